@@ -1,0 +1,196 @@
+//! Recording a run: every prompt of a file through probes and frontier into a run folder.
+
+use crate::frontier::frontier;
+use layerscope_diagnostics::probe::{self, Continuation};
+use layerscope_diagnostics::prompts::{Prompt, PromptContent, PromptFile};
+use layerscope_diagnostics::record::{Anchor, PromptRecord};
+use layerscope_diagnostics::run::{BosToken, Manifest, ModelInfo, RunWriter, Settings};
+use layerscope_engine::{
+    Error, Interrupt, Message, Model, PromptText, Result, WeightsPrecision, check_interrupt,
+};
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::time::Instant;
+
+/// What happens while recording, for progress displays.
+#[derive(Debug)]
+pub enum Event<'a> {
+    /// This many of the prompts are in the folder already and are not run again.
+    Resumed {
+        /// Prompts done earlier.
+        done: usize,
+        /// Prompts of the file.
+        all: usize,
+    },
+    /// A prompt begins.
+    Started {
+        /// Its id.
+        id: &'a str,
+        /// Its number of tokens p, plus the N decode steps.
+        tokens: usize,
+    },
+    /// So many of its p + N tokens went through the model.
+    Tokens(usize),
+    /// The frontier has gone through so many layers.
+    FrontierLayers {
+        /// Layers done.
+        done: usize,
+        /// Layers L.
+        all: usize,
+    },
+    /// The prompt is recorded and durable.
+    Finished(&'a PromptRecord),
+    /// The prompt cannot be recorded; the others go on.
+    Failed {
+        /// Its id.
+        id: &'a str,
+        /// One sentence.
+        reason: &'a str,
+    },
+}
+
+/// Records one prompt: at most `max_new_tokens` decode steps, the greedy continuation or the prompt's own answer.
+///
+/// # Errors
+/// [`Error::Input`] on a prompt that cannot be run; [`Error::Interrupted`].
+pub fn record_prompt(
+    model: &Model,
+    prompt: &Prompt,
+    max_new_tokens: usize,
+    interrupt: &Interrupt,
+    observe: &mut dyn FnMut(Event<'_>),
+) -> Result<PromptRecord> {
+    let tokenizer = &model.tokenizer;
+    let prompt_tokens = tokenizer.encode_prompt(&prompt_text(prompt))?;
+    let answer = match &prompt.answer {
+        None => None,
+        Some(answer) => {
+            let mut tokens = tokenizer.encode(answer)?;
+            tokens.truncate(max_new_tokens);
+            Some(tokens)
+        }
+    };
+    let continuation = match &answer {
+        Some(tokens) => Continuation::Given(tokens),
+        None => Continuation::Greedy { tokens: max_new_tokens, excluded: tokenizer.eos_ids() },
+    };
+    let steps = answer.as_ref().map_or(max_new_tokens, Vec::len);
+    observe(Event::Started { id: &prompt.id, tokens: prompt_tokens.len() + steps });
+    let mut run = probe::run(&model.decoder, &prompt_tokens, &continuation, interrupt, &mut |done| {
+        observe(Event::Tokens(done));
+    })?;
+    let start = Instant::now();
+    let layers = model.config().layers;
+    let found = frontier(&model.decoder, &run, interrupt, &mut |done| {
+        observe(Event::FrontierLayers { done, all: layers });
+    })?;
+    run.timings.frontier_s = start.elapsed().as_secs_f64();
+    let shown = |tokens: &[u32]| tokens.iter().map(|&id| tokenizer.token_text(id)).collect();
+    Ok(PromptRecord {
+        prompt_id: prompt.id.clone(),
+        category: prompt.category.clone(),
+        text: prompt.text(),
+        prompt_token_text: shown(&prompt_tokens),
+        prompt_tokens,
+        generated_token_text: shown(&run.continuation),
+        generated_text: tokenizer.decode(&run.continuation)?,
+        generated: run.continuation,
+        answer_given: answer.is_some(),
+        attention: run.attention,
+        received: run.received,
+        curvature_prompt_deg: run.curvature_prompt_deg,
+        curvature_decode_deg: run.curvature_decode_deg,
+        lens: run.lens,
+        frontier: found.rows,
+        knockout: found.knockout,
+        native_kl: run.generation_kl.filter(|_| model.precision == WeightsPrecision::Native),
+        timings: run.timings,
+    })
+}
+
+/// Records every prompt of a file into a run folder; prompts that the folder has already are not run again.
+///
+/// A prompt that cannot be run is noted as failed, with its reason, and the others go on.
+///
+/// # Errors
+/// [`Error::Input`] where the folder holds another run; [`Error::Interrupted`], with everything finished kept;
+/// [`Error::Failure`] where the folder cannot be written.
+pub fn record(
+    model: &Model,
+    prompts: &PromptFile,
+    max_new_tokens: usize,
+    folder: &Path,
+    interrupt: &Interrupt,
+    observe: &mut dyn FnMut(Event<'_>),
+) -> Result<Manifest> {
+    if max_new_tokens == 0 {
+        return Err(Error::input("--max-new-tokens must be at least 1"));
+    }
+    let mut writer = RunWriter::create_or_resume(folder, manifest(model, prompts, max_new_tokens)?)?;
+    let pending: Vec<&Prompt> = prompts.prompts.iter().filter(|p| !writer.is_done(&p.id)).collect();
+    let all = prompts.prompts.len();
+    observe(Event::Resumed { done: all - pending.len(), all });
+    for prompt in pending {
+        let recorded = check_interrupt(interrupt)
+            .and_then(|()| record_prompt(model, prompt, max_new_tokens, interrupt, observe));
+        match recorded {
+            Ok(record) => {
+                writer.append(&record)?;
+                observe(Event::Finished(&record));
+            }
+            Err(Error::Input(reason)) => {
+                writer.fail(&prompt.id, &reason)?;
+                observe(Event::Failed { id: &prompt.id, reason: &reason });
+            }
+            Err(error) => {
+                writer.finish()?;
+                return Err(error);
+            }
+        }
+    }
+    writer.finish().cloned()
+}
+
+fn prompt_text(prompt: &Prompt) -> PromptText {
+    match &prompt.content {
+        PromptContent::Text(text) => PromptText::Plain(text.clone()),
+        PromptContent::Messages(messages) => PromptText::Messages(
+            messages.iter().map(|m| Message::new(m.role.clone(), m.content.clone())).collect(),
+        ),
+    }
+}
+
+fn manifest(model: &Model, prompts: &PromptFile, max_new_tokens: usize) -> Result<Manifest> {
+    let config = model.config();
+    let windowed: Vec<usize> = (0..config.layers).filter(|&l| config.windows[l].is_some()).collect();
+    // Position 0 is what the `bos` anchor keeps, whatever token stands there.
+    let first = prompts.prompts.iter().find_map(|prompt| {
+        model.tokenizer.encode_prompt(&prompt_text(prompt)).ok()?.first().copied()
+    });
+    let info = ModelInfo {
+        name: model.name.clone(),
+        sha256: model.sha256.clone(),
+        architecture: config.architecture.clone(),
+        layers: config.layers,
+        heads: config.heads,
+        kv_heads: config.kv_heads,
+        head_dim: config.head_dim,
+        hidden: config.hidden,
+        feed_forward: config.feed_forward,
+        vocab: config.vocab,
+        context: config.context,
+        window: windowed.first().and_then(|&l| config.windows[l]),
+        windowed_layers: windowed,
+        bos: first.map(|id| BosToken { id, text: model.tokenizer.token_text(id) }),
+        weight_bytes: Some(model.decoder.weight_bytes() as u64),
+    };
+    let settings = Settings {
+        max_new_tokens,
+        anchors: Anchor::ALL.to_vec(),
+        prompts_file: prompts.name.clone(),
+        prompts_sha256: prompts.sha256.clone(),
+        other: BTreeMap::new(),
+    };
+    let ids = prompts.prompts.iter().map(|p| p.id.clone()).collect();
+    Ok(Manifest::new(info, model.precision.name(), "cpu", size_of::<f32>(), settings, ids))
+}

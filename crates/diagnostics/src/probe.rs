@@ -1,0 +1,308 @@
+//! The recorded run of one prompt: prefill, continuation, and one teacher-forced pass with every probe.
+//!
+//! Statistics come from the teacher-forced pass over the N decode rows rather than from the generating steps: the
+//! same keys and values, one product per layer instead of N, and f32 arithmetic whatever the weights.
+
+use crate::curvature::Curvature;
+use crate::record::{AttentionFigures, LensFigures, ReceivedFigures, Timings};
+use candle_core::Tensor;
+use layerscope_engine::{
+    Decoder, Error, HookPoint, Hooks, Interrupt, LayerStatistics, Policy, Result, Session, Site, argmax,
+    check_interrupt, with_f32,
+};
+use layerscope_kernels::Segment;
+use layerscope_kernels::distribution::Distribution;
+use ndarray::{Array2, Array3};
+use std::cell::RefCell;
+use std::time::Instant;
+
+/// Rows unembedded at once: bounds the memory that logits take.
+const LOGIT_ROWS: usize = 128;
+/// Below this mass on the prompt, how it is spread there means nothing.
+const SMALLEST_PROMPT_MASS: f32 = 1e-6;
+
+/// What the decode tokens are.
+#[derive(Debug, Clone)]
+pub enum Continuation<'a> {
+    /// The model's own greedy continuation of exactly this many tokens; end-of-sequence tokens are not chosen, so
+    /// that every prompt yields the same number of steps.
+    Greedy {
+        /// Number of tokens.
+        tokens: usize,
+        /// Tokens not chosen.
+        excluded: &'a [u32],
+    },
+    /// A given continuation.
+    Given(&'a [u32]),
+}
+
+impl Continuation<'_> {
+    fn len(&self) -> usize {
+        match self {
+            Self::Greedy { tokens, .. } => *tokens,
+            Self::Given(tokens) => tokens.len(),
+        }
+    }
+}
+
+/// A recorded run, with what the frontier needs of it still in memory.
+pub struct ProbedRun<'m> {
+    /// KV of the prompt and of the decode tokens, full depth.
+    pub session: Session<'m>,
+    /// Number of prompt tokens p.
+    pub prompt_len: usize,
+    /// The continuation, N tokens.
+    pub continuation: Vec<u32>,
+    /// Residual stream of the N decode rows at the entrance of each layer, `[N, d]`; index L is the final one.
+    pub residuals: Vec<Tensor>,
+    /// The full model's next-token distribution at each step, N.
+    pub distributions: Vec<Distribution>,
+    /// NLL of the continuation under the full model at each step, nats.
+    pub nll: Vec<f64>,
+    /// Attention of the decode rows.
+    pub attention: AttentionFigures,
+    /// Attention received by the prompt.
+    pub received: ReceivedFigures,
+    /// Curvature over prompt positions, degrees, L+1.
+    pub curvature_prompt_deg: Vec<f64>,
+    /// Curvature over decode positions, degrees, L+1.
+    pub curvature_decode_deg: Vec<f64>,
+    /// Logit lens.
+    pub lens: LensFigures,
+    /// Mean KL(f32 ‖ weights as run) of the generating steps, nats per token; `None` where nothing was generated.
+    pub generation_kl: Option<f64>,
+    /// Times; the frontier's is still 0.
+    pub timings: Timings,
+}
+
+/// Runs a prompt with every probe.
+///
+/// `progress(done)` is told how many of the p + N tokens are done.
+///
+/// # Errors
+/// [`Error::Input`] on an empty prompt, an empty continuation or a sequence beyond the context;
+/// [`Error::Interrupted`].
+pub fn run<'m>(
+    decoder: &'m Decoder,
+    prompt: &[u32],
+    continuation: &Continuation<'_>,
+    interrupt: &Interrupt,
+    progress: &mut dyn FnMut(usize),
+) -> Result<ProbedRun<'m>> {
+    let steps = continuation.len();
+    if steps == 0 {
+        return Err(Error::input("no decode steps: ask for at least one new token, and give no empty answer"));
+    }
+    let layers = decoder.config().layers;
+    let mut session = Session::new(decoder, Policy::full(layers), prompt.len(), steps)?;
+
+    let start = Instant::now();
+    let curvature = RefCell::new(vec![Curvature::default(); layers + 1]);
+    let first_logits = session.prefill(prompt, &mut curvature_hooks(&curvature, layers), interrupt, progress)?;
+    let prefill_s = start.elapsed().as_secs_f64();
+    let curvature_prompt_deg = curvature.borrow().iter().map(Curvature::degrees).collect();
+
+    let start = Instant::now();
+    let mut generated_logits = vec![];
+    let tokens = match continuation {
+        Continuation::Given(tokens) => tokens.to_vec(),
+        Continuation::Greedy { excluded, .. } => {
+            let mut tokens = vec![];
+            let mut logits = first_logits;
+            loop {
+                tokens.push(argmax(&logits, excluded)?);
+                progress(session.len());
+                generated_logits.push(logits);
+                if tokens.len() == steps {
+                    break tokens;
+                }
+                check_interrupt(interrupt)?;
+                logits = session.step(tokens[tokens.len() - 1], &mut Hooks::none())?;
+            }
+        }
+    };
+    let decode_s = if generated_logits.is_empty() { 0.0 } else { start.elapsed().as_secs_f64() };
+
+    let start = Instant::now();
+    // The decode rows again, at once: the last prompt token and all generated ones but the last.
+    let boundary = prompt.len() - 1;
+    let rows: Vec<u32> = [prompt[boundary]].iter().chain(&tokens[..steps - 1]).copied().collect();
+    session.truncate(boundary);
+    let mut statistics = vec![];
+    let residuals = RefCell::new(vec![]);
+    session.teacher_forced(&rows, &mut residual_hooks(&residuals, layers), &mut statistics)?;
+    let residuals = residuals.into_inner();
+    let (distributions, nll) = final_distributions(decoder, &residuals[layers], &tokens)?;
+    let run = ProbedRun {
+        prompt_len: prompt.len(),
+        curvature_prompt_deg,
+        curvature_decode_deg: residuals.iter().map(trajectory_curvature).collect::<Result<_>>()?,
+        lens: logit_lens(decoder, &residuals, &distributions, interrupt)?,
+        attention: attention_figures(&statistics, decoder.config().heads, steps, prompt.len()),
+        received: received_figures(&statistics, decoder.config().heads * steps),
+        generation_kl: mean_kl(&distributions, &generated_logits)?,
+        continuation: tokens,
+        session,
+        residuals,
+        distributions,
+        nll,
+        timings: Timings { prefill_s, decode_s, probe_s: start.elapsed().as_secs_f64(), frontier_s: 0.0 },
+    };
+    Ok(run)
+}
+
+/// Logits of residual rows `[rows, d]` in f32, handed over row by row with the row's index.
+///
+/// # Errors
+/// Whatever fails beneath.
+pub fn for_each_logits(decoder: &Decoder, x: &Tensor, mut f: impl FnMut(usize, &[f32])) -> Result<()> {
+    let rows = x.dim(0)?;
+    for first in (0..rows).step_by(LOGIT_ROWS) {
+        let len = LOGIT_ROWS.min(rows - first);
+        let positions = vec![0; len];
+        let logits = decoder.unembed(&x.narrow(0, first, len)?, &positions, &mut Hooks::none(), true)?;
+        let vocab = logits.dim(1)?;
+        with_f32(&logits, |logits| {
+            for (row, logits) in logits.chunks_exact(vocab).enumerate() {
+                f(first + row, logits);
+            }
+        })?;
+    }
+    Ok(())
+}
+
+/// Hooks that feed the residual stream at every layer boundary to a curvature each.
+fn curvature_hooks<'a>(curvature: &'a RefCell<Vec<Curvature>>, layers: usize) -> Hooks<'a> {
+    boundary_hooks(layers, move |boundary, x| {
+        let width = x.dim(1)?;
+        with_f32(x, |rows| curvature.borrow_mut()[boundary].extend(rows, width))
+    })
+}
+
+/// Hooks that keep the residual stream at every layer boundary.
+fn residual_hooks<'a>(residuals: &'a RefCell<Vec<Tensor>>, layers: usize) -> Hooks<'a> {
+    boundary_hooks(layers, move |_, x| {
+        residuals.borrow_mut().push(x.clone());
+        Ok(())
+    })
+}
+
+/// Calls `f(boundary, x)` at the embedding output (0) and after each block ℓ (ℓ + 1).
+fn boundary_hooks<'a>(layers: usize, f: impl Fn(usize, &Tensor) -> Result<()> + Copy + 'a) -> Hooks<'a> {
+    let mut hooks = Hooks::none();
+    for boundary in 0..=layers {
+        let point = match boundary {
+            0 => HookPoint { layer: 0, site: Site::ResidPre },
+            after => HookPoint { layer: after - 1, site: Site::ResidPost },
+        };
+        hooks.add(point, move |_, x| f(boundary, x).map(|()| None));
+    }
+    hooks
+}
+
+fn trajectory_curvature(rows: &Tensor) -> Result<f64> {
+    let width = rows.dim(1)?;
+    with_f32(rows, |rows| {
+        let mut curvature = Curvature::default();
+        curvature.extend(rows, width);
+        curvature.degrees()
+    })
+}
+
+fn final_distributions(decoder: &Decoder, x: &Tensor, tokens: &[u32]) -> Result<(Vec<Distribution>, Vec<f64>)> {
+    let (mut distributions, mut nll) = (vec![], vec![]);
+    let mut damaged = false;
+    for_each_logits(decoder, x, |row, logits| {
+        let distribution = Distribution::new(logits);
+        let token = tokens[row] as usize;
+        let value = distribution.nll(logits[token.min(logits.len() - 1)]);
+        damaged |= !value.is_finite() || token >= logits.len();
+        nll.push(value);
+        distributions.push(distribution);
+    })?;
+    if damaged {
+        return Err(Error::input(
+            "the model yields no numbers (NaN); its weights are damaged, fetch the file again",
+        ));
+    }
+    Ok((distributions, nll))
+}
+
+/// KL(final ‖ lens) and the lens's top token at every layer; at the last one lens and final are the same.
+fn logit_lens(
+    decoder: &Decoder,
+    residuals: &[Tensor],
+    distributions: &[Distribution],
+    interrupt: &Interrupt,
+) -> Result<LensFigures> {
+    let (layers, steps) = (residuals.len() - 1, distributions.len());
+    let mut lens = LensFigures { kl: Array2::zeros((layers, steps)), top1: Array2::zeros((layers, steps)) };
+    for (step, distribution) in distributions.iter().enumerate() {
+        lens.top1[[layers - 1, step]] = distribution.argmax() as u32;
+    }
+    let inner = &residuals[1..layers];
+    if inner.is_empty() {
+        return Ok(lens);
+    }
+    let per_batch = (LOGIT_ROWS / steps).max(1);
+    for (batch, boundaries) in inner.chunks(per_batch).enumerate() {
+        check_interrupt(interrupt)?;
+        for_each_logits(decoder, &Tensor::cat(boundaries, 0)?, |row, logits| {
+            let (layer, step) = (batch * per_batch + row / steps, row % steps);
+            let comparison = distributions[step].compare(logits);
+            lens.kl[[layer, step]] = comparison.kl as f32;
+            lens.top1[[layer, step]] = comparison.argmax as u32;
+        })?;
+    }
+    Ok(lens)
+}
+
+fn attention_figures(
+    statistics: &[LayerStatistics],
+    heads: usize,
+    steps: usize,
+    prompt_len: usize,
+) -> AttentionFigures {
+    let shape = (statistics.len(), heads, steps);
+    let mass = |segment: Segment| {
+        Array3::from_shape_fn(shape, |(layer, head, step)| {
+            statistics[layer].rows.mass[step * heads + head][segment as usize]
+        })
+    };
+    let prompt_mass = mass(Segment::Prompt);
+    let prompt_entropy_nats = Array3::from_shape_fn(shape, |(layer, head, step)| {
+        let defined = prompt_len >= 4 && prompt_mass[[layer, head, step]] > SMALLEST_PROMPT_MASS;
+        let entropy = statistics[layer].rows.entropy[step * heads + head][Segment::Prompt as usize];
+        if defined { entropy } else { f32::NAN }
+    });
+    let most = (prompt_len as f32 - 2.0).max(1.0).ln();
+    AttentionFigures {
+        bos_mass: mass(Segment::Bos),
+        decode_mass: mass(Segment::Decode),
+        prompt_entropy: prompt_entropy_nats.mapv(|nats| (nats / most).min(1.0)),
+        prompt_entropy_nats,
+        prompt_mass,
+    }
+}
+
+fn received_figures(statistics: &[LayerStatistics], queries: usize) -> ReceivedFigures {
+    let positions = statistics.first().map_or(0, |s| s.received.sum.len());
+    let shape = (statistics.len(), positions);
+    ReceivedFigures {
+        mean: Array2::from_shape_fn(shape, |(layer, position)| {
+            statistics[layer].received.sum[position] / queries as f32
+        }),
+        max: Array2::from_shape_fn(shape, |(layer, position)| statistics[layer].received.max[position]),
+    }
+}
+
+fn mean_kl(distributions: &[Distribution], logits: &[Tensor]) -> Result<Option<f64>> {
+    if logits.is_empty() {
+        return Ok(None);
+    }
+    let mut sum = 0.0;
+    for (distribution, logits) in distributions.iter().zip(logits) {
+        sum += with_f32(logits, |logits| distribution.compare(logits).kl)?;
+    }
+    Ok(Some(sum / logits.len() as f64))
+}

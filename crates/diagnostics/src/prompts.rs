@@ -1,0 +1,353 @@
+//! Prompt files: JSON Lines, one prompt a line.
+//!
+//! ```json
+//! {"id": "a1", "category": "retrieval", "prompt": "…"}
+//! {"id": "a2", "messages": [{"role": "user", "content": "…"}], "answer": "…"}
+//! ```
+
+use std::collections::HashMap;
+use std::fs;
+use std::path::Path;
+
+use layerscope_engine::{Error, Result};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use sha2::{Digest, Sha256};
+
+/// The category of a prompt that names none.
+pub const UNCATEGORISED: &str = "uncategorised";
+
+/// One message of a conversation.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Message {
+    /// Who speaks, e.g. `user`.
+    pub role: String,
+    /// What is said.
+    pub content: String,
+}
+
+/// What the model is given.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum PromptContent {
+    /// Text as it is.
+    Text(String),
+    /// A conversation for the chat template; never empty.
+    Messages(Vec<Message>),
+}
+
+/// One line of a prompt file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Prompt {
+    /// Unique within the file.
+    pub id: String,
+    /// Category for summaries; [`UNCATEGORISED`] where the line names none.
+    pub category: String,
+    /// What the model is given.
+    pub content: PromptContent,
+    /// The continuation to be teacher-forced instead of the greedy one.
+    pub answer: Option<String>,
+}
+
+impl Prompt {
+    /// The prompt for people: its text, or its messages joined by blank lines.
+    pub fn text(&self) -> String {
+        match &self.content {
+            PromptContent::Text(text) => text.clone(),
+            PromptContent::Messages(messages) => {
+                let contents: Vec<&str> = messages.iter().map(|m| m.content.as_str()).collect();
+                contents.join("\n\n")
+            }
+        }
+    }
+}
+
+/// A whole prompt file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PromptFile {
+    /// The file's name without its folder.
+    pub name: String,
+    /// [`prompts_sha256`] of its bytes.
+    pub sha256: String,
+    /// Its prompts in file order; never empty.
+    pub prompts: Vec<Prompt>,
+}
+
+/// SHA-256 of a prompt file's bytes in lower-case hexadecimal, as `sha256sum` prints it.
+pub fn prompts_sha256(bytes: &[u8]) -> String {
+    Sha256::digest(bytes)
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect()
+}
+
+/// Reads the prompt file at `path`.
+///
+/// # Errors
+/// [`Error::Input`] naming file, line and mend where the file is missing, empty or malformed.
+pub fn read_prompts(path: &Path) -> Result<PromptFile> {
+    let bytes = fs::read(path).map_err(|error| Error::io("read the prompts", path, &error))?;
+    let prompts = parse_prompts(&path.display().to_string(), &bytes)?;
+    let name = path.file_name().unwrap_or(path.as_os_str());
+    Ok(PromptFile {
+        name: name.to_string_lossy().into_owned(),
+        sha256: prompts_sha256(&bytes),
+        prompts,
+    })
+}
+
+/// Parses the bytes of a prompt file; `file` is its name in error messages.
+///
+/// # Errors
+/// As [`read_prompts`].
+pub fn parse_prompts(file: &str, bytes: &[u8]) -> Result<Vec<Prompt>> {
+    let bytes = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes);
+    let mut prompts = Vec::new();
+    let mut line_of_id: HashMap<String, usize> = HashMap::new();
+    for (index, line) in bytes.split(|&byte| byte == b'\n').enumerate() {
+        let number = index + 1;
+        let at = |problem: String| Error::input(format!("{file} line {number}: {problem}"));
+        let line = std::str::from_utf8(line)
+            .map_err(|_| at("the text is not UTF-8; save the file as UTF-8".into()))?
+            .trim();
+        if line.is_empty() {
+            continue;
+        }
+        let prompt = parse_line(line).map_err(at)?;
+        if let Some(first) = line_of_id.insert(prompt.id.clone(), number) {
+            return Err(at(format!(
+                "the id {:?} is already used on line {first}; give each prompt its own id",
+                prompt.id
+            )));
+        }
+        prompts.push(prompt);
+    }
+    if prompts.is_empty() {
+        return Err(Error::input(format!(
+            "{file} holds no prompts; write one JSON object a line, e.g. {EXAMPLE}"
+        )));
+    }
+    Ok(prompts)
+}
+
+const EXAMPLE: &str = r#"{"id": "1", "category": "qa", "prompt": "Hello"}"#;
+
+/// Parses one line; the error is the problem with its mend, without the place.
+fn parse_line(line: &str) -> std::result::Result<Prompt, String> {
+    let value: Value = serde_json::from_str(line).map_err(|error| {
+        // serde_json ends its message with its own line number, which is always 1 here.
+        let message = error.to_string();
+        let message = message
+            .rsplit_once(" at line ")
+            .map_or(message.as_str(), |(head, _)| head);
+        format!(
+            "not valid JSON ({message} at column {}); write one JSON object a line, e.g. {EXAMPLE}",
+            error.column()
+        )
+    })?;
+    let Value::Object(fields) = value else {
+        return Err(format!(
+            "{} instead of a JSON object; write e.g. {EXAMPLE}",
+            kind(&value)
+        ));
+    };
+    let id = text(&fields, "id")?
+        .filter(|id| !id.trim().is_empty())
+        .ok_or("no \"id\"; give the prompt a unique, non-empty id")?;
+    let category = text(&fields, "category")?
+        .filter(|category| !category.trim().is_empty())
+        .unwrap_or(UNCATEGORISED);
+    let content = match (text(&fields, "prompt")?, present(&fields, "messages")) {
+        (Some(_), Some(_)) => {
+            return Err("both \"prompt\" and \"messages\"; keep one of them".into());
+        }
+        (None, None) => {
+            return Err("neither \"prompt\" nor \"messages\"; give one of them".into());
+        }
+        (Some(prompt), None) if prompt.trim().is_empty() => {
+            return Err("the \"prompt\" is empty; write one or delete the line".into());
+        }
+        (Some(prompt), None) => PromptContent::Text(prompt.to_owned()),
+        (None, Some(list)) => PromptContent::Messages(messages(list)?),
+    };
+    let answer = text(&fields, "answer")?;
+    if answer.is_some_and(|answer| answer.trim().is_empty()) {
+        return Err(
+            "the \"answer\" is empty; leave it out to use the model's own continuation".into(),
+        );
+    }
+    Ok(Prompt {
+        id: id.to_owned(),
+        category: category.to_owned(),
+        content,
+        answer: answer.map(str::to_owned),
+    })
+}
+
+/// The field, unless it is missing or null.
+fn present<'a>(fields: &'a Map<String, Value>, name: &str) -> Option<&'a Value> {
+    fields.get(name).filter(|value| !value.is_null())
+}
+
+/// The text of a field; `None` where it is missing or null.
+fn text<'a>(
+    fields: &'a Map<String, Value>,
+    name: &str,
+) -> std::result::Result<Option<&'a str>, String> {
+    match present(fields, name) {
+        None => Ok(None),
+        Some(Value::String(text)) => Ok(Some(text)),
+        Some(other) => Err(format!(
+            "\"{name}\" is {}; write it as a string in quotes",
+            kind(other)
+        )),
+    }
+}
+
+fn messages(list: &Value) -> std::result::Result<Vec<Message>, String> {
+    let Value::Array(list) = list else {
+        return Err(format!(
+            "\"messages\" is {}; write a list of {{\"role\", \"content\"}} objects",
+            kind(list)
+        ));
+    };
+    let mut messages = Vec::with_capacity(list.len());
+    for (index, message) in list.iter().enumerate() {
+        let field = |name: &str| match message.get(name) {
+            Some(Value::String(text)) => Ok(text.clone()),
+            _ => Err(format!(
+                "message {} has no text as its \"{name}\"; write {{\"role\": \"user\", \
+                 \"content\": \"…\"}}",
+                index + 1
+            )),
+        };
+        let message = Message {
+            role: field("role")?,
+            content: field("content")?,
+        };
+        if message.role.trim().is_empty() {
+            return Err(format!(
+                "message {} has an empty \"role\"; write e.g. \"user\"",
+                index + 1
+            ));
+        }
+        messages.push(message);
+    }
+    if messages.iter().all(|m| m.content.trim().is_empty()) {
+        return Err("the \"messages\" are empty; write one or delete the line".into());
+    }
+    Ok(messages)
+}
+
+/// A JSON value's type, for people.
+fn kind(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "a boolean",
+        Value::Number(_) => "a number",
+        Value::String(_) => "a string",
+        Value::Array(_) => "a list",
+        Value::Object(_) => "an object",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn parse(text: &str) -> Result<Vec<Prompt>> {
+        parse_prompts("prompts.jsonl", text.as_bytes())
+    }
+
+    fn refusal(bytes: &[u8]) -> String {
+        let error = parse_prompts("prompts.jsonl", bytes).expect_err("accepted");
+        assert_eq!(error.exit_code(), 2);
+        error.to_string()
+    }
+
+    #[test]
+    fn reads_text_messages_answers_and_default_category() {
+        let prompts = parse(
+            "\u{feff}{\"id\":\"a\",\"category\":\"qa\",\"prompt\":\"Hi\"}\r\n\n  \n\
+             {\"id\":\"b\",\"messages\":[{\"role\":\"system\",\"content\":\"Be brief.\"},\
+             {\"role\":\"user\",\"content\":\"Hi\"}],\"answer\":\"Ho\",\"category\":null}",
+        )
+        .expect("valid");
+        assert_eq!(prompts.len(), 2);
+        assert_eq!(prompts[0].category, "qa");
+        assert_eq!(prompts[0].content, PromptContent::Text("Hi".into()));
+        assert_eq!(prompts[0].answer, None);
+        assert_eq!(prompts[1].category, UNCATEGORISED);
+        assert_eq!(prompts[1].text(), "Be brief.\n\nHi");
+        assert_eq!(prompts[1].answer.as_deref(), Some("Ho"));
+    }
+
+    #[test]
+    fn refusals_name_line_and_mend() {
+        let cases: [(&[u8], &[&str]); 15] = [
+            (b"", &["prompts.jsonl holds no prompts"]),
+            (b"\n \n", &["holds no prompts"]),
+            (b"\n{\"id\":\"a\"", &["line 2", "not valid JSON", "column"]),
+            (b"[1]", &["line 1", "a list instead of a JSON object"]),
+            (b"{\"prompt\":\"x\"}", &["no \"id\""]),
+            (b"{\"id\":7,\"prompt\":\"x\"}", &["\"id\" is a number", "quotes"]),
+            (b"{\"id\":\" \",\"prompt\":\"x\"}", &["no \"id\""]),
+            (b"{\"id\":\"a\"}", &["neither \"prompt\" nor \"messages\""]),
+            (
+                b"{\"id\":\"a\",\"prompt\":\"x\",\"messages\":[]}",
+                &["both \"prompt\" and \"messages\""],
+            ),
+            (b"{\"id\":\"a\",\"prompt\":\" \\n\"}", &["is empty"]),
+            (b"{\"id\":\"a\",\"messages\":[]}", &["are empty"]),
+            (
+                b"{\"id\":\"a\",\"messages\":[{\"role\":\"user\"}]}",
+                &["message 1", "\"content\""],
+            ),
+            (
+                b"{\"id\":\"a\",\"prompt\":\"x\",\"answer\":\"\"}",
+                &["\"answer\" is empty"],
+            ),
+            (b"{\"id\":\"a\",\"prompt\":\"\xff\"}", &["line 1", "UTF-8"]),
+            (
+                b"{\"id\":\"a\",\"prompt\":\"x\"}\n\n{\"id\":\"a\",\"prompt\":\"y\"}",
+                &["line 3", "\"a\"", "line 1"],
+            ),
+        ];
+        for (bytes, parts) in cases {
+            let message = refusal(bytes);
+            for part in parts {
+                assert!(message.contains(part), "{message:?} lacks {part:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_digest_is_that_of_the_bytes() {
+        assert_eq!(
+            prompts_sha256(b"abc"),
+            "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+        );
+    }
+
+    #[test]
+    fn a_missing_file_is_bad_input() {
+        let error = read_prompts(Path::new("no/such/file.jsonl")).expect_err("read");
+        assert_eq!(error.exit_code(), 2);
+        assert!(error.to_string().contains("no/such/file.jsonl"));
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+            let _ = parse_prompts("f", &bytes);
+        }
+
+        #[test]
+        fn any_text_survives(id in "[a-z]{1,8}", prompt in ".*\\S.*") {
+            let line = serde_json::json!({"id": id, "prompt": prompt}).to_string();
+            let prompts = parse(&line).expect("valid");
+            prop_assert_eq!(&prompts[0].content, &PromptContent::Text(prompt));
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! Files that survive a kill at any moment: written under another name, synced, renamed, folder synced.
+
+use std::fs::{self, File, TryLockError};
+use std::io::{self, Write};
+use std::path::Path;
+
+use layerscope_engine::{Error, Result};
+
+/// A failure to write at `path`, with the mend for the most common causes.
+pub(super) fn write_error(path: &Path, error: &io::Error) -> Error {
+    let mend = match error.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+            "; free some space and run the same command again, what was finished is kept"
+        }
+        io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
+            "; choose an --out folder that you may write to"
+        }
+        _ => "; what was finished is kept",
+    };
+    Error::failure(format!("cannot write {}: {error}{mend}", path.display()))
+}
+
+/// Creates the folder and those above it.
+pub(super) fn create_folder(path: &Path) -> Result<()> {
+    fs::create_dir_all(path).map_err(|error| match error.kind() {
+        io::ErrorKind::AlreadyExists | io::ErrorKind::NotADirectory => Error::input(format!(
+            "cannot create the folder {}: a file is in the way; choose another --out",
+            path.display()
+        )),
+        _ => write_error(path, &error),
+    })
+}
+
+/// Makes renames and new names within the folder durable.
+pub(super) fn sync_folder(path: &Path) -> Result<()> {
+    // Only Unix can open a folder to sync it; elsewhere the file system's own journal must do.
+    #[cfg(unix)]
+    File::open(path)
+        .and_then(|folder| folder.sync_all())
+        .map_err(|error| write_error(path, &error))?;
+    #[cfg(not(unix))]
+    let _ = path;
+    Ok(())
+}
+
+/// Renames, without making the new name durable yet.
+pub(super) fn rename(from: &Path, to: &Path) -> Result<()> {
+    fs::rename(from, to).map_err(|error| write_error(to, &error))
+}
+
+/// Removes a folder with all that is in it; none there is fine.
+pub(super) fn remove_folder(path: &Path) -> Result<()> {
+    match fs::remove_dir_all(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(Error::failure(format!(
+            "cannot remove the folder {}: {error}; remove it yourself",
+            path.display()
+        ))),
+        _ => Ok(()),
+    }
+}
+
+/// Writes a new file and syncs its content; the name is not durable before its folder is synced.
+pub(super) fn write_synced(path: &Path, bytes: &[u8]) -> Result<()> {
+    let write = || -> io::Result<()> {
+        let mut file = File::create(path)?;
+        file.write_all(bytes)?;
+        file.sync_all()
+    };
+    write().map_err(|error| write_error(path, &error))
+}
+
+/// Replaces the file `name` in `folder`: at any moment either the old or the new content is there.
+pub(super) fn replace_file(folder: &Path, name: &str, bytes: &[u8]) -> Result<()> {
+    let temporary = folder.join(temporary_name(name));
+    write_synced(&temporary, bytes)?;
+    rename(&temporary, &folder.join(name))?;
+    sync_folder(folder)
+}
+
+/// The name a file has while it is being written.
+pub(super) fn temporary_name(name: &str) -> String {
+    format!(".{name}.tmp")
+}
+
+/// Takes the lock that a recording holds on its folder; it ends with the returned file, even by a kill.
+///
+/// # Errors
+/// [`Error::Input`] where another recording holds it.
+pub(super) fn lock(folder: &Path, name: &str) -> Result<File> {
+    let path = folder.join(name);
+    let file = File::options()
+        .create(true)
+        .truncate(false)
+        .write(true)
+        .open(&path)
+        .map_err(|error| write_error(&path, &error))?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(TryLockError::WouldBlock) => Err(Error::input(format!(
+            "another recording is writing to {}; wait until it ends or choose another --out",
+            folder.display()
+        ))),
+        // Some network file systems have no locks: recording there is still better than not at all.
+        Err(TryLockError::Error(error)) if error.kind() == io::ErrorKind::Unsupported => Ok(file),
+        Err(TryLockError::Error(error)) => Err(Error::failure(format!(
+            "cannot lock {}: {error}; choose an --out folder on a local disk",
+            path.display()
+        ))),
+    }
+}

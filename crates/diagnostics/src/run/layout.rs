@@ -1,0 +1,128 @@
+//! Where things lie in a run folder, and how unfinished work becomes the run's tables.
+//!
+//! ```text
+//! RUN/manifest.json, *.parquet   what readers see; replaced by renames only
+//! RUN/parts/00007/*.parquet      prompt 7 of the list, complete: the folder got its name after it was synced
+//! RUN/parts/.tmp-00007/          prompt 7, being written; worthless
+//! RUN/merging/                   new tables, being put together; worthless
+//! RUN/merged/                    new tables and manifest, complete, on their way to RUN/
+//! ```
+//!
+//! The rename of `merging` to `merged` is the one moment at which new tables count. From then on the move is only
+//! completed, never undone: by the same recording, or by the next one to open the folder. A reader takes each file from
+//! `merged` if it is still there. The manifest moves last, so `complete` is only ever seen beside complete tables.
+
+use std::fs;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+use layerscope_engine::{Error, Result};
+
+use super::durable::{remove_folder, rename, sync_folder};
+use super::manifest::MANIFEST;
+use super::parquet_file::TableFile;
+use super::schema::Table;
+
+pub(super) const LOCK: &str = ".lock";
+const PARTS: &str = "parts";
+const MERGING: &str = "merging";
+const MERGED: &str = "merged";
+
+pub(super) fn parts(run: &Path) -> PathBuf {
+    run.join(PARTS)
+}
+
+/// The finished part of the prompt with that index in the manifest's list.
+pub(super) fn part(run: &Path, index: usize) -> PathBuf {
+    parts(run).join(format!("{index:05}"))
+}
+
+/// The same part while it is being written.
+pub(super) fn unfinished_part(run: &Path, index: usize) -> PathBuf {
+    parts(run).join(format!(".tmp-{index:05}"))
+}
+
+pub(super) fn merging(run: &Path) -> PathBuf {
+    run.join(MERGING)
+}
+
+pub(super) fn merged(run: &Path) -> PathBuf {
+    run.join(MERGED)
+}
+
+/// Indices of the finished parts, ascending.
+pub(super) fn part_indices(run: &Path) -> Result<Vec<usize>> {
+    let folder = parts(run);
+    let entries = match fs::read_dir(&folder) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(Error::io("read", &folder, &error)),
+    };
+    let mut indices = Vec::new();
+    for entry in entries {
+        let entry = entry.map_err(|error| Error::io("read", &folder, &error))?;
+        let index = entry.file_name().to_str().and_then(|name| name.parse().ok());
+        // Only names as we write them: `7` is not a part.
+        indices.extend(index.filter(|index| part(run, *index) == entry.path()));
+    }
+    indices.sort_unstable();
+    Ok(indices)
+}
+
+/// Opens a part's table; `None` where it is missing.
+pub(super) fn open_part_table(run: &Path, index: usize, table: Table) -> Result<Option<TableFile>> {
+    TableFile::open(part(run, index).join(table.file_name()), table)
+}
+
+/// Opens a table of the run, from `merged` where it has not moved yet; `None` where there is none.
+pub(super) fn open_table(run: &Path, table: Table) -> Result<Option<TableFile>> {
+    match TableFile::open(merged(run).join(table.file_name()), table)? {
+        Some(file) => Ok(Some(file)),
+        None => TableFile::open(run.join(table.file_name()), table),
+    }
+}
+
+/// The manifest that counts now.
+pub(super) fn manifest(run: &Path) -> PathBuf {
+    let moving = merged(run).join(MANIFEST);
+    if moving.exists() {
+        moving
+    } else {
+        run.join(MANIFEST)
+    }
+}
+
+/// Makes the content of `merging`, which is complete and synced, count.
+pub(super) fn commit(run: &Path) -> Result<()> {
+    sync_folder(&merging(run))?;
+    rename(&merging(run), &merged(run))?;
+    sync_folder(run)
+}
+
+/// Moves what was committed to its place and removes the parts, which the tables now hold; may be repeated.
+pub(super) fn publish(run: &Path) -> Result<()> {
+    let from = merged(run);
+    for table in Table::ALL {
+        move_if_there(&from.join(table.file_name()), &run.join(table.file_name()))?;
+    }
+    // The tables must be durable under their names before the manifest speaks of them.
+    sync_folder(run)?;
+    move_if_there(&from.join(MANIFEST), &run.join(MANIFEST))?;
+    sync_folder(run)?;
+    remove_folder(&parts(run))?;
+    remove_folder(&from)?;
+    sync_folder(run)
+}
+
+fn move_if_there(from: &Path, to: &Path) -> Result<()> {
+    if from.exists() { rename(from, to) } else { Ok(()) }
+}
+
+/// Puts a folder in order after a kill: completes a committed move, drops what was being written.
+pub(super) fn recover(run: &Path) -> Result<()> {
+    remove_folder(&merging(run))?;
+    if merged(run).exists() {
+        publish(run)?;
+    }
+    Ok(())
+}

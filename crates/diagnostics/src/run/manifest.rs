@@ -1,0 +1,310 @@
+//! `manifest.json`: what was recorded, from which model, with which settings, and how far it got.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::Path;
+
+use layerscope_engine::{Error, Result};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::time;
+use crate::record::Anchor;
+
+/// Version of the run folder's layout; a newer one is refused.
+pub const SCHEMA_VERSION: u32 = 1;
+
+/// The manifest's file name.
+pub const MANIFEST: &str = "manifest.json";
+
+/// What `manifest.json` holds.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Manifest {
+    /// [`SCHEMA_VERSION`] of the writer.
+    pub schema: u32,
+    /// Version of layerscope that began the run.
+    pub layerscope: String,
+    /// Whether every prompt is done or has failed and the tables hold them all.
+    pub status: Status,
+    /// Counts the manifest's versions, so that a reader notices a recording going on.
+    #[serde(default)]
+    pub revision: u64,
+    /// The recorded model.
+    pub model: ModelInfo,
+    /// Weights precision: `native` or `f32`.
+    pub weights: String,
+    /// What the run was computed on, e.g. `cpu`.
+    pub device: String,
+    /// Bytes of one element of K or V as the run kept it.
+    pub kv_element_bytes: usize,
+    /// How the run was recorded.
+    pub settings: Settings,
+    /// Which prompts there are and how each fared.
+    pub prompts: PromptStates,
+    /// Mean over the done prompts of KL(f32 weights ‖ weights as run), nats; null where the run is f32.
+    pub native_kl: Option<f64>,
+    /// When the run began: UTC, RFC 3339.
+    pub created: String,
+    /// When the manifest last changed: UTC, RFC 3339.
+    pub updated: String,
+}
+
+/// How far a run got.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Status {
+    /// Recording goes on or was interrupted; the same command resumes it.
+    Running,
+    /// Every prompt is done or has failed, and the tables hold all that are done.
+    Complete,
+}
+
+/// The recorded model's name and numbers.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ModelInfo {
+    /// File or folder name.
+    pub name: String,
+    /// SHA-256 of the weights, lower-case hexadecimal.
+    pub sha256: String,
+    /// Architecture, e.g. `llama`.
+    pub architecture: String,
+    /// Layers L.
+    pub layers: usize,
+    /// Query heads H.
+    pub heads: usize,
+    /// Key/value heads.
+    pub kv_heads: usize,
+    /// Width of one head.
+    pub head_dim: usize,
+    /// Width of the residual stream.
+    pub hidden: usize,
+    /// Width of the feed-forward network.
+    pub feed_forward: usize,
+    /// Vocabulary size.
+    pub vocab: usize,
+    /// Longest sequence, tokens.
+    pub context: usize,
+    /// The sliding-window layers, ascending; their masses are over the keys that the layer can see.
+    #[serde(default)]
+    pub windowed_layers: Vec<usize>,
+    /// Keys that a sliding-window layer sees, tokens.
+    #[serde(default)]
+    pub window: Option<usize>,
+    /// The token at position 0 that the `bos` anchor keeps; not a BoS for models without one.
+    pub bos: Option<BosToken>,
+    /// Bytes of all weights as they are read in a decode step, where known.
+    #[serde(default)]
+    pub weight_bytes: Option<u64>,
+}
+
+/// The token at position 0.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BosToken {
+    /// Its id.
+    pub id: u32,
+    /// How it is shown.
+    pub text: String,
+}
+
+/// How a run is recorded; a run resumes only under the same settings.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Settings {
+    /// Most tokens generated per prompt.
+    pub max_new_tokens: usize,
+    /// Anchors of the frontier.
+    pub anchors: Vec<Anchor>,
+    /// Name of the prompt file.
+    pub prompts_file: String,
+    /// SHA-256 of the prompt file's bytes, lower-case hexadecimal.
+    pub prompts_sha256: String,
+    /// Further settings, by name.
+    #[serde(flatten)]
+    pub other: BTreeMap<String, Value>,
+}
+
+/// The prompts of a run.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PromptStates {
+    /// Every prompt's id, in the order of the prompt file, which is the order of the tables.
+    pub ids: Vec<String>,
+    /// Those recorded, in the same order.
+    pub done: Vec<String>,
+    /// Those that could not be recorded; resuming tries them again.
+    pub failed: Vec<FailedPrompt>,
+}
+
+/// A prompt that could not be recorded.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FailedPrompt {
+    /// Its id.
+    pub id: String,
+    /// One sentence.
+    pub reason: String,
+}
+
+impl Manifest {
+    /// The manifest of a run about to begin, with the prompts' ids in the order of the prompt file.
+    pub fn new(
+        model: ModelInfo,
+        weights: impl Into<String>,
+        device: impl Into<String>,
+        kv_element_bytes: usize,
+        settings: Settings,
+        prompt_ids: Vec<String>,
+    ) -> Self {
+        let now = time::now();
+        Self {
+            schema: SCHEMA_VERSION,
+            layerscope: env!("CARGO_PKG_VERSION").into(),
+            status: Status::Running,
+            revision: 0,
+            model,
+            weights: weights.into(),
+            device: device.into(),
+            kv_element_bytes,
+            settings,
+            prompts: PromptStates {
+                ids: prompt_ids,
+                ..PromptStates::default()
+            },
+            native_kl: None,
+            created: now.clone(),
+            updated: now,
+        }
+    }
+
+    /// Whether every prompt is done or has failed.
+    pub fn nothing_left(&self) -> bool {
+        let done: BTreeSet<&str> = self.prompts.done.iter().map(String::as_str).collect();
+        let failed: BTreeSet<&str> = self.prompts.failed.iter().map(|f| f.id.as_str()).collect();
+        let mut ids = self.prompts.ids.iter().map(String::as_str);
+        ids.all(|id| done.contains(id) || failed.contains(id))
+    }
+
+    /// Reads the manifest at `path`, in the run folder `run`.
+    pub(super) fn read(run: &Path, path: &Path) -> Result<Self> {
+        let bytes = fs::read(path).map_err(|error| match error.kind() {
+            std::io::ErrorKind::NotFound => Error::input(format!(
+                "{} holds no run: there is no {MANIFEST} in it; name the --out folder of layerscope record",
+                run.display()
+            )),
+            _ => Error::io("read", path, &error),
+        })?;
+        let damaged = |problem: &dyn std::fmt::Display| {
+            Error::input(format!(
+                "{} is not a run's manifest ({problem}); restore it or record the run again",
+                path.display()
+            ))
+        };
+        let value: Value = serde_json::from_slice(&bytes).map_err(|error| damaged(&error))?;
+        match value.get("schema").and_then(Value::as_u64) {
+            Some(schema) if schema > u64::from(SCHEMA_VERSION) => {
+                return Err(Error::input(format!(
+                    "{} was written by a newer layerscope (schema {schema}, this one reads {SCHEMA_VERSION}); \
+                     update layerscope",
+                    path.display()
+                )));
+            }
+            Some(1..) => {}
+            _ => return Err(damaged(&"it names no schema version")),
+        }
+        let manifest: Self = serde_json::from_value(value).map_err(|error| damaged(&error))?;
+        manifest.check().map_err(|problem| damaged(&problem))?;
+        Ok(manifest)
+    }
+
+    /// What no writer of ours would write.
+    pub(super) fn check(&self) -> std::result::Result<(), String> {
+        let ids: BTreeSet<&String> = self.prompts.ids.iter().collect();
+        if ids.len() != self.prompts.ids.len() {
+            return Err("a prompt id occurs twice".into());
+        }
+        let failed = self.prompts.failed.iter().map(|failed| &failed.id);
+        if let Some(id) = self
+            .prompts
+            .done
+            .iter()
+            .chain(failed)
+            .find(|id| !ids.contains(id))
+        {
+            return Err(format!("the prompt {id:?} is done but not in the list"));
+        }
+        if self.model.layers == 0 || self.model.heads == 0 {
+            return Err("a model without layers or heads".into());
+        }
+        Ok(())
+    }
+
+    /// The bytes of `manifest.json`.
+    pub(super) fn to_json(&self) -> Result<Vec<u8>> {
+        let mut bytes = serde_json::to_vec_pretty(self)
+            .map_err(|error| Error::failure(format!("cannot write the manifest: {error}")))?;
+        bytes.push(b'\n');
+        Ok(bytes)
+    }
+
+    /// Counts one more version, of now.
+    pub(super) fn touch(&mut self) {
+        self.revision = self.revision.saturating_add(1);
+        self.updated = time::now();
+    }
+
+    /// Why a recording that wants `wanted` cannot resume this one: "… not …".
+    pub(super) fn difference(&self, wanted: &Self) -> Option<String> {
+        let differs = |what: &str, here: &dyn std::fmt::Display, there: &dyn std::fmt::Display| {
+            Some(format!("{what} {here}, not {there}"))
+        };
+        if self.model.sha256 != wanted.model.sha256 {
+            return Some(format!(
+                "another model ({}, SHA-256 {}…, not {}, {}…)",
+                self.model.name,
+                start(&self.model.sha256),
+                wanted.model.name,
+                start(&wanted.model.sha256)
+            ));
+        }
+        if self.weights != wanted.weights {
+            return differs("--weights", &self.weights, &wanted.weights);
+        }
+        let (here, there) = (&self.settings, &wanted.settings);
+        if here.prompts_sha256 != there.prompts_sha256 {
+            return Some(format!(
+                "other prompts ({}, SHA-256 {}…, not {}, {}…)",
+                here.prompts_file,
+                start(&here.prompts_sha256),
+                there.prompts_file,
+                start(&there.prompts_sha256)
+            ));
+        }
+        if self.prompts.ids != wanted.prompts.ids {
+            return Some("another choice of prompts from the same file".into());
+        }
+        if here.max_new_tokens != there.max_new_tokens {
+            return differs(
+                "--max-new-tokens",
+                &here.max_new_tokens,
+                &there.max_new_tokens,
+            );
+        }
+        if here.anchors != there.anchors {
+            let names = |anchors: &[Anchor]| {
+                let names: Vec<_> = anchors.iter().map(|anchor| anchor.name()).collect();
+                names.join(" and ")
+            };
+            return differs("the anchors", &names(&here.anchors), &names(&there.anchors));
+        }
+        let keys: BTreeSet<&String> = here.other.keys().chain(there.other.keys()).collect();
+        keys.into_iter().find_map(|key| {
+            let (here, there) = (here.other.get(key), there.other.get(key));
+            let shown = |value: Option<&Value>| value.map_or("unset".to_owned(), Value::to_string);
+            (here != there)
+                .then(|| differs(key, &shown(here), &shown(there)))
+                .flatten()
+        })
+    }
+}
+
+/// The first digits of a hash, enough to tell two apart.
+fn start(hash: &str) -> &str {
+    hash.get(..8).unwrap_or(hash)
+}

@@ -1,0 +1,31 @@
+//! The run folder: what `layerscope record` writes and everything else reads.
+//!
+//! [`RunWriter`] records into it, [`Run`] reads it; [`Manifest`] is its table of contents and [`Table`] names its
+//! Parquet files, whose columns carry unit and description. Undefined figures are NaN in memory and null in files.
+
+mod durable;
+mod figures;
+mod layout;
+mod manifest;
+mod parquet_file;
+mod reader;
+mod rows;
+mod rows_read;
+mod schema;
+mod show;
+mod tables;
+mod time;
+mod writer;
+
+pub use manifest::{
+    BosToken, FailedPrompt, MANIFEST, Manifest, ModelInfo, PromptStates, SCHEMA_VERSION, Settings,
+    Status,
+};
+pub use figures::{AttentionMeans, LAYER_FIGURES, LayerFigures, PromptSummary, StepFigures};
+pub use reader::Run;
+pub use schema::Table;
+pub use show::{ShowPrompt, ShowReport};
+pub use writer::RunWriter;
+
+#[cfg(test)]
+mod tests;

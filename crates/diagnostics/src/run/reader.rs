@@ -1,0 +1,209 @@
+//! Reading a run folder, finished or not, prompt by prompt.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use layerscope_engine::{Error, Result};
+
+use super::figures::{self, PromptSummary, StepFigures};
+use super::layout;
+use super::manifest::{MANIFEST, Manifest};
+use super::parquet_file::TableFile;
+use super::rows_read::Rows;
+use super::schema::Table;
+use super::show::ShowReport;
+use super::tables::Tables;
+use crate::record::ReceivedFigures;
+
+/// How often a folder that changes while it is being opened is tried again, and the pause between.
+const TRIES: usize = 20;
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// A run folder open for reading. Prompts are read when they are asked for.
+#[derive(Debug)]
+pub struct Run {
+    folder: PathBuf,
+    manifest: Manifest,
+    /// The recorded prompts, in the order of the prompt file.
+    ids: Vec<String>,
+    tables: Option<Tables>,
+    /// The prompts whose rows are not in the tables yet: id → index of the part.
+    parts: BTreeMap<String, usize>,
+}
+
+impl Run {
+    /// Opens the run in `folder`; an interrupted run, or one being recorded, shows what is finished.
+    ///
+    /// # Errors
+    /// [`Error::Input`] where there is no run, a newer layerscope wrote it, or a file is missing or damaged.
+    pub fn open(folder: &Path) -> Result<Self> {
+        for _ in 0..TRIES {
+            let before = state(folder)?;
+            let opened = Self::open_once(folder);
+            // A recording replaced files meanwhile: what was opened may mix old and new.
+            if state(folder)? == before {
+                return opened;
+            }
+            std::thread::sleep(PAUSE);
+        }
+        Err(Error::input(format!(
+            "{} keeps changing while it is read; wait until the recording is done",
+            folder.display()
+        )))
+    }
+
+    fn open_once(folder: &Path) -> Result<Self> {
+        let mut manifest = Manifest::read(folder, &layout::manifest(folder))?;
+        let tables = Tables::open(folder, &manifest)?;
+        let mut places: BTreeMap<String, Option<usize>> = BTreeMap::new();
+        if let Some(tables) = &tables {
+            for id in tables.prompt_ids(&manifest)? {
+                places.insert(id, None);
+            }
+        }
+        for index in layout::part_indices(folder)? {
+            if let Some(id) = manifest.prompts.ids.get(index) {
+                places.entry(id.clone()).or_insert(Some(index));
+            }
+        }
+        let found = |id: &&String| places.contains_key(*id);
+        let ids: Vec<String> = manifest.prompts.ids.iter().filter(found).cloned().collect();
+        if let Some(lost) = manifest.prompts.done.iter().find(|id| !found(id)) {
+            return Err(Error::input(format!(
+                "{} lacks the rows of prompt {lost:?}, which {MANIFEST} calls done; restore them or record the run \
+                 again",
+                folder.display()
+            )));
+        }
+        // A kill may have come between a prompt and the manifest.
+        manifest.prompts.failed.retain(|failed| !found(&&failed.id));
+        manifest.prompts.done.clone_from(&ids);
+        let parts = places.into_iter();
+        Ok(Self {
+            folder: folder.to_owned(),
+            manifest,
+            ids,
+            tables,
+            parts: parts.filter_map(|(id, part)| Some((id, part?))).collect(),
+        })
+    }
+
+    /// The run folder.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// The manifest, with the prompts done as they were found.
+    pub fn manifest(&self) -> &Manifest {
+        &self.manifest
+    }
+
+    /// The recorded prompts, in the order of the prompt file.
+    pub fn prompt_ids(&self) -> &[String] {
+        &self.ids
+    }
+
+    /// A prompt's means per layer and head, frontier, causal map, tokens and continuation.
+    ///
+    /// # Errors
+    /// [`Error::Input`] where there is no such prompt or its rows are damaged.
+    pub fn prompt(&self, id: &str) -> Result<PromptSummary> {
+        let rows = |table| self.source(id, table);
+        figures::prompt(id, &self.manifest.model, rows)
+    }
+
+    /// All prompts in turn, as [`Self::prompt`].
+    pub fn prompts(&self) -> impl Iterator<Item = Result<PromptSummary>> {
+        self.ids.iter().map(|id| self.prompt(id))
+    }
+
+    /// A prompt's figures per layer and decode step.
+    ///
+    /// # Errors
+    /// As [`Self::prompt`].
+    pub fn steps(&self, id: &str) -> Result<StepFigures> {
+        let file = self.source(id, Table::Steps)?;
+        figures::steps(&Rows::read(file.get(), id, &[])?, self.manifest.model.layers)
+    }
+
+    /// The attention received by each prompt position, `[L, p]`; ids and texts of the tokens are in
+    /// [`PromptSummary`].
+    ///
+    /// # Errors
+    /// As [`Self::prompt`].
+    pub fn tokens(&self, id: &str) -> Result<ReceivedFigures> {
+        let file = self.source(id, Table::Tokens)?;
+        let columns = ["layer", "position", "received_mean", "received_max"];
+        let rows = Rows::read(file.get(), id, &columns)?;
+        figures::received(&rows, self.manifest.model.layers)
+    }
+
+    /// What `show --json` prints.
+    ///
+    /// # Errors
+    /// As [`Self::prompt`].
+    pub fn show(&self) -> Result<ShowReport> {
+        ShowReport::of(self)
+    }
+
+    /// The file with a prompt's rows of a table.
+    fn source(&self, id: &str, table: Table) -> Result<Source<'_>> {
+        if let Some(index) = self.parts.get(id) {
+            let part = layout::open_part_table(&self.folder, *index, table)?;
+            return part.map(Source::Part).ok_or_else(|| {
+                Error::input(format!(
+                    "{} changed while it was read, a recording seems to go on; run the same command again",
+                    self.folder.display()
+                ))
+            });
+        }
+        match &self.tables {
+            Some(tables) if self.ids.iter().any(|known| known == id) => {
+                Ok(Source::Tables(tables.get(table)))
+            }
+            _ => Err(Error::input(format!(
+                "{} holds no recorded prompt {id:?}; it holds {}",
+                self.folder.display(),
+                some_names(&self.ids)
+            ))),
+        }
+    }
+}
+
+/// Where a prompt's rows of a table are.
+pub(super) enum Source<'a> {
+    Tables(&'a TableFile),
+    Part(TableFile),
+}
+
+impl Source<'_> {
+    pub(super) fn get(&self) -> &TableFile {
+        match self {
+            Source::Tables(file) => file,
+            Source::Part(file) => file,
+        }
+    }
+}
+
+/// What changes whenever a recording changes the folder's tables: the manifest's revision, and whether a move goes on.
+fn state(folder: &Path) -> Result<(u64, bool)> {
+    let moving = layout::merged(folder).exists();
+    let manifest = Manifest::read(folder, &layout::manifest(folder));
+    // Between the look and the reading, the manifest may have moved to its place.
+    let manifest = manifest.or_else(|_| Manifest::read(folder, &layout::manifest(folder)))?;
+    Ok((manifest.revision, moving))
+}
+
+fn some_names(ids: &[String]) -> String {
+    match ids {
+        [] => "none yet".into(),
+        [first, .., last] if ids.len() > 8 => {
+            format!("{} prompts, {first:?} to {last:?}", ids.len())
+        }
+        _ => {
+            let names: Vec<String> = ids.iter().map(|id| format!("{id:?}")).collect();
+            names.join(", ")
+        }
+    }
+}

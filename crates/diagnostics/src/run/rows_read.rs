@@ -1,0 +1,155 @@
+//! Typed access to the rows of one prompt in one table; null becomes NaN.
+
+use arrow_array::cast::AsArray;
+use arrow_array::types::{Float32Type, Float64Type, Int32Type, UInt32Type};
+use arrow_array::{ArrayRef, RecordBatch};
+use layerscope_engine::{Error, Result};
+
+use super::parquet_file::TableFile;
+
+/// The rows of one prompt.
+pub(super) struct Rows<'a> {
+    file: &'a TableFile,
+    prompt_id: &'a str,
+    batches: Vec<RecordBatch>,
+}
+
+impl<'a> Rows<'a> {
+    /// Reads the rows of a prompt; `columns` as in [`TableFile::rows`].
+    pub(super) fn read(file: &'a TableFile, prompt_id: &'a str, columns: &[&str]) -> Result<Self> {
+        Ok(Self {
+            file,
+            prompt_id,
+            batches: file.rows(prompt_id, columns)?,
+        })
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.batches.iter().map(RecordBatch::num_rows).sum()
+    }
+
+    /// The sentence that these rows are not as layerscope wrote them.
+    pub(super) fn damaged(&self, problem: impl std::fmt::Display) -> Error {
+        self.file
+            .damaged(&format!("prompt {:?}: {problem}", self.prompt_id))
+    }
+
+    /// Refuses any other number of rows than `expected`; `None` is one too large to be true.
+    pub(super) fn expect_len(&self, expected: Option<usize>) -> Result<()> {
+        match (self.len(), expected) {
+            (found, Some(expected)) if found == expected => Ok(()),
+            (found, Some(expected)) => {
+                Err(self.damaged(format!("{found} rows instead of {expected}")))
+            }
+            (found, None) => Err(self.damaged(format!("{found} rows are too few"))),
+        }
+    }
+
+    fn column<'b>(&'b self, name: &'b str) -> impl Iterator<Item = Result<&'b ArrayRef>> {
+        self.batches.iter().map(move |batch| {
+            batch
+                .column_by_name(name)
+                .ok_or_else(|| self.damaged(format!("the column {name} is missing")))
+        })
+    }
+
+    /// Gathers a column, with `values` appending one batch's values.
+    fn gather<T>(
+        &self,
+        name: &str,
+        mut values: impl FnMut(&ArrayRef, &mut Vec<T>) -> Option<()>,
+    ) -> Result<Vec<T>> {
+        let mut all = Vec::with_capacity(self.len());
+        for array in self.column(name) {
+            values(array?, &mut all)
+                .ok_or_else(|| self.damaged(format!("the column {name} holds other values")))?;
+        }
+        Ok(all)
+    }
+
+    pub(super) fn figures(&self, name: &str) -> Result<Vec<f64>> {
+        self.gather(name, |array, all| {
+            let values = array.as_primitive_opt::<Float64Type>()?;
+            all.extend(values.iter().map(|value| value.unwrap_or(f64::NAN)));
+            Some(())
+        })
+    }
+
+    pub(super) fn singles(&self, name: &str) -> Result<Vec<f32>> {
+        self.gather(name, |array, all| {
+            let values = array.as_primitive_opt::<Float32Type>()?;
+            all.extend(values.iter().map(|value| value.unwrap_or(f32::NAN)));
+            Some(())
+        })
+    }
+
+    pub(super) fn ints(&self, name: &str) -> Result<Vec<i32>> {
+        self.gather(name, |array, all| {
+            let values = array.as_primitive_opt::<Int32Type>()?;
+            for value in values {
+                all.push(value?);
+            }
+            Some(())
+        })
+    }
+
+    /// Integers that cannot be negative.
+    pub(super) fn counts(&self, name: &str) -> Result<Vec<usize>> {
+        let ints = self.ints(name)?;
+        let counts = ints.into_iter().map(usize::try_from);
+        counts
+            .collect::<std::result::Result<_, _>>()
+            .map_err(|_| self.damaged(format!("a negative {name}")))
+    }
+
+    pub(super) fn token_ids(&self, name: &str) -> Result<Vec<u32>> {
+        self.gather(name, |array, all| {
+            for value in array.as_primitive_opt::<UInt32Type>()? {
+                all.push(value?);
+            }
+            Some(())
+        })
+    }
+
+    pub(super) fn texts(&self, name: &str) -> Result<Vec<String>> {
+        self.gather(name, |array, all| texts(array, all))
+    }
+
+    pub(super) fn bools(&self, name: &str) -> Result<Vec<bool>> {
+        self.gather(name, |array, all| {
+            for value in array.as_boolean_opt()? {
+                all.push(value?);
+            }
+            Some(())
+        })
+    }
+
+    pub(super) fn token_id_lists(&self, name: &str) -> Result<Vec<Vec<u32>>> {
+        self.gather(name, |array, all| {
+            for list in array.as_list_opt::<i32>()?.iter() {
+                let list = list?;
+                let values = list.as_primitive_opt::<UInt32Type>()?;
+                all.push(values.iter().collect::<Option<_>>()?);
+            }
+            Some(())
+        })
+    }
+
+    pub(super) fn text_lists(&self, name: &str) -> Result<Vec<Vec<String>>> {
+        self.gather(name, |array, all| {
+            for list in array.as_list_opt::<i32>()?.iter() {
+                let mut items = Vec::new();
+                texts(&list?, &mut items)?;
+                all.push(items);
+            }
+            Some(())
+        })
+    }
+}
+
+fn texts(array: &ArrayRef, all: &mut Vec<String>) -> Option<()> {
+    for text in array.as_string_opt::<i32>()? {
+        all.push(text?.to_owned());
+    }
+    Some(())
+}

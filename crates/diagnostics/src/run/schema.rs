@@ -1,0 +1,404 @@
+//! The tables' columns: name, type, unit and meaning of each, kept as Parquet column metadata.
+
+use std::sync::Arc;
+
+use arrow_schema::{DataType, Field, Metadata, Schema, SchemaRef};
+
+/// A table of the run folder.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Table {
+    /// A row is a prompt.
+    Prompts,
+    /// A row is prompt × layer, with the embedding output as layer −1.
+    Layers,
+    /// A row is prompt × layer × head.
+    Heads,
+    /// A row is prompt × layer × decode step.
+    Steps,
+    /// A row is prompt × layer × prompt position.
+    Tokens,
+    /// A row is prompt × anchor × cutoff.
+    Frontier,
+    /// A row is prompt × layer.
+    Knockout,
+}
+
+impl Table {
+    /// All tables.
+    pub const ALL: [Self; 7] = [
+        Self::Prompts,
+        Self::Layers,
+        Self::Heads,
+        Self::Steps,
+        Self::Tokens,
+        Self::Frontier,
+        Self::Knockout,
+    ];
+
+    /// Its file in the run folder.
+    pub fn file_name(self) -> &'static str {
+        match self {
+            Self::Prompts => "prompts.parquet",
+            Self::Layers => "layers.parquet",
+            Self::Heads => "heads.parquet",
+            Self::Steps => "steps.parquet",
+            Self::Tokens => "tokens.parquet",
+            Self::Frontier => "frontier.parquet",
+            Self::Knockout => "knockout.parquet",
+        }
+    }
+
+    /// Its columns; every field carries `unit` and `description`.
+    pub fn schema(self) -> SchemaRef {
+        Arc::new(Schema::new(
+            self.columns().iter().map(Column::field).collect::<Vec<_>>(),
+        ))
+    }
+
+    /// Its columns in order.
+    pub(super) fn columns(self) -> Vec<Column> {
+        match self {
+            Self::Prompts => PROMPTS.to_vec(),
+            Self::Layers => [
+                &[PROMPT_ID, LAYER_OR_EMBEDDING, WINDOWED][..],
+                &ATTENTION,
+                &TRAJECTORY,
+            ]
+            .concat(),
+            Self::Heads => [&[PROMPT_ID, LAYER, HEAD][..], &ATTENTION].concat(),
+            Self::Steps => [
+                &[PROMPT_ID, LAYER, STEP, STEP_POSITION, STEP_TOKEN][..],
+                &ATTENTION,
+                &[LENS_KL, LENS_TOP1],
+            ]
+            .concat(),
+            Self::Tokens => TOKENS.to_vec(),
+            Self::Frontier => [&[PROMPT_ID, ANCHOR, CUTOFF][..], &DIVERGENCE].concat(),
+            Self::Knockout => [&[PROMPT_ID, LAYER][..], &DIVERGENCE].concat(),
+        }
+    }
+}
+
+/// A column's type.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    Text,
+    TextList,
+    Bool,
+    Int,
+    TokenId,
+    TokenIdList,
+    Float,
+    /// f32, for the one table that is large.
+    Single,
+}
+
+/// One column of a table.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Column {
+    pub(super) name: &'static str,
+    pub(super) kind: Kind,
+    /// Null stands for "undefined".
+    pub(super) nullable: bool,
+    pub(super) unit: &'static str,
+    pub(super) description: &'static str,
+}
+
+impl Column {
+    fn field(&self) -> Field {
+        let list = |item| DataType::List(Arc::new(Field::new_list_field(item, false)));
+        let data_type = match self.kind {
+            Kind::Text => DataType::Utf8,
+            Kind::TextList => list(DataType::Utf8),
+            Kind::Bool => DataType::Boolean,
+            Kind::Int => DataType::Int32,
+            Kind::TokenId => DataType::UInt32,
+            Kind::TokenIdList => list(DataType::UInt32),
+            Kind::Float => DataType::Float64,
+            Kind::Single => DataType::Float32,
+        };
+        let metadata: Metadata = [("unit", self.unit), ("description", self.description)]
+            .into_iter()
+            .collect();
+        Field::new(self.name, data_type, self.nullable).with_metadata(metadata)
+    }
+}
+
+const fn column(
+    name: &'static str,
+    kind: Kind,
+    unit: &'static str,
+    description: &'static str,
+) -> Column {
+    Column {
+        name,
+        kind,
+        nullable: false,
+        unit,
+        description,
+    }
+}
+
+const fn figure(name: &'static str, unit: &'static str, description: &'static str) -> Column {
+    Column {
+        nullable: true,
+        ..column(name, Kind::Float, unit, description)
+    }
+}
+
+const PROMPT_ID: Column = column("prompt_id", Kind::Text, "none", "Name of the prompt");
+const LAYER: Column = column("layer", Kind::Int, "index", "Layer, from 0");
+const LAYER_OR_EMBEDDING: Column = column(
+    "layer",
+    Kind::Int,
+    "index",
+    "Layer, from 0; -1 is the embedding output, which has only a curvature",
+);
+const WINDOWED: Column = Column {
+    nullable: true,
+    ..column(
+        "windowed",
+        Kind::Bool,
+        "none",
+        "Whether the layer attends within a sliding window only; its masses are over the keys it can see",
+    )
+};
+const HEAD: Column = column("head", Kind::Int, "index", "Query head, from 0");
+const STEP: Column = column("step", Kind::Int, "index", "Decode step, from 0");
+const STEP_POSITION: Column = column(
+    "position",
+    Kind::Int,
+    "tokens",
+    "Position of the step's query: p - 1 + step",
+);
+const STEP_TOKEN: Column = column(
+    "token_id",
+    Kind::TokenId,
+    "token id",
+    "The token of the continuation that the step yields",
+);
+const ANCHOR: Column = column(
+    "anchor",
+    Kind::Text,
+    "none",
+    "Prompt tokens that keep KV at every layer: bos (position 0) or none",
+);
+const CUTOFF: Column = column(
+    "cutoff",
+    Kind::Int,
+    "layers",
+    "Prompt tokens keep KV in layers 0 to cutoff - 1 only",
+);
+
+const ATTENTION: [Column; 6] = [
+    figure(
+        "bos_mass",
+        "probability",
+        "Attention mass of the decode queries on position 0",
+    ),
+    figure(
+        "prompt_mass",
+        "probability",
+        "Attention mass on positions 1 to p - 2 (decode-to-prefill attention mass)",
+    ),
+    figure(
+        "decode_mass",
+        "probability",
+        "Attention mass on positions from p - 1 on",
+    ),
+    figure(
+        "prompt_entropy",
+        "share of ln(p - 2)",
+        "Entropy of the attention within the prompt, 0 to 1; null where the prompt mass is at most 1e-6 or p < 4",
+    ),
+    figure(
+        "prompt_entropy_nats",
+        "nats",
+        "Entropy of the attention within the prompt",
+    ),
+    figure(
+        "selectivity",
+        "probability",
+        "prompt_mass * (1 - prompt_entropy), computed per head and step before any mean",
+    ),
+];
+
+const TRAJECTORY: [Column; 6] = [
+    figure(
+        "curvature_prompt_deg",
+        "degrees",
+        "Mean turning angle of the residual stream over prompt positions, after the layer",
+    ),
+    figure(
+        "straightening_prompt_deg",
+        "degrees",
+        "Curvature less that after layer 0; negative is straighter",
+    ),
+    figure(
+        "curvature_decode_deg",
+        "degrees",
+        "Mean turning angle of the residual stream over decode positions, after the layer",
+    ),
+    figure(
+        "straightening_decode_deg",
+        "degrees",
+        "Decode curvature less that after layer 0; negative is straighter",
+    ),
+    LENS_KL,
+    figure(
+        "lens_top1_agreement",
+        "share of steps",
+        "Share of steps whose logit-lens token is that of the last layer",
+    ),
+];
+const LENS_KL: Column = figure(
+    "lens_kl",
+    "nats",
+    "Logit lens: KL(final || lens) of the next-token distribution",
+);
+const LENS_TOP1: Column = column(
+    "lens_top1",
+    Kind::TokenId,
+    "token id",
+    "Logit lens: the most likely token",
+);
+
+const DIVERGENCE: [Column; 3] = [
+    figure(
+        "kl",
+        "nats",
+        "Mean over steps of KL(full || changed) of the next-token distributions",
+    ),
+    figure("top1", "share of steps", "Steps with the same argmax"),
+    figure(
+        "dnll",
+        "nats",
+        "Mean negative log-likelihood of the continuation, less that under the full model",
+    ),
+];
+
+const fn tokens_figure(name: &'static str, description: &'static str) -> Column {
+    Column {
+        kind: Kind::Single,
+        ..figure(name, "probability", description)
+    }
+}
+
+const TOKENS: [Column; 7] = [
+    PROMPT_ID,
+    LAYER,
+    column("position", Kind::Int, "tokens", "Prompt position, from 0"),
+    column("token_id", Kind::TokenId, "token id", "The prompt token"),
+    column(
+        "token_text",
+        Kind::Text,
+        "none",
+        "How the prompt token is shown",
+    ),
+    tokens_figure(
+        "received_mean",
+        "Attention received from the decode queries, mean over heads and steps",
+    ),
+    tokens_figure(
+        "received_max",
+        "Attention received from the decode queries, maximum over heads and steps",
+    ),
+];
+
+const PROMPTS: [Column; 16] = [
+    PROMPT_ID,
+    column("category", Kind::Text, "none", "Category of the prompt"),
+    column("text", Kind::Text, "none", "The prompt as written"),
+    column(
+        "p",
+        Kind::Int,
+        "tokens",
+        "Prompt tokens, chat template and BoS included",
+    ),
+    column(
+        "steps",
+        Kind::Int,
+        "tokens",
+        "Decode steps N: tokens of the continuation",
+    ),
+    column(
+        "tokens",
+        Kind::TokenIdList,
+        "token id",
+        "Prompt tokens as the model saw them",
+    ),
+    column(
+        "token_text",
+        Kind::TextList,
+        "none",
+        "How each prompt token is shown",
+    ),
+    column(
+        "generated",
+        Kind::TokenIdList,
+        "token id",
+        "The continuation",
+    ),
+    column(
+        "generated_token_text",
+        Kind::TextList,
+        "none",
+        "How each token of the continuation is shown",
+    ),
+    column(
+        "generated_text",
+        Kind::Text,
+        "none",
+        "The continuation as text",
+    ),
+    column(
+        "answer_given",
+        Kind::Bool,
+        "none",
+        "Whether the continuation was given instead of generated greedily",
+    ),
+    figure(
+        "native_kl",
+        "nats",
+        "Mean over steps of KL(f32 weights || weights as run); null where the run is f32",
+    ),
+    figure(
+        "prefill_s",
+        "seconds",
+        "Prompt to first token (time to first token)",
+    ),
+    figure(
+        "decode_s",
+        "seconds",
+        "All further greedy tokens; 0 where the answer was given",
+    ),
+    figure(
+        "probe_s",
+        "seconds",
+        "The teacher-forced pass with every probe",
+    ),
+    figure("frontier_s", "seconds", "Frontier and causal map"),
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_column_has_unit_and_description() {
+        for table in Table::ALL {
+            let schema = table.schema();
+            for field in schema.fields() {
+                for key in ["unit", "description"] {
+                    let value = field.metadata().get(key).map(String::as_str);
+                    assert!(
+                        value.is_some_and(|text| !text.is_empty()),
+                        "{table:?} {} {key}",
+                        field.name()
+                    );
+                }
+            }
+            assert_eq!(schema.fields()[0].name(), "prompt_id", "{table:?}");
+        }
+    }
+}

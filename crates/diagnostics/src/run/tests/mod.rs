@@ -1,0 +1,6 @@
+//! Tests of the run folder, which need to see its layout.
+
+mod crash;
+mod hostile;
+mod round_trip;
+mod sample;

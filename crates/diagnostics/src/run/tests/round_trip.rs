@@ -1,0 +1,243 @@
+//! What is recorded is what is read.
+
+use std::fs;
+
+use serde_json::Value;
+
+use super::super::*;
+use super::sample::*;
+use crate::record::Anchor;
+
+fn close(a: f64, b: f64) -> bool {
+    (a - b).abs() < 1e-6 || (a.is_nan() && b.is_nan())
+}
+
+/// Checks every figure of `q{index}` against plain loops over its record.
+fn check_prompt(run: &Run, index: usize) {
+    let wanted = record(index);
+    let prompt = run.prompt(&wanted.prompt_id).expect("prompt");
+    assert_eq!(prompt.category, wanted.category);
+    assert_eq!(prompt.text, wanted.text);
+    assert_eq!(prompt.prompt_tokens, wanted.prompt_tokens);
+    assert_eq!(prompt.prompt_token_text, wanted.prompt_token_text);
+    assert_eq!(prompt.generated, wanted.generated);
+    assert_eq!(prompt.generated_text, wanted.generated_text);
+    assert_eq!(prompt.answer_given, wanted.answer_given);
+    assert_eq!(prompt.native_kl, wanted.native_kl);
+    assert_eq!(prompt.timings, wanted.timings);
+    assert_eq!(prompt.frontier, wanted.frontier);
+    assert_eq!(prompt.knockout.len(), LAYERS);
+    assert!(prompt.knockout[0].divergence.kl.is_nan());
+    assert_eq!(prompt.knockout[1], wanted.knockout[1]);
+
+    let (heads, steps) = (wanted.heads(), wanted.steps());
+    let attention = &wanted.attention;
+    let by_step = run.steps(&wanted.prompt_id).expect("steps");
+    assert_eq!(by_step.positions[0], wanted.prompt_len() - 1);
+    assert_eq!(by_step.token_ids, wanted.generated);
+    assert_eq!(by_step.lens.top1, wanted.lens.top1);
+    assert_eq!(by_step.lens.kl, wanted.lens.kl);
+    for layer in 0..LAYERS {
+        let (mut mass, mut entropy, mut selectivity, mut defined) = (0.0, 0.0, 0.0, 0.0);
+        for head in 0..heads {
+            let mut head_mass = 0.0;
+            for step in 0..steps {
+                let at = (layer, head, step);
+                let m = f64::from(attention.prompt_mass[at]);
+                let e = f64::from(attention.prompt_entropy[at]);
+                (mass, head_mass) = (mass + m, head_mass + m);
+                if !e.is_nan() {
+                    entropy += e;
+                    selectivity += m * (1.0 - e);
+                    defined += 1.0;
+                }
+            }
+            let read = prompt.heads.prompt_mass[(layer, head)];
+            assert!(close(read, head_mass / steps as f64));
+        }
+        let cells = (heads * steps) as f64;
+        assert!(close(prompt.layers.prompt_mass[layer], mass / cells));
+        assert!(close(prompt.layers.prompt_entropy[layer], entropy / defined));
+        assert!(close(prompt.layers.selectivity[layer], selectivity / defined));
+        let over_steps = by_step.attention.prompt_mass.row(layer).sum() / steps as f64;
+        assert!(close(over_steps, mass / cells));
+    }
+    let agreement = steps.div_ceil(2) as f64 / steps as f64;
+    assert!(close(prompt.layers.lens_top1_agreement[0], agreement));
+    assert!(close(prompt.layers.lens_top1_agreement[LAYERS - 1], 1.0));
+    let curve = &wanted.curvature_prompt_deg;
+    assert!(curve[LAYERS].is_nan());
+    for (at, wanted) in curve.iter().enumerate() {
+        assert!(close(prompt.layers.curvature_prompt_deg[at], *wanted));
+        let straightening = prompt.layers.straightening_prompt_deg[at];
+        assert!(close(straightening, wanted - curve[1]));
+    }
+    let received = run.tokens(&wanted.prompt_id).expect("tokens");
+    assert_eq!(received.mean, wanted.received.mean);
+    assert_eq!(received.max, wanted.received.max);
+}
+
+#[test]
+fn a_run_reads_back_finished_or_not() {
+    let folder = tempfile::tempdir().expect("folder");
+    let mut writer = RunWriter::create_or_resume(folder.path(), manifest(4)).expect("create");
+    for index in [0, 1, 3] {
+        writer.append(&record(index)).expect("append");
+    }
+    writer.fail("q2", "too long for the model").expect("fail");
+    let unfinished = Run::open(folder.path()).expect("open");
+    assert_eq!(unfinished.manifest().status, Status::Running);
+    writer.finish().expect("finish");
+    let finished = Run::open(folder.path()).expect("open");
+    assert_eq!(finished.manifest().status, Status::Complete);
+    for run in [&unfinished, &finished] {
+        assert_eq!(run.prompt_ids(), ["q0", "q1", "q3"]);
+        assert_eq!(run.manifest().prompts.failed[0].id, "q2");
+        let native_kl = run.manifest().native_kl.expect("native_kl");
+        assert!(close(native_kl, (0.5 + 1.5 + 3.5) / 3.0));
+    }
+    for index in [0, 1, 3] {
+        check_prompt(&finished, index);
+    }
+    let error = finished.prompt("q2").expect_err("failed prompt");
+    assert!(error.to_string().contains("\"q0\", \"q1\", \"q3\""));
+    let mut names: Vec<_> = fs::read_dir(folder.path())
+        .expect("list")
+        .map(|entry| entry.expect("entry").file_name())
+        .collect();
+    names.sort();
+    let mut wanted = vec![".lock", "manifest.json"];
+    wanted.extend(Table::ALL.iter().map(|table| table.file_name()));
+    wanted.sort_unstable();
+    assert_eq!(names, wanted);
+}
+
+#[test]
+fn the_parts_of_an_unfinished_run_read_like_its_tables() {
+    let folder = tempfile::tempdir().expect("folder");
+    let mut writer = RunWriter::create_or_resume(folder.path(), manifest(2)).expect("create");
+    writer.append(&record(1)).expect("append");
+    check_prompt(&Run::open(folder.path()).expect("open"), 1);
+    writer.finish().expect("finish");
+    writer.append(&record(0)).expect("append");
+    let mixed = Run::open(folder.path()).expect("open");
+    assert_eq!(mixed.prompt_ids(), ["q0", "q1"]);
+    check_prompt(&mixed, 0);
+    check_prompt(&mixed, 1);
+}
+
+#[test]
+fn show_prints_the_agreed_object_with_null_for_undefined() {
+    let folder = tempfile::tempdir().expect("folder");
+    finished(folder.path(), 2);
+    let run = Run::open(folder.path()).expect("open");
+    let json = serde_json::to_value(run.show().expect("show")).expect("json");
+    let keys = |value: &Value| -> Vec<String> {
+        value.as_object().expect("object").keys().cloned().collect()
+    };
+    assert_eq!(keys(&json), ["manifest", "prompts"]);
+    let prompt = &json["prompts"][0];
+    assert_eq!(
+        keys(prompt),
+        [
+            "id",
+            "category",
+            "p",
+            "prompt_tokens",
+            "generated",
+            "bos_mass",
+            "prompt_mass",
+            "decode_mass",
+            "prompt_entropy",
+            "prompt_mass_by_head",
+            "curvature_prompt_deg",
+            "frontier",
+            "knockout"
+        ]
+    );
+    assert_eq!(
+        keys(&prompt["frontier"][0]),
+        ["anchor", "cutoff", "kl", "top1", "dnll"]
+    );
+    assert_eq!(prompt["frontier"][0]["anchor"], Anchor::Bos.name());
+    assert_eq!(keys(&prompt["knockout"][0]), ["layer", "kl", "top1", "dnll"]);
+    assert_eq!(prompt["knockout"][0]["kl"], Value::Null);
+    assert_eq!(prompt["curvature_prompt_deg"][LAYERS], Value::Null);
+    let length = |value: &Value| value.as_array().expect("list").len();
+    assert_eq!(length(&prompt["curvature_prompt_deg"]), LAYERS + 1);
+    assert_eq!(length(&prompt["prompt_mass"]), LAYERS);
+    assert_eq!(length(&prompt["prompt_mass_by_head"]), LAYERS);
+    assert_eq!(length(&prompt["prompt_mass_by_head"][0]), HEADS);
+    assert_eq!(json["manifest"]["settings"]["anchors"][1], "none");
+}
+
+#[test]
+fn equal_records_give_equal_tables_however_they_were_written() {
+    let straight = tempfile::tempdir().expect("folder");
+    finished(straight.path(), 4);
+    let wanted = tables(straight.path());
+
+    let again = tempfile::tempdir().expect("folder");
+    finished(again.path(), 4);
+    assert!(wanted == tables(again.path()));
+
+    // Out of order, in three sittings, with a failure mended and tables merged twice.
+    let patched = tempfile::tempdir().expect("folder");
+    let open = || RunWriter::create_or_resume(patched.path(), manifest(4)).expect("resume");
+    let mut writer = open();
+    writer.append(&record(2)).expect("append");
+    drop(writer);
+    let mut writer = open();
+    assert!(writer.is_done("q2") && !writer.is_done("q0"));
+    writer.append(&record(0)).expect("append");
+    writer.fail("q3", "out of memory").expect("fail");
+    writer.finish().expect("finish");
+    drop(writer);
+    let mut writer = open();
+    assert!(!writer.is_done("q3"), "a failed prompt is tried again");
+    assert_eq!(writer.manifest().prompts.failed.len(), 1);
+    writer.append(&record(3)).expect("append");
+    writer.append(&record(1)).expect("append");
+    assert!(writer.manifest().prompts.failed.is_empty());
+    writer.finish().expect("finish");
+    assert!(wanted == tables(patched.path()));
+    let manifest = Run::open(patched.path()).expect("open").manifest().clone();
+    assert_eq!(manifest.prompts.done, ["q0", "q1", "q2", "q3"]);
+}
+
+#[test]
+fn resuming_a_complete_run_changes_nothing() {
+    let folder = tempfile::tempdir().expect("folder");
+    finished(folder.path(), 2);
+    let path = folder.path().join(MANIFEST);
+    let before = (fs::read(&path).expect("manifest"), tables(folder.path()));
+    let mut writer = RunWriter::create_or_resume(folder.path(), manifest(2)).expect("resume");
+    assert!(writer.is_done("q0") && writer.is_done("q1"));
+    writer.finish().expect("finish");
+    assert!(before == (fs::read(&path).expect("manifest"), tables(folder.path())));
+}
+
+#[test]
+fn another_device_is_noted() {
+    let folder = tempfile::tempdir().expect("folder");
+    let mut writer = RunWriter::create_or_resume(folder.path(), manifest(2)).expect("create");
+    writer.append(&record(0)).expect("append");
+    drop(writer);
+    let mut other = manifest(2);
+    other.device = "cuda:0".into();
+    let mut writer = RunWriter::create_or_resume(folder.path(), other).expect("resume");
+    writer.append(&record(1)).expect("append");
+    assert_eq!(writer.manifest().device, "cpu; cuda:0");
+}
+
+#[test]
+fn an_empty_run_has_its_tables() {
+    let folder = tempfile::tempdir().expect("folder");
+    let mut writer = RunWriter::create_or_resume(folder.path(), manifest(1)).expect("create");
+    writer.fail("q0", "too long").expect("fail");
+    writer.finish().expect("finish");
+    let run = Run::open(folder.path()).expect("open");
+    assert_eq!(run.manifest().status, Status::Complete);
+    assert!(run.prompt_ids().is_empty());
+    assert!(run.show().expect("show").prompts.is_empty());
+}

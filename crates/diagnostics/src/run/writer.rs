@@ -1,0 +1,382 @@
+//! Recording into a run folder: every finished prompt survives a kill, an interrupted run resumes.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+use layerscope_engine::{Error, Result};
+
+use super::durable::{
+    self, create_folder, remove_folder, rename, replace_file, sync_folder, write_synced,
+};
+use super::layout;
+use super::manifest::{FailedPrompt, MANIFEST, Manifest, Status};
+use super::parquet_file::{self, Merger, TableFile};
+use super::rows;
+use super::rows_read::Rows;
+use super::schema::Table;
+use super::tables::Tables;
+use crate::record::PromptRecord;
+
+/// Writes a run folder, prompt by prompt; holds the folder's lock as long as it lives.
+#[derive(Debug)]
+pub struct RunWriter {
+    run: PathBuf,
+    manifest: Manifest,
+    /// What this recording computes on.
+    device: String,
+    /// By index in the manifest's list of prompts.
+    done: BTreeMap<usize, Done>,
+    failed: BTreeMap<usize, String>,
+    index_of_id: BTreeMap<String, usize>,
+    _lock: File,
+}
+
+/// A recorded prompt.
+#[derive(Debug, Clone, Copy)]
+struct Done {
+    place: Place,
+    native_kl: Option<f64>,
+}
+
+/// Where a recorded prompt's rows are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Place {
+    Part,
+    Tables,
+}
+
+impl RunWriter {
+    /// Begins a run in the folder `run`, or resumes the one there.
+    ///
+    /// # Errors
+    /// [`Error::Input`] where the folder holds a run of another model, other weights, settings or prompts, a damaged
+    /// one, or files that are no run, or where another recording is writing to it; [`Error::Failure`] where it cannot
+    /// be written.
+    pub fn create_or_resume(run: &Path, wanted: Manifest) -> Result<Self> {
+        wanted.check().map_err(|problem| {
+            Error::failure(format!("internal error (please report it): {problem}"))
+        })?;
+        create_folder(run)?;
+        refuse_foreign_folder(run)?;
+        let lock = durable::lock(run, layout::LOCK)?;
+        layout::recover(run)?;
+        let index_of_id = wanted.prompts.ids.iter().cloned().zip(0..).collect();
+        let device = wanted.device.clone();
+        let resumed = layout::manifest(run).exists();
+        let manifest = if resumed {
+            let stored = Manifest::read(run, &layout::manifest(run))?;
+            if let Some(difference) = stored.difference(&wanted) {
+                return Err(Error::input(format!(
+                    "{} was recorded with {difference}; choose another --out or use the same settings",
+                    run.display()
+                )));
+            }
+            stored
+        } else {
+            wanted
+        };
+        let mut writer = Self {
+            run: run.to_owned(),
+            manifest,
+            device,
+            done: BTreeMap::new(),
+            failed: BTreeMap::new(),
+            index_of_id,
+            _lock: lock,
+        };
+        if resumed {
+            writer.find_done()?;
+        } else {
+            writer.save()?;
+            // The folder's own name; a failure here costs no prompt.
+            if let Some(parent) = run.parent().filter(|parent| *parent != Path::new("")) {
+                let _ = sync_folder(parent);
+            }
+        }
+        Ok(writer)
+    }
+
+    /// The run folder.
+    pub fn folder(&self) -> &Path {
+        &self.run
+    }
+
+    /// The manifest as it stands.
+    pub fn manifest(&self) -> &Manifest {
+        &self.manifest
+    }
+
+    /// Whether that prompt is recorded already; false for one that failed earlier, which is worth another try.
+    pub fn is_done(&self, prompt_id: &str) -> bool {
+        let index = self.index_of_id.get(prompt_id);
+        index.is_some_and(|index| self.done.contains_key(index))
+    }
+
+    /// Adds a recorded prompt, which is durable once this returns.
+    ///
+    /// # Errors
+    /// [`Error::Failure`] where the folder cannot be written; prompts added earlier are kept.
+    pub fn append(&mut self, record: &PromptRecord) -> Result<()> {
+        let index = self.pending_index(&record.prompt_id)?;
+        rows::check_shapes(record, &self.manifest.model)?;
+        self.settle()?;
+        let unfinished = layout::unfinished_part(&self.run, index);
+        let written = self.write_part(record, index, &unfinished);
+        if written.is_err() {
+            // Worthless, and on a full disk in the way; the error that counts is the first.
+            let _ = remove_folder(&unfinished);
+        }
+        written?;
+        let done = Done {
+            place: Place::Part,
+            native_kl: record.native_kl.filter(|kl| kl.is_finite()),
+        };
+        self.done.insert(index, done);
+        self.failed.remove(&index);
+        self.manifest.status = Status::Running;
+        self.note_device();
+        self.save()
+    }
+
+    /// Notes that a prompt could not be recorded, with the reason as one sentence.
+    ///
+    /// # Errors
+    /// As [`Self::append`].
+    pub fn fail(&mut self, prompt_id: &str, reason: &str) -> Result<()> {
+        let index = self.pending_index(prompt_id)?;
+        self.failed.insert(index, reason.to_owned());
+        self.manifest.status = Status::Running;
+        self.save()
+    }
+
+    /// Puts what is recorded into the run's tables, and marks the run complete if no prompt is left.
+    ///
+    /// Also for an interrupted run; recording may go on afterwards. Does nothing where there is nothing new.
+    ///
+    /// # Errors
+    /// [`Error::Failure`] where the folder cannot be written; nothing recorded is lost, and another `finish` or resumed
+    /// recording tries again.
+    pub fn finish(&mut self) -> Result<&Manifest> {
+        self.settle()?;
+        let status = if self.manifest.nothing_left() {
+            Status::Complete
+        } else {
+            Status::Running
+        };
+        let has_parts = self.done.values().any(|done| done.place == Place::Part);
+        let has_tables = self.run.join(Table::Prompts.file_name()).exists();
+        let changed = self.manifest.status != status;
+        self.manifest.status = status;
+        if has_parts || !has_tables {
+            self.merge()?;
+        } else if changed {
+            self.save()?;
+        }
+        Ok(&self.manifest)
+    }
+
+    /// Completes the move that an earlier, failed `finish` committed, and which holds everything done so far.
+    fn settle(&mut self) -> Result<()> {
+        if layout::merged(&self.run).exists() {
+            layout::publish(&self.run)?;
+            self.all_in_tables();
+        }
+        Ok(())
+    }
+
+    fn all_in_tables(&mut self) {
+        for done in self.done.values_mut() {
+            done.place = Place::Tables;
+        }
+    }
+
+    /// The index of a prompt of this run that is not recorded yet.
+    fn pending_index(&self, prompt_id: &str) -> Result<usize> {
+        match self.index_of_id.get(prompt_id) {
+            Some(index) if !self.done.contains_key(index) => Ok(*index),
+            _ => Err(Error::failure(format!(
+                "internal error (please report it): prompt {prompt_id:?} is recorded already or not of this run"
+            ))),
+        }
+    }
+
+    fn write_part(&self, record: &PromptRecord, index: usize, unfinished: &Path) -> Result<()> {
+        let parts = layout::parts(&self.run);
+        if !parts.exists() {
+            create_folder(&parts)?;
+            sync_folder(&self.run)?;
+        }
+        remove_folder(unfinished)?;
+        create_folder(unfinished)?;
+        for table in Table::ALL {
+            let path = unfinished.join(table.file_name());
+            parquet_file::write(&path, table, |take| {
+                rows::batches(table, record, &self.manifest.model, take)
+            })?;
+        }
+        sync_folder(unfinished)?;
+        rename(unfinished, &layout::part(&self.run, index))?;
+        sync_folder(&parts)
+    }
+
+    /// Finds what the folder already holds; a part that cannot be read is recorded again.
+    fn find_done(&mut self) -> Result<()> {
+        if let Some(tables) = Tables::open(&self.run, &self.manifest)? {
+            let prompts = tables.get(Table::Prompts);
+            for id in tables.prompt_ids(&self.manifest)? {
+                if let Some(index) = self.index_of_id.get(&id) {
+                    let done = done_row(prompts, &id, Place::Tables)?;
+                    self.done.insert(*index, done);
+                }
+            }
+        }
+        for index in layout::part_indices(&self.run)? {
+            if self.done.contains_key(&index) {
+                continue;
+            }
+            match self.check_part(index) {
+                Ok(done) => {
+                    self.done.insert(index, done);
+                }
+                Err(_) => remove_folder(&layout::part(&self.run, index))?,
+            }
+        }
+        for failed in &self.manifest.prompts.failed {
+            if let Some(index) = self.index_of_id.get(&failed.id) {
+                self.failed.insert(*index, failed.reason.clone());
+            }
+        }
+        self.failed.retain(|index, _| !self.done.contains_key(index));
+
+        let before = self.manifest.clone();
+        self.update_states();
+        if !self.manifest.nothing_left() {
+            self.manifest.status = Status::Running;
+        }
+        if self.manifest == before {
+            return Ok(());
+        }
+        self.save()
+    }
+
+    fn check_part(&self, index: usize) -> Result<Done> {
+        let id = self.manifest.prompts.ids.get(index);
+        let id = id.ok_or_else(|| Error::input("a part of no prompt"))?;
+        let missing = || Error::input("a part lacks a table");
+        for table in Table::ALL {
+            let file = layout::open_part_table(&self.run, index, table)?.ok_or_else(missing)?;
+            if table == Table::Prompts && file.prompt_ids()? != [id.clone()] {
+                return Err(Error::input("a part of another prompt"));
+            }
+        }
+        let prompts =
+            layout::open_part_table(&self.run, index, Table::Prompts)?.ok_or_else(missing)?;
+        done_row(&prompts, id, Place::Part)
+    }
+
+    /// Puts tables together in prompt order and lets them replace the run's.
+    fn merge(&mut self) -> Result<()> {
+        self.update_states();
+        self.manifest.touch();
+        let merging = layout::merging(&self.run);
+        remove_folder(&merging)?;
+        create_folder(&merging)?;
+        let written = self.write_merged(&merging);
+        if written.is_err() {
+            // Worthless, and on a full disk in the way; the parts are still there.
+            let _ = remove_folder(&merging);
+        }
+        written?;
+        layout::commit(&self.run)?;
+        self.all_in_tables();
+        layout::publish(&self.run)
+    }
+
+    fn write_merged(&self, merging: &Path) -> Result<()> {
+        for table in Table::ALL {
+            let old = layout::open_table(&self.run, table)?;
+            let mut merger = Merger::create(&merging.join(table.file_name()), table)?;
+            for (index, done) in &self.done {
+                let id = &self.manifest.prompts.ids[*index];
+                let part;
+                let source = match done.place {
+                    Place::Tables => old.as_ref(),
+                    Place::Part => {
+                        part = layout::open_part_table(&self.run, *index, table)?;
+                        part.as_ref()
+                    }
+                };
+                let source = source.ok_or_else(|| {
+                    Error::failure(format!(
+                        "the {} of prompt {id:?} has vanished from {}; run the same command again",
+                        table.file_name(),
+                        self.run.display()
+                    ))
+                })?;
+                merger.append(source, id)?;
+            }
+            merger.finish()?;
+        }
+        write_synced(&merging.join(MANIFEST), &self.manifest.to_json()?)
+    }
+
+    /// Brings the manifest's lists and means up to date.
+    fn update_states(&mut self) {
+        let states = &mut self.manifest.prompts;
+        let id = |index: &usize| states.ids[*index].clone();
+        states.done = self.done.keys().map(id).collect();
+        let failed = self.failed.iter().map(|(index, reason)| FailedPrompt {
+            id: id(index),
+            reason: reason.clone(),
+        });
+        states.failed = failed.collect();
+        let native_kl: Vec<f64> = self.done.values().filter_map(|d| d.native_kl).collect();
+        self.manifest.native_kl =
+            (!native_kl.is_empty()).then(|| native_kl.iter().sum::<f64>() / native_kl.len() as f64);
+    }
+
+    fn note_device(&mut self) {
+        let devices = &mut self.manifest.device;
+        if !devices.split("; ").any(|device| device == self.device) {
+            *devices = format!("{devices}; {}", self.device);
+        }
+    }
+
+    fn save(&mut self) -> Result<()> {
+        self.update_states();
+        self.manifest.touch();
+        replace_file(&self.run, MANIFEST, &self.manifest.to_json()?)
+    }
+}
+
+fn done_row(prompts: &TableFile, id: &str, place: Place) -> Result<Done> {
+    let rows = Rows::read(prompts, id, &["native_kl"])?;
+    rows.expect_len(Some(1))?;
+    let native_kl = rows.figures("native_kl")?;
+    let native_kl = native_kl.first().copied().filter(|kl| kl.is_finite());
+    Ok(Done { place, native_kl })
+}
+
+/// Refuses a folder with files but no run in it, so that nobody's files are mixed with a run's.
+fn refuse_foreign_folder(run: &Path) -> Result<()> {
+    if layout::manifest(run).exists() {
+        return Ok(());
+    }
+    let ours = [layout::LOCK.to_owned(), durable::temporary_name(MANIFEST)];
+    let entries = fs::read_dir(run).map_err(|error| match error.kind() {
+        ErrorKind::PermissionDenied => durable::write_error(run, &error),
+        _ => Error::io("read", run, &error),
+    })?;
+    for entry in entries {
+        let entry = entry.map_err(|error| Error::io("read", run, &error))?;
+        if !ours.iter().any(|name| entry.file_name() == name.as_str()) {
+            return Err(Error::input(format!(
+                "{} is not empty and holds no run; choose another --out",
+                run.display()
+            )));
+        }
+    }
+    Ok(())
+}

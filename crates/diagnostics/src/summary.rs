@@ -1,0 +1,194 @@
+//! Summaries over prompts: mean, quantiles and a bootstrap interval of the mean, for each figure at each layer.
+//!
+//! The bootstrap resamples prompts, since the tokens of one prompt are not independent of each other: 2,000 resamples
+//! with replacement, percentile interval (Efron & Tibshirani 1993, chapter 13). The generator's seed is fixed, so the
+//! same prompts always give the same interval.
+
+use std::collections::BTreeMap;
+
+use ndarray::{Array2, ArrayView1, Axis};
+use ndarray_stats::interpolate::Linear;
+use ndarray_stats::{MaybeNan, Quantile1dExt};
+use rand::{RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use serde::Serialize;
+
+use crate::run::{LAYER_FIGURES, PromptSummary};
+
+/// Resamples of the bootstrap.
+pub const RESAMPLES: usize = 2_000;
+
+/// Seed of the bootstrap's generator.
+const SEED: u64 = 0x5bee_dca7;
+
+/// One figure over prompts. Figures without any defined value are null throughout.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Summary {
+    /// Prompts with a defined value.
+    pub count: usize,
+    /// Prompts without one (undefined or infinite), left out.
+    pub missing: usize,
+    /// Arithmetic mean.
+    pub mean: f64,
+    /// Lower end of the 95 % bootstrap interval of the mean: the 2.5th percentile.
+    pub mean_lower95: f64,
+    /// Upper end of the 95 % bootstrap interval of the mean: the 97.5th percentile.
+    pub mean_upper95: f64,
+    /// 5 % quantile.
+    pub q05: f64,
+    /// 25 % quantile.
+    pub q25: f64,
+    /// Median.
+    pub q50: f64,
+    /// 75 % quantile.
+    pub q75: f64,
+    /// 95 % quantile.
+    pub q95: f64,
+}
+
+/// The per-layer figures of a group of prompts.
+#[derive(Debug, Clone, Serialize)]
+pub struct GroupSummary {
+    /// The category; `None` for all prompts.
+    pub category: Option<String>,
+    /// Prompts in the group.
+    pub prompts: usize,
+    /// Figure → one summary per layer, in the lengths of [`crate::run::LayerFigures`].
+    pub figures: BTreeMap<&'static str, Vec<Summary>>,
+}
+
+/// The per-layer figures of a run, overall and per category.
+#[derive(Debug, Clone, Serialize)]
+pub struct RunSummary {
+    /// All prompts.
+    pub overall: GroupSummary,
+    /// Each category, by name.
+    pub categories: Vec<GroupSummary>,
+}
+
+/// Summarises the per-layer figures over prompts, overall and per category.
+pub fn summarise_run(prompts: &[PromptSummary]) -> RunSummary {
+    let mut by_category: BTreeMap<&str, Vec<&PromptSummary>> = BTreeMap::new();
+    for prompt in prompts {
+        by_category
+            .entry(&prompt.category)
+            .or_default()
+            .push(prompt);
+    }
+    let categories = by_category.into_iter();
+    RunSummary {
+        overall: summarise_group(None, &prompts.iter().collect::<Vec<_>>()),
+        categories: categories
+            .map(|(category, prompts)| summarise_group(Some(category), &prompts))
+            .collect(),
+    }
+}
+
+fn summarise_group(category: Option<&str>, prompts: &[&PromptSummary]) -> GroupSummary {
+    let named: Vec<_> = prompts.iter().map(|prompt| prompt.layers.named()).collect();
+    let figures = LAYER_FIGURES.iter().enumerate().map(|(figure, name)| {
+        let rows: Vec<&[f64]> = named.iter().map(|figures| figures[figure].1).collect();
+        (*name, summarise(&rows))
+    });
+    GroupSummary {
+        category: category.map(str::to_owned),
+        prompts: prompts.len(),
+        figures: figures.collect(),
+    }
+}
+
+/// Summarises each column over the rows: `rows[prompt][column]`. Rows may be ragged; what is lacking counts as missing.
+pub fn summarise(rows: &[&[f64]]) -> Vec<Summary> {
+    let means = bootstrap_means(rows);
+    let columns = columns(rows);
+    let columns = columns.axis_iter(Axis(1)).zip(means.axis_iter(Axis(1)));
+    columns
+        .map(|(values, means)| {
+            let count = values.iter().filter(|value| value.is_finite()).count();
+            let [q05, q25, q50, q75, q95] = quantiles(values, [0.05, 0.25, 0.5, 0.75, 0.95]);
+            let [mean_lower95, mean_upper95] = quantiles(means, [0.025, 0.975]);
+            Summary {
+                count,
+                missing: values.len() - count,
+                mean: mean(values.iter().copied()),
+                mean_lower95,
+                mean_upper95,
+                q05,
+                q25,
+                q50,
+                q75,
+                q95,
+            }
+        })
+        .collect()
+}
+
+/// The one-sided 95 % upper bound of each column's mean over the rows: the 95th percentile of the bootstrap's means.
+///
+/// `rows[prompt][column]`; NaN where a column has no finite value.
+pub fn mean_upper95(rows: &[&[f64]]) -> Vec<f64> {
+    let means = bootstrap_means(rows);
+    let bounds = means.axis_iter(Axis(1)).map(|means| {
+        let [bound] = quantiles(means, [0.95]);
+        bound
+    });
+    bounds.collect()
+}
+
+/// Mean of the finite values; NaN where there are none.
+pub fn mean(values: impl IntoIterator<Item = f64>) -> f64 {
+    let (mut sum, mut count) = (0.0, 0_usize);
+    for value in values.into_iter().filter(|value| value.is_finite()) {
+        sum += value;
+        count += 1;
+    }
+    sum / count as f64
+}
+
+/// The rows as an array, padded with NaN.
+fn columns(rows: &[&[f64]]) -> Array2<f64> {
+    let width = rows.iter().map(|row| row.len()).max().unwrap_or(0);
+    Array2::from_shape_fn((rows.len(), width), |(row, column)| {
+        rows[row].get(column).copied().unwrap_or(f64::NAN)
+    })
+}
+
+/// Means of each column over resampled rows, `[RESAMPLES, columns]`; all columns share the resamples.
+fn bootstrap_means(rows: &[&[f64]]) -> Array2<f64> {
+    let width = rows.iter().map(|row| row.len()).max().unwrap_or(0);
+    let Some(count) = u32::try_from(rows.len()).ok().filter(|count| *count > 0) else {
+        return Array2::from_elem((0, width), f64::NAN);
+    };
+    let mut rng = ChaCha8Rng::seed_from_u64(SEED);
+    let mut means = Array2::zeros((RESAMPLES, width));
+    let mut counts = vec![0_u32; width];
+    for mut sums in means.outer_iter_mut() {
+        counts.fill(0);
+        for _ in 0..count {
+            // u32, so that 32- and 64-bit machines draw the same.
+            let row = rows[rng.random_range(0..count) as usize];
+            for ((sum, count), value) in sums.iter_mut().zip(&mut counts).zip(row) {
+                if value.is_finite() {
+                    *sum += value;
+                    *count += 1;
+                }
+            }
+        }
+        for (sum, count) in sums.iter_mut().zip(&counts) {
+            *sum /= f64::from(*count);
+        }
+    }
+    means
+}
+
+/// Quantiles of the finite values, linearly interpolated between order statistics; NaN where there are none.
+fn quantiles<const K: usize>(values: ArrayView1<'_, f64>, shares: [f64; K]) -> [f64; K] {
+    // Infinities are left out too: interpolating between two of them is undefined.
+    let mut values = values.mapv(|value| if value.is_finite() { value } else { f64::NAN });
+    let mut values = f64::remove_nan_mut(values.view_mut());
+    shares.map(|share| {
+        f64::try_as_not_nan(&share)
+            .and_then(|share| values.quantile_mut(*share, &Linear).ok())
+            .map_or(f64::NAN, f64::from_not_nan)
+    })
+}

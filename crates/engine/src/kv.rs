@@ -1,0 +1,141 @@
+//! The KV store: keys and values per layer, in buffers reserved once for what the policy will keep, and no more.
+
+use crate::{Error, ModelConfig, Result};
+use layerscope_kernels::{KeySpan, Segment};
+
+/// Keys and values of every layer.
+pub struct KvStore {
+    kv_heads: usize,
+    head_dim: usize,
+    layers: Vec<LayerStore>,
+}
+
+/// One layer: `[kv_heads, capacity, head_dim]` each.
+struct LayerStore {
+    keys: Vec<f32>,
+    values: Vec<f32>,
+    capacity: usize,
+    /// Stored positions, ascending, in runs; slot order is run order.
+    runs: Vec<Run>,
+}
+
+#[derive(Clone, Copy)]
+struct Run {
+    first_position: usize,
+    len: usize,
+}
+
+impl KvStore {
+    /// Reserves room for `capacity[layer]` tokens in each layer.
+    pub fn new(config: &ModelConfig, capacity: &[usize]) -> Self {
+        let per_token = config.kv_heads * config.head_dim;
+        let layers = capacity.iter().map(|&capacity| LayerStore {
+            keys: vec![0.0; capacity * per_token],
+            values: vec![0.0; capacity * per_token],
+            capacity,
+            runs: vec![],
+        });
+        Self { kv_heads: config.kv_heads, head_dim: config.head_dim, layers: layers.collect() }
+    }
+
+    /// Bytes allocated for keys and values.
+    pub fn allocated_bytes(&self) -> usize {
+        let buffers = self.layers.iter().flat_map(|layer| [&layer.keys, &layer.values]);
+        buffers.map(|buffer| buffer.capacity() * size_of::<f32>()).sum()
+    }
+
+    /// Tokens stored in a layer.
+    pub fn len(&self, layer: usize) -> usize {
+        self.layers[layer].len()
+    }
+
+    /// Stores the keys and values of rows at ascending positions after all stored ones;
+    /// `keys` and `values` are `[rows, kv_heads, head_dim]`.
+    ///
+    /// # Errors
+    /// [`Error::Failure`] where the layer has no room left.
+    pub fn append(&mut self, layer: usize, positions: &[usize], keys: &[f32], values: &[f32]) -> Result<()> {
+        let (kv_heads, dim) = (self.kv_heads, self.head_dim);
+        let store = &mut self.layers[layer];
+        let first_slot = store.len();
+        if first_slot + positions.len() > store.capacity {
+            return Err(Error::failure(format!(
+                "the KV store of layer {layer} is full ({} tokens); please report this",
+                store.capacity
+            )));
+        }
+        for (row, &position) in positions.iter().enumerate() {
+            for head in 0..kv_heads {
+                let from = (row * kv_heads + head) * dim;
+                let to = (head * store.capacity + first_slot + row) * dim;
+                store.keys[to..to + dim].copy_from_slice(&keys[from..from + dim]);
+                store.values[to..to + dim].copy_from_slice(&values[from..from + dim]);
+            }
+            match store.runs.last_mut() {
+                Some(run) if run.first_position + run.len == position => run.len += 1,
+                _ => store.runs.push(Run { first_position: position, len: 1 }),
+            }
+        }
+        Ok(())
+    }
+
+    /// Forgets every key at `position` and after it, in all layers.
+    pub fn truncate(&mut self, position: usize) {
+        for layer in &mut self.layers {
+            layer.runs.retain_mut(|run| {
+                run.len = run.len.min(position.saturating_sub(run.first_position));
+                run.len > 0
+            });
+        }
+    }
+
+    /// The stored keys of a layer as spans; with the prompt length p they are cut at the segments' borders, else
+    /// all count as [`Segment::Decode`].
+    pub fn spans(&self, layer: usize, prompt_len: Option<usize>) -> Vec<KeySpan<'_>> {
+        let segments = match prompt_len {
+            None => vec![(Segment::Decode, 0..usize::MAX)],
+            Some(p) => {
+                // With p = 1 position 0 is the first decode token and counts as such.
+                let bos_end = 1.min(p - 1);
+                vec![
+                    (Segment::Bos, 0..bos_end),
+                    (Segment::Prompt, bos_end..p - 1),
+                    (Segment::Decode, p - 1..usize::MAX),
+                ]
+            }
+        };
+        let store = &self.layers[layer];
+        let mut spans = vec![];
+        let mut slot = 0;
+        for run in &store.runs {
+            for (segment, range) in &segments {
+                let first = range.start.max(run.first_position);
+                let end = range.end.min(run.first_position + run.len);
+                if first < end {
+                    spans.push(self.span(layer, slot + first - run.first_position, first, end - first, *segment));
+                }
+            }
+            slot += run.len;
+        }
+        spans
+    }
+
+    fn span(&self, layer: usize, slot: usize, first_position: usize, len: usize, segment: Segment) -> KeySpan<'_> {
+        let store = &self.layers[layer];
+        let start = slot * self.head_dim;
+        KeySpan {
+            keys: &store.keys[start..],
+            values: &store.values[start..],
+            head_stride: store.capacity * self.head_dim,
+            len,
+            first_position,
+            segment,
+        }
+    }
+}
+
+impl LayerStore {
+    fn len(&self) -> usize {
+        self.runs.iter().map(|run| run.len).sum()
+    }
+}

@@ -1,0 +1,29 @@
+//! A hooked, config-driven decoder: weights, tokenizer, hook points, KV store, policies and generation.
+
+mod config;
+mod decoder;
+mod error;
+mod generate;
+mod hooks;
+mod kv;
+mod model;
+mod policy;
+mod session;
+mod tensor;
+mod tokenizer;
+mod weights;
+
+pub use config::{ModelConfig, RopeConfig, RopeScaling, SUPPORTED_ARCHITECTURES};
+pub use decoder::{Attend, Decoder, Location, Pass};
+pub use error::{Error, Result};
+pub use generate::{Choice, Generation, GenerationSettings, argmax, generate};
+pub use hooks::{Hook, HookContext, HookPoint, Hooks, Site};
+pub use kv::KvStore;
+pub use model::{Model, ModelSource, gguf_config};
+pub use policy::Policy;
+pub use session::{Interrupt, LayerStatistics, Session, check_interrupt};
+pub use tensor::with_f32;
+pub use tokenizer::{Message, PromptText, TokenStream, Tokenizer};
+pub use weights::{
+    Embedding, GgufFile, Linear, SafetensorsFiles, Weight, WeightSource, WeightsPrecision,
+};

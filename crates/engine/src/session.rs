@@ -1,0 +1,296 @@
+//! One sequence running through a decoder: prefill, decode steps, and the KV that its policy keeps.
+
+use crate::decoder::{Attend, Decoder, Location, Pass};
+use crate::hooks::{Hooks, Site};
+use crate::kv::KvStore;
+use crate::tensor::with_f32;
+use crate::{Error, Policy, Result};
+use candle_core::{Device, Tensor};
+use layerscope_kernels::{
+    AttentionShape, Queries, Received, Statistics, attention, attention_with_statistics,
+};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Prompt rows per forward pass: bounds memory, and products of this many rows run at full speed.
+const CHUNK: usize = 512;
+
+/// Set by Ctrl-C; long work looks at it and stops with [`Error::Interrupted`].
+pub type Interrupt = AtomicBool;
+
+/// Stops with [`Error::Interrupted`] where the user asked for it.
+///
+/// # Errors
+/// [`Error::Interrupted`].
+pub fn check_interrupt(interrupt: &Interrupt) -> Result<()> {
+    if interrupt.load(Ordering::Relaxed) { Err(Error::Interrupted) } else { Ok(()) }
+}
+
+/// Attention statistics of one layer, over decode rows.
+pub struct LayerStatistics {
+    /// Mass and entropy, index `row · H + head`.
+    pub rows: Statistics,
+    /// Attention received by prompt positions 0 … p−1.
+    pub received: Received,
+}
+
+/// A running sequence.
+pub struct Session<'m> {
+    decoder: &'m Decoder,
+    policy: Policy,
+    store: KvStore,
+    prompt_len: usize,
+    len: usize,
+}
+
+impl<'m> Session<'m> {
+    /// Reserves KV for a prompt of `prompt_len` tokens and `decode_len` decode tokens, the last prompt token counted
+    /// among the latter.
+    ///
+    /// # Errors
+    /// [`Error::Input`] on an empty prompt or a sequence beyond the model's context.
+    pub fn new(decoder: &'m Decoder, policy: Policy, prompt_len: usize, decode_len: usize) -> Result<Self> {
+        let context = decoder.config().context;
+        if prompt_len == 0 {
+            return Err(Error::input("the prompt is empty; give at least one token"));
+        }
+        if prompt_len - 1 + decode_len > context {
+            return Err(Error::input(format!(
+                "the prompt has {prompt_len} tokens, which with {decode_len} new ones exceeds the model's context of \
+                 {context}; shorten the prompt or ask for fewer new tokens"
+            )));
+        }
+        let capacity = policy.capacity(prompt_len, decode_len);
+        let store = KvStore::new(decoder.config(), &capacity);
+        Ok(Self { decoder, policy, store, prompt_len, len: 0 })
+    }
+
+    /// Tokens processed so far.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether nothing was processed yet.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The KV store.
+    pub fn store(&self) -> &KvStore {
+        &self.store
+    }
+
+    /// Forgets every token from `position` on.
+    pub fn truncate(&mut self, position: usize) {
+        self.store.truncate(position);
+        self.len = self.len.min(position);
+    }
+
+    /// Runs the prompt, in chunks, as deep as the policy says; logits `[V]` of its last token.
+    /// `progress(done)` is told the number of tokens done after each chunk.
+    ///
+    /// # Errors
+    /// [`Error::Interrupted`], or whatever fails beneath.
+    pub fn prefill(
+        &mut self,
+        prompt: &[u32],
+        hooks: &mut Hooks<'_>,
+        interrupt: &Interrupt,
+        progress: &mut dyn FnMut(usize),
+    ) -> Result<Tensor> {
+        assert!(self.is_empty() && prompt.len() == self.prompt_len, "prefill runs once, on the prompt");
+        let mut last = None;
+        for chunk in prompt.chunks(CHUNK) {
+            check_interrupt(interrupt)?;
+            last = self.rows(chunk, hooks, None, false)?;
+            progress(self.len);
+        }
+        // The last prompt token runs full depth under every policy, so there is a last row.
+        let (x, positions) = last.ok_or_else(|| Error::failure("prefill left no row; please report this"))?;
+        let row = x.narrow(0, positions.len() - 1, 1)?;
+        Ok(self.decoder.unembed(&row, &positions[positions.len() - 1..], hooks, false)?.squeeze(0)?)
+    }
+
+    /// Runs one more token; logits `[V]` of the next.
+    ///
+    /// # Errors
+    /// Whatever fails beneath.
+    pub fn step(&mut self, token: u32, hooks: &mut Hooks<'_>) -> Result<Tensor> {
+        let x = self.decode_rows(&[token], hooks, None, false)?;
+        let position = [self.len - 1];
+        Ok(self.decoder.unembed(&x, &position, hooks, false)?.squeeze(0)?)
+    }
+
+    /// Runs several decode tokens at once (teacher forcing), in f32 whatever the weights, and keeps the attention
+    /// statistics of each layer; the final residual stream `[tokens, d]`.
+    ///
+    /// # Errors
+    /// Whatever fails beneath.
+    pub fn teacher_forced(
+        &mut self,
+        tokens: &[u32],
+        hooks: &mut Hooks<'_>,
+        statistics: &mut Vec<LayerStatistics>,
+    ) -> Result<Tensor> {
+        self.decode_rows(tokens, hooks, Some(statistics), true)
+    }
+
+    fn decode_rows(
+        &mut self,
+        tokens: &[u32],
+        hooks: &mut Hooks<'_>,
+        statistics: Option<&mut Vec<LayerStatistics>>,
+        exact: bool,
+    ) -> Result<Tensor> {
+        assert!(self.len + 1 >= self.prompt_len, "decode comes after prefill");
+        let rows = self.rows(tokens, hooks, statistics, exact)?;
+        rows.map(|(x, _)| x).ok_or_else(|| Error::failure("no decode row; please report this"))
+    }
+
+    /// The next tokens through the layers at which they exist; the final residual stream and positions of the rows
+    /// that ran full depth, if any did.
+    fn rows(
+        &mut self,
+        tokens: &[u32],
+        hooks: &mut Hooks<'_>,
+        statistics: Option<&mut Vec<LayerStatistics>>,
+        exact: bool,
+    ) -> Result<Option<(Tensor, Vec<usize>)>> {
+        let (decoder, policy) = (self.decoder, self.policy);
+        let (cutoff, layers) = (policy.cutoff(), decoder.config().layers);
+        let positions: Vec<usize> = (self.len..self.len + tokens.len()).collect();
+        let mut attend = StoredAttention {
+            decoder,
+            store: &mut self.store,
+            prompt_len: self.prompt_len,
+            statistics,
+        };
+        let mut pass = Pass { attend: &mut attend, hooks, exact };
+        let x = decoder.embed(tokens, &positions, pass.hooks)?;
+        let x = decoder.forward(x, &positions, 0..cutoff, &mut pass)?;
+        self.len += tokens.len();
+
+        let deep: Vec<u32> = (0u32..)
+            .zip(&positions)
+            .filter(|&(_, &p)| cutoff == layers || policy.keeps_full_depth(p, self.prompt_len))
+            .map(|(row, _)| row)
+            .collect();
+        if deep.is_empty() {
+            return Ok(None);
+        }
+        if deep.len() == positions.len() {
+            return Ok(Some((decoder.forward(x, &positions, cutoff..layers, &mut pass)?, positions)));
+        }
+        let positions: Vec<usize> = deep.iter().map(|&row| positions[row as usize]).collect();
+        let x = x.index_select(&Tensor::new(deep, x.device())?, 0)?;
+        Ok(Some((decoder.forward(x, &positions, cutoff..layers, &mut pass)?, positions)))
+    }
+}
+
+/// Attention over the KV store: append, then see whatever is stored at or before each row's position.
+struct StoredAttention<'a> {
+    decoder: &'a Decoder,
+    store: &'a mut KvStore,
+    prompt_len: usize,
+    statistics: Option<&'a mut Vec<LayerStatistics>>,
+}
+
+impl Attend for StoredAttention<'_> {
+    fn attend(&mut self, at: Location<'_>, [q, k, v]: [&Tensor; 3], hooks: &mut Hooks<'_>) -> Result<Tensor> {
+        let Location { layer, positions } = at;
+        with_f32(k, |k| with_f32(v, |v| self.store.append(layer, positions, k, v)))???;
+        if hooks.wants(layer, Site::AttentionScores) || hooks.wants(layer, Site::Pattern) {
+            return self.materialised(at, q, hooks);
+        }
+        let shape = self.decoder.attention_shape(layer);
+        let row_len = shape.query_heads * shape.head_dim;
+        let spans = self.store.spans(layer, self.statistics.as_ref().map(|_| self.prompt_len));
+        let mut output = vec![0.0; positions.len() * row_len];
+        with_f32(q, |q| {
+            for (first_row, rows) in consecutive_runs(positions) {
+                let range = first_row * row_len..(first_row + rows) * row_len;
+                let queries = Queries { data: &q[range.clone()], rows, first_position: positions[first_row] };
+                let output = &mut output[range];
+                match self.statistics.as_deref_mut() {
+                    None => attention(&shape, &queries, &spans, output),
+                    Some(statistics) => {
+                        let mut received = Received::new(self.prompt_len);
+                        let rows =
+                            attention_with_statistics(&shape, &queries, &spans, output, Some(&mut received));
+                        statistics.push(LayerStatistics { rows, received });
+                    }
+                }
+            }
+        })?;
+        Ok(Tensor::from_vec(output, (positions.len(), shape.query_heads, shape.head_dim), &Device::Cpu)?)
+    }
+}
+
+impl StoredAttention<'_> {
+    /// The same with scores and pattern as tensors `[H, rows, keys]`, for the hooks that ask for them.
+    fn materialised(&self, at: Location<'_>, q: &Tensor, hooks: &mut Hooks<'_>) -> Result<Tensor> {
+        let Location { layer, positions } = at;
+        let shape = self.decoder.attention_shape(layer);
+        let (keys, values, key_positions) = self.gathered(layer, &shape)?;
+        let q = q.transpose(0, 1)?.contiguous()?;
+        let scores = (q.matmul(&keys.t()?)? * f64::from(shape.scale))?;
+        let mask: Vec<f32> = positions
+            .iter()
+            .flat_map(|&query| {
+                key_positions.iter().map(move |&key| {
+                    let visible = key <= query && shape.window.is_none_or(|w| query - key < w);
+                    if visible { 0.0 } else { f32::NEG_INFINITY }
+                })
+            })
+            .collect();
+        let mask = Tensor::from_vec(mask, (1, positions.len(), key_positions.len()), &Device::Cpu)?;
+        let scores = hooks.visit(layer, Site::AttentionScores, positions, scores.broadcast_add(&mask)?)?;
+        let pattern = candle_nn::ops::softmax_last_dim(&scores)?;
+        let pattern = hooks.visit(layer, Site::Pattern, positions, pattern)?;
+        Ok(pattern.matmul(&values)?.transpose(0, 1)?.contiguous()?)
+    }
+
+    /// Keys and values of every query head, `[H, keys, head_dim]`, and the keys' positions.
+    fn gathered(&self, layer: usize, shape: &AttentionShape) -> Result<(Tensor, Tensor, Vec<usize>)> {
+        let spans = self.store.spans(layer, None);
+        let group = shape.query_heads / shape.kv_heads;
+        let key_positions: Vec<usize> =
+            spans.iter().flat_map(|span| span.first_position..span.first_position + span.len).collect();
+        let (mut keys, mut values) = (vec![], vec![]);
+        for head in 0..shape.query_heads {
+            for span in &spans {
+                let start = head / group * span.head_stride;
+                keys.extend_from_slice(&span.keys[start..start + span.len * shape.head_dim]);
+                values.extend_from_slice(&span.values[start..start + span.len * shape.head_dim]);
+            }
+        }
+        let dims = (shape.query_heads, key_positions.len(), shape.head_dim);
+        Ok((
+            Tensor::from_vec(keys, dims, &Device::Cpu)?,
+            Tensor::from_vec(values, dims, &Device::Cpu)?,
+            key_positions,
+        ))
+    }
+}
+
+/// (first row, rows) of each run of consecutive positions.
+fn consecutive_runs(positions: &[usize]) -> Vec<(usize, usize)> {
+    let mut runs: Vec<(usize, usize)> = vec![];
+    for (row, &position) in positions.iter().enumerate() {
+        match runs.last_mut() {
+            Some((first, rows)) if positions[*first] + *rows == position => *rows += 1,
+            _ => runs.push((row, 1)),
+        }
+    }
+    runs
+}
+
+#[cfg(test)]
+mod tests {
+    use super::consecutive_runs;
+
+    #[test]
+    fn runs_split_where_positions_jump() {
+        assert_eq!(consecutive_runs(&[0, 7, 8, 9, 12]), [(0, 1), (1, 3), (4, 1)]);
+        assert_eq!(consecutive_runs(&[]), []);
+    }
+}

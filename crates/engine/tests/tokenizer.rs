@@ -1,0 +1,1035 @@
+//! The tokenizer against ids made by `transformers`, its templates, and files that are damaged.
+
+#![allow(clippy::unwrap_used)]
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+
+use candle_core::quantized::gguf_file::{Content, Value};
+use layerscope_engine::{Message, PromptText, Result, Tokenizer};
+use tokenizers::normalizers::NFC;
+use tokenizers::pre_tokenizers::byte_level::ByteLevel;
+use tokenizers::{NormalizedString, Normalizer};
+
+type Metadata = HashMap<String, Value>;
+
+const SMOLLM2_TEMPLATE: &str = "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}{{ '<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n' }}{% endif %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
+
+/// Written for this test in the manner of Llama 3.1: it writes BoS, trims, and asks for tools, dates and the like.
+const LLAMA3_TEMPLATE: &str = r#"{{- bos_token }}
+{%- if not date_string is defined %}
+    {%- if strftime_now is defined %}
+        {%- set date_string = strftime_now("%d %b %Y") %}
+    {%- endif %}
+{%- endif %}
+{%- if messages[0]['role'] == 'system' %}
+    {%- set system_message = messages[0]['content']|trim %}
+    {%- set messages = messages[1:] %}
+{%- else %}
+    {%- set system_message = "" %}
+{%- endif %}
+{{- "<|start_header_id|>system<|end_header_id|>\n\n" }}
+{%- if tools is not none %}
+    {{- "Environment: ipython\n" }}
+{%- endif %}
+{{- system_message }}
+{{- "<|eot_id|>" }}
+{%- for message in messages %}
+    {%- if message.role not in ['user', 'assistant'] %}
+        {{- raise_exception("no role " + message.role) }}
+    {%- endif %}
+    {{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n'+ message['content'] | trim + '<|eot_id|>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|start_header_id|>assistant<|end_header_id|>\n\n' }}
+{%- endif %}
+"#;
+
+const SPECIAL_TOKENS: [&str; 8] = [
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|begin_of_text|>",
+    "<|start_header_id|>",
+    "<|end_header_id|>",
+    "<|eot_id|>",
+    "<pad>",
+];
+const MERGES: [&str; 10] = [
+    "1 2", "12 3", "h e", "l l", "he ll", "hell o", "Ġ h", "Ġh e", "Ã ¤", "ä ½",
+];
+
+fn strings<S: AsRef<str>>(items: impl IntoIterator<Item = S>) -> Value {
+    Value::Array(
+        items
+            .into_iter()
+            .map(|s| Value::String(s.as_ref().to_owned()))
+            .collect(),
+    )
+}
+
+/// A small vocabulary: the 256 bytes, a few merges, control tokens, one user-defined and one unused token.
+fn vocabulary() -> (Vec<String>, Vec<i32>) {
+    let mut bytes: Vec<char> = ByteLevel::alphabet().into_iter().collect();
+    bytes.sort_unstable();
+    let mut tokens: Vec<String> = bytes.into_iter().map(String::from).collect();
+    tokens.extend(MERGES.map(|merge| merge.replace(' ', "")));
+    let mut types = vec![1; tokens.len()];
+    tokens.extend(SPECIAL_TOKENS.map(str::to_owned));
+    types.resize(tokens.len(), 3);
+    tokens.extend(["<think>".to_owned(), "[PAD0]".to_owned()]);
+    types.extend([4, 5]);
+    (tokens, types)
+}
+
+fn id_of(token: &str) -> u32 {
+    let position = vocabulary().0.iter().position(|t| t == token);
+    u32::try_from(position.unwrap()).unwrap()
+}
+
+fn metadata(pre: &str) -> Metadata {
+    let (tokens, types) = vocabulary();
+    let types = types.into_iter().map(Value::I32).collect();
+    Metadata::from([
+        ("tokenizer.ggml.model".into(), Value::String("gpt2".into())),
+        ("tokenizer.ggml.pre".into(), Value::String(pre.into())),
+        ("tokenizer.ggml.tokens".into(), strings(&tokens)),
+        ("tokenizer.ggml.token_type".into(), Value::Array(types)),
+        ("tokenizer.ggml.merges".into(), strings(MERGES)),
+        (
+            "tokenizer.ggml.bos_token_id".into(),
+            Value::U32(id_of("<|begin_of_text|>")),
+        ),
+    ])
+}
+
+fn with(mut metadata: Metadata, key: &str, value: Value) -> Metadata {
+    metadata.insert(format!("tokenizer.{key}"), value);
+    metadata
+}
+
+fn with_token(metadata: Metadata, key: &str, token: &str) -> Metadata {
+    with(
+        metadata,
+        &format!("ggml.{key}_token_id"),
+        Value::U32(id_of(token)),
+    )
+}
+
+fn with_template(metadata: Metadata, template: &str) -> Metadata {
+    with(metadata, "chat_template", Value::String(template.into()))
+}
+
+fn load(metadata: &Metadata) -> Result<Tokenizer> {
+    Tokenizer::from_gguf(metadata, Path::new("small.gguf"))
+}
+
+/// The sentence of an error that is the user's to mend, which names the file.
+fn refusal<T: std::fmt::Debug>(result: Result<T>, file: &str) -> String {
+    let error = result.unwrap_err();
+    let sentence = error.to_string();
+    assert_eq!(error.exit_code(), 2, "{sentence}");
+    assert!(sentence.contains(file), "{sentence}");
+    assert!(!sentence.contains('\n'), "{sentence}");
+    sentence
+}
+
+fn plain(text: &str) -> PromptText {
+    PromptText::Plain(text.into())
+}
+
+fn streamed(tokenizer: &Tokenizer, ids: &[u32], skip_special: bool) -> String {
+    let mut stream = tokenizer.stream(skip_special);
+    let mut text = String::new();
+    for &id in ids {
+        if let Some(piece) = stream.push(id).unwrap() {
+            assert!(!piece.is_empty());
+            text.push_str(&piece);
+        }
+    }
+    text + &stream.finish().unwrap()
+}
+
+#[test]
+fn each_pre_tokenizer_splits_in_its_own_way() {
+    let pieces = |pre: &str, text: &str| -> Vec<String> {
+        let tokenizer = load(&metadata(pre)).unwrap();
+        let ids = tokenizer.encode(text).unwrap();
+        assert_eq!(tokenizer.decode(&ids).unwrap(), text);
+        ids.into_iter().map(|id| tokenizer.token_text(id)).collect()
+    };
+    for pre in ["smollm", "qwen2"] {
+        assert_eq!(pieces(pre, "123"), ["1", "2", "3"], "{pre}");
+    }
+    for pre in ["llama-bpe", "llama3", "llama-v3", "gpt-2"] {
+        assert_eq!(pieces(pre, "123"), ["123"], "{pre}");
+    }
+    assert_eq!(pieces("llama-bpe", "123123"), ["123", "123"]);
+    // Llama and Qwen take one leading character of any kind with a word, and so never merge it with what is before.
+    assert_eq!(pieces("gpt-2", "12hello"), ["12", "hello"]);
+    assert_eq!(pieces("llama-bpe", "(hello"), ["(", "hello"]);
+}
+
+#[test]
+fn merges_are_ignored_where_a_piece_is_a_token() {
+    // No merge leads to "Ġhello".
+    let add = |pre| {
+        let (mut tokens, mut types) = vocabulary();
+        tokens.push("Ġhello".into());
+        types.push(1);
+        let types = types.into_iter().map(Value::I32).collect();
+        let metadata = with(metadata(pre), "ggml.tokens", strings(&tokens));
+        let metadata = with(metadata, "ggml.token_type", Value::Array(types));
+        load(&metadata).unwrap().encode(" hello").unwrap().len()
+    };
+    assert_eq!(add("llama-bpe"), 1);
+    assert_eq!(add("qwen2"), 2);
+}
+
+#[test]
+fn only_qwen_normalises() {
+    let decomposed = "e\u{301}";
+    let qwen = load(&metadata("qwen2")).unwrap();
+    let ids = qwen.encode(decomposed).unwrap();
+    assert_eq!(qwen.decode(&ids).unwrap(), "\u{e9}");
+    for pre in ["smollm", "llama-bpe", "gpt-2"] {
+        let tokenizer = load(&metadata(pre)).unwrap();
+        let ids = tokenizer.encode(decomposed).unwrap();
+        assert_eq!(tokenizer.decode(&ids).unwrap(), decomposed);
+    }
+}
+
+#[test]
+fn special_tokens_are_parsed_shown_and_skipped() {
+    let tokenizer = load(&metadata("smollm")).unwrap();
+    let text = "a<|im_start|>1<think> <|im_end|>\u{338}";
+    let ids = tokenizer.encode(text).unwrap();
+    assert!(ids.contains(&id_of("<|im_start|>")));
+    assert!(ids.contains(&id_of("<think>")));
+    assert_eq!(tokenizer.decode(&ids).unwrap(), text);
+    // User-defined tokens are text; control tokens are not.
+    let without = tokenizer.decode_skipping_special(&ids).unwrap();
+    assert_eq!(without, "a1<think> \u{338}");
+    assert_eq!(streamed(&tokenizer, &ids, true), without);
+    assert_eq!(tokenizer.token_text(id_of("<|im_end|>")), "<|im_end|>");
+    // Matched before normalisation, which would swallow the ">" here.
+    let qwen = load(&metadata("qwen2")).unwrap();
+    assert!(qwen.encode(text).unwrap().contains(&id_of("<|im_end|>")));
+}
+
+#[test]
+fn tokens_that_are_no_whole_character_are_shown_as_bytes() {
+    let tokenizer = load(&metadata("gpt-2")).unwrap();
+    assert_eq!(tokenizer.token_text(id_of("Ġhe")), " he");
+    assert_eq!(tokenizer.token_text(id_of("Ã¤")), "ä");
+    assert_eq!(tokenizer.token_text(id_of("ä")), "<0xE4>");
+    assert_eq!(tokenizer.token_text(id_of("ä½")), "<0xE4><0xBD>");
+    let unused = id_of("[PAD0]");
+    assert_eq!(tokenizer.token_text(unused), format!("<unused {unused}>"));
+    assert_eq!(tokenizer.token_text(u32::MAX), "<unused 4294967295>");
+    assert_eq!(
+        tokenizer.decode(&[unused, id_of("he"), u32::MAX]).unwrap(),
+        "he"
+    );
+    assert_eq!(tokenizer.vocab_size(), unused as usize + 1);
+}
+
+#[test]
+fn a_stream_holds_back_unfinished_characters() {
+    let tokenizer = load(&metadata("gpt-2")).unwrap();
+    let ids = tokenizer.encode("你").unwrap();
+    assert_eq!(ids, [id_of("ä½"), id_of("ł")]);
+    let mut stream = tokenizer.stream(false);
+    assert_eq!(stream.push(ids[0]).unwrap(), None);
+    assert_eq!(stream.push(ids[1]).unwrap().as_deref(), Some("你"));
+    assert_eq!(stream.push(ids[0]).unwrap(), None);
+    assert_eq!(
+        stream.push(id_of("he")).unwrap().as_deref(),
+        Some("\u{fffd}he")
+    );
+    assert_eq!(stream.push(ids[0]).unwrap(), None);
+    assert_eq!(stream.finish().unwrap(), "\u{fffd}");
+}
+
+#[test]
+fn any_ids_stream_to_what_they_decode_to() {
+    let tokenizer = load(&metadata("llama-bpe")).unwrap();
+    let size = u32::try_from(tokenizer.vocab_size()).unwrap();
+    // A fixed sequence that reaches every id, in and beyond the vocabulary, in a scrambled order.
+    let ids: Vec<u32> = (0..20_000_u32)
+        .map(|i| i.wrapping_mul(2_654_435_761) % (size + 3))
+        .collect();
+    for chunk in ids.chunks(97) {
+        assert_eq!(
+            streamed(&tokenizer, chunk, false),
+            tokenizer.decode(chunk).unwrap()
+        );
+        assert_eq!(
+            streamed(&tokenizer, chunk, true),
+            tokenizer.decode_skipping_special(chunk).unwrap()
+        );
+    }
+}
+
+#[test]
+fn bos_comes_exactly_once() {
+    let bos = id_of("<|begin_of_text|>");
+    let count = |metadata: &Metadata, prompt: &str| {
+        let ids = load(metadata)
+            .unwrap()
+            .encode_prompt(&plain(prompt))
+            .unwrap();
+        assert!(!ids[1..].contains(&bos));
+        ids[0] == bos
+    };
+    let llama = metadata("llama-bpe");
+    assert!(count(&llama, "hello"));
+    assert!(count(&llama, "<|begin_of_text|>hello"));
+    assert!(count(&llama, ""), "an empty prompt is the BoS token");
+    let written = with_template(llama.clone(), LLAMA3_TEMPLATE);
+    assert!(count(&written, "hello"));
+    let unwritten = with_template(llama.clone(), SMOLLM2_TEMPLATE);
+    assert!(count(&unwritten, "hello"));
+    let off = with(llama.clone(), "ggml.add_bos_token", Value::Bool(false));
+    assert!(!count(&off, "hello"));
+    assert_eq!(load(&off).unwrap().bos_id(), Some(bos));
+    assert!(!load(&off).unwrap().adds_bos());
+    for pre in ["smollm", "gpt-2", "qwen2"] {
+        assert!(!count(&metadata(pre), "hello"), "{pre}");
+        let asked = with(metadata(pre), "ggml.add_bos_token", Value::Bool(true));
+        assert!(count(&asked, "hello"), "{pre}");
+    }
+    assert!(
+        !load(&llama)
+            .unwrap()
+            .encode("hello")
+            .unwrap()
+            .contains(&bos)
+    );
+    let mut nameless = llama;
+    nameless.remove("tokenizer.ggml.bos_token_id");
+    assert!(refusal(load(&nameless), "small.gguf").contains("names none"));
+    nameless.insert("tokenizer.ggml.add_bos_token".into(), Value::Bool(false));
+    assert_eq!(load(&nameless).unwrap().bos_id(), None);
+}
+
+#[test]
+fn end_tokens_are_those_that_metadata_or_template_use() {
+    let base = with_token(metadata("smollm"), "eos", "<|endoftext|>");
+    assert_eq!(load(&base).unwrap().eos_ids(), [id_of("<|endoftext|>")]);
+    let chat = with_template(base.clone(), SMOLLM2_TEMPLATE);
+    let both = [id_of("<|endoftext|>"), id_of("<|im_end|>")];
+    assert_eq!(load(&chat).unwrap().eos_ids(), both);
+    let named = with_token(with_token(chat, "eot", "<|im_end|>"), "eom", "<|eot_id|>");
+    assert_eq!(
+        load(&named).unwrap().eos_ids(),
+        [both[0], both[1], id_of("<|eot_id|>")]
+    );
+    assert!(load(&metadata("smollm")).unwrap().eos_ids().is_empty());
+}
+
+fn rendered(template: &str, messages: &[(&str, &str)]) -> Result<String> {
+    let metadata = with_token(metadata("gpt-2"), "eos", "<|eot_id|>");
+    let messages = messages
+        .iter()
+        .map(|&(role, content)| Message::new(role, content));
+    load(&with_template(metadata, template))
+        .unwrap()
+        .render_prompt(&PromptText::Messages(messages.collect()))
+}
+
+#[test]
+fn the_template_of_smollm2_adds_its_system_message() {
+    let tokenizer = load(&with_template(metadata("smollm"), SMOLLM2_TEMPLATE)).unwrap();
+    assert_eq!(
+        tokenizer.render_prompt(&plain("Hi!")).unwrap(),
+        "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n\
+         <|im_start|>user\nHi!<|im_end|>\n<|im_start|>assistant\n"
+    );
+    assert_eq!(tokenizer.chat_template(), Some(SMOLLM2_TEMPLATE));
+    let ids = tokenizer.encode_prompt(&plain("Hi!")).unwrap();
+    let starts = ids.iter().filter(|&&id| id == id_of("<|im_start|>"));
+    assert_eq!(starts.count(), 3);
+    assert_eq!(
+        rendered(
+            SMOLLM2_TEMPLATE,
+            &[("system", "Be brief."), ("user", "1"), ("assistant", "2")]
+        )
+        .unwrap(),
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n1<|im_end|>\n\
+         <|im_start|>assistant\n2<|im_end|>\n<|im_start|>assistant\n"
+    );
+}
+
+#[test]
+fn the_template_of_llama_3_is_read_as_transformers_does() {
+    assert_eq!(
+        rendered(
+            LLAMA3_TEMPLATE,
+            &[("system", " Be brief. "), ("user", " Hi ")]
+        )
+        .unwrap(),
+        "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nBe brief.<|eot_id|>\
+         <|start_header_id|>user<|end_header_id|>\n\nHi<|eot_id|>\
+         <|start_header_id|>assistant<|end_header_id|>\n\n"
+    );
+    let sentence = refusal(rendered(LLAMA3_TEMPLATE, &[("tool", "x")]), "small.gguf");
+    assert!(
+        sentence.ends_with("refuses the prompt: no role tool"),
+        "{sentence}"
+    );
+}
+
+#[test]
+fn templates_have_what_python_gives_them() {
+    let messages = [("user", "<think>a</think>  b\n"), ("assistant", "c")];
+    for (template, expected) in [
+        // A block's own line leaves nothing behind.
+        ("a\n  {% if true %}\nb\n  {% endif %}\nc\n", "a\nb\nc"),
+        (
+            "{{ messages[0].content.split('</think>')[-1].strip() }}",
+            "b",
+        ),
+        (
+            "{{ messages[-1]['content'].upper() }}{{ messages|length }}",
+            "C2",
+        ),
+        (
+            "{{ messages[::-1][0].role }}{{ 'think' in messages[0].content }}",
+            "assistantTrue",
+        ),
+        (
+            "{{ messages[0]|tojson }}",
+            r#"{"role": "user", "content": "<think>a</think>  b\n"}"#,
+        ),
+        (
+            "{{ {'b': [1], 'a': none}|tojson(indent=1, sort_keys=true) }}",
+            "{\n \"a\": null,\n \"b\": [\n  1\n ]\n}",
+        ),
+        (
+            "{% for k, v in messages[1].items() %}{{ k }}={{ v }};{% endfor %}",
+            "role=assistant;content=c;",
+        ),
+        (
+            "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + loop.index0 %}{% endfor %}{{ ns.n }}",
+            "1",
+        ),
+        (
+            "{{ tools is none and documents is none and not tools }}{{ nothing }}",
+            "True",
+        ),
+        (
+            "{{ bos_token }}{{ eos_token }}{{ add_generation_prompt }}",
+            "<|begin_of_text|><|eot_id|>True",
+        ),
+        (
+            "{% macro m(x) %}[{{ x }}]{% endmacro %}{{ m(messages[1].content) }}",
+            "[c]",
+        ),
+        ("{{ strftime_now('%Y')[:2] }}", "20"),
+        (
+            "{{ messages[0].content is string and messages is iterable and messages[0] is mapping }}",
+            "True",
+        ),
+        ("<b>{{ '&<>' }}", "<b>&<>"),
+    ] {
+        let made = rendered(template, &messages);
+        assert_eq!(made.as_deref().ok(), Some(expected), "{template}: {made:?}");
+    }
+}
+
+#[test]
+fn templates_that_cannot_be_used_are_refused() {
+    for (template, part) in [
+        ("{% generation %}{% endgeneration %}", "{% generation %}"),
+        (
+            "{%- generation -%}{%- endgeneration -%}",
+            "{% generation %}",
+        ),
+        ("{% for %}", "cannot be used"),
+        ("{{ 1 / 0 }}", "cannot be used"),
+        ("{{ missing.attribute.deeper }}", "cannot be used"),
+        ("{{ nothing|tojson }}", "cannot be used"),
+        ("{{ strftime_now('%Q') }}", "%Q"),
+        ("{% include 'other' %}", "cannot be used"),
+        (
+            "{{ raise_exception('no system role') }}",
+            "refuses the prompt: no system role",
+        ),
+        (
+            "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
+            "cannot be used",
+        ),
+        (
+            "{% for i in range(100000) %}{{ 'x' * 1000 }}{% endfor %}",
+            "cannot be used",
+        ),
+    ] {
+        let sentence = refusal(rendered(template, &[("user", "x")]), "small.gguf");
+        assert!(sentence.contains(part), "{template}: {sentence}");
+    }
+    let nested = format!("{}1{}", "(".repeat(100_000), ")".repeat(100_000));
+    refusal(
+        rendered(&format!("{{{{ {nested} }}}}"), &[("user", "x")]),
+        "small.gguf",
+    );
+}
+
+#[test]
+fn prompts_without_a_template_are_taken_as_they_are() {
+    let tokenizer = load(&metadata("gpt-2")).unwrap();
+    let ids = tokenizer.encode("hello").unwrap();
+    assert_eq!(tokenizer.encode_prompt(&plain("hello")).unwrap(), ids);
+    let mut messages = vec![Message::new("user", "hello")];
+    let prompt = PromptText::Messages(messages.clone());
+    assert_eq!(tokenizer.encode_prompt(&prompt).unwrap(), ids);
+    messages.push(Message::new("assistant", "hello"));
+    refusal(
+        tokenizer.encode_prompt(&PromptText::Messages(messages)),
+        "small.gguf",
+    );
+    refusal(
+        tokenizer.encode_prompt(&PromptText::Messages(Vec::new())),
+        "no messages",
+    );
+    refusal(tokenizer.encode_prompt(&plain("")), "empty");
+    let chat = load(&with_template(metadata("gpt-2"), SMOLLM2_TEMPLATE)).unwrap();
+    refusal(
+        chat.encode_prompt(&PromptText::Messages(Vec::new())),
+        "no messages",
+    );
+}
+
+#[test]
+fn damaged_metadata_is_refused() {
+    let (tokens, types) = vocabulary();
+    let size = tokens.len();
+    let string = |text: &str| Value::String(text.into());
+    let twice = {
+        let mut tokens = tokens.clone();
+        tokens[5] = tokens[4].clone();
+        strings(tokens)
+    };
+    let empty_token = {
+        let mut tokens = tokens.clone();
+        tokens[5] = String::new();
+        strings(tokens)
+    };
+    let types_of = |types: &[i32]| Value::Array(types.iter().copied().map(Value::I32).collect());
+    let cases = [
+        ("ggml.model", string("llama"), "\"llama\""),
+        ("ggml.model", Value::U32(1), "tokenizer.ggml.model"),
+        ("ggml.pre", string("default"), "\"default\""),
+        ("ggml.pre", string("deepseek-llm"), "smollm, llama-bpe"),
+        ("ggml.pre", Value::Bool(true), "tokenizer.ggml.pre"),
+        ("ggml.tokens", string("a"), "not an array"),
+        (
+            "ggml.tokens",
+            Value::Array(vec![Value::U8(1); size]),
+            "not a string",
+        ),
+        (
+            "ggml.tokens",
+            Value::Array(Vec::new()),
+            "types for 0 tokens",
+        ),
+        ("ggml.tokens", strings(&tokens[..size - 1]), "types for"),
+        ("ggml.tokens", twice, "tokens 4 and 5 are both"),
+        ("ggml.tokens", empty_token, "token 5 is empty"),
+        ("ggml.token_type", types_of(&types[1..]), "types for"),
+        (
+            "ggml.token_type",
+            types_of(&vec![7; size]),
+            "no token type 7",
+        ),
+        (
+            "ggml.token_type",
+            types_of(&vec![-1; size]),
+            "no token type -1",
+        ),
+        (
+            "ggml.token_type",
+            Value::Array(vec![Value::F32(1.0); size]),
+            "not an integer",
+        ),
+        (
+            "ggml.token_type",
+            types_of(&vec![5; size]),
+            "not in the vocabulary",
+        ),
+        ("ggml.merges", Value::F64(0.0), "not an array"),
+        ("ggml.merges", strings(["a"]), "is not two tokens"),
+        ("ggml.merges", strings(["a b c"]), "not in the vocabulary"),
+        ("ggml.merges", strings(["a absent"]), "\"absent\""),
+        ("ggml.merges", strings(["hello hello"]), "\"hellohello\""),
+        ("ggml.merges", strings([" a"]), "not in the vocabulary"),
+        (
+            "ggml.bos_token_id",
+            Value::U32(u32::MAX),
+            "is outside its vocabulary",
+        ),
+        ("ggml.bos_token_id", Value::I32(-1), "-1 is outside"),
+        (
+            "ggml.eos_token_id",
+            Value::U32(u32::try_from(size).unwrap()),
+            "is outside",
+        ),
+        ("ggml.eot_token_id", Value::U64(u64::MAX), "is outside"),
+        ("ggml.eom_token_id", string("2"), "not an integer"),
+        ("ggml.add_bos_token", Value::U8(1), "not a boolean"),
+        ("chat_template", Value::U8(1), "not a string"),
+    ];
+    for (key, value, part) in cases {
+        let sentence = refusal(load(&with(metadata("smollm"), key, value)), "small.gguf");
+        assert!(sentence.contains(part), "{key}: {sentence}");
+    }
+    for key in ["model", "pre", "tokens", "token_type", "merges"] {
+        let key = format!("tokenizer.ggml.{key}");
+        let mut metadata = metadata("smollm");
+        metadata.remove(&key);
+        let sentence = refusal(load(&metadata), "small.gguf");
+        assert!(sentence.contains(&key), "{sentence}");
+    }
+    refusal(load(&Metadata::new()), "small.gguf");
+    // However long what it quotes.
+    let long = with(metadata("smollm"), "ggml.pre", string(&"é".repeat(100_000)));
+    assert!(refusal(load(&long), "small.gguf").len() < 2000);
+}
+
+/// A folder with the given files.
+fn folder(files: &[(&str, &str)]) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    for (name, text) in files {
+        std::fs::write(folder.path().join(name), text).unwrap();
+    }
+    folder
+}
+
+/// A `tokenizer.json` in the manner of Llama 2: SentencePiece BPE with byte tokens, `<s>` before each text.
+fn sentencepiece_json() -> serde_json::Value {
+    let mut vocab = serde_json::Map::new();
+    for token in ["<unk>", "<s>", "</s>"] {
+        vocab.insert(token.into(), vocab.len().into());
+    }
+    for byte in 0..=255 {
+        vocab.insert(format!("<0x{byte:02X}>"), vocab.len().into());
+    }
+    for token in ["▁", "a", "b", "▁a", "ab", "▁ab"] {
+        vocab.insert(token.into(), vocab.len().into());
+    }
+    let special = |id: u32, content: &str| {
+        serde_json::json!({"id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false,
+            "normalized": false, "special": true})
+    };
+    serde_json::json!({
+        "version": "1.0",
+        "truncation": {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0},
+        "padding": {"strategy": {"Fixed": 8}, "direction": "Right", "pad_to_multiple_of": null, "pad_id": 0,
+            "pad_type_id": 0, "pad_token": "<unk>"},
+        "added_tokens": [special(0, "<unk>"), special(1, "<s>"), special(2, "</s>")],
+        "normalizer": {"type": "Sequence", "normalizers": [
+            {"type": "Prepend", "prepend": "▁"},
+            {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}]},
+        "pre_tokenizer": null,
+        "post_processor": {"type": "TemplateProcessing",
+            "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}},
+                {"SpecialToken": {"id": "</s>", "type_id": 0}}],
+            "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+            "special_tokens": {"<s>": {"id": "<s>", "ids": [1], "tokens": ["<s>"]},
+                "</s>": {"id": "</s>", "ids": [2], "tokens": ["</s>"]}}},
+        "decoder": {"type": "Sequence", "decoders": [
+            {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}, {"type": "ByteFallback"},
+            {"type": "Fuse"}, {"type": "Strip", "content": " ", "start": 1, "stop": 0}]},
+        "model": {"type": "BPE", "dropout": null, "unk_token": "<unk>", "continuing_subword_prefix": null,
+            "end_of_word_suffix": null, "fuse_unk": true, "byte_fallback": true, "ignore_merges": false,
+            "vocab": vocab, "merges": [["▁", "a"], ["a", "b"], ["▁a", "b"]]},
+    })
+}
+
+#[test]
+fn sentencepiece_vocabularies_stream_too() {
+    let folder = folder(&[("tokenizer.json", &sentencepiece_json().to_string())]);
+    let tokenizer = Tokenizer::from_directory(folder.path()).unwrap();
+    for text in [
+        "ab  ab é 你好 ab",
+        "你",
+        "",
+        "  a",
+        "é\n</s>",
+        "\u{fffd}a\u{fffd}",
+    ] {
+        let ids = tokenizer.encode(text).unwrap();
+        assert_eq!(tokenizer.decode(&ids).unwrap(), text);
+        for skip in [false, true] {
+            let whole = match skip {
+                false => tokenizer.decode(&ids),
+                true => tokenizer.decode_skipping_special(&ids),
+            };
+            assert_eq!(streamed(&tokenizer, &ids, skip), whole.unwrap());
+        }
+    }
+    let id = |token: &str| {
+        sentencepiece_json()["model"]["vocab"][token]
+            .as_u64()
+            .unwrap() as u32
+    };
+    assert_eq!(tokenizer.token_text(id("▁ab")), " ab");
+    assert_eq!(tokenizer.token_text(id("<0x0A>")), "\n");
+    assert_eq!(tokenizer.token_text(id("<0xE4>")), "<0xE4>");
+    assert_eq!(tokenizer.token_text(id("</s>")), "</s>");
+    // The crate's decoder spoils a whole run of bytes for one that is broken; what was given out before stays.
+    let mut ids = vec![
+        id("<0xE4>"),
+        id("a"),
+        id("<0xE4>"),
+        id("<0xBD>"),
+        id("<0xA0>"),
+        id("<0xE4>"),
+    ];
+    assert_eq!(streamed(&tokenizer, &ids, false), "\u{fffd}a你\u{fffd}");
+    ids.push(id("a"));
+    assert_eq!(streamed(&tokenizer, &ids, false), "\u{fffd}a你\u{fffd}a");
+}
+
+#[test]
+fn a_folder_says_how_prompts_start_and_end() {
+    let json = sentencepiece_json().to_string();
+    let open = |files: &[(&str, &str)]| {
+        let mut all = vec![("tokenizer.json", json.as_str())];
+        all.extend(files);
+        Tokenizer::from_directory(folder(&all).path()).unwrap()
+    };
+    // Neither the padding, the truncation nor the end token that the file was saved with gets into a prompt.
+    let bare = open(&[]);
+    assert_eq!(
+        bare.encode_prompt(&plain("ab ab ab ab ab ab")).unwrap(),
+        [1, 264, 264, 264, 264, 264, 264]
+    );
+    assert_eq!(
+        (bare.bos_id(), bare.eos_ids(), bare.vocab_size()),
+        (Some(1), &[][..], 265)
+    );
+    let config = r#"{"bos_token": "<s>", "eos_token": {"content": "</s>", "lstrip": false}, "add_bos_token": false}"#;
+    let quiet = open(&[("tokenizer_config.json", config)]);
+    assert_eq!(quiet.encode_prompt(&plain("ab")).unwrap(), [264]);
+    assert_eq!((quiet.bos_id(), quiet.eos_ids()), (Some(1), &[2][..]));
+    let null = open(&[
+        ("tokenizer_config.json", r#"{"bos_token": null}"#),
+        ("config.json", r#"{"bos_token_id": 1, "eos_token_id": 2}"#),
+    ]);
+    assert_eq!((null.bos_id(), null.eos_ids()), (None, &[2][..]));
+    let several = open(&[
+        ("tokenizer_config.json", r#"{"eos_token": "</s>"}"#),
+        ("generation_config.json", r#"{"eos_token_id": [5, 2, 0]}"#),
+        ("config.json", r#"{"eos_token_id": 6}"#),
+    ]);
+    assert_eq!(several.eos_ids(), [2, 5, 0, 6]);
+    let template = |tokenizer: &Tokenizer| tokenizer.chat_template().map(str::to_owned);
+    let inline = ("tokenizer_config.json", r#"{"chat_template": "inline"}"#);
+    assert_eq!(template(&open(&[inline])).as_deref(), Some("inline"));
+    let both = open(&[
+        inline,
+        (
+            "chat_template.jinja",
+            "{{ bos_token }}{{ messages[0].content }}",
+        ),
+    ]);
+    assert_eq!(both.encode_prompt(&plain("ab")).unwrap(), [1, 264]);
+    let list = r#"{"chat_template": [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]}"#;
+    assert_eq!(
+        template(&open(&[("tokenizer_config.json", list)])).as_deref(),
+        Some("d")
+    );
+}
+
+#[test]
+fn damaged_folders_are_refused() {
+    let good = sentencepiece_json();
+    let changed = |pointer: &str, value: serde_json::Value| {
+        let mut json = good.clone();
+        *json.pointer_mut(pointer).unwrap() = value;
+        json.to_string()
+    };
+    let text = good.to_string();
+    let files: [(&str, &str); 13] = [
+        ("tokenizer.json", ""),
+        ("tokenizer.json", "{}"),
+        ("tokenizer.json", &text[..text.len() / 2]),
+        ("tokenizer.json", &changed("/model/type", "Unheard".into())),
+        (
+            "tokenizer.json",
+            &changed("/model/merges", serde_json::json!([["a", "absent"]])),
+        ),
+        // The tokenizers crate panics at this one.
+        (
+            "tokenizer.json",
+            &changed("/model/merges", serde_json::json!([["<unk>", "<unk>"]])),
+        ),
+        ("tokenizer.json", &changed("/added_tokens/1/id", 7.into())),
+        (
+            "tokenizer.json",
+            &changed(
+                "/post_processor/special_tokens/<s>/ids",
+                serde_json::json!([999]),
+            ),
+        ),
+        ("tokenizer_config.json", "[]"),
+        ("tokenizer_config.json", r#"{"bos_token": "<absent>"}"#),
+        (
+            "tokenizer_config.json",
+            r#"{"bos_token": null, "add_bos_token": true}"#,
+        ),
+        ("tokenizer_config.json", r#"{"chat_template": 7}"#),
+        ("generation_config.json", r#"{"eos_token_id": [2, 265]}"#),
+    ];
+    for (name, content) in files {
+        let mut all = vec![("tokenizer.json", text.as_str())];
+        all.push((name, content));
+        let sentence = refusal(Tokenizer::from_directory(folder(&all).path()), name);
+        assert!(sentence.len() < 600, "{sentence}");
+    }
+    refusal(
+        Tokenizer::from_directory(folder(&[]).path()),
+        "no tokenizer.json",
+    );
+    refusal(
+        Tokenizer::from_directory(Path::new("/absent")),
+        "no tokenizer.json",
+    );
+}
+
+#[test]
+fn a_regular_expression_that_gives_up_is_an_error() {
+    let mut json = sentencepiece_json();
+    json["normalizer"] = serde_json::Value::Null;
+    json["pre_tokenizer"] = serde_json::json!({"type": "Split", "behavior": "Isolated", "invert": false,
+        "pattern": {"Regex": "(a+)+$"}});
+    let folder = folder(&[("tokenizer.json", &json.to_string())]);
+    let tokenizer = Tokenizer::from_directory(folder.path()).unwrap();
+    let text = format!("{}b", "a".repeat(60));
+    refusal(tokenizer.encode(&text), folder.path().to_str().unwrap());
+    // And the tokenizer is as good as before.
+    assert_eq!(
+        tokenizer.decode(&tokenizer.encode("ab").unwrap()).unwrap(),
+        "ab"
+    );
+}
+
+fn fixtures() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures")
+}
+
+fn read_json(name: &str) -> serde_json::Value {
+    let text = std::fs::read_to_string(fixtures().join("tokenizer").join(name)).unwrap();
+    serde_json::from_str(&text).unwrap()
+}
+
+/// Strings that are hard to tokenize.
+fn hostile() -> Vec<String> {
+    serde_json::from_value(read_json("hostile.json")).unwrap()
+}
+
+/// The ids that transformers gives for each hostile string.
+fn golden_ids(name: &str) -> Vec<Vec<u32>> {
+    let rows: Vec<String> = serde_json::from_value(read_json(name)["ids"].clone()).unwrap();
+    rows.iter()
+        .map(|row| {
+            row.split_whitespace()
+                .map(|id| id.parse().unwrap())
+                .collect()
+        })
+        .collect()
+}
+
+fn load_file(path: &Path) -> Tokenizer {
+    let content = Content::read(&mut std::fs::File::open(path).unwrap()).unwrap();
+    Tokenizer::from_gguf(&content.metadata, path).unwrap()
+}
+
+fn normalised(text: &str) -> String {
+    let mut text = NormalizedString::from(text);
+    NFC.normalize(&mut text).unwrap();
+    text.get().to_owned()
+}
+
+/// Bytes that the vocabulary of SmolLM2 lacks, so that it drops them.
+fn is_absent_from_smollm(byte: u8) -> bool {
+    matches!(
+        byte,
+        0x04 | 0x06 | 0x13 | 0x14 | 0x16 | 0x1D | 0xC0 | 0xC1 | 0xF1 | 0xF2 | 0xF5..
+    )
+}
+
+/// Checks ids, and that they decode to the text, at once and one by one.
+fn check_hostile(tokenizer: &Tokenizer, pre: &str, golden: &str) {
+    let (texts, expected) = (hostile(), golden_ids(golden));
+    assert_eq!(texts.len(), 2000);
+    assert_eq!(texts.len(), expected.len());
+    for (text, expected) in texts.iter().zip(expected) {
+        let ids = tokenizer.encode(text).unwrap();
+        assert_eq!(ids, expected, "{pre}: {text:?}");
+        let kept = match pre {
+            "qwen2" => normalised(text).into_bytes(),
+            "smollm" => text
+                .bytes()
+                .filter(|&b| !is_absent_from_smollm(b))
+                .collect(),
+            _ => text.clone().into_bytes(),
+        };
+        let decoded = tokenizer.decode(&ids).unwrap();
+        assert_eq!(decoded, String::from_utf8_lossy(&kept), "{pre}: {text:?}");
+        assert_eq!(streamed(tokenizer, &ids, false), decoded, "{pre}: {text:?}");
+        assert_eq!(
+            streamed(tokenizer, &ids, true),
+            tokenizer.decode_skipping_special(&ids).unwrap(),
+            "{pre}: {text:?}"
+        );
+    }
+}
+
+#[test]
+fn ids_are_those_of_transformers() {
+    for pre in ["smollm", "llama-bpe", "gpt-2", "qwen2"] {
+        let golden = format!("{pre}.ids.json");
+        let gguf = load_file(&fixtures().join(format!("tokenizer/{pre}.gguf")));
+        check_hostile(&gguf, pre, &golden);
+        let json = read_json(&format!("{pre}.tokenizer.json")).to_string();
+        let folder = folder(&[("tokenizer.json", &json)]);
+        let folder = Tokenizer::from_directory(folder.path()).unwrap();
+        check_hostile(&folder, pre, &golden);
+        assert_eq!(gguf.vocab_size(), folder.vocab_size());
+        assert_eq!(gguf.adds_bos(), pre == "llama-bpe");
+        let prompt = plain("It's 1234 o'clock.");
+        assert_eq!(
+            gguf.encode_prompt(&prompt).unwrap(),
+            folder.encode_prompt(&prompt).unwrap()
+        );
+        for id in 0..u32::try_from(gguf.vocab_size()).unwrap() {
+            assert_eq!(gguf.token_text(id), folder.token_text(id));
+        }
+    }
+}
+
+#[test]
+fn a_wrong_pre_tokenizer_would_be_noticed() {
+    let path = fixtures().join("tokenizer/llama-bpe.gguf");
+    let content = Content::read(&mut std::fs::File::open(&path).unwrap()).unwrap();
+    let (texts, expected) = (hostile(), golden_ids("llama-bpe.ids.json"));
+    for pre in ["smollm", "gpt-2", "qwen2"] {
+        let metadata = with(
+            content.metadata.clone(),
+            "ggml.pre",
+            Value::String(pre.into()),
+        );
+        let wrong = Tokenizer::from_gguf(&metadata, &path).unwrap();
+        let differing = texts
+            .iter()
+            .zip(&expected)
+            .filter(|(text, ids)| wrong.encode(text).unwrap() != **ids);
+        assert!(differing.count() > 100, "{pre}");
+    }
+}
+
+#[test]
+fn the_tiny_model_of_the_house_is_read() {
+    let tokenizer = load_file(&fixtures().join("tiny/layerscope-tiny.gguf"));
+    let text = "The quick brown fox; 1234 – für alle, 你好!\n";
+    let ids = tokenizer.encode(text).unwrap();
+    assert_eq!(tokenizer.decode(&ids).unwrap(), text);
+    assert!(!tokenizer.encode_prompt(&plain(text)).unwrap().is_empty());
+    assert!(!tokenizer.eos_ids().is_empty());
+}
+
+/// The real SmolLM2, where `fixtures/fetch-smollm2.sh` keeps it.
+fn smollm2() -> Option<PathBuf> {
+    let path = std::env::var_os("LAYERSCOPE_SMOLLM2")
+        .map(PathBuf::from)
+        .or_else(|| {
+            let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty());
+            let cache = variable("LAYERSCOPE_CACHE")
+                .map(PathBuf::from)
+                .or_else(|| Some(PathBuf::from(variable("XDG_CACHE_HOME")?).join("layerscope")))
+                .or_else(|| Some(PathBuf::from(variable("HOME")?).join(".cache/layerscope")))?;
+            Some(cache.join("models/SmolLM2-135M-Instruct.Q4_1.gguf"))
+        })?;
+    path.exists().then_some(path)
+}
+
+#[test]
+fn the_real_smollm2_is_read_as_transformers_does() {
+    let Some(path) = smollm2() else {
+        println!("skipped: run fixtures/fetch-smollm2.sh to test the real SmolLM2");
+        return;
+    };
+    let tokenizer = load_file(&path);
+    check_hostile(&tokenizer, "smollm", "smollm2-real.ids.json");
+    assert_eq!(tokenizer.vocab_size(), 49_152);
+    assert_eq!(tokenizer.eos_ids(), [2]);
+    // The prompts that the goldens of the whole model were made with.
+    let golden = fixtures().join("golden");
+    let prompts = std::fs::read_to_string(golden.join("prompts.jsonl")).unwrap();
+    let expected = std::fs::read_to_string(golden.join("smollm2-135m-q4_1.json")).unwrap();
+    let expected: Vec<serde_json::Value> = serde_json::from_str(&expected).unwrap();
+    assert_eq!(prompts.lines().count(), expected.len());
+    for (line, expected) in prompts.lines().zip(&expected) {
+        let record: serde_json::Value = serde_json::from_str(line).unwrap();
+        assert_eq!(record["id"], expected["id"]);
+        let prompt = plain(record["prompt"].as_str().unwrap());
+        let rendered = tokenizer.render_prompt(&prompt).unwrap();
+        assert_eq!(rendered, expected["chat"].as_str().unwrap());
+        let ids = tokenizer.encode_prompt(&prompt).unwrap();
+        assert_eq!(serde_json::json!(ids), expected["prompt_tokens"]);
+        let generated: Vec<u32> = serde_json::from_value(expected["generated"].clone()).unwrap();
+        assert_eq!(streamed(&tokenizer, &generated, false), expected["generated_text"]);
+    }
+}
+
+#[test]
+fn endless_white_space_is_refused() {
+    // The regular expression engine would give up at ten million.
+    let tokenizer = load(&metadata("llama-bpe")).unwrap();
+    let text = format!("a{}b", " \n\t ".repeat(2_000_000));
+    refusal(tokenizer.encode(&text), "white space");
+    assert_eq!(tokenizer.encode(&text[..100_000]).unwrap().len(), 100_000);
+}
+
+#[test]
+fn zz_fuzz() {
+    let mut state = 88172645463325252_u64;
+    let mut next = move || { state ^= state << 13; state ^= state >> 7; state ^= state << 17; state };
+    let (mut ok, mut bad) = (0, 0);
+    for pre in ["smollm", "llama-bpe", "gpt-2", "qwen2"] {
+        let base = with_template(with_token(metadata(pre), "eos", "<|im_end|>"), SMOLLM2_TEMPLATE);
+        let mut keys: Vec<String> = base.keys().cloned().collect();
+        keys.sort();
+        for _ in 0..1500 {
+            let mut m = base.clone();
+            for _ in 0..=next() % 2 {
+                let key = keys[next() as usize % keys.len()].clone();
+                let leaf = |r: u64, s: u64| match r % 10 { 0 => Value::U8(s as u8), 1 => Value::I32(s as i32), 2 => Value::U64(s), 3 => Value::F32(f32::NAN), 4 => Value::Bool(s % 2 == 0), 5 => Value::String("é \u{0} x".into()), 6 => Value::Array(vec![]), 7 => Value::I64(-(s as i64 % 5)), 8 => Value::String(String::new()), _ => Value::U32((s % 300) as u32) };
+                let (r, s, t) = (next(), next(), next());
+                match (r % 3, m.get_mut(&key)) {
+                    (0, _) => { m.remove(&key); }
+                    (_, Some(Value::Array(items))) if !items.is_empty() => {
+                        let i = s as usize % items.len();
+                        match t % 5 { 0 => items.truncate(i), 1 => items[i] = leaf(r / 3, s), 2 => { let x = items[i].clone(); items.push(x); } 3 => { let j = r as usize % items.len(); items.swap(i, j); } _ => if let Value::String(x) = &mut items[i] { x.push(char::from_u32((s % 400) as u32 + 1).unwrap()); } else { items[i] = Value::I32((r / 3 % 9) as i32 - 1) } }
+                    }
+                    (_, Some(Value::String(x))) if t % 2 == 0 => { let n = x.char_indices().nth(s as usize % (x.chars().count() + 1)).map_or(x.len(), |p| p.0); x.truncate(n); }
+                    (_, Some(v)) => *v = leaf(r / 3, s),
+                    _ => {}
+                }
+            }
+            match load(&m) {
+                Err(e) => { bad += 1; assert_eq!(e.exit_code(), 2); assert!(e.to_string().contains("small.gguf"), "{e}"); assert!(!e.to_string().contains("cannot build"), "{e}"); }
+                Ok(t) => {
+                    ok += 1;
+                    let _ = t.encode_prompt(&plain("hello 123 <|im_end|>你 \u{0}"));
+                    let ids = t.encode("hello 123 <|im_end|>你 \u{0}").unwrap();
+                    for &i in ids.iter().chain(t.eos_ids()) { t.token_text(i); assert!((i as usize) < t.vocab_size()); }
+                    assert_eq!(streamed(&t, &ids, false), t.decode(&ids).unwrap());
+                }
+            }
+        }
+    }
+    println!("FUZZ ok {ok} bad {bad}");
+}

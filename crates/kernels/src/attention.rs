@@ -1,0 +1,225 @@
+//! Attention over key ranges, with its statistics, in one pass and without a score matrix.
+//!
+//! Keys come as *spans*: contiguous key ranges, each belonging to one [`Segment`]. What a policy keeps, what a
+//! knockout hides and what the statistics tell apart are all the same thing here: which spans there are.
+//!
+//! Online softmax with per-segment sums (DESIGN: masses and entropies without a matrix): with running maximum m,
+//! ℓ_g = Σ e^{s−m} and t_g = Σ e^{s−m}(s−m) over the keys of segment g, mass_g = ℓ_g / Σℓ and
+//! entropy_g = ln ℓ_g − t_g / ℓ_g.
+
+mod block;
+
+use block::{Block, Partial, ReceivedPass};
+use pulp::Arch;
+use rayon::prelude::*;
+
+/// Number of [`Segment`]s.
+pub const SEGMENTS: usize = 3;
+
+/// Keys handled at once.
+const KEY_TILE: usize = 64;
+/// Query rows times heads of a group handled at once.
+const QUERY_TILE: usize = 192;
+/// Up to this many query rows, keys are split among tasks, since there are too few query blocks to share out.
+const FEW_ROWS: usize = 4;
+/// Key tiles of one task when keys are split.
+const TILES_PER_SPLIT: usize = 16;
+
+/// Which part of the sequence a key belongs to, seen from the decode queries.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(usize)]
+pub enum Segment {
+    /// Position 0.
+    Bos = 0,
+    /// Positions 1 … p−2.
+    Prompt = 1,
+    /// Positions ≥ p−1.
+    Decode = 2,
+}
+
+/// Sizes of one attention layer.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct AttentionShape {
+    /// Query heads H.
+    pub query_heads: usize,
+    /// Key/value heads; each serves H / kv_heads query heads.
+    pub kv_heads: usize,
+    /// Elements of a head.
+    pub head_dim: usize,
+    /// Scores are q·k times this.
+    pub scale: f32,
+    /// A query at t sees keys t−window+1 … t; `None` sees all.
+    pub window: Option<usize>,
+}
+
+/// Consecutive query rows.
+#[derive(Debug, Clone, Copy)]
+pub struct Queries<'a> {
+    /// `[rows, query_heads, head_dim]`.
+    pub data: &'a [f32],
+    /// Number of rows.
+    pub rows: usize,
+    /// Position of the first row; the others follow it.
+    pub first_position: usize,
+}
+
+/// A contiguous run of keys and values.
+#[derive(Debug, Clone, Copy)]
+pub struct KeySpan<'a> {
+    /// Key of head h, index j at `h·head_stride + j·head_dim`.
+    pub keys: &'a [f32],
+    /// Values, laid out as the keys.
+    pub values: &'a [f32],
+    /// Elements between two heads.
+    pub head_stride: usize,
+    /// Number of keys.
+    pub len: usize,
+    /// Position of the first key; the others follow it.
+    pub first_position: usize,
+    /// Where its mass is counted.
+    pub segment: Segment,
+}
+
+/// Mass and entropy of each query row and head: index `row · query_heads + head`.
+#[derive(Debug, Clone, Default)]
+pub struct Statistics {
+    /// Share of attention on each segment; the shares of a row sum to 1.
+    pub mass: Vec<[f32; SEGMENTS]>,
+    /// Entropy of attention within each segment, nats; NaN where the segment has no mass.
+    pub entropy: Vec<[f32; SEGMENTS]>,
+}
+
+/// Attention received by key positions 0 … len−1, over all query rows and heads given so far.
+#[derive(Debug, Clone)]
+pub struct Received {
+    /// Sum of probabilities.
+    pub sum: Vec<f32>,
+    /// Largest probability.
+    pub max: Vec<f32>,
+}
+
+impl Received {
+    /// Nothing received yet, for positions 0 … `positions`−1.
+    pub fn new(positions: usize) -> Self {
+        Self { sum: vec![0.0; positions], max: vec![0.0; positions] }
+    }
+}
+
+/// softmax(q·kᵀ·scale)·v, `[rows, query_heads, head_dim]`, each query seeing the keys at or before its position.
+///
+/// A row that sees no key yields zeros.
+///
+/// # Panics
+/// If slices are shorter than the shape says, or heads do not divide evenly.
+pub fn attention(
+    shape: &AttentionShape,
+    queries: &Queries<'_>,
+    spans: &[KeySpan<'_>],
+    output: &mut [f32],
+) {
+    run(shape, queries, spans, output, None, None);
+}
+
+/// [`attention`], with the mass and entropy of each row, head and segment, and, where asked for, the attention that
+/// each key position receives from these rows.
+///
+/// # Panics
+/// As [`attention`].
+pub fn attention_with_statistics(
+    shape: &AttentionShape,
+    queries: &Queries<'_>,
+    spans: &[KeySpan<'_>],
+    output: &mut [f32],
+    received: Option<&mut Received>,
+) -> Statistics {
+    let rows_and_heads = queries.rows * shape.query_heads;
+    let mut statistics = Statistics {
+        mass: vec![[0.0; SEGMENTS]; rows_and_heads],
+        entropy: vec![[f32::NAN; SEGMENTS]; rows_and_heads],
+    };
+    run(shape, queries, spans, output, Some(&mut statistics), received);
+    statistics
+}
+
+fn run(
+    shape: &AttentionShape,
+    queries: &Queries<'_>,
+    spans: &[KeySpan<'_>],
+    output: &mut [f32],
+    mut statistics: Option<&mut Statistics>,
+    received: Option<&mut Received>,
+) {
+    check(shape, queries, spans, output);
+    let blocks = blocks(shape, queries);
+    let with_statistics = statistics.is_some();
+    let finished: Vec<Partial> = blocks
+        .par_iter()
+        .map(|block| {
+            let tiles = block.tiles(spans);
+            let split = if queries.rows <= FEW_ROWS { TILES_PER_SPLIT } else { tiles.len() };
+            let parts: Vec<Partial> = tiles
+                .par_chunks(split.max(1))
+                .map(|tiles| Arch::new().dispatch(block.pass(spans, tiles, with_statistics)))
+                .collect();
+            Partial::merge(parts, block)
+        })
+        .collect();
+
+    let group = shape.query_heads / shape.kv_heads;
+    for (block, part) in blocks.iter().zip(&finished) {
+        for index in 0..block.len() {
+            let row = block.first_row + index / group;
+            let slot = row * shape.query_heads + block.kv_head * group + index % group;
+            part.write_output(index, shape.head_dim, &mut output[slot * shape.head_dim..]);
+            if let Some(statistics) = statistics.as_deref_mut() {
+                (statistics.mass[slot], statistics.entropy[slot]) = part.statistics(index);
+            }
+        }
+    }
+    if let Some(received) = received {
+        let parts: Vec<Received> = blocks
+            .par_iter()
+            .zip(&finished)
+            .map(|(block, finished)| {
+                let positions = received.sum.len();
+                Arch::new().dispatch(ReceivedPass { block, spans, finished, positions })
+            })
+            .collect();
+        // In the order of the blocks, so that the sums do not depend on timing.
+        for part in parts {
+            for (total, x) in received.sum.iter_mut().zip(part.sum) {
+                *total += x;
+            }
+            for (largest, x) in received.max.iter_mut().zip(part.max) {
+                *largest = largest.max(x);
+            }
+        }
+    }
+}
+
+/// Query blocks in a fixed order: by KV head, then by row.
+fn blocks<'a>(shape: &AttentionShape, queries: &Queries<'a>) -> Vec<Block<'a>> {
+    let group = shape.query_heads / shape.kv_heads;
+    let rows_per_block = (QUERY_TILE / group).max(1);
+    let mut blocks = vec![];
+    for kv_head in 0..shape.kv_heads {
+        for first_row in (0..queries.rows).step_by(rows_per_block) {
+            let rows = rows_per_block.min(queries.rows - first_row);
+            blocks.push(Block { shape: *shape, queries: *queries, kv_head, first_row, rows });
+        }
+    }
+    blocks
+}
+
+fn check(shape: &AttentionShape, queries: &Queries<'_>, spans: &[KeySpan<'_>], output: &[f32]) {
+    assert!(shape.kv_heads > 0 && shape.query_heads.is_multiple_of(shape.kv_heads), "heads divide");
+    let size = queries.rows * shape.query_heads * shape.head_dim;
+    assert!(queries.data.len() >= size && output.len() >= size, "query and output sizes");
+    for span in spans.iter().filter(|span| span.len > 0) {
+        let needed = (shape.kv_heads - 1) * span.head_stride + span.len * shape.head_dim;
+        assert!(span.keys.len() >= needed && span.values.len() >= needed, "key span size");
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,369 @@
+//! One block of query rows of one KV head against tiles of keys.
+
+use super::{AttentionShape, KEY_TILE, KeySpan, Queries, Received, SEGMENTS};
+use crate::exp::exp_nonpositive;
+use crate::tile::{COLUMN_ALIGNMENT, accumulate, dot, transpose};
+use pulp::{Simd, WithSimd};
+
+/// From this many rows on, transposing the keys pays.
+const TRANSPOSE_FROM: usize = 8;
+const LANES: usize = 16;
+
+/// Query rows × the heads of one group. Entry `i` is row `first_row + i / group`, head `kv_head·group + i % group`.
+pub(super) struct Block<'a> {
+    pub(super) shape: AttentionShape,
+    pub(super) queries: Queries<'a>,
+    pub(super) kv_head: usize,
+    pub(super) first_row: usize,
+    pub(super) rows: usize,
+}
+
+/// Keys `start .. start + len` of a span.
+#[derive(Clone, Copy)]
+pub(super) struct Tile {
+    span: usize,
+    start: usize,
+    len: usize,
+    first_position: usize,
+}
+
+impl<'a> Block<'a> {
+    fn group(&self) -> usize {
+        self.shape.query_heads / self.shape.kv_heads
+    }
+
+    /// Number of entries.
+    pub(super) fn len(&self) -> usize {
+        self.rows * self.group()
+    }
+
+    fn position(&self, entry: usize) -> usize {
+        self.queries.first_position + self.first_row + entry / self.group()
+    }
+
+    /// Columns of the output accumulator: head_dim, padded.
+    fn padded_dim(&self) -> usize {
+        self.shape.head_dim.next_multiple_of(COLUMN_ALIGNMENT)
+    }
+
+    /// The key tiles that at least one row of the block sees, in order.
+    pub(super) fn tiles(&self, spans: &[KeySpan<'_>]) -> Vec<Tile> {
+        let (first, last) = (self.position(0), self.position(self.len() - 1));
+        let mut tiles = vec![];
+        for (index, span) in spans.iter().enumerate() {
+            for start in (0..span.len).step_by(KEY_TILE) {
+                let len = KEY_TILE.min(span.len - start);
+                let first_position = span.first_position + start;
+                let past_window =
+                    self.shape.window.is_some_and(|window| first_position + len + window <= first + 1);
+                if first_position <= last && !past_window {
+                    tiles.push(Tile { span: index, start, len, first_position });
+                }
+            }
+        }
+        tiles
+    }
+
+    /// The columns of a tile that an entry sees.
+    #[inline(always)]
+    fn visible(&self, entry: usize, tile: Tile) -> std::ops::Range<usize> {
+        let position = self.position(entry);
+        let end = (position + 1).saturating_sub(tile.first_position).min(tile.len);
+        let start = self.shape.window.map_or(0, |window| {
+            (position + 1).saturating_sub(window).saturating_sub(tile.first_position)
+        });
+        start.min(end)..end
+    }
+
+    /// The queries, scaled, entry by entry: `[len, head_dim]`.
+    fn scaled_queries(&self) -> Vec<f32> {
+        let (dim, group) = (self.shape.head_dim, self.group());
+        let mut scaled = Vec::with_capacity(self.len() * dim);
+        for row in self.first_row..self.first_row + self.rows {
+            let start = (row * self.shape.query_heads + self.kv_head * group) * dim;
+            scaled.extend(self.queries.data[start..start + group * dim].iter().map(|x| x * self.shape.scale));
+        }
+        scaled
+    }
+
+    /// One pass over some tiles.
+    pub(super) fn pass<'b>(
+        &'b self,
+        spans: &'b [KeySpan<'b>],
+        tiles: &'b [Tile],
+        with_statistics: bool,
+    ) -> Pass<'b> {
+        Pass { block: self, spans, tiles, with_statistics }
+    }
+
+    /// Scores of all entries against a tile into `scores[len, KEY_TILE]`; −∞ where hidden.
+    #[inline(always)]
+    fn score<S: Simd>(
+        &self,
+        simd: S,
+        queries: &[f32],
+        spans: &[KeySpan<'_>],
+        tile: Tile,
+        transposed: &mut [f32],
+        scores: &mut [f32],
+    ) {
+        let dim = self.shape.head_dim;
+        let span = &spans[tile.span];
+        let keys = &span.keys[self.kv_head * span.head_stride + tile.start * dim..][..tile.len * dim];
+        if self.len() >= TRANSPOSE_FROM {
+            transpose(keys, tile.len, dim, transposed, KEY_TILE);
+            scores.fill(0.0);
+            let shape = (self.len(), dim, KEY_TILE);
+            accumulate(simd, shape, queries, dim, transposed, KEY_TILE, scores, KEY_TILE);
+        } else {
+            for (row, query) in scores.chunks_exact_mut(KEY_TILE).zip(queries.chunks_exact(dim)) {
+                for (score, key) in row.iter_mut().zip(keys.chunks_exact(dim)) {
+                    *score = dot(simd, query, key);
+                }
+            }
+        }
+        for (entry, row) in scores.chunks_exact_mut(KEY_TILE).enumerate() {
+            let visible = self.visible(entry, tile);
+            row[..visible.start].fill(f32::NEG_INFINITY);
+            row[visible.end..].fill(f32::NEG_INFINITY);
+        }
+    }
+}
+
+/// The online softmax's state after some tiles; one entry per block entry.
+pub(super) struct Partial {
+    max: Vec<f32>,
+    /// ℓ_g of each segment.
+    sum: Vec<[f64; SEGMENTS]>,
+    /// t_g of each segment.
+    weighted: Vec<[f64; SEGMENTS]>,
+    /// Σ e^{s−m} v, `[len, padded head_dim]`.
+    output: Vec<f32>,
+    padded_dim: usize,
+}
+
+impl Partial {
+    fn empty(block: &Block<'_>) -> Self {
+        Self {
+            max: vec![f32::NEG_INFINITY; block.len()],
+            sum: vec![[0.0; SEGMENTS]; block.len()],
+            weighted: vec![[0.0; SEGMENTS]; block.len()],
+            output: vec![0.0; block.len() * block.padded_dim()],
+            padded_dim: block.padded_dim(),
+        }
+    }
+
+    fn output_row(&mut self, entry: usize) -> &mut [f32] {
+        &mut self.output[entry * self.padded_dim..][..self.padded_dim]
+    }
+
+    /// Moves an entry to a maximum at least as large as its own.
+    #[inline(always)]
+    fn raise_max(&mut self, entry: usize, max: f32) {
+        let old = self.max[entry];
+        if max <= old {
+            return;
+        }
+        self.max[entry] = max;
+        if old == f32::NEG_INFINITY {
+            return;
+        }
+        let change = old - max;
+        let factor = exp_nonpositive(change);
+        for x in self.output_row(entry) {
+            *x *= factor;
+        }
+        let (factor, change) = (f64::from(factor), f64::from(change));
+        for (sum, weighted) in self.sum[entry].iter_mut().zip(&mut self.weighted[entry]) {
+            // Σ f·e^{s−m}(s − m + change), with the old m.
+            *weighted = factor * (*weighted + *sum * change);
+            *sum *= factor;
+        }
+    }
+
+    /// Joins the states of disjoint key sets, in order.
+    pub(super) fn merge(parts: Vec<Self>, block: &Block<'_>) -> Self {
+        let mut parts = parts.into_iter();
+        let mut merged = parts.next().unwrap_or_else(|| Self::empty(block));
+        for mut part in parts {
+            for entry in 0..merged.max.len() {
+                merged.raise_max(entry, part.max[entry]);
+                part.raise_max(entry, merged.max[entry]);
+                for segment in 0..SEGMENTS {
+                    merged.sum[entry][segment] += part.sum[entry][segment];
+                    merged.weighted[entry][segment] += part.weighted[entry][segment];
+                }
+                let other = &part.output[entry * part.padded_dim..][..part.padded_dim];
+                for (x, y) in merged.output_row(entry).iter_mut().zip(other) {
+                    *x += y;
+                }
+            }
+        }
+        merged
+    }
+
+    fn total(&self, entry: usize) -> f64 {
+        self.sum[entry].iter().sum()
+    }
+
+    /// The attention output of an entry.
+    pub(super) fn write_output(&self, entry: usize, dim: usize, output: &mut [f32]) {
+        let total = self.total(entry);
+        let scale = if total > 0.0 { (1.0 / total) as f32 } else { 0.0 };
+        let row = &self.output[entry * self.padded_dim..][..dim];
+        for (out, x) in output.iter_mut().zip(row) {
+            *out = x * scale;
+        }
+    }
+
+    /// Mass and entropy of an entry by segment.
+    pub(super) fn statistics(&self, entry: usize) -> ([f32; SEGMENTS], [f32; SEGMENTS]) {
+        let total = self.total(entry);
+        let mut mass = [0.0; SEGMENTS];
+        let mut entropy = [f32::NAN; SEGMENTS];
+        for segment in 0..SEGMENTS {
+            let sum = self.sum[entry][segment];
+            if sum > 0.0 {
+                mass[segment] = (sum / total) as f32;
+                // Rounding can leave −1e-8 for a single key.
+                entropy[segment] = (sum.ln() - self.weighted[entry][segment] / sum).max(0.0) as f32;
+            }
+        }
+        (mass, entropy)
+    }
+}
+
+pub(super) struct Pass<'a> {
+    block: &'a Block<'a>,
+    spans: &'a [KeySpan<'a>],
+    tiles: &'a [Tile],
+    with_statistics: bool,
+}
+
+impl WithSimd for Pass<'_> {
+    type Output = Partial;
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) -> Partial {
+        let Self { block, spans, tiles, with_statistics } = self;
+        let (dim, padded) = (block.shape.head_dim, block.padded_dim());
+        let queries = block.scaled_queries();
+        let mut state = Partial::empty(block);
+        let mut transposed = vec![0.0; dim * KEY_TILE];
+        let mut scores = vec![0.0; block.len() * KEY_TILE];
+        let mut padded_values = vec![0.0; if padded == dim { 0 } else { KEY_TILE * padded }];
+        for &tile in tiles {
+            block.score(simd, &queries, spans, tile, &mut transposed, &mut scores);
+            let span = &spans[tile.span];
+            let segment = span.segment as usize;
+            for (entry, row) in scores.chunks_exact_mut(KEY_TILE).enumerate() {
+                let max = row_max(row);
+                if max == f32::NEG_INFINITY {
+                    row.fill(0.0);
+                    continue;
+                }
+                state.raise_max(entry, max);
+                if with_statistics {
+                    let (sum, weighted) = exponentiate::<true>(row, state.max[entry]);
+                    state.sum[entry][segment] += f64::from(sum);
+                    state.weighted[entry][segment] += f64::from(weighted);
+                } else {
+                    let (sum, _) = exponentiate::<false>(row, state.max[entry]);
+                    state.sum[entry][segment] += f64::from(sum);
+                }
+            }
+            let values = &span.values[block.kv_head * span.head_stride + tile.start * dim..][..tile.len * dim];
+            let values = if padded == dim {
+                values
+            } else {
+                for (to, from) in padded_values.chunks_exact_mut(padded).zip(values.chunks_exact(dim)) {
+                    to[..dim].copy_from_slice(from);
+                }
+                &padded_values[..tile.len * padded]
+            };
+            let shape = (block.len(), tile.len, padded);
+            accumulate(simd, shape, &scores, KEY_TILE, values, padded, &mut state.output, padded);
+        }
+        state
+    }
+}
+
+/// Turns scores into e^{s−max}; their sum, and Σ e^{s−max}(s−max) where asked for.
+#[inline(always)]
+fn exponentiate<const WEIGHTED: bool>(row: &mut [f32], max: f32) -> (f32, f32) {
+    let (mut sum, mut weighted) = ([0f32; LANES], [0f32; LANES]);
+    let (chunks, _) = row.as_chunks_mut::<LANES>();
+    for chunk in chunks {
+        for lane in 0..LANES {
+            // The clamp keeps 0·(−∞) out of the weighted sum.
+            let shifted = (chunk[lane] - max).max(-100.0);
+            let p = exp_nonpositive(shifted);
+            chunk[lane] = p;
+            sum[lane] += p;
+            if WEIGHTED {
+                weighted[lane] += p * shifted;
+            }
+        }
+    }
+    (sum.iter().sum(), weighted.iter().sum())
+}
+
+#[inline(always)]
+fn row_max(row: &[f32]) -> f32 {
+    let mut lanes = [f32::NEG_INFINITY; LANES];
+    let (chunks, _) = row.as_chunks::<LANES>();
+    for chunk in chunks {
+        for lane in 0..LANES {
+            lanes[lane] = if chunk[lane] > lanes[lane] { chunk[lane] } else { lanes[lane] };
+        }
+    }
+    lanes.iter().fold(f32::NEG_INFINITY, |max, &x| max.max(x))
+}
+
+/// Second pass, once maxima and sums are known: the probability that each key position receives.
+pub(super) struct ReceivedPass<'a> {
+    pub(super) block: &'a Block<'a>,
+    pub(super) spans: &'a [KeySpan<'a>],
+    pub(super) finished: &'a Partial,
+    pub(super) positions: usize,
+}
+
+impl WithSimd for ReceivedPass<'_> {
+    type Output = Received;
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) -> Received {
+        let Self { block, spans, finished, positions } = self;
+        let queries = block.scaled_queries();
+        let mut received = Received::new(positions);
+        let mut transposed = vec![0.0; block.shape.head_dim * KEY_TILE];
+        let mut scores = vec![0.0; block.len() * KEY_TILE];
+        let scale: Vec<f32> = (0..block.len())
+            .map(|entry| match finished.total(entry) {
+                total if total > 0.0 => (1.0 / total) as f32,
+                _ => 0.0,
+            })
+            .collect();
+        for tile in block.tiles(spans) {
+            if tile.first_position >= positions {
+                continue;
+            }
+            block.score(simd, &queries, spans, tile, &mut transposed, &mut scores);
+            let len = tile.len.min(positions - tile.first_position);
+            let sums = &mut received.sum[tile.first_position..][..len];
+            let maxima = &mut received.max[tile.first_position..][..len];
+            for (entry, row) in scores.chunks_exact(KEY_TILE).enumerate() {
+                let (max, scale) = (finished.max[entry], scale[entry]);
+                if max == f32::NEG_INFINITY {
+                    continue;
+                }
+                for ((sum, largest), &score) in sums.iter_mut().zip(&mut *maxima).zip(row) {
+                    let p = exp_nonpositive(score - max) * scale;
+                    *sum += p;
+                    *largest = if p > *largest { p } else { *largest };
+                }
+            }
+        }
+        received
+    }
+}

@@ -1,0 +1,161 @@
+use super::*;
+use crate::reference;
+use proptest::prelude::*;
+
+/// A random attention problem at odd sizes: p prompt tokens of which some spans are kept, decode rows after them.
+#[derive(Debug, Clone)]
+struct Problem {
+    shape: AttentionShape,
+    rows: usize,
+    first_position: usize,
+    spans: Vec<(usize, usize, Segment)>,
+    seed: u64,
+    spread: f32,
+}
+
+fn problem() -> impl Strategy<Value = Problem> {
+    (
+        1usize..4,
+        1usize..4,
+        prop::sample::select(vec![1usize, 7, 16, 32, 33, 64, 80]),
+        1usize..90,
+        3usize..300,
+        prop::option::of(1usize..100),
+        any::<u64>(),
+        prop::sample::select(vec![0.1f32, 1.0, 6.0]),
+        any::<bool>(),
+        any::<bool>(),
+    )
+        .prop_map(|(kv_heads, group, head_dim, rows, p, window, seed, spread, bos, prompt)| {
+            let mut spans = vec![];
+            if bos {
+                spans.push((0, 1, Segment::Bos));
+            }
+            if prompt {
+                spans.push((1, p - 2, Segment::Prompt));
+            }
+            spans.push((p - 1, rows, Segment::Decode));
+            Problem {
+                shape: AttentionShape {
+                    query_heads: kv_heads * group,
+                    kv_heads,
+                    head_dim,
+                    scale: 1.0 / (head_dim as f32).sqrt(),
+                    window,
+                },
+                rows,
+                first_position: p - 1,
+                spans,
+                seed,
+                spread,
+            }
+        })
+}
+
+/// Reproducible values of roughly unit variance (SplitMix64, sum of uniforms).
+fn noise(seed: u64, len: usize) -> Vec<f32> {
+    let mut state = seed;
+    let mut uniform = || {
+        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = state;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((z ^ (z >> 31)) >> 40) as f32 / (1u64 << 24) as f32 - 0.5
+    };
+    (0..len).map(|_| (0..4).map(|_| uniform()).sum::<f32>() * 1.73).collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(150))]
+
+    #[test]
+    fn equals_the_plain_version(problem in problem()) {
+        let Problem { shape, rows, first_position, spans, seed, spread } = problem;
+        let q: Vec<f32> = noise(seed, rows * shape.query_heads * shape.head_dim)
+            .into_iter().map(|x| x * spread).collect();
+        // A little slack behind each head, as a preallocated cache has.
+        let buffers: Vec<(Vec<f32>, Vec<f32>, usize)> = spans.iter().enumerate().map(|(i, &(_, len, _))| {
+            let stride = (len + 3) * shape.head_dim;
+            let make = |salt| noise(seed ^ salt ^ i as u64, shape.kv_heads * stride);
+            (make(0xabc), make(0xdef), stride)
+        }).collect();
+        let spans: Vec<KeySpan<'_>> = spans.iter().zip(&buffers)
+            .map(|(&(first_position, len, segment), (keys, values, head_stride))| KeySpan {
+                keys, values, head_stride: *head_stride, len, first_position, segment,
+            }).collect();
+        let queries = Queries { data: &q, rows, first_position };
+        let expected = reference::attention(&shape, &queries, &spans);
+
+        let mut output = vec![f32::NAN; q.len()];
+        let positions = first_position + 1;
+        let mut received = Received::new(positions);
+        let statistics =
+            attention_with_statistics(&shape, &queries, &spans, &mut output, Some(&mut received));
+        for (x, e) in output.iter().zip(&expected.output) {
+            prop_assert!((f64::from(*x) - e).abs() < 2e-5, "output {x} {e}");
+        }
+        let mut plain = vec![f32::NAN; q.len()];
+        attention(&shape, &queries, &spans, &mut plain);
+        prop_assert_eq!(&plain, &output);
+
+        let mut sum = vec![0.0; positions];
+        let mut max = vec![0f64; positions];
+        for i in 0..rows * shape.query_heads {
+            for g in 0..SEGMENTS {
+                let (m, e) = (f64::from(statistics.mass[i][g]), f64::from(statistics.entropy[i][g]));
+                prop_assert!((m - expected.mass[i][g]).abs() < 1e-5, "mass {m} {}", expected.mass[i][g]);
+                if expected.mass[i][g] > 1e-6 {
+                    prop_assert!((e - expected.entropy[i][g]).abs() < 1e-4, "entropy {e} {}", expected.entropy[i][g]);
+                }
+            }
+            for &(position, p) in &expected.probabilities[i] {
+                if position < positions {
+                    sum[position] += p;
+                    max[position] = max[position].max(p);
+                }
+            }
+        }
+        for position in 0..positions {
+            prop_assert!((f64::from(received.sum[position]) - sum[position]).abs() < 1e-4);
+            prop_assert!((f64::from(received.max[position]) - max[position]).abs() < 1e-5);
+        }
+    }
+}
+
+#[test]
+fn a_row_without_keys_yields_zeros_and_undefined_entropy() {
+    let shape =
+        AttentionShape { query_heads: 2, kv_heads: 1, head_dim: 8, scale: 1.0, window: None };
+    let q = noise(1, 16);
+    let mut output = vec![f32::NAN; 16];
+    let queries = Queries { data: &q, rows: 1, first_position: 5 };
+    let statistics = attention_with_statistics(&shape, &queries, &[], &mut output, None);
+    assert!(output.iter().all(|&x| x == 0.0));
+    assert_eq!(statistics.mass[0], [0.0; SEGMENTS]);
+    assert!(statistics.entropy[0].iter().all(|x| x.is_nan()));
+}
+
+#[test]
+fn splitting_keys_changes_nothing_that_matters() {
+    // Many tiles and one row: the split path; the same row among many: the unsplit path.
+    let shape =
+        AttentionShape { query_heads: 3, kv_heads: 1, head_dim: 64, scale: 0.125, window: None };
+    let len = 5000;
+    let (keys, values) = (noise(2, len * 64), noise(3, len * 64));
+    let q = noise(4, 8 * 3 * 64);
+    let span = KeySpan {
+        keys: &keys,
+        values: &values,
+        head_stride: len * 64,
+        len,
+        first_position: 0,
+        segment: Segment::Prompt,
+    };
+    let mut many = vec![0.0; q.len()];
+    attention(&shape, &Queries { data: &q, rows: 8, first_position: len }, &[span], &mut many);
+    let mut one = vec![0.0; 3 * 64];
+    attention(&shape, &Queries { data: &q[..192], rows: 1, first_position: len }, &[span], &mut one);
+    for (a, b) in one.iter().zip(&many) {
+        assert!((a - b).abs() < 1e-6);
+    }
+}

@@ -1,0 +1,204 @@
+//! Next-token distributions compared row by row: KL divergence, argmax, negative log-likelihood.
+
+use crate::exp::exp_nonpositive;
+use pulp::{Arch, Simd, WithSimd};
+
+/// Elements summed in f32 before the sum moves to f64.
+const CHUNK: usize = 1024;
+const LANES: usize = 16;
+
+/// A row of logits turned into what comparisons need: its probabilities and its entropy.
+#[derive(Debug, Clone)]
+pub struct Distribution {
+    /// softmax(logits), length V.
+    probabilities: Vec<f32>,
+    /// Σ p ln p, nats.
+    negative_entropy: f64,
+    /// Index of the largest logit.
+    argmax: usize,
+    /// max + ln Σ e^{x − max}.
+    log_normaliser: f64,
+}
+
+/// How another row of logits differs from a [`Distribution`].
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Comparison {
+    /// KL(distribution ‖ other), nats.
+    pub kl: f64,
+    /// Whether both have the same most likely token.
+    pub same_argmax: bool,
+    /// The other's most likely token.
+    pub argmax: usize,
+    /// max + ln Σ e^{x − max} of the other row: a token's NLL is this less its logit.
+    pub log_normaliser: f64,
+}
+
+impl Distribution {
+    /// The distribution of one row of logits.
+    pub fn new(logits: &[f32]) -> Self {
+        let mut probabilities = vec![0.0; logits.len()];
+        let summary = Arch::new().dispatch(Exponentials { logits, out: &mut probabilities });
+        let scale = (1.0 / summary.total) as f32;
+        for p in &mut probabilities {
+            *p *= scale;
+        }
+        // Σ p (x − max) − ln Σ e^{x − max}
+        let negative_entropy = summary.weighted / summary.total - summary.total.ln();
+        Self {
+            probabilities,
+            negative_entropy,
+            argmax: position_of(logits, summary.max),
+            log_normaliser: f64::from(summary.max) + summary.total.ln(),
+        }
+    }
+
+    /// Index of the most likely token (the first, where several are equal).
+    pub fn argmax(&self) -> usize {
+        self.argmax
+    }
+
+    /// −ln p of the token that has this logit, nats.
+    pub fn nll(&self, logit: f32) -> f64 {
+        self.log_normaliser - f64::from(logit)
+    }
+
+    /// Compares another row of logits with this distribution: Σ p ln p − Σ p ln q.
+    ///
+    /// # Panics
+    /// If the rows differ in length.
+    pub fn compare(&self, logits: &[f32]) -> Comparison {
+        assert_eq!(logits.len(), self.probabilities.len(), "rows of one vocabulary");
+        let sums = Arch::new().dispatch(CrossTerms { p: &self.probabilities, logits });
+        let log_total = sums.total.ln();
+        let argmax = position_of(logits, sums.max);
+        Comparison {
+            // Rounding can leave −1e-8 where the two are equal; a divergence is never negative.
+            kl: (self.negative_entropy - sums.weighted + log_total).max(0.0),
+            same_argmax: argmax == self.argmax,
+            argmax,
+            log_normaliser: f64::from(sums.max) + log_total,
+        }
+    }
+}
+
+fn position_of(logits: &[f32], max: f32) -> usize {
+    logits.iter().position(|&x| x == max).unwrap_or(0)
+}
+
+struct Sums {
+    max: f32,
+    /// Σ e^{x − max}
+    total: f64,
+    /// Σ w (x − max), with w = e^{x − max} or a given p.
+    weighted: f64,
+}
+
+struct Exponentials<'a> {
+    logits: &'a [f32],
+    out: &'a mut [f32],
+}
+
+impl WithSimd for Exponentials<'_> {
+    type Output = Sums;
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, _: S) -> Sums {
+        let max = row_max(self.logits);
+        let (mut total, mut weighted) = (0.0, 0.0);
+        for (x, out) in self.logits.chunks(CHUNK).zip(self.out.chunks_mut(CHUNK)) {
+            let (mut sum, mut sum_weighted) = ([0f32; LANES], [0f32; LANES]);
+            for (x, out) in x.chunks(LANES).zip(out.chunks_mut(LANES)) {
+                for (lane, (&x, out)) in x.iter().zip(out).enumerate() {
+                    // Far below the maximum nothing weighs; the clamp keeps 0·(−∞) out of the sum.
+                    let shifted = (x - max).max(-100.0);
+                    *out = exp_nonpositive(shifted);
+                    sum[lane] += *out;
+                    sum_weighted[lane] += *out * shifted;
+                }
+            }
+            total += f64::from(sum.iter().sum::<f32>());
+            weighted += f64::from(sum_weighted.iter().sum::<f32>());
+        }
+        Sums { max, total, weighted }
+    }
+}
+
+struct CrossTerms<'a> {
+    p: &'a [f32],
+    logits: &'a [f32],
+}
+
+impl WithSimd for CrossTerms<'_> {
+    type Output = Sums;
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, _: S) -> Sums {
+        let max = row_max(self.logits);
+        let (mut total, mut weighted) = (0.0, 0.0);
+        for (x, p) in self.logits.chunks(CHUNK).zip(self.p.chunks(CHUNK)) {
+            let (mut sum, mut sum_weighted) = ([0f32; LANES], [0f32; LANES]);
+            for (x, p) in x.chunks_exact(LANES).zip(p.chunks_exact(LANES)) {
+                for lane in 0..LANES {
+                    let shifted = x[lane] - max;
+                    sum[lane] += exp_nonpositive(shifted);
+                    sum_weighted[lane] += p[lane] * shifted;
+                }
+            }
+            let done = x.len() / LANES * LANES;
+            for (lane, (&x, &p)) in x[done..].iter().zip(&p[done..]).enumerate() {
+                sum[lane] += exp_nonpositive(x - max);
+                sum_weighted[lane] += p * (x - max);
+            }
+            total += f64::from(sum.iter().sum::<f32>());
+            weighted += f64::from(sum_weighted.iter().sum::<f32>());
+        }
+        Sums { max, total, weighted }
+    }
+}
+
+#[inline(always)]
+fn row_max(row: &[f32]) -> f32 {
+    let mut lanes = [f32::NEG_INFINITY; LANES];
+    let (chunks, rest) = row.as_chunks::<LANES>();
+    for chunk in chunks {
+        for lane in 0..LANES {
+            lanes[lane] = if chunk[lane] > lanes[lane] { chunk[lane] } else { lanes[lane] };
+        }
+    }
+    lanes.iter().chain(rest).fold(f32::NEG_INFINITY, |m, &x| m.max(x))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::reference;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn agrees_with_f64(
+            rows in (1usize..3000).prop_flat_map(|n| (
+                proptest::collection::vec(-30f32..30.0, n),
+                proptest::collection::vec(-30f32..30.0, n),
+            ))
+        ) {
+            let (p, q) = rows;
+            let distribution = Distribution::new(&p);
+            let comparison = distribution.compare(&q);
+            let expected = reference::kl_divergence(&p, &q);
+            prop_assert!((comparison.kl - expected).abs() < 1e-5 * (1.0 + expected));
+            prop_assert!(distribution.compare(&p).kl < 1e-5);
+            let log_q = reference::log_softmax(&q);
+            prop_assert!((comparison.log_normaliser - f64::from(q[0]) + log_q[0]).abs() < 1e-5);
+            prop_assert!((distribution.nll(p[0]) + reference::log_softmax(&p)[0]).abs() < 1e-5);
+        }
+    }
+
+    #[test]
+    fn argmax_is_the_first_of_equals() {
+        let distribution = Distribution::new(&[0.0, 2.0, 2.0, 1.0]);
+        assert_eq!(distribution.argmax(), 1);
+        assert!(distribution.compare(&[0.0, 5.0, 4.0, 5.0]).same_argmax);
+        assert!(!distribution.compare(&[6.0, 5.0, 4.0, 5.0]).same_argmax);
+    }
+}

@@ -1,0 +1,15 @@
+//! CPU kernels of layerscope: attention that also yields its statistics, and comparisons of next-token
+//! distributions. Every kernel has a plain f64 twin in [`reference`] that it is tested against.
+//!
+//! All data are row-major `f32` slices. Vector width is chosen at run time (AVX-512, AVX2 with FMA, NEON or plain).
+
+pub mod attention;
+pub mod distribution;
+mod exp;
+pub mod reference;
+mod tile;
+
+pub use attention::{
+    AttentionShape, KeySpan, Queries, Received, SEGMENTS, Segment, Statistics, attention,
+    attention_with_statistics,
+};

@@ -1,0 +1,87 @@
+//! Plain, obviously right versions in f64, to test the kernels against. Slow on purpose.
+
+use crate::attention::{AttentionShape, KeySpan, Queries, SEGMENTS};
+
+/// What [`attention`] yields; `rows` queries, `H` query heads.
+#[derive(Debug, Clone)]
+pub struct ReferenceAttention {
+    /// Attention output, `[rows, H, head_dim]`.
+    pub output: Vec<f64>,
+    /// Probabilities, `[rows, H]` lists of (key position, probability) over the visible keys.
+    pub probabilities: Vec<Vec<(usize, f64)>>,
+    /// Mass on each segment, `[rows, H, segments]`.
+    pub mass: Vec<[f64; SEGMENTS]>,
+    /// Entropy within each segment in nats, `[rows, H, segments]`; NaN where the segment has no mass.
+    pub entropy: Vec<[f64; SEGMENTS]>,
+}
+
+/// softmax(q·kᵀ·scale)·v over the visible keys of all spans, one query and head at a time.
+pub fn attention(shape: &AttentionShape, queries: &Queries<'_>, spans: &[KeySpan<'_>]) -> ReferenceAttention {
+    let dim = shape.head_dim;
+    let group = shape.query_heads / shape.kv_heads;
+    let mut result = ReferenceAttention {
+        output: vec![],
+        probabilities: vec![],
+        mass: vec![],
+        entropy: vec![],
+    };
+    for row in 0..queries.rows {
+        let position = queries.first_position + row;
+        for head in 0..shape.query_heads {
+            let q = &queries.data[(row * shape.query_heads + head) * dim..][..dim];
+            let offset = |span: &KeySpan<'_>, key: usize| head / group * span.head_stride + key * dim;
+            let mut scored = vec![];
+            for span in spans {
+                for key in 0..span.len {
+                    let key_position = span.first_position + key;
+                    let visible = key_position <= position
+                        && shape.window.is_none_or(|window| position - key_position < window);
+                    if visible {
+                        let k = &span.keys[offset(span, key)..][..dim];
+                        let product: f64 =
+                            q.iter().zip(k).map(|(&a, &b)| f64::from(a) * f64::from(b)).sum();
+                        scored.push((span, key, product * f64::from(shape.scale)));
+                    }
+                }
+            }
+            let max = scored.iter().map(|s| s.2).fold(f64::NEG_INFINITY, f64::max);
+            let total: f64 = scored.iter().map(|s| (s.2 - max).exp()).sum();
+            let mut output = vec![0.0; dim];
+            let mut mass = [0.0; SEGMENTS];
+            let mut probabilities = vec![];
+            for &(span, key, score) in &scored {
+                let probability = (score - max).exp() / total;
+                mass[span.segment as usize] += probability;
+                probabilities.push((span.first_position + key, probability));
+                for (o, &v) in output.iter_mut().zip(&span.values[offset(span, key)..][..dim]) {
+                    *o += probability * f64::from(v);
+                }
+            }
+            let mut entropy = mass.map(|m| if m > 0.0 { 0.0 } else { f64::NAN });
+            for (&(span, ..), &(_, probability)) in scored.iter().zip(&probabilities) {
+                let share = probability / mass[span.segment as usize];
+                if share > 0.0 {
+                    entropy[span.segment as usize] -= share * share.ln();
+                }
+            }
+            result.output.extend(output);
+            result.probabilities.push(probabilities);
+            result.mass.push(mass);
+            result.entropy.push(entropy);
+        }
+    }
+    result
+}
+
+/// ln softmax of a row of logits.
+pub fn log_softmax(logits: &[f32]) -> Vec<f64> {
+    let max = logits.iter().fold(f64::NEG_INFINITY, |m, &x| m.max(f64::from(x)));
+    let total: f64 = logits.iter().map(|&x| (f64::from(x) - max).exp()).sum();
+    logits.iter().map(|&x| f64::from(x) - max - total.ln()).collect()
+}
+
+/// KL(p ‖ q) in nats between the distributions of two rows of logits.
+pub fn kl_divergence(p_logits: &[f32], q_logits: &[f32]) -> f64 {
+    let (p, q) = (log_softmax(p_logits), log_softmax(q_logits));
+    p.iter().zip(&q).map(|(p, q)| p.exp() * (p - q)).sum()
+}
