@@ -1,2 +1,40 @@
-//! wip
-fn main() {}
+//! The `layerscope` binary: how deep does a language model need its prompt to go?
+
+mod args;
+mod commands;
+mod interrupt;
+mod models;
+mod output;
+mod progress;
+
+use args::{Arguments, Command};
+use clap::Parser;
+use layerscope_engine::Result;
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    match run(arguments) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("layerscope: {error}");
+            ExitCode::from(error.exit_code())
+        }
+    }
+}
+
+fn run(arguments: Arguments) -> Result<ExitCode> {
+    // Before any other thread exists, since it sets an environment variable.
+    layerscope_engine::one_pool()?;
+    let interrupt = interrupt::install()?;
+    match arguments.command {
+        Command::Demo(arguments) => commands::demo::run(&arguments, interrupt),
+        Command::Record(arguments) => commands::record::run(&arguments, interrupt),
+        Command::Show(arguments) => commands::show::run(&arguments),
+        Command::Recommend(arguments) => commands::recommend::run(&arguments),
+        Command::Generate(arguments) => commands::generate::run(&arguments, interrupt),
+        Command::Capture(arguments) => commands::capture::run(&arguments, interrupt),
+        Command::Models(arguments) => commands::models::run(&arguments),
+        Command::Completions { shell } => commands::completions(shell),
+    }
+}

@@ -31,9 +31,9 @@ pub struct Summary {
     /// Arithmetic mean.
     pub mean: f64,
     /// Lower end of the 95 % bootstrap interval of the mean: the 2.5th percentile.
-    pub mean_lower95: f64,
+    pub mean_ci95_lower: f64,
     /// Upper end of the 95 % bootstrap interval of the mean: the 97.5th percentile.
-    pub mean_upper95: f64,
+    pub mean_ci95_upper: f64,
     /// 5 % quantile.
     pub q05: f64,
     /// 25 % quantile.
@@ -106,13 +106,13 @@ pub fn summarise(rows: &[&[f64]]) -> Vec<Summary> {
         .map(|(values, means)| {
             let count = values.iter().filter(|value| value.is_finite()).count();
             let [q05, q25, q50, q75, q95] = quantiles(values, [0.05, 0.25, 0.5, 0.75, 0.95]);
-            let [mean_lower95, mean_upper95] = quantiles(means, [0.025, 0.975]);
+            let [mean_ci95_lower, mean_ci95_upper] = quantiles(means, [0.025, 0.975]);
             Summary {
                 count,
                 missing: values.len() - count,
                 mean: mean(values.iter().copied()),
-                mean_lower95,
-                mean_upper95,
+                mean_ci95_lower,
+                mean_ci95_upper,
                 q05,
                 q25,
                 q50,
@@ -126,7 +126,7 @@ pub fn summarise(rows: &[&[f64]]) -> Vec<Summary> {
 /// The one-sided 95 % upper bound of each column's mean over the rows: the 95th percentile of the bootstrap's means.
 ///
 /// `rows[prompt][column]`; NaN where a column has no finite value.
-pub fn mean_upper95(rows: &[&[f64]]) -> Vec<f64> {
+pub fn mean_upper_bound95(rows: &[&[f64]]) -> Vec<f64> {
     let means = bootstrap_means(rows);
     let bounds = means.axis_iter(Axis(1)).map(|means| {
         let [bound] = quantiles(means, [0.95]);
@@ -183,12 +183,96 @@ fn bootstrap_means(rows: &[&[f64]]) -> Array2<f64> {
 
 /// Quantiles of the finite values, linearly interpolated between order statistics; NaN where there are none.
 fn quantiles<const K: usize>(values: ArrayView1<'_, f64>, shares: [f64; K]) -> [f64; K] {
-    // Infinities are left out too: interpolating between two of them is undefined.
-    let mut values = values.mapv(|value| if value.is_finite() { value } else { f64::NAN });
+    // Infinities are left out too, and what would overflow to them: interpolating between two is undefined.
+    let usable = |value: f64| value.abs() < f64::MAX / 4.0;
+    let mut values = values.mapv(|value| if usable(value) { value } else { f64::NAN });
     let mut values = f64::remove_nan_mut(values.view_mut());
     shares.map(|share| {
         f64::try_as_not_nan(&share)
             .and_then(|share| values.quantile_mut(*share, &Linear).ok())
             .map_or(f64::NAN, f64::from_not_nan)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn column(values: &[f64]) -> Vec<Vec<f64>> {
+        values.iter().map(|value| vec![*value]).collect()
+    }
+
+    fn one(values: &[f64]) -> Summary {
+        let rows = column(values);
+        let rows: Vec<&[f64]> = rows.iter().map(Vec::as_slice).collect();
+        summarise(&rows).remove(0)
+    }
+
+    #[test]
+    fn known_values() {
+        let values: Vec<f64> = (0..=100).rev().map(f64::from).collect();
+        let summary = one(&values);
+        assert_eq!((summary.count, summary.missing), (101, 0));
+        assert_eq!(summary.mean, 50.0);
+        let quantiles = [summary.q05, summary.q25, summary.q50, summary.q75, summary.q95];
+        assert_eq!(quantiles, [5.0, 25.0, 50.0, 75.0, 95.0]);
+        // The standard error of the mean is 29.15/√101 = 2.90, so the interval is near 50 ± 5.7.
+        assert!((summary.mean_ci95_lower - 44.3).abs() < 0.5, "{summary:?}");
+        assert!((summary.mean_ci95_upper - 55.7).abs() < 0.5, "{summary:?}");
+        let rows = column(&values);
+        let rows: Vec<&[f64]> = rows.iter().map(Vec::as_slice).collect();
+        // One-sided: 50 + 1.645 · 2.90.
+        assert!((mean_upper_bound95(&rows)[0] - 54.8).abs() < 0.4);
+    }
+
+    #[test]
+    fn quantiles_are_interpolated() {
+        let summary = one(&[1.0, 2.0]);
+        assert_eq!((summary.q25, summary.q50), (1.25, 1.5));
+    }
+
+    #[test]
+    fn undefined_values_are_left_out_and_counted() {
+        let summary = one(&[1.0, f64::NAN, 3.0, f64::INFINITY]);
+        assert_eq!((summary.count, summary.missing), (2, 2));
+        assert_eq!((summary.mean, summary.q50), (2.0, 2.0));
+        assert!((1.0..=3.0).contains(&summary.mean_ci95_lower));
+        let none = one(&[f64::NAN]);
+        assert_eq!((none.count, none.missing), (0, 1));
+        assert!(none.mean.is_nan() && none.q50.is_nan() && none.mean_ci95_upper.is_nan());
+        assert!(summarise(&[]).is_empty());
+    }
+
+    #[test]
+    fn a_column_does_not_depend_on_its_neighbours() {
+        let alone = [1.0, 5.0, 2.0, 8.0];
+        let rows: Vec<Vec<f64>> = alone.iter().map(|value| vec![9.0, *value]).collect();
+        let rows: Vec<&[f64]> = rows.iter().map(Vec::as_slice).collect();
+        assert_eq!(summarise(&rows)[1], one(&alone));
+        assert_eq!(summarise(&rows)[0].mean_ci95_upper, 9.0);
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(32))]
+
+        #[test]
+        fn bounds_lie_within_the_data_and_in_order(values in proptest::collection::vec(-10.0..10.0_f64, 1..20)) {
+            let summary = one(&values);
+            let least = values.iter().copied().fold(f64::INFINITY, f64::min) - 1e-9;
+            let most = values.iter().copied().fold(f64::NEG_INFINITY, f64::max) + 1e-9;
+            let ordered = [least, summary.q05, summary.q25, summary.q50, summary.q75, summary.q95, most];
+            prop_assert!(ordered.is_sorted(), "{summary:?}");
+            let interval = [least, summary.mean_ci95_lower, summary.mean_ci95_upper, most];
+            prop_assert!(interval.is_sorted(), "{summary:?}");
+        }
+
+        #[test]
+        fn any_floats_are_summarised(values in proptest::collection::vec(any::<f64>(), 0..12)) {
+            let rows = column(&values);
+            let rows: Vec<&[f64]> = rows.iter().map(Vec::as_slice).collect();
+            let _ = (summarise(&rows), mean_upper_bound95(&rows));
+        }
+    }
 }

@@ -146,7 +146,7 @@ impl Decoder {
     /// # Errors
     /// Whatever fails beneath.
     pub fn embed(&self, tokens: &[u32], positions: &[usize], hooks: &mut Hooks<'_>) -> Result<Tensor> {
-        hooks.visit(0, Site::Embed, positions, self.embedding.forward(tokens, &self.device)?)
+        hooks.visit(0, Site::Embed, positions, self.embedding.forward(tokens)?)
     }
 
     /// The residual stream `x [rows, d]` of rows at `positions` through the blocks of `layers`.

@@ -10,6 +10,7 @@ mod model;
 mod policy;
 mod session;
 mod tensor;
+mod threads;
 mod tokenizer;
 mod weights;
 
@@ -23,7 +24,8 @@ pub use model::{Model, ModelSource, gguf_config};
 pub use policy::Policy;
 pub use session::{Interrupt, LayerStatistics, Session, check_interrupt};
 pub use tensor::with_f32;
+pub use threads::one_pool;
 pub use tokenizer::{Message, PromptText, TokenStream, Tokenizer};
 pub use weights::{
-    Embedding, GgufFile, Linear, SafetensorsFiles, Weight, WeightSource, WeightsPrecision,
+    Embedding, GgufFile, Linear, QuantizedRows, SafetensorsFiles, Weight, WeightSource, WeightsPrecision,
 };

@@ -140,6 +140,7 @@ fn environment() -> std::result::Result<Environment<'static>, minijinja::Error> 
             .lstrip_blocks(true)
             .build()?,
     );
+    environment.set_fuel(Some(20_000_000));
     environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
     environment.add_function("raise_exception", raise_exception);
     environment.add_function("strftime_now", strftime_now);

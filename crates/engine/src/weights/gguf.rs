@@ -1,9 +1,10 @@
 //! Weights and metadata of a GGUF file, memory-mapped or embedded in the program.
 
+use super::linear::qtensor;
 use super::{Linear, Weight, WeightSource, WeightsPrecision};
 use crate::{Error, Result};
 use candle_core::quantized::gguf_file::{Content, Value};
-use candle_core::quantized::{QStorage, QTensor};
+use candle_core::quantized::GgmlDType;
 use candle_core::{Device, Tensor};
 use memmap2::Mmap;
 use std::borrow::Cow;
@@ -103,11 +104,11 @@ impl GgufFile {
         let &[len] = info.shape.dims() else {
             return Err(damaged(&self.path, "`rope_freqs.weight` is not a vector"));
         };
-        Ok(Some(self.tensor(NAME, &[len], None)?.dequantize(&Device::Cpu)?.to_vec1()?))
+        Ok(Some(self.f32_vector(NAME, len)?.to_vec1()?))
     }
 
-    /// A tensor of a known shape; `heads` reorders the rows of each head from paired to rotate-half order.
-    fn tensor(&self, name: &str, shape: &[usize], heads: Option<usize>) -> Result<QTensor> {
+    /// The blocks of a tensor of a known shape, and their type.
+    fn blocks(&self, name: &str, shape: &[usize]) -> Result<(&[u8], GgmlDType)> {
         let found = self.shape(name)?;
         if found != shape {
             return Err(Error::input(format!(
@@ -116,28 +117,23 @@ impl GgufFile {
             )));
         }
         let info = &self.content.tensor_infos[name];
-        let (block, block_bytes) = (info.ggml_dtype.block_size(), info.ggml_dtype.type_size());
-        let last = shape.last().copied().unwrap_or(0);
-        if last == 0 || !last.is_multiple_of(block) {
-            let dtype = info.ggml_dtype;
+        let (dtype, last) = (info.ggml_dtype, shape.last().copied().unwrap_or(0));
+        if last == 0 || !last.is_multiple_of(dtype.block_size()) {
             return Err(damaged(&self.path, &format!("rows of `{name}` are not whole {dtype:?} blocks")));
         }
-        let rows: usize = shape[..shape.len() - 1].iter().product();
-        let row_bytes = last / block * block_bytes;
-        let range = usize::try_from(self.content.tensor_data_offset.saturating_add(info.offset))
-            .ok()
-            .and_then(|start| Some(start..start.checked_add(rows.checked_mul(row_bytes)?)?));
-        let Some(data) = range.and_then(|range| self.bytes().get(range)) else {
-            return Err(damaged(&self.path, &format!("it ends within tensor `{name}`")));
-        };
-        let data = match heads {
-            None => Cow::Borrowed(data),
-            Some(heads) => Cow::Owned(rotate_half_rows(data, row_bytes, rows / heads)),
-        };
-        // The blocks are copied from bytes of any alignment into storage of their own.
-        let aligned = AlignedBytes::copy(&data);
-        let storage = QStorage::from_data(Cow::Borrowed(aligned.as_slice()), &Device::Cpu, info.ggml_dtype)?;
-        Ok(QTensor::new(storage, shape)?)
+        let row_bytes = last / dtype.block_size() * dtype.type_size();
+        let rows = shape[..shape.len() - 1].iter().try_fold(1usize, |n, &dim| n.checked_mul(dim));
+        let start = usize::try_from(self.content.tensor_data_offset.saturating_add(info.offset)).ok();
+        let range = start.and_then(|start| Some(start..start.checked_add(rows?.checked_mul(row_bytes)?)?));
+        match range.and_then(|range| self.bytes().get(range)) {
+            Some(blocks) => Ok((blocks, dtype)),
+            None => Err(damaged(&self.path, &format!("it ends within tensor `{name}`"))),
+        }
+    }
+
+    fn f32_vector(&self, name: &str, len: usize) -> Result<Tensor> {
+        let (blocks, dtype) = self.blocks(name, &[len])?;
+        Ok(qtensor(blocks, dtype, &[len])?.dequantize(&Device::Cpu)?)
     }
 
     /// Heads whose rows the file has in paired order: llama.cpp's converter reorders Llama's query and key rows.
@@ -163,13 +159,16 @@ impl GgufFile {
 
 impl WeightSource for GgufFile {
     fn linear(&self, weight: Weight, shape: (usize, usize), precision: WeightsPrecision) -> Result<Linear> {
-        let heads = self.paired_heads(weight)?;
-        let tensor = self.tensor(&weight.gguf_name(), &[shape.0, shape.1], heads)?;
-        Linear::from_quantized(tensor, precision == WeightsPrecision::Native)
+        let (blocks, dtype) = self.blocks(&weight.gguf_name(), &[shape.0, shape.1])?;
+        let blocks = match self.paired_heads(weight)? {
+            None => Cow::Borrowed(blocks),
+            Some(heads) => Cow::Owned(rotate_half_rows(blocks, blocks.len() / shape.0, shape.0 / heads)),
+        };
+        Linear::from_blocks(&blocks, dtype, shape, precision == WeightsPrecision::Native)
     }
 
     fn vector(&self, weight: Weight, len: usize) -> Result<Tensor> {
-        Ok(self.tensor(&weight.gguf_name(), &[len], None)?.dequantize(&Device::Cpu)?)
+        self.f32_vector(&weight.gguf_name(), len)
     }
 
     fn has(&self, weight: Weight) -> bool {
@@ -215,29 +214,6 @@ fn rotate_half_rows(data: &[u8], row_bytes: usize, head_dim: usize) -> Vec<u8> {
     reordered
 }
 
-/// Bytes at an address that every block type may have.
-struct AlignedBytes {
-    words: Vec<u64>,
-    len: usize,
-}
-
-impl AlignedBytes {
-    fn copy(bytes: &[u8]) -> Self {
-        let mut words = vec![0u64; bytes.len().div_ceil(8)];
-        for (word, chunk) in words.iter_mut().zip(bytes.chunks(8)) {
-            let mut buffer = [0; 8];
-            buffer[..chunk.len()].copy_from_slice(chunk);
-            *word = u64::from_ne_bytes(buffer);
-        }
-        Self { words, len: bytes.len() }
-    }
-
-    fn as_slice(&self) -> &[u8] {
-        // SAFETY: u64 has no padding and no invalid byte values; the vector holds at least `len` bytes.
-        unsafe { std::slice::from_raw_parts(self.words.as_ptr().cast(), self.len) }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -247,11 +223,5 @@ mod tests {
         let paired: Vec<u8> = (0..12).collect();
         // Two heads of six rows of one byte.
         assert_eq!(rotate_half_rows(&paired, 1, 6), [0, 2, 4, 1, 3, 5, 6, 8, 10, 7, 9, 11]);
-    }
-
-    #[test]
-    fn aligned_copy_keeps_every_byte() {
-        let bytes: Vec<u8> = (0..37).collect();
-        assert_eq!(AlignedBytes::copy(&bytes).as_slice(), &bytes[..]);
     }
 }

@@ -5,7 +5,7 @@ mod linear;
 mod safetensors;
 
 pub use gguf::GgufFile;
-pub use linear::{Embedding, Linear};
+pub use linear::{Embedding, Linear, QuantizedRows};
 pub use safetensors::SafetensorsFiles;
 
 use crate::Result;

@@ -165,7 +165,7 @@ fn a_failed_merge_keeps_the_parts_and_recording_goes_on() {
 }
 
 const CHILD: &str = "LAYERSCOPE_TEST_RUN_FOLDER";
-const CHILD_PROMPTS: usize = 12;
+const CHILD_PROMPTS: usize = 24;
 
 /// Not a test of its own: the process that the next test kills.
 #[test]
@@ -203,7 +203,7 @@ fn kills_at_random_moments_leave_a_run_that_resumes_to_the_same_bytes() {
             .spawn()
             .expect("child");
         // A little longer each time, so that it ends on slow disks too.
-        let pause = 10 + attempt * 5 + (attempt * 37) % 23;
+        let pause = 5 + attempt * 2 + (attempt * 37) % 11;
         std::thread::sleep(Duration::from_millis(pause));
         let ended = child.try_wait().expect("child");
         let _ = child.kill();

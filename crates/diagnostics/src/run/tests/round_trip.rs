@@ -241,3 +241,23 @@ fn an_empty_run_has_its_tables() {
     assert!(run.prompt_ids().is_empty());
     assert!(run.show().expect("show").prompts.is_empty());
 }
+
+#[test]
+fn summaries_cover_the_run_and_its_categories() {
+    let folder = tempfile::tempdir().expect("folder");
+    finished(folder.path(), 5);
+    let run = Run::open(folder.path()).expect("open");
+    let prompts: Vec<_> = run.prompts().collect::<Result<_, _>>().expect("prompts");
+    let summary = crate::summary::summarise_run(&prompts);
+    assert_eq!(summary.overall.prompts, 5);
+    let names: Vec<_> = summary.categories.iter().map(|group| group.category.as_deref()).collect();
+    assert_eq!(names, [Some("even"), Some("odd")]);
+    for figure in LAYER_FIGURES {
+        let layers = summary.overall.figures[figure].len();
+        assert!(layers == LAYERS || layers == LAYERS + 1, "{figure}");
+    }
+    let masses = prompts.iter().map(|prompt| prompt.layers.prompt_mass[1]);
+    let wanted = masses.sum::<f64>() / 5.0;
+    assert!(close(summary.overall.figures["prompt_mass"][1].mean, wanted));
+    assert_eq!(summary.overall.figures["curvature_prompt_deg"][LAYERS].missing, 5);
+}

@@ -1,0 +1,219 @@
+//! What can be said on the command line.
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use layerscope_engine::WeightsPrecision;
+use std::path::PathBuf;
+
+const EXAMPLES: &str = "Examples:
+  layerscope demo
+  layerscope record model.gguf --prompts prompts.jsonl --out run
+  layerscope recommend run
+  layerscope generate model.gguf --policy speed:24+bos --prompt 'Why is the sky blue?'";
+
+/// How deep does a language model need its prompt to go?
+///
+/// Records layer by layer how generated tokens read the prompt, computes the exact cost of every cutoff, and recommends one.
+#[derive(Debug, Parser)]
+#[command(name = "layerscope", version, after_help = EXAMPLES, max_term_width = 110)]
+pub(crate) struct Arguments {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Record the embedded model on bundled prompts: the whole tool in one command, no download
+    #[command(after_help = "Example:\n  layerscope demo --out demo-run")]
+    Demo(DemoArguments),
+    /// Record a model on a prompt file into a run folder; an interrupted run resumes
+    #[command(after_help = "Example:\n  layerscope record model.gguf --prompts prompts.jsonl --max-new-tokens 32 --out run\n\nA line of the prompt file:\n  {\"id\": \"a1\", \"category\": \"retrieval\", \"prompt\": \"…\"}\nInstead of \"prompt\" a line may have \"messages\": [{\"role\", \"content\"}], and an \"answer\" to be followed\ninstead of the model's own continuation.")]
+    Record(RecordArguments),
+    /// Print a run's figures by layer
+    #[command(after_help = "Example:\n  layerscope show run --by-category")]
+    Show(ShowArguments),
+    /// Recommend a cutoff from a run, with reasons
+    #[command(after_help = "Example:\n  layerscope recommend run --tolerance 0.05")]
+    Recommend(RecommendArguments),
+    /// Generate text, with the full prompt or with a shallow prefill
+    #[command(after_help = "Example:\n  layerscope generate model.gguf --policy speed:24+bos --prompt 'Why is the sky blue?'")]
+    Generate(GenerateArguments),
+    /// Write chosen activations to a safetensors file
+    #[command(after_help = "Example:\n  layerscope capture model.gguf --prompt 'Hello' --hook 'blocks.*.hook_resid_post' --out activations.safetensors")]
+    Capture(CaptureArguments),
+    /// List the models that can be loaded, and where they were found
+    #[command(after_help = "Example:\n  layerscope models --json")]
+    Models(ModelsArguments),
+    /// Print a completion script for a shell
+    #[command(after_help = "Example:\n  layerscope completions bash > ~/.local/share/bash-completion/completions/layerscope")]
+    Completions {
+        /// The shell
+        shell: clap_complete::Shell,
+    },
+}
+
+/// A model and how it is loaded.
+#[derive(Debug, Args)]
+pub(crate) struct ModelArguments {
+    /// GGUF file, folder with config.json, tokenizer.json and safetensors, or a name that `layerscope models` lists
+    pub(crate) model: String,
+    /// Precision of the weights: as the file has them, or dequantised to f32 for figures to be compared with others
+    #[arg(long, value_enum, default_value_t = Weights::Native)]
+    pub(crate) weights: Weights,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub(crate) enum Weights {
+    Native,
+    F32,
+}
+
+impl From<Weights> for WeightsPrecision {
+    fn from(weights: Weights) -> Self {
+        match weights {
+            Weights::Native => Self::Native,
+            Weights::F32 => Self::F32,
+        }
+    }
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct DemoArguments {
+    /// Run folder to write
+    #[arg(long, default_value = "layerscope-demo")]
+    pub(crate) out: PathBuf,
+    /// Print one JSON object: the run as `show` and the recommendation as `recommend` print them
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct RecordArguments {
+    #[command(flatten)]
+    pub(crate) model: ModelArguments,
+    /// Prompt file, JSON Lines
+    #[arg(long)]
+    pub(crate) prompts: PathBuf,
+    /// Decode steps per prompt
+    #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) max_new_tokens: u32,
+    /// Run folder to write or resume
+    #[arg(long)]
+    pub(crate) out: PathBuf,
+    /// Print one JSON object: the run as `show` and the recommendation as `recommend` print them
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ShowArguments {
+    /// Run folder
+    pub(crate) run: PathBuf,
+    /// Only this prompt
+    #[arg(long)]
+    pub(crate) prompt_id: Option<String>,
+    /// A table for each category
+    #[arg(long, conflicts_with = "prompt_id")]
+    pub(crate) by_category: bool,
+    /// Print one JSON object with every prompt
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Print one JSON object with means, quantiles and bootstrap intervals over prompts and per category
+    #[arg(long, conflicts_with_all = ["json", "prompt_id", "by_category"])]
+    pub(crate) summary_json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct RecommendArguments {
+    /// Run folder
+    pub(crate) run: PathBuf,
+    /// Mean KL divergence from the full model that is acceptable, nats per token
+    #[arg(long, default_value_t = 0.1)]
+    pub(crate) tolerance: f64,
+    /// Prompt tokens that keep KV at every layer
+    #[arg(long, value_enum, default_value_t = AnchorName::Bos)]
+    pub(crate) anchor: AnchorName,
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub(crate) enum AnchorName {
+    Bos,
+    None,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct PromptArguments {
+    /// Prompt text; a model with a chat template sees it as the user's message
+    #[arg(long, conflicts_with = "prompt_file", required_unless_present = "prompt_file")]
+    pub(crate) prompt: Option<String>,
+    /// File with the prompt text; `-` reads standard input
+    #[arg(long)]
+    pub(crate) prompt_file: Option<PathBuf>,
+    /// Give the text to the model as it is, without chat template
+    #[arg(long)]
+    pub(crate) raw: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct GenerateArguments {
+    #[command(flatten)]
+    pub(crate) model: ModelArguments,
+    #[command(flatten)]
+    pub(crate) prompt: PromptArguments,
+    /// `full`, `speed:CUTOFF` or `speed:CUTOFF+bos`
+    #[arg(long, default_value = "full")]
+    pub(crate) policy: String,
+    /// At most this many tokens
+    #[arg(long, default_value_t = 128)]
+    pub(crate) max_new_tokens: usize,
+    /// Sample at this temperature instead of taking the most likely token
+    #[arg(long)]
+    pub(crate) temperature: Option<f64>,
+    /// Sample among the most likely tokens that together have this probability
+    #[arg(long)]
+    pub(crate) top_p: Option<f64>,
+    /// Sample among this many most likely tokens
+    #[arg(long)]
+    pub(crate) top_k: Option<usize>,
+    /// Seed of the sampler
+    #[arg(long, default_value_t = 0)]
+    pub(crate) seed: u64,
+    /// Go on after an end-of-sequence token
+    #[arg(long)]
+    pub(crate) ignore_eos: bool,
+    /// Print one JSON object instead of streaming
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct CaptureArguments {
+    #[command(flatten)]
+    pub(crate) model: ModelArguments,
+    #[command(flatten)]
+    pub(crate) prompt: PromptArguments,
+    /// Hook point by its TransformerLens name; `blocks.*.…` means every layer; may be given several times
+    #[arg(long = "hook", required = true)]
+    pub(crate) hooks: Vec<String>,
+    /// Also generate this many tokens, greedily, and capture them
+    #[arg(long, default_value_t = 0)]
+    pub(crate) max_new_tokens: usize,
+    /// `full`, `speed:CUTOFF` or `speed:CUTOFF+bos`
+    #[arg(long, default_value = "full")]
+    pub(crate) policy: String,
+    /// safetensors file to write
+    #[arg(long)]
+    pub(crate) out: PathBuf,
+    /// Print one JSON object that lists what was written
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ModelsArguments {
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+}

@@ -1,0 +1,43 @@
+//! `layerscope demo`: the embedded model on bundled prompts.
+
+use crate::args::DemoArguments;
+use crate::commands::record;
+use crate::{models, output};
+use layerscope_diagnostics::prompts::{PromptFile, parse_prompts, prompts_sha256};
+use layerscope_engine::{Interrupt, Result, WeightsPrecision};
+use std::process::ExitCode;
+
+const PROMPTS_NAME: &str = "demo.jsonl";
+const PROMPTS: &[u8] = include_bytes!("../../../../fixtures/tiny/demo.jsonl");
+const NEW_TOKENS: usize = 32;
+
+pub(crate) fn run(arguments: &DemoArguments, interrupt: &Interrupt) -> Result<ExitCode> {
+    let prompts = PromptFile {
+        name: PROMPTS_NAME.to_owned(),
+        sha256: prompts_sha256(PROMPTS),
+        prompts: parse_prompts(PROMPTS_NAME, PROMPTS)?,
+    };
+    let model = models::load_source(&models::embedded(), WeightsPrecision::Native)?;
+    let config = model.config();
+    if !arguments.json {
+        output::lines(&format!(
+            "Recording {} ({} layers, {} heads, hidden size {}) on {} bundled prompts into {}\n",
+            model.name,
+            config.layers,
+            config.heads,
+            config.hidden,
+            prompts.prompts.len(),
+            arguments.out.display()
+        ))?;
+    }
+    let code = record::record(&model, &prompts, NEW_TOKENS, &arguments.out, arguments.json, interrupt)?;
+    if !arguments.json && code == ExitCode::SUCCESS {
+        output::lines(&format!(
+            "\nNext:\n  layerscope show {out} --by-category        the same by kind of prompt\n  \
+             layerscope recommend {out} --tolerance 0.02    a stricter cutoff\n  \
+             layerscope record MODEL.gguf --prompts PROMPTS.jsonl --out RUN    your own model and prompts",
+            out = arguments.out.display()
+        ))?;
+    }
+    Ok(code)
+}

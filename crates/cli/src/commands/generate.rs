@@ -1,0 +1,96 @@
+//! `layerscope generate`: text under a policy, streaming.
+
+use crate::args::GenerateArguments;
+use crate::{models, output};
+use layerscope_engine::{
+    Choice, Error, Generation, GenerationSettings, Interrupt, Policy, Result, generate,
+};
+use serde_json::json;
+use std::io::Write;
+use std::ops::ControlFlow;
+use std::process::ExitCode;
+use std::sync::atomic::Ordering;
+
+pub(crate) fn run(arguments: &GenerateArguments, interrupt: &Interrupt) -> Result<ExitCode> {
+    let choice = choice(arguments)?;
+    let model = models::load(&arguments.model)?;
+    let layers = model.config().layers;
+    let policy = Policy::parse(&arguments.policy, layers)?;
+    let prompt = models::prompt_tokens(&arguments.prompt, &model.tokenizer)?;
+    let settings = GenerationSettings {
+        max_new_tokens: arguments.max_new_tokens,
+        choice,
+        stop_tokens: if arguments.ignore_eos { &[] } else { model.tokenizer.eos_ids() },
+    };
+    let mut stream = model.tokenizer.stream(true);
+    let mut failed = None;
+    let generation = generate(&model.decoder, &prompt, policy, &settings, interrupt, &mut |token| {
+        match stream.push(token) {
+            Ok(Some(text)) if !arguments.json => show(&text),
+            Ok(_) => ControlFlow::Continue(()),
+            Err(error) => {
+                failed = Some(error);
+                ControlFlow::Break(())
+            }
+        }
+    })?;
+    if let Some(error) = failed {
+        return Err(error);
+    }
+    if arguments.json {
+        // As the policy would reserve it: p − 1 prefill tokens, the last prompt token among the decode tokens.
+        let config = model.config();
+        let token_bytes = 2 * config.kv_heads * config.head_dim * size_of::<f32>();
+        let tokens: usize = policy.capacity(prompt.len(), arguments.max_new_tokens).iter().sum();
+        output::json(&json!({
+            "model": model.name,
+            "weights": model.precision,
+            "policy": policy.to_string(),
+            "prompt_tokens": prompt,
+            "tokens": generation.tokens,
+            "text": model.tokenizer.decode_skipping_special(&generation.tokens)?,
+            "ttft_s": generation.ttft_s,
+            "tpot_s": generation.tpot_s,
+            "kv_bytes": generation.kv_bytes,
+            "kv_bytes_model": tokens * token_bytes,
+        }))?;
+    } else {
+        let _ = show(&stream.finish()?);
+        println!();
+        eprintln!("{}", summary(&policy, prompt.len(), &generation));
+    }
+    if interrupt.load(Ordering::Relaxed) {
+        return Ok(ExitCode::from(Error::Interrupted.exit_code()));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn choice(arguments: &GenerateArguments) -> Result<Choice> {
+    let GenerateArguments { temperature, top_p, top_k, seed, .. } = *arguments;
+    if temperature.is_none() && top_p.is_none() && top_k.is_none() {
+        return Ok(Choice::Greedy);
+    }
+    Choice::Sampled { temperature: temperature.unwrap_or(1.0), top_p, top_k, seed }.checked()
+}
+
+/// Prints without delay; breaks off where the reader left.
+fn show(text: &str) -> ControlFlow<()> {
+    let mut out = std::io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Ok(()) => ControlFlow::Continue(()),
+        Err(_) => ControlFlow::Break(()),
+    }
+}
+
+fn summary(policy: &Policy, prompt_len: usize, generation: &Generation) -> String {
+    let per_token = match generation.tpot_s {
+        Some(seconds) => format!("TPOT {:.1} ms ({:.1} tokens/s), ", seconds * 1e3, 1.0 / seconds),
+        None => String::new(),
+    };
+    format!(
+        "[{policy}] {prompt_len} prompt tokens, {} generated; TTFT {:.2} s, {per_token}KV {}",
+        generation.tokens.len(),
+        generation.ttft_s,
+        output::bytes(generation.kv_bytes as f64)
+    )
+}

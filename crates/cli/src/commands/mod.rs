@@ -1,0 +1,21 @@
+//! One module per command.
+
+pub(crate) mod capture;
+pub(crate) mod demo;
+pub(crate) mod generate;
+pub(crate) mod models;
+pub(crate) mod recommend;
+pub(crate) mod record;
+pub(crate) mod show;
+
+use crate::args::Arguments;
+use clap::CommandFactory;
+use layerscope_engine::Result;
+use std::process::ExitCode;
+
+pub(crate) fn completions(shell: clap_complete::Shell) -> Result<ExitCode> {
+    let mut script = vec![];
+    clap_complete::generate(shell, &mut Arguments::command(), "layerscope", &mut script);
+    crate::output::lines(&String::from_utf8_lossy(&script))?;
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,169 @@
+//! `layerscope show`: a run's figures by layer.
+
+use crate::args::ShowArguments;
+use crate::output::{self, figure};
+use layerscope_diagnostics::record::{Anchor, Divergence};
+use layerscope_diagnostics::run::{Manifest, PromptSummary, Run, Status};
+use layerscope_diagnostics::summary::summarise_run;
+use layerscope_engine::{Error, Result};
+use std::collections::BTreeSet;
+use std::fmt::Write;
+use std::process::ExitCode;
+
+pub(crate) fn run(arguments: &ShowArguments) -> Result<ExitCode> {
+    let run = Run::open(&arguments.run)?;
+    if arguments.json {
+        let mut report = run.show()?;
+        if let Some(id) = &arguments.prompt_id {
+            known(&run, id)?;
+            report.prompts.retain(|prompt| prompt.id == *id);
+        }
+        output::json(&report)?;
+    } else if arguments.summary_json {
+        output::json(&summarise_run(&prompts(&run)?))?;
+    } else if let Some(id) = &arguments.prompt_id {
+        known(&run, id)?;
+        output::lines(&one_prompt(&run, id)?)?;
+    } else if arguments.by_category {
+        output::lines(&by_category(&run)?)?;
+    } else {
+        output::lines(&overall(&run)?)?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The run in a few lines and its table over all prompts.
+pub(crate) fn overall(run: &Run) -> Result<String> {
+    let prompts = prompts(run)?;
+    let all: Vec<&PromptSummary> = prompts.iter().collect();
+    Ok(format!("{}\n{}\n{LEGEND}", heading(run.manifest(), &prompts), layer_table(&all)))
+}
+
+fn by_category(run: &Run) -> Result<String> {
+    let prompts = prompts(run)?;
+    let mut text = heading(run.manifest(), &prompts);
+    let categories: BTreeSet<&str> = prompts.iter().map(|p| p.category.as_str()).collect();
+    for category in categories {
+        let chosen: Vec<&PromptSummary> = prompts.iter().filter(|p| p.category == category).collect();
+        let _ = write!(text, "\n{category} ({} prompts)\n{}\n", chosen.len(), layer_table(&chosen));
+    }
+    text.push_str(LEGEND);
+    Ok(text)
+}
+
+fn one_prompt(run: &Run, id: &str) -> Result<String> {
+    let prompt = run.prompt(id)?;
+    let head = format!(
+        "{id} ({}), {} prompt tokens, {} decode steps{}\n{}\n",
+        prompt.category,
+        prompt.p,
+        prompt.steps,
+        if prompt.answer_given { ", given answer" } else { "" },
+        prompt.generated_text.trim()
+    );
+    Ok(format!("{head}\n{}\n{LEGEND}", layer_table(&[&prompt])))
+}
+
+fn known(run: &Run, id: &str) -> Result<()> {
+    if run.prompt_ids().iter().any(|known| known == id) {
+        return Ok(());
+    }
+    Err(Error::input(format!("{}: no prompt `{id}` is recorded in this run", run.folder().display())))
+}
+
+fn prompts(run: &Run) -> Result<Vec<PromptSummary>> {
+    let prompts: Vec<PromptSummary> = run.prompts().collect::<Result<_>>()?;
+    if prompts.is_empty() {
+        return Err(Error::input(format!(
+            "{}: no prompt is recorded yet; `layerscope record` resumes the run",
+            run.folder().display()
+        )));
+    }
+    Ok(prompts)
+}
+
+fn heading(manifest: &Manifest, prompts: &[PromptSummary]) -> String {
+    let (model, states) = (&manifest.model, &manifest.prompts);
+    let lengths = || prompts.iter().map(|p| p.p);
+    let mut text = format!(
+        "{}: {} layers, {} heads ({} KV), {} weights, {}\n{} prompts of {} to {} tokens, {} decode steps each",
+        model.name,
+        model.layers,
+        model.heads,
+        model.kv_heads,
+        manifest.weights,
+        manifest.device,
+        prompts.len(),
+        lengths().min().unwrap_or(0),
+        lengths().max().unwrap_or(0),
+        manifest.settings.max_new_tokens,
+    );
+    if manifest.status == Status::Running {
+        let left = states.ids.len().saturating_sub(states.done.len() + states.failed.len());
+        let _ = write!(text, "; unfinished, {left} prompts to go (`layerscope record` resumes it)");
+    }
+    if !states.failed.is_empty() {
+        let _ = write!(text, "; {} failed", states.failed.len());
+    }
+    if let Some(bos) = &model.bos {
+        let _ = write!(text, "\nposition 0 holds {:?} (id {})", bos.text, bos.id);
+    }
+    if let Some(kl) = manifest.native_kl {
+        let _ = write!(text, "\nnative weights are {} nats per token from f32 arithmetic (KL)", figure(kl, 5));
+    }
+    if let Some(window) = model.window {
+        let _ = write!(
+            text,
+            "\nlayers {:?} see a sliding window of {window} tokens: their masses are over the keys within it",
+            model.windowed_layers
+        );
+    }
+    text.push('\n');
+    text
+}
+
+const LEGEND: &str = "\
+bos, prompt, decode: share of attention of the generating tokens on position 0, on the prompt, on generated tokens
+entropy: how evenly attention spreads over the prompt (1 = evenly); selectivity: prompt · (1 − entropy)
+straightening: curvature of the prompt's trajectory less that after layer 0, degrees; lens KL: final ‖ logit lens, nats
+knockout KL: prompt hidden at this layer alone; cut here: prompt hidden from this layer up (+bos: position 0 kept), nats";
+
+/// Means over prompts, a row per layer.
+fn layer_table(prompts: &[&PromptSummary]) -> String {
+    let header = [
+        "layer", "bos", "prompt", "decode", "entropy", "selectivity", "straightening", "lens KL", "knockout KL",
+        "cut here", "cut here+bos",
+    ];
+    let layers = prompts.first().map_or(0, |p| p.layers.bos_mass.len());
+    let mean = |f: &dyn Fn(&PromptSummary) -> f64| {
+        let values: Vec<f64> = prompts.iter().map(|p| f(p)).filter(|v| v.is_finite()).collect();
+        values.iter().sum::<f64>() / values.len() as f64
+    };
+    let rows = (0..layers).map(|layer| {
+        let cut = |anchor: Anchor| {
+            mean(&|p| {
+                let row = p.frontier.iter().find(|row| row.anchor == anchor && row.cutoff == layer);
+                kl(row.map(|row| row.divergence))
+            })
+        };
+        let knockout = mean(&|p| kl(p.knockout.iter().find(|row| row.layer == layer).map(|row| row.divergence)));
+        vec![
+            layer.to_string(),
+            figure(mean(&|p| p.layers.bos_mass[layer]), 3),
+            figure(mean(&|p| p.layers.prompt_mass[layer]), 3),
+            figure(mean(&|p| p.layers.decode_mass[layer]), 3),
+            figure(mean(&|p| p.layers.prompt_entropy[layer]), 3),
+            figure(mean(&|p| p.layers.selectivity[layer]), 3),
+            figure(mean(&|p| p.layers.straightening_prompt_deg[layer + 1]), 1),
+            figure(mean(&|p| p.layers.lens_kl[layer]), 2),
+            figure(knockout, 4),
+            figure(cut(Anchor::None), 4),
+            figure(cut(Anchor::Bos), 4),
+        ]
+    });
+    output::table(&header, rows.collect())
+}
+
+fn kl(divergence: Option<Divergence>) -> f64 {
+    divergence.map_or(f64::NAN, |divergence| divergence.kl)
+}

@@ -1,0 +1,65 @@
+//! Tables and JSON on standard output.
+
+use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
+use layerscope_engine::{Error, Result};
+use serde::Serialize;
+
+/// One JSON object on standard output.
+pub(crate) fn json(value: &impl Serialize) -> Result<()> {
+    let text = serde_json::to_string_pretty(value)
+        .map_err(|e| Error::failure(format!("cannot write JSON: {e}")))?;
+    lines(&text)
+}
+
+/// Text on standard output; a reader that left (`| head`) is no error.
+pub(crate) fn lines(text: &str) -> Result<()> {
+    use std::io::Write;
+    match writeln!(std::io::stdout().lock(), "{text}") {
+        Err(e) if e.kind() != std::io::ErrorKind::BrokenPipe => {
+            Err(Error::failure(format!("cannot write to standard output: {e}")))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// A right-aligned table of figures; the first column is a name.
+pub(crate) fn table(header: &[&str], rows: Vec<Vec<String>>) -> String {
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING).set_content_arrangement(ContentArrangement::Disabled);
+    table.set_header(header.iter().copied());
+    for row in rows {
+        table.add_row(row);
+    }
+    for column in table.column_iter_mut().skip(1) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    table.trim_fmt()
+}
+
+/// A figure with so many decimals; a dash where it is undefined.
+pub(crate) fn figure(value: f64, decimals: usize) -> String {
+    if value.is_finite() { format!("{value:.decimals$}") } else { "–".to_owned() }
+}
+
+/// Bytes for people, in powers of 1024.
+pub(crate) fn bytes(bytes: f64) -> String {
+    let units = ["B", "KiB", "MiB", "GiB", "TiB"];
+    let power = (bytes.max(1.0).log2() / 10.0).floor().clamp(0.0, 4.0);
+    let value = bytes / 1024f64.powf(power);
+    let unit = units[power as usize];
+    if power == 0.0 { format!("{value} {unit}") } else { format!("{value:.1} {unit}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn figures_and_bytes_read_well() {
+        assert_eq!(figure(f64::NAN, 2), "–");
+        assert_eq!(figure(0.125, 2), "0.12");
+        assert_eq!(bytes(17.0), "17 B");
+        assert_eq!(bytes(1536.0), "1.5 KiB");
+        assert_eq!(bytes(3.0 * 1024.0 * 1024.0), "3.0 MiB");
+    }
+}

@@ -1,0 +1,330 @@
+//! The recommendation: the smallest cutoff whose measured divergence stays within a tolerance.
+//!
+//! A cutoff c qualifies if at c and at every larger cutoff the mean KL over prompts is at most the tolerance, and so is
+//! its one-sided 95 % bootstrap upper bound over prompts: over all prompts and in each category. A category of fewer
+//! than three prompts is judged by its mean alone. A cutoff at which any prompt's KL is undefined does not qualify;
+//! c = L, the full model, always does. If the smallest such cutoff saves less than 5 % of the KV bytes, the
+//! recommendation is to keep full depth.
+
+mod diagnostic;
+mod evidence;
+mod frontier_summary;
+mod reasons;
+#[cfg(test)]
+mod tests;
+
+use layerscope_diagnostics::record::Anchor;
+use layerscope_diagnostics::summary::mean;
+use layerscope_engine::{Error, Result};
+use serde::Serialize;
+
+pub use self::diagnostic::DiagnosticCut;
+pub use self::evidence::{Evidence, PromptEvidence};
+
+use self::frontier_summary::FrontierSummary;
+use crate::cost::{Savings, Workload};
+
+/// Tolerance unless told otherwise, nats.
+pub const DEFAULT_TOLERANCE: f64 = 0.1;
+
+/// Least share of the KV bytes that makes a cutoff worth its divergence.
+const LEAST_SAVING: f64 = 0.05;
+
+/// How many layers are named in rankings.
+const RANKED: usize = 3;
+
+/// What the user may choose.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Options {
+    /// Largest mean KL accepted, nats.
+    pub tolerance: f64,
+    /// Which prompt tokens keep KV at every layer.
+    pub anchor: Anchor,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            tolerance: DEFAULT_TOLERANCE,
+            anchor: Anchor::Bos,
+        }
+    }
+}
+
+/// Whether a cutoff is recommended at all.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub enum Verdict {
+    /// Cut at `l_cut`.
+    #[serde(rename = "cut")]
+    Cut,
+    /// No cutoff is worth it; `l_cut` is L.
+    #[serde(rename = "keep full depth")]
+    KeepFullDepth,
+}
+
+/// The recommendation. Undefined figures are NaN here, which serde_json writes as null.
+#[derive(Debug, Clone, Serialize)]
+pub struct Recommendation {
+    /// The recommended cutoff, 1 … L; L is the full model.
+    pub l_cut: usize,
+    /// Layers L.
+    pub layers: usize,
+    /// Which prompt tokens keep KV at every layer.
+    pub anchor: Anchor,
+    /// Mean KL over prompts at `l_cut`, nats.
+    pub kl: f64,
+    /// Its one-sided 95 % bootstrap upper bound over prompts, nats.
+    pub kl_upper95: f64,
+    /// Mean KL one layer below, nats: how sharp the edge is; null at cutoff 1.
+    pub kl_below: f64,
+    /// Share of steps with the same most likely token at `l_cut`.
+    pub top1: f64,
+    /// Mean change of the continuation's negative log-likelihood at `l_cut`, nats per token.
+    pub dnll: f64,
+    /// What the diagnostics alone would suggest.
+    pub diagnostic_l_cut: Option<usize>,
+    /// Share of the KV bytes saved at the run's own lengths.
+    pub kv_saved: f64,
+    /// Share of the prefill's layer work (token-layers) saved.
+    pub flops_saved: f64,
+    /// Prediction: share of the time to first token saved.
+    pub predicted_ttft_saved: f64,
+    /// Prediction: share of the time per output token saved.
+    pub predicted_tpot_saved: f64,
+    /// KV bytes of the full model, mean per prompt.
+    pub kv_bytes_full: f64,
+    /// KV bytes under the cutoff, mean per prompt.
+    pub kv_bytes_cut: f64,
+    /// Plain sentences that say why, and what to beware of.
+    pub reasons: Vec<String>,
+    /// Whether a cutoff is recommended at all.
+    pub verdict: Verdict,
+    /// Largest mean KL accepted, nats.
+    pub tolerance: f64,
+    /// The smallest cutoff within the tolerance, whether or not it saves enough.
+    pub exact_l_cut: usize,
+    /// Prompts that the recommendation rests on.
+    pub prompts: usize,
+    /// Recorded prompts without any defined KL, which it does not rest on.
+    pub prompts_left_out: usize,
+    /// Each category on its own.
+    pub categories: Vec<CategoryOutcome>,
+    /// The frontier over all prompts, cutoffs 1 … L.
+    pub frontier: Vec<CutoffOutcome>,
+    /// The same question for the other anchor; null where the run did not record it.
+    pub other_anchor: Option<AnchorOutcome>,
+    /// How the diagnostics come to their cutoff.
+    pub diagnostics: DiagnosticCut,
+    /// The layers whose hiding of the prompt moves the output most: causes.
+    pub causal_layers: Vec<RankedLayer>,
+    /// The layers with the largest prompt mass: correlations.
+    pub reading_layers: Vec<RankedLayer>,
+}
+
+/// A category at the recommended cutoff.
+#[derive(Debug, Clone, Serialize)]
+pub struct CategoryOutcome {
+    /// The category.
+    pub category: String,
+    /// Its prompts.
+    pub prompts: usize,
+    /// Mean KL at `l_cut`, nats.
+    pub kl: f64,
+    /// Its one-sided 95 % bootstrap upper bound, nats; null with fewer than three prompts, which say nothing about it.
+    pub kl_upper95: f64,
+    /// Mean KL one layer below, nats; null at cutoff 1.
+    pub kl_below: f64,
+    /// Share of steps with the same most likely token at `l_cut`.
+    pub top1: f64,
+    /// The smallest cutoff within the tolerance for this category alone.
+    pub exact_l_cut: usize,
+}
+
+/// One cutoff over all prompts.
+#[derive(Debug, Clone, Serialize)]
+pub struct CutoffOutcome {
+    /// The cutoff.
+    pub cutoff: usize,
+    /// Mean KL, nats; null where any prompt's is undefined.
+    pub kl: f64,
+    /// Its one-sided 95 % bootstrap upper bound, nats.
+    pub kl_upper95: f64,
+    /// Share of steps with the same most likely token.
+    pub top1: f64,
+    /// Mean change of the continuation's negative log-likelihood, nats per token.
+    pub dnll: f64,
+    /// Whether all prompts and every category stay within the tolerance here.
+    pub within: bool,
+}
+
+/// What another anchor comes to.
+#[derive(Debug, Clone, Serialize)]
+pub struct AnchorOutcome {
+    /// The anchor.
+    pub anchor: Anchor,
+    /// Its smallest cutoff within the tolerance.
+    pub exact_l_cut: usize,
+    /// Mean KL there, nats.
+    pub kl: f64,
+    /// Its one-sided 95 % bootstrap upper bound, nats.
+    pub kl_upper95: f64,
+    /// Share of the KV bytes saved there.
+    pub kv_saved: f64,
+}
+
+/// A layer in a ranking.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct RankedLayer {
+    /// The layer.
+    pub layer: usize,
+    /// The figure it is ranked by: nats of KL, or prompt mass.
+    pub value: f64,
+}
+
+/// Recommends a cutoff.
+///
+/// # Errors
+/// [`Error::Input`] where the tolerance is no number of nats, nothing is recorded, or the anchor was not.
+pub fn recommend(evidence: &Evidence, options: Options) -> Result<Recommendation> {
+    let Options { tolerance, anchor } = options;
+    if !tolerance.is_finite() || tolerance < 0.0 {
+        return Err(Error::input(format!(
+            "the tolerance {tolerance} is not a number of nats; choose one from 0 on, e.g. {DEFAULT_TOLERANCE}"
+        )));
+    }
+    let layers = evidence.layers;
+    let frontier = FrontierSummary::new(evidence, anchor)
+        .filter(|_| layers > 0)
+        .ok_or_else(|| no_frontier(evidence, anchor))?;
+    let exact_l_cut = frontier.smallest_within(tolerance);
+    let workloads: Vec<Workload> = evidence.prompts.iter().map(|p| p.workload).collect();
+    let savings = |cutoff, anchor: Anchor| {
+        evidence
+            .cost
+            .savings(cutoff, anchor.tokens(), &workloads)
+    };
+    let at_exact = savings(exact_l_cut, anchor);
+    let (verdict, l_cut) = if exact_l_cut < layers && at_exact.kv_saved >= LEAST_SAVING {
+        (Verdict::Cut, exact_l_cut)
+    } else {
+        (Verdict::KeepFullDepth, layers)
+    };
+    let other = Anchor::ALL.into_iter().find(|other| *other != anchor);
+    let other_anchor = other
+        .and_then(|other| FrontierSummary::new(evidence, other))
+        .map(|other| {
+            let cutoff = other.smallest_within(tolerance);
+            AnchorOutcome {
+                anchor: other.anchor,
+                exact_l_cut: cutoff,
+                kl: other.overall.at(cutoff).kl,
+                kl_upper95: other.overall.upper95_at(cutoff),
+                kv_saved: savings(cutoff, other.anchor).kv_saved,
+            }
+        });
+    let diagnostics = diagnostic::diagnostic_cut(evidence);
+    let overall = &frontier.overall;
+    let at = overall.at(l_cut);
+    let saved: Savings = savings(l_cut, anchor);
+    let per_prompt = |bytes: u64| bytes as f64 / workloads.len() as f64;
+    let mut recommendation = Recommendation {
+        l_cut,
+        layers,
+        anchor,
+        kl: at.kl,
+        kl_upper95: overall.upper95_at(l_cut),
+        kl_below: overall.at(l_cut - 1).kl,
+        top1: at.top1,
+        dnll: at.dnll,
+        diagnostic_l_cut: diagnostics.l_cut,
+        kv_saved: saved.kv_saved,
+        flops_saved: saved.flops_saved,
+        predicted_ttft_saved: saved.predicted_ttft_saved,
+        predicted_tpot_saved: saved.predicted_tpot_saved,
+        kv_bytes_full: per_prompt(saved.kv_bytes_full),
+        kv_bytes_cut: per_prompt(saved.kv_bytes_cut),
+        reasons: Vec::new(),
+        verdict,
+        tolerance,
+        exact_l_cut,
+        prompts: overall.prompts,
+        prompts_left_out: frontier.left_out,
+        categories: categories(&frontier, l_cut, tolerance),
+        frontier: (1..=layers)
+            .map(|cutoff| {
+                let at = overall.at(cutoff);
+                CutoffOutcome {
+                    cutoff,
+                    kl: at.kl,
+                    kl_upper95: overall.upper95_at(cutoff),
+                    top1: at.top1,
+                    dnll: at.dnll,
+                    within: frontier.within(cutoff, tolerance),
+                }
+            })
+            .collect(),
+        other_anchor,
+        diagnostics,
+        causal_layers: causal_layers(evidence),
+        reading_layers: ranked(&diagnostic::prompt_mass(evidence)),
+    };
+    recommendation.reasons = reasons::reasons(&recommendation, evidence, &frontier, &at_exact);
+    Ok(recommendation)
+}
+
+fn no_frontier(evidence: &Evidence, anchor: Anchor) -> Error {
+    match evidence.anchors().first() {
+        _ if evidence.prompts.is_empty() => Error::input(
+            "the run holds no recorded prompt to recommend from; record some with layerscope record",
+        ),
+        Some(recorded) if *recorded != anchor => Error::input(format!(
+            "the run holds no frontier for the anchor {}; choose the anchor {} or record the run again",
+            anchor.name(),
+            recorded.name()
+        )),
+        _ => Error::input(
+            "the run holds no defined frontier to recommend from; record it again with layerscope record",
+        ),
+    }
+}
+
+fn categories(frontier: &FrontierSummary, l_cut: usize, tolerance: f64) -> Vec<CategoryOutcome> {
+    let categories = frontier.categories.iter();
+    categories
+        .map(|group| CategoryOutcome {
+            category: group.name.clone(),
+            prompts: group.prompts,
+            kl: group.at(l_cut).kl,
+            kl_upper95: if group.judged_by_bound {
+                group.upper95_at(l_cut)
+            } else {
+                f64::NAN
+            },
+            kl_below: group.at(l_cut - 1).kl,
+            top1: group.at(l_cut).top1,
+            exact_l_cut: group.smallest_within(tolerance),
+        })
+        .collect()
+}
+
+/// The layers with the highest mean knockout KL over prompts.
+fn causal_layers(evidence: &Evidence) -> Vec<RankedLayer> {
+    let kl = |layer: usize| {
+        let rows = evidence.prompts.iter().flat_map(|prompt| &prompt.knockout);
+        let rows = rows.filter(|row| row.layer == layer);
+        mean(rows.map(|row| row.divergence.kl))
+    };
+    ranked(&(0..evidence.layers).map(kl).collect::<Vec<_>>())
+}
+
+/// The layers with the highest defined values, highest first.
+fn ranked(values: &[f64]) -> Vec<RankedLayer> {
+    let layers = values.iter().copied().enumerate();
+    let mut layers: Vec<RankedLayer> = layers
+        .filter(|(_, value)| value.is_finite())
+        .map(|(layer, value)| RankedLayer { layer, value })
+        .collect();
+    layers.sort_by(|a, b| b.value.total_cmp(&a.value));
+    layers.truncate(RANKED);
+    layers
+}

@@ -1,0 +1,199 @@
+//! The recommendation's reasons, in plain sentences.
+
+use super::frontier_summary::{BOUND_PROMPTS, FrontierSummary};
+use super::{CategoryOutcome, Evidence, RankedLayer, Recommendation, Verdict};
+use crate::cost::Savings;
+use layerscope_diagnostics::record::Anchor;
+
+/// Fewer prompts than this deserve a caution.
+const FEW_PROMPTS: usize = 5;
+/// Cutoffs this close agree.
+const CLOSE: usize = 2;
+
+pub(super) fn reasons(
+    found: &Recommendation,
+    evidence: &Evidence,
+    frontier: &FrontierSummary,
+    at_exact: &Savings,
+) -> Vec<String> {
+    let mut reasons = vec![tolerance(found, frontier, at_exact)];
+    reasons.extend(edge(found, frontier));
+    reasons.extend(categories(found));
+    reasons.extend(savings(found));
+    reasons.push(diagnostics(found));
+    reasons.extend(causes(found));
+    reasons.extend(other_anchor(found, evidence));
+    reasons.extend(cautions(found, evidence, frontier));
+    reasons
+}
+
+fn tolerance(found: &Recommendation, frontier: &FrontierSummary, at_exact: &Savings) -> String {
+    let Recommendation { l_cut, layers, tolerance, kl, kl_upper95, top1, .. } = found;
+    if found.verdict == Verdict::Cut {
+        return format!(
+            "At cutoff {l_cut} of {layers} the next-token distribution moves by {kl:.4} nats per token on average (95 % \
+             upper bound {kl_upper95:.4}), within the tolerance of {tolerance}; {:.1} % of the most likely tokens stay \
+             the same.",
+            top1 * 100.0
+        );
+    }
+    if found.exact_l_cut < *layers {
+        return format!(
+            "Keep full depth: cutoff {} of {layers} would stay within the tolerance of {tolerance} but save only {:.1} % of \
+             the KV bytes.",
+            found.exact_l_cut,
+            at_exact.kv_saved * 100.0
+        );
+    }
+    let last = layers - 1;
+    let failing: Vec<&str> = frontier
+        .groups()
+        .filter(|group| *layers > 1 && !group.within(last, *tolerance))
+        .map(|group| if group.name.is_empty() { "all prompts together" } else { group.name.as_str() })
+        .collect();
+    if failing.is_empty() {
+        return format!("Keep full depth: a model of {layers} layer has nothing to cut.");
+    }
+    format!(
+        "Keep full depth: no cutoff stays within the tolerance of {tolerance} nats; even at {last} of {layers} the mean is \
+         {:.4} (95 % upper bound {:.4}) and these do not: {}.",
+        frontier.overall.at(last).kl,
+        frontier.overall.upper95_at(last),
+        failing.join(", ")
+    )
+}
+
+fn edge(found: &Recommendation, frontier: &FrontierSummary) -> Option<String> {
+    let (below, kl_below) = (found.l_cut.checked_sub(1)?, Some(found.kl_below).filter(|kl| kl.is_finite())?);
+    if found.verdict == Verdict::KeepFullDepth {
+        return None;
+    }
+    let upper = frontier.overall.upper95_at(below);
+    let times = kl_below / found.kl;
+    let sharp = if times.is_finite() && times >= 1.0 { format!(", {times:.1} times as much") } else { String::new() };
+    Some(format!("One layer below, at {below}, it is {kl_below:.4} nats (95 % upper bound {upper:.4}){sharp}."))
+}
+
+fn categories(found: &Recommendation) -> Option<String> {
+    if found.categories.len() < 2 || found.verdict == Verdict::KeepFullDepth {
+        return None;
+    }
+    let by = |figure: &dyn Fn(&CategoryOutcome) -> f64| {
+        let mut sorted: Vec<&CategoryOutcome> = found.categories.iter().collect();
+        sorted.sort_by(|a, b| figure(b).total_cmp(&figure(a)));
+        sorted.into_iter().next()
+    };
+    let worst = by(&|category| category.kl)?;
+    let first = by(&|category| if category.kl_below.is_finite() { category.kl_below } else { f64::NEG_INFINITY })?;
+    let mut text = format!("Of the categories {} moves most ({:.4} nats)", worst.category, worst.kl);
+    if first.kl_below.is_finite() {
+        text.push_str(&format!("; one layer below, {} suffers first ({:.4} nats)", first.category, first.kl_below));
+    }
+    let binding = found.categories.iter().max_by_key(|category| category.exact_l_cut)?;
+    let easiest = found.categories.iter().min_by_key(|category| category.exact_l_cut)?;
+    if easiest.exact_l_cut < binding.exact_l_cut {
+        text.push_str(&format!(
+            "; alone, {} would allow a cutoff of {}, {} needs {}",
+            easiest.category, easiest.exact_l_cut, binding.category, binding.exact_l_cut
+        ));
+    }
+    text.push('.');
+    Some(text)
+}
+
+fn savings(found: &Recommendation) -> Option<String> {
+    if found.verdict == Verdict::KeepFullDepth {
+        return None;
+    }
+    Some(format!(
+        "At this run's prompt lengths it saves {:.1} % of the KV bytes and {:.1} % of the prefill's layer work; predicted, \
+         not measured: {:.1} % of TTFT and {:.1} % of TPOT.",
+        found.kv_saved * 100.0,
+        found.flops_saved * 100.0,
+        found.predicted_ttft_saved * 100.0,
+        found.predicted_tpot_saved * 100.0
+    ))
+}
+
+fn diagnostics(found: &Recommendation) -> String {
+    let diagnostic = found.diagnostics;
+    let Some(suggested) = diagnostic.l_cut else {
+        return "The diagnostics alone suggest no cutoff: neither reading nor straightening shows an end.".to_owned();
+    };
+    let part = |name: &str, cut: Option<usize>, does: &str| match cut {
+        Some(cut) => format!("{name} {does} at {cut}"),
+        None => format!("{name} shows no end"),
+    };
+    let verdict = if suggested.abs_diff(found.l_cut) <= CLOSE {
+        "they agree with the exact frontier".to_owned()
+    } else {
+        format!("they disagree with the exact frontier by {} layers, and the frontier decides", suggested.abs_diff(found.l_cut))
+    };
+    format!(
+        "The diagnostics alone suggest {suggested} ({}, {}); {verdict}.",
+        part(&format!("reading by {}", diagnostic.reading_figure.replace('_', " ")), diagnostic.reading_l_cut, "ends"),
+        part("straightening", diagnostic.straightening_l_cut, "levels off")
+    )
+}
+
+fn causes(found: &Recommendation) -> Option<String> {
+    let (causal, reading) = (&found.causal_layers, &found.reading_layers);
+    if causal.is_empty() || reading.is_empty() {
+        return None;
+    }
+    let list = |layers: &[RankedLayer]| {
+        layers.iter().map(|ranked| ranked.layer.to_string()).collect::<Vec<_>>().join(", ")
+    };
+    let is_read = |ranked: &&RankedLayer| reading.iter().any(|other| other.layer == ranked.layer);
+    let both: Vec<RankedLayer> = causal.iter().filter(is_read).copied().collect();
+    let common = if both.is_empty() { "none is both".to_owned() } else { format!("both: {}", list(&both)) };
+    Some(format!(
+        "Hiding the prompt hurts most at layers {}; most attention goes to it at layers {} ({common}).",
+        list(causal),
+        list(reading)
+    ))
+}
+
+fn other_anchor(found: &Recommendation, evidence: &Evidence) -> Option<String> {
+    let other = found.other_anchor.as_ref()?;
+    let bos = evidence.bos.as_deref().unwrap_or("position 0");
+    let (with_bos, without) = match found.anchor {
+        Anchor::Bos => (found.exact_l_cut, other.exact_l_cut),
+        Anchor::None => (other.exact_l_cut, found.exact_l_cut),
+    };
+    Some(format!(
+        "The anchor at position 0 ({bos:?}) allows a cutoff of {with_bos}; without it {without} would be needed."
+    ))
+}
+
+fn cautions(found: &Recommendation, evidence: &Evidence, frontier: &FrontierSummary) -> Vec<String> {
+    let mut cautions = vec![];
+    if found.prompts < FEW_PROMPTS {
+        cautions.push(format!(
+            "Caution: this rests on {} prompt{}; record more of your own workload before you rely on it.",
+            found.prompts,
+            if found.prompts == 1 { "" } else { "s" }
+        ));
+    } else {
+        cautions.push(format!("This rests on {} prompts.", found.prompts));
+    }
+    let small: Vec<&str> =
+        frontier.categories.iter().filter(|g| !g.judged_by_bound).map(|g| g.name.as_str()).collect();
+    if !small.is_empty() && found.categories.len() > 1 {
+        cautions.push(format!(
+            "Judged by the mean alone, having fewer than {BOUND_PROMPTS} prompts: {}.",
+            small.join(", ")
+        ));
+    }
+    let missing = evidence.not_recorded + frontier.left_out;
+    if missing > 0 {
+        cautions.push(format!("{missing} prompts of the run are not in it: failed, unfinished or without a frontier."));
+    }
+    if evidence.windowed_layers > 0 {
+        cautions.push(format!(
+            "{} layers see a sliding window only; at those the cut removes what the window still showed.",
+            evidence.windowed_layers
+        ));
+    }
+    cautions
+}

@@ -1,0 +1,132 @@
+#![allow(clippy::unwrap_used)]
+
+use super::*;
+use crate::cost::CostModel;
+use layerscope_diagnostics::record::{Divergence, FrontierRow, KnockoutRow};
+use proptest::prelude::*;
+
+/// A prompt with this KL at cutoffs 1 … L for the anchor `bos`, and twice as much without.
+fn prompt(id: usize, category: &str, kl: &[f64]) -> PromptEvidence {
+    let divergence = |kl: f64| Divergence { kl, top1: 1.0 - kl.min(1.0), dnll: kl };
+    let rows = |anchor: Anchor, factor: f64| {
+        kl.iter().enumerate().map(move |(at, kl)| FrontierRow {
+            anchor,
+            cutoff: at + 1,
+            divergence: divergence(kl * factor),
+        })
+    };
+    PromptEvidence {
+        id: id.to_string(),
+        category: category.to_owned(),
+        workload: Workload { prompt_tokens: 999, decode_tokens: 32 },
+        frontier: rows(Anchor::Bos, 1.0).chain(rows(Anchor::None, 2.0)).collect(),
+        knockout: (0..kl.len())
+            .map(|layer| KnockoutRow { layer, divergence: divergence(layer as f64) })
+            .collect(),
+        prompt_mass: kl.to_vec(),
+        selectivity: kl.to_vec(),
+        curvature_prompt_deg: vec![90.0; kl.len() + 1],
+    }
+}
+
+fn evidence(prompts: Vec<PromptEvidence>) -> Evidence {
+    let layers = prompts[0].knockout.len();
+    Evidence {
+        layers,
+        cost: CostModel { layers, bytes_per_token_layer: 1024, weight_bytes: 1 << 20 },
+        prompts,
+        not_recorded: 0,
+        windowed_layers: 0,
+        bos: Some("<s>".to_owned()),
+    }
+}
+
+fn six(kl: &[f64]) -> Evidence {
+    evidence((0..6).map(|id| prompt(id, if id < 3 { "code" } else { "math" }, kl)).collect())
+}
+
+#[test]
+fn a_sharp_knee_is_found_and_explained() {
+    let found = recommend(&six(&[3.0, 2.0, 1.5, 0.04, 0.02, 0.01, 0.001, 0.0]), Options::default()).unwrap();
+    assert_eq!((found.l_cut, found.layers, found.verdict), (4, 8, Verdict::Cut));
+    assert!((found.kl - 0.04).abs() < 1e-12 && (found.kl_below - 1.5).abs() < 1e-12);
+    assert!((found.kv_saved - (1.0 - (998.0 * 4.0 + 33.0 * 8.0) / (1031.0 * 8.0))).abs() < 1e-9);
+    let other = found.other_anchor.as_ref().unwrap();
+    assert_eq!((other.anchor, other.exact_l_cut), (Anchor::None, 4));
+    let text = found.reasons.join(" ");
+    for part in ["cutoff 4 of 8", "0.0400", "One layer below", "37.5 times", "KV bytes", "hurts most", "6 prompts"] {
+        assert!(text.contains(part), "`{part}` is not in {text}");
+    }
+    assert!(found.reasons.iter().all(|reason| reason.ends_with('.')));
+}
+
+#[test]
+fn without_a_knee_full_depth_is_kept_and_said() {
+    let found = recommend(&six(&[3.0, 2.0, 1.5, 1.0, 0.8, 0.5, 0.2, 0.0]), Options::default()).unwrap();
+    assert_eq!((found.l_cut, found.verdict, found.kl, found.kv_saved), (8, Verdict::KeepFullDepth, 0.0, 0.0));
+    assert!(found.reasons[0].starts_with("Keep full depth"), "{}", found.reasons[0]);
+}
+
+#[test]
+fn a_dip_below_a_hump_does_not_count() {
+    let found = recommend(&six(&[3.0, 0.01, 1.5, 0.04, 0.02, 0.01, 0.001, 0.0]), Options::default()).unwrap();
+    assert_eq!(found.l_cut, 4);
+}
+
+#[test]
+fn one_bad_category_holds_the_cutoff_up() {
+    let mut prompts: Vec<_> = (0..20).map(|id| prompt(id, "code", &[2.0, 0.01, 0.01, 0.01, 0.01, 0.0])).collect();
+    prompts.extend((20..23).map(|id| prompt(id, "math", &[2.0, 0.3, 0.3, 0.02, 0.01, 0.0])));
+    let found = recommend(&evidence(prompts), Options::default()).unwrap();
+    assert_eq!(found.l_cut, 4);
+    let text = found.reasons.join(" ");
+    assert!(text.contains("math suffers first") && text.contains("code would allow a cutoff of 2"), "{text}");
+}
+
+#[test]
+fn scatter_over_prompts_counts_through_the_upper_bound() {
+    let noisy = |id: usize| prompt(id, "code", &[2.0, if id == 0 { 0.5 } else { 0.01 }, 0.01, 0.0]);
+    let found = recommend(&evidence((0..6).map(noisy).collect()), Options::default()).unwrap();
+    // The mean at 2 is 0.0917, within the tolerance, but its upper bound is not.
+    assert_eq!(found.l_cut, 3);
+}
+
+#[test]
+fn single_prompts_undefined_values_and_one_layer() {
+    let found = recommend(&evidence(vec![prompt(0, "code", &[1.0, 0.01, 0.0])]), Options::default()).unwrap();
+    assert_eq!(found.l_cut, 2);
+    assert!(found.reasons.iter().any(|reason| reason.contains("Caution")));
+    let found = recommend(&six(&[1.0, f64::NAN, 0.01, 0.0]), Options::default()).unwrap();
+    assert_eq!(found.l_cut, 3);
+    assert!(found.kl_below.is_nan());
+    let found = recommend(&six(&[0.0]), Options::default()).unwrap();
+    assert_eq!((found.l_cut, found.verdict), (1, Verdict::KeepFullDepth));
+    assert!(found.kl_below.is_nan());
+    let nothing = evidence(vec![prompt(0, "code", &[f64::NAN, f64::NAN])]);
+    assert_eq!(recommend(&nothing, Options::default()).unwrap_err().exit_code(), 2);
+    let wish = Options { tolerance: f64::NAN, ..Options::default() };
+    assert_eq!(recommend(&six(&[0.0]), wish).unwrap_err().exit_code(), 2);
+}
+
+proptest! {
+    #[test]
+    fn what_is_recommended_holds(
+        curves in proptest::collection::vec(proptest::collection::vec(0.0f64..0.4, 9), 1..12),
+        void in 1usize..10,
+        tolerance in 0.0f64..0.3,
+    ) {
+        // Layers from `void` on are never read: KL there is 0.
+        let curve = |values: &Vec<f64>| -> Vec<f64> {
+            (1..=10).map(|cutoff| if cutoff >= void { 0.0 } else { values[cutoff - 1] }).collect()
+        };
+        let prompts = curves.iter().enumerate().map(|(id, values)| prompt(id, ["a", "b"][id % 2], &curve(values)));
+        let found = recommend(&evidence(prompts.collect()), Options { tolerance, anchor: Anchor::Bos }).unwrap();
+        if found.verdict == Verdict::Cut {
+            prop_assert!(found.l_cut <= void);
+            prop_assert!(found.kl <= tolerance && found.kl_upper95 <= tolerance);
+            prop_assert!(found.categories.iter().all(|category| category.kl <= tolerance));
+        } else {
+            prop_assert_eq!(found.l_cut, 10);
+        }
+    }
+}

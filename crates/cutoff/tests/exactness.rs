@@ -1,0 +1,204 @@
+//! The frontier and the causal map against naive whole reruns, on the embedded model.
+
+#![allow(clippy::unwrap_used)]
+
+use candle_core::{Device, Tensor};
+use layerscope_cutoff::frontier::frontier;
+use layerscope_diagnostics::probe::{self, Continuation, for_each_logits};
+use layerscope_diagnostics::record::{Anchor, Divergence};
+use layerscope_engine::{
+    Attend, Decoder, Hooks, Interrupt, Location, Model, ModelSource, Pass, Result, WeightsPrecision, with_f32,
+};
+use layerscope_kernels::reference;
+use proptest::prelude::*;
+use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
+
+static MODEL: LazyLock<Model> = LazyLock::new(|| load(&tiny()));
+
+fn tiny() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/tiny/layerscope-tiny.gguf")
+}
+
+fn load(path: &Path) -> Model {
+    Model::load(&ModelSource::Path(path.to_owned()), WeightsPrecision::F32, &mut |_, _| {}).unwrap()
+}
+
+/// Whole-sequence attention in f64 where `hidden(layer, query, key)` says what a query does not see.
+struct Naive<'a> {
+    decoder: &'a Decoder,
+    hidden: &'a dyn Fn(usize, usize, usize) -> bool,
+}
+
+impl Attend for Naive<'_> {
+    fn attend(&mut self, at: Location<'_>, [q, k, v]: [&Tensor; 3], _: &mut Hooks<'_>) -> Result<Tensor> {
+        let shape = self.decoder.attention_shape(at.layer);
+        let (rows, heads, dim) = (at.positions.len(), shape.query_heads, shape.head_dim);
+        let mut output = vec![0f32; rows * heads * dim];
+        let mut run = |q: &[f32], k: &[f32], v: &[f32]| {
+            for query in 0..rows {
+                for head in 0..heads {
+                    let q = &q[(query * heads + head) * dim..][..dim];
+                    let kv_head = head / (heads / shape.kv_heads);
+                    let row = |x: &'_ [f32], key: usize| -> Vec<f64> {
+                        let start = (key * shape.kv_heads + kv_head) * dim;
+                        x[start..start + dim].iter().map(|&x| f64::from(x)).collect()
+                    };
+                    let visible: Vec<usize> =
+                        (0..=query).filter(|&key| !(self.hidden)(at.layer, query, key)).collect();
+                    let scores: Vec<f64> = visible
+                        .iter()
+                        .map(|&key| {
+                            let product: f64 = row(k, key).iter().zip(q).map(|(k, &q)| k * f64::from(q)).sum();
+                            product * f64::from(shape.scale)
+                        })
+                        .collect();
+                    let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+                    let total: f64 = scores.iter().map(|s| (s - max).exp()).sum();
+                    let mut sum = vec![0.0; dim];
+                    for (&key, score) in visible.iter().zip(&scores) {
+                        let p = (score - max).exp() / total;
+                        for (sum, v) in sum.iter_mut().zip(row(v, key)) {
+                            *sum += p * v;
+                        }
+                    }
+                    for (out, x) in output[(query * heads + head) * dim..][..dim].iter_mut().zip(sum) {
+                        *out = x as f32;
+                    }
+                }
+            }
+        };
+        with_f32(q, |q| with_f32(k, |k| with_f32(v, |v| run(q, k, v))))???;
+        Ok(Tensor::from_vec(output, (rows, heads, dim), &Device::Cpu)?)
+    }
+}
+
+/// Logits of the decode rows from a run over the whole sequence.
+fn whole_run(
+    model: &Model,
+    sequence: &[u32],
+    p: usize,
+    hidden: &dyn Fn(usize, usize, usize) -> bool,
+) -> Vec<Vec<f32>> {
+    let decoder = &model.decoder;
+    let positions: Vec<usize> = (0..sequence.len()).collect();
+    let mut hooks = Hooks::none();
+    let x = decoder.embed(sequence, &positions, &mut hooks).unwrap();
+    let mut attend = Naive { decoder, hidden };
+    let mut pass = Pass { attend: &mut attend, hooks: &mut hooks, exact: true };
+    let x = decoder.forward(x, &positions, 0..model.config().layers, &mut pass).unwrap();
+    let mut rows = vec![];
+    let decode = x.narrow(0, p - 1, sequence.len() + 1 - p).unwrap();
+    for_each_logits(decoder, &decode, |_, logits| rows.push(logits.to_vec())).unwrap();
+    rows
+}
+
+fn divergence(full: &[Vec<f32>], other: &[Vec<f32>], continuation: &[u32]) -> Divergence {
+    let n = continuation.len() as f64;
+    let mut sum = Divergence { kl: 0.0, top1: 0.0, dnll: 0.0 };
+    for ((full, other), &token) in full.iter().zip(other).zip(continuation) {
+        let (p, q) = (reference::log_softmax(full), reference::log_softmax(other));
+        let top = |row: &[f64]| (0..row.len()).fold(0, |best, i| if row[i] > row[best] { i } else { best });
+        sum.kl += reference::kl_divergence(full, other) / n;
+        sum.top1 += f64::from(u8::from(top(&p) == top(&q))) / n;
+        sum.dnll += (p[token as usize] - q[token as usize]) / n;
+    }
+    sum
+}
+
+/// Share of steps whose two best tokens are so close that rounding may swap them.
+fn near_ties(rows: &[Vec<f32>]) -> f64 {
+    let close = |row: &Vec<f32>| {
+        let mut row = row.clone();
+        row.sort_by(|a, b| b.total_cmp(a));
+        row[0] - row[1] < 1e-3
+    };
+    rows.iter().filter(|row| close(row)).count() as f64 / rows.len() as f64
+}
+
+fn assert_close(found: Divergence, (full, other): (&[Vec<f32>], &[Vec<f32>]), continuation: &[u32], what: &str) {
+    let expected = divergence(full, other, continuation);
+    let ties = near_ties(full) + near_ties(other);
+    assert!((found.kl - expected.kl).abs() < 1e-4, "{what}: KL {} {}", found.kl, expected.kl);
+    assert!((found.dnll - expected.dnll).abs() < 1e-4, "{what}: dNLL {} {}", found.dnll, expected.dnll);
+    assert!((found.top1 - expected.top1).abs() < 1e-9 + ties, "{what}: top-1 {} {}", found.top1, expected.top1);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 12, max_shrink_iters: 20, ..ProptestConfig::default() })]
+
+    #[test]
+    fn every_cutoff_and_knockout_equals_a_whole_rerun(
+        prompt in proptest::collection::vec(3u32..900, 1..70),
+        answer in proptest::collection::vec(3u32..900, 1..9),
+        chosen in any::<[prop::sample::Index; 3]>(),
+    ) {
+        let model = &*MODEL;
+        let (p, layers) = (prompt.len(), model.config().layers);
+        let interrupt = Interrupt::new(false);
+        let run = probe::run(
+            &model.decoder, &prompt, &Continuation::Given(&answer), &interrupt, &mut |_| {},
+        ).unwrap();
+        let found = frontier(&model.decoder, &run, &interrupt, &mut |_| {}).unwrap();
+        prop_assert_eq!(found.rows.len(), 2 * layers);
+        prop_assert_eq!(found.knockout.len(), layers);
+
+        let sequence: Vec<u32> = prompt.iter().chain(&answer[..answer.len() - 1]).copied().collect();
+        let full = whole_run(model, &sequence, p, &|_, _, _| false);
+        // A few of each: a whole rerun of every one takes minutes.
+        for index in &chosen {
+            let row = index.get(&found.rows);
+            let first_hidden = row.anchor.tokens();
+            let other = whole_run(model, &sequence, p, &|layer, query, key| {
+                layer >= row.cutoff && query + 1 >= p && (first_hidden..p - 1).contains(&key)
+            });
+            let what = format!("p {p}, anchor {:?}, cutoff {}", row.anchor, row.cutoff);
+            assert_close(row.divergence, (&full, &other), &answer, &what);
+
+            let row = index.get(&found.knockout);
+            let other = whole_run(model, &sequence, p, &|layer, query, key| {
+                layer == row.layer && query + 1 >= p && (1..p - 1).contains(&key)
+            });
+            let what = format!("p {p}, knockout {}", row.layer);
+            assert_close(row.divergence, (&full, &other), &answer, &what);
+        }
+    }
+}
+
+/// The tiny model with the attention output of layers ≥ `from` zeroed: nothing above reads the prompt.
+fn void_above(from: usize, folder: &Path) -> PathBuf {
+    let mut bytes = std::fs::read(tiny()).unwrap();
+    let content =
+        candle_core::quantized::gguf_file::Content::read(&mut std::io::Cursor::new(&bytes)).unwrap();
+    for layer in from..MODEL.config().layers {
+        let info = &content.tensor_infos[&format!("blk.{layer}.attn_output.weight")];
+        let start = (content.tensor_data_offset + info.offset) as usize;
+        let len = info.shape.elem_count() / info.ggml_dtype.block_size() * info.ggml_dtype.type_size();
+        bytes[start..start + len].fill(0);
+    }
+    let path = folder.join(format!("void-{from}.gguf"));
+    std::fs::write(&path, bytes).unwrap();
+    path
+}
+
+#[test]
+fn where_nothing_reads_above_a_layer_the_cut_there_costs_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    for from in [1, 3, MODEL.config().layers - 1] {
+        let model = load(&void_above(from, folder.path()));
+        let prompt: Vec<u32> = (0..50).map(|i| 3 + i * 17 % 800).collect();
+        let interrupt = Interrupt::new(false);
+        let continuation = Continuation::Greedy { tokens: 7, excluded: &[] };
+        let run = probe::run(&model.decoder, &prompt, &continuation, &interrupt, &mut |_| {}).unwrap();
+        let found = frontier(&model.decoder, &run, &interrupt, &mut |_| {}).unwrap();
+        for row in found.rows.iter().filter(|row| row.cutoff >= from) {
+            assert!(row.divergence.kl < 1e-6, "cutoff {}: {}", row.cutoff, row.divergence.kl);
+            assert_eq!(row.divergence.top1, 1.0);
+        }
+        for row in found.knockout.iter().filter(|row| row.layer >= from) {
+            assert!(row.divergence.kl < 1e-6, "knockout {}: {}", row.layer, row.divergence.kl);
+        }
+        let cut = found.rows.iter().find(|row| row.anchor == Anchor::Bos && row.cutoff == 1).unwrap();
+        assert!(from == 1 || cut.divergence.kl > 1e-6, "a cut below costs something");
+    }
+}

@@ -1,0 +1,160 @@
+//! The binary as a user meets it, on the embedded model.
+
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use serde_json::Value;
+use std::path::Path;
+use support::{demo_prompts, json, layerscope, numbers, refuse, run, stderr, succeed, tiny_model};
+
+fn record(out: &Path) {
+    succeed(
+        layerscope()
+            .arg("record")
+            .arg(tiny_model())
+            .arg("--prompts")
+            .arg(demo_prompts())
+            .args(["--max-new-tokens", "8", "--out"])
+            .arg(out),
+    );
+}
+
+#[test]
+fn demo_records_shows_recommends_and_resumes_without_work() {
+    let folder = tempfile::tempdir().unwrap();
+    let demo = || layerscope().current_dir(folder.path()).arg("demo").output().unwrap();
+    let first = demo();
+    assert!(first.status.success(), "{}", stderr(&first));
+    let text = String::from_utf8_lossy(&first.stdout).into_owned();
+    for part in ["layer", "knockout KL", "Recommended", "Next:"] {
+        assert!(text.contains(part), "`{part}` is not in {text}");
+    }
+    let tables = |name: &str| std::fs::read(folder.path().join("layerscope-demo").join(name)).unwrap();
+    let before = tables("prompts.parquet");
+    let second = demo();
+    assert!(second.status.success());
+    assert!(stderr(&second).contains("recorded already"));
+    assert_eq!(tables("prompts.parquet"), before, "nothing is computed again");
+}
+
+#[test]
+fn show_and_recommend_print_the_contracts_json() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("run");
+    record(&out);
+    let show = json(layerscope().arg("show").arg(&out).arg("--json"));
+    let layers = show["manifest"]["model"]["layers"].as_u64().unwrap() as usize;
+    let heads = show["manifest"]["model"]["heads"].as_u64().unwrap() as usize;
+    assert!(layers >= 8);
+    for prompt in show["prompts"].as_array().unwrap() {
+        assert_eq!(prompt["prompt_tokens"].as_array().unwrap().len(), prompt["p"].as_u64().unwrap() as usize);
+        assert_eq!(prompt["generated"].as_array().unwrap().len(), 8);
+        let [bos, inside, decode] =
+            ["bos_mass", "prompt_mass", "decode_mass"].map(|key| numbers(&prompt[key]));
+        for layer in 0..layers {
+            assert!((bos[layer] + inside[layer] + decode[layer] - 1.0).abs() < 1e-4);
+        }
+        assert!(numbers(&prompt["prompt_entropy"]).iter().all(|e| (0.0..=1.0).contains(e)));
+        assert_eq!(prompt["prompt_mass_by_head"].as_array().unwrap().len(), layers);
+        assert_eq!(prompt["prompt_mass_by_head"][0].as_array().unwrap().len(), heads);
+        assert_eq!(prompt["curvature_prompt_deg"].as_array().unwrap().len(), layers + 1);
+        assert_eq!(prompt["frontier"].as_array().unwrap().len(), 2 * layers);
+        assert_eq!(prompt["knockout"].as_array().unwrap().len(), layers);
+        for row in prompt["frontier"].as_array().unwrap().iter().filter(|row| row["cutoff"] == layers) {
+            assert_eq!(row["kl"], 0.0);
+        }
+    }
+    let recommendation = json(layerscope().arg("recommend").arg(&out).arg("--json"));
+    for key in ["l_cut", "layers", "anchor", "kl", "kl_upper95", "kl_below", "top1", "diagnostic_l_cut", "kv_saved", "reasons"] {
+        assert!(recommendation.get(key).is_some(), "`{key}` is missing");
+    }
+    assert!(recommendation["reasons"].as_array().unwrap().iter().all(Value::is_string));
+    // A huge tolerance lets the cutoff fall; a tiny one keeps full depth.
+    let at = |tolerance: &str| {
+        json(layerscope().arg("recommend").arg(&out).args(["--json", "--tolerance", tolerance]))["l_cut"].as_u64().unwrap()
+    };
+    assert!(at("50") <= recommendation["l_cut"].as_u64().unwrap());
+    assert_eq!(at("0"), layers as u64);
+    let summary = json(layerscope().arg("show").arg(&out).arg("--summary-json"));
+    assert_eq!(summary["categories"].as_array().unwrap().len(), 5);
+    let by_category = succeed(layerscope().arg("show").arg(&out).arg("--by-category"));
+    assert!(by_category.contains("retrieval"));
+}
+
+#[test]
+fn a_given_answer_is_followed() {
+    let folder = tempfile::tempdir().unwrap();
+    let prompts = folder.path().join("prompts.jsonl");
+    std::fs::write(&prompts, "{\"id\":\"a\",\"prompt\":\"x = 3\\ny = 5\\nprint(y)\",\"answer\":\"5 and then some more\"}\n\n").unwrap();
+    let out = folder.path().join("run");
+    let recorded = json(
+        layerscope().arg("record").arg("layerscope-tiny").arg("--prompts").arg(&prompts)
+            .args(["--max-new-tokens", "4", "--json", "--out"]).arg(&out),
+    );
+    assert_eq!(recorded["show"]["prompts"][0]["generated"].as_array().unwrap().len(), 4);
+}
+
+#[test]
+fn generation_is_reproducible_and_speed_at_full_depth_is_full() {
+    let generate = |arguments: &[&str]| {
+        json(layerscope().arg("generate").arg(tiny_model()).args(["--json", "--max-new-tokens", "12", "--prompt", "alpha: 3\nbeta: 7\nalpha:"]).args(arguments))
+    };
+    let layers = json(layerscope().arg("models").arg("--json"))["models"][0]["config"]["layers"].as_u64().unwrap();
+    let full = generate(&["--ignore-eos"]);
+    assert_eq!(generate(&["--ignore-eos", "--policy", &format!("speed:{layers}")])["tokens"], full["tokens"]);
+    let sampled = |seed| generate(&["--ignore-eos", "--temperature", "2.5", "--seed", seed])["tokens"].clone();
+    assert_eq!(sampled("7"), sampled("7"));
+    assert_ne!(sampled("7"), sampled("8"));
+    let shallow = generate(&["--ignore-eos", "--policy", "speed:2+bos"]);
+    assert_eq!(shallow["kv_bytes"], shallow["kv_bytes_model"]);
+    assert!(shallow["kv_bytes"].as_u64() < full["kv_bytes"].as_u64());
+}
+
+#[test]
+fn capture_writes_named_activations_and_pattern_rows_sum_to_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("activations.safetensors");
+    let listed = json(
+        layerscope().arg("capture").arg(tiny_model()).args(["--json", "--prompt", "one two three", "--max-new-tokens", "3"])
+            .args(["--hook", "blocks.*.hook_resid_post", "--hook", "blocks.1.attn.hook_pattern", "--hook", "ln_final.hook_normalized", "--out"])
+            .arg(&file),
+    );
+    let layers = json(layerscope().arg("models").arg("--json"))["models"][0]["config"]["layers"].as_u64().unwrap();
+    assert_eq!(listed["activations"].as_array().unwrap().len() as u64, layers + 2);
+    let tensors = candle_core::safetensors::load(&file, &candle_core::Device::Cpu).unwrap();
+    let pattern = &tensors["blocks.1.attn.hook_pattern"];
+    let (_, queries, keys) = pattern.dims3().unwrap();
+    assert_eq!(queries, keys);
+    let sums = pattern.sum(2).unwrap().flatten_all().unwrap().to_vec1::<f32>().unwrap();
+    assert!(sums.iter().all(|sum| (sum - 1.0).abs() < 1e-5));
+    assert_eq!(tensors["blocks.0.hook_resid_post"].dim(0).unwrap(), queries);
+}
+
+#[test]
+fn a_folder_of_another_run_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("run");
+    record(&out);
+    let base = || {
+        let mut command = layerscope();
+        command.arg("record").arg(tiny_model()).arg("--out").arg(&out);
+        command
+    };
+    refuse(base().arg("--prompts").arg(demo_prompts()).args(["--max-new-tokens", "9"]), 2, &["--max-new-tokens", "--out"]);
+    refuse(base().arg("--prompts").arg(demo_prompts()).args(["--max-new-tokens", "8", "--weights", "f32"]), 2, &["weights"]);
+    let other = folder.path().join("other.jsonl");
+    std::fs::write(&other, "{\"id\":\"a\",\"prompt\":\"b\"}\n").unwrap();
+    refuse(base().arg("--prompts").arg(&other).args(["--max-new-tokens", "8"]), 2, &["prompts"]);
+}
+
+#[test]
+fn help_has_examples_and_completions_are_scripts() {
+    for command in ["demo", "record", "show", "recommend", "generate", "capture", "models"] {
+        assert!(succeed(layerscope().args([command, "--help"])).contains("Example:"), "{command}");
+    }
+    for shell in ["bash", "zsh", "fish", "powershell", "elvish"] {
+        assert!(succeed(layerscope().args(["completions", shell])).contains("layerscope"));
+    }
+    assert_eq!(run(layerscope().arg("recrod")).status.code(), Some(2));
+}

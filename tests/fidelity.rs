@@ -1,0 +1,124 @@
+//! SmolLM2-135M against PyTorch eager attention in f32; fixtures/golden/oracle.py made the reference figures.
+
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use serde_json::Value;
+use support::{fixtures, json, layerscope, numbers, smollm2, succeed};
+
+fn worst(found: &[f64], expected: &[f64]) -> f64 {
+    assert!(found.len() >= expected.len());
+    found.iter().zip(expected).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max)
+}
+
+/// Within 2 % or 1e-4.
+fn kl_agrees(found: f64, expected: f64) -> bool {
+    (found - expected).abs() <= (0.02 * expected.abs()).max(1e-4)
+}
+
+#[test]
+fn every_figure_equals_pytorchs() {
+    let Some(model) = smollm2() else { return };
+    let golden: Value = serde_json::from_str(
+        &std::fs::read_to_string(fixtures().join("golden/smollm2-135m-q4_1.json")).unwrap(),
+    )
+    .unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("run");
+    succeed(
+        layerscope()
+            .arg("record")
+            .arg(&model)
+            .args(["--weights", "f32", "--max-new-tokens", "32", "--json", "--prompts"])
+            .arg(fixtures().join("golden/prompts.jsonl"))
+            .arg("--out")
+            .arg(&out),
+    );
+    let show = json(layerscope().arg("show").arg(&out).arg("--json"));
+    let prompts = show["prompts"].as_array().unwrap();
+    for expected in golden.as_array().unwrap() {
+        let id = expected["id"].as_str().unwrap();
+        let found = prompts.iter().find(|p| p["id"] == expected["id"]).unwrap();
+        assert_eq!(found["prompt_tokens"], expected["prompt_tokens"], "{id}");
+        assert_eq!(found["generated"], expected["generated"], "{id}");
+        for (figure, bar) in [
+            ("bos_mass", 1e-4),
+            ("prompt_mass", 1e-4),
+            ("decode_mass", 1e-4),
+            ("prompt_entropy", 1e-3),
+            ("curvature_prompt_deg", 0.05),
+        ] {
+            let off = worst(&numbers(&found[figure]), &numbers(&expected[figure]));
+            println!("{id}: {figure} off by at most {off:.2e}");
+            assert!(off <= bar, "{id}: {figure} is off by {off}");
+        }
+        let by_head = |value: &Value| {
+            value.as_array().unwrap().iter().flat_map(numbers).collect::<Vec<f64>>()
+        };
+        let off = worst(&by_head(&found["prompt_mass_by_head"]), &by_head(&expected["prompt_mass_by_head"]));
+        assert!(off <= 1e-4, "{id}: prompt mass of a head is off by {off}");
+        let mut compared = 0;
+        for row in found["frontier"].as_array().unwrap() {
+            let key = format!("frontier_{}", row["anchor"].as_str().unwrap());
+            let expected = &expected[&key][row["cutoff"].to_string()];
+            compared += compare(row, expected, &format!("{id}: {key} {}", row["cutoff"]));
+        }
+        for row in found["knockout"].as_array().unwrap() {
+            let expected = &expected["knockout_bos"][row["layer"].to_string()];
+            compared += compare(row, expected, &format!("{id}: knockout {}", row["layer"]));
+        }
+        assert_eq!(compared, 90, "both anchors and the causal map of 30 layers");
+    }
+    assert_eq!(prompts.len(), golden.as_array().unwrap().len());
+}
+
+fn compare(found: &Value, expected: &Value, what: &str) -> usize {
+    let of = |value: &Value, key: &str| value[key].as_f64().unwrap();
+    let (kl, reference) = (of(found, "kl"), of(expected, "kl"));
+    assert!(kl_agrees(kl, reference), "{what}: KL {kl}, PyTorch {reference}");
+    let (dnll, reference) = (of(found, "dnll"), of(expected, "dnll"));
+    assert!((dnll - reference).abs() <= (0.02 * reference.abs()).max(1e-3), "{what}: dNLL {dnll}, {reference}");
+    // One of 32 steps may turn on a near tie.
+    assert!((of(found, "top1") - of(expected, "top1")).abs() <= 1.5 / 32.0, "{what}: top-1");
+    1
+}
+
+#[test]
+fn native_weights_are_close_to_f32_and_say_how_close() {
+    let Some(model) = smollm2() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let prompts = folder.path().join("prompts.jsonl");
+    std::fs::write(&prompts, "{\"id\":\"a\",\"prompt\":\"Name three rivers of Europe and the seas they reach.\"}\n").unwrap();
+    let out = folder.path().join("run");
+    succeed(layerscope().arg("record").arg(&model).args(["--max-new-tokens", "16", "--prompts"]).arg(&prompts).arg("--out").arg(&out));
+    let show = json(layerscope().arg("show").arg(&out).arg("--json"));
+    let kl = show["manifest"]["native_kl"].as_f64().unwrap();
+    assert!(kl > 0.0 && kl < 0.05, "native weights are {kl} nats from f32");
+    let text = succeed(layerscope().arg("show").arg(&out));
+    assert!(text.contains("nats per token from f32"), "{text}");
+}
+
+#[test]
+fn a_cutoff_of_all_layers_is_the_full_model_and_kv_is_what_the_cost_model_says() {
+    let Some(model) = smollm2() else { return };
+    let generate = |policy: &str| {
+        json(layerscope().arg("generate").arg(&model).args([
+            "--weights", "f32", "--max-new-tokens", "24", "--ignore-eos", "--json", "--policy", policy,
+            "--prompt", "Write one sentence about the moon.",
+        ]))
+    };
+    let full = generate("full");
+    assert_eq!(generate("speed:30")["tokens"], full["tokens"]);
+    assert_eq!(generate("speed:30+bos")["tokens"], full["tokens"]);
+    // Bytes of one token's K and V at one layer: 3 KV heads of 64 elements in f32.
+    let token = 2 * 3 * 64 * 4;
+    let p = full["prompt_tokens"].as_array().unwrap().len();
+    let (prefill, decode) = (p - 1, 24);
+    for (policy, cutoff, anchors) in [("full", 30, 0), ("speed:24", 24, 0), ("speed:24+bos", 24, 1), ("speed:1", 1, 0)] {
+        let expected = ((prefill - anchors) * cutoff + (anchors + decode) * 30) * token;
+        let generation = generate(policy);
+        assert_eq!(generation["kv_bytes"], expected, "{policy}: allocated");
+        assert_eq!(generation["kv_bytes_model"], expected, "{policy}: cost model");
+    }
+}

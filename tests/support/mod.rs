@@ -1,0 +1,83 @@
+//! What the end-to-end tests share: running the binary and finding models.
+
+#![allow(dead_code, clippy::unwrap_used, missing_docs, unreachable_pub)]
+
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+pub fn layerscope() -> Command {
+    Command::new(env!("CARGO_BIN_EXE_layerscope"))
+}
+
+pub fn fixtures() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures")
+}
+
+pub fn tiny_model() -> PathBuf {
+    fixtures().join("tiny/layerscope-tiny.gguf")
+}
+
+pub fn demo_prompts() -> PathBuf {
+    fixtures().join("tiny/demo.jsonl")
+}
+
+/// The real model, or `None` with a message where it was not fetched; `LAYERSCOPE_REQUIRE_SMOLLM2` makes that a failure.
+pub fn smollm2() -> Option<PathBuf> {
+    let path = match std::env::var_os("LAYERSCOPE_SMOLLM2") {
+        Some(path) => PathBuf::from(path),
+        None => {
+            let cache = std::env::var_os("LAYERSCOPE_CACHE").map(PathBuf::from).unwrap_or_else(|| {
+                let base = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
+                base.unwrap_or_else(|| std::env::home_dir().unwrap().join(".cache")).join("layerscope")
+            });
+            cache.join("models/SmolLM2-135M-Instruct.Q4_1.gguf")
+        }
+    };
+    if path.exists() {
+        return Some(path);
+    }
+    assert!(
+        std::env::var_os("LAYERSCOPE_REQUIRE_SMOLLM2").is_none(),
+        "{} is absent; run fixtures/fetch-smollm2.sh",
+        path.display()
+    );
+    eprintln!("skipped: {} is absent; run fixtures/fetch-smollm2.sh", path.display());
+    None
+}
+
+pub fn run(command: &mut Command) -> Output {
+    command.output().unwrap()
+}
+
+pub fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// Standard output of a command that succeeds.
+pub fn succeed(command: &mut Command) -> String {
+    let output = run(command);
+    assert!(output.status.success(), "{command:?}: {}", stderr(&output));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+pub fn json(command: &mut Command) -> Value {
+    serde_json::from_str(&succeed(command)).unwrap()
+}
+
+/// Asserts that a command fails with this exit code and one sentence that names all of `names`.
+pub fn refuse(command: &mut Command, code: i32, names: &[&str]) {
+    let output = run(command);
+    let message = stderr(&output);
+    assert_eq!(output.status.code(), Some(code), "{command:?}: {message}");
+    let lines: Vec<&str> = message.lines().filter(|line| !line.is_empty()).collect();
+    assert_eq!(lines.len(), 1, "one sentence, not {message}");
+    assert!(!message.contains("panicked"), "{message}");
+    for name in names {
+        assert!(message.contains(name), "`{name}` is not in: {message}");
+    }
+}
+
+pub fn numbers(value: &Value) -> Vec<f64> {
+    value.as_array().unwrap().iter().map(|v| v.as_f64().unwrap_or(f64::NAN)).collect()
+}
