@@ -75,7 +75,11 @@ fn models_that_are_not_there_or_not_supported() {
     let at = bytes.windows(5).position(|w| w == b"llama").unwrap();
     let mut other = bytes;
     other[at..at + 5].copy_from_slice(b"mamba");
-    refuse(&mut generate(&folder.file("mamba.gguf", other)), 2, &["mamba.gguf", "architecture `mamba`", "llama"]);
+    refuse(
+        &mut generate(&folder.file("mamba.gguf", other)),
+        2,
+        &["mamba.gguf", "architecture `mamba`", "llama"],
+    );
 }
 
 #[test]
@@ -100,7 +104,8 @@ fn prompt_files() {
     let folder = Folder::new();
     let out = folder.path("run");
     let lines = |extra: &[u8]| {
-        let mut text: Vec<u8> = (1..17).flat_map(|i| format!("{{\"id\":\"p{i}\",\"prompt\":\"x\"}}\n").into_bytes()).collect();
+        let mut text: Vec<u8> =
+            (1..17).flat_map(|i| format!("{{\"id\":\"p{i}\",\"prompt\":\"x\"}}\n").into_bytes()).collect();
         text.extend_from_slice(extra);
         text
     };
@@ -141,16 +146,29 @@ fn a_prompt_beyond_the_context_fails_alone() {
 
 #[test]
 fn arguments_beyond_the_model() {
-    let layers = support::json(layerscope().arg("models").arg("--json"))["models"][0]["config"]["layers"].as_u64().unwrap();
+    let layers = support::json(layerscope().arg("models").arg("--json"))["models"][0]["config"]["layers"]
+        .as_u64()
+        .unwrap();
     let tiny = tiny_model();
     refuse(generate(&tiny).args(["--policy", "speed:0"]), 2, &["between 1 and"]);
     refuse(generate(&tiny).args(["--policy", &format!("speed:{}", layers + 1)]), 2, &["between 1 and"]);
     refuse(generate(&tiny).args(["--policy", "warp:3"]), 2, &["warp:3", "speed:CUTOFF"]);
     refuse(generate(&tiny).args(["--temperature", "0"]), 2, &["temperature"]);
     refuse(layerscope().arg("generate").arg(&tiny).args(["--prompt", ""]), 2, &["empty"]);
-    refuse(layerscope().arg("generate").arg(&tiny).args(["--max-new-tokens", "99999999", "--prompt", "a"]), 2, &["context"]);
     refuse(
-        layerscope().arg("capture").arg(&tiny).args(["--prompt", "a", "--hook", "blocks.0.hook_resid_pots", "--out", "x"]),
+        layerscope().arg("generate").arg(&tiny).args(["--max-new-tokens", "99999999", "--prompt", "a"]),
+        2,
+        &["context"],
+    );
+    refuse(
+        layerscope().arg("capture").arg(&tiny).args([
+            "--prompt",
+            "a",
+            "--hook",
+            "blocks.0.hook_resid_pots",
+            "--out",
+            "x",
+        ]),
         2,
         &["hook_resid_pots", "blocks.0.hook_resid_post"],
     );
@@ -183,7 +201,14 @@ fn a_folder_that_cannot_be_written() {
     assert!(stderr(&output).contains("occupied"));
     if Path::new("/dev/full").exists() {
         let mut capture = layerscope();
-        capture.arg("capture").arg(tiny_model()).args(["--prompt", "a", "--hook", "hook_embed", "--out", "/proc/x.safetensors"]);
+        capture.arg("capture").arg(tiny_model()).args([
+            "--prompt",
+            "a",
+            "--hook",
+            "hook_embed",
+            "--out",
+            "/proc/x.safetensors",
+        ]);
         refuse(&mut capture, 1, &["/proc/x.safetensors"]);
     }
 }

@@ -66,13 +66,26 @@ fn show_and_recommend_print_the_contracts_json() {
         }
     }
     let recommendation = json(layerscope().arg("recommend").arg(&out).arg("--json"));
-    for key in ["l_cut", "layers", "anchor", "kl", "kl_upper95", "kl_below", "top1", "diagnostic_l_cut", "kv_saved", "reasons"] {
+    for key in [
+        "l_cut",
+        "layers",
+        "anchor",
+        "kl",
+        "kl_upper95",
+        "kl_below",
+        "top1",
+        "diagnostic_l_cut",
+        "kv_saved",
+        "reasons",
+    ] {
         assert!(recommendation.get(key).is_some(), "`{key}` is missing");
     }
     assert!(recommendation["reasons"].as_array().unwrap().iter().all(Value::is_string));
     // A huge tolerance lets the cutoff fall; a tiny one keeps full depth.
     let at = |tolerance: &str| {
-        json(layerscope().arg("recommend").arg(&out).args(["--json", "--tolerance", tolerance]))["l_cut"].as_u64().unwrap()
+        json(layerscope().arg("recommend").arg(&out).args(["--json", "--tolerance", tolerance]))["l_cut"]
+            .as_u64()
+            .unwrap()
     };
     assert!(at("50") <= recommendation["l_cut"].as_u64().unwrap());
     assert_eq!(at("0"), layers as u64);
@@ -86,11 +99,20 @@ fn show_and_recommend_print_the_contracts_json() {
 fn a_given_answer_is_followed() {
     let folder = tempfile::tempdir().unwrap();
     let prompts = folder.path().join("prompts.jsonl");
-    std::fs::write(&prompts, "{\"id\":\"a\",\"prompt\":\"x = 3\\ny = 5\\nprint(y)\",\"answer\":\"5 and then some more\"}\n\n").unwrap();
+    std::fs::write(
+        &prompts,
+        "{\"id\":\"a\",\"prompt\":\"x = 3\\ny = 5\\nprint(y)\",\"answer\":\"5 and then some more\"}\n\n",
+    )
+    .unwrap();
     let out = folder.path().join("run");
     let recorded = json(
-        layerscope().arg("record").arg("layerscope-tiny").arg("--prompts").arg(&prompts)
-            .args(["--max-new-tokens", "4", "--json", "--out"]).arg(&out),
+        layerscope()
+            .arg("record")
+            .arg("layerscope-tiny")
+            .arg("--prompts")
+            .arg(&prompts)
+            .args(["--max-new-tokens", "4", "--json", "--out"])
+            .arg(&out),
     );
     assert_eq!(recorded["show"]["prompts"][0]["generated"].as_array().unwrap().len(), 4);
 }
@@ -98,12 +120,20 @@ fn a_given_answer_is_followed() {
 #[test]
 fn generation_is_reproducible_and_speed_at_full_depth_is_full() {
     let generate = |arguments: &[&str]| {
-        json(layerscope().arg("generate").arg(tiny_model()).args(["--json", "--max-new-tokens", "12", "--prompt", "alpha: 3\nbeta: 7\nalpha:"]).args(arguments))
+        json(
+            layerscope()
+                .arg("generate")
+                .arg(tiny_model())
+                .args(["--json", "--max-new-tokens", "12", "--prompt", "alpha: 3\nbeta: 7\nalpha:"])
+                .args(arguments),
+        )
     };
-    let layers = json(layerscope().arg("models").arg("--json"))["models"][0]["config"]["layers"].as_u64().unwrap();
+    let layers =
+        json(layerscope().arg("models").arg("--json"))["models"][0]["config"]["layers"].as_u64().unwrap();
     let full = generate(&["--ignore-eos"]);
     assert_eq!(generate(&["--ignore-eos", "--policy", &format!("speed:{layers}")])["tokens"], full["tokens"]);
-    let sampled = |seed| generate(&["--ignore-eos", "--temperature", "2.5", "--seed", seed])["tokens"].clone();
+    let sampled =
+        |seed| generate(&["--ignore-eos", "--temperature", "2.5", "--seed", seed])["tokens"].clone();
     assert_eq!(sampled("7"), sampled("7"));
     assert_ne!(sampled("7"), sampled("8"));
     let shallow = generate(&["--ignore-eos", "--policy", "speed:2+bos"]);
@@ -116,11 +146,23 @@ fn capture_writes_named_activations_and_pattern_rows_sum_to_one() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("activations.safetensors");
     let listed = json(
-        layerscope().arg("capture").arg(tiny_model()).args(["--json", "--prompt", "one two three", "--max-new-tokens", "3"])
-            .args(["--hook", "blocks.*.hook_resid_post", "--hook", "blocks.1.attn.hook_pattern", "--hook", "ln_final.hook_normalized", "--out"])
+        layerscope()
+            .arg("capture")
+            .arg(tiny_model())
+            .args(["--json", "--prompt", "one two three", "--max-new-tokens", "3"])
+            .args([
+                "--hook",
+                "blocks.*.hook_resid_post",
+                "--hook",
+                "blocks.1.attn.hook_pattern",
+                "--hook",
+                "ln_final.hook_normalized",
+                "--out",
+            ])
             .arg(&file),
     );
-    let layers = json(layerscope().arg("models").arg("--json"))["models"][0]["config"]["layers"].as_u64().unwrap();
+    let layers =
+        json(layerscope().arg("models").arg("--json"))["models"][0]["config"]["layers"].as_u64().unwrap();
     assert_eq!(listed["activations"].as_array().unwrap().len() as u64, layers + 2);
     let tensors = candle_core::safetensors::load(&file, &candle_core::Device::Cpu).unwrap();
     let pattern = &tensors["blocks.1.attn.hook_pattern"];
@@ -141,8 +183,16 @@ fn a_folder_of_another_run_is_refused() {
         command.arg("record").arg(tiny_model()).arg("--out").arg(&out);
         command
     };
-    refuse(base().arg("--prompts").arg(demo_prompts()).args(["--max-new-tokens", "9"]), 2, &["--max-new-tokens", "--out"]);
-    refuse(base().arg("--prompts").arg(demo_prompts()).args(["--max-new-tokens", "8", "--weights", "f32"]), 2, &["weights"]);
+    refuse(
+        base().arg("--prompts").arg(demo_prompts()).args(["--max-new-tokens", "9"]),
+        2,
+        &["--max-new-tokens", "--out"],
+    );
+    refuse(
+        base().arg("--prompts").arg(demo_prompts()).args(["--max-new-tokens", "8", "--weights", "f32"]),
+        2,
+        &["weights"],
+    );
     let other = folder.path().join("other.jsonl");
     std::fs::write(&other, "{\"id\":\"a\",\"prompt\":\"b\"}\n").unwrap();
     refuse(base().arg("--prompts").arg(&other).args(["--max-new-tokens", "8"]), 2, &["prompts"]);

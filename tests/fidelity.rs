@@ -53,9 +53,8 @@ fn every_figure_equals_pytorchs() {
             println!("{id}: {figure} off by at most {off:.2e}");
             assert!(off <= bar, "{id}: {figure} is off by {off}");
         }
-        let by_head = |value: &Value| {
-            value.as_array().unwrap().iter().flat_map(numbers).collect::<Vec<f64>>()
-        };
+        let by_head =
+            |value: &Value| value.as_array().unwrap().iter().flat_map(numbers).collect::<Vec<f64>>();
         let off = worst(&by_head(&found["prompt_mass_by_head"]), &by_head(&expected["prompt_mass_by_head"]));
         assert!(off <= 1e-4, "{id}: prompt mass of a head is off by {off}");
         let mut compared = 0;
@@ -78,7 +77,10 @@ fn compare(found: &Value, expected: &Value, what: &str) -> usize {
     let (kl, reference) = (of(found, "kl"), of(expected, "kl"));
     assert!(kl_agrees(kl, reference), "{what}: KL {kl}, PyTorch {reference}");
     let (dnll, reference) = (of(found, "dnll"), of(expected, "dnll"));
-    assert!((dnll - reference).abs() <= (0.02 * reference.abs()).max(1e-3), "{what}: dNLL {dnll}, {reference}");
+    assert!(
+        (dnll - reference).abs() <= (0.02 * reference.abs()).max(1e-3),
+        "{what}: dNLL {dnll}, {reference}"
+    );
     // One of 32 steps may turn on a near tie.
     assert!((of(found, "top1") - of(expected, "top1")).abs() <= 1.5 / 32.0, "{what}: top-1");
     1
@@ -89,9 +91,21 @@ fn native_weights_are_close_to_f32_and_say_how_close() {
     let Some(model) = smollm2() else { return };
     let folder = tempfile::tempdir().unwrap();
     let prompts = folder.path().join("prompts.jsonl");
-    std::fs::write(&prompts, "{\"id\":\"a\",\"prompt\":\"Name three rivers of Europe and the seas they reach.\"}\n").unwrap();
+    std::fs::write(
+        &prompts,
+        "{\"id\":\"a\",\"prompt\":\"Name three rivers of Europe and the seas they reach.\"}\n",
+    )
+    .unwrap();
     let out = folder.path().join("run");
-    succeed(layerscope().arg("record").arg(&model).args(["--max-new-tokens", "16", "--prompts"]).arg(&prompts).arg("--out").arg(&out));
+    succeed(
+        layerscope()
+            .arg("record")
+            .arg(&model)
+            .args(["--max-new-tokens", "16", "--prompts"])
+            .arg(&prompts)
+            .arg("--out")
+            .arg(&out),
+    );
     let show = json(layerscope().arg("show").arg(&out).arg("--json"));
     let kl = show["manifest"]["native_kl"].as_f64().unwrap();
     assert!(kl > 0.0 && kl < 0.05, "native weights are {kl} nats from f32");
@@ -104,8 +118,16 @@ fn a_cutoff_of_all_layers_is_the_full_model_and_kv_is_what_the_cost_model_says()
     let Some(model) = smollm2() else { return };
     let generate = |policy: &str| {
         json(layerscope().arg("generate").arg(&model).args([
-            "--weights", "f32", "--max-new-tokens", "24", "--ignore-eos", "--json", "--policy", policy,
-            "--prompt", "Write one sentence about the moon.",
+            "--weights",
+            "f32",
+            "--max-new-tokens",
+            "24",
+            "--ignore-eos",
+            "--json",
+            "--policy",
+            policy,
+            "--prompt",
+            "Write one sentence about the moon.",
         ]))
     };
     let full = generate("full");
@@ -115,7 +137,9 @@ fn a_cutoff_of_all_layers_is_the_full_model_and_kv_is_what_the_cost_model_says()
     let token = 2 * 3 * 64 * 4;
     let p = full["prompt_tokens"].as_array().unwrap().len();
     let (prefill, decode) = (p - 1, 24);
-    for (policy, cutoff, anchors) in [("full", 30, 0), ("speed:24", 24, 0), ("speed:24+bos", 24, 1), ("speed:1", 1, 0)] {
+    for (policy, cutoff, anchors) in
+        [("full", 30, 0), ("speed:24", 24, 0), ("speed:24+bos", 24, 1), ("speed:1", 1, 0)]
+    {
         let expected = ((prefill - anchors) * cutoff + (anchors + decode) * 30) * token;
         let generation = generate(policy);
         assert_eq!(generation["kv_bytes"], expected, "{policy}: allocated");

@@ -36,7 +36,8 @@ fn killed_twenty_times_and_resumed() {
     let whole = start.elapsed();
 
     // Twenty moments spread over start, recording and finish; the seed is the clock, the equality holds for any.
-    let mut state = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_nanos() as u64 | 1;
+    let mut state =
+        std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_nanos() as u64 | 1;
     let mut kills = 0;
     for _ in 0..20 {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);

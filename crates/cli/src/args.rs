@@ -26,7 +26,9 @@ pub(crate) enum Command {
     #[command(after_help = "Example:\n  layerscope demo --out demo-run")]
     Demo(DemoArguments),
     /// Record a model on a prompt file into a run folder; an interrupted run resumes
-    #[command(after_help = "Example:\n  layerscope record model.gguf --prompts prompts.jsonl --max-new-tokens 32 --out run\n\nA line of the prompt file:\n  {\"id\": \"a1\", \"category\": \"retrieval\", \"prompt\": \"…\"}\nInstead of \"prompt\" a line may have \"messages\": [{\"role\", \"content\"}], and an \"answer\" to be followed\ninstead of the model's own continuation.")]
+    #[command(
+        after_help = "Example:\n  layerscope record model.gguf --prompts prompts.jsonl --max-new-tokens 32 --out run\n\nA line of the prompt file:\n  {\"id\": \"a1\", \"category\": \"retrieval\", \"prompt\": \"…\"}\nInstead of \"prompt\" a line may have \"messages\": [{\"role\", \"content\"}], and an \"answer\" to be followed\ninstead of the model's own continuation."
+    )]
     Record(RecordArguments),
     /// Print a run's figures by layer
     #[command(after_help = "Example:\n  layerscope show run --by-category")]
@@ -35,16 +37,22 @@ pub(crate) enum Command {
     #[command(after_help = "Example:\n  layerscope recommend run --tolerance 0.05")]
     Recommend(RecommendArguments),
     /// Generate text, with the full prompt or with a shallow prefill
-    #[command(after_help = "Example:\n  layerscope generate model.gguf --policy speed:24+bos --prompt 'Why is the sky blue?'")]
+    #[command(
+        after_help = "Example:\n  layerscope generate model.gguf --policy speed:24+bos --prompt 'Why is the sky blue?'"
+    )]
     Generate(GenerateArguments),
     /// Write chosen activations to a safetensors file
-    #[command(after_help = "Example:\n  layerscope capture model.gguf --prompt 'Hello' --hook 'blocks.*.hook_resid_post' --out activations.safetensors")]
+    #[command(
+        after_help = "Example:\n  layerscope capture model.gguf --prompt 'Hello' --hook 'blocks.*.hook_resid_post' --out activations.safetensors"
+    )]
     Capture(CaptureArguments),
     /// List the models that can be loaded, and where they were found
     #[command(after_help = "Example:\n  layerscope models --json")]
     Models(ModelsArguments),
     /// Print a completion script for a shell
-    #[command(after_help = "Example:\n  layerscope completions bash > ~/.local/share/bash-completion/completions/layerscope")]
+    #[command(
+        after_help = "Example:\n  layerscope completions bash > ~/.local/share/bash-completion/completions/layerscope"
+    )]
     Completions {
         /// The shell
         shell: clap_complete::Shell,

@@ -18,7 +18,8 @@ pub(crate) fn embedded() -> ModelSource {
 pub(crate) fn folders() -> Vec<PathBuf> {
     let cache = std::env::var_os("LAYERSCOPE_CACHE").map(PathBuf::from).or_else(|| {
         let base = std::env::var_os("XDG_CACHE_HOME").filter(|v| !v.is_empty()).map(PathBuf::from);
-        base.or_else(|| std::env::home_dir().map(|home| home.join(".cache"))).map(|base| base.join("layerscope"))
+        base.or_else(|| std::env::home_dir().map(|home| home.join(".cache")))
+            .map(|base| base.join("layerscope"))
     });
     let mut folders = vec![PathBuf::from(".")];
     folders.extend(cache.map(|cache| cache.join("models")));
@@ -84,7 +85,9 @@ pub(crate) fn prompt_tokens(arguments: &PromptArguments, tokenizer: &Tokenizer) 
     }
     if arguments.raw {
         let mut tokens = tokenizer.encode(&text)?;
-        if let Some(bos) = tokenizer.bos_id().filter(|bos| tokenizer.adds_bos() && tokens.first() != Some(bos)) {
+        if let Some(bos) =
+            tokenizer.bos_id().filter(|bos| tokenizer.adds_bos() && tokens.first() != Some(bos))
+        {
             tokens.insert(0, bos);
         }
         return Ok(tokens);

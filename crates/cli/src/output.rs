@@ -6,8 +6,8 @@ use serde::Serialize;
 
 /// One JSON object on standard output.
 pub(crate) fn json(value: &impl Serialize) -> Result<()> {
-    let text = serde_json::to_string_pretty(value)
-        .map_err(|e| Error::failure(format!("cannot write JSON: {e}")))?;
+    let text =
+        serde_json::to_string_pretty(value).map_err(|e| Error::failure(format!("cannot write JSON: {e}")))?;
     lines(&text)
 }
 

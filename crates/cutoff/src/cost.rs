@@ -15,9 +15,7 @@ const WEIGHT_BYTES: u64 = 2;
 pub fn bytes_per_token_layer(kv_heads: usize, head_dim: usize, element_bytes: usize) -> u64 {
     [kv_heads, head_dim, element_bytes]
         .into_iter()
-        .fold(2, |product: u64, factor| {
-            product.saturating_mul(factor as u64)
-        })
+        .fold(2, |product: u64, factor| product.saturating_mul(factor as u64))
 }
 
 /// The tokens of one request.
@@ -46,28 +44,18 @@ impl Workload {
 
     /// The prefill alone: n = 0.
     pub fn prefill(self) -> Self {
-        Self {
-            decode_tokens: 0,
-            ..self
-        }
+        Self { decode_tokens: 0, ..self }
     }
 
     /// The middle of the decode: n/2 decode tokens, the mean of what its steps read.
     pub fn half_decoded(self) -> Self {
-        Self {
-            decode_tokens: self.decode_tokens / 2,
-            ..self
-        }
+        Self { decode_tokens: self.decode_tokens / 2, ..self }
     }
 }
 
 /// The share saved, 1 − cut/full, in \[0, 1\]; 0 where there is nothing to save.
 pub fn saved_share(full: u64, cut: u64) -> f64 {
-    if full == 0 {
-        0.0
-    } else {
-        (1.0 - cut as f64 / full as f64).max(0.0)
-    }
+    if full == 0 { 0.0 } else { (1.0 - cut as f64 / full as f64).max(0.0) }
 }
 
 /// A model as the cost model sees it.
@@ -89,14 +77,8 @@ impl CostModel {
     pub fn new(model: &ModelInfo, kv_element_bytes: usize) -> Self {
         Self {
             layers: model.layers,
-            bytes_per_token_layer: bytes_per_token_layer(
-                model.kv_heads,
-                model.head_dim,
-                kv_element_bytes,
-            ),
-            weight_bytes: model
-                .weight_bytes
-                .unwrap_or_else(|| WEIGHT_BYTES.saturating_mul(weights(model))),
+            bytes_per_token_layer: bytes_per_token_layer(model.kv_heads, model.head_dim, kv_element_bytes),
+            weight_bytes: model.weight_bytes.unwrap_or_else(|| WEIGHT_BYTES.saturating_mul(weights(model))),
         }
     }
 
@@ -130,9 +112,7 @@ impl CostModel {
 /// Weights that a decode step reads: the layers and the unembedding.
 fn weights(model: &ModelInfo) -> u64 {
     let product = |factors: &[usize]| {
-        factors.iter().fold(1, |product: u64, factor| {
-            product.saturating_mul(*factor as u64)
-        })
+        factors.iter().fold(1, |product: u64, factor| product.saturating_mul(*factor as u64))
     };
     let heads = model.heads.saturating_add(model.kv_heads);
     let attention = product(&[2, model.hidden, heads, model.head_dim]);
@@ -176,10 +156,7 @@ mod tests {
 
     #[test]
     fn the_paper_s_setting_saves_a_quarter_of_the_kv() {
-        let workload = Workload {
-            prompt_tokens: 128 << 10,
-            decode_tokens: 128,
-        };
+        let workload = Workload { prompt_tokens: 128 << 10, decode_tokens: 128 };
         let savings = llama_8b().savings(24, 1, &[workload]);
         assert_eq!(llama_8b().bytes_per_token_layer, 4_096);
         assert_eq!(savings.kv_bytes_full, ((128 << 10) + 128) * 32 * 4_096);
@@ -191,10 +168,7 @@ mod tests {
 
     #[test]
     fn by_hand() {
-        let workload = Workload {
-            prompt_tokens: 10,
-            decode_tokens: 4,
-        };
+        let workload = Workload { prompt_tokens: 10, decode_tokens: 4 };
         assert_eq!(workload.full_token_layers(3), 42);
         assert_eq!(workload.cut_token_layers(2, 3, 1), 9 * 2 + 5 * 3);
         assert_eq!(workload.cut_token_layers(2, 3, 0), 10 * 2 + 4 * 3);

@@ -44,10 +44,7 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Self {
-            tolerance: DEFAULT_TOLERANCE,
-            anchor: Anchor::Bos,
-        }
+        Self { tolerance: DEFAULT_TOLERANCE, anchor: Anchor::Bos }
     }
 }
 
@@ -198,11 +195,7 @@ pub fn recommend(evidence: &Evidence, options: Options) -> Result<Recommendation
         .ok_or_else(|| no_frontier(evidence, anchor))?;
     let exact_l_cut = frontier.smallest_within(tolerance);
     let workloads: Vec<Workload> = evidence.prompts.iter().map(|p| p.workload).collect();
-    let savings = |cutoff, anchor: Anchor| {
-        evidence
-            .cost
-            .savings(cutoff, anchor.tokens(), &workloads)
-    };
+    let savings = |cutoff, anchor: Anchor| evidence.cost.savings(cutoff, anchor.tokens(), &workloads);
     let at_exact = savings(exact_l_cut, anchor);
     let (verdict, l_cut) = if exact_l_cut < layers && at_exact.kv_saved >= LEAST_SAVING {
         (Verdict::Cut, exact_l_cut)
@@ -210,18 +203,16 @@ pub fn recommend(evidence: &Evidence, options: Options) -> Result<Recommendation
         (Verdict::KeepFullDepth, layers)
     };
     let other = Anchor::ALL.into_iter().find(|other| *other != anchor);
-    let other_anchor = other
-        .and_then(|other| FrontierSummary::new(evidence, other))
-        .map(|other| {
-            let cutoff = other.smallest_within(tolerance);
-            AnchorOutcome {
-                anchor: other.anchor,
-                exact_l_cut: cutoff,
-                kl: other.overall.at(cutoff).kl,
-                kl_upper95: other.overall.upper95_at(cutoff),
-                kv_saved: savings(cutoff, other.anchor).kv_saved,
-            }
-        });
+    let other_anchor = other.and_then(|other| FrontierSummary::new(evidence, other)).map(|other| {
+        let cutoff = other.smallest_within(tolerance);
+        AnchorOutcome {
+            anchor: other.anchor,
+            exact_l_cut: cutoff,
+            kl: other.overall.at(cutoff).kl,
+            kl_upper95: other.overall.upper95_at(cutoff),
+            kv_saved: savings(cutoff, other.anchor).kv_saved,
+        }
+    });
     let diagnostics = diagnostic::diagnostic_cut(evidence);
     let overall = &frontier.overall;
     let at = overall.at(l_cut);
@@ -295,11 +286,7 @@ fn categories(frontier: &FrontierSummary, l_cut: usize, tolerance: f64) -> Vec<C
             category: group.name.clone(),
             prompts: group.prompts,
             kl: group.at(l_cut).kl,
-            kl_upper95: if group.judged_by_bound {
-                group.upper95_at(l_cut)
-            } else {
-                f64::NAN
-            },
+            kl_upper95: if group.judged_by_bound { group.upper95_at(l_cut) } else { f64::NAN },
             kl_below: group.at(l_cut - 1).kl,
             top1: group.at(l_cut).top1,
             exact_l_cut: group.smallest_within(tolerance),

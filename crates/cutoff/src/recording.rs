@@ -2,12 +2,10 @@
 
 use crate::frontier::frontier;
 use layerscope_diagnostics::probe::{self, Continuation};
-use layerscope_diagnostics::prompts::{Prompt, PromptContent, PromptFile};
+use layerscope_diagnostics::prompts::{Prompt, PromptFile};
 use layerscope_diagnostics::record::{Anchor, PromptRecord};
 use layerscope_diagnostics::run::{BosToken, Manifest, ModelInfo, RunWriter, Settings};
-use layerscope_engine::{
-    Error, Interrupt, Message, Model, PromptText, Result, WeightsPrecision, check_interrupt,
-};
+use layerscope_engine::{Error, Interrupt, Model, Result, WeightsPrecision, check_interrupt};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Instant;
@@ -61,7 +59,7 @@ pub fn record_prompt(
     observe: &mut dyn FnMut(Event<'_>),
 ) -> Result<PromptRecord> {
     let tokenizer = &model.tokenizer;
-    let prompt_tokens = tokenizer.encode_prompt(&prompt_text(prompt))?;
+    let prompt_tokens = tokenizer.encode_prompt(&prompt.content)?;
     let answer = match &prompt.answer {
         None => None,
         Some(answer) => {
@@ -151,22 +149,14 @@ pub fn record(
     writer.finish().cloned()
 }
 
-fn prompt_text(prompt: &Prompt) -> PromptText {
-    match &prompt.content {
-        PromptContent::Text(text) => PromptText::Plain(text.clone()),
-        PromptContent::Messages(messages) => PromptText::Messages(
-            messages.iter().map(|m| Message::new(m.role.clone(), m.content.clone())).collect(),
-        ),
-    }
-}
-
 fn manifest(model: &Model, prompts: &PromptFile, max_new_tokens: usize) -> Result<Manifest> {
     let config = model.config();
     let windowed: Vec<usize> = (0..config.layers).filter(|&l| config.windows[l].is_some()).collect();
     // Position 0 is what the `bos` anchor keeps, whatever token stands there.
-    let first = prompts.prompts.iter().find_map(|prompt| {
-        model.tokenizer.encode_prompt(&prompt_text(prompt)).ok()?.first().copied()
-    });
+    let first = prompts
+        .prompts
+        .iter()
+        .find_map(|prompt| model.tokenizer.encode_prompt(&prompt.content).ok()?.first().copied());
     let info = ModelInfo {
         name: model.name.clone(),
         sha256: model.sha256.clone(),

@@ -49,7 +49,8 @@ impl Attend for Naive<'_> {
                     let scores: Vec<f64> = visible
                         .iter()
                         .map(|&key| {
-                            let product: f64 = row(k, key).iter().zip(q).map(|(k, &q)| k * f64::from(q)).sum();
+                            let product: f64 =
+                                row(k, key).iter().zip(q).map(|(k, &q)| k * f64::from(q)).sum();
                             product * f64::from(shape.scale)
                         })
                         .collect();
@@ -116,12 +117,22 @@ fn near_ties(rows: &[Vec<f32>]) -> f64 {
     rows.iter().filter(|row| close(row)).count() as f64 / rows.len() as f64
 }
 
-fn assert_close(found: Divergence, (full, other): (&[Vec<f32>], &[Vec<f32>]), continuation: &[u32], what: &str) {
+fn assert_close(
+    found: Divergence,
+    (full, other): (&[Vec<f32>], &[Vec<f32>]),
+    continuation: &[u32],
+    what: &str,
+) {
     let expected = divergence(full, other, continuation);
     let ties = near_ties(full) + near_ties(other);
     assert!((found.kl - expected.kl).abs() < 1e-4, "{what}: KL {} {}", found.kl, expected.kl);
     assert!((found.dnll - expected.dnll).abs() < 1e-4, "{what}: dNLL {} {}", found.dnll, expected.dnll);
-    assert!((found.top1 - expected.top1).abs() < 1e-9 + ties, "{what}: top-1 {} {}", found.top1, expected.top1);
+    assert!(
+        (found.top1 - expected.top1).abs() < 1e-9 + ties,
+        "{what}: top-1 {} {}",
+        found.top1,
+        expected.top1
+    );
 }
 
 proptest! {

@@ -91,14 +91,17 @@ pub fn run<'m>(
 ) -> Result<ProbedRun<'m>> {
     let steps = continuation.len();
     if steps == 0 {
-        return Err(Error::input("no decode steps: ask for at least one new token, and give no empty answer"));
+        return Err(Error::input(
+            "no decode steps: ask for at least one new token, and give no empty answer",
+        ));
     }
     let layers = decoder.config().layers;
     let mut session = Session::new(decoder, Policy::full(layers), prompt.len(), steps)?;
 
     let start = Instant::now();
     let curvature = RefCell::new(vec![Curvature::default(); layers + 1]);
-    let first_logits = session.prefill(prompt, &mut curvature_hooks(&curvature, layers), interrupt, progress)?;
+    let first_logits =
+        session.prefill(prompt, &mut curvature_hooks(&curvature, layers), interrupt, progress)?;
     let prefill_s = start.elapsed().as_secs_f64();
     let curvature_prompt_deg = curvature.borrow().iter().map(Curvature::degrees).collect();
 
@@ -209,7 +212,11 @@ fn trajectory_curvature(rows: &Tensor) -> Result<f64> {
     })
 }
 
-fn final_distributions(decoder: &Decoder, x: &Tensor, tokens: &[u32]) -> Result<(Vec<Distribution>, Vec<f64>)> {
+fn final_distributions(
+    decoder: &Decoder,
+    x: &Tensor,
+    tokens: &[u32],
+) -> Result<(Vec<Distribution>, Vec<f64>)> {
     let (mut distributions, mut nll) = (vec![], vec![]);
     let mut damaged = false;
     for_each_logits(decoder, x, |row, logits| {

@@ -9,31 +9,12 @@ use std::collections::HashMap;
 use std::fs;
 use std::path::Path;
 
-use layerscope_engine::{Error, Result};
-use serde::{Deserialize, Serialize};
+use layerscope_engine::{Error, Message, PromptText, Result};
 use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 
 /// The category of a prompt that names none.
 pub const UNCATEGORISED: &str = "uncategorised";
-
-/// One message of a conversation.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Message {
-    /// Who speaks, e.g. `user`.
-    pub role: String,
-    /// What is said.
-    pub content: String,
-}
-
-/// What the model is given.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum PromptContent {
-    /// Text as it is.
-    Text(String),
-    /// A conversation for the chat template; never empty.
-    Messages(Vec<Message>),
-}
 
 /// One line of a prompt file.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -43,7 +24,7 @@ pub struct Prompt {
     /// Category for summaries; [`UNCATEGORISED`] where the line names none.
     pub category: String,
     /// What the model is given.
-    pub content: PromptContent,
+    pub content: PromptText,
     /// The continuation to be teacher-forced instead of the greedy one.
     pub answer: Option<String>,
 }
@@ -52,8 +33,8 @@ impl Prompt {
     /// The prompt for people: its text, or its messages joined by blank lines.
     pub fn text(&self) -> String {
         match &self.content {
-            PromptContent::Text(text) => text.clone(),
-            PromptContent::Messages(messages) => {
+            PromptText::Plain(text) => text.clone(),
+            PromptText::Messages(messages) => {
                 let contents: Vec<&str> = messages.iter().map(|m| m.content.as_str()).collect();
                 contents.join("\n\n")
             }
@@ -74,10 +55,7 @@ pub struct PromptFile {
 
 /// SHA-256 of a prompt file's bytes in lower-case hexadecimal, as `sha256sum` prints it.
 pub fn prompts_sha256(bytes: &[u8]) -> String {
-    Sha256::digest(bytes)
-        .iter()
-        .map(|byte| format!("{byte:02x}"))
-        .collect()
+    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// Reads the prompt file at `path`.
@@ -88,11 +66,7 @@ pub fn read_prompts(path: &Path) -> Result<PromptFile> {
     let bytes = fs::read(path).map_err(|error| Error::io("read the prompts", path, &error))?;
     let prompts = parse_prompts(&path.display().to_string(), &bytes)?;
     let name = path.file_name().unwrap_or(path.as_os_str());
-    Ok(PromptFile {
-        name: name.to_string_lossy().into_owned(),
-        sha256: prompts_sha256(&bytes),
-        prompts,
-    })
+    Ok(PromptFile { name: name.to_string_lossy().into_owned(), sha256: prompts_sha256(&bytes), prompts })
 }
 
 /// Parses the bytes of a prompt file; `file` is its name in error messages.
@@ -136,26 +110,20 @@ fn parse_line(line: &str) -> std::result::Result<Prompt, String> {
     let value: Value = serde_json::from_str(line).map_err(|error| {
         // serde_json ends its message with its own line number, which is always 1 here.
         let message = error.to_string();
-        let message = message
-            .rsplit_once(" at line ")
-            .map_or(message.as_str(), |(head, _)| head);
+        let message = message.rsplit_once(" at line ").map_or(message.as_str(), |(head, _)| head);
         format!(
             "not valid JSON ({message} at column {}); write one JSON object a line, e.g. {EXAMPLE}",
             error.column()
         )
     })?;
     let Value::Object(fields) = value else {
-        return Err(format!(
-            "{} instead of a JSON object; write e.g. {EXAMPLE}",
-            kind(&value)
-        ));
+        return Err(format!("{} instead of a JSON object; write e.g. {EXAMPLE}", kind(&value)));
     };
     let id = text(&fields, "id")?
         .filter(|id| !id.trim().is_empty())
         .ok_or("no \"id\"; give the prompt a unique, non-empty id")?;
-    let category = text(&fields, "category")?
-        .filter(|category| !category.trim().is_empty())
-        .unwrap_or(UNCATEGORISED);
+    let category =
+        text(&fields, "category")?.filter(|category| !category.trim().is_empty()).unwrap_or(UNCATEGORISED);
     let content = match (text(&fields, "prompt")?, present(&fields, "messages")) {
         (Some(_), Some(_)) => {
             return Err("both \"prompt\" and \"messages\"; keep one of them".into());
@@ -166,14 +134,12 @@ fn parse_line(line: &str) -> std::result::Result<Prompt, String> {
         (Some(prompt), None) if prompt.trim().is_empty() => {
             return Err("the \"prompt\" is empty; write one or delete the line".into());
         }
-        (Some(prompt), None) => PromptContent::Text(prompt.to_owned()),
-        (None, Some(list)) => PromptContent::Messages(messages(list)?),
+        (Some(prompt), None) => PromptText::Plain(prompt.to_owned()),
+        (None, Some(list)) => PromptText::Messages(messages(list)?),
     };
     let answer = text(&fields, "answer")?;
     if answer.is_some_and(|answer| answer.trim().is_empty()) {
-        return Err(
-            "the \"answer\" is empty; leave it out to use the model's own continuation".into(),
-        );
+        return Err("the \"answer\" is empty; leave it out to use the model's own continuation".into());
     }
     Ok(Prompt {
         id: id.to_owned(),
@@ -189,17 +155,11 @@ fn present<'a>(fields: &'a Map<String, Value>, name: &str) -> Option<&'a Value> 
 }
 
 /// The text of a field; `None` where it is missing or null.
-fn text<'a>(
-    fields: &'a Map<String, Value>,
-    name: &str,
-) -> std::result::Result<Option<&'a str>, String> {
+fn text<'a>(fields: &'a Map<String, Value>, name: &str) -> std::result::Result<Option<&'a str>, String> {
     match present(fields, name) {
         None => Ok(None),
         Some(Value::String(text)) => Ok(Some(text)),
-        Some(other) => Err(format!(
-            "\"{name}\" is {}; write it as a string in quotes",
-            kind(other)
-        )),
+        Some(other) => Err(format!("\"{name}\" is {}; write it as a string in quotes", kind(other))),
     }
 }
 
@@ -220,15 +180,9 @@ fn messages(list: &Value) -> std::result::Result<Vec<Message>, String> {
                 index + 1
             )),
         };
-        let message = Message {
-            role: field("role")?,
-            content: field("content")?,
-        };
+        let message = Message { role: field("role")?, content: field("content")? };
         if message.role.trim().is_empty() {
-            return Err(format!(
-                "message {} has an empty \"role\"; write e.g. \"user\"",
-                index + 1
-            ));
+            return Err(format!("message {} has an empty \"role\"; write e.g. \"user\"", index + 1));
         }
         messages.push(message);
     }
@@ -276,7 +230,7 @@ mod tests {
         .expect("valid");
         assert_eq!(prompts.len(), 2);
         assert_eq!(prompts[0].category, "qa");
-        assert_eq!(prompts[0].content, PromptContent::Text("Hi".into()));
+        assert_eq!(prompts[0].content, PromptText::Plain("Hi".into()));
         assert_eq!(prompts[0].answer, None);
         assert_eq!(prompts[1].category, UNCATEGORISED);
         assert_eq!(prompts[1].text(), "Be brief.\n\nHi");
@@ -294,20 +248,11 @@ mod tests {
             (b"{\"id\":7,\"prompt\":\"x\"}", &["\"id\" is a number", "quotes"]),
             (b"{\"id\":\" \",\"prompt\":\"x\"}", &["no \"id\""]),
             (b"{\"id\":\"a\"}", &["neither \"prompt\" nor \"messages\""]),
-            (
-                b"{\"id\":\"a\",\"prompt\":\"x\",\"messages\":[]}",
-                &["both \"prompt\" and \"messages\""],
-            ),
+            (b"{\"id\":\"a\",\"prompt\":\"x\",\"messages\":[]}", &["both \"prompt\" and \"messages\""]),
             (b"{\"id\":\"a\",\"prompt\":\" \\n\"}", &["is empty"]),
             (b"{\"id\":\"a\",\"messages\":[]}", &["are empty"]),
-            (
-                b"{\"id\":\"a\",\"messages\":[{\"role\":\"user\"}]}",
-                &["message 1", "\"content\""],
-            ),
-            (
-                b"{\"id\":\"a\",\"prompt\":\"x\",\"answer\":\"\"}",
-                &["\"answer\" is empty"],
-            ),
+            (b"{\"id\":\"a\",\"messages\":[{\"role\":\"user\"}]}", &["message 1", "\"content\""]),
+            (b"{\"id\":\"a\",\"prompt\":\"x\",\"answer\":\"\"}", &["\"answer\" is empty"]),
             (b"{\"id\":\"a\",\"prompt\":\"\xff\"}", &["line 1", "UTF-8"]),
             (
                 b"{\"id\":\"a\",\"prompt\":\"x\"}\n\n{\"id\":\"a\",\"prompt\":\"y\"}",
@@ -347,7 +292,7 @@ mod tests {
         fn any_text_survives(id in "[a-z]{1,8}", prompt in ".*\\S.*") {
             let line = serde_json::json!({"id": id, "prompt": prompt}).to_string();
             let prompts = parse(&line).expect("valid");
-            prop_assert_eq!(&prompts[0].content, &PromptContent::Text(prompt));
+            prop_assert_eq!(&prompts[0].content, &PromptText::Plain(prompt));
         }
     }
 }

@@ -70,17 +70,12 @@ pub struct RunSummary {
 pub fn summarise_run(prompts: &[PromptSummary]) -> RunSummary {
     let mut by_category: BTreeMap<&str, Vec<&PromptSummary>> = BTreeMap::new();
     for prompt in prompts {
-        by_category
-            .entry(&prompt.category)
-            .or_default()
-            .push(prompt);
+        by_category.entry(&prompt.category).or_default().push(prompt);
     }
     let categories = by_category.into_iter();
     RunSummary {
         overall: summarise_group(None, &prompts.iter().collect::<Vec<_>>()),
-        categories: categories
-            .map(|(category, prompts)| summarise_group(Some(category), &prompts))
-            .collect(),
+        categories: categories.map(|(category, prompts)| summarise_group(Some(category), &prompts)).collect(),
     }
 }
 
@@ -90,11 +85,7 @@ fn summarise_group(category: Option<&str>, prompts: &[&PromptSummary]) -> GroupS
         let rows: Vec<&[f64]> = named.iter().map(|figures| figures[figure].1).collect();
         (*name, summarise(&rows))
     });
-    GroupSummary {
-        category: category.map(str::to_owned),
-        prompts: prompts.len(),
-        figures: figures.collect(),
-    }
+    GroupSummary { category: category.map(str::to_owned), prompts: prompts.len(), figures: figures.collect() }
 }
 
 /// Summarises each column over the rows: `rows[prompt][column]`. Rows may be ragged; what is lacking counts as missing.

@@ -278,9 +278,7 @@ impl GgufFields<'_> {
     }
 
     fn required<T>(&self, key: &str, value: Option<T>) -> Result<T> {
-        value.ok_or_else(|| {
-            Error::input(format!("{}: metadata `{key}` is missing", self.source.display()))
-        })
+        value.ok_or_else(|| Error::input(format!("{}: metadata `{key}` is missing", self.source.display())))
     }
 
     fn text(&self, key: &str) -> Result<String> {
@@ -371,7 +369,9 @@ impl JsonFields<'_> {
         let base = nested
             .and_then(|v| v.get("rope_theta"))
             .or_else(|| self.json.get("rope_theta"))
-            .map_or(Ok(10_000.0), |v| v.as_f64().ok_or_else(|| self.error("rope_theta", "is not a number")))?;
+            .map_or(Ok(10_000.0), |v| {
+                v.as_f64().ok_or_else(|| self.error("rope_theta", "is not a number"))
+            })?;
         let scaling = match scaling {
             None => RopeScaling::None,
             Some(scaling) => {

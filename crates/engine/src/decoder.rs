@@ -38,12 +38,7 @@ pub trait Attend {
     ///
     /// # Errors
     /// Whatever fails beneath.
-    fn attend(
-        &mut self,
-        at: Location<'_>,
-        qkv: [&Tensor; 3],
-        hooks: &mut Hooks<'_>,
-    ) -> Result<Tensor>;
+    fn attend(&mut self, at: Location<'_>, qkv: [&Tensor; 3], hooks: &mut Hooks<'_>) -> Result<Tensor>;
 }
 
 /// Which rows of which layer are being computed.
@@ -194,7 +189,8 @@ impl Decoder {
     ) -> Result<Tensor> {
         let Location { layer, positions } = at;
         let (rows, config) = (positions.len(), &self.config);
-        let normed = self.norm(x, &weights.attention_norm, layer, Site::AttentionNormalized, positions, pass.hooks)?;
+        let normed =
+            self.norm(x, &weights.attention_norm, layer, Site::AttentionNormalized, positions, pass.hooks)?;
         let mut project = |linear: &Linear, heads: usize, site: Site| {
             let projected = linear.forward(&normed, pass.exact)?.reshape((rows, heads, config.head_dim))?;
             pass.hooks.visit(layer, site, positions, projected)
@@ -229,7 +225,13 @@ impl Decoder {
     ///
     /// # Errors
     /// Whatever fails beneath.
-    pub fn unembed(&self, x: &Tensor, positions: &[usize], hooks: &mut Hooks<'_>, exact: bool) -> Result<Tensor> {
+    pub fn unembed(
+        &self,
+        x: &Tensor,
+        positions: &[usize],
+        hooks: &mut Hooks<'_>,
+        exact: bool,
+    ) -> Result<Tensor> {
         let normed = self.norm(x, &self.final_norm, 0, Site::FinalNormalized, positions, hooks)?;
         self.unembedding.forward(&normed, exact)
     }

@@ -112,7 +112,13 @@ impl KvStore {
                 let first = range.start.max(run.first_position);
                 let end = range.end.min(run.first_position + run.len);
                 if first < end {
-                    spans.push(self.span(layer, slot + first - run.first_position, first, end - first, *segment));
+                    spans.push(self.span(
+                        layer,
+                        slot + first - run.first_position,
+                        first,
+                        end - first,
+                        *segment,
+                    ));
                 }
             }
             slot += run.len;
@@ -120,7 +126,14 @@ impl KvStore {
         spans
     }
 
-    fn span(&self, layer: usize, slot: usize, first_position: usize, len: usize, segment: Segment) -> KeySpan<'_> {
+    fn span(
+        &self,
+        layer: usize,
+        slot: usize,
+        first_position: usize,
+        len: usize,
+        segment: Segment,
+    ) -> KeySpan<'_> {
         let store = &self.layers[layer];
         let start = slot * self.head_dim;
         KeySpan {

@@ -46,7 +46,7 @@ impl Model {
     ) -> Result<Self> {
         match source {
             ModelSource::Embedded { name, bytes } => {
-                Self::from_gguf(&GgufFile::embedded(name, bytes)?, precision, progress)
+                Self::from_gguf(&GgufFile::in_memory(name, *bytes)?, precision, progress)
             }
             ModelSource::Path(path) if path.is_dir() => Self::from_folder(path, precision, progress),
             ModelSource::Path(path) => Self::from_gguf(&GgufFile::open(path)?, precision, progress),
@@ -102,7 +102,8 @@ impl Model {
                 path.display()
             )));
         }
-        let name = path.file_name().map_or_else(|| path.display().to_string(), |n| n.to_string_lossy().into_owned());
+        let name =
+            path.file_name().map_or_else(|| path.display().to_string(), |n| n.to_string_lossy().into_owned());
         let sha256 = digest.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
         Ok(Self { name, sha256, decoder, tokenizer, precision })
     }
@@ -122,7 +123,8 @@ pub fn gguf_config(file: &GgufFile) -> Result<ModelConfig> {
     let tied = !file.has(Weight::Unembedding);
     // The architecture is checked before tensors are looked for, so that an unsupported one is named as such.
     let vocab = file.shape(&Weight::Embedding.gguf_name()).ok().and_then(|shape| shape.first().copied());
-    let config = ModelConfig::from_gguf(file.metadata(), vocab.unwrap_or(1), tied, rope_factors, file.path())?;
+    let config =
+        ModelConfig::from_gguf(file.metadata(), vocab.unwrap_or(1), tied, rope_factors, file.path())?;
     file.shape(&Weight::Embedding.gguf_name())?;
     Ok(config)
 }

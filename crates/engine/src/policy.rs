@@ -43,9 +43,8 @@ impl Policy {
         if name == "full" {
             return Ok(Self::full(layers));
         }
-        let unknown = || {
-            Error::input(format!("unknown policy `{name}` (known: full, speed:CUTOFF, speed:CUTOFF+bos)"))
-        };
+        let unknown =
+            || Error::input(format!("unknown policy `{name}` (known: full, speed:CUTOFF, speed:CUTOFF+bos)"));
         let rest = name.strip_prefix("speed:").ok_or_else(unknown)?;
         let (cutoff, anchor_bos) = match rest.strip_suffix("+bos") {
             Some(cutoff) => (cutoff, true),

@@ -158,12 +158,8 @@ impl<'m> Session<'m> {
         let (decoder, policy) = (self.decoder, self.policy);
         let (cutoff, layers) = (policy.cutoff(), decoder.config().layers);
         let positions: Vec<usize> = (self.len..self.len + tokens.len()).collect();
-        let mut attend = StoredAttention {
-            decoder,
-            store: &mut self.store,
-            prompt_len: self.prompt_len,
-            statistics,
-        };
+        let mut attend =
+            StoredAttention { decoder, store: &mut self.store, prompt_len: self.prompt_len, statistics };
         let mut pass = Pass { attend: &mut attend, hooks, exact };
         let x = decoder.embed(tokens, &positions, pass.hooks)?;
         let x = decoder.forward(x, &positions, 0..cutoff, &mut pass)?;

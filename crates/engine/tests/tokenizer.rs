@@ -55,17 +55,10 @@ const SPECIAL_TOKENS: [&str; 8] = [
     "<|eot_id|>",
     "<pad>",
 ];
-const MERGES: [&str; 10] = [
-    "1 2", "12 3", "h e", "l l", "he ll", "hell o", "Ġ h", "Ġh e", "Ã ¤", "ä ½",
-];
+const MERGES: [&str; 10] = ["1 2", "12 3", "h e", "l l", "he ll", "hell o", "Ġ h", "Ġh e", "Ã ¤", "ä ½"];
 
 fn strings<S: AsRef<str>>(items: impl IntoIterator<Item = S>) -> Value {
-    Value::Array(
-        items
-            .into_iter()
-            .map(|s| Value::String(s.as_ref().to_owned()))
-            .collect(),
-    )
+    Value::Array(items.into_iter().map(|s| Value::String(s.as_ref().to_owned())).collect())
 }
 
 /// A small vocabulary: the 256 bytes, a few merges, control tokens, one user-defined and one unused token.
@@ -96,10 +89,7 @@ fn metadata(pre: &str) -> Metadata {
         ("tokenizer.ggml.tokens".into(), strings(&tokens)),
         ("tokenizer.ggml.token_type".into(), Value::Array(types)),
         ("tokenizer.ggml.merges".into(), strings(MERGES)),
-        (
-            "tokenizer.ggml.bos_token_id".into(),
-            Value::U32(id_of("<|begin_of_text|>")),
-        ),
+        ("tokenizer.ggml.bos_token_id".into(), Value::U32(id_of("<|begin_of_text|>"))),
     ])
 }
 
@@ -109,11 +99,7 @@ fn with(mut metadata: Metadata, key: &str, value: Value) -> Metadata {
 }
 
 fn with_token(metadata: Metadata, key: &str, token: &str) -> Metadata {
-    with(
-        metadata,
-        &format!("ggml.{key}_token_id"),
-        Value::U32(id_of(token)),
-    )
+    with(metadata, &format!("ggml.{key}_token_id"), Value::U32(id_of(token)))
 }
 
 fn with_template(metadata: Metadata, template: &str) -> Metadata {
@@ -227,10 +213,7 @@ fn tokens_that_are_no_whole_character_are_shown_as_bytes() {
     let unused = id_of("[PAD0]");
     assert_eq!(tokenizer.token_text(unused), format!("<unused {unused}>"));
     assert_eq!(tokenizer.token_text(u32::MAX), "<unused 4294967295>");
-    assert_eq!(
-        tokenizer.decode(&[unused, id_of("he"), u32::MAX]).unwrap(),
-        "he"
-    );
+    assert_eq!(tokenizer.decode(&[unused, id_of("he"), u32::MAX]).unwrap(), "he");
     assert_eq!(tokenizer.vocab_size(), unused as usize + 1);
 }
 
@@ -243,10 +226,7 @@ fn a_stream_holds_back_unfinished_characters() {
     assert_eq!(stream.push(ids[0]).unwrap(), None);
     assert_eq!(stream.push(ids[1]).unwrap().as_deref(), Some("你"));
     assert_eq!(stream.push(ids[0]).unwrap(), None);
-    assert_eq!(
-        stream.push(id_of("he")).unwrap().as_deref(),
-        Some("\u{fffd}he")
-    );
+    assert_eq!(stream.push(id_of("he")).unwrap().as_deref(), Some("\u{fffd}he"));
     assert_eq!(stream.push(ids[0]).unwrap(), None);
     assert_eq!(stream.finish().unwrap(), "\u{fffd}");
 }
@@ -256,18 +236,10 @@ fn any_ids_stream_to_what_they_decode_to() {
     let tokenizer = load(&metadata("llama-bpe")).unwrap();
     let size = u32::try_from(tokenizer.vocab_size()).unwrap();
     // A fixed sequence that reaches every id, in and beyond the vocabulary, in a scrambled order.
-    let ids: Vec<u32> = (0..20_000_u32)
-        .map(|i| i.wrapping_mul(2_654_435_761) % (size + 3))
-        .collect();
+    let ids: Vec<u32> = (0..20_000_u32).map(|i| i.wrapping_mul(2_654_435_761) % (size + 3)).collect();
     for chunk in ids.chunks(97) {
-        assert_eq!(
-            streamed(&tokenizer, chunk, false),
-            tokenizer.decode(chunk).unwrap()
-        );
-        assert_eq!(
-            streamed(&tokenizer, chunk, true),
-            tokenizer.decode_skipping_special(chunk).unwrap()
-        );
+        assert_eq!(streamed(&tokenizer, chunk, false), tokenizer.decode(chunk).unwrap());
+        assert_eq!(streamed(&tokenizer, chunk, true), tokenizer.decode_skipping_special(chunk).unwrap());
     }
 }
 
@@ -275,10 +247,7 @@ fn any_ids_stream_to_what_they_decode_to() {
 fn bos_comes_exactly_once() {
     let bos = id_of("<|begin_of_text|>");
     let count = |metadata: &Metadata, prompt: &str| {
-        let ids = load(metadata)
-            .unwrap()
-            .encode_prompt(&plain(prompt))
-            .unwrap();
+        let ids = load(metadata).unwrap().encode_prompt(&plain(prompt)).unwrap();
         assert!(!ids[1..].contains(&bos));
         ids[0] == bos
     };
@@ -299,13 +268,7 @@ fn bos_comes_exactly_once() {
         let asked = with(metadata(pre), "ggml.add_bos_token", Value::Bool(true));
         assert!(count(&asked, "hello"), "{pre}");
     }
-    assert!(
-        !load(&llama)
-            .unwrap()
-            .encode("hello")
-            .unwrap()
-            .contains(&bos)
-    );
+    assert!(!load(&llama).unwrap().encode("hello").unwrap().contains(&bos));
     let mut nameless = llama;
     nameless.remove("tokenizer.ggml.bos_token_id");
     assert!(refusal(load(&nameless), "small.gguf").contains("names none"));
@@ -321,21 +284,14 @@ fn end_tokens_are_those_that_metadata_or_template_use() {
     let both = [id_of("<|endoftext|>"), id_of("<|im_end|>")];
     assert_eq!(load(&chat).unwrap().eos_ids(), both);
     let named = with_token(with_token(chat, "eot", "<|im_end|>"), "eom", "<|eot_id|>");
-    assert_eq!(
-        load(&named).unwrap().eos_ids(),
-        [both[0], both[1], id_of("<|eot_id|>")]
-    );
+    assert_eq!(load(&named).unwrap().eos_ids(), [both[0], both[1], id_of("<|eot_id|>")]);
     assert!(load(&metadata("smollm")).unwrap().eos_ids().is_empty());
 }
 
 fn rendered(template: &str, messages: &[(&str, &str)]) -> Result<String> {
     let metadata = with_token(metadata("gpt-2"), "eos", "<|eot_id|>");
-    let messages = messages
-        .iter()
-        .map(|&(role, content)| Message::new(role, content));
-    load(&with_template(metadata, template))
-        .unwrap()
-        .render_prompt(&PromptText::Messages(messages.collect()))
+    let messages = messages.iter().map(|&(role, content)| Message::new(role, content));
+    load(&with_template(metadata, template)).unwrap().render_prompt(&PromptText::Messages(messages.collect()))
 }
 
 #[test]
@@ -351,11 +307,7 @@ fn the_template_of_smollm2_adds_its_system_message() {
     let starts = ids.iter().filter(|&&id| id == id_of("<|im_start|>"));
     assert_eq!(starts.count(), 3);
     assert_eq!(
-        rendered(
-            SMOLLM2_TEMPLATE,
-            &[("system", "Be brief."), ("user", "1"), ("assistant", "2")]
-        )
-        .unwrap(),
+        rendered(SMOLLM2_TEMPLATE, &[("system", "Be brief."), ("user", "1"), ("assistant", "2")]).unwrap(),
         "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n1<|im_end|>\n\
          <|im_start|>assistant\n2<|im_end|>\n<|im_start|>assistant\n"
     );
@@ -364,20 +316,13 @@ fn the_template_of_smollm2_adds_its_system_message() {
 #[test]
 fn the_template_of_llama_3_is_read_as_transformers_does() {
     assert_eq!(
-        rendered(
-            LLAMA3_TEMPLATE,
-            &[("system", " Be brief. "), ("user", " Hi ")]
-        )
-        .unwrap(),
+        rendered(LLAMA3_TEMPLATE, &[("system", " Be brief. "), ("user", " Hi ")]).unwrap(),
         "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nBe brief.<|eot_id|>\
          <|start_header_id|>user<|end_header_id|>\n\nHi<|eot_id|>\
          <|start_header_id|>assistant<|end_header_id|>\n\n"
     );
     let sentence = refusal(rendered(LLAMA3_TEMPLATE, &[("tool", "x")]), "small.gguf");
-    assert!(
-        sentence.ends_with("refuses the prompt: no role tool"),
-        "{sentence}"
-    );
+    assert!(sentence.ends_with("refuses the prompt: no role tool"), "{sentence}");
 }
 
 #[test]
@@ -386,51 +331,24 @@ fn templates_have_what_python_gives_them() {
     for (template, expected) in [
         // A block's own line leaves nothing behind.
         ("a\n  {% if true %}\nb\n  {% endif %}\nc\n", "a\nb\nc"),
-        (
-            "{{ messages[0].content.split('</think>')[-1].strip() }}",
-            "b",
-        ),
-        (
-            "{{ messages[-1]['content'].upper() }}{{ messages|length }}",
-            "C2",
-        ),
-        (
-            "{{ messages[::-1][0].role }}{{ 'think' in messages[0].content }}",
-            "assistantTrue",
-        ),
-        (
-            "{{ messages[0]|tojson }}",
-            r#"{"role": "user", "content": "<think>a</think>  b\n"}"#,
-        ),
+        ("{{ messages[0].content.split('</think>')[-1].strip() }}", "b"),
+        ("{{ messages[-1]['content'].upper() }}{{ messages|length }}", "C2"),
+        ("{{ messages[::-1][0].role }}{{ 'think' in messages[0].content }}", "assistantTrue"),
+        ("{{ messages[0]|tojson }}", r#"{"role": "user", "content": "<think>a</think>  b\n"}"#),
         (
             "{{ {'b': [1], 'a': none}|tojson(indent=1, sort_keys=true) }}",
             "{\n \"a\": null,\n \"b\": [\n  1\n ]\n}",
         ),
-        (
-            "{% for k, v in messages[1].items() %}{{ k }}={{ v }};{% endfor %}",
-            "role=assistant;content=c;",
-        ),
+        ("{% for k, v in messages[1].items() %}{{ k }}={{ v }};{% endfor %}", "role=assistant;content=c;"),
         (
             "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + loop.index0 %}{% endfor %}{{ ns.n }}",
             "1",
         ),
-        (
-            "{{ tools is none and documents is none and not tools }}{{ nothing }}",
-            "True",
-        ),
-        (
-            "{{ bos_token }}{{ eos_token }}{{ add_generation_prompt }}",
-            "<|begin_of_text|><|eot_id|>True",
-        ),
-        (
-            "{% macro m(x) %}[{{ x }}]{% endmacro %}{{ m(messages[1].content) }}",
-            "[c]",
-        ),
+        ("{{ tools is none and documents is none and not tools }}{{ nothing }}", "True"),
+        ("{{ bos_token }}{{ eos_token }}{{ add_generation_prompt }}", "<|begin_of_text|><|eot_id|>True"),
+        ("{% macro m(x) %}[{{ x }}]{% endmacro %}{{ m(messages[1].content) }}", "[c]"),
         ("{{ strftime_now('%Y')[:2] }}", "20"),
-        (
-            "{{ messages[0].content is string and messages is iterable and messages[0] is mapping }}",
-            "True",
-        ),
+        ("{{ messages[0].content is string and messages is iterable and messages[0] is mapping }}", "True"),
         ("<b>{{ '&<>' }}", "<b>&<>"),
     ] {
         let made = rendered(template, &messages);
@@ -442,37 +360,22 @@ fn templates_have_what_python_gives_them() {
 fn templates_that_cannot_be_used_are_refused() {
     for (template, part) in [
         ("{% generation %}{% endgeneration %}", "{% generation %}"),
-        (
-            "{%- generation -%}{%- endgeneration -%}",
-            "{% generation %}",
-        ),
+        ("{%- generation -%}{%- endgeneration -%}", "{% generation %}"),
         ("{% for %}", "cannot be used"),
         ("{{ 1 / 0 }}", "cannot be used"),
         ("{{ missing.attribute.deeper }}", "cannot be used"),
         ("{{ nothing|tojson }}", "cannot be used"),
         ("{{ strftime_now('%Q') }}", "%Q"),
         ("{% include 'other' %}", "cannot be used"),
-        (
-            "{{ raise_exception('no system role') }}",
-            "refuses the prompt: no system role",
-        ),
-        (
-            "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
-            "cannot be used",
-        ),
-        (
-            "{% for i in range(100000) %}{{ 'x' * 1000 }}{% endfor %}",
-            "cannot be used",
-        ),
+        ("{{ raise_exception('no system role') }}", "refuses the prompt: no system role"),
+        ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "cannot be used"),
+        ("{% for i in range(100000) %}{{ 'x' * 1000 }}{% endfor %}", "cannot be used"),
     ] {
         let sentence = refusal(rendered(template, &[("user", "x")]), "small.gguf");
         assert!(sentence.contains(part), "{template}: {sentence}");
     }
     let nested = format!("{}1{}", "(".repeat(100_000), ")".repeat(100_000));
-    refusal(
-        rendered(&format!("{{{{ {nested} }}}}"), &[("user", "x")]),
-        "small.gguf",
-    );
+    refusal(rendered(&format!("{{{{ {nested} }}}}"), &[("user", "x")]), "small.gguf");
 }
 
 #[test]
@@ -484,20 +387,11 @@ fn prompts_without_a_template_are_taken_as_they_are() {
     let prompt = PromptText::Messages(messages.clone());
     assert_eq!(tokenizer.encode_prompt(&prompt).unwrap(), ids);
     messages.push(Message::new("assistant", "hello"));
-    refusal(
-        tokenizer.encode_prompt(&PromptText::Messages(messages)),
-        "small.gguf",
-    );
-    refusal(
-        tokenizer.encode_prompt(&PromptText::Messages(Vec::new())),
-        "no messages",
-    );
+    refusal(tokenizer.encode_prompt(&PromptText::Messages(messages)), "small.gguf");
+    refusal(tokenizer.encode_prompt(&PromptText::Messages(Vec::new())), "no messages");
     refusal(tokenizer.encode_prompt(&plain("")), "empty");
     let chat = load(&with_template(metadata("gpt-2"), SMOLLM2_TEMPLATE)).unwrap();
-    refusal(
-        chat.encode_prompt(&PromptText::Messages(Vec::new())),
-        "no messages",
-    );
+    refusal(chat.encode_prompt(&PromptText::Messages(Vec::new())), "no messages");
 }
 
 #[test]
@@ -523,57 +417,25 @@ fn damaged_metadata_is_refused() {
         ("ggml.pre", string("deepseek-llm"), "smollm, llama-bpe"),
         ("ggml.pre", Value::Bool(true), "tokenizer.ggml.pre"),
         ("ggml.tokens", string("a"), "not an array"),
-        (
-            "ggml.tokens",
-            Value::Array(vec![Value::U8(1); size]),
-            "not a string",
-        ),
-        (
-            "ggml.tokens",
-            Value::Array(Vec::new()),
-            "types for 0 tokens",
-        ),
+        ("ggml.tokens", Value::Array(vec![Value::U8(1); size]), "not a string"),
+        ("ggml.tokens", Value::Array(Vec::new()), "types for 0 tokens"),
         ("ggml.tokens", strings(&tokens[..size - 1]), "types for"),
         ("ggml.tokens", twice, "tokens 4 and 5 are both"),
         ("ggml.tokens", empty_token, "token 5 is empty"),
         ("ggml.token_type", types_of(&types[1..]), "types for"),
-        (
-            "ggml.token_type",
-            types_of(&vec![7; size]),
-            "no token type 7",
-        ),
-        (
-            "ggml.token_type",
-            types_of(&vec![-1; size]),
-            "no token type -1",
-        ),
-        (
-            "ggml.token_type",
-            Value::Array(vec![Value::F32(1.0); size]),
-            "not an integer",
-        ),
-        (
-            "ggml.token_type",
-            types_of(&vec![5; size]),
-            "not in the vocabulary",
-        ),
+        ("ggml.token_type", types_of(&vec![7; size]), "no token type 7"),
+        ("ggml.token_type", types_of(&vec![-1; size]), "no token type -1"),
+        ("ggml.token_type", Value::Array(vec![Value::F32(1.0); size]), "not an integer"),
+        ("ggml.token_type", types_of(&vec![5; size]), "not in the vocabulary"),
         ("ggml.merges", Value::F64(0.0), "not an array"),
         ("ggml.merges", strings(["a"]), "is not two tokens"),
         ("ggml.merges", strings(["a b c"]), "not in the vocabulary"),
         ("ggml.merges", strings(["a absent"]), "\"absent\""),
         ("ggml.merges", strings(["hello hello"]), "\"hellohello\""),
         ("ggml.merges", strings([" a"]), "not in the vocabulary"),
-        (
-            "ggml.bos_token_id",
-            Value::U32(u32::MAX),
-            "is outside its vocabulary",
-        ),
+        ("ggml.bos_token_id", Value::U32(u32::MAX), "is outside its vocabulary"),
         ("ggml.bos_token_id", Value::I32(-1), "-1 is outside"),
-        (
-            "ggml.eos_token_id",
-            Value::U32(u32::try_from(size).unwrap()),
-            "is outside",
-        ),
+        ("ggml.eos_token_id", Value::U32(u32::try_from(size).unwrap()), "is outside"),
         ("ggml.eot_token_id", Value::U64(u64::MAX), "is outside"),
         ("ggml.eom_token_id", string("2"), "not an integer"),
         ("ggml.add_bos_token", Value::U8(1), "not a boolean"),
@@ -650,14 +512,7 @@ fn sentencepiece_json() -> serde_json::Value {
 fn sentencepiece_vocabularies_stream_too() {
     let folder = folder(&[("tokenizer.json", &sentencepiece_json().to_string())]);
     let tokenizer = Tokenizer::from_directory(folder.path()).unwrap();
-    for text in [
-        "ab  ab é 你好 ab",
-        "你",
-        "",
-        "  a",
-        "é\n</s>",
-        "\u{fffd}a\u{fffd}",
-    ] {
+    for text in ["ab  ab é 你好 ab", "你", "", "  a", "é\n</s>", "\u{fffd}a\u{fffd}"] {
         let ids = tokenizer.encode(text).unwrap();
         assert_eq!(tokenizer.decode(&ids).unwrap(), text);
         for skip in [false, true] {
@@ -668,24 +523,13 @@ fn sentencepiece_vocabularies_stream_too() {
             assert_eq!(streamed(&tokenizer, &ids, skip), whole.unwrap());
         }
     }
-    let id = |token: &str| {
-        sentencepiece_json()["model"]["vocab"][token]
-            .as_u64()
-            .unwrap() as u32
-    };
+    let id = |token: &str| sentencepiece_json()["model"]["vocab"][token].as_u64().unwrap() as u32;
     assert_eq!(tokenizer.token_text(id("▁ab")), " ab");
     assert_eq!(tokenizer.token_text(id("<0x0A>")), "\n");
     assert_eq!(tokenizer.token_text(id("<0xE4>")), "<0xE4>");
     assert_eq!(tokenizer.token_text(id("</s>")), "</s>");
     // The crate's decoder spoils a whole run of bytes for one that is broken; what was given out before stays.
-    let mut ids = vec![
-        id("<0xE4>"),
-        id("a"),
-        id("<0xE4>"),
-        id("<0xBD>"),
-        id("<0xA0>"),
-        id("<0xE4>"),
-    ];
+    let mut ids = vec![id("<0xE4>"), id("a"), id("<0xE4>"), id("<0xBD>"), id("<0xA0>"), id("<0xE4>")];
     assert_eq!(streamed(&tokenizer, &ids, false), "\u{fffd}a你\u{fffd}");
     ids.push(id("a"));
     assert_eq!(streamed(&tokenizer, &ids, false), "\u{fffd}a你\u{fffd}a");
@@ -701,15 +545,10 @@ fn a_folder_says_how_prompts_start_and_end() {
     };
     // Neither the padding, the truncation nor the end token that the file was saved with gets into a prompt.
     let bare = open(&[]);
-    assert_eq!(
-        bare.encode_prompt(&plain("ab ab ab ab ab ab")).unwrap(),
-        [1, 264, 264, 264, 264, 264, 264]
-    );
-    assert_eq!(
-        (bare.bos_id(), bare.eos_ids(), bare.vocab_size()),
-        (Some(1), &[][..], 265)
-    );
-    let config = r#"{"bos_token": "<s>", "eos_token": {"content": "</s>", "lstrip": false}, "add_bos_token": false}"#;
+    assert_eq!(bare.encode_prompt(&plain("ab ab ab ab ab ab")).unwrap(), [1, 264, 264, 264, 264, 264, 264]);
+    assert_eq!((bare.bos_id(), bare.eos_ids(), bare.vocab_size()), (Some(1), &[][..], 265));
+    let config =
+        r#"{"bos_token": "<s>", "eos_token": {"content": "</s>", "lstrip": false}, "add_bos_token": false}"#;
     let quiet = open(&[("tokenizer_config.json", config)]);
     assert_eq!(quiet.encode_prompt(&plain("ab")).unwrap(), [264]);
     assert_eq!((quiet.bos_id(), quiet.eos_ids()), (Some(1), &[2][..]));
@@ -727,19 +566,11 @@ fn a_folder_says_how_prompts_start_and_end() {
     let template = |tokenizer: &Tokenizer| tokenizer.chat_template().map(str::to_owned);
     let inline = ("tokenizer_config.json", r#"{"chat_template": "inline"}"#);
     assert_eq!(template(&open(&[inline])).as_deref(), Some("inline"));
-    let both = open(&[
-        inline,
-        (
-            "chat_template.jinja",
-            "{{ bos_token }}{{ messages[0].content }}",
-        ),
-    ]);
+    let both = open(&[inline, ("chat_template.jinja", "{{ bos_token }}{{ messages[0].content }}")]);
     assert_eq!(both.encode_prompt(&plain("ab")).unwrap(), [1, 264]);
-    let list = r#"{"chat_template": [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]}"#;
-    assert_eq!(
-        template(&open(&[("tokenizer_config.json", list)])).as_deref(),
-        Some("d")
-    );
+    let list =
+        r#"{"chat_template": [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]}"#;
+    assert_eq!(template(&open(&[("tokenizer_config.json", list)])).as_deref(), Some("d"));
 }
 
 #[test]
@@ -756,29 +587,14 @@ fn damaged_folders_are_refused() {
         ("tokenizer.json", "{}"),
         ("tokenizer.json", &text[..text.len() / 2]),
         ("tokenizer.json", &changed("/model/type", "Unheard".into())),
-        (
-            "tokenizer.json",
-            &changed("/model/merges", serde_json::json!([["a", "absent"]])),
-        ),
+        ("tokenizer.json", &changed("/model/merges", serde_json::json!([["a", "absent"]]))),
         // The tokenizers crate panics at this one.
-        (
-            "tokenizer.json",
-            &changed("/model/merges", serde_json::json!([["<unk>", "<unk>"]])),
-        ),
+        ("tokenizer.json", &changed("/model/merges", serde_json::json!([["<unk>", "<unk>"]]))),
         ("tokenizer.json", &changed("/added_tokens/1/id", 7.into())),
-        (
-            "tokenizer.json",
-            &changed(
-                "/post_processor/special_tokens/<s>/ids",
-                serde_json::json!([999]),
-            ),
-        ),
+        ("tokenizer.json", &changed("/post_processor/special_tokens/<s>/ids", serde_json::json!([999]))),
         ("tokenizer_config.json", "[]"),
         ("tokenizer_config.json", r#"{"bos_token": "<absent>"}"#),
-        (
-            "tokenizer_config.json",
-            r#"{"bos_token": null, "add_bos_token": true}"#,
-        ),
+        ("tokenizer_config.json", r#"{"bos_token": null, "add_bos_token": true}"#),
         ("tokenizer_config.json", r#"{"chat_template": 7}"#),
         ("generation_config.json", r#"{"eos_token_id": [2, 265]}"#),
     ];
@@ -788,14 +604,8 @@ fn damaged_folders_are_refused() {
         let sentence = refusal(Tokenizer::from_directory(folder(&all).path()), name);
         assert!(sentence.len() < 600, "{sentence}");
     }
-    refusal(
-        Tokenizer::from_directory(folder(&[]).path()),
-        "no tokenizer.json",
-    );
-    refusal(
-        Tokenizer::from_directory(Path::new("/absent")),
-        "no tokenizer.json",
-    );
+    refusal(Tokenizer::from_directory(folder(&[]).path()), "no tokenizer.json");
+    refusal(Tokenizer::from_directory(Path::new("/absent")), "no tokenizer.json");
 }
 
 #[test]
@@ -809,10 +619,7 @@ fn a_regular_expression_that_gives_up_is_an_error() {
     let text = format!("{}b", "a".repeat(60));
     refusal(tokenizer.encode(&text), folder.path().to_str().unwrap());
     // And the tokenizer is as good as before.
-    assert_eq!(
-        tokenizer.decode(&tokenizer.encode("ab").unwrap()).unwrap(),
-        "ab"
-    );
+    assert_eq!(tokenizer.decode(&tokenizer.encode("ab").unwrap()).unwrap(), "ab");
 }
 
 fn fixtures() -> PathBuf {
@@ -832,13 +639,7 @@ fn hostile() -> Vec<String> {
 /// The ids that transformers gives for each hostile string.
 fn golden_ids(name: &str) -> Vec<Vec<u32>> {
     let rows: Vec<String> = serde_json::from_value(read_json(name)["ids"].clone()).unwrap();
-    rows.iter()
-        .map(|row| {
-            row.split_whitespace()
-                .map(|id| id.parse().unwrap())
-                .collect()
-        })
-        .collect()
+    rows.iter().map(|row| row.split_whitespace().map(|id| id.parse().unwrap()).collect()).collect()
 }
 
 fn load_file(path: &Path) -> Tokenizer {
@@ -854,10 +655,7 @@ fn normalised(text: &str) -> String {
 
 /// Bytes that the vocabulary of SmolLM2 lacks, so that it drops them.
 fn is_absent_from_smollm(byte: u8) -> bool {
-    matches!(
-        byte,
-        0x04 | 0x06 | 0x13 | 0x14 | 0x16 | 0x1D | 0xC0 | 0xC1 | 0xF1 | 0xF2 | 0xF5..
-    )
+    matches!(byte, 0x04 | 0x06 | 0x13 | 0x14 | 0x16 | 0x1D | 0xC0 | 0xC1 | 0xF1 | 0xF2 | 0xF5..)
 }
 
 /// Checks ids, and that they decode to the text, at once and one by one.
@@ -870,10 +668,7 @@ fn check_hostile(tokenizer: &Tokenizer, pre: &str, golden: &str) {
         assert_eq!(ids, expected, "{pre}: {text:?}");
         let kept = match pre {
             "qwen2" => normalised(text).into_bytes(),
-            "smollm" => text
-                .bytes()
-                .filter(|&b| !is_absent_from_smollm(b))
-                .collect(),
+            "smollm" => text.bytes().filter(|&b| !is_absent_from_smollm(b)).collect(),
             _ => text.clone().into_bytes(),
         };
         let decoded = tokenizer.decode(&ids).unwrap();
@@ -900,10 +695,7 @@ fn ids_are_those_of_transformers() {
         assert_eq!(gguf.vocab_size(), folder.vocab_size());
         assert_eq!(gguf.adds_bos(), pre == "llama-bpe");
         let prompt = plain("It's 1234 o'clock.");
-        assert_eq!(
-            gguf.encode_prompt(&prompt).unwrap(),
-            folder.encode_prompt(&prompt).unwrap()
-        );
+        assert_eq!(gguf.encode_prompt(&prompt).unwrap(), folder.encode_prompt(&prompt).unwrap());
         for id in 0..u32::try_from(gguf.vocab_size()).unwrap() {
             assert_eq!(gguf.token_text(id), folder.token_text(id));
         }
@@ -916,16 +708,10 @@ fn a_wrong_pre_tokenizer_would_be_noticed() {
     let content = Content::read(&mut std::fs::File::open(&path).unwrap()).unwrap();
     let (texts, expected) = (hostile(), golden_ids("llama-bpe.ids.json"));
     for pre in ["smollm", "gpt-2", "qwen2"] {
-        let metadata = with(
-            content.metadata.clone(),
-            "ggml.pre",
-            Value::String(pre.into()),
-        );
+        let metadata = with(content.metadata.clone(), "ggml.pre", Value::String(pre.into()));
         let wrong = Tokenizer::from_gguf(&metadata, &path).unwrap();
-        let differing = texts
-            .iter()
-            .zip(&expected)
-            .filter(|(text, ids)| wrong.encode(text).unwrap() != **ids);
+        let differing =
+            texts.iter().zip(&expected).filter(|(text, ids)| wrong.encode(text).unwrap() != **ids);
         assert!(differing.count() > 100, "{pre}");
     }
 }
@@ -942,16 +728,14 @@ fn the_tiny_model_of_the_house_is_read() {
 
 /// The real SmolLM2, where `fixtures/fetch-smollm2.sh` keeps it.
 fn smollm2() -> Option<PathBuf> {
-    let path = std::env::var_os("LAYERSCOPE_SMOLLM2")
-        .map(PathBuf::from)
-        .or_else(|| {
-            let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty());
-            let cache = variable("LAYERSCOPE_CACHE")
-                .map(PathBuf::from)
-                .or_else(|| Some(PathBuf::from(variable("XDG_CACHE_HOME")?).join("layerscope")))
-                .or_else(|| Some(PathBuf::from(variable("HOME")?).join(".cache/layerscope")))?;
-            Some(cache.join("models/SmolLM2-135M-Instruct.Q4_1.gguf"))
-        })?;
+    let path = std::env::var_os("LAYERSCOPE_SMOLLM2").map(PathBuf::from).or_else(|| {
+        let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty());
+        let cache = variable("LAYERSCOPE_CACHE")
+            .map(PathBuf::from)
+            .or_else(|| Some(PathBuf::from(variable("XDG_CACHE_HOME")?).join("layerscope")))
+            .or_else(|| Some(PathBuf::from(variable("HOME")?).join(".cache/layerscope")))?;
+        Some(cache.join("models/SmolLM2-135M-Instruct.Q4_1.gguf"))
+    })?;
     path.exists().then_some(path)
 }
 
@@ -980,10 +764,7 @@ fn the_real_smollm2_is_read_as_transformers_does() {
         let ids = tokenizer.encode_prompt(&prompt).unwrap();
         assert_eq!(serde_json::json!(ids), expected["prompt_tokens"]);
         let generated: Vec<u32> = serde_json::from_value(expected["generated"].clone()).unwrap();
-        assert_eq!(
-            streamed(&tokenizer, &generated, false),
-            expected["generated_text"]
-        );
+        assert_eq!(streamed(&tokenizer, &generated, false), expected["generated_text"]);
     }
 }
 

@@ -111,12 +111,7 @@ impl Received {
 ///
 /// # Panics
 /// If slices are shorter than the shape says, or heads do not divide evenly.
-pub fn attention(
-    shape: &AttentionShape,
-    queries: &Queries<'_>,
-    spans: &[KeySpan<'_>],
-    output: &mut [f32],
-) {
+pub fn attention(shape: &AttentionShape, queries: &Queries<'_>, spans: &[KeySpan<'_>], output: &mut [f32]) {
     run(shape, queries, spans, output, None, None);
 }
 

@@ -24,11 +24,7 @@ pub(crate) fn exp_nonpositive(x: f32) -> f32 {
     polynomial = polynomial * r + 0.5;
     let fraction = polynomial * r * r + r + 1.0;
     let power_of_two = f32::from_bits((shifted.to_bits().wrapping_add(127)) << 23);
-    if x < SMALLEST {
-        0.0
-    } else {
-        fraction * power_of_two
-    }
+    if x < SMALLEST { 0.0 } else { fraction * power_of_two }
 }
 
 #[cfg(test)]

@@ -19,12 +19,8 @@ pub struct ReferenceAttention {
 pub fn attention(shape: &AttentionShape, queries: &Queries<'_>, spans: &[KeySpan<'_>]) -> ReferenceAttention {
     let dim = shape.head_dim;
     let group = shape.query_heads / shape.kv_heads;
-    let mut result = ReferenceAttention {
-        output: vec![],
-        probabilities: vec![],
-        mass: vec![],
-        entropy: vec![],
-    };
+    let mut result =
+        ReferenceAttention { output: vec![], probabilities: vec![], mass: vec![], entropy: vec![] };
     for row in 0..queries.rows {
         let position = queries.first_position + row;
         for head in 0..shape.query_heads {
@@ -38,8 +34,7 @@ pub fn attention(shape: &AttentionShape, queries: &Queries<'_>, spans: &[KeySpan
                         && shape.window.is_none_or(|window| position - key_position < window);
                     if visible {
                         let k = &span.keys[offset(span, key)..][..dim];
-                        let product: f64 =
-                            q.iter().zip(k).map(|(&a, &b)| f64::from(a) * f64::from(b)).sum();
+                        let product: f64 = q.iter().zip(k).map(|(&a, &b)| f64::from(a) * f64::from(b)).sum();
                         scored.push((span, key, product * f64::from(shape.scale)));
                     }
                 }

@@ -2,9 +2,7 @@
 
 use crate::args::GenerateArguments;
 use crate::{models, output};
-use layerscope_engine::{
-    Choice, Error, Generation, GenerationSettings, Interrupt, Policy, Result, generate,
-};
+use layerscope_engine::{Choice, Error, Generation, GenerationSettings, Interrupt, Policy, Result, generate};
 use serde_json::json;
 use std::io::Write;
 use std::ops::ControlFlow;
@@ -24,16 +22,21 @@ pub(crate) fn run(arguments: &GenerateArguments, interrupt: &Interrupt) -> Resul
     };
     let mut stream = model.tokenizer.stream(true);
     let mut failed = None;
-    let generation = generate(&model.decoder, &prompt, policy, &settings, interrupt, &mut |token| {
-        match stream.push(token) {
+    let generation = generate(
+        &model.decoder,
+        &prompt,
+        policy,
+        &settings,
+        interrupt,
+        &mut |token| match stream.push(token) {
             Ok(Some(text)) if !arguments.json => show(&text),
             Ok(_) => ControlFlow::Continue(()),
             Err(error) => {
                 failed = Some(error);
                 ControlFlow::Break(())
             }
-        }
-    })?;
+        },
+    )?;
     if let Some(error) = failed {
         return Err(error);
     }

@@ -17,7 +17,7 @@ struct Listed {
 pub(crate) fn run(arguments: &ModelsArguments) -> Result<ExitCode> {
     let mut listed = vec![];
     if let ModelSource::Embedded { name, bytes } = models::embedded() {
-        let config = GgufFile::embedded(name, bytes).and_then(|file| readable(&file));
+        let config = GgufFile::in_memory(name, bytes).and_then(|file| readable(&file));
         let bytes = bytes.len() as u64;
         listed.push(Listed { name: name.to_owned(), place: "embedded".to_owned(), bytes, config });
     }
@@ -52,9 +52,19 @@ pub(crate) fn run(arguments: &ModelsArguments) -> Result<ExitCode> {
             Ok(config) => (config.layers.to_string(), config.context.to_string(), "yes".to_owned()),
             Err(error) => ("–".to_owned(), "–".to_owned(), format!("no: {error}")),
         };
-        vec![model.name.clone(), output::bytes(model.bytes as f64), layers, context, model.place.clone(), verdict]
+        vec![
+            model.name.clone(),
+            output::bytes(model.bytes as f64),
+            layers,
+            context,
+            model.place.clone(),
+            verdict,
+        ]
     });
-    output::lines(&output::table(&["model", "size", "layers", "context", "where", "loadable"], rows.collect()))?;
+    output::lines(&output::table(
+        &["model", "size", "layers", "context", "where", "loadable"],
+        rows.collect(),
+    ))?;
     let folders: Vec<String> = models::folders().iter().map(|f| f.display().to_string()).collect();
     output::lines(&format!("\nsearched: {}; any other model is given by its path", folders.join(", ")))?;
     Ok(ExitCode::SUCCESS)
@@ -82,5 +92,9 @@ fn size(path: &Path) -> u64 {
         return len(path);
     }
     let entries = std::fs::read_dir(path).into_iter().flatten().flatten();
-    entries.map(|e| e.path()).filter(|p| p.extension().is_some_and(|e| e == "safetensors")).map(|p| len(&p)).sum()
+    entries
+        .map(|e| e.path())
+        .filter(|p| p.extension().is_some_and(|e| e == "safetensors"))
+        .map(|p| len(&p))
+        .sum()
 }

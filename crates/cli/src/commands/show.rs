@@ -109,7 +109,8 @@ fn heading(manifest: &Manifest, prompts: &[PromptSummary]) -> String {
         let _ = write!(text, "\nposition 0 holds {:?} (id {})", bos.text, bos.id);
     }
     if let Some(kl) = manifest.native_kl {
-        let _ = write!(text, "\nnative weights are {} nats per token from f32 arithmetic (KL)", figure(kl, 5));
+        let _ =
+            write!(text, "\nnative weights are {} nats per token from f32 arithmetic (KL)", figure(kl, 5));
     }
     if let Some(window) = model.window {
         let _ = write!(
@@ -131,8 +132,17 @@ knockout KL: prompt hidden at this layer alone; cut here: prompt hidden from thi
 /// Means over prompts, a row per layer.
 fn layer_table(prompts: &[&PromptSummary]) -> String {
     let header = [
-        "layer", "bos", "prompt", "decode", "entropy", "selectivity", "straightening", "lens KL", "knockout KL",
-        "cut here", "cut here+bos",
+        "layer",
+        "bos",
+        "prompt",
+        "decode",
+        "entropy",
+        "selectivity",
+        "straightening",
+        "lens KL",
+        "knockout KL",
+        "cut here",
+        "cut here+bos",
     ];
     let layers = prompts.first().map_or(0, |p| p.layers.bos_mass.len());
     let mean = |f: &dyn Fn(&PromptSummary) -> f64| {
@@ -146,7 +156,8 @@ fn layer_table(prompts: &[&PromptSummary]) -> String {
                 kl(row.map(|row| row.divergence))
             })
         };
-        let knockout = mean(&|p| kl(p.knockout.iter().find(|row| row.layer == layer).map(|row| row.divergence)));
+        let knockout =
+            mean(&|p| kl(p.knockout.iter().find(|row| row.layer == layer).map(|row| row.divergence)));
         vec![
             layer.to_string(),
             figure(mean(&|p| p.layers.bos_mass[layer]), 3),

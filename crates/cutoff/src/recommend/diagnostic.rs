@@ -42,9 +42,8 @@ pub(super) fn diagnostic_cut(evidence: &Evidence) -> DiagnosticCut {
     } else {
         ("prompt_mass", prompt_mass(evidence))
     };
-    let curvature = over_prompts(evidence, evidence.layers.saturating_add(1), |prompt| {
-        &prompt.curvature_prompt_deg
-    });
+    let curvature =
+        over_prompts(evidence, evidence.layers.saturating_add(1), |prompt| &prompt.curvature_prompt_deg);
     let reading_l_cut = reading_ends(&reading);
     let straightening_l_cut = straightening_levels_off(&curvature);
     DiagnosticCut {
@@ -60,11 +59,7 @@ pub(super) fn prompt_mass(evidence: &Evidence) -> Vec<f64> {
     over_prompts(evidence, evidence.layers, |prompt| &prompt.prompt_mass)
 }
 
-fn over_prompts(
-    evidence: &Evidence,
-    len: usize,
-    figure: impl Fn(&PromptEvidence) -> &Vec<f64>,
-) -> Vec<f64> {
+fn over_prompts(evidence: &Evidence, len: usize, figure: impl Fn(&PromptEvidence) -> &Vec<f64>) -> Vec<f64> {
     let at = |index: usize| {
         let values = evidence.prompts.iter().map(&figure);
         mean(values.map(|values| values.get(index).copied().unwrap_or(f64::NAN)))
@@ -77,9 +72,7 @@ fn reading_ends(reading: &[f64]) -> Option<usize> {
     if most.is_nan() || most <= 0.0 {
         return None;
     }
-    let last = reading
-        .iter()
-        .rposition(|value| *value > READING_SHARE * most)?;
+    let last = reading.iter().rposition(|value| *value > READING_SHARE * most)?;
     Some(last + 1)
 }
 
@@ -91,9 +84,7 @@ fn straightening_levels_off(curvature: &[f64]) -> Option<usize> {
     if most.is_nan() || most > -LEAST_STRAIGHTENING_DEG {
         return None;
     }
-    let reached = straightening
-        .iter()
-        .position(|value| *value <= STRAIGHTENED_SHARE * most)?;
+    let reached = straightening.iter().position(|value| *value <= STRAIGHTENED_SHARE * most)?;
     Some(reached + 1)
 }
 
@@ -113,10 +104,7 @@ mod tests {
     #[test]
     fn straightening_levels_off_at_nine_tenths() {
         // The embedding output, index 0, does not count.
-        assert_eq!(
-            straightening_levels_off(&[10.0, 90.0, 80.0, 71.5, 70.0, 85.0]),
-            Some(3)
-        );
+        assert_eq!(straightening_levels_off(&[10.0, 90.0, 80.0, 71.5, 70.0, 85.0]), Some(3));
         assert_eq!(straightening_levels_off(&[10.0, 90.0, 89.5, 95.0]), None);
         assert_eq!(straightening_levels_off(&[90.0]), None);
         assert_eq!(straightening_levels_off(&[f64::NAN; 4]), None);

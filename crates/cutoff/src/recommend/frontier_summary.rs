@@ -35,16 +35,8 @@ pub(super) struct Group {
 }
 
 /// What the full model costs against itself.
-const FULL: Divergence = Divergence {
-    kl: 0.0,
-    top1: 1.0,
-    dnll: 0.0,
-};
-const UNDEFINED: Divergence = Divergence {
-    kl: f64::NAN,
-    top1: f64::NAN,
-    dnll: f64::NAN,
-};
+const FULL: Divergence = Divergence { kl: 0.0, top1: 1.0, dnll: 0.0 };
+const UNDEFINED: Divergence = Divergence { kl: f64::NAN, top1: f64::NAN, dnll: f64::NAN };
 
 impl FrontierSummary {
     /// Summarises the evidence for one anchor; `None` where no prompt has any defined KL.
@@ -53,10 +45,7 @@ impl FrontierSummary {
         let mut by_category: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
         for prompt in &evidence.prompts {
             if let Some(curve) = curve(prompt, anchor, evidence.layers) {
-                by_category
-                    .entry(&prompt.category)
-                    .or_default()
-                    .push(all.len());
+                by_category.entry(&prompt.category).or_default().push(all.len());
                 all.push(curve);
             }
         }
@@ -70,9 +59,7 @@ impl FrontierSummary {
             left_out: evidence.prompts.len() - all.len(),
             overall: Group::new("", &all, &everyone, true),
             categories: categories
-                .map(|(name, members)| {
-                    Group::new(name, &all, &members, members.len() >= BOUND_PROMPTS)
-                })
+                .map(|(name, members)| Group::new(name, &all, &members, members.len() >= BOUND_PROMPTS))
                 .collect(),
         })
     }
@@ -84,8 +71,7 @@ impl FrontierSummary {
 
     /// Whether every group stays within the tolerance at that cutoff; the full model does by definition.
     pub(super) fn within(&self, cutoff: usize, tolerance: f64) -> bool {
-        cutoff == self.overall.mean.len()
-            || self.groups().all(|group| group.within(cutoff, tolerance))
+        cutoff == self.overall.mean.len() || self.groups().all(|group| group.within(cutoff, tolerance))
     }
 
     /// The smallest cutoff that stays within the tolerance, as does every larger one.
@@ -100,12 +86,7 @@ impl FrontierSummary {
 }
 
 impl Group {
-    fn new(
-        name: &str,
-        curves: &[Vec<Divergence>],
-        members: &[usize],
-        judged_by_bound: bool,
-    ) -> Self {
+    fn new(name: &str, curves: &[Vec<Divergence>], members: &[usize], judged_by_bound: bool) -> Self {
         let curves: Vec<&Vec<Divergence>> = members.iter().map(|member| &curves[*member]).collect();
         let layers = curves.first().map_or(0, |curve| curve.len());
         let mean = (0..layers).map(|at| {
@@ -121,16 +102,12 @@ impl Group {
             if mean.kl.is_finite() { mean } else { UNDEFINED }
         });
         let mean: Vec<Divergence> = mean.collect();
-        let kl: Vec<Vec<f64>> = curves
-            .iter()
-            .map(|curve| curve.iter().map(|divergence| divergence.kl).collect())
-            .collect();
+        let kl: Vec<Vec<f64>> =
+            curves.iter().map(|curve| curve.iter().map(|divergence| divergence.kl).collect()).collect();
         let rows: Vec<&[f64]> = kl.iter().map(Vec::as_slice).collect();
         // The bootstrap leaves undefined values out; a cutoff that has any must not profit from that.
         let bounds = mean_upper_bound95(&rows).into_iter().zip(&mean);
-        let kl_upper95 = bounds.map(|(bound, mean)| {
-            if mean.kl.is_nan() { f64::NAN } else { bound }
-        });
+        let kl_upper95 = bounds.map(|(bound, mean)| if mean.kl.is_nan() { f64::NAN } else { bound });
         Self {
             name: name.to_owned(),
             prompts: curves.len(),
@@ -143,25 +120,18 @@ impl Group {
     /// What the group's mean is at a cutoff; undefined outside 1 … L.
     pub(super) fn at(&self, cutoff: usize) -> Divergence {
         let index = cutoff.checked_sub(1);
-        index
-            .and_then(|index| self.mean.get(index))
-            .copied()
-            .unwrap_or(UNDEFINED)
+        index.and_then(|index| self.mean.get(index)).copied().unwrap_or(UNDEFINED)
     }
 
     /// The upper bound of the mean KL at a cutoff; NaN outside 1 … L.
     pub(super) fn upper95_at(&self, cutoff: usize) -> f64 {
         let index = cutoff.checked_sub(1);
-        index
-            .and_then(|index| self.kl_upper95.get(index))
-            .copied()
-            .unwrap_or(f64::NAN)
+        index.and_then(|index| self.kl_upper95.get(index)).copied().unwrap_or(f64::NAN)
     }
 
     /// Whether the group stays within the tolerance at a cutoff; what is undefined does not.
     pub(super) fn within(&self, cutoff: usize, tolerance: f64) -> bool {
-        self.at(cutoff).kl <= tolerance
-            && (!self.judged_by_bound || self.upper95_at(cutoff) <= tolerance)
+        self.at(cutoff).kl <= tolerance && (!self.judged_by_bound || self.upper95_at(cutoff) <= tolerance)
     }
 
     /// The group's own smallest cutoff within the tolerance.

@@ -18,6 +18,7 @@ pub(super) fn reasons(
 ) -> Vec<String> {
     let mut reasons = vec![tolerance(found, frontier, at_exact)];
     reasons.extend(edge(found, frontier));
+    reasons.extend(gap(found));
     reasons.extend(categories(found));
     reasons.extend(savings(found));
     reasons.push(diagnostics(found));
@@ -54,24 +55,59 @@ fn tolerance(found: &Recommendation, frontier: &FrontierSummary, at_exact: &Savi
     if failing.is_empty() {
         return format!("Keep full depth: a model of {layers} layer has nothing to cut.");
     }
+    let kl = frontier.overall.at(last).kl;
+    if !kl.is_finite() {
+        return format!(
+            "Keep full depth: already at {last} of {layers} the divergence of at least one prompt is undefined, \
+             which rules out that cutoff and all below it."
+        );
+    }
     format!(
         "Keep full depth: no cutoff stays within the tolerance of {tolerance} nats; even at {last} of {layers} the mean is \
          {:.4} (95 % upper bound {:.4}) and these do not: {}.",
-        frontier.overall.at(last).kl,
+        kl,
         frontier.overall.upper95_at(last),
         failing.join(", ")
     )
 }
 
 fn edge(found: &Recommendation, frontier: &FrontierSummary) -> Option<String> {
-    let (below, kl_below) = (found.l_cut.checked_sub(1)?, Some(found.kl_below).filter(|kl| kl.is_finite())?);
-    if found.verdict == Verdict::KeepFullDepth {
+    let (below, kl_below) = (found.l_cut.checked_sub(1)?, found.kl_below);
+    if found.verdict == Verdict::KeepFullDepth || below == 0 {
         return None;
+    }
+    if !kl_below.is_finite() {
+        return Some(format!(
+            "One layer below, at {below}, the divergence of at least one prompt is undefined, which rules out \
+             that cutoff and all below it."
+        ));
     }
     let upper = frontier.overall.upper95_at(below);
     let times = kl_below / found.kl;
-    let sharp = if times.is_finite() && times >= 1.0 { format!(", {times:.1} times as much") } else { String::new() };
-    Some(format!("One layer below, at {below}, it is {kl_below:.4} nats (95 % upper bound {upper:.4}){sharp}."))
+    let sharp =
+        if times.is_finite() && times >= 1.0 { format!(", {times:.1} times as much") } else { String::new() };
+    // All prompts together come first; where they pass, a category is what stops the cutoff.
+    let stops = match frontier.groups().find(|group| !group.within(below, found.tolerance)) {
+        Some(group) if !group.name.is_empty() => {
+            format!("; the category {} no longer passes there", group.name)
+        }
+        _ => String::new(),
+    };
+    Some(format!(
+        "One layer below, at {below}, it is {kl_below:.4} nats (95 % upper bound {upper:.4}){sharp}{stops}."
+    ))
+}
+
+/// Lower cutoffs that pass by themselves but have a worse one above them.
+fn gap(found: &Recommendation) -> Option<String> {
+    let below = found.frontier.iter().take(found.exact_l_cut - 1);
+    let passing: Vec<String> = below.filter(|at| at.within).map(|at| at.cutoff.to_string()).collect();
+    (!passing.is_empty()).then(|| {
+        format!(
+            "Lower cutoffs pass by themselves ({}), but not every one above them does, so they are not trusted.",
+            passing.join(", ")
+        )
+    })
 }
 
 fn categories(found: &Recommendation) -> Option<String> {
@@ -84,10 +120,15 @@ fn categories(found: &Recommendation) -> Option<String> {
         sorted.into_iter().next()
     };
     let worst = by(&|category| category.kl)?;
-    let first = by(&|category| if category.kl_below.is_finite() { category.kl_below } else { f64::NEG_INFINITY })?;
+    let first = by(&|category| {
+        if category.kl_below.is_finite() { category.kl_below } else { f64::NEG_INFINITY }
+    })?;
     let mut text = format!("Of the categories {} moves most ({:.4} nats)", worst.category, worst.kl);
     if first.kl_below.is_finite() {
-        text.push_str(&format!("; one layer below, {} suffers first ({:.4} nats)", first.category, first.kl_below));
+        text.push_str(&format!(
+            "; one layer below, {} suffers first ({:.4} nats)",
+            first.category, first.kl_below
+        ));
     }
     let binding = found.categories.iter().max_by_key(|category| category.exact_l_cut)?;
     let easiest = found.categories.iter().min_by_key(|category| category.exact_l_cut)?;
@@ -106,19 +147,26 @@ fn savings(found: &Recommendation) -> Option<String> {
         return None;
     }
     Some(format!(
-        "At this run's prompt lengths it saves {:.1} % of the KV bytes and {:.1} % of the prefill's layer work; predicted, \
-         not measured: {:.1} % of TTFT and {:.1} % of TPOT.",
+        "At this run's prompt lengths it saves {:.1} % of the KV bytes ({} instead of {} a prompt) and {:.1} % of \
+         the prefill's layer work; predicted, not measured: {:.1} % of TTFT and {:.1} % of TPOT.",
         found.kv_saved * 100.0,
+        megabytes(found.kv_bytes_cut),
+        megabytes(found.kv_bytes_full),
         found.flops_saved * 100.0,
         found.predicted_ttft_saved * 100.0,
         found.predicted_tpot_saved * 100.0
     ))
 }
 
+fn megabytes(bytes: f64) -> String {
+    if bytes < 1e9 { format!("{:.2} MB", bytes / 1e6) } else { format!("{:.2} GB", bytes / 1e9) }
+}
+
 fn diagnostics(found: &Recommendation) -> String {
     let diagnostic = found.diagnostics;
     let Some(suggested) = diagnostic.l_cut else {
-        return "The diagnostics alone suggest no cutoff: neither reading nor straightening shows an end.".to_owned();
+        return "The diagnostics alone suggest no cutoff: neither reading nor straightening shows an end."
+            .to_owned();
     };
     let part = |name: &str, cut: Option<usize>, does: &str| match cut {
         Some(cut) => format!("{name} {does} at {cut}"),
@@ -127,11 +175,18 @@ fn diagnostics(found: &Recommendation) -> String {
     let verdict = if suggested.abs_diff(found.l_cut) <= CLOSE {
         "they agree with the exact frontier".to_owned()
     } else {
-        format!("they disagree with the exact frontier by {} layers, and the frontier decides", suggested.abs_diff(found.l_cut))
+        format!(
+            "they disagree with the exact frontier by {} layers, and the frontier decides",
+            suggested.abs_diff(found.l_cut)
+        )
     };
     format!(
         "The diagnostics alone suggest {suggested} ({}, {}); {verdict}.",
-        part(&format!("reading by {}", diagnostic.reading_figure.replace('_', " ")), diagnostic.reading_l_cut, "ends"),
+        part(
+            &format!("reading by {}", diagnostic.reading_figure.replace('_', " ")),
+            diagnostic.reading_l_cut,
+            "ends"
+        ),
         part("straightening", diagnostic.straightening_l_cut, "levels off")
     )
 }
@@ -187,7 +242,11 @@ fn cautions(found: &Recommendation, evidence: &Evidence, frontier: &FrontierSumm
     }
     let missing = evidence.not_recorded + frontier.left_out;
     if missing > 0 {
-        cautions.push(format!("{missing} prompts of the run are not in it: failed, unfinished or without a frontier."));
+        cautions.push(format!(
+            "{missing} prompt{} of the run {} not in it: failed, unfinished or without a frontier.",
+            if missing == 1 { "" } else { "s" },
+            if missing == 1 { "is" } else { "are" }
+        ));
     }
     if evidence.windowed_layers > 0 {
         cautions.push(format!(

@@ -54,7 +54,9 @@ fn a_sharp_knee_is_found_and_explained() {
     let other = found.other_anchor.as_ref().unwrap();
     assert_eq!((other.anchor, other.exact_l_cut), (Anchor::None, 4));
     let text = found.reasons.join(" ");
-    for part in ["cutoff 4 of 8", "0.0400", "One layer below", "37.5 times", "KV bytes", "hurts most", "6 prompts"] {
+    for part in
+        ["cutoff 4 of 8", "0.0400", "One layer below", "37.5 times", "KV bytes", "hurts most", "6 prompts"]
+    {
         assert!(text.contains(part), "`{part}` is not in {text}");
     }
     assert!(found.reasons.iter().all(|reason| reason.ends_with('.')));
@@ -75,7 +77,8 @@ fn a_dip_below_a_hump_does_not_count() {
 
 #[test]
 fn one_bad_category_holds_the_cutoff_up() {
-    let mut prompts: Vec<_> = (0..20).map(|id| prompt(id, "code", &[2.0, 0.01, 0.01, 0.01, 0.01, 0.0])).collect();
+    let mut prompts: Vec<_> =
+        (0..20).map(|id| prompt(id, "code", &[2.0, 0.01, 0.01, 0.01, 0.01, 0.0])).collect();
     prompts.extend((20..23).map(|id| prompt(id, "math", &[2.0, 0.3, 0.3, 0.02, 0.01, 0.0])));
     let found = recommend(&evidence(prompts), Options::default()).unwrap();
     assert_eq!(found.l_cut, 4);
@@ -99,6 +102,10 @@ fn single_prompts_undefined_values_and_one_layer() {
     let found = recommend(&six(&[1.0, f64::NAN, 0.01, 0.0]), Options::default()).unwrap();
     assert_eq!(found.l_cut, 3);
     assert!(found.kl_below.is_nan());
+    assert!(says(&found, "One layer below, at 2, the divergence of at least one prompt is undefined"));
+    let found = recommend(&six(&[1.0, f64::INFINITY, 0.0]), Options::default()).unwrap();
+    assert_eq!((found.l_cut, found.verdict), (3, Verdict::KeepFullDepth));
+    assert!(says(&found, "already at 2 of 3 the divergence of at least one prompt is undefined"));
     let found = recommend(&six(&[0.0]), Options::default()).unwrap();
     assert_eq!((found.l_cut, found.verdict), (1, Verdict::KeepFullDepth));
     assert!(found.kl_below.is_nan());
@@ -127,6 +134,92 @@ proptest! {
             prop_assert!(found.categories.iter().all(|category| category.kl <= tolerance));
         } else {
             prop_assert_eq!(found.l_cut, 10);
+        }
+    }
+}
+
+fn says(found: &Recommendation, part: &str) -> bool {
+    found.reasons.iter().any(|reason| reason.contains(part))
+}
+
+#[test]
+fn one_undefined_prompt_rules_a_cutoff_out_and_an_empty_one_is_left_out() {
+    let mut evidence = six(&[5.0, 0.03, 0.02, 0.01, 0.0]);
+    evidence.prompts[2].frontier[1].divergence.kl = f64::NAN;
+    assert_eq!(recommend(&evidence, Options::default()).unwrap().l_cut, 3);
+    // A missing row is undefined as well.
+    evidence.prompts[2].frontier.remove(1);
+    assert_eq!(recommend(&evidence, Options::default()).unwrap().l_cut, 3);
+    // Without any figure, the prompt says nothing about any cutoff.
+    for row in &mut evidence.prompts[2].frontier {
+        row.divergence.kl = f64::NAN;
+    }
+    let found = recommend(&evidence, Options::default()).unwrap();
+    assert_eq!((found.l_cut, found.prompts, found.prompts_left_out), (2, 5, 1));
+    assert!(says(&found, "1 prompt of the run is not in it"));
+}
+
+#[test]
+fn void_upper_layers_and_gaps() {
+    let found = recommend(&six(&[2.0, 1.0, 0.0, 0.0, 0.0, 0.0]), Options::default()).unwrap();
+    assert_eq!((found.l_cut, found.kl), (3, 0.0));
+    let found = recommend(&six(&[0.0; 6]), Options::default()).unwrap();
+    assert_eq!(found.l_cut, 1);
+    assert!(found.kl_below.is_nan());
+    let found = recommend(&six(&[3.0, 0.05, 0.04, 0.5, 0.02, 0.0]), Options::default()).unwrap();
+    assert_eq!(found.l_cut, 5);
+    assert!(says(&found, "Lower cutoffs pass by themselves (2, 3)"));
+}
+
+#[test]
+fn a_small_category_is_judged_by_its_mean_and_a_third_prompt_brings_the_bound() {
+    let mut prompts: Vec<_> = (0..12).map(|id| prompt(id, "chat", &[1.0, 0.01, 0.0])).collect();
+    prompts.push(prompt(12, "math", &[1.0, 0.15, 0.0]));
+    prompts.push(prompt(13, "math", &[1.0, 0.01, 0.0]));
+    let mut evidence = evidence(prompts);
+    let found = recommend(&evidence, Options::default()).unwrap();
+    assert_eq!(found.l_cut, 2);
+    assert!(found.categories[1].kl_upper95.is_nan());
+    assert!(says(&found, "Judged by the mean alone"));
+    evidence.prompts.push(prompt(14, "math", &[1.0, 0.01, 0.0]));
+    assert_eq!(recommend(&evidence, Options::default()).unwrap().l_cut, 3);
+}
+
+#[test]
+fn a_saving_under_five_percent_keeps_full_depth() {
+    let mut kl = vec![1.0; 40];
+    kl[38] = 0.01;
+    kl[39] = 0.0;
+    let found = recommend(&six(&kl), Options::default()).unwrap();
+    assert_eq!((found.l_cut, found.exact_l_cut), (40, 39));
+    assert_eq!(found.verdict, Verdict::KeepFullDepth);
+    assert!(says(&found, "would stay within the tolerance of 0.1 but save only 2.4 %"));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    /// Whatever the frontier: the cutoff and all above it are within the tolerance, the one below is not.
+    #[test]
+    fn the_rule_holds_for_any_frontier(
+        curves in proptest::collection::vec(
+            (0_usize..3, proptest::collection::vec(prop_oneof![
+                4 => 0.0..0.2_f64, 1 => 0.0..5.0_f64, 1 => Just(f64::NAN), 1 => Just(0.0)], 6)),
+            1..8),
+        tolerance in 0.0..0.3_f64,
+    ) {
+        let prompts = curves.iter().enumerate();
+        let prompts = prompts.map(|(id, (category, kl))| prompt(id, ["a", "b", "c"][*category], kl));
+        let found = recommend(&evidence(prompts.collect()), Options { tolerance, anchor: Anchor::Bos });
+        if let Ok(found) = found {
+            prop_assert!((1..=6).contains(&found.l_cut));
+            prop_assert!(found.frontier[found.exact_l_cut - 1..].iter().all(|at| at.within));
+            prop_assert!(found.exact_l_cut == 1 || !found.frontier[found.exact_l_cut - 2].within);
+            prop_assert!(found.l_cut == found.exact_l_cut || found.verdict == Verdict::KeepFullDepth);
+            let plain = found.reasons.iter().all(|reason| reason.ends_with('.') && !reason.contains("NaN"));
+            prop_assert!(plain, "{:#?}", found.reasons);
+        } else {
+            prop_assert!(curves.iter().all(|(_, kl)| kl.iter().all(|kl| !kl.is_finite())));
         }
     }
 }

@@ -35,9 +35,7 @@ pub(super) fn create_folder(path: &Path) -> Result<()> {
 pub(super) fn sync_folder(path: &Path) -> Result<()> {
     // Only Unix can open a folder to sync it; elsewhere the file system's own journal must do.
     #[cfg(unix)]
-    File::open(path)
-        .and_then(|folder| folder.sync_all())
-        .map_err(|error| write_error(path, &error))?;
+    File::open(path).and_then(|folder| folder.sync_all()).map_err(|error| write_error(path, &error))?;
     #[cfg(not(unix))]
     let _ = path;
     Ok(())

@@ -7,9 +7,7 @@ use super::manifest::ModelInfo;
 use super::reader::Source;
 use super::rows_read::Rows;
 use super::schema::Table;
-use crate::record::{
-    Anchor, Divergence, FrontierRow, KnockoutRow, LensFigures, ReceivedFigures, Timings,
-};
+use crate::record::{Anchor, Divergence, FrontierRow, KnockoutRow, LensFigures, ReceivedFigures, Timings};
 
 /// One recorded prompt without its long tables. Undefined values are NaN.
 #[derive(Debug, Clone)]
@@ -206,9 +204,7 @@ fn layers(rows: &Rows<'_>, layers: usize) -> Result<LayerFigures> {
     rows.expect_len(curve)?;
     // Row r is layer r − 1; other programs may have sorted otherwise.
     let at = rows.ints("layer")?.into_iter();
-    let at: Vec<Option<usize>> = at
-        .map(|layer| usize::try_from(i64::from(layer) + 1).ok())
-        .collect();
+    let at: Vec<Option<usize>> = at.map(|layer| usize::try_from(i64::from(layer) + 1).ok()).collect();
     let place = Places::new(rows, at, layers + 1, "layer")?;
     let whole = |name| rows.figures(name).map(|values| place.put(values));
     let without_embedding = |name| {
@@ -273,16 +269,12 @@ fn frontier(rows: &Rows<'_>, layers: usize) -> Result<Vec<FrontierRow>> {
     let keys = anchors.zip(rows.counts("cutoff")?);
     keys.zip(divergences(rows)?)
         .map(|((anchor, cutoff), divergence)| {
-            let anchor = Anchor::from_name(&anchor)
-                .ok_or_else(|| rows.damaged(format!("{anchor:?} is no anchor")))?;
+            let anchor =
+                Anchor::from_name(&anchor).ok_or_else(|| rows.damaged(format!("{anchor:?} is no anchor")))?;
             if !(1..=layers).contains(&cutoff) {
                 return Err(rows.damaged(format!("there is no cutoff {cutoff}")));
             }
-            Ok(FrontierRow {
-                anchor,
-                cutoff,
-                divergence,
-            })
+            Ok(FrontierRow { anchor, cutoff, divergence })
         })
         .collect()
 }
@@ -303,9 +295,7 @@ fn divergences(rows: &Rows<'_>) -> Result<Vec<Divergence>> {
     let top1_and_dnll = rows.figures("top1")?.into_iter().zip(rows.figures("dnll")?);
     let kl = rows.figures("kl")?.into_iter();
     let all = kl.zip(top1_and_dnll);
-    Ok(all
-        .map(|(kl, (top1, dnll))| Divergence { kl, top1, dnll })
-        .collect())
+    Ok(all.map(|(kl, (top1, dnll))| Divergence { kl, top1, dnll }).collect())
 }
 
 /// Where each row goes: a permutation of 0 … rows−1.
@@ -319,8 +309,7 @@ impl Places {
         for place in at {
             let free = place.filter(|place| *place < len);
             let free = free.filter(|place| taken.get(*place) == Some(&false));
-            let place =
-                free.ok_or_else(|| rows.damaged(format!("a {key} out of range or twice")))?;
+            let place = free.ok_or_else(|| rows.damaged(format!("a {key} out of range or twice")))?;
             taken[place] = true;
             places.push(place);
         }
@@ -350,10 +339,7 @@ impl Grid {
             let start = layer.checked_mul(width)?;
             (index < width).then(|| start.checked_add(index)).flatten()
         });
-        Ok(Self {
-            place: Places::new(rows, at.collect(), layers * width, key)?,
-            shape: (layers, width),
-        })
+        Ok(Self { place: Places::new(rows, at.collect(), layers * width, key)?, shape: (layers, width) })
     }
 
     fn array<T: Clone + Default>(&self, rows: &Rows<'_>, values: Vec<T>) -> Result<Array2<T>> {

@@ -85,11 +85,7 @@ pub(super) fn open_table(run: &Path, table: Table) -> Result<Option<TableFile>> 
 /// The manifest that counts now.
 pub(super) fn manifest(run: &Path) -> PathBuf {
     let moving = merged(run).join(MANIFEST);
-    if moving.exists() {
-        moving
-    } else {
-        run.join(MANIFEST)
-    }
+    if moving.exists() { moving } else { run.join(MANIFEST) }
 }
 
 /// Makes the content of `merging`, which is complete and synced, count.

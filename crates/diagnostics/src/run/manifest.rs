@@ -163,10 +163,7 @@ impl Manifest {
             device: device.into(),
             kv_element_bytes,
             settings,
-            prompts: PromptStates {
-                ids: prompt_ids,
-                ..PromptStates::default()
-            },
+            prompts: PromptStates { ids: prompt_ids, ..PromptStates::default() },
             native_kl: None,
             created: now.clone(),
             updated: now,
@@ -220,13 +217,7 @@ impl Manifest {
             return Err("a prompt id occurs twice".into());
         }
         let failed = self.prompts.failed.iter().map(|failed| &failed.id);
-        if let Some(id) = self
-            .prompts
-            .done
-            .iter()
-            .chain(failed)
-            .find(|id| !ids.contains(id))
-        {
+        if let Some(id) = self.prompts.done.iter().chain(failed).find(|id| !ids.contains(id)) {
             return Err(format!("the prompt {id:?} is done but not in the list"));
         }
         if self.model.layers == 0 || self.model.heads == 0 {
@@ -280,11 +271,7 @@ impl Manifest {
             return Some("another choice of prompts from the same file".into());
         }
         if here.max_new_tokens != there.max_new_tokens {
-            return differs(
-                "--max-new-tokens",
-                &here.max_new_tokens,
-                &there.max_new_tokens,
-            );
+            return differs("--max-new-tokens", &here.max_new_tokens, &there.max_new_tokens);
         }
         if here.anchors != there.anchors {
             let names = |anchors: &[Anchor]| {
@@ -297,9 +284,7 @@ impl Manifest {
         keys.into_iter().find_map(|key| {
             let (here, there) = (here.other.get(key), there.other.get(key));
             let shown = |value: Option<&Value>| value.map_or("unset".to_owned(), Value::to_string);
-            (here != there)
-                .then(|| differs(key, &shown(here), &shown(there)))
-                .flatten()
+            (here != there).then(|| differs(key, &shown(here), &shown(there))).flatten()
         })
     }
 }

@@ -17,11 +17,10 @@ mod tables;
 mod time;
 mod writer;
 
-pub use manifest::{
-    BosToken, FailedPrompt, MANIFEST, Manifest, ModelInfo, PromptStates, SCHEMA_VERSION, Settings,
-    Status,
-};
 pub use figures::{AttentionMeans, LAYER_FIGURES, LayerFigures, PromptSummary, StepFigures};
+pub use manifest::{
+    BosToken, FailedPrompt, MANIFEST, Manifest, ModelInfo, PromptStates, SCHEMA_VERSION, Settings, Status,
+};
 pub use reader::Run;
 pub use schema::Table;
 pub use show::{ShowPrompt, ShowReport};

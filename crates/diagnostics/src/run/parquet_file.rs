@@ -77,14 +77,10 @@ pub(super) fn write(
 ) -> Result<()> {
     let failed = |error: ParquetError| parquet_write_error(path, &error);
     let file = File::create(path).map_err(|error| write_error(path, &error))?;
-    let mut writer =
-        ArrowWriter::try_new(file, table.schema(), Some(properties(table))).map_err(failed)?;
+    let mut writer = ArrowWriter::try_new(file, table.schema(), Some(properties(table))).map_err(failed)?;
     fill(&mut |batch| writer.write(&batch).map_err(failed))?;
     writer.finish().map_err(failed)?;
-    writer
-        .inner()
-        .sync_all()
-        .map_err(|error| write_error(path, &error))
+    writer.inner().sync_all().map_err(|error| write_error(path, &error))
 }
 
 /// A table being put together from row groups of other files, copied as they are.
@@ -99,10 +95,7 @@ impl Merger {
         let (writer, _) = ArrowWriter::try_new(file, table.schema(), Some(properties(table)))
             .and_then(ArrowWriter::into_serialized_writer)
             .map_err(|error| parquet_write_error(path, &error))?;
-        Ok(Self {
-            path: path.to_owned(),
-            writer,
-        })
+        Ok(Self { path: path.to_owned(), writer })
     }
 
     /// Appends the prompt's row groups of `source`, without decoding them.
@@ -141,13 +134,8 @@ impl Merger {
 
     /// Completes and syncs the file.
     pub(super) fn finish(mut self) -> Result<()> {
-        self.writer
-            .finish()
-            .map_err(|error| parquet_write_error(&self.path, &error))?;
-        self.writer
-            .inner()
-            .sync_all()
-            .map_err(|error| write_error(&self.path, &error))
+        self.writer.finish().map_err(|error| parquet_write_error(&self.path, &error))?;
+        self.writer.inner().sync_all().map_err(|error| write_error(&self.path, &error))
     }
 }
 
@@ -167,10 +155,7 @@ impl TableFile {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(Error::io("read", &path, &error)),
         };
-        let length = file
-            .metadata()
-            .map_err(|error| Error::io("read", &path, &error))?
-            .len();
+        let length = file.metadata().map_err(|error| Error::io("read", &path, &error))?.len();
         let load = || {
             let metadata = ArrowReaderMetadata::load(&file, ArrowReaderOptions::new())?;
             check_ranges(metadata.metadata().row_groups(), length)?;
@@ -178,11 +163,7 @@ impl TableFile {
         };
         let metadata = guarded(load).map_err(|problem| damaged(&path, &problem))?;
         check_columns(metadata.schema(), table).map_err(|problem| damaged(&path, &problem))?;
-        Ok(Some(Self {
-            path,
-            file: Mutex::new(file),
-            metadata,
-        }))
+        Ok(Some(Self { path, file: Mutex::new(file), metadata }))
     }
 
     /// The sentence that this file is not as layerscope wrote it.
@@ -210,10 +191,7 @@ impl TableFile {
     /// The rows of one prompt, in file order; of the named columns only where there are `columns`.
     pub(super) fn rows(&self, prompt_id: &str, columns: &[&str]) -> Result<Vec<RecordBatch>> {
         let groups = self.metadata.metadata().row_groups().iter().enumerate();
-        let groups = groups
-            .filter(|(_, group)| may_hold(group, prompt_id))
-            .map(|(index, _)| index)
-            .collect();
+        let groups = groups.filter(|(_, group)| may_hold(group, prompt_id)).map(|(index, _)| index).collect();
         let mask = (!columns.is_empty()).then(|| {
             let columns = columns.iter().copied().chain(["prompt_id"]);
             ProjectionMask::columns(self.metadata.parquet_schema(), columns)
@@ -245,12 +223,10 @@ impl TableFile {
         }
         let file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
         let read = || {
-            let mut builder = ParquetRecordBatchReaderBuilder::new_with_metadata(
-                file.try_clone()?,
-                self.metadata.clone(),
-            )
-            .with_row_groups(groups)
-            .with_batch_size(BATCH_ROWS);
+            let mut builder =
+                ParquetRecordBatchReaderBuilder::new_with_metadata(file.try_clone()?, self.metadata.clone())
+                    .with_row_groups(groups)
+                    .with_batch_size(BATCH_ROWS);
             if let Some(mask) = mask {
                 builder = builder.with_projection(mask);
             }
@@ -269,9 +245,7 @@ fn damaged(path: &Path, problem: &dyn std::fmt::Display) -> Error {
 }
 
 /// Runs a decoder. The Parquet crate may panic on hostile bytes; for us these are bad input like any other.
-fn guarded<T>(
-    read: impl FnOnce() -> std::result::Result<T, ParquetError>,
-) -> std::result::Result<T, String> {
+fn guarded<T>(read: impl FnOnce() -> std::result::Result<T, ParquetError>) -> std::result::Result<T, String> {
     match catch_unwind(AssertUnwindSafe(read)) {
         Ok(result) => result.map_err(|error| error.to_string()),
         Err(payload) => Err(panic_text(payload.as_ref())),
@@ -286,10 +260,7 @@ fn panic_text(payload: &(dyn Any + Send)) -> String {
 }
 
 /// Refuses column chunks outside the file, whose sizes a reader would allocate.
-fn check_ranges(
-    groups: &[RowGroupMetaData],
-    length: u64,
-) -> std::result::Result<(), ParquetError> {
+fn check_ranges(groups: &[RowGroupMetaData], length: u64) -> std::result::Result<(), ParquetError> {
     let fits = |start: i64, size: i64| {
         let end = start.checked_add(size);
         start >= 0 && size >= 0 && end.is_some_and(|end| end as u64 <= length)
@@ -353,9 +324,7 @@ fn runs(mask: &BooleanArray) -> impl Iterator<Item = (usize, usize)> + '_ {
     let mut at = 0;
     std::iter::from_fn(move || {
         let start = (at..mask.len()).find(|&row| mask.value(row))?;
-        at = (start..mask.len())
-            .find(|&row| !mask.value(row))
-            .unwrap_or(mask.len());
+        at = (start..mask.len()).find(|&row| !mask.value(row)).unwrap_or(mask.len());
         Some((start, at - start))
     })
 }

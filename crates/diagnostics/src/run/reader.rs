@@ -159,9 +159,7 @@ impl Run {
             });
         }
         match &self.tables {
-            Some(tables) if self.ids.iter().any(|known| known == id) => {
-                Ok(Source::Tables(tables.get(table)))
-            }
+            Some(tables) if self.ids.iter().any(|known| known == id) => Ok(Source::Tables(tables.get(table))),
             _ => Err(Error::input(format!(
                 "{} holds no recorded prompt {id:?}; it holds {}",
                 self.folder.display(),

@@ -4,8 +4,7 @@ use std::sync::Arc;
 
 use arrow_array::builder::{ListBuilder, StringBuilder, UInt32Builder};
 use arrow_array::{
-    ArrayRef, BooleanArray, Float32Array, Float64Array, Int32Array, RecordBatch, StringArray,
-    UInt32Array,
+    ArrayRef, BooleanArray, Float32Array, Float64Array, Int32Array, RecordBatch, StringArray, UInt32Array,
 };
 use arrow_schema::{DataType, Field};
 use layerscope_engine::{Error, Result};
@@ -27,9 +26,7 @@ pub(super) fn batches(
         Table::Layers => take(layers(record, model)?),
         Table::Heads => take(heads(record)?),
         Table::Steps => take(steps(record)?),
-        Table::Tokens => {
-            (0..record.layers()).try_for_each(|layer| take(tokens(record, layer)?))
-        }
+        Table::Tokens => (0..record.layers()).try_for_each(|layer| take(tokens(record, layer)?)),
         Table::Frontier => take(frontier(record)?),
         Table::Knockout => take(knockout(record)?),
     }
@@ -37,12 +34,7 @@ pub(super) fn batches(
 
 /// Refuses a record whose arrays do not fit each other or the model.
 pub(super) fn check_shapes(record: &PromptRecord, model: &ModelInfo) -> Result<()> {
-    let (layers, heads, steps, p) = (
-        model.layers,
-        model.heads,
-        record.generated.len(),
-        record.prompt_len(),
-    );
+    let (layers, heads, steps, p) = (model.layers, model.heads, record.generated.len(), record.prompt_len());
     let attention = &record.attention;
     let fits = [
         &attention.bos_mass,
@@ -83,10 +75,7 @@ impl Columns {
     /// Begins with the prompt's id, once per row.
     fn new(table: Table, record: &PromptRecord, rows: usize) -> Self {
         let ids = StringArray::from_iter_values(std::iter::repeat_n(&record.prompt_id, rows));
-        Self {
-            table,
-            arrays: vec![Arc::new(ids)],
-        }
+        Self { table, arrays: vec![Arc::new(ids)] }
     }
 
     fn ints(&mut self, values: impl IntoIterator<Item = usize>) -> Result<()> {
@@ -96,13 +85,11 @@ impl Columns {
     }
 
     fn token_ids(&mut self, values: impl IntoIterator<Item = u32>) {
-        self.arrays
-            .push(Arc::new(UInt32Array::from_iter_values(values)));
+        self.arrays.push(Arc::new(UInt32Array::from_iter_values(values)));
     }
 
     fn texts<T: AsRef<str>>(&mut self, values: impl IntoIterator<Item = T>) {
-        self.arrays
-            .push(Arc::new(StringArray::from_iter_values(values)));
+        self.arrays.push(Arc::new(StringArray::from_iter_values(values)));
     }
 
     /// Figures; NaN becomes null.
@@ -112,9 +99,7 @@ impl Columns {
     }
 
     fn singles(&mut self, values: impl IntoIterator<Item = f32>) {
-        let values = values
-            .into_iter()
-            .map(|value| (!value.is_nan()).then_some(value));
+        let values = values.into_iter().map(|value| (!value.is_nan()).then_some(value));
         self.arrays.push(Arc::new(Float32Array::from_iter(values)));
     }
 
@@ -160,10 +145,7 @@ fn selectivity(record: &PromptRecord) -> Array3<f32> {
 }
 
 /// The attention figures, each `[L, H, N]`, in the order of the columns.
-fn attention<'a>(
-    record: &'a PromptRecord,
-    selectivity: &'a Array3<f32>,
-) -> [ArrayView3<'a, f32>; 6] {
+fn attention<'a>(record: &'a PromptRecord, selectivity: &'a Array3<f32>) -> [ArrayView3<'a, f32>; 6] {
     let attention = &record.attention;
     [
         attention.bos_mass.view(),
@@ -178,9 +160,7 @@ fn attention<'a>(
 fn layers(record: &PromptRecord, model: &ModelInfo) -> Result<RecordBatch> {
     let layers = record.layers();
     let mut columns = Columns::new(Table::Layers, record, layers + 1);
-    let indices: Vec<i32> = std::iter::once(Ok(-1))
-        .chain((0..layers).map(int))
-        .collect::<Result<_>>()?;
+    let indices: Vec<i32> = std::iter::once(Ok(-1)).chain((0..layers).map(int)).collect::<Result<_>>()?;
     columns.arrays.push(Arc::new(Int32Array::from(indices)));
     let windowed = (0..layers).map(|layer| Some(model.windowed_layers.contains(&layer)));
     let windowed: BooleanArray = std::iter::once(None).chain(windowed).collect();
@@ -190,7 +170,7 @@ fn layers(record: &PromptRecord, model: &ModelInfo) -> Result<RecordBatch> {
 
     let selectivity = selectivity(record);
     for figure in attention(record, &selectivity) {
-        let means = figure.outer_iter().map(|layer| mean(&layer)).collect();
+        let means = figure.outer_iter().map(mean).collect();
         columns.figures(after_embedding(means));
     }
     for curve in [&record.curvature_prompt_deg, &record.curvature_decode_deg] {
@@ -199,9 +179,7 @@ fn layers(record: &PromptRecord, model: &ModelInfo) -> Result<RecordBatch> {
         columns.figures(curve.iter().map(|degrees| degrees - after_first));
     }
     let lens = &record.lens;
-    columns.figures(after_embedding(
-        lens.kl.outer_iter().map(|layer| mean(&layer)).collect(),
-    ));
+    columns.figures(after_embedding(lens.kl.outer_iter().map(mean).collect()));
     // The lens after the last layer is the model's own output.
     let last = lens.top1.index_axis(Axis(0), layers - 1);
     let agreement = lens.top1.outer_iter().map(|layer| {
@@ -219,7 +197,7 @@ fn heads(record: &PromptRecord) -> Result<RecordBatch> {
     columns.ints((0..layers * heads).map(|row| row % heads))?;
     let selectivity = selectivity(record);
     for figure in attention(record, &selectivity) {
-        columns.figures(figure.lanes(Axis(2)).into_iter().map(|steps| mean(&steps)));
+        columns.figures(figure.lanes(Axis(2)).into_iter().map(mean));
     }
     columns.finish()
 }
@@ -233,7 +211,7 @@ fn steps(record: &PromptRecord) -> Result<RecordBatch> {
     columns.token_ids((0..layers).flat_map(|_| record.generated.iter().copied()));
     let selectivity = selectivity(record);
     for figure in attention(record, &selectivity) {
-        columns.figures(figure.lanes(Axis(1)).into_iter().map(|heads| mean(&heads)));
+        columns.figures(figure.lanes(Axis(1)).into_iter().map(mean));
     }
     columns.figures(record.lens.kl.iter().map(|kl| f64::from(*kl)));
     columns.token_ids(record.lens.top1.iter().copied());

@@ -17,11 +17,7 @@ pub(super) struct Rows<'a> {
 impl<'a> Rows<'a> {
     /// Reads the rows of a prompt; `columns` as in [`TableFile::rows`].
     pub(super) fn read(file: &'a TableFile, prompt_id: &'a str, columns: &[&str]) -> Result<Self> {
-        Ok(Self {
-            file,
-            prompt_id,
-            batches: file.rows(prompt_id, columns)?,
-        })
+        Ok(Self { file, prompt_id, batches: file.rows(prompt_id, columns)? })
     }
 
     pub(super) fn len(&self) -> usize {
@@ -30,26 +26,21 @@ impl<'a> Rows<'a> {
 
     /// The sentence that these rows are not as layerscope wrote them.
     pub(super) fn damaged(&self, problem: impl std::fmt::Display) -> Error {
-        self.file
-            .damaged(&format!("prompt {:?}: {problem}", self.prompt_id))
+        self.file.damaged(&format!("prompt {:?}: {problem}", self.prompt_id))
     }
 
     /// Refuses any other number of rows than `expected`; `None` is one too large to be true.
     pub(super) fn expect_len(&self, expected: Option<usize>) -> Result<()> {
         match (self.len(), expected) {
             (found, Some(expected)) if found == expected => Ok(()),
-            (found, Some(expected)) => {
-                Err(self.damaged(format!("{found} rows instead of {expected}")))
-            }
+            (found, Some(expected)) => Err(self.damaged(format!("{found} rows instead of {expected}"))),
             (found, None) => Err(self.damaged(format!("{found} rows are too few"))),
         }
     }
 
     fn column<'b>(&'b self, name: &'b str) -> impl Iterator<Item = Result<&'b ArrayRef>> {
         self.batches.iter().map(move |batch| {
-            batch
-                .column_by_name(name)
-                .ok_or_else(|| self.damaged(format!("the column {name} is missing")))
+            batch.column_by_name(name).ok_or_else(|| self.damaged(format!("the column {name} is missing")))
         })
     }
 
@@ -97,9 +88,7 @@ impl<'a> Rows<'a> {
     pub(super) fn counts(&self, name: &str) -> Result<Vec<usize>> {
         let ints = self.ints(name)?;
         let counts = ints.into_iter().map(usize::try_from);
-        counts
-            .collect::<std::result::Result<_, _>>()
-            .map_err(|_| self.damaged(format!("a negative {name}")))
+        counts.collect::<std::result::Result<_, _>>().map_err(|_| self.damaged(format!("a negative {name}")))
     }
 
     pub(super) fn token_ids(&self, name: &str) -> Result<Vec<u32>> {
@@ -112,7 +101,7 @@ impl<'a> Rows<'a> {
     }
 
     pub(super) fn texts(&self, name: &str) -> Result<Vec<String>> {
-        self.gather(name, |array, all| texts(array, all))
+        self.gather(name, texts)
     }
 
     pub(super) fn bools(&self, name: &str) -> Result<Vec<bool>> {

@@ -25,15 +25,8 @@ pub enum Table {
 
 impl Table {
     /// All tables.
-    pub const ALL: [Self; 7] = [
-        Self::Prompts,
-        Self::Layers,
-        Self::Heads,
-        Self::Steps,
-        Self::Tokens,
-        Self::Frontier,
-        Self::Knockout,
-    ];
+    pub const ALL: [Self; 7] =
+        [Self::Prompts, Self::Layers, Self::Heads, Self::Steps, Self::Tokens, Self::Frontier, Self::Knockout];
 
     /// Its file in the run folder.
     pub fn file_name(self) -> &'static str {
@@ -50,28 +43,21 @@ impl Table {
 
     /// Its columns; every field carries `unit` and `description`.
     pub fn schema(self) -> SchemaRef {
-        Arc::new(Schema::new(
-            self.columns().iter().map(Column::field).collect::<Vec<_>>(),
-        ))
+        Arc::new(Schema::new(self.columns().iter().map(Column::field).collect::<Vec<_>>()))
     }
 
     /// Its columns in order.
     pub(super) fn columns(self) -> Vec<Column> {
         match self {
             Self::Prompts => PROMPTS.to_vec(),
-            Self::Layers => [
-                &[PROMPT_ID, LAYER_OR_EMBEDDING, WINDOWED][..],
-                &ATTENTION,
-                &TRAJECTORY,
-            ]
-            .concat(),
+            Self::Layers => {
+                [&[PROMPT_ID, LAYER_OR_EMBEDDING, WINDOWED][..], &ATTENTION, &TRAJECTORY].concat()
+            }
             Self::Heads => [&[PROMPT_ID, LAYER, HEAD][..], &ATTENTION].concat(),
-            Self::Steps => [
-                &[PROMPT_ID, LAYER, STEP, STEP_POSITION, STEP_TOKEN][..],
-                &ATTENTION,
-                &[LENS_KL, LENS_TOP1],
-            ]
-            .concat(),
+            Self::Steps => {
+                [&[PROMPT_ID, LAYER, STEP, STEP_POSITION, STEP_TOKEN][..], &ATTENTION, &[LENS_KL, LENS_TOP1]]
+                    .concat()
+            }
             Self::Tokens => TOKENS.to_vec(),
             Self::Frontier => [&[PROMPT_ID, ANCHOR, CUTOFF][..], &DIVERGENCE].concat(),
             Self::Knockout => [&[PROMPT_ID, LAYER][..], &DIVERGENCE].concat(),
@@ -117,33 +103,18 @@ impl Column {
             Kind::Float => DataType::Float64,
             Kind::Single => DataType::Float32,
         };
-        let metadata: Metadata = [("unit", self.unit), ("description", self.description)]
-            .into_iter()
-            .collect();
+        let metadata: Metadata =
+            [("unit", self.unit), ("description", self.description)].into_iter().collect();
         Field::new(self.name, data_type, self.nullable).with_metadata(metadata)
     }
 }
 
-const fn column(
-    name: &'static str,
-    kind: Kind,
-    unit: &'static str,
-    description: &'static str,
-) -> Column {
-    Column {
-        name,
-        kind,
-        nullable: false,
-        unit,
-        description,
-    }
+const fn column(name: &'static str, kind: Kind, unit: &'static str, description: &'static str) -> Column {
+    Column { name, kind, nullable: false, unit, description }
 }
 
 const fn figure(name: &'static str, unit: &'static str, description: &'static str) -> Column {
-    Column {
-        nullable: true,
-        ..column(name, Kind::Float, unit, description)
-    }
+    Column { nullable: true, ..column(name, Kind::Float, unit, description) }
 }
 
 const PROMPT_ID: Column = column("prompt_id", Kind::Text, "none", "Name of the prompt");
@@ -165,57 +136,33 @@ const WINDOWED: Column = Column {
 };
 const HEAD: Column = column("head", Kind::Int, "index", "Query head, from 0");
 const STEP: Column = column("step", Kind::Int, "index", "Decode step, from 0");
-const STEP_POSITION: Column = column(
-    "position",
-    Kind::Int,
-    "tokens",
-    "Position of the step's query: p - 1 + step",
-);
-const STEP_TOKEN: Column = column(
-    "token_id",
-    Kind::TokenId,
-    "token id",
-    "The token of the continuation that the step yields",
-);
+const STEP_POSITION: Column =
+    column("position", Kind::Int, "tokens", "Position of the step's query: p - 1 + step");
+const STEP_TOKEN: Column =
+    column("token_id", Kind::TokenId, "token id", "The token of the continuation that the step yields");
 const ANCHOR: Column = column(
     "anchor",
     Kind::Text,
     "none",
     "Prompt tokens that keep KV at every layer: bos (position 0) or none",
 );
-const CUTOFF: Column = column(
-    "cutoff",
-    Kind::Int,
-    "layers",
-    "Prompt tokens keep KV in layers 0 to cutoff - 1 only",
-);
+const CUTOFF: Column =
+    column("cutoff", Kind::Int, "layers", "Prompt tokens keep KV in layers 0 to cutoff - 1 only");
 
 const ATTENTION: [Column; 6] = [
-    figure(
-        "bos_mass",
-        "probability",
-        "Attention mass of the decode queries on position 0",
-    ),
+    figure("bos_mass", "probability", "Attention mass of the decode queries on position 0"),
     figure(
         "prompt_mass",
         "probability",
         "Attention mass on positions 1 to p - 2 (decode-to-prefill attention mass)",
     ),
-    figure(
-        "decode_mass",
-        "probability",
-        "Attention mass on positions from p - 1 on",
-    ),
+    figure("decode_mass", "probability", "Attention mass on positions from p - 1 on"),
     figure(
         "prompt_entropy",
         "share of ln(p - 2)",
         "Entropy of the attention within the prompt, 0 to 1; null where the prompt mass is at most 1e-6 or p < 4",
     ),
-    figure(
-        "prompt_entropy_nats",
-        "nats",
-        "Entropy of the attention within the prompt",
-    ),
+    figure("prompt_entropy_nats", "nats", "Entropy of the attention within the prompt"),
     figure(
         "selectivity",
         "probability",
@@ -251,24 +198,12 @@ const TRAJECTORY: [Column; 6] = [
         "Share of steps whose logit-lens token is that of the last layer",
     ),
 ];
-const LENS_KL: Column = figure(
-    "lens_kl",
-    "nats",
-    "Logit lens: KL(final || lens) of the next-token distribution",
-);
-const LENS_TOP1: Column = column(
-    "lens_top1",
-    Kind::TokenId,
-    "token id",
-    "Logit lens: the most likely token",
-);
+const LENS_KL: Column =
+    figure("lens_kl", "nats", "Logit lens: KL(final || lens) of the next-token distribution");
+const LENS_TOP1: Column = column("lens_top1", Kind::TokenId, "token id", "Logit lens: the most likely token");
 
 const DIVERGENCE: [Column; 3] = [
-    figure(
-        "kl",
-        "nats",
-        "Mean over steps of KL(full || changed) of the next-token distributions",
-    ),
+    figure("kl", "nats", "Mean over steps of KL(full || changed) of the next-token distributions"),
     figure("top1", "share of steps", "Steps with the same argmax"),
     figure(
         "dnll",
@@ -278,10 +213,7 @@ const DIVERGENCE: [Column; 3] = [
 ];
 
 const fn tokens_figure(name: &'static str, description: &'static str) -> Column {
-    Column {
-        kind: Kind::Single,
-        ..figure(name, "probability", description)
-    }
+    Column { kind: Kind::Single, ..figure(name, "probability", description) }
 }
 
 const TOKENS: [Column; 7] = [
@@ -289,68 +221,22 @@ const TOKENS: [Column; 7] = [
     LAYER,
     column("position", Kind::Int, "tokens", "Prompt position, from 0"),
     column("token_id", Kind::TokenId, "token id", "The prompt token"),
-    column(
-        "token_text",
-        Kind::Text,
-        "none",
-        "How the prompt token is shown",
-    ),
-    tokens_figure(
-        "received_mean",
-        "Attention received from the decode queries, mean over heads and steps",
-    ),
-    tokens_figure(
-        "received_max",
-        "Attention received from the decode queries, maximum over heads and steps",
-    ),
+    column("token_text", Kind::Text, "none", "How the prompt token is shown"),
+    tokens_figure("received_mean", "Attention received from the decode queries, mean over heads and steps"),
+    tokens_figure("received_max", "Attention received from the decode queries, maximum over heads and steps"),
 ];
 
 const PROMPTS: [Column; 16] = [
     PROMPT_ID,
     column("category", Kind::Text, "none", "Category of the prompt"),
     column("text", Kind::Text, "none", "The prompt as written"),
-    column(
-        "p",
-        Kind::Int,
-        "tokens",
-        "Prompt tokens, chat template and BoS included",
-    ),
-    column(
-        "steps",
-        Kind::Int,
-        "tokens",
-        "Decode steps N: tokens of the continuation",
-    ),
-    column(
-        "tokens",
-        Kind::TokenIdList,
-        "token id",
-        "Prompt tokens as the model saw them",
-    ),
-    column(
-        "token_text",
-        Kind::TextList,
-        "none",
-        "How each prompt token is shown",
-    ),
-    column(
-        "generated",
-        Kind::TokenIdList,
-        "token id",
-        "The continuation",
-    ),
-    column(
-        "generated_token_text",
-        Kind::TextList,
-        "none",
-        "How each token of the continuation is shown",
-    ),
-    column(
-        "generated_text",
-        Kind::Text,
-        "none",
-        "The continuation as text",
-    ),
+    column("p", Kind::Int, "tokens", "Prompt tokens, chat template and BoS included"),
+    column("steps", Kind::Int, "tokens", "Decode steps N: tokens of the continuation"),
+    column("tokens", Kind::TokenIdList, "token id", "Prompt tokens as the model saw them"),
+    column("token_text", Kind::TextList, "none", "How each prompt token is shown"),
+    column("generated", Kind::TokenIdList, "token id", "The continuation"),
+    column("generated_token_text", Kind::TextList, "none", "How each token of the continuation is shown"),
+    column("generated_text", Kind::Text, "none", "The continuation as text"),
     column(
         "answer_given",
         Kind::Bool,
@@ -362,21 +248,9 @@ const PROMPTS: [Column; 16] = [
         "nats",
         "Mean over steps of KL(f32 weights || weights as run); null where the run is f32",
     ),
-    figure(
-        "prefill_s",
-        "seconds",
-        "Prompt to first token (time to first token)",
-    ),
-    figure(
-        "decode_s",
-        "seconds",
-        "All further greedy tokens; 0 where the answer was given",
-    ),
-    figure(
-        "probe_s",
-        "seconds",
-        "The teacher-forced pass with every probe",
-    ),
+    figure("prefill_s", "seconds", "Prompt to first token (time to first token)"),
+    figure("decode_s", "seconds", "All further greedy tokens; 0 where the answer was given"),
+    figure("probe_s", "seconds", "The teacher-forced pass with every probe"),
     figure("frontier_s", "seconds", "Frontier and causal map"),
 ];
 
@@ -391,11 +265,7 @@ mod tests {
             for field in schema.fields() {
                 for key in ["unit", "description"] {
                     let value = field.metadata().get(key).map(String::as_str);
-                    assert!(
-                        value.is_some_and(|text| !text.is_empty()),
-                        "{table:?} {} {key}",
-                        field.name()
-                    );
+                    assert!(value.is_some_and(|text| !text.is_empty()), "{table:?} {} {key}", field.name());
                 }
             }
             assert_eq!(schema.fields()[0].name(), "prompt_id", "{table:?}");

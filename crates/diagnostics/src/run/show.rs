@@ -73,9 +73,6 @@ impl ShowReport {
     /// Reads all prompts of the run.
     pub(super) fn of(run: &Run) -> Result<Self> {
         let prompts = run.prompts().map(|prompt| prompt.map(ShowPrompt::from));
-        Ok(Self {
-            manifest: run.manifest().clone(),
-            prompts: prompts.collect::<Result<_>>()?,
-        })
+        Ok(Self { manifest: run.manifest().clone(), prompts: prompts.collect::<Result<_>>()? })
     }
 }

@@ -47,18 +47,8 @@ impl Tables {
                 Some(tokens),
                 Some(frontier),
                 Some(knockout),
-            ) => Ok(Some(Self {
-                prompts,
-                layers,
-                heads,
-                steps,
-                tokens,
-                frontier,
-                knockout,
-            })),
-            (None, None, None, None, None, None, None) if manifest.status == Status::Running => {
-                Ok(None)
-            }
+            ) => Ok(Some(Self { prompts, layers, heads, steps, tokens, frontier, knockout })),
+            (None, None, None, None, None, None, None) if manifest.status == Status::Running => Ok(None),
             _ => {
                 let missing: Vec<&str> = Table::ALL
                     .iter()
@@ -91,9 +81,7 @@ impl Tables {
         let ids = self.prompts.prompt_ids()?;
         let known: BTreeSet<&String> = manifest.prompts.ids.iter().collect();
         match ids.iter().find(|id| !known.contains(id)) {
-            Some(id) => Err(self
-                .prompts
-                .damaged(&format!("prompt {id:?} is not of this run"))),
+            Some(id) => Err(self.prompts.damaged(&format!("prompt {id:?} is not of this run"))),
             None => Ok(ids),
         }
     }

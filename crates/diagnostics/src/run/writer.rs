@@ -7,9 +7,7 @@ use std::path::{Path, PathBuf};
 
 use layerscope_engine::{Error, Result};
 
-use super::durable::{
-    self, create_folder, remove_folder, rename, replace_file, sync_folder, write_synced,
-};
+use super::durable::{self, create_folder, remove_folder, rename, replace_file, sync_folder, write_synced};
 use super::layout;
 use super::manifest::{FailedPrompt, MANIFEST, Manifest, Status};
 use super::parquet_file::{self, Merger, TableFile};
@@ -55,9 +53,9 @@ impl RunWriter {
     /// one, or files that are no run, or where another recording is writing to it; [`Error::Failure`] where it cannot
     /// be written.
     pub fn create_or_resume(run: &Path, wanted: Manifest) -> Result<Self> {
-        wanted.check().map_err(|problem| {
-            Error::failure(format!("internal error (please report it): {problem}"))
-        })?;
+        wanted
+            .check()
+            .map_err(|problem| Error::failure(format!("internal error (please report it): {problem}")))?;
         create_folder(run)?;
         refuse_foreign_folder(run)?;
         let lock = durable::lock(run, layout::LOCK)?;
@@ -129,10 +127,7 @@ impl RunWriter {
             let _ = remove_folder(&unfinished);
         }
         written?;
-        let done = Done {
-            place: Place::Part,
-            native_kl: record.native_kl.filter(|kl| kl.is_finite()),
-        };
+        let done = Done { place: Place::Part, native_kl: record.native_kl.filter(|kl| kl.is_finite()) };
         self.done.insert(index, done);
         self.failed.remove(&index);
         self.manifest.status = Status::Running;
@@ -160,11 +155,7 @@ impl RunWriter {
     /// recording tries again.
     pub fn finish(&mut self) -> Result<&Manifest> {
         self.settle()?;
-        let status = if self.manifest.nothing_left() {
-            Status::Complete
-        } else {
-            Status::Running
-        };
+        let status = if self.manifest.nothing_left() { Status::Complete } else { Status::Running };
         let has_parts = self.done.values().any(|done| done.place == Place::Part);
         let has_tables = self.run.join(Table::Prompts.file_name()).exists();
         let changed = self.manifest.status != status;
@@ -271,8 +262,7 @@ impl RunWriter {
                 return Err(Error::input("a part of another prompt"));
             }
         }
-        let prompts =
-            layout::open_part_table(&self.run, index, Table::Prompts)?.ok_or_else(missing)?;
+        let prompts = layout::open_part_table(&self.run, index, Table::Prompts)?.ok_or_else(missing)?;
         done_row(&prompts, id, Place::Part)
     }
 
@@ -327,10 +317,8 @@ impl RunWriter {
         let states = &mut self.manifest.prompts;
         let id = |index: &usize| states.ids[*index].clone();
         states.done = self.done.keys().map(id).collect();
-        let failed = self.failed.iter().map(|(index, reason)| FailedPrompt {
-            id: id(index),
-            reason: reason.clone(),
-        });
+        let failed =
+            self.failed.iter().map(|(index, reason)| FailedPrompt { id: id(index), reason: reason.clone() });
         states.failed = failed.collect();
         let native_kl: Vec<f64> = self.done.values().filter_map(|d| d.native_kl).collect();
         self.manifest.native_kl =

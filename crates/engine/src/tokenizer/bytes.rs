@@ -60,8 +60,7 @@ pub(super) fn take_complete(buffer: &mut Vec<u8>) -> String {
     for chunk in buffer.utf8_chunks() {
         text.push_str(chunk.valid());
         taken += chunk.valid().len();
-        let unfinished = std::str::from_utf8(chunk.invalid())
-            .is_err_and(|error| error.error_len().is_none())
+        let unfinished = std::str::from_utf8(chunk.invalid()).is_err_and(|error| error.error_len().is_none())
             && taken + chunk.invalid().len() == buffer.len();
         if unfinished {
             break;
@@ -82,10 +81,7 @@ mod tests {
 
     #[test]
     fn the_alphabet_is_that_of_the_tokenizers_crate() {
-        let mut bytes: Vec<u8> = ByteLevel::alphabet()
-            .into_iter()
-            .filter_map(byte_of)
-            .collect();
+        let mut bytes: Vec<u8> = ByteLevel::alphabet().into_iter().filter_map(byte_of).collect();
         bytes.sort_unstable();
         assert_eq!(bytes, (0..=255).collect::<Vec<u8>>());
         assert_eq!(byte_of('Ġ'), Some(b' '));

@@ -34,11 +34,7 @@ impl Tokenizer {
             )));
         };
         let inner = load(&path, &text)?;
-        let vocab_size = inner
-            .get_vocab(true)
-            .values()
-            .max()
-            .map_or(0, |&highest| highest as usize + 1);
+        let vocab_size = inner.get_vocab(true).values().max().map_or(0, |&highest| highest as usize + 1);
         let folder = Folder {
             tokenizer_config: JsonFile::read(directory.join("tokenizer_config.json"))?,
             generation_config: JsonFile::read(directory.join("generation_config.json"))?,
@@ -123,19 +119,12 @@ impl JsonFile {
     }
 
     fn error(&self, key: &str, problem: impl std::fmt::Display) -> Error {
-        Error::input(format!(
-            "{} has a damaged {key}: {problem}",
-            self.path.display()
-        ))
+        Error::input(format!("{} has a damaged {key}: {problem}", self.path.display()))
     }
 
     fn boolean(&self, key: &str) -> Result<Option<bool>> {
         self.get(key)
-            .map(|value| {
-                value
-                    .as_bool()
-                    .ok_or_else(|| self.error(key, "it is neither true nor false"))
-            })
+            .map(|value| value.as_bool().ok_or_else(|| self.error(key, "it is neither true nor false")))
             .transpose()
     }
 
@@ -181,10 +170,7 @@ impl Folder<'_> {
         let probe = "a";
         let bare = encode_with(self.inner, self.tokenizer_path, probe, false)?;
         let mut full = encode_with(self.inner, self.tokenizer_path, probe, true)?;
-        let start = full
-            .windows(bare.len().max(1))
-            .position(|window| window == bare)
-            .unwrap_or(0);
+        let start = full.windows(bare.len().max(1)).position(|window| window == bare).unwrap_or(0);
         full.truncate(start);
         if let Some(id) = full.iter().find(|&&id| id as usize >= self.vocab_size) {
             return Err(Error::input(format!(
@@ -212,10 +198,7 @@ impl Folder<'_> {
         };
         match self.inner.token_to_id(text) {
             Some(id) => Ok(Some(Some(id))),
-            None => Err(config.error(
-                key,
-                format_args!("tokenizer.json has no token {:?}", shorten(text)),
-            )),
+            None => Err(config.error(key, format_args!("tokenizer.json has no token {:?}", shorten(text)))),
         }
     }
 
@@ -251,9 +234,7 @@ impl Folder<'_> {
                 }
             }
             (Some(true), None) => {
-                return Err(self
-                    .tokenizer_config
-                    .error(key, "it is true, but there is no bos_token"));
+                return Err(self.tokenizer_config.error(key, "it is true, but there is no bos_token"));
             }
         }
         Ok(prefix)

@@ -51,16 +51,13 @@ impl Tokenizer {
         let id = |key| file.token_id(key, tokens.len());
         let bos_id = id("tokenizer.ggml.bos_token_id")?;
         let mut eos_ids = Vec::new();
-        for key in [
-            "tokenizer.ggml.eos_token_id",
-            "tokenizer.ggml.eot_token_id",
-            "tokenizer.ggml.eom_token_id",
-        ] {
+        for key in
+            ["tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id"]
+        {
             eos_ids.extend(id(key)?);
         }
-        let adds_bos = file
-            .boolean("tokenizer.ggml.add_bos_token")?
-            .unwrap_or(pre_tokenizer.adds_bos_by_default());
+        let adds_bos =
+            file.boolean("tokenizer.ggml.add_bos_token")?.unwrap_or(pre_tokenizer.adds_bos_by_default());
         let prefix = match (adds_bos, bos_id) {
             (false, _) => Vec::new(),
             (true, Some(bos)) => vec![bos],
@@ -77,9 +74,7 @@ impl Tokenizer {
             bos_id,
             eos_ids,
             prefix,
-            chat_template: file
-                .optional_string("tokenizer.chat_template")?
-                .map(str::to_owned),
+            chat_template: file.optional_string("tokenizer.chat_template")?.map(str::to_owned),
         }))
     }
 }
@@ -91,9 +86,7 @@ fn added_tokens(tokens: &[&str], types: &[i64]) -> Vec<AddedToken> {
         .iter()
         .zip(types)
         .filter(|&(_, &kind)| matches!(kind, token_type::CONTROL | token_type::USER_DEFINED))
-        .map(|(&token, &kind)| {
-            AddedToken::from(token, kind == token_type::CONTROL).normalized(false)
-        })
+        .map(|(&token, &kind)| AddedToken::from(token, kind == token_type::CONTROL).normalized(false))
         .collect()
 }
 
@@ -110,18 +103,13 @@ impl<'a> Metadata<'a> {
     }
 
     fn required(&self, key: &str) -> Result<&'a Value> {
-        self.metadata.get(key).ok_or_else(|| {
-            self.error(format_args!(
-                "has no {key}, so its text cannot be tokenized"
-            ))
-        })
+        self.metadata
+            .get(key)
+            .ok_or_else(|| self.error(format_args!("has no {key}, so its text cannot be tokenized")))
     }
 
     fn wrong_type(&self, key: &str, value: &Value, wanted: &str) -> Error {
-        self.error(format_args!(
-            "has a damaged {key}: it is of type {:?}, not {wanted}",
-            value.value_type()
-        ))
+        self.error(format_args!("has a damaged {key}: it is of type {:?}, not {wanted}", value.value_type()))
     }
 
     fn as_str(&self, key: &str, value: &'a Value) -> Result<&'a str> {
@@ -158,17 +146,11 @@ impl<'a> Metadata<'a> {
     }
 
     fn optional_string(&self, key: &str) -> Result<Option<&'a str>> {
-        self.metadata
-            .get(key)
-            .map(|value| self.as_str(key, value))
-            .transpose()
+        self.metadata.get(key).map(|value| self.as_str(key, value)).transpose()
     }
 
     fn strings(&self, key: &str) -> Result<Vec<&'a str>> {
-        self.array(key)?
-            .iter()
-            .map(|value| self.as_str(key, value))
-            .collect()
+        self.array(key)?.iter().map(|value| self.as_str(key, value)).collect()
     }
 
     fn boolean(&self, key: &str) -> Result<Option<bool>> {
@@ -221,18 +203,14 @@ impl<'a> Metadata<'a> {
         let key = "tokenizer.ggml.token_type";
         let values = self.array(key)?;
         if values.len() != vocab_size {
-            return Err(self.error(format_args!(
-                "has a damaged {key}: {} types for {vocab_size} tokens",
-                values.len()
-            )));
+            return Err(self
+                .error(format_args!("has a damaged {key}: {} types for {vocab_size} tokens", values.len())));
         }
         values
             .iter()
             .map(|value| match self.integer(key, value)? {
                 kind @ 0..=6 => Ok(kind),
-                kind => Err(self.error(format_args!(
-                    "has a damaged {key}: there is no token type {kind}"
-                ))),
+                kind => Err(self.error(format_args!("has a damaged {key}: there is no token type {kind}"))),
             })
             .collect()
     }
@@ -268,10 +246,8 @@ impl<'a> Metadata<'a> {
             .into_iter()
             .map(|merge| {
                 let Some((left, right)) = merge.split_once(' ') else {
-                    return Err(self.error(format_args!(
-                        "has a damaged {key}: {:?} is not two tokens",
-                        shorten(merge)
-                    )));
+                    return Err(self
+                        .error(format_args!("has a damaged {key}: {:?} is not two tokens", shorten(merge))));
                 };
                 let whole = [left, right].concat();
                 for token in [left, right, &whole] {

@@ -26,14 +26,8 @@ pub use stream::TokenStream;
 ///
 /// They count as end tokens only where the chat template writes them: a vocabulary often has some that the model was
 /// never trained to end with.
-const WELL_KNOWN_END_TOKENS: [&str; 6] = [
-    "<|im_end|>",
-    "<|eot_id|>",
-    "<|eom_id|>",
-    "<|end_of_text|>",
-    "<|endoftext|>",
-    "<end_of_turn>",
-];
+const WELL_KNOWN_END_TOKENS: [&str; 6] =
+    ["<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|endoftext|>", "<end_of_turn>"];
 
 /// One turn of a conversation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -47,10 +41,7 @@ pub struct Message {
 impl Message {
     /// A message of `role` saying `content`.
     pub fn new(role: impl Into<String>, content: impl Into<String>) -> Self {
-        Self {
-            role: role.into(),
-            content: content.into(),
-        }
+        Self { role: role.into(), content: content.into() }
     }
 }
 
@@ -93,15 +84,7 @@ struct Parts {
 
 impl Tokenizer {
     fn assemble(parts: Parts) -> Self {
-        let Parts {
-            inner,
-            source,
-            vocab_size,
-            bos_id,
-            eos_ids: named,
-            prefix,
-            chat_template,
-        } = parts;
+        let Parts { inner, source, vocab_size, bos_id, eos_ids: named, prefix, chat_template } = parts;
         let written = WELL_KNOWN_END_TOKENS
             .into_iter()
             .filter(|token| chat_template.as_ref().is_some_and(|t| t.contains(token)))
@@ -146,9 +129,7 @@ impl Tokenizer {
             ids.splice(0..0, self.prefix.iter().copied());
         }
         if ids.is_empty() {
-            return Err(Error::input(
-                "the prompt is empty: it has no tokens to run the model on",
-            ));
+            return Err(Error::input("the prompt is empty: it has no tokens to run the model on"));
         }
         Ok(ids)
     }
@@ -161,9 +142,9 @@ impl Tokenizer {
             (Some(template), PromptText::Plain(text)) => {
                 template.render(&[Message::new("user", text.as_str())])
             }
-            (_, PromptText::Messages(messages)) if messages.is_empty() => Err(Error::input(
-                "the prompt has no messages: give at least one",
-            )),
+            (_, PromptText::Messages(messages)) if messages.is_empty() => {
+                Err(Error::input("the prompt has no messages: give at least one"))
+            }
             (Some(template), PromptText::Messages(messages)) => template.render(messages),
             (None, PromptText::Plain(text)) => Ok(text.clone()),
             (None, PromptText::Messages(messages)) => match messages.as_slice() {
@@ -196,9 +177,7 @@ impl Tokenizer {
             }
             return Ok(String::from_utf8_lossy(&all).into_owned());
         }
-        guarded(&self.source, "decode tokens with", || {
-            self.inner.decode(ids, skip_special)
-        })
+        guarded(&self.source, "decode tokens with", || self.inner.decode(ids, skip_special))
     }
 
     /// Adds the bytes of one token of a byte-level vocabulary.
@@ -214,10 +193,7 @@ impl Tokenizer {
     }
 
     fn added_token(&self, id: u32) -> Option<&tokenizers::AddedToken> {
-        self.inner
-            .get_added_vocabulary()
-            .get_added_tokens_decoder()
-            .get(&id)
+        self.inner.get_added_vocabulary().get_added_tokens_decoder().get(&id)
     }
 
     /// Starts decoding ids as they are generated, with special tokens left out where `skip_special` is set.
@@ -292,19 +268,13 @@ fn encode_with(
             "the prompt has more than {LONGEST_WHITE_SPACE} bytes of white space in a row: shorten it"
         )));
     }
-    let encoding = guarded(source, "encode the text with", || {
-        inner.encode_fast(text, add_special)
-    })?;
+    let encoding = guarded(source, "encode the text with", || inner.encode_fast(text, add_special))?;
     Ok(encoding.get_ids().to_vec())
 }
 
 /// Runs `work` of the tokenizers crate, which panics on some damaged files and when its regular expression engine
 /// gives up, and turns either failure into bad input.
-fn guarded<T>(
-    source: &Path,
-    doing: &str,
-    work: impl FnOnce() -> tokenizers::Result<T>,
-) -> Result<T> {
+fn guarded<T>(source: &Path, doing: &str, work: impl FnOnce() -> tokenizers::Result<T>) -> Result<T> {
     let reason = match catch_unwind(AssertUnwindSafe(work)) {
         Ok(Ok(value)) => return Ok(value),
         Ok(Err(error)) => error.to_string(),
@@ -315,11 +285,7 @@ fn guarded<T>(
             .unwrap_or("the tokenizer is damaged")
             .to_owned(),
     };
-    Err(Error::input(format!(
-        "cannot {doing} the tokenizer of {}: {}",
-        source.display(),
-        shorten(&reason)
-    )))
+    Err(Error::input(format!("cannot {doing} the tokenizer of {}: {}", source.display(), shorten(&reason))))
 }
 
 /// A text from a file, short enough to be quoted in an error.

@@ -32,10 +32,7 @@ fn write_json(value: &Value, layout: &JsonLayout, level: usize, out: &mut String
         ValueKind::None | ValueKind::Bool | ValueKind::Number => out.push_str(&scalar(value)),
         ValueKind::String => write_string(&value.to_string(), out),
         ValueKind::Seq | ValueKind::Iterable => {
-            let mut items = value
-                .try_iter()
-                .map_err(|error| error.to_string())?
-                .peekable();
+            let mut items = value.try_iter().map_err(|error| error.to_string())?.peekable();
             let is_empty = items.peek().is_none();
             out.push('[');
             for (index, item) in items.enumerate() {
@@ -48,10 +45,7 @@ fn write_json(value: &Value, layout: &JsonLayout, level: usize, out: &mut String
             out.push(']');
         }
         ValueKind::Map => {
-            let mut keys: Vec<Value> = value
-                .try_iter()
-                .map_err(|error| error.to_string())?
-                .collect();
+            let mut keys: Vec<Value> = value.try_iter().map_err(|error| error.to_string())?.collect();
             if layout.sort_keys {
                 keys.sort();
             }
@@ -114,15 +108,7 @@ const MONTHS: [&str; 12] = [
     "November",
     "December",
 ];
-const DAYS: [&str; 7] = [
-    "Sunday",
-    "Monday",
-    "Tuesday",
-    "Wednesday",
-    "Thursday",
-    "Friday",
-    "Saturday",
-];
+const DAYS: [&str; 7] = ["Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday"];
 
 /// The time `seconds` after 1970 in UTC, laid out as `strftime` does; an unknown directive is an error.
 pub(super) fn strftime(format: &str, seconds: u64) -> Result<String> {
@@ -189,9 +175,8 @@ struct Date {
 impl Date {
     /// The day `days` after 1 January 1970.
     fn from_days(days: u64) -> Self {
-        let is_leap = |year: u64| {
-            year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400))
-        };
+        let is_leap =
+            |year: u64| year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400));
         // 146,097 days make 400 years, after which the calendar repeats.
         let mut year = 1970 + days / 146_097 * 400;
         let mut rest = days % 146_097;
@@ -209,13 +194,7 @@ impl Date {
             rest -= length;
             month += 1;
         }
-        Self {
-            year,
-            month,
-            day: rest + 1,
-            day_of_year,
-            weekday: ((days + 4) % 7) as usize,
-        }
+        Self { year, month, day: rest + 1, day_of_year, weekday: ((days + 4) % 7) as usize }
     }
 }
 
@@ -226,27 +205,16 @@ mod tests {
     #[test]
     fn json_is_laid_out_as_python_does() {
         let value = Value::from_pairs([
-            (
-                "b",
-                Value::from(vec![Value::from(1), Value::from(2.5), Value::from("ä<\n")]),
-            ),
+            ("b", Value::from(vec![Value::from(1), Value::from(2.5), Value::from("ä<\n")])),
             ("a", Value::from_pairs::<_, &str, Value>([])),
             ("c", Value::from(())),
         ]);
         let line = to_json(&value, &JsonLayout::default());
-        assert_eq!(
-            line.as_deref(),
-            Ok(r#"{"b": [1, 2.5, "ä<\n"], "a": {}, "c": null}"#)
-        );
-        let layout = JsonLayout {
-            indent: Some(2),
-            sort_keys: true,
-        };
+        assert_eq!(line.as_deref(), Ok(r#"{"b": [1, 2.5, "ä<\n"], "a": {}, "c": null}"#));
+        let layout = JsonLayout { indent: Some(2), sort_keys: true };
         assert_eq!(
             to_json(&value, &layout).as_deref(),
-            Ok(
-                "{\n  \"a\": {},\n  \"b\": [\n    1,\n    2.5,\n    \"ä<\\n\"\n  ],\n  \"c\": null\n}"
-            )
+            Ok("{\n  \"a\": {},\n  \"b\": [\n    1,\n    2.5,\n    \"ä<\\n\"\n  ],\n  \"c\": null\n}")
         );
         assert!(to_json(&Value::UNDEFINED, &layout).is_err());
         let deep = (0..1000).fold(Value::from(1), |inner, _| Value::from(vec![inner]));

@@ -35,17 +35,9 @@ impl<'a> TokenStream<'a> {
         let held = if tokenizer.byte_level {
             Held::Bytes(Vec::new())
         } else {
-            Held::Window {
-                ids: Vec::new(),
-                given: 0,
-                shown: String::new(),
-            }
+            Held::Window { ids: Vec::new(), given: 0, shown: String::new() }
         };
-        Self {
-            tokenizer,
-            skip_special,
-            held,
-        }
+        Self { tokenizer, skip_special, held }
     }
 
     /// Takes the next id and gives the text that it completes, if any.
@@ -61,9 +53,8 @@ impl<'a> TokenStream<'a> {
                 if text.len() <= shown.len() || text.ends_with(char::REPLACEMENT_CHARACTER) {
                     return Ok(None);
                 }
-                let new = rest_of(&text, shown, || {
-                    self.tokenizer.decode_ids(&ids[*given..], self.skip_special)
-                })?;
+                let new =
+                    rest_of(&text, shown, || self.tokenizer.decode_ids(&ids[*given..], self.skip_special))?;
                 ids.drain(..*given);
                 *given = ids.len();
                 *shown = self.tokenizer.decode_ids(ids, self.skip_special)?;
@@ -79,9 +70,7 @@ impl<'a> TokenStream<'a> {
             Held::Bytes(buffer) => Ok(String::from_utf8_lossy(&buffer).into_owned()),
             Held::Window { ids, given, shown } => {
                 let text = self.tokenizer.decode_ids(&ids, self.skip_special)?;
-                rest_of(&text, &shown, || {
-                    self.tokenizer.decode_ids(&ids[given..], self.skip_special)
-                })
+                rest_of(&text, &shown, || self.tokenizer.decode_ids(&ids[given..], self.skip_special))
             }
         }
     }

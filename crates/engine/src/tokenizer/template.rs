@@ -43,12 +43,7 @@ impl ChatTemplate {
         eos_token: Option<String>,
         source: &Path,
     ) -> Self {
-        Self {
-            text,
-            bos_token,
-            eos_token,
-            source: source.to_path_buf(),
-        }
+        Self { text, bos_token, eos_token, source: source.to_path_buf() }
     }
 
     pub(super) fn text(&self) -> &str {
@@ -89,20 +84,20 @@ impl ChatTemplate {
             Err(mpsc::RecvTimeoutError::Timeout) => Err(Error::input(format!(
                 "the chat template of {source} cannot be used: it runs for more than {time_limit:?}"
             ))),
-            Err(mpsc::RecvTimeoutError::Disconnected) => Err(Error::input(format!(
-                "the chat template of {source} cannot be used: it is damaged"
-            ))),
+            Err(mpsc::RecvTimeoutError::Disconnected) => {
+                Err(Error::input(format!("the chat template of {source} cannot be used: it is damaged")))
+            }
         }
     }
 
     fn evaluate(&self, messages: &[Message]) -> std::result::Result<String, Failure> {
         let environment = environment().map_err(|error| failure(&error))?;
-        let template = environment
-            .template_from_named_str("chat_template", &self.text)
-            .map_err(|error| match uses_generation_tag(&self.text) {
+        let template = environment.template_from_named_str("chat_template", &self.text).map_err(|error| {
+            match uses_generation_tag(&self.text) {
                 true => Failure::Broken("its {% generation %} tag is not supported".to_owned()),
                 false => failure(&error),
-            })?;
+            }
+        })?;
         // As in transformers: tools and documents are there and none, a special token that the model lacks is absent.
         let mut special_tokens = Vec::new();
         special_tokens.extend(self.bos_token.as_ref().map(|text| ("bos_token", text)));
@@ -117,29 +112,17 @@ impl ChatTemplate {
             add_generation_prompt => true,
             ..special_tokens
         };
-        let given: usize = messages
-            .iter()
-            .map(|m| m.role.len() + m.content.len())
-            .sum();
-        let mut output = Bounded {
-            bytes: Vec::new(),
-            limit: OUTPUT_LIMIT.saturating_add(given.saturating_mul(4)),
-        };
-        template
-            .render_captured_to(context, &mut output)
-            .map_err(|error| failure(&error))?;
+        let given: usize = messages.iter().map(|m| m.role.len() + m.content.len()).sum();
+        let mut output =
+            Bounded { bytes: Vec::new(), limit: OUTPUT_LIMIT.saturating_add(given.saturating_mul(4)) };
+        template.render_captured_to(context, &mut output).map_err(|error| failure(&error))?;
         String::from_utf8(output.bytes).map_err(|error| Failure::Broken(error.to_string()))
     }
 }
 
 fn environment() -> std::result::Result<Environment<'static>, minijinja::Error> {
     let mut environment = Environment::new();
-    environment.set_syntax(
-        SyntaxConfig::builder()
-            .trim_blocks(true)
-            .lstrip_blocks(true)
-            .build()?,
-    );
+    environment.set_syntax(SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?);
     environment.set_fuel(Some(20_000_000));
     environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
     environment.add_function("raise_exception", raise_exception);
@@ -168,9 +151,7 @@ fn raise_exception(message: &Value) -> std::result::Result<Value, minijinja::Err
 
 /// The time now, in UTC: where the model's training saw dates, a day's difference is none.
 fn strftime_now(format: &str) -> std::result::Result<String, minijinja::Error> {
-    let now = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .map_or(0, |since| since.as_secs());
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     python::strftime(format, now)
         .map_err(|problem| minijinja::Error::new(ErrorKind::InvalidOperation, problem))
 }
@@ -181,18 +162,14 @@ fn tojson(value: &Value, arguments: Kwargs) -> std::result::Result<String, minij
     let sort_keys: Option<bool> = arguments.get("sort_keys")?;
     let ensure_ascii: Option<bool> = arguments.get("ensure_ascii")?;
     arguments.assert_all_used()?;
-    let refuse =
-        |problem: &'static str| minijinja::Error::new(ErrorKind::InvalidOperation, problem);
+    let refuse = |problem: &'static str| minijinja::Error::new(ErrorKind::InvalidOperation, problem);
     if ensure_ascii == Some(true) {
         return Err(refuse("tojson(ensure_ascii=true) is not supported"));
     }
     if indent.is_some_and(|indent| indent > 16) {
         return Err(refuse("tojson with an indent above 16 is not supported"));
     }
-    let layout = JsonLayout {
-        indent,
-        sort_keys: sort_keys.unwrap_or(false),
-    };
+    let layout = JsonLayout { indent, sort_keys: sort_keys.unwrap_or(false) };
     python::to_json(value, &layout)
         .map_err(|problem| minijinja::Error::new(ErrorKind::InvalidOperation, problem))
 }
@@ -210,11 +187,9 @@ fn failure(error: &minijinja::Error) -> Failure {
 
 /// Whether the template has the tag with which transformers marks what the assistant said, for training.
 fn uses_generation_tag(text: &str) -> bool {
-    text.split("{%").skip(1).any(|tag| {
-        tag.trim_start_matches(['-', '+'])
-            .trim_start()
-            .starts_with("generation")
-    })
+    text.split("{%")
+        .skip(1)
+        .any(|tag| tag.trim_start_matches(['-', '+']).trim_start().starts_with("generation"))
 }
 
 /// Output that refuses to grow without end.
@@ -226,10 +201,7 @@ struct Bounded {
 impl Write for Bounded {
     fn write(&mut self, piece: &[u8]) -> io::Result<usize> {
         if self.bytes.len().saturating_add(piece.len()) > self.limit {
-            return Err(io::Error::other(format!(
-                "it writes more than {} bytes",
-                self.limit
-            )));
+            return Err(io::Error::other(format!("it writes more than {} bytes", self.limit)));
         }
         self.bytes.extend_from_slice(piece);
         Ok(piece.len())
@@ -246,15 +218,12 @@ mod tests {
 
     #[test]
     fn a_template_without_end_is_stopped() {
-        let loops =
-            "{% for a in range(100000) %}{% for b in range(1000) %}{% endfor %}{% endfor %}";
+        let loops = "{% for a in range(100000) %}{% for b in range(1000) %}{% endfor %}{% endfor %}";
         let template = ChatTemplate::new(loops.to_owned(), None, None, Path::new("a.gguf"));
         let error = template.render_within(Duration::from_millis(50), &[]);
         assert_eq!(
             error.map_err(|error| error.to_string()),
-            Err(
-                "the chat template of a.gguf cannot be used: it runs for more than 50ms".to_owned()
-            )
+            Err("the chat template of a.gguf cannot be used: it runs for more than 50ms".to_owned())
         );
     }
 }

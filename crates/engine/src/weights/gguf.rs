@@ -3,8 +3,8 @@
 use super::linear::qtensor;
 use super::{Linear, Weight, WeightSource, WeightsPrecision};
 use crate::{Error, Result};
-use candle_core::quantized::gguf_file::{Content, Value};
 use candle_core::quantized::GgmlDType;
+use candle_core::quantized::gguf_file::{Content, Value};
 use candle_core::{Device, Tensor};
 use memmap2::Mmap;
 use std::borrow::Cow;
@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 
 enum Bytes {
     Mapped(Mmap),
-    Embedded(&'static [u8]),
+    InMemory(Cow<'static, [u8]>),
 }
 
 /// An opened GGUF file.
@@ -37,18 +37,18 @@ impl GgufFile {
         Self::read(path.to_owned(), Bytes::Mapped(map))
     }
 
-    /// Reads a file that is part of the program; `name` stands for its path in messages.
+    /// Reads a file that is in memory, as one that is part of the program; `name` stands for its path in messages.
     ///
     /// # Errors
     /// [`Error::Input`] where the bytes are no GGUF file.
-    pub fn embedded(name: &str, bytes: &'static [u8]) -> Result<Self> {
-        Self::read(PathBuf::from(name), Bytes::Embedded(bytes))
+    pub fn in_memory(name: &str, bytes: impl Into<Cow<'static, [u8]>>) -> Result<Self> {
+        Self::read(PathBuf::from(name), Bytes::InMemory(bytes.into()))
     }
 
     fn read(path: PathBuf, bytes: Bytes) -> Result<Self> {
         let data: &[u8] = match &bytes {
             Bytes::Mapped(map) => map,
-            Bytes::Embedded(data) => data,
+            Bytes::InMemory(data) => data,
         };
         if data.len() < 4 || &data[..4] != b"GGUF" {
             return Err(Error::input(format!(
@@ -60,8 +60,8 @@ impl GgufFile {
         if zero_alignment(data) {
             return Err(damaged(&path, "its alignment is 0"));
         }
-        let content = Content::read(&mut Cursor::new(data))
-            .map_err(|e| damaged(&path, first_line(&e.to_string())))?;
+        let content =
+            Content::read(&mut Cursor::new(data)).map_err(|e| damaged(&path, first_line(&e.to_string())))?;
         Ok(Self { path, bytes, content })
     }
 
@@ -74,7 +74,7 @@ impl GgufFile {
     pub fn bytes(&self) -> &[u8] {
         match &self.bytes {
             Bytes::Mapped(map) => map,
-            Bytes::Embedded(data) => data,
+            Bytes::InMemory(data) => data,
         }
     }
 

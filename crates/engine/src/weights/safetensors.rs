@@ -39,7 +39,8 @@ impl SafetensorsFiles {
 
     fn tensor(&self, weight: Weight, shape: &[usize]) -> Result<Tensor> {
         let name = weight.hugging_face_name();
-        let problem = |what: String| Error::input(format!("{}: tensor `{name}` {what}", self.folder.display()));
+        let problem =
+            |what: String| Error::input(format!("{}: tensor `{name}` {what}", self.folder.display()));
         let view = self.tensors.get(&name).map_err(|_| problem("is missing".to_owned()))?;
         if view.shape() != shape {
             return Err(problem(format!(
@@ -95,7 +96,9 @@ fn list_files(folder: &Path) -> Result<Vec<PathBuf>> {
         for name in map.values() {
             let name = name.as_str().ok_or_else(|| wrong("`weight_map` names no file"))?;
             if Path::new(name).components().count() != 1 || name.starts_with('.') {
-                return Err(wrong(&format!("`weight_map` names `{name}`, which is not a file of this folder")));
+                return Err(wrong(&format!(
+                    "`weight_map` names `{name}`, which is not a file of this folder"
+                )));
             }
             names.insert(name);
         }

@@ -69,9 +69,10 @@ impl<'a> Block<'a> {
     fn visible(&self, entry: usize, tile: Tile) -> std::ops::Range<usize> {
         let position = self.position(entry);
         let end = (position + 1).saturating_sub(tile.first_position).min(tile.len);
-        let start = self.shape.window.map_or(0, |window| {
-            (position + 1).saturating_sub(window).saturating_sub(tile.first_position)
-        });
+        let start = self
+            .shape
+            .window
+            .map_or(0, |window| (position + 1).saturating_sub(window).saturating_sub(tile.first_position));
         start.min(end)..end
     }
 
@@ -272,7 +273,8 @@ impl WithSimd for Pass<'_> {
                     state.sum[entry][segment] += f64::from(sum);
                 }
             }
-            let values = &span.values[block.kv_head * span.head_stride + tile.start * dim..][..tile.len * dim];
+            let values =
+                &span.values[block.kv_head * span.head_stride + tile.start * dim..][..tile.len * dim];
             let values = if padded == dim {
                 values
             } else {

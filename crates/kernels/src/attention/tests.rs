@@ -124,8 +124,7 @@ proptest! {
 
 #[test]
 fn a_row_without_keys_yields_zeros_and_undefined_entropy() {
-    let shape =
-        AttentionShape { query_heads: 2, kv_heads: 1, head_dim: 8, scale: 1.0, window: None };
+    let shape = AttentionShape { query_heads: 2, kv_heads: 1, head_dim: 8, scale: 1.0, window: None };
     let q = noise(1, 16);
     let mut output = vec![f32::NAN; 16];
     let queries = Queries { data: &q, rows: 1, first_position: 5 };
@@ -138,8 +137,7 @@ fn a_row_without_keys_yields_zeros_and_undefined_entropy() {
 #[test]
 fn splitting_keys_changes_nothing_that_matters() {
     // Many tiles and one row: the split path; the same row among many: the unsplit path.
-    let shape =
-        AttentionShape { query_heads: 3, kv_heads: 1, head_dim: 64, scale: 0.125, window: None };
+    let shape = AttentionShape { query_heads: 3, kv_heads: 1, head_dim: 64, scale: 0.125, window: None };
     let len = 5000;
     let (keys, values) = (noise(2, len * 64), noise(3, len * 64));
     let q = noise(4, 8 * 3 * 64);

@@ -88,11 +88,7 @@ fn killed_while_publishing(run: &Path, moved: usize, removed: usize) {
     let mut names: Vec<&str> = Table::ALL.iter().map(|table| table.file_name()).collect();
     names.push(MANIFEST);
     for (index, name) in names.iter().enumerate() {
-        let to = if index < moved {
-            run.join(name)
-        } else {
-            layout::merged(run).join(name)
-        };
+        let to = if index < moved { run.join(name) } else { layout::merged(run).join(name) };
         fs::copy(copy.path().join(name), to).expect("copy");
     }
     if removed >= 1 {
@@ -165,7 +161,7 @@ fn a_failed_merge_keeps_the_parts_and_recording_goes_on() {
 }
 
 const CHILD: &str = "LAYERSCOPE_TEST_RUN_FOLDER";
-const CHILD_PROMPTS: usize = 24;
+const CHILD_PROMPTS: usize = 18;
 
 /// Not a test of its own: the process that the next test kills.
 #[test]

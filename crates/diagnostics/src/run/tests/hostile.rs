@@ -31,23 +31,11 @@ fn another_run_in_the_folder_is_refused_with_the_difference() {
     let changes: [(Change, &str); 7] = [
         (|m| m.model.sha256 = "ffff".into(), "another model (tiny"),
         (|m| m.weights = "f32".into(), "--weights native, not f32"),
-        (
-            |m| m.settings.prompts_sha256 = "00".into(),
-            "other prompts (prompts.jsonl",
-        ),
+        (|m| m.settings.prompts_sha256 = "00".into(), "other prompts (prompts.jsonl"),
         (|m| _ = m.prompts.ids.pop(), "another choice of prompts"),
-        (
-            |m| m.settings.max_new_tokens = 64,
-            "--max-new-tokens 8, not 64",
-        ),
-        (
-            |m| m.settings.anchors = vec![Anchor::Bos],
-            "the anchors bos and none, not bos",
-        ),
-        (
-            |m| _ = m.settings.other.insert("knockout".into(), json!(true)),
-            "knockout unset, not true",
-        ),
+        (|m| m.settings.max_new_tokens = 64, "--max-new-tokens 8, not 64"),
+        (|m| m.settings.anchors = vec![Anchor::Bos], "the anchors bos and none, not bos"),
+        (|m| _ = m.settings.other.insert("knockout".into(), json!(true)), "knockout unset, not true"),
     ];
     for (change, difference) in changes {
         let mut wanted = manifest(2);
@@ -135,9 +123,7 @@ fn missing_newer_and_truncated_files() {
 fn records_that_do_not_fit_the_model_are_refused() {
     let folder = tempfile::tempdir().expect("folder");
     let mut writer = RunWriter::create_or_resume(folder.path(), manifest(2)).expect("create");
-    let error = writer
-        .append(&sized_record(0, LAYERS + 1, HEADS, 5, 6))
-        .expect_err("four layers");
+    let error = writer.append(&sized_record(0, LAYERS + 1, HEADS, 5, 6)).expect_err("four layers");
     assert_eq!(error.exit_code(), 1);
     writer.append(&record(0)).expect("append");
     writer.append(&record(0)).expect_err("twice");

@@ -101,10 +101,8 @@ fn a_run_reads_back_finished_or_not() {
     }
     let error = finished.prompt("q2").expect_err("failed prompt");
     assert!(error.to_string().contains("\"q0\", \"q1\", \"q3\""));
-    let mut names: Vec<_> = fs::read_dir(folder.path())
-        .expect("list")
-        .map(|entry| entry.expect("entry").file_name())
-        .collect();
+    let mut names: Vec<_> =
+        fs::read_dir(folder.path()).expect("list").map(|entry| entry.expect("entry").file_name()).collect();
     names.sort();
     let mut wanted = vec![".lock", "manifest.json"];
     wanted.extend(Table::ALL.iter().map(|table| table.file_name()));
@@ -132,9 +130,8 @@ fn show_prints_the_agreed_object_with_null_for_undefined() {
     finished(folder.path(), 2);
     let run = Run::open(folder.path()).expect("open");
     let json = serde_json::to_value(run.show().expect("show")).expect("json");
-    let keys = |value: &Value| -> Vec<String> {
-        value.as_object().expect("object").keys().cloned().collect()
-    };
+    let keys =
+        |value: &Value| -> Vec<String> { value.as_object().expect("object").keys().cloned().collect() };
     assert_eq!(keys(&json), ["manifest", "prompts"]);
     let prompt = &json["prompts"][0];
     assert_eq!(
@@ -155,10 +152,7 @@ fn show_prints_the_agreed_object_with_null_for_undefined() {
             "knockout"
         ]
     );
-    assert_eq!(
-        keys(&prompt["frontier"][0]),
-        ["anchor", "cutoff", "kl", "top1", "dnll"]
-    );
+    assert_eq!(keys(&prompt["frontier"][0]), ["anchor", "cutoff", "kl", "top1", "dnll"]);
     assert_eq!(prompt["frontier"][0]["anchor"], Anchor::Bos.name());
     assert_eq!(keys(&prompt["knockout"][0]), ["layer", "kl", "top1", "dnll"]);
     assert_eq!(prompt["knockout"][0]["kl"], Value::Null);

@@ -30,10 +30,7 @@ pub(super) fn manifest(prompts: usize) -> Manifest {
         context: 128,
         windowed_layers: vec![1],
         window: Some(16),
-        bos: Some(BosToken {
-            id: 1,
-            text: "<s>".into(),
-        }),
+        bos: Some(BosToken { id: 1, text: "<s>".into() }),
         weight_bytes: None,
     };
     let settings = Settings {
@@ -69,11 +66,7 @@ pub(super) fn sized_record(
     prompt_entropy[(1, 0, 0)] = f32::NAN;
     let prompt_entropy_nats = &prompt_entropy * ((p - 2) as f32).ln();
     let received = Array2::from_shape_simple_fn((layers, p), &mut unit);
-    let divergence = |scale: f64| Divergence {
-        kl: scale,
-        top1: 1.0 - scale / 10.0,
-        dnll: scale / 2.0,
-    };
+    let divergence = |scale: f64| Divergence { kl: scale, top1: 1.0 - scale / 10.0, dnll: scale / 2.0 };
     let mut curve: Vec<f64> = (0..=layers).map(|_| 90.0 * f64::from(unit())).collect();
     curve[layers] = f64::NAN;
     let tokens = |count: usize| (0..count as u32).map(|token| 7 * token + index as u32);
@@ -94,10 +87,7 @@ pub(super) fn sized_record(
             prompt_entropy,
             prompt_entropy_nats,
         },
-        received: ReceivedFigures {
-            max: received.mapv(|mean| mean * 2.0),
-            mean: received,
-        },
+        received: ReceivedFigures { max: received.mapv(|mean| mean * 2.0), mean: received },
         curvature_prompt_deg: curve.clone(),
         curvature_decode_deg: curve.iter().map(|degrees| degrees + 1.0).collect(),
         lens: LensFigures {
@@ -123,12 +113,7 @@ pub(super) fn sized_record(
             })
             .collect(),
         native_kl: (index != 2).then_some(0.5 + index as f64),
-        timings: Timings {
-            prefill_s: 0.5,
-            decode_s: 0.25,
-            probe_s: 1.0,
-            frontier_s: 2.0,
-        },
+        timings: Timings { prefill_s: 0.5, decode_s: 0.25, probe_s: 1.0, frontier_s: 2.0 },
     }
 }
 

@@ -1,0 +1,12 @@
+//! A GGUF file: header, architecture numbers, tokenizer, weights.
+#![no_main]
+
+use layerscope_engine::{Decoder, GgufFile, Tokenizer, WeightsPrecision, gguf_config};
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|data: &[u8]| {
+    let Ok(file) = GgufFile::in_memory("fuzzed.gguf", data.to_vec()) else { return };
+    let _ = Tokenizer::from_gguf(file.metadata(), file.path());
+    let Ok(config) = gguf_config(&file) else { return };
+    let _ = Decoder::load(config, &file, WeightsPrecision::Native, &mut |_, _| {});
+});
