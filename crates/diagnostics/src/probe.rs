@@ -286,7 +286,8 @@ fn attention_figures(
     AttentionFigures {
         bos_mass: mass(Segment::Bos),
         decode_mass: mass(Segment::Decode),
-        prompt_entropy: prompt_entropy_nats.mapv(|nats| (nats / most).min(1.0)),
+        // clamp keeps NaN, min would turn it into 1
+        prompt_entropy: prompt_entropy_nats.mapv(|nats| (nats / most).clamp(0.0, 1.0)),
         prompt_entropy_nats,
         prompt_mass,
     }

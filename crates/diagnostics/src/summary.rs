@@ -97,7 +97,7 @@ pub fn summarise(rows: &[&[f64]]) -> Vec<Summary> {
         .map(|(values, means)| {
             let count = values.iter().filter(|value| value.is_finite()).count();
             let [q05, q25, q50, q75, q95] = quantiles(values, [0.05, 0.25, 0.5, 0.75, 0.95]);
-            let [mean_ci95_lower, mean_ci95_upper] = quantiles(means, [0.025, 0.975]);
+            let [mean_ci95_lower, mean_ci95_upper] = percentiles(means, [0.025, 0.975]);
             Summary {
                 count,
                 missing: values.len() - count,
@@ -120,7 +120,7 @@ pub fn summarise(rows: &[&[f64]]) -> Vec<Summary> {
 pub fn mean_upper_bound95(rows: &[&[f64]]) -> Vec<f64> {
     let means = bootstrap_means(rows);
     let bounds = means.axis_iter(Axis(1)).map(|means| {
-        let [bound] = quantiles(means, [0.95]);
+        let [bound] = percentiles(means, [0.95]);
         bound
     });
     bounds.collect()
@@ -182,6 +182,17 @@ fn quantiles<const K: usize>(values: ArrayView1<'_, f64>, shares: [f64; K]) -> [
         f64::try_as_not_nan(&share)
             .and_then(|share| values.quantile_mut(*share, &Linear).ok())
             .map_or(f64::NAN, f64::from_not_nan)
+    })
+}
+
+/// The same quantiles by sorting: resampled means are often equal, which makes quickselect quadratic.
+fn percentiles<const K: usize>(means: ArrayView1<'_, f64>, shares: [f64; K]) -> [f64; K] {
+    let mut sorted: Vec<f64> = means.iter().copied().filter(|mean| mean.is_finite()).collect();
+    sorted.sort_unstable_by(f64::total_cmp);
+    shares.map(|share| {
+        let at = share * sorted.len().saturating_sub(1) as f64;
+        let (low, high) = (sorted.get(at.floor() as usize), sorted.get(at.ceil() as usize));
+        low.zip(high).map_or(f64::NAN, |(low, high)| low + (high - low) * at.fract())
     })
 }
 
@@ -247,6 +258,15 @@ mod tests {
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(32))]
+
+        #[test]
+        fn sorting_gives_the_same_quantiles(values in proptest::collection::vec(-9.0..9.0_f64, 0..30)) {
+            let (shares, values) = ([0.0, 0.025, 0.3, 0.95, 1.0], ndarray::Array1::from(values));
+            let pairs = quantiles(values.view(), shares).into_iter().zip(percentiles(values.view(), shares));
+            for (a, b) in pairs {
+                prop_assert!((a - b).abs() < 1e-9 || (a.is_nan() && b.is_nan()), "{a} {b}");
+            }
+        }
 
         #[test]
         fn bounds_lie_within_the_data_and_in_order(values in proptest::collection::vec(-10.0..10.0_f64, 1..20)) {
