@@ -27,6 +27,7 @@ fn run(arguments: Arguments) -> Result<ExitCode> {
     // Before any other thread exists, since it sets an environment variable.
     layerscope_engine::one_pool()?;
     let interrupt = interrupt::install()?;
+    quiet_guarded_panics();
     match arguments.command {
         Command::Demo(arguments) => commands::demo::run(&arguments, interrupt),
         Command::Record(arguments) => commands::record::run(&arguments, interrupt),
@@ -37,4 +38,14 @@ fn run(arguments: Arguments) -> Result<ExitCode> {
         Command::Models(arguments) => commands::models::run(&arguments),
         Command::Completions { shell } => commands::completions(shell),
     }
+}
+
+/// A library's panic on a damaged file becomes an error with a sentence of its own; the panic's text adds nothing.
+fn quiet_guarded_panics() {
+    let usual = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        if !layerscope_engine::is_guarded() {
+            usual(panic);
+        }
+    }));
 }

@@ -17,7 +17,7 @@ use std::cell::RefCell;
 use std::time::Instant;
 
 /// Rows unembedded at once: bounds the memory that logits take.
-const LOGIT_ROWS: usize = 128;
+const LOGIT_ROWS: usize = 64;
 /// Below this mass on the prompt, how it is spread there means nothing.
 const SMALLEST_PROMPT_MASS: f32 = 1e-6;
 

@@ -2,16 +2,14 @@
 //!
 //! Every row group holds rows of one prompt only, so its `prompt_id` statistics say whose it is.
 
-use std::any::Any;
 use std::collections::BTreeSet;
 use std::fs::File;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use arrow_array::{Array, BooleanArray, RecordBatch, StringArray};
 use arrow_schema::Schema;
-use layerscope_engine::{Error, Result};
+use layerscope_engine::{Error, Result, guarded};
 use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::{
     ArrowReaderMetadata, ArrowReaderOptions, ParquetRecordBatchReaderBuilder,
@@ -159,7 +157,7 @@ impl TableFile {
         let load = || {
             let metadata = ArrowReaderMetadata::load(&file, ArrowReaderOptions::new())?;
             check_ranges(metadata.metadata().row_groups(), length)?;
-            Ok(metadata)
+            Ok::<_, ParquetError>(metadata)
         };
         let metadata = guarded(load).map_err(|problem| damaged(&path, &problem))?;
         check_columns(metadata.schema(), table).map_err(|problem| damaged(&path, &problem))?;
@@ -231,7 +229,7 @@ impl TableFile {
                 builder = builder.with_projection(mask);
             }
             let batches: std::result::Result<Vec<_>, _> = builder.build()?.collect();
-            Ok(batches?)
+            Ok::<_, ParquetError>(batches?)
         };
         guarded(read).map_err(|problem| self.damaged(&problem))
     }
@@ -242,21 +240,6 @@ fn damaged(path: &Path, problem: &dyn std::fmt::Display) -> Error {
         "{} is damaged or was changed ({problem}); restore it or record the run again",
         path.display()
     ))
-}
-
-/// Runs a decoder. The Parquet crate may panic on hostile bytes; for us these are bad input like any other.
-fn guarded<T>(read: impl FnOnce() -> std::result::Result<T, ParquetError>) -> std::result::Result<T, String> {
-    match catch_unwind(AssertUnwindSafe(read)) {
-        Ok(result) => result.map_err(|error| error.to_string()),
-        Err(payload) => Err(panic_text(payload.as_ref())),
-    }
-}
-
-fn panic_text(payload: &(dyn Any + Send)) -> String {
-    let text = payload.downcast_ref::<&str>().copied();
-    text.or_else(|| payload.downcast_ref::<String>().map(String::as_str))
-        .unwrap_or("it cannot be decoded")
-        .to_owned()
 }
 
 /// Refuses column chunks outside the file, whose sizes a reader would allocate.

@@ -11,7 +11,6 @@ mod python;
 mod stream;
 mod template;
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -275,17 +274,9 @@ fn encode_with(
 /// Runs `work` of the tokenizers crate, which panics on some damaged files and when its regular expression engine
 /// gives up, and turns either failure into bad input.
 fn guarded<T>(source: &Path, doing: &str, work: impl FnOnce() -> tokenizers::Result<T>) -> Result<T> {
-    let reason = match catch_unwind(AssertUnwindSafe(work)) {
-        Ok(Ok(value)) => return Ok(value),
-        Ok(Err(error)) => error.to_string(),
-        Err(panic) => panic
-            .downcast_ref::<String>()
-            .map(String::as_str)
-            .or_else(|| panic.downcast_ref::<&str>().copied())
-            .unwrap_or("the tokenizer is damaged")
-            .to_owned(),
-    };
-    Err(Error::input(format!("cannot {doing} the tokenizer of {}: {}", source.display(), shorten(&reason))))
+    crate::guarded(work).map_err(|reason| {
+        Error::input(format!("cannot {doing} the tokenizer of {}: {}", source.display(), shorten(&reason)))
+    })
 }
 
 /// A text from a file, short enough to be quoted in an error.
