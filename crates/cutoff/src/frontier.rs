@@ -18,7 +18,7 @@ use layerscope_kernels::{KeySpan, Queries, Segment, attention};
 use rayon::prelude::*;
 
 /// Rows that go through a layer at once: bounds memory, and products of this many rows run at full speed.
-const ROWS_AT_ONCE: usize = 1024;
+const ROWS_AT_ONCE: usize = 512;
 
 /// What a copy of the decode rows sees of the prompt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
