@@ -228,9 +228,7 @@ fn final_distributions(
         distributions.push(distribution);
     })?;
     if damaged {
-        return Err(Error::input(
-            "the model yields no numbers (NaN); its weights are damaged, fetch the file again",
-        ));
+        return Err(Error::no_numbers());
     }
     Ok((distributions, nll))
 }

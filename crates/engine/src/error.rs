@@ -33,6 +33,11 @@ impl Error {
         Self::Failure(message.into())
     }
 
+    /// Logits are NaN, which only damaged weights yield.
+    pub fn no_numbers() -> Self {
+        Self::input("the model yields no numbers (NaN); its weights are damaged, fetch the file again")
+    }
+
     /// An input/output error at `path`: bad input where the path is wrong, a failure otherwise.
     ///
     /// `doing` completes the sentence "cannot …", e.g. `"read the model"`.

@@ -142,8 +142,6 @@ pub fn argmax(logits: &Tensor, excluded: &[u32]) -> Result<u32> {
     })?;
     match best {
         Some((id, _)) => Ok(id),
-        None => Err(Error::input(
-            "the model yields no numbers (NaN); its weights are damaged, fetch the file again",
-        )),
+        None => Err(Error::no_numbers()),
     }
 }

@@ -1,6 +1,7 @@
 //! Next-token distributions compared row by row: KL divergence, argmax, negative log-likelihood.
 
 use crate::exp::exp_nonpositive;
+use crate::rows::row_max;
 use pulp::{Arch, Simd, WithSimd};
 
 /// Elements summed in f32 before the sum moves to f64.
@@ -154,18 +155,6 @@ impl WithSimd for CrossTerms<'_> {
         }
         Sums { max, total, weighted }
     }
-}
-
-#[inline(always)]
-fn row_max(row: &[f32]) -> f32 {
-    let mut lanes = [f32::NEG_INFINITY; LANES];
-    let (chunks, rest) = row.as_chunks::<LANES>();
-    for chunk in chunks {
-        for lane in 0..LANES {
-            lanes[lane] = if chunk[lane] > lanes[lane] { chunk[lane] } else { lanes[lane] };
-        }
-    }
-    lanes.iter().chain(rest).fold(f32::NEG_INFINITY, |m, &x| m.max(x))
 }
 
 #[cfg(test)]

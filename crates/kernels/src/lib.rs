@@ -7,6 +7,7 @@ pub mod attention;
 pub mod distribution;
 mod exp;
 pub mod reference;
+mod rows;
 mod tile;
 
 pub use attention::{

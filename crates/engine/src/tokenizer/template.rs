@@ -52,8 +52,8 @@ impl ChatTemplate {
 
     /// `messages` as the model is to read them, ending where the assistant is to speak.
     ///
-    /// The template runs on a thread of its own, because nothing else bounds a loop that writes nothing; one that is
-    /// still running at the time limit is left behind.
+    /// The template runs on fuel and on a thread of its own: fuel ends a loop that writes nothing, the thread has the stack
+    /// for deep nesting, and one still running at the time limit is left behind.
     pub(super) fn render(&self, messages: &[Message]) -> Result<String> {
         self.render_within(TIME_LIMIT, messages)
     }

@@ -2,6 +2,7 @@
 
 use super::{AttentionShape, KEY_TILE, KeySpan, Queries, Received, SEGMENTS};
 use crate::exp::exp_nonpositive;
+use crate::rows::row_max;
 use crate::tile::{COLUMN_ALIGNMENT, accumulate, dot, transpose};
 use pulp::{Simd, WithSimd};
 
@@ -308,18 +309,6 @@ fn exponentiate<const WEIGHTED: bool>(row: &mut [f32], max: f32) -> (f32, f32) {
         }
     }
     (sum.iter().sum(), weighted.iter().sum())
-}
-
-#[inline(always)]
-fn row_max(row: &[f32]) -> f32 {
-    let mut lanes = [f32::NEG_INFINITY; LANES];
-    let (chunks, _) = row.as_chunks::<LANES>();
-    for chunk in chunks {
-        for lane in 0..LANES {
-            lanes[lane] = if chunk[lane] > lanes[lane] { chunk[lane] } else { lanes[lane] };
-        }
-    }
-    lanes.iter().fold(f32::NEG_INFINITY, |max, &x| max.max(x))
 }
 
 /// Second pass, once maxima and sums are known: the probability that each key position receives.
