@@ -8,6 +8,7 @@ const EXAMPLES: &str = "Examples:
   layerscope demo
   layerscope record model.gguf --prompts prompts.jsonl --out run
   layerscope recommend run
+  layerscope view run
   layerscope generate model.gguf --policy speed:24+bos --prompt 'Why is the sky blue?'";
 
 /// How deep does a language model need its prompt to go?
@@ -41,6 +42,11 @@ pub(crate) enum Command {
         after_help = "Example:\n  layerscope generate model.gguf --policy speed:24+bos --prompt 'Why is the sky blue?'"
     )]
     Generate(GenerateArguments),
+    /// Open the viewer: on a run, on a model, or on the embedded model's run
+    #[command(
+        after_help = "Examples:\n  layerscope view\n  layerscope view run\n  layerscope view run --screenshot map.png --size 1600x1000 --view map"
+    )]
+    View(ViewArguments),
     /// Write chosen activations to a safetensors file
     #[command(
         after_help = "Example:\n  layerscope capture model.gguf --prompt 'Hello' --hook 'blocks.*.hook_resid_post' --out activations.safetensors"
@@ -194,6 +200,65 @@ pub(crate) struct GenerateArguments {
     /// Print one JSON object instead of streaming
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ViewArguments {
+    /// Run folder, model or prompt file; the embedded model recorded on the spot where none is given
+    pub(crate) path: Option<PathBuf>,
+    /// Draw the window into this PNG file instead of showing it; needs no display
+    #[arg(long)]
+    pub(crate) screenshot: Option<PathBuf>,
+    /// Size of the picture, WIDTHxHEIGHT in points
+    #[arg(long, default_value = "1600x1000", value_parser = size, requires = "screenshot")]
+    pub(crate) size: (u32, u32),
+    /// Pixels per point of the picture
+    #[arg(long, default_value_t = 1.0, value_parser = pixels_per_point, requires = "screenshot")]
+    pub(crate) pixels_per_point: f32,
+    /// The view in front
+    #[arg(long, value_enum)]
+    pub(crate) view: Option<ViewName>,
+    /// Light or dark
+    #[arg(long, value_enum)]
+    pub(crate) theme: Option<ThemeName>,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub(crate) enum ViewName {
+    Map,
+    Text,
+    Curves,
+    Heads,
+    Frontier,
+    Generate,
+    Record,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub(crate) enum ThemeName {
+    Light,
+    Dark,
+}
+
+/// Most pixels along a side that graphics drivers draw.
+const MOST_PIXELS: u32 = 8_192;
+
+fn size(text: &str) -> Result<(u32, u32), String> {
+    let parsed = text
+        .split_once(['x', '×'])
+        .and_then(|(width, height)| Some((width.trim().parse().ok()?, height.trim().parse().ok()?)));
+    match parsed {
+        Some((width, height))
+            if (320..=MOST_PIXELS).contains(&width) && (240..=MOST_PIXELS).contains(&height) =>
+        {
+            Ok((width, height))
+        }
+        _ => Err(format!("give WIDTHxHEIGHT from 320x240 to {MOST_PIXELS}x{MOST_PIXELS}, e.g. 1600x1000")),
+    }
+}
+
+fn pixels_per_point(text: &str) -> Result<f32, String> {
+    text.parse().ok().filter(|value| (0.5..=4.0).contains(value)).ok_or("give a number from 0.5 to 4".into())
 }
 
 #[derive(Debug, Args)]

@@ -14,16 +14,27 @@ pub(crate) fn embedded() -> ModelSource {
     ModelSource::Embedded { name: EMBEDDED_NAME, bytes: EMBEDDED }
 }
 
-/// Folders that are searched for models, in order.
-pub(crate) fn folders() -> Vec<PathBuf> {
-    let cache = std::env::var_os("LAYERSCOPE_CACHE").map(PathBuf::from).or_else(|| {
+/// The folder for what can be made or fetched again.
+pub(crate) fn cache_folder() -> Option<PathBuf> {
+    std::env::var_os("LAYERSCOPE_CACHE").map(PathBuf::from).or_else(|| {
         let base = std::env::var_os("XDG_CACHE_HOME").filter(|v| !v.is_empty()).map(PathBuf::from);
         base.or_else(|| std::env::home_dir().map(|home| home.join(".cache")))
             .map(|base| base.join("layerscope"))
-    });
+    })
+}
+
+/// Folders that are searched for models, in order.
+pub(crate) fn folders() -> Vec<PathBuf> {
     let mut folders = vec![PathBuf::from(".")];
-    folders.extend(cache.map(|cache| cache.join("models")));
+    folders.extend(cache_folder().map(|cache| cache.join("models")));
     folders
+}
+
+/// Every model that can be loaded by its name, as a run's manifest has it.
+pub(crate) fn named() -> Vec<(String, ModelSource)> {
+    let name = |path: &PathBuf| path.file_name().map(|name| name.to_string_lossy().into_owned());
+    let found = found().into_iter().filter_map(|path| Some((name(&path)?, ModelSource::Path(path))));
+    std::iter::once((EMBEDDED_NAME.to_owned(), embedded())).chain(found).collect()
 }
 
 /// GGUF files and checkpoint folders in the searched folders, by path.

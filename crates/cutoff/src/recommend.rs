@@ -20,8 +20,8 @@ use serde::Serialize;
 
 pub use self::diagnostic::DiagnosticCut;
 pub use self::evidence::{Evidence, PromptEvidence};
+pub use self::frontier_summary::{FrontierGroup, FrontierSummary};
 
-use self::frontier_summary::FrontierSummary;
 use crate::cost::{Savings, Workload};
 
 /// Tolerance unless told otherwise, nats.

@@ -262,7 +262,9 @@ fn logit_lens(
     Ok(lens)
 }
 
-fn attention_figures(
+/// Masses and entropies of `steps` decode rows in each layer; entropy within the prompt is undefined (NaN) where the
+/// prompt has too few positions or too little mass.
+pub fn attention_figures(
     statistics: &[LayerStatistics],
     heads: usize,
     steps: usize,

@@ -1,13 +1,13 @@
 //! Generation: prefill under a policy, then one token after another.
 
 use crate::hooks::Hooks;
-use crate::session::{Interrupt, Session, check_interrupt};
+use crate::session::{Interrupt, LayerStatistics, Session, check_interrupt};
 use crate::tensor::with_f32;
 use crate::{Decoder, Error, Policy, Result};
 use candle_core::Tensor;
 use candle_transformers::generation::{LogitsProcessor, Sampling};
 use std::ops::ControlFlow;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// How the next token is chosen.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -64,7 +64,7 @@ pub struct Generation {
     pub tokens: Vec<u32>,
     /// Time to first token, seconds.
     pub ttft_s: f64,
-    /// Mean time per output token after the first, seconds; `None` for fewer than two tokens.
+    /// Mean time per output token after the first, seconds, without the observer's; `None` for fewer than two tokens.
     pub tpot_s: Option<f64>,
     /// Bytes of KV allocated.
     pub kv_bytes: usize,
@@ -79,9 +79,33 @@ pub struct GenerationSettings<'a> {
     pub choice: Choice,
     /// Tokens that end the text.
     pub stop_tokens: &'a [u32],
+    /// Whether decode steps keep their attention statistics.
+    pub statistics: bool,
 }
 
-/// Generates from a prompt of token ids under a policy; `on_token` sees each token and may break off.
+/// What happens while generating.
+pub enum GenerationEvent<'a> {
+    /// So many prompt tokens went through the model.
+    Prefilled(usize),
+    /// A token was chosen.
+    Token(GeneratedToken<'a>),
+}
+
+/// A token and what it was chosen from.
+pub struct GeneratedToken<'a> {
+    /// The token.
+    pub token: u32,
+    /// Logits `[V]` that it was chosen from.
+    pub logits: &'a Tensor,
+    /// Attention statistics of the query that yielded it, one for each layer, of one row each; empty for the first
+    /// token, whose query is part of the prefill, and where the settings do not ask for them.
+    pub statistics: &'a [LayerStatistics],
+    /// Seconds since the generation began.
+    pub elapsed_s: f64,
+}
+
+/// Generates from a prompt of token ids under a policy; `observe` sees each chunk of the prefill and each token, and may
+/// break off at a token.
 ///
 /// # Errors
 /// [`Error::Input`] on a prompt that is empty or beyond the context; [`Error::Interrupted`] during prefill (during
@@ -92,7 +116,7 @@ pub fn generate(
     policy: Policy,
     settings: &GenerationSettings<'_>,
     interrupt: &Interrupt,
-    on_token: &mut dyn FnMut(u32) -> ControlFlow<()>,
+    observe: &mut dyn FnMut(GenerationEvent<'_>) -> ControlFlow<()>,
 ) -> Result<Generation> {
     let mut session = Session::new(decoder, policy, prompt.len(), settings.max_new_tokens)?;
     let mut sampler = settings.choice.sampler();
@@ -107,18 +131,35 @@ pub fn generate(
         return Ok(generation);
     }
     let start = Instant::now();
-    let logits = session.prefill(prompt, &mut Hooks::none(), interrupt, &mut |_| {})?;
+    let mut logits = session.prefill(prompt, &mut Hooks::none(), interrupt, &mut |done| {
+        let _ = observe(GenerationEvent::Prefilled(done));
+    })?;
+    let mut statistics = vec![];
     let mut token = choose(&logits)?;
     generation.ttft_s = start.elapsed().as_secs_f64();
-    let first = Instant::now();
+    let mut decoding = Duration::ZERO;
     while !settings.stop_tokens.contains(&token) {
         generation.tokens.push(token);
-        let stopped = on_token(token).is_break() || check_interrupt(interrupt).is_err();
+        let seen = GeneratedToken {
+            token,
+            logits: &logits,
+            statistics: &statistics,
+            elapsed_s: start.elapsed().as_secs_f64(),
+        };
+        let stopped = observe(GenerationEvent::Token(seen)).is_break() || check_interrupt(interrupt).is_err();
         if stopped || generation.tokens.len() == settings.max_new_tokens {
             break;
         }
-        token = choose(&session.step(token, &mut Hooks::none())?)?;
-        generation.tpot_s = Some(first.elapsed().as_secs_f64() / generation.tokens.len() as f64);
+        let step = Instant::now();
+        logits = if settings.statistics {
+            statistics.clear();
+            session.step_with_statistics(token, &mut Hooks::none(), &mut statistics)?
+        } else {
+            session.step(token, &mut Hooks::none())?
+        };
+        token = choose(&logits)?;
+        decoding += step.elapsed();
+        generation.tpot_s = Some(decoding.as_secs_f64() / generation.tokens.len() as f64);
     }
     Ok(generation)
 }

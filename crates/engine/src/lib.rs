@@ -18,7 +18,9 @@ mod weights;
 pub use config::{ModelConfig, RopeConfig, RopeScaling, SUPPORTED_ARCHITECTURES};
 pub use decoder::{Attend, Decoder, Location, Pass};
 pub use error::{Error, Result};
-pub use generate::{Choice, Generation, GenerationSettings, argmax, generate};
+pub use generate::{
+    Choice, GeneratedToken, Generation, GenerationEvent, GenerationSettings, argmax, generate,
+};
 pub use guard::{guarded, is_guarded};
 pub use hooks::{Hook, HookContext, HookPoint, Hooks, Site};
 pub use kv::KvStore;

@@ -29,8 +29,15 @@ pub fn check_interrupt(interrupt: &Interrupt) -> Result<()> {
 pub struct LayerStatistics {
     /// Mass and entropy, index `row · H + head`.
     pub rows: Statistics,
-    /// Attention received by prompt positions 0 … p−1.
+    /// Attention received by prompt positions 0 … p−1; without positions where it was not asked for.
     pub received: Received,
+}
+
+/// Where a pass leaves its attention statistics.
+struct Collected<'a> {
+    layers: &'a mut Vec<LayerStatistics>,
+    /// Whether attention received is summed up, which takes a second pass over the keys.
+    received: bool,
 }
 
 /// A running sequence.
@@ -120,6 +127,23 @@ impl<'m> Session<'m> {
         Ok(self.decoder.unembed(&x, &position, hooks, false)?.squeeze(0)?)
     }
 
+    /// [`Self::step`], which also leaves the masses and entropies of each layer in `statistics` (attention received is
+    /// not among them).
+    ///
+    /// # Errors
+    /// Whatever fails beneath.
+    pub fn step_with_statistics(
+        &mut self,
+        token: u32,
+        hooks: &mut Hooks<'_>,
+        statistics: &mut Vec<LayerStatistics>,
+    ) -> Result<Tensor> {
+        let collected = Collected { layers: statistics, received: false };
+        let x = self.decode_rows(&[token], hooks, Some(collected), false)?;
+        let position = [self.len - 1];
+        Ok(self.decoder.unembed(&x, &position, hooks, false)?.squeeze(0)?)
+    }
+
     /// Runs several decode tokens at once (teacher forcing), in f32 whatever the weights, and keeps the attention
     /// statistics of each layer; the final residual stream `[tokens, d]`.
     ///
@@ -131,14 +155,15 @@ impl<'m> Session<'m> {
         hooks: &mut Hooks<'_>,
         statistics: &mut Vec<LayerStatistics>,
     ) -> Result<Tensor> {
-        self.decode_rows(tokens, hooks, Some(statistics), true)
+        let collected = Collected { layers: statistics, received: true };
+        self.decode_rows(tokens, hooks, Some(collected), true)
     }
 
     fn decode_rows(
         &mut self,
         tokens: &[u32],
         hooks: &mut Hooks<'_>,
-        statistics: Option<&mut Vec<LayerStatistics>>,
+        statistics: Option<Collected<'_>>,
         exact: bool,
     ) -> Result<Tensor> {
         assert!(self.len + 1 >= self.prompt_len, "decode comes after prefill");
@@ -152,7 +177,7 @@ impl<'m> Session<'m> {
         &mut self,
         tokens: &[u32],
         hooks: &mut Hooks<'_>,
-        statistics: Option<&mut Vec<LayerStatistics>>,
+        statistics: Option<Collected<'_>>,
         exact: bool,
     ) -> Result<Option<(Tensor, Vec<usize>)>> {
         let (decoder, policy) = (self.decoder, self.policy);
@@ -187,7 +212,7 @@ struct StoredAttention<'a> {
     decoder: &'a Decoder,
     store: &'a mut KvStore,
     prompt_len: usize,
-    statistics: Option<&'a mut Vec<LayerStatistics>>,
+    statistics: Option<Collected<'a>>,
 }
 
 impl Attend for StoredAttention<'_> {
@@ -206,13 +231,14 @@ impl Attend for StoredAttention<'_> {
                 let range = first_row * row_len..(first_row + rows) * row_len;
                 let queries = Queries { data: &q[range.clone()], rows, first_position: positions[first_row] };
                 let output = &mut output[range];
-                match self.statistics.as_deref_mut() {
+                match &mut self.statistics {
                     None => attention(&shape, &queries, &spans, output),
-                    Some(statistics) => {
-                        let mut received = Received::new(self.prompt_len);
-                        let rows =
-                            attention_with_statistics(&shape, &queries, &spans, output, Some(&mut received));
-                        statistics.push(LayerStatistics { rows, received });
+                    Some(collected) => {
+                        let positions = if collected.received { self.prompt_len } else { 0 };
+                        let mut received = Received::new(positions);
+                        let wanted = collected.received.then_some(&mut received);
+                        let rows = attention_with_statistics(&shape, &queries, &spans, output, wanted);
+                        collected.layers.push(LayerStatistics { rows, received });
                     }
                 }
             }

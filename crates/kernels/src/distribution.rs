@@ -108,14 +108,24 @@ impl WithSimd for Exponentials<'_> {
         let (mut total, mut weighted) = (0.0, 0.0);
         for (x, out) in self.logits.chunks(CHUNK).zip(self.out.chunks_mut(CHUNK)) {
             let (mut sum, mut sum_weighted) = ([0f32; LANES], [0f32; LANES]);
-            for (x, out) in x.chunks(LANES).zip(out.chunks_mut(LANES)) {
-                for (lane, (&x, out)) in x.iter().zip(out).enumerate() {
-                    // Far below the maximum nothing weighs; the clamp keeps 0·(−∞) out of the sum.
-                    let shifted = (x - max).max(-100.0);
-                    *out = exp_nonpositive(shifted);
-                    sum[lane] += *out;
-                    sum_weighted[lane] += *out * shifted;
+            let mut add = |lane: usize, x: f32| {
+                // Far below the maximum nothing weighs; the clamp keeps 0·(−∞) out of the sum.
+                let shifted = (x - max).max(-100.0);
+                let weight = exp_nonpositive(shifted);
+                sum[lane] += weight;
+                sum_weighted[lane] += weight * shifted;
+                weight
+            };
+            // Whole vectors by themselves, since a loop of unknown length would not vectorise.
+            let (whole, rest) = x.as_chunks::<LANES>();
+            let (whole_out, rest_out) = out.as_chunks_mut::<LANES>();
+            for (x, out) in whole.iter().zip(whole_out) {
+                for lane in 0..LANES {
+                    out[lane] = add(lane, x[lane]);
                 }
+            }
+            for (lane, (&x, out)) in rest.iter().zip(rest_out).enumerate() {
+                *out = add(lane, x);
             }
             total += f64::from(sum.iter().sum::<f32>());
             weighted += f64::from(sum_weighted.iter().sum::<f32>());

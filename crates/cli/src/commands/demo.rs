@@ -9,14 +9,20 @@ use std::process::ExitCode;
 
 const PROMPTS_NAME: &str = "demo.jsonl";
 const PROMPTS: &[u8] = include_bytes!("../../../../fixtures/tiny/demo.jsonl");
-const NEW_TOKENS: usize = 32;
+/// Decode steps of each bundled prompt.
+pub(crate) const NEW_TOKENS: usize = 32;
 
-pub(crate) fn run(arguments: &DemoArguments, interrupt: &Interrupt) -> Result<ExitCode> {
-    let prompts = PromptFile {
+/// The bundled prompts.
+pub(crate) fn prompts() -> Result<PromptFile> {
+    Ok(PromptFile {
         name: PROMPTS_NAME.to_owned(),
         sha256: prompts_sha256(PROMPTS),
         prompts: parse_prompts(PROMPTS_NAME, PROMPTS)?,
-    };
+    })
+}
+
+pub(crate) fn run(arguments: &DemoArguments, interrupt: &Interrupt) -> Result<ExitCode> {
+    let prompts = prompts()?;
     let model = models::load_source(&models::embedded(), WeightsPrecision::Native)?;
     let config = model.config();
     if !arguments.json {

@@ -2,7 +2,9 @@
 
 use crate::args::GenerateArguments;
 use crate::{models, output};
-use layerscope_engine::{Choice, Error, Generation, GenerationSettings, Interrupt, Policy, Result, generate};
+use layerscope_engine::{
+    Choice, Error, Generation, GenerationEvent, GenerationSettings, Interrupt, Policy, Result, generate,
+};
 use serde_json::json;
 use std::io::Write;
 use std::ops::ControlFlow;
@@ -19,24 +21,21 @@ pub(crate) fn run(arguments: &GenerateArguments, interrupt: &Interrupt) -> Resul
         max_new_tokens: arguments.max_new_tokens,
         choice,
         stop_tokens: if arguments.ignore_eos { &[] } else { model.tokenizer.eos_ids() },
+        statistics: false,
     };
     let mut stream = model.tokenizer.stream(true);
     let mut failed = None;
-    let generation = generate(
-        &model.decoder,
-        &prompt,
-        policy,
-        &settings,
-        interrupt,
-        &mut |token| match stream.push(token) {
+    let generation = generate(&model.decoder, &prompt, policy, &settings, interrupt, &mut |event| {
+        let GenerationEvent::Token(generated) = event else { return ControlFlow::Continue(()) };
+        match stream.push(generated.token) {
             Ok(Some(text)) if !arguments.json => show(&text),
             Ok(_) => ControlFlow::Continue(()),
             Err(error) => {
                 failed = Some(error);
                 ControlFlow::Break(())
             }
-        },
-    )?;
+        }
+    })?;
     if let Some(error) = failed {
         return Err(error);
     }

@@ -7,6 +7,7 @@ pub(crate) mod models;
 pub(crate) mod recommend;
 pub(crate) mod record;
 pub(crate) mod show;
+pub(crate) mod view;
 
 use crate::args::Arguments;
 use clap::CommandFactory;

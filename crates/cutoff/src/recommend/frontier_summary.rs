@@ -11,27 +11,31 @@ use super::evidence::{Evidence, PromptEvidence};
 pub(super) const BOUND_PROMPTS: usize = 3;
 
 /// The frontier of one anchor over prompts.
-#[derive(Debug)]
-pub(super) struct FrontierSummary {
-    pub(super) anchor: Anchor,
-    pub(super) overall: Group,
-    pub(super) categories: Vec<Group>,
+#[derive(Debug, Clone)]
+pub struct FrontierSummary {
+    /// The anchor.
+    pub anchor: Anchor,
+    /// All prompts.
+    pub overall: FrontierGroup,
+    /// Each category, by name.
+    pub categories: Vec<FrontierGroup>,
     /// Prompts without any defined KL, which count nowhere else.
-    pub(super) left_out: usize,
+    pub left_out: usize,
 }
 
 /// A group of prompts: all, or a category. Every curve has length L; index c−1 is cutoff c.
-#[derive(Debug)]
-pub(super) struct Group {
+#[derive(Debug, Clone)]
+pub struct FrontierGroup {
     /// The category; empty for all prompts.
-    pub(super) name: String,
-    pub(super) prompts: usize,
+    pub name: String,
+    /// Prompts in the group.
+    pub prompts: usize,
     /// Mean over prompts; NaN where any prompt's is undefined.
-    pub(super) mean: Vec<Divergence>,
-    /// One-sided 95 % bootstrap upper bound of the mean KL over prompts; NaN likewise.
-    pub(super) kl_upper95: Vec<f64>,
+    pub mean: Vec<Divergence>,
+    /// One-sided 95 % bootstrap upper bound of the mean KL over prompts, nats; NaN likewise.
+    pub kl_upper95: Vec<f64>,
     /// Whether the bound counts, or the mean alone.
-    pub(super) judged_by_bound: bool,
+    pub judged_by_bound: bool,
 }
 
 /// What the full model costs against itself.
@@ -40,7 +44,7 @@ const UNDEFINED: Divergence = Divergence { kl: f64::NAN, top1: f64::NAN, dnll: f
 
 impl FrontierSummary {
     /// Summarises the evidence for one anchor; `None` where no prompt has any defined KL.
-    pub(super) fn new(evidence: &Evidence, anchor: Anchor) -> Option<Self> {
+    pub fn new(evidence: &Evidence, anchor: Anchor) -> Option<Self> {
         let mut all = Vec::new();
         let mut by_category: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
         for prompt in &evidence.prompts {
@@ -57,25 +61,27 @@ impl FrontierSummary {
         Some(Self {
             anchor,
             left_out: evidence.prompts.len() - all.len(),
-            overall: Group::new("", &all, &everyone, true),
+            overall: FrontierGroup::new("", &all, &everyone, true),
             categories: categories
-                .map(|(name, members)| Group::new(name, &all, &members, members.len() >= BOUND_PROMPTS))
+                .map(|(name, members)| {
+                    FrontierGroup::new(name, &all, &members, members.len() >= BOUND_PROMPTS)
+                })
                 .collect(),
         })
     }
 
     /// The groups that a cutoff must satisfy: all prompts, then each category.
-    pub(super) fn groups(&self) -> impl Iterator<Item = &Group> {
+    pub fn groups(&self) -> impl Iterator<Item = &FrontierGroup> {
         std::iter::once(&self.overall).chain(&self.categories)
     }
 
     /// Whether every group stays within the tolerance at that cutoff; the full model does by definition.
-    pub(super) fn within(&self, cutoff: usize, tolerance: f64) -> bool {
+    pub fn within(&self, cutoff: usize, tolerance: f64) -> bool {
         cutoff == self.overall.mean.len() || self.groups().all(|group| group.within(cutoff, tolerance))
     }
 
     /// The smallest cutoff that stays within the tolerance, as does every larger one.
-    pub(super) fn smallest_within(&self, tolerance: f64) -> usize {
+    pub fn smallest_within(&self, tolerance: f64) -> usize {
         let layers = self.overall.mean.len();
         let mut cutoff = layers;
         while cutoff > 1 && self.within(cutoff - 1, tolerance) {
@@ -85,7 +91,7 @@ impl FrontierSummary {
     }
 }
 
-impl Group {
+impl FrontierGroup {
     fn new(name: &str, curves: &[Vec<Divergence>], members: &[usize], judged_by_bound: bool) -> Self {
         let curves: Vec<&Vec<Divergence>> = members.iter().map(|member| &curves[*member]).collect();
         let layers = curves.first().map_or(0, |curve| curve.len());
@@ -118,24 +124,24 @@ impl Group {
     }
 
     /// What the group's mean is at a cutoff; undefined outside 1 … L.
-    pub(super) fn at(&self, cutoff: usize) -> Divergence {
+    pub fn at(&self, cutoff: usize) -> Divergence {
         let index = cutoff.checked_sub(1);
         index.and_then(|index| self.mean.get(index)).copied().unwrap_or(UNDEFINED)
     }
 
     /// The upper bound of the mean KL at a cutoff; NaN outside 1 … L.
-    pub(super) fn upper95_at(&self, cutoff: usize) -> f64 {
+    pub fn upper95_at(&self, cutoff: usize) -> f64 {
         let index = cutoff.checked_sub(1);
         index.and_then(|index| self.kl_upper95.get(index)).copied().unwrap_or(f64::NAN)
     }
 
     /// Whether the group stays within the tolerance at a cutoff; what is undefined does not.
-    pub(super) fn within(&self, cutoff: usize, tolerance: f64) -> bool {
+    pub fn within(&self, cutoff: usize, tolerance: f64) -> bool {
         self.at(cutoff).kl <= tolerance && (!self.judged_by_bound || self.upper95_at(cutoff) <= tolerance)
     }
 
     /// The group's own smallest cutoff within the tolerance.
-    pub(super) fn smallest_within(&self, tolerance: f64) -> usize {
+    pub fn smallest_within(&self, tolerance: f64) -> usize {
         let mut cutoff = self.mean.len();
         while cutoff > 1 && self.within(cutoff - 1, tolerance) {
             cutoff -= 1;

@@ -1,0 +1,192 @@
+//! What can be done by key, palette or menu: one list, from which the palette, the shortcuts and the help sheet are made.
+
+use crate::state::View;
+use eframe::egui::{Context, Key, KeyboardShortcut, Modifiers};
+
+/// Something that the user can have done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Order {
+    /// Open a run folder or a model.
+    Open,
+    /// Read the run folder again.
+    Reload,
+    /// Show a view.
+    Show(View),
+    /// Show the next prompt of the run.
+    NextPrompt,
+    /// Show the previous prompt of the run.
+    PreviousPrompt,
+    /// Move the cutoff one layer deeper.
+    Deeper,
+    /// Move the cutoff one layer up.
+    Shallower,
+    /// Put the cutoff where it is recommended.
+    Recommended,
+    /// Show all columns of the map.
+    WholePrompt,
+    /// Leave out position 0 or not.
+    LeaveOutBos,
+    /// Show categories or not.
+    ByCategory,
+    /// Show the view's figures as a table or not.
+    Table,
+    /// Select nothing.
+    ClearSelection,
+    /// Undo the last change of the view.
+    Undo,
+    /// Redo what was undone.
+    Redo,
+    /// Generate, live.
+    Generate,
+    /// Stop what the engine does.
+    Stop,
+    /// Export the view as PNG at twice its size.
+    ExportPng,
+    /// Export the view as SVG.
+    ExportSvg,
+    /// Export the view's figures as CSV.
+    ExportCsv,
+    /// Light or dark.
+    Theme,
+    /// The command palette.
+    Palette,
+    /// The help sheet.
+    Help,
+}
+
+/// Command on a Mac, Ctrl elsewhere.
+const COMMAND: Modifiers = Modifiers::COMMAND;
+const COMMAND_SHIFT: Modifiers = Modifiers::COMMAND.plus(Modifiers::SHIFT);
+
+impl Order {
+    /// All, in the order of the palette and the help sheet.
+    pub fn all() -> impl Iterator<Item = Self> {
+        let first = [Self::Open, Self::Reload];
+        let rest = [
+            Self::NextPrompt,
+            Self::PreviousPrompt,
+            Self::Deeper,
+            Self::Shallower,
+            Self::Recommended,
+            Self::WholePrompt,
+            Self::LeaveOutBos,
+            Self::ByCategory,
+            Self::Table,
+            Self::ClearSelection,
+            Self::Undo,
+            Self::Redo,
+            Self::Generate,
+            Self::Stop,
+            Self::ExportPng,
+            Self::ExportSvg,
+            Self::ExportCsv,
+            Self::Theme,
+            Self::Palette,
+            Self::Help,
+        ];
+        first.into_iter().chain(View::ALL.map(Self::Show)).chain(rest)
+    }
+
+    /// Its name for people.
+    pub fn name(self) -> String {
+        match self {
+            Self::Open => "Open a run folder or a model …".into(),
+            Self::Reload => "Read the run again".into(),
+            Self::Show(view) => format!("Show {}", view.name()),
+            Self::NextPrompt => "Next prompt".into(),
+            Self::PreviousPrompt => "Previous prompt".into(),
+            Self::Deeper => "Move the cutoff one layer deeper".into(),
+            Self::Shallower => "Move the cutoff one layer up".into(),
+            Self::Recommended => "Put the cutoff where it is recommended".into(),
+            Self::WholePrompt => "Show the whole prompt".into(),
+            Self::LeaveOutBos => "Leave out BoS, or not".into(),
+            Self::ByCategory => "Show categories, or not".into(),
+            Self::Table => "Show the figures as a table, or not".into(),
+            Self::ClearSelection => "Select nothing".into(),
+            Self::Undo => "Undo".into(),
+            Self::Redo => "Redo".into(),
+            Self::Generate => "Generate side by side".into(),
+            Self::Stop => "Stop generating or recording".into(),
+            Self::ExportPng => "Export the view as PNG …".into(),
+            Self::ExportSvg => "Export the view as SVG …".into(),
+            Self::ExportCsv => "Export the figures as CSV …".into(),
+            Self::Theme => "Light or dark".into(),
+            Self::Palette => "All commands …".into(),
+            Self::Help => "Keyboard shortcuts".into(),
+        }
+    }
+
+    /// Its keys.
+    pub fn shortcut(self) -> Option<KeyboardShortcut> {
+        let (modifiers, key) = match self {
+            Self::Open => (COMMAND, Key::O),
+            Self::Reload => (COMMAND, Key::R),
+            Self::Show(view) => {
+                const KEYS: [Key; 7] =
+                    [Key::Num1, Key::Num2, Key::Num3, Key::Num4, Key::Num5, Key::Num6, Key::Num7];
+                let index = View::ALL.iter().position(|known| *known == view)?;
+                (COMMAND, KEYS[index])
+            }
+            Self::NextPrompt => (Modifiers::ALT, Key::ArrowDown),
+            Self::PreviousPrompt => (Modifiers::ALT, Key::ArrowUp),
+            Self::Deeper => (Modifiers::NONE, Key::CloseBracket),
+            Self::Shallower => (Modifiers::NONE, Key::OpenBracket),
+            Self::Recommended => (Modifiers::NONE, Key::R),
+            Self::WholePrompt => (Modifiers::NONE, Key::Num0),
+            Self::LeaveOutBos => (Modifiers::NONE, Key::B),
+            Self::ByCategory => (Modifiers::NONE, Key::C),
+            Self::Table => (Modifiers::NONE, Key::T),
+            Self::ClearSelection => (Modifiers::NONE, Key::Escape),
+            Self::Undo => (COMMAND, Key::Z),
+            Self::Redo => (COMMAND_SHIFT, Key::Z),
+            Self::Generate => (COMMAND, Key::Enter),
+            Self::Stop => (COMMAND, Key::Period),
+            Self::ExportPng => (COMMAND, Key::E),
+            Self::ExportSvg => (COMMAND_SHIFT, Key::E),
+            Self::ExportCsv => (COMMAND_SHIFT, Key::C),
+            Self::Theme => (COMMAND, Key::D),
+            Self::Palette => (COMMAND, Key::K),
+            Self::Help => (Modifiers::NONE, Key::F1),
+        };
+        Some(KeyboardShortcut::new(modifiers, key))
+    }
+
+    /// The orders whose keys were pressed; while text is typed, only those with Ctrl or Alt.
+    pub fn pressed(ctx: &Context) -> Vec<Self> {
+        let typing = ctx.text_edit_focused();
+        // Of shortcuts that contain each other, the one with more modifiers comes first and consumes the key.
+        let mut orders: Vec<(Self, KeyboardShortcut)> =
+            Self::all().filter_map(|order| Some((order, order.shortcut()?))).collect();
+        orders.sort_by_key(|(_, shortcut)| !shortcut.modifiers.shift);
+        orders.retain(|(order, shortcut)| {
+            let bare = shortcut.modifiers == Modifiers::NONE && *order != Self::Help;
+            !(typing && bare) && ctx.input_mut(|input| input.consume_shortcut(shortcut))
+        });
+        orders.into_iter().map(|(order, _)| order).collect()
+    }
+
+    /// Whether every word typed is in its name, in any case.
+    pub fn matches(self, typed: &str) -> bool {
+        let name = self.name().to_lowercase();
+        typed.to_lowercase().split_whitespace().all(|word| name.contains(word))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    #[test]
+    fn every_shortcut_is_given_once() {
+        let shortcuts: Vec<_> = Order::all().filter_map(Order::shortcut).collect();
+        let distinct: HashSet<_> = shortcuts.iter().map(|s| format!("{s:?}")).collect();
+        assert_eq!(distinct.len(), shortcuts.len());
+    }
+
+    #[test]
+    fn the_palette_finds_by_words_in_any_order() {
+        let found: Vec<Order> = Order::all().filter(|order| order.matches("png export")).collect();
+        assert_eq!(found, [Order::ExportPng]);
+    }
+}

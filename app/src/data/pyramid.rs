@@ -1,0 +1,274 @@
+//! Values of layers × columns with maxima over ever larger groups of columns, so that any zoom is drawn from a few
+//! values per pixel and a single hot column never disappears.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Columns of one level that one column of the next holds the maxima of.
+const GROUP: usize = 4;
+
+/// Values `[columns][rows]`, and for each level above them the maxima over 4, 16, 64 … columns. NaN is undefined and
+/// never wins over a number.
+#[derive(Debug)]
+pub struct Pyramid {
+    id: u64,
+    rows: usize,
+    levels: Vec<Vec<f32>>,
+    /// Largest value of each row over all columns but the first, which may be the token that swallows all attention.
+    row_max_after_first: Vec<f32>,
+}
+
+impl Pyramid {
+    /// A pyramid of `rows` rows without columns yet.
+    pub fn new(rows: usize) -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let id = NEXT.fetch_add(1, Ordering::Relaxed);
+        Self { id, rows, levels: vec![vec![]], row_max_after_first: vec![f32::NAN; rows] }
+    }
+
+    /// From values row by row, `[rows, columns]`.
+    ///
+    /// # Panics
+    /// If `values` is not of that size.
+    pub fn from_rows(values: &[f32], rows: usize, columns: usize) -> Self {
+        assert_eq!(values.len(), rows * columns, "values are rows × columns");
+        let mut pyramid = Self::new(rows);
+        let mut base = vec![0.0; values.len()];
+        // In bands of columns, so that what is read and written stays in the cache.
+        const BAND: usize = 64;
+        for start in (0..columns).step_by(BAND) {
+            let band = start..(start + BAND).min(columns);
+            for row in 0..rows {
+                for column in band.clone() {
+                    base[column * rows + row] = values[row * columns + column];
+                }
+            }
+        }
+        pyramid.levels[0] = base;
+        pyramid.raise();
+        for column in pyramid.levels[0].chunks_exact(rows.max(1)).skip(1) {
+            max_into(&mut pyramid.row_max_after_first, column);
+        }
+        pyramid
+    }
+
+    /// Builds every level above the values.
+    fn raise(&mut self) {
+        while self.levels.last().is_some_and(|top| top.len() > self.rows) {
+            let below = &self.levels[self.levels.len() - 1];
+            let mut above = Vec::with_capacity(below.len().div_ceil(GROUP) + self.rows);
+            for group in below.chunks(GROUP * self.rows) {
+                let start = above.len();
+                above.resize(start + self.rows, f32::NAN);
+                for column in group.chunks_exact(self.rows) {
+                    max_into(&mut above[start..], column);
+                }
+            }
+            self.levels.push(above);
+        }
+    }
+
+    /// Appends a column.
+    ///
+    /// # Panics
+    /// If `column` has another number of rows.
+    pub fn push(&mut self, column: &[f32]) {
+        assert_eq!(column.len(), self.rows, "a column has all rows");
+        if self.columns() > 0 {
+            max_into(&mut self.row_max_after_first, column);
+        }
+        let rows = self.rows;
+        self.levels[0].extend_from_slice(column);
+        let mut index = self.columns() - 1;
+        for level in 1..self.levels.len() {
+            index /= GROUP;
+            let values = &mut self.levels[level];
+            if values.len() < (index + 1) * rows {
+                values.resize((index + 1) * rows, f32::NAN);
+            }
+            max_into(&mut values[index * rows..], column);
+        }
+        // The top had one column; now that it has two, the next level begins.
+        self.raise();
+    }
+
+    /// Tells pyramids apart: no two that were made have the same. Only pushing changes one, and with it its columns.
+    pub fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// Number of rows.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Number of columns.
+    pub fn columns(&self) -> usize {
+        self.levels[0].len().checked_div(self.rows).unwrap_or(0)
+    }
+
+    /// The value itself; NaN where it is undefined or there is none.
+    pub fn value(&self, row: usize, column: usize) -> f32 {
+        if row >= self.rows {
+            return f32::NAN;
+        }
+        self.levels[0].get(column * self.rows + row).copied().unwrap_or(f32::NAN)
+    }
+
+    /// The values of a column, one per row; empty where there is none.
+    pub fn column(&self, column: usize) -> &[f32] {
+        let start = column.saturating_mul(self.rows);
+        self.levels[0].get(start..start + self.rows).unwrap_or(&[])
+    }
+
+    /// The largest value of each row over all columns, or over all but the first.
+    pub fn row_max(&self, without_first: bool) -> Vec<f32> {
+        if without_first {
+            return self.row_max_after_first.clone();
+        }
+        let mut largest = vec![f32::NAN; self.rows];
+        for column in self.levels[self.levels.len() - 1].chunks_exact(self.rows.max(1)) {
+            max_into(&mut largest, column);
+        }
+        largest
+    }
+
+    /// The largest value of each row over the columns of `range`, into `largest`; the range is widened by at most a
+    /// quarter of its length at either end, to whole groups.
+    pub fn max_over(&self, range: Range<usize>, largest: &mut [f32]) {
+        largest.fill(f32::NAN);
+        let range = range.start..range.end.min(self.columns());
+        let (mut level, mut size) = (0, 1);
+        while level + 1 < self.levels.len() && size * GROUP * GROUP <= range.len() {
+            level += 1;
+            size *= GROUP;
+        }
+        let groups = range.start / size..range.end.div_ceil(size);
+        let values = &self.levels[level];
+        let end = (groups.end * self.rows).min(values.len());
+        for column in values[(groups.start * self.rows).min(end)..end].chunks_exact(self.rows.max(1)) {
+            max_into(largest, column);
+        }
+    }
+
+    /// Up to `count` of the values, evenly spread, in no particular order; undefined ones are left out.
+    pub fn sample(&self, count: usize, without_first: bool) -> Vec<f32> {
+        let first = if without_first { self.rows.min(self.levels[0].len()) } else { 0 };
+        let values = &self.levels[0][first..];
+        // An odd step that shares no factor with the rows visits all of them.
+        let mut step = (values.len() / count.max(1)).max(1);
+        while step > 1
+            && (1..self.rows.max(1)).any(|f| f > 1 && step.is_multiple_of(f) && self.rows.is_multiple_of(f))
+        {
+            step += 1;
+        }
+        values.iter().step_by(step).copied().filter(|value| !value.is_nan()).collect()
+    }
+
+    /// Bytes held.
+    pub fn bytes(&self) -> usize {
+        self.levels.iter().map(|level| level.capacity() * size_of::<f32>()).sum()
+    }
+}
+
+impl Clone for Pyramid {
+    /// A copy, which may grow apart and so is told apart.
+    fn clone(&self) -> Self {
+        let copy = Self::new(self.rows);
+        Self { levels: self.levels.clone(), row_max_after_first: self.row_max_after_first.clone(), ..copy }
+    }
+}
+
+/// Element by element the larger of two; a number beats NaN.
+fn max_into(largest: &mut [f32], values: &[f32]) {
+    for (largest, &value) in largest.iter_mut().zip(values) {
+        // f32::max gives the number where one of the two is NaN.
+        *largest = largest.max(value);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn plain_max(values: &[f32], columns: usize, row: usize, range: Range<usize>) -> f32 {
+        range.fold(f32::NAN, |largest, column| largest.max(values[row * columns + column]))
+    }
+
+    fn same(a: f32, b: f32) -> bool {
+        a == b || (a.is_nan() && b.is_nan())
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
+        #[test]
+        fn maxima_hold_at_least_the_range_and_little_more(
+            rows in 1_usize..7, columns in 1_usize..300, seed in any::<u32>(), a in any::<usize>(), b in any::<usize>(),
+        ) {
+            let mut state = seed;
+            let mut next = || {
+                state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                if state.is_multiple_of(11) { f32::NAN } else { (state >> 8) as f32 }
+            };
+            let values: Vec<f32> = (0..rows * columns).map(|_| next()).collect();
+            let pyramid = Pyramid::from_rows(&values, rows, columns);
+            let (a, b) = (a % columns, b % columns);
+            let range = a.min(b)..a.max(b) + 1;
+            let slack = range.len() / 4;
+            let wide = range.start.saturating_sub(slack)..(range.end + slack).min(columns);
+            let mut largest = vec![0.0; rows];
+            pyramid.max_over(range.clone(), &mut largest);
+            for (row, &found) in largest.iter().enumerate() {
+                let least = plain_max(&values, columns, row, range.clone());
+                let most = plain_max(&values, columns, row, wide.clone());
+                prop_assert!(least.is_nan() || found >= least, "{found} {least}");
+                prop_assert!(found.is_nan() || found <= most, "{found} {most}");
+                prop_assert!(same(pyramid.value(row, a), values[row * columns + a]));
+                prop_assert!(same(pyramid.row_max(false)[row], plain_max(&values, columns, row, 0..columns)));
+                prop_assert!(same(pyramid.row_max(true)[row], plain_max(&values, columns, row, 1..columns)));
+            }
+        }
+
+        #[test]
+        fn pushing_columns_gives_the_same(rows in 1_usize..5, columns in 0_usize..150) {
+            let values: Vec<f32> = (0..rows * columns).map(|i| ((i * 7_919) % 1_009) as f32).collect();
+            let whole = Pyramid::from_rows(&values, rows, columns);
+            let mut grown = Pyramid::new(rows);
+            for column in 0..columns {
+                let values: Vec<f32> = (0..rows).map(|row| values[row * columns + column]).collect();
+                grown.push(&values);
+            }
+            prop_assert_eq!(&whole.levels, &grown.levels);
+            prop_assert_eq!(whole.columns(), grown.columns());
+        }
+    }
+
+    #[test]
+    fn a_hot_column_is_seen_at_every_zoom() {
+        let (rows, columns, hot) = (3, 10_007, 6_503);
+        let mut values = vec![0.1; rows * columns];
+        values[columns + hot] = 1.0;
+        let pyramid = Pyramid::from_rows(&values, rows, columns);
+        for pixels in [1, 7, 100, 1_300, 10_007] {
+            let mut seen = 0;
+            for pixel in 0..pixels {
+                let mut largest = vec![0.0; rows];
+                pyramid.max_over(pixel * columns / pixels..(pixel + 1) * columns / pixels, &mut largest);
+                seen += usize::from(largest[1] == 1.0);
+                assert_eq!(largest[0], 0.1);
+            }
+            assert!((1..=2).contains(&seen), "{seen} of {pixels} pixels");
+        }
+    }
+
+    #[test]
+    fn samples_visit_every_row() {
+        let (rows, columns) = (64, 4_096);
+        let values: Vec<f32> = (0..rows * columns).map(|i| (i / columns) as f32).collect();
+        let sample = Pyramid::from_rows(&values, rows, columns).sample(4_096, true);
+        assert!((0..rows).all(|row| sample.contains(&(row as f32))));
+        assert!((2_000..10_000).contains(&sample.len()), "{}", sample.len());
+    }
+}

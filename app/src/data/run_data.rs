@@ -1,0 +1,171 @@
+//! A run folder in memory: everything small at once, a prompt's maps when they are looked at.
+
+use super::figure::{StepFigure, TokenFigure};
+use super::pyramid::Pyramid;
+use layerscope_cutoff::cost::{Savings, Workload};
+use layerscope_cutoff::recommend::{Evidence, FrontierSummary, Options, Recommendation, recommend};
+use layerscope_diagnostics::record::Anchor;
+use layerscope_diagnostics::run::{Manifest, PromptSummary, Run};
+use layerscope_diagnostics::summary::{RunSummary, Summary, summarise, summarise_run};
+use layerscope_engine::Result;
+use ndarray::Array2;
+use std::path::{Path, PathBuf};
+
+/// A run, without its long tables.
+#[derive(Debug)]
+pub struct RunData {
+    /// The run folder.
+    pub folder: PathBuf,
+    /// Its table of contents.
+    pub manifest: Manifest,
+    /// The recorded prompts, in the order of the prompt file.
+    pub prompts: Vec<PromptSummary>,
+    /// Figures by layer over prompts, overall and per category.
+    pub summary: RunSummary,
+    /// Knockout KL by layer, nats: overall, then each category as in `summary`.
+    pub knockout: Vec<Vec<Summary>>,
+    /// What each cutoff costs, for each anchor recorded.
+    pub frontiers: Vec<FrontierSummary>,
+    evidence: Evidence,
+}
+
+impl RunData {
+    /// Reads a run folder.
+    ///
+    /// # Errors
+    /// As [`Run::open`] and [`Run::prompt`].
+    pub fn read(folder: &Path) -> Result<Self> {
+        let run = Run::open(folder)?;
+        let prompts = run.prompts().collect::<Result<Vec<_>>>()?;
+        let evidence = Evidence::from_run(&run)?;
+        let summary = summarise_run(&prompts);
+        let categories = summary.categories.iter().map(|group| group.category.as_deref());
+        let knockout = std::iter::once(None).chain(categories);
+        Ok(Self {
+            folder: folder.to_owned(),
+            manifest: run.manifest().clone(),
+            knockout: knockout.map(|category| knockout_summary(&prompts, category)).collect(),
+            frontiers: Anchor::ALL.iter().filter_map(|&a| FrontierSummary::new(&evidence, a)).collect(),
+            prompts,
+            summary,
+            evidence,
+        })
+    }
+
+    /// Layers L.
+    pub fn layers(&self) -> usize {
+        self.manifest.model.layers
+    }
+
+    /// Query heads H.
+    pub fn heads(&self) -> usize {
+        self.manifest.model.heads
+    }
+
+    /// The categories of the prompts, by name.
+    pub fn categories(&self) -> impl Iterator<Item = &str> {
+        self.summary.categories.iter().filter_map(|group| group.category.as_deref())
+    }
+
+    /// What the cutoffs cost with an anchor; `None` where it was not recorded.
+    pub fn frontier(&self, anchor: Anchor) -> Option<&FrontierSummary> {
+        self.frontiers.iter().find(|frontier| frontier.anchor == anchor)
+    }
+
+    /// What a cutoff saves at the lengths of the run's own prompts.
+    pub fn savings(&self, cutoff: usize, anchor: Anchor) -> Savings {
+        let workloads: Vec<Workload> = self.evidence.prompts.iter().map(|prompt| prompt.workload).collect();
+        self.evidence.cost.savings(cutoff, anchor.tokens(), &workloads)
+    }
+
+    /// The recommendation.
+    ///
+    /// # Errors
+    /// As [`recommend`].
+    pub fn recommend(&self, tolerance: f64, anchor: Anchor) -> Result<Recommendation> {
+        recommend(&self.evidence, Options { tolerance, anchor })
+    }
+}
+
+fn knockout_summary(prompts: &[PromptSummary], category: Option<&str>) -> Vec<Summary> {
+    let members = prompts.iter().filter(|prompt| category.is_none_or(|name| prompt.category == name));
+    let curves: Vec<Vec<f64>> = members
+        .map(|prompt| {
+            let layers = prompt.knockout.iter().map(|row| row.layer + 1).max().unwrap_or(0);
+            let mut curve = vec![f64::NAN; layers];
+            for row in &prompt.knockout {
+                curve[row.layer] = row.divergence.kl;
+            }
+            curve
+        })
+        .collect();
+    summarise(&curves.iter().map(Vec::as_slice).collect::<Vec<_>>())
+}
+
+/// A prompt's layer × token and layer × step maps.
+#[derive(Debug)]
+pub struct PromptMaps {
+    /// The prompt, by its place in the run.
+    pub prompt: usize,
+    received_mean: Pyramid,
+    received_max: Pyramid,
+    steps: Vec<Pyramid>,
+}
+
+impl PromptMaps {
+    /// Reads the maps of the prompt at a place of the run.
+    ///
+    /// # Errors
+    /// As [`Run::tokens`]; the folder is opened anew, since it may have moved on.
+    pub fn read(folder: &Path, prompt: usize, id: &str) -> Result<Self> {
+        let run = Run::open(folder)?;
+        let steps = run.steps(id)?;
+        let lens_kl = steps.lens.kl.mapv(f64::from);
+        let step_map = |figure: StepFigure| pyramid_f64(figure.of(&steps.attention).unwrap_or(&lens_kl));
+        let steps = StepFigure::ALL.into_iter().map(step_map).collect();
+        let received = run.tokens(id)?;
+        // One after the other, so that values are held twice for one figure only.
+        let received_mean = pyramid(received.mean);
+        let received_max = pyramid(received.max);
+        Ok(Self { prompt, received_mean, received_max, steps })
+    }
+
+    /// Maps without columns: what is shown of a prompt whose maps cannot be read.
+    pub fn empty(prompt: usize) -> Self {
+        let nothing = || Pyramid::new(1);
+        let steps = StepFigure::ALL.iter().map(|_| nothing()).collect();
+        Self { prompt, received_mean: nothing(), received_max: nothing(), steps }
+    }
+
+    /// Layer × prompt token.
+    pub fn tokens(&self, figure: TokenFigure) -> &Pyramid {
+        match figure {
+            TokenFigure::ReceivedMean => &self.received_mean,
+            TokenFigure::ReceivedMax => &self.received_max,
+        }
+    }
+
+    /// Layer × decode step.
+    pub fn steps(&self, figure: StepFigure) -> &Pyramid {
+        let index = StepFigure::ALL.iter().position(|known| *known == figure).unwrap_or(0);
+        &self.steps[index]
+    }
+
+    /// Bytes held.
+    pub fn bytes(&self) -> usize {
+        let all = self.steps.iter().chain([&self.received_mean, &self.received_max]);
+        all.map(Pyramid::bytes).sum()
+    }
+}
+
+fn pyramid(values: Array2<f32>) -> Pyramid {
+    let (rows, columns) = values.dim();
+    match values.as_slice() {
+        Some(slice) => Pyramid::from_rows(slice, rows, columns),
+        None => Pyramid::from_rows(&values.iter().copied().collect::<Vec<_>>(), rows, columns),
+    }
+}
+
+fn pyramid_f64(values: &Array2<f64>) -> Pyramid {
+    pyramid(values.mapv(|value| value as f32))
+}

@@ -1,0 +1,245 @@
+//! From values to positions on a colour bar.
+
+use super::pyramid::Pyramid;
+use serde::{Deserialize, Serialize};
+
+/// How values are laid out along the colour bar.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub enum ScaleKind {
+    /// In proportion.
+    Linear,
+    /// By their logarithm; zero is at the lower end.
+    #[default]
+    Log,
+    /// By the share of values that are smaller.
+    Percentile,
+}
+
+impl ScaleKind {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Linear, Self::Log, Self::Percentile];
+
+    /// Its name for people.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Linear => "Linear",
+            Self::Log => "Log",
+            Self::Percentile => "Percentile",
+        }
+    }
+}
+
+/// A logarithmic bar spans at most so many decades.
+const DECADES: f32 = 5.0;
+/// Values looked at for percentiles.
+const SAMPLED: usize = 1 << 15;
+/// Steps between percentiles.
+const QUANTILES: usize = 255;
+
+/// A scale fitted to values.
+#[derive(Debug, Clone)]
+pub struct Scale {
+    kind: ScaleKind,
+    /// Lower and upper end of the bar, one for each row, or one for all.
+    ends: Vec<(f32, f32)>,
+    /// Evenly spaced quantiles, for percentiles.
+    quantiles: Vec<f32>,
+    per_row: bool,
+}
+
+impl Scale {
+    /// Fits a scale to a pyramid: each row on its own with `per_row`, and without its first column with `without_first`.
+    pub fn fit(kind: ScaleKind, values: &Pyramid, per_row: bool, without_first: bool) -> Self {
+        let row_max = values.row_max(without_first);
+        let overall = row_max.iter().copied().fold(f32::NAN, f32::max);
+        let lower = |upper: f32| match kind {
+            ScaleKind::Log => upper * 10_f32.powf(-DECADES),
+            _ => 0.0,
+        };
+        let ends = |upper: f32| {
+            let upper = if upper > 0.0 { upper } else { 1.0 };
+            (lower(upper), upper)
+        };
+        let rows = if per_row { row_max.into_iter().map(ends).collect() } else { vec![ends(overall)] };
+        let quantiles = match kind {
+            ScaleKind::Percentile => quantiles(values.sample(SAMPLED, without_first)),
+            _ => vec![],
+        };
+        Self { kind, ends: rows, quantiles, per_row }
+    }
+
+    /// How values are laid out.
+    pub fn kind(&self) -> ScaleKind {
+        self.kind
+    }
+
+    /// Whether every row has ends of its own.
+    pub fn is_per_row(&self) -> bool {
+        self.per_row
+    }
+
+    /// Where a value of a row stands on the bar, in \[0, 1\]; NaN where it is undefined.
+    pub fn position(&self, row: usize, value: f32) -> f32 {
+        let (lower, upper) = self.ends[if self.per_row { row.min(self.ends.len() - 1) } else { 0 }];
+        match self.kind {
+            ScaleKind::Linear => ((value - lower) / (upper - lower)).clamp(0.0, 1.0),
+            // A zero has no logarithm: it is the least there is.
+            ScaleKind::Log if value <= lower => 0.0,
+            ScaleKind::Log => ((value / lower).log10() / DECADES).clamp(0.0, 1.0),
+            ScaleKind::Percentile if value.is_nan() => f32::NAN,
+            ScaleKind::Percentile => {
+                let below = self.quantiles.partition_point(|quantile| *quantile < value);
+                below as f32 / self.quantiles.len().max(1) as f32
+            }
+        }
+    }
+
+    /// The value at a position of the bar; of the first row where every row has its own.
+    pub fn value_at(&self, position: f32) -> f32 {
+        let (lower, upper) = self.ends[0];
+        match self.kind {
+            ScaleKind::Linear => lower + position * (upper - lower),
+            ScaleKind::Log => lower * 10_f32.powf(position * DECADES),
+            ScaleKind::Percentile => {
+                let index = (position * self.quantiles.len().saturating_sub(1) as f32).round() as usize;
+                self.quantiles.get(index).copied().unwrap_or(f32::NAN)
+            }
+        }
+    }
+
+    /// Positions and texts of the bar's ticks.
+    pub fn ticks(&self) -> Vec<(f32, String)> {
+        let shares = [0.0, 0.2, 0.4, 0.6, 0.8, 1.0];
+        match self.kind {
+            _ if self.per_row && self.kind != ScaleKind::Percentile => match self.kind {
+                ScaleKind::Log => {
+                    shares.map(|share| (share, format!("1e{:.0}", (share - 1.0) * DECADES))).to_vec()
+                }
+                _ => shares.map(|share| (share, format!("{share:.1}"))).to_vec(),
+            },
+            ScaleKind::Percentile => [0.0, 0.25, 0.5, 0.75, 1.0]
+                .map(|share| (share, format!("{:.0} %: {}", share * 100.0, short(self.value_at(share)))))
+                .to_vec(),
+            ScaleKind::Log => {
+                let (lower, upper) = self.ends[0];
+                let decades = lower.log10().ceil() as i32..=upper.log10().floor() as i32;
+                decades.map(|decade| (self.position(0, 10_f32.powi(decade)), power(decade))).collect()
+            }
+            ScaleKind::Linear => {
+                let upper = self.ends[0].1;
+                let step = round_step(upper / 5.0);
+                let ticks = (0..=5).map(|tick| tick as f32 * step).filter(|value| *value <= upper);
+                ticks.map(|value| (self.position(0, value), short(value))).collect()
+            }
+        }
+    }
+}
+
+/// A power of ten as axes show it.
+fn power(decade: i32) -> String {
+    match decade {
+        -3..=3 => short(10_f32.powi(decade)),
+        _ => format!("1e{decade}"),
+    }
+}
+
+/// The least of 1, 2, 5, 10 … that is not below `least`.
+fn round_step(least: f32) -> f32 {
+    let scale = 10_f32.powf(least.log10().floor());
+    [1.0, 2.0, 5.0, 10.0]
+        .map(|factor| factor * scale)
+        .into_iter()
+        .find(|step| *step >= least)
+        .unwrap_or(least)
+}
+
+fn quantiles(mut sample: Vec<f32>) -> Vec<f32> {
+    sample.sort_unstable_by(f32::total_cmp);
+    if sample.is_empty() {
+        return vec![];
+    }
+    let at = |index: usize| sample[(index * (sample.len() - 1)) / QUANTILES];
+    (0..=QUANTILES).map(at).collect()
+}
+
+/// A figure in few characters, as axes show it: 0.25, 1.3e-5.
+pub fn short(value: f32) -> String {
+    let size = value.abs();
+    match value {
+        _ if value.is_nan() => "undefined".into(),
+        0.0 => "0".into(),
+        _ if size >= 1e5 => format!("{value:.1e}"),
+        _ if size >= 100.0 => format!("{value:.0}"),
+        _ if size >= 1.0 => trimmed(format!("{value:.2}")),
+        _ if size >= 1e-3 => trimmed(format!("{value:.4}")),
+        _ => format!("{value:.1e}").replace(".0e", "e"),
+    }
+}
+
+fn trimmed(text: String) -> String {
+    text.trim_end_matches('0').trim_end_matches('.').to_owned()
+}
+
+/// A figure with all digits that a reader can use, as tooltips and tables show it.
+pub fn exact(value: f32) -> String {
+    match value {
+        _ if value.is_nan() => "undefined".into(),
+        0.0 => "0".into(),
+        _ if value.abs() < 1e-4 || value.abs() >= 1e6 => format!("{value:.5e}"),
+        _ => format!("{value:.6}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn pyramid(values: &[f32]) -> Pyramid {
+        Pyramid::from_rows(values, 1, values.len())
+    }
+
+    #[test]
+    fn known_positions() {
+        let values = pyramid(&[9.0, 1.0, 0.1, 0.0, 0.001]);
+        let linear = Scale::fit(ScaleKind::Linear, &values, false, true);
+        assert_eq!([0.0, 0.5, 1.0, 9.0].map(|v| linear.position(0, v)), [0.0, 0.5, 1.0, 1.0]);
+        let log = Scale::fit(ScaleKind::Log, &values, false, true);
+        assert!((log.position(0, 0.1) - 0.8).abs() < 1e-6);
+        assert_eq!(log.position(0, 0.0), 0.0);
+        assert!(log.position(0, f32::NAN).is_nan());
+        let percentile = Scale::fit(ScaleKind::Percentile, &values, false, false);
+        assert!(percentile.position(0, 0.1) < percentile.position(0, 1.0));
+        assert!(percentile.position(0, f32::NAN).is_nan());
+    }
+
+    #[test]
+    fn rows_have_their_own_ends() {
+        let values = Pyramid::from_rows(&[1.0, 2.0, 10.0, 20.0], 2, 2);
+        let scale = Scale::fit(ScaleKind::Linear, &values, true, false);
+        assert_eq!((scale.position(0, 2.0), scale.position(1, 20.0)), (1.0, 1.0));
+    }
+
+    #[test]
+    fn nothing_and_zeros_have_a_scale() {
+        for kind in ScaleKind::ALL {
+            for values in [vec![], vec![f32::NAN; 3], vec![0.0; 3]] {
+                let scale = Scale::fit(kind, &pyramid(&values), false, false);
+                assert!(scale.position(0, f32::NAN).is_nan());
+                assert!(!scale.ticks().is_empty());
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_larger_value_never_stands_lower(values in proptest::collection::vec(0.0..1.0_f32, 1..40), a in 0.0..1.0_f32, b in 0.0..1.0_f32) {
+            let values = pyramid(&values);
+            for kind in ScaleKind::ALL {
+                let scale = Scale::fit(kind, &values, false, false);
+                let (low, high) = (scale.position(0, a.min(b)), scale.position(0, a.max(b)));
+                prop_assert!(low <= high && (0.0..=1.0).contains(&low) && (0.0..=1.0).contains(&high));
+            }
+        }
+    }
+}

@@ -1,0 +1,69 @@
+//! The most likely next tokens.
+
+use layerscope_kernels::distribution::Distribution;
+
+/// Ids and probabilities of the `count` most likely tokens, most likely first, the first of equals first.
+///
+/// NaN is never among them and weighs nothing.
+pub(super) fn most_likely(logits: &[f32], count: usize) -> Vec<(u32, f64)> {
+    // Ascending ids, so a logit goes after its equals; hardly any beats the last of a full list.
+    let mut best: Vec<(u32, f32)> = Vec::with_capacity(count + 1);
+    let mut least = f32::NEG_INFINITY;
+    for (id, &logit) in (0u32..).zip(logits) {
+        if logit > least || (best.len() < count && !logit.is_nan()) {
+            best.insert(best.partition_point(|&(_, better)| better >= logit), (id, logit));
+            best.truncate(count);
+            if best.len() == count {
+                least = best.last().map_or(least, |&(_, logit)| logit);
+            }
+        }
+    }
+    let distribution = Distribution::new(logits);
+    best.into_iter().map(|(id, logit)| (id, (-distribution.nll(logit)).exp())).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::most_likely;
+    use proptest::prelude::*;
+
+    /// A whole sort in f64.
+    fn plainly(logits: &[f32], count: usize) -> Vec<(u32, f64)> {
+        let numbers = || (0u32..).zip(logits).filter(|(_, x)| !x.is_nan()).map(|(id, &x)| (id, f64::from(x)));
+        let max = numbers().map(|(_, x)| x).fold(f64::NEG_INFINITY, f64::max);
+        let total: f64 = numbers().map(|(_, x)| (x - max).exp()).sum();
+        let mut all: Vec<(u32, f64)> = numbers().map(|(id, x)| (id, (x - max).exp() / total)).collect();
+        all.sort_by(|a, b| b.1.total_cmp(&a.1));
+        all.truncate(count);
+        all
+    }
+
+    proptest! {
+        #[test]
+        fn agrees_with_a_sort(
+            logits in proptest::collection::vec(
+                prop_oneof![
+                    8 => -30f32..30.0,
+                    4 => Just(2.5f32),
+                    1 => Just(f32::NAN),
+                    1 => Just(f32::NEG_INFINITY),
+                ],
+                1..3000,
+            ),
+        ) {
+            prop_assume!(logits.iter().any(|x| x.is_finite()));
+            let (found, expected) = (most_likely(&logits, 20), plainly(&logits, 20));
+            prop_assert_eq!(found.len(), expected.len());
+            for (found, expected) in found.iter().zip(&expected) {
+                prop_assert_eq!(found.0, expected.0);
+                prop_assert!((found.1 - expected.1).abs() < 1e-6 * expected.1.max(1e-30));
+            }
+        }
+    }
+
+    #[test]
+    fn nothing_but_nan_yields_nothing() {
+        assert!(most_likely(&[f32::NAN; 3], 20).is_empty());
+        assert!(most_likely(&[], 20).is_empty());
+    }
+}

@@ -1,0 +1,142 @@
+//! Generation under one policy after another, with what there is to see at each token.
+
+use super::candidates::most_likely;
+use super::message::{Candidate, Event, LiveAttention, LiveToken};
+use super::worker::Task;
+use layerscope_diagnostics::probe::attention_figures;
+use layerscope_engine::{
+    Choice, Error, GeneratedToken, GenerationEvent, GenerationSettings, LayerStatistics, Model, Policy,
+    PromptText, Result, Session, TokenStream, check_interrupt, with_f32,
+};
+use ndarray::{Array3, ArrayView2, Axis};
+use std::ops::ControlFlow;
+
+/// Tokens shown that could have been next.
+const CANDIDATES: usize = 20;
+
+/// Generates from a prompt under each policy in turn.
+///
+/// # Errors
+/// [`Error::Input`] on a prompt or policy that cannot be run; [`Error::Interrupted`].
+pub(super) fn generate(
+    task: Task<'_, '_>,
+    prompt: &PromptText,
+    policies: &[String],
+    max_new_tokens: usize,
+) -> Result<()> {
+    let model = task.model;
+    let prompt = model.tokenizer.encode_prompt(prompt)?;
+    let layers = model.config().layers;
+    // All names before the first run: a wrong one should not be found out halfway.
+    let policies: Vec<Policy> =
+        policies.iter().map(|name| Policy::parse(name, layers)).collect::<Result<_>>()?;
+    for (side, policy) in policies.into_iter().enumerate() {
+        check_interrupt(task.interrupt)?;
+        generate_side(task, &prompt, side, policy, max_new_tokens)?;
+    }
+    Ok(())
+}
+
+fn generate_side(
+    task: Task<'_, '_>,
+    prompt: &[u32],
+    side: usize,
+    policy: Policy,
+    max_new_tokens: usize,
+) -> Result<()> {
+    let Task { model, events, interrupt } = task;
+    // A session that is only asked what it reserves, and whether it can be at all.
+    let kv_bytes =
+        Session::new(&model.decoder, policy, prompt.len(), max_new_tokens)?.store().allocated_bytes();
+    let name = policy.to_string();
+    let prompt_tokens = prompt.len();
+    events.send(Event::GenerationStarted { side, policy: name, prompt_tokens, kv_bytes }, interrupt)?;
+
+    let settings = GenerationSettings {
+        max_new_tokens,
+        choice: Choice::Greedy,
+        stop_tokens: model.tokenizer.eos_ids(),
+        statistics: true,
+    };
+    let mut view = View { model, side, prompt_tokens, stream: model.tokenizer.stream(true), step: 0 };
+    let mut shown = Ok(());
+    let generated =
+        layerscope_engine::generate(&model.decoder, prompt, policy, &settings, interrupt, &mut |event| {
+            match event {
+                GenerationEvent::Prefilled(done) => {
+                    events.progress(Event::Prefilled { side, done, all: prompt_tokens });
+                }
+                GenerationEvent::Token(generated) => {
+                    let token = view.token(&generated);
+                    shown = token.and_then(|token| events.send(Event::Token(Box::new(token)), interrupt));
+                }
+            }
+            if shown.is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+        });
+    match shown {
+        Ok(()) | Err(Error::Interrupted) => {}
+        Err(error) => return Err(error),
+    }
+    let text_rest = view.stream.finish()?;
+    let (ttft_s, tpot_s, cancelled) = match generated {
+        Ok(generated) => {
+            let ttft_s = (max_new_tokens > 0).then_some(generated.ttft_s);
+            let cut_short = generated.tokens.len() < max_new_tokens;
+            (ttft_s, generated.tpot_s, cut_short && check_interrupt(interrupt).is_err())
+        }
+        Err(Error::Interrupted) => (None, None, true),
+        Err(error) => return Err(error),
+    };
+    events.deliver(Event::GenerationEnded { side, ttft_s, tpot_s, kv_bytes, text_rest, cancelled });
+    Ok(())
+}
+
+/// Turns tokens into what the window shows of them.
+struct View<'m> {
+    model: &'m Model,
+    side: usize,
+    prompt_tokens: usize,
+    stream: TokenStream<'m>,
+    /// The step that comes next.
+    step: usize,
+}
+
+impl View<'_> {
+    fn token(&mut self, generated: &GeneratedToken<'_>) -> Result<LiveToken> {
+        let tokenizer = &self.model.tokenizer;
+        let top = with_f32(generated.logits, |logits| most_likely(logits, CANDIDATES))?;
+        let candidate = |(id, probability)| Candidate { id, token: tokenizer.token_text(id), probability };
+        let step = self.step;
+        self.step += 1;
+        Ok(LiveToken {
+            side: self.side,
+            step,
+            id: generated.token,
+            token: tokenizer.token_text(generated.token),
+            text: self.stream.push(generated.token)?.unwrap_or_default(),
+            top: top.into_iter().map(candidate).collect(),
+            elapsed_s: generated.elapsed_s,
+            attention: live_attention(generated.statistics, self.model.config().heads, self.prompt_tokens),
+        })
+    }
+}
+
+/// Means over heads of one decode step's attention; index is the layer.
+fn live_attention(statistics: &[LayerStatistics], heads: usize, prompt_tokens: usize) -> Vec<LiveAttention> {
+    let figures = attention_figures(statistics, heads, 1, prompt_tokens);
+    let mean = |figure: &Array3<f32>, layer: usize| defined_mean(figure.index_axis(Axis(0), layer));
+    (0..statistics.len())
+        .map(|layer| LiveAttention {
+            bos_mass: mean(&figures.bos_mass, layer),
+            prompt_mass: mean(&figures.prompt_mass, layer),
+            decode_mass: mean(&figures.decode_mass, layer),
+            prompt_entropy: mean(&figures.prompt_entropy, layer),
+        })
+        .collect()
+}
+
+/// Mean of what is not NaN; NaN where all is.
+fn defined_mean(values: ArrayView2<'_, f32>) -> f32 {
+    let (sum, count) = values.iter().filter(|x| !x.is_nan()).fold((0.0, 0.0), |(s, n), x| (s + x, n + 1.0));
+    sum / count
+}

@@ -1,0 +1,91 @@
+//! Attention patterns of a recorded prompt, computed when they are asked for: a whole run's would be too large to keep.
+
+use super::message::{Event, Pattern};
+use super::worker::Task;
+use layerscope_engine::{Error, HookPoint, Hooks, Policy, Result, Session, Site, check_interrupt, with_f32};
+
+/// Reads patterns, and keeps the KV of the prompt last read, since one is looked at layer by layer.
+#[derive(Default)]
+pub(super) struct PatternReader<'m> {
+    last: Option<Prefilled<'m>>,
+}
+
+/// A prompt that went through the model, with room for `steps` decode rows.
+struct Prefilled<'m> {
+    prompt: Vec<u32>,
+    steps: usize,
+    session: Session<'m>,
+}
+
+impl<'m> PatternReader<'m> {
+    /// Tells the pattern of each of the layers.
+    ///
+    /// # Errors
+    /// [`Error::Input`] on layers or tokens that the model does not have; [`Error::Interrupted`].
+    pub(super) fn read(
+        &mut self,
+        task: Task<'m, '_>,
+        prompt: Vec<u32>,
+        continuation: &[u32],
+        layers: &[usize],
+    ) -> Result<()> {
+        check(task, &prompt, continuation, layers)?;
+        let steps = continuation.len();
+        // Taken out, so that nothing half done stays behind.
+        let mut prefilled = match self.last.take().filter(|last| last.prompt == prompt && last.steps == steps)
+        {
+            Some(last) => last,
+            None => prefill(task, prompt, steps)?,
+        };
+        // The decode rows at once, as the recorded run has them: the last prompt token and all others but the last.
+        let positions = prefilled.prompt.len();
+        let boundary = positions - 1;
+        let rows: Vec<u32> =
+            prefilled.prompt[boundary..].iter().chain(&continuation[..steps - 1]).copied().collect();
+        let heads = task.model.config().heads;
+        let mut hooks = Hooks::none();
+        for &layer in layers {
+            hooks.add(HookPoint { layer, site: Site::Pattern }, move |_, pattern| {
+                check_interrupt(task.interrupt)?;
+                // Under the full policy every position is stored, so key j is position j.
+                let values = with_f32(&pattern.narrow(2, 0, positions)?, <[f32]>::to_vec)?;
+                let pattern = Pattern { layer, heads, steps, positions, values };
+                task.events.send(Event::Pattern(pattern), task.interrupt)?;
+                Ok(None)
+            });
+        }
+        prefilled.session.truncate(boundary);
+        prefilled.session.teacher_forced(&rows, &mut hooks, &mut vec![])?;
+        self.last = Some(prefilled);
+        Ok(())
+    }
+}
+
+fn prefill<'m>(task: Task<'m, '_>, prompt: Vec<u32>, steps: usize) -> Result<Prefilled<'m>> {
+    let decoder = &task.model.decoder;
+    let all = prompt.len();
+    let mut session = Session::new(decoder, Policy::full(decoder.config().layers), all, steps)?;
+    session.prefill(&prompt, &mut Hooks::none(), task.interrupt, &mut |done| {
+        task.events.progress(Event::ReadingPattern { done, all });
+    })?;
+    Ok(Prefilled { prompt, steps, session })
+}
+
+fn check(task: Task<'_, '_>, prompt: &[u32], continuation: &[u32], layers: &[usize]) -> Result<()> {
+    let config = task.model.config();
+    if prompt.is_empty() || continuation.is_empty() {
+        return Err(Error::input("an attention pattern needs a prompt and a continuation; record one first"));
+    }
+    if let Some(layer) = layers.iter().find(|&&layer| layer >= config.layers) {
+        return Err(Error::input(format!(
+            "layer {layer} is not between 0 and {}; open the model that the run was recorded with",
+            config.layers - 1
+        )));
+    }
+    if let Some(id) = prompt.iter().chain(continuation).find(|&&id| id as usize >= config.vocab) {
+        return Err(Error::input(format!(
+            "the model has no token {id}; open the model that the run was recorded with"
+        )));
+    }
+    Ok(())
+}

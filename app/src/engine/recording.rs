@@ -1,0 +1,64 @@
+//! Recording a run, told to the window.
+
+use super::message::{Event, RecordingStage};
+use super::worker::Task;
+use layerscope_cutoff::recording::{self, Event as Recording};
+use layerscope_diagnostics::prompts::PromptFile;
+use layerscope_engine::{Error, Result};
+use std::path::PathBuf;
+
+/// Records prompts into a folder.
+///
+/// # Errors
+/// Whatever keeps the run, rather than one of its prompts, from being recorded.
+pub(super) fn record(
+    task: Task<'_, '_>,
+    prompts: &PromptFile,
+    max_new_tokens: usize,
+    folder: PathBuf,
+) -> Result<()> {
+    let Task { model, events, interrupt } = task;
+    // A cancel that makes `send` give up stops the recording too.
+    let send = |event| {
+        let _ = events.send(event, interrupt);
+    };
+    let mut all_tokens = 0;
+    let recorded =
+        recording::record(model, prompts, max_new_tokens, &folder, interrupt, &mut |event| match event {
+            Recording::Resumed { done, all } => send(Event::RecordingStarted { done, all }),
+            Recording::Started { id, tokens } => {
+                all_tokens = tokens;
+                send(Event::PromptStarted { id: id.to_owned(), tokens });
+            }
+            Recording::Tokens(done) => {
+                events.progress(progress(RecordingStage::Tokens { done, all: all_tokens }));
+            }
+            Recording::FrontierLayers { done, all } => {
+                events.progress(progress(RecordingStage::Frontier { done, all }));
+            }
+            Recording::Finished(record) => send(Event::PromptFinished { id: record.prompt_id.clone() }),
+            Recording::Failed { id, reason } => {
+                send(Event::PromptFailed { id: id.to_owned(), reason: reason.to_owned() });
+            }
+        });
+    let cancelled = match recorded {
+        Ok(_) => false,
+        Err(Error::Interrupted) => true,
+        Err(error) => return Err(error),
+    };
+    events.deliver(Event::RecordingEnded { folder, cancelled });
+    Ok(())
+}
+
+/// The frontier costs about as much as the recorded run before it, so each counts half.
+fn progress(stage: RecordingStage) -> Event {
+    let share = match stage {
+        RecordingStage::Tokens { done, all } => half(done, all),
+        RecordingStage::Frontier { done, all } => 0.5 + half(done, all),
+    };
+    Event::PromptProgress { share, stage }
+}
+
+fn half(done: usize, all: usize) -> f32 {
+    0.5 * done.min(all) as f32 / all.max(1) as f32
+}

@@ -1,0 +1,416 @@
+//! The engine with the embedded model. `wake` runs on the engine's thread after each event, so a test that waits there
+//! holds the engine at that event: no test depends on which thread is faster.
+#![allow(clippy::unwrap_used)]
+
+use super::message::{LiveToken, Pattern};
+use super::{Command, Engine, Event};
+use layerscope_diagnostics::prompts::{PromptFile, read_prompts};
+use layerscope_diagnostics::run::Run;
+use layerscope_engine::{Model, ModelSource, PromptText, WeightsPrecision};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc::{Sender, channel};
+use std::time::{Duration, Instant};
+
+/// Far beyond anything that is not a deadlock.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// A prompt on which the model goes on and on.
+const ENDLESS: &str = "Tell me a long story";
+
+fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../fixtures/tiny").join(name)
+}
+
+fn source() -> ModelSource {
+    ModelSource::Path(fixture("layerscope-tiny.gguf"))
+}
+
+fn load() -> Command {
+    Command::LoadModel { source: source(), precision: WeightsPrecision::Native }
+}
+
+fn generate(prompt: &str, policies: &[&str], max_new_tokens: usize) -> Command {
+    Command::Generate {
+        prompt: PromptText::Plain(prompt.to_owned()),
+        policies: policies.iter().map(ToString::to_string).collect(),
+        max_new_tokens,
+    }
+}
+
+fn prompts(count: usize) -> PromptFile {
+    let mut prompts = read_prompts(&fixture("demo.jsonl")).unwrap();
+    prompts.prompts.truncate(count);
+    prompts
+}
+
+fn record(count: usize, folder: &Path) -> Command {
+    Command::Record { prompts: prompts(count), max_new_tokens: 6, folder: folder.to_owned() }
+}
+
+/// The next event, waited for.
+fn next(engine: &Engine) -> Event {
+    let start = Instant::now();
+    loop {
+        if let Some(event) = engine.try_event() {
+            return event;
+        }
+        assert!(start.elapsed() < PATIENCE, "the engine says nothing");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// The events of the next command that ends, without its [`Event::Idle`].
+fn rest(engine: &Engine) -> Vec<Event> {
+    std::iter::repeat_with(|| next(engine)).take_while(|event| *event != Event::Idle).collect()
+}
+
+fn perform(engine: &Engine, command: Command) -> Vec<Event> {
+    engine.send(command).unwrap();
+    assert!(engine.is_busy());
+    let events = rest(engine);
+    assert!(!engine.is_busy());
+    events
+}
+
+fn loaded() -> Engine {
+    let engine = Engine::start(|| {});
+    perform(&engine, load());
+    engine
+}
+
+/// An engine that goes on after each event only once it is let; dropping the sender lets it go for good.
+fn held() -> (Engine, Sender<()>) {
+    let (go_on, gate) = channel();
+    let engine = Engine::start(move || {
+        let _ = gate.recv();
+    });
+    (engine, go_on)
+}
+
+/// Lets a held engine go on until an event that is looked for, and returns it with the engine still held there.
+fn hold_at(engine: &Engine, go_on: &Sender<()>, wanted: impl Fn(&Event) -> bool) -> Event {
+    loop {
+        let event = next(engine);
+        if wanted(&event) {
+            return event;
+        }
+        go_on.send(()).unwrap();
+    }
+}
+
+fn loaded_and_held() -> (Engine, Sender<()>) {
+    let (engine, go_on) = held();
+    engine.send(load()).unwrap();
+    hold_at(&engine, &go_on, |event| *event == Event::Idle);
+    go_on.send(()).unwrap();
+    (engine, go_on)
+}
+
+fn drops_in_time(engine: Engine) {
+    let (done, dropped) = channel();
+    std::thread::spawn(move || {
+        drop(engine);
+        let _ = done.send(());
+    });
+    dropped.recv_timeout(PATIENCE).unwrap();
+}
+
+fn tokens(events: &[Event], wanted: usize) -> Vec<&LiveToken> {
+    let token = |event| match event {
+        &Event::Token(ref token) if token.side == wanted => Some(&**token),
+        _ => None,
+    };
+    events.iter().filter_map(token).collect()
+}
+
+fn side(event: &Event) -> Option<usize> {
+    match event {
+        Event::GenerationStarted { side, .. }
+        | Event::Prefilled { side, .. }
+        | Event::GenerationEnded { side, .. } => Some(*side),
+        Event::Token(token) => Some(token.side),
+        _ => None,
+    }
+}
+
+#[test]
+fn loads_a_model() {
+    let engine = Engine::start(|| {});
+    let events = perform(&engine, load());
+    let (last, before) = events.split_last().unwrap();
+    assert_eq!(before.last(), Some(&Event::Loading { done: 8, all: 8 }));
+    let Event::Loaded(model) = last else { panic!("{last:?}") };
+    assert_eq!((model.layers, model.heads, model.context, model.precision), (8, 4, 1024, "native"));
+    assert_eq!(model.sha256.len(), 64);
+}
+
+#[test]
+fn says_what_cannot_be_done_and_goes_on() {
+    let engine = Engine::start(|| {});
+    let failure = |command| match perform(&engine, command).as_slice() {
+        [Event::Failed(sentence)] => sentence.clone(),
+        other => panic!("{other:?}"),
+    };
+    let nowhere = ModelSource::Path("no/such/model.gguf".into());
+    let precision = WeightsPrecision::Native;
+    assert!(
+        failure(Command::LoadModel { source: nowhere.clone(), precision }).contains("no/such/model.gguf")
+    );
+    assert!(failure(generate("Hello", &["full"], 4)).contains("no model is loaded"));
+    perform(&engine, load());
+    assert!(failure(generate("Hello", &["full", "speed:99"], 4)).contains("between 1 and 8"));
+    assert!(failure(generate("Hello", &["full"], 4000)).contains("context"));
+    let pattern = |prompt_tokens: &[u32], layers: &[usize]| Command::ReadPattern {
+        prompt_tokens: prompt_tokens.to_vec(),
+        continuation: vec![1],
+        layers: layers.to_vec(),
+    };
+    assert!(failure(pattern(&[1, 2], &[8])).contains("between 0 and 7"));
+    assert!(failure(pattern(&[1, 70_000], &[0])).contains("no token 70000"));
+    assert!(failure(pattern(&[], &[0])).contains("needs a prompt"));
+    // The model that was loaded stays.
+    assert!(failure(Command::LoadModel { source: nowhere, precision }).contains("no/such"));
+    assert!(!tokens(&perform(&engine, generate("Hello", &["full"], 4)), 0).is_empty());
+}
+
+#[test]
+fn generates_side_by_side() {
+    let engine = loaded();
+    let prompt = &prompts(1).prompts[0].text();
+    let events = perform(&engine, generate(prompt, &["full", "speed:8", "speed:4"], 12));
+
+    let sides: Vec<usize> = events.iter().map(|event| side(event).unwrap()).collect();
+    assert!(sides.is_sorted() && sides.last() == Some(&2), "{sides:?}");
+    let (full, same, shallow) = (tokens(&events, 0), tokens(&events, 1), tokens(&events, 2));
+    let ids = |tokens: &[&LiveToken]| tokens.iter().map(|token| token.id).collect::<Vec<_>>();
+    assert_eq!(full.len(), 12);
+    assert_eq!(ids(&full), ids(&same));
+
+    let model = Model::load(&source(), WeightsPrecision::Native, &mut |_, _| {}).unwrap();
+    let mut bytes = vec![];
+    for (index, tokens) in [full, same, shallow].into_iter().enumerate() {
+        let mut own = events.iter().filter(|event| side(event) == Some(index));
+        let Some(Event::GenerationStarted { policy, prompt_tokens, kv_bytes, .. }) = own.next() else {
+            panic!()
+        };
+        assert_eq!(policy, ["full", "full", "speed:4"][index]);
+        let prefilled = Event::Prefilled { side: index, done: *prompt_tokens, all: *prompt_tokens };
+        assert_eq!(own.next(), Some(&prefilled));
+        let Some(Event::GenerationEnded { ttft_s, tpot_s, kv_bytes: ended, text_rest, cancelled, .. }) =
+            own.last()
+        else {
+            panic!()
+        };
+        assert!(!cancelled && ttft_s.unwrap() > 0.0 && tpot_s.unwrap() > 0.0);
+        assert_eq!(kv_bytes, ended);
+        bytes.push(*kv_bytes);
+
+        let text: String =
+            tokens.iter().map(|token| token.text.as_str()).chain([text_rest.as_str()]).collect();
+        assert_eq!(text, model.tokenizer.decode_skipping_special(&ids(&tokens)).unwrap());
+        for (step, token) in tokens.into_iter().enumerate() {
+            check_token(token, step);
+        }
+    }
+    assert!(bytes[0] == bytes[1] && bytes[2] < bytes[0], "{bytes:?}");
+}
+
+fn check_token(token: &LiveToken, step: usize) {
+    assert_eq!((token.step, token.top.len(), token.top[0].id), (step, 20, token.id));
+    assert!(token.top.is_sorted_by(|a, b| a.probability >= b.probability));
+    assert!(token.top.iter().map(|candidate| candidate.probability).sum::<f64>() < 1.0 + 1e-6);
+    assert_eq!(token.attention.len(), if step == 0 { 0 } else { 8 });
+    for layer in &token.attention {
+        let all = layer.bos_mass + layer.prompt_mass + layer.decode_mass;
+        assert!((all - 1.0).abs() < 1e-4, "{layer:?}");
+        let defined = layer.prompt_mass > 1e-3;
+        assert!(!defined || (0.0..=1.0).contains(&layer.prompt_entropy), "{layer:?}");
+        assert!(layer.prompt_mass > 0.0 || layer.prompt_entropy.is_nan(), "{layer:?}");
+    }
+}
+
+#[test]
+fn a_cancel_ends_a_generation_and_what_waits() {
+    let (engine, go_on) = loaded_and_held();
+    engine.send(generate(ENDLESS, &["full", "speed:4"], 1000)).unwrap();
+    engine.send(generate("dropped", &["full"], 5)).unwrap();
+    hold_at(&engine, &go_on, |event| matches!(event, Event::Token(token) if token.step == 4));
+    engine.send(Command::Cancel).unwrap();
+    engine.send(generate("done", &["full"], 5)).unwrap();
+    drop(go_on);
+    match rest(&engine).as_slice() {
+        [Event::GenerationEnded { side: 0, ttft_s: Some(_), tpot_s: Some(_), cancelled: true, .. }] => {}
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(rest(&engine), []);
+    let done = rest(&engine);
+    assert!(matches!(done.last(), Some(Event::GenerationEnded { cancelled: false, .. })), "{done:?}");
+    assert!(!engine.is_busy());
+}
+
+#[test]
+fn a_cancel_ends_a_prefill() {
+    let (engine, go_on) = loaded_and_held();
+    engine.send(generate(&"Yorbert plays the harp. ".repeat(100), &["full"], 5)).unwrap();
+    hold_at(&engine, &go_on, |event| matches!(event, Event::Prefilled { done, all, .. } if done < all));
+    engine.send(Command::Cancel).unwrap();
+    drop(go_on);
+    match rest(&engine).as_slice() {
+        [Event::GenerationEnded { ttft_s: None, tpot_s: None, cancelled: true, .. }] => {}
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_cancel_of_nothing_does_nothing() {
+    let engine = loaded();
+    engine.send(Command::Cancel).unwrap();
+    engine.send(Command::Cancel).unwrap();
+    assert!(!engine.is_busy());
+    assert_eq!(tokens(&perform(&engine, generate(ENDLESS, &["full"], 5)), 0).len(), 5);
+}
+
+#[test]
+fn a_cancelled_recording_keeps_what_is_finished() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("run");
+    let (engine, go_on) = loaded_and_held();
+    engine.send(record(2, &out)).unwrap();
+    hold_at(&engine, &go_on, |event| matches!(event, Event::PromptFinished { .. }));
+    engine.send(Command::Cancel).unwrap();
+    drop(go_on);
+    assert_eq!(rest(&engine), [Event::RecordingEnded { folder: out.clone(), cancelled: true }]);
+    assert_eq!(Run::open(&out).unwrap().prompt_ids(), ["knowledge-1"]);
+
+    let resumed = perform(&engine, record(2, &out));
+    assert_eq!(resumed[0], Event::RecordingStarted { done: 1, all: 2 });
+    assert_eq!(resumed.last(), Some(&Event::RecordingEnded { folder: out.clone(), cancelled: false }));
+    let shares: Vec<f32> = resumed
+        .iter()
+        .filter_map(|event| if let Event::PromptProgress { share, .. } = event { Some(*share) } else { None })
+        .collect();
+    assert!(shares.is_sorted() && shares[0] > 0.0 && shares.last() == Some(&1.0), "{shares:?}");
+    assert_eq!(Run::open(&out).unwrap().prompt_ids(), ["knowledge-1", "knowledge-2"]);
+}
+
+#[test]
+fn patterns_are_what_was_recorded() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("run");
+    let engine = loaded();
+    perform(&engine, record(2, &out));
+    let run = Run::open(&out).unwrap();
+    for id in ["knowledge-1", "knowledge-2"] {
+        let prompt = run.prompt(id).unwrap();
+        let received = run.tokens(id).unwrap().mean;
+        let read = |layers: &[usize]| {
+            let (prompt_tokens, continuation) = (prompt.prompt_tokens.clone(), prompt.generated.clone());
+            perform(&engine, Command::ReadPattern { prompt_tokens, continuation, layers: layers.to_vec() })
+        };
+        let all = read(&[0, 1, 2, 3, 4, 5, 6, 7]);
+        assert_eq!(all[0], Event::ReadingPattern { done: prompt.p, all: prompt.p });
+        let patterns: Vec<&Pattern> = all[1..].iter().map(pattern).collect();
+        assert_eq!(patterns.len(), 8);
+        for (layer, pattern) in patterns.iter().enumerate() {
+            assert_eq!((pattern.layer, pattern.heads), (layer, 4));
+            assert_eq!((pattern.steps, pattern.positions), (prompt.steps, prompt.p));
+            assert_eq!(pattern.values.len(), 4 * prompt.steps * prompt.p);
+            for position in 0..prompt.p {
+                let column = pattern.values.iter().skip(position).step_by(prompt.p);
+                let mean = column.sum::<f32>() / (4 * prompt.steps) as f32;
+                assert!(
+                    (mean - received[[layer, position]]).abs() < 1e-4,
+                    "layer {layer}, position {position}"
+                );
+            }
+        }
+        // Again, from the KV that was kept: no prefill.
+        let again = read(&[5]);
+        assert_eq!(again.len(), 1);
+        let largest = pattern(&again[0]).values.iter().zip(&patterns[5].values).map(|(a, b)| (a - b).abs());
+        assert!(largest.fold(0.0, f32::max) < 1e-5);
+    }
+}
+
+fn pattern(event: &Event) -> &Pattern {
+    match event {
+        Event::Pattern(pattern) => pattern,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn dropping_ends_a_generation() {
+    let (engine, go_on) = loaded_and_held();
+    engine.send(generate(ENDLESS, &["full"; 50], 1000)).unwrap();
+    engine.send(generate(ENDLESS, &["full"; 50], 1000)).unwrap();
+    hold_at(&engine, &go_on, |event| matches!(event, Event::Token(_)));
+    drop(go_on);
+    drops_in_time(engine);
+}
+
+/// An engine with room for four events, none of which is taken, that is generating.
+fn choked() -> Engine {
+    let told = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&told);
+    let engine = Engine::with_room(4, move || {
+        counted.fetch_add(1, Ordering::SeqCst);
+    });
+    perform(&engine, load());
+    let before = told.load(Ordering::SeqCst);
+    engine.send(generate(ENDLESS, &["full", "speed:4"], 1000)).unwrap();
+    let start = Instant::now();
+    while told.load(Ordering::SeqCst) < before + 4 {
+        assert!(start.elapsed() < PATIENCE, "no events");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    engine
+}
+
+#[test]
+fn dropping_ends_an_engine_that_waits_for_room() {
+    drops_in_time(choked());
+}
+
+#[test]
+fn a_cancel_ends_an_engine_that_waits_for_room() {
+    let engine = choked();
+    engine.send(Command::Cancel).unwrap();
+    let events = rest(&engine);
+    assert!(tokens(&events, 0).len() <= 3, "{events:?}");
+    assert!(
+        matches!(events.last(), Some(Event::GenerationEnded { side: 0, cancelled: true, .. })),
+        "{events:?}"
+    );
+    assert_eq!(tokens(&perform(&engine, generate(ENDLESS, &["full"], 5)), 0).len(), 5);
+}
+
+#[test]
+fn a_full_queue_is_said() {
+    let (engine, go_on) = loaded_and_held();
+    let sent = std::iter::repeat_with(|| engine.send(generate("Hello", &["full"], 1)));
+    // One is being done at most, sixteen wait.
+    let refused = sent.take(18).filter_map(Result::err).next().unwrap();
+    assert!(refused.to_string().contains("waiting already"), "{refused}");
+    engine.send(Command::Cancel).unwrap();
+    drop(go_on);
+    while engine.is_busy() {
+        next(&engine);
+    }
+}
+
+#[test]
+fn a_panic_is_said_and_the_engine_goes_on() {
+    let armed = Arc::new(AtomicBool::new(false));
+    let trap = Arc::clone(&armed);
+    let engine = Engine::start(move || assert!(!trap.swap(false, Ordering::SeqCst), "a trap"));
+    perform(&engine, load());
+    armed.store(true, Ordering::SeqCst);
+    let events = perform(&engine, generate("Hello", &["full"], 5));
+    assert!(
+        matches!(events.last(), Some(Event::Failed(sentence)) if sentence.contains("a trap")),
+        "{events:?}"
+    );
+    assert_eq!(tokens(&perform(&engine, generate(ENDLESS, &["full"], 5)), 0).len(), 5);
+}

@@ -1,0 +1,114 @@
+//! The engine's thread: takes commands, does them one after the other, says how each ended.
+
+use super::events::Events;
+use super::message::{Command, Event, LoadedModel};
+use super::pattern::PatternReader;
+use super::{generation, recording};
+use layerscope_engine::{
+    Error, Interrupt, Model, ModelSource, Result, WeightsPrecision, check_interrupt, guarded,
+};
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::sync::mpsc::Receiver;
+
+/// A command, and what stops it.
+pub(super) struct Request {
+    pub(super) command: Command,
+    pub(super) interrupt: Arc<Interrupt>,
+}
+
+/// What the work on a command has at hand.
+#[derive(Clone, Copy)]
+pub(super) struct Task<'m, 'a> {
+    pub(super) model: &'m Model,
+    pub(super) events: &'a Events,
+    pub(super) interrupt: &'a Interrupt,
+}
+
+/// Does commands until the window is gone.
+pub(super) fn run(requests: &Receiver<Request>, events: &Events) {
+    let mut model = None;
+    while let Some(loaded) = serve(model.as_ref(), requests, events) {
+        model = Some(loaded);
+    }
+}
+
+/// Does commands with one model, or none, until another is loaded, which it returns, or the window is gone.
+fn serve(model: Option<&Model>, requests: &Receiver<Request>, events: &Events) -> Option<Model> {
+    let mut patterns = PatternReader::default();
+    for Request { command, interrupt } in requests {
+        let work = || perform(command, model, &mut patterns, events, &interrupt);
+        let mut loaded = None;
+        match guarded(|| Ok::<_, Infallible>(work())) {
+            Ok(Ok(model)) => loaded = model,
+            // The user knows.
+            Ok(Err(Error::Interrupted)) => {}
+            Ok(Err(error)) => events.deliver(Event::Failed(error.to_string())),
+            Err(panic) => {
+                let sentence =
+                    format!("the engine stumbled over an error of its own ({panic}); please report it");
+                events.deliver(Event::Failed(sentence));
+            }
+        }
+        events.deliver(Event::Idle);
+        if loaded.is_some() {
+            return loaded;
+        }
+    }
+    None
+}
+
+/// Does a command; the model where it loads one.
+fn perform<'m>(
+    command: Command,
+    model: Option<&'m Model>,
+    patterns: &mut PatternReader<'m>,
+    events: &Events,
+    interrupt: &Interrupt,
+) -> Result<Option<Model>> {
+    check_interrupt(interrupt)?;
+    let task = || match model {
+        Some(model) => Ok(Task { model, events, interrupt }),
+        None => Err(Error::input("no model is loaded; open one first")),
+    };
+    match command {
+        Command::LoadModel { source, precision } => {
+            return load(&source, precision, events, interrupt).map(Some);
+        }
+        Command::Record { prompts, max_new_tokens, folder } => {
+            recording::record(task()?, &prompts, max_new_tokens, folder)?;
+        }
+        Command::Generate { prompt, policies, max_new_tokens } => {
+            generation::generate(task()?, &prompt, &policies, max_new_tokens)?;
+        }
+        Command::ReadPattern { prompt_tokens, continuation, layers } => {
+            patterns.read(task()?, prompt_tokens, &continuation, &layers)?;
+        }
+        // Acts at the window's end and is never queued.
+        Command::Cancel => {}
+    }
+    Ok(None)
+}
+
+fn load(
+    source: &ModelSource,
+    precision: WeightsPrecision,
+    events: &Events,
+    interrupt: &Interrupt,
+) -> Result<Model> {
+    let model = Model::load(source, precision, &mut |done, all| {
+        events.progress(Event::Loading { done, all });
+    })?;
+    let config = model.config();
+    let loaded = LoadedModel {
+        name: model.name.clone(),
+        sha256: model.sha256.clone(),
+        layers: config.layers,
+        heads: config.heads,
+        context: config.context,
+        precision: precision.name(),
+    };
+    check_interrupt(interrupt)?;
+    events.send(Event::Loaded(loaded), interrupt)?;
+    Ok(model)
+}

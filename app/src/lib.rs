@@ -1,0 +1,20 @@
+//! The layerscope viewer: how a model reads its prompt, layer by layer, what each cutoff costs, and both live.
+//!
+//! [`open_window`] shows it on a screen, [`screenshot`] draws it without one.
+
+pub mod command;
+pub mod data;
+pub mod design;
+pub mod engine;
+pub mod export;
+pub mod live;
+pub mod recorder;
+pub mod state;
+pub mod viewer;
+pub mod views;
+pub mod widgets;
+mod window;
+
+pub use eframe::egui::{Theme, vec2};
+pub use viewer::{Launch, Open, Remembered, Viewer, screenshot};
+pub use window::open_window;

@@ -1,0 +1,161 @@
+//! What is known of a generation that runs or ran: full depth and the cutoff, side by side.
+
+use crate::data::{Pyramid, StepFigure};
+use crate::engine::message::{Candidate, Event, LiveAttention, LiveToken};
+use crate::views::frontier::Measured;
+use layerscope_engine::Policy;
+
+/// The figures that decode steps show live.
+pub const LIVE_FIGURES: [StepFigure; 4] =
+    [StepFigure::PromptMass, StepFigure::BosMass, StepFigure::DecodeMass, StepFigure::PromptEntropy];
+
+/// A prompt being generated from under several policies, one after the other.
+#[derive(Debug, Clone, Default)]
+pub struct Live {
+    /// The sides, in the order in which they run.
+    pub sides: Vec<Side>,
+}
+
+/// Generation under one policy.
+#[derive(Debug, Clone)]
+pub struct Side {
+    /// The policy's name.
+    pub policy: String,
+    /// Prompt tokens p.
+    pub prompt_tokens: usize,
+    /// Prompt tokens that went through the model.
+    pub prefilled: usize,
+    /// The tokens.
+    pub tokens: Vec<Shown>,
+    /// Text that the last token left over.
+    pub text_rest: String,
+    /// Bytes of KV.
+    pub kv_bytes: usize,
+    /// Time to first token, seconds.
+    pub ttft_s: Option<f64>,
+    /// Time per output token after the first, seconds: so far, then for good.
+    pub tpot_s: Option<f64>,
+    /// Whether it ended, and if so whether the user stopped it.
+    pub ended: Option<bool>,
+    /// Layer × decode step, in the order of [`LIVE_FIGURES`].
+    pub maps: [Pyramid; 4],
+}
+
+/// A generated token as it is shown.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Shown {
+    /// Its id.
+    pub id: u32,
+    /// How it is shown by itself.
+    pub token: String,
+    /// The text that it adds.
+    pub text: String,
+    /// The most likely tokens.
+    pub top: Vec<Candidate>,
+}
+
+impl Live {
+    /// Takes in what the engine says; `layers` are the model's.
+    pub fn take(&mut self, event: &Event, layers: usize) {
+        match event {
+            Event::GenerationStarted { side, policy, prompt_tokens, kv_bytes } => {
+                self.sides.truncate(*side);
+                self.sides.push(Side {
+                    policy: policy.clone(),
+                    prompt_tokens: *prompt_tokens,
+                    prefilled: 0,
+                    tokens: vec![],
+                    text_rest: String::new(),
+                    kv_bytes: *kv_bytes,
+                    ttft_s: None,
+                    tpot_s: None,
+                    ended: None,
+                    maps: std::array::from_fn(|_| Pyramid::new(layers)),
+                });
+            }
+            Event::Prefilled { side, done, .. } => {
+                if let Some(side) = self.sides.get_mut(*side) {
+                    side.prefilled = *done;
+                }
+            }
+            Event::Token(token) => {
+                if let Some(side) = self.sides.get_mut(token.side) {
+                    side.push(token, layers);
+                }
+            }
+            Event::GenerationEnded { side, ttft_s, tpot_s, kv_bytes, text_rest, cancelled } => {
+                if let Some(side) = self.sides.get_mut(*side) {
+                    (side.ttft_s, side.tpot_s, side.kv_bytes) = (*ttft_s, *tpot_s, *kv_bytes);
+                    side.text_rest.clone_from(text_rest);
+                    side.ended = Some(*cancelled);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// The first step at which the two sides chose different tokens, or at which one of them had ended and the other not.
+    pub fn divergence(&self) -> Option<usize> {
+        let [first, second] = self.sides.as_slice() else { return None };
+        let pairs = first.tokens.iter().zip(&second.tokens);
+        if let Some(step) = pairs.enumerate().find(|(_, (a, b))| a.id != b.id).map(|(step, _)| step) {
+            return Some(step);
+        }
+        let (a, b) = (first.tokens.len(), second.tokens.len());
+        let ended = |side: &Side| side.ended == Some(false);
+        (a != b && ended(first) && ended(second)).then_some(a.min(b))
+    }
+
+    /// What this generation showed of its cutoff, once both sides ended by themselves.
+    pub fn measured(&self) -> Option<Measured> {
+        let [full, cut] = self.sides.as_slice() else { return None };
+        if full.ended != Some(false) || cut.ended != Some(false) {
+            return None;
+        }
+        let cutoff = cut.policy.strip_prefix("speed:")?.trim_end_matches("+bos").parse().ok()?;
+        let saved = |full: f64, cut: f64| 1.0 - cut / full;
+        Some(Measured {
+            cutoff,
+            ttft_saved: saved(full.ttft_s?, cut.ttft_s?),
+            tpot_saved: full.tpot_s.zip(cut.tpot_s).map(|(full, cut)| saved(full, cut)),
+        })
+    }
+}
+
+impl Side {
+    fn push(&mut self, token: &LiveToken, layers: usize) {
+        self.prefilled = self.prompt_tokens;
+        if token.step == 0 {
+            self.ttft_s = Some(token.elapsed_s);
+        } else if let Some(ttft_s) = self.ttft_s {
+            self.tpot_s = Some((token.elapsed_s - ttft_s) / token.step as f64);
+        }
+        let of: [fn(&LiveAttention) -> f32; 4] =
+            [|a| a.prompt_mass, |a| a.bos_mass, |a| a.decode_mass, |a| a.prompt_entropy];
+        for (map, figure) in self.maps.iter_mut().zip(of) {
+            let mut column: Vec<f32> = token.attention.iter().map(figure).collect();
+            // The first token's query is part of the prefill, which keeps no statistics.
+            column.resize(layers, f32::NAN);
+            map.push(&column);
+        }
+        self.tokens.push(Shown {
+            id: token.id,
+            token: token.token.clone(),
+            text: token.text.clone(),
+            top: token.top.clone(),
+        });
+    }
+
+    /// Whether its policy is full depth.
+    pub fn is_full(&self) -> bool {
+        self.policy == "full"
+    }
+}
+
+/// The policy's name of a cutoff and anchor.
+pub fn policy_name(cutoff: usize, bos: bool, layers: usize) -> String {
+    match Policy::speed(cutoff, bos, layers) {
+        Ok(policy) => policy.to_string(),
+        Err(_) => format!("speed:{cutoff}"),
+    }
+}

@@ -1,0 +1,349 @@
+//! What the user has chosen to see. Plain data: it is what undo goes back to and what is remembered between sessions.
+
+use crate::data::{ScaleKind, StepFigure, TokenFigure};
+use crate::design::ColourMap;
+use layerscope_diagnostics::record::Anchor;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
+
+/// The views.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+pub enum View {
+    /// Layers × prompt tokens, or × decode steps.
+    #[default]
+    Map,
+    /// The prompt's text, shaded.
+    Text,
+    /// Figures by layer.
+    Curves,
+    /// Layers × heads.
+    Heads,
+    /// What each cutoff costs and saves.
+    Frontier,
+    /// Live generation.
+    Generate,
+    /// Recording a run.
+    Record,
+}
+
+impl View {
+    /// All, in the order of their tabs.
+    pub const ALL: [Self; 7] =
+        [Self::Map, Self::Text, Self::Curves, Self::Heads, Self::Frontier, Self::Generate, Self::Record];
+
+    /// Its name on its tab.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Map => "Map",
+            Self::Text => "Text",
+            Self::Curves => "Curves",
+            Self::Heads => "Heads",
+            Self::Frontier => "Frontier",
+            Self::Generate => "Generate",
+            Self::Record => "Record",
+        }
+    }
+
+    /// What it shows, in a sentence.
+    pub fn description(self) -> &'static str {
+        match self {
+            Self::Map => "Which prompt tokens each layer reads, or how reading changes from step to step",
+            Self::Text => "The prompt's text, shaded by the attention that each token receives",
+            Self::Curves => "Masses, entropy, selectivity, straightening, logit lens and knockout by layer",
+            Self::Heads => "Layers by heads: which heads read the prompt",
+            Self::Frontier => "What each cutoff costs and what it saves",
+            Self::Generate => "Full depth and the cutoff side by side, live",
+            Self::Record => "Record prompts with a model into a run",
+        }
+    }
+
+    /// The view of that name, in any case.
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|view| view.name().eq_ignore_ascii_case(name))
+    }
+
+    /// Whether it shows a recorded run.
+    pub fn needs_run(self) -> bool {
+        !matches!(self, Self::Generate | Self::Record)
+    }
+}
+
+/// What the map's columns are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub enum Columns {
+    /// Prompt tokens.
+    #[default]
+    Tokens,
+    /// Decode steps.
+    Steps,
+}
+
+/// What is selected. A selection in one view shows in all.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Selection {
+    /// Layers; none means all.
+    pub layers: BTreeSet<usize>,
+    /// Heads, as (layer, head); none means all.
+    pub heads: BTreeSet<(usize, usize)>,
+    /// Decode steps; none means all.
+    pub steps: BTreeSet<usize>,
+    /// Prompt token.
+    pub token: Option<usize>,
+}
+
+impl Selection {
+    /// Whether nothing is selected.
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// Selects a member alone, or none where it was alone; with `extend` puts it in or takes it out.
+    pub fn pick<T: Ord + Copy>(set: &mut BTreeSet<T>, member: T, extend: bool) {
+        let was_alone = set.len() == 1 && set.contains(&member);
+        if extend {
+            if !set.remove(&member) {
+                set.insert(member);
+            }
+        } else {
+            set.clear();
+            if !was_alone {
+                set.insert(member);
+            }
+        }
+    }
+}
+
+/// A range of columns shown, in columns; 0 … all by default.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Window {
+    /// Left edge.
+    pub start: f64,
+    /// Right edge.
+    pub end: f64,
+}
+
+impl Window {
+    /// Fewest columns that can be shown.
+    const LEAST: f64 = 4.0;
+
+    /// All of `columns`.
+    pub fn all(columns: usize) -> Self {
+        Self { start: 0.0, end: (columns as f64).max(1.0) }
+    }
+
+    /// Columns shown.
+    pub fn width(self) -> f64 {
+        self.end - self.start
+    }
+
+    /// Zoomed in by `factor` (out where it is below 1) with the column `at` staying where it is.
+    #[must_use]
+    pub fn zoomed(self, factor: f64, at: f64, columns: usize) -> Self {
+        let all = (columns as f64).max(1.0);
+        let width = (self.width() / factor).clamp(Self::LEAST.min(all), all);
+        let share = if self.width() > 0.0 { ((at - self.start) / self.width()).clamp(0.0, 1.0) } else { 0.5 };
+        let start = (at - share * width).clamp(0.0, all - width);
+        Self { start, end: start + width }
+    }
+
+    /// Moved by so many columns.
+    #[must_use]
+    pub fn moved(self, by: f64, columns: usize) -> Self {
+        let all = (columns as f64).max(1.0);
+        let width = self.width().min(all);
+        let start = (self.start + by).clamp(0.0, all - width);
+        Self { start, end: start + width }
+    }
+
+    /// Within the columns that there are.
+    #[must_use]
+    pub fn within(self, columns: usize) -> Self {
+        let sound = self.start.is_finite() && self.end.is_finite() && self.end > self.start;
+        if sound { self.moved(0.0, columns) } else { Self::all(columns) }
+    }
+}
+
+/// Everything about the view that undo goes back to.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ViewState {
+    /// The view in front.
+    pub view: View,
+    /// The prompt in front, by its place in the run.
+    pub prompt: usize,
+    /// The cutoff c: the prompt exists at layers 0 … c−1.
+    pub cutoff: usize,
+    /// Which prompt tokens keep KV at every layer.
+    pub anchor: Anchor,
+    /// Largest mean KL accepted, nats.
+    pub tolerance: f64,
+    /// What is selected.
+    pub selection: Selection,
+    /// What the map's columns are.
+    pub columns: Columns,
+    /// What the map shows of tokens.
+    pub token_figure: TokenFigure,
+    /// What the map shows of steps.
+    pub step_figure: StepFigure,
+    /// What the head grid shows.
+    pub head_figure: StepFigure,
+    /// Prompt tokens shown; `None` for all.
+    pub token_window: Option<Window>,
+    /// Decode steps shown; `None` for all.
+    pub step_window: Option<Window>,
+    /// Scale of colours.
+    pub scale: ScaleKind,
+    /// Scale of the shades behind text.
+    pub text_scale: ScaleKind,
+    /// Colours.
+    pub colour_map: ColourMap,
+    /// Whether each layer has a scale of its own.
+    pub per_row: bool,
+    /// Whether position 0 is left out.
+    pub leave_out_bos: bool,
+    /// Whether curves and frontier show each category.
+    pub by_category: bool,
+    /// Whether the figures are shown as a table.
+    pub as_table: bool,
+}
+
+impl Default for ViewState {
+    fn default() -> Self {
+        Self {
+            view: View::Map,
+            prompt: 0,
+            cutoff: usize::MAX,
+            anchor: Anchor::Bos,
+            tolerance: layerscope_cutoff::recommend::DEFAULT_TOLERANCE,
+            selection: Selection::default(),
+            columns: Columns::Tokens,
+            token_figure: TokenFigure::default(),
+            step_figure: StepFigure::default(),
+            head_figure: StepFigure::default(),
+            token_window: None,
+            step_window: None,
+            scale: ScaleKind::default(),
+            // Text is read: only what stands out is to be shaded.
+            text_scale: ScaleKind::Linear,
+            colour_map: ColourMap::default(),
+            per_row: false,
+            leave_out_bos: true,
+            by_category: false,
+            as_table: false,
+        }
+    }
+}
+
+/// Earlier states, for undo.
+#[derive(Debug, Default)]
+pub struct History<T> {
+    past: Vec<T>,
+    future: Vec<T>,
+    settled: Option<T>,
+}
+
+/// States kept.
+const KEPT: usize = 200;
+
+impl<T: Clone + PartialEq> History<T> {
+    /// Tells the state after a frame; with `moving` (a pointer held down) the change goes on and is not kept yet.
+    pub fn observe(&mut self, state: &T, moving: bool) {
+        match &self.settled {
+            Some(settled) if settled == state || moving => {}
+            None => self.settled = Some(state.clone()),
+            Some(_) => {
+                self.past.extend(self.settled.replace(state.clone()));
+                self.future.clear();
+                if self.past.len() > KEPT {
+                    self.past.remove(0);
+                }
+            }
+        }
+    }
+
+    /// The state before the last change.
+    pub fn undo(&mut self) -> Option<T> {
+        let earlier = self.past.pop()?;
+        self.future.extend(self.settled.replace(earlier.clone()));
+        Some(earlier)
+    }
+
+    /// The state that was undone last.
+    pub fn redo(&mut self) -> Option<T> {
+        let later = self.future.pop()?;
+        self.past.extend(self.settled.replace(later.clone()));
+        Some(later)
+    }
+
+    /// Forgets everything, as another run is opened.
+    pub fn clear(&mut self) {
+        *self = Self { past: vec![], future: vec![], settled: None };
+    }
+
+    /// Whether there is something to undo.
+    pub fn can_undo(&self) -> bool {
+        !self.past.is_empty()
+    }
+
+    /// Whether there is something to redo.
+    pub fn can_redo(&self) -> bool {
+        !self.future.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn undo_goes_back_over_whole_drags() {
+        let mut history = History::default();
+        history.observe(&1, false);
+        for dragged in [2, 3, 4] {
+            history.observe(&dragged, true);
+        }
+        history.observe(&4, false);
+        history.observe(&5, false);
+        assert_eq!((history.undo(), history.undo(), history.undo()), (Some(4), Some(1), None));
+        assert_eq!(history.redo(), Some(4));
+        history.observe(&4, false);
+        assert!(history.can_redo());
+        history.observe(&9, false);
+        assert_eq!((history.redo(), history.undo()), (None, Some(4)));
+    }
+
+    #[test]
+    fn picking() {
+        let mut set = BTreeSet::new();
+        Selection::pick(&mut set, 3, false);
+        Selection::pick(&mut set, 5, true);
+        assert_eq!(set, BTreeSet::from([3, 5]));
+        Selection::pick(&mut set, 3, false);
+        assert_eq!(set, BTreeSet::from([3]));
+        Selection::pick(&mut set, 3, false);
+        assert!(set.is_empty());
+    }
+
+    proptest! {
+        #[test]
+        fn a_window_stays_within_the_columns(
+            columns in 0_usize..10_000, moves in proptest::collection::vec((-3.0..3.0_f64, -1e5..1e5_f64), 0..20)
+        ) {
+            let mut window = Window::all(columns);
+            let all = (columns as f64).max(1.0);
+            for (zoom, at) in moves {
+                window = window.zoomed(zoom.exp(), at.clamp(0.0, all), columns).moved(at, columns);
+                prop_assert!(window.start >= 0.0 && window.end <= all + 1e-6 && window.width() > 0.0, "{window:?}");
+            }
+        }
+
+        #[test]
+        fn zooming_keeps_the_column_under_the_pointer(start in 0.0..500.0_f64, share in 0.0..1.0_f64) {
+            let window = Window { start, end: start + 400.0 };
+            let at = start + share * 400.0;
+            let zoomed = window.zoomed(3.0, at, 1_000);
+            prop_assert!(((at - zoomed.start) / zoomed.width() - share).abs() < 1e-9);
+        }
+    }
+}

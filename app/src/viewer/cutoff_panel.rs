@@ -1,0 +1,220 @@
+//! The panel of the cutoff: what it costs, whom it hurts, what it saves, and what is recommended.
+
+use super::Viewer;
+use crate::command::Order;
+use crate::data::short;
+use crate::design::{self, Palette, size, space};
+use crate::views::generate::bytes;
+use eframe::egui::{
+    Button, ComboBox, DragValue, Grid, RichText, ScrollArea, Ui, WidgetInfo, accesskit::Role, vec2,
+};
+use layerscope_cutoff::recommend::{FrontierSummary, Recommendation, Verdict};
+use layerscope_diagnostics::record::Anchor;
+
+impl Viewer {
+    pub(super) fn cutoff_panel(&mut self, ui: &mut Ui) {
+        let palette = design::palette(ui);
+        ScrollArea::vertical().auto_shrink(false).show(ui, |ui| {
+            self.cutoff_controls(ui);
+            let Some(run) = self.run.clone() else {
+                ui.weak("Record prompts to see what each cutoff costs.");
+                return;
+            };
+            if let Some(frontier) = run.frontier(self.state.anchor) {
+                design::card(palette).show(ui, |ui| {
+                    ui.set_width(ui.available_width());
+                    cost(ui, palette, frontier, self.state.cutoff, self.state.tolerance);
+                });
+                design::card(palette).show(ui, |ui| {
+                    ui.set_width(ui.available_width());
+                    categories(ui, palette, frontier, self.state.cutoff, self.state.tolerance);
+                });
+            }
+            design::card(palette).show(ui, |ui| {
+                ui.set_width(ui.available_width());
+                let saved = run.savings(self.state.cutoff, self.state.anchor);
+                ui.label(RichText::new("Saved at this run’s lengths").strong());
+                Grid::new("savings").num_columns(2).spacing(vec2(space::MEDIUM, 2.0)).show(ui, |ui| {
+                    let prompts = run.prompts.len().max(1) as f64;
+                    let each = |sum: u64| bytes(sum as f64 / prompts);
+                    row(ui, "KV", &percent(saved.kv_saved), "share of the bytes of keys and values");
+                    let from_to = format!("{} → {}", each(saved.kv_bytes_full), each(saved.kv_bytes_cut));
+                    row(ui, "", &from_to, "mean per prompt");
+                    row(ui, "Prefill FLOPs", &percent(saved.flops_saved), "by token-layers");
+                    row(
+                        ui,
+                        "TTFT",
+                        &percent(saved.predicted_ttft_saved),
+                        "predicted from the prefill's layers",
+                    );
+                    row(ui, "TPOT", &percent(saved.predicted_tpot_saved), "predicted from the bytes read");
+                    if let Some(measured) = self.measured.iter().find(|one| one.cutoff == self.state.cutoff) {
+                        row(ui, "TTFT, live", &percent(measured.ttft_saved), "measured by generating live");
+                        let tpot = measured.tpot_saved.map_or("–".into(), percent);
+                        row(ui, "TPOT, live", &tpot, "measured by generating live");
+                    }
+                });
+            });
+            let mut go = false;
+            design::card(palette).show(ui, |ui| {
+                ui.set_width(ui.available_width());
+                ui.horizontal(|ui| {
+                    ui.label(RichText::new("Recommended").strong());
+                    let label = ui.weak("within");
+                    let field = DragValue::new(&mut self.state.tolerance)
+                        .range(0.0..=10.0)
+                        .speed(0.002)
+                        .max_decimals(4)
+                        .suffix(" nats");
+                    ui.add(field).labelled_by(label.id).on_hover_text("Largest mean KL accepted");
+                });
+                match self.recommendation.as_ref().map(|found| &found.outcome) {
+                    Some(Ok(recommendation)) => go = card(ui, palette, recommendation, self.state.cutoff),
+                    Some(Err(sentence)) => {
+                        ui.label(sentence);
+                    }
+                    None => {
+                        ui.spinner();
+                    }
+                }
+            });
+            if go {
+                self.obey(Order::Recommended);
+            }
+        });
+    }
+
+    fn cutoff_controls(&mut self, ui: &mut Ui) {
+        let layers = self.layers();
+        ui.horizontal(|ui| {
+            let label = ui.label(RichText::new("Cutoff").strong());
+            let mut cutoff = self.state.cutoff.clamp(1, layers);
+            let field = DragValue::new(&mut cutoff).range(1..=layers).speed(0.1);
+            let hover = "The prompt runs through and keeps KV in this many layers";
+            if ui.add(field).labelled_by(label.id).on_hover_text(hover).changed() {
+                self.state.cutoff = cutoff;
+            }
+            ui.weak(format!("of {layers} layers"));
+        });
+        ui.horizontal(|ui| {
+            let label = ui.weak("anchor");
+            let shown = anchor_name(self.state.anchor);
+            let response = ComboBox::from_id_salt("anchor").selected_text(shown).show_ui(ui, |ui| {
+                for anchor in Anchor::ALL {
+                    ui.selectable_value(&mut self.state.anchor, anchor, anchor_name(anchor));
+                }
+            });
+            response
+                .response
+                .widget_info(|| WidgetInfo::labeled(Role::ComboBox, true, format!("Anchor: {shown}")));
+            response
+                .response
+                .labelled_by(label.id)
+                .on_hover_text("Prompt tokens that keep KV at every layer");
+        });
+    }
+}
+
+fn anchor_name(anchor: Anchor) -> &'static str {
+    match anchor {
+        Anchor::Bos => "BoS (position 0)",
+        Anchor::None => "none",
+    }
+}
+
+fn row(ui: &mut Ui, name: &str, figure: &str, about: &str) {
+    ui.label(RichText::new(name).weak()).on_hover_text(about);
+    ui.label(RichText::new(figure).monospace()).on_hover_text(about);
+    ui.end_row();
+}
+
+fn percent(share: f64) -> String {
+    format!("{:.1} %", share * 100.0)
+}
+
+/// The exact cost of the cutoff.
+fn cost(ui: &mut Ui, palette: &Palette, frontier: &FrontierSummary, cutoff: usize, tolerance: f64) {
+    let overall = &frontier.overall;
+    let at = overall.at(cutoff);
+    let within = frontier.within(cutoff, tolerance);
+    ui.horizontal(|ui| {
+        let colour = if within { palette.good } else { palette.cutoff };
+        let figure = ui.label(RichText::new(short(at.kl as f32)).size(size::FIGURE).color(colour));
+        figure.widget_info(|| {
+            WidgetInfo::labeled(Role::Label, true, format!("KL at cutoff {cutoff}: {}", at.kl))
+        });
+        ui.vertical(|ui| {
+            ui.weak("nats per token");
+            ui.weak(format!("≤ {} at 95 %", short(overall.upper95_at(cutoff) as f32)));
+        });
+    });
+    let verdict = if within { "within the tolerance for every category" } else { "beyond the tolerance" };
+    ui.label(RichText::new(verdict).small().color(if within { palette.good } else { palette.cutoff }));
+    Grid::new("cost").num_columns(2).spacing(vec2(space::MEDIUM, 2.0)).show(ui, |ui| {
+        row(ui, "same top token", &percent(at.top1), "share of steps");
+        row(ui, "ΔNLL", &format!("{:+.4}", at.dnll), "nats per token of the continuation");
+        if cutoff > 1 {
+            row(
+                ui,
+                "KL one layer up",
+                &short(overall.at(cutoff - 1).kl as f32),
+                "how sharp the edge is, nats",
+            );
+        }
+        row(ui, "prompts", &overall.prompts.to_string(), "with a defined frontier");
+    });
+}
+
+/// Each category at the cutoff, those that suffer first.
+fn categories(ui: &mut Ui, palette: &Palette, frontier: &FrontierSummary, cutoff: usize, tolerance: f64) {
+    let mut groups: Vec<_> = frontier.categories.iter().collect();
+    groups.sort_by(|a, b| b.at(cutoff).kl.total_cmp(&a.at(cutoff).kl));
+    let suffering = groups.iter().filter(|group| !group.within(cutoff, tolerance)).count();
+    let title = match suffering {
+        0 => "No category suffers".to_owned(),
+        1 => "1 category suffers".to_owned(),
+        many => format!("{many} categories suffer"),
+    };
+    ui.label(RichText::new(title).strong());
+    Grid::new("categories").num_columns(3).min_col_width(0.0).spacing(vec2(space::MEDIUM, 2.0)).show(
+        ui,
+        |ui| {
+            for group in groups {
+                let within = group.within(cutoff, tolerance) || cutoff == group.mean.len();
+                let colour = if within { palette.text } else { palette.cutoff };
+                ui.label(if within { "" } else { "▲" });
+                ui.label(RichText::new(&group.name).color(colour));
+                let kl = short(group.at(cutoff).kl as f32);
+                ui.label(RichText::new(kl).monospace().color(colour)).on_hover_text(format!(
+                    "mean KL of {} prompts, nats; ≤ {} at 95 %",
+                    group.prompts,
+                    short(group.upper95_at(cutoff) as f32)
+                ));
+                ui.end_row();
+            }
+        },
+    );
+}
+
+/// The recommendation with its reasons; whether the marker is to go there.
+fn card(ui: &mut Ui, palette: &Palette, recommendation: &Recommendation, cutoff: usize) -> bool {
+    let mut go = false;
+    match recommendation.verdict {
+        Verdict::Cut => {
+            let text = format!("{} of {}", recommendation.l_cut, recommendation.layers);
+            ui.label(RichText::new(text).size(size::FIGURE).color(palette.good));
+        }
+        Verdict::KeepFullDepth => {
+            ui.label(RichText::new("Keep full depth").size(size::HEADING).color(palette.warning));
+        }
+    }
+    let there = cutoff == recommendation.l_cut;
+    let text = if there { "The marker is there" } else { "Put the marker there" };
+    if ui.add_enabled(!there, Button::new(text)).clicked() {
+        go = true;
+    }
+    for reason in &recommendation.reasons {
+        ui.label(RichText::new(format!("• {reason}")).small());
+    }
+    go
+}

@@ -1,0 +1,249 @@
+//! What stands before the window: the open and export dialogs, the command palette, the help sheet.
+
+use super::Viewer;
+use super::export::Format;
+use super::panels::hint;
+use crate::command::Order;
+use crate::data::Task;
+use crate::design::space;
+use eframe::egui::{Grid, Id, Key, Modal, RichText, ScrollArea, TextEdit, Ui};
+use std::path::{Path, PathBuf};
+
+/// Which dialog is open.
+#[derive(Debug, Default)]
+pub(super) struct Dialogs {
+    open: Option<Dialog>,
+    /// The system's own dialog, while it is up.
+    browsing: Option<Task<Option<PathBuf>>>,
+}
+
+#[derive(Debug)]
+enum Dialog {
+    Open { path: String },
+    Export { format: Format, path: String },
+    Palette { typed: String, chosen: usize },
+    Help,
+}
+
+impl Dialogs {
+    pub(super) fn open_path(&mut self) {
+        self.open = Some(Dialog::Open { path: String::new() });
+    }
+
+    pub(super) fn export(&mut self, format: Format, path: PathBuf) {
+        self.open = Some(Dialog::Export { format, path: path.display().to_string() });
+    }
+
+    pub(super) fn open_palette(&mut self) {
+        self.open = Some(Dialog::Palette { typed: String::new(), chosen: 0 });
+    }
+
+    pub(super) fn toggle_help(&mut self) {
+        self.open = if matches!(self.open, Some(Dialog::Help)) { None } else { Some(Dialog::Help) };
+    }
+
+    /// Whether keys belong to a dialog.
+    pub(super) fn takes_keys(&self) -> bool {
+        matches!(self.open, Some(Dialog::Open { .. } | Dialog::Export { .. } | Dialog::Palette { .. }))
+    }
+}
+
+/// What a dialog came to.
+enum Outcome {
+    Stay,
+    Close,
+    Open(PathBuf),
+    Export(Format, PathBuf),
+    Obey(Order),
+}
+
+impl Viewer {
+    pub(super) fn show_dialogs(&mut self, ui: &mut Ui) {
+        if let Some(picked) = self.dialogs.browsing.as_ref().and_then(Task::poll) {
+            self.dialogs.browsing = None;
+            if let (Ok(Some(picked)), Some(dialog)) = (picked, &mut self.dialogs.open)
+                && let Dialog::Open { path } | Dialog::Export { path, .. } = dialog
+            {
+                *path = picked.display().to_string();
+            }
+        }
+        let Some(mut dialog) = self.dialogs.open.take() else { return };
+        let modal = Modal::new(Id::unique("dialog")).show(ui.ctx(), |ui| match &mut dialog {
+            Dialog::Open { path } => self.open_dialog(ui, path),
+            Dialog::Export { format, path } => self.export_dialog(ui, *format, path),
+            Dialog::Palette { typed, chosen } => palette(ui, typed, chosen),
+            Dialog::Help => help(ui),
+        });
+        let closed = modal.should_close();
+        match modal.inner {
+            Outcome::Stay if !closed => {
+                // An order may have opened another dialog meanwhile.
+                self.dialogs.open.get_or_insert(dialog);
+            }
+            Outcome::Stay | Outcome::Close => {}
+            Outcome::Open(path) => self.open(&path),
+            Outcome::Export(format, path) => self.export_to(format, path),
+            Outcome::Obey(order) => self.obey(order),
+        }
+    }
+
+    fn open_dialog(&mut self, ui: &mut Ui, path: &mut String) -> Outcome {
+        ui.set_width(520.0);
+        ui.heading("Open a run folder, a model or a prompt file");
+        let label = ui.label("Path");
+        let entered = path_field(ui, path, label.id);
+        let mut outcome = Outcome::Stay;
+        ui.horizontal(|ui| {
+            let ready = !path.trim().is_empty();
+            let open = ui.add_enabled(ready, eframe::egui::Button::new("Open")).clicked();
+            if ready && (open || entered) {
+                outcome = Outcome::Open(PathBuf::from(path.trim()));
+            }
+            if ui.button("Browse for a folder …").clicked() {
+                self.browse(ui, rfd::AsyncFileDialog::new().pick_folder());
+            }
+            if ui.button("Browse for a file …").clicked() {
+                let dialog = rfd::AsyncFileDialog::new()
+                    .add_filter("Models and prompts", &["gguf", "jsonl", "json"])
+                    .pick_file();
+                self.browse(ui, dialog);
+            }
+            if ui.button("Cancel").clicked() {
+                outcome = Outcome::Close;
+            }
+        });
+        if !self.recent.is_empty() {
+            ui.separator();
+            ui.weak("Recent");
+            for recent in &self.recent {
+                if ui.link(recent.display().to_string()).clicked() {
+                    outcome = Outcome::Open(recent.clone());
+                }
+            }
+        }
+        if !self.launch.models.is_empty() {
+            ui.separator();
+            ui.weak("Models found");
+            let mut chosen = None;
+            for (name, source) in &self.launch.models {
+                if ui.link(name).clicked() {
+                    chosen = Some(source.clone());
+                }
+            }
+            if let Some(source) = chosen {
+                match source {
+                    layerscope_engine::ModelSource::Path(path) => outcome = Outcome::Open(path),
+                    embedded => {
+                        self.load(embedded);
+                        outcome = Outcome::Close;
+                    }
+                }
+            }
+        }
+        outcome
+    }
+
+    fn export_dialog(&mut self, ui: &mut Ui, format: Format, path: &mut String) -> Outcome {
+        ui.set_width(520.0);
+        ui.heading(format!("Export as {}", format.name()));
+        let label = ui.label("File");
+        let entered = path_field(ui, path, label.id);
+        let mut outcome = Outcome::Stay;
+        ui.horizontal(|ui| {
+            if ui.button("Export").clicked() || entered {
+                outcome = Outcome::Export(format, PathBuf::from(path.trim()));
+            }
+            if ui.button("Browse …").clicked() {
+                let name =
+                    Path::new(path.as_str()).file_name().unwrap_or_default().to_string_lossy().into_owned();
+                self.browse(ui, rfd::AsyncFileDialog::new().set_file_name(name).save_file());
+            }
+            if ui.button("Cancel").clicked() {
+                outcome = Outcome::Close;
+            }
+        });
+        outcome
+    }
+
+    fn browse(&mut self, ui: &Ui, dialog: impl Future<Output = Option<rfd::FileHandle>> + Send + 'static) {
+        let ctx = ui.ctx().clone();
+        let wait = move || Ok(pollster::block_on(dialog).map(|handle| handle.path().to_owned()));
+        self.dialogs.browsing = Some(Task::start(move || ctx.request_repaint(), wait));
+    }
+}
+
+/// A path to type; whether Enter was pressed.
+fn path_field(ui: &mut Ui, path: &mut String, label: Id) -> bool {
+    let field = ui.add(TextEdit::singleline(path).desired_width(f32::INFINITY)).labelled_by(label);
+    if !ui.ctx().text_edit_focused() {
+        field.request_focus();
+    }
+    ui.add_space(space::SMALL);
+    field.lost_focus() && ui.input(|input| input.key_pressed(Key::Enter))
+}
+
+fn palette(ui: &mut Ui, typed: &mut String, chosen: &mut usize) -> Outcome {
+    ui.set_width(460.0);
+    let label = ui.label(RichText::new("Commands").strong());
+    let field = ui.add(TextEdit::singleline(typed).hint_text("type to search").desired_width(f32::INFINITY));
+    let field = field.labelled_by(label.id);
+    field.request_focus();
+    let found: Vec<Order> = Order::all().filter(|order| order.matches(typed)).collect();
+    let pressed = |key| ui.input(|input| input.key_pressed(key));
+    if pressed(Key::ArrowDown) {
+        *chosen += 1;
+    }
+    if pressed(Key::ArrowUp) {
+        *chosen = chosen.saturating_sub(1);
+    }
+    *chosen = (*chosen).min(found.len().saturating_sub(1));
+    let mut outcome = Outcome::Stay;
+    if pressed(Key::Enter)
+        && let Some(order) = found.get(*chosen)
+    {
+        outcome = Outcome::Obey(*order);
+    }
+    ScrollArea::vertical().max_height(360.0).auto_shrink([false, true]).show(ui, |ui| {
+        Grid::new("palette").num_columns(2).min_col_width(300.0).show(ui, |ui| {
+            for (index, order) in found.iter().enumerate() {
+                if ui.selectable_label(index == *chosen, order.name()).clicked() {
+                    outcome = Outcome::Obey(*order);
+                }
+                ui.weak(hint(ui, *order));
+                ui.end_row();
+            }
+        });
+    });
+    outcome
+}
+
+fn help(ui: &mut Ui) -> Outcome {
+    ui.set_width(560.0);
+    ui.heading("Keyboard and mouse");
+    let mut outcome = Outcome::Stay;
+    ScrollArea::vertical().max_height(440.0).show(ui, |ui| {
+        Grid::new("help").num_columns(2).striped(true).min_col_width(150.0).show(ui, |ui| {
+            for (keys, meaning) in [
+                ("scroll", "zoom the map at the pointer"),
+                ("drag", "pan the map; on the orange line: move the cutoff"),
+                ("click", "select a layer with a token, step or head; again: select nothing"),
+                ("Shift click", "add to the selection or take away from it"),
+                ("double click", "show the whole prompt"),
+                ("Tab, arrows", "reach every control; move the cutoff's line while it has the focus"),
+            ] {
+                ui.label(RichText::new(keys).monospace());
+                ui.label(meaning);
+                ui.end_row();
+            }
+            for order in Order::all() {
+                ui.label(RichText::new(hint(ui, order)).monospace());
+                ui.label(order.name());
+                ui.end_row();
+            }
+        });
+    });
+    if ui.button("Close").clicked() {
+        outcome = Outcome::Close;
+    }
+    outcome
+}

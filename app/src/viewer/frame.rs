@@ -1,0 +1,179 @@
+//! One frame of the window.
+
+use super::{Shared, Viewer};
+use crate::command::Order;
+use crate::design::{self, space};
+use crate::state::View;
+use crate::views::generate::{self, LiveScene};
+use crate::views::record;
+use eframe::egui::{CentralPanel, Frame, Panel, RichText, Ui};
+use std::sync::Arc;
+
+impl Viewer {
+    /// Draws the window and does what the user asks.
+    pub fn frame(&mut self, ui: &mut Ui) {
+        self.progress();
+        self.take_dropped_files(ui);
+        if !self.dialogs.takes_keys() {
+            for order in Order::pressed(ui.ctx()) {
+                self.obey(order);
+            }
+        }
+        self.readout = None;
+        let palette = design::palette(ui);
+        let panel = Frame::new().fill(palette.panel).inner_margin(space::MEDIUM);
+        Panel::top("top").frame(panel).show(ui, |ui| self.top_bar(ui));
+        Panel::bottom("status").frame(panel).show(ui, |ui| self.status_bar(ui));
+        if self.run.is_some() {
+            Panel::left("prompts")
+                .frame(panel)
+                .default_size(design::size::LEFT_PANEL)
+                .size_range(140.0..=420.0)
+                .show(ui, |ui| self.prompt_list(ui));
+        }
+        if self.run.is_some() || self.model.is_some() {
+            Panel::right("cutoff")
+                .frame(panel)
+                .default_size(design::size::RIGHT_PANEL)
+                .size_range(220.0..=420.0)
+                .show(ui, |ui| self.cutoff_panel(ui));
+        }
+        let central = Frame::new().fill(palette.background).inner_margin(space::MEDIUM);
+        CentralPanel::default().frame(central).show(ui, |ui| {
+            self.show_notices(ui);
+            self.view_size = ui.available_size();
+            self.view(ui);
+        });
+        self.show_dialogs(ui);
+        let moving = ui.input(|input| input.pointer.any_down());
+        if self.run.is_some() && !self.follow_recommendation {
+            self.history.observe(&self.state, moving);
+        }
+    }
+
+    fn view(&mut self, ui: &mut Ui) {
+        let busy = self.engine.as_ref().is_some_and(crate::engine::Engine::is_busy);
+        match self.state.view {
+            View::Record => {
+                let model = self.model.as_ref().map(|model| model.name.clone());
+                match record::show(ui, &mut self.recorder, model.as_deref(), busy) {
+                    Some(record::Asked::Record) => self.record(),
+                    Some(record::Asked::Cancel) => self.stop(),
+                    Some(record::Asked::OpenModel | record::Asked::LoadPrompts) => self.obey(Order::Open),
+                    None => {}
+                }
+            }
+            View::Generate => self.generate_view(ui, busy),
+            _ => self.run_view(ui, busy),
+        }
+    }
+
+    fn generate_view(&mut self, ui: &mut Ui, busy: bool) {
+        let live = self.live.clone();
+        let model = self.model.as_ref().map_or("the model is loaded when it is needed", |m| m.name.as_str());
+        let (policy, model) = (self.policy(), model.to_owned());
+        let mut scene = LiveScene {
+            form: &mut self.form,
+            live: &live,
+            state: &mut self.state,
+            policy: &policy,
+            model: &model,
+            busy,
+            has_prompt: self.run.as_ref().is_some_and(|run| !run.prompts.is_empty()),
+            readout: &mut self.readout,
+        };
+        match generate::show(ui, &mut scene) {
+            Some(generate::Asked::Generate) => self.generate(),
+            Some(generate::Asked::Stop) => self.stop(),
+            Some(generate::Asked::TakePrompt) => {
+                let prompt = self.run.as_ref().and_then(|run| run.prompts.get(self.state.prompt));
+                self.form.prompt = prompt.map_or(String::new(), |prompt| prompt.text.clone());
+            }
+            None => {}
+        }
+    }
+
+    fn run_view(&mut self, ui: &mut Ui, busy: bool) {
+        let Some(shared) = self.shared() else {
+            self.welcome(ui, busy);
+            return;
+        };
+        if shared.run.prompts.is_empty() {
+            ui.centered_and_justified(|ui| ui.label("No prompt of this run is recorded yet."));
+            return;
+        }
+        let (mut state, mut readout, mut actions) = (self.state.clone(), self.readout.take(), vec![]);
+        shared.scene(&mut state, &mut readout, &mut actions).show(ui);
+        (self.state, self.readout) = (state, readout);
+        for action in actions {
+            self.act(action);
+        }
+    }
+
+    pub(super) fn shared(&self) -> Option<Shared> {
+        Some(Shared {
+            run: self.run.clone()?,
+            maps: self.maps_in_front(),
+            patterns: Arc::clone(&self.patterns),
+            measured: self.measured.clone(),
+            model_is_loaded: self.model.is_some() || self.model_of_run().is_some(),
+        })
+    }
+
+    /// What stands in the window before a run is there.
+    fn welcome(&mut self, ui: &mut Ui, busy: bool) {
+        ui.vertical_centered(|ui| {
+            ui.add_space(ui.available_height() / 4.0);
+            ui.label(RichText::new("layerscope").size(design::size::FIGURE).strong());
+            ui.label("How deep does a language model need its prompt to go?");
+            ui.add_space(space::LARGE);
+            match &self.opening {
+                Some((folder, _)) => {
+                    ui.spinner();
+                    ui.label(format!("reading {}", folder.display()));
+                }
+                None if busy => {
+                    ui.spinner();
+                    ui.label(self.doing.clone().unwrap_or_else(|| "working".into()));
+                    if let Some(progress) = &self.recorder.progress {
+                        ui.weak(format!("{} of {} prompts", progress.done, progress.all));
+                    }
+                }
+                None => {
+                    if ui.button("Open a run folder or a model …").clicked() {
+                        self.obey(Order::Open);
+                    }
+                    ui.weak("or drop one here");
+                    self.recent_list(ui);
+                }
+            }
+        });
+    }
+
+    fn take_dropped_files(&mut self, ui: &Ui) {
+        let dropped = ui.input(|input| input.raw.dropped_files.clone());
+        for file in dropped {
+            let path = file.path().to_owned();
+            self.open(&path);
+        }
+    }
+
+    fn show_notices(&mut self, ui: &mut Ui) {
+        let palette = design::palette(ui);
+        let mut closed = None;
+        for (index, notice) in self.notices.iter().enumerate() {
+            design::card(palette).show(ui, |ui| {
+                ui.horizontal_wrapped(|ui| {
+                    let colour = if notice.is_error { palette.error } else { palette.good };
+                    ui.label(RichText::new(&notice.text).color(colour));
+                    if ui.small_button("Dismiss").clicked() {
+                        closed = Some(index);
+                    }
+                });
+            });
+        }
+        if let Some(index) = closed {
+            self.notices.remove(index);
+        }
+    }
+}

@@ -1,0 +1,155 @@
+//! The bars and the list of prompts around the view.
+
+use super::Viewer;
+use crate::command::Order;
+use crate::design::{self, space};
+use crate::state::View;
+use crate::widgets::token_label;
+use eframe::egui::{Align, Button, Layout, RichText, ScrollArea, TextStyle, Theme, Ui};
+use std::path::PathBuf;
+
+impl Viewer {
+    pub(super) fn top_bar(&mut self, ui: &mut Ui) {
+        ui.horizontal(|ui| {
+            let mut order = None;
+            if ui.button("Open …").on_hover_text(hint(ui, Order::Open)).clicked() {
+                order = Some(Order::Open);
+            }
+            ui.separator();
+            for view in View::ALL {
+                let text = RichText::new(view.name());
+                let tab = ui.selectable_label(self.state.view == view, text);
+                let about = format!("{}\n{}", view.description(), hint(ui, Order::Show(view)));
+                if tab.on_hover_text(about).clicked() {
+                    order = Some(Order::Show(view));
+                }
+            }
+            ui.with_layout(Layout::right_to_left(Align::Center), |ui| {
+                if ui.button("Help").on_hover_text(hint(ui, Order::Help)).clicked() {
+                    order = Some(Order::Help);
+                }
+                if ui.button("Commands").on_hover_text(hint(ui, Order::Palette)).clicked() {
+                    order = Some(Order::Palette);
+                }
+                let other = if ui.theme() == Theme::Dark { "Light" } else { "Dark" };
+                if ui.button(other).on_hover_text(hint(ui, Order::Theme)).clicked() {
+                    order = Some(Order::Theme);
+                }
+                ui.menu_button("Export", |ui| {
+                    for one in [Order::ExportPng, Order::ExportSvg, Order::ExportCsv] {
+                        if ui.button(one.name()).on_hover_text(hint(ui, one)).clicked() {
+                            order = Some(one);
+                            ui.close();
+                        }
+                    }
+                });
+                let table = ui.selectable_label(self.state.as_table, "Table");
+                if table.on_hover_text(hint(ui, Order::Table)).clicked() {
+                    order = Some(Order::Table);
+                }
+                for (one, text, can) in [
+                    (Order::Redo, "Redo", self.history.can_redo()),
+                    (Order::Undo, "Undo", self.history.can_undo()),
+                ] {
+                    if ui.add_enabled(can, Button::new(text)).on_hover_text(hint(ui, one)).clicked() {
+                        order = Some(one);
+                    }
+                }
+            });
+            if let Some(order) = order {
+                self.obey(order);
+            }
+        });
+    }
+
+    pub(super) fn status_bar(&mut self, ui: &mut Ui) {
+        ui.horizontal(|ui| {
+            ui.with_layout(Layout::right_to_left(Align::Center), |ui| {
+                let model = match (&self.model, &self.doing) {
+                    (_, Some(doing)) => doing.clone(),
+                    (Some(model), None) => format!("{} ready, {}", model.name, model.precision),
+                    (None, None) => String::new(),
+                };
+                ui.weak(model);
+                if self.opening.is_some() || self.reading.is_some() || self.exporting.is_some() {
+                    ui.spinner();
+                }
+                ui.with_layout(Layout::left_to_right(Align::Center), |ui| {
+                    let text = self.readout.clone().unwrap_or_else(|| {
+                        "scroll zooms, drag pans, click selects, drag the orange line to move the cutoff"
+                            .into()
+                    });
+                    ui.add(eframe::egui::Label::new(RichText::new(text).small()).truncate());
+                });
+            });
+        });
+    }
+
+    pub(super) fn prompt_list(&mut self, ui: &mut Ui) {
+        let Some(run) = self.run.clone() else { return };
+        let model = &run.manifest.model;
+        ui.label(RichText::new(&model.name).strong());
+        ui.weak(format!("{} layers, {} heads", model.layers, model.heads));
+        if let (Some(window), false) = (model.window, model.windowed_layers.is_empty()) {
+            let layers = model.windowed_layers.len();
+            ui.weak(format!("{layers} layers see {window} tokens"));
+        }
+        let folder = run.folder.file_name().unwrap_or(run.folder.as_os_str()).to_string_lossy();
+        ui.weak(folder.as_ref()).on_hover_text(run.folder.display().to_string());
+        ui.separator();
+        ui.label(RichText::new(format!("{} prompts", run.prompts.len())).strong());
+        let height = ui.text_style_height(&TextStyle::Body) + ui.text_style_height(&TextStyle::Small) + 12.0;
+        let mut chosen = None;
+        ScrollArea::vertical().auto_shrink(false).show_rows(ui, height, run.prompts.len(), |ui, rows| {
+            for index in rows {
+                let prompt = &run.prompts[index];
+                let start: String = token_label(&prompt.text).chars().take(60).collect();
+                let own = RichText::new(format!("{} · {} tokens", prompt.category, prompt.p)).small().weak();
+                let text = eframe::egui::WidgetText::from(RichText::new(&prompt.id));
+                let mut job = eframe::egui::text::LayoutJob::default();
+                let style = ui.style();
+                text.into_layout_job(style, eframe::egui::FontSelection::Default, Align::Center)
+                    .as_ref()
+                    .sections
+                    .first()
+                    .map(|section| job.append(&prompt.id, 0.0, section.format.clone()));
+                let caption =
+                    eframe::egui::TextFormat::simple(design::caption(), design::palette(ui).weak_text);
+                job.append(&format!("\n{}", own.text()), 0.0, caption);
+                job.wrap.max_width = ui.available_width();
+                job.wrap.max_rows = 2;
+                let width = ui.available_width();
+                let button = Button::selectable(self.state.prompt == index, job)
+                    .min_size([width, height - 4.0].into());
+                if ui.add(button).on_hover_text(start).clicked() {
+                    chosen = Some(index);
+                }
+            }
+        });
+        if let Some(index) = chosen {
+            self.show_prompt(index);
+        }
+    }
+
+    pub(super) fn recent_list(&mut self, ui: &mut Ui) {
+        if self.recent.is_empty() {
+            return;
+        }
+        ui.add_space(space::LARGE);
+        ui.weak("Recent");
+        let mut chosen: Option<PathBuf> = None;
+        for path in &self.recent {
+            if ui.link(path.display().to_string()).clicked() {
+                chosen = Some(path.clone());
+            }
+        }
+        if let Some(path) = chosen {
+            self.open(&path);
+        }
+    }
+}
+
+/// An order's keys, for hover texts.
+pub(super) fn hint(ui: &Ui, order: Order) -> String {
+    order.shortcut().map_or(String::new(), |shortcut| ui.ctx().format_shortcut(&shortcut))
+}

@@ -1,0 +1,220 @@
+//! Figures by layer over all prompts, with their spread, or category by category.
+
+use super::Scene;
+use crate::design;
+use crate::state::Selection;
+use crate::widgets::chart::{Along, Chart, Curve};
+use crate::widgets::{Column, Figures, cell};
+use eframe::egui::{Color32, ScrollArea, Theme, Ui};
+use layerscope_diagnostics::run::LAYER_FIGURES;
+use layerscope_diagnostics::summary::{GroupSummary, Summary};
+
+/// A chart's title, unit, figures with their names, whether it is logarithmic, and the ends of its axis.
+type Plan = (&'static str, &'static str, &'static [(&'static str, &'static str)], bool, Option<[f64; 2]>);
+
+/// Not a column of `layers.parquet`: it comes from the causal map.
+const KNOCKOUT: &str = "knockout_kl";
+
+const PLANS: [Plan; 6] = [
+    (
+        "Attention masses",
+        "share of attention",
+        &[("prompt_mass", "prompt"), ("bos_mass", "BoS"), ("decode_mass", "decode")],
+        false,
+        Some([0.0, 1.0]),
+    ),
+    ("Prompt entropy", "share of ln(p−2)", &[("prompt_entropy", "entropy")], false, Some([0.0, 1.0])),
+    (
+        "Selectivity",
+        "prompt mass · (1 − entropy)",
+        &[("selectivity", "selectivity")],
+        false,
+        Some([0.0, 0.1]),
+    ),
+    (
+        "Straightening",
+        "degrees against layer 0; negative is straighter",
+        &[("straightening_prompt_deg", "prompt"), ("straightening_decode_deg", "decode")],
+        false,
+        None,
+    ),
+    ("Logit lens", "KL(final, lens), nats", &[("lens_kl", "lens")], true, None),
+    (
+        "Knockout",
+        "KL if the prompt is hidden at this layer alone, nats",
+        &[(KNOCKOUT, "knockout")],
+        true,
+        None,
+    ),
+];
+
+/// Draws the charts.
+pub fn show(ui: &mut Ui, scene: &mut Scene<'_>) {
+    let prompts = scene.run.prompts.len();
+    ui.horizontal_wrapped(|ui| {
+        let several = scene.run.categories().count() > 1;
+        ui.add_enabled_ui(several, |ui| ui.checkbox(&mut scene.state.by_category, "By category"));
+        let spread = if scene.state.by_category && several {
+            "mean of each category, 25 to 75 % of its prompts".to_owned()
+        } else {
+            format!("mean of {prompts} prompts, 5 to 95 % of them; dashed: the prompt in front")
+        };
+        ui.weak(spread);
+    });
+    let columns = if ui.available_width() > 980.0 { 3 } else { 2 };
+    let rows = PLANS.len().div_ceil(columns);
+    let gap = ui.spacing().item_spacing;
+    let width = (ui.available_width() - gap.x * columns as f32) / columns as f32 - 4.0;
+    let height = ((ui.available_height() - gap.y * rows as f32) / rows as f32).max(190.0);
+    let mut clicked = None;
+    ScrollArea::vertical().show(ui, |ui| {
+        for plans in PLANS.chunks(columns) {
+            ui.horizontal(|ui| {
+                for plan in plans {
+                    clicked = clicked.or(chart(ui, scene, plan, width, height));
+                }
+            });
+        }
+    });
+    if let Some(layer) = clicked {
+        let extend = ui.input(|input| input.modifiers.shift);
+        Selection::pick(&mut scene.state.selection.layers, layer, extend);
+    }
+}
+
+fn chart(ui: &mut Ui, scene: &mut Scene<'_>, plan: &Plan, width: f32, height: f32) -> Option<usize> {
+    let (title, unit, figures, logarithmic, range) = *plan;
+    let selected = scene.state.selection.layers.clone();
+    let chart = Chart {
+        title,
+        unit,
+        along: Along::Layers(scene.run.layers()),
+        curves: curves(scene, figures, ui.theme()),
+        logarithmic,
+        range,
+        level: None,
+        selected: &selected,
+    };
+    let mut cutoff = scene.state.cutoff;
+    let clicked = chart.show(ui, width, height, &mut cutoff);
+    scene.state.cutoff = cutoff;
+    clicked
+}
+
+fn curves(scene: &Scene<'_>, figures: &[(&str, &str)], theme: Theme) -> Vec<Curve> {
+    let palette = design::palette_of(theme);
+    let summary = &scene.run.summary;
+    if scene.state.by_category && summary.categories.len() > 1 {
+        // Of several figures only the first: a line for each of them and category would be a thicket.
+        let categories = summary.categories.iter().enumerate();
+        return categories
+            .map(|(index, group)| {
+                let figures = summaries(scene, index + 1, group, figures[0].0);
+                let name = group.category.clone().unwrap_or_default();
+                of(&name, design::series(theme, index), figures, |s| (s.q25, s.q75))
+            })
+            .collect();
+    }
+    let mut curves = vec![];
+    for (index, (figure, name)) in figures.iter().enumerate() {
+        let colour = match *figure {
+            "prompt_mass" => palette.prompt,
+            "bos_mass" => palette.bos,
+            "decode_mass" => palette.decode,
+            _ => design::series(theme, index),
+        };
+        let figures = summaries(scene, 0, &summary.overall, figure);
+        curves.push(of(name, colour, figures, |s| (s.q05, s.q95)));
+    }
+    curves.extend(figures.first().map(|(figure, _)| own(scene, figure, palette.text)));
+    curves.extend(figures.first().and_then(|(figure, _)| heads(scene, figure, palette.cutoff)));
+    curves
+}
+
+fn of(name: &str, colour: Color32, figures: &[Summary], band: impl Fn(&Summary) -> (f64, f64)) -> Curve {
+    let (lower, upper) = figures.iter().map(band).unzip();
+    Curve::new(name, colour, figures.iter().map(|figure| figure.mean).collect()).with_band(lower, upper)
+}
+
+/// A figure over a group of prompts: group 0 is all, then come the categories.
+fn summaries<'a>(scene: &Scene<'a>, index: usize, group: &'a GroupSummary, figure: &str) -> &'a [Summary] {
+    match figure {
+        KNOCKOUT => scene.run.knockout.get(index).map_or(&[], Vec::as_slice),
+        _ => group.figures.get(figure).map_or(&[], Vec::as_slice),
+    }
+}
+
+/// The prompt in front.
+fn own(scene: &Scene<'_>, figure: &str, colour: Color32) -> Curve {
+    let prompt = scene.prompt();
+    let values = match figure {
+        KNOCKOUT => {
+            let mut values = vec![f64::NAN; scene.run.layers()];
+            for row in &prompt.knockout {
+                values[row.layer] = row.divergence.kl;
+            }
+            values
+        }
+        _ => {
+            let named = prompt.layers.named();
+            named.iter().find(|(name, _)| *name == figure).map_or(vec![], |(_, values)| values.to_vec())
+        }
+    };
+    Curve::new("this prompt", colour, values).dashed()
+}
+
+/// The mean of the selected heads of the prompt in front, at the layers that have any.
+fn heads(scene: &Scene<'_>, figure: &str, colour: Color32) -> Option<Curve> {
+    let heads = &scene.state.selection.heads;
+    let means = &scene.prompt().heads;
+    let values = match figure {
+        "prompt_mass" => &means.prompt_mass,
+        "prompt_entropy" => &means.prompt_entropy,
+        "selectivity" => &means.selectivity,
+        _ => return None,
+    };
+    if heads.is_empty() {
+        return None;
+    }
+    let at = |layer: usize| {
+        let chosen =
+            heads.iter().filter(|(of, _)| *of == layer).filter_map(|(_, head)| values.get([layer, *head]));
+        layerscope_diagnostics::summary::mean(chosen.copied())
+    };
+    Some(Curve::new("selected heads", colour, (0..scene.run.layers()).map(at).collect()).points())
+}
+
+/// A row for each layer: mean and spread of every figure over all prompts.
+pub fn figures<'a>(scene: &'a Scene<'_>) -> Figures<'a> {
+    let mut columns = vec![Column::new("layer", "")];
+    for name in LAYER_FIGURES.iter().chain([&KNOCKOUT]) {
+        for part in ["mean", "5 %", "95 %"] {
+            columns.push(Column::new(format!("{name} {part}"), unit(name)));
+        }
+    }
+    let overall = &scene.run.summary.overall;
+    Figures {
+        columns,
+        // The residual stream also has a value before the first layer.
+        rows: scene.run.layers() + 1,
+        row: Box::new(move |row| {
+            let mut cells = vec![if row == 0 { "embedding".into() } else { (row - 1).to_string() }];
+            for name in LAYER_FIGURES.iter().chain([&KNOCKOUT]) {
+                let figures = summaries(scene, 0, overall, name);
+                let index = if figures.len() > scene.run.layers() { Some(row) } else { row.checked_sub(1) };
+                let figure = index.and_then(|index| figures.get(index));
+                let parts = figure.map_or([f64::NAN; 3], |figure| [figure.mean, figure.q05, figure.q95]);
+                cells.extend(parts.map(cell));
+            }
+            cells
+        }),
+    }
+}
+
+fn unit(figure: &str) -> &'static str {
+    match figure {
+        _ if figure.ends_with("_deg") => "degrees",
+        "prompt_entropy_nats" | "lens_kl" | KNOCKOUT => "nats",
+        _ => "share",
+    }
+}

@@ -1,0 +1,200 @@
+//! The frontier: what each cutoff costs and what it saves.
+
+use super::Scene;
+use crate::design;
+use crate::widgets::chart::{Along, Chart, Curve};
+use crate::widgets::{Column, Figures, cell};
+use eframe::egui::{ScrollArea, Theme, Ui};
+use layerscope_cutoff::cost::Savings;
+use layerscope_cutoff::recommend::{FrontierGroup, FrontierSummary};
+use layerscope_diagnostics::record::{Anchor, Divergence};
+
+/// What generating live showed of a cutoff, against full depth in the same sitting.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Measured {
+    /// The cutoff.
+    pub cutoff: usize,
+    /// Share of the time to first token saved.
+    pub ttft_saved: f64,
+    /// Share of the time per output token saved, where both sides yielded two tokens.
+    pub tpot_saved: Option<f64>,
+}
+
+/// Draws the charts.
+pub fn show(ui: &mut Ui, scene: &mut Scene<'_>) {
+    ui.horizontal_wrapped(|ui| {
+        let several = scene.run.categories().count() > 1;
+        ui.add_enabled_ui(several, |ui| ui.checkbox(&mut scene.state.by_category, "By category"));
+        ui.weak(format!(
+            "anchor {}; bands reach to the one-sided 95 % bound over prompts",
+            scene.state.anchor.name()
+        ));
+    });
+    if scene.run.frontiers.is_empty() {
+        ui.label("This run holds no frontier; record it again to get one.");
+        return;
+    }
+    let gap = ui.spacing().item_spacing;
+    let width = (ui.available_width() - gap.x) / 2.0 - 6.0;
+    let height = ((ui.available_height() - gap.y) / 2.0 - 4.0).max(190.0);
+    let along = Along::Cutoffs(scene.run.layers());
+    let theme = ui.theme();
+    let selected = std::collections::BTreeSet::new();
+    let mut cutoff = scene.state.cutoff;
+    let level = Some((scene.state.tolerance, "tolerance"));
+    let chart = |title, unit, curves, logarithmic, range, level| Chart {
+        title,
+        unit,
+        along,
+        curves,
+        logarithmic,
+        range,
+        level,
+        selected: &selected,
+    };
+    let charts = [
+        chart(
+            "KL divergence",
+            "KL(full, cut), nats per token",
+            costs(scene, theme, |d| d.kl, true),
+            true,
+            None,
+            level,
+        ),
+        chart(
+            "Same top token",
+            "share of steps",
+            costs(scene, theme, |d| d.top1, false),
+            false,
+            Some([0.0, 1.0]),
+            None,
+        ),
+        chart(
+            "ΔNLL",
+            "nats per token of the continuation",
+            costs(scene, theme, |d| d.dnll, false),
+            false,
+            None,
+            None,
+        ),
+        chart("Saved", "share, at this run’s lengths", savings(scene, theme), false, Some([0.0, 1.0]), None),
+    ];
+    let mut clicked = None;
+    ScrollArea::vertical().show(ui, |ui| {
+        let mut charts = charts.into_iter();
+        while let Some(first) = charts.next() {
+            ui.horizontal(|ui| {
+                clicked = clicked.or(first.show(ui, width, height, &mut cutoff));
+                if let Some(second) = charts.next() {
+                    clicked = clicked.or(second.show(ui, width, height, &mut cutoff));
+                }
+            });
+        }
+    });
+    // A click between two cutoffs means the one above it.
+    scene.state.cutoff = clicked.map_or(cutoff, |below| below + 1);
+}
+
+fn costs(scene: &Scene<'_>, theme: Theme, figure: fn(&Divergence) -> f64, band: bool) -> Vec<Curve> {
+    let of = |name: String, colour, group: &FrontierGroup| {
+        let curve = Curve::new(name, colour, group.mean.iter().map(figure).collect());
+        if band {
+            let lower = group.mean.iter().map(|mean| mean.kl).collect();
+            return curve.with_band(lower, group.kl_upper95.clone());
+        }
+        curve
+    };
+    let mut curves = vec![];
+    let chosen = scene.run.frontier(scene.state.anchor);
+    if scene.state.by_category {
+        let groups = chosen.iter().flat_map(|frontier| &frontier.categories).enumerate();
+        curves.extend(groups.map(|(index, group)| {
+            let mut curve = of(group.name.clone(), design::series(theme, index), group);
+            curve.band = None;
+            curve
+        }));
+    }
+    let palette = design::palette_of(theme);
+    let colour =
+        |anchor: Anchor| if anchor == scene.state.anchor { palette.cutoff } else { palette.weak_text };
+    let all = scene.run.frontiers.iter();
+    curves.extend(all.map(|FrontierSummary { anchor, overall, .. }| {
+        let curve = of(format!("anchor {}", anchor.name()), colour(*anchor), overall);
+        if *anchor == scene.state.anchor { curve } else { curve.dashed() }
+    }));
+    curves
+}
+
+fn savings(scene: &Scene<'_>, theme: Theme) -> Vec<Curve> {
+    let layers = scene.run.layers();
+    let all: Vec<Savings> = (1..=layers).map(|c| scene.run.savings(c, scene.state.anchor)).collect();
+    let of = |name: &str, index, figure: fn(&Savings) -> f64| {
+        Curve::new(name, design::series(theme, index), all.iter().map(figure).collect())
+    };
+    let mut curves = vec![
+        of("KV bytes", 0, |s| s.kv_saved),
+        of("prefill FLOPs", 1, |s| s.flops_saved),
+        of("TTFT, predicted", 2, |s| s.predicted_ttft_saved).dashed(),
+        of("TPOT, predicted", 3, |s| s.predicted_tpot_saved).dashed(),
+    ];
+    let measured = |name: &str, index, figure: fn(&Measured) -> Option<f64>| {
+        let mut values = vec![f64::NAN; layers];
+        for one in scene.measured.iter().filter(|one| (1..=layers).contains(&one.cutoff)) {
+            values[one.cutoff - 1] = figure(one).unwrap_or(f64::NAN);
+        }
+        let any = values.iter().any(|value| value.is_finite());
+        any.then(|| Curve::new(name, design::series(theme, index), values).points())
+    };
+    curves.extend(measured("TTFT, measured live", 2, |one| Some(one.ttft_saved)));
+    curves.extend(measured("TPOT, measured live", 3, |one| one.tpot_saved));
+    curves
+}
+
+/// A row for each cutoff and anchor, overall and for each category.
+pub fn figures<'a>(scene: &'a Scene<'_>) -> Option<Figures<'a>> {
+    let layers = scene.run.layers();
+    let groups: Vec<(Anchor, &FrontierGroup)> = scene
+        .run
+        .frontiers
+        .iter()
+        .flat_map(|frontier| {
+            std::iter::once(&frontier.overall)
+                .chain(&frontier.categories)
+                .map(|group| (frontier.anchor, group))
+        })
+        .collect();
+    let columns = vec![
+        Column::new("anchor", ""),
+        Column::new("category", ""),
+        Column::new("cutoff", "layers kept"),
+        Column::new("KL", "nats"),
+        Column::new("KL upper 95 %", "nats"),
+        Column::new("same top token", "share"),
+        Column::new("ΔNLL", "nats"),
+        Column::new("KV saved", "share"),
+        Column::new("prefill FLOPs saved", "share"),
+        Column::new("TTFT saved, predicted", "share"),
+        Column::new("TPOT saved, predicted", "share"),
+    ];
+    Some(Figures {
+        columns,
+        rows: groups.len() * layers,
+        row: Box::new(move |row| {
+            let ((anchor, group), cutoff) = (groups[row / layers], row % layers + 1);
+            let (at, saved) = (group.at(cutoff), scene.run.savings(cutoff, anchor));
+            let name = if group.name.is_empty() { "all" } else { &group.name };
+            let figures = [
+                at.kl,
+                group.upper95_at(cutoff),
+                at.top1,
+                at.dnll,
+                saved.kv_saved,
+                saved.flops_saved,
+                saved.predicted_ttft_saved,
+                saved.predicted_tpot_saved,
+            ];
+            let names = [anchor.name().to_owned(), name.to_owned(), cutoff.to_string()];
+            names.into_iter().chain(figures.map(cell)).collect()
+        }),
+    })
+}

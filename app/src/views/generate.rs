@@ -1,0 +1,383 @@
+//! Live generation: full depth and the cutoff side by side.
+
+use super::map::choose;
+use crate::data::{Pyramid, ScaleKind, StepFigure, exact};
+use crate::design::{self, Palette, size, space};
+use crate::live::{LIVE_FIGURES, Live, Side};
+use crate::state::{ViewState, Window};
+use crate::widgets::{Column, Figures, HeatMap, HeatMapImage, axis, cell, colour_bar, token_label};
+use eframe::egui::{
+    Align2, Button, DragValue, Grid, Rect, RichText, ScrollArea, Sense, Stroke, StrokeKind, TextEdit,
+    TextFormat, Ui, WidgetInfo, accesskit::Role, pos2, text::LayoutJob, vec2,
+};
+
+/// What the user typed.
+#[derive(Debug)]
+pub struct Form {
+    /// The prompt.
+    pub prompt: String,
+    /// At most this many tokens each.
+    pub max_new_tokens: usize,
+    /// What the live map shows.
+    pub figure: StepFigure,
+    /// Which side the live map shows.
+    pub side: usize,
+}
+
+impl Default for Form {
+    fn default() -> Self {
+        Self { prompt: String::new(), max_new_tokens: 64, figure: StepFigure::PromptMass, side: 0 }
+    }
+}
+
+/// What the user asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Asked {
+    /// Generate.
+    Generate,
+    /// Stop.
+    Stop,
+    /// Take the text of the prompt in front.
+    TakePrompt,
+}
+
+/// What the view draws from.
+pub struct LiveScene<'a> {
+    /// What the user typed.
+    pub form: &'a mut Form,
+    /// What was generated.
+    pub live: &'a Live,
+    /// What the user has chosen to see.
+    pub state: &'a mut ViewState,
+    /// Layers of the model, and the policy that the cutoff stands for.
+    pub policy: &'a str,
+    /// The model's name, or what keeps it from being there.
+    pub model: &'a str,
+    /// Whether the engine is at work.
+    pub busy: bool,
+    /// Whether a prompt of a run is in front.
+    pub has_prompt: bool,
+    /// For the status line.
+    pub readout: &'a mut Option<String>,
+}
+
+/// Draws the view; what the user asks for.
+pub fn show(ui: &mut Ui, scene: &mut LiveScene<'_>) -> Option<Asked> {
+    let mut asked = controls(ui, scene);
+    ui.add_space(space::SMALL);
+    if scene.live.sides.is_empty() {
+        ui.weak(
+            "Generates twice, first at full depth, then with the prompt in the layers above the cutoff left out, and \
+             shows where the two part. Never both at once, so that the times are true.",
+        );
+        return asked;
+    }
+    let palette = design::palette(ui);
+    let divergence = scene.live.divergence();
+    let below = 190.0 + if divergence.is_some() { 118.0 } else { 0.0 };
+    let height = (ui.available_height() - below).max(120.0);
+    ui.columns(2, |columns| {
+        for (index, ui) in columns.iter_mut().enumerate() {
+            match scene.live.sides.get(index) {
+                Some(side) => pane(ui, palette, side, divergence, height),
+                None => {
+                    design::card(palette).show(ui, |ui| {
+                        ui.set_min_size(vec2(ui.available_width(), height));
+                        ui.strong(scene.policy);
+                        ui.weak("waits for full depth to end");
+                    });
+                }
+            }
+        }
+    });
+    if let Some(step) = divergence {
+        candidates(ui, palette, scene.live, step);
+    }
+    live_map(ui, scene);
+    if ui.input(|input| input.key_pressed(eframe::egui::Key::Escape)) && scene.busy {
+        asked = Some(Asked::Stop);
+    }
+    asked
+}
+
+fn controls(ui: &mut Ui, scene: &mut LiveScene<'_>) -> Option<Asked> {
+    let mut asked = None;
+    let label = ui.label(RichText::new("Prompt").strong());
+    ScrollArea::vertical().id_salt("prompt editor").max_height(92.0).show(ui, |ui| {
+        let edit = TextEdit::multiline(&mut scene.form.prompt)
+            .desired_rows(3)
+            .desired_width(f32::INFINITY)
+            .hint_text("Type or paste a prompt; a model with a chat template sees it as the user’s message");
+        ui.add(edit).labelled_by(label.id);
+    });
+    ui.horizontal_wrapped(|ui| {
+        if scene.busy {
+            if ui.button("Stop").clicked() {
+                asked = Some(Asked::Stop);
+            }
+            ui.spinner();
+        } else {
+            let ready = !scene.form.prompt.trim().is_empty();
+            let button = Button::new(RichText::new("Generate").color(design::palette(ui).on_accent))
+                .fill(design::palette(ui).accent);
+            if ui.add_enabled(ready, button).clicked() {
+                asked = Some(Asked::Generate);
+            }
+        }
+        let label = ui.label("new tokens");
+        ui.add(DragValue::new(&mut scene.form.max_new_tokens).range(1..=100_000)).labelled_by(label.id);
+        if scene.has_prompt && ui.button("Take the run’s prompt").clicked() {
+            asked = Some(Asked::TakePrompt);
+        }
+        ui.separator();
+        ui.label("full, then");
+        ui.label(RichText::new(scene.policy).monospace().color(design::palette(ui).cutoff));
+        ui.weak(format!("· {}", scene.model));
+    });
+    asked
+}
+
+fn pane(ui: &mut Ui, palette: &Palette, side: &Side, divergence: Option<usize>, height: f32) {
+    design::card(palette).show(ui, |ui| {
+        ui.set_min_size(vec2(ui.available_width(), height));
+        ui.horizontal(|ui| {
+            let colour = if side.is_full() { palette.text } else { palette.cutoff };
+            ui.label(RichText::new(&side.policy).monospace().strong().color(colour));
+            ui.weak(status(side));
+        });
+        metrics(ui, side);
+        ui.separator();
+        ScrollArea::vertical()
+            .id_salt(&side.policy)
+            .auto_shrink(false)
+            .max_height(height - 78.0)
+            .stick_to_bottom(side.ended.is_none())
+            .show(ui, |ui| {
+                let label = ui.label(text(palette, side, divergence));
+                let name = format!("Generated, {}", side.policy);
+                label.widget_info(|| {
+                    WidgetInfo::labeled(Role::Label, true, format!("{name}: {}", plain(side)))
+                });
+            });
+    });
+}
+
+fn status(side: &Side) -> String {
+    match side.ended {
+        Some(true) => format!("stopped after {} tokens", side.tokens.len()),
+        Some(false) => format!("{} tokens", side.tokens.len()),
+        None if side.tokens.is_empty() => {
+            format!("prefill {} of {} tokens", side.prefilled, side.prompt_tokens)
+        }
+        None => format!("token {} …", side.tokens.len()),
+    }
+}
+
+fn metrics(ui: &mut Ui, side: &Side) {
+    let milliseconds = |seconds: f64| format!("{:.1} ms", seconds * 1e3);
+    let first = match side.ttft_s {
+        Some(seconds) if seconds >= 10.0 => format!("{seconds:.1} s"),
+        Some(seconds) if seconds >= 1.0 => format!("{seconds:.2} s"),
+        Some(seconds) => milliseconds(seconds),
+        None => "–".into(),
+    };
+    ui.horizontal(|ui| {
+        for (name, figure, meaning) in [
+            ("TTFT", first, "Time to first token: prefill and the first choice"),
+            (
+                "TPOT",
+                side.tpot_s.map_or("–".into(), milliseconds),
+                "Mean time per output token after the first",
+            ),
+            ("KV", bytes(side.kv_bytes as f64), "Bytes of keys and values allocated"),
+        ] {
+            ui.vertical(|ui| {
+                ui.label(RichText::new(name).small().weak());
+                ui.label(RichText::new(figure).monospace());
+            })
+            .response
+            .on_hover_text(meaning);
+            ui.add_space(space::MEDIUM);
+        }
+    });
+}
+
+/// Bytes in the unit that suits.
+pub(crate) fn bytes(bytes: f64) -> String {
+    match bytes {
+        _ if bytes >= 1e9 => format!("{:.2} GB", bytes / 1e9),
+        _ if bytes >= 1e6 => format!("{:.1} MB", bytes / 1e6),
+        _ if bytes >= 1e3 => format!("{:.1} kB", bytes / 1e3),
+        _ => format!("{bytes:.0} B"),
+    }
+}
+
+fn plain(side: &Side) -> String {
+    let text: String = side.tokens.iter().map(|token| token.text.as_str()).collect();
+    text + &side.text_rest
+}
+
+/// The text, with the token that differs first set off and what follows it fainter.
+fn text(palette: &Palette, side: &Side, divergence: Option<usize>) -> LayoutJob {
+    let mut job = LayoutJob::default();
+    let part =
+        |range: &[crate::live::Shown]| range.iter().map(|token| token.text.as_str()).collect::<String>();
+    let at = divergence.unwrap_or(usize::MAX).min(side.tokens.len());
+    let plain = TextFormat::simple(design::body(), palette.text);
+    job.append(&part(&side.tokens[..at]), 0.0, plain.clone());
+    if let Some(token) = side.tokens.get(at) {
+        let differs =
+            TextFormat { background: palette.cutoff, ..TextFormat::simple(design::body(), palette.halo) };
+        let shown = if token.text.is_empty() { &token.token } else { &token.text };
+        job.append(shown, 0.0, differs);
+        job.append(&part(&side.tokens[at + 1..]), 0.0, TextFormat::simple(design::body(), palette.weak_text));
+    }
+    job.append(&side.text_rest, 0.0, plain);
+    job
+}
+
+/// What either side thought of the candidates where they part.
+fn candidates(ui: &mut Ui, palette: &Palette, live: &Live, step: usize) {
+    const SHOWN: usize = 3;
+    ui.add_space(space::SMALL);
+    ui.horizontal(|ui| {
+        ui.label(RichText::new(format!("First difference at token {step}")).strong().color(palette.cutoff));
+        ui.weak("probability that each side gives to the candidates of both");
+    });
+    let mut names: Vec<(u32, String)> = vec![];
+    for side in &live.sides {
+        let top = side.tokens.get(step).map_or(&[][..], |token| token.top.as_slice());
+        for candidate in top.iter().take(SHOWN) {
+            if !names.iter().any(|(id, _)| *id == candidate.id) {
+                names.push((candidate.id, token_label(&candidate.token)));
+            }
+        }
+    }
+    Grid::new("candidates").striped(true).spacing(vec2(space::LARGE, 2.0)).show(ui, |ui| {
+        ui.label("");
+        for (_, name) in &names {
+            ui.label(RichText::new(format!("“{name}”")).monospace());
+        }
+        ui.end_row();
+        for side in &live.sides {
+            ui.label(&side.policy);
+            let Some(token) = side.tokens.get(step) else {
+                ui.weak("had ended");
+                ui.end_row();
+                continue;
+            };
+            for (id, _) in &names {
+                let known = token.top.iter().find(|candidate| candidate.id == *id);
+                let least = token.top.last().map_or(0.0, |candidate| candidate.probability);
+                let figure = known.map_or(format!("< {least:.4}"), |c| format!("{:.4}", c.probability));
+                let figure = RichText::new(figure).monospace();
+                ui.label(if token.id == *id { figure.strong().color(palette.cutoff) } else { figure });
+            }
+            ui.end_row();
+        }
+    });
+}
+
+/// Layers × decode steps of one side, growing as it generates.
+fn live_map(ui: &mut Ui, scene: &mut LiveScene<'_>) {
+    ui.add_space(space::SMALL);
+    ui.horizontal_wrapped(|ui| {
+        choose(ui, "Live figure", &mut scene.form.figure, LIVE_FIGURES, StepFigure::name);
+        for (index, side) in scene.live.sides.iter().enumerate() {
+            ui.selectable_value(&mut scene.form.side, index, &side.policy);
+        }
+    });
+    let shown = scene.form.side.min(scene.live.sides.len() - 1);
+    let Some(values) = map_of(scene, shown) else { return };
+    let heat = HeatMap {
+        values,
+        scale: if scene.state.scale == ScaleKind::Percentile { ScaleKind::Linear } else { scene.state.scale },
+        colours: scene.state.colour_map,
+        per_row: false,
+        without_first: false,
+    };
+    let image = HeatMapImage::of(ui, ui.scope_id().with(("live map", shown)));
+    let name = format!("{}, {}, mean over heads", scene.form.figure.name(), scene.form.figure.unit());
+    ui.horizontal_top(|ui| {
+        ui.add_space(size::AXIS);
+        let width = (ui.available_width() - space::LARGE).min(380.0);
+        colour_bar(ui, &image.scale(&heat), heat.colours, &name, width);
+        ui.weak(&name);
+    });
+    let area = ui.available_rect_before_wrap();
+    let rows = Rect::from_min_max(
+        pos2(area.left() + size::AXIS, area.top()),
+        pos2(area.right() - space::MEDIUM, (area.bottom() - 36.0).max(area.top() + 70.0)),
+    );
+    ui.allocate_rect(Rect::from_min_max(area.min, pos2(area.right(), rows.bottom() + 36.0)), Sense::hover());
+    let response = ui.interact(rows, ui.scope_id().with("live map"), Sense::hover());
+    response.widget_info(|| {
+        WidgetInfo::labeled(Role::Canvas, true, format!("Live map: {} steps", values.columns()))
+    });
+    let palette = design::palette(ui);
+    // Room for what is to come, so that columns do not shrink with every token.
+    let columns = values.columns().next_power_of_two().max(16);
+    let window = Window::all(columns);
+    let filled = values.columns() as f32 / columns as f32;
+    let part = Rect::from_min_size(rows.min, vec2(rows.width() * filled, rows.height()));
+    let painter = ui.painter();
+    painter.rect_filled(rows, 0.0, palette.background);
+    if part.width() >= 1.0 {
+        image.paint(ui, painter, part, &heat, Window::all(values.columns()));
+    }
+    painter.rect_stroke(rows, 0.0, Stroke::new(1.0, palette.line), StrokeKind::Outside);
+    axis::layers(painter, palette, rows, values.rows());
+    let step = axis::step(f64::from(rows.width()) / window.width(), 50.0);
+    let ticks = (0..columns).step_by(step);
+    axis::foot(painter, palette, rows, ticks.map(|at| ((at as f32 + 0.5) / columns as f32, at.to_string())));
+    let below = pos2(rows.center().x, rows.bottom() + 19.0);
+    painter.text(below, Align2::CENTER_TOP, "decode step", design::caption(), palette.weak_text);
+    if let Some(pointer) = response.hover_pos() {
+        let at = (pointer - rows.min) / rows.size() * vec2(columns as f32, values.rows() as f32);
+        let (layer, step) = (at.y as usize, at.x as usize);
+        if step < values.columns() {
+            let token = scene.live.sides[shown].tokens.get(step).map_or("", |token| token.token.as_str());
+            let value = exact(values.value(layer, step));
+            let text = format!(
+                "layer {layer}\nstep {step}, yields “{}”\n{}: {value}",
+                token_label(token),
+                scene.form.figure.name()
+            );
+            *scene.readout = Some(text.replace('\n', "  ·  "));
+            response.on_hover_text_at_pointer(text);
+        }
+    }
+}
+
+fn map_of<'a>(scene: &LiveScene<'a>, side: usize) -> Option<&'a Pyramid> {
+    let index = LIVE_FIGURES.iter().position(|figure| *figure == scene.form.figure)?;
+    scene.live.sides.get(side).map(|side| &side.maps[index])
+}
+
+/// A row for each token of each side.
+pub fn figures(live: &Live) -> Figures<'_> {
+    let rows: Vec<(&Side, usize)> =
+        live.sides.iter().flat_map(|side| (0..side.tokens.len()).map(move |step| (side, step))).collect();
+    Figures {
+        columns: vec![
+            Column::new("policy", ""),
+            Column::new("step", ""),
+            Column::new("token id", ""),
+            Column::new("token", ""),
+            Column::new("probability", ""),
+        ],
+        rows: rows.len(),
+        row: Box::new(move |row| {
+            let (side, step) = rows[row];
+            let token = &side.tokens[step];
+            let own = token.top.iter().find(|candidate| candidate.id == token.id);
+            vec![
+                side.policy.clone(),
+                step.to_string(),
+                token.id.to_string(),
+                token_label(&token.token),
+                cell(own.map_or(f64::NAN, |candidate| candidate.probability)),
+            ]
+        }),
+    }
+}

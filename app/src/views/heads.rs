@@ -1,0 +1,165 @@
+//! Layers × heads: which heads read the prompt. A click isolates a head, a shift-click adds or removes it.
+
+use super::Scene;
+use super::map::choose;
+use crate::data::{Pyramid, Scale, ScaleKind, StepFigure, exact};
+use crate::design::{self, ColourMap, Palette, size, space};
+use crate::state::Selection;
+use crate::widgets::{Column, CutoffLine, Direction, Figures, axis, cell, colour_bar};
+use eframe::egui::{
+    Align2, Mesh, Rect, RichText, ScrollArea, Sense, Shape, Stroke, StrokeKind, Ui, WidgetInfo,
+    accesskit::Role, pos2, vec2,
+};
+use ndarray::Array2;
+
+/// Heads in the ranking.
+const RANKED: usize = 12;
+/// Width of the ranking.
+const RANKING: f32 = 170.0;
+
+/// Draws the grid.
+pub fn show(ui: &mut Ui, scene: &mut Scene<'_>) {
+    if scene.state.head_figure == StepFigure::LensKl {
+        scene.state.head_figure = StepFigure::default();
+    }
+    let figure = scene.state.head_figure;
+    ui.horizontal_wrapped(|ui| {
+        choose(ui, "Figure", &mut scene.state.head_figure, StepFigure::of_heads(), StepFigure::name);
+        choose(ui, "Scale", &mut scene.state.scale, ScaleKind::ALL, ScaleKind::name);
+        choose(ui, "Colours", &mut scene.state.colour_map, ColourMap::ALL, ColourMap::name);
+        ui.checkbox(&mut scene.state.per_row, "Per layer")
+            .on_hover_text("Give each layer a scale of its own");
+        let chosen = scene.state.selection.heads.len();
+        if chosen > 0 && ui.button(format!("Clear {chosen} selected")).clicked() {
+            scene.state.selection.heads.clear();
+        }
+        ui.weak("click isolates a head, shift-click toggles it");
+    });
+    let Some(values) = figure.of(&scene.prompt().heads).cloned() else { return };
+    let (layers, heads) = values.dim();
+    let flat: Vec<f32> = values.iter().map(|value| *value as f32).collect();
+    let pyramid = Pyramid::from_rows(&flat, layers, heads);
+    let scale = Scale::fit(scene.state.scale, &pyramid, scene.state.per_row, false);
+    ui.horizontal_top(|ui| {
+        ui.add_space(size::AXIS);
+        let name = format!("{}, {}, mean over decode steps of this prompt", figure.name(), figure.unit());
+        let width = (ui.available_width() - space::LARGE).min(420.0);
+        colour_bar(ui, &scale, scene.state.colour_map, &name, width);
+        ui.weak(format!("{}, {}", figure.name(), figure.unit()));
+    });
+    let area = ui.available_rect_before_wrap();
+    ui.allocate_rect(area, Sense::hover());
+    let ranking = if area.width() > 560.0 { RANKING } else { 0.0 };
+    let grid = Rect::from_min_max(
+        pos2(area.left() + size::AXIS, area.top() + space::SMALL),
+        pos2(area.right() - ranking - space::LARGE, area.bottom() - 38.0),
+    );
+    let response = ui.interact(grid, ui.scope_id().with("heads"), Sense::click());
+    response.widget_info(|| {
+        let label = format!("Head grid: {}, {layers} layers by {heads} heads", figure.name());
+        WidgetInfo::labeled(Role::Canvas, true, label)
+    });
+    let palette = design::palette(ui);
+    let cell_of = |layer: usize, head: usize| {
+        let (width, height) = (grid.width() / heads as f32, grid.height() / layers as f32);
+        let corner = grid.min + vec2(head as f32 * width, layer as f32 * height);
+        let gap = if width > 6.0 && height > 6.0 { 1.0 } else { 0.0 };
+        Rect::from_min_size(corner, vec2(width - gap, height - gap))
+    };
+    let painter = ui.painter();
+    let mut mesh = Mesh::default();
+    let colours = scene.state.colour_map.colours();
+    for ((layer, head), value) in values.indexed_iter() {
+        let position = scale.position(layer, *value as f32);
+        let colour = if position.is_nan() {
+            palette.undefined[head % 2]
+        } else {
+            colours[(position * 255.0) as usize]
+        };
+        mesh.add_colored_rect(cell_of(layer, head), colour);
+    }
+    painter.add(Shape::mesh(mesh));
+    axis::layers(painter, palette, grid, layers);
+    let step = axis::step(f64::from(grid.width()) / heads as f64, 26.0);
+    let ticks = (0..heads).step_by(step).map(|head| ((head as f32 + 0.5) / heads as f32, head.to_string()));
+    axis::foot(painter, palette, grid, ticks);
+    let below = pos2(grid.center().x, grid.bottom() + 20.0);
+    painter.text(below, Align2::CENTER_TOP, "query head", design::caption(), palette.weak_text);
+    for (layer, head) in scene.state.selection.heads.iter().filter(|(l, h)| *l < layers && *h < heads) {
+        frame(ui, palette, cell_of(*layer, *head));
+    }
+    if let Some(pointer) = response.hover_pos() {
+        let at = (pointer - grid.min) / grid.size() * vec2(heads as f32, layers as f32);
+        let (layer, head) = ((at.y as usize).min(layers - 1), (at.x as usize).min(heads - 1));
+        let text = describe(scene, &values, layer, head);
+        *scene.readout = Some(text.replace('\n', "  ·  "));
+        let extend = ui.input(|input| input.modifiers.shift);
+        if response.clicked() {
+            Selection::pick(&mut scene.state.selection.heads, (layer, head), extend);
+        }
+        response.on_hover_text_at_pointer(text);
+    }
+    let line = CutoffLine { area: grid, direction: Direction::Down, layers };
+    let mut cutoff = scene.state.cutoff;
+    line.show(ui, "heads", &mut cutoff);
+    line.handle(ui, cutoff);
+    scene.state.cutoff = cutoff;
+    if ranking > 0.0 {
+        let place = Rect::from_min_max(pos2(area.right() - ranking, grid.top()), area.max);
+        ui.scope_builder(eframe::egui::UiBuilder::new().max_rect(place), |ui| rank(ui, scene, &values));
+    }
+}
+
+fn frame(ui: &Ui, palette: &Palette, cell: Rect) {
+    ui.painter().rect_stroke(cell, 1.0, Stroke::new(3.0, palette.halo), StrokeKind::Outside);
+    ui.painter().rect_stroke(cell, 1.0, Stroke::new(1.5, palette.selection), StrokeKind::Outside);
+}
+
+fn describe(scene: &Scene<'_>, values: &Array2<f64>, layer: usize, head: usize) -> String {
+    let figure = scene.state.head_figure;
+    let value = values.get([layer, head]).copied().unwrap_or(f64::NAN);
+    format!("layer {layer}, head {head}\n{}: {} {}", figure.name(), exact(value as f32), figure.unit())
+}
+
+/// The heads with the largest values.
+fn rank(ui: &mut Ui, scene: &mut Scene<'_>, values: &Array2<f64>) {
+    let mut heads: Vec<((usize, usize), f64)> = values
+        .indexed_iter()
+        .filter(|(_, value)| value.is_finite())
+        .map(|(at, value)| (at, *value))
+        .collect();
+    heads.sort_by(|a, b| b.1.total_cmp(&a.1));
+    ui.label(RichText::new(format!("Largest {}", scene.state.head_figure.name().to_lowercase())).strong());
+    ScrollArea::vertical().show(ui, |ui| {
+        for ((layer, head), value) in heads.into_iter().take(RANKED) {
+            let chosen = scene.state.selection.heads.contains(&(layer, head));
+            let text = RichText::new(format!("L{layer:<3} H{head:<3} {value:.3}")).monospace();
+            if ui
+                .selectable_label(chosen, text)
+                .on_hover_text(format!("layer {layer}, head {head}"))
+                .clicked()
+            {
+                let extend = ui.input(|input| input.modifiers.shift);
+                Selection::pick(&mut scene.state.selection.heads, (layer, head), extend);
+            }
+        }
+    });
+}
+
+/// A row for each layer and head.
+pub fn figures<'a>(scene: &'a Scene<'_>) -> Figures<'a> {
+    let mut columns = vec![Column::new("layer", ""), Column::new("head", "")];
+    columns.extend(StepFigure::of_heads().map(|figure| Column::new(figure.name(), figure.unit())));
+    let means = &scene.prompt().heads;
+    let heads = scene.run.heads();
+    Figures {
+        columns,
+        rows: scene.run.layers() * heads,
+        row: Box::new(move |row| {
+            let at = [row / heads, row % heads];
+            let value = |figure: StepFigure| figure.of(means).and_then(|values| values.get(at)).copied();
+            let figures = StepFigure::of_heads().map(|figure| cell(value(figure).unwrap_or(f64::NAN)));
+            at.iter().map(usize::to_string).chain(figures).collect()
+        }),
+    }
+}

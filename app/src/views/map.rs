@@ -1,0 +1,413 @@
+//! The map: layers × prompt tokens, or × decode steps, with what each layer reads and costs beside it on the same axis.
+
+use super::Scene;
+use crate::data::{Pyramid, exact, short};
+use crate::design::{self, Palette, size, space};
+use crate::state::{Columns, Selection, Window};
+use crate::widgets::{
+    Column, CutoffLine, Direction, Figures, HeatMap, HeatMapImage, axis, colour_bar, token_label,
+};
+use eframe::egui::{
+    Align2, Color32, ComboBox, Key, Painter, Pos2, Rect, Response, Sense, Shape, Stroke, StrokeKind, Ui,
+    WidgetInfo, accesskit::Role, epaint::TextShape, pos2, vec2,
+};
+
+mod strips;
+
+/// Height of the strip that shows the whole prompt.
+const OVERVIEW: f32 = 22.0;
+/// Width from which a column's token is written under it.
+const LABELLED_COLUMN: f32 = 12.0;
+
+/// Draws the map.
+pub fn show(ui: &mut Ui, scene: &mut Scene<'_>) {
+    controls(ui, scene);
+    let Some(maps) = scene.maps else {
+        ui.centered_and_justified(|ui| {
+            ui.horizontal(|ui| {
+                ui.spinner();
+                ui.label("reading the prompt's maps …");
+            });
+        });
+        return;
+    };
+    let state = &scene.state;
+    let (values, name) = match state.columns {
+        Columns::Tokens => (maps.tokens(state.token_figure), state.token_figure.description()),
+        Columns::Steps => (maps.steps(state.step_figure), state.step_figure.unit()),
+    };
+    let heat = HeatMap {
+        values,
+        scale: state.scale,
+        colours: state.colour_map,
+        per_row: state.per_row,
+        without_first: state.leave_out_bos && state.columns == Columns::Tokens,
+    };
+    let id = ui.scope_id().with("map image");
+    let image = HeatMapImage::of(ui, id);
+    ui.horizontal_top(|ui| {
+        ui.add_space(size::AXIS);
+        let name = match state.columns {
+            Columns::Tokens => name.to_owned(),
+            Columns::Steps => format!("{}, {name}", state.step_figure.name()),
+        };
+        let width = (ui.available_width() - space::LARGE).min(420.0);
+        colour_bar(ui, &image.scale(&heat), heat.colours, &name, width);
+        if ui.available_width() > 200.0 {
+            let of = if heat.per_row { "each layer on its own scale, " } else { "" };
+            ui.weak(format!("{of}{name}"));
+        }
+    });
+    let columns = values.columns();
+    let window = match state.columns {
+        Columns::Tokens => state.token_window,
+        Columns::Steps => state.step_window,
+    };
+    let window = window.unwrap_or(Window::all(columns)).within(columns);
+
+    let area = ui.available_rect_before_wrap();
+    let strip_width = strips::width(area.width());
+    let right = area.right() - strip_width;
+    let column_width = (right - area.left() - size::AXIS) / window.width() as f32;
+    let foot = if column_width >= LABELLED_COLUMN { 96.0 } else { 38.0 };
+    let overview = Rect::from_min_max(
+        pos2(area.left() + size::AXIS, area.top()),
+        pos2(right - space::MEDIUM, area.top() + OVERVIEW),
+    );
+    let rows = Rect::from_min_max(
+        pos2(overview.left(), overview.bottom() + space::SMALL),
+        pos2(overview.right(), (area.bottom() - foot).max(overview.bottom() + 60.0)),
+    );
+    ui.allocate_rect(area, Sense::hover());
+    let whole = HeatMapImage::of(ui, id.with("overview"));
+    let window = overview_strip(ui, overview, &whole, &heat, window);
+    let (response, window) = interact(ui, rows, window, columns);
+    image.paint(ui, ui.painter(), rows, &heat, window);
+    let palette = design::palette(ui);
+    let painter = ui.painter().clone();
+    axis::layers(&painter, palette, rows, values.rows());
+    column_axis(&painter, palette, rows, window, column_width, scene);
+    painter.rect_stroke(rows, 0.0, Stroke::new(1.0, palette.line), StrokeKind::Outside);
+    select(ui, scene, &response, rows, window, values);
+    selection(&painter, palette, scene, rows, window, values);
+
+    let mut cutoff = scene.state.cutoff;
+    let line = CutoffLine {
+        area: Rect::from_min_max(rows.min, pos2(area.right(), rows.bottom())),
+        direction: Direction::Down,
+        layers: values.rows(),
+    };
+    strips::show(ui, scene, Rect::from_min_max(pos2(right, area.top()), area.max), rows);
+    if scene.state.columns == Columns::Tokens {
+        CutoffLine { area: rows, ..line }.veil(ui, cutoff);
+    }
+    line.show(ui, "map", &mut cutoff);
+    line.handle(ui, cutoff);
+    scene.state.cutoff = cutoff;
+    let shown = (window != Window::all(columns)).then_some(window);
+    match scene.state.columns {
+        Columns::Tokens => scene.state.token_window = shown,
+        Columns::Steps => scene.state.step_window = shown,
+    }
+}
+
+fn controls(ui: &mut Ui, scene: &mut Scene<'_>) {
+    use crate::data::{ScaleKind, StepFigure, TokenFigure};
+    let state = &mut *scene.state;
+    ui.horizontal_wrapped(|ui| {
+        ui.selectable_value(&mut state.columns, Columns::Tokens, "Prompt tokens");
+        ui.selectable_value(&mut state.columns, Columns::Steps, "Decode steps");
+        ui.separator();
+        match state.columns {
+            Columns::Tokens => {
+                choose(ui, "Figure", &mut state.token_figure, TokenFigure::ALL, TokenFigure::name)
+            }
+            Columns::Steps => choose(ui, "Figure", &mut state.step_figure, StepFigure::ALL, StepFigure::name),
+        }
+        choose(ui, "Scale", &mut state.scale, ScaleKind::ALL, ScaleKind::name);
+        choose(ui, "Colours", &mut state.colour_map, design::ColourMap::ALL, design::ColourMap::name);
+        ui.checkbox(&mut state.per_row, "Per layer").on_hover_text("Give each layer a scale of its own");
+        if state.columns == Columns::Tokens {
+            ui.checkbox(&mut state.leave_out_bos, "Leave out BoS").on_hover_text(
+                "Leave position 0 out of the colours: it takes most of the attention at most layers",
+            );
+        }
+    });
+}
+
+/// A named choice among a few.
+pub(crate) fn choose<T: Copy + PartialEq>(
+    ui: &mut Ui,
+    name: &str,
+    value: &mut T,
+    all: impl IntoIterator<Item = T>,
+    name_of: impl Fn(T) -> &'static str,
+) {
+    let response = ComboBox::from_id_salt(name).selected_text(name_of(*value)).show_ui(ui, |ui| {
+        for one in all {
+            ui.selectable_value(value, one, name_of(one));
+        }
+    });
+    let chosen = name_of(*value);
+    response.response.widget_info(|| WidgetInfo::labeled(Role::ComboBox, true, format!("{name}: {chosen}")));
+    response.response.on_hover_text(name);
+}
+
+/// The whole prompt, with a frame around what the map shows; pressing or dragging moves the frame.
+fn overview_strip(
+    ui: &mut Ui,
+    area: Rect,
+    image: &HeatMapImage,
+    heat: &HeatMap<'_>,
+    window: Window,
+) -> Window {
+    let columns = heat.values.columns();
+    let response = ui.interact(area, ui.scope_id().with("overview"), Sense::click_and_drag());
+    response.widget_info(|| WidgetInfo::labeled(Role::ScrollBar, true, "Part of the columns shown"));
+    image.paint(ui, ui.painter(), area, heat, Window::all(columns));
+    let mut window = window;
+    if let Some(pointer) = response.interact_pointer_pos() {
+        let at = f64::from((pointer.x - area.left()) / area.width()) * columns as f64;
+        window = window.moved(at - (window.start + window.end) / 2.0, columns);
+    }
+    let palette = design::palette(ui);
+    let x = |column: f64| area.left() + (column / columns.max(1) as f64) as f32 * area.width();
+    let frame = Rect::from_min_max(pos2(x(window.start), area.top()), pos2(x(window.end), area.bottom()));
+    let painter = ui.painter();
+    if window != Window::all(columns) {
+        painter.rect_filled(Rect::from_min_max(area.min, frame.left_bottom()), 0.0, palette.absent);
+        painter.rect_filled(Rect::from_min_max(frame.right_top(), area.max), 0.0, palette.absent);
+    }
+    painter.rect_stroke(frame, 0.0, Stroke::new(1.5, palette.selection), StrokeKind::Inside);
+    window
+}
+
+/// Zooms with the wheel, pans by dragging and with keys, shows all on a double click.
+fn interact(ui: &mut Ui, rows: Rect, mut window: Window, columns: usize) -> (Response, Window) {
+    let response = ui.interact(rows, ui.scope_id().with("map"), Sense::click_and_drag());
+    let per_point = window.width() / f64::from(rows.width());
+    if response.dragged() {
+        window = window.moved(-f64::from(response.drag_delta().x) * per_point, columns);
+    }
+    if response.double_clicked() {
+        window = Window::all(columns);
+    }
+    if response.clicked() {
+        response.request_focus();
+    }
+    if let Some(pointer) = response.hover_pos() {
+        let (scroll, zoom) = ui.input(|input| (input.smooth_scroll_delta(), input.zoom_delta()));
+        let at = window.start + f64::from(pointer.x - rows.left()) * per_point;
+        let factor = f64::from(zoom) * f64::from(scroll.y / 200.0).exp();
+        if factor != 1.0 {
+            window = window.zoomed(factor, at, columns);
+        }
+        window = window.moved(-f64::from(scroll.x) * per_point, columns);
+    }
+    if response.has_focus() {
+        let pressed = |key| ui.input(|input| input.key_pressed(key));
+        let middle = (window.start + window.end) / 2.0;
+        for (key, factor) in [(Key::Plus, 1.5), (Key::Equals, 1.5), (Key::Minus, 1.0 / 1.5)] {
+            if pressed(key) {
+                window = window.zoomed(factor, middle, columns);
+            }
+        }
+        if pressed(Key::Home) {
+            window = Window::all(columns);
+        }
+    }
+    (response, window)
+}
+
+/// Column numbers, and the tokens themselves where there is room.
+fn column_axis(
+    painter: &Painter,
+    palette: &Palette,
+    rows: Rect,
+    window: Window,
+    column_width: f32,
+    scene: &Scene<'_>,
+) {
+    let first = window.start.floor().max(0.0) as usize;
+    let last = window.end.ceil() as usize;
+    let share = |column: f64| ((column - window.start) / window.width()) as f32;
+    let name = match scene.state.columns {
+        Columns::Tokens => "prompt token (position)",
+        Columns::Steps => "decode step",
+    };
+    let step = axis::step(f64::from(column_width), 56.0);
+    let ticks = (first.next_multiple_of(step)..last).step_by(step);
+    let foot = Rect::from_min_max(rows.min, rows.max);
+    axis::foot(painter, palette, foot, ticks.map(|column| (share(column as f64 + 0.5), column.to_string())));
+    let below = if column_width >= LABELLED_COLUMN {
+        let prompt = scene.prompt();
+        let tokens = match scene.state.columns {
+            Columns::Tokens => &prompt.prompt_token_text,
+            Columns::Steps => &prompt.generated_token_text,
+        };
+        for column in first..last.min(tokens.len()) {
+            let x = rows.left() + share(column as f64 + 0.5) * rows.width();
+            if rows.x_range().contains(x) {
+                token_below(painter, palette, pos2(x, rows.bottom() + 20.0), &tokens[column], column_width);
+            }
+        }
+        78.0
+    } else {
+        20.0
+    };
+    let at = pos2(rows.center().x, rows.bottom() + below);
+    painter.text(at, Align2::CENTER_TOP, name, design::caption(), palette.weak_text);
+}
+
+/// A token's text under its column: level where it fits, else running downwards.
+fn token_below(painter: &Painter, palette: &Palette, at: Pos2, token: &str, column_width: f32) {
+    let label = token_label(token);
+    let mut short: String = label.chars().take(9).collect();
+    if short.len() < label.len() {
+        short.push('…');
+    }
+    let galley = painter.layout_no_wrap(short, design::caption(), palette.text);
+    if galley.size().x + 4.0 <= column_width {
+        painter.galley(at - vec2(galley.size().x / 2.0, 0.0), galley, palette.text);
+    } else {
+        let corner = at + vec2(galley.size().y / 2.0, 0.0);
+        painter.add(Shape::Text(
+            TextShape::new(corner, galley, palette.text).with_angle(std::f32::consts::FRAC_PI_2),
+        ));
+    }
+}
+
+/// The cell under the pointer: shown in the status line and beside the pointer, selected by a click.
+fn select(
+    ui: &mut Ui,
+    scene: &mut Scene<'_>,
+    response: &Response,
+    rows: Rect,
+    window: Window,
+    values: &Pyramid,
+) {
+    let (layers, columns) = (values.rows(), values.columns());
+    response.widget_info(|| {
+        let what = match scene.state.columns {
+            Columns::Tokens => scene.state.token_figure.name(),
+            Columns::Steps => scene.state.step_figure.name(),
+        };
+        WidgetInfo::labeled(Role::Canvas, true, format!("Map: {what}, {layers} layers by {columns} columns"))
+    });
+    let Some(pointer) = response.hover_pos() else { return };
+    let column = window.start + f64::from((pointer.x - rows.left()) / rows.width()) * window.width();
+    let layer = ((pointer.y - rows.top()) / rows.height() * layers as f32) as usize;
+    let (column, layer) = (column.max(0.0) as usize, layer.min(layers.saturating_sub(1)));
+    if column >= columns {
+        return;
+    }
+    let text = describe(scene, values, layer, column);
+    *scene.readout = Some(text.replace('\n', "  ·  "));
+    response.clone().on_hover_text_at_pointer(text);
+    if response.clicked() {
+        let extend = ui.input(|input| input.modifiers.shift);
+        let selection = &mut scene.state.selection;
+        Selection::pick(&mut selection.layers, layer, extend);
+        match scene.state.columns {
+            Columns::Tokens => selection.token = Some(column),
+            Columns::Steps => Selection::pick(&mut selection.steps, column, extend),
+        }
+    }
+}
+
+fn describe(scene: &Scene<'_>, values: &Pyramid, layer: usize, column: usize) -> String {
+    let prompt = scene.prompt();
+    let value = exact(values.value(layer, column));
+    let windowed = if scene.run.manifest.model.windowed_layers.contains(&layer) { " (windowed)" } else { "" };
+    match scene.state.columns {
+        Columns::Tokens => {
+            let token = prompt.prompt_token_text.get(column).map_or("", String::as_str);
+            format!(
+                "layer {layer}{windowed}\nposition {column}: “{}”\n{}: {value}",
+                token_label(token),
+                scene.state.token_figure.name()
+            )
+        }
+        Columns::Steps => {
+            let token = prompt.generated_token_text.get(column).map_or("", String::as_str);
+            format!(
+                "layer {layer}{windowed}\nstep {column}, yields “{}”\n{}: {value} {}",
+                token_label(token),
+                scene.state.step_figure.name(),
+                scene.state.step_figure.unit()
+            )
+        }
+    }
+}
+
+/// Frames around what is selected.
+fn selection(
+    painter: &Painter,
+    palette: &Palette,
+    scene: &Scene<'_>,
+    rows: Rect,
+    window: Window,
+    values: &Pyramid,
+) {
+    let selection = &scene.state.selection;
+    let height = rows.height() / values.rows().max(1) as f32;
+    let outline = |rect: Rect| {
+        let rect = rect.intersect(rows);
+        if rect.is_positive() {
+            painter.rect_stroke(rect, 0.0, Stroke::new(3.0, palette.halo), StrokeKind::Outside);
+            painter.rect_stroke(rect, 0.0, Stroke::new(1.5, palette.selection), StrokeKind::Outside);
+        }
+    };
+    for &layer in selection.layers.iter().filter(|layer| **layer < values.rows()) {
+        let top = rows.top() + layer as f32 * height;
+        outline(Rect::from_x_y_ranges(rows.x_range(), top..=top + height));
+    }
+    let columns: Vec<usize> = match scene.state.columns {
+        Columns::Tokens => selection.token.into_iter().collect(),
+        Columns::Steps => selection.steps.iter().copied().collect(),
+    };
+    for column in columns {
+        let x = |column: f64| rows.left() + ((column - window.start) / window.width()) as f32 * rows.width();
+        let (left, right) = (x(column as f64), x(column as f64 + 1.0));
+        // A token far thinner than a pixel still has a frame that can be seen.
+        let middle = (left + right) / 2.0;
+        let half = ((right - left) / 2.0).max(1.5);
+        outline(Rect::from_x_y_ranges(middle - half..=middle + half, rows.y_range()));
+    }
+}
+
+/// The map's figures as rows: one for each column, with a cell for each layer.
+pub fn figures<'a>(scene: &'a Scene<'_>) -> Option<Figures<'a>> {
+    let maps = scene.maps?;
+    let prompt = scene.prompt();
+    let (values, first, tokens) = match scene.state.columns {
+        Columns::Tokens => (maps.tokens(scene.state.token_figure), "position", &prompt.prompt_token_text),
+        Columns::Steps => (maps.steps(scene.state.step_figure), "step", &prompt.generated_token_text),
+    };
+    let unit = match scene.state.columns {
+        Columns::Tokens => "share",
+        Columns::Steps => scene.state.step_figure.unit(),
+    };
+    let mut columns = vec![Column::new(first, ""), Column::new("token", "")];
+    columns.extend((0..values.rows()).map(|layer| Column::new(format!("layer {layer}"), unit)));
+    Some(Figures {
+        columns,
+        rows: values.columns(),
+        row: Box::new(move |column| {
+            let token = tokens.get(column).map_or(String::new(), |token| token_label(token));
+            let figures = values.column(column).iter().map(|value| crate::widgets::cell(f64::from(*value)));
+            [column.to_string(), token].into_iter().chain(figures).collect()
+        }),
+    })
+}
+
+/// A swatch of a colour with a name, as legends have it.
+fn swatch(painter: &Painter, palette: &Palette, at: Pos2, colour: Color32, name: &str) {
+    painter.rect_filled(Rect::from_min_size(at, vec2(8.0, 8.0)), 1.0, colour);
+    painter.text(at + vec2(11.0, 4.0), Align2::LEFT_CENTER, name, design::caption(), palette.weak_text);
+}
+
+/// A figure for the status line of strips.
+fn shown(value: f64) -> String {
+    short(value as f32)
+}

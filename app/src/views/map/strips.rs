@@ -1,0 +1,228 @@
+//! The strips beside the map, on the same layer axis: where attention goes, what hiding each layer's prompt costs, and what
+//! each cutoff costs.
+
+use super::{Scene, shown, swatch};
+use crate::design::{self, Palette, space};
+use crate::widgets::axis;
+use eframe::egui::{
+    Align2, Color32, Painter, Rect, Sense, Shape, Stroke, Ui, WidgetInfo, accesskit::Role, pos2,
+};
+
+/// Widths of the strips.
+const WIDTHS: [f32; 3] = [136.0, 112.0, 112.0];
+
+/// Least and most KL that the logarithmic axis spans, nats.
+const KL_RANGE: (f64, f64) = (1e-4, 10.0);
+
+/// Width of all strips that fit beside a map that shares `available` with them.
+pub(super) fn width(available: f32) -> f32 {
+    match available {
+        _ if available >= 680.0 => WIDTHS.iter().sum(),
+        _ if available >= 500.0 => WIDTHS[..2].iter().sum(),
+        _ => 0.0,
+    }
+}
+
+/// Draws the strips into `area`, their layers in the rows of `rows`.
+pub(super) fn show(ui: &mut Ui, scene: &mut Scene<'_>, area: Rect, rows: Rect) {
+    let strips: [(&str, fn(&mut Strip<'_>, &Scene<'_>)); 3] =
+        [("Attention goes to", masses), ("KL at the cutoff", frontier), ("KL if hidden here", knockout)];
+    let mut left = area.left();
+    for (index, width) in WIDTHS.into_iter().enumerate() {
+        if left + width > area.right() + 1.0 {
+            break;
+        }
+        let plot = Rect::from_x_y_ranges(left + space::SMALL..=left + width - space::SMALL, rows.y_range());
+        left += width;
+        let (title, draw) = strips[index];
+        let palette = design::palette(ui);
+        let painter = ui.painter().clone();
+        let response = ui.interact(plot, ui.scope_id().with(title), Sense::hover());
+        response.widget_info(|| WidgetInfo::labeled(Role::Canvas, true, title));
+        painter.rect_filled(plot, 0.0, palette.background);
+        let layers = scene.run.layers();
+        let mut strip = Strip { painter, palette, plot, head: area.top(), layers };
+        let at = pos2(plot.left(), area.top());
+        strip.painter.text(at, Align2::LEFT_TOP, title, design::caption(), palette.text);
+        draw(&mut strip, scene);
+        strip.painter.rect_stroke(
+            plot,
+            0.0,
+            Stroke::new(1.0, palette.line),
+            eframe::egui::StrokeKind::Outside,
+        );
+        if let Some(pointer) = response.hover_pos() {
+            let share = (pointer.y - plot.top()) / plot.height();
+            let text = match index {
+                0 => masses_at(scene, share),
+                1 => frontier_at(scene, share),
+                _ => knockout_at(scene, share),
+            };
+            *scene.readout = Some(text.replace('\n', "  ·  "));
+            response.on_hover_text_at_pointer(text);
+        }
+    }
+}
+
+struct Strip<'a> {
+    painter: Painter,
+    palette: &'a Palette,
+    plot: Rect,
+    /// Top of the title.
+    head: f32,
+    layers: usize,
+}
+
+impl Strip<'_> {
+    fn row(&self, layer: f64) -> f32 {
+        self.plot.top() + (layer / self.layers as f64) as f32 * self.plot.height()
+    }
+
+    /// Where a KL stands on the logarithmic axis.
+    fn kl(&self, kl: f64) -> f32 {
+        let (least, most) = KL_RANGE;
+        let share = (kl.clamp(least, most) / least).ln() / (most / least).ln();
+        self.plot.left() + share as f32 * self.plot.width()
+    }
+
+    fn kl_axis(&self) {
+        for nats in [1e-3, 1e-2, 1e-1, 1.0] {
+            let x = self.kl(nats);
+            let ends = [pos2(x, self.plot.top()), pos2(x, self.plot.bottom())];
+            self.painter.line_segment(ends, Stroke::new(1.0, self.palette.grid));
+        }
+        let ticks = [(1e-4, "1e-4"), (1e-2, "0.01"), (1.0, "1")];
+        let share = |nats| (self.kl(nats) - self.plot.left()) / self.plot.width();
+        let ticks = ticks.map(|(nats, text)| (share(nats), text.to_owned()));
+        axis::foot(&self.painter, self.palette, self.plot, ticks);
+        self.unit("nats");
+    }
+
+    fn unit(&self, unit: &str) {
+        let at = pos2(self.plot.center().x, self.plot.bottom() + 20.0);
+        self.painter.text(at, Align2::CENTER_TOP, unit, design::caption(), self.palette.weak_text);
+    }
+}
+
+/// BoS, prompt and decode mass stacked: they sum to 1.
+fn masses(strip: &mut Strip<'_>, scene: &Scene<'_>) {
+    let figures = &scene.prompt().layers;
+    let colours = [strip.palette.prompt, strip.palette.bos, strip.palette.decode];
+    let curves = [&figures.prompt_mass, &figures.bos_mass, &figures.decode_mass];
+    for layer in 0..strip.layers {
+        let mut left = strip.plot.left();
+        for (curve, colour) in curves.iter().zip(colours) {
+            let width = curve.get(layer).copied().unwrap_or(f64::NAN) as f32 * strip.plot.width();
+            if width.is_nan() {
+                continue;
+            }
+            let gap = if strip.plot.height() / strip.layers as f32 > 5.0 { 1.0 } else { 0.0 };
+            let bar = Rect::from_min_max(
+                pos2(left, strip.row(layer as f64)),
+                pos2(left + width, strip.row(layer as f64 + 1.0) - gap),
+            );
+            strip.painter.rect_filled(bar, 0.0, colour);
+            left += width;
+        }
+    }
+    let ticks = [(0.0, "0"), (0.5, "0.5"), (1.0, "1")].map(|(share, text)| (share, text.to_owned()));
+    axis::foot(&strip.painter, strip.palette, strip.plot, ticks);
+    strip.unit("share");
+    let names = ["prompt", "BoS", "decode"];
+    let mut x = strip.plot.left();
+    for (name, colour) in names.into_iter().zip(colours) {
+        swatch(&strip.painter, strip.palette, pos2(x, strip.head + 14.0), colour, name);
+        x += [46.0, 33.0, 0.0][names.iter().position(|known| *known == name).unwrap_or(0)];
+    }
+}
+
+fn masses_at(scene: &Scene<'_>, share: f32) -> String {
+    let (figures, layer) = (&scene.prompt().layers, layer_at(scene, share));
+    let at = |curve: &[f64]| shown(curve.get(layer).copied().unwrap_or(f64::NAN));
+    format!(
+        "layer {layer}\nprompt mass {}\nBoS mass {}\ndecode mass {}",
+        at(&figures.prompt_mass),
+        at(&figures.bos_mass),
+        at(&figures.decode_mass)
+    )
+}
+
+/// The frontier: mean KL over prompts at each cutoff, with its upper bound, and the tolerance.
+fn frontier(strip: &mut Strip<'_>, scene: &Scene<'_>) {
+    strip.kl_axis();
+    let tolerance = strip.kl(scene.state.tolerance);
+    strip.painter.extend(Shape::dashed_line(
+        &[pos2(tolerance, strip.plot.top()), pos2(tolerance, strip.plot.bottom())],
+        Stroke::new(1.0, strip.palette.good),
+        4.0,
+        3.0,
+    ));
+    let at = pos2(strip.plot.left(), strip.head + 13.0);
+    let caption = format!("all prompts, {}", scene.state.anchor.name());
+    strip.painter.text(at, Align2::LEFT_TOP, caption, design::caption(), strip.palette.weak_text);
+    let Some(frontier) = scene.run.frontier(scene.state.anchor) else { return };
+    let overall = &frontier.overall;
+    let point = |cutoff: usize, kl: f64| pos2(strip.kl(kl), strip.row(cutoff as f64));
+    for (index, (mean, upper)) in overall.mean.iter().zip(&overall.kl_upper95).enumerate() {
+        let (from, to) = (point(index + 1, mean.kl), point(index + 1, *upper));
+        if mean.kl.is_finite() && upper.is_finite() {
+            let band = Stroke::new(3.0, design::faded(strip.palette.cutoff, 0.4));
+            strip.painter.line_segment([from, to], band);
+        }
+    }
+    let defined = overall.mean.iter().enumerate().filter(|(_, mean)| mean.kl.is_finite());
+    let line: Vec<_> = defined.map(|(index, mean)| point(index + 1, mean.kl)).collect();
+    strip.painter.add(Shape::line(line.clone(), Stroke::new(1.5, strip.palette.cutoff)));
+    for at in line {
+        strip.painter.circle_filled(at, 2.0, strip.palette.cutoff);
+    }
+}
+
+fn frontier_at(scene: &Scene<'_>, share: f32) -> String {
+    let layers = scene.run.layers();
+    let cutoff = ((share * layers as f32).round() as usize).clamp(1, layers);
+    match scene.run.frontier(scene.state.anchor) {
+        Some(frontier) => format!(
+            "cutoff {cutoff}\nmean KL {} nats\nupper bound {} nats",
+            shown(frontier.overall.at(cutoff).kl),
+            shown(frontier.overall.upper95_at(cutoff))
+        ),
+        None => "no frontier was recorded for this anchor".into(),
+    }
+}
+
+/// The causal map of the prompt in front: what hiding the prompt at one layer alone costs.
+fn knockout(strip: &mut Strip<'_>, scene: &Scene<'_>) {
+    strip.kl_axis();
+    let at = pos2(strip.plot.left(), strip.head + 13.0);
+    strip.painter.text(at, Align2::LEFT_TOP, "this prompt", design::caption(), strip.palette.weak_text);
+    for row in &scene.prompt().knockout {
+        let kl = row.divergence.kl;
+        if !kl.is_finite() {
+            continue;
+        }
+        let (top, bottom) = (strip.row(row.layer as f64), strip.row(row.layer as f64 + 1.0));
+        let inset = (bottom - top) * 0.15;
+        let bar = Rect::from_min_max(
+            pos2(strip.plot.left(), top + inset),
+            pos2(strip.kl(kl).max(strip.plot.left() + 1.0), bottom - inset),
+        );
+        strip.painter.rect_filled(bar, 0.0, colour_of(strip.palette));
+    }
+}
+
+fn colour_of(palette: &Palette) -> Color32 {
+    design::faded(palette.prompt, 0.85)
+}
+
+fn knockout_at(scene: &Scene<'_>, share: f32) -> String {
+    let layer = layer_at(scene, share);
+    let row = scene.prompt().knockout.iter().find(|row| row.layer == layer);
+    let kl = row.map_or(f64::NAN, |row| row.divergence.kl);
+    format!("prompt hidden at layer {layer} alone\nKL {} nats", shown(kl))
+}
+
+fn layer_at(scene: &Scene<'_>, share: f32) -> usize {
+    let layers = scene.run.layers();
+    ((share * layers as f32).max(0.0) as usize).min(layers - 1)
+}

@@ -1,0 +1,81 @@
+//! The views: each draws what is in memory and changes nothing but the view's state; what takes an engine, a file or a
+//! window is asked for as an [`Action`].
+
+pub mod curves;
+pub mod frontier;
+pub mod generate;
+pub mod heads;
+pub mod map;
+pub mod record;
+pub mod text;
+
+use crate::data::{PromptMaps, RunData};
+use crate::engine::message::Pattern;
+use crate::state::{View, ViewState};
+use crate::widgets::Figures;
+use eframe::egui::Ui;
+use layerscope_diagnostics::run::PromptSummary;
+
+/// What a view asks for.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Action {
+    /// Read how each head and step of these layers reads the prompt in front; takes the model.
+    ReadPattern(Vec<usize>),
+}
+
+/// What the views of a run draw from.
+pub struct Scene<'a> {
+    /// What the user has chosen to see.
+    pub state: &'a mut ViewState,
+    /// The run.
+    pub run: &'a RunData,
+    /// The maps of the prompt in front, once they are read.
+    pub maps: Option<&'a PromptMaps>,
+    /// Attention patterns of the prompt in front, by layer, as far as they were read.
+    pub patterns: &'a [Pattern],
+    /// What generating live showed of cutoffs.
+    pub measured: &'a [frontier::Measured],
+    /// Whether a model that could read patterns is there.
+    pub model_is_loaded: bool,
+    /// What the pointer is at, for the status line.
+    pub readout: &'a mut Option<String>,
+    /// What is asked for.
+    pub actions: &'a mut Vec<Action>,
+}
+
+impl Scene<'_> {
+    /// The prompt in front.
+    pub fn prompt(&self) -> &PromptSummary {
+        &self.run.prompts[self.state.prompt.min(self.run.prompts.len() - 1)]
+    }
+
+    /// Draws the view in front. The run holds at least one prompt.
+    pub fn show(&mut self, ui: &mut Ui) {
+        if self.state.as_table
+            && let Some(figures) = self.figures()
+        {
+            crate::widgets::figures_table(ui, &figures);
+            return;
+        }
+        match self.state.view {
+            View::Map => map::show(ui, self),
+            View::Text => text::show(ui, self),
+            View::Curves => curves::show(ui, self),
+            View::Heads => heads::show(ui, self),
+            View::Frontier => frontier::show(ui, self),
+            View::Generate | View::Record => {}
+        }
+    }
+
+    /// The figures that the view in front shows.
+    pub fn figures(&self) -> Option<Figures<'_>> {
+        match self.state.view {
+            View::Map => map::figures(self),
+            View::Text => text::figures(self),
+            View::Curves => Some(curves::figures(self)),
+            View::Heads => Some(heads::figures(self)),
+            View::Frontier => frontier::figures(self),
+            View::Generate | View::Record => None,
+        }
+    }
+}

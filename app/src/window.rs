@@ -1,0 +1,50 @@
+//! The window on the screen.
+
+use crate::viewer::{Launch, Remembered, Viewer};
+use eframe::egui::{Context, Ui, ViewportBuilder, vec2};
+use layerscope_engine::{Error, Result};
+
+/// Name under which the window's state is remembered.
+const NAME: &str = "layerscope";
+
+struct Window(Viewer);
+
+impl eframe::App for Window {
+    fn logic(&mut self, _: &Context, _: &mut eframe::Frame) {
+        self.0.progress();
+    }
+
+    fn ui(&mut self, ui: &mut Ui, _: &mut eframe::Frame) {
+        self.0.frame(ui);
+    }
+
+    fn save(&mut self, storage: &mut dyn eframe::Storage) {
+        eframe::set_value(storage, eframe::APP_KEY, &self.0.remembered());
+    }
+}
+
+/// Shows the viewer until the user closes it. What is being recorded then is kept as far as it is finished.
+///
+/// # Errors
+/// [`Error::Failure`] where no window can be opened.
+pub fn open_window(launch: Launch) -> Result<()> {
+    let options = eframe::NativeOptions {
+        viewport: ViewportBuilder::default()
+            .with_title("layerscope")
+            .with_app_id(NAME)
+            .with_inner_size(vec2(1_440.0, 900.0))
+            .with_min_inner_size(vec2(800.0, 500.0)),
+        ..Default::default()
+    };
+    let create = |creation: &eframe::CreationContext<'_>| -> std::result::Result<Box<dyn eframe::App>, _> {
+        let remembered = creation.storage.and_then(|storage| eframe::get_value(storage, eframe::APP_KEY));
+        let remembered: Remembered = remembered.unwrap_or_default();
+        Ok(Box::new(Window(Viewer::new(&creation.egui_ctx, launch, remembered))))
+    };
+    eframe::run_native(NAME, options, Box::new(create)).map_err(|error| {
+        Error::failure(format!(
+            "no window can be opened ({error}); on a machine without a display, use layerscope view RUN --screenshot \
+             out.png"
+        ))
+    })
+}

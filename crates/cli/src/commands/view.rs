@@ -1,0 +1,68 @@
+//! `layerscope view`: the viewer, in a window or drawn into a file.
+
+use crate::args::{ThemeName, ViewArguments, ViewName};
+use crate::commands::demo;
+use crate::models;
+use layerscope_app::state::View;
+use layerscope_app::{Launch, Open, Theme, open_window, screenshot, vec2};
+use layerscope_engine::{Error, Result};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+pub(crate) fn run(arguments: &ViewArguments) -> Result<ExitCode> {
+    let runs_folder = PathBuf::from(".");
+    let open = match &arguments.path {
+        Some(path) if !path.exists() => {
+            return Err(Error::input(format!(
+                "there is no {}; name a run folder, a model or a prompt file",
+                path.display()
+            )));
+        }
+        Some(path) => Open::Path(path.clone()),
+        None => Open::Demo {
+            model: models::embedded(),
+            prompts: demo::prompts()?,
+            max_new_tokens: demo::NEW_TOKENS,
+            folder: models::cache_folder().unwrap_or_else(std::env::temp_dir).join("demo"),
+        },
+    };
+    let launch = Launch {
+        open,
+        models: models::named(),
+        runs_folder,
+        view: arguments.view.map(View::from),
+        theme: arguments.theme.map(Theme::from),
+    };
+    match &arguments.screenshot {
+        Some(path) => {
+            let (width, height) = arguments.size;
+            let size = vec2(width as f32, height as f32);
+            screenshot(launch, size, arguments.pixels_per_point, path)?;
+        }
+        None => open_window(launch)?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+impl From<ViewName> for View {
+    fn from(name: ViewName) -> Self {
+        match name {
+            ViewName::Map => Self::Map,
+            ViewName::Text => Self::Text,
+            ViewName::Curves => Self::Curves,
+            ViewName::Heads => Self::Heads,
+            ViewName::Frontier => Self::Frontier,
+            ViewName::Generate => Self::Generate,
+            ViewName::Record => Self::Record,
+        }
+    }
+}
+
+impl From<ThemeName> for Theme {
+    fn from(name: ThemeName) -> Self {
+        match name {
+            ThemeName::Light => Self::Light,
+            ThemeName::Dark => Self::Dark,
+        }
+    }
+}
