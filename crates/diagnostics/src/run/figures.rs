@@ -7,7 +7,7 @@ use super::manifest::ModelInfo;
 use super::reader::Source;
 use super::rows_read::Rows;
 use super::schema::Table;
-use crate::record::{Anchor, Divergence, FrontierRow, KnockoutRow, LensFigures, ReceivedFigures, Timings};
+use crate::record::{Anchor, Divergence, FrontierRow, KnockoutRow, LensFigures, Timings};
 
 /// One recorded prompt without its long tables. Undefined values are NaN.
 #[derive(Debug, Clone)]
@@ -252,15 +252,6 @@ pub(super) fn steps(rows: &Rows<'_>, layers: usize) -> Result<StepFigures> {
             kl: grid.array(rows, rows.figures("lens_kl")?)?.mapv(|kl| kl as f32),
             top1: grid.array(rows, rows.token_ids("lens_top1")?)?,
         },
-    })
-}
-
-/// Attention received per prompt position.
-pub(super) fn received(rows: &Rows<'_>, layers: usize) -> Result<ReceivedFigures> {
-    let grid = Grid::new(rows, layers, rows.len() / layers, "position")?;
-    Ok(ReceivedFigures {
-        mean: grid.array(rows, rows.singles("received_mean")?)?,
-        max: grid.array(rows, rows.singles("received_max")?)?,
     })
 }
 

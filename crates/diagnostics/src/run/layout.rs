@@ -20,8 +20,8 @@ use layerscope_engine::{Error, Result};
 
 use super::durable::{remove_folder, rename, sync_folder};
 use super::manifest::MANIFEST;
-use super::parquet_file::TableFile;
 use super::schema::Table;
+use super::table_file::TableFile;
 
 pub(super) const LOCK: &str = ".lock";
 const PARTS: &str = "parts";

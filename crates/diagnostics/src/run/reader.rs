@@ -9,10 +9,11 @@ use layerscope_engine::{Error, Result};
 use super::figures::{self, PromptSummary, StepFigures};
 use super::layout;
 use super::manifest::{MANIFEST, Manifest};
-use super::parquet_file::TableFile;
+use super::received;
 use super::rows_read::Rows;
 use super::schema::Table;
 use super::show::ShowReport;
+use super::table_file::TableFile;
 use super::tables::Tables;
 use crate::record::ReceivedFigures;
 
@@ -134,9 +135,7 @@ impl Run {
     /// As [`Self::prompt`].
     pub fn tokens(&self, id: &str) -> Result<ReceivedFigures> {
         let file = self.source(id, Table::Tokens)?;
-        let columns = ["layer", "position", "received_mean", "received_max"];
-        let rows = Rows::read(file.get(), id, &columns)?;
-        figures::received(&rows, self.manifest.model.layers)
+        received::received(file.get(), id, self.manifest.model.layers)
     }
 
     /// What `show --json` prints.

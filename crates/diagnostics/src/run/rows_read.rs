@@ -1,11 +1,11 @@
 //! Typed access to the rows of one prompt in one table; null becomes NaN.
 
 use arrow_array::cast::AsArray;
-use arrow_array::types::{Float32Type, Float64Type, Int32Type, UInt32Type};
+use arrow_array::types::{Float64Type, Int32Type, UInt32Type};
 use arrow_array::{ArrayRef, RecordBatch};
 use layerscope_engine::{Error, Result};
 
-use super::parquet_file::TableFile;
+use super::table_file::TableFile;
 
 /// The rows of one prompt.
 pub(super) struct Rows<'a> {
@@ -15,9 +15,14 @@ pub(super) struct Rows<'a> {
 }
 
 impl<'a> Rows<'a> {
-    /// Reads the rows of a prompt; `columns` as in [`TableFile::rows`].
+    /// Reads the rows of a prompt; `columns` as in [`TableFile::each_batch`].
     pub(super) fn read(file: &'a TableFile, prompt_id: &'a str, columns: &[&str]) -> Result<Self> {
-        Ok(Self { file, prompt_id, batches: file.rows(prompt_id, columns)? })
+        let mut batches = Vec::new();
+        file.each_batch(prompt_id, columns, &mut |batch| {
+            batches.push(batch);
+            Ok(())
+        })?;
+        Ok(Self { file, prompt_id, batches })
     }
 
     pub(super) fn len(&self) -> usize {
@@ -26,7 +31,7 @@ impl<'a> Rows<'a> {
 
     /// The sentence that these rows are not as layerscope wrote them.
     pub(super) fn damaged(&self, problem: impl std::fmt::Display) -> Error {
-        self.file.damaged(&format!("prompt {:?}: {problem}", self.prompt_id))
+        self.file.damaged_rows(self.prompt_id, &problem)
     }
 
     /// Refuses any other number of rows than `expected`; `None` is one too large to be true.
@@ -62,14 +67,6 @@ impl<'a> Rows<'a> {
         self.gather(name, |array, all| {
             let values = array.as_primitive_opt::<Float64Type>()?;
             all.extend(values.iter().map(|value| value.unwrap_or(f64::NAN)));
-            Some(())
-        })
-    }
-
-    pub(super) fn singles(&self, name: &str) -> Result<Vec<f32>> {
-        self.gather(name, |array, all| {
-            let values = array.as_primitive_opt::<Float32Type>()?;
-            all.extend(values.iter().map(|value| value.unwrap_or(f32::NAN)));
             Some(())
         })
     }

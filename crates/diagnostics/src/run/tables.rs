@@ -7,8 +7,8 @@ use layerscope_engine::{Error, Result};
 
 use super::layout;
 use super::manifest::{Manifest, Status};
-use super::parquet_file::TableFile;
 use super::schema::Table;
+use super::table_file::TableFile;
 
 /// The open tables of a run.
 #[derive(Debug)]

@@ -10,10 +10,11 @@ use layerscope_engine::{Error, Result};
 use super::durable::{self, create_folder, remove_folder, rename, replace_file, sync_folder, write_synced};
 use super::layout;
 use super::manifest::{FailedPrompt, MANIFEST, Manifest, Status};
-use super::parquet_file::{self, Merger, TableFile};
+use super::parquet_file::{self, Merger};
 use super::rows;
 use super::rows_read::Rows;
 use super::schema::Table;
+use super::table_file::TableFile;
 use super::tables::Tables;
 use crate::record::PromptRecord;
 

@@ -2,5 +2,6 @@
 
 mod crash;
 mod hostile;
+mod received;
 mod round_trip;
 mod sample;

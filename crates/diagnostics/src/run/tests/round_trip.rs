@@ -2,6 +2,8 @@
 
 use std::fs;
 
+use parquet::arrow::ArrowWriter;
+use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use serde_json::Value;
 
 use super::super::*;
@@ -122,6 +124,25 @@ fn the_parts_of_an_unfinished_run_read_like_its_tables() {
     assert_eq!(mixed.prompt_ids(), ["q0", "q1"]);
     check_prompt(&mixed, 0);
     check_prompt(&mixed, 1);
+}
+
+#[test]
+fn tables_with_several_prompts_in_one_row_group_read_the_same() {
+    let folder = tempfile::tempdir().expect("folder");
+    finished(folder.path(), 3);
+    for table in Table::ALL {
+        let path = folder.path().join(table.file_name());
+        let reader =
+            ParquetRecordBatchReaderBuilder::try_new(fs::File::open(&path).expect("file")).expect("table");
+        let batches: Vec<_> = reader.build().expect("reader").collect::<Result<_, _>>().expect("rows");
+        let file = fs::File::create(&path).expect("file");
+        let mut writer = ArrowWriter::try_new(file, table.schema(), None).expect("writer");
+        batches.iter().for_each(|batch| writer.write(batch).expect("write"));
+        assert_eq!(writer.close().expect("close").num_row_groups(), 1);
+    }
+    let run = Run::open(folder.path()).expect("open");
+    assert_eq!(run.prompt_ids(), ["q0", "q1", "q2"]);
+    (0..3).for_each(|index| check_prompt(&run, index));
 }
 
 #[test]

@@ -1,0 +1,110 @@
+//! Attention received per prompt position, from the one table that is too long to be held twice.
+//!
+//! A prompt of 131,072 tokens and a model of 64 layers make 8.4 million rows; each goes to its place as it is decoded.
+
+use arrow_array::cast::AsArray;
+use arrow_array::types::{Float32Type, Int32Type};
+use arrow_array::{Array, ArrowPrimitiveType, PrimitiveArray, RecordBatch};
+use layerscope_engine::Result;
+use ndarray::Array2;
+
+use super::table_file::TableFile;
+use crate::record::ReceivedFigures;
+
+/// What is wrong with the rows.
+type Checked<T> = std::result::Result<T, String>;
+
+/// Reads the figures of a prompt, `[layers, p]`.
+pub(super) fn received(file: &TableFile, prompt_id: &str, layers: usize) -> Result<ReceivedFigures> {
+    let damaged = |problem: String| file.damaged_rows(prompt_id, &problem);
+    // Counted by decoding: room is made for the rows there are, whatever the file says of their number.
+    let mut rows = 0;
+    file.each_batch(prompt_id, &["layer"], &mut |batch| {
+        rows += batch.num_rows();
+        Ok(())
+    })?;
+    let mut grid = Grid::new(layers, rows).map_err(damaged)?;
+    let columns = ["layer", "position", "received_mean", "received_max"];
+    file.each_batch(prompt_id, &columns, &mut |batch| grid.put(&batch).map_err(damaged))?;
+    grid.finish().map_err(damaged)
+}
+
+/// The figures by layer and position, and which of them have been read.
+struct Grid {
+    layers: usize,
+    positions: usize,
+    mean: Vec<f32>,
+    max: Vec<f32>,
+    taken: Vec<bool>,
+    rows: usize,
+}
+
+impl Grid {
+    /// Room for `rows` rows.
+    fn new(layers: usize, rows: usize) -> Checked<Self> {
+        let positions = rows / layers;
+        if rows != layers * positions {
+            return Err(format!("{rows} rows instead of {}", layers * positions));
+        }
+        let (mean, max, taken) = (room(rows)?, room(rows)?, room(rows)?);
+        Ok(Self { layers, positions, mean, max, taken, rows: 0 })
+    }
+
+    /// Puts rows to their places.
+    fn put(&mut self, batch: &RecordBatch) -> Checked<()> {
+        let (layers, positions) = (keys(batch, "layer")?, keys(batch, "position")?);
+        let places = layers.iter().zip(positions).map(|(layer, position)| self.take(*layer, *position));
+        let places: Option<Vec<usize>> = places.collect();
+        let places = places.ok_or("a position out of range or twice")?;
+        self.rows += places.len();
+        for (name, figure) in [("received_mean", &mut self.mean), ("received_max", &mut self.max)] {
+            for (place, value) in places.iter().zip(column::<Float32Type>(batch, name)?) {
+                figure[*place] = value.unwrap_or(f32::NAN);
+            }
+        }
+        Ok(())
+    }
+
+    /// The place of a row; `None` where there is no such place or another row has it.
+    fn take(&mut self, layer: i32, position: i32) -> Option<usize> {
+        let layer = usize::try_from(layer).ok().filter(|layer| *layer < self.layers)?;
+        let position = usize::try_from(position).ok().filter(|position| *position < self.positions)?;
+        let place = layer * self.positions + position;
+        let taken = std::mem::replace(&mut self.taken[place], true);
+        (!taken).then_some(place)
+    }
+
+    /// The figures, once every place is taken.
+    fn finish(self) -> Checked<ReceivedFigures> {
+        if self.rows != self.taken.len() {
+            return Err(format!("{} rows instead of {}", self.rows, self.taken.len()));
+        }
+        let array = |values| Array2::from_shape_vec((self.layers, self.positions), values);
+        match (array(self.mean), array(self.max)) {
+            (Ok(mean), Ok(max)) => Ok(ReceivedFigures { mean, max }),
+            _ => Err("its rows are not a full grid".into()),
+        }
+    }
+}
+
+/// `len` default values; an error where the memory for them is not to be had.
+fn room<T: Clone + Default>(len: usize) -> Checked<Vec<T>> {
+    let mut values = Vec::new();
+    values.try_reserve_exact(len).map_err(|_| format!("{len} rows are too many"))?;
+    values.resize(len, T::default());
+    Ok(values)
+}
+
+/// A column of integers that cannot be undefined.
+fn keys<'a>(batch: &'a RecordBatch, name: &str) -> Checked<&'a [i32]> {
+    let column = column::<Int32Type>(batch, name)?;
+    match column.null_count() {
+        0 => Ok(column.values()),
+        _ => Err(format!("the column {name} holds other values")),
+    }
+}
+
+fn column<'a, T: ArrowPrimitiveType>(batch: &'a RecordBatch, name: &str) -> Checked<&'a PrimitiveArray<T>> {
+    let column = batch.column_by_name(name).and_then(|column| column.as_primitive_opt());
+    column.ok_or_else(|| format!("the column {name} is missing"))
+}

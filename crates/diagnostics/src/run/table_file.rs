@@ -1,0 +1,190 @@
+//! One table open for reading, prompt by prompt.
+
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use arrow_array::cast::AsArray;
+use arrow_array::{BooleanArray, RecordBatch, StringArray};
+use arrow_schema::{ArrowError, Schema};
+use layerscope_engine::{Error, Result, guarded};
+use parquet::arrow::ProjectionMask;
+use parquet::arrow::arrow_reader::{
+    ArrowPredicateFn, ArrowReaderMetadata, ArrowReaderOptions, ParquetRecordBatchReaderBuilder, RowFilter,
+};
+use parquet::errors::ParquetError;
+use parquet::file::metadata::ParquetMetaData;
+
+use super::row_groups::{check_ranges, may_hold, single_prompt};
+use super::schema::Table;
+
+/// Rows decoded at a time.
+const BATCH_ROWS: usize = 1 << 16;
+
+/// An open table. Reading is exclusive, since copies of a file handle share one position.
+#[derive(Debug)]
+pub(super) struct TableFile {
+    path: PathBuf,
+    file: Mutex<File>,
+    metadata: ArrowReaderMetadata,
+}
+
+impl TableFile {
+    /// Opens a table and checks its columns; `None` where there is no such file.
+    pub(super) fn open(path: PathBuf, table: Table) -> Result<Option<Self>> {
+        let file = match File::open(&path) {
+            Ok(file) => file,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(Error::io("read", &path, &error)),
+        };
+        let length = file.metadata().map_err(|error| Error::io("read", &path, &error))?.len();
+        let load = || {
+            let metadata = ArrowReaderMetadata::load(&file, ArrowReaderOptions::new())?;
+            check_ranges(metadata.metadata().row_groups(), length)?;
+            Ok::<_, ParquetError>(metadata)
+        };
+        let metadata = guarded(load).map_err(|problem| damaged(&path, &problem))?;
+        check_columns(metadata.schema(), table).map_err(|problem| damaged(&path, &problem))?;
+        Ok(Some(Self { path, file: Mutex::new(file), metadata }))
+    }
+
+    /// The sentence that this file is not as layerscope wrote it.
+    pub(super) fn damaged(&self, problem: &dyn std::fmt::Display) -> Error {
+        damaged(&self.path, problem)
+    }
+
+    /// The sentence that a prompt's rows are not as layerscope wrote them.
+    pub(super) fn damaged_rows(&self, prompt_id: &str, problem: &dyn std::fmt::Display) -> Error {
+        self.damaged(&format!("prompt {prompt_id:?}: {problem}"))
+    }
+
+    /// What the file says of itself.
+    pub(super) fn metadata(&self) -> &ParquetMetaData {
+        self.metadata.metadata()
+    }
+
+    /// The file itself, for one reader at a time.
+    pub(super) fn lock(&self) -> MutexGuard<'_, File> {
+        self.file.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The distinct prompt ids of the file, in order of first appearance.
+    pub(super) fn prompt_ids(&self) -> Result<Vec<String>> {
+        let mut ids: Vec<String> = Vec::new();
+        let mut known = BTreeSet::new();
+        let mut note = |id: &str| {
+            if known.insert(id.to_owned()) {
+                ids.push(id.to_owned());
+            }
+        };
+        for (index, group) in self.metadata().row_groups().iter().enumerate() {
+            match single_prompt(group) {
+                Some(id) => note(id),
+                None => self.decode(index, self.mask(&["prompt_id"]), None, &mut |batch| {
+                    let column = id_column(&batch).map_err(|problem| self.damaged(&problem))?;
+                    column.iter().flatten().for_each(&mut note);
+                    Ok(())
+                })?,
+            }
+        }
+        Ok(ids)
+    }
+
+    /// Gives the rows of one prompt batch by batch, in file order; of the named columns only where there are `columns`.
+    ///
+    /// The file is locked meanwhile: `take` must not read it.
+    pub(super) fn each_batch(
+        &self,
+        prompt_id: &str,
+        columns: &[&str],
+        take: &mut dyn FnMut(RecordBatch) -> Result<()>,
+    ) -> Result<()> {
+        for (index, group) in self.metadata().row_groups().iter().enumerate() {
+            if may_hold(group, prompt_id) {
+                // Another program may have written several prompts into one row group.
+                let filter = (single_prompt(group) != Some(prompt_id)).then(|| self.only(prompt_id));
+                self.decode(index, self.mask(columns), filter, take)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The named columns; all where none is named.
+    fn mask(&self, columns: &[&str]) -> ProjectionMask {
+        if columns.is_empty() {
+            return ProjectionMask::all();
+        }
+        ProjectionMask::columns(self.metadata.parquet_schema(), columns.iter().copied())
+    }
+
+    /// Leaves the rows of one prompt.
+    fn only(&self, prompt_id: &str) -> RowFilter {
+        let prompt_id = prompt_id.to_owned();
+        let own = move |batch: RecordBatch| {
+            let ids = id_column(&batch)?.iter();
+            Ok(ids.map(|id| Some(id == Some(prompt_id.as_str()))).collect::<BooleanArray>())
+        };
+        RowFilter::new(vec![Box::new(ArrowPredicateFn::new(self.mask(&["prompt_id"]), own))])
+    }
+
+    /// Decodes a row group batch by batch.
+    fn decode(
+        &self,
+        group: usize,
+        mask: ProjectionMask,
+        filter: Option<RowFilter>,
+        take: &mut dyn FnMut(RecordBatch) -> Result<()>,
+    ) -> Result<()> {
+        let file = self.lock();
+        let begin = || {
+            let mut builder =
+                ParquetRecordBatchReaderBuilder::new_with_metadata(file.try_clone()?, self.metadata.clone())
+                    .with_row_groups(vec![group])
+                    .with_batch_size(BATCH_ROWS)
+                    .with_projection(mask);
+            if let Some(filter) = filter {
+                builder = builder.with_row_filter(filter);
+            }
+            builder.build()
+        };
+        let mut batches = guarded(begin).map_err(|problem| self.damaged(&problem))?;
+        while let Some(batch) =
+            guarded(|| batches.next().transpose()).map_err(|problem| self.damaged(&problem))?
+        {
+            take(batch)?;
+        }
+        Ok(())
+    }
+}
+
+fn id_column(batch: &RecordBatch) -> std::result::Result<&StringArray, ArrowError> {
+    let column = batch.column_by_name("prompt_id").and_then(|ids| ids.as_string_opt());
+    column.ok_or_else(|| ArrowError::SchemaError("it has no column prompt_id of text".into()))
+}
+
+fn damaged(path: &Path, problem: &dyn std::fmt::Display) -> Error {
+    Error::input(format!(
+        "{} is damaged or was changed ({problem}); restore it or record the run again",
+        path.display()
+    ))
+}
+
+/// Columns may be added, never missing or of another type.
+fn check_columns(schema: &Schema, table: Table) -> std::result::Result<(), String> {
+    for wanted in table.schema().fields() {
+        match schema.field_with_name(wanted.name()) {
+            Ok(field) if field.data_type().equals_datatype(wanted.data_type()) => {}
+            Ok(field) => {
+                return Err(format!(
+                    "the column {} is {}, not {}",
+                    wanted.name(),
+                    field.data_type(),
+                    wanted.data_type()
+                ));
+            }
+            Err(_) => return Err(format!("the column {} is missing", wanted.name())),
+        }
+    }
+    Ok(())
+}
