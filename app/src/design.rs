@@ -255,6 +255,8 @@ fn visuals(theme: Theme) -> Visuals {
         widget.corner_radius = CornerRadius::same(4);
         widget.fg_stroke = Stroke::new(1.0, palette.text);
     }
+    visuals.text_edit_bg_color = Some(palette.card);
+    visuals.widgets.inactive.bg_stroke = Stroke::new(1.0, palette.line);
     visuals.widgets.noninteractive.bg_stroke = Stroke::new(1.0, palette.line);
     visuals
 }

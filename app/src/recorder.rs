@@ -43,7 +43,7 @@ pub struct Progress {
 impl Recorder {
     /// An empty form.
     pub fn new() -> Self {
-        Self { max_new_tokens: 32, ..Self::default() }
+        Self { max_new_tokens: 32, folder: "layerscope-run".into(), ..Self::default() }
     }
 
     /// The prompts typed: JSON Lines, or plain prompts with a line of dashes between them.

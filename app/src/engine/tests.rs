@@ -116,12 +116,16 @@ fn drops_in_time(engine: Engine) {
     dropped.recv_timeout(PATIENCE).unwrap();
 }
 
-fn tokens(events: &[Event], wanted: usize) -> Vec<&LiveToken> {
-    let token = |event| match event {
-        &Event::Token(ref token) if token.side == wanted => Some(&**token),
-        _ => None,
-    };
-    events.iter().filter_map(token).collect()
+fn tokens(events: &[Event], side: usize) -> Vec<&LiveToken> {
+    let mut tokens = vec![];
+    for event in events {
+        if let Event::Token(token) = event
+            && token.side == side
+        {
+            tokens.push(&**token);
+        }
+    }
+    tokens
 }
 
 fn side(event: &Event) -> Option<usize> {
@@ -190,15 +194,13 @@ fn generates_side_by_side() {
     let model = Model::load(&source(), WeightsPrecision::Native, &mut |_, _| {}).unwrap();
     let mut bytes = vec![];
     for (index, tokens) in [full, same, shallow].into_iter().enumerate() {
-        let mut own = events.iter().filter(|event| side(event) == Some(index));
-        let Some(Event::GenerationStarted { policy, prompt_tokens, kv_bytes, .. }) = own.next() else {
-            panic!()
-        };
+        let own: Vec<&Event> = events.iter().filter(|event| side(event) == Some(index)).collect();
+        let Event::GenerationStarted { policy, prompt_tokens, kv_bytes, .. } = own[0] else { panic!() };
         assert_eq!(policy, ["full", "full", "speed:4"][index]);
         let prefilled = Event::Prefilled { side: index, done: *prompt_tokens, all: *prompt_tokens };
-        assert_eq!(own.next(), Some(&prefilled));
-        let Some(Event::GenerationEnded { ttft_s, tpot_s, kv_bytes: ended, text_rest, cancelled, .. }) =
-            own.last()
+        assert_eq!(own[1], &prefilled);
+        let Event::GenerationEnded { ttft_s, tpot_s, kv_bytes: ended, text_rest, cancelled, .. } =
+            own[own.len() - 1]
         else {
             panic!()
         };

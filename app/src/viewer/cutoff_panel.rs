@@ -2,11 +2,12 @@
 
 use super::Viewer;
 use crate::command::Order;
-use crate::data::short;
+use crate::data::{RunData, short};
 use crate::design::{self, Palette, size, space};
 use crate::views::generate::bytes;
 use eframe::egui::{
-    Button, ComboBox, DragValue, Grid, RichText, ScrollArea, Ui, WidgetInfo, accesskit::Role, vec2,
+    Button, CollapsingHeader, ComboBox, DragValue, Grid, RichText, ScrollArea, Ui, WidgetInfo,
+    accesskit::Role, vec2,
 };
 use layerscope_cutoff::recommend::{FrontierSummary, Recommendation, Verdict};
 use layerscope_diagnostics::record::Anchor;
@@ -20,68 +21,69 @@ impl Viewer {
                 ui.weak("Record prompts to see what each cutoff costs.");
                 return;
             };
-            if let Some(frontier) = run.frontier(self.state.anchor) {
-                design::card(palette).show(ui, |ui| {
-                    ui.set_width(ui.available_width());
-                    cost(ui, palette, frontier, self.state.cutoff, self.state.tolerance);
-                });
-                design::card(palette).show(ui, |ui| {
-                    ui.set_width(ui.available_width());
-                    categories(ui, palette, frontier, self.state.cutoff, self.state.tolerance);
-                });
+            let frontier = run.frontier(self.state.anchor);
+            if let Some(frontier) = frontier {
+                in_card(ui, |ui| cost(ui, palette, frontier, self.state.cutoff, self.state.tolerance));
             }
-            design::card(palette).show(ui, |ui| {
-                ui.set_width(ui.available_width());
-                let saved = run.savings(self.state.cutoff, self.state.anchor);
-                ui.label(RichText::new("Saved at this run’s lengths").strong());
-                Grid::new("savings").num_columns(2).spacing(vec2(space::MEDIUM, 2.0)).show(ui, |ui| {
-                    let prompts = run.prompts.len().max(1) as f64;
-                    let each = |sum: u64| bytes(sum as f64 / prompts);
-                    row(ui, "KV", &percent(saved.kv_saved), "share of the bytes of keys and values");
-                    let from_to = format!("{} → {}", each(saved.kv_bytes_full), each(saved.kv_bytes_cut));
-                    row(ui, "", &from_to, "mean per prompt");
-                    row(ui, "Prefill FLOPs", &percent(saved.flops_saved), "by token-layers");
-                    row(
-                        ui,
-                        "TTFT",
-                        &percent(saved.predicted_ttft_saved),
-                        "predicted from the prefill's layers",
-                    );
-                    row(ui, "TPOT", &percent(saved.predicted_tpot_saved), "predicted from the bytes read");
-                    if let Some(measured) = self.measured.iter().find(|one| one.cutoff == self.state.cutoff) {
-                        row(ui, "TTFT, live", &percent(measured.ttft_saved), "measured by generating live");
-                        let tpot = measured.tpot_saved.map_or("–".into(), percent);
-                        row(ui, "TPOT, live", &tpot, "measured by generating live");
-                    }
-                });
-            });
-            let mut go = false;
-            design::card(palette).show(ui, |ui| {
-                ui.set_width(ui.available_width());
-                ui.horizontal(|ui| {
-                    ui.label(RichText::new("Recommended").strong());
-                    let label = ui.weak("within");
-                    let field = DragValue::new(&mut self.state.tolerance)
-                        .range(0.0..=10.0)
-                        .speed(0.002)
-                        .max_decimals(4)
-                        .suffix(" nats");
-                    ui.add(field).labelled_by(label.id).on_hover_text("Largest mean KL accepted");
-                });
-                match self.recommendation.as_ref().map(|found| &found.outcome) {
-                    Some(Ok(recommendation)) => go = card(ui, palette, recommendation, self.state.cutoff),
-                    Some(Err(sentence)) => {
-                        ui.label(sentence);
-                    }
-                    None => {
-                        ui.spinner();
-                    }
-                }
-            });
-            if go {
-                self.obey(Order::Recommended);
+            in_card(ui, |ui| self.recommendation_card(ui));
+            if let Some(frontier) = frontier {
+                in_card(ui, |ui| categories(ui, palette, frontier, self.state.cutoff, self.state.tolerance));
+            }
+            in_card(ui, |ui| self.savings(ui, &run));
+        });
+    }
+
+    fn savings(&self, ui: &mut Ui, run: &RunData) {
+        let saved = run.savings(self.state.cutoff, self.state.anchor);
+        ui.label(RichText::new("Saved at this run’s lengths").strong());
+        Grid::new("savings").num_columns(2).spacing(vec2(space::MEDIUM, 2.0)).show(ui, |ui| {
+            let prompts = run.prompts.len().max(1) as f64;
+            let each = |sum: u64| bytes(sum as f64 / prompts);
+            row(ui, "KV", &percent(saved.kv_saved), "share of the bytes of keys and values");
+            let from_to = format!("{} → {}", each(saved.kv_bytes_full), each(saved.kv_bytes_cut));
+            row(ui, "", &from_to, "mean per prompt");
+            row(ui, "Prefill FLOPs", &percent(saved.flops_saved), "by token-layers");
+            row(
+                ui,
+                "TTFT, predicted",
+                &percent(saved.predicted_ttft_saved),
+                "from the layers of the prefill",
+            );
+            row(ui, "TPOT, predicted", &percent(saved.predicted_tpot_saved), "from the bytes read in a step");
+            if let Some(measured) = self.measured.iter().find(|one| one.cutoff == self.state.cutoff) {
+                row(ui, "TTFT, live", &percent(measured.ttft_saved), "measured by generating live");
+                let tpot = measured.tpot_saved.map_or("–".into(), percent);
+                row(ui, "TPOT, live", &tpot, "measured by generating live");
             }
         });
+    }
+
+    fn recommendation_card(&mut self, ui: &mut Ui) {
+        ui.horizontal(|ui| {
+            ui.label(RichText::new("Recommended").strong());
+            let label = ui.weak("within");
+            let field = DragValue::new(&mut self.state.tolerance)
+                .range(0.0..=10.0)
+                .speed(0.002)
+                .max_decimals(4)
+                .suffix(" nats");
+            ui.add(field).labelled_by(label.id).on_hover_text("Largest mean KL accepted");
+        });
+        let palette = design::palette(ui);
+        let go = match self.recommendation.as_ref().map(|found| &found.outcome) {
+            Some(Ok(recommendation)) => card(ui, palette, recommendation, self.state.cutoff),
+            Some(Err(sentence)) => {
+                ui.label(sentence);
+                false
+            }
+            None => {
+                ui.spinner();
+                false
+            }
+        };
+        if go {
+            self.obey(Order::Recommended);
+        }
     }
 
     fn cutoff_controls(&mut self, ui: &mut Ui) {
@@ -113,6 +115,13 @@ impl Viewer {
                 .on_hover_text("Prompt tokens that keep KV at every layer");
         });
     }
+}
+
+fn in_card(ui: &mut Ui, contents: impl FnOnce(&mut Ui)) {
+    design::card(design::palette(ui)).show(ui, |ui| {
+        ui.set_width(ui.available_width());
+        contents(ui);
+    });
 }
 
 fn anchor_name(anchor: Anchor) -> &'static str {
@@ -213,8 +222,11 @@ fn card(ui: &mut Ui, palette: &Palette, recommendation: &Recommendation, cutoff:
     if ui.add_enabled(!there, Button::new(text)).clicked() {
         go = true;
     }
-    for reason in &recommendation.reasons {
-        ui.label(RichText::new(format!("• {reason}")).small());
-    }
+    let roomy = ui.ctx().content_rect().height() > 860.0;
+    CollapsingHeader::new("Reasons").default_open(roomy).show(ui, |ui| {
+        for reason in &recommendation.reasons {
+            ui.label(RichText::new(format!("• {reason}")).small());
+        }
+    });
     go
 }

@@ -33,19 +33,13 @@ const PLANS: [Plan; 6] = [
     ),
     (
         "Straightening",
-        "degrees against layer 0; negative is straighter",
+        "degrees; negative is straighter",
         &[("straightening_prompt_deg", "prompt"), ("straightening_decode_deg", "decode")],
         false,
         None,
     ),
     ("Logit lens", "KL(final, lens), nats", &[("lens_kl", "lens")], true, None),
-    (
-        "Knockout",
-        "KL if the prompt is hidden at this layer alone, nats",
-        &[(KNOCKOUT, "knockout")],
-        true,
-        None,
-    ),
+    ("Knockout", "KL, prompt hidden at this layer, nats", &[(KNOCKOUT, "knockout")], true, None),
 ];
 
 /// Draws the charts.

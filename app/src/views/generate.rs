@@ -7,7 +7,7 @@ use crate::live::{LIVE_FIGURES, Live, Side};
 use crate::state::{ViewState, Window};
 use crate::widgets::{Column, Figures, HeatMap, HeatMapImage, axis, cell, colour_bar, token_label};
 use eframe::egui::{
-    Align2, Button, DragValue, Grid, Rect, RichText, ScrollArea, Sense, Stroke, StrokeKind, TextEdit,
+    Align2, Button, DragValue, Grid, Label, Rect, RichText, ScrollArea, Sense, Stroke, StrokeKind, TextEdit,
     TextFormat, Ui, WidgetInfo, accesskit::Role, pos2, text::LayoutJob, vec2,
 };
 
@@ -302,7 +302,7 @@ fn live_map(ui: &mut Ui, scene: &mut LiveScene<'_>) {
         ui.add_space(size::AXIS);
         let width = (ui.available_width() - space::LARGE).min(380.0);
         colour_bar(ui, &image.scale(&heat), heat.colours, &name, width);
-        ui.weak(&name);
+        ui.add(Label::new(RichText::new(&name).weak()).truncate());
     });
     let area = ui.available_rect_before_wrap();
     let rows = Rect::from_min_max(

@@ -7,7 +7,7 @@ use crate::design::{self, ColourMap, Palette, size, space};
 use crate::state::Selection;
 use crate::widgets::{Column, CutoffLine, Direction, Figures, axis, cell, colour_bar};
 use eframe::egui::{
-    Align2, Mesh, Rect, RichText, ScrollArea, Sense, Shape, Stroke, StrokeKind, Ui, WidgetInfo,
+    Align2, Label, Mesh, Rect, RichText, ScrollArea, Sense, Shape, Stroke, StrokeKind, Ui, WidgetInfo,
     accesskit::Role, pos2, vec2,
 };
 use ndarray::Array2;
@@ -45,7 +45,8 @@ pub fn show(ui: &mut Ui, scene: &mut Scene<'_>) {
         let name = format!("{}, {}, mean over decode steps of this prompt", figure.name(), figure.unit());
         let width = (ui.available_width() - space::LARGE).min(420.0);
         colour_bar(ui, &scale, scene.state.colour_map, &name, width);
-        ui.weak(format!("{}, {}", figure.name(), figure.unit()));
+        let unit = RichText::new(format!("{}, {}", figure.name(), figure.unit())).weak();
+        ui.add(Label::new(unit).truncate());
     });
     let area = ui.available_rect_before_wrap();
     ui.allocate_rect(area, Sense::hover());

@@ -8,8 +8,8 @@ use crate::widgets::{
     Column, CutoffLine, Direction, Figures, HeatMap, HeatMapImage, axis, colour_bar, token_label,
 };
 use eframe::egui::{
-    Align2, Color32, ComboBox, Key, Painter, Pos2, Rect, Response, Sense, Shape, Stroke, StrokeKind, Ui,
-    WidgetInfo, accesskit::Role, epaint::TextShape, pos2, vec2,
+    Align2, Color32, ComboBox, Key, Label, Painter, Pos2, Rect, Response, RichText, Sense, Shape, Stroke,
+    StrokeKind, Ui, WidgetInfo, accesskit::Role, epaint::TextShape, pos2, vec2,
 };
 
 mod strips;
@@ -53,10 +53,8 @@ pub fn show(ui: &mut Ui, scene: &mut Scene<'_>) {
         };
         let width = (ui.available_width() - space::LARGE).min(420.0);
         colour_bar(ui, &image.scale(&heat), heat.colours, &name, width);
-        if ui.available_width() > 200.0 {
-            let of = if heat.per_row { "each layer on its own scale, " } else { "" };
-            ui.weak(format!("{of}{name}"));
-        }
+        let of = if heat.per_row { "each layer on its own scale, " } else { "" };
+        ui.add(Label::new(RichText::new(format!("{of}{name}")).weak()).truncate());
     });
     let columns = values.columns();
     let window = match state.columns {
@@ -401,10 +399,11 @@ pub fn figures<'a>(scene: &'a Scene<'_>) -> Option<Figures<'a>> {
     })
 }
 
-/// A swatch of a colour with a name, as legends have it.
-fn swatch(painter: &Painter, palette: &Palette, at: Pos2, colour: Color32, name: &str) {
+/// A swatch of a colour with a name, as legends have it; its width.
+fn swatch(painter: &Painter, palette: &Palette, at: Pos2, colour: Color32, name: &str) -> f32 {
     painter.rect_filled(Rect::from_min_size(at, vec2(8.0, 8.0)), 1.0, colour);
-    painter.text(at + vec2(11.0, 4.0), Align2::LEFT_CENTER, name, design::caption(), palette.weak_text);
+    let beside = at + vec2(11.0, 4.0);
+    painter.text(beside, Align2::LEFT_CENTER, name, design::caption(), palette.weak_text).right() - at.x
 }
 
 /// A figure for the status line of strips.

@@ -4,11 +4,10 @@ use super::{CutoffLine, Direction, axis};
 use crate::data::short;
 use crate::design::{self, Palette};
 use eframe::egui::{
-    Align, Color32, Id, Layout, Rect, RichText, TextStyle, Ui, WidgetInfo, accesskit::Role, vec2,
+    Align, Color32, Id, Layout, Rect, RichText, Sense, Shape, Stroke, Ui, WidgetInfo, accesskit::Role, vec2,
 };
 use egui_plot::{
-    AxisHints, FilledArea, GridMark, HLine, HoverPosition, Legend, Line, LineStyle, Plot, PlotPoints, Points,
-    Span,
+    AxisHints, FilledArea, GridMark, HLine, HoverPosition, Line, LineStyle, Plot, PlotPoints, Points, Span,
 };
 use std::collections::BTreeSet;
 
@@ -127,13 +126,35 @@ impl Chart<'_> {
     pub fn show(self, ui: &mut Ui, width: f32, height: f32, cutoff: &mut usize) -> Option<usize> {
         ui.allocate_ui_with_layout(vec2(width, height), Layout::top_down(Align::Min), |ui| {
             ui.set_width(width);
-            ui.horizontal(|ui| {
+            ui.horizontal_wrapped(|ui| {
                 ui.label(RichText::new(self.title).strong());
                 ui.label(RichText::new(self.unit).small().weak());
+                if self.curves.len() > 1 {
+                    self.legend(ui);
+                }
             });
-            self.plot(ui, width, ui.available_height().max(height - 24.0), cutoff)
+            self.plot(ui, width, ui.available_height().max(120.0), cutoff)
         })
         .inner
+    }
+
+    /// Names of the curves with their colours, beside the title, where they hide no curve.
+    fn legend(&self, ui: &mut Ui) {
+        for curve in &self.curves {
+            ui.spacing_mut().item_spacing.x = 3.0;
+            let (rect, _) = ui.allocate_exact_size(vec2(14.0, 10.0), Sense::hover());
+            let (from, to, stroke) =
+                (rect.left_center(), rect.right_center(), Stroke::new(2.5, curve.colour));
+            if curve.points {
+                ui.painter().circle_filled(rect.center(), 3.0, curve.colour);
+            } else if curve.dashed {
+                ui.painter().extend(Shape::dashed_line(&[from, to], stroke, 4.0, 3.0));
+            } else {
+                ui.painter().line_segment([from, to], stroke);
+            }
+            ui.label(RichText::new(&curve.name).small());
+            ui.add_space(5.0);
+        }
     }
 
     fn plot(self, ui: &mut Ui, width: f32, height: f32, cutoff: &mut usize) -> Option<usize> {
@@ -160,22 +181,18 @@ impl Chart<'_> {
                     .formatter(|mark, _| whole(mark))
                     .label_spacing(18.0..=26.0),
             ])
-            .y_axis_min_width(42.0)
             .grid_color(palette.grid)
             .link_cursor(Id::unique("layers"), [true, false])
             .include_x(start)
             .include_x(end)
             .set_margin_fraction(vec2(0.01, 0.06))
-            .y_axis_formatter(move |mark, _| tick(mark, logarithmic))
+            .custom_y_axes(vec![
+                AxisHints::new_y()
+                    .formatter(move |mark, _| tick(mark, logarithmic))
+                    .min_thickness(42.0)
+                    .label_spacing(15.0..=24.0),
+            ])
             .label_formatter(move |at| label(at, along, value));
-        if self.curves.len() > 1 {
-            plot = plot.legend(
-                Legend::default()
-                    .text_style(TextStyle::Small)
-                    .background_alpha(0.8)
-                    .follow_insertion_order(true),
-            );
-        }
         if let Some([lower, upper]) = self.range {
             plot = plot.include_y(level(lower)).include_y(level(upper));
         }
@@ -244,6 +261,7 @@ fn tick(mark: GridMark, logarithmic: bool) -> String {
             -1 => "0.1".into(),
             0 => "1".into(),
             1 => "10".into(),
+            -5 => "≤1e-5".into(),
             other => format!("1e{other}"),
         },
     }

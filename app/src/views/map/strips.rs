@@ -9,7 +9,7 @@ use eframe::egui::{
 };
 
 /// Widths of the strips.
-const WIDTHS: [f32; 3] = [136.0, 112.0, 112.0];
+const WIDTHS: [f32; 3] = [146.0, 112.0, 112.0];
 
 /// Least and most KL that the logarithmic axis spans, nats.
 const KL_RANGE: (f64, f64) = (1e-4, 10.0);
@@ -17,8 +17,8 @@ const KL_RANGE: (f64, f64) = (1e-4, 10.0);
 /// Width of all strips that fit beside a map that shares `available` with them.
 pub(super) fn width(available: f32) -> f32 {
     match available {
-        _ if available >= 680.0 => WIDTHS.iter().sum(),
-        _ if available >= 500.0 => WIDTHS[..2].iter().sum(),
+        _ if available >= 860.0 => WIDTHS.iter().sum(),
+        _ if available >= 540.0 => WIDTHS[..2].iter().sum(),
         _ => 0.0,
     }
 }
@@ -128,11 +128,9 @@ fn masses(strip: &mut Strip<'_>, scene: &Scene<'_>) {
     let ticks = [(0.0, "0"), (0.5, "0.5"), (1.0, "1")].map(|(share, text)| (share, text.to_owned()));
     axis::foot(&strip.painter, strip.palette, strip.plot, ticks);
     strip.unit("share");
-    let names = ["prompt", "BoS", "decode"];
     let mut x = strip.plot.left();
-    for (name, colour) in names.into_iter().zip(colours) {
-        swatch(&strip.painter, strip.palette, pos2(x, strip.head + 14.0), colour, name);
-        x += [46.0, 33.0, 0.0][names.iter().position(|known| *known == name).unwrap_or(0)];
+    for (name, colour) in ["prompt", "BoS", "decode"].into_iter().zip(colours) {
+        x += swatch(&strip.painter, strip.palette, pos2(x, strip.head + 15.0), colour, name) + 6.0;
     }
 }
 
