@@ -200,6 +200,11 @@ impl Viewer {
         &self.live
     }
 
+    /// Prompts done in the recording that runs or ran last.
+    pub fn recorded(&self) -> usize {
+        self.recorder.progress.as_ref().map_or(0, |progress| progress.done)
+    }
+
     /// The sentences in the window that are errors.
     pub fn errors(&self) -> impl Iterator<Item = &str> {
         self.notices.iter().filter(|notice| notice.is_error).map(|notice| notice.text.as_str())

@@ -191,7 +191,7 @@ fn categories(ui: &mut Ui, palette: &Palette, frontier: &FrontierSummary, cutoff
             for group in groups {
                 let within = group.within(cutoff, tolerance) || cutoff == group.mean.len();
                 let colour = if within { palette.text } else { palette.cutoff };
-                ui.label(if within { "" } else { "▲" });
+                ui.label(if within { "" } else { "!" });
                 ui.label(RichText::new(&group.name).color(colour));
                 let kl = short(group.at(cutoff).kl as f32);
                 ui.label(RichText::new(kl).monospace().color(colour)).on_hover_text(format!(

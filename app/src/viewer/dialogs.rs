@@ -203,17 +203,20 @@ fn palette(ui: &mut Ui, typed: &mut String, chosen: &mut usize) -> Outcome {
     {
         outcome = Outcome::Obey(*order);
     }
-    ScrollArea::vertical().max_height(360.0).auto_shrink([false, true]).show(ui, |ui| {
-        Grid::new("palette").num_columns(2).min_col_width(300.0).show(ui, |ui| {
-            for (index, order) in found.iter().enumerate() {
-                if ui.selectable_label(index == *chosen, order.name()).clicked() {
-                    outcome = Outcome::Obey(*order);
+    ScrollArea::vertical().max_height(360.0).min_scrolled_height(360.0).auto_shrink([false, true]).show(
+        ui,
+        |ui| {
+            Grid::new("palette").num_columns(2).min_col_width(300.0).show(ui, |ui| {
+                for (index, order) in found.iter().enumerate() {
+                    if ui.selectable_label(index == *chosen, order.name()).clicked() {
+                        outcome = Outcome::Obey(*order);
+                    }
+                    ui.weak(hint(ui, *order));
+                    ui.end_row();
                 }
-                ui.weak(hint(ui, *order));
-                ui.end_row();
-            }
-        });
-    });
+            });
+        },
+    );
     outcome
 }
 
@@ -221,7 +224,7 @@ fn help(ui: &mut Ui) -> Outcome {
     ui.set_width(560.0);
     ui.heading("Keyboard and mouse");
     let mut outcome = Outcome::Stay;
-    ScrollArea::vertical().max_height(440.0).show(ui, |ui| {
+    ScrollArea::vertical().max_height(440.0).min_scrolled_height(440.0).show(ui, |ui| {
         Grid::new("help").num_columns(2).striped(true).min_col_width(150.0).show(ui, |ui| {
             for (keys, meaning) in [
                 ("scroll", "zoom the map at the pointer"),

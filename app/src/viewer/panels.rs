@@ -92,7 +92,7 @@ impl Viewer {
         ui.weak(format!("{} layers, {} heads", model.layers, model.heads));
         if let (Some(window), false) = (model.window, model.windowed_layers.is_empty()) {
             let layers = model.windowed_layers.len();
-            ui.weak(format!("{layers} layers see {window} tokens"));
+            ui.weak(format!("{layers} of the layers see {window} tokens only"));
         }
         let folder = run.folder.file_name().unwrap_or(run.folder.as_os_str()).to_string_lossy();
         ui.weak(folder.as_ref()).on_hover_text(run.folder.display().to_string());

@@ -4,7 +4,8 @@ use super::{CutoffLine, Direction, axis};
 use crate::data::short;
 use crate::design::{self, Palette};
 use eframe::egui::{
-    Align, Color32, Id, Layout, Rect, RichText, Sense, Shape, Stroke, Ui, WidgetInfo, accesskit::Role, vec2,
+    Align, Color32, Id, Label, Layout, Rect, RichText, Sense, Shape, Stroke, Ui, WidgetInfo, accesskit::Role,
+    vec2,
 };
 use egui_plot::{
     AxisHints, FilledArea, GridMark, HLine, HoverPosition, Line, LineStyle, Plot, PlotPoints, Points, Span,
@@ -152,7 +153,7 @@ impl Chart<'_> {
             } else {
                 ui.painter().line_segment([from, to], stroke);
             }
-            ui.label(RichText::new(&curve.name).small());
+            ui.add(Label::new(RichText::new(&curve.name).small()).extend());
             ui.add_space(5.0);
         }
     }

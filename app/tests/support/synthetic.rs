@@ -110,9 +110,9 @@ fn record(sizes: Sizes, index: usize, scripts: bool) -> PromptRecord {
     let max = mean.mapv(|mean| (mean * 6.0).min(1.0));
     let curve =
         |turn: f32| (0..=layers).map(|l| f64::from(95.0 - turn * depth(l) + noise(l, index, 3))).collect();
-    let knee = layers as f64 * 0.7 + (index % CATEGORIES.len()) as f64;
+    let knee = layers as f64 * 0.6 + (index % CATEGORIES.len()) as f64 * 0.6;
     let kl = |cutoff: usize, scale: f64| {
-        if cutoff == layers { 0.0 } else { scale * 3.0 / (1.0 + ((cutoff as f64 - knee) * 1.3).exp()) + 1e-4 }
+        if cutoff == layers { 0.0 } else { scale * 3.0 / (1.0 + ((cutoff as f64 - knee) * 2.0).exp()) + 1e-4 }
     };
     let divergence = |kl: f64| Divergence { kl, top1: (1.0 - kl / 4.0).max(0.0), dnll: kl * 0.8 };
     let frontier = Anchor::ALL.into_iter().flat_map(|anchor| {

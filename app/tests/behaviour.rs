@@ -1,0 +1,395 @@
+//! What a user does and what comes of it, through the accessibility tree: opening, selecting, the cutoff, generating,
+//! recording, cancelling, bad files.
+
+mod support;
+
+use eframe::egui::accesskit::Role;
+use eframe::egui::{Event, Key, Modifiers, Vec2, vec2};
+use egui_kittest::kittest::{NodeT, Queryable};
+use layerscope_app::state::{Columns, View};
+use layerscope_diagnostics::run::Run;
+use std::path::Path;
+use support::synthetic::{self, Sizes};
+use support::{Window, fill, opened, show, tiny_model, viewer, wait, wait_until};
+use tempfile::TempDir;
+
+const SIZES: Sizes = Sizes { layers: 12, heads: 4, steps: 8, positions: 120, prompts: 6 };
+
+fn made_up() -> TempDir {
+    let folder = tempfile::tempdir().expect("a folder");
+    synthetic::write(folder.path(), SIZES, false);
+    folder
+}
+
+fn type_path_and_open(window: &mut Window, path: &Path) {
+    window.key_press_modifiers(Modifiers::COMMAND, Key::O);
+    window.run_steps(3);
+    fill(window, Role::TextInput, "Path", &path.display().to_string());
+    window.get_by_label("Open").click();
+    window.run_steps(2);
+    wait(window);
+}
+
+#[test]
+fn a_run_opens_at_its_recommendation() {
+    let run = made_up();
+    let window = opened(run.path());
+    let viewer = viewer(&window);
+    let data = viewer.run().expect("the run");
+    let cut = data.recommend(0.1, viewer.state().anchor).expect("a recommendation").l_cut;
+    assert_eq!(viewer.state().cutoff, cut);
+    assert!(cut < SIZES.layers);
+    assert_eq!(viewer.errors().count(), 0);
+    window.get_by_label("The marker is there");
+}
+
+#[test]
+fn bad_files_get_a_sentence_and_the_run_stays_open() {
+    let run = made_up();
+    let mut window = opened(run.path());
+    let bad = tempfile::tempdir().expect("a folder");
+    let file = |name: &str, text: &str| {
+        let path = bad.path().join(name);
+        std::fs::write(&path, text).expect("a file");
+        path
+    };
+    let empty = bad.path().join("empty");
+    std::fs::create_dir(&empty).expect("a folder");
+    let damaged = bad.path().join("damaged");
+    std::fs::create_dir(&damaged).expect("a folder");
+    std::fs::write(damaged.join("manifest.json"), "{").expect("a file");
+    for (path, named) in [
+        (file("text.gguf", "not a model"), "text.gguf"),
+        (file("prompts.jsonl", "{\"id\": 1}"), "prompts.jsonl"),
+        (file("notes.txt", "hello"), "notes.txt"),
+        (empty, "empty"),
+        (damaged, "damaged"),
+        (bad.path().join("absent"), "absent"),
+    ] {
+        type_path_and_open(&mut window, &path);
+        let errors: Vec<&str> = viewer(&window).errors().collect();
+        assert!(errors.iter().any(|error| error.contains(named)), "{named}: {errors:?}");
+        window.get_all_by_label("Dismiss").next().expect("a button to dismiss it").click();
+        window.run_steps(2);
+    }
+    assert_eq!(viewer(&window).run().expect("still open").folder, run.path());
+}
+
+#[test]
+fn the_cutoff_is_dragged_typed_and_moved_with_keys() {
+    let run = made_up();
+    let mut window = opened(run.path());
+    let recommended = viewer(&window).state().cutoff;
+    let line = window.get_by_label_contains("Cutoff of 12 layers, map").rect();
+    let row = {
+        // The line lies between two layers, and the map's rows are all of one height.
+        let map = window.get_by_label_contains("Map: Attention received").rect();
+        map.height() / SIZES.layers as f32
+    };
+    let from = line.center();
+    window.drag_at(from);
+    window.step();
+    window.hover_at(from - vec2(0.0, 3.0 * row));
+    window.step();
+    window.drop_at(from - vec2(0.0, 3.0 * row));
+    window.run_steps(2);
+    assert_eq!(viewer(&window).state().cutoff, recommended - 3);
+    // At once, the exact figure of that cutoff.
+    let data = viewer(&window).run().expect("the run");
+    let kl =
+        data.frontier(viewer(&window).state().anchor).expect("a frontier").overall.at(recommended - 3).kl;
+    window.get_by_label(&format!("KL at cutoff {}: {kl}", recommended - 3));
+    assert!(window.query_by_label_contains("suffer").is_some());
+
+    window.get_by_label("Put the marker there").click();
+    window.run_steps(2);
+    assert_eq!(viewer(&window).state().cutoff, recommended);
+    window.key_press(Key::CloseBracket);
+    window.run_steps(2);
+    assert_eq!(viewer(&window).state().cutoff, recommended + 1);
+    window.get_by_label_contains("Cutoff of 12 layers, map").decrement_accesskit();
+    window.run_steps(2);
+    assert_eq!(viewer(&window).state().cutoff, recommended);
+
+    // Undo goes back over the drag as a whole.
+    for _ in 0..3 {
+        window.key_press_modifiers(Modifiers::COMMAND, Key::Z);
+        window.run_steps(2);
+    }
+    assert_eq!(viewer(&window).state().cutoff, recommended - 3);
+    window.key_press_modifiers(Modifiers::COMMAND, Key::Z);
+    window.run_steps(2);
+    assert_eq!(viewer(&window).state().cutoff, recommended);
+}
+
+#[test]
+fn a_selection_shows_in_every_view() {
+    let run = made_up();
+    let mut window = opened(run.path());
+    let map = window.get_by_label_contains("Map: Attention received").rect();
+    let at = |layer: f32, token: f32| {
+        map.min
+            + vec2((token + 0.5) / SIZES.positions as f32, (layer + 0.5) / SIZES.layers as f32) * map.size()
+    };
+    window.hover_at(at(2.0, 40.0));
+    window.run_steps(2);
+    window.drag_at(at(2.0, 40.0));
+    window.drop_at(at(2.0, 40.0));
+    window.run_steps(2);
+    let selection = &viewer(&window).state().selection;
+    assert_eq!((selection.layers.iter().copied().collect::<Vec<_>>(), selection.token), (vec![2], Some(40)));
+    show(&mut window, View::Text);
+    window.get_by_label("layer 2");
+
+    show(&mut window, View::Heads);
+    let grid = window.get_by_label_contains("Head grid").rect();
+    let head = grid.min + vec2(1.5 / SIZES.heads as f32, 4.5 / SIZES.layers as f32) * grid.size();
+    for modifiers in [Modifiers::NONE, Modifiers::SHIFT] {
+        window.hover_at(head);
+        window.step();
+        window.event(Event::ModifiersChanged(modifiers));
+        window.drag_at(head);
+        window.drop_at(head);
+        window.run_steps(2);
+        window.event(Event::ModifiersChanged(Modifiers::NONE));
+        window.step();
+        let expected = if modifiers.shift { vec![] } else { vec![(4, 1)] };
+        assert_eq!(viewer(&window).state().selection.heads.iter().copied().collect::<Vec<_>>(), expected);
+    }
+    window.key_press(Key::Escape);
+    window.run_steps(2);
+    assert!(viewer(&window).state().selection.is_empty());
+}
+
+#[test]
+fn scripts_are_read_as_they_are_written() {
+    let run = tempfile::tempdir().expect("a folder");
+    synthetic::write(run.path(), SIZES, true);
+    let launch = support::launch(run.path());
+    let mut window = egui_kittest::Harness::builder()
+        .with_size(Vec2::new(1_100.0, 700.0))
+        .allow_missing_glyphs()
+        .build_ui_state(
+            move |ui, viewer: &mut Option<layerscope_app::Viewer>| {
+                let make = || layerscope_app::Viewer::new(ui.ctx(), launch.clone(), Default::default());
+                viewer.get_or_insert_with(make).frame(ui);
+            },
+            None,
+        );
+    window.run_steps(2);
+    wait(&mut window);
+    show(&mut window, View::Text);
+    // Characters split over several tokens are put together; a stray byte stays visible.
+    window.get_by_label_contains("世界 مرحبا بك 😀 naïve");
+    window.get_by_label_contains("<0xE4>");
+}
+
+#[test]
+fn figures_are_there_as_a_table_and_as_files() {
+    let run = made_up();
+    let mut window = opened(run.path());
+    window.key_press(Key::T);
+    window.run_steps(3);
+    window.get_by_label("layer 3");
+    window.key_press(Key::T);
+    window.run_steps(3);
+    let out = tempfile::tempdir().expect("a folder");
+    for (modifiers, key, name) in [
+        (Modifiers::COMMAND | Modifiers::SHIFT, Key::C, "map.csv"),
+        (Modifiers::COMMAND | Modifiers::SHIFT, Key::E, "map.svg"),
+        (Modifiers::COMMAND, Key::E, "map.png"),
+    ] {
+        let path = out.path().join(name);
+        window.key_press_modifiers(modifiers, key);
+        window.run_steps(3);
+        fill(&mut window, Role::TextInput, "File", &path.display().to_string());
+        window.get_all_by_role_and_label(Role::Button, "Export").last().expect("a button").click();
+        window.run_steps(2);
+        wait(&mut window);
+        let written = std::fs::read(&path).unwrap_or_else(|error| {
+            panic!("{name}: {error}, {:?}", viewer(&window).errors().collect::<Vec<_>>())
+        });
+        match name {
+            "map.csv" => {
+                let text = String::from_utf8(written).expect("text");
+                assert_eq!(text.lines().count(), SIZES.positions + 1);
+                assert!(text.starts_with("position,token,layer 0 (share)"));
+            }
+            "map.svg" => {
+                assert!(String::from_utf8(written).expect("text").contains("prompt token (position)"))
+            }
+            _ => assert!(written.starts_with(b"\x89PNG")),
+        }
+    }
+}
+
+#[test]
+fn the_palette_and_the_help_sheet() {
+    let run = made_up();
+    let mut window = opened(run.path());
+    window.key_press_modifiers(Modifiers::COMMAND, Key::K);
+    window.run_steps(3);
+    window.get_by_role_and_label(Role::TextInput, "Commands").type_text("show frontier");
+    window.run_steps(2);
+    window.key_press(Key::Enter);
+    window.run_steps(3);
+    assert_eq!(viewer(&window).state().view, View::Frontier);
+    window.key_press(Key::F1);
+    // The sheet comes to its size over some frames.
+    window.run_steps(10);
+    window.get_by_label("Move the cutoff one layer deeper");
+    window.get_by_label("Close").click();
+    window.run_steps(3);
+    assert!(window.query_by_label("Move the cutoff one layer deeper").is_none());
+}
+
+#[test]
+fn the_map_zooms_pans_and_shows_steps() {
+    let run = made_up();
+    let mut window = opened(run.path());
+    let map = window.get_by_label_contains("Map: Attention received").rect();
+    window.hover_at(map.center());
+    window.run_steps(2);
+    window.event(Event::Zoom(4.0));
+    window.run_steps(3);
+    let shown = viewer(&window).state().token_window.expect("a part");
+    assert!(shown.width() < 40.0, "{shown:?}");
+    window.drag_at(map.center());
+    window.step();
+    window.hover_at(map.center() - vec2(50.0, 0.0));
+    window.step();
+    window.drop_at(map.center() - vec2(50.0, 0.0));
+    window.run_steps(2);
+    assert!(viewer(&window).state().token_window.expect("a part").start > shown.start);
+    window.key_press(Key::Num0);
+    window.run_steps(2);
+    assert!(viewer(&window).state().token_window.is_none());
+    window.get_by_label("Decode steps").click();
+    window.run_steps(2);
+    assert_eq!(viewer(&window).state().columns, Columns::Steps);
+    window.get_by_label_contains("Map: Prompt mass, 12 layers by 8 columns");
+}
+
+#[test]
+fn a_run_folder_pulled_away_is_said_and_nothing_breaks() {
+    let run = made_up();
+    let mut window = opened(run.path());
+    let other = run.path().with_extension("away");
+    std::fs::rename(run.path(), &other).expect("moved");
+    window.key_press_modifiers(Modifiers::ALT, Key::ArrowDown);
+    window.run_steps(2);
+    wait(&mut window);
+    assert_eq!(viewer(&window).state().prompt, 1);
+    assert!(viewer(&window).errors().count() > 0);
+    for view in View::ALL {
+        show(&mut window, view);
+    }
+    std::fs::rename(&other, run.path()).expect("moved back");
+    window.key_press_modifiers(Modifiers::COMMAND, Key::R);
+    window.run_steps(2);
+    wait(&mut window);
+    assert_eq!(viewer(&window).errors().count(), 0);
+}
+
+fn prompt_of_the_model() -> &'static str {
+    "Facts: The song of Belelland is Solelbe. The lake of Belelland is Mundanra.\nQuestion: What is the lake of \
+     Belelland?\nAnswer:"
+}
+
+#[test]
+fn both_sides_are_generated_one_after_the_other() {
+    let mut window = opened(&tiny_model());
+    show(&mut window, View::Generate);
+    fill(&mut window, Role::MultilineTextInput, "Prompt", prompt_of_the_model());
+    // The tab has the same name as the button.
+    window.get_all_by_label("Generate").last().expect("a button").click();
+    window.run_steps(1);
+    wait(&mut window);
+    let live = viewer(&window).live();
+    assert_eq!(live.sides.len(), 2, "{:?}", viewer(&window).errors().collect::<Vec<_>>());
+    assert_eq!(live.sides[0].policy, "full");
+    assert!(live.sides[1].policy.starts_with("speed:"));
+    assert!(live.sides.iter().all(|side| side.ended == Some(false) && side.ttft_s.is_some()));
+    assert!(live.sides[1].kv_bytes < live.sides[0].kv_bytes);
+    let tokens = live.sides[0].tokens.len();
+    assert_eq!(live.sides[0].maps[0].columns(), tokens);
+    window.get_by_label_contains("Generated, full:");
+}
+
+#[test]
+fn generating_stops_when_told_and_goes_on_after_that() {
+    let mut window = opened(&tiny_model());
+    show(&mut window, View::Generate);
+    fill(&mut window, Role::MultilineTextInput, "Prompt", prompt_of_the_model());
+    window.key_press_modifiers(Modifiers::COMMAND, Key::Enter);
+    window.run_steps(1);
+    wait_until(&mut window, |viewer| viewer.live().sides.first().is_some_and(|side| side.tokens.len() > 1));
+    window.key_press_modifiers(Modifiers::COMMAND, Key::Period);
+    wait(&mut window);
+    let sides = &viewer(&window).live().sides;
+    // It may have been done already; then there was nothing to stop.
+    assert!(sides.len() == 2 || sides[0].ended == Some(true), "{sides:?}");
+    window.key_press_modifiers(Modifiers::COMMAND, Key::Enter);
+    window.run_steps(1);
+    wait(&mut window);
+    assert_eq!(viewer(&window).live().sides.len(), 2);
+    assert_eq!(viewer(&window).errors().count(), 0);
+}
+
+fn record_three(window: &mut Window, folder: &Path) {
+    show(window, View::Record);
+    let prompts = "Question: one?\nAnswer:\n---\nQuestion: two?\nAnswer:\n---\nQuestion: three?\nAnswer:";
+    fill(window, Role::MultilineTextInput, "Prompts to record", prompts);
+    fill(window, Role::TextInput, "Run folder", &folder.display().to_string());
+    window.get_all_by_role_and_label(Role::Button, "Record").last().expect("a button").click();
+    window.run_steps(2);
+}
+
+#[test]
+fn prompts_typed_are_recorded_and_the_run_opens() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let out = folder.path().join("run");
+    let mut window = opened(&tiny_model());
+    record_three(&mut window, &out);
+    wait(&mut window);
+    wait(&mut window);
+    let viewer = viewer(&window);
+    assert_eq!(viewer.errors().collect::<Vec<_>>(), Vec::<&str>::new());
+    assert_eq!(viewer.run().expect("opened").prompts.len(), 3);
+    assert_eq!(viewer.state().view, View::Map);
+}
+
+#[test]
+fn closing_the_window_while_recording_keeps_what_is_finished() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let out = folder.path().join("run");
+    let mut window = opened(&tiny_model());
+    record_three(&mut window, &out);
+    wait_until(&mut window, |viewer| viewer.recorded() >= 1);
+    let finished = viewer(&window).recorded();
+    drop(window);
+    let run = Run::open(&out).expect("a run");
+    assert!(run.prompt_ids().len() >= finished);
+    assert!(run.prompts().all(|prompt| prompt.is_ok()));
+}
+
+#[test]
+fn nothing_is_without_a_name() {
+    let run = made_up();
+    let mut window = opened(run.path());
+    for view in View::ALL {
+        show(&mut window, view);
+        let nameless: Vec<String> = window
+            .root()
+            .children_recursive()
+            .filter(|node| {
+                let node = node.accesskit_node();
+                let pressed =
+                    matches!(node.role(), Role::Button | Role::CheckBox | Role::ComboBox | Role::Slider);
+                pressed && node.label().is_none_or(|label| label.trim().is_empty())
+            })
+            .map(|node| format!("{:?} {:?}", node.accesskit_node().role(), node.rect()))
+            .collect();
+        assert!(nameless.is_empty(), "{view:?}: {nameless:?}");
+    }
+}

@@ -1,0 +1,39 @@
+//! What each view looks like, light and dark, on a made-up run. `UPDATE_SNAPSHOTS=true cargo test -p layerscope-app` draws
+//! the pictures anew.
+
+mod support;
+
+use eframe::egui::{Theme, Vec2};
+use egui_kittest::SnapshotResults;
+use layerscope_app::state::View;
+use support::synthetic::{self, Sizes};
+
+const SIZES: Sizes = Sizes { layers: 12, heads: 8, steps: 16, positions: 240, prompts: 9 };
+
+#[test]
+fn every_view_looks_as_it_should() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let run = folder.path().join("made-up");
+    synthetic::write(&run, SIZES, false);
+    let mut results = SnapshotResults::new();
+    for theme in [Theme::Dark, Theme::Light] {
+        for view in View::ALL {
+            let launch =
+                layerscope_app::Launch { view: Some(view), theme: Some(theme), ..support::launch(&run) };
+            let mut window = support::window(launch, Vec2::new(1_080.0, 640.0));
+            support::wait(&mut window);
+            let name = format!("{}-{theme:?}", view.name()).to_lowercase();
+            results.add(window.try_snapshot(name));
+        }
+    }
+}
+
+#[test]
+fn a_map_of_few_tokens_names_them() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let run = folder.path().join("few");
+    synthetic::write(&run, Sizes { positions: 24, layers: 6, prompts: 1, ..SIZES }, false);
+    let mut window = support::window(support::launch(&run), Vec2::new(800.0, 500.0));
+    support::wait(&mut window);
+    window.snapshot("map-few-tokens");
+}

@@ -1,0 +1,100 @@
+//! A viewer without a window, driven through its accessibility tree.
+
+#![allow(dead_code)]
+
+pub(crate) mod synthetic;
+
+use eframe::egui::accesskit::Role;
+use eframe::egui::{Key, Modifiers, Theme, Vec2};
+use egui_kittest::Harness;
+use layerscope_app::state::View;
+use layerscope_app::{Launch, Open, Remembered, Viewer};
+use layerscope_engine::ModelSource;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// The viewer; made in the first frame, within the harness's context.
+pub(crate) type Window = Harness<'static, Option<Viewer>>;
+
+/// Nothing here takes nearly as long, unless it hangs.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// The model that comes with the program.
+pub(crate) fn tiny_model() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../fixtures/tiny/layerscope-tiny.gguf")
+}
+
+/// What opens a path, with the small model known by its name.
+pub(crate) fn launch(path: &Path) -> Launch {
+    Launch {
+        open: Open::Path(path.to_owned()),
+        models: vec![("layerscope-tiny.gguf".into(), ModelSource::Path(tiny_model()))],
+        runs_folder: std::env::temp_dir(),
+        view: None,
+        theme: Some(Theme::Dark),
+    }
+}
+
+/// A window of that size; it has drawn its first frames.
+pub(crate) fn window(launch: Launch, size: Vec2) -> Window {
+    let mut window = Harness::builder().with_size(size).with_max_steps(64).wgpu().build_ui_state(
+        move |ui, viewer: &mut Option<Viewer>| {
+            let make = || Viewer::new(ui.ctx(), launch.clone(), Remembered::default());
+            viewer.get_or_insert_with(make).frame(ui);
+        },
+        None,
+    );
+    window.run_steps(2);
+    window
+}
+
+/// A window upon a path, once everything is read.
+pub(crate) fn opened(path: &Path) -> Window {
+    let mut window = window(launch(path), Vec2::new(1_280.0, 760.0));
+    wait(&mut window);
+    window
+}
+
+/// The viewer of a window.
+pub(crate) fn viewer(window: &Window) -> &Viewer {
+    window.state().as_ref().expect("made in the first frame")
+}
+
+/// Draws frames until nothing is being read, recorded or generated.
+pub(crate) fn wait(window: &mut Window) {
+    wait_until(window, |viewer| !viewer.is_waiting());
+    window.run_steps(4);
+}
+
+/// Draws frames until something is so.
+pub(crate) fn wait_until(window: &mut Window, so: impl Fn(&Viewer) -> bool) {
+    let start = Instant::now();
+    loop {
+        window.step();
+        if so(viewer(window)) {
+            return;
+        }
+        assert!(start.elapsed() < PATIENCE, "waited in vain");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// Shows a view by its tab.
+pub(crate) fn show(window: &mut Window, view: View) {
+    use egui_kittest::kittest::Queryable;
+    // Buttons may have the same name; the tabs come first.
+    window.get_all_by_label(view.name()).next().expect("its tab").click();
+    window.run_steps(3);
+    assert_eq!(viewer(window).state().view, view);
+}
+
+/// Writes a text into a field, in place of what is there.
+pub(crate) fn fill(window: &mut Window, role: Role, label: &str, text: &str) {
+    use egui_kittest::kittest::Queryable;
+    window.get_by_role_and_label(role, label).focus();
+    window.run_steps(2);
+    window.key_press_modifiers(Modifiers::COMMAND, Key::A);
+    window.run_steps(1);
+    window.get_by_role_and_label(role, label).type_text(text);
+    window.run_steps(2);
+}
