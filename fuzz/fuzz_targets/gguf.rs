@@ -8,5 +8,5 @@ fuzz_target!(|data: &[u8]| {
     let Ok(file) = GgufFile::in_memory("fuzzed.gguf", data.to_vec()) else { return };
     let _ = Tokenizer::from_gguf(file.metadata(), file.path());
     let Ok(config) = gguf_config(&file) else { return };
-    let _ = Decoder::load(config, &file, WeightsPrecision::Native, &mut |_, _| {});
+    let _ = Decoder::load(config, &file, WeightsPrecision::Native, &mut |_, _| Ok(()));
 });

@@ -98,6 +98,7 @@ fn load(
 ) -> Result<Model> {
     let model = Model::load(source, precision, &mut |done, all| {
         events.progress(Event::Loading { done, all });
+        check_interrupt(interrupt)
     })?;
     let config = model.config();
     let loaded = LoadedModel {

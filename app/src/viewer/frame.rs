@@ -24,7 +24,9 @@ impl Viewer {
         let panel = Frame::new().fill(palette.panel).inner_margin(space::MEDIUM);
         Panel::top("top").frame(panel).show(ui, |ui| self.top_bar(ui));
         Panel::bottom("status").frame(panel).show(ui, |ui| self.status_bar(ui));
-        if self.run.is_some() {
+        // A narrow window keeps its room for the view; prompts are changed by keys there.
+        const ROOM_FOR_PROMPTS: f32 = 960.0;
+        if self.run.is_some() && ui.available_width() >= ROOM_FOR_PROMPTS {
             Panel::left("prompts")
                 .frame(panel)
                 .default_size(design::size::LEFT_PANEL)

@@ -31,6 +31,10 @@ impl Viewer {
                 if ui.button("Commands").on_hover_text(hint(ui, Order::Palette)).clicked() {
                     order = Some(Order::Palette);
                 }
+                // In a narrow window the rest is behind the commands.
+                if ui.available_width() < 330.0 {
+                    return;
+                }
                 let other = if ui.theme() == Theme::Dark { "Light" } else { "Dark" };
                 if ui.button(other).on_hover_text(hint(ui, Order::Theme)).clicked() {
                     order = Some(Order::Theme);
@@ -92,12 +96,12 @@ impl Viewer {
         ui.weak(format!("{} layers, {} heads", model.layers, model.heads));
         if let (Some(window), false) = (model.window, model.windowed_layers.is_empty()) {
             let layers = model.windowed_layers.len();
-            ui.weak(format!("{layers} of the layers see {window} tokens only"));
+            ui.weak(format!("windowed layers: {layers}, {window} tokens"));
         }
         let folder = run.folder.file_name().unwrap_or(run.folder.as_os_str()).to_string_lossy();
         ui.weak(folder.as_ref()).on_hover_text(run.folder.display().to_string());
         ui.separator();
-        ui.label(RichText::new(format!("{} prompts", run.prompts.len())).strong());
+        ui.label(RichText::new(count(run.prompts.len(), "prompt")).strong());
         let height = ui.text_style_height(&TextStyle::Body) + ui.text_style_height(&TextStyle::Small) + 12.0;
         let mut chosen = None;
         ScrollArea::vertical().auto_shrink(false).show_rows(ui, height, run.prompts.len(), |ui, rows| {
@@ -147,6 +151,11 @@ impl Viewer {
             self.open(&path);
         }
     }
+}
+
+/// A number of things.
+pub(super) fn count(number: usize, thing: &str) -> String {
+    if number == 1 { format!("1 {thing}") } else { format!("{number} {thing}s") }
 }
 
 /// An order's keys, for hover texts.

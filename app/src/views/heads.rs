@@ -33,7 +33,7 @@ pub fn show(ui: &mut Ui, scene: &mut Scene<'_>) {
         if chosen > 0 && ui.button(format!("Clear {chosen} selected")).clicked() {
             scene.state.selection.heads.clear();
         }
-        ui.weak("click isolates a head, shift-click toggles it");
+        ui.weak("click isolates, shift-click toggles");
     });
     let Some(values) = figure.of(&scene.prompt().heads).cloned() else { return };
     let (layers, heads) = values.dim();

@@ -7,7 +7,8 @@ use crate::design::{self, size, space};
 use crate::engine::message::Pattern;
 use crate::widgets::{Column, Figures, cell, token_label};
 use eframe::egui::{
-    Align2, Id, Rect, ScrollArea, Sense, Stroke, StrokeKind, Ui, WidgetInfo, accesskit::Role, pos2, vec2,
+    Id, Label, Rect, RichText, ScrollArea, Sense, Stroke, StrokeKind, Ui, WidgetInfo, accesskit::Role, pos2,
+    vec2,
 };
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -236,23 +237,26 @@ fn add(values: &mut [f32], row: &[f32], figure: TokenFigure) {
 /// What the shades mean.
 fn shade_bar(ui: &mut Ui, scene: &Scene<'_>, scale: &Scale) {
     let palette = design::palette(ui);
-    let (rect, response) = ui.allocate_exact_size(vec2(ui.available_width(), 30.0), Sense::hover());
-    let bar = Rect::from_min_size(rect.min, vec2(320.0_f32.min(rect.width() * 0.5), size::COLOUR_BAR));
-    let steps = 32;
-    for step in 0..steps {
-        let share = step as f32 / steps as f32;
-        let width = bar.width() / steps as f32;
-        let part = Rect::from_min_size(
-            pos2(bar.left() + share * bar.width(), bar.top()),
-            vec2(width + 0.5, bar.height()),
-        );
-        ui.painter().rect_filled(part, 0.0, shade(ui, share));
-    }
-    crate::widgets::axis::foot(ui.painter(), palette, bar, scale.ticks());
-    let at = pos2(bar.right() + space::LARGE, bar.center().y);
-    let name = scene.state.token_figure.description();
-    ui.painter().text(at, Align2::LEFT_CENTER, name, design::caption(), palette.weak_text);
-    response.widget_info(|| WidgetInfo::labeled(Role::Image, true, format!("Shades: {name}")));
+    ui.horizontal_top(|ui| {
+        let width = 320.0_f32.min(ui.available_width() * 0.5);
+        let (rect, response) = ui.allocate_exact_size(vec2(width, 30.0), Sense::hover());
+        let bar = Rect::from_min_size(rect.min, vec2(width, size::COLOUR_BAR));
+        let steps = 32;
+        for step in 0..steps {
+            let share = step as f32 / steps as f32;
+            let width = bar.width() / steps as f32;
+            let part = Rect::from_min_size(
+                pos2(bar.left() + share * bar.width(), bar.top()),
+                vec2(width + 0.5, bar.height()),
+            );
+            ui.painter().rect_filled(part, 0.0, shade(ui, share));
+        }
+        crate::widgets::axis::foot(ui.painter(), palette, bar, scale.ticks());
+        let name = scene.state.token_figure.description();
+        response.widget_info(|| WidgetInfo::labeled(Role::Image, true, format!("Shades: {name}")));
+        ui.add_space(space::MEDIUM);
+        ui.add(Label::new(RichText::new(name).weak()).truncate());
+    });
 }
 
 fn shade(ui: &Ui, position: f32) -> eframe::egui::Color32 {

@@ -79,6 +79,7 @@ pub(crate) fn load_source(source: &ModelSource, precision: WeightsPrecision) -> 
     let model = Model::load(source, precision, &mut |done, all| {
         bar.set_length(all as u64);
         bar.set_position(done as u64);
+        Ok(())
     });
     bar.finish_and_clear();
     model

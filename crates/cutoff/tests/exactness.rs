@@ -21,7 +21,7 @@ fn tiny() -> PathBuf {
 }
 
 fn load(path: &Path) -> Model {
-    Model::load(&ModelSource::Path(path.to_owned()), WeightsPrecision::F32, &mut |_, _| {}).unwrap()
+    Model::load(&ModelSource::Path(path.to_owned()), WeightsPrecision::F32, &mut |_, _| Ok(())).unwrap()
 }
 
 /// Whole-sequence attention in f64 where `hidden(layer, query, key)` says what a query does not see.

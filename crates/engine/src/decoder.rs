@@ -61,7 +61,7 @@ pub struct Pass<'a, 'h> {
 }
 
 impl Decoder {
-    /// Loads every weight; `progress(done, all)` is told after each block.
+    /// Loads every weight; `progress(done, all)` is told after each block and may break off with an error.
     ///
     /// # Errors
     /// [`crate::Error::Input`] naming the file where a weight is missing, misshapen or cut short.
@@ -69,7 +69,7 @@ impl Decoder {
         config: ModelConfig,
         source: &dyn WeightSource,
         precision: WeightsPrecision,
-        progress: &mut dyn FnMut(usize, usize),
+        progress: &mut dyn FnMut(usize, usize) -> Result<()>,
     ) -> Result<Self> {
         let (d, f) = (config.hidden, config.feed_forward);
         let (q, kv) = (config.heads * config.head_dim, config.kv_heads * config.head_dim);
@@ -93,7 +93,7 @@ impl Decoder {
                 up: linear(Weight::Up(l), f, d)?,
                 down: linear(Weight::Down(l), d, f)?,
             });
-            progress(l + 1, config.layers);
+            progress(l + 1, config.layers)?;
         }
         Ok(Self {
             embedding: Embedding(embedding),

@@ -35,14 +35,14 @@ pub enum ModelSource {
 }
 
 impl Model {
-    /// Opens and loads a model; `progress(done, all)` is told after each block.
+    /// Opens and loads a model; `progress(done, all)` is told after each block and may break off with an error.
     ///
     /// # Errors
     /// [`Error::Input`] naming the file that is absent, damaged or unsupported.
     pub fn load(
         source: &ModelSource,
         precision: WeightsPrecision,
-        progress: &mut dyn FnMut(usize, usize),
+        progress: &mut dyn FnMut(usize, usize) -> Result<()>,
     ) -> Result<Self> {
         match source {
             ModelSource::Embedded { name, bytes } => {
@@ -56,7 +56,7 @@ impl Model {
     fn from_gguf(
         file: &GgufFile,
         precision: WeightsPrecision,
-        progress: &mut dyn FnMut(usize, usize),
+        progress: &mut dyn FnMut(usize, usize) -> Result<()>,
     ) -> Result<Self> {
         let config = gguf_config(file)?;
         let tokenizer = Tokenizer::from_gguf(file.metadata(), file.path())?;
@@ -69,7 +69,7 @@ impl Model {
     fn from_folder(
         folder: &Path,
         precision: WeightsPrecision,
-        progress: &mut dyn FnMut(usize, usize),
+        progress: &mut dyn FnMut(usize, usize) -> Result<()>,
     ) -> Result<Self> {
         let config_path = folder.join("config.json");
         let text = std::fs::read_to_string(&config_path)
