@@ -100,7 +100,9 @@ fn frame(ctx: &Context, events: Vec<Event>, ui: impl FnMut(&mut Ui)) -> (f64, Cu
     let screen_rect = Some(Rect::from_min_size(Pos2::ZERO, WINDOW));
     let input = RawInput { screen_rect, events, time: Some(time), ..Default::default() };
     let start = Instant::now();
-    let output = ctx.run_ui(input, ui);
+    let mut output = ctx.run_ui(input, ui);
+    // They would go to the graphics driver.
+    output.textures_delta.clear();
     let cursor = output.platform_output.cursor_icon;
     let primitives = ctx.tessellate(output.shapes, output.pixels_per_point);
     let milliseconds = start.elapsed().as_secs_f64() * 1e3;

@@ -27,9 +27,13 @@ use layerscope_engine::{ModelSource, PromptText, Result, WeightsPrecision};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Maps of recently shown prompts are kept up to so many bytes.
 const MAPS_KEPT: usize = 512 << 20;
+/// How soon the window is drawn after the engine said something. Not at once: drawing takes time from an engine on the
+/// same processor, and the times that it measures are to be its own.
+const BETWEEN_TOKENS: Duration = Duration::from_millis(80);
 /// Runs and models in the list of recent ones.
 const RECENT: usize = 10;
 
@@ -281,7 +285,8 @@ impl Viewer {
 
     fn send(&mut self, command: Command) {
         let ctx = self.ctx.clone();
-        let engine = self.engine.get_or_insert_with(|| Engine::start(move || ctx.request_repaint()));
+        let wake = move || ctx.request_repaint_after(BETWEEN_TOKENS);
+        let engine = self.engine.get_or_insert_with(|| Engine::start(wake));
         if let Err(error) = engine.send(command) {
             self.say_error(error.to_string());
         }
@@ -650,7 +655,7 @@ impl Viewer {
             if !self.is_waiting() {
                 return Ok(());
             }
-            std::thread::sleep(std::time::Duration::from_millis(5));
+            std::thread::sleep(Duration::from_millis(5));
         }
     }
 

@@ -19,11 +19,12 @@ impl Viewer {
                 self.obey(order);
             }
         }
-        self.readout = None;
         let palette = design::palette(ui);
         let panel = Frame::new().fill(palette.panel).inner_margin(space::MEDIUM);
         Panel::top("top").frame(panel).show(ui, |ui| self.top_bar(ui));
         Panel::bottom("status").frame(panel).show(ui, |ui| self.status_bar(ui));
+        // Shown in the next frame: the status line is laid out before the view.
+        self.readout = None;
         // A narrow window keeps its room for the view; prompts are changed by keys there.
         const ROOM_FOR_PROMPTS: f32 = 960.0;
         if self.run.is_some() && ui.available_width() >= ROOM_FOR_PROMPTS {

@@ -7,8 +7,8 @@ use crate::live::{LIVE_FIGURES, Live, Side};
 use crate::state::{ViewState, Window};
 use crate::widgets::{Column, Figures, HeatMap, HeatMapImage, axis, cell, colour_bar, token_label};
 use eframe::egui::{
-    Align2, Button, DragValue, Grid, Label, Rect, RichText, ScrollArea, Sense, Stroke, StrokeKind, TextEdit,
-    TextFormat, Ui, WidgetInfo, accesskit::Role, pos2, text::LayoutJob, vec2,
+    Align, Align2, Button, DragValue, Grid, Label, Layout, Rect, RichText, ScrollArea, Sense, Stroke,
+    StrokeKind, TextEdit, TextFormat, Ui, WidgetInfo, accesskit::Role, pos2, text::LayoutJob, vec2,
 };
 
 /// What the user typed.
@@ -74,8 +74,8 @@ pub fn show(ui: &mut Ui, scene: &mut LiveScene<'_>) -> Option<Asked> {
     }
     let palette = design::palette(ui);
     let divergence = scene.live.divergence();
-    let below = 190.0 + if divergence.is_some() { 118.0 } else { 0.0 };
-    let height = (ui.available_height() - below).max(120.0);
+    let table = if divergence.is_some() { 118.0 } else { 0.0 };
+    let height = ((ui.available_height() - table) * 0.45).max(130.0);
     ui.columns(2, |columns| {
         for (index, ui) in columns.iter_mut().enumerate() {
             match scene.live.sides.get(index) {
@@ -115,7 +115,6 @@ fn controls(ui: &mut Ui, scene: &mut LiveScene<'_>) -> Option<Asked> {
             if ui.button("Stop").clicked() {
                 asked = Some(Asked::Stop);
             }
-            ui.spinner();
         } else {
             let ready = !scene.form.prompt.trim().is_empty();
             let button = Button::new(RichText::new("Generate").color(design::palette(ui).on_accent))
@@ -153,10 +152,11 @@ fn pane(ui: &mut Ui, palette: &Palette, side: &Side, divergence: Option<usize>, 
             .max_height(height - 78.0)
             .stick_to_bottom(side.ended.is_none())
             .show(ui, |ui| {
-                let label = ui.label(text(palette, side, divergence));
-                let name = format!("Generated, {}", side.policy);
-                label.widget_info(|| {
-                    WidgetInfo::labeled(Role::Label, true, format!("{name}: {}", plain(side)))
+                // Columns are laid out justified; running text is not.
+                ui.with_layout(Layout::top_down(Align::Min), |ui| {
+                    let label = ui.label(text(palette, side, divergence));
+                    let name = || format!("Generated, {}: {}", side.policy, plain(side));
+                    label.widget_info(|| WidgetInfo::labeled(Role::Label, true, name()));
                 });
             });
     });

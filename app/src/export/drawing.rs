@@ -1,0 +1,101 @@
+//! What a piece of user interface draws, kept instead of shown.
+
+use super::{paint, svg};
+use eframe::egui::epaint::{ClippedPrimitive, ClippedShape, ImageData};
+use eframe::egui::{
+    Color32, ColorImage, Context, Pos2, RawInput, Rect, TextureId, TextureOptions, Ui, Vec2, ViewportId,
+};
+use layerscope_engine::{Error, Result};
+use std::collections::BTreeMap;
+use std::io::Cursor;
+
+/// A texture's pixels, and how they are sampled.
+#[derive(Debug, Clone)]
+pub(super) struct Texture {
+    pub(super) image: ColorImage,
+    pub(super) options: TextureOptions,
+}
+
+/// Shapes and textures at a size.
+pub struct Drawing {
+    ctx: Context,
+    pub(super) shapes: Vec<ClippedShape>,
+    pub(super) textures: BTreeMap<TextureId, Texture>,
+    /// Width and height, points.
+    pub(super) size: Vec2,
+    pub(super) pixels_per_point: f32,
+}
+
+impl Drawing {
+    /// Runs `ui` without a window of `size` points, `passes` times, and keeps what the last pass draws: a layout needs a
+    /// few passes to settle. The context's themes and fonts are the caller's.
+    pub fn of(
+        ctx: Context,
+        size: Vec2,
+        pixels_per_point: f32,
+        passes: usize,
+        mut ui: impl FnMut(&mut Ui),
+    ) -> Self {
+        // Nothing fades in: there is no later frame.
+        ctx.all_styles_mut(|style| style.animation_time = 0.0);
+        let mut drawing = Self { ctx, shapes: vec![], textures: BTreeMap::new(), size, pixels_per_point };
+        for pass in 0..passes.max(1) {
+            let mut input = RawInput {
+                screen_rect: Some(Rect::from_min_size(Pos2::ZERO, size)),
+                time: Some(pass as f64 / 60.0),
+                ..RawInput::default()
+            };
+            input.viewports.entry(ViewportId::ROOT).or_default().native_pixels_per_point =
+                Some(pixels_per_point);
+            let mut output = drawing.ctx.run_ui(input, &mut ui);
+            for (id, deltas) in output.textures_delta.set.drain() {
+                for delta in deltas {
+                    let ImageData::Color(image) = delta.image;
+                    drawing.update(id, &image, delta.options, delta.pos);
+                }
+            }
+            // What is freed may still be drawn in this pass; a few passes do not gather much.
+            output.textures_delta.free.clear();
+            drawing.shapes = output.shapes;
+        }
+        drawing
+    }
+
+    fn update(&mut self, id: TextureId, patch: &ColorImage, options: TextureOptions, at: Option<[usize; 2]>) {
+        let Some([left, top]) = at else {
+            self.textures.insert(id, Texture { image: patch.clone(), options });
+            return;
+        };
+        let Some(texture) = self.textures.get_mut(&id) else { return };
+        let width = texture.image.size[0];
+        for (row, pixels) in patch.pixels.chunks_exact(patch.size[0].max(1)).enumerate() {
+            let start = (top + row) * width + left;
+            if let Some(target) = texture.image.pixels.get_mut(start..start + pixels.len()) {
+                target.copy_from_slice(pixels);
+            }
+        }
+    }
+
+    /// Triangles ready for a graphics driver.
+    pub(super) fn tessellated(&self) -> Vec<ClippedPrimitive> {
+        self.ctx.tessellate(self.shapes.clone(), self.pixels_per_point)
+    }
+
+    /// As PNG, upon a colour.
+    ///
+    /// # Errors
+    /// [`Error::Failure`] where the machine has no graphics driver, not even one in software.
+    pub fn to_png(&self, background: Color32) -> Result<Vec<u8>> {
+        let image = paint::paint(self, background)?;
+        let mut bytes = Cursor::new(vec![]);
+        image
+            .write_to(&mut bytes, image::ImageFormat::Png)
+            .map_err(|error| Error::failure(format!("the picture cannot be encoded: {error}")))?;
+        Ok(bytes.into_inner())
+    }
+
+    /// As SVG, upon a colour; text stays text.
+    pub fn to_svg(&self, background: Color32) -> String {
+        svg::svg(self, background)
+    }
+}
