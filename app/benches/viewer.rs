@@ -73,6 +73,7 @@ fn open(ctx: &Context, folder: &std::path::Path, sizes: synthetic::Sizes) -> Vie
         runs_folder: ".".into(),
         view: Some(View::Map),
         theme: Some(Theme::Dark),
+        drawn_in_software: false,
     };
     let mut viewer = Viewer::new(ctx, launch, Remembered::default());
     viewer.settle().expect("the run opens");

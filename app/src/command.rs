@@ -52,6 +52,8 @@ pub enum Order {
     Palette,
     /// The help sheet.
     Help,
+    /// Close the window.
+    Quit,
 }
 
 /// Command on a Mac, Ctrl elsewhere.
@@ -83,6 +85,7 @@ impl Order {
             Self::Theme,
             Self::Palette,
             Self::Help,
+            Self::Quit,
         ];
         first.into_iter().chain(View::ALL.map(Self::Show)).chain(rest)
     }
@@ -113,6 +116,7 @@ impl Order {
             Self::Theme => "Light or dark".into(),
             Self::Palette => "All commands …".into(),
             Self::Help => "Keyboard shortcuts".into(),
+            Self::Quit => "Close the window".into(),
         }
     }
 
@@ -147,6 +151,7 @@ impl Order {
             Self::Theme => (COMMAND, Key::D),
             Self::Palette => (COMMAND, Key::K),
             Self::Help => (Modifiers::NONE, Key::F1),
+            Self::Quit => (COMMAND, Key::Q),
         };
         Some(KeyboardShortcut::new(modifiers, key))
     }

@@ -5,6 +5,7 @@ use eframe::egui::{
     self, Color32, CornerRadius, FontFamily, FontId, Margin, Stroke, TextStyle, Theme, Visuals, vec2,
 };
 use serde::{Deserialize, Serialize};
+use std::sync::Arc;
 
 /// Spaces, in points.
 pub mod space {
@@ -223,6 +224,12 @@ pub fn apply(ctx: &egui::Context) {
             style.interaction.selectable_labels = true;
         });
     }
+}
+
+/// Lets a context without a window take glyphs that the built-in fonts lack (CJK, Arabic, emoji) from the system's fonts,
+/// as windows do by themselves.
+pub fn use_system_fonts(ctx: &egui::Context) {
+    ctx.add_font_provider(Arc::new(egui_system_font_provider::SystemFontProvider::new()));
 }
 
 fn visuals(theme: Theme) -> Visuals {

@@ -17,7 +17,7 @@ use crate::views::frontier::Measured;
 use crate::views::generate::Form;
 use crate::views::{Action, Scene};
 use dialogs::Dialogs;
-use eframe::egui::{Context, Theme};
+use eframe::egui::{Context, Theme, ViewportCommand};
 pub use export::screenshot;
 use layerscope_cutoff::recommend::Recommendation;
 use layerscope_diagnostics::prompts::{PromptFile, read_prompts};
@@ -33,7 +33,9 @@ use std::time::Duration;
 const MAPS_KEPT: usize = 512 << 20;
 /// How soon the window is drawn after the engine said something. Not at once: drawing takes time from an engine on the
 /// same processor, and the times that it measures are to be its own.
-const BETWEEN_TOKENS: Duration = Duration::from_millis(80);
+const PACE: Duration = Duration::from_millis(80);
+/// The same where the processor also does the work of a graphics card.
+const PACE_IN_SOFTWARE: Duration = Duration::from_millis(500);
 /// Runs and models in the list of recent ones.
 const RECENT: usize = 10;
 
@@ -50,6 +52,8 @@ pub struct Launch {
     pub view: Option<View>,
     /// Light or dark; the remembered one, if none.
     pub theme: Option<Theme>,
+    /// Whether the processor also does the work of a graphics card; then it is drawn seldom while the engine works.
+    pub drawn_in_software: bool,
 }
 
 /// What is opened.
@@ -285,7 +289,8 @@ impl Viewer {
 
     fn send(&mut self, command: Command) {
         let ctx = self.ctx.clone();
-        let wake = move || ctx.request_repaint_after(BETWEEN_TOKENS);
+        let pace = if self.launch.drawn_in_software { PACE_IN_SOFTWARE } else { PACE };
+        let wake = move || ctx.request_repaint_after(pace);
         let engine = self.engine.get_or_insert_with(|| Engine::start(wake));
         if let Err(error) = engine.send(command) {
             self.say_error(error.to_string());
@@ -534,6 +539,7 @@ impl Viewer {
             }
             Order::Palette => self.dialogs.open_palette(),
             Order::Help => self.dialogs.toggle_help(),
+            Order::Quit => self.ctx.send_viewport_cmd(ViewportCommand::Close),
         }
     }
 
@@ -672,6 +678,7 @@ struct Shared {
     patterns: Arc<Vec<Pattern>>,
     measured: Vec<Measured>,
     model_is_loaded: bool,
+    is_picture: bool,
 }
 
 impl Shared {
@@ -688,6 +695,7 @@ impl Shared {
             patterns: &self.patterns,
             measured: &self.measured,
             model_is_loaded: self.model_is_loaded,
+            is_picture: self.is_picture,
             readout,
             actions,
         }

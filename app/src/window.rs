@@ -39,6 +39,13 @@ pub fn open_window(launch: Launch) -> Result<()> {
     let create = |creation: &eframe::CreationContext<'_>| -> std::result::Result<Box<dyn eframe::App>, _> {
         let remembered = creation.storage.and_then(|storage| eframe::get_value(storage, eframe::APP_KEY));
         let remembered: Remembered = remembered.unwrap_or_default();
+        let in_software = |state: &eframe::egui_wgpu::RenderState| {
+            state.adapter.get_info().device_type == eframe::wgpu::DeviceType::Cpu
+        };
+        let launch = Launch {
+            drawn_in_software: creation.wgpu_render_state.as_ref().is_some_and(in_software),
+            ..launch
+        };
         Ok(Box::new(Window(Viewer::new(&creation.egui_ctx, launch, remembered))))
     };
     eframe::run_native(NAME, options, Box::new(create)).map_err(|error| {

@@ -3,7 +3,9 @@
 use super::drawing::Drawing;
 use eframe::egui::epaint::ImageDelta;
 use eframe::egui::{Color32, Rgba};
-use eframe::egui_wgpu::{RenderState, RendererOptions, ScreenDescriptor, WgpuConfiguration, WgpuSetup};
+use eframe::egui_wgpu::{
+    RenderState, RendererOptions, ScreenDescriptor, WgpuConfiguration, WgpuSetup, WgpuSetupCreateNew,
+};
 use eframe::wgpu;
 use image::RgbaImage;
 use layerscope_engine::{Error, Result};
@@ -49,12 +51,17 @@ pub(super) fn paint(drawing: &Drawing, background: Color32) -> Result<RgbaImage>
 }
 
 fn driver() -> Result<RenderState> {
-    let setup = WgpuSetup::without_display_handle();
-    let instance = pollster::block_on(setup.new_instance());
-    let configuration = WgpuConfiguration { wgpu_setup: setup, ..WgpuConfiguration::default() };
-    let options = RendererOptions::PREDICTABLE;
-    pollster::block_on(RenderState::create(&configuration, &instance, None, options))
-        .map_err(|_| Error::failure(NO_DRIVER))
+    // OpenGL last: merely asking for it makes some systems complain that there is no display.
+    let found = [wgpu::Backends::PRIMARY, wgpu::Backends::GL].into_iter().find_map(|backends| {
+        let mut setup = WgpuSetupCreateNew::without_display_handle();
+        setup.instance_descriptor.backends = backends;
+        let setup = WgpuSetup::CreateNew(setup);
+        let instance = pollster::block_on(setup.new_instance());
+        let configuration = WgpuConfiguration { wgpu_setup: setup, ..WgpuConfiguration::default() };
+        let options = RendererOptions::PREDICTABLE;
+        pollster::block_on(RenderState::create(&configuration, &instance, None, options)).ok()
+    });
+    found.ok_or_else(|| Error::failure(NO_DRIVER))
 }
 
 fn render(

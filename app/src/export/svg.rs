@@ -167,8 +167,15 @@ impl Writer<'_> {
         let at = |share: f32, size: usize| ((share * size as f32).round().max(0.0) as usize).min(size);
         let (left, right) = (at(uv.left(), width), at(uv.right(), width));
         let (top, bottom) = (at(uv.top(), height), at(uv.bottom(), height));
-        let part = image::RgbaImage::from_fn((right - left) as u32, (bottom - top) as u32, |x, y| {
-            let pixel = texture.image.pixels[(top + y as usize) * width + left + x as usize];
+        let sharp = texture.options.magnification == TextureFilter::Nearest;
+        // Programs that smooth every picture they enlarge are given sharp edges to begin with.
+        let repeated = |points: f32, pixels: usize| {
+            if sharp { (2.0 * points / pixels as f32).ceil().max(1.0) } else { 1.0 }
+        };
+        let (columns, rows) = (right.saturating_sub(left), bottom.saturating_sub(top));
+        let (wide, high) = (repeated(rect.width(), columns) as usize, repeated(rect.height(), rows) as usize);
+        let part = image::RgbaImage::from_fn((columns * wide) as u32, (rows * high) as u32, |x, y| {
+            let pixel = texture.image.pixels[(top + y as usize / high) * width + left + x as usize / wide];
             image::Rgba(pixel.to_srgba_unmultiplied())
         });
         let mut png = Cursor::new(vec![]);
@@ -176,7 +183,6 @@ impl Writer<'_> {
         if part.write_to(&mut png, image::ImageFormat::Png).is_err() {
             return;
         }
-        let sharp = texture.options.magnification == TextureFilter::Nearest;
         let rendering = if sharp { " style=\"image-rendering:pixelated\"" } else { "" };
         self.line(format_args!(
             "<image {} preserveAspectRatio=\"none\"{rendering} xlink:href=\"data:image/png;base64,{}\"/>",

@@ -175,11 +175,13 @@ impl Viewer {
 /// A path to type; whether Enter was pressed.
 fn path_field(ui: &mut Ui, path: &mut String, label: Id) -> bool {
     let field = ui.add(TextEdit::singleline(path).desired_width(f32::INFINITY)).labelled_by(label);
+    // Asked first: a field that is given the focus back has not lost it.
+    let entered = field.lost_focus() && ui.input(|input| input.key_pressed(Key::Enter));
     if !ui.ctx().text_edit_focused() {
         field.request_focus();
     }
     ui.add_space(space::SMALL);
-    field.lost_focus() && ui.input(|input| input.key_pressed(Key::Enter))
+    entered
 }
 
 fn palette(ui: &mut Ui, typed: &mut String, chosen: &mut usize) -> Outcome {

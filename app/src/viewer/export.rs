@@ -6,13 +6,15 @@ use crate::design;
 use crate::export::Drawing;
 use crate::state::View;
 use crate::views::generate;
-use eframe::egui::{CentralPanel, Context, Frame, Theme};
+use eframe::egui::{CentralPanel, Context, Frame, Theme, Vec2, vec2};
 use layerscope_engine::{Error, Result};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// Pixels per point of exported pictures.
 const PIXELS_PER_POINT: f32 = 2.0;
+/// Least size of an exported view, points.
+const LEAST: Vec2 = vec2(900.0, 680.0);
 /// Passes until a layout has settled.
 const PASSES: usize = 4;
 
@@ -49,8 +51,13 @@ impl Viewer {
             return self.say_error("the recording form cannot be exported; show another view first");
         }
         let (ctx, theme, size) = (self.ctx.clone(), self.ctx.theme(), self.view_size);
+        // Room for every chart, however small the window is.
+        let size = size.max(LEAST);
         let shared = self.shared().filter(|shared| !shared.run.prompts.is_empty());
-        let (live, mut state) = (Arc::clone(&self.live), self.state.clone());
+        let shared = shared.map(|shared| super::Shared { is_picture: true, ..shared });
+        let (live, mut state, mut form) = (Arc::clone(&self.live), self.state.clone(), self.form.clone());
+        let model = self.model.as_ref().map_or(String::new(), |model| model.name.clone());
+        let policy = self.policy();
         if shared.is_none() && state.view != View::Generate {
             return self.say_error("there is nothing to export yet; open a run first");
         }
@@ -69,10 +76,11 @@ impl Viewer {
             }
             let quiet = Context::default();
             design::apply(&quiet);
+            design::use_system_fonts(&quiet);
             quiet.set_theme(theme);
             let palette = design::palette_of(theme);
             let frame = Frame::new().fill(palette.background).inner_margin(design::space::MEDIUM);
-            let margin = eframe::egui::Vec2::splat(2.0 * design::space::MEDIUM);
+            let margin = Vec2::splat(2.0 * design::space::MEDIUM);
             let drawing = Drawing::of(quiet, size + margin, PIXELS_PER_POINT, PASSES, |ui| {
                 CentralPanel::default().frame(frame).show(ui, |ui| {
                     let (mut readout, mut actions) = (None, vec![]);
@@ -81,13 +89,12 @@ impl Viewer {
                             shared.scene(&mut state, &mut readout, &mut actions).show(ui);
                         }
                         _ => {
-                            let mut form = generate::Form::default();
                             let mut scene = generate::LiveScene {
                                 form: &mut form,
                                 live: &live,
                                 state: &mut state,
-                                policy: "",
-                                model: "",
+                                policy: &policy,
+                                model: &model,
                                 busy: false,
                                 has_prompt: false,
                                 readout: &mut readout,
@@ -115,13 +122,9 @@ fn write(path: PathBuf, bytes: &[u8]) -> Result<PathBuf> {
 ///
 /// # Errors
 /// What keeps the run from being shown, the drawing from being made or the file from being written.
-pub fn screenshot(
-    launch: super::Launch,
-    size: eframe::egui::Vec2,
-    pixels_per_point: f32,
-    path: &Path,
-) -> Result<()> {
+pub fn screenshot(launch: super::Launch, size: Vec2, pixels_per_point: f32, path: &Path) -> Result<()> {
     let ctx = Context::default();
+    design::use_system_fonts(&ctx);
     let theme = launch.theme.unwrap_or(Theme::Dark);
     let mut viewer = Viewer::new(&ctx, launch, super::Remembered::default());
     ctx.set_theme(theme);

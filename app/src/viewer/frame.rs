@@ -120,6 +120,7 @@ impl Viewer {
             patterns: Arc::clone(&self.patterns),
             measured: self.measured.clone(),
             model_is_loaded: self.model.is_some() || self.model_of_run().is_some(),
+            is_picture: false,
         })
     }
 

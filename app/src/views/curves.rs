@@ -47,7 +47,9 @@ pub fn show(ui: &mut Ui, scene: &mut Scene<'_>) {
     let prompts = scene.run.prompts.len();
     ui.horizontal_wrapped(|ui| {
         let several = scene.run.categories().count() > 1;
-        ui.add_enabled_ui(several, |ui| ui.checkbox(&mut scene.state.by_category, "By category"));
+        if !scene.is_picture {
+            ui.add_enabled_ui(several, |ui| ui.checkbox(&mut scene.state.by_category, "By category"));
+        }
         let spread = if scene.state.by_category && several {
             "mean of each category, 25 to 75 % of its prompts".to_owned()
         } else {

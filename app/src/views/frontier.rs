@@ -24,7 +24,9 @@ pub struct Measured {
 pub fn show(ui: &mut Ui, scene: &mut Scene<'_>) {
     ui.horizontal_wrapped(|ui| {
         let several = scene.run.categories().count() > 1;
-        ui.add_enabled_ui(several, |ui| ui.checkbox(&mut scene.state.by_category, "By category"));
+        if !scene.is_picture {
+            ui.add_enabled_ui(several, |ui| ui.checkbox(&mut scene.state.by_category, "By category"));
+        }
         ui.weak(format!(
             "anchor {}; bands reach to the one-sided 95 % bound over prompts",
             scene.state.anchor.name()

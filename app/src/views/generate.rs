@@ -12,7 +12,7 @@ use eframe::egui::{
 };
 
 /// What the user typed.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Form {
     /// The prompt.
     pub prompt: String,

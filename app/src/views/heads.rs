@@ -23,6 +23,13 @@ pub fn show(ui: &mut Ui, scene: &mut Scene<'_>) {
         scene.state.head_figure = StepFigure::default();
     }
     let figure = scene.state.head_figure;
+    if !scene.is_picture {
+        controls(ui, scene);
+    }
+    grid(ui, scene, figure);
+}
+
+fn controls(ui: &mut Ui, scene: &mut Scene<'_>) {
     ui.horizontal_wrapped(|ui| {
         choose(ui, "Figure", &mut scene.state.head_figure, StepFigure::of_heads(), StepFigure::name);
         choose(ui, "Scale", &mut scene.state.scale, ScaleKind::ALL, ScaleKind::name);
@@ -35,6 +42,9 @@ pub fn show(ui: &mut Ui, scene: &mut Scene<'_>) {
         }
         ui.weak("click isolates, shift-click toggles");
     });
+}
+
+fn grid(ui: &mut Ui, scene: &mut Scene<'_>, figure: StepFigure) {
     let Some(values) = figure.of(&scene.prompt().heads).cloned() else { return };
     let (layers, heads) = values.dim();
     let flat: Vec<f32> = values.iter().map(|value| *value as f32).collect();

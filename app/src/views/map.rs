@@ -21,7 +21,9 @@ const LABELLED_COLUMN: f32 = 12.0;
 
 /// Draws the map.
 pub fn show(ui: &mut Ui, scene: &mut Scene<'_>) {
-    controls(ui, scene);
+    if !scene.is_picture {
+        controls(ui, scene);
+    }
     let Some(maps) = scene.maps else {
         ui.centered_and_justified(|ui| {
             ui.horizontal(|ui| {

@@ -37,6 +37,8 @@ pub struct Scene<'a> {
     pub measured: &'a [frontier::Measured],
     /// Whether a model that could read patterns is there.
     pub model_is_loaded: bool,
+    /// Whether it is drawn to be exported: with a caption in place of controls.
+    pub is_picture: bool,
     /// What the pointer is at, for the status line.
     pub readout: &'a mut Option<String>,
     /// What is asked for.
@@ -51,6 +53,9 @@ impl Scene<'_> {
 
     /// Draws the view in front. The run holds at least one prompt.
     pub fn show(&mut self, ui: &mut Ui) {
+        if self.is_picture {
+            self.caption(ui);
+        }
         if self.state.as_table
             && let Some(figures) = self.figures()
         {
@@ -65,6 +70,17 @@ impl Scene<'_> {
             View::Frontier => frontier::show(ui, self),
             View::Generate | View::Record => {}
         }
+    }
+
+    /// What a picture is of, for those who see it without the window.
+    fn caption(&self, ui: &mut Ui) {
+        let (prompt, model) = (self.prompt(), &self.run.manifest.model.name);
+        let of = match self.state.view {
+            View::Curves | View::Frontier => format!("{} prompts", self.run.prompts.len()),
+            _ => format!("prompt {} ({}), {} tokens", prompt.id, prompt.category, prompt.p),
+        };
+        let version = &self.run.manifest.layerscope;
+        ui.weak(format!("{model}, {of}, {} weights; layerscope {version}", self.run.manifest.weights));
     }
 
     /// The figures that the view in front shows.

@@ -34,7 +34,9 @@ struct Shades {
 
 /// Draws the text.
 pub fn show(ui: &mut Ui, scene: &mut Scene<'_>) {
-    controls(ui, scene);
+    if !scene.is_picture {
+        controls(ui, scene);
+    }
     let cache: Arc<Mutex<Cache>> = ui
         .data_mut(|data| data.get_temp_mut_or_default::<Arc<Mutex<Cache>>>(Id::unique("text view")).clone());
     let mut cache = cache.lock().unwrap_or_else(PoisonError::into_inner);

@@ -4,7 +4,7 @@ use super::{CutoffLine, Direction, axis};
 use crate::data::short;
 use crate::design::{self, Palette};
 use eframe::egui::{
-    Align, Color32, Id, Label, Layout, Rect, RichText, Sense, Shape, Stroke, Ui, WidgetInfo, accesskit::Role,
+    Align, Color32, Id, Layout, Rect, RichText, Sense, Shape, Stroke, Ui, WidgetInfo, accesskit::Role, pos2,
     vec2,
 };
 use egui_plot::{
@@ -141,20 +141,22 @@ impl Chart<'_> {
 
     /// Names of the curves with their colours, beside the title, where they hide no curve.
     fn legend(&self, ui: &mut Ui) {
+        let palette = design::palette(ui);
         for curve in &self.curves {
-            ui.spacing_mut().item_spacing.x = 3.0;
-            let (rect, _) = ui.allocate_exact_size(vec2(14.0, 10.0), Sense::hover());
-            let (from, to, stroke) =
-                (rect.left_center(), rect.right_center(), Stroke::new(2.5, curve.colour));
+            const SWATCH: f32 = 16.0;
+            let name = ui.painter().layout_no_wrap(curve.name.clone(), design::caption(), palette.text);
+            let size = vec2(SWATCH + 4.0 + name.size().x, name.size().y);
+            let (rect, _) = ui.allocate_exact_size(size, Sense::hover());
+            let [from, to] = [rect.left(), rect.left() + SWATCH].map(|x| pos2(x, rect.center().y));
+            let stroke = Stroke::new(2.5, curve.colour);
             if curve.points {
-                ui.painter().circle_filled(rect.center(), 3.0, curve.colour);
+                ui.painter().circle_filled(from + (to - from) / 2.0, 3.0, curve.colour);
             } else if curve.dashed {
                 ui.painter().extend(Shape::dashed_line(&[from, to], stroke, 4.0, 3.0));
             } else {
                 ui.painter().line_segment([from, to], stroke);
             }
-            ui.add(Label::new(RichText::new(&curve.name).small()).extend());
-            ui.add_space(5.0);
+            ui.painter().galley(pos2(to.x + 4.0, rect.top()), name, palette.text);
         }
     }
 

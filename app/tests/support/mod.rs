@@ -32,6 +32,7 @@ pub(crate) fn launch(path: &Path) -> Launch {
         runs_folder: std::env::temp_dir(),
         view: None,
         theme: Some(Theme::Dark),
+        drawn_in_software: false,
     }
 }
 

@@ -32,6 +32,7 @@ pub(crate) fn run(arguments: &ViewArguments) -> Result<ExitCode> {
         runs_folder,
         view: arguments.view.map(View::from),
         theme: arguments.theme.map(Theme::from),
+        drawn_in_software: false,
     };
     match &arguments.screenshot {
         Some(path) => {

@@ -1,0 +1,128 @@
+//! A real window on a virtual display, driven with mouse and keys: from a run folder to a live generation side by side.
+
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+use support::{fixtures, layerscope, smollm2, succeed};
+
+/// Nothing here takes nearly as long, unless it hangs.
+const PATIENCE: Duration = Duration::from_secs(180);
+
+/// A display that nobody looks at; it goes with the test.
+struct Display {
+    server: Child,
+    name: String,
+}
+
+impl Display {
+    /// `None` with a message where this machine cannot; `LAYERSCOPE_REQUIRE_DISPLAY` makes that a failure.
+    fn open() -> Option<Self> {
+        let server = Command::new("Xvfb")
+            .args(["-displayfd", "1", "-screen", "0", "1280x800x24", "-nolisten", "tcp"])
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn();
+        let can_type = Command::new("xdotool").arg("version").output().is_ok();
+        let (Ok(mut server), true) = (server, can_type) else {
+            assert!(std::env::var_os("LAYERSCOPE_REQUIRE_DISPLAY").is_none(), "Xvfb and xdotool are needed");
+            eprintln!("skipped: Xvfb or xdotool is not installed");
+            return None;
+        };
+        let mut number = String::new();
+        BufReader::new(server.stdout.as_mut().unwrap()).read_line(&mut number).unwrap();
+        Some(Self { server, name: format!(":{}", number.trim()) })
+    }
+
+    fn xdotool(&self, arguments: &[&str]) -> String {
+        let output = Command::new("xdotool").args(arguments).env("DISPLAY", &self.name).output().unwrap();
+        std::thread::sleep(Duration::from_millis(250));
+        String::from_utf8_lossy(&output.stdout).trim().to_owned()
+    }
+}
+
+impl Drop for Display {
+    fn drop(&mut self) {
+        let _ = self.server.kill();
+        let _ = self.server.wait();
+    }
+}
+
+/// Asks until there is an answer.
+fn wait_for<T>(what: &str, mut answer: impl FnMut() -> Option<T>) -> T {
+    let start = Instant::now();
+    loop {
+        if let Some(answer) = answer() {
+            return answer;
+        }
+        assert!(start.elapsed() < PATIENCE, "waited in vain for {what}");
+        std::thread::sleep(Duration::from_millis(300));
+    }
+}
+
+#[test]
+fn from_a_run_to_a_live_generation_with_mouse_and_keys() {
+    let (Some(model), Some(display)) = (smollm2(), Display::open()) else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    let all = std::fs::read_to_string(fixtures().join("prompts/five-categories.jsonl")).unwrap();
+    std::fs::write(at("one.jsonl"), all.lines().next().unwrap()).unwrap();
+    let record = ["--max-new-tokens", "4", "--prompts"];
+    succeed(
+        layerscope().arg("record").arg(&model).args(record).arg(at("one.jsonl")).arg("--out").arg(at("run")),
+    );
+
+    let runtime = at("runtime");
+    std::fs::create_dir(&runtime).unwrap();
+    let mut viewer = layerscope()
+        .args(["view", "--view", "map"])
+        .arg(at("run"))
+        .env("DISPLAY", &display.name)
+        .env_remove("WAYLAND_DISPLAY")
+        .env("XDG_RUNTIME_DIR", &runtime)
+        .env("XDG_DATA_HOME", at("data"))
+        .env("LAYERSCOPE_CACHE", model.parent().and_then(Path::parent).unwrap())
+        .spawn()
+        .unwrap();
+    let window = wait_for("a window", || {
+        let found = display.xdotool(&["search", "--onlyvisible", "--name", "^layerscope$"]);
+        found.lines().next().map(str::to_owned)
+    });
+    display.xdotool(&["windowfocus", &window]);
+    std::thread::sleep(Duration::from_secs(3));
+
+    // Zoom into the map, pan it, and bring the cutoff up to 20.
+    display.xdotool(&["mousemove", "450", "400"]);
+    display.xdotool(&["click", "--repeat", "3", "--delay", "80", "4"]);
+    display.xdotool(&["mousedown", "1", "mousemove", "400", "400", "mouseup", "1"]);
+    let recommended = 30;
+    for _ in 20..recommended {
+        display.xdotool(&["key", "bracketleft"]);
+    }
+    // The prompt is typed and generated from, and what came of it exported.
+    display.xdotool(&["key", "ctrl+6"]);
+    display.xdotool(&["mousemove", "560", "90", "click", "1"]);
+    display.xdotool(&["type", "--delay", "12", "Why is the sky blue?"]);
+    display.xdotool(&["key", "ctrl+Return"]);
+    let csv = at("live.csv");
+    let text = wait_for("both sides", || {
+        display.xdotool(&["key", "ctrl+shift+c"]);
+        display.xdotool(&["key", "ctrl+a"]);
+        display.xdotool(&["type", "--delay", "4", &csv.display().to_string()]);
+        display.xdotool(&["key", "Return"]);
+        std::thread::sleep(Duration::from_secs(1));
+        std::fs::read_to_string(&csv).ok().filter(|text| text.lines().any(|line| line.starts_with("speed:")))
+    });
+    assert!(text.starts_with("policy,step,token id,token,probability"));
+    assert!(text.lines().any(|line| line.starts_with("full,0,")), "{text}");
+
+    // Closed while it generates once more, it ends well.
+    display.xdotool(&["key", "ctrl+Return"]);
+    display.xdotool(&["key", "ctrl+q"]);
+    let status = wait_for("the window to close", || viewer.try_wait().unwrap());
+    assert!(status.success(), "{status}");
+}
