@@ -5,8 +5,8 @@
 //! and generating. `cargo bench -p layerscope-app`
 
 use eframe::egui::{
-    Context, CursorIcon, Event, Modifiers, MouseWheelSource, MouseWheelUnit, PointerButton, Pos2, RawInput,
-    Rect, TouchPhase, Ui, Vec2, pos2, vec2,
+    Context, CursorIcon, Event, Key, Modifiers, MouseWheelSource, MouseWheelUnit, PointerButton, Pos2,
+    RawInput, Rect, TouchPhase, Ui, Vec2, pos2, vec2,
 };
 use layerscope_app::engine::message::{Event as EngineEvent, LiveAttention, LiveToken};
 use layerscope_app::live::Live;
@@ -58,6 +58,17 @@ fn main() {
         .map(|index| frame(&ctx, drag(line, vec2(0.0, -2.0), index, frames), |ui| viewer.frame(ui)).0);
     report("dragging the cutoff", times.collect());
     assert!(quick || viewer.state().cutoff < before, "the cutoff moved");
+    frame(&ctx, vec![tab(Key::Num2)], |ui| viewer.frame(ui));
+    let times = (0..10).map(|_| frame(&ctx, vec![], |ui| viewer.frame(ui)).0);
+    report("text, laid out", times.collect());
+    let down = vec![Event::PointerMoved(ON_THE_MAP), wheel(-200.0)];
+    let times = (0..frames).map(|_| frame(&ctx, down.clone(), |ui| viewer.frame(ui)).0);
+    report("text, scrolling", times.collect());
+    for (view, key) in [("curves", Key::Num3), ("heads", Key::Num4), ("frontier", Key::Num5)] {
+        frame(&ctx, vec![tab(key)], |ui| viewer.frame(ui));
+        let times = (0..frames).map(|_| frame(&ctx, vec![], |ui| viewer.frame(ui)).0);
+        report(view, times.collect());
+    }
     stream(&ctx, if quick { 64 } else { 4_096 });
 }
 
@@ -109,6 +120,11 @@ fn frame(ctx: &Context, events: Vec<Event>, ui: impl FnMut(&mut Ui)) -> (f64, Cu
     let milliseconds = start.elapsed().as_secs_f64() * 1e3;
     drop(primitives);
     (milliseconds, cursor)
+}
+
+/// Ctrl with a number: the tab of a view.
+fn tab(key: Key) -> Event {
+    Event::Key { key, physical_key: None, pressed: true, repeat: false, modifiers: Modifiers::COMMAND }
 }
 
 fn wheel(by: f32) -> Event {

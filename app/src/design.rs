@@ -262,6 +262,8 @@ fn visuals(theme: Theme) -> Visuals {
         widget.corner_radius = CornerRadius::same(4);
         widget.fg_stroke = Stroke::new(1.0, palette.text);
     }
+    // A cursor that blinks would draw the whole window twice a second.
+    visuals.text_cursor.blink = false;
     visuals.text_edit_bg_color = Some(palette.card);
     visuals.widgets.inactive.bg_stroke = Stroke::new(1.0, palette.line);
     visuals.widgets.noninteractive.bg_stroke = Stroke::new(1.0, palette.line);

@@ -472,12 +472,11 @@ impl Viewer {
             Event::ReadingPattern { done, all } => {
                 self.doing = Some(format!("reading attention, {done} of {all} tokens"));
             }
-            Event::Pattern(pattern) => {
-                if self.reading_pattern_of == Some(self.state.prompt) {
-                    let patterns = Arc::make_mut(&mut self.patterns);
-                    patterns.retain(|known| known.layer != pattern.layer);
-                    patterns.push(pattern);
-                }
+            // What was asked about a prompt that is no longer in front comes too late.
+            Event::Pattern(pattern) if self.reading_pattern_of == Some(self.state.prompt) => {
+                let patterns = Arc::make_mut(&mut self.patterns);
+                patterns.retain(|known| known.layer != pattern.layer);
+                patterns.push(pattern);
             }
             Event::Failed(sentence) => self.say_error(sentence),
             Event::Idle => self.doing = None,

@@ -5,7 +5,8 @@ use crate::command::Order;
 use crate::design::{self, space};
 use crate::state::View;
 use crate::widgets::token_label;
-use eframe::egui::{Align, Button, Layout, RichText, ScrollArea, TextStyle, Theme, Ui};
+use eframe::egui::text::LayoutJob;
+use eframe::egui::{Align, Button, Layout, RichText, ScrollArea, TextFormat, TextStyle, Theme, Ui};
 use std::path::PathBuf;
 
 impl Viewer {
@@ -108,18 +109,11 @@ impl Viewer {
             for index in rows {
                 let prompt = &run.prompts[index];
                 let start: String = token_label(&prompt.text).chars().take(60).collect();
-                let own = RichText::new(format!("{} · {} tokens", prompt.category, prompt.p)).small().weak();
-                let text = eframe::egui::WidgetText::from(RichText::new(&prompt.id));
-                let mut job = eframe::egui::text::LayoutJob::default();
-                let style = ui.style();
-                text.into_layout_job(style, eframe::egui::FontSelection::Default, Align::Center)
-                    .as_ref()
-                    .sections
-                    .first()
-                    .map(|section| job.append(&prompt.id, 0.0, section.format.clone()));
-                let caption =
-                    eframe::egui::TextFormat::simple(design::caption(), design::palette(ui).weak_text);
-                job.append(&format!("\n{}", own.text()), 0.0, caption);
+                let palette = design::palette(ui);
+                let mut job = LayoutJob::default();
+                job.append(&prompt.id, 0.0, TextFormat::simple(design::body(), palette.text));
+                let caption = format!("\n{} · {} tokens", prompt.category, prompt.p);
+                job.append(&caption, 0.0, TextFormat::simple(design::caption(), palette.weak_text));
                 job.wrap.max_width = ui.available_width();
                 job.wrap.max_rows = 2;
                 let width = ui.available_width();

@@ -245,10 +245,10 @@ fn column_axis(
             Columns::Tokens => &prompt.prompt_token_text,
             Columns::Steps => &prompt.generated_token_text,
         };
-        for column in first..last.min(tokens.len()) {
+        for (column, token) in tokens.iter().enumerate().take(last).skip(first) {
             let x = rows.left() + share(column as f64 + 0.5) * rows.width();
             if rows.x_range().contains(x) {
-                token_below(painter, palette, pos2(x, rows.bottom() + 20.0), &tokens[column], column_width);
+                token_below(painter, palette, pos2(x, rows.bottom() + 20.0), token, column_width);
             }
         }
         78.0

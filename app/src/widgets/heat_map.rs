@@ -43,8 +43,11 @@ struct Key {
 struct Cache {
     key: Option<Key>,
     texture: Option<TextureHandle>,
-    scale: Option<((u64, usize, ScaleKind, bool, bool), Arc<Scale>)>,
+    scale: Option<(ScaleKey, Arc<Scale>)>,
 }
+
+/// What a fitted scale depends on: values, columns, kind, whether per row, whether without the first column.
+type ScaleKey = (u64, usize, ScaleKind, bool, bool);
 
 /// A heat map's image, kept from frame to frame until something changes.
 #[derive(Clone, Default)]

@@ -23,9 +23,12 @@ pub(super) fn width(available: f32) -> f32 {
     }
 }
 
+/// Draws one strip.
+type Draw = fn(&mut Strip<'_>, &Scene<'_>);
+
 /// Draws the strips into `area`, their layers in the rows of `rows`.
 pub(super) fn show(ui: &mut Ui, scene: &mut Scene<'_>, area: Rect, rows: Rect) {
-    let strips: [(&str, fn(&mut Strip<'_>, &Scene<'_>)); 3] =
+    let strips: [(&str, Draw); 3] =
         [("Attention goes to", masses), ("KL at the cutoff", frontier), ("KL if hidden here", knockout)];
     let mut left = area.left();
     for (index, width) in WIDTHS.into_iter().enumerate() {

@@ -41,10 +41,10 @@ fn whole_character(tokens: &[String], start: usize) -> Option<(usize, String)> {
         return None;
     }
     // No character has more than four bytes, so no more than three further tokens can be needed.
-    for end in start + 1..tokens.len().min(start + 4) {
-        append_bytes(&tokens[end], &mut bytes);
+    for (index, token) in tokens.iter().enumerate().skip(start + 1).take(3) {
+        append_bytes(token, &mut bytes);
         if let Ok(text) = std::str::from_utf8(&bytes) {
-            return Some((end + 1, text.to_owned()));
+            return Some((index + 1, text.to_owned()));
         }
     }
     None
