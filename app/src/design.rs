@@ -352,6 +352,31 @@ mod tests {
         }
     }
 
+    /// Colours have one home: no other file says what red is.
+    #[test]
+    fn no_other_file_names_a_colour() {
+        fn files(folder: &std::path::Path) -> Vec<std::path::PathBuf> {
+            let entries =
+                std::fs::read_dir(folder).expect("sources").map(|entry| entry.expect("a file").path());
+            entries.flat_map(|path| if path.is_dir() { files(&path) } else { vec![path] }).collect()
+        }
+        // White leaves a texture as it is; the others are the lack of a colour.
+        let allowed = ["Color32::WHITE", "Color32::TRANSPARENT", "Color32::PLACEHOLDER"];
+        for path in files(&std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("src")) {
+            let source = std::fs::read_to_string(&path).expect("text");
+            let code = source.split("#[cfg(test)]").next().unwrap_or_default();
+            // Pictures are written in the colours that were drawn.
+            let draws = path.components().any(|part| part.as_os_str() == "export");
+            if draws || path.ends_with("design.rs") {
+                continue;
+            }
+            for (at, _) in code.match_indices("Color32::") {
+                let known = allowed.iter().any(|name| code[at..].starts_with(name));
+                assert!(known, "{}: {:?}", path.display(), &code[at..(at + 30).min(code.len())]);
+            }
+        }
+    }
+
     #[test]
     fn colour_maps_grow_lighter() {
         for map in ColourMap::ALL {

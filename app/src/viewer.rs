@@ -2,15 +2,17 @@
 
 mod cutoff_panel;
 mod dialogs;
+mod engine;
 mod export;
 mod frame;
 mod panels;
+mod progress;
 
 use crate::command::Order;
 use crate::data::{PromptMaps, RunData, Task};
 use crate::engine::Engine;
-use crate::engine::message::{Command, Event, LoadedModel, Pattern};
-use crate::live::{Live, policy_name};
+use crate::engine::message::{Command, LoadedModel, Pattern};
+use crate::live::Live;
 use crate::recorder::Recorder;
 use crate::state::{History, Selection, View, ViewState};
 use crate::views::frontier::Measured;
@@ -23,19 +25,11 @@ use layerscope_cutoff::recommend::Recommendation;
 use layerscope_diagnostics::prompts::{PromptFile, read_prompts};
 use layerscope_diagnostics::record::Anchor;
 use layerscope_diagnostics::run::MANIFEST;
-use layerscope_engine::{ModelSource, PromptText, Result, WeightsPrecision};
+use layerscope_engine::ModelSource;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 
-/// Maps of recently shown prompts are kept up to so many bytes.
-const MAPS_KEPT: usize = 512 << 20;
-/// How soon the window is drawn after the engine said something. Not at once: drawing takes time from an engine on the
-/// same processor, and the times that it measures are to be its own.
-const PACE: Duration = Duration::from_millis(80);
-/// The same where the processor also does the work of a graphics card.
-const PACE_IN_SOFTWARE: Duration = Duration::from_millis(500);
 /// Runs and models in the list of recent ones.
 const RECENT: usize = 10;
 
@@ -239,6 +233,12 @@ impl Viewer {
         if is("jsonl") {
             return self.load_prompts(path);
         }
+        if path.is_file() {
+            return self.say_error(format!(
+                "{} is no run folder, model (.gguf) or prompt file (.jsonl); choose one of these",
+                path.display()
+            ));
+        }
         if self.state.view == View::Record {
             self.state.view = View::Map;
         }
@@ -283,20 +283,6 @@ impl Viewer {
         self.recent.truncate(RECENT);
     }
 
-    fn load(&mut self, source: ModelSource) {
-        self.send(Command::LoadModel { source, precision: WeightsPrecision::Native });
-    }
-
-    fn send(&mut self, command: Command) {
-        let ctx = self.ctx.clone();
-        let pace = if self.launch.drawn_in_software { PACE_IN_SOFTWARE } else { PACE };
-        let wake = move || ctx.request_repaint_after(pace);
-        let engine = self.engine.get_or_insert_with(|| Engine::start(wake));
-        if let Err(error) = engine.send(command) {
-            self.say_error(error.to_string());
-        }
-    }
-
     fn say_error(&mut self, text: impl Into<String>) {
         self.say(text, true);
     }
@@ -308,179 +294,6 @@ impl Viewer {
         self.notices.push(notice);
         if self.notices.len() > KEPT {
             self.notices.remove(0);
-        }
-    }
-
-    /// Takes in whatever was finished since the last frame.
-    pub fn progress(&mut self) {
-        self.take_opened();
-        self.take_maps();
-        self.take_recommendation();
-        if let Some(exported) = self.exporting.as_ref().and_then(Task::poll) {
-            self.exporting = None;
-            match exported {
-                Ok(path) => self.say(format!("Exported {}", path.display()), false),
-                Err(error) => self.say_error(error.to_string()),
-            }
-        }
-        // A bounded number, so that a flood of tokens does not hold up a frame.
-        const EVENTS_PER_FRAME: usize = 64;
-        for _ in 0..EVENTS_PER_FRAME {
-            let Some(event) = self.engine.as_ref().and_then(Engine::try_event) else { return };
-            self.take_event(event);
-        }
-        self.ctx.request_repaint();
-    }
-
-    fn take_opened(&mut self) {
-        let Some((folder, task)) = &self.opening else { return };
-        let Some(read) = task.poll() else { return };
-        let folder = folder.clone();
-        self.opening = None;
-        let run = match read {
-            Ok(run) => run,
-            Err(error) => return self.say_error(error.to_string()),
-        };
-        let again = self.run.as_ref().is_some_and(|known| known.folder == run.folder);
-        self.notices.retain(|notice| !notice.is_error);
-        (self.maps, self.reading, self.recommendation) = (vec![], None, None);
-        self.patterns = Arc::default();
-        if !again {
-            let state = &mut self.state;
-            (state.prompt, state.selection) = (0, Selection::default());
-            (state.token_window, state.step_window) = (None, None);
-            state.cutoff = run.layers();
-            self.measured.clear();
-            self.history.clear();
-            self.follow_recommendation = true;
-        }
-        self.state.prompt = self.state.prompt.min(run.prompts.len().saturating_sub(1));
-        if run.frontier(self.state.anchor).is_none()
-            && let Some(recorded) = run.frontiers.first()
-        {
-            self.state.anchor = recorded.anchor;
-        }
-        let unfinished = run.manifest.prompts.ids.len() - run.prompts.len();
-        if unfinished > 0 {
-            let all = run.manifest.prompts.ids.len();
-            self.say(format!("{unfinished} of {all} prompts of this run are not recorded"), false);
-        }
-        self.run = Some(Arc::new(run));
-        self.remember(&folder);
-    }
-
-    /// Reads the maps of the prompt in front, if they are not there.
-    fn take_maps(&mut self) {
-        if let Some((_, task)) = &self.reading
-            && let Some(read) = task.poll()
-        {
-            self.reading = None;
-            match read {
-                Ok(maps) => {
-                    self.maps.push(Arc::new(maps));
-                    let mut held: usize = self.maps.iter().map(|maps| maps.bytes()).sum();
-                    while held > MAPS_KEPT && self.maps.len() > 1 {
-                        held -= self.maps.remove(0).bytes();
-                    }
-                }
-                Err(error) => {
-                    let broken = PromptMaps::empty(self.state.prompt);
-                    self.maps.push(Arc::new(broken));
-                    self.say_error(error.to_string());
-                }
-            }
-        }
-        let Some(run) = self.run.clone() else { return };
-        let prompt = self.state.prompt;
-        if let Some(index) = self.maps.iter().position(|maps| maps.prompt == prompt) {
-            let latest = self.maps.remove(index);
-            self.maps.push(latest);
-        } else if self.reading.is_none()
-            && let Some(summary) = run.prompts.get(prompt)
-        {
-            let (ctx, id) = (self.ctx.clone(), summary.id.clone());
-            let task = Task::start(
-                move || ctx.request_repaint(),
-                move || PromptMaps::read(&run.folder, prompt, &id),
-            );
-            self.reading = Some((prompt, task));
-        }
-    }
-
-    fn take_recommendation(&mut self) {
-        if let Some(found) = self.recommending.as_ref().and_then(Task::poll) {
-            self.recommending = None;
-            self.recommendation = found.ok();
-            let cut = self.recommendation.as_ref().and_then(|found| found.outcome.as_ref().ok());
-            if let Some(cut) = cut.filter(|_| self.follow_recommendation) {
-                self.state.cutoff = cut.l_cut;
-                self.follow_recommendation = false;
-            }
-        }
-        let Some(run) = self.run.clone() else { return };
-        let (tolerance, anchor) = (self.state.tolerance, self.state.anchor);
-        let known = self.recommendation.as_ref();
-        let asked = known.is_some_and(|known| known.tolerance == tolerance && known.anchor == anchor);
-        if !asked && self.recommending.is_none() {
-            let ctx = self.ctx.clone();
-            let work = move || {
-                let outcome = run.recommend(tolerance, anchor).map_err(|error| error.to_string());
-                Ok(Recommended { tolerance, anchor, outcome })
-            };
-            self.recommending = Some(Task::start(move || ctx.request_repaint(), work));
-        }
-    }
-
-    fn take_event(&mut self, event: Event) {
-        let layers = self.model.as_ref().map_or(0, |model| model.layers);
-        Arc::make_mut(&mut self.live).take(&event, layers);
-        let recorded = self.recorder.take(&event);
-        match event {
-            Event::Loading { done, all } => self.doing = Some(format!("loading layer {done} of {all}")),
-            Event::Loaded(model) => {
-                if let Some(run) = &self.run
-                    && run.manifest.model.sha256 != model.sha256
-                {
-                    let text =
-                        format!("{} is not the model of this run ({})", model.name, run.manifest.model.name);
-                    self.say(text, false);
-                }
-                if self.run.is_none() {
-                    // Without figures there is no better guess than three quarters.
-                    self.state.cutoff = self.state.cutoff.min((model.layers * 3).div_ceil(4)).max(1);
-                }
-                self.model = Some(model);
-            }
-            Event::RecordingStarted { .. } | Event::PromptStarted { .. } => {
-                self.doing = Some("recording".into());
-            }
-            Event::RecordingEnded { .. } => {
-                if let Some(folder) = recorded {
-                    if self.state.view == View::Record {
-                        self.state.view = View::Map;
-                    }
-                    self.open_run(&folder);
-                }
-            }
-            Event::GenerationStarted { policy, .. } => self.doing = Some(format!("generating, {policy}")),
-            Event::GenerationEnded { .. } => {
-                if let Some(measured) = self.live.measured() {
-                    self.measured.retain(|known| known.cutoff != measured.cutoff);
-                    self.measured.push(measured);
-                }
-            }
-            Event::ReadingPattern { done, all } => {
-                self.doing = Some(format!("reading attention, {done} of {all} tokens"));
-            }
-            // What was asked about a prompt that is no longer in front comes too late.
-            Event::Pattern(pattern) if self.reading_pattern_of == Some(self.state.prompt) => {
-                let patterns = Arc::make_mut(&mut self.patterns);
-                patterns.retain(|known| known.layer != pattern.layer);
-                patterns.push(pattern);
-            }
-            Event::Failed(sentence) => self.say_error(sentence),
-            Event::Idle => self.doing = None,
-            _ => {}
         }
     }
 
@@ -558,114 +371,10 @@ impl Viewer {
         }
     }
 
-    fn stop(&mut self) {
-        if let Some(engine) = &self.engine {
-            // Cancelling cannot fail for want of room; an engine that is gone has nothing to stop.
-            let _ = engine.send(Command::Cancel);
-        }
-    }
-
-    /// The policy of the marker.
-    fn policy(&self) -> String {
-        let layers = self.model.as_ref().map_or_else(|| self.layers(), |model| model.layers);
-        policy_name(self.state.cutoff.clamp(1, layers), self.state.anchor == Anchor::Bos, layers)
-    }
-
-    fn generate(&mut self) {
-        self.state.view = View::Generate;
-        if self.form.prompt.trim().is_empty() || self.engine.as_ref().is_some_and(Engine::is_busy) {
-            return;
-        }
-        if !self.needs_model() {
-            return;
-        }
-        let command = Command::Generate {
-            prompt: PromptText::Plain(self.form.prompt.clone()),
-            policies: vec!["full".into(), self.policy()],
-            max_new_tokens: self.form.max_new_tokens,
-        };
-        self.live = Arc::default();
-        self.send(command);
-    }
-
-    /// Loads the run's model, if none is loaded and it is known where it is; whether one is there or comes.
-    fn needs_model(&mut self) -> bool {
-        if self.model.is_some() {
-            return true;
-        }
-        match self.model_of_run() {
-            Some(source) => {
-                self.load(source);
-                true
-            }
-            None => {
-                let name = self.run.as_ref().map_or("a model", |run| run.manifest.model.name.as_str());
-                self.say_error(format!(
-                    "open {name} first (its GGUF file or folder): it was not found by its name"
-                ));
-                false
-            }
-        }
-    }
-
-    /// Where the run's model is, by its name.
-    fn model_of_run(&self) -> Option<ModelSource> {
-        let name = &self.run.as_ref()?.manifest.model.name;
-        let found = self.launch.models.iter().find(|(known, _)| known == name);
-        found.map(|(_, source)| source.clone())
-    }
-
-    fn read_pattern(&mut self, layers: Vec<usize>) {
-        let Some(run) = self.run.clone() else { return };
-        let Some(prompt) = run.prompts.get(self.state.prompt) else { return };
-        if !self.needs_model() {
-            return;
-        }
-        self.reading_pattern_of = Some(self.state.prompt);
-        self.send(Command::ReadPattern {
-            prompt_tokens: prompt.prompt_tokens.clone(),
-            continuation: prompt.generated.clone(),
-            layers,
-        });
-    }
-
-    fn record(&mut self) {
-        let recording = self.recorder.prompts().map(|prompts| Command::Record {
-            prompts,
-            max_new_tokens: self.recorder.max_new_tokens,
-            folder: PathBuf::from(self.recorder.folder.trim()),
-        });
-        match recording {
-            Ok(command) => self.send(command),
-            Err(error) => self.say_error(error.to_string()),
-        }
-    }
-
     fn act(&mut self, action: Action) {
         match action {
             Action::ReadPattern(layers) => self.read_pattern(layers),
         }
-    }
-
-    /// Waits until nothing is being read or done any more, e.g. before a picture is taken.
-    ///
-    /// # Errors
-    /// The first error that the window shows.
-    pub fn settle(&mut self) -> Result<()> {
-        loop {
-            self.progress();
-            if let Some(error) = self.errors().next() {
-                return Err(layerscope_engine::Error::input(error));
-            }
-            if !self.is_waiting() {
-                return Ok(());
-            }
-            std::thread::sleep(Duration::from_millis(5));
-        }
-    }
-
-    fn maps_in_front(&self) -> Option<Arc<PromptMaps>> {
-        self.maps.iter().find(|maps| maps.prompt == self.state.prompt).cloned()
     }
 }
 

@@ -49,8 +49,11 @@ pub fn open_window(launch: Launch) -> Result<()> {
         Ok(Box::new(Window(Viewer::new(&creation.egui_ctx, launch, remembered))))
     };
     eframe::run_native(NAME, options, Box::new(create)).map_err(|error| {
+        // What comes first is where in the library it was noticed.
+        let error = error.to_string();
+        let reason = error.rsplit(": ").next().unwrap_or(&error).trim_end_matches('.');
         Error::failure(format!(
-            "no window can be opened ({error}); on a machine without a display, use layerscope view RUN --screenshot \
+            "no window can be opened ({reason}); on a machine without a display, use layerscope view RUN --screenshot \
              out.png"
         ))
     })

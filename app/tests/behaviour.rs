@@ -393,3 +393,109 @@ fn nothing_is_without_a_name() {
         assert!(nameless.is_empty(), "{view:?}: {nameless:?}");
     }
 }
+
+/// A run of the small model on one of its prompts, recorded on the spot.
+fn recorded() -> TempDir {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut window = opened(&tiny_model());
+    record_three(&mut window, &folder.path().join("run"));
+    wait(&mut window);
+    wait(&mut window);
+    folder
+}
+
+#[test]
+fn single_heads_are_read_from_the_model() {
+    let folder = recorded();
+    let mut window = opened(&folder.path().join("run"));
+    show(&mut window, View::Heads);
+    let grid = window.get_by_label_contains("Head grid").rect();
+    let head = grid.min + vec2(0.5 / 4.0, 3.5 / 8.0) * grid.size();
+    window.drag_at(head);
+    window.drop_at(head);
+    window.run_steps(2);
+    assert_eq!(viewer(&window).state().selection.heads.iter().copied().collect::<Vec<_>>(), [(3, 0)]);
+    show(&mut window, View::Text);
+    window.get_by_label("Read these heads and steps").click();
+    window.run_steps(1);
+    wait(&mut window);
+    assert_eq!(viewer(&window).errors().collect::<Vec<_>>(), Vec::<&str>::new());
+    assert!(window.query_by_label("Read these heads and steps").is_none());
+    window.get_by_label("1 heads, all steps");
+}
+
+#[test]
+fn without_an_argument_the_model_within_is_recorded_on_the_spot() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let prompts = b"{\"id\": \"a\", \"prompt\": \"Question: one?\\nAnswer:\"}\n";
+    let launch = layerscope_app::Launch {
+        open: layerscope_app::Open::Demo {
+            model: layerscope_engine::ModelSource::Path(tiny_model()),
+            prompts: layerscope_diagnostics::prompts::PromptFile {
+                name: "demo.jsonl".into(),
+                sha256: layerscope_diagnostics::prompts::prompts_sha256(prompts),
+                prompts: layerscope_diagnostics::prompts::parse_prompts("demo.jsonl", prompts)
+                    .expect("a prompt"),
+            },
+            max_new_tokens: 4,
+            folder: folder.path().join("demo"),
+        },
+        ..support::launch(folder.path())
+    };
+    let mut window = support::window(launch, Vec2::new(1_280.0, 760.0));
+    wait_until(&mut window, |viewer| viewer.run().is_some() && !viewer.is_waiting());
+    assert_eq!(viewer(&window).run().expect("a run").prompts.len(), 1);
+    assert_eq!(viewer(&window).state().view, View::Map);
+}
+
+#[derive(Debug)]
+struct Dropped(std::path::PathBuf);
+
+impl eframe::egui::DroppedFile for Dropped {
+    fn path(&self) -> &Path {
+        &self.0
+    }
+
+    fn bytes(&self) -> Result<Vec<u8>, String> {
+        std::fs::read(&self.0).map_err(|error| error.to_string())
+    }
+}
+
+#[test]
+fn a_run_dropped_on_the_window_opens() {
+    let (first, second) = (made_up(), made_up());
+    let mut window = opened(first.path());
+    window.input_mut().dropped_files.push(std::sync::Arc::new(Dropped(second.path().to_owned())));
+    window.run_steps(2);
+    wait(&mut window);
+    assert_eq!(viewer(&window).run().expect("a run").folder, second.path());
+}
+
+#[test]
+fn what_is_remembered_survives_and_what_is_not_for_this_run_is_dropped() {
+    let run = made_up();
+    let mut window = opened(run.path());
+    window.key_press(Key::B);
+    window.key_press_modifiers(Modifiers::ALT, Key::ArrowDown);
+    window.run_steps(2);
+    wait(&mut window);
+    let written = serde_json::to_string(&viewer(&window).remembered()).expect("plain data");
+    let read: layerscope_app::Remembered = serde_json::from_str(&written).expect("as written");
+    assert!(!read.state.leave_out_bos);
+    assert_eq!(read.recent, [run.path().canonicalize().expect("a folder")]);
+    let context = eframe::egui::Context::default();
+    let viewer = layerscope_app::Viewer::new(&context, support::launch(run.path()), read);
+    assert!(!viewer.state().leave_out_bos);
+    assert_eq!(viewer.state().prompt, 0);
+}
+
+#[test]
+fn a_picture_may_be_as_large_as_4k() {
+    let run = made_up();
+    let path = run.path().join("4k.png");
+    let size = Vec2::new(3_840.0, 2_160.0);
+    layerscope_app::screenshot(support::launch(run.path()), size, 1.0, &path).expect("a picture");
+    // A PNG says its width and height in its first chunk.
+    let bytes = std::fs::read(&path).expect("the picture");
+    assert_eq!(bytes[16..24], [0, 0, 15, 0, 0, 0, 8, 112]);
+}

@@ -9,6 +9,9 @@ use layerscope_engine::{Error, Result};
 use std::collections::BTreeMap;
 use std::io::Cursor;
 
+/// Pixels along a side that every graphics driver of our time takes.
+const WIDEST_TEXTURE: usize = 8_192;
+
 /// A texture's pixels, and how they are sampled.
 #[derive(Debug, Clone)]
 pub(super) struct Texture {
@@ -43,6 +46,7 @@ impl Drawing {
             let mut input = RawInput {
                 screen_rect: Some(Rect::from_min_size(Pos2::ZERO, size)),
                 time: Some(pass as f64 / 60.0),
+                max_texture_side: Some(WIDEST_TEXTURE),
                 ..RawInput::default()
             };
             input.viewports.entry(ViewportId::ROOT).or_default().native_pixels_per_point =

@@ -1,49 +1,65 @@
 //! A drawing as SVG 1.1: shapes as shapes, text as text, textures as embedded PNG.
 
+mod attributes;
+mod mesh;
+mod text;
+
 use super::drawing::{Drawing, Texture};
-use base64::Engine;
-use base64::prelude::BASE64_STANDARD;
+use attributes::{number, paint, place, point, points, rounded, turned};
+use eframe::egui::emath::Rot2;
 use eframe::egui::epaint::{
-    CircleShape, CubicBezierShape, EllipseShape, Mesh, PathShape, PathStroke, QuadraticBezierShape,
-    RectShape, Shape, StrokeKind, TextShape, TextureId, color::ColorMode,
+    BandPoint, BandShape, CircleShape, CornerRadiusF32, CubicBezierShape, EllipseShape, PathShape,
+    PathStroke, QuadraticBezierShape, RectShape, Shape, StrokeKind, TextureId, color::ColorMode,
 };
-use eframe::egui::text::TextFormat;
-use eframe::egui::{Color32, FontFamily, Pos2, Rect, Stroke, TextureFilter, Vec2, pos2};
+use eframe::egui::{Color32, Pos2, Rect, Stroke, Vec2, pos2};
+use mesh::Placement;
 use std::collections::BTreeMap;
 use std::fmt::{Display, Write};
-use std::io::Cursor;
-
-/// Faces that look like those on the screen, then whatever there is.
-const PROPORTIONAL: &str = "Ubuntu, 'Helvetica Neue', Arial, sans-serif";
-const MONOSPACE: &str = "Hack, 'DejaVu Sans Mono', Menlo, monospace";
 
 /// Draws `drawing` upon a colour.
 pub(super) fn svg(drawing: &Drawing, background: Color32) -> String {
-    let mut writer = Writer { body: String::new(), clips: vec![], textures: &drawing.textures };
+    let mut writer = Writer { body: String::new(), definitions: vec![], textures: &drawing.textures };
     let all = Rect::from_min_size(Pos2::ZERO, drawing.size);
-    writer.rect(all, 0.0, &paint(background, Stroke::NONE));
+    writer.rect(all, CornerRadiusF32::ZERO, "", &paint(background, Stroke::NONE));
     for clipped in &drawing.shapes {
         writer.clipped(clipped.clip_rect.intersect(all), all, &clipped.shape);
     }
-    let mut clips = String::new();
-    for (index, clip) in writer.clips.iter().enumerate() {
-        let _ = write!(clips, "<clipPath id=\"c{index}\"><rect {}/></clipPath>", place(*clip));
+    let mut definitions = String::new();
+    for (index, Definition { element, attributes, content }) in writer.definitions.iter().enumerate() {
+        let _ = write!(definitions, "<{element} id=\"d{index}\"{attributes}>{content}</{element}>");
     }
     let Vec2 { x: width, y: height } = drawing.size;
     format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" xmlns:xlink=\"http://www.w3.org/1999/xlink\" width=\"{width}\" \
-         height=\"{height}\" viewBox=\"0 0 {width} {height}\">\n<defs>{clips}</defs>\n{}</svg>\n",
+         height=\"{height}\" viewBox=\"0 0 {width} {height}\">\n<defs>{definitions}</defs>\n{}</svg>\n",
         writer.body
     )
 }
 
 struct Writer<'a> {
     body: String,
-    clips: Vec<Rect>,
+    definitions: Vec<Definition>,
     textures: &'a BTreeMap<TextureId, Texture>,
 }
 
+/// Something that shapes refer to: a clip, a gradient, a blur.
+#[derive(PartialEq)]
+struct Definition {
+    element: &'static str,
+    attributes: String,
+    content: String,
+}
+
 impl Writer<'_> {
+    /// The number of a definition; one that is known is not written anew.
+    fn define(&mut self, element: &'static str, attributes: &str, content: String) -> usize {
+        let definition = Definition { element, attributes: attributes.into(), content };
+        self.definitions.iter().position(|known| *known == definition).unwrap_or_else(|| {
+            self.definitions.push(definition);
+            self.definitions.len() - 1
+        })
+    }
+
     /// A shape within a clip; what lies inside anyway is not clipped.
     fn clipped(&mut self, clip: Rect, all: Rect, shape: &Shape) {
         let bounds = shape.visual_bounding_rect();
@@ -53,16 +69,14 @@ impl Writer<'_> {
         if clip == all || clip.contains_rect(bounds) {
             return self.shape(shape);
         }
-        let index = self.clips.iter().position(|known| *known == clip).unwrap_or_else(|| {
-            self.clips.push(clip);
-            self.clips.len() - 1
-        });
-        let before = self.body.len();
-        self.line(format_args!("<g clip-path=\"url(#c{index})\">"));
+        let (before, known) = (self.body.len(), self.definitions.len());
+        let index = self.define("clipPath", "", format!("<rect {}/>", place(clip)));
+        self.line(format_args!("<g clip-path=\"url(#d{index})\">"));
         let opened = self.body.len();
         self.shape(shape);
         if self.body.len() == opened {
             self.body.truncate(before);
+            self.definitions.truncate(known);
         } else {
             self.line("</g>");
         }
@@ -72,232 +86,166 @@ impl Writer<'_> {
         let _ = writeln!(self.body, "{line}");
     }
 
+    /// An element of a name and geometry; left out without paint, since SVG's own is black.
+    fn element(&mut self, geometry: impl Display, paint: &str) {
+        if !paint.is_empty() {
+            self.line(format_args!("<{geometry}{paint}/>"));
+        }
+    }
+
     fn shape(&mut self, shape: &Shape) {
         match shape {
             Shape::Noop | Shape::Callback(_) => {}
             Shape::Vec(shapes) => shapes.iter().for_each(|shape| self.shape(shape)),
             Shape::Circle(CircleShape { center, radius, fill, stroke }) => {
-                let paint = paint(*fill, *stroke);
-                self.line(format_args!(
-                    "<circle cx=\"{}\" cy=\"{}\" r=\"{}\"{paint}/>",
-                    number(center.x),
-                    number(center.y),
-                    number(*radius)
-                ));
+                // egui puts the outlines of circles outside.
+                let (x, y, r) = (number(center.x), number(center.y), number(radius + 0.5 * stroke.width));
+                let circle = format!("circle cx=\"{x}\" cy=\"{y}\" r=\"{r}\"");
+                self.element(circle, &paint(*fill, *stroke));
             }
             Shape::Ellipse(ellipse) => self.ellipse(ellipse),
             Shape::LineSegment { points, stroke } => {
-                self.polyline(points, false, &paint(Color32::TRANSPARENT, *stroke))
+                self.polyline(points, false, &paint(Color32::TRANSPARENT, *stroke));
             }
-            Shape::Path(PathShape { points, closed, fill, stroke }) => {
-                self.polyline(points, *closed, &paint(*fill, plain(stroke)));
-            }
-            Shape::Band(band) => {
-                let upper = band.points.iter().map(|point| pos2(point.x, point.y.min));
-                let lower = band.points.iter().rev().map(|point| pos2(point.x, point.y.max));
-                let outline: Vec<Pos2> = upper.chain(lower).collect();
-                self.polyline(&outline, true, &paint(band.fill, band.stroke));
-            }
+            Shape::Path(path) => self.path(path),
+            Shape::Band(band) => self.band(band),
             Shape::Rect(rect) => self.rect_shape(rect),
             Shape::Text(text) => self.text(text),
             Shape::Mesh(mesh) => self.mesh(mesh),
-            Shape::QuadraticBezier(QuadraticBezierShape { points: [a, b, c], fill, stroke, .. }) => {
-                let path = format!("M{} Q{} {}", point(*a), point(*b), point(*c));
-                self.line(format_args!("<path d=\"{path}\"{}/>", paint(*fill, plain(stroke))));
+            Shape::QuadraticBezier(QuadraticBezierShape { points: [a, b, c], closed, fill, stroke }) => {
+                self.curve(format!("M{} Q{} {}", point(*a), point(*b), point(*c)), *closed, *fill, stroke);
             }
-            Shape::CubicBezier(CubicBezierShape { points: [a, b, c, d], fill, stroke, .. }) => {
+            Shape::CubicBezier(CubicBezierShape { points: [a, b, c, d], closed, fill, stroke }) => {
                 let path = format!("M{} C{} {} {}", point(*a), point(*b), point(*c), point(*d));
-                self.line(format_args!("<path d=\"{path}\"{}/>", paint(*fill, plain(stroke))));
+                self.curve(path, *closed, *fill, stroke);
             }
         }
     }
 
     fn ellipse(&mut self, ellipse: &EllipseShape) {
         let EllipseShape { center, radius, fill, stroke, angle } = *ellipse;
-        let (x, y) = (number(center.x), number(center.y));
-        self.line(format_args!(
-            "<ellipse cx=\"{x}\" cy=\"{y}\" rx=\"{}\" ry=\"{}\" transform=\"rotate({} {x} {y})\"{}/>",
-            number(radius.x),
-            number(radius.y),
-            number(angle.to_degrees()),
-            paint(fill, stroke)
-        ));
+        let geometry = format!(
+            "ellipse cx=\"{}\" cy=\"{}\" rx=\"{}\" ry=\"{}\"{}",
+            number(center.x),
+            number(center.y),
+            number(radius.x + 0.5 * stroke.width),
+            number(radius.y + 0.5 * stroke.width),
+            turned(angle, center)
+        );
+        self.element(geometry, &paint(fill, stroke));
     }
 
-    fn polyline(&mut self, points: &[Pos2], closed: bool, paint: &str) {
-        if points.len() < 2 || paint.is_empty() {
+    fn curve(&mut self, mut path: String, closed: bool, fill: Color32, stroke: &PathStroke) {
+        if closed {
+            path.push('Z');
+        }
+        self.element(format_args!("path d=\"{path}\""), &paint(fill, plain(stroke)));
+    }
+
+    fn path(&mut self, PathShape { points, closed, fill, stroke }: &PathShape) {
+        self.polyline(points, *closed, &paint(*fill, plain(stroke)));
+        // A colour that varies is one for each piece.
+        let ColorMode::UV(colour_at) = &stroke.color else { return };
+        let bounds = Rect::from_points(points).expand(stroke.width * 0.5);
+        let last = points.last().zip(points.first()).filter(|_| *closed);
+        let pieces = points.iter().zip(points.iter().skip(1)).chain(last);
+        for (from, to) in pieces {
+            let stroke = Stroke::new(stroke.width, colour_at(bounds, from.lerp(*to, 0.5)));
+            // Round ends leave no gap where pieces meet at an angle.
+            let paint = paint(Color32::TRANSPARENT, stroke);
+            let round = if paint.is_empty() { "" } else { " stroke-linecap=\"round\"" };
+            self.polyline(&[*from, *to], false, &(paint + round));
+        }
+    }
+
+    fn band(&mut self, BandShape { points, fill, stroke, stroke_kind, angle }: &BandShape) {
+        let outside = match stroke_kind {
+            StrokeKind::Inside => -0.5,
+            StrokeKind::Middle => 0.0,
+            StrokeKind::Outside => 0.5,
+        } * stroke.width;
+        let rotation = Rot2::from_angle(*angle);
+        let turned = |x: f32, y: f32| (rotation * pos2(x, y).to_vec2()).to_pos2();
+        // A point that is none parts the band in two.
+        let is_gap = |point: &BandPoint| !point.is_finite() || point.y.min > point.y.max;
+        for run in points.split(is_gap) {
+            let half = |point: &BandPoint| (0.5 * point.y.span() + outside).max(0.0);
+            let upper = run.iter().map(|point| turned(point.x, point.y.center() - half(point)));
+            let lower = run.iter().rev().map(|point| turned(point.x, point.y.center() + half(point)));
+            let outline: Vec<Pos2> = upper.chain(lower).collect();
+            self.polyline(&outline, true, &paint(*fill, *stroke));
+        }
+    }
+
+    fn polyline(&mut self, corners: &[Pos2], closed: bool, paint: &str) {
+        if corners.len() < 2 || corners.iter().any(|corner| corner.any_nan()) {
             return;
         }
-        let points: Vec<String> = points.iter().map(|at| point(*at)).collect();
         let element = if closed { "polygon" } else { "polyline" };
-        self.line(format_args!("<{element} points=\"{}\"{paint}/>", points.join(" ")));
+        self.element(format_args!("{element} points=\"{}\"", points(corners)), paint);
     }
 
-    fn rect(&mut self, rect: Rect, radius: f32, paint: &str) {
-        if rect.is_negative() || paint.is_empty() {
-            return;
+    /// A rectangle; `more` are further attributes.
+    fn rect(&mut self, rect: Rect, radii: CornerRadiusF32, more: &str, paint: &str) {
+        if rect.is_positive() {
+            self.element(format_args!("{}{more}", rounded(rect, radii)), paint);
         }
-        let rounded = if radius > 0.0 { format!(" rx=\"{}\"", number(radius)) } else { String::new() };
-        self.line(format_args!("<rect {}{rounded}{paint}/>", place(rect)));
     }
 
     fn rect_shape(&mut self, shape: &RectShape) {
-        if let Some(brush) = &shape.brush {
-            return self.image(shape.rect, brush.uv, brush.fill_texture_id);
-        }
-        // A blurred rectangle is a shadow, which pictures do without.
-        if shape.blur_width > 0.0 {
-            return;
-        }
-        let radius = f32::from(shape.corner_radius.nw);
-        self.rect(shape.rect, radius, &paint(shape.fill, Stroke::NONE));
-        let half = shape.stroke.width / 2.0;
-        let outline = match shape.stroke_kind {
-            StrokeKind::Inside => shape.rect.shrink(half),
-            StrokeKind::Middle => shape.rect,
-            StrokeKind::Outside => shape.rect.expand(half),
+        let RectShape { rect, fill, stroke, stroke_kind, angle, .. } = *shape;
+        let radii = CornerRadiusF32::from(shape.corner_radius);
+        let turned = turned(angle, rect.center());
+        let more = format!("{turned}{}", self.blur(shape.blur_width));
+        let outside = match stroke_kind {
+            StrokeKind::Inside => 0.0,
+            StrokeKind::Middle => 0.5 * stroke.width,
+            StrokeKind::Outside => stroke.width,
         };
-        self.rect(outline, radius, &paint(Color32::TRANSPARENT, shape.stroke));
-    }
-
-    /// A part of a texture, as an embedded PNG.
-    fn image(&mut self, rect: Rect, uv: Rect, id: TextureId) {
-        let Some(texture) = self.textures.get(&id) else { return };
-        let [width, height] = texture.image.size;
-        let at = |share: f32, size: usize| ((share * size as f32).round().max(0.0) as usize).min(size);
-        let (left, right) = (at(uv.left(), width), at(uv.right(), width));
-        let (top, bottom) = (at(uv.top(), height), at(uv.bottom(), height));
-        let sharp = texture.options.magnification == TextureFilter::Nearest;
-        // Programs that smooth every picture they enlarge are given sharp edges to begin with.
-        let repeated = |points: f32, pixels: usize| {
-            if sharp { (2.0 * points / pixels as f32).ceil().max(1.0) } else { 1.0 }
-        };
-        let (columns, rows) = (right.saturating_sub(left), bottom.saturating_sub(top));
-        let (wide, high) = (repeated(rect.width(), columns) as usize, repeated(rect.height(), rows) as usize);
-        let part = image::RgbaImage::from_fn((columns * wide) as u32, (rows * high) as u32, |x, y| {
-            let pixel = texture.image.pixels[(top + y as usize / high) * width + left + x as usize / wide];
-            image::Rgba(pixel.to_srgba_unmultiplied())
-        });
-        let mut png = Cursor::new(vec![]);
-        // Writing into memory fails for no size that a texture can have but none.
-        if part.write_to(&mut png, image::ImageFormat::Png).is_err() {
-            return;
+        let outer = rect.expand(outside);
+        if !stroke.is_empty() && outer.size().min_elem() <= 2.0 * stroke.width {
+            // The stroke leaves nothing of the fill.
+            return self.rect(outer, grown(radii, outside), &more, &paint(stroke.color, Stroke::NONE));
         }
-        let rendering = if sharp { " style=\"image-rendering:pixelated\"" } else { "" };
-        self.line(format_args!(
-            "<image {} preserveAspectRatio=\"none\"{rendering} xlink:href=\"data:image/png;base64,{}\"/>",
-            place(rect),
-            BASE64_STANDARD.encode(png.into_inner())
-        ));
-    }
-
-    fn mesh(&mut self, mesh: &Mesh) {
-        if mesh.texture_id != TextureId::default() {
-            let uv = Rect::from_points(&mesh.vertices.iter().map(|vertex| vertex.uv).collect::<Vec<_>>());
-            return self.image(mesh.calc_bounds(), uv, mesh.texture_id);
-        }
-        // Two triangles that make up a rectangle of one colour are one.
-        let mut triangles = mesh.indices.chunks_exact(3).peekable();
-        while let Some(triangle) = triangles.next() {
-            let corners = |indices: &[u32]| {
-                indices.iter().map(|index| mesh.vertices[*index as usize]).collect::<Vec<_>>()
-            };
-            let first = corners(triangle);
-            let colour = first[0].color;
-            let pair: Vec<Pos2> = first.iter().map(|vertex| vertex.pos).collect();
-            let bounds = Rect::from_points(&pair);
-            let completes = triangles.peek().is_some_and(|next| {
-                let next = corners(next);
-                let corner = |at: Pos2| {
-                    [bounds.min, bounds.max, bounds.left_bottom(), bounds.right_top()].contains(&at)
-                };
-                next.iter().all(|vertex| corner(vertex.pos) && vertex.color == colour)
-                    && pair.iter().all(|at| corner(*at))
-            });
-            if completes {
-                triangles.next();
-                self.rect(bounds, 0.0, &paint(colour, Stroke::NONE));
-            } else {
-                self.polyline(&pair, true, &paint(colour, Stroke::NONE));
+        match &shape.brush {
+            Some(brush) if brush.uv.is_positive() => {
+                let bare = radii == CornerRadiusF32::ZERO;
+                let clip = if bare { String::new() } else { format!("<{}{turned}/>", rounded(rect, radii)) };
+                let placement = Placement::of(rect).turned(angle, rect.center());
+                self.image(brush.fill_texture_id, brush.uv, placement, fill, clip);
+            }
+            _ => {
+                // The fill must not shine through the stroke.
+                let inner = if stroke.color.is_opaque() { 0.0 } else { outside - stroke.width };
+                let radii = grown(radii, inner);
+                self.rect(rect.expand(inner), radii, &more, &paint(fill, Stroke::NONE));
             }
         }
+        let middle = outside - 0.5 * stroke.width;
+        let outline = paint(Color32::TRANSPARENT, stroke);
+        self.rect(rect.expand(middle), grown(radii, middle), &more, &outline);
     }
 
-    /// Each stretch of one format in a line is one `<text>`, stretched to the width that it has on the screen, so that
-    /// another face does not run into its neighbour.
-    fn text(&mut self, shape: &TextShape) {
-        let job = &shape.galley.job;
-        let turned = if shape.angle == 0.0 {
-            String::new()
-        } else {
-            let (angle, x, y) = (number(shape.angle.to_degrees()), number(shape.pos.x), number(shape.pos.y));
-            format!(" transform=\"rotate({angle} {x} {y})\"")
-        };
-        let mut byte = 0;
-        for row in &shape.galley.rows {
-            let mut run = Run::default();
-            for glyph in &row.row.glyphs {
-                let length = glyph.chr.len_utf8();
-                let section = job.sections.iter().position(|section| {
-                    let range = &section.byte_range;
-                    (range.start.0..range.end.0).contains(&byte)
-                });
-                byte += length;
-                if section != run.section {
-                    self.run(shape, &turned, std::mem::take(&mut run));
-                    run.section = section;
-                }
-                if run.text.is_empty() {
-                    run.left = shape.pos.x + row.pos.x + glyph.pos.x;
-                    run.baseline = shape.pos.y + row.pos.y + glyph.pos.y;
-                }
-                run.right = shape.pos.x + row.pos.x + glyph.pos.x + glyph.advance_width;
-                run.text.push(glyph.chr);
-            }
-            self.run(shape, &turned, run);
-            byte += usize::from(row.ends_with_newline);
+    /// The attribute that blurs edges over a width, points.
+    fn blur(&mut self, width: f32) -> String {
+        if width <= 0.0 {
+            return String::new();
         }
-    }
-
-    fn run(&mut self, shape: &TextShape, turned: &str, run: Run) {
-        let (Some(section), false) = (run.section, run.text.trim().is_empty()) else { return };
-        let TextFormat { font_id, color, background, .. } = &shape.galley.job.sections[section].format;
-        let colour = match shape.override_text_color {
-            Some(colour) => colour,
-            None if *color == Color32::PLACEHOLDER => shape.fallback_color,
-            None => *color,
-        };
-        let family = if font_id.family == FontFamily::Monospace { MONOSPACE } else { PROPORTIONAL };
-        if *background != Color32::TRANSPARENT {
-            let top = run.baseline - font_id.size;
-            let behind =
-                Rect::from_min_max(pos2(run.left, top), pos2(run.right, run.baseline + font_id.size * 0.3));
-            self.rect(behind, 0.0, &paint(*background, Stroke::NONE));
-        }
-        self.line(format_args!(
-            "<text x=\"{}\" y=\"{}\" font-family=\"{family}\" font-size=\"{}\" textLength=\"{}\" \
-             lengthAdjust=\"spacingAndGlyphs\" xml:space=\"preserve\"{}{turned}>{}</text>",
-            number(run.left),
-            number(run.baseline),
-            number(font_id.size),
-            number(run.right - run.left),
-            paint(colour.gamma_multiply(shape.opacity_factor), Stroke::NONE),
-            escaped(&run.text)
-        ));
+        // A ramp has the deviation of its width over the root of 12.
+        let content = format!("<feGaussianBlur stdDeviation=\"{}\"/>", number(width / 12.0_f32.sqrt()));
+        let room = " x=\"-1\" y=\"-1\" width=\"3\" height=\"3\"";
+        format!(" filter=\"url(#d{})\"", self.define("filter", room, content))
     }
 }
 
-/// Characters of one format in one line.
-#[derive(Default)]
-struct Run {
-    section: Option<usize>,
-    text: String,
-    left: f32,
-    right: f32,
-    baseline: f32,
+/// Radii of an outline further outside; a sharp corner stays sharp.
+fn grown(radii: CornerRadiusF32, by: f32) -> CornerRadiusF32 {
+    let grown = |radius: f32| if radius > 0.0 { (radius + by).max(0.0) } else { 0.0 };
+    let CornerRadiusF32 { nw, ne, sw, se } = radii;
+    CornerRadiusF32 { nw: grown(nw), ne: grown(ne), sw: grown(sw), se: grown(se) }
 }
 
-/// A stroke of one colour; of one that varies, none is drawn here.
+/// A stroke of one colour; none for one that varies.
 fn plain(stroke: &PathStroke) -> Stroke {
     match stroke.color {
         ColorMode::Solid(colour) => Stroke::new(stroke.width, colour),
@@ -305,69 +253,18 @@ fn plain(stroke: &PathStroke) -> Stroke {
     }
 }
 
-/// Attributes of fill and stroke; empty where there is neither.
-fn paint(fill: Color32, stroke: Stroke) -> String {
-    let stroked = !stroke.is_empty() && stroke.color != Color32::TRANSPARENT;
-    if fill == Color32::TRANSPARENT && !stroked {
-        return String::new();
-    }
-    let mut attributes = colour("fill", fill);
-    if stroked {
-        attributes += &colour("stroke", stroke.color);
-        let _ = write!(attributes, " stroke-width=\"{}\"", number(stroke.width));
-    }
-    attributes
-}
-
-fn colour(attribute: &str, colour: Color32) -> String {
-    if colour == Color32::TRANSPARENT {
-        return format!(" {attribute}=\"none\"");
-    }
-    let [r, g, b, a] = colour.to_srgba_unmultiplied();
-    let opacity = match a {
-        255 => String::new(),
-        _ => format!(" {attribute}-opacity=\"{}\"", number(f32::from(a) / 255.0)),
-    };
-    format!(" {attribute}=\"#{r:02x}{g:02x}{b:02x}\"{opacity}")
-}
-
-fn place(rect: Rect) -> String {
-    let (x, y) = (number(rect.left()), number(rect.top()));
-    format!("x=\"{x}\" y=\"{y}\" width=\"{}\" height=\"{}\"", number(rect.width()), number(rect.height()))
-}
-
-fn point(at: Pos2) -> String {
-    format!("{},{}", number(at.x), number(at.y))
-}
-
-/// At most two decimals.
-fn number(value: f32) -> String {
-    let text = format!("{value:.2}");
-    let text = text.trim_end_matches('0').trim_end_matches('.');
-    if text == "-0" { "0".into() } else { text.into() }
-}
-
-/// Text as XML may hold it: control characters are left out, which XML has no way to write.
-fn escaped(text: &str) -> String {
-    let mut escaped = String::with_capacity(text.len());
-    for character in text.chars() {
-        match character {
-            '&' => escaped.push_str("&amp;"),
-            '<' => escaped.push_str("&lt;"),
-            '>' => escaped.push_str("&gt;"),
-            '"' => escaped.push_str("&quot;"),
-            control if control.is_control() => {}
-            other => escaped.push(other),
-        }
-    }
-    escaped
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::design;
-    use eframe::egui::{ColorImage, Context, Label, RichText, Sense, TextureOptions, vec2};
+    use base64::Engine;
+    use base64::prelude::BASE64_STANDARD;
+    use eframe::egui::epaint::{Mesh, TextShape};
+    use eframe::egui::text::{LayoutJob, TextFormat};
+    use eframe::egui::{
+        self, ColorImage, Context, CornerRadius, FontId, Label, Painter, RichText, Sense, TextureOptions,
+        vec2,
+    };
 
     fn sample() -> Drawing {
         let ctx = Context::default();
@@ -391,10 +288,47 @@ mod tests {
         })
     }
 
+    /// What a painter draws at 100 × 100 points, as SVG.
+    fn drawn(mut draw: impl FnMut(&Painter)) -> String {
+        let drawing = Drawing::of(Context::default(), vec2(100.0, 100.0), 1.0, 2, |ui| draw(ui.painter()));
+        let svg = drawing.to_svg(Color32::WHITE);
+        assert_well_formed(&svg);
+        svg
+    }
+
+    /// Every element is closed in its turn, and no bare `<` or `&` is left.
+    fn assert_well_formed(svg: &str) {
+        let mut open = vec![];
+        for piece in svg.split('<').skip(1) {
+            let (tag, text) = piece.split_once('>').expect("a tag that ends");
+            assert_eq!(tag.matches('"').count() % 2, 0, "{tag}");
+            let name = |tag: &str| tag.split_whitespace().next().map(String::from);
+            if let Some(closed) = tag.strip_prefix('/') {
+                assert_eq!(open.pop(), Some(name(closed)), "{svg}");
+            } else if !tag.ends_with('/') {
+                open.push(name(tag));
+            }
+            for entity in text.split('&').skip(1) {
+                assert!(
+                    ["amp;", "lt;", "gt;", "quot;"].iter().any(|known| entity.starts_with(known)),
+                    "{text}"
+                );
+            }
+        }
+        assert!(open.is_empty(), "{open:?}");
+    }
+
+    fn has(svg: &str, parts: &[&str]) {
+        for part in parts {
+            assert!(svg.contains(part), "{part} in {svg}");
+        }
+    }
+
     #[test]
     fn text_shapes_and_textures_are_in_the_svg() {
         let svg = sample().to_svg(Color32::WHITE);
-        for part in [
+        assert_well_formed(&svg);
+        let parts = [
             ">a &lt; b &amp; &quot;c&quot;</text>",
             "fill=\"#0072b2\"",
             "rotate(-90",
@@ -402,12 +336,118 @@ mod tests {
             "<image x=\"10\" y=\"80\" width=\"40\" height=\"20\"",
             "image-rendering:pixelated",
             "data:image/png;base64,",
-        ] {
-            assert!(svg.contains(part), "{part} in {svg}");
-        }
-        let opened = svg.matches("<g ").count();
-        assert_eq!(opened, svg.matches("</g>").count());
+        ];
+        has(&svg, &parts);
         assert_eq!(svg, sample().to_svg(Color32::WHITE), "the same drawing, the same file");
+    }
+
+    #[test]
+    fn what_egui_does_not_paint_is_left_out() {
+        let svg = drawn(|painter| {
+            painter.circle(pos2(50.0, 50.0), 20.0, Color32::TRANSPARENT, Stroke::NONE);
+            let points = [pos2(0.0, 0.0), pos2(50.0, 50.0), pos2(99.0, 0.0)];
+            let none = PathStroke::NONE;
+            painter.add(QuadraticBezierShape::from_points_stroke(points, false, Color32::TRANSPARENT, none));
+            painter.rect_filled(Rect::NAN, 0.0, Color32::RED);
+            let broken = vec![pos2(f32::NAN, 0.0), pos2(1.0, 1.0)];
+            painter.add(Shape::line(broken, Stroke::new(1.0, Color32::RED)));
+            let mut mesh = Mesh::default();
+            mesh.add_triangle(0, 1, 2);
+            painter.add(Shape::Mesh(mesh.into()));
+        });
+        assert_eq!(svg.lines().count(), 4, "only the background: {svg}");
+    }
+
+    #[test]
+    fn rectangles_keep_corners_strokes_and_angles() {
+        let svg = drawn(|painter| {
+            let rect = Rect::from_min_size(pos2(10.0, 10.0), vec2(40.0, 20.0));
+            let corners = CornerRadius { nw: 0, ne: 5, sw: 0, se: 0 };
+            painter.rect_filled(rect, corners, Color32::RED);
+            painter.rect_stroke(rect, 4.0, Stroke::new(2.0, Color32::BLUE), StrokeKind::Outside);
+            painter.add(RectShape::filled(rect, 0.0, Color32::GREEN).with_angle(std::f32::consts::FRAC_PI_2));
+            painter.add(RectShape::filled(rect, 0.0, Color32::BLACK).with_blur_width(6.0));
+        });
+        let parts = [
+            "<path d=\"M10 10H45A5 5 0 0 1 50 15V30",
+            "<rect x=\"9\" y=\"9\" width=\"42\" height=\"22\" rx=\"5\" fill=\"none\"",
+            "transform=\"rotate(90 30 20)\"",
+            "<feGaussianBlur stdDeviation=\"1.73\"/>",
+        ];
+        has(&svg, &parts);
+    }
+
+    #[test]
+    fn meshes_become_gradients_areas_and_cells() {
+        let svg = drawn(|painter| {
+            let rect = Rect::from_min_size(pos2(10.0, 10.0), vec2(40.0, 20.0));
+            let fade = [Color32::TRANSPARENT, Color32::RED];
+            painter.add(Shape::gradient_rect(rect, egui::Direction::TopDown, fade));
+            let mut mesh = Mesh::default();
+            mesh.add_colored_rect(rect, Color32::BLUE);
+            for (x, y) in [(0.0, 50.0), (20.0, 90.0), (40.0, 60.0), (60.0, 95.0)] {
+                mesh.colored_vertex(pos2(x, y), Color32::GREEN);
+            }
+            mesh.add_triangle(4, 5, 6);
+            mesh.add_triangle(5, 6, 7);
+            painter.add(Shape::mesh(mesh));
+        });
+        let parts = [
+            "<stop offset=\"0\" stop-color=\"#ff0000\" stop-opacity=\"0\"/>",
+            "fill=\"url(#d0)\"",
+            "shape-rendering=\"crispEdges\" fill=\"#0000ff\"",
+            "<path d=\"M0,50 40,60 20,90ZM20,90 40,60 60,95Z\" fill=\"#00ff00\"",
+        ];
+        has(&svg, &parts);
+    }
+
+    #[test]
+    fn parts_of_textures_are_tinted_turned_and_clipped() {
+        let svg = drawn(|painter| {
+            let pixels = vec![Color32::WHITE, Color32::BLUE];
+            let image = ColorImage::new([2, 1], pixels);
+            let texture = painter.ctx().load_texture("two", image, TextureOptions::LINEAR);
+            let place = Rect::from_min_size(pos2(10.0, 10.0), vec2(40.0, 20.0));
+            let mirrored = Rect::from_min_max(pos2(1.0, 0.0), pos2(0.0, 1.0));
+            painter.image(texture.id(), place, mirrored, Color32::RED);
+            let inside = Rect::from_min_max(pos2(0.25, 0.0), pos2(1.0, 1.0));
+            painter.image(texture.id(), place.translate(vec2(0.0, 40.0)), inside, Color32::WHITE);
+        });
+        let parts = [
+            "transform=\"matrix(-40 0 0 20 50 10)\"",
+            "<polygon points=\"10,50 50,50 50,70 10,70\"/>",
+            "<image x=\"-3.33\" y=\"50\" width=\"53.33\"",
+        ];
+        has(&svg, &parts);
+        let data = svg.split("base64,").nth(1).and_then(|rest| rest.split('"').next()).expect("an image");
+        let png = BASE64_STANDARD.decode(data).expect("base64");
+        let image = image::load_from_memory(&png).expect("a PNG").to_rgba8();
+        assert_eq!(image.get_pixel(0, 0).0, [255, 0, 0, 255], "white, tinted red");
+        assert_eq!(image.get_pixel(1, 0).0, [0, 0, 0, 255], "blue, tinted red");
+    }
+
+    #[test]
+    fn text_keeps_its_formats_and_is_legal_xml() {
+        let svg = drawn(|painter| {
+            let plain = TextFormat::simple(FontId::monospace(10.0), Color32::PLACEHOLDER);
+            let line = Stroke::new(1.0, Color32::BLUE);
+            let mut job = LayoutJob::default();
+            job.append("a\u{ffff}\tb", 0.0, plain.clone());
+            job.append("c", 0.0, TextFormat { background: Color32::RED, ..plain.clone() });
+            job.append("d", 0.0, TextFormat { underline: line, italics: true, ..plain });
+            let galley = painter.layout_job(job);
+            let shape = TextShape::new(pos2(10.0, 10.0), galley, Color32::GREEN).with_opacity_factor(0.5);
+            painter.add(shape);
+        });
+        let parts = [
+            "fill=\"#00ff00\" fill-opacity=\"0.5\">a</text>",
+            ">b</text>",
+            "fill=\"#ff0000\" fill-opacity=\"0.5\"/>",
+            "stroke=\"#0000ff\" stroke-opacity=\"0.5\"",
+            "font-style=\"italic\"",
+            "font-family=\"Hack",
+        ];
+        has(&svg, &parts);
     }
 
     #[test]

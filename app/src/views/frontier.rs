@@ -41,7 +41,7 @@ pub fn show(ui: &mut Ui, scene: &mut Scene<'_>) {
     let height = ((ui.available_height() - gap.y) / 2.0 - 4.0).max(190.0);
     let along = Along::Cutoffs(scene.run.layers());
     let theme = ui.theme();
-    let selected = std::collections::BTreeSet::new();
+    let selected = scene.state.selection.layers.clone();
     let mut cutoff = scene.state.cutoff;
     let level = Some((scene.state.tolerance, "tolerance"));
     let chart = |title, unit, curves, logarithmic, range, level| Chart {

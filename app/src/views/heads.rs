@@ -99,6 +99,9 @@ fn grid(ui: &mut Ui, scene: &mut Scene<'_>, figure: StepFigure) {
     for (layer, head) in scene.state.selection.heads.iter().filter(|(l, h)| *l < layers && *h < heads) {
         frame(ui, palette, cell_of(*layer, *head));
     }
+    for &layer in scene.state.selection.layers.iter().filter(|layer| **layer < layers) {
+        frame(ui, palette, cell_of(layer, 0).union(cell_of(layer, heads - 1)));
+    }
     if let Some(pointer) = response.hover_pos() {
         let at = (pointer - grid.min) / grid.size() * vec2(heads as f32, layers as f32);
         let (layer, head) = ((at.y as usize).min(layers - 1), (at.x as usize).min(heads - 1));

@@ -340,7 +340,7 @@ fn describe(scene: &Scene<'_>, values: &Pyramid, layer: usize, column: usize) ->
     }
 }
 
-/// Frames around what is selected.
+/// Frames around what is selected, and a dot beside each layer with selected heads.
 fn selection(
     painter: &Painter,
     palette: &Palette,
@@ -361,6 +361,10 @@ fn selection(
     for &layer in selection.layers.iter().filter(|layer| **layer < values.rows()) {
         let top = rows.top() + layer as f32 * height;
         outline(Rect::from_x_y_ranges(rows.x_range(), top..=top + height));
+    }
+    for (layer, _) in selection.heads.iter().filter(|(layer, _)| *layer < values.rows()) {
+        let centre = pos2(rows.left() - 2.0, rows.top() + (*layer as f32 + 0.5) * height);
+        painter.circle_filled(centre, 3.0, palette.accent);
     }
     let columns: Vec<usize> = match scene.state.columns {
         Columns::Tokens => selection.token.into_iter().collect(),

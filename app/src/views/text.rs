@@ -154,12 +154,23 @@ fn pattern_layers(scene: &Scene<'_>) -> Vec<usize> {
     if of_heads.is_empty() { (0..scene.run.layers()).collect() } else { of_heads.into_iter().collect() }
 }
 
+/// Whether single heads or steps are selected and their patterns are there.
+fn is_finer(scene: &Scene<'_>) -> bool {
+    let selection = &scene.state.selection;
+    (!selection.heads.is_empty() || !selection.steps.is_empty()) && lacking(scene).is_empty()
+}
+
+/// Attention received by each token under the selection.
+fn values(scene: &Scene<'_>, pyramid: &Pyramid) -> Vec<f32> {
+    if is_finer(scene) { of_patterns(scene, pyramid.columns()) } else { of_layers(scene, pyramid) }
+}
+
 fn shades(cache: &mut Cache, scene: &Scene<'_>) -> Option<Arc<Shades>> {
     let maps = scene.maps?;
     let state = &scene.state;
     let pyramid = maps.tokens(state.token_figure);
     let selection = &state.selection;
-    let finer = (!selection.heads.is_empty() || !selection.steps.is_empty()) && lacking(scene).is_empty();
+    let finer = is_finer(scene);
     let key = key(&(
         pyramid.id(),
         &selection.layers,
@@ -172,7 +183,7 @@ fn shades(cache: &mut Cache, scene: &Scene<'_>) -> Option<Arc<Shades>> {
     {
         return Some(shades.clone());
     }
-    let values = if finer { of_patterns(scene, pyramid.columns()) } else { of_layers(scene, pyramid) };
+    let values = values(scene, pyramid);
     let row = Pyramid::from_rows(&values, 1, values.len());
     let scale = Scale::fit(state.text_scale, &row, false, state.leave_out_bos);
     let positions = values.iter().map(|value| scale.position(0, *value)).collect();
@@ -326,7 +337,7 @@ fn key(parts: &impl Hash) -> u64 {
 /// A row for each token.
 pub fn figures<'a>(scene: &'a Scene<'_>) -> Option<Figures<'a>> {
     let pyramid = scene.maps?.tokens(scene.state.token_figure);
-    let values = of_layers(scene, pyramid);
+    let values = values(scene, pyramid);
     let tokens = &scene.prompt().prompt_token_text;
     Some(Figures {
         columns: vec![

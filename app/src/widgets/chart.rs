@@ -201,8 +201,9 @@ impl Chart<'_> {
         }
         let selected = self.selected;
         let shown = plot.show(ui, |plot| {
-            for &layer in selected.iter().filter(|_| matches!(along, Along::Layers(_))) {
-                let range = layer as f64 - 0.5..=layer as f64 + 0.5;
+            for &layer in selected {
+                // Layer ℓ lies between the cutoffs ℓ and ℓ+1.
+                let range = start + layer as f64..=start + layer as f64 + 1.0;
                 plot.span(Span::new("", range).fill(design::faded(palette.accent, 0.25)).border_width(0.0));
             }
             if let Some((at, name)) = self.level {

@@ -6,8 +6,6 @@ use crate::state::Window;
 use eframe::egui::{Color32, ColorImage, Id, Painter, Rect, TextureHandle, TextureOptions, Ui, pos2};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Widest texture that every graphics driver takes.
-const WIDEST: f32 = 8_192.0;
 /// Pixels of one stripe of an undefined cell.
 const STRIPE: usize = 3;
 
@@ -82,7 +80,8 @@ impl HeatMapImage {
     pub fn paint(&self, ui: &Ui, painter: &Painter, area: Rect, map: &HeatMap<'_>, window: Window) {
         let scale = self.scale(map);
         let mut cache = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let pixels = (area.width() * ui.ctx().pixels_per_point()).round().clamp(1.0, WIDEST) as usize;
+        let widest = ui.input(|input| input.max_texture_side);
+        let pixels = ((area.width() * ui.ctx().pixels_per_point()).round() as usize).clamp(1, widest);
         let key = Key {
             values: map.values.id(),
             columns: map.values.columns(),

@@ -2,11 +2,13 @@
 //! each cutoff costs.
 
 use super::{Scene, shown, swatch};
+use crate::data::StepFigure;
 use crate::design::{self, Palette, space};
 use crate::widgets::axis;
 use eframe::egui::{
     Align2, Color32, Painter, Rect, Sense, Shape, Stroke, Ui, WidgetInfo, accesskit::Role, pos2,
 };
+use layerscope_diagnostics::summary::mean;
 
 /// Widths of the strips.
 const WIDTHS: [f32; 3] = [146.0, 112.0, 112.0];
@@ -107,15 +109,47 @@ impl Strip<'_> {
     }
 }
 
-/// BoS, prompt and decode mass stacked: they sum to 1.
+/// What the masses are shown of.
+const MASSES: [StepFigure; 3] = [StepFigure::PromptMass, StepFigure::BosMass, StepFigure::DecodeMass];
+
+/// Prompt, BoS and decode mass of a layer, which sum to 1: of its selected heads, else of the selected steps, else of all.
+fn masses_of(scene: &Scene<'_>, layer: usize) -> [f64; 3] {
+    let (prompt, selection) = (scene.prompt(), &scene.state.selection);
+    let heads: Vec<usize> =
+        selection.heads.iter().filter(|(of, _)| *of == layer).map(|(_, head)| *head).collect();
+    MASSES.map(|figure| match scene.maps {
+        _ if !heads.is_empty() => {
+            let values = figure.of(&prompt.heads);
+            mean(heads.iter().filter_map(|head| values?.get([layer, *head]).copied()))
+        }
+        Some(maps) if !selection.steps.is_empty() => {
+            let values = maps.steps(figure);
+            mean(selection.steps.iter().map(|step| f64::from(values.value(layer, *step))))
+        }
+        _ => {
+            let named = prompt.layers.named();
+            let curve = named.iter().find(|(name, _)| *name == column(figure)).map(|(_, values)| *values);
+            curve.and_then(|values| values.get(layer)).copied().unwrap_or(f64::NAN)
+        }
+    })
+}
+
+/// A mass's column in `layers.parquet`.
+fn column(figure: StepFigure) -> &'static str {
+    match figure {
+        StepFigure::BosMass => "bos_mass",
+        StepFigure::DecodeMass => "decode_mass",
+        _ => "prompt_mass",
+    }
+}
+
+/// The masses stacked.
 fn masses(strip: &mut Strip<'_>, scene: &Scene<'_>) {
-    let figures = &scene.prompt().layers;
     let colours = [strip.palette.prompt, strip.palette.bos, strip.palette.decode];
-    let curves = [&figures.prompt_mass, &figures.bos_mass, &figures.decode_mass];
     for layer in 0..strip.layers {
         let mut left = strip.plot.left();
-        for (curve, colour) in curves.iter().zip(colours) {
-            let width = curve.get(layer).copied().unwrap_or(f64::NAN) as f32 * strip.plot.width();
+        for (mass, colour) in masses_of(scene, layer).into_iter().zip(colours) {
+            let width = mass as f32 * strip.plot.width();
             if width.is_nan() {
                 continue;
             }
@@ -138,14 +172,15 @@ fn masses(strip: &mut Strip<'_>, scene: &Scene<'_>) {
 }
 
 fn masses_at(scene: &Scene<'_>, share: f32) -> String {
-    let (figures, layer) = (&scene.prompt().layers, layer_at(scene, share));
-    let at = |curve: &[f64]| shown(curve.get(layer).copied().unwrap_or(f64::NAN));
-    format!(
-        "layer {layer}\nprompt mass {}\nBoS mass {}\ndecode mass {}",
-        at(&figures.prompt_mass),
-        at(&figures.bos_mass),
-        at(&figures.decode_mass)
-    )
+    let layer = layer_at(scene, share);
+    let [prompt, bos, decode] = masses_of(scene, layer).map(shown);
+    let selection = &scene.state.selection;
+    let of = match () {
+        () if selection.heads.iter().any(|(of, _)| *of == layer) => ", selected heads",
+        () if !selection.steps.is_empty() => ", selected steps",
+        () => "",
+    };
+    format!("layer {layer}{of}\nprompt mass {prompt}\nBoS mass {bos}\ndecode mass {decode}")
 }
 
 /// The frontier: mean KL over prompts at each cutoff, with its upper bound, and the tolerance.

@@ -1,0 +1,116 @@
+//! What the viewer has the engine do.
+
+use super::Viewer;
+use crate::engine::Engine;
+use crate::engine::message::Command;
+use crate::live::policy_name;
+use crate::state::View;
+use layerscope_diagnostics::record::Anchor;
+use layerscope_engine::{ModelSource, PromptText, WeightsPrecision};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How soon the window is drawn after the engine said something. Not at once: drawing takes time from an engine on the
+/// same processor, and the times that it measures are to be its own.
+const PACE: Duration = Duration::from_millis(80);
+/// The same where the processor also does the work of a graphics card.
+const PACE_IN_SOFTWARE: Duration = Duration::from_millis(500);
+impl Viewer {
+    pub(super) fn load(&mut self, source: ModelSource) {
+        self.send(Command::LoadModel { source, precision: WeightsPrecision::Native });
+    }
+
+    pub(super) fn send(&mut self, command: Command) {
+        let ctx = self.ctx.clone();
+        let pace = if self.launch.drawn_in_software { PACE_IN_SOFTWARE } else { PACE };
+        let wake = move || ctx.request_repaint_after(pace);
+        let engine = self.engine.get_or_insert_with(|| Engine::start(wake));
+        if let Err(error) = engine.send(command) {
+            self.say_error(error.to_string());
+        }
+    }
+
+    pub(super) fn stop(&mut self) {
+        if let Some(engine) = &self.engine {
+            // Cancelling cannot fail for want of room; an engine that is gone has nothing to stop.
+            let _ = engine.send(Command::Cancel);
+        }
+    }
+
+    /// The policy of the marker.
+    pub(super) fn policy(&self) -> String {
+        let layers = self.model.as_ref().map_or_else(|| self.layers(), |model| model.layers);
+        policy_name(self.state.cutoff.clamp(1, layers), self.state.anchor == Anchor::Bos, layers)
+    }
+
+    pub(super) fn generate(&mut self) {
+        self.state.view = View::Generate;
+        if self.form.prompt.trim().is_empty() || self.engine.as_ref().is_some_and(Engine::is_busy) {
+            return;
+        }
+        if !self.needs_model() {
+            return;
+        }
+        let command = Command::Generate {
+            prompt: PromptText::Plain(self.form.prompt.clone()),
+            policies: vec!["full".into(), self.policy()],
+            max_new_tokens: self.form.max_new_tokens,
+        };
+        self.live = Arc::default();
+        self.send(command);
+    }
+
+    /// Loads the run's model, if none is loaded and it is known where it is; whether one is there or comes.
+    pub(super) fn needs_model(&mut self) -> bool {
+        if self.model.is_some() {
+            return true;
+        }
+        match self.model_of_run() {
+            Some(source) => {
+                self.load(source);
+                true
+            }
+            None => {
+                let name = self.run.as_ref().map_or("a model", |run| run.manifest.model.name.as_str());
+                self.say_error(format!(
+                    "open {name} first (its GGUF file or folder): it was not found by its name"
+                ));
+                false
+            }
+        }
+    }
+
+    /// Where the run's model is, by its name.
+    pub(super) fn model_of_run(&self) -> Option<ModelSource> {
+        let name = &self.run.as_ref()?.manifest.model.name;
+        let found = self.launch.models.iter().find(|(known, _)| known == name);
+        found.map(|(_, source)| source.clone())
+    }
+
+    pub(super) fn read_pattern(&mut self, layers: Vec<usize>) {
+        let Some(run) = self.run.clone() else { return };
+        let Some(prompt) = run.prompts.get(self.state.prompt) else { return };
+        if !self.needs_model() {
+            return;
+        }
+        self.reading_pattern_of = Some(self.state.prompt);
+        self.send(Command::ReadPattern {
+            prompt_tokens: prompt.prompt_tokens.clone(),
+            continuation: prompt.generated.clone(),
+            layers,
+        });
+    }
+
+    pub(super) fn record(&mut self) {
+        let recording = self.recorder.prompts().map(|prompts| Command::Record {
+            prompts,
+            max_new_tokens: self.recorder.max_new_tokens,
+            folder: PathBuf::from(self.recorder.folder.trim()),
+        });
+        match recording {
+            Ok(command) => self.send(command),
+            Err(error) => self.say_error(error.to_string()),
+        }
+    }
+}
