@@ -191,8 +191,10 @@ pub struct ViewState {
     pub token_window: Option<Window>,
     /// Decode steps shown; `None` for all.
     pub step_window: Option<Window>,
-    /// Scale of colours.
+    /// Scale of colours where tokens are the columns: few of them receive most of the attention.
     pub scale: ScaleKind,
+    /// Scale of colours of steps and heads, whose figures are mostly shares.
+    pub share_scale: ScaleKind,
     /// Scale of the shades behind text.
     pub text_scale: ScaleKind,
     /// Colours.
@@ -222,7 +224,8 @@ impl Default for ViewState {
             head_figure: StepFigure::default(),
             token_window: None,
             step_window: None,
-            scale: ScaleKind::default(),
+            scale: ScaleKind::Log,
+            share_scale: ScaleKind::Linear,
             // Text is read: only what stands out is to be shaded.
             text_scale: ScaleKind::Linear,
             colour_map: ColourMap::default(),

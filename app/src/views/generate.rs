@@ -1,7 +1,7 @@
 //! Live generation: full depth and the cutoff side by side.
 
 use super::map::choose;
-use crate::data::{Pyramid, ScaleKind, StepFigure, exact};
+use crate::data::{Pyramid, StepFigure, exact};
 use crate::design::{self, Palette, size, space};
 use crate::live::{LIVE_FIGURES, Live, Side};
 use crate::state::{ViewState, Window};
@@ -291,7 +291,7 @@ fn live_map(ui: &mut Ui, scene: &mut LiveScene<'_>) {
     let Some(values) = map_of(scene, shown) else { return };
     let heat = HeatMap {
         values,
-        scale: if scene.state.scale == ScaleKind::Percentile { ScaleKind::Linear } else { scene.state.scale },
+        scale: scene.state.share_scale,
         colours: scene.state.colour_map,
         per_row: false,
         without_first: false,

@@ -32,7 +32,7 @@ pub fn show(ui: &mut Ui, scene: &mut Scene<'_>) {
 fn controls(ui: &mut Ui, scene: &mut Scene<'_>) {
     ui.horizontal_wrapped(|ui| {
         choose(ui, "Figure", &mut scene.state.head_figure, StepFigure::of_heads(), StepFigure::name);
-        choose(ui, "Scale", &mut scene.state.scale, ScaleKind::ALL, ScaleKind::name);
+        choose(ui, "Scale", &mut scene.state.share_scale, ScaleKind::ALL, ScaleKind::name);
         choose(ui, "Colours", &mut scene.state.colour_map, ColourMap::ALL, ColourMap::name);
         ui.checkbox(&mut scene.state.per_row, "Per layer")
             .on_hover_text("Give each layer a scale of its own");
@@ -49,7 +49,7 @@ fn grid(ui: &mut Ui, scene: &mut Scene<'_>, figure: StepFigure) {
     let (layers, heads) = values.dim();
     let flat: Vec<f32> = values.iter().map(|value| *value as f32).collect();
     let pyramid = Pyramid::from_rows(&flat, layers, heads);
-    let scale = Scale::fit(scene.state.scale, &pyramid, scene.state.per_row, false);
+    let scale = Scale::fit(scene.state.share_scale, &pyramid, scene.state.per_row, false);
     ui.horizontal_top(|ui| {
         ui.add_space(size::AXIS);
         let name = format!("{}, {}, mean over decode steps of this prompt", figure.name(), figure.unit());

@@ -40,7 +40,10 @@ pub fn show(ui: &mut Ui, scene: &mut Scene<'_>) {
     };
     let heat = HeatMap {
         values,
-        scale: state.scale,
+        scale: match state.columns {
+            Columns::Tokens => state.scale,
+            Columns::Steps => state.share_scale,
+        },
         colours: state.colour_map,
         per_row: state.per_row,
         without_first: state.leave_out_bos && state.columns == Columns::Tokens,
@@ -124,7 +127,11 @@ fn controls(ui: &mut Ui, scene: &mut Scene<'_>) {
             }
             Columns::Steps => choose(ui, "Figure", &mut state.step_figure, StepFigure::ALL, StepFigure::name),
         }
-        choose(ui, "Scale", &mut state.scale, ScaleKind::ALL, ScaleKind::name);
+        let scale = match state.columns {
+            Columns::Tokens => &mut state.scale,
+            Columns::Steps => &mut state.share_scale,
+        };
+        choose(ui, "Scale", scale, ScaleKind::ALL, ScaleKind::name);
         choose(ui, "Colours", &mut state.colour_map, design::ColourMap::ALL, design::ColourMap::name);
         ui.checkbox(&mut state.per_row, "Per layer").on_hover_text("Give each layer a scale of its own");
         if state.columns == Columns::Tokens {
