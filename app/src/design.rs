@@ -183,12 +183,6 @@ pub fn faded(colour: Color32, opacity: f32) -> Color32 {
     colour.gamma_multiply(opacity)
 }
 
-/// Black or white, whichever reads better upon a colour.
-pub fn text_upon(colour: Color32) -> Color32 {
-    let [r, g, b, _] = colour.to_array().map(f32::from);
-    if 0.299 * r + 0.587 * g + 0.114 * b > 140.0 { Color32::BLACK } else { Color32::WHITE }
-}
-
 /// Captions and axis labels.
 pub fn caption() -> FontId {
     FontId::new(size::CAPTION, FontFamily::Proportional)

@@ -61,11 +61,6 @@ impl View {
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|view| view.name().eq_ignore_ascii_case(name))
     }
-
-    /// Whether it shows a recorded run.
-    pub fn needs_run(self) -> bool {
-        !matches!(self, Self::Generate | Self::Record)
-    }
 }
 
 /// What the map's columns are.

@@ -73,11 +73,6 @@ impl Scale {
         self.kind
     }
 
-    /// Whether every row has ends of its own.
-    pub fn is_per_row(&self) -> bool {
-        self.per_row
-    }
-
     /// Where a value of a row stands on the bar, in \[0, 1\]; NaN where it is undefined.
     pub fn position(&self, row: usize, value: f32) -> f32 {
         let (lower, upper) = self.ends[if self.per_row { row.min(self.ends.len() - 1) } else { 0 }];

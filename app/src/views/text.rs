@@ -23,6 +23,8 @@ struct Cache {
     pieces: Option<(u64, Arc<Vec<Piece>>)>,
     flow: Flow,
     shades: Option<(u64, Arc<Shades>)>,
+    /// The token that was selected when last drawn; another, selected elsewhere, is scrolled to.
+    selected: Option<usize>,
 }
 
 /// Attention received by each token, and where it stands on the scale.
@@ -67,8 +69,8 @@ pub fn show(ui: &mut Ui, scene: &mut Scene<'_>) {
         ui.ctx().request_repaint();
     }
     let mut scroll = ScrollArea::vertical().auto_shrink(false);
-    let asked: Option<usize> = ui.data_mut(|data| data.remove_temp(Id::unique("scroll to token")));
-    if let Some(line) = asked.and_then(|token| cache.flow.line_of(&pieces, token)) {
+    let elsewhere = scene.state.selection.token.filter(|token| cache.selected != Some(*token));
+    if let Some(line) = elsewhere.and_then(|token| cache.flow.line_of(&pieces, token)) {
         scroll = scroll.vertical_scroll_offset((line as f32 * height - ui.available_height() / 2.0).max(0.0));
     }
     let flow = &cache.flow;
@@ -79,6 +81,7 @@ pub fn show(ui: &mut Ui, scene: &mut Scene<'_>) {
             line(ui, scene, &pieces[flow.line(index)], rect, &response, &shades);
         }
     });
+    cache.selected = scene.state.selection.token;
 }
 
 fn controls(ui: &mut Ui, scene: &mut Scene<'_>) {

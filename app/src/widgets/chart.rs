@@ -2,7 +2,7 @@
 
 use super::{CutoffLine, Direction, axis};
 use crate::data::short;
-use crate::design::{self, Palette};
+use crate::design;
 use eframe::egui::{
     Align, Color32, Id, Layout, Rect, RichText, Sense, Shape, Stroke, Ui, WidgetInfo, accesskit::Role, pos2,
     vec2,
@@ -279,9 +279,4 @@ fn label(at: &HoverPosition<'_>, along: Along, value: impl Fn(f64) -> f64) -> Op
         Along::Cutoffs(_) => format!("cutoff {:.0}", position.x),
     };
     Some(format!("{plot_name}\n{place}: {}", short(value(position.y) as f32)))
-}
-
-/// The palette's colour for what is not one of the curves compared.
-pub fn neutral(palette: &Palette) -> Color32 {
-    palette.weak_text
 }

@@ -1,6 +1,8 @@
 //! What can be said on the command line.
 
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use layerscope_app::state::View;
 use layerscope_engine::WeightsPrecision;
 use std::path::PathBuf;
 
@@ -216,28 +218,22 @@ pub(crate) struct ViewArguments {
     #[arg(long, default_value_t = 1.0, value_parser = pixels_per_point, requires = "screenshot")]
     pub(crate) pixels_per_point: f32,
     /// The view in front
-    #[arg(long, value_enum)]
-    pub(crate) view: Option<ViewName>,
+    #[arg(long, value_parser = view_names(), ignore_case = true)]
+    pub(crate) view: Option<View>,
     /// Light or dark
     #[arg(long, value_enum)]
     pub(crate) theme: Option<ThemeName>,
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
-pub(crate) enum ViewName {
-    Map,
-    Text,
-    Curves,
-    Heads,
-    Frontier,
-    Generate,
-    Record,
-}
-
-#[derive(Debug, Clone, Copy, ValueEnum)]
 pub(crate) enum ThemeName {
     Light,
     Dark,
+}
+
+fn view_names() -> impl TypedValueParser<Value = View> {
+    PossibleValuesParser::new(View::ALL.map(View::name))
+        .try_map(|name| View::from_name(&name).ok_or("there is no such view"))
 }
 
 /// Most pixels along a side that graphics drivers draw.

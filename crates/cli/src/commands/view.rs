@@ -1,9 +1,8 @@
 //! `layerscope view`: the viewer, in a window or drawn into a file.
 
-use crate::args::{ThemeName, ViewArguments, ViewName};
+use crate::args::{ThemeName, ViewArguments};
 use crate::commands::demo;
 use crate::models;
-use layerscope_app::state::View;
 use layerscope_app::{Launch, Open, Theme, open_window, screenshot, vec2};
 use layerscope_engine::{Error, Result};
 use std::path::PathBuf;
@@ -30,7 +29,7 @@ pub(crate) fn run(arguments: &ViewArguments) -> Result<ExitCode> {
         open,
         models: models::named(),
         runs_folder,
-        view: arguments.view.map(View::from),
+        view: arguments.view,
         theme: arguments.theme.map(Theme::from),
         drawn_in_software: false,
     };
@@ -43,20 +42,6 @@ pub(crate) fn run(arguments: &ViewArguments) -> Result<ExitCode> {
         None => open_window(launch)?,
     }
     Ok(ExitCode::SUCCESS)
-}
-
-impl From<ViewName> for View {
-    fn from(name: ViewName) -> Self {
-        match name {
-            ViewName::Map => Self::Map,
-            ViewName::Text => Self::Text,
-            ViewName::Curves => Self::Curves,
-            ViewName::Heads => Self::Heads,
-            ViewName::Frontier => Self::Frontier,
-            ViewName::Generate => Self::Generate,
-            ViewName::Record => Self::Record,
-        }
-    }
 }
 
 impl From<ThemeName> for Theme {
