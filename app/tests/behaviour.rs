@@ -499,3 +499,28 @@ fn a_picture_may_be_as_large_as_4k() {
     let bytes = std::fs::read(&path).expect("the picture");
     assert_eq!(bytes[16..24], [0, 0, 15, 0, 0, 0, 8, 112]);
 }
+
+#[test]
+fn a_token_selected_in_the_map_is_scrolled_to_in_the_text() {
+    let run = tempfile::tempdir().expect("a folder");
+    synthetic::write(run.path(), Sizes { positions: 6_000, prompts: 1, ..SIZES }, false);
+    let mut window = opened(run.path());
+    let map = window.get_by_label_contains("Map: Attention received").rect();
+    let at = map.min + vec2(0.9, 0.5) * map.size();
+    window.drag_at(at);
+    window.drop_at(at);
+    window.run_steps(2);
+    let token = viewer(&window).state().selection.token.expect("a token");
+    show(&mut window, View::Text);
+    window.run_steps(4);
+    // The pointer is put where the line must be: in the middle of the text, where it finds tokens nearby.
+    let line = window.get_all_by_label_contains("sleeps").nth(8).expect("a line in sight").rect();
+    window.hover_at(line.left_center() + vec2(20.0, 0.0));
+    window.run_steps(30);
+    let shown = window.get_all_by_label_contains("position ").find_map(|node| {
+        let node = node.accesskit_node();
+        let label = node.label().or(node.value())?;
+        label.strip_prefix("position ")?.split(':').next()?.parse::<usize>().ok()
+    });
+    assert!(shown.is_some_and(|shown| shown.abs_diff(token) < 300), "{shown:?} {token}");
+}

@@ -64,12 +64,13 @@ pub fn show(ui: &mut Ui, scene: &mut Scene<'_>) {
     };
     let height = ui.fonts_mut(|fonts| fonts.row_height(&design::body())) + 7.0;
     let width = ui.available_width() - space::LARGE;
-    if !cache.flow.lay_out(ui, &pieces, width) {
+    let is_laid_out = cache.flow.lay_out(ui, &pieces, width);
+    if !is_laid_out {
         // A very long prompt is laid out over several frames.
         ui.ctx().request_repaint();
     }
     let mut scroll = ScrollArea::vertical().auto_shrink(false);
-    let elsewhere = scene.state.selection.token.filter(|token| cache.selected != Some(*token));
+    let elsewhere = scene.state.selection.token.filter(|token| is_laid_out && cache.selected != Some(*token));
     if let Some(line) = elsewhere.and_then(|token| cache.flow.line_of(&pieces, token)) {
         scroll = scroll.vertical_scroll_offset((line as f32 * height - ui.available_height() / 2.0).max(0.0));
     }
@@ -81,7 +82,9 @@ pub fn show(ui: &mut Ui, scene: &mut Scene<'_>) {
             line(ui, scene, &pieces[flow.line(index)], rect, &response, &shades);
         }
     });
-    cache.selected = scene.state.selection.token;
+    if is_laid_out {
+        cache.selected = scene.state.selection.token;
+    }
 }
 
 fn controls(ui: &mut Ui, scene: &mut Scene<'_>) {
