@@ -261,6 +261,14 @@ fn the_map_zooms_pans_and_shows_steps() {
     window.drop_at(map.center() - vec2(50.0, 0.0));
     window.run_steps(2);
     assert!(viewer(&window).state().token_window.expect("a part").start > shown.start);
+    window.get_by_label_contains("Map: Attention received").focus();
+    window.run_steps(2);
+    let before = viewer(&window).state().token_window.expect("a part");
+    window.key_press(Key::ArrowRight);
+    window.key_press(Key::Plus);
+    window.run_steps(2);
+    let after = viewer(&window).state().token_window.expect("a part");
+    assert!(after.start > before.start && after.width() < before.width(), "{before:?} {after:?}");
     window.key_press(Key::Num0);
     window.run_steps(2);
     assert!(viewer(&window).state().token_window.is_none());

@@ -234,7 +234,9 @@ fn help(ui: &mut Ui) -> Outcome {
                 ("click", "select a layer with a token, step or head; again: select nothing"),
                 ("Shift click", "add to the selection or take away from it"),
                 ("double click", "show the whole prompt"),
-                ("Tab, arrows", "reach every control; move the cutoff's line while it has the focus"),
+                ("Tab", "reach every control, the map and the cutoff's line among them"),
+                ("arrows", "move the cutoff's line, or pan the map, where they have the focus"),
+                ("+  −  Home", "zoom the map, or show all of it, where it has the focus"),
             ] {
                 ui.label(RichText::new(keys).monospace());
                 ui.label(meaning);

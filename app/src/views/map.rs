@@ -8,8 +8,8 @@ use crate::widgets::{
     Column, CutoffLine, Direction, Figures, HeatMap, HeatMapImage, axis, colour_bar, token_label,
 };
 use eframe::egui::{
-    Align2, Color32, ComboBox, Key, Label, Painter, Pos2, Rect, Response, RichText, Sense, Shape, Stroke,
-    StrokeKind, Ui, WidgetInfo, accesskit::Role, epaint::TextShape, pos2, vec2,
+    Align2, Color32, ComboBox, EventFilter, Key, Label, Painter, Pos2, Rect, Response, RichText, Sense,
+    Shape, Stroke, StrokeKind, Ui, WidgetInfo, accesskit::Role, epaint::TextShape, pos2, vec2,
 };
 
 mod strips;
@@ -212,7 +212,15 @@ fn interact(ui: &mut Ui, rows: Rect, mut window: Window, columns: usize) -> (Res
         window = window.moved(-f64::from(scroll.x) * per_point, columns);
     }
     if response.has_focus() {
+        // Otherwise these keys would move the focus on.
+        let arrows = EventFilter { horizontal_arrows: true, ..EventFilter::default() };
+        ui.memory_mut(|memory| memory.set_focus_lock_filter(response.id, arrows));
         let pressed = |key| ui.input(|input| input.key_pressed(key));
+        for (key, share) in [(Key::ArrowLeft, -0.25), (Key::ArrowRight, 0.25)] {
+            if pressed(key) {
+                window = window.moved(share * window.width(), columns);
+            }
+        }
         let middle = (window.start + window.end) / 2.0;
         for (key, factor) in [(Key::Plus, 1.5), (Key::Equals, 1.5), (Key::Minus, 1.0 / 1.5)] {
             if pressed(key) {
