@@ -141,6 +141,33 @@ fn generation_is_reproducible_and_speed_at_full_depth_is_full() {
     assert!(shallow["kv_bytes"].as_u64() < full["kv_bytes"].as_u64());
 }
 
+/// Of the texts that the embedded model writes on and on, some end in a loop: what is said of it is in the tokens.
+#[test]
+fn a_loop_at_the_end_of_a_text_is_told() {
+    let mut loops = 0;
+    for prompt in ["alpha: 3\nbeta: 7\nalpha:", "one two three one two three one", "a a a a a a a a a a"] {
+        for policy in ["full", "speed:2"] {
+            let generated = json(
+                layerscope()
+                    .arg("generate")
+                    .arg(tiny_model())
+                    .args(["--json", "--ignore-eos", "--max-new-tokens", "80", "--policy", policy])
+                    .args(["--prompt", prompt]),
+            );
+            let tokens = numbers(&generated["tokens"]);
+            let repetition = &generated["repetition"];
+            let Some(period) = repetition["period"].as_u64() else {
+                continue;
+            };
+            let covered = (period * repetition["rounds"].as_u64().unwrap()) as usize;
+            let end = &tokens[tokens.len() - covered..];
+            assert_eq!(end[period as usize..], end[..covered - period as usize]);
+            loops += 1;
+        }
+    }
+    assert!(loops > 0, "greedy text of so small a model loops somewhere");
+}
+
 #[test]
 fn capture_writes_named_activations_and_pattern_rows_sum_to_one() {
     let folder = tempfile::tempdir().unwrap();

@@ -3,7 +3,7 @@
 use crate::data::{Pyramid, StepFigure};
 use crate::engine::message::{Candidate, Event, LiveAttention, LiveToken};
 use crate::views::frontier::Measured;
-use layerscope_engine::Policy;
+use layerscope_engine::{Policy, Repetition};
 
 /// The figures that decode steps show live.
 pub const LIVE_FIGURES: [StepFigure; 4] =
@@ -37,6 +37,8 @@ pub struct Side {
     pub tpot_s: Option<f64>,
     /// Whether it ended, and if so whether the user stopped it.
     pub ended: Option<bool>,
+    /// The loop that its text ends in, once it ended.
+    pub repetition: Option<Repetition>,
     /// Layer × decode step, in the order of [`LIVE_FIGURES`].
     pub maps: [Pyramid; 4],
 }
@@ -70,6 +72,7 @@ impl Live {
                     ttft_s: None,
                     tpot_s: None,
                     ended: None,
+                    repetition: None,
                     maps: std::array::from_fn(|_| Pyramid::new(layers)),
                 });
             }
@@ -88,6 +91,8 @@ impl Live {
                     (side.ttft_s, side.tpot_s, side.kv_bytes) = (*ttft_s, *tpot_s, *kv_bytes);
                     side.text_rest.clone_from(text_rest);
                     side.ended = Some(*cancelled);
+                    let ids: Vec<u32> = side.tokens.iter().map(|token| token.id).collect();
+                    side.repetition = Repetition::at_end_of(&ids);
                 }
             }
             _ => {}

@@ -10,6 +10,7 @@ use eframe::egui::{
     Align, Align2, Button, DragValue, Grid, Label, Layout, Rect, RichText, ScrollArea, Sense, Stroke,
     StrokeKind, TextEdit, TextFormat, Ui, WidgetInfo, accesskit::Role, pos2, text::LayoutJob, vec2,
 };
+use layerscope_engine::Repetition;
 
 /// What the user typed.
 #[derive(Debug, Clone)]
@@ -143,6 +144,11 @@ fn pane(ui: &mut Ui, palette: &Palette, side: &Side, divergence: Option<usize>, 
             let colour = if side.is_full() { palette.text } else { palette.cutoff };
             ui.label(RichText::new(&side.policy).monospace().strong().color(colour));
             ui.weak(status(side));
+            if let Some(Repetition { period, rounds }) = side.repetition {
+                let looping =
+                    RichText::new(format!("loops: {rounds} × {period} tokens")).color(palette.warning);
+                ui.label(looping).on_hover_text("The text ends in the same tokens over and over");
+            }
         });
         metrics(ui, side);
         ui.separator();

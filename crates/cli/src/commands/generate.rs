@@ -3,7 +3,8 @@
 use crate::args::GenerateArguments;
 use crate::{models, output};
 use layerscope_engine::{
-    Choice, Error, Generation, GenerationEvent, GenerationSettings, Interrupt, Policy, Result, generate,
+    Choice, Error, Generation, GenerationEvent, GenerationSettings, Interrupt, Policy, Repetition, Result,
+    generate,
 };
 use serde_json::json;
 use std::io::Write;
@@ -51,6 +52,7 @@ pub(crate) fn run(arguments: &GenerateArguments, interrupt: &Interrupt) -> Resul
             "prompt_tokens": prompt,
             "tokens": generation.tokens,
             "text": model.tokenizer.decode_skipping_special(&generation.tokens)?,
+            "repetition": Repetition::at_end_of(&generation.tokens),
             "ttft_s": generation.ttft_s,
             "tpot_s": generation.tpot_s,
             "kv_bytes": generation.kv_bytes,
@@ -89,8 +91,15 @@ fn summary(policy: &Policy, prompt_len: usize, generation: &Generation) -> Strin
         Some(seconds) => format!("TPOT {:.1} ms ({:.1} tokens/s), ", seconds * 1e3, 1.0 / seconds),
         None => String::new(),
     };
+    let repetition = match Repetition::at_end_of(&generation.tokens) {
+        Some(Repetition { period: 1, rounds }) => format!("; it ends in the same token {rounds} times"),
+        Some(Repetition { period, rounds }) => {
+            format!("; it ends in a loop, {rounds} times the same {period} tokens")
+        }
+        None => String::new(),
+    };
     format!(
-        "[{policy}] {prompt_len} prompt tokens, {} generated; TTFT {:.2} s, {per_token}KV {}",
+        "[{policy}] {prompt_len} prompt tokens, {} generated; TTFT {:.2} s, {per_token}KV {}{repetition}",
         generation.tokens.len(),
         generation.ttft_s,
         output::bytes(generation.kv_bytes as f64)
