@@ -2,6 +2,14 @@
 
 use crate::attention::{AttentionShape, KeySpan, Queries, SEGMENTS};
 
+/// Σ a_i·b_i and Σ |a_i·b_i|.
+pub fn dot(a: &[f32], b: &[f32]) -> (f64, f64) {
+    a.iter().zip(b).fold((0.0, 0.0), |(sum, size), (&a, &b)| {
+        let product = f64::from(a) * f64::from(b);
+        (sum + product, size + product.abs())
+    })
+}
+
 /// What [`attention`] yields; `rows` queries, `H` query heads.
 #[derive(Debug, Clone)]
 pub struct ReferenceAttention {
