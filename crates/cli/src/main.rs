@@ -24,8 +24,10 @@ fn main() -> ExitCode {
 }
 
 fn run(arguments: Arguments) -> Result<ExitCode> {
-    // Before any other thread exists, since it sets an environment variable.
-    layerscope_engine::one_pool()?;
+    // The viewer's engine has a thread of its own, which makes the pool.
+    if !matches!(arguments.command, Command::View(_)) {
+        layerscope_engine::one_pool()?;
+    }
     let interrupt = interrupt::install()?;
     quiet_guarded_panics();
     match arguments.command {

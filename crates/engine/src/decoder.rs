@@ -3,7 +3,7 @@
 
 use crate::hooks::{Hooks, Site};
 use crate::weights::{Embedding, Linear, Weight, WeightSource, WeightsPrecision};
-use crate::{ModelConfig, Result};
+use crate::{ModelConfig, Result, tensor};
 use candle_core::{Device, Tensor};
 use layerscope_kernels::AttentionShape;
 use std::ops::Range;
@@ -155,7 +155,7 @@ impl Decoder {
         layers: Range<usize>,
         pass: &mut Pass<'_, '_>,
     ) -> Result<Tensor> {
-        let rotary = self.rotary(positions)?;
+        let rotary = self.rotary(positions);
         for layer in layers {
             x = self.block(layer, x, positions, &rotary, pass)?;
         }
@@ -174,9 +174,9 @@ impl Decoder {
         let x = pass.hooks.visit(layer, Site::ResidPre, positions, x)?;
         let at = Location { layer, positions };
         let attention_output = self.attention(weights, &x, at, rotary, pass)?;
-        let x = pass.hooks.visit(layer, Site::ResidMid, positions, (x + attention_output)?)?;
+        let x = pass.hooks.visit(layer, Site::ResidMid, positions, tensor::add(&x, &attention_output)?)?;
         let mlp_output = self.mlp(weights, &x, at, pass)?;
-        pass.hooks.visit(layer, Site::ResidPost, positions, (x + mlp_output)?)
+        pass.hooks.visit(layer, Site::ResidPost, positions, tensor::add(&x, &mlp_output)?)
     }
 
     fn attention(
@@ -191,13 +191,14 @@ impl Decoder {
         let (rows, config) = (positions.len(), &self.config);
         let normed =
             self.norm(x, &weights.attention_norm, layer, Site::AttentionNormalized, positions, pass.hooks)?;
-        let mut project = |linear: &Linear, heads: usize, site: Site| {
-            let projected = linear.forward(&normed, pass.exact)?.reshape((rows, heads, config.head_dim))?;
-            pass.hooks.visit(layer, site, positions, projected)
+        let projections = [&weights.query, &weights.key, &weights.value];
+        let [q, k, v] = Linear::forward_together(projections, &normed, pass.exact)?;
+        let mut by_head = |projected: Tensor, heads: usize, site: Site| {
+            pass.hooks.visit(layer, site, positions, projected.reshape((rows, heads, config.head_dim))?)
         };
-        let q = project(&weights.query, config.heads, Site::Query)?;
-        let k = project(&weights.key, config.kv_heads, Site::Key)?;
-        let v = project(&weights.value, config.kv_heads, Site::Value)?;
+        let q = by_head(q, config.heads, Site::Query)?;
+        let k = by_head(k, config.kv_heads, Site::Key)?;
+        let v = by_head(v, config.kv_heads, Site::Value)?;
         let q = pass.hooks.visit(layer, Site::RotatedQuery, positions, rotary.apply(&q)?)?;
         let k = pass.hooks.visit(layer, Site::RotatedKey, positions, rotary.apply(&k)?)?;
         let z = pass.attend.attend(at, [&q, &k, &v], pass.hooks)?;
@@ -211,11 +212,10 @@ impl Decoder {
     fn mlp(&self, weights: &Block, x: &Tensor, at: Location<'_>, pass: &mut Pass<'_, '_>) -> Result<Tensor> {
         let Location { layer, positions } = at;
         let normed = self.norm(x, &weights.mlp_norm, layer, Site::MlpNormalized, positions, pass.hooks)?;
-        let gate = weights.gate.forward(&normed, pass.exact)?;
+        let [gate, up] = Linear::forward_together([&weights.gate, &weights.up], &normed, pass.exact)?;
         let gate = pass.hooks.visit(layer, Site::MlpPre, positions, gate)?;
-        let up = weights.up.forward(&normed, pass.exact)?;
         let up = pass.hooks.visit(layer, Site::MlpPreLinear, positions, up)?;
-        let gated = (gate.silu()? * up)?;
+        let gated = tensor::silu_gate(&gate, &up)?;
         let gated = pass.hooks.visit(layer, Site::MlpPost, positions, gated)?;
         let output = weights.down.forward(&gated, pass.exact)?;
         pass.hooks.visit(layer, Site::MlpOutput, positions, output)
@@ -248,15 +248,14 @@ impl Decoder {
     ) -> Result<Tensor> {
         let epsilon = self.config.norm_epsilon as f32;
         if !hooks.wants(layer, site) {
-            return Ok(candle_nn::ops::rms_norm(x, scale, epsilon)?);
+            return tensor::rms_norm(x, scale, epsilon);
         }
-        let normalized = candle_nn::ops::rms_norm(x, &scale.ones_like()?, epsilon)?;
+        let normalized = tensor::rms_norm(x, &scale.ones_like()?, epsilon)?;
         let normalized = hooks.visit(layer, site, positions, normalized)?;
         Ok(normalized.broadcast_mul(scale)?)
     }
 
-    fn rotary(&self, positions: &[usize]) -> Result<Rotary> {
-        let shape = (positions.len(), self.frequencies.len());
+    fn rotary(&self, positions: &[usize]) -> Rotary {
         let angles = positions.iter().flat_map(|&p| self.frequencies.iter().map(move |f| p as f32 * f));
         let (sin, cos): (Vec<f32>, Vec<f32>) = angles
             .map(|angle| {
@@ -264,23 +263,19 @@ impl Decoder {
                 (sin as f32, cos as f32)
             })
             .unzip();
-        Ok(Rotary {
-            cos: Tensor::from_vec(cos, shape, &self.device)?,
-            sin: Tensor::from_vec(sin, shape, &self.device)?,
-        })
+        Rotary { cos, sin }
     }
 }
 
 /// cos and sin of the rotary angles, `[rows, head_dim / 2]`.
 struct Rotary {
-    cos: Tensor,
-    sin: Tensor,
+    cos: Vec<f32>,
+    sin: Vec<f32>,
 }
 
 impl Rotary {
     /// Rotates pairs (i, i + head_dim/2) of `x [rows, heads, head_dim]`.
     fn apply(&self, x: &Tensor) -> Result<Tensor> {
-        let x = x.contiguous()?.unsqueeze(0)?;
-        Ok(candle_nn::rotary_emb::rope_thd(&x, &self.cos, &self.sin)?.squeeze(0)?)
+        tensor::rotate(x, [&self.cos, &self.sin])
     }
 }

@@ -32,6 +32,4 @@ pub use session::{Interrupt, LayerStatistics, Session, check_interrupt};
 pub use tensor::with_f32;
 pub use threads::one_pool;
 pub use tokenizer::{Message, PromptText, TokenStream, Tokenizer};
-pub use weights::{
-    Embedding, GgufFile, Linear, QuantizedRows, SafetensorsFiles, Weight, WeightSource, WeightsPrecision,
-};
+pub use weights::{Embedding, GgufFile, Linear, SafetensorsFiles, Weight, WeightSource, WeightsPrecision};

@@ -37,8 +37,6 @@ pub(crate) trait Lanes: Copy {
     /// a·b + c, rounded once where the processor can.
     fn multiply_add(self, a: Self::Floats, b: Self::Floats, c: Self::Floats) -> Self::Floats;
     fn sum(self, a: Self::Floats) -> f32;
-    /// The f16 of these bits.
-    fn half(self, bits: u16) -> f32;
 }
 
 /// Loops over arrays, for any processor.
@@ -106,7 +104,7 @@ impl Lanes for Plain {
 
     #[inline(always)]
     fn from_f16(self, bytes: &[u8; 2 * LANES]) -> [f32; LANES] {
-        std::array::from_fn(|i| self.half(u16::from_le_bytes([bytes[2 * i], bytes[2 * i + 1]])))
+        std::array::from_fn(|i| half(u16::from_le_bytes([bytes[2 * i], bytes[2 * i + 1]])))
     }
 
     #[inline(always)]
@@ -140,16 +138,17 @@ impl Lanes for Plain {
     fn sum(self, a: [f32; LANES]) -> f32 {
         a.iter().sum()
     }
+}
 
-    #[inline(always)]
-    fn half(self, bits: u16) -> f32 {
-        let bits = u32::from(bits);
-        // The exponent is moved by 112 through a product, which is right for subnormal numbers as well.
-        let magnitude = f32::from_bits((bits & 0x7fff) << 13) * f32::from_bits((254 - 15) << 23);
-        // What was infinite or NaN stays so.
-        let special = if bits & 0x7c00 == 0x7c00 { 0x7f80_0000 } else { 0 };
-        f32::from_bits(magnitude.to_bits() | special | (bits & 0x8000) << 16)
-    }
+/// The f16 of these bits, by arithmetic that needs no instructions of its own.
+#[inline(always)]
+pub(crate) fn half(bits: u16) -> f32 {
+    let bits = u32::from(bits);
+    // The exponent is moved by 112 through a product, which is right for subnormal numbers as well.
+    let magnitude = f32::from_bits((bits & 0x7fff) << 13) * f32::from_bits((254 - 15) << 23);
+    // What was infinite or NaN stays so.
+    let special = if bits & 0x7c00 == 0x7c00 { 0x7f80_0000 } else { 0 };
+    f32::from_bits(magnitude.to_bits() | special | (bits & 0x8000) << 16)
 }
 
 #[cfg(test)]
@@ -160,7 +159,7 @@ mod tests {
     fn halves_equal_the_librarys() {
         for bits in 0..=u16::MAX {
             let expected = half::f16::from_bits(bits).to_f32();
-            let found = Plain.half(bits);
+            let found = half(bits);
             assert!(
                 found == expected || (found.is_nan() && expected.is_nan()),
                 "{bits:x}: {found} {expected}"
@@ -197,7 +196,6 @@ mod tests {
             assert_eq!(floats(lanes.from_bf16(&twice)), bits(Plain.from_bf16(&twice)));
             let halves = twice.map(|byte| byte & 0xbf);
             assert_eq!(floats(lanes.from_f16(&halves)), bits(Plain.from_f16(&halves)));
-            assert_eq!(lanes.half((seed * 77) as u16), Plain.half((seed * 77) as u16));
             let (a, pa) = (lanes.from_f32(&four), Plain.from_f32(&four));
             assert_eq!(floats(a), bits(pa));
             let (b, pb) = (lanes.float(s), Plain.float(ps));

@@ -4,6 +4,8 @@
 //! W is never unpacked as a whole. One row: each row of W is unpacked in registers on its way from memory, so that memory
 //! sets the pace.
 
+mod blocks;
+mod dot;
 mod format;
 mod panel;
 mod row;

@@ -2,7 +2,7 @@
 
 use super::{LANES, Lanes};
 use std::arch::x86_64::{
-    __m256, __m256i, __m512, __m512i, _mm_add_ps, _mm_add_ss, _mm_cvtph_ps, _mm_cvtsi32_si128, _mm_cvtss_f32,
+    __m256, __m256i, __m512, __m512i, _mm_add_ps, _mm_add_ss, _mm_cvtsi32_si128, _mm_cvtss_f32,
     _mm_loadl_epi64, _mm_loadu_si128, _mm_movehdup_ps, _mm_movehl_ps, _mm256_add_ps, _mm256_and_si256,
     _mm256_castps_si256, _mm256_castps256_ps128, _mm256_castsi256_ps, _mm256_cmpeq_epi32,
     _mm256_cvtepi8_epi32, _mm256_cvtepi32_ps, _mm256_cvtepu8_epi32, _mm256_cvtepu16_epi32,
@@ -117,11 +117,6 @@ impl Lanes for Avx512 {
     #[inline(always)]
     fn sum(self, a: __m512) -> f32 {
         unsafe { _mm512_reduce_add_ps(a) }
-    }
-
-    #[inline(always)]
-    fn half(self, bits: u16) -> f32 {
-        unsafe { _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(i32::from(bits)))) }
     }
 }
 
@@ -267,11 +262,6 @@ impl Lanes for Avx2 {
             let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
             _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)))
         }
-    }
-
-    #[inline(always)]
-    fn half(self, bits: u16) -> f32 {
-        super::Plain.half(bits)
     }
 }
 

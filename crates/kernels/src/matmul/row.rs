@@ -1,5 +1,6 @@
 //! One row of activations: each row of W is unpacked on its way from memory.
 
+use super::dot::{Activations, dot};
 use super::{Product, Weights};
 use crate::Instructions;
 use crate::instructions::Operation;
@@ -32,6 +33,7 @@ pub(super) fn multiply(instructions: Instructions, x: &[f32], products: &mut [Pr
             output,
         }));
     }
+    let x = &Activations::new(x);
     let run = |task: Rows<'_>| instructions.dispatch(RowProducts { x, task });
     if tasks.len() == 1 {
         tasks.into_iter().for_each(run);
@@ -41,7 +43,7 @@ pub(super) fn multiply(instructions: Instructions, x: &[f32], products: &mut [Pr
 }
 
 struct RowProducts<'a> {
-    x: &'a [f32],
+    x: &'a Activations<'a>,
     task: Rows<'a>,
 }
 
@@ -52,7 +54,7 @@ impl Operation for RowProducts<'_> {
     fn run<S: Simd, L: Lanes>(self, _: S, lanes: L) {
         let Self { x, task: Rows { weights, first, output } } = self;
         for (index, y) in output.iter_mut().enumerate() {
-            *y = weights.format.dot(lanes, weights.row(first + index), x);
+            *y = dot(lanes, weights.format, weights.row(first + index), x);
         }
     }
 }
