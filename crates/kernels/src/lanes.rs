@@ -37,6 +37,8 @@ pub(crate) trait Lanes: Copy {
     /// a·b + c, rounded once where the processor can.
     fn multiply_add(self, a: Self::Floats, b: Self::Floats, c: Self::Floats) -> Self::Floats;
     fn sum(self, a: Self::Floats) -> f32;
+    /// Two f16: the first one sixteen times, and both.
+    fn two_halves(self, bytes: &[u8; 4]) -> (Self::Floats, [f32; 2]);
 }
 
 /// Loops over arrays, for any processor.
@@ -138,6 +140,17 @@ impl Lanes for Plain {
     fn sum(self, a: [f32; LANES]) -> f32 {
         a.iter().sum()
     }
+
+    #[inline(always)]
+    fn two_halves(self, bytes: &[u8; 4]) -> ([f32; LANES], [f32; 2]) {
+        let two = two_halves(bytes);
+        ([two[0]; LANES], two)
+    }
+}
+
+#[inline(always)]
+fn two_halves(bytes: &[u8; 4]) -> [f32; 2] {
+    [half(u16::from_le_bytes([bytes[0], bytes[1]])), half(u16::from_le_bytes([bytes[2], bytes[3]]))]
 }
 
 /// The f16 of these bits, by arithmetic that needs no instructions of its own.
@@ -196,6 +209,9 @@ mod tests {
             assert_eq!(floats(lanes.from_bf16(&twice)), bits(Plain.from_bf16(&twice)));
             let halves = twice.map(|byte| byte & 0xbf);
             assert_eq!(floats(lanes.from_f16(&halves)), bits(Plain.from_f16(&halves)));
+            let first = [halves[0], halves[1], halves[2], halves[3]];
+            let ((d, both), (pd, pboth)) = (lanes.two_halves(&first), Plain.two_halves(&first));
+            assert_eq!((floats(d), both), (bits(pd), pboth));
             let (a, pa) = (lanes.from_f32(&four), Plain.from_f32(&four));
             assert_eq!(floats(a), bits(pa));
             let (b, pb) = (lanes.float(s), Plain.float(ps));

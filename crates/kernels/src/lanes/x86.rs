@@ -2,17 +2,17 @@
 
 use super::{LANES, Lanes};
 use std::arch::x86_64::{
-    __m256, __m256i, __m512, __m512i, _mm_add_ps, _mm_add_ss, _mm_cvtsi32_si128, _mm_cvtss_f32,
+    __m256, __m256i, __m512, __m512i, _mm_add_ps, _mm_add_ss, _mm_cvtph_ps, _mm_cvtsi32_si128, _mm_cvtss_f32,
     _mm_loadl_epi64, _mm_loadu_si128, _mm_movehdup_ps, _mm_movehl_ps, _mm256_add_ps, _mm256_and_si256,
     _mm256_castps_si256, _mm256_castps256_ps128, _mm256_castsi256_ps, _mm256_cmpeq_epi32,
     _mm256_cvtepi8_epi32, _mm256_cvtepi32_ps, _mm256_cvtepu8_epi32, _mm256_cvtepu16_epi32,
     _mm256_extractf128_ps, _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_loadu_si256, _mm256_mul_ps,
     _mm256_or_si256, _mm256_set1_epi32, _mm256_set1_ps, _mm256_setr_epi32, _mm256_sll_epi32,
     _mm256_slli_epi32, _mm256_srl_epi32, _mm256_storeu_ps, _mm512_add_ps, _mm512_and_si512,
-    _mm512_castsi512_ps, _mm512_cvtepi8_epi32, _mm512_cvtepi32_ps, _mm512_cvtepu8_epi32,
-    _mm512_cvtepu16_epi32, _mm512_cvtph_ps, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_maskz_set1_epi32,
-    _mm512_mul_ps, _mm512_or_si512, _mm512_reduce_add_ps, _mm512_set1_epi32, _mm512_set1_ps,
-    _mm512_slli_epi32, _mm512_srli_epi32, _mm512_storeu_ps,
+    _mm512_broadcastss_ps, _mm512_castsi512_ps, _mm512_cvtepi8_epi32, _mm512_cvtepi32_ps,
+    _mm512_cvtepu8_epi32, _mm512_cvtepu16_epi32, _mm512_cvtph_ps, _mm512_fmadd_ps, _mm512_loadu_ps,
+    _mm512_maskz_set1_epi32, _mm512_mul_ps, _mm512_or_si512, _mm512_reduce_add_ps, _mm512_set1_epi32,
+    _mm512_set1_ps, _mm512_slli_epi32, _mm512_srli_epi32, _mm512_storeu_ps,
 };
 
 /// AVX-512 F: one register for sixteen numbers.
@@ -117,6 +117,17 @@ impl Lanes for Avx512 {
     #[inline(always)]
     fn sum(self, a: __m512) -> f32 {
         unsafe { _mm512_reduce_add_ps(a) }
+    }
+
+    #[inline(always)]
+    fn two_halves(self, bytes: &[u8; 4]) -> (__m512, [f32; 2]) {
+        // Both are loaded though often one is wanted: inserting a single f16 into a register that holds a sum would make
+        // each block wait for the one before.
+        unsafe {
+            let two = _mm_cvtph_ps(_mm_cvtsi32_si128(i32::from_le_bytes(*bytes)));
+            let both = [_mm_cvtss_f32(two), _mm_cvtss_f32(_mm_movehdup_ps(two))];
+            (_mm512_broadcastss_ps(two), both)
+        }
     }
 }
 
@@ -262,6 +273,12 @@ impl Lanes for Avx2 {
             let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
             _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)))
         }
+    }
+
+    #[inline(always)]
+    fn two_halves(self, bytes: &[u8; 4]) -> ([__m256; 2], [f32; 2]) {
+        let two = super::two_halves(bytes);
+        (self.splat(two[0]), two)
     }
 }
 

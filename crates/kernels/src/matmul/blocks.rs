@@ -23,8 +23,8 @@ pub(super) enum Offset {
     None,
     /// This many times the scale.
     OfScale(f32),
-    /// An f16 at this place.
-    At(usize),
+    /// An f16 behind the scale.
+    NextToScale,
 }
 
 /// A block of 256 elements: groups of 16 or 32 have scales and offsets of their own.
@@ -48,7 +48,7 @@ pub(super) fn dequantize_32<L: Lanes, B: Block32>(l: L, blocks: &[u8], output: &
         let offset = match B::OFFSET {
             Offset::None => l.splat(0.0),
             Offset::OfScale(factor) => l.multiply(scale, l.splat(factor)),
-            Offset::At(at) => l.splat(half_at(block, at)),
+            Offset::NextToScale => l.splat(half_at(block, B::SCALE + 2)),
         };
         let [low, upper] = B::quants(l, block);
         let (groups, _) = y.as_chunks_mut::<LANES>();
@@ -131,7 +131,7 @@ pub(super) struct Q4_1;
 impl Block32 for Q4_1 {
     const BYTES: usize = 20;
     const SCALE: usize = 0;
-    const OFFSET: Offset = Offset::At(2);
+    const OFFSET: Offset = Offset::NextToScale;
 
     #[inline(always)]
     fn quants<L: Lanes>(l: L, block: &[u8]) -> [L::Integers; 2] {
@@ -157,7 +157,7 @@ pub(super) struct Q5_1;
 impl Block32 for Q5_1 {
     const BYTES: usize = 24;
     const SCALE: usize = 0;
-    const OFFSET: Offset = Offset::At(2);
+    const OFFSET: Offset = Offset::NextToScale;
 
     #[inline(always)]
     fn quants<L: Lanes>(l: L, block: &[u8]) -> [L::Integers; 2] {

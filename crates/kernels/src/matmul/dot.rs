@@ -12,9 +12,9 @@ use crate::lanes::{LANES, Lanes};
 /// A row of activations and its sums.
 pub(super) struct Activations<'a> {
     x: &'a [f32],
-    /// Σ x over each 16 elements; zeros behind the last.
+    /// Σ x over each 16 elements.
     of_16: Vec<f32>,
-    /// Σ x over each 32 elements; zeros behind the last.
+    /// Σ x over each 32 elements.
     of_32: Vec<f32>,
     /// Σ x over each 32 elements of a block of 256, eight zeros after each eight.
     of_32_by_8: Vec<f32>,
@@ -29,11 +29,7 @@ impl<'a> Activations<'a> {
             of_32_by_8.extend(eight);
             of_32_by_8.resize(of_32_by_8.len().next_multiple_of(16), 0.0);
         }
-        let padded = |mut sums: Vec<f32>| {
-            sums.resize(sums.len().next_multiple_of(LANES), 0.0);
-            sums
-        };
-        Self { x, of_16: padded(of_16), of_32: padded(of_32), of_32_by_8 }
+        Self { x, of_16, of_32, of_32_by_8 }
     }
 }
 
@@ -89,39 +85,21 @@ fn floats<L: Lanes>(l: L, format: Format, row: &[u8], x: &[f32]) -> f32 {
 
 #[inline(always)]
 fn blocks_of_32<L: Lanes, B: Block32>(l: L, row: &[u8], x: &Activations<'_>) -> f32 {
-    let (mut sum, mut offset_sum) = (l.splat(0.0), l.splat(0.0));
-    let sums = x.of_32.as_chunks::<LANES>().0.iter();
-    // Sixteen blocks at a time, whose scales are widened together.
-    let runs = row.chunks(LANES * B::BYTES).zip(x.x.as_chunks::<32>().0.chunks(LANES)).zip(sums);
-    for ((blocks, x), sums) in runs {
-        let (mut scales, mut offsets) = ([0; 2 * LANES], [0; 2 * LANES]);
-        let halves = scales.as_chunks_mut::<2>().0.iter_mut().zip(offsets.as_chunks_mut::<2>().0);
-        for ((scale, offset), block) in halves.zip(blocks.chunks_exact(B::BYTES)) {
-            *scale = *bytes(block, B::SCALE);
-            if let Offset::At(at) = B::OFFSET {
-                *offset = *bytes(block, at);
-            }
+    let (mut sum, mut offset_sum) = (l.splat(0.0), 0.0);
+    for ((block, x), of_x) in row.chunks_exact(B::BYTES).zip(x.x.as_chunks::<32>().0).zip(&x.of_32) {
+        let (scales, [scale, next]) = l.two_halves(bytes(block, B::SCALE));
+        match B::OFFSET {
+            Offset::None => {}
+            Offset::OfScale(factor) => offset_sum += scale * (factor * of_x),
+            Offset::NextToScale => offset_sum += next * of_x,
         }
-        let scales = l.from_f16(&scales);
-        let offsets = match B::OFFSET {
-            Offset::None => None,
-            Offset::OfScale(factor) => Some(l.multiply(scales, l.splat(factor))),
-            Offset::At(_) => Some(l.from_f16(&offsets)),
-        };
-        if let Some(offsets) = offsets {
-            offset_sum = l.multiply_add(offsets, l.load(sums), offset_sum);
-        }
-        let mut scale_of = [0.0; LANES];
-        l.store(scales, &mut scale_of);
-        for ((block, x), scale) in blocks.chunks_exact(B::BYTES).zip(x).zip(&scale_of) {
-            let [low, upper] = B::quants(l, block);
-            let (x, _) = x.as_chunks::<LANES>();
-            let products = l.multiply(l.float(low), l.load(&x[0]));
-            let products = l.multiply_add(l.float(upper), l.load(&x[1]), products);
-            sum = l.multiply_add(products, l.splat(*scale), sum);
-        }
+        let [low, upper] = B::quants(l, block);
+        let (x, _) = x.as_chunks::<LANES>();
+        let products = l.multiply(l.float(low), l.load(&x[0]));
+        let products = l.multiply_add(l.float(upper), l.load(&x[1]), products);
+        sum = l.multiply_add(products, scales, sum);
     }
-    l.sum(l.add(sum, offset_sum))
+    l.sum(sum) + offset_sum
 }
 
 #[inline(always)]
