@@ -3,7 +3,7 @@
 
 use crate::hooks::{Hooks, Site};
 use crate::weights::{Embedding, Linear, Weight, WeightSource, WeightsPrecision};
-use crate::{ModelConfig, Result, tensor};
+use crate::{KvPrecision, ModelConfig, Result, tensor};
 use candle_core::{Device, Tensor};
 use layerscope_kernels::AttentionShape;
 use std::ops::Range;
@@ -17,6 +17,7 @@ pub struct Decoder {
     unembedding: Linear,
     /// Rotary frequencies, `[head_dim / 2]`, in f32 as the models were trained with.
     frequencies: Vec<f32>,
+    precision: WeightsPrecision,
     device: Device,
 }
 
@@ -101,6 +102,7 @@ impl Decoder {
             final_norm: source.vector(Weight::FinalNorm, d)?,
             unembedding,
             frequencies: config.rope.frequencies(config.head_dim).iter().map(|&f| f as f32).collect(),
+            precision,
             device: Device::Cpu,
             config,
         })
@@ -119,6 +121,14 @@ impl Decoder {
             head_dim: self.config.head_dim,
             scale: 1.0 / (self.config.head_dim as f32).sqrt(),
             window: self.config.windows[layer],
+        }
+    }
+
+    /// The type of keys and values that goes with the weights: f32 with f32, else f16.
+    pub fn kv_precision(&self) -> KvPrecision {
+        match self.precision {
+            WeightsPrecision::F32 => KvPrecision::F32,
+            WeightsPrecision::Native => KvPrecision::F16,
         }
     }
 

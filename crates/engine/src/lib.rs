@@ -24,7 +24,7 @@ pub use generate::{
 };
 pub use guard::{guarded, is_guarded};
 pub use hooks::{Hook, HookContext, HookPoint, Hooks, Site};
-pub use kv::KvStore;
+pub use kv::{KvNumbers, KvPrecision, KvStore};
 pub use model::{Model, ModelSource, gguf_config};
 pub use policy::Policy;
 pub use repetition::Repetition;

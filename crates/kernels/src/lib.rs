@@ -15,7 +15,7 @@ mod rows;
 mod tile;
 
 pub use attention::{
-    AttentionShape, KeySpan, Queries, Received, SEGMENTS, Segment, Statistics, attention,
+    AttentionShape, Elements, KeySpan, Queries, Received, SEGMENTS, Segment, Statistics, attention,
     attention_with_statistics,
 };
 pub use instructions::Instructions;
