@@ -1,11 +1,13 @@
-//! Weights: where they come from (GGUF or safetensors, memory-mapped) and how they multiply.
+//! Weights: where they come from (GGUF or safetensors, memory-mapped, or random) and how they multiply.
 
 mod gguf;
 mod linear;
+mod random;
 mod safetensors;
 
 pub use gguf::GgufFile;
 pub use linear::{Embedding, Linear, QuantizedRows};
+pub use random::{RandomWeights, ShapeWeights};
 pub use safetensors::SafetensorsFiles;
 
 use crate::Result;
