@@ -36,6 +36,8 @@ fn run(arguments: Arguments) -> Result<ExitCode> {
         Command::Show(arguments) => commands::show::run(&arguments),
         Command::Recommend(arguments) => commands::recommend::run(&arguments),
         Command::Generate(arguments) => commands::generate::run(&arguments, interrupt),
+        Command::Bench(arguments) => commands::bench::run(&arguments, interrupt),
+        Command::Needle(arguments) => commands::needle::run(&arguments, interrupt),
         Command::View(arguments) => commands::view::run(&arguments),
         Command::Capture(arguments) => commands::capture::run(&arguments, interrupt),
         Command::Models(arguments) => commands::models::run(&arguments),

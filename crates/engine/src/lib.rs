@@ -11,6 +11,7 @@ mod model;
 mod policy;
 mod repetition;
 mod session;
+mod shapes;
 mod tensor;
 mod threads;
 mod tokenizer;
@@ -29,7 +30,11 @@ pub use model::{Model, ModelSource, gguf_config};
 pub use policy::Policy;
 pub use repetition::Repetition;
 pub use session::{Interrupt, LayerStatistics, Session, check_interrupt};
+pub use shapes::Shape;
 pub use tensor::with_f32;
 pub use threads::one_pool;
 pub use tokenizer::{Message, PromptText, TokenStream, Tokenizer};
-pub use weights::{Embedding, GgufFile, Linear, SafetensorsFiles, Weight, WeightSource, WeightsPrecision};
+pub use weights::{
+    Embedding, GgufFile, Linear, RandomWeights, SafetensorsFiles, ShapeWeights, Weight, WeightSource,
+    WeightsPrecision,
+};

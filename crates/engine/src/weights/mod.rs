@@ -1,12 +1,14 @@
-//! Weights: where they come from (GGUF or safetensors, memory-mapped) and how they multiply.
+//! Weights: where they come from (GGUF or safetensors, memory-mapped, or random) and how they multiply.
 
 mod bytes;
 mod gguf;
 mod linear;
+mod random;
 mod safetensors;
 
 pub use gguf::GgufFile;
 pub use linear::{Embedding, Linear};
+pub use random::{RandomWeights, ShapeWeights};
 pub use safetensors::SafetensorsFiles;
 
 use crate::Result;
