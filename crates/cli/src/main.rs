@@ -24,6 +24,7 @@ fn main() -> ExitCode {
 }
 
 fn run(arguments: Arguments) -> Result<ExitCode> {
+    layerscope_engine::keep_freed_memory();
     // The viewer's engine has a thread of its own, which makes the pool.
     if !matches!(arguments.command, Command::View(_)) {
         layerscope_engine::one_pool()?;

@@ -1,4 +1,4 @@
-//! One thread pool.
+//! What a program sets up once: one thread pool, and memory that is kept for the next use.
 
 use crate::{Error, Result};
 
@@ -17,4 +17,19 @@ pub fn one_pool() -> Result<()> {
         .use_current_thread()
         .build_global()
         .map_err(|e| Error::failure(format!("cannot start threads: {e}")))
+}
+
+/// Tells glibc's allocator to keep freed memory for the next activations rather than return it to the system, which would
+/// clear it again page by page: a tenth of a prefill's time. Elsewhere it does nothing.
+pub fn keep_freed_memory() {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    {
+        const LARGEST_ON_HEAP: i32 = 32 << 20;
+        const KEPT: i32 = 256 << 20;
+        // SAFETY: sets two numbers of the allocator, which takes its own lock.
+        unsafe {
+            libc::mallopt(libc::M_MMAP_THRESHOLD, LARGEST_ON_HEAP);
+            libc::mallopt(libc::M_TRIM_THRESHOLD, KEPT);
+        }
+    }
 }
