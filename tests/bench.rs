@@ -43,11 +43,11 @@ fn results_keep_the_contract_and_kv_is_the_cost_models() {
             assert_eq!(result[times]["repeats"].as_array().unwrap().len(), 2);
         }
         assert_eq!(result["kv_bytes"], result["kv_bytes_model"]);
-        // (p − 1 − a)·c + (a + N)·L layer-tokens of 2 · 2 heads · 32 elements in f32.
+        // (p − 1 − a)·c + (a + N)·L layer-tokens of 2 · 2 heads · 32 elements in f16.
         let (cutoff, anchors) = [(8, 0), (5, 0), (5, 1)][index % 3];
         let layer_tokens = (length - 1 - anchors) * cutoff + (anchors + 4) * 8;
         assert_eq!(result["layer_tokens"], layer_tokens);
-        assert_eq!(result["kv_bytes"], layer_tokens * 512);
+        assert_eq!(result["kv_bytes"], layer_tokens * 256);
         if cfg!(target_os = "linux") && result["peak_bytes"].is_null() {
             assert!(report["notes"][0].as_str().unwrap().contains("peak memory"));
         }
