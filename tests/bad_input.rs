@@ -152,7 +152,14 @@ fn arguments_beyond_the_model() {
     let tiny = tiny_model();
     refuse(generate(&tiny).args(["--policy", "speed:0"]), 2, &["between 1 and"]);
     refuse(generate(&tiny).args(["--policy", &format!("speed:{}", layers + 1)]), 2, &["between 1 and"]);
-    refuse(generate(&tiny).args(["--policy", "warp:3"]), 2, &["warp:3", "speed:CUTOFF"]);
+    refuse(generate(&tiny).args(["--policy", "warp:3"]), 2, &["warp:3", "speed:CUTOFF", "swiftkv:CUTOFF"]);
+    refuse(generate(&tiny).args(["--policy", "popp:3"]), 2, &["nearest first: pop:CUTOFF"]);
+    refuse(generate(&tiny).args(["--policy", "pop:3+bos"]), 2, &["pop:3+bos", "give it as pop:CUTOFF"]);
+    refuse(
+        generate(&tiny).args(["--policy", "speed:3+x"]),
+        2,
+        &["speed:3+x", "give it as speed:CUTOFF[+ANCHORS]"],
+    );
     refuse(generate(&tiny).args(["--temperature", "0"]), 2, &["temperature"]);
     refuse(layerscope().arg("generate").arg(&tiny).args(["--prompt", ""]), 2, &["empty"]);
     refuse(

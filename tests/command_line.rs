@@ -131,7 +131,11 @@ fn generation_is_reproducible_and_speed_at_full_depth_is_full() {
     let layers =
         json(layerscope().arg("models").arg("--json"))["models"][0]["config"]["layers"].as_u64().unwrap();
     let full = generate(&["--ignore-eos"]);
-    assert_eq!(generate(&["--ignore-eos", "--policy", &format!("speed:{layers}")])["tokens"], full["tokens"]);
+    for kind in ["speed", "selfonly", "pop", "swiftkv"] {
+        let same = generate(&["--ignore-eos", "--policy", &format!("{kind}:{layers}")]);
+        assert_eq!(same["tokens"], full["tokens"], "{kind}");
+        assert!(same["caveat"].is_null(), "{kind} at all layers is the full model");
+    }
     let sampled =
         |seed| generate(&["--ignore-eos", "--temperature", "2.5", "--seed", seed])["tokens"].clone();
     assert_eq!(sampled("7"), sampled("7"));
@@ -139,6 +143,36 @@ fn generation_is_reproducible_and_speed_at_full_depth_is_full() {
     let shallow = generate(&["--ignore-eos", "--policy", "speed:2+bos"]);
     assert_eq!(shallow["kv_bytes"], shallow["kv_bytes_model"]);
     assert!(shallow["kv_bytes"].as_u64() < full["kv_bytes"].as_u64());
+}
+
+#[test]
+fn what_was_not_trained_for_its_policy_says_so() {
+    let generate = |policy: &str| {
+        let mut command = layerscope();
+        command.arg("generate").arg(tiny_model()).args(["--max-new-tokens", "4", "--ignore-eos"]);
+        command.args(["--prompt", "alpha: 3\nbeta: 7\nalpha:", "--policy", policy]);
+        command
+    };
+    let caveat = "efficiency-faithful, quality not representative";
+    let full = json(generate("full").arg("--json"));
+    for policy in ["pop:4", "swiftkv:4"] {
+        let generated = json(generate(policy).arg("--json"));
+        assert_eq!((&generated["policy"], &generated["caveat"]), (&policy.into(), &caveat.into()));
+        assert_eq!(generated["kv_bytes"], full["kv_bytes"], "{policy} keeps all KV");
+        let text = generate(policy).output().unwrap();
+        assert!(text.status.success() && stderr(&text).contains(caveat), "{}", stderr(&text));
+    }
+    for policy in ["full", "speed:4+bos+3-5", "selfonly:4+bos"] {
+        let generated = json(generate(policy).arg("--json"));
+        assert_eq!(generated["policy"], policy);
+        assert!(generated["caveat"].is_null());
+        assert_eq!(generated["kv_bytes"], generated["kv_bytes_model"]);
+        assert!(!stderr(&generate(policy).output().unwrap()).contains(caveat));
+    }
+    let help = succeed(layerscope().args(["generate", "--help"]));
+    for policy in ["full", "speed:CUTOFF", "selfonly:CUTOFF", "pop:CUTOFF", "swiftkv:CUTOFF"] {
+        assert!(help.contains(policy), "{policy} is not in {help}");
+    }
 }
 
 /// Of the texts that the embedded model writes on and on, some end in a loop: what is said of it is in the tokens.

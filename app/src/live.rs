@@ -3,7 +3,7 @@
 use crate::data::{Pyramid, StepFigure};
 use crate::engine::message::{Candidate, Event, LiveAttention, LiveToken};
 use crate::views::frontier::Measured;
-use layerscope_engine::{Policy, Repetition};
+use layerscope_engine::Repetition;
 
 /// The figures that decode steps show live.
 pub const LIVE_FIGURES: [StepFigure; 4] =
@@ -14,6 +14,9 @@ pub const LIVE_FIGURES: [StepFigure; 4] =
 pub struct Live {
     /// The sides, in the order in which they run.
     pub sides: Vec<Side>,
+    /// The cutoff whose savings, as the frontier predicts them, are measured by this; `None` where the other side is
+    /// another policy than the one that they are predicted of.
+    pub cutoff: Option<usize>,
 }
 
 /// Generation under one policy.
@@ -21,6 +24,8 @@ pub struct Live {
 pub struct Side {
     /// The policy's name.
     pub policy: String,
+    /// What has to be said where its output is shown.
+    pub caveat: Option<&'static str>,
     /// Prompt tokens p.
     pub prompt_tokens: usize,
     /// Prompt tokens that went through the model.
@@ -60,10 +65,11 @@ impl Live {
     /// Takes in what the engine says; `layers` are the model's.
     pub fn take(&mut self, event: &Event, layers: usize) {
         match event {
-            Event::GenerationStarted { side, policy, prompt_tokens, kv_bytes } => {
+            Event::GenerationStarted { side, policy, prompt_tokens, kv_bytes, caveat } => {
                 self.sides.truncate(*side);
                 self.sides.push(Side {
                     policy: policy.clone(),
+                    caveat: *caveat,
                     prompt_tokens: *prompt_tokens,
                     prefilled: 0,
                     tokens: vec![],
@@ -117,10 +123,9 @@ impl Live {
         if full.ended != Some(false) || cut.ended != Some(false) {
             return None;
         }
-        let cutoff = cut.policy.strip_prefix("speed:")?.trim_end_matches("+bos").parse().ok()?;
         let saved = |full: f64, cut: f64| 1.0 - cut / full;
         Some(Measured {
-            cutoff,
+            cutoff: self.cutoff?,
             ttft_saved: saved(full.ttft_s?, cut.ttft_s?),
             tpot_saved: full.tpot_s.zip(cut.tpot_s).map(|(full, cut)| saved(full, cut)),
         })
@@ -154,13 +159,5 @@ impl Side {
     /// Whether its policy is full depth.
     pub fn is_full(&self) -> bool {
         self.policy == "full"
-    }
-}
-
-/// The policy's name of a cutoff and anchor.
-pub fn policy_name(cutoff: usize, bos: bool, layers: usize) -> String {
-    match Policy::speed(cutoff, bos, layers) {
-        Ok(policy) => policy.to_string(),
-        Err(_) => format!("speed:{cutoff}"),
     }
 }

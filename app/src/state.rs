@@ -170,6 +170,8 @@ pub struct ViewState {
     pub cutoff: usize,
     /// Which prompt tokens keep KV at every layer.
     pub anchor: Anchor,
+    /// The kind of policy that is generated beside full depth, by its name.
+    pub policy: String,
     /// Largest mean KL accepted, nats.
     pub tolerance: f64,
     /// What is selected.
@@ -211,6 +213,7 @@ impl Default for ViewState {
             prompt: 0,
             cutoff: usize::MAX,
             anchor: Anchor::Bos,
+            policy: "speed".into(),
             tolerance: layerscope_cutoff::recommend::DEFAULT_TOLERANCE,
             selection: Selection::default(),
             columns: Columns::Tokens,

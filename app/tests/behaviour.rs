@@ -325,6 +325,32 @@ fn both_sides_are_generated_one_after_the_other() {
 }
 
 #[test]
+fn another_policy_is_chosen_by_key_remembered_and_its_caveat_shown() {
+    let mut window = opened(&tiny_model());
+    show(&mut window, View::Generate);
+    fill(&mut window, Role::MultilineTextInput, "Prompt", prompt_of_the_model());
+    window.get_by_label("Policy: speed").focus();
+    window.run_steps(2);
+    window.key_press(Key::Enter);
+    window.run_steps(2);
+    window.get_by_label("pop").focus();
+    window.run_steps(2);
+    window.key_press(Key::Enter);
+    window.run_steps(2);
+    window.get_by_label("Policy: pop");
+    assert_eq!(viewer(&window).remembered().state.policy, "pop");
+    window.get_all_by_label("Generate").last().expect("a button").click();
+    window.run_steps(1);
+    wait(&mut window);
+    let live = viewer(&window).live();
+    assert_eq!(live.sides.len(), 2, "{:?}", viewer(&window).errors().collect::<Vec<_>>());
+    assert!(live.sides[1].policy.starts_with("pop:"));
+    assert_eq!(live.sides[0].kv_bytes, live.sides[1].kv_bytes);
+    assert_eq!(live.measured(), None, "what is predicted is SPEED's");
+    window.get_by_label(live.sides[1].caveat.expect("untrained"));
+}
+
+#[test]
 fn generating_stops_when_told_and_goes_on_after_that() {
     let mut window = opened(&tiny_model());
     show(&mut window, View::Generate);

@@ -47,10 +47,10 @@ fn generate_side(
     let Task { model, events, interrupt } = task;
     // A session that is only asked what it reserves, and whether it can be at all.
     let kv_bytes =
-        Session::new(&model.decoder, policy, prompt.len(), max_new_tokens)?.store().allocated_bytes();
-    let name = policy.to_string();
-    let prompt_tokens = prompt.len();
-    events.send(Event::GenerationStarted { side, policy: name, prompt_tokens, kv_bytes }, interrupt)?;
+        Session::new(&model.decoder, policy.clone(), prompt.len(), max_new_tokens)?.store().allocated_bytes();
+    let (name, caveat, prompt_tokens) = (policy.to_string(), policy.caveat(), prompt.len());
+    events
+        .send(Event::GenerationStarted { side, policy: name, prompt_tokens, kv_bytes, caveat }, interrupt)?;
 
     let settings = GenerationSettings {
         max_new_tokens,

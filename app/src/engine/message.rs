@@ -112,6 +112,8 @@ pub enum Event {
         prompt_tokens: usize,
         /// Bytes of KV that it will hold.
         kv_bytes: usize,
+        /// What has to be said where its output is shown.
+        caveat: Option<&'static str>,
     },
     /// So many prompt tokens went through the model.
     Prefilled {

@@ -3,10 +3,11 @@
 use super::Viewer;
 use crate::engine::Engine;
 use crate::engine::message::Command;
-use crate::live::policy_name;
+use crate::live::Live;
 use crate::state::View;
+use crate::views::generate;
 use layerscope_diagnostics::record::Anchor;
-use layerscope_engine::{ModelSource, PromptText, WeightsPrecision};
+use layerscope_engine::{ModelSource, Policy, PromptText, WeightsPrecision};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -38,10 +39,17 @@ impl Viewer {
         }
     }
 
-    /// The policy of the marker.
-    pub(super) fn policy(&self) -> String {
+    /// The policy that the marker stands for, of the kind that the user chose.
+    pub(super) fn policy(&self) -> Policy {
+        let (cutoff, bos, layers) = self.marker();
+        let kind = generate::kind(&self.state.policy);
+        kind.at(cutoff, bos, layers).unwrap_or_else(|_| Policy::full(layers))
+    }
+
+    /// Cutoff, whether position 0 is an anchor, and layers.
+    fn marker(&self) -> (usize, bool, usize) {
         let layers = self.model.as_ref().map_or_else(|| self.layers(), |model| model.layers);
-        policy_name(self.state.cutoff.clamp(1, layers), self.state.anchor == Anchor::Bos, layers)
+        (self.state.cutoff.clamp(1, layers), self.state.anchor == Anchor::Bos, layers)
     }
 
     pub(super) fn generate(&mut self) {
@@ -52,12 +60,17 @@ impl Viewer {
         if !self.needs_model() {
             return;
         }
+        let (cutoff, bos, layers) = self.marker();
+        let policy = self.policy();
         let command = Command::Generate {
             prompt: PromptText::Plain(self.form.prompt.clone()),
-            policies: vec!["full".into(), self.policy()],
+            policies: vec![Policy::full(layers).to_string(), policy.to_string()],
             max_new_tokens: self.form.max_new_tokens,
         };
-        self.live = Arc::default();
+        // What the frontier predicts is SPEED's: nothing else measures it.
+        let measures =
+            cutoff < layers && Policy::speed(cutoff, bos, layers).is_ok_and(|speed| speed == policy);
+        self.live = Arc::new(Live { cutoff: measures.then_some(cutoff), ..Live::default() });
         self.send(command);
     }
 

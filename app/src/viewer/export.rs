@@ -57,7 +57,7 @@ impl Viewer {
         let shared = shared.map(|shared| super::Shared { is_picture: true, ..shared });
         let (live, mut state, mut form) = (Arc::clone(&self.live), self.state.clone(), self.form.clone());
         let model = self.model.as_ref().map_or(String::new(), |model| model.name.clone());
-        let policy = self.policy();
+        let policy = self.policy().to_string();
         if shared.is_none() && state.view != View::Generate {
             return self.say_error("there is nothing to export yet; open a run first");
         }

@@ -7,10 +7,10 @@ use crate::live::{LIVE_FIGURES, Live, Side};
 use crate::state::{ViewState, Window};
 use crate::widgets::{Column, Figures, HeatMap, HeatMapImage, axis, cell, colour_bar, token_label};
 use eframe::egui::{
-    Align, Align2, Button, DragValue, Grid, Label, Layout, Rect, RichText, ScrollArea, Sense, Stroke,
-    StrokeKind, TextEdit, TextFormat, Ui, WidgetInfo, accesskit::Role, pos2, text::LayoutJob, vec2,
+    Align, Align2, Button, ComboBox, DragValue, Grid, Label, Layout, Rect, RichText, ScrollArea, Sense,
+    Stroke, StrokeKind, TextEdit, TextFormat, Ui, WidgetInfo, accesskit::Role, pos2, text::LayoutJob, vec2,
 };
-use layerscope_engine::Repetition;
+use layerscope_engine::{POLICIES, PolicyKind, Repetition};
 
 /// What the user typed.
 #[derive(Debug, Clone)]
@@ -68,8 +68,8 @@ pub fn show(ui: &mut Ui, scene: &mut LiveScene<'_>) -> Option<Asked> {
     ui.add_space(space::SMALL);
     if scene.live.sides.is_empty() {
         ui.weak(
-            "Generates twice, first at full depth, then with the prompt in the layers above the cutoff left out, and \
-             shows where the two part. Never both at once, so that the times are true.",
+            "Generates twice, first at full depth, then under the policy chosen, at the cutoff, and shows where the two \
+             part. Never both at once, so that the times are true.",
         );
         return asked;
     }
@@ -131,10 +131,33 @@ fn controls(ui: &mut Ui, scene: &mut LiveScene<'_>) -> Option<Asked> {
         }
         ui.separator();
         ui.label("full, then");
+        policy_kinds(ui, &mut scene.state.policy);
         ui.label(RichText::new(scene.policy).monospace().color(design::palette(ui).cutoff));
         ui.weak(format!("· {}", scene.model));
     });
     asked
+}
+
+/// The kind of policy of a name; SPEED where a name is no longer known.
+pub(crate) fn kind(name: &str) -> &'static PolicyKind {
+    let by_cutoff = || POLICIES.iter().filter(|kind| kind.by_cutoff);
+    by_cutoff().find(|kind| kind.name == name).or_else(|| by_cutoff().next()).unwrap_or(&POLICIES[0])
+}
+
+/// The choice among the kinds of policies that a cutoff makes.
+fn policy_kinds(ui: &mut Ui, chosen: &mut String) {
+    let shown = kind(chosen);
+    let response = ComboBox::from_id_salt("policy").selected_text(shown.name).width(84.0).show_ui(ui, |ui| {
+        for kind in POLICIES.iter().filter(|kind| kind.by_cutoff) {
+            let one = ui.selectable_label(kind.name == shown.name, kind.name);
+            if one.on_hover_text(kind.description).clicked() {
+                *chosen = kind.name.into();
+            }
+        }
+    });
+    let name = format!("Policy: {}", shown.name);
+    response.response.widget_info(|| WidgetInfo::labeled(Role::ComboBox, true, &name));
+    response.response.on_hover_text(format!("{}. Cutoff and anchor are the marker’s", shown.description));
 }
 
 fn pane(ui: &mut Ui, palette: &Palette, side: &Side, divergence: Option<usize>, height: f32) {
@@ -151,11 +174,15 @@ fn pane(ui: &mut Ui, palette: &Palette, side: &Side, divergence: Option<usize>, 
             }
         });
         metrics(ui, side);
+        if let Some(caveat) = side.caveat {
+            ui.label(RichText::new(caveat).color(palette.warning));
+        }
         ui.separator();
+        let above = if side.caveat.is_some() { 98.0 } else { 78.0 };
         ScrollArea::vertical()
             .id_salt(&side.policy)
             .auto_shrink(false)
-            .max_height(height - 78.0)
+            .max_height(height - above)
             .stick_to_bottom(side.ended.is_none())
             .show(ui, |ui| {
                 // Columns are laid out justified; running text is not.
@@ -371,6 +398,7 @@ pub fn figures(live: &Live) -> Figures<'_> {
             Column::new("token id", ""),
             Column::new("token", ""),
             Column::new("probability", ""),
+            Column::new("caveat", ""),
         ],
         rows: rows.len(),
         row: Box::new(move |row| {
@@ -383,6 +411,7 @@ pub fn figures(live: &Live) -> Figures<'_> {
                 token.id.to_string(),
                 token_label(&token.token),
                 cell(own.map_or(f64::NAN, |candidate| candidate.probability)),
+                side.caveat.unwrap_or_default().to_owned(),
             ]
         }),
     }

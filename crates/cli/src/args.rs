@@ -190,8 +190,8 @@ pub(crate) struct GenerateArguments {
     pub(crate) model: ModelArguments,
     #[command(flatten)]
     pub(crate) prompt: PromptArguments,
-    /// `full`, `speed:CUTOFF` or `speed:CUTOFF+bos`
-    #[arg(long, default_value = "full")]
+    /// Which prompt tokens exist at which layers, e.g. `full`, `speed:24+bos` or `pop:24`; `--help` lists all
+    #[arg(long, default_value = "full", long_help = policy_help())]
     pub(crate) policy: String,
     /// At most this many tokens
     #[arg(long, default_value_t = 128)]
@@ -322,6 +322,10 @@ pub(crate) enum ThemeName {
     Dark,
 }
 
+fn policy_help() -> String {
+    format!("Which prompt tokens exist at which layers:\n{}", layerscope_engine::policies_help())
+}
+
 fn view_names() -> impl TypedValueParser<Value = View> {
     PossibleValuesParser::new(View::ALL.map(View::name))
         .try_map(|name| View::from_name(&name).ok_or("there is no such view"))
@@ -360,8 +364,8 @@ pub(crate) struct CaptureArguments {
     /// Also generate this many tokens, greedily, and capture them
     #[arg(long, default_value_t = 0)]
     pub(crate) max_new_tokens: usize,
-    /// `full`, `speed:CUTOFF` or `speed:CUTOFF+bos`
-    #[arg(long, default_value = "full")]
+    /// Which prompt tokens exist at which layers, e.g. `full`, `speed:24+bos` or `pop:24`; `--help` lists all
+    #[arg(long, default_value = "full", long_help = policy_help())]
     pub(crate) policy: String,
     /// safetensors file to write
     #[arg(long)]

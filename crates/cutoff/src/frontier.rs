@@ -12,7 +12,8 @@ use candle_core::{Device, Tensor};
 use layerscope_diagnostics::probe::{ProbedRun, for_each_logits};
 use layerscope_diagnostics::record::{Anchor, Divergence, FrontierRow, KnockoutRow};
 use layerscope_engine::{
-    Attend, Decoder, Hooks, Interrupt, KvNumbers, KvStore, Location, Pass, Result, check_interrupt, with_f32,
+    Attend, Decoder, Depth, Hooks, Interrupt, KvNumbers, KvStore, Location, Pass, Result, check_interrupt,
+    with_f32,
 };
 use layerscope_kernels::{KeySpan, Queries, Segment, attention};
 use rayon::prelude::*;
@@ -124,9 +125,14 @@ fn through_layer(
             steps,
         };
         let mut hooks = Hooks::none();
-        let mut pass = Pass { attend: &mut attend, hooks: &mut hooks, exact: true };
+        let mut pass = Pass { attend: &mut attend, hooks: &mut hooks, exact: true, keys_values_from: None };
         let positions = positions.repeat(group.len());
-        let x = decoder.forward(Tensor::cat(&rows, 0)?, &positions, layer..layer + 1, &mut pass)?;
+        let x = decoder.forward(
+            Tensor::cat(&rows, 0)?,
+            &positions,
+            Depth::of_layers(layer..layer + 1),
+            &mut pass,
+        )?;
         for (index, variant) in variants.into_iter().enumerate() {
             after.push((variant, x.narrow(0, index * steps, steps)?));
         }

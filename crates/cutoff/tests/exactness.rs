@@ -3,11 +3,13 @@
 #![allow(clippy::unwrap_used)]
 
 use candle_core::{Device, Tensor};
+use layerscope_cutoff::cost::{Workload, bytes_per_token_layer};
 use layerscope_cutoff::frontier::frontier;
 use layerscope_diagnostics::probe::{self, Continuation, for_each_logits};
 use layerscope_diagnostics::record::{Anchor, Divergence};
 use layerscope_engine::{
-    Attend, Decoder, Hooks, Interrupt, Location, Model, ModelSource, Pass, Result, WeightsPrecision, with_f32,
+    Attend, Decoder, Depth, Hooks, Interrupt, Location, Model, ModelSource, Pass, Policy, Result, Session,
+    WeightsPrecision, with_f32,
 };
 use layerscope_kernels::reference;
 use proptest::prelude::*;
@@ -86,8 +88,8 @@ fn whole_run(
     let mut hooks = Hooks::none();
     let x = decoder.embed(sequence, &positions, &mut hooks).unwrap();
     let mut attend = Naive { decoder, hidden };
-    let mut pass = Pass { attend: &mut attend, hooks: &mut hooks, exact: true };
-    let x = decoder.forward(x, &positions, 0..model.config().layers, &mut pass).unwrap();
+    let mut pass = Pass { attend: &mut attend, hooks: &mut hooks, exact: true, keys_values_from: None };
+    let x = decoder.forward(x, &positions, Depth::of_layers(0..model.config().layers), &mut pass).unwrap();
     let mut rows = vec![];
     let decode = x.narrow(0, p - 1, sequence.len() + 1 - p).unwrap();
     for_each_logits(decoder, &decode, |_, logits| rows.push(logits.to_vec())).unwrap();
@@ -172,6 +174,72 @@ proptest! {
             });
             let what = format!("p {p}, knockout {}", row.layer);
             assert_close(row.divergence, (&full, &other), &answer, &what);
+        }
+    }
+}
+
+/// Logits of a session that is fed the answer, step by step.
+fn fed(policy: Policy, prompt: &[u32], answer: &[u32]) -> Vec<Vec<f32>> {
+    let mut session = Session::new(&MODEL.decoder, policy, prompt.len(), answer.len()).unwrap();
+    let mut hooks = Hooks::none();
+    let mut logits = vec![session.prefill(prompt, &mut hooks, &Interrupt::new(false), &mut |_| {}).unwrap()];
+    for &token in &answer[..answer.len() - 1] {
+        logits.push(session.step(token, &mut hooks).unwrap());
+    }
+    logits.iter().map(|logits| logits.to_vec1().unwrap()).collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 12, max_shrink_iters: 20, ..ProptestConfig::default() })]
+
+    #[test]
+    fn every_cutoff_equals_a_session_that_leaves_the_prompt_out(
+        prompt in proptest::collection::vec(3u32..900, 1..600),
+        answer in proptest::collection::vec(3u32..900, 1..7),
+        chosen in any::<[prop::sample::Index; 4]>(),
+    ) {
+        let model = &*MODEL;
+        let (p, layers) = (prompt.len(), model.config().layers);
+        let interrupt = Interrupt::new(false);
+        let run = probe::run(
+            &model.decoder, &prompt, &Continuation::Given(&answer), &interrupt, &mut |_| {},
+        ).unwrap();
+        let found = frontier(&model.decoder, &run, &interrupt, &mut |_| {}).unwrap();
+        let full = fed(Policy::full(layers), &prompt, &answer);
+        for index in &chosen {
+            let row = index.get(&found.rows);
+            let policy = Policy::speed(row.cutoff, row.anchor == Anchor::Bos, layers).unwrap();
+            let what = format!("p {p}, {policy}");
+            assert_close(row.divergence, (&full, &fed(policy, &prompt, &answer)), &answer, &what);
+        }
+    }
+
+    #[test]
+    fn every_policy_allocates_what_the_cost_model_says(
+        p in 1usize..900,
+        n in 1usize..50,
+        cutoff in 1usize..=8,
+        anchors in proptest::collection::btree_set(0usize..1000, 0..5),
+        kind in prop::sample::select(vec!["speed", "selfonly"]),
+    ) {
+        let decoder = &MODEL.decoder;
+        let config = decoder.config();
+        let workload = Workload { prompt_tokens: p - 1, decode_tokens: n };
+        let bytes = bytes_per_token_layer(config.kv_heads, config.head_dim, size_of::<f32>());
+        let list: String = anchors.iter().map(|anchor| format!("+{anchor}")).collect();
+        let within = anchors.range(..p - 1).count();
+        for (name, token_layers) in [
+            (format!("{kind}:{cutoff}{list}"), workload.cut_token_layers(cutoff, config.layers, within)),
+            (format!("pop:{cutoff}"), workload.full_token_layers(config.layers)),
+            (format!("swiftkv:{cutoff}"), workload.full_token_layers(config.layers)),
+            ("full".into(), workload.full_token_layers(config.layers)),
+        ] {
+            let policy = Policy::parse(&name, config.layers).unwrap();
+            prop_assert_eq!(policy.capacity(p, n).iter().sum::<usize>() as u64, token_layers, "{}", name);
+            let work = policy.layer_tokens(p, n);
+            prop_assert_eq!((work.block + work.projected) as u64, token_layers, "{}", name);
+            let session = Session::new(decoder, policy, p, n).unwrap();
+            prop_assert_eq!(session.store().allocated_bytes() as u64, token_layers * bytes, "{}", name);
         }
     }
 }

@@ -3,7 +3,7 @@
 
 use crate::hooks::{Hooks, Site};
 use crate::weights::{Embedding, Linear, Weight, WeightSource, WeightsPrecision};
-use crate::{KvPrecision, ModelConfig, Result, tensor};
+use crate::{Depth, KvPrecision, ModelConfig, Result, tensor};
 use candle_core::{Device, Tensor};
 use layerscope_kernels::AttentionShape;
 use std::ops::Range;
@@ -59,6 +59,8 @@ pub struct Pass<'a, 'h> {
     pub hooks: &'a mut Hooks<'h>,
     /// Multiply block-quantised weights in f32 even for a single row.
     pub exact: bool,
+    /// What keys and values are projected from, `[rows, d]`, normalised; the layer's own input where it is `None`.
+    pub keys_values_from: Option<&'a Tensor>,
 }
 
 impl Decoder {
@@ -154,7 +156,7 @@ impl Decoder {
         hooks.visit(0, Site::Embed, positions, self.embedding.forward(tokens)?)
     }
 
-    /// The residual stream `x [rows, d]` of rows at `positions` through the blocks of `layers`.
+    /// The residual stream `x [rows, d]` of rows at `positions` through the half-layers of `depth`.
     ///
     /// # Errors
     /// Whatever fails beneath.
@@ -162,31 +164,74 @@ impl Decoder {
         &self,
         mut x: Tensor,
         positions: &[usize],
-        layers: Range<usize>,
+        depth: Range<Depth>,
         pass: &mut Pass<'_, '_>,
     ) -> Result<Tensor> {
         let rotary = self.rotary(positions);
-        for layer in layers {
-            x = self.block(layer, x, positions, &rotary, pass)?;
+        for half in Depth::halves(depth) {
+            let at = Location { layer: half.layer(), positions };
+            x = if half.is_attention() {
+                self.attention_half(x, at, &rotary, pass)?
+            } else {
+                self.mlp_half(x, at, pass)?
+            };
         }
         Ok(x)
     }
 
-    fn block(
+    fn attention_half(
         &self,
-        layer: usize,
         x: Tensor,
-        positions: &[usize],
+        at: Location<'_>,
         rotary: &Rotary,
         pass: &mut Pass<'_, '_>,
     ) -> Result<Tensor> {
-        let weights = &self.blocks[layer];
+        let Location { layer, positions } = at;
         let x = pass.hooks.visit(layer, Site::ResidPre, positions, x)?;
-        let at = Location { layer, positions };
-        let attention_output = self.attention(weights, &x, at, rotary, pass)?;
-        let x = pass.hooks.visit(layer, Site::ResidMid, positions, tensor::add(&x, &attention_output)?)?;
-        let mlp_output = self.mlp(weights, &x, at, pass)?;
-        pass.hooks.visit(layer, Site::ResidPost, positions, tensor::add(&x, &mlp_output)?)
+        let attention_output = self.attention(&self.blocks[layer], &x, at, rotary, pass)?;
+        pass.hooks.visit(layer, Site::ResidMid, positions, tensor::add(&x, &attention_output)?)
+    }
+
+    fn mlp_half(&self, x: Tensor, at: Location<'_>, pass: &mut Pass<'_, '_>) -> Result<Tensor> {
+        let mlp_output = self.mlp(&self.blocks[at.layer], &x, at, pass)?;
+        pass.hooks.visit(at.layer, Site::ResidPost, at.positions, tensor::add(&x, &mlp_output)?)
+    }
+
+    /// The residual stream `x [rows, d]` through the attention norm of a layer; no hook point.
+    ///
+    /// # Errors
+    /// Whatever fails beneath.
+    pub fn attention_norm(&self, layer: usize, x: &Tensor) -> Result<Tensor> {
+        let epsilon = self.config.norm_epsilon as f32;
+        tensor::rms_norm(x, &self.blocks[layer].attention_norm, epsilon)
+    }
+
+    /// K and V of rows that do not run through `layers`, projected from their residual stream `x [rows, d]` through each
+    /// layer's own attention norm, or that of layer `shared_norm`; `keep` gets each layer's, as [`Attend`] would.
+    ///
+    /// # Errors
+    /// Whatever fails beneath.
+    pub fn project_keys_values(
+        &self,
+        x: &Tensor,
+        positions: &[usize],
+        (layers, shared_norm): (Range<usize>, Option<usize>),
+        hooks: &mut Hooks<'_>,
+        keep: &mut dyn FnMut(usize, [&Tensor; 2]) -> Result<()>,
+    ) -> Result<()> {
+        let rotary = self.rotary(positions);
+        let shared = shared_norm.map(|layer| self.attention_norm(layer, x)).transpose()?;
+        for layer in layers {
+            let normed = match &shared {
+                Some(shared) => shared,
+                None => &self.attention_norm(layer, x)?,
+            };
+            let projections = [&self.blocks[layer].key, &self.blocks[layer].value];
+            let projected = Linear::forward_together(projections, normed, false)?;
+            let [k, v] = self.keys_values(projected, Location { layer, positions }, &rotary, hooks)?;
+            keep(layer, [&k, &v])?;
+        }
+        Ok(())
     }
 
     fn attention(
@@ -201,21 +246,38 @@ impl Decoder {
         let (rows, config) = (positions.len(), &self.config);
         let normed =
             self.norm(x, &weights.attention_norm, layer, Site::AttentionNormalized, positions, pass.hooks)?;
-        let projections = [&weights.query, &weights.key, &weights.value];
-        let [q, k, v] = Linear::forward_together(projections, &normed, pass.exact)?;
-        let mut by_head = |projected: Tensor, heads: usize, site: Site| {
-            pass.hooks.visit(layer, site, positions, projected.reshape((rows, heads, config.head_dim))?)
+        let Block { query, key, value, .. } = weights;
+        let [q, k, v] = match pass.keys_values_from {
+            None => Linear::forward_together([query, key, value], &normed, pass.exact)?,
+            Some(source) => {
+                let [k, v] = Linear::forward_together([key, value], source, pass.exact)?;
+                [query.forward(&normed, pass.exact)?, k, v]
+            }
         };
-        let q = by_head(q, config.heads, Site::Query)?;
-        let k = by_head(k, config.kv_heads, Site::Key)?;
-        let v = by_head(v, config.kv_heads, Site::Value)?;
+        let q = q.reshape((rows, config.heads, config.head_dim))?;
+        let q = pass.hooks.visit(layer, Site::Query, positions, q)?;
         let q = pass.hooks.visit(layer, Site::RotatedQuery, positions, rotary.apply(&q)?)?;
-        let k = pass.hooks.visit(layer, Site::RotatedKey, positions, rotary.apply(&k)?)?;
+        let [k, v] = self.keys_values([k, v], at, rotary, pass.hooks)?;
         let z = pass.attend.attend(at, [&q, &k, &v], pass.hooks)?;
         let z = pass.hooks.visit(layer, Site::WeightedValues, positions, z)?;
         let z = z.reshape((rows, config.heads * config.head_dim))?;
         let output = weights.attention_output.forward(&z, pass.exact)?;
         pass.hooks.visit(layer, Site::AttentionOutput, positions, output)
+    }
+
+    /// K, rotated, and V, `[rows, kv_heads, head_dim]`, of their projections.
+    fn keys_values(
+        &self,
+        [k, v]: [Tensor; 2],
+        at: Location<'_>,
+        rotary: &Rotary,
+        hooks: &mut Hooks<'_>,
+    ) -> Result<[Tensor; 2]> {
+        let Location { layer, positions } = at;
+        let shape = (positions.len(), self.config.kv_heads, self.config.head_dim);
+        let k = hooks.visit(layer, Site::Key, positions, k.reshape(shape)?)?;
+        let v = hooks.visit(layer, Site::Value, positions, v.reshape(shape)?)?;
+        Ok([hooks.visit(layer, Site::RotatedKey, positions, rotary.apply(&k)?)?, v])
     }
 
     /// down(silu(gate(x)) · up(x))

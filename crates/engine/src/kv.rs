@@ -3,6 +3,7 @@
 use crate::{Error, ModelConfig, Result};
 use half::f16;
 use layerscope_kernels::{Elements, KeySpan, Segment};
+use std::ops::Range;
 
 /// In which type keys and values are kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -170,23 +171,29 @@ impl KvStore {
     /// The stored keys of a layer as spans; with the prompt length p they are cut at the segments' borders, else
     /// all count as [`Segment::Decode`].
     pub fn spans(&self, layer: usize, prompt_len: Option<usize>) -> Vec<KeySpan<'_>> {
-        let segments = match prompt_len {
-            None => vec![(Segment::Decode, 0..usize::MAX)],
-            Some(p) => {
-                // With p = 1 position 0 is the first decode token and counts as such.
-                let bos_end = 1.min(p - 1);
-                vec![
-                    (Segment::Bos, 0..bos_end),
-                    (Segment::Prompt, bos_end..p - 1),
-                    (Segment::Decode, p - 1..usize::MAX),
-                ]
-            }
-        };
+        match prompt_len {
+            None => self.spans_within(layer, &[(Segment::Decode, 0..usize::MAX)]),
+            Some(p) => self.spans_within(layer, &segments(p)),
+        }
+    }
+
+    /// The stored keys of a layer without decode rows, cut as [`Self::spans`] cuts them, but for the row at `own`.
+    pub fn spans_without_other_decode_rows(
+        &self,
+        layer: usize,
+        prompt_len: usize,
+        own: usize,
+    ) -> Vec<KeySpan<'_>> {
+        let [bos, prompt, _] = segments(prompt_len);
+        self.spans_within(layer, &[bos, prompt, (Segment::Decode, own..own + 1)])
+    }
+
+    fn spans_within(&self, layer: usize, segments: &[(Segment, Range<usize>)]) -> Vec<KeySpan<'_>> {
         let store = &self.layers[layer];
         let mut spans = vec![];
         let mut slot = 0;
         for run in &store.runs {
-            for (segment, range) in &segments {
+            for (segment, range) in segments {
                 let first = range.start.max(run.first_position);
                 let end = range.end.min(run.first_position + run.len);
                 if first < end {
@@ -223,6 +230,13 @@ impl KvStore {
             segment,
         }
     }
+}
+
+/// The segments of a sequence with a prompt of p tokens, as ranges of positions.
+fn segments(p: usize) -> [(Segment, Range<usize>); 3] {
+    // With p = 1 position 0 is the first decode token and counts as such.
+    let bos_end = 1.min(p - 1);
+    [(Segment::Bos, 0..bos_end), (Segment::Prompt, bos_end..p - 1), (Segment::Decode, p - 1..usize::MAX)]
 }
 
 impl LayerStore {

@@ -2,6 +2,7 @@
 
 mod config;
 mod decoder;
+mod depth;
 mod error;
 mod generate;
 mod guard;
@@ -19,6 +20,7 @@ mod weights;
 
 pub use config::{ModelConfig, RopeConfig, RopeScaling, SUPPORTED_ARCHITECTURES};
 pub use decoder::{Attend, Decoder, Location, Pass};
+pub use depth::Depth;
 pub use error::{Error, Result};
 pub use generate::{
     Choice, GeneratedToken, Generation, GenerationEvent, GenerationSettings, argmax, generate,
@@ -27,7 +29,10 @@ pub use guard::{guarded, is_guarded};
 pub use hooks::{Hook, HookContext, HookPoint, Hooks, Site};
 pub use kv::{KvNumbers, KvPrecision, KvStore};
 pub use model::{Model, ModelSource, gguf_config};
-pub use policy::Policy;
+pub use policy::{
+    Anchors, Arrived, KeysValuesAbove, LayerTokens, POLICIES, Policy, PolicyKind, PolicyRules, UNTRAINED,
+    policies_help,
+};
 pub use repetition::Repetition;
 pub use session::{Interrupt, LayerStatistics, Session, check_interrupt};
 pub use shapes::Shape;

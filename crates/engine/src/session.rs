@@ -1,18 +1,21 @@
 //! One sequence running through a decoder: prefill, decode steps, and the KV that its policy keeps.
 
+mod prefill;
+mod rows;
+
 use crate::decoder::{Attend, Decoder, Location, Pass};
 use crate::hooks::{Hooks, Site};
 use crate::kv::KvStore;
+use crate::policy::{KeysValuesAbove, PolicyRules};
 use crate::tensor::with_f32;
-use crate::{Error, Policy, Result};
+use crate::{Depth, Error, Policy, Result};
 use candle_core::{Device, Tensor};
 use layerscope_kernels::{
     AttentionShape, Queries, Received, Statistics, attention, attention_with_statistics,
 };
+use rows::Rows;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
-
-/// Prompt rows per forward pass: bounds memory, and products of this many rows run at full speed.
-const CHUNK: usize = 512;
 
 /// Set by Ctrl-C; long work looks at it and stops with [`Error::Interrupted`].
 pub type Interrupt = AtomicBool;
@@ -47,6 +50,8 @@ pub struct Session<'m> {
     store: KvStore,
     prompt_len: usize,
     len: usize,
+    /// Queries of the rows that came last, `[rows, H, head_dim]`, in the last attention that they went through.
+    queries: Option<Tensor>,
 }
 
 impl<'m> Session<'m> {
@@ -68,7 +73,7 @@ impl<'m> Session<'m> {
         }
         let capacity = policy.capacity(prompt_len, decode_len);
         let store = KvStore::new(decoder.config(), &capacity, decoder.kv_precision());
-        Ok(Self { decoder, policy, store, prompt_len, len: 0 })
+        Ok(Self { decoder, policy, store, prompt_len, len: 0, queries: None })
     }
 
     /// Tokens processed so far.
@@ -90,31 +95,6 @@ impl<'m> Session<'m> {
     pub fn truncate(&mut self, position: usize) {
         self.store.truncate(position);
         self.len = self.len.min(position);
-    }
-
-    /// Runs the prompt, in chunks, as deep as the policy says; logits `[V]` of its last token.
-    /// `progress(done)` is told the number of tokens done after each chunk.
-    ///
-    /// # Errors
-    /// [`Error::Interrupted`], or whatever fails beneath.
-    pub fn prefill(
-        &mut self,
-        prompt: &[u32],
-        hooks: &mut Hooks<'_>,
-        interrupt: &Interrupt,
-        progress: &mut dyn FnMut(usize),
-    ) -> Result<Tensor> {
-        assert!(self.is_empty() && prompt.len() == self.prompt_len, "prefill runs once, on the prompt");
-        let mut last = None;
-        for chunk in prompt.chunks(CHUNK) {
-            check_interrupt(interrupt)?;
-            last = self.rows(chunk, hooks, None, false)?;
-            progress(self.len);
-        }
-        // The last prompt token runs full depth under every policy, so there is a last row.
-        let (x, positions) = last.ok_or_else(|| Error::failure("prefill left no row; please report this"))?;
-        let row = x.narrow(0, positions.len() - 1, 1)?;
-        Ok(self.decoder.unembed(&row, &positions[positions.len() - 1..], hooks, false)?.squeeze(0)?)
     }
 
     /// Runs one more token; logits `[V]` of the next.
@@ -167,87 +147,108 @@ impl<'m> Session<'m> {
         exact: bool,
     ) -> Result<Tensor> {
         assert!(self.len + 1 >= self.prompt_len, "decode comes after prefill");
-        let rows = self.rows(tokens, hooks, statistics, exact)?;
-        rows.map(|(x, _)| x).ok_or_else(|| Error::failure("no decode row; please report this"))
+        let rows = self.embed(tokens, hooks)?;
+        let depth = Depth::of_layers(0..self.decoder.config().layers);
+        Ok(self.forward(rows, depth, hooks, statistics, exact)?.x)
     }
 
-    /// The next tokens through the layers at which they exist; the final residual stream and positions of the rows
-    /// that ran full depth, if any did.
-    fn rows(
+    /// The next tokens as rows at the entrance of layer 0.
+    fn embed(&mut self, tokens: &[u32], hooks: &mut Hooks<'_>) -> Result<Rows> {
+        let positions: Vec<usize> = (self.len..self.len + tokens.len()).collect();
+        let x = self.decoder.embed(tokens, &positions, hooks)?;
+        self.len += tokens.len();
+        Ok(Rows { x, positions })
+    }
+
+    /// Rows through the half-layers of `depth`.
+    fn forward(
         &mut self,
-        tokens: &[u32],
+        Rows { mut x, positions }: Rows,
+        mut depth: Range<Depth>,
         hooks: &mut Hooks<'_>,
         statistics: Option<Collected<'_>>,
         exact: bool,
-    ) -> Result<Option<(Tensor, Vec<usize>)>> {
-        let (decoder, policy) = (self.decoder, self.policy);
-        let (cutoff, layers) = (policy.cutoff(), decoder.config().layers);
-        let positions: Vec<usize> = (self.len..self.len + tokens.len()).collect();
+    ) -> Result<Rows> {
+        let (decoder, rules) = (self.decoder, self.policy.rules());
+        let (prompt_len, queries) = (self.prompt_len, &mut self.queries);
         let mut attend =
-            StoredAttention { decoder, store: &mut self.store, prompt_len: self.prompt_len, statistics };
-        let mut pass = Pass { attend: &mut attend, hooks, exact };
-        let x = decoder.embed(tokens, &positions, pass.hooks)?;
-        let x = decoder.forward(x, &positions, 0..cutoff, &mut pass)?;
-        self.len += tokens.len();
-
-        let deep: Vec<u32> = (0u32..)
-            .zip(&positions)
-            .filter(|&(_, &p)| cutoff == layers || policy.keeps_full_depth(p, self.prompt_len))
-            .map(|(row, _)| row)
-            .collect();
-        if deep.is_empty() {
-            return Ok(None);
+            StoredAttention { decoder, rules, store: &mut self.store, prompt_len, queries, statistics };
+        let mut pass = Pass { attend: &mut attend, hooks, exact, keys_values_from: None };
+        let mut shared = None;
+        if let KeysValuesAbove::SharedNorm(layer) = rules.keys_values_above() {
+            let entrance = Depth::entering(layer);
+            if depth.contains(&entrance) {
+                x = decoder.forward(x, &positions, depth.start..entrance, &mut pass)?;
+                shared = Some(decoder.attention_norm(layer, &x)?);
+                depth.start = entrance;
+            }
         }
-        if deep.len() == positions.len() {
-            return Ok(Some((decoder.forward(x, &positions, cutoff..layers, &mut pass)?, positions)));
-        }
-        let positions: Vec<usize> = deep.iter().map(|&row| positions[row as usize]).collect();
-        let x = x.index_select(&Tensor::new(deep, x.device())?, 0)?;
-        Ok(Some((decoder.forward(x, &positions, cutoff..layers, &mut pass)?, positions)))
+        pass.keys_values_from = shared.as_ref();
+        let x = decoder.forward(x, &positions, depth, &mut pass)?;
+        Ok(Rows { x, positions })
     }
 }
 
 /// Attention over the KV store: append, then see whatever is stored at or before each row's position.
 struct StoredAttention<'a> {
     decoder: &'a Decoder,
+    rules: &'a dyn PolicyRules,
     store: &'a mut KvStore,
     prompt_len: usize,
+    queries: &'a mut Option<Tensor>,
     statistics: Option<Collected<'a>>,
 }
 
 impl Attend for StoredAttention<'_> {
     fn attend(&mut self, at: Location<'_>, [q, k, v]: [&Tensor; 3], hooks: &mut Hooks<'_>) -> Result<Tensor> {
         let Location { layer, positions } = at;
+        *self.queries = Some(q.clone());
         with_f32(k, |k| with_f32(v, |v| self.store.append(layer, positions, k, v)))???;
         if hooks.wants(layer, Site::AttentionScores) || hooks.wants(layer, Site::Pattern) {
             return self.materialised(at, q, hooks);
         }
         let shape = self.decoder.attention_shape(layer);
         let row_len = shape.query_heads * shape.head_dim;
-        let spans = self.store.spans(layer, self.statistics.as_ref().map(|_| self.prompt_len));
         let mut output = vec![0.0; positions.len() * row_len];
+        let mut found = self.statistics.as_ref().map(|collected| LayerStatistics {
+            rows: Statistics::default(),
+            received: Received::new(if collected.received { self.prompt_len } else { 0 }),
+        });
+        let received = self.statistics.as_ref().is_some_and(|collected| collected.received);
         with_f32(q, |q| {
-            for (first_row, rows) in consecutive_runs(positions) {
+            for (first_row, rows) in runs(positions, |position| self.is_alone(layer, position)) {
                 let range = first_row * row_len..(first_row + rows) * row_len;
                 let queries = Queries { data: &q[range.clone()], rows, first_position: positions[first_row] };
                 let output = &mut output[range];
-                match &mut self.statistics {
+                let spans = if self.is_alone(layer, positions[first_row]) {
+                    self.store.spans_without_other_decode_rows(layer, self.prompt_len, positions[first_row])
+                } else {
+                    self.store.spans(layer, found.as_ref().map(|_| self.prompt_len))
+                };
+                match &mut found {
                     None => attention(&shape, &queries, &spans, output),
-                    Some(collected) => {
-                        let positions = if collected.received { self.prompt_len } else { 0 };
-                        let mut received = Received::new(positions);
-                        let wanted = collected.received.then_some(&mut received);
+                    Some(found) => {
+                        let wanted = received.then_some(&mut found.received);
                         let rows = attention_with_statistics(&shape, &queries, &spans, output, wanted);
-                        collected.layers.push(LayerStatistics { rows, received });
+                        found.rows.mass.extend(rows.mass);
+                        found.rows.entropy.extend(rows.entropy);
                     }
                 }
             }
         })?;
+        if let (Some(collected), Some(found)) = (&mut self.statistics, found) {
+            collected.layers.push(found);
+        }
         Ok(Tensor::from_vec(output, (positions.len(), shape.query_heads, shape.head_dim), &Device::Cpu)?)
     }
 }
 
 impl StoredAttention<'_> {
+    /// Whether the row at a position is a decode row that sees no other one.
+    fn is_alone(&self, layer: usize, position: usize) -> bool {
+        position + 1 >= self.prompt_len && !self.rules.decode_rows_see_each_other(layer)
+    }
+
     /// The same with scores and pattern as tensors `[H, rows, keys]`, for the hooks that ask for them.
     fn materialised(&self, at: Location<'_>, q: &Tensor, hooks: &mut Hooks<'_>) -> Result<Tensor> {
         let Location { layer, positions } = at;
@@ -258,8 +259,10 @@ impl StoredAttention<'_> {
         let mask: Vec<f32> = positions
             .iter()
             .flat_map(|&query| {
+                let hidden = if self.is_alone(layer, query) { self.prompt_len - 1..query } else { 0..0 };
                 key_positions.iter().map(move |&key| {
-                    let visible = key <= query && shape.window.is_none_or(|w| query - key < w);
+                    let within = key <= query && shape.window.is_none_or(|w| query - key < w);
+                    let visible = within && !hidden.contains(&key);
                     if visible { 0.0 } else { f32::NEG_INFINITY }
                 })
             })
@@ -294,12 +297,12 @@ impl StoredAttention<'_> {
     }
 }
 
-/// (first row, rows) of each run of consecutive positions.
-fn consecutive_runs(positions: &[usize]) -> Vec<(usize, usize)> {
+/// (first row, rows) of each run of consecutive positions; a position that is to be alone is a run of its own.
+fn runs(positions: &[usize], alone: impl Fn(usize) -> bool) -> Vec<(usize, usize)> {
     let mut runs: Vec<(usize, usize)> = vec![];
     for (row, &position) in positions.iter().enumerate() {
         match runs.last_mut() {
-            Some((first, rows)) if positions[*first] + *rows == position => *rows += 1,
+            Some((first, rows)) if positions[*first] + *rows == position && !alone(position) => *rows += 1,
             _ => runs.push((row, 1)),
         }
     }
@@ -308,11 +311,12 @@ fn consecutive_runs(positions: &[usize]) -> Vec<(usize, usize)> {
 
 #[cfg(test)]
 mod tests {
-    use super::consecutive_runs;
+    use super::runs;
 
     #[test]
     fn runs_split_where_positions_jump() {
-        assert_eq!(consecutive_runs(&[0, 7, 8, 9, 12]), [(0, 1), (1, 3), (4, 1)]);
-        assert_eq!(consecutive_runs(&[]), []);
+        assert_eq!(runs(&[0, 7, 8, 9, 12], |_| false), [(0, 1), (1, 3), (4, 1)]);
+        assert_eq!(runs(&[0, 7, 8, 9, 10], |position| position > 8), [(0, 1), (1, 2), (3, 1), (4, 1)]);
+        assert_eq!(runs(&[], |_| false), []);
     }
 }

@@ -36,7 +36,7 @@ pub(crate) fn run(arguments: &CaptureArguments, interrupt: &Interrupt) -> Result
     }
     // One decode row is the last prompt token; each new token but the last is one more.
     let steps = arguments.max_new_tokens;
-    let mut session = Session::new(&model.decoder, policy, prompt.len(), steps.max(1))?;
+    let mut session = Session::new(&model.decoder, policy.clone(), prompt.len(), steps.max(1))?;
     let mut logits = session.prefill(&prompt, &mut hooks, interrupt, &mut |_| {})?;
     let mut generated = vec![];
     while generated.len() < steps {
@@ -52,7 +52,7 @@ pub(crate) fn run(arguments: &CaptureArguments, interrupt: &Interrupt) -> Result
     for (point, pieces) in captured.into_inner() {
         tensors.push((point.to_string(), joined(point, &pieces)?));
     }
-    let metadata = HashMap::from([
+    let mut metadata = HashMap::from([
         ("layerscope".to_owned(), env!("CARGO_PKG_VERSION").to_owned()),
         ("model".to_owned(), model.name.clone()),
         ("model_sha256".to_owned(), model.sha256.clone()),
@@ -61,8 +61,12 @@ pub(crate) fn run(arguments: &CaptureArguments, interrupt: &Interrupt) -> Result
         ("prompt_tokens".to_owned(), json!(prompt).to_string()),
         ("generated".to_owned(), json!(generated).to_string()),
     ]);
+    metadata.extend(policy.caveat().map(|caveat| ("caveat".to_owned(), caveat.to_owned())));
     write(&arguments.out, &tensors, metadata)?;
     report(arguments, &tensors)?;
+    if let Some(caveat) = policy.caveat() {
+        eprintln!("[{policy}] {caveat}");
+    }
     Ok(ExitCode::SUCCESS)
 }
 

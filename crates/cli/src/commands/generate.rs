@@ -26,7 +26,7 @@ pub(crate) fn run(arguments: &GenerateArguments, interrupt: &Interrupt) -> Resul
     };
     let mut stream = model.tokenizer.stream(true);
     let mut failed = None;
-    let generation = generate(&model.decoder, &prompt, policy, &settings, interrupt, &mut |event| {
+    let generation = generate(&model.decoder, &prompt, policy.clone(), &settings, interrupt, &mut |event| {
         let GenerationEvent::Token(generated) = event else { return ControlFlow::Continue(()) };
         match stream.push(generated.token) {
             Ok(Some(text)) if !arguments.json => show(&text),
@@ -49,7 +49,8 @@ pub(crate) fn run(arguments: &GenerateArguments, interrupt: &Interrupt) -> Resul
         output::json(&json!({
             "model": model.name,
             "weights": model.precision,
-            "policy": policy.to_string(),
+            "policy": policy,
+            "caveat": policy.caveat(),
             "prompt_tokens": prompt,
             "tokens": generation.tokens,
             "text": model.tokenizer.decode_skipping_special(&generation.tokens)?,
@@ -99,8 +100,9 @@ fn summary(policy: &Policy, prompt_len: usize, generation: &Generation) -> Strin
         }
         None => String::new(),
     };
+    let caveat = policy.caveat().map_or(String::new(), |caveat| format!("; {caveat}"));
     format!(
-        "[{policy}] {prompt_len} prompt tokens, {} generated; TTFT {:.2} s, {per_token}KV {}{repetition}",
+        "[{policy}] {prompt_len} prompt tokens, {} generated; TTFT {:.2} s, {per_token}KV {}{repetition}{caveat}",
         generation.tokens.len(),
         generation.ttft_s,
         output::bytes(generation.kv_bytes as f64)

@@ -19,11 +19,11 @@ pub(super) struct Counts {
 
 /// Token-layers under a policy: all that the predictions ask of it.
 pub(super) fn counts(policy: &Policy, workload: Workload) -> Counts {
-    let layers = policy.capacity(1, 0).len();
-    // Whether position 0 of a prompt of more than one token is anchored.
-    let anchors = usize::from(policy.keeps_full_depth(0, 2));
-    let token_layers = workload.cut_token_layers(policy.cutoff(), layers, anchors);
-    Counts { computed: token_layers, kept: token_layers }
+    // The last prompt token is the first decode token.
+    let (prompt_len, decode_len) = (workload.prompt_tokens + 1, workload.decode_tokens);
+    let computed = policy.layer_tokens(prompt_len, decode_len).block as u64;
+    let kept: usize = policy.capacity(prompt_len, decode_len).iter().sum();
+    Counts { computed, kept: kept as u64 }
 }
 
 /// Predictions for one policy at one length.

@@ -1,0 +1,124 @@
+//! Policies: which prompt tokens exist at which layers. One small type for each, addressed by name.
+
+mod anchors;
+mod full;
+mod pop;
+mod registry;
+mod rules;
+mod selfonly;
+mod speed;
+mod swiftkv;
+#[cfg(test)]
+mod tests;
+
+use crate::{Depth, Result};
+pub use anchors::Anchors;
+pub use registry::{POLICIES, PolicyKind, policies_help};
+pub use rules::{Arrived, KeysValuesAbove, PolicyRules, UNTRAINED};
+use serde::{Serialize, Serializer};
+use std::fmt;
+use std::sync::Arc;
+
+/// A policy for a model of so many layers; cheap to clone. Two are equal if their names are.
+///
+/// The last prompt token is the first decode token and runs full depth. Positions are never renumbered.
+#[derive(Clone)]
+pub struct Policy {
+    rules: Arc<dyn PolicyRules>,
+    layers: usize,
+}
+
+/// Token-layers: how many tokens, summed over layers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct LayerTokens {
+    /// That run through the layer's block.
+    pub block: usize,
+    /// That do not, and whose K and V are projected for the layer nevertheless.
+    pub projected: usize,
+}
+
+impl Policy {
+    /// A policy of one's own.
+    pub fn new(rules: impl PolicyRules + 'static, layers: usize) -> Self {
+        Self { rules: Arc::new(rules), layers }
+    }
+
+    /// The policy of a name: `full`, `speed:24`, `speed:24+bos+5+100-120`, `pop:24` and whatever else is among
+    /// [`POLICIES`].
+    ///
+    /// # Errors
+    /// [`crate::Error::Input`] on an unknown name or a cutoff that the model does not have.
+    pub fn parse(name: &str, layers: usize) -> Result<Self> {
+        Ok(Self { rules: registry::parse(name, layers)?, layers })
+    }
+
+    /// Everything everywhere.
+    pub fn full(layers: usize) -> Self {
+        Self::new(full::Full, layers)
+    }
+
+    /// SPEED at a cutoff, 1 … `layers`.
+    ///
+    /// # Errors
+    /// [`crate::Error::Input`] on a cutoff of 0 or beyond the last layer.
+    pub fn speed(cutoff: usize, anchor_bos: bool, layers: usize) -> Result<Self> {
+        speed::KIND.at(cutoff, anchor_bos, layers)
+    }
+
+    /// What it is made of.
+    pub fn rules(&self) -> &dyn PolicyRules {
+        &*self.rules
+    }
+
+    /// What has to be said wherever its output is shown.
+    pub fn caveat(&self) -> Option<&'static str> {
+        self.rules.caveat()
+    }
+
+    /// Tokens whose KV each layer keeps, for a prompt of `prompt_len` tokens and `decode_len` decode tokens (the last
+    /// prompt token is the first of them); length L.
+    pub fn capacity(&self, prompt_len: usize, decode_len: usize) -> Vec<usize> {
+        let prefill_len = prompt_len.saturating_sub(1);
+        (0..self.layers).map(|layer| decode_len + self.rules.kept(layer, prefill_len)).collect()
+    }
+
+    /// The work of a prompt of `prompt_len` tokens and `decode_len` decode tokens (the last prompt token is the first of
+    /// them).
+    pub fn layer_tokens(&self, prompt_len: usize, decode_len: usize) -> LayerTokens {
+        let prefill_len = prompt_len.saturating_sub(1);
+        let rows = |depth| self.rules.rows_at(depth, prefill_len);
+        let halves = Depth::halves(Depth::of_layers(0..self.layers));
+        let block = halves.map(|half| rows(half) + decode_len).sum::<usize>() / 2;
+        let projected = match self.rules.keys_values_above() {
+            KeysValuesAbove::Nothing => 0,
+            _ => (0..self.layers).map(|layer| prefill_len - rows(Depth::entering(layer))).sum(),
+        };
+        LayerTokens { block, projected }
+    }
+}
+
+impl fmt::Display for Policy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.rules.fmt(f)
+    }
+}
+
+impl fmt::Debug for Policy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Policy({self})")
+    }
+}
+
+impl PartialEq for Policy {
+    fn eq(&self, other: &Self) -> bool {
+        self.to_string() == other.to_string()
+    }
+}
+
+impl Eq for Policy {}
+
+impl Serialize for Policy {
+    fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}

@@ -1,0 +1,47 @@
+//! `pop:c`: prompt tokens stop at c, and their KV above is projected from there (POP).
+
+use super::rules::Cut;
+use super::{Arrived, KeysValuesAbove, PolicyKind, PolicyRules, UNTRAINED};
+use crate::Depth;
+use std::fmt;
+
+/// Prompt tokens stop at layer c, but leave K and V at every layer above: each layer's own norm and projections of the
+/// residual stream with which they stopped, without attention or MLP. Decode reads everything.
+#[derive(Debug)]
+pub(super) struct Pop(Cut);
+
+pub(super) const KIND: PolicyKind = PolicyKind {
+    name: "pop",
+    syntax: "pop:CUTOFF",
+    description: "Prompt tokens stop at the cutoff and leave K and V projected from there, each layer with its own norm",
+    by_cutoff: true,
+    parse: |argument| argument.cutoff(Pop),
+};
+
+impl PolicyRules for Pop {
+    fn exits(&self) -> Vec<Depth> {
+        self.0.exits()
+    }
+
+    fn goes_on(&self, arrived: &Arrived<'_>) -> Option<Vec<bool>> {
+        self.0.goes_on(arrived)
+    }
+
+    fn rows_at(&self, depth: Depth, prefill_len: usize) -> usize {
+        self.0.rows_at(depth, prefill_len)
+    }
+
+    fn keys_values_above(&self) -> KeysValuesAbove {
+        KeysValuesAbove::OwnNorms
+    }
+
+    fn caveat(&self) -> Option<&'static str> {
+        Some(UNTRAINED)
+    }
+}
+
+impl fmt::Display for Pop {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", KIND.name, self.0)
+    }
+}

@@ -1,0 +1,122 @@
+//! Every policy by name, and how names are read.
+
+use super::rules::Cut;
+use super::{Anchors, Policy, PolicyRules, full, pop, selfonly, speed, swiftkv};
+use crate::{Error, Result};
+use std::sync::Arc;
+
+/// Every policy.
+pub static POLICIES: [PolicyKind; 5] = [full::KIND, speed::KIND, selfonly::KIND, pop::KIND, swiftkv::KIND];
+
+/// A policy without its numbers.
+#[derive(Debug, Clone, Copy)]
+pub struct PolicyKind {
+    /// The name's first part.
+    pub name: &'static str,
+    /// The whole name, with what stands for numbers in capitals.
+    pub syntax: &'static str,
+    /// What it does, in a sentence.
+    pub description: &'static str,
+    /// Whether its argument is a cutoff, so that a cutoff alone makes a policy of it.
+    pub by_cutoff: bool,
+    pub(super) parse: fn(&Argument<'_>) -> Result<Arc<dyn PolicyRules>>,
+}
+
+impl PolicyKind {
+    /// The kind of that name.
+    pub fn named(name: &str) -> Option<&'static Self> {
+        POLICIES.iter().find(|kind| kind.name == name)
+    }
+
+    /// This kind of policy at a cutoff, with position 0 as anchor where asked for and where the kind has anchors.
+    ///
+    /// # Errors
+    /// [`Error::Input`] on a cutoff that the model does not have, and for a kind that has none.
+    pub fn at(&self, cutoff: usize, anchor_bos: bool, layers: usize) -> Result<Policy> {
+        let name = format!("{}:{cutoff}", self.name);
+        let anchored = anchor_bos.then(|| Policy::parse(&format!("{name}{}", Anchors::bos()), layers).ok());
+        anchored.flatten().map_or_else(|| Policy::parse(&name, layers), Ok)
+    }
+}
+
+/// Every policy with its sentence, one a line, for help texts.
+pub fn policies_help() -> String {
+    let width = POLICIES.iter().map(|kind| kind.syntax.len()).max().unwrap_or(0);
+    let lines = POLICIES.iter().map(|kind| format!("  {:width$}  {}\n", kind.syntax, kind.description));
+    lines.collect::<String>()
+        + "Layers ≥ CUTOFF are the ones that the prompt does not reach; a cutoff of all layers is `full`. ANCHORS are \
+           prompt positions that exist at every layer: `bos` (position 0), numbers and ranges, as in \
+           speed:24+bos+5+100-120."
+}
+
+/// The rules of a name.
+pub(super) fn parse(name: &str, layers: usize) -> Result<Arc<dyn PolicyRules>> {
+    let (kind, text) = match name.split_once(':') {
+        Some((kind, text)) => (kind, Some(text)),
+        None => (name, None),
+    };
+    let Some(kind) = PolicyKind::named(kind) else { return Err(unknown(name, kind)) };
+    (kind.parse)(&Argument { name, kind, text, layers })
+}
+
+/// What follows a policy's name.
+pub(super) struct Argument<'a> {
+    name: &'a str,
+    kind: &'static PolicyKind,
+    text: Option<&'a str>,
+    layers: usize,
+}
+
+impl Argument<'_> {
+    /// Nothing.
+    pub(super) fn none(&self) -> Result<()> {
+        if self.text.is_none() { Ok(()) } else { Err(self.malformed()) }
+    }
+
+    /// A cutoff, and the rules that it makes; every policy at a cutoff of L is the full model.
+    pub(super) fn cutoff<R: PolicyRules + 'static>(
+        &self,
+        rules: fn(Cut) -> R,
+    ) -> Result<Arc<dyn PolicyRules>> {
+        let cut = self.cut()?;
+        if cut.anchors == Anchors::none() { Ok(self.unless_full(cut, rules)) } else { Err(self.malformed()) }
+    }
+
+    /// A cutoff and anchors, and the rules that they make.
+    pub(super) fn cutoff_and_anchors<R: PolicyRules + 'static>(
+        &self,
+        rules: fn(Cut) -> R,
+    ) -> Result<Arc<dyn PolicyRules>> {
+        Ok(self.unless_full(self.cut()?, rules))
+    }
+
+    fn unless_full<R: PolicyRules + 'static>(&self, cut: Cut, rules: fn(Cut) -> R) -> Arc<dyn PolicyRules> {
+        if cut.layer == self.layers { Arc::new(full::Full) } else { Arc::new(rules(cut)) }
+    }
+
+    fn cut(&self) -> Result<Cut> {
+        let mut items = self.text.unwrap_or_default().split('+');
+        let cutoff = items.next().unwrap_or_default();
+        let layer = cutoff.parse().ok().ok_or_else(|| self.malformed())?;
+        let anchors = Anchors::parse(items).ok_or_else(|| self.malformed())?;
+        if layer == 0 || layer > self.layers {
+            return Err(Error::input(format!(
+                "policy {}: the cutoff must be between 1 and {}, the model's number of layers",
+                self.name, self.layers
+            )));
+        }
+        Ok(Cut { layer, anchors })
+    }
+
+    fn malformed(&self) -> Error {
+        Error::input(format!("policy `{}` cannot be read; give it as {}", self.name, self.kind.syntax))
+    }
+}
+
+fn unknown(name: &str, kind: &str) -> Error {
+    let mut known: Vec<(f64, &str)> =
+        POLICIES.iter().map(|known| (strsim::jaro_winkler(kind, known.name), known.syntax)).collect();
+    known.sort_by(|a, b| b.0.total_cmp(&a.0));
+    let known: Vec<&str> = known.into_iter().map(|(_, syntax)| syntax).collect();
+    Error::input(format!("unknown policy `{name}` (known, the nearest first: {})", known.join(", ")))
+}

@@ -1,0 +1,47 @@
+//! `swiftkv:c`: upper KV of all tokens from one layer (SwiftKV, Qiao et al. 2024: SingleInputKV).
+
+use super::rules::Cut;
+use super::{Arrived, KeysValuesAbove, PolicyKind, PolicyRules, UNTRAINED};
+use crate::Depth;
+use std::fmt;
+
+/// At layers ≥ c, K and V of every token, decode tokens too, are projections of its residual stream at the entrance of
+/// layer c through that layer's norm. Queries come from the real residual stream. Decode reads everything.
+#[derive(Debug)]
+pub(super) struct SwiftKv(Cut);
+
+pub(super) const KIND: PolicyKind = PolicyKind {
+    name: "swiftkv",
+    syntax: "swiftkv:CUTOFF",
+    description: "As pop, but K and V of decode tokens, too, come from the cutoff, and all through the norm of that layer",
+    by_cutoff: true,
+    parse: |argument| argument.cutoff(SwiftKv),
+};
+
+impl PolicyRules for SwiftKv {
+    fn exits(&self) -> Vec<Depth> {
+        self.0.exits()
+    }
+
+    fn goes_on(&self, arrived: &Arrived<'_>) -> Option<Vec<bool>> {
+        self.0.goes_on(arrived)
+    }
+
+    fn rows_at(&self, depth: Depth, prefill_len: usize) -> usize {
+        self.0.rows_at(depth, prefill_len)
+    }
+
+    fn keys_values_above(&self) -> KeysValuesAbove {
+        KeysValuesAbove::SharedNorm(self.0.layer)
+    }
+
+    fn caveat(&self) -> Option<&'static str> {
+        Some(UNTRAINED)
+    }
+}
+
+impl fmt::Display for SwiftKv {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", KIND.name, self.0)
+    }
+}

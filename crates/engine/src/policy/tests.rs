@@ -1,0 +1,137 @@
+#![allow(clippy::unwrap_used)]
+
+use super::*;
+use proptest::prelude::*;
+use std::collections::BTreeSet;
+
+const LAYERS: usize = 8;
+
+#[test]
+fn names_parse_back() {
+    for name in [
+        "full",
+        "speed:3",
+        "speed:3+bos",
+        "speed:3+bos+5+17",
+        "speed:3+100-120",
+        "selfonly:3",
+        "selfonly:7+bos+9",
+        "pop:3",
+        "swiftkv:1",
+    ] {
+        let policy = Policy::parse(name, LAYERS).unwrap();
+        assert_eq!(policy.to_string(), name);
+        assert_eq!(serde_json::to_value(&policy).unwrap(), name);
+    }
+    for (name, shown) in [
+        ("speed:3+0", "speed:3+bos"),
+        ("speed:3+17+5+bos+5", "speed:3+bos+5+17"),
+        ("speed:3+0-2", "speed:3+bos+1-2"),
+        ("speed:3+5-9+8-12+13", "speed:3+5-13"),
+        ("speed:8+bos", "full"),
+        ("selfonly:8+3", "full"),
+        ("pop:8", "full"),
+        ("swiftkv:8", "full"),
+    ] {
+        assert_eq!(Policy::parse(name, LAYERS).unwrap().to_string(), shown);
+    }
+    assert_eq!(Policy::speed(8, true, LAYERS).unwrap(), Policy::full(LAYERS));
+    assert_ne!(Policy::speed(3, true, LAYERS).unwrap(), Policy::speed(3, false, LAYERS).unwrap());
+}
+
+#[test]
+fn wrong_names_are_told_what_there_is() {
+    for (wrong, told) in [
+        ("speed:0", "between 1 and 8"),
+        ("speed:9+bos", "between 1 and 8"),
+        ("speed:", "speed:CUTOFF[+ANCHORS]"),
+        ("speed", "speed:CUTOFF[+ANCHORS]"),
+        ("speed:-1", "speed:CUTOFF[+ANCHORS]"),
+        ("speed:3+eos", "speed:CUTOFF[+ANCHORS]"),
+        ("speed:3+", "speed:CUTOFF[+ANCHORS]"),
+        ("speed:3+9-5", "speed:CUTOFF[+ANCHORS]"),
+        ("speed:3+18446744073709551615", "speed:CUTOFF[+ANCHORS]"),
+        ("speed:99999999999999999999", "speed:CUTOFF[+ANCHORS]"),
+        ("pop:3+bos", "give it as pop:CUTOFF"),
+        ("full:3", "give it as full"),
+        ("sped:3", "nearest first: speed:CUTOFF"),
+        ("self-only:3", "nearest first: selfonly:CUTOFF"),
+        ("swift:3", "nearest first: swiftkv:CUTOFF"),
+        ("", "swiftkv:CUTOFF"),
+    ] {
+        let error = Policy::parse(wrong, LAYERS).unwrap_err();
+        assert_eq!(error.exit_code(), 2, "{wrong}");
+        assert!(error.to_string().contains(told), "{wrong}: {error}");
+    }
+}
+
+#[test]
+fn only_what_was_not_trained_for_it_has_a_caveat() {
+    for kind in &POLICIES {
+        let Ok(policy) = kind.at(3, true, LAYERS) else {
+            assert!(!kind.by_cutoff);
+            continue;
+        };
+        assert!(kind.by_cutoff && policy.to_string().starts_with(kind.name));
+        let projects = policy.rules().keys_values_above() != KeysValuesAbove::Nothing;
+        assert_eq!(policy.caveat(), projects.then_some(UNTRAINED), "{policy}");
+        assert_eq!(kind.at(LAYERS, true, LAYERS).unwrap().caveat(), None);
+        assert!(policies_help().contains(kind.syntax));
+    }
+}
+
+#[test]
+fn work_is_counted_by_hand() {
+    // 9 prefill tokens and 5 decode tokens in 3 layers.
+    let of = |name: &str| Policy::parse(name, 3).unwrap().layer_tokens(10, 5);
+    assert_eq!(of("full"), LayerTokens { block: 42, projected: 0 });
+    assert_eq!(of("speed:2"), LayerTokens { block: 33, projected: 0 });
+    assert_eq!(of("selfonly:1+bos+3"), LayerTokens { block: 9 + 15 + 4, projected: 0 });
+    for name in ["pop:1", "swiftkv:1"] {
+        assert_eq!(of(name), LayerTokens { block: 9 + 15, projected: 18 }, "{name}");
+    }
+    assert_eq!(Policy::parse("speed:2", 3).unwrap().capacity(10, 5), [14, 14, 5]);
+    assert_eq!(Policy::parse("pop:2", 3).unwrap().capacity(10, 5), [14, 14, 14]);
+    assert_eq!(Policy::parse("speed:1+bos+8+9", 3).unwrap().capacity(10, 5), [14, 7, 7]);
+    assert_eq!(Policy::full(3).capacity(1, 5), [5, 5, 5]);
+}
+
+proptest! {
+    #[test]
+    fn every_anchor_list_is_a_set_of_positions(
+        cutoff in 1..LAYERS,
+        items in proptest::collection::vec((0usize..300, 0usize..5), 0..12),
+        kind in prop::sample::select(vec!["speed", "selfonly"]),
+        prefill in 0usize..310,
+    ) {
+        let mut name = format!("{kind}:{cutoff}");
+        let mut positions = BTreeSet::new();
+        for &(first, more) in &items {
+            name += &match (first, more) {
+                (0, 0) => "+bos".to_owned(),
+                (_, 0) => format!("+{first}"),
+                _ => format!("+{first}-{}", first + more),
+            };
+            positions.extend(first..=first + more);
+        }
+        let policy = Policy::parse(&name, LAYERS).unwrap();
+        let again = Policy::parse(&policy.to_string(), LAYERS).unwrap();
+        prop_assert_eq!(&again, &policy);
+        prop_assert_eq!(again.to_string(), policy.to_string());
+        let anchors = Anchors::of(items.iter().map(|&(first, more)| first..first + more + 1).collect());
+        let found: BTreeSet<usize> = (0..400).filter(|&position| anchors.contains(position)).collect();
+        prop_assert_eq!(&found, &positions);
+        let within = positions.range(..prefill).count();
+        prop_assert_eq!(anchors.within(prefill), within);
+        let capacity = policy.capacity(prefill + 1, 3);
+        prop_assert!(capacity[..cutoff].iter().all(|&tokens| tokens == prefill + 3));
+        prop_assert!(capacity[cutoff..].iter().all(|&tokens| tokens == within + 3));
+    }
+
+    #[test]
+    fn no_name_breaks_the_parser(name in "(speed|pop|full|swiftkv|selfonly|x)?[:+0-9bos-]{0,12}") {
+        if let Ok(policy) = Policy::parse(&name, LAYERS) {
+            prop_assert_eq!(Policy::parse(&policy.to_string(), LAYERS).unwrap(), policy);
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! The prefill: the prompt through the stages that its policy makes.
+
+use super::rows::Rows;
+use super::{Interrupt, Session, check_interrupt};
+use crate::hooks::Hooks;
+use crate::policy::{Arrived, KeysValuesAbove};
+use crate::tensor::with_f32;
+use crate::{Depth, Error, Result};
+use candle_core::Tensor;
+
+/// Prompt rows per forward pass: bounds memory, and products of this many rows run at full speed.
+const CHUNK: usize = 512;
+
+impl Session<'_> {
+    /// Runs the prompt, in chunks, as deep as the policy says; logits `[V]` of its last token.
+    /// `progress(done)` is told after each chunk how many tokens have gone in.
+    ///
+    /// # Errors
+    /// [`Error::Interrupted`], or whatever fails beneath.
+    pub fn prefill(
+        &mut self,
+        prompt: &[u32],
+        hooks: &mut Hooks<'_>,
+        interrupt: &Interrupt,
+        progress: &mut dyn FnMut(usize),
+    ) -> Result<Tensor> {
+        assert!(self.is_empty() && prompt.len() == self.prompt_len, "prefill runs once, on the prompt");
+        let end = Depth::entering(self.decoder.config().layers);
+        let mut start = Depth::entering(0);
+        // What enters a stage: tokens at first, then the rows that the stage before let go on.
+        let mut entering: Option<Rows> = None;
+        for exit in self.policy.rules().exits().into_iter().chain([end]) {
+            let count = entering.as_ref().map_or(prompt.len(), Rows::len);
+            let (mut arrived, mut positions, mut onward) = (vec![], vec![], vec![]);
+            for first in (0..count).step_by(CHUNK) {
+                check_interrupt(interrupt)?;
+                let len = CHUNK.min(count - first);
+                let chunk = match &entering {
+                    None => self.embed(&prompt[first..first + len], hooks)?,
+                    Some(rows) => rows.narrow(first, len)?,
+                };
+                let chunk = self.forward(chunk, start..exit, hooks, None, false)?;
+                positions.extend_from_slice(&chunk.positions);
+                arrived.push(chunk);
+                if let Some(goes_on) = self.goes_on(exit, end, &positions) {
+                    let rows = Rows::joined(std::mem::take(&mut arrived))?;
+                    let leaves: Vec<bool> = goes_on.iter().map(|goes_on| !goes_on).collect();
+                    onward.extend(rows.select(&goes_on)?);
+                    self.leave_behind(exit, &rows, &leaves, hooks)?;
+                    positions.clear();
+                }
+                progress(self.len);
+            }
+            entering = Some(Rows::joined(onward)?);
+            start = exit;
+        }
+        let Some(last) = entering else {
+            return Err(Error::failure("prefill left no row; please report this"));
+        };
+        Ok(self.decoder.unembed(&last.x, &last.positions, hooks, false)?.squeeze(0)?)
+    }
+
+    /// Which of the rows at `positions` go on from an exit, if that can be told; from the end it is the last prompt token
+    /// alone.
+    fn goes_on(&self, exit: Depth, end: Depth, positions: &[usize]) -> Option<Vec<bool>> {
+        let mut goes_on = match (&self.queries, exit == end) {
+            (Some(queries), false) => {
+                let (prompt_len, store) = (self.prompt_len, &self.store);
+                self.policy.rules().goes_on(&Arrived { exit, positions, prompt_len, queries, store })?
+            }
+            _ => vec![false; positions.len()],
+        };
+        for (goes_on, position) in goes_on.iter_mut().zip(positions) {
+            *goes_on |= position + 1 == self.prompt_len;
+        }
+        Some(goes_on)
+    }
+
+    /// Stores the KV that rows leaving at an exit have at the layers above it, if they have any.
+    fn leave_behind(
+        &mut self,
+        exit: Depth,
+        rows: &Rows,
+        leaves: &[bool],
+        hooks: &mut Hooks<'_>,
+    ) -> Result<()> {
+        let shared_norm = match self.policy.rules().keys_values_above() {
+            KeysValuesAbove::Nothing => return Ok(()),
+            KeysValuesAbove::OwnNorms => None,
+            KeysValuesAbove::SharedNorm(layer) => Some(layer),
+        };
+        let above = exit.next_attention()..self.decoder.config().layers;
+        let Some(Rows { x, positions }) = rows.select(leaves)? else { return Ok(()) };
+        let store = &mut self.store;
+        self.decoder.project_keys_values(&x, &positions, (above, shared_norm), hooks, &mut |layer, [k, v]| {
+            with_f32(k, |k| with_f32(v, |v| store.append(layer, &positions, k, v)))??
+        })
+    }
+}

@@ -1,0 +1,48 @@
+//! Rows on their way through the decoder.
+
+use crate::{Error, Result};
+use candle_core::Tensor;
+
+/// Residual streams `[rows, d]` and the position of each.
+pub(super) struct Rows {
+    pub(super) x: Tensor,
+    pub(super) positions: Vec<usize>,
+}
+
+impl Rows {
+    pub(super) fn len(&self) -> usize {
+        self.positions.len()
+    }
+
+    /// Some of them that follow each other.
+    pub(super) fn narrow(&self, first: usize, len: usize) -> Result<Self> {
+        Ok(Self { x: self.x.narrow(0, first, len)?, positions: self.positions[first..first + len].to_vec() })
+    }
+
+    /// Those for which `wanted` has a true; `None` where it has none.
+    pub(super) fn select(&self, wanted: &[bool]) -> Result<Option<Self>> {
+        if wanted.iter().all(|wanted| *wanted) {
+            return self.narrow(0, self.len()).map(Some);
+        }
+        let rows: Vec<u32> =
+            (0u32..).zip(wanted).filter(|(_, wanted)| **wanted).map(|(row, _)| row).collect();
+        if rows.is_empty() {
+            return Ok(None);
+        }
+        let positions = rows.iter().map(|&row| self.positions[row as usize]).collect();
+        let x = self.x.index_select(&Tensor::new(rows, self.x.device())?, 0)?;
+        Ok(Some(Self { x, positions }))
+    }
+
+    /// All, one after the other.
+    pub(super) fn joined(mut pieces: Vec<Self>) -> Result<Self> {
+        match pieces.len() {
+            0 => Err(Error::failure("no row is left; please report this")),
+            1 => Ok(pieces.remove(0)),
+            _ => {
+                let x = Tensor::cat(&pieces.iter().map(|rows| &rows.x).collect::<Vec<_>>(), 0)?;
+                Ok(Self { x, positions: pieces.into_iter().flat_map(|rows| rows.positions).collect() })
+            }
+        }
+    }
+}

@@ -1,0 +1,399 @@
+//! Every policy against a plain reference: the whole sequence at once, with explicit masks, and keys and values of rows
+//! that stop computed by hand.
+
+#![allow(clippy::unwrap_used)]
+
+use candle_core::{D, Device, Tensor};
+use layerscope_engine::{
+    Arrived, Attend, Choice, Decoder, Depth, GenerationEvent, GenerationSettings, GgufFile, HookPoint, Hooks,
+    Interrupt, Location, POLICIES, Pass, Policy, PolicyRules, Result, Session, Site, Weight, WeightSource,
+    WeightsPrecision, generate, gguf_config,
+};
+use proptest::prelude::*;
+use std::cell::RefCell;
+use std::fmt;
+use std::ops::ControlFlow;
+use std::path::Path;
+use std::rc::Rc;
+use std::sync::{Arc, LazyLock, Mutex};
+
+struct Tiny {
+    file: GgufFile,
+    decoder: Decoder,
+}
+
+/// The embedded model with room for longer prompts.
+static TINY: LazyLock<Tiny> = LazyLock::new(|| {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/tiny/layerscope-tiny.gguf");
+    let file = GgufFile::open(&path).unwrap();
+    let mut config = gguf_config(&file).unwrap();
+    config.context = 4096;
+    let decoder = Decoder::load(config, &file, WeightsPrecision::F32, &mut |_, _| Ok(())).unwrap();
+    Tiny { file, decoder }
+});
+
+/// Which keys a row does not see, and which rows have keys and values from the entrance of layer `from`.
+#[derive(Clone, Copy)]
+struct Reference<'a> {
+    /// (layer, query, key)
+    hidden: &'a dyn Fn(usize, usize, usize) -> bool,
+    projected: Option<Projected<'a>>,
+}
+
+#[derive(Clone, Copy)]
+struct Projected<'a> {
+    from: usize,
+    shared_norm: bool,
+    row: &'a dyn Fn(usize) -> bool,
+}
+
+/// Attention of a whole sequence with a mask.
+struct Masked<'a> {
+    reference: Reference<'a>,
+    /// Residual stream at the entrance of the layer that keys and values are projected from, `[rows, d]`.
+    stopped: Rc<RefCell<Option<Tensor>>>,
+}
+
+impl Attend for Masked<'_> {
+    fn attend(&mut self, at: Location<'_>, [q, k, v]: [&Tensor; 3], _: &mut Hooks<'_>) -> Result<Tensor> {
+        let shape = TINY.decoder.attention_shape(at.layer);
+        let (rows, group) = (at.positions.len(), shape.query_heads / shape.kv_heads);
+        let (mut k, mut v) = (k.clone(), v.clone());
+        if let Some(projected) = self.reference.projected.filter(|projected| at.layer >= projected.from) {
+            let stopped = self.stopped.borrow();
+            let norm = if projected.shared_norm { projected.from } else { at.layer };
+            let [keys, values] = by_hand(stopped.as_ref().unwrap(), norm, at.layer);
+            let mask: Vec<u8> = (0..rows).map(|row| u8::from((projected.row)(row))).collect();
+            let mask = Tensor::from_vec(mask, (rows, 1, 1), &Device::Cpu)?.broadcast_as(k.shape())?;
+            (k, v) = (mask.where_cond(&keys, &k)?, mask.where_cond(&values, &v)?);
+        }
+        let by_head = |x: &Tensor| -> Result<Tensor> {
+            let heads: Vec<Tensor> = (0..shape.query_heads)
+                .map(|head| x.narrow(1, head / group, 1))
+                .collect::<candle_core::Result<_>>()?;
+            Ok(Tensor::cat(&heads, 1)?.transpose(0, 1)?.contiguous()?)
+        };
+        let (k, v) = (by_head(&k)?, by_head(&v)?);
+        let scores = (q.transpose(0, 1)?.contiguous()?.matmul(&k.transpose(1, 2)?.contiguous()?)?
+            * f64::from(shape.scale))?;
+        let mask: Vec<f32> = (0..rows)
+            .flat_map(|query| (0..rows).map(move |key| (query, key)))
+            .map(|(query, key)| {
+                let hidden = key > query || (self.reference.hidden)(at.layer, query, key);
+                if hidden { f32::NEG_INFINITY } else { 0.0 }
+            })
+            .collect();
+        let mask = Tensor::from_vec(mask, (1, rows, rows), &Device::Cpu)?;
+        let pattern = candle_nn::ops::softmax(&scores.broadcast_add(&mask)?, D::Minus1)?;
+        Ok(pattern.matmul(&v)?.transpose(0, 1)?.contiguous()?)
+    }
+}
+
+/// K, rotated, and V of rows at positions 0 …, W·(x / rms(x) · g), with norm and rotation in f64.
+fn by_hand(x: &Tensor, norm: usize, layer: usize) -> [Tensor; 2] {
+    let config = TINY.decoder.config();
+    let (rows, d) = x.dims2().unwrap();
+    let (heads, dim, width) = (config.kv_heads, config.head_dim, config.kv_heads * config.head_dim);
+    let gain = TINY.file.vector(Weight::AttentionNorm(norm), d).unwrap().to_vec1::<f32>().unwrap();
+    let mut normed = vec![];
+    for row in x.to_vec2::<f32>().unwrap() {
+        let square: f64 = row.iter().map(|&x| f64::from(x).powi(2)).sum();
+        let scale = 1.0 / (square / d as f64 + config.norm_epsilon).sqrt();
+        normed.extend(row.iter().zip(&gain).map(|(&x, &g)| (f64::from(x) * scale * f64::from(g)) as f32));
+    }
+    let normed = Tensor::from_vec(normed, (rows, d), &Device::Cpu).unwrap();
+    let product = |weight| {
+        let linear = TINY.file.linear(weight, (width, d), WeightsPrecision::F32).unwrap();
+        linear.forward(&normed, true).unwrap()
+    };
+    let frequencies = config.rope.frequencies(dim);
+    let mut keys = product(Weight::Key(layer)).flatten_all().unwrap().to_vec1::<f32>().unwrap();
+    for (index, head) in keys.chunks_exact_mut(dim).enumerate() {
+        let position = (index / heads) as f64;
+        for (pair, frequency) in frequencies.iter().enumerate() {
+            let (sin, cos) = (position * frequency).sin_cos();
+            let (a, b) = (f64::from(head[pair]), f64::from(head[pair + dim / 2]));
+            head[pair] = (a * cos - b * sin) as f32;
+            head[pair + dim / 2] = (b * cos + a * sin) as f32;
+        }
+    }
+    let keys = Tensor::from_vec(keys, (rows, heads, dim), &Device::Cpu).unwrap();
+    [keys, product(Weight::Value(layer)).reshape((rows, heads, dim)).unwrap()]
+}
+
+/// Logits of the rows from p − 1 on, from a run over the whole sequence.
+fn whole_run(sequence: &[u32], p: usize, reference: Reference<'_>) -> Vec<Vec<f32>> {
+    let decoder = &TINY.decoder;
+    let positions: Vec<usize> = (0..sequence.len()).collect();
+    let stopped = Rc::new(RefCell::new(None));
+    let mut hooks = Hooks::none();
+    if let Some(projected) = reference.projected {
+        let point = HookPoint { layer: projected.from, site: Site::ResidPre };
+        let stopped = Rc::clone(&stopped);
+        hooks.add(point, move |_, x| {
+            *stopped.borrow_mut() = Some(x.clone());
+            Ok(None)
+        });
+    }
+    let x = decoder.embed(sequence, &positions, &mut hooks).unwrap();
+    let mut attend = Masked { reference, stopped };
+    let mut pass = Pass { attend: &mut attend, hooks: &mut hooks, exact: true, keys_values_from: None };
+    let depth = Depth::of_layers(0..decoder.config().layers);
+    let x = decoder.forward(x, &positions, depth, &mut pass).unwrap();
+    let decode = x.narrow(0, p - 1, sequence.len() + 1 - p).unwrap();
+    logits(&decode)
+}
+
+fn logits(x: &Tensor) -> Vec<Vec<f32>> {
+    let positions = vec![0; x.dim(0).unwrap()];
+    TINY.decoder.unembed(x, &positions, &mut Hooks::none(), true).unwrap().to_vec2().unwrap()
+}
+
+/// What the reference says of a policy: its kind, its cutoff and its anchors.
+fn expected(name: &str, sequence: &[u32], p: usize) -> Vec<Vec<f32>> {
+    let (kind, rest) = name.split_once(':').unwrap_or((name, ""));
+    let mut items = rest.split('+');
+    let cutoff: usize = items.next().unwrap().parse().unwrap_or(usize::MAX);
+    let anchors: Vec<usize> = items
+        .flat_map(|item| match item.split_once('-') {
+            Some((first, last)) => first.parse().unwrap()..=last.parse().unwrap(),
+            None if item == "bos" => 0..=0,
+            None => item.parse().unwrap()..=item.parse().unwrap(),
+        })
+        .collect();
+    let exists = |position: usize| position + 1 >= p || anchors.contains(&position);
+    let shallow = |layer: usize, query: usize, key: usize| layer >= cutoff && exists(query) && !exists(key);
+    let alone = |layer: usize, query: usize, key: usize| {
+        shallow(layer, query, key) || (layer >= cutoff && key + 1 >= p && key != query)
+    };
+    let (prefill, all) = (|row: usize| row + 1 < p, |_: usize| true);
+    let projected = |shared_norm, row| Some(Projected { from: cutoff, shared_norm, row });
+    let nothing = |_: usize, _: usize, _: usize| false;
+    let reference = match kind {
+        "full" => Reference { hidden: &nothing, projected: None },
+        "speed" => Reference { hidden: &shallow, projected: None },
+        "selfonly" => Reference { hidden: &alone, projected: None },
+        "pop" => Reference { hidden: &nothing, projected: projected(false, &prefill) },
+        "swiftkv" => Reference { hidden: &nothing, projected: projected(true, &all) },
+        _ => panic!("{kind}"),
+    };
+    whole_run(sequence, p, reference)
+}
+
+/// The prompt through a session, then one step after another.
+fn stepped(policy: &Policy, sequence: &[u32], p: usize, hooks: &mut Hooks<'_>) -> Vec<Vec<f32>> {
+    let decode = sequence.len() + 1 - p;
+    let mut session = Session::new(&TINY.decoder, policy.clone(), p, decode).unwrap();
+    let mut found =
+        vec![session.prefill(&sequence[..p], hooks, &Interrupt::new(false), &mut |_| {}).unwrap()];
+    for &token in &sequence[p..] {
+        found.push(session.step(token, hooks).unwrap());
+    }
+    let (config, capacity) = (TINY.decoder.config(), policy.capacity(p, decode));
+    for (layer, tokens) in capacity.iter().enumerate() {
+        assert_eq!(session.store().len(layer), *tokens, "{policy}, p {p}: tokens kept in layer {layer}");
+    }
+    let bytes = 2 * config.kv_heads * config.head_dim * size_of::<f32>();
+    assert_eq!(session.store().allocated_bytes(), capacity.iter().sum::<usize>() * bytes, "{policy}, p {p}");
+    found.iter().map(|logits| logits.to_vec1().unwrap()).collect()
+}
+
+fn assert_same(found: &[Vec<f32>], expected: &[Vec<f32>], what: &str) {
+    assert_eq!(found.len(), expected.len(), "{what}");
+    for (step, (found, expected)) in found.iter().zip(expected).enumerate() {
+        let off = found.iter().zip(expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        assert!(off < 1e-3, "{what}, step {step}: off by {off}");
+    }
+}
+
+fn sequence(len: usize, seed: u32) -> Vec<u32> {
+    (0..len as u32).map(|i| 3 + (i * 37 + i * i * (seed + 5) + seed * 101) % 900).collect()
+}
+
+#[test]
+fn every_policy_at_every_length_equals_the_plain_reference() {
+    for name in [
+        "full",
+        "speed:3",
+        "speed:1+bos",
+        // More anchors than a chunk has rows, across the chunks' borders.
+        "speed:5+bos+2+300-900",
+        "selfonly:4",
+        "selfonly:2+bos+1+510-512",
+        "pop:1",
+        "pop:5",
+        "swiftkv:3",
+        "swiftkv:7",
+    ] {
+        let policy = Policy::parse(name, TINY.decoder.config().layers).unwrap();
+        for p in [1, 2, 3, 511, 512, 513, 1025] {
+            let sequence = sequence(p + 3, p as u32);
+            let found = stepped(&policy, &sequence, p, &mut Hooks::none());
+            assert_same(&found, &expected(name, &sequence, p), &format!("{name}, p {p}"));
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 24, max_shrink_iters: 40, ..ProptestConfig::default() })]
+
+    #[test]
+    fn random_anchors_and_cutoffs_equal_the_plain_reference(
+        kind in prop::sample::select(vec!["speed", "selfonly", "pop", "swiftkv"]),
+        cutoff in 1usize..8,
+        anchors in proptest::collection::vec(1usize..40, 0..4),
+        bos in any::<bool>(),
+        p in 1usize..40,
+        steps in 0usize..4,
+        seed in 0u32..1000,
+    ) {
+        let mut name = format!("{kind}:{cutoff}");
+        if matches!(kind, "speed" | "selfonly") {
+            name += if bos { "+bos" } else { "" };
+            name.extend(anchors.iter().map(|anchor| format!("+{anchor}")));
+        }
+        let policy = Policy::parse(&name, TINY.decoder.config().layers).unwrap();
+        let sequence = sequence(p + steps, seed);
+        let found = stepped(&policy, &sequence, p, &mut Hooks::none());
+        assert_same(&found, &expected(&name, &sequence, p), &format!("{name}, p {p}"));
+    }
+}
+
+#[test]
+fn at_all_layers_every_policy_generates_what_the_full_model_does() {
+    let layers = TINY.decoder.config().layers;
+    let settings = GenerationSettings {
+        max_new_tokens: 12,
+        choice: Choice::Greedy,
+        stop_tokens: &[],
+        statistics: false,
+    };
+    let tokens = |policy: Policy, prompt: &[u32]| {
+        let interrupt = Interrupt::new(false);
+        let mut go_on = |_: GenerationEvent<'_>| ControlFlow::Continue(());
+        generate(&TINY.decoder, prompt, policy, &settings, &interrupt, &mut go_on).unwrap().tokens
+    };
+    for p in [1, 2, 30, 515] {
+        let prompt = sequence(p, 7);
+        let full = tokens(Policy::full(layers), &prompt);
+        let mut differing = 0;
+        for kind in POLICIES.iter().filter(|kind| kind.by_cutoff) {
+            for bos in [false, true] {
+                assert_eq!(tokens(kind.at(layers, bos, layers).unwrap(), &prompt), full, "{}", kind.name);
+            }
+            differing += usize::from(tokens(kind.at(1, false, layers).unwrap(), &prompt) != full);
+        }
+        assert!(p < 30 || differing > 0, "a cutoff of 1 changes nothing");
+    }
+}
+
+/// Teacher forcing, its statistics and the materialised pattern say the same as single steps.
+#[test]
+fn rows_at_once_equal_single_steps_under_every_policy() {
+    let (layers, heads) = (TINY.decoder.config().layers, TINY.decoder.config().heads);
+    let (p, steps) = (20, 5);
+    let sequence = sequence(p + steps - 1, 3);
+    for name in ["full", "speed:3+bos+4", "selfonly:3+bos+4", "selfonly:2", "pop:3", "swiftkv:3"] {
+        let policy = Policy::parse(name, layers).unwrap();
+        let single = stepped(&policy, &sequence, p, &mut Hooks::none());
+        let mut hooks = Hooks::none();
+        for layer in 0..layers {
+            hooks.add(HookPoint { layer, site: Site::Pattern }, |_, _| Ok(None));
+        }
+        assert_same(&stepped(&policy, &sequence, p, &mut hooks), &single, &format!("{name}, pattern"));
+        let mut session = Session::new(&TINY.decoder, policy, p, steps).unwrap();
+        session.prefill(&sequence[..p], &mut Hooks::none(), &Interrupt::new(false), &mut |_| {}).unwrap();
+        session.truncate(p - 1);
+        let mut statistics = vec![];
+        let rows = &sequence[p - 1..];
+        let x = session.teacher_forced(rows, &mut Hooks::none(), &mut statistics).unwrap();
+        assert_same(&logits(&x), &single, name);
+        assert_eq!(statistics.len(), layers, "{name}");
+        for (layer, found) in statistics.iter().enumerate() {
+            assert_eq!(found.rows.mass.len(), steps * heads, "{name}");
+            let prompt_mass: f32 = found.rows.mass.iter().map(|mass| mass[0] + mass[1]).sum();
+            let received: f32 = found.received.sum[..p - 1].iter().sum();
+            assert!((prompt_mass - received).abs() < 1e-3, "{name}, layer {layer}: {prompt_mass} {received}");
+            assert!(found.rows.mass.iter().all(|mass| (mass.iter().sum::<f32>() - 1.0).abs() < 1e-4));
+            if name == "selfonly:2" && layer >= 2 {
+                assert!(found.rows.mass.iter().all(|mass| mass[2] == 1.0), "a row reads itself alone");
+            }
+        }
+    }
+}
+
+/// Blocks of the prompt chosen from data: what a method in the manner of SlimInfer asks of the interface. After the
+/// attention of one layer the blocks with the largest score stay, q·k̄ of the last row's queries and a block's mean key.
+struct ChosenBlocks {
+    pruned_after: usize,
+    block: usize,
+    kept: usize,
+    chosen: Arc<Mutex<Vec<bool>>>,
+}
+
+impl PolicyRules for ChosenBlocks {
+    fn exits(&self) -> Vec<Depth> {
+        vec![Depth::after_attention(self.pruned_after)]
+    }
+
+    fn goes_on(&self, arrived: &Arrived<'_>) -> Option<Vec<bool>> {
+        if arrived.positions.last() != Some(&(arrived.prompt_len - 1)) {
+            return None;
+        }
+        let shape = TINY.decoder.attention_shape(self.pruned_after);
+        let last_row = arrived.queries.get(arrived.queries.dim(0).unwrap() - 1).unwrap();
+        let query = last_row.sum(0).unwrap().to_vec1::<f32>().unwrap();
+        let spans = arrived.store.spans(self.pruned_after, None);
+        let keys: Vec<f32> =
+            spans.iter().flat_map(|span| span.keys.to_f32(0..span.len * shape.head_dim)).collect();
+        let keys: Vec<&[f32]> = keys.chunks_exact(shape.head_dim).collect();
+        assert_eq!(keys.len(), arrived.prompt_len);
+        let prefill = arrived.prompt_len - 1;
+        let blocks: Vec<std::ops::Range<usize>> =
+            (0..prefill).step_by(self.block).map(|first| first..prefill.min(first + self.block)).collect();
+        let score = |block: &std::ops::Range<usize>| -> f32 {
+            let product = |key: &[f32]| key.iter().zip(&query).map(|(k, q)| k * q).sum::<f32>();
+            keys[block.clone()].iter().map(|key| product(key)).sum::<f32>() / block.len() as f32
+        };
+        // The last block is short; whole ones are wanted, so that the number of rows is known beforehand.
+        let mut ranked: Vec<_> = blocks.into_iter().filter(|block| block.len() == self.block).collect();
+        ranked.sort_by(|a, b| score(b).total_cmp(&score(a)));
+        let mut chosen = vec![false; arrived.prompt_len];
+        ranked.into_iter().take(self.kept).for_each(|block| chosen[block].fill(true));
+        *self.chosen.lock().unwrap() = chosen.clone();
+        Some(chosen)
+    }
+
+    fn rows_at(&self, depth: Depth, prefill_len: usize) -> usize {
+        let kept = self.kept.min(prefill_len / self.block) * self.block;
+        if depth < Depth::after_attention(self.pruned_after) { prefill_len } else { kept }
+    }
+}
+
+impl fmt::Display for ChosenBlocks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "blocks:{}", self.kept)
+    }
+}
+
+#[test]
+fn rows_can_be_chosen_from_data_after_an_attention() {
+    let layers = TINY.decoder.config().layers;
+    for (p, kept, pruned_after) in [(700, 3, 2), (40, 1, 0), (1100, 8, 4)] {
+        let chosen = Arc::new(Mutex::new(vec![]));
+        let rules = ChosenBlocks { pruned_after, block: 16, kept, chosen: Arc::clone(&chosen) };
+        let policy = Policy::new(rules, layers);
+        let sequence = sequence(p + 2, 9);
+        let found = stepped(&policy, &sequence, p, &mut Hooks::none());
+        let chosen = chosen.lock().unwrap().clone();
+        let rows = chosen.iter().filter(|chosen| **chosen).count();
+        assert_eq!(rows, kept * 16);
+        let exists = |position: usize| position + 1 >= p || chosen[position];
+        let hidden =
+            |layer: usize, query: usize, key: usize| layer > pruned_after && exists(query) && !exists(key);
+        let expected = whole_run(&sequence, p, Reference { hidden: &hidden, projected: None });
+        assert_same(&found, &expected, &format!("{kept} blocks of {p}"));
+        let halves = (p - 1) * (2 * pruned_after + 1) + rows * (2 * layers - 2 * pruned_after - 1);
+        assert_eq!(policy.layer_tokens(p, 3).block, halves / 2 + 3 * layers);
+    }
+}
