@@ -4,7 +4,7 @@ use crate::args::{HaystackName, NeedleArguments};
 use crate::{models, output, progress};
 use layerscope_cutoff::bench::{parse_lengths, split_policies};
 use layerscope_diagnostics::needle::{self, Cell, Event, Grid, Haystack};
-use layerscope_engine::{Error, Interrupt, Policy, Result};
+use layerscope_engine::{Error, Interrupt, Policy, Result, caveats};
 use serde_json::json;
 use std::path::Path;
 use std::process::ExitCode;
@@ -56,9 +56,13 @@ pub(crate) fn run(arguments: &NeedleArguments, interrupt: &Interrupt) -> Result<
             "max_new_tokens": arguments.max_new_tokens,
             "layerscope": env!("CARGO_PKG_VERSION"),
             "interrupted": found.interrupted,
+            "notes": caveats(&policies),
         }))?;
     } else {
         output::lines(&text(&grid, &all, &by_depth))?;
+        for note in caveats(&policies) {
+            output::lines(&note)?;
+        }
     }
     if found.interrupted {
         eprintln!("layerscope: interrupted; what was found until then is printed");

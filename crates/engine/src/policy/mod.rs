@@ -97,6 +97,11 @@ impl Policy {
     }
 }
 
+/// What has to be said of some policies, a sentence for each that needs one.
+pub fn caveats(policies: &[Policy]) -> Vec<String> {
+    policies.iter().filter_map(|policy| Some(format!("{policy}: {}", policy.caveat()?))).collect()
+}
+
 impl fmt::Display for Policy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.rules.fmt(f)
