@@ -261,7 +261,8 @@ fn a_folder_of_another_run_is_refused() {
 
 #[test]
 fn help_has_examples_and_completions_are_scripts() {
-    for command in ["demo", "record", "show", "recommend", "generate", "capture", "models"] {
+    for command in ["demo", "record", "show", "recommend", "generate", "bench", "needle", "capture", "models"]
+    {
         assert!(succeed(layerscope().args([command, "--help"])).contains("Example:"), "{command}");
     }
     for shell in ["bash", "zsh", "fish", "powershell", "elvish"] {

@@ -48,7 +48,11 @@ impl Engine {
         let thread = Builder::new()
             .name("engine".into())
             .stack_size(STACK)
-            .spawn(move || worker::run(&requests, &teller))
+            .spawn(move || {
+                // Where another engine has made it already, that one serves.
+                let _ = layerscope_engine::one_pool();
+                worker::run(&requests, &teller);
+            })
             .ok();
         Self {
             commands: Some(commands),

@@ -3,6 +3,7 @@
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use layerscope_app::state::View;
+use layerscope_cutoff::bench;
 use layerscope_engine::WeightsPrecision;
 use std::path::PathBuf;
 
@@ -11,7 +12,8 @@ const EXAMPLES: &str = "Examples:
   layerscope record model.gguf --prompts prompts.jsonl --out run
   layerscope recommend run
   layerscope view run
-  layerscope generate model.gguf --policy speed:24+bos --prompt 'Why is the sky blue?'";
+  layerscope generate model.gguf --policy speed:24+bos --prompt 'Why is the sky blue?'
+  layerscope bench model.gguf --policies full,speed:24+bos --lengths 1k,8k";
 
 /// How deep does a language model need its prompt to go?
 ///
@@ -44,6 +46,16 @@ pub(crate) enum Command {
         after_help = "Example:\n  layerscope generate model.gguf --policy speed:24+bos --prompt 'Why is the sky blue?'"
     )]
     Generate(GenerateArguments),
+    /// Measure time, memory and KV of policies at prompt lengths, beside the cost model's predictions
+    #[command(
+        after_help = "Examples:\n  layerscope bench model.gguf --policies full,speed:24,speed:24+bos --lengths 1k,2k,4k,8k\n  layerscope bench --shape llama-3.1-8b --layers 4 --lengths 1k --out bench.parquet\n\nExample: with one repeat, to see how long it takes:\n  layerscope bench model.gguf --repeats 1 --lengths 1k"
+    )]
+    Bench(BenchArguments),
+    /// Hide a number in long prompts and see which policies still find it
+    #[command(
+        after_help = "Example:\n  layerscope needle model.gguf --policies full,speed:20,speed:20+bos --lengths 512,1k,2k\n\nExample: only the prompts, for `layerscope record`:\n  layerscope needle model.gguf --lengths 1k --write-prompts needles.jsonl"
+    )]
+    Needle(NeedleArguments),
     /// Open the viewer: on a run, on a model, or on the embedded model's run
     #[command(
         after_help = "Examples:\n  layerscope view\n  layerscope view run\n  layerscope view run --screenshot map.png --size 1600x1000 --view map"
@@ -202,6 +214,85 @@ pub(crate) struct GenerateArguments {
     /// Print one JSON object instead of streaming
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct BenchArguments {
+    /// GGUF file, folder with config.json, tokenizer.json and safetensors, or a name that `layerscope models` lists
+    #[arg(required_unless_present = "shape", conflicts_with = "shape")]
+    pub(crate) model: Option<String>,
+    /// Precision of the weights: as the file has them, or dequantised to f32
+    #[arg(long, value_enum, default_value_t = Weights::Native)]
+    pub(crate) weights: Weights,
+    /// Instead of a model, random weights of this shape, for speed alone, e.g. llama-3.1-8b
+    #[arg(long)]
+    pub(crate) shape: Option<String>,
+    /// Type of the random weights: q4_0, q4_1, q8_0, q4_k_m, f16, bf16 or f32
+    #[arg(long, default_value = "q4_k_m", requires = "shape")]
+    pub(crate) shape_weights: String,
+    /// Only so many layers of the shape, so that it fits this machine
+    #[arg(long, requires = "shape")]
+    pub(crate) layers: Option<usize>,
+    /// Policies between commas, as `layerscope generate --help` lists them; the full model and SPEED at three quarters of the layers where none is given
+    #[arg(long)]
+    pub(crate) policies: Option<String>,
+    /// Prompt lengths between commas, tokens; 1k is 1,024
+    #[arg(long, default_value = "1k,2k,4k,8k")]
+    pub(crate) lengths: String,
+    /// Tokens generated each time; generation never stops earlier
+    #[arg(long, default_value_t = bench::DEFAULT_NEW_TOKENS)]
+    pub(crate) new_tokens: usize,
+    /// Counted repeats, after one warm-up at each length
+    #[arg(long, default_value_t = bench::DEFAULT_REPEATS)]
+    pub(crate) repeats: usize,
+    /// File to write as well: FILE.parquet or FILE.json
+    #[arg(long)]
+    pub(crate) out: Option<PathBuf>,
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct NeedleArguments {
+    #[command(flatten)]
+    pub(crate) model: ModelArguments,
+    /// Policies between commas, as `layerscope generate --help` lists them
+    #[arg(long, default_value = "full")]
+    pub(crate) policies: String,
+    /// Prompt lengths between commas, tokens with chat template; 1k is 1,024
+    #[arg(long, default_value = "512,1k,2k")]
+    pub(crate) lengths: String,
+    /// Where the number stands: percent of the text before it, between commas
+    #[arg(long, default_value = "0,25,50,75,100")]
+    pub(crate) depths: String,
+    /// Prompts at each length and depth
+    #[arg(long, default_value_t = 3)]
+    pub(crate) samples: usize,
+    /// Seed of the texts: the same gives the same prompts
+    #[arg(long, default_value_t = 1)]
+    pub(crate) seed: u64,
+    /// What it is hidden in: varied sentences, or the same few over and over
+    #[arg(long, value_enum, default_value_t = HaystackName::Sentences)]
+    pub(crate) haystack: HaystackName,
+    /// At most this many tokens
+    #[arg(long, default_value_t = 64)]
+    pub(crate) max_new_tokens: usize,
+    /// Write the prompts into this prompt file, for `record`, and stop
+    #[arg(long)]
+    pub(crate) write_prompts: Option<PathBuf>,
+    /// File to write as well: one JSON object for each generation
+    #[arg(long)]
+    pub(crate) out: Option<PathBuf>,
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub(crate) enum HaystackName {
+    Sentences,
+    Noise,
 }
 
 #[derive(Debug, Args)]

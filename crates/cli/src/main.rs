@@ -24,8 +24,11 @@ fn main() -> ExitCode {
 }
 
 fn run(arguments: Arguments) -> Result<ExitCode> {
-    // Before any other thread exists, since it sets an environment variable.
-    layerscope_engine::one_pool()?;
+    layerscope_engine::keep_freed_memory();
+    // The viewer's engine has a thread of its own, which makes the pool.
+    if !matches!(arguments.command, Command::View(_)) {
+        layerscope_engine::one_pool()?;
+    }
     let interrupt = interrupt::install()?;
     quiet_guarded_panics();
     match arguments.command {
@@ -34,6 +37,8 @@ fn run(arguments: Arguments) -> Result<ExitCode> {
         Command::Show(arguments) => commands::show::run(&arguments),
         Command::Recommend(arguments) => commands::recommend::run(&arguments),
         Command::Generate(arguments) => commands::generate::run(&arguments, interrupt),
+        Command::Bench(arguments) => commands::bench::run(&arguments, interrupt),
+        Command::Needle(arguments) => commands::needle::run(&arguments, interrupt),
         Command::View(arguments) => commands::view::run(&arguments),
         Command::Capture(arguments) => commands::capture::run(&arguments, interrupt),
         Command::Models(arguments) => commands::models::run(&arguments),

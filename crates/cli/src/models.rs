@@ -1,8 +1,10 @@
 //! Finding and loading models.
 
-use crate::args::{ModelArguments, PromptArguments};
+use crate::args::{ModelArguments, PromptArguments, Weights};
 use crate::progress;
-use layerscope_engine::{Error, Model, ModelSource, PromptText, Result, Tokenizer, WeightsPrecision};
+use layerscope_engine::{
+    Error, GgufFile, Model, ModelSource, PromptText, Result, Tokenizer, WeightsPrecision,
+};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
@@ -71,18 +73,26 @@ fn resolve(name: &str) -> Result<ModelSource> {
 }
 
 pub(crate) fn load(arguments: &ModelArguments) -> Result<Model> {
-    load_source(&resolve(&arguments.model)?, arguments.weights.into())
+    load_named(&arguments.model, arguments.weights)
+}
+
+/// The model of a path or name.
+pub(crate) fn load_named(name: &str, weights: Weights) -> Result<Model> {
+    load_source(&resolve(name)?, weights.into())
 }
 
 pub(crate) fn load_source(source: &ModelSource, precision: WeightsPrecision) -> Result<Model> {
-    let bar = progress::loading();
-    let model = Model::load(source, precision, &mut |done, all| {
-        bar.set_length(all as u64);
-        bar.set_position(done as u64);
-        Ok(())
-    });
-    bar.finish_and_clear();
-    model
+    progress::loading(|progress| Model::load(source, precision, progress))
+}
+
+/// The tokenizer of a model alone, without its weights.
+pub(crate) fn load_tokenizer(name: &str) -> Result<Tokenizer> {
+    let file = match resolve(name)? {
+        ModelSource::Embedded { name, bytes } => GgufFile::in_memory(name, bytes)?,
+        ModelSource::Path(path) if path.is_dir() => return Tokenizer::from_directory(&path),
+        ModelSource::Path(path) => GgufFile::open(&path)?,
+    };
+    Tokenizer::from_gguf(file.metadata(), file.path())
 }
 
 /// The prompt's token ids.

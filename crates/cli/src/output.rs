@@ -3,12 +3,16 @@
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 use layerscope_engine::{Error, Result};
 use serde::Serialize;
+use std::path::{Path, PathBuf};
 
 /// One JSON object on standard output.
 pub(crate) fn json(value: &impl Serialize) -> Result<()> {
-    let text =
-        serde_json::to_string_pretty(value).map_err(|e| Error::failure(format!("cannot write JSON: {e}")))?;
-    lines(&text)
+    lines(&json_text(value)?)
+}
+
+/// One JSON object as text.
+pub(crate) fn json_text(value: &impl Serialize) -> Result<String> {
+    serde_json::to_string_pretty(value).map_err(|e| Error::failure(format!("cannot write JSON: {e}")))
 }
 
 /// Text on standard output; a reader that left (`| head`) is no error.
@@ -20,6 +24,40 @@ pub(crate) fn lines(text: &str) -> Result<()> {
         }
         _ => Ok(()),
     }
+}
+
+/// Whether there is a folder that a file can be written into.
+pub(crate) fn check_folder(path: &Path) -> Result<()> {
+    match path.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() && !folder.is_dir() => Err(Error::input(format!(
+            "there is no folder {} to write into; create it first",
+            folder.display()
+        ))),
+        _ => Ok(()),
+    }
+}
+
+/// Writes a file beside its place first, so that a full disk leaves no half of one.
+pub(crate) fn file(path: &Path, bytes: &[u8]) -> Result<()> {
+    let mut unfinished = path.as_os_str().to_owned();
+    unfinished.push(".unfinished");
+    let unfinished = PathBuf::from(unfinished);
+    let written = std::fs::write(&unfinished, bytes).and_then(|()| std::fs::rename(&unfinished, path));
+    written.map_err(|e| {
+        let _ = std::fs::remove_file(&unfinished);
+        Error::failure(format!("cannot write {}: {e}", path.display()))
+    })
+}
+
+/// One JSON object a line.
+pub(crate) fn json_lines<T: Serialize>(rows: &[T]) -> Result<Vec<u8>> {
+    let mut bytes = vec![];
+    for row in rows {
+        serde_json::to_writer(&mut bytes, row)
+            .map_err(|e| Error::failure(format!("cannot write JSON: {e}")))?;
+        bytes.push(b'\n');
+    }
+    Ok(bytes)
 }
 
 /// A right-aligned table of figures; the first column is a name.

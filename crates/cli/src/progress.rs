@@ -1,14 +1,72 @@
 //! Bars of progress on standard error; nothing is drawn where that is no terminal.
 
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
+use layerscope_cutoff::bench::{self, Plan};
 use layerscope_cutoff::recording::Event;
+use layerscope_engine::Result;
 
 fn style(template: &str) -> ProgressStyle {
     ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())
 }
 
-pub(crate) fn loading() -> ProgressBar {
-    ProgressBar::new(0).with_style(style("loading {bar:30} {pos}/{len} layers"))
+/// Shows how many layers are done while `load` loads, which is told how to say so.
+pub(crate) fn loading<T>(load: impl FnOnce(&mut dyn FnMut(usize, usize) -> Result<()>) -> T) -> T {
+    let bar = ProgressBar::new(0).with_style(style("loading {bar:30} {pos}/{len} layers"));
+    let loaded = load(&mut |done, all| {
+        bar.set_length(all as u64);
+        bar.set_position(done as u64);
+        Ok(())
+    });
+    bar.finish_and_clear();
+    loaded
+}
+
+/// Two bars while measuring: all generations with an estimate, and the present one.
+pub(crate) struct BenchBars {
+    all: ProgressBar,
+    present: ProgressBar,
+    repeats: usize,
+    new_tokens: usize,
+}
+
+impl BenchBars {
+    pub(crate) fn new(plan: &Plan) -> Self {
+        let bars = MultiProgress::new();
+        let all = ProgressBar::new(0).with_style(style("measuring {bar:30} {elapsed} elapsed, {eta} left"));
+        let present = ProgressBar::new(0).with_style(style("  {bar:20} {pos}/{len} tokens, {msg}"));
+        let (all, present) = (bars.add(all), bars.add(present));
+        Self { all, present, repeats: plan.repeats, new_tokens: plan.new_tokens }
+    }
+
+    pub(crate) fn observe(&self, event: bench::Event<'_>) {
+        match event {
+            bench::Event::Started { policy, length, repeat } => {
+                let round = match repeat {
+                    0 => "warm-up".to_owned(),
+                    repeat => format!("repeat {repeat}/{}", self.repeats),
+                };
+                self.present.set_length((length + self.new_tokens) as u64);
+                self.present.set_position(0);
+                self.present.set_message(format!("{policy} at {length}, {round}"));
+            }
+            bench::Event::Tokens(done) => self.present.set_position(done as u64),
+            bench::Event::Finished { work_done, work } => {
+                self.all.set_length(work);
+                self.all.set_position(work_done);
+            }
+        }
+    }
+
+    pub(crate) fn finish(&self) {
+        self.present.finish_and_clear();
+        self.all.finish_and_clear();
+    }
+}
+
+/// A bar while needles are looked for, with what is looked for now.
+pub(crate) fn needles(generations: usize) -> ProgressBar {
+    ProgressBar::new(generations as u64)
+        .with_style(style("needles {bar:30} {pos}/{len}, {elapsed} elapsed, {eta} left, {msg}"))
 }
 
 /// Two bars while recording: prompts of the file with an estimate, and what the present one is at.

@@ -12,7 +12,8 @@ use candle_core::{Device, Tensor};
 use layerscope_diagnostics::probe::{ProbedRun, for_each_logits};
 use layerscope_diagnostics::record::{Anchor, Divergence, FrontierRow, KnockoutRow};
 use layerscope_engine::{
-    Attend, Decoder, Depth, Hooks, Interrupt, KvStore, Location, Pass, Result, check_interrupt, with_f32,
+    Attend, Decoder, Depth, Hooks, Interrupt, KvNumbers, KvStore, Location, Pass, Result, check_interrupt,
+    with_f32,
 };
 use layerscope_kernels::{KeySpan, Queries, Segment, attention};
 use rayon::prelude::*;
@@ -182,6 +183,8 @@ impl Attend for VariantAttention<'_> {
         let stored: Vec<KeySpan<'_>> = self.store.spans(at.layer, Some(self.prompt_len));
         let row_len = shape.query_heads * shape.head_dim;
         let own_len = shape.kv_heads * steps * shape.head_dim;
+        // Rounded as they would be in the store, so that only what is hidden makes a difference.
+        let precision = self.store.precision();
         let mut output = vec![0.0; copies * steps * row_len];
         with_f32(q, |q| {
             with_f32(&k, |k| {
@@ -198,9 +201,11 @@ impl Attend for VariantAttention<'_> {
                             .filter(|span| variant.sees(at.layer, span.segment))
                             .copied()
                             .collect();
+                        let keys = KvNumbers::rounded(precision, keys);
+                        let values = KvNumbers::rounded(precision, values);
                         spans.push(KeySpan {
-                            keys,
-                            values,
+                            keys: keys.elements(),
+                            values: values.elements(),
                             head_stride: steps * shape.head_dim,
                             len: steps,
                             first_position: self.prompt_len - 1,

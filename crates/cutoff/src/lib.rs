@@ -1,5 +1,6 @@
-//! The exact cutoff frontier, the causal layer map, the cost model and the recommendation.
+//! The exact cutoff frontier, the causal layer map, the cost model, what it says beside measurements, and the recommendation.
 
+pub mod bench;
 pub mod cost;
 pub mod frontier;
 pub mod recommend;

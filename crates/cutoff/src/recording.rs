@@ -182,5 +182,12 @@ fn manifest(model: &Model, prompts: &PromptFile, max_new_tokens: usize) -> Resul
         other: BTreeMap::new(),
     };
     let ids = prompts.prompts.iter().map(|p| p.id.clone()).collect();
-    Ok(Manifest::new(info, model.precision.name(), "cpu", size_of::<f32>(), settings, ids))
+    Ok(Manifest::new(
+        info,
+        model.precision.name(),
+        "cpu",
+        model.decoder.kv_precision().element_bytes(),
+        settings,
+        ids,
+    ))
 }

@@ -1,6 +1,8 @@
-//! The figures of a run: probes that compute them, the run folder that keeps them, summaries over prompts.
+//! The figures of a run: probes that compute them, the run folder that keeps them, summaries over prompts; and needle
+//! prompts, that test whether a prompt is still read.
 
 mod curvature;
+pub mod needle;
 pub mod probe;
 pub mod prompts;
 pub mod record;

@@ -3,7 +3,7 @@
 
 use crate::hooks::{Hooks, Site};
 use crate::weights::{Embedding, Linear, Weight, WeightSource, WeightsPrecision};
-use crate::{Depth, ModelConfig, Result};
+use crate::{Depth, KvPrecision, ModelConfig, Result, tensor};
 use candle_core::{Device, Tensor};
 use layerscope_kernels::AttentionShape;
 use std::ops::Range;
@@ -17,6 +17,7 @@ pub struct Decoder {
     unembedding: Linear,
     /// Rotary frequencies, `[head_dim / 2]`, in f32 as the models were trained with.
     frequencies: Vec<f32>,
+    precision: WeightsPrecision,
     device: Device,
 }
 
@@ -103,6 +104,7 @@ impl Decoder {
             final_norm: source.vector(Weight::FinalNorm, d)?,
             unembedding,
             frequencies: config.rope.frequencies(config.head_dim).iter().map(|&f| f as f32).collect(),
+            precision,
             device: Device::Cpu,
             config,
         })
@@ -121,6 +123,14 @@ impl Decoder {
             head_dim: self.config.head_dim,
             scale: 1.0 / (self.config.head_dim as f32).sqrt(),
             window: self.config.windows[layer],
+        }
+    }
+
+    /// The type of keys and values that goes with the weights: f32 with f32, else f16.
+    pub fn kv_precision(&self) -> KvPrecision {
+        match self.precision {
+            WeightsPrecision::F32 => KvPrecision::F32,
+            WeightsPrecision::Native => KvPrecision::F16,
         }
     }
 
@@ -157,7 +167,7 @@ impl Decoder {
         depth: Range<Depth>,
         pass: &mut Pass<'_, '_>,
     ) -> Result<Tensor> {
-        let rotary = self.rotary(positions)?;
+        let rotary = self.rotary(positions);
         for half in Depth::halves(depth) {
             let at = Location { layer: half.layer(), positions };
             x = if half.is_attention() {
@@ -179,12 +189,12 @@ impl Decoder {
         let Location { layer, positions } = at;
         let x = pass.hooks.visit(layer, Site::ResidPre, positions, x)?;
         let attention_output = self.attention(&self.blocks[layer], &x, at, rotary, pass)?;
-        pass.hooks.visit(layer, Site::ResidMid, positions, (x + attention_output)?)
+        pass.hooks.visit(layer, Site::ResidMid, positions, tensor::add(&x, &attention_output)?)
     }
 
     fn mlp_half(&self, x: Tensor, at: Location<'_>, pass: &mut Pass<'_, '_>) -> Result<Tensor> {
         let mlp_output = self.mlp(&self.blocks[at.layer], &x, at, pass)?;
-        pass.hooks.visit(at.layer, Site::ResidPost, at.positions, (x + mlp_output)?)
+        pass.hooks.visit(at.layer, Site::ResidPost, at.positions, tensor::add(&x, &mlp_output)?)
     }
 
     /// The residual stream `x [rows, d]` through the attention norm of a layer; no hook point.
@@ -193,7 +203,7 @@ impl Decoder {
     /// Whatever fails beneath.
     pub fn attention_norm(&self, layer: usize, x: &Tensor) -> Result<Tensor> {
         let epsilon = self.config.norm_epsilon as f32;
-        Ok(candle_nn::ops::rms_norm(x, &self.blocks[layer].attention_norm, epsilon)?)
+        tensor::rms_norm(x, &self.blocks[layer].attention_norm, epsilon)
     }
 
     /// K and V of rows that do not run through `layers`, projected from their residual stream `x [rows, d]` through each
@@ -209,14 +219,16 @@ impl Decoder {
         hooks: &mut Hooks<'_>,
         keep: &mut dyn FnMut(usize, [&Tensor; 2]) -> Result<()>,
     ) -> Result<()> {
-        let rotary = self.rotary(positions)?;
+        let rotary = self.rotary(positions);
         let shared = shared_norm.map(|layer| self.attention_norm(layer, x)).transpose()?;
         for layer in layers {
             let normed = match &shared {
                 Some(shared) => shared,
                 None => &self.attention_norm(layer, x)?,
             };
-            let [k, v] = self.keys_values(normed, Location { layer, positions }, &rotary, hooks, false)?;
+            let weights = [&self.blocks[layer].key, &self.blocks[layer].value];
+            let projected = Linear::forward_together(weights, normed, false)?;
+            let [k, v] = self.keys_values(projected, Location { layer, positions }, &rotary, hooks)?;
             keep(layer, [&k, &v])?;
         }
         Ok(())
@@ -234,11 +246,21 @@ impl Decoder {
         let (rows, config) = (positions.len(), &self.config);
         let normed =
             self.norm(x, &weights.attention_norm, layer, Site::AttentionNormalized, positions, pass.hooks)?;
-        let q = weights.query.forward(&normed, pass.exact)?.reshape((rows, config.heads, config.head_dim))?;
+        let [q, k, v] = match pass.keys_values_from {
+            None => {
+                let projections = [&weights.query, &weights.key, &weights.value];
+                Linear::forward_together(projections, &normed, pass.exact)?
+            }
+            Some(source) => {
+                let q = weights.query.forward(&normed, pass.exact)?;
+                let [k, v] = Linear::forward_together([&weights.key, &weights.value], source, pass.exact)?;
+                [q, k, v]
+            }
+        };
+        let q = q.reshape((rows, config.heads, config.head_dim))?;
         let q = pass.hooks.visit(layer, Site::Query, positions, q)?;
         let q = pass.hooks.visit(layer, Site::RotatedQuery, positions, rotary.apply(&q)?)?;
-        let source = pass.keys_values_from.unwrap_or(&normed);
-        let [k, v] = self.keys_values(source, at, rotary, pass.hooks, pass.exact)?;
+        let [k, v] = self.keys_values([k, v], at, rotary, pass.hooks)?;
         let z = pass.attend.attend(at, [&q, &k, &v], pass.hooks)?;
         let z = pass.hooks.visit(layer, Site::WeightedValues, positions, z)?;
         let z = z.reshape((rows, config.heads * config.head_dim))?;
@@ -246,22 +268,18 @@ impl Decoder {
         pass.hooks.visit(layer, Site::AttentionOutput, positions, output)
     }
 
-    /// K, rotated, and V, `[rows, kv_heads, head_dim]`, of normalised rows.
+    /// Projections `[rows, kv_heads · head_dim]` as K, rotated, and V, `[rows, kv_heads, head_dim]`.
     fn keys_values(
         &self,
-        normed: &Tensor,
+        [k, v]: [Tensor; 2],
         at: Location<'_>,
         rotary: &Rotary,
         hooks: &mut Hooks<'_>,
-        exact: bool,
     ) -> Result<[Tensor; 2]> {
         let Location { layer, positions } = at;
-        let (weights, shape) =
-            (&self.blocks[layer], (positions.len(), self.config.kv_heads, self.config.head_dim));
-        let k = weights.key.forward(normed, exact)?.reshape(shape)?;
-        let k = hooks.visit(layer, Site::Key, positions, k)?;
-        let v = weights.value.forward(normed, exact)?.reshape(shape)?;
-        let v = hooks.visit(layer, Site::Value, positions, v)?;
+        let shape = (positions.len(), self.config.kv_heads, self.config.head_dim);
+        let k = hooks.visit(layer, Site::Key, positions, k.reshape(shape)?)?;
+        let v = hooks.visit(layer, Site::Value, positions, v.reshape(shape)?)?;
         Ok([hooks.visit(layer, Site::RotatedKey, positions, rotary.apply(&k)?)?, v])
     }
 
@@ -269,11 +287,10 @@ impl Decoder {
     fn mlp(&self, weights: &Block, x: &Tensor, at: Location<'_>, pass: &mut Pass<'_, '_>) -> Result<Tensor> {
         let Location { layer, positions } = at;
         let normed = self.norm(x, &weights.mlp_norm, layer, Site::MlpNormalized, positions, pass.hooks)?;
-        let gate = weights.gate.forward(&normed, pass.exact)?;
+        let [gate, up] = Linear::forward_together([&weights.gate, &weights.up], &normed, pass.exact)?;
         let gate = pass.hooks.visit(layer, Site::MlpPre, positions, gate)?;
-        let up = weights.up.forward(&normed, pass.exact)?;
         let up = pass.hooks.visit(layer, Site::MlpPreLinear, positions, up)?;
-        let gated = (gate.silu()? * up)?;
+        let gated = tensor::silu_gate(&gate, &up)?;
         let gated = pass.hooks.visit(layer, Site::MlpPost, positions, gated)?;
         let output = weights.down.forward(&gated, pass.exact)?;
         pass.hooks.visit(layer, Site::MlpOutput, positions, output)
@@ -306,15 +323,14 @@ impl Decoder {
     ) -> Result<Tensor> {
         let epsilon = self.config.norm_epsilon as f32;
         if !hooks.wants(layer, site) {
-            return Ok(candle_nn::ops::rms_norm(x, scale, epsilon)?);
+            return tensor::rms_norm(x, scale, epsilon);
         }
-        let normalized = candle_nn::ops::rms_norm(x, &scale.ones_like()?, epsilon)?;
+        let normalized = tensor::rms_norm(x, &scale.ones_like()?, epsilon)?;
         let normalized = hooks.visit(layer, site, positions, normalized)?;
         Ok(normalized.broadcast_mul(scale)?)
     }
 
-    fn rotary(&self, positions: &[usize]) -> Result<Rotary> {
-        let shape = (positions.len(), self.frequencies.len());
+    fn rotary(&self, positions: &[usize]) -> Rotary {
         let angles = positions.iter().flat_map(|&p| self.frequencies.iter().map(move |f| p as f32 * f));
         let (sin, cos): (Vec<f32>, Vec<f32>) = angles
             .map(|angle| {
@@ -322,23 +338,19 @@ impl Decoder {
                 (sin as f32, cos as f32)
             })
             .unzip();
-        Ok(Rotary {
-            cos: Tensor::from_vec(cos, shape, &self.device)?,
-            sin: Tensor::from_vec(sin, shape, &self.device)?,
-        })
+        Rotary { cos, sin }
     }
 }
 
 /// cos and sin of the rotary angles, `[rows, head_dim / 2]`.
 struct Rotary {
-    cos: Tensor,
-    sin: Tensor,
+    cos: Vec<f32>,
+    sin: Vec<f32>,
 }
 
 impl Rotary {
     /// Rotates pairs (i, i + head_dim/2) of `x [rows, heads, head_dim]`.
     fn apply(&self, x: &Tensor) -> Result<Tensor> {
-        let x = x.contiguous()?.unsqueeze(0)?;
-        Ok(candle_nn::rotary_emb::rope_thd(&x, &self.cos, &self.sin)?.squeeze(0)?)
+        tensor::rotate(x, [&self.cos, &self.sin])
     }
 }

@@ -1,20 +1,93 @@
 //! The KV store: keys and values per layer, in buffers reserved once for what the policy will keep, and no more.
 
 use crate::{Error, ModelConfig, Result};
-use layerscope_kernels::{KeySpan, Segment};
+use half::f16;
+use layerscope_kernels::{Elements, KeySpan, Segment};
 use std::ops::Range;
+
+/// In which type keys and values are kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum KvPrecision {
+    /// Four bytes an element.
+    F32,
+    /// Two bytes an element.
+    F16,
+}
+
+impl KvPrecision {
+    /// Bytes of an element.
+    pub fn element_bytes(self) -> usize {
+        match self {
+            Self::F32 => size_of::<f32>(),
+            Self::F16 => size_of::<f16>(),
+        }
+    }
+}
+
+/// Keys or values in one of these types.
+pub enum KvNumbers {
+    /// f32.
+    F32(Vec<f32>),
+    /// The bits of f16.
+    F16(Vec<u16>),
+}
+
+impl KvNumbers {
+    fn zeros(precision: KvPrecision, len: usize) -> Self {
+        match precision {
+            KvPrecision::F32 => Self::F32(vec![0.0; len]),
+            KvPrecision::F16 => Self::F16(vec![0; len]),
+        }
+    }
+
+    /// Rounded to a type.
+    pub fn rounded(precision: KvPrecision, numbers: &[f32]) -> Self {
+        let mut rounded = Self::zeros(precision, numbers.len());
+        rounded.write(0, numbers);
+        rounded
+    }
+
+    fn write(&mut self, at: usize, numbers: &[f32]) {
+        match self {
+            Self::F32(to) => to[at..at + numbers.len()].copy_from_slice(numbers),
+            Self::F16(to) => {
+                for (to, &x) in to[at..at + numbers.len()].iter_mut().zip(numbers) {
+                    // What is too large for f16 becomes its largest number rather than infinite; NaN stays NaN.
+                    let most = f16::MAX.to_f32();
+                    *to = f16::from_f32(x.clamp(-most, most)).to_bits();
+                }
+            }
+        }
+    }
+
+    /// As kernels read them.
+    pub fn elements(&self) -> Elements<'_> {
+        match self {
+            Self::F32(numbers) => Elements::F32(numbers),
+            Self::F16(numbers) => Elements::F16(numbers),
+        }
+    }
+
+    fn allocated_bytes(&self) -> usize {
+        match self {
+            Self::F32(numbers) => numbers.capacity() * size_of::<f32>(),
+            Self::F16(numbers) => numbers.capacity() * size_of::<u16>(),
+        }
+    }
+}
 
 /// Keys and values of every layer.
 pub struct KvStore {
     kv_heads: usize,
     head_dim: usize,
+    precision: KvPrecision,
     layers: Vec<LayerStore>,
 }
 
 /// One layer: `[kv_heads, capacity, head_dim]` each.
 struct LayerStore {
-    keys: Vec<f32>,
-    values: Vec<f32>,
+    keys: KvNumbers,
+    values: KvNumbers,
     capacity: usize,
     /// Stored positions, ascending, in runs; slot order is run order.
     runs: Vec<Run>,
@@ -28,21 +101,26 @@ struct Run {
 
 impl KvStore {
     /// Reserves room for `capacity[layer]` tokens in each layer.
-    pub fn new(config: &ModelConfig, capacity: &[usize]) -> Self {
+    pub fn new(config: &ModelConfig, capacity: &[usize], precision: KvPrecision) -> Self {
         let per_token = config.kv_heads * config.head_dim;
         let layers = capacity.iter().map(|&capacity| LayerStore {
-            keys: vec![0.0; capacity * per_token],
-            values: vec![0.0; capacity * per_token],
+            keys: KvNumbers::zeros(precision, capacity * per_token),
+            values: KvNumbers::zeros(precision, capacity * per_token),
             capacity,
             runs: vec![],
         });
-        Self { kv_heads: config.kv_heads, head_dim: config.head_dim, layers: layers.collect() }
+        Self { kv_heads: config.kv_heads, head_dim: config.head_dim, precision, layers: layers.collect() }
     }
 
     /// Bytes allocated for keys and values.
     pub fn allocated_bytes(&self) -> usize {
         let buffers = self.layers.iter().flat_map(|layer| [&layer.keys, &layer.values]);
-        buffers.map(|buffer| buffer.capacity() * size_of::<f32>()).sum()
+        buffers.map(KvNumbers::allocated_bytes).sum()
+    }
+
+    /// The type of keys and values.
+    pub fn precision(&self) -> KvPrecision {
+        self.precision
     }
 
     /// Tokens stored in a layer.
@@ -69,8 +147,8 @@ impl KvStore {
             for head in 0..kv_heads {
                 let from = (row * kv_heads + head) * dim;
                 let to = (head * store.capacity + first_slot + row) * dim;
-                store.keys[to..to + dim].copy_from_slice(&keys[from..from + dim]);
-                store.values[to..to + dim].copy_from_slice(&values[from..from + dim]);
+                store.keys.write(to, &keys[from..from + dim]);
+                store.values.write(to, &values[from..from + dim]);
             }
             match store.runs.last_mut() {
                 Some(run) if run.first_position + run.len == position => run.len += 1,
@@ -144,8 +222,8 @@ impl KvStore {
         let store = &self.layers[layer];
         let start = slot * self.head_dim;
         KeySpan {
-            keys: &store.keys[start..],
-            values: &store.values[start..],
+            keys: store.keys.elements().from_index(start),
+            values: store.values.elements().from_index(start),
             head_stride: store.capacity * self.head_dim,
             len,
             first_position,

@@ -12,6 +12,7 @@ mod model;
 mod policy;
 mod repetition;
 mod session;
+mod shapes;
 mod tensor;
 mod threads;
 mod tokenizer;
@@ -26,7 +27,7 @@ pub use generate::{
 };
 pub use guard::{guarded, is_guarded};
 pub use hooks::{Hook, HookContext, HookPoint, Hooks, Site};
-pub use kv::KvStore;
+pub use kv::{KvNumbers, KvPrecision, KvStore};
 pub use model::{Model, ModelSource, gguf_config};
 pub use policy::{
     Anchors, Arrived, KeysValuesAbove, LayerTokens, POLICIES, Policy, PolicyKind, PolicyRules, UNTRAINED,
@@ -34,9 +35,11 @@ pub use policy::{
 };
 pub use repetition::Repetition;
 pub use session::{Interrupt, LayerStatistics, Session, check_interrupt};
+pub use shapes::Shape;
 pub use tensor::with_f32;
-pub use threads::one_pool;
+pub use threads::{keep_freed_memory, one_pool};
 pub use tokenizer::{Message, PromptText, TokenStream, Tokenizer};
 pub use weights::{
-    Embedding, GgufFile, Linear, QuantizedRows, SafetensorsFiles, Weight, WeightSource, WeightsPrecision,
+    Embedding, GgufFile, Linear, RandomWeights, SafetensorsFiles, ShapeWeights, Weight, WeightSource,
+    WeightsPrecision,
 };

@@ -72,7 +72,7 @@ impl<'m> Session<'m> {
             )));
         }
         let capacity = policy.capacity(prompt_len, decode_len);
-        let store = KvStore::new(decoder.config(), &capacity);
+        let store = KvStore::new(decoder.config(), &capacity, decoder.kv_precision());
         Ok(Self { decoder, policy, store, prompt_len, len: 0, queries: None })
     }
 
@@ -284,8 +284,8 @@ impl StoredAttention<'_> {
         for head in 0..shape.query_heads {
             for span in &spans {
                 let start = head / group * span.head_stride;
-                keys.extend_from_slice(&span.keys[start..start + span.len * shape.head_dim]);
-                values.extend_from_slice(&span.values[start..start + span.len * shape.head_dim]);
+                keys.extend(span.keys.to_f32(start..start + span.len * shape.head_dim));
+                values.extend(span.values.to_f32(start..start + span.len * shape.head_dim));
             }
         }
         let dims = (shape.query_heads, key_positions.len(), shape.head_dim);

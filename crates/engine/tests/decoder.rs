@@ -4,8 +4,8 @@
 
 use candle_core::{DType, Device, Tensor};
 use layerscope_engine::{
-    Decoder, GgufFile, HookPoint, Hooks, Interrupt, Linear, ModelConfig, Policy, SafetensorsFiles, Session,
-    Weight, WeightSource, WeightsPrecision, gguf_config,
+    Decoder, GgufFile, HookPoint, Hooks, Interrupt, ModelConfig, Policy, SafetensorsFiles, Session, Weight,
+    WeightSource, WeightsPrecision, gguf_config,
 };
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -53,12 +53,8 @@ fn checkpoint(folder: &Path, dtype: DType) -> PathBuf {
         map.insert(weight.hugging_face_name(), format!("model-{shard}.safetensors").into());
         shards[shard].insert(weight.hugging_face_name(), tensor.to_dtype(dtype).unwrap());
     };
-    let linear = |weight: Weight, rows: usize, columns: usize| match file
-        .linear(weight, (rows, columns), WeightsPrecision::F32)
-        .unwrap()
-    {
-        Linear::Dense(tensor) => tensor,
-        Linear::Quantized(_) => unreachable!("f32 weights are dense"),
+    let linear = |weight: Weight, rows: usize, columns: usize| {
+        file.linear(weight, (rows, columns), WeightsPrecision::F32).unwrap().to_tensor().unwrap()
     };
     add(Weight::Embedding, linear(Weight::Embedding, config.vocab, d), 0);
     add(Weight::FinalNorm, file.vector(Weight::FinalNorm, d).unwrap(), 1);

@@ -344,10 +344,9 @@ impl PolicyRules for ChosenBlocks {
         let last_row = arrived.queries.get(arrived.queries.dim(0).unwrap() - 1).unwrap();
         let query = last_row.sum(0).unwrap().to_vec1::<f32>().unwrap();
         let spans = arrived.store.spans(self.pruned_after, None);
-        let keys: Vec<&[f32]> = spans
-            .iter()
-            .flat_map(|span| span.keys[..span.len * shape.head_dim].chunks_exact(shape.head_dim))
-            .collect();
+        let keys: Vec<f32> =
+            spans.iter().flat_map(|span| span.keys.to_f32(0..span.len * shape.head_dim)).collect();
+        let keys: Vec<&[f32]> = keys.chunks_exact(shape.head_dim).collect();
         assert_eq!(keys.len(), arrived.prompt_len);
         let prefill = arrived.prompt_len - 1;
         let blocks: Vec<std::ops::Range<usize>> =

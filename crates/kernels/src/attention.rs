@@ -8,9 +8,12 @@
 //! entropy_g = ln ℓ_g − t_g / ℓ_g.
 
 mod block;
+mod elements;
 
+pub use elements::Elements;
+
+use crate::Instructions;
 use block::{Block, Partial, ReceivedPass};
-use pulp::Arch;
 use rayon::prelude::*;
 
 /// Number of [`Segment`]s.
@@ -67,9 +70,9 @@ pub struct Queries<'a> {
 #[derive(Debug, Clone, Copy)]
 pub struct KeySpan<'a> {
     /// Key of head h, index j at `h·head_stride + j·head_dim`.
-    pub keys: &'a [f32],
+    pub keys: Elements<'a>,
     /// Values, laid out as the keys.
-    pub values: &'a [f32],
+    pub values: Elements<'a>,
     /// Elements between two heads.
     pub head_stride: usize,
     /// Number of keys.
@@ -112,7 +115,7 @@ impl Received {
 /// # Panics
 /// If slices are shorter than the shape says, or heads do not divide evenly.
 pub fn attention(shape: &AttentionShape, queries: &Queries<'_>, spans: &[KeySpan<'_>], output: &mut [f32]) {
-    run(shape, queries, spans, output, None, None);
+    run(Instructions::best(), shape, queries, spans, output, None, None);
 }
 
 /// [`attention`], with the mass and entropy of each row, head and segment, and, where asked for, the attention that
@@ -132,11 +135,13 @@ pub fn attention_with_statistics(
         mass: vec![[0.0; SEGMENTS]; rows_and_heads],
         entropy: vec![[f32::NAN; SEGMENTS]; rows_and_heads],
     };
-    run(shape, queries, spans, output, Some(&mut statistics), received);
+    run(Instructions::best(), shape, queries, spans, output, Some(&mut statistics), received);
     statistics
 }
 
+#[allow(clippy::too_many_arguments)]
 fn run(
+    instructions: Instructions,
     shape: &AttentionShape,
     queries: &Queries<'_>,
     spans: &[KeySpan<'_>],
@@ -154,7 +159,7 @@ fn run(
             let split = if queries.rows <= FEW_ROWS { TILES_PER_SPLIT } else { tiles.len() };
             let parts: Vec<Partial> = tiles
                 .par_chunks(split.max(1))
-                .map(|tiles| Arch::new().dispatch(block.pass(spans, tiles, with_statistics)))
+                .map(|tiles| instructions.dispatch(block.pass(spans, tiles, with_statistics)))
                 .collect();
             Partial::merge(parts, block)
         })
@@ -177,7 +182,7 @@ fn run(
             .zip(&finished)
             .map(|(block, finished)| {
                 let positions = received.sum.len();
-                Arch::new().dispatch(ReceivedPass { block, spans, finished, positions })
+                instructions.dispatch(ReceivedPass { block, spans, finished, positions })
             })
             .collect();
         // In the order of the blocks, so that the sums do not depend on timing.

@@ -1,8 +1,11 @@
 //! Next-token distributions compared row by row: KL divergence, argmax, negative log-likelihood.
 
+use crate::Instructions;
 use crate::exp::exp_nonpositive;
+use crate::instructions::Operation;
+use crate::lanes::Lanes;
 use crate::rows::row_max;
-use pulp::{Arch, Simd, WithSimd};
+use pulp::Simd;
 
 /// Elements summed in f32 before the sum moves to f64.
 const CHUNK: usize = 1024;
@@ -38,7 +41,7 @@ impl Distribution {
     /// The distribution of one row of logits.
     pub fn new(logits: &[f32]) -> Self {
         let mut probabilities = vec![0.0; logits.len()];
-        let summary = Arch::new().dispatch(Exponentials { logits, out: &mut probabilities });
+        let summary = Instructions::best().dispatch(Exponentials { logits, out: &mut probabilities });
         let scale = (1.0 / summary.total) as f32;
         for p in &mut probabilities {
             *p *= scale;
@@ -69,7 +72,7 @@ impl Distribution {
     /// If the rows differ in length.
     pub fn compare(&self, logits: &[f32]) -> Comparison {
         assert_eq!(logits.len(), self.probabilities.len(), "rows of one vocabulary");
-        let sums = Arch::new().dispatch(CrossTerms { p: &self.probabilities, logits });
+        let sums = Instructions::best().dispatch(CrossTerms { p: &self.probabilities, logits });
         let log_total = sums.total.ln();
         let argmax = position_of(logits, sums.max);
         Comparison {
@@ -99,11 +102,11 @@ struct Exponentials<'a> {
     out: &'a mut [f32],
 }
 
-impl WithSimd for Exponentials<'_> {
+impl Operation for Exponentials<'_> {
     type Output = Sums;
 
     #[inline(always)]
-    fn with_simd<S: Simd>(self, _: S) -> Sums {
+    fn run<S: Simd, L: Lanes>(self, _: S, _: L) -> Sums {
         let max = row_max(self.logits);
         let (mut total, mut weighted) = (0.0, 0.0);
         for (x, out) in self.logits.chunks(CHUNK).zip(self.out.chunks_mut(CHUNK)) {
@@ -139,11 +142,11 @@ struct CrossTerms<'a> {
     logits: &'a [f32],
 }
 
-impl WithSimd for CrossTerms<'_> {
+impl Operation for CrossTerms<'_> {
     type Output = Sums;
 
     #[inline(always)]
-    fn with_simd<S: Simd>(self, _: S) -> Sums {
+    fn run<S: Simd, L: Lanes>(self, _: S, _: L) -> Sums {
         let max = row_max(self.logits);
         let (mut total, mut weighted) = (0.0, 0.0);
         for (x, p) in self.logits.chunks(CHUNK).zip(self.p.chunks(CHUNK)) {

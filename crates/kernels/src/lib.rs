@@ -1,16 +1,21 @@
-//! CPU kernels of layerscope: attention that also yields its statistics, and comparisons of next-token
-//! distributions. Every kernel has a plain f64 twin in [`reference`] that it is tested against.
+//! CPU kernels of layerscope: attention that also yields its statistics, products with weights as files have them, and
+//! comparisons of next-token distributions. Every kernel has a plain f64 twin in [`reference`] that it is tested against.
 //!
 //! All data are row-major `f32` slices. Vector width is chosen at run time (AVX-512, AVX2 with FMA, NEON or plain).
 
 pub mod attention;
 pub mod distribution;
+pub mod elementwise;
 mod exp;
+mod instructions;
+mod lanes;
+pub mod matmul;
 pub mod reference;
 mod rows;
 mod tile;
 
 pub use attention::{
-    AttentionShape, KeySpan, Queries, Received, SEGMENTS, Segment, Statistics, attention,
+    AttentionShape, Elements, KeySpan, Queries, Received, SEGMENTS, Segment, Statistics, attention,
     attention_with_statistics,
 };
+pub use instructions::Instructions;

@@ -2,6 +2,14 @@
 
 use crate::attention::{AttentionShape, KeySpan, Queries, SEGMENTS};
 
+/// Σ a_i·b_i and Σ |a_i·b_i|.
+pub fn dot(a: &[f32], b: &[f32]) -> (f64, f64) {
+    a.iter().zip(b).fold((0.0, 0.0), |(sum, size), (&a, &b)| {
+        let product = f64::from(a) * f64::from(b);
+        (sum + product, size + product.abs())
+    })
+}
+
 /// What [`attention`] yields; `rows` queries, `H` query heads.
 #[derive(Debug, Clone)]
 pub struct ReferenceAttention {
@@ -33,8 +41,9 @@ pub fn attention(shape: &AttentionShape, queries: &Queries<'_>, spans: &[KeySpan
                     let visible = key_position <= position
                         && shape.window.is_none_or(|window| position - key_position < window);
                     if visible {
-                        let k = &span.keys[offset(span, key)..][..dim];
-                        let product: f64 = q.iter().zip(k).map(|(&a, &b)| f64::from(a) * f64::from(b)).sum();
+                        let start = offset(span, key);
+                        let k = span.keys.to_f32(start..start + dim);
+                        let product: f64 = q.iter().zip(&k).map(|(&a, &b)| f64::from(a) * f64::from(b)).sum();
                         scored.push((span, key, product * f64::from(shape.scale)));
                     }
                 }
@@ -48,7 +57,8 @@ pub fn attention(shape: &AttentionShape, queries: &Queries<'_>, spans: &[KeySpan
                 let probability = (score - max).exp() / total;
                 mass[span.segment as usize] += probability;
                 probabilities.push((span.first_position + key, probability));
-                for (o, &v) in output.iter_mut().zip(&span.values[offset(span, key)..][..dim]) {
+                let start = offset(span, key);
+                for (o, v) in output.iter_mut().zip(span.values.to_f32(start..start + dim)) {
                     *o += probability * f64::from(v);
                 }
             }

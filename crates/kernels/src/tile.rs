@@ -108,7 +108,9 @@ pub(crate) fn transpose(rows: &[f32], count: usize, dim: usize, transposed: &mut
 #[cfg(test)]
 mod tests {
     use super::*;
-    use pulp::{Arch, WithSimd};
+    use crate::Instructions;
+    use crate::instructions::Operation;
+    use crate::lanes::Lanes;
 
     struct Product<'a> {
         shape: (usize, usize, usize),
@@ -117,10 +119,10 @@ mod tests {
         c: &'a mut [f32],
     }
 
-    impl WithSimd for Product<'_> {
+    impl Operation for Product<'_> {
         type Output = ();
         #[inline(always)]
-        fn with_simd<S: Simd>(self, simd: S) {
+        fn run<S: Simd, L: Lanes>(self, simd: S, _: L) {
             let (_, k, n) = self.shape;
             accumulate(simd, self.shape, self.a, k, self.b, n, self.c, n);
         }
@@ -134,7 +136,7 @@ mod tests {
                 let a: Vec<f32> = (0..m * k).map(value).collect();
                 let b: Vec<f32> = (0..k * n).map(|i| value(i + 5)).collect();
                 let mut c = vec![1.0; m * n];
-                Arch::new().dispatch(Product { shape: (m, k, n), a: &a, b: &b, c: &mut c });
+                Instructions::best().dispatch(Product { shape: (m, k, n), a: &a, b: &b, c: &mut c });
                 for row in 0..m {
                     for column in 0..n {
                         let expected: f32 =

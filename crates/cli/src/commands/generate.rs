@@ -43,7 +43,8 @@ pub(crate) fn run(arguments: &GenerateArguments, interrupt: &Interrupt) -> Resul
     if arguments.json {
         // As the policy would reserve it: p − 1 prefill tokens, the last prompt token among the decode tokens.
         let config = model.config();
-        let token_bytes = 2 * config.kv_heads * config.head_dim * size_of::<f32>();
+        let token_bytes =
+            2 * config.kv_heads * config.head_dim * model.decoder.kv_precision().element_bytes();
         let tokens: usize = policy.capacity(prompt.len(), arguments.max_new_tokens).iter().sum();
         output::json(&json!({
             "model": model.name,

@@ -1,9 +1,11 @@
 //! One module per command.
 
+pub(crate) mod bench;
 pub(crate) mod capture;
 pub(crate) mod demo;
 pub(crate) mod generate;
 pub(crate) mod models;
+pub(crate) mod needle;
 pub(crate) mod recommend;
 pub(crate) mod record;
 pub(crate) mod show;

@@ -75,6 +75,11 @@ impl Policy {
         self.rules.caveat()
     }
 
+    /// The caveat, if there is one, under the policy's name: for output that shows several.
+    pub fn note(&self) -> Option<String> {
+        self.caveat().map(|caveat| format!("{self}: {caveat}"))
+    }
+
     /// Tokens whose KV each layer keeps, for a prompt of `prompt_len` tokens and `decode_len` decode tokens (the last
     /// prompt token is the first of them); length L.
     pub fn capacity(&self, prompt_len: usize, decode_len: usize) -> Vec<usize> {

@@ -1,27 +1,23 @@
 //! Weights and metadata of a GGUF file, memory-mapped or embedded in the program.
 
+use super::bytes::FileBytes;
 use super::linear::qtensor;
 use super::{Linear, Weight, WeightSource, WeightsPrecision};
 use crate::{Error, Result};
 use candle_core::quantized::GgmlDType;
 use candle_core::quantized::gguf_file::{Content, Value};
 use candle_core::{Device, Tensor};
-use memmap2::Mmap;
 use std::borrow::Cow;
 use std::collections::HashMap;
-use std::fs::File;
 use std::io::Cursor;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
-
-enum Bytes {
-    Mapped(Mmap),
-    InMemory(Cow<'static, [u8]>),
-}
+use std::sync::Arc;
 
 /// An opened GGUF file.
 pub struct GgufFile {
     path: PathBuf,
-    bytes: Bytes,
+    bytes: Arc<FileBytes>,
     content: Content,
 }
 
@@ -31,10 +27,7 @@ impl GgufFile {
     /// # Errors
     /// [`Error::Input`] where the file is absent, empty, cut short or no GGUF file.
     pub fn open(path: &Path) -> Result<Self> {
-        let file = File::open(path).map_err(|e| Error::io("open the model", path, &e))?;
-        // SAFETY: the map is only read; a file that others shorten meanwhile is the documented risk of mapping.
-        let map = unsafe { Mmap::map(&file) }.map_err(|e| Error::io("map the model", path, &e))?;
-        Self::read(path.to_owned(), Bytes::Mapped(map))
+        Self::read(path.to_owned(), FileBytes::map(path)?)
     }
 
     /// Reads a file that is in memory, as one that is part of the program; `name` stands for its path in messages.
@@ -42,14 +35,11 @@ impl GgufFile {
     /// # Errors
     /// [`Error::Input`] where the bytes are no GGUF file.
     pub fn in_memory(name: &str, bytes: impl Into<Cow<'static, [u8]>>) -> Result<Self> {
-        Self::read(PathBuf::from(name), Bytes::InMemory(bytes.into()))
+        Self::read(PathBuf::from(name), FileBytes::InMemory(bytes.into()))
     }
 
-    fn read(path: PathBuf, bytes: Bytes) -> Result<Self> {
-        let data: &[u8] = match &bytes {
-            Bytes::Mapped(map) => map,
-            Bytes::InMemory(data) => data,
-        };
+    fn read(path: PathBuf, bytes: FileBytes) -> Result<Self> {
+        let data = bytes.as_ref();
         if data.len() < 4 || &data[..4] != b"GGUF" {
             return Err(Error::input(format!(
                 "{}: not a GGUF file (it does not begin with `GGUF`); give a .gguf file or a folder with config.json, \
@@ -62,7 +52,7 @@ impl GgufFile {
         }
         let content =
             Content::read(&mut Cursor::new(data)).map_err(|e| damaged(&path, first_line(&e.to_string())))?;
-        Ok(Self { path, bytes, content })
+        Ok(Self { path, bytes: Arc::new(bytes), content })
     }
 
     /// The file's key–value metadata.
@@ -72,10 +62,7 @@ impl GgufFile {
 
     /// The whole file.
     pub fn bytes(&self) -> &[u8] {
-        match &self.bytes {
-            Bytes::Mapped(map) => map,
-            Bytes::InMemory(data) => data,
-        }
+        (*self.bytes).as_ref()
     }
 
     /// The file's path, for messages.
@@ -107,8 +94,8 @@ impl GgufFile {
         Ok(Some(self.f32_vector(NAME, len)?.to_vec1()?))
     }
 
-    /// The blocks of a tensor of a known shape, and their type.
-    fn blocks(&self, name: &str, shape: &[usize]) -> Result<(&[u8], GgmlDType)> {
+    /// Where the blocks of a tensor of a known shape are, and their type.
+    fn blocks(&self, name: &str, shape: &[usize]) -> Result<(Range<usize>, GgmlDType)> {
         let found = self.shape(name)?;
         if found != shape {
             return Err(Error::input(format!(
@@ -125,15 +112,15 @@ impl GgufFile {
         let rows = shape[..shape.len() - 1].iter().try_fold(1usize, |n, &dim| n.checked_mul(dim));
         let start = usize::try_from(self.content.tensor_data_offset.saturating_add(info.offset)).ok();
         let range = start.and_then(|start| Some(start..start.checked_add(rows?.checked_mul(row_bytes)?)?));
-        match range.and_then(|range| self.bytes().get(range)) {
-            Some(blocks) => Ok((blocks, dtype)),
+        match range.filter(|range| self.bytes().get(range.clone()).is_some()) {
+            Some(range) => Ok((range, dtype)),
             None => Err(damaged(&self.path, &format!("it ends within tensor `{name}`"))),
         }
     }
 
     fn f32_vector(&self, name: &str, len: usize) -> Result<Tensor> {
-        let (blocks, dtype) = self.blocks(name, &[len])?;
-        Ok(qtensor(blocks, dtype, &[len])?.dequantize(&Device::Cpu)?)
+        let (range, dtype) = self.blocks(name, &[len])?;
+        Ok(qtensor(&self.bytes()[range], dtype, &[len])?.dequantize(&Device::Cpu)?)
     }
 
     /// Heads whose rows the file has in paired order: llama.cpp's converter reorders Llama's query and key rows.
@@ -159,12 +146,16 @@ impl GgufFile {
 
 impl WeightSource for GgufFile {
     fn linear(&self, weight: Weight, shape: (usize, usize), precision: WeightsPrecision) -> Result<Linear> {
-        let (blocks, dtype) = self.blocks(&weight.gguf_name(), &[shape.0, shape.1])?;
-        let blocks = match self.paired_heads(weight)? {
-            None => Cow::Borrowed(blocks),
-            Some(heads) => Cow::Owned(rotate_half_rows(blocks, blocks.len() / shape.0, shape.0 / heads)),
-        };
-        Linear::from_blocks(&blocks, dtype, shape, precision == WeightsPrecision::Native)
+        let (range, dtype) = self.blocks(&weight.gguf_name(), &[shape.0, shape.1])?;
+        let keep = precision == WeightsPrecision::Native;
+        match self.paired_heads(weight)? {
+            None => Linear::in_file(Arc::clone(&self.bytes), range, dtype, shape, keep),
+            Some(heads) => {
+                let blocks = &self.bytes()[range];
+                let rows = rotate_half_rows(blocks, blocks.len() / shape.0, shape.0 / heads);
+                Linear::from_blocks(&rows, dtype, shape, keep)
+            }
+        }
     }
 
     fn vector(&self, weight: Weight, len: usize) -> Result<Tensor> {

@@ -1,124 +1,185 @@
-//! A matrix that multiplies rows: dense f32, or block-quantised as the file has it.
+//! A matrix that multiplies rows: floats, or block-quantised as the file has it.
 
-use crate::Result;
+use super::bytes::FileBytes;
+use crate::tensor::with_f32;
+use crate::{Error, Result};
 use candle_core::quantized::{GgmlDType, QStorage, QTensor};
-use candle_core::{D, DType, Device, Tensor};
-use rayon::prelude::*;
+use candle_core::{Device, Tensor};
+use layerscope_kernels::matmul::{Format, Precision, Product, Weights, multiply};
 use std::borrow::Cow;
+use std::ops::Range;
 use std::sync::Arc;
-
-/// Most weights dequantised at once by one thread: what stays in cache, and far less than a whole unembedding.
-const DEQUANTIZED_BLOCK: usize = 1 << 20;
 
 /// `y = x·Wᵀ` with W `[out, in]`.
 #[derive(Clone)]
-pub enum Linear {
-    /// f32 weights.
-    Dense(Tensor),
-    /// Block-quantised weights.
-    Quantized(Arc<QuantizedRows>),
-}
+pub struct Linear(Arc<Matrix>);
 
-/// Block-quantised W in slices of its rows, one for each thread.
-pub struct QuantizedRows {
-    slices: Vec<QTensor>,
-    /// Rows of each slice but the last, which may have fewer.
-    rows_per_slice: usize,
+struct Matrix {
+    bytes: Bytes,
+    format: Format,
+    rows: usize,
     columns: usize,
 }
 
+/// Where a matrix's elements are.
+enum Bytes {
+    /// In the file.
+    InFile(Arc<FileBytes>, Range<usize>),
+    /// In memory, as the file had them but for the order of rows.
+    Owned(Vec<u8>),
+    /// Widened.
+    F32(Vec<f32>),
+}
+
 impl Linear {
-    /// From the bytes of `[rows, columns]` weights in a GGUF block type. Block-quantised weights stay as they are where
-    /// `keep_quantized`; f16, bf16 and f32 ones become f32, since the CPU would widen them at every call.
+    /// Weights `[rows, columns]` where they are in a file.
+    pub(super) fn in_file(
+        file: Arc<FileBytes>,
+        range: Range<usize>,
+        dtype: GgmlDType,
+        (rows, columns): (usize, usize),
+        keep: bool,
+    ) -> Result<Self> {
+        match format(dtype) {
+            Some(format) if keep || format == Format::F32 => {
+                Ok(Self(Arc::new(Matrix { bytes: Bytes::InFile(file, range), format, rows, columns })))
+            }
+            _ => Self::from_blocks(&(*file).as_ref()[range], dtype, (rows, columns), keep),
+        }
+    }
+
+    /// From the bytes of `[rows, columns]` weights in a GGUF block type. They stay as they are where `keep`, else they
+    /// become f32.
     pub(super) fn from_blocks(
         blocks: &[u8],
         dtype: GgmlDType,
         (rows, columns): (usize, usize),
-        keep_quantized: bool,
+        keep: bool,
     ) -> Result<Self> {
-        let float = matches!(dtype, GgmlDType::F32 | GgmlDType::F16 | GgmlDType::BF16);
-        if float || !keep_quantized {
-            return Ok(Self::Dense(qtensor(blocks, dtype, &[rows, columns])?.dequantize(&Device::Cpu)?));
-        }
-        let row_bytes = blocks.len() / rows;
-        let rows_per_slice = rows.div_ceil(rayon::current_num_threads());
-        let slices = blocks.chunks(rows_per_slice * row_bytes);
-        let slices = slices.map(|slice| qtensor(slice, dtype, &[slice.len() / row_bytes, columns]));
-        Ok(Self::Quantized(Arc::new(QuantizedRows {
-            slices: slices.collect::<Result<_>>()?,
-            rows_per_slice,
-            columns,
-        })))
+        let (bytes, format) = match format(dtype) {
+            Some(format) if keep => (Bytes::Owned(blocks.to_vec()), format),
+            Some(format) => {
+                let mut widened = vec![0.0; rows * columns];
+                format.dequantize(blocks, &mut widened);
+                (Bytes::F32(widened), Format::F32)
+            }
+            // Types that only the library knows.
+            None => {
+                let widened = qtensor(blocks, dtype, &[rows, columns])?.dequantize(&Device::Cpu)?;
+                (Bytes::F32(widened.flatten_all()?.to_vec1()?), Format::F32)
+            }
+        };
+        Ok(Self(Arc::new(Matrix { bytes, format, rows, columns })))
     }
 
     /// `x [rows, in]` to `[rows, out]`.
     ///
-    /// Block-quantised weights multiply a single row directly (activations are rounded to 8 bits on the way); for more
-    /// rows, or where `exact`, they are dequantised block by block and multiplied in f32.
-    ///
     /// # Errors
     /// On shapes that do not match.
     pub fn forward(&self, x: &Tensor, exact: bool) -> Result<Tensor> {
-        match self {
-            Self::Dense(weight) => Ok(x.matmul(&weight.t()?)?),
-            Self::Quantized(weight) if exact || x.dim(0)? > 1 => weight.dequantized_product(x),
-            Self::Quantized(weight) => weight.quantized_product(x),
-        }
+        let [y] = Self::forward_together([self], x, exact)?;
+        Ok(y)
     }
 
-    /// Bytes of the weights in memory.
-    pub fn bytes(&self) -> usize {
-        match self {
-            Self::Dense(weight) => weight.elem_count() * weight.dtype().size_in_bytes(),
-            Self::Quantized(weight) => weight.slices.iter().map(QTensor::storage_size_in_bytes).sum(),
+    /// The products of several matrices with the same rows, shared out among threads together.
+    ///
+    /// Sums are in f32. Where not `exact`, several rows that meet quantised or bf16 weights are rounded to bf16 on
+    /// processors that multiply these faster; a single row never is.
+    ///
+    /// # Errors
+    /// On shapes that do not match.
+    pub fn forward_together<const N: usize>(
+        matrices: [&Self; N],
+        x: &Tensor,
+        exact: bool,
+    ) -> Result<[Tensor; N]> {
+        let (rows, columns) = x.dims2()?;
+        if let Some(other) = matrices.iter().find(|matrix| matrix.0.columns != columns) {
+            return Err(Error::failure(format!(
+                "rows of {columns} elements meet a matrix of {} columns; please report this",
+                other.0.columns
+            )));
         }
+        let precision = if exact { Precision::Exact } else { Precision::Fast };
+        let mut outputs = matrices.map(|matrix| vec![0.0; rows * matrix.0.rows]);
+        with_f32(x, |x| {
+            let mut products: Vec<Product<'_>> = matrices
+                .iter()
+                .zip(&mut outputs)
+                .map(|(matrix, output)| Product { weights: matrix.0.weights(), output })
+                .collect();
+            multiply(x, rows, &mut products, precision);
+        })?;
+        let tensors = outputs
+            .into_iter()
+            .zip(matrices)
+            .map(|(output, matrix)| Ok(Tensor::from_vec(output, (rows, matrix.0.rows), &Device::Cpu)?));
+        let tensors = tensors.collect::<Result<Vec<_>>>()?;
+        tensors.try_into().map_err(|_| Error::failure("a product is missing; please report this"))
+    }
+
+    /// Bytes of the weights.
+    pub fn bytes(&self) -> usize {
+        self.0.weights().data.len()
     }
 
     /// Rows of W by index, in f32: `[ids, in]`.
     fn rows(&self, ids: &[u32]) -> Result<Tensor> {
-        match self {
-            Self::Dense(weight) => Ok(weight.index_select(&Tensor::new(ids, weight.device())?, 0)?),
-            Self::Quantized(weight) => weight.rows(ids),
+        let weights = self.0.weights();
+        let mut rows = vec![0.0; ids.len() * weights.columns];
+        for (&id, row) in ids.iter().zip(rows.chunks_exact_mut(weights.columns)) {
+            if id as usize >= weights.rows {
+                return Err(Error::input(format!("token {id} is beyond the vocabulary of {}", weights.rows)));
+            }
+            weights.dequantize_row(id as usize, row);
         }
+        Ok(Tensor::from_vec(rows, (ids.len(), weights.columns), &Device::Cpu)?)
+    }
+
+    /// All of W in f32, `[out, in]`.
+    ///
+    /// # Errors
+    /// Whatever fails beneath.
+    pub fn to_tensor(&self) -> Result<Tensor> {
+        let Matrix { format, rows, columns, .. } = *self.0;
+        let mut widened = vec![0.0; rows * columns];
+        format.dequantize(self.0.weights().data, &mut widened);
+        Ok(Tensor::from_vec(widened, (rows, columns), &Device::Cpu)?)
     }
 }
 
-impl QuantizedRows {
-    fn quantized_product(&self, x: &Tensor) -> Result<Tensor> {
-        let products = self.slices.par_iter().map(|slice| x.apply_op1_no_bwd(slice));
-        Ok(Tensor::cat(&products.collect::<candle_core::Result<Vec<_>>>()?, D::Minus1)?)
-    }
-
-    fn dequantized_product(&self, x: &Tensor) -> Result<Tensor> {
-        let block = (DEQUANTIZED_BLOCK / self.columns).max(1);
-        let mut blocks = vec![];
-        for slice in &self.slices {
-            let rows = slice.shape().dims2()?.0;
-            blocks.extend((0..rows).step_by(block).map(|start| (slice, start, (start + block).min(rows))));
-        }
-        let products = blocks.into_par_iter().map(|(slice, start, end)| {
-            let ids = Tensor::arange(start as u32, end as u32, &Device::Cpu)?;
-            x.matmul(&slice.embedding(&ids)?.t()?)
-        });
-        Ok(Tensor::cat(&products.collect::<candle_core::Result<Vec<_>>>()?, D::Minus1)?)
-    }
-
-    fn rows(&self, ids: &[u32]) -> Result<Tensor> {
-        if ids.is_empty() {
-            return Ok(Tensor::zeros((0, self.columns), DType::F32, &Device::Cpu)?);
-        }
-        let rows = ids.iter().map(|&id| {
-            let (slice, row) = (id as usize / self.rows_per_slice, id as usize % self.rows_per_slice);
-            let Some(slice) = self.slices.get(slice) else {
-                candle_core::bail!("token {id} is beyond the vocabulary");
-            };
-            slice.embedding(&Tensor::new(&[row as u32], &Device::Cpu)?)
-        });
-        Ok(Tensor::cat(&rows.collect::<candle_core::Result<Vec<_>>>()?, 0)?)
+impl Matrix {
+    fn weights(&self) -> Weights<'_> {
+        let data = match &self.bytes {
+            Bytes::InFile(file, range) => &(**file).as_ref()[range.clone()],
+            Bytes::Owned(bytes) => bytes,
+            Bytes::F32(numbers) => bytemuck::cast_slice(numbers),
+        };
+        Weights { data, format: self.format, rows: self.rows, columns: self.columns }
     }
 }
 
-/// Blocks as candle multiplies them.
+/// A GGUF type as the kernels know it, if they do.
+fn format(dtype: GgmlDType) -> Option<Format> {
+    Some(match dtype {
+        GgmlDType::F32 => Format::F32,
+        GgmlDType::F16 => Format::F16,
+        GgmlDType::BF16 => Format::BF16,
+        GgmlDType::Q4_0 => Format::Q4_0,
+        GgmlDType::Q4_1 => Format::Q4_1,
+        GgmlDType::Q5_0 => Format::Q5_0,
+        GgmlDType::Q5_1 => Format::Q5_1,
+        GgmlDType::Q8_0 => Format::Q8_0,
+        GgmlDType::Q2K => Format::Q2K,
+        GgmlDType::Q3K => Format::Q3K,
+        GgmlDType::Q4K => Format::Q4K,
+        GgmlDType::Q5K => Format::Q5K,
+        GgmlDType::Q6K => Format::Q6K,
+        _ => return None,
+    })
+}
+
+/// Blocks as candle knows them.
 pub(super) fn qtensor(blocks: &[u8], dtype: GgmlDType, shape: &[usize]) -> Result<QTensor> {
     // The blocks are copied from bytes of any alignment into storage of their own.
     let aligned = AlignedBytes::copy(blocks);
@@ -135,17 +196,12 @@ struct AlignedBytes {
 impl AlignedBytes {
     fn copy(bytes: &[u8]) -> Self {
         let mut words = vec![0u64; bytes.len().div_ceil(8)];
-        for (word, chunk) in words.iter_mut().zip(bytes.chunks(8)) {
-            let mut buffer = [0; 8];
-            buffer[..chunk.len()].copy_from_slice(chunk);
-            *word = u64::from_ne_bytes(buffer);
-        }
+        bytemuck::cast_slice_mut(&mut words)[..bytes.len()].copy_from_slice(bytes);
         Self { words, len: bytes.len() }
     }
 
     fn as_slice(&self) -> &[u8] {
-        // SAFETY: u64 has no padding and no invalid byte values; the vector holds at least `len` bytes.
-        unsafe { std::slice::from_raw_parts(self.words.as_ptr().cast(), self.len) }
+        &bytemuck::cast_slice(&self.words)[..self.len]
     }
 }
 
@@ -173,9 +229,9 @@ mod tests {
         assert_eq!(AlignedBytes::copy(&bytes).as_slice(), &bytes[..]);
     }
 
-    /// Quantised, dequantised and dense products of the same weights, at a width that is no multiple of 256.
+    /// Blocks that candle made, as candle unpacks them; products of kept and of widened weights.
     #[test]
-    fn products_agree_for_every_block_type() {
+    fn blocks_are_unpacked_as_candle_does_and_products_agree() {
         let (rows, columns) = (37, 512);
         let value = |i: usize| ((i * 7919 % 1009) as f32 / 504.5 - 1.0) * 0.3;
         let weights: Vec<f32> = (0..rows * columns).map(value).collect();
@@ -183,23 +239,69 @@ mod tests {
         let x: Vec<f32> = (0..3 * columns).map(|i| value(i + 11)).collect();
         let x = Tensor::from_vec(x, (3, columns), &Device::Cpu).unwrap();
         use GgmlDType as T;
-        for dtype in [T::Q4_0, T::Q4_1, T::Q5_0, T::Q5_1, T::Q8_0, T::Q2K, T::Q3K, T::Q4K, T::Q5K, T::Q6K] {
+        let types = [
+            T::F32,
+            T::F16,
+            T::BF16,
+            T::Q4_0,
+            T::Q4_1,
+            T::Q5_0,
+            T::Q5_1,
+            T::Q8_0,
+            T::Q2K,
+            T::Q3K,
+            T::Q4K,
+            T::Q5K,
+            T::Q6K,
+            T::Q8K,
+        ];
+        for dtype in types {
             let quantized = QTensor::quantize(&dense, dtype).unwrap();
+            let expected = quantized.dequantize(&Device::Cpu).unwrap();
             let blocks = quantized.data().unwrap();
             let load = |keep| Linear::from_blocks(&blocks, dtype, (rows, columns), keep).unwrap();
             let (kept, widened) = (load(true), load(false));
-            let expected = widened.forward(&x, false).unwrap().to_vec2::<f32>().unwrap();
-            let many = kept.forward(&x, false).unwrap().to_vec2::<f32>().unwrap();
-            assert_eq!(many, expected, "{dtype:?}");
-            let one = kept.forward(&x.narrow(0, 1, 1).unwrap(), false).unwrap().to_vec2::<f32>().unwrap();
-            let scale = expected[1].iter().fold(0f32, |m, x| m.max(x.abs()));
-            for (a, b) in one[0].iter().zip(&expected[1]) {
-                assert!((a - b).abs() < 0.02 * scale, "{dtype:?}: {a} {b}");
+            let two = |tensor: &Tensor| tensor.to_vec2::<f32>().unwrap();
+            for (found, expected) in
+                two(&kept.to_tensor().unwrap()).iter().flatten().zip(two(&expected).iter().flatten())
+            {
+                assert!(
+                    (found - expected).abs() <= 1e-6 * (1.0 + expected.abs()),
+                    "{dtype:?}: {found} {expected}"
+                );
             }
-            let row = Embedding(kept).forward(&[36, 0, 36]).unwrap().to_vec2::<f32>().unwrap();
-            let Linear::Dense(widened) = widened else { panic!("widened weights are dense") };
-            let widened = widened.to_vec2::<f32>().unwrap();
-            assert_eq!(row, [&widened[36][..], &widened[0][..], &widened[36][..]], "{dtype:?}");
+            let product = two(&x.matmul(&expected.t().unwrap()).unwrap());
+            let scale = product.iter().flatten().fold(0f32, |m, x| m.max(x.abs()));
+            for (linear, exact, tolerance) in
+                [(&kept, true, 1e-5), (&kept, false, 1e-2), (&widened, false, 1e-5)]
+            {
+                for (a, b) in
+                    two(&linear.forward(&x, exact).unwrap()).iter().flatten().zip(product.iter().flatten())
+                {
+                    assert!((a - b).abs() < tolerance * scale, "{dtype:?}: {a} {b}");
+                }
+            }
+            let one = two(&kept.forward(&x.narrow(0, 1, 1).unwrap(), false).unwrap());
+            for (a, b) in one[0].iter().zip(&product[1]) {
+                assert!((a - b).abs() < 1e-5 * scale, "{dtype:?}: {a} {b}");
+            }
+            let all = two(&widened.to_tensor().unwrap());
+            let row = two(&Embedding(kept).forward(&[36, 0, 36]).unwrap());
+            for (row, id) in row.iter().zip([36, 0, 36]) {
+                assert!(row.iter().zip(&all[id]).all(|(a, b)| (a - b).abs() < 1e-6), "{dtype:?}");
+            }
         }
+    }
+
+    #[test]
+    fn tokens_and_shapes_that_do_not_fit_are_refused() {
+        let blocks = [0; 4 * 6];
+        let linear = Linear::from_blocks(&blocks, GgmlDType::F32, (2, 3), true).unwrap();
+        assert!(linear.rows(&[2]).unwrap_err().to_string().contains("token 2"));
+        assert!(
+            linear
+                .forward(&Tensor::zeros((1, 4), candle_core::DType::F32, &Device::Cpu).unwrap(), true)
+                .is_err()
+        );
     }
 }

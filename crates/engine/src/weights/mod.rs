@@ -1,11 +1,14 @@
-//! Weights: where they come from (GGUF or safetensors, memory-mapped) and how they multiply.
+//! Weights: where they come from (GGUF or safetensors, memory-mapped, or random) and how they multiply.
 
+mod bytes;
 mod gguf;
 mod linear;
+mod random;
 mod safetensors;
 
 pub use gguf::GgufFile;
-pub use linear::{Embedding, Linear, QuantizedRows};
+pub use linear::{Embedding, Linear};
+pub use random::{RandomWeights, ShapeWeights};
 pub use safetensors::SafetensorsFiles;
 
 use crate::Result;
@@ -16,7 +19,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum WeightsPrecision {
-    /// As the file has them; products of single rows run straight on block-quantised weights.
+    /// As the file has them; several rows at once may be multiplied in bf16.
     #[default]
     Native,
     /// Dequantised at load, computed in f32: the mode for figures that are compared with others.

@@ -1,18 +1,31 @@
 //! Weights of a Hugging Face checkpoint: one or several memory-mapped safetensors files.
 
+use super::bytes::FileBytes;
 use super::gguf::first_line;
+use super::linear::qtensor;
 use super::{Linear, Weight, WeightSource, WeightsPrecision};
 use crate::{Error, Result};
-use candle_core::safetensors::MmapedSafetensors;
-use candle_core::{DType, Device, Tensor};
-use std::collections::BTreeSet;
+use candle_core::quantized::GgmlDType;
+use candle_core::{Device, Tensor};
+use safetensors::{Dtype, SafeTensors};
+use std::collections::{BTreeSet, HashMap};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// The safetensors files of a folder.
 pub struct SafetensorsFiles {
     folder: PathBuf,
     files: Vec<PathBuf>,
-    tensors: MmapedSafetensors,
+    tensors: HashMap<String, Place>,
+}
+
+/// Where a tensor is.
+struct Place {
+    file: Arc<FileBytes>,
+    range: Range<usize>,
+    dtype: Dtype,
+    shape: Vec<usize>,
 }
 
 impl SafetensorsFiles {
@@ -22,13 +35,19 @@ impl SafetensorsFiles {
     /// [`Error::Input`] where there is none, one is missing, cut short or not a safetensors file.
     pub fn open(folder: &Path) -> Result<Self> {
         let files = list_files(folder)?;
-        for file in &files {
-            // One by one first, so that the message names the file that is wrong.
-            // SAFETY: maps are only read; a file that others shorten meanwhile is the documented risk of mapping.
-            unsafe { MmapedSafetensors::new(file) }.map_err(|e| open_error(file, &e))?;
+        let mut tensors = HashMap::new();
+        for path in &files {
+            let file = Arc::new(FileBytes::map(path)?);
+            let (header_len, header) =
+                SafeTensors::read_metadata((*file).as_ref()).map_err(|e| open_error(path, &e))?;
+            for (name, info) in header.tensors() {
+                let start = size_of::<u64>() + header_len;
+                let range = start + info.data_offsets.0..start + info.data_offsets.1;
+                let place =
+                    Place { file: Arc::clone(&file), range, dtype: info.dtype, shape: info.shape.clone() };
+                tensors.insert(name, place);
+            }
         }
-        // SAFETY: as above.
-        let tensors = unsafe { MmapedSafetensors::multi(&files) }.map_err(|e| open_error(folder, &e))?;
         Ok(Self { folder: folder.to_owned(), files, tensors })
     }
 
@@ -37,44 +56,51 @@ impl SafetensorsFiles {
         &self.files
     }
 
-    fn tensor(&self, weight: Weight, shape: &[usize]) -> Result<Tensor> {
+    /// Where a tensor of a known shape is, and its type.
+    fn place(&self, weight: Weight, shape: &[usize]) -> Result<(&Place, GgmlDType)> {
         let name = weight.hugging_face_name();
         let problem =
             |what: String| Error::input(format!("{}: tensor `{name}` {what}", self.folder.display()));
-        let view = self.tensors.get(&name).map_err(|_| problem("is missing".to_owned()))?;
-        if view.shape() != shape {
+        let place = self.tensors.get(&name).ok_or_else(|| problem("is missing".to_owned()))?;
+        if place.shape != shape {
             return Err(problem(format!(
                 "has shape {:?} where {shape:?} is expected; is config.json of the same model?",
-                view.shape()
+                place.shape
             )));
         }
-        let tensor = self
-            .tensors
-            .load(&name, &Device::Cpu)
-            .map_err(|e| problem(format!("cannot be read ({})", first_line(&e.to_string()))))?;
-        match tensor.dtype() {
-            DType::F32 | DType::F16 | DType::BF16 => Ok(tensor.to_dtype(DType::F32)?),
-            other => Err(problem(format!("is of type {other:?}; known: f32, f16, bf16"))),
+        let dtype = match place.dtype {
+            Dtype::F32 => GgmlDType::F32,
+            Dtype::F16 => GgmlDType::F16,
+            Dtype::BF16 => GgmlDType::BF16,
+            other => return Err(problem(format!("is of type {other:?}; known: f32, f16, bf16"))),
+        };
+        let elements: usize = shape.iter().product();
+        let whole = place.range.len() == elements * dtype.type_size();
+        if !whole || (*place.file).as_ref().get(place.range.clone()).is_none() {
+            return Err(problem("is cut short; fetch the file again".to_owned()));
         }
+        Ok((place, dtype))
     }
 }
 
 impl WeightSource for SafetensorsFiles {
-    fn linear(&self, weight: Weight, shape: (usize, usize), _: WeightsPrecision) -> Result<Linear> {
-        // On the CPU f16 and bf16 products would widen the weights at every call, so they are widened once.
-        Ok(Linear::Dense(self.tensor(weight, &[shape.0, shape.1])?))
+    fn linear(&self, weight: Weight, shape: (usize, usize), precision: WeightsPrecision) -> Result<Linear> {
+        let (place, dtype) = self.place(weight, &[shape.0, shape.1])?;
+        let keep = precision == WeightsPrecision::Native;
+        Linear::in_file(Arc::clone(&place.file), place.range.clone(), dtype, shape, keep)
     }
 
     fn vector(&self, weight: Weight, len: usize) -> Result<Tensor> {
-        self.tensor(weight, &[len])
+        let (place, dtype) = self.place(weight, &[len])?;
+        Ok(qtensor(&(*place.file).as_ref()[place.range.clone()], dtype, &[len])?.dequantize(&Device::Cpu)?)
     }
 
     fn has(&self, weight: Weight) -> bool {
-        self.tensors.get(&weight.hugging_face_name()).is_ok()
+        self.tensors.contains_key(&weight.hugging_face_name())
     }
 }
 
-fn open_error(file: &Path, error: &candle_core::Error) -> Error {
+fn open_error(file: &Path, error: &safetensors::SafeTensorError) -> Error {
     let error = error.to_string();
     Error::input(format!(
         "{}: damaged or unreadable safetensors file ({}); fetch it again",

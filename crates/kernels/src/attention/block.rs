@@ -2,9 +2,11 @@
 
 use super::{AttentionShape, KEY_TILE, KeySpan, Queries, Received, SEGMENTS};
 use crate::exp::exp_nonpositive;
+use crate::instructions::Operation;
+use crate::lanes::Lanes;
 use crate::rows::row_max;
 use crate::tile::{COLUMN_ALIGNMENT, accumulate, dot, transpose};
-use pulp::{Simd, WithSimd};
+use pulp::Simd;
 
 /// From this many rows on, transposing the keys pays.
 const TRANSPOSE_FROM: usize = 8;
@@ -100,18 +102,22 @@ impl<'a> Block<'a> {
 
     /// Scores of all entries against a tile into `scores[len, KEY_TILE]`; −∞ where hidden.
     #[inline(always)]
-    fn score<S: Simd>(
+    #[allow(clippy::too_many_arguments)]
+    fn score<S: Simd, L: Lanes>(
         &self,
         simd: S,
+        lanes: L,
         queries: &[f32],
         spans: &[KeySpan<'_>],
         tile: Tile,
-        transposed: &mut [f32],
+        buffers: &mut Buffers,
         scores: &mut [f32],
     ) {
         let dim = self.shape.head_dim;
         let span = &spans[tile.span];
-        let keys = &span.keys[self.kv_head * span.head_stride + tile.start * dim..][..tile.len * dim];
+        let start = self.kv_head * span.head_stride + tile.start * dim;
+        let Buffers { widened, transposed } = buffers;
+        let keys = span.keys.widened(lanes, start..start + tile.len * dim, widened);
         if self.len() >= TRANSPOSE_FROM {
             transpose(keys, tile.len, dim, transposed, KEY_TILE);
             scores.fill(0.0);
@@ -129,6 +135,19 @@ impl<'a> Block<'a> {
             row[..visible.start].fill(f32::NEG_INFINITY);
             row[visible.end..].fill(f32::NEG_INFINITY);
         }
+    }
+}
+
+/// A tile's keys or values in f32 where they are stored otherwise, and its keys transposed.
+struct Buffers {
+    widened: Vec<f32>,
+    /// `[head_dim, KEY_TILE]`.
+    transposed: Vec<f32>,
+}
+
+impl Buffers {
+    fn new(dim: usize) -> Self {
+        Self { widened: vec![], transposed: vec![0.0; dim * KEY_TILE] }
     }
 }
 
@@ -242,20 +261,20 @@ pub(super) struct Pass<'a> {
     with_statistics: bool,
 }
 
-impl WithSimd for Pass<'_> {
+impl Operation for Pass<'_> {
     type Output = Partial;
 
     #[inline(always)]
-    fn with_simd<S: Simd>(self, simd: S) -> Partial {
+    fn run<S: Simd, L: Lanes>(self, simd: S, lanes: L) -> Partial {
         let Self { block, spans, tiles, with_statistics } = self;
         let (dim, padded) = (block.shape.head_dim, block.padded_dim());
         let queries = block.scaled_queries();
         let mut state = Partial::empty(block);
-        let mut transposed = vec![0.0; dim * KEY_TILE];
+        let mut buffers = Buffers::new(dim);
         let mut scores = vec![0.0; block.len() * KEY_TILE];
         let mut padded_values = vec![0.0; if padded == dim { 0 } else { KEY_TILE * padded }];
         for &tile in tiles {
-            block.score(simd, &queries, spans, tile, &mut transposed, &mut scores);
+            block.score(simd, lanes, &queries, spans, tile, &mut buffers, &mut scores);
             let span = &spans[tile.span];
             let segment = span.segment as usize;
             for (entry, row) in scores.chunks_exact_mut(KEY_TILE).enumerate() {
@@ -274,8 +293,8 @@ impl WithSimd for Pass<'_> {
                     state.sum[entry][segment] += f64::from(sum);
                 }
             }
-            let values =
-                &span.values[block.kv_head * span.head_stride + tile.start * dim..][..tile.len * dim];
+            let start = block.kv_head * span.head_stride + tile.start * dim;
+            let values = span.values.widened(lanes, start..start + tile.len * dim, &mut buffers.widened);
             let values = if padded == dim {
                 values
             } else {
@@ -319,15 +338,15 @@ pub(super) struct ReceivedPass<'a> {
     pub(super) positions: usize,
 }
 
-impl WithSimd for ReceivedPass<'_> {
+impl Operation for ReceivedPass<'_> {
     type Output = Received;
 
     #[inline(always)]
-    fn with_simd<S: Simd>(self, simd: S) -> Received {
+    fn run<S: Simd, L: Lanes>(self, simd: S, lanes: L) -> Received {
         let Self { block, spans, finished, positions } = self;
         let queries = block.scaled_queries();
         let mut received = Received::new(positions);
-        let mut transposed = vec![0.0; block.shape.head_dim * KEY_TILE];
+        let mut buffers = Buffers::new(block.shape.head_dim);
         let mut scores = vec![0.0; block.len() * KEY_TILE];
         let scale: Vec<f32> = (0..block.len())
             .map(|entry| match finished.total(entry) {
@@ -339,7 +358,7 @@ impl WithSimd for ReceivedPass<'_> {
             if tile.first_position >= positions {
                 continue;
             }
-            block.score(simd, &queries, spans, tile, &mut transposed, &mut scores);
+            block.score(simd, lanes, &queries, spans, tile, &mut buffers, &mut scores);
             let len = tile.len.min(positions - tile.first_position);
             let sums = &mut received.sum[tile.first_position..][..len];
             let maxima = &mut received.max[tile.first_position..][..len];

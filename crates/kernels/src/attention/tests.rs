@@ -79,23 +79,38 @@ proptest! {
             let make = |salt| noise(seed ^ salt ^ i as u64, shape.kv_heads * stride);
             (make(0xabc), make(0xdef), stride)
         }).collect();
+        // Every other problem stores keys and values as f16.
+        let in_f16 = seed % 2 == 1;
+        let to_f16 = |numbers: &Vec<f32>| -> Vec<u16> {
+            numbers.iter().map(|&x| half::f16::from_f32(x).to_bits()).collect()
+        };
+        let halves: Vec<[Vec<u16>; 2]> =
+            buffers.iter().map(|(keys, values, _)| [to_f16(keys), to_f16(values)]).collect();
         let spans: Vec<KeySpan<'_>> = spans.iter().zip(&buffers)
-            .map(|(&(first_position, len, segment), (keys, values, head_stride))| KeySpan {
-                keys, values, head_stride: *head_stride, len, first_position, segment,
+            .zip(&halves)
+            .map(|((&(first_position, len, segment), (keys, values, head_stride)), halves)| KeySpan {
+                keys: if in_f16 { Elements::F16(&halves[0]) } else { keys[..].into() },
+                values: if in_f16 { Elements::F16(&halves[1]) } else { values[..].into() },
+                head_stride: *head_stride, len, first_position, segment,
             }).collect();
         let queries = Queries { data: &q, rows, first_position };
         let expected = reference::attention(&shape, &queries, &spans);
 
+        for instructions in Instructions::available() {
         let mut output = vec![f32::NAN; q.len()];
         let positions = first_position + 1;
         let mut received = Received::new(positions);
-        let statistics =
-            attention_with_statistics(&shape, &queries, &spans, &mut output, Some(&mut received));
+        let rows_and_heads = rows * shape.query_heads;
+        let mut statistics = Statistics {
+            mass: vec![[0.0; SEGMENTS]; rows_and_heads],
+            entropy: vec![[f32::NAN; SEGMENTS]; rows_and_heads],
+        };
+        run(instructions, &shape, &queries, &spans, &mut output, Some(&mut statistics), Some(&mut received));
         for (x, e) in output.iter().zip(&expected.output) {
             prop_assert!((f64::from(*x) - e).abs() < 2e-5, "output {x} {e}");
         }
         let mut plain = vec![f32::NAN; q.len()];
-        attention(&shape, &queries, &spans, &mut plain);
+        run(instructions, &shape, &queries, &spans, &mut plain, None, None);
         prop_assert_eq!(&plain, &output);
 
         let mut sum = vec![0.0; positions];
@@ -118,6 +133,7 @@ proptest! {
         for position in 0..positions {
             prop_assert!((f64::from(received.sum[position]) - sum[position]).abs() < 1e-4);
             prop_assert!((f64::from(received.max[position]) - max[position]).abs() < 1e-5);
+        }
         }
     }
 }
@@ -142,8 +158,8 @@ fn splitting_keys_changes_nothing_that_matters() {
     let (keys, values) = (noise(2, len * 64), noise(3, len * 64));
     let q = noise(4, 8 * 3 * 64);
     let span = KeySpan {
-        keys: &keys,
-        values: &values,
+        keys: keys[..].into(),
+        values: values[..].into(),
         head_stride: len * 64,
         len,
         first_position: 0,

@@ -1,0 +1,212 @@
+//! `layerscope bench`: time, memory and KV of policies at prompt lengths.
+
+use crate::args::BenchArguments;
+use crate::progress::{self, BenchBars};
+use crate::{models, output};
+use layerscope_cutoff::bench::{self, Machine, Measurement, Plan, PromptTokens, Report, Statistics};
+use layerscope_diagnostics::prompts::{Prompt, parse_prompts};
+use layerscope_engine::{
+    Decoder, Error, Interrupt, ModelConfig, Policy, Result, Shape, ShapeWeights, WeightsPrecision,
+};
+use std::path::Path;
+use std::process::ExitCode;
+
+/// The text that prompts are cut from.
+const TEXT: &[u8] = include_bytes!("../../../../fixtures/prompts/five-categories.jsonl");
+const TEXT_NAME: &str = "five-categories.jsonl";
+/// Seed of random weights and tokens.
+const SEED: u64 = 0;
+
+/// What is measured.
+struct Subject {
+    name: String,
+    decoder: Decoder,
+    prompt: PromptTokens,
+    notes: Vec<String>,
+}
+
+pub(crate) fn run(arguments: &BenchArguments, interrupt: &Interrupt) -> Result<ExitCode> {
+    let format = arguments.out.as_deref().map(Format::of).transpose()?;
+    let subject = match &arguments.shape {
+        Some(name) => random_weights(arguments, name)?,
+        None => model(arguments)?,
+    };
+    let plan = plan(arguments, subject.decoder.config())?;
+    let bars = BenchBars::new(&plan);
+    let measured = bench::measure(&subject.decoder, &plan, &subject.prompt, interrupt, &mut |event| {
+        bars.observe(event);
+    });
+    bars.finish();
+    let measured = measured?;
+    let notes = subject.notes.into_iter().chain(plan.policies.iter().filter_map(Policy::note));
+    let report = Report {
+        results: measured.results,
+        model: subject.name,
+        weights: arguments.weights.into(),
+        weight_bytes: subject.decoder.weight_bytes() as u64,
+        layers: subject.decoder.config().layers,
+        machine: Machine::this(),
+        layerscope: env!("CARGO_PKG_VERSION"),
+        interrupted: measured.interrupted,
+        notes: notes.chain(measured.no_peak.map(str::to_owned)).collect(),
+    };
+    if let (Some(path), Some(format)) = (&arguments.out, format) {
+        format.write(path, &report)?;
+    }
+    if arguments.json {
+        output::json(&report)?;
+    } else {
+        output::lines(&text(&report))?;
+    }
+    if report.interrupted {
+        eprintln!("layerscope: interrupted; what was measured until then is printed");
+        return Ok(ExitCode::from(Error::Interrupted.exit_code()));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn plan(arguments: &BenchArguments, config: &ModelConfig) -> Result<Plan> {
+    let policies = match &arguments.policies {
+        None => Plan::default_policies(config.layers)?,
+        Some(list) => {
+            let names = bench::split_policies(list);
+            names.iter().map(|name| Policy::parse(name, config.layers)).collect::<Result<_>>()?
+        }
+    };
+    let plan = Plan {
+        policies,
+        lengths: bench::parse_lengths(&arguments.lengths)?,
+        new_tokens: arguments.new_tokens,
+        repeats: arguments.repeats,
+    };
+    plan.check(config)?;
+    Ok(plan)
+}
+
+fn random_weights(arguments: &BenchArguments, name: &str) -> Result<Subject> {
+    let mut shape = Shape::named(name)?;
+    if let Some(layers) = arguments.layers {
+        shape = shape.cut_to(layers)?;
+    }
+    let weights = ShapeWeights::parse(&arguments.shape_weights)?;
+    // Refused before gigabytes are filled.
+    plan(arguments, shape.config())?;
+    let precision: WeightsPrecision = arguments.weights.into();
+    let decoder = progress::loading(|progress| shape.decoder(weights, precision, SEED, progress))?;
+    Ok(Subject {
+        name: shape.to_string(),
+        prompt: PromptTokens::Random { vocab: decoder.config().vocab, seed: SEED },
+        decoder,
+        notes: vec![format!("random weights ({weights}) of shape {shape}: speed only")],
+    })
+}
+
+fn model(arguments: &BenchArguments) -> Result<Subject> {
+    let model = models::load_named(arguments.model.as_deref().unwrap_or_default(), arguments.weights)?;
+    let prompts = parse_prompts(TEXT_NAME, TEXT)?;
+    let text: Vec<String> = prompts.iter().map(Prompt::text).collect();
+    Ok(Subject {
+        prompt: PromptTokens::of_text(&model.tokenizer, &text.join("\n\n"))?,
+        name: model.name,
+        decoder: model.decoder,
+        notes: vec![],
+    })
+}
+
+/// How `--out` is written, by its extension.
+#[derive(Clone, Copy)]
+enum Format {
+    Json,
+    Parquet,
+}
+
+impl Format {
+    fn of(path: &Path) -> Result<Self> {
+        output::check_folder(path)?;
+        match path.extension().and_then(|extension| extension.to_str()) {
+            Some("json") => Ok(Self::Json),
+            Some("parquet") => Ok(Self::Parquet),
+            _ => Err(Error::input(format!(
+                "{}: measurements are written as .json or .parquet; choose one of these endings",
+                path.display()
+            ))),
+        }
+    }
+
+    fn write(self, path: &Path, report: &Report) -> Result<()> {
+        let bytes = match self {
+            Self::Json => output::json_text(report)?.into_bytes(),
+            Self::Parquet => bench::to_parquet(report)?,
+        };
+        output::file(path, &bytes)
+    }
+}
+
+/// A block for each length, then what a reader must know.
+fn text(report: &Report) -> String {
+    let machine = &report.machine;
+    let mut text = format!(
+        "{}: {} layers, weights {} ({}), {}, {} threads\n",
+        report.model,
+        report.layers,
+        report.weights.name(),
+        output::bytes(report.weight_bytes as f64),
+        machine.cpu.as_deref().unwrap_or(machine.architecture),
+        machine.threads
+    );
+    for block in report.results.chunk_by(|a, b| a.length == b.length) {
+        let Measurement { length, new_tokens, repeats, .. } = &block[0];
+        // Where it was interrupted, later policies have one repeat less.
+        let uneven = if block.iter().any(|other| other.repeats != *repeats) { " or fewer" } else { "" };
+        text += &format!("\n{length} prompt tokens, {new_tokens} new, repeats: {repeats}{uneven}\n\n");
+        text += &output::table(&HEADER, block.iter().map(row).collect());
+        text.push('\n');
+    }
+    text += "\nTTFT: time to first token. TPOT: time per output token after the first. ± sample standard deviation.\n\
+             /full: medians over those of the full model; model: what the cost model predicts.";
+    for note in &report.notes {
+        text += &format!("\n{note}");
+    }
+    text
+}
+
+const HEADER: [&str; 13] = [
+    "policy",
+    "TTFT s",
+    "median",
+    "TPOT ms",
+    "median",
+    "KV MiB",
+    "model",
+    "peak MiB",
+    "layer-tokens",
+    "TTFT/full",
+    "model",
+    "TPOT/full",
+    "model",
+];
+
+fn row(measurement: &Measurement) -> Vec<String> {
+    let spread = |statistics: &Statistics, factor: f64, decimals| {
+        let [mean, std] = [statistics.mean, statistics.std].map(|s| output::figure(s * factor, decimals));
+        format!("{mean} ± {std}")
+    };
+    let mebibytes = |bytes: u64| output::figure(bytes as f64 / f64::from(1 << 20), 2);
+    let ratio = |ratio: Option<f64>| output::figure(ratio.unwrap_or(f64::NAN), 2);
+    let Measurement { ttft_s, tpot_s, .. } = measurement;
+    vec![
+        measurement.policy.clone(),
+        spread(ttft_s, 1.0, 3),
+        output::figure(ttft_s.median, 3),
+        spread(tpot_s, 1e3, 2),
+        output::figure(tpot_s.median * 1e3, 2),
+        mebibytes(measurement.kv_bytes),
+        mebibytes(measurement.kv_bytes_model),
+        measurement.peak_bytes.map_or_else(|| "–".to_owned(), mebibytes),
+        measurement.layer_tokens.to_string(),
+        ratio(measurement.ttft_ratio),
+        ratio(Some(measurement.ttft_ratio_model)),
+        ratio(measurement.tpot_ratio),
+        ratio(Some(measurement.tpot_ratio_model)),
+    ]
+}

@@ -1,0 +1,148 @@
+//! `layerscope needle`: which policies still find a number hidden in a long prompt.
+
+use crate::args::{HaystackName, NeedleArguments};
+use crate::{models, output, progress};
+use layerscope_cutoff::bench::{parse_lengths, split_policies};
+use layerscope_diagnostics::needle::{self, Cell, Event, Grid, Haystack};
+use layerscope_engine::{Error, Interrupt, Policy, Result};
+use serde_json::json;
+use std::path::Path;
+use std::process::ExitCode;
+
+pub(crate) fn run(arguments: &NeedleArguments, interrupt: &Interrupt) -> Result<ExitCode> {
+    let grid = grid(arguments)?;
+    if let Some(path) = &arguments.write_prompts {
+        return write_prompts(arguments, &grid, path, interrupt);
+    }
+    if let Some(path) = &arguments.out {
+        output::check_folder(path)?;
+    }
+    let model = models::load(&arguments.model)?;
+    let layers = model.config().layers;
+    let names = split_policies(&arguments.policies);
+    let policies = names.iter().map(|name| Policy::parse(name, layers)).collect::<Result<Vec<_>>>()?;
+    grid.check_context(model.config(), arguments.max_new_tokens)?;
+    let prompts = grid.prompts(&model.tokenizer, interrupt)?;
+
+    let bar = progress::needles(prompts.len() * policies.len());
+    let found =
+        needle::run(
+            &model,
+            &prompts,
+            &policies,
+            arguments.max_new_tokens,
+            interrupt,
+            &mut |event| match event {
+                Event::Started { id, policy } => bar.set_message(format!("{policy} on {id}")),
+                Event::Finished(_) => bar.inc(1),
+            },
+        );
+    bar.finish_and_clear();
+    let found = found?;
+
+    let (all, by_depth) =
+        (needle::summarise(&found.outcomes, false), needle::summarise(&found.outcomes, true));
+    let notes: Vec<String> = policies.iter().filter_map(Policy::note).collect();
+    if let Some(path) = &arguments.out {
+        output::file(path, &output::json_lines(&found.outcomes)?)?;
+    }
+    if arguments.json {
+        output::json(&json!({
+            "results": all,
+            "by_depth": by_depth,
+            "model": model.name,
+            "weights": model.precision,
+            "haystack": grid.haystack,
+            "seed": grid.seed,
+            "max_new_tokens": arguments.max_new_tokens,
+            "layerscope": env!("CARGO_PKG_VERSION"),
+            "interrupted": found.interrupted,
+            "notes": notes,
+        }))?;
+    } else {
+        output::lines(&text(&grid, &all, &by_depth, &notes))?;
+    }
+    if found.interrupted {
+        eprintln!("layerscope: interrupted; what was found until then is printed");
+        return Ok(ExitCode::from(Error::Interrupted.exit_code()));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn grid(arguments: &NeedleArguments) -> Result<Grid> {
+    let depths = arguments.depths.split(',').map(|depth| {
+        let percent = depth.trim().parse();
+        percent.map_err(|_| {
+            Error::input(format!("`{depth}` is no depth; give percentages from 0 to 100, e.g. 0,50"))
+        })
+    });
+    let grid = Grid {
+        lengths: parse_lengths(&arguments.lengths)?,
+        depths: depths.collect::<Result<_>>()?,
+        samples: arguments.samples,
+        seed: arguments.seed,
+        haystack: match arguments.haystack {
+            HaystackName::Sentences => Haystack::Sentences,
+            HaystackName::Noise => Haystack::Noise,
+        },
+    };
+    grid.check()?;
+    if arguments.max_new_tokens == 0 {
+        return Err(Error::input("--max-new-tokens must be at least 1"));
+    }
+    Ok(grid)
+}
+
+fn write_prompts(
+    arguments: &NeedleArguments,
+    grid: &Grid,
+    path: &Path,
+    interrupt: &Interrupt,
+) -> Result<ExitCode> {
+    output::check_folder(path)?;
+    let tokenizer = models::load_tokenizer(&arguments.model.model)?;
+    let prompts = grid.prompts(&tokenizer, interrupt)?;
+    let lines: Vec<_> = prompts.iter().map(needle::NeedlePrompt::line).collect();
+    output::file(path, &output::json_lines(&lines)?)?;
+    eprintln!("{} prompts written to {}", prompts.len(), path.display());
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Policies by length, then the same with a column for each depth.
+fn text(grid: &Grid, all: &[Cell], by_depth: &[Cell], notes: &[String]) -> String {
+    let interval = |cell: &Cell| {
+        let [lower, upper] = [cell.accuracy_ci95_lower, cell.accuracy_ci95_upper];
+        format!("{:.2} [{lower:.2}, {upper:.2}]", cell.accuracy)
+    };
+    let rows = all.iter().map(|cell| {
+        vec![
+            cell.policy.clone(),
+            cell.length.to_string(),
+            cell.prompts.to_string(),
+            interval(cell),
+            format!("{:.0}", cell.loops * 100.0),
+            output::figure(cell.ttft_s, 3),
+        ]
+    });
+    let overall =
+        output::table(&["policy", "length", "prompts", "found", "loops %", "TTFT s"], rows.collect());
+    let depths: Vec<String> = grid.depths.iter().map(|depth| format!("depth {depth} %")).collect();
+    let header: Vec<&str> =
+        ["policy", "length"].into_iter().chain(depths.iter().map(String::as_str)).collect();
+    let rows = all.iter().map(|cell| {
+        let at = |depth: &u32| {
+            let same = |other: &&Cell| {
+                (&other.policy, other.length, other.depth) == (&cell.policy, cell.length, Some(*depth))
+            };
+            by_depth.iter().find(same).map_or_else(|| "–".to_owned(), interval)
+        };
+        let names = [cell.policy.clone(), cell.length.to_string()];
+        names.into_iter().chain(grid.depths.iter().map(at)).collect()
+    });
+    let by_depth = output::table(&header, rows.collect());
+    let notes: String = notes.iter().map(|note| format!("\n{note}")).collect();
+    format!(
+        "{overall}\n\n{by_depth}\n\nfound: share of prompts whose number is in the generated text, with its 95 % interval \
+         (Wilson). loops: share of\noutputs that end in the same tokens over and over.{notes}"
+    )
+}

@@ -1,0 +1,161 @@
+//! How fast policies are and what they hold in memory, measured beside what the cost model predicts.
+//!
+//! The protocol is that of the SPEED paper's efficiency figures: prompts of 1K to 128K tokens, 128 new tokens, five
+//! repeats, mean and deviation. Every generation is greedy and goes on to its last token, whatever the model says.
+//!
+//! At each length there is first a warm-up that is not counted. Within every repeat each policy runs once, and each repeat
+//! begins with another policy, so that a machine that warms up or slows down favours none. One generation runs at a time.
+
+mod machine;
+mod memory;
+mod parquet_file;
+mod plan;
+mod prediction;
+mod prompt;
+mod report;
+mod statistics;
+
+pub use machine::Machine;
+pub use parquet_file::to_parquet;
+pub use plan::{DEFAULT_NEW_TOKENS, DEFAULT_REPEATS, Plan, parse_length, parse_lengths, split_policies};
+pub use prompt::PromptTokens;
+pub use report::{Measurement, Report};
+pub use statistics::Statistics;
+
+use layerscope_engine::{
+    Choice, Decoder, Error, GenerationEvent, GenerationSettings, Interrupt, Policy, Result, check_interrupt,
+    generate,
+};
+use std::ops::ControlFlow;
+
+/// What happens while measuring, for progress displays.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Event<'a> {
+    /// A generation begins.
+    Started {
+        /// Name of the policy.
+        policy: &'a str,
+        /// Prompt tokens p.
+        length: usize,
+        /// The repeat, from 1; 0 is the warm-up.
+        repeat: usize,
+    },
+    /// So many of its p + N tokens are done.
+    Tokens(usize),
+    /// The generation has ended.
+    Finished {
+        /// Layer-tokens of all generations done so far, the warm-ups among them.
+        work_done: u64,
+        /// Layer-tokens of all generations of the plan.
+        work: u64,
+    },
+}
+
+/// What one generation took.
+#[derive(Debug, Clone, Copy)]
+struct Sample {
+    ttft_s: f64,
+    tpot_s: Option<f64>,
+    kv_bytes: u64,
+    peak_bytes: Option<u64>,
+}
+
+/// What was measured until the end of the plan, or until an interrupt.
+#[derive(Debug)]
+pub struct Measured {
+    /// One for each policy and length of which at least one repeat was counted, by length and then in the plan's order.
+    pub results: Vec<Measurement>,
+    /// Why peak memory is not known, where it is not.
+    pub no_peak: Option<&'static str>,
+    /// Whether an interrupt broke it off: the last of the results may rest on fewer repeats.
+    pub interrupted: bool,
+}
+
+/// Measures a plan. An interrupt ends it early and keeps what is done; the generation that it broke off does not count.
+///
+/// # Errors
+/// [`Error::Input`] where the plan does not fit the model; whatever fails beneath.
+pub fn measure(
+    decoder: &Decoder,
+    plan: &Plan,
+    prompt: &PromptTokens,
+    interrupt: &Interrupt,
+    observe: &mut dyn FnMut(Event<'_>),
+) -> Result<Measured> {
+    plan.check(decoder.config())?;
+    let mut measured = Measured { results: vec![], no_peak: memory::reset_peak().err(), interrupted: false };
+    let work = plan.work();
+    let mut work_done = 0;
+    for &length in &plan.lengths {
+        let tokens = prompt.of_length(length);
+        let mut samples = vec![vec![]; plan.policies.len()];
+        'rounds: for round in 0..=plan.repeats {
+            for (index, policy) in plan.round(round) {
+                let name = policy.to_string();
+                observe(Event::Started { policy: &name, length, repeat: round });
+                let cost = plan.layer_tokens(&policy, length);
+                match sample(decoder, &tokens, policy, plan.new_tokens, interrupt, observe) {
+                    Err(Error::Interrupted) => {
+                        measured.interrupted = true;
+                        break 'rounds;
+                    }
+                    sample => {
+                        // Round 0 is the warm-up.
+                        if round > 0 {
+                            samples[index].push(sample?);
+                        } else {
+                            sample?;
+                        }
+                    }
+                }
+                work_done += cost;
+                observe(Event::Finished { work_done, work });
+            }
+        }
+        measured.results.extend(report::measurements(decoder, plan, length, &samples));
+        if measured.interrupted {
+            break;
+        }
+    }
+    Ok(measured)
+}
+
+/// One generation.
+fn sample(
+    decoder: &Decoder,
+    prompt: &[u32],
+    policy: Policy,
+    new_tokens: usize,
+    interrupt: &Interrupt,
+    observe: &mut dyn FnMut(Event<'_>),
+) -> Result<Sample> {
+    check_interrupt(interrupt)?;
+    let settings = GenerationSettings {
+        max_new_tokens: new_tokens,
+        choice: Choice::Greedy,
+        stop_tokens: &[],
+        statistics: false,
+    };
+    let peak_known = memory::reset_peak().is_ok();
+    let mut generated = 0;
+    let generation = generate(decoder, prompt, policy, &settings, interrupt, &mut |event| {
+        observe(Event::Tokens(match event {
+            GenerationEvent::Prefilled(done) => done,
+            GenerationEvent::Token(_) => {
+                generated += 1;
+                prompt.len() + generated
+            }
+        }));
+        ControlFlow::Continue(())
+    })?;
+    // While decoding, an interrupt ends the text early.
+    if generation.tokens.len() < new_tokens {
+        return Err(Error::Interrupted);
+    }
+    Ok(Sample {
+        ttft_s: generation.ttft_s,
+        tpot_s: generation.tpot_s,
+        kv_bytes: generation.kv_bytes as u64,
+        peak_bytes: if peak_known { memory::peak_bytes() } else { None },
+    })
+}

@@ -1,0 +1,49 @@
+//! What figures were measured on.
+
+use serde::Serialize;
+
+/// The machine, as far as times depend on it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Machine {
+    /// The processor's name, where the system tells it.
+    pub cpu: Option<String>,
+    /// Threads that compute.
+    pub threads: usize,
+    /// Operating system, e.g. `linux`.
+    pub os: &'static str,
+    /// Instruction set, e.g. `x86_64`.
+    pub architecture: &'static str,
+}
+
+impl Machine {
+    /// This one.
+    pub fn this() -> Self {
+        let cpu = std::fs::read_to_string("/proc/cpuinfo").ok();
+        Self {
+            cpu: cpu.as_deref().and_then(model_name),
+            threads: rayon::current_num_threads(),
+            os: std::env::consts::OS,
+            architecture: std::env::consts::ARCH,
+        }
+    }
+}
+
+/// `model name` of the text of `/proc/cpuinfo`.
+fn model_name(cpuinfo: &str) -> Option<String> {
+    let name = cpuinfo.lines().find_map(|line| line.strip_prefix("model name"))?;
+    let name = name.trim_start().strip_prefix(':')?.trim();
+    (!name.is_empty()).then(|| name.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_processors_name_is_read() {
+        let text = "processor\t: 0\nmodel name\t: AMD EPYC 9454\nflags\t: fpu\n";
+        assert_eq!(model_name(text).as_deref(), Some("AMD EPYC 9454"));
+        assert_eq!(model_name("CPU part\t: 0xd0c\n"), None);
+        assert!(Machine::this().threads > 0);
+    }
+}

@@ -1,0 +1,111 @@
+//! Measurements as others read them.
+
+use super::prediction::{predict, workload};
+use super::{Machine, Plan, Sample, Statistics};
+use crate::cost::{CostModel, bytes_per_token_layer};
+use layerscope_engine::{Decoder, WeightsPrecision};
+use serde::Serialize;
+
+/// One policy at one length. Undefined figures are NaN here, which serde_json writes as null.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Measurement {
+    /// Name of the policy.
+    pub policy: String,
+    /// Prompt tokens p.
+    pub length: usize,
+    /// Tokens generated, N.
+    pub new_tokens: usize,
+    /// Repeats that were counted.
+    pub repeats: usize,
+    /// Time to first token, seconds.
+    pub ttft_s: Statistics,
+    /// Time per output token: the mean over the steps after the first, seconds. NaN where one token was generated.
+    pub tpot_s: Statistics,
+    /// KV bytes allocated.
+    pub kv_bytes: u64,
+    /// KV bytes by the cost model.
+    pub kv_bytes_model: u64,
+    /// Most bytes resident at once, over all repeats; `None` where the system does not tell.
+    pub peak_bytes: Option<u64>,
+    /// Token-layers computed: a proxy for FLOPs.
+    pub layer_tokens: u64,
+    /// Median TTFT over that of `full` at the same length; `None` where `full` was not measured.
+    pub ttft_ratio: Option<f64>,
+    /// The same by the cost model.
+    pub ttft_ratio_model: f64,
+    /// Median TPOT over that of `full` at the same length; `None` where `full` was not measured.
+    pub tpot_ratio: Option<f64>,
+    /// The same by the cost model.
+    pub tpot_ratio_model: f64,
+}
+
+/// Measurements with all that they depend on.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Report {
+    /// The measurements, by length and then by policy.
+    pub results: Vec<Measurement>,
+    /// Name of the model, or of the shape of its random weights.
+    pub model: String,
+    /// How the weights were kept: `native` or `f32`.
+    pub weights: WeightsPrecision,
+    /// Bytes of the weights in memory.
+    pub weight_bytes: u64,
+    /// Layers L.
+    pub layers: usize,
+    /// What it was measured on.
+    pub machine: Machine,
+    /// Version of layerscope.
+    pub layerscope: &'static str,
+    /// Whether it was broken off before its end.
+    pub interrupted: bool,
+    /// What a reader must know beside the figures, in whole sentences.
+    pub notes: Vec<String>,
+}
+
+/// The measurements at one length; `samples` are by policy.
+pub(super) fn measurements(
+    decoder: &Decoder,
+    plan: &Plan,
+    length: usize,
+    samples: &[Vec<Sample>],
+) -> Vec<Measurement> {
+    let config = decoder.config();
+    let cost = CostModel {
+        layers: config.layers,
+        bytes_per_token_layer: bytes_per_token_layer(
+            config.kv_heads,
+            config.head_dim,
+            decoder.kv_precision().element_bytes(),
+        ),
+        weight_bytes: decoder.weight_bytes() as u64,
+    };
+    let mut measurements = vec![];
+    for (policy, samples) in plan.policies.iter().zip(samples) {
+        let Some(first) = samples.first() else { continue };
+        let predicted = predict(policy, &cost, workload(length, plan.new_tokens));
+        measurements.push(Measurement {
+            policy: policy.to_string(),
+            length,
+            new_tokens: plan.new_tokens,
+            repeats: samples.len(),
+            ttft_s: Statistics::of(samples.iter().map(|sample| sample.ttft_s).collect()),
+            tpot_s: Statistics::of(samples.iter().filter_map(|sample| sample.tpot_s).collect()),
+            kv_bytes: first.kv_bytes,
+            kv_bytes_model: predicted.kv_bytes,
+            peak_bytes: samples.iter().map(|sample| sample.peak_bytes).max().flatten(),
+            layer_tokens: predicted.layer_tokens,
+            ttft_ratio: None,
+            ttft_ratio_model: predicted.ttft_ratio,
+            tpot_ratio: None,
+            tpot_ratio_model: predicted.tpot_ratio,
+        });
+    }
+    let full = measurements.iter().find(|measurement| measurement.policy == "full");
+    if let Some((ttft, tpot)) = full.map(|full| (full.ttft_s.median, full.tpot_s.median)) {
+        for measurement in &mut measurements {
+            measurement.ttft_ratio = Some(measurement.ttft_s.median / ttft);
+            measurement.tpot_ratio = Some(measurement.tpot_s.median / tpot);
+        }
+    }
+    measurements
+}

@@ -1,0 +1,138 @@
+//! Needle prompts through a model, under each policy.
+
+use super::{NeedlePrompt, is_right};
+use layerscope_engine::{
+    Choice, Error, GenerationSettings, Interrupt, Model, Policy, Repetition, Result, check_interrupt,
+    generate,
+};
+use serde::Serialize;
+use std::ops::ControlFlow;
+
+/// What happens meanwhile, for progress displays.
+#[derive(Debug)]
+pub enum Event<'a> {
+    /// A generation begins.
+    Started {
+        /// Id of the prompt.
+        id: &'a str,
+        /// Name of the policy.
+        policy: &'a str,
+    },
+    /// It has ended.
+    Finished(&'a Outcome),
+}
+
+/// What a policy made of a prompt.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Outcome {
+    /// Id of the prompt.
+    pub id: String,
+    /// Name of the policy.
+    pub policy: String,
+    /// What has to be said where its output is shown.
+    pub caveat: Option<&'static str>,
+    /// Tokens that the prompt was to have.
+    pub length: usize,
+    /// Share of the sentences before the needle, percent.
+    pub depth: u32,
+    /// Which of its length and depth, from 0.
+    pub sample: usize,
+    /// Tokens that it has.
+    pub prompt_tokens: usize,
+    /// The digits to be found.
+    pub answer: String,
+    /// The generated text.
+    pub text: String,
+    /// Whether the digits are in it.
+    pub correct: bool,
+    /// Tokens generated.
+    pub new_tokens: usize,
+    /// The loop that they end in, if they do.
+    pub repetition: Option<Repetition>,
+    /// Time to first token, seconds.
+    pub ttft_s: f64,
+    /// Mean time per output token after the first, seconds.
+    pub tpot_s: Option<f64>,
+}
+
+/// What was found until the end, or until an interrupt.
+#[derive(Debug)]
+pub struct Outcomes {
+    /// One for each prompt and policy that is done.
+    pub outcomes: Vec<Outcome>,
+    /// Whether an interrupt broke it off.
+    pub interrupted: bool,
+}
+
+/// Generates greedily from every prompt under every policy, at most `max_new_tokens` tokens each; all policies of a prompt
+/// before the next. An interrupt keeps what is done.
+///
+/// # Errors
+/// [`Error::Input`] on a prompt beyond the model's context; whatever fails beneath.
+pub fn run(
+    model: &Model,
+    prompts: &[NeedlePrompt],
+    policies: &[Policy],
+    max_new_tokens: usize,
+    interrupt: &Interrupt,
+    observe: &mut dyn FnMut(Event<'_>),
+) -> Result<Outcomes> {
+    let mut done = Outcomes { outcomes: vec![], interrupted: false };
+    for prompt in prompts {
+        for policy in policies.iter().cloned() {
+            let name = policy.to_string();
+            observe(Event::Started { id: &prompt.id, policy: &name });
+            match outcome(model, prompt, policy, name, max_new_tokens, interrupt) {
+                Err(Error::Interrupted) => {
+                    done.interrupted = true;
+                    return Ok(done);
+                }
+                outcome => {
+                    let outcome = outcome?;
+                    observe(Event::Finished(&outcome));
+                    done.outcomes.push(outcome);
+                }
+            }
+        }
+    }
+    Ok(done)
+}
+
+fn outcome(
+    model: &Model,
+    prompt: &NeedlePrompt,
+    policy: Policy,
+    name: String,
+    max_new_tokens: usize,
+    interrupt: &Interrupt,
+) -> Result<Outcome> {
+    let settings = GenerationSettings {
+        max_new_tokens,
+        choice: Choice::Greedy,
+        stop_tokens: model.tokenizer.eos_ids(),
+        statistics: false,
+    };
+    let caveat = policy.caveat();
+    let generation = generate(&model.decoder, &prompt.tokens, policy, &settings, interrupt, &mut |_| {
+        ControlFlow::Continue(())
+    })?;
+    // While decoding, an interrupt ends the text early, and an early end must not count as not found.
+    check_interrupt(interrupt)?;
+    let text = model.tokenizer.decode_skipping_special(&generation.tokens)?;
+    Ok(Outcome {
+        id: prompt.id.clone(),
+        policy: name,
+        caveat,
+        length: prompt.length,
+        depth: prompt.depth,
+        sample: prompt.sample,
+        prompt_tokens: prompt.tokens.len(),
+        answer: prompt.answer.clone(),
+        correct: is_right(&prompt.answer, &text),
+        text,
+        new_tokens: generation.tokens.len(),
+        repetition: Repetition::at_end_of(&generation.tokens),
+        ttft_s: generation.ttft_s,
+        tpot_s: generation.tpot_s,
+    })
+}

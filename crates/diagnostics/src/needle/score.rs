@@ -1,0 +1,156 @@
+//! How often needles are found.
+
+use super::Outcome;
+use crate::summary::mean;
+use serde::Serialize;
+
+/// Whether the digits, in a row, are anywhere in the text.
+pub fn is_right(answer: &str, text: &str) -> bool {
+    text.contains(answer)
+}
+
+/// The 95 % interval of a share by Wilson's score (1927): defined and within \[0, 1\] for few and extreme outcomes too.
+/// All of \[0, 1\] where there are none.
+pub fn wilson95(successes: usize, count: usize) -> [f64; 2] {
+    const Z: f64 = 1.959_963_984_540_054;
+    if count == 0 {
+        return [0.0, 1.0];
+    }
+    let n = count as f64;
+    let share = successes as f64 / n;
+    let centre = share + Z * Z / (2.0 * n);
+    let spread = Z * (share * (1.0 - share) / n + Z * Z / (4.0 * n * n)).sqrt();
+    let scale = 1.0 + Z * Z / n;
+    [((centre - spread) / scale).max(0.0), ((centre + spread) / scale).min(1.0)]
+}
+
+/// The outcomes of one policy at one length, and at one depth or all.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Cell {
+    /// Name of the policy.
+    pub policy: String,
+    /// Tokens that the prompts were to have.
+    pub length: usize,
+    /// Percent of the sentences before the needle; `None` for all depths.
+    pub depth: Option<u32>,
+    /// Prompts.
+    pub prompts: usize,
+    /// Those whose needle was found.
+    pub correct: usize,
+    /// Share of those.
+    pub accuracy: f64,
+    /// Lower end of its 95 % interval (Wilson).
+    pub accuracy_ci95_lower: f64,
+    /// Upper end of its 95 % interval (Wilson).
+    pub accuracy_ci95_upper: f64,
+    /// Share of the outputs that end in a loop.
+    pub loops: f64,
+    /// Mean time to first token, seconds.
+    pub ttft_s: f64,
+}
+
+/// Outcomes by policy and length, or by policy, length and depth, in the order in which they first come.
+pub fn summarise(outcomes: &[Outcome], by_depth: bool) -> Vec<Cell> {
+    let key = |outcome: &Outcome| (outcome.length, outcome.policy.clone(), by_depth.then_some(outcome.depth));
+    let mut groups: Vec<(_, Vec<&Outcome>)> = vec![];
+    for outcome in outcomes {
+        let key = key(outcome);
+        match groups.iter_mut().find(|(known, _)| *known == key) {
+            Some((_, group)) => group.push(outcome),
+            None => groups.push((key, vec![outcome])),
+        }
+    }
+    let cells = groups.into_iter().map(|((length, policy, depth), group)| {
+        let correct = group.iter().filter(|outcome| outcome.correct).count();
+        let share = |count: usize| count as f64 / group.len() as f64;
+        let [accuracy_ci95_lower, accuracy_ci95_upper] = wilson95(correct, group.len());
+        Cell {
+            policy,
+            length,
+            depth,
+            prompts: group.len(),
+            correct,
+            accuracy: share(correct),
+            accuracy_ci95_lower,
+            accuracy_ci95_upper,
+            loops: share(group.iter().filter(|outcome| outcome.repetition.is_some()).count()),
+            ttft_s: mean(group.iter().map(|outcome| outcome.ttft_s)),
+        }
+    });
+    cells.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use layerscope_engine::Repetition;
+    use proptest::prelude::*;
+
+    #[test]
+    fn digits_in_a_row_count_wherever_they_stand() {
+        assert!(is_right("1234567", "It is 1234567."));
+        assert!(is_right("1234567", "1234567"));
+        for wrong in ["", "123456", "1,234,567", "123 4567", "7654321"] {
+            assert!(!is_right("1234567", wrong), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn wilsons_interval() {
+        // Newcombe 1998, table I: 81 of 263 and 0 of 20.
+        let [lower, upper] = wilson95(81, 263);
+        assert!((lower - 0.2553).abs() < 1e-4 && (upper - 0.3662).abs() < 1e-4, "{lower} {upper}");
+        let [lower, upper] = wilson95(0, 20);
+        assert!(lower == 0.0 && (upper - 0.1611).abs() < 1e-4, "{upper}");
+        assert_eq!(wilson95(0, 0), [0.0, 1.0]);
+    }
+
+    fn outcome(policy: &str, depth: u32, correct: bool, loops: bool) -> Outcome {
+        Outcome {
+            id: String::new(),
+            policy: policy.to_owned(),
+            caveat: None,
+            length: 512,
+            depth,
+            sample: 0,
+            prompt_tokens: 510,
+            answer: String::new(),
+            text: String::new(),
+            correct,
+            new_tokens: 30,
+            repetition: loops.then_some(Repetition { period: 4, rounds: 5 }),
+            ttft_s: if correct { 1.0 } else { 3.0 },
+            tpot_s: None,
+        }
+    }
+
+    #[test]
+    fn outcomes_are_summed_by_cell() {
+        let outcomes = [
+            outcome("full", 0, true, false),
+            outcome("speed:4", 0, false, true),
+            outcome("full", 50, true, false),
+            outcome("speed:4", 50, true, true),
+        ];
+        let cells = summarise(&outcomes, false);
+        let found: Vec<_> = cells.iter().map(|c| (c.policy.as_str(), c.correct, c.loops, c.ttft_s)).collect();
+        assert_eq!(found, [("full", 2, 0.0, 1.0), ("speed:4", 1, 1.0, 2.0)]);
+        assert_eq!(cells[1].accuracy, 0.5);
+        let by_depth = summarise(&outcomes, true);
+        assert_eq!(by_depth.len(), 4);
+        assert_eq!((by_depth[3].depth, by_depth[3].prompts), (Some(50), 1));
+    }
+
+    proptest! {
+        #[test]
+        fn the_share_lies_in_its_interval(count in 1_usize..500, part in 0.0..=1.0_f64) {
+            let successes = (count as f64 * part) as usize;
+            let [lower, upper] = wilson95(successes, count);
+            let share = successes as f64 / count as f64;
+            prop_assert!(0.0 <= lower && lower <= share + 1e-12 && share <= upper + 1e-12 && upper <= 1.0);
+            // More prompts of the same share narrow it.
+            let [narrower, wider] = wilson95(2 * successes, 2 * count);
+            prop_assert!(wider - narrower < upper - lower);
+        }
+    }
+}

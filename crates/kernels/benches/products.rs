@@ -1,0 +1,67 @@
+//! Speed of products with weights: arithmetic of many rows, bytes of one. `cargo bench --bench products [FORMAT…]`
+
+use layerscope_kernels::Instructions;
+use layerscope_kernels::matmul::{Format, Precision, Product, Weights, multiply_with};
+use std::hint::black_box;
+use std::time::Instant;
+
+fn median(mut times: Vec<f64>) -> f64 {
+    times.sort_by(f64::total_cmp);
+    times[times.len() / 2]
+}
+
+fn main() {
+    let wanted: Vec<String> = std::env::args().skip(1).filter(|name| !name.starts_with('-')).collect();
+    println!("{} threads, {:?}", rayon::current_num_threads(), Instructions::best());
+    println!(
+        "{:>6} {:>12} {:>14} {:>14} {:>12} {:>12}",
+        "", "W", "exact GFLOP/s", "fast GFLOP/s", "row GB/s", "row µs"
+    );
+    for format in Format::ALL {
+        if !wanted.is_empty() && !wanted.contains(&format!("{format:?}")) {
+            continue;
+        }
+        for (n, k) in [(1536usize, 576usize), (576, 1536), (8192, 2048), (2048, 8192)] {
+            if !k.is_multiple_of(format.block().0) {
+                continue;
+            }
+            let bytes = n * format.bytes(k);
+            // Enough copies that a row's product reads from memory, as a decode step does.
+            let copies = ((256 << 20) / bytes).clamp(1, 512);
+            let data: Vec<u8> = (0..copies * bytes).map(|i| (i * 31 % 61) as u8).collect();
+            let weights =
+                |copy: usize| Weights { data: &data[copy * bytes..][..bytes], format, rows: n, columns: k };
+            let mut speeds = vec![];
+            for precision in [Precision::Exact, Precision::Fast] {
+                let m = 512;
+                let (x, mut y) = (vec![0.1; m * k], vec![0.0; m * n]);
+                let times = (0..7).map(|round| {
+                    let mut products = [Product { weights: weights(round % copies), output: &mut y }];
+                    let start = Instant::now();
+                    multiply_with(Instructions::best(), black_box(&x), m, &mut products, precision);
+                    start.elapsed().as_secs_f64()
+                });
+                speeds.push(2e-9 * (m * n * k) as f64 / median(times.collect()));
+            }
+            let (x, mut y) = (vec![0.1; k], vec![0.0; n]);
+            let times = (0..3).map(|_| {
+                let start = Instant::now();
+                for copy in 0..copies {
+                    let mut products = [Product { weights: weights(copy), output: &mut y }];
+                    multiply_with(Instructions::best(), black_box(&x), 1, &mut products, Precision::Fast);
+                }
+                start.elapsed().as_secs_f64() / copies as f64
+            });
+            let seconds = median(times.collect());
+            println!(
+                "{:>6} {:>12} {:>14.0} {:>14.0} {:>12.1} {:>12.1}",
+                format!("{format:?}"),
+                format!("{n}×{k}"),
+                speeds[0],
+                speeds[1],
+                1e-9 * bytes as f64 / seconds,
+                1e6 * seconds,
+            );
+        }
+    }
+}

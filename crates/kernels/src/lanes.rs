@@ -1,0 +1,236 @@
+//! Sixteen numbers at a time: what unpacking weights needs beyond `pulp`, which has no widening of bytes.
+
+#[cfg(target_arch = "x86_64")]
+mod x86;
+
+#[cfg(target_arch = "x86_64")]
+pub(crate) use x86::{Avx2, Avx512};
+
+/// Numbers in a group.
+pub(crate) const LANES: usize = 16;
+
+/// Vector instructions on groups of sixteen numbers.
+pub(crate) trait Lanes: Copy {
+    /// Sixteen f32.
+    type Floats: Copy;
+    /// Sixteen i32.
+    type Integers: Copy;
+
+    fn unsigned(self, bytes: &[u8; LANES]) -> Self::Integers;
+    fn signed(self, bytes: &[u8; LANES]) -> Self::Integers;
+    fn and(self, a: Self::Integers, b: u8) -> Self::Integers;
+    fn or(self, a: Self::Integers, b: Self::Integers) -> Self::Integers;
+    fn shift_right<const BITS: u32>(self, a: Self::Integers) -> Self::Integers;
+    fn shift_left<const BITS: u32>(self, a: Self::Integers) -> Self::Integers;
+    /// `value` where a bit is set, else 0; the lowest bit is the first number's.
+    fn where_set(self, bits: u16, value: u8) -> Self::Integers;
+    fn float(self, a: Self::Integers) -> Self::Floats;
+
+    fn splat(self, x: f32) -> Self::Floats;
+    fn load(self, x: &[f32; LANES]) -> Self::Floats;
+    fn store(self, x: Self::Floats, to: &mut [f32; LANES]);
+    fn from_f16(self, bytes: &[u8; 2 * LANES]) -> Self::Floats;
+    fn from_bf16(self, bytes: &[u8; 2 * LANES]) -> Self::Floats;
+    fn from_f32(self, bytes: &[u8; 4 * LANES]) -> Self::Floats;
+    fn add(self, a: Self::Floats, b: Self::Floats) -> Self::Floats;
+    fn multiply(self, a: Self::Floats, b: Self::Floats) -> Self::Floats;
+    /// a·b + c, rounded once where the processor can.
+    fn multiply_add(self, a: Self::Floats, b: Self::Floats, c: Self::Floats) -> Self::Floats;
+    fn sum(self, a: Self::Floats) -> f32;
+    /// Two f16: the first one sixteen times, and both.
+    fn two_halves(self, bytes: &[u8; 4]) -> (Self::Floats, [f32; 2]);
+}
+
+/// Loops over arrays, for any processor.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Plain;
+
+impl Lanes for Plain {
+    type Floats = [f32; LANES];
+    type Integers = [i32; LANES];
+
+    #[inline(always)]
+    fn unsigned(self, bytes: &[u8; LANES]) -> [i32; LANES] {
+        bytes.map(i32::from)
+    }
+
+    #[inline(always)]
+    fn signed(self, bytes: &[u8; LANES]) -> [i32; LANES] {
+        bytes.map(|byte| i32::from(byte as i8))
+    }
+
+    #[inline(always)]
+    fn and(self, a: [i32; LANES], b: u8) -> [i32; LANES] {
+        a.map(|x| x & i32::from(b))
+    }
+
+    #[inline(always)]
+    fn or(self, a: [i32; LANES], b: [i32; LANES]) -> [i32; LANES] {
+        std::array::from_fn(|i| a[i] | b[i])
+    }
+
+    #[inline(always)]
+    fn shift_right<const BITS: u32>(self, a: [i32; LANES]) -> [i32; LANES] {
+        a.map(|x| x >> BITS)
+    }
+
+    #[inline(always)]
+    fn shift_left<const BITS: u32>(self, a: [i32; LANES]) -> [i32; LANES] {
+        a.map(|x| x << BITS)
+    }
+
+    #[inline(always)]
+    fn where_set(self, bits: u16, value: u8) -> [i32; LANES] {
+        std::array::from_fn(|i| i32::from(bits >> i & 1) * i32::from(value))
+    }
+
+    #[inline(always)]
+    fn float(self, a: [i32; LANES]) -> [f32; LANES] {
+        a.map(|x| x as f32)
+    }
+
+    #[inline(always)]
+    fn splat(self, x: f32) -> [f32; LANES] {
+        [x; LANES]
+    }
+
+    #[inline(always)]
+    fn load(self, x: &[f32; LANES]) -> [f32; LANES] {
+        *x
+    }
+
+    #[inline(always)]
+    fn store(self, x: [f32; LANES], to: &mut [f32; LANES]) {
+        *to = x;
+    }
+
+    #[inline(always)]
+    fn from_f16(self, bytes: &[u8; 2 * LANES]) -> [f32; LANES] {
+        std::array::from_fn(|i| half(u16::from_le_bytes([bytes[2 * i], bytes[2 * i + 1]])))
+    }
+
+    #[inline(always)]
+    fn from_bf16(self, bytes: &[u8; 2 * LANES]) -> [f32; LANES] {
+        std::array::from_fn(|i| f32::from_le_bytes([0, 0, bytes[2 * i], bytes[2 * i + 1]]))
+    }
+
+    #[inline(always)]
+    fn from_f32(self, bytes: &[u8; 4 * LANES]) -> [f32; LANES] {
+        std::array::from_fn(|i| {
+            f32::from_le_bytes([bytes[4 * i], bytes[4 * i + 1], bytes[4 * i + 2], bytes[4 * i + 3]])
+        })
+    }
+
+    #[inline(always)]
+    fn add(self, a: [f32; LANES], b: [f32; LANES]) -> [f32; LANES] {
+        std::array::from_fn(|i| a[i] + b[i])
+    }
+
+    #[inline(always)]
+    fn multiply(self, a: [f32; LANES], b: [f32; LANES]) -> [f32; LANES] {
+        std::array::from_fn(|i| a[i] * b[i])
+    }
+
+    #[inline(always)]
+    fn multiply_add(self, a: [f32; LANES], b: [f32; LANES], c: [f32; LANES]) -> [f32; LANES] {
+        std::array::from_fn(|i| a[i] * b[i] + c[i])
+    }
+
+    #[inline(always)]
+    fn sum(self, a: [f32; LANES]) -> f32 {
+        a.iter().sum()
+    }
+
+    #[inline(always)]
+    fn two_halves(self, bytes: &[u8; 4]) -> ([f32; LANES], [f32; 2]) {
+        let two = two_halves(bytes);
+        ([two[0]; LANES], two)
+    }
+}
+
+#[inline(always)]
+fn two_halves(bytes: &[u8; 4]) -> [f32; 2] {
+    [half(u16::from_le_bytes([bytes[0], bytes[1]])), half(u16::from_le_bytes([bytes[2], bytes[3]]))]
+}
+
+/// The f16 of these bits, by arithmetic that needs no instructions of its own.
+#[inline(always)]
+pub(crate) fn half(bits: u16) -> f32 {
+    let bits = u32::from(bits);
+    // The exponent is moved by 112 through a product, which is right for subnormal numbers as well.
+    let magnitude = f32::from_bits((bits & 0x7fff) << 13) * f32::from_bits((254 - 15) << 23);
+    // What was infinite or NaN stays so.
+    let special = if bits & 0x7c00 == 0x7c00 { 0x7f80_0000 } else { 0 };
+    f32::from_bits(magnitude.to_bits() | special | (bits & 0x8000) << 16)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn halves_equal_the_librarys() {
+        for bits in 0..=u16::MAX {
+            let expected = half::f16::from_bits(bits).to_f32();
+            let found = half(bits);
+            assert!(
+                found == expected || (found.is_nan() && expected.is_nan()),
+                "{bits:x}: {found} {expected}"
+            );
+        }
+    }
+
+    /// Every operation of another set of instructions yields the same bits as the plain one.
+    #[cfg(target_arch = "x86_64")]
+    fn equals_plain<L: Lanes>(lanes: L) {
+        let floats = |x: L::Floats| {
+            let mut to = [0.0; LANES];
+            lanes.store(x, &mut to);
+            to.map(f32::to_bits)
+        };
+        let bits = |x: [f32; LANES]| x.map(f32::to_bits);
+        for seed in 0..200u32 {
+            let byte = |i: u32| (i.wrapping_mul(2_654_435_761).wrapping_add(seed * 977) >> 13) as u8;
+            let bytes: [u8; LANES] = std::array::from_fn(|i| byte(i as u32));
+            let twice: [u8; 2 * LANES] = std::array::from_fn(|i| byte(i as u32 + 40));
+            let four: [u8; 4 * LANES] =
+                std::array::from_fn(|i| if i % 4 == 3 { 0x3e } else { byte(i as u32 + 80) });
+            let (u, s) = (lanes.unsigned(&bytes), lanes.signed(&bytes));
+            let (pu, ps) = (Plain.unsigned(&bytes), Plain.signed(&bytes));
+            assert_eq!(floats(lanes.float(s)), bits(Plain.float(ps)));
+            assert_eq!(floats(lanes.float(lanes.and(u, 37))), bits(Plain.float(Plain.and(pu, 37))));
+            let (set, pset) =
+                (lanes.where_set((seed * 331) as u16, 64), Plain.where_set((seed * 331) as u16, 64));
+            assert_eq!(floats(lanes.float(lanes.or(u, set))), bits(Plain.float(Plain.or(pu, pset))));
+            assert_eq!(
+                floats(lanes.float(lanes.shift_left::<2>(lanes.shift_right::<3>(u)))),
+                bits(Plain.float(Plain.shift_left::<2>(Plain.shift_right::<3>(pu))))
+            );
+            assert_eq!(floats(lanes.from_bf16(&twice)), bits(Plain.from_bf16(&twice)));
+            let halves = twice.map(|byte| byte & 0xbf);
+            assert_eq!(floats(lanes.from_f16(&halves)), bits(Plain.from_f16(&halves)));
+            let first = [halves[0], halves[1], halves[2], halves[3]];
+            let ((d, both), (pd, pboth)) = (lanes.two_halves(&first), Plain.two_halves(&first));
+            assert_eq!((floats(d), both), (bits(pd), pboth));
+            let (a, pa) = (lanes.from_f32(&four), Plain.from_f32(&four));
+            assert_eq!(floats(a), bits(pa));
+            let (b, pb) = (lanes.float(s), Plain.float(ps));
+            assert_eq!(floats(lanes.add(a, b)), bits(Plain.add(pa, pb)));
+            assert_eq!(floats(lanes.multiply(a, b)), bits(Plain.multiply(pa, pb)));
+            let fused: [f32; LANES] = std::array::from_fn(|i| pa[i].mul_add(pb[i], 3.5));
+            assert_eq!(floats(lanes.multiply_add(a, lanes.load(&pb), lanes.splat(3.5))), bits(fused));
+            assert!((lanes.sum(b) - Plain.sum(pb)).abs() < 1e-3);
+        }
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[test]
+    fn vector_instructions_equal_the_plain_ones() {
+        if let Some(simd) = pulp::x86::V3::try_new() {
+            equals_plain(Avx2(simd));
+        }
+        if let Some(simd) = pulp::x86::V4::try_new() {
+            equals_plain(Avx512(simd));
+        }
+    }
+}

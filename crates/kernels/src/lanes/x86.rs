@@ -1,0 +1,312 @@
+//! AVX2 and AVX-512. A value of each type is proof that the processor has its instructions.
+
+use super::{LANES, Lanes};
+use std::arch::x86_64::{
+    __m256, __m256i, __m512, __m512i, _mm_add_ps, _mm_add_ss, _mm_cvtph_ps, _mm_cvtsi32_si128, _mm_cvtss_f32,
+    _mm_loadl_epi64, _mm_loadu_si128, _mm_movehdup_ps, _mm_movehl_ps, _mm256_add_ps, _mm256_and_si256,
+    _mm256_castps_si256, _mm256_castps256_ps128, _mm256_castsi256_ps, _mm256_cmpeq_epi32,
+    _mm256_cvtepi8_epi32, _mm256_cvtepi32_ps, _mm256_cvtepu8_epi32, _mm256_cvtepu16_epi32,
+    _mm256_extractf128_ps, _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_loadu_si256, _mm256_mul_ps,
+    _mm256_or_si256, _mm256_set1_epi32, _mm256_set1_ps, _mm256_setr_epi32, _mm256_sll_epi32,
+    _mm256_slli_epi32, _mm256_srl_epi32, _mm256_storeu_ps, _mm512_add_ps, _mm512_and_si512,
+    _mm512_broadcastss_ps, _mm512_castsi512_ps, _mm512_cvtepi8_epi32, _mm512_cvtepi32_ps,
+    _mm512_cvtepu8_epi32, _mm512_cvtepu16_epi32, _mm512_cvtph_ps, _mm512_fmadd_ps, _mm512_loadu_ps,
+    _mm512_maskz_set1_epi32, _mm512_mul_ps, _mm512_or_si512, _mm512_reduce_add_ps, _mm512_set1_epi32,
+    _mm512_set1_ps, _mm512_slli_epi32, _mm512_srli_epi32, _mm512_storeu_ps,
+};
+
+/// AVX-512 F: one register for sixteen numbers.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Avx512(pub(crate) pulp::x86::V4);
+
+// SAFETY of every block below: the processor has the instructions, which `self` proves; loads and stores stay within the
+// arrays that they are given.
+#[allow(clippy::undocumented_unsafe_blocks)]
+impl Lanes for Avx512 {
+    type Floats = __m512;
+    type Integers = __m512i;
+
+    #[inline(always)]
+    fn unsigned(self, bytes: &[u8; LANES]) -> __m512i {
+        unsafe { _mm512_cvtepu8_epi32(_mm_loadu_si128(bytes.as_ptr().cast())) }
+    }
+
+    #[inline(always)]
+    fn signed(self, bytes: &[u8; LANES]) -> __m512i {
+        unsafe { _mm512_cvtepi8_epi32(_mm_loadu_si128(bytes.as_ptr().cast())) }
+    }
+
+    #[inline(always)]
+    fn and(self, a: __m512i, b: u8) -> __m512i {
+        unsafe { _mm512_and_si512(a, _mm512_set1_epi32(i32::from(b))) }
+    }
+
+    #[inline(always)]
+    fn or(self, a: __m512i, b: __m512i) -> __m512i {
+        unsafe { _mm512_or_si512(a, b) }
+    }
+
+    #[inline(always)]
+    fn shift_right<const BITS: u32>(self, a: __m512i) -> __m512i {
+        unsafe { _mm512_srli_epi32::<BITS>(a) }
+    }
+
+    #[inline(always)]
+    fn shift_left<const BITS: u32>(self, a: __m512i) -> __m512i {
+        unsafe { _mm512_slli_epi32::<BITS>(a) }
+    }
+
+    #[inline(always)]
+    fn where_set(self, bits: u16, value: u8) -> __m512i {
+        unsafe { _mm512_maskz_set1_epi32(bits, i32::from(value)) }
+    }
+
+    #[inline(always)]
+    fn float(self, a: __m512i) -> __m512 {
+        unsafe { _mm512_cvtepi32_ps(a) }
+    }
+
+    #[inline(always)]
+    fn splat(self, x: f32) -> __m512 {
+        unsafe { _mm512_set1_ps(x) }
+    }
+
+    #[inline(always)]
+    fn load(self, x: &[f32; LANES]) -> __m512 {
+        unsafe { _mm512_loadu_ps(x.as_ptr()) }
+    }
+
+    #[inline(always)]
+    fn store(self, x: __m512, to: &mut [f32; LANES]) {
+        unsafe { _mm512_storeu_ps(to.as_mut_ptr(), x) }
+    }
+
+    #[inline(always)]
+    fn from_f16(self, bytes: &[u8; 2 * LANES]) -> __m512 {
+        unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(bytes.as_ptr().cast())) }
+    }
+
+    #[inline(always)]
+    fn from_bf16(self, bytes: &[u8; 2 * LANES]) -> __m512 {
+        unsafe {
+            let bits = _mm512_cvtepu16_epi32(_mm256_loadu_si256(bytes.as_ptr().cast()));
+            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(bits))
+        }
+    }
+
+    #[inline(always)]
+    fn from_f32(self, bytes: &[u8; 4 * LANES]) -> __m512 {
+        unsafe { _mm512_loadu_ps(bytes.as_ptr().cast()) }
+    }
+
+    #[inline(always)]
+    fn add(self, a: __m512, b: __m512) -> __m512 {
+        unsafe { _mm512_add_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn multiply(self, a: __m512, b: __m512) -> __m512 {
+        unsafe { _mm512_mul_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn multiply_add(self, a: __m512, b: __m512, c: __m512) -> __m512 {
+        unsafe { _mm512_fmadd_ps(a, b, c) }
+    }
+
+    #[inline(always)]
+    fn sum(self, a: __m512) -> f32 {
+        unsafe { _mm512_reduce_add_ps(a) }
+    }
+
+    #[inline(always)]
+    fn two_halves(self, bytes: &[u8; 4]) -> (__m512, [f32; 2]) {
+        // Both are loaded though often one is wanted: inserting a single f16 into a register that holds a sum would make
+        // each block wait for the one before.
+        unsafe {
+            let two = _mm_cvtph_ps(_mm_cvtsi32_si128(i32::from_le_bytes(*bytes)));
+            let both = [_mm_cvtss_f32(two), _mm_cvtss_f32(_mm_movehdup_ps(two))];
+            (_mm512_broadcastss_ps(two), both)
+        }
+    }
+}
+
+/// AVX2, FMA and F16C: two registers for sixteen numbers.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Avx2(pub(crate) pulp::x86::V3);
+
+// SAFETY of every block below: as above.
+#[allow(clippy::undocumented_unsafe_blocks)]
+impl Lanes for Avx2 {
+    type Floats = [__m256; 2];
+    type Integers = [__m256i; 2];
+
+    #[inline(always)]
+    fn unsigned(self, bytes: &[u8; LANES]) -> [__m256i; 2] {
+        unsafe {
+            [
+                _mm256_cvtepu8_epi32(_mm_loadl_epi64(bytes.as_ptr().cast())),
+                _mm256_cvtepu8_epi32(_mm_loadl_epi64(bytes.as_ptr().add(8).cast())),
+            ]
+        }
+    }
+
+    #[inline(always)]
+    fn signed(self, bytes: &[u8; LANES]) -> [__m256i; 2] {
+        unsafe {
+            [
+                _mm256_cvtepi8_epi32(_mm_loadl_epi64(bytes.as_ptr().cast())),
+                _mm256_cvtepi8_epi32(_mm_loadl_epi64(bytes.as_ptr().add(8).cast())),
+            ]
+        }
+    }
+
+    #[inline(always)]
+    fn and(self, a: [__m256i; 2], b: u8) -> [__m256i; 2] {
+        unsafe {
+            [
+                _mm256_and_si256(a[0], _mm256_set1_epi32(i32::from(b))),
+                _mm256_and_si256(a[1], _mm256_set1_epi32(i32::from(b))),
+            ]
+        }
+    }
+
+    #[inline(always)]
+    fn or(self, a: [__m256i; 2], b: [__m256i; 2]) -> [__m256i; 2] {
+        unsafe { [_mm256_or_si256(a[0], b[0]), _mm256_or_si256(a[1], b[1])] }
+    }
+
+    #[inline(always)]
+    fn shift_right<const BITS: u32>(self, a: [__m256i; 2]) -> [__m256i; 2] {
+        unsafe {
+            [
+                _mm256_srl_epi32(a[0], _mm_cvtsi32_si128(BITS as i32)),
+                _mm256_srl_epi32(a[1], _mm_cvtsi32_si128(BITS as i32)),
+            ]
+        }
+    }
+
+    #[inline(always)]
+    fn shift_left<const BITS: u32>(self, a: [__m256i; 2]) -> [__m256i; 2] {
+        unsafe {
+            [
+                _mm256_sll_epi32(a[0], _mm_cvtsi32_si128(BITS as i32)),
+                _mm256_sll_epi32(a[1], _mm_cvtsi32_si128(BITS as i32)),
+            ]
+        }
+    }
+
+    #[inline(always)]
+    fn where_set(self, bits: u16, value: u8) -> [__m256i; 2] {
+        unsafe {
+            let places = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+            let set = [
+                _mm256_and_si256(_mm256_set1_epi32(i32::from(bits)), places),
+                _mm256_and_si256(_mm256_set1_epi32(i32::from(bits >> 8)), places),
+            ];
+            let value = _mm256_set1_epi32(i32::from(value));
+            [
+                _mm256_and_si256(_mm256_cmpeq_epi32(set[0], places), value),
+                _mm256_and_si256(_mm256_cmpeq_epi32(set[1], places), value),
+            ]
+        }
+    }
+
+    #[inline(always)]
+    fn float(self, a: [__m256i; 2]) -> [__m256; 2] {
+        unsafe { [_mm256_cvtepi32_ps(a[0]), _mm256_cvtepi32_ps(a[1])] }
+    }
+
+    #[inline(always)]
+    fn splat(self, x: f32) -> [__m256; 2] {
+        unsafe { [_mm256_set1_ps(x); 2] }
+    }
+
+    #[inline(always)]
+    fn load(self, x: &[f32; LANES]) -> [__m256; 2] {
+        unsafe { [_mm256_loadu_ps(x.as_ptr()), _mm256_loadu_ps(x.as_ptr().add(8))] }
+    }
+
+    #[inline(always)]
+    fn store(self, x: [__m256; 2], to: &mut [f32; LANES]) {
+        unsafe {
+            _mm256_storeu_ps(to.as_mut_ptr(), x[0]);
+            _mm256_storeu_ps(to.as_mut_ptr().add(8), x[1]);
+        }
+    }
+
+    #[inline(always)]
+    fn from_f16(self, bytes: &[u8; 2 * LANES]) -> [__m256; 2] {
+        unsafe { [eight_halves(bytes.as_ptr()), eight_halves(bytes.as_ptr().add(16))] }
+    }
+
+    #[inline(always)]
+    fn from_bf16(self, bytes: &[u8; 2 * LANES]) -> [__m256; 2] {
+        unsafe { [eight_bf16(bytes.as_ptr()), eight_bf16(bytes.as_ptr().add(16))] }
+    }
+
+    #[inline(always)]
+    fn from_f32(self, bytes: &[u8; 4 * LANES]) -> [__m256; 2] {
+        unsafe { [_mm256_loadu_ps(bytes.as_ptr().cast()), _mm256_loadu_ps(bytes.as_ptr().add(32).cast())] }
+    }
+
+    #[inline(always)]
+    fn add(self, a: [__m256; 2], b: [__m256; 2]) -> [__m256; 2] {
+        unsafe { [_mm256_add_ps(a[0], b[0]), _mm256_add_ps(a[1], b[1])] }
+    }
+
+    #[inline(always)]
+    fn multiply(self, a: [__m256; 2], b: [__m256; 2]) -> [__m256; 2] {
+        unsafe { [_mm256_mul_ps(a[0], b[0]), _mm256_mul_ps(a[1], b[1])] }
+    }
+
+    #[inline(always)]
+    fn multiply_add(self, a: [__m256; 2], b: [__m256; 2], c: [__m256; 2]) -> [__m256; 2] {
+        unsafe { [_mm256_fmadd_ps(a[0], b[0], c[0]), _mm256_fmadd_ps(a[1], b[1], c[1])] }
+    }
+
+    #[inline(always)]
+    fn sum(self, a: [__m256; 2]) -> f32 {
+        unsafe {
+            let eight = _mm256_add_ps(a[0], a[1]);
+            let four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
+            let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+            _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)))
+        }
+    }
+
+    #[inline(always)]
+    fn two_halves(self, bytes: &[u8; 4]) -> ([__m256; 2], [f32; 2]) {
+        let two = super::two_halves(bytes);
+        (self.splat(two[0]), two)
+    }
+}
+
+/// # Safety
+/// AVX2; sixteen bytes.
+#[inline(always)]
+unsafe fn eight_bf16(bytes: *const u8) -> __m256 {
+    unsafe {
+        let bits = _mm256_cvtepu16_epi32(_mm_loadu_si128(bytes.cast()));
+        _mm256_castsi256_ps(_mm256_slli_epi32::<16>(bits))
+    }
+}
+
+/// As the plain `half`: F16C is not among what [`Avx2`] proves.
+///
+/// # Safety
+/// AVX2; sixteen bytes.
+#[inline(always)]
+unsafe fn eight_halves(bytes: *const u8) -> __m256 {
+    unsafe {
+        let bits = _mm256_cvtepu16_epi32(_mm_loadu_si128(bytes.cast()));
+        let moved = _mm256_slli_epi32::<13>(_mm256_and_si256(bits, _mm256_set1_epi32(0x7fff)));
+        let scale = _mm256_castsi256_ps(_mm256_set1_epi32((254 - 15) << 23));
+        let magnitude = _mm256_castps_si256(_mm256_mul_ps(_mm256_castsi256_ps(moved), scale));
+        let highest = _mm256_set1_epi32(0x7c00);
+        let is_special = _mm256_cmpeq_epi32(_mm256_and_si256(bits, highest), highest);
+        let special = _mm256_and_si256(is_special, _mm256_set1_epi32(0x7f80_0000));
+        let sign = _mm256_slli_epi32::<16>(_mm256_and_si256(bits, _mm256_set1_epi32(0x8000)));
+        _mm256_castsi256_ps(_mm256_or_si256(_mm256_or_si256(magnitude, special), sign))
+    }
+}

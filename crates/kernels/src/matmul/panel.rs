@@ -1,0 +1,195 @@
+//! Many rows of activations: W in panels of 32 of its rows, unpacked once each.
+
+#[cfg(target_arch = "x86_64")]
+mod bf16;
+
+use super::{Format, Precision, Product, Weights};
+use crate::Instructions;
+use crate::instructions::Operation;
+use crate::lanes::Lanes;
+use crate::tile::accumulate;
+use pulp::Simd;
+use rayon::prelude::*;
+use std::cell::RefCell;
+
+/// Rows of W in a panel: columns of the output.
+const WIDTH: usize = 32;
+/// Columns of W unpacked at once, whole blocks of every format: a panel of them stays in a core's second-level cache.
+const DEPTH: usize = 1024;
+
+/// Where tasks put their columns of an output `[rows, columns]`.
+#[derive(Clone, Copy)]
+struct Columns {
+    output: *mut f32,
+    stride: usize,
+}
+
+// SAFETY: every task writes columns of its own (see `multiply`).
+unsafe impl Send for Columns {}
+// SAFETY: as above.
+unsafe impl Sync for Columns {}
+
+impl Columns {
+    /// Writes `columns` columns from `first` on: `sums [rows, WIDTH]`.
+    ///
+    /// # Safety
+    /// The output is alive and has these rows and columns, and nothing else writes them or reads them meanwhile.
+    unsafe fn write(self, first: usize, columns: usize, sums: &[f32]) {
+        for (row, sums) in sums.chunks_exact(WIDTH).enumerate() {
+            // SAFETY: the caller's promise.
+            let output = unsafe {
+                std::slice::from_raw_parts_mut(self.output.add(row * self.stride + first), columns)
+            };
+            output.copy_from_slice(&sums[..columns]);
+        }
+    }
+}
+
+/// Buffers of one thread, kept for the next panel.
+#[derive(Default)]
+struct Buffers {
+    /// Rows of W as they are unpacked, `[WIDTH, depth]`.
+    rows: Vec<f32>,
+    /// The panel: `[depth, WIDTH]` in f32, or `[depth / 2, WIDTH]` pairs of bf16.
+    panel: Vec<f32>,
+    /// Sums, `[rows of x, WIDTH]`.
+    sums: Vec<f32>,
+}
+
+thread_local! {
+    static BUFFERS: RefCell<Buffers> = RefCell::default();
+}
+
+/// Activations as a panel multiplies them.
+enum Activations<'a> {
+    F32(&'a [f32]),
+    /// Pairs of bf16, `[rows, columns / 2]`.
+    #[cfg(target_arch = "x86_64")]
+    Bf16(Vec<u32>),
+}
+
+pub(super) fn multiply(
+    instructions: Instructions,
+    x: &[f32],
+    rows: usize,
+    products: &mut [Product<'_>],
+    precision: Precision,
+) {
+    let in_bf16 = |format: Format| {
+        instructions.has_bf16()
+            && precision == Precision::Fast
+            && (format.is_quantized() || format == Format::BF16)
+    };
+    let plain = Activations::F32(x);
+    #[cfg(target_arch = "x86_64")]
+    let rounded = match products.iter().any(|product| in_bf16(product.weights.format)) {
+        true => Activations::Bf16(bf16::rounded(x, rows)),
+        false => Activations::F32(x),
+    };
+    #[cfg(not(target_arch = "x86_64"))]
+    let rounded = Activations::F32(x);
+    let mut tasks = vec![];
+    for Product { weights, output } in products {
+        let columns = Columns { output: output.as_mut_ptr(), stride: weights.rows };
+        let activations = if in_bf16(weights.format) { &rounded } else { &plain };
+        tasks.extend((0..weights.rows).step_by(WIDTH).map(|first| (*weights, columns, activations, first)));
+    }
+    tasks.into_par_iter().with_max_len(1).for_each(|(weights, columns, activations, first)| {
+        BUFFERS.with_borrow_mut(|buffers| {
+            let count = WIDTH.min(weights.rows - first);
+            let panel = Panel { weights, first, count };
+            instructions.dispatch(PanelProduct { panel, activations, rows, buffers });
+            // SAFETY: the outputs outlive the loop; no two tasks share columns of one of them.
+            unsafe { columns.write(first, count, &buffers.sums) };
+        });
+    });
+}
+
+/// `count` rows of W from `first` on.
+#[derive(Clone, Copy)]
+struct Panel<'a> {
+    weights: Weights<'a>,
+    first: usize,
+    count: usize,
+}
+
+impl Panel<'_> {
+    /// Columns `start .. start + depth` of its rows in f32: `rows [WIDTH, depth]`, zeros below the last row.
+    #[inline(always)]
+    fn unpack<L: Lanes>(&self, lanes: L, start: usize, depth: usize, rows: &mut Vec<f32>) {
+        let format = self.weights.format;
+        let bytes = format.bytes(start)..format.bytes(start + depth);
+        rows.resize(WIDTH * depth, 0.0);
+        for (row, unpacked) in rows.chunks_exact_mut(depth).enumerate() {
+            if row < self.count {
+                format.dequantize_with(lanes, &self.weights.row(self.first + row)[bytes.clone()], unpacked);
+            } else {
+                unpacked.fill(0.0);
+            }
+        }
+    }
+}
+
+struct PanelProduct<'a> {
+    panel: Panel<'a>,
+    activations: &'a Activations<'a>,
+    rows: usize,
+    buffers: &'a mut Buffers,
+}
+
+impl Operation for PanelProduct<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd, L: Lanes>(self, simd: S, lanes: L) {
+        let Self { panel, activations, rows, buffers } = self;
+        let columns = panel.weights.columns;
+        buffers.sums.clear();
+        buffers.sums.resize(rows * WIDTH, 0.0);
+        for start in (0..columns).step_by(DEPTH) {
+            let depth = DEPTH.min(columns - start);
+            panel.unpack(lanes, start, depth, &mut buffers.rows);
+            match activations {
+                Activations::F32(x) => {
+                    buffers.panel.resize(depth * WIDTH, 0.0);
+                    interleave(&buffers.rows, depth, &mut buffers.panel);
+                    let shape = (rows, depth, WIDTH);
+                    accumulate(
+                        simd,
+                        shape,
+                        &x[start..],
+                        columns,
+                        &buffers.panel,
+                        WIDTH,
+                        &mut buffers.sums,
+                        WIDTH,
+                    );
+                }
+                #[cfg(target_arch = "x86_64")]
+                Activations::Bf16(x) => {
+                    let pairs = depth.div_ceil(2);
+                    bf16::round_rows(&mut buffers.rows, depth);
+                    buffers.panel.resize(pairs * WIDTH, 0.0);
+                    interleave(&buffers.rows[..pairs * WIDTH], pairs, &mut buffers.panel);
+                    let x = bf16::Rows { pairs: x, stride: columns.div_ceil(2), start: start / 2, rows };
+                    bf16::accumulate(x, pairs, &buffers.panel, &mut buffers.sums);
+                }
+            }
+        }
+    }
+}
+
+/// `panel [depth, WIDTH]` from `rows [WIDTH, depth]`.
+#[inline(always)]
+fn interleave(rows: &[f32], depth: usize, panel: &mut [f32]) {
+    const SIDE: usize = 16;
+    for first in (0..WIDTH).step_by(SIDE) {
+        let rows: [&[f32]; SIDE] = std::array::from_fn(|row| &rows[(first + row) * depth..][..depth]);
+        for step in 0..depth {
+            let to = &mut panel[step * WIDTH + first..][..SIDE];
+            for row in 0..SIDE {
+                to[row] = rows[row][step];
+            }
+        }
+    }
+}

@@ -1,0 +1,130 @@
+use super::*;
+use crate::reference;
+
+/// Deterministic numbers in −1 … 1 that no pattern of blocks repeats.
+fn noise(seed: u64, len: usize) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 40) as f32 / (1u64 << 23) as f32 - 1.0
+    };
+    std::iter::repeat_with(next).take(len).collect()
+}
+
+/// Random blocks: any bits but for the scales, which are sane f16.
+fn random_weights(format: Format, rows: usize, columns: usize, seed: u64) -> Vec<u8> {
+    let (elements, bytes) = format.block();
+    let scales: &[usize] = match format {
+        Format::F32 | Format::F16 | Format::BF16 => &[],
+        Format::Q4_0 | Format::Q5_0 | Format::Q8_0 => &[0],
+        Format::Q4_1 | Format::Q5_1 | Format::Q4K | Format::Q5K => &[0, 2],
+        Format::Q2K => &[80, 82],
+        Format::Q3K => &[108],
+        Format::Q6K => &[208],
+    };
+    let values = noise(seed, rows * columns + 1);
+    if let Format::F32 | Format::F16 | Format::BF16 = format {
+        let values = &values[..rows * columns];
+        return match format {
+            Format::F16 => values.iter().flat_map(|&x| half::f16::from_f32(x).to_le_bytes()).collect(),
+            Format::BF16 => values.iter().flat_map(|&x| half::bf16::from_f32(x).to_le_bytes()).collect(),
+            _ => values.iter().flat_map(|x| x.to_le_bytes()).collect(),
+        };
+    }
+    let mut data: Vec<u8> = noise(seed + 1, rows * columns / elements * bytes)
+        .iter()
+        .map(|x| ((x + 1.0) * 127.99) as u8)
+        .collect();
+    for (block, value) in data.chunks_exact_mut(bytes).zip(&values) {
+        for &at in scales {
+            let scale = half::f16::from_f32(value * if at % 4 == 2 { 0.03 } else { 0.05 });
+            block[at..at + 2].copy_from_slice(&scale.to_le_bytes());
+        }
+    }
+    data
+}
+
+/// Largest |difference| relative to Σ|w·x|, of the product in question against the plain one in f64.
+fn error(weights: Weights<'_>, x: &[f32], rows: usize, y: &[f32]) -> f64 {
+    let mut worst = 0f64;
+    let mut w = vec![0.0; weights.columns];
+    for output in 0..weights.rows {
+        weights.dequantize_row(output, &mut w);
+        for row in 0..rows {
+            let (expected, size) = reference::dot(&x[row * w.len()..][..w.len()], &w);
+            worst = worst.max((f64::from(y[row * weights.rows + output]) - expected).abs() / size.max(1e-30));
+        }
+    }
+    worst
+}
+
+fn check(instructions: Instructions, format: Format, (m, n, k): (usize, usize, usize), seed: u64) {
+    let data = random_weights(format, n, k, seed);
+    let weights = Weights { data: &data, format, rows: n, columns: k };
+    let x = noise(seed + 7, m * k);
+    for precision in [Precision::Exact, Precision::Fast] {
+        let mut y = vec![f32::NAN; m * n];
+        multiply_with(instructions, &x, m, &mut [Product { weights, output: &mut y }], precision);
+        let in_bf16 = precision == Precision::Fast && instructions.has_bf16() && m > 1;
+        let tolerance = if in_bf16 { 4e-3 } else { 2e-6 };
+        let error = error(weights, &x, m, &y);
+        assert!(error < tolerance, "{instructions:?} {format:?} {m}×{n}×{k} {precision:?}: {error:e}");
+    }
+}
+
+#[test]
+fn products_equal_the_plain_ones_for_every_format_row_count_and_instruction_set() {
+    for instructions in Instructions::available() {
+        for (seed, format) in (0..).zip(Format::ALL) {
+            for m in [1, 2, 3, 4, 7, 8, 23] {
+                check(instructions, format, (m, 37, 256), seed);
+            }
+            check(instructions, format, (3, 1, 1536), seed);
+            let block = format.block().0;
+            check(instructions, format, (1, 5, block), seed);
+            check(instructions, format, (9, 70, block * 5), seed);
+        }
+    }
+}
+
+#[test]
+fn long_products_equal_the_plain_ones() {
+    check(Instructions::best(), Format::Q4_1, (512, 96, 576), 1);
+    check(Instructions::best(), Format::Q6K, (5, 40, 2048 + 256), 2);
+    check(Instructions::best(), Format::F32, (65, 33, 1027), 3);
+    check(Instructions::best(), Format::BF16, (17, 33, 1025), 4);
+}
+
+#[test]
+fn several_matrices_are_multiplied_at_once() {
+    let k = 64;
+    let data = [(Format::Q8_0, 40), (Format::F32, 7)].map(|(format, n)| random_weights(format, n, k, 5));
+    let [a, b] = [
+        Weights { data: &data[0], format: Format::Q8_0, rows: 40, columns: k },
+        Weights { data: &data[1], format: Format::F32, rows: 7, columns: k },
+    ];
+    for m in [1, 3] {
+        let x = noise(1, m * k);
+        let (mut y, mut z) = (vec![0.0; m * a.rows], vec![0.0; m * b.rows]);
+        let mut products = [Product { weights: a, output: &mut y }, Product { weights: b, output: &mut z }];
+        multiply(&x, m, &mut products, Precision::Exact);
+        assert!(error(a, &x, m, &y) < 2e-6 && error(b, &x, m, &z) < 2e-6);
+    }
+}
+
+#[test]
+fn extreme_activations_stay_finite_and_nan_is_seen() {
+    let data = random_weights(Format::Q4_1, 33, 64, 9);
+    let weights = Weights { data: &data, format: Format::Q4_1, rows: 33, columns: 64 };
+    for m in [1, 2] {
+        for (value, finite) in [(1e30, true), (1e-40, true), (f32::NAN, false), (f32::INFINITY, false)] {
+            let mut x = noise(3, m * 64);
+            x[5] = value;
+            let mut y = vec![0.0; m * 33];
+            multiply(&x, m, &mut [Product { weights, output: &mut y }], Precision::Fast);
+            assert_eq!(y[..33].iter().all(|y| y.is_finite()), finite, "{m} {value}");
+        }
+    }
+}
