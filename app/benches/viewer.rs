@@ -166,6 +166,7 @@ fn stream(ctx: &Context, steps: usize) {
     let started = EngineEvent::GenerationStarted {
         side: 0,
         policy: "full".into(),
+        caveat: None,
         prompt_tokens: 1_000,
         kv_bytes: 1 << 20,
     };

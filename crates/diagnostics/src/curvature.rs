@@ -3,12 +3,13 @@
 //! With x_k the residual stream at position k and v_k = (x_{k+1} − x_k)/‖·‖, the curvature is the mean over k of
 //! arccos(v_k · v_{k+1}), in degrees.
 
+use layerscope_kernels::trajectory::angle_sum;
+
 /// Running mean of the angle between successive steps; rows come in order, in any number of pieces.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Curvature {
-    last_row: Vec<f32>,
-    /// x_{k+1} − x_k of the last two rows.
-    last_step: Vec<f32>,
+    /// The last two rows, or as many as there were.
+    last_rows: Vec<f32>,
     angle_sum: f64,
     angles: usize,
 }
@@ -16,42 +17,18 @@ pub(crate) struct Curvature {
 impl Curvature {
     /// Adds rows `[rows, width]`.
     pub(crate) fn extend(&mut self, rows: &[f32], width: usize) {
-        for row in rows.chunks_exact(width) {
-            if self.last_row.is_empty() {
-                self.last_row = row.to_vec();
-                continue;
-            }
-            let step: Vec<f32> = row.iter().zip(&self.last_row).map(|(x, y)| x - y).collect();
-            if !self.last_step.is_empty() {
-                let norms = (dot(&step, &step) * dot(&self.last_step, &self.last_step)).sqrt();
-                // Two equal rows in a row have no direction; as in the reference they count as a right angle.
-                let cosine = if norms > 0.0 { dot(&step, &self.last_step) / norms } else { 0.0 };
-                self.angle_sum += cosine.clamp(-1.0, 1.0).acos();
-                self.angles += 1;
-            }
-            self.last_row.copy_from_slice(row);
-            self.last_step = step;
-        }
+        let mut joined = std::mem::take(&mut self.last_rows);
+        joined.extend_from_slice(rows);
+        self.angle_sum += angle_sum(&joined, width);
+        self.angles += (joined.len() / width).saturating_sub(2);
+        let kept = joined.len().min(2 * width);
+        self.last_rows = joined.split_off(joined.len() - kept);
     }
 
     /// Mean angle in degrees; NaN for fewer than three rows.
     pub(crate) fn degrees(&self) -> f64 {
         (self.angle_sum / self.angles as f64).to_degrees()
     }
-}
-
-/// Products of f32 are exact in f64; eight sums so that the loop vectorises.
-fn dot(a: &[f32], b: &[f32]) -> f64 {
-    let mut sums = [0f64; 8];
-    let (a_chunks, a_rest) = a.as_chunks::<8>();
-    let (b_chunks, b_rest) = b.as_chunks::<8>();
-    for (a, b) in a_chunks.iter().zip(b_chunks) {
-        for lane in 0..8 {
-            sums[lane] += f64::from(a[lane]) * f64::from(b[lane]);
-        }
-    }
-    let rest: f64 = a_rest.iter().zip(b_rest).map(|(&a, &b)| f64::from(a) * f64::from(b)).sum();
-    sums.iter().sum::<f64>() + rest
 }
 
 #[cfg(test)]

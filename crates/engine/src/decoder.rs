@@ -226,8 +226,8 @@ impl Decoder {
                 Some(shared) => shared,
                 None => &self.attention_norm(layer, x)?,
             };
-            let weights = [&self.blocks[layer].key, &self.blocks[layer].value];
-            let projected = Linear::forward_together(weights, normed, false)?;
+            let projections = [&self.blocks[layer].key, &self.blocks[layer].value];
+            let projected = Linear::forward_together(projections, normed, false)?;
             let [k, v] = self.keys_values(projected, Location { layer, positions }, &rotary, hooks)?;
             keep(layer, [&k, &v])?;
         }
@@ -246,15 +246,12 @@ impl Decoder {
         let (rows, config) = (positions.len(), &self.config);
         let normed =
             self.norm(x, &weights.attention_norm, layer, Site::AttentionNormalized, positions, pass.hooks)?;
+        let Block { query, key, value, .. } = weights;
         let [q, k, v] = match pass.keys_values_from {
-            None => {
-                let projections = [&weights.query, &weights.key, &weights.value];
-                Linear::forward_together(projections, &normed, pass.exact)?
-            }
+            None => Linear::forward_together([query, key, value], &normed, pass.exact)?,
             Some(source) => {
-                let q = weights.query.forward(&normed, pass.exact)?;
-                let [k, v] = Linear::forward_together([&weights.key, &weights.value], source, pass.exact)?;
-                [q, k, v]
+                let [k, v] = Linear::forward_together([key, value], source, pass.exact)?;
+                [query.forward(&normed, pass.exact)?, k, v]
             }
         };
         let q = q.reshape((rows, config.heads, config.head_dim))?;
@@ -268,7 +265,7 @@ impl Decoder {
         pass.hooks.visit(layer, Site::AttentionOutput, positions, output)
     }
 
-    /// Projections `[rows, kv_heads · head_dim]` as K, rotated, and V, `[rows, kv_heads, head_dim]`.
+    /// K, rotated, and V, `[rows, kv_heads, head_dim]`, of their projections.
     fn keys_values(
         &self,
         [k, v]: [Tensor; 2],

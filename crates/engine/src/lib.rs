@@ -31,7 +31,7 @@ pub use kv::{KvNumbers, KvPrecision, KvStore};
 pub use model::{Model, ModelSource, gguf_config};
 pub use policy::{
     Anchors, Arrived, KeysValuesAbove, LayerTokens, POLICIES, Policy, PolicyKind, PolicyRules, UNTRAINED,
-    policies_help,
+    caveats, policies_help,
 };
 pub use repetition::Repetition;
 pub use session::{Interrupt, LayerStatistics, Session, check_interrupt};

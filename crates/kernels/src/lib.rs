@@ -13,6 +13,7 @@ pub mod matmul;
 pub mod reference;
 mod rows;
 mod tile;
+pub mod trajectory;
 
 pub use attention::{
     AttentionShape, Elements, KeySpan, Queries, Received, SEGMENTS, Segment, Statistics, attention,

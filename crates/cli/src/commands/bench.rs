@@ -6,7 +6,7 @@ use crate::{models, output};
 use layerscope_cutoff::bench::{self, Machine, Measurement, Plan, PromptTokens, Report, Statistics};
 use layerscope_diagnostics::prompts::{Prompt, parse_prompts};
 use layerscope_engine::{
-    Decoder, Error, Interrupt, ModelConfig, Policy, Result, Shape, ShapeWeights, WeightsPrecision,
+    Decoder, Error, Interrupt, ModelConfig, Policy, Result, Shape, ShapeWeights, WeightsPrecision, caveats,
 };
 use std::path::Path;
 use std::process::ExitCode;
@@ -38,7 +38,7 @@ pub(crate) fn run(arguments: &BenchArguments, interrupt: &Interrupt) -> Result<E
     });
     bars.finish();
     let measured = measured?;
-    let notes = subject.notes.into_iter().chain(plan.policies.iter().filter_map(Policy::note));
+    let notes = subject.notes.into_iter().chain(caveats(&plan.policies));
     let report = Report {
         results: measured.results,
         model: subject.name,

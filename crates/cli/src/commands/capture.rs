@@ -64,8 +64,8 @@ pub(crate) fn run(arguments: &CaptureArguments, interrupt: &Interrupt) -> Result
     metadata.extend(policy.caveat().map(|caveat| ("caveat".to_owned(), caveat.to_owned())));
     write(&arguments.out, &tensors, metadata)?;
     report(arguments, &tensors)?;
-    if let Some(note) = policy.note() {
-        eprintln!("{note}");
+    if let Some(caveat) = policy.caveat() {
+        eprintln!("[{policy}] {caveat}");
     }
     Ok(ExitCode::SUCCESS)
 }

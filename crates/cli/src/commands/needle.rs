@@ -4,7 +4,7 @@ use crate::args::{HaystackName, NeedleArguments};
 use crate::{models, output, progress};
 use layerscope_cutoff::bench::{parse_lengths, split_policies};
 use layerscope_diagnostics::needle::{self, Cell, Event, Grid, Haystack};
-use layerscope_engine::{Error, Interrupt, Policy, Result};
+use layerscope_engine::{Error, Interrupt, Policy, Result, caveats};
 use serde_json::json;
 use std::path::Path;
 use std::process::ExitCode;
@@ -42,7 +42,6 @@ pub(crate) fn run(arguments: &NeedleArguments, interrupt: &Interrupt) -> Result<
 
     let (all, by_depth) =
         (needle::summarise(&found.outcomes, false), needle::summarise(&found.outcomes, true));
-    let notes: Vec<String> = policies.iter().filter_map(Policy::note).collect();
     if let Some(path) = &arguments.out {
         output::file(path, &output::json_lines(&found.outcomes)?)?;
     }
@@ -57,10 +56,13 @@ pub(crate) fn run(arguments: &NeedleArguments, interrupt: &Interrupt) -> Result<
             "max_new_tokens": arguments.max_new_tokens,
             "layerscope": env!("CARGO_PKG_VERSION"),
             "interrupted": found.interrupted,
-            "notes": notes,
+            "notes": caveats(&policies),
         }))?;
     } else {
-        output::lines(&text(&grid, &all, &by_depth, &notes))?;
+        output::lines(&text(&grid, &all, &by_depth))?;
+        for note in caveats(&policies) {
+            output::lines(&note)?;
+        }
     }
     if found.interrupted {
         eprintln!("layerscope: interrupted; what was found until then is printed");
@@ -109,7 +111,7 @@ fn write_prompts(
 }
 
 /// Policies by length, then the same with a column for each depth.
-fn text(grid: &Grid, all: &[Cell], by_depth: &[Cell], notes: &[String]) -> String {
+fn text(grid: &Grid, all: &[Cell], by_depth: &[Cell]) -> String {
     let interval = |cell: &Cell| {
         let [lower, upper] = [cell.accuracy_ci95_lower, cell.accuracy_ci95_upper];
         format!("{:.2} [{lower:.2}, {upper:.2}]", cell.accuracy)
@@ -140,9 +142,8 @@ fn text(grid: &Grid, all: &[Cell], by_depth: &[Cell], notes: &[String]) -> Strin
         names.into_iter().chain(grid.depths.iter().map(at)).collect()
     });
     let by_depth = output::table(&header, rows.collect());
-    let notes: String = notes.iter().map(|note| format!("\n{note}")).collect();
     format!(
         "{overall}\n\n{by_depth}\n\nfound: share of prompts whose number is in the generated text, with its 95 % interval \
-         (Wilson). loops: share of\noutputs that end in the same tokens over and over.{notes}"
+         (Wilson). loops: share of\noutputs that end in the same tokens over and over."
     )
 }

@@ -11,7 +11,7 @@ pub(super) fn workload(length: usize, new_tokens: usize) -> Workload {
 /// Token-layers of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Counts {
-    /// Those that run through a block: a proxy for FLOPs. Keys and values projected without one are not among them.
+    /// Those that are computed: a proxy for FLOPs.
     pub(super) computed: u64,
     /// Those whose KV is kept.
     pub(super) kept: u64,
@@ -19,11 +19,11 @@ pub(super) struct Counts {
 
 /// Token-layers under a policy: all that the predictions ask of it.
 pub(super) fn counts(policy: &Policy, workload: Workload) -> Counts {
+    // The last prompt token is the first decode token.
     let (prompt_len, decode_len) = (workload.prompt_tokens + 1, workload.decode_tokens);
-    Counts {
-        computed: policy.layer_tokens(prompt_len, decode_len).block as u64,
-        kept: policy.capacity(prompt_len, decode_len).iter().sum::<usize>() as u64,
-    }
+    let computed = policy.layer_tokens(prompt_len, decode_len).block as u64;
+    let kept: usize = policy.capacity(prompt_len, decode_len).iter().sum();
+    Counts { computed, kept: kept as u64 }
 }
 
 /// Predictions for one policy at one length.
@@ -74,9 +74,10 @@ mod tests {
 
     #[test]
     fn projected_keys_are_kept_and_read_but_take_no_blocks() {
-        let (pop, speed) =
-            (Policy::parse("pop:20", 30).expect("a policy"), Policy::speed(20, false, 30).expect("a policy"));
-        let [pop, speed] = [pop, speed].map(|policy| predict(&policy, &cost(), workload(1_000, 10)));
+        let [pop, speed] = ["pop:20", "speed:20"].map(|name| {
+            let policy = Policy::parse(name, 30).expect("a policy");
+            predict(&policy, &cost(), workload(1_000, 10))
+        });
         assert_eq!((pop.layer_tokens, pop.ttft_ratio), (speed.layer_tokens, speed.ttft_ratio));
         assert_eq!((pop.kv_bytes, pop.tpot_ratio), (1_009 * 30 * 1_536, 1.0));
         assert!(speed.tpot_ratio < 1.0);

@@ -75,11 +75,6 @@ impl Policy {
         self.rules.caveat()
     }
 
-    /// The caveat, if there is one, under the policy's name: for output that shows several.
-    pub fn note(&self) -> Option<String> {
-        self.caveat().map(|caveat| format!("{self}: {caveat}"))
-    }
-
     /// Tokens whose KV each layer keeps, for a prompt of `prompt_len` tokens and `decode_len` decode tokens (the last
     /// prompt token is the first of them); length L.
     pub fn capacity(&self, prompt_len: usize, decode_len: usize) -> Vec<usize> {
@@ -100,6 +95,11 @@ impl Policy {
         };
         LayerTokens { block, projected }
     }
+}
+
+/// What has to be said of some policies, a sentence for each that needs one.
+pub fn caveats(policies: &[Policy]) -> Vec<String> {
+    policies.iter().filter_map(|policy| Some(format!("{policy}: {}", policy.caveat()?))).collect()
 }
 
 impl fmt::Display for Policy {
