@@ -277,3 +277,22 @@ fn an_interrupt_keeps_what_is_measured() {
     }
     assert!(out.exists());
 }
+
+#[test]
+fn policies_that_no_model_was_trained_for_say_so() {
+    let (policies, caveat) = ("speed:5,pop:5,swiftkv:5", "efficiency-faithful, quality not representative");
+    let notes = |report: &Value| {
+        let notes = report["notes"].as_array().unwrap().iter().map(|note| note.as_str().unwrap().to_owned());
+        notes.filter(|note| note.contains(caveat)).collect::<Vec<_>>()
+    };
+    let expected = ["pop:5", "swiftkv:5"].map(|name| format!("{name}: {caveat}"));
+    let report = json(bench(&SMALL).args(["--json", "--policies", policies]));
+    assert_eq!(notes(&report), expected);
+    for result in report["results"].as_array().unwrap() {
+        let length = result["length"].as_u64().unwrap();
+        assert_eq!(result["kv_bytes"], result["kv_bytes_model"]);
+        assert_eq!(result["layer_tokens"], (length - 1) * 5 + 4 * 8, "projections are no blocks");
+    }
+    assert_eq!(notes(&json(needle(&NEEDLES[..8]).args(["--policies", policies, "--json"]))), expected);
+    assert!(succeed(needle(&NEEDLES[..8]).args(["--policies", policies])).contains(&expected[0]));
+}

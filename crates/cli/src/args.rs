@@ -233,7 +233,7 @@ pub(crate) struct BenchArguments {
     /// Only so many layers of the shape, so that it fits this machine
     #[arg(long, requires = "shape")]
     pub(crate) layers: Option<usize>,
-    /// Policies between commas; the full model and SPEED at three quarters of the layers where none is given
+    /// Policies between commas, as `layerscope generate --help` lists them; the full model and SPEED at three quarters of the layers where none is given
     #[arg(long)]
     pub(crate) policies: Option<String>,
     /// Prompt lengths between commas, tokens; 1k is 1,024
@@ -257,7 +257,7 @@ pub(crate) struct BenchArguments {
 pub(crate) struct NeedleArguments {
     #[command(flatten)]
     pub(crate) model: ModelArguments,
-    /// Policies between commas
+    /// Policies between commas, as `layerscope generate --help` lists them
     #[arg(long, default_value = "full")]
     pub(crate) policies: String,
     /// Prompt lengths between commas, tokens with chat template; 1k is 1,024

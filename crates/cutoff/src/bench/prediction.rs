@@ -72,6 +72,17 @@ mod tests {
         assert_eq!((prediction.layer_tokens, prediction.tpot_ratio), (4 * 30, 1.0));
     }
 
+    #[test]
+    fn projected_keys_are_kept_and_read_but_take_no_blocks() {
+        let [pop, speed] = ["pop:20", "speed:20"].map(|name| {
+            let policy = Policy::parse(name, 30).expect("a policy");
+            predict(&policy, &cost(), workload(1_000, 10))
+        });
+        assert_eq!((pop.layer_tokens, pop.ttft_ratio), (speed.layer_tokens, speed.ttft_ratio));
+        assert_eq!((pop.kv_bytes, pop.tpot_ratio), (1_009 * 30 * 1_536, 1.0));
+        assert!(speed.tpot_ratio < 1.0);
+    }
+
     proptest! {
         #[test]
         fn predictions_are_the_cost_models(

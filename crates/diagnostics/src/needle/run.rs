@@ -29,6 +29,8 @@ pub struct Outcome {
     pub id: String,
     /// Name of the policy.
     pub policy: String,
+    /// What has to be said where its output is shown.
+    pub caveat: Option<&'static str>,
     /// Tokens that the prompt was to have.
     pub length: usize,
     /// Share of the sentences before the needle, percent.
@@ -110,6 +112,7 @@ fn outcome(
         stop_tokens: model.tokenizer.eos_ids(),
         statistics: false,
     };
+    let caveat = policy.caveat();
     let generation = generate(&model.decoder, &prompt.tokens, policy, &settings, interrupt, &mut |_| {
         ControlFlow::Continue(())
     })?;
@@ -119,6 +122,7 @@ fn outcome(
     Ok(Outcome {
         id: prompt.id.clone(),
         policy: name,
+        caveat,
         length: prompt.length,
         depth: prompt.depth,
         sample: prompt.sample,

@@ -109,6 +109,7 @@ mod tests {
         Outcome {
             id: String::new(),
             policy: policy.to_owned(),
+            caveat: None,
             length: 512,
             depth,
             sample: 0,

@@ -22,7 +22,7 @@ impl Anchors {
 
     /// Position 0.
     pub fn bos() -> Self {
-        Self::of(vec![0..1])
+        Self { ranges: std::iter::once(0..1).collect() }
     }
 
     /// The positions of ranges in any order.
