@@ -37,7 +37,7 @@ pub use repetition::Repetition;
 pub use session::{Interrupt, LayerStatistics, Session, check_interrupt};
 pub use shapes::Shape;
 pub use tensor::with_f32;
-pub use threads::{keep_freed_memory, one_pool};
+pub use threads::{keep_freed_memory, one_pool, return_freed_memory};
 pub use tokenizer::{Message, PromptText, TokenStream, Tokenizer};
 pub use weights::{
     Embedding, GgufFile, Linear, RandomWeights, SafetensorsFiles, ShapeWeights, Weight, WeightSource,

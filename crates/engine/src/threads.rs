@@ -33,3 +33,13 @@ pub fn keep_freed_memory() {
         }
     }
 }
+
+/// Returns what the allocator has kept to the system, so that the memory of what follows can be told. Elsewhere than on glibc
+/// it does nothing.
+pub fn return_freed_memory() {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    // SAFETY: the allocator takes its own lock.
+    unsafe {
+        libc::malloc_trim(0);
+    }
+}

@@ -15,6 +15,8 @@ pub(crate) trait Lanes: Copy {
     type Floats: Copy;
     /// Sixteen i32.
     type Integers: Copy;
+    /// Thirty-two i16.
+    type Words: Copy;
 
     fn unsigned(self, bytes: &[u8; LANES]) -> Self::Integers;
     fn signed(self, bytes: &[u8; LANES]) -> Self::Integers;
@@ -26,7 +28,18 @@ pub(crate) trait Lanes: Copy {
     fn where_set(self, bits: u16, value: u8) -> Self::Integers;
     fn float(self, a: Self::Integers) -> Self::Floats;
 
+    fn unsigned_words(self, bytes: &[u8; 2 * LANES]) -> Self::Words;
+    fn load_words(self, words: &[i16; 2 * LANES]) -> Self::Words;
+    fn and_words(self, a: Self::Words, b: u8) -> Self::Words;
+    fn or_words(self, a: Self::Words, b: Self::Words) -> Self::Words;
+    fn shift_words_right<const BITS: u32>(self, a: Self::Words) -> Self::Words;
+    fn shift_words_left<const BITS: u32>(self, a: Self::Words) -> Self::Words;
+    /// a_2i·b_2i + a_2i+1·b_2i+1.
+    fn pair_products(self, a: Self::Words, b: Self::Words) -> Self::Integers;
+
     fn splat(self, x: f32) -> Self::Floats;
+    /// Eight times each.
+    fn splat_two(self, x: f32, y: f32) -> Self::Floats;
     fn load(self, x: &[f32; LANES]) -> Self::Floats;
     fn store(self, x: Self::Floats, to: &mut [f32; LANES]);
     fn from_f16(self, bytes: &[u8; 2 * LANES]) -> Self::Floats;
@@ -48,6 +61,7 @@ pub(crate) struct Plain;
 impl Lanes for Plain {
     type Floats = [f32; LANES];
     type Integers = [i32; LANES];
+    type Words = [i16; 2 * LANES];
 
     #[inline(always)]
     fn unsigned(self, bytes: &[u8; LANES]) -> [i32; LANES] {
@@ -90,8 +104,49 @@ impl Lanes for Plain {
     }
 
     #[inline(always)]
+    fn unsigned_words(self, bytes: &[u8; 2 * LANES]) -> [i16; 2 * LANES] {
+        bytes.map(i16::from)
+    }
+
+    #[inline(always)]
+    fn load_words(self, words: &[i16; 2 * LANES]) -> [i16; 2 * LANES] {
+        *words
+    }
+
+    #[inline(always)]
+    fn and_words(self, a: [i16; 2 * LANES], b: u8) -> [i16; 2 * LANES] {
+        a.map(|x| x & i16::from(b))
+    }
+
+    #[inline(always)]
+    fn or_words(self, a: [i16; 2 * LANES], b: [i16; 2 * LANES]) -> [i16; 2 * LANES] {
+        std::array::from_fn(|i| a[i] | b[i])
+    }
+
+    #[inline(always)]
+    fn shift_words_right<const BITS: u32>(self, a: [i16; 2 * LANES]) -> [i16; 2 * LANES] {
+        a.map(|x| (x as u16 >> BITS) as i16)
+    }
+
+    #[inline(always)]
+    fn shift_words_left<const BITS: u32>(self, a: [i16; 2 * LANES]) -> [i16; 2 * LANES] {
+        a.map(|x| x << BITS)
+    }
+
+    #[inline(always)]
+    fn pair_products(self, a: [i16; 2 * LANES], b: [i16; 2 * LANES]) -> [i32; LANES] {
+        let product = |i: usize| i32::from(a[i]) * i32::from(b[i]);
+        std::array::from_fn(|i| product(2 * i) + product(2 * i + 1))
+    }
+
+    #[inline(always)]
     fn splat(self, x: f32) -> [f32; LANES] {
         [x; LANES]
+    }
+
+    #[inline(always)]
+    fn splat_two(self, x: f32, y: f32) -> [f32; LANES] {
+        std::array::from_fn(|i| if i < LANES / 2 { x } else { y })
     }
 
     #[inline(always)]
@@ -207,6 +262,22 @@ mod tests {
                 bits(Plain.float(Plain.shift_left::<2>(Plain.shift_right::<3>(pu))))
             );
             assert_eq!(floats(lanes.from_bf16(&twice)), bits(Plain.from_bf16(&twice)));
+            let words: [i16; 2 * LANES] =
+                std::array::from_fn(|i| (i as i16 - 11).wrapping_mul(seed as i16 * 37));
+            let (w, pw) = (lanes.unsigned_words(&twice), Plain.unsigned_words(&twice));
+            let w = lanes.or_words(
+                lanes.and_words(lanes.shift_words_right::<2>(w), 23),
+                lanes.shift_words_left::<3>(w),
+            );
+            let pw = Plain.or_words(
+                Plain.and_words(Plain.shift_words_right::<2>(pw), 23),
+                Plain.shift_words_left::<3>(pw),
+            );
+            assert_eq!(
+                floats(lanes.float(lanes.pair_products(w, lanes.load_words(&words)))),
+                bits(Plain.float(Plain.pair_products(pw, words)))
+            );
+            assert_eq!(floats(lanes.splat_two(1.5, -2.0)), bits(Plain.splat_two(1.5, -2.0)));
             let halves = twice.map(|byte| byte & 0xbf);
             assert_eq!(floats(lanes.from_f16(&halves)), bits(Plain.from_f16(&halves)));
             let first = [halves[0], halves[1], halves[2], halves[3]];

@@ -12,6 +12,7 @@ use std::fs;
 /// Why peaks are not known.
 #[cfg(target_os = "linux")]
 pub(super) fn reset_peak() -> Result<(), &'static str> {
+    layerscope_engine::return_freed_memory();
     match fs::write("/proc/self/clear_refs", "5") {
         Ok(()) if peak_bytes().is_some() => Ok(()),
         Ok(()) => Err("peak memory is not known: /proc/self/status does not tell VmHWM"),

@@ -283,7 +283,7 @@ mod tests {
             }
             let one = two(&kept.forward(&x.narrow(0, 1, 1).unwrap(), false).unwrap());
             for (a, b) in one[0].iter().zip(&product[1]) {
-                assert!((a - b).abs() < 1e-5 * scale, "{dtype:?}: {a} {b}");
+                assert!((a - b).abs() < 1e-4 * scale, "{dtype:?}: {a} {b}");
             }
             let all = two(&widened.to_tensor().unwrap());
             let row = two(&Embedding(kept).forward(&[36, 0, 36]).unwrap());

@@ -1,19 +1,7 @@
 //! AVX2 and AVX-512. A value of each type is proof that the processor has its instructions.
 
 use super::{LANES, Lanes};
-use std::arch::x86_64::{
-    __m256, __m256i, __m512, __m512i, _mm_add_ps, _mm_add_ss, _mm_cvtph_ps, _mm_cvtsi32_si128, _mm_cvtss_f32,
-    _mm_loadl_epi64, _mm_loadu_si128, _mm_movehdup_ps, _mm_movehl_ps, _mm256_add_ps, _mm256_and_si256,
-    _mm256_castps_si256, _mm256_castps256_ps128, _mm256_castsi256_ps, _mm256_cmpeq_epi32,
-    _mm256_cvtepi8_epi32, _mm256_cvtepi32_ps, _mm256_cvtepu8_epi32, _mm256_cvtepu16_epi32,
-    _mm256_extractf128_ps, _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_loadu_si256, _mm256_mul_ps,
-    _mm256_or_si256, _mm256_set1_epi32, _mm256_set1_ps, _mm256_setr_epi32, _mm256_sll_epi32,
-    _mm256_slli_epi32, _mm256_srl_epi32, _mm256_storeu_ps, _mm512_add_ps, _mm512_and_si512,
-    _mm512_broadcastss_ps, _mm512_castsi512_ps, _mm512_cvtepi8_epi32, _mm512_cvtepi32_ps,
-    _mm512_cvtepu8_epi32, _mm512_cvtepu16_epi32, _mm512_cvtph_ps, _mm512_fmadd_ps, _mm512_loadu_ps,
-    _mm512_maskz_set1_epi32, _mm512_mul_ps, _mm512_or_si512, _mm512_reduce_add_ps, _mm512_set1_epi32,
-    _mm512_set1_ps, _mm512_slli_epi32, _mm512_srli_epi32, _mm512_storeu_ps,
-};
+use std::arch::x86_64::*;
 
 /// AVX-512 F: one register for sixteen numbers.
 #[derive(Debug, Clone, Copy)]
@@ -25,6 +13,7 @@ pub(crate) struct Avx512(pub(crate) pulp::x86::V4);
 impl Lanes for Avx512 {
     type Floats = __m512;
     type Integers = __m512i;
+    type Words = __m512i;
 
     #[inline(always)]
     fn unsigned(self, bytes: &[u8; LANES]) -> __m512i {
@@ -67,8 +56,48 @@ impl Lanes for Avx512 {
     }
 
     #[inline(always)]
+    fn unsigned_words(self, bytes: &[u8; 2 * LANES]) -> __m512i {
+        unsafe { _mm512_cvtepu8_epi16(_mm256_loadu_si256(bytes.as_ptr().cast())) }
+    }
+
+    #[inline(always)]
+    fn load_words(self, words: &[i16; 2 * LANES]) -> __m512i {
+        unsafe { _mm512_loadu_si512(words.as_ptr().cast()) }
+    }
+
+    #[inline(always)]
+    fn and_words(self, a: __m512i, b: u8) -> __m512i {
+        unsafe { _mm512_and_si512(a, _mm512_set1_epi16(i16::from(b))) }
+    }
+
+    #[inline(always)]
+    fn or_words(self, a: __m512i, b: __m512i) -> __m512i {
+        unsafe { _mm512_or_si512(a, b) }
+    }
+
+    #[inline(always)]
+    fn shift_words_right<const BITS: u32>(self, a: __m512i) -> __m512i {
+        unsafe { _mm512_srli_epi16::<BITS>(a) }
+    }
+
+    #[inline(always)]
+    fn shift_words_left<const BITS: u32>(self, a: __m512i) -> __m512i {
+        unsafe { _mm512_slli_epi16::<BITS>(a) }
+    }
+
+    #[inline(always)]
+    fn pair_products(self, a: __m512i, b: __m512i) -> __m512i {
+        unsafe { _mm512_madd_epi16(a, b) }
+    }
+
+    #[inline(always)]
     fn splat(self, x: f32) -> __m512 {
         unsafe { _mm512_set1_ps(x) }
+    }
+
+    #[inline(always)]
+    fn splat_two(self, x: f32, y: f32) -> __m512 {
+        unsafe { _mm512_mask_blend_ps(0xff00, _mm512_set1_ps(x), _mm512_set1_ps(y)) }
     }
 
     #[inline(always)]
@@ -140,6 +169,7 @@ pub(crate) struct Avx2(pub(crate) pulp::x86::V3);
 impl Lanes for Avx2 {
     type Floats = [__m256; 2];
     type Integers = [__m256i; 2];
+    type Words = [__m256i; 2];
 
     #[inline(always)]
     fn unsigned(self, bytes: &[u8; LANES]) -> [__m256i; 2] {
@@ -218,8 +248,64 @@ impl Lanes for Avx2 {
     }
 
     #[inline(always)]
+    fn unsigned_words(self, bytes: &[u8; 2 * LANES]) -> [__m256i; 2] {
+        unsafe {
+            [
+                _mm256_cvtepu8_epi16(_mm_loadu_si128(bytes.as_ptr().cast())),
+                _mm256_cvtepu8_epi16(_mm_loadu_si128(bytes.as_ptr().add(16).cast())),
+            ]
+        }
+    }
+
+    #[inline(always)]
+    fn load_words(self, words: &[i16; 2 * LANES]) -> [__m256i; 2] {
+        unsafe {
+            [_mm256_loadu_si256(words.as_ptr().cast()), _mm256_loadu_si256(words.as_ptr().add(16).cast())]
+        }
+    }
+
+    #[inline(always)]
+    fn and_words(self, a: [__m256i; 2], b: u8) -> [__m256i; 2] {
+        unsafe {
+            let mask = _mm256_set1_epi16(i16::from(b));
+            [_mm256_and_si256(a[0], mask), _mm256_and_si256(a[1], mask)]
+        }
+    }
+
+    #[inline(always)]
+    fn or_words(self, a: [__m256i; 2], b: [__m256i; 2]) -> [__m256i; 2] {
+        unsafe { [_mm256_or_si256(a[0], b[0]), _mm256_or_si256(a[1], b[1])] }
+    }
+
+    #[inline(always)]
+    fn shift_words_right<const BITS: u32>(self, a: [__m256i; 2]) -> [__m256i; 2] {
+        unsafe {
+            let by = _mm_cvtsi32_si128(BITS as i32);
+            [_mm256_srl_epi16(a[0], by), _mm256_srl_epi16(a[1], by)]
+        }
+    }
+
+    #[inline(always)]
+    fn shift_words_left<const BITS: u32>(self, a: [__m256i; 2]) -> [__m256i; 2] {
+        unsafe {
+            let by = _mm_cvtsi32_si128(BITS as i32);
+            [_mm256_sll_epi16(a[0], by), _mm256_sll_epi16(a[1], by)]
+        }
+    }
+
+    #[inline(always)]
+    fn pair_products(self, a: [__m256i; 2], b: [__m256i; 2]) -> [__m256i; 2] {
+        unsafe { [_mm256_madd_epi16(a[0], b[0]), _mm256_madd_epi16(a[1], b[1])] }
+    }
+
+    #[inline(always)]
     fn splat(self, x: f32) -> [__m256; 2] {
         unsafe { [_mm256_set1_ps(x); 2] }
+    }
+
+    #[inline(always)]
+    fn splat_two(self, x: f32, y: f32) -> [__m256; 2] {
+        unsafe { [_mm256_set1_ps(x), _mm256_set1_ps(y)] }
     }
 
     #[inline(always)]

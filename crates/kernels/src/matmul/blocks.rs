@@ -37,6 +37,9 @@ pub(super) trait Block256 {
     /// Elements 16·at … 16·at + 15.
     fn quants<L: Lanes>(l: L, block: &[u8], at: usize) -> L::Integers;
 
+    /// Elements 32·at … 32·at + 31, as words.
+    fn words<L: Lanes>(l: L, block: &[u8], at: usize) -> L::Words;
+
     /// Scale and offset of each group; what is beyond [`Self::GROUPS`] is 0.
     fn scales<L: Lanes>(l: L, block: &[u8]) -> [L::Floats; 2];
 }
@@ -191,6 +194,26 @@ fn two_bits<L: Lanes>(l: L, packed: &[u8; 16], pair: usize) -> L::Integers {
     l.and(shifted, 3)
 }
 
+/// The same of 32 bytes, as words.
+#[inline(always)]
+fn two_bit_words<L: Lanes>(l: L, packed: &[u8; 32], pair: usize) -> L::Words {
+    let q = l.unsigned_words(packed);
+    let shifted = match pair {
+        0 => q,
+        1 => l.shift_words_right::<2>(q),
+        2 => l.shift_words_right::<4>(q),
+        _ => l.shift_words_right::<6>(q),
+    };
+    l.and_words(shifted, 3)
+}
+
+/// Low or high four bits of 32 bytes, as words.
+#[inline(always)]
+fn nibble_words<L: Lanes>(l: L, packed: &[u8; 32], high: bool) -> L::Words {
+    let both = l.unsigned_words(packed);
+    if high { l.shift_words_right::<4>(both) } else { l.and_words(both, 15) }
+}
+
 pub(super) struct Q2K;
 
 impl Block256 for Q2K {
@@ -201,6 +224,11 @@ impl Block256 for Q2K {
     fn quants<L: Lanes>(l: L, block: &[u8], at: usize) -> L::Integers {
         // Eight groups of 16 share 32 bytes: two groups for each pair of bits.
         two_bits(l, bytes(block, 16 + at / 8 * 32 + at % 2 * 16), at % 8 / 2)
+    }
+
+    #[inline(always)]
+    fn words<L: Lanes>(l: L, block: &[u8], at: usize) -> L::Words {
+        two_bit_words(l, bytes(block, 16 + at / 4 * 32), at % 4)
     }
 
     #[inline(always)]
@@ -233,6 +261,23 @@ impl Block256 for Q3K {
             _ => l.shift_right::<5>(high),
         };
         l.or(low, l.and(third, 4))
+    }
+
+    #[inline(always)]
+    fn words<L: Lanes>(l: L, block: &[u8], at: usize) -> L::Words {
+        let low = two_bit_words(l, bytes(block, 32 + at / 4 * 32), at % 4);
+        let high = l.unsigned_words(bytes(block, 0));
+        let third = match at {
+            0 => l.shift_words_left::<2>(high),
+            1 => l.shift_words_left::<1>(high),
+            2 => high,
+            3 => l.shift_words_right::<1>(high),
+            4 => l.shift_words_right::<2>(high),
+            5 => l.shift_words_right::<3>(high),
+            6 => l.shift_words_right::<4>(high),
+            _ => l.shift_words_right::<5>(high),
+        };
+        l.or_words(low, l.and_words(third, 4))
     }
 
     #[inline(always)]
@@ -289,6 +334,11 @@ impl Block256 for Q4K {
     }
 
     #[inline(always)]
+    fn words<L: Lanes>(l: L, block: &[u8], at: usize) -> L::Words {
+        nibble_words(l, bytes(block, 16 + at / 2 * 32), at % 2 == 1)
+    }
+
+    #[inline(always)]
     fn scales<L: Lanes>(l: L, block: &[u8]) -> [L::Floats; 2] {
         eight_scales(l, block)
     }
@@ -318,6 +368,23 @@ impl Block256 for Q5K {
     }
 
     #[inline(always)]
+    fn words<L: Lanes>(l: L, block: &[u8], at: usize) -> L::Words {
+        let low = nibble_words(l, bytes(block, 48 + at / 2 * 32), at % 2 == 1);
+        let high = l.unsigned_words(bytes(block, 16));
+        let fifth = match at {
+            0 => l.shift_words_left::<4>(high),
+            1 => l.shift_words_left::<3>(high),
+            2 => l.shift_words_left::<2>(high),
+            3 => l.shift_words_left::<1>(high),
+            4 => high,
+            5 => l.shift_words_right::<1>(high),
+            6 => l.shift_words_right::<2>(high),
+            _ => l.shift_words_right::<3>(high),
+        };
+        l.or_words(low, l.and_words(fifth, 16))
+    }
+
+    #[inline(always)]
     fn scales<L: Lanes>(l: L, block: &[u8]) -> [L::Floats; 2] {
         eight_scales(l, block)
     }
@@ -343,6 +410,20 @@ impl Block256 for Q6K {
             _ => l.shift_right::<2>(high),
         };
         l.or(low, l.and(high, 48))
+    }
+
+    #[inline(always)]
+    fn words<L: Lanes>(l: L, block: &[u8], at: usize) -> L::Words {
+        let (half_block, quarter) = (at / 4, at % 4);
+        let low = nibble_words(l, bytes(block, 64 * half_block + 32 * (quarter % 2)), quarter >= 2);
+        let high = l.unsigned_words(bytes(block, 128 + 32 * half_block));
+        let high = match quarter {
+            0 => l.shift_words_left::<4>(high),
+            1 => l.shift_words_left::<2>(high),
+            2 => high,
+            _ => l.shift_words_right::<2>(high),
+        };
+        l.or_words(low, l.and_words(high, 48))
     }
 
     #[inline(always)]
