@@ -39,11 +39,10 @@ impl PolicyKind {
     }
 }
 
-/// Every policy with its sentence, one a line, for help texts.
+/// Every policy with its sentence below it, for help texts.
 pub fn policies_help() -> String {
-    let width = POLICIES.iter().map(|kind| kind.syntax.len()).max().unwrap_or(0);
-    let lines = POLICIES.iter().map(|kind| format!("  {:width$}  {}\n", kind.syntax, kind.description));
-    lines.collect::<String>()
+    let policies = POLICIES.iter().map(|kind| format!("  {}\n      {}\n", kind.syntax, kind.description));
+    policies.collect::<String>()
         + "Layers ≥ CUTOFF are the ones that the prompt does not reach; a cutoff of all layers is `full`. ANCHORS are \
            prompt positions that exist at every layer: `bos` (position 0), numbers and ranges, as in \
            speed:24+bos+5+100-120."
