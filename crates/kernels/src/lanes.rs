@@ -42,9 +42,9 @@ pub(crate) trait Lanes: Copy {
     fn splat_two(self, x: f32, y: f32) -> Self::Floats;
     fn load(self, x: &[f32; LANES]) -> Self::Floats;
     fn store(self, x: Self::Floats, to: &mut [f32; LANES]);
-    fn from_f16(self, bytes: &[u8; 2 * LANES]) -> Self::Floats;
-    fn from_bf16(self, bytes: &[u8; 2 * LANES]) -> Self::Floats;
-    fn from_f32(self, bytes: &[u8; 4 * LANES]) -> Self::Floats;
+    fn widen_f16(self, bytes: &[u8; 2 * LANES]) -> Self::Floats;
+    fn widen_bf16(self, bytes: &[u8; 2 * LANES]) -> Self::Floats;
+    fn load_bytes(self, bytes: &[u8; 4 * LANES]) -> Self::Floats;
     fn add(self, a: Self::Floats, b: Self::Floats) -> Self::Floats;
     fn multiply(self, a: Self::Floats, b: Self::Floats) -> Self::Floats;
     /// a·b + c, rounded once where the processor can.
@@ -160,17 +160,17 @@ impl Lanes for Plain {
     }
 
     #[inline(always)]
-    fn from_f16(self, bytes: &[u8; 2 * LANES]) -> [f32; LANES] {
+    fn widen_f16(self, bytes: &[u8; 2 * LANES]) -> [f32; LANES] {
         std::array::from_fn(|i| half(u16::from_le_bytes([bytes[2 * i], bytes[2 * i + 1]])))
     }
 
     #[inline(always)]
-    fn from_bf16(self, bytes: &[u8; 2 * LANES]) -> [f32; LANES] {
+    fn widen_bf16(self, bytes: &[u8; 2 * LANES]) -> [f32; LANES] {
         std::array::from_fn(|i| f32::from_le_bytes([0, 0, bytes[2 * i], bytes[2 * i + 1]]))
     }
 
     #[inline(always)]
-    fn from_f32(self, bytes: &[u8; 4 * LANES]) -> [f32; LANES] {
+    fn load_bytes(self, bytes: &[u8; 4 * LANES]) -> [f32; LANES] {
         std::array::from_fn(|i| {
             f32::from_le_bytes([bytes[4 * i], bytes[4 * i + 1], bytes[4 * i + 2], bytes[4 * i + 3]])
         })
@@ -261,7 +261,7 @@ mod tests {
                 floats(lanes.float(lanes.shift_left::<2>(lanes.shift_right::<3>(u)))),
                 bits(Plain.float(Plain.shift_left::<2>(Plain.shift_right::<3>(pu))))
             );
-            assert_eq!(floats(lanes.from_bf16(&twice)), bits(Plain.from_bf16(&twice)));
+            assert_eq!(floats(lanes.widen_bf16(&twice)), bits(Plain.widen_bf16(&twice)));
             let words: [i16; 2 * LANES] =
                 std::array::from_fn(|i| (i as i16 - 11).wrapping_mul(seed as i16 * 37));
             let (w, pw) = (lanes.unsigned_words(&twice), Plain.unsigned_words(&twice));
@@ -279,11 +279,11 @@ mod tests {
             );
             assert_eq!(floats(lanes.splat_two(1.5, -2.0)), bits(Plain.splat_two(1.5, -2.0)));
             let halves = twice.map(|byte| byte & 0xbf);
-            assert_eq!(floats(lanes.from_f16(&halves)), bits(Plain.from_f16(&halves)));
+            assert_eq!(floats(lanes.widen_f16(&halves)), bits(Plain.widen_f16(&halves)));
             let first = [halves[0], halves[1], halves[2], halves[3]];
             let ((d, both), (pd, pboth)) = (lanes.two_halves(&first), Plain.two_halves(&first));
             assert_eq!((floats(d), both), (bits(pd), pboth));
-            let (a, pa) = (lanes.from_f32(&four), Plain.from_f32(&four));
+            let (a, pa) = (lanes.load_bytes(&four), Plain.load_bytes(&four));
             assert_eq!(floats(a), bits(pa));
             let (b, pb) = (lanes.float(s), Plain.float(ps));
             assert_eq!(floats(lanes.add(a, b)), bits(Plain.add(pa, pb)));

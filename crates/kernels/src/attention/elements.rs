@@ -73,7 +73,7 @@ impl<'a> Elements<'a> {
         let (groups, rest) = bits.as_chunks::<LANES>();
         let (wide, wide_rest) = buffer.as_chunks_mut::<LANES>();
         for (wide, bits) in wide.iter_mut().zip(groups) {
-            l.store(l.from_f16(bytemuck::cast_ref::<[u16; LANES], [u8; 2 * LANES]>(bits)), wide);
+            l.store(l.widen_f16(bytemuck::cast_ref::<[u16; LANES], [u8; 2 * LANES]>(bits)), wide);
         }
         for (wide, &bits) in wide_rest.iter_mut().zip(rest) {
             *wide = half(bits);

@@ -111,12 +111,12 @@ impl Lanes for Avx512 {
     }
 
     #[inline(always)]
-    fn from_f16(self, bytes: &[u8; 2 * LANES]) -> __m512 {
+    fn widen_f16(self, bytes: &[u8; 2 * LANES]) -> __m512 {
         unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(bytes.as_ptr().cast())) }
     }
 
     #[inline(always)]
-    fn from_bf16(self, bytes: &[u8; 2 * LANES]) -> __m512 {
+    fn widen_bf16(self, bytes: &[u8; 2 * LANES]) -> __m512 {
         unsafe {
             let bits = _mm512_cvtepu16_epi32(_mm256_loadu_si256(bytes.as_ptr().cast()));
             _mm512_castsi512_ps(_mm512_slli_epi32::<16>(bits))
@@ -124,7 +124,7 @@ impl Lanes for Avx512 {
     }
 
     #[inline(always)]
-    fn from_f32(self, bytes: &[u8; 4 * LANES]) -> __m512 {
+    fn load_bytes(self, bytes: &[u8; 4 * LANES]) -> __m512 {
         unsafe { _mm512_loadu_ps(bytes.as_ptr().cast()) }
     }
 
@@ -322,17 +322,17 @@ impl Lanes for Avx2 {
     }
 
     #[inline(always)]
-    fn from_f16(self, bytes: &[u8; 2 * LANES]) -> [__m256; 2] {
+    fn widen_f16(self, bytes: &[u8; 2 * LANES]) -> [__m256; 2] {
         unsafe { [eight_halves(bytes.as_ptr()), eight_halves(bytes.as_ptr().add(16))] }
     }
 
     #[inline(always)]
-    fn from_bf16(self, bytes: &[u8; 2 * LANES]) -> [__m256; 2] {
+    fn widen_bf16(self, bytes: &[u8; 2 * LANES]) -> [__m256; 2] {
         unsafe { [eight_bf16(bytes.as_ptr()), eight_bf16(bytes.as_ptr().add(16))] }
     }
 
     #[inline(always)]
-    fn from_f32(self, bytes: &[u8; 4 * LANES]) -> [__m256; 2] {
+    fn load_bytes(self, bytes: &[u8; 4 * LANES]) -> [__m256; 2] {
         unsafe { [_mm256_loadu_ps(bytes.as_ptr().cast()), _mm256_loadu_ps(bytes.as_ptr().add(32).cast())] }
     }
 

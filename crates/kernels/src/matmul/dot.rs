@@ -111,9 +111,9 @@ fn floats<L: Lanes>(l: L, format: Format, row: &[u8], x: &[f32]) -> f32 {
         }};
     }
     match format {
-        Format::F32 => sum_up!(from_f32, 64),
-        Format::F16 => sum_up!(from_f16, 32),
-        _ => sum_up!(from_bf16, 32),
+        Format::F32 => sum_up!(load_bytes, 64),
+        Format::F16 => sum_up!(widen_f16, 32),
+        _ => sum_up!(widen_bf16, 32),
     }
     let mut total = l.sum(l.add(l.add(sums[0], sums[1]), l.add(sums[2], sums[3])));
     for (x, bytes) in rest.iter().zip(rest_bytes.chunks(format.block().1)) {

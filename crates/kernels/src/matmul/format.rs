@@ -106,17 +106,17 @@ impl Format {
         match self {
             Self::F32 => {
                 for (y, bytes) in groups.iter_mut().zip(bytes.as_chunks().0) {
-                    l.store(l.from_f32(bytes), y);
+                    l.store(l.load_bytes(bytes), y);
                 }
             }
             Self::F16 => {
                 for (y, bytes) in groups.iter_mut().zip(bytes.as_chunks().0) {
-                    l.store(l.from_f16(bytes), y);
+                    l.store(l.widen_f16(bytes), y);
                 }
             }
             _ => {
                 for (y, bytes) in groups.iter_mut().zip(bytes.as_chunks().0) {
-                    l.store(l.from_bf16(bytes), y);
+                    l.store(l.widen_bf16(bytes), y);
                 }
             }
         }

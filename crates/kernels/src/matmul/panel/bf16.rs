@@ -123,12 +123,12 @@ unsafe fn multiply_rows<const M: usize>(
         let b: [__m512bh; 2] = unsafe {
             [0, LANES].map(|at| std::mem::transmute(_mm512_loadu_si512(panel.add(step * WIDTH + at).cast())))
         };
-        for row in 0..M {
+        for (row, totals) in totals.iter_mut().enumerate() {
             // SAFETY: within the activations; as above.
             let x: __m512bh =
                 unsafe { std::mem::transmute(_mm512_set1_epi32(*a.add(row * stride + step) as i32)) };
-            totals[row][0] = _mm512_dpbf16_ps(totals[row][0], x, b[0]);
-            totals[row][1] = _mm512_dpbf16_ps(totals[row][1], x, b[1]);
+            totals[0] = _mm512_dpbf16_ps(totals[0], x, b[0]);
+            totals[1] = _mm512_dpbf16_ps(totals[1], x, b[1]);
         }
     }
     for (row, totals) in totals.iter().enumerate() {
