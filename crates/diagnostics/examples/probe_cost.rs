@@ -15,6 +15,13 @@ fn median(times: &[f64]) -> f64 {
     times[times.len() / 2]
 }
 
+/// The process's peak memory in MB so far, where the system tells it.
+fn peak_mb() -> Option<f64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find(|line| line.starts_with("VmHWM:"))?;
+    Some(line.split_whitespace().nth(1)?.parse::<f64>().ok()? / 1e3)
+}
+
 fn main() -> Result<()> {
     layerscope_engine::keep_freed_memory();
     layerscope_engine::one_pool()?;
@@ -45,9 +52,17 @@ fn main() -> Result<()> {
                 times[0].push(done.ttft_s);
             }
         }
-        let continuation = Continuation::Greedy { tokens: 1, excluded: &[] };
+        let plain_peak = peak_mb();
+        let continuation = Continuation::Greedy { tokens: new_tokens, excluded: &[] };
         let run = probe::run(&model.decoder, &prompt, &continuation, &interrupt, &mut |_| {})?;
         times[1].push(run.timings.prefill_s);
+        // The peak never falls, so that only the first round tells them apart.
+        if let (1, Some(plain), Some(probed)) = (times[1].len(), plain_peak, peak_mb()) {
+            println!(
+                "peak memory: {plain:.0} MB plain, {probed:.0} MB with every probe ({:.3}x)",
+                probed / plain
+            );
+        }
         times[2].push(tpot[0]);
         times[3].push(tpot[1]);
     }
