@@ -1,13 +1,10 @@
 //! What the views draw: a run in memory, ready to be looked at from any side.
 
 mod figure;
-mod pyramid;
 mod run_data;
-mod scale;
 mod task;
 
 pub use figure::{StepFigure, TokenFigure};
-pub use pyramid::Pyramid;
+pub use layerscope_figures::{Pyramid, Scale, ScaleKind, exact, short};
 pub use run_data::{PromptMaps, RunData};
-pub use scale::{Scale, ScaleKind, exact, short};
 pub use task::Task;

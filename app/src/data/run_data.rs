@@ -1,13 +1,13 @@
 //! A run folder in memory: everything small at once, a prompt's maps when they are looked at.
 
 use super::figure::{StepFigure, TokenFigure};
-use super::pyramid::Pyramid;
 use layerscope_cutoff::cost::{Savings, Workload};
 use layerscope_cutoff::recommend::{Evidence, FrontierSummary, Options, Recommendation, recommend};
 use layerscope_diagnostics::record::Anchor;
 use layerscope_diagnostics::run::{Manifest, PromptSummary, Run};
 use layerscope_diagnostics::summary::{RunSummary, Summary, summarise, summarise_run};
 use layerscope_engine::Result;
+use layerscope_figures::Pyramid;
 use ndarray::Array2;
 use std::path::{Path, PathBuf};
 

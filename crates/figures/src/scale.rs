@@ -1,6 +1,8 @@
 //! From values to positions on a colour bar.
 
-use super::pyramid::Pyramid;
+use crate::axis::round_step;
+use crate::number::short;
+use crate::pyramid::Pyramid;
 use serde::{Deserialize, Serialize};
 
 /// How values are laid out along the colour bar.
@@ -122,7 +124,7 @@ impl Scale {
             }
             ScaleKind::Linear => {
                 let upper = self.ends[0].1;
-                let step = round_step(upper / 5.0);
+                let step = round_step(f64::from(upper) / 5.0) as f32;
                 let ticks = (0..=5).map(|tick| tick as f32 * step).filter(|value| *value <= upper);
                 ticks.map(|value| (self.position(0, value), short(value))).collect()
             }
@@ -138,16 +140,6 @@ fn power(decade: i32) -> String {
     }
 }
 
-/// The least of 1, 2, 5, 10 … that is not below `least`.
-fn round_step(least: f32) -> f32 {
-    let scale = 10_f32.powf(least.log10().floor());
-    [1.0, 2.0, 5.0, 10.0]
-        .map(|factor| factor * scale)
-        .into_iter()
-        .find(|step| *step >= least)
-        .unwrap_or(least)
-}
-
 fn quantiles(mut sample: Vec<f32>) -> Vec<f32> {
     sample.sort_unstable_by(f32::total_cmp);
     if sample.is_empty() {
@@ -155,34 +147,6 @@ fn quantiles(mut sample: Vec<f32>) -> Vec<f32> {
     }
     let at = |index: usize| sample[(index * (sample.len() - 1)) / QUANTILES];
     (0..=QUANTILES).map(at).collect()
-}
-
-/// A figure in few characters, as axes show it: 0.25, 1.3e-5.
-pub fn short(value: f32) -> String {
-    let size = value.abs();
-    match value {
-        _ if value.is_nan() => "undefined".into(),
-        0.0 => "0".into(),
-        _ if size >= 1e5 => format!("{value:.1e}"),
-        _ if size >= 100.0 => format!("{value:.0}"),
-        _ if size >= 1.0 => trimmed(format!("{value:.2}")),
-        _ if size >= 1e-3 => trimmed(format!("{value:.4}")),
-        _ => format!("{value:.1e}").replace(".0e", "e"),
-    }
-}
-
-fn trimmed(text: String) -> String {
-    text.trim_end_matches('0').trim_end_matches('.').to_owned()
-}
-
-/// A figure with all digits that a reader can use, as tooltips and tables show it.
-pub fn exact(value: f32) -> String {
-    match value {
-        _ if value.is_nan() => "undefined".into(),
-        0.0 => "0".into(),
-        _ if value.abs() < 1e-4 || value.abs() >= 1e6 => format!("{value:.5e}"),
-        _ => format!("{value:.6}"),
-    }
 }
 
 #[cfg(test)]

@@ -1,0 +1,22 @@
+//! Figures as data, and as SVG: what the report prints and what the viewer exports, in one set of colours and scales.
+//!
+//! A [`Chart`] holds curves over layers or cutoffs, a [`Map`] a [`Pyramid`] of layers × columns laid along a [`Scale`].
+//! Both know their title, unit and axes, and draw themselves as SVG of any size. Undefined values are NaN.
+
+mod axis;
+mod chart;
+pub mod colour;
+mod map;
+mod number;
+mod pyramid;
+mod scale;
+mod svg;
+
+pub use axis::round_step;
+pub use chart::{Along, Chart, Curve, LEAST_LOGARITHM, Mark, Style};
+pub use colour::{Colour, ColourMap, Ink, Theme};
+pub use map::{Map, Span, pixels};
+pub use number::{exact, short, token_label};
+pub use pyramid::Pyramid;
+pub use scale::{Scale, ScaleKind};
+pub use svg::{Canvas, Colours, Panels, style_sheet};

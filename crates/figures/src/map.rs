@@ -1,0 +1,408 @@
+//! Layers × columns as colours.
+
+use crate::axis::whole_ticks;
+use crate::colour::{Colour, ColourMap, Ink, Theme};
+use crate::number::{exact, token_label};
+use crate::pyramid::Pyramid;
+use crate::scale::Scale;
+use crate::svg::{Anchor, Canvas, Colours, Pen, Svg, number, text_width};
+use base64::{Engine, prelude::BASE64_STANDARD};
+use image::{ExtendedColorType, ImageEncoder, codecs::png::PngEncoder};
+
+/// A range of columns, which may begin and end within a column.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Span {
+    /// Left edge, columns.
+    pub start: f64,
+    /// Right edge, columns.
+    pub end: f64,
+}
+
+impl Span {
+    /// Columns from end to end.
+    pub fn width(self) -> f64 {
+        self.end - self.start
+    }
+}
+
+/// Pixels of one stripe of an undefined cell.
+const STRIPE: usize = 3;
+
+/// One pixel a row, `width` pixels wide, row by row: each pixel column shows the largest of the columns beneath it.
+///
+/// With `without_first` the first column is left out. Undefined cells are striped in the two colours of `undefined`.
+pub fn pixels(
+    values: &Pyramid,
+    scale: &Scale,
+    colours: ColourMap,
+    span: Span,
+    width: usize,
+    without_first: bool,
+    undefined: [Colour; 2],
+) -> Vec<Colour> {
+    let rows = values.rows().max(1);
+    let colours = colours.colours();
+    let mut pixels = vec![undefined[0]; width * rows];
+    let mut largest = vec![f32::NAN; rows];
+    let mut previous = usize::MAX..usize::MAX;
+    let per_pixel = span.width() / width as f64;
+    for pixel in 0..width {
+        let start = span.start + pixel as f64 * per_pixel;
+        let first = start.max(0.0) as usize;
+        let mut columns = first..((start + per_pixel).ceil().max(0.0) as usize).max(first + 1);
+        if per_pixel < 1.0 {
+            // Zoomed in, a pixel belongs to the one column that its middle is in.
+            let column = (start + per_pixel / 2.0).max(0.0) as usize;
+            columns = column..column + 1;
+        }
+        if without_first {
+            columns.start = columns.start.max(1);
+        }
+        if columns != previous {
+            if columns.is_empty() {
+                largest.fill(f32::NAN);
+            } else {
+                values.max_over(columns.clone(), &mut largest);
+                if without_first && columns.start < 8 {
+                    // Near the edge, groups would bring the column back that is left out.
+                    max_of_each(values, columns.clone(), &mut largest);
+                }
+            }
+            previous = columns;
+        }
+        let stripe = undefined[(pixel / STRIPE) % 2];
+        for (row, &value) in largest.iter().enumerate() {
+            let position = scale.position(row, value);
+            pixels[row * width + pixel] =
+                if position.is_nan() { stripe } else { colours[(position * 255.0) as usize] };
+        }
+    }
+    pixels
+}
+
+/// The first pixels of a zoomed-out map stand for many columns; a bounded number of them is looked at one by one.
+fn max_of_each(values: &Pyramid, columns: std::ops::Range<usize>, largest: &mut [f32]) {
+    largest.fill(f32::NAN);
+    for column in columns {
+        for (largest, &value) in largest.iter_mut().zip(values.column(column)) {
+            *largest = largest.max(value);
+        }
+    }
+}
+
+/// A map of layers (downwards) × columns.
+#[derive(Debug, Clone)]
+pub struct Map<'a> {
+    /// Its title.
+    pub title: String,
+    /// What the colours measure, with the unit.
+    pub unit: String,
+    /// What it shows, in a sentence or two, for those who do not see it.
+    pub description: String,
+    /// Values, a row for each layer.
+    pub values: &'a Pyramid,
+    /// How values are laid out along the colours.
+    pub scale: &'a Scale,
+    /// The colours.
+    pub colours: ColourMap,
+    /// Columns shown.
+    pub span: Span,
+    /// Whether the first column is left out.
+    pub without_first: bool,
+    /// What columns are.
+    pub column_name: String,
+    /// A text for each column, drawn beneath it where there is room.
+    pub column_texts: &'a [String],
+    /// The cutoff: a line between two layers.
+    pub cutoff: Option<usize>,
+}
+
+/// Most cells that are drawn as shapes; more are drawn as an image.
+const MOST_SHAPES: usize = 4_096;
+/// Most pixels along a row of an image.
+const MOST_PIXELS: usize = 2_048;
+/// Most cells that tell the pointer their value by themselves.
+const MOST_HOVERS: usize = 1_500;
+/// Width from which a column's text is written under it.
+const TEXT_COLUMN: f64 = 12.0;
+
+impl Map<'_> {
+    /// Where the cells stand on a canvas: left, top, width and height.
+    pub fn cells(&self, canvas: &Canvas<'_>) -> [f64; 4] {
+        let [width, height] = canvas.size;
+        let (left, right) = (52.0, width - 14.0);
+        let top = if canvas.titled { 66.0 } else { 40.0 };
+        let foot = if self.shows_texts(right - left) { 92.0 } else { 40.0 };
+        [left, top, right - left, (height - foot - top).max(1.0)]
+    }
+
+    fn shows_texts(&self, width: f64) -> bool {
+        !self.column_texts.is_empty() && width / self.span.width() >= TEXT_COLUMN
+    }
+
+    /// The map as SVG.
+    pub fn to_svg(&self, canvas: &Canvas<'_>) -> String {
+        let mut svg = Svg::new(canvas.colours);
+        let area = self.cells(canvas);
+        if canvas.titled {
+            svg.title([10.0, 18.0], &self.title);
+        }
+        self.colour_bar(&mut svg, canvas, area[1] - 32.0);
+        self.values(&mut svg, canvas, area);
+        self.axes(&mut svg, area);
+        if let Some(cutoff) = self.cutoff.filter(|cutoff| *cutoff < self.values.rows()) {
+            let [left, top, width, height] = area;
+            let y = top + height * cutoff as f64 / self.values.rows() as f64;
+            svg.line([left, y], [left + width, y], Pen::new(Ink::Background, 4.0));
+            svg.line([left, y], [left + width, y], Pen::new(Ink::Cutoff, 2.0));
+            let name = format!("L_cut = {cutoff}");
+            svg.rimmed([left + width - 4.0, y - 5.0], Anchor::End, Ink::Cutoff, &name);
+        }
+        svg.finish(canvas, &self.title, &self.description)
+    }
+
+    /// The bar with its ticks and what it measures, and the stripes that stand for "undefined".
+    fn colour_bar(&self, svg: &mut Svg, canvas: &Canvas<'_>, top: f64) {
+        let width = (canvas.size[0] * 0.34).clamp(120.0, 260.0);
+        let (left, height) = (52.0, 9.0);
+        let colours = self.colours.colours();
+        const STEPS: usize = 64;
+        let step = width / STEPS as f64;
+        for index in 0..STEPS {
+            let colour = colours[index * 255 / (STEPS - 1)];
+            // A little wider, so that no gap shows between two.
+            cell(svg, [left + index as f64 * step, top, step + 0.5, height], &colour.to_string());
+        }
+        svg.frame([left, top, width, height], Pen::new(Ink::Line, 1.0));
+        let mut free_from = f64::NEG_INFINITY;
+        for (position, text) in self.scale.ticks() {
+            let x = left + f64::from(position) * width;
+            let half = text_width(&text, 11.0) / 2.0;
+            if x - half >= free_from {
+                svg.line([x, top + height], [x, top + height + 3.0], Pen::new(Ink::Line, 1.0));
+                svg.text([x, top + height + 14.0], Anchor::Middle, Ink::WeakText, &text);
+                free_from = x + half + 6.0;
+            }
+        }
+        let stripes = undefined(canvas.colours);
+        let right = left + width + 18.0;
+        for (index, colour) in [0, 1, 0, 1].map(|stripe| stripes[stripe]).iter().enumerate() {
+            cell(svg, [right + 4.0 * index as f64, top, 4.0, height], &colour.to_string());
+        }
+        svg.text([right + 21.0, top + height], Anchor::Start, Ink::WeakText, "undefined");
+        svg.text([right + 90.0, top + height], Anchor::Start, Ink::Text, &self.unit);
+    }
+
+    fn values(&self, svg: &mut Svg, canvas: &Canvas<'_>, area: [f64; 4]) {
+        let rows = self.values.rows();
+        if rows == 0 || self.values.columns() == 0 {
+            return;
+        }
+        let whole = self.span.start.fract() == 0.0 && self.span.end.fract() == 0.0;
+        let columns = self.span.width().ceil() as usize;
+        let stripes = undefined(canvas.colours);
+        let pixels = |width: usize| {
+            pixels(self.values, self.scale, self.colours, self.span, width, self.without_first, stripes)
+        };
+        if whole && columns * rows <= MOST_SHAPES {
+            self.shapes(svg, area, columns, &pixels(columns));
+        } else {
+            let width = columns.clamp(1, MOST_PIXELS);
+            let image = png(&pixels(width), width, rows);
+            let [x, y, width, height] = area.map(number);
+            svg.raw(format_args!(
+                "<image x=\"{x}\" y=\"{y}\" width=\"{width}\" height=\"{height}\" preserveAspectRatio=\"none\" \
+                 image-rendering=\"optimizeSpeed\" style=\"image-rendering:pixelated\" \
+                 href=\"data:image/png;base64,{image}\"/>"
+            ));
+        }
+        svg.frame(area, Pen::new(Ink::Line, 1.0));
+        if whole && columns * rows <= MOST_HOVERS {
+            self.hovers(svg, area, columns);
+        }
+    }
+
+    /// A rectangle for each run of equal cells.
+    fn shapes(&self, svg: &mut Svg, [left, top, width, height]: [f64; 4], columns: usize, pixels: &[Colour]) {
+        let (across, down) = (width / columns as f64, height / self.values.rows() as f64);
+        svg.raw("<g shape-rendering=\"crispEdges\">");
+        for (row, colours) in pixels.chunks_exact(columns).enumerate() {
+            let mut column = 0;
+            for run in colours.chunk_by(|a, b| a == b) {
+                let place = [
+                    left + column as f64 * across,
+                    top + row as f64 * down,
+                    run.len() as f64 * across,
+                    // So that no gap shows between two rows.
+                    if row + 1 < self.values.rows() { down + 0.3 } else { down },
+                ];
+                cell(svg, place, &run[0].to_string());
+                column += run.len();
+            }
+        }
+        svg.raw("</g>");
+    }
+
+    fn hovers(&self, svg: &mut Svg, [left, top, width, height]: [f64; 4], columns: usize) {
+        let (across, down) = (width / columns as f64, height / self.values.rows() as f64);
+        let first = self.span.start as usize;
+        for row in 0..self.values.rows() {
+            for column in 0..columns {
+                let index = first + column;
+                let mut text = format!("layer {row}, {} {index}", self.column_name);
+                if let Some(token) = self.column_texts.get(index) {
+                    text.push_str(&format!(": “{}”", token_label(token)));
+                }
+                text.push_str(&format!("\n{}", exact(self.values.value(row, index))));
+                let place = [left + column as f64 * across, top + row as f64 * down, across, down];
+                svg.hover(place, &text);
+            }
+        }
+    }
+
+    fn axes(&self, svg: &mut Svg, [left, top, width, height]: [f64; 4]) {
+        let rows = self.values.rows();
+        let down = height / rows.max(1) as f64;
+        for layer in whole_ticks(0, rows.saturating_sub(1), down, 15.0) {
+            let y = top + (layer as f64 + 0.5) * down;
+            svg.line([left - 4.0, y], [left, y], Pen::new(Ink::Line, 1.0));
+            svg.text([left - 7.0, y + 4.0], Anchor::End, Ink::WeakText, &layer.to_string());
+        }
+        svg.upwards([13.0, top + height / 2.0], Ink::WeakText, "layer");
+        let across = width / self.span.width();
+        let x = |column: usize| left + (column as f64 + 0.5 - self.span.start) * across;
+        let last = (self.span.end.ceil() as usize).saturating_sub(1);
+        for column in whole_ticks(self.span.start.max(0.0) as usize, last, across, 46.0) {
+            if (left..=left + width).contains(&x(column)) {
+                svg.line(
+                    [x(column), top + height],
+                    [x(column), top + height + 3.0],
+                    Pen::new(Ink::Line, 1.0),
+                );
+                svg.text(
+                    [x(column), top + height + 15.0],
+                    Anchor::Middle,
+                    Ink::WeakText,
+                    &column.to_string(),
+                );
+            }
+        }
+        let mut below = 32.0;
+        if self.shows_texts(width) {
+            below = 84.0;
+            let shown = self.column_texts.iter().enumerate();
+            for (column, text) in shown.take(last + 1).skip(self.span.start.max(0.0) as usize) {
+                let label = token_label(text);
+                let mut short: String = label.chars().take(8).collect();
+                if short.len() < label.len() {
+                    short.push('…');
+                }
+                svg.downwards([x(column) - 3.0, top + height + 20.0], Ink::Text, &short);
+            }
+        }
+        let middle = [left + width / 2.0, top + height + below];
+        svg.text(middle, Anchor::Middle, Ink::WeakText, &self.column_name);
+    }
+}
+
+fn cell(svg: &mut Svg, place: [f64; 4], fill: &str) {
+    let [x, y, width, height] = place.map(number);
+    svg.raw(format_args!(
+        "<rect x=\"{x}\" y=\"{y}\" width=\"{width}\" height=\"{height}\" fill=\"{fill}\"/>"
+    ));
+}
+
+/// Images have no custom properties: a page with both themes gets the light one's stripes.
+fn undefined(colours: Colours) -> [Colour; 2] {
+    match colours {
+        Colours::Of(theme) => theme.palette().undefined,
+        Colours::Properties => Theme::Light.palette().undefined,
+    }
+}
+
+/// Pixels as PNG in Base64.
+fn png(pixels: &[Colour], width: usize, height: usize) -> String {
+    let bytes: Vec<u8> = pixels.iter().flat_map(|colour| colour.rgb).collect();
+    let mut png = vec![];
+    // Writing into memory, with sizes that fit, does not fail; an empty image is a broken link at worst.
+    let _ =
+        PngEncoder::new(&mut png).write_image(&bytes, width as u32, height as u32, ExtendedColorType::Rgb8);
+    BASE64_STANDARD.encode(png)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scale::ScaleKind;
+
+    const UNDEFINED: [Colour; 2] = [Colour { rgb: [255, 0, 0] }, Colour { rgb: [0, 0, 255] }];
+
+    fn row(values: &Pyramid, span: Span, width: usize) -> Vec<Colour> {
+        let scale = Scale::fit(ScaleKind::Linear, values, false, true);
+        pixels(values, &scale, ColourMap::Viridis, span, width, true, UNDEFINED)
+    }
+
+    #[test]
+    fn a_hot_column_stays_visible_at_every_zoom_and_the_first_does_not_hide_it() {
+        let (columns, hot) = (131_072, 77_777);
+        let mut values = vec![0.001; 2 * columns];
+        (values[0], values[columns]) = (0.9, 0.9);
+        values[columns + hot] = 0.5;
+        let pyramid = Pyramid::from_rows(&values, 2, columns);
+        let brightest = ColourMap::Viridis.colours()[255];
+        let mut half = columns as f64;
+        while half > 4.0 {
+            let middle = hot as f64 + 0.5;
+            let span = Span { start: (middle - half).max(0.0), end: (middle + half).min(columns as f64) };
+            let pixels = row(&pyramid, span, 997);
+            assert!(pixels[997..].contains(&brightest), "{span:?}");
+            assert!(!pixels[..997].contains(&brightest));
+            half /= 1.3;
+        }
+    }
+
+    #[test]
+    fn undefined_cells_are_striped() {
+        let pyramid = Pyramid::from_rows(&[1.0, f32::NAN, 1.0, 1.0], 1, 4);
+        let pixels = row(&pyramid, Span { start: 0.0, end: 4.0 }, 40);
+        assert!(pixels[..20].iter().all(|pixel| UNDEFINED.contains(pixel)));
+        assert!(pixels[20..].iter().all(|pixel| *pixel == ColourMap::Viridis.colours()[255]));
+    }
+
+    fn image(columns: usize) -> String {
+        let values: Vec<f32> = (0..2 * columns).map(|index| (index % 7) as f32).collect();
+        let pyramid = Pyramid::from_rows(&values, 2, columns);
+        let scale = Scale::fit(ScaleKind::Linear, &pyramid, false, false);
+        let texts: Vec<String> = (0..columns).map(|column| format!("<{column}\n>")).collect();
+        let map = Map {
+            title: "Attention".into(),
+            unit: "share".into(),
+            description: "what is read".into(),
+            values: &pyramid,
+            scale: &scale,
+            colours: ColourMap::Viridis,
+            span: Span { start: 0.0, end: columns as f64 },
+            without_first: false,
+            column_name: "position".into(),
+            column_texts: &texts,
+            cutoff: Some(1),
+        };
+        let canvas =
+            Canvas { size: [600.0, 300.0], colours: Colours::Of(Theme::Light), titled: true, id: "m" };
+        map.to_svg(&canvas)
+    }
+
+    #[test]
+    fn few_cells_are_shapes_and_many_an_image_of_bounded_size() {
+        let (few, many) = (image(10), image(131_072));
+        for svg in [&few, &many] {
+            roxmltree::Document::parse(svg).expect("XML");
+            for text in ["Attention", "share", "layer", "position", "L_cut = 1", "undefined"] {
+                assert!(svg.contains(text), "{text}");
+            }
+        }
+        assert!(few.contains("layer 1, position 3: “&lt;3\\n&gt;”\n6.000000"), "{few}");
+        assert!(!few.contains("<image") && many.contains("<image"));
+        assert!(many.len() < 50_000, "{}", many.len());
+    }
+}

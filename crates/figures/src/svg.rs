@@ -1,0 +1,318 @@
+//! SVG 1.1 as text: a canvas, its colours and the few elements that figures are made of.
+
+use crate::colour::{Ink, Theme};
+use std::fmt::Write;
+
+/// Where a figure takes its colours from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Colours {
+    /// A theme: for files of their own.
+    Of(Theme),
+    /// CSS custom properties, which [`style_sheet`] defines: for figures within a page that has both themes.
+    Properties,
+}
+
+/// What a figure is drawn upon.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Canvas<'a> {
+    /// Width and height, CSS pixels.
+    pub size: [f64; 2],
+    /// Its colours.
+    pub colours: Colours,
+    /// Whether the title is drawn; a page may have it as a caption instead.
+    pub titled: bool,
+    /// Begins the ids of its elements; unlike that of any other figure of the page.
+    pub id: &'a str,
+}
+
+/// CSS that defines the custom properties of [`Colours::Properties`] within a selector, light or dark.
+pub fn style_sheet(selector: &str, theme: Theme) -> String {
+    let properties = Ink::all().map(|ink| format!("{}:{}", ink.property(), ink.colour(theme)));
+    format!("{selector}{{{}}}", properties.collect::<Vec<_>>().join(";"))
+}
+
+/// Font size of axis numbers, names and legends.
+pub(crate) const SMALL: f64 = 11.0;
+/// Font size of titles.
+pub(crate) const TITLE: f64 = 13.0;
+
+/// About how wide a text is; fonts differ.
+pub(crate) fn text_width(text: &str, size: f64) -> f64 {
+    text.chars().count() as f64 * size * 0.56
+}
+
+/// Where a text stands at its point.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Anchor {
+    Start,
+    Middle,
+    End,
+}
+
+/// How a line is drawn.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Pen {
+    pub(crate) ink: Ink,
+    pub(crate) width: f64,
+    pub(crate) dashes: Option<&'static str>,
+}
+
+impl Pen {
+    pub(crate) fn new(ink: Ink, width: f64) -> Self {
+        Self { ink, width, dashes: None }
+    }
+}
+
+/// An SVG image being written.
+pub(crate) struct Svg {
+    body: String,
+    colours: Colours,
+}
+
+impl Svg {
+    pub(crate) fn new(colours: Colours) -> Self {
+        Self { body: String::new(), colours }
+    }
+
+    pub(crate) fn colour(&self, ink: Ink) -> String {
+        match self.colours {
+            Colours::Of(theme) => ink.colour(theme).to_string(),
+            Colours::Properties => format!("var({})", ink.property()),
+        }
+    }
+
+    pub(crate) fn raw(&mut self, element: impl std::fmt::Display) {
+        let _ = writeln!(self.body, "{element}");
+    }
+
+    fn stroke(&self, pen: Pen) -> String {
+        let dashes = pen.dashes.map_or(String::new(), |dashes| format!(" stroke-dasharray=\"{dashes}\""));
+        format!(
+            "stroke=\"{}\" stroke-width=\"{}\"{dashes} fill=\"none\"",
+            self.colour(pen.ink),
+            number(pen.width)
+        )
+    }
+
+    pub(crate) fn line(&mut self, [x1, y1]: [f64; 2], [x2, y2]: [f64; 2], pen: Pen) {
+        let [x1, y1, x2, y2] = [x1, y1, x2, y2].map(number);
+        let stroke = self.stroke(pen);
+        self.raw(format_args!("<line x1=\"{x1}\" y1=\"{y1}\" x2=\"{x2}\" y2=\"{y2}\" {stroke}/>"));
+    }
+
+    pub(crate) fn polyline(&mut self, points: &[[f64; 2]], pen: Pen) {
+        let stroke = self.stroke(pen);
+        let points = joined(points);
+        self.raw(format_args!("<polyline points=\"{points}\" {stroke} stroke-linejoin=\"round\"/>"));
+    }
+
+    pub(crate) fn polygon(&mut self, points: &[[f64; 2]], ink: Ink, opacity: f64) {
+        let (fill, points) = (self.colour(ink), joined(points));
+        self.raw(format_args!("<polygon points=\"{points}\" fill=\"{fill}\" fill-opacity=\"{opacity}\"/>"));
+    }
+
+    pub(crate) fn circle(&mut self, [x, y]: [f64; 2], radius: f64, ink: Ink) {
+        let (fill, [x, y, r]) = (self.colour(ink), [x, y, radius].map(number));
+        self.raw(format_args!("<circle cx=\"{x}\" cy=\"{y}\" r=\"{r}\" fill=\"{fill}\"/>"));
+    }
+
+    pub(crate) fn frame(&mut self, [x, y, width, height]: [f64; 4], pen: Pen) {
+        let stroke = self.stroke(pen);
+        let [x, y, width, height] = [x, y, width, height].map(number);
+        self.raw(format_args!("<rect x=\"{x}\" y=\"{y}\" width=\"{width}\" height=\"{height}\" {stroke}/>"));
+    }
+
+    /// An area that shows a text while the pointer is over it.
+    pub(crate) fn hover(&mut self, [x, y, width, height]: [f64; 4], text: &str) {
+        let [x, y, width, height] = [x, y, width, height].map(number);
+        let text = escaped(text);
+        self.raw(format_args!(
+            "<rect class=\"hover\" x=\"{x}\" y=\"{y}\" width=\"{width}\" height=\"{height}\" \
+             fill-opacity=\"0\"><title>{text}</title></rect>"
+        ));
+    }
+
+    pub(crate) fn text(&mut self, at: [f64; 2], anchor: Anchor, ink: Ink, text: &str) {
+        self.words(at, anchor, ink, text, "");
+    }
+
+    /// A text in bold.
+    pub(crate) fn title(&mut self, at: [f64; 2], text: &str) {
+        let style = format!(" font-size=\"{TITLE}\" font-weight=\"600\"");
+        self.words(at, Anchor::Start, Ink::Text, text, &style);
+    }
+
+    /// A text with a rim of the background's colour, for places where lines pass.
+    pub(crate) fn rimmed(&mut self, at: [f64; 2], anchor: Anchor, ink: Ink, text: &str) {
+        let rim = format!(
+            " stroke=\"{}\" stroke-width=\"3\" stroke-linejoin=\"round\"",
+            self.colour(Ink::Background)
+        );
+        // Twice, since not every reader knows paint-order.
+        self.words(at, anchor, Ink::Background, text, &format!("{rim} aria-hidden=\"true\""));
+        self.words(at, anchor, ink, text, "");
+    }
+
+    /// A text that runs upwards, centred on a point.
+    pub(crate) fn upwards(&mut self, [x, y]: [f64; 2], ink: Ink, text: &str) {
+        let turned = format!(" transform=\"rotate(-90 {} {})\"", number(x), number(y));
+        self.words([x, y], Anchor::Middle, ink, text, &turned);
+    }
+
+    /// A text that runs downwards from a point.
+    pub(crate) fn downwards(&mut self, [x, y]: [f64; 2], ink: Ink, text: &str) {
+        let turned = format!(" transform=\"rotate(90 {} {})\"", number(x), number(y));
+        self.words([x, y], Anchor::Start, ink, text, &turned);
+    }
+
+    fn words(&mut self, [x, y]: [f64; 2], anchor: Anchor, ink: Ink, text: &str, attributes: &str) {
+        let anchor = match anchor {
+            Anchor::Start => "",
+            Anchor::Middle => " text-anchor=\"middle\"",
+            Anchor::End => " text-anchor=\"end\"",
+        };
+        let (fill, text, [x, y]) = (self.colour(ink), escaped(text), [x, y].map(number));
+        self.raw(format_args!("<text x=\"{x}\" y=\"{y}\" fill=\"{fill}\"{anchor}{attributes}>{text}</text>"));
+    }
+
+    /// The image, with a title and a description for those who do not see it.
+    pub(crate) fn finish(self, canvas: &Canvas<'_>, title: &str, description: &str) -> String {
+        let [width, height] = canvas.size.map(number);
+        let (id, title, description) = (escaped(canvas.id), escaped(title), escaped(description));
+        let background = match self.colours {
+            Colours::Of(_) => format!(
+                "<rect width=\"{width}\" height=\"{height}\" fill=\"{}\"/>\n",
+                self.colour(Ink::Background)
+            ),
+            Colours::Properties => String::new(),
+        };
+        format!(
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width}\" height=\"{height}\" \
+             viewBox=\"0 0 {width} {height}\" role=\"img\" aria-labelledby=\"{id}-title\" \
+             aria-describedby=\"{id}-description\" font-family=\"system-ui, 'DejaVu Sans', sans-serif\" \
+             font-size=\"{SMALL}\">\n<title id=\"{id}-title\">{title}</title>\n\
+             <desc id=\"{id}-description\">{description}</desc>\n{background}{}</svg>\n",
+            self.body
+        )
+    }
+}
+
+/// Several figures side by side in one image.
+pub struct Panels {
+    svg: Svg,
+    columns: usize,
+    cell: [f64; 2],
+    top: f64,
+    count: usize,
+}
+
+impl Panels {
+    /// A grid of `columns` columns of figures, each `cell` large, beneath a heading.
+    pub fn new(colours: Colours, columns: usize, cell: [f64; 2], heading: &str) -> Self {
+        let mut svg = Svg::new(colours);
+        let top = if heading.is_empty() { 0.0 } else { 30.0 };
+        if !heading.is_empty() {
+            svg.text([12.0, 20.0], Anchor::Start, Ink::WeakText, heading);
+        }
+        Self { svg, columns: columns.max(1), cell, top, count: 0 }
+    }
+
+    /// Size of one figure.
+    pub fn cell(&self) -> [f64; 2] {
+        self.cell
+    }
+
+    /// Adds a figure of the cell's size, as SVG.
+    pub fn push(&mut self, figure: &str) {
+        let (column, row) = (self.count % self.columns, self.count / self.columns);
+        let (x, y) = (column as f64 * self.cell[0], self.top + row as f64 * self.cell[1]);
+        self.svg.raw(format_args!("<g transform=\"translate({} {})\">{figure}</g>", number(x), number(y)));
+        self.count += 1;
+    }
+
+    /// The image.
+    pub fn finish(self, id: &str, title: &str, description: &str) -> String {
+        let rows = self.count.div_ceil(self.columns) as f64;
+        let columns = self.columns.min(self.count.max(1)) as f64;
+        let size = [columns * self.cell[0], self.top + rows * self.cell[1]];
+        let canvas = Canvas { size, colours: self.svg.colours, titled: true, id };
+        self.svg.finish(&canvas, title, description)
+    }
+}
+
+/// A coordinate with at most two decimals.
+pub(crate) fn number(value: f64) -> String {
+    let rounded = (value * 100.0).round() / 100.0;
+    // −0 is a zero.
+    format!("{}", if rounded == 0.0 { 0.0 } else { rounded })
+}
+
+fn joined(points: &[[f64; 2]]) -> String {
+    let points = points.iter().map(|[x, y]| format!("{},{}", number(*x), number(*y)));
+    points.collect::<Vec<_>>().join(" ")
+}
+
+/// A text as XML has it; characters that XML has no place for are replaced.
+pub(crate) fn escaped(text: &str) -> String {
+    let mut escaped = String::with_capacity(text.len());
+    for character in text.chars() {
+        match character {
+            '&' => escaped.push_str("&amp;"),
+            '<' => escaped.push_str("&lt;"),
+            '>' => escaped.push_str("&gt;"),
+            '"' => escaped.push_str("&quot;"),
+            '\t' | '\n' | '\r' => escaped.push(character),
+            // XML 1.0, 2.2.
+            control if control.is_control() || matches!(control, '\u{fffe}' | '\u{ffff}') => {
+                escaped.push('\u{fffd}');
+            }
+            other => escaped.push(other),
+        }
+    }
+    escaped
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn image(text: &str) -> String {
+        let mut svg = Svg::new(Colours::Of(Theme::Light));
+        svg.text([1.0, -0.001], Anchor::End, Ink::Text, text);
+        let canvas = Canvas { size: [10.0, 20.5], colours: svg.colours, titled: true, id: "a" };
+        svg.finish(&canvas, text, text)
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_makes_xml_and_comes_back(text in any::<String>()) {
+            let image = image(&text);
+            let document = roxmltree::Document::parse(&image).expect("XML");
+            let shown = document.descendants().find(|node| node.has_tag_name("text")).and_then(|node| node.text());
+            let legal: String = text.chars().map(|c| if c.is_control() && !"\t\n\r".contains(c) || "\u{fffe}\u{ffff}".contains(c) { '\u{fffd}' } else { c }).collect();
+            // XML reads every line end as a line feed.
+            let legal = legal.replace("\r\n", "\n").replace('\r', "\n");
+            prop_assert_eq!(shown.unwrap_or_default(), legal);
+        }
+    }
+
+    #[test]
+    fn properties_are_defined_for_every_ink() {
+        let sheet = style_sheet(":root", Theme::Dark);
+        assert!(sheet.starts_with(":root{--figure-background:#121418;") && sheet.ends_with('}'));
+        for ink in Ink::all() {
+            assert!(sheet.contains(&format!("{}:#", ink.property())), "{ink:?}");
+        }
+    }
+
+    #[test]
+    fn panels_stand_in_rows() {
+        let mut panels = Panels::new(Colours::Of(Theme::Light), 2, [100.0, 50.0], "three");
+        for _ in 0..3 {
+            panels.push("<g/>");
+        }
+        let image = panels.finish("p", "t", "d");
+        assert!(image.contains("translate(0 80)") && image.contains("viewBox=\"0 0 200 130\""), "{image}");
+    }
+}
