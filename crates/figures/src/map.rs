@@ -140,6 +140,12 @@ impl Map<'_> {
         !self.column_texts.is_empty() && width / self.span.width() >= TEXT_COLUMN
     }
 
+    /// Whether the map's cells tell the pointer their values by themselves; too many of them would be a burden.
+    pub fn tells_values(&self) -> bool {
+        let whole = self.span.start.fract() == 0.0 && self.span.end.fract() == 0.0;
+        whole && self.span.width() as usize * self.values.rows() <= MOST_HOVERS
+    }
+
     /// The map as SVG.
     pub fn to_svg(&self, canvas: &Canvas<'_>) -> String {
         let mut svg = Svg::new(canvas.colours);
@@ -217,7 +223,7 @@ impl Map<'_> {
             ));
         }
         svg.frame(area, Pen::new(Ink::Line, 1.0));
-        if whole && columns * rows <= MOST_HOVERS {
+        if self.tells_values() {
             self.hovers(svg, area, columns);
         }
     }

@@ -1,1 +1,19 @@
-//! Reports.
+//! Reports on recorded runs that others can check.
+//!
+//! [`Report::read`] reads run folders into one typed report; [`render`] writes it as HTML, PDF, Markdown or JSON. The report
+//! says nothing that is not in the run folder: the same folder gives the same bytes.
+
+mod data;
+mod document;
+mod foreign;
+mod html;
+mod output;
+mod read;
+mod sections;
+
+pub use output::{File, Format, render};
+
+pub use data::{
+    Chosen, Correlation, FailureCase, Frontier, FrontierGroup, PromptFigures, REPORT_SCHEMA, ReadToken,
+    Reading, Report, RunComparison, RunReport,
+};

@@ -1,0 +1,209 @@
+//! The report as data: every number that any format shows.
+
+use layerscope_cutoff::compare::Comparison;
+use layerscope_cutoff::cost::Savings;
+use layerscope_cutoff::recommend::{FrontierSummary, Recommendation};
+use layerscope_diagnostics::record::{Anchor, Divergence, Timings};
+use layerscope_diagnostics::run::Manifest;
+use layerscope_diagnostics::summary::{RunSummary, Summary};
+use layerscope_figures::Pyramid;
+use serde::Serialize;
+
+/// Version of the JSON's layout; see `docs/report.schema.json`.
+pub const REPORT_SCHEMA: u32 = 1;
+
+/// A report on one run or several. Undefined figures are NaN here and null in JSON.
+#[derive(Debug, Serialize)]
+pub struct Report {
+    /// [`REPORT_SCHEMA`] of the writer.
+    pub schema: u32,
+    /// Version of layerscope that wrote it.
+    pub layerscope: String,
+    /// Largest mean KL accepted, nats.
+    pub tolerance: f64,
+    /// Which prompt tokens keep KV at every layer.
+    pub anchor: Anchor,
+    /// The runs, in the order they were given.
+    pub runs: Vec<RunReport>,
+    /// Every further run against the first.
+    pub comparisons: Vec<RunComparison>,
+}
+
+/// One run.
+#[derive(Debug, Serialize)]
+pub struct RunReport {
+    /// Name of its folder.
+    pub name: String,
+    /// Its manifest: model, settings, what is done.
+    pub manifest: Manifest,
+    /// The recommended cutoff, with reasons.
+    pub recommendation: Recommendation,
+    /// What each cutoff costs, by anchor.
+    pub frontiers: Vec<Frontier>,
+    /// What each cutoff 1 … L saves with the report's anchor at the run's own lengths.
+    pub savings: Vec<Savings>,
+    /// Figures by layer, overall and per category.
+    pub layers: RunSummary,
+    /// The causal layer map: KL by layer, nats, over all prompts.
+    pub knockout: Vec<Summary>,
+    /// How the causal layer map goes with the figures of attention, over layers.
+    pub correlations: Vec<Correlation>,
+    /// Prompt mass per layer and head, mean over prompts: L lists of length H.
+    pub prompt_mass_by_head: Vec<Vec<f64>>,
+    /// Prompts that stand for their categories, with what they read.
+    pub readings: Vec<Reading>,
+    /// Every recorded prompt.
+    pub prompts: Vec<PromptFigures>,
+    /// The prompts that diverge most at the recommended cutoff, worst first.
+    pub failure_cases: Vec<FailureCase>,
+}
+
+/// What each cutoff 1 … L costs with an anchor.
+#[derive(Debug, Serialize)]
+pub struct Frontier {
+    /// Which prompt tokens keep KV at every layer.
+    pub anchor: Anchor,
+    /// All prompts first, then each category by name.
+    pub groups: Vec<FrontierGroup>,
+}
+
+/// The frontier of a group of prompts.
+#[derive(Debug, Serialize)]
+pub struct FrontierGroup {
+    /// The category; null for all prompts.
+    pub category: Option<String>,
+    /// Prompts with a defined frontier.
+    pub prompts: usize,
+    /// Means over prompts at cutoffs 1 … L.
+    pub cutoffs: Vec<Divergence>,
+    /// One-sided 95 % bootstrap upper bound of the mean KL at cutoffs 1 … L, nats.
+    pub kl_upper95: Vec<f64>,
+}
+
+impl From<FrontierSummary> for Frontier {
+    fn from(summary: FrontierSummary) -> Self {
+        let anchor = summary.anchor;
+        let named = std::iter::once((None, summary.overall));
+        let categories = summary.categories.into_iter().map(|group| (Some(group.name.clone()), group));
+        let groups = named.chain(categories).map(|(category, group)| FrontierGroup {
+            category,
+            prompts: group.prompts,
+            cutoffs: group.mean,
+            kl_upper95: group.kl_upper95,
+        });
+        Self { anchor, groups: groups.collect() }
+    }
+}
+
+/// Spearman's rank correlation over layers of the knockout KL with a figure of attention.
+#[derive(Debug, Serialize)]
+pub struct Correlation {
+    /// The figure.
+    pub figure: &'static str,
+    /// The correlation, −1 … 1; null where it is undefined.
+    pub spearman: f64,
+}
+
+/// A prompt and what its continuation reads of it.
+#[derive(Debug, Serialize)]
+pub struct Reading {
+    /// Unique name of the prompt within the run.
+    pub prompt_id: String,
+    /// Its category.
+    pub category: String,
+    /// Why it was chosen.
+    pub chosen: Chosen,
+    /// Prompt tokens p.
+    pub p: usize,
+    /// Decode steps N.
+    pub steps: usize,
+    /// Attention received, mean over heads and steps, `[L, p]`; whole in the run's `tokens.parquet`.
+    #[serde(skip)]
+    pub received: Pyramid,
+    /// Prompt mass, mean over heads, `[L, N]`; whole in the run's `steps.parquet`.
+    #[serde(skip)]
+    pub prompt_mass_by_step: Pyramid,
+    /// How each prompt token is shown, length p.
+    #[serde(skip)]
+    pub tokens: Vec<String>,
+    /// How each token of the continuation is shown, length N.
+    #[serde(skip)]
+    pub generated: Vec<String>,
+    /// The positions that receive most attention after position 0, most first.
+    pub most_read: Vec<ReadToken>,
+}
+
+/// Why a prompt is shown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Chosen {
+    /// Its prompt masses are nearest to its category's means.
+    Typical,
+    /// It is the longest of the run.
+    Longest,
+}
+
+/// A prompt token and the attention it receives.
+#[derive(Debug, Serialize)]
+pub struct ReadToken {
+    /// Its position in the prompt.
+    pub position: usize,
+    /// How it is shown.
+    pub token: String,
+    /// Attention received, mean over layers, heads and steps.
+    pub received: f64,
+    /// The layer that reads it most.
+    pub layer: usize,
+    /// Attention received there, mean over heads and steps.
+    pub received_there: f64,
+}
+
+/// A prompt in one row.
+#[derive(Debug, Serialize)]
+pub struct PromptFigures {
+    /// Unique name of the prompt within the run.
+    pub prompt_id: String,
+    /// Its category.
+    pub category: String,
+    /// Prompt tokens p.
+    pub p: usize,
+    /// Decode steps N.
+    pub steps: usize,
+    /// Whether the continuation was given.
+    pub answer_given: bool,
+    /// What the recommended cutoff costs it.
+    pub at_cutoff: Divergence,
+    /// Wall-clock times of its recording.
+    pub timings: Timings,
+}
+
+/// A prompt that diverges at the recommended cutoff.
+#[derive(Debug, Serialize)]
+pub struct FailureCase {
+    /// Unique name of the prompt within the run.
+    pub prompt_id: String,
+    /// Its category.
+    pub category: String,
+    /// The prompt as the user wrote it, or its beginning and end.
+    pub prompt: String,
+    /// What the cutoff costs it.
+    pub at_cutoff: Divergence,
+    /// The full model's continuation, token by token.
+    pub full: Vec<String>,
+    /// The continuation under the recommended policy, token by token; null where it was not generated.
+    pub cut: Option<Vec<String>>,
+    /// Step at which the two first differ; null where they do not, or where it was not generated.
+    pub first_difference: Option<usize>,
+}
+
+/// A run against the first one.
+#[derive(Debug, Serialize)]
+pub struct RunComparison {
+    /// Name of the first run.
+    pub first: String,
+    /// Name of the run that is compared with it.
+    pub second: String,
+    /// How they differ.
+    #[serde(flatten)]
+    pub comparison: Comparison,
+}

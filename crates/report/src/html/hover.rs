@@ -1,0 +1,71 @@
+//! What a map's script tells the pointer: values, at most so many to a row.
+
+use crate::document::{Drawing, Figure, MapDrawing};
+use crate::foreign::visible_line;
+use base64::{Engine, prelude::BASE64_STANDARD};
+use layerscope_figures::{Canvas, token_label};
+use maud::{Markup, PreEscaped, html};
+use serde::Serialize;
+
+/// Most groups of columns that have a value of their own.
+const MOST_GROUPS: usize = 1_024;
+/// Most columns whose texts are told.
+const MOST_TEXTS: usize = 4_096;
+
+/// Read by `script.js`.
+#[derive(Serialize)]
+struct Hover {
+    rows: usize,
+    columns: usize,
+    /// Columns of one value.
+    group: usize,
+    /// Where the cells stand: left, top, width and height as shares of the drawing.
+    area: [f64; 4],
+    column: String,
+    unit: String,
+    texts: Vec<String>,
+    /// Little-endian f32, row by row, Base64; the largest of each group, NaN where it is undefined.
+    values: String,
+}
+
+/// The values of a map that has too many cells to tell them by itself.
+pub(super) fn data(figure: &Figure, canvas: &Canvas<'_>) -> Markup {
+    let Drawing::Map(map) = &figure.drawing else { return html! {} };
+    if map.draw(|map| map.tells_values()) {
+        return html! {};
+    }
+    // `<` would end the element where a token holds `</script>`.
+    let json = serde_json::to_string(&hover(map, canvas)).unwrap_or_default().replace('<', "\\u003c");
+    html! {
+        p.readout aria-hidden="true" { "Point at the map to read its values." }
+        script type="application/json" class="hover-data" { (PreEscaped(json)) }
+    }
+}
+
+fn hover(map: &MapDrawing, canvas: &Canvas<'_>) -> Hover {
+    let (rows, columns) = (map.values.rows(), map.values.columns());
+    let group = columns.div_ceil(MOST_GROUPS).max(1);
+    let groups = columns.div_ceil(group);
+    let mut values = vec![0.0_f32; rows * groups];
+    for index in 0..groups {
+        for row in 0..rows {
+            let columns = index * group..((index + 1) * group).min(columns);
+            let largest = columns.map(|column| map.values.value(row, column)).fold(f32::NAN, f32::max);
+            values[row * groups + index] = largest;
+        }
+    }
+    let bytes: Vec<u8> = values.into_iter().flat_map(f32::to_le_bytes).collect();
+    let texts = if columns <= MOST_TEXTS { &map.column_texts[..] } else { &[] };
+    let [width, height] = canvas.size;
+    let [left, top, across, down] = map.draw(|map| map.cells(canvas));
+    Hover {
+        rows,
+        columns,
+        group,
+        area: [left / width, top / height, across / width, down / height],
+        column: map.column_name.clone(),
+        unit: map.unit.split([',', ';']).next().unwrap_or_default().to_owned(),
+        texts: texts.iter().map(|text| visible_line(&token_label(text))).collect(),
+        values: BASE64_STANDARD.encode(bytes),
+    }
+}

@@ -1,0 +1,255 @@
+//! The report as one HTML file that asks for nothing else: styles, script and images are within it.
+
+mod hover;
+
+use crate::document::{Answer, Block, Cell, Document, Figure, Inline, Section, Table, Texts};
+use crate::foreign::visible;
+use base64::{Engine, prelude::BASE64_STANDARD};
+use layerscope_figures::{Canvas, Colours, Theme, style_sheet};
+use maud::{DOCTYPE, Markup, PreEscaped, html};
+use sha2::{Digest, Sha256};
+
+const STYLE: &str = include_str!("style.css");
+const SCRIPT: &str = include_str!("script.js");
+
+/// Size of a figure beside another, CSS pixels.
+const NARROW: [f64; 2] = [460.0, 290.0];
+/// Size of a figure of the whole width.
+const WIDE: [f64; 2] = [940.0, 340.0];
+/// Rows of layers from which a map grows.
+const ROWS: f64 = 24.0;
+
+/// The document as HTML.
+pub(crate) fn html(document: &Document) -> String {
+    let page = html! {
+        (DOCTYPE)
+        html lang="en" {
+            head {
+                meta charset="utf-8";
+                // Nothing is asked for, and no script runs but ours, whatever a prompt or a model's name may hold.
+                meta http-equiv="Content-Security-Policy" content=(policy());
+                meta name="viewport" content="width=device-width, initial-scale=1";
+                meta name="color-scheme" content="light dark";
+                meta name="generator" content={ "layerscope " (env!("CARGO_PKG_VERSION")) };
+                title { (visible(&document.title)) }
+                style { (PreEscaped(style())) }
+            }
+            body {
+                a.skip href="#answer" { "Skip to the answer" }
+                header {
+                    h1 { (foreign(&document.title)) }
+                    p.subtitle { (foreign(&document.subtitle)) }
+                }
+                nav aria-label="Contents" {
+                    ol {
+                        @for section in &document.sections {
+                            li { a href={ "#" (section.id) } { (foreign(&section.title)) } }
+                        }
+                    }
+                }
+                main {
+                    @for section in &document.sections { (self::section(section)) }
+                }
+                script { (PreEscaped(SCRIPT)) }
+            }
+        }
+    };
+    page.into_string()
+}
+
+fn policy() -> String {
+    let hash = BASE64_STANDARD.encode(Sha256::digest(SCRIPT));
+    format!(
+        "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{hash}'; base-uri 'none'; form-action \
+         'none'"
+    )
+}
+
+/// Our styles and the figures' colours, light unless dark is preferred, and light on paper.
+fn style() -> String {
+    let (light, dark) = (style_sheet(":root", Theme::Light), style_sheet(":root", Theme::Dark));
+    format!("{light}@media screen and (prefers-color-scheme:dark){{{dark}}}{STYLE}")
+}
+
+fn section(section: &Section) -> Markup {
+    html! {
+        section id=(section.id) aria-labelledby={ (section.id) "-heading" } {
+            h2 id={ (section.id) "-heading" } { (foreign(&section.title)) }
+            // Figures that follow each other share a grid.
+            @for blocks in section.blocks.chunk_by(|a, b| is_figure(a) && is_figure(b)) {
+                @if blocks.iter().all(is_figure) {
+                    div.figures { @for block in blocks { (self::block(block)) } }
+                } @else {
+                    @for block in blocks { (self::block(block)) }
+                }
+            }
+        }
+    }
+}
+
+fn is_figure(block: &Block) -> bool {
+    matches!(block, Block::Figure(_))
+}
+
+fn block(block: &Block) -> Markup {
+    match block {
+        Block::Heading(text) => html! { h3 { (foreign(text)) } },
+        Block::Paragraph(words) => html! { p { (inline(words)) } },
+        Block::List(items) => html! { ul { @for item in items { li { (inline(item)) } } } },
+        Block::Answer(answer) => self::answer(answer),
+        Block::Table(table) => self::table(table),
+        Block::Figure(figure) => self::figure(figure),
+        Block::Texts(texts) => self::texts(texts),
+        Block::Code(code) => html! {
+            // What scrolls must be reachable by keyboard.
+            pre tabindex="0" { code { (visible(code)) } }
+        },
+    }
+}
+
+fn inline(words: &[Inline]) -> Markup {
+    html! {
+        @for word in words {
+            @match word {
+                Inline::Plain(text) => (text),
+                Inline::Strong(text) => strong { (text) },
+                Inline::Code(text) => code { (visible(text)) },
+                Inline::Foreign(text) => (foreign(text)),
+                Inline::Link { text, url } => a href=(url) { (text) },
+            }
+        }
+    }
+}
+
+/// Words that may run in any direction, kept from turning those around them.
+fn foreign(text: &str) -> Markup {
+    html! { bdi { (visible(text)) } }
+}
+
+fn answer(answer: &Answer) -> Markup {
+    html! {
+        div.answer {
+            p.headline { (answer.headline) }
+            p.of {
+                (foreign(&answer.run))
+                @if let Some(policy) = &answer.policy { " · policy " code { (policy) } }
+            }
+            dl.facts {
+                @for fact in &answer.facts {
+                    div {
+                        dt { (fact.name) }
+                        dd.figure { (cell(&fact.cell)) " " span.unit { (fact.unit) } }
+                        dd.note { (fact.note) }
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn cell(cell: &Cell) -> Markup {
+    match cell {
+        Cell::Text(text) => html! { (text) },
+        Cell::Foreign(text) => foreign(text),
+        Cell::Count(count) => html! { data value=(count) { (count) } },
+        // All digits are in the page; what is shown is rounded.
+        Cell::Figure { value, shown } if value.is_finite() => html! { data value=(value) { (shown) } },
+        Cell::Figure { shown, .. } => html! { (shown) },
+    }
+}
+
+fn table(table: &Table) -> Markup {
+    let numbers = |index: usize| table.rows.iter().any(|row| row.get(index).is_some_and(Cell::is_number));
+    html! {
+        div.scroll tabindex="0" role="region" aria-labelledby={ (table.id) "-caption" } {
+            table id=(table.id) {
+                caption id={ (table.id) "-caption" } { (foreign(&table.caption)) }
+                thead {
+                    tr {
+                        @for (index, column) in table.columns.iter().enumerate() {
+                            th scope="col" class=[numbers(index).then_some("number")] {
+                                (foreign(&column.name))
+                                @if !column.unit.is_empty() { " " span.unit { (column.unit) } }
+                            }
+                        }
+                    }
+                }
+                tbody {
+                    @for row in &table.rows {
+                        tr {
+                            @for (index, value) in row.iter().enumerate() {
+                                @if index == 0 {
+                                    th scope="row" class=[numbers(index).then_some("number")] { (cell(value)) }
+                                } @else {
+                                    td class=[numbers(index).then_some("number")] { (cell(value)) }
+                                }
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn figure(figure: &Figure) -> Markup {
+    let size = size(figure);
+    let canvas = Canvas { size, colours: Colours::Properties, titled: false, id: &figure.id };
+    html! {
+        figure id=(figure.id) class=[figure.wide.then_some("wide")] {
+            figcaption { strong { (foreign(figure.title())) } " " span { (figure.description()) } }
+            div.drawing tabindex=[figure.wide.then_some("0")] role=[figure.wide.then_some("region")]
+                aria-label=[figure.wide.then(|| visible(figure.title()))] {
+                (PreEscaped(figure.to_svg(&canvas)))
+            }
+            (hover::data(figure, &canvas))
+            details {
+                summary { "Data" }
+                (table(&figure.table))
+            }
+        }
+    }
+}
+
+/// Maps of many layers are taller.
+fn size(figure: &Figure) -> [f64; 2] {
+    let size = if figure.wide { WIDE } else { NARROW };
+    match &figure.drawing {
+        crate::document::Drawing::Map(map) => {
+            let rows = map.values.rows() as f64;
+            [size[0], size[1] + (rows - ROWS).clamp(0.0, 60.0) * 6.0]
+        }
+        crate::document::Drawing::Chart(_) => size,
+    }
+}
+
+fn texts(texts: &Texts) -> Markup {
+    html! {
+        details {
+            summary { "The prompt" }
+            div.text tabindex="0" role="region" aria-label="The prompt" dir="auto" { (visible(&texts.prompt)) }
+        }
+        div.texts {
+            @for (name, tokens) in &texts.sides {
+                div {
+                    h4 { (name) }
+                    div.text dir="auto" { (marked(tokens, texts.first_difference)) }
+                }
+            }
+        }
+    }
+}
+
+/// A text with one of its tokens marked.
+fn marked(tokens: &[String], marked: Option<usize>) -> Markup {
+    let (before, from) = tokens.split_at(marked.unwrap_or(tokens.len()).min(tokens.len()));
+    html! {
+        (visible(&before.concat()))
+        @if let Some((token, after)) = from.split_first() {
+            mark { (visible(token)) }
+            (visible(&after.concat()))
+        } @else if marked.is_some() {
+            mark.end { "(end)" }
+        }
+    }
+}

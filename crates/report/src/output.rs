@@ -1,0 +1,89 @@
+//! The formats a report is written in.
+
+use crate::data::Report;
+use crate::document::Document;
+use layerscope_engine::{Error, Result};
+use std::path::{Path, PathBuf};
+
+/// A format.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Format {
+    /// One self-contained HTML file.
+    Html,
+    /// A tagged PDF.
+    Pdf,
+    /// Markdown with SVG files beside it.
+    Markdown,
+    /// Every number as JSON.
+    Json,
+}
+
+impl Format {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Html, Self::Pdf, Self::Markdown, Self::Json];
+
+    /// Its file extension.
+    pub fn extension(self) -> &'static str {
+        match self {
+            Self::Html => "html",
+            Self::Pdf => "pdf",
+            Self::Markdown => "md",
+            Self::Json => "json",
+        }
+    }
+
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Html => "HTML",
+            Self::Pdf => "PDF",
+            Self::Markdown => "Markdown",
+            Self::Json => "JSON",
+        }
+    }
+
+    /// The format that a file name ends in.
+    ///
+    /// # Errors
+    /// [`Error::Input`] where it ends in none of them.
+    pub fn of(path: &Path) -> Result<Self> {
+        let extension = path.extension().map(|extension| extension.to_string_lossy().to_lowercase());
+        let known = Self::ALL.into_iter().find(|format| extension.as_deref() == Some(format.extension()));
+        known.ok_or_else(|| {
+            Error::input(format!(
+                "{} does not say which format is meant; end it in .html, .pdf, .md or .json",
+                path.display()
+            ))
+        })
+    }
+}
+
+/// A file of a report.
+#[derive(Debug)]
+pub struct File {
+    /// Where it lies.
+    pub path: PathBuf,
+    /// Its bytes.
+    pub bytes: Vec<u8>,
+}
+
+/// The files of a report whose main file is `path`, in the format that its name ends in. Nothing is written yet.
+///
+/// # Errors
+/// [`Error::Input`] where the name ends in no format; [`Error::Failure`] where the report cannot be put into it.
+pub fn render(report: &Report, path: &Path) -> Result<Vec<File>> {
+    let document = || Document::of(report);
+    let one = |bytes| vec![File { path: path.to_owned(), bytes }];
+    Ok(match Format::of(path)? {
+        Format::Html => one(crate::html::html(&document()).into_bytes()),
+        Format::Pdf | Format::Markdown => return Err(Error::failure("not yet")),
+        Format::Json => one(json(report)?),
+    })
+}
+
+fn json(report: &Report) -> Result<Vec<u8>> {
+    let mut bytes = serde_json::to_vec_pretty(report)
+        .map_err(|error| Error::failure(format!("cannot write the report as JSON: {error}")))?;
+    bytes.push(b'\n');
+    Ok(bytes)
+}

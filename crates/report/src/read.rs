@@ -1,0 +1,295 @@
+//! From run folders to the report's figures.
+
+use crate::data::{
+    Chosen, Correlation, FailureCase, Frontier, PromptFigures, REPORT_SCHEMA, ReadToken, Reading, Report,
+    RunComparison, RunReport,
+};
+use layerscope_cutoff::compare::{KNOCKOUT, Side, by_layer, compare};
+use layerscope_cutoff::recommend::{
+    Evidence, FrontierSummary, Options, PromptEvidence, Recommendation, recommend,
+};
+use layerscope_diagnostics::record::{Anchor, Divergence};
+use layerscope_diagnostics::run::{PromptSummary, Run};
+use layerscope_diagnostics::summary::{RunSummary, rank_correlation, summarise, summarise_run};
+use layerscope_engine::{Error, Result};
+use layerscope_figures::Pyramid;
+use ndarray::Array2;
+use std::path::PathBuf;
+
+/// Categories that are shown by a prompt each.
+const SHOWN_CATEGORIES: usize = 5;
+/// Positions in the ranking of what is read.
+const MOST_READ: usize = 12;
+/// Prompts in the list of failure cases.
+const FAILURE_CASES: usize = 5;
+/// Characters of a prompt that are shown from its beginning, and as many from its end.
+const SHOWN_CHARACTERS: usize = 400;
+/// Figures that are set beside the causal layer map.
+const CORRELATED: [&str; 5] =
+    ["prompt_mass", "selectivity", "prompt_entropy", "lens_kl", "straightening_prompt_deg"];
+
+impl Report {
+    /// Reads run folders.
+    ///
+    /// # Errors
+    /// [`Error::Input`] where there is no run, one cannot be read or holds nothing to recommend from.
+    pub fn read(folders: &[PathBuf], options: Options) -> Result<Self> {
+        if folders.is_empty() {
+            return Err(Error::input("name a run folder to report on"));
+        }
+        let mut sources: Vec<Source> = vec![];
+        for folder in folders {
+            let mut source = Source::read(folder, options)?;
+            // Two runs of the same name would be hard to tell apart.
+            let same = sources.iter().filter(|known| known.report.name == source.report.name).count();
+            if same > 0 {
+                source.report.name = format!("{} ({})", source.report.name, same + 1);
+            }
+            sources.push(source);
+        }
+        let (first, others) = sources.split_first().ok_or_else(|| Error::input("name a run folder"))?;
+        let comparisons = others.iter().map(|second| {
+            Ok(RunComparison {
+                first: first.report.name.clone(),
+                second: second.report.name.clone(),
+                comparison: compare(first.side(), second.side(), options)?,
+            })
+        });
+        let comparisons = comparisons.collect::<Result<_>>()?;
+        Ok(Self {
+            schema: REPORT_SCHEMA,
+            layerscope: env!("CARGO_PKG_VERSION").into(),
+            tolerance: options.tolerance,
+            anchor: options.anchor,
+            runs: sources.into_iter().map(|source| source.report).collect(),
+            comparisons,
+        })
+    }
+}
+
+/// A run's report with what comparisons need.
+struct Source {
+    report: RunReport,
+    prompts: Vec<PromptSummary>,
+    evidence: Evidence,
+}
+
+impl Source {
+    fn read(folder: &PathBuf, options: Options) -> Result<Self> {
+        let run = Run::open(folder)?;
+        let manifest = run.manifest().clone();
+        let mut prompts = vec![];
+        for prompt in run.prompts() {
+            let mut prompt = prompt?;
+            // Long, and read again for the few prompts that are shown token by token.
+            prompt.prompt_token_text = vec![];
+            prompt.prompt_tokens = vec![];
+            prompts.push(prompt);
+        }
+        let evidence = Evidence {
+            prompts: prompts.iter().cloned().map(PromptEvidence::from).collect(),
+            not_recorded: manifest.prompts.ids.len() - prompts.len(),
+            ..Evidence::without_prompts(&manifest.model, manifest.kv_element_bytes)
+        };
+        let recommendation = recommend(&evidence, options)?;
+        let workloads: Vec<_> = evidence.prompts.iter().map(|prompt| prompt.workload).collect();
+        let layers = summarise_run(&prompts);
+        let knockout = rows(&prompts, |prompt| by_layer(prompt, KNOCKOUT, manifest.model.layers));
+        let knockout = summarise(&knockout.iter().map(Vec::as_slice).collect::<Vec<_>>());
+        let report = RunReport {
+            name: name(folder),
+            frontiers: Anchor::ALL
+                .into_iter()
+                .filter_map(|anchor| FrontierSummary::new(&evidence, anchor).map(Frontier::from))
+                .collect(),
+            savings: (1..=manifest.model.layers)
+                .map(|cutoff| evidence.cost.savings(cutoff, options.anchor.tokens(), &workloads))
+                .collect(),
+            correlations: correlations(&layers, &knockout.iter().map(|k| k.mean).collect::<Vec<_>>()),
+            prompt_mass_by_head: by_head(&prompts),
+            readings: readings(&run, &prompts, &layers)?,
+            prompts: prompts.iter().map(|prompt| figures(prompt, &recommendation)).collect(),
+            failure_cases: failure_cases(&prompts, &recommendation),
+            manifest,
+            recommendation,
+            layers,
+            knockout,
+        };
+        Ok(Self { report, prompts, evidence })
+    }
+
+    fn side(&self) -> Side<'_> {
+        Side { prompts: &self.prompts, evidence: &self.evidence }
+    }
+}
+
+fn name(folder: &PathBuf) -> String {
+    // `.` and `..` have names only once they are resolved.
+    let resolved = folder.canonicalize();
+    let folder = resolved.as_ref().unwrap_or(folder);
+    folder.file_name().map_or_else(|| "run".into(), |name| name.to_string_lossy().into_owned())
+}
+
+fn rows(prompts: &[PromptSummary], figure: impl Fn(&PromptSummary) -> Vec<f64>) -> Vec<Vec<f64>> {
+    prompts.iter().map(figure).collect()
+}
+
+fn correlations(layers: &RunSummary, knockout: &[f64]) -> Vec<Correlation> {
+    let correlation = |figure: &'static str| {
+        let summaries = layers.overall.figures.get(figure).map_or(&[][..], Vec::as_slice);
+        // The embedding's value, where there is one, comes first.
+        let of_layers = &summaries[summaries.len().saturating_sub(knockout.len())..];
+        let values: Vec<f64> = of_layers.iter().map(|summary| summary.mean).collect();
+        Correlation { figure, spearman: rank_correlation(&values, knockout) }
+    };
+    CORRELATED.into_iter().map(correlation).collect()
+}
+
+/// Mean over prompts, for each layer and head.
+fn by_head(prompts: &[PromptSummary]) -> Vec<Vec<f64>> {
+    let Some(first) = prompts.first() else { return vec![] };
+    let mut sum = Array2::<f64>::zeros(first.heads.prompt_mass.dim());
+    for prompt in prompts {
+        sum += &prompt.heads.prompt_mass;
+    }
+    let mean = sum / prompts.len() as f64;
+    mean.outer_iter().map(|layer| layer.to_vec()).collect()
+}
+
+/// A typical prompt of each category, and the longest of the run.
+fn readings(run: &Run, prompts: &[PromptSummary], layers: &RunSummary) -> Result<Vec<Reading>> {
+    let mut chosen: Vec<(&PromptSummary, Chosen)> = vec![];
+    for group in layers.categories.iter().take(SHOWN_CATEGORIES) {
+        let means: Vec<f64> =
+            group.figures.get("prompt_mass").into_iter().flatten().map(|summary| summary.mean).collect();
+        let distance = |prompt: &&PromptSummary| -> f64 {
+            prompt.layers.prompt_mass.iter().zip(&means).map(|(a, b)| (a - b).abs()).sum()
+        };
+        let of_category = prompts.iter().filter(|prompt| Some(&prompt.category) == group.category.as_ref());
+        let typical = of_category.min_by(|a, b| distance(a).total_cmp(&distance(b)));
+        chosen.extend(typical.map(|prompt| (prompt, Chosen::Typical)));
+    }
+    let longest = prompts.iter().max_by_key(|prompt| prompt.p);
+    if let Some(longest) = longest.filter(|longest| chosen.iter().all(|(known, _)| known.id != longest.id)) {
+        chosen.push((longest, Chosen::Longest));
+    }
+    chosen.into_iter().map(|(prompt, why)| reading(run, &prompt.id, why)).collect()
+}
+
+fn reading(run: &Run, id: &str, chosen: Chosen) -> Result<Reading> {
+    let prompt = run.prompt(id)?;
+    let received = run.tokens(id)?.mean;
+    let steps = run.steps(id)?.attention.prompt_mass.mapv(|mass| mass as f32);
+    Ok(Reading {
+        most_read: most_read(&received, &prompt.prompt_token_text),
+        received: pyramid(&received),
+        prompt_mass_by_step: pyramid(&steps),
+        prompt_id: prompt.id,
+        category: prompt.category,
+        chosen,
+        p: prompt.p,
+        steps: prompt.steps,
+        tokens: prompt.prompt_token_text,
+        generated: prompt.generated_token_text,
+    })
+}
+
+fn pyramid(values: &Array2<f32>) -> Pyramid {
+    let (rows, columns) = values.dim();
+    Pyramid::from_rows(&values.iter().copied().collect::<Vec<_>>(), rows, columns)
+}
+
+/// Position 0 receives most attention nearly everywhere, so it is left out.
+fn most_read(received: &Array2<f32>, tokens: &[String]) -> Vec<ReadToken> {
+    let mean = |position: usize| {
+        let column = received.column(position);
+        column.iter().map(|value| f64::from(*value)).sum::<f64>() / column.len() as f64
+    };
+    let mut positions: Vec<(usize, f64)> =
+        (1..received.ncols()).map(|position| (position, mean(position))).collect();
+    positions.retain(|(_, mean)| mean.is_finite());
+    positions.sort_by(|a, b| b.1.total_cmp(&a.1));
+    positions.truncate(MOST_READ);
+    let token = |(position, mean): (usize, f64)| {
+        let column = received.column(position);
+        let most = column.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1));
+        let (layer, there) = most.map_or((0, f64::NAN), |(layer, value)| (layer, f64::from(*value)));
+        let token = tokens.get(position).cloned().unwrap_or_default();
+        ReadToken { position, token, received: mean, layer, received_there: there }
+    };
+    positions.into_iter().map(token).collect()
+}
+
+fn at_cutoff(prompt: &PromptSummary, found: &Recommendation) -> Divergence {
+    let rows = prompt.frontier.iter();
+    let mut rows = rows.filter(|row| row.anchor == found.anchor && row.cutoff == found.l_cut);
+    rows.next().map_or(Divergence { kl: f64::NAN, top1: f64::NAN, dnll: f64::NAN }, |row| row.divergence)
+}
+
+fn figures(prompt: &PromptSummary, found: &Recommendation) -> PromptFigures {
+    PromptFigures {
+        prompt_id: prompt.id.clone(),
+        category: prompt.category.clone(),
+        p: prompt.p,
+        steps: prompt.steps,
+        answer_given: prompt.answer_given,
+        at_cutoff: at_cutoff(prompt, found),
+        timings: prompt.timings,
+    }
+}
+
+/// The prompts with the largest KL at the recommended cutoff; none where full depth is kept.
+fn failure_cases(prompts: &[PromptSummary], found: &Recommendation) -> Vec<FailureCase> {
+    if found.l_cut == found.layers {
+        return vec![];
+    }
+    let mut worst: Vec<(&PromptSummary, Divergence)> =
+        prompts.iter().map(|prompt| (prompt, at_cutoff(prompt, found))).collect();
+    worst.retain(|(_, divergence)| divergence.kl.is_finite());
+    worst.sort_by(|a, b| b.1.kl.total_cmp(&a.1.kl));
+    worst.truncate(FAILURE_CASES);
+    let case = |(prompt, at_cutoff): (&PromptSummary, Divergence)| FailureCase {
+        prompt_id: prompt.id.clone(),
+        category: prompt.category.clone(),
+        prompt: shortened(&prompt.text),
+        at_cutoff,
+        full: prompt.generated_token_text.clone(),
+        cut: None,
+        first_difference: None,
+    };
+    worst.into_iter().map(case).collect()
+}
+
+/// The beginning and the end of a long text.
+fn shortened(text: &str) -> String {
+    let count = text.chars().count();
+    if count <= 2 * SHOWN_CHARACTERS {
+        return text.to_owned();
+    }
+    let start: String = text.chars().take(SHOWN_CHARACTERS).collect();
+    let end: String = text.chars().skip(count - SHOWN_CHARACTERS).collect();
+    format!("{start} … ({} characters) … {end}", count - 2 * SHOWN_CHARACTERS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_read_most_leaves_out_position_0() {
+        let received = ndarray::array![[0.9, 0.1, 0.2, 0.0_f32], [0.9, 0.0, 0.4, 0.1]];
+        let tokens: Vec<String> = ["a", "b", "c", "d"].map(String::from).to_vec();
+        let read = most_read(&received, &tokens);
+        assert_eq!(read.iter().map(|token| token.position).collect::<Vec<_>>(), [2, 1, 3]);
+        assert_eq!((read[0].layer, read[0].token.as_str()), (1, "c"));
+        assert!((read[0].received - 0.3).abs() < 1e-6 && (read[0].received_there - 0.4).abs() < 1e-6);
+    }
+
+    #[test]
+    fn long_prompts_are_shortened_between_characters() {
+        let text = "ä".repeat(900);
+        let short = shortened(&text);
+        assert!(short.starts_with("ä") && short.contains("(100 characters)") && short.ends_with("ä"));
+        assert_eq!(shortened("kept"), "kept");
+    }
+}

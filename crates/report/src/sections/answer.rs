@@ -1,0 +1,94 @@
+//! The answer: the recommended cutoff, what it costs and saves, and how sure it is.
+
+use super::{Place, cutoffs};
+use crate::data::{Report, RunReport};
+use crate::document::{Answer, Block, Cell, Fact, Section, plain};
+use layerscope_cutoff::recommend::Verdict;
+use layerscope_diagnostics::record::Anchor;
+
+pub(super) fn section(report: &Report) -> Section {
+    let mut blocks = vec![];
+    for (index, run) in report.runs.iter().enumerate() {
+        let place = Place { index, several: report.runs.len() > 1, run };
+        if place.several {
+            blocks.push(Block::Heading(run.name.clone()));
+        }
+        blocks.push(Block::Answer(answer(run, report)));
+        blocks.push(Block::Figure(Box::new(cutoffs::divergence(&place, report))));
+        blocks.push(Block::List(
+            run.recommendation.reasons.iter().map(|reason| plain(reason.clone())).collect(),
+        ));
+    }
+    Section { id: "answer".into(), title: "The answer".into(), blocks }
+}
+
+fn answer(run: &RunReport, report: &Report) -> Answer {
+    let found = &run.recommendation;
+    let anchor = if found.anchor == Anchor::Bos { "+bos" } else { "" };
+    let cuts = found.verdict == Verdict::Cut;
+    let headline = match cuts {
+        true => format!("Cut at {} of {} layers", found.l_cut, found.layers),
+        false => format!("Keep full depth: all {} layers", found.layers),
+    };
+    let mut facts = vec![Fact {
+        name: "Divergence",
+        cell: Cell::figure(found.kl),
+        unit: "nats per token",
+        note: format!(
+            "mean KL(full ‖ cut); 95 % upper bound {}, tolerance {}",
+            Cell::figure(found.kl_upper95).shown(),
+            report.tolerance
+        ),
+    }];
+    if cuts {
+        facts.push(Fact {
+            name: "One layer below",
+            cell: Cell::figure(found.kl_below),
+            unit: "nats per token",
+            note: format!("at cutoff {}: how sharp the edge is", found.l_cut - 1),
+        });
+    }
+    facts.push(Fact {
+        name: "Same top token",
+        cell: Cell::percent(found.top1),
+        unit: "% of steps",
+        note: "against the full model, same continuation".into(),
+    });
+    if cuts {
+        facts.extend([
+            Fact {
+                name: "KV saved",
+                cell: Cell::percent(found.kv_saved),
+                unit: "% of bytes",
+                note: "at this run’s prompt lengths".into(),
+            },
+            Fact {
+                name: "TTFT saved",
+                cell: Cell::percent(found.predicted_ttft_saved),
+                unit: "%",
+                note: "predicted from the prefill’s layer work".into(),
+            },
+            Fact {
+                name: "TPOT saved",
+                cell: Cell::percent(found.predicted_tpot_saved),
+                unit: "%",
+                note: "predicted from bytes read".into(),
+            },
+        ]);
+    }
+    facts.push(Fact {
+        name: "Rests on",
+        cell: Cell::count(found.prompts),
+        unit: if found.prompts == 1 { "prompt" } else { "prompts" },
+        note: match found.categories.len() {
+            1 => "of one category".into(),
+            categories => format!("of {categories} categories"),
+        },
+    });
+    Answer {
+        run: run.manifest.model.name.clone(),
+        headline,
+        policy: cuts.then(|| format!("speed:{}{anchor}", found.l_cut)),
+        facts,
+    }
+}

@@ -1,0 +1,85 @@
+//! The causal layer map beside what attention shows.
+
+use super::{Place, spread, summary_cells, summary_columns};
+use crate::document::{Block, Cell, Drawing, Figure, Table, column, plain};
+use layerscope_cutoff::recommend::RankedLayer;
+use layerscope_figures::{Along, Chart, Ink};
+
+pub(super) fn blocks(place: &Place<'_>) -> Vec<Block> {
+    vec![
+        Block::Paragraph(plain(
+            "Attention shows what a layer looks at, not what the output needs. Here the prompt is hidden from the generating \
+             tokens at one layer alone, all else untouched: what that moves is a cause. The rank correlations say how far the \
+             figures of attention tell the same story.",
+        )),
+        Block::Figure(Box::new(knockout(place))),
+        Block::Table(correlations(place)),
+        Block::Table(ranking(place)),
+    ]
+}
+
+fn knockout(place: &Place<'_>) -> Figure {
+    let mut chart = Chart::new(
+        "Causal layer map",
+        "KL(full ‖ prompt hidden at this layer), nats",
+        Along::Layers(place.layers()),
+    );
+    chart.logarithmic = true;
+    chart.description = "Mean KL divergence when the prompt is hidden from the generating tokens at one layer alone, by layer, \
+                         logarithmic; the band reaches from the 5 % to the 95 % quantile of the prompts."
+        .into();
+    chart.curves.push(spread("knockout", Ink::Cutoff, &place.run.knockout));
+    let mut columns = vec![column("layer", "")];
+    columns.extend(summary_columns("nats"));
+    let rows = place.run.knockout.iter().enumerate();
+    let rows = rows
+        .map(|(layer, summary)| std::iter::once(Cell::count(layer)).chain(summary_cells(summary)).collect());
+    let table = Table {
+        id: place.id("knockout-data"),
+        caption: "KL by layer at which alone the prompt is hidden, over prompts".into(),
+        columns,
+        rows: rows.collect(),
+    };
+    let chart = match place.cutoff() {
+        Some(cutoff) => chart.with_cutoff(cutoff),
+        None => chart,
+    };
+    Figure { id: place.id("knockout"), drawing: Drawing::Chart(chart), table, wide: true }
+}
+
+fn correlations(place: &Place<'_>) -> Table {
+    let rows = place.run.correlations.iter().map(|correlation| {
+        vec![Cell::Text(correlation.figure.replace('_', " ")), Cell::figure(correlation.spearman)]
+    });
+    Table {
+        id: place.id("correlations"),
+        caption: "Spearman’s rank correlation with the knockout KL, over layers".into(),
+        columns: vec![column("figure", ""), column("correlation", "−1 … 1")],
+        rows: rows.collect(),
+    }
+}
+
+fn ranking(place: &Place<'_>) -> Table {
+    let found = &place.run.recommendation;
+    let cells = |ranked: Option<&RankedLayer>| match ranked {
+        Some(ranked) => [Cell::count(ranked.layer), Cell::figure(ranked.value)],
+        None => [Cell::Text(String::new()), Cell::Text(String::new())],
+    };
+    let ranks = found.causal_layers.len().max(found.reading_layers.len());
+    let row = |rank: usize| {
+        let (cause, reading) = (cells(found.causal_layers.get(rank)), cells(found.reading_layers.get(rank)));
+        std::iter::once(Cell::count(rank + 1)).chain(cause).chain(reading).collect()
+    };
+    Table {
+        id: place.id("ranking"),
+        caption: "Layers by cause and by attention".into(),
+        columns: vec![
+            column("rank", ""),
+            column("hiding the prompt hurts most at layer", ""),
+            column("KL", "nats"),
+            column("most attention goes to it at layer", ""),
+            column("prompt mass", "share"),
+        ],
+        rows: (0..ranks).map(row).collect(),
+    }
+}

@@ -1,0 +1,257 @@
+//! The exact frontier: what each cutoff costs and saves.
+
+use super::{Place, anchor_name, dashed};
+use crate::data::{Frontier, Report};
+use crate::document::{Block, Cell, Drawing, Figure, Inline, Table, column, plain};
+use layerscope_cutoff::cost::Savings;
+use layerscope_diagnostics::record::{Anchor, Divergence};
+use layerscope_figures::{Along, Chart, Curve, Ink};
+
+pub(super) fn blocks(place: &Place<'_>, report: &Report) -> Vec<Block> {
+    let found = &place.run.recommendation;
+    let mut blocks = vec![Block::Paragraph(vec![
+        Inline::Plain(format!(
+            "At cutoff c the prompt runs through and keeps KV in layers 0 … c−1 only; above, generated tokens see \
+             each other{}. Every cutoff is computed exactly, from one recorded run of each prompt.",
+            if found.anchor == Anchor::Bos { " and position 0" } else { "" }
+        )),
+        Inline::Plain(format!(
+            " A cutoff counts as within the tolerance of {} nats if it and every deeper one stays there, overall and in \
+             each category.",
+            report.tolerance
+        )),
+    ])];
+    if found.verdict == layerscope_cutoff::recommend::Verdict::KeepFullDepth
+        && found.exact_l_cut < found.layers
+    {
+        blocks.push(Block::Paragraph(plain(format!(
+            "The smallest cutoff within the tolerance is {}, which saves too little to be worth it.",
+            found.exact_l_cut
+        ))));
+    }
+    blocks.extend([
+        Block::Figure(Box::new(by_category(place))),
+        Block::Figure(Box::new(agreement(place))),
+        Block::Figure(Box::new(likelihood(place))),
+        Block::Figure(Box::new(savings(place))),
+        Block::Heading("By category, at the recommended cutoff".into()),
+        Block::Table(categories(place)),
+    ]);
+    blocks
+}
+
+/// KL by cutoff for both anchors, with the tolerance and the edge.
+pub(super) fn divergence(place: &Place<'_>, report: &Report) -> Figure {
+    let mut chart = Chart::new("Divergence by cutoff", "mean KL(full ‖ cut), nats per token", cutoffs(place));
+    chart.logarithmic = true;
+    chart.level = Some((report.tolerance, format!("tolerance {}", report.tolerance)))
+        .filter(|(tolerance, _)| *tolerance > 0.0);
+    for frontier in &place.run.frontiers {
+        let group = &frontier.groups[0];
+        let chosen = frontier.anchor == report.anchor;
+        let ink = if chosen { Ink::Prompt } else { Ink::WeakText };
+        let curve = of(anchor_name(frontier.anchor), ink, &group.cutoffs, |d| d.kl);
+        let lower = group.cutoffs.iter().map(|divergence| divergence.kl).collect();
+        let curve = curve.with_band(lower, group.kl_upper95.clone());
+        chart.curves.push(if chosen { curve } else { dashed(curve) });
+    }
+    let chart = with_cutoff(place, chart);
+    let found = &place.run.recommendation;
+    let edge = match place.cutoff() {
+        Some(cutoff) => format!("recommended cutoff {cutoff} is marked"),
+        None => "no cutoff is recommended".into(),
+    };
+    let description = format!(
+        "Mean KL divergence from the full model over {} prompts at cutoffs 1 to {}, logarithmic; bands reach to the \
+         one-sided 95 % bootstrap bound; the {edge}.",
+        found.prompts,
+        place.layers()
+    );
+    let mut columns = vec![column("cutoff", "layers")];
+    for frontier in &place.run.frontiers {
+        let name = anchor_name(frontier.anchor);
+        columns.push(column(format!("KL, {name}"), "nats"));
+        columns.push(column(format!("95 % bound, {name}"), "nats"));
+    }
+    columns.push(column("within tolerance", ""));
+    let row = |index: usize| {
+        let mut cells = vec![Cell::count(index + 1)];
+        for frontier in &place.run.frontiers {
+            let group = &frontier.groups[0];
+            cells.extend([Cell::figure(group.cutoffs[index].kl), Cell::figure(group.kl_upper95[index])]);
+        }
+        let within = place.run.recommendation.frontier.get(index).is_some_and(|cutoff| cutoff.within);
+        cells.push(Cell::Text(if within { "yes" } else { "no" }.into()));
+        cells
+    };
+    Figure {
+        id: place.id("divergence"),
+        table: Table {
+            id: place.id("divergence-data"),
+            caption: "Divergence by cutoff".into(),
+            columns,
+            rows: (0..place.layers()).map(row).collect(),
+        },
+        drawing: Drawing::Chart(Chart { description, ..chart }),
+        wide: true,
+    }
+}
+
+fn cutoffs(place: &Place<'_>) -> Along {
+    Along::Cutoffs(place.layers())
+}
+
+fn with_cutoff(place: &Place<'_>, chart: Chart) -> Chart {
+    match place.cutoff() {
+        Some(cutoff) => chart.with_cutoff(cutoff),
+        None => chart,
+    }
+}
+
+fn of(name: &str, ink: Ink, divergences: &[Divergence], figure: fn(&Divergence) -> f64) -> Curve {
+    Curve::new(name, ink, divergences.iter().map(figure).collect())
+}
+
+fn by_category(place: &Place<'_>) -> Figure {
+    let mut chart =
+        Chart::new("Divergence by category", "mean KL(full ‖ cut), nats per token", cutoffs(place));
+    chart.logarithmic = true;
+    chart.description =
+        "Mean KL divergence from the full model by cutoff, a line for each category of prompts, logarithmic."
+            .into();
+    let (mut columns, mut data) = (vec![column("cutoff", "layers")], vec![]);
+    let anchor = place.run.recommendation.anchor;
+    for frontier in place.run.frontiers.iter().filter(|frontier| frontier.anchor == anchor) {
+        for (index, group) in frontier.groups.iter().skip(1).enumerate() {
+            let name = group.category.as_deref().unwrap_or("all");
+            chart.curves.push(of(name, Ink::Series(index), &group.cutoffs, |d| d.kl));
+            columns.push(column(name, "nats"));
+            data.push(group);
+        }
+    }
+    let row = |index: usize| {
+        let figures = data.iter().map(|group| Cell::figure(group.cutoffs[index].kl));
+        std::iter::once(Cell::count(index + 1)).chain(figures).collect()
+    };
+    let table = Table {
+        id: place.id("divergence-by-category-data"),
+        caption: "Divergence by cutoff and category".into(),
+        columns,
+        rows: (0..place.layers()).map(row).collect(),
+    };
+    figure(place, "divergence-by-category", with_cutoff(place, chart), table)
+}
+
+fn agreement(place: &Place<'_>) -> Figure {
+    let mut chart = Chart::new("Same top token", "share of steps", cutoffs(place));
+    chart.range = Some([0.0, 1.0]);
+    chart.description =
+        "Share of decode steps whose most likely token is that of the full model, by cutoff.".into();
+    by_anchor(place, "top-token", chart, "share", |divergence| divergence.top1)
+}
+
+fn likelihood(place: &Place<'_>) -> Figure {
+    let mut chart = Chart::new("Likelihood of the continuation", "ΔNLL, nats per token", cutoffs(place));
+    chart.description =
+        "Mean change of the negative log-likelihood of the full model's continuation, by cutoff; 0 is no change.".into();
+    by_anchor(place, "likelihood", chart, "nats", |divergence| divergence.dnll)
+}
+
+fn by_anchor(
+    place: &Place<'_>,
+    id: &str,
+    mut chart: Chart,
+    unit: &str,
+    figure_of: fn(&Divergence) -> f64,
+) -> Figure {
+    let anchor = place.run.recommendation.anchor;
+    let mut columns = vec![column("cutoff", "layers")];
+    for Frontier { anchor: of_anchor, groups } in &place.run.frontiers {
+        let chosen = *of_anchor == anchor;
+        let ink = if chosen { Ink::Prompt } else { Ink::WeakText };
+        let curve = of(anchor_name(*of_anchor), ink, &groups[0].cutoffs, figure_of);
+        chart.curves.push(if chosen { curve } else { dashed(curve) });
+        columns.push(column(anchor_name(*of_anchor), unit));
+    }
+    let row = |index: usize| {
+        let all = place.run.frontiers.iter();
+        let figures = all.map(|frontier| Cell::figure(figure_of(&frontier.groups[0].cutoffs[index])));
+        std::iter::once(Cell::count(index + 1)).chain(figures).collect()
+    };
+    let table = Table {
+        id: format!("{}-data", place.id(id)),
+        caption: format!("{} by cutoff", chart.title),
+        columns,
+        rows: (0..place.layers()).map(row).collect(),
+    };
+    figure(place, id, with_cutoff(place, chart), table)
+}
+
+fn savings(place: &Place<'_>) -> Figure {
+    let figures: [(&str, fn(&Savings) -> f64); 4] = [
+        ("KV bytes", |s| s.kv_saved),
+        ("prefill layer work", |s| s.flops_saved),
+        ("TTFT, predicted", |s| s.predicted_ttft_saved),
+        ("TPOT, predicted", |s| s.predicted_tpot_saved),
+    ];
+    let mut chart = Chart::new("Saved", "share, at this run’s prompt lengths", cutoffs(place));
+    chart.range = Some([0.0, 1.0]);
+    chart.description =
+        "Share of KV bytes, of the prefill's layer work, and of the predicted times to the first and to \
+                         each further token that each cutoff saves, by the cost model."
+            .into();
+    let mut columns = vec![column("cutoff", "layers")];
+    for (index, (name, figure)) in figures.into_iter().enumerate() {
+        let values = place.run.savings.iter().map(figure).collect();
+        let curve = Curve::new(name, Ink::Series(index), values);
+        // TTFT is predicted to go with the layer work: dashes let the line beneath show.
+        chart.curves.push(if index > 1 { dashed(curve) } else { curve });
+        columns.push(column(name, "%"));
+    }
+    let row = |(index, savings): (usize, &Savings)| {
+        let shares = figures.iter().map(|(_, figure)| Cell::percent(figure(savings)));
+        std::iter::once(Cell::count(index + 1)).chain(shares).collect()
+    };
+    let table = Table {
+        id: place.id("savings-data"),
+        caption: "Saved by cutoff".into(),
+        columns,
+        rows: place.run.savings.iter().enumerate().map(row).collect(),
+    };
+    figure(place, "savings", with_cutoff(place, chart), table)
+}
+
+fn figure(place: &Place<'_>, id: &str, chart: Chart, table: Table) -> Figure {
+    Figure { id: place.id(id), drawing: Drawing::Chart(chart), table, wide: false }
+}
+
+fn categories(place: &Place<'_>) -> Table {
+    let columns = vec![
+        column("category", ""),
+        column("prompts", ""),
+        column("KL", "nats"),
+        column("95 % bound", "nats"),
+        column("KL one layer below", "nats"),
+        column("same top token", "%"),
+        column("its own L_cut", "layers"),
+    ];
+    let rows = place.run.recommendation.categories.iter().map(|category| {
+        vec![
+            Cell::Foreign(category.category.clone()),
+            Cell::count(category.prompts),
+            Cell::figure(category.kl),
+            Cell::figure(category.kl_upper95),
+            Cell::figure(category.kl_below),
+            Cell::percent(category.top1),
+            Cell::count(category.exact_l_cut),
+        ]
+    });
+    Table {
+        id: place.id("categories"),
+        caption:
+            "Each category at the recommended cutoff; categories of fewer than three prompts have no bound"
+                .into(),
+        columns,
+        rows: rows.collect(),
+    }
+}

@@ -1,0 +1,138 @@
+//! What the report says, section by section.
+
+mod answer;
+mod causes;
+mod comparison;
+mod cutoffs;
+mod failures;
+mod layers;
+mod method;
+mod model;
+mod prompts;
+mod provenance;
+mod readings;
+
+use crate::data::{Report, RunReport};
+use crate::document::{Block, Column, Document, Section, column};
+use layerscope_diagnostics::record::Anchor;
+use layerscope_diagnostics::summary::Summary;
+use layerscope_figures::{Curve, Ink, Style};
+
+impl Document {
+    /// Lays a report out.
+    pub fn of(report: &Report) -> Self {
+        let names: Vec<&str> = report.runs.iter().map(|run| run.manifest.model.name.as_str()).collect();
+        let several = report.runs.len() > 1;
+        let mut sections = vec![answer::section(report)];
+        if several {
+            sections.push(comparison::section(report));
+        }
+        for (index, run) in report.runs.iter().enumerate() {
+            // Ids and titles tell the runs apart where there are several.
+            let place = Place { index, several, run };
+            sections.extend([
+                place.section("model", "Model and run", model::blocks(&place)),
+                place.section("cutoffs", "What each cutoff costs and saves", cutoffs::blocks(&place, report)),
+                place.section("layers", "How layers read the prompt", layers::blocks(&place)),
+                place.section("causes", "Causes beside correlations", causes::blocks(&place)),
+                place.section("readings", "What is read", readings::blocks(&place)),
+                place.section("failures", "Failure cases", failures::blocks(&place)),
+                place.section("prompts", "All prompts", prompts::blocks(&place)),
+            ]);
+        }
+        sections.push(method::section(report));
+        sections.push(provenance::section(report));
+        Self {
+            title: match several {
+                false => format!("How deep {} needs its prompt", names.join("")),
+                true => "How deep these models need their prompts".into(),
+            },
+            subtitle: format!("{}; layerscope {}", subjects(report), report.layerscope),
+            sections,
+        }
+    }
+}
+
+fn subjects(report: &Report) -> String {
+    let subject = |run: &RunReport| {
+        let prompts = run.prompts.len();
+        let (plural, weights) = (if prompts == 1 { "" } else { "s" }, &run.manifest.weights);
+        format!("{}: {prompts} prompt{plural}, {weights} weights", run.name)
+    };
+    report.runs.iter().map(subject).collect::<Vec<_>>().join("; ")
+}
+
+/// A run and where it stands among the others.
+pub(crate) struct Place<'a> {
+    index: usize,
+    several: bool,
+    run: &'a RunReport,
+}
+
+impl Place<'_> {
+    /// An id that no other run has.
+    fn id(&self, name: &str) -> String {
+        if self.several { format!("run{}-{name}", self.index + 1) } else { name.to_owned() }
+    }
+
+    fn section(&self, id: &str, title: &str, blocks: Vec<Block>) -> Section {
+        let title = if self.several { format!("{}: {title}", self.run.name) } else { title.to_owned() };
+        Section { id: self.id(id), title, blocks }
+    }
+
+    fn layers(&self) -> usize {
+        self.run.manifest.model.layers
+    }
+
+    /// The cutoff that is drawn into figures: none where full depth is kept.
+    fn cutoff(&self) -> Option<usize> {
+        let cutoff = self.run.recommendation.l_cut;
+        (cutoff < self.layers()).then_some(cutoff)
+    }
+}
+
+/// An anchor in words.
+fn anchor_name(anchor: Anchor) -> &'static str {
+    match anchor {
+        Anchor::Bos => "position 0 kept",
+        Anchor::None => "nothing kept",
+    }
+}
+
+/// The colours of the runs, where several stand in one figure.
+fn run_ink(index: usize) -> Ink {
+    Ink::Series(index)
+}
+
+/// Mean and spread of a figure as a curve.
+fn spread(name: &str, ink: Ink, figures: &[Summary]) -> Curve {
+    let (lower, upper) = figures.iter().map(|figure| (figure.q05, figure.q95)).unzip();
+    Curve::new(name, ink, figures.iter().map(|figure| figure.mean).collect()).with_band(lower, upper)
+}
+
+/// A mean alone.
+fn mean_of(name: &str, ink: Ink, figures: &[Summary]) -> Curve {
+    Curve::new(name, ink, figures.iter().map(|figure| figure.mean).collect())
+}
+
+/// A curve drawn with dashes.
+fn dashed(curve: Curve) -> Curve {
+    curve.styled(Style::Dashed)
+}
+
+/// The columns of a summary over prompts.
+fn summary_columns(unit: &str) -> Vec<Column> {
+    ["mean", "mean, 95 % from", "to", "5 %", "median", "95 %"].map(|name| column(name, unit)).to_vec()
+}
+
+fn summary_cells(summary: &Summary) -> Vec<crate::document::Cell> {
+    let figures = [
+        summary.mean,
+        summary.mean_ci95_lower,
+        summary.mean_ci95_upper,
+        summary.q05,
+        summary.q50,
+        summary.q95,
+    ];
+    figures.map(crate::document::Cell::figure).to_vec()
+}

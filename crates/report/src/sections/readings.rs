@@ -1,0 +1,160 @@
+//! Heat maps: which heads read the prompt, which tokens are read, and how that changes from step to step.
+
+use super::Place;
+use crate::data::{Chosen, ReadToken, Reading};
+use crate::document::{Block, Cell, Drawing, Figure, Inline, MapDrawing, Table, column, plain};
+use layerscope_figures::{Pyramid, ScaleKind};
+
+/// Heads in the ranking.
+const RANKED_HEADS: usize = 12;
+
+pub(super) fn blocks(place: &Place<'_>) -> Vec<Block> {
+    let mut blocks = vec![
+        Block::Paragraph(plain(
+            "Layers run downwards; the line is the recommended cutoff. Each pixel shows the largest of the values beneath it, so \
+             a single token that is read stays visible in a prompt of any length.",
+        )),
+        Block::Figure(Box::new(heads(place))),
+    ];
+    for (index, reading) in place.run.readings.iter().enumerate() {
+        let why = match reading.chosen {
+            Chosen::Typical => "typical of its category",
+            Chosen::Longest => "the longest of the run",
+        };
+        blocks.push(Block::Heading(format!("Prompt {}, {why}", reading.prompt_id)));
+        blocks.push(Block::Paragraph(vec![
+            Inline::Plain("Category ".into()),
+            Inline::Foreign(reading.category.clone()),
+            Inline::Plain(format!(", {} tokens, {} decode steps.", reading.p, reading.steps)),
+        ]));
+        blocks.push(Block::Figure(Box::new(tokens(place, index, reading))));
+        blocks.push(Block::Figure(Box::new(steps(place, index, reading))));
+    }
+    blocks
+}
+
+fn heads(place: &Place<'_>) -> Figure {
+    let rows = &place.run.prompt_mass_by_head;
+    let heads = rows.first().map_or(0, Vec::len);
+    let flat: Vec<f32> = rows.iter().flatten().map(|mass| *mass as f32).collect();
+    let mut ranked: Vec<(usize, usize, f64)> = rows
+        .iter()
+        .enumerate()
+        .flat_map(|(layer, row)| row.iter().enumerate().map(move |(head, mass)| (layer, head, *mass)))
+        .filter(|(_, _, mass)| mass.is_finite())
+        .collect();
+    ranked.sort_by(|a, b| b.2.total_cmp(&a.2));
+    ranked.truncate(RANKED_HEADS);
+    let row = |(layer, head, mass)| vec![Cell::count(layer), Cell::count(head), Cell::figure(mass)];
+    Figure {
+        id: place.id("heads"),
+        drawing: Drawing::Map(MapDrawing {
+            title: "Prompt mass by head".into(),
+            unit: "share of attention".into(),
+            description: format!(
+                "Share of attention on the prompt for each of {} layers and {heads} query heads, mean over decode steps and \
+                 prompts.",
+                rows.len()
+            ),
+            values: Pyramid::from_rows(&flat, rows.len(), heads),
+            scale: ScaleKind::Linear,
+            without_first: false,
+            column_name: "query head".into(),
+            column_texts: vec![],
+            cutoff: place.cutoff(),
+        }),
+        table: Table {
+            id: place.id("heads-data"),
+            caption: format!(
+                "The {RANKED_HEADS} heads with the largest prompt mass; all are in heads.parquet"
+            ),
+            columns: vec![column("layer", ""), column("head", ""), column("prompt mass", "share")],
+            rows: ranked.into_iter().map(row).collect(),
+        },
+        wide: false,
+    }
+}
+
+fn tokens(place: &Place<'_>, index: usize, reading: &Reading) -> Figure {
+    let id = place.id(&format!("tokens-{}", index + 1));
+    let row = |read: &ReadToken| {
+        vec![
+            Cell::count(read.position),
+            Cell::Foreign(layerscope_figures::token_label(&read.token)),
+            Cell::figure(read.received),
+            Cell::count(read.layer),
+            Cell::figure(read.received_there),
+        ]
+    };
+    Figure {
+        drawing: Drawing::Map(MapDrawing {
+            title: "Attention received by prompt tokens".into(),
+            unit: "share of attention, logarithmic; position 0 left out of the scale".into(),
+            description: format!(
+                "Share of the generating tokens' attention that each of {} prompt tokens receives at each of {} layers, mean over \
+                 heads and decode steps.",
+                reading.p,
+                place.layers()
+            ),
+            values: reading.received.clone(),
+            scale: ScaleKind::Log,
+            without_first: true,
+            column_name: "prompt token (position)".into(),
+            column_texts: reading.tokens.clone(),
+            cutoff: place.cutoff(),
+        }),
+        table: Table {
+            id: format!("{id}-data"),
+            caption: "The positions that are read most, after position 0; all are in tokens.parquet".into(),
+            columns: vec![
+                column("position", ""),
+                column("token", ""),
+                column("received, mean over layers", "share"),
+                column("most at layer", ""),
+                column("received there", "share"),
+            ],
+            rows: reading.most_read.iter().map(row).collect(),
+        },
+        id,
+        wide: true,
+    }
+}
+
+fn steps(place: &Place<'_>, index: usize, reading: &Reading) -> Figure {
+    let id = place.id(&format!("steps-{}", index + 1));
+    let steps = &reading.prompt_mass_by_step;
+    // Means over layers: what changes while the text grows.
+    let row = |step: usize| {
+        let column = steps.column(step);
+        let mean = column.iter().map(|mass| f64::from(*mass)).sum::<f64>() / column.len().max(1) as f64;
+        let token = reading.generated.get(step).map_or("", String::as_str);
+        vec![Cell::count(step), Cell::Foreign(layerscope_figures::token_label(token)), Cell::figure(mean)]
+    };
+    Figure {
+        drawing: Drawing::Map(MapDrawing {
+            title: "Prompt mass by decode step".into(),
+            unit: "share of attention".into(),
+            description: format!(
+                "Share of attention on the prompt at each of {} decode steps and {} layers, mean over heads.",
+                reading.steps,
+                place.layers()
+            ),
+            values: steps.clone(),
+            scale: ScaleKind::Linear,
+            without_first: false,
+            column_name: "decode step".into(),
+            column_texts: reading.generated.clone(),
+            cutoff: None,
+        }),
+        table: Table {
+            id: format!("{id}-data"),
+            caption:
+                "Prompt mass by decode step, mean over layers and heads; all layers are in steps.parquet"
+                    .into(),
+            columns: vec![column("step", ""), column("yields", ""), column("prompt mass", "share")],
+            rows: (0..reading.steps).map(row).collect(),
+        },
+        id,
+        wide: true,
+    }
+}
