@@ -24,23 +24,31 @@ pub(super) fn record(
     };
     let mut all_tokens = 0;
     let recorded =
-        recording::record(model, prompts, max_new_tokens, &folder, interrupt, &mut |event| match event {
-            Recording::Resumed { done, all } => send(Event::RecordingStarted { done, all }),
-            Recording::Started { id, tokens } => {
-                all_tokens = tokens;
-                send(Event::PromptStarted { id: id.to_owned(), tokens });
-            }
-            Recording::Tokens(done) => {
-                events.progress(progress(RecordingStage::Tokens { done, all: all_tokens }));
-            }
-            Recording::FrontierLayers { done, all } => {
-                events.progress(progress(RecordingStage::Frontier { done, all }));
-            }
-            Recording::Finished(record) => send(Event::PromptFinished { id: record.prompt_id.clone() }),
-            Recording::Failed { id, reason } => {
-                send(Event::PromptFailed { id: id.to_owned(), reason: reason.to_owned() });
-            }
-        });
+        recording::record(
+            model,
+            prompts,
+            max_new_tokens,
+            &folder,
+            &[],
+            interrupt,
+            &mut |event| match event {
+                Recording::Resumed { done, all } => send(Event::RecordingStarted { done, all }),
+                Recording::Started { id, tokens } => {
+                    all_tokens = tokens;
+                    send(Event::PromptStarted { id: id.to_owned(), tokens });
+                }
+                Recording::Tokens(done) => {
+                    events.progress(progress(RecordingStage::Tokens { done, all: all_tokens }));
+                }
+                Recording::FrontierLayers { done, all } => {
+                    events.progress(progress(RecordingStage::Frontier { done, all }));
+                }
+                Recording::Finished(record) => send(Event::PromptFinished { id: record.prompt_id.clone() }),
+                Recording::Failed { id, reason } => {
+                    send(Event::PromptFailed { id: id.to_owned(), reason: reason.to_owned() });
+                }
+            },
+        );
     let cancelled = match recorded {
         Ok(_) => false,
         Err(Error::Interrupted) => true,

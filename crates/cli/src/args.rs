@@ -3,7 +3,7 @@
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use layerscope_app::state::View;
-use layerscope_cutoff::bench;
+use layerscope_cutoff::{bench, failure_cases};
 use layerscope_engine::WeightsPrecision;
 use std::path::PathBuf;
 
@@ -124,6 +124,9 @@ pub(crate) struct RecordArguments {
     /// Decode steps per prompt
     #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) max_new_tokens: u32,
+    /// At the end, generate under the recommended cutoff from this many prompts that it changes most; 0 for none
+    #[arg(long, default_value_t = failure_cases::DEFAULT_COUNT)]
+    pub(crate) failure_cases: usize,
     /// Run folder to write or resume
     #[arg(long)]
     pub(crate) out: PathBuf,
@@ -245,7 +248,7 @@ pub(crate) struct BenchArguments {
     /// Counted repeats, after one warm-up at each length
     #[arg(long, default_value_t = bench::DEFAULT_REPEATS)]
     pub(crate) repeats: usize,
-    /// File to write as well: FILE.parquet or FILE.json
+    /// File to write as well: FILE.parquet, FILE.json, or a run folder, which gets a bench.json
     #[arg(long)]
     pub(crate) out: Option<PathBuf>,
     /// Print one JSON object

@@ -2,6 +2,7 @@
 
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use layerscope_cutoff::bench::{self, Plan};
+use layerscope_cutoff::failure_cases;
 use layerscope_cutoff::recording::Event;
 use layerscope_engine::Result;
 
@@ -67,6 +68,39 @@ impl BenchBars {
 pub(crate) fn needles(generations: usize) -> ProgressBar {
     ProgressBar::new(generations as u64)
         .with_style(style("needles {bar:30} {pos}/{len}, {elapsed} elapsed, {eta} left, {msg}"))
+}
+
+/// A bar while failure cases are generated, with the present one.
+pub(crate) struct FailureCaseBar {
+    bar: ProgressBar,
+    id: String,
+    tokens: usize,
+}
+
+impl FailureCaseBar {
+    pub(crate) fn new() -> Self {
+        let bar = ProgressBar::new(0)
+            .with_style(style("failure cases {bar:30} {pos}/{len}, {elapsed} elapsed, {msg}"));
+        Self { bar, id: String::new(), tokens: 0 }
+    }
+
+    pub(crate) fn observe(&mut self, event: failure_cases::Event<'_>) {
+        match event {
+            failure_cases::Event::Chosen { prompts, earlier } => {
+                self.bar.set_length(prompts as u64);
+                self.bar.set_position(earlier as u64);
+            }
+            failure_cases::Event::Started { id, tokens } => (self.id, self.tokens) = (id.to_owned(), tokens),
+            failure_cases::Event::Tokens(done) => {
+                self.bar.set_message(format!("{}, {done}/{} tokens", self.id, self.tokens));
+            }
+            failure_cases::Event::Finished(_) => self.bar.inc(1),
+        }
+    }
+
+    pub(crate) fn finish(&self) {
+        self.bar.finish_and_clear();
+    }
 }
 
 /// Two bars while recording: prompts of the file with an estimate, and what the present one is at.

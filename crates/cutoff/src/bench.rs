@@ -6,20 +6,21 @@
 //! At each length there is first a warm-up that is not counted. Within every repeat each policy runs once, and each repeat
 //! begins with another policy, so that a machine that warms up or slows down favours none. One generation runs at a time.
 
-mod machine;
 mod memory;
 mod parquet_file;
 mod plan;
 mod prediction;
 mod prompt;
 mod report;
+mod report_file;
 mod statistics;
 
-pub use machine::Machine;
+pub use layerscope_diagnostics::machine::Machine;
 pub use parquet_file::to_parquet;
 pub use plan::{DEFAULT_NEW_TOKENS, DEFAULT_REPEATS, Plan, parse_length, parse_lengths, split_policies};
 pub use prompt::PromptTokens;
 pub use report::{Measurement, Report};
+pub use report_file::{FILE_NAME, read, read_of_run};
 pub use statistics::Statistics;
 
 use layerscope_engine::{

@@ -15,7 +15,7 @@ mod tests;
 
 use layerscope_diagnostics::record::Anchor;
 use layerscope_diagnostics::summary::mean;
-use layerscope_engine::{Error, Result};
+use layerscope_engine::{Error, Policy, Result};
 use serde::Serialize;
 
 pub use self::diagnostic::DiagnosticCut;
@@ -57,6 +57,25 @@ pub enum Verdict {
     /// No cutoff is worth it; `l_cut` is L.
     #[serde(rename = "keep full depth")]
     KeepFullDepth,
+}
+
+/// A place on the frontier.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Cut {
+    /// Prompt tokens keep KV in layers 0 … cutoff−1; 1 … L.
+    pub cutoff: usize,
+    /// Which prompt tokens keep KV at every layer.
+    pub anchor: Anchor,
+}
+
+impl Cut {
+    /// SPEED there, for a model of so many layers.
+    ///
+    /// # Errors
+    /// [`Error::Input`] on a cutoff that the model does not have.
+    pub fn policy(self, layers: usize) -> Result<Policy> {
+        Policy::speed(self.cutoff, self.anchor == Anchor::Bos, layers)
+    }
 }
 
 /// The recommendation. Undefined figures are NaN here, which serde_json writes as null.
@@ -116,6 +135,14 @@ pub struct Recommendation {
     pub causal_layers: Vec<RankedLayer>,
     /// The layers with the largest prompt mass: correlations.
     pub reading_layers: Vec<RankedLayer>,
+}
+
+impl Recommendation {
+    /// The recommended place on the frontier; `None` where full depth is to be kept.
+    pub fn cut(&self) -> Option<Cut> {
+        let cut = Cut { cutoff: self.l_cut, anchor: self.anchor };
+        (self.verdict == Verdict::Cut).then_some(cut)
+    }
 }
 
 /// A category at the recommended cutoff.

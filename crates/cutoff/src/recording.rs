@@ -1,6 +1,7 @@
 //! Recording a run: every prompt of a file through probes and frontier into a run folder.
 
 use crate::frontier::frontier;
+use layerscope_diagnostics::machine::Machine;
 use layerscope_diagnostics::probe::{self, Continuation};
 use layerscope_diagnostics::prompts::{Prompt, PromptFile};
 use layerscope_diagnostics::record::{Anchor, PromptRecord};
@@ -106,7 +107,8 @@ pub fn record_prompt(
     })
 }
 
-/// Records every prompt of a file into a run folder; prompts that the folder has already are not run again.
+/// Records every prompt of a file into a run folder; prompts that the folder has already are not run again. `command` goes
+/// into the manifest of a new run: the arguments of `layerscope` that repeat it, none where it has none.
 ///
 /// A prompt that cannot be run is noted as failed, with its reason, and the others go on.
 ///
@@ -118,13 +120,19 @@ pub fn record(
     prompts: &PromptFile,
     max_new_tokens: usize,
     folder: &Path,
+    command: &[String],
     interrupt: &Interrupt,
     observe: &mut dyn FnMut(Event<'_>),
 ) -> Result<Manifest> {
     if max_new_tokens == 0 {
         return Err(Error::input("--max-new-tokens must be at least 1"));
     }
-    let mut writer = RunWriter::create_or_resume(folder, manifest(model, prompts, max_new_tokens)?)?;
+    let wanted = Manifest {
+        machine: Some(Machine::this()),
+        command: command.to_vec(),
+        ..manifest(model, prompts, max_new_tokens)?
+    };
+    let mut writer = RunWriter::create_or_resume(folder, wanted)?;
     let pending: Vec<&Prompt> = prompts.prompts.iter().filter(|p| !writer.is_done(&p.id)).collect();
     let all = prompts.prompts.len();
     observe(Event::Resumed { done: all - pending.len(), all });

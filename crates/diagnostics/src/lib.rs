@@ -2,9 +2,11 @@
 //! prompts, that test whether a prompt is still read.
 
 mod curvature;
+pub mod machine;
 pub mod needle;
 pub mod probe;
 pub mod prompts;
 pub mod record;
 pub mod run;
 pub mod summary;
+pub mod undefined;

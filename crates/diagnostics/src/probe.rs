@@ -110,18 +110,10 @@ pub fn run<'m>(
     let tokens = match continuation {
         Continuation::Given(tokens) => tokens.to_vec(),
         Continuation::Greedy { excluded, .. } => {
-            let mut tokens = vec![];
-            let mut logits = first_logits;
-            loop {
-                tokens.push(argmax(&logits, excluded)?);
-                progress(session.len());
-                generated_logits.push(logits);
-                if tokens.len() == steps {
-                    break tokens;
-                }
-                check_interrupt(interrupt)?;
-                logits = session.step(tokens[tokens.len() - 1], &mut Hooks::none())?;
-            }
+            continue_greedily(&mut session, first_logits, steps, excluded, interrupt, &mut |done, logits| {
+                progress(done);
+                generated_logits.push(logits.clone());
+            })?
         }
     };
     let decode_s = if generated_logits.is_empty() { 0.0 } else { start.elapsed().as_secs_f64() };
@@ -152,6 +144,33 @@ pub fn run<'m>(
         timings: Timings { prefill_s, decode_s, probe_s: start.elapsed().as_secs_f64(), frontier_s: 0.0 },
     };
     Ok(run)
+}
+
+/// The greedy continuation, of exactly `tokens` tokens, of a session whose prefill yielded `first_logits` `[V]`;
+/// `excluded` tokens are passed over. `observe` sees how many tokens went through the session before each choice, and the
+/// logits that it is made from.
+///
+/// # Errors
+/// [`Error::Input`] where logits are NaN; [`Error::Interrupted`].
+pub fn continue_greedily(
+    session: &mut Session<'_>,
+    first_logits: Tensor,
+    tokens: usize,
+    excluded: &[u32],
+    interrupt: &Interrupt,
+    observe: &mut dyn FnMut(usize, &Tensor),
+) -> Result<Vec<u32>> {
+    let mut continuation = vec![];
+    let mut logits = first_logits;
+    while continuation.len() < tokens {
+        if let Some(&last) = continuation.last() {
+            check_interrupt(interrupt)?;
+            logits = session.step(last, &mut Hooks::none())?;
+        }
+        continuation.push(argmax(&logits, excluded)?);
+        observe(session.len(), &logits);
+    }
+    Ok(continuation)
 }
 
 /// Logits of residual rows `[rows, d]` in f32, handed over row by row with the row's index.

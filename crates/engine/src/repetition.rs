@@ -1,6 +1,6 @@
 //! Texts that end in a loop: the same tokens over and over, as greedy decoding falls into, more so without the anchor.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// Fewest times that a loop goes round.
 const LEAST_ROUNDS: usize = 3;
@@ -8,7 +8,7 @@ const LEAST_ROUNDS: usize = 3;
 const LEAST_TOKENS: usize = 12;
 
 /// A loop at the end of a text.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Repetition {
     /// Tokens of one round.
     pub period: usize,

@@ -5,10 +5,11 @@ use crate::progress::{self, BenchBars};
 use crate::{models, output};
 use layerscope_cutoff::bench::{self, Machine, Measurement, Plan, PromptTokens, Report, Statistics};
 use layerscope_diagnostics::prompts::{Prompt, parse_prompts};
+use layerscope_diagnostics::run::Run;
 use layerscope_engine::{
     Decoder, Error, Interrupt, ModelConfig, Policy, Result, Shape, ShapeWeights, WeightsPrecision, caveats,
 };
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 /// The text that prompts are cut from.
@@ -20,17 +21,22 @@ const SEED: u64 = 0;
 /// What is measured.
 struct Subject {
     name: String,
+    /// SHA-256 of the model; none of random weights.
+    sha256: Option<String>,
     decoder: Decoder,
     prompt: PromptTokens,
     notes: Vec<String>,
 }
 
 pub(crate) fn run(arguments: &BenchArguments, interrupt: &Interrupt) -> Result<ExitCode> {
-    let format = arguments.out.as_deref().map(Format::of).transpose()?;
+    let destination = arguments.out.as_deref().map(Destination::of).transpose()?;
     let subject = match &arguments.shape {
         Some(name) => random_weights(arguments, name)?,
         None => model(arguments)?,
     };
+    if let Some(destination) = &destination {
+        destination.check_model(&subject)?;
+    }
     let plan = plan(arguments, subject.decoder.config())?;
     let bars = BenchBars::new(&plan);
     let measured = bench::measure(&subject.decoder, &plan, &subject.prompt, interrupt, &mut |event| {
@@ -46,12 +52,12 @@ pub(crate) fn run(arguments: &BenchArguments, interrupt: &Interrupt) -> Result<E
         weight_bytes: subject.decoder.weight_bytes() as u64,
         layers: subject.decoder.config().layers,
         machine: Machine::this(),
-        layerscope: env!("CARGO_PKG_VERSION"),
+        layerscope: env!("CARGO_PKG_VERSION").to_owned(),
         interrupted: measured.interrupted,
         notes: notes.chain(measured.no_peak.map(str::to_owned)).collect(),
     };
-    if let (Some(path), Some(format)) = (&arguments.out, format) {
-        format.write(path, &report)?;
+    if let Some(destination) = &destination {
+        destination.write(&report)?;
     }
     if arguments.json {
         output::json(&report)?;
@@ -95,6 +101,7 @@ fn random_weights(arguments: &BenchArguments, name: &str) -> Result<Subject> {
     let decoder = progress::loading(|progress| shape.decoder(weights, precision, SEED, progress))?;
     Ok(Subject {
         name: shape.to_string(),
+        sha256: None,
         prompt: PromptTokens::Random { vocab: decoder.config().vocab, seed: SEED },
         decoder,
         notes: vec![format!("random weights ({weights}) of shape {shape}: speed only")],
@@ -108,37 +115,68 @@ fn model(arguments: &BenchArguments) -> Result<Subject> {
     Ok(Subject {
         prompt: PromptTokens::of_text(&model.tokenizer, &text.join("\n\n"))?,
         name: model.name,
+        sha256: Some(model.sha256),
         decoder: model.decoder,
         notes: vec![],
     })
 }
 
-/// How `--out` is written, by its extension.
+/// Where `--out` is written, and how.
+struct Destination {
+    path: PathBuf,
+    format: Format,
+    /// The run that the measurements lie beside, where a run folder was named.
+    run: Option<Run>,
+}
+
 #[derive(Clone, Copy)]
 enum Format {
     Json,
     Parquet,
 }
 
-impl Format {
+impl Destination {
     fn of(path: &Path) -> Result<Self> {
+        if path.is_dir() {
+            let run = Run::open(path)?;
+            return Ok(Self { path: path.join(bench::FILE_NAME), format: Format::Json, run: Some(run) });
+        }
         output::check_folder(path)?;
-        match path.extension().and_then(|extension| extension.to_str()) {
-            Some("json") => Ok(Self::Json),
-            Some("parquet") => Ok(Self::Parquet),
-            _ => Err(Error::input(format!(
-                "{}: measurements are written as .json or .parquet; choose one of these endings",
-                path.display()
-            ))),
+        let format = match path.extension().and_then(|extension| extension.to_str()) {
+            Some("json") => Format::Json,
+            Some("parquet") => Format::Parquet,
+            _ => {
+                return Err(Error::input(format!(
+                    "{}: measurements are written as .json or .parquet, or into a run folder; choose one of these \
+                     endings or an existing run",
+                    path.display()
+                )));
+            }
+        };
+        Ok(Self { path: path.to_owned(), format, run: None })
+    }
+
+    /// Refuses to lay measurements beside a run of another model.
+    fn check_model(&self, subject: &Subject) -> Result<()> {
+        match &self.run {
+            Some(run) if subject.sha256.as_ref() != Some(&run.manifest().model.sha256) => {
+                Err(Error::input(format!(
+                    "{} is a run of {}, not of {}; choose another --out, e.g. bench.json",
+                    run.folder().display(),
+                    run.manifest().model.name,
+                    subject.name
+                )))
+            }
+            _ => Ok(()),
         }
     }
 
-    fn write(self, path: &Path, report: &Report) -> Result<()> {
-        let bytes = match self {
-            Self::Json => output::json_text(report)?.into_bytes(),
-            Self::Parquet => bench::to_parquet(report)?,
+    fn write(&self, report: &Report) -> Result<()> {
+        let bytes = match self.format {
+            Format::Json => output::json_text(report)?.into_bytes(),
+            Format::Parquet => bench::to_parquet(report)?,
         };
-        output::file(path, &bytes)
+        output::file(&self.path, &bytes)
     }
 }
 
@@ -151,7 +189,7 @@ fn text(report: &Report) -> String {
         report.layers,
         report.weights.name(),
         output::bytes(report.weight_bytes as f64),
-        machine.cpu.as_deref().unwrap_or(machine.architecture),
+        machine.cpu.as_ref().unwrap_or(&machine.architecture),
         machine.threads
     );
     for block in report.results.chunk_by(|a, b| a.length == b.length) {

@@ -1,8 +1,9 @@
 //! `layerscope demo`: the embedded model on bundled prompts.
 
 use crate::args::DemoArguments;
-use crate::commands::record;
+use crate::commands::record::{self, Recording};
 use crate::{models, output};
+use layerscope_cutoff::failure_cases::DEFAULT_COUNT;
 use layerscope_diagnostics::prompts::{PromptFile, parse_prompts, prompts_sha256};
 use layerscope_engine::{Interrupt, Result, WeightsPrecision};
 use std::process::ExitCode;
@@ -36,7 +37,15 @@ pub(crate) fn run(arguments: &DemoArguments, interrupt: &Interrupt) -> Result<Ex
             arguments.out.display()
         ))?;
     }
-    let code = record::record(&model, &prompts, NEW_TOKENS, &arguments.out, arguments.json, interrupt)?;
+    let recording = Recording {
+        prompts: &prompts,
+        max_new_tokens: NEW_TOKENS,
+        failure_cases: DEFAULT_COUNT,
+        out: &arguments.out,
+        command: vec!["demo".to_owned(), "--out".to_owned(), record::last_part(&arguments.out)],
+        json: arguments.json,
+    };
+    let code = record::record(&model, &recording, interrupt)?;
     if !arguments.json && code == ExitCode::SUCCESS {
         output::lines(&format!(
             "\nNext:\n  layerscope show {out} --by-category        the same by kind of prompt\n  \

@@ -2,57 +2,174 @@
 
 use crate::args::RecordArguments;
 use crate::commands::{recommend, show};
-use crate::progress::RecordingBars;
+use crate::progress::{FailureCaseBar, RecordingBars};
 use crate::{models, output};
+use layerscope_cutoff::failure_cases::continue_failure_cases;
+use layerscope_cutoff::recommend::Recommendation;
 use layerscope_cutoff::recording;
 use layerscope_diagnostics::prompts::{PromptFile, read_prompts};
-use layerscope_diagnostics::run::Run;
-use layerscope_engine::{Error, Interrupt, Model, Result};
+use layerscope_diagnostics::run::{CONTINUATIONS, Continuation, Manifest, Run};
+use layerscope_engine::{Error, Interrupt, Model, Result, WeightsPrecision};
 use serde_json::json;
+use std::fmt::Write;
 use std::path::Path;
 use std::process::ExitCode;
+
+/// What is recorded, and how it is told.
+pub(crate) struct Recording<'a> {
+    pub(crate) prompts: &'a PromptFile,
+    pub(crate) max_new_tokens: usize,
+    /// Prompts to generate from under the recommended cutoff.
+    pub(crate) failure_cases: usize,
+    /// The run folder.
+    pub(crate) out: &'a Path,
+    /// Arguments that repeat it, for the manifest.
+    pub(crate) command: Vec<String>,
+    pub(crate) json: bool,
+}
 
 pub(crate) fn run(arguments: &RecordArguments, interrupt: &Interrupt) -> Result<ExitCode> {
     let prompts = read_prompts(&arguments.prompts)?;
     let model = models::load(&arguments.model)?;
-    record(&model, &prompts, arguments.max_new_tokens as usize, &arguments.out, arguments.json, interrupt)
+    let recording = Recording {
+        prompts: &prompts,
+        max_new_tokens: arguments.max_new_tokens as usize,
+        failure_cases: arguments.failure_cases,
+        out: &arguments.out,
+        command: command(arguments),
+        json: arguments.json,
+    };
+    record(&model, &recording, interrupt)
 }
 
-/// Records, then prints the figures and the recommendation.
-pub(crate) fn record(
-    model: &Model,
-    prompts: &PromptFile,
-    max_new_tokens: usize,
-    out: &Path,
-    as_json: bool,
-    interrupt: &Interrupt,
-) -> Result<ExitCode> {
-    let mut bars = RecordingBars::new(prompts.prompts.len());
-    let recorded =
-        recording::record(model, prompts, max_new_tokens, out, interrupt, &mut |event| bars.observe(event));
-    bars.finish();
-    let manifest = match recorded {
+/// The arguments that repeat a recording, but for the folders of its files: where they lie is the user's own affair.
+fn command(arguments: &RecordArguments) -> Vec<String> {
+    let RecordArguments { model, prompts, max_new_tokens, failure_cases, out, json: _ } = arguments;
+    let options = [
+        ("--weights", WeightsPrecision::from(model.weights).name().to_owned()),
+        ("--prompts", last_part(prompts)),
+        ("--max-new-tokens", max_new_tokens.to_string()),
+        ("--failure-cases", failure_cases.to_string()),
+        ("--out", last_part(out)),
+    ];
+    let options = options.into_iter().flat_map(|(name, value)| [name.to_owned(), value]);
+    ["record".to_owned(), last_part(Path::new(&model.model))].into_iter().chain(options).collect()
+}
+
+/// The name of a file or folder, without the folders above it.
+pub(crate) fn last_part(path: &Path) -> String {
+    path.components()
+        .next_back()
+        .map_or_else(String::new, |part| part.as_os_str().to_string_lossy().into_owned())
+}
+
+/// Records, generates the failure cases, then prints the figures and the recommendation.
+pub(crate) fn record(model: &Model, recording: &Recording<'_>, interrupt: &Interrupt) -> Result<ExitCode> {
+    match record_and_print(model, recording, interrupt) {
         Err(Error::Interrupted) => {
-            eprintln!("layerscope: interrupted; the same command resumes {}", out.display());
-            return Ok(ExitCode::from(Error::Interrupted.exit_code()));
+            eprintln!("layerscope: interrupted; the same command resumes {}", recording.out.display());
+            Ok(ExitCode::from(Error::Interrupted.exit_code()))
         }
-        recorded => recorded?,
-    };
-    let failed = bars.failures();
+        done => done,
+    }
+}
+
+fn record_and_print(model: &Model, recording: &Recording<'_>, interrupt: &Interrupt) -> Result<ExitCode> {
+    let (manifest, failed) = record_prompts(model, recording, interrupt)?;
     let code = if failed > 0 { ExitCode::from(2) } else { ExitCode::SUCCESS };
     if manifest.prompts.done.is_empty() {
         return Ok(code);
     }
-    let run = Run::open(out)?;
-    if as_json {
-        let recommendation = recommend::of_run(&run, recommend::Options::default())?;
+    let run = Run::open(recording.out)?;
+    let recommendation = recommend::of_run(&run, recommend::Options::default())?;
+    let cases = failure_cases(&run, model, &recommendation, recording.failure_cases, interrupt)?;
+    if recording.json {
         output::json(&json!({ "show": run.show()?, "recommendation": recommendation }))?;
         return Ok(code);
     }
     output::lines(&show::overall(&run)?)?;
-    output::lines(&recommend::text(&recommend::of_run(&run, recommend::Options::default())?))?;
+    output::lines(&recommend::text(&recommendation))?;
+    if let Some(text) = failure_case_text(&cases) {
+        output::lines(&text)?;
+    }
     if failed > 0 {
-        eprintln!("layerscope: {failed} of {} prompts failed, see above", prompts.prompts.len());
+        eprintln!("layerscope: {failed} of {} prompts failed, see above", recording.prompts.prompts.len());
     }
     Ok(code)
+}
+
+/// The manifest, and how many prompts failed.
+fn record_prompts(
+    model: &Model,
+    recording: &Recording<'_>,
+    interrupt: &Interrupt,
+) -> Result<(Manifest, usize)> {
+    let Recording { prompts, max_new_tokens, out, command, .. } = recording;
+    let mut bars = RecordingBars::new(prompts.prompts.len());
+    let recorded =
+        recording::record(model, prompts, *max_new_tokens, out, command, interrupt, &mut |event| {
+            bars.observe(event);
+        });
+    bars.finish();
+    Ok((recorded?, bars.failures()))
+}
+
+/// The run's failure cases under the recommended cutoff, the worst first; none where full depth is to be kept.
+fn failure_cases(
+    run: &Run,
+    model: &Model,
+    recommendation: &Recommendation,
+    count: usize,
+    interrupt: &Interrupt,
+) -> Result<Vec<Continuation>> {
+    let Some(cut) = recommendation.cut().filter(|_| count > 0) else { return Ok(vec![]) };
+    let mut bar = FailureCaseBar::new();
+    let continued =
+        continue_failure_cases(run, model, cut, count, interrupt, &mut |event| bar.observe(event));
+    bar.finish();
+    continued
+}
+
+/// Whether and where each text leaves that of the full model.
+fn failure_case_text(cases: &[Continuation]) -> Option<String> {
+    let mut text = format!(
+        "\nGenerated under {} from the prompts that it changes most (texts in {CONTINUATIONS}):\n",
+        cases.first()?.policy
+    );
+    for case in cases {
+        let difference = match case.first_difference {
+            None => "the full model's text".to_owned(),
+            Some(step) => format!("another text from generated token {} on", step + 1),
+        };
+        let repetition = if case.repetition.is_some() { ", ending in a loop" } else { "" };
+        let kl = output::figure(case.kl, 4);
+        let _ = write!(text, "\n  - {}: KL {kl} nats, {difference}{repetition}", case.prompt_id);
+    }
+    Some(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::args::{Arguments, Command};
+    use clap::Parser;
+
+    #[test]
+    fn a_command_is_kept_without_the_folders_of_its_files() {
+        let given = "layerscope record /home/someone/models/tiny.gguf/ --prompts ../private/p.jsonl --out /tmp/x/../run \
+                     --weights f32 --json";
+        let parsed = Arguments::try_parse_from(given.split_whitespace()).expect("a command");
+        let Command::Record(arguments) = parsed.command else { panic!("record") };
+        let kept = command(&arguments);
+        assert_eq!(
+            kept.join(" "),
+            "record tiny.gguf --weights f32 --prompts p.jsonl --max-new-tokens 32 --failure-cases 5 --out run"
+        );
+        // It is a command again, and kept as it is.
+        let again =
+            Arguments::try_parse_from(["layerscope".to_owned()].iter().chain(&kept)).expect("a command");
+        let Command::Record(again) = again.command else { panic!("record") };
+        assert_eq!(command(&again), kept);
+        assert_eq!(last_part(Path::new("..")), "..");
+    }
 }

@@ -66,7 +66,7 @@ fn columns(report: &Report) -> Vec<Column> {
         text("weights", "How the weights were kept: native or f32", &|_| report.weights.name().to_owned()),
         text("cpu", "Name of the processor; empty where unknown", &|_| cpu.clone()),
         count("threads", "threads", "Threads that computed", &|_| Some(report.machine.threads as u64)),
-        text("layerscope", "Version of layerscope", &|_| report.layerscope.to_owned()),
+        text("layerscope", "Version of layerscope", &|_| report.layerscope.clone()),
         text("notes", "What a reader must know beside the figures", &|_| report.notes.join("; ")),
         text("policy", "Policy", &|row| row.policy.clone()),
         count("length", "tokens", "Prompt tokens", &|row| Some(row.length as u64)),

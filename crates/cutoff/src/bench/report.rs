@@ -3,11 +3,12 @@
 use super::prediction::{predict, workload};
 use super::{Machine, Plan, Sample, Statistics};
 use crate::cost::{CostModel, bytes_per_token_layer};
+use layerscope_diagnostics::undefined::number_or_null;
 use layerscope_engine::{Decoder, WeightsPrecision};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
-/// One policy at one length. Undefined figures are NaN here, which serde_json writes as null.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+/// One policy at one length. Undefined figures are NaN here and null in JSON.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Measurement {
     /// Name of the policy.
     pub policy: String,
@@ -32,15 +33,17 @@ pub struct Measurement {
     /// Median TTFT over that of `full` at the same length; `None` where `full` was not measured.
     pub ttft_ratio: Option<f64>,
     /// The same by the cost model.
+    #[serde(deserialize_with = "number_or_null")]
     pub ttft_ratio_model: f64,
     /// Median TPOT over that of `full` at the same length; `None` where `full` was not measured.
     pub tpot_ratio: Option<f64>,
     /// The same by the cost model.
+    #[serde(deserialize_with = "number_or_null")]
     pub tpot_ratio_model: f64,
 }
 
 /// Measurements with all that they depend on.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Report {
     /// The measurements, by length and then by policy.
     pub results: Vec<Measurement>,
@@ -55,7 +58,7 @@ pub struct Report {
     /// What it was measured on.
     pub machine: Machine,
     /// Version of layerscope.
-    pub layerscope: &'static str,
+    pub layerscope: String,
     /// Whether it was broken off before its end.
     pub interrupted: bool,
     /// What a reader must know beside the figures, in whole sentences.

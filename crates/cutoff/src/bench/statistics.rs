@@ -1,16 +1,20 @@
 //! Mean, deviation and median of repeats.
 
 use layerscope_diagnostics::summary::mean;
-use serde::Serialize;
+use layerscope_diagnostics::undefined::number_or_null;
+use serde::{Deserialize, Serialize};
 
-/// Times of repeats, seconds. Undefined ones are NaN here, which serde_json writes as null.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+/// Times of repeats, seconds. Undefined ones are NaN here and null in JSON.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Statistics {
     /// Arithmetic mean.
+    #[serde(deserialize_with = "number_or_null")]
     pub mean: f64,
     /// Sample standard deviation (n − 1); NaN of a single repeat.
+    #[serde(deserialize_with = "number_or_null")]
     pub std: f64,
     /// Median: the mean of the middle two where there are two.
+    #[serde(deserialize_with = "number_or_null")]
     pub median: f64,
     /// What they are of, in order of repeat.
     pub repeats: Vec<f64>,

@@ -2,6 +2,8 @@
 //!
 //! ```text
 //! RUN/manifest.json, *.parquet   what readers see; replaced by renames only
+//! RUN/continuations.json         texts under policies, likewise; no part of what is merged
+//! RUN/bench.json                 measurements, where `layerscope bench` left some
 //! RUN/parts/00007/*.parquet      prompt 7 of the list, complete: the folder got its name after it was synced
 //! RUN/parts/.tmp-00007/          prompt 7, being written; worthless
 //! RUN/merging/                   new tables, being put together; worthless

@@ -8,7 +8,9 @@ use layerscope_engine::{Error, Result};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use super::json_file::JsonFile;
 use super::time;
+use crate::machine::Machine;
 use crate::record::Anchor;
 
 /// Version of the run folder's layout; a newer one is refused.
@@ -16,6 +18,9 @@ pub const SCHEMA_VERSION: u32 = 1;
 
 /// The manifest's file name.
 pub const MANIFEST: &str = "manifest.json";
+
+const FILE: JsonFile =
+    JsonFile { schema: SCHEMA_VERSION, what: "a run's manifest", mend: "restore it or record the run again" };
 
 /// What `manifest.json` holds.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -35,6 +40,14 @@ pub struct Manifest {
     pub weights: String,
     /// What the run was computed on, e.g. `cpu`.
     pub device: String,
+    /// The machine on which the run began; null in runs of older versions.
+    #[serde(default)]
+    pub machine: Option<Machine>,
+    /// The arguments of `layerscope` that record the run again, defaults spelled out; model, prompts and run folder by
+    /// file name alone, since where they lay is nobody's business. Empty where the run was not begun on a command line,
+    /// and in runs of older versions.
+    #[serde(default)]
+    pub command: Vec<String>,
     /// Bytes of one element of K or V as the run kept it.
     pub kv_element_bytes: usize,
     /// How the run was recorded.
@@ -143,7 +156,8 @@ pub struct FailedPrompt {
 }
 
 impl Manifest {
-    /// The manifest of a run about to begin, with the prompts' ids in the order of the prompt file.
+    /// The manifest of a run about to begin, with the prompts' ids in the order of the prompt file. Machine and command
+    /// are left to the caller, who knows them.
     pub fn new(
         model: ModelInfo,
         weights: impl Into<String>,
@@ -161,6 +175,8 @@ impl Manifest {
             model,
             weights: weights.into(),
             device: device.into(),
+            machine: None,
+            command: Vec::new(),
             kv_element_bytes,
             settings,
             prompts: PromptStates { ids: prompt_ids, ..PromptStates::default() },
@@ -187,26 +203,8 @@ impl Manifest {
             )),
             _ => Error::io("read", path, &error),
         })?;
-        let damaged = |problem: &dyn std::fmt::Display| {
-            Error::input(format!(
-                "{} is not a run's manifest ({problem}); restore it or record the run again",
-                path.display()
-            ))
-        };
-        let value: Value = serde_json::from_slice(&bytes).map_err(|error| damaged(&error))?;
-        match value.get("schema").and_then(Value::as_u64) {
-            Some(schema) if schema > u64::from(SCHEMA_VERSION) => {
-                return Err(Error::input(format!(
-                    "{} was written by a newer layerscope (schema {schema}, this one reads {SCHEMA_VERSION}); \
-                     update layerscope",
-                    path.display()
-                )));
-            }
-            Some(1..) => {}
-            _ => return Err(damaged(&"it names no schema version")),
-        }
-        let manifest: Self = serde_json::from_value(value).map_err(|error| damaged(&error))?;
-        manifest.check().map_err(|problem| damaged(&problem))?;
+        let manifest: Self = FILE.parse(path, &bytes)?;
+        manifest.check().map_err(|problem| FILE.damaged(path, &problem))?;
         Ok(manifest)
     }
 
@@ -228,10 +226,7 @@ impl Manifest {
 
     /// The bytes of `manifest.json`.
     pub(super) fn to_json(&self) -> Result<Vec<u8>> {
-        let mut bytes = serde_json::to_vec_pretty(self)
-            .map_err(|error| Error::failure(format!("cannot write the manifest: {error}")))?;
-        bytes.push(b'\n');
-        Ok(bytes)
+        FILE.bytes(self)
     }
 
     /// Counts one more version, of now.

@@ -1,10 +1,13 @@
 //! The run folder: what `layerscope record` writes and everything else reads.
 //!
 //! [`RunWriter`] records into it, [`Run`] reads it; [`Manifest`] is its table of contents and [`Table`] names its
-//! Parquet files, whose columns carry unit and description. Undefined figures are NaN in memory and null in files.
+//! Parquet files, whose columns carry unit and description. [`Continuations`] may lie beside them: texts under a policy,
+//! written by [`ContinuationsWriter`]. Undefined figures are NaN in memory and null in files.
 
+mod continuations;
 mod durable;
 mod figures;
+mod json_file;
 mod layout;
 mod manifest;
 mod parquet_file;
@@ -20,6 +23,7 @@ mod tables;
 mod time;
 mod writer;
 
+pub use continuations::{CONTINUATIONS, Continuation, Continuations, ContinuationsWriter};
 pub use figures::{AttentionMeans, LAYER_FIGURES, LayerFigures, PromptSummary, StepFigures};
 pub use manifest::{
     BosToken, FailedPrompt, MANIFEST, Manifest, ModelInfo, PromptStates, SCHEMA_VERSION, Settings, Status,

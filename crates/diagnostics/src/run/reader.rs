@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use layerscope_engine::{Error, Result};
 
+use super::continuations::Continuations;
 use super::figures::{self, PromptSummary, StepFigures};
 use super::layout;
 use super::manifest::{MANIFEST, Manifest};
@@ -136,6 +137,14 @@ impl Run {
     pub fn tokens(&self, id: &str) -> Result<ReceivedFigures> {
         let file = self.source(id, Table::Tokens)?;
         received::received(file.get(), id, self.manifest.model.layers)
+    }
+
+    /// What the model writes under policies, where that was recorded; `None` where it was not.
+    ///
+    /// # Errors
+    /// [`Error::Input`] where the file is damaged or of a newer layerscope.
+    pub fn continuations(&self) -> Result<Option<Continuations>> {
+        Continuations::read(self)
     }
 
     /// What `show --json` prints.

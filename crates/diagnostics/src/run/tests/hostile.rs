@@ -13,7 +13,7 @@ use super::sample::*;
 use crate::record::Anchor;
 
 /// The sentence with which a folder is refused as bad input.
-fn refusal<T>(result: Result<T, Error>) -> String {
+pub(super) fn refusal<T>(result: Result<T, Error>) -> String {
     match result {
         Ok(_) => panic!("accepted"),
         Err(error) => {

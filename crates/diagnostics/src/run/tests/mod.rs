@@ -1,5 +1,6 @@
 //! Tests of the run folder, which need to see its layout.
 
+mod continuations;
 mod crash;
 mod hostile;
 mod received;

@@ -8,6 +8,7 @@ use serde_json::Value;
 
 use super::super::*;
 use super::sample::*;
+use crate::machine::Machine;
 use crate::record::Anchor;
 
 fn close(a: f64, b: f64) -> bool {
@@ -275,4 +276,33 @@ fn summaries_cover_the_run_and_its_categories() {
     let wanted = masses.sum::<f64>() / 5.0;
     assert!(close(summary.overall.figures["prompt_mass"][1].mean, wanted));
     assert_eq!(summary.overall.figures["curvature_prompt_deg"][LAYERS].missing, 5);
+}
+
+#[test]
+fn machine_and_command_are_kept_and_older_manifests_have_none() {
+    let folder = tempfile::tempdir().expect("folder");
+    let begun = Manifest {
+        machine: Some(Machine::this()),
+        command: vec!["record".into(), "tiny.gguf".into()],
+        ..manifest(1)
+    };
+    drop(RunWriter::create_or_resume(folder.path(), begun.clone()).expect("create"));
+    // Another machine and another way to say it resume the same run, which keeps where it began.
+    let mut writer = RunWriter::create_or_resume(folder.path(), manifest(1)).expect("resume");
+    writer.append(&record(0)).expect("append");
+    writer.finish().expect("finish");
+    drop(writer);
+    let found = Run::open(folder.path()).expect("open");
+    assert_eq!(found.manifest().machine, begun.machine);
+    assert_eq!(found.manifest().command, begun.command);
+
+    let path = folder.path().join(MANIFEST);
+    let mut older: Value = serde_json::from_slice(&fs::read(&path).expect("manifest")).expect("json");
+    for key in ["machine", "command"] {
+        assert!(older.as_object_mut().expect("object").remove(key).is_some(), "{key}");
+    }
+    fs::write(&path, older.to_string()).expect("older");
+    let found = Run::open(folder.path()).expect("open");
+    assert_eq!((&found.manifest().machine, found.manifest().command.len()), (&None, 0));
+    RunWriter::create_or_resume(folder.path(), begun).expect("an older run resumes");
 }

@@ -1,29 +1,29 @@
-//! What figures were measured on.
+//! What figures were computed on.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
-/// The machine, as far as times depend on it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+/// A machine, as far as times depend on it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Machine {
     /// The processor's name, where the system tells it.
     pub cpu: Option<String>,
     /// Threads that compute.
     pub threads: usize,
     /// Operating system, e.g. `linux`.
-    pub os: &'static str,
+    pub os: String,
     /// Instruction set, e.g. `x86_64`.
-    pub architecture: &'static str,
+    pub architecture: String,
 }
 
 impl Machine {
-    /// This one.
+    /// This one. Call it where the pool of threads is made already: it asks the pool, and would make one by itself.
     pub fn this() -> Self {
         let cpu = std::fs::read_to_string("/proc/cpuinfo").ok();
         Self {
             cpu: cpu.as_deref().and_then(model_name),
             threads: rayon::current_num_threads(),
-            os: std::env::consts::OS,
-            architecture: std::env::consts::ARCH,
+            os: std::env::consts::OS.to_owned(),
+            architecture: std::env::consts::ARCH.to_owned(),
         }
     }
 }

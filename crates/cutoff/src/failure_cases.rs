@@ -1,0 +1,168 @@
+//! Failure cases: the prompts on which a cutoff moves the model most, continued under it.
+//!
+//! The frontier says by how much the next-token distributions move along the text of the full model. What text the cutoff
+//! itself leads to must be generated; this does so for the few prompts where it tells most, into the run folder's
+//! `continuations.json`.
+
+use crate::recommend::Cut;
+use layerscope_diagnostics::probe::continue_greedily;
+use layerscope_diagnostics::run::{Continuation, ContinuationsWriter, PromptSummary, Run};
+use layerscope_engine::{
+    Error, Hooks, Interrupt, Model, Policy, Repetition, Result, Session, check_interrupt,
+};
+
+/// Prompts that are continued unless told otherwise.
+pub const DEFAULT_COUNT: usize = 5;
+
+/// What happens meanwhile, for progress displays.
+#[derive(Debug)]
+pub enum Event<'a> {
+    /// The prompts are chosen.
+    Chosen {
+        /// How many there are.
+        prompts: usize,
+        /// Those among them whose continuation is in the folder already; they are not run again.
+        earlier: usize,
+    },
+    /// A prompt begins.
+    Started {
+        /// Its id.
+        id: &'a str,
+        /// Its number of tokens p, plus the N decode steps.
+        tokens: usize,
+    },
+    /// So many of its p + N tokens went through the model.
+    Tokens(usize),
+    /// The continuation is durable.
+    Finished(&'a Continuation),
+}
+
+/// Continues the `count` prompts of the run with the largest KL at a cutoff (of equals the earlier ones), greedily under
+/// SPEED at that cutoff, from the run's own prompt tokens and for as many tokens as the run's settings say, and keeps the
+/// continuations in the run folder. Returns them, the largest KL first.
+///
+/// Prompts whose recorded continuation was given are left out: they have no text of the full model to compare with. What
+/// is in the folder already is not generated again. End-of-sequence tokens are passed over, as in recording.
+///
+/// # Errors
+/// [`Error::Input`] where the model or its precision is not the run's, the model has no such cutoff, or a file of the run
+/// is damaged; [`Error::Interrupted`], with everything finished kept; [`Error::Failure`] where the folder cannot be
+/// written.
+pub fn continue_failure_cases(
+    run: &Run,
+    model: &Model,
+    cut: Cut,
+    count: usize,
+    interrupt: &Interrupt,
+    observe: &mut dyn FnMut(Event<'_>),
+) -> Result<Vec<Continuation>> {
+    check_model(run, model)?;
+    let policy = cut.policy(model.config().layers)?;
+    let name = policy.to_string();
+    let max_new_tokens = run.manifest().settings.max_new_tokens;
+    let mut writer = ContinuationsWriter::open(run)?;
+    let cases = failure_cases(run, cut, count)?;
+    let told = |case: &&FailureCase| {
+        let found = writer.continuations().find(&case.prompt.id, &name);
+        found.is_some_and(|found| case.is_told_by(found, max_new_tokens))
+    };
+    let (earlier, pending): (Vec<_>, Vec<_>) = cases.iter().partition(told);
+    observe(Event::Chosen { prompts: cases.len(), earlier: earlier.len() });
+    for case in pending {
+        check_interrupt(interrupt)?;
+        observe(Event::Started { id: &case.prompt.id, tokens: case.prompt.p + max_new_tokens });
+        let entry = case.continued(model, &policy, max_new_tokens, interrupt, &mut |done| {
+            observe(Event::Tokens(done));
+        })?;
+        observe(Event::Finished(writer.put(entry)?));
+    }
+    let entries = cases.iter().filter_map(|case| writer.continuations().find(&case.prompt.id, &name));
+    Ok(entries.cloned().collect())
+}
+
+/// Refuses a model that would write other texts than the recorded one.
+fn check_model(run: &Run, model: &Model) -> Result<()> {
+    let manifest = run.manifest();
+    if model.sha256 == manifest.model.sha256 && model.precision.name() == manifest.weights {
+        return Ok(());
+    }
+    Err(Error::input(format!(
+        "{} was recorded with {} and --weights {}, not with this {} and --weights {}; continue its prompts with the same",
+        run.folder().display(),
+        manifest.model.name,
+        manifest.weights,
+        model.name,
+        model.precision.name()
+    )))
+}
+
+/// A prompt with its KL at the cutoff, nats; NaN where undefined.
+struct FailureCase {
+    prompt: PromptSummary,
+    kl: f64,
+}
+
+/// The generated prompts with the largest KL; what is undefined counts as smallest.
+fn failure_cases(run: &Run, cut: Cut, count: usize) -> Result<Vec<FailureCase>> {
+    let mut cases = vec![];
+    for prompt in run.prompts() {
+        let prompt = prompt?;
+        if prompt.answer_given {
+            continue;
+        }
+        let row = prompt.frontier.iter().find(|row| row.anchor == cut.anchor && row.cutoff == cut.cutoff);
+        let kl = row.map_or(f64::NAN, |row| row.divergence.kl);
+        cases.push(FailureCase { prompt, kl: if kl.is_finite() { kl } else { f64::NAN } });
+        // Sorted as they come, so that few prompts are in memory; a stable sort keeps the earlier of equals.
+        let rank = |case: &FailureCase| if case.kl.is_nan() { f64::NEG_INFINITY } else { case.kl };
+        cases.sort_by(|a, b| rank(b).total_cmp(&rank(a)));
+        cases.truncate(count);
+    }
+    Ok(cases)
+}
+
+impl FailureCase {
+    /// Whether an entry says what is known of this case now: it was asked for as many tokens, and was compared with the
+    /// run's present figures and text.
+    fn is_told_by(&self, entry: &Continuation, max_new_tokens: usize) -> bool {
+        [entry.max_new_tokens, entry.generated.len()] == [max_new_tokens; 2]
+            && (entry.kl == self.kl || entry.kl.is_nan() && self.kl.is_nan())
+            && entry.first_difference == self.first_difference(&entry.generated)
+    }
+
+    /// Generates under the policy as recording does in full.
+    fn continued(
+        &self,
+        model: &Model,
+        policy: &Policy,
+        max_new_tokens: usize,
+        interrupt: &Interrupt,
+        progress: &mut dyn FnMut(usize),
+    ) -> Result<Continuation> {
+        let (prompt, tokenizer) = (&self.prompt, &model.tokenizer);
+        let tokens = &prompt.prompt_tokens;
+        let mut session = Session::new(&model.decoder, policy.clone(), tokens.len(), max_new_tokens)?;
+        let logits = session.prefill(tokens, &mut Hooks::none(), interrupt, progress)?;
+        let excluded = tokenizer.eos_ids();
+        let generated =
+            continue_greedily(&mut session, logits, max_new_tokens, excluded, interrupt, &mut |done, _| {
+                progress(done);
+            })?;
+        Ok(Continuation {
+            prompt_id: prompt.id.clone(),
+            policy: policy.to_string(),
+            max_new_tokens,
+            generated_token_text: generated.iter().map(|&id| tokenizer.token_text(id)).collect(),
+            generated_text: tokenizer.decode(&generated)?,
+            kl: self.kl,
+            first_difference: self.first_difference(&generated),
+            repetition: Repetition::at_end_of(&generated),
+            generated,
+        })
+    }
+
+    /// The step at which a text first differs from the run's; the end of the run's, where that is all there is of it.
+    fn first_difference(&self, generated: &[u32]) -> Option<usize> {
+        (0..generated.len()).find(|&step| self.prompt.generated.get(step) != Some(&generated[step]))
+    }
+}

@@ -1,0 +1,91 @@
+//! The embedded model, and whole reruns of it with plain attention in f64.
+
+#![allow(dead_code, clippy::unwrap_used, missing_docs, unreachable_pub)]
+
+use candle_core::{Device, Tensor};
+use layerscope_diagnostics::probe::for_each_logits;
+use layerscope_engine::{
+    Attend, Decoder, Depth, Hooks, Location, Model, ModelSource, Pass, Result, WeightsPrecision, with_f32,
+};
+use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
+
+pub static MODEL: LazyLock<Model> = LazyLock::new(|| load(&tiny()));
+
+pub fn tiny() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/tiny/layerscope-tiny.gguf")
+}
+
+pub fn load(path: &Path) -> Model {
+    Model::load(&ModelSource::Path(path.to_owned()), WeightsPrecision::F32, &mut |_, _| Ok(())).unwrap()
+}
+
+/// Whole-sequence attention in f64 where `hidden(layer, query, key)` says what a query does not see.
+struct Naive<'a> {
+    decoder: &'a Decoder,
+    hidden: &'a dyn Fn(usize, usize, usize) -> bool,
+}
+
+impl Attend for Naive<'_> {
+    fn attend(&mut self, at: Location<'_>, [q, k, v]: [&Tensor; 3], _: &mut Hooks<'_>) -> Result<Tensor> {
+        let shape = self.decoder.attention_shape(at.layer);
+        let (rows, heads, dim) = (at.positions.len(), shape.query_heads, shape.head_dim);
+        let mut output = vec![0f32; rows * heads * dim];
+        let mut run = |q: &[f32], k: &[f32], v: &[f32]| {
+            for query in 0..rows {
+                for head in 0..heads {
+                    let q = &q[(query * heads + head) * dim..][..dim];
+                    let kv_head = head / (heads / shape.kv_heads);
+                    let row = |x: &'_ [f32], key: usize| -> Vec<f64> {
+                        let start = (key * shape.kv_heads + kv_head) * dim;
+                        x[start..start + dim].iter().map(|&x| f64::from(x)).collect()
+                    };
+                    let visible: Vec<usize> =
+                        (0..=query).filter(|&key| !(self.hidden)(at.layer, query, key)).collect();
+                    let scores: Vec<f64> = visible
+                        .iter()
+                        .map(|&key| {
+                            let product: f64 =
+                                row(k, key).iter().zip(q).map(|(k, &q)| k * f64::from(q)).sum();
+                            product * f64::from(shape.scale)
+                        })
+                        .collect();
+                    let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+                    let total: f64 = scores.iter().map(|s| (s - max).exp()).sum();
+                    let mut sum = vec![0.0; dim];
+                    for (&key, score) in visible.iter().zip(&scores) {
+                        let p = (score - max).exp() / total;
+                        for (sum, v) in sum.iter_mut().zip(row(v, key)) {
+                            *sum += p * v;
+                        }
+                    }
+                    for (out, x) in output[(query * heads + head) * dim..][..dim].iter_mut().zip(sum) {
+                        *out = x as f32;
+                    }
+                }
+            }
+        };
+        with_f32(q, |q| with_f32(k, |k| with_f32(v, |v| run(q, k, v))))???;
+        Ok(Tensor::from_vec(output, (rows, heads, dim), &Device::Cpu)?)
+    }
+}
+
+/// Logits of the decode rows from a run over the whole sequence.
+pub fn whole_run(
+    model: &Model,
+    sequence: &[u32],
+    p: usize,
+    hidden: &dyn Fn(usize, usize, usize) -> bool,
+) -> Vec<Vec<f32>> {
+    let decoder = &model.decoder;
+    let positions: Vec<usize> = (0..sequence.len()).collect();
+    let mut hooks = Hooks::none();
+    let x = decoder.embed(sequence, &positions, &mut hooks).unwrap();
+    let mut attend = Naive { decoder, hidden };
+    let mut pass = Pass { attend: &mut attend, hooks: &mut hooks, exact: true, keys_values_from: None };
+    let x = decoder.forward(x, &positions, Depth::of_layers(0..model.config().layers), &mut pass).unwrap();
+    let mut rows = vec![];
+    let decode = x.narrow(0, p - 1, sequence.len() + 1 - p).unwrap();
+    for_each_logits(decoder, &decode, |_, logits| rows.push(logits.to_vec())).unwrap();
+    rows
+}
