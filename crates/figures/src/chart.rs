@@ -194,6 +194,17 @@ impl Chart {
         if self.logarithmic && value.is_finite() { value.max(LEAST_LOGARITHM).log10() } else { value }
     }
 
+    /// Ends of the axis; the embedding's values stand before the first layer.
+    fn along_ends(&self) -> [f64; 2] {
+        let [start, end] = self.along.ends();
+        match self.along {
+            Along::Layers(layers) if self.curves.iter().any(|curve| curve.values.len() > layers) => {
+                [start - 1.0, end]
+            }
+            _ => [start, end],
+        }
+    }
+
     /// Ends of the value axis: everything drawn, and some air.
     fn value_ends(&self) -> [f64; 2] {
         let bands = self.curves.iter().filter_map(|curve| curve.band.as_ref());
@@ -233,7 +244,7 @@ impl Chart {
             right: width - 14.0,
             top,
             bottom: height - 38.0,
-            along: self.along.ends(),
+            along: self.along_ends(),
             values: self.value_ends(),
         };
         self.axes(&mut svg, &frame);

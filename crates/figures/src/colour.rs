@@ -104,7 +104,7 @@ pub const LIGHT: Palette = Palette {
         rgb(0xd5_8a_00),
         rgb(0x00_8a_66),
         rgb(0xb8_5a_92),
-        rgb(0x2e_9b_d6),
+        rgb(0x7a_5c_00),
         rgb(0x5b_4f_cf),
         rgb(0x55_5b_64),
     ],

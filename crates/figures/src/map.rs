@@ -122,7 +122,7 @@ const MOST_SHAPES: usize = 4_096;
 /// Most pixels along a row of an image.
 const MOST_PIXELS: usize = 2_048;
 /// Most cells that tell the pointer their value by themselves.
-const MOST_HOVERS: usize = 1_500;
+const MOST_HOVERS: usize = 400;
 /// Width from which a column's text is written under it.
 const TEXT_COLUMN: f64 = 12.0;
 
@@ -162,7 +162,7 @@ impl Map<'_> {
             svg.line([left, y], [left + width, y], Pen::new(Ink::Background, 4.0));
             svg.line([left, y], [left + width, y], Pen::new(Ink::Cutoff, 2.0));
             let name = format!("L_cut = {cutoff}");
-            svg.rimmed([left + width - 4.0, y - 5.0], Anchor::End, Ink::Cutoff, &name);
+            svg.plate([left + width - 4.0, y - 6.0], Ink::Cutoff, &name);
         }
         svg.finish(canvas, &self.title, &self.description)
     }

@@ -153,6 +153,16 @@ impl Svg {
         self.words(at, anchor, ink, text, "");
     }
 
+    /// A text on a plate of the background's colour, for places where colours lie beneath; `at` is its right end.
+    pub(crate) fn plate(&mut self, [x, y]: [f64; 2], ink: Ink, text: &str) {
+        let (width, fill) = (text_width(text, SMALL) + 8.0, self.colour(Ink::Background));
+        let [left, top, width] = [x - width, y - 11.0, width].map(number);
+        self.raw(format_args!(
+            "<rect x=\"{left}\" y=\"{top}\" width=\"{width}\" height=\"15\" rx=\"2\" fill=\"{fill}\"/>"
+        ));
+        self.words([x - 4.0, y], Anchor::End, ink, text, "");
+    }
+
     /// A text that runs upwards, centred on a point.
     pub(crate) fn upwards(&mut self, [x, y]: [f64; 2], ink: Ink, text: &str) {
         let turned = format!(" transform=\"rotate(-90 {} {})\"", number(x), number(y));

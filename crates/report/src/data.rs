@@ -1,5 +1,6 @@
 //! The report as data: every number that any format shows.
 
+use layerscope_cutoff::bench;
 use layerscope_cutoff::compare::Comparison;
 use layerscope_cutoff::cost::Savings;
 use layerscope_cutoff::recommend::{FrontierSummary, Recommendation};
@@ -56,6 +57,8 @@ pub struct RunReport {
     pub prompts: Vec<PromptFigures>,
     /// The prompts that diverge most at the recommended cutoff, worst first.
     pub failure_cases: Vec<FailureCase>,
+    /// Measured times and memory, where the run folder holds them (`layerscope bench --out RUN`).
+    pub bench: Option<bench::Report>,
 }
 
 /// What each cutoff 1 … L costs with an anchor.
@@ -190,8 +193,12 @@ pub struct FailureCase {
     pub at_cutoff: Divergence,
     /// The full model's continuation, token by token.
     pub full: Vec<String>,
+    /// Whether that was given instead of generated, so that there is no text to compare it with.
+    pub answer_given: bool,
     /// The continuation under the recommended policy, token by token; null where it was not generated.
     pub cut: Option<Vec<String>>,
+    /// Whether the text under the policy ends in a loop; null where it was not generated.
+    pub loops: Option<bool>,
     /// Step at which the two first differ; null where they do not, or where it was not generated.
     pub first_difference: Option<usize>,
 }

@@ -109,6 +109,20 @@ pub struct Table {
     pub rows: Vec<Vec<Cell>>,
 }
 
+impl Table {
+    /// Whether a column holds numbers, so that their digits stand beneath each other. Words in place of single numbers,
+    /// such as the embedding among layers, change nothing.
+    pub fn is_numeric(&self, column: usize) -> bool {
+        let numbers = self.rows.iter().filter(|row| row.get(column).is_some_and(Cell::is_number)).count();
+        2 * numbers > self.rows.len() && !self.is_of_facts()
+    }
+
+    /// Whether it lists facts of any kind, one a row.
+    fn is_of_facts(&self) -> bool {
+        self.columns.len() == 2 && self.columns[1].name == "is"
+    }
+}
+
 /// A column.
 #[derive(Debug, Clone)]
 pub struct Column {
@@ -291,6 +305,8 @@ impl MapDrawing {
 /// Two continuations of a prompt, token by token.
 #[derive(Debug)]
 pub struct Texts {
+    /// Names the prompt.
+    pub prompt_id: String,
     /// The prompt, or its beginning and end.
     pub prompt: String,
     /// Name and tokens of either text.

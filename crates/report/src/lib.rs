@@ -7,6 +7,7 @@ mod data;
 mod document;
 mod foreign;
 mod html;
+mod markdown;
 mod output;
 mod read;
 mod sections;

@@ -76,9 +76,28 @@ pub fn render(report: &Report, path: &Path) -> Result<Vec<File>> {
     let one = |bytes| vec![File { path: path.to_owned(), bytes }];
     Ok(match Format::of(path)? {
         Format::Html => one(crate::html::html(&document()).into_bytes()),
-        Format::Pdf | Format::Markdown => return Err(Error::failure("not yet")),
+        Format::Pdf => return Err(Error::failure("not yet")),
+        Format::Markdown => markdown(&document(), path),
         Format::Json => one(json(report)?),
     })
+}
+
+/// Markdown names its figures relative to itself, in a folder of its own name.
+fn markdown(document: &Document, path: &Path) -> Vec<File> {
+    let stem = path.file_stem().map_or_else(|| "report".into(), |stem| stem.to_string_lossy());
+    let folder = format!("{stem}-figures");
+    let (text, figures) = crate::markdown::markdown(document, &in_url(&folder));
+    let beside = path.parent().unwrap_or(Path::new("")).join(folder);
+    let figures =
+        figures.into_iter().map(|(name, svg)| File { path: beside.join(name), bytes: svg.into_bytes() });
+    std::iter::once(File { path: path.to_owned(), bytes: text.into_bytes() }).chain(figures).collect()
+}
+
+/// A file name as a URL has it (RFC 3986, 2.3).
+fn in_url(name: &str) -> String {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
+    let byte = |byte: u8| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") };
+    name.bytes().map(byte).collect()
 }
 
 fn json(report: &Report) -> Result<Vec<u8>> {

@@ -4,12 +4,13 @@ use crate::data::{
     Chosen, Correlation, FailureCase, Frontier, PromptFigures, REPORT_SCHEMA, ReadToken, Reading, Report,
     RunComparison, RunReport,
 };
+use layerscope_cutoff::bench;
 use layerscope_cutoff::compare::{KNOCKOUT, Side, by_layer, compare};
 use layerscope_cutoff::recommend::{
     Evidence, FrontierSummary, Options, PromptEvidence, Recommendation, recommend,
 };
 use layerscope_diagnostics::record::{Anchor, Divergence};
-use layerscope_diagnostics::run::{PromptSummary, Run};
+use layerscope_diagnostics::run::{Continuations, PromptSummary, Run};
 use layerscope_diagnostics::summary::{RunSummary, rank_correlation, summarise, summarise_run};
 use layerscope_engine::{Error, Result};
 use layerscope_figures::Pyramid;
@@ -109,7 +110,8 @@ impl Source {
             prompt_mass_by_head: by_head(&prompts),
             readings: readings(&run, &prompts, &layers)?,
             prompts: prompts.iter().map(|prompt| figures(prompt, &recommendation)).collect(),
-            failure_cases: failure_cases(&prompts, &recommendation),
+            failure_cases: failure_cases(&prompts, &recommendation, run.continuations()?.as_ref())?,
+            bench: bench::read_of_run(folder)?,
             manifest,
             recommendation,
             layers,
@@ -239,25 +241,33 @@ fn figures(prompt: &PromptSummary, found: &Recommendation) -> PromptFigures {
 }
 
 /// The prompts with the largest KL at the recommended cutoff; none where full depth is kept.
-fn failure_cases(prompts: &[PromptSummary], found: &Recommendation) -> Vec<FailureCase> {
-    if found.l_cut == found.layers {
-        return vec![];
-    }
+fn failure_cases(
+    prompts: &[PromptSummary],
+    found: &Recommendation,
+    continuations: Option<&Continuations>,
+) -> Result<Vec<FailureCase>> {
+    let Some(cut) = found.cut() else { return Ok(vec![]) };
+    let policy = cut.policy(found.layers)?.to_string();
     let mut worst: Vec<(&PromptSummary, Divergence)> =
         prompts.iter().map(|prompt| (prompt, at_cutoff(prompt, found))).collect();
     worst.retain(|(_, divergence)| divergence.kl.is_finite());
     worst.sort_by(|a, b| b.1.kl.total_cmp(&a.1.kl));
     worst.truncate(FAILURE_CASES);
-    let case = |(prompt, at_cutoff): (&PromptSummary, Divergence)| FailureCase {
-        prompt_id: prompt.id.clone(),
-        category: prompt.category.clone(),
-        prompt: shortened(&prompt.text),
-        at_cutoff,
-        full: prompt.generated_token_text.clone(),
-        cut: None,
-        first_difference: None,
+    let case = |(prompt, at_cutoff): (&PromptSummary, Divergence)| {
+        let cut = continuations.and_then(|all| all.find(&prompt.id, &policy));
+        FailureCase {
+            prompt_id: prompt.id.clone(),
+            category: prompt.category.clone(),
+            prompt: shortened(&prompt.text),
+            at_cutoff,
+            full: prompt.generated_token_text.clone(),
+            answer_given: prompt.answer_given,
+            cut: cut.map(|cut| cut.generated_token_text.clone()),
+            loops: cut.map(|cut| cut.repetition.is_some()),
+            first_difference: cut.and_then(|cut| cut.first_difference),
+        }
     };
-    worst.into_iter().map(case).collect()
+    Ok(worst.into_iter().map(case).collect())
 }
 
 /// The beginning and the end of a long text.

@@ -2,7 +2,7 @@
 
 mod hover;
 
-use crate::document::{Answer, Block, Cell, Document, Figure, Inline, Section, Table, Texts};
+use crate::document::{Answer, Block, Cell, Document, Drawing, Figure, Inline, Section, Table, Texts};
 use crate::foreign::visible;
 use base64::{Engine, prelude::BASE64_STANDARD};
 use layerscope_figures::{Canvas, Colours, Theme, style_sheet};
@@ -159,7 +159,7 @@ fn cell(cell: &Cell) -> Markup {
 }
 
 fn table(table: &Table) -> Markup {
-    let numbers = |index: usize| table.rows.iter().any(|row| row.get(index).is_some_and(Cell::is_number));
+    let numbers = |index: usize| table.is_numeric(index);
     html! {
         div.scroll tabindex="0" role="region" aria-labelledby={ (table.id) "-caption" } {
             table id=(table.id) {
@@ -198,10 +198,7 @@ fn figure(figure: &Figure) -> Markup {
     html! {
         figure id=(figure.id) class=[figure.wide.then_some("wide")] {
             figcaption { strong { (foreign(figure.title())) } " " span { (figure.description()) } }
-            div.drawing tabindex=[figure.wide.then_some("0")] role=[figure.wide.then_some("region")]
-                aria-label=[figure.wide.then(|| visible(figure.title()))] {
-                (PreEscaped(figure.to_svg(&canvas)))
-            }
+            (drawing(figure, &canvas))
             (hover::data(figure, &canvas))
             details {
                 summary { "Data" }
@@ -211,15 +208,36 @@ fn figure(figure: &Figure) -> Markup {
     }
 }
 
+/// A wide map scrolls where there is no room for it; a wide chart is drawn a second time for small screens.
+fn drawing(figure: &Figure, canvas: &Canvas<'_>) -> Markup {
+    let svg = figure.to_svg(canvas);
+    match &figure.drawing {
+        Drawing::Map(_) if figure.wide => html! {
+            div.drawing tabindex="0" role="region" aria-label=(visible(figure.title())) { (PreEscaped(svg)) }
+        },
+        Drawing::Chart(_) if figure.wide => {
+            let id = format!("{}-small", figure.id);
+            let small = figure.to_svg(&Canvas { size: NARROW, id: &id, ..*canvas });
+            html! {
+                div.drawing {
+                    (PreEscaped(svg.replacen("<svg ", "<svg class=\"large\" ", 1)))
+                    (PreEscaped(small.replacen("<svg ", "<svg class=\"small\" ", 1)))
+                }
+            }
+        }
+        _ => html! { div.drawing { (PreEscaped(svg)) } },
+    }
+}
+
 /// Maps of many layers are taller.
 fn size(figure: &Figure) -> [f64; 2] {
     let size = if figure.wide { WIDE } else { NARROW };
     match &figure.drawing {
-        crate::document::Drawing::Map(map) => {
+        Drawing::Map(map) => {
             let rows = map.values.rows() as f64;
             [size[0], size[1] + (rows - ROWS).clamp(0.0, 60.0) * 6.0]
         }
-        crate::document::Drawing::Chart(_) => size,
+        Drawing::Chart(_) => size,
     }
 }
 
@@ -227,7 +245,9 @@ fn texts(texts: &Texts) -> Markup {
     html! {
         details {
             summary { "The prompt" }
-            div.text tabindex="0" role="region" aria-label="The prompt" dir="auto" { (visible(&texts.prompt)) }
+            div.text tabindex="0" role="region" aria-label={ "Prompt " (visible(&texts.prompt_id)) } dir="auto" {
+                (visible(&texts.prompt))
+            }
         }
         div.texts {
             @for (name, tokens) in &texts.sides {

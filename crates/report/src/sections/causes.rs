@@ -49,13 +49,25 @@ fn knockout(place: &Place<'_>) -> Figure {
 
 fn correlations(place: &Place<'_>) -> Table {
     let rows = place.run.correlations.iter().map(|correlation| {
-        vec![Cell::Text(correlation.figure.replace('_', " ")), Cell::figure(correlation.spearman)]
+        vec![Cell::Text(name(correlation.figure).into()), Cell::figure(correlation.spearman)]
     });
     Table {
         id: place.id("correlations"),
         caption: "Spearman’s rank correlation with the knockout KL, over layers".into(),
         columns: vec![column("figure", ""), column("correlation", "−1 … 1")],
         rows: rows.collect(),
+    }
+}
+
+/// A figure in words.
+fn name(figure: &str) -> &str {
+    match figure {
+        "prompt_mass" => "prompt mass",
+        "selectivity" => "selectivity",
+        "prompt_entropy" => "conditional prompt entropy",
+        "lens_kl" => "logit lens KL",
+        "straightening_prompt_deg" => "trajectory straightening",
+        other => other,
     }
 }
 

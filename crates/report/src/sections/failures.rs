@@ -23,6 +23,7 @@ pub(super) fn blocks(place: &Place<'_>) -> Vec<Block> {
         let mut sides = vec![("full depth".to_owned(), case.full.clone())];
         sides.extend(case.cut.clone().map(|cut| (format!("cutoff {}", found.l_cut), cut)));
         blocks.push(Block::Texts(Texts {
+            prompt_id: case.prompt_id.clone(),
             prompt: case.prompt.clone(),
             sides,
             first_difference: case.first_difference,
@@ -43,10 +44,15 @@ fn summary(case: &FailureCase) -> Vec<Inline> {
         )),
     ];
     words.extend(match (&case.cut, case.first_difference) {
+        (None, _) if case.answer_given => {
+            vec![Inline::Plain("Its continuation was given, so there is no text to compare.".into())]
+        }
         (None, _) => vec![Inline::Plain(
             "Its text under the cutoff was not generated; name the model with --model to have it.".into(),
         )],
-        (Some(_), None) => vec![Inline::Plain("Both texts are the same.".into())],
+        (Some(_), None) => vec![Inline::Plain(
+            "Both texts are the same: the distributions moved, but never the most likely token.".into(),
+        )],
         (Some(cut), Some(step)) => {
             let token = |tokens: &[String]| match tokens.get(step) {
                 Some(token) => Inline::Foreign(format!("“{}”", layerscope_figures::token_label(token))),
@@ -61,5 +67,8 @@ fn summary(case: &FailureCase) -> Vec<Inline> {
             ]
         }
     });
+    if case.loops == Some(true) {
+        words.push(Inline::Plain(" The text under the cutoff ends in a loop.".into()));
+    }
     words
 }

@@ -1,6 +1,7 @@
 //! What the report says, section by section.
 
 mod answer;
+mod bench;
 mod causes;
 mod comparison;
 mod cutoffs;
@@ -36,6 +37,11 @@ impl Document {
                 place.section("layers", "How layers read the prompt", layers::blocks(&place)),
                 place.section("causes", "Causes beside correlations", causes::blocks(&place)),
                 place.section("readings", "What is read", readings::blocks(&place)),
+            ]);
+            if run.bench.is_some() {
+                sections.push(place.section("bench", "Measured", bench::blocks(&place)));
+            }
+            sections.extend([
                 place.section("failures", "Failure cases", failures::blocks(&place)),
                 place.section("prompts", "All prompts", prompts::blocks(&place)),
             ]);

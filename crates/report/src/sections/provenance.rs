@@ -36,6 +36,14 @@ fn facts(run: &RunReport, index: usize) -> Table {
         ("begun, UTC", foreign(&manifest.created)),
         ("last changed, UTC", foreign(&manifest.updated)),
     ];
+    if let Some(machine) = &manifest.machine {
+        let cpu = machine.cpu.as_deref().unwrap_or("unknown processor");
+        let threads = machine.threads;
+        rows.push((
+            "machine",
+            foreign(&format!("{cpu}, {threads} threads, {}, {}", machine.os, machine.architecture)),
+        ));
+    }
     let other: Vec<(String, String)> = manifest
         .settings
         .other
@@ -58,6 +66,10 @@ fn facts(run: &RunReport, index: usize) -> Table {
 fn commands(report: &Report) -> String {
     let record = |run: &RunReport| {
         let (manifest, settings) = (&run.manifest, &run.manifest.settings);
+        if !manifest.command.is_empty() {
+            let words: Vec<String> = manifest.command.iter().map(|word| quoted(word)).collect();
+            return format!("layerscope {}\n", words.join(" "));
+        }
         format!(
             "layerscope record {} --weights {} --prompts {} --max-new-tokens {} --out {}\n",
             quoted(&manifest.model.name),

@@ -88,7 +88,7 @@ fn tokens(place: &Place<'_>, index: usize, reading: &Reading) -> Figure {
     };
     Figure {
         drawing: Drawing::Map(MapDrawing {
-            title: "Attention received by prompt tokens".into(),
+            title: format!("Attention received by the tokens of prompt {}", reading.prompt_id),
             unit: "share of attention, logarithmic; position 0 left out of the scale".into(),
             description: format!(
                 "Share of the generating tokens' attention that each of {} prompt tokens receives at each of {} layers, mean over \
@@ -105,7 +105,10 @@ fn tokens(place: &Place<'_>, index: usize, reading: &Reading) -> Figure {
         }),
         table: Table {
             id: format!("{id}-data"),
-            caption: "The positions that are read most, after position 0; all are in tokens.parquet".into(),
+            caption: format!(
+                "The positions of prompt {} that are read most, after position 0; all are in tokens.parquet",
+                reading.prompt_id
+            ),
             columns: vec![
                 column("position", ""),
                 column("token", ""),
@@ -132,7 +135,7 @@ fn steps(place: &Place<'_>, index: usize, reading: &Reading) -> Figure {
     };
     Figure {
         drawing: Drawing::Map(MapDrawing {
-            title: "Prompt mass by decode step".into(),
+            title: format!("Prompt mass by decode step of prompt {}", reading.prompt_id),
             unit: "share of attention".into(),
             description: format!(
                 "Share of attention on the prompt at each of {} decode steps and {} layers, mean over heads.",

@@ -1,0 +1,147 @@
+//! Measured times and memory of policies, where the run folder holds them.
+
+use super::Place;
+use crate::document::{Block, Cell, Drawing, Figure, Inline, Table, column, plain};
+use layerscope_cutoff::bench::{Measurement, Report};
+use layerscope_figures::{Along, Chart, Curve, Ink, Style};
+
+/// A figure of a measurement.
+type FigureOf = fn(&Measurement) -> f64;
+
+pub(super) fn blocks(place: &Place<'_>) -> Vec<Block> {
+    let Some(bench) = &place.run.bench else { return vec![] };
+    let machine = &bench.machine;
+    let mut blocks = vec![
+        Block::Paragraph(vec![
+            Inline::Plain("Measured by layerscope bench on ".into()),
+            Inline::Foreign(machine.cpu.clone().unwrap_or_else(|| "an unknown processor".into())),
+            Inline::Plain(format!(
+                ", {} threads: medians, beside what the cost model predicts. Every repeat runs each policy once.",
+                machine.threads
+            )),
+        ]),
+        Block::Figure(Box::new(by_length(
+            place,
+            bench,
+            "ttft",
+            "Time to first token",
+            |m| m.ttft_s.median,
+            1.0,
+            "s",
+        ))),
+        Block::Figure(Box::new(by_length(
+            place,
+            bench,
+            "tpot",
+            "Time per output token",
+            |m| m.tpot_s.median,
+            1e3,
+            "ms",
+        ))),
+        Block::Table(table(place, bench)),
+    ];
+    if bench.interrupted {
+        blocks.push(Block::Paragraph(plain(
+            "The measurement was broken off: the last figures rest on fewer repeats.",
+        )));
+    }
+    if !bench.notes.is_empty() {
+        blocks
+            .push(Block::List(bench.notes.iter().map(|note| vec![Inline::Foreign(note.clone())]).collect()));
+    }
+    blocks
+}
+
+fn policies(bench: &Report) -> Vec<&str> {
+    let mut policies: Vec<&str> = vec![];
+    for measurement in &bench.results {
+        if !policies.contains(&measurement.policy.as_str()) {
+            policies.push(&measurement.policy);
+        }
+    }
+    policies
+}
+
+fn by_length(
+    place: &Place<'_>,
+    bench: &Report,
+    id: &str,
+    title: &str,
+    figure: FigureOf,
+    scale: f64,
+    unit: &str,
+) -> Figure {
+    let mut lengths: Vec<usize> = bench.results.iter().map(|measurement| measurement.length).collect();
+    lengths.sort_unstable();
+    lengths.dedup();
+    let longest = lengths.last().copied().unwrap_or(1) as f64;
+    let along = Along::Values { name: "prompt tokens".into(), range: [0.0, longest * 1.02] };
+    let mut chart = Chart::new(title, format!("{unit}, median"), along);
+    chart.range = Some([0.0, 0.0]);
+    chart.description = format!("{title} by prompt length, median over repeats, a line for each policy.");
+    let (mut columns, policies) = (vec![column("prompt tokens", "")], policies(bench));
+    let of = |policy: &str, length: usize| {
+        let found = bench.results.iter().find(|m| m.policy == policy && m.length == length);
+        found.map_or(f64::NAN, |measurement| figure(measurement) * scale)
+    };
+    for (index, policy) in policies.iter().enumerate() {
+        let values = lengths.iter().map(|length| of(policy, *length)).collect();
+        let at = lengths.iter().map(|length| *length as f64).collect();
+        let curve = Curve::new(*policy, Ink::Series(index), values).placed(at);
+        chart.curves.push(curve.styled(Style::Marked));
+        columns.push(column(*policy, unit));
+    }
+    let row = |length: &usize| {
+        let figures = policies.iter().map(|policy| Cell::figure(of(policy, *length)));
+        std::iter::once(Cell::count(*length)).chain(figures).collect()
+    };
+    let id = place.id(&format!("bench-{id}"));
+    let table = Table {
+        id: format!("{id}-data"),
+        caption: format!("{title}, medians"),
+        columns,
+        rows: lengths.iter().map(row).collect(),
+    };
+    Figure { id, drawing: Drawing::Chart(chart), table, wide: false }
+}
+
+fn table(place: &Place<'_>, bench: &Report) -> Table {
+    let row = |m: &Measurement| {
+        let ratio = |ratio: Option<f64>| Cell::figure(ratio.unwrap_or(f64::NAN));
+        vec![
+            Cell::Foreign(m.policy.clone()),
+            Cell::count(m.length),
+            Cell::count(m.new_tokens),
+            Cell::count(m.repeats),
+            Cell::figure(m.ttft_s.median),
+            Cell::figure(m.ttft_s.std),
+            ratio(m.ttft_ratio),
+            Cell::figure(m.ttft_ratio_model),
+            Cell::figure(m.tpot_s.median * 1e3),
+            ratio(m.tpot_ratio),
+            Cell::figure(m.tpot_ratio_model),
+            Cell::Count(m.kv_bytes),
+            Cell::Count(m.kv_bytes_model),
+        ]
+    };
+    Table {
+        id: place.id("bench-table"),
+        caption: "Policies at prompt lengths; “model” is the cost model’s prediction".into(),
+        columns: vec![
+            column("policy", ""),
+            column("prompt", "tokens"),
+            column("new", "tokens"),
+            column("repeats", ""),
+            column("TTFT", "s"),
+            column("± deviation", "s"),
+            column("TTFT / full", ""),
+            column("model", ""),
+            column("TPOT", "ms"),
+            column("TPOT / full", ""),
+            column("model", ""),
+            column("KV", "bytes"),
+            column("KV, model", "bytes"),
+        ],
+        rows: bench.results.iter().map(row).collect(),
+    }
+}
