@@ -12,6 +12,7 @@ const EXAMPLES: &str = "Examples:
   layerscope record model.gguf --prompts prompts.jsonl --out run
   layerscope recommend run
   layerscope view run
+  layerscope report run -o report.html
   layerscope generate model.gguf --policy speed:24+bos --prompt 'Why is the sky blue?'
   layerscope bench model.gguf --policies full,speed:24+bos --lengths 1k,8k";
 
@@ -41,6 +42,11 @@ pub(crate) enum Command {
     /// Recommend a cutoff from a run, with reasons
     #[command(after_help = "Example:\n  layerscope recommend run --tolerance 0.05")]
     Recommend(RecommendArguments),
+    /// Write a report that others can check: HTML, PDF, Markdown or JSON
+    #[command(
+        after_help = "Examples:\n  layerscope report run -o report.html\n  layerscope report run -o report.pdf -o report.json\n\nExample: two models, two precisions or two prompt sets side by side:\n  layerscope report before after -o comparison.html\n\nFigures measured by `layerscope bench MODEL --out run` are shown where the run folder has them."
+    )]
+    Report(ReportArguments),
     /// Generate text, with the full prompt or with a shallow prefill
     #[command(
         after_help = "Example:\n  layerscope generate model.gguf --policy speed:24+bos --prompt 'Why is the sky blue?'"
@@ -172,6 +178,35 @@ pub(crate) struct RecommendArguments {
 pub(crate) enum AnchorName {
     Bos,
     None,
+}
+
+impl From<AnchorName> for Anchor {
+    fn from(name: AnchorName) -> Self {
+        match name {
+            AnchorName::Bos => Self::Bos,
+            AnchorName::None => Self::None,
+        }
+    }
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ReportArguments {
+    /// Run folders; every further one is compared with the first
+    #[arg(required = true)]
+    pub(crate) runs: Vec<PathBuf>,
+    /// File to write, .html, .pdf, .md or .json; may be given several times
+    #[arg(short, long, default_value = "report.html")]
+    pub(crate) out: Vec<PathBuf>,
+    /// Mean KL divergence from the full model that is acceptable, nats per token
+    #[arg(long, default_value_t = 0.1)]
+    pub(crate) tolerance: f64,
+    /// Prompt tokens that keep KV at every layer
+    #[arg(long, value_enum, default_value_t = AnchorName::Bos)]
+    pub(crate) anchor: AnchorName,
+    /// Model of a run: generates the failure cases' texts under the recommended cutoff where the run lacks them; may be
+    /// given several times
+    #[arg(long)]
+    pub(crate) model: Vec<String>,
 }
 
 #[derive(Debug, Args)]

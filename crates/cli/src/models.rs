@@ -56,7 +56,7 @@ pub(crate) fn found() -> Vec<PathBuf> {
 }
 
 /// The model that a user means: an existing path, the embedded model's name, or the name of one that was found.
-fn resolve(name: &str) -> Result<ModelSource> {
+pub(crate) fn resolve(name: &str) -> Result<ModelSource> {
     let path = Path::new(name);
     if path.exists() {
         return Ok(ModelSource::Path(path.to_owned()));

@@ -22,6 +22,16 @@ pub(crate) fn loading<T>(load: impl FnOnce(&mut dyn FnMut(usize, usize) -> Resul
     loaded
 }
 
+/// Says what is being done while `work` does it.
+pub(crate) fn waiting<T>(what: &str, work: impl FnOnce() -> T) -> T {
+    let spinner = ProgressBar::new_spinner().with_style(style("{spinner} {msg} {elapsed}"));
+    spinner.set_message(what.to_owned());
+    spinner.enable_steady_tick(std::time::Duration::from_millis(100));
+    let done = work();
+    spinner.finish_and_clear();
+    done
+}
+
 /// Two bars while measuring: all generations with an estimate, and the present one.
 pub(crate) struct BenchBars {
     all: ProgressBar,

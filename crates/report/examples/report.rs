@@ -5,6 +5,7 @@ fn main() {
     let report = layerscope_report::Report::read(runs, Default::default()).expect("report");
     eprintln!("read {:?}", start.elapsed());
     for file in layerscope_report::render(&report, out).expect("render") {
+        std::fs::create_dir_all(file.path.parent().unwrap()).unwrap();
         std::fs::write(&file.path, &file.bytes).expect("write");
         eprintln!("{} {} {:?}", file.path.display(), file.bytes.len(), start.elapsed());
     }

@@ -4,29 +4,29 @@ use layerscope_figures::{Canvas, Chart, ColourMap, Map, Pyramid, Scale, ScaleKin
 
 /// A document.
 #[derive(Debug)]
-pub struct Document {
+pub(crate) struct Document {
     /// Its title.
-    pub title: String,
+    pub(crate) title: String,
     /// What it rests on, in a line.
-    pub subtitle: String,
+    pub(crate) subtitle: String,
     /// Its sections.
-    pub sections: Vec<Section>,
+    pub(crate) sections: Vec<Section>,
 }
 
 /// A section.
 #[derive(Debug)]
-pub struct Section {
+pub(crate) struct Section {
     /// Names it within the document.
-    pub id: String,
+    pub(crate) id: String,
     /// Its title.
-    pub title: String,
+    pub(crate) title: String,
     /// Its content.
-    pub blocks: Vec<Block>,
+    pub(crate) blocks: Vec<Block>,
 }
 
 /// What sections are made of.
 #[derive(Debug)]
-pub enum Block {
+pub(crate) enum Block {
     /// A heading within the section.
     Heading(String),
     /// A paragraph.
@@ -47,13 +47,11 @@ pub enum Block {
 
 /// A piece of a sentence.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Inline {
+pub(crate) enum Inline {
     /// Our own words.
     Plain(String),
     /// Our own words, stressed.
     Strong(String),
-    /// A name as it is typed.
-    Code(String),
     /// Words of a model, a prompt or a user, which may hold anything.
     Foreign(String),
     /// A source.
@@ -66,53 +64,53 @@ pub enum Inline {
 }
 
 /// A paragraph of our own words.
-pub fn plain(text: impl Into<String>) -> Vec<Inline> {
+pub(crate) fn plain(text: impl Into<String>) -> Vec<Inline> {
     vec![Inline::Plain(text.into())]
 }
 
 /// The answer that the report opens with.
 #[derive(Debug)]
-pub struct Answer {
+pub(crate) struct Answer {
     /// Whose it is.
-    pub run: String,
+    pub(crate) run: String,
     /// The answer in a few words.
-    pub headline: String,
+    pub(crate) headline: String,
     /// How to use it, as a policy's name.
-    pub policy: Option<String>,
+    pub(crate) policy: Option<String>,
     /// What it costs and saves: name, figure, and what to know of it.
-    pub facts: Vec<Fact>,
+    pub(crate) facts: Vec<Fact>,
 }
 
 /// A figure of the answer.
 #[derive(Debug)]
-pub struct Fact {
+pub(crate) struct Fact {
     /// What it is.
-    pub name: &'static str,
+    pub(crate) name: &'static str,
     /// The figure.
-    pub cell: Cell,
+    pub(crate) cell: Cell,
     /// Its unit; empty where it has none.
-    pub unit: &'static str,
+    pub(crate) unit: &'static str,
     /// What to know of it.
-    pub note: String,
+    pub(crate) note: String,
 }
 
 /// A table. Rows have as many cells as there are columns.
 #[derive(Debug)]
-pub struct Table {
+pub(crate) struct Table {
     /// Names it within the document.
-    pub id: String,
+    pub(crate) id: String,
     /// What it holds.
-    pub caption: String,
+    pub(crate) caption: String,
     /// Its columns.
-    pub columns: Vec<Column>,
+    pub(crate) columns: Vec<Column>,
     /// Its rows.
-    pub rows: Vec<Vec<Cell>>,
+    pub(crate) rows: Vec<Vec<Cell>>,
 }
 
 impl Table {
     /// Whether a column holds numbers, so that their digits stand beneath each other. Words in place of single numbers,
     /// such as the embedding among layers, change nothing.
-    pub fn is_numeric(&self, column: usize) -> bool {
+    pub(crate) fn is_numeric(&self, column: usize) -> bool {
         let numbers = self.rows.iter().filter(|row| row.get(column).is_some_and(Cell::is_number)).count();
         2 * numbers > self.rows.len() && !self.is_of_facts()
     }
@@ -125,21 +123,21 @@ impl Table {
 
 /// A column.
 #[derive(Debug, Clone)]
-pub struct Column {
+pub(crate) struct Column {
     /// Its name.
-    pub name: String,
+    pub(crate) name: String,
     /// Its unit; empty where it has none.
-    pub unit: String,
+    pub(crate) unit: String,
 }
 
 /// A column with a unit.
-pub fn column(name: impl Into<String>, unit: impl Into<String>) -> Column {
+pub(crate) fn column(name: impl Into<String>, unit: impl Into<String>) -> Column {
     Column { name: name.into(), unit: unit.into() }
 }
 
 /// A cell.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Cell {
+pub(crate) enum Cell {
     /// Our own words.
     Text(String),
     /// Words of a model, a prompt or a user.
@@ -157,17 +155,17 @@ pub enum Cell {
 
 impl Cell {
     /// A count.
-    pub fn count(count: usize) -> Self {
+    pub(crate) fn count(count: usize) -> Self {
         Self::Count(count as u64)
     }
 
     /// A figure with four digits that count.
-    pub fn figure(value: f64) -> Self {
+    pub(crate) fn figure(value: f64) -> Self {
         Self::Figure { value, shown: four_digits(value) }
     }
 
     /// A share as per cent with one decimal.
-    pub fn percent(share: f64) -> Self {
+    pub(crate) fn percent(share: f64) -> Self {
         let value = share * 100.0;
         Self::Figure {
             value,
@@ -176,7 +174,7 @@ impl Cell {
     }
 
     /// Its text.
-    pub fn shown(&self) -> String {
+    pub(crate) fn shown(&self) -> String {
         match self {
             Self::Text(text) | Self::Foreign(text) => text.clone(),
             Self::Count(count) => count.to_string(),
@@ -185,16 +183,16 @@ impl Cell {
     }
 
     /// Whether it is a number.
-    pub fn is_number(&self) -> bool {
+    pub(crate) fn is_number(&self) -> bool {
         matches!(self, Self::Count(_) | Self::Figure { .. })
     }
 }
 
 /// What stands in place of an undefined figure.
-pub const UNDEFINED: &str = "–";
+pub(crate) const UNDEFINED: &str = "–";
 
 /// A figure with four digits that count.
-pub fn four_digits(value: f64) -> String {
+pub(crate) fn four_digits(value: f64) -> String {
     if !value.is_finite() {
         return UNDEFINED.into();
     }
@@ -213,20 +211,20 @@ pub fn four_digits(value: f64) -> String {
 
 /// A figure: a drawing and its data.
 #[derive(Debug)]
-pub struct Figure {
+pub(crate) struct Figure {
     /// Names it within the document.
-    pub id: String,
+    pub(crate) id: String,
     /// What is drawn.
-    pub drawing: Drawing,
+    pub(crate) drawing: Drawing,
     /// Its data, or what stands out in it where the whole is in the run folder.
-    pub table: Table,
+    pub(crate) table: Table,
     /// Whether it takes the whole width.
-    pub wide: bool,
+    pub(crate) wide: bool,
 }
 
 impl Figure {
     /// Its title.
-    pub fn title(&self) -> &str {
+    pub(crate) fn title(&self) -> &str {
         match &self.drawing {
             Drawing::Chart(chart) => &chart.title,
             Drawing::Map(map) => &map.title,
@@ -234,7 +232,7 @@ impl Figure {
     }
 
     /// What it shows, in a sentence or two.
-    pub fn description(&self) -> &str {
+    pub(crate) fn description(&self) -> &str {
         match &self.drawing {
             Drawing::Chart(chart) => &chart.description,
             Drawing::Map(map) => &map.description,
@@ -242,7 +240,7 @@ impl Figure {
     }
 
     /// The drawing as SVG.
-    pub fn to_svg(&self, canvas: &Canvas<'_>) -> String {
+    pub(crate) fn to_svg(&self, canvas: &Canvas<'_>) -> String {
         match &self.drawing {
             Drawing::Chart(chart) => chart.to_svg(canvas),
             Drawing::Map(map) => map.draw(|map| map.to_svg(canvas)),
@@ -252,7 +250,7 @@ impl Figure {
 
 /// What a figure draws.
 #[derive(Debug)]
-pub enum Drawing {
+pub(crate) enum Drawing {
     /// Curves.
     Chart(Chart),
     /// Layers × columns.
@@ -261,30 +259,30 @@ pub enum Drawing {
 
 /// A map that holds its values.
 #[derive(Debug)]
-pub struct MapDrawing {
+pub(crate) struct MapDrawing {
     /// Its title.
-    pub title: String,
+    pub(crate) title: String,
     /// What the colours measure, with the unit.
-    pub unit: String,
+    pub(crate) unit: String,
     /// What it shows, in a sentence or two.
-    pub description: String,
+    pub(crate) description: String,
     /// Values, a row for each layer.
-    pub values: Pyramid,
+    pub(crate) values: Pyramid,
     /// How values are laid out along the colours.
-    pub scale: ScaleKind,
+    pub(crate) scale: ScaleKind,
     /// Whether the first column is left out.
-    pub without_first: bool,
+    pub(crate) without_first: bool,
     /// What columns are.
-    pub column_name: String,
+    pub(crate) column_name: String,
     /// A text for each column; may be empty.
-    pub column_texts: Vec<String>,
+    pub(crate) column_texts: Vec<String>,
     /// The cutoff.
-    pub cutoff: Option<usize>,
+    pub(crate) cutoff: Option<usize>,
 }
 
 impl MapDrawing {
     /// Gives the map to `with`.
-    pub fn draw<T>(&self, with: impl FnOnce(&Map<'_>) -> T) -> T {
+    pub(crate) fn draw<T>(&self, with: impl FnOnce(&Map<'_>) -> T) -> T {
         let scale = Scale::fit(self.scale, &self.values, false, self.without_first);
         with(&Map {
             title: self.title.clone(),
@@ -304,15 +302,15 @@ impl MapDrawing {
 
 /// Two continuations of a prompt, token by token.
 #[derive(Debug)]
-pub struct Texts {
+pub(crate) struct Texts {
     /// Names the prompt.
-    pub prompt_id: String,
+    pub(crate) prompt_id: String,
     /// The prompt, or its beginning and end.
-    pub prompt: String,
+    pub(crate) prompt: String,
     /// Name and tokens of either text.
-    pub sides: Vec<(String, Vec<String>)>,
+    pub(crate) sides: Vec<(String, Vec<String>)>,
     /// The first token that differs.
-    pub first_difference: Option<usize>,
+    pub(crate) first_difference: Option<usize>,
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 /// The text with everything spelt out that would act on a reader instead of being read: control characters, and marks that
 /// turn the direction of the text around them (Unicode Technical Report 36, 2.6). Line breaks and tabs stay.
-pub fn visible(text: &str) -> String {
+pub(crate) fn visible(text: &str) -> String {
     let mut visible = String::with_capacity(text.len());
     for character in text.chars() {
         match character {
@@ -28,7 +28,7 @@ fn spell(character: char, visible: &mut String) {
 }
 
 /// The same in one line.
-pub fn visible_line(text: &str) -> String {
+pub(crate) fn visible_line(text: &str) -> String {
     visible(text).replace('\n', "⏎").replace('\t', "⇥")
 }
 

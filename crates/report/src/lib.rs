@@ -9,6 +9,7 @@ mod foreign;
 mod html;
 mod markdown;
 mod output;
+mod pdf;
 mod read;
 mod sections;
 

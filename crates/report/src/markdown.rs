@@ -140,7 +140,7 @@ fn inline(words: &[Inline]) -> String {
             let space = if text.ends_with(' ') { " " } else { "" };
             format!("**{}**{space}", line(trimmed))
         }
-        Inline::Code(text) | Inline::Foreign(text) => code(text),
+        Inline::Foreign(text) => code(text),
         Inline::Link { text, url } => format!("[{}]({url})", line(text)),
     };
     words.iter().map(word).collect()

@@ -76,7 +76,7 @@ pub fn render(report: &Report, path: &Path) -> Result<Vec<File>> {
     let one = |bytes| vec![File { path: path.to_owned(), bytes }];
     Ok(match Format::of(path)? {
         Format::Html => one(crate::html::html(&document()).into_bytes()),
-        Format::Pdf => return Err(Error::failure("not yet")),
+        Format::Pdf => one(crate::pdf::pdf(&document())?),
         Format::Markdown => markdown(&document(), path),
         Format::Json => one(json(report)?),
     })

@@ -8,6 +8,7 @@ pub(crate) mod models;
 pub(crate) mod needle;
 pub(crate) mod recommend;
 pub(crate) mod record;
+pub(crate) mod report;
 pub(crate) mod show;
 pub(crate) mod view;
 

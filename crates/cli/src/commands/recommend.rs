@@ -1,6 +1,6 @@
 //! `layerscope recommend`: a cutoff with its reasons.
 
-use crate::args::{AnchorName, RecommendArguments};
+use crate::args::RecommendArguments;
 use crate::output;
 use layerscope_cutoff::recommend::{Evidence, Recommendation, Verdict, recommend};
 use layerscope_diagnostics::record::Anchor;
@@ -12,10 +12,7 @@ use std::process::ExitCode;
 pub(crate) use layerscope_cutoff::recommend::Options;
 
 pub(crate) fn run(arguments: &RecommendArguments) -> Result<ExitCode> {
-    let anchor = match arguments.anchor {
-        AnchorName::Bos => Anchor::Bos,
-        AnchorName::None => Anchor::None,
-    };
+    let anchor = Anchor::from(arguments.anchor);
     let run = Run::open(&arguments.run)?;
     let recommendation = of_run(&run, Options { tolerance: arguments.tolerance, anchor })?;
     if arguments.json {

@@ -115,7 +115,7 @@ fn record_prompts(
 }
 
 /// The run's failure cases under the recommended cutoff, the worst first; none where full depth is to be kept.
-fn failure_cases(
+pub(crate) fn failure_cases(
     run: &Run,
     model: &Model,
     recommendation: &Recommendation,

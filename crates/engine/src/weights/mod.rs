@@ -34,6 +34,11 @@ impl WeightsPrecision {
             Self::F32 => "f32",
         }
     }
+
+    /// The precision of that name.
+    pub fn from_name(name: &str) -> Option<Self> {
+        [Self::Native, Self::F32].into_iter().find(|precision| precision.name() == name)
+    }
 }
 
 /// A weight of the Llama family, by what it does; each file format has its own name for it.

@@ -113,7 +113,6 @@ fn inline(words: &[Inline]) -> Markup {
             @match word {
                 Inline::Plain(text) => (text),
                 Inline::Strong(text) => strong { (text) },
-                Inline::Code(text) => code { (visible(text)) },
                 Inline::Foreign(text) => (foreign(text)),
                 Inline::Link { text, url } => a href=(url) { (text) },
             }

@@ -1,0 +1,71 @@
+//! `layerscope report`: runs as HTML, PDF, Markdown or JSON.
+
+use crate::args::ReportArguments;
+use crate::commands::{recommend, record};
+use crate::{models, output, progress};
+use layerscope_cutoff::failure_cases::DEFAULT_COUNT;
+use layerscope_cutoff::recommend::Options;
+use layerscope_diagnostics::record::Anchor;
+use layerscope_diagnostics::run::Run;
+use layerscope_engine::{Error, Interrupt, Result, WeightsPrecision};
+use layerscope_report::{Format, Report, render};
+use std::path::Path;
+use std::process::ExitCode;
+
+pub(crate) fn run(arguments: &ReportArguments, interrupt: &Interrupt) -> Result<ExitCode> {
+    // Everything that can be refused at once is refused before work begins.
+    for out in &arguments.out {
+        Format::of(out)?;
+        output::check_folder(out)?;
+    }
+    let options = Options { tolerance: arguments.tolerance, anchor: Anchor::from(arguments.anchor) };
+    if !arguments.model.is_empty() {
+        for folder in &arguments.runs {
+            generate_failure_cases(folder, &arguments.model, options, interrupt)?;
+        }
+    }
+    let report = progress::waiting("reading the runs", || Report::read(&arguments.runs, options))?;
+    for out in &arguments.out {
+        let files = progress::waiting(&format!("writing {}", out.display()), || render(&report, out))?;
+        for file in files {
+            if let Some(folder) = file.path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
+                std::fs::create_dir_all(folder).map_err(|error| Error::io("create", folder, &error))?;
+            }
+            output::file(&file.path, &file.bytes)?;
+        }
+        output::lines(&format!("wrote {}", out.display()))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Generates what a run lacks under its recommended cutoff, with the one of the models that it was recorded with.
+fn generate_failure_cases(
+    folder: &Path,
+    names: &[String],
+    options: Options,
+    interrupt: &Interrupt,
+) -> Result<()> {
+    let run = Run::open(folder)?;
+    let manifest = run.manifest();
+    let recommendation = recommend::of_run(&run, options)?;
+    let precision = WeightsPrecision::from_name(&manifest.weights).ok_or_else(|| {
+        Error::input(format!(
+            "{} was recorded with weights {:?}, which this layerscope does not know",
+            folder.display(),
+            manifest.weights
+        ))
+    })?;
+    for name in names {
+        let model = models::load_source(&models::resolve(name)?, precision)?;
+        if model.sha256 == manifest.model.sha256 {
+            record::failure_cases(&run, &model, &recommendation, DEFAULT_COUNT, interrupt)?;
+            return Ok(());
+        }
+    }
+    Err(Error::input(format!(
+        "{} was recorded with {} (SHA-256 {}), which no --model is; name that one",
+        folder.display(),
+        manifest.model.name,
+        manifest.model.sha256
+    )))
+}

@@ -1,0 +1,193 @@
+//! The document as the files that the template reads: `document.json` and an SVG for each figure.
+
+use super::characters::Characters;
+use crate::document::{Block, Column, Document, Drawing, Figure, Inline, Section, Table, Texts};
+use layerscope_engine::{Error, Result};
+use layerscope_figures::{Canvas, Colours, Theme};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+
+/// Size of a figure beside another, and of one of the whole width, CSS pixels; the type comes out at about eight points.
+const NARROW: [f64; 2] = [400.0, 250.0];
+const WIDE: [f64; 2] = [700.0, 290.0];
+/// Longest word that a line is sure to have room for.
+const LONGEST_WORD: usize = 60;
+
+/// The files by their paths.
+pub(super) fn files(document: &Document, characters: &Characters<'_>) -> Result<BTreeMap<String, Vec<u8>>> {
+    let mut layout = Layout { characters, files: BTreeMap::new(), appendix: vec![] };
+    let sections: Vec<Value> = document.sections.iter().map(|section| layout.section(section)).collect();
+    let data = json!({
+        "title": layout.text(&document.title),
+        "subtitle": layout.text(&document.subtitle),
+        "sections": sections,
+        "appendix": layout.appendix,
+    });
+    let bytes = serde_json::to_vec(&data)
+        .map_err(|error| Error::failure(format!("cannot lay out the PDF: {error}")))?;
+    layout.files.insert("document.json".into(), bytes);
+    Ok(layout.files)
+}
+
+struct Layout<'a> {
+    characters: &'a Characters<'a>,
+    files: BTreeMap<String, Vec<u8>>,
+    /// The tables of figures.
+    appendix: Vec<Value>,
+}
+
+impl Layout<'_> {
+    fn text(&self, text: &str) -> String {
+        self.characters.settable(text)
+    }
+
+    /// A text in which long words can be broken.
+    fn breakable(&self, text: &str) -> String {
+        let mut broken = String::new();
+        let mut run = 0;
+        for character in self.text(text).chars() {
+            run = if character.is_whitespace() { 0 } else { run + 1 };
+            if run > LONGEST_WORD {
+                broken.push('\n');
+                run = 1;
+            }
+            broken.push(character);
+        }
+        broken
+    }
+
+    fn section(&mut self, section: &Section) -> Value {
+        let mut blocks = vec![];
+        let is_figure = |block: &Block| matches!(block, Block::Figure(_));
+        for group in section.blocks.chunk_by(|a, b| is_figure(a) && is_figure(b)) {
+            if is_figure(&group[0]) {
+                blocks.push(self.figures(group));
+            } else {
+                blocks.extend(group.iter().map(|block| self.block(block)));
+            }
+        }
+        json!({ "title": self.text(&section.title), "blocks": blocks })
+    }
+
+    fn block(&mut self, block: &Block) -> Value {
+        match block {
+            Block::Heading(text) => json!({ "kind": "heading", "text": self.text(text) }),
+            Block::Paragraph(words) => json!({ "kind": "paragraph", "words": self.words(words) }),
+            Block::List(items) => {
+                let items: Vec<Value> = items.iter().map(|item| self.words(item)).collect();
+                json!({ "kind": "list", "items": items })
+            }
+            Block::Answer(answer) => {
+                let facts = answer.facts.iter().map(|fact| {
+                    json!({
+                        "name": fact.name, "value": fact.cell.shown(), "unit": fact.unit, "note": self.text(&fact.note),
+                    })
+                });
+                json!({
+                    "kind": "answer",
+                    "headline": answer.headline,
+                    "run": self.text(&answer.run),
+                    "policy": answer.policy,
+                    "facts": facts.collect::<Vec<_>>(),
+                })
+            }
+            Block::Table(table) => json!({ "kind": "table", "table": self.table(table) }),
+            Block::Figure(_) => self.figures(std::slice::from_ref(block)),
+            Block::Texts(texts) => self.texts(texts),
+            Block::Code(code) => json!({ "kind": "code", "text": self.text(code) }),
+        }
+    }
+
+    fn words(&self, words: &[Inline]) -> Value {
+        let word = |word: &Inline| match word {
+            Inline::Plain(text) => json!({ "kind": "plain", "text": self.text(text) }),
+            Inline::Foreign(text) => json!({ "kind": "plain", "text": self.breakable(text) }),
+            Inline::Strong(text) => json!({ "kind": "strong", "text": self.text(text) }),
+            Inline::Link { text, url } => json!({ "kind": "link", "text": self.text(text), "url": url }),
+        };
+        words.iter().map(word).collect()
+    }
+
+    fn table(&self, table: &Table) -> Value {
+        let column = |(index, column): (usize, &Column)| {
+            json!({
+                "name": self.text(&column.name), "unit": self.text(&column.unit), "numeric": table.is_numeric(index),
+            })
+        };
+        let row = |row: &Vec<crate::document::Cell>| -> Vec<String> {
+            row.iter().map(|cell| self.breakable(&cell.shown())).collect()
+        };
+        json!({
+            "caption": self.text(&table.caption),
+            "columns": table.columns.iter().enumerate().map(column).collect::<Vec<_>>(),
+            "rows": table.rows.iter().map(row).collect::<Vec<_>>(),
+        })
+    }
+
+    /// Rows of one wide figure or two narrow ones.
+    fn figures(&mut self, blocks: &[Block]) -> Value {
+        let mut rows: Vec<Vec<Value>> = vec![];
+        let mut room = false;
+        for block in blocks {
+            let Block::Figure(figure) = block else { continue };
+            let value = self.figure(figure);
+            match rows.last_mut().filter(|_| room && !figure.wide) {
+                Some(row) => {
+                    row.push(value);
+                    room = false;
+                }
+                None => {
+                    rows.push(vec![value]);
+                    room = !figure.wide;
+                }
+            }
+        }
+        json!({ "kind": "figures", "rows": rows })
+    }
+
+    fn figure(&mut self, figure: &Figure) -> Value {
+        let size = if figure.wide { WIDE } else { NARROW };
+        let size = match &figure.drawing {
+            Drawing::Map(map) => {
+                [size[0], size[1] + (map.values.rows() as f64 - 24.0).clamp(0.0, 60.0) * 5.0]
+            }
+            Drawing::Chart(_) => size,
+        };
+        let colours = Colours::Of(Theme::Light);
+        let svg = figure.to_svg(&Canvas { size, colours, titled: false, id: &figure.id });
+        let path = format!("{}.svg", figure.id);
+        self.files.insert(path.clone(), self.characters.settable_xml(&svg).as_bytes().to_vec());
+        let table = self.table(&figure.table);
+        self.appendix.push(table);
+        json!({
+            "path": path,
+            "alt": self.text(&format!("{}. {}", figure.title(), figure.description())),
+            "title": self.text(figure.title()),
+            "description": self.text(figure.description()),
+            "wide": figure.wide,
+            "number": self.appendix.len(),
+        })
+    }
+
+    fn texts(&self, texts: &Texts) -> Value {
+        let side = |(name, tokens): &(String, Vec<String>)| {
+            let at = texts.first_difference.unwrap_or(tokens.len()).min(tokens.len());
+            let (before, from) = tokens.split_at(at);
+            let (marked, after) = match from.split_first() {
+                Some((token, after)) => (Some(self.breakable(token)), after.concat()),
+                None => (texts.first_difference.map(|_| "(end)".to_owned()), String::new()),
+            };
+            json!({
+                "name": self.text(name),
+                "before": self.breakable(&before.concat()),
+                "marked": marked,
+                "after": self.breakable(&after),
+            })
+        };
+        json!({
+            "kind": "texts",
+            "prompt": self.breakable(&texts.prompt),
+            "sides": texts.sides.iter().map(side).collect::<Vec<_>>(),
+        })
+    }
+}
