@@ -61,6 +61,7 @@ def execute(notebook):
         kernel_name="python3",
         timeout=SECONDS_PER_CELL,
         record_timing=False,
+        coalesce_streams=True,
         resources={"metadata": {"path": str(FOLDER)}},
         extra_arguments=["--log-level=ERROR"],
     )
