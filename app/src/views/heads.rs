@@ -85,7 +85,7 @@ fn grid(ui: &mut Ui, scene: &mut Scene<'_>, figure: StepFigure) {
         let colour = if position.is_nan() {
             palette.undefined[head % 2]
         } else {
-            colours[(position * 255.0) as usize]
+            design::colour32(colours[(position * 255.0) as usize])
         };
         mesh.add_colored_rect(cell_of(layer, head), colour);
     }

@@ -12,9 +12,35 @@ pub mod text;
 use crate::data::{PromptMaps, RunData};
 use crate::engine::message::Pattern;
 use crate::state::{View, ViewState};
-use crate::widgets::Figures;
-use eframe::egui::Ui;
+use crate::widgets::{Figures, chart};
+use eframe::egui::{ScrollArea, Ui, vec2};
 use layerscope_diagnostics::run::PromptSummary;
+use layerscope_figures::Chart;
+
+/// Width from which charts stand in three columns.
+const THREE_COLUMNS: f32 = 980.0;
+/// Least height of a chart.
+const LEAST_HEIGHT: f32 = 190.0;
+
+/// Draws charts in up to `most` columns and moves the cutoff as the user says; the layer that was clicked.
+fn charts_in_rows(ui: &mut Ui, charts: &[Chart], most: usize, cutoff: &mut usize) -> Option<usize> {
+    let columns = if ui.available_width() > THREE_COLUMNS { most } else { most.min(2) };
+    let rows = charts.len().div_ceil(columns) as f32;
+    let gap = ui.spacing().item_spacing;
+    let width = (ui.available_width() - gap.x * columns as f32) / columns as f32 - 4.0;
+    let height = ((ui.available_height() - gap.y * rows) / rows).max(LEAST_HEIGHT);
+    let mut clicked = None;
+    ScrollArea::vertical().show(ui, |ui| {
+        for row in charts.chunks(columns) {
+            ui.horizontal(|ui| {
+                for one in row {
+                    clicked = clicked.or(chart(ui, one, vec2(width, height), Some(cutoff)));
+                }
+            });
+        }
+    });
+    clicked
+}
 
 /// What a view asks for.
 #[derive(Debug, Clone, PartialEq)]

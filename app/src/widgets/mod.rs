@@ -1,12 +1,13 @@
 //! What several views are put together from.
 
 pub mod axis;
-pub mod chart;
+mod chart;
 mod colour_bar;
 mod cutoff_line;
 mod heat_map;
 mod table;
 
+pub use chart::chart;
 pub use colour_bar::colour_bar;
 pub use cutoff_line::{CutoffLine, Direction};
 pub use heat_map::{HeatMap, HeatMapImage};

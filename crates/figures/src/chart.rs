@@ -160,6 +160,8 @@ pub struct Chart {
     pub level: Option<(f64, String)>,
     /// Lines across the axis.
     pub marks: Vec<Mark>,
+    /// Layers that are set off by a tint.
+    pub selected: Vec<usize>,
 }
 
 /// Least value that a logarithmic axis shows.
@@ -178,6 +180,7 @@ impl Chart {
             range: None,
             level: None,
             marks: vec![],
+            selected: vec![],
         }
     }
 
@@ -236,6 +239,14 @@ impl Chart {
             along: self.along.ends(),
             values: self.value_ends(),
         };
+        for layer in &self.selected {
+            // Layer ℓ lies between the cutoffs ℓ and ℓ+1.
+            let from = frame.along[0] + *layer as f64;
+            let [left, right] = [from, from + 1.0].map(|at| frame.x(at));
+            let corners =
+                [[left, frame.top], [right, frame.top], [right, frame.bottom], [left, frame.bottom]];
+            svg.polygon(&corners, Ink::Prompt, 0.2);
+        }
         self.axes(&mut svg, &frame);
         if let Some((level, name)) = &self.level {
             let y = frame.y(self.level_of(*level));
