@@ -1,5 +1,6 @@
 //! What can be done by key, palette or menu: one list, from which the palette, the shortcuts and the help sheet are made.
 
+use crate::export::Format;
 use crate::state::View;
 use eframe::egui::{Context, Key, KeyboardShortcut, Modifiers};
 
@@ -40,12 +41,8 @@ pub enum Order {
     Generate,
     /// Stop what the engine does.
     Stop,
-    /// Export the view as PNG at twice its size.
-    ExportPng,
-    /// Export the view as SVG.
-    ExportSvg,
-    /// Export the view's figures as CSV.
-    ExportCsv,
+    /// Export the view, or its figures.
+    Export(Format),
     /// Light or dark.
     Theme,
     /// The command palette.
@@ -79,15 +76,10 @@ impl Order {
             Self::Redo,
             Self::Generate,
             Self::Stop,
-            Self::ExportPng,
-            Self::ExportSvg,
-            Self::ExportCsv,
-            Self::Theme,
-            Self::Palette,
-            Self::Help,
-            Self::Quit,
         ];
-        first.into_iter().chain(View::ALL.map(Self::Show)).chain(rest)
+        let last = [Self::Theme, Self::Palette, Self::Help, Self::Quit];
+        let views = View::ALL.map(Self::Show);
+        first.into_iter().chain(views).chain(rest).chain(Format::ALL.map(Self::Export)).chain(last)
     }
 
     /// Its name for people.
@@ -110,9 +102,7 @@ impl Order {
             Self::Redo => "Redo".into(),
             Self::Generate => "Generate side by side".into(),
             Self::Stop => "Stop generating or recording".into(),
-            Self::ExportPng => "Export the view as PNG …".into(),
-            Self::ExportSvg => "Export the view as SVG …".into(),
-            Self::ExportCsv => "Export the figures as CSV …".into(),
+            Self::Export(format) => format!("Export {} as {} …", format.contents(), format.name()),
             Self::Theme => "Light or dark".into(),
             Self::Palette => "All commands …".into(),
             Self::Help => "Keyboard shortcuts".into(),
@@ -145,9 +135,9 @@ impl Order {
             Self::Redo => (COMMAND_SHIFT, Key::Z),
             Self::Generate => (COMMAND, Key::Enter),
             Self::Stop => (COMMAND, Key::Period),
-            Self::ExportPng => (COMMAND, Key::E),
-            Self::ExportSvg => (COMMAND_SHIFT, Key::E),
-            Self::ExportCsv => (COMMAND_SHIFT, Key::C),
+            Self::Export(Format::Png) => (COMMAND, Key::E),
+            Self::Export(Format::Svg) => (COMMAND_SHIFT, Key::E),
+            Self::Export(Format::Csv) => (COMMAND_SHIFT, Key::C),
             Self::Theme => (COMMAND, Key::D),
             Self::Palette => (COMMAND, Key::K),
             Self::Help => (Modifiers::NONE, Key::F1),
@@ -192,6 +182,6 @@ mod tests {
     #[test]
     fn the_palette_finds_by_words_in_any_order() {
         let found: Vec<Order> = Order::all().filter(|order| order.matches("png export")).collect();
-        assert_eq!(found, [Order::ExportPng]);
+        assert_eq!(found, [Order::Export(Format::Png)]);
     }
 }

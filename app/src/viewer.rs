@@ -335,15 +335,7 @@ impl Viewer {
             }
             Order::Generate => self.generate(),
             Order::Stop => self.stop(),
-            Order::ExportPng => {
-                self.dialogs.export(export::Format::Png, self.export_name(export::Format::Png))
-            }
-            Order::ExportSvg => {
-                self.dialogs.export(export::Format::Svg, self.export_name(export::Format::Svg))
-            }
-            Order::ExportCsv => {
-                self.dialogs.export(export::Format::Csv, self.export_name(export::Format::Csv))
-            }
+            Order::Export(format) => self.dialogs.export(format, self.export_name(format)),
             Order::Theme => {
                 let dark = self.ctx.theme() != Theme::Dark;
                 self.dark = Some(dark);

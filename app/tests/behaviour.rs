@@ -223,6 +223,53 @@ fn figures_are_there_as_a_table_and_as_files() {
     }
 }
 
+/// What is exported of the view in front.
+fn exported(window: &mut Window, modifiers: Modifiers, path: &Path) -> Vec<u8> {
+    window.key_press_modifiers(modifiers, Key::E);
+    window.run_steps(3);
+    fill(window, Role::TextInput, "File", &path.display().to_string());
+    window.get_all_by_role_and_label(Role::Button, "Export").last().expect("a button").click();
+    window.run_steps(2);
+    wait(window);
+    std::fs::read(path).unwrap_or_else(|error| {
+        panic!("{error}, {:?}", viewer(window).errors().collect::<Vec<_>>());
+    })
+}
+
+#[test]
+fn figures_are_exported_as_the_window_shows_them() {
+    let run = made_up();
+    let mut window = opened(run.path());
+    let cutoff = format!(">L_cut = {}</text>", viewer(&window).state().cutoff);
+    let out = tempfile::tempdir().expect("a folder");
+    for (view, texts) in [
+        (View::Map, ["Attention received, mean", "position 0 left out"]),
+        (View::Curves, ["Knockout", "dashed: the prompt in front"]),
+        (View::Heads, ["Prompt mass of each head", "query head"]),
+        (View::Frontier, ["Same top token", "tolerance"]),
+    ] {
+        show(&mut window, view);
+        let svg =
+            exported(&mut window, Modifiers::COMMAND | Modifiers::SHIFT, &out.path().join("figure.svg"));
+        let svg = String::from_utf8(svg).expect("text");
+        for text in texts.iter().copied().chain([cutoff.as_str(), "made-up", "f32 weights"]) {
+            assert!(svg.contains(text), "{view:?}: {text}");
+        }
+        // The same drawing, two pixels a point.
+        let points = |name: &str| -> f64 {
+            let value = svg.split(name).nth(1).and_then(|rest| rest.split('"').next()).expect("a size");
+            value.parse().expect("points")
+        };
+        let png = exported(&mut window, Modifiers::COMMAND, &out.path().join("figure.png"));
+        let side = |at: usize| f64::from(u32::from_be_bytes(png[at..at + 4].try_into().expect("four bytes")));
+        assert_eq!(
+            [side(16), side(20)],
+            [" width=\"", " height=\""].map(|name| 2.0 * points(name)),
+            "{view:?}"
+        );
+    }
+}
+
 #[test]
 fn the_palette_and_the_help_sheet() {
     let run = made_up();

@@ -1,11 +1,11 @@
 //! What stands before the window: the open and export dialogs, the command palette, the help sheet.
 
 use super::Viewer;
-use super::export::Format;
 use super::panels::hint;
 use crate::command::Order;
 use crate::data::Task;
 use crate::design::space;
+use crate::export::Format;
 use eframe::egui::{Grid, Id, Key, Modal, RichText, ScrollArea, TextEdit, Ui};
 use std::path::{Path, PathBuf};
 

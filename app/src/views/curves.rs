@@ -2,7 +2,7 @@
 
 use super::{Scene, charts_in_rows};
 use crate::state::Selection;
-use crate::widgets::{Column, Figures, cell};
+use crate::widgets::{Column, Figures, cell, count};
 use eframe::egui::Ui;
 use layerscope_diagnostics::run::LAYER_FIGURES;
 use layerscope_diagnostics::summary::{GroupSummary, Summary};
@@ -43,24 +43,27 @@ const PLANS: [Plan; 6] = [
 
 /// Draws the charts.
 pub fn show(ui: &mut Ui, scene: &mut Scene<'_>) {
-    let prompts = scene.run.prompts.len();
     ui.horizontal_wrapped(|ui| {
         let several = scene.run.categories().count() > 1;
         if !scene.is_picture {
             ui.add_enabled_ui(several, |ui| ui.checkbox(&mut scene.state.by_category, "By category"));
         }
-        let spread = if scene.state.by_category && several {
-            "mean of each category, 25 to 75 % of its prompts".to_owned()
-        } else {
-            format!("mean of {prompts} prompts, 5 to 95 % of them; dashed: the prompt in front")
-        };
-        ui.weak(spread);
+        ui.weak(spread(scene));
     });
     let clicked = charts_in_rows(ui, &charts(scene), 3, &mut scene.state.cutoff);
     if let Some(layer) = clicked {
         let extend = ui.input(|input| input.modifiers.shift);
         Selection::pick(&mut scene.state.selection.layers, layer, extend);
     }
+}
+
+/// What lines and bands are.
+pub fn spread(scene: &Scene<'_>) -> String {
+    if scene.state.by_category && scene.run.categories().count() > 1 {
+        return "mean of each category, 25 to 75 % of its prompts".to_owned();
+    }
+    let prompts = count(scene.run.prompts.len(), "prompt");
+    format!("mean of {prompts}, 5 to 95 % of them; dashed: the prompt in front")
 }
 
 /// The charts, for the window and for export.

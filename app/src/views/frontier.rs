@@ -26,10 +26,7 @@ pub fn show(ui: &mut Ui, scene: &mut Scene<'_>) {
         if !scene.is_picture {
             ui.add_enabled_ui(several, |ui| ui.checkbox(&mut scene.state.by_category, "By category"));
         }
-        ui.weak(format!(
-            "anchor {}; bands reach to the one-sided 95 % bound over prompts",
-            scene.state.anchor.name()
-        ));
+        ui.weak(bands(scene));
     });
     if scene.run.frontiers.is_empty() {
         ui.label("This run holds no frontier; record it again to get one.");
@@ -39,6 +36,11 @@ pub fn show(ui: &mut Ui, scene: &mut Scene<'_>) {
     if let Some(below) = charts_in_rows(ui, &charts(scene), 2, &mut scene.state.cutoff) {
         scene.state.cutoff = below + 1;
     }
+}
+
+/// What the bands are.
+pub fn bands(scene: &Scene<'_>) -> String {
+    format!("anchor {}; bands reach to the one-sided 95 % bound over prompts", scene.state.anchor.name())
 }
 
 /// The charts, for the window and for export.

@@ -6,13 +6,14 @@ pub mod frontier;
 pub mod generate;
 pub mod heads;
 pub mod map;
+mod picture;
 pub mod record;
 pub mod text;
 
 use crate::data::{PromptMaps, RunData};
 use crate::engine::message::Pattern;
 use crate::state::{View, ViewState};
-use crate::widgets::{Figures, chart};
+use crate::widgets::{Figures, chart, count};
 use eframe::egui::{ScrollArea, Ui, vec2};
 use layerscope_diagnostics::run::PromptSummary;
 use layerscope_figures::Chart;
@@ -80,7 +81,7 @@ impl Scene<'_> {
     /// Draws the view in front. The run holds at least one prompt.
     pub fn show(&mut self, ui: &mut Ui) {
         if self.is_picture {
-            self.caption(ui);
+            ui.weak(self.caption());
         }
         if self.state.as_table
             && let Some(figures) = self.figures()
@@ -99,14 +100,14 @@ impl Scene<'_> {
     }
 
     /// What a picture is of, for those who see it without the window.
-    fn caption(&self, ui: &mut Ui) {
+    fn caption(&self) -> String {
         let (prompt, model) = (self.prompt(), &self.run.manifest.model.name);
         let of = match self.state.view {
-            View::Curves | View::Frontier => format!("{} prompts", self.run.prompts.len()),
+            View::Curves | View::Frontier => count(self.run.prompts.len(), "prompt"),
             _ => format!("prompt {} ({}), {} tokens", prompt.id, prompt.category, prompt.p),
         };
         let version = &self.run.manifest.layerscope;
-        ui.weak(format!("{model}, {of}, {} weights; layerscope {version}", self.run.manifest.weights));
+        format!("{model}, {of}, {} weights; layerscope {version}", self.run.manifest.weights)
     }
 
     /// The figures that the view in front shows.

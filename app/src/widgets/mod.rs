@@ -13,3 +13,8 @@ pub use cutoff_line::{CutoffLine, Direction};
 pub use heat_map::{HeatMap, HeatMapImage};
 pub use layerscope_figures::token_label;
 pub use table::{Column, Figures, cell, figures_table};
+
+/// A number of things, in words.
+pub fn count(number: usize, thing: &str) -> String {
+    if number == 1 { format!("1 {thing}") } else { format!("{number} {thing}s") }
+}

@@ -197,6 +197,14 @@ impl Chart {
         if self.logarithmic && value.is_finite() { value.max(LEAST_LOGARITHM).log10() } else { value }
     }
 
+    /// Ends of the axis along the curves; where one begins with the embedding, there is room for that.
+    fn place_ends(&self) -> [f64; 2] {
+        let [lower, upper] = self.along.ends();
+        let embedding = self.along.layers() > 0
+            && self.curves.iter().any(|curve| !curve.values.is_empty() && self.along.place(curve, 0) < lower);
+        [if embedding { -1.3 } else { lower }, upper]
+    }
+
     /// Ends of the value axis: everything drawn, and some air.
     fn value_ends(&self) -> [f64; 2] {
         let bands = self.curves.iter().filter_map(|curve| curve.band.as_ref());
@@ -236,12 +244,12 @@ impl Chart {
             right: width - 14.0,
             top,
             bottom: height - 38.0,
-            along: self.along.ends(),
+            along: self.place_ends(),
             values: self.value_ends(),
         };
         for layer in &self.selected {
             // Layer ℓ lies between the cutoffs ℓ and ℓ+1.
-            let from = frame.along[0] + *layer as f64;
+            let from = self.along.ends()[0] + *layer as f64;
             let [left, right] = [from, from + 1.0].map(|at| frame.x(at));
             let corners =
                 [[left, frame.top], [right, frame.top], [right, frame.bottom], [left, frame.bottom]];
@@ -326,6 +334,9 @@ impl Chart {
         svg.line(corner, [frame.left, frame.top], Pen::new(Ink::Line, 1.0));
         let (middle, centre) = ((frame.left + frame.right) / 2.0, (frame.top + frame.bottom) / 2.0);
         svg.text([middle, frame.bottom + 32.0], Anchor::Middle, Ink::WeakText, self.along.name());
+        // A name longer than its axis stays within the image.
+        let half = text_width(&self.unit, SMALL) / 2.0;
+        let centre = centre.max(half + 4.0);
         svg.upwards([13.0, centre], Ink::WeakText, &self.unit);
     }
 
@@ -477,6 +488,18 @@ mod tests {
         let [long, short] = [4, 3].map(|len| Curve::new("", Ink::Text, vec![0.0; len]));
         assert_eq!((along.place(&long, 0), along.place(&short, 0)), (-1.0, 0.0));
         assert_eq!(along.place_name(-1.0), "embedding");
+    }
+
+    #[test]
+    fn a_curve_that_begins_with_the_embedding_stays_within_the_frame() {
+        let mut chart = Chart::new("Straightening", "degrees", Along::Layers(3));
+        chart.curves.push(Curve::new("a", Ink::Series(0), vec![0.0, -1.0, -2.0, -3.0]));
+        let svg = chart.with_cutoff(2).to_svg(&canvas());
+        let line = &points(&svg, "polyline")[0];
+        assert!(line[0][0] > 58.0, "{line:?}");
+        // The cutoff of 2 lies between layers 1 and 2.
+        let cutoff = (line[2][0] + line[3][0]) / 2.0;
+        assert!(svg.contains(&format!("<line x1=\"{}\"", crate::svg::number(cutoff))), "{cutoff} {svg}");
     }
 
     #[test]
