@@ -90,7 +90,7 @@ fn summarise_group(category: Option<&str>, prompts: &[&PromptSummary]) -> GroupS
 
 /// Summarises each column over the rows: `rows[prompt][column]`. Rows may be ragged; what is lacking counts as missing.
 pub fn summarise(rows: &[&[f64]]) -> Vec<Summary> {
-    let means = bootstrap_means(rows);
+    let means = bootstrap_means(rows, SEED);
     let columns = columns(rows);
     let columns = columns.axis_iter(Axis(1)).zip(means.axis_iter(Axis(1)));
     columns
@@ -118,12 +118,104 @@ pub fn summarise(rows: &[&[f64]]) -> Vec<Summary> {
 ///
 /// `rows[prompt][column]`; NaN where a column has no finite value.
 pub fn mean_upper_bound95(rows: &[&[f64]]) -> Vec<f64> {
-    let means = bootstrap_means(rows);
+    let means = bootstrap_means(rows, SEED);
     let bounds = means.axis_iter(Axis(1)).map(|means| {
         let [bound] = percentiles(means, [0.95]);
         bound
     });
     bounds.collect()
+}
+
+/// How one figure differs between two groups of prompts. NaN where it is undefined in either.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Difference {
+    /// Mean of the second group less that of the first.
+    pub mean: f64,
+    /// Lower end of its 95 % bootstrap interval over prompts.
+    pub lower95: f64,
+    /// Upper end of its 95 % bootstrap interval over prompts.
+    pub upper95: f64,
+}
+
+/// Which prompts of two groups belong together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Pairing {
+    /// Row i of both groups is the same prompt: differences are taken prompt by prompt, and prompts are resampled.
+    Paired,
+    /// The groups have nothing to do with each other and are resampled apart.
+    Unpaired,
+}
+
+/// How each column differs, second less first: `rows[prompt][column]`. Paired groups have as many rows.
+pub fn differences(first: &[&[f64]], second: &[&[f64]], pairing: Pairing) -> Vec<Difference> {
+    let width = |rows: &[&[f64]]| rows.iter().map(|row| row.len()).max().unwrap_or(0);
+    let width = width(first).min(width(second));
+    let column_means = |rows: &[&[f64]]| -> Vec<f64> {
+        (0..width).map(|column| mean(rows.iter().filter_map(|row| row.get(column).copied()))).collect()
+    };
+    let (means, resampled) = match pairing {
+        Pairing::Paired => {
+            let rows = first.iter().zip(second);
+            let rows: Vec<Vec<f64>> =
+                rows.map(|(a, b)| a.iter().zip(*b).map(|(a, b)| b - a).collect()).collect();
+            let rows: Vec<&[f64]> = rows.iter().map(Vec::as_slice).collect();
+            (column_means(&rows), bootstrap_means(&rows, SEED))
+        }
+        Pairing::Unpaired => {
+            let (a, b) = (column_means(first), column_means(second));
+            let means = a.iter().zip(&b).map(|(a, b)| b - a).collect();
+            // Another seed, or the two would be resampled in step.
+            let (a, b) = (bootstrap_means(first, SEED), bootstrap_means(second, SEED ^ 1));
+            let resamples = a.nrows().min(b.nrows());
+            let slice = ndarray::s![..resamples, ..width];
+            (means, &b.slice(slice) - &a.slice(slice))
+        }
+    };
+    let columns = means.into_iter().enumerate();
+    columns
+        .map(|(column, mean)| {
+            let bounds = match column < resampled.ncols() {
+                true => percentiles(resampled.column(column), [0.025, 0.975]),
+                false => [f64::NAN; 2],
+            };
+            Difference { mean, lower95: bounds[0], upper95: bounds[1] }
+        })
+        .collect()
+}
+
+/// Spearman's rank correlation of two figures over the places where both are defined, ties ranked by their mean; NaN for
+/// fewer than three places or a figure that is the same everywhere.
+pub fn rank_correlation(first: &[f64], second: &[f64]) -> f64 {
+    let both = first.iter().zip(second).filter(|(a, b)| a.is_finite() && b.is_finite());
+    let (first, second): (Vec<f64>, Vec<f64>) = both.map(|(a, b)| (*a, *b)).unzip();
+    if first.len() < 3 {
+        return f64::NAN;
+    }
+    let (a, b) = (ranks(&first), ranks(&second));
+    let middle = (first.len() - 1) as f64 / 2.0;
+    let (mut ab, mut aa, mut bb) = (0.0, 0.0, 0.0);
+    for (a, b) in a.into_iter().zip(b) {
+        let (a, b) = (a - middle, b - middle);
+        ab += a * b;
+        aa += a * a;
+        bb += b * b;
+    }
+    ab / (aa * bb).sqrt()
+}
+
+/// Each value's place in ascending order, from 0; equal values share the mean of their places.
+fn ranks(values: &[f64]) -> Vec<f64> {
+    let mut order: Vec<usize> = (0..values.len()).collect();
+    order.sort_by(|a, b| values[*a].total_cmp(&values[*b]));
+    let mut ranks = vec![0.0; values.len()];
+    let mut start = 0;
+    for tied in order.chunk_by(|a, b| values[*a] == values[*b]) {
+        let rank = start as f64 + (tied.len() - 1) as f64 / 2.0;
+        tied.iter().for_each(|index| ranks[*index] = rank);
+        start += tied.len();
+    }
+    ranks
 }
 
 /// Mean of the finite values; NaN where there are none.
@@ -145,12 +237,12 @@ fn columns(rows: &[&[f64]]) -> Array2<f64> {
 }
 
 /// Means of each column over resampled rows, `[RESAMPLES, columns]`; all columns share the resamples.
-fn bootstrap_means(rows: &[&[f64]]) -> Array2<f64> {
+fn bootstrap_means(rows: &[&[f64]], seed: u64) -> Array2<f64> {
     let width = rows.iter().map(|row| row.len()).max().unwrap_or(0);
     let Some(count) = u32::try_from(rows.len()).ok().filter(|count| *count > 0) else {
         return Array2::from_elem((0, width), f64::NAN);
     };
-    let mut rng = ChaCha8Rng::seed_from_u64(SEED);
+    let mut rng = ChaCha8Rng::seed_from_u64(seed);
     let mut means = Array2::zeros((RESAMPLES, width));
     let mut counts = vec![0_u32; width];
     for mut sums in means.outer_iter_mut() {
@@ -254,6 +346,44 @@ mod tests {
         let rows: Vec<&[f64]> = rows.iter().map(Vec::as_slice).collect();
         assert_eq!(summarise(&rows)[1], one(&alone));
         assert_eq!(summarise(&rows)[0].mean_ci95_upper, 9.0);
+    }
+
+    fn differ(first: &[f64], second: &[f64], pairing: Pairing) -> Difference {
+        let (first, second) = (column(first), column(second));
+        let first: Vec<&[f64]> = first.iter().map(Vec::as_slice).collect();
+        let second: Vec<&[f64]> = second.iter().map(Vec::as_slice).collect();
+        differences(&first, &second, pairing).remove(0)
+    }
+
+    #[test]
+    fn paired_differences_leave_out_what_prompts_have_in_common() {
+        let first: Vec<f64> = (0..40).map(|prompt| f64::from(prompt * 7 % 40)).collect();
+        let second: Vec<f64> = first.iter().map(|value| value + 1.0).collect();
+        let paired = differ(&first, &second, Pairing::Paired);
+        assert_eq!(paired, Difference { mean: 1.0, lower95: 1.0, upper95: 1.0 });
+        // Unpaired, the spread over prompts hides it: standard error √(2 · 11.7² / 40) = 2.6.
+        let unpaired = differ(&first, &second, Pairing::Unpaired);
+        assert!((unpaired.mean - 1.0).abs() < 1e-12);
+        assert!((unpaired.lower95 + 4.1).abs() < 0.5 && (unpaired.upper95 - 6.1).abs() < 0.5, "{unpaired:?}");
+    }
+
+    #[test]
+    fn differences_of_nothing_are_undefined() {
+        assert!(differences(&[], &[], Pairing::Unpaired).is_empty());
+        let difference = differ(&[f64::NAN], &[1.0], Pairing::Paired);
+        assert!(difference.mean.is_nan() && difference.lower95.is_nan());
+        assert_eq!(differ(&[1.0], &[3.0], Pairing::Unpaired).mean, 2.0);
+    }
+
+    #[test]
+    fn known_rank_correlations() {
+        assert_eq!(rank_correlation(&[1.0, 2.0, 3.0], &[10.0, 20.0, 90.0]), 1.0);
+        assert_eq!(rank_correlation(&[1.0, 2.0, 3.0, f64::NAN], &[3.0, 2.0, 1.0, 9.0]), -1.0);
+        // Ties: ranks 0, 1.5, 1.5, 3 against 0, 1, 2, 3.
+        let tied = rank_correlation(&[1.0, 2.0, 2.0, 3.0], &[1.0, 2.0, 3.0, 4.0]);
+        assert!((tied - 0.948_683_298).abs() < 1e-9);
+        assert!(rank_correlation(&[1.0; 4], &[1.0, 2.0, 3.0, 4.0]).is_nan());
+        assert!(rank_correlation(&[1.0], &[1.0]).is_nan());
     }
 
     proptest! {

@@ -1,0 +1,219 @@
+//! Two runs against each other: two models, two precisions, two prompt sets, before and after tuning.
+//!
+//! Differences are second less first, per layer, with bootstrap intervals over prompts. Prompts that both runs have (the
+//! same id and text) are compared with themselves; runs that share fewer than two are compared as groups. Models of
+//! different depth are compared at relative depth: layer ℓ of L stands at (ℓ + ½)/L, and figures are interpolated linearly
+//! to the layers of the shallower model.
+
+use crate::recommend::{Evidence, FrontierSummary, Options, Recommendation, Verdict, recommend};
+use layerscope_diagnostics::record::Anchor;
+use layerscope_diagnostics::run::PromptSummary;
+use layerscope_diagnostics::summary::{Difference, Pairing, differences};
+use layerscope_engine::Result;
+use serde::Serialize;
+
+/// Figures compared per layer, in the order of their appearance.
+pub const COMPARED: [&str; 7] = [
+    "prompt_mass",
+    "bos_mass",
+    "prompt_entropy",
+    "selectivity",
+    "straightening_prompt_deg",
+    "lens_kl",
+    KNOCKOUT,
+];
+
+/// KL of the causal layer map; not a column of `layers.parquet`.
+pub const KNOCKOUT: &str = "knockout_kl";
+
+/// Fewest prompts that make a comparison prompt by prompt.
+const FEWEST_PAIRS: usize = 2;
+
+/// One of the runs.
+#[derive(Debug, Clone, Copy)]
+pub struct Side<'a> {
+    /// Its prompts.
+    pub prompts: &'a [PromptSummary],
+    /// The same, as a recommendation sees them.
+    pub evidence: &'a Evidence,
+}
+
+/// How two runs differ. Undefined figures are NaN here, which serde_json writes as null.
+#[derive(Debug, Clone, Serialize)]
+pub struct Comparison {
+    /// How prompts were compared.
+    pub pairing: Pairing,
+    /// Prompts of the first and of the second run that it rests on.
+    pub prompts: [usize; 2],
+    /// Layers that differences are given for: those of the shallower model.
+    pub layers: usize,
+    /// Whether the models differ in depth, so that layers are compared at relative depth.
+    pub relative_depth: bool,
+    /// The figures of [`COMPARED`].
+    pub figures: Vec<FigureDifference>,
+    /// Mean KL by cutoff; of models of different depth, at relative depth (cutoff c of L at c/L).
+    pub frontier_kl: Vec<Difference>,
+    /// What the two recommendations have in common.
+    pub agreement: Agreement,
+}
+
+/// How a figure differs, layer by layer.
+#[derive(Debug, Clone, Serialize)]
+pub struct FigureDifference {
+    /// Its name.
+    pub figure: &'static str,
+    /// Second less first, a difference for each layer.
+    pub layers: Vec<Difference>,
+}
+
+/// What two recommendations have in common.
+#[derive(Debug, Clone, Serialize)]
+pub struct Agreement {
+    /// Recommended cutoffs.
+    pub l_cut: [usize; 2],
+    /// Layers.
+    pub layers: [usize; 2],
+    /// Whether the two lie at most one layer of the shallower model apart, and both or neither cut.
+    pub agree: bool,
+    /// Cutoff of the other run's model at the depth of each run's own.
+    pub transferred: [usize; 2],
+    /// Mean KL in the other run at that cutoff, nats: what each recommendation costs there.
+    pub transferred_kl: [f64; 2],
+}
+
+/// Compares two runs.
+///
+/// # Errors
+/// As [`recommend`] for either run.
+pub fn compare(first: Side<'_>, second: Side<'_>, options: Options) -> Result<Comparison> {
+    let recommendations = [recommend(first.evidence, options)?, recommend(second.evidence, options)?];
+    let (pairing, chosen) = pair(first.prompts, second.prompts);
+    let depths = [first.evidence.layers, second.evidence.layers];
+    let layers = depths[0].min(depths[1]);
+    let difference = |of: &dyn Fn(&PromptSummary, usize) -> Vec<f64>| {
+        let sides = [0, 1].map(|side| {
+            let prompts = chosen[side].iter();
+            prompts.map(|prompt| of(prompt, depths[side])).collect::<Vec<_>>()
+        });
+        let [first, second] = [0, 1].map(|side| sides[side].iter().map(Vec::as_slice).collect::<Vec<_>>());
+        differences(&first, &second, pairing)
+    };
+    let figures = COMPARED.iter().map(|figure| FigureDifference {
+        figure,
+        layers: difference(&|prompt, depth| at_depths(&by_layer(prompt, figure, depth), layers)),
+    });
+    let frontier_kl = difference(&|prompt, depth| {
+        let mut kl = vec![f64::NAN; depth];
+        for row in prompt.frontier.iter().filter(|row| row.anchor == options.anchor) {
+            kl[row.cutoff - 1] = row.divergence.kl;
+        }
+        at_cutoffs(&kl, layers)
+    });
+    Ok(Comparison {
+        pairing,
+        prompts: [chosen[0].len(), chosen[1].len()],
+        layers,
+        relative_depth: depths[0] != depths[1],
+        figures: figures.collect(),
+        frontier_kl,
+        agreement: agreement(&recommendations, [first.evidence, second.evidence], options.anchor),
+    })
+}
+
+/// The prompts to compare: those that both runs have, or all.
+fn pair<'a>(
+    first: &'a [PromptSummary],
+    second: &'a [PromptSummary],
+) -> (Pairing, [Vec<&'a PromptSummary>; 2]) {
+    let same = |a: &PromptSummary, b: &PromptSummary| a.id == b.id && a.text == b.text;
+    let pairs = first.iter().filter_map(|a| Some((a, second.iter().find(|b| same(a, b))?)));
+    let (a, b): (Vec<_>, Vec<_>) = pairs.unzip();
+    match a.len() >= FEWEST_PAIRS {
+        true => (Pairing::Paired, [a, b]),
+        false => (Pairing::Unpaired, [first.iter().collect(), second.iter().collect()]),
+    }
+}
+
+/// A figure of a prompt at layers 0 … L−1; the embedding's value is left out.
+pub fn by_layer(prompt: &PromptSummary, figure: &str, layers: usize) -> Vec<f64> {
+    if figure == KNOCKOUT {
+        let mut kl = vec![f64::NAN; layers];
+        for row in &prompt.knockout {
+            if let Some(place) = kl.get_mut(row.layer) {
+                *place = row.divergence.kl;
+            }
+        }
+        return kl;
+    }
+    let named = prompt.layers.named();
+    let values = named.iter().find(|(name, _)| *name == figure).map_or(&[][..], |(_, values)| values);
+    values[values.len().saturating_sub(layers)..].to_vec()
+}
+
+/// Values of layers, each at (ℓ + ½)/L, interpolated to `layers` layers.
+fn at_depths(values: &[f64], layers: usize) -> Vec<f64> {
+    interpolated(values, layers, |layer| (layer + 0.5) / layers as f64 * values.len() as f64 - 0.5)
+}
+
+/// Values of cutoffs 1 … L, each at c/L, interpolated to `layers` cutoffs.
+fn at_cutoffs(values: &[f64], layers: usize) -> Vec<f64> {
+    interpolated(values, layers, |index| (index + 1.0) / layers as f64 * values.len() as f64 - 1.0)
+}
+
+/// `at` says where each new index lies among the old.
+fn interpolated(values: &[f64], len: usize, at: impl Fn(f64) -> f64) -> Vec<f64> {
+    if values.len() == len {
+        return values.to_vec();
+    }
+    let last = values.len().saturating_sub(1);
+    let value = |index: usize| {
+        let at = at(index as f64).clamp(0.0, last as f64);
+        let (low, share) = (at.floor() as usize, at.fract());
+        let (a, b) = (values.get(low)?, values.get((low + 1).min(last))?);
+        Some(if share == 0.0 { *a } else { a + (b - a) * share })
+    };
+    (0..len).map(|index| value(index).unwrap_or(f64::NAN)).collect()
+}
+
+fn agreement(found: &[Recommendation; 2], evidence: [&Evidence; 2], anchor: Anchor) -> Agreement {
+    let (l_cut, layers) = ([found[0].l_cut, found[1].l_cut], [found[0].layers, found[1].layers]);
+    let share = |side: usize| l_cut[side] as f64 / layers[side] as f64;
+    let shallower = layers[0].min(layers[1]) as f64;
+    let cuts = |side: usize| found[side].verdict == Verdict::Cut;
+    // A hair more, since c/L is not exact.
+    let near = (share(0) - share(1)).abs() * shallower <= 1.0 + 1e-9;
+    // Rounded up: deeper is safer.
+    let transferred =
+        [(0, 1), (1, 0)].map(|(from, to)| (share(from) * layers[to] as f64 - 1e-9).ceil().max(1.0) as usize);
+    let transferred_kl = [(0, 1), (1, 0)].map(|(from, to)| {
+        let frontier = FrontierSummary::new(evidence[to], anchor);
+        frontier.map_or(f64::NAN, |frontier| frontier.overall.at(transferred[from]).kl)
+    });
+    Agreement { l_cut, layers, agree: cuts(0) == cuts(1) && near, transferred, transferred_kl }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn equal_depths_are_left_alone() {
+        assert_eq!(at_depths(&[1.0, 2.0, 4.0], 3), [1.0, 2.0, 4.0]);
+        assert_eq!(at_cutoffs(&[1.0, 2.0], 2), [1.0, 2.0]);
+    }
+
+    #[test]
+    fn relative_depths() {
+        // Layers of 4 stand at 1/8, 3/8 …, those of 2 at 1/4 and 3/4: halfway between two.
+        assert_eq!(at_depths(&[1.0, 3.0, 5.0, 9.0], 2), [2.0, 7.0]);
+        // Cutoffs 1 and 2 of 2 are cutoffs 2 and 4 of 4.
+        assert_eq!(at_cutoffs(&[1.0, 3.0, 5.0, 9.0], 2), [3.0, 9.0]);
+        // A straight line stays straight.
+        let line: Vec<f64> = (0..30).map(|layer| (f64::from(layer) + 0.5) / 30.0).collect();
+        for (index, value) in at_depths(&line, 18).into_iter().enumerate() {
+            assert!((value - (index as f64 + 0.5) / 18.0).abs() < 1e-12);
+        }
+        assert!(at_depths(&[], 3).iter().all(|value| value.is_nan()));
+        assert!(at_depths(&[f64::NAN, 1.0, 2.0, 3.0], 2)[0].is_nan());
+    }
+}
