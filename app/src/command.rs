@@ -11,6 +11,8 @@ pub enum Order {
     Open,
     /// Read the run folder again.
     Reload,
+    /// Compare the run with another.
+    Compare,
     /// Show a view.
     Show(View),
     /// Show the next prompt of the run.
@@ -60,7 +62,7 @@ const COMMAND_SHIFT: Modifiers = Modifiers::COMMAND.plus(Modifiers::SHIFT);
 impl Order {
     /// All, in the order of the palette and the help sheet.
     pub fn all() -> impl Iterator<Item = Self> {
-        let first = [Self::Open, Self::Reload];
+        let first = [Self::Open, Self::Reload, Self::Compare];
         let rest = [
             Self::NextPrompt,
             Self::PreviousPrompt,
@@ -87,6 +89,7 @@ impl Order {
         match self {
             Self::Open => "Open a run folder or a model …".into(),
             Self::Reload => "Read the run again".into(),
+            Self::Compare => "Compare with another run …".into(),
             Self::Show(view) => format!("Show {}", view.name()),
             Self::NextPrompt => "Next prompt".into(),
             Self::PreviousPrompt => "Previous prompt".into(),
@@ -115,9 +118,10 @@ impl Order {
         let (modifiers, key) = match self {
             Self::Open => (COMMAND, Key::O),
             Self::Reload => (COMMAND, Key::R),
+            Self::Compare => (COMMAND_SHIFT, Key::O),
             Self::Show(view) => {
-                const KEYS: [Key; 7] =
-                    [Key::Num1, Key::Num2, Key::Num3, Key::Num4, Key::Num5, Key::Num6, Key::Num7];
+                const KEYS: [Key; 8] =
+                    [Key::Num1, Key::Num2, Key::Num3, Key::Num4, Key::Num5, Key::Num6, Key::Num7, Key::Num8];
                 let index = View::ALL.iter().position(|known| *known == view)?;
                 (COMMAND, KEYS[index])
             }

@@ -34,7 +34,7 @@ impl Viewer {
                     order = Some(Order::Palette);
                 }
                 // In a narrow window the rest is behind the commands.
-                if ui.available_width() < 330.0 {
+                if ui.available_width() < 300.0 {
                     return;
                 }
                 let other = if ui.theme() == Theme::Dark { "Light" } else { "Dark" };

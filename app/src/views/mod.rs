@@ -1,6 +1,7 @@
 //! The views: each draws what is in memory and changes nothing but the view's state; what takes an engine, a file or a
 //! window is asked for as an [`Action`].
 
+pub mod compare;
 pub mod curves;
 pub mod frontier;
 pub mod generate;
@@ -10,11 +11,11 @@ mod picture;
 pub mod record;
 pub mod text;
 
-use crate::data::{PromptMaps, RunData};
+use crate::data::{PromptMaps, RunComparison, RunData};
 use crate::engine::message::Pattern;
 use crate::state::{View, ViewState};
 use crate::widgets::{Figures, chart, count};
-use eframe::egui::{ScrollArea, Ui, vec2};
+use eframe::egui::{ScrollArea, Ui, Vec2, vec2};
 use layerscope_diagnostics::run::PromptSummary;
 use layerscope_figures::Chart;
 
@@ -30,16 +31,26 @@ fn charts_in_rows(ui: &mut Ui, charts: &[Chart], most: usize, cutoff: &mut usize
     let gap = ui.spacing().item_spacing;
     let width = (ui.available_width() - gap.x * columns as f32) / columns as f32 - 4.0;
     let height = ((ui.available_height() - gap.y * rows) / rows).max(LEAST_HEIGHT);
+    let size = vec2(width, height);
+    ScrollArea::vertical().show(ui, |ui| chart_rows(ui, charts, columns, size, Some(cutoff))).inner
+}
+
+/// Draws charts of one size in rows; the layer that was clicked.
+fn chart_rows(
+    ui: &mut Ui,
+    charts: &[Chart],
+    columns: usize,
+    size: Vec2,
+    mut cutoff: Option<&mut usize>,
+) -> Option<usize> {
     let mut clicked = None;
-    ScrollArea::vertical().show(ui, |ui| {
-        for row in charts.chunks(columns) {
-            ui.horizontal(|ui| {
-                for one in row {
-                    clicked = clicked.or(chart(ui, one, vec2(width, height), Some(cutoff)));
-                }
-            });
-        }
-    });
+    for row in charts.chunks(columns) {
+        ui.horizontal(|ui| {
+            for one in row {
+                clicked = clicked.or(chart(ui, one, size, cutoff.as_deref_mut()));
+            }
+        });
+    }
     clicked
 }
 
@@ -48,6 +59,10 @@ fn charts_in_rows(ui: &mut Ui, charts: &[Chart], most: usize, cutoff: &mut usize
 pub enum Action {
     /// Read how each head and step of these layers reads the prompt in front; takes the model.
     ReadPattern(Vec<usize>),
+    /// Choose another run to compare with.
+    CompareWith,
+    /// Compare no more.
+    CloseSecondRun,
 }
 
 /// What the views of a run draw from.
@@ -62,6 +77,10 @@ pub struct Scene<'a> {
     pub patterns: &'a [Pattern],
     /// What generating live showed of cutoffs.
     pub measured: &'a [frontier::Measured],
+    /// The run that is compared with.
+    pub second: Option<&'a RunData>,
+    /// What comes of comparing, or why nothing does; `None` until that is worked out.
+    pub compared: Option<&'a std::result::Result<RunComparison, String>>,
     /// Whether a model that could read patterns is there.
     pub model_is_loaded: bool,
     /// Whether it is drawn to be exported: with a caption in place of controls.
@@ -95,6 +114,7 @@ impl Scene<'_> {
             View::Curves => curves::show(ui, self),
             View::Heads => heads::show(ui, self),
             View::Frontier => frontier::show(ui, self),
+            View::Compare => compare::show(ui, self),
             View::Generate | View::Record => {}
         }
     }
@@ -103,7 +123,7 @@ impl Scene<'_> {
     fn caption(&self) -> String {
         let (prompt, model) = (self.prompt(), &self.run.manifest.model.name);
         let of = match self.state.view {
-            View::Curves | View::Frontier => count(self.run.prompts.len(), "prompt"),
+            View::Curves | View::Frontier | View::Compare => count(self.run.prompts.len(), "prompt"),
             _ => format!("prompt {} ({}), {} tokens", prompt.id, prompt.category, prompt.p),
         };
         let version = &self.run.manifest.layerscope;
@@ -118,6 +138,7 @@ impl Scene<'_> {
             View::Curves => Some(curves::figures(self)),
             View::Heads => Some(heads::figures(self)),
             View::Frontier => frontier::figures(self),
+            View::Compare => compare::figures(self),
             View::Generate | View::Record => None,
         }
     }

@@ -1,6 +1,6 @@
 //! Views as SVG images in the figures' own drawing: what is exported of them.
 
-use super::{Scene, curves, frontier, heads, map};
+use super::{Scene, compare, curves, frontier, heads, map};
 use crate::state::View;
 use layerscope_engine::{Error, Result};
 use layerscope_figures::{Canvas, Chart, Colours, Map, Outline, Panels, Theme};
@@ -29,6 +29,7 @@ impl Scene<'_> {
             View::Curves => Some(self.charts(&curves::charts(self), &curves::spread(self), theme)),
             View::Heads => Some(heads::picture(self, theme).ok_or_else(reading)?),
             View::Frontier => Some(self.charts(&frontier::charts(self), &frontier::bands(self), theme)),
+            View::Compare => Some(compare::picture(self, theme)?),
             View::Text | View::Generate | View::Record => None,
         })
     }

@@ -152,6 +152,16 @@ impl Map<'_> {
         !self.column_texts.is_empty() && width / self.span.width() >= TEXT_COLUMN
     }
 
+    /// Whether the map's cells tell the pointer their values by themselves; too many of them would be a burden.
+    pub fn tells_values(&self) -> bool {
+        self.columns().len() * self.values.rows() <= MOST_HOVERS
+    }
+
+    /// The columns that are shown, in whole or in part.
+    fn columns(&self) -> Range<usize> {
+        self.span.start.max(0.0) as usize..self.span.end.ceil() as usize
+    }
+
     /// The map as SVG.
     pub fn to_svg(&self, canvas: &Canvas<'_>) -> String {
         self.outlined(canvas, &[])
@@ -222,7 +232,7 @@ impl Map<'_> {
         if rows == 0 || self.values.columns() == 0 {
             return;
         }
-        let columns = self.span.start.max(0.0) as usize..self.span.end.ceil() as usize;
+        let columns = self.columns();
         let stripes = undefined(canvas.colours);
         let pixels = |span: Span, width: usize| {
             pixels(self.values, self.scale, self.colours, span, width, self.without_first, stripes)
@@ -243,7 +253,7 @@ impl Map<'_> {
             ));
         }
         svg.frame(area, Pen::new(Ink::Line, 1.0));
-        if columns.len() * rows <= MOST_HOVERS {
+        if self.tells_values() {
             self.hovers(svg, area, columns);
         }
     }
