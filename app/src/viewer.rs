@@ -139,6 +139,10 @@ impl Viewer {
         let mut state = remembered.state;
         (state.prompt, state.selection) = (0, Selection::default());
         (state.token_window, state.step_window) = (None, None);
+        if state.view == View::Compare {
+            // The second run is not opened again.
+            state.view = View::Map;
+        }
         let dark = launch.theme.map(|theme| theme == Theme::Dark).or(remembered.dark);
         if let Some(dark) = dark {
             ctx.set_theme(if dark { Theme::Dark } else { Theme::Light });
