@@ -1,5 +1,6 @@
 //! What can be done by key, palette or menu: one list, from which the palette, the shortcuts and the help sheet are made.
 
+use crate::export::Format;
 use crate::state::View;
 use eframe::egui::{Context, Key, KeyboardShortcut, Modifiers};
 
@@ -10,6 +11,8 @@ pub enum Order {
     Open,
     /// Read the run folder again.
     Reload,
+    /// Compare the run with another.
+    Compare,
     /// Show a view.
     Show(View),
     /// Show the next prompt of the run.
@@ -40,12 +43,8 @@ pub enum Order {
     Generate,
     /// Stop what the engine does.
     Stop,
-    /// Export the view as PNG at twice its size.
-    ExportPng,
-    /// Export the view as SVG.
-    ExportSvg,
-    /// Export the view's figures as CSV.
-    ExportCsv,
+    /// Export the view, or its figures.
+    Export(Format),
     /// Light or dark.
     Theme,
     /// The command palette.
@@ -63,7 +62,7 @@ const COMMAND_SHIFT: Modifiers = Modifiers::COMMAND.plus(Modifiers::SHIFT);
 impl Order {
     /// All, in the order of the palette and the help sheet.
     pub fn all() -> impl Iterator<Item = Self> {
-        let first = [Self::Open, Self::Reload];
+        let first = [Self::Open, Self::Reload, Self::Compare];
         let rest = [
             Self::NextPrompt,
             Self::PreviousPrompt,
@@ -79,15 +78,10 @@ impl Order {
             Self::Redo,
             Self::Generate,
             Self::Stop,
-            Self::ExportPng,
-            Self::ExportSvg,
-            Self::ExportCsv,
-            Self::Theme,
-            Self::Palette,
-            Self::Help,
-            Self::Quit,
         ];
-        first.into_iter().chain(View::ALL.map(Self::Show)).chain(rest)
+        let last = [Self::Theme, Self::Palette, Self::Help, Self::Quit];
+        let views = View::ALL.map(Self::Show);
+        first.into_iter().chain(views).chain(rest).chain(Format::ALL.map(Self::Export)).chain(last)
     }
 
     /// Its name for people.
@@ -95,6 +89,7 @@ impl Order {
         match self {
             Self::Open => "Open a run folder or a model …".into(),
             Self::Reload => "Read the run again".into(),
+            Self::Compare => "Compare with another run …".into(),
             Self::Show(view) => format!("Show {}", view.name()),
             Self::NextPrompt => "Next prompt".into(),
             Self::PreviousPrompt => "Previous prompt".into(),
@@ -110,9 +105,7 @@ impl Order {
             Self::Redo => "Redo".into(),
             Self::Generate => "Generate side by side".into(),
             Self::Stop => "Stop generating or recording".into(),
-            Self::ExportPng => "Export the view as PNG …".into(),
-            Self::ExportSvg => "Export the view as SVG …".into(),
-            Self::ExportCsv => "Export the figures as CSV …".into(),
+            Self::Export(format) => format!("Export {} as {} …", format.contents(), format.name()),
             Self::Theme => "Light or dark".into(),
             Self::Palette => "All commands …".into(),
             Self::Help => "Keyboard shortcuts".into(),
@@ -125,9 +118,10 @@ impl Order {
         let (modifiers, key) = match self {
             Self::Open => (COMMAND, Key::O),
             Self::Reload => (COMMAND, Key::R),
+            Self::Compare => (COMMAND_SHIFT, Key::O),
             Self::Show(view) => {
-                const KEYS: [Key; 7] =
-                    [Key::Num1, Key::Num2, Key::Num3, Key::Num4, Key::Num5, Key::Num6, Key::Num7];
+                const KEYS: [Key; 8] =
+                    [Key::Num1, Key::Num2, Key::Num3, Key::Num4, Key::Num5, Key::Num6, Key::Num7, Key::Num8];
                 let index = View::ALL.iter().position(|known| *known == view)?;
                 (COMMAND, KEYS[index])
             }
@@ -145,9 +139,9 @@ impl Order {
             Self::Redo => (COMMAND_SHIFT, Key::Z),
             Self::Generate => (COMMAND, Key::Enter),
             Self::Stop => (COMMAND, Key::Period),
-            Self::ExportPng => (COMMAND, Key::E),
-            Self::ExportSvg => (COMMAND_SHIFT, Key::E),
-            Self::ExportCsv => (COMMAND_SHIFT, Key::C),
+            Self::Export(Format::Png) => (COMMAND, Key::E),
+            Self::Export(Format::Svg) => (COMMAND_SHIFT, Key::E),
+            Self::Export(Format::Csv) => (COMMAND_SHIFT, Key::C),
             Self::Theme => (COMMAND, Key::D),
             Self::Palette => (COMMAND, Key::K),
             Self::Help => (Modifiers::NONE, Key::F1),
@@ -192,6 +186,6 @@ mod tests {
     #[test]
     fn the_palette_finds_by_words_in_any_order() {
         let found: Vec<Order> = Order::all().filter(|order| order.matches("png export")).collect();
-        assert_eq!(found, [Order::ExportPng]);
+        assert_eq!(found, [Order::Export(Format::Png)]);
     }
 }

@@ -1,10 +1,12 @@
 //! Design tokens: every colour, size and type style of the viewer. No other file names a colour.
+//!
+//! The colours that figures have are those of `layerscope_figures`, which also draws what is exported and reported.
 
-use colorgrad::Gradient;
 use eframe::egui::{
     self, Color32, CornerRadius, FontFamily, FontId, Margin, Stroke, TextStyle, Theme, Visuals, vec2,
 };
-use serde::{Deserialize, Serialize};
+pub use layerscope_figures::ColourMap;
+use layerscope_figures::{Colour, Ink, colour};
 use std::sync::Arc;
 
 /// Spaces, in points.
@@ -89,72 +91,52 @@ pub struct Palette {
 }
 
 const DARK: Palette = Palette {
-    background: Color32::from_rgb(0x12, 0x14, 0x18),
+    background: colour32(colour::DARK.background),
     panel: Color32::from_rgb(0x1a, 0x1d, 0x22),
     card: Color32::from_rgb(0x23, 0x27, 0x2e),
-    line: Color32::from_rgb(0x3a, 0x40, 0x49),
-    grid: Color32::from_rgb(0x2b, 0x30, 0x37),
-    text: Color32::from_rgb(0xe6, 0xe8, 0xeb),
-    weak_text: Color32::from_rgb(0xa3, 0xab, 0xb6),
+    line: colour32(colour::DARK.line),
+    grid: colour32(colour::DARK.grid),
+    text: colour32(colour::DARK.text),
+    weak_text: colour32(colour::DARK.weak_text),
     accent: Color32::from_rgb(0x56, 0xb4, 0xe9),
     on_accent: Color32::from_rgb(0x0a, 0x14, 0x1c),
-    cutoff: Color32::from_rgb(0xff, 0x7a, 0x2f),
+    cutoff: colour32(colour::DARK.cutoff),
     halo: Color32::from_rgb(0x0c, 0x0d, 0x10),
     absent: Color32::from_rgba_premultiplied(0x0e, 0x10, 0x13, 0x9c),
     selection: Color32::WHITE,
     error: Color32::from_rgb(0xff, 0x8a, 0x80),
     warning: Color32::from_rgb(0xf0, 0xc0, 0x5a),
-    good: Color32::from_rgb(0x4f, 0xd1, 0xa5),
+    good: colour32(colour::DARK.good),
     shade: Color32::from_rgb(0x1f, 0x6f, 0xb0),
-    bos: Color32::from_rgb(0x7b, 0x84, 0x90),
-    prompt: Color32::from_rgb(0x56, 0xb4, 0xe9),
-    decode: Color32::from_rgb(0xe6, 0x9f, 0x00),
-    undefined: [Color32::from_rgb(0x3c, 0x3f, 0x45), Color32::from_rgb(0x63, 0x67, 0x6e)],
+    bos: colour32(colour::DARK.bos),
+    prompt: colour32(colour::DARK.prompt),
+    decode: colour32(colour::DARK.decode),
+    undefined: [colour32(colour::DARK.undefined[0]), colour32(colour::DARK.undefined[1])],
 };
 
 const LIGHT: Palette = Palette {
-    background: Color32::from_rgb(0xff, 0xff, 0xff),
+    background: colour32(colour::LIGHT.background),
     panel: Color32::from_rgb(0xf4, 0xf5, 0xf7),
     card: Color32::from_rgb(0xff, 0xff, 0xff),
-    line: Color32::from_rgb(0xc9, 0xce, 0xd6),
-    grid: Color32::from_rgb(0xe6, 0xe9, 0xed),
-    text: Color32::from_rgb(0x1a, 0x1d, 0x22),
-    weak_text: Color32::from_rgb(0x59, 0x62, 0x6e),
+    line: colour32(colour::LIGHT.line),
+    grid: colour32(colour::LIGHT.grid),
+    text: colour32(colour::LIGHT.text),
+    weak_text: colour32(colour::LIGHT.weak_text),
     accent: Color32::from_rgb(0x00, 0x62, 0x9c),
     on_accent: Color32::WHITE,
-    cutoff: Color32::from_rgb(0xc8, 0x4f, 0x00),
+    cutoff: colour32(colour::LIGHT.cutoff),
     halo: Color32::WHITE,
     absent: Color32::from_rgba_premultiplied(0x9c, 0x9c, 0x9c, 0x9c),
     selection: Color32::BLACK,
     error: Color32::from_rgb(0xb3, 0x1d, 0x1d),
     warning: Color32::from_rgb(0x8a, 0x5a, 0x00),
-    good: Color32::from_rgb(0x00, 0x7a, 0x57),
+    good: colour32(colour::LIGHT.good),
     shade: Color32::from_rgb(0xff, 0xb5, 0x3d),
-    bos: Color32::from_rgb(0x8b, 0x93, 0x9e),
-    prompt: Color32::from_rgb(0x00, 0x72, 0xb2),
-    decode: Color32::from_rgb(0xe6, 0x9f, 0x00),
-    undefined: [Color32::from_rgb(0xd2, 0xd5, 0xda), Color32::from_rgb(0xa9, 0xae, 0xb6)],
+    bos: colour32(colour::LIGHT.bos),
+    prompt: colour32(colour::LIGHT.prompt),
+    decode: colour32(colour::LIGHT.decode),
+    undefined: [colour32(colour::LIGHT.undefined[0]), colour32(colour::LIGHT.undefined[1])],
 };
-
-/// Colours of series that stand side by side, told apart by colour-blind readers (Okabe & Ito 2008).
-const DARK_SERIES: [Color32; 7] = [
-    Color32::from_rgb(0x56, 0xb4, 0xe9),
-    Color32::from_rgb(0xe6, 0x9f, 0x00),
-    Color32::from_rgb(0x2f, 0xc4, 0x98),
-    Color32::from_rgb(0xe0, 0x8f, 0xbf),
-    Color32::from_rgb(0xf0, 0xe4, 0x42),
-    Color32::from_rgb(0x8f, 0x9b, 0xff),
-    Color32::from_rgb(0xc4, 0xc9, 0xd0),
-];
-const LIGHT_SERIES: [Color32; 7] = [
-    Color32::from_rgb(0x00, 0x72, 0xb2),
-    Color32::from_rgb(0xd5, 0x8a, 0x00),
-    Color32::from_rgb(0x00, 0x8a, 0x66),
-    Color32::from_rgb(0xb8, 0x5a, 0x92),
-    Color32::from_rgb(0x2e, 0x9b, 0xd6),
-    Color32::from_rgb(0x5b, 0x4f, 0xcf),
-    Color32::from_rgb(0x55, 0x5b, 0x64),
-];
 
 /// The palette of a theme.
 pub fn palette_of(theme: Theme) -> &'static Palette {
@@ -169,13 +151,22 @@ pub fn palette(ui: &egui::Ui) -> &'static Palette {
     palette_of(ui.theme())
 }
 
-/// The colour of the nth of several series.
-pub fn series(theme: Theme, index: usize) -> Color32 {
-    let colours = match theme {
-        Theme::Dark => &DARK_SERIES,
-        Theme::Light => &LIGHT_SERIES,
-    };
-    colours[index % colours.len()]
+/// A figure's colour as the window has it.
+pub const fn colour32(Colour { rgb: [r, g, b] }: Colour) -> Color32 {
+    Color32::from_rgb(r, g, b)
+}
+
+/// The theme that figures are drawn in.
+pub fn figure_theme(theme: Theme) -> layerscope_figures::Theme {
+    match theme {
+        Theme::Dark => layerscope_figures::Theme::Dark,
+        Theme::Light => layerscope_figures::Theme::Light,
+    }
+}
+
+/// The colour of a figure's ink in a theme.
+pub fn ink(theme: Theme, ink: Ink) -> Color32 {
+    colour32(ink.colour(figure_theme(theme)))
 }
 
 /// A colour at an opacity, for bands and shades.
@@ -273,49 +264,6 @@ pub fn card(palette: &Palette) -> egui::Frame {
         .inner_margin(Margin::symmetric(10, 8))
 }
 
-/// A colour map: perceptually uniform and readable by colour-blind people.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
-pub enum ColourMap {
-    /// Dark violet over green to yellow (van der Walt & Smith 2015).
-    #[default]
-    Viridis,
-    /// Dark blue to yellow, made for colour-blind readers (Nuñez, Anderton & Renslow 2018).
-    Cividis,
-    /// Black over magenta to cream (van der Walt & Smith 2015).
-    Magma,
-}
-
-impl ColourMap {
-    /// All of them.
-    pub const ALL: [Self; 3] = [Self::Viridis, Self::Cividis, Self::Magma];
-
-    /// Its name.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Viridis => "Viridis",
-            Self::Cividis => "Cividis",
-            Self::Magma => "Magma",
-        }
-    }
-
-    /// Its colours from the lower to the upper end, computed once.
-    pub fn colours(self) -> &'static [Color32; 256] {
-        use std::sync::OnceLock;
-        static TABLES: [OnceLock<[Color32; 256]>; 3] = [const { OnceLock::new() }; 3];
-        TABLES[self as usize].get_or_init(|| {
-            let gradient: Box<dyn Gradient> = match self {
-                Self::Viridis => Box::new(colorgrad::preset::viridis()),
-                Self::Cividis => Box::new(colorgrad::preset::cividis()),
-                Self::Magma => Box::new(colorgrad::preset::magma()),
-            };
-            std::array::from_fn(|index| {
-                let [r, g, b, _] = gradient.at(index as f32 / 255.0).to_rgba8();
-                Color32::from_rgb(r, g, b)
-            })
-        })
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -367,17 +315,6 @@ mod tests {
             for (at, _) in code.match_indices("Color32::") {
                 let known = allowed.iter().any(|name| code[at..].starts_with(name));
                 assert!(known, "{}: {:?}", path.display(), &code[at..(at + 30).min(code.len())]);
-            }
-        }
-    }
-
-    #[test]
-    fn colour_maps_grow_lighter() {
-        for map in ColourMap::ALL {
-            let colours = map.colours();
-            // Over a few steps, since eight bits per channel are coarse.
-            for (darker, lighter) in colours.iter().zip(&colours[4..]) {
-                assert!(luminance(*lighter) > luminance(*darker), "{map:?}");
             }
         }
     }

@@ -24,12 +24,22 @@ pub enum View {
     Generate,
     /// Recording a run.
     Record,
+    /// Two runs side by side.
+    Compare,
 }
 
 impl View {
     /// All, in the order of their tabs.
-    pub const ALL: [Self; 7] =
-        [Self::Map, Self::Text, Self::Curves, Self::Heads, Self::Frontier, Self::Generate, Self::Record];
+    pub const ALL: [Self; 8] = [
+        Self::Map,
+        Self::Text,
+        Self::Curves,
+        Self::Heads,
+        Self::Frontier,
+        Self::Generate,
+        Self::Record,
+        Self::Compare,
+    ];
 
     /// Its name on its tab.
     pub fn name(self) -> &'static str {
@@ -41,6 +51,7 @@ impl View {
             Self::Frontier => "Frontier",
             Self::Generate => "Generate",
             Self::Record => "Record",
+            Self::Compare => "Compare",
         }
     }
 
@@ -54,6 +65,7 @@ impl View {
             Self::Frontier => "What each cutoff costs and what it saves",
             Self::Generate => "Full depth and the cutoff side by side, live",
             Self::Record => "Record prompts with a model into a run",
+            Self::Compare => "This run beside another: curves, differences, frontiers and recommendations",
         }
     }
 

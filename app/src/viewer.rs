@@ -1,5 +1,6 @@
 //! The window: what is open, what is going on, and which view is in front.
 
+mod comparing;
 mod cutoff_panel;
 mod dialogs;
 mod engine;
@@ -18,6 +19,7 @@ use crate::state::{History, Selection, View, ViewState};
 use crate::views::frontier::Measured;
 use crate::views::generate::Form;
 use crate::views::{Action, Scene};
+use comparing::{Compared, Second};
 use dialogs::Dialogs;
 use eframe::egui::{Context, Theme, ViewportCommand};
 pub use export::screenshot;
@@ -95,6 +97,7 @@ pub struct Viewer {
     reading: Option<(usize, Task<PromptMaps>)>,
     recommendation: Option<Recommended>,
     recommending: Option<Task<Recommended>>,
+    second: Second,
     /// Whether the marker goes to the recommendation as soon as there is one.
     follow_recommendation: bool,
     engine: Option<Engine>,
@@ -136,6 +139,10 @@ impl Viewer {
         let mut state = remembered.state;
         (state.prompt, state.selection) = (0, Selection::default());
         (state.token_window, state.step_window) = (None, None);
+        if state.view == View::Compare {
+            // The second run is not opened again.
+            state.view = View::Map;
+        }
         let dark = launch.theme.map(|theme| theme == Theme::Dark).or(remembered.dark);
         if let Some(dark) = dark {
             ctx.set_theme(if dark { Theme::Dark } else { Theme::Light });
@@ -152,6 +159,7 @@ impl Viewer {
             reading: None,
             recommendation: None,
             recommending: None,
+            second: Second::default(),
             follow_recommendation: false,
             engine: None,
             model: None,
@@ -218,6 +226,7 @@ impl Viewer {
             || self.reading.is_some()
             || self.recommending.is_some()
             || self.exporting.is_some()
+            || self.second.is_waiting()
             || self.engine.as_ref().is_some_and(Engine::is_busy)
     }
 
@@ -308,6 +317,7 @@ impl Viewer {
                     self.open_run(&run.folder);
                 }
             }
+            Order::Compare => self.dialogs.compare_with(),
             Order::Show(view) => self.state.view = view,
             Order::NextPrompt => self.show_prompt((self.state.prompt + 1).min(prompts.saturating_sub(1))),
             Order::PreviousPrompt => self.show_prompt(self.state.prompt.saturating_sub(1)),
@@ -335,15 +345,7 @@ impl Viewer {
             }
             Order::Generate => self.generate(),
             Order::Stop => self.stop(),
-            Order::ExportPng => {
-                self.dialogs.export(export::Format::Png, self.export_name(export::Format::Png))
-            }
-            Order::ExportSvg => {
-                self.dialogs.export(export::Format::Svg, self.export_name(export::Format::Svg))
-            }
-            Order::ExportCsv => {
-                self.dialogs.export(export::Format::Csv, self.export_name(export::Format::Csv))
-            }
+            Order::Export(format) => self.dialogs.export(format, self.export_name(format)),
             Order::Theme => {
                 let dark = self.ctx.theme() != Theme::Dark;
                 self.dark = Some(dark);
@@ -374,6 +376,8 @@ impl Viewer {
     fn act(&mut self, action: Action) {
         match action {
             Action::ReadPattern(layers) => self.read_pattern(layers),
+            Action::CompareWith => self.obey(Order::Compare),
+            Action::CloseSecondRun => self.close_second_run(),
         }
     }
 }
@@ -385,6 +389,8 @@ struct Shared {
     maps: Option<Arc<PromptMaps>>,
     patterns: Arc<Vec<Pattern>>,
     measured: Vec<Measured>,
+    second: Option<Arc<RunData>>,
+    compared: Option<Arc<Compared>>,
     model_is_loaded: bool,
     is_picture: bool,
 }
@@ -402,6 +408,8 @@ impl Shared {
             maps: self.maps.as_deref(),
             patterns: &self.patterns,
             measured: &self.measured,
+            second: self.second.as_deref(),
+            compared: self.compared.as_ref().map(|compared| &compared.outcome),
             model_is_loaded: self.model_is_loaded,
             is_picture: self.is_picture,
             readout,

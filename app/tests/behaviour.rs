@@ -223,6 +223,53 @@ fn figures_are_there_as_a_table_and_as_files() {
     }
 }
 
+/// What is exported of the view in front.
+fn exported(window: &mut Window, modifiers: Modifiers, path: &Path) -> Vec<u8> {
+    window.key_press_modifiers(modifiers, Key::E);
+    window.run_steps(3);
+    fill(window, Role::TextInput, "File", &path.display().to_string());
+    window.get_all_by_role_and_label(Role::Button, "Export").last().expect("a button").click();
+    window.run_steps(2);
+    wait(window);
+    std::fs::read(path).unwrap_or_else(|error| {
+        panic!("{error}, {:?}", viewer(window).errors().collect::<Vec<_>>());
+    })
+}
+
+#[test]
+fn figures_are_exported_as_the_window_shows_them() {
+    let run = made_up();
+    let mut window = opened(run.path());
+    let cutoff = format!(">L_cut = {}</text>", viewer(&window).state().cutoff);
+    let out = tempfile::tempdir().expect("a folder");
+    for (view, texts) in [
+        (View::Map, ["Attention received, mean", "position 0 left out"]),
+        (View::Curves, ["Knockout", "dashed: the prompt in front"]),
+        (View::Heads, ["Prompt mass of each head", "query head"]),
+        (View::Frontier, ["Same top token", "tolerance"]),
+    ] {
+        show(&mut window, view);
+        let svg =
+            exported(&mut window, Modifiers::COMMAND | Modifiers::SHIFT, &out.path().join("figure.svg"));
+        let svg = String::from_utf8(svg).expect("text");
+        for text in texts.iter().copied().chain([cutoff.as_str(), "made-up", "f32 weights"]) {
+            assert!(svg.contains(text), "{view:?}: {text}");
+        }
+        // The same drawing, two pixels a point.
+        let points = |name: &str| -> f64 {
+            let value = svg.split(name).nth(1).and_then(|rest| rest.split('"').next()).expect("a size");
+            value.parse().expect("points")
+        };
+        let png = exported(&mut window, Modifiers::COMMAND, &out.path().join("figure.png"));
+        let side = |at: usize| f64::from(u32::from_be_bytes(png[at..at + 4].try_into().expect("four bytes")));
+        assert_eq!(
+            [side(16), side(20)],
+            [" width=\"", " height=\""].map(|name| 2.0 * points(name)),
+            "{view:?}"
+        );
+    }
+}
+
 #[test]
 fn the_palette_and_the_help_sheet() {
     let run = made_up();
@@ -503,6 +550,86 @@ fn a_run_dropped_on_the_window_opens() {
     window.run_steps(2);
     wait(&mut window);
     assert_eq!(viewer(&window).run().expect("a run").folder, second.path());
+}
+
+/// A made-up run of other sizes.
+fn another(sizes: Sizes) -> TempDir {
+    let folder = tempfile::tempdir().expect("a folder");
+    synthetic::write(folder.path(), sizes, false);
+    folder
+}
+
+#[test]
+fn two_runs_are_compared() {
+    let (first, second) = (made_up(), another(Sizes { layers: 20, ..SIZES }));
+    let mut window = opened(first.path());
+    // Without a second run the view says how to get one.
+    show(&mut window, View::Compare);
+    window.get_by_label("Compare with another run …").click();
+    window.run_steps(3);
+    fill(&mut window, Role::TextInput, "Run folder", &second.path().display().to_string());
+    window.get_all_by_role_and_label(Role::Button, "Compare").last().expect("a button").click();
+    window.run_steps(2);
+    wait(&mut window);
+    let state = viewer(&window).state();
+    let deeper = viewer(&window).second_run().expect("the second run");
+    assert_eq!((state.view, deeper.folder.as_path()), (View::Compare, second.path()));
+    let cuts = [viewer(&window).run().expect("the run"), deeper]
+        .map(|run| run.recommend(state.tolerance, state.anchor).expect("a recommendation").l_cut);
+    window.get_by_label_contains(&format!("{} of 12 layers (", cuts[0]));
+    window.get_by_label_contains(&format!("{} of 20 layers (", cuts[1]));
+    window.get_by_label_contains("The recommendations ");
+    // Their prompts have the same names and texts.
+    window.get_by_label_contains("6 prompts that both have");
+    for chart in ["Frontier, anchor bos", "Frontier, difference", "Knockout", "Knockout, difference"] {
+        window.get_by_label(&format!("Chart: {chart}"));
+    }
+    // Curves run over the share of depth, and are exported as the window shows them.
+    let out = tempfile::tempdir().expect("a folder");
+    let svg = exported(&mut window, Modifiers::COMMAND | Modifiers::SHIFT, &out.path().join("two.svg"));
+    let svg = String::from_utf8(svg).expect("text");
+    for text in
+        ["depth, % of layers", "second less first", "Prompt entropy, difference", "12 layers", "20 layers"]
+    {
+        assert!(svg.contains(text), "{text}");
+    }
+    window.key_press_modifiers(Modifiers::COMMAND | Modifiers::SHIFT, Key::C);
+    window.run_steps(3);
+    let path = out.path().join("two.csv");
+    fill(&mut window, Role::TextInput, "File", &path.display().to_string());
+    window.get_all_by_role_and_label(Role::Button, "Export").last().expect("a button").click();
+    window.run_steps(2);
+    wait(&mut window);
+    let csv = std::fs::read_to_string(&path).expect("figures");
+    // Both frontiers and their difference at the shallower run's cutoffs.
+    let rows = |figure: &str| csv.lines().filter(|line| line.starts_with(figure)).count();
+    assert_eq!(rows("\"Frontier, anchor bos\""), 12 + 20);
+    assert_eq!(rows("\"Frontier, difference\""), 12);
+
+    window.get_by_label("Close the second run").click();
+    window.run_steps(3);
+    assert!(viewer(&window).second_run().is_none());
+}
+
+#[test]
+fn a_second_run_is_dropped_with_shift_and_a_bad_one_is_said() {
+    let (first, second) = (made_up(), another(Sizes { prompts: 3, ..SIZES }));
+    let mut window = opened(first.path());
+    window.event(Event::ModifiersChanged(Modifiers::SHIFT));
+    window.step();
+    for path in [first.path().join("absent"), second.path().to_owned()] {
+        window.input_mut().dropped_files.push(std::sync::Arc::new(Dropped(path)));
+        window.run_steps(2);
+        wait(&mut window);
+    }
+    window.event(Event::ModifiersChanged(Modifiers::NONE));
+    window.step();
+    let viewer = viewer(&window);
+    assert!(viewer.errors().any(|error| error.contains("absent")));
+    assert_eq!(viewer.run().expect("the first").folder, first.path());
+    assert_eq!(viewer.second_run().expect("the second").folder, second.path());
+    // Of as many layers: they stand along layers.
+    window.get_by_label_contains("3 prompts that both have");
 }
 
 #[test]

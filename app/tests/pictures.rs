@@ -29,6 +29,23 @@ fn every_view_looks_as_it_should() {
 }
 
 #[test]
+fn two_runs_are_seen_side_by_side() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let [run, deeper] = ["made-up", "deeper"].map(|name| folder.path().join(name));
+    synthetic::write(&run, SIZES, false);
+    synthetic::write(&deeper, Sizes { layers: 20, prompts: 6, ..SIZES }, false);
+    let mut results = SnapshotResults::new();
+    for (theme, size) in [(Theme::Dark, Vec2::new(900.0, 640.0)), (Theme::Light, Vec2::new(1_280.0, 900.0))] {
+        let launch = layerscope_app::Launch { theme: Some(theme), ..support::launch(&run) };
+        let mut window = support::window(launch, size);
+        support::wait(&mut window);
+        window.state_mut().as_mut().expect("a viewer").compare_with(&deeper);
+        support::wait(&mut window);
+        results.add(window.try_snapshot(format!("compare-two-{theme:?}").to_lowercase()));
+    }
+}
+
+#[test]
 fn a_map_of_few_tokens_names_them() {
     let folder = tempfile::tempdir().expect("a folder");
     let run = folder.path().join("few");

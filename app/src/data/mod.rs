@@ -1,9 +1,11 @@
 //! What the views draw: a run in memory, ready to be looked at from any side.
 
+mod comparison;
 mod figure;
 mod run_data;
 mod task;
 
+pub use comparison::RunComparison;
 pub use figure::{StepFigure, TokenFigure};
 pub use layerscope_figures::{Pyramid, Scale, ScaleKind, exact, short};
 pub use run_data::{PromptMaps, RunData};

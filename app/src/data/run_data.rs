@@ -26,7 +26,7 @@ pub struct RunData {
     pub knockout: Vec<Vec<Summary>>,
     /// What each cutoff costs, for each anchor recorded.
     pub frontiers: Vec<FrontierSummary>,
-    evidence: Evidence,
+    pub(super) evidence: Evidence,
 }
 
 impl RunData {

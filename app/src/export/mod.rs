@@ -1,7 +1,11 @@
-//! Pictures of any part of the window, drawn without a window: PNG and SVG.
+//! Pictures without a window: of figures and of any part of the window, as PNG and SVG.
 
 mod drawing;
+mod format;
 mod paint;
+mod raster;
 mod svg;
 
 pub use drawing::Drawing;
+pub use format::Format;
+pub use raster::png;

@@ -1,12 +1,13 @@
 //! What stands before the window: the open and export dialogs, the command palette, the help sheet.
 
 use super::Viewer;
-use super::export::Format;
 use super::panels::hint;
 use crate::command::Order;
 use crate::data::Task;
 use crate::design::space;
+use crate::export::Format;
 use eframe::egui::{Grid, Id, Key, Modal, RichText, ScrollArea, TextEdit, Ui};
+use layerscope_diagnostics::run::MANIFEST;
 use std::path::{Path, PathBuf};
 
 /// Which dialog is open.
@@ -20,6 +21,7 @@ pub(super) struct Dialogs {
 #[derive(Debug)]
 enum Dialog {
     Open { path: String },
+    Compare { path: String },
     Export { format: Format, path: String },
     Palette { typed: String, chosen: usize },
     Help,
@@ -28,6 +30,10 @@ enum Dialog {
 impl Dialogs {
     pub(super) fn open_path(&mut self) {
         self.open = Some(Dialog::Open { path: String::new() });
+    }
+
+    pub(super) fn compare_with(&mut self) {
+        self.open = Some(Dialog::Compare { path: String::new() });
     }
 
     pub(super) fn export(&mut self, format: Format, path: PathBuf) {
@@ -44,7 +50,7 @@ impl Dialogs {
 
     /// Whether keys belong to a dialog.
     pub(super) fn takes_keys(&self) -> bool {
-        matches!(self.open, Some(Dialog::Open { .. } | Dialog::Export { .. } | Dialog::Palette { .. }))
+        matches!(&self.open, Some(dialog) if !matches!(dialog, Dialog::Help))
     }
 }
 
@@ -53,6 +59,7 @@ enum Outcome {
     Stay,
     Close,
     Open(PathBuf),
+    Compare(PathBuf),
     Export(Format, PathBuf),
     Obey(Order),
 }
@@ -62,7 +69,7 @@ impl Viewer {
         if let Some(picked) = self.dialogs.browsing.as_ref().and_then(Task::poll) {
             self.dialogs.browsing = None;
             if let (Ok(Some(picked)), Some(dialog)) = (picked, &mut self.dialogs.open)
-                && let Dialog::Open { path } | Dialog::Export { path, .. } = dialog
+                && let Dialog::Open { path } | Dialog::Compare { path } | Dialog::Export { path, .. } = dialog
             {
                 *path = picked.display().to_string();
             }
@@ -70,6 +77,7 @@ impl Viewer {
         let Some(mut dialog) = self.dialogs.open.take() else { return };
         let modal = Modal::new(Id::unique("dialog")).show(ui.ctx(), |ui| match &mut dialog {
             Dialog::Open { path } => self.open_dialog(ui, path),
+            Dialog::Compare { path } => self.compare_dialog(ui, path),
             Dialog::Export { format, path } => self.export_dialog(ui, *format, path),
             Dialog::Palette { typed, chosen } => palette(ui, typed, chosen),
             Dialog::Help => help(ui),
@@ -82,6 +90,7 @@ impl Viewer {
             }
             Outcome::Stay | Outcome::Close => {}
             Outcome::Open(path) => self.open(&path),
+            Outcome::Compare(path) => self.compare_with(&path),
             Outcome::Export(format, path) => self.export_to(format, path),
             Outcome::Obey(order) => self.obey(order),
         }
@@ -138,6 +147,39 @@ impl Viewer {
                         outcome = Outcome::Close;
                     }
                 }
+            }
+        }
+        outcome
+    }
+
+    fn compare_dialog(&mut self, ui: &mut Ui, path: &mut String) -> Outcome {
+        ui.set_width(520.0);
+        ui.heading("Compare with another run");
+        let label = ui.label("Run folder");
+        let entered = path_field(ui, path, label.id);
+        let mut outcome = Outcome::Stay;
+        ui.horizontal(|ui| {
+            let ready = !path.trim().is_empty();
+            let compare = ui.add_enabled(ready, eframe::egui::Button::new("Compare")).clicked();
+            if ready && (compare || entered) {
+                outcome = Outcome::Compare(PathBuf::from(path.trim()));
+            }
+            if ui.button("Browse …").clicked() {
+                self.browse(ui, rfd::AsyncFileDialog::new().pick_folder());
+            }
+            if ui.button("Cancel").clicked() {
+                outcome = Outcome::Close;
+            }
+        });
+        let runs = self.recent.iter().filter(|recent| recent.join(MANIFEST).is_file());
+        let mut runs = runs.peekable();
+        if runs.peek().is_some() {
+            ui.separator();
+            ui.weak("Recent");
+        }
+        for run in runs {
+            if ui.link(run.display().to_string()).clicked() {
+                outcome = Outcome::Compare(run.clone());
             }
         }
         outcome
@@ -234,6 +276,7 @@ fn help(ui: &mut Ui) -> Outcome {
                 ("click", "select a layer with a token, step or head; again: select nothing"),
                 ("Shift click", "add to the selection or take away from it"),
                 ("double click", "show the whole prompt"),
+                ("drop", "open a run, a model or prompts; with Shift: compare with that run"),
                 ("Tab", "reach every control, the map and the cutoff's line among them"),
                 ("arrows", "move the cutoff's line, or pan the map, where they have the focus"),
                 ("+  −  Home", "zoom the map, or show all of it, where it has the focus"),

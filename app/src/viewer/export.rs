@@ -1,115 +1,132 @@
 //! Exporting the view in front: as a picture, or the figures beneath it.
 
-use super::Viewer;
+use super::{Shared, Viewer};
 use crate::data::Task;
 use crate::design;
-use crate::export::Drawing;
-use crate::state::View;
-use crate::views::generate;
-use eframe::egui::{CentralPanel, Context, Frame, Theme, Vec2, vec2};
+use crate::export::{Drawing, Format, png};
+use crate::live::Live;
+use crate::state::{View, ViewState};
+use crate::views::generate::{self, Form, LiveScene};
+use eframe::egui::{CentralPanel, Context, Frame, Theme, Ui, Vec2, vec2};
 use layerscope_engine::{Error, Result};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// Pixels per point of exported pictures.
 const PIXELS_PER_POINT: f32 = 2.0;
-/// Least size of an exported view, points.
+/// Least size of an exported part of the window, points.
 const LEAST: Vec2 = vec2(900.0, 680.0);
 /// Passes until a layout has settled.
 const PASSES: usize = 4;
-
-/// What a view is exported as.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Format {
-    Png,
-    Svg,
-    Csv,
-}
-
-impl Format {
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            Self::Png => "PNG",
-            Self::Svg => "SVG",
-            Self::Csv => "CSV",
-        }
-    }
-}
 
 impl Viewer {
     /// The name that an export is offered under.
     pub(super) fn export_name(&self, format: Format) -> PathBuf {
         let run = self.run.as_ref().and_then(|run| run.folder.file_name());
         let run = run.map_or("layerscope".into(), |name| name.to_string_lossy());
-        let extension = format.name().to_lowercase();
-        PathBuf::from(format!("{run}-{}.{extension}", self.state.view.name().to_lowercase()))
+        let view = self.state.view.name().to_lowercase();
+        PathBuf::from(format!("{run}-{view}.{}", format.extension()))
     }
 
     /// Draws the view in front anew, without the window, on a thread of its own.
     pub(super) fn export_to(&mut self, format: Format, path: PathBuf) {
-        if self.state.view == View::Record {
-            return self.say_error("the recording form cannot be exported; show another view first");
-        }
-        let (ctx, theme, size) = (self.ctx.clone(), self.ctx.theme(), self.view_size);
-        // Room for every chart, however small the window is.
-        let size = size.max(LEAST);
-        let shared = self.shared().filter(|shared| !shared.run.prompts.is_empty());
-        let shared = shared.map(|shared| super::Shared { is_picture: true, ..shared });
-        let (live, mut state, mut form) = (Arc::clone(&self.live), self.state.clone(), self.form.clone());
-        let model = self.model.as_ref().map_or(String::new(), |model| model.name.clone());
-        let policy = self.policy().to_string();
-        if shared.is_none() && state.view != View::Generate {
-            return self.say_error("there is nothing to export yet; open a run first");
-        }
-        let work = move || {
-            if format == Format::Csv {
-                let (mut readout, mut actions) = (None, vec![]);
-                let csv = match &shared {
-                    Some(shared) if state.view != View::Generate => {
-                        let scene = shared.scene(&mut state, &mut readout, &mut actions);
-                        scene.figures().map(|figures| figures.to_csv())
-                    }
-                    _ => Some(generate::figures(&live).to_csv()),
-                };
-                let csv = csv.ok_or_else(|| Error::failure("the figures are still being read; try again"))?;
-                return write(path, csv.as_bytes());
+        let content = match (self.state.view, self.shared()) {
+            (View::Record, _) => {
+                return self.say_error("the recording form cannot be exported; show another view first");
             }
-            let quiet = Context::default();
-            design::apply(&quiet);
-            design::use_system_fonts(&quiet);
-            quiet.set_theme(theme);
-            let palette = design::palette_of(theme);
-            let frame = Frame::new().fill(palette.background).inner_margin(design::space::MEDIUM);
-            let margin = Vec2::splat(2.0 * design::space::MEDIUM);
-            let drawing = Drawing::of(quiet, size + margin, PIXELS_PER_POINT, PASSES, |ui| {
-                CentralPanel::default().frame(frame).show(ui, |ui| {
-                    let (mut readout, mut actions) = (None, vec![]);
-                    match &shared {
-                        Some(shared) if state.view != View::Generate => {
-                            shared.scene(&mut state, &mut readout, &mut actions).show(ui);
-                        }
-                        _ => {
-                            let mut scene = generate::LiveScene {
-                                form: &mut form,
-                                live: &live,
-                                state: &mut state,
-                                policy: &policy,
-                                model: &model,
-                                busy: false,
-                                has_prompt: false,
-                                readout: &mut readout,
-                            };
-                            generate::show(ui, &mut scene);
-                        }
-                    }
-                });
-            });
-            match format {
-                Format::Svg => write(path, drawing.to_svg(palette.background).as_bytes()),
-                _ => write(path, &drawing.to_png(palette.background)?),
+            (View::Generate, _) => Content::Live {
+                live: Arc::clone(&self.live),
+                form: self.form.clone(),
+                policy: self.policy().to_string(),
+                model: self.model.as_ref().map_or(String::new(), |model| model.name.clone()),
+            },
+            (_, Some(shared)) if !shared.run.prompts.is_empty() => {
+                Content::Run(Shared { is_picture: true, ..shared })
             }
+            _ => return self.say_error("there is nothing to export yet; open a run first"),
         };
+        // Room for everything, however small the window is.
+        let size = self.view_size.max(LEAST);
+        let mut subject = Subject { content, state: self.state.clone(), theme: self.ctx.theme(), size };
+        let ctx = self.ctx.clone();
+        let work = move || write(path, &subject.file(format)?);
         self.exporting = Some(Task::start(move || ctx.request_repaint(), work));
+    }
+}
+
+/// What is exported.
+struct Subject {
+    content: Content,
+    state: ViewState,
+    theme: Theme,
+    size: Vec2,
+}
+
+enum Content {
+    Run(Shared),
+    Live { live: Arc<Live>, form: Form, policy: String, model: String },
+}
+
+impl Subject {
+    /// The file's bytes.
+    fn file(&mut self, format: Format) -> Result<Vec<u8>> {
+        if format == Format::Csv {
+            return self.csv().map(String::into_bytes);
+        }
+        let background = design::palette_of(self.theme).background;
+        match (self.figure()?, format) {
+            (Some(svg), Format::Svg) => Ok(svg.into_bytes()),
+            (Some(svg), _) => png(&svg, PIXELS_PER_POINT),
+            (None, Format::Svg) => Ok(self.drawing().to_svg(background).into_bytes()),
+            (None, _) => self.drawing().to_png(background),
+        }
+    }
+
+    fn csv(&mut self) -> Result<String> {
+        match &self.content {
+            Content::Live { live, .. } => Ok(generate::figures(live).to_csv()),
+            Content::Run(shared) => {
+                let (mut readout, mut actions) = (None, vec![]);
+                let scene = shared.scene(&mut self.state, &mut readout, &mut actions);
+                let figures = scene.figures().map(|figures| figures.to_csv());
+                figures.ok_or_else(|| Error::failure("the figures are still being read; try again"))
+            }
+        }
+    }
+
+    /// The view as figures draw it, where it is one of figures.
+    fn figure(&mut self) -> Result<Option<String>> {
+        let Content::Run(shared) = &self.content else { return Ok(None) };
+        let (mut readout, mut actions) = (None, vec![]);
+        let scene = shared.scene(&mut self.state, &mut readout, &mut actions);
+        scene.picture(design::figure_theme(self.theme))
+    }
+
+    /// The view as the window draws it.
+    fn drawing(&mut self) -> Drawing {
+        let quiet = Context::default();
+        design::apply(&quiet);
+        design::use_system_fonts(&quiet);
+        quiet.set_theme(self.theme);
+        let background = design::palette_of(self.theme).background;
+        let frame = Frame::new().fill(background).inner_margin(design::space::MEDIUM);
+        let size = self.size + Vec2::splat(2.0 * design::space::MEDIUM);
+        Drawing::of(quiet, size, PIXELS_PER_POINT, PASSES, |ui| {
+            CentralPanel::default().frame(frame).show(ui, |ui| self.show(ui));
+        })
+    }
+
+    fn show(&mut self, ui: &mut Ui) {
+        let (state, mut readout, mut actions) = (&mut self.state, None, vec![]);
+        match &mut self.content {
+            Content::Run(shared) => shared.scene(state, &mut readout, &mut actions).show(ui),
+            Content::Live { live, form, policy, model } => {
+                let readout = &mut readout;
+                let mut scene =
+                    LiveScene { form, live, state, policy, model, busy: false, has_prompt: false, readout };
+                generate::show(ui, &mut scene);
+            }
+        }
     }
 }
 

@@ -119,6 +119,8 @@ impl Viewer {
             maps: self.maps_in_front(),
             patterns: Arc::clone(&self.patterns),
             measured: self.measured.clone(),
+            second: self.second.run.clone(),
+            compared: self.second.compared.clone(),
             model_is_loaded: self.model.is_some() || self.model_of_run().is_some(),
             is_picture: false,
         })
@@ -155,10 +157,14 @@ impl Viewer {
     }
 
     fn take_dropped_files(&mut self, ui: &Ui) {
-        let dropped = ui.input(|input| input.raw.dropped_files.clone());
+        let (dropped, shift) = ui.input(|input| (input.raw.dropped_files.clone(), input.modifiers.shift));
         for file in dropped {
             let path = file.path().to_owned();
-            self.open(&path);
+            if shift || self.state.view == View::Compare {
+                self.compare_with(&path);
+            } else {
+                self.open(&path);
+            }
         }
     }
 

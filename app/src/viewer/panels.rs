@@ -3,8 +3,9 @@
 use super::Viewer;
 use crate::command::Order;
 use crate::design::{self, space};
+use crate::export::Format;
 use crate::state::View;
-use crate::widgets::token_label;
+use crate::widgets::{count, token_label};
 use eframe::egui::text::LayoutJob;
 use eframe::egui::{Align, Button, Layout, RichText, ScrollArea, TextFormat, TextStyle, Theme, Ui};
 use std::path::PathBuf;
@@ -33,7 +34,7 @@ impl Viewer {
                     order = Some(Order::Palette);
                 }
                 // In a narrow window the rest is behind the commands.
-                if ui.available_width() < 330.0 {
+                if ui.available_width() < 300.0 {
                     return;
                 }
                 let other = if ui.theme() == Theme::Dark { "Light" } else { "Dark" };
@@ -41,7 +42,7 @@ impl Viewer {
                     order = Some(Order::Theme);
                 }
                 ui.menu_button("Export", |ui| {
-                    for one in [Order::ExportPng, Order::ExportSvg, Order::ExportCsv] {
+                    for one in Format::ALL.map(Order::Export) {
                         if ui.button(one.name()).on_hover_text(hint(ui, one)).clicked() {
                             order = Some(one);
                             ui.close();
@@ -145,11 +146,6 @@ impl Viewer {
             self.open(&path);
         }
     }
-}
-
-/// A number of things.
-pub(super) fn count(number: usize, thing: &str) -> String {
-    if number == 1 { format!("1 {thing}") } else { format!("{number} {thing}s") }
 }
 
 /// An order's keys, for hover texts.

@@ -17,6 +17,8 @@ impl Viewer {
         self.take_opened();
         self.take_maps();
         self.take_recommendation();
+        self.take_second_run();
+        self.take_comparison();
         if let Some(exported) = self.exporting.as_ref().and_then(Task::poll) {
             self.exporting = None;
             match exported {
@@ -46,6 +48,7 @@ impl Viewer {
         self.notices.retain(|notice| !notice.is_error);
         (self.maps, self.reading, self.recommendation) = (vec![], None, None);
         self.patterns = Arc::default();
+        self.second.forget_comparison();
         if !again {
             let state = &mut self.state;
             (state.prompt, state.selection) = (0, Selection::default());

@@ -1,13 +1,12 @@
 //! Figures by layer over all prompts, with their spread, or category by category.
 
-use super::Scene;
-use crate::design;
+use super::{Scene, charts_in_rows};
 use crate::state::Selection;
-use crate::widgets::chart::{Along, Chart, Curve};
-use crate::widgets::{Column, Figures, cell};
-use eframe::egui::{Color32, ScrollArea, Theme, Ui};
+use crate::widgets::{Column, Figures, cell, count};
+use eframe::egui::Ui;
 use layerscope_diagnostics::run::LAYER_FIGURES;
 use layerscope_diagnostics::summary::{GroupSummary, Summary};
+use layerscope_figures::{Along, Chart, Curve, Ink, Style};
 
 /// A chart's title, unit, figures with their names, whether it is logarithmic, and the ends of its axis.
 type Plan = (&'static str, &'static str, &'static [(&'static str, &'static str)], bool, Option<[f64; 2]>);
@@ -44,61 +43,42 @@ const PLANS: [Plan; 6] = [
 
 /// Draws the charts.
 pub fn show(ui: &mut Ui, scene: &mut Scene<'_>) {
-    let prompts = scene.run.prompts.len();
     ui.horizontal_wrapped(|ui| {
         let several = scene.run.categories().count() > 1;
         if !scene.is_picture {
             ui.add_enabled_ui(several, |ui| ui.checkbox(&mut scene.state.by_category, "By category"));
         }
-        let spread = if scene.state.by_category && several {
-            "mean of each category, 25 to 75 % of its prompts".to_owned()
-        } else {
-            format!("mean of {prompts} prompts, 5 to 95 % of them; dashed: the prompt in front")
-        };
-        ui.weak(spread);
+        ui.weak(spread(scene));
     });
-    let columns = if ui.available_width() > 980.0 { 3 } else { 2 };
-    let rows = PLANS.len().div_ceil(columns);
-    let gap = ui.spacing().item_spacing;
-    let width = (ui.available_width() - gap.x * columns as f32) / columns as f32 - 4.0;
-    let height = ((ui.available_height() - gap.y * rows as f32) / rows as f32).max(190.0);
-    let mut clicked = None;
-    ScrollArea::vertical().show(ui, |ui| {
-        for plans in PLANS.chunks(columns) {
-            ui.horizontal(|ui| {
-                for plan in plans {
-                    clicked = clicked.or(chart(ui, scene, plan, width, height));
-                }
-            });
-        }
-    });
+    let clicked = charts_in_rows(ui, &charts(scene), 3, &mut scene.state.cutoff);
     if let Some(layer) = clicked {
         let extend = ui.input(|input| input.modifiers.shift);
         Selection::pick(&mut scene.state.selection.layers, layer, extend);
     }
 }
 
-fn chart(ui: &mut Ui, scene: &mut Scene<'_>, plan: &Plan, width: f32, height: f32) -> Option<usize> {
-    let (title, unit, figures, logarithmic, range) = *plan;
-    let selected = scene.state.selection.layers.clone();
-    let chart = Chart {
-        title,
-        unit,
-        along: Along::Layers(scene.run.layers()),
-        curves: curves(scene, figures, ui.theme()),
-        logarithmic,
-        range,
-        level: None,
-        selected: &selected,
-    };
-    let mut cutoff = scene.state.cutoff;
-    let clicked = chart.show(ui, width, height, &mut cutoff);
-    scene.state.cutoff = cutoff;
-    clicked
+/// What lines and bands are.
+pub fn spread(scene: &Scene<'_>) -> String {
+    if scene.state.by_category && scene.run.categories().count() > 1 {
+        return "mean of each category, 25 to 75 % of its prompts".to_owned();
+    }
+    let prompts = count(scene.run.prompts.len(), "prompt");
+    format!("mean of {prompts}, 5 to 95 % of them; dashed: the prompt in front")
 }
 
-fn curves(scene: &Scene<'_>, figures: &[(&str, &str)], theme: Theme) -> Vec<Curve> {
-    let palette = design::palette_of(theme);
+/// The charts, for the window and for export.
+pub fn charts(scene: &Scene<'_>) -> Vec<Chart> {
+    let chart = |(title, unit, figures, logarithmic, range): &Plan| Chart {
+        curves: curves(scene, figures),
+        logarithmic: *logarithmic,
+        range: *range,
+        selected: scene.state.selection.layers.iter().copied().collect(),
+        ..Chart::new(*title, *unit, Along::Layers(scene.run.layers()))
+    };
+    PLANS.iter().map(chart).collect()
+}
+
+fn curves(scene: &Scene<'_>, figures: &[(&str, &str)]) -> Vec<Curve> {
     let summary = &scene.run.summary;
     if scene.state.by_category && summary.categories.len() > 1 {
         // Of several figures only the first: a line for each of them and category would be a thicket.
@@ -107,29 +87,29 @@ fn curves(scene: &Scene<'_>, figures: &[(&str, &str)], theme: Theme) -> Vec<Curv
             .map(|(index, group)| {
                 let figures = summaries(scene, index + 1, group, figures[0].0);
                 let name = group.category.clone().unwrap_or_default();
-                of(&name, design::series(theme, index), figures, |s| (s.q25, s.q75))
+                of(&name, Ink::Series(index), figures, |s| (s.q25, s.q75))
             })
             .collect();
     }
     let mut curves = vec![];
     for (index, (figure, name)) in figures.iter().enumerate() {
-        let colour = match *figure {
-            "prompt_mass" => palette.prompt,
-            "bos_mass" => palette.bos,
-            "decode_mass" => palette.decode,
-            _ => design::series(theme, index),
+        let ink = match *figure {
+            "prompt_mass" => Ink::Prompt,
+            "bos_mass" => Ink::Bos,
+            "decode_mass" => Ink::Decode,
+            _ => Ink::Series(index),
         };
         let figures = summaries(scene, 0, &summary.overall, figure);
-        curves.push(of(name, colour, figures, |s| (s.q05, s.q95)));
+        curves.push(of(name, ink, figures, |s| (s.q05, s.q95)));
     }
-    curves.extend(figures.first().map(|(figure, _)| own(scene, figure, palette.text)));
-    curves.extend(figures.first().and_then(|(figure, _)| heads(scene, figure, palette.cutoff)));
+    curves.extend(figures.first().map(|(figure, _)| own(scene, figure)));
+    curves.extend(figures.first().and_then(|(figure, _)| heads(scene, figure)));
     curves
 }
 
-fn of(name: &str, colour: Color32, figures: &[Summary], band: impl Fn(&Summary) -> (f64, f64)) -> Curve {
+fn of(name: &str, ink: Ink, figures: &[Summary], band: impl Fn(&Summary) -> (f64, f64)) -> Curve {
     let (lower, upper) = figures.iter().map(band).unzip();
-    Curve::new(name, colour, figures.iter().map(|figure| figure.mean).collect()).with_band(lower, upper)
+    Curve::new(name, ink, figures.iter().map(|figure| figure.mean).collect()).with_band(lower, upper)
 }
 
 /// A figure over a group of prompts: group 0 is all, then come the categories.
@@ -141,7 +121,7 @@ fn summaries<'a>(scene: &Scene<'a>, index: usize, group: &'a GroupSummary, figur
 }
 
 /// The prompt in front.
-fn own(scene: &Scene<'_>, figure: &str, colour: Color32) -> Curve {
+fn own(scene: &Scene<'_>, figure: &str) -> Curve {
     let prompt = scene.prompt();
     let values = match figure {
         KNOCKOUT => {
@@ -156,11 +136,11 @@ fn own(scene: &Scene<'_>, figure: &str, colour: Color32) -> Curve {
             named.iter().find(|(name, _)| *name == figure).map_or(vec![], |(_, values)| values.to_vec())
         }
     };
-    Curve::new("this prompt", colour, values).dashed()
+    Curve::new("this prompt", Ink::Text, values).styled(Style::Dashed)
 }
 
 /// The mean of the selected heads of the prompt in front, at the layers that have any.
-fn heads(scene: &Scene<'_>, figure: &str, colour: Color32) -> Option<Curve> {
+fn heads(scene: &Scene<'_>, figure: &str) -> Option<Curve> {
     let heads = &scene.state.selection.heads;
     let means = &scene.prompt().heads;
     let values = match figure {
@@ -177,7 +157,8 @@ fn heads(scene: &Scene<'_>, figure: &str, colour: Color32) -> Option<Curve> {
             heads.iter().filter(|(of, _)| *of == layer).filter_map(|(_, head)| values.get([layer, *head]));
         layerscope_diagnostics::summary::mean(chosen.copied())
     };
-    Some(Curve::new("selected heads", colour, (0..scene.run.layers()).map(at).collect()).points())
+    let values = (0..scene.run.layers()).map(at).collect();
+    Some(Curve::new("selected heads", Ink::Cutoff, values).styled(Style::Points))
 }
 
 /// A row for each layer: mean and spread of every figure over all prompts.

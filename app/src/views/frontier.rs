@@ -1,13 +1,12 @@
 //! The frontier: what each cutoff costs and what it saves.
 
-use super::Scene;
-use crate::design;
-use crate::widgets::chart::{Along, Chart, Curve};
+use super::{Scene, charts_in_rows};
 use crate::widgets::{Column, Figures, cell};
-use eframe::egui::{ScrollArea, Theme, Ui};
+use eframe::egui::Ui;
 use layerscope_cutoff::cost::Savings;
 use layerscope_cutoff::recommend::{FrontierGroup, FrontierSummary};
 use layerscope_diagnostics::record::{Anchor, Divergence};
+use layerscope_figures::{Along, Chart, Curve, Ink, Style};
 
 /// What generating live showed of a cutoff, against full depth in the same sitting.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -27,79 +26,47 @@ pub fn show(ui: &mut Ui, scene: &mut Scene<'_>) {
         if !scene.is_picture {
             ui.add_enabled_ui(several, |ui| ui.checkbox(&mut scene.state.by_category, "By category"));
         }
-        ui.weak(format!(
-            "anchor {}; bands reach to the one-sided 95 % bound over prompts",
-            scene.state.anchor.name()
-        ));
+        ui.weak(bands(scene));
     });
     if scene.run.frontiers.is_empty() {
         ui.label("This run holds no frontier; record it again to get one.");
         return;
     }
-    let gap = ui.spacing().item_spacing;
-    let width = (ui.available_width() - gap.x) / 2.0 - 6.0;
-    let height = ((ui.available_height() - gap.y) / 2.0 - 4.0).max(190.0);
-    let along = Along::Cutoffs(scene.run.layers());
-    let theme = ui.theme();
-    let selected = scene.state.selection.layers.clone();
-    let mut cutoff = scene.state.cutoff;
-    let level = Some((scene.state.tolerance, "tolerance"));
-    let chart = |title, unit, curves, logarithmic, range, level| Chart {
-        title,
-        unit,
-        along,
-        curves,
-        logarithmic,
-        range,
-        level,
-        selected: &selected,
-    };
-    let charts = [
-        chart(
-            "KL divergence",
-            "KL(full, cut), nats per token",
-            costs(scene, theme, |d| d.kl, true),
-            true,
-            None,
-            level,
-        ),
-        chart(
-            "Same top token",
-            "share of steps",
-            costs(scene, theme, |d| d.top1, false),
-            false,
-            Some([0.0, 1.0]),
-            None,
-        ),
-        chart(
-            "ΔNLL",
-            "nats per token of the continuation",
-            costs(scene, theme, |d| d.dnll, false),
-            false,
-            None,
-            None,
-        ),
-        chart("Saved", "share, at this run’s lengths", savings(scene, theme), false, Some([0.0, 1.0]), None),
-    ];
-    let mut clicked = None;
-    ScrollArea::vertical().show(ui, |ui| {
-        let mut charts = charts.into_iter();
-        while let Some(first) = charts.next() {
-            ui.horizontal(|ui| {
-                clicked = clicked.or(first.show(ui, width, height, &mut cutoff));
-                if let Some(second) = charts.next() {
-                    clicked = clicked.or(second.show(ui, width, height, &mut cutoff));
-                }
-            });
-        }
-    });
     // A click between two cutoffs means the one above it.
-    scene.state.cutoff = clicked.map_or(cutoff, |below| below + 1);
+    if let Some(below) = charts_in_rows(ui, &charts(scene), 2, &mut scene.state.cutoff) {
+        scene.state.cutoff = below + 1;
+    }
 }
 
-fn costs(scene: &Scene<'_>, theme: Theme, figure: fn(&Divergence) -> f64, band: bool) -> Vec<Curve> {
-    let of = |name: String, colour, group: &FrontierGroup| {
-        let curve = Curve::new(name, colour, group.mean.iter().map(figure).collect());
+/// What the bands are.
+pub fn bands(scene: &Scene<'_>) -> String {
+    format!("anchor {}; bands reach to the one-sided 95 % bound over prompts", scene.state.anchor.name())
+}
+
+/// The charts, for the window and for export.
+pub fn charts(scene: &Scene<'_>) -> Vec<Chart> {
+    let along = Along::Cutoffs(scene.run.layers());
+    let chart = |title, unit, curves| Chart {
+        curves,
+        selected: scene.state.selection.layers.iter().copied().collect(),
+        ..Chart::new(title, unit, along.clone())
+    };
+    let share = Some([0.0, 1.0]);
+    vec![
+        Chart {
+            logarithmic: true,
+            level: Some((scene.state.tolerance, "tolerance".into())),
+            ..chart("KL divergence", "KL(full, cut), nats per token", costs(scene, |d| d.kl, true))
+        },
+        Chart { range: share, ..chart("Same top token", "share of steps", costs(scene, |d| d.top1, false)) },
+        chart("ΔNLL", "nats per token of the continuation", costs(scene, |d| d.dnll, false)),
+        Chart { range: share, ..chart("Saved", "share, at this run’s lengths", savings(scene)) },
+    ]
+}
+
+fn costs(scene: &Scene<'_>, figure: fn(&Divergence) -> f64, band: bool) -> Vec<Curve> {
+    let of = |name: String, ink, group: &FrontierGroup| {
+        let curve = Curve::new(name, ink, group.mean.iter().map(figure).collect());
         if band {
             let lower = group.mean.iter().map(|mean| mean.kl).collect();
             return curve.with_band(lower, group.kl_upper95.clone());
@@ -111,33 +78,33 @@ fn costs(scene: &Scene<'_>, theme: Theme, figure: fn(&Divergence) -> f64, band: 
     if scene.state.by_category {
         let groups = chosen.iter().flat_map(|frontier| &frontier.categories).enumerate();
         curves.extend(groups.map(|(index, group)| {
-            let mut curve = of(group.name.clone(), design::series(theme, index), group);
+            let mut curve = of(group.name.clone(), Ink::Series(index), group);
             curve.band = None;
             curve
         }));
     }
-    let palette = design::palette_of(theme);
-    let colour =
-        |anchor: Anchor| if anchor == scene.state.anchor { palette.cutoff } else { palette.weak_text };
     let all = scene.run.frontiers.iter();
     curves.extend(all.map(|FrontierSummary { anchor, overall, .. }| {
-        let curve = of(format!("anchor {}", anchor.name()), colour(*anchor), overall);
-        if *anchor == scene.state.anchor { curve } else { curve.dashed() }
+        let name = format!("anchor {}", anchor.name());
+        match *anchor == scene.state.anchor {
+            true => of(name, Ink::Cutoff, overall),
+            false => of(name, Ink::WeakText, overall).styled(Style::Dashed),
+        }
     }));
     curves
 }
 
-fn savings(scene: &Scene<'_>, theme: Theme) -> Vec<Curve> {
+fn savings(scene: &Scene<'_>) -> Vec<Curve> {
     let layers = scene.run.layers();
     let all: Vec<Savings> = (1..=layers).map(|c| scene.run.savings(c, scene.state.anchor)).collect();
     let of = |name: &str, index, figure: fn(&Savings) -> f64| {
-        Curve::new(name, design::series(theme, index), all.iter().map(figure).collect())
+        Curve::new(name, Ink::Series(index), all.iter().map(figure).collect())
     };
     let mut curves = vec![
         of("KV bytes", 0, |s| s.kv_saved),
         of("prefill FLOPs", 1, |s| s.flops_saved),
-        of("TTFT, predicted", 2, |s| s.predicted_ttft_saved).dashed(),
-        of("TPOT, predicted", 3, |s| s.predicted_tpot_saved).dashed(),
+        of("TTFT, predicted", 2, |s| s.predicted_ttft_saved).styled(Style::Dashed),
+        of("TPOT, predicted", 3, |s| s.predicted_tpot_saved).styled(Style::Dashed),
     ];
     let measured = |name: &str, index, figure: fn(&Measured) -> Option<f64>| {
         let mut values = vec![f64::NAN; layers];
@@ -145,7 +112,7 @@ fn savings(scene: &Scene<'_>, theme: Theme) -> Vec<Curve> {
             values[one.cutoff - 1] = figure(one).unwrap_or(f64::NAN);
         }
         let any = values.iter().any(|value| value.is_finite());
-        any.then(|| Curve::new(name, design::series(theme, index), values).points())
+        any.then(|| Curve::new(name, Ink::Series(index), values).styled(Style::Points))
     };
     curves.extend(measured("TTFT, measured live", 2, |one| Some(one.ttft_saved)));
     curves.extend(measured("TPOT, measured live", 3, |one| one.tpot_saved));

@@ -1,7 +1,7 @@
 //! Layers × heads: which heads read the prompt. A click isolates a head, a shift-click adds or removes it.
 
-use super::Scene;
 use super::map::choose;
+use super::{Scene, picture};
 use crate::data::{Pyramid, Scale, ScaleKind, StepFigure, exact};
 use crate::design::{self, ColourMap, Palette, size, space};
 use crate::state::Selection;
@@ -10,6 +10,7 @@ use eframe::egui::{
     Align2, Label, Mesh, Rect, RichText, ScrollArea, Sense, Shape, Stroke, StrokeKind, Ui, WidgetInfo,
     accesskit::Role, pos2, vec2,
 };
+use layerscope_figures::{Map, Outline, Span, Theme};
 use ndarray::Array2;
 
 /// Heads in the ranking.
@@ -17,16 +18,28 @@ const RANKED: usize = 12;
 /// Width of the ranking.
 const RANKING: f32 = 170.0;
 
+/// Width of a head in a picture, points.
+const COLUMN: f64 = 26.0;
+
 /// Draws the grid.
 pub fn show(ui: &mut Ui, scene: &mut Scene<'_>) {
-    if scene.state.head_figure == StepFigure::LensKl {
-        scene.state.head_figure = StepFigure::default();
-    }
+    scene.state.head_figure = shown(scene.state.head_figure);
     let figure = scene.state.head_figure;
     if !scene.is_picture {
         controls(ui, scene);
     }
     grid(ui, scene, figure);
+}
+
+/// The figure shown: heads have no logit lens.
+fn shown(figure: StepFigure) -> StepFigure {
+    if figure == StepFigure::LensKl { StepFigure::default() } else { figure }
+}
+
+fn pyramid(values: &Array2<f64>) -> Pyramid {
+    let (layers, heads) = values.dim();
+    let flat: Vec<f32> = values.iter().map(|value| *value as f32).collect();
+    Pyramid::from_rows(&flat, layers, heads)
 }
 
 fn controls(ui: &mut Ui, scene: &mut Scene<'_>) {
@@ -47,8 +60,7 @@ fn controls(ui: &mut Ui, scene: &mut Scene<'_>) {
 fn grid(ui: &mut Ui, scene: &mut Scene<'_>, figure: StepFigure) {
     let Some(values) = figure.of(&scene.prompt().heads).cloned() else { return };
     let (layers, heads) = values.dim();
-    let flat: Vec<f32> = values.iter().map(|value| *value as f32).collect();
-    let pyramid = Pyramid::from_rows(&flat, layers, heads);
+    let pyramid = pyramid(&values);
     let scale = Scale::fit(scene.state.share_scale, &pyramid, scene.state.per_row, false);
     ui.horizontal_top(|ui| {
         ui.add_space(size::AXIS);
@@ -85,7 +97,7 @@ fn grid(ui: &mut Ui, scene: &mut Scene<'_>, figure: StepFigure) {
         let colour = if position.is_nan() {
             palette.undefined[head % 2]
         } else {
-            colours[(position * 255.0) as usize]
+            design::colour32(colours[(position * 255.0) as usize])
         };
         mesh.add_colored_rect(cell_of(layer, head), colour);
     }
@@ -158,6 +170,35 @@ fn rank(ui: &mut Ui, scene: &mut Scene<'_>, values: &Array2<f64>) {
             }
         }
     });
+}
+
+/// The grid as it is exported, with what is selected framed; `None` where the run holds no such figure.
+pub fn picture(scene: &Scene<'_>, theme: Theme) -> Option<String> {
+    let figure = shown(scene.state.head_figure);
+    let pyramid = pyramid(figure.of(&scene.prompt().heads)?);
+    let scale = Scale::fit(scene.state.share_scale, &pyramid, scene.state.per_row, false);
+    let map = Map {
+        title: format!("{} of each head", figure.name()),
+        unit: format!("{}, mean over decode steps", figure.unit()),
+        description: format!("{}: {}, by layer and query head", figure.name(), figure.unit()),
+        values: &pyramid,
+        scale: &scale,
+        colours: scene.state.colour_map,
+        span: Span { start: 0.0, end: pyramid.columns() as f64 },
+        without_first: false,
+        column_name: "query head".into(),
+        column_texts: &[],
+        cutoff: Some(scene.state.cutoff),
+    };
+    let selection = &scene.state.selection;
+    let layers = selection.layers.iter().map(|layer| Outline::Row(*layer));
+    let heads = selection.heads.iter().map(|(layer, head)| Outline::Cell(*layer, *head));
+    let outlines: Vec<Outline> = layers.chain(heads).collect();
+    let mut caption = scene.caption();
+    if scene.state.per_row {
+        caption.push_str("; each layer on its own scale");
+    }
+    Some(picture::map(&map, &outlines, COLUMN, &caption, theme))
 }
 
 /// A row for each layer and head.

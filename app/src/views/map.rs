@@ -12,7 +12,10 @@ use eframe::egui::{
     Shape, Stroke, StrokeKind, Ui, WidgetInfo, accesskit::Role, epaint::TextShape, pos2, vec2,
 };
 
+mod picture;
 mod strips;
+
+pub use picture::picture;
 
 /// Height of the strip that shows the whole prompt.
 const OVERVIEW: f32 = 22.0;

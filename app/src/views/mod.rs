@@ -1,26 +1,68 @@
 //! The views: each draws what is in memory and changes nothing but the view's state; what takes an engine, a file or a
 //! window is asked for as an [`Action`].
 
+pub mod compare;
 pub mod curves;
 pub mod frontier;
 pub mod generate;
 pub mod heads;
 pub mod map;
+mod picture;
 pub mod record;
 pub mod text;
 
-use crate::data::{PromptMaps, RunData};
+use crate::data::{PromptMaps, RunComparison, RunData};
 use crate::engine::message::Pattern;
 use crate::state::{View, ViewState};
-use crate::widgets::Figures;
-use eframe::egui::Ui;
+use crate::widgets::{Figures, chart, count};
+use eframe::egui::{ScrollArea, Ui, Vec2, vec2};
 use layerscope_diagnostics::run::PromptSummary;
+use layerscope_figures::Chart;
+
+/// Width from which charts stand in three columns.
+const THREE_COLUMNS: f32 = 980.0;
+/// Least height of a chart.
+const LEAST_HEIGHT: f32 = 190.0;
+
+/// Draws charts in up to `most` columns and moves the cutoff as the user says; the layer that was clicked.
+fn charts_in_rows(ui: &mut Ui, charts: &[Chart], most: usize, cutoff: &mut usize) -> Option<usize> {
+    let columns = if ui.available_width() > THREE_COLUMNS { most } else { most.min(2) };
+    let rows = charts.len().div_ceil(columns) as f32;
+    let gap = ui.spacing().item_spacing;
+    let width = (ui.available_width() - gap.x * columns as f32) / columns as f32 - 4.0;
+    let height = ((ui.available_height() - gap.y * rows) / rows).max(LEAST_HEIGHT);
+    let size = vec2(width, height);
+    ScrollArea::vertical().show(ui, |ui| chart_rows(ui, charts, columns, size, Some(cutoff))).inner
+}
+
+/// Draws charts of one size in rows; the layer that was clicked.
+fn chart_rows(
+    ui: &mut Ui,
+    charts: &[Chart],
+    columns: usize,
+    size: Vec2,
+    mut cutoff: Option<&mut usize>,
+) -> Option<usize> {
+    let mut clicked = None;
+    for row in charts.chunks(columns) {
+        ui.horizontal(|ui| {
+            for one in row {
+                clicked = clicked.or(chart(ui, one, size, cutoff.as_deref_mut()));
+            }
+        });
+    }
+    clicked
+}
 
 /// What a view asks for.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Action {
     /// Read how each head and step of these layers reads the prompt in front; takes the model.
     ReadPattern(Vec<usize>),
+    /// Choose another run to compare with.
+    CompareWith,
+    /// Compare no more.
+    CloseSecondRun,
 }
 
 /// What the views of a run draw from.
@@ -35,6 +77,10 @@ pub struct Scene<'a> {
     pub patterns: &'a [Pattern],
     /// What generating live showed of cutoffs.
     pub measured: &'a [frontier::Measured],
+    /// The run that is compared with.
+    pub second: Option<&'a RunData>,
+    /// What comes of comparing, or why nothing does; `None` until that is worked out.
+    pub compared: Option<&'a std::result::Result<RunComparison, String>>,
     /// Whether a model that could read patterns is there.
     pub model_is_loaded: bool,
     /// Whether it is drawn to be exported: with a caption in place of controls.
@@ -54,7 +100,7 @@ impl Scene<'_> {
     /// Draws the view in front. The run holds at least one prompt.
     pub fn show(&mut self, ui: &mut Ui) {
         if self.is_picture {
-            self.caption(ui);
+            ui.weak(self.caption());
         }
         if self.state.as_table
             && let Some(figures) = self.figures()
@@ -68,19 +114,20 @@ impl Scene<'_> {
             View::Curves => curves::show(ui, self),
             View::Heads => heads::show(ui, self),
             View::Frontier => frontier::show(ui, self),
+            View::Compare => compare::show(ui, self),
             View::Generate | View::Record => {}
         }
     }
 
     /// What a picture is of, for those who see it without the window.
-    fn caption(&self, ui: &mut Ui) {
+    fn caption(&self) -> String {
         let (prompt, model) = (self.prompt(), &self.run.manifest.model.name);
         let of = match self.state.view {
-            View::Curves | View::Frontier => format!("{} prompts", self.run.prompts.len()),
+            View::Curves | View::Frontier | View::Compare => count(self.run.prompts.len(), "prompt"),
             _ => format!("prompt {} ({}), {} tokens", prompt.id, prompt.category, prompt.p),
         };
         let version = &self.run.manifest.layerscope;
-        ui.weak(format!("{model}, {of}, {} weights; layerscope {version}", self.run.manifest.weights));
+        format!("{model}, {of}, {} weights; layerscope {version}", self.run.manifest.weights)
     }
 
     /// The figures that the view in front shows.
@@ -91,6 +138,7 @@ impl Scene<'_> {
             View::Curves => Some(curves::figures(self)),
             View::Heads => Some(heads::figures(self)),
             View::Frontier => frontier::figures(self),
+            View::Compare => compare::figures(self),
             View::Generate | View::Record => None,
         }
     }

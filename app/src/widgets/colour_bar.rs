@@ -19,7 +19,7 @@ pub fn colour_bar(ui: &mut Ui, scale: &Scale, colours: ColourMap, name: &str, wi
     // Made outside of the lock on the context's data, since making it locks the context too.
     let texture: Option<TextureHandle> = ui.data_mut(|data| data.get_temp(id));
     let texture = texture.unwrap_or_else(|| {
-        let pixels = colours.colours().to_vec();
+        let pixels = colours.colours().map(design::colour32).to_vec();
         let image = ColorImage::new([pixels.len(), 1], pixels);
         let texture = ui.ctx().load_texture("colour bar", image, TextureOptions::LINEAR);
         ui.data_mut(|data| data.insert_temp(id, texture.clone()));

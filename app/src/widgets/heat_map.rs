@@ -4,10 +4,8 @@ use crate::data::{Pyramid, Scale, ScaleKind};
 use crate::design::{self, ColourMap};
 use crate::state::Window;
 use eframe::egui::{Color32, ColorImage, Id, Painter, Rect, TextureHandle, TextureOptions, Ui, pos2};
+use layerscope_figures::{Colour, Span};
 use std::sync::{Arc, Mutex, PoisonError};
-
-/// Pixels of one stripe of an undefined cell.
-const STRIPE: usize = 3;
 
 /// How a pyramid is coloured.
 #[derive(Debug, Clone, Copy)]
@@ -33,7 +31,7 @@ struct Key {
     pixels: usize,
     without_first: bool,
     colours: ColourMap,
-    undefined: [Color32; 2],
+    undefined: [Colour; 2],
     scale: (ScaleKind, bool),
 }
 
@@ -89,7 +87,7 @@ impl HeatMapImage {
             pixels,
             without_first: map.without_first,
             colours: map.colours,
-            undefined: design::palette(ui).undefined,
+            undefined: design::figure_theme(ui.theme()).palette().undefined,
             scale: (map.scale, map.per_row),
         };
         if cache.key.as_ref() != Some(&key) {
@@ -109,106 +107,24 @@ impl HeatMapImage {
     }
 }
 
-/// One pixel a row, `pixels` wide: each pixel column shows the largest of the columns beneath it.
+/// One pixel a row, `pixels` wide.
 fn draw(
     map: &HeatMap<'_>,
     scale: &Scale,
     window: Window,
     pixels: usize,
-    undefined: [Color32; 2],
+    undefined: [Colour; 2],
 ) -> ColorImage {
+    let span = Span { start: window.start, end: window.end };
+    let colours = layerscope_figures::pixels(
+        map.values,
+        scale,
+        map.colours,
+        span,
+        pixels,
+        map.without_first,
+        undefined,
+    );
     let rows = map.values.rows().max(1);
-    let colours = map.colours.colours();
-    let mut image = ColorImage::filled([pixels, rows], Color32::TRANSPARENT);
-    let mut largest = vec![f32::NAN; rows];
-    let mut previous = usize::MAX..usize::MAX;
-    let per_pixel = window.width() / pixels as f64;
-    for pixel in 0..pixels {
-        let start = window.start + pixel as f64 * per_pixel;
-        let first = start.max(0.0) as usize;
-        let mut columns = first..((start + per_pixel).ceil().max(0.0) as usize).max(first + 1);
-        if per_pixel < 1.0 {
-            // Zoomed in, a pixel belongs to the one column that its middle is in.
-            let column = (start + per_pixel / 2.0).max(0.0) as usize;
-            columns = column..column + 1;
-        }
-        if map.without_first {
-            columns.start = columns.start.max(1);
-        }
-        if columns != previous {
-            if columns.is_empty() {
-                largest.fill(f32::NAN);
-            } else {
-                map.values.max_over(columns.clone(), &mut largest);
-                if map.without_first && columns.start < 8 {
-                    // Near the edge, groups would bring the column back that is left out.
-                    exact(map.values, columns.clone(), &mut largest);
-                }
-            }
-            previous = columns;
-        }
-        let stripe = undefined[(pixel / STRIPE) % 2];
-        for (row, &value) in largest.iter().enumerate() {
-            let position = scale.position(row, value);
-            image.pixels[row * pixels + pixel] =
-                if position.is_nan() { stripe } else { colours[(position * 255.0) as usize] };
-        }
-    }
-    image
-}
-
-fn exact(values: &Pyramid, columns: std::ops::Range<usize>, largest: &mut [f32]) {
-    largest.fill(f32::NAN);
-    // The first pixels of a zoomed-out map stand for many columns; a bounded number of them is enough to draw from.
-    for column in columns {
-        for (largest, &value) in largest.iter_mut().zip(values.column(column)) {
-            *largest = largest.max(value);
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn image(map: &HeatMap<'_>, window: Window, pixels: usize) -> ColorImage {
-        let scale = Scale::fit(map.scale, map.values, map.per_row, map.without_first);
-        draw(map, &scale, window, pixels, [Color32::RED, Color32::BLUE])
-    }
-
-    fn map(values: &Pyramid) -> HeatMap<'_> {
-        HeatMap {
-            values,
-            scale: ScaleKind::Linear,
-            colours: ColourMap::Viridis,
-            per_row: false,
-            without_first: true,
-        }
-    }
-
-    #[test]
-    fn a_hot_column_stays_visible_at_every_zoom_and_bos_does_not_hide_it() {
-        let (columns, hot) = (131_072, 77_777);
-        let mut values = vec![0.001; 2 * columns];
-        (values[0], values[columns]) = (0.9, 0.9);
-        values[columns + hot] = 0.5;
-        let pyramid = Pyramid::from_rows(&values, 2, columns);
-        let brightest = ColourMap::Viridis.colours()[255];
-        let mut window = Window::all(columns);
-        for _ in 0..40 {
-            let image = image(&map(&pyramid), window, 997);
-            let bright = image.pixels[997..].iter().filter(|pixel| **pixel == brightest).count();
-            assert!(bright >= 1, "{window:?}");
-            assert!(image.pixels[..997].iter().all(|pixel| *pixel != brightest));
-            window = window.zoomed(1.3, hot as f64 + 0.5, columns);
-        }
-    }
-
-    #[test]
-    fn undefined_cells_are_striped() {
-        let pyramid = Pyramid::from_rows(&[1.0, f32::NAN, 1.0, 1.0], 1, 4);
-        let image = image(&map(&pyramid), Window::all(4), 40);
-        assert!(image.pixels[..20].iter().all(|pixel| [Color32::RED, Color32::BLUE].contains(pixel)));
-        assert!(image.pixels[20..].iter().all(|pixel| *pixel == ColourMap::Viridis.colours()[255]));
-    }
+    ColorImage::new([pixels, rows], colours.into_iter().map(design::colour32).collect())
 }

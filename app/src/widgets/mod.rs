@@ -1,14 +1,20 @@
 //! What several views are put together from.
 
 pub mod axis;
-pub mod chart;
+mod chart;
 mod colour_bar;
 mod cutoff_line;
 mod heat_map;
 mod table;
 
+pub use chart::chart;
 pub use colour_bar::colour_bar;
 pub use cutoff_line::{CutoffLine, Direction};
 pub use heat_map::{HeatMap, HeatMapImage};
 pub use layerscope_figures::token_label;
 pub use table::{Column, Figures, cell, figures_table};
+
+/// A number of things, in words.
+pub fn count(number: usize, thing: &str) -> String {
+    if number == 1 { format!("1 {thing}") } else { format!("{number} {thing}s") }
+}

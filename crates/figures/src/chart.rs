@@ -1,9 +1,10 @@
 //! Curves over layers, cutoffs or any other axis.
 
-use crate::axis::{ticks, whole_ticks};
+mod drawing;
+mod names;
+
 use crate::colour::Ink;
 use crate::number::short;
-use crate::svg::{Anchor, Canvas, Pen, SMALL, Svg, text_width};
 
 /// How a curve is drawn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -160,6 +161,8 @@ pub struct Chart {
     pub level: Option<(f64, String)>,
     /// Lines across the axis.
     pub marks: Vec<Mark>,
+    /// Layers that are set off by a tint.
+    pub selected: Vec<usize>,
 }
 
 /// Least value that a logarithmic axis shows.
@@ -178,6 +181,7 @@ impl Chart {
             range: None,
             level: None,
             marks: vec![],
+            selected: vec![],
         }
     }
 
@@ -193,255 +197,13 @@ impl Chart {
     pub fn level_of(&self, value: f64) -> f64 {
         if self.logarithmic && value.is_finite() { value.max(LEAST_LOGARITHM).log10() } else { value }
     }
-
-    /// Ends of the axis; the embedding's values stand before the first layer.
-    fn along_ends(&self) -> [f64; 2] {
-        let [start, end] = self.along.ends();
-        match self.along {
-            Along::Layers(layers) if self.curves.iter().any(|curve| curve.values.len() > layers) => {
-                [start - 1.0, end]
-            }
-            _ => [start, end],
-        }
-    }
-
-    /// Ends of the value axis: everything drawn, and some air.
-    fn value_ends(&self) -> [f64; 2] {
-        let bands = self.curves.iter().filter_map(|curve| curve.band.as_ref());
-        let edges = bands.flat_map(|(lower, upper)| lower.iter().chain(upper));
-        let values = self.curves.iter().flat_map(|curve| &curve.values).chain(edges).copied();
-        let others = self.range.into_iter().flatten().chain(self.level.iter().map(|(level, _)| *level));
-        let levels = values.chain(others).map(|value| self.level_of(value)).filter(|level| level.is_finite());
-        let (lower, upper) = levels
-            .fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), level| (low.min(level), high.max(level)));
-        if lower > upper {
-            return [0.0, 1.0];
-        }
-        let air = match upper - lower {
-            0.0 => 0.5_f64.max(upper.abs() * 0.1),
-            width => width * 0.04,
-        };
-        // A share that ends at 0 ends there.
-        let lower = if !self.logarithmic && lower == 0.0 { 0.0 } else { lower - air };
-        [lower, upper + air]
-    }
-
-    /// The chart as SVG.
-    pub fn to_svg(&self, canvas: &Canvas<'_>) -> String {
-        let mut svg = Svg::new(canvas.colours);
-        let [width, height] = canvas.size;
-        let mut top = 8.0;
-        if canvas.titled {
-            svg.title([10.0, 18.0], &self.title);
-            top = 28.0;
-        }
-        if self.curves.len() > 1 || canvas.titled && self.curves.iter().any(|curve| curve.name != self.title)
-        {
-            top = self.legend(&mut svg, top, width) + 8.0;
-        }
-        let frame = Frame {
-            left: 58.0,
-            right: width - 14.0,
-            top,
-            bottom: height - 38.0,
-            along: self.along_ends(),
-            values: self.value_ends(),
-        };
-        self.axes(&mut svg, &frame);
-        if let Some((level, name)) = &self.level {
-            let y = frame.y(self.level_of(*level));
-            let pen = Pen { dashes: Some("3 3"), ..Pen::new(Ink::Good, 1.2) };
-            svg.line([frame.left, y], [frame.right, y], pen);
-            svg.rimmed([frame.left + 4.0, y - 4.0], Anchor::Start, Ink::Good, name);
-        }
-        for curve in &self.curves {
-            self.band(&mut svg, &frame, curve);
-        }
-        for curve in &self.curves {
-            self.curve(&mut svg, &frame, curve);
-        }
-        for (index, mark) in self.marks.iter().enumerate() {
-            let x = frame.x(mark.at);
-            svg.line([x, frame.top], [x, frame.bottom], Pen::new(mark.ink, 1.6));
-            let room = text_width(&mark.name, SMALL) + 5.0;
-            let y = frame.top + 11.0 + 14.0 * index as f64;
-            match x - room > frame.left {
-                true => svg.rimmed([x - 4.0, y], Anchor::End, mark.ink, &mark.name),
-                false => svg.rimmed([x + 4.0, y], Anchor::Start, mark.ink, &mark.name),
-            }
-        }
-        self.hovers(&mut svg, &frame);
-        svg.finish(canvas, &self.title, &self.description)
-    }
-
-    /// Names of the curves with their colours, in as many lines as they need; where they end.
-    fn legend(&self, svg: &mut Svg, top: f64, width: f64) -> f64 {
-        const SWATCH: f64 = 18.0;
-        let (mut x, mut y) = (58.0, top + 8.0);
-        for curve in &self.curves {
-            let room = SWATCH + 5.0 + text_width(&curve.name, SMALL) + 14.0;
-            if x + room > width && x > 58.0 {
-                (x, y) = (58.0, y + 16.0);
-            }
-            let middle = y - 4.0;
-            match curve.style {
-                Style::Points => svg.circle([x + SWATCH / 2.0, middle], 3.0, curve.ink),
-                style => svg.line([x, middle], [x + SWATCH, middle], pen(curve.ink, style)),
-            }
-            if curve.style == Style::Marked {
-                svg.circle([x + SWATCH / 2.0, middle], 2.5, curve.ink);
-            }
-            svg.text([x + SWATCH + 5.0, y], Anchor::Start, Ink::Text, &curve.name);
-            x += room;
-        }
-        y
-    }
-
-    fn axes(&self, svg: &mut Svg, frame: &Frame) {
-        let grid = Pen::new(Ink::Grid, 1.0);
-        for (level, text) in self.value_ticks(frame) {
-            let y = frame.y(level);
-            svg.line([frame.left, y], [frame.right, y], grid);
-            svg.text([frame.left - 6.0, y + 4.0], Anchor::End, Ink::WeakText, &text);
-        }
-        let per_unit = (frame.right - frame.left) / (frame.along[1] - frame.along[0]);
-        let places: Vec<f64> = match &self.along {
-            Along::Layers(layers) => {
-                let ticks = whole_ticks(0, layers.saturating_sub(1), per_unit, 26.0);
-                ticks.into_iter().map(|tick| tick as f64).collect()
-            }
-            Along::Cutoffs(layers) => {
-                let ticks = whole_ticks(0, *layers, per_unit, 26.0);
-                ticks.into_iter().map(|tick| tick as f64).collect()
-            }
-            Along::Values { range, .. } => ticks(range[0], range[1], 8),
-        };
-        for place in places {
-            let x = frame.x(place);
-            svg.line([x, frame.bottom], [x, frame.bottom + 4.0], Pen::new(Ink::Line, 1.0));
-            svg.text([x, frame.bottom + 16.0], Anchor::Middle, Ink::WeakText, &short(place as f32));
-        }
-        let corner = [frame.left, frame.bottom];
-        svg.line(corner, [frame.right, frame.bottom], Pen::new(Ink::Line, 1.0));
-        svg.line(corner, [frame.left, frame.top], Pen::new(Ink::Line, 1.0));
-        let (middle, centre) = ((frame.left + frame.right) / 2.0, (frame.top + frame.bottom) / 2.0);
-        svg.text([middle, frame.bottom + 32.0], Anchor::Middle, Ink::WeakText, self.along.name());
-        svg.upwards([13.0, centre], Ink::WeakText, &self.unit);
-    }
-
-    /// Levels and texts of the value axis.
-    fn value_ticks(&self, frame: &Frame) -> Vec<(f64, String)> {
-        let [lower, upper] = frame.values;
-        let most = ((frame.bottom - frame.top) / 30.0).clamp(2.0, 8.0) as usize;
-        if !self.logarithmic {
-            return ticks(lower, upper, most).into_iter().map(|tick| (tick, short(tick as f32))).collect();
-        }
-        if upper - lower < 1.0 {
-            let values = ticks(10_f64.powf(lower), 10_f64.powf(upper), most);
-            let above = values.into_iter().filter(|value| *value > 0.0);
-            return above.map(|value| (value.log10(), short(value as f32))).collect();
-        }
-        let decades = (lower.ceil() as i32)..=(upper.floor() as i32);
-        let name = |decade: i32| match decade {
-            // The least stands for everything below it, too.
-            -5 => "≤1e-5".to_owned(),
-            -3..=3 => short(10_f32.powi(decade)),
-            _ => format!("1e{decade}"),
-        };
-        decades.map(|decade| (f64::from(decade), name(decade))).collect()
-    }
-
-    fn band(&self, svg: &mut Svg, frame: &Frame, curve: &Curve) {
-        let Some((lower, upper)) = &curve.band else { return };
-        let defined = lower.iter().zip(upper).enumerate();
-        let defined = defined.filter(|(_, (lower, upper))| lower.is_finite() && upper.is_finite());
-        let edge = |index: usize, value: f64| {
-            [frame.x(self.along.place(curve, index)), frame.y(self.level_of(value))]
-        };
-        let (mut points, mut back) = (vec![], vec![]);
-        for (index, (lower, upper)) in defined {
-            points.push(edge(index, *upper));
-            back.push(edge(index, *lower));
-        }
-        points.extend(back.into_iter().rev());
-        if points.len() > 2 {
-            svg.polygon(&points, curve.ink, 0.16);
-        }
-    }
-
-    fn curve(&self, svg: &mut Svg, frame: &Frame, curve: &Curve) {
-        let point = |(index, value): (usize, &f64)| {
-            let point = [frame.x(self.along.place(curve, index)), frame.y(self.level_of(*value))];
-            (value.is_finite() && point[0].is_finite()).then_some(point)
-        };
-        let points: Vec<Option<[f64; 2]>> = curve.values.iter().enumerate().map(point).collect();
-        // A line ends where a value is undefined, and begins anew behind it.
-        for piece in points.split(Option::is_none) {
-            let piece: Vec<[f64; 2]> = piece.iter().flatten().copied().collect();
-            if curve.style != Style::Points && piece.len() > 1 {
-                svg.polyline(&piece, pen(curve.ink, curve.style));
-            }
-            if matches!(curve.style, Style::Points | Style::Marked) || piece.len() == 1 {
-                piece.into_iter().for_each(|point| svg.circle(point, 2.8, curve.ink));
-            }
-        }
-    }
-
-    /// The values at each layer or cutoff, for the pointer.
-    fn hovers(&self, svg: &mut Svg, frame: &Frame) {
-        let first = match self.along {
-            Along::Layers(_) => 0,
-            Along::Cutoffs(_) => 1,
-            Along::Values { .. } => return,
-        };
-        for place in first..first + self.along.layers() {
-            let at = place as f64;
-            let mut text = self.along.place_name(at);
-            for curve in &self.curves {
-                let offset = self.along.place(curve, 0);
-                let value = curve.values.get((at - offset).max(0.0) as usize).copied();
-                if let Some(value) = value.filter(|value| value.is_finite()) {
-                    text.push_str(&format!("\n{}: {}", curve.name, short(value as f32)));
-                }
-            }
-            let (left, right) = (frame.x(at - 0.5).max(frame.left), frame.x(at + 0.5).min(frame.right));
-            if right > left {
-                svg.hover([left, frame.top, right - left, frame.bottom - frame.top], &text);
-            }
-        }
-    }
-}
-
-fn pen(ink: Ink, style: Style) -> Pen {
-    Pen { dashes: (style == Style::Dashed).then_some("6 4"), ..Pen::new(ink, 1.8) }
-}
-
-/// Where the plot stands, and what its ends mean.
-struct Frame {
-    left: f64,
-    right: f64,
-    top: f64,
-    bottom: f64,
-    along: [f64; 2],
-    values: [f64; 2],
-}
-
-impl Frame {
-    fn x(&self, at: f64) -> f64 {
-        self.left + (at - self.along[0]) / (self.along[1] - self.along[0]) * (self.right - self.left)
-    }
-
-    fn y(&self, level: f64) -> f64 {
-        let share = (level - self.values[0]) / (self.values[1] - self.values[0]);
-        self.bottom - share * (self.bottom - self.top)
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::colour::Theme;
-    use crate::svg::Colours;
+    use crate::svg::{Canvas, Colours, SMALL};
     use proptest::prelude::*;
 
     fn canvas() -> Canvas<'static> {
@@ -477,6 +239,41 @@ mod tests {
         let [long, short] = [4, 3].map(|len| Curve::new("", Ink::Text, vec![0.0; len]));
         assert_eq!((along.place(&long, 0), along.place(&short, 0)), (-1.0, 0.0));
         assert_eq!(along.place_name(-1.0), "embedding");
+    }
+
+    #[test]
+    fn a_curve_that_begins_with_the_embedding_stays_within_the_frame() {
+        let mut chart = Chart::new("Straightening", "degrees", Along::Layers(3));
+        chart.curves.push(Curve::new("a", Ink::Series(0), vec![0.0, -1.0, -2.0, -3.0]));
+        let svg = chart.with_cutoff(2).to_svg(&canvas());
+        let line = &points(&svg, "polyline")[0];
+        assert!(line[0][0] > 58.0, "{line:?}");
+        // The cutoff of 2 lies between layers 1 and 2.
+        let cutoff = (line[2][0] + line[3][0]) / 2.0;
+        assert!(svg.contains(&format!("<line x1=\"{}\"", crate::svg::number(cutoff))), "{cutoff} {svg}");
+    }
+
+    #[test]
+    fn names_stand_where_no_curve_passes_and_none_hides_another() {
+        let mut chart = Chart::new("Divergence", "KL, nats", Along::Cutoffs(10)).with_cutoff(5);
+        chart.marks.push(Mark { at: 5.0, name: "another".into(), ink: Ink::Series(1) });
+        chart.level = Some((0.95, "tolerance".into()));
+        // High before the cutoff and low from there on: at the top there is room to the right of it.
+        let falling = (1..=10).map(|cutoff| if cutoff < 5 { 1.0 } else { 0.0 });
+        chart.curves.push(Curve::new("a", Ink::Series(0), falling.collect()));
+        let svg = chart.to_svg(&canvas());
+        let document = roxmltree::Document::parse(&svg).expect("XML");
+        let place = |name: &str| {
+            let texts = document.descendants().filter(|node| node.has_tag_name("text"));
+            let mut named = texts.filter(|node| node.text() == Some(name));
+            let node = named.next_back().expect("a name");
+            let [x, y] = ["x", "y"]
+                .map(|at| node.attribute(at).and_then(|at| at.parse::<f64>().ok()).expect("a number"));
+            (x, y, node.attribute("text-anchor"))
+        };
+        let (cutoff, other, level) = (place("L_cut = 5"), place("another"), place("tolerance"));
+        assert_eq!((cutoff.2, level.2), (None, Some("end")), "{svg}");
+        assert!((cutoff.1 - other.1).abs() > SMALL);
     }
 
     #[test]

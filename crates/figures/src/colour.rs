@@ -106,7 +106,7 @@ pub const LIGHT: Palette = Palette {
         rgb(0xb8_5a_92),
         rgb(0x7a_5c_00),
         rgb(0x5b_4f_cf),
-        rgb(0x55_5b_64),
+        rgb(0x555b64),
     ],
 };
 

@@ -15,7 +15,7 @@ mod svg;
 pub use axis::round_step;
 pub use chart::{Along, Chart, Curve, LEAST_LOGARITHM, Mark, Style};
 pub use colour::{Colour, ColourMap, Ink, Theme};
-pub use map::{Map, Span, pixels};
+pub use map::{Map, Outline, Span, pixels};
 pub use number::{exact, short, token_label};
 pub use pyramid::Pyramid;
 pub use scale::{Scale, ScaleKind};

@@ -5,9 +5,10 @@ use crate::colour::{Colour, ColourMap, Ink, Theme};
 use crate::number::{exact, token_label};
 use crate::pyramid::Pyramid;
 use crate::scale::Scale;
-use crate::svg::{Anchor, Canvas, Colours, Pen, Svg, number, text_width};
+use crate::svg::{Anchor, Canvas, Colours, Pen, SMALL, Svg, number, text_width};
 use base64::{Engine, prelude::BASE64_STANDARD};
 use image::{ExtendedColorType, ImageEncoder, codecs::png::PngEncoder};
+use std::ops::Range;
 
 /// A range of columns, which may begin and end within a column.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -117,6 +118,17 @@ pub struct Map<'a> {
     pub cutoff: Option<usize>,
 }
 
+/// A part of a map that is framed, such as what the reader has selected.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outline {
+    /// A layer.
+    Row(usize),
+    /// A column.
+    Column(usize),
+    /// A layer at a column.
+    Cell(usize, usize),
+}
+
 /// Most cells that are drawn as shapes; more are drawn as an image.
 const MOST_SHAPES: usize = 4_096;
 /// Most pixels along a row of an image.
@@ -132,7 +144,7 @@ impl Map<'_> {
         let [width, height] = canvas.size;
         let (left, right) = (52.0, width - 14.0);
         let top = if canvas.titled { 66.0 } else { 40.0 };
-        let foot = if self.shows_texts(right - left) { 92.0 } else { 40.0 };
+        let foot = if self.shows_texts(right - left) { 102.0 } else { 40.0 };
         [left, top, right - left, (height - foot - top).max(1.0)]
     }
 
@@ -142,12 +154,21 @@ impl Map<'_> {
 
     /// Whether the map's cells tell the pointer their values by themselves; too many of them would be a burden.
     pub fn tells_values(&self) -> bool {
-        let whole = self.span.start.fract() == 0.0 && self.span.end.fract() == 0.0;
-        whole && self.span.width() as usize * self.values.rows() <= MOST_HOVERS
+        self.columns().len() * self.values.rows() <= MOST_HOVERS
+    }
+
+    /// The columns that are shown, in whole or in part.
+    fn columns(&self) -> Range<usize> {
+        self.span.start.max(0.0) as usize..self.span.end.ceil() as usize
     }
 
     /// The map as SVG.
     pub fn to_svg(&self, canvas: &Canvas<'_>) -> String {
+        self.outlined(canvas, &[])
+    }
+
+    /// The map as SVG, with frames around parts of it.
+    pub fn outlined(&self, canvas: &Canvas<'_>, outlines: &[Outline]) -> String {
         let mut svg = Svg::new(canvas.colours);
         let area = self.cells(canvas);
         if canvas.titled {
@@ -156,6 +177,11 @@ impl Map<'_> {
         self.colour_bar(&mut svg, canvas, area[1] - 32.0);
         self.values(&mut svg, canvas, area);
         self.axes(&mut svg, area);
+        // Each with a rim, so that it stands out on any colour; rims lie beneath all frames.
+        let places: Vec<_> = outlines.iter().filter_map(|outline| self.place(area, *outline)).collect();
+        for pen in [Pen::new(Ink::Background, 4.0), Pen::new(Ink::Text, 1.8)] {
+            places.iter().for_each(|place| svg.frame(*place, pen));
+        }
         if let Some(cutoff) = self.cutoff.filter(|cutoff| *cutoff < self.values.rows()) {
             let [left, top, width, height] = area;
             let y = top + height * cutoff as f64 / self.values.rows() as f64;
@@ -169,8 +195,10 @@ impl Map<'_> {
 
     /// The bar with its ticks and what it measures, and the stripes that stand for "undefined".
     fn colour_bar(&self, svg: &mut Svg, canvas: &Canvas<'_>, top: f64) {
-        let width = (canvas.size[0] * 0.34).clamp(120.0, 260.0);
         let (left, height) = (52.0, 9.0);
+        // The unit stands behind the bar, on the same line.
+        let free = canvas.size[0] - left - 122.0 - text_width(&self.unit, SMALL);
+        let width = (canvas.size[0] * 0.34).min(free).clamp(120.0, 260.0);
         let colours = self.colours.colours();
         const STEPS: usize = 64;
         let step = width / STEPS as f64;
@@ -183,7 +211,7 @@ impl Map<'_> {
         let mut free_from = f64::NEG_INFINITY;
         for (position, text) in self.scale.ticks() {
             let x = left + f64::from(position) * width;
-            let half = text_width(&text, 11.0) / 2.0;
+            let half = text_width(&text, SMALL) / 2.0;
             if x - half >= free_from {
                 svg.line([x, top + height], [x, top + height + 3.0], Pen::new(Ink::Line, 1.0));
                 svg.text([x, top + height + 14.0], Anchor::Middle, Ink::WeakText, &text);
@@ -204,17 +232,19 @@ impl Map<'_> {
         if rows == 0 || self.values.columns() == 0 {
             return;
         }
-        let whole = self.span.start.fract() == 0.0 && self.span.end.fract() == 0.0;
-        let columns = self.span.width().ceil() as usize;
+        let columns = self.columns();
         let stripes = undefined(canvas.colours);
-        let pixels = |width: usize| {
-            pixels(self.values, self.scale, self.colours, self.span, width, self.without_first, stripes)
+        let pixels = |span: Span, width: usize| {
+            pixels(self.values, self.scale, self.colours, span, width, self.without_first, stripes)
         };
-        if whole && columns * rows <= MOST_SHAPES {
-            self.shapes(svg, area, columns, &pixels(columns));
+        if columns.len() * rows <= MOST_SHAPES {
+            let all = Span { start: columns.start as f64, end: columns.end as f64 };
+            self.shapes(svg, area, columns.clone(), &pixels(all, columns.len()));
         } else {
-            let width = columns.clamp(1, MOST_PIXELS);
-            let image = png(&pixels(width), width, rows);
+            // Where the edges lie within columns, pixels are as fine as they may be, so that columns stand in their places.
+            let whole = self.span.start.fract() == 0.0 && self.span.end.fract() == 0.0;
+            let width = if whole { columns.len().min(MOST_PIXELS) } else { MOST_PIXELS };
+            let image = png(&pixels(self.span, width), width, rows);
             let [x, y, width, height] = area.map(number);
             svg.raw(format_args!(
                 "<image x=\"{x}\" y=\"{y}\" width=\"{width}\" height=\"{height}\" preserveAspectRatio=\"none\" \
@@ -228,20 +258,23 @@ impl Map<'_> {
         }
     }
 
+    /// Where the left edge of a column stands, within the area.
+    fn edge(&self, [left, _, width, _]: [f64; 4], column: f64) -> f64 {
+        left + ((column - self.span.start) / self.span.width()).clamp(0.0, 1.0) * width
+    }
+
     /// A rectangle for each run of equal cells.
-    fn shapes(&self, svg: &mut Svg, [left, top, width, height]: [f64; 4], columns: usize, pixels: &[Colour]) {
-        let (across, down) = (width / columns as f64, height / self.values.rows() as f64);
+    fn shapes(&self, svg: &mut Svg, area: [f64; 4], columns: Range<usize>, pixels: &[Colour]) {
+        let [_, top, _, height] = area;
+        let down = height / self.values.rows() as f64;
         svg.raw("<g shape-rendering=\"crispEdges\">");
-        for (row, colours) in pixels.chunks_exact(columns).enumerate() {
-            let mut column = 0;
+        for (row, colours) in pixels.chunks_exact(columns.len()).enumerate() {
+            let mut column = columns.start;
             for run in colours.chunk_by(|a, b| a == b) {
-                let place = [
-                    left + column as f64 * across,
-                    top + row as f64 * down,
-                    run.len() as f64 * across,
-                    // So that no gap shows between two rows.
-                    if row + 1 < self.values.rows() { down + 0.3 } else { down },
-                ];
+                let [left, right] = [column, column + run.len()].map(|column| self.edge(area, column as f64));
+                // So that no gap shows between two rows.
+                let overlap = if row + 1 < self.values.rows() { 0.3 } else { 0.0 };
+                let place = [left, top + row as f64 * down, right - left, down + overlap];
                 cell(svg, place, &run[0].to_string());
                 column += run.len();
             }
@@ -249,21 +282,42 @@ impl Map<'_> {
         svg.raw("</g>");
     }
 
-    fn hovers(&self, svg: &mut Svg, [left, top, width, height]: [f64; 4], columns: usize) {
-        let (across, down) = (width / columns as f64, height / self.values.rows() as f64);
-        let first = self.span.start as usize;
+    fn hovers(&self, svg: &mut Svg, area: [f64; 4], columns: Range<usize>) {
+        let [_, top, _, height] = area;
+        let down = height / self.values.rows() as f64;
         for row in 0..self.values.rows() {
-            for column in 0..columns {
-                let index = first + column;
-                let mut text = format!("layer {row}, {} {index}", self.column_name);
-                if let Some(token) = self.column_texts.get(index) {
+            for column in columns.clone() {
+                let mut text = format!("layer {row}, {} {column}", self.column_name);
+                if let Some(token) = self.column_texts.get(column) {
                     text.push_str(&format!(": “{}”", token_label(token)));
                 }
-                text.push_str(&format!("\n{}", exact(self.values.value(row, index))));
-                let place = [left + column as f64 * across, top + row as f64 * down, across, down];
-                svg.hover(place, &text);
+                text.push_str(&format!("\n{}", exact(self.values.value(row, column))));
+                let [left, right] = [column, column + 1].map(|column| self.edge(area, column as f64));
+                svg.hover([left, top + row as f64 * down, right - left, down], &text);
             }
         }
+    }
+
+    /// Where a framed part stands; `None` where it is not shown.
+    fn place(&self, area: [f64; 4], outline: Outline) -> Option<[f64; 4]> {
+        let [left, top, width, height] = area;
+        let (row, column) = match outline {
+            Outline::Row(row) => (Some(row), None),
+            Outline::Column(column) => (None, Some(column)),
+            Outline::Cell(row, column) => (Some(row), Some(column)),
+        };
+        let [left, right] = column.map_or([left, left + width], |column| {
+            [column, column + 1].map(|column| self.edge(area, column as f64))
+        });
+        let rows = self.values.rows();
+        let shown = row.map_or(0..rows, |row| row..row + 1);
+        if left >= right || shown.end > rows {
+            return None;
+        }
+        // A column far thinner than a pixel still has a frame that can be seen.
+        let (middle, half) = ((left + right) / 2.0, ((right - left) / 2.0).max(1.5));
+        let down = height / rows as f64;
+        Some([middle - half, top + shown.start as f64 * down, 2.0 * half, shown.len() as f64 * down])
     }
 
     fn axes(&self, svg: &mut Svg, [left, top, width, height]: [f64; 4]) {
@@ -295,7 +349,7 @@ impl Map<'_> {
         }
         let mut below = 32.0;
         if self.shows_texts(width) {
-            below = 84.0;
+            below = 94.0;
             let shown = self.column_texts.iter().enumerate();
             for (column, text) in shown.take(last + 1).skip(self.span.start.max(0.0) as usize) {
                 let label = token_label(text);
@@ -303,7 +357,9 @@ impl Map<'_> {
                 if short.len() < label.len() {
                     short.push('…');
                 }
-                svg.downwards([x(column) - 3.0, top + height + 20.0], Ink::Text, &short);
+                if (left..=left + width).contains(&x(column)) {
+                    svg.downwards([x(column) - 3.0, top + height + 20.0], Ink::Text, &short);
+                }
             }
         }
         let middle = [left + width / 2.0, top + height + below];
@@ -396,6 +452,36 @@ mod tests {
         let canvas =
             Canvas { size: [600.0, 300.0], colours: Colours::Of(Theme::Light), titled: true, id: "m" };
         map.to_svg(&canvas)
+    }
+
+    #[test]
+    fn frames_stand_around_what_is_selected_and_shown() {
+        let values = Pyramid::from_rows(&[1.0; 40], 4, 10);
+        let scale = Scale::fit(ScaleKind::Linear, &values, false, false);
+        let map = Map {
+            title: String::new(),
+            unit: String::new(),
+            description: String::new(),
+            values: &values,
+            scale: &scale,
+            colours: ColourMap::Viridis,
+            span: Span { start: 2.0, end: 7.0 },
+            without_first: false,
+            column_name: String::new(),
+            column_texts: &[],
+            cutoff: None,
+        };
+        let canvas =
+            Canvas { size: [600.0, 300.0], colours: Colours::Of(Theme::Light), titled: true, id: "m" };
+        let frames = |outline| map.outlined(&canvas, &[outline]).matches("stroke-width=\"1.8\"").count();
+        let shown = [Outline::Row(3), Outline::Column(2), Outline::Column(6), Outline::Cell(1, 4)];
+        assert_eq!(shown.map(frames), [1; 4]);
+        let absent = [Outline::Row(4), Outline::Column(1), Outline::Column(7), Outline::Cell(0, 9)];
+        assert_eq!(absent.map(frames), [0; 4]);
+        let [left, top, width, height] = map.cells(&canvas);
+        let place = [left + width * 0.4, top + height * 0.25].map(number);
+        let cell = format!("<rect x=\"{}\" y=\"{}\"", place[0], place[1]);
+        assert!(map.outlined(&canvas, &[Outline::Cell(1, 4)]).contains(&cell));
     }
 
     #[test]

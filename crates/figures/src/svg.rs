@@ -217,14 +217,17 @@ pub struct Panels {
 }
 
 impl Panels {
-    /// A grid of `columns` columns of figures, each `cell` large, beneath a heading.
+    /// A grid of `columns` columns of figures, each `cell` large, beneath a heading of as many lines as it needs.
     pub fn new(colours: Colours, columns: usize, cell: [f64; 2], heading: &str) -> Self {
-        let mut svg = Svg::new(colours);
-        let top = if heading.is_empty() { 0.0 } else { 30.0 };
-        if !heading.is_empty() {
-            svg.text([12.0, 20.0], Anchor::Start, Ink::WeakText, heading);
+        const MARGIN: f64 = 10.0;
+        let (mut svg, columns) = (Svg::new(colours), columns.max(1));
+        let mut top = 0.0;
+        for line in lines(heading, columns as f64 * cell[0] - 2.0 * MARGIN) {
+            top += 16.0;
+            svg.text([MARGIN, top + 2.0], Anchor::Start, Ink::WeakText, &line);
         }
-        Self { svg, columns: columns.max(1), cell, top, count: 0 }
+        let air = if top > 0.0 { 12.0 } else { 0.0 };
+        Self { svg, columns, cell, top: top + air, count: 0 }
     }
 
     /// Size of one figure.
@@ -248,6 +251,21 @@ impl Panels {
         let canvas = Canvas { size, colours: self.svg.colours, titled: true, id };
         self.svg.finish(&canvas, title, description)
     }
+}
+
+/// A text in lines of at most that width, broken between words.
+fn lines(text: &str, width: f64) -> Vec<String> {
+    let mut lines: Vec<String> = vec![];
+    for word in text.split_whitespace() {
+        match lines.last_mut() {
+            Some(line) if text_width(line, SMALL) + text_width(word, SMALL) + SMALL / 2.0 <= width => {
+                line.push(' ');
+                line.push_str(word);
+            }
+            _ => lines.push(word.to_owned()),
+        }
+    }
+    lines
 }
 
 /// A coordinate with at most two decimals.
@@ -323,6 +341,14 @@ mod tests {
             panels.push("<g/>");
         }
         let image = panels.finish("p", "t", "d");
-        assert!(image.contains("translate(0 80)") && image.contains("viewBox=\"0 0 200 130\""), "{image}");
+        assert!(image.contains("translate(0 78)") && image.contains("viewBox=\"0 0 200 128\""), "{image}");
+    }
+
+    #[test]
+    fn a_long_heading_is_broken_between_words() {
+        let heading = "one two three four five six seven eight nine ten";
+        let lines = lines(heading, 100.0);
+        assert!(lines.len() > 2 && lines.iter().all(|line| text_width(line, SMALL) <= 100.0), "{lines:?}");
+        assert_eq!(lines.join(" "), heading);
     }
 }
