@@ -4,6 +4,7 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use layerscope_app::state::View;
 use layerscope_cutoff::{bench, failure_cases};
+use layerscope_diagnostics::record::Anchor;
 use layerscope_engine::WeightsPrecision;
 use std::path::PathBuf;
 

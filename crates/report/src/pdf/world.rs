@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::OnceLock;
 use typst::diag::{FileError, FileResult};
 use typst::foundations::{Bytes, Datetime, Duration};
-use typst::syntax::{FileId, RootedPath, Source, VirtualPath, VirtualRoot};
+use typst::syntax::{FileId, Source};
 use typst::text::{Font, FontBook};
 use typst::utils::LazyHash;
 use typst::{Library, LibraryExt, World};
@@ -80,6 +80,7 @@ fn not_found(id: FileId) -> FileError {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use typst::syntax::{RootedPath, VirtualPath, VirtualRoot};
 
     #[test]
     fn nothing_but_the_report_is_there() {

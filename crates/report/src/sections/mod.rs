@@ -21,7 +21,7 @@ use layerscope_figures::{Curve, Ink, Style};
 
 impl Document {
     /// Lays a report out.
-    pub fn of(report: &Report) -> Self {
+    pub(crate) fn of(report: &Report) -> Self {
         let names: Vec<&str> = report.runs.iter().map(|run| run.manifest.model.name.as_str()).collect();
         let several = report.runs.len() > 1;
         let mut sections = vec![answer::section(report)];
