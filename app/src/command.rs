@@ -3,6 +3,7 @@
 use crate::export::Format;
 use crate::state::View;
 use eframe::egui::{Context, Key, KeyboardShortcut, Modifiers};
+use layerscope_report::Format as ReportFormat;
 
 /// Something that the user can have done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -142,6 +143,8 @@ impl Order {
             Self::Export(Format::Png) => (COMMAND, Key::E),
             Self::Export(Format::Svg) => (COMMAND_SHIFT, Key::E),
             Self::Export(Format::Csv) => (COMMAND_SHIFT, Key::C),
+            Self::Export(Format::Report(ReportFormat::Html)) => (COMMAND_SHIFT, Key::R),
+            Self::Export(Format::Report(_)) => return None,
             Self::Theme => (COMMAND, Key::D),
             Self::Palette => (COMMAND, Key::K),
             Self::Help => (Modifiers::NONE, Key::F1),
@@ -187,5 +190,7 @@ mod tests {
     fn the_palette_finds_by_words_in_any_order() {
         let found: Vec<Order> = Order::all().filter(|order| order.matches("png export")).collect();
         assert_eq!(found, [Order::Export(Format::Png)]);
+        let found: Vec<Order> = Order::all().filter(|order| order.matches("report")).collect();
+        assert_eq!(found.len(), ReportFormat::ALL.len());
     }
 }

@@ -1,4 +1,6 @@
-//! What a view can be exported as.
+//! What can be exported: the view in front, or the whole run as a report.
+
+use layerscope_report::Format as ReportFormat;
 
 /// A file format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -9,11 +11,21 @@ pub enum Format {
     Svg,
     /// The figures beneath the view.
     Csv,
+    /// The whole run, or both runs that are compared, as a report.
+    Report(ReportFormat),
 }
 
 impl Format {
     /// All of them, in the order of the menu.
-    pub const ALL: [Self; 3] = [Self::Png, Self::Svg, Self::Csv];
+    pub const ALL: [Self; 7] = [
+        Self::Png,
+        Self::Svg,
+        Self::Csv,
+        Self::Report(ReportFormat::Html),
+        Self::Report(ReportFormat::Pdf),
+        Self::Report(ReportFormat::Markdown),
+        Self::Report(ReportFormat::Json),
+    ];
 
     /// Its name.
     pub fn name(self) -> &'static str {
@@ -21,6 +33,7 @@ impl Format {
             Self::Png => "PNG",
             Self::Svg => "SVG",
             Self::Csv => "CSV",
+            Self::Report(format) => format.name(),
         }
     }
 
@@ -30,6 +43,7 @@ impl Format {
             Self::Png => "png",
             Self::Svg => "svg",
             Self::Csv => "csv",
+            Self::Report(format) => format.extension(),
         }
     }
 
@@ -38,6 +52,7 @@ impl Format {
         match self {
             Self::Png | Self::Svg => "the view",
             Self::Csv => "the figures",
+            Self::Report(_) => "a report",
         }
     }
 }

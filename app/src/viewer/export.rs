@@ -1,4 +1,4 @@
-//! Exporting the view in front: as a picture, or the figures beneath it.
+//! Exporting the view in front, as a picture or as the figures beneath it; and the run as a report.
 
 use super::{Shared, Viewer};
 use crate::data::Task;
@@ -8,7 +8,9 @@ use crate::live::Live;
 use crate::state::{View, ViewState};
 use crate::views::generate::{self, Form, LiveScene};
 use eframe::egui::{CentralPanel, Context, Frame, Theme, Ui, Vec2, vec2};
+use layerscope_cutoff::recommend::Options;
 use layerscope_engine::{Error, Result};
+use layerscope_report::{Format as ReportFormat, Report, render};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -24,12 +26,19 @@ impl Viewer {
     pub(super) fn export_name(&self, format: Format) -> PathBuf {
         let run = self.run.as_ref().and_then(|run| run.folder.file_name());
         let run = run.map_or("layerscope".into(), |name| name.to_string_lossy());
-        let view = self.state.view.name().to_lowercase();
-        PathBuf::from(format!("{run}-{view}.{}", format.extension()))
+        let what = match format {
+            Format::Report(_) => "report".into(),
+            _ => self.state.view.name().to_lowercase(),
+        };
+        PathBuf::from(format!("{run}-{what}.{}", format.extension()))
     }
 
-    /// Draws the view in front anew, without the window, on a thread of its own.
+    /// Draws the view in front anew, without the window, on a thread of its own; or writes a report of the run, and of the one
+    /// it is compared with, for the tolerance and anchor in force.
     pub(super) fn export_to(&mut self, format: Format, path: PathBuf) {
+        if let Format::Report(format) = format {
+            return self.export_report(format, path);
+        }
         let content = match (self.state.view, self.shared()) {
             (View::Record, _) => {
                 return self.say_error("the recording form cannot be exported; show another view first");
@@ -50,6 +59,33 @@ impl Viewer {
         let mut subject = Subject { content, state: self.state.clone(), theme: self.ctx.theme(), size };
         let ctx = self.ctx.clone();
         let work = move || write(path, &subject.file(format)?);
+        self.exporting = Some(Task::start(move || ctx.request_repaint(), work));
+    }
+
+    fn export_report(&mut self, format: ReportFormat, path: PathBuf) {
+        let Some(run) = self.run.as_ref().filter(|run| !run.prompts.is_empty()) else {
+            return self.say_error("there is nothing to report on yet; open a run first");
+        };
+        let second = self.second_run().map(|second| second.folder.clone());
+        let folders: Vec<PathBuf> = std::iter::once(run.folder.clone()).chain(second).collect();
+        let options = Options { tolerance: self.state.tolerance, anchor: self.state.anchor };
+        let ctx = self.ctx.clone();
+        let work = move || {
+            // The name says the format; one that says another would be read by nothing.
+            let path = if ReportFormat::of(&path).ok() == Some(format) {
+                path
+            } else {
+                path.with_added_extension(format.extension())
+            };
+            let report = Report::read(&folders, options)?;
+            for file in render(&report, &path)? {
+                if let Some(folder) = file.path.parent() {
+                    std::fs::create_dir_all(folder).map_err(|error| Error::io("create", folder, &error))?;
+                }
+                write(file.path, &file.bytes)?;
+            }
+            Ok(path)
+        };
         self.exporting = Some(Task::start(move || ctx.request_repaint(), work));
     }
 }

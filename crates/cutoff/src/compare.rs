@@ -10,6 +10,7 @@ use layerscope_diagnostics::record::Anchor;
 use layerscope_diagnostics::run::PromptSummary;
 use layerscope_diagnostics::summary::{Difference, Pairing, differences};
 use layerscope_engine::Result;
+use schemars::JsonSchema;
 use serde::Serialize;
 
 /// Figures compared per layer, in the order of their appearance.
@@ -39,7 +40,7 @@ pub struct Side<'a> {
 }
 
 /// How two runs differ. Undefined figures are NaN here, which serde_json writes as null.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, JsonSchema)]
 pub struct Comparison {
     /// How prompts were compared.
     pub pairing: Pairing,
@@ -58,7 +59,7 @@ pub struct Comparison {
 }
 
 /// How a figure differs, layer by layer.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, JsonSchema)]
 pub struct FigureDifference {
     /// Its name.
     pub figure: &'static str,
@@ -67,7 +68,7 @@ pub struct FigureDifference {
 }
 
 /// What two recommendations have in common.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, JsonSchema)]
 pub struct Agreement {
     /// Recommended cutoffs.
     pub l_cut: [usize; 2],

@@ -6,6 +6,7 @@
 //! tokens followed by N decode steps is a [`Workload`] of p − 1 prompt tokens and N decode tokens: what is allocated.
 
 use layerscope_diagnostics::run::ModelInfo;
+use schemars::JsonSchema;
 use serde::Serialize;
 
 /// Assumed bytes of one weight where the run does not know its model's size.
@@ -123,7 +124,7 @@ fn weights(model: &ModelInfo) -> u64 {
 }
 
 /// What a cutoff saves over some requests together. Shares are in \[0, 1\].
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, JsonSchema)]
 pub struct Savings {
     /// KV bytes of the full model after the last decode token, summed over the requests.
     pub kv_bytes_full: u64,

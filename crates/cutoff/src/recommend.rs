@@ -16,6 +16,7 @@ mod tests;
 use layerscope_diagnostics::record::Anchor;
 use layerscope_diagnostics::summary::mean;
 use layerscope_engine::{Error, Policy, Result};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 pub use self::diagnostic::DiagnosticCut;
@@ -49,7 +50,7 @@ impl Default for Options {
 }
 
 /// Whether a cutoff is recommended at all.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
 pub enum Verdict {
     /// Cut at `l_cut`.
     #[serde(rename = "cut")]
@@ -79,7 +80,7 @@ impl Cut {
 }
 
 /// The recommendation. Undefined figures are NaN here, which serde_json writes as null.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, JsonSchema)]
 pub struct Recommendation {
     /// The recommended cutoff, 1 … L; L is the full model.
     pub l_cut: usize,
@@ -146,7 +147,7 @@ impl Recommendation {
 }
 
 /// A category at the recommended cutoff.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, JsonSchema)]
 pub struct CategoryOutcome {
     /// The category.
     pub category: String,
@@ -165,7 +166,7 @@ pub struct CategoryOutcome {
 }
 
 /// One cutoff over all prompts.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, JsonSchema)]
 pub struct CutoffOutcome {
     /// The cutoff.
     pub cutoff: usize,
@@ -182,7 +183,7 @@ pub struct CutoffOutcome {
 }
 
 /// What another anchor comes to.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, JsonSchema)]
 pub struct AnchorOutcome {
     /// The anchor.
     pub anchor: Anchor,
@@ -197,7 +198,7 @@ pub struct AnchorOutcome {
 }
 
 /// A layer in a ranking.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, JsonSchema)]
 pub struct RankedLayer {
     /// The layer.
     pub layer: usize,

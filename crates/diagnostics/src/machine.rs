@@ -1,9 +1,10 @@
 //! What figures were computed on.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// A machine, as far as times depend on it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Machine {
     /// The processor's name, where the system tells it.
     pub cpu: Option<String>,

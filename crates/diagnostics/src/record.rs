@@ -4,6 +4,7 @@
 //! p−1+s of a sequence whose prompt has p tokens. Undefined values are NaN in memory and null in files.
 
 use ndarray::{Array2, Array3};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Everything recorded for one prompt.
@@ -81,7 +82,7 @@ pub struct LensFigures {
 }
 
 /// Which prompt tokens keep their KV at every layer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Anchor {
     /// Position 0, whatever token that is.
@@ -117,7 +118,7 @@ impl Anchor {
 }
 
 /// How far next-token distributions moved from the full model's, averaged over the decode steps.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Divergence {
     /// Mean KL(full ‖ changed), nats.
     pub kl: f64,
@@ -128,7 +129,7 @@ pub struct Divergence {
 }
 
 /// One cutoff of the frontier.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct FrontierRow {
     /// Which prompt tokens keep KV at every layer.
     pub anchor: Anchor,
@@ -140,7 +141,7 @@ pub struct FrontierRow {
 }
 
 /// One layer of the causal map: the prompt hidden from the decode queries at this layer alone.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct KnockoutRow {
     /// The layer.
     pub layer: usize,
@@ -150,7 +151,7 @@ pub struct KnockoutRow {
 }
 
 /// Wall-clock times of one prompt, seconds.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Timings {
     /// Prompt to first token (time to first token, TTFT).
     pub prefill_s: f64,

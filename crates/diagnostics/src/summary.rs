@@ -11,6 +11,7 @@ use ndarray_stats::interpolate::Linear;
 use ndarray_stats::{MaybeNan, Quantile1dExt};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::run::{LAYER_FIGURES, PromptSummary};
@@ -22,7 +23,7 @@ pub const RESAMPLES: usize = 2_000;
 const SEED: u64 = 0x5bee_dca7;
 
 /// One figure over prompts. Figures without any defined value are null throughout.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 pub struct Summary {
     /// Prompts with a defined value.
     pub count: usize,
@@ -47,7 +48,7 @@ pub struct Summary {
 }
 
 /// The per-layer figures of a group of prompts.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, JsonSchema)]
 pub struct GroupSummary {
     /// The category; `None` for all prompts.
     pub category: Option<String>,
@@ -58,7 +59,7 @@ pub struct GroupSummary {
 }
 
 /// The per-layer figures of a run, overall and per category.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, JsonSchema)]
 pub struct RunSummary {
     /// All prompts.
     pub overall: GroupSummary,
@@ -127,7 +128,7 @@ pub fn mean_upper_bound95(rows: &[&[f64]]) -> Vec<f64> {
 }
 
 /// How one figure differs between two groups of prompts. NaN where it is undefined in either.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, JsonSchema)]
 pub struct Difference {
     /// Mean of the second group less that of the first.
     pub mean: f64,
@@ -138,7 +139,7 @@ pub struct Difference {
 }
 
 /// Which prompts of two groups belong together.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Pairing {
     /// Row i of both groups is the same prompt: differences are taken prompt by prompt, and prompts are resampled.

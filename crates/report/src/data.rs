@@ -8,13 +8,14 @@ use layerscope_diagnostics::record::{Anchor, Divergence, Timings};
 use layerscope_diagnostics::run::Manifest;
 use layerscope_diagnostics::summary::{RunSummary, Summary};
 use layerscope_figures::Pyramid;
+use schemars::JsonSchema;
 use serde::Serialize;
 
 /// Version of the JSON's layout; see `docs/report.schema.json`.
 pub const REPORT_SCHEMA: u32 = 1;
 
 /// A report on one run or several. Undefined figures are NaN here and null in JSON.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 pub struct Report {
     /// [`REPORT_SCHEMA`] of the writer.
     pub schema: u32,
@@ -31,7 +32,7 @@ pub struct Report {
 }
 
 /// One run.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 pub struct RunReport {
     /// Name of its folder.
     pub name: String,
@@ -62,7 +63,7 @@ pub struct RunReport {
 }
 
 /// What each cutoff 1 … L costs with an anchor.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 pub struct Frontier {
     /// Which prompt tokens keep KV at every layer.
     pub anchor: Anchor,
@@ -71,7 +72,7 @@ pub struct Frontier {
 }
 
 /// The frontier of a group of prompts.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 pub struct FrontierGroup {
     /// The category; null for all prompts.
     pub category: Option<String>,
@@ -99,7 +100,7 @@ impl From<FrontierSummary> for Frontier {
 }
 
 /// Spearman's rank correlation over layers of the knockout KL with a figure of attention.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 pub struct Correlation {
     /// The figure.
     pub figure: &'static str,
@@ -108,7 +109,7 @@ pub struct Correlation {
 }
 
 /// A prompt and what its continuation reads of it.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 pub struct Reading {
     /// Unique name of the prompt within the run.
     pub prompt_id: String,
@@ -137,7 +138,7 @@ pub struct Reading {
 }
 
 /// Why a prompt is shown.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Chosen {
     /// Its prompt masses are nearest to its category's means.
@@ -147,7 +148,7 @@ pub enum Chosen {
 }
 
 /// A prompt token and the attention it receives.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 pub struct ReadToken {
     /// Its position in the prompt.
     pub position: usize,
@@ -162,7 +163,7 @@ pub struct ReadToken {
 }
 
 /// A prompt in one row.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 pub struct PromptFigures {
     /// Unique name of the prompt within the run.
     pub prompt_id: String,
@@ -181,7 +182,7 @@ pub struct PromptFigures {
 }
 
 /// A prompt that diverges at the recommended cutoff.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 pub struct FailureCase {
     /// Unique name of the prompt within the run.
     pub prompt_id: String,
@@ -204,7 +205,7 @@ pub struct FailureCase {
 }
 
 /// A run against the first one.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 pub struct RunComparison {
     /// Name of the first run.
     pub first: String,

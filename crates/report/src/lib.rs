@@ -11,9 +11,12 @@ mod markdown;
 mod output;
 mod pdf;
 mod read;
+mod schema;
 mod sections;
 
 pub use output::{File, Format, render};
+
+pub use schema::schema;
 
 pub use data::{
     Chosen, Correlation, FailureCase, Frontier, FrontierGroup, PromptFigures, REPORT_SCHEMA, ReadToken,

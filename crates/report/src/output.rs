@@ -6,7 +6,7 @@ use layerscope_engine::{Error, Result};
 use std::path::{Path, PathBuf};
 
 /// A format.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Format {
     /// One self-contained HTML file.
     Html,

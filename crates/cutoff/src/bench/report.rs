@@ -5,10 +5,11 @@ use super::{Machine, Plan, Sample, Statistics};
 use crate::cost::{CostModel, bytes_per_token_layer};
 use layerscope_diagnostics::undefined::number_or_null;
 use layerscope_engine::{Decoder, WeightsPrecision};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// One policy at one length. Undefined figures are NaN here and null in JSON.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Measurement {
     /// Name of the policy.
     pub policy: String,
@@ -43,13 +44,14 @@ pub struct Measurement {
 }
 
 /// Measurements with all that they depend on.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Report {
     /// The measurements, by length and then by policy.
     pub results: Vec<Measurement>,
     /// Name of the model, or of the shape of its random weights.
     pub model: String,
     /// How the weights were kept: `native` or `f32`.
+    #[schemars(with = "String")]
     pub weights: WeightsPrecision,
     /// Bytes of the weights in memory.
     pub weight_bytes: u64,

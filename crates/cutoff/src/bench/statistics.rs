@@ -2,10 +2,11 @@
 
 use layerscope_diagnostics::summary::mean;
 use layerscope_diagnostics::undefined::number_or_null;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Times of repeats, seconds. Undefined ones are NaN here and null in JSON.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Statistics {
     /// Arithmetic mean.
     #[serde(deserialize_with = "number_or_null")]

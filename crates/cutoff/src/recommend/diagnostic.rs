@@ -10,6 +10,7 @@
 //! - the diagnostic cutoff is the larger of the two: the prompt is needed until both are over.
 
 use layerscope_diagnostics::summary::mean;
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::evidence::{Evidence, PromptEvidence};
@@ -22,7 +23,7 @@ const STRAIGHTENED_SHARE: f64 = 0.9;
 const LEAST_STRAIGHTENING_DEG: f64 = 1.0;
 
 /// What the diagnostics suggest; each is null where its figures show no such layer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct DiagnosticCut {
     /// The larger of the two cutoffs below.
     pub l_cut: Option<usize>,

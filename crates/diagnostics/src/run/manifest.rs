@@ -5,6 +5,7 @@ use std::fs;
 use std::path::Path;
 
 use layerscope_engine::{Error, Result};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -23,7 +24,7 @@ const FILE: JsonFile =
     JsonFile { schema: SCHEMA_VERSION, what: "a run's manifest", mend: "restore it or record the run again" };
 
 /// What `manifest.json` holds.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Manifest {
     /// [`SCHEMA_VERSION`] of the writer.
     pub schema: u32,
@@ -63,7 +64,7 @@ pub struct Manifest {
 }
 
 /// How far a run got.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Status {
     /// Recording goes on or was interrupted; the same command resumes it.
@@ -73,7 +74,7 @@ pub enum Status {
 }
 
 /// The recorded model's name and numbers.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct ModelInfo {
     /// File or folder name.
     pub name: String,
@@ -111,7 +112,7 @@ pub struct ModelInfo {
 }
 
 /// The token at position 0.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct BosToken {
     /// Its id.
     pub id: u32,
@@ -120,7 +121,7 @@ pub struct BosToken {
 }
 
 /// How a run is recorded; a run resumes only under the same settings.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Settings {
     /// Most tokens generated per prompt.
     pub max_new_tokens: usize,
@@ -136,7 +137,7 @@ pub struct Settings {
 }
 
 /// The prompts of a run.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct PromptStates {
     /// Every prompt's id, in the order of the prompt file, which is the order of the tables.
     pub ids: Vec<String>,
@@ -147,7 +148,7 @@ pub struct PromptStates {
 }
 
 /// A prompt that could not be recorded.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct FailedPrompt {
     /// Its id.
     pub id: String,

@@ -13,8 +13,8 @@ pub(super) fn blocks(place: &Place<'_>) -> Vec<Block> {
         return vec![Block::Paragraph(plain("None: no prompt has a defined divergence at this cutoff."))];
     }
     let mut blocks = vec![Block::Paragraph(plain(format!(
-        "The prompts that diverge most at cutoff {}, worst first. Left the full model's greedy continuation, right the one under \
-         the cutoff, generated anew from the prompt; the first token that differs is marked.",
+        "The prompts that diverge most at cutoff {}, worst first: the full model's greedy continuation, then the one \
+         under the cutoff, generated anew from the prompt; the first token that differs is marked.",
         found.l_cut
     )))];
     for case in &place.run.failure_cases {
