@@ -154,6 +154,11 @@ fn every_number_is_the_run_folders() {
             assert!(counted || cell.value.is_none_or(is_held), "JSON lacks {cell:?} of {}", table.id);
         }
     }
+    let schema = std::fs::read_to_string(fixtures().join("../docs/report.schema.json")).unwrap();
+    let schema = jsonschema::validator_for(&serde_json::from_str(&schema).unwrap()).unwrap();
+    let errors: Vec<String> =
+        schema.iter_errors(&held).map(|error| format!("{}: {error}", error.instance_path())).collect();
+    assert!(errors.is_empty(), "{errors:?}");
     let bytes = std::fs::read(&pdf).unwrap();
     assert!(
         bytes.starts_with(b"%PDF-")
@@ -384,8 +389,8 @@ fn pdf_words(pdf: &Path) -> Option<BTreeSet<String>> {
 fn the_same_run_gives_the_same_bytes() {
     let (run, folder) = (demo(), tempfile::tempdir().unwrap());
     for extension in ["html", "json", "md", "pdf"] {
-        let [first, second] =
-            ["a", "b"].map(|name| folder.path().join(name).join(format!("report.{extension}")));
+        let [first, second] = ["a", "b"]
+            .map(|name| folder.path().join(extension).join(name).join(format!("report.{extension}")));
         for out in [&first, &second] {
             std::fs::create_dir_all(out.parent().unwrap()).unwrap();
             succeed(&mut report(&[run], &[out]));
@@ -615,7 +620,7 @@ fn bad_input_is_one_sentence() {
     refuse(&mut report(&[&at("no-run")], &[&at("r.html")]), 2, &["no-run"]);
     refuse(&mut report(&[demo()], &[&at("r.docx")]), 2, &["r.docx", ".html"]);
     refuse(&mut report(&[demo()], &[&at("nowhere/r.html")]), 2, &["nowhere"]);
-    refuse(report(&[demo()], &[&at("r.html")]).args(["--tolerance", "-1"]), 2, &["tolerance"]);
+    refuse(report(&[demo()], &[&at("r.html")]).arg("--tolerance=-1"), 2, &["tolerance"]);
     refuse(report(&[demo()], &[&at("r.html")]).args(["--model", "no-such.gguf"]), 2, &["no-such.gguf"]);
     assert!(!at("r.html").exists());
     let output = run(layerscope().args(["report"]));

@@ -225,7 +225,12 @@ fn figures_are_there_as_a_table_and_as_files() {
 
 /// What is exported of the view in front.
 fn exported(window: &mut Window, modifiers: Modifiers, path: &Path) -> Vec<u8> {
-    window.key_press_modifiers(modifiers, Key::E);
+    exported_by(window, modifiers, Key::E, path)
+}
+
+/// What is exported by a key.
+fn exported_by(window: &mut Window, modifiers: Modifiers, key: Key, path: &Path) -> Vec<u8> {
+    window.key_press_modifiers(modifiers, key);
     window.run_steps(3);
     fill(window, Role::TextInput, "File", &path.display().to_string());
     window.get_all_by_role_and_label(Role::Button, "Export").last().expect("a button").click();
@@ -268,6 +273,24 @@ fn figures_are_exported_as_the_window_shows_them() {
             "{view:?}"
         );
     }
+}
+
+#[test]
+fn the_run_is_exported_as_a_report_with_the_one_it_is_compared_with() {
+    let (first, second) = (made_up(), another(Sizes { layers: 20, ..SIZES }));
+    let mut window = opened(first.path());
+    let out = tempfile::tempdir().expect("a folder");
+    let modifiers = Modifiers::COMMAND | Modifiers::SHIFT;
+    let path = out.path().join("report.html");
+    let html = String::from_utf8(exported_by(&mut window, modifiers, Key::R, &path)).expect("text");
+    let state = viewer(&window).state();
+    let found = viewer(&window).run().expect("a run").recommend(state.tolerance, state.anchor);
+    let found = found.expect("a recommendation");
+    assert!(html.contains("<!DOCTYPE html>") && html.contains(&format!("of {} layers", found.layers)));
+    assert!(!html.contains("id=\"comparison\""));
+    compare_with(&mut window, second.path());
+    let html = String::from_utf8(exported_by(&mut window, modifiers, Key::R, &path)).expect("text");
+    assert!(html.contains("id=\"comparison\""));
 }
 
 #[test]
@@ -559,18 +582,23 @@ fn another(sizes: Sizes) -> TempDir {
     folder
 }
 
+/// Opens a second run from the view that compares.
+fn compare_with(window: &mut Window, folder: &Path) {
+    show(window, View::Compare);
+    window.get_by_label("Compare with another run …").click();
+    window.run_steps(3);
+    fill(window, Role::TextInput, "Run folder", &folder.display().to_string());
+    window.get_all_by_role_and_label(Role::Button, "Compare").last().expect("a button").click();
+    window.run_steps(2);
+    wait(window);
+}
+
 #[test]
 fn two_runs_are_compared() {
     let (first, second) = (made_up(), another(Sizes { layers: 20, ..SIZES }));
     let mut window = opened(first.path());
     // Without a second run the view says how to get one.
-    show(&mut window, View::Compare);
-    window.get_by_label("Compare with another run …").click();
-    window.run_steps(3);
-    fill(&mut window, Role::TextInput, "Run folder", &second.path().display().to_string());
-    window.get_all_by_role_and_label(Role::Button, "Compare").last().expect("a button").click();
-    window.run_steps(2);
-    wait(&mut window);
+    compare_with(&mut window, second.path());
     let state = viewer(&window).state();
     let deeper = viewer(&window).second_run().expect("the second run");
     assert_eq!((state.view, deeper.folder.as_path()), (View::Compare, second.path()));

@@ -11,6 +11,7 @@ mod number;
 mod pyramid;
 mod scale;
 mod svg;
+mod visible;
 
 pub use axis::round_step;
 pub use chart::{Along, Chart, Curve, LEAST_LOGARITHM, Mark, Style};
@@ -20,3 +21,4 @@ pub use number::{exact, short, token_label};
 pub use pyramid::Pyramid;
 pub use scale::{Scale, ScaleKind};
 pub use svg::{Canvas, Colours, Panels, style_sheet};
+pub use visible::{visible, visible_line};

@@ -5,7 +5,6 @@
 
 mod data;
 mod document;
-mod foreign;
 mod html;
 mod markdown;
 mod output;

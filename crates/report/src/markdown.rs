@@ -1,8 +1,8 @@
 //! The report as GitHub-flavoured Markdown, with its figures as SVG files beside it.
 
 use crate::document::{Answer, Block, Cell, Document, Drawing, Figure, Inline, Table, Texts};
-use crate::foreign::{visible, visible_line};
 use layerscope_figures::{Canvas, Colours, Theme};
+use layerscope_figures::{visible, visible_line};
 use std::fmt::Write;
 
 /// Size of a figure.

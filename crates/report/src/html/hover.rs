@@ -1,8 +1,8 @@
 //! What a map's script tells the pointer: values, at most so many to a row.
 
 use crate::document::{Drawing, Figure, MapDrawing};
-use crate::foreign::visible_line;
 use base64::{Engine, prelude::BASE64_STANDARD};
+use layerscope_figures::visible_line;
 use layerscope_figures::{Canvas, token_label};
 use maud::{Markup, PreEscaped, html};
 use serde::Serialize;

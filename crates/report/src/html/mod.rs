@@ -3,8 +3,8 @@
 mod hover;
 
 use crate::document::{Answer, Block, Cell, Document, Drawing, Figure, Inline, Section, Table, Texts};
-use crate::foreign::visible;
 use base64::{Engine, prelude::BASE64_STANDARD};
+use layerscope_figures::visible;
 use layerscope_figures::{Canvas, Colours, Theme, style_sheet};
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 use sha2::{Digest, Sha256};

@@ -1,6 +1,6 @@
 //! Which characters can be set: a PDF/UA file must have a glyph for each.
 
-use crate::foreign::visible;
+use layerscope_figures::visible;
 use std::borrow::Cow;
 use typst::text::FontBook;
 

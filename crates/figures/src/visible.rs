@@ -2,7 +2,7 @@
 
 /// The text with everything spelt out that would act on a reader instead of being read: control characters, and marks that
 /// turn the direction of the text around them (Unicode Technical Report 36, 2.6). Line breaks and tabs stay.
-pub(crate) fn visible(text: &str) -> String {
+pub fn visible(text: &str) -> String {
     let mut visible = String::with_capacity(text.len());
     for character in text.chars() {
         match character {
@@ -28,7 +28,7 @@ fn spell(character: char, visible: &mut String) {
 }
 
 /// The same in one line.
-pub(crate) fn visible_line(text: &str) -> String {
+pub fn visible_line(text: &str) -> String {
     visible(text).replace('\n', "⏎").replace('\t', "⇥")
 }
 
@@ -50,7 +50,8 @@ mod tests {
         fn nothing_that_acts_is_left(text in any::<String>()) {
             for character in visible(&text).chars() {
                 prop_assert!(!character.is_control() || "\n\t".contains(character));
-                prop_assert!(!('\u{202a}'..='\u{202e}').contains(&character));
+                let turns = ('\u{202a}'..='\u{202e}').contains(&character);
+                prop_assert!(!turns);
             }
         }
     }
