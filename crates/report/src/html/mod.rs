@@ -111,8 +111,9 @@ fn inline(words: &[Inline]) -> Markup {
     html! {
         @for word in words {
             @match word {
-                Inline::Plain(text) => (text),
-                Inline::Strong(text) => strong { (text) },
+                // Sentences may name categories.
+                Inline::Plain(text) => (visible(text)),
+                Inline::Strong(text) => strong { (visible(text)) },
                 Inline::Foreign(text) => (foreign(text)),
                 Inline::Link { text, url } => a href=(url) { (text) },
             }
@@ -138,7 +139,7 @@ fn answer(answer: &Answer) -> Markup {
                     div {
                         dt { (fact.name) }
                         dd.figure { (cell(&fact.cell)) " " span.unit { (fact.unit) } }
-                        dd.note { (fact.note) }
+                        dd.note { (visible(&fact.note)) }
                     }
                 }
             }
@@ -148,7 +149,7 @@ fn answer(answer: &Answer) -> Markup {
 
 fn cell(cell: &Cell) -> Markup {
     match cell {
-        Cell::Text(text) => html! { (text) },
+        Cell::Text(text) => html! { (visible(text)) },
         Cell::Foreign(text) => foreign(text),
         Cell::Count(count) => html! { data value=(count) { (count) } },
         // All digits are in the page; what is shown is rounded.
@@ -196,7 +197,7 @@ fn figure(figure: &Figure) -> Markup {
     let canvas = Canvas { size, colours: Colours::Properties, titled: false, id: &figure.id };
     html! {
         figure id=(figure.id) class=[figure.wide.then_some("wide")] {
-            figcaption { strong { (foreign(figure.title())) } " " span { (figure.description()) } }
+            figcaption { strong { (foreign(figure.title())) } " " span { (visible(figure.description())) } }
             (drawing(figure, &canvas))
             (hover::data(figure, &canvas))
             details {
@@ -251,7 +252,7 @@ fn texts(texts: &Texts) -> Markup {
         div.texts {
             @for (name, tokens) in &texts.sides {
                 div {
-                    h4 { (name) }
+                    h4 { (visible(name)) }
                     div.text dir="auto" { (marked(tokens, texts.first_difference)) }
                 }
             }
