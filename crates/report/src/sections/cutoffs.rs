@@ -7,6 +7,9 @@ use layerscope_cutoff::cost::Savings;
 use layerscope_diagnostics::record::{Anchor, Divergence};
 use layerscope_figures::{Along, Chart, Curve, Ink};
 
+/// A share that a cutoff saves.
+type ShareOf = fn(&Savings) -> f64;
+
 pub(super) fn blocks(place: &Place<'_>, report: &Report) -> Vec<Block> {
     let found = &place.run.recommendation;
     let mut blocks = vec![Block::Paragraph(vec![
@@ -188,7 +191,7 @@ fn by_anchor(
 }
 
 fn savings(place: &Place<'_>) -> Figure {
-    let figures: [(&str, fn(&Savings) -> f64); 4] = [
+    let figures: [(&str, ShareOf); 4] = [
         ("KV bytes", |s| s.kv_saved),
         ("prefill layer work", |s| s.flops_saved),
         ("TTFT, predicted", |s| s.predicted_ttft_saved),
