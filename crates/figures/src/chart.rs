@@ -43,6 +43,12 @@ impl Curve {
         Self { name: name.into(), ink, values, at: vec![], band: None, style: Style::Line }
     }
 
+    /// The nth of several series that stand side by side: told apart by colour and, of neighbours, by dashes too.
+    pub fn series(name: impl Into<String>, index: usize, values: Vec<f64>) -> Self {
+        let style = if index % 2 == 1 { Style::Dashed } else { Style::Line };
+        Self::new(name, Ink::Series(index), values).styled(style)
+    }
+
     /// With a spread.
     #[must_use]
     pub fn with_band(mut self, lower: Vec<f64>, upper: Vec<f64>) -> Self {

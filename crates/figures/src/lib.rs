@@ -20,5 +20,5 @@ pub use map::{Map, Outline, Span, pixels};
 pub use number::{exact, short, token_label};
 pub use pyramid::Pyramid;
 pub use scale::{Scale, ScaleKind};
-pub use svg::{Canvas, Colours, Panels, style_sheet};
+pub use svg::{Canvas, Colours, FIGURE_FONTS, Panels, style_sheet};
 pub use visible::{visible, visible_line};

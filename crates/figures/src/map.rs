@@ -157,6 +157,14 @@ impl Map<'_> {
         self.columns().len() * self.values.rows() <= MOST_HOVERS
     }
 
+    /// Whether any cell is striped: undefined, or of the column that is left out.
+    fn shows_undefined(&self) -> bool {
+        let (columns, rows) = (self.columns(), self.values.rows());
+        let first = self.without_first && columns.start == 0;
+        first
+            || columns.into_iter().any(|column| (0..rows).any(|row| self.values.value(row, column).is_nan()))
+    }
+
     /// The columns that are shown, in whole or in part.
     fn columns(&self) -> Range<usize> {
         self.span.start.max(0.0) as usize..self.span.end.ceil() as usize
@@ -218,8 +226,11 @@ impl Map<'_> {
                 free_from = x + half + 6.0;
             }
         }
-        let stripes = undefined(canvas.colours);
         let right = left + width + 18.0;
+        if !self.shows_undefined() {
+            return svg.text([right, top + height], Anchor::Start, Ink::Text, &self.unit);
+        }
+        let stripes = undefined(canvas.colours);
         for (index, colour) in [0, 1, 0, 1].map(|stripe| stripes[stripe]).iter().enumerate() {
             cell(svg, [right + 4.0 * index as f64, top, 4.0, height], &colour.to_string());
         }
@@ -274,7 +285,9 @@ impl Map<'_> {
                 let [left, right] = [column, column + run.len()].map(|column| self.edge(area, column as f64));
                 // So that no gap shows between two rows.
                 let overlap = if row + 1 < self.values.rows() { 0.3 } else { 0.0 };
-                let place = [left, top + row as f64 * down, right - left, down + overlap];
+                // Nor between two columns.
+                let across = if column + run.len() < columns.end { 0.3 } else { 0.0 };
+                let place = [left, top + row as f64 * down, right - left + across, down + overlap];
                 cell(svg, place, &run[0].to_string());
                 column += run.len();
             }
@@ -489,7 +502,7 @@ mod tests {
         let (few, many) = (image(10), image(131_072));
         for svg in [&few, &many] {
             roxmltree::Document::parse(svg).expect("XML");
-            for text in ["Attention", "share", "layer", "position", "L_cut = 1", "undefined"] {
+            for text in ["Attention", "share", "layer", "position", "L_cut = 1"] {
                 assert!(svg.contains(text), "{text}");
             }
         }

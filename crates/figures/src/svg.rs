@@ -32,6 +32,9 @@ pub fn style_sheet(selector: &str, theme: Theme) -> String {
     format!("{selector}{{{}}}", properties.collect::<Vec<_>>().join(";"))
 }
 
+/// The attribute that names the fonts of a figure, once in each SVG.
+pub const FIGURE_FONTS: &str = "font-family=\"system-ui, 'DejaVu Sans', sans-serif\"";
+
 /// Font size of axis numbers, names and legends.
 pub(crate) const SMALL: f64 = 11.0;
 /// Font size of titles.
@@ -200,8 +203,7 @@ impl Svg {
         format!(
             "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width}\" height=\"{height}\" \
              viewBox=\"0 0 {width} {height}\" role=\"img\" aria-labelledby=\"{id}-title\" \
-             aria-describedby=\"{id}-description\" font-family=\"system-ui, 'DejaVu Sans', sans-serif\" \
-             font-size=\"{SMALL}\">\n<title id=\"{id}-title\">{title}</title>\n\
+             aria-describedby=\"{id}-description\" {FIGURE_FONTS} font-size=\"{SMALL}\">\n<title id=\"{id}-title\">{title}</title>\n\
              <desc id=\"{id}-description\">{description}</desc>\n{background}{}</svg>\n",
             self.body
         )

@@ -239,6 +239,15 @@ impl Figure {
         }
     }
 
+    /// Gives it another title.
+    pub(crate) fn rename(&mut self, title: impl FnOnce(&str) -> String) {
+        let old = match &mut self.drawing {
+            Drawing::Chart(chart) => &mut chart.title,
+            Drawing::Map(map) => &mut map.title,
+        };
+        *old = title(old);
+    }
+
     /// The drawing as SVG.
     pub(crate) fn to_svg(&self, canvas: &Canvas<'_>) -> String {
         match &self.drawing {

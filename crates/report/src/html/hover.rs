@@ -37,7 +37,7 @@ pub(super) fn data(figure: &Figure, canvas: &Canvas<'_>) -> Markup {
     // `<` would end the element where a token holds `</script>`.
     let json = serde_json::to_string(&hover(map, canvas)).unwrap_or_default().replace('<', "\\u003c");
     html! {
-        p.readout aria-hidden="true" { "Point at the map to read its values." }
+        p.readout aria-hidden="true" hidden { "Point at the map to read its values." }
         script type="application/json" class="hover-data" { (PreEscaped(json)) }
     }
 }

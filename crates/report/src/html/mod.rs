@@ -13,7 +13,7 @@ const STYLE: &str = include_str!("style.css");
 const SCRIPT: &str = include_str!("script.js");
 
 /// Size of a figure beside another, CSS pixels.
-const NARROW: [f64; 2] = [460.0, 290.0];
+const NARROW: [f64; 2] = [400.0, 270.0];
 /// Size of a figure of the whole width.
 const WIDE: [f64; 2] = [940.0, 340.0];
 /// Rows of layers from which a map grows.

@@ -3,7 +3,7 @@
 use super::characters::Characters;
 use crate::document::{Block, Column, Document, Drawing, Figure, Inline, Section, Table, Texts};
 use layerscope_engine::{Error, Result};
-use layerscope_figures::{Canvas, Colours, Theme};
+use layerscope_figures::{Canvas, Colours, FIGURE_FONTS, Theme};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
@@ -64,6 +64,10 @@ impl Layout<'_> {
                 blocks.push(self.figures(group));
             } else {
                 blocks.extend(group.iter().map(|block| self.block(block)));
+                // A paragraph that figures follow stays with them.
+                if let Some(Value::Object(last)) = blocks.last_mut() {
+                    last.insert("leads".into(), json!(true));
+                }
             }
         }
         json!({ "title": self.text(&section.title), "blocks": blocks })
@@ -72,7 +76,9 @@ impl Layout<'_> {
     fn block(&mut self, block: &Block) -> Value {
         match block {
             Block::Heading(text) => json!({ "kind": "heading", "text": self.text(text) }),
-            Block::Paragraph(words) => json!({ "kind": "paragraph", "words": self.words(words) }),
+            Block::Paragraph(words) => {
+                json!({ "kind": "paragraph", "words": self.words(words), "leads": false })
+            }
             Block::List(items) => {
                 let items: Vec<Value> = items.iter().map(|item| self.words(item)).collect();
                 json!({ "kind": "list", "items": items })
@@ -155,6 +161,8 @@ impl Layout<'_> {
         };
         let colours = Colours::Of(Theme::Light);
         let svg = figure.to_svg(&Canvas { size, colours, titled: false, id: &figure.id });
+        // Figures are set in the text's own type, which is the same on every machine.
+        let svg = svg.replacen(FIGURE_FONTS, "font-family=\"Libertinus Serif\"", 1);
         let path = format!("{}.svg", figure.id);
         self.files.insert(path.clone(), self.characters.settable_xml(&svg).as_bytes().to_vec());
         let table = self.table(&figure.table);

@@ -14,7 +14,9 @@ pub(super) fn section(report: &Report) -> Section {
             blocks.push(Block::Heading(run.name.clone()));
         }
         blocks.push(Block::Answer(answer(run, report)));
-        blocks.push(Block::Figure(Box::new(cutoffs::divergence(&place, report))));
+        let mut frontier = Block::Figure(Box::new(cutoffs::divergence(&place, report)));
+        place.name(&mut frontier);
+        blocks.push(frontier);
         blocks.push(Block::List(
             run.recommendation.reasons.iter().map(|reason| plain(reason.clone())).collect(),
         ));

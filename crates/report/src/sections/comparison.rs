@@ -81,7 +81,7 @@ fn recommendations(report: &Report) -> Table {
 fn verdict(comparison: &RunComparison) -> Vec<Inline> {
     let agreement = &comparison.comparison.agreement;
     let words = match agreement.agree {
-        true => "The recommendations agree: they lie at most a layer of the shallower model apart. ",
+        true => "The recommendations agree: they differ by at most one layer of the shallower model. ",
         false => "The recommendations disagree. ",
     };
     let cost = |from: usize, to: usize| {
@@ -130,8 +130,9 @@ fn side_by_side(report: &Report, figure: &str, title: &str, unit: &str, logarith
     let along = along(report);
     let mut chart = Chart::new(title, unit, along.clone());
     chart.logarithmic = logarithmic;
-    chart.description =
-        format!("{title} by layer, means over prompts and 5 to 95 % of them, a line for each run.");
+    chart.description = format!(
+        "{title} by layer, a line for each run: means over prompts, with bands from their 5 % to their 95 % quantile."
+    );
     let (mut columns, mut data) = (vec![column("layer", "")], vec![]);
     for (index, run) in report.runs.iter().enumerate() {
         let summaries = of_layers(run, figure);
@@ -258,7 +259,7 @@ fn differences(
     from: usize,
 ) -> Figure {
     let mut chart = Chart::new(title.clone(), unit.clone(), along);
-    chart.description = "Second run less first, with the 95 % bootstrap interval; where the band leaves 0 out, the runs differ."
+    chart.description = "The second run less the first, with the 95 % bootstrap interval; where the band leaves out 0, the runs differ."
         .into();
     chart.level = Some((0.0, "no difference".into()));
     let mean = differences.iter().map(|difference| difference.mean).collect();

@@ -127,7 +127,8 @@ fn by_category(place: &Place<'_>) -> Figure {
     for frontier in place.run.frontiers.iter().filter(|frontier| frontier.anchor == anchor) {
         for (index, group) in frontier.groups.iter().skip(1).enumerate() {
             let name = group.category.as_deref().unwrap_or("all");
-            chart.curves.push(of(name, Ink::Series(index), &group.cutoffs, |d| d.kl));
+            let kl = group.cutoffs.iter().map(|divergence| divergence.kl).collect();
+            chart.curves.push(Curve::series(name, index, kl));
             columns.push(column(name, "nats"));
             data.push(group);
         }

@@ -1,9 +1,9 @@
 //! The diagnostics by layer: means and spread over prompts, and category by category.
 
-use super::{Place, mean_of, spread, summary_cells, summary_columns};
+use super::{Place, spread, summary_cells, summary_columns};
 use crate::document::{Block, Cell, Column, Drawing, Figure, Table, column, plain};
 use layerscope_diagnostics::summary::{GroupSummary, Summary};
-use layerscope_figures::{Along, Chart, Ink};
+use layerscope_figures::{Along, Chart, Curve, Ink};
 
 /// A chart of one or more figures.
 struct Plan {
@@ -155,7 +155,8 @@ fn by_category(place: &Place<'_>, plan: &Plan) -> Figure {
     for (index, group) in place.run.layers.categories.iter().enumerate() {
         let name = group.category.as_deref().unwrap_or_default();
         let values = figures(group, figure);
-        chart.curves.push(mean_of(name, Ink::Series(index), values));
+        let means = values.iter().map(|summary| summary.mean).collect();
+        chart.curves.push(Curve::series(name, index, means));
         columns.push(column(name, unit(figure)));
         data.push(values);
     }

@@ -51,6 +51,9 @@ impl Document {
         Self {
             title: match several {
                 false => format!("How deep {} needs its prompt", names.join("")),
+                true if names.iter().all(|name| *name == names[0]) => {
+                    format!("How deep {} needs its prompts, compared", names[0])
+                }
                 true => "How deep these models need their prompts".into(),
             },
             subtitle: format!("{}; layerscope {}", subjects(report), report.layerscope),
@@ -81,9 +84,27 @@ impl Place<'_> {
         if self.several { format!("run{}-{name}", self.index + 1) } else { name.to_owned() }
     }
 
-    fn section(&self, id: &str, title: &str, blocks: Vec<Block>) -> Section {
+    fn section(&self, id: &str, title: &str, mut blocks: Vec<Block>) -> Section {
+        blocks.iter_mut().for_each(|block| self.name(block));
         let title = if self.several { format!("{}: {title}", self.run.name) } else { title.to_owned() };
         Section { id: self.id(id), title, blocks }
+    }
+
+    /// Captions tell the runs apart where there are several: in an appendix, or read out one after the other.
+    fn name(&self, block: &mut Block) {
+        let table = match block {
+            Block::Table(table) => table,
+            Block::Figure(figure) => {
+                if self.several {
+                    figure.rename(|title| format!("{}: {title}", self.run.name));
+                }
+                &mut figure.table
+            }
+            _ => return,
+        };
+        if self.several {
+            table.caption = format!("{}: {}", self.run.name, table.caption);
+        }
     }
 
     fn layers(&self) -> usize {
@@ -116,11 +137,6 @@ fn spread(name: &str, ink: Ink, figures: &[Summary]) -> Curve {
     Curve::new(name, ink, figures.iter().map(|figure| figure.mean).collect()).with_band(lower, upper)
 }
 
-/// A mean alone.
-fn mean_of(name: &str, ink: Ink, figures: &[Summary]) -> Curve {
-    Curve::new(name, ink, figures.iter().map(|figure| figure.mean).collect())
-}
-
 /// A curve drawn with dashes.
 fn dashed(curve: Curve) -> Curve {
     curve.styled(Style::Dashed)
@@ -128,7 +144,9 @@ fn dashed(curve: Curve) -> Curve {
 
 /// The columns of a summary over prompts.
 fn summary_columns(unit: &str) -> Vec<Column> {
-    ["mean", "mean, 95 % from", "to", "5 %", "median", "95 %"].map(|name| column(name, unit)).to_vec()
+    ["mean", "mean, 95 % lower", "mean, 95 % upper", "5 %", "median", "95 %"]
+        .map(|name| column(name, unit))
+        .to_vec()
 }
 
 fn summary_cells(summary: &Summary) -> Vec<crate::document::Cell> {

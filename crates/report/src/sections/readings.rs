@@ -147,13 +147,14 @@ fn steps(place: &Place<'_>, index: usize, reading: &Reading) -> Figure {
             without_first: false,
             column_name: "decode step".into(),
             column_texts: reading.generated.clone(),
-            cutoff: None,
+            cutoff: place.cutoff(),
         }),
         table: Table {
             id: format!("{id}-data"),
-            caption:
-                "Prompt mass by decode step, mean over layers and heads; all layers are in steps.parquet"
-                    .into(),
+            caption: format!(
+                "Prompt mass by decode step of prompt {}, mean over layers and heads; all layers are in steps.parquet",
+                reading.prompt_id
+            ),
             columns: vec![column("step", ""), column("yields", ""), column("prompt mass", "share")],
             rows: (0..reading.steps).map(row).collect(),
         },
