@@ -1,6 +1,6 @@
 //! Runs against the first: figures side by side, differences with intervals, the two frontiers and recommendations.
 
-use super::{run_ink, spread};
+use super::{run_ink, run_style, spread};
 use crate::data::{Report, RunComparison, RunReport};
 use crate::document::{Block, Cell, Column, Drawing, Figure, Inline, Section, Table, column, plain};
 use layerscope_cutoff::compare::{FigureDifference, KNOCKOUT};
@@ -112,7 +112,7 @@ fn how(comparison: &RunComparison) -> String {
              bootstrap intervals of their mean."
         ),
         Pairing::Unpaired => format!(
-            "The runs have other prompts, so that means over {first} and {second} prompts are compared, second less first, with \
+            "The runs have different prompts, so means over {first} and {second} prompts are compared, second less first, with \
              95 % bootstrap intervals that resample each run apart."
         ),
     };
@@ -136,7 +136,7 @@ fn side_by_side(report: &Report, figure: &str, title: &str, unit: &str, logarith
     let (mut columns, mut data) = (vec![column("layer", "")], vec![]);
     for (index, run) in report.runs.iter().enumerate() {
         let summaries = of_layers(run, figure);
-        let mut curve = spread(&run.name, run_ink(index), summaries);
+        let mut curve = spread(&run.name, run_ink(index), summaries).styled(run_style(index));
         if matches!(along, Along::Values { .. }) {
             let layers = summaries.len().max(1) as f64;
             let depth = (0..summaries.len()).map(|layer| (layer as f64 + 0.5) / layers * 100.0);
@@ -203,7 +203,7 @@ fn frontiers(report: &Report) -> Figure {
         let kl: Vec<f64> = group.cutoffs.iter().map(|divergence| divergence.kl).collect();
         let depth = (1..=kl.len()).map(|cutoff| cutoff as f64 / kl.len() as f64 * 100.0);
         let curve =
-            Curve::new(&run.name, run_ink(index), kl.clone()).with_band(kl.clone(), group.kl_upper95.clone());
+            Curve::series(&run.name, index, kl.clone()).with_band(kl.clone(), group.kl_upper95.clone());
         chart.curves.push(if same { curve } else { curve.placed(depth.collect()) });
         columns.push(column(&run.name, "nats"));
         data.push(kl);

@@ -131,6 +131,11 @@ fn run_ink(index: usize) -> Ink {
     Ink::Series(index)
 }
 
+/// And their lines: of neighbours one is dashed.
+fn run_style(index: usize) -> Style {
+    if index % 2 == 1 { Style::Dashed } else { Style::Line }
+}
+
 /// Mean and spread of a figure as a curve.
 fn spread(name: &str, ink: Ink, figures: &[Summary]) -> Curve {
     let (lower, upper) = figures.iter().map(|figure| (figure.q05, figure.q95)).unzip();
