@@ -291,6 +291,21 @@ mod tests {
         }
     }
 
+    #[test]
+    fn every_place_tells_the_pointer_its_values() {
+        let along = Along::Values { name: "prompt tokens".into(), range: [0.0, 2_048.0] };
+        let mut chart = Chart::new("Time", "s", along);
+        chart.curves.push(Curve::new("full", Ink::Series(0), vec![1.5, 3.25]).placed(vec![512.0, 2_048.0]));
+        chart
+            .curves
+            .push(Curve::new("pop", Ink::Series(1), vec![f64::NAN, 2.5]).placed(vec![512.0, 2_048.0]));
+        let svg = chart.to_svg(&canvas());
+        let document = roxmltree::Document::parse(&svg).expect("XML");
+        let hovers = document.descendants().filter(|node| node.attribute("class") == Some("hover"));
+        let texts: Vec<&str> = hovers.filter_map(|node| node.first_child()?.text()).collect();
+        assert_eq!(texts, ["prompt tokens 512\nfull: 1.5", "prompt tokens 2048\nfull: 3.25\npop: 2.5"]);
+    }
+
     proptest! {
         #[test]
         fn any_values_give_an_image_within_its_bounds(

@@ -202,28 +202,38 @@ impl Chart {
         }
     }
 
-    /// The values at each layer or cutoff, for the pointer.
+    /// The values at each place of the axis, for the pointer: each place has the area that is nearest to it.
     fn hovers(&self, svg: &mut Svg, frame: &Frame) {
-        let first = match self.along {
-            Along::Layers(_) => 0,
-            Along::Cutoffs(_) => 1,
-            Along::Values { .. } => return,
-        };
-        for place in first..first + self.along.layers() {
-            let at = place as f64;
+        let places = self.places();
+        for (index, &at) in places.iter().enumerate() {
             let mut text = self.along.place_name(at);
             for curve in &self.curves {
-                let offset = self.along.place(curve, 0);
-                let value = curve.values.get((at - offset).max(0.0) as usize).copied();
-                if let Some(value) = value.filter(|value| value.is_finite()) {
+                let here = (0..curve.values.len()).find(|index| self.along.place(curve, *index) == at);
+                let value = here.map(|index| curve.values[index]).filter(|value| value.is_finite());
+                if let Some(value) = value {
                     text.push_str(&format!("\n{}: {}", curve.name, short(value as f32)));
                 }
             }
-            let (left, right) = (frame.x(at - 0.5).max(frame.left), frame.x(at + 0.5).min(frame.right));
+            let middle = |other: Option<&f64>| other.map(|other| frame.x((at + other) / 2.0));
+            let before = index.checked_sub(1).and_then(|index| places.get(index));
+            let left = middle(before).unwrap_or(frame.left).max(frame.left);
+            let right = middle(places.get(index + 1)).unwrap_or(frame.right).min(frame.right);
             if right > left {
                 svg.hover([left, frame.top, right - left, frame.bottom - frame.top], &text);
             }
         }
+    }
+
+    /// Where values stand along the axis, in ascending order.
+    fn places(&self) -> Vec<f64> {
+        let of_curve = |curve: &'_ Curve| -> Vec<f64> {
+            (0..curve.values.len()).map(|index| self.along.place(curve, index)).collect()
+        };
+        let mut places: Vec<f64> =
+            self.curves.iter().flat_map(of_curve).filter(|at| at.is_finite()).collect();
+        places.sort_by(f64::total_cmp);
+        places.dedup();
+        places
     }
 }
 
