@@ -239,6 +239,20 @@ impl Figure {
         }
     }
 
+    /// Its size, given that of narrow and of wide figures: maps of many layers are taller.
+    pub(crate) fn size(&self, narrow: [f64; 2], wide: [f64; 2]) -> [f64; 2] {
+        const ROWS: f64 = 24.0;
+        const MOST_ROWS_MORE: f64 = 60.0;
+        const ROW: f64 = 6.0;
+        let [width, height] = if self.wide { wide } else { narrow };
+        match &self.drawing {
+            Drawing::Map(map) => {
+                [width, height + (map.values.rows() as f64 - ROWS).clamp(0.0, MOST_ROWS_MORE) * ROW]
+            }
+            Drawing::Chart(_) => [width, height],
+        }
+    }
+
     /// Gives it another title.
     pub(crate) fn rename(&mut self, title: impl FnOnce(&str) -> String) {
         let old = match &mut self.drawing {

@@ -1,6 +1,6 @@
 //! The report as GitHub-flavoured Markdown, with its figures as SVG files beside it.
 
-use crate::document::{Answer, Block, Cell, Document, Drawing, Figure, Inline, Table, Texts};
+use crate::document::{Answer, Block, Cell, Document, Figure, Inline, Table, Texts};
 use layerscope_figures::{Canvas, Colours, Theme};
 use layerscope_figures::{visible, visible_line};
 use std::fmt::Write;
@@ -90,12 +90,7 @@ impl Writer<'_> {
     }
 
     fn figure(&mut self, figure: &Figure) {
-        let size = match &figure.drawing {
-            Drawing::Map(map) => {
-                [SIZE[0], SIZE[1] + (map.values.rows() as f64 - 24.0).clamp(0.0, 60.0) * 6.0]
-            }
-            Drawing::Chart(_) => SIZE,
-        };
+        let size = figure.size(SIZE, SIZE);
         let colours = Colours::Of(Theme::Light);
         let svg = figure.to_svg(&Canvas { size, colours, titled: true, id: &figure.id });
         let name = format!("{}.svg", figure.id);

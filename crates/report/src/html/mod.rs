@@ -16,8 +16,6 @@ const SCRIPT: &str = include_str!("script.js");
 const NARROW: [f64; 2] = [400.0, 270.0];
 /// Size of a figure of the whole width.
 const WIDE: [f64; 2] = [940.0, 340.0];
-/// Rows of layers from which a map grows.
-const ROWS: f64 = 24.0;
 
 /// The document as HTML.
 pub(crate) fn html(document: &Document) -> String {
@@ -193,7 +191,7 @@ fn table(table: &Table) -> Markup {
 }
 
 fn figure(figure: &Figure) -> Markup {
-    let size = size(figure);
+    let size = figure.size(NARROW, WIDE);
     let canvas = Canvas { size, colours: Colours::Properties, titled: false, id: &figure.id };
     html! {
         figure id=(figure.id) class=[figure.wide.then_some("wide")] {
@@ -226,18 +224,6 @@ fn drawing(figure: &Figure, canvas: &Canvas<'_>) -> Markup {
             }
         }
         _ => html! { div.drawing { (PreEscaped(svg)) } },
-    }
-}
-
-/// Maps of many layers are taller.
-fn size(figure: &Figure) -> [f64; 2] {
-    let size = if figure.wide { WIDE } else { NARROW };
-    match &figure.drawing {
-        Drawing::Map(map) => {
-            let rows = map.values.rows() as f64;
-            [size[0], size[1] + (rows - ROWS).clamp(0.0, 60.0) * 6.0]
-        }
-        Drawing::Chart(_) => size,
     }
 }
 

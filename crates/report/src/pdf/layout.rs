@@ -1,7 +1,7 @@
 //! The document as the files that the template reads: `document.json` and an SVG for each figure.
 
 use super::characters::Characters;
-use crate::document::{Block, Column, Document, Drawing, Figure, Inline, Section, Table, Texts};
+use crate::document::{Block, Column, Document, Figure, Inline, Section, Table, Texts};
 use layerscope_engine::{Error, Result};
 use layerscope_figures::{Canvas, Colours, FIGURE_FONTS, Theme};
 use serde_json::{Value, json};
@@ -152,13 +152,7 @@ impl Layout<'_> {
     }
 
     fn figure(&mut self, figure: &Figure) -> Value {
-        let size = if figure.wide { WIDE } else { NARROW };
-        let size = match &figure.drawing {
-            Drawing::Map(map) => {
-                [size[0], size[1] + (map.values.rows() as f64 - 24.0).clamp(0.0, 60.0) * 5.0]
-            }
-            Drawing::Chart(_) => size,
-        };
+        let size = figure.size(NARROW, WIDE);
         let colours = Colours::Of(Theme::Light);
         let svg = figure.to_svg(&Canvas { size, colours, titled: false, id: &figure.id });
         // Figures are set in the text's own type, which is the same on every machine.
