@@ -18,17 +18,18 @@ impl RunComparison {
     /// Compares two runs.
     ///
     /// # Errors
-    /// As [`compare`].
+    /// As [`RunData::recommend`] for either run.
     pub fn new(first: &RunData, second: &RunData, options: Options) -> Result<Self> {
         let Options { tolerance, anchor } = options;
-        let comparison = compare(first.side(), second.side(), options)?;
         let recommendations = [first.recommend(tolerance, anchor)?, second.recommend(tolerance, anchor)?];
+        let [a, b] = &recommendations;
+        let comparison = compare(first.side(a), second.side(b));
         Ok(Self { recommendations, comparison })
     }
 }
 
 impl RunData {
-    fn side(&self) -> Side<'_> {
-        Side { prompts: &self.prompts, evidence: &self.evidence }
+    fn side<'a>(&'a self, recommendation: &'a Recommendation) -> Side<'a> {
+        Side { prompts: &self.prompts, evidence: &self.evidence, recommendation }
     }
 }

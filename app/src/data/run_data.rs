@@ -1,6 +1,7 @@
 //! A run folder in memory: everything small at once, a prompt's maps when they are looked at.
 
 use super::figure::{StepFigure, TokenFigure};
+use layerscope_cutoff::compare::{KNOCKOUT, by_layer};
 use layerscope_cutoff::cost::{Savings, Workload};
 use layerscope_cutoff::recommend::{Evidence, FrontierSummary, Options, Recommendation, recommend};
 use layerscope_diagnostics::record::Anchor;
@@ -44,7 +45,9 @@ impl RunData {
         Ok(Self {
             folder: folder.to_owned(),
             manifest: run.manifest().clone(),
-            knockout: knockout.map(|category| knockout_summary(&prompts, category)).collect(),
+            knockout: knockout
+                .map(|category| knockout_summary(&prompts, run.manifest().model.layers, category))
+                .collect(),
             frontiers: Anchor::ALL.iter().filter_map(|&a| FrontierSummary::new(&evidence, a)).collect(),
             prompts,
             summary,
@@ -87,18 +90,9 @@ impl RunData {
     }
 }
 
-fn knockout_summary(prompts: &[PromptSummary], category: Option<&str>) -> Vec<Summary> {
+fn knockout_summary(prompts: &[PromptSummary], layers: usize, category: Option<&str>) -> Vec<Summary> {
     let members = prompts.iter().filter(|prompt| category.is_none_or(|name| prompt.category == name));
-    let curves: Vec<Vec<f64>> = members
-        .map(|prompt| {
-            let layers = prompt.knockout.iter().map(|row| row.layer + 1).max().unwrap_or(0);
-            let mut curve = vec![f64::NAN; layers];
-            for row in &prompt.knockout {
-                curve[row.layer] = row.divergence.kl;
-            }
-            curve
-        })
-        .collect();
+    let curves: Vec<Vec<f64>> = members.map(|prompt| by_layer(prompt, KNOCKOUT, layers)).collect();
     summarise(&curves.iter().map(Vec::as_slice).collect::<Vec<_>>())
 }
 
@@ -124,9 +118,11 @@ impl PromptMaps {
         let step_map = |figure: StepFigure| pyramid_f64(figure.of(&steps.attention).unwrap_or(&lens_kl));
         let steps = StepFigure::ALL.into_iter().map(step_map).collect();
         let received = run.tokens(id)?;
-        // One after the other, so that values are held twice for one figure only.
-        let received_mean = pyramid(received.mean);
-        let received_max = pyramid(received.max);
+        // One after the other, each freed at once, so that values are held twice for one figure only.
+        let (mean, max) = (received.mean, received.max);
+        let received_mean = Pyramid::from_array(&mean);
+        drop(mean);
+        let received_max = Pyramid::from_array(&max);
         Ok(Self { prompt, received_mean, received_max, steps })
     }
 
@@ -158,14 +154,6 @@ impl PromptMaps {
     }
 }
 
-fn pyramid(values: Array2<f32>) -> Pyramid {
-    let (rows, columns) = values.dim();
-    match values.as_slice() {
-        Some(slice) => Pyramid::from_rows(slice, rows, columns),
-        None => Pyramid::from_rows(&values.iter().copied().collect::<Vec<_>>(), rows, columns),
-    }
-}
-
 fn pyramid_f64(values: &Array2<f64>) -> Pyramid {
-    pyramid(values.mapv(|value| value as f32))
+    Pyramid::from_array(&values.mapv(|value| value as f32))
 }

@@ -9,7 +9,7 @@ use crate::state::{View, ViewState};
 use crate::views::generate::{self, Form, LiveScene};
 use eframe::egui::{CentralPanel, Context, Frame, Theme, Ui, Vec2, vec2};
 use layerscope_cutoff::recommend::Options;
-use layerscope_engine::{Error, Result};
+use layerscope_engine::{Error, Result, write_file};
 use layerscope_report::{Format as ReportFormat, Report, render};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -78,12 +78,7 @@ impl Viewer {
                 path.with_added_extension(format.extension())
             };
             let report = Report::read(&folders, options)?;
-            for file in render(&report, &path)? {
-                if let Some(folder) = file.path.parent() {
-                    std::fs::create_dir_all(folder).map_err(|error| Error::io("create", folder, &error))?;
-                }
-                write(file.path, &file.bytes)?;
-            }
+            layerscope_report::write(&render(&report, &path)?)?;
             Ok(path)
         };
         self.exporting = Some(Task::start(move || ctx.request_repaint(), work));
@@ -167,7 +162,7 @@ impl Subject {
 }
 
 fn write(path: PathBuf, bytes: &[u8]) -> Result<PathBuf> {
-    std::fs::write(&path, bytes).map_err(|error| Error::io("write", &path, &error))?;
+    write_file(&path, bytes)?;
     Ok(path)
 }
 

@@ -4,15 +4,13 @@ use super::{Scene, charts_in_rows};
 use crate::state::Selection;
 use crate::widgets::{Column, Figures, cell, count};
 use eframe::egui::Ui;
+use layerscope_cutoff::compare::{KNOCKOUT, by_layer};
 use layerscope_diagnostics::run::LAYER_FIGURES;
 use layerscope_diagnostics::summary::{GroupSummary, Summary};
 use layerscope_figures::{Along, Chart, Curve, Ink, Style};
 
 /// A chart's title, unit, figures with their names, whether it is logarithmic, and the ends of its axis.
 type Plan = (&'static str, &'static str, &'static [(&'static str, &'static str)], bool, Option<[f64; 2]>);
-
-/// Not a column of `layers.parquet`: it comes from the causal map.
-const KNOCKOUT: &str = "knockout_kl";
 
 const PLANS: [Plan; 6] = [
     (
@@ -124,13 +122,8 @@ fn summaries<'a>(scene: &Scene<'a>, index: usize, group: &'a GroupSummary, figur
 fn own(scene: &Scene<'_>, figure: &str) -> Curve {
     let prompt = scene.prompt();
     let values = match figure {
-        KNOCKOUT => {
-            let mut values = vec![f64::NAN; scene.run.layers()];
-            for row in &prompt.knockout {
-                values[row.layer] = row.divergence.kl;
-            }
-            values
-        }
+        KNOCKOUT => by_layer(prompt, KNOCKOUT, scene.run.layers()),
+        // With the embedding's value, where the figure has one.
         _ => {
             let named = prompt.layers.named();
             named.iter().find(|(name, _)| *name == figure).map_or(vec![], |(_, values)| values.to_vec())

@@ -3,7 +3,7 @@
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 use layerscope_engine::{Error, Result};
 use serde::Serialize;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// One JSON object on standard output.
 pub(crate) fn json(value: &impl Serialize) -> Result<()> {
@@ -35,18 +35,6 @@ pub(crate) fn check_folder(path: &Path) -> Result<()> {
         ))),
         _ => Ok(()),
     }
-}
-
-/// Writes a file beside its place first, so that a full disk leaves no half of one.
-pub(crate) fn file(path: &Path, bytes: &[u8]) -> Result<()> {
-    let mut unfinished = path.as_os_str().to_owned();
-    unfinished.push(".unfinished");
-    let unfinished = PathBuf::from(unfinished);
-    let written = std::fs::write(&unfinished, bytes).and_then(|()| std::fs::rename(&unfinished, path));
-    written.map_err(|e| {
-        let _ = std::fs::remove_file(&unfinished);
-        Error::failure(format!("cannot write {}: {e}", path.display()))
-    })
 }
 
 /// One JSON object a line.

@@ -5,11 +5,10 @@
 //! different depth are compared at relative depth: layer ℓ of L stands at (ℓ + ½)/L, and figures are interpolated linearly
 //! to the layers of the shallower model.
 
-use crate::recommend::{Evidence, FrontierSummary, Options, Recommendation, Verdict, recommend};
+use crate::recommend::{Evidence, FrontierSummary, Recommendation, Verdict};
 use layerscope_diagnostics::record::Anchor;
 use layerscope_diagnostics::run::PromptSummary;
 use layerscope_diagnostics::summary::{Difference, Pairing, differences};
-use layerscope_engine::Result;
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -37,6 +36,8 @@ pub struct Side<'a> {
     pub prompts: &'a [PromptSummary],
     /// The same, as a recommendation sees them.
     pub evidence: &'a Evidence,
+    /// What is recommended for it; of both sides at the same tolerance and with the same anchor.
+    pub recommendation: &'a Recommendation,
 }
 
 /// How two runs differ. Undefined figures are NaN here, which serde_json writes as null.
@@ -83,11 +84,8 @@ pub struct Agreement {
 }
 
 /// Compares two runs.
-///
-/// # Errors
-/// As [`recommend`] for either run.
-pub fn compare(first: Side<'_>, second: Side<'_>, options: Options) -> Result<Comparison> {
-    let recommendations = [recommend(first.evidence, options)?, recommend(second.evidence, options)?];
+pub fn compare(first: Side<'_>, second: Side<'_>) -> Comparison {
+    let anchor = first.recommendation.anchor;
     let (pairing, chosen) = pair(first.prompts, second.prompts);
     let depths = [first.evidence.layers, second.evidence.layers];
     let layers = depths[0].min(depths[1]);
@@ -105,20 +103,20 @@ pub fn compare(first: Side<'_>, second: Side<'_>, options: Options) -> Result<Co
     });
     let frontier_kl = difference(&|prompt, depth| {
         let mut kl = vec![f64::NAN; depth];
-        for row in prompt.frontier.iter().filter(|row| row.anchor == options.anchor) {
+        for row in prompt.frontier.iter().filter(|row| row.anchor == anchor) {
             kl[row.cutoff - 1] = row.divergence.kl;
         }
         at_cutoffs(&kl, layers)
     });
-    Ok(Comparison {
+    Comparison {
         pairing,
         prompts: [chosen[0].len(), chosen[1].len()],
         layers,
         relative_depth: depths[0] != depths[1],
         figures: figures.collect(),
         frontier_kl,
-        agreement: agreement(&recommendations, [first.evidence, second.evidence], options.anchor),
-    })
+        agreement: agreement([first, second], anchor),
+    }
 }
 
 /// The prompts to compare: those that both runs have, or all.
@@ -176,7 +174,8 @@ fn interpolated(values: &[f64], len: usize, at: impl Fn(f64) -> f64) -> Vec<f64>
     (0..len).map(|index| value(index).unwrap_or(f64::NAN)).collect()
 }
 
-fn agreement(found: &[Recommendation; 2], evidence: [&Evidence; 2], anchor: Anchor) -> Agreement {
+fn agreement(sides: [Side<'_>; 2], anchor: Anchor) -> Agreement {
+    let found = sides.map(|side| side.recommendation);
     let (l_cut, layers) = ([found[0].l_cut, found[1].l_cut], [found[0].layers, found[1].layers]);
     let share = |side: usize| l_cut[side] as f64 / layers[side] as f64;
     let shallower = layers[0].min(layers[1]) as f64;
@@ -187,7 +186,7 @@ fn agreement(found: &[Recommendation; 2], evidence: [&Evidence; 2], anchor: Anch
     let transferred =
         [(0, 1), (1, 0)].map(|(from, to)| (share(from) * layers[to] as f64 - 1e-9).ceil().max(1.0) as usize);
     let transferred_kl = [(0, 1), (1, 0)].map(|(from, to)| {
-        let frontier = FrontierSummary::new(evidence[to], anchor);
+        let frontier = FrontierSummary::new(sides[to].evidence, anchor);
         frontier.map_or(f64::NAN, |frontier| frontier.overall.at(transferred[from]).kl)
     });
     Agreement { l_cut, layers, agree: cuts(0) == cuts(1) && near, transferred, transferred_kl }

@@ -4,6 +4,7 @@ mod config;
 mod decoder;
 mod depth;
 mod error;
+mod file;
 mod generate;
 mod guard;
 mod hooks;
@@ -22,6 +23,7 @@ pub use config::{ModelConfig, RopeConfig, RopeScaling, SUPPORTED_ARCHITECTURES};
 pub use decoder::{Attend, Decoder, Location, Pass};
 pub use depth::Depth;
 pub use error::{Error, Result};
+pub use file::write_file;
 pub use generate::{
     Choice, GeneratedToken, Generation, GenerationEvent, GenerationSettings, argmax, generate,
 };

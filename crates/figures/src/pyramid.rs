@@ -1,6 +1,7 @@
 //! Values of layers × columns with maxima over ever larger groups of columns, so that any zoom is drawn from a few
 //! values per pixel and a single hot column never disappears.
 
+use ndarray::Array2;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -50,6 +51,15 @@ impl Pyramid {
             max_into(&mut pyramid.row_max_after_first, column);
         }
         pyramid
+    }
+
+    /// From values `[rows, columns]`.
+    pub fn from_array(values: &Array2<f32>) -> Self {
+        let (rows, columns) = values.dim();
+        match values.as_slice() {
+            Some(slice) => Self::from_rows(slice, rows, columns),
+            None => Self::from_rows(&values.iter().copied().collect::<Vec<_>>(), rows, columns),
+        }
     }
 
     /// Builds every level above the values.

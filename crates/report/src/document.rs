@@ -24,6 +24,13 @@ pub(crate) struct Section {
     pub(crate) blocks: Vec<Block>,
 }
 
+impl Section {
+    /// Its blocks one by one, but for figures that follow each other: they are laid out together.
+    pub(crate) fn groups(&self) -> impl Iterator<Item = &[Block]> {
+        self.blocks.chunk_by(|a, b| a.is_figure() && b.is_figure())
+    }
+}
+
 /// What sections are made of.
 #[derive(Debug)]
 pub(crate) enum Block {
@@ -43,6 +50,13 @@ pub(crate) enum Block {
     Texts(Texts),
     /// A command or a file's lines.
     Code(String),
+}
+
+impl Block {
+    /// Whether it is a figure.
+    pub(crate) fn is_figure(&self) -> bool {
+        matches!(self, Self::Figure(_))
+    }
 }
 
 /// A piece of a sentence.
@@ -334,6 +348,42 @@ pub(crate) struct Texts {
     pub(crate) sides: Vec<(String, Vec<String>)>,
     /// The first token that differs.
     pub(crate) first_difference: Option<usize>,
+}
+
+impl Texts {
+    /// One of the texts, apart at the first token that differs.
+    pub(crate) fn apart<'a>(&self, tokens: &'a [String]) -> Apart<'a> {
+        let at = self.first_difference.map_or(tokens.len(), |at| at.min(tokens.len()));
+        let (before, from) = tokens.split_at(at);
+        let (marked, after) = match from.split_first() {
+            Some((token, after)) => (Marked::Token(token), after.concat()),
+            None if self.first_difference.is_some() => (Marked::End, String::new()),
+            None => (Marked::Nothing, String::new()),
+        };
+        Apart { before: before.concat(), marked, after }
+    }
+}
+
+/// A text with what is marked in it.
+#[derive(Debug)]
+pub(crate) struct Apart<'a> {
+    /// What comes first.
+    pub(crate) before: String,
+    /// What is marked.
+    pub(crate) marked: Marked<'a>,
+    /// What comes last.
+    pub(crate) after: String,
+}
+
+/// What is marked in a text.
+#[derive(Debug)]
+pub(crate) enum Marked<'a> {
+    /// Nothing.
+    Nothing,
+    /// A token.
+    Token(&'a str),
+    /// Its end, where the other text goes on.
+    End,
 }
 
 #[cfg(test)]

@@ -13,7 +13,7 @@ mod read;
 mod schema;
 mod sections;
 
-pub use output::{File, Format, render};
+pub use output::{File, Format, render, write};
 
 pub use schema::schema;
 

@@ -1,6 +1,6 @@
 //! The report as GitHub-flavoured Markdown, with its figures as SVG files beside it.
 
-use crate::document::{Answer, Block, Cell, Document, Figure, Inline, Table, Texts};
+use crate::document::{Answer, Block, Cell, Document, Figure, Inline, Marked, Table, Texts};
 use layerscope_figures::{Canvas, Colours, Theme};
 use layerscope_figures::{visible, visible_line};
 use std::fmt::Write;
@@ -113,14 +113,13 @@ impl Writer<'_> {
                 Some(step) => format!(", with ⟦ ⟧ around token {step}"),
                 None => String::new(),
             };
-            let (before, from) =
-                tokens.split_at(texts.first_difference.unwrap_or(tokens.len()).min(tokens.len()));
-            let mut text = before.concat();
-            match from.split_first() {
-                Some((token, after)) => text.push_str(&format!("⟦{token}⟧{}", after.concat())),
-                None if texts.first_difference.is_some() => text.push_str("⟦⟧"),
-                None => {}
-            }
+            let text = texts.apart(tokens);
+            let marked = match text.marked {
+                Marked::Nothing => String::new(),
+                Marked::Token(token) => format!("⟦{token}⟧"),
+                Marked::End => "⟦⟧".into(),
+            };
+            let text = format!("{}{marked}{}", text.before, text.after);
             self.line(format_args!("{}{parts}:\n\n{}\n", line(name), fenced(&text)));
         }
     }

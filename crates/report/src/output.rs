@@ -2,7 +2,7 @@
 
 use crate::data::Report;
 use crate::document::Document;
-use layerscope_engine::{Error, Result};
+use layerscope_engine::{Error, Result, write_file};
 use std::path::{Path, PathBuf};
 
 /// A format.
@@ -80,6 +80,20 @@ pub fn render(report: &Report, path: &Path) -> Result<Vec<File>> {
         Format::Markdown => markdown(&document(), path),
         Format::Json => one(json(report)?),
     })
+}
+
+/// Writes files, each whole or not at all, with the folders that they lie in.
+///
+/// # Errors
+/// [`Error`] where a folder cannot be made or a file not be written.
+pub fn write(files: &[File]) -> Result<()> {
+    for file in files {
+        if let Some(folder) = file.path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
+            std::fs::create_dir_all(folder).map_err(|error| Error::io("create", folder, &error))?;
+        }
+        write_file(&file.path, &file.bytes)?;
+    }
+    Ok(())
 }
 
 /// Markdown names its figures relative to itself, in a folder of its own name.

@@ -6,6 +6,7 @@ use crate::data::{
 };
 use layerscope_cutoff::bench;
 use layerscope_cutoff::compare::{KNOCKOUT, Side, by_layer, compare};
+use layerscope_cutoff::failure_cases;
 use layerscope_cutoff::recommend::{
     Evidence, FrontierSummary, Options, PromptEvidence, Recommendation, recommend,
 };
@@ -21,8 +22,6 @@ use std::path::PathBuf;
 const SHOWN_CATEGORIES: usize = 5;
 /// Positions in the ranking of what is read.
 const MOST_READ: usize = 12;
-/// Prompts in the list of failure cases.
-const FAILURE_CASES: usize = 5;
 /// Characters of a prompt that are shown from its beginning, and as many from its end.
 const SHOWN_CHARACTERS: usize = 400;
 /// Figures that are set beside the causal layer map.
@@ -49,14 +48,12 @@ impl Report {
             sources.push(source);
         }
         let (first, others) = sources.split_first().ok_or_else(|| Error::input("name a run folder"))?;
-        let comparisons = others.iter().map(|second| {
-            Ok(RunComparison {
-                first: first.report.name.clone(),
-                second: second.report.name.clone(),
-                comparison: compare(first.side(), second.side(), options)?,
-            })
+        let comparisons = others.iter().map(|second| RunComparison {
+            first: first.report.name.clone(),
+            second: second.report.name.clone(),
+            comparison: compare(first.side(), second.side()),
         });
-        let comparisons = comparisons.collect::<Result<_>>()?;
+        let comparisons = comparisons.collect();
         Ok(Self {
             schema: REPORT_SCHEMA,
             layerscope: env!("CARGO_PKG_VERSION").into(),
@@ -121,7 +118,7 @@ impl Source {
     }
 
     fn side(&self) -> Side<'_> {
-        Side { prompts: &self.prompts, evidence: &self.evidence }
+        Side { prompts: &self.prompts, evidence: &self.evidence, recommendation: &self.report.recommendation }
     }
 }
 
@@ -184,8 +181,8 @@ fn reading(run: &Run, id: &str, chosen: Chosen) -> Result<Reading> {
     let steps = run.steps(id)?.attention.prompt_mass.mapv(|mass| mass as f32);
     Ok(Reading {
         most_read: most_read(&received, &prompt.prompt_token_text),
-        received: pyramid(&received),
-        prompt_mass_by_step: pyramid(&steps),
+        received: Pyramid::from_array(&received),
+        prompt_mass_by_step: Pyramid::from_array(&steps),
         prompt_id: prompt.id,
         category: prompt.category,
         chosen,
@@ -194,11 +191,6 @@ fn reading(run: &Run, id: &str, chosen: Chosen) -> Result<Reading> {
         tokens: prompt.prompt_token_text,
         generated: prompt.generated_token_text,
     })
-}
-
-fn pyramid(values: &Array2<f32>) -> Pyramid {
-    let (rows, columns) = values.dim();
-    Pyramid::from_rows(&values.iter().copied().collect::<Vec<_>>(), rows, columns)
 }
 
 /// Position 0 receives most attention nearly everywhere, so it is left out.
@@ -252,7 +244,7 @@ fn failure_cases(
         prompts.iter().map(|prompt| (prompt, at_cutoff(prompt, found))).collect();
     worst.retain(|(_, divergence)| divergence.kl.is_finite());
     worst.sort_by(|a, b| b.1.kl.total_cmp(&a.1.kl));
-    worst.truncate(FAILURE_CASES);
+    worst.truncate(failure_cases::DEFAULT_COUNT);
     let case = |(prompt, at_cutoff): (&PromptSummary, Divergence)| {
         let cut = continuations.and_then(|all| all.find(&prompt.id, &policy));
         FailureCase {

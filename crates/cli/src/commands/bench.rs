@@ -176,7 +176,7 @@ impl Destination {
             Format::Json => output::json_text(report)?.into_bytes(),
             Format::Parquet => bench::to_parquet(report)?,
         };
-        output::file(&self.path, &bytes)
+        layerscope_engine::write_file(&self.path, &bytes)
     }
 }
 

@@ -43,7 +43,7 @@ pub(crate) fn run(arguments: &NeedleArguments, interrupt: &Interrupt) -> Result<
     let (all, by_depth) =
         (needle::summarise(&found.outcomes, false), needle::summarise(&found.outcomes, true));
     if let Some(path) = &arguments.out {
-        output::file(path, &output::json_lines(&found.outcomes)?)?;
+        layerscope_engine::write_file(path, &output::json_lines(&found.outcomes)?)?;
     }
     if arguments.json {
         output::json(&json!({
@@ -105,7 +105,7 @@ fn write_prompts(
     let tokenizer = models::load_tokenizer(&arguments.model.model)?;
     let prompts = grid.prompts(&tokenizer, interrupt)?;
     let lines: Vec<_> = prompts.iter().map(needle::NeedlePrompt::line).collect();
-    output::file(path, &output::json_lines(&lines)?)?;
+    layerscope_engine::write_file(path, &output::json_lines(&lines)?)?;
     eprintln!("{} prompts written to {}", prompts.len(), path.display());
     Ok(ExitCode::SUCCESS)
 }

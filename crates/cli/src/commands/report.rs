@@ -8,7 +8,7 @@ use layerscope_cutoff::recommend::Options;
 use layerscope_diagnostics::record::Anchor;
 use layerscope_diagnostics::run::Run;
 use layerscope_engine::{Error, Interrupt, Result, WeightsPrecision};
-use layerscope_report::{Format, Report, render};
+use layerscope_report::{Format, Report, render, write};
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -27,12 +27,7 @@ pub(crate) fn run(arguments: &ReportArguments, interrupt: &Interrupt) -> Result<
     let report = progress::waiting("reading the runs", || Report::read(&arguments.runs, options))?;
     for out in &arguments.out {
         let files = progress::waiting(&format!("writing {}", out.display()), || render(&report, out))?;
-        for file in files {
-            if let Some(folder) = file.path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
-                std::fs::create_dir_all(folder).map_err(|error| Error::io("create", folder, &error))?;
-            }
-            output::file(&file.path, &file.bytes)?;
-        }
+        write(&files)?;
         output::lines(&format!("wrote {}", out.display()))?;
     }
     Ok(ExitCode::SUCCESS)

@@ -2,7 +2,9 @@
 
 mod hover;
 
-use crate::document::{Answer, Block, Cell, Document, Drawing, Figure, Inline, Section, Table, Texts};
+use crate::document::{
+    Answer, Apart, Block, Cell, Document, Drawing, Figure, Inline, Marked, Section, Table, Texts,
+};
 use base64::{Engine, prelude::BASE64_STANDARD};
 use layerscope_figures::visible;
 use layerscope_figures::{Canvas, Colours, Theme, style_sheet};
@@ -74,8 +76,8 @@ fn section(section: &Section) -> Markup {
         section id=(section.id) aria-labelledby={ (section.id) "-heading" } {
             h2 id={ (section.id) "-heading" } { (foreign(&section.title)) }
             // Figures that follow each other share a grid.
-            @for blocks in section.blocks.chunk_by(|a, b| is_figure(a) && is_figure(b)) {
-                @if blocks.iter().all(is_figure) {
+            @for blocks in section.groups() {
+                @if blocks.iter().all(Block::is_figure) {
                     div.figures { @for block in blocks { (self::block(block)) } }
                 } @else {
                     @for block in blocks { (self::block(block)) }
@@ -83,10 +85,6 @@ fn section(section: &Section) -> Markup {
             }
         }
     }
-}
-
-fn is_figure(block: &Block) -> bool {
-    matches!(block, Block::Figure(_))
 }
 
 fn block(block: &Block) -> Markup {
@@ -239,23 +237,22 @@ fn texts(texts: &Texts) -> Markup {
             @for (name, tokens) in &texts.sides {
                 div {
                     h4 { (visible(name)) }
-                    div.text dir="auto" { (marked(tokens, texts.first_difference)) }
+                    div.text dir="auto" { (marked(&texts.apart(tokens))) }
                 }
             }
         }
     }
 }
 
-/// A text with one of its tokens marked.
-fn marked(tokens: &[String], marked: Option<usize>) -> Markup {
-    let (before, from) = tokens.split_at(marked.unwrap_or(tokens.len()).min(tokens.len()));
+/// A text with what is marked in it.
+fn marked(text: &Apart<'_>) -> Markup {
     html! {
-        (visible(&before.concat()))
-        @if let Some((token, after)) = from.split_first() {
-            mark { (visible(token)) }
-            (visible(&after.concat()))
-        } @else if marked.is_some() {
-            mark.end { "(end)" }
+        (visible(&text.before))
+        @match text.marked {
+            Marked::Nothing => {},
+            Marked::Token(token) => mark { (visible(token)) },
+            Marked::End => mark.end { "(end)" },
         }
+        (visible(&text.after))
     }
 }

@@ -1,7 +1,7 @@
 //! The document as the files that the template reads: `document.json` and an SVG for each figure.
 
 use super::characters::Characters;
-use crate::document::{Block, Column, Document, Figure, Inline, Section, Table, Texts};
+use crate::document::{Block, Column, Document, Figure, Inline, Marked, Section, Table, Texts};
 use layerscope_engine::{Error, Result};
 use layerscope_figures::{Canvas, Colours, FIGURE_FONTS, Theme};
 use serde_json::{Value, json};
@@ -58,9 +58,8 @@ impl Layout<'_> {
 
     fn section(&mut self, section: &Section) -> Value {
         let mut blocks = vec![];
-        let is_figure = |block: &Block| matches!(block, Block::Figure(_));
-        for group in section.blocks.chunk_by(|a, b| is_figure(a) && is_figure(b)) {
-            if is_figure(&group[0]) {
+        for group in section.groups() {
+            if group.iter().all(Block::is_figure) {
                 blocks.push(self.figures(group));
             } else {
                 blocks.extend(group.iter().map(|block| self.block(block)));
@@ -173,17 +172,17 @@ impl Layout<'_> {
 
     fn texts(&self, texts: &Texts) -> Value {
         let side = |(name, tokens): &(String, Vec<String>)| {
-            let at = texts.first_difference.unwrap_or(tokens.len()).min(tokens.len());
-            let (before, from) = tokens.split_at(at);
-            let (marked, after) = match from.split_first() {
-                Some((token, after)) => (Some(self.breakable(token)), after.concat()),
-                None => (texts.first_difference.map(|_| "(end)".to_owned()), String::new()),
+            let text = texts.apart(tokens);
+            let marked = match text.marked {
+                Marked::Nothing => None,
+                Marked::Token(token) => Some(self.breakable(token)),
+                Marked::End => Some("(end)".to_owned()),
             };
             json!({
                 "name": self.text(name),
-                "before": self.breakable(&before.concat()),
+                "before": self.breakable(&text.before),
                 "marked": marked,
-                "after": self.breakable(&after),
+                "after": self.breakable(&text.after),
             })
         };
         json!({

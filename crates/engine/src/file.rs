@@ -1,0 +1,19 @@
+//! Writing whole files.
+
+use crate::{Error, Result};
+use std::path::{Path, PathBuf};
+
+/// Writes a file beside its place first, so that a full disk leaves no half of one.
+///
+/// # Errors
+/// [`Error::Failure`] where it cannot be written; what was there before is kept.
+pub fn write_file(path: &Path, bytes: &[u8]) -> Result<()> {
+    let mut unfinished = path.as_os_str().to_owned();
+    unfinished.push(".unfinished");
+    let unfinished = PathBuf::from(unfinished);
+    let written = std::fs::write(&unfinished, bytes).and_then(|()| std::fs::rename(&unfinished, path));
+    written.map_err(|error| {
+        let _ = std::fs::remove_file(&unfinished);
+        Error::failure(format!("cannot write {}: {error}", path.display()))
+    })
+}
