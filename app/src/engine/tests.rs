@@ -191,7 +191,7 @@ fn generates_side_by_side() {
     assert_eq!(full.len(), 12);
     assert_eq!(ids(&full), ids(&same));
 
-    let model = Model::load(&source(), WeightsPrecision::Native, &mut |_, _| Ok(())).unwrap();
+    let model = Model::load(&source(), None, WeightsPrecision::Native, &mut |_, _| Ok(())).unwrap();
     let mut bytes = vec![];
     for (index, tokens) in [full, same, shallow].into_iter().enumerate() {
         let own: Vec<&Event> = events.iter().filter(|event| side(event) == Some(index)).collect();

@@ -82,7 +82,7 @@ pub(crate) fn load_named(name: &str, weights: Weights) -> Result<Model> {
 }
 
 pub(crate) fn load_source(source: &ModelSource, precision: WeightsPrecision) -> Result<Model> {
-    progress::loading(|progress| Model::load(source, precision, progress))
+    progress::loading(|progress| Model::load(source, None, precision, progress))
 }
 
 /// The tokenizer of a model alone, without its weights.

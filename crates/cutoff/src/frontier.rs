@@ -125,7 +125,13 @@ fn through_layer(
             steps,
         };
         let mut hooks = Hooks::none();
-        let mut pass = Pass { attend: &mut attend, hooks: &mut hooks, exact: true, keys_values_from: None };
+        let mut pass = Pass {
+            attend: &mut attend,
+            hooks: &mut hooks,
+            sequence_len: run.session.sequence_len(),
+            exact: true,
+            keys_values_from: None,
+        };
         let positions = positions.repeat(group.len());
         let x = decoder.forward(
             Tensor::cat(&rows, 0)?,

@@ -1,36 +1,32 @@
 //! The decoder: one forward pass, read from top to bottom. It knows the architecture and nothing of prompts, policies
 //! or caches: attention is whatever [`Attend`] does with queries, keys and values.
 
+mod block;
+mod experts;
+mod load;
+mod rotary;
+
 use crate::hooks::{Hooks, Site};
-use crate::weights::{Embedding, Linear, Weight, WeightSource, WeightsPrecision};
+use crate::weights::{Embedding, WeightsPrecision};
 use crate::{Depth, KvPrecision, ModelConfig, Result, tensor};
+use block::{Block, Mlp, Norm, Projection};
 use candle_core::{Device, Tensor};
 use layerscope_kernels::AttentionShape;
+use rotary::{Rotary, RotaryTables};
 use std::ops::Range;
 
 /// Config and weights.
 pub struct Decoder {
     config: ModelConfig,
     embedding: Embedding,
+    /// `[context, d]`, where positions are learned.
+    position_embedding: Option<Embedding>,
     blocks: Vec<Block>,
-    final_norm: Tensor,
-    unembedding: Linear,
-    /// Rotary frequencies, `[head_dim / 2]`, in f32 as the models were trained with.
-    frequencies: Vec<f32>,
+    final_norm: Norm,
+    unembedding: Projection,
+    rotary: RotaryTables,
     precision: WeightsPrecision,
     device: Device,
-}
-
-struct Block {
-    attention_norm: Tensor,
-    query: Linear,
-    key: Linear,
-    value: Linear,
-    attention_output: Linear,
-    mlp_norm: Tensor,
-    gate: Linear,
-    up: Linear,
-    down: Linear,
 }
 
 /// What attention does with new queries, keys and values: store them, choose the keys to see, attend.
@@ -57,59 +53,26 @@ pub struct Pass<'a, 'h> {
     pub attend: &'a mut dyn Attend,
     /// Hooks.
     pub hooks: &'a mut Hooks<'h>,
+    /// Most tokens that the sequence will have: LongRoPE turns long ones by other angles.
+    pub sequence_len: usize,
     /// Multiply block-quantised weights in f32 even for a single row.
     pub exact: bool,
     /// What keys and values are projected from, `[rows, d]`, normalised; the layer's own input where it is `None`.
     pub keys_values_from: Option<&'a Tensor>,
 }
 
-impl Decoder {
-    /// Loads every weight; `progress(done, all)` is told after each block and may break off with an error.
-    ///
-    /// # Errors
-    /// [`crate::Error::Input`] naming the file where a weight is missing, misshapen or cut short.
-    pub fn load(
-        config: ModelConfig,
-        source: &dyn WeightSource,
-        precision: WeightsPrecision,
-        progress: &mut dyn FnMut(usize, usize) -> Result<()>,
-    ) -> Result<Self> {
-        let (d, f) = (config.hidden, config.feed_forward);
-        let (q, kv) = (config.heads * config.head_dim, config.kv_heads * config.head_dim);
-        let linear = |weight, rows, columns| source.linear(weight, (rows, columns), precision);
-        let embedding = linear(Weight::Embedding, config.vocab, d)?;
-        let unembedding = if config.tied_embeddings {
-            embedding.clone()
-        } else {
-            linear(Weight::Unembedding, config.vocab, d)?
-        };
-        let mut blocks = Vec::with_capacity(config.layers);
-        for l in 0..config.layers {
-            blocks.push(Block {
-                attention_norm: source.vector(Weight::AttentionNorm(l), d)?,
-                query: linear(Weight::Query(l), q, d)?,
-                key: linear(Weight::Key(l), kv, d)?,
-                value: linear(Weight::Value(l), kv, d)?,
-                attention_output: linear(Weight::AttentionOutput(l), d, q)?,
-                mlp_norm: source.vector(Weight::MlpNorm(l), d)?,
-                gate: linear(Weight::Gate(l), f, d)?,
-                up: linear(Weight::Up(l), f, d)?,
-                down: linear(Weight::Down(l), d, f)?,
-            });
-            progress(l + 1, config.layers)?;
-        }
-        Ok(Self {
-            embedding: Embedding(embedding),
-            blocks,
-            final_norm: source.vector(Weight::FinalNorm, d)?,
-            unembedding,
-            frequencies: config.rope.frequencies(config.head_dim).iter().map(|&f| f as f32).collect(),
-            precision,
-            device: Device::Cpu,
-            config,
-        })
-    }
+/// Layers whose keys and values are projected from one residual stream.
+#[derive(Debug, Clone)]
+pub struct KeysValuesOf {
+    /// The layers.
+    pub layers: Range<usize>,
+    /// The layer whose attention norm all of them share; each its own where it is `None`.
+    pub shared_norm: Option<usize>,
+    /// As in [`Pass`].
+    pub sequence_len: usize,
+}
 
+impl Decoder {
     /// Architecture numbers.
     pub fn config(&self) -> &ModelConfig {
         &self.config
@@ -121,17 +84,15 @@ impl Decoder {
             query_heads: self.config.heads,
             kv_heads: self.config.kv_heads,
             head_dim: self.config.head_dim,
-            scale: 1.0 / (self.config.head_dim as f32).sqrt(),
+            scale: self.config.attention_scale as f32,
+            soft_cap: self.config.attention_soft_cap.map(|cap| cap as f32),
             window: self.config.windows[layer],
         }
     }
 
     /// The type of keys and values that goes with the weights: f32 with f32, else f16.
     pub fn kv_precision(&self) -> KvPrecision {
-        match self.precision {
-            WeightsPrecision::F32 => KvPrecision::F32,
-            WeightsPrecision::Native => KvPrecision::F16,
-        }
+        KvPrecision::with(self.precision)
     }
 
     /// Where the weights are.
@@ -141,22 +102,30 @@ impl Decoder {
 
     /// Bytes of the weights in memory.
     pub fn weight_bytes(&self) -> usize {
-        let blocks = self.blocks.iter().flat_map(|b| {
-            [&b.query, &b.key, &b.value, &b.attention_output, &b.gate, &b.up, &b.down].map(Linear::bytes)
-        });
         let unembedding = if self.config.tied_embeddings { 0 } else { self.unembedding.bytes() };
-        blocks.sum::<usize>() + self.embedding.0.bytes() + unembedding
+        let positions = self.position_embedding.as_ref().map_or(0, |positions| positions.0.bytes());
+        self.blocks.iter().map(Block::bytes).sum::<usize>()
+            + self.embedding.0.bytes()
+            + positions
+            + unembedding
     }
 
     /// Residual stream at the entrance of block 0, `[tokens, d]`.
     ///
     /// # Errors
-    /// Whatever fails beneath.
+    /// On a token beyond the vocabulary.
     pub fn embed(&self, tokens: &[u32], positions: &[usize], hooks: &mut Hooks<'_>) -> Result<Tensor> {
-        hooks.visit(0, Site::Embed, positions, self.embedding.forward(tokens)?)
+        let x = tensor::scale(self.embedding.forward(tokens)?, self.config.embedding_scale)?;
+        let x = hooks.visit(0, Site::Embed, positions, x)?;
+        let Some(position_embedding) = &self.position_embedding else { return Ok(x) };
+        let ids: Vec<u32> = positions.iter().map(|&position| position as u32).collect();
+        let learned = hooks.visit(0, Site::PositionEmbed, positions, position_embedding.forward(&ids)?)?;
+        tensor::add(&x, &learned)
     }
 
     /// The residual stream `x [rows, d]` of rows at `positions` through the half-layers of `depth`.
+    ///
+    /// Where attention and MLP are parallel, the attention half is the whole block and the MLP half does nothing.
     ///
     /// # Errors
     /// Whatever fails beneath.
@@ -167,13 +136,16 @@ impl Decoder {
         depth: Range<Depth>,
         pass: &mut Pass<'_, '_>,
     ) -> Result<Tensor> {
-        let rotary = self.rotary(positions);
+        let angles = self.rotary.angles(positions, pass.sequence_len);
         for half in Depth::halves(depth) {
-            let at = Location { layer: half.layer(), positions };
-            x = if half.is_attention() {
-                self.attention_half(x, at, &rotary, pass)?
-            } else {
-                self.mlp_half(x, at, pass)?
+            let layer = half.layer();
+            let at = Location { layer, positions };
+            let rotary = angles.of_layer(layer);
+            x = match (half.is_attention(), self.config.parallel_residual) {
+                (true, false) => self.attention_half(x, at, rotary, pass)?,
+                (false, false) => self.mlp_half(x, at, pass)?,
+                (true, true) => self.parallel_block(x, at, rotary, pass)?,
+                (false, true) => x,
             };
         }
         Ok(x)
@@ -183,31 +155,46 @@ impl Decoder {
         &self,
         x: Tensor,
         at: Location<'_>,
-        rotary: &Rotary,
+        rotary: Option<Rotary<'_>>,
         pass: &mut Pass<'_, '_>,
     ) -> Result<Tensor> {
-        let Location { layer, positions } = at;
-        let x = pass.hooks.visit(layer, Site::ResidPre, positions, x)?;
-        let attention_output = self.attention(&self.blocks[layer], &x, at, rotary, pass)?;
-        pass.hooks.visit(layer, Site::ResidMid, positions, tensor::add(&x, &attention_output)?)
+        let x = pass.hooks.visit(at.layer, Site::ResidPre, at.positions, x)?;
+        let attention_output = self.attention(&x, at, rotary, pass)?;
+        pass.hooks.visit(at.layer, Site::ResidMid, at.positions, tensor::add(&x, &attention_output)?)
     }
 
     fn mlp_half(&self, x: Tensor, at: Location<'_>, pass: &mut Pass<'_, '_>) -> Result<Tensor> {
-        let mlp_output = self.mlp(&self.blocks[at.layer], &x, at, pass)?;
+        let mlp_output = self.mlp(&x, at, pass)?;
         pass.hooks.visit(at.layer, Site::ResidPost, at.positions, tensor::add(&x, &mlp_output)?)
     }
 
-    /// The residual stream `x [rows, d]` through the attention norm of a layer; no hook point.
+    fn parallel_block(
+        &self,
+        x: Tensor,
+        at: Location<'_>,
+        rotary: Option<Rotary<'_>>,
+        pass: &mut Pass<'_, '_>,
+    ) -> Result<Tensor> {
+        let x = pass.hooks.visit(at.layer, Site::ResidPre, at.positions, x)?;
+        let attention_output = self.attention(&x, at, rotary, pass)?;
+        let mlp_output = self.mlp(&x, at, pass)?;
+        let x = tensor::add(&tensor::add(&x, &attention_output)?, &mlp_output)?;
+        pass.hooks.visit(at.layer, Site::ResidPost, at.positions, x)
+    }
+
+    /// The residual stream `x [rows, d]` as attention of a layer reads it; no hook point.
     ///
     /// # Errors
     /// Whatever fails beneath.
     pub fn attention_norm(&self, layer: usize, x: &Tensor) -> Result<Tensor> {
-        let epsilon = self.config.norm_epsilon as f32;
-        tensor::rms_norm(x, &self.blocks[layer].attention_norm, epsilon)
+        match &self.blocks[layer].attention_norm {
+            Some(norm) => norm.forward(x),
+            None => Ok(x.clone()),
+        }
     }
 
-    /// K and V of rows that do not run through `layers`, projected from their residual stream `x [rows, d]` through each
-    /// layer's own attention norm, or that of layer `shared_norm`; `keep` gets each layer's, as [`Attend`] would.
+    /// K and V of rows that do not run through the layers, projected from their residual stream `x [rows, d]`; `keep` gets
+    /// each layer's, as [`Attend`] would.
     ///
     /// # Errors
     /// Whatever fails beneath.
@@ -215,81 +202,104 @@ impl Decoder {
         &self,
         x: &Tensor,
         positions: &[usize],
-        (layers, shared_norm): (Range<usize>, Option<usize>),
+        of: KeysValuesOf,
         hooks: &mut Hooks<'_>,
         keep: &mut dyn FnMut(usize, [&Tensor; 2]) -> Result<()>,
     ) -> Result<()> {
-        let rotary = self.rotary(positions);
-        let shared = shared_norm.map(|layer| self.attention_norm(layer, x)).transpose()?;
-        for layer in layers {
+        let angles = self.rotary.angles(positions, of.sequence_len);
+        let shared = of.shared_norm.map(|layer| self.attention_norm(layer, x)).transpose()?;
+        for layer in of.layers {
             let normed = match &shared {
                 Some(shared) => shared,
                 None => &self.attention_norm(layer, x)?,
             };
             let projections = [&self.blocks[layer].key, &self.blocks[layer].value];
-            let projected = Linear::forward_together(projections, normed, false)?;
-            let [k, v] = self.keys_values(projected, Location { layer, positions }, &rotary, hooks)?;
+            let projected = Projection::forward_together(projections, normed, false)?;
+            let at = Location { layer, positions };
+            let [k, v] = self.keys_values(projected, at, angles.of_layer(layer), hooks)?;
             keep(layer, [&k, &v])?;
         }
         Ok(())
     }
 
+    /// What attention adds to the residual stream `x [rows, d]`.
     fn attention(
         &self,
-        weights: &Block,
         x: &Tensor,
         at: Location<'_>,
-        rotary: &Rotary,
+        rotary: Option<Rotary<'_>>,
         pass: &mut Pass<'_, '_>,
     ) -> Result<Tensor> {
         let Location { layer, positions } = at;
-        let (rows, config) = (positions.len(), &self.config);
-        let normed =
-            self.norm(x, &weights.attention_norm, layer, Site::AttentionNormalized, positions, pass.hooks)?;
-        let Block { query, key, value, .. } = weights;
+        let (block, config) = (&self.blocks[layer], &self.config);
+        let normed = normed(&block.attention_norm, x, at, Site::AttentionNormalized, pass.hooks)?;
+        let Block { query, key, value, .. } = block;
         let [q, k, v] = match pass.keys_values_from {
-            None => Linear::forward_together([query, key, value], &normed, pass.exact)?,
+            None => Projection::forward_together([query, key, value], &normed, pass.exact)?,
             Some(source) => {
-                let [k, v] = Linear::forward_together([key, value], source, pass.exact)?;
+                let [k, v] = Projection::forward_together([key, value], source, pass.exact)?;
                 [query.forward(&normed, pass.exact)?, k, v]
             }
         };
-        let q = q.reshape((rows, config.heads, config.head_dim))?;
-        let q = pass.hooks.visit(layer, Site::Query, positions, q)?;
-        let q = pass.hooks.visit(layer, Site::RotatedQuery, positions, rotary.apply(&q)?)?;
+        let shape = (positions.len(), config.heads, config.head_dim);
+        let q = pass.hooks.visit(layer, Site::Query, positions, q.reshape(shape)?)?;
+        let q = block.query_norm(&q)?;
+        let q = pass.hooks.visit(layer, Site::RotatedQuery, positions, rotated(q, rotary)?)?;
         let [k, v] = self.keys_values([k, v], at, rotary, pass.hooks)?;
         let z = pass.attend.attend(at, [&q, &k, &v], pass.hooks)?;
         let z = pass.hooks.visit(layer, Site::WeightedValues, positions, z)?;
-        let z = z.reshape((rows, config.heads * config.head_dim))?;
-        let output = weights.attention_output.forward(&z, pass.exact)?;
+        let z = z.reshape((positions.len(), config.query_width()))?;
+        let output = block.attention_output.forward(&z, pass.exact)?;
+        let output =
+            normed_output(&block.attention_post_norm, output, at, Site::AttentionPostNormalized, pass.hooks)?;
+        let output = tensor::scale(output, config.residual_scale)?;
         pass.hooks.visit(layer, Site::AttentionOutput, positions, output)
     }
 
-    /// K, rotated, and V, `[rows, kv_heads, head_dim]`, of their projections.
+    /// K, normalised and rotated, and V, `[rows, kv_heads, head_dim]`, of their projections.
     fn keys_values(
         &self,
         [k, v]: [Tensor; 2],
         at: Location<'_>,
-        rotary: &Rotary,
+        rotary: Option<Rotary<'_>>,
         hooks: &mut Hooks<'_>,
     ) -> Result<[Tensor; 2]> {
         let Location { layer, positions } = at;
         let shape = (positions.len(), self.config.kv_heads, self.config.head_dim);
         let k = hooks.visit(layer, Site::Key, positions, k.reshape(shape)?)?;
         let v = hooks.visit(layer, Site::Value, positions, v.reshape(shape)?)?;
-        Ok([hooks.visit(layer, Site::RotatedKey, positions, rotary.apply(&k)?)?, v])
+        let k = self.blocks[layer].key_norm(&k)?;
+        Ok([hooks.visit(layer, Site::RotatedKey, positions, rotated(k, rotary)?)?, v])
     }
 
-    /// down(silu(gate(x)) · up(x))
-    fn mlp(&self, weights: &Block, x: &Tensor, at: Location<'_>, pass: &mut Pass<'_, '_>) -> Result<Tensor> {
+    /// What the MLP adds to the residual stream `x [rows, d]`.
+    fn mlp(&self, x: &Tensor, at: Location<'_>, pass: &mut Pass<'_, '_>) -> Result<Tensor> {
         let Location { layer, positions } = at;
-        let normed = self.norm(x, &weights.mlp_norm, layer, Site::MlpNormalized, positions, pass.hooks)?;
-        let [gate, up] = Linear::forward_together([&weights.gate, &weights.up], &normed, pass.exact)?;
-        let gate = pass.hooks.visit(layer, Site::MlpPre, positions, gate)?;
-        let up = pass.hooks.visit(layer, Site::MlpPreLinear, positions, up)?;
-        let gated = tensor::silu_gate(&gate, &up)?;
-        let gated = pass.hooks.visit(layer, Site::MlpPost, positions, gated)?;
-        let output = weights.down.forward(&gated, pass.exact)?;
+        let block = &self.blocks[layer];
+        let normed = normed(&block.mlp_norm, x, at, Site::MlpNormalized, pass.hooks)?;
+        let activation = self.config.activation;
+        let output = match &block.mlp {
+            // down(f(gate(x)) · up(x))
+            Mlp::Gated { gate, up, down } => {
+                let [gate, up] = Projection::forward_together([gate, up], &normed, pass.exact)?;
+                let gate = pass.hooks.visit(layer, Site::MlpPre, positions, gate)?;
+                let up = pass.hooks.visit(layer, Site::MlpPreLinear, positions, up)?;
+                let gated = tensor::gate(activation, &gate, &up)?;
+                let gated = pass.hooks.visit(layer, Site::MlpPost, positions, gated)?;
+                down.forward(&gated, pass.exact)?
+            }
+            // down(f(up(x)))
+            Mlp::Plain { up, down } => {
+                let up = up.forward(&normed, pass.exact)?;
+                let up = pass.hooks.visit(layer, Site::MlpPre, positions, up)?;
+                let activated = tensor::activate(activation, &up)?;
+                let activated = pass.hooks.visit(layer, Site::MlpPost, positions, activated)?;
+                down.forward(&activated, pass.exact)?
+            }
+            Mlp::Experts(experts) => experts.forward(&normed, activation, pass.exact)?,
+        };
+        let output = normed_output(&block.mlp_post_norm, output, at, Site::MlpPostNormalized, pass.hooks)?;
+        let output = tensor::scale(output, self.config.residual_scale)?;
         pass.hooks.visit(layer, Site::MlpOutput, positions, output)
     }
 
@@ -304,50 +314,44 @@ impl Decoder {
         hooks: &mut Hooks<'_>,
         exact: bool,
     ) -> Result<Tensor> {
-        let normed = self.norm(x, &self.final_norm, 0, Site::FinalNormalized, positions, hooks)?;
-        self.unembedding.forward(&normed, exact)
-    }
-
-    /// RMSNorm (Zhang & Sennrich 2019); its point shows the value before the learned scale.
-    fn norm(
-        &self,
-        x: &Tensor,
-        scale: &Tensor,
-        layer: usize,
-        site: Site,
-        positions: &[usize],
-        hooks: &mut Hooks<'_>,
-    ) -> Result<Tensor> {
-        let epsilon = self.config.norm_epsilon as f32;
-        if !hooks.wants(layer, site) {
-            return tensor::rms_norm(x, scale, epsilon);
-        }
-        let normalized = tensor::rms_norm(x, &scale.ones_like()?, epsilon)?;
-        let normalized = hooks.visit(layer, site, positions, normalized)?;
-        Ok(normalized.broadcast_mul(scale)?)
-    }
-
-    fn rotary(&self, positions: &[usize]) -> Rotary {
-        let angles = positions.iter().flat_map(|&p| self.frequencies.iter().map(move |f| p as f32 * f));
-        let (sin, cos): (Vec<f32>, Vec<f32>) = angles
-            .map(|angle| {
-                let (sin, cos) = f64::from(angle).sin_cos();
-                (sin as f32, cos as f32)
-            })
-            .unzip();
-        Rotary { cos, sin }
+        let at = Location { layer: 0, positions };
+        let normed = self.final_norm.forward_shown(x, at, Site::FinalNormalized, hooks)?;
+        let logits = tensor::scale(self.unembedding.forward(&normed, exact)?, self.config.logit_scale)?;
+        tensor::soft_cap(logits, self.config.logit_soft_cap)
     }
 }
 
-/// cos and sin of the rotary angles, `[rows, head_dim / 2]`.
-struct Rotary {
-    cos: Vec<f32>,
-    sin: Vec<f32>,
+/// `x` through a norm that a block may lack.
+fn normed(
+    norm: &Option<Norm>,
+    x: &Tensor,
+    at: Location<'_>,
+    site: Site,
+    hooks: &mut Hooks<'_>,
+) -> Result<Tensor> {
+    match norm {
+        Some(norm) => norm.forward_shown(x, at, site, hooks),
+        None => Ok(x.clone()),
+    }
 }
 
-impl Rotary {
-    /// Rotates pairs (i, i + head_dim/2) of `x [rows, heads, head_dim]`.
-    fn apply(&self, x: &Tensor) -> Result<Tensor> {
-        tensor::rotate(x, [&self.cos, &self.sin])
+/// An output through a norm that a block may lack.
+fn normed_output(
+    norm: &Option<Norm>,
+    output: Tensor,
+    at: Location<'_>,
+    site: Site,
+    hooks: &mut Hooks<'_>,
+) -> Result<Tensor> {
+    match norm {
+        Some(norm) => norm.forward_shown(&output, at, site, hooks),
+        None => Ok(output),
+    }
+}
+
+fn rotated(x: Tensor, rotary: Option<Rotary<'_>>) -> Result<Tensor> {
+    match rotary {
+        Some(rotary) => rotary.apply(&x),
+        None => Ok(x),
     }
 }

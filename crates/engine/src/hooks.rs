@@ -12,6 +12,8 @@ use std::fmt;
 pub enum Site {
     /// Token embedding, `[position, d]`.
     Embed,
+    /// Learned vectors of the positions, `[position, d]`, where a model has them.
+    PositionEmbed,
     /// Residual stream before a block, `[position, d]`.
     ResidPre,
     /// Residual stream between attention and MLP, `[position, d]`.
@@ -22,9 +24,13 @@ pub enum Site {
     AttentionNormalized,
     /// Normalised input of the MLP before its learned scale, `[position, d]`.
     MlpNormalized,
-    /// Queries before rotary embedding, `[position, head, head_dim]`.
+    /// Attention output, normalised, before its learned scale, where a model has a norm there, `[position, d]`.
+    AttentionPostNormalized,
+    /// MLP output, normalised, before its learned scale, where a model has a norm there, `[position, d]`.
+    MlpPostNormalized,
+    /// Queries before their norm and rotary embedding, `[position, head, head_dim]`.
     Query,
-    /// Keys before rotary embedding, `[position, kv_head, head_dim]`.
+    /// Keys before their norm and rotary embedding, `[position, kv_head, head_dim]`.
     Key,
     /// Values, `[position, kv_head, head_dim]`.
     Value,
@@ -38,28 +44,32 @@ pub enum Site {
     Pattern,
     /// Attention-weighted values of each head, `[position, head, head_dim]`.
     WeightedValues,
-    /// Attention output after its projection, `[position, d]`.
+    /// What attention adds to the residual stream, `[position, d]`.
     AttentionOutput,
-    /// Gate projection before the activation function, `[position, feed_forward]`.
+    /// Gate projection (of an MLP without gate, up projection) before the activation function, `[position, feed_forward]`.
+    /// Like the two that follow, not shown where experts take the place of the MLP.
     MlpPre,
     /// Up projection, which the activated gate multiplies, `[position, feed_forward]`.
     MlpPreLinear,
     /// Input of the MLP's down projection, `[position, feed_forward]`.
     MlpPost,
-    /// MLP output, `[position, d]`.
+    /// What the MLP or the experts add to the residual stream, `[position, d]`.
     MlpOutput,
     /// Final residual stream, normalised, before its learned scale, `[position, d]`.
     FinalNormalized,
 }
 
 /// Each site with its name; `{}` stands for the layer.
-const NAMES: [(Site, &str); 20] = [
+const NAMES: [(Site, &str); 23] = [
     (Site::Embed, "hook_embed"),
+    (Site::PositionEmbed, "hook_pos_embed"),
     (Site::ResidPre, "blocks.{}.hook_resid_pre"),
     (Site::ResidMid, "blocks.{}.hook_resid_mid"),
     (Site::ResidPost, "blocks.{}.hook_resid_post"),
     (Site::AttentionNormalized, "blocks.{}.ln1.hook_normalized"),
     (Site::MlpNormalized, "blocks.{}.ln2.hook_normalized"),
+    (Site::AttentionPostNormalized, "blocks.{}.ln1_post.hook_normalized"),
+    (Site::MlpPostNormalized, "blocks.{}.ln2_post.hook_normalized"),
     (Site::Query, "blocks.{}.attn.hook_q"),
     (Site::Key, "blocks.{}.attn.hook_k"),
     (Site::Value, "blocks.{}.attn.hook_v"),

@@ -1,6 +1,6 @@
 //! The KV store: keys and values per layer, in buffers reserved once for what the policy will keep, and no more.
 
-use crate::{Error, ModelConfig, Result};
+use crate::{Error, ModelConfig, Result, WeightsPrecision};
 use half::f16;
 use layerscope_kernels::{Elements, KeySpan, Segment};
 use std::ops::Range;
@@ -15,6 +15,14 @@ pub enum KvPrecision {
 }
 
 impl KvPrecision {
+    /// The type that goes with weights of a precision: f32 with f32, else f16.
+    pub fn with(precision: WeightsPrecision) -> Self {
+        match precision {
+            WeightsPrecision::F32 => Self::F32,
+            WeightsPrecision::Native => Self::F16,
+        }
+    }
+
     /// Bytes of an element.
     pub fn element_bytes(self) -> usize {
         match self {

@@ -4,6 +4,7 @@ mod config;
 mod decoder;
 mod depth;
 mod error;
+mod family;
 mod file;
 mod generate;
 mod guard;
@@ -19,8 +20,11 @@ mod threads;
 mod tokenizer;
 mod weights;
 
-pub use config::{ModelConfig, RopeConfig, RopeScaling, SUPPORTED_ARCHITECTURES};
-pub use decoder::{Attend, Decoder, Location, Pass};
+pub use config::{
+    Activation, Experts, ModelConfig, NormKind, NormPlacement, QueryKeyNorm, RopeConfig, RopeFactors,
+    RopeScaling,
+};
+pub use decoder::{Attend, Decoder, KeysValuesOf, Location, Pass};
 pub use depth::Depth;
 pub use error::{Error, Result};
 pub use file::write_file;
@@ -30,7 +34,7 @@ pub use generate::{
 pub use guard::{guarded, is_guarded};
 pub use hooks::{Hook, HookContext, HookPoint, Hooks, Site};
 pub use kv::{KvNumbers, KvPrecision, KvStore};
-pub use model::{Model, ModelSource, gguf_config};
+pub use model::{Model, ModelSource, folder_config, gguf_config};
 pub use policy::{
     Anchors, Arrived, KeysValuesAbove, LayerTokens, POLICIES, Policy, PolicyKind, PolicyRules, UNTRAINED,
     caveats, policies_help,

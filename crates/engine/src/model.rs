@@ -1,6 +1,6 @@
 //! A model as a user has it: a GGUF file or a Hugging Face folder, opened into config, decoder and tokenizer.
 
-use crate::weights::{GgufFile, SafetensorsFiles, Weight, WeightSource, WeightsPrecision};
+use crate::weights::{GgufFile, SafetensorsFiles, WeightsPrecision};
 use crate::{Decoder, Error, ModelConfig, Result, Tokenizer};
 use sha2::{Digest, Sha256};
 use std::io::Read;
@@ -36,31 +36,38 @@ pub enum ModelSource {
 
 impl Model {
     /// Opens and loads a model; `progress(done, all)` is told after each block and may break off with an error.
+    /// `architecture` is what the user says the model is, whatever its file says.
     ///
     /// # Errors
     /// [`Error::Input`] naming the file that is absent, damaged or unsupported.
     pub fn load(
         source: &ModelSource,
+        architecture: Option<&str>,
         precision: WeightsPrecision,
         progress: &mut dyn FnMut(usize, usize) -> Result<()>,
     ) -> Result<Self> {
         match source {
             ModelSource::Embedded { name, bytes } => {
-                Self::from_gguf(&GgufFile::in_memory(name, *bytes)?, precision, progress)
+                Self::from_gguf(&GgufFile::in_memory(name, *bytes)?, architecture, precision, progress)
             }
-            ModelSource::Path(path) if path.is_dir() => Self::from_folder(path, precision, progress),
-            ModelSource::Path(path) => Self::from_gguf(&GgufFile::open(path)?, precision, progress),
+            ModelSource::Path(path) if path.is_dir() => {
+                Self::from_folder(path, architecture, precision, progress)
+            }
+            ModelSource::Path(path) => {
+                Self::from_gguf(&GgufFile::open(path)?, architecture, precision, progress)
+            }
         }
     }
 
     fn from_gguf(
         file: &GgufFile,
+        architecture: Option<&str>,
         precision: WeightsPrecision,
         progress: &mut dyn FnMut(usize, usize) -> Result<()>,
     ) -> Result<Self> {
-        let config = gguf_config(file)?;
+        let config = gguf_config(file, architecture)?;
         let tokenizer = Tokenizer::from_gguf(file.metadata(), file.path())?;
-        let decoder = Decoder::load(config, file, precision, progress)?;
+        let decoder = Decoder::load(config.clone(), &file.weights(&config)?, precision, progress)?;
         let mut digest = Sha256::new();
         digest.update(file.bytes());
         Self::assemble(file.path(), digest, decoder, tokenizer, precision)
@@ -68,23 +75,18 @@ impl Model {
 
     fn from_folder(
         folder: &Path,
+        architecture: Option<&str>,
         precision: WeightsPrecision,
         progress: &mut dyn FnMut(usize, usize) -> Result<()>,
     ) -> Result<Self> {
-        let config_path = folder.join("config.json");
-        let text = std::fs::read_to_string(&config_path)
-            .map_err(|e| Error::io("read the model's config", &config_path, &e))?;
-        let mut config = ModelConfig::from_json(&text, &config_path)?;
-        let files = SafetensorsFiles::open(folder)?;
-        // Some checkpoints leave the flag out and the matrix with it.
-        config.tied_embeddings |= !files.has(Weight::Unembedding);
+        let (text, config, files) = folder_config(folder, architecture)?;
         let tokenizer = Tokenizer::from_directory(folder)?;
         let mut digest = Sha256::new();
         digest.update(text.as_bytes());
         for path in files.files() {
             hash_file(path, &mut digest)?;
         }
-        let decoder = Decoder::load(config, &files, precision, progress)?;
+        let decoder = Decoder::load(config.clone(), &files.weights(&config)?, precision, progress)?;
         Self::assemble(folder, digest, decoder, tokenizer, precision)
     }
 
@@ -118,15 +120,39 @@ impl Model {
 ///
 /// # Errors
 /// [`Error::Input`] naming what is missing or unsupported.
-pub fn gguf_config(file: &GgufFile) -> Result<ModelConfig> {
+pub fn gguf_config(file: &GgufFile, architecture: Option<&str>) -> Result<ModelConfig> {
+    const EMBEDDING: &str = "token_embd.weight";
     let rope_factors = file.rope_factors()?;
-    let tied = !file.has(Weight::Unembedding);
     // The architecture is checked before tensors are looked for, so that an unsupported one is named as such.
-    let vocab = file.shape(&Weight::Embedding.gguf_name()).ok().and_then(|shape| shape.first().copied());
-    let config =
-        ModelConfig::from_gguf(file.metadata(), vocab.unwrap_or(1), tied, rope_factors, file.path())?;
-    file.shape(&Weight::Embedding.gguf_name())?;
+    let vocab = file.shape(EMBEDDING).ok().and_then(|shape| shape.first().copied());
+    let tied = file.shape("output.weight").is_err();
+    let config = ModelConfig::from_gguf(
+        file.metadata(),
+        vocab.unwrap_or(1),
+        tied,
+        &rope_factors,
+        architecture,
+        file.path(),
+    )?;
+    file.shape(EMBEDDING)?;
     Ok(config)
+}
+
+/// The text of a folder's `config.json`, its architecture numbers and its weight files, without loading the weights.
+///
+/// # Errors
+/// [`Error::Input`] naming what is missing, damaged or unsupported.
+pub fn folder_config(
+    folder: &Path,
+    architecture: Option<&str>,
+) -> Result<(String, ModelConfig, SafetensorsFiles)> {
+    let path = folder.join("config.json");
+    let text = std::fs::read_to_string(&path).map_err(|e| Error::io("read the model's config", &path, &e))?;
+    let mut config = ModelConfig::from_json(&text, architecture, &path)?;
+    let files = SafetensorsFiles::open(folder)?;
+    // Some checkpoints leave the flag out and the matrix with it.
+    config.tied_embeddings |= !files.has_unembedding(&config)?;
+    Ok((text, config, files))
 }
 
 fn hash_file(path: &Path, digest: &mut Sha256) -> Result<()> {

@@ -7,7 +7,7 @@ use crate::decoder::{Attend, Decoder, Location, Pass};
 use crate::hooks::{Hooks, Site};
 use crate::kv::KvStore;
 use crate::policy::{KeysValuesAbove, PolicyRules};
-use crate::tensor::with_f32;
+use crate::tensor::{self, with_f32};
 use crate::{Depth, Error, Policy, Result};
 use candle_core::{Device, Tensor};
 use layerscope_kernels::{
@@ -49,6 +49,8 @@ pub struct Session<'m> {
     policy: Policy,
     store: KvStore,
     prompt_len: usize,
+    /// Most tokens that the sequence will have.
+    sequence_len: usize,
     len: usize,
     /// Queries of the rows that came last, `[rows, H, head_dim]`, in the last attention that they went through.
     queries: Option<Tensor>,
@@ -73,7 +75,8 @@ impl<'m> Session<'m> {
         }
         let capacity = policy.capacity(prompt_len, decode_len);
         let store = KvStore::new(decoder.config(), &capacity, decoder.kv_precision());
-        Ok(Self { decoder, policy, store, prompt_len, len: 0, queries: None })
+        let sequence_len = prompt_len - 1 + decode_len;
+        Ok(Self { decoder, policy, store, prompt_len, sequence_len, len: 0, queries: None })
     }
 
     /// Tokens processed so far.
@@ -84,6 +87,11 @@ impl<'m> Session<'m> {
     /// Whether nothing was processed yet.
     pub fn is_empty(&self) -> bool {
         self.len == 0
+    }
+
+    /// Most tokens that the sequence will have.
+    pub fn sequence_len(&self) -> usize {
+        self.sequence_len
     }
 
     /// The KV store.
@@ -173,7 +181,8 @@ impl<'m> Session<'m> {
         let (prompt_len, queries) = (self.prompt_len, &mut self.queries);
         let mut attend =
             StoredAttention { decoder, rules, store: &mut self.store, prompt_len, queries, statistics };
-        let mut pass = Pass { attend: &mut attend, hooks, exact, keys_values_from: None };
+        let sequence_len = self.sequence_len;
+        let mut pass = Pass { attend: &mut attend, hooks, sequence_len, exact, keys_values_from: None };
         let mut shared = None;
         if let KeysValuesAbove::SharedNorm(layer) = rules.keys_values_above() {
             let entrance = Depth::entering(layer);
@@ -256,6 +265,7 @@ impl StoredAttention<'_> {
         let (keys, values, key_positions) = self.gathered(layer, &shape)?;
         let q = q.transpose(0, 1)?.contiguous()?;
         let scores = (q.matmul(&keys.t()?)? * f64::from(shape.scale))?;
+        let scores = tensor::soft_cap(scores, shape.soft_cap.map(f64::from))?;
         let mask: Vec<f32> = positions
             .iter()
             .flat_map(|&query| {

@@ -1,6 +1,6 @@
 //! Shapes of well-known models, to be filled with random weights: for measuring speed and memory without the files.
 
-use crate::config::{ModelConfig, RopeConfig, RopeScaling};
+use crate::config::{Activation, ModelConfig, NormKind, NormPlacement, RopeConfig, RopeScaling};
 use crate::weights::{RandomWeights, ShapeWeights, WeightsPrecision};
 use crate::{Decoder, Error, Result};
 use std::fmt;
@@ -141,6 +141,7 @@ impl Shape {
         }
         self.config.layers = layers;
         self.config.windows.truncate(layers);
+        self.config.rope.truncate(layers);
         Ok(self)
     }
 
@@ -186,8 +187,10 @@ impl Numbers {
                 original_context: 8_192.0,
             },
         };
+        let rope = RopeConfig { base: self.rope_base, dims: self.head_dim, scaling };
         ModelConfig {
             architecture: "llama".to_owned(),
+            family: "llama",
             layers: self.layers,
             hidden: self.hidden,
             heads: self.heads,
@@ -196,9 +199,23 @@ impl Numbers {
             feed_forward: self.feed_forward,
             vocab: self.vocab,
             context: self.context,
+            norm: NormKind::Rms,
             norm_epsilon: 1e-5,
-            rope: RopeConfig { base: self.rope_base, scaling },
+            norm_placement: NormPlacement::Before,
+            query_key_norm: None,
+            parallel_residual: false,
+            rope: vec![Some(rope); self.layers],
+            learned_positions: false,
             windows: vec![None; self.layers],
+            attention_scale: 1.0 / (self.head_dim as f64).sqrt(),
+            attention_soft_cap: None,
+            logit_soft_cap: None,
+            embedding_scale: 1.0,
+            residual_scale: 1.0,
+            logit_scale: 1.0,
+            activation: Activation::Silu,
+            gated: true,
+            experts: None,
             tied_embeddings: self.tied_embeddings,
         }
     }

@@ -2,7 +2,7 @@
 
 use crate::{Error, Result};
 use candle_core::{Device, Storage, Tensor};
-use layerscope_kernels::elementwise;
+use layerscope_kernels::{Activation, elementwise};
 
 /// Runs `f` on the elements of an f32 tensor on the CPU, row-major.
 ///
@@ -40,9 +40,42 @@ pub(crate) fn add(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     filled_from_two(a, b, elementwise::add)
 }
 
-/// silu(gate) · up.
-pub(crate) fn silu_gate(gate: &Tensor, up: &Tensor) -> Result<Tensor> {
-    filled_from_two(gate, up, elementwise::silu_gate)
+/// x · factor; x itself where the factor is 1.
+pub(crate) fn scale(x: Tensor, factor: f64) -> Result<Tensor> {
+    if factor == 1.0 {
+        return Ok(x);
+    }
+    filled(&x, |x, output| elementwise::scale(x, factor as f32, output))
+}
+
+/// x `[rows, d]` with `bias [d]` added to each row; x itself where there is none.
+pub(crate) fn add_bias(x: Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
+    let Some(bias) = bias else { return Ok(x) };
+    with_f32(bias, |bias| {
+        filled(&x, |x, output| {
+            output.copy_from_slice(x);
+            elementwise::add_bias(output, bias);
+        })
+    })?
+}
+
+/// c·tanh(x/c); x itself where there is no cap.
+pub(crate) fn soft_cap(x: Tensor, cap: Option<f64>) -> Result<Tensor> {
+    let Some(cap) = cap else { return Ok(x) };
+    filled(&x, |x, output| {
+        output.copy_from_slice(x);
+        elementwise::soft_cap(output, cap as f32);
+    })
+}
+
+/// f(gate) · up.
+pub(crate) fn gate(activation: Activation, gate: &Tensor, up: &Tensor) -> Result<Tensor> {
+    filled_from_two(gate, up, |gate, up, output| elementwise::gate(activation, gate, up, output))
+}
+
+/// f(x).
+pub(crate) fn activate(activation: Activation, x: &Tensor) -> Result<Tensor> {
+    filled(x, |x, output| elementwise::activate(activation, x, output))
 }
 
 /// RMSNorm of rows `[rows, d]` with a scale `[d]`.
@@ -50,8 +83,17 @@ pub(crate) fn rms_norm(x: &Tensor, scale: &Tensor, epsilon: f32) -> Result<Tenso
     with_f32(scale, |scale| filled(x, |x, output| elementwise::rms_norm(x, scale, epsilon, output)))?
 }
 
-/// Rotary embedding of `x [rows, heads, head_dim]`; cos and sin are `[rows, head_dim / 2]`.
-pub(crate) fn rotate(x: &Tensor, angles: [&[f32]; 2]) -> Result<Tensor> {
+/// LayerNorm of rows `[rows, d]` with a scale and a bias `[d]`.
+pub(crate) fn layer_norm(x: &Tensor, scale: &Tensor, bias: &Tensor, epsilon: f32) -> Result<Tensor> {
+    with_f32(scale, |scale| {
+        with_f32(bias, |bias| {
+            filled(x, |x, output| elementwise::layer_norm(x, [scale, bias], epsilon, output))
+        })
+    })??
+}
+
+/// Rotary embedding of `x [rows, heads, head_dim]`; cos and sin are `[rows, half]` each.
+pub(crate) fn rotate(x: &Tensor, angles: [&[f32]; 2], half: usize) -> Result<Tensor> {
     let (_, heads, head_dim) = x.dims3()?;
-    filled(x, |x, output| elementwise::rotate(x, heads, angles, head_dim / 2, output))
+    filled(x, |x, output| elementwise::rotate(x, [heads, head_dim], angles, half, output))
 }

@@ -26,9 +26,11 @@ struct Tiny {
 static TINY: LazyLock<Tiny> = LazyLock::new(|| {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/tiny/layerscope-tiny.gguf");
     let file = GgufFile::open(&path).unwrap();
-    let mut config = gguf_config(&file).unwrap();
+    let mut config = gguf_config(&file, None).unwrap();
     config.context = 4096;
-    let decoder = Decoder::load(config, &file, WeightsPrecision::F32, &mut |_, _| Ok(())).unwrap();
+    let weights = file.weights(&config).unwrap();
+    let decoder = Decoder::load(config.clone(), &weights, WeightsPrecision::F32, &mut |_, _| Ok(())).unwrap();
+    drop(weights);
     Tiny { file, decoder }
 });
 
@@ -92,9 +94,10 @@ impl Attend for Masked<'_> {
 /// K, rotated, and V of rows at positions 0 …, W·(x / rms(x) · g), with norm and rotation in f64.
 fn by_hand(x: &Tensor, norm: usize, layer: usize) -> [Tensor; 2] {
     let config = TINY.decoder.config();
+    let weights = TINY.file.weights(config).unwrap();
     let (rows, d) = x.dims2().unwrap();
     let (heads, dim, width) = (config.kv_heads, config.head_dim, config.kv_heads * config.head_dim);
-    let gain = TINY.file.vector(Weight::AttentionNorm(norm), d).unwrap().to_vec1::<f32>().unwrap();
+    let gain = weights.vector(Weight::AttentionNorm(norm), d).unwrap().to_vec1::<f32>().unwrap();
     let mut normed = vec![];
     for row in x.to_vec2::<f32>().unwrap() {
         let square: f64 = row.iter().map(|&x| f64::from(x).powi(2)).sum();
@@ -103,10 +106,10 @@ fn by_hand(x: &Tensor, norm: usize, layer: usize) -> [Tensor; 2] {
     }
     let normed = Tensor::from_vec(normed, (rows, d), &Device::Cpu).unwrap();
     let product = |weight| {
-        let linear = TINY.file.linear(weight, (width, d), WeightsPrecision::F32).unwrap();
+        let linear = weights.linear(weight, (width, d), WeightsPrecision::F32).unwrap();
         linear.forward(&normed, true).unwrap()
     };
-    let frequencies = config.rope.frequencies(dim);
+    let frequencies = config.rope[layer].as_ref().unwrap().frequencies(1);
     let mut keys = product(Weight::Key(layer)).flatten_all().unwrap().to_vec1::<f32>().unwrap();
     for (index, head) in keys.chunks_exact_mut(dim).enumerate() {
         let position = (index / heads) as f64;
@@ -137,7 +140,9 @@ fn whole_run(sequence: &[u32], p: usize, reference: Reference<'_>) -> Vec<Vec<f3
     }
     let x = decoder.embed(sequence, &positions, &mut hooks).unwrap();
     let mut attend = Masked { reference, stopped };
-    let mut pass = Pass { attend: &mut attend, hooks: &mut hooks, exact: true, keys_values_from: None };
+    let sequence_len = sequence.len();
+    let (attend, hooks) = (&mut attend, &mut hooks);
+    let mut pass = Pass { attend, hooks, sequence_len, exact: true, keys_values_from: None };
     let depth = Depth::of_layers(0..decoder.config().layers);
     let x = decoder.forward(x, &positions, depth, &mut pass).unwrap();
     let decode = x.narrow(0, p - 1, sequence.len() + 1 - p).unwrap();

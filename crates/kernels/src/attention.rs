@@ -51,6 +51,8 @@ pub struct AttentionShape {
     pub head_dim: usize,
     /// Scores are q·k times this.
     pub scale: f32,
+    /// Scaled scores s become c·tanh(s/c).
+    pub soft_cap: Option<f32>,
     /// A query at t sees keys t−window+1 … t; `None` sees all.
     pub window: Option<usize>,
 }

@@ -1,4 +1,4 @@
-//! What happens to activations between products: norm, rotary embedding, gating, sums. Rows are shared out among threads
+//! What happens to activations between products: norms, rotary embedding, activation functions, sums. Rows are shared out among threads
 //! where there are enough of them.
 
 use crate::Instructions;
@@ -7,6 +7,7 @@ use crate::instructions::Operation;
 use crate::lanes::Lanes;
 use pulp::Simd;
 use rayon::prelude::*;
+use serde::Serialize;
 
 /// Fewest elements that are worth a task of their own.
 const TASK: usize = 1 << 14;
@@ -56,36 +57,113 @@ impl Operation for RmsNorm<'_> {
     }
 }
 
-/// SwiGLU's gate (Shazeer 2020): silu(gate) · up, with silu(x) = x / (1 + e^−x).
+/// LayerNorm (Ba et al. 2016) of rows `x [rows, d]`: (x − mean) / √(variance + ε) · scale + bias.
 ///
 /// # Panics
 /// If sizes do not agree.
-pub fn silu_gate(gate: &[f32], up: &[f32], output: &mut [f32]) {
-    assert!(gate.len() == output.len() && up.len() == output.len(), "gate, up and output");
-    by_rows(output, 1, |first, output| {
-        let part = first..first + output.len();
-        Instructions::best().dispatch(SiluGate { gate: &gate[part.clone()], up: &up[part], output });
+pub fn layer_norm(x: &[f32], [scale, bias]: [&[f32]; 2], epsilon: f32, output: &mut [f32]) {
+    assert!(x.len() == output.len() && scale.len() == bias.len(), "input and output, scale and bias");
+    assert!(x.len().is_multiple_of(scale.len()), "whole rows");
+    let width = scale.len();
+    by_rows(output, width, |first, output| {
+        let x = &x[first * width..][..output.len()];
+        for (x, output) in x.chunks_exact(width).zip(output.chunks_exact_mut(width)) {
+            let sum: f64 = x.iter().map(|&x| f64::from(x)).sum();
+            let mean = (sum / width as f64) as f32;
+            let squares: f64 = x.iter().map(|&x| f64::from(x - mean).powi(2)).sum();
+            let factor = 1.0 / ((squares / width as f64) as f32 + epsilon).sqrt();
+            for (((y, x), scale), bias) in output.iter_mut().zip(x).zip(scale).zip(bias) {
+                *y = (x - mean) * factor * scale + bias;
+            }
+        }
     });
 }
 
-struct SiluGate<'a> {
-    gate: &'a [f32],
-    up: &'a [f32],
+/// Activation function of an MLP.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Activation {
+    /// x / (1 + e^−x).
+    Silu,
+    /// GELU (Hendrycks & Gimpel 2016): x·Φ(x).
+    Gelu,
+    /// Its approximation by tanh: x/2·(1 + tanh(√(2/π)·(x + 0.044715·x³))).
+    GeluTanh,
+}
+
+/// f(gate) · up (Shazeer 2020).
+///
+/// # Panics
+/// If sizes do not agree.
+pub fn gate(activation: Activation, gate: &[f32], up: &[f32], output: &mut [f32]) {
+    assert!(gate.len() == output.len() && up.len() == output.len(), "gate, up and output");
+    by_rows(output, 1, |first, output| {
+        let part = first..first + output.len();
+        let gate = &gate[part.clone()];
+        Instructions::best().dispatch(Activate { activation, x: gate, output });
+        for (y, up) in output.iter_mut().zip(&up[part]) {
+            *y *= up;
+        }
+    });
+}
+
+/// f(x).
+///
+/// # Panics
+/// If sizes do not agree.
+pub fn activate(activation: Activation, x: &[f32], output: &mut [f32]) {
+    assert_eq!(x.len(), output.len(), "input and output");
+    by_rows(output, 1, |first, output| {
+        let x = &x[first..first + output.len()];
+        Instructions::best().dispatch(Activate { activation, x, output });
+    });
+}
+
+struct Activate<'a> {
+    activation: Activation,
+    x: &'a [f32],
     output: &'a mut [f32],
 }
 
-impl Operation for SiluGate<'_> {
+impl Operation for Activate<'_> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd, L: Lanes>(self, _: S, _: L) {
-        for ((y, &gate), &up) in self.output.iter_mut().zip(self.gate).zip(self.up) {
-            // e^−|x| never overflows: the sigmoid of a negative x is e^x / (1 + e^x).
-            let e = exp_nonpositive(-gate.abs());
-            let sigmoid = if gate >= 0.0 { 1.0 } else { e } / (1.0 + e);
-            *y = gate * sigmoid * up;
+        let pairs = self.output.iter_mut().zip(self.x);
+        match self.activation {
+            Activation::Silu => pairs.for_each(|(y, &x)| *y = x * sigmoid(x)),
+            Activation::Gelu => pairs.for_each(|(y, &x)| {
+                *y = 0.5 * x * (1.0 + libm::erff(x * std::f32::consts::FRAC_1_SQRT_2));
+            }),
+            // (1 + tanh(u)) / 2 is the sigmoid of 2u.
+            Activation::GeluTanh => pairs.for_each(|(y, &x)| {
+                const TWICE_ROOT: f32 = 1.595_769_1;
+                *y = x * sigmoid(TWICE_ROOT * (x + 0.044_715 * x * x * x));
+            }),
         }
     }
+}
+
+/// 1 / (1 + e^−x).
+#[inline(always)]
+fn sigmoid(x: f32) -> f32 {
+    // e^−|x| never overflows: the sigmoid of a negative x is e^x / (1 + e^x).
+    let e = exp_nonpositive(-x.abs());
+    (if x >= 0.0 { 1.0 } else { e }) / (1.0 + e)
+}
+
+/// c·tanh(x/c) of each x: what softly caps scores and logits at ±c (Gemma 2).
+pub fn soft_cap(x: &mut [f32], cap: f32) {
+    x.iter_mut().for_each(|x| *x = softly_capped(*x, cap));
+}
+
+/// c·tanh(x/c).
+#[inline(always)]
+pub(crate) fn softly_capped(x: f32, cap: f32) -> f32 {
+    let ratio = x / cap;
+    let e = exp_nonpositive(-2.0 * ratio.abs());
+    cap * ((1.0 - e) / (1.0 + e)).copysign(ratio)
 }
 
 /// a + b.
@@ -101,22 +179,56 @@ pub fn add(a: &[f32], b: &[f32], output: &mut [f32]) {
     });
 }
 
-/// Rotary embedding (Su et al. 2021) in rotate-half order: pairs (i, i + head_dim/2) of `x [rows, heads, head_dim]` are
-/// turned by the angles whose `cos` and `sin` are `[rows, head_dim / 2]`.
+/// x · factor.
 ///
 /// # Panics
 /// If sizes do not agree.
-pub fn rotate(x: &[f32], heads: usize, [cos, sin]: [&[f32]; 2], half: usize, output: &mut [f32]) {
-    let width = heads * 2 * half;
-    assert!(x.len() == output.len() && x.len().is_multiple_of(width), "whole rows");
+pub fn scale(x: &[f32], factor: f32, output: &mut [f32]) {
+    assert_eq!(x.len(), output.len(), "input and output");
+    by_rows(output, 1, |first, output| {
+        for (y, x) in output.iter_mut().zip(&x[first..]) {
+            *y = x * factor;
+        }
+    });
+}
+
+/// Adds `bias [d]` to each row of `x [rows, d]`.
+///
+/// # Panics
+/// If sizes do not agree.
+pub fn add_bias(x: &mut [f32], bias: &[f32]) {
+    assert!(x.len().is_multiple_of(bias.len()), "whole rows");
+    by_rows(x, bias.len(), |_, rows| {
+        for row in rows.chunks_exact_mut(bias.len()) {
+            row.iter_mut().zip(bias).for_each(|(x, bias)| *x += bias);
+        }
+    });
+}
+
+/// Rotary embedding (Su et al. 2021) in rotate-half order: of each head of `x [rows, heads, head_dim]` the pairs
+/// (i, i + n) among the first 2n elements are turned by the angles whose `cos` and `sin` are `[rows, n]`; the others stay.
+///
+/// # Panics
+/// If sizes do not agree.
+pub fn rotate(
+    x: &[f32],
+    [heads, head_dim]: [usize; 2],
+    [cos, sin]: [&[f32]; 2],
+    half: usize,
+    output: &mut [f32],
+) {
+    let width = heads * head_dim;
+    assert!(x.len() == output.len() && x.len().is_multiple_of(width) && 2 * half <= head_dim, "whole rows");
     assert!(cos.len() == x.len() / width * half && sin.len() == cos.len(), "an angle for each pair");
     by_rows(output, width, |first, output| {
         let x = &x[first * width..][..output.len()];
         for (row, (output, x)) in output.chunks_exact_mut(width).zip(x.chunks_exact(width)).enumerate() {
             let angles = (first + row) * half..(first + row + 1) * half;
             let (cos, sin) = (&cos[angles.clone()], &sin[angles]);
-            for (output, x) in output.chunks_exact_mut(2 * half).zip(x.chunks_exact(2 * half)) {
-                let ((y0, y1), (x0, x1)) = (output.split_at_mut(half), x.split_at(half));
+            for (output, x) in output.chunks_exact_mut(head_dim).zip(x.chunks_exact(head_dim)) {
+                let (turned, rest) = output.split_at_mut(2 * half);
+                rest.copy_from_slice(&x[2 * half..]);
+                let ((y0, y1), (x0, x1)) = (turned.split_at_mut(half), x[..2 * half].split_at(half));
                 for i in 0..half {
                     y0[i] = x0[i] * cos[i] - x1[i] * sin[i];
                     y1[i] = x0[i] * sin[i] + x1[i] * cos[i];
@@ -135,9 +247,20 @@ mod tests {
         (f64::from(a) - b).abs() <= 2e-6 * (1.0 + b.abs())
     }
 
+    /// The activation functions by their definitions.
+    fn plain(activation: Activation, x: f64) -> f64 {
+        match activation {
+            Activation::Silu => x / (1.0 + (-x).exp()),
+            Activation::Gelu => 0.5 * x * (1.0 + libm::erf(x / 2f64.sqrt())),
+            Activation::GeluTanh => {
+                0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3))).tanh())
+            }
+        }
+    }
+
     proptest! {
         #[test]
-        fn norm_gate_and_sum_equal_the_plain_ones(
+        fn norms_gates_and_sums_equal_the_plain_ones(
             (rows, width, numbers) in (1usize..5, 1usize..80).prop_flat_map(|(rows, width)| (
                 Just(rows), Just(width), proptest::collection::vec((-9f32..9.0, -30f32..30.0), rows * width),
             ))
@@ -152,29 +275,54 @@ mod tests {
                     prop_assert!(close(y[row * width + i], f64::from(x[i]) / (mean + 1e-5).sqrt() * f64::from(b[i])));
                 }
             }
-            silu_gate(&b, &a, &mut y);
-            for i in 0..y.len() {
-                let gate = f64::from(b[i]);
-                prop_assert!(close(y[i], gate / (1.0 + (-gate).exp()) * f64::from(a[i])));
+            let bias: Vec<f32> = b[..width].iter().map(|x| x / 3.0).collect();
+            layer_norm(&a, [&b[..width], &bias], 1e-5, &mut y);
+            for row in 0..rows {
+                let x: Vec<f64> = a[row * width..][..width].iter().map(|&x| f64::from(x)).collect();
+                let mean = x.iter().sum::<f64>() / width as f64;
+                let variance = x.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / width as f64;
+                for i in 0..width {
+                    let expected = (x[i] - mean) / (variance + 1e-5).sqrt() * f64::from(b[i]) + f64::from(bias[i]);
+                    prop_assert!((f64::from(y[row * width + i]) - expected).abs() < 1e-4 * (1.0 + expected.abs()));
+                }
             }
+            for activation in [Activation::Silu, Activation::Gelu, Activation::GeluTanh] {
+                gate(activation, &b, &a, &mut y);
+                for i in 0..y.len() {
+                    prop_assert!(close(y[i], plain(activation, f64::from(b[i])) * f64::from(a[i])), "{activation:?}");
+                }
+                activate(activation, &b, &mut y);
+                prop_assert!((0..y.len()).all(|i| close(y[i], plain(activation, f64::from(b[i])))));
+            }
+            let mut capped = b.clone();
+            soft_cap(&mut capped, 7.0);
+            prop_assert!((0..b.len()).all(|i| close(capped[i], 7.0 * (f64::from(b[i]) / 7.0).tanh())));
+            scale(&a, 0.3, &mut y);
+            prop_assert!((0..y.len()).all(|i| y[i] == a[i] * 0.3));
+            let mut with_bias = a.clone();
+            add_bias(&mut with_bias, &bias);
+            prop_assert!((0..y.len()).all(|i| with_bias[i] == a[i] + bias[i % width]));
             add(&a, &b, &mut y);
             prop_assert!((0..y.len()).all(|i| y[i] == a[i] + b[i]));
         }
 
         #[test]
-        fn rotation_turns_pairs(angle in -9f32..9.0, heads in 1usize..4, half in 1usize..9) {
-            let rows = 3;
-            let x: Vec<f32> = (0..rows * heads * 2 * half).map(|i| (i * 37 % 11) as f32 - 5.0).collect();
+        fn rotation_turns_pairs(angle in -9f32..9.0, heads in 1usize..4, half in 1usize..9, rest in 0usize..5) {
+            let (rows, head_dim) = (3, 2 * half + rest);
+            let x: Vec<f32> = (0..rows * heads * head_dim).map(|i| (i * 37 % 11) as f32 - 5.0).collect();
             let angles: Vec<f32> = (0..rows * half).map(|i| angle * i as f32).collect();
             let (cos, sin): (Vec<f32>, Vec<f32>) = angles.iter().map(|a| (a.cos(), a.sin())).unzip();
             let mut y = vec![0.0; x.len()];
-            rotate(&x, heads, [&cos, &sin], half, &mut y);
-            for (pair, angle) in (0..rows * heads * half).map(|i| (i, angles[i / (heads * half) * half + i % half])) {
-                let at = pair / half * 2 * half + pair % half;
-                let (x0, x1) = (f64::from(x[at]), f64::from(x[at + half]));
-                let (sin, cos) = f64::from(angle).sin_cos();
-                prop_assert!((f64::from(y[at]) - (x0 * cos - x1 * sin)).abs() < 1e-4);
-                prop_assert!((f64::from(y[at + half]) - (x0 * sin + x1 * cos)).abs() < 1e-4);
+            rotate(&x, [heads, head_dim], [&cos, &sin], half, &mut y);
+            for head in 0..rows * heads {
+                let (x, y) = (&x[head * head_dim..][..head_dim], &y[head * head_dim..][..head_dim]);
+                for i in 0..half {
+                    let (x0, x1) = (f64::from(x[i]), f64::from(x[i + half]));
+                    let (sin, cos) = f64::from(angles[head / heads * half + i]).sin_cos();
+                    prop_assert!((f64::from(y[i]) - (x0 * cos - x1 * sin)).abs() < 1e-4);
+                    prop_assert!((f64::from(y[i + half]) - (x0 * sin + x1 * cos)).abs() < 1e-4);
+                }
+                prop_assert_eq!(&x[2 * half..], &y[2 * half..]);
             }
         }
     }
@@ -187,8 +335,10 @@ mod tests {
         add(&a, &a, &mut y);
         assert!((0..n).all(|i| y[i] == 2.0 * a[i]));
         let mut gated = [0.0; 4];
-        silu_gate(&[-1e30, 1e30, -90.0, f32::NAN], &[1.0; 4], &mut gated);
-        assert_eq!(gated[..2], [0.0, 1e30]);
-        assert!(gated[2].abs() < 1e-30 && gated[3].is_nan());
+        for activation in [Activation::Silu, Activation::Gelu, Activation::GeluTanh] {
+            gate(activation, &[-1e12, 1e12, -90.0, f32::NAN], &[1.0; 4], &mut gated);
+            assert_eq!(gated[..2], [0.0, 1e12], "{activation:?}");
+            assert!(gated[2].abs() < 1e-30 && gated[3].is_nan(), "{activation:?}");
+        }
     }
 }

@@ -19,4 +19,5 @@ pub use attention::{
     AttentionShape, Elements, KeySpan, Queries, Received, SEGMENTS, Segment, Statistics, attention,
     attention_with_statistics,
 };
+pub use elementwise::Activation;
 pub use instructions::Instructions;

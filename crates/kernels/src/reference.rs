@@ -23,7 +23,7 @@ pub struct ReferenceAttention {
     pub entropy: Vec<[f64; SEGMENTS]>,
 }
 
-/// softmax(q·kᵀ·scale)·v over the visible keys of all spans, one query and head at a time.
+/// softmax(cap(q·kᵀ·scale))·v over the visible keys of all spans, one query and head at a time.
 pub fn attention(shape: &AttentionShape, queries: &Queries<'_>, spans: &[KeySpan<'_>]) -> ReferenceAttention {
     let dim = shape.head_dim;
     let group = shape.query_heads / shape.kv_heads;
@@ -44,7 +44,10 @@ pub fn attention(shape: &AttentionShape, queries: &Queries<'_>, spans: &[KeySpan
                         let start = offset(span, key);
                         let k = span.keys.to_f32(start..start + dim);
                         let product: f64 = q.iter().zip(&k).map(|(&a, &b)| f64::from(a) * f64::from(b)).sum();
-                        scored.push((span, key, product * f64::from(shape.scale)));
+                        let score = product * f64::from(shape.scale);
+                        let capped =
+                            shape.soft_cap.map(f64::from).map_or(score, |cap| cap * (score / cap).tanh());
+                        scored.push((span, key, capped));
                     }
                 }
             }

@@ -75,13 +75,13 @@ fn inspect(path: &Path) -> Result<ModelConfig> {
         let config = path.join("config.json");
         let text = std::fs::read_to_string(&config)
             .map_err(|e| layerscope_engine::Error::io("read the model's config", &config, &e))?;
-        return ModelConfig::from_json(&text, &config);
+        return ModelConfig::from_json(&text, None, &config);
     }
     readable(&GgufFile::open(path)?)
 }
 
 fn readable(file: &GgufFile) -> Result<ModelConfig> {
-    let config = gguf_config(file)?;
+    let config = gguf_config(file, None)?;
     Tokenizer::from_gguf(file.metadata(), file.path())?;
     Ok(config)
 }

@@ -17,7 +17,7 @@ pub fn tiny() -> PathBuf {
 }
 
 pub fn load(path: &Path) -> Model {
-    Model::load(&ModelSource::Path(path.to_owned()), WeightsPrecision::F32, &mut |_, _| Ok(())).unwrap()
+    Model::load(&ModelSource::Path(path.to_owned()), None, WeightsPrecision::F32, &mut |_, _| Ok(())).unwrap()
 }
 
 /// Whole-sequence attention in f64 where `hidden(layer, query, key)` says what a query does not see.
@@ -82,7 +82,9 @@ pub fn whole_run(
     let mut hooks = Hooks::none();
     let x = decoder.embed(sequence, &positions, &mut hooks).unwrap();
     let mut attend = Naive { decoder, hidden };
-    let mut pass = Pass { attend: &mut attend, hooks: &mut hooks, exact: true, keys_values_from: None };
+    let sequence_len = sequence.len();
+    let (attend, hooks) = (&mut attend, &mut hooks);
+    let mut pass = Pass { attend, hooks, sequence_len, exact: true, keys_values_from: None };
     let x = decoder.forward(x, &positions, Depth::of_layers(0..model.config().layers), &mut pass).unwrap();
     let mut rows = vec![];
     let decode = x.narrow(0, p - 1, sequence.len() + 1 - p).unwrap();

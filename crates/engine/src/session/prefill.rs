@@ -2,6 +2,7 @@
 
 use super::rows::Rows;
 use super::{Interrupt, Session, check_interrupt};
+use crate::decoder::KeysValuesOf;
 use crate::hooks::Hooks;
 use crate::policy::{Arrived, KeysValuesAbove};
 use crate::tensor::with_f32;
@@ -92,7 +93,8 @@ impl Session<'_> {
         let above = exit.next_attention()..self.decoder.config().layers;
         let Some(Rows { x, positions }) = rows.select(leaves)? else { return Ok(()) };
         let store = &mut self.store;
-        self.decoder.project_keys_values(&x, &positions, (above, shared_norm), hooks, &mut |layer, [k, v]| {
+        let of = KeysValuesOf { layers: above, shared_norm, sequence_len: self.sequence_len };
+        self.decoder.project_keys_values(&x, &positions, of, hooks, &mut |layer, [k, v]| {
             with_f32(k, |k| with_f32(v, |v| store.append(layer, &positions, k, v)))??
         })
     }

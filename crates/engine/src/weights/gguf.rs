@@ -1,16 +1,16 @@
 //! Weights and metadata of a GGUF file, memory-mapped or embedded in the program.
 
+use super::WeightSource;
 use super::bytes::FileBytes;
-use super::linear::qtensor;
-use super::{Linear, Weight, WeightSource, WeightsPrecision};
-use crate::{Error, Result};
-use candle_core::quantized::GgmlDType;
+use super::file::{FileTensor, FileWeights, TensorBytes, TensorFiles};
+use super::linear::dequantized;
+use crate::config::RopeFactors;
+use crate::family::Family;
+use crate::{Error, ModelConfig, Result};
 use candle_core::quantized::gguf_file::{Content, Value};
-use candle_core::{Device, Tensor};
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::io::Cursor;
-use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -81,28 +81,58 @@ impl GgufFile {
         }
     }
 
-    /// Factors that divide the rotary frequencies, where the file carries them (Llama 3.1).
+    /// Factors that divide the rotary frequencies, where the file carries them (Llama 3.1, Phi-3).
     ///
     /// # Errors
     /// [`Error::Input`] on a damaged tensor.
-    pub fn rope_factors(&self) -> Result<Option<Vec<f32>>> {
-        const NAME: &str = "rope_freqs.weight";
-        let Some(info) = self.content.tensor_infos.get(NAME) else { return Ok(None) };
-        let &[len] = info.shape.dims() else {
-            return Err(damaged(&self.path, "`rope_freqs.weight` is not a vector"));
+    pub fn rope_factors(&self) -> Result<RopeFactors> {
+        let vector = |name: &str| -> Result<Option<Vec<f32>>> {
+            let Some(info) = self.content.tensor_infos.get(name) else { return Ok(None) };
+            let &[len] = info.shape.dims() else {
+                return Err(damaged(&self.path, &format!("`{name}` is not a vector")));
+            };
+            let tensor = self.tensor(name, true)?;
+            Ok(Some(dequantized(tensor.bytes(), tensor.dtype, len)?))
         };
-        Ok(Some(self.f32_vector(NAME, len)?.to_vec1()?))
+        let [all, short, long] = ROPE_FACTORS;
+        let short_and_long = match (vector(short)?, vector(long)?) {
+            (Some(short), Some(long)) => Some([short, long]),
+            _ => None,
+        };
+        Ok(RopeFactors { all: vector(all)?, short_and_long })
     }
 
-    /// Where the blocks of a tensor of a known shape are, and their type.
-    fn blocks(&self, name: &str, shape: &[usize]) -> Result<(Range<usize>, GgmlDType)> {
-        let found = self.shape(name)?;
-        if found != shape {
-            return Err(Error::input(format!(
-                "{}: tensor `{name}` has shape {found:?} where {shape:?} is expected; the file may be damaged",
-                self.path.display()
-            )));
-        }
+    /// The weights, at the places where the family of a config keeps them.
+    ///
+    /// # Errors
+    /// [`Error::Input`] on a family that is not known.
+    pub fn weights<'a>(&'a self, config: &'a ModelConfig) -> Result<impl WeightSource + 'a> {
+        Ok(FileWeights::new(self, config, Family::named(config.family)?.in_gguf))
+    }
+}
+
+/// For all sequences, short ones and long ones.
+const ROPE_FACTORS: [&str; 3] =
+    ["rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight"];
+
+impl TensorFiles for GgufFile {
+    fn path(&self) -> &Path {
+        &self.path
+    }
+
+    fn names(&self) -> Vec<&str> {
+        let names = self.content.tensor_infos.keys().map(String::as_str);
+        let mut names: Vec<&str> = names.filter(|name| !ROPE_FACTORS.contains(name)).collect();
+        names.sort_unstable();
+        names
+    }
+
+    fn name_of(&self, name: &str) -> Option<&str> {
+        self.content.tensor_infos.get_key_value(name).map(|(name, _)| name.as_str())
+    }
+
+    fn tensor(&self, name: &str, _: bool) -> Result<FileTensor> {
+        let shape = self.shape(name)?.to_vec();
         let info = &self.content.tensor_infos[name];
         let (dtype, last) = (info.ggml_dtype, shape.last().copied().unwrap_or(0));
         if last == 0 || !last.is_multiple_of(dtype.block_size()) {
@@ -113,57 +143,12 @@ impl GgufFile {
         let start = usize::try_from(self.content.tensor_data_offset.saturating_add(info.offset)).ok();
         let range = start.and_then(|start| Some(start..start.checked_add(rows?.checked_mul(row_bytes)?)?));
         match range.filter(|range| self.bytes().get(range.clone()).is_some()) {
-            Some(range) => Ok((range, dtype)),
+            Some(range) => {
+                let bytes = TensorBytes::InFile(Arc::clone(&self.bytes), range);
+                Ok(FileTensor { bytes, dtype, shape })
+            }
             None => Err(damaged(&self.path, &format!("it ends within tensor `{name}`"))),
         }
-    }
-
-    fn f32_vector(&self, name: &str, len: usize) -> Result<Tensor> {
-        let (range, dtype) = self.blocks(name, &[len])?;
-        Ok(qtensor(&self.bytes()[range], dtype, &[len])?.dequantize(&Device::Cpu)?)
-    }
-
-    /// Heads whose rows the file has in paired order: llama.cpp's converter reorders Llama's query and key rows.
-    fn paired_heads(&self, weight: Weight) -> Result<Option<usize>> {
-        let count = |name: &str| {
-            let key = format!("llama.attention.{name}");
-            self.metadata().get(&key).and_then(|v| match v {
-                Value::I32(v) => usize::try_from(*v).ok(),
-                v => v.to_u64().ok().and_then(|v| usize::try_from(v).ok()),
-            })
-        };
-        let heads = match weight {
-            Weight::Query(_) => count("head_count"),
-            Weight::Key(_) => count("head_count_kv").or_else(|| count("head_count")),
-            _ => return Ok(None),
-        };
-        match heads {
-            Some(heads) if heads > 0 => Ok(Some(heads)),
-            _ => Err(damaged(&self.path, "its head count is missing")),
-        }
-    }
-}
-
-impl WeightSource for GgufFile {
-    fn linear(&self, weight: Weight, shape: (usize, usize), precision: WeightsPrecision) -> Result<Linear> {
-        let (range, dtype) = self.blocks(&weight.gguf_name(), &[shape.0, shape.1])?;
-        let keep = precision == WeightsPrecision::Native;
-        match self.paired_heads(weight)? {
-            None => Linear::in_file(Arc::clone(&self.bytes), range, dtype, shape, keep),
-            Some(heads) => {
-                let blocks = &self.bytes()[range];
-                let rows = rotate_half_rows(blocks, blocks.len() / shape.0, shape.0 / heads);
-                Linear::from_blocks(&rows, dtype, shape, keep)
-            }
-        }
-    }
-
-    fn vector(&self, weight: Weight, len: usize) -> Result<Tensor> {
-        self.f32_vector(&weight.gguf_name(), len)
-    }
-
-    fn has(&self, weight: Weight) -> bool {
-        self.content.tensor_infos.contains_key(&weight.gguf_name())
     }
 }
 
@@ -190,29 +175,4 @@ fn zero_alignment(data: &[u8]) -> bool {
             value[..width].iter().all(|&byte| byte == 0)
         })
     })
-}
-
-/// Rows of each head from paired order (2i, 2i+1) to rotate-half order (i, i + head_dim/2).
-fn rotate_half_rows(data: &[u8], row_bytes: usize, head_dim: usize) -> Vec<u8> {
-    let mut reordered = Vec::with_capacity(data.len());
-    for head in data.chunks_exact(row_bytes * head_dim) {
-        for half in 0..2 {
-            for pair in 0..head_dim / 2 {
-                reordered.extend_from_slice(&head[(2 * pair + half) * row_bytes..][..row_bytes]);
-            }
-        }
-    }
-    reordered
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn rows_come_out_in_rotate_half_order() {
-        let paired: Vec<u8> = (0..12).collect();
-        // Two heads of six rows of one byte.
-        assert_eq!(rotate_half_rows(&paired, 1, 6), [0, 2, 4, 1, 3, 5, 6, 8, 10, 7, 9, 11]);
-    }
 }

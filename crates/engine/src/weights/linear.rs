@@ -58,16 +58,8 @@ impl Linear {
     ) -> Result<Self> {
         let (bytes, format) = match format(dtype) {
             Some(format) if keep => (Bytes::Owned(blocks.to_vec()), format),
-            Some(format) => {
-                let mut widened = vec![0.0; rows * columns];
-                format.dequantize(blocks, &mut widened);
-                (Bytes::F32(widened), Format::F32)
-            }
-            // Types that only the library knows.
-            None => {
-                let widened = qtensor(blocks, dtype, &[rows, columns])?.dequantize(&Device::Cpu)?;
-                (Bytes::F32(widened.flatten_all()?.to_vec1()?), Format::F32)
-            }
+            // Types that only the library knows are always widened.
+            _ => (Bytes::F32(dequantized(blocks, dtype, rows * columns)?), Format::F32),
         };
         Ok(Self(Arc::new(Matrix { bytes, format, rows, columns })))
     }
@@ -179,12 +171,18 @@ fn format(dtype: GgmlDType) -> Option<Format> {
     })
 }
 
-/// Blocks as candle knows them.
-pub(super) fn qtensor(blocks: &[u8], dtype: GgmlDType, shape: &[usize]) -> Result<QTensor> {
+/// Blocks of `elements` weights in f32.
+pub(super) fn dequantized(blocks: &[u8], dtype: GgmlDType, elements: usize) -> Result<Vec<f32>> {
+    if let Some(format) = format(dtype) {
+        let mut widened = vec![0.0; elements];
+        format.dequantize(blocks, &mut widened);
+        return Ok(widened);
+    }
     // The blocks are copied from bytes of any alignment into storage of their own.
     let aligned = AlignedBytes::copy(blocks);
     let storage = QStorage::from_data(Cow::Borrowed(aligned.as_slice()), &Device::Cpu, dtype)?;
-    Ok(QTensor::new(storage, shape)?)
+    let widened = QTensor::new(storage, elements)?.dequantize(&Device::Cpu)?;
+    Ok(widened.to_vec1()?)
 }
 
 /// Bytes at an address that every block type may have.

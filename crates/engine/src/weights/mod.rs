@@ -1,13 +1,17 @@
 //! Weights: where they come from (GGUF or safetensors, memory-mapped, or random) and how they multiply.
 
 mod bytes;
+mod file;
+mod float8;
 mod gguf;
 mod linear;
+mod place;
 mod random;
 mod safetensors;
 
 pub use gguf::GgufFile;
 pub use linear::{Embedding, Linear};
+pub(crate) use place::Place;
 pub use random::{RandomWeights, ShapeWeights};
 pub use safetensors::SafetensorsFiles;
 
@@ -41,11 +45,13 @@ impl WeightsPrecision {
     }
 }
 
-/// A weight of the Llama family, by what it does; each file format has its own name for it.
+/// A weight, by what it does; each family and file format has its own name for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Weight {
     /// Token embedding, `[V, d]`.
     Embedding,
+    /// Learned vector of each position, `[context, d]`.
+    PositionEmbedding,
     /// Final norm, `[d]`.
     FinalNorm,
     /// Unembedding, `[V, d]`.
@@ -58,8 +64,14 @@ pub enum Weight {
     Key(usize),
     /// Value projection, `[kv_heads·head_dim, d]`.
     Value(usize),
+    /// Norm of queries, `[head_dim]` or `[H·head_dim]`.
+    QueryNorm(usize),
+    /// Norm of keys, `[head_dim]` or `[kv_heads·head_dim]`.
+    KeyNorm(usize),
     /// Attention output projection, `[d, H·head_dim]`.
     AttentionOutput(usize),
+    /// Norm after attention, `[d]`.
+    AttentionPostNorm(usize),
     /// Norm before the MLP, `[d]`.
     MlpNorm(usize),
     /// Gate projection, `[feed_forward, d]`.
@@ -68,47 +80,36 @@ pub enum Weight {
     Up(usize),
     /// Down projection, `[d, feed_forward]`.
     Down(usize),
+    /// Norm after the MLP, `[d]`.
+    MlpPostNorm(usize),
+    /// Scores of experts, `[experts, d]`.
+    Router(usize),
+    /// Gate projection of an expert of a layer.
+    ExpertGate(usize, usize),
+    /// Up projection of an expert of a layer.
+    ExpertUp(usize, usize),
+    /// Down projection of an expert of a layer.
+    ExpertDown(usize, usize),
 }
 
 impl Weight {
-    /// Its name in GGUF files.
-    pub fn gguf_name(self) -> String {
-        match self {
-            Self::Embedding => "token_embd.weight".to_owned(),
-            Self::FinalNorm => "output_norm.weight".to_owned(),
-            Self::Unembedding => "output.weight".to_owned(),
-            Self::AttentionNorm(l) => format!("blk.{l}.attn_norm.weight"),
-            Self::Query(l) => format!("blk.{l}.attn_q.weight"),
-            Self::Key(l) => format!("blk.{l}.attn_k.weight"),
-            Self::Value(l) => format!("blk.{l}.attn_v.weight"),
-            Self::AttentionOutput(l) => format!("blk.{l}.attn_output.weight"),
-            Self::MlpNorm(l) => format!("blk.{l}.ffn_norm.weight"),
-            Self::Gate(l) => format!("blk.{l}.ffn_gate.weight"),
-            Self::Up(l) => format!("blk.{l}.ffn_up.weight"),
-            Self::Down(l) => format!("blk.{l}.ffn_down.weight"),
-        }
-    }
-
-    /// Its name in Hugging Face checkpoints.
-    pub fn hugging_face_name(self) -> String {
-        match self {
-            Self::Embedding => "model.embed_tokens.weight".to_owned(),
-            Self::FinalNorm => "model.norm.weight".to_owned(),
-            Self::Unembedding => "lm_head.weight".to_owned(),
-            Self::AttentionNorm(l) => format!("model.layers.{l}.input_layernorm.weight"),
-            Self::Query(l) => format!("model.layers.{l}.self_attn.q_proj.weight"),
-            Self::Key(l) => format!("model.layers.{l}.self_attn.k_proj.weight"),
-            Self::Value(l) => format!("model.layers.{l}.self_attn.v_proj.weight"),
-            Self::AttentionOutput(l) => format!("model.layers.{l}.self_attn.o_proj.weight"),
-            Self::MlpNorm(l) => format!("model.layers.{l}.post_attention_layernorm.weight"),
-            Self::Gate(l) => format!("model.layers.{l}.mlp.gate_proj.weight"),
-            Self::Up(l) => format!("model.layers.{l}.mlp.up_proj.weight"),
-            Self::Down(l) => format!("model.layers.{l}.mlp.down_proj.weight"),
-        }
+    /// Whether it is the learned scale of a norm.
+    pub(crate) fn is_norm(self) -> bool {
+        use Weight as W;
+        matches!(
+            self,
+            W::FinalNorm
+                | W::AttentionNorm(_)
+                | W::QueryNorm(_)
+                | W::KeyNorm(_)
+                | W::AttentionPostNorm(_)
+                | W::MlpNorm(_)
+                | W::MlpPostNorm(_)
+        )
     }
 }
 
-/// A file or set of files that weights are read from.
+/// What weights are read from.
 ///
 /// Query and key rows come out in rotate-half order (element i is paired with i + head_dim/2), whatever the file has.
 pub trait WeightSource {
@@ -124,6 +125,18 @@ pub trait WeightSource {
     /// As [`WeightSource::linear`].
     fn vector(&self, weight: Weight, len: usize) -> Result<Tensor>;
 
+    /// The bias that goes with a matrix or norm, of `len` elements in f32, where there is one.
+    ///
+    /// # Errors
+    /// As [`WeightSource::linear`], but that it may be missing.
+    fn bias(&self, weight: Weight, len: usize) -> Result<Option<Tensor>>;
+
     /// Whether the file has the weight.
     fn has(&self, weight: Weight) -> bool;
+
+    /// That no tensor was left over, which would be a part of the model that is not run.
+    ///
+    /// # Errors
+    /// [`crate::Error::Input`] naming the file and a tensor that was not asked for.
+    fn check_all_read(&self) -> Result<()>;
 }

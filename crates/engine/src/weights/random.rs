@@ -124,7 +124,7 @@ impl WeightSource for RandomWeights {
         precision: WeightsPrecision,
     ) -> Result<Linear> {
         let dtype = self.weights.dtype(weight, columns, &self.config);
-        let name = weight.gguf_name();
+        let name = format!("{weight:?}");
         let seed = name.bytes().fold(self.seed, |seed, byte| Random(seed ^ u64::from(byte)).next());
         let blocks = random_blocks(dtype, rows * columns, (columns as f32).sqrt().recip(), seed);
         Linear::from_blocks(&blocks, dtype, (rows, columns), precision == WeightsPrecision::Native)
@@ -134,8 +134,20 @@ impl WeightSource for RandomWeights {
         Ok(Tensor::ones(len, DType::F32, &Device::Cpu)?)
     }
 
+    fn bias(&self, _: Weight, _: usize) -> Result<Option<Tensor>> {
+        Ok(None)
+    }
+
     fn has(&self, weight: Weight) -> bool {
-        weight != Weight::Unembedding || !self.config.tied_embeddings
+        match weight {
+            Weight::Unembedding => !self.config.tied_embeddings,
+            Weight::Router(_) => self.config.experts.is_some(),
+            _ => true,
+        }
+    }
+
+    fn check_all_read(&self) -> Result<()> {
+        Ok(())
     }
 }
 

@@ -1,12 +1,12 @@
 //! Weights of a Hugging Face checkpoint: one or several memory-mapped safetensors files.
 
 use super::bytes::FileBytes;
+use super::file::{FileTensor, FileWeights, TensorBytes, TensorFiles};
 use super::gguf::first_line;
-use super::linear::qtensor;
-use super::{Linear, Weight, WeightSource, WeightsPrecision};
-use crate::{Error, Result};
+use super::{Weight, WeightSource};
+use crate::family::Family;
+use crate::{Error, ModelConfig, Result};
 use candle_core::quantized::GgmlDType;
-use candle_core::{Device, Tensor};
 use safetensors::{Dtype, SafeTensors};
 use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
@@ -17,19 +17,20 @@ use std::sync::Arc;
 pub struct SafetensorsFiles {
     folder: PathBuf,
     files: Vec<PathBuf>,
-    tensors: HashMap<String, Place>,
+    tensors: HashMap<String, Stored>,
 }
 
-/// Where a tensor is.
-struct Place {
-    file: Arc<FileBytes>,
-    range: Range<usize>,
-    dtype: Dtype,
-    shape: Vec<usize>,
+/// A tensor as a file has it.
+pub(super) struct Stored {
+    pub(super) file: Arc<FileBytes>,
+    pub(super) range: Range<usize>,
+    pub(super) dtype: Dtype,
+    pub(super) shape: Vec<usize>,
 }
 
 impl SafetensorsFiles {
-    /// Maps the files that `model.safetensors.index.json` lists, or else every `*.safetensors` of the folder.
+    /// Maps the files that `model.safetensors.index.json` lists, or else `model.safetensors`, or else every
+    /// `*.safetensors` of the folder.
     ///
     /// # Errors
     /// [`Error::Input`] where there is none, one is missing, cut short or not a safetensors file.
@@ -43,12 +44,22 @@ impl SafetensorsFiles {
             for (name, info) in header.tensors() {
                 let start = size_of::<u64>() + header_len;
                 let range = start + info.data_offsets.0..start + info.data_offsets.1;
-                let place =
-                    Place { file: Arc::clone(&file), range, dtype: info.dtype, shape: info.shape.clone() };
-                tensors.insert(name, place);
+                let stored =
+                    Stored { file: Arc::clone(&file), range, dtype: info.dtype, shape: info.shape.clone() };
+                tensors.insert(without_wrapper(&name), stored);
             }
         }
         Ok(Self { folder: folder.to_owned(), files, tensors })
+    }
+
+    /// A tensor by its name.
+    pub(super) fn stored(&self, name: &str) -> Option<&Stored> {
+        self.tensors.get(name)
+    }
+
+    /// The folder.
+    pub(super) fn folder(&self) -> &Path {
+        &self.folder
     }
 
     /// The files, in order of their names.
@@ -56,47 +67,93 @@ impl SafetensorsFiles {
         &self.files
     }
 
-    /// Where a tensor of a known shape is, and its type.
-    fn place(&self, weight: Weight, shape: &[usize]) -> Result<(&Place, GgmlDType)> {
-        let name = weight.hugging_face_name();
-        let problem =
-            |what: String| Error::input(format!("{}: tensor `{name}` {what}", self.folder.display()));
-        let place = self.tensors.get(&name).ok_or_else(|| problem("is missing".to_owned()))?;
-        if place.shape != shape {
-            return Err(problem(format!(
-                "has shape {:?} where {shape:?} is expected; is config.json of the same model?",
-                place.shape
-            )));
-        }
-        let dtype = match place.dtype {
-            Dtype::F32 => GgmlDType::F32,
-            Dtype::F16 => GgmlDType::F16,
-            Dtype::BF16 => GgmlDType::BF16,
-            other => return Err(problem(format!("is of type {other:?}; known: f32, f16, bf16"))),
-        };
-        let elements: usize = shape.iter().product();
-        let whole = place.range.len() == elements * dtype.type_size();
-        if !whole || (*place.file).as_ref().get(place.range.clone()).is_none() {
-            return Err(problem("is cut short; fetch the file again".to_owned()));
-        }
-        Ok((place, dtype))
+    /// The weights, at the places where the family of a config keeps them.
+    ///
+    /// # Errors
+    /// [`Error::Input`] on a family that is not known.
+    pub fn weights<'a>(&'a self, config: &'a ModelConfig) -> Result<impl WeightSource + 'a> {
+        Ok(FileWeights::new(self, config, Family::named(config.family)?.in_hugging_face))
+    }
+
+    /// Whether the unembedding has a matrix of its own.
+    ///
+    /// # Errors
+    /// As [`Self::weights`].
+    pub fn has_unembedding(&self, config: &ModelConfig) -> Result<bool> {
+        Ok(self.weights(config)?.has(Weight::Unembedding))
     }
 }
 
-impl WeightSource for SafetensorsFiles {
-    fn linear(&self, weight: Weight, shape: (usize, usize), precision: WeightsPrecision) -> Result<Linear> {
-        let (place, dtype) = self.place(weight, &[shape.0, shape.1])?;
-        let keep = precision == WeightsPrecision::Native;
-        Linear::in_file(Arc::clone(&place.file), place.range.clone(), dtype, shape, keep)
+impl TensorFiles for SafetensorsFiles {
+    fn path(&self) -> &Path {
+        &self.folder
     }
 
-    fn vector(&self, weight: Weight, len: usize) -> Result<Tensor> {
-        let (place, dtype) = self.place(weight, &[len])?;
-        Ok(qtensor(&(*place.file).as_ref()[place.range.clone()], dtype, &[len])?.dequantize(&Device::Cpu)?)
+    fn names(&self) -> Vec<&str> {
+        let mut names: Vec<&str> =
+            self.tensors.keys().map(String::as_str).filter(|name| !is_no_weight(name)).collect();
+        names.sort_unstable();
+        names
     }
 
-    fn has(&self, weight: Weight) -> bool {
-        self.tensors.contains_key(&weight.hugging_face_name())
+    fn name_of(&self, name: &str) -> Option<&str> {
+        // Some checkpoints leave out the first part, which names the model within its wrapper.
+        let bare = name.split_once('.').map(|(_, rest)| rest);
+        [Some(name), bare]
+            .into_iter()
+            .flatten()
+            .find_map(|name| self.tensors.get_key_value(name).map(|(name, _)| name.as_str()))
+    }
+
+    fn tensor(&self, name: &str, wide: bool) -> Result<FileTensor> {
+        let problem =
+            |what: String| Error::input(format!("{}: tensor `{name}` {what}", self.folder.display()));
+        let stored = self.tensors.get(name).ok_or_else(|| problem("is missing".to_owned()))?;
+        let shape = stored.shape.clone();
+        let elements = shape.iter().try_fold(1usize, |n, &dim| n.checked_mul(dim));
+        let Some(bytes) = (*stored.file).as_ref().get(stored.range.clone()) else {
+            return Err(problem("is cut short; fetch the file again".to_owned()));
+        };
+        let dtype = match stored.dtype {
+            Dtype::F32 => GgmlDType::F32,
+            Dtype::F16 => GgmlDType::F16,
+            Dtype::BF16 => GgmlDType::BF16,
+            Dtype::F8_E4M3 => return self.float8(name, bytes, shape, wide),
+            other => {
+                return Err(problem(format!("is of type {other:?}; known: F32, F16, BF16, F8_E4M3")));
+            }
+        };
+        if elements.and_then(|n| n.checked_mul(dtype.type_size())) != Some(bytes.len()) {
+            return Err(problem("is cut short; fetch the file again".to_owned()));
+        }
+        let bytes = TensorBytes::InFile(Arc::clone(&stored.file), stored.range.clone());
+        Ok(FileTensor { bytes, dtype, shape })
+    }
+}
+
+/// Buffers that older checkpoints were saved with, the scales of float8 weights, and what sees pictures.
+fn is_no_weight(name: &str) -> bool {
+    const ENDS: [&str; 9] = [
+        ".rotary_emb.inv_freq",
+        ".attn.bias",
+        ".attn.masked_bias",
+        ".attention.bias",
+        ".attention.masked_bias",
+        ".weight_scale",
+        ".weight_scale_inv",
+        ".input_scale",
+        ".activation_scale",
+    ];
+    const STARTS: [&str; 4] =
+        ["vision_tower.", "model.vision_tower.", "multi_modal_projector.", "model.multi_modal_projector."];
+    ENDS.iter().any(|end| name.ends_with(end)) || STARTS.iter().any(|start| name.starts_with(start))
+}
+
+/// The name of a decoder's tensor in a checkpoint that wraps the decoder into a model that also sees pictures.
+fn without_wrapper(name: &str) -> String {
+    match name.strip_prefix("model.language_model.") {
+        Some(rest) => format!("model.{rest}"),
+        None => name.strip_prefix("language_model.").unwrap_or(name).to_owned(),
     }
 }
 
@@ -137,6 +194,11 @@ fn list_files(folder: &Path) -> Result<Vec<PathBuf>> {
             )));
         }
         return Ok(files);
+    }
+    // Beside it may lie the same weights in another layout.
+    let single = folder.join("model.safetensors");
+    if single.exists() {
+        return Ok(vec![single]);
     }
     let entries = std::fs::read_dir(folder).map_err(|e| Error::io("read the model folder", folder, &e))?;
     let mut files: Vec<PathBuf> = entries

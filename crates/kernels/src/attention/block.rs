@@ -1,6 +1,7 @@
 //! One block of query rows of one KV head against tiles of keys.
 
 use super::{AttentionShape, KEY_TILE, KeySpan, Queries, Received, SEGMENTS};
+use crate::elementwise::softly_capped;
 use crate::exp::exp_nonpositive;
 use crate::instructions::Operation;
 use crate::lanes::Lanes;
@@ -129,6 +130,9 @@ impl<'a> Block<'a> {
                     *score = dot(simd, query, key);
                 }
             }
+        }
+        if let Some(cap) = self.shape.soft_cap {
+            scores.iter_mut().for_each(|score| *score = softly_capped(*score, cap));
         }
         for (entry, row) in scores.chunks_exact_mut(KEY_TILE).enumerate() {
             let visible = self.visible(entry, tile);

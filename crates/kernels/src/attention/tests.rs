@@ -23,10 +23,11 @@ fn problem() -> impl Strategy<Value = Problem> {
         prop::option::of(1usize..100),
         any::<u64>(),
         prop::sample::select(vec![0.1f32, 1.0, 6.0]),
+        prop::option::of(prop::sample::select(vec![0.5f32, 20.0])),
         any::<bool>(),
         any::<bool>(),
     )
-        .prop_map(|(kv_heads, group, head_dim, rows, p, window, seed, spread, bos, prompt)| {
+        .prop_map(|(kv_heads, group, head_dim, rows, p, window, seed, spread, soft_cap, bos, prompt)| {
             let mut spans = vec![];
             if bos {
                 spans.push((0, 1, Segment::Bos));
@@ -41,6 +42,7 @@ fn problem() -> impl Strategy<Value = Problem> {
                     kv_heads,
                     head_dim,
                     scale: 1.0 / (head_dim as f32).sqrt(),
+                    soft_cap,
                     window,
                 },
                 rows,
@@ -140,7 +142,8 @@ proptest! {
 
 #[test]
 fn a_row_without_keys_yields_zeros_and_undefined_entropy() {
-    let shape = AttentionShape { query_heads: 2, kv_heads: 1, head_dim: 8, scale: 1.0, window: None };
+    let shape =
+        AttentionShape { query_heads: 2, kv_heads: 1, head_dim: 8, scale: 1.0, soft_cap: None, window: None };
     let q = noise(1, 16);
     let mut output = vec![f32::NAN; 16];
     let queries = Queries { data: &q, rows: 1, first_position: 5 };
@@ -153,7 +156,14 @@ fn a_row_without_keys_yields_zeros_and_undefined_entropy() {
 #[test]
 fn splitting_keys_changes_nothing_that_matters() {
     // Many tiles and one row: the split path; the same row among many: the unsplit path.
-    let shape = AttentionShape { query_heads: 3, kv_heads: 1, head_dim: 64, scale: 0.125, window: None };
+    let shape = AttentionShape {
+        query_heads: 3,
+        kv_heads: 1,
+        head_dim: 64,
+        scale: 0.125,
+        soft_cap: None,
+        window: None,
+    };
     let len = 5000;
     let (keys, values) = (noise(2, len * 64), noise(3, len * 64));
     let q = noise(4, 8 * 3 * 64);

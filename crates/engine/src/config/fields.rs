@@ -1,0 +1,203 @@
+//! The fields of a model's description by name, whether it is the metadata of a GGUF file or a `config.json`.
+
+use crate::{Error, Result};
+use candle_core::quantized::gguf_file::Value;
+use serde_json::Value as Json;
+use std::collections::HashMap;
+use std::path::Path;
+
+/// A field's names: in `config.json`, and in GGUF metadata after the architecture's prefix. Several are parted by `|`, and the
+/// first that is there counts; an empty one is in no such file.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Key(pub(crate) &'static str, pub(crate) &'static str);
+
+/// A description, and the file that errors name.
+pub(crate) struct Fields<'a> {
+    pub(crate) source: &'a Path,
+    pub(crate) format: Format<'a>,
+}
+
+/// Where the fields are.
+#[derive(Clone, Copy)]
+pub(crate) enum Format<'a> {
+    /// Metadata of a GGUF file, and what it carries in tensors.
+    Gguf { metadata: &'a HashMap<String, Value>, architecture: &'a str, rope_factors: &'a RopeFactors },
+    /// `config.json`.
+    Json(&'a Json),
+}
+
+/// Factors of rotary frequencies that a GGUF file carries as tensors.
+#[derive(Debug, Clone, Default)]
+pub struct RopeFactors {
+    /// `rope_freqs.weight` (Llama 3.1).
+    pub all: Option<Vec<f32>>,
+    /// `rope_factors_short.weight` and `rope_factors_long.weight` (Phi-3).
+    pub short_and_long: Option<[Vec<f32>; 2]>,
+}
+
+/// A field's value.
+enum Found<'a> {
+    Gguf(String, &'a Value),
+    Json(&'a str, &'a Json),
+}
+
+impl<'a> Fields<'a> {
+    /// Whether this is a `config.json`.
+    pub(crate) fn is_json(&self) -> bool {
+        matches!(self.format, Format::Json(_))
+    }
+
+    /// "FILE: `key` problem".
+    pub(crate) fn error(&self, key: Key, problem: &str) -> Error {
+        let name = match self.format {
+            Format::Gguf { architecture, .. } => {
+                format!("metadata `{architecture}.{}`", key.1.split('|').next().unwrap_or_default())
+            }
+            Format::Json(_) => format!("`{}`", key.0.split('|').next().unwrap_or_default()),
+        };
+        Error::input(format!("{}: {name} {problem}", self.source.display()))
+    }
+
+    fn find(&self, key: Key) -> Option<Found<'a>> {
+        let names = |names: &'static str| names.split('|').filter(|name| !name.is_empty());
+        match self.format {
+            Format::Gguf { metadata, architecture, .. } => names(key.1).find_map(|name| {
+                let name = format!("{architecture}.{name}");
+                let value = metadata.get(&name)?;
+                Some(Found::Gguf(name, value))
+            }),
+            Format::Json(json) => names(key.0).find_map(|name| {
+                let value = json.get(name).filter(|value| !value.is_null())?;
+                Some(Found::Json(name, value))
+            }),
+        }
+    }
+
+    fn wrong(&self, found: &Found<'_>, expected: &str) -> Error {
+        let name = match found {
+            Found::Gguf(name, _) => format!("metadata `{name}`"),
+            Found::Json(name, _) => format!("`{name}`"),
+        };
+        Error::input(format!("{}: {name} is not {expected}", self.source.display()))
+    }
+
+    pub(crate) fn has(&self, key: Key) -> bool {
+        self.find(key).is_some()
+    }
+
+    /// A whole number of 0 or more. Where a GGUF file has one for each layer, they must all be the same.
+    pub(crate) fn optional_number_from_zero(&self, key: Key) -> Result<Option<usize>> {
+        let Some(found) = self.find(key) else { return Ok(None) };
+        let count = match &found {
+            Found::Gguf(_, Value::Array(values)) => {
+                let counts: Vec<Option<u64>> = values.iter().map(unsigned).collect();
+                match counts.split_first() {
+                    Some((first, rest)) if rest.iter().all(|count| count == first) => *first,
+                    _ => return Err(self.wrong(&found, "the same for every layer, which is not supported")),
+                }
+            }
+            Found::Gguf(_, value) => unsigned(value),
+            Found::Json(_, value) => value.as_u64(),
+        };
+        match count.and_then(|count| usize::try_from(count).ok()) {
+            Some(count) => Ok(Some(count)),
+            None => Err(self.wrong(&found, "a whole number of 0 or more")),
+        }
+    }
+
+    pub(crate) fn optional_count(&self, key: Key) -> Result<Option<usize>> {
+        match self.optional_number_from_zero(key)? {
+            Some(0) => Err(self.error(key, "is not a count above 0")),
+            count => Ok(count),
+        }
+    }
+
+    pub(crate) fn count(&self, key: Key) -> Result<usize> {
+        self.optional_count(key)?.ok_or_else(|| self.error(key, "is missing"))
+    }
+
+    pub(crate) fn optional_number(&self, key: Key) -> Result<Option<f64>> {
+        let Some(found) = self.find(key) else { return Ok(None) };
+        let number = match &found {
+            Found::Gguf(_, Value::F32(number)) => Some(f64::from(*number)),
+            Found::Gguf(_, Value::F64(number)) => Some(*number),
+            Found::Gguf(_, value) => unsigned(value).map(|number| number as f64),
+            Found::Json(_, value) => value.as_f64(),
+        };
+        match number.filter(|number| number.is_finite()) {
+            Some(number) => Ok(Some(number)),
+            None => Err(self.wrong(&found, "a number")),
+        }
+    }
+
+    pub(crate) fn number(&self, key: Key) -> Result<f64> {
+        self.optional_number(key)?.ok_or_else(|| self.error(key, "is missing"))
+    }
+
+    pub(crate) fn number_or(&self, key: Key, otherwise: f64) -> Result<f64> {
+        Ok(self.optional_number(key)?.unwrap_or(otherwise))
+    }
+
+    pub(crate) fn optional_boolean(&self, key: Key) -> Result<Option<bool>> {
+        let Some(found) = self.find(key) else { return Ok(None) };
+        match &found {
+            Found::Gguf(_, Value::Bool(value)) | Found::Json(_, Json::Bool(value)) => Ok(Some(*value)),
+            _ => Err(self.wrong(&found, "true or false")),
+        }
+    }
+
+    pub(crate) fn optional_text(&self, key: Key) -> Result<Option<&'a str>> {
+        let Some(found) = self.find(key) else { return Ok(None) };
+        match found {
+            Found::Gguf(_, Value::String(text)) | Found::Json(_, Json::String(text)) => Ok(Some(text)),
+            _ => Err(self.wrong(&found, "a text")),
+        }
+    }
+
+    /// A list of numbers.
+    pub(crate) fn optional_numbers(&self, key: Key) -> Result<Option<Vec<f64>>> {
+        let Some(found) = self.find(key) else { return Ok(None) };
+        let numbers: Option<Vec<f64>> = match &found {
+            Found::Json(_, Json::Array(values)) => values.iter().map(Json::as_f64).collect(),
+            Found::Gguf(_, Value::Array(values)) => values
+                .iter()
+                .map(|value| match value {
+                    Value::Bool(value) => Some(f64::from(u8::from(*value))),
+                    value => unsigned(value).map(|number| number as f64),
+                })
+                .collect(),
+            _ => None,
+        };
+        numbers.map(Some).ok_or_else(|| self.wrong(&found, "a list of numbers"))
+    }
+
+    /// A list of texts.
+    pub(crate) fn optional_texts(&self, key: Key) -> Result<Option<Vec<&'a str>>> {
+        let Some(found) = self.find(key) else { return Ok(None) };
+        let texts: Option<Vec<&str>> = match &found {
+            Found::Json(_, Json::Array(values)) => values.iter().map(Json::as_str).collect(),
+            _ => None,
+        };
+        texts.map(Some).ok_or_else(|| self.wrong(&found, "a list of texts"))
+    }
+
+    /// The object under one of the JSON names of a key.
+    pub(crate) fn object(&self, key: Key) -> Option<Fields<'a>> {
+        match self.find(key)? {
+            Found::Json(_, json) if json.is_object() => {
+                Some(Fields { source: self.source, format: Format::Json(json) })
+            }
+            _ => None,
+        }
+    }
+}
+
+fn unsigned(value: &Value) -> Option<u64> {
+    match value {
+        Value::I8(v) => u64::try_from(*v).ok(),
+        Value::I16(v) => u64::try_from(*v).ok(),
+        Value::I32(v) => u64::try_from(*v).ok(),
+        Value::I64(v) => u64::try_from(*v).ok(),
+        value => value.to_u64().ok(),
+    }
+}

@@ -1,0 +1,317 @@
+//! The blueprint of a decoder: architecture numbers, read from GGUF metadata or from `config.json`.
+
+mod fields;
+mod read;
+mod rope;
+
+pub(crate) use fields::{Fields, Key};
+pub(crate) use read::{activation, rope, windows};
+
+pub use fields::RopeFactors;
+pub use layerscope_kernels::Activation;
+pub use rope::{RopeConfig, RopeScaling};
+
+use crate::family::Family;
+use crate::{Error, Result};
+use candle_core::quantized::gguf_file::Value;
+use fields::Format;
+use serde::Serialize;
+use serde_json::Value as Json;
+use std::collections::HashMap;
+use std::path::Path;
+
+/// Architecture numbers of a decoder-only model.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct ModelConfig {
+    /// Architecture as the file names it, e.g. `llama`.
+    pub architecture: String,
+    /// Family that it is run as: the one that knows the architecture, or the one that the user named.
+    pub family: &'static str,
+    /// Number of blocks L.
+    pub layers: usize,
+    /// Width of the residual stream d.
+    pub hidden: usize,
+    /// Query heads H.
+    pub heads: usize,
+    /// Key/value heads.
+    pub kv_heads: usize,
+    /// Elements of a head.
+    pub head_dim: usize,
+    /// Inner width of the MLP; of one expert where all layers have experts.
+    pub feed_forward: usize,
+    /// Size of the vocabulary V.
+    pub vocab: usize,
+    /// Longest sequence the model was made for, tokens.
+    pub context: usize,
+    /// Which norm.
+    pub norm: NormKind,
+    /// ε of the norm.
+    pub norm_epsilon: f64,
+    /// Where a block has its norms.
+    pub norm_placement: NormPlacement,
+    /// Norm of queries and keys before rotary embedding.
+    pub query_key_norm: Option<QueryKeyNorm>,
+    /// Whether attention and MLP of a block read the same residual stream, rather than one after the other.
+    pub parallel_residual: bool,
+    /// Rotary position embedding of each layer; `None` where a layer has none. Length L.
+    pub rope: Vec<Option<RopeConfig>>,
+    /// Whether a learned vector for each position is added to the embedding.
+    pub learned_positions: bool,
+    /// Sliding window of each layer, tokens; `None` where a layer sees everything. Length L.
+    pub windows: Vec<Option<usize>>,
+    /// Scores are q·k times this.
+    pub attention_scale: f64,
+    /// Scores s become c·tanh(s/c).
+    pub attention_soft_cap: Option<f64>,
+    /// Logits z become c·tanh(z/c).
+    pub logit_soft_cap: Option<f64>,
+    /// What the embedding is multiplied by.
+    pub embedding_scale: f64,
+    /// What the outputs of attention and MLP are multiplied by before they are added to the residual stream.
+    pub residual_scale: f64,
+    /// What logits are multiplied by, before their soft cap.
+    pub logit_scale: f64,
+    /// Activation function of the MLP.
+    pub activation: Activation,
+    /// Whether the MLP is gated: down(f(gate(x)) · up(x)) rather than down(f(up(x))).
+    pub gated: bool,
+    /// Experts that take the place of the MLP in the layers that have a router.
+    pub experts: Option<Experts>,
+    /// Whether unembedding and embedding share their weights.
+    pub tied_embeddings: bool,
+}
+
+/// Which norm a model has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum NormKind {
+    /// RMSNorm (Zhang & Sennrich 2019): x / √(mean(x²) + ε) · scale.
+    Rms,
+    /// LayerNorm (Ba et al. 2016): (x − mean) / √(variance + ε) · scale + bias.
+    Layer,
+}
+
+/// Where a block has its norms.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum NormPlacement {
+    /// Before attention and before the MLP.
+    Before,
+    /// After attention and after the MLP, before their outputs are added (OLMo 2).
+    After,
+    /// Both (Gemma 2 and 3).
+    BeforeAndAfter,
+}
+
+/// What queries and keys are normalised over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum QueryKeyNorm {
+    /// Each head by itself (Qwen 3, Gemma 3).
+    EachHead,
+    /// All heads together (OLMo 2, OLMoE).
+    AllHeads,
+}
+
+/// A mixture of experts (Shazeer et al. 2017): each token passes through a few of many MLPs.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Experts {
+    /// Number of experts.
+    pub count: usize,
+    /// Experts that each token passes through.
+    pub used: usize,
+    /// Inner width of an expert.
+    pub feed_forward: usize,
+    /// Whether the weights of the chosen experts are made to sum to 1.
+    pub normalized: bool,
+}
+
+impl ModelConfig {
+    /// From the metadata of a GGUF file; `vocab` is the number of rows of the embedding. `assumed` is the architecture that the
+    /// user says the file has, whatever it says itself.
+    ///
+    /// # Errors
+    /// [`Error::Input`] naming the file and the missing, impossible or unsupported value.
+    pub fn from_gguf(
+        metadata: &HashMap<String, Value>,
+        vocab: usize,
+        tied_embeddings: bool,
+        rope_factors: &RopeFactors,
+        assumed: Option<&str>,
+        source: &Path,
+    ) -> Result<Self> {
+        const ARCHITECTURE: &str = "general.architecture";
+        let architecture = match metadata.get(ARCHITECTURE) {
+            Some(Value::String(architecture)) => architecture.as_str(),
+            Some(_) => {
+                return Err(Error::input(format!(
+                    "{}: metadata `{ARCHITECTURE}` is not a text",
+                    source.display()
+                )));
+            }
+            None => {
+                return Err(Error::input(format!(
+                    "{}: metadata `{ARCHITECTURE}` is missing",
+                    source.display()
+                )));
+            }
+        };
+        let fields = Fields { source, format: Format::Gguf { metadata, architecture, rope_factors } };
+        let mut config = Self::read(&fields, architecture, assumed)?;
+        config.vocab = vocab;
+        config.tied_embeddings = tied_embeddings;
+        config.checked(source)
+    }
+
+    /// From the text of a Hugging Face `config.json`; `assumed` as in [`Self::from_gguf`].
+    ///
+    /// # Errors
+    /// [`Error::Input`] naming the file and the missing, impossible or unsupported value.
+    pub fn from_json(text: &str, assumed: Option<&str>, source: &Path) -> Result<Self> {
+        let json: Json = serde_json::from_str(text)
+            .map_err(|e| Error::input(format!("{}: not valid JSON ({e})", source.display())))?;
+        // A model that also sees pictures describes its decoder apart.
+        let json = json.get("text_config").filter(|inner| inner.get("model_type").is_some()).unwrap_or(&json);
+        let fields = Fields { source, format: Format::Json(json) };
+        let Some(architecture) = fields.optional_text(Key("model_type", ""))? else {
+            return Err(Error::input(format!("{}: `model_type` is missing", source.display())));
+        };
+        let mut config = Self::read(&fields, architecture, assumed)?;
+        config.vocab = fields.count(Key("vocab_size", ""))?;
+        if let Some(tied) = fields.optional_boolean(Key("tie_word_embeddings", ""))? {
+            config.tied_embeddings = tied;
+        }
+        config.checked(source)
+    }
+
+    fn read(fields: &Fields<'_>, architecture: &str, assumed: Option<&str>) -> Result<Self> {
+        let family = Family::of(fields, architecture, assumed)?;
+        let mut config = read::llama_like(fields, architecture, family.name)?;
+        (family.configure)(fields, &mut config)?;
+        Ok(config)
+    }
+
+    /// Rows of the query projection: H·head_dim.
+    pub fn query_width(&self) -> usize {
+        self.heads * self.head_dim
+    }
+
+    /// Rows of the key projection, and of the value projection: kv_heads·head_dim.
+    pub fn kv_width(&self) -> usize {
+        self.kv_heads * self.head_dim
+    }
+
+    /// Inner width of the feed-forward network that a token passes through in most layers.
+    pub fn active_feed_forward(&self) -> usize {
+        self.experts.as_ref().map_or(self.feed_forward, |experts| experts.used * experts.feed_forward)
+    }
+
+    /// Refuses numbers that no model has, so that later sizes neither overflow nor divide by zero.
+    fn checked(self, source: &Path) -> Result<Self> {
+        let refuse = |what: String| {
+            Err(Error::input(format!("{}: {what}; the file may be damaged", source.display())))
+        };
+        let (experts, used, expert_width) =
+            self.experts.as_ref().map_or((1, 1, 1), |e| (e.count, e.used, e.feed_forward));
+        let within = [
+            ("number of layers", self.layers, MOST_LAYERS),
+            ("hidden size", self.hidden, 1 << 20),
+            ("number of heads", self.heads, 1 << 12),
+            ("number of key/value heads", self.kv_heads, 1 << 12),
+            ("head size", self.head_dim, 1 << 14),
+            ("feed-forward size", self.feed_forward, 1 << 22),
+            ("vocabulary", self.vocab, 1 << 24),
+            ("context length", self.context, 1 << 30),
+            ("number of experts", experts, 1 << 12),
+            ("number of experts used", used, experts),
+            ("feed-forward size of an expert", expert_width, 1 << 22),
+        ];
+        for (name, value, most) in within {
+            if value == 0 || value > most {
+                return refuse(format!("{name} {value} is not between 1 and {most}"));
+            }
+        }
+        if !self.heads.is_multiple_of(self.kv_heads) {
+            return refuse(format!(
+                "{} heads cannot share {} key/value heads evenly",
+                self.heads, self.kv_heads
+            ));
+        }
+        if !(self.norm_epsilon > 0.0 && self.norm_epsilon < 1.0) {
+            return refuse(format!("norm epsilon {} is not between 0 and 1", self.norm_epsilon));
+        }
+        let caps = [self.attention_soft_cap, self.logit_soft_cap];
+        if let Some(cap) = caps.into_iter().flatten().find(|cap| *cap <= 0.0) {
+            return refuse(format!("soft cap {cap} is not above 0"));
+        }
+        match self.rope.iter().flatten().find_map(|rope| rope.problem(self.head_dim)) {
+            Some(problem) => refuse(problem),
+            None => Ok(self),
+        }
+    }
+}
+
+const MOST_LAYERS: usize = 4096;
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    const LLAMA_3_1: &str = r#"{"model_type":"llama","hidden_size":4096,"num_hidden_layers":32,
+        "num_attention_heads":32,"num_key_value_heads":8,"intermediate_size":14336,"vocab_size":128256,
+        "max_position_embeddings":131072,"rms_norm_eps":1e-5,"rope_theta":500000.0,
+        "rope_scaling":{"rope_type":"llama3","factor":8.0,"low_freq_factor":1.0,"high_freq_factor":4.0,
+        "original_max_position_embeddings":8192}}"#;
+
+    fn read(text: &str, assumed: Option<&str>) -> Result<ModelConfig> {
+        ModelConfig::from_json(text, assumed, Path::new("config.json"))
+    }
+
+    #[test]
+    fn llama_3_1_is_read() {
+        let config = read(LLAMA_3_1, None).unwrap();
+        assert_eq!((config.layers, config.kv_heads, config.head_dim), (32, 8, 128));
+        let rope = config.rope[31].as_ref().unwrap();
+        assert_eq!((rope.base, rope.dims), (500_000.0, 128));
+        assert!(matches!(rope.scaling, RopeScaling::Llama3 { factor: 8.0, .. }));
+    }
+
+    #[test]
+    fn impossible_numbers_are_refused_in_one_sentence() {
+        for (from, to, names) in [
+            ("\"num_key_value_heads\":8", "\"num_key_value_heads\":5", "share"),
+            ("\"num_hidden_layers\":32", "\"num_hidden_layers\":0", "num_hidden_layers"),
+            ("\"num_hidden_layers\":32", "\"num_hidden_layers\":4000000000", "number of layers"),
+            ("\"num_attention_heads\":32,", "", "num_attention_heads"),
+            ("\"rms_norm_eps\":1e-5", "\"rms_norm_eps\":-1", "epsilon"),
+            ("\"llama3\"", "\"dynamic\"", "dynamic"),
+            ("4096", "99999999999999999999", "hidden_size"),
+            ("\"rope_theta\":500000.0", "\"rope_theta\":\"x\"", "rope_theta"),
+            ("\"rope_theta\"", "\"hidden_act\":\"xielu\",\"rope_theta\"", "xielu"),
+            ("\"rope_theta\"", "\"layer_types\":[\"linear_attention\"],\"rope_theta\"", "layer_types"),
+        ] {
+            let text = LLAMA_3_1.replace(from, to);
+            let error = read(&text, None).unwrap_err();
+            let message = error.to_string();
+            assert!(message.contains(names) && message.contains("config.json"), "{message}");
+            assert_eq!(error.exit_code(), 2);
+        }
+    }
+
+    #[test]
+    fn an_unknown_architecture_says_what_would_be_assumed_and_how_to_say_so() {
+        let unknown = LLAMA_3_1.replace("\"model_type\":\"llama\"", "\"model_type\":\"newcomer\"");
+        let message = read(&unknown, None).unwrap_err().to_string();
+        for part in ["`newcomer`", "RMSNorm", "rotary", "--architecture llama"] {
+            assert!(message.contains(part), "{message}");
+        }
+        let config = read(&unknown, Some("llama")).unwrap();
+        assert_eq!((config.architecture.as_str(), config.layers), ("newcomer", 32));
+        // What has not even the numbers of a decoder is only refused.
+        let message = read(r#"{"model_type":"mamba","hidden_size":8}"#, None).unwrap_err().to_string();
+        assert!(message.contains("`mamba`") && !message.contains("--architecture"), "{message}");
+        let message = read(LLAMA_3_1, Some("lama")).unwrap_err().to_string();
+        assert!(message.contains("`lama`") && message.contains("llama"), "{message}");
+    }
+}

@@ -1,0 +1,155 @@
+//! Reading a decoder's weights.
+
+use super::Decoder;
+use super::block::{Block, Mlp, Norm, Projection};
+use super::experts::{Expert, ExpertLayer};
+use super::rotary::RotaryTables;
+use crate::config::{Experts, NormKind, NormPlacement, QueryKeyNorm};
+use crate::weights::{Embedding, Weight, WeightSource, WeightsPrecision};
+use crate::{Error, ModelConfig, Result};
+use candle_core::{DType, Device, Tensor};
+
+impl Decoder {
+    /// Loads every weight; `progress(done, all)` is told after each block and may break off with an error.
+    ///
+    /// # Errors
+    /// [`crate::Error::Input`] naming the file where a weight is missing, misshapen or cut short, or left over.
+    pub fn load(
+        config: ModelConfig,
+        source: &dyn WeightSource,
+        precision: WeightsPrecision,
+        progress: &mut dyn FnMut(usize, usize) -> Result<()>,
+    ) -> Result<Self> {
+        let loader = Loader { config: &config, source, precision };
+        let d = config.hidden;
+        let embedding = source.linear(Weight::Embedding, (config.vocab, d), precision)?;
+        let position_embedding = match config.learned_positions {
+            true => {
+                Some(Embedding(source.linear(Weight::PositionEmbedding, (config.context, d), precision)?))
+            }
+            false => None,
+        };
+        let unembedding = match config.tied_embeddings {
+            true => {
+                // A copy that the file may have all the same.
+                if source.has(Weight::Unembedding) {
+                    source.linear(Weight::Unembedding, (config.vocab, d), precision)?;
+                }
+                Projection {
+                    matrix: embedding.clone(),
+                    bias: source.bias(Weight::Unembedding, config.vocab)?,
+                }
+            }
+            false => loader.projection(Weight::Unembedding, config.vocab, d)?,
+        };
+        let mut blocks = Vec::with_capacity(config.layers);
+        for l in 0..config.layers {
+            blocks.push(loader.block(l)?);
+            progress(l + 1, config.layers)?;
+        }
+        let final_norm = loader.norm(Weight::FinalNorm, d)?;
+        source.check_all_read()?;
+        Ok(Self {
+            embedding: Embedding(embedding),
+            position_embedding,
+            blocks,
+            final_norm,
+            unembedding,
+            rotary: RotaryTables::new(&config),
+            precision,
+            device: Device::Cpu,
+            config,
+        })
+    }
+}
+
+struct Loader<'a> {
+    config: &'a ModelConfig,
+    source: &'a dyn WeightSource,
+    precision: WeightsPrecision,
+}
+
+impl Loader<'_> {
+    fn block(&self, l: usize) -> Result<Block> {
+        let config = self.config;
+        let (d, q, kv) = (config.hidden, config.query_width(), config.kv_width());
+        let before = config.norm_placement != NormPlacement::After;
+        let after = config.norm_placement != NormPlacement::Before;
+        let norm = |wanted: bool, weight| wanted.then(|| self.norm(weight, d)).transpose();
+        Ok(Block {
+            attention_norm: norm(before, Weight::AttentionNorm(l))?,
+            query: self.projection(Weight::Query(l), q, d)?,
+            key: self.projection(Weight::Key(l), kv, d)?,
+            value: self.projection(Weight::Value(l), kv, d)?,
+            query_key_norms: match config.query_key_norm {
+                None => None,
+                Some(over) => {
+                    let (q, kv) = match over {
+                        QueryKeyNorm::EachHead => (config.head_dim, config.head_dim),
+                        QueryKeyNorm::AllHeads => (q, kv),
+                    };
+                    Some([self.norm(Weight::QueryNorm(l), q)?, self.norm(Weight::KeyNorm(l), kv)?])
+                }
+            },
+            attention_output: self.projection(Weight::AttentionOutput(l), d, q)?,
+            attention_post_norm: norm(after, Weight::AttentionPostNorm(l))?,
+            mlp_norm: norm(before, Weight::MlpNorm(l))?,
+            mlp: self.mlp(l)?,
+            mlp_post_norm: norm(after, Weight::MlpPostNorm(l))?,
+        })
+    }
+
+    fn mlp(&self, l: usize) -> Result<Mlp> {
+        let (d, f) = (self.config.hidden, self.config.feed_forward);
+        if self.source.has(Weight::Router(l)) {
+            return match &self.config.experts {
+                Some(experts) => self.experts(l, experts).map(Mlp::Experts),
+                None => Err(Error::input(format!(
+                    "layer {l} has a router of experts, which architecture `{}` does not have",
+                    self.config.architecture
+                ))),
+            };
+        }
+        let (up, down) = (self.projection(Weight::Up(l), f, d)?, self.projection(Weight::Down(l), d, f)?);
+        Ok(match self.config.gated {
+            true => Mlp::Gated { gate: self.projection(Weight::Gate(l), f, d)?, up, down },
+            false => Mlp::Plain { up, down },
+        })
+    }
+
+    fn experts(&self, l: usize, config: &Experts) -> Result<ExpertLayer> {
+        let (d, f) = (self.config.hidden, config.feed_forward);
+        let experts = (0..config.count).map(|e| {
+            Ok(Expert {
+                gate: self.projection(Weight::ExpertGate(l, e), f, d)?,
+                up: self.projection(Weight::ExpertUp(l, e), f, d)?,
+                down: self.projection(Weight::ExpertDown(l, e), d, f)?,
+            })
+        });
+        Ok(ExpertLayer {
+            router: self.source.linear(Weight::Router(l), (config.count, d), self.precision)?,
+            experts: experts.collect::<Result<_>>()?,
+            used: config.used,
+            normalized: config.normalized,
+        })
+    }
+
+    fn projection(&self, weight: Weight, rows: usize, columns: usize) -> Result<Projection> {
+        Ok(Projection {
+            matrix: self.source.linear(weight, (rows, columns), self.precision)?,
+            bias: self.source.bias(weight, rows)?,
+        })
+    }
+
+    fn norm(&self, weight: Weight, len: usize) -> Result<Norm> {
+        let scale = self.source.vector(weight, len)?;
+        let bias = match self.config.norm {
+            NormKind::Rms => None,
+            NormKind::Layer => Some(match self.source.bias(weight, len)? {
+                Some(bias) => bias,
+                None => Tensor::zeros(len, DType::F32, &Device::Cpu)?,
+            }),
+        };
+        Ok(Norm { scale, bias, epsilon: self.config.norm_epsilon as f32 })
+    }
+}

@@ -1,0 +1,195 @@
+//! Weights out of a file: the tensors that a file has, at the places where a family keeps them.
+
+use super::bytes::FileBytes;
+use super::linear::dequantized;
+use super::place::Place;
+use super::{Linear, Weight, WeightSource, WeightsPrecision};
+use crate::{Error, ModelConfig, Result};
+use candle_core::quantized::GgmlDType;
+use candle_core::{Device, Tensor};
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+use std::ops::Range;
+use std::path::Path;
+use std::sync::Arc;
+
+/// A tensor in a file, its bytes within it.
+pub(super) struct FileTensor {
+    pub(super) bytes: TensorBytes,
+    pub(super) dtype: GgmlDType,
+    pub(super) shape: Vec<usize>,
+}
+
+/// Where a tensor's elements are.
+pub(super) enum TensorBytes {
+    /// In the file, which is whole there.
+    InFile(Arc<FileBytes>, Range<usize>),
+    /// Unpacked from a type that only the file's format knows.
+    Owned(Vec<u8>),
+}
+
+/// A file, or several that belong together, with tensors by name.
+pub(super) trait TensorFiles {
+    /// The file or folder that errors name.
+    fn path(&self) -> &Path;
+    /// The names of all tensors but those that no decoder reads.
+    fn names(&self) -> Vec<&str>;
+    /// The name under which the file has a tensor, if it has it.
+    fn name_of(&self, name: &str) -> Option<&str>;
+    /// A tensor of a name that [`Self::name_of`] gave; `wide` asks that what is unpacked be f32.
+    fn tensor(&self, name: &str, wide: bool) -> Result<FileTensor>;
+}
+
+/// The weights of a model of a known family in a file.
+pub(super) struct FileWeights<'a, F> {
+    files: &'a F,
+    config: &'a ModelConfig,
+    place: fn(Weight, &ModelConfig) -> Place,
+    /// Tensors that were asked for.
+    read: RefCell<BTreeSet<String>>,
+}
+
+impl<'a, F: TensorFiles> FileWeights<'a, F> {
+    pub(super) fn new(
+        files: &'a F,
+        config: &'a ModelConfig,
+        place: fn(Weight, &ModelConfig) -> Place,
+    ) -> Self {
+        Self { files, config, place, read: RefCell::default() }
+    }
+
+    fn error(&self, name: &str, problem: impl std::fmt::Display) -> Error {
+        Error::input(format!("{}: tensor `{name}` {problem}", self.files.path().display()))
+    }
+
+    /// The tensor at a place, `[rows, columns]` of which the place picks rows.
+    fn tensor(&self, place: &Place, (rows, columns): (usize, usize), wide: bool) -> Result<FileTensor> {
+        let Some(name) = self.files.name_of(&place.name) else {
+            return Err(self.error(&place.name, "is missing"));
+        };
+        let mut tensor = self.files.tensor(name, wide)?;
+        let of = place.rows.of(rows);
+        let expected = if place.transposed { (columns, of) } else { (of, columns) };
+        // A vector is a column; experts that lie one after the other are rows.
+        let found = match tensor.shape.as_slice() {
+            &[len] if columns == 1 => (len, 1),
+            [outer @ .., last] if !outer.is_empty() => (outer.iter().product(), *last),
+            _ => (0, 0),
+        };
+        if found != expected {
+            let expected = [expected.0, expected.1];
+            return Err(self.error(
+                name,
+                format_args!(
+                    "has shape {:?} where {:?} is expected; the file may be damaged, or of another model",
+                    tensor.shape,
+                    if columns == 1 { &expected[..1] } else { &expected[..] }
+                ),
+            ));
+        }
+        self.read.borrow_mut().insert(name.to_owned());
+        if place.transposed {
+            tensor = self.transposed(name, &tensor, found)?;
+        }
+        Ok(tensor)
+    }
+
+    /// A matrix of floats with rows and columns exchanged.
+    fn transposed(
+        &self,
+        name: &str,
+        tensor: &FileTensor,
+        (rows, columns): (usize, usize),
+    ) -> Result<FileTensor> {
+        if tensor.dtype.block_size() != 1 {
+            return Err(self
+                .error(name, "is block-quantised with rows and columns exchanged, which is not supported"));
+        }
+        let (from, width) = (tensor.bytes(), tensor.dtype.type_size());
+        let mut to = Vec::with_capacity(from.len());
+        for column in 0..columns {
+            for row in 0..rows {
+                to.extend_from_slice(&from[(row * columns + column) * width..][..width]);
+            }
+        }
+        Ok(FileTensor { bytes: TensorBytes::Owned(to), dtype: tensor.dtype, shape: vec![columns, rows] })
+    }
+
+    /// The place's rows of a vector, in f32.
+    fn read_vector(&self, place: &Place, len: usize) -> Result<Vec<f32>> {
+        let tensor = self.tensor(place, (len, 1), true)?;
+        let all = dequantized(tensor.bytes(), tensor.dtype, place.rows.of(len))?;
+        let offset = if place.plus_one { 1.0 } else { 0.0 };
+        Ok((0..len).map(|row| all[place.rows.source(row, len)] + offset).collect())
+    }
+}
+
+impl FileTensor {
+    pub(super) fn bytes(&self) -> &[u8] {
+        match &self.bytes {
+            TensorBytes::InFile(file, range) => &(**file).as_ref()[range.clone()],
+            TensorBytes::Owned(bytes) => bytes,
+        }
+    }
+}
+
+impl<F: TensorFiles> WeightSource for FileWeights<'_, F> {
+    fn linear(&self, weight: Weight, shape: (usize, usize), precision: WeightsPrecision) -> Result<Linear> {
+        let place = (self.place)(weight, self.config);
+        let keep = precision == WeightsPrecision::Native;
+        let tensor = self.tensor(&place, shape, !keep)?;
+        let row_bytes = tensor.bytes().len() / place.rows.of(shape.0);
+        let part = |range: Range<usize>| match &tensor.bytes {
+            TensorBytes::InFile(file, whole) => {
+                let range = whole.start + range.start..whole.start + range.end;
+                Linear::in_file(Arc::clone(file), range, tensor.dtype, shape, keep)
+            }
+            TensorBytes::Owned(bytes) => Linear::from_blocks(&bytes[range], tensor.dtype, shape, keep),
+        };
+        match place.rows.start() {
+            Some(start) => part(start * row_bytes..(start + shape.0) * row_bytes),
+            None => {
+                let bytes = tensor.bytes();
+                let rows = (0..shape.0).map(|row| place.rows.source(row, shape.0) * row_bytes);
+                let gathered: Vec<u8> =
+                    rows.flat_map(|start| &bytes[start..start + row_bytes]).copied().collect();
+                Linear::from_blocks(&gathered, tensor.dtype, shape, keep)
+            }
+        }
+    }
+
+    fn vector(&self, weight: Weight, len: usize) -> Result<Tensor> {
+        let place = (self.place)(weight, self.config);
+        Ok(Tensor::from_vec(self.read_vector(&place, len)?, len, &Device::Cpu)?)
+    }
+
+    fn bias(&self, weight: Weight, len: usize) -> Result<Option<Tensor>> {
+        let place = (self.place)(weight, self.config).bias();
+        if self.files.name_of(&place.name).is_none() {
+            return Ok(None);
+        }
+        Ok(Some(Tensor::from_vec(self.read_vector(&place, len)?, len, &Device::Cpu)?))
+    }
+
+    fn has(&self, weight: Weight) -> bool {
+        let place = (self.place)(weight, self.config);
+        self.files.name_of(&place.name).is_some()
+    }
+
+    fn check_all_read(&self) -> Result<()> {
+        let read = self.read.borrow();
+        let unread: Vec<&str> = self.files.names().into_iter().filter(|name| !read.contains(*name)).collect();
+        let Some(first) = unread.first() else { return Ok(()) };
+        let more = match unread.len() - 1 {
+            0 => String::new(),
+            more => format!(" and {more} others"),
+        };
+        Err(Error::input(format!(
+            "{}: tensor `{first}`{more} {} no part of architecture `{}` as layerscope runs it, so its answers would be wrong; \
+             it may be a variant that is not supported yet",
+            self.files.path().display(),
+            if unread.len() == 1 { "is" } else { "are" },
+            self.config.architecture
+        )))
+    }
+}
