@@ -2,9 +2,7 @@
 //! instead of merges, and a token for each byte of a character that is no piece.
 //!
 //! The published `tokenizer.json` of these families has merges all the same, which `transformers` made from the pieces
-//! (`generate_merges` in its `tokenization_utils_base.py`); here they are made in the same way. Such a `tokenizer.json`
-//! puts a space before a text with a normaliser, and so does llama.cpp: also before a text that starts with a space,
-//! and after each special token. (The class `LlamaTokenizer` of transformers 5 does neither.)
+//! (`generate_merges` in its `tokenization_utils_base.py`); here they are made in the same way.
 
 use std::cmp::Ordering;
 use std::collections::HashSet;
@@ -17,7 +15,8 @@ use tokenizers::models::bpe::{BPE, Vocab};
 use tokenizers::normalizers::prepend::Prepend;
 use tokenizers::normalizers::replace::Replace;
 use tokenizers::normalizers::utils::Sequence as NormalizerSequence;
-use tokenizers::{AddedToken, DecoderWrapper, NormalizerWrapper};
+use tokenizers::pre_tokenizers::metaspace::{Metaspace, PrependScheme};
+use tokenizers::{AddedToken, DecoderWrapper, NormalizerWrapper, PreTokenizerWrapper};
 
 use super::gguf::{Metadata, TokenType, Vocabulary};
 use super::guarded;
@@ -26,12 +25,29 @@ use crate::Result;
 /// How SentencePiece writes a space.
 const SPACE: &str = "\u{2581}";
 
+/// No piece of a real vocabulary is nearly as long, in bytes. To find the merges of one takes the square of its length.
+const LONGEST_PIECE: usize = 1024;
+
 /// The tokens of Phi-3 that leave the white space after them in the text.
 const PHI_3_KEEPING_SPACE: [&str; 3] = ["<unk>", "<s>", "<|endoftext|>"];
+
+/// Where a text gets a space in front, which files only say in part.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum SpaceBefore {
+    /// Gemma: nowhere.
+    Nothing,
+    /// Mistral, from the vocabulary on that has `[INST]` as a token: the text as a whole, if it starts with none.
+    Text,
+    /// Llama 2, Mistral before that, Phi-3: each stretch of ordinary text, whatever it starts with, also after a special
+    /// token. SentencePiece itself and llama.cpp do the same. (The class `LlamaTokenizer` of transformers 5 reads these
+    /// families, too, as [`Text`](Self::Text), against their `tokenizer.json`.)
+    EachStretch,
+}
 
 pub(super) fn build(file: &Metadata, mut vocabulary: Vocabulary) -> Result<tokenizers::Tokenizer> {
     refuse_other_normalisation(file)?;
     let scores = scores(file, vocabulary.tokens.len())?;
+    refuse_long_pieces(file, &vocabulary)?;
     let runs_of_spaces = respell_runs_of_spaces(&mut vocabulary);
     let vocab = vocabulary.by_token(file)?;
     let byte_fallback = has_byte_tokens(file, &vocab)?;
@@ -41,9 +57,9 @@ pub(super) fn build(file: &Metadata, mut vocabulary: Vocabulary) -> Result<token
             "has neither byte tokens nor an unknown token, so text outside its vocabulary cannot be tokenized",
         ));
     }
-    let merges = merges(&vocabulary, &scores, &runs_of_spaces);
+    let merges = merges(&vocabulary, &vocab, &scores, &runs_of_spaces);
     let added = added_tokens(file, &vocabulary)?;
-    let adds_space = file.boolean("tokenizer.ggml.add_space_prefix")?.unwrap_or(true);
+    let space_before = space_before(file, &vocabulary)?;
     guarded(file.source, "build", || {
         let mut model =
             BPE::builder().vocab_and_merges(vocab, merges).byte_fallback(byte_fallback).fuse_unk(true);
@@ -51,25 +67,45 @@ pub(super) fn build(file: &Metadata, mut vocabulary: Vocabulary) -> Result<token
             model = model.unk_token(unknown);
         }
         let mut inner = tokenizers::Tokenizer::new(model.build()?);
-        inner.with_normalizer(Some(normalizer(adds_space)?))?;
-        inner.with_decoder(Some(decoder(adds_space)?));
+        inner.with_normalizer(normalizer(space_before)?)?;
+        inner.with_pre_tokenizer(pre_tokenizer(space_before));
+        inner.with_decoder(Some(decoder(space_before)?));
         inner.add_tokens(added)?;
         Ok(inner)
     })
 }
 
-fn normalizer(adds_space: bool) -> tokenizers::Result<NormalizerWrapper> {
-    let mut steps: Vec<NormalizerWrapper> = vec![Replace::new(" ", SPACE)?.into()];
-    if adds_space {
-        steps.insert(0, Prepend::new(SPACE.to_owned()).into());
-    }
-    Ok(NormalizerSequence::new(steps).into())
+fn space_before(file: &Metadata, vocabulary: &Vocabulary) -> Result<SpaceBefore> {
+    let is_wanted = file.boolean("tokenizer.ggml.add_space_prefix")?.unwrap_or(true);
+    let has_instruction_token = vocabulary.added().any(|token| token == ("[INST]", true));
+    Ok(match (is_wanted, has_instruction_token) {
+        (false, _) => SpaceBefore::Nothing,
+        (true, true) => SpaceBefore::Text,
+        (true, false) => SpaceBefore::EachStretch,
+    })
 }
 
-fn decoder(adds_space: bool) -> tokenizers::Result<DecoderWrapper> {
+fn normalizer(space_before: SpaceBefore) -> tokenizers::Result<Option<NormalizerWrapper>> {
+    let spell: NormalizerWrapper = Replace::new(" ", SPACE)?.into();
+    Ok(match space_before {
+        SpaceBefore::Nothing => Some(spell),
+        SpaceBefore::Text => None,
+        SpaceBefore::EachStretch => {
+            let prepend = Prepend::new(SPACE.to_owned()).into();
+            Some(NormalizerSequence::new(vec![prepend, spell]).into())
+        }
+    })
+}
+
+fn pre_tokenizer(space_before: SpaceBefore) -> Option<PreTokenizerWrapper> {
+    (space_before == SpaceBefore::Text)
+        .then(|| Metaspace::new('\u{2581}', PrependScheme::First, false).into())
+}
+
+fn decoder(space_before: SpaceBefore) -> tokenizers::Result<DecoderWrapper> {
     let mut steps: Vec<DecoderWrapper> =
         vec![Replace::new(SPACE, " ")?.into(), ByteFallback::new().into(), Fuse::new().into()];
-    if adds_space {
+    if space_before != SpaceBefore::Nothing {
         steps.push(Strip::new(' ', 1, 0).into());
     }
     Ok(DecoderSequence::new(steps).into())
@@ -107,6 +143,15 @@ fn scores(file: &Metadata, vocab_size: usize) -> Result<Vec<f32>> {
     }
 }
 
+fn refuse_long_pieces(file: &Metadata, vocabulary: &Vocabulary) -> Result<()> {
+    match vocabulary.tokens.iter().position(|token| token.len() > LONGEST_PIECE) {
+        Some(id) => Err(file.error(format_args!(
+            "has a damaged tokenizer.ggml.tokens: token {id} is longer than {LONGEST_PIECE} bytes"
+        ))),
+        None => Ok(()),
+    }
+}
+
 /// Writes the user-defined tokens that are nothing but spaces as text has them once it is normalised, and gives their
 /// ids, in order.
 ///
@@ -117,9 +162,12 @@ fn respell_runs_of_spaces(vocabulary: &mut Vocabulary) -> Vec<usize> {
         vocabulary.tokens.iter().filter(|token| token.starts_with(SPACE)).map(|t| t.to_string()).collect();
     let mut runs = Vec::new();
     for (id, token) in vocabulary.tokens.iter_mut().enumerate() {
-        let is_run = vocabulary.types[id] == TokenType::UserDefined && token.bytes().all(|byte| byte == b' ');
+        let is_added = vocabulary.types[id] == TokenType::UserDefined;
+        if !is_added || token.is_empty() || token.bytes().any(|byte| byte != b' ') {
+            continue;
+        }
         let spelled = SPACE.repeat(token.len());
-        if is_run && !token.is_empty() && !taken.contains(&spelled) {
+        if !taken.contains(&spelled) {
             *token = spelled.into();
             runs.push(id);
         }
@@ -157,7 +205,12 @@ fn unknown_token(file: &Metadata, vocabulary: &Vocabulary) -> Result<Option<Stri
 ///
 /// Pieces of one score are taken in the order of their ids, which is that in which they were learnt. (Files made without
 /// the SentencePiece model have the same score everywhere.)
-fn merges(vocabulary: &Vocabulary, scores: &[f32], runs_of_spaces: &[usize]) -> Vec<(String, String)> {
+fn merges(
+    vocabulary: &Vocabulary,
+    vocab: &Vocab,
+    scores: &[f32],
+    runs_of_spaces: &[usize],
+) -> Vec<(String, String)> {
     let mut pieces: Vec<usize> = (0..vocabulary.tokens.len())
         .filter(|&id| matches!(vocabulary.types[id], TokenType::Normal | TokenType::Undefined))
         .collect();
@@ -165,13 +218,15 @@ fn merges(vocabulary: &Vocabulary, scores: &[f32], runs_of_spaces: &[usize]) -> 
     // User-defined tokens come before all others.
     pieces.splice(0..0, runs_of_spaces.iter().copied());
 
-    let known: HashSet<&str> = pieces.iter().map(|&id| vocabulary.tokens[id].as_ref()).collect();
-    let mut merges = Vec::with_capacity(pieces.len());
+    let mut is_piece = vec![false; vocabulary.tokens.len()];
+    pieces.iter().for_each(|&id| is_piece[id] = true);
+    let known = |text: &str| vocab.get(text).is_some_and(|&id| is_piece[id as usize]);
+    let mut merges = Vec::with_capacity(2 * pieces.len());
     for id in pieces {
         let piece = vocabulary.tokens[id].as_ref();
-        for (cut, _) in piece.char_indices().skip(1).collect::<Vec<_>>().into_iter().rev() {
+        for (cut, _) in piece.char_indices().rev() {
             let (left, right) = piece.split_at(cut);
-            if known.contains(left) && known.contains(right) {
+            if known(left) && known(right) {
                 merges.push((left.to_owned(), right.to_owned()));
             }
         }
