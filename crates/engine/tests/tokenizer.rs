@@ -43,7 +43,7 @@ const LLAMA3_TEMPLATE: &str = r#"{{- bos_token }}
 {%- endif %}
 "#;
 
-const SPECIAL_TOKENS: [&str; 8] = [
+const SPECIAL_TOKENS: [&str; 9] = [
     "<|endoftext|>",
     "<|im_start|>",
     "<|im_end|>",
@@ -51,6 +51,7 @@ const SPECIAL_TOKENS: [&str; 8] = [
     "<|start_header_id|>",
     "<|end_header_id|>",
     "<|eot_id|>",
+    "<|end|>",
     "<pad>",
 ];
 const MERGES: [&str; 10] = ["1 2", "12 3", "h e", "l l", "he ll", "hell o", "Ġ h", "Ġh e", "Ã ¤", "ä ½"];
@@ -284,6 +285,8 @@ fn end_tokens_are_those_that_metadata_or_template_use() {
     let named = with_token(with_token(chat, "eot", "<|im_end|>"), "eom", "<|eot_id|>");
     assert_eq!(load(&named).unwrap().eos_ids(), [both[0], both[1], id_of("<|eot_id|>")]);
     assert!(load(&metadata("smollm")).unwrap().eos_ids().is_empty());
+    let phi = with_template(base, "{{ messages[0].content }}<|end|>");
+    assert_eq!(load(&phi).unwrap().eos_ids(), [id_of("<|endoftext|>"), id_of("<|end|>")]);
 }
 
 fn rendered(template: &str, messages: &[(&str, &str)]) -> Result<String> {
@@ -888,6 +891,95 @@ fn any_ids_of_a_sentencepiece_vocabulary_stream() {
             assert_eq!(streamed(&tokenizer, chunk, true), tokenizer.decode_skipping_special(chunk).unwrap());
         }
     }
+}
+
+#[test]
+fn runs_of_spaces_may_be_written_as_in_the_sentencepiece_model() {
+    let path = fixture("gemma-spm.gguf");
+    let mut metadata = read_metadata(&path);
+    let Some(Value::Array(tokens)) = metadata.get_mut("tokenizer.ggml.tokens") else { panic!("no tokens") };
+    for token in tokens {
+        if let Value::String(text) = token {
+            *text = text.replace(' ', "\u{2581}");
+        }
+    }
+    check_hostile(&Tokenizer::from_gguf(&metadata, &path).unwrap(), "gemma-spm");
+}
+
+#[test]
+fn without_scores_worth_the_name_pieces_are_merged_in_their_order() {
+    // As files have it that were made from a tokenizer.json alone.
+    let path = fixture("llama-spm.gguf");
+    let scores = Value::Array(vec![Value::F32(-1000.0); 1500]);
+    let metadata = with(read_metadata(&path), "ggml.scores", scores);
+    check_hostile(&Tokenizer::from_gguf(&metadata, &path).unwrap(), "llama-spm");
+}
+
+#[test]
+fn no_metadata_makes_it_panic() {
+    // A fixed sequence of pseudo-random numbers (the constants of Knuth's MMIX).
+    let mut state = 1_u64;
+    let mut below = |limit: usize| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) as usize % limit
+    };
+    let odd = [
+        Value::String(String::new()),
+        Value::String("\u{2581}".into()),
+        Value::String("<0x0A>".into()),
+        Value::String("a b".into()),
+        Value::String("[INST]".into()),
+        Value::F32(f32::NEG_INFINITY),
+        Value::F32(0.0),
+        Value::U32(u32::MAX),
+        Value::I32(-1),
+        Value::I32(2),
+        Value::I32(4),
+        Value::I32(5),
+        Value::Bool(true),
+        Value::Array(Vec::new()),
+    ];
+    let (mut opened, mut refused) = (0, 0);
+    for name in ["llama-spm", "gemma-spm", "byte-level"] {
+        let path = fixture(&format!("{name}.gguf"));
+        let good = read_metadata(&path);
+        let mut keys: Vec<&String> = good.keys().filter(|key| key.starts_with("tokenizer")).collect();
+        keys.sort();
+        for _ in 0..150 {
+            let mut metadata = good.clone();
+            for _ in 0..1 + below(3) {
+                let place = match metadata.get_mut(keys[below(keys.len())]).unwrap() {
+                    Value::Array(values) if !values.is_empty() && below(8) > 0 => {
+                        let index = below(values.len());
+                        &mut values[index]
+                    }
+                    place => place,
+                };
+                // Most often something of the right type.
+                let kind = (below(8) > 0).then(|| place.value_type());
+                let fitting = |value: &&Value| kind.is_none_or(|kind| value.value_type() == kind);
+                let choices: Vec<&Value> = odd.iter().filter(fitting).collect();
+                if !choices.is_empty() {
+                    *place = choices[below(choices.len())].clone();
+                }
+            }
+            match Tokenizer::from_gguf(&metadata, &path) {
+                Ok(tokenizer) => {
+                    opened += 1;
+                    let ids = tokenizer.encode("the  river 12\n\u{2581}<0x0A>\u{10ffff}[INST] a").unwrap();
+                    assert_eq!(
+                        streamed(&tokenizer, &ids, true),
+                        tokenizer.decode_skipping_special(&ids).unwrap()
+                    );
+                }
+                Err(error) => {
+                    refused += 1;
+                    assert_eq!(error.exit_code(), 2, "{error}");
+                }
+            }
+        }
+    }
+    assert!(opened > 50 && refused > 50, "{opened} opened, {refused} refused");
 }
 
 #[test]

@@ -158,17 +158,23 @@ fn refuse_long_pieces(file: &Metadata, vocabulary: &Vocabulary) -> Result<()> {
 /// llama.cpp's converter writes them with plain spaces. As `transformers` has it, such a run is merged like other
 /// pieces, so that a run longer than the longest token comes apart in halves.
 fn respell_runs_of_spaces(vocabulary: &mut Vocabulary) -> Vec<usize> {
-    let taken: HashSet<String> =
-        vocabulary.tokens.iter().filter(|token| token.starts_with(SPACE)).map(|t| t.to_string()).collect();
+    let is_run = |token: &str, space: &str| !token.is_empty() && token.split(space).all(str::is_empty);
+    let spelled: HashSet<String> = vocabulary
+        .tokens
+        .iter()
+        .filter(|token| is_run(token, SPACE))
+        .map(|token| token.to_string())
+        .collect();
     let mut runs = Vec::new();
     for (id, token) in vocabulary.tokens.iter_mut().enumerate() {
-        let is_added = vocabulary.types[id] == TokenType::UserDefined;
-        if !is_added || token.is_empty() || token.bytes().any(|byte| byte != b' ') {
+        if vocabulary.types[id] != TokenType::UserDefined {
             continue;
         }
-        let spelled = SPACE.repeat(token.len());
-        if !taken.contains(&spelled) {
-            *token = spelled.into();
+        let respelled = token.replace(' ', SPACE);
+        if is_run(token, SPACE) {
+            runs.push(id);
+        } else if is_run(token, " ") && !spelled.contains(&respelled) {
+            *token = respelled.into();
             runs.push(id);
         }
     }
