@@ -6,7 +6,9 @@ use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|data: &[u8]| {
     let Ok(file) = GgufFile::in_memory("fuzzed.gguf", data.to_vec()) else { return };
-    let _ = Tokenizer::from_gguf(file.metadata(), file.path());
+    if let Ok(tokenizer) = Tokenizer::from_gguf(file.metadata(), file.path()) {
+        let _ = tokenizer.encode("one 2  drei 四");
+    }
     let Ok(config) = gguf_config(&file) else { return };
     let _ = Decoder::load(config, &file, WeightsPrecision::Native, &mut |_, _| Ok(()));
 });

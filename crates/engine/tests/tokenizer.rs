@@ -7,9 +7,7 @@ use std::path::{Path, PathBuf};
 
 use candle_core::quantized::gguf_file::{Content, Value};
 use layerscope_engine::{Message, PromptText, Result, Tokenizer};
-use tokenizers::normalizers::NFC;
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
-use tokenizers::{NormalizedString, Normalizer};
 
 type Metadata = HashMap<String, Value>;
 
@@ -45,7 +43,7 @@ const LLAMA3_TEMPLATE: &str = r#"{{- bos_token }}
 {%- endif %}
 "#;
 
-const SPECIAL_TOKENS: [&str; 8] = [
+const SPECIAL_TOKENS: [&str; 9] = [
     "<|endoftext|>",
     "<|im_start|>",
     "<|im_end|>",
@@ -53,6 +51,7 @@ const SPECIAL_TOKENS: [&str; 8] = [
     "<|start_header_id|>",
     "<|end_header_id|>",
     "<|eot_id|>",
+    "<|end|>",
     "<pad>",
 ];
 const MERGES: [&str; 10] = ["1 2", "12 3", "h e", "l l", "he ll", "hell o", "Ġ h", "Ġh e", "Ã ¤", "ä ½"];
@@ -286,6 +285,8 @@ fn end_tokens_are_those_that_metadata_or_template_use() {
     let named = with_token(with_token(chat, "eot", "<|im_end|>"), "eom", "<|eot_id|>");
     assert_eq!(load(&named).unwrap().eos_ids(), [both[0], both[1], id_of("<|eot_id|>")]);
     assert!(load(&metadata("smollm")).unwrap().eos_ids().is_empty());
+    let phi = with_template(base, "{{ messages[0].content }}<|end|>");
+    assert_eq!(load(&phi).unwrap().eos_ids(), [id_of("<|endoftext|>"), id_of("<|end|>")]);
 }
 
 fn rendered(template: &str, messages: &[(&str, &str)]) -> Result<String> {
@@ -411,14 +412,16 @@ fn damaged_metadata_is_refused() {
     };
     let types_of = |types: &[i32]| Value::Array(types.iter().copied().map(Value::I32).collect());
     let cases = [
-        ("ggml.model", string("llama"), "\"llama\""),
+        ("ggml.model", string("t5"), "\"t5\""),
+        ("ggml.model", string("gemma4"), "\"gemma4\""),
+        ("ggml.model", string("llama"), "tokenizer.ggml.scores"),
         ("ggml.model", Value::U32(1), "tokenizer.ggml.model"),
         ("ggml.pre", string("default"), "\"default\""),
-        ("ggml.pre", string("deepseek-llm"), "smollm, llama-bpe"),
+        ("ggml.pre", string("bloom"), "gpt-2, phi-2, smollm"),
         ("ggml.pre", Value::Bool(true), "tokenizer.ggml.pre"),
         ("ggml.tokens", string("a"), "not an array"),
         ("ggml.tokens", Value::Array(vec![Value::U8(1); size]), "not a string"),
-        ("ggml.tokens", Value::Array(Vec::new()), "types for 0 tokens"),
+        ("ggml.tokens", Value::Array(Vec::new()), "it is empty"),
         ("ggml.tokens", strings(&tokens[..size - 1]), "types for"),
         ("ggml.tokens", twice, "tokens 4 and 5 are both"),
         ("ggml.tokens", empty_token, "token 5 is empty"),
@@ -605,6 +608,9 @@ fn damaged_folders_are_refused() {
         assert!(sentence.len() < 600, "{sentence}");
     }
     refusal(Tokenizer::from_directory(folder(&[]).path()), "no tokenizer.json");
+    let sentencepiece_only = folder(&[("tokenizer.model", "")]);
+    let sentence = refusal(Tokenizer::from_directory(sentencepiece_only.path()), "no tokenizer.json");
+    assert!(sentence.contains("save_pretrained"), "{sentence}");
     refusal(Tokenizer::from_directory(Path::new("/absent")), "no tokenizer.json");
 }
 
@@ -636,84 +642,396 @@ fn hostile() -> Vec<String> {
     serde_json::from_value(read_json("hostile.json")).unwrap()
 }
 
-/// The ids that transformers gives for each hostile string.
-fn golden_ids(name: &str) -> Vec<Vec<u32>> {
-    let rows: Vec<String> = serde_json::from_value(read_json(name)["ids"].clone()).unwrap();
-    rows.iter().map(|row| row.split_whitespace().map(|id| id.parse().unwrap()).collect()).collect()
+/// The ids that transformers gives for each hostile string, and what it decodes them to.
+fn golden(name: &str) -> (Vec<Vec<u32>>, Vec<String>) {
+    let golden = read_json(&format!("{name}.ids.json"));
+    let rows: Vec<String> = serde_json::from_value(golden["ids"].clone()).unwrap();
+    let ids = rows.iter().map(|row| row.split_whitespace().map(|id| id.parse().unwrap()).collect()).collect();
+    // Only what differs from the string is written down.
+    let mut decoded = hostile();
+    for (index, text) in golden["decoded"].as_object().unwrap() {
+        decoded[index.parse::<usize>().unwrap()] = text.as_str().unwrap().to_owned();
+    }
+    (ids, decoded)
+}
+
+fn read_metadata(path: &Path) -> Metadata {
+    Content::read(&mut std::fs::File::open(path).unwrap()).unwrap().metadata
 }
 
 fn load_file(path: &Path) -> Tokenizer {
-    let content = Content::read(&mut std::fs::File::open(path).unwrap()).unwrap();
-    Tokenizer::from_gguf(&content.metadata, path).unwrap()
+    Tokenizer::from_gguf(&read_metadata(path), path).unwrap()
 }
 
-fn normalised(text: &str) -> String {
-    let mut text = NormalizedString::from(text);
-    NFC.normalize(&mut text).unwrap();
-    text.get().to_owned()
+fn fixture(name: &str) -> PathBuf {
+    fixtures().join("tokenizer").join(name)
 }
 
-/// Bytes that the vocabulary of SmolLM2 lacks, so that it drops them.
-fn is_absent_from_smollm(byte: u8) -> bool {
-    matches!(byte, 0x04 | 0x06 | 0x13 | 0x14 | 0x16 | 0x1D | 0xC0 | 0xC1 | 0xF1 | 0xF2 | 0xF5..)
+/// The tokenizer of a folder with just this `tokenizer.json`.
+fn load_json(json: &serde_json::Value) -> Tokenizer {
+    Tokenizer::from_directory(folder(&[("tokenizer.json", &json.to_string())]).path()).unwrap()
 }
 
-/// Checks ids, and that they decode to the text, at once and one by one.
-fn check_hostile(tokenizer: &Tokenizer, pre: &str, golden: &str) {
-    let (texts, expected) = (hostile(), golden_ids(golden));
+/// Checks ids, and what they decode to, at once and one by one.
+fn check_hostile(tokenizer: &Tokenizer, name: &str) {
+    let (texts, (expected, decoded)) = (hostile(), golden(name));
     assert_eq!(texts.len(), 2000);
     assert_eq!(texts.len(), expected.len());
-    for (text, expected) in texts.iter().zip(expected) {
+    for ((text, expected), decoded) in texts.iter().zip(expected).zip(decoded) {
         let ids = tokenizer.encode(text).unwrap();
-        assert_eq!(ids, expected, "{pre}: {text:?}");
-        let kept = match pre {
-            "qwen2" => normalised(text).into_bytes(),
-            "smollm" => text.bytes().filter(|&b| !is_absent_from_smollm(b)).collect(),
-            _ => text.clone().into_bytes(),
-        };
-        let decoded = tokenizer.decode(&ids).unwrap();
-        assert_eq!(decoded, String::from_utf8_lossy(&kept), "{pre}: {text:?}");
-        assert_eq!(streamed(tokenizer, &ids, false), decoded, "{pre}: {text:?}");
+        assert_eq!(ids, expected, "{name}: {text:?}");
+        assert_eq!(tokenizer.decode(&ids).unwrap(), decoded, "{name}: {text:?}");
+        assert_eq!(streamed(tokenizer, &ids, false), decoded, "{name}: {text:?}");
         assert_eq!(
             streamed(tokenizer, &ids, true),
             tokenizer.decode_skipping_special(&ids).unwrap(),
-            "{pre}: {text:?}"
+            "{name}: {text:?}"
         );
+    }
+}
+
+/// Checks that both say the same of each token and of a prompt.
+fn check_alike(gguf: &Tokenizer, folder: &Tokenizer) {
+    assert_eq!(gguf.vocab_size(), folder.vocab_size());
+    for id in 0..u32::try_from(gguf.vocab_size()).unwrap() {
+        assert_eq!(gguf.token_text(id), folder.token_text(id));
     }
 }
 
 #[test]
 fn ids_are_those_of_transformers() {
     for pre in ["smollm", "llama-bpe", "gpt-2", "qwen2"] {
-        let golden = format!("{pre}.ids.json");
-        let gguf = load_file(&fixtures().join(format!("tokenizer/{pre}.gguf")));
-        check_hostile(&gguf, pre, &golden);
-        let json = read_json(&format!("{pre}.tokenizer.json")).to_string();
-        let folder = folder(&[("tokenizer.json", &json)]);
-        let folder = Tokenizer::from_directory(folder.path()).unwrap();
-        check_hostile(&folder, pre, &golden);
-        assert_eq!(gguf.vocab_size(), folder.vocab_size());
+        let gguf = load_file(&fixture(&format!("{pre}.gguf")));
+        check_hostile(&gguf, pre);
+        let folder = load_json(&read_json(&format!("{pre}.tokenizer.json")));
+        check_hostile(&folder, pre);
+        check_alike(&gguf, &folder);
         assert_eq!(gguf.adds_bos(), pre == "llama-bpe");
         let prompt = plain("It's 1234 o'clock.");
         assert_eq!(gguf.encode_prompt(&prompt).unwrap(), folder.encode_prompt(&prompt).unwrap());
-        for id in 0..u32::try_from(gguf.vocab_size()).unwrap() {
-            assert_eq!(gguf.token_text(id), folder.token_text(id));
-        }
+    }
+}
+
+/// The families that share the vocabulary `byte-level.gguf`.
+const SHARING: [&str; 10] = [
+    "olmo",
+    "command-r",
+    "falcon",
+    "dbrx",
+    "qwen35",
+    "gpt-4o",
+    "tekken",
+    "deepseek-llm",
+    "deepseek-coder",
+    "deepseek-v3",
+];
+
+#[test]
+fn each_family_splits_a_shared_vocabulary_as_transformers_does() {
+    let path = fixture("byte-level.gguf");
+    let (metadata, parts) = (read_metadata(&path), read_json("pre-tokenizers.json"));
+    for pre in SHARING {
+        let gguf = with(metadata.clone(), "ggml.pre", Value::String(pre.into()));
+        check_hostile(&Tokenizer::from_gguf(&gguf, &path).unwrap(), pre);
+        let mut json = read_json("byte-level.tokenizer.json");
+        json["normalizer"] = parts[pre]["normalizer"].clone();
+        json["pre_tokenizer"] = parts[pre]["pre_tokenizer"].clone();
+        json["model"]["ignore_merges"] = parts[pre]["ignore_merges"].clone();
+        check_hostile(&load_json(&json), pre);
+    }
+    assert_eq!(parts.as_object().unwrap().len(), SHARING.len());
+}
+
+#[test]
+fn names_for_the_same_splitting_give_the_same_ids() {
+    for (name, known, vocabulary) in [
+        ("llama3", "llama-bpe", "llama-bpe"),
+        ("llama-v3", "llama-bpe", "llama-bpe"),
+        ("smaug-bpe", "llama-bpe", "llama-bpe"),
+        ("refact", "smollm", "smollm"),
+        ("starcoder", "smollm", "smollm"),
+        ("phi-2", "gpt-2", "gpt-2"),
+        ("deepseek-r1-qwen", "qwen2", "qwen2"),
+        ("mpt", "olmo", "byte-level"),
+        ("llama4", "gpt-4o", "byte-level"),
+    ] {
+        let path = fixture(&format!("{vocabulary}.gguf"));
+        let metadata = with(read_metadata(&path), "ggml.pre", Value::String(name.into()));
+        check_hostile(&Tokenizer::from_gguf(&metadata, &path).unwrap(), known);
     }
 }
 
 #[test]
 fn a_wrong_pre_tokenizer_would_be_noticed() {
-    let path = fixtures().join("tokenizer/llama-bpe.gguf");
-    let content = Content::read(&mut std::fs::File::open(&path).unwrap()).unwrap();
-    let (texts, expected) = (hostile(), golden_ids("llama-bpe.ids.json"));
+    let differing = |a: &[Vec<u32>], b: &[Vec<u32>]| a.iter().zip(b).filter(|(a, b)| a != b).count();
+    let path = fixture("llama-bpe.gguf");
+    let metadata = read_metadata(&path);
+    let (texts, (expected, _)) = (hostile(), golden("llama-bpe"));
     for pre in ["smollm", "gpt-2", "qwen2"] {
-        let metadata = with(content.metadata.clone(), "ggml.pre", Value::String(pre.into()));
+        let metadata = with(metadata.clone(), "ggml.pre", Value::String(pre.into()));
         let wrong = Tokenizer::from_gguf(&metadata, &path).unwrap();
-        let differing =
-            texts.iter().zip(&expected).filter(|(text, ids)| wrong.encode(text).unwrap() != **ids);
-        assert!(differing.count() > 100, "{pre}");
+        let ids: Vec<_> = texts.iter().map(|text| wrong.encode(text).unwrap()).collect();
+        assert!(differing(&ids, &expected) > 100, "{pre}");
     }
+    let shared = SHARING.map(|pre| golden(pre).0);
+    for (index, one) in shared.iter().enumerate() {
+        for (other, pre) in shared.iter().zip(SHARING).skip(index + 1) {
+            assert!(differing(one, other) > 100, "{} and {pre}", SHARING[index]);
+        }
+    }
+}
+
+#[test]
+fn sentencepiece_ids_are_those_of_transformers() {
+    for (kind, bos, special) in
+        [("llama-spm", 1, "</s>"), ("mistral-spm", 1, "[INST]"), ("gemma-spm", 2, "<start_of_turn>")]
+    {
+        let gguf = load_file(&fixture(&format!("{kind}.gguf")));
+        check_hostile(&gguf, kind);
+        let folder = load_json(&read_json(&format!("{kind}.tokenizer.json")));
+        check_hostile(&folder, kind);
+        check_alike(&gguf, &folder);
+        // The files say nothing of BoS, which then comes first.
+        assert_eq!(gguf.encode_prompt(&plain("a")).unwrap()[0], bos);
+        // Hostile strings hold few special tokens of these vocabularies.
+        for text in ["a{}b", "{} b", " {}  {}", "\n{}\n\n", "\u{2581}{}\u{2581}", "{}{}ab{}"] {
+            let text = text.replace("{}", special);
+            let ids = gguf.encode(&text).unwrap();
+            assert_eq!(ids, folder.encode(&text).unwrap(), "{text:?}");
+            let decoded = folder.decode(&ids).unwrap();
+            assert_eq!(gguf.decode(&ids).unwrap(), decoded, "{text:?}");
+            assert_eq!(streamed(&gguf, &ids, false), decoded, "{text:?}");
+            assert_eq!(
+                streamed(&gguf, &ids, true),
+                folder.decode_skipping_special(&ids).unwrap(),
+                "{text:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn the_space_before_a_text_is_taken_off_again_once() {
+    let tokenizer = load_file(&fixture("llama-spm.gguf"));
+    let ids = tokenizer.encode("the river").unwrap();
+    assert_eq!(tokenizer.token_text(ids[0]), " the");
+    assert_eq!(tokenizer.decode(&ids).unwrap(), "the river");
+    assert_eq!(tokenizer.decode(&tokenizer.encode("  the").unwrap()).unwrap(), "  the");
+    let mut stream = tokenizer.stream(false);
+    assert_eq!(stream.push(ids[0]).unwrap().as_deref(), Some("the"));
+    assert!(stream.push(ids[1]).unwrap().is_some_and(|text| text.starts_with(' ')));
+    // Llama 2 wants a space after a special token too, Mistral only the one that the text has.
+    let words = |kind: &str, text: &str| -> Vec<String> {
+        let tokenizer = load_file(&fixture(&format!("{kind}.gguf")));
+        tokenizer.encode(text).unwrap().into_iter().map(|id| tokenizer.token_text(id)).collect()
+    };
+    assert_eq!(words("llama-spm", "</s>the"), ["</s>", " the"]);
+    assert_eq!(words("llama-spm", " the"), [" ", " the"]);
+    assert_eq!(words("mistral-spm", "[INST] the"), ["[INST]", " the"]);
+    assert_eq!(words("mistral-spm", " the"), [" the"]);
+    let gemma = load_file(&fixture("gemma-spm.gguf"));
+    let ids = gemma.encode(" the").unwrap();
+    assert_eq!(gemma.decode(&ids).unwrap(), " the");
+    assert_eq!(streamed(&gemma, &ids, false), " the");
+    // A run of spaces is a token of its own, and shown as spaces.
+    let ids = gemma.encode("a    b").unwrap();
+    assert_eq!(gemma.token_text(ids[1]), "    ");
+}
+
+#[test]
+fn phi_3_takes_the_white_space_after_its_special_tokens() {
+    let path = fixture("llama-spm.gguf");
+    let mut metadata = read_metadata(&path);
+    metadata.insert("general.architecture".into(), Value::String("phi3".into()));
+    let gguf = Tokenizer::from_gguf(&metadata, &path).unwrap();
+    let mut json = read_json("llama-spm.tokenizer.json");
+    for token in json["added_tokens"].as_array_mut().unwrap() {
+        token["rstrip"] = (token["content"] == "</s>").into();
+    }
+    let folder = load_json(&json);
+    for text in ["</s>\n the river", "a</s>  \n\n", "<s>  a</s> b", "<unk>\n</s>"] {
+        assert_eq!(gguf.encode(text).unwrap(), folder.encode(text).unwrap(), "{text:?}");
+    }
+    let plainly = load_file(&path);
+    assert_ne!(gguf.encode("</s>\n the").unwrap(), plainly.encode("</s>\n the").unwrap());
+    assert_eq!(gguf.encode("<s>\n the").unwrap(), plainly.encode("<s>\n the").unwrap());
+}
+
+#[test]
+fn the_template_of_gemma_writes_bos_once() {
+    let path = fixture("gemma-spm.gguf");
+    let template = "{{ bos_token }}{% for m in messages %}{{ '<start_of_turn>' + m.role + '\n' + m.content + '<end_of_turn>\n' }}{% endfor %}{{ '<start_of_turn>model\n' }}";
+    let tokenizer = Tokenizer::from_gguf(&with_template(read_metadata(&path), template), &path).unwrap();
+    let bos = tokenizer.bos_id().unwrap();
+    let ids = tokenizer.encode_prompt(&plain("hi")).unwrap();
+    assert_eq!(ids[0], bos);
+    assert!(!ids[1..].contains(&bos));
+    assert_eq!(
+        tokenizer.decode(&ids).unwrap(),
+        "<bos><start_of_turn>user\nhi<end_of_turn>\n<start_of_turn>model\n"
+    );
+    let eos = [tokenizer.encode("<eos>").unwrap(), tokenizer.encode("<end_of_turn>").unwrap()].concat();
+    assert_eq!(tokenizer.eos_ids(), eos);
+}
+
+#[test]
+fn any_ids_of_a_sentencepiece_vocabulary_stream() {
+    for kind in ["llama-spm", "mistral-spm", "gemma-spm"] {
+        let tokenizer = load_file(&fixture(&format!("{kind}.gguf")));
+        let size = u32::try_from(tokenizer.vocab_size()).unwrap();
+        let bytes: Vec<u32> = (0..size).filter(|&id| tokenizer.token_text(id).starts_with("<0x")).collect();
+        // A fixed sequence that reaches every id, in and beyond the vocabulary, in a scrambled order. A byte that is no
+        // character by itself is left out: a run of such decodes in a way of its own.
+        let ids: Vec<u32> = (0..20_000_u32)
+            .map(|i| i.wrapping_mul(2_654_435_761) % (size + 3))
+            .filter(|id| !bytes.contains(id))
+            .collect();
+        for chunk in ids.chunks(97) {
+            assert_eq!(streamed(&tokenizer, chunk, false), tokenizer.decode(chunk).unwrap());
+            assert_eq!(streamed(&tokenizer, chunk, true), tokenizer.decode_skipping_special(chunk).unwrap());
+        }
+    }
+}
+
+#[test]
+fn runs_of_spaces_may_be_written_as_in_the_sentencepiece_model() {
+    let path = fixture("gemma-spm.gguf");
+    let mut metadata = read_metadata(&path);
+    let Some(Value::Array(tokens)) = metadata.get_mut("tokenizer.ggml.tokens") else { panic!("no tokens") };
+    for token in tokens {
+        if let Value::String(text) = token {
+            *text = text.replace(' ', "\u{2581}");
+        }
+    }
+    check_hostile(&Tokenizer::from_gguf(&metadata, &path).unwrap(), "gemma-spm");
+}
+
+#[test]
+fn without_scores_worth_the_name_pieces_are_merged_in_their_order() {
+    // As files have it that were made from a tokenizer.json alone.
+    let path = fixture("llama-spm.gguf");
+    let scores = Value::Array(vec![Value::F32(-1000.0); 1500]);
+    let metadata = with(read_metadata(&path), "ggml.scores", scores);
+    check_hostile(&Tokenizer::from_gguf(&metadata, &path).unwrap(), "llama-spm");
+}
+
+#[test]
+fn no_metadata_makes_it_panic() {
+    // A fixed sequence of pseudo-random numbers (the constants of Knuth's MMIX).
+    let mut state = 1_u64;
+    let mut below = |limit: usize| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) as usize % limit
+    };
+    let odd = [
+        Value::String(String::new()),
+        Value::String("\u{2581}".into()),
+        Value::String("<0x0A>".into()),
+        Value::String("a b".into()),
+        Value::String("[INST]".into()),
+        Value::F32(f32::NEG_INFINITY),
+        Value::F32(0.0),
+        Value::U32(u32::MAX),
+        Value::I32(-1),
+        Value::I32(2),
+        Value::I32(4),
+        Value::I32(5),
+        Value::Bool(true),
+        Value::Array(Vec::new()),
+    ];
+    let (mut opened, mut refused) = (0, 0);
+    for name in ["llama-spm", "gemma-spm", "byte-level"] {
+        let path = fixture(&format!("{name}.gguf"));
+        let good = read_metadata(&path);
+        let mut keys: Vec<&String> = good.keys().filter(|key| key.starts_with("tokenizer")).collect();
+        keys.sort();
+        for _ in 0..150 {
+            let mut metadata = good.clone();
+            for _ in 0..1 + below(3) {
+                let place = match metadata.get_mut(keys[below(keys.len())]).unwrap() {
+                    Value::Array(values) if !values.is_empty() && below(8) > 0 => {
+                        let index = below(values.len());
+                        &mut values[index]
+                    }
+                    place => place,
+                };
+                // Most often something of the right type.
+                let kind = (below(8) > 0).then(|| place.value_type());
+                let fitting = |value: &&Value| kind.is_none_or(|kind| value.value_type() == kind);
+                let choices: Vec<&Value> = odd.iter().filter(fitting).collect();
+                if !choices.is_empty() {
+                    *place = choices[below(choices.len())].clone();
+                }
+            }
+            match Tokenizer::from_gguf(&metadata, &path) {
+                Ok(tokenizer) => {
+                    opened += 1;
+                    let ids = tokenizer.encode("the  river 12\n\u{2581}<0x0A>\u{10ffff}[INST] a").unwrap();
+                    assert_eq!(
+                        streamed(&tokenizer, &ids, true),
+                        tokenizer.decode_skipping_special(&ids).unwrap()
+                    );
+                }
+                Err(error) => {
+                    refused += 1;
+                    assert_eq!(error.exit_code(), 2, "{error}");
+                }
+            }
+        }
+    }
+    assert!(opened > 50 && refused > 50, "{opened} opened, {refused} refused");
+}
+
+#[test]
+fn damaged_sentencepiece_metadata_is_refused() {
+    let path = fixture("llama-spm.gguf");
+    let good = read_metadata(&path);
+    let changed = |key: &str, change: &dyn Fn(&mut Vec<Value>)| {
+        let Value::Array(mut values) = good[&format!("tokenizer.{key}")].clone() else { panic!("{key}") };
+        change(&mut values);
+        Value::Array(values)
+    };
+    let string = |text: &str| Value::String(text.into());
+    // Ids 0, 1 and 2 are special, then come the bytes.
+    let cases = [
+        ("ggml.scores", changed("ggml.scores", &|s| s[400] = Value::F32(f32::NAN)), "token 400 is NaN"),
+        ("ggml.scores", changed("ggml.scores", &|s| s[400] = Value::F32(f32::INFINITY)), "token 400 is inf"),
+        ("ggml.scores", changed("ggml.scores", &|s| s.truncate(99)), "99 scores for 1500 tokens"),
+        ("ggml.scores", changed("ggml.scores", &|s| s[400] = Value::U8(1)), "not a 32-bit float"),
+        ("ggml.scores", Value::F32(1.0), "not an array"),
+        ("ggml.tokens", changed("ggml.tokens", &|t| t[3 + 0xE4] = string("absent")), "<0xE4> among them"),
+        ("ggml.tokens", changed("ggml.tokens", &|t| t[700] = t[701].clone()), "tokens 700 and 701 are both"),
+        ("ggml.tokens", changed("ggml.tokens", &|t| t[700] = string("")), "token 700 is empty"),
+        (
+            "ggml.tokens",
+            changed("ggml.tokens", &|t| t[700] = string(&"a".repeat(1025))),
+            "token 700 is longer",
+        ),
+        ("ggml.unknown_token_id", Value::U32(1500), "is outside its vocabulary"),
+        ("ggml.add_space_prefix", Value::U8(1), "not a boolean"),
+        ("ggml.remove_extra_whitespaces", Value::Bool(true), "removes extra white space"),
+        ("ggml.precompiled_charsmap", Value::Array(vec![Value::U8(0)]), "normalises text by a table"),
+    ];
+    for (key, value, part) in cases {
+        let sentence =
+            refusal(Tokenizer::from_gguf(&with(good.clone(), key, value), &path), "llama-spm.gguf");
+        assert!(sentence.contains(part), "{key}: {sentence}");
+    }
+    let mut scoreless = good.clone();
+    scoreless.remove("tokenizer.ggml.scores");
+    assert!(
+        refusal(Tokenizer::from_gguf(&scoreless, &path), "llama-spm.gguf").contains("tokenizer.ggml.scores")
+    );
+
+    // Without byte tokens there must be one for what is unknown.
+    let unused =
+        |ids: std::ops::Range<usize>| changed("ggml.token_type", &|t| t[ids.clone()].fill(Value::I32(5)));
+    let bare = with(good.clone(), "ggml.token_type", unused(3..259));
+    let ids = Tokenizer::from_gguf(&bare, &path).unwrap().encode("a\u{10ffff}").unwrap();
+    assert_eq!(ids.last(), Some(&0));
+    let mute = with(good.clone(), "ggml.token_type", unused(0..259));
+    let sentence = refusal(Tokenizer::from_gguf(&mute, &path), "llama-spm.gguf");
+    assert!(sentence.contains("neither byte tokens nor an unknown token"), "{sentence}");
 }
 
 #[test]
@@ -726,27 +1044,39 @@ fn the_tiny_model_of_the_house_is_read() {
     assert!(!tokenizer.eos_ids().is_empty());
 }
 
-/// The real SmolLM2, where `fixtures/fetch-smollm2.sh` keeps it.
-fn smollm2() -> Option<PathBuf> {
-    let path = std::env::var_os("LAYERSCOPE_SMOLLM2").map(PathBuf::from).or_else(|| {
+/// A real model's file, where it is kept: `variable` names it, or `fixtures/` has a script that fetches it.
+fn real_model(variable: &str, name: &str) -> Option<PathBuf> {
+    let path = std::env::var_os(variable).map(PathBuf::from).or_else(|| {
         let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty());
         let cache = variable("LAYERSCOPE_CACHE")
             .map(PathBuf::from)
             .or_else(|| Some(PathBuf::from(variable("XDG_CACHE_HOME")?).join("layerscope")))
             .or_else(|| Some(PathBuf::from(variable("HOME")?).join(".cache/layerscope")))?;
-        Some(cache.join("models/SmolLM2-135M-Instruct.Q4_1.gguf"))
+        Some(cache.join("models").join(name))
     })?;
     path.exists().then_some(path)
 }
 
 #[test]
+fn the_real_gemma_3_is_read_as_transformers_does() {
+    let Some(path) = real_model("LAYERSCOPE_GEMMA3", "gemma-3-270m-q4_k_m.gguf") else {
+        println!("skipped: set LAYERSCOPE_GEMMA3 to a GGUF file of Gemma 3 270M to test its tokenizer");
+        return;
+    };
+    let tokenizer = load_file(&path);
+    check_hostile(&tokenizer, "gemma3-real");
+    assert_eq!(tokenizer.vocab_size(), 262_144);
+    assert_eq!((tokenizer.bos_id(), tokenizer.eos_ids()), (Some(2), &[1][..]));
+}
+
+#[test]
 fn the_real_smollm2_is_read_as_transformers_does() {
-    let Some(path) = smollm2() else {
+    let Some(path) = real_model("LAYERSCOPE_SMOLLM2", "SmolLM2-135M-Instruct.Q4_1.gguf") else {
         println!("skipped: run fixtures/fetch-smollm2.sh to test the real SmolLM2");
         return;
     };
     let tokenizer = load_file(&path);
-    check_hostile(&tokenizer, "smollm", "smollm2-real.ids.json");
+    check_hostile(&tokenizer, "smollm2-real");
     assert_eq!(tokenizer.vocab_size(), 49_152);
     assert_eq!(tokenizer.eos_ids(), [2]);
     // The prompts that the goldens of the whole model were made with.

@@ -28,8 +28,15 @@ impl Tokenizer {
     pub fn from_directory(directory: &Path) -> Result<Self> {
         let path = directory.join("tokenizer.json");
         let Some(text) = read(&path)? else {
+            let mend = match directory.join("tokenizer.model").exists() {
+                true => {
+                    "make one of its tokenizer.model with transformers (AutoTokenizer.from_pretrained(folder)\
+                     .save_pretrained(folder))"
+                }
+                false => "give a model folder with one",
+            };
             return Err(Error::input(format!(
-                "{} has no tokenizer.json: give a model folder with one, or a GGUF file",
+                "{} has no tokenizer.json: {mend}, or give a GGUF file",
                 directory.display()
             )));
         };

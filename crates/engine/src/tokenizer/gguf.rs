@@ -1,54 +1,56 @@
 //! The tokenizer that a GGUF file carries in its metadata.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::path::Path;
 
 use candle_core::quantized::gguf_file::Value;
-use tokenizers::AddedToken;
-use tokenizers::models::bpe::{BPE, Vocab};
-use tokenizers::pre_tokenizers::byte_level::ByteLevel;
+use tokenizers::models::bpe::Vocab;
 
-use super::pre_tokenizer::PreTokenizer;
-use super::{Parts, Tokenizer, guarded, shorten};
+use super::{Parts, Tokenizer, byte_level, sentencepiece, shorten};
 use crate::{Error, Result};
 
-/// `llama_token_type` of llama.cpp, where it matters here.
-mod token_type {
+/// What kind of token an id stands for: `llama_token_type` of llama.cpp.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum TokenType {
+    Undefined,
+    Normal,
+    /// What text becomes that has no token.
+    Unknown,
     /// Never part of ordinary text: `<|im_end|>`.
-    pub(super) const CONTROL: i64 = 3;
+    Control,
     /// Added to the vocabulary, matched before ordinary text is split.
-    pub(super) const USER_DEFINED: i64 = 4;
+    UserDefined,
     /// Padding of the vocabulary, which no text stands for.
-    pub(super) const UNUSED: i64 = 5;
+    Unused,
+    /// One byte, in SentencePiece vocabularies.
+    Byte,
 }
 
 impl Tokenizer {
     /// The tokenizer in the metadata of the GGUF file `source`.
     ///
-    /// Byte-level vocabularies (`tokenizer.ggml.model` = `gpt2`) whose `tokenizer.ggml.pre` is `smollm`, `llama-bpe`
-    /// (or `llama3`, `llama-v3`), `gpt-2` or `qwen2` are supported; any other is an error.
+    /// Supported are byte-level vocabularies (`tokenizer.ggml.model` = `gpt2`) with a known `tokenizer.ggml.pre`, and
+    /// SentencePiece BPE (`llama`); any other is an error that names it. Nothing is ever put after a prompt, whatever
+    /// `tokenizer.ggml.add_eos_token` says: the model is to go on.
     pub fn from_gguf(metadata: &HashMap<String, Value>, source: &Path) -> Result<Self> {
         let file = Metadata { metadata, source };
-        let pre_tokenizer = file.pre_tokenizer()?;
-        let tokens = file.strings("tokenizer.ggml.tokens")?;
-        let types = file.token_types(tokens.len())?;
-        let vocab = file.vocabulary(&tokens, &types)?;
-        let merges = file.merges(&vocab)?;
+        let model = file.string("tokenizer.ggml.model")?;
+        let vocabulary = file.vocabulary()?;
+        let vocab_size = vocabulary.tokens.len();
+        let (inner, adds_bos_by_default) = match model {
+            "gpt2" => byte_level::build(&file, &vocabulary)?,
+            "llama" => (sentencepiece::build(&file, vocabulary)?, true),
+            other => {
+                return Err(file.error(format_args!(
+                    "has a tokenizer of model {:?} (tokenizer.ggml.model), which is not supported: only \"gpt2\" \
+                     (byte-level BPE) and \"llama\" (SentencePiece BPE) are",
+                    shorten(other)
+                )));
+            }
+        };
 
-        let inner = guarded(source, "build", || {
-            let model = BPE::builder()
-                .vocab_and_merges(vocab, merges)
-                .ignore_merges(pre_tokenizer.ignores_merges())
-                .build()?;
-            let mut inner = tokenizers::Tokenizer::new(model);
-            inner.with_normalizer(pre_tokenizer.normalizer())?;
-            inner.with_pre_tokenizer(Some(pre_tokenizer.splitter()?));
-            inner.with_decoder(Some(ByteLevel::default()));
-            inner.add_tokens(added_tokens(&tokens, &types))?;
-            Ok(inner)
-        })?;
-
-        let id = |key| file.token_id(key, tokens.len());
+        let id = |key| file.token_id(key, vocab_size);
         let bos_id = id("tokenizer.ggml.bos_token_id")?;
         let mut eos_ids = Vec::new();
         for key in
@@ -56,8 +58,7 @@ impl Tokenizer {
         {
             eos_ids.extend(id(key)?);
         }
-        let adds_bos =
-            file.boolean("tokenizer.ggml.add_bos_token")?.unwrap_or(pre_tokenizer.adds_bos_by_default());
+        let adds_bos = file.boolean("tokenizer.ggml.add_bos_token")?.unwrap_or(adds_bos_by_default);
         let prefix = match (adds_bos, bos_id) {
             (false, _) => Vec::new(),
             (true, Some(bos)) => vec![bos],
@@ -68,7 +69,7 @@ impl Tokenizer {
             }
         };
         Ok(Self::assemble(Parts {
-            vocab_size: tokens.len(),
+            vocab_size,
             inner,
             source: source.to_path_buf(),
             bos_id,
@@ -79,27 +80,61 @@ impl Tokenizer {
     }
 }
 
-/// The control and user-defined tokens. They are matched in the text as it is given, before normalisation, as the
-/// families here have them in their `tokenizer.json`.
-fn added_tokens(tokens: &[&str], types: &[i64]) -> Vec<AddedToken> {
-    tokens
-        .iter()
-        .zip(types)
-        .filter(|&(_, &kind)| matches!(kind, token_type::CONTROL | token_type::USER_DEFINED))
-        .map(|(&token, &kind)| AddedToken::from(token, kind == token_type::CONTROL).normalized(false))
-        .collect()
+/// The tokens of a file and what they are, by id.
+pub(super) struct Vocabulary<'a> {
+    pub(super) tokens: Vec<Cow<'a, str>>,
+    pub(super) types: Vec<TokenType>,
+}
+
+impl Vocabulary<'_> {
+    /// The ids of all tokens but the unused ones, which need not differ.
+    pub(super) fn by_token(&self, file: &Metadata) -> Result<Vocab> {
+        let key = "tokenizer.ggml.tokens";
+        let mut vocab = Vocab::with_capacity(self.tokens.len());
+        for (index, (token, &kind)) in self.tokens.iter().zip(&self.types).enumerate() {
+            if kind == TokenType::Unused {
+                continue;
+            }
+            let id = u32::try_from(index)
+                .map_err(|_| file.error(format_args!("has a damaged {key}: it is too long")))?;
+            if token.is_empty() {
+                return Err(file.error(format_args!("has a damaged {key}: token {id} is empty")));
+            }
+            if let Some(first) = vocab.insert(token.to_string(), id) {
+                return Err(file.error(format_args!(
+                    "has a damaged {key}: tokens {first} and {id} are both {:?}",
+                    shorten(token)
+                )));
+            }
+        }
+        Ok(vocab)
+    }
+
+    /// The tokens that are matched before ordinary text is split, and whether they are special: all but the
+    /// user-defined ones are.
+    pub(super) fn added(&self) -> impl Iterator<Item = (&str, bool)> {
+        self.tokens.iter().zip(&self.types).filter_map(|(token, kind)| match kind {
+            TokenType::Control | TokenType::Unknown => Some((token.as_ref(), true)),
+            TokenType::UserDefined => Some((token.as_ref(), false)),
+            _ => None,
+        })
+    }
 }
 
 /// Reads metadata, checking each value's type; an error names the file.
-struct Metadata<'a> {
+pub(super) struct Metadata<'a> {
     metadata: &'a HashMap<String, Value>,
-    source: &'a Path,
+    pub(super) source: &'a Path,
 }
 
 impl<'a> Metadata<'a> {
     /// "FILE `problem`".
-    fn error(&self, problem: impl std::fmt::Display) -> Error {
+    pub(super) fn error(&self, problem: impl std::fmt::Display) -> Error {
         Error::input(format!("{} {problem}", self.source.display()))
+    }
+
+    pub(super) fn has(&self, key: &str) -> bool {
+        self.metadata.contains_key(key)
     }
 
     fn required(&self, key: &str) -> Result<&'a Value> {
@@ -119,7 +154,7 @@ impl<'a> Metadata<'a> {
         }
     }
 
-    fn array(&self, key: &str) -> Result<&'a [Value]> {
+    pub(super) fn array(&self, key: &str) -> Result<&'a [Value]> {
         match self.required(key)? {
             Value::Array(values) => Ok(values),
             other => Err(self.wrong_type(key, other, "an array")),
@@ -141,19 +176,27 @@ impl<'a> Metadata<'a> {
         }
     }
 
+    /// A score.
+    pub(super) fn float(&self, key: &str, value: &Value) -> Result<f32> {
+        match *value {
+            Value::F32(v) => Ok(v),
+            ref other => Err(self.wrong_type(key, other, "a 32-bit float")),
+        }
+    }
+
     fn string(&self, key: &str) -> Result<&'a str> {
         self.as_str(key, self.required(key)?)
     }
 
-    fn optional_string(&self, key: &str) -> Result<Option<&'a str>> {
+    pub(super) fn optional_string(&self, key: &str) -> Result<Option<&'a str>> {
         self.metadata.get(key).map(|value| self.as_str(key, value)).transpose()
     }
 
-    fn strings(&self, key: &str) -> Result<Vec<&'a str>> {
+    pub(super) fn strings(&self, key: &str) -> Result<Vec<&'a str>> {
         self.array(key)?.iter().map(|value| self.as_str(key, value)).collect()
     }
 
-    fn boolean(&self, key: &str) -> Result<Option<bool>> {
+    pub(super) fn boolean(&self, key: &str) -> Result<Option<bool>> {
         match self.metadata.get(key) {
             None => Ok(None),
             Some(&Value::Bool(value)) => Ok(Some(value)),
@@ -161,7 +204,7 @@ impl<'a> Metadata<'a> {
         }
     }
 
-    fn token_id(&self, key: &str, vocab_size: usize) -> Result<Option<u32>> {
+    pub(super) fn token_id(&self, key: &str, vocab_size: usize) -> Result<Option<u32>> {
         let Some(value) = self.metadata.get(key) else {
             return Ok(None);
         };
@@ -174,31 +217,17 @@ impl<'a> Metadata<'a> {
         }
     }
 
-    fn pre_tokenizer(&self) -> Result<PreTokenizer> {
-        let model = self.string("tokenizer.ggml.model")?;
-        if model != "gpt2" {
-            return Err(self.error(format_args!(
-                "has a tokenizer of model {:?}, which is not supported: only \"gpt2\" (byte-level BPE) is",
-                shorten(model)
-            )));
+    fn vocabulary(&self) -> Result<Vocabulary<'a>> {
+        let key = "tokenizer.ggml.tokens";
+        let tokens: Vec<_> = self.strings(key)?.into_iter().map(Cow::Borrowed).collect();
+        if tokens.is_empty() {
+            return Err(self.error(format_args!("has a damaged {key}: it is empty")));
         }
-        let Some(name) = self.optional_string("tokenizer.ggml.pre")? else {
-            return Err(self.error(format_args!(
-                "does not say how it splits text (no tokenizer.ggml.pre): convert the model again with a current \
-                 llama.cpp; supported are {}",
-                PreTokenizer::NAMES
-            )));
-        };
-        PreTokenizer::from_name(name).ok_or_else(|| {
-            self.error(format_args!(
-                "splits text as {:?} (tokenizer.ggml.pre), which is not supported: only {} are",
-                shorten(name),
-                PreTokenizer::NAMES
-            ))
-        })
+        let types = self.token_types(tokens.len())?;
+        Ok(Vocabulary { tokens, types })
     }
 
-    fn token_types(&self, vocab_size: usize) -> Result<Vec<i64>> {
+    fn token_types(&self, vocab_size: usize) -> Result<Vec<TokenType>> {
         // Without them special tokens could not be told from text.
         let key = "tokenizer.ggml.token_type";
         let values = self.array(key)?;
@@ -209,57 +238,14 @@ impl<'a> Metadata<'a> {
         values
             .iter()
             .map(|value| match self.integer(key, value)? {
-                kind @ 0..=6 => Ok(kind),
+                0 => Ok(TokenType::Undefined),
+                1 => Ok(TokenType::Normal),
+                2 => Ok(TokenType::Unknown),
+                3 => Ok(TokenType::Control),
+                4 => Ok(TokenType::UserDefined),
+                5 => Ok(TokenType::Unused),
+                6 => Ok(TokenType::Byte),
                 kind => Err(self.error(format_args!("has a damaged {key}: there is no token type {kind}"))),
-            })
-            .collect()
-    }
-
-    fn vocabulary(&self, tokens: &[&str], types: &[i64]) -> Result<Vocab> {
-        let key = "tokenizer.ggml.tokens";
-        if tokens.is_empty() {
-            return Err(self.error(format_args!("has a damaged {key}: it is empty")));
-        }
-        let mut vocab = Vocab::with_capacity(tokens.len());
-        for (index, (&token, &kind)) in tokens.iter().zip(types).enumerate() {
-            if kind == token_type::UNUSED {
-                continue;
-            }
-            let id = u32::try_from(index)
-                .map_err(|_| self.error(format_args!("has a damaged {key}: it is too long")))?;
-            if token.is_empty() {
-                return Err(self.error(format_args!("has a damaged {key}: token {id} is empty")));
-            }
-            if let Some(first) = vocab.insert(token.to_owned(), id) {
-                return Err(self.error(format_args!(
-                    "has a damaged {key}: tokens {first} and {id} are both {:?}",
-                    shorten(token)
-                )));
-            }
-        }
-        Ok(vocab)
-    }
-
-    fn merges(&self, vocab: &Vocab) -> Result<Vec<(String, String)>> {
-        let key = "tokenizer.ggml.merges";
-        self.strings(key)?
-            .into_iter()
-            .map(|merge| {
-                let Some((left, right)) = merge.split_once(' ') else {
-                    return Err(self
-                        .error(format_args!("has a damaged {key}: {:?} is not two tokens", shorten(merge))));
-                };
-                let whole = [left, right].concat();
-                for token in [left, right, &whole] {
-                    if !vocab.contains_key(token) {
-                        return Err(self.error(format_args!(
-                            "has a damaged {key}: {:?} needs the token {:?}, which is not in the vocabulary",
-                            shorten(merge),
-                            shorten(token)
-                        )));
-                    }
-                }
-                Ok((left.to_owned(), right.to_owned()))
             })
             .collect()
     }

@@ -3,11 +3,13 @@
 //! A wrong pre-tokenizer is a silent error: the model still answers, a little worse. So nothing here falls back on a
 //! default. What a file does not say, or says in a way that is not supported, is an error that names the file.
 
+mod byte_level;
 mod bytes;
 mod directory;
 mod gguf;
 mod pre_tokenizer;
 mod python;
+mod sentencepiece;
 mod stream;
 mod template;
 
@@ -25,8 +27,16 @@ pub use stream::TokenStream;
 ///
 /// They count as end tokens only where the chat template writes them: a vocabulary often has some that the model was
 /// never trained to end with.
-const WELL_KNOWN_END_TOKENS: [&str; 6] =
-    ["<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|endoftext|>", "<end_of_turn>"];
+const WELL_KNOWN_END_TOKENS: [&str; 8] = [
+    "<|im_end|>",
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|end_of_text|>",
+    "<|endoftext|>",
+    "<end_of_turn>",
+    "<|end|>",
+    "<|END_OF_TURN_TOKEN|>",
+];
 
 /// One turn of a conversation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -204,7 +214,12 @@ impl Tokenizer {
     /// `<unused 7>` for an id that stands for no token.
     pub fn token_text(&self, id: u32) -> String {
         if let Some(added) = self.added_token(id) {
-            return added.content.clone();
+            // A run of spaces may be one.
+            return if self.byte_level {
+                added.content.clone()
+            } else {
+                added.content.replace('\u{2581}', " ")
+            };
         }
         let Some(token) = self.inner.id_to_token(id) else {
             return format!("<unused {id}>");
