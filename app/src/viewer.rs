@@ -261,10 +261,11 @@ impl Viewer {
         self.opening = Some((folder, task));
     }
 
-    fn open_model(&mut self, path: &Path) {
-        self.load(ModelSource::Path(path.to_owned()));
-        self.remember(path);
-        let name = path.file_stem().unwrap_or_default().to_string_lossy();
+    fn open_model(&mut self, source: ModelSource) {
+        if let ModelFiles::Path(path) = &source.files {
+            self.remember(&path.clone());
+        }
+        let name = file_stem(&source.name);
         self.recorder.folder = self.launch.runs_folder.join(format!("{name}-run")).display().to_string();
         if self.run.is_none() {
             self.state.view = View::Record;

@@ -140,13 +140,8 @@ impl Viewer {
                 }
             }
             if let Some(source) = chosen {
-                match source {
-                    layerscope_engine::ModelSource::Path(path) => outcome = Outcome::Open(path),
-                    embedded => {
-                        self.load(embedded);
-                        outcome = Outcome::Close;
-                    }
-                }
+                self.open_model(source);
+                outcome = Outcome::Close;
             }
         }
         outcome
