@@ -13,7 +13,7 @@ pub(crate) use cache::is_commit;
 
 use crate::checkpoint::{COMPANIONS, INDEX, WEIGHTS, shards};
 use crate::places::Places;
-use crate::reference::HubReference;
+use crate::reference::{HubReference, Wanted};
 use crate::text::bytes;
 use crate::{Error, Result};
 use cache::Repository;
@@ -42,7 +42,8 @@ pub enum Progress<'a> {
 /// Fetches a model, or what of it is not in the cache yet, and returns its GGUF file or the folder of its snapshot.
 ///
 /// Online, the revision's newest commit is asked for with one request; where that fails and the cache has a complete
-/// copy, that is used and a note tells why. A revision that is a commit needs no request once it is complete.
+/// copy, that is used and a note tells why. A commit's checkpoint, or a file of it by name, needs no request once it
+/// is here.
 /// `interrupted` is looked at several times a second.
 ///
 /// # Errors
@@ -69,10 +70,12 @@ pub fn fetch(
             ))
         });
     }
+    // A commit never changes. But which of its GGUF files a quantisation means, only the Hub's list can tell.
     if is_commit(&reference.revision)
-        && let Ok(path) = cached
+        && let Ok(path) = &cached
+        && (path.is_dir() || matches!(reference.wanted, Wanted::File(_)))
     {
-        return Ok(path);
+        return Ok(path.clone());
     }
     let client = Client::new(hub)?;
     let listing = match (client.listing(reference, interrupted), cached) {
@@ -149,7 +152,7 @@ impl<'a> Fetch<'a> {
                 return Err(Error::Interrupted);
             }
             let name = file.name.as_str();
-            if !self.repository.has(&self.listing.commit, name) {
+            if !self.repository.has(&self.listing.commit, file) {
                 blob::Fetch {
                     client: self.client,
                     repository: self.repository,
@@ -176,7 +179,7 @@ impl<'a> Fetch<'a> {
 
     /// Refuses what cannot fit before anything is fetched.
     fn check_space(&self, files: &[&RemoteFile]) -> Result<()> {
-        let missing = |file: &&&RemoteFile| !self.repository.has(&self.listing.commit, &file.name);
+        let missing = |file: &&&RemoteFile| !self.repository.has(&self.listing.commit, file);
         let needed: u64 = files.iter().filter(missing).map(|file| self.repository.bytes_to_fetch(file)).sum();
         let Some(free) = self.repository.free_space().filter(|free| *free < needed) else { return Ok(()) };
         Err(Error::failure(format!(

@@ -40,9 +40,9 @@ impl Repository {
         self.folder.join("snapshots").join(commit)
     }
 
-    /// Whether a commit's file is here, whole.
-    pub(crate) fn has(&self, commit: &str, file: &str) -> bool {
-        self.snapshot(commit).join(file).is_file()
+    /// Whether a commit's file is here with all its bytes.
+    pub(crate) fn has(&self, commit: &str, file: &RemoteFile) -> bool {
+        is_whole(&self.snapshot(commit).join(&file.name), file)
     }
 
     pub(crate) fn blob(&self, file: &RemoteFile) -> PathBuf {
@@ -56,7 +56,7 @@ impl Repository {
 
     /// Whether the blob is here with all its bytes.
     pub(crate) fn has_blob(&self, file: &RemoteFile) -> bool {
-        std::fs::metadata(self.blob(file)).is_ok_and(|blob| blob.is_file() && blob.len() == file.bytes)
+        is_whole(&self.blob(file), file)
     }
 
     pub(crate) fn bytes_to_fetch(&self, file: &RemoteFile) -> u64 {
@@ -159,6 +159,10 @@ impl Repository {
             }
         }
     }
+}
+
+fn is_whole(path: &Path, file: &RemoteFile) -> bool {
+    std::fs::metadata(path).is_ok_and(|metadata| metadata.is_file() && metadata.len() == file.bytes)
 }
 
 pub(crate) fn make_parent(path: &Path) -> Result<()> {
