@@ -1,4 +1,7 @@
 //! Fetching a model from the Hugging Face Hub into the cache that the Python tools share.
+//!
+//! Over plain HTTP, without the crate `hf-hub`: that can neither resume nor check what it fetched, nor be broken off
+//! (1.0), or appends whatever a server sends and panics at odd answers (0.5).
 
 mod blob;
 mod cache;
@@ -65,7 +68,7 @@ pub fn fetch(
     if hub.offline {
         return cached.map_err(|missing| {
             Error::input(format!(
-                "HF_HUB_OFFLINE is set and {missing} in {}; unset it to fetch what is missing",
+                "HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE is set and {missing} in {}; unset it to fetch what is missing",
                 repository.folder().display()
             ))
         });

@@ -26,6 +26,8 @@ pub(crate) enum Trouble {
     Interrupted,
     /// No connection came about.
     Unreachable(String),
+    /// The connection cannot be trusted.
+    Insecure(String),
     /// The connection broke, or went silent.
     Broken(String),
     /// The server refused.
@@ -196,33 +198,47 @@ impl Trouble {
         match self {
             Self::Unreachable(_) | Self::Broken(_) => true,
             Self::Status(status) => matches!(status.code, 408 | 429 | 500..=599),
-            Self::Interrupted | Self::Odd(_) => false,
+            Self::Interrupted | Self::Insecure(_) | Self::Odd(_) => false,
         }
     }
 }
 
-impl From<ureq::Error> for Trouble {
-    fn from(error: ureq::Error) -> Self {
-        use std::io::ErrorKind::{ConnectionRefused, HostUnreachable, NetworkUnreachable};
+impl Trouble {
+    /// Of an error before the answer's head.
+    pub(crate) fn before_answer(error: ureq::Error) -> Self {
+        use std::io::ErrorKind as Kind;
         use ureq::{Error as E, Timeout};
         match error {
             E::HostNotFound => Self::Unreachable("its name is not known".to_owned()),
             E::Timeout(Timeout::Resolve | Timeout::Connect) => Self::Unreachable("no answer".to_owned()),
-            E::Timeout(_) => Self::Broken("it fell silent".to_owned()),
-            E::Io(e) if matches!(e.kind(), ConnectionRefused | HostUnreachable | NetworkUnreachable) => {
-                Self::Unreachable(e.to_string())
-            }
-            E::ConnectionFailed
-            | E::Tls(_)
-            | E::Rustls(_)
-            | E::InvalidProxyUrl
-            | E::ConnectProxyFailed(_) => Self::Unreachable(error.to_string()),
-            E::Io(e) => match e.downcast::<E>() {
-                Ok(inner) => Self::from(inner),
-                Err(e) => Self::Broken(e.to_string()),
+            E::Timeout(_) => Self::silent(),
+            E::Io(e) => match e.kind() {
+                // What rustls says of certificates, and of servers that do not speak TLS.
+                Kind::InvalidData => Self::Insecure(e.to_string()),
+                Kind::ConnectionReset | Kind::ConnectionAborted | Kind::BrokenPipe | Kind::UnexpectedEof => {
+                    Self::Broken(e.to_string())
+                }
+                // Looking up a name fails with kinds that have no name.
+                _ => Self::Unreachable(e.to_string()),
             },
+            E::Tls(_) | E::Rustls(_) => Self::Insecure(error.to_string()),
+            E::ConnectionFailed | E::InvalidProxyUrl | E::ConnectProxyFailed(_) => {
+                Self::Unreachable(error.to_string())
+            }
             other => Self::Odd(other.to_string()),
         }
+    }
+
+    /// Of an error within the answer's body.
+    pub(crate) fn within_answer(error: std::io::Error) -> Self {
+        match ureq::Error::from(error) {
+            ureq::Error::Timeout(_) => Self::silent(),
+            other => Self::Broken(other.to_string()),
+        }
+    }
+
+    fn silent() -> Self {
+        Self::Broken("it fell silent".to_owned())
     }
 }
 

@@ -19,6 +19,10 @@ pub(crate) fn sentence(
         Trouble::Unreachable(why) => Error::failure(format!(
             "cannot reach {host} for {what} ({why}); check the network and HTTPS_PROXY, or fetch it elsewhere and copy it here"
         )),
+        Trouble::Insecure(why) => Error::failure(format!(
+            "the connection to {host} for {what} is not safe ({why}); where the network has certificates of its own, \
+             name their file in SSL_CERT_FILE"
+        )),
         Trouble::Broken(why) => Error::failure(format!(
             "the connection to {host} broke while fetching {what} ({why}); fetch it again, it goes on from there"
         )),

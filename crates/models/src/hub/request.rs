@@ -43,12 +43,12 @@ impl Response {
             Err(error) => drop(head_to.send(Err(error))),
         });
         let head = wait(&head_from, interrupted)?.ok_or_else(|| Trouble::odd("no answer"))?;
-        Ok(Self { head: head.map_err(Trouble::from)?, pieces })
+        Ok(Self { head: head.map_err(Trouble::before_answer)?, pieces })
     }
 
     /// The next piece of the body; nothing at its end.
     pub(crate) fn next(&self, interrupted: &AtomicBool) -> Result<Option<Vec<u8>>, Trouble> {
-        wait(&self.pieces, interrupted)?.transpose().map_err(|error| Trouble::from(ureq::Error::from(error)))
+        wait(&self.pieces, interrupted)?.transpose().map_err(Trouble::within_answer)
     }
 
     /// A header as text.

@@ -3,6 +3,7 @@
 use crate::server::{COMMIT, Fault, sha256};
 use crate::{Bench, ID, Told, assert_holds, gguf, hub};
 use layerscope_models::{Error, Progress, fetch};
+use std::io::{Read, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -241,4 +242,29 @@ fn nonsense_is_told_as_such() {
     }
     bench.hub.fail("/resolve/", 1, Fault::LoginPage);
     assert!(bench.error(ID).to_string().contains("model-Q8_0.gguf"));
+}
+
+#[test]
+fn a_server_without_safe_connections_is_not_asked_again() {
+    let mut bench = bench();
+    let plain = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    bench.places.hub.endpoint = format!("https://{}", plain.local_addr().unwrap());
+    std::thread::spawn(move || {
+        let (mut stream, _) = plain.accept().unwrap();
+        assert!(stream.read(&mut [0; 1024]).unwrap() > 0);
+        stream.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n").unwrap();
+    });
+    let error = bench.error(ID);
+    assert!(matches!(error, Error::Failure(_)));
+    let error = error.to_string();
+    assert!(error.contains("for owner/model is not safe"), "{error}");
+    assert!(error.contains("SSL_CERT_FILE"), "{error}");
+}
+
+#[test]
+fn a_name_that_is_not_known_is_told_as_such() {
+    let mut bench = bench();
+    bench.places.hub.endpoint = "http://no-such-host.invalid".to_owned();
+    let error = bench.error(ID).to_string();
+    assert!(error.contains("cannot reach no-such-host.invalid for owner/model"), "{error}");
 }

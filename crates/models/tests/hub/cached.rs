@@ -32,7 +32,7 @@ fn offline_the_complete_copy_is_used_without_a_request() {
     let incomplete = bench.error(ID);
     assert!(matches!(incomplete, Error::Input(_)));
     let incomplete = incomplete.to_string();
-    assert!(incomplete.contains("HF_HUB_OFFLINE is set"), "{incomplete}");
+    assert!(incomplete.contains("HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE is set"), "{incomplete}");
     assert!(incomplete.contains("model-00002-of-00002.safetensors is missing"), "{incomplete}");
     let absent = bench.error("other/model").to_string();
     assert!(absent.contains("no copy of other/model at main"), "{absent}");
