@@ -1,7 +1,7 @@
 //! Fetching a model from the Hugging Face Hub into the cache that the Python tools share.
 //!
-//! Over plain HTTP, without the crate `hf-hub`: that can neither resume nor check what it fetched, nor be broken off
-//! (1.0), or appends whatever a server sends and panics at odd answers (0.5).
+//! Over plain HTTP, without the crate `hf-hub`: that fetches files without resuming or checking them, and brings a
+//! hundred crates (1.0), or appends whatever a server sends and panics at odd answers (0.5).
 
 mod blob;
 mod cache;

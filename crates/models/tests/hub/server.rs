@@ -121,7 +121,12 @@ impl Hub {
         std::mem::take(&mut self.state.lock().unwrap().log)
     }
 
-    /// Of these, downloads of large files.
+    /// How many requests there were whose path contains `part`.
+    pub fn asked(&self, part: &str) -> usize {
+        self.state.lock().unwrap().log.iter().filter(|request| request.path.contains(part)).count()
+    }
+
+    /// The downloads of large files since `log` was last called.
     pub fn downloads(&self) -> Vec<Request> {
         self.log().into_iter().filter(|request| request.path.starts_with("/cdn/")).collect()
     }
