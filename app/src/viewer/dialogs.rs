@@ -134,8 +134,8 @@ impl Viewer {
             ui.separator();
             ui.weak("Models found");
             let mut chosen = None;
-            for (name, source) in &self.launch.models {
-                if ui.link(name).clicked() {
+            for source in &self.launch.models {
+                if ui.link(&source.name).clicked() {
                     chosen = Some(source.clone());
                 }
             }

@@ -71,10 +71,10 @@ impl MemoryNeed {
 
 /// Memory that can be taken without driving others out, bytes; `None` where the system does not tell.
 pub fn available_memory() -> Option<u64> {
-    let mut system = System::new();
+    let mut system = System::new().ok()?;
     system.refresh_memory_specifics(MemoryRefreshKind::nothing().with_ram());
-    // A container may be given less than the machine has.
-    let limit = system.cgroup_limits().map(|limits| limits.free_memory);
+    // A container may be given less than the machine has. What it caches of files does not count: that makes way.
+    let limit = system.cgroup_limits().map(|limits| limits.total_memory.saturating_sub(limits.rss));
     let machine = Some(system.available_memory()).filter(|&bytes| bytes > 0);
     match (machine, limit) {
         (Some(machine), Some(limit)) => Some(machine.min(limit)),
@@ -161,14 +161,14 @@ mod tests {
         let long = check_against("m.gguf", &need(131_072), 24 * GIB).unwrap_err();
         assert_eq!(long.exit_code(), 2);
         let long = long.to_string();
-        for part in ["m.gguf", "weights 16.0 GiB", "keys and values 16.0 GiB", "24.0 GiB are free", "tokens"] {
+        for part in ["m.gguf", "weights 16.0 GiB", "keys and values 16.0 GiB", "24.0 GiB are free", "tokens"]
+        {
             assert!(long.contains(part), "{long}");
         }
         let heavy = check_against("m.gguf", &need(10), 4 * GIB).unwrap_err().to_string();
         assert!(heavy.contains("fewer bits"), "{heavy}");
         // As many tokens as it says do fit.
-        let room: usize =
-            long.split("at most ").nth(1).unwrap().split(' ').next().unwrap().parse().unwrap();
+        let room: usize = long.split("at most ").nth(1).unwrap().split(' ').next().unwrap().parse().unwrap();
         assert!(check_against("m", &need(room), 24 * GIB).is_ok());
     }
 
