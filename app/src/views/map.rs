@@ -336,7 +336,14 @@ fn select(
 fn describe(scene: &Scene<'_>, values: &Pyramid, layer: usize, column: usize) -> String {
     let prompt = scene.prompt();
     let value = exact(values.value(layer, column));
-    let windowed = if scene.run.manifest.model.windowed_layers.contains(&layer) { " (windowed)" } else { "" };
+    let model = &scene.run.manifest.model;
+    let windowed = match model.window.filter(|_| model.windowed_layers.contains(&layer)) {
+        None => String::new(),
+        Some(window) if scene.state.columns == Columns::Tokens && column + window < prompt.p => {
+            format!(", which sees {window} tokens: this one is never among them")
+        }
+        Some(window) => format!(", which sees {window} tokens"),
+    };
     match scene.state.columns {
         Columns::Tokens => {
             let token = prompt.prompt_token_text.get(column).map_or("", String::as_str);
