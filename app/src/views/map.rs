@@ -51,6 +51,8 @@ pub fn show(ui: &mut Ui, scene: &mut Scene<'_>) {
         per_row: state.per_row,
         without_first: state.leave_out_bos && state.columns == Columns::Tokens,
     };
+    let window = scene.run.manifest.model.window;
+    let windowed = state.columns == Columns::Tokens && window.is_some_and(|window| window < scene.prompt().p);
     let id = ui.scope_id().with("map image");
     let image = HeatMapImage::of(ui, id);
     ui.horizontal_top(|ui| {
@@ -62,7 +64,11 @@ pub fn show(ui: &mut Ui, scene: &mut Scene<'_>) {
         let width = (ui.available_width() - space::LARGE).min(420.0);
         colour_bar(ui, &image.scale(&heat), heat.colours, &name, width);
         let of = if heat.per_row { "each layer on its own scale, " } else { "" };
-        ui.add(Label::new(RichText::new(format!("{of}{name}")).weak()).truncate());
+        let beyond = match windowed {
+            true => "; striped: beyond the layer's window",
+            false => "",
+        };
+        ui.add(Label::new(RichText::new(format!("{of}{name}{beyond}")).weak()).truncate());
     });
     let columns = values.columns();
     let window = match state.columns {

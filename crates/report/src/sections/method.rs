@@ -64,7 +64,7 @@ pub(super) fn section(report: &Report) -> Section {
                      are over these; its prompt entropy keeps the denominator ln(p−2), so that layers compare, and stays below 1. A \
                      cut or a knockout takes from it what the window still showed of the prompt. An anchor that the window has \
                      passed is not seen there, as in the full model; its keys and values are kept and counted all the same. What no \
-                     decode query can see is grey in maps of tokens."
+                     decode query can see is striped in maps of tokens."
                         .into(),
                 ),
             ]),
