@@ -77,7 +77,7 @@ fn along(prompt: &PromptSummary, text: &[u32], cut: Cut) -> Vec<(u32, f32)> {
     let p = prompt.prompt_tokens.len();
     let sequence: Vec<u32> = prompt.prompt_tokens.iter().chain(&text[..text.len() - 1]).copied().collect();
     let first_hidden = cut.anchor.tokens();
-    let logits = whole_run(&MODEL, &sequence, p, &|layer, query, key| {
+    let logits = whole_run(&MODEL.decoder, &sequence, p, &|layer, query, key| {
         layer >= cut.cutoff && query + 1 >= p && (first_hidden..p - 1).contains(&key)
     });
     logits.iter().map(|logits| best(logits)).collect()

@@ -106,14 +106,16 @@ impl OpenedModel {
         }
     }
 
-    /// Memory that the weights take in a precision.
+    /// Memory that weights and tokenizer take in a precision.
     pub fn memory_need(&self, precision: WeightsPrecision) -> MemoryNeed {
         let types = self.weight_types();
         let bytes = types.iter().map(|kind| match precision {
             WeightsPrecision::Native => kind.bytes,
             WeightsPrecision::F32 => kind.elements.saturating_mul(size_of::<f32>() as u64),
         });
-        MemoryNeed::of_weights(&self.config, KvPrecision::with(precision), bytes.fold(0, u64::saturating_add))
+        let bytes = bytes.fold(0, u64::saturating_add);
+        MemoryNeed::of_weights(&self.config, KvPrecision::with(precision), bytes)
+            .with_tokenizer(self.tokenizer.vocab_size())
     }
 
     /// Loads the weights; `progress(done, all)` is told after each block and may break off with an error.

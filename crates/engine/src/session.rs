@@ -64,16 +64,7 @@ impl<'m> Session<'m> {
     /// # Errors
     /// [`Error::Input`] on an empty prompt, a sequence beyond the model's context, or one that needs more memory than is free.
     pub fn new(decoder: &'m Decoder, policy: Policy, prompt_len: usize, decode_len: usize) -> Result<Self> {
-        let context = decoder.config().context;
-        if prompt_len == 0 {
-            return Err(Error::input("the prompt is empty; give at least one token"));
-        }
-        if prompt_len - 1 + decode_len > context {
-            return Err(Error::input(format!(
-                "the prompt has {prompt_len} tokens, which with {decode_len} new ones exceeds the model's context of \
-                 {context}; shorten the prompt or ask for fewer new tokens"
-            )));
-        }
+        decoder.config().check_sequence(prompt_len, decode_len)?;
         let capacity = policy.capacity(prompt_len, decode_len);
         let need = decoder.sequence_need(&capacity);
         memory::check(&format!("a sequence of {} tokens", prompt_len - 1 + decode_len), &need)?;

@@ -17,6 +17,7 @@ pub(crate) fn run(arguments: &GenerateArguments, interrupt: &Interrupt) -> Resul
     let opened = models::open(&arguments.model, interrupt)?;
     let policy = Policy::parse(&arguments.policy, opened.config.layers)?;
     let prompt = models::prompt_tokens(&arguments.prompt, &opened.tokenizer)?;
+    opened.config.check_sequence(prompt.len(), arguments.max_new_tokens)?;
     let kept = policy.capacity(prompt.len(), arguments.max_new_tokens);
     let need = opened.memory_need(arguments.model.weights.into()).with_sequence(&opened.config, &kept);
     let model = models::load(opened, arguments.model.weights, &need)?;

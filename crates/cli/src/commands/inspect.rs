@@ -123,13 +123,16 @@ fn memory_table(memory: &[Memory], free: Option<u64>) -> String {
             Some(_) => "no",
             None => "unknown",
         };
-        let cells = [need.weights, need.kv, need.activations, need.total()];
+        let cells = [need.weights, need.tokenizer, need.kv, need.activations, need.total()];
         std::iter::once(format!("--weights {}", precision.name()))
             .chain(cells.map(|bytes| output::bytes(bytes as f64)))
             .chain([verdict.to_owned()])
             .collect()
     });
-    output::table(&["", "weights", "keys and values", "activations", "together", "fits"], rows.collect())
+    output::table(
+        &["", "weights", "tokenizer", "keys and values", "activations", "together", "fits"],
+        rows.collect(),
+    )
 }
 
 fn heads(config: &ModelConfig) -> String {

@@ -206,6 +206,25 @@ impl ModelConfig {
         self.experts.as_ref().map_or(self.feed_forward, |experts| experts.used * experts.feed_forward)
     }
 
+    /// That a prompt of `prompt_len` tokens and `decode_len` decode tokens, the last prompt token among the latter, fit the
+    /// context.
+    ///
+    /// # Errors
+    /// [`Error::Input`] on an empty prompt or a sequence beyond the context.
+    pub fn check_sequence(&self, prompt_len: usize, decode_len: usize) -> Result<()> {
+        if prompt_len == 0 {
+            return Err(Error::input("the prompt is empty; give at least one token"));
+        }
+        if (prompt_len - 1).saturating_add(decode_len) > self.context {
+            return Err(Error::input(format!(
+                "the prompt has {prompt_len} tokens, which with {decode_len} new ones exceeds the model's context of \
+                 {}; shorten the prompt or ask for fewer new tokens",
+                self.context
+            )));
+        }
+        Ok(())
+    }
+
     /// Refuses numbers that no model has, so that later sizes neither overflow nor divide by zero.
     fn checked(self, source: &Path) -> Result<Self> {
         let refuse = |what: String| {
