@@ -27,8 +27,13 @@ pub(crate) trait Lanes: Copy {
     /// `value` where a bit is set, else 0; the lowest bit is the first number's.
     fn where_set(self, bits: u16, value: u8) -> Self::Integers;
     fn float(self, a: Self::Integers) -> Self::Floats;
+    /// Entries of a table at the low four bits of each byte, then at the high ones.
+    fn entries(self, table: &[i8; 16], packed: &[u8; LANES]) -> [Self::Integers; 2];
+    /// The same, as words.
+    fn entry_words(self, table: &[i8; 16], packed: &[u8; LANES]) -> Self::Words;
 
     fn unsigned_words(self, bytes: &[u8; 2 * LANES]) -> Self::Words;
+    fn signed_words(self, bytes: &[u8; 2 * LANES]) -> Self::Words;
     fn load_words(self, words: &[i16; 2 * LANES]) -> Self::Words;
     fn and_words(self, a: Self::Words, b: u8) -> Self::Words;
     fn or_words(self, a: Self::Words, b: Self::Words) -> Self::Words;
@@ -104,8 +109,24 @@ impl Lanes for Plain {
     }
 
     #[inline(always)]
+    fn entries(self, table: &[i8; 16], packed: &[u8; LANES]) -> [[i32; LANES]; 2] {
+        let entry = |at: u8| i32::from(table[usize::from(at & 15)]);
+        [packed.map(entry), packed.map(|byte| entry(byte >> 4))]
+    }
+
+    #[inline(always)]
+    fn entry_words(self, table: &[i8; 16], packed: &[u8; LANES]) -> [i16; 2 * LANES] {
+        std::array::from_fn(|i| i16::from(table[usize::from(packed[i % LANES] >> (i / LANES * 4) & 15)]))
+    }
+
+    #[inline(always)]
     fn unsigned_words(self, bytes: &[u8; 2 * LANES]) -> [i16; 2 * LANES] {
         bytes.map(i16::from)
+    }
+
+    #[inline(always)]
+    fn signed_words(self, bytes: &[u8; 2 * LANES]) -> [i16; 2 * LANES] {
+        bytes.map(|byte| i16::from(byte as i8))
     }
 
     #[inline(always)]
@@ -276,6 +297,23 @@ mod tests {
             assert_eq!(
                 floats(lanes.float(lanes.pair_products(w, lanes.load_words(&words)))),
                 bits(Plain.float(Plain.pair_products(pw, words)))
+            );
+            let w = lanes.signed_words(&twice);
+            assert_eq!(
+                floats(lanes.float(lanes.pair_products(w, lanes.load_words(&words)))),
+                bits(Plain.float(Plain.pair_products(Plain.signed_words(&twice), words)))
+            );
+            let table = bytes.map(|byte| byte as i8);
+            let packed: [u8; LANES] = std::array::from_fn(|i| twice[i]);
+            for (found, expected) in
+                lanes.entries(&table, &packed).into_iter().zip(Plain.entries(&table, &packed))
+            {
+                assert_eq!(floats(lanes.float(found)), bits(Plain.float(expected)));
+            }
+            let w = lanes.entry_words(&table, &packed);
+            assert_eq!(
+                floats(lanes.float(lanes.pair_products(w, lanes.load_words(&words)))),
+                bits(Plain.float(Plain.pair_products(Plain.entry_words(&table, &packed), words)))
             );
             assert_eq!(floats(lanes.splat_two(1.5, -2.0)), bits(Plain.splat_two(1.5, -2.0)));
             let halves = twice.map(|byte| byte & 0xbf);

@@ -56,8 +56,26 @@ impl Lanes for Avx512 {
     }
 
     #[inline(always)]
+    fn entries(self, table: &[i8; 16], packed: &[u8; LANES]) -> [__m512i; 2] {
+        unsafe { looked_up(table, packed).map(|bytes| _mm512_cvtepi8_epi32(bytes)) }
+    }
+
+    #[inline(always)]
+    fn entry_words(self, table: &[i8; 16], packed: &[u8; LANES]) -> __m512i {
+        unsafe {
+            let [low, high] = looked_up(table, packed);
+            _mm512_cvtepi8_epi16(_mm256_set_m128i(high, low))
+        }
+    }
+
+    #[inline(always)]
     fn unsigned_words(self, bytes: &[u8; 2 * LANES]) -> __m512i {
         unsafe { _mm512_cvtepu8_epi16(_mm256_loadu_si256(bytes.as_ptr().cast())) }
+    }
+
+    #[inline(always)]
+    fn signed_words(self, bytes: &[u8; 2 * LANES]) -> __m512i {
+        unsafe { _mm512_cvtepi8_epi16(_mm256_loadu_si256(bytes.as_ptr().cast())) }
     }
 
     #[inline(always)]
@@ -248,11 +266,35 @@ impl Lanes for Avx2 {
     }
 
     #[inline(always)]
+    fn entries(self, table: &[i8; 16], packed: &[u8; LANES]) -> [[__m256i; 2]; 2] {
+        unsafe {
+            looked_up(table, packed).map(|bytes| {
+                [_mm256_cvtepi8_epi32(bytes), _mm256_cvtepi8_epi32(_mm_unpackhi_epi64(bytes, bytes))]
+            })
+        }
+    }
+
+    #[inline(always)]
+    fn entry_words(self, table: &[i8; 16], packed: &[u8; LANES]) -> [__m256i; 2] {
+        unsafe { looked_up(table, packed).map(|bytes| _mm256_cvtepi8_epi16(bytes)) }
+    }
+
+    #[inline(always)]
     fn unsigned_words(self, bytes: &[u8; 2 * LANES]) -> [__m256i; 2] {
         unsafe {
             [
                 _mm256_cvtepu8_epi16(_mm_loadu_si128(bytes.as_ptr().cast())),
                 _mm256_cvtepu8_epi16(_mm_loadu_si128(bytes.as_ptr().add(16).cast())),
+            ]
+        }
+    }
+
+    #[inline(always)]
+    fn signed_words(self, bytes: &[u8; 2 * LANES]) -> [__m256i; 2] {
+        unsafe {
+            [
+                _mm256_cvtepi8_epi16(_mm_loadu_si128(bytes.as_ptr().cast())),
+                _mm256_cvtepi8_epi16(_mm_loadu_si128(bytes.as_ptr().add(16).cast())),
             ]
         }
     }
@@ -365,6 +407,21 @@ impl Lanes for Avx2 {
     fn two_halves(self, bytes: &[u8; 4]) -> ([__m256; 2], [f32; 2]) {
         let two = super::two_halves(bytes);
         (self.splat(two[0]), two)
+    }
+}
+
+/// Entries of a table at the low and at the high four bits of each byte.
+///
+/// # Safety
+/// AVX2.
+#[inline(always)]
+unsafe fn looked_up(table: &[i8; 16], packed: &[u8; LANES]) -> [__m128i; 2] {
+    unsafe {
+        let (table, packed) = (_mm_loadu_si128(table.as_ptr().cast()), _mm_loadu_si128(packed.as_ptr().cast()));
+        let four_bits = _mm_set1_epi8(15);
+        let low = _mm_and_si128(packed, four_bits);
+        let high = _mm_and_si128(_mm_srli_epi16::<4>(packed), four_bits);
+        [_mm_shuffle_epi8(table, low), _mm_shuffle_epi8(table, high)]
     }
 }
 
