@@ -59,15 +59,16 @@ pub(super) trait Block256 {
     fn scales<L: Lanes>(l: L, block: &[u8]) -> [L::Floats; 2];
 }
 
-/// A block of 256 elements whose quants are made as bytes.
+/// A block of 256 elements whose quants are signed bytes, or magnitudes and signs.
 trait Bytes256 {
     /// As of [`Block256`].
     const BYTES: usize;
     /// As of [`Block256`].
     const GROUPS: usize;
 
-    /// Quants of the elements 32·at … 32·at + 31, signed.
-    fn quants(block: &[u8], at: usize) -> [u8; 32];
+    /// Elements 32·at … 32·at + 31, eight at a time, and a bit for each that is set where it is to be times −1; no such one
+    /// is −128.
+    fn quants(block: &[u8], at: usize) -> ([u64; 4], u32);
 
     /// As of [`Block256`].
     fn scales<L: Lanes>(l: L, block: &[u8]) -> [L::Floats; 2];
@@ -79,12 +80,17 @@ impl<B: Bytes256> Block256 for B {
 
     #[inline(always)]
     fn quants<L: Lanes>(l: L, block: &[u8], at: usize) -> L::Integers {
-        l.signed(bytes(&B::quants(block, at / 2), at % 2 * 16))
+        let ([a, b, c, d], negative) = B::quants(block, at / 2);
+        match at % 2 {
+            0 => l.negated([a, b], negative as u16),
+            _ => l.negated([c, d], (negative >> 16) as u16),
+        }
     }
 
     #[inline(always)]
     fn words<L: Lanes>(l: L, block: &[u8], at: usize) -> L::Words {
-        l.signed_words(&B::quants(block, at))
+        let (quants, negative) = B::quants(block, at);
+        l.negated_words(quants, negative)
     }
 
     #[inline(always)]
@@ -236,6 +242,12 @@ impl Block32 for Q8_1 {
     fn quants<L: Lanes>(l: L, block: &[u8]) -> [L::Integers; 2] {
         [l.signed(bytes(block, 4)), l.signed(bytes(block, 20))]
     }
+}
+
+/// The 32 bytes at an offset, eight at a time.
+#[inline(always)]
+fn eights(bytes_of: &[u8], at: usize) -> [u64; 4] {
+    std::array::from_fn(|i| u64::from_le_bytes(*bytes(bytes_of, at + 8 * i)))
 }
 
 /// Two bits of each byte.

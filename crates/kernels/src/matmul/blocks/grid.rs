@@ -4,32 +4,15 @@ use super::grid_tables as tables;
 use super::{Bytes256, bytes, half_at, word_at};
 use crate::lanes::{LANES, Lanes, half};
 
-/// Eight magnitudes, each at least 1, with a minus where a bit is set.
+/// Four times eight signs of seven bits: minus signs are even in number.
 #[inline(always)]
-fn with_signs(magnitudes: u64, signs: u8) -> u64 {
-    const ONES: u64 = 0x0101_0101_0101_0101;
-    // Each bit to the byte that it is for, and then to the lowest place there.
-    let apart = u64::from(signs) * ONES & 0x8040_2010_0804_0201;
-    let negative = (apart + 0x7f * ONES) >> 7 & ONES;
-    // Minus x is its complement and 1; there is no carry, since no magnitude is 0.
-    (magnitudes ^ negative * 0xff) + negative
-}
-
-/// Eight signs of seven bits: minus signs are even in number.
-#[inline(always)]
-fn even_signs(seven: u32) -> u8 {
-    let seven = seven & 0x7f;
-    (seven | (seven.count_ones() & 1) << 7) as u8
-}
-
-/// Four times eight bytes.
-#[inline(always)]
-fn joined(eights: [u64; 4]) -> [u8; 32] {
-    let mut bytes = [0; 32];
-    for (to, eight) in bytes.as_chunks_mut().0.iter_mut().zip(eights) {
-        *to = eight.to_le_bytes();
+fn even_signs(sevens: u32) -> u32 {
+    let mut signs = 0;
+    for at in 0..4 {
+        let seven = sevens >> (7 * at) & 0x7f;
+        signs |= (seven | (seven.count_ones() & 1) << 7) << (8 * at);
     }
-    bytes
+    signs
 }
 
 /// Four bits each: the low ones of a byte first.
@@ -62,12 +45,9 @@ impl Bytes256 for IQ2XXS {
     const GROUPS: usize = 8;
 
     #[inline(always)]
-    fn quants(block: &[u8], at: usize) -> [u8; 32] {
+    fn quants(block: &[u8], at: usize) -> ([u64; 4], u32) {
         let points: &[u8; 4] = bytes(block, 2 + 8 * at);
-        let signs = word_at(block, 6 + 8 * at);
-        joined(std::array::from_fn(|i| {
-            with_signs(tables::IQ2_XXS[usize::from(points[i])], even_signs(signs >> (7 * i)))
-        }))
+        (points.map(|point| tables::IQ2_XXS[usize::from(point)]), even_signs(word_at(block, 6 + 8 * at)))
     }
 
     #[inline(always)]
@@ -83,11 +63,10 @@ impl Bytes256 for IQ2XS {
     const GROUPS: usize = 16;
 
     #[inline(always)]
-    fn quants(block: &[u8], at: usize) -> [u8; 32] {
-        joined(std::array::from_fn(|i| {
-            let both = u16::from_le_bytes(*bytes(block, 2 + 8 * at + 2 * i));
-            with_signs(tables::IQ2_XS[usize::from(both & 511)], even_signs(u32::from(both >> 9)))
-        }))
+    fn quants(block: &[u8], at: usize) -> ([u64; 4], u32) {
+        let both: [u16; 4] = std::array::from_fn(|i| u16::from_le_bytes(*bytes(block, 2 + 8 * at + 2 * i)));
+        let sevens = (0..4).fold(0, |sevens, i| sevens | u32::from(both[i] >> 9) << (7 * i));
+        (both.map(|both| tables::IQ2_XS[usize::from(both & 511)]), even_signs(sevens))
     }
 
     #[inline(always)]
@@ -104,13 +83,10 @@ impl Bytes256 for IQ2S {
     const GROUPS: usize = 16;
 
     #[inline(always)]
-    fn quants(block: &[u8], at: usize) -> [u8; 32] {
-        let (points, signs): (&[u8; 4], &[u8; 4]) = (bytes(block, 2 + 4 * at), bytes(block, 34 + 4 * at));
-        let high = usize::from(block[66 + at]);
-        joined(std::array::from_fn(|i| {
-            let point = usize::from(points[i]) | (high >> (2 * i) & 3) << 8;
-            with_signs(tables::IQ2_S[point], signs[i])
-        }))
+    fn quants(block: &[u8], at: usize) -> ([u64; 4], u32) {
+        let (points, high): (&[u8; 4], _) = (bytes(block, 2 + 4 * at), usize::from(block[66 + at]));
+        let point = |i: usize| usize::from(points[i]) | (high >> (2 * i) & 3) << 8;
+        (std::array::from_fn(|i| tables::IQ2_S[point(i)]), word_at(block, 34 + 4 * at))
     }
 
     #[inline(always)]
@@ -133,13 +109,11 @@ impl Bytes256 for IQ3XXS {
     const GROUPS: usize = 8;
 
     #[inline(always)]
-    fn quants(block: &[u8], at: usize) -> [u8; 32] {
+    fn quants(block: &[u8], at: usize) -> ([u64; 4], u32) {
         let points: &[u8; 8] = bytes(block, 2 + 8 * at);
-        let signs = word_at(block, 66 + 4 * at);
         let point = |i: usize| tables::IQ3_XXS[usize::from(points[i])];
-        joined(std::array::from_fn(|i| {
-            with_signs(pair(point(2 * i), point(2 * i + 1)), even_signs(signs >> (7 * i)))
-        }))
+        let quants = std::array::from_fn(|i| pair(point(2 * i), point(2 * i + 1)));
+        (quants, even_signs(word_at(block, 66 + 4 * at)))
     }
 
     #[inline(always)]
@@ -155,11 +129,11 @@ impl Bytes256 for IQ3S {
     const GROUPS: usize = 8;
 
     #[inline(always)]
-    fn quants(block: &[u8], at: usize) -> [u8; 32] {
-        let (points, signs): (&[u8; 8], &[u8; 4]) = (bytes(block, 2 + 8 * at), bytes(block, 74 + 4 * at));
-        let high = usize::from(block[66 + at]);
+    fn quants(block: &[u8], at: usize) -> ([u64; 4], u32) {
+        let (points, high): (&[u8; 8], _) = (bytes(block, 2 + 8 * at), usize::from(block[66 + at]));
         let point = |i: usize| tables::IQ3_S[usize::from(points[i]) | (high >> i & 1) << 8];
-        joined(std::array::from_fn(|i| with_signs(pair(point(2 * i), point(2 * i + 1)), signs[i])))
+        let quants = std::array::from_fn(|i| pair(point(2 * i), point(2 * i + 1)));
+        (quants, word_at(block, 74 + 4 * at))
     }
 
     #[inline(always)]
@@ -191,12 +165,11 @@ impl Bytes256 for IQ1S {
     const GROUPS: usize = 8;
 
     #[inline(always)]
-    fn quants(block: &[u8], at: usize) -> [u8; 32] {
+    fn quants(block: &[u8], at: usize) -> ([u64; 4], u32) {
         let points: &[u8; 4] = bytes(block, 2 + 4 * at);
         let high = usize::from(u16::from_le_bytes(*bytes(block, 34 + 2 * at)));
-        joined(std::array::from_fn(|i| {
-            moved(usize::from(points[i]) | (high >> (3 * i) & 7) << 8, high & 0x8000 != 0)
-        }))
+        let point = |i: usize| usize::from(points[i]) | (high >> (3 * i) & 7) << 8;
+        (std::array::from_fn(|i| moved(point(i), high & 0x8000 != 0)), 0)
     }
 
     #[inline(always)]
@@ -216,12 +189,13 @@ impl Bytes256 for IQ1M {
     const GROUPS: usize = 16;
 
     #[inline(always)]
-    fn quants(block: &[u8], at: usize) -> [u8; 32] {
+    fn quants(block: &[u8], at: usize) -> ([u64; 4], u32) {
         let (points, high): (&[u8; 4], &[u8; 2]) = (bytes(block, 4 * at), bytes(block, 32 + 2 * at));
-        joined(std::array::from_fn(|i| {
+        let quants = std::array::from_fn(|i| {
             let high = usize::from(nibble(high, i));
             moved(usize::from(points[i]) | (high & 7) << 8, high & 8 != 0)
-        }))
+        });
+        (quants, 0)
     }
 
     #[inline(always)]

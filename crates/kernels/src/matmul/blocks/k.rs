@@ -1,6 +1,6 @@
 //! K-quants: groups of 16 or 32 with scales of their own, which have a scale in common.
 
-use super::{Block256, Bytes256, bytes, half_at, nibbles, two_bit_words, two_bits, word_at};
+use super::{Block256, Bytes256, bytes, eights, half_at, nibbles, two_bit_words, two_bits, word_at};
 use crate::lanes::Lanes;
 
 /// Low or high four bits of 32 bytes, as words.
@@ -237,8 +237,8 @@ impl Bytes256 for Q8K {
     const GROUPS: usize = 8;
 
     #[inline(always)]
-    fn quants(block: &[u8], at: usize) -> [u8; 32] {
-        *bytes(block, 4 + 32 * at)
+    fn quants(block: &[u8], at: usize) -> ([u64; 4], u32) {
+        (eights(block, 4 + 32 * at), 0)
     }
 
     #[inline(always)]

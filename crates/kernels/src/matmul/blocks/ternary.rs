@@ -1,6 +1,6 @@
 //! Weights that are −1, 0 or 1 times a scale.
 
-use super::{Block256, Bytes256, bytes, half_at, two_bit_words, two_bits};
+use super::{Block256, Bytes256, bytes, eights, half_at, two_bit_words, two_bits};
 use crate::lanes::Lanes;
 
 /// Five elements in a byte, as digits of base 3: the byte is their number as a fraction of 3⁵, in units of 1/256.
@@ -11,25 +11,42 @@ impl Bytes256 for TQ1_0 {
     const GROUPS: usize = 8;
 
     #[inline(always)]
-    fn quants(block: &[u8], at: usize) -> [u8; 32] {
+    fn quants(block: &[u8], at: usize) -> ([u64; 4], u32) {
         // The first digits of 32 bytes, then their second ones and so on; likewise of 16 bytes; then four of four bytes.
         let mut quants = [0; 32];
-        for (i, quant) in quants.iter_mut().enumerate() {
-            let (byte, place) = match 32 * at + i {
-                element @ 0..160 => (element % 32, element / 32),
-                element @ 160..240 => (32 + element % 16, element / 16 - 10),
-                element => (48 + element % 4, element / 4 - 60),
-            };
-            let moved = block[byte].wrapping_mul([1, 3, 9, 27, 81][place]);
-            *quant = (u16::from(moved) * 3 >> 8) as u8;
+        let (first, second) = quants.split_at_mut(16);
+        match at {
+            0..5 => {
+                digits(bytes::<16>(block, 0), at, first);
+                digits(bytes::<16>(block, 16), at, second);
+            }
+            5 | 6 => {
+                digits(bytes::<16>(block, 32), 2 * at - 10, first);
+                digits(bytes::<16>(block, 32), 2 * at - 9, second);
+            }
+            _ => {
+                digits(bytes::<16>(block, 32), 4, first);
+                for (place, four) in second.chunks_exact_mut(4).enumerate() {
+                    digits(bytes::<4>(block, 48), place, four);
+                }
+            }
         }
-        quants
+        (eights(&quants, 0), 0)
     }
 
     #[inline(always)]
     fn scales<L: Lanes>(l: L, block: &[u8]) -> [L::Floats; 2] {
         let scale = half_at(block, 52);
         [l.splat(scale), l.splat(-scale)]
+    }
+}
+
+/// The digit at a place of each number, the highest being the first.
+#[inline(always)]
+fn digits<const N: usize>(packed: &[u8; N], place: usize, to: &mut [u8]) {
+    let power = [1u8, 3, 9, 27, 81][place];
+    for (to, byte) in to.iter_mut().zip(packed) {
+        *to = (u16::from(byte.wrapping_mul(power)) * 3 >> 8) as u8;
     }
 }
 
