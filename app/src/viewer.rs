@@ -27,7 +27,7 @@ use layerscope_cutoff::recommend::Recommendation;
 use layerscope_diagnostics::prompts::{PromptFile, read_prompts};
 use layerscope_diagnostics::record::Anchor;
 use layerscope_diagnostics::run::MANIFEST;
-use layerscope_engine::ModelSource;
+use layerscope_engine::{ModelFiles, ModelSource};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -41,7 +41,7 @@ pub struct Launch {
     /// What is opened.
     pub open: Open,
     /// Models that can be loaded by name: those that come with the program and those that were found.
-    pub models: Vec<(String, ModelSource)>,
+    pub models: Vec<ModelSource>,
     /// Folder that recordings go to unless the user names another.
     pub runs_folder: PathBuf,
     /// The view in front; the remembered one, if none.
@@ -57,6 +57,8 @@ pub struct Launch {
 pub enum Open {
     /// A run folder, a model or a prompt file.
     Path(PathBuf),
+    /// A model.
+    Model(ModelSource),
     /// A model and prompts that come with the program, recorded on the spot.
     Demo {
         /// The model.
@@ -179,6 +181,7 @@ impl Viewer {
         };
         match viewer.launch.open.clone() {
             Open::Path(path) => viewer.open(&path),
+            Open::Model(source) => viewer.open_model(source),
             Open::Demo { model, prompts, max_new_tokens, folder } => {
                 viewer.load(model);
                 viewer.send(Command::Record { prompts, max_new_tokens, folder });
@@ -237,7 +240,7 @@ impl Viewer {
             return self.open_run(path.parent().unwrap_or(Path::new(".")));
         }
         if path.join("config.json").is_file() || is("gguf") {
-            return self.open_model(path);
+            return self.open_model(ModelSource::path(path));
         }
         if is("jsonl") {
             return self.load_prompts(path);
@@ -261,11 +264,15 @@ impl Viewer {
         self.opening = Some((folder, task));
     }
 
-    fn open_model(&mut self, path: &Path) {
-        self.load(ModelSource::Path(path.to_owned()));
-        self.remember(path);
-        let name = path.file_stem().unwrap_or_default().to_string_lossy();
-        self.recorder.folder = self.launch.runs_folder.join(format!("{name}-run")).display().to_string();
+    fn open_model(&mut self, source: ModelSource) {
+        if let ModelFiles::Path(path) = &source.files {
+            self.remember(path);
+        }
+        // A name may be `owner/name:Q4_K_M`.
+        let name = source.name.rsplit('/').next().unwrap_or_default().replace(':', "-");
+        let stem = name.strip_suffix(".gguf").unwrap_or(&name);
+        self.recorder.folder = self.launch.runs_folder.join(format!("{stem}-run")).display().to_string();
+        self.load(source);
         if self.run.is_none() {
             self.state.view = View::Record;
         }

@@ -534,7 +534,7 @@ fn without_an_argument_the_model_within_is_recorded_on_the_spot() {
     let prompts = b"{\"id\": \"a\", \"prompt\": \"Question: one?\\nAnswer:\"}\n";
     let launch = layerscope_app::Launch {
         open: layerscope_app::Open::Demo {
-            model: layerscope_engine::ModelSource::Path(tiny_model()),
+            model: layerscope_engine::ModelSource::path(tiny_model()),
             prompts: layerscope_diagnostics::prompts::PromptFile {
                 name: "demo.jsonl".into(),
                 sha256: layerscope_diagnostics::prompts::prompts_sha256(prompts),

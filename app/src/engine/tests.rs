@@ -23,7 +23,7 @@ fn fixture(name: &str) -> PathBuf {
 }
 
 fn source() -> ModelSource {
-    ModelSource::Path(fixture("layerscope-tiny.gguf"))
+    ModelSource::path(fixture("layerscope-tiny.gguf"))
 }
 
 fn load() -> Command {
@@ -156,7 +156,7 @@ fn says_what_cannot_be_done_and_goes_on() {
         [Event::Failed(sentence)] => sentence.clone(),
         other => panic!("{other:?}"),
     };
-    let nowhere = ModelSource::Path("no/such/model.gguf".into());
+    let nowhere = ModelSource::path("no/such/model.gguf");
     let precision = WeightsPrecision::Native;
     assert!(
         failure(Command::LoadModel { source: nowhere.clone(), precision }).contains("no/such/model.gguf")
@@ -191,7 +191,7 @@ fn generates_side_by_side() {
     assert_eq!(full.len(), 12);
     assert_eq!(ids(&full), ids(&same));
 
-    let model = Model::load(&source(), None, WeightsPrecision::Native, &mut |_, _| Ok(())).unwrap();
+    let model = Model::load(&source(), WeightsPrecision::Native, &mut |_, _| Ok(())).unwrap();
     let mut bytes = vec![];
     for (index, tokens) in [full, same, shallow].into_iter().enumerate() {
         let own: Vec<&Event> = events.iter().filter(|event| side(event) == Some(index)).collect();

@@ -96,7 +96,7 @@ fn load(
     events: &Events,
     interrupt: &Interrupt,
 ) -> Result<Model> {
-    let model = Model::load(source, None, precision, &mut |done, all| {
+    let model = Model::load(source, precision, &mut |done, all| {
         events.progress(Event::Loading { done, all });
         check_interrupt(interrupt)
     })?;

@@ -134,19 +134,14 @@ impl Viewer {
             ui.separator();
             ui.weak("Models found");
             let mut chosen = None;
-            for (name, source) in &self.launch.models {
-                if ui.link(name).clicked() {
+            for source in &self.launch.models {
+                if ui.link(&source.name).clicked() {
                     chosen = Some(source.clone());
                 }
             }
             if let Some(source) = chosen {
-                match source {
-                    layerscope_engine::ModelSource::Path(path) => outcome = Outcome::Open(path),
-                    embedded => {
-                        self.load(embedded);
-                        outcome = Outcome::Close;
-                    }
-                }
+                self.open_model(source);
+                outcome = Outcome::Close;
             }
         }
         outcome

@@ -28,7 +28,7 @@ pub(crate) fn tiny_model() -> PathBuf {
 pub(crate) fn launch(path: &Path) -> Launch {
     Launch {
         open: Open::Path(path.to_owned()),
-        models: vec![("layerscope-tiny.gguf".into(), ModelSource::Path(tiny_model()))],
+        models: vec![ModelSource::path(tiny_model())],
         runs_folder: std::env::temp_dir(),
         view: None,
         theme: Some(Theme::Dark),

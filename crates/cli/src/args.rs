@@ -76,6 +76,11 @@ pub(crate) enum Command {
     /// List the models that can be loaded, and where they were found
     #[command(after_help = "Example:\n  layerscope models --json")]
     Models(ModelsArguments),
+    /// Print what a model is: architecture, layers, windows, heads, bytes, memory for a context, chat template, BoS
+    #[command(
+        after_help = "Examples:\n  layerscope inspect model.gguf --context 32k\n  layerscope inspect google/gemma-3-270m-it --json"
+    )]
+    Inspect(InspectArguments),
     /// Print a completion script for a shell
     #[command(
         after_help = "Example:\n  layerscope completions bash > ~/.local/share/bash-completion/completions/layerscope"
@@ -89,11 +94,15 @@ pub(crate) enum Command {
 /// A model and how it is loaded.
 #[derive(Debug, Args)]
 pub(crate) struct ModelArguments {
-    /// GGUF file, folder with config.json, tokenizer.json and safetensors, or a name that `layerscope models` lists
+    /// GGUF file, folder with config.json, tokenizer.json and safetensors, name that `layerscope models` lists, or Hugging
+    /// Face id: owner/name, owner/name@revision, owner/name:Q4_K_M, owner/name/file.gguf
     pub(crate) model: String,
     /// Precision of the weights: as the file has them, or dequantised to f32 for figures to be compared with others
     #[arg(long, value_enum, default_value_t = Weights::Native)]
     pub(crate) weights: Weights,
+    /// Run the model as one of this family, whatever its file says: for a new model that is a known one but for its name
+    #[arg(long, value_name = "NAME")]
+    pub(crate) architecture: Option<String>,
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -257,12 +266,16 @@ pub(crate) struct GenerateArguments {
 
 #[derive(Debug, Args)]
 pub(crate) struct BenchArguments {
-    /// GGUF file, folder with config.json, tokenizer.json and safetensors, or a name that `layerscope models` lists
+    /// GGUF file, folder with config.json, tokenizer.json and safetensors, name that `layerscope models` lists, or Hugging
+    /// Face id: owner/name, owner/name@revision, owner/name:Q4_K_M, owner/name/file.gguf
     #[arg(required_unless_present = "shape", conflicts_with = "shape")]
     pub(crate) model: Option<String>,
     /// Precision of the weights: as the file has them, or dequantised to f32
     #[arg(long, value_enum, default_value_t = Weights::Native)]
     pub(crate) weights: Weights,
+    /// Run the model as one of this family, whatever its file says: for a new model that is a known one but for its name
+    #[arg(long, value_name = "NAME", conflicts_with = "shape")]
+    pub(crate) architecture: Option<String>,
     /// Instead of a model, random weights of this shape, for speed alone, e.g. llama-3.1-8b
     #[arg(long)]
     pub(crate) shape: Option<String>,
@@ -336,7 +349,8 @@ pub(crate) enum HaystackName {
 
 #[derive(Debug, Args)]
 pub(crate) struct ViewArguments {
-    /// Run folder, model or prompt file; the embedded model recorded on the spot where none is given
+    /// Run folder, model or prompt file, or a model by its name or Hugging Face id; the embedded model recorded on the spot
+    /// where none is given
     pub(crate) path: Option<PathBuf>,
     /// Draw the window into this PNG file instead of showing it; needs no display
     #[arg(long)]
@@ -363,6 +377,10 @@ pub(crate) enum ThemeName {
 
 fn policy_help() -> String {
     format!("Which prompt tokens exist at which layers:\n{}", layerscope_engine::policies_help())
+}
+
+fn length(text: &str) -> Result<usize, String> {
+    bench::parse_length(text).map_err(|error| error.to_string())
 }
 
 fn view_names() -> impl TypedValueParser<Value = View> {
@@ -410,6 +428,25 @@ pub(crate) struct CaptureArguments {
     #[arg(long)]
     pub(crate) out: PathBuf,
     /// Print one JSON object that lists what was written
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct InspectArguments {
+    /// GGUF file, folder with config.json, tokenizer.json and safetensors, name that `layerscope models` lists, or Hugging
+    /// Face id: owner/name, owner/name@revision, owner/name:Q4_K_M, owner/name/file.gguf
+    pub(crate) model: String,
+    /// Run the model as one of this family, whatever its file says: for a new model that is a known one but for its name
+    #[arg(long, value_name = "NAME")]
+    pub(crate) architecture: Option<String>,
+    /// Tokens to say the memory of, e.g. 8192 or 8k; the model's own context where none is given
+    #[arg(long, value_parser = length)]
+    pub(crate) context: Option<usize>,
+    /// Also print the chat template
+    #[arg(long)]
+    pub(crate) template: bool,
+    /// Print one JSON object
     #[arg(long)]
     pub(crate) json: bool,
 }

@@ -40,9 +40,10 @@ fn run(arguments: Arguments) -> Result<ExitCode> {
         Command::Generate(arguments) => commands::generate::run(&arguments, interrupt),
         Command::Bench(arguments) => commands::bench::run(&arguments, interrupt),
         Command::Needle(arguments) => commands::needle::run(&arguments, interrupt),
-        Command::View(arguments) => commands::view::run(&arguments),
+        Command::View(arguments) => commands::view::run(&arguments, interrupt),
         Command::Capture(arguments) => commands::capture::run(&arguments, interrupt),
         Command::Models(arguments) => commands::models::run(&arguments),
+        Command::Inspect(arguments) => commands::inspect::run(&arguments, interrupt),
         Command::Completions { shell } => commands::completions(shell),
     }
 }

@@ -1,10 +1,12 @@
-//! Finding and loading models.
+//! Finding, fetching and loading models.
 
 use crate::args::{ModelArguments, PromptArguments, Weights};
-use crate::progress;
+use crate::progress::{self, FetchBar};
 use layerscope_engine::{
-    Error, GgufFile, Model, ModelSource, PromptText, Result, Tokenizer, WeightsPrecision,
+    Error, Interrupt, MemoryNeed, Model, ModelSource, OpenedModel, PromptText, Result, Tokenizer,
+    WeightsPrecision, check_memory,
 };
+use layerscope_models::{Found, Places, Reference, fetch};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
@@ -13,86 +15,74 @@ pub(crate) const EMBEDDED_NAME: &str = "layerscope-tiny";
 const EMBEDDED: &[u8] = include_bytes!("../../../fixtures/tiny/layerscope-tiny.gguf");
 
 pub(crate) fn embedded() -> ModelSource {
-    ModelSource::Embedded { name: EMBEDDED_NAME, bytes: EMBEDDED }
+    ModelSource::embedded(EMBEDDED_NAME, EMBEDDED)
 }
 
 /// The folder for what can be made or fetched again.
 pub(crate) fn cache_folder() -> Option<PathBuf> {
-    std::env::var_os("LAYERSCOPE_CACHE").map(PathBuf::from).or_else(|| {
-        let base = std::env::var_os("XDG_CACHE_HOME").filter(|v| !v.is_empty()).map(PathBuf::from);
-        base.or_else(|| std::env::home_dir().map(|home| home.join(".cache")))
-            .map(|base| base.join("layerscope"))
-    })
-}
-
-/// Folders that are searched for models, in order.
-pub(crate) fn folders() -> Vec<PathBuf> {
-    let mut folders = vec![PathBuf::from(".")];
-    folders.extend(cache_folder().map(|cache| cache.join("models")));
-    folders
+    Places::from_environment().models_folder.and_then(|models| models.parent().map(Path::to_owned))
 }
 
 /// Every model that can be loaded by its name, as a run's manifest has it.
-pub(crate) fn named() -> Vec<(String, ModelSource)> {
-    let name = |path: &PathBuf| path.file_name().map(|name| name.to_string_lossy().into_owned());
-    let found = found().into_iter().filter_map(|path| Some((name(&path)?, ModelSource::Path(path))));
-    std::iter::once((EMBEDDED_NAME.to_owned(), embedded())).chain(found).collect()
+pub(crate) fn named() -> Vec<ModelSource> {
+    let found = layerscope_models::found(&Places::from_environment());
+    std::iter::once(embedded()).chain(found.into_iter().map(source)).collect()
 }
 
-/// GGUF files and checkpoint folders in the searched folders, by path.
-pub(crate) fn found() -> Vec<PathBuf> {
-    let mut paths: Vec<PathBuf> = folders()
-        .iter()
-        .filter_map(|folder| std::fs::read_dir(folder).ok())
-        .flatten()
-        .filter_map(|entry| entry.ok().map(|entry| entry.path()))
-        .filter(|path| {
-            let gguf = path.is_file() && path.extension().is_some_and(|e| e.eq_ignore_ascii_case("gguf"));
-            gguf || (path.join("config.json").is_file() && path.join("tokenizer.json").is_file())
-        })
-        .collect();
-    paths.sort();
-    paths
+fn source(found: Found) -> ModelSource {
+    ModelSource::named(found.name, found.path)
 }
 
-/// The model that a user means: an existing path, the embedded model's name, or the name of one that was found.
-pub(crate) fn resolve(name: &str) -> Result<ModelSource> {
-    let path = Path::new(name);
-    if path.exists() {
-        return Ok(ModelSource::Path(path.to_owned()));
-    }
-    if name == EMBEDDED_NAME {
+/// The model that a user means: an existing path, the embedded model's name, that of one on this disk, or one of the
+/// Hugging Face Hub, which is fetched.
+pub(crate) fn resolve(name: &str, interrupt: &Interrupt) -> Result<ModelSource> {
+    if name == EMBEDDED_NAME && !Path::new(name).exists() {
         return Ok(embedded());
     }
-    let named = |path: &PathBuf| {
-        path.file_name().is_some_and(|file| file == name) || path.file_stem().is_some_and(|stem| stem == name)
-    };
-    found().into_iter().find(named).map(ModelSource::Path).ok_or_else(|| {
-        Error::input(format!("no model at {name}; give a path, or a name that `layerscope models` lists"))
+    let places = Places::from_environment();
+    Ok(match Reference::parse(name, &places).map_err(error)? {
+        Reference::Path(path) => ModelSource::path(path),
+        Reference::Found(found) => source(found),
+        Reference::Hub(hub) => {
+            let mut bar = FetchBar::new();
+            let path = fetch(&hub, &places, &mut |progress| bar.observe(progress), interrupt);
+            bar.finish();
+            ModelSource::named(hub.to_string(), path.map_err(error)?)
+        }
     })
 }
 
-pub(crate) fn load(arguments: &ModelArguments) -> Result<Model> {
-    load_named(&arguments.model, arguments.weights)
+fn error(error: layerscope_models::Error) -> Error {
+    match error {
+        layerscope_models::Error::Input(sentence) => Error::Input(sentence),
+        layerscope_models::Error::Failure(sentence) => Error::Failure(sentence),
+        layerscope_models::Error::Interrupted => Error::Interrupted,
+    }
 }
 
-/// The model of a path or name.
-pub(crate) fn load_named(name: &str, weights: Weights) -> Result<Model> {
-    load_source(&resolve(name)?, weights.into())
+/// A model with everything but its weights.
+pub(crate) fn open(arguments: &ModelArguments, interrupt: &Interrupt) -> Result<OpenedModel> {
+    open_named(&arguments.model, arguments.architecture.as_deref(), interrupt)
 }
 
+/// The model of a path, name or id with everything but its weights.
+pub(crate) fn open_named(
+    name: &str,
+    architecture: Option<&str>,
+    interrupt: &Interrupt,
+) -> Result<OpenedModel> {
+    OpenedModel::open(&resolve(name, interrupt)?.of_architecture(architecture))
+}
+
+/// Loads the weights where memory suffices for what is to be done.
+pub(crate) fn load(opened: OpenedModel, weights: Weights, need: &MemoryNeed) -> Result<Model> {
+    check_memory(&opened.name, need)?;
+    progress::loading(|progress| opened.load(weights.into(), progress))
+}
+
+/// Loads a model of which no more is known than where it is.
 pub(crate) fn load_source(source: &ModelSource, precision: WeightsPrecision) -> Result<Model> {
-    progress::loading(|progress| Model::load(source, None, precision, progress))
-}
-
-/// The tokenizer of a model alone, without its weights.
-pub(crate) fn load_tokenizer(name: &str) -> Result<Tokenizer> {
-    let file = match resolve(name)? {
-        ModelSource::Embedded { name, bytes } => GgufFile::in_memory(name, bytes)?,
-        ModelSource::Path(path) if path.is_dir() => return Tokenizer::from_directory(&path),
-        ModelSource::Path(path) => GgufFile::open(&path)?,
-    };
-    Tokenizer::from_gguf(file.metadata(), file.path())
+    progress::loading(|progress| Model::load(source, precision, progress))
 }
 
 /// The prompt's token ids.

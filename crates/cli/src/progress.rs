@@ -1,10 +1,11 @@
 //! Bars of progress on standard error; nothing is drawn where that is no terminal.
 
-use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
+use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use layerscope_cutoff::bench::{self, Plan};
 use layerscope_cutoff::failure_cases;
 use layerscope_cutoff::recording::Event;
 use layerscope_engine::Result;
+use layerscope_models::Progress;
 
 fn style(template: &str) -> ProgressStyle {
     ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())
@@ -20,6 +21,38 @@ pub(crate) fn loading<T>(load: impl FnOnce(&mut dyn FnMut(usize, usize) -> Resul
     });
     bar.finish_and_clear();
     loaded
+}
+
+/// A bar while a model is fetched; what is to be known of it goes to standard error.
+pub(crate) struct FetchBar(ProgressBar);
+
+impl FetchBar {
+    pub(crate) fn new() -> Self {
+        let template =
+            "fetching {msg} {bar:30} {binary_bytes}/{binary_total_bytes}, {binary_bytes_per_sec}, {eta} left";
+        Self(ProgressBar::hidden().with_style(style(template)))
+    }
+
+    pub(crate) fn observe(&mut self, progress: Progress<'_>) {
+        match progress {
+            Progress::Bytes { file, done, all } => {
+                if self.0.is_hidden() {
+                    self.0.set_draw_target(ProgressDrawTarget::stderr());
+                    // What is here already took no time.
+                    self.0.set_position(done);
+                    self.0.reset_eta();
+                }
+                self.0.set_length(all);
+                self.0.set_message(file.to_owned());
+                self.0.set_position(done);
+            }
+            Progress::Note(sentence) => self.0.suspend(|| eprintln!("layerscope: {sentence}")),
+        }
+    }
+
+    pub(crate) fn finish(&self) {
+        self.0.finish_and_clear();
+    }
 }
 
 /// Says what is being done while `work` does it.

@@ -18,7 +18,7 @@ fn main() -> Result<()> {
         Some("native") => WeightsPrecision::Native,
         _ => WeightsPrecision::F32,
     };
-    let model = Model::load(&ModelSource::Path(path.into()), None, precision, &mut |_, _| Ok(()))?;
+    let model = Model::load(&ModelSource::path(path), precision, &mut |_, _| Ok(()))?;
     let (p, steps) = (number(1, 1300), number(2, 32));
     // Ordinary token ids in a fixed, irregular order: speed does not depend on what they say.
     let prompt: Vec<u32> = (0..p as u32).map(|i| 1000 + i.wrapping_mul(7919) % 10_000).collect();

@@ -30,8 +30,7 @@ fn main() -> Result<()> {
         arguments.get(index).and_then(|text| text.parse().ok()).unwrap_or(default)
     };
     let path = arguments.first().cloned().unwrap_or_default();
-    let model =
-        Model::load(&ModelSource::Path(path.into()), None, WeightsPrecision::Native, &mut |_, _| Ok(()))?;
+    let model = Model::load(&ModelSource::path(path), WeightsPrecision::Native, &mut |_, _| Ok(()))?;
     let (p, new_tokens, rounds) = (number(1, 2048), number(2, 32), number(3, 5));
     let prompt: Vec<u32> = (0..p as u32).map(|i| 1000 + i.wrapping_mul(7919) % 10_000).collect();
     let interrupt = Interrupt::new(false);

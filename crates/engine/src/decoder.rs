@@ -8,7 +8,7 @@ mod rotary;
 
 use crate::hooks::{Hooks, Site};
 use crate::weights::{Embedding, WeightsPrecision};
-use crate::{Depth, KvPrecision, ModelConfig, Result, tensor};
+use crate::{Depth, KvPrecision, MemoryNeed, ModelConfig, Result, tensor};
 use block::{Block, Mlp, Norm, Projection};
 use candle_core::{Device, Tensor};
 use layerscope_kernels::AttentionShape;
@@ -93,6 +93,11 @@ impl Decoder {
     /// The type of keys and values that goes with the weights: f32 with f32, else f16.
     pub fn kv_precision(&self) -> KvPrecision {
         KvPrecision::with(self.precision)
+    }
+
+    /// Memory that a sequence takes beside the weights where it keeps `kept` tokens at each layer.
+    pub fn sequence_need(&self, kept: &[usize]) -> MemoryNeed {
+        MemoryNeed::of_weights(&self.config, self.kv_precision(), 0).with_sequence(&self.config, kept)
     }
 
     /// Where the weights are.

@@ -10,6 +10,7 @@ mod generate;
 mod guard;
 mod hooks;
 mod kv;
+mod memory;
 mod model;
 mod policy;
 mod repetition;
@@ -34,7 +35,8 @@ pub use generate::{
 pub use guard::{guarded, is_guarded};
 pub use hooks::{Hook, HookContext, HookPoint, Hooks, Site};
 pub use kv::{KvNumbers, KvPrecision, KvStore};
-pub use model::{Model, ModelSource, folder_config, gguf_config};
+pub use memory::{MemoryNeed, available_memory, check as check_memory};
+pub use model::{Model, ModelFiles, ModelSource, OpenedModel, WeightType, folder_config, gguf_config};
 pub use policy::{
     Anchors, Arrived, KeysValuesAbove, LayerTokens, POLICIES, Policy, PolicyKind, PolicyRules, UNTRAINED,
     caveats, policies_help,

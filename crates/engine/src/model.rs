@@ -1,14 +1,19 @@
-//! A model as a user has it: a GGUF file or a Hugging Face folder, opened into config, decoder and tokenizer.
+//! A model as a user has it: a GGUF file or a Hugging Face folder, opened into config and tokenizer, then loaded.
 
+mod source;
+
+pub use source::{ModelFiles, ModelSource};
+
+use crate::memory::{self, MemoryNeed};
 use crate::weights::{GgufFile, SafetensorsFiles, WeightsPrecision};
-use crate::{Decoder, Error, ModelConfig, Result, Tokenizer};
+use crate::{Decoder, Error, KvPrecision, ModelConfig, Result, Tokenizer};
 use sha2::{Digest, Sha256};
 use std::io::Read;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// A loaded model.
 pub struct Model {
-    /// Name for people: the file's or folder's name.
+    /// Name for people.
     pub name: String,
     /// SHA-256 of the GGUF file; of a folder, of its `config.json` and weight files in order of name.
     pub sha256: String,
@@ -20,94 +25,38 @@ pub struct Model {
     pub precision: WeightsPrecision,
 }
 
-/// Where a model comes from.
-#[derive(Debug, Clone)]
-pub enum ModelSource {
-    /// A GGUF file, or a folder with config.json, tokenizer.json and safetensors.
-    Path(PathBuf),
-    /// A GGUF file that is part of the program.
-    Embedded {
-        /// Its name for people.
-        name: &'static str,
-        /// Its content.
-        bytes: &'static [u8],
-    },
+/// A model whose files are open and understood, but whose weights are not loaded.
+pub struct OpenedModel {
+    /// Name for people.
+    pub name: String,
+    /// Architecture numbers.
+    pub config: ModelConfig,
+    /// Tokenizer and chat template.
+    pub tokenizer: Tokenizer,
+    files: Files,
+}
+
+/// What the weights are read from.
+enum Files {
+    Gguf(GgufFile),
+    /// The text of `config.json`, and the files beside it.
+    Safetensors(String, SafetensorsFiles),
 }
 
 impl Model {
     /// Opens and loads a model; `progress(done, all)` is told after each block and may break off with an error.
-    /// `architecture` is what the user says the model is, whatever its file says.
     ///
     /// # Errors
-    /// [`Error::Input`] naming the file that is absent, damaged or unsupported.
+    /// [`Error::Input`] naming the file that is absent, damaged or unsupported, or where its weights need more memory than
+    /// is free.
     pub fn load(
         source: &ModelSource,
-        architecture: Option<&str>,
         precision: WeightsPrecision,
         progress: &mut dyn FnMut(usize, usize) -> Result<()>,
     ) -> Result<Self> {
-        match source {
-            ModelSource::Embedded { name, bytes } => {
-                Self::from_gguf(&GgufFile::in_memory(name, *bytes)?, architecture, precision, progress)
-            }
-            ModelSource::Path(path) if path.is_dir() => {
-                Self::from_folder(path, architecture, precision, progress)
-            }
-            ModelSource::Path(path) => {
-                Self::from_gguf(&GgufFile::open(path)?, architecture, precision, progress)
-            }
-        }
-    }
-
-    fn from_gguf(
-        file: &GgufFile,
-        architecture: Option<&str>,
-        precision: WeightsPrecision,
-        progress: &mut dyn FnMut(usize, usize) -> Result<()>,
-    ) -> Result<Self> {
-        let config = gguf_config(file, architecture)?;
-        let tokenizer = Tokenizer::from_gguf(file.metadata(), file.path())?;
-        let decoder = Decoder::load(config.clone(), &file.weights(&config)?, precision, progress)?;
-        let mut digest = Sha256::new();
-        digest.update(file.bytes());
-        Self::assemble(file.path(), digest, decoder, tokenizer, precision)
-    }
-
-    fn from_folder(
-        folder: &Path,
-        architecture: Option<&str>,
-        precision: WeightsPrecision,
-        progress: &mut dyn FnMut(usize, usize) -> Result<()>,
-    ) -> Result<Self> {
-        let (text, config, files) = folder_config(folder, architecture)?;
-        let tokenizer = Tokenizer::from_directory(folder)?;
-        let mut digest = Sha256::new();
-        digest.update(text.as_bytes());
-        for path in files.files() {
-            hash_file(path, &mut digest)?;
-        }
-        let decoder = Decoder::load(config.clone(), &files.weights(&config)?, precision, progress)?;
-        Self::assemble(folder, digest, decoder, tokenizer, precision)
-    }
-
-    fn assemble(
-        path: &Path,
-        digest: Sha256,
-        decoder: Decoder,
-        tokenizer: Tokenizer,
-        precision: WeightsPrecision,
-    ) -> Result<Self> {
-        let (known, rows) = (tokenizer.vocab_size(), decoder.config().vocab);
-        if known > rows {
-            return Err(Error::input(format!(
-                "{}: the tokenizer has {known} tokens but the model only {rows}; they are not of one model",
-                path.display()
-            )));
-        }
-        let name =
-            path.file_name().map_or_else(|| path.display().to_string(), |n| n.to_string_lossy().into_owned());
-        let sha256 = digest.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
-        Ok(Self { name, sha256, decoder, tokenizer, precision })
+        let opened = OpenedModel::open(source)?;
+        memory::check(&opened.name, &opened.memory_need(precision))?;
+        opened.load(precision, progress)
     }
 
     /// Architecture numbers.
@@ -116,7 +65,122 @@ impl Model {
     }
 }
 
-/// Architecture numbers of a GGUF file, without loading its weights.
+impl OpenedModel {
+    /// Reads everything about a model but its weights.
+    ///
+    /// # Errors
+    /// [`Error::Input`] naming the file that is absent, damaged or unsupported.
+    pub fn open(source: &ModelSource) -> Result<Self> {
+        let architecture = source.architecture.as_deref();
+        let (config, tokenizer, files) = match &source.files {
+            ModelFiles::Path(path) if path.is_dir() => {
+                let (text, config, files) = folder_config(path, architecture)?;
+                (config, Tokenizer::from_directory(path)?, Files::Safetensors(text, files))
+            }
+            ModelFiles::Path(path) => Self::gguf(GgufFile::open(path)?, architecture)?,
+            ModelFiles::Embedded(bytes) => {
+                Self::gguf(GgufFile::in_memory(&source.name, *bytes)?, architecture)?
+            }
+        };
+        let (known, rows) = (tokenizer.vocab_size(), config.vocab);
+        if known > rows {
+            return Err(Error::input(format!(
+                "{}: the tokenizer has {known} tokens but the model only {rows}; they are not of one model",
+                tokenizer.source().display()
+            )));
+        }
+        Ok(Self { name: source.name.clone(), config, tokenizer, files })
+    }
+
+    fn gguf(file: GgufFile, architecture: Option<&str>) -> Result<(ModelConfig, Tokenizer, Files)> {
+        let config = gguf_config(&file, architecture)?;
+        let tokenizer = Tokenizer::from_gguf(file.metadata(), file.path())?;
+        Ok((config, tokenizer, Files::Gguf(file)))
+    }
+
+    /// Bytes and number of the weights, by their type in the file; most bytes first.
+    pub fn weight_types(&self) -> Vec<WeightType> {
+        match &self.files {
+            Files::Gguf(file) => file.weight_types(),
+            Files::Safetensors(_, files) => files.weight_types(),
+        }
+    }
+
+    /// Memory that the weights take in a precision.
+    pub fn memory_need(&self, precision: WeightsPrecision) -> MemoryNeed {
+        let types = self.weight_types();
+        let bytes = types.iter().map(|kind| match precision {
+            WeightsPrecision::Native => kind.bytes,
+            WeightsPrecision::F32 => kind.elements.saturating_mul(size_of::<f32>() as u64),
+        });
+        MemoryNeed::of_weights(&self.config, KvPrecision::with(precision), bytes.fold(0, u64::saturating_add))
+    }
+
+    /// Loads the weights; `progress(done, all)` is told after each block and may break off with an error.
+    ///
+    /// # Errors
+    /// [`Error::Input`] naming the file that is damaged or not the model that it says.
+    pub fn load(
+        self,
+        precision: WeightsPrecision,
+        progress: &mut dyn FnMut(usize, usize) -> Result<()>,
+    ) -> Result<Model> {
+        let Self { name, config, tokenizer, files } = self;
+        let mut digest = Sha256::new();
+        let decoder = match &files {
+            Files::Gguf(file) => {
+                let decoder = Decoder::load(config.clone(), &file.weights(&config)?, precision, progress)?;
+                digest.update(file.bytes());
+                decoder
+            }
+            Files::Safetensors(text, files) => {
+                let decoder = Decoder::load(config.clone(), &files.weights(&config)?, precision, progress)?;
+                digest.update(text.as_bytes());
+                for path in files.files() {
+                    hash_file(path, &mut digest)?;
+                }
+                decoder
+            }
+        };
+        let sha256 = digest.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
+        Ok(Model { name, sha256, decoder, tokenizer, precision })
+    }
+}
+
+/// The weights of one type in a file.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+pub struct WeightType {
+    /// The type, e.g. `Q4K`.
+    pub name: String,
+    /// Number of tensors.
+    pub tensors: usize,
+    /// Number of weights.
+    pub elements: u64,
+    /// Their bytes in the file.
+    pub bytes: u64,
+}
+
+impl WeightType {
+    /// Sums tensors of (type, elements, bytes) by type; most bytes first.
+    pub(crate) fn sums(tensors: impl Iterator<Item = (String, u64, u64)>) -> Vec<Self> {
+        let mut sums: Vec<Self> = vec![];
+        for (name, elements, bytes) in tensors {
+            let index = sums.iter().position(|sum| sum.name == name).unwrap_or_else(|| {
+                sums.push(Self { name, tensors: 0, elements: 0, bytes: 0 });
+                sums.len() - 1
+            });
+            let sum = &mut sums[index];
+            sum.tensors += 1;
+            sum.elements = sum.elements.saturating_add(elements);
+            sum.bytes = sum.bytes.saturating_add(bytes);
+        }
+        sums.sort_by(|a, b| b.bytes.cmp(&a.bytes).then_with(|| a.name.cmp(&b.name)));
+        sums
+    }
+}
+
+/// Architecture numbers of a GGUF file, without loading its weights. `architecture` is what the user says the model is,
+/// whatever its file says.
 ///
 /// # Errors
 /// [`Error::Input`] naming what is missing or unsupported.

@@ -6,6 +6,7 @@ mod rows;
 use crate::decoder::{Attend, Decoder, Location, Pass};
 use crate::hooks::{Hooks, Site};
 use crate::kv::KvStore;
+use crate::memory;
 use crate::policy::{KeysValuesAbove, PolicyRules};
 use crate::tensor::{self, with_f32};
 use crate::{Depth, Error, Policy, Result};
@@ -61,7 +62,7 @@ impl<'m> Session<'m> {
     /// among the latter.
     ///
     /// # Errors
-    /// [`Error::Input`] on an empty prompt or a sequence beyond the model's context.
+    /// [`Error::Input`] on an empty prompt, a sequence beyond the model's context, or one that needs more memory than is free.
     pub fn new(decoder: &'m Decoder, policy: Policy, prompt_len: usize, decode_len: usize) -> Result<Self> {
         let context = decoder.config().context;
         if prompt_len == 0 {
@@ -74,6 +75,8 @@ impl<'m> Session<'m> {
             )));
         }
         let capacity = policy.capacity(prompt_len, decode_len);
+        let need = decoder.sequence_need(&capacity);
+        memory::check(&format!("a sequence of {} tokens", prompt_len - 1 + decode_len), &need)?;
         let store = KvStore::new(decoder.config(), &capacity, decoder.kv_precision());
         let sequence_len = prompt_len - 1 + decode_len;
         Ok(Self { decoder, policy, store, prompt_len, sequence_len, len: 0, queries: None })

@@ -2,7 +2,7 @@
 
 use crate::config::{Activation, ModelConfig, NormKind, NormPlacement, RopeConfig, RopeScaling};
 use crate::weights::{RandomWeights, ShapeWeights, WeightsPrecision};
-use crate::{Decoder, Error, Result};
+use crate::{Decoder, Error, KvPrecision, MemoryNeed, Result};
 use std::fmt;
 
 /// The architecture numbers of a published model, all of its layers or the first few.
@@ -150,6 +150,25 @@ impl Shape {
         &self.config
     }
 
+    /// Memory that random weights take.
+    pub fn memory_need(&self, weights: ShapeWeights, precision: WeightsPrecision) -> MemoryNeed {
+        let bits = match precision {
+            WeightsPrecision::Native => weights.bits(),
+            WeightsPrecision::F32 => 32.0,
+        };
+        let bytes = (self.parameters() as f64 * bits / 8.0) as u64;
+        MemoryNeed::of_weights(&self.config, KvPrecision::with(precision), bytes)
+    }
+
+    /// Number of weights.
+    fn parameters(&self) -> u64 {
+        let config = &self.config;
+        let attention = 2 * config.hidden * (config.query_width() + config.kv_width());
+        let layer = attention + 3 * config.hidden * config.feed_forward + 2 * config.hidden;
+        let embeddings = if config.tied_embeddings { 1 } else { 2 } * config.vocab * config.hidden;
+        (config.layers * layer + embeddings + config.hidden) as u64
+    }
+
     /// A decoder of this shape with random weights, the same for the same seed; `progress` is as in [`Decoder::load`].
     ///
     /// # Errors
@@ -226,13 +245,6 @@ impl Numbers {
 mod tests {
     use super::*;
 
-    fn parameters(config: &ModelConfig) -> usize {
-        let attention = 2 * config.hidden * (config.heads + config.kv_heads) * config.head_dim;
-        let layer = attention + 3 * config.hidden * config.feed_forward + 2 * config.hidden;
-        let embeddings = if config.tied_embeddings { 1 } else { 2 } * config.vocab * config.hidden;
-        config.layers * layer + embeddings + config.hidden
-    }
-
     #[test]
     fn shapes_have_as_many_parameters_as_their_models() {
         let published = [
@@ -246,7 +258,7 @@ mod tests {
         ];
         assert!(Shape::names().eq(published.iter().map(|(name, _)| *name)));
         for (name, count) in published {
-            assert_eq!(parameters(Shape::named(name).unwrap().config()), count, "{name}");
+            assert_eq!(Shape::named(name).unwrap().parameters(), count, "{name}");
         }
     }
 

@@ -8,6 +8,7 @@ use layerscope_diagnostics::prompts::{Prompt, parse_prompts};
 use layerscope_diagnostics::run::Run;
 use layerscope_engine::{
     Decoder, Error, Interrupt, ModelConfig, Policy, Result, Shape, ShapeWeights, WeightsPrecision, caveats,
+    check_memory,
 };
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -32,7 +33,7 @@ pub(crate) fn run(arguments: &BenchArguments, interrupt: &Interrupt) -> Result<E
     let destination = arguments.out.as_deref().map(Destination::of).transpose()?;
     let subject = match &arguments.shape {
         Some(name) => random_weights(arguments, name)?,
-        None => model(arguments)?,
+        None => model(arguments, interrupt)?,
     };
     if let Some(destination) = &destination {
         destination.check_model(&subject)?;
@@ -96,8 +97,10 @@ fn random_weights(arguments: &BenchArguments, name: &str) -> Result<Subject> {
     }
     let weights = ShapeWeights::parse(&arguments.shape_weights)?;
     // Refused before gigabytes are filled.
-    plan(arguments, shape.config())?;
+    let plan = plan(arguments, shape.config())?;
     let precision: WeightsPrecision = arguments.weights.into();
+    let need = shape.memory_need(weights, precision).with_sequence(shape.config(), &plan.most_kept());
+    check_memory(&format!("random weights of shape {shape}"), &need)?;
     let decoder = progress::loading(|progress| shape.decoder(weights, precision, SEED, progress))?;
     Ok(Subject {
         name: shape.to_string(),
@@ -108,8 +111,12 @@ fn random_weights(arguments: &BenchArguments, name: &str) -> Result<Subject> {
     })
 }
 
-fn model(arguments: &BenchArguments) -> Result<Subject> {
-    let model = models::load_named(arguments.model.as_deref().unwrap_or_default(), arguments.weights)?;
+fn model(arguments: &BenchArguments, interrupt: &Interrupt) -> Result<Subject> {
+    let name = arguments.model.as_deref().unwrap_or_default();
+    let opened = models::open_named(name, arguments.architecture.as_deref(), interrupt)?;
+    let plan = plan(arguments, &opened.config)?;
+    let need = opened.memory_need(arguments.weights.into()).with_sequence(&opened.config, &plan.most_kept());
+    let model = models::load(opened, arguments.weights, &need)?;
     let prompts = parse_prompts(TEXT_NAME, TEXT)?;
     let text: Vec<String> = prompts.iter().map(Prompt::text).collect();
     Ok(Subject {

@@ -15,8 +15,8 @@ use std::process::ExitCode;
 type Captured = BTreeMap<HookPoint, Vec<Tensor>>;
 
 pub(crate) fn run(arguments: &CaptureArguments, interrupt: &Interrupt) -> Result<ExitCode> {
-    let model = models::load(&arguments.model)?;
-    let layers = model.config().layers;
+    let opened = models::open(&arguments.model, interrupt)?;
+    let layers = opened.config.layers;
     let mut points = vec![];
     for name in &arguments.hooks {
         points.extend(HookPoint::parse(name, layers)?);
@@ -24,7 +24,10 @@ pub(crate) fn run(arguments: &CaptureArguments, interrupt: &Interrupt) -> Result
     points.sort();
     points.dedup();
     let policy = Policy::parse(&arguments.policy, layers)?;
-    let prompt = models::prompt_tokens(&arguments.prompt, &model.tokenizer)?;
+    let prompt = models::prompt_tokens(&arguments.prompt, &opened.tokenizer)?;
+    let kept = policy.capacity(prompt.len(), arguments.max_new_tokens.max(1));
+    let need = opened.memory_need(arguments.model.weights.into()).with_sequence(&opened.config, &kept);
+    let model = models::load(opened, arguments.model.weights, &need)?;
 
     let captured = RefCell::new(Captured::new());
     let mut hooks = Hooks::none();

@@ -14,10 +14,12 @@ use std::sync::atomic::Ordering;
 
 pub(crate) fn run(arguments: &GenerateArguments, interrupt: &Interrupt) -> Result<ExitCode> {
     let choice = choice(arguments)?;
-    let model = models::load(&arguments.model)?;
-    let layers = model.config().layers;
-    let policy = Policy::parse(&arguments.policy, layers)?;
-    let prompt = models::prompt_tokens(&arguments.prompt, &model.tokenizer)?;
+    let opened = models::open(&arguments.model, interrupt)?;
+    let policy = Policy::parse(&arguments.policy, opened.config.layers)?;
+    let prompt = models::prompt_tokens(&arguments.prompt, &opened.tokenizer)?;
+    let kept = policy.capacity(prompt.len(), arguments.max_new_tokens);
+    let need = opened.memory_need(arguments.model.weights.into()).with_sequence(&opened.config, &kept);
+    let model = models::load(opened, arguments.model.weights, &need)?;
     let settings = GenerationSettings {
         max_new_tokens: arguments.max_new_tokens,
         choice,

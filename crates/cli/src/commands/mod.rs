@@ -4,6 +4,7 @@ pub(crate) mod bench;
 pub(crate) mod capture;
 pub(crate) mod demo;
 pub(crate) mod generate;
+pub(crate) mod inspect;
 pub(crate) mod models;
 pub(crate) mod needle;
 pub(crate) mod recommend;

@@ -1,100 +1,95 @@
-//! `layerscope models`: what can be loaded, and where it was found.
+//! `layerscope models`: what is on this disk, where it was found, and whether it can be loaded.
 
 use crate::args::ModelsArguments;
 use crate::{models, output};
-use layerscope_engine::{GgufFile, ModelConfig, ModelSource, Result, Tokenizer, gguf_config};
+use layerscope_engine::{ModelSource, OpenedModel, Result};
+use layerscope_models::{Places, found};
 use serde_json::json;
-use std::path::Path;
 use std::process::ExitCode;
 
 struct Listed {
-    name: String,
+    source: ModelSource,
+    origin: String,
     place: String,
     bytes: u64,
-    config: Result<ModelConfig>,
+    opened: Result<OpenedModel>,
 }
 
 pub(crate) fn run(arguments: &ModelsArguments) -> Result<ExitCode> {
-    let mut listed = vec![];
-    if let ModelSource::Embedded { name, bytes } = models::embedded() {
-        let config = GgufFile::in_memory(name, bytes).and_then(|file| readable(&file));
-        let bytes = bytes.len() as u64;
-        listed.push(Listed { name: name.to_owned(), place: "embedded".to_owned(), bytes, config });
-    }
-    for path in models::found() {
-        let name = path.file_name().map_or_else(String::new, |n| n.to_string_lossy().into_owned());
-        listed.push(Listed {
-            name,
-            place: path.display().to_string(),
-            bytes: size(&path),
-            config: inspect(&path),
-        });
-    }
+    let places = Places::from_environment();
+    let embedded = models::embedded();
+    let opened = OpenedModel::open(&embedded);
+    let bytes = opened.as_ref().map_or(0, |opened| opened.weight_types().iter().map(|kind| kind.bytes).sum());
+    let mut listed = vec![Listed {
+        source: embedded,
+        origin: "layerscope".to_owned(),
+        place: "part of the program".to_owned(),
+        bytes,
+        opened,
+    }];
+    listed.extend(found(&places).into_iter().map(|found| {
+        let source = ModelSource::named(found.name, &found.path);
+        Listed {
+            opened: OpenedModel::open(&source),
+            source,
+            origin: found.origin.to_string(),
+            place: found.path.display().to_string(),
+            bytes: found.bytes,
+        }
+    }));
     if arguments.json {
         let models: Vec<_> = listed
             .iter()
             .map(|model| {
                 json!({
-                    "name": model.name,
+                    "name": model.source.name,
+                    "origin": model.origin,
                     "path": model.place,
                     "bytes": model.bytes,
-                    "loadable": model.config.is_ok(),
-                    "config": model.config.as_ref().ok(),
-                    "reason": model.config.as_ref().err().map(ToString::to_string),
+                    "loadable": model.opened.is_ok(),
+                    "config": model.opened.as_ref().ok().map(|opened| &opened.config),
+                    "reason": model.opened.as_ref().err().map(ToString::to_string),
                 })
             })
             .collect();
-        output::json(&json!({ "models": models, "searched": models::folders() }))?;
+        output::json(&json!({ "models": models, "searched": searched(&places) }))?;
         return Ok(ExitCode::SUCCESS);
     }
     let rows = listed.iter().map(|model| {
-        let (layers, context, verdict) = match &model.config {
-            Ok(config) => (config.layers.to_string(), config.context.to_string(), "yes".to_owned()),
-            Err(error) => ("–".to_owned(), "–".to_owned(), format!("no: {error}")),
+        let numbers = match &model.opened {
+            Ok(opened) => {
+                let config = &opened.config;
+                [config.family.to_owned(), config.layers.to_string(), config.context.to_string()]
+            }
+            Err(_) => ["–", "–", "–"].map(str::to_owned),
         };
-        vec![
-            model.name.clone(),
-            output::bytes(model.bytes as f64),
-            layers,
-            context,
-            model.place.clone(),
-            verdict,
-        ]
+        [model.source.name.clone(), output::bytes(model.bytes as f64)]
+            .into_iter()
+            .chain(numbers)
+            .chain([model.origin.clone(), if model.opened.is_ok() { "yes" } else { "no" }.to_owned()])
+            .collect()
     });
     output::lines(&output::table(
-        &["model", "size", "layers", "context", "where", "loadable"],
+        &["model", "size", "family", "layers", "context", "found in", "loadable"],
         rows.collect(),
     ))?;
-    let folders: Vec<String> = models::folders().iter().map(|f| f.display().to_string()).collect();
-    output::lines(&format!("\nsearched: {}; any other model is given by its path", folders.join(", ")))?;
+    for (model, error) in listed.iter().filter_map(|model| Some((model, model.opened.as_ref().err()?))) {
+        output::lines(&format!("\n{} cannot be loaded: {error}", model.source.name))?;
+    }
+    output::lines(&format!(
+        "\nsearched: {}; any other model is given by its path, or by its Hugging Face id",
+        searched(&places).join(", ")
+    ))?;
     Ok(ExitCode::SUCCESS)
 }
 
-fn inspect(path: &Path) -> Result<ModelConfig> {
-    if path.is_dir() {
-        let config = path.join("config.json");
-        let text = std::fs::read_to_string(&config)
-            .map_err(|e| layerscope_engine::Error::io("read the model's config", &config, &e))?;
-        return ModelConfig::from_json(&text, None, &config);
-    }
-    readable(&GgufFile::open(path)?)
-}
-
-fn readable(file: &GgufFile) -> Result<ModelConfig> {
-    let config = gguf_config(file, None)?;
-    Tokenizer::from_gguf(file.metadata(), file.path())?;
-    Ok(config)
-}
-
-fn size(path: &Path) -> u64 {
-    let len = |path: &Path| std::fs::metadata(path).map_or(0, |m| m.len());
-    if path.is_file() {
-        return len(path);
-    }
-    let entries = std::fs::read_dir(path).into_iter().flatten().flatten();
-    entries
-        .map(|e| e.path())
-        .filter(|p| p.extension().is_some_and(|e| e == "safetensors"))
-        .map(|p| len(&p))
-        .sum()
+/// The folders that were looked into.
+fn searched(places: &Places) -> Vec<String> {
+    let folders = std::iter::once(&places.current_folder)
+        .chain(&places.models_folder)
+        .chain(&places.hub.cache)
+        .chain(&places.ollama)
+        .chain(&places.lm_studio)
+        .chain(&places.llama_cpp);
+    folders.map(|folder| folder.display().to_string()).collect()
 }

@@ -17,12 +17,17 @@ pub(crate) fn run(arguments: &NeedleArguments, interrupt: &Interrupt) -> Result<
     if let Some(path) = &arguments.out {
         output::check_folder(path)?;
     }
-    let model = models::load(&arguments.model)?;
-    let layers = model.config().layers;
+    let opened = models::open(&arguments.model, interrupt)?;
+    let layers = opened.config.layers;
     let names = split_policies(&arguments.policies);
     let policies = names.iter().map(|name| Policy::parse(name, layers)).collect::<Result<Vec<_>>>()?;
-    grid.check_context(model.config(), arguments.max_new_tokens)?;
-    let prompts = grid.prompts(&model.tokenizer, interrupt)?;
+    grid.check_context(&opened.config, arguments.max_new_tokens)?;
+    let prompts = grid.prompts(&opened.tokenizer, interrupt)?;
+    let longest = grid.lengths.iter().copied().max().unwrap_or(0);
+    let kept = policies.iter().map(|policy| policy.capacity(longest, arguments.max_new_tokens));
+    let kept = kept.max_by_key(|kept| kept.iter().sum::<usize>()).unwrap_or_default();
+    let need = opened.memory_need(arguments.model.weights.into()).with_sequence(&opened.config, &kept);
+    let model = models::load(opened, arguments.model.weights, &need)?;
 
     let bar = progress::needles(prompts.len() * policies.len());
     let found =
@@ -102,8 +107,8 @@ fn write_prompts(
     interrupt: &Interrupt,
 ) -> Result<ExitCode> {
     output::check_folder(path)?;
-    let tokenizer = models::load_tokenizer(&arguments.model.model)?;
-    let prompts = grid.prompts(&tokenizer, interrupt)?;
+    let opened = models::open(&arguments.model, interrupt)?;
+    let prompts = grid.prompts(&opened.tokenizer, interrupt)?;
     let lines: Vec<_> = prompts.iter().map(needle::NeedlePrompt::line).collect();
     layerscope_engine::write_file(path, &output::json_lines(&lines)?)?;
     eprintln!("{} prompts written to {}", prompts.len(), path.display());

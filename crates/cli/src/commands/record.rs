@@ -9,7 +9,7 @@ use layerscope_cutoff::recommend::Recommendation;
 use layerscope_cutoff::recording;
 use layerscope_diagnostics::prompts::{PromptFile, read_prompts};
 use layerscope_diagnostics::run::{CONTINUATIONS, Continuation, Manifest, Run};
-use layerscope_engine::{Error, Interrupt, Model, Result, WeightsPrecision};
+use layerscope_engine::{Error, Interrupt, MemoryNeed, Model, OpenedModel, Policy, Result, WeightsPrecision};
 use serde_json::json;
 use std::fmt::Write;
 use std::path::Path;
@@ -30,7 +30,9 @@ pub(crate) struct Recording<'a> {
 
 pub(crate) fn run(arguments: &RecordArguments, interrupt: &Interrupt) -> Result<ExitCode> {
     let prompts = read_prompts(&arguments.prompts)?;
-    let model = models::load(&arguments.model)?;
+    let opened = models::open(&arguments.model, interrupt)?;
+    let need = memory_need(&opened, &prompts, arguments);
+    let model = models::load(opened, arguments.model.weights, &need)?;
     let recording = Recording {
         prompts: &prompts,
         max_new_tokens: arguments.max_new_tokens as usize,
@@ -40,6 +42,20 @@ pub(crate) fn run(arguments: &RecordArguments, interrupt: &Interrupt) -> Result<
         json: arguments.json,
     };
     record(&model, &recording, interrupt)
+}
+
+/// What the longest of the prompts that fit the model's context takes.
+fn memory_need(opened: &OpenedModel, prompts: &PromptFile, arguments: &RecordArguments) -> MemoryNeed {
+    let (config, steps) = (&opened.config, arguments.max_new_tokens as usize);
+    let lengths =
+        prompts.prompts.iter().filter_map(|prompt| opened.tokenizer.encode_prompt(&prompt.content).ok());
+    let fitting = lengths.map(|tokens| tokens.len()).filter(|length| length + steps <= config.context + 1);
+    let longest = fitting.max().unwrap_or(0);
+    let kept = Policy::full(config.layers).capacity(longest, steps);
+    opened
+        .memory_need(arguments.model.weights.into())
+        .with_sequence(config, &kept)
+        .with_probes(config, longest, steps)
 }
 
 /// The arguments that repeat a recording, but for the folders of its files: where they lie is the user's own affair.
@@ -52,7 +68,9 @@ fn command(arguments: &RecordArguments) -> Vec<String> {
         ("--failure-cases", failure_cases.to_string()),
         ("--out", last_part(out)),
     ];
-    let options = options.into_iter().flat_map(|(name, value)| [name.to_owned(), value]);
+    let architecture = model.architecture.iter().map(|name| ("--architecture", name.clone()));
+    let options = options.into_iter().chain(architecture);
+    let options = options.flat_map(|(name, value)| [name.to_owned(), value]);
     ["record".to_owned(), last_part(Path::new(&model.model))].into_iter().chain(options).collect()
 }
 

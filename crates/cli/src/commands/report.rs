@@ -51,7 +51,7 @@ fn generate_failure_cases(
         ))
     })?;
     for name in names {
-        let model = models::load_source(&models::resolve(name)?, precision)?;
+        let model = models::load_source(&models::resolve(name, interrupt)?, precision)?;
         if model.sha256 == manifest.model.sha256 {
             record::failure_cases(&run, &model, &recommendation, DEFAULT_COUNT, interrupt)?;
             return Ok(());

@@ -4,18 +4,23 @@ use crate::args::{ThemeName, ViewArguments};
 use crate::commands::demo;
 use crate::models;
 use layerscope_app::{Launch, Open, Theme, open_window, screenshot, vec2};
-use layerscope_engine::{Error, Result};
+use layerscope_engine::{Error, Interrupt, Result};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-pub(crate) fn run(arguments: &ViewArguments) -> Result<ExitCode> {
+pub(crate) fn run(arguments: &ViewArguments, interrupt: &Interrupt) -> Result<ExitCode> {
     let runs_folder = PathBuf::from(".");
     let open = match &arguments.path {
         Some(path) if !path.exists() => {
-            return Err(Error::input(format!(
-                "there is no {}; name a run folder, a model or a prompt file",
-                path.display()
-            )));
+            let source =
+                models::resolve(&path.to_string_lossy(), interrupt).map_err(|error| match error {
+                    Error::Input(sentence) => Error::input(format!(
+                        "there is no run folder, model or prompt file {}: {sentence}",
+                        path.display()
+                    )),
+                    other => other,
+                })?;
+            Open::Model(source)
         }
         Some(path) => Open::Path(path.clone()),
         None => Open::Demo {

@@ -78,6 +78,15 @@ impl Plan {
         policies.skip(round % count.max(1)).take(count)
     }
 
+    /// Tokens that each layer keeps where most is kept.
+    pub fn most_kept(&self) -> Vec<usize> {
+        let kept = self
+            .policies
+            .iter()
+            .flat_map(|policy| self.lengths.iter().map(|&length| policy.capacity(length, self.new_tokens)));
+        kept.max_by_key(|kept| kept.iter().sum::<usize>()).unwrap_or_default()
+    }
+
     /// Layer-tokens that one generation computes.
     pub(super) fn layer_tokens(&self, policy: &Policy, length: usize) -> u64 {
         prediction::counts(policy, prediction::workload(length, self.new_tokens)).computed

@@ -17,7 +17,7 @@ pub fn tiny() -> PathBuf {
 }
 
 pub fn load(path: &Path) -> Model {
-    Model::load(&ModelSource::Path(path.to_owned()), None, WeightsPrecision::F32, &mut |_, _| Ok(())).unwrap()
+    Model::load(&ModelSource::path(path), WeightsPrecision::F32, &mut |_, _| Ok(())).unwrap()
 }
 
 /// Whole-sequence attention in f64 where `hidden(layer, query, key)` says what a query does not see.

@@ -4,13 +4,14 @@ use super::rows::Rows;
 use super::{Interrupt, Session, check_interrupt};
 use crate::decoder::KeysValuesOf;
 use crate::hooks::Hooks;
+use crate::memory::ROWS_AT_ONCE;
 use crate::policy::{Arrived, KeysValuesAbove};
 use crate::tensor::with_f32;
 use crate::{Depth, Error, Result};
 use candle_core::Tensor;
 
 /// Prompt rows per forward pass: bounds memory, and products of this many rows run at full speed.
-const CHUNK: usize = 512;
+const CHUNK: usize = ROWS_AT_ONCE;
 
 impl Session<'_> {
     /// Runs the prompt, in chunks, as deep as the policy says; logits `[V]` of its last token.

@@ -10,6 +10,7 @@ use super::file::{FileTensor, FileWeights, TensorBytes, TensorFiles};
 use super::linear::dequantized;
 use crate::config::RopeFactors;
 use crate::family::Family;
+use crate::model::WeightType;
 use crate::{Error, ModelConfig, Result};
 use candle_core::quantized::gguf_file::Value;
 use std::borrow::Cow;
@@ -82,6 +83,17 @@ impl GgufFile {
             Some(info) => Ok(&info.shape),
             None => Err(Error::input(format!("{}: tensor `{name}` is missing", self.path.display()))),
         }
+    }
+
+    /// Bytes and number of the weights, by type.
+    pub(crate) fn weight_types(&self) -> Vec<WeightType> {
+        WeightType::sums(self.content.tensor_infos.values().map(|info| {
+            let dtype = info.ggml_dtype;
+            let dims = info.shape.dims().iter().map(|&dim| dim as u64);
+            let elements = dims.fold(1, u64::saturating_mul);
+            let bytes = (elements / dtype.block_size() as u64).saturating_mul(dtype.type_size() as u64);
+            (format!("{dtype:?}"), elements, bytes)
+        }))
     }
 
     /// Factors that divide the rotary frequencies, where the file carries them (Llama 3.1, Phi-3).

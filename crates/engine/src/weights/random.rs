@@ -63,6 +63,19 @@ impl ShapeWeights {
         }
     }
 
+    /// Bits of a weight.
+    pub(crate) fn bits(self) -> f64 {
+        match self {
+            Self::Q4_0 => 4.5,
+            Self::Q4_1 => 5.0,
+            Self::Q8_0 => 8.5,
+            // Between Q4_K and Q6_K.
+            Self::Q4KM => 5.0,
+            Self::F16 | Self::Bf16 => 16.0,
+            Self::F32 => 32.0,
+        }
+    }
+
     /// The block type of a matrix.
     fn format(self, weight: Weight, columns: usize, config: &ModelConfig) -> Format {
         match self {

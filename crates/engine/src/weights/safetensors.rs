@@ -4,6 +4,7 @@ use super::bytes::FileBytes;
 use super::file::{FileTensor, FileWeights, TensorBytes, TensorFiles};
 use super::{Weight, WeightSource};
 use crate::family::Family;
+use crate::model::WeightType;
 use crate::{Error, ModelConfig, Result};
 use layerscope_kernels::matmul::Format;
 use safetensors::{Dtype, SafeTensors};
@@ -64,6 +65,15 @@ impl SafetensorsFiles {
     /// The files, in order of their names.
     pub fn files(&self) -> &[PathBuf] {
         &self.files
+    }
+
+    /// Bytes and number of the weights, by type.
+    pub(crate) fn weight_types(&self) -> Vec<WeightType> {
+        let weights = self.tensors.iter().filter(|(name, _)| !is_no_weight(name));
+        WeightType::sums(weights.map(|(_, stored)| {
+            let elements = stored.shape.iter().fold(1u64, |product, &dim| product.saturating_mul(dim as u64));
+            (format!("{:?}", stored.dtype), elements, stored.range.len() as u64)
+        }))
     }
 
     /// The weights, at the places where the family of a config keeps them.

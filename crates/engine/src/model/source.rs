@@ -1,0 +1,48 @@
+//! Where a model comes from, and what the user says of it.
+
+use std::path::PathBuf;
+
+/// A model's files, its name, and what the user says it is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ModelSource {
+    /// Name for people.
+    pub name: String,
+    /// Where the files are.
+    pub files: ModelFiles,
+    /// The architecture that the user says the model has, whatever its file says.
+    pub architecture: Option<String>,
+}
+
+/// Where a model's files are.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ModelFiles {
+    /// A GGUF file, or a folder with config.json, tokenizer.json and safetensors.
+    Path(PathBuf),
+    /// A GGUF file that is part of the program.
+    Embedded(&'static [u8]),
+}
+
+impl ModelSource {
+    /// A file or folder, called by its own name.
+    pub fn path(path: impl Into<PathBuf>) -> Self {
+        let path = path.into();
+        let name =
+            path.file_name().map_or_else(|| path.display().to_string(), |n| n.to_string_lossy().into_owned());
+        Self::named(name, path)
+    }
+
+    /// A file or folder of another name than its own.
+    pub fn named(name: impl Into<String>, path: impl Into<PathBuf>) -> Self {
+        Self { name: name.into(), files: ModelFiles::Path(path.into()), architecture: None }
+    }
+
+    /// A GGUF file that is part of the program.
+    pub fn embedded(name: &str, bytes: &'static [u8]) -> Self {
+        Self { name: name.to_owned(), files: ModelFiles::Embedded(bytes), architecture: None }
+    }
+
+    /// The same, said to be of an architecture.
+    pub fn of_architecture(self, architecture: Option<&str>) -> Self {
+        Self { architecture: architecture.map(str::to_owned), ..self }
+    }
+}

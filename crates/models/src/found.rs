@@ -1,0 +1,130 @@
+//! Models that are on this disk already, whoever put them there.
+
+mod folders;
+mod hub_cache;
+mod ollama;
+
+use crate::places::Places;
+use std::collections::HashSet;
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+/// A model on this disk.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Found {
+    /// What a user can type for it; no two models have the same.
+    pub name: String,
+    /// Who keeps it.
+    pub origin: Origin,
+    /// The GGUF file, or the folder with safetensors.
+    pub path: PathBuf,
+    /// Size of the weights.
+    pub bytes: u64,
+    /// What the weights are stored as.
+    pub format: Format,
+}
+
+/// Who keeps a model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Origin {
+    /// The folder that the program runs in.
+    CurrentFolder,
+    /// Layerscope's own folder of models.
+    Layerscope,
+    /// The Hugging Face cache.
+    HuggingFace,
+    /// Ollama.
+    Ollama,
+    /// LM Studio.
+    LmStudio,
+    /// llama.cpp.
+    LlamaCpp,
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::CurrentFolder => "this folder",
+            Self::Layerscope => "layerscope",
+            Self::HuggingFace => "Hugging Face",
+            Self::Ollama => "Ollama",
+            Self::LmStudio => "LM Studio",
+            Self::LlamaCpp => "llama.cpp",
+        })
+    }
+}
+
+/// What weights are stored as.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Format {
+    /// One GGUF file.
+    Gguf,
+    /// A folder with safetensors.
+    Safetensors,
+}
+
+impl fmt::Display for Format {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Gguf => "GGUF",
+            Self::Safetensors => "safetensors",
+        })
+    }
+}
+
+impl Found {
+    /// Whether a user who types `text` means this one: its name, with or without `.gguf`, `:latest` or `ollama:`.
+    pub fn is_called(&self, text: &str) -> bool {
+        let text = match self.origin {
+            Origin::Ollama => text.strip_prefix("ollama:").unwrap_or(text),
+            _ => text,
+        };
+        text == self.name
+            || self.name.strip_suffix(":latest") == Some(text)
+            || self.name.strip_suffix(".gguf") == Some(text)
+    }
+}
+
+/// Models on this disk: of the current folder, Layerscope's own, the Hugging Face cache, Ollama, LM Studio and
+/// llama.cpp, in this order. What cannot be read or is incomplete is left out.
+pub fn found(places: &Places) -> Vec<Found> {
+    let mut all = folders::models_of(&places.current_folder, Origin::CurrentFolder);
+    if let Some(folder) = &places.models_folder {
+        all.extend(folders::models_of(folder, Origin::Layerscope));
+    }
+    if let Some(cache) = &places.hub.cache {
+        all.extend(hub_cache::models_of(cache));
+    }
+    all.extend(places.ollama.iter().flat_map(|folder| ollama::models_of(folder)));
+    all.extend(places.lm_studio.iter().flat_map(|folder| folders::models_of_publishers(folder)));
+    all.extend(places.llama_cpp.iter().flat_map(|folder| folders::models_of(folder, Origin::LlamaCpp)));
+
+    // A name means the first; others of that name go by their path.
+    let mut names = HashSet::new();
+    all.retain_mut(|found| {
+        if names.contains(&found.name) {
+            found.name = found.path.display().to_string();
+        }
+        names.insert(found.name.clone())
+    });
+    all
+}
+
+/// The entries of a folder by name; none where it cannot be read.
+fn entries(folder: &Path) -> Vec<(String, PathBuf)> {
+    let mut entries: Vec<(String, PathBuf)> = std::fs::read_dir(folder)
+        .into_iter()
+        .flatten()
+        .filter_map(|entry| {
+            let entry = entry.ok()?;
+            Some((entry.file_name().into_string().ok()?, entry.path()))
+        })
+        .collect();
+    entries.sort();
+    entries
+}
+
+/// Size of a file; `None` where there is none.
+fn file_size(path: &Path) -> Option<u64> {
+    std::fs::metadata(path).ok().filter(|metadata| metadata.is_file()).map(|metadata| metadata.len())
+}

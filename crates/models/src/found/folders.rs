@@ -1,0 +1,43 @@
+//! Plain folders: files by their names, checkpoints by their folders'.
+
+use super::{Format, Found, Origin, entries, file_size};
+use crate::checkpoint;
+use crate::file_names::{is_language_model, split_part};
+use std::path::{Path, PathBuf};
+
+/// The GGUF files and checkpoint folders directly in `folder`.
+pub(super) fn models_of(folder: &Path, origin: Origin) -> Vec<Found> {
+    entries(folder)
+        .into_iter()
+        .filter_map(|(name, path)| gguf(&name, &path, origin).or_else(|| checkpoint_at(name, path, origin)))
+        .collect()
+}
+
+/// The GGUF files of folders `publisher/repository`, as LM Studio keeps them.
+pub(super) fn models_of_publishers(folder: &Path) -> Vec<Found> {
+    let mut models = vec![];
+    for (publisher, path) in entries(folder) {
+        for (repository, path) in entries(&path) {
+            for (file, path) in entries(&path) {
+                models.extend(gguf(&format!("{publisher}/{repository}/{file}"), &path, Origin::LmStudio));
+            }
+        }
+    }
+    models
+}
+
+/// The GGUF file of that name, if it is a whole language model.
+pub(super) fn gguf(name: &str, path: &Path, origin: Origin) -> Option<Found> {
+    if !is_language_model(name) || split_part(name).is_some() {
+        return None;
+    }
+    let bytes = file_size(path)?;
+    Some(Found { name: name.to_owned(), origin, path: path.to_owned(), bytes, format: Format::Gguf })
+}
+
+/// The folder, if a complete checkpoint is in it.
+pub(super) fn checkpoint_at(name: String, path: PathBuf, origin: Origin) -> Option<Found> {
+    let weights = checkpoint::weights(&path).ok()?;
+    let bytes = weights.iter().filter_map(|file| file_size(file)).sum();
+    Some(Found { name, origin, path, bytes, format: Format::Safetensors })
+}

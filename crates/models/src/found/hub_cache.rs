@@ -1,0 +1,85 @@
+//! The Hugging Face cache: `models--owner--name/snapshots/COMMIT`, with branches in `refs`.
+
+use super::folders::{checkpoint_at, gguf};
+use super::{Found, Origin, entries};
+use crate::hub::is_commit;
+use std::collections::HashSet;
+use std::path::{Path, PathBuf};
+
+/// Complete checkpoints and GGUF files of every repository; `main` first, and the same weights once.
+pub(super) fn models_of(cache: &Path) -> Vec<Found> {
+    entries(cache)
+        .into_iter()
+        .filter_map(|(folder, path)| {
+            let id = folder.strip_prefix("models--")?.replacen("--", "/", 1);
+            Some(models_of_repository(&id, &path))
+        })
+        .flatten()
+        .collect()
+}
+
+fn models_of_repository(id: &str, repository: &Path) -> Vec<Found> {
+    let mut revisions = references(&repository.join("refs"), "");
+    revisions.sort_by_key(|(name, _)| name != "main");
+    let commits =
+        entries(&repository.join("snapshots")).into_iter().map(|(commit, _)| (commit.clone(), commit));
+    revisions.extend(commits);
+
+    let (mut models, mut commits, mut weights) = (vec![], HashSet::new(), HashSet::new());
+    for (revision, commit) in revisions {
+        if !commits.insert(commit.clone()) {
+            continue;
+        }
+        let at = if revision == "main" { String::new() } else { format!("@{revision}") };
+        for found in models_of_snapshot(id, &at, &repository.join("snapshots").join(&commit)) {
+            if weights.insert(identity(&found)) {
+                models.push(found);
+            }
+        }
+    }
+    models
+}
+
+/// Names and commits of the files in `refs`; names of pull requests have folders of their own.
+fn references(folder: &Path, prefix: &str) -> Vec<(String, String)> {
+    let mut references = vec![];
+    for (name, path) in entries(folder).into_iter().filter(|(name, _)| !name.starts_with('.')) {
+        let name = format!("{prefix}{name}");
+        match std::fs::read_to_string(&path) {
+            Ok(commit) if is_commit(commit.trim()) => references.push((name, commit.trim().to_owned())),
+            Err(_) if name.matches('/').count() < 3 => references.extend(references_in(&path, &name)),
+            _ => {}
+        }
+    }
+    references
+}
+
+fn references_in(folder: &Path, name: &str) -> Vec<(String, String)> {
+    references(folder, &format!("{name}/"))
+}
+
+fn models_of_snapshot(id: &str, at: &str, snapshot: &Path) -> Vec<Found> {
+    let mut models: Vec<Found> =
+        checkpoint_at(format!("{id}{at}"), snapshot.to_owned(), Origin::HuggingFace).into_iter().collect();
+    for (name, path) in entries(snapshot) {
+        let file = gguf(&format!("{id}/{name}"), &path, Origin::HuggingFace);
+        let deeper = if file.is_none() { entries(&path) } else { vec![] };
+        models.extend(file);
+        models.extend(
+            deeper
+                .iter()
+                .filter_map(|(file, path)| gguf(&format!("{id}/{name}/{file}"), path, Origin::HuggingFace)),
+        );
+    }
+    for found in models.iter_mut().filter(|found| found.path != snapshot) {
+        found.name.push_str(at);
+    }
+    models
+}
+
+/// The blob of the weights, which snapshots of several commits share.
+fn identity(found: &Found) -> PathBuf {
+    let weights = crate::checkpoint::weights(&found.path).ok().and_then(|weights| weights.into_iter().next());
+    let path = weights.unwrap_or_else(|| found.path.clone());
+    path.canonicalize().unwrap_or(path)
+}

@@ -1,0 +1,65 @@
+//! Ollama's store: a manifest per name and tag, whose layers are blobs; one of them is a GGUF file.
+
+use super::{Format, Found, Origin, entries, file_size};
+use serde::Deserialize;
+use std::path::Path;
+
+/// Layers of this type are language models in GGUF.
+const MODEL: &str = "application/vnd.ollama.image.model";
+/// Ollama's own registry, which names leave out.
+const REGISTRY: &str = "registry.ollama.ai";
+/// The owner in it, which names leave out too.
+const LIBRARY: &str = "library";
+
+#[derive(Deserialize)]
+struct Manifest {
+    layers: Vec<Layer>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Layer {
+    media_type: String,
+    digest: String,
+}
+
+/// The models of `folder/manifests/REGISTRY/OWNER/NAME/TAG`.
+pub(super) fn models_of(folder: &Path) -> Vec<Found> {
+    let mut models = vec![];
+    for (registry, path) in entries(&folder.join("manifests")) {
+        for (owner, path) in entries(&path) {
+            for (name, path) in entries(&path) {
+                for (tag, manifest) in entries(&path) {
+                    models.extend(model(folder, &full_name(&registry, &owner, &name, &tag), &manifest));
+                }
+            }
+        }
+    }
+    models
+}
+
+fn full_name(registry: &str, owner: &str, name: &str, tag: &str) -> String {
+    match (registry, owner) {
+        (REGISTRY, LIBRARY) => format!("{name}:{tag}"),
+        (REGISTRY, _) => format!("{owner}/{name}:{tag}"),
+        _ => format!("{registry}/{owner}/{name}:{tag}"),
+    }
+}
+
+fn model(folder: &Path, name: &str, manifest: &Path) -> Option<Found> {
+    // A manifest is a few hundred bytes; anything large is something else.
+    if file_size(manifest)? > 1 << 20 {
+        return None;
+    }
+    let manifest: Manifest = serde_json::from_slice(&std::fs::read(manifest).ok()?).ok()?;
+    let mut layers = manifest.layers.into_iter().filter(|layer| layer.media_type == MODEL);
+    let (layer, more) = (layers.next()?, layers.next());
+    let digest = layer.digest.strip_prefix("sha256:")?;
+    // Several layers are the parts of a split model.
+    if more.is_some() || digest.len() != 64 || !digest.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+        return None;
+    }
+    let path = folder.join("blobs").join(format!("sha256-{digest}"));
+    let bytes = file_size(&path)?;
+    Some(Found { name: name.to_owned(), origin: Origin::Ollama, path, bytes, format: Format::Gguf })
+}

@@ -1,0 +1,208 @@
+//! A repository's folder in the cache, laid out as `huggingface_hub` (Python) does: `blobs/CHECKSUM`,
+//! `snapshots/COMMIT/FILE` as links to blobs, `refs/BRANCH` with a commit, and locks in `.locks`.
+
+use super::choice::{Choice, choose};
+use super::digest::is_hex;
+use super::listing::RemoteFile;
+use crate::reference::HubReference;
+use crate::{Error, Result, checkpoint};
+use std::fs::{File, TryLockError};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+/// How often a held lock and the user's wish to stop are looked at.
+const POLL: Duration = Duration::from_millis(100);
+
+/// One repository in the cache.
+pub(crate) struct Repository {
+    id: String,
+    folder: PathBuf,
+    locks: PathBuf,
+}
+
+/// Whether a revision is a whole commit, which never changes.
+pub(crate) fn is_commit(revision: &str) -> bool {
+    is_hex(revision, 40)
+}
+
+impl Repository {
+    pub(crate) fn new(cache: &Path, id: &str) -> Self {
+        let name = format!("models--{}", id.replace('/', "--"));
+        Self { id: id.to_owned(), folder: cache.join(&name), locks: cache.join(".locks").join(name) }
+    }
+
+    pub(crate) fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    pub(crate) fn snapshot(&self, commit: &str) -> PathBuf {
+        self.folder.join("snapshots").join(commit)
+    }
+
+    /// Whether a commit's file is here with all its bytes.
+    pub(crate) fn has(&self, commit: &str, file: &RemoteFile) -> bool {
+        is_whole(&self.snapshot(commit).join(&file.name), file)
+    }
+
+    pub(crate) fn blob(&self, file: &RemoteFile) -> PathBuf {
+        self.folder.join("blobs").join(file.checksum.hex())
+    }
+
+    /// Where a file's first bytes wait for the rest.
+    pub(crate) fn partial(&self, file: &RemoteFile) -> PathBuf {
+        self.folder.join("blobs").join(format!("{}.incomplete", file.checksum.hex()))
+    }
+
+    /// Whether the blob is here with all its bytes.
+    pub(crate) fn has_blob(&self, file: &RemoteFile) -> bool {
+        is_whole(&self.blob(file), file)
+    }
+
+    pub(crate) fn bytes_to_fetch(&self, file: &RemoteFile) -> u64 {
+        if self.has_blob(file) {
+            return 0;
+        }
+        let there = std::fs::metadata(self.partial(file)).map_or(0, |metadata| metadata.len());
+        file.bytes.saturating_sub(there)
+    }
+
+    /// Bytes that may still be written; `None` where the file system does not say.
+    pub(crate) fn free_space(&self) -> Option<u64> {
+        let existing = self.folder.ancestors().find(|folder| folder.is_dir())?;
+        let space = fs4::statvfs(existing).ok()?;
+        (space.total_space() > 0).then(|| space.available_space())
+    }
+
+    /// The model as the cache has it, complete; the error says what is missing.
+    pub(crate) fn cached(&self, reference: &HubReference) -> std::result::Result<PathBuf, String> {
+        let whose = format!("the copy of {}", self.id);
+        let snapshot = self
+            .commit(&reference.revision)
+            .map(|commit| self.snapshot(&commit))
+            .filter(|snapshot| snapshot.is_dir())
+            .ok_or_else(|| format!("there is no copy of {} at {}", self.id, reference.revision))?;
+        match choose(&whose, &reference.wanted, &files(&snapshot)).map_err(|error| error.to_string())? {
+            Choice::Gguf(file) => Ok(snapshot.join(file)),
+            Choice::Checkpoint => match checkpoint::weights(&snapshot) {
+                Ok(_) => Ok(snapshot),
+                Err(missing) => Err(format!("{whose} is incomplete ({missing})")),
+            },
+        }
+    }
+
+    /// The commit that a revision meant when it was last fetched.
+    fn commit(&self, revision: &str) -> Option<String> {
+        if is_commit(revision) {
+            return Some(revision.to_owned());
+        }
+        let commit = std::fs::read_to_string(self.folder.join("refs").join(revision)).ok()?;
+        Some(commit.trim().to_owned()).filter(|commit| is_commit(commit))
+    }
+
+    /// Notes which commit a branch or tag means.
+    pub(crate) fn set_reference(&self, revision: &str, commit: &str) -> Result<()> {
+        if is_commit(revision) || self.commit(revision).as_deref() == Some(commit) {
+            return Ok(());
+        }
+        let path = self.folder.join("refs").join(revision);
+        make_parent(&path)?;
+        // Renamed into place, so that another process never reads half of it.
+        let new =
+            path.with_file_name(format!(".{}-{:?}.new", std::process::id(), std::thread::current().id()));
+        std::fs::write(&new, commit)
+            .and_then(|()| std::fs::rename(&new, &path))
+            .map_err(|e| Error::io("note the commit in", &path, &e))
+    }
+
+    /// Makes a commit's file a link to its blob.
+    pub(crate) fn link(&self, commit: &str, file: &RemoteFile) -> Result<()> {
+        let link = self.snapshot(commit).join(&file.name);
+        make_parent(&link)?;
+        // A link to a blob that was deleted.
+        let _ = std::fs::remove_file(&link);
+        let up = "../".repeat(2 + file.name.matches('/').count());
+        let target = format!("{up}blobs/{}", file.checksum.hex());
+        match make_link(&target, &self.blob(file), &link) {
+            Err(e) if e.kind() != std::io::ErrorKind::AlreadyExists => Err(Error::io("make", &link, &e)),
+            _ => Ok(()),
+        }
+    }
+
+    /// The lock of a blob, held until it is dropped, or nothing where the file system has no locks. While another
+    /// process holds it, `waits` is called once.
+    pub(crate) fn lock(
+        &self,
+        file: &RemoteFile,
+        interrupted: &AtomicBool,
+        waits: &mut dyn FnMut(),
+    ) -> Result<Option<File>> {
+        let path = self.locks.join(format!("{}.lock", file.checksum.hex()));
+        make_parent(&path)?;
+        let lock = File::options().write(true).create(true).truncate(false).open(&path);
+        let lock = lock.map_err(|e| Error::io("make the lock", &path, &e))?;
+        let mut told = false;
+        loop {
+            match lock.try_lock() {
+                Ok(()) => return Ok(Some(lock)),
+                Err(TryLockError::Error(_)) => return Ok(None),
+                Err(TryLockError::WouldBlock) if interrupted.load(Ordering::Relaxed) => {
+                    return Err(Error::Interrupted);
+                }
+                Err(TryLockError::WouldBlock) => {
+                    if !told {
+                        waits();
+                        told = true;
+                    }
+                    std::thread::sleep(POLL);
+                }
+            }
+        }
+    }
+}
+
+fn is_whole(path: &Path, file: &RemoteFile) -> bool {
+    std::fs::metadata(path).is_ok_and(|metadata| metadata.is_file() && metadata.len() == file.bytes)
+}
+
+pub(crate) fn make_parent(path: &Path) -> Result<()> {
+    match path.parent() {
+        Some(folder) => std::fs::create_dir_all(folder).map_err(|e| Error::io("make the folder", folder, &e)),
+        None => Ok(()),
+    }
+}
+
+#[cfg(unix)]
+fn make_link(target: &str, _blob: &Path, link: &Path) -> std::io::Result<()> {
+    std::os::unix::fs::symlink(target, link)
+}
+
+/// Windows gives links to developers only; for others the file itself goes into the snapshot.
+#[cfg(windows)]
+fn make_link(target: &str, blob: &Path, link: &Path) -> std::io::Result<()> {
+    std::os::windows::fs::symlink_file(target.replace('/', "\\"), link)
+        .or_else(|_| std::fs::rename(blob, link))
+}
+
+/// Names and sizes of a snapshot's files, and of those in its folders.
+fn files(snapshot: &Path) -> Vec<(String, u64)> {
+    let mut files = vec![];
+    let mut add = |folder: &Path, prefix: &str| {
+        let mut folders = vec![];
+        for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+            let Ok(name) = entry.file_name().into_string() else { continue };
+            let name = format!("{prefix}{name}");
+            match std::fs::metadata(entry.path()) {
+                Ok(metadata) if metadata.is_file() => files.push((name, metadata.len())),
+                Ok(_) => folders.push((entry.path(), format!("{name}/"))),
+                Err(_) => {}
+            }
+        }
+        folders
+    };
+    for (folder, prefix) in add(snapshot, "") {
+        add(&folder, &prefix);
+    }
+    files.sort();
+    files
+}

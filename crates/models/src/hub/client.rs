@@ -1,0 +1,274 @@
+//! Requests to the Hub: addresses, access, time limits and second tries.
+
+use super::listing::Listing;
+use super::refusal;
+use super::request::Response;
+use crate::places::HubPlaces;
+use crate::reference::HubReference;
+use crate::{Error, Result};
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+use ureq::Agent;
+use ureq::config::RedirectAuthHeaders;
+use ureq::tls::{PemItem, RootCerts, TlsConfig, parse_pem};
+
+/// A client for one fetch.
+pub(crate) struct Client {
+    agent: Agent,
+    pub(crate) hub: HubPlaces,
+}
+
+/// Why there is no good answer.
+#[derive(Debug)]
+pub(crate) enum Trouble {
+    /// The user stopped it.
+    Interrupted,
+    /// No connection came about.
+    Unreachable(String),
+    /// The connection cannot be trusted.
+    Insecure(String),
+    /// The connection broke, or went silent.
+    Broken(String),
+    /// The server refused.
+    Status(Status),
+    /// The answer makes no sense.
+    Odd(String),
+}
+
+/// A refusal, as the Hub explains it in its headers.
+#[derive(Debug)]
+pub(crate) struct Status {
+    pub(crate) code: u16,
+    pub(crate) reason: Option<String>,
+    pub(crate) message: Option<String>,
+    pub(crate) wait: Option<Duration>,
+}
+
+/// Tries of one request, and the pause before the second, which doubles.
+const TRIES: u32 = 5;
+const PAUSE: Duration = Duration::from_millis(500);
+/// The longest that a server may ask us to wait.
+const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+/// Limit for looking up a name, and for connecting.
+const CONNECT: Duration = Duration::from_secs(10);
+/// The largest listing; the Hub's largest repositories have some tens of megabytes.
+const LARGEST_LISTING: usize = 256 << 20;
+
+const IN_PATH: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
+
+impl Client {
+    pub(crate) fn new(hub: &HubPlaces) -> Result<Self> {
+        let endpoint = &hub.endpoint;
+        if !endpoint.starts_with("https://") && !endpoint.starts_with("http://") {
+            return Err(Error::input(format!(
+                "HF_ENDPOINT is {endpoint}, which is no address; it begins with https://"
+            )));
+        }
+        if let Some(token) = &hub.token
+            && !token.secret().bytes().all(|byte| byte.is_ascii_graphic())
+        {
+            return Err(Error::input(format!(
+                "the Hub's token ({}) has blanks or other characters that tokens do not have; copy it again",
+                refusal::token_source(hub)
+            )));
+        }
+        let config = Agent::config_builder()
+            .http_status_as_error(false)
+            .redirect_auth_headers(RedirectAuthHeaders::SameHost)
+            .timeout_resolve(Some(CONNECT))
+            .timeout_connect(Some(CONNECT))
+            .timeout_recv_response(Some(hub.timeout))
+            .timeout_per_read(Some(hub.timeout))
+            .timeout_per_write(Some(hub.timeout))
+            .user_agent(concat!("layerscope/", env!("CARGO_PKG_VERSION")))
+            .accept_encoding("identity")
+            .tls_config(TlsConfig::builder().root_certs(certificates(hub)?).build());
+        // A proxy cannot reach this machine's own addresses as we mean them.
+        let local = ["localhost", "127.", "[::1]"].iter().any(|local| hub.host().starts_with(local));
+        let config = if local { config.proxy(None) } else { config };
+        Ok(Self { agent: config.build().new_agent(), hub: hub.clone() })
+    }
+
+    /// What a repository holds at a revision.
+    pub(crate) fn listing(&self, reference: &HubReference, interrupted: &AtomicBool) -> Result<Listing> {
+        let (endpoint, id) = (&self.hub.endpoint, &reference.id);
+        let revision = utf8_percent_encode(&reference.revision, IN_PATH);
+        let url = format!("{endpoint}/api/models/{id}/revision/{revision}?blobs=true");
+        let mut tries = Tries::default();
+        loop {
+            let trouble = match self.read_whole(&url, interrupted) {
+                Ok(json) => match Listing::parse(id, &json) {
+                    Ok(listing) => return Ok(listing),
+                    Err(odd) => Trouble::Odd(odd),
+                },
+                Err(trouble) => trouble,
+            };
+            let again = !matches!(trouble, Trouble::Unreachable(_));
+            if !again || !tries.wait(&trouble, interrupted)? {
+                return Err(refusal::sentence(&trouble, &self.hub, reference, None));
+            }
+        }
+    }
+
+    /// A file of a commit, from a byte on.
+    pub(crate) fn file(
+        &self,
+        id: &str,
+        commit: &str,
+        file: &str,
+        from: u64,
+        interrupted: &AtomicBool,
+    ) -> std::result::Result<Response, Trouble> {
+        let parts: Vec<String> =
+            file.split('/').map(|part| utf8_percent_encode(part, IN_PATH).to_string()).collect();
+        self.get(
+            &format!("{}/{id}/resolve/{commit}/{}", self.hub.endpoint, parts.join("/")),
+            from,
+            interrupted,
+        )
+    }
+
+    fn read_whole(&self, url: &str, interrupted: &AtomicBool) -> std::result::Result<Vec<u8>, Trouble> {
+        let response = self.get(url, 0, interrupted)?;
+        let mut whole = vec![];
+        while let Some(piece) = response.next(interrupted)? {
+            whole.extend(piece);
+            if whole.len() > LARGEST_LISTING {
+                return Err(Trouble::odd("it does not end"));
+            }
+        }
+        Ok(whole)
+    }
+
+    fn get(&self, url: &str, from: u64, interrupted: &AtomicBool) -> std::result::Result<Response, Trouble> {
+        let mut request = self.agent.get(url);
+        if let Some(token) = &self.hub.token {
+            request = request.header("Authorization", format!("Bearer {}", token.secret()));
+        }
+        if from > 0 {
+            request = request.header("Range", format!("bytes={from}-"));
+        }
+        let response = Response::of(request, |request| request.call(), interrupted)?;
+        match response.head.status.as_u16() {
+            200..=299 => Ok(response),
+            code => Err(Trouble::Status(Status {
+                code,
+                reason: response.header("x-error-code").map(str::to_owned),
+                message: response.header("x-error-message").map(str::to_owned),
+                wait: response.header("retry-after").and_then(|s| s.parse().ok()).map(Duration::from_secs),
+            })),
+        }
+    }
+}
+
+impl Drop for Client {
+    /// Ends connections that were left off in the middle.
+    fn drop(&mut self) {
+        self.agent.clone().shutdown();
+    }
+}
+
+fn certificates(hub: &HubPlaces) -> Result<RootCerts> {
+    let Some(path) = &hub.certificates else { return Ok(RootCerts::WebPki) };
+    let pem = std::fs::read(path)
+        .map_err(|e| Error::input(format!("SSL_CERT_FILE: cannot read {}: {e}", path.display())))?;
+    let certificates: Vec<_> = parse_pem(&pem)
+        .filter_map(|item| match item {
+            Ok(PemItem::Certificate(certificate)) => Some(certificate),
+            _ => None,
+        })
+        .collect();
+    if certificates.is_empty() {
+        return Err(Error::input(format!(
+            "SSL_CERT_FILE: {} has no certificate in PEM form",
+            path.display()
+        )));
+    }
+    Ok(RootCerts::new_with_certs(&certificates))
+}
+
+impl Trouble {
+    pub(crate) fn odd(what: &str) -> Self {
+        Self::Odd(what.to_owned())
+    }
+
+    /// Whether the same request may go well later.
+    fn may_pass(&self) -> bool {
+        match self {
+            Self::Unreachable(_) | Self::Broken(_) => true,
+            Self::Status(status) => matches!(status.code, 408 | 429 | 500..=599),
+            Self::Interrupted | Self::Insecure(_) | Self::Odd(_) => false,
+        }
+    }
+}
+
+impl Trouble {
+    /// Of an error before the answer's head.
+    pub(crate) fn before_answer(error: ureq::Error) -> Self {
+        use std::io::ErrorKind as Kind;
+        use ureq::{Error as E, Timeout};
+        match error {
+            E::HostNotFound => Self::Unreachable("its name is not known".to_owned()),
+            E::Timeout(Timeout::Resolve | Timeout::Connect) => Self::Unreachable("no answer".to_owned()),
+            E::Timeout(_) => Self::silent(),
+            E::Io(e) => match e.kind() {
+                // What rustls says of certificates, and of servers that do not speak TLS.
+                Kind::InvalidData => Self::Insecure(e.to_string()),
+                Kind::ConnectionReset | Kind::ConnectionAborted | Kind::BrokenPipe | Kind::UnexpectedEof => {
+                    Self::Broken(e.to_string())
+                }
+                // Looking up a name fails with kinds that have no name.
+                _ => Self::Unreachable(e.to_string()),
+            },
+            E::Tls(_) | E::Rustls(_) => Self::Insecure(error.to_string()),
+            E::ConnectionFailed | E::InvalidProxyUrl | E::ConnectProxyFailed(_) => {
+                Self::Unreachable(error.to_string())
+            }
+            other => Self::Odd(other.to_string()),
+        }
+    }
+
+    /// Of an error within the answer's body.
+    pub(crate) fn within_answer(error: std::io::Error) -> Self {
+        match ureq::Error::from(error) {
+            ureq::Error::Timeout(_) => Self::silent(),
+            other => Self::Broken(other.to_string()),
+        }
+    }
+
+    fn silent() -> Self {
+        Self::Broken("it fell silent".to_owned())
+    }
+}
+
+/// How often a request was tried in vain.
+#[derive(Default)]
+pub(crate) struct Tries(u32);
+
+impl Tries {
+    /// Pauses before the next try; false where another would be in vain.
+    pub(crate) fn wait(&mut self, trouble: &Trouble, interrupted: &AtomicBool) -> Result<bool> {
+        self.0 += 1;
+        if !trouble.may_pass() || self.0 >= TRIES {
+            return Ok(false);
+        }
+        let asked = match trouble {
+            Trouble::Status(status) => status.wait,
+            _ => None,
+        };
+        let end = Instant::now() + asked.unwrap_or(PAUSE * 2u32.pow(self.0 - 1)).min(LONGEST_PAUSE);
+        while Instant::now() < end {
+            if interrupted.load(Ordering::Relaxed) {
+                return Err(Error::Interrupted);
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        Ok(true)
+    }
+
+    /// Begins to count anew, after something went well.
+    pub(crate) fn forget(&mut self) {
+        self.0 = 0;
+    }
+}
