@@ -5,7 +5,7 @@
 
 use candle_core::{DType, Device, Tensor};
 use layerscope_engine::{
-    Decoder, GgufFile, Hooks, Interrupt, Model, ModelSource, Policy, Session, WeightsPrecision, gguf_config,
+    Decoder, GgufFile, Hooks, Interrupt, Policy, Session, WeightsPrecision, gguf_config,
 };
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};

@@ -30,9 +30,9 @@ impl SafetensorsFiles {
     ) -> Result<FileTensor> {
         let problem =
             |what: &str| Error::input(format!("{}: tensor `{name}` {what}", self.folder().display()));
-        let (rows, columns) = match shape.as_slice() {
-            &[columns] => (1, columns),
-            &[rows, columns] => (rows, columns),
+        let (rows, columns) = match *shape.as_slice() {
+            [columns] => (1, columns),
+            [rows, columns] => (rows, columns),
             _ => return Err(problem("is float8 of more than two dimensions, which is not supported")),
         };
         if rows.checked_mul(columns) != Some(bytes.len()) || bytes.is_empty() {

@@ -87,12 +87,11 @@ impl GgufFile {
 
     /// Bytes and number of the weights, by type.
     pub(crate) fn weight_types(&self) -> Vec<WeightType> {
-        WeightType::sums(self.content.tensor_infos.values().map(|info| {
-            let dtype = info.ggml_dtype;
-            let dims = info.shape.dims().iter().map(|&dim| dim as u64);
-            let elements = dims.fold(1, u64::saturating_mul);
-            let bytes = (elements / dtype.block_size() as u64).saturating_mul(dtype.type_size() as u64);
-            (format!("{dtype:?}"), elements, bytes)
+        WeightType::sums(self.header.tensors.values().map(|info| {
+            let elements = info.shape.iter().fold(1u64, |product, &dim| product.saturating_mul(dim as u64));
+            let (block_elements, block_bytes) = info.kind.block();
+            let bytes = (elements / block_elements as u64).saturating_mul(block_bytes as u64);
+            (info.kind.name.to_owned(), elements, bytes)
         }))
     }
 
@@ -151,14 +150,14 @@ impl TensorFiles for GgufFile {
     fn tensor(&self, name: &str, _: bool) -> Result<FileTensor> {
         let shape = self.shape(name)?.to_vec();
         let info = &self.header.tensors[name];
-        let Some(format) = info.kind.format else {
+        let Some(format) = info.kind.format() else {
             return Err(Error::input(format!(
                 "{}: tensor `{name}` is of type {}, which no weights have",
                 self.path.display(),
                 info.kind.name
             )));
         };
-        let (elements, block_bytes) = format.block();
+        let (elements, block_bytes) = info.kind.block();
         let last = shape.last().copied().unwrap_or(0);
         if last == 0 || !last.is_multiple_of(elements) {
             let what = format!("rows of `{name}` are not whole {} blocks", info.kind.name);
@@ -208,7 +207,29 @@ fn parts_in_name(name: &str) -> Option<u64> {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use super::header::tests::{file, tensor};
     use super::*;
+
+    #[test]
+    fn types_that_hold_no_weights_known_here_are_refused_by_name() {
+        let refused = GgufFile::in_memory("old.gguf", file(&[], &[tensor("blk.0.w", &[32], 4, 0)]));
+        let message = refused.err().unwrap().to_string();
+        assert!(
+            ["old.gguf", "blk.0.w", "Q4_2 (number 4)"].iter().all(|part| message.contains(part)),
+            "{message}"
+        );
+        // Numbers beside the weights do no harm.
+        let tensors = [tensor("ids", &[4], 26, 0), tensor("w", &[32], 20, 32), tensor("cut", &[32], 20, 64)];
+        let mut bytes = file(&[], &tensors);
+        bytes.resize(bytes.len().next_multiple_of(32) + 64, 0);
+        let read = GgufFile::in_memory("new.gguf", bytes).unwrap();
+        let message = read.tensor("ids", false).err().unwrap().to_string();
+        assert!(["new.gguf", "`ids`", "I32"].iter().all(|part| message.contains(part)), "{message}");
+        assert_eq!(read.tensor("w", false).unwrap().bytes().len(), 18);
+        assert!(read.tensor("cut", false).err().unwrap().to_string().contains("ends within tensor `cut`"));
+        let types = read.weight_types();
+        assert_eq!((types[0].name.as_str(), types[0].tensors, types[0].bytes), ("IQ4_NL", 2, 36));
+    }
 
     #[test]
     fn parts_of_a_model_are_refused_with_the_way_to_join_them() {

@@ -136,7 +136,8 @@ fn several_matrices_are_multiplied_at_once() {
 
 #[test]
 fn extreme_activations_stay_finite_and_nan_is_seen() {
-    for (m, format) in [(1, Format::Q4_1), (2, Format::Q4_1), (1, Format::Q4K), (2, Format::Q4K)] {
+    let formats = [Format::Q4_1, Format::Q4K, Format::MXFP4, Format::IQ4XS, Format::IQ3S, Format::IQ1M];
+    for (m, format) in formats.into_iter().flat_map(|format| [(1, format), (2, format)]) {
         let data = random_weights(format, 33, 256, 9);
         let weights = Weights { data: &data, format, rows: 33, columns: 256 };
         for (value, finite) in [(1e30, true), (1e-40, true), (f32::NAN, false), (f32::INFINITY, false)] {

@@ -207,7 +207,7 @@ impl<'a> Reader<'a> {
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
     fn string(text: &str) -> Vec<u8> {
@@ -220,7 +220,8 @@ mod tests {
         [&string(key)[..], &kind.to_le_bytes(), value].concat()
     }
 
-    fn tensor(name: &str, shape: &[u64], kind: u32, offset: u64) -> Vec<u8> {
+    /// An entry of the table of tensors.
+    pub(in super::super) fn tensor(name: &str, shape: &[u64], kind: u32, offset: u64) -> Vec<u8> {
         let mut bytes = string(name);
         bytes.extend((shape.len() as u32).to_le_bytes());
         bytes.extend(shape.iter().flat_map(|dim| dim.to_le_bytes()));
@@ -229,7 +230,8 @@ mod tests {
         bytes
     }
 
-    fn file(entries: &[Vec<u8>], tensors: &[Vec<u8>]) -> Vec<u8> {
+    /// The header of a file.
+    pub(in super::super) fn file(entries: &[Vec<u8>], tensors: &[Vec<u8>]) -> Vec<u8> {
         let counts = [tensors.len() as u64, entries.len() as u64].map(u64::to_le_bytes).concat();
         [b"GGUF".to_vec(), 3u32.to_le_bytes().to_vec(), counts, entries.concat(), tensors.concat()].concat()
     }
@@ -265,7 +267,7 @@ mod tests {
         assert_eq!(nested[1].to_vec().unwrap()[0].to_string().unwrap(), "x");
         let (w, ids) = (&header.tensors["w"], &header.tensors["ids"]);
         assert_eq!((w.kind.name, w.shape.as_slice(), w.offset), ("IQ4_XS", [3, 256].as_slice(), 0));
-        assert_eq!((ids.kind.format, ids.offset), (None, 448));
+        assert_eq!((ids.kind.format(), ids.kind.block(), ids.offset), (None, (1, 4), 448));
         assert_eq!(header.data_start, bytes.len().next_multiple_of(64));
     }
 

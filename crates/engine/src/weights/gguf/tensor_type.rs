@@ -3,47 +3,57 @@
 use layerscope_kernels::matmul::Format;
 
 /// A type that the format defines.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy)]
 pub(super) struct TensorType {
     pub(super) name: &'static str,
-    /// What the kernels multiply; `None` for what holds no weights.
-    pub(super) format: Option<Format>,
+    elements: Elements,
 }
 
+/// What is in a tensor.
+#[derive(Debug, Clone, Copy)]
+enum Elements {
+    /// What the kernels multiply.
+    Weights(Format),
+    /// Numbers of so many bytes, which are no weights.
+    Numbers(usize),
+}
+
+use Elements::{Numbers, Weights};
+
 /// Every type by its number.
-const TYPES: [(u32, &str, Option<Format>); 32] = [
-    (0, "F32", Some(Format::F32)),
-    (1, "F16", Some(Format::F16)),
-    (2, "Q4_0", Some(Format::Q4_0)),
-    (3, "Q4_1", Some(Format::Q4_1)),
-    (6, "Q5_0", Some(Format::Q5_0)),
-    (7, "Q5_1", Some(Format::Q5_1)),
-    (8, "Q8_0", Some(Format::Q8_0)),
-    (9, "Q8_1", Some(Format::Q8_1)),
-    (10, "Q2_K", Some(Format::Q2K)),
-    (11, "Q3_K", Some(Format::Q3K)),
-    (12, "Q4_K", Some(Format::Q4K)),
-    (13, "Q5_K", Some(Format::Q5K)),
-    (14, "Q6_K", Some(Format::Q6K)),
-    (15, "Q8_K", Some(Format::Q8K)),
-    (16, "IQ2_XXS", Some(Format::IQ2XXS)),
-    (17, "IQ2_XS", Some(Format::IQ2XS)),
-    (18, "IQ3_XXS", Some(Format::IQ3XXS)),
-    (19, "IQ1_S", Some(Format::IQ1S)),
-    (20, "IQ4_NL", Some(Format::IQ4NL)),
-    (21, "IQ3_S", Some(Format::IQ3S)),
-    (22, "IQ2_S", Some(Format::IQ2S)),
-    (23, "IQ4_XS", Some(Format::IQ4XS)),
-    (24, "I8", None),
-    (25, "I16", None),
-    (26, "I32", None),
-    (27, "I64", None),
-    (28, "F64", None),
-    (29, "IQ1_M", Some(Format::IQ1M)),
-    (30, "BF16", Some(Format::BF16)),
-    (34, "TQ1_0", Some(Format::TQ1_0)),
-    (35, "TQ2_0", Some(Format::TQ2_0)),
-    (39, "MXFP4", Some(Format::MXFP4)),
+const TYPES: [(u32, &str, Elements); 32] = [
+    (0, "F32", Weights(Format::F32)),
+    (1, "F16", Weights(Format::F16)),
+    (2, "Q4_0", Weights(Format::Q4_0)),
+    (3, "Q4_1", Weights(Format::Q4_1)),
+    (6, "Q5_0", Weights(Format::Q5_0)),
+    (7, "Q5_1", Weights(Format::Q5_1)),
+    (8, "Q8_0", Weights(Format::Q8_0)),
+    (9, "Q8_1", Weights(Format::Q8_1)),
+    (10, "Q2_K", Weights(Format::Q2K)),
+    (11, "Q3_K", Weights(Format::Q3K)),
+    (12, "Q4_K", Weights(Format::Q4K)),
+    (13, "Q5_K", Weights(Format::Q5K)),
+    (14, "Q6_K", Weights(Format::Q6K)),
+    (15, "Q8_K", Weights(Format::Q8K)),
+    (16, "IQ2_XXS", Weights(Format::IQ2XXS)),
+    (17, "IQ2_XS", Weights(Format::IQ2XS)),
+    (18, "IQ3_XXS", Weights(Format::IQ3XXS)),
+    (19, "IQ1_S", Weights(Format::IQ1S)),
+    (20, "IQ4_NL", Weights(Format::IQ4NL)),
+    (21, "IQ3_S", Weights(Format::IQ3S)),
+    (22, "IQ2_S", Weights(Format::IQ2S)),
+    (23, "IQ4_XS", Weights(Format::IQ4XS)),
+    (24, "I8", Numbers(1)),
+    (25, "I16", Numbers(2)),
+    (26, "I32", Numbers(4)),
+    (27, "I64", Numbers(8)),
+    (28, "F64", Numbers(8)),
+    (29, "IQ1_M", Weights(Format::IQ1M)),
+    (30, "BF16", Weights(Format::BF16)),
+    (34, "TQ1_0", Weights(Format::TQ1_0)),
+    (35, "TQ2_0", Weights(Format::TQ2_0)),
+    (39, "MXFP4", Weights(Format::MXFP4)),
 ];
 
 /// Types that were taken out of the format again, and newer ones that are not read here.
@@ -63,12 +73,28 @@ const NOT_READ: [(u32, &str); 10] = [
 impl TensorType {
     /// The type of a number, or what is said of it.
     pub(super) fn of_number(number: u32) -> Result<Self, String> {
-        if let Some(&(_, name, format)) = TYPES.iter().find(|known| known.0 == number) {
-            return Ok(Self { name, format });
+        if let Some(&(_, name, elements)) = TYPES.iter().find(|known| known.0 == number) {
+            return Ok(Self { name, elements });
         }
         Err(match NOT_READ.iter().find(|known| known.0 == number) {
             Some((_, name)) => format!("type {name} (number {number})"),
             None => format!("a type of number {number}"),
         })
+    }
+
+    /// As the kernels know it; `None` for what holds no weights.
+    pub(super) fn format(self) -> Option<Format> {
+        match self.elements {
+            Weights(format) => Some(format),
+            Numbers(_) => None,
+        }
+    }
+
+    /// Elements of a block, and its bytes.
+    pub(super) fn block(self) -> (usize, usize) {
+        match self.elements {
+            Weights(format) => format.block(),
+            Numbers(bytes) => (1, bytes),
+        }
     }
 }

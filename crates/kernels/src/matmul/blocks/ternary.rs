@@ -46,7 +46,7 @@ impl Bytes256 for TQ1_0 {
 fn digits<const N: usize>(packed: &[u8; N], place: usize, to: &mut [u8]) {
     let power = [1u8, 3, 9, 27, 81][place];
     for (to, byte) in to.iter_mut().zip(packed) {
-        *to = (u16::from(byte.wrapping_mul(power)) * 3 >> 8) as u8;
+        *to = ((u16::from(byte.wrapping_mul(power)) * 3) >> 8) as u8;
     }
 }
 
