@@ -261,9 +261,20 @@ fn a_folder_of_another_run_is_refused() {
 
 #[test]
 fn help_has_examples_and_completions_are_scripts() {
-    for command in ["demo", "record", "show", "recommend", "generate", "bench", "needle", "capture", "models"]
-    {
-        assert!(succeed(layerscope().args([command, "--help"])).contains("Example:"), "{command}");
+    let commands = [
+        "demo",
+        "record",
+        "show",
+        "recommend",
+        "generate",
+        "bench",
+        "needle",
+        "capture",
+        "models",
+        "inspect",
+    ];
+    for command in commands {
+        assert!(succeed(layerscope().args([command, "--help"])).contains("Example"), "{command}");
     }
     for shell in ["bash", "zsh", "fish", "powershell", "elvish"] {
         assert!(succeed(layerscope().args(["completions", shell])).contains("layerscope"));

@@ -6,7 +6,7 @@ use libfuzzer_sys::fuzz_target;
 use std::path::Path;
 
 fuzz_target!(|text: &str| {
-    if let Ok(config) = ModelConfig::from_json(text, Path::new("config.json")) {
+    if let Ok(config) = ModelConfig::from_json(text, None, Path::new("config.json")) {
         assert!(config.heads.is_multiple_of(config.kv_heads));
     }
 });

@@ -22,27 +22,34 @@ pub fn demo_prompts() -> PathBuf {
     fixtures().join("tiny/demo.jsonl")
 }
 
-/// The real model, or `None` with a message where it was not fetched; `LAYERSCOPE_REQUIRE_SMOLLM2` makes that a failure.
+/// SmolLM2-135M-Instruct, as [`fetched`].
 pub fn smollm2() -> Option<PathBuf> {
-    let path = match std::env::var_os("LAYERSCOPE_SMOLLM2") {
+    fetched("SmolLM2-135M-Instruct.Q4_1.gguf", "SMOLLM2", "fetch-smollm2.sh")
+}
+
+/// Gemma 3 270M, as [`fetched`].
+pub fn gemma3() -> Option<PathBuf> {
+    fetched("gemma-3-270m-q4_k_m.gguf", "GEMMA3", "fetch-gemma3.sh")
+}
+
+/// A real model, or `None` with a message where it was not fetched; `LAYERSCOPE_REQUIRE_…` makes that a failure.
+fn fetched(file: &str, name: &str, script: &str) -> Option<PathBuf> {
+    let path = match std::env::var_os(format!("LAYERSCOPE_{name}")) {
         Some(path) => PathBuf::from(path),
         None => {
             let cache = std::env::var_os("LAYERSCOPE_CACHE").map(PathBuf::from).unwrap_or_else(|| {
                 let base = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
                 base.unwrap_or_else(|| std::env::home_dir().unwrap().join(".cache")).join("layerscope")
             });
-            cache.join("models/SmolLM2-135M-Instruct.Q4_1.gguf")
+            cache.join("models").join(file)
         }
     };
     if path.exists() {
         return Some(path);
     }
-    assert!(
-        std::env::var_os("LAYERSCOPE_REQUIRE_SMOLLM2").is_none(),
-        "{} is absent; run fixtures/fetch-smollm2.sh",
-        path.display()
-    );
-    eprintln!("skipped: {} is absent; run fixtures/fetch-smollm2.sh", path.display());
+    let message = format!("{} is absent; run fixtures/{script}", path.display());
+    assert!(std::env::var_os(format!("LAYERSCOPE_REQUIRE_{name}")).is_none(), "{message}");
+    eprintln!("skipped: {message}");
     None
 }
 

@@ -117,7 +117,7 @@ impl PromptMaps {
         let lens_kl = steps.lens.kl.mapv(f64::from);
         let step_map = |figure: StepFigure| pyramid_f64(figure.of(&steps.attention).unwrap_or(&lens_kl));
         let steps = StepFigure::ALL.into_iter().map(step_map).collect();
-        let received = run.tokens(id)?;
+        let received = run.tokens(id)?.undefined_beyond_windows(&run.manifest().model);
         // One after the other, each freed at once, so that values are held twice for one figure only.
         let (mean, max) = (received.mean, received.max);
         let received_mean = Pyramid::from_array(&mean);

@@ -51,6 +51,8 @@ pub fn show(ui: &mut Ui, scene: &mut Scene<'_>) {
         per_row: state.per_row,
         without_first: state.leave_out_bos && state.columns == Columns::Tokens,
     };
+    let window = scene.run.manifest.model.window;
+    let windowed = state.columns == Columns::Tokens && window.is_some_and(|window| window < scene.prompt().p);
     let id = ui.scope_id().with("map image");
     let image = HeatMapImage::of(ui, id);
     ui.horizontal_top(|ui| {
@@ -62,7 +64,11 @@ pub fn show(ui: &mut Ui, scene: &mut Scene<'_>) {
         let width = (ui.available_width() - space::LARGE).min(420.0);
         colour_bar(ui, &image.scale(&heat), heat.colours, &name, width);
         let of = if heat.per_row { "each layer on its own scale, " } else { "" };
-        ui.add(Label::new(RichText::new(format!("{of}{name}")).weak()).truncate());
+        let beyond = match windowed {
+            true => "; striped: beyond the layer's window",
+            false => "",
+        };
+        ui.add(Label::new(RichText::new(format!("{of}{name}{beyond}")).weak()).truncate());
     });
     let columns = values.columns();
     let window = match state.columns {
@@ -336,7 +342,14 @@ fn select(
 fn describe(scene: &Scene<'_>, values: &Pyramid, layer: usize, column: usize) -> String {
     let prompt = scene.prompt();
     let value = exact(values.value(layer, column));
-    let windowed = if scene.run.manifest.model.windowed_layers.contains(&layer) { " (windowed)" } else { "" };
+    let model = &scene.run.manifest.model;
+    let windowed = match model.window.filter(|_| model.windowed_layers.contains(&layer)) {
+        None => String::new(),
+        Some(window) if scene.state.columns == Columns::Tokens && column + window < prompt.p => {
+            format!(", which sees {window} tokens: this one is never among them")
+        }
+        Some(window) => format!(", which sees {window} tokens"),
+    };
     match scene.state.columns {
         Columns::Tokens => {
             let token = prompt.prompt_token_text.get(column).map_or("", String::as_str);

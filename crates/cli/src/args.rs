@@ -352,6 +352,9 @@ pub(crate) struct ViewArguments {
     /// Run folder, model or prompt file, or a model by its name or Hugging Face id; the embedded model recorded on the spot
     /// where none is given
     pub(crate) path: Option<PathBuf>,
+    /// Run the model as one of this family, whatever its file says
+    #[arg(long, value_name = "NAME", requires = "path")]
+    pub(crate) architecture: Option<String>,
     /// Draw the window into this PNG file instead of showing it; needs no display
     #[arg(long)]
     pub(crate) screenshot: Option<PathBuf>,

@@ -12,6 +12,7 @@ mod frontier_summary;
 mod reasons;
 #[cfg(test)]
 mod tests;
+mod windows;
 
 use layerscope_diagnostics::record::Anchor;
 use layerscope_diagnostics::summary::mean;

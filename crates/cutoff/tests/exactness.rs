@@ -8,11 +8,11 @@ use layerscope_cutoff::cost::{Workload, bytes_per_token_layer};
 use layerscope_cutoff::frontier::frontier;
 use layerscope_diagnostics::probe::{self, Continuation};
 use layerscope_diagnostics::record::{Anchor, Divergence};
-use layerscope_engine::{Hooks, Interrupt, Policy, Session};
+use layerscope_engine::{Decoder, Hooks, Interrupt, Policy, Session};
 use layerscope_kernels::reference;
 use proptest::prelude::*;
 use std::path::{Path, PathBuf};
-use support::{MODEL, load, tiny, whole_run};
+use support::{MODEL, family, load, tiny, whole_run};
 
 fn divergence(full: &[Vec<f32>], other: &[Vec<f32>], continuation: &[u32]) -> Divergence {
     let n = continuation.len() as f64;
@@ -75,19 +75,19 @@ proptest! {
         prop_assert_eq!(found.knockout.len(), layers);
 
         let sequence: Vec<u32> = prompt.iter().chain(&answer[..answer.len() - 1]).copied().collect();
-        let full = whole_run(model, &sequence, p, &|_, _, _| false);
+        let full = whole_run(&model.decoder, &sequence, p, &|_, _, _| false);
         // A few of each: a whole rerun of every one takes minutes.
         for index in &chosen {
             let row = index.get(&found.rows);
             let first_hidden = row.anchor.tokens();
-            let other = whole_run(model, &sequence, p, &|layer, query, key| {
+            let other = whole_run(&model.decoder, &sequence, p, &|layer, query, key| {
                 layer >= row.cutoff && query + 1 >= p && (first_hidden..p - 1).contains(&key)
             });
             let what = format!("p {p}, anchor {:?}, cutoff {}", row.anchor, row.cutoff);
             assert_close(row.divergence, (&full, &other), &answer, &what);
 
             let row = index.get(&found.knockout);
-            let other = whole_run(model, &sequence, p, &|layer, query, key| {
+            let other = whole_run(&model.decoder, &sequence, p, &|layer, query, key| {
                 layer == row.layer && query + 1 >= p && (1..p - 1).contains(&key)
             });
             let what = format!("p {p}, knockout {}", row.layer);
@@ -96,9 +96,48 @@ proptest! {
     }
 }
 
+/// Windows, soft caps, norms after, parallel blocks, experts, layers without RoPE: the identities hold for all of them.
+#[test]
+fn every_cutoff_of_every_family_equals_a_whole_rerun_and_a_session() {
+    let token = |i: u32| 1 + i * 29 % 61;
+    let (prompt, answer): (Vec<u32>, Vec<u32>) =
+        ((0..130).map(token).collect(), (130..136).map(token).collect());
+    let (p, interrupt) = (prompt.len(), Interrupt::new(false));
+    let sequence: Vec<u32> = prompt.iter().chain(&answer[..answer.len() - 1]).copied().collect();
+    for name in
+        ["gemma2", "gemma3", "gpt_neox", "gpt2", "olmo2", "olmoe", "qwen3_moe", "granite", "smollm3", "phi3"]
+    {
+        let decoder = family(name);
+        let layers = decoder.config().layers;
+        let run =
+            probe::run(&decoder, &prompt, &Continuation::Given(&answer), &interrupt, &mut |_| {}).unwrap();
+        let found = frontier(&decoder, &run, &interrupt, &mut |_| {}).unwrap();
+        let full = fed(&decoder, Policy::full(layers), &prompt, &answer);
+        for row in &found.rows {
+            let policy = Policy::speed(row.cutoff, row.anchor == Anchor::Bos, layers).unwrap();
+            let what = format!("{name}, {policy}");
+            let fed = fed(&decoder, policy, &prompt, &answer);
+            assert_close(row.divergence, (&full, &fed), &answer, &what);
+        }
+        let whole = |hidden: &dyn Fn(usize, usize, usize) -> bool| whole_run(&decoder, &sequence, p, hidden);
+        let full = whole(&|_, _, _| false);
+        for cutoff in [1, layers - 1] {
+            let row =
+                found.rows.iter().find(|row| (row.anchor, row.cutoff) == (Anchor::Bos, cutoff)).unwrap();
+            let other =
+                whole(&|layer, query, key| layer >= cutoff && query + 1 >= p && (1..p - 1).contains(&key));
+            assert_close(row.divergence, (&full, &other), &answer, &format!("{name}, cutoff {cutoff}"));
+            let row = &found.knockout[cutoff];
+            let other =
+                whole(&|layer, query, key| layer == cutoff && query + 1 >= p && (1..p - 1).contains(&key));
+            assert_close(row.divergence, (&full, &other), &answer, &format!("{name}, knockout {cutoff}"));
+        }
+    }
+}
+
 /// Logits of a session that is fed the answer, step by step.
-fn fed(policy: Policy, prompt: &[u32], answer: &[u32]) -> Vec<Vec<f32>> {
-    let mut session = Session::new(&MODEL.decoder, policy, prompt.len(), answer.len()).unwrap();
+fn fed(decoder: &Decoder, policy: Policy, prompt: &[u32], answer: &[u32]) -> Vec<Vec<f32>> {
+    let mut session = Session::new(decoder, policy, prompt.len(), answer.len()).unwrap();
     let mut hooks = Hooks::none();
     let mut logits = vec![session.prefill(prompt, &mut hooks, &Interrupt::new(false), &mut |_| {}).unwrap()];
     for &token in &answer[..answer.len() - 1] {
@@ -123,12 +162,12 @@ proptest! {
             &model.decoder, &prompt, &Continuation::Given(&answer), &interrupt, &mut |_| {},
         ).unwrap();
         let found = frontier(&model.decoder, &run, &interrupt, &mut |_| {}).unwrap();
-        let full = fed(Policy::full(layers), &prompt, &answer);
+        let full = fed(&model.decoder, Policy::full(layers), &prompt, &answer);
         for index in &chosen {
             let row = index.get(&found.rows);
             let policy = Policy::speed(row.cutoff, row.anchor == Anchor::Bos, layers).unwrap();
             let what = format!("p {p}, {policy}");
-            assert_close(row.divergence, (&full, &fed(policy, &prompt, &answer)), &answer, &what);
+            assert_close(row.divergence, (&full, &fed(&model.decoder, policy, &prompt, &answer)), &answer, &what);
         }
     }
 

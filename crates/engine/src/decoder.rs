@@ -237,7 +237,7 @@ impl Decoder {
     ) -> Result<Tensor> {
         let Location { layer, positions } = at;
         let (block, config) = (&self.blocks[layer], &self.config);
-        let normed = normed(&block.attention_norm, x, at, Site::AttentionNormalized, pass.hooks)?;
+        let normed = through(&block.attention_norm, x, at, Site::AttentionNormalized, pass.hooks)?;
         let Block { query, key, value, .. } = block;
         let [q, k, v] = match pass.keys_values_from {
             None => Projection::forward_together([query, key, value], &normed, pass.exact)?,
@@ -256,7 +256,7 @@ impl Decoder {
         let z = z.reshape((positions.len(), config.query_width()))?;
         let output = block.attention_output.forward(&z, pass.exact)?;
         let output =
-            normed_output(&block.attention_post_norm, output, at, Site::AttentionPostNormalized, pass.hooks)?;
+            through(&block.attention_post_norm, &output, at, Site::AttentionPostNormalized, pass.hooks)?;
         let output = tensor::scale(output, config.residual_scale)?;
         pass.hooks.visit(layer, Site::AttentionOutput, positions, output)
     }
@@ -281,7 +281,7 @@ impl Decoder {
     fn mlp(&self, x: &Tensor, at: Location<'_>, pass: &mut Pass<'_, '_>) -> Result<Tensor> {
         let Location { layer, positions } = at;
         let block = &self.blocks[layer];
-        let normed = normed(&block.mlp_norm, x, at, Site::MlpNormalized, pass.hooks)?;
+        let normed = through(&block.mlp_norm, x, at, Site::MlpNormalized, pass.hooks)?;
         let activation = self.config.activation;
         let output = match &block.mlp {
             // down(f(gate(x)) · up(x))
@@ -303,7 +303,7 @@ impl Decoder {
             }
             Mlp::Experts(experts) => experts.forward(&normed, activation, pass.exact)?,
         };
-        let output = normed_output(&block.mlp_post_norm, output, at, Site::MlpPostNormalized, pass.hooks)?;
+        let output = through(&block.mlp_post_norm, &output, at, Site::MlpPostNormalized, pass.hooks)?;
         let output = tensor::scale(output, self.config.residual_scale)?;
         pass.hooks.visit(layer, Site::MlpOutput, positions, output)
     }
@@ -327,7 +327,7 @@ impl Decoder {
 }
 
 /// `x` through a norm that a block may lack.
-fn normed(
+fn through(
     norm: &Option<Norm>,
     x: &Tensor,
     at: Location<'_>,
@@ -337,20 +337,6 @@ fn normed(
     match norm {
         Some(norm) => norm.forward_shown(x, at, site, hooks),
         None => Ok(x.clone()),
-    }
-}
-
-/// An output through a norm that a block may lack.
-fn normed_output(
-    norm: &Option<Norm>,
-    output: Tensor,
-    at: Location<'_>,
-    site: Site,
-    hooks: &mut Hooks<'_>,
-) -> Result<Tensor> {
-    match norm {
-        Some(norm) => norm.forward_shown(&output, at, site, hooks),
-        None => Ok(output),
     }
 }
 

@@ -320,6 +320,40 @@ fn both_spellings_of_a_config_mean_the_same() {
     });
 }
 
+/// Matrices in float8 with each way of scaling that checkpoints have, against the same numbers in f32.
+#[test]
+fn float8_weights_equal_the_same_numbers_in_f32() {
+    let tensors =
+        candle_core::safetensors::load(folder("qwen3").join("model.safetensors"), &Device::Cpu).unwrap();
+    let tokens = Expected::read("qwen3").ids("tokens");
+    for (scaling, name) in
+        [(vec![], "weight_scale"), (vec![1], "weight_scale"), (vec![0, 1], "weight_scale_inv")]
+    {
+        let (mut packed, mut widened) = (tensors.clone(), tensors.clone());
+        for (key, tensor) in tensors.iter().filter(|(key, _)| key.ends_with("_proj.weight")) {
+            // 448 is the largest number of the type.
+            let largest = match scaling.as_slice() {
+                [1] => tensor.abs().unwrap().max_keepdim(1).unwrap(),
+                _ => tensor.abs().unwrap().max_all().unwrap().reshape((1, 1)).unwrap(),
+            };
+            let scale = (largest / 448.0).unwrap();
+            let numbers = tensor.broadcast_div(&scale).unwrap().to_dtype(DType::F8E4M3).unwrap();
+            let wide = numbers.to_dtype(DType::F32).unwrap().broadcast_mul(&scale).unwrap();
+            widened.insert(key.clone(), wide);
+            packed.insert(key.clone(), numbers);
+            let scale = if scaling.is_empty() { scale.reshape(()).unwrap() } else { scale };
+            packed.insert(key.replace("weight", name), scale);
+        }
+        let logits_of = |tensors: &HashMap<String, Tensor>| {
+            let copy = changed("qwen3", |_| {});
+            candle_core::safetensors::save(tensors, copy.path().join("model.safetensors")).unwrap();
+            let decoder = load(copy.path());
+            logits(&decoder, residual_stream(&decoder, &tokens).last().unwrap())
+        };
+        check(&format!("{name} {scaling:?}"), &logits_of(&packed), &logits_of(&widened));
+    }
+}
+
 /// A copy of a family's folder with a changed config.
 fn changed(family: &str, change: impl Fn(&mut serde_json::Value)) -> tempfile::TempDir {
     let copy = tempfile::tempdir().unwrap();

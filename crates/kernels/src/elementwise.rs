@@ -138,7 +138,7 @@ impl Operation for Activate<'_> {
             }),
             // (1 + tanh(u)) / 2 is the sigmoid of 2u.
             Activation::GeluTanh => pairs.for_each(|(y, &x)| {
-                const TWICE_ROOT: f32 = 1.595_769_1;
+                const TWICE_ROOT: f32 = 1.595_769_2;
                 *y = x * sigmoid(TWICE_ROOT * (x + 0.044_715 * x * x * x));
             }),
         }

@@ -177,11 +177,11 @@ fn readings(run: &Run, prompts: &[PromptSummary], layers: &RunSummary) -> Result
 
 fn reading(run: &Run, id: &str, chosen: Chosen) -> Result<Reading> {
     let prompt = run.prompt(id)?;
-    let received = run.tokens(id)?.mean;
+    let received = run.tokens(id)?;
     let steps = run.steps(id)?.attention.prompt_mass.mapv(|mass| mass as f32);
     Ok(Reading {
-        most_read: most_read(&received, &prompt.prompt_token_text),
-        received: Pyramid::from_array(&received),
+        most_read: most_read(&received.mean, &prompt.prompt_token_text),
+        received: Pyramid::from_array(&received.undefined_beyond_windows(&run.manifest().model).mean),
         prompt_mass_by_step: Pyramid::from_array(&steps),
         prompt_id: prompt.id,
         category: prompt.category,

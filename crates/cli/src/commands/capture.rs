@@ -51,8 +51,16 @@ pub(crate) fn run(arguments: &CaptureArguments, interrupt: &Interrupt) -> Result
     }
     drop(hooks);
 
+    let captured = captured.into_inner();
+    if let Some(absent) = points.iter().find(|point| !captured.contains_key(point)) {
+        return Err(Error::input(format!(
+            "{} has no {absent}: it is a point of other architectures than {}; leave it out",
+            model.name,
+            model.config().architecture
+        )));
+    }
     let mut tensors = vec![];
-    for (point, pieces) in captured.into_inner() {
+    for (point, pieces) in captured {
         tensors.push((point.to_string(), joined(point, &pieces)?));
     }
     let mut metadata = HashMap::from([

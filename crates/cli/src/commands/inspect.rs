@@ -3,8 +3,8 @@
 use crate::args::InspectArguments;
 use crate::{models, output};
 use layerscope_engine::{
-    Interrupt, MemoryNeed, ModelConfig, NormKind, NormPlacement, OpenedModel, QueryKeyNorm, Result,
-    RopeScaling, Tokenizer, WeightsPrecision, available_memory,
+    Activation, Interrupt, MemoryNeed, ModelConfig, NormKind, NormPlacement, OpenedModel, QueryKeyNorm,
+    Result, RopeScaling, Tokenizer, WeightsPrecision, available_memory,
 };
 use serde_json::json;
 use std::fmt::Write;
@@ -141,7 +141,11 @@ fn heads(config: &ModelConfig) -> String {
 }
 
 fn mlp(config: &ModelConfig) -> String {
-    let activation = format!("{:?}", config.activation);
+    let activation = match config.activation {
+        Activation::Silu => "SiLU",
+        Activation::Gelu => "GELU",
+        Activation::GeluTanh => "GELU (tanh)",
+    };
     let gate = if config.gated { "gated" } else { "without gate" };
     match &config.experts {
         None => format!("{} wide, {gate}, {activation}", config.feed_forward),
@@ -204,8 +208,9 @@ fn rope(config: &ModelConfig) -> String {
     if without.len() == config.layers {
         return if config.learned_positions { "none: positions are learned" } else { "none" }.to_owned();
     }
-    let mut kinds: Vec<String> = vec![];
-    for rope in config.rope.iter().flatten() {
+    let mut kinds: Vec<(String, Vec<usize>)> = vec![];
+    for (layer, rope) in config.rope.iter().enumerate() {
+        let Some(rope) = rope else { continue };
         let scaling = match &rope.scaling {
             RopeScaling::None => "not stretched".to_owned(),
             RopeScaling::Linear(factor) => format!("stretched ×{factor}"),
@@ -219,10 +224,17 @@ fn rope(config: &ModelConfig) -> String {
             false => format!(", {} of {} elements", rope.dims, config.head_dim),
         };
         let kind = format!("base {}{part}, {scaling}", rope.base);
-        if !kinds.contains(&kind) {
-            kinds.push(kind);
+        match kinds.iter_mut().find(|(known, _)| *known == kind) {
+            Some((_, layers)) => layers.push(layer),
+            None => kinds.push((kind, vec![layer])),
         }
     }
+    let several = kinds.len() > 1;
+    let named = |(kind, layers): (String, Vec<usize>)| match several {
+        true => format!("{kind}, at layers {}", output::ranges(&layers)),
+        false => kind,
+    };
+    let kinds: Vec<String> = kinds.into_iter().map(named).collect();
     let none = match without.is_empty() {
         true => String::new(),
         false => format!("; none at layers {}", output::ranges(&without)),

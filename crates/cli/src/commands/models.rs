@@ -1,7 +1,7 @@
 //! `layerscope models`: what is on this disk, where it was found, and whether it can be loaded.
 
 use crate::args::ModelsArguments;
-use crate::{models, output};
+use crate::{models, output, progress};
 use layerscope_engine::{ModelSource, OpenedModel, Result};
 use layerscope_models::{Places, found};
 use serde_json::json;
@@ -27,16 +27,18 @@ pub(crate) fn run(arguments: &ModelsArguments) -> Result<ExitCode> {
         bytes,
         opened,
     }];
-    listed.extend(found(&places).into_iter().map(|found| {
-        let source = ModelSource::named(found.name, &found.path);
-        Listed {
-            opened: OpenedModel::open(&source),
-            source,
-            origin: found.origin.to_string(),
-            place: found.path.display().to_string(),
-            bytes: found.bytes,
-        }
-    }));
+    progress::waiting("reading models", || {
+        listed.extend(found(&places).into_iter().map(|found| {
+            let source = ModelSource::named(found.name, &found.path);
+            Listed {
+                opened: OpenedModel::open(&source),
+                source,
+                origin: found.origin.to_string(),
+                place: found.path.display().to_string(),
+                bytes: found.bytes,
+            }
+        }));
+    });
     if arguments.json {
         let models: Vec<_> = listed
             .iter()

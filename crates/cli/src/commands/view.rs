@@ -11,7 +11,7 @@ use std::process::ExitCode;
 pub(crate) fn run(arguments: &ViewArguments, interrupt: &Interrupt) -> Result<ExitCode> {
     let runs_folder = PathBuf::from(".");
     let open = match &arguments.path {
-        Some(path) if !path.exists() => {
+        Some(path) if !path.exists() || arguments.architecture.is_some() => {
             let source =
                 models::resolve(&path.to_string_lossy(), interrupt).map_err(|error| match error {
                     Error::Input(sentence) => Error::input(format!(
@@ -20,7 +20,7 @@ pub(crate) fn run(arguments: &ViewArguments, interrupt: &Interrupt) -> Result<Ex
                     )),
                     other => other,
                 })?;
-            Open::Model(source)
+            Open::Model(source.of_architecture(arguments.architecture.as_deref()))
         }
         Some(path) => Open::Path(path.clone()),
         None => Open::Demo {

@@ -17,8 +17,10 @@ pub struct Evidence {
     pub prompts: Vec<PromptEvidence>,
     /// Prompts of the run that failed or are not recorded yet.
     pub not_recorded: usize,
-    /// Number of sliding-window layers.
-    pub windowed_layers: usize,
+    /// Sliding-window layers, ascending.
+    pub windowed_layers: Vec<usize>,
+    /// Tokens that such a layer sees.
+    pub window: Option<usize>,
     /// The token at position 0, as shown, which the `bos` anchor keeps.
     pub bos: Option<String>,
 }
@@ -66,7 +68,8 @@ impl Evidence {
             cost: CostModel::new(model, kv_element_bytes),
             prompts: Vec::new(),
             not_recorded: 0,
-            windowed_layers: model.windowed_layers.len(),
+            windowed_layers: model.windowed_layers.clone(),
+            window: model.window,
             bos: model.bos.as_ref().map(|token| token.text.clone()),
         }
     }

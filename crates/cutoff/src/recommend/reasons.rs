@@ -1,6 +1,7 @@
 //! The recommendation's reasons, in plain sentences.
 
 use super::frontier_summary::{BOUND_PROMPTS, FrontierSummary};
+use super::windows;
 use super::{CategoryOutcome, Evidence, RankedLayer, Recommendation, Verdict};
 use crate::cost::Savings;
 use layerscope_diagnostics::record::Anchor;
@@ -24,6 +25,7 @@ pub(super) fn reasons(
     reasons.push(diagnostics(found));
     reasons.extend(causes(found));
     reasons.extend(other_anchor(found, evidence));
+    reasons.extend(windows::reasons(found, evidence, frontier));
     reasons.extend(cautions(found, evidence, frontier));
     reasons
 }
@@ -246,12 +248,6 @@ fn cautions(found: &Recommendation, evidence: &Evidence, frontier: &FrontierSumm
             "{missing} prompt{} of the run {} not in it: failed, unfinished or without a frontier.",
             if missing == 1 { "" } else { "s" },
             if missing == 1 { "is" } else { "are" }
-        ));
-    }
-    if evidence.windowed_layers > 0 {
-        cautions.push(format!(
-            "{} layers see a sliding window only; at those the cut removes what the window still showed.",
-            evidence.windowed_layers
         ));
     }
     cautions

@@ -36,13 +36,38 @@ fn evidence(prompts: Vec<PromptEvidence>) -> Evidence {
         cost: CostModel { layers, bytes_per_token_layer: 1024, weight_bytes: 1 << 20 },
         prompts,
         not_recorded: 0,
-        windowed_layers: 0,
+        windowed_layers: vec![],
+        window: None,
         bos: Some("<s>".to_owned()),
     }
 }
 
 fn six(kl: &[f64]) -> Evidence {
     evidence((0..6).map(|id| prompt(id, if id < 3 { "code" } else { "math" }, kl)).collect())
+}
+
+#[test]
+fn windows_are_told_and_so_is_the_layer_of_the_edge() {
+    let mut evidence = six(&[3.0, 2.9, 2.8, 2.7, 0.2, 0.04, 0.01, 0.0]);
+    evidence.windowed_layers = vec![0, 1, 2, 3, 5, 6];
+    evidence.window = Some(512);
+    let text = |evidence: &Evidence| recommend(evidence, Options::default()).unwrap().reasons.join("\n");
+    let told = text(&evidence);
+    for part in [
+        "Layers 4, 7 see the whole prompt, the other 6 see a window of 512 tokens",
+        "The steepest edge of the frontier is layer 4, one that sees the whole prompt: without the prompt from there on it is \
+         2.7000 nats, with that layer kept 0.2000; for the tolerance the cutoff keeps 1 layer more, 1 of them windowed.",
+    ] {
+        assert!(told.contains(part), "{told}");
+    }
+    assert!(!told.contains("fit into the window"), "{told}");
+    // 1,031 tokens are within this one.
+    evidence.window = Some(1_031);
+    assert!(text(&evidence).contains("6 of 6 prompts fit into the window"));
+    evidence.windowed_layers = vec![0, 1, 2, 3, 4, 5, 6, 7];
+    let told = text(&evidence);
+    assert!(told.contains("Every layer sees a window of 1031 tokens only"), "{told}");
+    assert!(told.contains("layer 4, a windowed one"), "{told}");
 }
 
 #[test]

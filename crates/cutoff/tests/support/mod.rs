@@ -5,7 +5,8 @@
 use candle_core::{Device, Tensor};
 use layerscope_diagnostics::probe::for_each_logits;
 use layerscope_engine::{
-    Attend, Decoder, Depth, Hooks, Location, Model, ModelSource, Pass, Result, WeightsPrecision, with_f32,
+    Attend, Decoder, Depth, Hooks, Location, Model, ModelSource, Pass, Result, WeightsPrecision,
+    folder_config, with_f32,
 };
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
@@ -18,6 +19,14 @@ pub fn tiny() -> PathBuf {
 
 pub fn load(path: &Path) -> Model {
     Model::load(&ModelSource::path(path), WeightsPrecision::F32, &mut |_, _| Ok(())).unwrap()
+}
+
+/// A family's tiny random model (`fixtures/families`).
+pub fn family(name: &str) -> Decoder {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/families").join(name);
+    let (_, config, files) = folder_config(&folder, None).unwrap();
+    let weights = files.weights(&config).unwrap();
+    Decoder::load(config.clone(), &weights, WeightsPrecision::F32, &mut |_, _| Ok(())).unwrap()
 }
 
 /// Whole-sequence attention in f64 where `hidden(layer, query, key)` says what a query does not see.
@@ -40,14 +49,18 @@ impl Attend for Naive<'_> {
                         let start = (key * shape.kv_heads + kv_head) * dim;
                         x[start..start + dim].iter().map(|&x| f64::from(x)).collect()
                     };
-                    let visible: Vec<usize> =
-                        (0..=query).filter(|&key| !(self.hidden)(at.layer, query, key)).collect();
+                    let visible: Vec<usize> = (0..=query)
+                        .filter(|&key| shape.window.is_none_or(|window| query - key < window))
+                        .filter(|&key| !(self.hidden)(at.layer, query, key))
+                        .collect();
                     let scores: Vec<f64> = visible
                         .iter()
                         .map(|&key| {
                             let product: f64 =
                                 row(k, key).iter().zip(q).map(|(k, &q)| k * f64::from(q)).sum();
-                            product * f64::from(shape.scale)
+                            let score = product * f64::from(shape.scale);
+                            let cap = shape.soft_cap.map(f64::from);
+                            cap.map_or(score, |cap| cap * (score / cap).tanh())
                         })
                         .collect();
                     let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
@@ -72,12 +85,11 @@ impl Attend for Naive<'_> {
 
 /// Logits of the decode rows from a run over the whole sequence.
 pub fn whole_run(
-    model: &Model,
+    decoder: &Decoder,
     sequence: &[u32],
     p: usize,
     hidden: &dyn Fn(usize, usize, usize) -> bool,
 ) -> Vec<Vec<f32>> {
-    let decoder = &model.decoder;
     let positions: Vec<usize> = (0..sequence.len()).collect();
     let mut hooks = Hooks::none();
     let x = decoder.embed(sequence, &positions, &mut hooks).unwrap();
@@ -85,7 +97,7 @@ pub fn whole_run(
     let sequence_len = sequence.len();
     let (attend, hooks) = (&mut attend, &mut hooks);
     let mut pass = Pass { attend, hooks, sequence_len, exact: true, keys_values_from: None };
-    let x = decoder.forward(x, &positions, Depth::of_layers(0..model.config().layers), &mut pass).unwrap();
+    let x = decoder.forward(x, &positions, Depth::of_layers(0..decoder.config().layers), &mut pass).unwrap();
     let mut rows = vec![];
     let decode = x.narrow(0, p - 1, sequence.len() + 1 - p).unwrap();
     for_each_logits(decoder, &decode, |_, logits| rows.push(logits.to_vec())).unwrap();

@@ -6,8 +6,9 @@ use arrow_array::cast::AsArray;
 use arrow_array::types::{Float32Type, Int32Type};
 use arrow_array::{Array, ArrowPrimitiveType, PrimitiveArray, RecordBatch};
 use layerscope_engine::Result;
-use ndarray::Array2;
+use ndarray::{Array2, s};
 
+use super::manifest::ModelInfo;
 use super::table_file::TableFile;
 use crate::record::ReceivedFigures;
 
@@ -27,6 +28,22 @@ pub(super) fn received(file: &TableFile, prompt_id: &str, layers: usize) -> Resu
     let columns = ["layer", "position", "received_mean", "received_max"];
     file.each_batch(prompt_id, &columns, &mut |batch| grid.put(&batch).map_err(damaged))?;
     grid.finish().map_err(damaged)
+}
+
+impl ReceivedFigures {
+    /// The same for drawing: what no decode query can see, because a layer's window has passed it, is undefined (NaN)
+    /// rather than 0. The first decode query, at p − 1, sees positions from p − window on; the others see less.
+    #[must_use]
+    pub fn undefined_beyond_windows(mut self, model: &ModelInfo) -> Self {
+        let (layers, positions) = self.mean.dim();
+        let passed = model.window.map_or(0, |window| positions.saturating_sub(window));
+        for &layer in model.windowed_layers.iter().filter(|layer| **layer < layers) {
+            for figures in [&mut self.mean, &mut self.max] {
+                figures.slice_mut(s![layer, ..passed]).fill(f32::NAN);
+            }
+        }
+        self
+    }
 }
 
 /// The figures by layer and position, and which of them have been read.

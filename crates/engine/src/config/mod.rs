@@ -214,7 +214,6 @@ impl ModelConfig {
         let (experts, used, expert_width) =
             self.experts.as_ref().map_or((1, 1, 1), |e| (e.count, e.used, e.feed_forward));
         let within = [
-            ("number of layers", self.layers, MOST_LAYERS),
             ("hidden size", self.hidden, 1 << 20),
             ("number of heads", self.heads, 1 << 12),
             ("number of key/value heads", self.kv_heads, 1 << 12),
@@ -257,6 +256,8 @@ const MOST_LAYERS: usize = 4096;
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
+    use serde_json::json;
 
     const LLAMA_3_1: &str = r#"{"model_type":"llama","hidden_size":4096,"num_hidden_layers":32,
         "num_attention_heads":32,"num_key_value_heads":8,"intermediate_size":14336,"vocab_size":128256,
@@ -282,7 +283,7 @@ mod tests {
         for (from, to, names) in [
             ("\"num_key_value_heads\":8", "\"num_key_value_heads\":5", "share"),
             ("\"num_hidden_layers\":32", "\"num_hidden_layers\":0", "num_hidden_layers"),
-            ("\"num_hidden_layers\":32", "\"num_hidden_layers\":4000000000", "number of layers"),
+            ("\"num_hidden_layers\":32", "\"num_hidden_layers\":4000000000", "num_hidden_layers"),
             ("\"num_attention_heads\":32,", "", "num_attention_heads"),
             ("\"rms_norm_eps\":1e-5", "\"rms_norm_eps\":-1", "epsilon"),
             ("\"llama3\"", "\"dynamic\"", "dynamic"),
@@ -296,6 +297,102 @@ mod tests {
             let message = error.to_string();
             assert!(message.contains(names) && message.contains("config.json"), "{message}");
             assert_eq!(error.exit_code(), 2);
+        }
+    }
+
+    /// Fields of all families, and values that no model has beside some that models have.
+    fn field() -> impl Strategy<Value = (&'static str, Json)> {
+        let names = [
+            "hidden_size",
+            "num_hidden_layers",
+            "num_attention_heads",
+            "num_key_value_heads",
+            "head_dim",
+            "intermediate_size",
+            "vocab_size",
+            "max_position_embeddings",
+            "rms_norm_eps",
+            "rope_theta",
+            "rope_scaling",
+            "rope_parameters",
+            "partial_rotary_factor",
+            "sliding_window",
+            "layer_types",
+            "sliding_window_pattern",
+            "use_sliding_window",
+            "max_window_layers",
+            "no_rope_layers",
+            "no_rope_layer_interval",
+            "query_pre_attn_scalar",
+            "attn_logit_softcapping",
+            "final_logit_softcapping",
+            "num_experts",
+            "num_experts_per_tok",
+            "moe_intermediate_size",
+            "norm_topk_prob",
+            "logits_scaling",
+            "attention_multiplier",
+            "residual_multiplier",
+            "hidden_act",
+            "rope_local_base_freq",
+            "original_max_position_embeddings",
+            "use_parallel_residual",
+            "text_config",
+        ];
+        let scaling = |kind: &str| {
+            json!({ "rope_type": kind, "factor": 4.0, "low_freq_factor": 1, "high_freq_factor": 4,
+                "original_max_position_embeddings": 64, "short_factor": [1.0, 2.0], "long_factor": [] })
+        };
+        let values = vec![
+            json!(null),
+            json!(0),
+            json!(1),
+            json!(3),
+            json!(64),
+            json!(-1),
+            json!(u64::MAX),
+            json!(1e300),
+            json!(0.25),
+            json!(true),
+            json!("silu"),
+            json!("x"),
+            json!([]),
+            json!([1, 0, 1]),
+            json!(["sliding_attention"]),
+            json!({}),
+            scaling("yarn"),
+            scaling("llama3"),
+            scaling("longrope"),
+            scaling("linear"),
+            scaling("su"),
+            json!({ "full_attention": scaling("yarn"), "sliding_attention": { "rope_theta": 5 } }),
+        ];
+        (prop::sample::select(names.to_vec()), prop::sample::select(values))
+    }
+
+    proptest! {
+        #[test]
+        fn any_config_is_read_or_refused(
+            family in prop::sample::select(vec![
+                "llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "gemma", "gemma2", "gemma3_text", "phi3", "smollm3",
+                "olmo2", "olmoe", "granite", "gpt_neox", "gpt2", "starcoder2", "newcomer",
+            ]),
+            fields in prop::collection::vec(field(), 0..6),
+        ) {
+            let mut config: Json = serde_json::from_str(LLAMA_3_1).unwrap();
+            config["model_type"] = family.into();
+            for (name, value) in fields {
+                config[name] = value;
+            }
+            match read(&config.to_string(), None) {
+                Ok(config) => {
+                    prop_assert_eq!((config.windows.len(), config.rope.len()), (config.layers, config.layers));
+                    for rope in config.rope.iter().flatten() {
+                        prop_assert_eq!(rope.frequencies(config.context).len(), rope.dims / 2);
+                    }
+                }
+                Err(error) => prop_assert_eq!(error.exit_code(), 2),
+            }
         }
     }
 

@@ -14,7 +14,13 @@ pub(super) fn llama_like(
 ) -> Result<ModelConfig> {
     let heads = fields.count(Key("num_attention_heads|n_head", "attention.head_count"))?;
     let hidden = fields.count(Key("hidden_size|n_embd", "embedding_length"))?;
-    let layers = fields.count(Key("num_hidden_layers|n_layer", "block_count"))?;
+    const LAYERS: Key = Key("num_hidden_layers|n_layer", "block_count");
+    let layers = fields.count(LAYERS)?;
+    if layers > MOST_LAYERS {
+        return Err(
+            fields.error(LAYERS, &format!("is {layers}, more than {MOST_LAYERS}; the file may be damaged"))
+        );
+    }
     let context = fields.count(Key("max_position_embeddings|n_positions|n_ctx", "context_length"))?;
     let head_dim = match fields.optional_count(Key("head_dim", "attention.key_length"))? {
         Some(head_dim) => head_dim,
@@ -34,7 +40,7 @@ pub(super) fn llama_like(
         // A family whose files leave it out says what it is.
         feed_forward: fields
             .optional_count(Key("intermediate_size|n_inner", "feed_forward_length"))?
-            .unwrap_or(4 * hidden),
+            .unwrap_or(hidden.saturating_mul(4)),
         vocab: 1,
         // Files that stretch the context by YaRN may still give the original one.
         context: context.max(rope.stretched_context()),
@@ -46,7 +52,7 @@ pub(super) fn llama_like(
         norm_placement: NormPlacement::Before,
         query_key_norm: None,
         parallel_residual: false,
-        rope: vec![Some(rope); layers.min(MOST_LAYERS)],
+        rope: vec![Some(rope); layers],
         learned_positions: false,
         windows: windows(fields, layers, |_| false)?,
         attention_scale: 1.0 / (head_dim as f64).sqrt(),
@@ -85,7 +91,6 @@ pub(crate) fn windows(
     windowed: impl Fn(usize) -> bool,
 ) -> Result<Vec<Option<usize>>> {
     const TYPES: Key = Key("layer_types", "");
-    let layers = layers.min(MOST_LAYERS);
     const WINDOW: Key = Key("sliding_window", "attention.sliding_window");
     let Some(window) = fields.optional_number_from_zero(WINDOW)?.filter(|&window| window > 0) else {
         if let Some(other) = fields

@@ -11,7 +11,7 @@ pub(super) static LLAMA: Family = Family {
     name: "llama",
     model_types: &["llama"],
     gguf_names: &["llama"],
-    configure: |_, _| Ok(()),
+    configure: whole_heads_turn,
     in_hugging_face: hugging_face,
     in_gguf: gguf_in_pairs,
 };
@@ -120,7 +120,7 @@ pub(super) static SMOLLM_3: Family = Family {
                 *rope = None;
             }
         }
-        Ok(())
+        whole_heads_turn(fields, config)
     },
     in_hugging_face: hugging_face,
     in_gguf: gguf_in_pairs,
@@ -176,11 +176,23 @@ pub(super) static GRANITE: Family = Family {
             return Err(fields.error(LOGITS, "is 0, by which logits cannot be divided"));
         }
         config.logit_scale = 1.0 / divisor;
-        Ok(())
+        whole_heads_turn(fields, config)
     },
     in_hugging_face: hugging_face,
     in_gguf: gguf_in_pairs,
 };
+
+/// What GGUF files with rows in pairs must have: pairs are over whole heads, so that a part of one could not be put back
+/// in order.
+fn whole_heads_turn(fields: &Fields<'_>, config: &mut ModelConfig) -> Result<()> {
+    match config.rope.iter().flatten().find(|rope| rope.dims != config.head_dim) {
+        Some(rope) if !fields.is_json() => {
+            let problem = format!("is {} of {} elements, which is not supported", rope.dims, config.head_dim);
+            Err(fields.error(Key("", "rope.dimension_count"), &problem))
+        }
+        _ => Ok(()),
+    }
+}
 
 fn qwen_3(fields: &Fields<'_>, config: &mut ModelConfig) -> Result<()> {
     config.query_key_norm = Some(QueryKeyNorm::EachHead);

@@ -55,8 +55,19 @@ pub(super) fn section(report: &Report) -> Section {
         blocks: vec![
             Block::Paragraph(plain(
                 "For the query of a generated token, a are its attention probabilities over the keys that it sees. Figures of a \
-                 layer are means over heads and decode steps; at sliding-window layers they are over the keys within the window.",
+                 layer are means over heads and decode steps.",
             )),
+            Block::Paragraph(vec![
+                Inline::Strong("Sliding windows. ".into()),
+                Inline::Plain(
+                    "A layer with a window of w tokens sees the keys at t − w + 1 … t of a query at t, under every policy. Its masses \
+                     are over these; its prompt entropy keeps the denominator ln(p−2), so that layers compare, and stays below 1. A \
+                     cut or a knockout takes from it what the window still showed of the prompt. An anchor that the window has \
+                     passed is not seen there, as in the full model; its keys and values are kept and counted all the same. What no \
+                     decode query can see is striped in maps of tokens."
+                        .into(),
+                ),
+            ]),
             Block::Table(Table {
                 id: "definitions".into(),
                 caption: "What every figure means".into(),

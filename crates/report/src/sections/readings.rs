@@ -86,10 +86,15 @@ fn tokens(place: &Place<'_>, index: usize, reading: &Reading) -> Figure {
             Cell::figure(read.received_there),
         ]
     };
+    let model = &place.run.manifest.model;
+    let striped = match model.window.filter(|window| *window < reading.p) {
+        Some(window) => format!("; striped: beyond the window of {window} tokens"),
+        None => String::new(),
+    };
     Figure {
         drawing: Drawing::Map(MapDrawing {
             title: format!("Attention received by the tokens of prompt {}", reading.prompt_id),
-            unit: "share of attention, logarithmic; position 0 left out of the scale".into(),
+            unit: format!("share of attention, logarithmic; position 0 left out of the scale{striped}"),
             description: format!(
                 "Share of the generating tokens' attention that each of {} prompt tokens receives at each of {} layers, mean over \
                  heads and decode steps.",

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use arrow_array::{ArrayRef, Float32Array, Int32Array, RecordBatch, StringArray, UInt32Array};
 use arrow_schema::Schema;
+use ndarray::Array2;
 use parquet::arrow::ArrowWriter;
 use parquet::file::metadata::{ParquetMetaDataBuilder, ParquetMetaDataWriter};
 use parquet::file::properties::{EnabledStatistics, WriterProperties};
@@ -15,6 +16,7 @@ use super::super::received::received;
 use super::super::table_file::TableFile;
 use super::super::*;
 use super::sample::*;
+use crate::record::ReceivedFigures;
 
 /// Longer than statistics usually are, and the same as far as they go.
 const IDS: [&str; 2] = [
@@ -207,4 +209,23 @@ fn room_is_made_for_the_rows_there_are_and_not_for_those_the_file_claims() {
     let file = TableFile::open(path, Table::Tokens).expect("table").expect("a file");
     assert_eq!(file.metadata().row_group(0).num_rows(), claimed);
     check(&file, "q0", &whole, 3);
+}
+
+#[test]
+fn what_a_window_has_passed_is_undefined() {
+    let all = || Array2::from_elem((3, 6), 0.25);
+    let seen = |window| {
+        let model = ModelInfo { windowed_layers: vec![0, 2], window, ..manifest(1).model };
+        ReceivedFigures { mean: all(), max: all() }.undefined_beyond_windows(&model)
+    };
+    let narrow = seen(Some(4));
+    for figures in [&narrow.mean, &narrow.max] {
+        for ((layer, position), value) in figures.indexed_iter() {
+            assert_eq!(value.is_nan(), layer != 1 && position < 2, "layer {layer}, position {position}");
+        }
+    }
+    // Wider than the prompt, or none.
+    for window in [Some(6), Some(9), None] {
+        assert!(seen(window).mean.iter().all(|value| *value == 0.25), "{window:?}");
+    }
 }

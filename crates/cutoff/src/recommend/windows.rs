@@ -1,0 +1,87 @@
+//! What sliding windows have to do with a cutoff, in plain sentences.
+//!
+//! A windowed layer never sees more than its window, under any policy: a cutoff takes from it what the window still showed of
+//! the prompt, and an anchor that the window has passed is not seen there, as in the full model.
+
+use super::frontier_summary::FrontierSummary;
+use super::{Evidence, Recommendation, Verdict};
+
+pub(super) fn reasons(
+    found: &Recommendation,
+    evidence: &Evidence,
+    frontier: &FrontierSummary,
+) -> Vec<String> {
+    if evidence.windowed_layers.is_empty() {
+        return vec![];
+    }
+    let mut reasons = vec![what_sees_what(evidence)];
+    reasons.extend(steepest_edge(found, evidence, frontier));
+    reasons.extend(prompts_within(evidence));
+    reasons
+}
+
+fn what_sees_what(evidence: &Evidence) -> String {
+    let window = evidence.window.map_or("a sliding window".to_owned(), |w| format!("a window of {w} tokens"));
+    let global: Vec<String> = global(evidence).map(|layer| layer.to_string()).collect();
+    let windowed = evidence.windowed_layers.len();
+    let layers = match global.as_slice() {
+        [] => format!("Every layer sees {window} only"),
+        [one] => format!("Layer {one} alone sees the whole prompt, the other {windowed} see {window}"),
+        several => {
+            format!("Layers {} see the whole prompt, the other {windowed} see {window}", several.join(", "))
+        }
+    };
+    format!(
+        "{layers}: there a cutoff takes what the window still showed, and an anchor that the window has passed is not seen."
+    )
+}
+
+/// Where hiding the prompt from one layer fewer gains most.
+fn steepest_edge(found: &Recommendation, evidence: &Evidence, frontier: &FrontierSummary) -> Option<String> {
+    let kl = |cutoff: usize| if cutoff == evidence.layers { 0.0 } else { frontier.overall.at(cutoff).kl };
+    let gain = |layer: usize| kl(layer) - kl(layer + 1);
+    let defined = (1..evidence.layers).filter(|&layer| gain(layer).is_finite());
+    let layer = defined.max_by(|&a, &b| gain(a).total_cmp(&gain(b)))?;
+    let kind = match evidence.windowed_layers.contains(&layer) {
+        true => "a windowed one",
+        false => "one that sees the whole prompt",
+    };
+    let cut = match found.l_cut {
+        _ if found.verdict == Verdict::KeepFullDepth => String::new(),
+        cutoff if cutoff == layer + 1 => "; the cutoff lies right above it".to_owned(),
+        cutoff if cutoff > layer + 1 => {
+            let windowed =
+                (layer + 1..cutoff).filter(|layer| evidence.windowed_layers.contains(layer)).count();
+            let all = cutoff - layer - 1;
+            format!(
+                "; for the tolerance the cutoff keeps {all} layer{} more, {windowed} of them windowed",
+                if all == 1 { "" } else { "s" }
+            )
+        }
+        _ => "; the cutoff lies below it".to_owned(),
+    };
+    Some(format!(
+        "The steepest edge of the frontier is layer {layer}, {kind}: without the prompt from there on it is {:.4} nats, with \
+         that layer kept {:.4}{cut}.",
+        kl(layer),
+        kl(layer + 1)
+    ))
+}
+
+/// Whether the prompts are long enough for windows to matter.
+fn prompts_within(evidence: &Evidence) -> Option<String> {
+    let window = evidence.window?;
+    let fits = |tokens: usize| tokens <= window;
+    let lengths = evidence.prompts.iter().map(|p| p.workload.prompt_tokens + p.workload.decode_tokens);
+    let (within, all) = (lengths.filter(|&tokens| fits(tokens)).count(), evidence.prompts.len());
+    (within > 0).then(|| {
+        format!(
+            "Caution: {within} of {all} prompts fit into the window with all that follows them, so that the windowed layers \
+             read them whole; on longer prompts they read less, and the cutoff may lie elsewhere."
+        )
+    })
+}
+
+fn global(evidence: &Evidence) -> impl Iterator<Item = usize> + '_ {
+    (0..evidence.layers).filter(|layer| !evidence.windowed_layers.contains(layer))
+}
