@@ -9,6 +9,7 @@ fuzz_target!(|data: &[u8]| {
     if let Ok(tokenizer) = Tokenizer::from_gguf(file.metadata(), file.path()) {
         let _ = tokenizer.encode("one 2  drei 四");
     }
-    let Ok(config) = gguf_config(&file) else { return };
-    let _ = Decoder::load(config, &file, WeightsPrecision::Native, &mut |_, _| Ok(()));
+    let Ok(config) = gguf_config(&file, None) else { return };
+    let Ok(weights) = file.weights(&config) else { return };
+    let _ = Decoder::load(config.clone(), &weights, WeightsPrecision::Native, &mut |_, _| Ok(()));
 });

@@ -152,7 +152,7 @@ impl OpenedModel {
 /// The weights of one type in a file.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct WeightType {
-    /// The type, e.g. `Q4K`.
+    /// The type, e.g. `Q4_K`.
     pub name: String,
     /// Number of tensors.
     pub tensors: usize,

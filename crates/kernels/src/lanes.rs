@@ -27,8 +27,16 @@ pub(crate) trait Lanes: Copy {
     /// `value` where a bit is set, else 0; the lowest bit is the first number's.
     fn where_set(self, bits: u16, value: u8) -> Self::Integers;
     fn float(self, a: Self::Integers) -> Self::Floats;
+    /// Signed bytes, eight at a time, times −1 where a bit is set; no such one is −128.
+    fn negated(self, bytes: [u64; 2], negative: u16) -> Self::Integers;
+    /// Entries of a table at the low four bits of each byte, then at the high ones.
+    fn entries(self, table: &[i8; 16], packed: &[u8; LANES]) -> [Self::Integers; 2];
+    /// The same, as words.
+    fn entry_words(self, table: &[i8; 16], packed: &[u8; LANES]) -> Self::Words;
 
     fn unsigned_words(self, bytes: &[u8; 2 * LANES]) -> Self::Words;
+    /// Signed bytes, eight at a time, times −1 where a bit is set; no such one is −128.
+    fn negated_words(self, bytes: [u64; 4], negative: u32) -> Self::Words;
     fn load_words(self, words: &[i16; 2 * LANES]) -> Self::Words;
     fn and_words(self, a: Self::Words, b: u8) -> Self::Words;
     fn or_words(self, a: Self::Words, b: Self::Words) -> Self::Words;
@@ -104,8 +112,35 @@ impl Lanes for Plain {
     }
 
     #[inline(always)]
+    fn negated(self, bytes: [u64; 2], negative: u16) -> [i32; LANES] {
+        std::array::from_fn(|i| {
+            let number = i32::from((bytes[i / 8] >> (i % 8 * 8)) as i8);
+            if negative >> i & 1 == 0 { number } else { -number }
+        })
+    }
+
+    #[inline(always)]
+    fn entries(self, table: &[i8; 16], packed: &[u8; LANES]) -> [[i32; LANES]; 2] {
+        let entry = |at: u8| i32::from(table[usize::from(at & 15)]);
+        [packed.map(entry), packed.map(|byte| entry(byte >> 4))]
+    }
+
+    #[inline(always)]
+    fn entry_words(self, table: &[i8; 16], packed: &[u8; LANES]) -> [i16; 2 * LANES] {
+        std::array::from_fn(|i| i16::from(table[usize::from(packed[i % LANES] >> (i / LANES * 4) & 15)]))
+    }
+
+    #[inline(always)]
     fn unsigned_words(self, bytes: &[u8; 2 * LANES]) -> [i16; 2 * LANES] {
         bytes.map(i16::from)
+    }
+
+    #[inline(always)]
+    fn negated_words(self, bytes: [u64; 4], negative: u32) -> [i16; 2 * LANES] {
+        std::array::from_fn(|i| {
+            let number = i16::from((bytes[i / 8] >> (i % 8 * 8)) as i8);
+            if negative >> i & 1 == 0 { number } else { -number }
+        })
     }
 
     #[inline(always)]
@@ -276,6 +311,34 @@ mod tests {
             assert_eq!(
                 floats(lanes.float(lanes.pair_products(w, lanes.load_words(&words)))),
                 bits(Plain.float(Plain.pair_products(pw, words)))
+            );
+            let eights: [u64; 4] = std::array::from_fn(|at| {
+                twice[8 * at..][..8]
+                    .iter()
+                    .fold(0, |eight, &byte| eight << 8 | u64::from(byte.max(1) - u8::from(byte == 128)))
+            });
+            let negative = seed.wrapping_mul(0x9e37_79b9);
+            let w = lanes.negated_words(eights, negative);
+            assert_eq!(
+                floats(lanes.float(lanes.pair_products(w, lanes.load_words(&words)))),
+                bits(Plain.float(Plain.pair_products(Plain.negated_words(eights, negative), words)))
+            );
+            let (first, low) = ([eights[0], eights[1]], negative as u16);
+            assert_eq!(
+                floats(lanes.float(lanes.negated(first, low))),
+                bits(Plain.float(Plain.negated(first, low)))
+            );
+            let table = bytes.map(|byte| byte as i8);
+            let packed: [u8; LANES] = std::array::from_fn(|i| twice[i]);
+            for (found, expected) in
+                lanes.entries(&table, &packed).into_iter().zip(Plain.entries(&table, &packed))
+            {
+                assert_eq!(floats(lanes.float(found)), bits(Plain.float(expected)));
+            }
+            let w = lanes.entry_words(&table, &packed);
+            assert_eq!(
+                floats(lanes.float(lanes.pair_products(w, lanes.load_words(&words)))),
+                bits(Plain.float(Plain.pair_products(Plain.entry_words(&table, &packed), words)))
             );
             assert_eq!(floats(lanes.splat_two(1.5, -2.0)), bits(Plain.splat_two(1.5, -2.0)));
             let halves = twice.map(|byte| byte & 0xbf);

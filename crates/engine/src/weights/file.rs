@@ -5,8 +5,8 @@ use super::linear::dequantized;
 use super::place::Place;
 use super::{Linear, Weight, WeightSource, WeightsPrecision};
 use crate::{Error, ModelConfig, Result};
-use candle_core::quantized::GgmlDType;
 use candle_core::{Device, Tensor};
+use layerscope_kernels::matmul::Format;
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -16,7 +16,7 @@ use std::sync::Arc;
 /// A tensor in a file, its bytes within it.
 pub(super) struct FileTensor {
     pub(super) bytes: TensorBytes,
-    pub(super) dtype: GgmlDType,
+    pub(super) format: Format,
     pub(super) shape: Vec<usize>,
 }
 
@@ -101,24 +101,24 @@ impl<'a, F: TensorFiles> FileWeights<'a, F> {
         tensor: &FileTensor,
         (rows, columns): (usize, usize),
     ) -> Result<FileTensor> {
-        if tensor.dtype.block_size() != 1 {
+        if tensor.format.is_quantized() {
             return Err(self
                 .error(name, "is block-quantised with rows and columns exchanged, which is not supported"));
         }
-        let (from, width) = (tensor.bytes(), tensor.dtype.type_size());
+        let (from, width) = (tensor.bytes(), tensor.format.bytes(1));
         let mut to = Vec::with_capacity(from.len());
         for column in 0..columns {
             for row in 0..rows {
                 to.extend_from_slice(&from[(row * columns + column) * width..][..width]);
             }
         }
-        Ok(FileTensor { bytes: TensorBytes::Owned(to), dtype: tensor.dtype, shape: vec![columns, rows] })
+        Ok(FileTensor { bytes: TensorBytes::Owned(to), format: tensor.format, shape: vec![columns, rows] })
     }
 
     /// The place's rows of a vector, in f32.
     fn read_vector(&self, place: &Place, len: usize) -> Result<Vec<f32>> {
         let tensor = self.tensor(place, (len, 1), true)?;
-        let all = dequantized(tensor.bytes(), tensor.dtype, place.rows.of(len))?;
+        let all = dequantized(tensor.bytes(), tensor.format, place.rows.of(len));
         let offset = if place.plus_one { 1.0 } else { 0.0 };
         Ok((0..len).map(|row| all[place.rows.source(row, len)] + offset).collect())
     }
@@ -142,20 +142,20 @@ impl<F: TensorFiles> WeightSource for FileWeights<'_, F> {
         let part = |range: Range<usize>| match &tensor.bytes {
             TensorBytes::InFile(file, whole) => {
                 let range = whole.start + range.start..whole.start + range.end;
-                Linear::in_file(Arc::clone(file), range, tensor.dtype, shape, keep)
+                Linear::in_file(Arc::clone(file), range, tensor.format, shape, keep)
             }
-            TensorBytes::Owned(bytes) => Linear::from_blocks(&bytes[range], tensor.dtype, shape, keep),
+            TensorBytes::Owned(bytes) => Linear::from_blocks(&bytes[range], tensor.format, shape, keep),
         };
-        match place.rows.start() {
+        Ok(match place.rows.start() {
             Some(start) => part(start * row_bytes..(start + shape.0) * row_bytes),
             None => {
                 let bytes = tensor.bytes();
                 let rows = (0..shape.0).map(|row| place.rows.source(row, shape.0) * row_bytes);
                 let gathered: Vec<u8> =
                     rows.flat_map(|start| &bytes[start..start + row_bytes]).copied().collect();
-                Linear::from_blocks(&gathered, tensor.dtype, shape, keep)
+                Linear::from_blocks(&gathered, tensor.format, shape, keep)
             }
-        }
+        })
     }
 
     fn vector(&self, weight: Weight, len: usize) -> Result<Tensor> {

@@ -4,8 +4,8 @@ use super::file::{FileTensor, TensorBytes};
 use super::linear::dequantized;
 use super::safetensors::SafetensorsFiles;
 use crate::{Error, Result};
-use candle_core::quantized::GgmlDType;
 use half::bf16;
+use layerscope_kernels::matmul::Format;
 use safetensors::Dtype;
 
 /// Weights of one scale, in blocks of so many rows and columns.
@@ -43,11 +43,11 @@ impl SafetensorsFiles {
             let (row, column) = (at / columns, at % columns);
             e4m3(byte) * scales.values[row / scales.rows * scales.across + column / scales.columns]
         });
-        let (bytes, dtype) = match wide {
-            true => (values.flat_map(f32::to_le_bytes).collect(), GgmlDType::F32),
-            false => (values.flat_map(|x| bf16::from_f32(x).to_le_bytes()).collect(), GgmlDType::BF16),
+        let (bytes, format) = match wide {
+            true => (values.flat_map(f32::to_le_bytes).collect(), Format::F32),
+            false => (values.flat_map(|x| bf16::from_f32(x).to_le_bytes()).collect(), Format::BF16),
         };
-        Ok(FileTensor { bytes: TensorBytes::Owned(bytes), dtype, shape })
+        Ok(FileTensor { bytes: TensorBytes::Owned(bytes), format, shape })
     }
 
     fn scales(&self, name: &str, rows: usize, columns: usize) -> Result<Scales> {
@@ -59,10 +59,10 @@ impl SafetensorsFiles {
         };
         let problem =
             |what: &str| Error::input(format!("{}: tensor `{name}` {what}", self.folder().display()));
-        let dtype = match stored.dtype {
-            Dtype::F32 => GgmlDType::F32,
-            Dtype::BF16 => GgmlDType::BF16,
-            Dtype::F16 => GgmlDType::F16,
+        let format = match stored.dtype {
+            Dtype::F32 => Format::F32,
+            Dtype::BF16 => Format::BF16,
+            Dtype::F16 => Format::F16,
             _ => return Err(problem("is not of type F32, F16 or BF16")),
         };
         let (down, across) = match stored.shape.as_slice() {
@@ -78,10 +78,10 @@ impl SafetensorsFiles {
             _ => (BLOCK, BLOCK),
         };
         let bytes = (*stored.file).as_ref().get(stored.range.clone());
-        let whole = bytes.filter(|bytes| bytes.len() == down * across * dtype.type_size());
+        let whole = bytes.filter(|bytes| bytes.len() == format.bytes(down * across));
         match whole {
             Some(bytes) if rows.div_ceil(block_rows) == down && columns.div_ceil(block_columns) == across => {
-                let values = dequantized(bytes, dtype, down * across)?;
+                let values = dequantized(bytes, format, down * across);
                 Ok(Scales { values, rows: block_rows, columns: block_columns, across })
             }
             _ => Err(problem(

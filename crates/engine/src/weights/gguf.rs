@@ -1,5 +1,9 @@
 //! Weights and metadata of a GGUF file, memory-mapped or embedded in the program.
 
+mod header;
+mod tensor_type;
+
+use self::header::{Header, Problem};
 use super::WeightSource;
 use super::bytes::FileBytes;
 use super::file::{FileTensor, FileWeights, TensorBytes, TensorFiles};
@@ -8,10 +12,9 @@ use crate::config::RopeFactors;
 use crate::family::Family;
 use crate::model::WeightType;
 use crate::{Error, ModelConfig, Result};
-use candle_core::quantized::gguf_file::{Content, Value};
+use candle_core::quantized::gguf_file::Value;
 use std::borrow::Cow;
 use std::collections::HashMap;
-use std::io::Cursor;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -19,7 +22,7 @@ use std::sync::Arc;
 pub struct GgufFile {
     path: PathBuf,
     bytes: Arc<FileBytes>,
-    content: Content,
+    header: Header,
 }
 
 impl GgufFile {
@@ -48,17 +51,17 @@ impl GgufFile {
                 path.display()
             )));
         }
-        if zero_alignment(data) {
-            return Err(damaged(&path, "its alignment is 0"));
-        }
-        let content =
-            Content::read(&mut Cursor::new(data)).map_err(|e| damaged(&path, first_line(&e.to_string())))?;
-        Ok(Self { path, bytes: Arc::new(bytes), content })
+        let header = Header::read(data).map_err(|problem| match problem {
+            Problem::Damaged(what) => damaged(&path, &what),
+            Problem::Unsupported(what) => Error::input(format!("{}: {what}", path.display())),
+        })?;
+        check_not_split(&path, &header.metadata)?;
+        Ok(Self { path, bytes: Arc::new(bytes), header })
     }
 
     /// The file's key–value metadata.
     pub fn metadata(&self) -> &HashMap<String, Value> {
-        &self.content.metadata
+        &self.header.metadata
     }
 
     /// The whole file.
@@ -76,20 +79,19 @@ impl GgufFile {
     /// # Errors
     /// [`Error::Input`] where the file lacks it.
     pub fn shape(&self, name: &str) -> Result<&[usize]> {
-        match self.content.tensor_infos.get(name) {
-            Some(info) => Ok(info.shape.dims()),
+        match self.header.tensors.get(name) {
+            Some(info) => Ok(&info.shape),
             None => Err(Error::input(format!("{}: tensor `{name}` is missing", self.path.display()))),
         }
     }
 
     /// Bytes and number of the weights, by type.
     pub(crate) fn weight_types(&self) -> Vec<WeightType> {
-        WeightType::sums(self.content.tensor_infos.values().map(|info| {
-            let dtype = info.ggml_dtype;
-            let dims = info.shape.dims().iter().map(|&dim| dim as u64);
-            let elements = dims.fold(1, u64::saturating_mul);
-            let bytes = (elements / dtype.block_size() as u64).saturating_mul(dtype.type_size() as u64);
-            (format!("{dtype:?}"), elements, bytes)
+        WeightType::sums(self.header.tensors.values().map(|info| {
+            let elements = info.shape.iter().fold(1u64, |product, &dim| product.saturating_mul(dim as u64));
+            let (block_elements, block_bytes) = info.kind.block();
+            let bytes = (elements / block_elements as u64).saturating_mul(block_bytes as u64);
+            (info.kind.name.to_owned(), elements, bytes)
         }))
     }
 
@@ -99,12 +101,14 @@ impl GgufFile {
     /// [`Error::Input`] on a damaged tensor.
     pub fn rope_factors(&self) -> Result<RopeFactors> {
         let vector = |name: &str| -> Result<Option<Vec<f32>>> {
-            let Some(info) = self.content.tensor_infos.get(name) else { return Ok(None) };
-            let &[len] = info.shape.dims() else {
+            if !self.header.tensors.contains_key(name) {
+                return Ok(None);
+            }
+            let tensor = self.tensor(name, true)?;
+            let &[len] = tensor.shape.as_slice() else {
                 return Err(damaged(&self.path, &format!("`{name}` is not a vector")));
             };
-            let tensor = self.tensor(name, true)?;
-            Ok(Some(dequantized(tensor.bytes(), tensor.dtype, len)?))
+            Ok(Some(dequantized(tensor.bytes(), tensor.format, len)))
         };
         let [all, short, long] = ROPE_FACTORS;
         let short_and_long = match (vector(short)?, vector(long)?) {
@@ -133,31 +137,40 @@ impl TensorFiles for GgufFile {
     }
 
     fn names(&self) -> Vec<&str> {
-        let names = self.content.tensor_infos.keys().map(String::as_str);
+        let names = self.header.tensors.keys().map(String::as_str);
         let mut names: Vec<&str> = names.filter(|name| !ROPE_FACTORS.contains(name)).collect();
         names.sort_unstable();
         names
     }
 
     fn name_of(&self, name: &str) -> Option<&str> {
-        self.content.tensor_infos.get_key_value(name).map(|(name, _)| name.as_str())
+        self.header.tensors.get_key_value(name).map(|(name, _)| name.as_str())
     }
 
     fn tensor(&self, name: &str, _: bool) -> Result<FileTensor> {
         let shape = self.shape(name)?.to_vec();
-        let info = &self.content.tensor_infos[name];
-        let (dtype, last) = (info.ggml_dtype, shape.last().copied().unwrap_or(0));
-        if last == 0 || !last.is_multiple_of(dtype.block_size()) {
-            return Err(damaged(&self.path, &format!("rows of `{name}` are not whole {dtype:?} blocks")));
+        let info = &self.header.tensors[name];
+        let Some(format) = info.kind.format() else {
+            return Err(Error::input(format!(
+                "{}: tensor `{name}` is of type {}, which no weights have",
+                self.path.display(),
+                info.kind.name
+            )));
+        };
+        let (elements, block_bytes) = info.kind.block();
+        let last = shape.last().copied().unwrap_or(0);
+        if last == 0 || !last.is_multiple_of(elements) {
+            let what = format!("rows of `{name}` are not whole {} blocks", info.kind.name);
+            return Err(damaged(&self.path, &what));
         }
-        let row_bytes = last / dtype.block_size() * dtype.type_size();
-        let rows = shape[..shape.len() - 1].iter().try_fold(1usize, |n, &dim| n.checked_mul(dim));
-        let start = usize::try_from(self.content.tensor_data_offset.saturating_add(info.offset)).ok();
-        let range = start.and_then(|start| Some(start..start.checked_add(rows?.checked_mul(row_bytes)?)?));
+        let blocks = shape.iter().try_fold(1usize, |n, &dim| n.checked_mul(dim)).map(|n| n / elements);
+        let start = usize::try_from(info.offset).ok().and_then(|at| at.checked_add(self.header.data_start));
+        let range =
+            start.and_then(|start| Some(start..start.checked_add(blocks?.checked_mul(block_bytes)?)?));
         match range.filter(|range| self.bytes().get(range.clone()).is_some()) {
             Some(range) => {
                 let bytes = TensorBytes::InFile(Arc::clone(&self.bytes), range);
-                Ok(FileTensor { bytes, dtype, shape })
+                Ok(FileTensor { bytes, format, shape })
             }
             None => Err(damaged(&self.path, &format!("it ends within tensor `{name}`"))),
         }
@@ -168,23 +181,67 @@ fn damaged(path: &Path, what: &str) -> Error {
     Error::input(format!("{}: damaged or unsupported GGUF file ({what}); fetch it again", path.display()))
 }
 
-pub(super) fn first_line(message: &str) -> &str {
-    message.lines().next().unwrap_or(message)
+/// That a file is whole rather than one of several parts, which say so themselves or by their names.
+fn check_not_split(path: &Path, metadata: &HashMap<String, Value>) -> Result<()> {
+    let stated = metadata.get("split.count").and_then(|count| count.to_u64().ok());
+    let name = path.file_name().map(|name| name.to_string_lossy()).unwrap_or_default();
+    let parts = stated.or_else(|| parts_in_name(&name)).unwrap_or(1);
+    if parts <= 1 {
+        return Ok(());
+    }
+    Err(Error::input(format!(
+        "{}: one of {parts} parts of a model; join them with `llama-gguf-split --merge FIRST-PART JOINED.gguf` and give the \
+         joined file",
+        path.display()
+    )))
 }
 
-/// Whether `general.alignment` is 0, by which the reader would divide.
-fn zero_alignment(data: &[u8]) -> bool {
-    const KEY: &[u8] = b"general.alignment";
-    // The key stands among the first ones; its type (4 bytes) and value follow.
-    let head = &data[..data.len().min(1 << 20)];
-    head.windows(KEY.len()).position(|window| window == KEY).is_some_and(|at| {
-        head.get(at + KEY.len() + 4..at + KEY.len() + 8).is_some_and(|value| {
-            let width = match head[at + KEY.len()] {
-                0 | 1 => 1,
-                2 | 3 => 2,
-                _ => 4,
-            };
-            value[..width].iter().all(|&byte| byte == 0)
-        })
-    })
+/// 3 of `NAME-00001-of-00003.gguf`.
+fn parts_in_name(name: &str) -> Option<u64> {
+    let (rest, parts) = name.strip_suffix(".gguf")?.rsplit_once("-of-")?;
+    let (_, part) = rest.rsplit_once('-')?;
+    let is_number = |digits: &str| digits.len() == 5 && digits.bytes().all(|digit| digit.is_ascii_digit());
+    if is_number(part) && is_number(parts) { parts.parse().ok() } else { None }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::header::tests::{file, tensor};
+    use super::*;
+
+    #[test]
+    fn types_that_hold_no_weights_known_here_are_refused_by_name() {
+        let refused = GgufFile::in_memory("old.gguf", file(&[], &[tensor("blk.0.w", &[32], 4, 0)]));
+        let message = refused.err().unwrap().to_string();
+        assert!(
+            ["old.gguf", "blk.0.w", "Q4_2 (number 4)"].iter().all(|part| message.contains(part)),
+            "{message}"
+        );
+        // Numbers beside the weights do no harm.
+        let tensors = [tensor("ids", &[4], 26, 0), tensor("w", &[32], 20, 32), tensor("cut", &[32], 20, 64)];
+        let mut bytes = file(&[], &tensors);
+        bytes.resize(bytes.len().next_multiple_of(32) + 64, 0);
+        let read = GgufFile::in_memory("new.gguf", bytes).unwrap();
+        let message = read.tensor("ids", false).err().unwrap().to_string();
+        assert!(["new.gguf", "`ids`", "I32"].iter().all(|part| message.contains(part)), "{message}");
+        assert_eq!(read.tensor("w", false).unwrap().bytes().len(), 18);
+        assert!(read.tensor("cut", false).err().unwrap().to_string().contains("ends within tensor `cut`"));
+        let types = read.weight_types();
+        assert_eq!((types[0].name.as_str(), types[0].tensors, types[0].bytes), ("IQ4_NL", 2, 36));
+    }
+
+    #[test]
+    fn parts_of_a_model_are_refused_with_the_way_to_join_them() {
+        let metadata = |count: u16| HashMap::from([("split.count".to_owned(), Value::U16(count))]);
+        let check =
+            |name: &str, metadata: &HashMap<String, Value>| check_not_split(Path::new(name), metadata);
+        for (name, metadata) in [("m.gguf", metadata(3)), ("m-00002-of-00003.gguf", HashMap::new())] {
+            let message = check(name, &metadata).unwrap_err().to_string();
+            assert!(message.contains("one of 3 parts") && message.contains("--merge"), "{message}");
+        }
+        let whole = ["m-00001-of-00001.gguf", "m.gguf", "state-of-art.gguf", "-of-.gguf", "1-of-2.gguf"];
+        assert!(whole.iter().all(|name| check(name, &HashMap::new()).is_ok()));
+        assert!(check("m-00001-of-00003.gguf", &metadata(0)).is_ok());
+    }
 }

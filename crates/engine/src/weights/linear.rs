@@ -3,10 +3,8 @@
 use super::bytes::FileBytes;
 use crate::tensor::with_f32;
 use crate::{Error, Result};
-use candle_core::quantized::{GgmlDType, QStorage, QTensor};
 use candle_core::{Device, Tensor};
 use layerscope_kernels::matmul::{Format, Precision, Product, Weights, multiply};
-use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -36,32 +34,29 @@ impl Linear {
     pub(super) fn in_file(
         file: Arc<FileBytes>,
         range: Range<usize>,
-        dtype: GgmlDType,
+        format: Format,
         (rows, columns): (usize, usize),
         keep: bool,
-    ) -> Result<Self> {
-        match format(dtype) {
-            Some(format) if keep || format == Format::F32 => {
-                Ok(Self(Arc::new(Matrix { bytes: Bytes::InFile(file, range), format, rows, columns })))
-            }
-            _ => Self::from_blocks(&(*file).as_ref()[range], dtype, (rows, columns), keep),
+    ) -> Self {
+        if keep || format == Format::F32 {
+            return Self(Arc::new(Matrix { bytes: Bytes::InFile(file, range), format, rows, columns }));
         }
+        Self::from_blocks(&(*file).as_ref()[range], format, (rows, columns), keep)
     }
 
-    /// From the bytes of `[rows, columns]` weights in a GGUF block type. They stay as they are where `keep`, else they
+    /// From the bytes of `[rows, columns]` weights in a block type. They stay as they are where `keep`, else they
     /// become f32.
     pub(super) fn from_blocks(
         blocks: &[u8],
-        dtype: GgmlDType,
+        format: Format,
         (rows, columns): (usize, usize),
         keep: bool,
-    ) -> Result<Self> {
-        let (bytes, format) = match format(dtype) {
-            Some(format) if keep => (Bytes::Owned(blocks.to_vec()), format),
-            // Types that only the library knows are always widened.
-            _ => (Bytes::F32(dequantized(blocks, dtype, rows * columns)?), Format::F32),
+    ) -> Self {
+        let (bytes, format) = match keep {
+            true => (Bytes::Owned(blocks.to_vec()), format),
+            false => (Bytes::F32(dequantized(blocks, format, rows * columns)), Format::F32),
         };
-        Ok(Self(Arc::new(Matrix { bytes, format, rows, columns })))
+        Self(Arc::new(Matrix { bytes, format, rows, columns }))
     }
 
     /// `x [rows, in]` to `[rows, out]`.
@@ -151,56 +146,11 @@ impl Matrix {
     }
 }
 
-/// A GGUF type as the kernels know it, if they do.
-fn format(dtype: GgmlDType) -> Option<Format> {
-    Some(match dtype {
-        GgmlDType::F32 => Format::F32,
-        GgmlDType::F16 => Format::F16,
-        GgmlDType::BF16 => Format::BF16,
-        GgmlDType::Q4_0 => Format::Q4_0,
-        GgmlDType::Q4_1 => Format::Q4_1,
-        GgmlDType::Q5_0 => Format::Q5_0,
-        GgmlDType::Q5_1 => Format::Q5_1,
-        GgmlDType::Q8_0 => Format::Q8_0,
-        GgmlDType::Q2K => Format::Q2K,
-        GgmlDType::Q3K => Format::Q3K,
-        GgmlDType::Q4K => Format::Q4K,
-        GgmlDType::Q5K => Format::Q5K,
-        GgmlDType::Q6K => Format::Q6K,
-        _ => return None,
-    })
-}
-
 /// Blocks of `elements` weights in f32.
-pub(super) fn dequantized(blocks: &[u8], dtype: GgmlDType, elements: usize) -> Result<Vec<f32>> {
-    if let Some(format) = format(dtype) {
-        let mut widened = vec![0.0; elements];
-        format.dequantize(blocks, &mut widened);
-        return Ok(widened);
-    }
-    // The blocks are copied from bytes of any alignment into storage of their own.
-    let aligned = AlignedBytes::copy(blocks);
-    let storage = QStorage::from_data(Cow::Borrowed(aligned.as_slice()), &Device::Cpu, dtype)?;
-    let widened = QTensor::new(storage, elements)?.dequantize(&Device::Cpu)?;
-    Ok(widened.to_vec1()?)
-}
-
-/// Bytes at an address that every block type may have.
-struct AlignedBytes {
-    words: Vec<u64>,
-    len: usize,
-}
-
-impl AlignedBytes {
-    fn copy(bytes: &[u8]) -> Self {
-        let mut words = vec![0u64; bytes.len().div_ceil(8)];
-        bytemuck::cast_slice_mut(&mut words)[..bytes.len()].copy_from_slice(bytes);
-        Self { words, len: bytes.len() }
-    }
-
-    fn as_slice(&self) -> &[u8] {
-        &bytemuck::cast_slice(&self.words)[..self.len]
-    }
+pub(super) fn dequantized(blocks: &[u8], format: Format, elements: usize) -> Vec<f32> {
+    let mut widened = vec![0.0; elements];
+    format.dequantize(blocks, &mut widened);
+    widened
 }
 
 /// Token embedding: a [`Linear`] read by row.
@@ -219,74 +169,68 @@ impl Embedding {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use super::super::file::TensorFiles;
+    use super::super::gguf::GgufFile;
     use super::*;
+    use std::path::Path;
 
-    #[test]
-    fn aligned_copy_keeps_every_byte() {
-        let bytes: Vec<u8> = (0..37).collect();
-        assert_eq!(AlignedBytes::copy(&bytes).as_slice(), &bytes[..]);
+    fn numbers(tensor: &Tensor) -> Vec<f32> {
+        tensor.flatten_all().unwrap().to_vec1().unwrap()
     }
 
-    /// Blocks that candle made, as candle unpacks them; products of kept and of widened weights.
+    /// The tensor of a type in `fixtures/block-types`, and what the gguf package unpacks it to.
+    fn fixture(file: &GgufFile, name: &str, keep: bool) -> (Linear, Vec<f32>) {
+        let (tensor, expected) =
+            (file.tensor(name, false).unwrap(), file.tensor(&format!("{name}.f32"), true).unwrap());
+        let &[rows, columns] = tensor.shape.as_slice() else { unreachable!("a matrix") };
+        let linear = Linear::from_blocks(tensor.bytes(), tensor.format, (rows, columns), keep);
+        (linear, dequantized(expected.bytes(), expected.format, rows * columns))
+    }
+
     #[test]
-    fn blocks_are_unpacked_as_candle_does_and_products_agree() {
-        let (rows, columns) = (37, 512);
-        let value = |i: usize| ((i * 7919 % 1009) as f32 / 504.5 - 1.0) * 0.3;
-        let weights: Vec<f32> = (0..rows * columns).map(value).collect();
-        let dense = Tensor::from_vec(weights, (rows, columns), &Device::Cpu).unwrap();
-        let x: Vec<f32> = (0..3 * columns).map(|i| value(i + 11)).collect();
-        let x = Tensor::from_vec(x, (3, columns), &Device::Cpu).unwrap();
-        use GgmlDType as T;
-        let types = [
-            T::F32,
-            T::F16,
-            T::BF16,
-            T::Q4_0,
-            T::Q4_1,
-            T::Q5_0,
-            T::Q5_1,
-            T::Q8_0,
-            T::Q2K,
-            T::Q3K,
-            T::Q4K,
-            T::Q5K,
-            T::Q6K,
-            T::Q8K,
-        ];
-        for dtype in types {
-            let quantized = QTensor::quantize(&dense, dtype).unwrap();
-            let expected = quantized.dequantize(&Device::Cpu).unwrap();
-            let blocks = quantized.data().unwrap();
-            let load = |keep| Linear::from_blocks(&blocks, dtype, (rows, columns), keep).unwrap();
-            let (kept, widened) = (load(true), load(false));
-            let two = |tensor: &Tensor| tensor.to_vec2::<f32>().unwrap();
-            for (found, expected) in
-                two(&kept.to_tensor().unwrap()).iter().flatten().zip(two(&expected).iter().flatten())
-            {
-                assert!(
-                    (found - expected).abs() <= 1e-6 * (1.0 + expected.abs()),
-                    "{dtype:?}: {found} {expected}"
-                );
-            }
-            let product = two(&x.matmul(&expected.t().unwrap()).unwrap());
-            let scale = product.iter().flatten().fold(0f32, |m, x| m.max(x.abs()));
-            for (linear, exact, tolerance) in
-                [(&kept, true, 1e-5), (&kept, false, 1e-2), (&widened, false, 1e-5)]
-            {
-                for (a, b) in
-                    two(&linear.forward(&x, exact).unwrap()).iter().flatten().zip(product.iter().flatten())
+    fn every_block_type_is_unpacked_as_the_gguf_package_does_and_products_agree() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/block-types/blocks.gguf");
+        let file = GgufFile::open(&path).unwrap();
+        let names: Vec<&str> = file.names().into_iter().filter(|name| !name.ends_with(".f32")).collect();
+        let formats: Vec<Format> =
+            names.iter().map(|name| file.tensor(name, false).unwrap().format).collect();
+        assert!(Format::ALL.iter().all(|format| formats.contains(format)), "{names:?}");
+        for name in names {
+            let ((kept, expected), (widened, _)) = (fixture(&file, name, true), fixture(&file, name, false));
+            let (rows, columns) = (kept.0.rows, kept.0.columns);
+            for linear in [&kept, &widened] {
+                for (at, (found, expected)) in
+                    numbers(&linear.to_tensor().unwrap()).iter().zip(&expected).enumerate()
                 {
-                    assert!((a - b).abs() < tolerance * scale, "{dtype:?}: {a} {b}");
+                    let ulp = expected.abs() * f32::EPSILON;
+                    assert!((found - expected).abs() <= ulp, "{name} {at}: {found} {expected}");
                 }
             }
-            let one = two(&kept.forward(&x.narrow(0, 1, 1).unwrap(), false).unwrap());
-            for (a, b) in one[0].iter().zip(&product[1]) {
-                assert!((a - b).abs() < 1e-4 * scale, "{dtype:?}: {a} {b}");
-            }
-            let all = two(&widened.to_tensor().unwrap());
-            let row = two(&Embedding(kept).forward(&[36, 0, 36]).unwrap());
-            for (row, id) in row.iter().zip([36, 0, 36]) {
-                assert!(row.iter().zip(&all[id]).all(|(a, b)| (a - b).abs() < 1e-6), "{dtype:?}");
+            let value = |i: usize| (i * 7919 % 1009) as f32 / 504.5 - 1.0;
+            let x: Vec<f32> = (0..3 * columns).map(value).collect();
+            let x = Tensor::from_vec(x, (3, columns), &Device::Cpu).unwrap();
+            let w = Tensor::from_vec(expected.clone(), (rows, columns), &Device::Cpu).unwrap();
+            let product = x.matmul(&w.t().unwrap()).unwrap();
+            let scale = numbers(&product).iter().fold(0f32, |most, x| most.max(x.abs()));
+            let close = |found: &Tensor, expected: &Tensor, tolerance: f32| {
+                for (a, b) in numbers(found).iter().zip(numbers(expected)) {
+                    assert!((a - b).abs() < tolerance * scale, "{name}: {a} {b}");
+                }
+            };
+            close(&kept.forward(&x, true).unwrap(), &product, 1e-5);
+            close(&kept.forward(&x, false).unwrap(), &product, 1e-2);
+            close(&widened.forward(&x, false).unwrap(), &product, 1e-5);
+            let row = x.narrow(0, 1, 1).unwrap();
+            close(&kept.forward(&row, false).unwrap(), &product.narrow(0, 1, 1).unwrap(), 1e-4);
+            let last = rows as u32 - 1;
+            let read = numbers(&Embedding(kept).forward(&[last, 0, last]).unwrap());
+            let all = numbers(&widened.to_tensor().unwrap());
+            for (at, id) in [last, 0, last].into_iter().enumerate() {
+                assert_eq!(
+                    read[at * columns..][..columns],
+                    all[id as usize * columns..][..columns],
+                    "{name}"
+                );
             }
         }
     }
@@ -294,7 +238,7 @@ mod tests {
     #[test]
     fn tokens_and_shapes_that_do_not_fit_are_refused() {
         let blocks = [0; 4 * 6];
-        let linear = Linear::from_blocks(&blocks, GgmlDType::F32, (2, 3), true).unwrap();
+        let linear = Linear::from_blocks(&blocks, Format::F32, (2, 3), true);
         assert!(linear.rows(&[2]).unwrap_err().to_string().contains("token 2"));
         assert!(
             linear

@@ -5,9 +5,9 @@
 
 use super::{Linear, Weight, WeightSource, WeightsPrecision};
 use crate::{Error, ModelConfig, Result};
-use candle_core::quantized::GgmlDType;
 use candle_core::{DType, Device, Tensor};
 use half::f16;
+use layerscope_kernels::matmul::Format;
 use rayon::prelude::*;
 use std::fmt;
 
@@ -77,14 +77,14 @@ impl ShapeWeights {
     }
 
     /// The block type of a matrix.
-    fn dtype(self, weight: Weight, columns: usize, config: &ModelConfig) -> GgmlDType {
+    fn format(self, weight: Weight, columns: usize, config: &ModelConfig) -> Format {
         match self {
-            Self::Q4_0 => GgmlDType::Q4_0,
-            Self::Q4_1 => GgmlDType::Q4_1,
-            Self::Q8_0 => GgmlDType::Q8_0,
-            Self::F16 => GgmlDType::F16,
-            Self::Bf16 => GgmlDType::BF16,
-            Self::F32 => GgmlDType::F32,
+            Self::Q4_0 => Format::Q4_0,
+            Self::Q4_1 => Format::Q4_1,
+            Self::Q8_0 => Format::Q8_0,
+            Self::F16 => Format::F16,
+            Self::Bf16 => Format::BF16,
+            Self::F32 => Format::F32,
             Self::Q4KM => {
                 let more_bits = match weight {
                     Weight::Unembedding => true,
@@ -93,10 +93,10 @@ impl ShapeWeights {
                     _ => false,
                 };
                 match (more_bits, columns.is_multiple_of(256)) {
-                    (true, true) => GgmlDType::Q6K,
-                    (true, false) => GgmlDType::Q8_0,
-                    (false, true) => GgmlDType::Q4K,
-                    (false, false) => GgmlDType::Q5_0,
+                    (true, true) => Format::Q6K,
+                    (true, false) => Format::Q8_0,
+                    (false, true) => Format::Q4K,
+                    (false, false) => Format::Q5_0,
                 }
             }
         }
@@ -136,11 +136,11 @@ impl WeightSource for RandomWeights {
         (rows, columns): (usize, usize),
         precision: WeightsPrecision,
     ) -> Result<Linear> {
-        let dtype = self.weights.dtype(weight, columns, &self.config);
+        let format = self.weights.format(weight, columns, &self.config);
         let name = format!("{weight:?}");
         let seed = name.bytes().fold(self.seed, |seed, byte| Random(seed ^ u64::from(byte)).next());
-        let blocks = random_blocks(dtype, rows * columns, (columns as f32).sqrt().recip(), seed);
-        Linear::from_blocks(&blocks, dtype, (rows, columns), precision == WeightsPrecision::Native)
+        let blocks = random_blocks(format, rows * columns, (columns as f32).sqrt().recip(), seed);
+        Ok(Linear::from_blocks(&blocks, format, (rows, columns), precision == WeightsPrecision::Native))
     }
 
     fn vector(&self, _: Weight, len: usize) -> Result<Tensor> {
@@ -177,30 +177,30 @@ enum Scale {
 ///
 /// The multiples are 1 over the standard deviation of the quants: uniform on 0 … 2^b − 1 for b bits, and times their
 /// own scales in K-quants. Offsets centre them where quants are not centred by themselves.
-fn scale(dtype: GgmlDType) -> Scale {
+fn scale(format: Format) -> Scale {
     const Q4: f32 = 1.0 / 4.61;
     const Q4_K: f32 = 1.0 / 258.3;
-    match dtype {
-        GgmlDType::Q4_0 => Scale::Halves(&[(0, Q4)]),
-        GgmlDType::Q4_1 => Scale::Halves(&[(0, Q4), (2, -7.5 * Q4)]),
-        GgmlDType::Q5_0 => Scale::Halves(&[(0, 1.0 / 9.23)]),
-        GgmlDType::Q8_0 => Scale::Halves(&[(0, 1.0 / 73.9)]),
+    match format {
+        Format::Q4_0 => Scale::Halves(&[(0, Q4)]),
+        Format::Q4_1 => Scale::Halves(&[(0, Q4), (2, -7.5 * Q4)]),
+        Format::Q5_0 => Scale::Halves(&[(0, 1.0 / 9.23)]),
+        Format::Q8_0 => Scale::Halves(&[(0, 1.0 / 73.9)]),
         // d, d_min, then 6-bit scales and minima: d·scale·q − d_min·minimum.
-        GgmlDType::Q4K => Scale::Halves(&[(0, Q4_K), (2, 7.5 * Q4_K)]),
+        Format::Q4K => Scale::Halves(&[(0, Q4_K), (2, 7.5 * Q4_K)]),
         // d comes last, after quants and 8-bit scales.
-        GgmlDType::Q6K => Scale::Halves(&[(208, 1.0 / 1365.7)]),
-        GgmlDType::F16 => Scale::Exponent { mantissa: 10, exponent: 5 },
-        GgmlDType::BF16 => Scale::Exponent { mantissa: 7, exponent: 8 },
-        GgmlDType::F32 => Scale::Exponent { mantissa: 23, exponent: 8 },
+        Format::Q6K => Scale::Halves(&[(208, 1.0 / 1365.7)]),
+        Format::F16 => Scale::Exponent { mantissa: 10, exponent: 5 },
+        Format::BF16 => Scale::Exponent { mantissa: 7, exponent: 8 },
+        Format::F32 => Scale::Exponent { mantissa: 23, exponent: 8 },
         other => unreachable!("no shape has {other:?} weights"),
     }
 }
 
 /// Blocks of `elements` random weights with standard deviation about `deviation`.
-fn random_blocks(dtype: GgmlDType, elements: usize, deviation: f32, seed: u64) -> Vec<u8> {
-    let block_bytes = dtype.type_size();
-    let scale = scale(dtype);
-    let mut blocks = vec![0; elements / dtype.block_size() * block_bytes];
+fn random_blocks(format: Format, elements: usize, deviation: f32, seed: u64) -> Vec<u8> {
+    let (block_elements, block_bytes) = format.block();
+    let scale = scale(format);
+    let mut blocks = vec![0; elements / block_elements * block_bytes];
     blocks.par_chunks_mut(BLOCKS_AT_ONCE * block_bytes).enumerate().for_each(|(index, blocks)| {
         let mut random = Random(seed ^ (index as u64 + 1).wrapping_mul(0xd134_2543_de82_ef95));
         random.fill(blocks);
@@ -262,21 +262,20 @@ mod tests {
 
     #[test]
     fn every_block_type_has_the_wanted_deviation() {
-        use GgmlDType as T;
-        for dtype in [T::Q4_0, T::Q4_1, T::Q5_0, T::Q8_0, T::Q4K, T::Q6K, T::F16, T::BF16, T::F32] {
+        use Format as T;
+        for format in [T::Q4_0, T::Q4_1, T::Q5_0, T::Q8_0, T::Q4K, T::Q6K, T::F16, T::BF16, T::F32] {
             let (rows, columns) = (64, 1_024);
             let deviation = (columns as f32).sqrt().recip();
-            let blocks = random_blocks(dtype, rows * columns, deviation, 5);
-            let weights =
-                Linear::from_blocks(&blocks, dtype, (rows, columns), false).unwrap().to_tensor().unwrap();
+            let blocks = random_blocks(format, rows * columns, deviation, 5);
+            let weights = Linear::from_blocks(&blocks, format, (rows, columns), false).to_tensor().unwrap();
             let weights = weights.flatten_all().unwrap().to_vec1::<f32>().unwrap();
             let mean = weights.iter().sum::<f32>() / weights.len() as f32;
             let variance = weights.iter().map(|w| (w - mean).powi(2)).sum::<f32>() / weights.len() as f32;
             // Powers of two, where floats have them, are within √2.
             let ratio = variance.sqrt() / deviation;
-            let bound = if dtype.block_size() == 1 { 1.42 } else { 1.03 };
-            assert!((1.0 / bound..bound).contains(&ratio), "{dtype:?}: {ratio}");
-            assert!(mean.abs() < 0.12 * deviation, "{dtype:?}: {mean}");
+            let bound = if !format.is_quantized() { 1.42 } else { 1.03 };
+            assert!((1.0 / bound..bound).contains(&ratio), "{format:?}: {ratio}");
+            assert!(mean.abs() < 0.12 * deviation, "{format:?}: {mean}");
         }
     }
 
@@ -303,7 +302,7 @@ mod tests {
     #[test]
     fn the_same_seed_gives_the_same_weights() {
         // More blocks than one task fills.
-        let blocks = |seed| random_blocks(GgmlDType::Q4_0, 32 * (BLOCKS_AT_ONCE + 3), 0.1, seed);
+        let blocks = |seed| random_blocks(Format::Q4_0, 32 * (BLOCKS_AT_ONCE + 3), 0.1, seed);
         assert_eq!(blocks(1), blocks(1));
         assert_ne!(blocks(1), blocks(2));
         // Each task draws its own.
@@ -316,14 +315,15 @@ mod tests {
     fn q4_k_m_mixes_as_llama_cpp_does() {
         let config = |name| Shape::named(name).unwrap().config().clone();
         let (large, narrow) = (config("llama-3.1-8b"), config("smollm2-135m"));
-        let dtype = |weight, columns, config: &ModelConfig| ShapeWeights::Q4KM.dtype(weight, columns, config);
-        assert_eq!(dtype(Weight::Unembedding, 4_096, &large), GgmlDType::Q6K);
-        assert_eq!(dtype(Weight::Embedding, 4_096, &large), GgmlDType::Q4K);
-        let deep = (0..32).filter(|&l| dtype(Weight::Down(l), 14_336, &large) == GgmlDType::Q6K).count();
+        let format =
+            |weight, columns, config: &ModelConfig| ShapeWeights::Q4KM.format(weight, columns, config);
+        assert_eq!(format(Weight::Unembedding, 4_096, &large), Format::Q6K);
+        assert_eq!(format(Weight::Embedding, 4_096, &large), Format::Q4K);
+        let deep = (0..32).filter(|&l| format(Weight::Down(l), 14_336, &large) == Format::Q6K).count();
         assert_eq!(deep, 16);
-        assert_eq!(dtype(Weight::Embedding, 576, &narrow), GgmlDType::Q8_0);
-        assert_eq!(dtype(Weight::Query(0), 576, &narrow), GgmlDType::Q5_0);
-        assert_eq!(dtype(Weight::Down(0), 1_536, &narrow), GgmlDType::Q6K);
+        assert_eq!(format(Weight::Embedding, 576, &narrow), Format::Q8_0);
+        assert_eq!(format(Weight::Query(0), 576, &narrow), Format::Q5_0);
+        assert_eq!(format(Weight::Down(0), 1_536, &narrow), Format::Q6K);
     }
 
     #[test]

@@ -2,12 +2,11 @@
 
 use super::bytes::FileBytes;
 use super::file::{FileTensor, FileWeights, TensorBytes, TensorFiles};
-use super::gguf::first_line;
 use super::{Weight, WeightSource};
 use crate::family::Family;
 use crate::model::WeightType;
 use crate::{Error, ModelConfig, Result};
-use candle_core::quantized::GgmlDType;
+use layerscope_kernels::matmul::Format;
 use safetensors::{Dtype, SafeTensors};
 use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
@@ -124,20 +123,20 @@ impl TensorFiles for SafetensorsFiles {
         let Some(bytes) = (*stored.file).as_ref().get(stored.range.clone()) else {
             return Err(problem("is cut short; fetch the file again".to_owned()));
         };
-        let dtype = match stored.dtype {
-            Dtype::F32 => GgmlDType::F32,
-            Dtype::F16 => GgmlDType::F16,
-            Dtype::BF16 => GgmlDType::BF16,
+        let format = match stored.dtype {
+            Dtype::F32 => Format::F32,
+            Dtype::F16 => Format::F16,
+            Dtype::BF16 => Format::BF16,
             Dtype::F8_E4M3 => return self.float8(name, bytes, shape, wide),
             other => {
                 return Err(problem(format!("is of type {other:?}; known: F32, F16, BF16, F8_E4M3")));
             }
         };
-        if elements.and_then(|n| n.checked_mul(dtype.type_size())) != Some(bytes.len()) {
+        if elements.and_then(|n| n.checked_mul(format.bytes(1))) != Some(bytes.len()) {
             return Err(problem("is cut short; fetch the file again".to_owned()));
         }
         let bytes = TensorBytes::InFile(Arc::clone(&stored.file), stored.range.clone());
-        Ok(FileTensor { bytes, dtype, shape })
+        Ok(FileTensor { bytes, format, shape })
     }
 }
 
@@ -172,7 +171,7 @@ fn open_error(file: &Path, error: &safetensors::SafeTensorError) -> Error {
     Error::input(format!(
         "{}: damaged or unreadable safetensors file ({}); fetch it again",
         file.display(),
-        first_line(&error)
+        error.lines().next().unwrap_or_default()
     ))
 }
 

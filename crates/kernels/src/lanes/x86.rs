@@ -56,8 +56,38 @@ impl Lanes for Avx512 {
     }
 
     #[inline(always)]
+    fn negated(self, bytes: [u64; 2], negative: u16) -> __m512i {
+        unsafe {
+            let integers = _mm512_cvtepi8_epi32(_mm_set_epi64x(bytes[1] as i64, bytes[0] as i64));
+            _mm512_mask_sub_epi32(integers, negative, _mm512_setzero_si512(), integers)
+        }
+    }
+
+    #[inline(always)]
+    fn entries(self, table: &[i8; 16], packed: &[u8; LANES]) -> [__m512i; 2] {
+        unsafe { looked_up(table, packed).map(|bytes| _mm512_cvtepi8_epi32(bytes)) }
+    }
+
+    #[inline(always)]
+    fn entry_words(self, table: &[i8; 16], packed: &[u8; LANES]) -> __m512i {
+        unsafe {
+            let [low, high] = looked_up(table, packed);
+            _mm512_cvtepi8_epi16(_mm256_set_m128i(high, low))
+        }
+    }
+
+    #[inline(always)]
     fn unsigned_words(self, bytes: &[u8; 2 * LANES]) -> __m512i {
         unsafe { _mm512_cvtepu8_epi16(_mm256_loadu_si256(bytes.as_ptr().cast())) }
+    }
+
+    #[inline(always)]
+    fn negated_words(self, bytes: [u64; 4], negative: u32) -> __m512i {
+        unsafe {
+            let [low, high] = sixteens(bytes);
+            let words = _mm512_cvtepi8_epi16(_mm256_set_m128i(high, low));
+            _mm512_mask_sub_epi16(words, negative, _mm512_setzero_si512(), words)
+        }
     }
 
     #[inline(always)]
@@ -248,11 +278,44 @@ impl Lanes for Avx2 {
     }
 
     #[inline(always)]
+    fn negated(self, bytes: [u64; 2], negative: u16) -> [__m256i; 2] {
+        unsafe {
+            let bytes = negated(_mm_set_epi64x(bytes[1] as i64, bytes[0] as i64), negative);
+            [_mm256_cvtepi8_epi32(bytes), _mm256_cvtepi8_epi32(_mm_unpackhi_epi64(bytes, bytes))]
+        }
+    }
+
+    #[inline(always)]
+    fn entries(self, table: &[i8; 16], packed: &[u8; LANES]) -> [[__m256i; 2]; 2] {
+        unsafe {
+            looked_up(table, packed).map(|bytes| {
+                [_mm256_cvtepi8_epi32(bytes), _mm256_cvtepi8_epi32(_mm_unpackhi_epi64(bytes, bytes))]
+            })
+        }
+    }
+
+    #[inline(always)]
+    fn entry_words(self, table: &[i8; 16], packed: &[u8; LANES]) -> [__m256i; 2] {
+        unsafe { looked_up(table, packed).map(|bytes| _mm256_cvtepi8_epi16(bytes)) }
+    }
+
+    #[inline(always)]
     fn unsigned_words(self, bytes: &[u8; 2 * LANES]) -> [__m256i; 2] {
         unsafe {
             [
                 _mm256_cvtepu8_epi16(_mm_loadu_si128(bytes.as_ptr().cast())),
                 _mm256_cvtepu8_epi16(_mm_loadu_si128(bytes.as_ptr().add(16).cast())),
+            ]
+        }
+    }
+
+    #[inline(always)]
+    fn negated_words(self, bytes: [u64; 4], negative: u32) -> [__m256i; 2] {
+        unsafe {
+            let [low, high] = sixteens(bytes);
+            [
+                _mm256_cvtepi8_epi16(negated(low, negative as u16)),
+                _mm256_cvtepi8_epi16(negated(high, (negative >> 16) as u16)),
             ]
         }
     }
@@ -365,6 +428,45 @@ impl Lanes for Avx2 {
     fn two_halves(self, bytes: &[u8; 4]) -> ([__m256; 2], [f32; 2]) {
         let two = super::two_halves(bytes);
         (self.splat(two[0]), two)
+    }
+}
+
+/// # Safety
+/// SSE2.
+#[inline(always)]
+unsafe fn sixteens(eights: [u64; 4]) -> [__m128i; 2] {
+    let [a, b, c, d] = eights.map(|eight| eight as i64);
+    unsafe { [_mm_set_epi64x(b, a), _mm_set_epi64x(d, c)] }
+}
+
+/// Bytes times −1 where a bit is set; −128 stays.
+///
+/// # Safety
+/// AVX2.
+#[inline(always)]
+unsafe fn negated(bytes: __m128i, negative: u16) -> __m128i {
+    unsafe {
+        let places = _mm_set1_epi64x(0x8040_2010_0804_0201u64 as i64);
+        let eight_times_each = _mm_setr_epi8(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1);
+        let spread = _mm_shuffle_epi8(_mm_set1_epi16(negative as i16), eight_times_each);
+        let is_negative = _mm_cmpeq_epi8(_mm_and_si128(spread, places), places);
+        _mm_sub_epi8(_mm_xor_si128(bytes, is_negative), is_negative)
+    }
+}
+
+/// Entries of a table at the low and at the high four bits of each byte.
+///
+/// # Safety
+/// AVX2.
+#[inline(always)]
+unsafe fn looked_up(table: &[i8; 16], packed: &[u8; LANES]) -> [__m128i; 2] {
+    unsafe {
+        let (table, packed) =
+            (_mm_loadu_si128(table.as_ptr().cast()), _mm_loadu_si128(packed.as_ptr().cast()));
+        let four_bits = _mm_set1_epi8(15);
+        let low = _mm_and_si128(packed, four_bits);
+        let high = _mm_and_si128(_mm_srli_epi16::<4>(packed), four_bits);
+        [_mm_shuffle_epi8(table, low), _mm_shuffle_epi8(table, high)]
     }
 }
 

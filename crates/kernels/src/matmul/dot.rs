@@ -4,9 +4,8 @@
 //! each group is its product with the quants and one for its scale.
 
 use super::Format;
-use super::blocks::{
-    Block32, Block256, Offset, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0, bytes,
-};
+use super::blocks::{Block32, Block256, Offset};
+use super::format::by_block;
 use crate::lanes::{LANES, Lanes};
 
 /// A row of activations and its sums.
@@ -75,19 +74,12 @@ fn eight_by_eight(numbers: &[f32]) -> Vec<f32> {
 /// Σ w_i·x_i over a row of whole blocks.
 #[inline(always)]
 pub(super) fn dot<L: Lanes>(l: L, format: Format, row: &[u8], x: &Activations<'_>) -> f32 {
-    match format {
-        Format::F32 | Format::F16 | Format::BF16 => floats(l, format, row, x.x),
-        Format::Q4_0 => blocks_of_32::<L, Q4_0>(l, row, x),
-        Format::Q4_1 => blocks_of_32::<L, Q4_1>(l, row, x),
-        Format::Q5_0 => blocks_of_32::<L, Q5_0>(l, row, x),
-        Format::Q5_1 => blocks_of_32::<L, Q5_1>(l, row, x),
-        Format::Q8_0 => blocks_of_32::<L, Q8_0>(l, row, x),
-        Format::Q2K => blocks_of_256::<L, Q2K>(l, row, x),
-        Format::Q3K => blocks_of_256::<L, Q3K>(l, row, x),
-        Format::Q4K => blocks_of_256::<L, Q4K>(l, row, x),
-        Format::Q5K => blocks_of_256::<L, Q5K>(l, row, x),
-        Format::Q6K => blocks_of_256::<L, Q6K>(l, row, x),
-    }
+    by_block!(
+        format,
+        floats => floats(l, format, row, x.x),
+        B of 32 => blocks_of_32::<L, B>(l, row, x),
+        of 256 => blocks_of_256::<L, B>(l, row, x)
+    )
 }
 
 #[inline(always)]
@@ -126,7 +118,7 @@ fn floats<L: Lanes>(l: L, format: Format, row: &[u8], x: &[f32]) -> f32 {
 fn blocks_of_32<L: Lanes, B: Block32>(l: L, row: &[u8], x: &Activations<'_>) -> f32 {
     let (mut sum, mut offset_sum) = (l.splat(0.0), 0.0);
     for ((block, x), of_x) in row.chunks_exact(B::BYTES).zip(x.x.as_chunks::<32>().0).zip(&x.of_32) {
-        let (scales, [scale, next]) = l.two_halves(bytes(block, B::SCALE));
+        let (scales, [scale, next]) = B::scale(l, block);
         match B::OFFSET {
             Offset::None => {}
             Offset::OfScale(factor) => offset_sum += scale * (factor * of_x),

@@ -2,7 +2,7 @@
 //!
 //! Layouts are those of ggml (`ggml-common.h`), each described once, in `blocks`.
 
-use super::blocks::{Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0, dequantize_32, dequantize_256};
+use super::blocks::{Block32, Block256, dequantize_32, dequantize_256};
 use crate::lanes::{LANES, Lanes, Plain};
 use half::{bf16, f16};
 
@@ -18,16 +18,137 @@ pub enum Format {
     Q5_0,
     Q5_1,
     Q8_0,
+    Q8_1,
+    IQ4NL,
+    MXFP4,
     Q2K,
     Q3K,
     Q4K,
     Q5K,
     Q6K,
+    Q8K,
+    IQ4XS,
+    IQ3XXS,
+    IQ3S,
+    IQ2XXS,
+    IQ2XS,
+    IQ2S,
+    IQ1S,
+    IQ1M,
+    TQ1_0,
+    TQ2_0,
 }
+
+/// What is to be done with floats, and with block types of 32 and of 256 elements; there `$Block` is the type that describes
+/// the block.
+macro_rules! by_block {
+    ($format:expr, floats => $floats:expr, $Block:ident of 32 => $of_32:expr, of 256 => $of_256:expr) => {
+        match $format {
+            Format::F32 | Format::F16 | Format::BF16 => $floats,
+            Format::Q4_0 => {
+                type $Block = crate::matmul::blocks::Q4_0;
+                $of_32
+            }
+            Format::Q4_1 => {
+                type $Block = crate::matmul::blocks::Q4_1;
+                $of_32
+            }
+            Format::Q5_0 => {
+                type $Block = crate::matmul::blocks::Q5_0;
+                $of_32
+            }
+            Format::Q5_1 => {
+                type $Block = crate::matmul::blocks::Q5_1;
+                $of_32
+            }
+            Format::Q8_0 => {
+                type $Block = crate::matmul::blocks::Q8_0;
+                $of_32
+            }
+            Format::Q8_1 => {
+                type $Block = crate::matmul::blocks::Q8_1;
+                $of_32
+            }
+            Format::IQ4NL => {
+                type $Block = crate::matmul::blocks::IQ4NL;
+                $of_32
+            }
+            Format::MXFP4 => {
+                type $Block = crate::matmul::blocks::MXFP4;
+                $of_32
+            }
+            Format::Q2K => {
+                type $Block = crate::matmul::blocks::Q2K;
+                $of_256
+            }
+            Format::Q3K => {
+                type $Block = crate::matmul::blocks::Q3K;
+                $of_256
+            }
+            Format::Q4K => {
+                type $Block = crate::matmul::blocks::Q4K;
+                $of_256
+            }
+            Format::Q5K => {
+                type $Block = crate::matmul::blocks::Q5K;
+                $of_256
+            }
+            Format::Q6K => {
+                type $Block = crate::matmul::blocks::Q6K;
+                $of_256
+            }
+            Format::Q8K => {
+                type $Block = crate::matmul::blocks::Q8K;
+                $of_256
+            }
+            Format::IQ4XS => {
+                type $Block = crate::matmul::blocks::IQ4XS;
+                $of_256
+            }
+            Format::IQ3XXS => {
+                type $Block = crate::matmul::blocks::IQ3XXS;
+                $of_256
+            }
+            Format::IQ3S => {
+                type $Block = crate::matmul::blocks::IQ3S;
+                $of_256
+            }
+            Format::IQ2XXS => {
+                type $Block = crate::matmul::blocks::IQ2XXS;
+                $of_256
+            }
+            Format::IQ2XS => {
+                type $Block = crate::matmul::blocks::IQ2XS;
+                $of_256
+            }
+            Format::IQ2S => {
+                type $Block = crate::matmul::blocks::IQ2S;
+                $of_256
+            }
+            Format::IQ1S => {
+                type $Block = crate::matmul::blocks::IQ1S;
+                $of_256
+            }
+            Format::IQ1M => {
+                type $Block = crate::matmul::blocks::IQ1M;
+                $of_256
+            }
+            Format::TQ1_0 => {
+                type $Block = crate::matmul::blocks::TQ1_0;
+                $of_256
+            }
+            Format::TQ2_0 => {
+                type $Block = crate::matmul::blocks::TQ2_0;
+                $of_256
+            }
+        }
+    };
+}
+pub(super) use by_block;
 
 impl Format {
     /// All formats.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 27] = [
         Self::F32,
         Self::F16,
         Self::BF16,
@@ -36,29 +157,35 @@ impl Format {
         Self::Q5_0,
         Self::Q5_1,
         Self::Q8_0,
+        Self::Q8_1,
+        Self::IQ4NL,
+        Self::MXFP4,
         Self::Q2K,
         Self::Q3K,
         Self::Q4K,
         Self::Q5K,
         Self::Q6K,
+        Self::Q8K,
+        Self::IQ4XS,
+        Self::IQ3XXS,
+        Self::IQ3S,
+        Self::IQ2XXS,
+        Self::IQ2XS,
+        Self::IQ2S,
+        Self::IQ1S,
+        Self::IQ1M,
+        Self::TQ1_0,
+        Self::TQ2_0,
     ];
 
     /// Elements of a block, and its bytes.
     pub const fn block(self) -> (usize, usize) {
-        match self {
-            Self::F32 => (1, 4),
-            Self::F16 | Self::BF16 => (1, 2),
-            Self::Q4_0 => (32, 18),
-            Self::Q4_1 => (32, 20),
-            Self::Q5_0 => (32, 22),
-            Self::Q5_1 => (32, 24),
-            Self::Q8_0 => (32, 34),
-            Self::Q2K => (256, 84),
-            Self::Q3K => (256, 110),
-            Self::Q4K => (256, 144),
-            Self::Q5K => (256, 176),
-            Self::Q6K => (256, 210),
-        }
+        by_block!(
+            self,
+            floats => (1, if matches!(self, Self::F32) { 4 } else { 2 }),
+            B of 32 => (32, <B as Block32>::BYTES),
+            of 256 => (256, <B as Block256>::BYTES)
+        )
     }
 
     /// Bytes of `columns` elements, which must be whole blocks.
@@ -83,19 +210,12 @@ impl Format {
     #[inline(always)]
     pub(super) fn dequantize_with<L: Lanes>(self, lanes: L, blocks: &[u8], output: &mut [f32]) {
         assert_eq!(output.len() * self.block().1, blocks.len() * self.block().0, "blocks and elements");
-        match self {
-            Self::F32 | Self::F16 | Self::BF16 => self.widen(lanes, blocks, output),
-            Self::Q4_0 => dequantize_32::<L, Q4_0>(lanes, blocks, output),
-            Self::Q4_1 => dequantize_32::<L, Q4_1>(lanes, blocks, output),
-            Self::Q5_0 => dequantize_32::<L, Q5_0>(lanes, blocks, output),
-            Self::Q5_1 => dequantize_32::<L, Q5_1>(lanes, blocks, output),
-            Self::Q8_0 => dequantize_32::<L, Q8_0>(lanes, blocks, output),
-            Self::Q2K => dequantize_256::<L, Q2K>(lanes, blocks, output),
-            Self::Q3K => dequantize_256::<L, Q3K>(lanes, blocks, output),
-            Self::Q4K => dequantize_256::<L, Q4K>(lanes, blocks, output),
-            Self::Q5K => dequantize_256::<L, Q5K>(lanes, blocks, output),
-            Self::Q6K => dequantize_256::<L, Q6K>(lanes, blocks, output),
-        }
+        by_block!(
+            self,
+            floats => self.widen(lanes, blocks, output),
+            B of 32 => dequantize_32::<L, B>(lanes, blocks, output),
+            of 256 => dequantize_256::<L, B>(lanes, blocks, output)
+        );
     }
 
     /// Floats to f32.

@@ -13,17 +13,25 @@ fn noise(seed: u64, len: usize) -> Vec<f32> {
     std::iter::repeat_with(next).take(len).collect()
 }
 
-/// Random blocks: any bits but for the scales, which are sane f16.
+/// Where the f16 scales of a block are, and how large they are.
+fn scales(format: Format) -> &'static [(usize, f32)] {
+    match format {
+        Format::Q4_0 | Format::Q5_0 | Format::Q8_0 | Format::Q8_1 | Format::IQ4NL => &[(0, 0.05)],
+        Format::Q4_1 | Format::Q5_1 | Format::Q4K | Format::Q5K => &[(0, 0.05), (2, 0.03)],
+        Format::Q2K => &[(80, 0.05), (82, 0.03)],
+        Format::Q3K => &[(108, 0.05)],
+        Format::Q6K => &[(208, 0.05)],
+        Format::TQ1_0 => &[(52, 0.05)],
+        Format::TQ2_0 => &[(64, 0.05)],
+        // The other ones begin with it, or have none such.
+        Format::F32 | Format::F16 | Format::BF16 | Format::Q8K | Format::MXFP4 | Format::IQ1M => &[],
+        _ => &[(0, 0.05)],
+    }
+}
+
+/// Random blocks: any bits but for the scales, which are sane.
 fn random_weights(format: Format, rows: usize, columns: usize, seed: u64) -> Vec<u8> {
     let (elements, bytes) = format.block();
-    let scales: &[usize] = match format {
-        Format::F32 | Format::F16 | Format::BF16 => &[],
-        Format::Q4_0 | Format::Q5_0 | Format::Q8_0 => &[0],
-        Format::Q4_1 | Format::Q5_1 | Format::Q4K | Format::Q5K => &[0, 2],
-        Format::Q2K => &[80, 82],
-        Format::Q3K => &[108],
-        Format::Q6K => &[208],
-    };
     let values = noise(seed, rows * columns + 1);
     if let Format::F32 | Format::F16 | Format::BF16 = format {
         let values = &values[..rows * columns];
@@ -37,10 +45,16 @@ fn random_weights(format: Format, rows: usize, columns: usize, seed: u64) -> Vec
         .iter()
         .map(|x| ((x + 1.0) * 127.99) as u8)
         .collect();
-    for (block, value) in data.chunks_exact_mut(bytes).zip(&values) {
-        for &at in scales {
-            let scale = half::f16::from_f32(value * if at % 4 == 2 { 0.03 } else { 0.05 });
-            block[at..at + 2].copy_from_slice(&scale.to_le_bytes());
+    for (block, &value) in data.chunks_exact_mut(bytes).zip(&values) {
+        for &(at, size) in scales(format) {
+            block[at..at + 2].copy_from_slice(&half::f16::from_f32(value * size).to_le_bytes());
+        }
+        match format {
+            Format::Q8K => block[..4].copy_from_slice(&(value * 0.05).to_le_bytes()),
+            Format::MXFP4 => block[0] = 120 + block[0] % 8,
+            // The highest bits of its scale: the exponent is about that of 1/16.
+            Format::IQ1M => block[55] = block[55] & 0x8f | 0x20,
+            _ => {}
         }
     }
     data
@@ -122,7 +136,8 @@ fn several_matrices_are_multiplied_at_once() {
 
 #[test]
 fn extreme_activations_stay_finite_and_nan_is_seen() {
-    for (m, format) in [(1, Format::Q4_1), (2, Format::Q4_1), (1, Format::Q4K), (2, Format::Q4K)] {
+    let formats = [Format::Q4_1, Format::Q4K, Format::MXFP4, Format::IQ4XS, Format::IQ3S, Format::IQ1M];
+    for (m, format) in formats.into_iter().flat_map(|format| [(1, format), (2, format)]) {
         let data = random_weights(format, 33, 256, 9);
         let weights = Weights { data: &data, format, rows: 33, columns: 256 };
         for (value, finite) in [(1e30, true), (1e-40, true), (f32::NAN, false), (f32::INFINITY, false)] {
