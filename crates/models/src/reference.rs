@@ -69,7 +69,7 @@ impl Reference {
         }
         if is_path(text) {
             return Err(Error::input(format!(
-                "no model at {text}: there is no such file{}",
+                "no model at {text}: there is no such file{}; give a path, or a name that `layerscope models` lists",
                 or_near(text, &all)
             )));
         }
