@@ -37,7 +37,7 @@ fn every_figure_of_gemma3_equals_pytorchs_and_the_edge_is_a_global_layer() {
     let reasons = recommendation["reasons"].as_array().unwrap();
     let told = |part: &str| reasons.iter().any(|reason| reason.as_str().unwrap().contains(part));
     assert!(
-        told("Layers 5, 11, 17 see the whole prompt, the other 15 see a window of 512 tokens"),
+        told("Layers 5, 11, 17 see the whole prompt, the other 15 a window of 512 tokens"),
         "{reasons:?}"
     );
     assert!(

@@ -67,22 +67,6 @@ pub(crate) fn figure(value: f64, decimals: usize) -> String {
     if value.is_finite() { format!("{value:.decimals$}") } else { "–".to_owned() }
 }
 
-/// Ascending numbers as ranges: `0–4, 6, 8–9`.
-pub(crate) fn ranges(numbers: &[usize]) -> String {
-    let mut ranges: Vec<(usize, usize)> = vec![];
-    for &number in numbers {
-        match ranges.last_mut() {
-            Some((_, last)) if *last + 1 == number => *last = number,
-            _ => ranges.push((number, number)),
-        }
-    }
-    let text = |(first, last): (usize, usize)| match last - first {
-        0 => first.to_string(),
-        _ => format!("{first}–{last}"),
-    };
-    ranges.into_iter().map(text).collect::<Vec<_>>().join(", ")
-}
-
 /// Bytes for people, in powers of 1024.
 pub(crate) fn bytes(bytes: f64) -> String {
     let units = ["B", "KiB", "MiB", "GiB", "TiB"];

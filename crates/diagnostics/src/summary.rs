@@ -289,6 +289,22 @@ fn percentiles<const K: usize>(means: ArrayView1<'_, f64>, shares: [f64; K]) -> 
     })
 }
 
+/// Ascending numbers as a list of ranges: `0–4, 6, 8–9`.
+pub fn ranges(numbers: &[usize]) -> String {
+    let mut ranges: Vec<(usize, usize)> = vec![];
+    for &number in numbers {
+        match ranges.last_mut() {
+            Some((_, last)) if *last + 1 == number => *last = number,
+            _ => ranges.push((number, number)),
+        }
+    }
+    let text = |(first, last): (usize, usize)| match last - first {
+        0 => first.to_string(),
+        _ => format!("{first}–{last}"),
+    };
+    ranges.into_iter().map(text).collect::<Vec<_>>().join(", ")
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -416,5 +432,11 @@ mod tests {
             let rows: Vec<&[f64]> = rows.iter().map(Vec::as_slice).collect();
             let _ = (summarise(&rows), mean_upper_bound95(&rows));
         }
+    }
+
+    #[test]
+    fn numbers_that_follow_each_other_are_a_range() {
+        assert_eq!(ranges(&[0, 1, 2, 3, 4, 6, 8, 9]), "0–4, 6, 8–9");
+        assert_eq!((ranges(&[]).as_str(), ranges(&[7]).as_str()), ("", "7"));
     }
 }

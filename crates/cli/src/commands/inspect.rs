@@ -2,6 +2,7 @@
 
 use crate::args::InspectArguments;
 use crate::{models, output};
+use layerscope_diagnostics::summary::ranges;
 use layerscope_engine::{
     Activation, Interrupt, MemoryNeed, ModelConfig, NormKind, NormPlacement, OpenedModel, QueryKeyNorm,
     Result, RopeScaling, Tokenizer, WeightsPrecision, available_memory,
@@ -193,7 +194,7 @@ fn windows(windows: &[Option<usize>]) -> String {
     widths.dedup();
     let layers = |wanted: Option<usize>| {
         let layers: Vec<usize> = (0..windows.len()).filter(|&layer| windows[layer] == wanted).collect();
-        output::ranges(&layers)
+        ranges(&layers)
     };
     if widths.is_empty() {
         return "none: every layer sees every token".to_owned();
@@ -234,13 +235,13 @@ fn rope(config: &ModelConfig) -> String {
     }
     let several = kinds.len() > 1;
     let named = |(kind, layers): (String, Vec<usize>)| match several {
-        true => format!("{kind}, at layers {}", output::ranges(&layers)),
+        true => format!("{kind}, at layers {}", ranges(&layers)),
         false => kind,
     };
     let kinds: Vec<String> = kinds.into_iter().map(named).collect();
     let none = match without.is_empty() {
         true => String::new(),
-        false => format!("; none at layers {}", output::ranges(&without)),
+        false => format!("; none at layers {}", ranges(&without)),
     };
     format!("{}{none}", kinds.join("; "))
 }

@@ -54,7 +54,7 @@ fn windows_are_told_and_so_is_the_layer_of_the_edge() {
     let text = |evidence: &Evidence| recommend(evidence, Options::default()).unwrap().reasons.join("\n");
     let told = text(&evidence);
     for part in [
-        "Layers 4, 7 see the whole prompt, the other 6 see a window of 512 tokens",
+        "Layers 4, 7 see the whole prompt, the other 6 a window of 512 tokens: there",
         "The steepest edge of the frontier is layer 4, one that sees the whole prompt: without the prompt from there on it is \
          2.7000 nats, with that layer kept 0.2000; for the tolerance the cutoff keeps 1 layer more, 1 of them windowed.",
     ] {
@@ -64,6 +64,11 @@ fn windows_are_told_and_so_is_the_layer_of_the_edge() {
     // 1,031 tokens are within this one.
     evidence.window = Some(1_031);
     assert!(text(&evidence).contains("6 of 6 prompts fit into the window"));
+    evidence.windowed_layers = vec![3];
+    assert!(
+        text(&evidence)
+            .contains("Layer 3 sees a window of 1031 tokens only, the others the whole prompt: there")
+    );
     evidence.windowed_layers = vec![0, 1, 2, 3, 4, 5, 6, 7];
     let told = text(&evidence);
     assert!(told.contains("Every layer sees a window of 1031 tokens only"), "{told}");

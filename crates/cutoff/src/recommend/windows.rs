@@ -5,6 +5,7 @@
 
 use super::frontier_summary::FrontierSummary;
 use super::{Evidence, Recommendation, Verdict};
+use layerscope_diagnostics::summary::ranges;
 
 pub(super) fn reasons(
     found: &Recommendation,
@@ -22,14 +23,18 @@ pub(super) fn reasons(
 
 fn what_sees_what(evidence: &Evidence) -> String {
     let window = evidence.window.map_or("a sliding window".to_owned(), |w| format!("a window of {w} tokens"));
-    let global: Vec<String> = global(evidence).map(|layer| layer.to_string()).collect();
-    let windowed = evidence.windowed_layers.len();
-    let layers = match global.as_slice() {
-        [] => format!("Every layer sees {window} only"),
-        [one] => format!("Layer {one} alone sees the whole prompt, the other {windowed} see {window}"),
-        several => {
-            format!("Layers {} see the whole prompt, the other {windowed} see {window}", several.join(", "))
+    let windowed = &evidence.windowed_layers;
+    let global: Vec<usize> = (0..evidence.layers).filter(|layer| !windowed.contains(layer)).collect();
+    let named = |layers: &[usize]| match layers {
+        [one] => format!("Layer {one} sees"),
+        several => format!("Layers {} see", ranges(several)),
+    };
+    let layers = match (global.len(), windowed.len()) {
+        (0, _) => format!("Every layer sees {window} only"),
+        (few, many) if few <= many => {
+            format!("{} the whole prompt, the other {many} {window}", named(&global))
         }
+        _ => format!("{} {window} only, the others the whole prompt", named(windowed)),
     };
     format!(
         "{layers}: there a cutoff takes what the window still showed, and an anchor that the window has passed is not seen."
@@ -80,8 +85,4 @@ fn prompts_within(evidence: &Evidence) -> Option<String> {
              read them whole; on longer prompts they read less, and the cutoff may lie elsewhere."
         )
     })
-}
-
-fn global(evidence: &Evidence) -> impl Iterator<Item = usize> + '_ {
-    (0..evidence.layers).filter(|layer| !evidence.windowed_layers.contains(layer))
 }
