@@ -47,6 +47,41 @@ fn every_figure_of_gemma3_equals_pytorchs_and_the_edge_is_a_global_layer() {
     assert!(told("4 of 6 prompts fit into the window"), "{reasons:?}");
 }
 
+/// Past the windows only the layers that see everything can carry the prompt, and the recommendation says so.
+#[test]
+fn on_prompts_longer_than_its_windows_gemma3_is_cut_right_above_a_global_layer() {
+    let Some(model) = gemma3() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let (prompts, out) = (folder.path().join("needles.jsonl"), folder.path().join("run"));
+    succeed(
+        layerscope()
+            .arg("needle")
+            .arg(&model)
+            .args(["--lengths", "1280", "--depths", "0,25,50", "--samples", "1", "--write-prompts"])
+            .arg(&prompts),
+    );
+    let recorded = json(
+        layerscope()
+            .arg("record")
+            .arg(&model)
+            .args(["--max-new-tokens", "12", "--failure-cases", "0", "--json", "--prompts"])
+            .arg(&prompts)
+            .arg("--out")
+            .arg(&out),
+    );
+    let recommendation = &recorded["recommendation"];
+    assert_eq!(recommendation["l_cut"], 12);
+    let reasons = recommendation["reasons"].to_string();
+    assert!(reasons.contains("layer 11, one that sees the whole prompt"), "{reasons}");
+    assert!(reasons.contains("the cutoff lies right above it") && !reasons.contains("fit into the window"));
+    // At layers whose window has passed it, position 0 is not seen.
+    for prompt in recorded["show"]["prompts"].as_array().unwrap() {
+        for (layer, mass) in numbers(&prompt["bos_mass"]).into_iter().enumerate() {
+            assert_eq!(mass == 0.0, ![5, 11, 17].contains(&layer), "layer {layer}: {mass}");
+        }
+    }
+}
+
 /// Records the golden prompts in f32 and compares every figure with PyTorch's.
 fn check_figures(model: &Path, golden: &str, out: &Path) {
     let path = fixtures().join("golden").join(golden);
@@ -123,7 +158,12 @@ fn compare(found: &Value, expected: &Value, what: &str) -> u64 {
 
 #[test]
 fn native_weights_are_close_to_f32_and_say_how_close() {
-    let Some(model) = smollm2() else { return };
+    for model in [smollm2(), gemma3()].into_iter().flatten() {
+        check_native(&model);
+    }
+}
+
+fn check_native(model: &Path) {
     let folder = tempfile::tempdir().unwrap();
     let prompts = folder.path().join("prompts.jsonl");
     std::fs::write(
@@ -135,7 +175,7 @@ fn native_weights_are_close_to_f32_and_say_how_close() {
     succeed(
         layerscope()
             .arg("record")
-            .arg(&model)
+            .arg(model)
             .args(["--max-new-tokens", "16", "--prompts"])
             .arg(&prompts)
             .arg("--out")
@@ -143,16 +183,24 @@ fn native_weights_are_close_to_f32_and_say_how_close() {
     );
     let show = json(layerscope().arg("show").arg(&out).arg("--json"));
     let kl = show["manifest"]["native_kl"].as_f64().unwrap();
-    assert!(kl > 0.0 && kl < 0.05, "native weights are {kl} nats from f32");
+    assert!((0.0..0.05).contains(&kl), "native weights are {kl} nats from f32");
     let text = succeed(layerscope().arg("show").arg(&out));
     assert!(text.contains("nats per token from f32"), "{text}");
 }
 
 #[test]
 fn a_cutoff_of_all_layers_is_the_full_model_and_kv_is_what_the_cost_model_says() {
-    let Some(model) = smollm2() else { return };
+    // Layers, KV heads and elements of a head.
+    for (model, shape) in [(smollm2(), [30, 3, 64]), (gemma3(), [18, 1, 256])] {
+        if let Some(model) = model {
+            check_policies(&model, shape);
+        }
+    }
+}
+
+fn check_policies(model: &Path, [layers, kv_heads, head_dim]: [usize; 3]) {
     let generate = |policy: &str| {
-        json(layerscope().arg("generate").arg(&model).args([
+        json(layerscope().arg("generate").arg(model).args([
             "--weights",
             "f32",
             "--max-new-tokens",
@@ -166,16 +214,16 @@ fn a_cutoff_of_all_layers_is_the_full_model_and_kv_is_what_the_cost_model_says()
         ]))
     };
     let full = generate("full");
-    assert_eq!(generate("speed:30")["tokens"], full["tokens"]);
-    assert_eq!(generate("speed:30+bos")["tokens"], full["tokens"]);
-    // Bytes of one token's K and V at one layer: 3 KV heads of 64 elements in f32.
-    let token = 2 * 3 * 64 * 4;
+    assert_eq!(generate(&format!("speed:{layers}"))["tokens"], full["tokens"]);
+    assert_eq!(generate(&format!("speed:{layers}+bos"))["tokens"], full["tokens"]);
+    // Bytes of one token's K and V at one layer, in f32.
+    let token = 2 * kv_heads * head_dim * 4;
     let p = full["prompt_tokens"].as_array().unwrap().len();
     let (prefill, decode) = (p - 1, 24);
     for (policy, cutoff, anchors) in
-        [("full", 30, 0), ("speed:24", 24, 0), ("speed:24+bos", 24, 1), ("speed:1", 1, 0)]
+        [("full", layers, 0), ("speed:12", 12, 0), ("speed:12+bos", 12, 1), ("speed:1", 1, 0)]
     {
-        let expected = ((prefill - anchors) * cutoff + (anchors + decode) * 30) * token;
+        let expected = ((prefill - anchors) * cutoff + (anchors + decode) * layers) * token;
         let generation = generate(policy);
         assert_eq!(generation["kv_bytes"], expected, "{policy}: allocated");
         assert_eq!(generation["kv_bytes_model"], expected, "{policy}: cost model");

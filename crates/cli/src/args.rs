@@ -76,7 +76,8 @@ pub(crate) enum Command {
     /// List the models that can be loaded, and where they were found
     #[command(after_help = "Example:\n  layerscope models --json")]
     Models(ModelsArguments),
-    /// Print what a model is: architecture, layers, windows, heads, bytes, memory for a context, chat template, BoS
+    /// Print what a model is: architecture, layers, windows, heads, bytes, memory for a context, chat template, BoS; one of the
+    /// Hugging Face Hub is fetched first
     #[command(
         after_help = "Examples:\n  layerscope inspect model.gguf --context 32k\n  layerscope inspect google/gemma-3-270m-it --json"
     )]
