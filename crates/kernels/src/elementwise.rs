@@ -99,12 +99,43 @@ pub fn gate(activation: Activation, gate: &[f32], up: &[f32], output: &mut [f32]
     assert!(gate.len() == output.len() && up.len() == output.len(), "gate, up and output");
     by_rows(output, 1, |first, output| {
         let part = first..first + output.len();
-        let gate = &gate[part.clone()];
-        Instructions::best().dispatch(Activate { activation, x: gate, output });
-        for (y, up) in output.iter_mut().zip(&up[part]) {
-            *y *= up;
-        }
+        let (gate, up) = (&gate[part.clone()], &up[part]);
+        Instructions::best().dispatch(Gate { activation, gate, up, output });
     });
+}
+
+struct Gate<'a> {
+    activation: Activation,
+    gate: &'a [f32],
+    up: &'a [f32],
+    output: &'a mut [f32],
+}
+
+impl Operation for Gate<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd, L: Lanes>(self, _: S, _: L) {
+        let each = self.output.iter_mut().zip(self.gate).zip(self.up);
+        // A loop for each, so that each vectorises.
+        match self.activation {
+            Activation::Silu => {
+                for ((y, &gate), &up) in each {
+                    *y = silu(gate) * up;
+                }
+            }
+            Activation::Gelu => {
+                for ((y, &gate), &up) in each {
+                    *y = gelu(gate) * up;
+                }
+            }
+            Activation::GeluTanh => {
+                for ((y, &gate), &up) in each {
+                    *y = gelu_tanh(gate) * up;
+                }
+            }
+        }
+    }
 }
 
 /// f(x).
@@ -130,19 +161,42 @@ impl Operation for Activate<'_> {
 
     #[inline(always)]
     fn run<S: Simd, L: Lanes>(self, _: S, _: L) {
-        let pairs = self.output.iter_mut().zip(self.x);
+        let each = self.output.iter_mut().zip(self.x);
         match self.activation {
-            Activation::Silu => pairs.for_each(|(y, &x)| *y = x * sigmoid(x)),
-            Activation::Gelu => pairs.for_each(|(y, &x)| {
-                *y = 0.5 * x * (1.0 + libm::erff(x * std::f32::consts::FRAC_1_SQRT_2));
-            }),
-            // (1 + tanh(u)) / 2 is the sigmoid of 2u.
-            Activation::GeluTanh => pairs.for_each(|(y, &x)| {
-                const TWICE_ROOT: f32 = 1.595_769_2;
-                *y = x * sigmoid(TWICE_ROOT * (x + 0.044_715 * x * x * x));
-            }),
+            Activation::Silu => {
+                for (y, &x) in each {
+                    *y = silu(x);
+                }
+            }
+            Activation::Gelu => {
+                for (y, &x) in each {
+                    *y = gelu(x);
+                }
+            }
+            Activation::GeluTanh => {
+                for (y, &x) in each {
+                    *y = gelu_tanh(x);
+                }
+            }
         }
     }
+}
+
+#[inline(always)]
+fn silu(x: f32) -> f32 {
+    x * sigmoid(x)
+}
+
+#[inline(always)]
+fn gelu(x: f32) -> f32 {
+    0.5 * x * (1.0 + libm::erff(x * std::f32::consts::FRAC_1_SQRT_2))
+}
+
+#[inline(always)]
+fn gelu_tanh(x: f32) -> f32 {
+    // √(8/π): (1 + tanh(u)) / 2 is the sigmoid of 2u.
+    const TWICE_ROOT: f32 = 1.595_769_2;
+    x * sigmoid(TWICE_ROOT * (x + 0.044_715 * x * x * x))
 }
 
 /// 1 / (1 + e^−x).
