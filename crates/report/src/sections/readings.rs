@@ -88,16 +88,16 @@ fn tokens(place: &Place<'_>, index: usize, reading: &Reading) -> Figure {
     };
     let model = &place.run.manifest.model;
     let striped = match model.window.filter(|window| *window < reading.p) {
-        Some(window) => format!("; striped: beyond the window of {window} tokens"),
+        Some(window) => format!(" Striped is what a layer's window of {window} tokens never reaches."),
         None => String::new(),
     };
     Figure {
         drawing: Drawing::Map(MapDrawing {
             title: format!("Attention received by the tokens of prompt {}", reading.prompt_id),
-            unit: format!("share of attention, logarithmic; position 0 left out of the scale{striped}"),
+            unit: "share of attention, logarithmic; position 0 left out of the scale".into(),
             description: format!(
                 "Share of the generating tokens' attention that each of {} prompt tokens receives at each of {} layers, mean over \
-                 heads and decode steps.",
+                 heads and decode steps.{striped}",
                 reading.p,
                 place.layers()
             ),
