@@ -176,6 +176,7 @@ impl ModelConfig {
         let Some(architecture) = fields.optional_text(Key("model_type", ""))? else {
             return Err(Error::input(format!("{}: `model_type` is missing", source.display())));
         };
+        check_quantization(&fields)?;
         let mut config = Self::read(&fields, architecture, assumed)?;
         config.vocab = fields.count(Key("vocab_size", ""))?;
         if let Some(tied) = fields.optional_boolean(Key("tie_word_embeddings", ""))? {
@@ -271,6 +272,21 @@ impl ModelConfig {
 
 const MOST_LAYERS: usize = 4096;
 
+/// That a checkpoint's weights are not packed in a way that is not read.
+fn check_quantization(fields: &Fields<'_>) -> Result<()> {
+    const METHOD: Key = Key("quant_method", "");
+    let Some(quantization) = fields.object(Key("quantization_config", "")) else { return Ok(()) };
+    match quantization.optional_text(METHOD)? {
+        None | Some("fp8" | "fbgemm_fp8" | "compressed-tensors") => Ok(()),
+        Some(other) => Err(quantization.error(
+            METHOD,
+            &format!(
+                "is `{other}`, which is not supported (known: fp8); take the model unquantised or as GGUF"
+            ),
+        )),
+    }
+}
+
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
@@ -309,6 +325,7 @@ mod tests {
             ("4096", "99999999999999999999", "hidden_size"),
             ("\"rope_theta\":500000.0", "\"rope_theta\":\"x\"", "rope_theta"),
             ("\"rope_theta\"", "\"hidden_act\":\"xielu\",\"rope_theta\"", "xielu"),
+            ("\"rope_theta\"", "\"quantization_config\":{\"quant_method\":\"gptq\"},\"rope_theta\"", "gptq"),
             ("\"rope_theta\"", "\"layer_types\":[\"linear_attention\"],\"rope_theta\"", "layer_types"),
         ] {
             let text = LLAMA_3_1.replace(from, to);
