@@ -1,5 +1,7 @@
 //! Tables and JSON on standard output.
 
+pub(crate) use layerscope_engine::readable_bytes as bytes;
+
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 use layerscope_engine::{Error, Result};
 use serde::Serialize;
@@ -65,15 +67,6 @@ pub(crate) fn table(header: &[&str], rows: Vec<Vec<String>>) -> String {
 /// A figure with so many decimals; a dash where it is undefined.
 pub(crate) fn figure(value: f64, decimals: usize) -> String {
     if value.is_finite() { format!("{value:.decimals$}") } else { "–".to_owned() }
-}
-
-/// Bytes for people, in powers of 1024.
-pub(crate) fn bytes(bytes: f64) -> String {
-    let units = ["B", "KiB", "MiB", "GiB", "TiB"];
-    let power = (bytes.max(1.0).log2() / 10.0).floor().clamp(0.0, 4.0);
-    let value = bytes / 1024f64.powf(power);
-    let unit = units[power as usize];
-    if power == 0.0 { format!("{value} {unit}") } else { format!("{value:.1} {unit}") }
 }
 
 #[cfg(test)]

@@ -35,7 +35,7 @@ pub use generate::{
 pub use guard::{guarded, is_guarded};
 pub use hooks::{Hook, HookContext, HookPoint, Hooks, Site};
 pub use kv::{KvNumbers, KvPrecision, KvStore};
-pub use memory::{MemoryNeed, available_memory, check as check_memory};
+pub use memory::{MemoryNeed, available_memory, check as check_memory, readable_bytes};
 pub use model::{Model, ModelFiles, ModelSource, OpenedModel, WeightType, folder_config, gguf_config};
 pub use policy::{
     Anchors, Arrived, KeysValuesAbove, LayerTokens, POLICIES, Policy, PolicyKind, PolicyRules, UNTRAINED,

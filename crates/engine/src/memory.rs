@@ -108,6 +108,7 @@ pub fn check(name: &str, need: &MemoryNeed) -> Result<()> {
 }
 
 fn check_against(name: &str, need: &MemoryNeed, free: u64) -> Result<()> {
+    let size = |bytes: u64| readable_bytes(bytes as f64);
     let total = need.total();
     if total <= free {
         return Ok(());
@@ -134,15 +135,13 @@ fn check_against(name: &str, need: &MemoryNeed, free: u64) -> Result<()> {
     )))
 }
 
-/// Bytes for people, in binary units.
-fn size(bytes: u64) -> String {
-    const UNITS: [&str; 5] = ["KiB", "MiB", "GiB", "TiB", "PiB"];
-    let mut value = bytes as f64 / 1024.0;
-    let mut unit = 0;
-    while value >= 1024.0 && unit + 1 < UNITS.len() {
-        (value, unit) = (value / 1024.0, unit + 1);
-    }
-    format!("{value:.1} {}", UNITS[unit])
+/// Bytes for people, in powers of 1024.
+pub fn readable_bytes(bytes: f64) -> String {
+    let units = ["B", "KiB", "MiB", "GiB", "TiB"];
+    let power = (bytes.max(1.0).log2() / 10.0).floor().clamp(0.0, 4.0);
+    let value = bytes / 1024f64.powf(power);
+    let unit = units[power as usize];
+    if power == 0.0 { format!("{value} {unit}") } else { format!("{value:.1} {unit}") }
 }
 
 #[cfg(test)]

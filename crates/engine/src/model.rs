@@ -55,7 +55,7 @@ impl Model {
         progress: &mut dyn FnMut(usize, usize) -> Result<()>,
     ) -> Result<Self> {
         let opened = OpenedModel::open(source)?;
-        memory::check(&opened.name, &opened.memory_need(precision))?;
+        memory::check(&opened.name, &opened.memory_need(precision, &[]))?;
         opened.load(precision, progress)
     }
 
@@ -106,8 +106,8 @@ impl OpenedModel {
         }
     }
 
-    /// Memory that weights and tokenizer take in a precision.
-    pub fn memory_need(&self, precision: WeightsPrecision) -> MemoryNeed {
+    /// Memory that weights in a precision, the tokenizer and a sequence that keeps `kept` tokens at each layer take.
+    pub fn memory_need(&self, precision: WeightsPrecision, kept: &[usize]) -> MemoryNeed {
         let types = self.weight_types();
         let bytes = types.iter().map(|kind| match precision {
             WeightsPrecision::Native => kind.bytes,
@@ -116,6 +116,7 @@ impl OpenedModel {
         let bytes = bytes.fold(0, u64::saturating_add);
         MemoryNeed::of_weights(&self.config, KvPrecision::with(precision), bytes)
             .with_tokenizer(self.tokenizer.vocab_size())
+            .with_sequence(&self.config, kept)
     }
 
     /// Loads the weights; `progress(done, all)` is told after each block and may break off with an error.

@@ -115,7 +115,7 @@ fn model(arguments: &BenchArguments, interrupt: &Interrupt) -> Result<Subject> {
     let name = arguments.model.as_deref().unwrap_or_default();
     let opened = models::open_named(name, arguments.architecture.as_deref(), interrupt)?;
     let plan = plan(arguments, &opened.config)?;
-    let need = opened.memory_need(arguments.weights.into()).with_sequence(&opened.config, &plan.most_kept());
+    let need = opened.memory_need(arguments.weights.into(), &plan.most_kept());
     let model = models::load(opened, arguments.weights, &need)?;
     let prompts = parse_prompts(TEXT_NAME, TEXT)?;
     let text: Vec<String> = prompts.iter().map(Prompt::text).collect();

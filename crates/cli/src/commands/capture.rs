@@ -27,7 +27,7 @@ pub(crate) fn run(arguments: &CaptureArguments, interrupt: &Interrupt) -> Result
     let prompt = models::prompt_tokens(&arguments.prompt, &opened.tokenizer)?;
     opened.config.check_sequence(prompt.len(), arguments.max_new_tokens.max(1))?;
     let kept = policy.capacity(prompt.len(), arguments.max_new_tokens.max(1));
-    let need = opened.memory_need(arguments.model.weights.into()).with_sequence(&opened.config, &kept);
+    let need = opened.memory_need(arguments.model.weights.into(), &kept);
     let model = models::load(opened, arguments.model.weights, &need)?;
 
     let captured = RefCell::new(Captured::new());

@@ -19,7 +19,7 @@ pub(crate) fn run(arguments: &GenerateArguments, interrupt: &Interrupt) -> Resul
     let prompt = models::prompt_tokens(&arguments.prompt, &opened.tokenizer)?;
     opened.config.check_sequence(prompt.len(), arguments.max_new_tokens)?;
     let kept = policy.capacity(prompt.len(), arguments.max_new_tokens);
-    let need = opened.memory_need(arguments.model.weights.into()).with_sequence(&opened.config, &kept);
+    let need = opened.memory_need(arguments.model.weights.into(), &kept);
     let model = models::load(opened, arguments.model.weights, &need)?;
     let settings = GenerationSettings {
         max_new_tokens: arguments.max_new_tokens,

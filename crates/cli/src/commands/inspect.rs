@@ -22,10 +22,8 @@ pub(crate) fn run(arguments: &InspectArguments, interrupt: &Interrupt) -> Result
     let config = &opened.config;
     let context = arguments.context.unwrap_or(config.context);
     let kept = vec![context; config.layers];
-    let memory = [WeightsPrecision::Native, WeightsPrecision::F32].map(|precision| Memory {
-        precision,
-        need: opened.memory_need(precision).with_sequence(config, &kept),
-    });
+    let memory = [WeightsPrecision::Native, WeightsPrecision::F32]
+        .map(|precision| Memory { precision, need: opened.memory_need(precision, &kept) });
     let free = available_memory();
     if arguments.json {
         output::json(&json!({

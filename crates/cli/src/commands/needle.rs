@@ -26,7 +26,7 @@ pub(crate) fn run(arguments: &NeedleArguments, interrupt: &Interrupt) -> Result<
     let longest = grid.lengths.iter().copied().max().unwrap_or(0);
     let kept = policies.iter().map(|policy| policy.capacity(longest, arguments.max_new_tokens));
     let kept = kept.max_by_key(|kept| kept.iter().sum::<usize>()).unwrap_or_default();
-    let need = opened.memory_need(arguments.model.weights.into()).with_sequence(&opened.config, &kept);
+    let need = opened.memory_need(arguments.model.weights.into(), &kept);
     let model = models::load(opened, arguments.model.weights, &need)?;
 
     let bar = progress::needles(prompts.len() * policies.len());

@@ -52,10 +52,7 @@ fn memory_need(opened: &OpenedModel, prompts: &PromptFile, arguments: &RecordArg
     let fitting = lengths.map(|tokens| tokens.len()).filter(|length| length + steps <= config.context + 1);
     let longest = fitting.max().unwrap_or(0);
     let kept = Policy::full(config.layers).capacity(longest, steps);
-    opened
-        .memory_need(arguments.model.weights.into())
-        .with_sequence(config, &kept)
-        .with_probes(config, longest, steps)
+    opened.memory_need(arguments.model.weights.into(), &kept).with_probes(config, longest, steps)
 }
 
 /// The arguments that repeat a recording, but for the folders of its files: where they lie is the user's own affair.

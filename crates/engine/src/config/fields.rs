@@ -81,6 +81,14 @@ impl<'a> Fields<'a> {
         Error::input(format!("{}: {name} is not {expected}", self.source.display()))
     }
 
+    /// Whether a `config.json` says that there is no such thing.
+    pub(crate) fn is_null(&self, key: Key) -> bool {
+        match self.format {
+            Format::Gguf { .. } => false,
+            Format::Json(json) => key.0.split('|').any(|name| json.get(name).is_some_and(Json::is_null)),
+        }
+    }
+
     pub(crate) fn has(&self, key: Key) -> bool {
         self.find(key).is_some()
     }

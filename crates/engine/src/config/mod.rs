@@ -336,6 +336,15 @@ mod tests {
         }
     }
 
+    #[test]
+    fn soft_caps_of_gemma_2_are_there_unless_a_config_switches_them_off() {
+        let gemma = LLAMA_3_1.replace("\"llama\"", "\"gemma2\"");
+        assert_eq!(read(&gemma, None).unwrap().attention_soft_cap, Some(50.0));
+        let off = gemma.replace("\"rope_theta\"", "\"attn_logit_softcapping\":null,\"rope_theta\"");
+        let off = read(&off, None).unwrap();
+        assert_eq!((off.attention_soft_cap, off.logit_soft_cap), (None, Some(30.0)));
+    }
+
     /// Fields of all families, and values that no model has beside some that models have.
     fn field() -> impl Strategy<Value = (&'static str, Json)> {
         let names = [

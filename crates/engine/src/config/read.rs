@@ -1,6 +1,6 @@
 //! What all families have in common, read as a Llama-like decoder has it; a family then says where it differs.
 
-use super::fields::Format;
+use super::fields::{Format, RopeFactors};
 use super::{
     Activation, Fields, Key, MOST_LAYERS, ModelConfig, NormKind, NormPlacement, RopeConfig, RopeScaling,
 };
@@ -133,22 +133,24 @@ pub(crate) fn rope(
     context: usize,
 ) -> Result<RopeConfig> {
     match fields.format {
-        Format::Gguf { .. } => gguf_rope(fields, head_dim, context),
+        Format::Gguf { rope_factors, .. } => gguf_rope(fields, rope_factors, head_dim, context),
         Format::Json(_) => json_rope(fields, layer_type, head_dim, context),
     }
 }
 
 const ORIGINAL_CONTEXT: Key = Key("original_max_position_embeddings", "rope.scaling.original_context_length");
 
-fn gguf_rope(fields: &Fields<'_>, head_dim: usize, context: usize) -> Result<RopeConfig> {
+fn gguf_rope(
+    fields: &Fields<'_>,
+    factors: &RopeFactors,
+    head_dim: usize,
+    context: usize,
+) -> Result<RopeConfig> {
     const TYPE: Key = Key("", "rope.scaling.type");
     const FACTOR: Key = Key("", "rope.scaling.factor");
-    let Format::Gguf { rope_factors, .. } = fields.format else {
-        return json_rope(fields, None, head_dim, context);
-    };
     let original_context = fields.optional_count(ORIGINAL_CONTEXT)?.unwrap_or(context);
     let magnitude = fields.number_or(Key("", "rope.scaling.attn_factor"), 1.0)?;
-    let scaling = match (&rope_factors.all, &rope_factors.short_and_long, fields.optional_text(TYPE)?) {
+    let scaling = match (&factors.all, &factors.short_and_long, fields.optional_text(TYPE)?) {
         (Some(factors), ..) => RopeScaling::Factors(factors.clone()),
         (None, Some([short, long]), _) => {
             RopeScaling::Long { short: short.clone(), long: long.clone(), original_context, magnitude }
@@ -193,14 +195,12 @@ fn json_rope(
         (Some(parameters), Some(key)) => Some(parameters.object(key).unwrap_or(parameters)),
         (parameters, _) => parameters,
     };
-    let base = match parameters.as_ref().map(|parameters| parameters.optional_number(BASE)).transpose()? {
-        Some(Some(base)) => base,
-        _ => fields.number_or(BASE, 10_000.0)?,
+    // Beside the other parameters, or at the top.
+    let number = |key: Key, otherwise: f64| match &parameters {
+        Some(parameters) if parameters.has(key) => parameters.number(key),
+        _ => fields.number_or(key, otherwise),
     };
-    let part = match parameters.as_ref().map(|parameters| parameters.optional_number(PART)).transpose()? {
-        Some(Some(part)) => part,
-        _ => fields.number_or(PART, 1.0)?,
-    };
+    let (base, part) = (number(BASE, 10_000.0)?, number(PART, 1.0)?);
     let scaling = match parameters.or_else(|| fields.object(Key("rope_scaling", ""))) {
         None => RopeScaling::None,
         Some(scaling) => json_scaling(fields, &scaling, context)?,

@@ -4,7 +4,8 @@ use super::Family;
 use super::names::{gguf, hugging_face};
 use crate::Result;
 use crate::config::{
-    Activation, Fields, Key, ModelConfig, NormPlacement, QueryKeyNorm, RopeScaling, activation, rope, windows,
+    Activation, Fields, Key, ModelConfig, NormPlacement, QueryKeyNorm, RopeConfig, RopeScaling, activation,
+    rope, windows,
 };
 use crate::weights::{Place, Weight};
 
@@ -26,10 +27,13 @@ pub(super) static GEMMA_2: Family = Family {
     configure: |fields, config| {
         // GGUF files leave the scale of the 27B model, and the order of layers, to the architecture.
         sandwiched(fields, config, 46)?;
-        config.attention_soft_cap =
-            Some(fields.number_or(Key("attn_logit_softcapping", "attn_logit_softcapping"), 50.0)?);
-        config.logit_soft_cap =
-            Some(fields.number_or(Key("final_logit_softcapping", "final_logit_softcapping"), 30.0)?);
+        // There unless they are switched off.
+        let cap = |key: Key, otherwise: f64| match fields.is_null(key) {
+            true => Ok(None),
+            false => fields.number_or(key, otherwise).map(Some),
+        };
+        config.attention_soft_cap = cap(Key("attn_logit_softcapping", "attn_logit_softcapping"), 50.0)?;
+        config.logit_soft_cap = cap(Key("final_logit_softcapping", "final_logit_softcapping"), 30.0)?;
         config.windows = windows(fields, config.layers, |layer| layer.is_multiple_of(2))?;
         Ok(())
     },
@@ -45,6 +49,8 @@ pub(super) static GEMMA_3: Family = Family {
     configure: |fields, config| {
         sandwiched(fields, config, 62)?;
         config.query_key_norm = Some(QueryKeyNorm::EachHead);
+        config.attention_soft_cap = fields.optional_number(Key("attn_logit_softcapping", ""))?;
+        config.logit_soft_cap = fields.optional_number(Key("final_logit_softcapping", ""))?;
         let pattern =
             Key("sliding_window_pattern|_sliding_window_pattern", "attention.sliding_window_pattern");
         let pattern = fields.optional_count(pattern)?.unwrap_or(6);
@@ -66,7 +72,7 @@ pub(super) static GEMMA_3: Family = Family {
 };
 
 /// Rotary embedding of the windowed layers: never stretched, and with a base of its own.
-fn local_rope(fields: &Fields<'_>, config: &ModelConfig) -> Result<crate::config::RopeConfig> {
+fn local_rope(fields: &Fields<'_>, config: &ModelConfig) -> Result<RopeConfig> {
     const BASE: Key = Key("rope_local_base_freq", "rope.freq_base_swa");
     let by_type = Key("sliding_attention", "");
     let mut local = rope(fields, Some(by_type), config.head_dim, config.context)?;
@@ -89,8 +95,6 @@ fn all_gemmas(fields: &Fields<'_>, config: &mut ModelConfig) -> Result<()> {
 fn sandwiched(fields: &Fields<'_>, config: &mut ModelConfig, layers_of_27b: usize) -> Result<()> {
     all_gemmas(fields, config)?;
     config.norm_placement = NormPlacement::BeforeAndAfter;
-    config.attention_soft_cap = fields.optional_number(Key("attn_logit_softcapping", ""))?;
-    config.logit_soft_cap = fields.optional_number(Key("final_logit_softcapping", ""))?;
     let otherwise = match config.layers == layers_of_27b {
         true => config.hidden / config.heads,
         false => config.head_dim,
