@@ -4,6 +4,7 @@
 //! All data are row-major `f32` slices. Vector width is chosen at run time (AVX-512, AVX2 with FMA, NEON or plain).
 
 pub mod attention;
+pub mod cuda;
 pub mod distribution;
 pub mod elementwise;
 mod exp;

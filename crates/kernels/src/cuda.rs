@@ -1,0 +1,23 @@
+//! A GPU as kernels see it: memory, launches, products, graphs.
+//!
+//! [`Device`] is an NVIDIA GPU through its driver (feature `cuda`), or its emulation on the CPU (feature `cuda-emulation`),
+//! which runs the same kernels from the same sources. Without either there is no way to open one, and all else compiles.
+//!
+//! Work is queued in order, on one stream; reading waits for it.
+
+mod backend;
+mod device;
+#[cfg(feature = "cuda")]
+mod driver;
+#[cfg(feature = "cuda-emulation")]
+mod emulator;
+mod error;
+mod memory;
+
+pub use backend::{DeviceInformation, Element, Product};
+pub use device::{Device, Graph};
+pub use error::DeviceError;
+pub use memory::{Buffer, Numbers, Pool};
+
+#[cfg(all(test, feature = "cuda-emulation"))]
+mod tests;

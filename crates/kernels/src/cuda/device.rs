@@ -1,0 +1,291 @@
+//! A device: where memory comes from and work goes.
+
+use super::backend::{Backend, Captured, Launch, Result};
+use super::memory::{Buffer, Pool};
+use super::{DeviceError, DeviceInformation, Product};
+use bytemuck::NoUninit;
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// A GPU, or its emulation; clones are the same one.
+#[derive(Clone)]
+pub struct Device(Arc<Inner>);
+
+struct Inner {
+    backend: Box<dyn Backend>,
+    /// The pool that requests are met from comes last.
+    pools: Mutex<Vec<Pool>>,
+    capturing: AtomicBool,
+    allocated: AtomicUsize,
+    peak: AtomicUsize,
+}
+
+/// Captured work, with the memory that it uses; it can be queued again and again.
+pub struct Graph {
+    captured: Box<dyn Captured>,
+    device: Device,
+    memory: Pool,
+}
+
+impl Device {
+    /// The GPU of that number.
+    ///
+    /// # Errors
+    /// [`DeviceError::Unavailable`] where this build, this machine or its driver has none.
+    pub fn open(index: usize) -> Result<Self> {
+        #[cfg(feature = "cuda")]
+        return Ok(Self::new(Box::new(super::driver::Driver::open(index)?)));
+        #[cfg(not(feature = "cuda"))]
+        Err(DeviceError::Unavailable(format!(
+            "there is no way to GPU {index}: this layerscope is built without the feature `cuda`; build it with \
+             `--features cuda`, or use `--device cpu`"
+        )))
+    }
+
+    /// How many GPUs there are: none where they cannot be used.
+    pub fn count() -> usize {
+        #[cfg(feature = "cuda")]
+        return super::driver::Driver::count().unwrap_or(0);
+        #[cfg(not(feature = "cuda"))]
+        0
+    }
+
+    /// The kernels on the CPU, slow and thorough.
+    #[cfg(feature = "cuda-emulation")]
+    pub fn emulated() -> Self {
+        Self::new(Box::new(super::emulator::Emulator::new()))
+    }
+
+    #[cfg(any(feature = "cuda", feature = "cuda-emulation"))]
+    fn new(backend: Box<dyn Backend>) -> Self {
+        Self(Arc::new(Inner {
+            backend,
+            pools: Mutex::new(vec![Pool::default()]),
+            capturing: AtomicBool::new(false),
+            allocated: AtomicUsize::new(0),
+            peak: AtomicUsize::new(0),
+        }))
+    }
+
+    pub(super) fn backend(&self) -> &dyn Backend {
+        &*self.0.backend
+    }
+
+    /// What it is.
+    pub fn information(&self) -> &DeviceInformation {
+        self.backend().information()
+    }
+
+    /// Free and whole memory, bytes; what waits in the pool counts as free.
+    ///
+    /// # Errors
+    /// Where the device fails.
+    pub fn memory(&self) -> Result<(usize, usize)> {
+        self.trim();
+        self.backend().memory()
+    }
+
+    /// Bytes taken from the driver.
+    pub fn allocated_bytes(&self) -> usize {
+        self.0.allocated.load(Ordering::Relaxed)
+    }
+
+    /// The most bytes that were taken at once since [`Self::reset_peak`].
+    pub fn peak_bytes(&self) -> usize {
+        self.0.peak.load(Ordering::Relaxed)
+    }
+
+    /// Begins [`Self::peak_bytes`] anew, from what is taken now; gives back first what waits in the pool.
+    pub fn reset_peak(&self) {
+        self.trim();
+        self.0.peak.store(self.allocated_bytes(), Ordering::Relaxed);
+    }
+
+    /// Memory for a moment, from the pool; contents undefined.
+    ///
+    /// # Errors
+    /// [`DeviceError::OutOfMemory`].
+    pub fn allocate(&self, bytes: usize) -> Result<Buffer> {
+        let pools = self.0.pools.lock().unwrap_or_else(PoisonError::into_inner);
+        let pool = pools.last().cloned().unwrap_or_default();
+        drop(pools);
+        let size = Pool::size(bytes);
+        let address = match pool.take(size) {
+            Some(address) => address,
+            None => self.take(size)?,
+        };
+        Ok(Buffer::new(self.clone(), address, bytes, Some((pool, size))))
+    }
+
+    /// Memory to keep, to the byte; contents undefined.
+    ///
+    /// # Errors
+    /// [`DeviceError::OutOfMemory`].
+    pub fn reserve(&self, bytes: usize) -> Result<Buffer> {
+        Ok(Buffer::new(self.clone(), self.take(bytes.max(1))?, bytes, None))
+    }
+
+    /// Numbers in memory for a moment.
+    ///
+    /// # Errors
+    /// As [`Self::allocate`] and [`Buffer::write`].
+    pub fn upload<T: NoUninit>(&self, numbers: &[T]) -> Result<Buffer> {
+        let buffer = self.allocate(size_of_val(numbers))?;
+        buffer.write(0, numbers)?;
+        Ok(buffer)
+    }
+
+    fn take(&self, bytes: usize) -> Result<u64> {
+        self.check_not_capturing("memory is taken")?;
+        let address = match self.backend().allocate(bytes) {
+            Err(DeviceError::OutOfMemory { .. }) => {
+                self.trim();
+                self.backend().allocate(bytes)?
+            }
+            other => other?,
+        };
+        let allocated = self.0.allocated.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        self.0.peak.fetch_max(allocated, Ordering::Relaxed);
+        Ok(address)
+    }
+
+    pub(super) fn release(&self, address: u64, bytes: usize) {
+        self.backend().free(address);
+        self.0.allocated.fetch_sub(bytes, Ordering::Relaxed);
+    }
+
+    /// Gives what waits in the pools back to the driver.
+    fn trim(&self) {
+        let pools = self.0.pools.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        for (bytes, address) in pools.iter().flat_map(Pool::drain) {
+            self.release(address, bytes);
+        }
+    }
+
+    /// Queues a kernel.
+    ///
+    /// # Errors
+    /// Where there is no such kernel or the device refuses the launch.
+    ///
+    /// # Safety
+    /// `parameters` is the struct that the kernel takes, and the addresses in it are of buffers as long as the kernel reads
+    /// and writes. (They may be dropped once this returns.)
+    pub unsafe fn launch<P: Copy>(
+        &self,
+        kernel: &'static str,
+        grid: [usize; 3],
+        threads: usize,
+        shared_bytes: usize,
+        parameters: &P,
+    ) -> Result<()> {
+        if grid.contains(&0) {
+            return Ok(());
+        }
+        let mut blocks = [0; 3];
+        for (blocks, &wanted) in blocks.iter_mut().zip(&grid) {
+            *blocks = u32::try_from(wanted).map_err(|_| {
+                DeviceError::Failure(format!("kernel {kernel}: {wanted} blocks are too many; please report this"))
+            })?;
+        }
+        self.backend().launch(&Launch {
+            kernel,
+            grid: blocks,
+            threads: threads as u32,
+            shared_bytes,
+            parameters: std::ptr::from_ref(parameters).cast(),
+            parameter_bytes: size_of::<P>(),
+            lifetime: std::marker::PhantomData,
+        })
+    }
+
+    /// Queues a product.
+    ///
+    /// # Errors
+    /// Where the device or its library fails.
+    ///
+    /// # Safety
+    /// The addresses are of buffers as long as the product says.
+    pub unsafe fn multiply(&self, product: &Product) -> Result<()> {
+        if product.rows == 0 || product.outputs == 0 {
+            return Ok(());
+        }
+        self.backend().multiply(product)
+    }
+
+    /// Waits for all queued work.
+    ///
+    /// # Errors
+    /// What failed in it.
+    pub fn synchronize(&self) -> Result<()> {
+        self.backend().synchronize()
+    }
+
+    /// Runs `work` with short-lived memory from a pool.
+    pub fn with_memory<R>(&self, memory: &Pool, work: impl FnOnce() -> R) -> R {
+        self.0.pools.lock().unwrap_or_else(PoisonError::into_inner).push(memory.clone());
+        let result = work();
+        self.0.pools.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        result
+    }
+
+    /// Notes what `work` queues, without running it, as a graph; `memory` must have all that it allocates, as it has after
+    /// the same work was run with it. What `work` returns it writes each time that the graph is launched.
+    ///
+    /// # Errors
+    /// Whatever `work` fails with, and where it does what a graph cannot hold: taking memory, reading or writing the
+    /// host's.
+    pub fn capture<R, E: From<DeviceError>>(
+        &self,
+        memory: &Pool,
+        work: impl FnOnce() -> std::result::Result<R, E>,
+    ) -> std::result::Result<(Graph, R), E> {
+        self.backend().begin_capture()?;
+        self.0.capturing.store(true, Ordering::Relaxed);
+        let result = self.with_memory(memory, work);
+        self.0.capturing.store(false, Ordering::Relaxed);
+        let captured = self.backend().end_capture();
+        let result = result?;
+        Ok((Graph { captured: captured?, device: self.clone(), memory: memory.clone() }, result))
+    }
+
+    pub(super) fn check_not_capturing(&self, what: &str) -> Result<()> {
+        match self.0.capturing.load(Ordering::Relaxed) {
+            true => Err(DeviceError::Failure(format!("{what} while a graph is captured; please report this"))),
+            false => Ok(()),
+        }
+    }
+}
+
+impl fmt::Debug for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.information().name)
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        let pools = self.pools.get_mut().unwrap_or_else(PoisonError::into_inner);
+        for (_, address) in pools.iter().flat_map(Pool::drain) {
+            self.backend.free(address);
+        }
+    }
+}
+
+impl Graph {
+    /// Queues the work.
+    ///
+    /// # Errors
+    /// Where the device fails.
+    pub fn launch(&self) -> Result<()> {
+        self.captured.launch()
+    }
+}
+
+impl Drop for Graph {
+    fn drop(&mut self) {
+        for (bytes, address) in self.memory.drain() {
+            self.device.release(address, bytes);
+        }
+    }
+}

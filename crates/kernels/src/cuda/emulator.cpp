@@ -1,0 +1,247 @@
+// Runs kernels on the CPU, so that their every index is tested where there is no GPU.
+//
+// Threads of a block are fibers. One runs until it comes to a barrier or a collective of its warp; which goes on is drawn at
+// random, so that a missing barrier shows as a wrong result. Shared memory begins as NaN, with a border that must stay as
+// it was; asynchronous copies arrive no sooner than they are waited for.
+#include "kernels.cu"
+
+#include <setjmp.h>
+#include <stdio.h>
+#include <sys/mman.h>
+#include <ucontext.h>
+
+#include <map>
+#include <string>
+#include <vector>
+
+namespace emulator {
+
+thread_local Thread current;
+
+namespace {
+
+constexpr size_t STACK = 256 << 10, BORDER = 256, SLOT = 64;
+constexpr unsigned char POISON = 0xff, BORDER_BYTE = 0xa5;
+
+struct Registered {
+    size_t parameter_bytes;
+    unsigned threads;
+    void (*run)(const void*);
+};
+std::map<std::string, Registered>& kernels() {
+    static std::map<std::string, Registered> registered;
+    return registered;
+}
+
+struct Copy {
+    void* to;
+    const void* from;
+    bool wanted;
+};
+
+enum class State { Ready, AtBlockBarrier, AtWarpBarrier, Done };
+
+struct Fiber {
+    void* stack = nullptr;
+    ucontext_t entry;
+    jmp_buf at;
+    bool started = false;
+    State state = State::Done;
+    std::vector<Copy> copies;
+    // How many of `copies` each committed group ends at.
+    std::vector<size_t> groups;
+};
+
+struct Warp {
+    unsigned waiting = 0, alive = 0;
+    // Two sets of slots by turns: whoever reads the one has not yet come to the exchange after the next.
+    unsigned turn[32] = {};
+    alignas(64) unsigned char slots[2][32][SLOT];
+};
+
+struct Machine {
+    std::vector<Fiber> fibers;
+    std::vector<Warp> warps;
+    std::vector<unsigned char> shared;
+    size_t shared_bytes = 0;
+    unsigned threads = 0, waiting = 0, alive = 0;
+    jmp_buf scheduler;
+    const Registered* kernel = nullptr;
+    const void* parameters = nullptr;
+    uint64_t random = 1;
+
+    ~Machine() {
+        for (Fiber& fiber : fibers)
+            if (fiber.stack) munmap(fiber.stack, STACK);
+    }
+    uint64_t draw() {
+        random ^= random << 13, random ^= random >> 7, random ^= random << 17;
+        return random;
+    }
+    unsigned char* shared_start() {
+        unsigned char* start = shared.data() + BORDER;
+        return start + (128 - reinterpret_cast<uintptr_t>(start) % 128) % 128;
+    }
+};
+thread_local Machine machine;
+
+Fiber& mine() { return machine.fibers[current.index]; }
+Warp& my_warp() { return machine.warps[current.index / 32]; }
+
+void release_block() {
+    if (machine.waiting == 0 || machine.waiting < machine.alive) return;
+    for (unsigned i = 0; i < machine.threads; i++)
+        if (machine.fibers[i].state == State::AtBlockBarrier) machine.fibers[i].state = State::Ready;
+    machine.waiting = 0;
+}
+void release_warp(unsigned index) {
+    Warp& warp = machine.warps[index];
+    if (warp.waiting == 0 || warp.waiting < warp.alive) return;
+    for (unsigned i = index * 32; i < index * 32 + 32; i++)
+        if (machine.fibers[i].state == State::AtWarpBarrier) machine.fibers[i].state = State::Ready;
+    warp.waiting = 0;
+}
+void pause() {
+    if (_setjmp(mine().at) == 0) _longjmp(machine.scheduler, 1);
+}
+void run_thread() {
+    machine.kernel->run(machine.parameters);
+    mine().state = State::Done;
+    machine.alive--;
+    my_warp().alive--;
+    release_block();
+    release_warp(current.index / 32);
+    _longjmp(machine.scheduler, 1);
+}
+
+// Whether every thread came to its end.
+bool run_block(const unsigned block[3], const unsigned grid[3]) {
+    Machine& m = machine;
+    memset(m.shared.data(), BORDER_BYTE, m.shared.size());
+    memset(m.shared_start(), POISON, m.shared_bytes);
+    m.waiting = 0, m.alive = m.threads;
+    for (Warp& warp : m.warps) warp.waiting = 0, warp.alive = 32, memset(warp.turn, 0, sizeof warp.turn);
+    for (unsigned i = 0; i < m.threads; i++) {
+        Fiber& fiber = m.fibers[i];
+        if (!fiber.stack)
+            fiber.stack = mmap(nullptr, STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        fiber.started = false, fiber.state = State::Ready;
+        fiber.copies.clear(), fiber.groups.clear();
+    }
+    std::vector<unsigned> ready(m.threads);
+    while (m.alive > 0) {
+        size_t count = 0;
+        for (unsigned i = 0; i < m.threads; i++)
+            if (m.fibers[i].state == State::Ready) ready[count++] = i;
+        if (count == 0) return false;
+        // All that are ready, in a random order.
+        for (; count > 0; count--) {
+            std::swap(ready[m.draw() % count], ready[count - 1]);
+            const unsigned index = ready[count - 1];
+            Fiber& fiber = m.fibers[index];
+            current = Thread{index, m.threads, {block[0], block[1], block[2]}, {grid[0], grid[1], grid[2]}};
+            if (_setjmp(m.scheduler) == 0) {
+                if (fiber.started) _longjmp(fiber.at, 1);
+                fiber.started = true;
+                getcontext(&fiber.entry);
+                fiber.entry.uc_stack.ss_sp = fiber.stack;
+                fiber.entry.uc_stack.ss_size = STACK;
+                fiber.entry.uc_link = nullptr;
+                makecontext(&fiber.entry, run_thread, 0);
+                setcontext(&fiber.entry);
+            }
+        }
+    }
+    return true;
+}
+
+}  // namespace
+
+Kernel::Kernel(const char* name, size_t parameter_bytes, unsigned threads, void (*run)(const void*)) {
+    kernels()[name] = Registered{parameter_bytes, threads, run};
+}
+void* dynamic_shared() { return machine.shared_start(); }
+void block_barrier() {
+    mine().state = State::AtBlockBarrier;
+    machine.waiting++;
+    release_block();
+    if (mine().state != State::Ready) pause();
+}
+void warp_barrier() {
+    mine().state = State::AtWarpBarrier;
+    my_warp().waiting++;
+    release_warp(current.index / 32);
+    if (mine().state != State::Ready) pause();
+}
+void exchange(const void* bytes, unsigned count) {
+    const unsigned lane = current.index % 32;
+    Warp& warp = my_warp();
+    warp.turn[lane] ^= 1;
+    memcpy(warp.slots[warp.turn[lane]][lane], bytes, count);
+    warp_barrier();
+}
+const void* lane(unsigned index) {
+    Warp& warp = my_warp();
+    return warp.slots[warp.turn[current.index % 32]][index];
+}
+void copy_later(void* to, const void* from, bool wanted) { mine().copies.push_back(Copy{to, from, wanted}); }
+void commit_copies() { mine().groups.push_back(mine().copies.size()); }
+void wait_for_copies(unsigned groups) {
+    Fiber& fiber = mine();
+    if (fiber.groups.size() <= groups) return;
+    const size_t arrived = fiber.groups.size() - groups, end = fiber.groups[arrived - 1];
+    for (size_t i = 0; i < end; i++) {
+        const Copy& copy = fiber.copies[i];
+        Vector16 bytes = {};
+        if (copy.wanted) bytes = *static_cast<const Vector16*>(copy.from);
+        *static_cast<Vector16*>(copy.to) = bytes;
+    }
+    fiber.copies.erase(fiber.copies.begin(), fiber.copies.begin() + static_cast<ptrdiff_t>(end));
+    fiber.groups.erase(fiber.groups.begin(), fiber.groups.begin() + static_cast<ptrdiff_t>(arrived));
+    for (size_t& group : fiber.groups) group -= end;
+}
+
+}  // namespace emulator
+
+// 0, or a sentence about what is wrong with the launch or the kernel in `message`.
+extern "C" int layerscope_emulate(const char* name, const uint32_t grid[3], uint32_t threads, size_t shared_bytes,
+                                  const void* parameters, size_t parameter_bytes, uint64_t seed, char* message,
+                                  size_t message_bytes) {
+    using namespace emulator;
+    const auto refuse = [&](const char* what) {
+        snprintf(message, message_bytes, "kernel %s: %s", name, what);
+        return 1;
+    };
+    const auto found = kernels().find(name);
+    if (found == kernels().end()) return refuse("there is none of that name");
+    const Registered& kernel = found->second;
+    if (kernel.parameter_bytes != parameter_bytes) return refuse("its parameters are of another size");
+    if (threads == 0 || threads % 32 != 0 || threads > kernel.threads) return refuse("threads of a block");
+    if (grid[0] == 0 || grid[1] == 0 || grid[2] == 0 || grid[1] > 65535 || grid[2] > 65535) return refuse("blocks of the grid");
+    if (shared_bytes > (227u << 10)) return refuse("more shared memory than a block can have");
+
+    Machine& m = machine;
+    m.kernel = &kernel, m.parameters = parameters, m.threads = threads;
+    m.random = seed * 2654435769u + 88172645463325252u;
+    if (m.fibers.size() < threads) m.fibers.resize(threads);
+    m.warps.resize(threads / 32);
+    m.shared.assign(shared_bytes + 2 * BORDER + 128, 0);
+    m.shared_bytes = shared_bytes;
+    for (uint32_t z = 0; z < grid[2]; z++)
+        for (uint32_t y = 0; y < grid[1]; y++)
+            for (uint32_t x = 0; x < grid[0]; x++) {
+                const unsigned block[3] = {x, y, z}, blocks[3] = {grid[0], grid[1], grid[2]};
+                if (!run_block(block, blocks)) return refuse("threads wait for each other at different barriers");
+                const unsigned char* start = m.shared_start();
+                for (size_t i = 0; i < BORDER; i++)
+                    if (start[-1 - static_cast<ptrdiff_t>(i)] != BORDER_BYTE || start[shared_bytes + i % 128] != BORDER_BYTE)
+                        return refuse("writes beyond its shared memory");
+            }
+    return 0;
+}
+
+// Bytes of the parameters of a kernel; 0 where there is none of that name.
+extern "C" size_t layerscope_emulated_parameter_bytes(const char* name) {
+    const auto found = emulator::kernels().find(name);
+    return found == emulator::kernels().end() ? 0 : found->second.parameter_bytes;
+}

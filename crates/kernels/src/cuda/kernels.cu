@@ -1,0 +1,4 @@
+// Every kernel, in one translation unit.
+#include "portable.cuh"
+
+#include "../elementwise.cu"

@@ -1,0 +1,208 @@
+//! Device memory: buffers that give themselves back, and pools that keep what is given back for the next who asks.
+//!
+//! Since all work is queued on one stream, memory that is given back can be handed out again at once.
+
+use super::backend::Result;
+use super::{Device, DeviceError, Element};
+use bytemuck::{AnyBitPattern, NoUninit};
+use half::bf16;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Memory on a device, which goes back when dropped.
+pub struct Buffer {
+    device: Device,
+    address: u64,
+    bytes: usize,
+    /// The pool it goes back to, with the size that it has there.
+    home: Option<(Pool, usize)>,
+}
+
+/// Memory that was given back. What a [`super::Graph`] uses comes from a pool of its own, which it keeps.
+#[derive(Clone, Default)]
+pub struct Pool(Arc<Mutex<BTreeMap<usize, Vec<u64>>>>);
+
+impl Pool {
+    pub(super) fn take(&self, bytes: usize) -> Option<u64> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).get_mut(&bytes)?.pop()
+    }
+
+    fn give(&self, bytes: usize, address: u64) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).entry(bytes).or_default().push(address);
+    }
+
+    /// Takes all out: sizes and addresses.
+    pub(super) fn drain(&self) -> Vec<(usize, u64)> {
+        let sizes = std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner));
+        sizes.into_iter().flat_map(|(bytes, addresses)| addresses.into_iter().map(move |a| (bytes, a))).collect()
+    }
+
+    /// The size in which a request is met: at most an eighth more, so that requests of about the same size share memory.
+    pub(super) fn size(bytes: usize) -> usize {
+        let granularity = (bytes.next_power_of_two() / 16).max(512);
+        bytes.max(1).next_multiple_of(granularity)
+    }
+}
+
+impl Buffer {
+    pub(super) fn new(device: Device, address: u64, bytes: usize, home: Option<(Pool, usize)>) -> Self {
+        Self { device, address, bytes, home }
+    }
+
+    /// Where it is, for the parameters of kernels.
+    pub fn address(&self) -> u64 {
+        self.address
+    }
+
+    /// How long it is.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// The device that it is on.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// Copies from host memory, from `offset` bytes on.
+    ///
+    /// # Errors
+    /// Where it does not fit, while a graph is captured, and where the device fails.
+    pub fn write<T: NoUninit>(&self, offset: usize, numbers: &[T]) -> Result<()> {
+        let bytes = bytemuck::cast_slice(numbers);
+        self.check(offset, bytes.len())?;
+        self.device.check_not_capturing("host memory is written")?;
+        if bytes.is_empty() { Ok(()) } else { self.device.backend().write(self.address + offset as u64, bytes) }
+    }
+
+    /// Copies into host memory, from `offset` bytes on, after all queued work.
+    ///
+    /// # Errors
+    /// As [`Self::write`].
+    pub fn read<T: NoUninit + AnyBitPattern>(&self, offset: usize, numbers: &mut [T]) -> Result<()> {
+        let bytes = bytemuck::cast_slice_mut(numbers);
+        self.check(offset, bytes.len())?;
+        self.device.check_not_capturing("device memory is read")?;
+        if bytes.is_empty() { Ok(()) } else { self.device.backend().read(self.address + offset as u64, bytes) }
+    }
+
+    /// All of it as numbers.
+    ///
+    /// # Errors
+    /// As [`Self::read`].
+    pub fn to_vec<T: NoUninit + AnyBitPattern>(&self) -> Result<Vec<T>> {
+        let mut numbers = vec![T::zeroed(); self.bytes / size_of::<T>()];
+        self.read(0, &mut numbers)?;
+        Ok(numbers)
+    }
+
+    /// Copies `bytes` of another buffer of the same device.
+    ///
+    /// # Errors
+    /// Where either is too short, and where the device fails.
+    pub fn copy_from(&self, offset: usize, from: &Self, from_offset: usize, bytes: usize) -> Result<()> {
+        self.check(offset, bytes)?;
+        from.check(from_offset, bytes)?;
+        if bytes == 0 {
+            return Ok(());
+        }
+        self.device.backend().copy(from.address + from_offset as u64, self.address + offset as u64, bytes)
+    }
+
+    /// Zeros everywhere.
+    ///
+    /// # Errors
+    /// Where the device fails.
+    pub fn clear(&self) -> Result<()> {
+        if self.bytes == 0 { Ok(()) } else { self.device.backend().clear(self.address, self.bytes) }
+    }
+
+    fn check(&self, offset: usize, bytes: usize) -> Result<()> {
+        match offset.checked_add(bytes) {
+            Some(end) if end <= self.bytes => Ok(()),
+            _ => Err(DeviceError::Failure(format!(
+                "{bytes} bytes at {offset} are beyond a buffer of {}; please report this",
+                self.bytes
+            ))),
+        }
+    }
+}
+
+/// Numbers of one type, one after the other, in a buffer.
+#[derive(Clone, Copy)]
+pub struct Numbers<'a> {
+    buffer: &'a Buffer,
+    element: Element,
+    first: usize,
+    len: usize,
+}
+
+impl<'a> Numbers<'a> {
+    /// `len` numbers from the one with index `first` on.
+    ///
+    /// # Panics
+    /// If the buffer is shorter.
+    pub fn new(buffer: &'a Buffer, element: Element, first: usize, len: usize) -> Self {
+        assert!((first + len) * element.bytes() <= buffer.bytes(), "numbers within their buffer");
+        Self { buffer, element, first, len }
+    }
+
+    /// All numbers of a buffer.
+    pub fn all(buffer: &'a Buffer, element: Element) -> Self {
+        Self::new(buffer, element, 0, buffer.bytes() / element.bytes())
+    }
+
+    /// Where the first is.
+    pub fn address(&self) -> u64 {
+        self.buffer.address() + (self.first * self.element.bytes()) as u64
+    }
+
+    /// Their type.
+    pub fn element(&self) -> Element {
+        self.element
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The device that they are on.
+    pub fn device(&self) -> &'a Device {
+        self.buffer.device()
+    }
+
+    /// In f32 on the host.
+    ///
+    /// # Errors
+    /// As [`Buffer::read`].
+    pub fn to_vec(&self) -> Result<Vec<f32>> {
+        let offset = self.first * self.element.bytes();
+        match self.element {
+            Element::F32 => {
+                let mut numbers = vec![0.0; self.len];
+                self.buffer.read(offset, &mut numbers)?;
+                Ok(numbers)
+            }
+            Element::Bf16 => {
+                let mut bits = vec![0u16; self.len];
+                self.buffer.read(offset, &mut bits)?;
+                Ok(bits.into_iter().map(|bits| bf16::from_bits(bits).to_f32()).collect())
+            }
+        }
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        match &self.home {
+            Some((pool, size)) => pool.give(*size, self.address),
+            None => self.device.release(self.address, self.bytes.max(1)),
+        }
+    }
+}

@@ -1,0 +1,93 @@
+#![allow(clippy::unwrap_used)]
+
+use super::{Device, DeviceError, Element, Pool, Product};
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct AddParameters {
+    a: u64,
+    b: u64,
+    output: u64,
+    elements: u64,
+}
+
+fn add(device: &Device, a: &super::Buffer, b: &super::Buffer, output: &super::Buffer) -> Result<(), DeviceError> {
+    let elements = (output.bytes() / 4) as u64;
+    let parameters =
+        AddParameters { a: a.address(), b: b.address(), output: output.address(), elements };
+    // SAFETY: three buffers of as many numbers.
+    unsafe { device.launch("add_f32", [2, 1, 1], 64, 0, &parameters) }
+}
+
+#[test]
+fn memory_goes_there_and_back_and_is_used_again() {
+    let device = Device::emulated();
+    let buffer = device.upload(&[1f32, 2.0, 3.0]).unwrap();
+    assert_eq!(buffer.to_vec::<f32>().unwrap(), [1.0, 2.0, 3.0]);
+    assert!(buffer.write(8, &[1f32, 2.0]).is_err());
+    let address = buffer.address();
+    drop(buffer);
+    assert_eq!(device.allocate(12).unwrap().address(), address);
+    let taken = device.allocated_bytes();
+    let kept = device.reserve(1000).unwrap();
+    assert_eq!(device.allocated_bytes(), taken + 1000);
+    drop(kept);
+    assert_eq!((device.allocated_bytes(), device.peak_bytes()), (taken, taken + 1000));
+    assert!(matches!(device.reserve(1 << 40), Err(DeviceError::OutOfMemory { .. })));
+}
+
+#[test]
+fn a_graph_runs_again_in_memory_of_its_own() {
+    let device = Device::emulated();
+    let (one, total) = (device.upload(&[1f32; 100]).unwrap(), device.upload(&[0f32; 100]).unwrap());
+    let memory = Pool::default();
+    let work = || {
+        let doubled = device.allocate(400)?;
+        add(&device, &one, &one, &doubled)?;
+        add(&device, &total, &doubled, &total)?;
+        Ok::<_, DeviceError>(doubled)
+    };
+    assert!(device.capture(&memory, work).is_err(), "memory is taken beforehand");
+    drop(device.with_memory(&memory, work).unwrap());
+    let (graph, doubled) = device.capture(&memory, work).unwrap();
+    assert_eq!(total.to_vec::<f32>().unwrap(), [2.0; 100], "capturing runs nothing");
+    let other = device.upload(&[7f32; 100]).unwrap();
+    graph.launch().unwrap();
+    graph.launch().unwrap();
+    assert_eq!(total.to_vec::<f32>().unwrap(), [6.0; 100]);
+    assert_eq!(doubled.to_vec::<f32>().unwrap(), [2.0; 100]);
+    assert_eq!(other.to_vec::<f32>().unwrap(), [7.0; 100]);
+}
+
+#[test]
+fn products_are_row_by_row() {
+    let device = Device::emulated();
+    let x = device.upload(&[1f32, 2.0, 3.0, 4.0]).unwrap();
+    let weights = device.upload(&[1f32, 0.0, 0.0, 1.0, 1.0, 1.0]).unwrap();
+    let output = device.upload(&[10f32; 6]).unwrap();
+    let product = Product {
+        x: x.address(),
+        weights: weights.address(),
+        inputs_in: Element::F32,
+        output: output.address(),
+        output_in: Element::F32,
+        rows: 2,
+        inputs: 2,
+        outputs: 3,
+        accumulate: true,
+    };
+    // SAFETY: the buffers are of these sizes.
+    unsafe { device.multiply(&product).unwrap() };
+    assert_eq!(output.to_vec::<f32>().unwrap(), [11.0, 12.0, 13.0, 13.0, 14.0, 17.0]);
+}
+
+#[test]
+fn what_is_wrong_with_a_launch_is_said() {
+    let device = Device::emulated();
+    // SAFETY: nothing of this runs.
+    let unknown = unsafe { device.launch("nothing", [1; 3], 32, 0, &0u64) }.unwrap_err();
+    assert!(unknown.to_string().contains("none of that name"));
+    // SAFETY: as above.
+    let misshapen = unsafe { device.launch("add_f32", [1; 3], 32, 0, &0u64) }.unwrap_err();
+    assert!(misshapen.to_string().contains("another size"));
+}
