@@ -185,7 +185,9 @@ impl Device {
         let mut blocks = [0; 3];
         for (blocks, &wanted) in blocks.iter_mut().zip(&grid) {
             *blocks = u32::try_from(wanted).map_err(|_| {
-                DeviceError::Failure(format!("kernel {kernel}: {wanted} blocks are too many; please report this"))
+                DeviceError::Failure(format!(
+                    "kernel {kernel}: {wanted} blocks are too many; please report this"
+                ))
             })?;
         }
         self.backend().launch(&Launch {
@@ -251,7 +253,9 @@ impl Device {
 
     pub(super) fn check_not_capturing(&self, what: &str) -> Result<()> {
         match self.0.capturing.load(Ordering::Relaxed) {
-            true => Err(DeviceError::Failure(format!("{what} while a graph is captured; please report this"))),
+            true => {
+                Err(DeviceError::Failure(format!("{what} while a graph is captured; please report this")))
+            }
             false => Ok(()),
         }
     }

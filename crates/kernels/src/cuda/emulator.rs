@@ -47,10 +47,24 @@ struct State {
 
 #[derive(Clone)]
 enum Work {
-    Launch { kernel: &'static str, grid: [u32; 3], threads: u32, shared_bytes: usize, parameters: Vec<u64>, bytes: usize },
+    Launch {
+        kernel: &'static str,
+        grid: [u32; 3],
+        threads: u32,
+        shared_bytes: usize,
+        parameters: Vec<u64>,
+        bytes: usize,
+    },
     Multiply(Product),
-    Copy { from: u64, to: u64, bytes: usize },
-    Clear { at: u64, bytes: usize },
+    Copy {
+        from: u64,
+        to: u64,
+        bytes: usize,
+    },
+    Clear {
+        at: u64,
+        bytes: usize,
+    },
 }
 
 struct CapturedWork {
@@ -140,7 +154,8 @@ impl Backend for Emulator {
         if bytes > free {
             return Err(DeviceError::OutOfMemory { wanted: bytes, free });
         }
-        let mut memory = vec![0u128; (bytes + 2 * BORDER).div_ceil(size_of::<u128>()) + 16].into_boxed_slice();
+        let mut memory =
+            vec![0u128; (bytes + 2 * BORDER).div_ceil(size_of::<u128>()) + 16].into_boxed_slice();
         let start = memory.as_mut_ptr().cast::<u8>();
         // SAFETY: within what was just allocated.
         let address = unsafe {
@@ -160,7 +175,8 @@ impl Backend for Emulator {
         unsafe {
             let start = (address as *mut u8).sub(BORDER);
             let border = |at: usize| std::slice::from_raw_parts(start.add(at), BORDER);
-            let intact = [border(0), border(BORDER + bytes)].iter().all(|b| b.iter().all(|&x| x == BORDER_BYTE));
+            let intact =
+                [border(0), border(BORDER + bytes)].iter().all(|b| b.iter().all(|&x| x == BORDER_BYTE));
             let len = (bytes + 2 * BORDER).div_ceil(size_of::<u128>()) + 16;
             drop(Box::from_raw(std::ptr::slice_from_raw_parts_mut(start.cast::<u128>(), len)));
             assert!(intact || std::thread::panicking(), "a kernel wrote beyond a buffer of {bytes} bytes");
@@ -192,7 +208,11 @@ impl Backend for Emulator {
         let mut parameters = vec![0u64; bytes.div_ceil(size_of::<u64>())];
         // SAFETY: a struct of that length; its padding is copied without being looked at.
         unsafe {
-            std::ptr::copy_nonoverlapping(launch.parameters.cast::<u8>(), parameters.as_mut_ptr().cast(), bytes);
+            std::ptr::copy_nonoverlapping(
+                launch.parameters.cast::<u8>(),
+                parameters.as_mut_ptr().cast(),
+                bytes,
+            );
         }
         let &Launch { kernel, grid, threads, shared_bytes, .. } = launch;
         self.queue(Work::Launch { kernel, grid, threads, shared_bytes, parameters, bytes })

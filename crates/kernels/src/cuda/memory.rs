@@ -34,7 +34,10 @@ impl Pool {
     /// Takes all out: sizes and addresses.
     pub(super) fn drain(&self) -> Vec<(usize, u64)> {
         let sizes = std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner));
-        sizes.into_iter().flat_map(|(bytes, addresses)| addresses.into_iter().map(move |a| (bytes, a))).collect()
+        sizes
+            .into_iter()
+            .flat_map(|(bytes, addresses)| addresses.into_iter().map(move |a| (bytes, a)))
+            .collect()
     }
 
     /// The size in which a request is met: at most an eighth more, so that requests of about the same size share memory.
@@ -72,7 +75,11 @@ impl Buffer {
         let bytes = bytemuck::cast_slice(numbers);
         self.check(offset, bytes.len())?;
         self.device.check_not_capturing("host memory is written")?;
-        if bytes.is_empty() { Ok(()) } else { self.device.backend().write(self.address + offset as u64, bytes) }
+        if bytes.is_empty() {
+            Ok(())
+        } else {
+            self.device.backend().write(self.address + offset as u64, bytes)
+        }
     }
 
     /// Copies into host memory, from `offset` bytes on, after all queued work.
@@ -83,7 +90,11 @@ impl Buffer {
         let bytes = bytemuck::cast_slice_mut(numbers);
         self.check(offset, bytes.len())?;
         self.device.check_not_capturing("device memory is read")?;
-        if bytes.is_empty() { Ok(()) } else { self.device.backend().read(self.address + offset as u64, bytes) }
+        if bytes.is_empty() {
+            Ok(())
+        } else {
+            self.device.backend().read(self.address + offset as u64, bytes)
+        }
     }
 
     /// All of it as numbers.

@@ -11,10 +11,14 @@ struct AddParameters {
     elements: u64,
 }
 
-fn add(device: &Device, a: &super::Buffer, b: &super::Buffer, output: &super::Buffer) -> Result<(), DeviceError> {
+fn add(
+    device: &Device,
+    a: &super::Buffer,
+    b: &super::Buffer,
+    output: &super::Buffer,
+) -> Result<(), DeviceError> {
     let elements = (output.bytes() / 4) as u64;
-    let parameters =
-        AddParameters { a: a.address(), b: b.address(), output: output.address(), elements };
+    let parameters = AddParameters { a: a.address(), b: b.address(), output: output.address(), elements };
     // SAFETY: three buffers of as many numbers.
     unsafe { device.launch("add_f32", [2, 1, 1], 64, 0, &parameters) }
 }
