@@ -54,6 +54,8 @@ pub struct Product {
     pub output: u64,
     /// Type of y.
     pub output_in: Element,
+    /// Elements between two rows of y.
+    pub output_stride: usize,
     /// Rows of x and of y.
     pub rows: usize,
     /// Columns of x and of W.
@@ -66,6 +68,8 @@ pub struct Product {
 
 /// A kernel, with how it is launched; its parameters are one plain struct.
 #[derive(Clone, Copy)]
+// Without a device to launch on, nothing reads it.
+#[cfg_attr(not(any(feature = "cuda", feature = "cuda-emulation")), expect(dead_code))]
 pub(super) struct Launch<'a> {
     pub(super) kernel: &'static str,
     pub(super) grid: [u32; 3],

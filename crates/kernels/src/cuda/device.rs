@@ -6,7 +6,7 @@ use super::{DeviceError, DeviceInformation, Product};
 use bytemuck::NoUninit;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 /// A GPU, or its emulation; clones are the same one.
 #[derive(Clone)]
@@ -17,15 +17,25 @@ struct Inner {
     /// The pool that requests are met from comes last.
     pools: Mutex<Vec<Pool>>,
     capturing: AtomicBool,
+    /// Bytes handed out.
     allocated: AtomicUsize,
     peak: AtomicUsize,
+}
+
+/// A device that does not live on because of this.
+#[derive(Default)]
+pub(super) struct WeakDevice(Weak<Inner>);
+
+impl WeakDevice {
+    pub(super) fn upgrade(&self) -> Option<Device> {
+        self.0.upgrade().map(Device)
+    }
 }
 
 /// Captured work, with the memory that it uses; it can be queued again and again.
 pub struct Graph {
     captured: Box<dyn Captured>,
-    device: Device,
-    memory: Pool,
+    _memory: Pool,
 }
 
 impl Device {
@@ -51,6 +61,19 @@ impl Device {
         0
     }
 
+    /// The device that tests run on: the emulated one, or with `LAYERSCOPE_TEST_DEVICE=cuda` the first GPU.
+    ///
+    /// # Panics
+    /// If that cannot be opened.
+    #[cfg(feature = "cuda-emulation")]
+    #[allow(clippy::expect_used)]
+    pub fn for_tests() -> Self {
+        match std::env::var("LAYERSCOPE_TEST_DEVICE").as_deref() {
+            Ok("cuda") => Self::open(0).expect("a GPU to test"),
+            _ => Self::emulated(),
+        }
+    }
+
     /// The kernels on the CPU, slow and thorough.
     #[cfg(feature = "cuda-emulation")]
     pub fn emulated() -> Self {
@@ -61,11 +84,15 @@ impl Device {
     fn new(backend: Box<dyn Backend>) -> Self {
         Self(Arc::new(Inner {
             backend,
-            pools: Mutex::new(vec![Pool::default()]),
+            pools: Mutex::new(vec![Pool::of(WeakDevice::default())]),
             capturing: AtomicBool::new(false),
             allocated: AtomicUsize::new(0),
             peak: AtomicUsize::new(0),
         }))
+    }
+
+    pub(super) fn downgrade(&self) -> WeakDevice {
+        WeakDevice(Arc::downgrade(&self.0))
     }
 
     pub(super) fn backend(&self) -> &dyn Backend {
@@ -77,28 +104,28 @@ impl Device {
         self.backend().information()
     }
 
-    /// Free and whole memory, bytes; what waits in the pool counts as free.
+    /// Free and whole memory, bytes; what waits to be handed out again counts as free.
     ///
     /// # Errors
     /// Where the device fails.
     pub fn memory(&self) -> Result<(usize, usize)> {
-        self.trim();
-        self.backend().memory()
+        let (free, whole) = self.backend().memory()?;
+        let pools = self.0.pools.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok((free + pools.iter().map(Pool::waiting_bytes).sum::<usize>(), whole))
     }
 
-    /// Bytes taken from the driver.
+    /// Bytes in use: those of all buffers.
     pub fn allocated_bytes(&self) -> usize {
         self.0.allocated.load(Ordering::Relaxed)
     }
 
-    /// The most bytes that were taken at once since [`Self::reset_peak`].
+    /// The most bytes that were in use at once since [`Self::reset_peak`].
     pub fn peak_bytes(&self) -> usize {
         self.0.peak.load(Ordering::Relaxed)
     }
 
-    /// Begins [`Self::peak_bytes`] anew, from what is taken now; gives back first what waits in the pool.
+    /// Begins [`Self::peak_bytes`] anew, from what is in use now.
     pub fn reset_peak(&self) {
-        self.trim();
         self.0.peak.store(self.allocated_bytes(), Ordering::Relaxed);
     }
 
@@ -108,13 +135,14 @@ impl Device {
     /// [`DeviceError::OutOfMemory`].
     pub fn allocate(&self, bytes: usize) -> Result<Buffer> {
         let pools = self.0.pools.lock().unwrap_or_else(PoisonError::into_inner);
-        let pool = pools.last().cloned().unwrap_or_default();
+        let pool = pools.last().cloned().unwrap_or_else(|| Pool::new(self));
         drop(pools);
         let size = Pool::size(bytes);
         let address = match pool.take(size) {
             Some(address) => address,
             None => self.take(size)?,
         };
+        self.hand_out(size);
         Ok(Buffer::new(self.clone(), address, bytes, Some((pool, size))))
     }
 
@@ -123,7 +151,19 @@ impl Device {
     /// # Errors
     /// [`DeviceError::OutOfMemory`].
     pub fn reserve(&self, bytes: usize) -> Result<Buffer> {
-        Ok(Buffer::new(self.clone(), self.take(bytes.max(1))?, bytes, None))
+        let address = self.take(bytes.max(1))?;
+        self.hand_out(bytes);
+        Ok(Buffer::new(self.clone(), address, bytes, None))
+    }
+
+    fn hand_out(&self, bytes: usize) {
+        let allocated = self.0.allocated.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        self.0.peak.fetch_max(allocated, Ordering::Relaxed);
+    }
+
+    /// Takes a buffer's bytes out of the count.
+    pub(super) fn take_back(&self, bytes: usize) {
+        self.0.allocated.fetch_sub(bytes, Ordering::Relaxed);
     }
 
     /// Numbers in memory for a moment.
@@ -138,29 +178,19 @@ impl Device {
 
     fn take(&self, bytes: usize) -> Result<u64> {
         self.check_not_capturing("memory is taken")?;
-        let address = match self.backend().allocate(bytes) {
+        match self.backend().allocate(bytes) {
             Err(DeviceError::OutOfMemory { .. }) => {
                 self.trim();
-                self.backend().allocate(bytes)?
+                self.backend().allocate(bytes)
             }
-            other => other?,
-        };
-        let allocated = self.0.allocated.fetch_add(bytes, Ordering::Relaxed) + bytes;
-        self.0.peak.fetch_max(allocated, Ordering::Relaxed);
-        Ok(address)
-    }
-
-    pub(super) fn release(&self, address: u64, bytes: usize) {
-        self.backend().free(address);
-        self.0.allocated.fetch_sub(bytes, Ordering::Relaxed);
+            other => other,
+        }
     }
 
     /// Gives what waits in the pools back to the driver.
     fn trim(&self) {
         let pools = self.0.pools.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        for (bytes, address) in pools.iter().flat_map(Pool::drain) {
-            self.release(address, bytes);
-        }
+        pools.iter().flat_map(Pool::drain).for_each(|address| self.backend().free(address));
     }
 
     /// Queues a kernel.
@@ -248,7 +278,7 @@ impl Device {
         self.0.capturing.store(false, Ordering::Relaxed);
         let captured = self.backend().end_capture();
         let result = result?;
-        Ok((Graph { captured: captured?, device: self.clone(), memory: memory.clone() }, result))
+        Ok((Graph { captured: captured?, _memory: memory.clone() }, result))
     }
 
     pub(super) fn check_not_capturing(&self, what: &str) -> Result<()> {
@@ -270,9 +300,7 @@ impl fmt::Debug for Device {
 impl Drop for Inner {
     fn drop(&mut self) {
         let pools = self.pools.get_mut().unwrap_or_else(PoisonError::into_inner);
-        for (_, address) in pools.iter().flat_map(Pool::drain) {
-            self.backend.free(address);
-        }
+        pools.iter().flat_map(Pool::drain).for_each(|address| self.backend.free(address));
     }
 }
 
@@ -283,13 +311,5 @@ impl Graph {
     /// Where the device fails.
     pub fn launch(&self) -> Result<()> {
         self.captured.launch()
-    }
-}
-
-impl Drop for Graph {
-    fn drop(&mut self) {
-        for (bytes, address) in self.memory.drain() {
-            self.device.release(address, bytes);
-        }
     }
 }

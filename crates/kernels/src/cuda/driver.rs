@@ -271,7 +271,7 @@ impl Backend for Driver {
                 std::ptr::from_ref(&before).cast(),
                 product.output as *mut c_void,
                 kind(product.output_in),
-                outputs,
+                size(product.output_stride)?,
                 blas_sys::cublasComputeType_t::CUBLAS_COMPUTE_32F,
                 blas_sys::cublasGemmAlgo_t::CUBLAS_GEMM_DEFAULT,
             )

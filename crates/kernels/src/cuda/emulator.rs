@@ -248,7 +248,7 @@ impl Captured for CapturedWork {
 /// # Safety
 /// The addresses are of memory as long as the product says.
 unsafe fn multiply(product: &Product) -> Result<()> {
-    let Product { rows, inputs, outputs, inputs_in, output_in, accumulate, .. } = *product;
+    let Product { rows, inputs, outputs, inputs_in, output_in, output_stride, accumulate, .. } = *product;
     // SAFETY: by the contract.
     let (x, weights) = unsafe {
         (numbers(product.x, inputs_in, rows * inputs), numbers(product.weights, inputs_in, outputs * inputs))
@@ -258,7 +258,7 @@ unsafe fn multiply(product: &Product) -> Result<()> {
         for column in 0..outputs {
             let w = &weights[column * inputs..][..inputs];
             let sum: f32 = x.iter().zip(w).map(|(x, w)| x * w).sum();
-            let at = row * outputs + column;
+            let at = row * output_stride + column;
             // SAFETY: within y.
             unsafe {
                 match output_in {

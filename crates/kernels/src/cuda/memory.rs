@@ -3,6 +3,7 @@
 //! Since all work is queued on one stream, memory that is given back can be handed out again at once.
 
 use super::backend::Result;
+use super::device::WeakDevice;
 use super::{Device, DeviceError, Element};
 use bytemuck::{AnyBitPattern, NoUninit};
 use half::bf16;
@@ -18,32 +19,64 @@ pub struct Buffer {
     home: Option<(Pool, usize)>,
 }
 
-/// Memory that was given back. What a [`super::Graph`] uses comes from a pool of its own, which it keeps.
-#[derive(Clone, Default)]
-pub struct Pool(Arc<Mutex<BTreeMap<usize, Vec<u64>>>>);
+/// Memory that was given back, by size. What a [`super::Graph`] uses comes from a pool of its own. Clones are the same
+/// pool; with the last, and the last buffer from it, its memory goes back to the driver.
+#[derive(Clone)]
+pub struct Pool(Arc<Waiting>);
+
+struct Waiting {
+    device: WeakDevice,
+    addresses: Mutex<BTreeMap<usize, Vec<u64>>>,
+}
 
 impl Pool {
+    /// An empty one of a device.
+    pub fn new(device: &Device) -> Self {
+        Self::of(device.downgrade())
+    }
+
+    pub(super) fn of(device: WeakDevice) -> Self {
+        Self(Arc::new(Waiting { device, addresses: Mutex::default() }))
+    }
+
     pub(super) fn take(&self, bytes: usize) -> Option<u64> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).get_mut(&bytes)?.pop()
+        self.0.addresses.lock().unwrap_or_else(PoisonError::into_inner).get_mut(&bytes)?.pop()
     }
 
     fn give(&self, bytes: usize, address: u64) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).entry(bytes).or_default().push(address);
+        let mut addresses = self.0.addresses.lock().unwrap_or_else(PoisonError::into_inner);
+        addresses.entry(bytes).or_default().push(address);
     }
 
-    /// Takes all out: sizes and addresses.
-    pub(super) fn drain(&self) -> Vec<(usize, u64)> {
-        let sizes = std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner));
-        sizes
-            .into_iter()
-            .flat_map(|(bytes, addresses)| addresses.into_iter().map(move |a| (bytes, a)))
-            .collect()
+    /// Takes all out.
+    pub(super) fn drain(&self) -> Vec<u64> {
+        self.0.drain()
+    }
+
+    pub(super) fn waiting_bytes(&self) -> usize {
+        let addresses = self.0.addresses.lock().unwrap_or_else(PoisonError::into_inner);
+        addresses.iter().map(|(bytes, addresses)| bytes * addresses.len()).sum()
     }
 
     /// The size in which a request is met: at most an eighth more, so that requests of about the same size share memory.
     pub(super) fn size(bytes: usize) -> usize {
         let granularity = (bytes.next_power_of_two() / 16).max(512);
         bytes.max(1).next_multiple_of(granularity)
+    }
+}
+
+impl Waiting {
+    fn drain(&self) -> Vec<u64> {
+        let sizes = std::mem::take(&mut *self.addresses.lock().unwrap_or_else(PoisonError::into_inner));
+        sizes.into_values().flatten().collect()
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        if let Some(device) = self.device.upgrade() {
+            self.drain().into_iter().for_each(|address| device.backend().free(address));
+        }
     }
 }
 
@@ -212,8 +245,14 @@ impl<'a> Numbers<'a> {
 impl Drop for Buffer {
     fn drop(&mut self) {
         match &self.home {
-            Some((pool, size)) => pool.give(*size, self.address),
-            None => self.device.release(self.address, self.bytes.max(1)),
+            Some((pool, size)) => {
+                pool.give(*size, self.address);
+                self.device.take_back(*size);
+            }
+            None => {
+                self.device.backend().free(self.address);
+                self.device.take_back(self.bytes);
+            }
         }
     }
 }

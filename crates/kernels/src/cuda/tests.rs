@@ -25,7 +25,7 @@ fn add(
 
 #[test]
 fn memory_goes_there_and_back_and_is_used_again() {
-    let device = Device::emulated();
+    let device = Device::for_tests();
     let buffer = device.upload(&[1f32, 2.0, 3.0]).unwrap();
     assert_eq!(buffer.to_vec::<f32>().unwrap(), [1.0, 2.0, 3.0]);
     assert!(buffer.write(8, &[1f32, 2.0]).is_err());
@@ -42,9 +42,9 @@ fn memory_goes_there_and_back_and_is_used_again() {
 
 #[test]
 fn a_graph_runs_again_in_memory_of_its_own() {
-    let device = Device::emulated();
+    let device = Device::for_tests();
     let (one, total) = (device.upload(&[1f32; 100]).unwrap(), device.upload(&[0f32; 100]).unwrap());
-    let memory = Pool::default();
+    let memory = Pool::new(&device);
     let work = || {
         let doubled = device.allocate(400)?;
         add(&device, &one, &one, &doubled)?;
@@ -61,11 +61,17 @@ fn a_graph_runs_again_in_memory_of_its_own() {
     assert_eq!(total.to_vec::<f32>().unwrap(), [6.0; 100]);
     assert_eq!(doubled.to_vec::<f32>().unwrap(), [2.0; 100]);
     assert_eq!(other.to_vec::<f32>().unwrap(), [7.0; 100]);
+    let free = || device.memory().unwrap().0;
+    let before = free();
+    drop((graph, memory));
+    assert_eq!(free(), before, "what the work returned is still there");
+    drop(doubled);
+    assert_eq!(free(), before + 512);
 }
 
 #[test]
 fn products_are_row_by_row() {
-    let device = Device::emulated();
+    let device = Device::for_tests();
     let x = device.upload(&[1f32, 2.0, 3.0, 4.0]).unwrap();
     let weights = device.upload(&[1f32, 0.0, 0.0, 1.0, 1.0, 1.0]).unwrap();
     let output = device.upload(&[10f32; 6]).unwrap();
@@ -75,6 +81,7 @@ fn products_are_row_by_row() {
         inputs_in: Element::F32,
         output: output.address(),
         output_in: Element::F32,
+        output_stride: 3,
         rows: 2,
         inputs: 2,
         outputs: 3,
@@ -87,7 +94,7 @@ fn products_are_row_by_row() {
 
 #[test]
 fn what_is_wrong_with_a_launch_is_said() {
-    let device = Device::emulated();
+    let device = Device::for_tests();
     // SAFETY: nothing of this runs.
     let unknown = unsafe { device.launch("nothing", [1; 3], 32, 0, &0u64) }.unwrap_err();
     assert!(unknown.to_string().contains("none of that name"));
