@@ -75,15 +75,27 @@ struct Place {
 DEVICE uint32_t index_of(const Place& place, int k) {
     return place.start + (place.packed ? (k / PACK * THREADS + thread_index()) * PACK + k % PACK : k * THREADS + thread_index());
 }
-// Numbers 4·group to 4·group + 3; −∞ beyond the row.
-DEVICE void load_group(const float* row, const Place& place, int group, float (&x)[PACK]) {
-    if (place.packed && index_of(place, group * PACK) < place.vocab) {
-        packs::load(row + index_of(place, group * PACK), x);
-        return;
-    }
-    UNROLL for (int i = 0; i < PACK; i++) {
-        const uint32_t index = index_of(place, group * PACK + i);
-        x[i] = index < place.vocab ? row[index] : -infinity();
+// The other way round, for a place within the part: −1 where another thread keeps it.
+DEVICE int kept_as(const Place& place, uint32_t offset) {
+    const uint32_t thread = place.packed ? offset / PACK % THREADS : offset % THREADS;
+    const uint32_t k = place.packed ? offset / (PACK * THREADS) * PACK + offset % PACK : offset / THREADS;
+    return thread == thread_index() ? static_cast<int>(k) : -1;
+}
+// The part of a row that this thread keeps; −∞ beyond the row. All loads are under way before any is waited for.
+DEVICE void load_part(const float* row, const Place& place, float (&x)[KEPT]) {
+    UNROLL for (int k = 0; k < KEPT; k++) x[k] = -infinity();
+    if (place.packed) {
+        UNROLL for (int group = 0; group < KEPT / PACK; group++) {
+            const uint32_t index = index_of(place, group * PACK);
+            float pack[PACK] = {-infinity(), -infinity(), -infinity(), -infinity()};
+            if (index < place.vocab) packs::load(row + index, pack);
+            UNROLL for (int i = 0; i < PACK; i++) x[group * PACK + i] = pack[i];
+        }
+    } else {
+        UNROLL for (int k = 0; k < KEPT; k++) {
+            const uint32_t index = index_of(place, k);
+            if (index < place.vocab) x[k] = row[index];
+        }
     }
 }
 
@@ -129,48 +141,38 @@ struct Scratch {
     uint32_t clean[THREADS / 32];
 };
 
-// What a block knows of its part once it has read it.
-struct Read {
-    float numbers[KEPT];
-    float max;
-    uint32_t argmax;
-    bool finite;
-};
-DEVICE Read read(const float* row, const Place& place, const uint32_t* excluded, uint32_t excluded_count, Scratch* scratch) {
-    Read part;
-    UNROLL for (int group = 0; group < KEPT / PACK; group++) {
-        float x[PACK];
-        load_group(row, place, group, x);
-        UNROLL for (int i = 0; i < PACK; i++) part.numbers[group * PACK + i] = x[i];
-    }
+// The largest of a block's numbers, its first place, and whether none is NaN. What is passed over becomes NaN.
+DEVICE void find_largest(const LogitsParameters& p, const Place& place, float (&x)[KEPT], LogitsPart& part, Scratch* scratch) {
     uint32_t clean = 1;
-    UNROLL for (int k = 0; k < KEPT; k++) clean = part.numbers[k] != part.numbers[k] ? 0 : clean;
+    UNROLL for (int k = 0; k < KEPT; k++) clean = x[k] != x[k] ? 0 : clean;
     // What is passed over is neither the largest nor equal to it.
-    for (uint32_t i = 0; i < excluded_count; i++) {
-        const uint32_t token = excluded[i];
+    for (uint32_t i = 0; i < p.excluded_count; i++) {
+        const uint32_t token = p.excluded[i];
         if (token < place.start || token - place.start >= PART) continue;
-        UNROLL for (int k = 0; k < KEPT; k++) part.numbers[k] = index_of(place, k) == token ? not_a_number() : part.numbers[k];
+        const int own = kept_as(place, token - place.start);
+        UNROLL for (int k = 0; k < KEPT; k++) x[k] = k == own ? not_a_number() : x[k];
     }
     float max = -infinity();
-    UNROLL for (int k = 0; k < KEPT; k++) max = fmaxf(max, part.numbers[k]);
+    UNROLL for (int k = 0; k < KEPT; k++) max = fmaxf(max, x[k]);
     part.max = block_max(max, scratch->max);
-    uint32_t first = NO_TOKEN;
-    UNROLL for (int k = KEPT - 1; k >= 0; k--) first = part.numbers[k] == part.max ? index_of(place, k) : first;
+    // The first place of this thread, and its index once it is known, rather than an index for each number.
+    int own = KEPT;
+    UNROLL for (int k = KEPT - 1; k >= 0; k--) own = x[k] == part.max ? k : own;
+    uint32_t first = own < KEPT ? index_of(place, own) : NO_TOKEN;
     // Beyond the row there is −∞.
     first = first < place.vocab ? first : NO_TOKEN;
     part.argmax = block_first(first, scratch->first);
-    part.finite = block_first(clean, scratch->clean) != 0;
-    return part;
+    part.finite = block_first(clean, scratch->clean);
 }
 
 // Σ e^(x − max) of this thread's numbers, and Σ e^(x − max)·(x − max): four at a time in f32.
-DEVICE void add_weights(const Read& part, double& total, double& weighted) {
+DEVICE void add_weights(const float (&x)[KEPT], float max, double& total, double& weighted) {
     // Where all are −∞, all weigh nothing.
-    const float max = part.max == -infinity() ? 0.0f : part.max;
+    const float from = max == -infinity() ? 0.0f : max;
     UNROLL for (int group = 0; group < KEPT / PACK; group++) {
         float sum = 0.0f, weighted_sum = 0.0f;
         UNROLL for (int i = 0; i < PACK; i++) {
-            const float shifted = fmaxf(part.numbers[group * PACK + i] - max, FAR_BELOW), weight = expf(shifted);
+            const float shifted = fmaxf(x[group * PACK + i] - from, FAR_BELOW), weight = expf(shifted);
             sum += weight;
             weighted_sum += weight * shifted;
         }
@@ -181,16 +183,15 @@ DEVICE void add_weights(const Read& part, double& total, double& weighted) {
 
 // Σ p and Σ p·(reference − x) of this thread's numbers, with p = e^(reference − shift). Differences are summed rather than
 // subtracted as sums, so that rows that are nearly equal differ by next to nothing.
-DEVICE void add_differences(const Read& part, const float* reference, const Place& place, float shift, double& total,
+DEVICE void add_differences(const float (&x)[KEPT], const float (&reference)[KEPT], float shift, double& total,
                             double& weighted) {
     UNROLL for (int group = 0; group < KEPT / PACK; group++) {
-        float x[PACK], sum = 0.0f, weighted_sum = 0.0f;
-        load_group(reference, place, group, x);
+        float sum = 0.0f, weighted_sum = 0.0f;
         UNROLL for (int i = 0; i < PACK; i++) {
-            const float weight = expf(fmaxf(x[i] - shift, FAR_BELOW));
+            const float number = reference[group * PACK + i], weight = expf(fmaxf(number - shift, FAR_BELOW));
             sum += weight;
             // What weighs nothing differs by nothing, even by infinitely much.
-            weighted_sum += weight == 0.0f ? 0.0f : weight * (x[i] - part.numbers[group * PACK + i]);
+            weighted_sum += weight == 0.0f ? 0.0f : weight * (number - x[group * PACK + i]);
         }
         total += static_cast<double>(sum);
         weighted += static_cast<double>(weighted_sum);
@@ -204,23 +205,25 @@ DEVICE void read_part(const LogitsParameters& p) {
     DYNAMIC_SHARED(Scratch, scratch);
     const uint64_t row = block_x() / p.parts_of_row;
     const Place place{block_x() % p.parts_of_row * PART, p.vocab, p.packed != 0};
-    const Read read_here = read(p.logits + row * p.vocab, place, p.excluded, p.excluded_count, scratch);
+    float x[KEPT], reference[wanted == Wanted::Comparison ? KEPT : 1];
+    load_part(p.logits + row * p.vocab, place, x);
+    float shift = 0.0f;
+    if constexpr (wanted == Wanted::Comparison) {
+        const uint64_t of = p.of[row];
+        // Of a reference that there is none of comes NaN in the end, whatever the numbers here.
+        const uint64_t valid = of < p.reference_rows ? of : 0;
+        load_part(p.reference + valid * p.vocab, place, reference);
+        shift = static_cast<float>(p.summaries[valid].log_normaliser);
+    }
     LogitsPart part = {};
-    part.max = read_here.max;
-    part.argmax = read_here.argmax;
-    part.finite = read_here.finite;
-    if (wanted != Wanted::Argmax) {
-        double total = 0.0, weighted = 0.0;
-        add_weights(read_here, total, weighted);
+    find_largest(p, place, x, part, scratch);
+    if constexpr (wanted != Wanted::Argmax) {
+        double total = 0.0, weighted = 0.0, reference_total = 0.0;
+        add_weights(x, part.max, total, weighted);
         part.total = block_total(total, scratch->totals[0]);
-        if (wanted == Wanted::Comparison) {
-            const uint64_t of = p.of[row];
-            double reference_total = 0.0;
+        if constexpr (wanted == Wanted::Comparison) {
             weighted = 0.0;
-            if (of < p.reference_rows) {
-                const float shift = static_cast<float>(p.summaries[of].log_normaliser);
-                add_differences(read_here, p.reference + of * p.vocab, place, shift, reference_total, weighted);
-            }
+            add_differences(x, reference, shift, reference_total, weighted);
             part.reference_total = block_total(reference_total, scratch->totals[1]);
         }
         part.weighted = block_total(weighted, scratch->totals[2]);

@@ -143,6 +143,7 @@ pub fn compare(
 ) -> Result {
     let (reference_rows, rows) = (rows_of(reference, vocab), rows_of(logits, vocab));
     assert!(summaries.bytes() >= reference_rows * size_of::<Summary>(), "a summary for each reference row");
+    assert!(reference_rows > 0 || rows == 0, "a row to compare with");
     let bytes = rows * size_of::<u32>();
     assert!(of.bytes() >= bytes && tokens.bytes() >= bytes, "a reference row and a token for each row");
     assert!(output.bytes() >= rows * size_of::<ComparisonOnDevice>(), "a comparison for each row");

@@ -30,13 +30,13 @@ DEVICE float sum_of(const Team& team, float x) { return team.warp ? warp_sum(x) 
 // In place of a type: nothing is added.
 struct Nothing {};
 
-DEVICE void load_and_add(const Nothing*, uint64_t, float (&)[4]) {}
-DEVICE void load_and_add(const Nothing*, uint64_t, float (&)[8]) {}
+template <int size>
+DEVICE void load_or_zero(const Nothing*, uint64_t, float (&x)[size]) {
+    UNROLL for (int i = 0; i < size; i++) x[i] = 0.0f;
+}
 template <typename Y, int size>
-DEVICE void load_and_add(const Y* y, uint64_t at, float (&x)[size]) {
-    float more[size];
-    packs::load(y + at, more);
-    UNROLL for (int i = 0; i < size; i++) x[i] += more[i];
+DEVICE void load_or_zero(const Y* y, uint64_t at, float (&x)[size]) {
+    packs::load(y + at, x);
 }
 DEVICE float number_or_zero(const Nothing*, uint64_t) { return 0.0f; }
 template <typename Y>
@@ -59,17 +59,21 @@ DEVICE void row_in_registers(const NormParameters& p, uint64_t row, const Team& 
     constexpr int size = packs::SIZE<X, Output>, count = KEPT / size;
     const uint64_t start = row * p.width;
     X* x = static_cast<X*>(p.x);
-    float numbers[count][size], scale[count][size];
+    // Loads before anything else, so that they are under way together; the scale too, which is not waited for after the sum.
+    float numbers[count][size] = {}, summands[count][size] = {}, scale[count][size] = {};
     UNROLL for (int k = 0; k < count; k++) {
         const unsigned at = (k * team.threads + team.member) * size;
-        if (at < p.width) {
-            packs::load(x + start + at, numbers[k]);
-            load_and_add(static_cast<const Y*>(p.y), start + at, numbers[k]);
-            if (ADDS<Y>) packs::store(x + start + at, numbers[k]);
-            // Already here, so that it is not waited for after the sum.
-            packs::load(p.scale + at, scale[k]);
-        } else {
-            UNROLL for (int i = 0; i < size; i++) numbers[k][i] = scale[k][i] = 0.0f;
+        if (at >= p.width) continue;
+        packs::load(x + start + at, numbers[k]);
+        load_or_zero(static_cast<const Y*>(p.y), start + at, summands[k]);
+        packs::load(p.scale + at, scale[k]);
+    }
+    if (ADDS<Y>) {
+        UNROLL for (int k = 0; k < count; k++) {
+            const unsigned at = (k * team.threads + team.member) * size;
+            if (at >= p.width) continue;
+            UNROLL for (int i = 0; i < size; i++) numbers[k][i] += summands[k][i];
+            packs::store(x + start + at, numbers[k]);
         }
     }
     if (centred) {
@@ -87,8 +91,9 @@ DEVICE void row_in_registers(const NormParameters& p, uint64_t row, const Team& 
     UNROLL for (int k = 0; k < count; k++) {
         const unsigned at = (k * team.threads + team.member) * size;
         if (at >= p.width) continue;
-        UNROLL for (int i = 0; i < size; i++) numbers[k][i] = numbers[k][i] * by * scale[k][i];
-        if (centred) load_and_add(p.bias, at, numbers[k]);
+        float bias[size] = {};
+        if (centred) packs::load(p.bias + at, bias);
+        UNROLL for (int i = 0; i < size; i++) numbers[k][i] = numbers[k][i] * by * scale[k][i] + bias[i];
         packs::store(static_cast<Output*>(p.output) + start + at, numbers[k]);
     }
 }

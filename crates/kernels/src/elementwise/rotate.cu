@@ -78,5 +78,5 @@ DEVICE void rotate(const RotateParameters& p) {
 
 }  // namespace rotation
 
-KERNEL(rotate_f32, RotateParameters, 256) { rotation::rotate<float>(parameters); }
-KERNEL(rotate_bf16, RotateParameters, 256) { rotation::rotate<Bf16>(parameters); }
+KERNEL_RESIDENT(rotate_f32, RotateParameters, 256, 6) { rotation::rotate<float>(parameters); }
+KERNEL_RESIDENT(rotate_bf16, RotateParameters, 256, 6) { rotation::rotate<Bf16>(parameters); }
