@@ -12,12 +12,17 @@ mod driver;
 #[cfg(feature = "cuda-emulation")]
 mod emulator;
 mod error;
+#[cfg(all(test, feature = "cuda-emulation"))]
+pub(crate) mod fixtures;
 mod memory;
+mod packs;
+pub mod store;
 
 pub use backend::{DeviceInformation, Element, Product};
 pub use device::{Device, Graph};
 pub use error::DeviceError;
 pub use memory::{Buffer, Numbers, Pool};
+pub(crate) use packs::{Packs, blocks_of_rows, kernel_of};
 
 #[cfg(all(test, feature = "cuda-emulation"))]
 mod tests;

@@ -7,6 +7,8 @@ use crate::lanes::Lanes;
 use crate::rows::row_max;
 use pulp::Simd;
 
+pub mod cuda;
+
 /// Elements summed in f32 before the sum moves to f64.
 const CHUNK: usize = 1024;
 const LANES: usize = 16;

@@ -9,6 +9,8 @@ use pulp::Simd;
 use rayon::prelude::*;
 use serde::Serialize;
 
+pub mod cuda;
+
 /// Fewest elements that are worth a task of their own.
 const TASK: usize = 1 << 14;
 

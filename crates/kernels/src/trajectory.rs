@@ -6,6 +6,8 @@ use crate::lanes::Lanes;
 use pulp::Simd;
 use rayon::prelude::*;
 
+pub mod cuda;
+
 /// Angles of one task.
 const ANGLES: usize = 64;
 const LANES: usize = 16;

@@ -47,6 +47,7 @@ T exchanged(const T& mine, unsigned from) {
     });                                                                                                              \
     static void name##_thread(const Parameters& parameters)
 #define KERNEL_RESIDENT(name, Parameters, threads, blocks) KERNEL(name, Parameters, threads)
+#define UNROLL
 #define DYNAMIC_SHARED(Type, name) Type* name = static_cast<Type*>(emulator::dynamic_shared())
 
 DEVICE unsigned thread_index() { return emulator::current.index; }
@@ -107,6 +108,14 @@ DEVICE uint32_t pack_bf16(float low, float high) {
 }
 DEVICE float exp2_fast(float x) { return exp2f(x); }
 
+// Through memory, since a compiler for some CPUs fuses what it can.
+DEVICE float rounded_product(float x, float y) {
+    volatile float product = x * y;
+    return product;
+}
+
+DEVICE Vector8 load_8(const void* from) { return *static_cast<const Vector8*>(from); }
+DEVICE void store_8(void* to, Vector8 x) { *static_cast<Vector8*>(to) = x; }
 DEVICE Vector16 load_16(const void* from) {
     Vector16 x;
     // Through the type, so that an address that is not aligned is found by the sanitizer.

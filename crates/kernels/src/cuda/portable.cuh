@@ -38,6 +38,7 @@ struct alignas(8) Vector8 {
 // With at least so many blocks resident on a multiprocessor, which bounds the registers of a thread.
 #define KERNEL_RESIDENT(name, Parameters, threads, blocks) \
     extern "C" __global__ void __launch_bounds__(threads, blocks) name(const __grid_constant__ Parameters parameters)
+#define UNROLL _Pragma("unroll")
 #define DYNAMIC_SHARED(Type, name)                                   \
     extern __shared__ __align__(128) unsigned char shared_memory[]; \
     Type* name = reinterpret_cast<Type*>(shared_memory)
@@ -78,7 +79,14 @@ DEVICE float exp2_fast(float x) {
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
+// x·y rounded by itself, never as a part of a fused multiply-add.
+DEVICE float rounded_product(float x, float y) { return __fmul_rn(x, y); }
 
+DEVICE Vector8 load_8(const void* from) {
+    const uint2 x = *static_cast<const uint2*>(from);
+    return Vector8{{x.x, x.y}};
+}
+DEVICE void store_8(void* to, Vector8 x) { *static_cast<uint2*>(to) = make_uint2(x.word[0], x.word[1]); }
 DEVICE Vector16 load_16(const void* from) {
     const uint4 x = *static_cast<const uint4*>(from);
     return Vector16{{x.x, x.y, x.z, x.w}};

@@ -1,26 +1,10 @@
 #![allow(clippy::unwrap_used)]
 
-use super::{Device, DeviceError, Element, Pool, Product};
+use super::{Buffer, Device, DeviceError, Element, Numbers, Pool, Product};
 
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct AddParameters {
-    a: u64,
-    b: u64,
-    output: u64,
-    elements: u64,
-}
-
-fn add(
-    device: &Device,
-    a: &super::Buffer,
-    b: &super::Buffer,
-    output: &super::Buffer,
-) -> Result<(), DeviceError> {
-    let elements = (output.bytes() / 4) as u64;
-    let parameters = AddParameters { a: a.address(), b: b.address(), output: output.address(), elements };
-    // SAFETY: three buffers of as many numbers.
-    unsafe { device.launch("add_f32", [2, 1, 1], 64, 0, &parameters) }
+fn add(a: &Buffer, b: &Buffer, output: &Buffer) -> Result<(), DeviceError> {
+    let [a, b, output] = [a, b, output].map(|buffer| Numbers::all(buffer, Element::F32));
+    crate::elementwise::cuda::add(a, b, output)
 }
 
 #[test]
@@ -47,8 +31,8 @@ fn a_graph_runs_again_in_memory_of_its_own() {
     let memory = Pool::new(&device);
     let work = || {
         let doubled = device.allocate(400)?;
-        add(&device, &one, &one, &doubled)?;
-        add(&device, &total, &doubled, &total)?;
+        add(&one, &one, &doubled)?;
+        add(&total, &doubled, &total)?;
         Ok::<_, DeviceError>(doubled)
     };
     assert!(device.capture(&memory, work).is_err(), "memory is taken beforehand");
