@@ -38,6 +38,8 @@ struct alignas(8) Vector8 {
 // With at least so many blocks resident on a multiprocessor, which bounds the registers of a thread.
 #define KERNEL_RESIDENT(name, Parameters, threads, blocks) \
     extern "C" __global__ void __launch_bounds__(threads, blocks) name(const __grid_constant__ Parameters parameters)
+#define UNROLLED _Pragma("unroll")
+#define NOT_UNROLLED _Pragma("unroll 1")
 #define DYNAMIC_SHARED(Type, name)                                   \
     extern __shared__ __align__(128) unsigned char shared_memory[]; \
     Type* name = reinterpret_cast<Type*>(shared_memory)
@@ -58,6 +60,8 @@ DEVICE int shuffle_xor(int x, int mask) { return __shfl_xor_sync(0xffffffffu, x,
 DEVICE double shuffle_xor(double x, int mask) { return __shfl_xor_sync(0xffffffffu, x, mask); }
 DEVICE float shuffle(float x, int lane) { return __shfl_sync(0xffffffffu, x, lane); }
 DEVICE int shuffle(int x, int lane) { return __shfl_sync(0xffffffffu, x, lane); }
+// Whether it holds for any lane of the warp.
+DEVICE bool warp_any(bool x) { return __any_sync(0xffffffffu, x); }
 
 DEVICE float to_float(Bf16 x) { return __uint_as_float(static_cast<uint32_t>(x.bits) << 16); }
 DEVICE Bf16 to_bf16(float x) { return Bf16{__bfloat16_as_ushort(__float2bfloat16_rn(x))}; }
@@ -76,6 +80,12 @@ DEVICE uint32_t bits_of_float(float x) { return __float_as_uint(x); }
 DEVICE float exp2_fast(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+// 1/x, to 1 ulp.
+DEVICE float reciprocal_fast(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
 
