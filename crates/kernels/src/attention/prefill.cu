@@ -8,9 +8,6 @@ struct PrefillAttentionParameters {
     unsigned char* output;
     // Bytes between two heads of the keys, as of the values.
     uint64_t head_stride;
-    int query_heads;
-    // Query heads that share a head of keys and values.
-    int group;
     int rows;
     // Row r has its own key in slot first_slot + r and sees the `window` slots up to it.
     int first_slot;
@@ -19,7 +16,6 @@ struct PrefillAttentionParameters {
     float factor;
     // Where there is a soft cap, a score is tanh of the product times half of this / log2 e; 0 where there is none.
     float cap_factor;
-    int unused;
 };
 
 namespace prefill {
@@ -73,7 +69,8 @@ template <class L, bool whole>
 DEVICE void copy_tile(unsigned char* to, const unsigned char* keys, const unsigned char* values, int first, int last) {
     constexpr int rows = L::threads / L::chunks / 8 * 8;
     static_assert(rows > 0 && L::tile_keys % rows == 0, "threads copy whole rows, eight or more at once");
-    const int row = thread_index() / L::chunks, chunk = thread_index() % L::chunks;
+    const unsigned thread = thread_index_anew();
+    const int row = thread / L::chunks, chunk = thread % L::chunks;
     if (row >= rows) return;
     to += L::offset(row, chunk);
     UNROLLED
@@ -285,15 +282,16 @@ template <class L>
 DEVICE void attend(const PrefillAttentionParameters& p) {
     DYNAMIC_SHARED(unsigned char, shared);
     // Heads that share keys are neighbours in time, and the last rows, which see most keys, come first.
-    const int head = block_x(), first_row = (grid_y() - 1 - block_y()) * L::rows;
+    const unsigned kv_head = block_y(), head = kv_head * grid_x() + block_x();
+    const int first_row = (grid_z() - 1 - block_z()) * L::rows;
     const int rows = p.rows - first_row < L::rows ? p.rows - first_row : L::rows;
     const int first_slot = p.first_slot + first_row, last_key = first_slot + rows - 1;
     const int first_key = first_slot + 1 > p.window ? first_slot + 1 - p.window : 0;
-    const int warp_row = warp_index() * L::warp_rows;
-    const uint64_t stride = static_cast<uint64_t>(p.query_heads) * L::row_bytes;
+    const int warp_row = thread_index_anew() / 32 * L::warp_rows;
+    const uint64_t stride = static_cast<uint64_t>(grid_x() * grid_y()) * L::row_bytes;
     const uint64_t start = first_row * stride + static_cast<uint64_t>(head) * L::row_bytes;
-    const unsigned char* keys = p.keys + static_cast<uint64_t>(head / p.group) * p.head_stride;
-    const unsigned char* values = p.values + static_cast<uint64_t>(head / p.group) * p.head_stride;
+    const unsigned char* keys = p.keys + kv_head * p.head_stride;
+    const unsigned char* values = p.values + kv_head * p.head_stride;
 
     copy_queries<L>(shared, p.queries + start, stride, rows);
     copy_async_commit();
@@ -333,7 +331,7 @@ DEVICE void attend(const PrefillAttentionParameters& p) {
         copy_async_wait<0>();
         block_barrier();
         const int tile_key = first_key + tile * L::tile_keys;
-        if (tile + 1 < tiles)
+        if (tile_key + L::tile_keys <= last_key)
             copy_tile<L>(stages + (tile + 1) % 2 * L::stage_bytes, keys, values, tile_key + L::tile_keys, last_key);
         copy_async_commit();
         UNROLLED

@@ -52,6 +52,7 @@ T exchanged(const T& mine, unsigned from) {
 #define DYNAMIC_SHARED(Type, name) Type* name = static_cast<Type*>(emulator::dynamic_shared())
 
 DEVICE unsigned thread_index() { return emulator::current.index; }
+DEVICE unsigned thread_index_anew() { return thread_index(); }
 DEVICE unsigned block_threads() { return emulator::current.block_threads; }
 DEVICE unsigned block_x() { return emulator::current.block[0]; }
 DEVICE unsigned block_y() { return emulator::current.block[1]; }

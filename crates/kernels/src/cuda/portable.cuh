@@ -45,6 +45,12 @@ struct alignas(8) Vector8 {
     Type* name = reinterpret_cast<Type*>(shared_memory)
 
 DEVICE unsigned thread_index() { return threadIdx.x; }
+// The same, read where it stands: what is computed from it takes no register of a loop around.
+DEVICE unsigned thread_index_anew() {
+    unsigned index;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(index));
+    return index;
+}
 DEVICE unsigned block_threads() { return blockDim.x; }
 DEVICE unsigned block_x() { return blockIdx.x; }
 DEVICE unsigned block_y() { return blockIdx.y; }

@@ -38,14 +38,11 @@ struct Parameters {
     values: u64,
     output: u64,
     head_stride: u64,
-    query_heads: i32,
-    group: i32,
     rows: i32,
     first_slot: i32,
     window: i32,
     factor: f32,
     cap_factor: f32,
-    unused: i32,
 }
 
 /// A kernel, with what its `Layout` says.
@@ -125,18 +122,23 @@ pub fn attention(p: &Prefill<'_>) -> Result<(), DeviceError> {
         values: values.address(),
         output: output.address(),
         head_stride: (capacity * head_dim * Element::Bf16.bytes()) as u64,
-        query_heads: query_heads as i32,
-        group: (query_heads / kv_heads) as i32,
         rows: rows as i32,
         first_slot: first_slot as i32,
         window: window.map_or(MOST_SLOTS, |window| window.min(MOST_SLOTS)) as i32,
         factor: natural * LOG2_E,
         cap_factor: soft_cap.map_or(0.0, |cap| 2.0 * LOG2_E * scale / cap),
-        unused: 0,
     };
     let shared_bytes = kernel.shared_bytes(head_dim);
     // SAFETY: the kernel's parameters, with numbers as many as were just checked.
-    unsafe { device.launch(kernel.name, [query_heads, tiles, 1], kernel.threads, shared_bytes, &parameters) }
+    unsafe {
+        device.launch(
+            kernel.name,
+            [query_heads / kv_heads, kv_heads, tiles],
+            kernel.threads,
+            shared_bytes,
+            &parameters,
+        )
+    }
 }
 
 #[cfg(all(test, feature = "cuda-emulation"))]
