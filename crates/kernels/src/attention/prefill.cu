@@ -1,6 +1,7 @@
 // Attention of many rows at once on tensor cores, without a score matrix, as FlashAttention-2 has it: a block takes a tile of
-// query rows of one head and goes through the keys that they see, tile by tile. Queries, sums of values and scores stay in
-// registers; keys and values come through shared memory, those of the next tile while this one is worked on.
+// query rows of one head and goes through the keys that they see, tile by tile. Scores, weights and sums of values stay in
+// registers; keys and values come through shared memory, those of the next tile while this one is worked on. All is in bf16,
+// with sums in f32: queries and output [rows, heads, head_dim], keys and values [heads of keys, slots, head_dim].
 struct PrefillAttentionParameters {
     const unsigned char* queries;
     const unsigned char* keys;
@@ -14,7 +15,7 @@ struct PrefillAttentionParameters {
     int window;
     // Weights are 2^(factor · (score − largest score)).
     float factor;
-    // Where there is a soft cap, a score is tanh of the product times half of this / log2 e; 0 where there is none.
+    // Where there is a soft cap, a score is tanh(product · cap_factor / (2 · log2 e)); 0 where there is none.
     float cap_factor;
 };
 
@@ -23,6 +24,8 @@ namespace prefill {
 // How far, in powers of two, a score may be above the largest that the sums are relative to before these are scaled anew:
 // rarely, since the largest settles early, and far from overflow.
 constexpr float SLACK = 8.0f;
+// Two ones in bf16.
+constexpr uint32_t ONES = 0x3f803f80;
 
 // Rows of `head_dim` numbers in shared memory, in chunks of 16 bytes. The chunks of a row change places within groups of
 // `period` by the row, so that one column of eight rows, as ldmatrix reads it, lies in all banks.
@@ -34,7 +37,7 @@ struct Layout {
     static constexpr int row_tiles = row_tiles_, warp_rows = 16 * row_tiles, rows = warps * warp_rows;
     // Keys that are copied at once and, of these, that are worked on at once.
     static constexpr int tile_keys = tile_keys_, step_keys = step_keys_;
-    // Sixteens of dimensions, and of how many of these the queries are kept in registers, as far as there is room.
+    // Sixteens of dimensions, and in how many of these the queries are kept in registers instead of read for each tile.
     static constexpr int pairs = head_dim / 16, kept = kept_;
     static constexpr int chunks = head_dim / 8, row_bytes = 2 * head_dim;
     static constexpr int tile_bytes = tile_keys * row_bytes, stage_bytes = 2 * tile_bytes;
@@ -46,8 +49,8 @@ struct Layout {
         const unsigned swizzle = row / (8 / period) % period;
         return row * row_bytes + (chunk ^ swizzle) * 16;
     }
-    // From the offset of chunk 0 or 1 of a row to the one of the chunk 2·pair further; what is added to offsets before is a
-    // multiple of 128 or of 16 rows.
+    // From the offset of chunk 0 or 1 of a row to the one of the chunk 2·pair further. The offset may be within a larger one
+    // that is a multiple of 128.
     DEVICE unsigned further(unsigned offset, unsigned pair) {
         return (offset ^ (2 * pair % period * 16)) + 2 * pair / period * period * 16;
     }
@@ -98,12 +101,13 @@ template <class L>
 using Scores = float[L::row_tiles][L::step_keys / 8][4];
 template <class L>
 using Sums = float[L::row_tiles][L::head_dim / 8][4];
-// Scores as weights, in bf16, as products take them: by sixteen keys.
-template <class L>
-using Weights = uint32_t[L::row_tiles][L::step_keys / 16][4];
 // By row: of each tile of sixteen a lane has two, eight apart.
 template <class L>
 using Rows = float[L::row_tiles][2];
+// Sums of weights as products of these and ones, which is less work than to add them: in elements 0 and 2; the others repeat
+// them, but are not scaled.
+template <class L>
+using Totals = float[L::row_tiles][4];
 
 // The queries of a warp in sixteen dimensions.
 template <class L>
@@ -118,7 +122,7 @@ DEVICE void multiply_keys(Scores<L>& scores, Queries<L>& queries, const unsigned
     UNROLLED
     for (int tile = 0; tile < L::row_tiles; tile++)
         UNROLLED
-    for (int i = 0; i < L::step_keys / 8 * 4; i++) scores[tile][i / 4][i % 4] = 0.0f;
+        for (int i = 0; i < L::step_keys / 8 * 4; i++) scores[tile][i / 4][i % 4] = 0.0f;
 
     constexpr int groups = L::step_keys / 16, parts = L::pairs * groups;
     const unsigned lane = keys + L::offset(lane_index() % 8 + lane_index() / 16 * 8, lane_index() / 8 % 2);
@@ -146,40 +150,16 @@ DEVICE void multiply_keys(Scores<L>& scores, Queries<L>& queries, const unsigned
     }
 }
 
-// Adds weights times values.
-template <class L>
-DEVICE void multiply_values(Sums<L>& sums, const Weights<L>& weights, const unsigned char* shared, unsigned values) {
-    constexpr int pairs = L::head_dim / 16, parts = L::step_keys / 16 * pairs;
-    const unsigned lane = values + L::offset(lane_index() % 16, lane_index() / 16);
-    uint32_t matrices[2][4];
-    load_matrices_transposed(matrices[0], shared + lane);
-    UNROLLED
-    for (int part = 0; part < parts; part++) {
-        if (part + 1 < parts) {
-            const int group = (part + 1) / pairs, pair = (part + 1) % pairs;
-            load_matrices_transposed(matrices[(part + 1) % 2],
-                                     shared + L::further(lane, pair) + group * 16 * L::row_bytes);
-        }
-        const uint32_t(&b)[4] = matrices[part % 2];
-        const int group = part / pairs, pair = part % pairs;
-        UNROLLED
-        for (int tile = 0; tile < L::row_tiles; tile++) {
-            multiply_16x8x16(sums[tile][2 * pair], weights[tile][group], b[0], b[1]);
-            multiply_16x8x16(sums[tile][2 * pair + 1], weights[tile][group], b[2], b[3]);
-        }
-    }
-}
-
 // tanh of what the scores are to become the cap times of.
 template <class L>
 DEVICE void cap(Scores<L>& scores, float cap_factor) {
     UNROLLED
     for (int tile = 0; tile < L::row_tiles; tile++)
         UNROLLED
-    for (int i = 0; i < L::step_keys / 8 * 4; i++) {
-        float& x = scores[tile][i / 4][i % 4];
-        x = 1.0f - 2.0f * reciprocal_fast(1.0f + exp2_fast(x * cap_factor));
-    }
+        for (int i = 0; i < L::step_keys / 8 * 4; i++) {
+            float& x = scores[tile][i / 4][i % 4];
+            x = 1.0f - 2.0f * reciprocal_fast(1.0f + exp2_fast(x * cap_factor));
+        }
 }
 
 // −∞ where a row does not see a key: where the key is not among the `window` ones that end with the row's own. `distance` is
@@ -190,87 +170,116 @@ DEVICE void mask(Scores<L>& scores, int distance, int window) {
     UNROLLED
     for (int tile = 0; tile < L::row_tiles; tile++)
         UNROLLED
-    for (int i = 0; i < L::step_keys / 8 * 4; i++) {
-        const int row = tile * 16 + i % 4 / 2 * 8, key = i / 4 * 8 + i % 2;
-        // Of a key that comes later the distance is negative, and as an unsigned number beyond every window.
-        if (static_cast<unsigned>(mine + row - key) >= static_cast<unsigned>(window)) scores[tile][i / 4][i % 4] = -infinity();
-    }
+        for (int i = 0; i < L::step_keys / 8 * 4; i++) {
+            const int row = tile * 16 + i % 4 / 2 * 8, key = i / 4 * 8 + i % 2;
+            // Of a key that comes later the distance is negative, and as an unsigned number beyond every window.
+            const bool seen = static_cast<unsigned>(mine + row - key) < static_cast<unsigned>(window);
+            if (!seen) scores[tile][i / 4][i % 4] = -infinity();
+        }
 }
 
-// Scores become weights relative to each row's `largest` score, their totals are added, and where that has grown much what
-// was summed before is scaled to it.
+// Has each row's `largest` score keep up with the scores. Where one has grown much, what was summed before is scaled to it.
 template <class L>
-DEVICE void weigh(Weights<L>& weights, Scores<L>& scores, Rows<L>& largest, Rows<L>& totals, Sums<L>& sums, float factor) {
-    constexpr int columns = L::step_keys / 8;
+DEVICE void keep_up(const Scores<L>& scores, Rows<L>& largest, Totals<L>& totals, Sums<L>& sums, float factor) {
     Rows<L> tops;
     bool grown = false;
     UNROLLED
     for (int tile = 0; tile < L::row_tiles; tile++)
         UNROLLED
-    for (int half = 0; half < 2; half++) {
-        float top = -infinity();
-        UNROLLED
-        for (int i = 0; i < columns; i++)
-            top = fmaxf(top, fmaxf(scores[tile][i][2 * half], scores[tile][i][2 * half + 1]));
-        top = fmaxf(top, shuffle_xor(top, 1));
-        top = fmaxf(top, shuffle_xor(top, 2));
-        tops[tile][half] = top;
-        // Also false where neither is more than −∞, since their difference is NaN.
-        grown |= (top - largest[tile][half]) * factor > SLACK;
-    }
-    if (warp_any(grown)) {
-        UNROLLED
-        for (int tile = 0; tile < L::row_tiles; tile++)
+        for (int half = 0; half < 2; half++) {
+            float top = -infinity();
             UNROLLED
+            for (int i = 0; i < L::step_keys / 8; i++)
+                top = fmaxf(top, fmaxf(scores[tile][i][2 * half], scores[tile][i][2 * half + 1]));
+            top = fmaxf(top, shuffle_xor(top, 1));
+            top = fmaxf(top, shuffle_xor(top, 2));
+            tops[tile][half] = top;
+            // Also false where neither is more than −∞, since their difference is NaN.
+            grown |= (top - largest[tile][half]) * factor > SLACK;
+        }
+    if (!warp_any(grown)) return;
+    UNROLLED
+    for (int tile = 0; tile < L::row_tiles; tile++)
+        UNROLLED
         for (int half = 0; half < 2; half++) {
             const float before = largest[tile][half], now = fmaxf(before, tops[tile][half]);
             const float scale = before == now ? 1.0f : exp2_fast((before - now) * factor);
             largest[tile][half] = now;
-            totals[tile][half] *= scale;
+            totals[tile][2 * half] *= scale;
             UNROLLED
             for (int i = 0; i < L::head_dim / 8; i++) {
                 sums[tile][i][2 * half] *= scale;
                 sums[tile][i][2 * half + 1] *= scale;
             }
         }
-    }
+}
+
+// Adds values times weights, which are powers of the scores relative to the largest, in bf16, and the weights to the totals;
+// by sixteen keys and sixteen dimensions.
+template <class L>
+DEVICE void multiply_values(Sums<L>& sums, Totals<L>& totals, const Scores<L>& scores, const Rows<L>& largest, float factor,
+                            const unsigned char* shared, unsigned values) {
+    constexpr int groups = L::step_keys / 16;
+    const unsigned lane = values + L::offset(lane_index() % 16, lane_index() / 16);
+    Rows<L> base;
     UNROLLED
     for (int tile = 0; tile < L::row_tiles; tile++)
         UNROLLED
-    for (int half = 0; half < 2; half++) {
-        // Of a row that has seen no key yet all scores are −∞, and its weights are to be 0.
-        const float top = largest[tile][half], base = top == -infinity() ? 0.0f : top * factor;
-        float total = 0.0f;
-        UNROLLED
-        for (int i = 0; i < columns; i++) {
-            const float first = exp2_fast(scores[tile][i][2 * half] * factor - base);
-            const float second = exp2_fast(scores[tile][i][2 * half + 1] * factor - base);
-            total += first + second;
-            weights[tile][i / 2][half + i % 2 * 2] = pack_bf16(first, second);
+        for (int half = 0; half < 2; half++) {
+            // Of a row that has seen no key yet all scores are −∞, and its weights are to be 0.
+            const float top = largest[tile][half];
+            base[tile][half] = top == -infinity() ? 0.0f : top * factor;
         }
-        totals[tile][half] += total;
+    uint32_t matrices[2][4];
+    load_matrices_transposed(matrices[0], shared + lane);
+    UNROLLED
+    for (int group = 0; group < groups; group++) {
+        uint32_t weights[L::row_tiles][4];
+        UNROLLED
+        for (int tile = 0; tile < L::row_tiles; tile++)
+            UNROLLED
+            for (int part = 0; part < 4; part++) {
+                // As products take them: rows eight apart by turns, then keys.
+                const int half = part % 2;
+                const float(&pair)[4] = scores[tile][2 * group + part / 2];
+                const float first = exp2_fast(pair[2 * half] * factor - base[tile][half]);
+                const float second = exp2_fast(pair[2 * half + 1] * factor - base[tile][half]);
+                weights[tile][part] = pack_bf16(first, second);
+            }
+        UNROLLED
+        for (int tile = 0; tile < L::row_tiles; tile++) multiply_16x8x16(totals[tile], weights[tile], ONES, ONES);
+        UNROLLED
+        for (int pair = 0; pair < L::pairs; pair++) {
+            const int part = group * L::pairs + pair, next = part + 1;
+            if (next < groups * L::pairs)
+                load_matrices_transposed(matrices[next % 2], shared + L::further(lane, next % L::pairs) +
+                                                                 next / L::pairs * 16 * L::row_bytes);
+            const uint32_t(&b)[4] = matrices[part % 2];
+            UNROLLED
+            for (int tile = 0; tile < L::row_tiles; tile++) {
+                multiply_16x8x16(sums[tile][2 * pair], weights[tile], b[0], b[1]);
+                multiply_16x8x16(sums[tile][2 * pair + 1], weights[tile], b[2], b[3]);
+            }
+        }
     }
 }
 
 // Means of the values, by way of the warp's own part of shared memory, so that they are written in whole chunks.
 template <class L>
-DEVICE void write(unsigned char* output, uint64_t stride, int rows, const Sums<L>& sums, const Rows<L>& totals,
+DEVICE void write(unsigned char* output, uint64_t stride, int rows, const Sums<L>& sums, const Totals<L>& totals,
                   unsigned char* shared) {
     UNROLLED
     for (int tile = 0; tile < L::row_tiles; tile++)
         UNROLLED
-    for (int half = 0; half < 2; half++) {
-        float total = totals[tile][half];
-        total += shuffle_xor(total, 1);
-        total += shuffle_xor(total, 2);
-        const float scale = 1.0f / total;
-        const unsigned row = tile * 16 + half * 8 + lane_index() / 4;
-        UNROLLED
-        for (int i = 0; i < L::head_dim / 8; i++) {
-            const uint32_t pair = pack_bf16(sums[tile][i][2 * half] * scale, sums[tile][i][2 * half + 1] * scale);
-            *reinterpret_cast<uint32_t*>(shared + L::offset(row, i) + lane_index() % 4 * 4) = pair;
+        for (int half = 0; half < 2; half++) {
+            const float scale = 1.0f / totals[tile][2 * half];
+            const unsigned row = tile * 16 + half * 8 + lane_index() / 4;
+            UNROLLED
+            for (int i = 0; i < L::head_dim / 8; i++) {
+                const uint32_t pair = pack_bf16(sums[tile][i][2 * half] * scale, sums[tile][i][2 * half + 1] * scale);
+                *reinterpret_cast<uint32_t*>(shared + L::offset(row, i) + lane_index() % 4 * 4) = pair;
+            }
         }
-    }
     warp_barrier();
     for (int index = lane_index(); index < L::warp_rows * L::chunks; index += 32) {
         const int row = index / L::chunks, chunk = index % L::chunks;
@@ -305,7 +314,7 @@ DEVICE void attend(const PrefillAttentionParameters& p) {
     UNROLLED
     for (int tile = 0; tile < L::row_tiles; tile++)
         UNROLLED
-    for (int pair = 0; pair < L::kept; pair++) load_queries<L>(queries[tile][pair], shared, query_lane, tile, pair);
+        for (int pair = 0; pair < L::kept; pair++) load_queries<L>(queries[tile][pair], shared, query_lane, tile, pair);
     if (L::stages_at == 0) {
         block_barrier();
         copy_tile<L>(stages, keys, values, first_key, last_key);
@@ -313,17 +322,21 @@ DEVICE void attend(const PrefillAttentionParameters& p) {
     }
 
     Sums<L> sums;
-    Rows<L> largest, totals;
+    Rows<L> largest;
+    Totals<L> totals;
     UNROLLED
     for (int tile = 0; tile < L::row_tiles; tile++) {
         UNROLLED
         for (int i = 0; i < L::head_dim / 8 * 4; i++) sums[tile][i / 4][i % 4] = 0.0f;
         UNROLLED
-        for (int half = 0; half < 2; half++) largest[tile][half] = -infinity(), totals[tile][half] = 0.0f;
+        for (int half = 0; half < 2; half++) largest[tile][half] = -infinity();
+        UNROLLED
+        for (int i = 0; i < 4; i++) totals[tile][i] = 0.0f;
     }
     // Slots of the warp's own rows; none where it has no rows.
     const int warp_first = first_slot + warp_row;
-    const int warp_last = warp_row >= rows ? -1 : warp_first + L::warp_rows - 1 < last_key ? warp_first + L::warp_rows - 1 : last_key;
+    const int warp_end = warp_first + L::warp_rows - 1;
+    const int warp_last = warp_row >= rows ? -1 : warp_end < last_key ? warp_end : last_key;
     const int tiles = (last_key - first_key) / L::tile_keys + 1;
     NOT_UNROLLED
     for (int tile = 0; tile < tiles; tile++) {
@@ -343,9 +356,8 @@ DEVICE void attend(const PrefillAttentionParameters& p) {
             multiply_keys<L>(scores, queries, shared, query_lane, keys_at);
             if (p.cap_factor != 0.0f) cap<L>(scores, p.cap_factor);
             if (last > warp_first || first + p.window <= warp_last) mask<L>(scores, warp_first - first, p.window);
-            Weights<L> weights;
-            weigh<L>(weights, scores, largest, totals, sums, p.factor);
-            multiply_values<L>(sums, weights, shared, keys_at + L::tile_bytes);
+            keep_up<L>(scores, largest, totals, sums, p.factor);
+            multiply_values<L>(sums, totals, scores, largest, p.factor, shared, keys_at + L::tile_bytes);
         }
     }
     block_barrier();
@@ -354,6 +366,9 @@ DEVICE void attend(const PrefillAttentionParameters& p) {
 
 }  // namespace prefill
 
+// Warps of 32 rows halve what is read from shared memory for each product, and take nearly all registers: two blocks of four
+// warps run at once, three where heads are small. Of 256 dimensions only 16 rows fit; then eight warps make up the 128 rows that
+// keep reading of keys from being the bound.
 KERNEL_RESIDENT(prefill_attention_bf16_64, PrefillAttentionParameters, 128, 3) {
     prefill::attend<prefill::Layout<64, 4, 2, 64, 32, 4>>(parameters);
 }

@@ -4,8 +4,8 @@ use crate::AttentionShape;
 use crate::cuda::{Device, DeviceError, Element, Numbers};
 use std::f32::consts::LOG2_E;
 
-/// Slots and windows are counted in 32 bits, and added.
-const MOST_SLOTS: usize = 1 << 30;
+/// Slots and windows are added in 32 bits.
+const MOST_SLOTS: usize = 1 << 29;
 const MOST_TILES: usize = 65535;
 
 /// Rows of queries that attend to the cache, which has their own keys and values too.
@@ -104,6 +104,10 @@ pub fn attention(p: &Prefill<'_>) -> Result<(), DeviceError> {
     assert!(supports(&shape, device), "a shape that the kernel takes");
     let all = [queries, keys, values, output];
     assert!(all.iter().all(|numbers| numbers.element() == Element::Bf16), "numbers in bf16");
+    assert!(
+        all.iter().all(|numbers| numbers.address().is_multiple_of(16)),
+        "numbers from multiples of 16 bytes on"
+    );
     assert!(kv_heads > 0 && query_heads.is_multiple_of(kv_heads), "heads divide");
     assert_eq!(queries.len(), rows * query_heads * head_dim, "queries");
     assert_eq!(output.len(), queries.len(), "output");
