@@ -83,16 +83,16 @@ DEVICE int kept_as(const Place& place, uint32_t offset) {
 }
 // The part of a row that this thread keeps; −∞ beyond the row. All loads are under way before any is waited for.
 DEVICE void load_part(const float* row, const Place& place, float (&x)[KEPT]) {
-    UNROLL for (int k = 0; k < KEPT; k++) x[k] = -infinity();
+    UNROLLED for (int k = 0; k < KEPT; k++) x[k] = -infinity();
     if (place.packed) {
-        UNROLL for (int group = 0; group < KEPT / PACK; group++) {
+        UNROLLED for (int group = 0; group < KEPT / PACK; group++) {
             const uint32_t index = index_of(place, group * PACK);
             float pack[PACK] = {-infinity(), -infinity(), -infinity(), -infinity()};
             if (index < place.vocab) packs::load(row + index, pack);
-            UNROLL for (int i = 0; i < PACK; i++) x[group * PACK + i] = pack[i];
+            UNROLLED for (int i = 0; i < PACK; i++) x[group * PACK + i] = pack[i];
         }
     } else {
-        UNROLL for (int k = 0; k < KEPT; k++) {
+        UNROLLED for (int k = 0; k < KEPT; k++) {
             const uint32_t index = index_of(place, k);
             if (index < place.vocab) x[k] = row[index];
         }
@@ -144,20 +144,20 @@ struct Scratch {
 // The largest of a block's numbers, its first place, and whether none is NaN. What is passed over becomes NaN.
 DEVICE void find_largest(const LogitsParameters& p, const Place& place, float (&x)[KEPT], LogitsPart& part, Scratch* scratch) {
     uint32_t clean = 1;
-    UNROLL for (int k = 0; k < KEPT; k++) clean = x[k] != x[k] ? 0 : clean;
+    UNROLLED for (int k = 0; k < KEPT; k++) clean = x[k] != x[k] ? 0 : clean;
     // What is passed over is neither the largest nor equal to it.
     for (uint32_t i = 0; i < p.excluded_count; i++) {
         const uint32_t token = p.excluded[i];
         if (token < place.start || token - place.start >= PART) continue;
         const int own = kept_as(place, token - place.start);
-        UNROLL for (int k = 0; k < KEPT; k++) x[k] = k == own ? not_a_number() : x[k];
+        UNROLLED for (int k = 0; k < KEPT; k++) x[k] = k == own ? not_a_number() : x[k];
     }
     float max = -infinity();
-    UNROLL for (int k = 0; k < KEPT; k++) max = fmaxf(max, x[k]);
+    UNROLLED for (int k = 0; k < KEPT; k++) max = fmaxf(max, x[k]);
     part.max = block_max(max, scratch->max);
     // The first place of this thread, and its index once it is known, rather than an index for each number.
     int own = KEPT;
-    UNROLL for (int k = KEPT - 1; k >= 0; k--) own = x[k] == part.max ? k : own;
+    UNROLLED for (int k = KEPT - 1; k >= 0; k--) own = x[k] == part.max ? k : own;
     uint32_t first = own < KEPT ? index_of(place, own) : NO_TOKEN;
     // Beyond the row there is −∞.
     first = first < place.vocab ? first : NO_TOKEN;
@@ -169,9 +169,9 @@ DEVICE void find_largest(const LogitsParameters& p, const Place& place, float (&
 DEVICE void add_weights(const float (&x)[KEPT], float max, double& total, double& weighted) {
     // Where all are −∞, all weigh nothing.
     const float from = max == -infinity() ? 0.0f : max;
-    UNROLL for (int group = 0; group < KEPT / PACK; group++) {
+    UNROLLED for (int group = 0; group < KEPT / PACK; group++) {
         float sum = 0.0f, weighted_sum = 0.0f;
-        UNROLL for (int i = 0; i < PACK; i++) {
+        UNROLLED for (int i = 0; i < PACK; i++) {
             const float shifted = fmaxf(x[group * PACK + i] - from, FAR_BELOW), weight = expf(shifted);
             sum += weight;
             weighted_sum += weight * shifted;
@@ -185,9 +185,9 @@ DEVICE void add_weights(const float (&x)[KEPT], float max, double& total, double
 // subtracted as sums, so that rows that are nearly equal differ by next to nothing.
 DEVICE void add_differences(const float (&x)[KEPT], const float (&reference)[KEPT], float shift, double& total,
                             double& weighted) {
-    UNROLL for (int group = 0; group < KEPT / PACK; group++) {
+    UNROLLED for (int group = 0; group < KEPT / PACK; group++) {
         float sum = 0.0f, weighted_sum = 0.0f;
-        UNROLL for (int i = 0; i < PACK; i++) {
+        UNROLLED for (int i = 0; i < PACK; i++) {
             const float number = reference[group * PACK + i], weight = expf(fmaxf(number - shift, FAR_BELOW));
             sum += weight;
             // What weighs nothing differs by nothing, even by infinitely much.

@@ -45,14 +45,14 @@ DEVICE void combine(const ElementwiseParameters& p, F f) {
     const uint64_t first = thread_of_grid(), stride = threads_of_grid();
     for (uint64_t pack = first; pack < p.packs; pack += AT_ONCE * stride) {
         float x[AT_ONCE][size], y[AT_ONCE][size];
-        UNROLL for (int i = 0; i < AT_ONCE; i++) {
+        UNROLLED for (int i = 0; i < AT_ONCE; i++) {
             const uint64_t at = (pack + i * stride) * size;
             if (pack + i * stride < p.packs) packs::load(a + at, x[i]), packs::load(b + at, y[i]);
         }
-        UNROLL for (int i = 0; i < AT_ONCE; i++) {
+        UNROLLED for (int i = 0; i < AT_ONCE; i++) {
             const uint64_t at = (pack + i * stride) * size;
             if (pack + i * stride < p.packs) {
-                UNROLL for (int j = 0; j < size; j++) x[i][j] = f(x[i][j], y[i][j]);
+                UNROLLED for (int j = 0; j < size; j++) x[i][j] = f(x[i][j], y[i][j]);
                 packs::store(output + at, x[i]);
             }
         }
@@ -122,7 +122,7 @@ DEVICE void add_bias(const AddBiasParameters& p) {
             T* at = x + row * p.width + column * size;
             float numbers[size];
             packs::load(at, numbers);
-            UNROLL for (int i = 0; i < size; i++) numbers[i] += bias[i];
+            UNROLLED for (int i = 0; i < size; i++) numbers[i] += bias[i];
             packs::store(at, numbers);
         }
     } else {
@@ -173,16 +173,16 @@ KERNEL(split_f32, SplitParameters, 256) {
     for (uint64_t pack = first; pack < p.packs; pack += stride) {
         float x[size], parts[3][size];
         packs::load(p.x + pack * size, x);
-        UNROLL for (int i = 0; i < size; i++) {
+        UNROLLED for (int i = 0; i < size; i++) {
             float part[3];
             elementwise::split(x[i], part);
-            UNROLL for (int j = 0; j < 3; j++) parts[j][i] = part[j];
+            UNROLLED for (int j = 0; j < 3; j++) parts[j][i] = part[j];
         }
-        UNROLL for (int j = 0; j < 3; j++) packs::store(p.parts[j] + pack * size, parts[j]);
+        UNROLLED for (int j = 0; j < 3; j++) packs::store(p.parts[j] + pack * size, parts[j]);
     }
     for (uint64_t i = p.packs * size + first; i < p.elements; i += stride) {
         float part[3];
         elementwise::split(p.x[i], part);
-        UNROLL for (int j = 0; j < 3; j++) p.parts[j][i] = to_bf16(part[j]);
+        UNROLLED for (int j = 0; j < 3; j++) p.parts[j][i] = to_bf16(part[j]);
     }
 }

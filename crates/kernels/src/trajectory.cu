@@ -43,10 +43,10 @@ template <int size>
 DEVICE void add_columns(const AnglesParameters& p, uint64_t first, unsigned column, Sums& sums) {
     float row[size], next[size], step[size], last_step[size];
     load(row_at(p, first) + column, row);
-    UNROLL for (int i = 0; i < size; i++) last_step[i] = 0.0f;
-    UNROLL for (int s = 0; s < STEPS; s++) {
+    UNROLLED for (int i = 0; i < size; i++) last_step[i] = 0.0f;
+    UNROLLED for (int s = 0; s < STEPS; s++) {
         load(row_at(p, first + s + 1) + column, next);
-        UNROLL for (int i = 0; i < size; i++) {
+        UNROLLED for (int i = 0; i < size; i++) {
             step[i] = next[i] - row[i];
             // Products of f32 are exact in f64.
             const double wide = static_cast<double>(step[i]);
@@ -81,7 +81,7 @@ KERNEL_RESIDENT(angles, AnglesParameters, 256, 2) {
             add_columns<1>(p, first, column, sums);
     }
     // shared [STEPS + ANGLES, WARPS]
-    UNROLL for (int i = 0; i < STEPS + ANGLES; i++) {
+    UNROLLED for (int i = 0; i < STEPS + ANGLES; i++) {
         const double sum = warp_sum(i < STEPS ? sums.squares[i < STEPS ? i : 0] : sums.products[i < STEPS ? 0 : i - STEPS]);
         if (lane_index() == 0) shared[i * WARPS + warp_index()] = sum;
     }

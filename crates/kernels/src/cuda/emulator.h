@@ -47,10 +47,12 @@ T exchanged(const T& mine, unsigned from) {
     });                                                                                                              \
     static void name##_thread(const Parameters& parameters)
 #define KERNEL_RESIDENT(name, Parameters, threads, blocks) KERNEL(name, Parameters, threads)
-#define UNROLL
+#define UNROLLED
+#define NOT_UNROLLED
 #define DYNAMIC_SHARED(Type, name) Type* name = static_cast<Type*>(emulator::dynamic_shared())
 
 DEVICE unsigned thread_index() { return emulator::current.index; }
+DEVICE unsigned thread_index_anew() { return thread_index(); }
 DEVICE unsigned block_threads() { return emulator::current.block_threads; }
 DEVICE unsigned block_x() { return emulator::current.block[0]; }
 DEVICE unsigned block_y() { return emulator::current.block[1]; }
@@ -68,6 +70,12 @@ static inline T shuffle_xor(T x, int mask) {
 template <typename T>
 static inline T shuffle(T x, int lane) {
     return emulator::exchanged(x, static_cast<unsigned>(lane) % 32);
+}
+DEVICE bool warp_any(bool x) {
+    emulator::exchange(&x, sizeof x);
+    bool any = false;
+    for (unsigned lane = 0; lane < 32; lane++) any |= *static_cast<const bool*>(emulator::lane(lane));
+    return any;
 }
 
 DEVICE float float_of_bits(uint32_t bits) {
@@ -107,6 +115,7 @@ DEVICE uint32_t pack_bf16(float low, float high) {
     return to_bf16(low).bits | static_cast<uint32_t>(to_bf16(high).bits) << 16;
 }
 DEVICE float exp2_fast(float x) { return exp2f(x); }
+DEVICE float reciprocal_fast(float x) { return 1.0f / x; }
 
 // Through memory, since a compiler for some CPUs fuses what it can.
 DEVICE float rounded_product(float x, float y) {

@@ -2,6 +2,7 @@
 #include "portable.cuh"
 
 #include "../distribution.cu"
+#include "../attention/prefill.cu"
 #include "../elementwise.cu"
 #include "../elementwise/norm.cu"
 #include "../elementwise/rotate.cu"

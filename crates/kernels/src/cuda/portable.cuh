@@ -38,12 +38,19 @@ struct alignas(8) Vector8 {
 // With at least so many blocks resident on a multiprocessor, which bounds the registers of a thread.
 #define KERNEL_RESIDENT(name, Parameters, threads, blocks) \
     extern "C" __global__ void __launch_bounds__(threads, blocks) name(const __grid_constant__ Parameters parameters)
-#define UNROLL _Pragma("unroll")
+#define UNROLLED _Pragma("unroll")
+#define NOT_UNROLLED _Pragma("unroll 1")
 #define DYNAMIC_SHARED(Type, name)                                   \
     extern __shared__ __align__(128) unsigned char shared_memory[]; \
     Type* name = reinterpret_cast<Type*>(shared_memory)
 
 DEVICE unsigned thread_index() { return threadIdx.x; }
+// The same, read where it stands: what is computed from it takes no register of a loop around.
+DEVICE unsigned thread_index_anew() {
+    unsigned index;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(index));
+    return index;
+}
 DEVICE unsigned block_threads() { return blockDim.x; }
 DEVICE unsigned block_x() { return blockIdx.x; }
 DEVICE unsigned block_y() { return blockIdx.y; }
@@ -59,6 +66,8 @@ DEVICE int shuffle_xor(int x, int mask) { return __shfl_xor_sync(0xffffffffu, x,
 DEVICE double shuffle_xor(double x, int mask) { return __shfl_xor_sync(0xffffffffu, x, mask); }
 DEVICE float shuffle(float x, int lane) { return __shfl_sync(0xffffffffu, x, lane); }
 DEVICE int shuffle(int x, int lane) { return __shfl_sync(0xffffffffu, x, lane); }
+// Whether it holds for any lane of the warp.
+DEVICE bool warp_any(bool x) { return __any_sync(0xffffffffu, x); }
 
 DEVICE float to_float(Bf16 x) { return __uint_as_float(static_cast<uint32_t>(x.bits) << 16); }
 DEVICE Bf16 to_bf16(float x) { return Bf16{__bfloat16_as_ushort(__float2bfloat16_rn(x))}; }
@@ -81,6 +90,12 @@ DEVICE float exp2_fast(float x) {
 }
 // x·y rounded by itself, never as a part of a fused multiply-add.
 DEVICE float rounded_product(float x, float y) { return __fmul_rn(x, y); }
+// 1/x, to 1 ulp.
+DEVICE float reciprocal_fast(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
 
 DEVICE Vector8 load_8(const void* from) {
     const uint2 x = *static_cast<const uint2*>(from);

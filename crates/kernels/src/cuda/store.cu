@@ -69,7 +69,7 @@ DEVICE void add_weighted(const AddWeightedParameters& p) {
             float numbers[size], sums[size];
             packs::load(x, numbers);
             packs::load(output, sums);
-            UNROLL for (int i = 0; i < size; i++) sums[i] += p.weights[row] * numbers[i];
+            UNROLLED for (int i = 0; i < size; i++) sums[i] += p.weights[row] * numbers[i];
             packs::store(output, sums);
         } else {
             *output += p.weights[row] * to_float(*x);
@@ -103,7 +103,7 @@ DEVICE void append(const AppendParameters& p) {
         if (p.packed) {
             float numbers[size];
             packs::load(x, numbers);
-            UNROLL for (int i = 0; i < size; i++) numbers[i] = stored(numbers[i], output);
+            UNROLLED for (int i = 0; i < size; i++) numbers[i] = stored(numbers[i], output);
             packs::store(output, numbers);
         } else {
             *output = rounded<To>(stored(to_float(*x), output));

@@ -32,7 +32,7 @@ struct Nothing {};
 
 template <int size>
 DEVICE void load_or_zero(const Nothing*, uint64_t, float (&x)[size]) {
-    UNROLL for (int i = 0; i < size; i++) x[i] = 0.0f;
+    UNROLLED for (int i = 0; i < size; i++) x[i] = 0.0f;
 }
 template <typename Y, int size>
 DEVICE void load_or_zero(const Y* y, uint64_t at, float (&x)[size]) {
@@ -61,7 +61,7 @@ DEVICE void row_in_registers(const NormParameters& p, uint64_t row, const Team& 
     X* x = static_cast<X*>(p.x);
     // Loads before anything else, so that they are under way together; the scale too, which is not waited for after the sum.
     float numbers[count][size] = {}, summands[count][size] = {}, scale[count][size] = {};
-    UNROLL for (int k = 0; k < count; k++) {
+    UNROLLED for (int k = 0; k < count; k++) {
         const unsigned at = (k * team.threads + team.member) * size;
         if (at >= p.width) continue;
         packs::load(x + start + at, numbers[k]);
@@ -69,31 +69,31 @@ DEVICE void row_in_registers(const NormParameters& p, uint64_t row, const Team& 
         packs::load(p.scale + at, scale[k]);
     }
     if (ADDS<Y>) {
-        UNROLL for (int k = 0; k < count; k++) {
+        UNROLLED for (int k = 0; k < count; k++) {
             const unsigned at = (k * team.threads + team.member) * size;
             if (at >= p.width) continue;
-            UNROLL for (int i = 0; i < size; i++) numbers[k][i] += summands[k][i];
+            UNROLLED for (int i = 0; i < size; i++) numbers[k][i] += summands[k][i];
             packs::store(x + start + at, numbers[k]);
         }
     }
     if (centred) {
         float sum = 0.0f;
-        UNROLL for (int k = 0; k < count; k++) UNROLL for (int i = 0; i < size; i++) sum += numbers[k][i];
+        UNROLLED for (int k = 0; k < count; k++) UNROLLED for (int i = 0; i < size; i++) sum += numbers[k][i];
         const float mean = sum_of(team, sum) / static_cast<float>(p.width);
-        UNROLL for (int k = 0; k < count; k++) {
+        UNROLLED for (int k = 0; k < count; k++) {
             const bool within = (k * team.threads + team.member) * size < p.width;
-            UNROLL for (int i = 0; i < size; i++) numbers[k][i] = within ? numbers[k][i] - mean : 0.0f;
+            UNROLLED for (int i = 0; i < size; i++) numbers[k][i] = within ? numbers[k][i] - mean : 0.0f;
         }
     }
     float squares = 0.0f;
-    UNROLL for (int k = 0; k < count; k++) UNROLL for (int i = 0; i < size; i++) squares += numbers[k][i] * numbers[k][i];
+    UNROLLED for (int k = 0; k < count; k++) UNROLLED for (int i = 0; i < size; i++) squares += numbers[k][i] * numbers[k][i];
     const float by = factor(sum_of(team, squares), p);
-    UNROLL for (int k = 0; k < count; k++) {
+    UNROLLED for (int k = 0; k < count; k++) {
         const unsigned at = (k * team.threads + team.member) * size;
         if (at >= p.width) continue;
         float bias[size] = {};
         if (centred) packs::load(p.bias + at, bias);
-        UNROLL for (int i = 0; i < size; i++) numbers[k][i] = numbers[k][i] * by * scale[k][i] + bias[i];
+        UNROLLED for (int i = 0; i < size; i++) numbers[k][i] = numbers[k][i] * by * scale[k][i] + bias[i];
         packs::store(static_cast<Output*>(p.output) + start + at, numbers[k]);
     }
 }

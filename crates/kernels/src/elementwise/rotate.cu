@@ -23,7 +23,7 @@ DEVICE void turn(const T* x, T* output, const float* cosine, const float* sine, 
     packs::load(x + half, x1);
     packs::load(cosine, cosines);
     packs::load(sine, sines);
-    UNROLL for (int i = 0; i < size; i++) {
+    UNROLLED for (int i = 0; i < size; i++) {
         y0[i] = x0[i] * cosines[i] - x1[i] * sines[i];
         y1[i] = x0[i] * sines[i] + x1[i] * cosines[i];
     }

@@ -1,0 +1,3 @@
+//! Attention on GPUs.
+
+pub mod prefill;
