@@ -47,6 +47,7 @@ T exchanged(const T& mine, unsigned from) {
     });                                                                                                              \
     static void name##_thread(const Parameters& parameters)
 #define KERNEL_RESIDENT(name, Parameters, threads, blocks) KERNEL(name, Parameters, threads)
+#define NOT_UNROLLED
 #define DYNAMIC_SHARED(Type, name) Type* name = static_cast<Type*>(emulator::dynamic_shared())
 
 DEVICE unsigned thread_index() { return emulator::current.index; }
@@ -67,6 +68,12 @@ static inline T shuffle_xor(T x, int mask) {
 template <typename T>
 static inline T shuffle(T x, int lane) {
     return emulator::exchanged(x, static_cast<unsigned>(lane) % 32);
+}
+DEVICE bool warp_any(bool x) {
+    emulator::exchange(&x, sizeof x);
+    bool any = false;
+    for (unsigned lane = 0; lane < 32; lane++) any |= *static_cast<const bool*>(emulator::lane(lane));
+    return any;
 }
 
 DEVICE float float_of_bits(uint32_t bits) {

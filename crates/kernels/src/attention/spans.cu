@@ -1,0 +1,520 @@
+// Attention over spans of keys, split along the keys, in f32 with online softmax.
+//
+// A warp reads keys straight from global memory: `lanes` lanes hold one key, eight dimensions each, so that a warp looks at
+// 32 / lanes keys at once (its slots), several times over before it needs the first. Each lane also holds its dimensions of
+// the queries and outputs of `entries` entries, where an entry is a row and one of the heads that share a KV head. Products
+// of all pairs of entry and key are summed over a key's lanes by halves, which leaves each lane with the scores of few pairs
+// and no score twice: exponentials, caps, visibility and statistics are then done once per pair.
+//
+// Scores are in units of log2 e up to the end: e^{s−m} = 2^{s'−m'} with s' = s · log2 e.
+#include "../cuda/portable.cuh"
+
+namespace spans {
+
+constexpr int SEGMENTS = 3;
+constexpr int WARPS = 4;
+// Dimensions of a head that a lane holds.
+constexpr int PER_LANE = 8;
+// Numbers that describe the softmax of an entry: maximum, sums and weighted sums by segment, and one that is not used.
+constexpr int STATE = 8;
+// No block takes fewer keys unless there are no more.
+constexpr int LEAST_KEYS = 128;
+constexpr int MOST_POSITION = 0x7fffffff;
+constexpr double LN_2 = 0.693147180559945309;
+
+struct Span {
+    uint64_t keys, values;
+    uint64_t head_stride, key_stride, copy_stride;
+    uint32_t len, first_position, segment, grows;
+};
+
+// What attention and the attention received look at.
+struct Problem {
+    const void* queries;
+    const int* positions;
+    const Span* spans;
+    // Null where every copy sees every span.
+    const uint32_t* visible_spans;
+    // Null where nothing was decoded.
+    const int* decoded;
+    uint32_t span_count, rows_per_copy, copies, query_heads, kv_heads, head_dim;
+    int32_t window;
+    uint32_t queries_in_bf16;
+    // Products of scaled queries and keys are scores where `cap` is 0, else cap · tanh of them.
+    float query_scale, cap;
+};
+
+struct Parameters {
+    Problem problem;
+    // Σ 2^{s'−m'} v of each row, head and split, and its state.
+    float* outputs;
+    float* states;
+    // Tiles of entries of one KV head and copy; a block has 1 or WARPS of them.
+    uint32_t splits, tiles, tiles_per_block, unused;
+};
+
+struct MergeParameters {
+    const float* outputs;
+    const float* states;
+    void* output;
+    // Null where not wanted.
+    float* mass;
+    float* entropy;
+    float* normalisers;
+    uint32_t head_dim, splits, output_in_bf16, unused;
+};
+
+DEVICE float minus_infinity() { return -infinity(); }
+DEVICE int smaller(int a, int b) { return a < b ? a : b; }
+DEVICE int larger(int a, int b) { return a > b ? a : b; }
+
+// Entry `index` of a KV head and copy as row · query_heads + head.
+DEVICE uint64_t row_and_head(const Problem& p, unsigned copy, unsigned kv_head, unsigned index) {
+    const unsigned group = p.query_heads / p.kv_heads;
+    const uint64_t row = static_cast<uint64_t>(copy) * p.rows_per_copy + index / group;
+    return row * p.query_heads + kv_head * group + index % group;
+}
+
+DEVICE float scaled_query(const Problem& p, uint64_t row_and_head, int dimension) {
+    const uint64_t at = row_and_head * p.head_dim + static_cast<unsigned>(dimension);
+    const float x = p.queries_in_bf16 ? to_float(static_cast<const Bf16*>(p.queries)[at])
+                                      : static_cast<const float*>(p.queries)[at];
+    return x * p.query_scale;
+}
+
+// Keys `first` to `end` of a span.
+struct Range {
+    int first, end;
+};
+
+// The keys of a span that a copy sees from any position of `from` to `to`.
+DEVICE Range visible_keys(const Problem& p, unsigned index, unsigned copy, int from, int to) {
+    const Span* span = p.spans + index;
+    int64_t end = span->len;
+    if (span->grows && p.decoded) end += *p.decoded;
+    const int64_t first_position = span->first_position;
+    int64_t first = static_cast<int64_t>(from) + 1 - p.window - first_position;
+    if (first < 0) first = 0;
+    if (end > to + 1 - first_position) end = to + 1 - first_position;
+    const bool seen = !p.visible_spans || (p.visible_spans[copy] >> index & 1);
+    if (!seen || end < first) end = first = 0;
+    return Range{static_cast<int>(first), static_cast<int>(end)};
+}
+
+// 16 bytes of a row of keys or values from a column on; without vectors, zeros from head_dim on.
+template <bool vectors, bool once, typename Key>
+DEVICE Vector16 load_elements(const Key* row, int column, int head_dim) {
+    if constexpr (vectors) {
+        return once ? load_16_once(row + column) : load_16(row + column);
+    } else {
+        constexpr int each = 4 / sizeof(Key);
+        Vector16 x;
+        for (int i = 0; i < 4; i++) {
+            const int at = column + i * each;
+            if constexpr (each == 1) {
+                x.word[i] = at < head_dim ? bits_of_float(row[at]) : 0;
+            } else {
+                x.word[i] = at < head_dim ? row[at].bits : 0;
+                if (at + 1 < head_dim) x.word[i] |= static_cast<uint32_t>(row[at + 1].bits) << 16;
+            }
+        }
+        return x;
+    }
+}
+DEVICE void widen(const Vector16 (&raw)[1], float (&x)[PER_LANE]) {
+    for (int i = 0; i < 4; i++) x[2 * i] = low_bf16(raw[0].word[i]), x[2 * i + 1] = high_bf16(raw[0].word[i]);
+}
+DEVICE void widen(const Vector16 (&raw)[2], float (&x)[PER_LANE]) {
+    for (int i = 0; i < PER_LANE; i++) x[i] = float_of_bits(raw[i / 4].word[i % 4]);
+}
+
+// Sums x over the lanes of a slot, of which 2·mask there are. By halves: of `count` sums a lane keeps one half and leaves the
+// other to its partner. With n sums among L lanes, lane l has those from l·n/L on, or number l/(L/n) where n < L.
+template <int count, int mask, int size>
+DEVICE void sum_by_halves(float (&x)[size], unsigned lane) {
+    if constexpr (mask > 0 && count > 1) {
+        const bool upper = lane & mask;
+        for (int i = 0; i < count / 2; i++) {
+            const float mine = upper ? x[i + count / 2] : x[i], theirs = upper ? x[i] : x[i + count / 2];
+            x[i] = mine + shuffle_xor(theirs, mask);
+        }
+        sum_by_halves<count / 2, mask / 2>(x, lane);
+    } else if constexpr (mask > 0) {
+        x[0] += shuffle_xor(x[0], mask);
+        sum_by_halves<1, mask / 2>(x, lane);
+    }
+}
+
+struct Sum {
+    DEVICE float of(float a, float b) { return a + b; }
+};
+struct Maximum {
+    DEVICE float of(float a, float b) { return fmaxf(a, b); }
+};
+
+// What a warp knows of its entries after some keys.
+template <typename Key, int lanes, int entries, bool vectors>
+struct Walk {
+    static constexpr int width = 16 / sizeof(Key), chunks = PER_LANE / width;
+    // Keys of a slot whose loads are in flight at once.
+    static constexpr int unroll = 4 / chunks, slots = 32 / lanes, keys_at_once = unroll * slots;
+    // Pairs of entry and key of a slot: pair = entry · unroll + key. A lane owns `owned` pairs of one entry, or `sharers`
+    // lanes own the same.
+    static constexpr int pairs = unroll * entries, owned = pairs > lanes ? pairs / lanes : 1;
+    static constexpr int sharers = pairs < lanes ? lanes / pairs : 1, lanes_per_entry = lanes / entries;
+    // Keys of one tile are read by one block only.
+    static constexpr bool once = entries < 8;
+
+    float query[entries][PER_LANE], output[entries][PER_LANE];
+    // Of this lane's entry; the maximum is that of the warp, the sums are over the lane's own pairs, by segment.
+    float maximum, sum[SEGMENTS], weighted[SEGMENTS];
+    int position;
+
+    DEVICE int slot_lane() { return static_cast<int>(lane_index()) % lanes; }
+    DEVICE int slot() { return static_cast<int>(lane_index()) / lanes; }
+    DEVICE int dimension(int i) { return ((i / width) * lanes + slot_lane()) * width + i % width; }
+    // The lane of this slot that owns a pair.
+    DEVICE int owner(int pair) { return slot() * lanes + pair * sharers / owned; }
+
+    DEVICE void begin(Walk& w, const Problem& p, unsigned copy, unsigned kv_head, unsigned first_entry) {
+        const unsigned count = p.rows_per_copy * (p.query_heads / p.kv_heads);
+        for (int entry = 0; entry < entries; entry++) {
+            const uint64_t at = row_and_head(p, copy, kv_head, first_entry + entry);
+            for (int i = 0; i < PER_LANE; i++) {
+                const bool there = first_entry + entry < count && dimension(i) < static_cast<int>(p.head_dim);
+                w.query[entry][i] = there ? scaled_query(p, at, dimension(i)) : 0.0f;
+                w.output[entry][i] = 0.0f;
+            }
+        }
+        const unsigned own = first_entry + slot_lane() / lanes_per_entry;
+        // Before all keys where there is no such entry.
+        w.position = own < count ? p.positions[row_and_head(p, copy, kv_head, own) / p.query_heads] : -1;
+        w.maximum = minus_infinity();
+        for (int g = 0; g < SEGMENTS; g++) w.sum[g] = w.weighted[g] = 0.0f;
+    }
+
+    // Keys or values from `index` on, one every `slots`; beyond the end the last once more.
+    DEVICE void load(Vector16 (&raw)[unroll][chunks], const Key* rows, uint64_t stride, int index, int end, int head_dim) {
+        for (int u = 0; u < unroll; u++) {
+            const Key* row = rows + static_cast<uint64_t>(smaller(index + u * slots, end - 1)) * stride;
+            for (int c = 0; c < chunks; c++) {
+                int column = dimension(c * width);
+                // Lanes without a dimension read what they then multiply by zero.
+                if (vectors && column >= head_dim) column = 0;
+                raw[u][c] = load_elements<vectors, once>(row, column, head_dim);
+            }
+        }
+    }
+
+    // Joins what the lanes of an entry have in all slots.
+    template <typename Join>
+    DEVICE float over_entry(float x) {
+        for (int mask = sharers; mask < lanes_per_entry; mask *= 2) x = Join::of(x, shuffle_xor(x, mask));
+        for (int mask = lanes; mask < 32; mask *= 2) x = Join::of(x, shuffle_xor(x, mask));
+        return x;
+    }
+
+    // Raises the maxima to those of this warp's new scores, of which `largest` is this lane's largest.
+    DEVICE void raise(Walk& w, float& sum, float& weighted, float largest) {
+        const float raised = fmaxf(w.maximum, over_entry<Maximum>(largest));
+        // Nothing was summed before the first visible key.
+        const float change = w.maximum == minus_infinity() ? 0.0f : w.maximum - raised;
+        const float factor = exp2_fast(change);
+        w.maximum = raised;
+        weighted = factor * (weighted + sum * change), sum *= factor;
+        for (int g = 0; g < SEGMENTS; g++) {
+            w.weighted[g] = factor * (w.weighted[g] + w.sum[g] * change);
+            w.sum[g] *= factor;
+        }
+        for (int entry = 0; entry < entries; entry++) {
+            const float of_entry = shuffle(factor, owner(entry * unroll));
+            for (int i = 0; i < PER_LANE; i++) w.output[entry][i] *= of_entry;
+        }
+    }
+
+    // Goes over keys `range` of a span, of which a block's other warps take their share.
+    DEVICE void pass(Walk& w, const Problem& p, const Span& span, unsigned copy, unsigned kv_head, Range range, int key_warp,
+                     int key_warps) {
+        const int step = key_warps * keys_at_once, head_dim = static_cast<int>(p.head_dim);
+        int base = range.first + key_warp * keys_at_once;
+        if (base >= range.end) return;
+        const uint64_t start = kv_head * span.head_stride + copy * span.copy_stride, stride = span.key_stride;
+        const Key* keys = reinterpret_cast<const Key*>(span.keys) + start;
+        const Key* values = reinterpret_cast<const Key*>(span.values) + start;
+        Vector16 raw_keys[unroll][chunks], raw_values[unroll][chunks];
+        load(raw_keys, keys, stride, base + slot(), range.end, head_dim);
+        load(raw_values, values, stride, base + slot(), range.end, head_dim);
+        float sum = 0.0f, weighted = 0.0f;
+        // The key of this lane's first pair.
+        const int own_key = slot() + slot_lane() * owned / sharers % unroll * slots;
+        const int first_position = static_cast<int>(span.first_position);
+
+        NOT_UNROLLED
+        for (; base < range.end; base += step) {
+            float scores[pairs];
+            for (int u = 0; u < unroll; u++) {
+                float key[PER_LANE];
+                widen(raw_keys[u], key);
+                for (int entry = 0; entry < entries; entry++) {
+                    float& score = scores[entry * unroll + u];
+                    score = 0.0f;
+                    for (int i = 0; i < PER_LANE; i++) score += w.query[entry][i] * key[i];
+                }
+            }
+            // What comes next is on its way while this is worked on.
+            load(raw_keys, keys, stride, base + step + slot(), range.end, head_dim);
+            sum_by_halves<pairs, lanes / 2>(scores, lane_index());
+
+            float largest = minus_infinity();
+            for (int r = 0; r < owned; r++) {
+                const int index = base + own_key + r * slots, behind = w.position - (first_position + index);
+                if (p.cap > 0.0f) scores[r] = p.cap * tanhf(scores[r]);
+                if (index >= range.end || behind < 0 || behind >= p.window) scores[r] = minus_infinity();
+                largest = fmaxf(largest, scores[r]);
+            }
+            if (warp_any(largest > w.maximum)) raise(w, sum, weighted, largest);
+            const float reference = w.maximum == minus_infinity() ? 0.0f : w.maximum;
+            for (int r = 0; r < owned; r++) {
+                float shifted = scores[r] - reference;
+                // Keeps 0 · (−∞) out of the weighted sum.
+                shifted = shifted < -200.0f ? -200.0f : shifted;
+                scores[r] = exp2_fast(shifted);
+                sum += scores[r];
+                weighted += scores[r] * shifted;
+            }
+            for (int u = 0; u < unroll; u++) {
+                float value[PER_LANE];
+                widen(raw_values[u], value);
+                for (int entry = 0; entry < entries; entry++) {
+                    const int pair = entry * unroll + u;
+                    const float probability = shuffle(scores[pair % owned], owner(pair));
+                    for (int i = 0; i < PER_LANE; i++) w.output[entry][i] += probability * value[i];
+                }
+            }
+            load(raw_values, values, stride, base + step + slot(), range.end, head_dim);
+        }
+        for (uint32_t g = 0; g < SEGMENTS; g++) {
+            w.sum[g] += g == span.segment ? sum : 0.0f;
+            w.weighted[g] += g == span.segment ? weighted : 0.0f;
+        }
+    }
+
+    // Numbers of an entry in shared memory: outputs, then the state.
+    static constexpr int shared_row = PER_LANE * lanes + STATE;
+
+    DEVICE void finish(Walk& w, float* rows) {
+        for (int g = 0; g < SEGMENTS; g++) {
+            w.sum[g] = over_entry<Sum>(w.sum[g]);
+            w.weighted[g] = over_entry<Sum>(w.weighted[g]);
+        }
+        for (int entry = 0; entry < entries; entry++)
+            for (int i = 0; i < PER_LANE; i++)
+                for (int mask = lanes; mask < 32; mask *= 2) w.output[entry][i] += shuffle_xor(w.output[entry][i], mask);
+        if (slot() > 0) return;
+        for (int entry = 0; entry < entries; entry++)
+            for (int i = 0; i < PER_LANE; i += 4) {
+                Vector16 four;
+                for (int j = 0; j < 4; j++) four.word[j] = bits_of_float(w.output[entry][i + j]);
+                store_16(rows + entry * shared_row + dimension(i), four);
+            }
+        if (slot_lane() % lanes_per_entry > 0) return;
+        float* state = rows + slot_lane() / lanes_per_entry * shared_row + PER_LANE * lanes;
+        state[0] = w.maximum;
+        for (int g = 0; g < SEGMENTS; g++) state[1 + g] = w.sum[g], state[1 + SEGMENTS + g] = w.weighted[g];
+    }
+};
+
+// Joins what the warps of a block found, which lies in `rows`, into the split's result.
+template <typename W, int entries>
+DEVICE void join_warps(const Parameters& parameters, const float* rows, unsigned copy, unsigned kv_head, unsigned first_tile) {
+    const Problem& p = parameters.problem;
+    const int tiles = static_cast<int>(parameters.tiles_per_block), key_warps = WARPS / tiles;
+    const unsigned count = p.rows_per_copy * (p.query_heads / p.kv_heads);
+    for (int i = static_cast<int>(warp_index()); i < tiles * entries; i += WARPS) {
+        const unsigned index = first_tile * entries + i;
+        if (index >= count) return;
+        const float* from = rows + (i / entries * key_warps * entries + i % entries) * W::shared_row;
+        const int apart = entries * W::shared_row, state = W::shared_row - STATE;
+        float maximum = minus_infinity(), factor[WARPS];
+        for (int k = 0; k < WARPS; k++)
+            if (k < key_warps) maximum = fmaxf(maximum, from[k * apart + state]);
+        for (int k = 0; k < WARPS; k++) {
+            const float own = k < key_warps ? from[k * apart + state] : minus_infinity();
+            factor[k] = own == minus_infinity() ? 0.0f : exp2_fast(own - maximum);
+        }
+        const uint64_t part = row_and_head(p, copy, kv_head, index) * parameters.splits + block_y();
+        const int lane = static_cast<int>(lane_index());
+        if (lane <= 2 * SEGMENTS) {
+            float joined = 0.0f;
+            for (int k = 0; k < WARPS; k++) {
+                if (factor[k] == 0.0f) continue;
+                const float* numbers = from + k * apart + state;
+                const float change = numbers[0] - maximum;
+                joined += factor[k] * (lane > SEGMENTS ? numbers[lane] + numbers[lane - SEGMENTS] * change : numbers[lane]);
+            }
+            parameters.states[part * STATE + lane] = lane == 0 ? maximum : joined;
+        }
+        // Without a visible key, nobody reads the outputs.
+        if (maximum == minus_infinity()) continue;
+        for (int d = lane; d < static_cast<int>(p.head_dim); d += 32) {
+            float joined = 0.0f;
+            for (int k = 0; k < WARPS; k++)
+                if (k < key_warps) joined += factor[k] * from[k * apart + d];
+            parameters.outputs[part * p.head_dim + d] = joined;
+        }
+    }
+}
+
+// Block x: KV head, copy and tiles of entries, the tiles fastest, so that blocks that run at once share keys; block y: split.
+template <typename Key, int lanes, int entries, bool vectors>
+DEVICE void attend(const Parameters& parameters) {
+    using W = Walk<Key, lanes, entries, vectors>;
+    const Problem& p = parameters.problem;
+    DYNAMIC_SHARED(float, shared);
+    const unsigned tiles_per_block = parameters.tiles_per_block;
+    const unsigned tile_blocks = (parameters.tiles + tiles_per_block - 1) / tiles_per_block;
+    const unsigned first_tile = block_x() % tile_blocks * tiles_per_block;
+    const unsigned copy = block_x() / tile_blocks % p.copies, kv_head = block_x() / tile_blocks / p.copies;
+    const int key_warps = WARPS / static_cast<int>(tiles_per_block), warp = static_cast<int>(warp_index());
+    const unsigned first_entry = (first_tile + warp / key_warps) * entries;
+
+    W walk;
+    W::begin(walk, p, copy, kv_head, first_entry);
+    const int to = warp_max(walk.position);
+    const int from = MOST_POSITION - warp_max(walk.position < 0 ? 0 : MOST_POSITION - walk.position);
+    const unsigned lane = lane_index();
+    int total = 0;
+    for (unsigned index = lane; index / 32 * 32 < p.span_count; index += 32) {
+        const Range range = index < p.span_count ? visible_keys(p, index, copy, from, to) : Range{0, 0};
+        total += range.end - range.first;
+    }
+    total = warp_sum(total);
+
+    // This split's part of the visible keys of all spans, one after the other.
+    const int step = key_warps * W::keys_at_once, splits = static_cast<int>(parameters.splits);
+    const int share = larger((total + splits - 1) / splits, smaller(LEAST_KEYS, total));
+    const int64_t keys = (static_cast<int64_t>(share) + step - 1) / step * step, first_key = keys * block_y();
+    const int begin = first_key < total ? static_cast<int>(first_key) : total;
+    const int end = first_key + keys < total ? static_cast<int>(first_key + keys) : total;
+    int before = 0;
+    NOT_UNROLLED
+    for (unsigned first = 0; first < p.span_count && before < end; first += 32) {
+        const unsigned index = first + lane;
+        const Range mine = index < p.span_count ? visible_keys(p, index, copy, from, to) : Range{0, 0};
+        NOT_UNROLLED
+        for (int i = 0; i < 32 && before < end; i++) {
+            const int range_first = shuffle(mine.first, i), range_keys = shuffle(mine.end - mine.first, i);
+            const int part_first = larger(begin - before, 0), part_end = smaller(end - before, range_keys);
+            before += range_keys;
+            if (part_first >= part_end) continue;
+            const Range part{range_first + part_first, range_first + part_end};
+            W::pass(walk, p, p.spans[first + i], copy, kv_head, part, warp % key_warps, key_warps);
+        }
+    }
+    W::finish(walk, shared + warp * entries * W::shared_row);
+    block_barrier();
+    join_warps<W, entries>(parameters, shared, copy, kv_head, first_tile);
+}
+
+// A block joins the splits of one row and head.
+DEVICE void merge(const MergeParameters& p) {
+    constexpr int numbers = 2 * SEGMENTS;
+    DYNAMIC_SHARED(double, joined);
+    float* maxima = reinterpret_cast<float*>(joined + WARPS * numbers);
+    float* outputs = maxima + WARPS;
+    float* weights = outputs + WARPS * p.head_dim;
+    const int warp = static_cast<int>(warp_index()), lane = static_cast<int>(lane_index());
+    const int splits = static_cast<int>(p.splits), head_dim = static_cast<int>(p.head_dim);
+    const uint64_t row_and_head = block_x();
+    const float* states = p.states + row_and_head * p.splits * STATE;
+
+    float maximum = minus_infinity();
+    for (int i = static_cast<int>(thread_index()); i < splits; i += WARPS * 32) maximum = fmaxf(maximum, states[i * STATE]);
+    maximum = warp_max(maximum);
+    if (lane == 0) maxima[warp] = maximum;
+    block_barrier();
+    for (int i = 0; i < WARPS; i++) maximum = fmaxf(maximum, maxima[i]);
+
+    double sums[numbers] = {};
+    for (int i = static_cast<int>(thread_index()); i < splits; i += WARPS * 32) {
+        const float* state = states + i * STATE;
+        const bool any = state[0] > minus_infinity();
+        const float change = any ? state[0] - maximum : 0.0f, weight = any ? exp2_fast(change) : 0.0f;
+        weights[i] = weight;
+        for (int g = 0; g < SEGMENTS; g++) {
+            const double sum = state[1 + g];
+            sums[g] += weight * sum;
+            sums[SEGMENTS + g] += weight * (state[1 + SEGMENTS + g] + sum * change);
+        }
+    }
+    for (int i = 0; i < numbers; i++) {
+        sums[i] = warp_sum(sums[i]);
+        if (lane == 0) joined[warp * numbers + i] = sums[i];
+    }
+    block_barrier();
+    for (int i = 0; i < numbers; i++) {
+        sums[i] = 0.0;
+        for (int other = 0; other < WARPS; other++) sums[i] += joined[other * numbers + i];
+    }
+    const double total = sums[0] + sums[1] + sums[2];
+
+    const float* parts = p.outputs + row_and_head * p.splits * p.head_dim;
+    float output[PER_LANE] = {};
+    for (int i = warp; i < splits; i += WARPS) {
+        // What has no visible key has no outputs either.
+        if (weights[i] == 0.0f) continue;
+        for (int j = 0; j < PER_LANE; j++)
+            if (lane + 32 * j < head_dim) output[j] += weights[i] * parts[static_cast<uint64_t>(i) * p.head_dim + lane + 32 * j];
+    }
+    for (int j = 0; j < PER_LANE; j++)
+        if (lane + 32 * j < head_dim) outputs[warp * head_dim + lane + 32 * j] = output[j];
+    block_barrier();
+    const float scale = total > 0.0 ? static_cast<float>(1.0 / total) : 0.0f;
+    for (int d = static_cast<int>(thread_index()); d < head_dim; d += WARPS * 32) {
+        float sum = 0.0f;
+        for (int i = 0; i < WARPS; i++) sum += outputs[i * head_dim + d];
+        const uint64_t at = row_and_head * p.head_dim + d;
+        if (p.output_in_bf16) {
+            static_cast<Bf16*>(p.output)[at] = to_bf16(sum * scale);
+        } else {
+            static_cast<float*>(p.output)[at] = sum * scale;
+        }
+    }
+
+    if (thread_index() > 0) return;
+    if (p.normalisers) {
+        p.normalisers[row_and_head * 2] = maximum;
+        p.normalisers[row_and_head * 2 + 1] = static_cast<float>(total);
+    }
+    if (!p.mass) return;
+    for (int g = 0; g < SEGMENTS; g++) {
+        const bool any = sums[g] > 0.0;
+        // Rounding can leave −1e-8 for a single key.
+        const double entropy = any ? log(sums[g]) - sums[SEGMENTS + g] / sums[g] * LN_2 : 0.0;
+        p.mass[row_and_head * SEGMENTS + g] = any ? static_cast<float>(sums[g] / total) : 0.0f;
+        p.entropy[row_and_head * SEGMENTS + g] = any ? static_cast<float>(entropy > 0.0 ? entropy : 0.0) : not_a_number();
+    }
+}
+
+}  // namespace spans
+
+#define SPAN_ATTENTION(name, Key, lanes, entries, vectors, resident)                  \
+    KERNEL_RESIDENT(span_attention_##name, spans::Parameters, 32 * spans::WARPS, resident) { \
+        spans::attend<Key, lanes, entries, vectors>(parameters);                      \
+    }
+#define SPAN_ATTENTION_ENTRIES(name, Key, lanes)                  \
+    SPAN_ATTENTION(name##_lanes_##lanes##_entries_1, Key, lanes, 1, true, 4) \
+    SPAN_ATTENTION(name##_lanes_##lanes##_entries_2, Key, lanes, 2, true, 4) \
+    SPAN_ATTENTION(name##_lanes_##lanes##_entries_4, Key, lanes, 4, true, 4) \
+    SPAN_ATTENTION(name##_lanes_##lanes##_entries_8, Key, lanes, 8, true, 2)
+
+SPAN_ATTENTION_ENTRIES(f32, float, 8)
+SPAN_ATTENTION_ENTRIES(f32, float, 16)
+SPAN_ATTENTION_ENTRIES(f32, float, 32)
+SPAN_ATTENTION_ENTRIES(bf16, Bf16, 8)
+SPAN_ATTENTION_ENTRIES(bf16, Bf16, 16)
+SPAN_ATTENTION_ENTRIES(bf16, Bf16, 32)
+// Heads that are no multiple of 16 bytes, of any size.
+SPAN_ATTENTION(f32_any, float, 32, 4, false, 4)
+SPAN_ATTENTION(bf16_any, Bf16, 32, 4, false, 4)
+KERNEL(span_attention_merge, spans::MergeParameters, 32 * spans::WARPS) { spans::merge(parameters); }
