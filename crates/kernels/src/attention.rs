@@ -8,6 +8,7 @@
 //! entropy_g = ln ℓ_g − t_g / ℓ_g.
 
 mod block;
+pub mod cuda;
 mod elements;
 
 pub use elements::Elements;

@@ -51,13 +51,12 @@ DEVICE void positions_of_copy(const spans::Problem& p, Tiles& tiles, unsigned co
 DEVICE bool begin_entries(const Parameters& parameters, Tiles& tiles, unsigned copy, unsigned kv_head, unsigned first_entry,
                           int start) {
     const spans::Problem& p = parameters.problem;
-    const unsigned count = p.rows_per_copy * (p.query_heads / p.kv_heads);
     block_barrier();
     for (unsigned i = thread_index(); i < ENTRIES; i += THREADS) {
-        const bool there = first_entry + i < count;
+        const bool there = first_entry + i < p.entries;
         const uint64_t at = there ? spans::row_and_head(p, copy, kv_head, first_entry + i) : 0;
         const float total = there ? parameters.normalisers[at * 2 + 1] : 0.0f;
-        tiles.position[i] = there ? p.positions[at / p.query_heads] : -1;
+        tiles.position[i] = there ? spans::position_of(p, copy, first_entry + i) : -1;
         tiles.maximum[i] = total > 0.0f ? parameters.normalisers[at * 2] : 0.0f;
         tiles.scale[i] = total > 0.0f ? 1.0f / total : 0.0f;
     }
@@ -70,11 +69,17 @@ DEVICE bool begin_entries(const Parameters& parameters, Tiles& tiles, unsigned c
     return warp_any(any);
 }
 
+DEVICE float scaled_query(const spans::Problem& p, uint64_t row_and_head, int dimension) {
+    const uint64_t at = row_and_head * p.head_dim + static_cast<unsigned>(dimension);
+    const float x = p.queries_in_bf16 ? to_float(static_cast<const Bf16*>(p.queries)[at])
+                                      : static_cast<const float*>(p.queries)[at];
+    return x * p.query_scale;
+}
+
 // Scores, before a cap, of this thread's positions and entries.
 template <typename Key>
 DEVICE void multiply(const spans::Problem& p, Tiles& tiles, const Key* keys, uint64_t stride, int first_key, spans::Range range,
                      unsigned copy, unsigned kv_head, unsigned first_entry, float (&scores)[OWN_ENTRIES][OWN_POSITIONS]) {
-    const unsigned count = p.rows_per_copy * (p.query_heads / p.kv_heads);
     const int head_dim = static_cast<int>(p.head_dim), thread = static_cast<int>(thread_index());
     // A warp fills four rows at eight dimensions at once, which fall into different banks.
     const int lane_row = thread % 4, lane_dimension = thread % 32 / 4, warp = thread / 32;
@@ -91,9 +96,9 @@ DEVICE void multiply(const spans::Problem& p, Tiles& tiles, const Key* keys, uin
             }
             for (int i = lane_row + 4 * warp; i < ENTRIES; i += THREADS / 8) {
                 const unsigned entry = first_entry + static_cast<unsigned>(i);
-                const bool there = within && entry < count;
+                const bool there = within && entry < p.entries;
                 tiles.queries[d * PITCH + i] =
-                    there ? spans::scaled_query(p, spans::row_and_head(p, copy, kv_head, entry), start + d) : 0.0f;
+                    there ? scaled_query(p, spans::row_and_head(p, copy, kv_head, entry), start + d) : 0.0f;
             }
         }
         block_barrier();
@@ -116,7 +121,6 @@ DEVICE void receive(const Parameters& parameters) {
     Tiles& tiles = *shared;
     const int start = static_cast<int>(block_x()) * POSITIONS, thread = static_cast<int>(thread_index());
     const int own_position = thread % POSITION_THREADS * OWN_POSITIONS, own_entry = thread / POSITION_THREADS * OWN_ENTRIES;
-    const unsigned entries = p.rows_per_copy * (p.query_heads / p.kv_heads);
     float sum[OWN_POSITIONS] = {}, max[OWN_POSITIONS] = {};
 
     for (unsigned copy = 0; copy < p.copies; copy++) {
@@ -130,7 +134,7 @@ DEVICE void receive(const Parameters& parameters) {
             if (range.first >= range.end || first_key >= range.end || first_key + POSITIONS <= range.first) continue;
             for (unsigned kv_head = 0; kv_head < p.kv_heads; kv_head++) {
                 const Key* keys = reinterpret_cast<const Key*>(span.keys) + kv_head * span.head_stride + copy * span.copy_stride;
-                for (unsigned first_entry = 0; first_entry < entries; first_entry += ENTRIES) {
+                for (unsigned first_entry = 0; first_entry < p.entries; first_entry += ENTRIES) {
                     if (!begin_entries(parameters, tiles, copy, kv_head, first_entry, start)) continue;
                     float scores[OWN_ENTRIES][OWN_POSITIONS];
                     multiply(p, tiles, keys, span.key_stride, first_key, range, copy, kv_head, first_entry, scores);
@@ -169,5 +173,5 @@ DEVICE void receive(const Parameters& parameters) {
 
 }  // namespace received
 
-KERNEL(span_attention_received_f32, received::Parameters, received::THREADS) { received::receive<float>(parameters); }
-KERNEL(span_attention_received_bf16, received::Parameters, received::THREADS) { received::receive<Bf16>(parameters); }
+KERNEL_RESIDENT(span_attention_received_f32, received::Parameters, received::THREADS, 4) { received::receive<float>(parameters); }
+KERNEL_RESIDENT(span_attention_received_bf16, received::Parameters, received::THREADS, 4) { received::receive<Bf16>(parameters); }

@@ -19,7 +19,8 @@ constexpr int PER_LANE = 8;
 constexpr int STATE = 8;
 // No block takes fewer keys unless there are no more.
 constexpr int LEAST_KEYS = 128;
-constexpr int MOST_POSITION = 0x7fffffff;
+// Positions and windows are no larger, so that their sums and differences fit.
+constexpr int MOST_POSITION = 0x3fffffff;
 constexpr double LN_2 = 0.693147180559945309;
 
 struct Span {
@@ -37,7 +38,8 @@ struct Problem {
     const uint32_t* visible_spans;
     // Null where nothing was decoded.
     const int* decoded;
-    uint32_t span_count, rows_per_copy, copies, query_heads, kv_heads, head_dim;
+    // Query heads of a KV head: `group`. Entries of a KV head and copy: rows_per_copy · group.
+    uint32_t span_count, rows_per_copy, copies, query_heads, kv_heads, group, entries, head_dim;
     int32_t window;
     uint32_t queries_in_bf16;
     // Products of scaled queries and keys are scores where `cap` is 0, else cap · tanh of them.
@@ -70,16 +72,13 @@ DEVICE int larger(int a, int b) { return a > b ? a : b; }
 
 // Entry `index` of a KV head and copy as row · query_heads + head.
 DEVICE uint64_t row_and_head(const Problem& p, unsigned copy, unsigned kv_head, unsigned index) {
-    const unsigned group = p.query_heads / p.kv_heads;
-    const uint64_t row = static_cast<uint64_t>(copy) * p.rows_per_copy + index / group;
-    return row * p.query_heads + kv_head * group + index % group;
+    const unsigned row = copy * p.rows_per_copy + index / p.group;
+    return static_cast<uint64_t>(row) * p.query_heads + kv_head * p.group + index % p.group;
 }
 
-DEVICE float scaled_query(const Problem& p, uint64_t row_and_head, int dimension) {
-    const uint64_t at = row_and_head * p.head_dim + static_cast<unsigned>(dimension);
-    const float x = p.queries_in_bf16 ? to_float(static_cast<const Bf16*>(p.queries)[at])
-                                      : static_cast<const float*>(p.queries)[at];
-    return x * p.query_scale;
+// Position of the row of an entry.
+DEVICE int position_of(const Problem& p, unsigned copy, unsigned index) {
+    return p.positions[copy * p.rows_per_copy + index / p.group];
 }
 
 // Keys `first` to `end` of a span.
@@ -90,32 +89,28 @@ struct Range {
 // The keys of a span that a copy sees from any position of `from` to `to`.
 DEVICE Range visible_keys(const Problem& p, unsigned index, unsigned copy, int from, int to) {
     const Span* span = p.spans + index;
-    int64_t end = span->len;
-    if (span->grows && p.decoded) end += *p.decoded;
-    const int64_t first_position = span->first_position;
-    int64_t first = static_cast<int64_t>(from) + 1 - p.window - first_position;
-    if (first < 0) first = 0;
-    if (end > to + 1 - first_position) end = to + 1 - first_position;
-    const bool seen = !p.visible_spans || (p.visible_spans[copy] >> index & 1);
-    if (!seen || end < first) end = first = 0;
-    return Range{static_cast<int>(first), static_cast<int>(end)};
+    const int first_position = static_cast<int>(span->first_position);
+    int len = static_cast<int>(span->len);
+    if (span->grows && p.decoded) len += *p.decoded;
+    const int first = larger(from + 1 - p.window - first_position, 0), end = smaller(to + 1 - first_position, len);
+    const bool seen = end > first && (!p.visible_spans || (p.visible_spans[copy] >> index & 1));
+    return seen ? Range{first, end} : Range{0, 0};
 }
 
-// 16 bytes of a row of keys or values from a column on; without vectors, zeros from head_dim on.
+// 16 bytes of a row of keys or values; without vectors, element by element, with zeros after the first `left`.
 template <bool vectors, bool once, typename Key>
-DEVICE Vector16 load_elements(const Key* row, int column, int head_dim) {
+DEVICE Vector16 load_elements(const Key* from, int left) {
     if constexpr (vectors) {
-        return once ? load_16_once(row + column) : load_16(row + column);
+        return once ? load_16_once(from) : load_16(from);
     } else {
         constexpr int each = 4 / sizeof(Key);
         Vector16 x;
         for (int i = 0; i < 4; i++) {
-            const int at = column + i * each;
             if constexpr (each == 1) {
-                x.word[i] = at < head_dim ? bits_of_float(row[at]) : 0;
+                x.word[i] = i < left ? bits_of_float(from[i]) : 0;
             } else {
-                x.word[i] = at < head_dim ? row[at].bits : 0;
-                if (at + 1 < head_dim) x.word[i] |= static_cast<uint32_t>(row[at + 1].bits) << 16;
+                x.word[i] = 2 * i < left ? from[2 * i].bits : 0;
+                if (2 * i + 1 < left) x.word[i] |= static_cast<uint32_t>(from[2 * i + 1].bits) << 16;
             }
         }
         return x;
@@ -177,31 +172,42 @@ struct Walk {
     DEVICE int owner(int pair) { return slot() * lanes + pair * sharers / owned; }
 
     DEVICE void begin(Walk& w, const Problem& p, unsigned copy, unsigned kv_head, unsigned first_entry) {
-        const unsigned count = p.rows_per_copy * (p.query_heads / p.kv_heads);
-        for (int entry = 0; entry < entries; entry++) {
-            const uint64_t at = row_and_head(p, copy, kv_head, first_entry + entry);
-            for (int i = 0; i < PER_LANE; i++) {
-                const bool there = first_entry + entry < count && dimension(i) < static_cast<int>(p.head_dim);
-                w.query[entry][i] = there ? scaled_query(p, at, dimension(i)) : 0.0f;
-                w.output[entry][i] = 0.0f;
-            }
+        if (p.queries_in_bf16) {
+            load_queries<Bf16>(w, p, copy, kv_head, first_entry);
+        } else {
+            load_queries<float>(w, p, copy, kv_head, first_entry);
         }
+        for (int entry = 0; entry < entries; entry++)
+            for (int i = 0; i < PER_LANE; i++) w.query[entry][i] *= p.query_scale, w.output[entry][i] = 0.0f;
         const unsigned own = first_entry + slot_lane() / lanes_per_entry;
         // Before all keys where there is no such entry.
-        w.position = own < count ? p.positions[row_and_head(p, copy, kv_head, own) / p.query_heads] : -1;
+        w.position = own < p.entries ? position_of(p, copy, own) : -1;
         w.maximum = minus_infinity();
         for (int g = 0; g < SEGMENTS; g++) w.sum[g] = w.weighted[g] = 0.0f;
     }
 
+    // Zeros where there is no such entry or dimension.
+    template <typename Query>
+    DEVICE void load_queries(Walk& w, const Problem& p, unsigned copy, unsigned kv_head, unsigned first_entry) {
+        for (int entry = 0; entry < entries; entry++) {
+            const uint64_t at = row_and_head(p, copy, kv_head, first_entry + entry);
+            const Query* row = static_cast<const Query*>(p.queries) + at * p.head_dim;
+            for (int i = 0; i < PER_LANE; i++) {
+                const bool there = first_entry + entry < p.entries && dimension(i) < static_cast<int>(p.head_dim);
+                w.query[entry][i] = there ? to_float(row[dimension(i)]) : 0.0f;
+            }
+        }
+    }
+
     // Keys or values from `index` on, one every `slots`; beyond the end the last once more.
-    DEVICE void load(Vector16 (&raw)[unroll][chunks], const Key* rows, uint64_t stride, int index, int end, int head_dim) {
+    DEVICE void load(Vector16 (&raw)[unroll][chunks], const Key* rows, uint32_t stride, int index, int end, int head_dim) {
         for (int u = 0; u < unroll; u++) {
-            const Key* row = rows + static_cast<uint64_t>(smaller(index + u * slots, end - 1)) * stride;
+            const uint64_t at = static_cast<uint64_t>(static_cast<uint32_t>(smaller(index + u * slots, end - 1))) * stride;
             for (int c = 0; c < chunks; c++) {
                 int column = dimension(c * width);
                 // Lanes without a dimension read what they then multiply by zero.
                 if (vectors && column >= head_dim) column = 0;
-                raw[u][c] = load_elements<vectors, once>(row, column, head_dim);
+                raw[u][c] = load_elements<vectors, once>(rows + column + at, head_dim - column);
             }
         }
     }
@@ -238,7 +244,8 @@ struct Walk {
         const int step = key_warps * keys_at_once, head_dim = static_cast<int>(p.head_dim);
         int base = range.first + key_warp * keys_at_once;
         if (base >= range.end) return;
-        const uint64_t start = kv_head * span.head_stride + copy * span.copy_stride, stride = span.key_stride;
+        const uint64_t start = kv_head * span.head_stride + copy * span.copy_stride;
+        const uint32_t stride = static_cast<uint32_t>(span.key_stride);
         const Key* keys = reinterpret_cast<const Key*>(span.keys) + start;
         const Key* values = reinterpret_cast<const Key*>(span.values) + start;
         Vector16 raw_keys[unroll][chunks], raw_values[unroll][chunks];
@@ -329,10 +336,10 @@ template <typename W, int entries>
 DEVICE void join_warps(const Parameters& parameters, const float* rows, unsigned copy, unsigned kv_head, unsigned first_tile) {
     const Problem& p = parameters.problem;
     const int tiles = static_cast<int>(parameters.tiles_per_block), key_warps = WARPS / tiles;
-    const unsigned count = p.rows_per_copy * (p.query_heads / p.kv_heads);
+    NOT_UNROLLED
     for (int i = static_cast<int>(warp_index()); i < tiles * entries; i += WARPS) {
         const unsigned index = first_tile * entries + i;
-        if (index >= count) return;
+        if (index >= p.entries) return;
         const float* from = rows + (i / entries * key_warps * entries + i % entries) * W::shared_row;
         const int apart = entries * W::shared_row, state = W::shared_row - STATE;
         float maximum = minus_infinity(), factor[WARPS];
@@ -356,6 +363,7 @@ DEVICE void join_warps(const Parameters& parameters, const float* rows, unsigned
         }
         // Without a visible key, nobody reads the outputs.
         if (maximum == minus_infinity()) continue;
+        NOT_UNROLLED
         for (int d = lane; d < static_cast<int>(p.head_dim); d += 32) {
             float joined = 0.0f;
             for (int k = 0; k < WARPS; k++)
@@ -365,7 +373,7 @@ DEVICE void join_warps(const Parameters& parameters, const float* rows, unsigned
     }
 }
 
-// Block x: KV head, copy and tiles of entries, the tiles fastest, so that blocks that run at once share keys; block y: split.
+// Block x: copy and tiles of entries, the tiles fastest, so that blocks that run at once share keys; y: split; z: KV head.
 template <typename Key, int lanes, int entries, bool vectors>
 DEVICE void attend(const Parameters& parameters) {
     using W = Walk<Key, lanes, entries, vectors>;
@@ -374,7 +382,7 @@ DEVICE void attend(const Parameters& parameters) {
     const unsigned tiles_per_block = parameters.tiles_per_block;
     const unsigned tile_blocks = (parameters.tiles + tiles_per_block - 1) / tiles_per_block;
     const unsigned first_tile = block_x() % tile_blocks * tiles_per_block;
-    const unsigned copy = block_x() / tile_blocks % p.copies, kv_head = block_x() / tile_blocks / p.copies;
+    const unsigned copy = block_x() / tile_blocks, kv_head = block_z();
     const int key_warps = WARPS / static_cast<int>(tiles_per_block), warp = static_cast<int>(warp_index());
     const unsigned first_entry = (first_tile + warp / key_warps) * entries;
 
@@ -384,6 +392,7 @@ DEVICE void attend(const Parameters& parameters) {
     const int from = MOST_POSITION - warp_max(walk.position < 0 ? 0 : MOST_POSITION - walk.position);
     const unsigned lane = lane_index();
     int total = 0;
+    NOT_UNROLLED
     for (unsigned index = lane; index / 32 * 32 < p.span_count; index += 32) {
         const Range range = index < p.span_count ? visible_keys(p, index, copy, from, to) : Range{0, 0};
         total += range.end - range.first;
@@ -505,7 +514,7 @@ DEVICE void merge(const MergeParameters& p) {
 #define SPAN_ATTENTION_ENTRIES(name, Key, lanes)                  \
     SPAN_ATTENTION(name##_lanes_##lanes##_entries_1, Key, lanes, 1, true, 4) \
     SPAN_ATTENTION(name##_lanes_##lanes##_entries_2, Key, lanes, 2, true, 4) \
-    SPAN_ATTENTION(name##_lanes_##lanes##_entries_4, Key, lanes, 4, true, 4) \
+    SPAN_ATTENTION(name##_lanes_##lanes##_entries_4, Key, lanes, 4, true, 3) \
     SPAN_ATTENTION(name##_lanes_##lanes##_entries_8, Key, lanes, 8, true, 2)
 
 SPAN_ATTENTION_ENTRIES(f32, float, 8)
@@ -515,6 +524,6 @@ SPAN_ATTENTION_ENTRIES(bf16, Bf16, 8)
 SPAN_ATTENTION_ENTRIES(bf16, Bf16, 16)
 SPAN_ATTENTION_ENTRIES(bf16, Bf16, 32)
 // Heads that are no multiple of 16 bytes, of any size.
-SPAN_ATTENTION(f32_any, float, 32, 4, false, 4)
-SPAN_ATTENTION(bf16_any, Bf16, 32, 4, false, 4)
+SPAN_ATTENTION(f32_any, float, 32, 4, false, 3)
+SPAN_ATTENTION(bf16_any, Bf16, 32, 4, false, 3)
 KERNEL(span_attention_merge, spans::MergeParameters, 32 * spans::WARPS) { spans::merge(parameters); }

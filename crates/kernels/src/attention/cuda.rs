@@ -1,0 +1,3 @@
+//! Attention on a GPU.
+
+pub mod spans;
