@@ -97,6 +97,11 @@ DEVICE Range visible_keys(const Problem& p, unsigned index, unsigned copy, int f
     return seen ? Range{first, end} : Range{0, 0};
 }
 
+// None beyond the last span.
+DEVICE Range visible_keys_or_none(const Problem& p, unsigned index, unsigned copy, int from, int to) {
+    return index < p.span_count ? visible_keys(p, index, copy, from, to) : Range{0, 0};
+}
+
 // 16 bytes of a row of keys or values; without vectors, element by element, with zeros after the first `left`.
 template <bool vectors, bool once, typename Key>
 DEVICE Vector16 load_elements(const Key* from, int left) {
@@ -168,8 +173,8 @@ struct Walk {
     DEVICE int slot_lane() { return static_cast<int>(lane_index()) % lanes; }
     DEVICE int slot() { return static_cast<int>(lane_index()) / lanes; }
     DEVICE int dimension(int i) { return ((i / width) * lanes + slot_lane()) * width + i % width; }
-    // The lane of this slot that owns a pair.
-    DEVICE int owner(int pair) { return slot() * lanes + pair * sharers / owned; }
+    // What the lane of this slot has that owns a pair.
+    DEVICE float of_owner(float x, int pair) { return shuffle_among<lanes>(x, pair * sharers / owned); }
 
     DEVICE void begin(Walk& w, const Problem& p, unsigned copy, unsigned kv_head, unsigned first_entry) {
         if (p.queries_in_bf16) {
@@ -233,7 +238,7 @@ struct Walk {
             w.sum[g] *= factor;
         }
         for (int entry = 0; entry < entries; entry++) {
-            const float of_entry = shuffle(factor, owner(entry * unroll));
+            const float of_entry = of_owner(factor, entry * unroll);
             for (int i = 0; i < PER_LANE; i++) w.output[entry][i] *= of_entry;
         }
     }
@@ -294,7 +299,7 @@ struct Walk {
                 widen(raw_values[u], value);
                 for (int entry = 0; entry < entries; entry++) {
                     const int pair = entry * unroll + u;
-                    const float probability = shuffle(scores[pair % owned], owner(pair));
+                    const float probability = of_owner(scores[pair % owned], pair);
                     for (int i = 0; i < PER_LANE; i++) w.output[entry][i] += probability * value[i];
                 }
             }
@@ -390,11 +395,12 @@ DEVICE void attend(const Parameters& parameters) {
     W::begin(walk, p, copy, kv_head, first_entry);
     const int to = warp_max(walk.position);
     const int from = MOST_POSITION - warp_max(walk.position < 0 ? 0 : MOST_POSITION - walk.position);
-    const unsigned lane = lane_index();
-    int total = 0;
+    // This lane's of 32 spans.
+    Range mine = visible_keys_or_none(p, lane_index(), copy, from, to);
+    int total = mine.end - mine.first;
     NOT_UNROLLED
-    for (unsigned index = lane; index / 32 * 32 < p.span_count; index += 32) {
-        const Range range = index < p.span_count ? visible_keys(p, index, copy, from, to) : Range{0, 0};
+    for (unsigned first = 32; first < p.span_count; first += 32) {
+        const Range range = visible_keys_or_none(p, first + lane_index(), copy, from, to);
         total += range.end - range.first;
     }
     total = warp_sum(total);
@@ -407,9 +413,8 @@ DEVICE void attend(const Parameters& parameters) {
     const int end = first_key + keys < total ? static_cast<int>(first_key + keys) : total;
     int before = 0;
     NOT_UNROLLED
-    for (unsigned first = 0; first < p.span_count && before < end; first += 32) {
-        const unsigned index = first + lane;
-        const Range mine = index < p.span_count ? visible_keys(p, index, copy, from, to) : Range{0, 0};
+    for (unsigned first = 0; before < end; first += 32) {
+        if (first > 0) mine = visible_keys_or_none(p, first + lane_index(), copy, from, to);
         NOT_UNROLLED
         for (int i = 0; i < 32 && before < end; i++) {
             const int range_first = shuffle(mine.first, i), range_keys = shuffle(mine.end - mine.first, i);
@@ -512,8 +517,8 @@ DEVICE void merge(const MergeParameters& p) {
         spans::attend<Key, lanes, entries, vectors>(parameters);                      \
     }
 #define SPAN_ATTENTION_ENTRIES(name, Key, lanes)                  \
-    SPAN_ATTENTION(name##_lanes_##lanes##_entries_1, Key, lanes, 1, true, 4) \
-    SPAN_ATTENTION(name##_lanes_##lanes##_entries_2, Key, lanes, 2, true, 4) \
+    SPAN_ATTENTION(name##_lanes_##lanes##_entries_1, Key, lanes, 1, true, 3) \
+    SPAN_ATTENTION(name##_lanes_##lanes##_entries_2, Key, lanes, 2, true, 3) \
     SPAN_ATTENTION(name##_lanes_##lanes##_entries_4, Key, lanes, 4, true, 3) \
     SPAN_ATTENTION(name##_lanes_##lanes##_entries_8, Key, lanes, 8, true, 2)
 

@@ -60,6 +60,11 @@ DEVICE int shuffle_xor(int x, int mask) { return __shfl_xor_sync(0xffffffffu, x,
 DEVICE double shuffle_xor(double x, int mask) { return __shfl_xor_sync(0xffffffffu, x, mask); }
 DEVICE float shuffle(float x, int lane) { return __shfl_sync(0xffffffffu, x, lane); }
 DEVICE int shuffle(int x, int lane) { return __shfl_sync(0xffffffffu, x, lane); }
+// From a lane of this one's own `width` lanes.
+template <int width>
+DEVICE float shuffle_among(float x, int lane) {
+    return __shfl_sync(0xffffffffu, x, lane, width);
+}
 // Whether x holds in any lane.
 DEVICE bool warp_any(bool x) { return __any_sync(0xffffffffu, x); }
 
