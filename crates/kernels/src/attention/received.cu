@@ -1,6 +1,6 @@
 // Attention that key positions receive: a block owns a tile of positions and goes over all rows and heads, so that sums
 // have one order and nothing needs atomics. Scores are computed again, as products of tiles in shared memory.
-#include "../cuda/portable.cuh"
+#include "spans.cu"
 
 namespace received {
 

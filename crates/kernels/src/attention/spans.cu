@@ -7,12 +7,14 @@
 // and no score twice: exponentials, caps, visibility and statistics are then done once per pair.
 //
 // Scores are in units of log2 e up to the end: e^{s−m} = 2^{s'−m'} with s' = s · log2 e.
+#pragma once
+
 #include "../cuda/portable.cuh"
 
 namespace spans {
 
 constexpr int SEGMENTS = 3;
-constexpr int WARPS = 4;
+constexpr int WARPS = 4, THREADS = 32 * WARPS;
 // Dimensions of a head that a lane holds.
 constexpr int PER_LANE = 8;
 // Numbers that describe the softmax of an entry: maximum, sums and weighted sums by segment, and one that is not used.
@@ -21,7 +23,6 @@ constexpr int STATE = 8;
 constexpr int LEAST_KEYS = 128;
 // Positions and windows are no larger, so that their sums and differences fit.
 constexpr int MOST_POSITION = 0x3fffffff;
-constexpr double LN_2 = 0.693147180559945309;
 
 struct Span {
     uint64_t keys, values;
@@ -53,17 +54,6 @@ struct Parameters {
     float* states;
     // Tiles of entries of one KV head and copy; a block has 1 or WARPS of them.
     uint32_t splits, tiles, tiles_per_block, unused;
-};
-
-struct MergeParameters {
-    const float* outputs;
-    const float* states;
-    void* output;
-    // Null where not wanted.
-    float* mass;
-    float* entropy;
-    float* normalisers;
-    uint32_t head_dim, splits, output_in_bf16, unused;
 };
 
 DEVICE float minus_infinity() { return -infinity(); }
@@ -152,6 +142,9 @@ struct Maximum {
     DEVICE float of(float a, float b) { return fmaxf(a, b); }
 };
 
+// By how much scores are less against a new maximum. Nothing was summed before the first visible key.
+DEVICE float shift(float from, float to) { return from == minus_infinity() ? 0.0f : from - to; }
+
 // What a warp knows of its entries after some keys.
 template <typename Key, int lanes, int entries, bool vectors>
 struct Walk {
@@ -166,9 +159,11 @@ struct Walk {
     static constexpr bool once = entries < 8;
 
     float query[entries][PER_LANE], output[entries][PER_LANE];
-    // Of this lane's entry; the maximum is that of the warp, the sums are over the lane's own pairs, by segment.
-    float maximum, sum[SEGMENTS], weighted[SEGMENTS];
-    int position;
+    // Of this lane's entry; the maximum is that of the warp, the sums are over the lane's own pairs of one span.
+    float maximum, sum, weighted;
+    // In shared memory, of each thread: the sums by segment over spans that are done with, the maximum of then, and the
+    // position of its entry.
+    float* kept;
 
     DEVICE int slot_lane() { return static_cast<int>(lane_index()) % lanes; }
     DEVICE int slot() { return static_cast<int>(lane_index()) / lanes; }
@@ -176,7 +171,8 @@ struct Walk {
     // What the lane of this slot has that owns a pair.
     DEVICE float of_owner(float x, int pair) { return shuffle_among<lanes>(x, pair * sharers / owned); }
 
-    DEVICE void begin(Walk& w, const Problem& p, unsigned copy, unsigned kv_head, unsigned first_entry) {
+    // The position of this lane's entry.
+    DEVICE int begin(Walk& w, const Problem& p, unsigned copy, unsigned kv_head, unsigned first_entry, float* kept) {
         if (p.queries_in_bf16) {
             load_queries<Bf16>(w, p, copy, kv_head, first_entry);
         } else {
@@ -186,9 +182,13 @@ struct Walk {
             for (int i = 0; i < PER_LANE; i++) w.query[entry][i] *= p.query_scale, w.output[entry][i] = 0.0f;
         const unsigned own = first_entry + slot_lane() / lanes_per_entry;
         // Before all keys where there is no such entry.
-        w.position = own < p.entries ? position_of(p, copy, own) : -1;
+        const int position = own < p.entries ? position_of(p, copy, own) : -1;
         w.maximum = minus_infinity();
-        for (int g = 0; g < SEGMENTS; g++) w.sum[g] = w.weighted[g] = 0.0f;
+        w.sum = w.weighted = 0.0f;
+        w.kept = kept + thread_index();
+        for (int i = 0; i <= 2 * SEGMENTS; i++) w.kept[i * THREADS] = i == 0 ? minus_infinity() : 0.0f;
+        w.kept[(STATE - 1) * THREADS] = float_of_bits(static_cast<uint32_t>(position));
+        return position;
     }
 
     // Zeros where there is no such entry or dimension.
@@ -226,21 +226,29 @@ struct Walk {
     }
 
     // Raises the maxima to those of this warp's new scores, of which `largest` is this lane's largest.
-    DEVICE void raise(Walk& w, float& sum, float& weighted, float largest) {
+    DEVICE void raise(Walk& w, float largest) {
         const float raised = fmaxf(w.maximum, over_entry<Maximum>(largest));
-        // Nothing was summed before the first visible key.
-        const float change = w.maximum == minus_infinity() ? 0.0f : w.maximum - raised;
-        const float factor = exp2_fast(change);
+        const float change = shift(w.maximum, raised), factor = exp2_fast(change);
         w.maximum = raised;
-        weighted = factor * (weighted + sum * change), sum *= factor;
-        for (int g = 0; g < SEGMENTS; g++) {
-            w.weighted[g] = factor * (w.weighted[g] + w.sum[g] * change);
-            w.sum[g] *= factor;
-        }
+        w.weighted = factor * (w.weighted + w.sum * change);
+        w.sum *= factor;
         for (int entry = 0; entry < entries; entry++) {
             const float of_entry = of_owner(factor, entry * unroll);
             for (int i = 0; i < PER_LANE; i++) w.output[entry][i] *= of_entry;
         }
+    }
+
+    // Adds the sums of a span to those of its segment, and begins them anew.
+    DEVICE void keep(Walk& w, uint32_t segment) {
+        const float change = shift(w.kept[0], w.maximum), factor = exp2_fast(change);
+        w.kept[0] = w.maximum;
+        for (uint32_t g = 0; g < SEGMENTS; g++) {
+            float& sum = w.kept[(1 + g) * THREADS];
+            float& weighted = w.kept[(1 + SEGMENTS + g) * THREADS];
+            weighted = factor * (weighted + sum * change) + (g == segment ? w.weighted : 0.0f);
+            sum = factor * sum + (g == segment ? w.sum : 0.0f);
+        }
+        w.sum = w.weighted = 0.0f;
     }
 
     // Goes over keys `range` of a span, of which a block's other warps take their share.
@@ -248,7 +256,7 @@ struct Walk {
                      int key_warps) {
         const int step = key_warps * keys_at_once, head_dim = static_cast<int>(p.head_dim);
         int base = range.first + key_warp * keys_at_once;
-        if (base >= range.end) return;
+        if (!warp_any(base < range.end)) return;
         const uint64_t start = kv_head * span.head_stride + copy * span.copy_stride;
         const uint32_t stride = static_cast<uint32_t>(span.key_stride);
         const Key* keys = reinterpret_cast<const Key*>(span.keys) + start;
@@ -256,13 +264,13 @@ struct Walk {
         Vector16 raw_keys[unroll][chunks], raw_values[unroll][chunks];
         load(raw_keys, keys, stride, base + slot(), range.end, head_dim);
         load(raw_values, values, stride, base + slot(), range.end, head_dim);
-        float sum = 0.0f, weighted = 0.0f;
         // The key of this lane's first pair.
         const int own_key = slot() + slot_lane() * owned / sharers % unroll * slots;
-        const int first_position = static_cast<int>(span.first_position);
+        // How far the entry sees.
+        const int last = static_cast<int>(bits_of_float(w.kept[(STATE - 1) * THREADS]) - span.first_position);
 
         NOT_UNROLLED
-        for (; base < range.end; base += step) {
+        for (; warp_any(base < range.end); base += step) {
             float scores[pairs];
             for (int u = 0; u < unroll; u++) {
                 float key[PER_LANE];
@@ -274,25 +282,25 @@ struct Walk {
                 }
             }
             // What comes next is on its way while this is worked on.
-            load(raw_keys, keys, stride, base + step + slot(), range.end, head_dim);
+            if (warp_any(base + step < range.end)) load(raw_keys, keys, stride, base + step + slot(), range.end, head_dim);
             sum_by_halves<pairs, lanes / 2>(scores, lane_index());
 
             float largest = minus_infinity();
             for (int r = 0; r < owned; r++) {
-                const int index = base + own_key + r * slots, behind = w.position - (first_position + index);
+                const int index = base + own_key + r * slots, behind = last - index;
                 if (p.cap > 0.0f) scores[r] = p.cap * tanhf(scores[r]);
                 if (index >= range.end || behind < 0 || behind >= p.window) scores[r] = minus_infinity();
                 largest = fmaxf(largest, scores[r]);
             }
-            if (warp_any(largest > w.maximum)) raise(w, sum, weighted, largest);
+            if (warp_any(largest > w.maximum)) raise(w, largest);
             const float reference = w.maximum == minus_infinity() ? 0.0f : w.maximum;
             for (int r = 0; r < owned; r++) {
                 float shifted = scores[r] - reference;
                 // Keeps 0 · (−∞) out of the weighted sum.
                 shifted = shifted < -200.0f ? -200.0f : shifted;
                 scores[r] = exp2_fast(shifted);
-                sum += scores[r];
-                weighted += scores[r] * shifted;
+                w.sum += scores[r];
+                w.weighted += scores[r] * shifted;
             }
             for (int u = 0; u < unroll; u++) {
                 float value[PER_LANE];
@@ -305,20 +313,16 @@ struct Walk {
             }
             load(raw_values, values, stride, base + step + slot(), range.end, head_dim);
         }
-        for (uint32_t g = 0; g < SEGMENTS; g++) {
-            w.sum[g] += g == span.segment ? sum : 0.0f;
-            w.weighted[g] += g == span.segment ? weighted : 0.0f;
-        }
+        keep(w, span.segment);
     }
 
     // Numbers of an entry in shared memory: outputs, then the state.
     static constexpr int shared_row = PER_LANE * lanes + STATE;
 
     DEVICE void finish(Walk& w, float* rows) {
-        for (int g = 0; g < SEGMENTS; g++) {
-            w.sum[g] = over_entry<Sum>(w.sum[g]);
-            w.weighted[g] = over_entry<Sum>(w.weighted[g]);
-        }
+        keep(w, SEGMENTS);
+        float sums[2 * SEGMENTS];
+        for (int i = 0; i < 2 * SEGMENTS; i++) sums[i] = over_entry<Sum>(w.kept[(1 + i) * THREADS]);
         for (int entry = 0; entry < entries; entry++)
             for (int i = 0; i < PER_LANE; i++)
                 for (int mask = lanes; mask < 32; mask *= 2) w.output[entry][i] += shuffle_xor(w.output[entry][i], mask);
@@ -332,7 +336,7 @@ struct Walk {
         if (slot_lane() % lanes_per_entry > 0) return;
         float* state = rows + slot_lane() / lanes_per_entry * shared_row + PER_LANE * lanes;
         state[0] = w.maximum;
-        for (int g = 0; g < SEGMENTS; g++) state[1 + g] = w.sum[g], state[1 + SEGMENTS + g] = w.weighted[g];
+        for (int i = 0; i < 2 * SEGMENTS; i++) state[1 + i] = sums[i];
     }
 };
 
@@ -392,9 +396,9 @@ DEVICE void attend(const Parameters& parameters) {
     const unsigned first_entry = (first_tile + warp / key_warps) * entries;
 
     W walk;
-    W::begin(walk, p, copy, kv_head, first_entry);
-    const int to = warp_max(walk.position);
-    const int from = MOST_POSITION - warp_max(walk.position < 0 ? 0 : MOST_POSITION - walk.position);
+    const int position = W::begin(walk, p, copy, kv_head, first_entry, shared + WARPS * entries * W::shared_row);
+    const int to = warp_max(position);
+    const int from = MOST_POSITION - warp_max(position < 0 ? 0 : MOST_POSITION - position);
     // This lane's of 32 spans.
     Range mine = visible_keys_or_none(p, lane_index(), copy, from, to);
     int total = mine.end - mine.first;
@@ -408,20 +412,21 @@ DEVICE void attend(const Parameters& parameters) {
     // This split's part of the visible keys of all spans, one after the other.
     const int step = key_warps * W::keys_at_once, splits = static_cast<int>(parameters.splits);
     const int share = larger((total + splits - 1) / splits, smaller(LEAST_KEYS, total));
-    const int64_t keys = (static_cast<int64_t>(share) + step - 1) / step * step, first_key = keys * block_y();
-    const int begin = first_key < total ? static_cast<int>(first_key) : total;
-    const int end = first_key + keys < total ? static_cast<int>(first_key + keys) : total;
-    int before = 0;
+    const int64_t keys = (static_cast<int64_t>(share) + step - 1) / step * step, ahead = keys * block_y();
+    // Keys still to skip, and still to take.
+    int skip = ahead < total ? static_cast<int>(ahead) : total, left = total - skip;
+    if (left > keys) left = static_cast<int>(keys);
+    // Loops end alike in all lanes; it is asked so that the compiler knows.
     NOT_UNROLLED
-    for (unsigned first = 0; before < end; first += 32) {
+    for (unsigned first = 0; warp_any(left > 0); first += 32) {
         if (first > 0) mine = visible_keys_or_none(p, first + lane_index(), copy, from, to);
         NOT_UNROLLED
-        for (int i = 0; i < 32 && before < end; i++) {
-            const int range_first = shuffle(mine.first, i), range_keys = shuffle(mine.end - mine.first, i);
-            const int part_first = larger(begin - before, 0), part_end = smaller(end - before, range_keys);
-            before += range_keys;
-            if (part_first >= part_end) continue;
-            const Range part{range_first + part_first, range_first + part_end};
+        for (int i = 0; i < 32 && warp_any(left > 0); i++) {
+            const Range range{shuffle(mine.first, i) + skip, shuffle(mine.end, i)};
+            skip = larger(range.first - range.end, 0);
+            if (!warp_any(range.first < range.end)) continue;
+            const Range part{range.first, smaller(range.end, range.first + left)};
+            left -= part.end - part.first;
             W::pass(walk, p, p.spans[first + i], copy, kv_head, part, warp % key_warps, key_warps);
         }
     }
@@ -430,90 +435,10 @@ DEVICE void attend(const Parameters& parameters) {
     join_warps<W, entries>(parameters, shared, copy, kv_head, first_tile);
 }
 
-// A block joins the splits of one row and head.
-DEVICE void merge(const MergeParameters& p) {
-    constexpr int numbers = 2 * SEGMENTS;
-    DYNAMIC_SHARED(double, joined);
-    float* maxima = reinterpret_cast<float*>(joined + WARPS * numbers);
-    float* outputs = maxima + WARPS;
-    float* weights = outputs + WARPS * p.head_dim;
-    const int warp = static_cast<int>(warp_index()), lane = static_cast<int>(lane_index());
-    const int splits = static_cast<int>(p.splits), head_dim = static_cast<int>(p.head_dim);
-    const uint64_t row_and_head = block_x();
-    const float* states = p.states + row_and_head * p.splits * STATE;
-
-    float maximum = minus_infinity();
-    for (int i = static_cast<int>(thread_index()); i < splits; i += WARPS * 32) maximum = fmaxf(maximum, states[i * STATE]);
-    maximum = warp_max(maximum);
-    if (lane == 0) maxima[warp] = maximum;
-    block_barrier();
-    for (int i = 0; i < WARPS; i++) maximum = fmaxf(maximum, maxima[i]);
-
-    double sums[numbers] = {};
-    for (int i = static_cast<int>(thread_index()); i < splits; i += WARPS * 32) {
-        const float* state = states + i * STATE;
-        const bool any = state[0] > minus_infinity();
-        const float change = any ? state[0] - maximum : 0.0f, weight = any ? exp2_fast(change) : 0.0f;
-        weights[i] = weight;
-        for (int g = 0; g < SEGMENTS; g++) {
-            const double sum = state[1 + g];
-            sums[g] += weight * sum;
-            sums[SEGMENTS + g] += weight * (state[1 + SEGMENTS + g] + sum * change);
-        }
-    }
-    for (int i = 0; i < numbers; i++) {
-        sums[i] = warp_sum(sums[i]);
-        if (lane == 0) joined[warp * numbers + i] = sums[i];
-    }
-    block_barrier();
-    for (int i = 0; i < numbers; i++) {
-        sums[i] = 0.0;
-        for (int other = 0; other < WARPS; other++) sums[i] += joined[other * numbers + i];
-    }
-    const double total = sums[0] + sums[1] + sums[2];
-
-    const float* parts = p.outputs + row_and_head * p.splits * p.head_dim;
-    float output[PER_LANE] = {};
-    for (int i = warp; i < splits; i += WARPS) {
-        // What has no visible key has no outputs either.
-        if (weights[i] == 0.0f) continue;
-        for (int j = 0; j < PER_LANE; j++)
-            if (lane + 32 * j < head_dim) output[j] += weights[i] * parts[static_cast<uint64_t>(i) * p.head_dim + lane + 32 * j];
-    }
-    for (int j = 0; j < PER_LANE; j++)
-        if (lane + 32 * j < head_dim) outputs[warp * head_dim + lane + 32 * j] = output[j];
-    block_barrier();
-    const float scale = total > 0.0 ? static_cast<float>(1.0 / total) : 0.0f;
-    for (int d = static_cast<int>(thread_index()); d < head_dim; d += WARPS * 32) {
-        float sum = 0.0f;
-        for (int i = 0; i < WARPS; i++) sum += outputs[i * head_dim + d];
-        const uint64_t at = row_and_head * p.head_dim + d;
-        if (p.output_in_bf16) {
-            static_cast<Bf16*>(p.output)[at] = to_bf16(sum * scale);
-        } else {
-            static_cast<float*>(p.output)[at] = sum * scale;
-        }
-    }
-
-    if (thread_index() > 0) return;
-    if (p.normalisers) {
-        p.normalisers[row_and_head * 2] = maximum;
-        p.normalisers[row_and_head * 2 + 1] = static_cast<float>(total);
-    }
-    if (!p.mass) return;
-    for (int g = 0; g < SEGMENTS; g++) {
-        const bool any = sums[g] > 0.0;
-        // Rounding can leave −1e-8 for a single key.
-        const double entropy = any ? log(sums[g]) - sums[SEGMENTS + g] / sums[g] * LN_2 : 0.0;
-        p.mass[row_and_head * SEGMENTS + g] = any ? static_cast<float>(sums[g] / total) : 0.0f;
-        p.entropy[row_and_head * SEGMENTS + g] = any ? static_cast<float>(entropy > 0.0 ? entropy : 0.0) : not_a_number();
-    }
-}
-
 }  // namespace spans
 
 #define SPAN_ATTENTION(name, Key, lanes, entries, vectors, resident)                  \
-    KERNEL_RESIDENT(span_attention_##name, spans::Parameters, 32 * spans::WARPS, resident) { \
+    KERNEL_RESIDENT(span_attention_##name, spans::Parameters, spans::THREADS, resident) { \
         spans::attend<Key, lanes, entries, vectors>(parameters);                      \
     }
 #define SPAN_ATTENTION_ENTRIES(name, Key, lanes)                  \
@@ -529,6 +454,5 @@ SPAN_ATTENTION_ENTRIES(bf16, Bf16, 8)
 SPAN_ATTENTION_ENTRIES(bf16, Bf16, 16)
 SPAN_ATTENTION_ENTRIES(bf16, Bf16, 32)
 // Heads that are no multiple of 16 bytes, of any size.
-SPAN_ATTENTION(f32_any, float, 32, 4, false, 3)
-SPAN_ATTENTION(bf16_any, Bf16, 32, 4, false, 3)
-KERNEL(span_attention_merge, spans::MergeParameters, 32 * spans::WARPS) { spans::merge(parameters); }
+SPAN_ATTENTION(f32_any, float, 32, 4, false, 2)
+SPAN_ATTENTION(bf16_any, Bf16, 32, 4, false, 2)

@@ -1,4 +1,4 @@
-//! Attention over spans of keys (`spans.cu`), and the attention that key positions receive (`received.cu`).
+//! Attention over spans of keys (`spans.cu`, `merge.cu`), and the attention that key positions receive (`received.cu`).
 //!
 //! In f32 throughout, for a few rows against many keys: rows and heads that share a KV head share its reads, and the keys are
 //! split among as many blocks as the device runs at once, whose results are then joined. What changes from one token to the
@@ -11,7 +11,7 @@ use std::f64::consts::LOG2_E;
 
 /// Warps of a block.
 const WARPS: usize = 4;
-/// Numbers that describe the softmax of a row, head and split.
+/// Numbers that describe the softmax of a row, head and split, and that a thread keeps in shared memory.
 const STATE: usize = 8;
 /// No block takes fewer keys unless there are no more.
 const LEAST_KEYS: usize = 128;
@@ -191,7 +191,8 @@ pub fn attention(a: &SpanAttention<'_>) -> Result<(), DeviceError> {
         unused: 0,
     };
     let grid = [plan.tiles.div_ceil(plan.tiles_per_block) * a.copies(), plan.splits, shape.kv_heads];
-    let shared = WARPS * plan.entries * (PER_LANE * plan.lanes + STATE) * 4;
+    // What warps found and a state of each thread.
+    let shared = WARPS * (plan.entries * (PER_LANE * plan.lanes + STATE) + 32 * STATE) * 4;
     // SAFETY: sizes were checked and scratch is as large as the plan says; spans are the caller's word.
     unsafe { device.launch(plan.kernel, grid, WARPS * 32, shared, &parameters)? };
 
@@ -294,7 +295,7 @@ impl Plan {
         // The warps of a block either share out the keys of a tile, or have a tile each and find keys in the L1 cache.
         let tiles_per_block = if tiles < WARPS { 1 } else { WARPS };
         let blocks = tiles.div_ceil(tiles_per_block) * a.copies() * shape.kv_heads;
-        let resident = if entries == 8 { 2 } else { 3 } * device.information().multiprocessors as usize;
+        let resident = if entries == 8 || !in_vectors { 2 } else { 3 } * device.information().multiprocessors as usize;
         let keys =
             shape.window.map_or(a.keys_at_most, |w| a.keys_at_most.min(w.saturating_add(a.rows_per_copy)));
         let splits = splits(blocks, resident, keys);
