@@ -1,3 +1,4 @@
 //! Attention on GPUs.
 
 pub mod prefill;
+pub mod spans;

@@ -55,7 +55,7 @@ fn problem() -> impl Strategy<Value = Problem> {
 }
 
 /// Reproducible values of roughly unit variance (SplitMix64, sum of uniforms).
-fn noise(seed: u64, len: usize) -> Vec<f32> {
+pub(super) fn noise(seed: u64, len: usize) -> Vec<f32> {
     let mut state = seed;
     let mut uniform = || {
         state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);

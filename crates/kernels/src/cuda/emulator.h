@@ -71,6 +71,10 @@ template <typename T>
 static inline T shuffle(T x, int lane) {
     return emulator::exchanged(x, static_cast<unsigned>(lane) % 32);
 }
+template <int width>
+static inline float shuffle_among(float x, int lane) {
+    return shuffle(x, static_cast<int>(emulator::current.index % 32) / width * width + lane);
+}
 DEVICE bool warp_any(bool x) {
     emulator::exchange(&x, sizeof x);
     bool any = false;

@@ -3,6 +3,9 @@
 
 #include "../distribution.cu"
 #include "../attention/prefill.cu"
+#include "../attention/merge.cu"
+#include "../attention/received.cu"
+#include "../attention/spans.cu"
 #include "../elementwise.cu"
 #include "../elementwise/norm.cu"
 #include "../elementwise/rotate.cu"

@@ -39,6 +39,7 @@ struct alignas(8) Vector8 {
 #define KERNEL_RESIDENT(name, Parameters, threads, blocks) \
     extern "C" __global__ void __launch_bounds__(threads, blocks) name(const __grid_constant__ Parameters parameters)
 #define UNROLLED _Pragma("unroll")
+// Before a loop that is to stay one.
 #define NOT_UNROLLED _Pragma("unroll 1")
 #define DYNAMIC_SHARED(Type, name)                                   \
     extern __shared__ __align__(128) unsigned char shared_memory[]; \
@@ -66,7 +67,12 @@ DEVICE int shuffle_xor(int x, int mask) { return __shfl_xor_sync(0xffffffffu, x,
 DEVICE double shuffle_xor(double x, int mask) { return __shfl_xor_sync(0xffffffffu, x, mask); }
 DEVICE float shuffle(float x, int lane) { return __shfl_sync(0xffffffffu, x, lane); }
 DEVICE int shuffle(int x, int lane) { return __shfl_sync(0xffffffffu, x, lane); }
-// Whether it holds for any lane of the warp.
+// From a lane of this one's own `width` lanes.
+template <int width>
+DEVICE float shuffle_among(float x, int lane) {
+    return __shfl_sync(0xffffffffu, x, lane, width);
+}
+// Whether x holds in any lane.
 DEVICE bool warp_any(bool x) { return __any_sync(0xffffffffu, x); }
 
 DEVICE float to_float(Bf16 x) { return __uint_as_float(static_cast<uint32_t>(x.bits) << 16); }
@@ -206,6 +212,17 @@ DEVICE double warp_sum(double x) {
 }
 DEVICE float warp_max(float x) {
     for (int mask = 16; mask > 0; mask /= 2) x = fmaxf(x, shuffle_xor(x, mask));
+    return x;
+}
+DEVICE int warp_sum(int x) {
+    for (int mask = 16; mask > 0; mask /= 2) x += shuffle_xor(x, mask);
+    return x;
+}
+DEVICE int warp_max(int x) {
+    for (int mask = 16; mask > 0; mask /= 2) {
+        const int other = shuffle_xor(x, mask);
+        x = other > x ? other : x;
+    }
     return x;
 }
 

@@ -1,0 +1,177 @@
+// Attention that key positions receive: a block owns a tile of positions and goes over all rows and heads, so that sums
+// have one order and nothing needs atomics. Scores are computed again, as products of tiles in shared memory.
+#include "spans.cu"
+
+namespace received {
+
+// Positions and entries of a tile, dimensions that are in shared memory at once.
+constexpr int POSITIONS = 64, ENTRIES = 64, DIMENSIONS = 32;
+// Of which a thread has so many.
+constexpr int OWN_POSITIONS = 4, OWN_ENTRIES = 8;
+constexpr int POSITION_THREADS = POSITIONS / OWN_POSITIONS, ENTRY_THREADS = ENTRIES / OWN_ENTRIES;
+constexpr int THREADS = POSITION_THREADS * ENTRY_THREADS;
+// Numbers of a row of a tile, in whole vectors.
+constexpr int PITCH = POSITIONS + 4;
+
+struct Parameters {
+    spans::Problem problem;
+    // Maximum and Σ 2^{s'−maximum} of each row and head.
+    const float* normalisers;
+    float* sum;
+    float* max;
+    uint32_t count, unused;
+};
+
+struct Tiles {
+    // [dimension][position] and [dimension][entry].
+    float keys[DIMENSIONS * PITCH], queries[DIMENSIONS * PITCH];
+    // Of each entry; beyond the last the position is −1, which sees nothing.
+    float maximum[ENTRIES], scale[ENTRIES];
+    int position[ENTRIES];
+    int last[THREADS / 32], first[THREADS / 32];
+};
+
+// The smallest and the largest position of a copy's rows, for every thread.
+DEVICE void positions_of_copy(const spans::Problem& p, Tiles& tiles, unsigned copy, int& from, int& to) {
+    int last = -1, ahead = 0;
+    for (unsigned row = thread_index(); row < p.rows_per_copy; row += THREADS) {
+        const int position = p.positions[static_cast<uint64_t>(copy) * p.rows_per_copy + row];
+        last = spans::larger(last, position), ahead = spans::larger(ahead, spans::MOST_POSITION - position);
+    }
+    last = warp_max(last), ahead = warp_max(ahead);
+    block_barrier();
+    if (lane_index() == 0) tiles.last[warp_index()] = last, tiles.first[warp_index()] = ahead;
+    block_barrier();
+    for (int i = 0; i < THREADS / 32; i++)
+        last = spans::larger(last, tiles.last[i]), ahead = spans::larger(ahead, tiles.first[i]);
+    to = last, from = spans::MOST_POSITION - ahead;
+}
+
+// Whether any entry of the tile sees any position from `start` on; puts the entries into shared memory.
+DEVICE bool begin_entries(const Parameters& parameters, Tiles& tiles, unsigned copy, unsigned kv_head, unsigned first_entry,
+                          int start) {
+    const spans::Problem& p = parameters.problem;
+    block_barrier();
+    for (unsigned i = thread_index(); i < ENTRIES; i += THREADS) {
+        const bool there = first_entry + i < p.entries;
+        const uint64_t at = there ? spans::row_and_head(p, copy, kv_head, first_entry + i) : 0;
+        const float total = there ? parameters.normalisers[at * 2 + 1] : 0.0f;
+        tiles.position[i] = there ? spans::position_of(p, copy, first_entry + i) : -1;
+        tiles.maximum[i] = total > 0.0f ? parameters.normalisers[at * 2] : 0.0f;
+        tiles.scale[i] = total > 0.0f ? 1.0f / total : 0.0f;
+    }
+    block_barrier();
+    bool any = false;
+    for (unsigned i = lane_index(); i < ENTRIES; i += 32) {
+        const int position = tiles.position[i];
+        any |= position >= start && position - (start + POSITIONS - 1) < p.window;
+    }
+    return warp_any(any);
+}
+
+DEVICE float scaled_query(const spans::Problem& p, uint64_t row_and_head, int dimension) {
+    const uint64_t at = row_and_head * p.head_dim + static_cast<unsigned>(dimension);
+    const float x = p.queries_in_bf16 ? to_float(static_cast<const Bf16*>(p.queries)[at])
+                                      : static_cast<const float*>(p.queries)[at];
+    return x * p.query_scale;
+}
+
+// Scores, before a cap, of this thread's positions and entries.
+template <typename Key>
+DEVICE void multiply(const spans::Problem& p, Tiles& tiles, const Key* keys, uint64_t stride, int first_key, spans::Range range,
+                     unsigned copy, unsigned kv_head, unsigned first_entry, float (&scores)[OWN_ENTRIES][OWN_POSITIONS]) {
+    const int head_dim = static_cast<int>(p.head_dim), thread = static_cast<int>(thread_index());
+    // A warp fills four rows at eight dimensions at once, which fall into different banks.
+    const int lane_row = thread % 4, lane_dimension = thread % 32 / 4, warp = thread / 32;
+    for (int e = 0; e < OWN_ENTRIES; e++)
+        for (int k = 0; k < OWN_POSITIONS; k++) scores[e][k] = 0.0f;
+    for (int start = 0; start < head_dim; start += DIMENSIONS) {
+        block_barrier();
+        for (int d = lane_dimension; d < DIMENSIONS; d += 8) {
+            const bool within = start + d < head_dim;
+            for (int i = lane_row + 4 * warp; i < POSITIONS; i += THREADS / 8) {
+                const int key = first_key + i;
+                const bool there = within && key >= range.first && key < range.end;
+                tiles.keys[d * PITCH + i] = there ? to_float(keys[static_cast<uint64_t>(key) * stride + start + d]) : 0.0f;
+            }
+            for (int i = lane_row + 4 * warp; i < ENTRIES; i += THREADS / 8) {
+                const unsigned entry = first_entry + static_cast<unsigned>(i);
+                const bool there = within && entry < p.entries;
+                tiles.queries[d * PITCH + i] =
+                    there ? scaled_query(p, spans::row_and_head(p, copy, kv_head, entry), start + d) : 0.0f;
+            }
+        }
+        block_barrier();
+        const float* key_row = tiles.keys + thread % POSITION_THREADS * OWN_POSITIONS;
+        const float* query_row = tiles.queries + thread / POSITION_THREADS * OWN_ENTRIES;
+        for (int d = 0; d < DIMENSIONS; d++) {
+            const Vector16 four_keys = load_16(key_row + d * PITCH);
+            const Vector16 queries[2] = {load_16(query_row + d * PITCH), load_16(query_row + d * PITCH + 4)};
+            for (int e = 0; e < OWN_ENTRIES; e++)
+                for (int k = 0; k < OWN_POSITIONS; k++)
+                    scores[e][k] += float_of_bits(queries[e / 4].word[e % 4]) * float_of_bits(four_keys.word[k]);
+        }
+    }
+}
+
+template <typename Key>
+DEVICE void receive(const Parameters& parameters) {
+    const spans::Problem& p = parameters.problem;
+    DYNAMIC_SHARED(Tiles, shared);
+    Tiles& tiles = *shared;
+    const int start = static_cast<int>(block_x()) * POSITIONS, thread = static_cast<int>(thread_index());
+    const int own_position = thread % POSITION_THREADS * OWN_POSITIONS, own_entry = thread / POSITION_THREADS * OWN_ENTRIES;
+    float sum[OWN_POSITIONS] = {}, max[OWN_POSITIONS] = {};
+
+    for (unsigned copy = 0; copy < p.copies; copy++) {
+        int from, to;
+        positions_of_copy(p, tiles, copy, from, to);
+        for (unsigned index = 0; index < p.span_count; index++) {
+            const spans::Range range = spans::visible_keys(p, index, copy, from, to);
+            const spans::Span& span = p.spans[index];
+            // The key at the tile's first position.
+            const int first_key = start - static_cast<int>(span.first_position);
+            if (range.first >= range.end || first_key >= range.end || first_key + POSITIONS <= range.first) continue;
+            for (unsigned kv_head = 0; kv_head < p.kv_heads; kv_head++) {
+                const Key* keys = reinterpret_cast<const Key*>(span.keys) + kv_head * span.head_stride + copy * span.copy_stride;
+                for (unsigned first_entry = 0; first_entry < p.entries; first_entry += ENTRIES) {
+                    if (!begin_entries(parameters, tiles, copy, kv_head, first_entry, start)) continue;
+                    float scores[OWN_ENTRIES][OWN_POSITIONS];
+                    multiply(p, tiles, keys, span.key_stride, first_key, range, copy, kv_head, first_entry, scores);
+                    for (int e = 0; e < OWN_ENTRIES; e++) {
+                        const float maximum = tiles.maximum[own_entry + e], scale = tiles.scale[own_entry + e];
+                        for (int k = 0; k < OWN_POSITIONS; k++) {
+                            const int key = first_key + own_position + k;
+                            const int behind = tiles.position[own_entry + e] - (start + own_position + k);
+                            const float score = p.cap > 0.0f ? p.cap * tanhf(scores[e][k]) : scores[e][k];
+                            const bool seen = key >= range.first && key < range.end && behind >= 0 && behind < p.window;
+                            const float probability = seen ? exp2_fast(score - maximum) * scale : 0.0f;
+                            sum[k] += probability;
+                            max[k] = fmaxf(max[k], probability);
+                        }
+                    }
+                }
+            }
+        }
+    }
+    // Over the threads that share positions, in their order.
+    block_barrier();
+    for (int k = 0; k < OWN_POSITIONS; k++) {
+        const int at = thread / POSITION_THREADS * PITCH + own_position + k;
+        tiles.keys[at] = sum[k], tiles.queries[at] = max[k];
+    }
+    block_barrier();
+    if (thread >= POSITIONS || start + thread >= static_cast<int>(parameters.count)) return;
+    float total = 0.0f, largest = 0.0f;
+    for (int i = 0; i < ENTRY_THREADS; i++) {
+        total += tiles.keys[i * PITCH + thread];
+        largest = fmaxf(largest, tiles.queries[i * PITCH + thread]);
+    }
+    parameters.sum[start + thread] += total;
+    parameters.max[start + thread] = fmaxf(parameters.max[start + thread], largest);
+}
+
+}  // namespace received
+
+KERNEL_RESIDENT(span_attention_received_f32, received::Parameters, received::THREADS, 4) { received::receive<float>(parameters); }
+KERNEL_RESIDENT(span_attention_received_bf16, received::Parameters, received::THREADS, 4) { received::receive<Bf16>(parameters); }
