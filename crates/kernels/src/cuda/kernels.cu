@@ -2,3 +2,7 @@
 #include "portable.cuh"
 
 #include "../elementwise.cu"
+
+#include "../matmul/blocks.cuh"
+#include "../matmul/dequantize.cu"
+#include "../matmul/row.cu"
