@@ -22,7 +22,7 @@ fn sources(folder: &Path) -> Vec<PathBuf> {
             found.extend(sources(&path));
         } else if path
             .extension()
-            .is_some_and(|end| ["cu", "cuh", "cpp", "h"].iter().any(|known| end == *known))
+            .is_some_and(|end| ["cu", "cuh", "cpp", "h", "digits"].iter().any(|known| end == *known))
         {
             found.push(path);
         }

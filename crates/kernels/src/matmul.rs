@@ -5,6 +5,7 @@
 //! sets the pace.
 
 mod blocks;
+pub mod cuda;
 mod dot;
 mod format;
 mod panel;

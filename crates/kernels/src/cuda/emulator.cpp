@@ -36,7 +36,8 @@ std::map<std::string, Registered>& kernels() {
 struct Copy {
     void* to;
     const void* from;
-    bool wanted;
+    // Of 16, the rest being zeros.
+    unsigned bytes;
 };
 
 enum class State { Ready, AtBlockBarrier, AtWarpBarrier, Done };
@@ -184,7 +185,7 @@ const void* lane(unsigned index) {
     Warp& warp = my_warp();
     return warp.slots[warp.turn[current.index % 32]][index];
 }
-void copy_later(void* to, const void* from, bool wanted) { mine().copies.push_back(Copy{to, from, wanted}); }
+void copy_later(void* to, const void* from, unsigned bytes) { mine().copies.push_back(Copy{to, from, bytes}); }
 void commit_copies() { mine().groups.push_back(mine().copies.size()); }
 void wait_for_copies(unsigned groups) {
     Fiber& fiber = mine();
@@ -193,7 +194,8 @@ void wait_for_copies(unsigned groups) {
     for (size_t i = 0; i < end; i++) {
         const Copy& copy = fiber.copies[i];
         Vector16 bytes = {};
-        if (copy.wanted) bytes = *static_cast<const Vector16*>(copy.from);
+        if (copy.bytes == 16) bytes = *static_cast<const Vector16*>(copy.from);
+        else memcpy(&bytes, copy.from, copy.bytes);
         *static_cast<Vector16*>(copy.to) = bytes;
     }
     fiber.copies.erase(fiber.copies.begin(), fiber.copies.begin() + static_cast<ptrdiff_t>(end));

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #define DEVICE static inline
+#define UNROLL
 #define CONSTANT_TABLE static const
 
 namespace emulator {
@@ -26,7 +27,7 @@ void warp_barrier();
 // Puts `bytes` (at most 64) of each lane before all: afterwards `lane(i)` is what lane i put. Valid until the next exchange.
 void exchange(const void* mine, unsigned bytes);
 const void* lane(unsigned index);
-void copy_later(void* to, const void* from, bool wanted);
+void copy_later(void* to, const void* from, unsigned bytes);
 void commit_copies();
 void wait_for_copies(unsigned groups);
 
@@ -129,6 +130,18 @@ DEVICE float rounded_product(float x, float y) {
 
 DEVICE Vector8 load_8(const void* from) { return *static_cast<const Vector8*>(from); }
 DEVICE void store_8(void* to, Vector8 x) { *static_cast<Vector8*>(to) = x; }
+DEVICE uint32_t byte_permute(uint32_t a, uint32_t b, uint32_t selector) {
+    const uint64_t bytes = a | static_cast<uint64_t>(b) << 32;
+    uint32_t chosen = 0;
+    for (unsigned i = 0; i < 4; i++)
+        chosen |= static_cast<uint32_t>(bytes >> (8 * (selector >> (4 * i) & 7)) & 0xff) << (8 * i);
+    return chosen;
+}
+DEVICE uint32_t funnel_right(uint32_t low, uint32_t high, uint32_t shift) {
+    return static_cast<uint32_t>((low | static_cast<uint64_t>(high) << 32) >> (shift < 32 ? shift : 32));
+}
+DEVICE unsigned set_bits(uint32_t x) { return static_cast<unsigned>(__builtin_popcount(x)); }
+
 DEVICE Vector16 load_16(const void* from) {
     Vector16 x;
     // Through the type, so that an address that is not aligned is found by the sanitizer.
@@ -138,7 +151,8 @@ DEVICE Vector16 load_16(const void* from) {
 DEVICE Vector16 load_16_once(const void* from) { return load_16(from); }
 DEVICE void store_16(void* to, Vector16 x) { *static_cast<Vector16*>(to) = x; }
 
-DEVICE void copy_async_16(void* to, const void* from, bool wanted) { emulator::copy_later(to, from, wanted); }
+DEVICE void copy_async_16(void* to, const void* from, bool wanted) { emulator::copy_later(to, from, wanted ? 16 : 0); }
+DEVICE void copy_async_16_partly(void* to, const void* from, unsigned bytes) { emulator::copy_later(to, from, bytes); }
 DEVICE void copy_async_commit() { emulator::commit_copies(); }
 template <int groups>
 static inline void copy_async_wait() {

@@ -32,6 +32,7 @@ struct alignas(8) Vector8 {
 #include <cuda_fp16.h>
 
 #define DEVICE static __device__ __forceinline__
+#define UNROLL _Pragma("unroll")
 #define CONSTANT_TABLE static __device__ const
 #define KERNEL(name, Parameters, threads) \
     extern "C" __global__ void __launch_bounds__(threads) name(const __grid_constant__ Parameters parameters)
@@ -124,6 +125,12 @@ DEVICE void store_16(void* to, Vector16 x) {
     *static_cast<uint4*>(to) = make_uint4(x.word[0], x.word[1], x.word[2], x.word[3]);
 }
 
+// Bytes of eight, those of `a` first, by the low three bits of each of the selector's four low digits.
+DEVICE uint32_t byte_permute(uint32_t a, uint32_t b, uint32_t selector) { return __byte_perm(a, b, selector); }
+// The low word of `high`:`low` moved right by 0 … 32 bits.
+DEVICE uint32_t funnel_right(uint32_t low, uint32_t high, uint32_t shift) { return __funnelshift_rc(low, high, shift); }
+DEVICE unsigned set_bits(uint32_t x) { return static_cast<unsigned>(__popc(x)); }
+
 DEVICE uint32_t shared_address(const void* pointer) {
     return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
@@ -131,6 +138,11 @@ DEVICE uint32_t shared_address(const void* pointer) {
 // the same).
 DEVICE void copy_async_16(void* to, const void* from, bool wanted) {
     const int bytes = wanted ? 16 : 0;
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(bytes)
+                 : "memory");
+}
+// The first `bytes` of 16, and zeros for the rest.
+DEVICE void copy_async_16_partly(void* to, const void* from, unsigned bytes) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(bytes)
                  : "memory");
 }

@@ -2,7 +2,7 @@ use super::*;
 use crate::reference;
 
 /// Deterministic numbers in −1 … 1 that no pattern of blocks repeats.
-fn noise(seed: u64, len: usize) -> Vec<f32> {
+pub(super) fn noise(seed: u64, len: usize) -> Vec<f32> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let next = || {
         state ^= state << 13;
@@ -30,7 +30,7 @@ fn scales(format: Format) -> &'static [(usize, f32)] {
 }
 
 /// Random blocks: any bits but for the scales, which are sane.
-fn random_weights(format: Format, rows: usize, columns: usize, seed: u64) -> Vec<u8> {
+pub(super) fn random_weights(format: Format, rows: usize, columns: usize, seed: u64) -> Vec<u8> {
     let (elements, bytes) = format.block();
     let values = noise(seed, rows * columns + 1);
     if let Format::F32 | Format::F16 | Format::BF16 = format {

@@ -1,0 +1,60 @@
+// What a warp unpacks at once: a chunk of a row of W, copied to shared memory as it is, 16 bytes at a time whatever the
+// alignment of its blocks.
+#pragma once
+
+namespace weights {
+
+template <typename B>
+struct Chunk {
+    static constexpr bool FLOATS = B::ELEMENTS == 1;
+    static constexpr unsigned COLUMNS = FLOATS ? 64 * B::RUN : 1024, BYTES = COLUMNS / B::ELEMENTS * B::BYTES;
+    // 16 bytes each; one more where the first one begins before the chunk.
+    static constexpr unsigned PIECES = B::ALIGNMENT == 16 ? BYTES / 16 : (BYTES + 30) / 16, STRIDE = 16 * PIECES;
+    // Rows of W that a warp multiplies at once: x is read from shared memory once for all of them.
+    static constexpr unsigned ROWS = BYTES <= 960 ? 4 : 2;
+    // Parts of a block.
+    static constexpr unsigned PARTS = FLOATS ? 1 : B::ELEMENTS / 32;
+
+    // Where in the chunk a run of this lane begins.
+    DEVICE unsigned column(unsigned lane, unsigned run) {
+        if constexpr (FLOATS) return B::column(lane, run);
+        else return lane / PARTS * B::ELEMENTS + B::column(lane % PARTS, run);
+    }
+    // Whether this lane has any of the chunk's first `columns`.
+    DEVICE bool has_part(unsigned lane, unsigned columns) {
+        return FLOATS ? column(lane, 0) < columns : lane / PARTS * B::ELEMENTS < columns;
+    }
+    DEVICE Part load(Bytes chunk, unsigned lane, unsigned columns) {
+        if constexpr (FLOATS) return B::load(chunk, lane, columns);
+        else return B::load(Bytes{chunk.base, chunk.at + lane / PARTS * B::BYTES}, lane % PARTS);
+    }
+    // Bytes of the first `columns`.
+    DEVICE unsigned bytes(unsigned columns) { return columns / B::ELEMENTS * B::BYTES; }
+};
+
+DEVICE unsigned misalignment(const unsigned char* address) {
+    return static_cast<unsigned>(reinterpret_cast<uintptr_t>(address) % 16);
+}
+
+// Queues copies of chunks of rows, by a warp: `row(r)` is where the chunk of row r is, which comes to r·STRIDE +
+// misalignment(row(r)) of `to`.
+template <typename B, unsigned ROWS, typename Row>
+DEVICE void copy_chunks(unsigned char* to, unsigned bytes, Row row) {
+    using C = Chunk<B>;
+    constexpr unsigned PIECES = ROWS * C::PIECES;
+    UNROLL for (unsigned i = 0; i < (PIECES + 31) / 32; i++) {
+        const unsigned piece = lane_index() + 32 * i, r = piece / C::PIECES, begin = 16 * (piece % C::PIECES);
+        if (piece >= PIECES) continue;
+        const unsigned char* from = row(r);
+        const unsigned end = misalignment(from) + bytes;
+        // Nothing behind the chunk is read: it may be the end of a buffer.
+        if (begin < end)
+            copy_async_16_partly(to + 16 * piece, from - misalignment(from) + begin, end - begin < 16 ? end - begin : 16);
+    }
+}
+
+// Where column c of a row of f32 is in shared memory: with a gap behind every 32, so that lanes find their runs in
+// different banks.
+DEVICE unsigned with_gaps(unsigned c) { return c + c / 32 * 4; }
+
+}  // namespace weights

@@ -1,0 +1,96 @@
+// Rows of W as numbers.
+#include "chunk.cuh"
+
+struct DequantizeParameters {
+    const unsigned char* data;
+    // Which rows; null for those from `first` on.
+    const uint32_t* ids;
+    // f32 or bf16 [count, columns].
+    void* output;
+    uint64_t row_bytes;
+    uint64_t first;
+    uint64_t count;
+    uint32_t columns;
+    uint32_t to_bf16;
+};
+
+namespace weights {
+
+// Number in order of the rows wanted.
+DEVICE const unsigned char* wanted_row(const DequantizeParameters& p, uint64_t number) {
+    const uint64_t row = p.ids ? p.ids[number] : p.first + number;
+    return p.data + row * p.row_bytes;
+}
+
+// A block for each row.
+template <typename T>
+DEVICE void widen(const DequantizeParameters& p) {
+    const T* from = reinterpret_cast<const T*>(wanted_row(p, block_x()));
+    const uint64_t first = block_x() * static_cast<uint64_t>(p.columns);
+    for (unsigned c = thread_index(); c < p.columns; c += block_threads()) {
+        const float w = to_float(from[c]);
+        if (p.to_bf16 != 0) static_cast<Bf16*>(p.output)[first + c] = to_bf16(w);
+        else static_cast<float*>(p.output)[first + c] = w;
+    }
+}
+
+// A warp for each chunk, through shared memory on the way there, for whole words, and on the way back, for whole lines.
+template <typename B>
+DEVICE void dequantize(const DequantizeParameters& p) {
+    using C = Chunk<B>;
+    DYNAMIC_SHARED(unsigned char, shared);
+    const unsigned warps = block_threads() / 32, lane = lane_index();
+    unsigned char* packed = shared + warp_index() * C::STRIDE;
+    float* unpacked = reinterpret_cast<float*>(shared + warps * C::STRIDE) + warp_index() * with_gaps(C::COLUMNS);
+
+    const unsigned chunks = (p.columns + C::COLUMNS - 1) / C::COLUMNS;
+    const uint64_t item = static_cast<uint64_t>(block_x()) * warps + warp_index();
+    const uint64_t row = item / chunks;
+    if (row >= p.count) return;
+    const unsigned first = static_cast<unsigned>(item % chunks) * C::COLUMNS, rest = p.columns - first;
+    const unsigned columns = rest < C::COLUMNS ? rest : C::COLUMNS;
+    const unsigned char* from = wanted_row(p, row) + C::bytes(first);
+    copy_chunks<B, 1>(packed, C::bytes(columns), [&](unsigned) { return from; });
+    copy_async_commit();
+    copy_async_wait<0>();
+    warp_barrier();
+
+    if (C::has_part(lane, columns)) {
+        const Part part = C::load(Bytes{packed, misalignment(from)}, lane, columns);
+        UNROLL for (unsigned run = 0; run < 2; run++)
+            UNROLL for (unsigned i = 0; i < 4; i++) {
+                float v[4];
+                B::four(part, run, i, v);
+                Vector16 w;
+                UNROLL for (unsigned j = 0; j < 4; j++)
+                    w.word[j] = bits_of_float(fmaf((v[j] - B::ZERO) * B::UNIT, part.scale[run], part.offset[run]));
+                store_16(unpacked + with_gaps(C::column(lane, run) + 4 * i), w);
+            }
+    }
+    warp_barrier();
+
+    const uint64_t to = row * p.columns + first;
+    if (p.to_bf16 != 0) {
+        for (unsigned c = 8 * lane; c < columns; c += 256) {
+            const Vector16 low = load_16(unpacked + with_gaps(c)), high = load_16(unpacked + with_gaps(c) + 4);
+            Vector16 w;
+            UNROLL for (unsigned i = 0; i < 2; i++) {
+                w.word[i] = pack_bf16(float_of_bits(low.word[2 * i]), float_of_bits(low.word[2 * i + 1]));
+                w.word[2 + i] = pack_bf16(float_of_bits(high.word[2 * i]), float_of_bits(high.word[2 * i + 1]));
+            }
+            store_16(static_cast<Bf16*>(p.output) + to + c, w);
+        }
+    } else {
+        for (unsigned c = 4 * lane; c < columns; c += 128)
+            store_16(static_cast<float*>(p.output) + to + c, load_16(unpacked + with_gaps(c)));
+    }
+}
+
+}  // namespace weights
+
+KERNEL(dequantize_f32, DequantizeParameters, 256) { weights::widen<float>(parameters); }
+KERNEL(dequantize_f16, DequantizeParameters, 256) { weights::widen<F16>(parameters); }
+KERNEL(dequantize_bf16, DequantizeParameters, 256) { weights::widen<Bf16>(parameters); }
+#define DEQUANTIZE(name, Format) \
+    KERNEL(dequantize_##name, DequantizeParameters, 256) { weights::dequantize<weights::Format>(parameters); }
+FOR_EACH_BLOCK_FORMAT(DEQUANTIZE)

@@ -1,0 +1,235 @@
+// y = x·Wᵀ for few rows x, straight from the blocks of W, whose way from memory sets the pace.
+//
+// There are as many blocks as multiprocessors; each has x in shared memory once. Each of its warps takes a few rows of W
+// after another, chunk by chunk: while it multiplies one, the next ones are on their way to shared memory.
+#include "chunk.cuh"
+
+struct RowMatrix {
+    const unsigned char* data;
+    // [rows], or null.
+    const float* bias;
+    // [rows of x, rows], or null.
+    const float* add;
+    // [rows of x, rows], or null: the output is multiplied by its activation.
+    const float* gate;
+    // [rows of x, rows].
+    float* output;
+    uint32_t rows;
+    // Of a few rows each, the last one perhaps less.
+    uint32_t groups;
+};
+struct MultiplyRowsParameters {
+    // All with rows of the same bytes. Where `gated`, the first is the gate of the second.
+    RowMatrix matrices[3];
+    const float* x;
+    // From a row of W to the next.
+    uint64_t row_bytes;
+    // From a row of x to the next.
+    uint32_t x_stride;
+    uint32_t columns;
+    uint32_t rows;
+    // 0: x/(1 + e^−x); 1: x·Φ(x); 2: its approximation by tanh.
+    uint32_t activation;
+    uint32_t gated;
+    // Whether x can be read 16 bytes at a time.
+    uint32_t x_aligned;
+};
+
+namespace weights {
+
+// Chunks of a warp in shared memory: all but one on their way.
+constexpr unsigned STAGES = 4;
+
+DEVICE float activated(unsigned activation, float x) {
+    if (activation == 1) return 0.5f * x * (1.0f + erff(x * 0.70710678118654752f));
+    // √(8/π): (1 + tanh(u)) / 2 is the sigmoid of 2u.
+    const float u = activation == 0 ? x : 1.5957691216057308f * (x + 0.044715f * x * x * x);
+    return x / (1.0f + expf(-u));
+}
+
+// Sums over the lanes of a warp; lane i gets that of number i / (32/N).
+template <unsigned N, int MASK = 16>
+DEVICE float lane_sums(const float (&x)[N]) {
+    if constexpr (N == 1) {
+        float sum = x[0];
+        UNROLL for (int mask = MASK; mask > 0; mask /= 2) sum += shuffle_xor(sum, mask);
+        return sum;
+    } else {
+        // Each lane goes on with half of the numbers and leaves the others to its partner.
+        const bool upper = (lane_index() & MASK) != 0;
+        float kept[N / 2];
+        UNROLL for (unsigned i = 0; i < N / 2; i++)
+            kept[i] = (upper ? x[N / 2 + i] : x[i]) + shuffle_xor(upper ? x[i] : x[N / 2 + i], MASK);
+        return lane_sums<N / 2, MASK / 2>(kept);
+    }
+}
+
+// Rows of W that are multiplied at once, which `matrix` and the group within it say.
+struct Group {
+    unsigned matrix, index;
+};
+DEVICE Group find_group(const MultiplyRowsParameters& p, unsigned group) {
+    unsigned matrix = 0;
+    if (p.gated == 0) {
+        while (group >= p.matrices[matrix].groups) group -= p.matrices[matrix++].groups;
+    }
+    return Group{matrix, group};
+}
+
+// Row r of a group of ROWS: where it is gated, half of them are of the gate. Beyond the last row there is the last one again.
+template <unsigned ROWS>
+DEVICE const unsigned char* row_of(const MultiplyRowsParameters& p, Group group, unsigned r) {
+    unsigned matrix = group.matrix, row = group.index * ROWS + r;
+    if (p.gated != 0) {
+        matrix = r / (ROWS / 2);
+        row = group.index * (ROWS / 2) + r % (ROWS / 2);
+    }
+    const unsigned last = p.matrices[matrix].rows - 1;
+    return p.matrices[matrix].data + (row < last ? row : last) * p.row_bytes;
+}
+
+// x into shared memory: with gaps, and with zeros up to whole chunks.
+DEVICE void load_x(const MultiplyRowsParameters& p, unsigned columns, float* to) {
+    for (unsigned row = 0; row < p.rows; row++) {
+        const float* from = p.x + static_cast<uint64_t>(row) * p.x_stride;
+        float* row_to = to + row * with_gaps(columns);
+        for (unsigned c = 4 * thread_index(); c < columns; c += 4 * block_threads()) {
+            Vector16 four = {};
+            if (p.x_aligned != 0) {
+                if (c < p.columns) four = load_16(from + c);
+            } else {
+                UNROLL for (unsigned i = 0; i < 4; i++)
+                    if (c + i < p.columns) four.word[i] = bits_of_float(from[c + i]);
+            }
+            store_16(row_to + with_gaps(c), four);
+        }
+    }
+}
+
+// Adds the products of this lane's part of a chunk: sums[r·ROWS_OF_X + row].
+template <typename B, unsigned ROWS, unsigned ROWS_OF_X>
+DEVICE void add_products(const Part (&parts)[ROWS], const float* x, unsigned x_stride, unsigned rows,
+                         float (&sums)[ROWS * ROWS_OF_X]) {
+    UNROLL for (unsigned run = 0; run < 2; run++) {
+        const float* run_x = x + with_gaps(Chunk<B>::column(lane_index(), run));
+        float products[ROWS * ROWS_OF_X] = {}, x_sums[ROWS_OF_X] = {};
+        UNROLL for (unsigned i = 0; i < B::RUN / 4; i++) {
+            float v[ROWS][4];
+            UNROLL for (unsigned r = 0; r < ROWS; r++) B::four(parts[r], run, i, v[r]);
+            UNROLL for (unsigned row = 0; row < ROWS_OF_X; row++) {
+                if (ROWS_OF_X > 1 && row >= rows) continue;
+                const Vector16 four = load_16(run_x + row * x_stride + 4 * i);
+                UNROLL for (unsigned j = 0; j < 4; j++) {
+                    const float x_j = float_of_bits(four.word[j]);
+                    x_sums[row] += x_j;
+                    UNROLL for (unsigned r = 0; r < ROWS; r++) products[r * ROWS_OF_X + row] += v[r][j] * x_j;
+                }
+            }
+        }
+        UNROLL for (unsigned r = 0; r < ROWS; r++)
+            UNROLL for (unsigned row = 0; row < ROWS_OF_X; row++) {
+                float& sum = sums[r * ROWS_OF_X + row];
+                if constexpr (Chunk<B>::FLOATS) {
+                    sum += products[r * ROWS_OF_X + row];
+                } else {
+                    float product = products[r * ROWS_OF_X + row];
+                    if constexpr (B::ZERO != 0.0f) product -= B::ZERO * x_sums[row];
+                    sum += parts[r].scale[run] * product;
+                    if constexpr (B::HAS_OFFSET) sum += parts[r].offset[run] * (1.0f / B::UNIT) * x_sums[row];
+                }
+            }
+    }
+}
+
+// Sums of a group to where they belong.
+template <unsigned ROWS, unsigned ROWS_OF_X>
+DEVICE void put_sums(const MultiplyRowsParameters& p, Group group, float sum) {
+    constexpr unsigned LANES = 32 / (ROWS * ROWS_OF_X);
+    const unsigned number = lane_index() / LANES, r = number / ROWS_OF_X, x_row = number % ROWS_OF_X;
+    // Of the second half of the rows, for the first half.
+    const float up = shuffle_xor(sum, 16);
+    const bool wanted = lane_index() % LANES == 0 && x_row < p.rows;
+    if (p.gated != 0) {
+        const RowMatrix& matrix = p.matrices[1];
+        const unsigned row = group.index * (ROWS / 2) + r;
+        if (wanted && r < ROWS / 2 && row < matrix.rows)
+            matrix.output[static_cast<uint64_t>(x_row) * matrix.rows + row] = activated(p.activation, sum) * up;
+        return;
+    }
+    const RowMatrix& matrix = p.matrices[group.matrix];
+    const unsigned row = group.index * ROWS + r;
+    if (!wanted || row >= matrix.rows) return;
+    const uint64_t at = static_cast<uint64_t>(x_row) * matrix.rows + row;
+    if (matrix.bias) sum += matrix.bias[row];
+    if (matrix.add) sum += matrix.add[at];
+    if (matrix.gate) sum *= activated(p.activation, matrix.gate[at]);
+    matrix.output[at] = sum;
+}
+
+template <typename B, unsigned ROWS_OF_X>
+DEVICE void multiply_rows(const MultiplyRowsParameters& p) {
+    using C = Chunk<B>;
+    constexpr unsigned ROWS = C::ROWS, STAGE = ROWS * C::STRIDE;
+    DYNAMIC_SHARED(unsigned char, shared);
+    const unsigned warps = block_threads() / 32, lane = lane_index();
+    unsigned char* stages = shared + warp_index() * STAGES * STAGE;
+    float* x = reinterpret_cast<float*>(shared + warps * STAGES * STAGE);
+    const unsigned chunks = (p.columns + C::COLUMNS - 1) / C::COLUMNS, x_stride = with_gaps(chunks * C::COLUMNS);
+    const unsigned groups = p.matrices[0].groups + p.matrices[1].groups + p.matrices[2].groups;
+    const unsigned first = block_x() + grid_x() * warp_index(), step = grid_x() * warps;
+
+    // The chunk that is copied next, which may be of a later group.
+    unsigned next_group = first, next_chunk = 0;
+    const auto copy_next = [&](unsigned slot) {
+        if (next_group < groups) {
+            const Group group = find_group(p, next_group);
+            const unsigned rest = p.columns - next_chunk * C::COLUMNS;
+            copy_chunks<B, ROWS>(stages + slot * STAGE, C::bytes(rest < C::COLUMNS ? rest : C::COLUMNS), [&](unsigned r) {
+                return row_of<ROWS>(p, group, r) + static_cast<uint64_t>(next_chunk) * C::BYTES;
+            });
+            if (++next_chunk == chunks) next_chunk = 0, next_group += step;
+        }
+        // Empty where there are no more, so that the last groups of copies always are those of the same chunks.
+        copy_async_commit();
+    };
+    UNROLL for (unsigned slot = 0; slot < STAGES - 1; slot++) copy_next(slot);
+    load_x(p, chunks * C::COLUMNS, x);
+    block_barrier();
+
+    unsigned slot = 0;
+    for (unsigned index = first; index < groups; index += step) {
+        const Group group = find_group(p, index);
+        unsigned misaligned[ROWS];
+        UNROLL for (unsigned r = 0; r < ROWS; r++) misaligned[r] = misalignment(row_of<ROWS>(p, group, r));
+        float sums[ROWS * ROWS_OF_X] = {};
+        for (unsigned chunk = 0; chunk < chunks; chunk++) {
+            copy_async_wait<STAGES - 2>();
+            // All have what they copied, and are done with the chunk before, whose place is taken next.
+            warp_barrier();
+            copy_next((slot + STAGES - 1) % STAGES);
+            const unsigned rest = p.columns - chunk * C::COLUMNS;
+            if (C::has_part(lane, rest)) {
+                Part parts[ROWS];
+                UNROLL for (unsigned r = 0; r < ROWS; r++) {
+                    const unsigned at = (misaligned[r] + chunk * (C::BYTES % 16)) % 16;
+                    parts[r] = C::load(Bytes{stages, slot * STAGE + r * C::STRIDE + at}, lane, rest);
+                }
+                add_products<B, ROWS, ROWS_OF_X>(parts, x + with_gaps(chunk * C::COLUMNS), x_stride, p.rows, sums);
+            }
+            slot = (slot + 1) % STAGES;
+        }
+        put_sums<ROWS, ROWS_OF_X>(p, group, lane_sums(sums) * B::UNIT);
+    }
+}
+
+}  // namespace weights
+
+// One block to a multiprocessor: shared memory is full with it.
+#define MULTIPLY_ROWS(name, Format)                                                      \
+    KERNEL_RESIDENT(multiply_one_row_##name, MultiplyRowsParameters, 512, 1) {           \
+        weights::multiply_rows<weights::Format, 1>(parameters);                          \
+    }                                                                                    \
+    KERNEL_RESIDENT(multiply_few_rows_##name, MultiplyRowsParameters, 384, 1) {          \
+        weights::multiply_rows<weights::Format, 4>(parameters);                          \
+    }
+FOR_EACH_FORMAT(MULTIPLY_ROWS)
