@@ -99,7 +99,7 @@ DEVICE void load_part(const float* row, const Place& place, float (&x)[KEPT]) {
     }
 }
 
-// So far below the maximum nothing weighs; the bound keeps 0·(−∞) out of sums.
+// So far below the maximum nothing weighs. The bound keeps 0·(−∞) out of sums, and −∞ − (−∞), which fmaxf passes over.
 constexpr float FAR_BELOW = -200.0f;
 
 DEVICE double block_total(double x, double* scratch) {
@@ -167,12 +167,10 @@ DEVICE void find_largest(const LogitsParameters& p, const Place& place, float (&
 
 // Σ e^(x − max) of this thread's numbers, and Σ e^(x − max)·(x − max): four at a time in f32.
 DEVICE void add_weights(const float (&x)[KEPT], float max, double& total, double& weighted) {
-    // Where all are −∞, all weigh nothing.
-    const float from = max == -infinity() ? 0.0f : max;
     UNROLL for (int group = 0; group < KEPT / PACK; group++) {
         float sum = 0.0f, weighted_sum = 0.0f;
         UNROLL for (int i = 0; i < PACK; i++) {
-            const float shifted = fmaxf(x[group * PACK + i] - from, FAR_BELOW), weight = expf(shifted);
+            const float shifted = fmaxf(x[group * PACK + i] - max, FAR_BELOW), weight = expf(shifted);
             sum += weight;
             weighted_sum += weight * shifted;
         }
@@ -188,7 +186,7 @@ DEVICE void add_differences(const float (&x)[KEPT], const float (&reference)[KEP
     UNROLL for (int group = 0; group < KEPT / PACK; group++) {
         float sum = 0.0f, weighted_sum = 0.0f;
         UNROLL for (int i = 0; i < PACK; i++) {
-            const float number = reference[group * PACK + i], weight = expf(fmaxf(number - shift, FAR_BELOW));
+            const float number = reference[group * PACK + i], weight = expf(number - shift);
             sum += weight;
             // What weighs nothing differs by nothing, even by infinitely much.
             weighted_sum += weight == 0.0f ? 0.0f : weight * (number - x[group * PACK + i]);
