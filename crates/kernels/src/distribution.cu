@@ -73,7 +73,8 @@ struct Place {
     bool packed;
 };
 DEVICE uint32_t index_of(const Place& place, int k) {
-    return place.start + (place.packed ? (k / PACK * THREADS + thread_index()) * PACK + k % PACK : k * THREADS + thread_index());
+    if (place.packed) return place.start + (k / PACK * THREADS + thread_index()) * PACK + k % PACK;
+    return place.start + k * THREADS + thread_index();
 }
 // The other way round, for a place within the part: −1 where another thread keeps it.
 DEVICE int kept_as(const Place& place, uint32_t offset) {
@@ -99,7 +100,7 @@ DEVICE void load_part(const float* row, const Place& place, float (&x)[KEPT]) {
     }
 }
 
-// So far below the maximum nothing weighs; the bound keeps 0·(−∞) out of sums.
+// So far below the maximum nothing weighs. The bound keeps 0·(−∞) out of sums, and −∞ − (−∞), which fmaxf passes over.
 constexpr float FAR_BELOW = -200.0f;
 
 DEVICE double block_total(double x, double* scratch) {
@@ -142,7 +143,8 @@ struct Scratch {
 };
 
 // The largest of a block's numbers, its first place, and whether none is NaN. What is passed over becomes NaN.
-DEVICE void find_largest(const LogitsParameters& p, const Place& place, float (&x)[KEPT], LogitsPart& part, Scratch* scratch) {
+DEVICE void find_largest(const LogitsParameters& p, const Place& place, float (&x)[KEPT], LogitsPart& part,
+                         Scratch* scratch) {
     uint32_t clean = 1;
     UNROLLED for (int k = 0; k < KEPT; k++) clean = x[k] != x[k] ? 0 : clean;
     // What is passed over is neither the largest nor equal to it.
@@ -167,12 +169,10 @@ DEVICE void find_largest(const LogitsParameters& p, const Place& place, float (&
 
 // Σ e^(x − max) of this thread's numbers, and Σ e^(x − max)·(x − max): four at a time in f32.
 DEVICE void add_weights(const float (&x)[KEPT], float max, double& total, double& weighted) {
-    // Where all are −∞, all weigh nothing.
-    const float from = max == -infinity() ? 0.0f : max;
     UNROLLED for (int group = 0; group < KEPT / PACK; group++) {
         float sum = 0.0f, weighted_sum = 0.0f;
         UNROLLED for (int i = 0; i < PACK; i++) {
-            const float shifted = fmaxf(x[group * PACK + i] - from, FAR_BELOW), weight = expf(shifted);
+            const float shifted = fmaxf(x[group * PACK + i] - max, FAR_BELOW), weight = expf(shifted);
             sum += weight;
             weighted_sum += weight * shifted;
         }
@@ -188,7 +188,7 @@ DEVICE void add_differences(const float (&x)[KEPT], const float (&reference)[KEP
     UNROLLED for (int group = 0; group < KEPT / PACK; group++) {
         float sum = 0.0f, weighted_sum = 0.0f;
         UNROLLED for (int i = 0; i < PACK; i++) {
-            const float number = reference[group * PACK + i], weight = expf(fmaxf(number - shift, FAR_BELOW));
+            const float number = reference[group * PACK + i], weight = expf(number - shift);
             sum += weight;
             // What weighs nothing differs by nothing, even by infinitely much.
             weighted_sum += weight == 0.0f ? 0.0f : weight * (number - x[group * PACK + i]);
@@ -267,9 +267,15 @@ DEVICE LogitsPart joined(const LogitsPart* parts, uint32_t count) {
 
 }  // namespace distribution
 
-KERNEL_RESIDENT(summarize_parts, LogitsParameters, 256, 3) { distribution::read_part<distribution::Wanted::Summary>(parameters); }
-KERNEL_RESIDENT(compare_parts, LogitsParameters, 256, 2) { distribution::read_part<distribution::Wanted::Comparison>(parameters); }
-KERNEL_RESIDENT(argmax_parts, LogitsParameters, 256, 3) { distribution::read_part<distribution::Wanted::Argmax>(parameters); }
+KERNEL_RESIDENT(summarize_parts, LogitsParameters, 256, 3) {
+    distribution::read_part<distribution::Wanted::Summary>(parameters);
+}
+KERNEL_RESIDENT(compare_parts, LogitsParameters, 256, 2) {
+    distribution::read_part<distribution::Wanted::Comparison>(parameters);
+}
+KERNEL_RESIDENT(argmax_parts, LogitsParameters, 256, 3) {
+    distribution::read_part<distribution::Wanted::Argmax>(parameters);
+}
 
 KERNEL(summarize_rows, JoinParameters, 128) {
     using namespace distribution;
@@ -298,7 +304,8 @@ KERNEL(compare_rows, JoinParameters, 128) {
     const uint64_t of = p.of[row], token = p.tokens[row];
     RowComparison comparison = {};
     comparison.log_normaliser = static_cast<double>(whole.max) + log(whole.total);
-    const double normaliser = of < p.reference_rows ? p.summaries[of].log_normaliser : static_cast<double>(not_a_number());
+    double normaliser = static_cast<double>(not_a_number());
+    if (of < p.reference_rows) normaliser = p.summaries[of].log_normaliser;
     const double kl = whole.weighted / whole.reference_total + (comparison.log_normaliser - normaliser);
     // Rounding can leave −1e-8 where the two are equal; a divergence is never negative. NaN stays NaN.
     comparison.kl = kl < 0.0 ? 0.0 : kl;

@@ -82,7 +82,9 @@ KERNEL_RESIDENT(angles, AnglesParameters, 256, 2) {
     }
     // shared [STEPS + ANGLES, WARPS]
     UNROLLED for (int i = 0; i < STEPS + ANGLES; i++) {
-        const double sum = warp_sum(i < STEPS ? sums.squares[i < STEPS ? i : 0] : sums.products[i < STEPS ? 0 : i - STEPS]);
+        // Either index is within its array, whichever is used.
+        const double square = sums.squares[i < STEPS ? i : 0], product = sums.products[i < STEPS ? 0 : i - STEPS];
+        const double sum = warp_sum(i < STEPS ? square : product);
         if (lane_index() == 0) shared[i * WARPS + warp_index()] = sum;
     }
     block_barrier();

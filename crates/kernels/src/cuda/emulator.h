@@ -6,7 +6,7 @@
 #include <string.h>
 
 #define DEVICE static inline
-#define UNROLL
+#define UNROLLED
 #define CONSTANT_TABLE static const
 
 namespace emulator {
@@ -48,7 +48,6 @@ T exchanged(const T& mine, unsigned from) {
     });                                                                                                              \
     static void name##_thread(const Parameters& parameters)
 #define KERNEL_RESIDENT(name, Parameters, threads, blocks) KERNEL(name, Parameters, threads)
-#define UNROLLED
 #define NOT_UNROLLED
 #define DYNAMIC_SHARED(Type, name) Type* name = static_cast<Type*>(emulator::dynamic_shared())
 

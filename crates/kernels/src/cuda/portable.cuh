@@ -32,7 +32,7 @@ struct alignas(8) Vector8 {
 #include <cuda_fp16.h>
 
 #define DEVICE static __device__ __forceinline__
-#define UNROLL _Pragma("unroll")
+#define UNROLLED _Pragma("unroll")
 #define CONSTANT_TABLE static __device__ const
 #define KERNEL(name, Parameters, threads) \
     extern "C" __global__ void __launch_bounds__(threads) name(const __grid_constant__ Parameters parameters)

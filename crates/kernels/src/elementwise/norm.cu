@@ -48,7 +48,7 @@ constexpr bool ADDS = true;
 template <>
 constexpr bool ADDS<Nothing> = false;
 
-// What a row is divided by.
+// What numbers of a row are multiplied by.
 DEVICE float factor(float squares, const NormParameters& p) {
     return 1.0f / sqrtf(squares / static_cast<float>(p.width) + p.epsilon);
 }
@@ -78,7 +78,9 @@ DEVICE void row_in_registers(const NormParameters& p, uint64_t row, const Team& 
     }
     if (centred) {
         float sum = 0.0f;
-        UNROLLED for (int k = 0; k < count; k++) UNROLLED for (int i = 0; i < size; i++) sum += numbers[k][i];
+        UNROLLED for (int k = 0; k < count; k++) {
+            UNROLLED for (int i = 0; i < size; i++) sum += numbers[k][i];
+        }
         const float mean = sum_of(team, sum) / static_cast<float>(p.width);
         UNROLLED for (int k = 0; k < count; k++) {
             const bool within = (k * team.threads + team.member) * size < p.width;
@@ -86,7 +88,9 @@ DEVICE void row_in_registers(const NormParameters& p, uint64_t row, const Team& 
         }
     }
     float squares = 0.0f;
-    UNROLLED for (int k = 0; k < count; k++) UNROLLED for (int i = 0; i < size; i++) squares += numbers[k][i] * numbers[k][i];
+    UNROLLED for (int k = 0; k < count; k++) {
+        UNROLLED for (int i = 0; i < size; i++) squares += numbers[k][i] * numbers[k][i];
+    }
     const float by = factor(sum_of(team, squares), p);
     UNROLLED for (int k = 0; k < count; k++) {
         const unsigned at = (k * team.threads + team.member) * size;

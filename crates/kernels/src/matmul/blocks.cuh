@@ -32,14 +32,14 @@ DEVICE void load_words(Bytes from, unsigned offset, uint32_t (&words)[N]) {
     const unsigned at = from.at + offset;
     if constexpr (ALIGNMENT == 16 && N == 4) {
         const Vector16 all = load_16(from.base + at);
-        UNROLL for (unsigned i = 0; i < N; i++) words[i] = all.word[i];
+        UNROLLED for (unsigned i = 0; i < N; i++) words[i] = all.word[i];
     } else if constexpr (ALIGNMENT >= 4) {
-        UNROLL for (unsigned i = 0; i < N; i++) words[i] = *reinterpret_cast<const uint32_t*>(from.base + at + 4 * i);
+        UNROLLED for (unsigned i = 0; i < N; i++) words[i] = *reinterpret_cast<const uint32_t*>(from.base + at + 4 * i);
     } else {
         const unsigned char* aligned = from.base + (at & ~3u);
         const unsigned shift = 8 * (at & 3u);
         uint32_t low = *reinterpret_cast<const uint32_t*>(aligned);
-        UNROLL for (unsigned i = 0; i < N; i++) {
+        UNROLLED for (unsigned i = 0; i < N; i++) {
             const uint32_t high = *reinterpret_cast<const uint32_t*>(aligned + 4 * i + 4);
             words[i] = funnel_right(low, high, shift);
             low = high;
@@ -62,12 +62,12 @@ struct Part {
 template <unsigned CENTRE>
 DEVICE void centred(uint32_t bytes, float (&v)[4]) {
     // Behind the exponent of 2^23, they count ones.
-    UNROLL for (unsigned i = 0; i < 4; i++)
+    UNROLLED for (unsigned i = 0; i < 4; i++)
         v[i] = float_of_bits(byte_permute(bytes, 0x4b000000u, 0x7650u | i)) - (8388608.0f + CENTRE);
 }
 // Four bytes of seven bits as ½ + byte/256.
 DEVICE void biased(uint32_t bytes, float (&v)[4]) {
-    UNROLL for (unsigned i = 0; i < 4; i++) v[i] = float_of_bits(byte_permute(bytes, 0x3f000000u, 0x7054u | i << 8));
+    UNROLLED for (unsigned i = 0; i < 4; i++) v[i] = float_of_bits(byte_permute(bytes, 0x3f000000u, 0x7054u | i << 8));
 }
 // One byte of a word as a float.
 DEVICE float byte_as_float(uint32_t word, unsigned i) {
@@ -98,9 +98,9 @@ struct Floats {
     }
     DEVICE void load_run(Bytes chunk, unsigned first, unsigned columns, uint32_t (&words)[4]) {
         if (chunk.at % 16 == 0 && first + RUN <= columns) return load_words<16>(chunk, first * BYTES, words);
-        UNROLL for (unsigned i = 0; i < 4; i++) {
+        UNROLLED for (unsigned i = 0; i < 4; i++) {
             words[i] = 0;
-            UNROLL for (unsigned j = 0; j < RUN / 4; j++) {
+            UNROLLED for (unsigned j = 0; j < RUN / 4; j++) {
                 const unsigned element = first + i * RUN / 4 + j;
                 if (element < columns) words[i] |= bits_at(chunk, element) << (8 * BYTES * j);
             }
@@ -113,9 +113,9 @@ struct Floats {
     DEVICE void four(const Part& part, unsigned run, unsigned i, float (&v)[4]) {
         const uint32_t(&words)[4] = run == 0 ? part.low : part.high;
         if constexpr (sizeof(T) == 4) {
-            UNROLL for (unsigned j = 0; j < 4; j++) v[j] = float_of_bits(words[j]);
+            UNROLLED for (unsigned j = 0; j < 4; j++) v[j] = float_of_bits(words[j]);
         } else {
-            UNROLL for (unsigned j = 0; j < 4; j++)
+            UNROLLED for (unsigned j = 0; j < 4; j++)
                 v[j] = to_float(T{static_cast<uint16_t>(words[2 * i + j / 2] >> (16 * (j % 2)))});
         }
     }

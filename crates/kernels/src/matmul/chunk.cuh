@@ -42,7 +42,7 @@ template <typename B, unsigned ROWS, typename Row>
 DEVICE void copy_chunks(unsigned char* to, unsigned bytes, Row row) {
     using C = Chunk<B>;
     constexpr unsigned PIECES = ROWS * C::PIECES;
-    UNROLL for (unsigned i = 0; i < (PIECES + 31) / 32; i++) {
+    UNROLLED for (unsigned i = 0; i < (PIECES + 31) / 32; i++) {
         const unsigned piece = lane_index() + 32 * i, r = piece / C::PIECES, begin = 16 * (piece % C::PIECES);
         if (piece >= PIECES) continue;
         const unsigned char* from = row(r);

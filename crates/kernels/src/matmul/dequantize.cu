@@ -57,12 +57,12 @@ DEVICE void dequantize(const DequantizeParameters& p) {
 
     if (C::has_part(lane, columns)) {
         const Part part = C::load(Bytes{packed, misalignment(from)}, lane, columns);
-        UNROLL for (unsigned run = 0; run < 2; run++)
-            UNROLL for (unsigned i = 0; i < 4; i++) {
+        UNROLLED for (unsigned run = 0; run < 2; run++)
+            UNROLLED for (unsigned i = 0; i < 4; i++) {
                 float v[4];
                 B::four(part, run, i, v);
                 Vector16 w;
-                UNROLL for (unsigned j = 0; j < 4; j++)
+                UNROLLED for (unsigned j = 0; j < 4; j++)
                     w.word[j] = bits_of_float(fmaf((v[j] - B::ZERO) * B::UNIT, part.scale[run], part.offset[run]));
                 store_16(unpacked + with_gaps(C::column(lane, run) + 4 * i), w);
             }
@@ -74,7 +74,7 @@ DEVICE void dequantize(const DequantizeParameters& p) {
         for (unsigned c = 8 * lane; c < columns; c += 256) {
             const Vector16 low = load_16(unpacked + with_gaps(c)), high = load_16(unpacked + with_gaps(c) + 4);
             Vector16 w;
-            UNROLL for (unsigned i = 0; i < 2; i++) {
+            UNROLLED for (unsigned i = 0; i < 2; i++) {
                 w.word[i] = pack_bf16(float_of_bits(low.word[2 * i]), float_of_bits(low.word[2 * i + 1]));
                 w.word[2 + i] = pack_bf16(float_of_bits(high.word[2 * i]), float_of_bits(high.word[2 * i + 1]));
             }

@@ -52,13 +52,13 @@ template <unsigned N, int MASK = 16>
 DEVICE float lane_sums(const float (&x)[N]) {
     if constexpr (N == 1) {
         float sum = x[0];
-        UNROLL for (int mask = MASK; mask > 0; mask /= 2) sum += shuffle_xor(sum, mask);
+        UNROLLED for (int mask = MASK; mask > 0; mask /= 2) sum += shuffle_xor(sum, mask);
         return sum;
     } else {
         // Each lane goes on with half of the numbers and leaves the others to its partner.
         const bool upper = (lane_index() & MASK) != 0;
         float kept[N / 2];
-        UNROLL for (unsigned i = 0; i < N / 2; i++)
+        UNROLLED for (unsigned i = 0; i < N / 2; i++)
             kept[i] = (upper ? x[N / 2 + i] : x[i]) + shuffle_xor(upper ? x[i] : x[N / 2 + i], MASK);
         return lane_sums<N / 2, MASK / 2>(kept);
     }
@@ -98,7 +98,7 @@ DEVICE void load_x(const MultiplyRowsParameters& p, unsigned columns, float* to)
             if (p.x_aligned != 0) {
                 if (c < p.columns) four = load_16(from + c);
             } else {
-                UNROLL for (unsigned i = 0; i < 4; i++)
+                UNROLLED for (unsigned i = 0; i < 4; i++)
                     if (c + i < p.columns) four.word[i] = bits_of_float(from[c + i]);
             }
             store_16(row_to + with_gaps(c), four);
@@ -110,24 +110,24 @@ DEVICE void load_x(const MultiplyRowsParameters& p, unsigned columns, float* to)
 template <typename B, unsigned ROWS, unsigned ROWS_OF_X>
 DEVICE void add_products(const Part (&parts)[ROWS], const float* x, unsigned x_stride, unsigned rows,
                          float (&sums)[ROWS * ROWS_OF_X]) {
-    UNROLL for (unsigned run = 0; run < 2; run++) {
+    UNROLLED for (unsigned run = 0; run < 2; run++) {
         const float* run_x = x + with_gaps(Chunk<B>::column(lane_index(), run));
         float products[ROWS * ROWS_OF_X] = {}, x_sums[ROWS_OF_X] = {};
-        UNROLL for (unsigned i = 0; i < B::RUN / 4; i++) {
+        UNROLLED for (unsigned i = 0; i < B::RUN / 4; i++) {
             float v[ROWS][4];
-            UNROLL for (unsigned r = 0; r < ROWS; r++) B::four(parts[r], run, i, v[r]);
-            UNROLL for (unsigned row = 0; row < ROWS_OF_X; row++) {
+            UNROLLED for (unsigned r = 0; r < ROWS; r++) B::four(parts[r], run, i, v[r]);
+            UNROLLED for (unsigned row = 0; row < ROWS_OF_X; row++) {
                 if (ROWS_OF_X > 1 && row >= rows) continue;
                 const Vector16 four = load_16(run_x + row * x_stride + 4 * i);
-                UNROLL for (unsigned j = 0; j < 4; j++) {
+                UNROLLED for (unsigned j = 0; j < 4; j++) {
                     const float x_j = float_of_bits(four.word[j]);
                     x_sums[row] += x_j;
-                    UNROLL for (unsigned r = 0; r < ROWS; r++) products[r * ROWS_OF_X + row] += v[r][j] * x_j;
+                    UNROLLED for (unsigned r = 0; r < ROWS; r++) products[r * ROWS_OF_X + row] += v[r][j] * x_j;
                 }
             }
         }
-        UNROLL for (unsigned r = 0; r < ROWS; r++)
-            UNROLL for (unsigned row = 0; row < ROWS_OF_X; row++) {
+        UNROLLED for (unsigned r = 0; r < ROWS; r++)
+            UNROLLED for (unsigned row = 0; row < ROWS_OF_X; row++) {
                 float& sum = sums[r * ROWS_OF_X + row];
                 if constexpr (Chunk<B>::FLOATS) {
                     sum += products[r * ROWS_OF_X + row];
@@ -192,7 +192,7 @@ DEVICE void multiply_rows(const MultiplyRowsParameters& p) {
         // Empty where there are no more, so that the last groups of copies always are those of the same chunks.
         copy_async_commit();
     };
-    UNROLL for (unsigned slot = 0; slot < STAGES - 1; slot++) copy_next(slot);
+    UNROLLED for (unsigned slot = 0; slot < STAGES - 1; slot++) copy_next(slot);
     load_x(p, chunks * C::COLUMNS, x);
     block_barrier();
 
@@ -200,7 +200,7 @@ DEVICE void multiply_rows(const MultiplyRowsParameters& p) {
     for (unsigned index = first; index < groups; index += step) {
         const Group group = find_group(p, index);
         unsigned misaligned[ROWS];
-        UNROLL for (unsigned r = 0; r < ROWS; r++) misaligned[r] = misalignment(row_of<ROWS>(p, group, r));
+        UNROLLED for (unsigned r = 0; r < ROWS; r++) misaligned[r] = misalignment(row_of<ROWS>(p, group, r));
         float sums[ROWS * ROWS_OF_X] = {};
         for (unsigned chunk = 0; chunk < chunks; chunk++) {
             copy_async_wait<STAGES - 2>();
@@ -210,7 +210,7 @@ DEVICE void multiply_rows(const MultiplyRowsParameters& p) {
             const unsigned rest = p.columns - chunk * C::COLUMNS;
             if (C::has_part(lane, rest)) {
                 Part parts[ROWS];
-                UNROLL for (unsigned r = 0; r < ROWS; r++) {
+                UNROLLED for (unsigned r = 0; r < ROWS; r++) {
                     const unsigned at = (misaligned[r] + chunk * (C::BYTES % 16)) % 16;
                     parts[r] = C::load(Bytes{stages, slot * STAGE + r * C::STRIDE + at}, lane, rest);
                 }

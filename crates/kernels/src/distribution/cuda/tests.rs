@@ -196,6 +196,10 @@ fn the_most_likely_token_is_the_first_of_equals_that_is_not_passed_over() {
             assert_eq!(most_likely(&device, &logits, &excluded), [best[passed] as u32, 1], "{vocab}");
         }
     }
+    // Two parts that one lane joins.
+    let mut many = vec![0.0; 33 * PART];
+    (many[7], many[32 * PART]) = (1.0, 1.0);
+    assert_eq!(most_likely(&device, &many, &[]), [7, 1]);
     assert_eq!(most_likely(&device, &[1.0, 2.0], &[1, 0]), [u32::MAX, 1]);
     let nothing = [f32::NEG_INFINITY; 9];
     assert_eq!(most_likely(&device, &nothing, &[0, 1, 99]), [2, 1]);

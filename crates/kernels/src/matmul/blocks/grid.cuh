@@ -63,7 +63,7 @@ template <unsigned BYTES>
 struct SignedGrid : Blocks<256, BYTES>, Exact {
     // `negative` has a bit for each of the 32.
     DEVICE void negate(Part& part, uint32_t negative) {
-        UNROLL for (unsigned i = 0; i < 4; i++) {
+        UNROLLED for (unsigned i = 0; i < 4; i++) {
             part.low[i] = with_signs(part.low[i], negative >> (4 * i) & 15);
             part.high[i] = with_signs(part.high[i], negative >> (16 + 4 * i) & 15);
         }
@@ -75,7 +75,7 @@ struct SignedGrid : Blocks<256, BYTES>, Exact {
     // Of signs of which seven bits are stored, four times: minus signs are even in number.
     DEVICE uint32_t even_signs(uint32_t sevens) {
         uint32_t signs = 0;
-        UNROLL for (unsigned i = 0; i < 4; i++) {
+        UNROLLED for (unsigned i = 0; i < 4; i++) {
             const uint32_t seven = sevens >> (7 * i) & 0x7f;
             signs |= (seven | (set_bits(seven) & 1) << 7) << (8 * i);
         }
@@ -96,7 +96,7 @@ struct IQ2XXS : SignedGrid<66> {
     DEVICE Part load(Bytes block, unsigned index) {
         Part part;
         const uint32_t numbers = word_at<2>(block, 2 + 8 * index), signs = word_at<2>(block, 6 + 8 * index);
-        UNROLL for (unsigned i = 0; i < 4; i++) put(part, i, IQ2_XXS_GRID.points[numbers >> (8 * i) & 255]);
+        UNROLLED for (unsigned i = 0; i < 4; i++) put(part, i, IQ2_XXS_GRID.points[numbers >> (8 * i) & 255]);
         negate(part, even_signs(signs));
         common_scale(part, (byte_as_float(signs >> 28, 0) + 0.5f) * (half_at(block, 0) * 0.25f), 0.0f);
         return part;
@@ -107,7 +107,7 @@ struct IQ2XS : SignedGrid<74> {
     DEVICE Part load(Bytes block, unsigned index) {
         Part part;
         uint32_t sevens = 0;
-        UNROLL for (unsigned i = 0; i < 4; i++) {
+        UNROLLED for (unsigned i = 0; i < 4; i++) {
             const uint32_t both = short_at(block, 2 + 8 * index + 2 * i);
             put(part, i, IQ2_XS_GRID.points[both & 511]);
             sevens |= both >> 9 << (7 * i);
@@ -122,7 +122,7 @@ struct IQ2S : SignedGrid<82> {
     DEVICE Part load(Bytes block, unsigned index) {
         Part part;
         const uint32_t numbers = word_at<2>(block, 2 + 4 * index), high = byte_at(block, 66 + index);
-        UNROLL for (unsigned i = 0; i < 4; i++)
+        UNROLLED for (unsigned i = 0; i < 4; i++)
             put(part, i, IQ2_S_GRID.points[(numbers >> (8 * i) & 255) | (high >> (2 * i) & 3) << 8]);
         negate(part, word_at<2>(block, 34 + 4 * index));
         two_scales(part, byte_at(block, 74 + index), half_at(block, 0) * 0.25f);
@@ -134,7 +134,7 @@ struct IQ3XXS : SignedGrid<98> {
     DEVICE Part load(Bytes block, unsigned index) {
         Part part;
         const uint32_t first = word_at<2>(block, 2 + 8 * index), second = word_at<2>(block, 6 + 8 * index);
-        UNROLL for (unsigned i = 0; i < 4; i++) {
+        UNROLLED for (unsigned i = 0; i < 4; i++) {
             part.low[i] = IQ3_XXS_GRID.points[first >> (8 * i) & 255];
             part.high[i] = IQ3_XXS_GRID.points[second >> (8 * i) & 255];
         }
@@ -150,7 +150,7 @@ struct IQ3S : SignedGrid<110> {
         Part part;
         const uint32_t first = word_at<2>(block, 2 + 8 * index), second = word_at<2>(block, 6 + 8 * index);
         const uint32_t high = byte_at(block, 66 + index);
-        UNROLL for (unsigned i = 0; i < 4; i++) {
+        UNROLLED for (unsigned i = 0; i < 4; i++) {
             part.low[i] = IQ3_S_GRID.points[(first >> (8 * i) & 255) | (high >> i & 1) << 8];
             part.high[i] = IQ3_S_GRID.points[(second >> (8 * i) & 255) | (high >> (4 + i) & 1) << 8];
         }
@@ -176,7 +176,7 @@ struct IQ1S : MovedGrid<50> {
     DEVICE Part load(Bytes block, unsigned index) {
         Part part;
         const uint32_t numbers = word_at<2>(block, 2 + 4 * index), high = short_at(block, 34 + 2 * index);
-        UNROLL for (unsigned i = 0; i < 4; i++)
+        UNROLLED for (unsigned i = 0; i < 4; i++)
             put(part, i, moved((numbers >> (8 * i) & 255) | (high >> (3 * i) & 7) << 8, (high & 0x8000) != 0));
         common_scale(part, (byte_as_float(high >> 12 & 7, 0) + 0.5f) * (half_at(block, 0) * 0.25f), 0.0f);
         return part;
@@ -187,11 +187,11 @@ struct IQ1M : MovedGrid<56> {
     DEVICE Part load(Bytes block, unsigned index) {
         Part part;
         const uint32_t numbers = word_at<4>(block, 4 * index), high = short_at(block, 32 + 2 * index);
-        UNROLL for (unsigned i = 0; i < 4; i++)
+        UNROLLED for (unsigned i = 0; i < 4; i++)
             put(part, i, moved((numbers >> (8 * i) & 255) | (high >> (4 * i) & 7) << 8, (high >> (4 * i) & 8) != 0));
         // Four times four scales of three bits, and four bits of the block's scale, an f16, above them.
         uint32_t scale = 0;
-        UNROLL for (unsigned i = 0; i < 4; i++) scale |= short_at(block, 48 + 2 * i) >> 12 << (4 * i);
+        UNROLLED for (unsigned i = 0; i < 4; i++) scale |= short_at(block, 48 + 2 * i) >> 12 << (4 * i);
         const float d = to_float(F16{static_cast<uint16_t>(scale)}) * 0.25f;
         const uint32_t two = short_at(block, 48 + index / 2 * 2) >> (6 * (index % 2));
         part.scale[0] = (byte_as_float(two & 7, 0) + 0.5f) * d;

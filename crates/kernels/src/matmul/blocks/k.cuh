@@ -11,7 +11,7 @@ struct TwoBits {
     template <unsigned ALIGNMENT>
     DEVICE void load(Bytes block, unsigned first, unsigned part, uint32_t (&words)[4]) {
         load_words<ALIGNMENT>(block, first + 32 * (part / 4) + 16 * (part % 2), words);
-        UNROLL for (unsigned i = 0; i < 4; i++) words[i] >>= 2 * pair(part, 0);
+        UNROLLED for (unsigned i = 0; i < 4; i++) words[i] >>= 2 * pair(part, 0);
     }
 };
 
@@ -21,7 +21,7 @@ struct Q2K : Blocks<256, 84>, Biased<2, 0, true> {
         Part part;
         TwoBits::load<4>(block, 16, index, part.low);
         const float d = half_at(block, 80), minimum = half_at(block, 82);
-        UNROLL for (unsigned run = 0; run < 2; run++) {
+        UNROLLED for (unsigned run = 0; run < 2; run++) {
             const uint32_t both = byte_at(block, column(index, run) / 16);
             part.scale[run] = d * byte_as_float(both & 15, 0);
             part.offset[run] = -minimum * byte_as_float(both >> 4, 0);
@@ -40,9 +40,9 @@ struct Q3K : Blocks<256, 110>, Biased<3, 4, false> {
         TwoBits::load<2>(block, 32, index, part.low);
         // One bit of each of 32 bytes: a third bit for each element.
         load_words<2>(block, 16 * (index % 2), part.high);
-        UNROLL for (unsigned i = 0; i < 4; i++) part.high[i] >>= 4 * (index / 4) + TwoBits::pair(index, 0);
+        UNROLLED for (unsigned i = 0; i < 4; i++) part.high[i] >>= 4 * (index / 4) + TwoBits::pair(index, 0);
         const float d = half_at(block, 108);
-        UNROLL for (unsigned run = 0; run < 2; run++) {
+        UNROLLED for (unsigned run = 0; run < 2; run++) {
             // Six bits: four low ones in eight bytes, two high ones in four.
             const unsigned group = column(index, run) / 16;
             const uint32_t low = byte_at(block, 96 + group % 8) >> (4 * (group / 8)) & 15;
@@ -74,7 +74,7 @@ struct Nibbles256 {
         const uint32_t minima = whole ? second & 0x3f3fu : (third >> 4 & 0x0f0fu) | (second >> 2 & 0x3030u);
         const float d = to_float(F16{static_cast<uint16_t>(words[0])});
         const float minimum = to_float(F16{static_cast<uint16_t>(words[0] >> 16)});
-        UNROLL for (unsigned run = 0; run < 2; run++) {
+        UNROLLED for (unsigned run = 0; run < 2; run++) {
             part.scale[run] = d * byte_as_float(scales, run);
             part.offset[run] = -minimum * byte_as_float(minima, run);
         }
@@ -99,7 +99,7 @@ struct Q5K : Blocks<256, 176>, Biased<5, 0, true> {
         load_words<16>(block, 48 + 16 * index, part.low);
         // A fifth bit for each element: a byte has one for each group.
         load_words<16>(block, 16 + 16 * (index % 2), part.high);
-        UNROLL for (unsigned i = 0; i < 4; i++) part.high[i] >>= 2 * (index / 2);
+        UNROLLED for (unsigned i = 0; i < 4; i++) part.high[i] >>= 2 * (index / 2);
         Nibbles256::scales(block, index, part);
         return part;
     }
@@ -116,9 +116,9 @@ struct Q6K : Blocks<256, 210>, Biased<6, 32, false> {
         Part part;
         load_words<2>(block, 16 * index, part.low);
         load_words<2>(block, 128 + 32 * (index / 4) + 16 * (index % 2), part.high);
-        UNROLL for (unsigned i = 0; i < 4; i++) part.high[i] >>= 2 * (index / 2 % 2);
+        UNROLLED for (unsigned i = 0; i < 4; i++) part.high[i] >>= 2 * (index / 2 % 2);
         const float d = half_at(block, 208);
-        UNROLL for (unsigned run = 0; run < 2; run++) {
+        UNROLLED for (unsigned run = 0; run < 2; run++) {
             const uint32_t scale = byte_at(block, 192 + column(index, run) / 16);
             part.scale[run] = d * (byte_as_float(scale ^ 0x80u, 0) - 128.0f);
             part.offset[run] = 0.0f;

@@ -5,11 +5,11 @@ namespace weights {
 
 // Entries of a table of 16 bytes for 16 bytes of two numbers each: those of the low four bits, and of the high ones.
 DEVICE void look_up(const uint32_t (&table)[4], const uint32_t (&numbers)[4], uint32_t (&low)[4], uint32_t (&high)[4]) {
-    UNROLL for (unsigned i = 0; i < 4; i++) {
+    UNROLLED for (unsigned i = 0; i < 4; i++) {
         // By their low three bits from both halves of the table; by the highest one from these.
         const uint32_t entry = numbers[i] & 0x77777777u, half = 0x32103210u | (numbers[i] & 0x88888888u) >> 1;
         uint32_t found[2];
-        UNROLL for (unsigned j = 0; j < 2; j++)
+        UNROLLED for (unsigned j = 0; j < 2; j++)
             found[j] = byte_permute(byte_permute(table[0], table[1], entry >> (16 * j)),
                                     byte_permute(table[2], table[3], entry >> (16 * j)), half >> (16 * j));
         low[i] = byte_permute(found[0], found[1], 0x6420);

@@ -7,7 +7,7 @@ namespace weights {
 // 1, the next where it is 3, and so on.
 DEVICE uint32_t digits(uint32_t packed, uint32_t power) {
     uint32_t both[2];
-    UNROLL for (unsigned i = 0; i < 2; i++) {
+    UNROLLED for (unsigned i = 0; i < 2; i++) {
         // Two bytes at a time, with room to multiply.
         const uint32_t rest = (packed >> (8 * i) & 0x00ff00ffu) * power & 0x00ff00ffu;
         both[i] = rest * 3 >> 8 & 0x00030003u;
@@ -28,7 +28,7 @@ struct TQ1_0 : Blocks<256, 54>, Biased<2, 1, false> {
         load_words<2>(block, first ? 16 : 32, part.high);
         const uint32_t four = word_at<2>(block, 48);
         const uint32_t low = power_of_3(first ? index : 2 * index - 10), high = power_of_3(first ? index : 2 * index - 9);
-        UNROLL for (unsigned i = 0; i < 4; i++) {
+        UNROLLED for (unsigned i = 0; i < 4; i++) {
             part.low[i] = digits(part.low[i], low);
             part.high[i] = last ? digits(four, power_of_3(i)) : digits(part.high[i], high);
         }
