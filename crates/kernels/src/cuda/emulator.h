@@ -118,6 +118,10 @@ DEVICE uint32_t pack_bf16(float low, float high) {
 }
 DEVICE float exp2_fast(float x) { return exp2f(x); }
 
+template <typename T>
+static inline const T* in_global_memory(const T* pointer) {
+    return pointer;
+}
 DEVICE Vector16 load_16(const void* from) {
     Vector16 x;
     // Through the type, so that an address that is not aligned is found by the sanitizer.

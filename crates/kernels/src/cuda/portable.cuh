@@ -88,6 +88,12 @@ DEVICE float exp2_fast(float x) {
     return y;
 }
 
+// A pointer that was itself read from memory, which the compiler would else take for one to any memory.
+template <typename T>
+DEVICE const T* in_global_memory(const T* pointer) {
+    __builtin_assume(__isGlobal(pointer));
+    return pointer;
+}
 DEVICE Vector16 load_16(const void* from) {
     const uint4 x = *static_cast<const uint4*>(from);
     return Vector16{{x.x, x.y, x.z, x.w}};
