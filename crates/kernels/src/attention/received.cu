@@ -28,6 +28,8 @@ struct Tiles {
     // Of each entry; beyond the last the position is −1, which sees nothing.
     float maximum[ENTRIES], scale[ENTRIES];
     int position[ENTRIES];
+    // Row · query_heads + head; of any row beyond the last.
+    uint32_t row_and_head[ENTRIES];
     int last[THREADS / 32], first[THREADS / 32];
 };
 
@@ -55,6 +57,7 @@ DEVICE bool begin_entries(const Parameters& parameters, Tiles& tiles, unsigned c
     for (unsigned i = thread_index(); i < ENTRIES; i += THREADS) {
         const bool there = first_entry + i < p.entries;
         const uint64_t at = there ? spans::row_and_head(p, copy, kv_head, first_entry + i) : 0;
+        tiles.row_and_head[i] = static_cast<uint32_t>(at);
         const float total = there ? parameters.normalisers[at * 2 + 1] : 0.0f;
         tiles.position[i] = there ? spans::position_of(p, copy, first_entry + i) : -1;
         tiles.maximum[i] = total > 0.0f ? parameters.normalisers[at * 2] : 0.0f;
@@ -69,37 +72,49 @@ DEVICE bool begin_entries(const Parameters& parameters, Tiles& tiles, unsigned c
     return warp_any(any);
 }
 
-DEVICE float scaled_query(const spans::Problem& p, uint64_t row_and_head, int dimension) {
-    const uint64_t at = row_and_head * p.head_dim + static_cast<unsigned>(dimension);
-    const float x = p.queries_in_bf16 ? to_float(static_cast<const Bf16*>(p.queries)[at])
-                                      : static_cast<const float*>(p.queries)[at];
-    return x * p.query_scale;
+// Dimensions from `start` on of the rows of a tile into shared memory, times `factor`: of row i those at `row_of(i)`. A warp takes four rows at eight dimensions at once, which fall into different banks.
+template <typename T, typename RowOf>
+DEVICE void fill(float* tile, int start, int head_dim, float factor, RowOf row_of) {
+    constexpr int ROWS = POSITIONS / (THREADS / 8), STEPS = DIMENSIONS / 8;
+    const int thread = static_cast<int>(thread_index());
+    const int first_row = thread % 4 + 4 * (thread / 32), first_dimension = thread % 32 / 4;
+    float numbers[ROWS][STEPS];
+    for (int r = 0; r < ROWS; r++) {
+        const T* row = row_of(first_row + r * (THREADS / 8));
+        for (int j = 0; j < STEPS; j++) {
+            const int dimension = start + first_dimension + 8 * j;
+            numbers[r][j] = dimension < head_dim ? to_float(row[dimension]) * factor : 0.0f;
+        }
+    }
+    for (int r = 0; r < ROWS; r++)
+        for (int j = 0; j < STEPS; j++)
+            tile[(first_dimension + 8 * j) * PITCH + first_row + r * (THREADS / 8)] = numbers[r][j];
 }
+static_assert(POSITIONS == ENTRIES, "tiles of one shape");
 
 // Scores, before a cap, of this thread's positions and entries.
 template <typename Key>
-DEVICE void multiply(const spans::Problem& p, Tiles& tiles, const Key* keys, uint64_t stride, int first_key, spans::Range range,
-                     unsigned copy, unsigned kv_head, unsigned first_entry, float (&scores)[OWN_ENTRIES][OWN_POSITIONS]) {
+DEVICE void multiply(const spans::Problem& p, Tiles& tiles, const Key* keys, uint32_t stride, int first_key, spans::Range range,
+                     float (&scores)[OWN_ENTRIES][OWN_POSITIONS]) {
     const int head_dim = static_cast<int>(p.head_dim), thread = static_cast<int>(thread_index());
-    // A warp fills four rows at eight dimensions at once, which fall into different banks.
-    const int lane_row = thread % 4, lane_dimension = thread % 32 / 4, warp = thread / 32;
+    // Where there is no such key, another, which nobody sees here.
+    const auto key = [&](int i) {
+        const int index = spans::larger(spans::smaller(first_key + i, range.end - 1), range.first);
+        return keys + static_cast<uint64_t>(static_cast<uint32_t>(index)) * stride;
+    };
+    const auto at = [&](int i) { return static_cast<uint64_t>(tiles.row_and_head[i]) * p.head_dim; };
+    const auto query_in_bf16 = [&](int i) { return static_cast<const Bf16*>(p.queries) + at(i); };
+    const auto query_in_f32 = [&](int i) { return static_cast<const float*>(p.queries) + at(i); };
     for (int e = 0; e < OWN_ENTRIES; e++)
         for (int k = 0; k < OWN_POSITIONS; k++) scores[e][k] = 0.0f;
+    NOT_UNROLLED
     for (int start = 0; start < head_dim; start += DIMENSIONS) {
         block_barrier();
-        for (int d = lane_dimension; d < DIMENSIONS; d += 8) {
-            const bool within = start + d < head_dim;
-            for (int i = lane_row + 4 * warp; i < POSITIONS; i += THREADS / 8) {
-                const int key = first_key + i;
-                const bool there = within && key >= range.first && key < range.end;
-                tiles.keys[d * PITCH + i] = there ? to_float(keys[static_cast<uint64_t>(key) * stride + start + d]) : 0.0f;
-            }
-            for (int i = lane_row + 4 * warp; i < ENTRIES; i += THREADS / 8) {
-                const unsigned entry = first_entry + static_cast<unsigned>(i);
-                const bool there = within && entry < p.entries;
-                tiles.queries[d * PITCH + i] =
-                    there ? scaled_query(p, spans::row_and_head(p, copy, kv_head, entry), start + d) : 0.0f;
-            }
+        fill<Key>(tiles.keys, start, head_dim, 1.0f, key);
+        if (p.queries_in_bf16) {
+            fill<Bf16>(tiles.queries, start, head_dim, p.query_scale, query_in_bf16);
+        } else {
+            fill<float>(tiles.queries, start, head_dim, p.query_scale, query_in_f32);
         }
         block_barrier();
         const float* key_row = tiles.keys + thread % POSITION_THREADS * OWN_POSITIONS;
@@ -133,19 +148,22 @@ DEVICE void receive(const Parameters& parameters) {
             const int first_key = start - static_cast<int>(span.first_position);
             if (range.first >= range.end || first_key >= range.end || first_key + POSITIONS <= range.first) continue;
             for (unsigned kv_head = 0; kv_head < p.kv_heads; kv_head++) {
-                const Key* keys = reinterpret_cast<const Key*>(span.keys) + kv_head * span.head_stride + copy * span.copy_stride;
+                const Key* keys = in_global_memory(reinterpret_cast<const Key*>(span.keys)) + kv_head * span.head_stride + copy * span.copy_stride;
                 for (unsigned first_entry = 0; first_entry < p.entries; first_entry += ENTRIES) {
                     if (!begin_entries(parameters, tiles, copy, kv_head, first_entry, start)) continue;
                     float scores[OWN_ENTRIES][OWN_POSITIONS];
-                    multiply(p, tiles, keys, span.key_stride, first_key, range, copy, kv_head, first_entry, scores);
+                    multiply(p, tiles, keys, static_cast<uint32_t>(span.key_stride), first_key, range, scores);
+                    if (p.cap > 0.0f) {
+                        for (int e = 0; e < OWN_ENTRIES; e++)
+                            for (int k = 0; k < OWN_POSITIONS; k++) scores[e][k] = p.cap * tanhf(scores[e][k]);
+                    }
                     for (int e = 0; e < OWN_ENTRIES; e++) {
                         const float maximum = tiles.maximum[own_entry + e], scale = tiles.scale[own_entry + e];
                         for (int k = 0; k < OWN_POSITIONS; k++) {
                             const int key = first_key + own_position + k;
                             const int behind = tiles.position[own_entry + e] - (start + own_position + k);
-                            const float score = p.cap > 0.0f ? p.cap * tanhf(scores[e][k]) : scores[e][k];
                             const bool seen = key >= range.first && key < range.end && behind >= 0 && behind < p.window;
-                            const float probability = seen ? exp2_fast(score - maximum) * scale : 0.0f;
+                            const float probability = seen ? exp2_fast(scores[e][k] - maximum) * scale : 0.0f;
                             sum[k] += probability;
                             max[k] = fmaxf(max[k], probability);
                         }

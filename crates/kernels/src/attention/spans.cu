@@ -52,7 +52,7 @@ struct Parameters {
     // Σ 2^{s'−m'} v of each row, head and split, and its state.
     float* outputs;
     float* states;
-    // Tiles of entries of one KV head and copy; a block has 1 or WARPS of them.
+    // Tiles of entries of one KV head and copy; a block has 1 or WARPS of those of a KV head and all copies.
     uint32_t splits, tiles, tiles_per_block, unused;
 };
 
@@ -93,10 +93,10 @@ DEVICE Range visible_keys_or_none(const Problem& p, unsigned index, unsigned cop
 }
 
 // 16 bytes of a row of keys or values; without vectors, element by element, with zeros after the first `left`.
-template <bool vectors, bool once, typename Key>
+template <bool vectors, typename Key>
 DEVICE Vector16 load_elements(const Key* from, int left) {
     if constexpr (vectors) {
-        return once ? load_16_once(from) : load_16(from);
+        return load_16(from);
     } else {
         constexpr int each = 4 / sizeof(Key);
         Vector16 x;
@@ -155,9 +155,6 @@ struct Walk {
     // lanes own the same.
     static constexpr int pairs = unroll * entries, owned = pairs > lanes ? pairs / lanes : 1;
     static constexpr int sharers = pairs < lanes ? lanes / pairs : 1, lanes_per_entry = lanes / entries;
-    // Keys of one tile are read by one block only.
-    static constexpr bool once = entries < 8;
-
     float query[entries][PER_LANE], output[entries][PER_LANE];
     // Of this lane's entry; the maximum is that of the warp, the sums are over the lane's own pairs of one span.
     float maximum, sum, weighted;
@@ -212,7 +209,7 @@ struct Walk {
                 int column = dimension(c * width);
                 // Lanes without a dimension read what they then multiply by zero.
                 if (vectors && column >= head_dim) column = 0;
-                raw[u][c] = load_elements<vectors, once>(rows + column + at, head_dim - column);
+                raw[u][c] = load_elements<vectors>(rows + column + at, head_dim - column);
             }
         }
     }
@@ -259,8 +256,8 @@ struct Walk {
         if (!warp_any(base < range.end)) return;
         const uint64_t start = kv_head * span.head_stride + copy * span.copy_stride;
         const uint32_t stride = static_cast<uint32_t>(span.key_stride);
-        const Key* keys = reinterpret_cast<const Key*>(span.keys) + start;
-        const Key* values = reinterpret_cast<const Key*>(span.values) + start;
+        const Key* keys = in_global_memory(reinterpret_cast<const Key*>(span.keys)) + start;
+        const Key* values = in_global_memory(reinterpret_cast<const Key*>(span.values)) + start;
         Vector16 raw_keys[unroll][chunks], raw_values[unroll][chunks];
         load(raw_keys, keys, stride, base + slot(), range.end, head_dim);
         load(raw_values, values, stride, base + slot(), range.end, head_dim);
@@ -340,15 +337,24 @@ struct Walk {
     }
 };
 
+// A tile of a KV head.
+struct Tile {
+    unsigned copy, first_entry;
+};
+DEVICE Tile tile_of(const Parameters& parameters, unsigned index, unsigned entries) {
+    return Tile{index / parameters.tiles, index % parameters.tiles * entries};
+}
+
 // Joins what the warps of a block found, which lies in `rows`, into the split's result.
 template <typename W, int entries>
-DEVICE void join_warps(const Parameters& parameters, const float* rows, unsigned copy, unsigned kv_head, unsigned first_tile) {
+DEVICE void join_warps(const Parameters& parameters, const float* rows, unsigned kv_head, unsigned first_tile) {
     const Problem& p = parameters.problem;
     const int tiles = static_cast<int>(parameters.tiles_per_block), key_warps = WARPS / tiles;
     NOT_UNROLLED
     for (int i = static_cast<int>(warp_index()); i < tiles * entries; i += WARPS) {
-        const unsigned index = first_tile * entries + i;
-        if (index >= p.entries) return;
+        const Tile tile = tile_of(parameters, first_tile + i / entries, entries);
+        const unsigned index = tile.first_entry + i % entries;
+        if (tile.copy >= p.copies || index >= p.entries) continue;
         const float* from = rows + (i / entries * key_warps * entries + i % entries) * W::shared_row;
         const int apart = entries * W::shared_row, state = W::shared_row - STATE;
         float maximum = minus_infinity(), factor[WARPS];
@@ -358,7 +364,7 @@ DEVICE void join_warps(const Parameters& parameters, const float* rows, unsigned
             const float own = k < key_warps ? from[k * apart + state] : minus_infinity();
             factor[k] = own == minus_infinity() ? 0.0f : exp2_fast(own - maximum);
         }
-        const uint64_t part = row_and_head(p, copy, kv_head, index) * parameters.splits + block_y();
+        const uint64_t part = row_and_head(p, tile.copy, kv_head, index) * parameters.splits + block_y();
         const int lane = static_cast<int>(lane_index());
         if (lane <= 2 * SEGMENTS) {
             float joined = 0.0f;
@@ -382,21 +388,23 @@ DEVICE void join_warps(const Parameters& parameters, const float* rows, unsigned
     }
 }
 
-// Block x: copy and tiles of entries, the tiles fastest, so that blocks that run at once share keys; y: split; z: KV head.
+// Block x: tiles of entries of all copies, so that blocks that run at once share keys; y: split; z: KV head. The warps of a
+// block either have a tile each, and find keys in the L1 cache that another has read, or share out the keys of one.
 template <typename Key, int lanes, int entries, bool vectors>
 DEVICE void attend(const Parameters& parameters) {
     using W = Walk<Key, lanes, entries, vectors>;
     const Problem& p = parameters.problem;
     DYNAMIC_SHARED(float, shared);
-    const unsigned tiles_per_block = parameters.tiles_per_block;
-    const unsigned tile_blocks = (parameters.tiles + tiles_per_block - 1) / tiles_per_block;
-    const unsigned first_tile = block_x() % tile_blocks * tiles_per_block;
-    const unsigned copy = block_x() / tile_blocks, kv_head = block_z();
+    const unsigned tiles_per_block = parameters.tiles_per_block, first_tile = block_x() * tiles_per_block;
+    const unsigned kv_head = block_z();
     const int key_warps = WARPS / static_cast<int>(tiles_per_block), warp = static_cast<int>(warp_index());
-    const unsigned first_entry = (first_tile + warp / key_warps) * entries;
+    Tile tile = tile_of(parameters, first_tile + warp / key_warps, entries);
+    // Beyond the last tile there are no entries.
+    if (tile.copy >= p.copies) tile = Tile{0, p.entries};
+    const unsigned copy = tile.copy;
 
     W walk;
-    const int position = W::begin(walk, p, copy, kv_head, first_entry, shared + WARPS * entries * W::shared_row);
+    const int position = W::begin(walk, p, copy, kv_head, tile.first_entry, shared + WARPS * entries * W::shared_row);
     const int to = warp_max(position);
     const int from = MOST_POSITION - warp_max(position < 0 ? 0 : MOST_POSITION - position);
     // This lane's of 32 spans.
@@ -432,7 +440,7 @@ DEVICE void attend(const Parameters& parameters) {
     }
     W::finish(walk, shared + warp * entries * W::shared_row);
     block_barrier();
-    join_warps<W, entries>(parameters, shared, copy, kv_head, first_tile);
+    join_warps<W, entries>(parameters, shared, kv_head, first_tile);
 }
 
 }  // namespace spans
@@ -454,5 +462,5 @@ SPAN_ATTENTION_ENTRIES(bf16, Bf16, 8)
 SPAN_ATTENTION_ENTRIES(bf16, Bf16, 16)
 SPAN_ATTENTION_ENTRIES(bf16, Bf16, 32)
 // Heads that are no multiple of 16 bytes, of any size.
-SPAN_ATTENTION(f32_any, float, 32, 4, false, 2)
-SPAN_ATTENTION(bf16_any, Bf16, 32, 4, false, 2)
+SPAN_ATTENTION(f32_any, float, 32, 2, false, 2)
+SPAN_ATTENTION(bf16_any, Bf16, 32, 2, false, 2)

@@ -11,6 +11,7 @@
 #include <ucontext.h>
 
 #include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -46,6 +47,7 @@ struct Fiber {
     void* stack = nullptr;
     ucontext_t entry;
     jmp_buf at;
+    // Whether it has a stack and waits in it for the next block.
     bool started = false;
     State state = State::Done;
     std::vector<Copy> copies;
@@ -84,7 +86,10 @@ struct Machine {
         return start + (128 - reinterpret_cast<uintptr_t>(start) % 128) % 128;
     }
 };
-thread_local Machine machine;
+// A pointer, since what a thread owns outright is looked up anew at each access.
+thread_local std::unique_ptr<Machine> owned;
+thread_local Machine* machine_of_thread = nullptr;
+#define machine (*machine_of_thread)
 
 Fiber& mine() { return machine.fibers[current.index]; }
 Warp& my_warp() { return machine.warps[current.index / 32]; }
@@ -105,14 +110,17 @@ void release_warp(unsigned index) {
 void pause() {
     if (_setjmp(mine().at) == 0) _longjmp(machine.scheduler, 1);
 }
-void run_thread() {
-    machine.kernel->run(machine.parameters);
-    mine().state = State::Done;
-    machine.alive--;
-    my_warp().alive--;
-    release_block();
-    release_warp(current.index / 32);
-    _longjmp(machine.scheduler, 1);
+// Block after block: a fiber is made once.
+void run_threads() {
+    for (;;) {
+        machine.kernel->run(machine.parameters);
+        mine().state = State::Done;
+        machine.alive--;
+        my_warp().alive--;
+        release_block();
+        release_warp(current.index / 32);
+        pause();
+    }
 }
 
 // Whether every thread came to its end.
@@ -126,7 +134,7 @@ bool run_block(const unsigned block[3], const unsigned grid[3]) {
         Fiber& fiber = m.fibers[i];
         if (!fiber.stack)
             fiber.stack = mmap(nullptr, STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-        fiber.started = false, fiber.state = State::Ready;
+        fiber.state = State::Ready;
         fiber.copies.clear(), fiber.groups.clear();
     }
     std::vector<unsigned> ready(m.threads);
@@ -148,7 +156,7 @@ bool run_block(const unsigned block[3], const unsigned grid[3]) {
                 fiber.entry.uc_stack.ss_sp = fiber.stack;
                 fiber.entry.uc_stack.ss_size = STACK;
                 fiber.entry.uc_link = nullptr;
-                makecontext(&fiber.entry, run_thread, 0);
+                makecontext(&fiber.entry, run_threads, 0);
                 setcontext(&fiber.entry);
             }
         }
@@ -222,10 +230,13 @@ extern "C" int layerscope_emulate(const char* name, const uint32_t grid[3], uint
     if (grid[0] == 0 || grid[1] == 0 || grid[2] == 0 || grid[1] > 65535 || grid[2] > 65535) return refuse("blocks of the grid");
     if (shared_bytes > (227u << 10)) return refuse("more shared memory than a block can have");
 
+    if (!owned) owned = std::make_unique<Machine>();
+    machine_of_thread = owned.get();
     Machine& m = machine;
     m.kernel = &kernel, m.parameters = parameters, m.threads = threads;
     m.random = seed * 2654435769u + 88172645463325252u;
-    if (m.fibers.size() < threads) m.fibers.resize(threads);
+    // All at once: a fiber that has begun must stay where it is.
+    if (m.fibers.empty()) m.fibers = std::vector<Fiber>(1024);
     m.warps.resize(threads / 32);
     m.shared.assign(shared_bytes + 2 * BORDER + 128, 0);
     m.shared_bytes = shared_bytes;
@@ -233,7 +244,12 @@ extern "C" int layerscope_emulate(const char* name, const uint32_t grid[3], uint
         for (uint32_t y = 0; y < grid[1]; y++)
             for (uint32_t x = 0; x < grid[0]; x++) {
                 const unsigned block[3] = {x, y, z}, blocks[3] = {grid[0], grid[1], grid[2]};
-                if (!run_block(block, blocks)) return refuse("threads wait for each other at different barriers");
+                if (!run_block(block, blocks)) {
+                    // Where they stand they can't be gone on with.
+                    machine_of_thread = nullptr;
+                    owned.reset();
+                    return refuse("threads wait for each other at different barriers");
+                }
                 const unsigned char* start = m.shared_start();
                 for (size_t i = 0; i < BORDER; i++)
                     if (start[-1 - static_cast<ptrdiff_t>(i)] != BORDER_BYTE || start[shared_bytes + i % 128] != BORDER_BYTE)

@@ -141,6 +141,10 @@ DEVICE uint32_t funnel_right(uint32_t low, uint32_t high, uint32_t shift) {
 }
 DEVICE unsigned set_bits(uint32_t x) { return static_cast<unsigned>(__builtin_popcount(x)); }
 
+template <typename T>
+static inline const T* in_global_memory(const T* pointer) {
+    return pointer;
+}
 DEVICE Vector16 load_16(const void* from) {
     Vector16 x;
     // Through the type, so that an address that is not aligned is found by the sanitizer.

@@ -32,15 +32,14 @@ struct alignas(8) Vector8 {
 #include <cuda_fp16.h>
 
 #define DEVICE static __device__ __forceinline__
-#define UNROLLED _Pragma("unroll")
 #define CONSTANT_TABLE static __device__ const
 #define KERNEL(name, Parameters, threads) \
     extern "C" __global__ void __launch_bounds__(threads) name(const __grid_constant__ Parameters parameters)
 // With at least so many blocks resident on a multiprocessor, which bounds the registers of a thread.
 #define KERNEL_RESIDENT(name, Parameters, threads, blocks) \
     extern "C" __global__ void __launch_bounds__(threads, blocks) name(const __grid_constant__ Parameters parameters)
+// Before a loop that is to be unrolled, and before one that is to stay a loop.
 #define UNROLLED _Pragma("unroll")
-// Before a loop that is to stay one.
 #define NOT_UNROLLED _Pragma("unroll 1")
 #define DYNAMIC_SHARED(Type, name)                                   \
     extern __shared__ __align__(128) unsigned char shared_memory[]; \
@@ -109,6 +108,12 @@ DEVICE Vector8 load_8(const void* from) {
     return Vector8{{x.x, x.y}};
 }
 DEVICE void store_8(void* to, Vector8 x) { *static_cast<uint2*>(to) = make_uint2(x.word[0], x.word[1]); }
+// A pointer that was itself read from memory, which the compiler would else take for one to any memory.
+template <typename T>
+DEVICE const T* in_global_memory(const T* pointer) {
+    __builtin_assume(__isGlobal(pointer));
+    return pointer;
+}
 DEVICE Vector16 load_16(const void* from) {
     const uint4 x = *static_cast<const uint4*>(from);
     return Vector16{{x.x, x.y, x.z, x.w}};

@@ -29,8 +29,8 @@ const PER_LANE: usize = 8;
 const POSITIONS: usize = 64;
 /// Threads of a block of `received`.
 const RECEIVED_THREADS: usize = 128;
-/// Shared memory of a block of `received`: two tiles of 32 dimensions, three numbers of 64 entries, eight of the warps.
-const RECEIVED_SHARED: usize = (2 * 32 * 68 + 3 * 64 + 8) * 4;
+/// Shared memory of a block of `received`: two tiles of 32 dimensions, four numbers of 64 entries, eight of the warps.
+const RECEIVED_SHARED: usize = (2 * 32 * 68 + 4 * 64 + 8) * 4;
 
 /// A contiguous run of keys and values in device memory.
 ///
@@ -190,7 +190,7 @@ pub fn attention(a: &SpanAttention<'_>) -> Result<(), DeviceError> {
         tiles_per_block: plan.tiles_per_block as u32,
         unused: 0,
     };
-    let grid = [plan.tiles.div_ceil(plan.tiles_per_block) * a.copies(), plan.splits, shape.kv_heads];
+    let grid = [(plan.tiles * a.copies()).div_ceil(plan.tiles_per_block), plan.splits, shape.kv_heads];
     // What warps found and a state of each thread.
     let shared = WARPS * (plan.entries * (PER_LANE * plan.lanes + STATE) + 32 * STATE) * 4;
     // SAFETY: sizes were checked and scratch is as large as the plan says; spans are the caller's word.
@@ -289,13 +289,14 @@ impl Plan {
                 Element::F32 => "span_attention_f32_any",
                 Element::Bf16 => "span_attention_bf16_any",
             };
-            (32, 4, kernel)
+            (32, 2, kernel)
         };
         let tiles = a.entries().div_ceil(entries);
         // The warps of a block either share out the keys of a tile, or have a tile each and find keys in the L1 cache.
-        let tiles_per_block = if tiles < WARPS { 1 } else { WARPS };
-        let blocks = tiles.div_ceil(tiles_per_block) * a.copies() * shape.kv_heads;
-        let resident = if entries == 8 || !in_vectors { 2 } else { 3 } * device.information().multiprocessors as usize;
+        let tiles_per_block = if tiles * a.copies() < WARPS { 1 } else { WARPS };
+        let blocks = (tiles * a.copies()).div_ceil(tiles_per_block) * shape.kv_heads;
+        let resident =
+            if entries == 8 || !in_vectors { 2 } else { 3 } * device.information().multiprocessors as usize;
         let keys =
             shape.window.map_or(a.keys_at_most, |w| a.keys_at_most.min(w.saturating_add(a.rows_per_copy)));
         let splits = splits(blocks, resident, keys);
