@@ -27,7 +27,7 @@ use layerscope_cutoff::recommend::Recommendation;
 use layerscope_diagnostics::prompts::{PromptFile, read_prompts};
 use layerscope_diagnostics::record::Anchor;
 use layerscope_diagnostics::run::MANIFEST;
-use layerscope_engine::{ModelFiles, ModelSource};
+use layerscope_engine::{DeviceChoice, ModelFiles, ModelSource};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -50,6 +50,8 @@ pub struct Launch {
     pub theme: Option<Theme>,
     /// Whether the processor also does the work of a graphics card; then it is drawn seldom while the engine works.
     pub drawn_in_software: bool,
+    /// Where models run.
+    pub device: DeviceChoice,
 }
 
 /// What is opened.

@@ -3,7 +3,7 @@
 //! Both are plain data, so that an engine in another process or on another machine can stand at the other end.
 
 use layerscope_diagnostics::prompts::PromptFile;
-use layerscope_engine::{ModelSource, PromptText, WeightsPrecision};
+use layerscope_engine::{DeviceChoice, ModelSource, PromptText, WeightsPrecision};
 use std::path::PathBuf;
 
 /// What the window asks of the engine. The engine does one thing at a time, in the order asked.
@@ -15,6 +15,8 @@ pub enum Command {
         source: ModelSource,
         /// How its weights are kept.
         precision: WeightsPrecision,
+        /// Where it is to run.
+        device: DeviceChoice,
     },
     /// Record prompts with the loaded model into a run folder; a folder with the same run in it is resumed.
     Record {
@@ -190,6 +192,8 @@ pub struct LoadedModel {
     pub context: usize,
     /// Precision of its weights, for people.
     pub precision: &'static str,
+    /// Where it runs.
+    pub device: String,
 }
 
 /// A generated token with what there was to see.

@@ -6,7 +6,7 @@ use super::message::{LiveToken, Pattern};
 use super::{Command, Engine, Event};
 use layerscope_diagnostics::prompts::{PromptFile, read_prompts};
 use layerscope_diagnostics::run::Run;
-use layerscope_engine::{Model, ModelSource, PromptText, WeightsPrecision};
+use layerscope_engine::{Device, DeviceChoice, Model, ModelSource, PromptText, WeightsPrecision};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -27,7 +27,7 @@ fn source() -> ModelSource {
 }
 
 fn load() -> Command {
-    Command::LoadModel { source: source(), precision: WeightsPrecision::Native }
+    Command::LoadModel { source: source(), precision: WeightsPrecision::Native, device: DeviceChoice::Cpu }
 }
 
 fn generate(prompt: &str, policies: &[&str], max_new_tokens: usize) -> Command {
@@ -157,9 +157,9 @@ fn says_what_cannot_be_done_and_goes_on() {
         other => panic!("{other:?}"),
     };
     let nowhere = ModelSource::path("no/such/model.gguf");
-    let precision = WeightsPrecision::Native;
+    let (precision, device) = (WeightsPrecision::Native, DeviceChoice::Cpu);
     assert!(
-        failure(Command::LoadModel { source: nowhere.clone(), precision }).contains("no/such/model.gguf")
+        failure(Command::LoadModel { source: nowhere.clone(), precision, device }).contains("no/such/model.gguf")
     );
     assert!(failure(generate("Hello", &["full"], 4)).contains("no model is loaded"));
     perform(&engine, load());
@@ -174,7 +174,7 @@ fn says_what_cannot_be_done_and_goes_on() {
     assert!(failure(pattern(&[1, 70_000], &[0])).contains("no token 70000"));
     assert!(failure(pattern(&[], &[0])).contains("needs a prompt"));
     // The model that was loaded stays.
-    assert!(failure(Command::LoadModel { source: nowhere, precision }).contains("no/such"));
+    assert!(failure(Command::LoadModel { source: nowhere, precision, device }).contains("no/such"));
     assert!(!tokens(&perform(&engine, generate("Hello", &["full"], 4)), 0).is_empty());
 }
 
@@ -191,7 +191,7 @@ fn generates_side_by_side() {
     assert_eq!(full.len(), 12);
     assert_eq!(ids(&full), ids(&same));
 
-    let model = Model::load(&source(), WeightsPrecision::Native, &mut |_, _| Ok(())).unwrap();
+    let model = Model::load(&source(), WeightsPrecision::Native, &Device::Cpu, &mut |_, _| Ok(())).unwrap();
     let mut bytes = vec![];
     for (index, tokens) in [full, same, shallow].into_iter().enumerate() {
         let own: Vec<&Event> = events.iter().filter(|event| side(event) == Some(index)).collect();

@@ -5,7 +5,7 @@ use super::message::{Command, Event, LoadedModel};
 use super::pattern::PatternReader;
 use super::{generation, recording};
 use layerscope_engine::{
-    Error, Interrupt, Model, ModelSource, Result, WeightsPrecision, check_interrupt, guarded,
+    DeviceChoice, Error, Interrupt, Model, ModelSource, Result, WeightsPrecision, check_interrupt, guarded,
 };
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -72,8 +72,8 @@ fn perform<'m>(
         None => Err(Error::input("no model is loaded; open one first")),
     };
     match command {
-        Command::LoadModel { source, precision } => {
-            return load(&source, precision, events, interrupt).map(Some);
+        Command::LoadModel { source, precision, device } => {
+            return load(&source, precision, device, events, interrupt).map(Some);
         }
         Command::Record { prompts, max_new_tokens, folder } => {
             recording::record(task()?, &prompts, max_new_tokens, folder)?;
@@ -93,10 +93,12 @@ fn perform<'m>(
 fn load(
     source: &ModelSource,
     precision: WeightsPrecision,
+    device: DeviceChoice,
     events: &Events,
     interrupt: &Interrupt,
 ) -> Result<Model> {
-    let model = Model::load(source, precision, &mut |done, all| {
+    let device = device.open()?;
+    let model = Model::load(source, precision, &device, &mut |done, all| {
         events.progress(Event::Loading { done, all });
         check_interrupt(interrupt)
     })?;
@@ -108,6 +110,7 @@ fn load(
         heads: config.heads,
         context: config.context,
         precision: precision.name(),
+        device: device.to_string(),
     };
     check_interrupt(interrupt)?;
     events.send(Event::Loaded(loaded), interrupt)?;

@@ -19,7 +19,8 @@ const PACE: Duration = Duration::from_millis(80);
 const PACE_IN_SOFTWARE: Duration = Duration::from_millis(500);
 impl Viewer {
     pub(super) fn load(&mut self, source: ModelSource) {
-        self.send(Command::LoadModel { source, precision: WeightsPrecision::Native });
+        let device = self.launch.device;
+        self.send(Command::LoadModel { source, precision: WeightsPrecision::Native, device });
     }
 
     pub(super) fn send(&mut self, command: Command) {

@@ -9,7 +9,7 @@ use eframe::egui::{Key, Modifiers, Theme, Vec2};
 use egui_kittest::Harness;
 use layerscope_app::state::View;
 use layerscope_app::{Launch, Open, Remembered, Viewer};
-use layerscope_engine::ModelSource;
+use layerscope_engine::{DeviceChoice, ModelSource};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -33,6 +33,7 @@ pub(crate) fn launch(path: &Path) -> Launch {
         view: None,
         theme: Some(Theme::Dark),
         drawn_in_software: false,
+        device: DeviceChoice::Cpu,
     }
 }
 

@@ -5,7 +5,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use layerscope_app::state::View;
 use layerscope_cutoff::{bench, failure_cases};
 use layerscope_diagnostics::record::Anchor;
-use layerscope_engine::WeightsPrecision;
+use layerscope_engine::{DeviceChoice, WeightsPrecision};
 use std::path::PathBuf;
 
 const EXAMPLES: &str = "Examples:
@@ -104,6 +104,20 @@ pub(crate) struct ModelArguments {
     /// Run the model as one of this family, whatever its file says: for a new model that is a known one but for its name
     #[arg(long, value_name = "NAME")]
     pub(crate) architecture: Option<String>,
+    #[command(flatten)]
+    pub(crate) device: DeviceArguments,
+}
+
+/// Where a model runs.
+#[derive(Debug, Clone, Copy, Args)]
+pub(crate) struct DeviceArguments {
+    /// Where to run: auto (an NVIDIA GPU where there is one, else the CPU), cpu, cuda or cuda:1
+    #[arg(long, value_name = "DEVICE", default_value = "auto", value_parser = device)]
+    pub(crate) device: DeviceChoice,
+}
+
+fn device(name: &str) -> Result<DeviceChoice, String> {
+    name.parse().map_err(|error: layerscope_engine::Error| error.to_string())
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -126,6 +140,8 @@ pub(crate) struct DemoArguments {
     /// Run folder to write
     #[arg(long, default_value = "layerscope-demo")]
     pub(crate) out: PathBuf,
+    #[command(flatten)]
+    pub(crate) device: DeviceArguments,
     /// Print one JSON object: the run as `show` and the recommendation as `recommend` print them
     #[arg(long)]
     pub(crate) json: bool,
@@ -218,6 +234,8 @@ pub(crate) struct ReportArguments {
     /// given several times
     #[arg(long)]
     pub(crate) model: Vec<String>,
+    #[command(flatten)]
+    pub(crate) device: DeviceArguments,
 }
 
 #[derive(Debug, Args)]
@@ -277,6 +295,8 @@ pub(crate) struct BenchArguments {
     /// Run the model as one of this family, whatever its file says: for a new model that is a known one but for its name
     #[arg(long, value_name = "NAME", conflicts_with = "shape")]
     pub(crate) architecture: Option<String>,
+    #[command(flatten)]
+    pub(crate) device: DeviceArguments,
     /// Instead of a model, random weights of this shape, for speed alone, e.g. llama-3.1-8b
     #[arg(long)]
     pub(crate) shape: Option<String>,
@@ -298,6 +318,9 @@ pub(crate) struct BenchArguments {
     /// Counted repeats, after one warm-up at each length
     #[arg(long, default_value_t = bench::DEFAULT_REPEATS)]
     pub(crate) repeats: usize,
+    /// Also compute the attention statistics of every decode step, to see what they cost
+    #[arg(long)]
+    pub(crate) statistics: bool,
     /// File to write as well: FILE.parquet, FILE.json, or a run folder, which gets a bench.json
     #[arg(long)]
     pub(crate) out: Option<PathBuf>,
@@ -356,6 +379,8 @@ pub(crate) struct ViewArguments {
     /// Run the model as one of this family, whatever its file says
     #[arg(long, value_name = "NAME", requires = "path")]
     pub(crate) architecture: Option<String>,
+    #[command(flatten)]
+    pub(crate) device: DeviceArguments,
     /// Draw the window into this PNG file instead of showing it; needs no display
     #[arg(long)]
     pub(crate) screenshot: Option<PathBuf>,
@@ -447,6 +472,8 @@ pub(crate) struct InspectArguments {
     /// Tokens to say the memory of, e.g. 8192 or 8k; the model's own context where none is given
     #[arg(long, value_parser = length)]
     pub(crate) context: Option<usize>,
+    #[command(flatten)]
+    pub(crate) device: DeviceArguments,
     /// Also print the chat template
     #[arg(long)]
     pub(crate) template: bool,

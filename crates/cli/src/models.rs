@@ -1,9 +1,9 @@
 //! Finding, fetching and loading models.
 
-use crate::args::{ModelArguments, PromptArguments, Weights};
+use crate::args::{DeviceArguments, ModelArguments, PromptArguments, Weights};
 use crate::progress::{self, FetchBar};
 use layerscope_engine::{
-    Error, Interrupt, MemoryNeed, Model, ModelSource, OpenedModel, PromptText, Result, Tokenizer,
+    Device, DeviceChoice, Error, Interrupt, MemoryNeed, Model, ModelSource, OpenedModel, PromptText, Result, Tokenizer,
     WeightsPrecision, check_memory,
 };
 use layerscope_models::{Found, Places, Reference, fetch};
@@ -74,15 +74,34 @@ pub(crate) fn open_named(
     OpenedModel::open(&resolve(name, interrupt)?.of_architecture(architecture))
 }
 
-/// Loads the weights where memory suffices for what is to be done.
-pub(crate) fn load(opened: OpenedModel, weights: Weights, need: &MemoryNeed) -> Result<Model> {
-    check_memory(&opened.name, need)?;
-    progress::loading(|progress| opened.load(weights.into(), progress))
+/// The device that a model is to run on; says so where it was not asked for by name.
+pub(crate) fn device(arguments: DeviceArguments) -> Result<Device> {
+    let device = arguments.device.open()?;
+    if let (DeviceChoice::Auto, Device::Cuda(_)) = (arguments.device, &device) {
+        eprintln!("layerscope: running on {device}; `--device cpu` runs on the CPU");
+    }
+    Ok(device)
+}
+
+/// Loads the weights where the device's memory suffices for what is to be done.
+pub(crate) fn load(
+    opened: OpenedModel,
+    weights: Weights,
+    device: &Device,
+    need: &MemoryNeed,
+) -> Result<Model> {
+    check_memory(&opened.name, need, device)?;
+    progress::loading(|progress| opened.load(weights.into(), device, progress))
 }
 
 /// Loads a model of which no more is known than where it is.
-pub(crate) fn load_source(source: &ModelSource, precision: WeightsPrecision) -> Result<Model> {
-    progress::loading(|progress| Model::load(source, precision, progress))
+pub(crate) fn load_source(
+    source: &ModelSource,
+    precision: WeightsPrecision,
+    device: DeviceArguments,
+) -> Result<Model> {
+    let device = self::device(device)?;
+    progress::loading(|progress| Model::load(source, precision, &device, progress))
 }
 
 /// The prompt's token ids.

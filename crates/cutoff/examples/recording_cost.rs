@@ -4,7 +4,7 @@
 
 use layerscope_cutoff::frontier::frontier;
 use layerscope_diagnostics::probe::{self, Continuation};
-use layerscope_engine::{Interrupt, Model, ModelSource, Result, WeightsPrecision};
+use layerscope_engine::{Device, Interrupt, Model, ModelSource, Result, WeightsPrecision};
 use std::time::Instant;
 
 fn main() -> Result<()> {
@@ -18,7 +18,7 @@ fn main() -> Result<()> {
         Some("native") => WeightsPrecision::Native,
         _ => WeightsPrecision::F32,
     };
-    let model = Model::load(&ModelSource::path(path), precision, &mut |_, _| Ok(()))?;
+    let model = Model::load(&ModelSource::path(path), precision, &Device::Cpu, &mut |_, _| Ok(()))?;
     let (p, steps) = (number(1, 1300), number(2, 32));
     // Ordinary token ids in a fixed, irregular order: speed does not depend on what they say.
     let prompt: Vec<u32> = (0..p as u32).map(|i| 1000 + i.wrapping_mul(7919) % 10_000).collect();

@@ -84,7 +84,7 @@ pub fn measure(
     observe: &mut dyn FnMut(Event<'_>),
 ) -> Result<Measured> {
     plan.check(decoder.config())?;
-    let mut measured = Measured { results: vec![], no_peak: memory::reset_peak().err(), interrupted: false };
+    let mut measured = Measured { results: vec![], no_peak: memory::reset_peak(decoder.device()).err(), interrupted: false };
     let work = plan.work();
     let mut work_done = 0;
     for &length in &plan.lengths {
@@ -95,7 +95,7 @@ pub fn measure(
                 let name = policy.to_string();
                 observe(Event::Started { policy: &name, length, repeat: round });
                 let cost = plan.layer_tokens(&policy, length);
-                match sample(decoder, &tokens, policy, plan.new_tokens, interrupt, observe) {
+                match sample(decoder, &tokens, policy, plan, interrupt, observe) {
                     Err(Error::Interrupted) => {
                         measured.interrupted = true;
                         break 'rounds;
@@ -126,18 +126,18 @@ fn sample(
     decoder: &Decoder,
     prompt: &[u32],
     policy: Policy,
-    new_tokens: usize,
+    plan: &Plan,
     interrupt: &Interrupt,
     observe: &mut dyn FnMut(Event<'_>),
 ) -> Result<Sample> {
     check_interrupt(interrupt)?;
     let settings = GenerationSettings {
-        max_new_tokens: new_tokens,
+        max_new_tokens: plan.new_tokens,
         choice: Choice::Greedy,
         stop_tokens: &[],
-        statistics: false,
+        statistics: plan.statistics,
     };
-    let peak_known = memory::reset_peak().is_ok();
+    let peak_known = memory::reset_peak(decoder.device()).is_ok();
     let mut generated = 0;
     let generation = generate(decoder, prompt, policy, &settings, interrupt, &mut |event| {
         observe(Event::Tokens(match event {
@@ -150,13 +150,13 @@ fn sample(
         ControlFlow::Continue(())
     })?;
     // While decoding, an interrupt ends the text early.
-    if generation.tokens.len() < new_tokens {
+    if generation.tokens.len() < plan.new_tokens {
         return Err(Error::Interrupted);
     }
     Ok(Sample {
         ttft_s: generation.ttft_s,
         tpot_s: generation.tpot_s,
         kv_bytes: generation.kv_bytes as u64,
-        peak_bytes: if peak_known { memory::peak_bytes() } else { None },
+        peak_bytes: if peak_known { memory::peak_bytes(decoder.device()) } else { None },
     })
 }

@@ -8,18 +8,15 @@
 //!
 //! All variants go up through the layers together, so that each weight is read once per layer.
 
-use candle_core::{Device, Tensor};
-use layerscope_diagnostics::probe::{ProbedRun, for_each_logits};
+mod attention;
+
+use attention::VariantAttention;
+use layerscope_diagnostics::probe::ProbedRun;
 use layerscope_diagnostics::record::{Anchor, Divergence, FrontierRow, KnockoutRow};
 use layerscope_engine::{
-    Attend, Decoder, Depth, Hooks, Interrupt, KvNumbers, KvStore, Location, Pass, Result, check_interrupt,
-    with_f32,
+    Decoder, Depth, Device, Hooks, Interrupt, Pass, Result, Tensor, check_interrupt,
 };
-use layerscope_kernels::{KeySpan, Queries, Segment, attention};
-use rayon::prelude::*;
-
-/// Rows that go through a layer at once: bounds memory, and products of this many rows run at full speed.
-const ROWS_AT_ONCE: usize = 512;
+use layerscope_kernels::Segment;
 
 /// What a copy of the decode rows sees of the prompt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -85,7 +82,7 @@ pub fn frontier(
         progress(layer + 1);
     }
     let mut result = Frontier { rows: vec![], knockout: vec![] };
-    for batch in active.chunks((ROWS_AT_ONCE / steps).max(1)) {
+    for batch in active.chunks((rows_at_once(decoder) / steps).max(1)) {
         check_interrupt(interrupt)?;
         for ((variant, _), divergence) in batch.iter().zip(divergences(decoder, run, batch)?) {
             match *variant {
@@ -104,6 +101,14 @@ pub fn frontier(
     Ok(result)
 }
 
+/// Rows that go through a layer at once: bounds memory, and products of so many run at full speed.
+fn rows_at_once(decoder: &Decoder) -> usize {
+    match decoder.device() {
+        Device::Cpu => 512,
+        Device::Cuda(_) => 2_048,
+    }
+}
+
 /// Every variant's rows through one layer.
 fn through_layer(
     decoder: &Decoder,
@@ -114,7 +119,7 @@ fn through_layer(
 ) -> Result<Vec<(Variant, Tensor)>> {
     let steps = positions.len();
     let mut after = Vec::with_capacity(active.len() + 1);
-    for group in active.chunks((ROWS_AT_ONCE / steps).max(1)) {
+    for group in active.chunks((rows_at_once(decoder) / steps).max(1)) {
         let variants: Vec<Variant> = group.iter().map(|(variant, _)| *variant).collect();
         let rows: Vec<&Tensor> = group.iter().map(|(_, x)| x).collect();
         let mut attend = VariantAttention {
@@ -130,17 +135,14 @@ fn through_layer(
             hooks: &mut hooks,
             sequence_len: run.session.sequence_len(),
             exact: true,
+            rows_on_device: None,
             keys_values_from: None,
         };
         let positions = positions.repeat(group.len());
-        let x = decoder.forward(
-            Tensor::cat(&rows, 0)?,
-            &positions,
-            Depth::of_layers(layer..layer + 1),
-            &mut pass,
-        )?;
+        let depth = Depth::of_layers(layer..layer + 1);
+        let x = decoder.forward(Tensor::cat(&rows)?, &positions, depth, &mut pass)?;
         for (index, variant) in variants.into_iter().enumerate() {
-            after.push((variant, x.narrow(0, index * steps, steps)?));
+            after.push((variant, x.narrow(index * steps, steps)?));
         }
     }
     Ok(after)
@@ -154,76 +156,12 @@ fn divergences(
     let steps = run.continuation.len();
     let rows: Vec<&Tensor> = batch.iter().map(|(_, x)| x).collect();
     let mut sums = vec![Divergence { kl: 0.0, top1: 0.0, dnll: 0.0 }; batch.len()];
-    for_each_logits(decoder, &Tensor::cat(&rows, 0)?, |row, logits| {
-        let (sum, step) = (&mut sums[row / steps], row % steps);
-        let comparison = run.distributions[step].compare(logits);
-        let logit = f64::from(logits[run.continuation[step] as usize]);
+    for (row, comparison) in run.distributions.compare(decoder, &Tensor::cat(&rows)?)?.iter().enumerate() {
+        let sum = &mut sums[row / steps];
         sum.kl += comparison.kl;
         sum.top1 += f64::from(u8::from(comparison.same_argmax));
-        sum.dnll += comparison.log_normaliser - logit - run.nll[step];
-    })?;
+        sum.dnll += comparison.dnll;
+    }
     let n = steps as f64;
     Ok(sums.into_iter().map(|s| Divergence { kl: s.kl / n, top1: s.top1 / n, dnll: s.dnll / n }).collect())
-}
-
-/// Attention of several copies of the decode rows: each sees its own decode keys and, of the recorded prompt, what its
-/// variant leaves visible.
-struct VariantAttention<'a> {
-    decoder: &'a Decoder,
-    store: &'a KvStore,
-    prompt_len: usize,
-    variants: &'a [Variant],
-    steps: usize,
-}
-
-impl Attend for VariantAttention<'_> {
-    fn attend(&mut self, at: Location<'_>, [q, k, v]: [&Tensor; 3], _: &mut Hooks<'_>) -> Result<Tensor> {
-        let shape = self.decoder.attention_shape(at.layer);
-        let (copies, steps) = (self.variants.len(), self.steps);
-        // [copies, kv_heads, steps, head_dim]: each copy's keys laid out as the kernel reads them.
-        let by_head = |x: &Tensor| -> Result<Tensor> {
-            let x = x.reshape((copies, steps, shape.kv_heads, shape.head_dim))?;
-            Ok(x.transpose(1, 2)?.contiguous()?)
-        };
-        let (k, v) = (by_head(k)?, by_head(v)?);
-        let stored: Vec<KeySpan<'_>> = self.store.spans(at.layer, Some(self.prompt_len));
-        let row_len = shape.query_heads * shape.head_dim;
-        let own_len = shape.kv_heads * steps * shape.head_dim;
-        // Rounded as they would be in the store, so that only what is hidden makes a difference.
-        let precision = self.store.precision();
-        let mut output = vec![0.0; copies * steps * row_len];
-        with_f32(q, |q| {
-            with_f32(&k, |k| {
-                with_f32(&v, |v| {
-                    let copies = output
-                        .par_chunks_exact_mut(steps * row_len)
-                        .zip(q.par_chunks_exact(steps * row_len))
-                        .zip(k.par_chunks_exact(own_len).zip(v.par_chunks_exact(own_len)))
-                        .zip(self.variants);
-                    copies.for_each(|(((output, q), (keys, values)), variant)| {
-                        let mut spans: Vec<KeySpan<'_>> = stored
-                            .iter()
-                            .filter(|span| span.segment != Segment::Decode)
-                            .filter(|span| variant.sees(at.layer, span.segment))
-                            .copied()
-                            .collect();
-                        let keys = KvNumbers::rounded(precision, keys);
-                        let values = KvNumbers::rounded(precision, values);
-                        spans.push(KeySpan {
-                            keys: keys.elements(),
-                            values: values.elements(),
-                            head_stride: steps * shape.head_dim,
-                            len: steps,
-                            first_position: self.prompt_len - 1,
-                            segment: Segment::Decode,
-                        });
-                        let queries = Queries { data: q, rows: steps, first_position: self.prompt_len - 1 };
-                        attention(&shape, &queries, &spans, output);
-                    });
-                })
-            })
-        })???;
-        let dims = (copies * steps, shape.query_heads, shape.head_dim);
-        Ok(Tensor::from_vec(output, dims, &Device::Cpu)?)
-    }
 }

@@ -128,7 +128,7 @@ pub fn record(
         return Err(Error::input("--max-new-tokens must be at least 1"));
     }
     let wanted = Manifest {
-        machine: Some(Machine::this()),
+        machine: Some(Machine::with(model.decoder.device())),
         command: command.to_vec(),
         ..manifest(model, prompts, max_new_tokens)?
     };
@@ -193,7 +193,7 @@ fn manifest(model: &Model, prompts: &PromptFile, max_new_tokens: usize) -> Resul
     Ok(Manifest::new(
         info,
         model.precision.name(),
-        "cpu",
+        model.decoder.device().kind(),
         model.decoder.kv_precision().element_bytes(),
         settings,
         ids,

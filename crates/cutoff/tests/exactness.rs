@@ -143,7 +143,7 @@ fn fed(decoder: &Decoder, policy: Policy, prompt: &[u32], answer: &[u32]) -> Vec
     for &token in &answer[..answer.len() - 1] {
         logits.push(session.step(token, &mut hooks).unwrap());
     }
-    logits.iter().map(|logits| logits.to_vec1().unwrap()).collect()
+    logits.iter().map(|logits| logits.to_vec().unwrap()).collect()
 }
 
 proptest! {

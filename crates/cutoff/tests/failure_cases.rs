@@ -10,7 +10,7 @@ use layerscope_cutoff::recording;
 use layerscope_diagnostics::prompts::{PromptFile, parse_prompts, prompts_sha256};
 use layerscope_diagnostics::record::Anchor;
 use layerscope_diagnostics::run::{CONTINUATIONS, Continuation, PromptSummary, Run};
-use layerscope_engine::{Error, Interrupt, Model, ModelSource, Result, WeightsPrecision};
+use layerscope_engine::{Device, Error, Interrupt, Model, ModelSource, Result, WeightsPrecision};
 use std::path::Path;
 use std::sync::LazyLock;
 use std::sync::atomic::Ordering;
@@ -205,7 +205,7 @@ fn another_model_or_cutoff_is_refused() {
         error.to_string()
     };
     let native =
-        Model::load(&ModelSource::path(tiny()), WeightsPrecision::Native, &mut |_, _| Ok(())).unwrap();
+        Model::load(&ModelSource::path(tiny()), WeightsPrecision::Native, &Device::Cpu, &mut |_, _| Ok(())).unwrap();
     let message = cases(&native, 3);
     assert!(message.contains("--weights f32") && message.contains("native"), "{message}");
     assert!(cases(&MODEL, 9).contains('9'));

@@ -7,6 +7,7 @@ pub mod needle;
 pub mod probe;
 pub mod prompts;
 pub mod record;
+pub mod reference_distributions;
 pub mod run;
 pub mod summary;
 pub mod undefined;

@@ -1,5 +1,6 @@
 //! What figures were computed on.
 
+use layerscope_engine::Device;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -14,6 +15,9 @@ pub struct Machine {
     pub os: String,
     /// Instruction set, e.g. `x86_64`.
     pub architecture: String,
+    /// The GPU that the model ran on and the CUDA version of its driver, e.g. `NVIDIA H200, CUDA 13.0`; absent on a CPU.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gpu: Option<String>,
 }
 
 impl Machine {
@@ -25,7 +29,20 @@ impl Machine {
             threads: rayon::current_num_threads(),
             os: std::env::consts::OS.to_owned(),
             architecture: std::env::consts::ARCH.to_owned(),
+            gpu: None,
         }
+    }
+
+    /// This one, with the device that a model runs on.
+    pub fn with(device: &Device) -> Self {
+        let gpu = match device {
+            Device::Cpu => None,
+            Device::Cuda(device) => {
+                let information = device.information();
+                Some(format!("{}, CUDA {}", information.name, information.driver))
+            }
+        };
+        Self { gpu, ..Self::this() }
     }
 }
 

@@ -5,19 +5,16 @@
 
 use crate::curvature::Curvature;
 use crate::record::{AttentionFigures, LensFigures, ReceivedFigures, Timings};
-use candle_core::Tensor;
+use crate::reference_distributions::{LOGIT_ROWS, ReferenceDistributions};
 use layerscope_engine::{
-    Decoder, Error, HookPoint, Hooks, Interrupt, LayerStatistics, Policy, Result, Session, Site, argmax,
-    check_interrupt, with_f32,
+    Decoder, Error, HookPoint, Hooks, Interrupt, LayerStatistics, Policy, Result, Session, Site, Tensor,
+    argmax, check_interrupt,
 };
 use layerscope_kernels::Segment;
-use layerscope_kernels::distribution::Distribution;
 use ndarray::{Array2, Array3};
 use std::cell::RefCell;
 use std::time::Instant;
 
-/// Rows unembedded at once: bounds the memory that logits take.
-const LOGIT_ROWS: usize = 64;
 /// Below this mass on the prompt, how it is spread there means nothing.
 const SMALLEST_PROMPT_MASS: f32 = 1e-6;
 
@@ -56,9 +53,7 @@ pub struct ProbedRun<'m> {
     /// Residual stream of the N decode rows at the entrance of each layer, `[N, d]`; index L is the final one.
     pub residuals: Vec<Tensor>,
     /// The full model's next-token distribution at each step, N.
-    pub distributions: Vec<Distribution>,
-    /// NLL of the continuation under the full model at each step, nats.
-    pub nll: Vec<f64>,
+    pub distributions: ReferenceDistributions,
     /// Attention of the decode rows.
     pub attention: AttentionFigures,
     /// Attention received by the prompt.
@@ -99,11 +94,12 @@ pub fn run<'m>(
     let mut session = Session::new(decoder, Policy::full(layers), prompt.len(), steps)?;
 
     let start = Instant::now();
-    let curvature = RefCell::new(vec![Curvature::default(); layers + 1]);
+    let curvature: Vec<_> = (0..=layers).map(|_| Curvature::default()).collect();
+    let curvature = RefCell::new(curvature);
     let first_logits =
         session.prefill(prompt, &mut curvature_hooks(&curvature, layers), interrupt, progress)?;
     let prefill_s = start.elapsed().as_secs_f64();
-    let curvature_prompt_deg = curvature.borrow().iter().map(Curvature::degrees).collect();
+    let curvature_prompt_deg = curvature.borrow().iter().map(Curvature::degrees).collect::<Result<_>>()?;
 
     let start = Instant::now();
     let mut generated_logits = vec![];
@@ -127,7 +123,7 @@ pub fn run<'m>(
     let residuals = RefCell::new(vec![]);
     session.teacher_forced(&rows, &mut residual_hooks(&residuals, layers), &mut statistics)?;
     let residuals = residuals.into_inner();
-    let (distributions, nll) = final_distributions(decoder, &residuals[layers], &tokens)?;
+    let distributions = ReferenceDistributions::new(decoder, &residuals[layers], &tokens)?;
     let run = ProbedRun {
         prompt_len: prompt.len(),
         curvature_prompt_deg,
@@ -140,7 +136,6 @@ pub fn run<'m>(
         session,
         residuals,
         distributions,
-        nll,
         timings: Timings { prefill_s, decode_s, probe_s: start.elapsed().as_secs_f64(), frontier_s: 0.0 },
     };
     Ok(run)
@@ -173,32 +168,9 @@ pub fn continue_greedily(
     Ok(continuation)
 }
 
-/// Logits of residual rows `[rows, d]` in f32, handed over row by row with the row's index.
-///
-/// # Errors
-/// Whatever fails beneath.
-pub fn for_each_logits(decoder: &Decoder, x: &Tensor, mut f: impl FnMut(usize, &[f32])) -> Result<()> {
-    let rows = x.dim(0)?;
-    for first in (0..rows).step_by(LOGIT_ROWS) {
-        let len = LOGIT_ROWS.min(rows - first);
-        let positions = vec![0; len];
-        let logits = decoder.unembed(&x.narrow(0, first, len)?, &positions, &mut Hooks::none(), true)?;
-        let vocab = logits.dim(1)?;
-        with_f32(&logits, |logits| {
-            for (row, logits) in logits.chunks_exact(vocab).enumerate() {
-                f(first + row, logits);
-            }
-        })?;
-    }
-    Ok(())
-}
-
 /// Hooks that feed the residual stream at every layer boundary to a curvature each.
 fn curvature_hooks<'a>(curvature: &'a RefCell<Vec<Curvature>>, layers: usize) -> Hooks<'a> {
-    boundary_hooks(layers, move |boundary, x| {
-        let width = x.dim(1)?;
-        with_f32(x, |rows| curvature.borrow_mut()[boundary].extend(rows, width))
-    })
+    boundary_hooks(layers, move |boundary, x| curvature.borrow_mut()[boundary].extend(x))
 }
 
 /// Hooks that keep the residual stream at every layer boundary.
@@ -217,52 +189,28 @@ fn boundary_hooks<'a>(layers: usize, f: impl Fn(usize, &Tensor) -> Result<()> + 
             0 => HookPoint { layer: 0, site: Site::ResidPre },
             after => HookPoint { layer: after - 1, site: Site::ResidPost },
         };
-        hooks.add(point, move |_, x| f(boundary, x).map(|()| None));
+        hooks.observe(point, move |_, x| f(boundary, x));
     }
     hooks
 }
 
 fn trajectory_curvature(rows: &Tensor) -> Result<f64> {
-    let width = rows.dim(1)?;
-    with_f32(rows, |rows| {
-        let mut curvature = Curvature::default();
-        curvature.extend(rows, width);
-        curvature.degrees()
-    })
-}
-
-fn final_distributions(
-    decoder: &Decoder,
-    x: &Tensor,
-    tokens: &[u32],
-) -> Result<(Vec<Distribution>, Vec<f64>)> {
-    let (mut distributions, mut nll) = (vec![], vec![]);
-    let mut damaged = false;
-    for_each_logits(decoder, x, |row, logits| {
-        let distribution = Distribution::new(logits);
-        let token = tokens[row] as usize;
-        let value = distribution.nll(logits[token.min(logits.len() - 1)]);
-        damaged |= !value.is_finite() || token >= logits.len();
-        nll.push(value);
-        distributions.push(distribution);
-    })?;
-    if damaged {
-        return Err(Error::no_numbers());
-    }
-    Ok((distributions, nll))
+    let mut curvature = Curvature::default();
+    curvature.extend(rows)?;
+    curvature.degrees()
 }
 
 /// KL(final ‖ lens) and the lens's top token at every layer; at the last one lens and final are the same.
 fn logit_lens(
     decoder: &Decoder,
     residuals: &[Tensor],
-    distributions: &[Distribution],
+    distributions: &ReferenceDistributions,
     interrupt: &Interrupt,
 ) -> Result<LensFigures> {
-    let (layers, steps) = (residuals.len() - 1, distributions.len());
+    let (layers, steps) = (residuals.len() - 1, distributions.steps());
     let mut lens = LensFigures { kl: Array2::zeros((layers, steps)), top1: Array2::zeros((layers, steps)) };
-    for (step, distribution) in distributions.iter().enumerate() {
-        lens.top1[[layers - 1, step]] = distribution.argmax() as u32;
+    for step in 0..steps {
+        lens.top1[[layers - 1, step]] = distributions.argmax(step);
     }
     let inner = &residuals[1..layers];
     if inner.is_empty() {
@@ -271,12 +219,12 @@ fn logit_lens(
     let per_batch = (LOGIT_ROWS / steps).max(1);
     for (batch, boundaries) in inner.chunks(per_batch).enumerate() {
         check_interrupt(interrupt)?;
-        for_each_logits(decoder, &Tensor::cat(boundaries, 0)?, |row, logits| {
+        let rows = Tensor::cat(&boundaries.iter().collect::<Vec<_>>())?;
+        for (row, comparison) in distributions.compare(decoder, &rows)?.iter().enumerate() {
             let (layer, step) = (batch * per_batch + row / steps, row % steps);
-            let comparison = distributions[step].compare(logits);
             lens.kl[[layer, step]] = comparison.kl as f32;
-            lens.top1[[layer, step]] = comparison.argmax as u32;
-        })?;
+            lens.top1[[layer, step]] = comparison.argmax;
+        }
     }
     Ok(lens)
 }
@@ -323,13 +271,13 @@ fn received_figures(statistics: &[LayerStatistics], queries: usize) -> ReceivedF
     }
 }
 
-fn mean_kl(distributions: &[Distribution], logits: &[Tensor]) -> Result<Option<f64>> {
+fn mean_kl(distributions: &ReferenceDistributions, logits: &[Tensor]) -> Result<Option<f64>> {
     if logits.is_empty() {
         return Ok(None);
     }
     let mut sum = 0.0;
-    for (distribution, logits) in distributions.iter().zip(logits) {
-        sum += with_f32(logits, |logits| distribution.compare(logits).kl)?;
+    for (step, logits) in logits.iter().enumerate() {
+        sum += distributions.kl(step, logits)?;
     }
     Ok(Some(sum / logits.len() as f64))
 }

@@ -4,16 +4,18 @@
 mod block;
 mod experts;
 mod load;
-mod rotary;
+pub(crate) mod rotary;
 
 use crate::hooks::{Hooks, Site};
 use crate::weights::{Embedding, WeightsPrecision};
-use crate::{Depth, KvPrecision, MemoryNeed, ModelConfig, Result, tensor};
+use crate::tensor::{self, Arithmetic, Tensor};
+use crate::{Depth, Device, KvPrecision, MemoryNeed, ModelConfig, Result};
 use block::{Block, Mlp, Norm, Projection};
-use candle_core::{Device, Tensor};
 use layerscope_kernels::AttentionShape;
+use layerscope_kernels::cuda::Buffer;
 use rotary::{Rotary, RotaryTables};
 use std::ops::Range;
+use std::sync::Arc;
 
 /// Config and weights.
 pub struct Decoder {
@@ -39,12 +41,14 @@ pub trait Attend {
 }
 
 /// Which rows of which layer are being computed.
-#[derive(Debug, Clone, Copy)]
+#[derive(Clone, Copy)]
 pub struct Location<'a> {
     /// The layer.
     pub layer: usize,
     /// Position of each row.
     pub positions: &'a [usize],
+    /// The same in a GPU's memory (i32), where the model runs on one.
+    pub positions_on_device: Option<&'a Buffer>,
 }
 
 /// What a forward pass runs with.
@@ -55,10 +59,21 @@ pub struct Pass<'a, 'h> {
     pub hooks: &'a mut Hooks<'h>,
     /// Most tokens that the sequence will have: LongRoPE turns long ones by other angles.
     pub sequence_len: usize,
-    /// Multiply block-quantised weights in f32 even for a single row.
+    /// Multiply in f32, whatever the weights.
     pub exact: bool,
+    /// On a GPU: where positions and tokens are, if they are there already.
+    pub rows_on_device: Option<&'a RowsOnDevice>,
     /// What keys and values are projected from, `[rows, d]`, normalised; the layer's own input where it is `None`.
     pub keys_values_from: Option<&'a Tensor>,
+}
+
+/// What tells rows apart, in a GPU's memory: read when kernels run rather than when they are queued.
+#[derive(Clone)]
+pub struct RowsOnDevice {
+    /// Position of each row, i32.
+    pub positions: Arc<Buffer>,
+    /// Token of each row, u32.
+    pub tokens: Arc<Buffer>,
 }
 
 /// Layers whose keys and values are projected from one residual stream.
@@ -70,6 +85,14 @@ pub struct KeysValuesOf {
     pub shared_norm: Option<usize>,
     /// As in [`Pass`].
     pub sequence_len: usize,
+}
+
+/// What happens to the output of attention or MLP before it joins the residual stream.
+struct Half<'a> {
+    norm: &'a Option<Norm>,
+    /// Where the normalised output is shown, and where the whole is.
+    normalized: Site,
+    output: Site,
 }
 
 impl Decoder {
@@ -90,17 +113,17 @@ impl Decoder {
         }
     }
 
-    /// The type of keys and values that goes with the weights: f32 with f32, else f16.
+    /// The type of keys and values that goes with the weights.
     pub fn kv_precision(&self) -> KvPrecision {
-        KvPrecision::with(self.precision)
+        KvPrecision::with(self.precision, &self.device)
     }
 
     /// Memory that a sequence takes beside the weights where it keeps `kept` tokens at each layer.
     pub fn sequence_need(&self, kept: &[usize]) -> MemoryNeed {
-        MemoryNeed::of_weights(&self.config, self.kv_precision(), 0).with_sequence(&self.config, kept)
+        MemoryNeed::of_weights(&self.config, self.kv_precision(), 0, &self.device).with_sequence(&self.config, kept)
     }
 
-    /// Where the weights are.
+    /// Where the weights are and the model runs.
     pub fn device(&self) -> &Device {
         &self.device
     }
@@ -128,6 +151,14 @@ impl Decoder {
         tensor::add(&x, &learned)
     }
 
+    /// [`Self::embed`] of `count` rows whose tokens, within the vocabulary, and positions are on the GPU; without hooks.
+    pub(crate) fn embed_on_device(&self, rows: &RowsOnDevice, count: usize) -> Result<Tensor> {
+        let x = self.embedding.forward_on_device(&rows.tokens, count)?;
+        let x = tensor::scale(x, self.config.embedding_scale)?;
+        let Some(position_embedding) = &self.position_embedding else { return Ok(x) };
+        tensor::add(&x, &position_embedding.forward_on_device(&rows.positions, count)?)
+    }
+
     /// The residual stream `x [rows, d]` of rows at `positions` through the half-layers of `depth`.
     ///
     /// Where attention and MLP are parallel, the attention half is the whole block and the MLP half does nothing.
@@ -141,10 +172,12 @@ impl Decoder {
         depth: Range<Depth>,
         pass: &mut Pass<'_, '_>,
     ) -> Result<Tensor> {
-        let angles = self.rotary.angles(positions, pass.sequence_len);
+        let on_device = self.positions_on_device(positions, pass.rows_on_device)?;
+        let angles = self.angles(positions, on_device.as_ref(), pass.sequence_len)?;
+        pass.exact |= self.precision == WeightsPrecision::F32;
         for half in Depth::halves(depth) {
             let layer = half.layer();
-            let at = Location { layer, positions };
+            let at = Location { layer, positions, positions_on_device: on_device.as_deref() };
             let rotary = angles.of_layer(layer);
             x = match (half.is_attention(), self.config.parallel_residual) {
                 (true, false) => self.attention_half(x, at, rotary, pass)?,
@@ -164,13 +197,13 @@ impl Decoder {
         pass: &mut Pass<'_, '_>,
     ) -> Result<Tensor> {
         let x = pass.hooks.visit(at.layer, Site::ResidPre, at.positions, x)?;
-        let attention_output = self.attention(&x, at, rotary, pass)?;
-        pass.hooks.visit(at.layer, Site::ResidMid, at.positions, tensor::add(&x, &attention_output)?)
+        let x = self.attention(&x, at, rotary, pass)?;
+        pass.hooks.visit(at.layer, Site::ResidMid, at.positions, x)
     }
 
     fn mlp_half(&self, x: Tensor, at: Location<'_>, pass: &mut Pass<'_, '_>) -> Result<Tensor> {
-        let mlp_output = self.mlp(&x, at, pass)?;
-        pass.hooks.visit(at.layer, Site::ResidPost, at.positions, tensor::add(&x, &mlp_output)?)
+        let x = self.mlp(&x, &x, at, pass)?;
+        pass.hooks.visit(at.layer, Site::ResidPost, at.positions, x)
     }
 
     fn parallel_block(
@@ -181,9 +214,8 @@ impl Decoder {
         pass: &mut Pass<'_, '_>,
     ) -> Result<Tensor> {
         let x = pass.hooks.visit(at.layer, Site::ResidPre, at.positions, x)?;
-        let attention_output = self.attention(&x, at, rotary, pass)?;
-        let mlp_output = self.mlp(&x, at, pass)?;
-        let x = tensor::add(&tensor::add(&x, &attention_output)?, &mlp_output)?;
+        let attended = self.attention(&x, at, rotary, pass)?;
+        let x = self.mlp(&x, &attended, at, pass)?;
         pass.hooks.visit(at.layer, Site::ResidPost, at.positions, x)
     }
 
@@ -192,9 +224,38 @@ impl Decoder {
     /// # Errors
     /// Whatever fails beneath.
     pub fn attention_norm(&self, layer: usize, x: &Tensor) -> Result<Tensor> {
+        let arithmetic = Arithmetic::exact(self.precision == WeightsPrecision::F32);
         match &self.blocks[layer].attention_norm {
-            Some(norm) => norm.forward(x),
-            None => Ok(x.clone()),
+            Some(norm) => norm.forward(x, Some(arithmetic)),
+            None => tensor::for_products(x, arithmetic),
+        }
+    }
+
+    /// Positions in the memory of the GPU that the model runs on, if it runs on one.
+    fn positions_on_device(
+        &self,
+        positions: &[usize],
+        given: Option<&RowsOnDevice>,
+    ) -> Result<Option<Arc<Buffer>>> {
+        match (&self.device, given) {
+            (Device::Cpu, _) => Ok(None),
+            (_, Some(rows)) => Ok(Some(Arc::clone(&rows.positions))),
+            (Device::Cuda(device), None) => {
+                let positions: Vec<i32> = positions.iter().map(|&position| position as i32).collect();
+                Ok(Some(Arc::new(device.upload(&positions)?)))
+            }
+        }
+    }
+
+    fn angles(
+        &self,
+        positions: &[usize],
+        on_device: Option<&Arc<Buffer>>,
+        sequence_len: usize,
+    ) -> Result<rotary::Angles<'_>> {
+        match on_device {
+            None => Ok(self.rotary.angles(positions, sequence_len)),
+            Some(positions) => self.rotary.angles_on_device(Arc::clone(positions), sequence_len),
         }
     }
 
@@ -211,7 +272,8 @@ impl Decoder {
         hooks: &mut Hooks<'_>,
         keep: &mut dyn FnMut(usize, [&Tensor; 2]) -> Result<()>,
     ) -> Result<()> {
-        let angles = self.rotary.angles(positions, of.sequence_len);
+        let on_device = self.positions_on_device(positions, None)?;
+        let angles = self.angles(positions, on_device.as_ref(), of.sequence_len)?;
         let shared = of.shared_norm.map(|layer| self.attention_norm(layer, x)).transpose()?;
         for layer in of.layers {
             let normed = match &shared {
@@ -219,15 +281,16 @@ impl Decoder {
                 None => &self.attention_norm(layer, x)?,
             };
             let projections = [&self.blocks[layer].key, &self.blocks[layer].value];
-            let projected = Projection::forward_together(projections, normed, false)?;
-            let at = Location { layer, positions };
+            let exact = self.precision == WeightsPrecision::F32;
+            let projected = Projection::forward_together(projections, normed, exact)?;
+            let at = Location { layer, positions, positions_on_device: on_device.as_deref() };
             let [k, v] = self.keys_values(projected, at, angles.of_layer(layer), hooks)?;
             keep(layer, [&k, &v])?;
         }
         Ok(())
     }
 
-    /// What attention adds to the residual stream `x [rows, d]`.
+    /// The residual stream `x [rows, d]` with what attention adds to it.
     fn attention(
         &self,
         x: &Tensor,
@@ -235,9 +298,9 @@ impl Decoder {
         rotary: Option<Rotary<'_>>,
         pass: &mut Pass<'_, '_>,
     ) -> Result<Tensor> {
-        let Location { layer, positions } = at;
+        let Location { layer, positions, .. } = at;
         let (block, config) = (&self.blocks[layer], &self.config);
-        let normed = through(&block.attention_norm, x, at, Site::AttentionNormalized, pass.hooks)?;
+        let normed = through(&block.attention_norm, x, at, Site::AttentionNormalized, pass)?;
         let Block { query, key, value, .. } = block;
         let [q, k, v] = match pass.keys_values_from {
             None => Projection::forward_together([query, key, value], &normed, pass.exact)?,
@@ -246,19 +309,20 @@ impl Decoder {
                 [query.forward(&normed, pass.exact)?, k, v]
             }
         };
-        let shape = (positions.len(), config.heads, config.head_dim);
-        let q = pass.hooks.visit(layer, Site::Query, positions, q.reshape(shape)?)?;
+        let shape = [positions.len(), config.heads, config.head_dim];
+        let q = pass.hooks.visit(layer, Site::Query, positions, q.reshape(&shape)?)?;
         let q = block.query_norm(&q)?;
         let q = pass.hooks.visit(layer, Site::RotatedQuery, positions, rotated(q, rotary)?)?;
         let [k, v] = self.keys_values([k, v], at, rotary, pass.hooks)?;
         let z = pass.attend.attend(at, [&q, &k, &v], pass.hooks)?;
         let z = pass.hooks.visit(layer, Site::WeightedValues, positions, z)?;
-        let z = z.reshape((positions.len(), config.query_width()))?;
-        let output = block.attention_output.forward(&z, pass.exact)?;
-        let output =
-            through(&block.attention_post_norm, &output, at, Site::AttentionPostNormalized, pass.hooks)?;
-        let output = tensor::scale(output, config.residual_scale)?;
-        pass.hooks.visit(layer, Site::AttentionOutput, positions, output)
+        let z = z.reshape(&[positions.len(), config.query_width()])?;
+        let half = Half {
+            norm: &block.attention_post_norm,
+            normalized: Site::AttentionPostNormalized,
+            output: Site::AttentionOutput,
+        };
+        self.add_projected(&block.attention_output, &z, x, &half, at, pass)
     }
 
     /// K, normalised and rotated, and V, `[rows, kv_heads, head_dim]`, of their projections.
@@ -269,29 +333,45 @@ impl Decoder {
         rotary: Option<Rotary<'_>>,
         hooks: &mut Hooks<'_>,
     ) -> Result<[Tensor; 2]> {
-        let Location { layer, positions } = at;
-        let shape = (positions.len(), self.config.kv_heads, self.config.head_dim);
-        let k = hooks.visit(layer, Site::Key, positions, k.reshape(shape)?)?;
-        let v = hooks.visit(layer, Site::Value, positions, v.reshape(shape)?)?;
+        let Location { layer, positions, .. } = at;
+        let shape = [positions.len(), self.config.kv_heads, self.config.head_dim];
+        let k = hooks.visit(layer, Site::Key, positions, k.reshape(&shape)?)?;
+        let v = hooks.visit(layer, Site::Value, positions, v.reshape(&shape)?)?;
         let k = self.blocks[layer].key_norm(&k)?;
         Ok([hooks.visit(layer, Site::RotatedKey, positions, rotated(k, rotary)?)?, v])
     }
 
-    /// What the MLP adds to the residual stream `x [rows, d]`.
-    fn mlp(&self, x: &Tensor, at: Location<'_>, pass: &mut Pass<'_, '_>) -> Result<Tensor> {
-        let Location { layer, positions } = at;
+    /// `onto [rows, d]` with what the MLP makes of the residual stream `x [rows, d]`.
+    fn mlp(
+        &self,
+        x: &Tensor,
+        onto: &Tensor,
+        at: Location<'_>,
+        pass: &mut Pass<'_, '_>,
+    ) -> Result<Tensor> {
+        let Location { layer, positions, .. } = at;
         let block = &self.blocks[layer];
-        let normed = through(&block.mlp_norm, x, at, Site::MlpNormalized, pass.hooks)?;
+        let normed = through(&block.mlp_norm, x, at, Site::MlpNormalized, pass)?;
         let activation = self.config.activation;
-        let output = match &block.mlp {
+        let half = Half {
+            norm: &block.mlp_post_norm,
+            normalized: Site::MlpPostNormalized,
+            output: Site::MlpOutput,
+        };
+        match &block.mlp {
             // down(f(gate(x)) · up(x))
             Mlp::Gated { gate, up, down } => {
-                let [gate, up] = Projection::forward_together([gate, up], &normed, pass.exact)?;
-                let gate = pass.hooks.visit(layer, Site::MlpPre, positions, gate)?;
-                let up = pass.hooks.visit(layer, Site::MlpPreLinear, positions, up)?;
-                let gated = tensor::gate(activation, &gate, &up)?;
+                let shown = [Site::MlpPre, Site::MlpPreLinear];
+                let gated = if shown.iter().any(|&site| pass.hooks.wants(layer, site)) {
+                    let [gate, up] = Projection::forward_together([gate, up], &normed, pass.exact)?;
+                    let gate = pass.hooks.visit(layer, Site::MlpPre, positions, gate)?;
+                    let up = pass.hooks.visit(layer, Site::MlpPreLinear, positions, up)?;
+                    tensor::gate(activation, &gate, &up)?
+                } else {
+                    Projection::forward_gated(activation, [gate, up], &normed, pass.exact)?
+                };
                 let gated = pass.hooks.visit(layer, Site::MlpPost, positions, gated)?;
-                down.forward(&gated, pass.exact)?
+                self.add_projected(down, &gated, onto, &half, at, pass)
             }
             // down(f(up(x)))
             Mlp::Plain { up, down } => {
@@ -299,13 +379,49 @@ impl Decoder {
                 let up = pass.hooks.visit(layer, Site::MlpPre, positions, up)?;
                 let activated = tensor::activate(activation, &up)?;
                 let activated = pass.hooks.visit(layer, Site::MlpPost, positions, activated)?;
-                down.forward(&activated, pass.exact)?
+                self.add_projected(down, &activated, onto, &half, at, pass)
             }
-            Mlp::Experts(experts) => experts.forward(&normed, activation, pass.exact)?,
+            Mlp::Experts(experts) => {
+                let output = experts.forward(&normed, activation, pass.exact)?;
+                self.add_output(&output, onto, &half, at, pass)
+            }
+        }
+    }
+
+    /// `onto [rows, d]` with a projection of `x`: in one pass where nothing happens to it on the way.
+    fn add_projected(
+        &self,
+        projection: &Projection,
+        x: &Tensor,
+        onto: &Tensor,
+        half: &Half<'_>,
+        at: Location<'_>,
+        pass: &mut Pass<'_, '_>,
+    ) -> Result<Tensor> {
+        let direct = half.norm.is_none()
+            && self.config.residual_scale == 1.0
+            && !pass.hooks.wants(at.layer, half.output);
+        if direct {
+            return projection.forward_onto(x, onto, pass.exact);
+        }
+        self.add_output(&projection.forward(x, pass.exact)?, onto, half, at, pass)
+    }
+
+    /// `onto [rows, d]` with what a half of a block yields.
+    fn add_output(
+        &self,
+        output: &Tensor,
+        onto: &Tensor,
+        half: &Half<'_>,
+        at: Location<'_>,
+        pass: &mut Pass<'_, '_>,
+    ) -> Result<Tensor> {
+        let output = match half.norm {
+            Some(norm) => norm.forward_shown(output, at, half.normalized, pass.hooks, None)?,
+            None => output.clone(),
         };
-        let output = through(&block.mlp_post_norm, &output, at, Site::MlpPostNormalized, pass.hooks)?;
         let output = tensor::scale(output, self.config.residual_scale)?;
-        pass.hooks.visit(layer, Site::MlpOutput, positions, output)
+        tensor::add(onto, &pass.hooks.visit(at.layer, half.output, at.positions, output)?)
     }
 
     /// Final norm and unembedding: the residual stream `[rows, d]` to logits `[rows, V]`.
@@ -319,26 +435,30 @@ impl Decoder {
         hooks: &mut Hooks<'_>,
         exact: bool,
     ) -> Result<Tensor> {
-        let at = Location { layer: 0, positions };
-        let normed = self.final_norm.forward_shown(x, at, Site::FinalNormalized, hooks)?;
+        let at = Location { layer: 0, positions, positions_on_device: None };
+        // Logits are f32, and so is what they are made from.
+        let arithmetic = Some(Arithmetic::Exact);
+        let normed = self.final_norm.forward_shown(x, at, Site::FinalNormalized, hooks, arithmetic)?;
         let logits = tensor::scale(self.unembedding.forward(&normed, exact)?, self.config.logit_scale)?;
         tensor::soft_cap(logits, self.config.logit_soft_cap)
     }
 }
 
-/// `x` through a norm that a block may lack.
+/// `x` through a norm that a block may lack, as products take it.
 fn through(
     norm: &Option<Norm>,
     x: &Tensor,
     at: Location<'_>,
     site: Site,
-    hooks: &mut Hooks<'_>,
+    pass: &mut Pass<'_, '_>,
 ) -> Result<Tensor> {
+    let arithmetic = Arithmetic::exact(pass.exact);
     match norm {
-        Some(norm) => norm.forward_shown(x, at, site, hooks),
-        None => Ok(x.clone()),
+        Some(norm) => norm.forward_shown(x, at, site, pass.hooks, Some(arithmetic)),
+        None => tensor::for_products(x, arithmetic),
     }
 }
+
 
 fn rotated(x: Tensor, rotary: Option<Rotary<'_>>) -> Result<Tensor> {
     match rotary {

@@ -2,9 +2,8 @@
 
 use crate::hooks::Hooks;
 use crate::session::{Interrupt, LayerStatistics, Session, check_interrupt};
-use crate::tensor::with_f32;
+use crate::tensor::{self, Tensor};
 use crate::{Decoder, Error, Policy, Result};
-use candle_core::Tensor;
 use candle_transformers::generation::{LogitsProcessor, Sampling};
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
@@ -125,7 +124,7 @@ pub fn generate(
     let mut choose = |logits: &Tensor| match &mut sampler {
         None => argmax(logits, &[]),
         // An argmax first, since it refuses the NaN that a sampler would stumble over.
-        Some(sampler) => argmax(logits, &[]).and_then(|_| Ok(sampler.sample(logits)?)),
+        Some(sampler) => argmax(logits, &[]).and_then(|_| Ok(sampler.sample(&logits.to_host()?)?)),
     };
     if settings.max_new_tokens == 0 {
         return Ok(generation);
@@ -169,20 +168,5 @@ pub fn generate(
 /// # Errors
 /// [`Error::Input`] where logits are NaN, which only damaged weights yield.
 pub fn argmax(logits: &Tensor, excluded: &[u32]) -> Result<u32> {
-    let best = with_f32(logits, |logits| {
-        let mut best: Option<(u32, f32)> = None;
-        for (id, &logit) in (0u32..).zip(logits) {
-            if logit.is_nan() {
-                return None;
-            }
-            if best.is_none_or(|(_, top)| logit > top) && !excluded.contains(&id) {
-                best = Some((id, logit));
-            }
-        }
-        best
-    })?;
-    match best {
-        Some((id, _)) => Ok(id),
-        None => Err(Error::no_numbers()),
-    }
+    tensor::argmax(logits, excluded)?.ok_or_else(Error::no_numbers)
 }

@@ -3,8 +3,9 @@
 //! Names and shapes are TransformerLens's, without the batch dimension. Every point goes through [`Hooks::visit`];
 //! without hooks that is one comparison.
 
+use crate::tensor::Tensor;
 use crate::{Error, Result};
-use candle_core::Tensor;
+use candle_core::{DType, Tensor as HostTensor};
 use std::fmt;
 
 /// What a hook point shows, apart from its layer.
@@ -159,13 +160,21 @@ pub struct HookContext<'a> {
     pub positions: &'a [usize],
 }
 
-/// Reads an activation; `Some` replaces it (same shape).
-pub type Hook<'a> = Box<dyn FnMut(&HookContext<'_>, &Tensor) -> Result<Option<Tensor>> + 'a>;
+/// Reads an activation, on the CPU; `Some` replaces it (same shape).
+pub type Hook<'a> = Box<dyn FnMut(&HookContext<'_>, &HostTensor) -> Result<Option<HostTensor>> + 'a>;
+
+/// Reads an activation where it is.
+pub type Observer<'a> = Box<dyn FnMut(&HookContext<'_>, &Tensor) -> Result<()> + 'a>;
+
+enum Listener<'a> {
+    Hook(Hook<'a>),
+    Observer(Observer<'a>),
+}
 
 /// The hooks of a run.
 #[derive(Default)]
 pub struct Hooks<'a> {
-    hooks: Vec<(HookPoint, Hook<'a>)>,
+    hooks: Vec<(HookPoint, Listener<'a>)>,
 }
 
 impl<'a> Hooks<'a> {
@@ -178,9 +187,23 @@ impl<'a> Hooks<'a> {
     pub fn add(
         &mut self,
         point: HookPoint,
-        hook: impl FnMut(&HookContext<'_>, &Tensor) -> Result<Option<Tensor>> + 'a,
+        hook: impl FnMut(&HookContext<'_>, &HostTensor) -> Result<Option<HostTensor>> + 'a,
     ) {
-        self.hooks.push((point, Box::new(hook)));
+        self.hooks.push((point, Listener::Hook(Box::new(hook))));
+    }
+
+    /// Adds an observer, which gets the activation where the model runs, and cannot change it.
+    pub fn observe(
+        &mut self,
+        point: HookPoint,
+        observer: impl FnMut(&HookContext<'_>, &Tensor) -> Result<()> + 'a,
+    ) {
+        self.hooks.push((point, Listener::Observer(Box::new(observer))));
+    }
+
+    /// Whether there are none.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.hooks.is_empty()
     }
 
     /// Whether anything listens there.
@@ -202,16 +225,24 @@ impl<'a> Hooks<'a> {
         }
         let point = HookPoint { layer, site };
         let context = HookContext { point, positions };
-        for (_, hook) in self.hooks.iter_mut().filter(|(at, _)| *at == point) {
-            if let Some(changed) = hook(&context, &activation)? {
-                if changed.shape() != activation.shape() {
+        for (_, listener) in self.hooks.iter_mut().filter(|(at, _)| *at == point) {
+            let changed = match listener {
+                Listener::Hook(hook) => hook(&context, &activation.to_host()?)?,
+                Listener::Observer(observer) => {
+                    observer(&context, &activation)?;
+                    None
+                }
+            };
+            if let Some(changed) = changed {
+                if changed.dims() != activation.dims() {
                     return Err(Error::input(format!(
                         "the hook at {point} returned shape {:?} where {:?} is expected",
                         changed.dims(),
                         activation.dims()
                     )));
                 }
-                activation = changed.to_dtype(activation.dtype())?.contiguous()?;
+                let changed = Tensor::from(changed.to_dtype(DType::F32)?.contiguous()?);
+                activation = changed.like(&activation)?;
             }
         }
         Ok(activation)

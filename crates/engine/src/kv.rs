@@ -1,7 +1,11 @@
 //! The KV store: keys and values per layer, in buffers reserved once for what the policy will keep, and no more.
 
-use crate::{Error, ModelConfig, Result, WeightsPrecision};
-use half::f16;
+use crate::tensor::{Tensor, with_f32};
+use crate::{Device, Error, ModelConfig, Result, WeightsPrecision};
+use half::{bf16, f16};
+use layerscope_kernels::attention::cuda::spans::Span;
+use layerscope_kernels::cuda::store::{self, Append};
+use layerscope_kernels::cuda::{Buffer, Element, Numbers};
 use layerscope_kernels::{Elements, KeySpan, Segment};
 use std::ops::Range;
 
@@ -12,14 +16,17 @@ pub enum KvPrecision {
     F32,
     /// Two bytes an element.
     F16,
+    /// Two bytes an element, with the range of f32; on GPUs.
+    Bf16,
 }
 
 impl KvPrecision {
-    /// The type that goes with weights of a precision: f32 with f32, else f16.
-    pub fn with(precision: WeightsPrecision) -> Self {
-        match precision {
-            WeightsPrecision::F32 => Self::F32,
-            WeightsPrecision::Native => Self::F16,
+    /// The type that goes with weights of a precision: f32 with f32, else f16, or bf16 on a GPU.
+    pub fn with(precision: WeightsPrecision, device: &Device) -> Self {
+        match (precision, device) {
+            (WeightsPrecision::F32, _) => Self::F32,
+            (WeightsPrecision::Native, Device::Cpu) => Self::F16,
+            (WeightsPrecision::Native, Device::Cuda(_)) => Self::Bf16,
         }
     }
 
@@ -28,11 +35,20 @@ impl KvPrecision {
         match self {
             Self::F32 => size_of::<f32>(),
             Self::F16 => size_of::<f16>(),
+            Self::Bf16 => size_of::<bf16>(),
+        }
+    }
+
+    /// As kernels on a GPU know it.
+    pub fn device_element(self) -> Element {
+        match self {
+            Self::F32 => Element::F32,
+            Self::F16 | Self::Bf16 => Element::Bf16,
         }
     }
 }
 
-/// Keys or values in one of these types.
+/// Keys or values on the host.
 pub enum KvNumbers {
     /// f32.
     F32(Vec<f32>),
@@ -44,7 +60,8 @@ impl KvNumbers {
     fn zeros(precision: KvPrecision, len: usize) -> Self {
         match precision {
             KvPrecision::F32 => Self::F32(vec![0.0; len]),
-            KvPrecision::F16 => Self::F16(vec![0; len]),
+            // The host has no bf16 store: only GPUs ask for one.
+            KvPrecision::F16 | KvPrecision::Bf16 => Self::F16(vec![0; len]),
         }
     }
 
@@ -84,7 +101,7 @@ impl KvNumbers {
     }
 }
 
-/// Keys and values of every layer.
+/// Keys and values of every layer, where the model runs.
 pub struct KvStore {
     kv_heads: usize,
     head_dim: usize,
@@ -92,13 +109,18 @@ pub struct KvStore {
     layers: Vec<LayerStore>,
 }
 
-/// One layer: `[kv_heads, capacity, head_dim]` each.
+/// One layer.
 struct LayerStore {
-    keys: KvNumbers,
-    values: KvNumbers,
+    numbers: LayerNumbers,
     capacity: usize,
     /// Stored positions, ascending, in runs; slot order is run order.
     runs: Vec<Run>,
+}
+
+/// Keys and values, `[kv_heads, capacity, head_dim]` each.
+enum LayerNumbers {
+    Host { keys: KvNumbers, values: KvNumbers },
+    Device { keys: Buffer, values: Buffer },
 }
 
 #[derive(Clone, Copy)]
@@ -107,28 +129,68 @@ struct Run {
     len: usize,
 }
 
+/// Consecutive slots with consecutive positions in one segment.
+struct Piece {
+    slot: usize,
+    first_position: usize,
+    len: usize,
+    segment: Segment,
+}
+
+/// A layer's keys and values in a GPU's memory, `[kv_heads, capacity, head_dim]`.
+pub(crate) struct DeviceLayer<'a> {
+    pub(crate) keys: Numbers<'a>,
+    pub(crate) values: Numbers<'a>,
+    pub(crate) capacity: usize,
+    /// Tokens stored.
+    pub(crate) len: usize,
+    /// Whether they are at consecutive positions.
+    pub(crate) consecutive: bool,
+}
+
 impl KvStore {
     /// Reserves room for `capacity[layer]` tokens in each layer.
-    pub fn new(config: &ModelConfig, capacity: &[usize], precision: KvPrecision) -> Self {
+    ///
+    /// # Errors
+    /// [`Error::Input`] where a GPU has not so much memory left.
+    pub fn new(
+        config: &ModelConfig,
+        capacity: &[usize],
+        precision: KvPrecision,
+        device: &Device,
+    ) -> Result<Self> {
         let per_token = config.kv_heads * config.head_dim;
-        let layers = capacity.iter().map(|&capacity| LayerStore {
-            keys: KvNumbers::zeros(precision, capacity * per_token),
-            values: KvNumbers::zeros(precision, capacity * per_token),
-            capacity,
-            runs: vec![],
+        let layers = capacity.iter().map(|&capacity| {
+            let len = capacity * per_token;
+            let numbers = match device {
+                Device::Cpu => LayerNumbers::Host {
+                    keys: KvNumbers::zeros(precision, len),
+                    values: KvNumbers::zeros(precision, len),
+                },
+                Device::Cuda(device) => {
+                    let bytes = len * precision.element_bytes();
+                    LayerNumbers::Device { keys: device.reserve(bytes)?, values: device.reserve(bytes)? }
+                }
+            };
+            Ok(LayerStore { numbers, capacity, runs: vec![] })
         });
-        Self { kv_heads: config.kv_heads, head_dim: config.head_dim, precision, layers: layers.collect() }
+        let layers = layers.collect::<Result<_>>()?;
+        Ok(Self { kv_heads: config.kv_heads, head_dim: config.head_dim, precision, layers })
     }
 
     /// Bytes allocated for keys and values.
     pub fn allocated_bytes(&self) -> usize {
-        let buffers = self.layers.iter().flat_map(|layer| [&layer.keys, &layer.values]);
-        buffers.map(KvNumbers::allocated_bytes).sum()
+        self.layers.iter().map(|layer| layer.numbers.allocated_bytes()).sum()
     }
 
     /// The type of keys and values.
     pub fn precision(&self) -> KvPrecision {
         self.precision
+    }
+
+    /// Tokens that a layer has room for.
+    pub(crate) fn capacity(&self, layer: usize) -> usize {
+        self.layers[layer].capacity
     }
 
     /// Tokens stored in a layer.
@@ -141,29 +203,82 @@ impl KvStore {
     ///
     /// # Errors
     /// [`Error::Failure`] where the layer has no room left.
-    pub fn append(&mut self, layer: usize, positions: &[usize], keys: &[f32], values: &[f32]) -> Result<()> {
+    pub fn append(
+        &mut self,
+        layer: usize,
+        positions: &[usize],
+        keys: &Tensor,
+        values: &Tensor,
+    ) -> Result<()> {
         let (kv_heads, dim) = (self.kv_heads, self.head_dim);
+        self.check_room(layer, positions.len())?;
         let store = &mut self.layers[layer];
         let first_slot = store.len();
-        if first_slot + positions.len() > store.capacity {
-            return Err(Error::failure(format!(
-                "the KV store of layer {layer} is full ({} tokens); please report this",
-                store.capacity
-            )));
-        }
-        for (row, &position) in positions.iter().enumerate() {
-            for head in 0..kv_heads {
-                let from = (row * kv_heads + head) * dim;
-                let to = (head * store.capacity + first_slot + row) * dim;
-                store.keys.write(to, &keys[from..from + dim]);
-                store.values.write(to, &values[from..from + dim]);
+        match &mut store.numbers {
+            LayerNumbers::Host { keys: to_keys, values: to_values } => {
+                for (numbers, to) in [(keys, to_keys), (values, to_values)] {
+                    with_f32(numbers, |numbers| {
+                        for (index, numbers) in numbers.chunks_exact(dim).enumerate() {
+                            let (row, head) = (index / kv_heads, index % kv_heads);
+                            to.write((head * store.capacity + first_slot + row) * dim, numbers);
+                        }
+                    })?;
+                }
             }
-            match store.runs.last_mut() {
-                Some(run) if run.first_position + run.len == position => run.len += 1,
-                _ => store.runs.push(Run { first_position: position, len: 1 }),
-            }
+            LayerNumbers::Device { .. } => self.append_on_device(layer, first_slot, None, [keys, values])?,
         }
+        self.note(layer, positions);
         Ok(())
+    }
+
+    /// That a layer has room for so many tokens more.
+    pub(crate) fn check_room(&self, layer: usize, tokens: usize) -> Result<()> {
+        let capacity = self.layers[layer].capacity;
+        if self.len(layer) + tokens <= capacity {
+            return Ok(());
+        }
+        Err(Error::failure(format!(
+            "the KV store of layer {layer} is full ({capacity} tokens); please report this"
+        )))
+    }
+
+    /// Queues the storing of rows from a slot on, which moves on by what `decoded` holds (i32) when it runs; keeps no account
+    /// of it.
+    pub(crate) fn append_on_device(
+        &self,
+        layer: usize,
+        first_slot: usize,
+        decoded: Option<&Buffer>,
+        [keys, values]: [&Tensor; 2],
+    ) -> Result<()> {
+        let (Some(to), Some(from), Some(values)) =
+            (self.on_device(layer), keys.on_device(), values.on_device())
+        else {
+            return Err(Error::failure("keys and their store are on different devices; please report this"));
+        };
+        Ok(store::append(&Append {
+            keys: from.numbers(),
+            values: values.numbers(),
+            kv_heads: self.kv_heads,
+            head_dim: self.head_dim,
+            rows: keys.rows(),
+            first_slot,
+            decoded,
+            capacity: to.capacity,
+            to_keys: to.keys,
+            to_values: to.values,
+        })?)
+    }
+
+    /// Keeps account of rows at these positions having been stored.
+    pub(crate) fn note(&mut self, layer: usize, positions: &[usize]) {
+        let runs = &mut self.layers[layer].runs;
+        for &position in positions {
+            match runs.last_mut() {
+                Some(run) if run.first_position + run.len == position => run.len += 1,
+                _ => runs.push(Run { first_position: position, len: 1 }),
+            }
+        }
     }
 
     /// Forgets every key at `position` and after it, in all layers.
@@ -176,13 +291,24 @@ impl KvStore {
         }
     }
 
+    /// A layer's memory on a GPU, if it is there.
+    pub(crate) fn on_device(&self, layer: usize) -> Option<DeviceLayer<'_>> {
+        let store = &self.layers[layer];
+        let LayerNumbers::Device { keys, values } = &store.numbers else { return None };
+        let element = self.precision.device_element();
+        Some(DeviceLayer {
+            keys: Numbers::all(keys, element),
+            values: Numbers::all(values, element),
+            capacity: store.capacity,
+            len: store.len(),
+            consecutive: store.runs.len() <= 1,
+        })
+    }
+
     /// The stored keys of a layer as spans; with the prompt length p they are cut at the segments' borders, else
-    /// all count as [`Segment::Decode`].
+    /// all count as [`Segment::Decode`]. None where they are on a GPU.
     pub fn spans(&self, layer: usize, prompt_len: Option<usize>) -> Vec<KeySpan<'_>> {
-        match prompt_len {
-            None => self.spans_within(layer, &[(Segment::Decode, 0..usize::MAX)]),
-            Some(p) => self.spans_within(layer, &segments(p)),
-        }
+        self.host_spans(layer, self.pieces(layer, prompt_len))
     }
 
     /// The stored keys of a layer without decode rows, cut as [`Self::spans`] cuts them, but for the row at `own`.
@@ -192,50 +318,132 @@ impl KvStore {
         prompt_len: usize,
         own: usize,
     ) -> Vec<KeySpan<'_>> {
-        let [bos, prompt, _] = segments(prompt_len);
-        self.spans_within(layer, &[bos, prompt, (Segment::Decode, own..own + 1)])
+        self.host_spans(layer, self.pieces_without_other_decode_rows(layer, prompt_len, own))
     }
 
-    fn spans_within(&self, layer: usize, segments: &[(Segment, Range<usize>)]) -> Vec<KeySpan<'_>> {
+    /// [`Self::spans`] of a layer on a GPU.
+    pub fn device_spans(&self, layer: usize, prompt_len: Option<usize>) -> Vec<Span> {
+        self.spans_of_pieces(layer, self.pieces(layer, prompt_len))
+    }
+
+    /// [`Self::spans_without_other_decode_rows`] of a layer on a GPU.
+    pub(crate) fn device_spans_without_other_decode_rows(
+        &self,
+        layer: usize,
+        prompt_len: usize,
+        own: usize,
+    ) -> Vec<Span> {
+        self.spans_of_pieces(layer, self.pieces_without_other_decode_rows(layer, prompt_len, own))
+    }
+
+    /// The span of the next key alone, a decode token's at `position`, which grows with those that follow.
+    pub(crate) fn device_span_of_next(&self, layer: usize, position: usize) -> Span {
+        let piece =
+            Piece { slot: self.len(layer), first_position: position, len: 1, segment: Segment::Decode };
+        let mut spans = self.spans_of_pieces(layer, vec![piece]);
+        let mut span = spans.swap_remove(0);
+        span.grows = 1;
+        span
+    }
+
+    fn host_spans(&self, layer: usize, pieces: Vec<Piece>) -> Vec<KeySpan<'_>> {
         let store = &self.layers[layer];
-        let mut spans = vec![];
+        let LayerNumbers::Host { keys, values } = &store.numbers else { return vec![] };
+        let span = |piece: Piece| {
+            let start = piece.slot * self.head_dim;
+            KeySpan {
+                keys: keys.elements().from_index(start),
+                values: values.elements().from_index(start),
+                head_stride: store.capacity * self.head_dim,
+                len: piece.len,
+                first_position: piece.first_position,
+                segment: piece.segment,
+            }
+        };
+        pieces.into_iter().map(span).collect()
+    }
+
+    fn spans_of_pieces(&self, layer: usize, pieces: Vec<Piece>) -> Vec<Span> {
+        let Some(store) = self.on_device(layer) else { return vec![] };
+        let span = |piece: Piece| {
+            let start = (piece.slot * self.head_dim * self.precision.element_bytes()) as u64;
+            Span {
+                keys: store.keys.address() + start,
+                values: store.values.address() + start,
+                head_stride: (store.capacity * self.head_dim) as u64,
+                key_stride: self.head_dim as u64,
+                copy_stride: 0,
+                len: piece.len as u32,
+                first_position: piece.first_position as u32,
+                segment: piece.segment as u32,
+                grows: 0,
+            }
+        };
+        pieces.into_iter().map(span).collect()
+    }
+
+    fn pieces(&self, layer: usize, prompt_len: Option<usize>) -> Vec<Piece> {
+        match prompt_len {
+            None => self.pieces_within(layer, &[(Segment::Decode, 0..usize::MAX)]),
+            Some(p) => self.pieces_within(layer, &segments(p)),
+        }
+    }
+
+    fn pieces_without_other_decode_rows(&self, layer: usize, prompt_len: usize, own: usize) -> Vec<Piece> {
+        let [bos, prompt, _] = segments(prompt_len);
+        self.pieces_within(layer, &[bos, prompt, (Segment::Decode, own..own + 1)])
+    }
+
+    fn pieces_within(&self, layer: usize, segments: &[(Segment, Range<usize>)]) -> Vec<Piece> {
+        let mut pieces = vec![];
         let mut slot = 0;
-        for run in &store.runs {
+        for run in &self.layers[layer].runs {
             for (segment, range) in segments {
                 let first = range.start.max(run.first_position);
                 let end = range.end.min(run.first_position + run.len);
                 if first < end {
-                    spans.push(self.span(
-                        layer,
-                        slot + first - run.first_position,
-                        first,
-                        end - first,
-                        *segment,
-                    ));
+                    pieces.push(Piece {
+                        slot: slot + first - run.first_position,
+                        first_position: first,
+                        len: end - first,
+                        segment: *segment,
+                    });
                 }
             }
             slot += run.len;
         }
-        spans
+        pieces
     }
 
-    fn span(
-        &self,
-        layer: usize,
-        slot: usize,
-        first_position: usize,
-        len: usize,
-        segment: Segment,
-    ) -> KeySpan<'_> {
+    /// Stored positions of a layer and, of every KV head, their keys and values in f32, `[kv_heads, stored, head_dim]`.
+    pub(crate) fn gathered(&self, layer: usize) -> Result<(Vec<usize>, Vec<f32>, Vec<f32>)> {
         let store = &self.layers[layer];
-        let start = slot * self.head_dim;
-        KeySpan {
-            keys: store.keys.elements().from_index(start),
-            values: store.values.elements().from_index(start),
-            head_stride: store.capacity * self.head_dim,
-            len,
-            first_position,
-            segment,
+        let positions: Vec<usize> =
+            store.runs.iter().flat_map(|run| run.first_position..run.first_position + run.len).collect();
+        let of_heads = |all: &dyn Fn(Range<usize>) -> Vec<f32>| {
+            let heads = (0..self.kv_heads).map(|head| head * store.capacity * self.head_dim);
+            heads.flat_map(|start| all(start..start + positions.len() * self.head_dim)).collect::<Vec<f32>>()
+        };
+        let (keys, values) = match &store.numbers {
+            LayerNumbers::Host { keys, values } => (
+                of_heads(&|range| keys.elements().to_f32(range)),
+                of_heads(&|range| values.elements().to_f32(range)),
+            ),
+            LayerNumbers::Device { .. } => {
+                let Some(on_device) = self.on_device(layer) else { unreachable!("it is on the device") };
+                let (keys, values) = (on_device.keys.to_vec()?, on_device.values.to_vec()?);
+                (of_heads(&|range| keys[range].to_vec()), of_heads(&|range| values[range].to_vec()))
+            }
+        };
+        Ok((positions, keys, values))
+    }
+}
+
+impl LayerNumbers {
+    fn allocated_bytes(&self) -> usize {
+        match self {
+            Self::Host { keys, values } => keys.allocated_bytes() + values.allocated_bytes(),
+            Self::Device { keys, values } => keys.bytes() + values.bytes(),
         }
     }
 }

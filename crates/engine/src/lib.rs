@@ -3,6 +3,7 @@
 mod config;
 mod decoder;
 mod depth;
+mod device;
 mod error;
 mod family;
 mod file;
@@ -25,15 +26,16 @@ pub use config::{
     Activation, Experts, ModelConfig, NormKind, NormPlacement, QueryKeyNorm, RopeConfig, RopeFactors,
     RopeScaling,
 };
-pub use decoder::{Attend, Decoder, KeysValuesOf, Location, Pass};
+pub use decoder::{Attend, Decoder, KeysValuesOf, Location, Pass, RowsOnDevice};
 pub use depth::Depth;
+pub use device::{Device, DeviceChoice};
 pub use error::{Error, Result};
 pub use file::write_file;
 pub use generate::{
     Choice, GeneratedToken, Generation, GenerationEvent, GenerationSettings, argmax, generate,
 };
 pub use guard::{guarded, is_guarded};
-pub use hooks::{Hook, HookContext, HookPoint, Hooks, Site};
+pub use hooks::{Hook, HookContext, HookPoint, Hooks, Observer, Site};
 pub use kv::{KvNumbers, KvPrecision, KvStore};
 pub use memory::{MemoryNeed, available_memory, check as check_memory, readable_bytes};
 pub use model::{Model, ModelFiles, ModelSource, OpenedModel, WeightType, folder_config, gguf_config};
@@ -44,7 +46,7 @@ pub use policy::{
 pub use repetition::Repetition;
 pub use session::{Interrupt, LayerStatistics, Session, check_interrupt};
 pub use shapes::Shape;
-pub use tensor::with_f32;
+pub use tensor::{DeviceTensor, Tensor, with_f32};
 pub use threads::{keep_freed_memory, one_pool, return_freed_memory};
 pub use tokenizer::{Message, PromptText, TokenStream, Tokenizer};
 pub use weights::{

@@ -1,11 +1,17 @@
 //! How much memory a model and a sequence need, before they take it, and how much is free.
 
 use crate::kv::KvPrecision;
-use crate::{Error, ModelConfig, Result};
+use crate::{Device, Error, ModelConfig, Result};
 use sysinfo::{MemoryRefreshKind, System};
 
-/// Prompt rows that go through the layers at once; what bounds the memory of activations.
-pub(crate) const ROWS_AT_ONCE: usize = 512;
+/// Prompt rows that go through the layers at once: bounds the memory of activations, and products of so many run at full
+/// speed.
+pub(crate) fn rows_at_once(device: &Device) -> usize {
+    match device {
+        Device::Cpu => 512,
+        Device::Cuda(_) => 8_192,
+    }
+}
 
 /// What a model, and perhaps a sequence, take. All in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
@@ -24,14 +30,26 @@ pub struct MemoryNeed {
     pub kv_token_layer: u64,
     /// Layers L.
     pub layers: u64,
+    /// Prompt rows that go through the layers at once.
+    #[serde(skip)]
+    rows_at_once: usize,
 }
 
 impl MemoryNeed {
-    /// Of weights of `bytes` alone.
-    pub(crate) fn of_weights(config: &ModelConfig, kv: KvPrecision, bytes: u64) -> Self {
+    /// Of weights of `bytes` alone, on a device.
+    pub(crate) fn of_weights(config: &ModelConfig, kv: KvPrecision, bytes: u64, device: &Device) -> Self {
         let kv_token_layer = 2 * (config.kv_width() * kv.element_bytes()) as u64;
         let layers = config.layers as u64;
-        Self { weights: bytes, tokenizer: 0, kv: 0, activations: 0, probes: 0, kv_token_layer, layers }
+        Self {
+            weights: bytes,
+            tokenizer: 0,
+            kv: 0,
+            activations: 0,
+            probes: 0,
+            kv_token_layer,
+            layers,
+            rows_at_once: rows_at_once(device),
+        }
     }
 
     /// With the tables of a tokenizer of `vocab` tokens.
@@ -44,7 +62,7 @@ impl MemoryNeed {
     /// With a sequence that keeps `kept` tokens at each layer.
     pub fn with_sequence(self, config: &ModelConfig, kept: &[usize]) -> Self {
         let tokens = kept.iter().fold(0u64, |sum, &tokens| sum.saturating_add(tokens as u64));
-        let rows = ROWS_AT_ONCE.min(kept.iter().copied().max().unwrap_or(0)) as u64;
+        let rows = self.rows_at_once.min(kept.iter().copied().max().unwrap_or(0)) as u64;
         // Residual stream, its norm and sums; queries, rotated and attended; keys and values; the MLP's three.
         let width = 6 * config.hidden
             + 4 * config.query_width()
@@ -93,15 +111,15 @@ pub fn available_memory() -> Option<u64> {
     }
 }
 
-/// That a need can be met, or a sentence with three ways out. `LAYERSCOPE_MEMORY_CHECK=off` lets everything pass.
+/// That a need can be met on a device, or a sentence with three ways out. `LAYERSCOPE_MEMORY_CHECK=off` lets everything pass.
 ///
 /// # Errors
 /// [`Error::Input`] naming what was to be loaded, what it needs and what is free.
-pub fn check(name: &str, need: &MemoryNeed) -> Result<()> {
+pub fn check(name: &str, need: &MemoryNeed, device: &Device) -> Result<()> {
     if std::env::var_os("LAYERSCOPE_MEMORY_CHECK").is_some_and(|value| value == "off") {
         return Ok(());
     }
-    match available_memory() {
+    match device.free_memory()? {
         Some(free) => check_against(name, need, free),
         None => Ok(()),
     }
@@ -154,7 +172,7 @@ mod tests {
 
     fn need(prompt_len: usize) -> MemoryNeed {
         let shape = Shape::named("llama-3.1-8b").unwrap();
-        let weights = MemoryNeed::of_weights(shape.config(), KvPrecision::F16, 16 * GIB);
+        let weights = MemoryNeed::of_weights(shape.config(), KvPrecision::F16, 16 * GIB, &Device::Cpu);
         weights.with_sequence(shape.config(), &[prompt_len; 32])
     }
 

@@ -6,7 +6,7 @@ pub use source::{ModelFiles, ModelSource};
 
 use crate::memory::{self, MemoryNeed};
 use crate::weights::{GgufFile, SafetensorsFiles, WeightsPrecision};
-use crate::{Decoder, Error, KvPrecision, ModelConfig, Result, Tokenizer};
+use crate::{Decoder, Device, Error, KvPrecision, ModelConfig, Result, Tokenizer};
 use sha2::{Digest, Sha256};
 use std::io::Read;
 use std::path::Path;
@@ -44,7 +44,7 @@ enum Files {
 }
 
 impl Model {
-    /// Opens and loads a model; `progress(done, all)` is told after each block and may break off with an error.
+    /// Opens and loads a model onto a device; `progress(done, all)` is told after each block and may break off with an error.
     ///
     /// # Errors
     /// [`Error::Input`] naming the file that is absent, damaged or unsupported, or where its weights need more memory than
@@ -52,11 +52,12 @@ impl Model {
     pub fn load(
         source: &ModelSource,
         precision: WeightsPrecision,
+        device: &Device,
         progress: &mut dyn FnMut(usize, usize) -> Result<()>,
     ) -> Result<Self> {
         let opened = OpenedModel::open(source)?;
-        memory::check(&opened.name, &opened.memory_need(precision, &[]))?;
-        opened.load(precision, progress)
+        memory::check(&opened.name, &opened.memory_need(precision, device, &[]), device)?;
+        opened.load(precision, device, progress)
     }
 
     /// Architecture numbers.
@@ -106,38 +107,39 @@ impl OpenedModel {
         }
     }
 
-    /// Memory that weights in a precision, the tokenizer and a sequence that keeps `kept` tokens at each layer take.
-    pub fn memory_need(&self, precision: WeightsPrecision, kept: &[usize]) -> MemoryNeed {
+    /// Memory that weights in a precision, the tokenizer and a sequence that keeps `kept` tokens at each layer take on a device.
+    pub fn memory_need(&self, precision: WeightsPrecision, device: &Device, kept: &[usize]) -> MemoryNeed {
         let types = self.weight_types();
         let bytes = types.iter().map(|kind| match precision {
             WeightsPrecision::Native => kind.bytes,
             WeightsPrecision::F32 => kind.elements.saturating_mul(size_of::<f32>() as u64),
         });
         let bytes = bytes.fold(0, u64::saturating_add);
-        MemoryNeed::of_weights(&self.config, KvPrecision::with(precision), bytes)
+        MemoryNeed::of_weights(&self.config, KvPrecision::with(precision, device), bytes, device)
             .with_tokenizer(self.tokenizer.vocab_size())
             .with_sequence(&self.config, kept)
     }
 
-    /// Loads the weights; `progress(done, all)` is told after each block and may break off with an error.
+    /// Loads the weights onto a device; `progress(done, all)` is told after each block and may break off with an error.
     ///
     /// # Errors
     /// [`Error::Input`] naming the file that is damaged or not the model that it says.
     pub fn load(
         self,
         precision: WeightsPrecision,
+        device: &Device,
         progress: &mut dyn FnMut(usize, usize) -> Result<()>,
     ) -> Result<Model> {
         let Self { name, config, tokenizer, files } = self;
         let mut digest = Sha256::new();
         let decoder = match &files {
             Files::Gguf(file) => {
-                let decoder = Decoder::load(config.clone(), &file.weights(&config)?, precision, progress)?;
+                let decoder = Decoder::load(config.clone(), &file.weights(&config)?, precision, device, progress)?;
                 digest.update(file.bytes());
                 decoder
             }
             Files::Safetensors(text, files) => {
-                let decoder = Decoder::load(config.clone(), &files.weights(&config)?, precision, progress)?;
+                let decoder = Decoder::load(config.clone(), &files.weights(&config)?, precision, device, progress)?;
                 digest.update(text.as_bytes());
                 for path in files.files() {
                     hash_file(path, &mut digest)?;

@@ -2,7 +2,7 @@
 
 use crate::config::{Activation, ModelConfig, NormKind, NormPlacement, RopeConfig, RopeScaling};
 use crate::weights::{RandomWeights, ShapeWeights, WeightsPrecision};
-use crate::{Decoder, Error, KvPrecision, MemoryNeed, Result};
+use crate::{Decoder, Device, Error, KvPrecision, MemoryNeed, Result};
 use std::fmt;
 
 /// The architecture numbers of a published model, all of its layers or the first few.
@@ -150,14 +150,19 @@ impl Shape {
         &self.config
     }
 
-    /// Memory that random weights take.
-    pub fn memory_need(&self, weights: ShapeWeights, precision: WeightsPrecision) -> MemoryNeed {
+    /// Memory that random weights take on a device.
+    pub fn memory_need(
+        &self,
+        weights: ShapeWeights,
+        precision: WeightsPrecision,
+        device: &Device,
+    ) -> MemoryNeed {
         let bits = match precision {
             WeightsPrecision::Native => weights.bits(),
             WeightsPrecision::F32 => 32.0,
         };
         let bytes = (self.parameters() as f64 * bits / 8.0) as u64;
-        MemoryNeed::of_weights(&self.config, KvPrecision::with(precision), bytes)
+        MemoryNeed::of_weights(&self.config, KvPrecision::with(precision, device), bytes, device)
     }
 
     /// Number of weights.
@@ -169,7 +174,7 @@ impl Shape {
         (config.layers * layer + embeddings + config.hidden) as u64
     }
 
-    /// A decoder of this shape with random weights, the same for the same seed; `progress` is as in [`Decoder::load`].
+    /// A decoder of this shape with random weights on a device, the same for the same seed; `progress` is as in [`Decoder::load`].
     ///
     /// # Errors
     /// Whatever `progress` breaks off with.
@@ -177,11 +182,12 @@ impl Shape {
         &self,
         weights: ShapeWeights,
         precision: WeightsPrecision,
+        device: &Device,
         seed: u64,
         progress: &mut dyn FnMut(usize, usize) -> Result<()>,
     ) -> Result<Decoder> {
         let source = RandomWeights::new(&self.config, weights, seed);
-        Decoder::load(self.config.clone(), &source, precision, progress)
+        Decoder::load(self.config.clone(), &source, precision, device, progress)
     }
 }
 

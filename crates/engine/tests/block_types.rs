@@ -3,9 +3,9 @@
 
 #![allow(clippy::unwrap_used)]
 
-use candle_core::{DType, Device, Tensor};
+use candle_core::{DType, Tensor};
 use layerscope_engine::{
-    Decoder, GgufFile, Hooks, Interrupt, Policy, Session, WeightsPrecision, gguf_config,
+    Decoder, Device, GgufFile, Hooks, Interrupt, Policy, Session, WeightsPrecision, gguf_config,
 };
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -18,7 +18,7 @@ fn load(precision: WeightsPrecision) -> Decoder {
     let file = GgufFile::open(&path("model.gguf")).unwrap();
     let config = gguf_config(&file, None).unwrap();
     let weights = file.weights(&config).unwrap();
-    Decoder::load(config.clone(), &weights, precision, &mut |_, _| Ok(())).unwrap()
+    Decoder::load(config.clone(), &weights, precision, &Device::Cpu, &mut |_, _| Ok(())).unwrap()
 }
 
 fn numbers(tensor: &Tensor) -> Vec<f32> {
@@ -27,7 +27,7 @@ fn numbers(tensor: &Tensor) -> Vec<f32> {
 
 fn expected() -> (Vec<u32>, Vec<f32>) {
     let all: HashMap<String, Tensor> =
-        candle_core::safetensors::load(path("expected.safetensors"), &Device::Cpu).unwrap();
+        candle_core::safetensors::load(path("expected.safetensors"), &candle_core::Device::Cpu).unwrap();
     let tokens = all["tokens"].to_dtype(DType::U32).unwrap().to_vec1().unwrap();
     (tokens, numbers(&all["logits"]))
 }
@@ -40,10 +40,11 @@ fn largest_difference(precision: WeightsPrecision, prompt: usize) -> f32 {
     let policy = Policy::full(decoder.config().layers);
     let mut session = Session::new(&decoder, policy, prompt, tokens.len() - prompt + 1).unwrap();
     let interrupt = Interrupt::new(false);
-    let mut found =
-        numbers(&session.prefill(&tokens[..prompt], &mut Hooks::none(), &interrupt, &mut |_| {}).unwrap());
+    let found =
+        session.prefill(&tokens[..prompt], &mut Hooks::none(), &interrupt, &mut |_| {}).unwrap();
+    let mut found = found.to_vec().unwrap();
     for &token in &tokens[prompt..] {
-        found.extend(numbers(&session.step(token, &mut Hooks::none()).unwrap()));
+        found.extend(session.step(token, &mut Hooks::none()).unwrap().to_vec().unwrap());
     }
     let expected = &logits[(prompt - 1) * vocab..];
     assert_eq!(found.len(), expected.len());

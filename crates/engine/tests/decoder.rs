@@ -2,9 +2,9 @@
 
 #![allow(clippy::unwrap_used)]
 
-use candle_core::{DType, Device, Tensor};
+use candle_core::{DType, Tensor};
 use layerscope_engine::{
-    Decoder, GgufFile, HookPoint, Hooks, Interrupt, Policy, Session, WeightsPrecision, gguf_config,
+    Decoder, Device, GgufFile, HookPoint, Hooks, Interrupt, Policy, Session, WeightsPrecision, gguf_config,
 };
 use std::collections::HashMap;
 use std::path::Path;
@@ -18,7 +18,7 @@ fn decoder() -> Decoder {
     let file = file();
     let config = gguf_config(&file, None).unwrap();
     let weights = file.weights(&config).unwrap();
-    Decoder::load(config.clone(), &weights, WeightsPrecision::F32, &mut |_, _| Ok(())).unwrap()
+    Decoder::load(config.clone(), &weights, WeightsPrecision::F32, &Device::Cpu, &mut |_, _| Ok(())).unwrap()
 }
 
 fn tokens(len: u32) -> Vec<u32> {
@@ -29,7 +29,7 @@ fn prefill(decoder: &Decoder, prompt: &[u32], hooks: &mut Hooks<'_>) -> Vec<f32>
     let policy = Policy::full(decoder.config().layers);
     let mut session = Session::new(decoder, policy, prompt.len(), 1).unwrap();
     let logits = session.prefill(prompt, hooks, &Interrupt::new(false), &mut |_| {}).unwrap();
-    logits.to_vec1().unwrap()
+    logits.to_vec().unwrap()
 }
 
 fn largest_difference(a: &[f32], b: &[f32]) -> f32 {
@@ -49,7 +49,7 @@ fn a_chunked_prefill_equals_single_steps() {
     for &token in &prompt[690..] {
         logits = Some(session.step(token, &mut Hooks::none()).unwrap());
     }
-    let stepped: Vec<f32> = logits.unwrap().to_vec1().unwrap();
+    let stepped: Vec<f32> = logits.unwrap().to_vec().unwrap();
     let off = largest_difference(&stepped, &whole);
     assert!(off < 1e-3, "{off}");
 }
@@ -110,7 +110,7 @@ fn hooks_read_and_change_what_they_name() {
     }
     let mut hooks = Hooks::none();
     hooks.add(HookPoint::parse("hook_embed", layers).unwrap()[0], |_, _| {
-        Ok(Some(Tensor::zeros(3, DType::F32, &Device::Cpu)?))
+        Ok(Some(Tensor::zeros(3, DType::F32, &candle_core::Device::Cpu)?))
     });
     let policy = Policy::full(layers);
     let mut session = Session::new(&decoder, policy, prompt.len(), 1).unwrap();

@@ -2,9 +2,9 @@
 
 #![allow(clippy::unwrap_used)]
 
-use candle_core::{DType, Device, Tensor};
+use candle_core::{DType, Tensor as HostTensor};
 use layerscope_engine::{
-    Decoder, GgufFile, HookPoint, Hooks, Interrupt, ModelConfig, NormPlacement, Policy, SafetensorsFiles,
+    Decoder, Device, Tensor, GgufFile, HookPoint, Hooks, Interrupt, ModelConfig, NormPlacement, Policy, SafetensorsFiles,
     Session, Site, WeightsPrecision, argmax, folder_config, gguf_config,
 };
 use std::collections::HashMap;
@@ -42,12 +42,12 @@ fn folder(family: &str) -> PathBuf {
 }
 
 /// What PyTorch computed.
-struct Expected(HashMap<String, Tensor>);
+struct Expected(HashMap<String, HostTensor>);
 
 impl Expected {
     fn read(family: &str) -> Self {
         let path = folder(family).join("expected.safetensors");
-        Self(candle_core::safetensors::load(path, &Device::Cpu).unwrap())
+        Self(candle_core::safetensors::load(path, &candle_core::Device::Cpu).unwrap())
     }
 
     fn numbers(&self, name: &str) -> Vec<f32> {
@@ -59,19 +59,19 @@ impl Expected {
     }
 }
 
-fn load(folder: &Path) -> Decoder {
+fn load(folder: &Path, device: &Device) -> Decoder {
     let (_, mut config, files) = folder_config(folder, None).unwrap();
     config.context = config.context.max(300);
     let weights = files.weights(&config).unwrap();
-    Decoder::load(config.clone(), &weights, WeightsPrecision::F32, &mut |_, _| Ok(())).unwrap()
+    Decoder::load(config.clone(), &weights, WeightsPrecision::F32, device, &mut |_, _| Ok(())).unwrap()
 }
 
-fn load_gguf(path: &Path) -> Decoder {
+fn load_gguf(path: &Path, device: &Device) -> Decoder {
     let file = GgufFile::open(path).unwrap();
     let mut config = gguf_config(&file, None).unwrap();
     config.context = config.context.max(300);
     let weights = file.weights(&config).unwrap();
-    Decoder::load(config.clone(), &weights, WeightsPrecision::F32, &mut |_, _| Ok(())).unwrap()
+    Decoder::load(config.clone(), &weights, WeightsPrecision::F32, device, &mut |_, _| Ok(())).unwrap()
 }
 
 fn session(decoder: &Decoder, prompt_len: usize, decode_len: usize) -> Session<'_> {
@@ -84,15 +84,15 @@ fn residual_stream(decoder: &Decoder, tokens: &[u32]) -> Vec<Tensor> {
     let layers = decoder.config().layers;
     let seen = std::cell::RefCell::new(vec![None; layers + 1]);
     let mut hooks = Hooks::none();
-    hooks.add(HookPoint { layer: 0, site: Site::ResidPre }, |_, x| {
+    hooks.observe(HookPoint { layer: 0, site: Site::ResidPre }, |_, x| {
         seen.borrow_mut()[0] = Some(x.clone());
-        Ok(None)
+        Ok(())
     });
     for layer in 0..layers {
         let seen = &seen;
-        hooks.add(HookPoint { layer, site: Site::ResidPost }, move |_, x| {
+        hooks.observe(HookPoint { layer, site: Site::ResidPost }, move |_, x| {
             seen.borrow_mut()[layer + 1] = Some(x.clone());
-            Ok(None)
+            Ok(())
         });
     }
     let mut session = session(decoder, tokens.len(), 1);
@@ -102,9 +102,9 @@ fn residual_stream(decoder: &Decoder, tokens: &[u32]) -> Vec<Tensor> {
 }
 
 fn logits(decoder: &Decoder, x: &Tensor) -> Vec<f32> {
-    let positions: Vec<usize> = (0..x.dim(0).unwrap()).collect();
+    let positions: Vec<usize> = (0..x.rows()).collect();
     let logits = decoder.unembed(x, &positions, &mut Hooks::none(), true).unwrap();
-    logits.flatten_all().unwrap().to_vec1().unwrap()
+    logits.to_vec().unwrap()
 }
 
 fn largest_difference(found: &[f32], expected: &[f32]) -> f64 {
@@ -142,15 +142,14 @@ fn the_fixtures_are_all_tested() {
     assert_eq!(folders, tested);
 }
 
-#[test]
-fn one_pass_without_a_cache_equals_pytorch() {
+fn one_pass_without_a_cache_equals_pytorch(device: &Device) {
     for_each_family(|family, expected| {
-        let decoder = load(&folder(family));
+        let decoder = load(&folder(family), device);
         let stream = residual_stream(&decoder, &expected.ids("tokens"));
-        let positions = Tensor::new(expected.ids("hidden_positions"), &Device::Cpu).unwrap();
+        let positions = expected.ids("hidden_positions");
         let shown: Vec<f32> = stream
             .iter()
-            .flat_map(|x| x.index_select(&positions, 0).unwrap().flatten_all().unwrap().to_vec1().unwrap())
+            .flat_map(|x| x.select(&positions).unwrap().to_vec().unwrap())
             .collect();
         check(&format!("{family}: residual stream"), &shown, &expected.numbers("hidden"));
         let last = logits(&decoder, stream.last().unwrap());
@@ -158,29 +157,27 @@ fn one_pass_without_a_cache_equals_pytorch() {
     });
 }
 
-#[test]
-fn single_steps_with_a_cache_equal_pytorch() {
+fn single_steps_with_a_cache_equal_pytorch(device: &Device) {
     for_each_family(|family, expected| {
-        let decoder = load(&folder(family));
+        let decoder = load(&folder(family), device);
         let (tokens, all) = (expected.ids("tokens"), expected.numbers("logits"));
         let (vocab, prompt_len) = (decoder.config().vocab, 37);
         let mut session = session(&decoder, prompt_len, tokens.len() - prompt_len + 1);
         let first = session
             .prefill(&tokens[..prompt_len], &mut Hooks::none(), &Interrupt::new(false), &mut |_| {})
             .unwrap();
-        let mut found: Vec<f32> = first.to_vec1().unwrap();
+        let mut found: Vec<f32> = first.to_vec().unwrap();
         for &token in &tokens[prompt_len..] {
             let logits = session.step(token, &mut Hooks::none()).unwrap();
-            found.extend(logits.to_vec1::<f32>().unwrap());
+            found.extend(logits.to_vec().unwrap());
         }
         check(family, &found, &all[(prompt_len - 1) * vocab..]);
     });
 }
 
-#[test]
-fn chunks_of_rows_and_their_masses_equal_pytorch() {
+fn chunks_of_rows_and_their_masses_equal_pytorch(device: &Device) {
     for_each_family(|family, expected| {
-        let decoder = load(&folder(family));
+        let decoder = load(&folder(family), device);
         let config = decoder.config();
         let (tokens, all) = (expected.ids("tokens"), expected.numbers("logits"));
         let prompt_len = expected.ids("prompt_len")[0] as usize;
@@ -226,10 +223,9 @@ fn chunks_of_rows_and_their_masses_equal_pytorch() {
     });
 }
 
-#[test]
-fn greedy_tokens_equal_pytorch() {
+fn greedy_tokens_equal_pytorch(device: &Device) {
     for_each_family(|family, expected| {
-        let decoder = load(&folder(family));
+        let decoder = load(&folder(family), device);
         let (prompt, greedy) = (expected.ids("greedy_prompt"), expected.ids("greedy"));
         let mut session = session(&decoder, prompt.len(), greedy.len());
         let first =
@@ -243,8 +239,7 @@ fn greedy_tokens_equal_pytorch() {
     });
 }
 
-#[test]
-fn gguf_files_equal_pytorch_with_the_same_blocks() {
+fn gguf_files_equal_pytorch_with_the_same_blocks(device: &Device) {
     for_each_family(|family, expected| {
         let path = folder(family).join("model.gguf");
         if family == "qwen3_moe_dense" {
@@ -252,7 +247,7 @@ fn gguf_files_equal_pytorch_with_the_same_blocks() {
             assert!(!path.exists());
             return;
         }
-        let decoder = load_gguf(&path);
+        let decoder = load_gguf(&path, device);
         let stream = residual_stream(&decoder, &expected.ids("tokens"));
         check(family, &logits(&decoder, stream.last().unwrap()), &expected.numbers("gguf_logits"));
     });
@@ -261,13 +256,12 @@ fn gguf_files_equal_pytorch_with_the_same_blocks() {
 /// Logits of a prefill's last token.
 fn prefill(decoder: &Decoder, prompt: &[u32], hooks: &mut Hooks<'_>) -> Vec<f32> {
     let mut session = session(decoder, prompt.len(), 1);
-    session.prefill(prompt, hooks, &Interrupt::new(false), &mut |_| {}).unwrap().to_vec1().unwrap()
+    session.prefill(prompt, hooks, &Interrupt::new(false), &mut |_| {}).unwrap().to_vec().unwrap()
 }
 
-#[test]
-fn hooks_see_what_a_family_has_and_what_they_change_matters() {
+fn hooks_see_what_a_family_has_and_what_they_change_matters(device: &Device) {
     for_each_family(|family, expected| {
-        let decoder = load(&folder(family));
+        let decoder = load(&folder(family), device);
         let config = decoder.config();
         let prompt = expected.ids("tokens")[..120].to_vec();
         let plain = prefill(&decoder, &prompt, &mut Hooks::none());
@@ -295,10 +289,9 @@ fn hooks_see_what_a_family_has_and_what_they_change_matters() {
     });
 }
 
-#[test]
-fn the_pattern_hook_shows_the_attention_of_the_kernels() {
+fn the_pattern_hook_shows_the_attention_of_the_kernels(device: &Device) {
     for_each_family(|family, expected| {
-        let decoder = load(&folder(family));
+        let decoder = load(&folder(family), device);
         let prompt = expected.ids("tokens");
         let mut hooks = Hooks::none();
         for point in HookPoint::parse("blocks.*.attn.hook_pattern", decoder.config().layers).unwrap() {
@@ -324,7 +317,7 @@ fn both_spellings_of_a_config_mean_the_same() {
 #[test]
 fn float8_weights_equal_the_same_numbers_in_f32() {
     let tensors =
-        candle_core::safetensors::load(folder("qwen3").join("model.safetensors"), &Device::Cpu).unwrap();
+        candle_core::safetensors::load(folder("qwen3").join("model.safetensors"), &candle_core::Device::Cpu).unwrap();
     let tokens = Expected::read("qwen3").ids("tokens");
     for (scaling, name) in
         [(vec![], "weight_scale"), (vec![1], "weight_scale"), (vec![0, 1], "weight_scale_inv")]
@@ -344,14 +337,40 @@ fn float8_weights_equal_the_same_numbers_in_f32() {
             let scale = if scaling.is_empty() { scale.reshape(()).unwrap() } else { scale };
             packed.insert(key.replace("weight", name), scale);
         }
-        let logits_of = |tensors: &HashMap<String, Tensor>| {
+        let logits_of = |tensors: &HashMap<String, HostTensor>| {
             let copy = changed("qwen3", |_| {});
             candle_core::safetensors::save(tensors, copy.path().join("model.safetensors")).unwrap();
-            let decoder = load(copy.path());
+            let decoder = load(copy.path(), &Device::Cpu);
             logits(&decoder, residual_stream(&decoder, &tokens).last().unwrap())
         };
         check(&format!("{name} {scaling:?}"), &logits_of(&packed), &logits_of(&widened));
     }
+}
+
+/// The tests above on the CPU and on a GPU's kernels, which the CPU runs in its place.
+macro_rules! on_every_device {
+    ($($test:ident)*) => {
+        mod on_the_cpu {
+            $(#[test] fn $test() { super::$test(&super::Device::Cpu); })*
+        }
+        mod on_an_emulated_gpu {
+            $(#[test] fn $test() { super::$test(&super::emulated_gpu()); })*
+        }
+    };
+}
+
+on_every_device! {
+    one_pass_without_a_cache_equals_pytorch
+    single_steps_with_a_cache_equal_pytorch
+    chunks_of_rows_and_their_masses_equal_pytorch
+    greedy_tokens_equal_pytorch
+    gguf_files_equal_pytorch_with_the_same_blocks
+    hooks_see_what_a_family_has_and_what_they_change_matters
+    the_pattern_hook_shows_the_attention_of_the_kernels
+}
+
+fn emulated_gpu() -> Device {
+    Device::Cuda(layerscope_kernels::cuda::Device::emulated())
 }
 
 /// A copy of a family's folder with a changed config.
@@ -371,7 +390,7 @@ fn changed(family: &str, change: impl Fn(&mut serde_json::Value)) -> tempfile::T
 fn refusal(folder: &Path, architecture: Option<&str>) -> String {
     let (_, config, files) = folder_config(folder, architecture).unwrap();
     let weights = files.weights(&config).unwrap();
-    let error = Decoder::load(config.clone(), &weights, WeightsPrecision::F32, &mut |_, _| Ok(())).err();
+    let error = Decoder::load(config.clone(), &weights, WeightsPrecision::F32, &Device::Cpu, &mut |_, _| Ok(())).err();
     let error = error.unwrap();
     assert_eq!(error.exit_code(), 2);
     error.to_string()
@@ -388,7 +407,7 @@ fn a_wrong_assumption_is_caught_by_a_weight_that_it_leaves_out() {
     assert!(error.contains("--architecture llama"), "{error}");
     let (_, config, files) = folder_config(newcomer.path(), Some("llama")).unwrap();
     let weights = files.weights(&config).unwrap();
-    let decoder = Decoder::load(config.clone(), &weights, WeightsPrecision::F32, &mut |_, _| Ok(())).unwrap();
+    let decoder = Decoder::load(config.clone(), &weights, WeightsPrecision::F32, &Device::Cpu, &mut |_, _| Ok(())).unwrap();
     let expected = Expected::read("llama31");
     let stream = residual_stream(&decoder, &expected.ids("tokens"));
     check("newcomer", &logits(&decoder, stream.last().unwrap()), &expected.numbers("logits"));

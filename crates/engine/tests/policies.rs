@@ -3,9 +3,9 @@
 
 #![allow(clippy::unwrap_used)]
 
-use candle_core::{D, Device, Tensor};
+use candle_core::{D, Device, Tensor as HostTensor};
 use layerscope_engine::{
-    Arrived, Attend, Choice, Decoder, Depth, GenerationEvent, GenerationSettings, GgufFile, HookPoint, Hooks,
+    Arrived, Attend, Choice, Decoder, Depth, GenerationEvent, Tensor, GenerationSettings, GgufFile, HookPoint, Hooks,
     Interrupt, Location, POLICIES, Pass, Policy, PolicyRules, Result, Session, Site, Weight, WeightSource,
     WeightsPrecision, generate, gguf_config,
 };
@@ -20,6 +20,8 @@ use std::sync::{Arc, LazyLock, Mutex};
 struct Tiny {
     file: GgufFile,
     decoder: Decoder,
+    /// The same on a GPU's kernels, which the CPU runs in its place.
+    on_gpu: Decoder,
 }
 
 /// The embedded model with room for longer prompts.
@@ -29,9 +31,13 @@ static TINY: LazyLock<Tiny> = LazyLock::new(|| {
     let mut config = gguf_config(&file, None).unwrap();
     config.context = 4096;
     let weights = file.weights(&config).unwrap();
-    let decoder = Decoder::load(config.clone(), &weights, WeightsPrecision::F32, &mut |_, _| Ok(())).unwrap();
+    let load = |device: layerscope_engine::Device| {
+        Decoder::load(config.clone(), &weights, WeightsPrecision::F32, &device, &mut |_, _| Ok(())).unwrap()
+    };
+    let decoder = load(layerscope_engine::Device::Cpu);
+    let on_gpu = load(layerscope_engine::Device::Cuda(layerscope_kernels::cuda::Device::emulated()));
     drop(weights);
-    Tiny { file, decoder }
+    Tiny { file, decoder, on_gpu }
 });
 
 /// Which keys a row does not see, and which rows have keys and values from the entrance of layer `from`.
@@ -53,27 +59,27 @@ struct Projected<'a> {
 struct Masked<'a> {
     reference: Reference<'a>,
     /// Residual stream at the entrance of the layer that keys and values are projected from, `[rows, d]`.
-    stopped: Rc<RefCell<Option<Tensor>>>,
+    stopped: Rc<RefCell<Option<HostTensor>>>,
 }
 
 impl Attend for Masked<'_> {
     fn attend(&mut self, at: Location<'_>, [q, k, v]: [&Tensor; 3], _: &mut Hooks<'_>) -> Result<Tensor> {
         let shape = TINY.decoder.attention_shape(at.layer);
         let (rows, group) = (at.positions.len(), shape.query_heads / shape.kv_heads);
-        let (mut k, mut v) = (k.clone(), v.clone());
+        let (q, mut k, mut v) = (q.to_host()?, k.to_host()?, v.to_host()?);
         if let Some(projected) = self.reference.projected.filter(|projected| at.layer >= projected.from) {
             let stopped = self.stopped.borrow();
             let norm = if projected.shared_norm { projected.from } else { at.layer };
             let [keys, values] = by_hand(stopped.as_ref().unwrap(), norm, at.layer);
             let mask: Vec<u8> = (0..rows).map(|row| u8::from((projected.row)(row))).collect();
-            let mask = Tensor::from_vec(mask, (rows, 1, 1), &Device::Cpu)?.broadcast_as(k.shape())?;
+            let mask = HostTensor::from_vec(mask, (rows, 1, 1), &Device::Cpu)?.broadcast_as(k.shape())?;
             (k, v) = (mask.where_cond(&keys, &k)?, mask.where_cond(&values, &v)?);
         }
-        let by_head = |x: &Tensor| -> Result<Tensor> {
-            let heads: Vec<Tensor> = (0..shape.query_heads)
+        let by_head = |x: &HostTensor| -> Result<HostTensor> {
+            let heads: Vec<HostTensor> = (0..shape.query_heads)
                 .map(|head| x.narrow(1, head / group, 1))
                 .collect::<candle_core::Result<_>>()?;
-            Ok(Tensor::cat(&heads, 1)?.transpose(0, 1)?.contiguous()?)
+            Ok(HostTensor::cat(&heads, 1)?.transpose(0, 1)?.contiguous()?)
         };
         let (k, v) = (by_head(&k)?, by_head(&v)?);
         let scores = (q.transpose(0, 1)?.contiguous()?.matmul(&k.transpose(1, 2)?.contiguous()?)?
@@ -85,14 +91,14 @@ impl Attend for Masked<'_> {
                 if hidden { f32::NEG_INFINITY } else { 0.0 }
             })
             .collect();
-        let mask = Tensor::from_vec(mask, (1, rows, rows), &Device::Cpu)?;
+        let mask = HostTensor::from_vec(mask, (1, rows, rows), &Device::Cpu)?;
         let pattern = candle_nn::ops::softmax(&scores.broadcast_add(&mask)?, D::Minus1)?;
-        Ok(pattern.matmul(&v)?.transpose(0, 1)?.contiguous()?)
+        Ok(pattern.matmul(&v)?.transpose(0, 1)?.contiguous()?.into())
     }
 }
 
 /// K, rotated, and V of rows at positions 0 …, W·(x / rms(x) · g), with norm and rotation in f64.
-fn by_hand(x: &Tensor, norm: usize, layer: usize) -> [Tensor; 2] {
+fn by_hand(x: &HostTensor, norm: usize, layer: usize) -> [HostTensor; 2] {
     let config = TINY.decoder.config();
     let weights = TINY.file.weights(config).unwrap();
     let (rows, d) = x.dims2().unwrap();
@@ -104,10 +110,10 @@ fn by_hand(x: &Tensor, norm: usize, layer: usize) -> [Tensor; 2] {
         let scale = 1.0 / (square / d as f64 + config.norm_epsilon).sqrt();
         normed.extend(row.iter().zip(&gain).map(|(&x, &g)| (f64::from(x) * scale * f64::from(g)) as f32));
     }
-    let normed = Tensor::from_vec(normed, (rows, d), &Device::Cpu).unwrap();
+    let normed = Tensor::from_vec(normed, &[rows, d]).unwrap();
     let product = |weight| {
         let linear = weights.linear(weight, (width, d), WeightsPrecision::F32).unwrap();
-        linear.forward(&normed, true).unwrap()
+        linear.forward(&normed, true).unwrap().to_host().unwrap()
     };
     let frequencies = config.rope[layer].as_ref().unwrap().frequencies(1);
     let mut keys = product(Weight::Key(layer)).flatten_all().unwrap().to_vec1::<f32>().unwrap();
@@ -120,7 +126,7 @@ fn by_hand(x: &Tensor, norm: usize, layer: usize) -> [Tensor; 2] {
             head[pair + dim / 2] = (b * cos + a * sin) as f32;
         }
     }
-    let keys = Tensor::from_vec(keys, (rows, heads, dim), &Device::Cpu).unwrap();
+    let keys = HostTensor::from_vec(keys, (rows, heads, dim), &Device::Cpu).unwrap();
     [keys, product(Weight::Value(layer)).reshape((rows, heads, dim)).unwrap()]
 }
 
@@ -142,16 +148,18 @@ fn whole_run(sequence: &[u32], p: usize, reference: Reference<'_>) -> Vec<Vec<f3
     let mut attend = Masked { reference, stopped };
     let sequence_len = sequence.len();
     let (attend, hooks) = (&mut attend, &mut hooks);
-    let mut pass = Pass { attend, hooks, sequence_len, exact: true, keys_values_from: None };
+    let mut pass =
+        Pass { attend, hooks, sequence_len, exact: true, rows_on_device: None, keys_values_from: None };
     let depth = Depth::of_layers(0..decoder.config().layers);
     let x = decoder.forward(x, &positions, depth, &mut pass).unwrap();
-    let decode = x.narrow(0, p - 1, sequence.len() + 1 - p).unwrap();
+    let decode = x.narrow(p - 1, sequence.len() + 1 - p).unwrap();
     logits(&decode)
 }
 
 fn logits(x: &Tensor) -> Vec<Vec<f32>> {
-    let positions = vec![0; x.dim(0).unwrap()];
-    TINY.decoder.unembed(x, &positions, &mut Hooks::none(), true).unwrap().to_vec2().unwrap()
+    let positions = vec![0; x.rows()];
+    let logits = TINY.decoder.unembed(x, &positions, &mut Hooks::none(), true).unwrap();
+    logits.to_host().unwrap().to_vec2().unwrap()
 }
 
 /// What the reference says of a policy: its kind, its cutoff and its anchors.
@@ -187,8 +195,18 @@ fn expected(name: &str, sequence: &[u32], p: usize) -> Vec<Vec<f32>> {
 
 /// The prompt through a session, then one step after another.
 fn stepped(policy: &Policy, sequence: &[u32], p: usize, hooks: &mut Hooks<'_>) -> Vec<Vec<f32>> {
+    stepped_on(&TINY.decoder, policy, sequence, p, hooks)
+}
+
+fn stepped_on(
+    decoder: &Decoder,
+    policy: &Policy,
+    sequence: &[u32],
+    p: usize,
+    hooks: &mut Hooks<'_>,
+) -> Vec<Vec<f32>> {
     let decode = sequence.len() + 1 - p;
-    let mut session = Session::new(&TINY.decoder, policy.clone(), p, decode).unwrap();
+    let mut session = Session::new(decoder, policy.clone(), p, decode).unwrap();
     let mut found =
         vec![session.prefill(&sequence[..p], hooks, &Interrupt::new(false), &mut |_| {}).unwrap()];
     for &token in &sequence[p..] {
@@ -200,7 +218,7 @@ fn stepped(policy: &Policy, sequence: &[u32], p: usize, hooks: &mut Hooks<'_>) -
     }
     let bytes = 2 * config.kv_heads * config.head_dim * size_of::<f32>();
     assert_eq!(session.store().allocated_bytes(), capacity.iter().sum::<usize>() * bytes, "{policy}, p {p}");
-    found.iter().map(|logits| logits.to_vec1().unwrap()).collect()
+    found.iter().map(|logits| logits.to_vec().unwrap()).collect()
 }
 
 fn assert_same(found: &[Vec<f32>], expected: &[Vec<f32>], what: &str) {
@@ -292,6 +310,58 @@ fn at_all_layers_every_policy_generates_what_the_full_model_does() {
     }
 }
 
+/// Single steps become a graph after the first.
+#[test]
+fn every_policy_on_an_emulated_gpu_equals_the_plain_reference() {
+    for name in ["full", "speed:3", "speed:1+bos", "speed:5+bos+2+30-50", "selfonly:4", "pop:5", "swiftkv:3"] {
+        let policy = Policy::parse(name, TINY.decoder.config().layers).unwrap();
+        for p in [1, 2, 3, 70] {
+            let sequence = sequence(p + 4, p as u32);
+            let found = stepped_on(&TINY.on_gpu, &policy, &sequence, p, &mut Hooks::none());
+            assert_same(&found, &expected(name, &sequence, p), &format!("{name}, p {p}"));
+        }
+    }
+}
+
+/// Statistics of a step, by the graph and by the pass over all rows, on both devices.
+#[test]
+fn statistics_on_an_emulated_gpu_equal_those_on_the_cpu() {
+    let (p, steps) = (45, 5);
+    let sequence = sequence(p + steps - 1, 11);
+    for name in ["full", "speed:3+bos+4", "selfonly:3+bos"] {
+        let of = |decoder: &Decoder| {
+            let policy = Policy::parse(name, decoder.config().layers).unwrap();
+            let mut session = Session::new(decoder, policy, p, steps).unwrap();
+            session
+                .prefill(&sequence[..p], &mut Hooks::none(), &Interrupt::new(false), &mut |_| {})
+                .unwrap();
+            let (mut stepped, mut together) = (vec![], vec![]);
+            for &token in &sequence[p..] {
+                session.step_with_statistics(token, &mut Hooks::none(), &mut stepped).unwrap();
+            }
+            session.truncate(p - 1);
+            session.teacher_forced(&sequence[p - 1..], &mut Hooks::none(), &mut together).unwrap();
+            stepped.into_iter().chain(together).collect::<Vec<_>>()
+        };
+        let (found, expected) = (of(&TINY.on_gpu), of(&TINY.decoder));
+        assert_eq!(found.len(), expected.len(), "{name}");
+        for (found, expected) in found.iter().zip(&expected) {
+            assert_eq!(found.rows.mass.len(), expected.rows.mass.len(), "{name}");
+            let masses = found.rows.mass.iter().zip(&expected.rows.mass);
+            let entropies = found.rows.entropy.iter().zip(&expected.rows.entropy);
+            for (found, expected) in masses.chain(entropies).flat_map(|(a, b)| a.iter().zip(b)) {
+                let same = (found - expected).abs() < 1e-4 || (found.is_nan() && expected.is_nan());
+                assert!(same, "{name}: {found} {expected}");
+            }
+            assert_eq!(found.received.sum.len(), expected.received.sum.len(), "{name}");
+            let sums = found.received.sum.iter().zip(&expected.received.sum);
+            for (found, expected) in sums.chain(found.received.max.iter().zip(&expected.received.max)) {
+                assert!((found - expected).abs() < 1e-4, "{name}: received {found} {expected}");
+            }
+        }
+    }
+}
+
 /// Teacher forcing, its statistics and the materialised pattern say the same as single steps.
 #[test]
 fn rows_at_once_equal_single_steps_under_every_policy() {
@@ -346,7 +416,7 @@ impl PolicyRules for ChosenBlocks {
             return None;
         }
         let shape = TINY.decoder.attention_shape(self.pruned_after);
-        let last_row = arrived.queries.get(arrived.queries.dim(0).unwrap() - 1).unwrap();
+        let last_row = arrived.queries.narrow(arrived.queries.rows() - 1, 1).unwrap().to_host().unwrap().get(0).unwrap();
         let query = last_row.sum(0).unwrap().to_vec1::<f32>().unwrap();
         let spans = arrived.store.spans(self.pruned_after, None);
         let keys: Vec<f32> =

@@ -45,14 +45,15 @@ pub(crate) fn run(arguments: &BenchArguments, interrupt: &Interrupt) -> Result<E
     });
     bars.finish();
     let measured = measured?;
-    let notes = subject.notes.into_iter().chain(caveats(&plan.policies));
+    let statistics = plan.statistics.then(|| "with attention statistics of every decode step".to_owned());
+    let notes = subject.notes.into_iter().chain(statistics).chain(caveats(&plan.policies));
     let report = Report {
         results: measured.results,
         model: subject.name,
         weights: arguments.weights.into(),
         weight_bytes: subject.decoder.weight_bytes() as u64,
         layers: subject.decoder.config().layers,
-        machine: Machine::this(),
+        machine: Machine::with(subject.decoder.device()),
         layerscope: env!("CARGO_PKG_VERSION").to_owned(),
         interrupted: measured.interrupted,
         notes: notes.chain(measured.no_peak.map(str::to_owned)).collect(),
@@ -85,6 +86,7 @@ fn plan(arguments: &BenchArguments, config: &ModelConfig) -> Result<Plan> {
         lengths: bench::parse_lengths(&arguments.lengths)?,
         new_tokens: arguments.new_tokens,
         repeats: arguments.repeats,
+        statistics: arguments.statistics,
     };
     plan.check(config)?;
     Ok(plan)
@@ -99,9 +101,12 @@ fn random_weights(arguments: &BenchArguments, name: &str) -> Result<Subject> {
     // Refused before gigabytes are filled.
     let plan = plan(arguments, shape.config())?;
     let precision: WeightsPrecision = arguments.weights.into();
-    let need = shape.memory_need(weights, precision).with_sequence(shape.config(), &plan.most_kept());
-    check_memory(&format!("random weights of shape {shape}"), &need)?;
-    let decoder = progress::loading(|progress| shape.decoder(weights, precision, SEED, progress))?;
+    let device = models::device(arguments.device)?;
+    let need = shape.memory_need(weights, precision, &device);
+    let need = need.with_sequence(shape.config(), &plan.most_kept());
+    check_memory(&format!("random weights of shape {shape}"), &need, &device)?;
+    let decoder =
+        progress::loading(|progress| shape.decoder(weights, precision, &device, SEED, progress))?;
     Ok(Subject {
         name: shape.to_string(),
         sha256: None,
@@ -115,8 +120,9 @@ fn model(arguments: &BenchArguments, interrupt: &Interrupt) -> Result<Subject> {
     let name = arguments.model.as_deref().unwrap_or_default();
     let opened = models::open_named(name, arguments.architecture.as_deref(), interrupt)?;
     let plan = plan(arguments, &opened.config)?;
-    let need = opened.memory_need(arguments.weights.into(), &plan.most_kept());
-    let model = models::load(opened, arguments.weights, &need)?;
+    let device = models::device(arguments.device)?;
+    let need = opened.memory_need(arguments.weights.into(), &device, &plan.most_kept());
+    let model = models::load(opened, arguments.weights, &device, &need)?;
     let prompts = parse_prompts(TEXT_NAME, TEXT)?;
     let text: Vec<String> = prompts.iter().map(Prompt::text).collect();
     Ok(Subject {
@@ -196,7 +202,7 @@ fn text(report: &Report) -> String {
         report.layers,
         report.weights.name(),
         output::bytes(report.weight_bytes as f64),
-        machine.cpu.as_ref().unwrap_or(&machine.architecture),
+        machine.gpu.as_ref().or(machine.cpu.as_ref()).unwrap_or(&machine.architecture),
         machine.threads
     );
     for block in report.results.chunk_by(|a, b| a.length == b.length) {

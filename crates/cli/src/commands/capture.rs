@@ -15,6 +15,7 @@ use std::process::ExitCode;
 type Captured = BTreeMap<HookPoint, Vec<Tensor>>;
 
 pub(crate) fn run(arguments: &CaptureArguments, interrupt: &Interrupt) -> Result<ExitCode> {
+    let device = models::device(arguments.model.device)?;
     let opened = models::open(&arguments.model, interrupt)?;
     let layers = opened.config.layers;
     let mut points = vec![];
@@ -27,8 +28,8 @@ pub(crate) fn run(arguments: &CaptureArguments, interrupt: &Interrupt) -> Result
     let prompt = models::prompt_tokens(&arguments.prompt, &opened.tokenizer)?;
     opened.config.check_sequence(prompt.len(), arguments.max_new_tokens.max(1))?;
     let kept = policy.capacity(prompt.len(), arguments.max_new_tokens.max(1));
-    let need = opened.memory_need(arguments.model.weights.into(), &kept);
-    let model = models::load(opened, arguments.model.weights, &need)?;
+    let need = opened.memory_need(arguments.model.weights.into(), &device, &kept);
+    let model = models::load(opened, arguments.model.weights, &device, &need)?;
 
     let captured = RefCell::new(Captured::new());
     let mut hooks = Hooks::none();

@@ -24,7 +24,7 @@ pub(crate) fn prompts() -> Result<PromptFile> {
 
 pub(crate) fn run(arguments: &DemoArguments, interrupt: &Interrupt) -> Result<ExitCode> {
     let prompts = prompts()?;
-    let model = models::load_source(&models::embedded(), WeightsPrecision::Native)?;
+    let model = models::load_source(&models::embedded(), WeightsPrecision::Native, arguments.device)?;
     let config = model.config();
     if !arguments.json {
         output::lines(&format!(

@@ -14,13 +14,14 @@ use std::sync::atomic::Ordering;
 
 pub(crate) fn run(arguments: &GenerateArguments, interrupt: &Interrupt) -> Result<ExitCode> {
     let choice = choice(arguments)?;
+    let device = models::device(arguments.model.device)?;
     let opened = models::open(&arguments.model, interrupt)?;
     let policy = Policy::parse(&arguments.policy, opened.config.layers)?;
     let prompt = models::prompt_tokens(&arguments.prompt, &opened.tokenizer)?;
     opened.config.check_sequence(prompt.len(), arguments.max_new_tokens)?;
     let kept = policy.capacity(prompt.len(), arguments.max_new_tokens);
-    let need = opened.memory_need(arguments.model.weights.into(), &kept);
-    let model = models::load(opened, arguments.model.weights, &need)?;
+    let need = opened.memory_need(arguments.model.weights.into(), &device, &kept);
+    let model = models::load(opened, arguments.model.weights, &device, &need)?;
     let settings = GenerationSettings {
         max_new_tokens: arguments.max_new_tokens,
         choice,

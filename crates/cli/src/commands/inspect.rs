@@ -5,7 +5,7 @@ use crate::{models, output};
 use layerscope_diagnostics::summary::ranges;
 use layerscope_engine::{
     Activation, Interrupt, MemoryNeed, ModelConfig, NormKind, NormPlacement, OpenedModel, QueryKeyNorm,
-    Result, RopeScaling, Tokenizer, WeightsPrecision, available_memory,
+    Result, RopeScaling, Tokenizer, WeightsPrecision,
 };
 use serde_json::json;
 use std::fmt::Write;
@@ -18,13 +18,14 @@ struct Memory {
 }
 
 pub(crate) fn run(arguments: &InspectArguments, interrupt: &Interrupt) -> Result<ExitCode> {
+    let device = models::device(arguments.device)?;
     let opened = models::open_named(&arguments.model, arguments.architecture.as_deref(), interrupt)?;
     let config = &opened.config;
     let context = arguments.context.unwrap_or(config.context);
     let kept = vec![context; config.layers];
     let memory = [WeightsPrecision::Native, WeightsPrecision::F32]
-        .map(|precision| Memory { precision, need: opened.memory_need(precision, &kept) });
-    let free = available_memory();
+        .map(|precision| Memory { precision, need: opened.memory_need(precision, &device, &kept) });
+    let free = device.free_memory()?;
     if arguments.json {
         output::json(&json!({
             "name": opened.name,
@@ -38,6 +39,7 @@ pub(crate) fn run(arguments: &InspectArguments, interrupt: &Interrupt) -> Result
                 "total": memory.need.total(),
                 "fits": free.map(|free| memory.need.total() <= free),
             })),
+            "device": device.to_string(),
             "available_memory": free,
             "tokenizer": {
                 "vocabulary": opened.tokenizer.vocab_size(),
@@ -53,7 +55,7 @@ pub(crate) fn run(arguments: &InspectArguments, interrupt: &Interrupt) -> Result
     let mut text = table(&opened);
     let _ = write!(text, "\n\nmemory at {context} tokens");
     if let Some(free) = free {
-        let _ = write!(text, " ({} are free)", output::bytes(free as f64));
+        let _ = write!(text, " ({device}: {} are free)", output::bytes(free as f64));
     }
     let _ = write!(text, "\n{}", memory_table(&memory, free));
     if let Some(template) = opened.tokenizer.chat_template().filter(|_| arguments.template) {

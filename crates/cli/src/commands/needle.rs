@@ -17,6 +17,7 @@ pub(crate) fn run(arguments: &NeedleArguments, interrupt: &Interrupt) -> Result<
     if let Some(path) = &arguments.out {
         output::check_folder(path)?;
     }
+    let device = models::device(arguments.model.device)?;
     let opened = models::open(&arguments.model, interrupt)?;
     let layers = opened.config.layers;
     let names = split_policies(&arguments.policies);
@@ -26,8 +27,8 @@ pub(crate) fn run(arguments: &NeedleArguments, interrupt: &Interrupt) -> Result<
     let longest = grid.lengths.iter().copied().max().unwrap_or(0);
     let kept = policies.iter().map(|policy| policy.capacity(longest, arguments.max_new_tokens));
     let kept = kept.max_by_key(|kept| kept.iter().sum::<usize>()).unwrap_or_default();
-    let need = opened.memory_need(arguments.model.weights.into(), &kept);
-    let model = models::load(opened, arguments.model.weights, &need)?;
+    let need = opened.memory_need(arguments.model.weights.into(), &device, &kept);
+    let model = models::load(opened, arguments.model.weights, &device, &need)?;
 
     let bar = progress::needles(prompts.len() * policies.len());
     let found =

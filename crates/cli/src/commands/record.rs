@@ -9,7 +9,7 @@ use layerscope_cutoff::recommend::Recommendation;
 use layerscope_cutoff::recording;
 use layerscope_diagnostics::prompts::{PromptFile, read_prompts};
 use layerscope_diagnostics::run::{CONTINUATIONS, Continuation, Manifest, Run};
-use layerscope_engine::{Error, Interrupt, MemoryNeed, Model, OpenedModel, Policy, Result, WeightsPrecision};
+use layerscope_engine::{Device, DeviceChoice, Error, Interrupt, MemoryNeed, Model, OpenedModel, Policy, Result, WeightsPrecision};
 use serde_json::json;
 use std::fmt::Write;
 use std::path::Path;
@@ -30,9 +30,10 @@ pub(crate) struct Recording<'a> {
 
 pub(crate) fn run(arguments: &RecordArguments, interrupt: &Interrupt) -> Result<ExitCode> {
     let prompts = read_prompts(&arguments.prompts)?;
+    let device = models::device(arguments.model.device)?;
     let opened = models::open(&arguments.model, interrupt)?;
-    let need = memory_need(&opened, &prompts, arguments);
-    let model = models::load(opened, arguments.model.weights, &need)?;
+    let need = memory_need(&opened, &prompts, &device, arguments);
+    let model = models::load(opened, arguments.model.weights, &device, &need)?;
     let recording = Recording {
         prompts: &prompts,
         max_new_tokens: arguments.max_new_tokens as usize,
@@ -45,14 +46,19 @@ pub(crate) fn run(arguments: &RecordArguments, interrupt: &Interrupt) -> Result<
 }
 
 /// What the longest of the prompts that fit the model's context takes.
-fn memory_need(opened: &OpenedModel, prompts: &PromptFile, arguments: &RecordArguments) -> MemoryNeed {
+fn memory_need(
+    opened: &OpenedModel,
+    prompts: &PromptFile,
+    device: &Device,
+    arguments: &RecordArguments,
+) -> MemoryNeed {
     let (config, steps) = (&opened.config, arguments.max_new_tokens as usize);
     let lengths =
         prompts.prompts.iter().filter_map(|prompt| opened.tokenizer.encode_prompt(&prompt.content).ok());
     let fitting = lengths.map(|tokens| tokens.len()).filter(|length| length + steps <= config.context + 1);
     let longest = fitting.max().unwrap_or(0);
     let kept = Policy::full(config.layers).capacity(longest, steps);
-    opened.memory_need(arguments.model.weights.into(), &kept).with_probes(config, longest, steps)
+    opened.memory_need(arguments.model.weights.into(), device, &kept).with_probes(config, longest, steps)
 }
 
 /// The arguments that repeat a recording, but for the folders of its files: where they lie is the user's own affair.
@@ -66,7 +72,9 @@ fn command(arguments: &RecordArguments) -> Vec<String> {
         ("--out", last_part(out)),
     ];
     let architecture = model.architecture.iter().map(|name| ("--architecture", name.clone()));
-    let options = options.into_iter().chain(architecture);
+    let device = Some(model.device.device).filter(|&device| device != DeviceChoice::Auto);
+    let device = device.iter().map(|device| ("--device", device.to_string()));
+    let options = options.into_iter().chain(architecture).chain(device);
     let options = options.flat_map(|(name, value)| [name.to_owned(), value]);
     ["record".to_owned(), last_part(Path::new(&model.model))].into_iter().chain(options).collect()
 }

@@ -21,7 +21,7 @@ pub(crate) fn run(arguments: &ReportArguments, interrupt: &Interrupt) -> Result<
     let options = Options { tolerance: arguments.tolerance, anchor: Anchor::from(arguments.anchor) };
     if !arguments.model.is_empty() {
         for folder in &arguments.runs {
-            generate_failure_cases(folder, &arguments.model, options, interrupt)?;
+            generate_failure_cases(folder, arguments, options, interrupt)?;
         }
     }
     let report = progress::waiting("reading the runs", || Report::read(&arguments.runs, options))?;
@@ -36,7 +36,7 @@ pub(crate) fn run(arguments: &ReportArguments, interrupt: &Interrupt) -> Result<
 /// Generates what a run lacks under its recommended cutoff, with the one of the models that it was recorded with.
 fn generate_failure_cases(
     folder: &Path,
-    names: &[String],
+    arguments: &ReportArguments,
     options: Options,
     interrupt: &Interrupt,
 ) -> Result<()> {
@@ -50,8 +50,8 @@ fn generate_failure_cases(
             manifest.weights
         ))
     })?;
-    for name in names {
-        let model = models::load_source(&models::resolve(name, interrupt)?, precision)?;
+    for name in &arguments.model {
+        let model = models::load_source(&models::resolve(name, interrupt)?, precision, arguments.device)?;
         if model.sha256 == manifest.model.sha256 {
             record::failure_cases(&run, &model, &recommendation, DEFAULT_COUNT, interrupt)?;
             return Ok(());

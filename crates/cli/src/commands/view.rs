@@ -37,6 +37,7 @@ pub(crate) fn run(arguments: &ViewArguments, interrupt: &Interrupt) -> Result<Ex
         view: arguments.view,
         theme: arguments.theme.map(Theme::from),
         drawn_in_software: false,
+        device: arguments.device.device,
     };
     match &arguments.screenshot {
         Some(path) => {

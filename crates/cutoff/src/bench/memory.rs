@@ -1,8 +1,9 @@
-//! The process's peak memory, where the operating system counts it.
+//! Peak memory: on a GPU what was taken of its memory, else the process's, where the operating system counts it.
 //!
 //! Linux keeps the resident set's high-water mark and lets a process reset it. What an earlier generation freed is given
 //! back for the large buffers that count, but small ones may linger, so a peak is an upper bound.
 
+use layerscope_engine::Device;
 #[cfg(target_os = "linux")]
 use std::fs;
 
@@ -10,27 +11,41 @@ use std::fs;
 ///
 /// # Errors
 /// Why peaks are not known.
+pub(super) fn reset_peak(device: &Device) -> Result<(), &'static str> {
+    match device {
+        Device::Cpu => reset_resident_peak(),
+        Device::Cuda(device) => {
+            device.reset_peak();
+            Ok(())
+        }
+    }
+}
+
+/// Most bytes taken at once since the last reset.
+pub(super) fn peak_bytes(device: &Device) -> Option<u64> {
+    match device {
+        Device::Cpu => resident_peak_bytes(),
+        Device::Cuda(device) => Some(device.peak_bytes() as u64),
+    }
+}
+
 #[cfg(target_os = "linux")]
-pub(super) fn reset_peak() -> Result<(), &'static str> {
+fn reset_resident_peak() -> Result<(), &'static str> {
     layerscope_engine::return_freed_memory();
     match fs::write("/proc/self/clear_refs", "5") {
-        Ok(()) if peak_bytes().is_some() => Ok(()),
+        Ok(()) if resident_peak_bytes().is_some() => Ok(()),
         Ok(()) => Err("peak memory is not known: /proc/self/status does not tell VmHWM"),
         Err(_) => Err("peak memory is not known: the system refuses to reset it (/proc/self/clear_refs)"),
     }
 }
 
-/// Forgets the peak so far.
-///
-/// # Errors
-/// Why peaks are not known.
 #[cfg(not(target_os = "linux"))]
-pub(super) fn reset_peak() -> Result<(), &'static str> {
+fn reset_resident_peak() -> Result<(), &'static str> {
     Err("peak memory is not known: it is measured on Linux alone")
 }
 
 /// Most bytes resident since the last reset.
-pub(super) fn peak_bytes() -> Option<u64> {
+fn resident_peak_bytes() -> Option<u64> {
     #[cfg(target_os = "linux")]
     return fs::read_to_string("/proc/self/status").ok().as_deref().and_then(high_water_mark);
     #[cfg(not(target_os = "linux"))]
@@ -58,10 +73,10 @@ mod tests {
 
     #[test]
     fn a_large_buffer_is_seen() {
-        if reset_peak().is_err() {
+        if reset_peak(&Device::Cpu).is_err() {
             return;
         }
         let buffer = vec![1u8; 64 << 20];
-        assert!(peak_bytes().is_some_and(|peak| peak >= buffer.len() as u64));
+        assert!(peak_bytes(&Device::Cpu).is_some_and(|peak| peak >= buffer.len() as u64));
     }
 }

@@ -20,6 +20,8 @@ pub struct Plan {
     pub new_tokens: usize,
     /// Counted repeats.
     pub repeats: usize,
+    /// Whether decode steps also compute their attention statistics.
+    pub statistics: bool,
 }
 
 impl Plan {
@@ -148,7 +150,7 @@ mod tests {
 
     fn plan(policies: &[&str], lengths: &[usize]) -> Plan {
         let policies = policies.iter().map(|name| Policy::parse(name, 30).expect("a policy")).collect();
-        Plan { policies, lengths: lengths.to_vec(), new_tokens: 8, repeats: 2 }
+        Plan { policies, lengths: lengths.to_vec(), new_tokens: 8, repeats: 2, statistics: false }
     }
 
     #[test]

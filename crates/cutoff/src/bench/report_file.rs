@@ -78,7 +78,7 @@ mod tests {
             weights: WeightsPrecision::F32,
             weight_bytes: 9,
             layers: 8,
-            machine: Machine { cpu: None, threads: 2, os: "linux".into(), architecture: "x86_64".into() },
+            machine: Machine { cpu: None, threads: 2, os: "linux".into(), architecture: "x86_64".into(), gpu: None },
             layerscope: "0.1.0".into(),
             interrupted: false,
             notes: vec!["a note".into()],

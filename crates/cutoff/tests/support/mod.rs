@@ -2,11 +2,10 @@
 
 #![allow(dead_code, clippy::unwrap_used, missing_docs, unreachable_pub)]
 
-use candle_core::{Device, Tensor};
-use layerscope_diagnostics::probe::for_each_logits;
+use layerscope_diagnostics::reference_distributions::for_each_logits;
 use layerscope_engine::{
-    Attend, Decoder, Depth, Hooks, Location, Model, ModelSource, Pass, Result, WeightsPrecision,
-    folder_config, with_f32,
+    Attend, Decoder, Depth, Device, Hooks, Location, Model, ModelSource, Pass, Result, Tensor,
+    WeightsPrecision, folder_config, with_f32,
 };
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
@@ -18,7 +17,7 @@ pub fn tiny() -> PathBuf {
 }
 
 pub fn load(path: &Path) -> Model {
-    Model::load(&ModelSource::path(path), WeightsPrecision::F32, &mut |_, _| Ok(())).unwrap()
+    Model::load(&ModelSource::path(path), WeightsPrecision::F32, &Device::Cpu, &mut |_, _| Ok(())).unwrap()
 }
 
 /// A family's tiny random model (`fixtures/families`).
@@ -26,7 +25,7 @@ pub fn family(name: &str) -> Decoder {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/families").join(name);
     let (_, config, files) = folder_config(&folder, None).unwrap();
     let weights = files.weights(&config).unwrap();
-    Decoder::load(config.clone(), &weights, WeightsPrecision::F32, &mut |_, _| Ok(())).unwrap()
+    Decoder::load(config.clone(), &weights, WeightsPrecision::F32, &Device::Cpu, &mut |_, _| Ok(())).unwrap()
 }
 
 /// Whole-sequence attention in f64 where `hidden(layer, query, key)` says what a query does not see.
@@ -79,7 +78,7 @@ impl Attend for Naive<'_> {
             }
         };
         with_f32(q, |q| with_f32(k, |k| with_f32(v, |v| run(q, k, v))))???;
-        Ok(Tensor::from_vec(output, (rows, heads, dim), &Device::Cpu)?)
+        Tensor::from_vec(output, &[rows, heads, dim])
     }
 }
 
@@ -96,10 +95,11 @@ pub fn whole_run(
     let mut attend = Naive { decoder, hidden };
     let sequence_len = sequence.len();
     let (attend, hooks) = (&mut attend, &mut hooks);
-    let mut pass = Pass { attend, hooks, sequence_len, exact: true, keys_values_from: None };
+    let mut pass =
+        Pass { attend, hooks, sequence_len, exact: true, rows_on_device: None, keys_values_from: None };
     let x = decoder.forward(x, &positions, Depth::of_layers(0..decoder.config().layers), &mut pass).unwrap();
     let mut rows = vec![];
-    let decode = x.narrow(0, p - 1, sequence.len() + 1 - p).unwrap();
+    let decode = x.narrow(p - 1, sequence.len() + 1 - p).unwrap();
     for_each_logits(decoder, &decode, |_, logits| rows.push(logits.to_vec())).unwrap();
     rows
 }

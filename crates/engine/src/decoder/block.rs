@@ -3,9 +3,10 @@
 use super::Location;
 use super::experts::ExpertLayer;
 use crate::hooks::{Hooks, Site};
-use crate::weights::Linear;
-use crate::{Result, tensor};
-use candle_core::Tensor;
+use crate::config::Activation;
+use crate::weights::{Linear, Sum};
+use crate::{Device, Result};
+use crate::tensor::{self, Arithmetic, Tensor};
 
 /// Weights of one block.
 pub(super) struct Block {
@@ -74,7 +75,7 @@ impl Block {
     fn query_key_norm(&self, which: usize, x: &Tensor) -> Result<Tensor> {
         match &self.query_key_norms {
             // Over as many elements as the norm has: those of a head, or of all heads.
-            Some(norms) => norms[which].forward(x),
+            Some(norms) => norms[which].forward(x, None),
             None => Ok(x.clone()),
         }
     }
@@ -86,9 +87,37 @@ impl Projection {
         self.matrix.bytes()
     }
 
+    fn sum(&self) -> Sum<'_> {
+        Sum { matrix: &self.matrix, bias: self.bias.as_ref(), onto: None }
+    }
+
     /// `x [rows, in]` to `[rows, out]`.
     pub(super) fn forward(&self, x: &Tensor, exact: bool) -> Result<Tensor> {
-        tensor::add_bias(self.matrix.forward(x, exact)?, self.bias.as_ref())
+        let [y] = Self::forward_together([self], x, exact)?;
+        Ok(y)
+    }
+
+    /// The same added to `onto [rows, out]`.
+    pub(super) fn forward_onto(&self, x: &Tensor, onto: &Tensor, exact: bool) -> Result<Tensor> {
+        let [y] = Linear::multiply([Sum { onto: Some(onto), ..self.sum() }], x, exact)?;
+        Ok(y)
+    }
+
+    /// f(gate(x)) · up(x).
+    pub(super) fn forward_gated(
+        activation: Activation,
+        [gate, up]: [&Self; 2],
+        x: &Tensor,
+        exact: bool,
+    ) -> Result<Tensor> {
+        if gate.bias.is_none() && up.bias.is_none() {
+            let at_once = Linear::multiply_gated(activation, [&gate.matrix, &up.matrix], x)?;
+            if let Some(gated) = at_once {
+                return Ok(gated);
+            }
+        }
+        let [gate, up] = Self::forward_together([gate, up], x, exact)?;
+        tensor::gate(activation, &gate, &up)
     }
 
     /// Several projections of the same rows, shared out among threads together.
@@ -97,20 +126,14 @@ impl Projection {
         x: &Tensor,
         exact: bool,
     ) -> Result<[Tensor; N]> {
-        let mut outputs = Linear::forward_together(projections.map(|p| &p.matrix), x, exact)?;
-        for (output, projection) in outputs.iter_mut().zip(projections) {
-            if projection.bias.is_some() {
-                *output = tensor::add_bias(output.clone(), projection.bias.as_ref())?;
-            }
-        }
-        Ok(outputs)
+        Linear::multiply(projections.map(Self::sum), x, exact)
     }
 }
 
 impl Norm {
-    /// `x` in rows as long as the scale.
-    pub(super) fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        self.with_scale(x, &self.scale, self.bias.as_ref())
+    /// `x` in rows as long as the scale; what follows is products in an arithmetic, if it is.
+    pub(super) fn forward(&self, x: &Tensor, arithmetic: Option<Arithmetic>) -> Result<Tensor> {
+        tensor::norm(x, &self.scale, self.bias.as_ref(), self.epsilon, arithmetic)
     }
 
     /// The same past a hook point, which shows the value before the learned scale and bias.
@@ -120,20 +143,26 @@ impl Norm {
         at: Location<'_>,
         site: Site,
         hooks: &mut Hooks<'_>,
+        arithmetic: Option<Arithmetic>,
     ) -> Result<Tensor> {
         if !hooks.wants(at.layer, site) {
-            return self.forward(x);
+            return self.forward(x, arithmetic);
         }
-        let zeros = self.bias.as_ref().map(Tensor::zeros_like).transpose()?;
-        let normalized = self.with_scale(x, &self.scale.ones_like()?, zeros.as_ref())?;
-        let normalized = hooks.visit(at.layer, site, at.positions, normalized)?;
-        tensor::add_bias(normalized.broadcast_mul(&self.scale)?, self.bias.as_ref())
-    }
-
-    fn with_scale(&self, x: &Tensor, scale: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
-        match bias {
-            Some(bias) => tensor::layer_norm(x, scale, bias, self.epsilon),
-            None => tensor::rms_norm(x, scale, self.epsilon),
+        let ones = Tensor::from_vec(vec![1.0; self.scale.elements()], self.scale.dims())?;
+        let zeros = Tensor::from_vec(vec![0.0; self.scale.elements()], self.scale.dims())?;
+        let zeros = self.bias.as_ref().map(|_| &zeros);
+        let shown = x.to_device(&Device::Cpu)?;
+        let normalized = tensor::norm(&shown, &ones, zeros, self.epsilon, None)?;
+        let normalized = hooks.visit(at.layer, site, at.positions, normalized)?.to_host()?;
+        let scaled = normalized.broadcast_mul(&self.scale.to_host()?)?;
+        let scaled = match &self.bias {
+            Some(bias) => scaled.broadcast_add(&bias.to_host()?)?,
+            None => scaled,
+        };
+        let scaled = Tensor::from(scaled).like(x)?;
+        match arithmetic {
+            Some(arithmetic) => tensor::for_products(&scaled, arithmetic),
+            None => Ok(scaled),
         }
     }
 }

@@ -2,10 +2,9 @@
 
 use super::block::Projection;
 use crate::config::Activation;
-use crate::tensor::with_f32;
+use crate::Result;
+use crate::tensor::{self, Tensor, with_f32};
 use crate::weights::Linear;
-use crate::{Result, tensor};
-use candle_core::{Device, Tensor};
 
 /// The experts of a layer.
 pub(super) struct ExpertLayer {
@@ -34,25 +33,20 @@ impl ExpertLayer {
 
     /// `x [rows, d]` to Σ weight·expert(x) over each row's experts, `[rows, d]`.
     pub(super) fn forward(&self, x: &Tensor, activation: Activation, exact: bool) -> Result<Tensor> {
-        let (rows, width) = x.dims2()?;
+        let rows = x.rows();
         // Routing is decided in f32: a score that is rounded may choose another expert.
         let scores = self.router.forward(x, true)?;
         let chosen = with_f32(&scores, |scores| self.choose(scores))?;
-        let mut output = vec![0.0; rows * width];
+        let mut sum = tensor::WeightedRows::new(x, rows)?;
         for (expert, chosen) in self.experts.iter().zip(&chosen) {
             if chosen.is_empty() {
                 continue;
             }
-            let ids: Vec<u32> = chosen.iter().map(|&(row, _)| row as u32).collect();
-            let x = x.index_select(&Tensor::new(ids, &Device::Cpu)?, 0)?;
-            with_f32(&expert.forward(&x, activation, exact)?, |found| {
-                for (&(row, weight), found) in chosen.iter().zip(found.chunks_exact(width)) {
-                    let output = &mut output[row * width..][..width];
-                    output.iter_mut().zip(found).for_each(|(y, x)| *y += weight * x);
-                }
-            })?;
+            let (ids, weights): (Vec<u32>, Vec<f32>) =
+                chosen.iter().map(|&(row, weight)| (row as u32, weight)).unzip();
+            sum.add(&expert.forward(&x.select(&ids)?, activation, exact)?, &ids, &weights)?;
         }
-        Ok(Tensor::from_vec(output, (rows, width), &Device::Cpu)?)
+        sum.finish()
     }
 
     /// The rows of each expert, ascending, with the weight that it has there.
@@ -79,7 +73,7 @@ impl ExpertLayer {
 
 impl Expert {
     fn forward(&self, x: &Tensor, activation: Activation, exact: bool) -> Result<Tensor> {
-        let [gate, up] = Projection::forward_together([&self.gate, &self.up], x, exact)?;
-        self.down.forward(&tensor::gate(activation, &gate, &up)?, exact)
+        let gated = Projection::forward_gated(activation, [&self.gate, &self.up], x, exact)?;
+        self.down.forward(&gated, exact)
     }
 }

@@ -5,12 +5,12 @@ use super::block::{Block, Mlp, Norm, Projection};
 use super::experts::{Expert, ExpertLayer};
 use super::rotary::RotaryTables;
 use crate::config::{Experts, NormKind, NormPlacement, QueryKeyNorm};
-use crate::weights::{Embedding, Weight, WeightSource, WeightsPrecision};
-use crate::{Error, ModelConfig, Result};
-use candle_core::{DType, Device, Tensor};
+use crate::weights::{Embedding, Linear, Weight, WeightSource, WeightsPrecision};
+use crate::tensor::Tensor;
+use crate::{Device, Error, ModelConfig, Result};
 
 impl Decoder {
-    /// Loads every weight; `progress(done, all)` is told after each block and may break off with an error.
+    /// Loads every weight, onto a device; `progress(done, all)` is told after each block and may break off with an error.
     ///
     /// # Errors
     /// [`crate::Error::Input`] naming the file where a weight is missing, misshapen or cut short, or left over.
@@ -18,14 +18,15 @@ impl Decoder {
         config: ModelConfig,
         source: &dyn WeightSource,
         precision: WeightsPrecision,
+        device: &Device,
         progress: &mut dyn FnMut(usize, usize) -> Result<()>,
     ) -> Result<Self> {
-        let loader = Loader { config: &config, source, precision };
+        let loader = Loader { config: &config, source, precision, device };
         let d = config.hidden;
-        let embedding = source.linear(Weight::Embedding, (config.vocab, d), precision)?;
+        let embedding = loader.matrix(Weight::Embedding, config.vocab, d)?;
         let position_embedding = match config.learned_positions {
             true => {
-                Some(Embedding(source.linear(Weight::PositionEmbedding, (config.context, d), precision)?))
+                Some(Embedding(loader.matrix(Weight::PositionEmbedding, config.context, d)?))
             }
             false => None,
         };
@@ -37,7 +38,7 @@ impl Decoder {
                 }
                 Projection {
                     matrix: embedding.clone(),
-                    bias: source.bias(Weight::Unembedding, config.vocab)?,
+                    bias: loader.bias(Weight::Unembedding, config.vocab)?,
                 }
             }
             false => loader.projection(Weight::Unembedding, config.vocab, d)?,
@@ -57,7 +58,7 @@ impl Decoder {
             unembedding,
             rotary: RotaryTables::new(&config),
             precision,
-            device: Device::Cpu,
+            device: device.clone(),
             config,
         })
     }
@@ -67,6 +68,7 @@ struct Loader<'a> {
     config: &'a ModelConfig,
     source: &'a dyn WeightSource,
     precision: WeightsPrecision,
+    device: &'a Device,
 }
 
 impl Loader<'_> {
@@ -127,7 +129,7 @@ impl Loader<'_> {
             })
         });
         Ok(ExpertLayer {
-            router: self.source.linear(Weight::Router(l), (config.count, d), self.precision)?,
+            router: self.matrix(Weight::Router(l), config.count, d)?,
             experts: experts.collect::<Result<_>>()?,
             used: config.used,
             normalized: config.normalized,
@@ -136,18 +138,27 @@ impl Loader<'_> {
 
     fn projection(&self, weight: Weight, rows: usize, columns: usize) -> Result<Projection> {
         Ok(Projection {
-            matrix: self.source.linear(weight, (rows, columns), self.precision)?,
-            bias: self.source.bias(weight, rows)?,
+            matrix: self.matrix(weight, rows, columns)?,
+            bias: self.bias(weight, rows)?,
         })
     }
 
+    fn matrix(&self, weight: Weight, rows: usize, columns: usize) -> Result<Linear> {
+        self.source.linear(weight, (rows, columns), self.precision)?.to_device(self.device)
+    }
+
+    fn bias(&self, weight: Weight, len: usize) -> Result<Option<Tensor>> {
+        let bias = self.source.bias(weight, len)?;
+        bias.map(|bias| Tensor::from(bias).to_device(self.device)).transpose()
+    }
+
     fn norm(&self, weight: Weight, len: usize) -> Result<Norm> {
-        let scale = self.source.vector(weight, len)?;
+        let scale = Tensor::from(self.source.vector(weight, len)?).to_device(self.device)?;
         let bias = match self.config.norm {
             NormKind::Rms => None,
-            NormKind::Layer => Some(match self.source.bias(weight, len)? {
+            NormKind::Layer => Some(match self.bias(weight, len)? {
                 Some(bias) => bias,
-                None => Tensor::zeros(len, DType::F32, &Device::Cpu)?,
+                None => Tensor::from_vec(vec![0.0; len], &[len])?.to_device(self.device)?,
             }),
         };
         Ok(Norm { scale, bias, epsilon: self.config.norm_epsilon as f32 })

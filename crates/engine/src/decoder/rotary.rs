@@ -1,27 +1,39 @@
 //! Rotary embedding: the angles of positions, once for all layers that turn alike.
 
 use crate::config::RopeConfig;
-use crate::{ModelConfig, Result, tensor};
-use candle_core::Tensor;
+use crate::tensor::{self, Tensor};
+use crate::{ModelConfig, Result};
+use layerscope_kernels::cuda::{Buffer, Device};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// The ways in which a model's layers turn queries and keys.
 pub(super) struct RotaryTables {
     distinct: Vec<RopeConfig>,
     /// Index into `distinct` of each layer; `None` where a layer turns nothing.
     of_layer: Vec<Option<usize>>,
+    /// Frequencies that are on a GPU already.
+    on_device: Mutex<Vec<(Vec<f32>, Arc<Buffer>)>>,
 }
 
 /// Angles of some positions.
 pub(super) struct Angles<'a> {
     tables: &'a RotaryTables,
-    /// For each distinct way: cos and sin `[rows, half]`.
-    cos_sin: Vec<[Vec<f32>; 2]>,
+    /// For each distinct way.
+    of_way: Vec<Angle>,
+}
+
+/// How much the pairs of some rows are turned.
+pub(crate) enum Angle {
+    /// cos and sin `[rows, half]`.
+    Host([Vec<f32>; 2]),
+    /// To be computed on a GPU from positions (i32 `[rows]`) and frequencies (f32 `[half]`).
+    Device { positions: Arc<Buffer>, frequencies: Arc<Buffer>, magnitude: f32 },
 }
 
 /// Angles of some positions at a layer.
 #[derive(Clone, Copy)]
 pub(super) struct Rotary<'a> {
-    cos_sin: &'a [Vec<f32>; 2],
+    angle: &'a Angle,
     /// Pairs of elements that are turned.
     half: usize,
 }
@@ -36,14 +48,13 @@ impl RotaryTables {
             })
         };
         let of_layer = config.rope.iter().map(|rope| rope.as_ref().map(&mut index)).collect();
-        Self { distinct, of_layer }
+        Self { distinct, of_layer, on_device: Mutex::default() }
     }
 
     /// Angles of rows at `positions` in a sequence of at most `sequence_len` tokens.
     pub(super) fn angles(&self, positions: &[usize], sequence_len: usize) -> Angles<'_> {
-        let cos_sin = self.distinct.iter().map(|rope| {
-            // Frequencies and angles are rounded to f32, as the models were trained with.
-            let frequencies: Vec<f32> = rope.frequencies(sequence_len).iter().map(|&f| f as f32).collect();
+        let of_way = self.distinct.iter().map(|rope| {
+            let frequencies = rounded_frequencies(rope, sequence_len);
             let magnitude = rope.magnitude();
             let angles = positions.iter().flat_map(|&p| frequencies.iter().map(move |f| p as f32 * f));
             let (cos, sin) = angles
@@ -52,24 +63,54 @@ impl RotaryTables {
                     ((magnitude * cos) as f32, (magnitude * sin) as f32)
                 })
                 .unzip();
-            [cos, sin]
+            Angle::Host([cos, sin])
         });
-        Angles { tables: self, cos_sin: cos_sin.collect() }
+        Angles { tables: self, of_way: of_way.collect() }
     }
+
+    /// The same of rows whose positions (i32) are on a GPU.
+    pub(super) fn angles_on_device(
+        &self,
+        positions: Arc<Buffer>,
+        sequence_len: usize,
+    ) -> Result<Angles<'_>> {
+        let of_way = self.distinct.iter().map(|rope| {
+            let frequencies = self.frequencies_on_device(positions.device(), rounded_frequencies(rope, sequence_len))?;
+            let positions = Arc::clone(&positions);
+            Ok(Angle::Device { positions, frequencies, magnitude: rope.magnitude() as f32 })
+        });
+        Ok(Angles { tables: self, of_way: of_way.collect::<Result<_>>()? })
+    }
+
+    fn frequencies_on_device(&self, device: &Device, frequencies: Vec<f32>) -> Result<Arc<Buffer>> {
+        let mut known = self.on_device.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, buffer)) = known.iter().find(|(numbers, _)| *numbers == frequencies) {
+            return Ok(Arc::clone(buffer));
+        }
+        let buffer = device.reserve(size_of_val(frequencies.as_slice()))?;
+        buffer.write(0, &frequencies)?;
+        let buffer = Arc::new(buffer);
+        known.push((frequencies, Arc::clone(&buffer)));
+        Ok(buffer)
+    }
+}
+
+/// Frequencies and angles are rounded to f32, as the models were trained with.
+fn rounded_frequencies(rope: &RopeConfig, sequence_len: usize) -> Vec<f32> {
+    rope.frequencies(sequence_len).iter().map(|&f| f as f32).collect()
 }
 
 impl Angles<'_> {
     /// What a layer turns by.
     pub(super) fn of_layer(&self, layer: usize) -> Option<Rotary<'_>> {
         let index = self.tables.of_layer[layer]?;
-        Some(Rotary { cos_sin: &self.cos_sin[index], half: self.tables.distinct[index].dims / 2 })
+        Some(Rotary { angle: &self.of_way[index], half: self.tables.distinct[index].dims / 2 })
     }
 }
 
 impl Rotary<'_> {
     /// Turns pairs (i, i + half) of `x [rows, heads, head_dim]`.
     pub(super) fn apply(&self, x: &Tensor) -> Result<Tensor> {
-        let [cos, sin] = self.cos_sin;
-        tensor::rotate(x, [cos, sin], self.half)
+        tensor::rotate(x, self.angle, self.half)
     }
 }

@@ -1,8 +1,7 @@
 //! What a policy is.
 
 use super::Anchors;
-use crate::{Depth, KvStore};
-use candle_core::Tensor;
+use crate::{Depth, KvStore, Tensor};
 use std::fmt;
 
 /// Said of every policy whose weights were not trained for it.

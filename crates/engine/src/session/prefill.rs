@@ -1,17 +1,13 @@
 //! The prefill: the prompt through the stages that its policy makes.
 
 use super::rows::Rows;
-use super::{Interrupt, Session, check_interrupt};
+use super::{Interrupt, Session, check_interrupt, flattened};
 use crate::decoder::KeysValuesOf;
 use crate::hooks::Hooks;
-use crate::memory::ROWS_AT_ONCE;
+use crate::memory::rows_at_once;
 use crate::policy::{Arrived, KeysValuesAbove};
-use crate::tensor::with_f32;
+use crate::tensor::Tensor;
 use crate::{Depth, Error, Result};
-use candle_core::Tensor;
-
-/// Prompt rows per forward pass: bounds memory, and products of this many rows run at full speed.
-const CHUNK: usize = ROWS_AT_ONCE;
 
 impl Session<'_> {
     /// Runs the prompt, in chunks, as deep as the policy says; logits `[V]` of its last token.
@@ -27,6 +23,7 @@ impl Session<'_> {
         progress: &mut dyn FnMut(usize),
     ) -> Result<Tensor> {
         assert!(self.is_empty() && prompt.len() == self.prompt_len, "prefill runs once, on the prompt");
+        let at_once = rows_at_once(self.decoder.device());
         let end = Depth::entering(self.decoder.config().layers);
         let mut start = Depth::entering(0);
         // What enters a stage: tokens at first, then the rows that the stage before let go on.
@@ -34,9 +31,9 @@ impl Session<'_> {
         for exit in self.policy.rules().exits().into_iter().chain([end]) {
             let count = entering.as_ref().map_or(prompt.len(), Rows::len);
             let (mut arrived, mut positions, mut onward) = (vec![], vec![], vec![]);
-            for first in (0..count).step_by(CHUNK) {
+            for first in (0..count).step_by(at_once) {
                 check_interrupt(interrupt)?;
-                let len = CHUNK.min(count - first);
+                let len = at_once.min(count - first);
                 let chunk = match &entering {
                     None => self.embed(&prompt[first..first + len], hooks)?,
                     Some(rows) => rows.narrow(first, len)?,
@@ -59,7 +56,7 @@ impl Session<'_> {
         let Some(last) = entering else {
             return Err(Error::failure("prefill left no row; please report this"));
         };
-        Ok(self.decoder.unembed(&last.x, &last.positions, hooks, false)?.squeeze(0)?)
+        flattened(&self.decoder.unembed(&last.x, &last.positions, hooks, false)?)
     }
 
     /// Which of the rows at `positions` go on from an exit, if that can be told; from the end it is the last prompt token
@@ -96,7 +93,7 @@ impl Session<'_> {
         let store = &mut self.store;
         let of = KeysValuesOf { layers: above, shared_norm, sequence_len: self.sequence_len };
         self.decoder.project_keys_values(&x, &positions, of, hooks, &mut |layer, [k, v]| {
-            with_f32(k, |k| with_f32(v, |v| store.append(layer, &positions, k, v)))??
+            store.append(layer, &positions, k, v)
         })
     }
 }

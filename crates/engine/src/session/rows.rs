@@ -1,7 +1,7 @@
 //! Rows on their way through the decoder.
 
+use crate::tensor::Tensor;
 use crate::{Error, Result};
-use candle_core::Tensor;
 
 /// Residual streams `[rows, d]` and the position of each.
 pub(super) struct Rows {
@@ -16,7 +16,7 @@ impl Rows {
 
     /// Some of them that follow each other.
     pub(super) fn narrow(&self, first: usize, len: usize) -> Result<Self> {
-        Ok(Self { x: self.x.narrow(0, first, len)?, positions: self.positions[first..first + len].to_vec() })
+        Ok(Self { x: self.x.narrow(first, len)?, positions: self.positions[first..first + len].to_vec() })
     }
 
     /// Those for which `wanted` has a true; `None` where it has none.
@@ -30,7 +30,7 @@ impl Rows {
             return Ok(None);
         }
         let positions = rows.iter().map(|&row| self.positions[row as usize]).collect();
-        let x = self.x.index_select(&Tensor::new(rows, self.x.device())?, 0)?;
+        let x = self.x.select(&rows)?;
         Ok(Some(Self { x, positions }))
     }
 
@@ -40,7 +40,7 @@ impl Rows {
             0 => Err(Error::failure("no row is left; please report this")),
             1 => Ok(pieces.remove(0)),
             _ => {
-                let x = Tensor::cat(&pieces.iter().map(|rows| &rows.x).collect::<Vec<_>>(), 0)?;
+                let x = Tensor::cat(&pieces.iter().map(|rows| &rows.x).collect::<Vec<_>>())?;
                 Ok(Self { x, positions: pieces.into_iter().flat_map(|rows| rows.positions).collect() })
             }
         }

@@ -1,9 +1,11 @@
 //! A matrix that multiplies rows: floats, or block-quantised as the file has it.
 
 use super::bytes::FileBytes;
-use crate::tensor::with_f32;
-use crate::{Error, Result};
-use candle_core::{Device, Tensor};
+use super::on_device::{DeviceMatrix, DeviceSum};
+use crate::tensor::{self, Tensor, with_f32};
+use crate::{Device, Error, Result};
+use layerscope_kernels::Activation;
+use layerscope_kernels::cuda::Buffer;
 use layerscope_kernels::matmul::{Format, Precision, Product, Weights, multiply};
 use std::ops::Range;
 use std::sync::Arc;
@@ -12,14 +14,19 @@ use std::sync::Arc;
 #[derive(Clone)]
 pub struct Linear(Arc<Matrix>);
 
-struct Matrix {
+enum Matrix {
+    Host(HostMatrix),
+    Device(DeviceMatrix),
+}
+
+struct HostMatrix {
     bytes: Bytes,
     format: Format,
     rows: usize,
     columns: usize,
 }
 
-/// Where a matrix's elements are.
+/// Where a matrix's elements are on the host.
 enum Bytes {
     /// In the file.
     InFile(Arc<FileBytes>, Range<usize>),
@@ -39,7 +46,7 @@ impl Linear {
         keep: bool,
     ) -> Self {
         if keep || format == Format::F32 {
-            return Self(Arc::new(Matrix { bytes: Bytes::InFile(file, range), format, rows, columns }));
+            return Self::of(HostMatrix { bytes: Bytes::InFile(file, range), format, rows, columns });
         }
         Self::from_blocks(&(*file).as_ref()[range], format, (rows, columns), keep)
     }
@@ -56,7 +63,31 @@ impl Linear {
             true => (Bytes::Owned(blocks.to_vec()), format),
             false => (Bytes::F32(dequantized(blocks, format, rows * columns)), Format::F32),
         };
-        Self(Arc::new(Matrix { bytes, format, rows, columns }))
+        Self::of(HostMatrix { bytes, format, rows, columns })
+    }
+
+    fn of(matrix: HostMatrix) -> Self {
+        Self(Arc::new(Matrix::Host(matrix)))
+    }
+
+    /// On a device.
+    ///
+    /// # Errors
+    /// [`Error::Input`] where its memory does not suffice.
+    pub fn to_device(&self, device: &Device) -> Result<Self> {
+        match (&*self.0, device) {
+            (Matrix::Host(matrix), Device::Cuda(device)) => {
+                Ok(Self(Arc::new(Matrix::Device(DeviceMatrix::upload(device, &matrix.weights())?))))
+            }
+            _ => Ok(self.clone()),
+        }
+    }
+
+    fn rows_and_columns(&self) -> (usize, usize) {
+        match &*self.0 {
+            Matrix::Host(matrix) => (matrix.rows, matrix.columns),
+            Matrix::Device(matrix) => (matrix.rows(), matrix.columns()),
+        }
     }
 
     /// `x [rows, in]` to `[rows, out]`.
@@ -64,7 +95,7 @@ impl Linear {
     /// # Errors
     /// On shapes that do not match.
     pub fn forward(&self, x: &Tensor, exact: bool) -> Result<Tensor> {
-        let [y] = Self::forward_together([self], x, exact)?;
+        let [y] = Self::multiply([Sum::of(self)], x, exact)?;
         Ok(y)
     }
 
@@ -75,67 +106,158 @@ impl Linear {
     ///
     /// # Errors
     /// On shapes that do not match.
-    pub fn forward_together<const N: usize>(
-        matrices: [&Self; N],
+    pub(crate) fn multiply<const N: usize>(
+        sums: [Sum<'_>; N],
         x: &Tensor,
         exact: bool,
     ) -> Result<[Tensor; N]> {
-        let (rows, columns) = x.dims2()?;
-        if let Some(other) = matrices.iter().find(|matrix| matrix.0.columns != columns) {
+        let matrices = sums.each_ref().map(|sum| sum.matrix);
+        let &[_, columns] = x.dims() else {
+            return Err(Error::failure("what is multiplied has no rows; please report this"));
+        };
+        if let Some(other) = matrices.iter().find(|matrix| matrix.rows_and_columns().1 != columns) {
             return Err(Error::failure(format!(
                 "rows of {columns} elements meet a matrix of {} columns; please report this",
-                other.0.columns
+                other.rows_and_columns().1
             )));
         }
-        let precision = if exact { Precision::Exact } else { Precision::Fast };
-        let mut outputs = matrices.map(|matrix| vec![0.0; rows * matrix.0.rows]);
-        with_f32(x, |x| {
-            let mut products: Vec<Product<'_>> = matrices
-                .iter()
-                .zip(&mut outputs)
-                .map(|(matrix, output)| Product { weights: matrix.0.weights(), output })
-                .collect();
-            multiply(x, rows, &mut products, precision);
-        })?;
-        let tensors = outputs
-            .into_iter()
-            .zip(matrices)
-            .map(|(output, matrix)| Ok(Tensor::from_vec(output, (rows, matrix.0.rows), &Device::Cpu)?));
-        let tensors = tensors.collect::<Result<Vec<_>>>()?;
+        let tensors = match x.on_device() {
+            Some(x) => {
+                let sums = sums.iter().map(Sum::on_device).collect::<Result<Vec<_>>>()?;
+                DeviceMatrix::multiply(&sums, x)?
+            }
+            None => {
+                let on_host = matrices.iter().map(|matrix| matrix.host()).collect::<Result<Vec<_>>>()?;
+                let products = HostMatrix::multiply(&on_host, x, exact)?;
+                let finished = products.into_iter().zip(&sums).map(|(product, sum)| sum.finish(product));
+                finished.collect::<Result<Vec<_>>>()?
+            }
+        };
         tensors.try_into().map_err(|_| Error::failure("a product is missing; please report this"))
+    }
+
+    /// f(x·Gᵀ) · (x·Uᵀ) in one pass, where that can be done.
+    pub(crate) fn multiply_gated(
+        activation: Activation,
+        [gate, up]: [&Self; 2],
+        x: &Tensor,
+    ) -> Result<Option<Tensor>> {
+        match (x.on_device(), &*gate.0, &*up.0) {
+            (Some(x), Matrix::Device(gate), Matrix::Device(up)) => {
+                DeviceMatrix::multiply_gated(activation, [gate, up], x)
+            }
+            _ => Ok(None),
+        }
+    }
+
+    fn host(&self) -> Result<&HostMatrix> {
+        match &*self.0 {
+            Matrix::Host(matrix) => Ok(matrix),
+            Matrix::Device(_) => Err(mixed()),
+        }
     }
 
     /// Bytes of the weights.
     pub fn bytes(&self) -> usize {
-        self.0.weights().data.len()
+        match &*self.0 {
+            Matrix::Host(matrix) => matrix.weights().data.len(),
+            Matrix::Device(matrix) => matrix.bytes(),
+        }
     }
 
     /// Rows of W by index, in f32: `[ids, in]`.
     fn rows(&self, ids: &[u32]) -> Result<Tensor> {
-        let weights = self.0.weights();
-        let mut rows = vec![0.0; ids.len() * weights.columns];
-        for (&id, row) in ids.iter().zip(rows.chunks_exact_mut(weights.columns)) {
-            if id as usize >= weights.rows {
-                return Err(Error::input(format!("token {id} is beyond the vocabulary of {}", weights.rows)));
-            }
-            weights.dequantize_row(id as usize, row);
+        let (rows, columns) = self.rows_and_columns();
+        if let Some(id) = ids.iter().find(|&&id| id as usize >= rows) {
+            return Err(Error::input(format!("token {id} is beyond the vocabulary of {rows}")));
         }
-        Ok(Tensor::from_vec(rows, (ids.len(), weights.columns), &Device::Cpu)?)
+        match &*self.0 {
+            Matrix::Host(matrix) => {
+                let mut found = vec![0.0; ids.len() * columns];
+                for (&id, row) in ids.iter().zip(found.chunks_exact_mut(columns)) {
+                    matrix.weights().dequantize_row(id as usize, row);
+                }
+                Tensor::from_vec(found, &[ids.len(), columns])
+            }
+            Matrix::Device(matrix) => {
+                Ok(matrix.gather(&matrix.device().upload(ids)?, ids.len())?.into())
+            }
+        }
     }
 
-    /// All of W in f32, `[out, in]`.
+    /// All of W in f32, `[out, in]`, on the host.
     ///
     /// # Errors
     /// Whatever fails beneath.
     pub fn to_tensor(&self) -> Result<Tensor> {
-        let Matrix { format, rows, columns, .. } = *self.0;
-        let mut widened = vec![0.0; rows * columns];
-        format.dequantize(self.0.weights().data, &mut widened);
-        Ok(Tensor::from_vec(widened, (rows, columns), &Device::Cpu)?)
+        match &*self.0 {
+            Matrix::Host(HostMatrix { format, rows, columns, .. }) => {
+                let mut widened = vec![0.0; rows * columns];
+                format.dequantize(self.host()?.weights().data, &mut widened);
+                Tensor::from_vec(widened, &[*rows, *columns])
+            }
+            Matrix::Device(matrix) => Tensor::from(matrix.dequantized()?).to_device(&Device::Cpu),
+        }
     }
 }
 
-impl Matrix {
+/// A product with what is added to it.
+#[derive(Clone, Copy)]
+pub(crate) struct Sum<'a> {
+    pub(crate) matrix: &'a Linear,
+    /// `[out]`, added to each row.
+    pub(crate) bias: Option<&'a Tensor>,
+    /// `[rows, out]` in f32: the result is f32 then.
+    pub(crate) onto: Option<&'a Tensor>,
+}
+
+impl<'a> Sum<'a> {
+    pub(crate) fn of(matrix: &'a Linear) -> Self {
+        Self { matrix, bias: None, onto: None }
+    }
+
+    fn finish(&self, product: Tensor) -> Result<Tensor> {
+        let product = tensor::add_bias(product, self.bias)?;
+        match self.onto {
+            Some(onto) => tensor::add(onto, &product),
+            None => Ok(product),
+        }
+    }
+
+    fn on_device(&self) -> Result<DeviceSum<'a>> {
+        let Matrix::Device(matrix) = &*self.matrix.0 else { return Err(mixed()) };
+        let there = |tensor: &'a Tensor| tensor.on_device().ok_or_else(mixed);
+        Ok(DeviceSum {
+            matrix,
+            bias: self.bias.map(there).transpose()?,
+            onto: self.onto.map(there).transpose()?,
+        })
+    }
+}
+
+fn mixed() -> Error {
+    Error::failure("rows and weights are on different devices; please report this")
+}
+
+impl HostMatrix {
+    /// The products of several matrices with the same rows.
+    fn multiply(matrices: &[&Self], x: &Tensor, exact: bool) -> Result<Vec<Tensor>> {
+        let rows = x.rows();
+        let precision = if exact { Precision::Exact } else { Precision::Fast };
+        let mut outputs: Vec<Vec<f32>> =
+            matrices.iter().map(|matrix| vec![0.0; rows * matrix.rows]).collect();
+        with_f32(x, |x| {
+            let mut products: Vec<Product<'_>> = matrices
+                .iter()
+                .zip(&mut outputs)
+                .map(|(matrix, output)| Product { weights: matrix.weights(), output })
+                .collect();
+            multiply(x, rows, &mut products, precision);
+        })?;
+        let shaped = outputs.into_iter().zip(matrices);
+        shaped.map(|(output, matrix)| Tensor::from_vec(output, &[rows, matrix.rows])).collect()
+    }
+
     fn weights(&self) -> Weights<'_> {
         let data = match &self.bytes {
             Bytes::InFile(file, range) => &(**file).as_ref()[range.clone()],
@@ -164,6 +286,14 @@ impl Embedding {
     pub fn forward(&self, tokens: &[u32]) -> Result<Tensor> {
         self.0.rows(tokens)
     }
+
+    /// The same of `count` ids (u32) that are on the GPU and within the vocabulary.
+    pub(crate) fn forward_on_device(&self, ids: &Buffer, count: usize) -> Result<Tensor> {
+        match &*self.0.0 {
+            Matrix::Device(matrix) => Ok(matrix.gather(ids, count)?.into()),
+            Matrix::Host(_) => Err(mixed()),
+        }
+    }
 }
 
 #[cfg(test)]
@@ -175,7 +305,7 @@ mod tests {
     use std::path::Path;
 
     fn numbers(tensor: &Tensor) -> Vec<f32> {
-        tensor.flatten_all().unwrap().to_vec1().unwrap()
+        tensor.to_vec().unwrap()
     }
 
     /// The tensor of a type in `fixtures/block-types`, and what the gguf package unpacks it to.
@@ -197,7 +327,7 @@ mod tests {
         assert!(Format::ALL.iter().all(|format| formats.contains(format)), "{names:?}");
         for name in names {
             let ((kept, expected), (widened, _)) = (fixture(&file, name, true), fixture(&file, name, false));
-            let (rows, columns) = (kept.0.rows, kept.0.columns);
+            let (rows, columns) = kept.rows_and_columns();
             for linear in [&kept, &widened] {
                 for (at, (found, expected)) in
                     numbers(&linear.to_tensor().unwrap()).iter().zip(&expected).enumerate()
@@ -208,9 +338,9 @@ mod tests {
             }
             let value = |i: usize| (i * 7919 % 1009) as f32 / 504.5 - 1.0;
             let x: Vec<f32> = (0..3 * columns).map(value).collect();
-            let x = Tensor::from_vec(x, (3, columns), &Device::Cpu).unwrap();
-            let w = Tensor::from_vec(expected.clone(), (rows, columns), &Device::Cpu).unwrap();
-            let product = x.matmul(&w.t().unwrap()).unwrap();
+            let x = Tensor::from_vec(x, &[3, columns]).unwrap();
+            let w = Tensor::from_vec(expected.clone(), &[rows, columns]).unwrap().to_host().unwrap();
+            let product = Tensor::from(x.to_host().unwrap().matmul(&w.t().unwrap()).unwrap());
             let scale = numbers(&product).iter().fold(0f32, |most, x| most.max(x.abs()));
             let close = |found: &Tensor, expected: &Tensor, tolerance: f32| {
                 for (a, b) in numbers(found).iter().zip(numbers(expected)) {
@@ -220,8 +350,8 @@ mod tests {
             close(&kept.forward(&x, true).unwrap(), &product, 1e-5);
             close(&kept.forward(&x, false).unwrap(), &product, 1e-2);
             close(&widened.forward(&x, false).unwrap(), &product, 1e-5);
-            let row = x.narrow(0, 1, 1).unwrap();
-            close(&kept.forward(&row, false).unwrap(), &product.narrow(0, 1, 1).unwrap(), 1e-4);
+            let row = x.narrow(1, 1).unwrap();
+            close(&kept.forward(&row, false).unwrap(), &product.narrow(1, 1).unwrap(), 1e-4);
             let last = rows as u32 - 1;
             let read = numbers(&Embedding(kept).forward(&[last, 0, last]).unwrap());
             let all = numbers(&widened.to_tensor().unwrap());
@@ -242,7 +372,7 @@ mod tests {
         assert!(linear.rows(&[2]).unwrap_err().to_string().contains("token 2"));
         assert!(
             linear
-                .forward(&Tensor::zeros((1, 4), candle_core::DType::F32, &Device::Cpu).unwrap(), true)
+                .forward(&Tensor::from_vec(vec![0.0; 4], &[1, 4]).unwrap(), true)
                 .is_err()
         );
     }

@@ -5,11 +5,13 @@ mod file;
 mod float8;
 mod gguf;
 mod linear;
+mod on_device;
 mod place;
 mod random;
 mod safetensors;
 
 pub use gguf::GgufFile;
+pub(crate) use linear::Sum;
 pub use linear::{Embedding, Linear};
 pub(crate) use place::Place;
 pub use random::{RandomWeights, ShapeWeights};

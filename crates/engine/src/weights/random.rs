@@ -268,7 +268,7 @@ mod tests {
             let deviation = (columns as f32).sqrt().recip();
             let blocks = random_blocks(format, rows * columns, deviation, 5);
             let weights = Linear::from_blocks(&blocks, format, (rows, columns), false).to_tensor().unwrap();
-            let weights = weights.flatten_all().unwrap().to_vec1::<f32>().unwrap();
+            let weights = weights.to_vec().unwrap();
             let mean = weights.iter().sum::<f32>() / weights.len() as f32;
             let variance = weights.iter().map(|w| (w - mean).powi(2)).sum::<f32>() / weights.len() as f32;
             // Powers of two, where floats have them, are within √2.
@@ -283,7 +283,7 @@ mod tests {
     fn logits_are_finite_for_every_type_of_weights() {
         let shape = Shape::named("smollm2-135m").unwrap().cut_to(2).unwrap();
         for weights in ShapeWeights::ALL {
-            let decoder = shape.decoder(weights, WeightsPrecision::Native, 3, &mut |_, _| Ok(())).unwrap();
+            let decoder = shape.decoder(weights, WeightsPrecision::Native, &crate::Device::Cpu, 3, &mut |_, _| Ok(())).unwrap();
             let mut session = Session::new(&decoder, Policy::full(2), 5, 2).unwrap();
             let interrupt = Interrupt::new(false);
             let prefilled = session
@@ -291,7 +291,7 @@ mod tests {
                 .unwrap();
             let stepped = session.step(11, &mut Hooks::none()).unwrap();
             for logits in [prefilled, stepped] {
-                let logits = logits.to_vec1::<f32>().unwrap();
+                let logits = logits.to_vec().unwrap();
                 assert!(logits.iter().all(|logit| logit.is_finite()), "{weights}");
                 let spread = logits.iter().fold(0f32, |most, logit| most.max(logit.abs()));
                 assert!((1e-2..1e3).contains(&spread), "{weights}: {spread}");

@@ -39,9 +39,10 @@ fn facts(run: &RunReport, index: usize) -> Table {
     if let Some(machine) = &manifest.machine {
         let cpu = machine.cpu.as_deref().unwrap_or("unknown processor");
         let threads = machine.threads;
+        let gpu = machine.gpu.as_ref().map_or_else(String::new, |gpu| format!("{gpu}; "));
         rows.push((
             "machine",
-            foreign(&format!("{cpu}, {threads} threads, {}, {}", machine.os, machine.architecture)),
+            foreign(&format!("{gpu}{cpu}, {threads} threads, {}, {}", machine.os, machine.architecture)),
         ));
     }
     let other: Vec<(String, String)> = manifest

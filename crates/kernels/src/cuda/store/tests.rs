@@ -185,7 +185,7 @@ fn a_graph_appends_slot_after_slot() {
         advance(&positions, 1, &decoded)?;
         Ok::<_, DeviceError>(())
     };
-    let (graph, ()) = device.capture(&Pool::default(), work).unwrap();
+    let (graph, ()) = device.capture(&Pool::new(&device), work).unwrap();
     for written in 1..6 {
         graph.launch().unwrap();
         for cache in [&keys, &values] {

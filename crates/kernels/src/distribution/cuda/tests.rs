@@ -210,7 +210,7 @@ fn a_graph_finds_the_token_of_what_there_is_then() {
     let device = Device::emulated();
     let held = Held::new(&device, Element::F32, 0, &row(70, 9000));
     let output = device.reserve(8).unwrap();
-    let memory = Pool::default();
+    let memory = Pool::new(&device);
     let work = || argmax(held.numbers(), None, &output);
     device.with_memory(&memory, work).unwrap();
     let (graph, ()) = device.capture(&memory, work).unwrap();

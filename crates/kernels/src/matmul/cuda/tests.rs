@@ -237,7 +237,7 @@ fn products_are_captured_in_a_graph() {
     let up = Matrix::new(&device, Format::Q6K, 5, 256, 2);
     let x = device.upload(&vec![0f32; 256]).unwrap();
     let output = device.reserve(20).unwrap();
-    let memory = crate::cuda::Pool::default();
+    let memory = crate::cuda::Pool::new(&device);
     let work = || {
         let (g, u) = (gate.weights(), up.weights());
         multiply_rows_gated(Activation::Silu, numbers(&x), 1, &g, &u, numbers(&output))

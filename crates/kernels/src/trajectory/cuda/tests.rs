@@ -72,7 +72,7 @@ fn a_graph_adds_again() {
     let x = random(5, rows * width, 2.0);
     let held = Held::new(&device, Element::F32, 0, &x);
     let sums = device.upload(&[0f64; 2]).unwrap();
-    let memory = Pool::default();
+    let memory = Pool::new(&device);
     let work = || curvature(None, held.numbers(), width, &sums);
     device.with_memory(&memory, work).unwrap();
     let (graph, ()) = device.capture(&memory, work).unwrap();

@@ -97,7 +97,7 @@ fn a_graph_turns_on() {
         store::advance(&positions, 2, &decoded)?;
         Ok::<_, DeviceError>(())
     };
-    let (graph, ()) = device.capture(&Pool::default(), work).unwrap();
+    let (graph, ()) = device.capture(&Pool::new(&device), work).unwrap();
     for step in 0..3 {
         graph.launch().unwrap();
         let expected = turned(&x, [heads, head_dim], &[10 + step, 20 + step], &turns, 1.0);

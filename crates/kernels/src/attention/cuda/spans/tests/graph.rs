@@ -38,7 +38,7 @@ fn a_captured_graph_follows_the_decoded_tokens() {
         statistics: None,
         normalisers: None,
     };
-    let memory = Pool::default();
+    let memory = Pool::new(&device);
     device.with_memory(&memory, || attention(&a)).unwrap();
     let (graph, ()) = device.capture(&memory, || attention(&a)).unwrap();
     for step in [0, 1, 5, 199] {
