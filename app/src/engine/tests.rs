@@ -159,7 +159,8 @@ fn says_what_cannot_be_done_and_goes_on() {
     let nowhere = ModelSource::path("no/such/model.gguf");
     let (precision, device) = (WeightsPrecision::Native, DeviceChoice::Cpu);
     assert!(
-        failure(Command::LoadModel { source: nowhere.clone(), precision, device }).contains("no/such/model.gguf")
+        failure(Command::LoadModel { source: nowhere.clone(), precision, device })
+            .contains("no/such/model.gguf")
     );
     assert!(failure(generate("Hello", &["full"], 4)).contains("no model is loaded"));
     perform(&engine, load());

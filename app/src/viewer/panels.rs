@@ -73,7 +73,9 @@ impl Viewer {
             ui.with_layout(Layout::right_to_left(Align::Center), |ui| {
                 let model = match (&self.model, &self.doing) {
                     (_, Some(doing)) => doing.clone(),
-                    (Some(model), None) => format!("{} ready, {}, {}", model.name, model.precision, model.device),
+                    (Some(model), None) => {
+                        format!("{} ready, {}, {}", model.name, model.precision, model.device)
+                    }
                     (None, None) => String::new(),
                 };
                 ui.weak(model);

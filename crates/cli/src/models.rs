@@ -3,8 +3,8 @@
 use crate::args::{DeviceArguments, ModelArguments, PromptArguments, Weights};
 use crate::progress::{self, FetchBar};
 use layerscope_engine::{
-    Device, DeviceChoice, Error, Interrupt, MemoryNeed, Model, ModelSource, OpenedModel, PromptText, Result, Tokenizer,
-    WeightsPrecision, check_memory,
+    Device, DeviceChoice, Error, Interrupt, MemoryNeed, Model, ModelSource, OpenedModel, PromptText, Result,
+    Tokenizer, WeightsPrecision, check_memory,
 };
 use layerscope_models::{Found, Places, Reference, fetch};
 use std::io::Read;

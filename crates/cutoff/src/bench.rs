@@ -84,7 +84,8 @@ pub fn measure(
     observe: &mut dyn FnMut(Event<'_>),
 ) -> Result<Measured> {
     plan.check(decoder.config())?;
-    let mut measured = Measured { results: vec![], no_peak: memory::reset_peak(decoder.device()).err(), interrupted: false };
+    let mut measured =
+        Measured { results: vec![], no_peak: memory::reset_peak(decoder.device()).err(), interrupted: false };
     let work = plan.work();
     let mut work_done = 0;
     for &length in &plan.lengths {

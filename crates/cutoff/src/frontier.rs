@@ -13,9 +13,7 @@ mod attention;
 use attention::VariantAttention;
 use layerscope_diagnostics::probe::ProbedRun;
 use layerscope_diagnostics::record::{Anchor, Divergence, FrontierRow, KnockoutRow};
-use layerscope_engine::{
-    Decoder, Depth, Device, Hooks, Interrupt, Pass, Result, Tensor, check_interrupt,
-};
+use layerscope_engine::{Decoder, Depth, Device, Hooks, Interrupt, Pass, Result, Tensor, check_interrupt};
 use layerscope_kernels::Segment;
 
 /// What a copy of the decode rows sees of the prompt.

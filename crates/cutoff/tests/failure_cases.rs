@@ -205,7 +205,8 @@ fn another_model_or_cutoff_is_refused() {
         error.to_string()
     };
     let native =
-        Model::load(&ModelSource::path(tiny()), WeightsPrecision::Native, &Device::Cpu, &mut |_, _| Ok(())).unwrap();
+        Model::load(&ModelSource::path(tiny()), WeightsPrecision::Native, &Device::Cpu, &mut |_, _| Ok(()))
+            .unwrap();
     let message = cases(&native, 3);
     assert!(message.contains("--weights f32") && message.contains("native"), "{message}");
     assert!(cases(&MODEL, 9).contains('9'));

@@ -3,8 +3,8 @@
 //!     cargo run --release -p layerscope-diagnostics --example probe_cost -- MODEL.gguf [PROMPT_TOKENS] [NEW_TOKENS] [ROUNDS]
 
 use layerscope_diagnostics::probe::{self, Continuation};
-use layerscope_engine::{Device, 
-    Choice, GenerationEvent, GenerationSettings, Interrupt, Model, ModelSource, Policy, Result,
+use layerscope_engine::{
+    Choice, Device, GenerationEvent, GenerationSettings, Interrupt, Model, ModelSource, Policy, Result,
     WeightsPrecision, generate,
 };
 use std::ops::ControlFlow;
@@ -30,7 +30,8 @@ fn main() -> Result<()> {
         arguments.get(index).and_then(|text| text.parse().ok()).unwrap_or(default)
     };
     let path = arguments.first().cloned().unwrap_or_default();
-    let model = Model::load(&ModelSource::path(path), WeightsPrecision::Native, &Device::Cpu, &mut |_, _| Ok(()))?;
+    let model =
+        Model::load(&ModelSource::path(path), WeightsPrecision::Native, &Device::Cpu, &mut |_, _| Ok(()))?;
     let (p, new_tokens, rounds) = (number(1, 2048), number(2, 32), number(3, 5));
     let prompt: Vec<u32> = (0..p as u32).map(|i| 1000 + i.wrapping_mul(7919) % 10_000).collect();
     let interrupt = Interrupt::new(false);

@@ -7,8 +7,8 @@ mod load;
 pub(crate) mod rotary;
 
 use crate::hooks::{Hooks, Site};
-use crate::weights::{Embedding, WeightsPrecision};
 use crate::tensor::{self, Arithmetic, Tensor};
+use crate::weights::{Embedding, WeightsPrecision};
 use crate::{Depth, Device, KvPrecision, MemoryNeed, ModelConfig, Result};
 use block::{Block, Mlp, Norm, Projection};
 use layerscope_kernels::AttentionShape;
@@ -120,7 +120,8 @@ impl Decoder {
 
     /// Memory that a sequence takes beside the weights where it keeps `kept` tokens at each layer.
     pub fn sequence_need(&self, kept: &[usize]) -> MemoryNeed {
-        MemoryNeed::of_weights(&self.config, self.kv_precision(), 0, &self.device).with_sequence(&self.config, kept)
+        MemoryNeed::of_weights(&self.config, self.kv_precision(), 0, &self.device)
+            .with_sequence(&self.config, kept)
     }
 
     /// Where the weights are and the model runs.
@@ -342,22 +343,13 @@ impl Decoder {
     }
 
     /// `onto [rows, d]` with what the MLP makes of the residual stream `x [rows, d]`.
-    fn mlp(
-        &self,
-        x: &Tensor,
-        onto: &Tensor,
-        at: Location<'_>,
-        pass: &mut Pass<'_, '_>,
-    ) -> Result<Tensor> {
+    fn mlp(&self, x: &Tensor, onto: &Tensor, at: Location<'_>, pass: &mut Pass<'_, '_>) -> Result<Tensor> {
         let Location { layer, positions, .. } = at;
         let block = &self.blocks[layer];
         let normed = through(&block.mlp_norm, x, at, Site::MlpNormalized, pass)?;
         let activation = self.config.activation;
-        let half = Half {
-            norm: &block.mlp_post_norm,
-            normalized: Site::MlpPostNormalized,
-            output: Site::MlpOutput,
-        };
+        let half =
+            Half { norm: &block.mlp_post_norm, normalized: Site::MlpPostNormalized, output: Site::MlpOutput };
         match &block.mlp {
             // down(f(gate(x)) · up(x))
             Mlp::Gated { gate, up, down } => {
@@ -458,7 +450,6 @@ fn through(
         None => tensor::for_products(x, arithmetic),
     }
 }
-
 
 fn rotated(x: Tensor, rotary: Option<Rotary<'_>>) -> Result<Tensor> {
     match rotary {

@@ -134,12 +134,14 @@ impl OpenedModel {
         let mut digest = Sha256::new();
         let decoder = match &files {
             Files::Gguf(file) => {
-                let decoder = Decoder::load(config.clone(), &file.weights(&config)?, precision, device, progress)?;
+                let decoder =
+                    Decoder::load(config.clone(), &file.weights(&config)?, precision, device, progress)?;
                 digest.update(file.bytes());
                 decoder
             }
             Files::Safetensors(text, files) => {
-                let decoder = Decoder::load(config.clone(), &files.weights(&config)?, precision, device, progress)?;
+                let decoder =
+                    Decoder::load(config.clone(), &files.weights(&config)?, precision, device, progress)?;
                 digest.update(text.as_bytes());
                 for path in files.files() {
                     hash_file(path, &mut digest)?;

@@ -72,7 +72,8 @@ impl<'m> Session<'m> {
         decoder.config().check_sequence(prompt_len, decode_len)?;
         let capacity = policy.capacity(prompt_len, decode_len);
         let need = decoder.sequence_need(&capacity);
-        let (name, device) = (format!("a sequence of {} tokens", prompt_len - 1 + decode_len), decoder.device());
+        let (name, device) =
+            (format!("a sequence of {} tokens", prompt_len - 1 + decode_len), decoder.device());
         memory::check(&name, &need, device)?;
         let store = KvStore::new(decoder.config(), &capacity, decoder.kv_precision(), device)?;
         let sequence_len = prompt_len - 1 + decode_len;
@@ -231,12 +232,8 @@ fn through_layers(
     x = decoder.forward(x, positions, depth.start..entrance, pass)?;
     let shared = decoder.attention_norm(layer, &x)?;
     depth.start = entrance;
-    let mut above = Pass {
-        attend: &mut *pass.attend,
-        hooks: &mut *pass.hooks,
-        keys_values_from: Some(&shared),
-        ..*pass
-    };
+    let mut above =
+        Pass { attend: &mut *pass.attend, hooks: &mut *pass.hooks, keys_values_from: Some(&shared), ..*pass };
     decoder.forward(x, positions, depth, &mut above)
 }
 

@@ -40,8 +40,7 @@ fn largest_difference(precision: WeightsPrecision, prompt: usize) -> f32 {
     let policy = Policy::full(decoder.config().layers);
     let mut session = Session::new(&decoder, policy, prompt, tokens.len() - prompt + 1).unwrap();
     let interrupt = Interrupt::new(false);
-    let found =
-        session.prefill(&tokens[..prompt], &mut Hooks::none(), &interrupt, &mut |_| {}).unwrap();
+    let found = session.prefill(&tokens[..prompt], &mut Hooks::none(), &interrupt, &mut |_| {}).unwrap();
     let mut found = found.to_vec().unwrap();
     for &token in &tokens[prompt..] {
         found.extend(session.step(token, &mut Hooks::none()).unwrap().to_vec().unwrap());

@@ -4,8 +4,8 @@
 
 use candle_core::{DType, Tensor as HostTensor};
 use layerscope_engine::{
-    Decoder, Device, Tensor, GgufFile, HookPoint, Hooks, Interrupt, ModelConfig, NormPlacement, Policy, SafetensorsFiles,
-    Session, Site, WeightsPrecision, argmax, folder_config, gguf_config,
+    Decoder, Device, GgufFile, HookPoint, Hooks, Interrupt, ModelConfig, NormPlacement, Policy,
+    SafetensorsFiles, Session, Site, Tensor, WeightsPrecision, argmax, folder_config, gguf_config,
 };
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -147,10 +147,8 @@ fn one_pass_without_a_cache_equals_pytorch(device: &Device) {
         let decoder = load(&folder(family), device);
         let stream = residual_stream(&decoder, &expected.ids("tokens"));
         let positions = expected.ids("hidden_positions");
-        let shown: Vec<f32> = stream
-            .iter()
-            .flat_map(|x| x.select(&positions).unwrap().to_vec().unwrap())
-            .collect();
+        let shown: Vec<f32> =
+            stream.iter().flat_map(|x| x.select(&positions).unwrap().to_vec().unwrap()).collect();
         check(&format!("{family}: residual stream"), &shown, &expected.numbers("hidden"));
         let last = logits(&decoder, stream.last().unwrap());
         check(&format!("{family}: logits"), &last, &expected.numbers("logits"));
@@ -317,7 +315,8 @@ fn both_spellings_of_a_config_mean_the_same() {
 #[test]
 fn float8_weights_equal_the_same_numbers_in_f32() {
     let tensors =
-        candle_core::safetensors::load(folder("qwen3").join("model.safetensors"), &candle_core::Device::Cpu).unwrap();
+        candle_core::safetensors::load(folder("qwen3").join("model.safetensors"), &candle_core::Device::Cpu)
+            .unwrap();
     let tokens = Expected::read("qwen3").ids("tokens");
     for (scaling, name) in
         [(vec![], "weight_scale"), (vec![1], "weight_scale"), (vec![0, 1], "weight_scale_inv")]
@@ -347,14 +346,14 @@ fn float8_weights_equal_the_same_numbers_in_f32() {
     }
 }
 
-/// The tests above on the CPU and on a GPU's kernels, which the CPU runs in its place.
+/// The tests above on the CPU and on a GPU's kernels, which the CPU runs in its place unless there is a GPU to test.
 macro_rules! on_every_device {
     ($($test:ident)*) => {
         mod on_the_cpu {
             $(#[test] fn $test() { super::$test(&super::Device::Cpu); })*
         }
-        mod on_an_emulated_gpu {
-            $(#[test] fn $test() { super::$test(&super::emulated_gpu()); })*
+        mod on_a_gpu {
+            $(#[test] fn $test() { super::$test(&super::gpu()); })*
         }
     };
 }
@@ -369,8 +368,8 @@ on_every_device! {
     the_pattern_hook_shows_the_attention_of_the_kernels
 }
 
-fn emulated_gpu() -> Device {
-    Device::Cuda(layerscope_kernels::cuda::Device::emulated())
+fn gpu() -> Device {
+    Device::Cuda(layerscope_kernels::cuda::Device::for_tests())
 }
 
 /// A copy of a family's folder with a changed config.
@@ -390,7 +389,9 @@ fn changed(family: &str, change: impl Fn(&mut serde_json::Value)) -> tempfile::T
 fn refusal(folder: &Path, architecture: Option<&str>) -> String {
     let (_, config, files) = folder_config(folder, architecture).unwrap();
     let weights = files.weights(&config).unwrap();
-    let error = Decoder::load(config.clone(), &weights, WeightsPrecision::F32, &Device::Cpu, &mut |_, _| Ok(())).err();
+    let error =
+        Decoder::load(config.clone(), &weights, WeightsPrecision::F32, &Device::Cpu, &mut |_, _| Ok(()))
+            .err();
     let error = error.unwrap();
     assert_eq!(error.exit_code(), 2);
     error.to_string()
@@ -407,7 +408,9 @@ fn a_wrong_assumption_is_caught_by_a_weight_that_it_leaves_out() {
     assert!(error.contains("--architecture llama"), "{error}");
     let (_, config, files) = folder_config(newcomer.path(), Some("llama")).unwrap();
     let weights = files.weights(&config).unwrap();
-    let decoder = Decoder::load(config.clone(), &weights, WeightsPrecision::F32, &Device::Cpu, &mut |_, _| Ok(())).unwrap();
+    let decoder =
+        Decoder::load(config.clone(), &weights, WeightsPrecision::F32, &Device::Cpu, &mut |_, _| Ok(()))
+            .unwrap();
     let expected = Expected::read("llama31");
     let stream = residual_stream(&decoder, &expected.ids("tokens"));
     check("newcomer", &logits(&decoder, stream.last().unwrap()), &expected.numbers("logits"));

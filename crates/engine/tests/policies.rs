@@ -5,9 +5,9 @@
 
 use candle_core::{D, Device, Tensor as HostTensor};
 use layerscope_engine::{
-    Arrived, Attend, Choice, Decoder, Depth, GenerationEvent, Tensor, GenerationSettings, GgufFile, HookPoint, Hooks,
-    Interrupt, Location, POLICIES, Pass, Policy, PolicyRules, Result, Session, Site, Weight, WeightSource,
-    WeightsPrecision, generate, gguf_config,
+    Arrived, Attend, Choice, Decoder, Depth, GenerationEvent, GenerationSettings, GgufFile, HookPoint, Hooks,
+    Interrupt, Location, ModelConfig, POLICIES, Pass, Policy, PolicyRules, Result, Session, Site, Tensor,
+    Weight, WeightSource, WeightsPrecision, generate, gguf_config,
 };
 use proptest::prelude::*;
 use std::cell::RefCell;
@@ -20,8 +20,6 @@ use std::sync::{Arc, LazyLock, Mutex};
 struct Tiny {
     file: GgufFile,
     decoder: Decoder,
-    /// The same on a GPU's kernels, which the CPU runs in its place.
-    on_gpu: Decoder,
 }
 
 /// The embedded model with room for longer prompts.
@@ -30,15 +28,20 @@ static TINY: LazyLock<Tiny> = LazyLock::new(|| {
     let file = GgufFile::open(&path).unwrap();
     let mut config = gguf_config(&file, None).unwrap();
     config.context = 4096;
-    let weights = file.weights(&config).unwrap();
-    let load = |device: layerscope_engine::Device| {
-        Decoder::load(config.clone(), &weights, WeightsPrecision::F32, &device, &mut |_, _| Ok(())).unwrap()
-    };
-    let decoder = load(layerscope_engine::Device::Cpu);
-    let on_gpu = load(layerscope_engine::Device::Cuda(layerscope_kernels::cuda::Device::emulated()));
-    drop(weights);
-    Tiny { file, decoder, on_gpu }
+    let decoder = load(&file, config, &layerscope_engine::Device::Cpu);
+    Tiny { file, decoder }
 });
+
+fn load(file: &GgufFile, config: ModelConfig, device: &layerscope_engine::Device) -> Decoder {
+    let weights = file.weights(&config).unwrap();
+    Decoder::load(config.clone(), &weights, WeightsPrecision::F32, device, &mut |_, _| Ok(())).unwrap()
+}
+
+/// The same on a GPU's kernels, which the CPU runs in its place unless there is a GPU to test.
+fn on_gpu() -> Decoder {
+    let device = layerscope_engine::Device::Cuda(layerscope_kernels::cuda::Device::for_tests());
+    load(&TINY.file, TINY.decoder.config().clone(), &device)
+}
 
 /// Which keys a row does not see, and which rows have keys and values from the entrance of layer `from`.
 #[derive(Clone, Copy)]
@@ -312,12 +315,14 @@ fn at_all_layers_every_policy_generates_what_the_full_model_does() {
 
 /// Single steps become a graph after the first.
 #[test]
-fn every_policy_on_an_emulated_gpu_equals_the_plain_reference() {
-    for name in ["full", "speed:3", "speed:1+bos", "speed:5+bos+2+30-50", "selfonly:4", "pop:5", "swiftkv:3"] {
+fn every_policy_on_a_gpu_equals_the_plain_reference() {
+    let decoder = on_gpu();
+    for name in ["full", "speed:3", "speed:1+bos", "speed:5+bos+2+30-50", "selfonly:4", "pop:5", "swiftkv:3"]
+    {
         let policy = Policy::parse(name, TINY.decoder.config().layers).unwrap();
         for p in [1, 2, 3, 70] {
             let sequence = sequence(p + 4, p as u32);
-            let found = stepped_on(&TINY.on_gpu, &policy, &sequence, p, &mut Hooks::none());
+            let found = stepped_on(&decoder, &policy, &sequence, p, &mut Hooks::none());
             assert_same(&found, &expected(name, &sequence, p), &format!("{name}, p {p}"));
         }
     }
@@ -325,16 +330,15 @@ fn every_policy_on_an_emulated_gpu_equals_the_plain_reference() {
 
 /// Statistics of a step, by the graph and by the pass over all rows, on both devices.
 #[test]
-fn statistics_on_an_emulated_gpu_equal_those_on_the_cpu() {
+fn statistics_on_a_gpu_equal_those_on_the_cpu() {
+    let on_gpu = on_gpu();
     let (p, steps) = (45, 5);
     let sequence = sequence(p + steps - 1, 11);
     for name in ["full", "speed:3+bos+4", "selfonly:3+bos"] {
         let of = |decoder: &Decoder| {
             let policy = Policy::parse(name, decoder.config().layers).unwrap();
             let mut session = Session::new(decoder, policy, p, steps).unwrap();
-            session
-                .prefill(&sequence[..p], &mut Hooks::none(), &Interrupt::new(false), &mut |_| {})
-                .unwrap();
+            session.prefill(&sequence[..p], &mut Hooks::none(), &Interrupt::new(false), &mut |_| {}).unwrap();
             let (mut stepped, mut together) = (vec![], vec![]);
             for &token in &sequence[p..] {
                 session.step_with_statistics(token, &mut Hooks::none(), &mut stepped).unwrap();
@@ -343,7 +347,7 @@ fn statistics_on_an_emulated_gpu_equal_those_on_the_cpu() {
             session.teacher_forced(&sequence[p - 1..], &mut Hooks::none(), &mut together).unwrap();
             stepped.into_iter().chain(together).collect::<Vec<_>>()
         };
-        let (found, expected) = (of(&TINY.on_gpu), of(&TINY.decoder));
+        let (found, expected) = (of(&on_gpu), of(&TINY.decoder));
         assert_eq!(found.len(), expected.len(), "{name}");
         for (found, expected) in found.iter().zip(&expected) {
             assert_eq!(found.rows.mass.len(), expected.rows.mass.len(), "{name}");
@@ -416,7 +420,8 @@ impl PolicyRules for ChosenBlocks {
             return None;
         }
         let shape = TINY.decoder.attention_shape(self.pruned_after);
-        let last_row = arrived.queries.narrow(arrived.queries.rows() - 1, 1).unwrap().to_host().unwrap().get(0).unwrap();
+        let last_row =
+            arrived.queries.narrow(arrived.queries.rows() - 1, 1).unwrap().to_host().unwrap().get(0).unwrap();
         let query = last_row.sum(0).unwrap().to_vec1::<f32>().unwrap();
         let spans = arrived.store.spans(self.pruned_after, None);
         let keys: Vec<f32> =

@@ -105,8 +105,7 @@ fn random_weights(arguments: &BenchArguments, name: &str) -> Result<Subject> {
     let need = shape.memory_need(weights, precision, &device);
     let need = need.with_sequence(shape.config(), &plan.most_kept());
     check_memory(&format!("random weights of shape {shape}"), &need, &device)?;
-    let decoder =
-        progress::loading(|progress| shape.decoder(weights, precision, &device, SEED, progress))?;
+    let decoder = progress::loading(|progress| shape.decoder(weights, precision, &device, SEED, progress))?;
     Ok(Subject {
         name: shape.to_string(),
         sha256: None,

@@ -9,7 +9,9 @@ use layerscope_cutoff::recommend::Recommendation;
 use layerscope_cutoff::recording;
 use layerscope_diagnostics::prompts::{PromptFile, read_prompts};
 use layerscope_diagnostics::run::{CONTINUATIONS, Continuation, Manifest, Run};
-use layerscope_engine::{Device, DeviceChoice, Error, Interrupt, MemoryNeed, Model, OpenedModel, Policy, Result, WeightsPrecision};
+use layerscope_engine::{
+    Device, DeviceChoice, Error, Interrupt, MemoryNeed, Model, OpenedModel, Policy, Result, WeightsPrecision,
+};
 use serde_json::json;
 use std::fmt::Write;
 use std::path::Path;

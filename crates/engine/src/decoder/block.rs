@@ -2,11 +2,11 @@
 
 use super::Location;
 use super::experts::ExpertLayer;
-use crate::hooks::{Hooks, Site};
 use crate::config::Activation;
+use crate::hooks::{Hooks, Site};
+use crate::tensor::{self, Arithmetic, Tensor};
 use crate::weights::{Linear, Sum};
 use crate::{Device, Result};
-use crate::tensor::{self, Arithmetic, Tensor};
 
 /// Weights of one block.
 pub(super) struct Block {

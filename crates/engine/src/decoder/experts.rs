@@ -1,8 +1,8 @@
 //! A mixture of experts (Shazeer et al. 2017; Fedus et al. 2022): a router picks a few MLPs for each token.
 
 use super::block::Projection;
-use crate::config::Activation;
 use crate::Result;
+use crate::config::Activation;
 use crate::tensor::{self, Tensor, with_f32};
 use crate::weights::Linear;
 

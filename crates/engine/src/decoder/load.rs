@@ -5,8 +5,8 @@ use super::block::{Block, Mlp, Norm, Projection};
 use super::experts::{Expert, ExpertLayer};
 use super::rotary::RotaryTables;
 use crate::config::{Experts, NormKind, NormPlacement, QueryKeyNorm};
-use crate::weights::{Embedding, Linear, Weight, WeightSource, WeightsPrecision};
 use crate::tensor::Tensor;
+use crate::weights::{Embedding, Linear, Weight, WeightSource, WeightsPrecision};
 use crate::{Device, Error, ModelConfig, Result};
 
 impl Decoder {
@@ -25,9 +25,7 @@ impl Decoder {
         let d = config.hidden;
         let embedding = loader.matrix(Weight::Embedding, config.vocab, d)?;
         let position_embedding = match config.learned_positions {
-            true => {
-                Some(Embedding(loader.matrix(Weight::PositionEmbedding, config.context, d)?))
-            }
+            true => Some(Embedding(loader.matrix(Weight::PositionEmbedding, config.context, d)?)),
             false => None,
         };
         let unembedding = match config.tied_embeddings {
@@ -137,10 +135,7 @@ impl Loader<'_> {
     }
 
     fn projection(&self, weight: Weight, rows: usize, columns: usize) -> Result<Projection> {
-        Ok(Projection {
-            matrix: self.matrix(weight, rows, columns)?,
-            bias: self.bias(weight, rows)?,
-        })
+        Ok(Projection { matrix: self.matrix(weight, rows, columns)?, bias: self.bias(weight, rows)? })
     }
 
     fn matrix(&self, weight: Weight, rows: usize, columns: usize) -> Result<Linear> {

@@ -69,13 +69,10 @@ impl RotaryTables {
     }
 
     /// The same of rows whose positions (i32) are on a GPU.
-    pub(super) fn angles_on_device(
-        &self,
-        positions: Arc<Buffer>,
-        sequence_len: usize,
-    ) -> Result<Angles<'_>> {
+    pub(super) fn angles_on_device(&self, positions: Arc<Buffer>, sequence_len: usize) -> Result<Angles<'_>> {
         let of_way = self.distinct.iter().map(|rope| {
-            let frequencies = self.frequencies_on_device(positions.device(), rounded_frequencies(rope, sequence_len))?;
+            let frequencies =
+                self.frequencies_on_device(positions.device(), rounded_frequencies(rope, sequence_len))?;
             let positions = Arc::clone(&positions);
             Ok(Angle::Device { positions, frequencies, magnitude: rope.magnitude() as f32 })
         });

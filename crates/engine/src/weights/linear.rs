@@ -179,9 +179,7 @@ impl Linear {
                 }
                 Tensor::from_vec(found, &[ids.len(), columns])
             }
-            Matrix::Device(matrix) => {
-                Ok(matrix.gather(&matrix.device().upload(ids)?, ids.len())?.into())
-            }
+            Matrix::Device(matrix) => Ok(matrix.gather(&matrix.device().upload(ids)?, ids.len())?.into()),
         }
     }
 
@@ -370,10 +368,6 @@ mod tests {
         let blocks = [0; 4 * 6];
         let linear = Linear::from_blocks(&blocks, Format::F32, (2, 3), true);
         assert!(linear.rows(&[2]).unwrap_err().to_string().contains("token 2"));
-        assert!(
-            linear
-                .forward(&Tensor::from_vec(vec![0.0; 4], &[1, 4]).unwrap(), true)
-                .is_err()
-        );
+        assert!(linear.forward(&Tensor::from_vec(vec![0.0; 4], &[1, 4]).unwrap(), true).is_err());
     }
 }

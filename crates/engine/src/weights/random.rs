@@ -283,7 +283,9 @@ mod tests {
     fn logits_are_finite_for_every_type_of_weights() {
         let shape = Shape::named("smollm2-135m").unwrap().cut_to(2).unwrap();
         for weights in ShapeWeights::ALL {
-            let decoder = shape.decoder(weights, WeightsPrecision::Native, &crate::Device::Cpu, 3, &mut |_, _| Ok(())).unwrap();
+            let decoder = shape
+                .decoder(weights, WeightsPrecision::Native, &crate::Device::Cpu, 3, &mut |_, _| Ok(()))
+                .unwrap();
             let mut session = Session::new(&decoder, Policy::full(2), 5, 2).unwrap();
             let interrupt = Interrupt::new(false);
             let prefilled = session

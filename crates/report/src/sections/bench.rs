@@ -14,7 +14,13 @@ pub(super) fn blocks(place: &Place<'_>) -> Vec<Block> {
     let mut blocks = vec![
         Block::Paragraph(vec![
             Inline::Plain("Measured by layerscope bench on ".into()),
-            Inline::Foreign(machine.gpu.clone().or_else(|| machine.cpu.clone()).unwrap_or_else(|| "an unknown processor".into())),
+            Inline::Foreign(
+                machine
+                    .gpu
+                    .clone()
+                    .or_else(|| machine.cpu.clone())
+                    .unwrap_or_else(|| "an unknown processor".into()),
+            ),
             Inline::Plain(format!(
                 ", {} threads: medians, beside what the cost model predicts. Every repeat runs each policy once.",
                 machine.threads

@@ -1,0 +1,213 @@
+//! The full model's next-token distributions, and how others differ from them, computed where the model runs.
+
+use layerscope_engine::{Decoder, Error, Hooks, Result, Tensor, with_f32};
+use layerscope_kernels::cuda::Buffer;
+use layerscope_kernels::distribution::cuda::{self, ComparisonOnDevice, Summary};
+use layerscope_kernels::distribution::{Comparison, Distribution};
+
+/// Rows unembedded at once: bounds the memory that logits take.
+pub(crate) const LOGIT_ROWS: usize = 64;
+
+/// The distribution at each of N decode steps.
+pub struct ReferenceDistributions {
+    numbers: Numbers,
+    /// The continuation, N tokens.
+    tokens: Vec<u32>,
+    /// −ln p of each of them.
+    nll: Vec<f64>,
+}
+
+enum Numbers {
+    Host(Vec<Distribution>),
+    /// Logits `[N, V]`, and what they sum up to, as structs and read.
+    Device {
+        logits: Tensor,
+        on_device: Buffer,
+        summaries: Vec<Summary>,
+    },
+}
+
+/// How a row of logits differs from a step's distribution.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct StepComparison {
+    /// KL(full ‖ row), nats.
+    pub kl: f64,
+    /// Whether both have the same most likely token.
+    pub same_argmax: bool,
+    /// The row's most likely token.
+    pub argmax: u32,
+    /// NLL of the step's token under the row, less that under the full model, nats.
+    pub dnll: f64,
+}
+
+impl ReferenceDistributions {
+    /// Of the final residual stream `x [N, d]`, for a continuation of N tokens.
+    ///
+    /// # Errors
+    /// [`Error::Input`] where logits are NaN, or a token is beyond them.
+    pub fn new(decoder: &Decoder, x: &Tensor, tokens: &[u32]) -> Result<Self> {
+        let vocab = decoder.config().vocab;
+        if tokens.iter().any(|&token| token as usize >= vocab) {
+            return Err(Error::no_numbers());
+        }
+        let (numbers, nll) = match x.on_device() {
+            None => host_distributions(decoder, x, tokens)?,
+            Some(_) => device_distributions(decoder, x, tokens)?,
+        };
+        if nll.iter().any(|nll| !nll.is_finite()) {
+            return Err(Error::no_numbers());
+        }
+        Ok(Self { numbers, tokens: tokens.to_vec(), nll })
+    }
+
+    /// Number of steps N.
+    pub fn steps(&self) -> usize {
+        self.tokens.len()
+    }
+
+    /// NLL of the continuation at each step, nats.
+    pub fn nll(&self) -> &[f64] {
+        &self.nll
+    }
+
+    /// Most likely token at a step.
+    pub fn argmax(&self, step: usize) -> u32 {
+        match &self.numbers {
+            Numbers::Host(distributions) => distributions[step].argmax() as u32,
+            Numbers::Device { summaries, .. } => summaries[step].argmax,
+        }
+    }
+
+    /// Compares the logits of residual rows `x [copies · N, d]`, each copy with steps 0 … N−1 in turn.
+    ///
+    /// # Errors
+    /// Whatever fails beneath.
+    pub fn compare(&self, decoder: &Decoder, x: &Tensor) -> Result<Vec<StepComparison>> {
+        let steps = self.steps();
+        let mut compared = Vec::with_capacity(x.rows());
+        match &self.numbers {
+            Numbers::Host(distributions) => for_each_logits(decoder, x, |row, logits| {
+                let step = row % steps;
+                let logit = f64::from(logits[self.tokens[step] as usize]);
+                compared.push(self.comparison(step, &distributions[step].compare(logits), logit));
+            })?,
+            Numbers::Device { .. } => {
+                for (first, logits) in logits_of(decoder, x) {
+                    let of: Vec<u32> =
+                        (first..first + logits_rows(x, first)).map(|row| (row % steps) as u32).collect();
+                    compared.extend(self.compare_on_device(&logits?, &of)?);
+                }
+            }
+        }
+        Ok(compared)
+    }
+
+    /// KL(full ‖ logits `[V]`) at a step, nats.
+    ///
+    /// # Errors
+    /// Whatever fails beneath.
+    pub fn kl(&self, step: usize, logits: &Tensor) -> Result<f64> {
+        match &self.numbers {
+            Numbers::Host(distributions) => with_f32(logits, |logits| distributions[step].compare(logits).kl),
+            Numbers::Device { .. } => Ok(self.compare_on_device(logits, &[step as u32])?[0].kl),
+        }
+    }
+
+    fn comparison(&self, step: usize, comparison: &Comparison, logit: f64) -> StepComparison {
+        StepComparison {
+            kl: comparison.kl,
+            same_argmax: comparison.same_argmax,
+            argmax: comparison.argmax as u32,
+            dnll: comparison.log_normaliser - logit - self.nll[step],
+        }
+    }
+
+    /// Rows of logits `[rows, V]` on the device, each with the step that it belongs to.
+    fn compare_on_device(&self, logits: &Tensor, of: &[u32]) -> Result<Vec<StepComparison>> {
+        let (Numbers::Device { logits: reference, on_device, summaries }, Some(rows)) =
+            (&self.numbers, logits.on_device())
+        else {
+            return Err(Error::failure("logits are on different devices; please report this"));
+        };
+        let reference = reference.on_device().ok_or_else(|| Error::failure("logits are not on the GPU"))?;
+        let vocab = reference.dims()[1];
+        let device = rows.device();
+        let tokens: Vec<u32> = of.iter().map(|&step| self.tokens[step as usize]).collect();
+        let (steps, tokens) = (device.upload(of)?, device.upload(&tokens)?);
+        let output = device.allocate(of.len() * size_of::<ComparisonOnDevice>())?;
+        cuda::compare(reference.numbers(), on_device, rows.numbers(), vocab, &steps, &tokens, &output)?;
+        let found = output.to_vec::<ComparisonOnDevice>()?;
+        let compared = found.iter().zip(of).map(|(found, &step)| {
+            let comparison = Comparison {
+                kl: if found.finite == 0 { f64::NAN } else { found.kl },
+                same_argmax: found.argmax == summaries[step as usize].argmax,
+                argmax: found.argmax as usize,
+                log_normaliser: found.log_normaliser,
+            };
+            self.comparison(step as usize, &comparison, f64::from(found.token_logit))
+        });
+        Ok(compared.collect())
+    }
+}
+
+fn host_distributions(decoder: &Decoder, x: &Tensor, tokens: &[u32]) -> Result<(Numbers, Vec<f64>)> {
+    let (mut distributions, mut nll) = (vec![], vec![]);
+    for_each_logits(decoder, x, |row, logits| {
+        let distribution = Distribution::new(logits);
+        nll.push(distribution.nll(logits[tokens[row] as usize]));
+        distributions.push(distribution);
+    })?;
+    Ok((Numbers::Host(distributions), nll))
+}
+
+fn device_distributions(decoder: &Decoder, x: &Tensor, tokens: &[u32]) -> Result<(Numbers, Vec<f64>)> {
+    let pieces = logits_of(decoder, x).map(|(_, logits)| logits).collect::<Result<Vec<_>>>()?;
+    let logits = Tensor::cat(&pieces.iter().collect::<Vec<_>>())?;
+    let numbers = logits.on_device().ok_or_else(|| Error::failure("logits are not on the GPU"))?;
+    let vocab = numbers.dims()[1];
+    let on_device = numbers.device().allocate(tokens.len() * size_of::<Summary>())?;
+    cuda::summarize(numbers.numbers(), vocab, &on_device)?;
+    let summaries = on_device.to_vec::<Summary>()?;
+    if summaries.iter().any(|summary| summary.finite == 0) {
+        return Err(Error::no_numbers());
+    }
+    let all = Numbers::Device { logits, on_device, summaries };
+    // The NLL of the full model's own tokens is the normaliser less their logits, as a comparison with itself has it.
+    let unknown =
+        ReferenceDistributions { numbers: all, tokens: tokens.to_vec(), nll: vec![0.0; tokens.len()] };
+    let Numbers::Device { logits, .. } = &unknown.numbers else { unreachable!("made just now") };
+    let steps: Vec<u32> = (0..tokens.len() as u32).collect();
+    let nll = unknown.compare_on_device(logits, &steps)?.iter().map(|compared| compared.dnll).collect();
+    Ok((unknown.numbers, nll))
+}
+
+fn logits_rows(x: &Tensor, first: usize) -> usize {
+    LOGIT_ROWS.min(x.rows() - first)
+}
+
+/// Logits of residual rows `[rows, d]` in f32, some rows at a time, with the index of the first.
+fn logits_of<'a>(decoder: &'a Decoder, x: &'a Tensor) -> impl Iterator<Item = (usize, Result<Tensor>)> + 'a {
+    (0..x.rows()).step_by(LOGIT_ROWS).map(move |first| {
+        let len = logits_rows(x, first);
+        let rows = x.narrow(first, len);
+        let logits = rows.and_then(|rows| decoder.unembed(&rows, &vec![0; len], &mut Hooks::none(), true));
+        (first, logits)
+    })
+}
+
+/// Logits of residual rows `[rows, d]` in f32, handed over row by row with the row's index.
+///
+/// # Errors
+/// Whatever fails beneath.
+pub fn for_each_logits(decoder: &Decoder, x: &Tensor, mut f: impl FnMut(usize, &[f32])) -> Result<()> {
+    for (first, logits) in logits_of(decoder, x) {
+        let logits = logits?;
+        let vocab = decoder.config().vocab;
+        with_f32(&logits, |logits| {
+            for (row, logits) in logits.chunks_exact(vocab).enumerate() {
+                f(first + row, logits);
+            }
+        })?;
+    }
+    Ok(())
+}

@@ -1,0 +1,98 @@
+//! Attention of a running sequence over its KV store.
+
+use super::{Collected, LayerStatistics};
+use crate::Result;
+use crate::decoder::{Attend, Decoder, Location};
+use crate::hooks::{Hooks, Site};
+use crate::kv::KvStore;
+use crate::policy::PolicyRules;
+use crate::tensor::{Tensor, with_f32};
+use layerscope_kernels::{Queries, Received, Statistics, attention, attention_with_statistics};
+
+/// Attention over the KV store: append, then see whatever is stored at or before each row's position.
+pub(super) struct StoredAttention<'a> {
+    pub(super) decoder: &'a Decoder,
+    pub(super) rules: &'a dyn PolicyRules,
+    pub(super) store: &'a mut KvStore,
+    pub(super) prompt_len: usize,
+    pub(super) queries: &'a mut Option<Tensor>,
+    pub(super) statistics: Option<Collected<'a>>,
+}
+
+impl Attend for StoredAttention<'_> {
+    fn attend(&mut self, at: Location<'_>, [q, k, v]: [&Tensor; 3], hooks: &mut Hooks<'_>) -> Result<Tensor> {
+        let Location { layer, positions, .. } = at;
+        *self.queries = Some(q.clone());
+        self.store.append(layer, positions, k, v)?;
+        if hooks.wants(layer, Site::AttentionScores) || hooks.wants(layer, Site::Pattern) {
+            return self.materialised(at, q, hooks);
+        }
+        if let Some(q) = q.on_device() {
+            return self.attend_on_device(at, q);
+        }
+        let shape = self.decoder.attention_shape(layer);
+        let row_len = shape.query_heads * shape.head_dim;
+        let mut output = vec![0.0; positions.len() * row_len];
+        let mut found = self.statistics.as_ref().map(|collected| LayerStatistics {
+            rows: Statistics::default(),
+            received: Received::new(if collected.received { self.prompt_len } else { 0 }),
+        });
+        let received = self.statistics.as_ref().is_some_and(|collected| collected.received);
+        with_f32(q, |q| {
+            for (first_row, rows) in runs(positions, |position| self.is_alone(layer, position)) {
+                let range = first_row * row_len..(first_row + rows) * row_len;
+                let queries = Queries { data: &q[range.clone()], rows, first_position: positions[first_row] };
+                let output = &mut output[range];
+                let spans = if self.is_alone(layer, positions[first_row]) {
+                    self.store.spans_without_other_decode_rows(layer, self.prompt_len, positions[first_row])
+                } else {
+                    self.store.spans(layer, found.as_ref().map(|_| self.prompt_len))
+                };
+                match &mut found {
+                    None => attention(&shape, &queries, &spans, output),
+                    Some(found) => {
+                        let wanted = received.then_some(&mut found.received);
+                        let rows = attention_with_statistics(&shape, &queries, &spans, output, wanted);
+                        found.rows.mass.extend(rows.mass);
+                        found.rows.entropy.extend(rows.entropy);
+                    }
+                }
+            }
+        })?;
+        if let (Some(collected), Some(found)) = (&mut self.statistics, found) {
+            collected.layers.push(found);
+        }
+        Tensor::from_vec(output, &[positions.len(), shape.query_heads, shape.head_dim])
+    }
+}
+
+impl StoredAttention<'_> {
+    /// Whether the row at a position is a decode row that sees no other one.
+    pub(super) fn is_alone(&self, layer: usize, position: usize) -> bool {
+        position + 1 >= self.prompt_len && !self.rules.decode_rows_see_each_other(layer)
+    }
+}
+
+/// (first row, rows) of each run of consecutive positions; a position that is to be alone is a run of its own.
+pub(super) fn runs(positions: &[usize], alone: impl Fn(usize) -> bool) -> Vec<(usize, usize)> {
+    let mut runs: Vec<(usize, usize)> = vec![];
+    for (row, &position) in positions.iter().enumerate() {
+        match runs.last_mut() {
+            Some((first, rows)) if positions[*first] + *rows == position && !alone(position) => *rows += 1,
+            _ => runs.push((row, 1)),
+        }
+    }
+    runs
+}
+
+#[cfg(test)]
+mod tests {
+    use super::runs;
+
+    #[test]
+    fn runs_split_where_positions_jump() {
+        assert_eq!(runs(&[0, 7, 8, 9, 12], |_| false), [(0, 1), (1, 3), (4, 1)]);
+        assert_eq!(runs(&[0, 7, 8, 9, 10], |position| position > 8), [(0, 1), (1, 2), (3, 1), (4, 1)]);
+        assert_eq!(runs(&[], |_| false), []);
+    }
+}

@@ -1,0 +1,222 @@
+//! A matrix in a GPU's memory.
+//!
+//! Few rows meet the weights as the file has them. Many rows are multiplied by cuBLAS: rows in bf16 with weights in bf16,
+//! and f32 rows with f32 weights or, where the weights are bf16, as the sum of three bf16 parts, which is exact. Weights of
+//! another type are unpacked for it, one stretch of a matrix after the other.
+
+use crate::tensor::{DeviceTensor, Tensor};
+use crate::{Error, Result};
+use layerscope_kernels::cuda::{Buffer, Device, Element, Numbers, Product};
+use layerscope_kernels::matmul::cuda::{self, FEW_ROWS, RowProduct};
+use layerscope_kernels::matmul::{Format, Weights};
+use layerscope_kernels::{Activation, elementwise};
+
+/// Bytes of a matrix that are unpacked at once: bounds the memory for it, and keeps products large.
+const UNPACKED_BYTES: usize = 256 << 20;
+
+/// W `[rows, columns]`.
+pub(super) struct DeviceMatrix {
+    data: Buffer,
+    format: Format,
+    rows: usize,
+    columns: usize,
+}
+
+impl DeviceMatrix {
+    pub(super) fn upload(device: &Device, weights: &Weights<'_>) -> Result<Self> {
+        let data = device.reserve(weights.data.len())?;
+        data.write(0, weights.data)?;
+        let Weights { format, rows, columns, .. } = *weights;
+        Ok(Self { data, format, rows, columns })
+    }
+
+    pub(super) fn rows(&self) -> usize {
+        self.rows
+    }
+
+    pub(super) fn columns(&self) -> usize {
+        self.columns
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        self.data.bytes()
+    }
+
+    pub(super) fn device(&self) -> &Device {
+        self.data.device()
+    }
+
+    fn weights(&self) -> cuda::Weights<'_> {
+        let Self { format, rows, columns, .. } = *self;
+        cuda::Weights { data: &self.data, offset: 0, format, rows, columns }
+    }
+
+    /// Rows by index (u32 `[count]` on the device), in f32.
+    pub(super) fn gather(&self, ids: &Buffer, count: usize) -> Result<DeviceTensor> {
+        let rows = DeviceTensor::undefined(self.device(), Element::F32, &[count, self.columns])?;
+        cuda::dequantize_rows(&self.weights(), ids, count, rows.numbers())?;
+        Ok(rows)
+    }
+
+    /// All of W in f32.
+    pub(super) fn dequantized(&self) -> Result<DeviceTensor> {
+        let all = DeviceTensor::undefined(self.device(), Element::F32, &[self.rows, self.columns])?;
+        cuda::dequantize(&self.weights(), 0, self.rows, all.numbers())?;
+        Ok(all)
+    }
+
+    /// The products of several matrices with the same rows `x [rows, columns]`, in the type of x but for few rows.
+    pub(super) fn multiply(sums: &[DeviceSum<'_>], x: &DeviceTensor) -> Result<Vec<Tensor>> {
+        let rows = x.dims()[0];
+        let few = rows <= FEW_ROWS;
+        let element = if few { Element::F32 } else { x.element() };
+        let outputs = sums
+            .iter()
+            .map(|sum| DeviceTensor::undefined(x.device(), element, &[rows, sum.matrix.rows]))
+            .collect::<Result<Vec<_>>>()?;
+        if few {
+            let products = sums.iter().zip(&outputs).map(|(sum, output)| RowProduct {
+                weights: sum.matrix.weights(),
+                bias: sum.bias.map(DeviceTensor::numbers),
+                add: sum.onto.map(DeviceTensor::numbers),
+                output: output.numbers(),
+            });
+            let x = x.in_type(Element::F32)?;
+            cuda::multiply_rows(x.numbers(), rows, &products.collect::<Vec<_>>())?;
+            return Ok(outputs.into_iter().map(Tensor::from).collect());
+        }
+        let x = Rows::new(x)?;
+        let finished = sums.iter().zip(outputs).map(|(sum, output)| {
+            sum.matrix.multiply_many(&x, &output)?;
+            if let Some(bias) = sum.bias {
+                elementwise::cuda::add_bias(output.numbers(), bias.numbers())?;
+            }
+            let Some(onto) = sum.onto else { return Ok(output.into()) };
+            let total = DeviceTensor::undefined(output.device(), Element::F32, output.dims())?;
+            elementwise::cuda::add(onto.numbers(), output.numbers(), total.numbers())?;
+            Ok(total.into())
+        });
+        finished.collect()
+    }
+
+    /// f(x·Gᵀ) · (x·Uᵀ) in one pass, for few rows and matrices of one type.
+    pub(super) fn multiply_gated(
+        activation: Activation,
+        [gate, up]: [&Self; 2],
+        x: &DeviceTensor,
+    ) -> Result<Option<Tensor>> {
+        let rows = x.dims()[0];
+        if rows > FEW_ROWS || gate.format != up.format {
+            return Ok(None);
+        }
+        let x = x.in_type(Element::F32)?;
+        let output = DeviceTensor::undefined(x.device(), Element::F32, &[rows, gate.rows])?;
+        let (gate, up) = (gate.weights(), up.weights());
+        cuda::multiply_rows_gated(activation, x.numbers(), rows, &gate, &up, output.numbers())?;
+        Ok(Some(output.into()))
+    }
+
+    fn multiply_many(&self, x: &Rows<'_>, output: &DeviceTensor) -> Result<()> {
+        match (x.tensor.element(), self.format) {
+            (Element::Bf16, Format::BF16) => x.multiply(x.tensor.numbers(), self.all(), output, 0, false),
+            (Element::F32, Format::F32) => x.multiply(x.tensor.numbers(), self.all(), output, 0, false),
+            (Element::F32, Format::BF16) => {
+                let parts = x.parts()?;
+                // The smallest first, so that little is lost where the sums are small.
+                for (index, part) in parts.iter().rev().enumerate() {
+                    x.multiply(part.numbers(), self.all(), output, 0, index > 0)?;
+                }
+                Ok(())
+            }
+            (element, _) => self.multiply_unpacked(x, element, output),
+        }
+    }
+
+    /// W as it is, where it is floats.
+    fn all(&self) -> Numbers<'_> {
+        let element = if self.format == Format::F32 { Element::F32 } else { Element::Bf16 };
+        Numbers::new(&self.data, element, 0, self.rows * self.columns)
+    }
+
+    fn multiply_unpacked(&self, x: &Rows<'_>, element: Element, output: &DeviceTensor) -> Result<()> {
+        let at_once = (UNPACKED_BYTES / (self.columns * element.bytes())).clamp(1, self.rows);
+        // A product with a stretch of W is columns of the output, so that all of W goes at once unless it is too large.
+        if at_once == self.rows {
+            let unpacked = DeviceTensor::undefined(self.device(), element, &[self.rows, self.columns])?;
+            cuda::dequantize(&self.weights(), 0, self.rows, unpacked.numbers())?;
+            return x.multiply(x.tensor.numbers(), unpacked.numbers(), output, 0, false);
+        }
+        let unpacked = DeviceTensor::undefined(self.device(), element, &[at_once, self.columns])?;
+        for first in (0..self.rows).step_by(at_once) {
+            let count = at_once.min(self.rows - first);
+            let stretch = unpacked.reshape(&[at_once * self.columns])?;
+            let stretch = stretch.narrow(0, count * self.columns)?;
+            cuda::dequantize(&self.weights(), first, count, stretch.numbers())?;
+            x.multiply(x.tensor.numbers(), stretch.numbers(), output, first, false)?;
+        }
+        Ok(())
+    }
+}
+
+/// A product with what is added to it, as [`super::Sum`].
+pub(super) struct DeviceSum<'a> {
+    pub(super) matrix: &'a DeviceMatrix,
+    pub(super) bias: Option<&'a DeviceTensor>,
+    pub(super) onto: Option<&'a DeviceTensor>,
+}
+
+/// Rows that meet several matrices.
+struct Rows<'a> {
+    tensor: &'a DeviceTensor,
+    parts: std::cell::OnceCell<[DeviceTensor; 3]>,
+}
+
+impl<'a> Rows<'a> {
+    fn new(tensor: &'a DeviceTensor) -> Result<Self> {
+        match tensor.dims() {
+            [_, _] => Ok(Self { tensor, parts: std::cell::OnceCell::new() }),
+            dims => Err(Error::failure(format!("a tensor of {dims:?} is not rows; please report this"))),
+        }
+    }
+
+    /// Three bf16 tensors whose sum they are.
+    fn parts(&self) -> Result<&[DeviceTensor; 3]> {
+        if let Some(parts) = self.parts.get() {
+            return Ok(parts);
+        }
+        let part = || DeviceTensor::undefined(self.tensor.device(), Element::Bf16, self.tensor.dims());
+        let parts = [part()?, part()?, part()?];
+        elementwise::cuda::split(self.tensor.numbers(), parts.each_ref().map(DeviceTensor::numbers))?;
+        Ok(self.parts.get_or_init(|| parts))
+    }
+
+    /// Columns of the output from `first` on = x · Wᵀ for these rows of W.
+    fn multiply(
+        &self,
+        x: Numbers<'_>,
+        weights: Numbers<'_>,
+        output: &DeviceTensor,
+        first: usize,
+        accumulate: bool,
+    ) -> Result<()> {
+        let &[rows, inputs] = self.tensor.dims() else { unreachable!("checked by new") };
+        let outputs = weights.len() / inputs;
+        let columns = output.dims()[1];
+        assert!(x.len() == rows * inputs && first + outputs <= columns, "sizes of a product");
+        let product = Product {
+            x: x.address(),
+            weights: weights.address(),
+            inputs_in: x.element(),
+            output: output.numbers().address() + (first * output.element().bytes()) as u64,
+            output_in: output.element(),
+            output_stride: columns,
+            rows,
+            inputs,
+            outputs,
+            accumulate,
+        };
+        // SAFETY: x is [rows, inputs], W [outputs, inputs], and the output has `columns` from `first` on in each row.
+        unsafe { output.device().multiply(&product)? };
+        Ok(())
+    }
+}
