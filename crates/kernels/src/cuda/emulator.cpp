@@ -5,15 +5,43 @@
 // it was; asynchronous copies arrive no sooner than they are waited for.
 #include "kernels.cu"
 
-#include <setjmp.h>
 #include <stdio.h>
 #include <sys/mman.h>
+#ifndef __x86_64__
 #include <ucontext.h>
+#endif
 
 #include <map>
 #include <memory>
 #include <string>
 #include <vector>
+
+#ifdef __x86_64__
+// Saves what a function must leave as it was, and goes on from where the other stack was left (System V ABI). The system's
+// own way asks the kernel for the signal mask each time.
+asm(R"(
+    .text
+    .type layerscope_switch_stack, @function
+layerscope_switch_stack:
+    pushq %rbp
+    pushq %rbx
+    pushq %r12
+    pushq %r13
+    pushq %r14
+    pushq %r15
+    movq %rsp, (%rdi)
+    movq (%rsi), %rsp
+    popq %r15
+    popq %r14
+    popq %r13
+    popq %r12
+    popq %rbx
+    popq %rbp
+    ret
+    .size layerscope_switch_stack, .-layerscope_switch_stack
+)");
+extern "C" void layerscope_switch_stack(void** from, void** to);
+#endif
 
 namespace emulator {
 
@@ -23,6 +51,28 @@ namespace {
 
 constexpr size_t STACK = 256 << 10, BORDER = 256, SLOT = 64;
 constexpr unsigned char POISON = 0xff, BORDER_BYTE = 0xa5;
+
+#ifdef __x86_64__
+// A place on a stack where a thread was left.
+using Place = void*;
+void switch_stack(Place& from, Place& to) { layerscope_switch_stack(&from, &to); }
+void begin_on_stack(Place& place, void* stack, void (*run)()) {
+    // Six registers, then where to go; a function begins eight bytes off a multiple of sixteen.
+    void** top = reinterpret_cast<void**>(static_cast<char*>(stack) + STACK) - 2;
+    top[0] = reinterpret_cast<void*>(run);
+    place = top - 6;
+}
+#else
+using Place = ucontext_t;
+void switch_stack(Place& from, Place& to) { swapcontext(&from, &to); }
+void begin_on_stack(Place& place, void* stack, void (*run)()) {
+    getcontext(&place);
+    place.uc_stack.ss_sp = stack;
+    place.uc_stack.ss_size = STACK;
+    place.uc_link = nullptr;
+    makecontext(&place, run, 0);
+}
+#endif
 
 struct Registered {
     size_t parameter_bytes;
@@ -45,10 +95,8 @@ enum class State { Ready, AtBlockBarrier, AtWarpBarrier, Done };
 
 struct Fiber {
     void* stack = nullptr;
-    ucontext_t entry;
-    jmp_buf at;
-    // Whether it has a stack and waits in it for the next block.
-    bool started = false;
+    // Where it stands.
+    Place at;
     State state = State::Done;
     std::vector<Copy> copies;
     // How many of `copies` each committed group ends at.
@@ -68,7 +116,7 @@ struct Machine {
     std::vector<unsigned char> shared;
     size_t shared_bytes = 0;
     unsigned threads = 0, waiting = 0, alive = 0;
-    jmp_buf scheduler;
+    Place scheduler;
     const Registered* kernel = nullptr;
     const void* parameters = nullptr;
     uint64_t random = 1;
@@ -107,9 +155,7 @@ void release_warp(unsigned index) {
         if (machine.fibers[i].state == State::AtWarpBarrier) machine.fibers[i].state = State::Ready;
     warp.waiting = 0;
 }
-void pause() {
-    if (_setjmp(mine().at) == 0) _longjmp(machine.scheduler, 1);
-}
+void pause() { switch_stack(mine().at, machine.scheduler); }
 // Block after block: a fiber is made once.
 void run_threads() {
     for (;;) {
@@ -132,8 +178,10 @@ bool run_block(const unsigned block[3], const unsigned grid[3]) {
     for (Warp& warp : m.warps) warp.waiting = 0, warp.alive = 32, memset(warp.turn, 0, sizeof warp.turn);
     for (unsigned i = 0; i < m.threads; i++) {
         Fiber& fiber = m.fibers[i];
-        if (!fiber.stack)
+        if (!fiber.stack) {
             fiber.stack = mmap(nullptr, STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+            begin_on_stack(fiber.at, fiber.stack, run_threads);
+        }
         fiber.state = State::Ready;
         fiber.copies.clear(), fiber.groups.clear();
     }
@@ -149,16 +197,7 @@ bool run_block(const unsigned block[3], const unsigned grid[3]) {
             const unsigned index = ready[count - 1];
             Fiber& fiber = m.fibers[index];
             current = Thread{index, m.threads, {block[0], block[1], block[2]}, {grid[0], grid[1], grid[2]}};
-            if (_setjmp(m.scheduler) == 0) {
-                if (fiber.started) _longjmp(fiber.at, 1);
-                fiber.started = true;
-                getcontext(&fiber.entry);
-                fiber.entry.uc_stack.ss_sp = fiber.stack;
-                fiber.entry.uc_stack.ss_size = STACK;
-                fiber.entry.uc_link = nullptr;
-                makecontext(&fiber.entry, run_threads, 0);
-                setcontext(&fiber.entry);
-            }
+            switch_stack(m.scheduler, fiber.at);
         }
     }
     return true;
