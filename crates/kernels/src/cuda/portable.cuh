@@ -33,6 +33,7 @@ struct alignas(8) Vector8 {
 
 #define DEVICE static __device__ __forceinline__
 #define UNROLL _Pragma("unroll")
+#define ROLLED _Pragma("unroll 1")
 #define CONSTANT_TABLE static __device__ const
 #define KERNEL(name, Parameters, threads) \
     extern "C" __global__ void __launch_bounds__(threads) name(const __grid_constant__ Parameters parameters)
@@ -94,6 +95,13 @@ DEVICE Vector16 load_16_once(const void* from) {
 }
 DEVICE void store_16(void* to, Vector16 x) {
     *static_cast<uint4*>(to) = make_uint4(x.word[0], x.word[1], x.word[2], x.word[3]);
+}
+
+// To global memory: one instruction even where the compiler cannot see the alignment, and would store words.
+DEVICE void store_16_global(void* to, Vector16 x) {
+    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(x.word[0]), "r"(x.word[1]), "r"(x.word[2]),
+                 "r"(x.word[3])
+                 : "memory");
 }
 
 // Bytes of eight, those of `a` first, by the low three bits of each of the selector's four low digits.

@@ -92,19 +92,19 @@ use kernel;
 struct Chunk {
     /// Columns of a chunk.
     columns: usize,
+    /// Bytes of it.
+    bytes: usize,
     /// Bytes that it takes in shared memory.
     stride: usize,
-    /// Rows of W that a warp multiplies at once.
-    rows: usize,
 }
 
 impl Chunk {
     fn of(format: Format) -> Self {
         let (elements, bytes) = format.block();
         let columns = if elements == 1 { 64 * 16 / bytes } else { 1024 };
-        let packed = columns / elements * bytes;
-        let pieces = if alignment(format) == 16 { packed / 16 } else { (packed + 30) / 16 };
-        Self { columns, stride: 16 * pieces, rows: if packed <= 960 { 4 } else { 2 } }
+        let bytes = columns / elements * bytes;
+        let pieces = if alignment(format) == 16 { bytes / 16 } else { (bytes + 30) / 16 };
+        Self { columns, bytes, stride: 16 * pieces }
     }
 }
 

@@ -50,7 +50,8 @@ DEVICE void dequantize(const DequantizeParameters& p) {
     const unsigned first = static_cast<unsigned>(item % chunks) * C::COLUMNS, rest = p.columns - first;
     const unsigned columns = rest < C::COLUMNS ? rest : C::COLUMNS;
     const unsigned char* from = wanted_row(p, row) + C::bytes(first);
-    copy_chunks<B, 1>(packed, C::bytes(columns), [&](unsigned) { return from; });
+    const Copies<B, 1> copies = Copies<B, 1>::of([&](unsigned) { return from; });
+    Copies<B, 1>::queue(copies, packed, 0, C::bytes(columns));
     copy_async_commit();
     copy_async_wait<0>();
     warp_barrier();
@@ -78,11 +79,11 @@ DEVICE void dequantize(const DequantizeParameters& p) {
                 w.word[i] = pack_bf16(float_of_bits(low.word[2 * i]), float_of_bits(low.word[2 * i + 1]));
                 w.word[2 + i] = pack_bf16(float_of_bits(high.word[2 * i]), float_of_bits(high.word[2 * i + 1]));
             }
-            store_16(static_cast<Bf16*>(p.output) + to + c, w);
+            store_16_global(static_cast<Bf16*>(p.output) + to + c, w);
         }
     } else {
         for (unsigned c = 4 * lane; c < columns; c += 128)
-            store_16(static_cast<float*>(p.output) + to + c, load_16(unpacked + with_gaps(c)));
+            store_16_global(static_cast<float*>(p.output) + to + c, load_16(unpacked + with_gaps(c)));
     }
 }
 

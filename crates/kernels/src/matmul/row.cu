@@ -37,8 +37,9 @@ struct MultiplyRowsParameters {
 
 namespace weights {
 
-// Chunks of a warp in shared memory: all but one on their way.
-constexpr unsigned STAGES = 4;
+// Chunks of a warp in shared memory, by their bytes: all but one on their way.
+template <typename B>
+constexpr unsigned STAGES = Chunk<B>::BYTES <= 960 ? 4 : 3;
 
 DEVICE float activated(unsigned activation, float x) {
     if (activation == 1) return 0.5f * x * (1.0f + erff(x * 0.70710678118654752f));
@@ -76,8 +77,7 @@ DEVICE Group find_group(const MultiplyRowsParameters& p, unsigned group) {
     return Group{matrix, group};
 }
 
-// Row r of a group of ROWS: where it is gated, half of them are of the gate. Beyond the last row there is the last one again.
-template <unsigned ROWS>
+// Row r of a group: where it is gated, half of them are of the gate. Beyond the last row there is the last one again.
 DEVICE const unsigned char* row_of(const MultiplyRowsParameters& p, Group group, unsigned r) {
     unsigned matrix = group.matrix, row = group.index * ROWS + r;
     if (p.gated != 0) {
@@ -107,7 +107,7 @@ DEVICE void load_x(const MultiplyRowsParameters& p, unsigned columns, float* to)
 }
 
 // Adds the products of this lane's part of a chunk: sums[r·ROWS_OF_X + row].
-template <typename B, unsigned ROWS, unsigned ROWS_OF_X>
+template <typename B, unsigned ROWS_OF_X>
 DEVICE void add_products(const Part (&parts)[ROWS], const float* x, unsigned x_stride, unsigned rows,
                          float (&sums)[ROWS * ROWS_OF_X]) {
     UNROLL for (unsigned run = 0; run < 2; run++) {
@@ -142,7 +142,7 @@ DEVICE void add_products(const Part (&parts)[ROWS], const float* x, unsigned x_s
 }
 
 // Sums of a group to where they belong.
-template <unsigned ROWS, unsigned ROWS_OF_X>
+template <unsigned ROWS_OF_X>
 DEVICE void put_sums(const MultiplyRowsParameters& p, Group group, float sum) {
     constexpr unsigned LANES = 32 / (ROWS * ROWS_OF_X);
     const unsigned number = lane_index() / LANES, r = number / ROWS_OF_X, x_row = number % ROWS_OF_X;
@@ -169,7 +169,7 @@ DEVICE void put_sums(const MultiplyRowsParameters& p, Group group, float sum) {
 template <typename B, unsigned ROWS_OF_X>
 DEVICE void multiply_rows(const MultiplyRowsParameters& p) {
     using C = Chunk<B>;
-    constexpr unsigned ROWS = C::ROWS, STAGE = ROWS * C::STRIDE;
+    constexpr unsigned STAGE = ROWS * C::STRIDE, STAGES = weights::STAGES<B>;
     DYNAMIC_SHARED(unsigned char, shared);
     const unsigned warps = block_threads() / 32, lane = lane_index();
     unsigned char* stages = shared + warp_index() * STAGES * STAGE;
@@ -180,19 +180,22 @@ DEVICE void multiply_rows(const MultiplyRowsParameters& p) {
 
     // The chunk that is copied next, which may be of a later group.
     unsigned next_group = first, next_chunk = 0;
+    Copies<B, ROWS> copies;
     const auto copy_next = [&](unsigned slot) {
         if (next_group < groups) {
-            const Group group = find_group(p, next_group);
+            if (next_chunk == 0) {
+                const Group group = find_group(p, next_group);
+                copies = Copies<B, ROWS>::of([&](unsigned r) { return row_of(p, group, r); });
+            }
             const unsigned rest = p.columns - next_chunk * C::COLUMNS;
-            copy_chunks<B, ROWS>(stages + slot * STAGE, C::bytes(rest < C::COLUMNS ? rest : C::COLUMNS), [&](unsigned r) {
-                return row_of<ROWS>(p, group, r) + static_cast<uint64_t>(next_chunk) * C::BYTES;
-            });
+            const unsigned bytes = C::bytes(rest < C::COLUMNS ? rest : C::COLUMNS);
+            Copies<B, ROWS>::queue(copies, stages + slot * STAGE, next_chunk * C::BYTES, bytes);
             if (++next_chunk == chunks) next_chunk = 0, next_group += step;
         }
         // Empty where there are no more, so that the last groups of copies always are those of the same chunks.
         copy_async_commit();
     };
-    UNROLL for (unsigned slot = 0; slot < STAGES - 1; slot++) copy_next(slot);
+    ROLLED for (unsigned slot = 0; slot < STAGES - 1; slot++) copy_next(slot);
     load_x(p, chunks * C::COLUMNS, x);
     block_barrier();
 
@@ -200,7 +203,7 @@ DEVICE void multiply_rows(const MultiplyRowsParameters& p) {
     for (unsigned index = first; index < groups; index += step) {
         const Group group = find_group(p, index);
         unsigned misaligned[ROWS];
-        UNROLL for (unsigned r = 0; r < ROWS; r++) misaligned[r] = misalignment(row_of<ROWS>(p, group, r));
+        UNROLL for (unsigned r = 0; r < ROWS; r++) misaligned[r] = misalignment(row_of(p, group, r));
         float sums[ROWS * ROWS_OF_X] = {};
         for (unsigned chunk = 0; chunk < chunks; chunk++) {
             copy_async_wait<STAGES - 2>();
@@ -214,11 +217,11 @@ DEVICE void multiply_rows(const MultiplyRowsParameters& p) {
                     const unsigned at = (misaligned[r] + chunk * (C::BYTES % 16)) % 16;
                     parts[r] = C::load(Bytes{stages, slot * STAGE + r * C::STRIDE + at}, lane, rest);
                 }
-                add_products<B, ROWS, ROWS_OF_X>(parts, x + with_gaps(chunk * C::COLUMNS), x_stride, p.rows, sums);
+                add_products<B, ROWS_OF_X>(parts, x + with_gaps(chunk * C::COLUMNS), x_stride, p.rows, sums);
             }
             slot = (slot + 1) % STAGES;
         }
-        put_sums<ROWS, ROWS_OF_X>(p, group, lane_sums(sums) * B::UNIT);
+        put_sums<ROWS_OF_X>(p, group, lane_sums(sums) * B::UNIT);
     }
 }
 

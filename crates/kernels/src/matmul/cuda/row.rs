@@ -9,8 +9,8 @@ use crate::matmul::Format;
 pub const FEW_ROWS: usize = 4;
 /// Most matrices of a launch.
 const MATRICES: usize = 3;
-/// Chunks of a warp in shared memory.
-const STAGES: usize = 4;
+/// Rows of W that a warp multiplies at once.
+const GROUP: usize = 4;
 
 /// A matrix and where its product goes.
 #[derive(Clone, Copy)]
@@ -163,7 +163,7 @@ fn multiply(
         Gating::Known(activation) => (false, activation),
     };
     for (index, matrix) in matrices.iter_mut().enumerate() {
-        let rows_of_group = if gated { chunk.rows / 2 } else { chunk.rows };
+        let rows_of_group = if gated { GROUP / 2 } else { GROUP };
         // Groups of a gate are those of what it gates, too.
         matrix.groups = if gated && index > 0 { 0 } else { matrix.rows.div_ceil(rows_of_group as u32) };
     }
@@ -209,7 +209,9 @@ fn launch(
     };
     let (columns, rows) = (parameters.columns as usize, parameters.rows as usize);
     let x_bytes = rows * with_gaps(columns.next_multiple_of(chunk.columns)) * size_of::<f32>();
-    let warp_bytes = STAGES * chunk.rows * chunk.stride;
+    // As of `STAGES` of `row.cu`.
+    let stages = if chunk.bytes <= 960 { 4 } else { 3 };
+    let warp_bytes = stages * GROUP * chunk.stride;
     let groups: usize = parameters.matrices.iter().map(|matrix| matrix.groups as usize).sum();
     let blocks = groups.min(device.information().multiprocessors as usize).max(1);
     let fitting = shared_bytes(device).saturating_sub(x_bytes) / warp_bytes;
