@@ -122,7 +122,7 @@ struct DequantizeParameters {
     output: u64,
     row_bytes: u64,
     first: u64,
-    count: u64,
+    count: u32,
     columns: u32,
     to_bf16: u32,
 }
@@ -176,6 +176,7 @@ fn unpack(
     /// Warps of a block.
     const WARPS: usize = 8;
     weights.check();
+    assert!(count < 1 << 31, "{count} rows are too many");
     assert_eq!(output.len(), count * weights.columns, "output");
     assert!(output.address().is_multiple_of(16), "output at a multiple of 16 bytes");
     if output.is_empty() {
@@ -191,13 +192,14 @@ fn unpack(
         output: output.address(),
         row_bytes: weights.row_bytes() as u64,
         first,
-        count: count as u64,
+        count: count as u32,
         columns: weights.columns as u32,
         to_bf16: u32::from(output.element() == Element::Bf16),
     };
     let (blocks, shared_bytes) = if weights.format.is_quantized() {
         let chunk = Chunk::of(weights.format);
         let chunks = count * weights.columns.div_ceil(chunk.columns);
+        assert!(chunks < 1 << 31, "{chunks} chunks are too many");
         (chunks.div_ceil(WARPS), WARPS * (chunk.stride + size_of::<f32>() * with_gaps(chunk.columns)))
     } else {
         (count, 0)
