@@ -87,17 +87,21 @@ struct Floats {
     static constexpr float ZERO = 0.0f, UNIT = 1.0f;
 
     DEVICE unsigned column(unsigned lane, unsigned run) { return RUN * (lane + 32 * run); }
+    // Of a whole chunk at a multiple of 16.
+    DEVICE Part load_whole(Bytes chunk, unsigned lane) {
+        Part part;
+        load_words<16>(chunk, column(lane, 0) * BYTES, part.low);
+        load_words<16>(chunk, column(lane, 1) * BYTES, part.high);
+        return part;
+    }
     // Elements from `columns` on are zero.
     DEVICE Part load(Bytes chunk, unsigned lane, unsigned columns) {
         Part part;
         load_run(chunk, column(lane, 0), columns, part.low);
         load_run(chunk, column(lane, 1), columns, part.high);
-        part.scale[0] = part.scale[1] = 1.0f;
-        part.offset[0] = part.offset[1] = 0.0f;
         return part;
     }
     DEVICE void load_run(Bytes chunk, unsigned first, unsigned columns, uint32_t (&words)[4]) {
-        if (chunk.at % 16 == 0 && first + RUN <= columns) return load_words<16>(chunk, first * BYTES, words);
         UNROLL for (unsigned i = 0; i < 4; i++) {
             words[i] = 0;
             UNROLL for (unsigned j = 0; j < RUN / 4; j++) {

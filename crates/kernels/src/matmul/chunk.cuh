@@ -26,6 +26,11 @@ struct Chunk {
         if constexpr (FLOATS) return B::load(chunk, lane, columns);
         else return B::load(Bytes{chunk.base, chunk.at + lane / PARTS * B::BYTES}, lane % PARTS);
     }
+    // Of all columns of a chunk of floats at a multiple of 16.
+    DEVICE Part load_whole(Bytes chunk, unsigned lane) {
+        if constexpr (FLOATS) return B::load_whole(chunk, lane);
+        else return load(chunk, lane, COLUMNS);
+    }
     // Bytes of the first `columns`.
     DEVICE unsigned bytes(unsigned columns) { return columns / B::ELEMENTS * B::BYTES; }
 };

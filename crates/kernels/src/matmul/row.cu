@@ -88,56 +88,84 @@ DEVICE const unsigned char* row_of(const MultiplyRowsParameters& p, Group group,
     return p.matrices[matrix].data + (row < last ? row : last) * p.row_bytes;
 }
 
-// x into shared memory: with gaps, and with zeros up to whole chunks.
-DEVICE void load_x(const MultiplyRowsParameters& p, unsigned columns, float* to) {
+// x in shared memory, and the sums of each 16 columns of it, since w = quant·scale + offset is summed by parts.
+struct SharedX {
+    float* numbers;
+    float* sums;
+    // From a row to the next.
+    unsigned stride, sums_stride;
+};
+
+// Queues copies of x: with gaps, and with zeros up to whole chunks.
+DEVICE void copy_x(const MultiplyRowsParameters& p, unsigned columns, SharedX x) {
     for (unsigned row = 0; row < p.rows; row++) {
         const float* from = p.x + static_cast<uint64_t>(row) * p.x_stride;
-        float* row_to = to + row * with_gaps(columns);
+        float* to = x.numbers + row * x.stride;
         for (unsigned c = 4 * thread_index(); c < columns; c += 4 * block_threads()) {
-            Vector16 four = {};
             if (p.x_aligned != 0) {
-                if (c < p.columns) four = load_16(from + c);
-            } else {
-                UNROLL for (unsigned i = 0; i < 4; i++)
-                    if (c + i < p.columns) four.word[i] = bits_of_float(from[c + i]);
+                const bool wanted = c < p.columns;
+                copy_async_16(to + with_gaps(c), wanted ? from + c : from, wanted);
+                continue;
             }
-            store_16(row_to + with_gaps(c), four);
+            Vector16 four = {};
+            UNROLL for (unsigned i = 0; i < 4; i++)
+                if (c + i < p.columns) four.word[i] = bits_of_float(from[c + i]);
+            store_16(to + with_gaps(c), four);
         }
     }
+    copy_async_commit();
+}
+DEVICE void sum_x(const MultiplyRowsParameters& p, unsigned columns, SharedX x) {
+    for (unsigned row = 0; row < p.rows; row++)
+        for (unsigned i = thread_index(); i < columns / 16; i += block_threads()) {
+            float sum = 0.0f;
+            UNROLL for (unsigned j = 0; j < 4; j++) {
+                const Vector16 four = load_16(x.numbers + row * x.stride + with_gaps(16 * i) + 4 * j);
+                UNROLL for (unsigned k = 0; k < 4; k++) sum += float_of_bits(four.word[k]);
+            }
+            x.sums[row * x.sums_stride + i] = sum;
+        }
 }
 
-// Adds the products of this lane's part of a chunk: sums[r·ROWS_OF_X + row].
+// Whether sums of x are needed.
+template <typename B>
+constexpr bool WITH_SUMS = B::ZERO != 0.0f || B::HAS_OFFSET;
+
+// Adds the products of this lane's parts of a chunk that begins at column `first`: sums[r·ROWS_OF_X + row].
 template <typename B, unsigned ROWS_OF_X>
-DEVICE void add_products(const Part (&parts)[ROWS], const float* x, unsigned x_stride, unsigned rows,
+DEVICE void add_products(const Part (&parts)[ROWS], SharedX x, unsigned first, unsigned rows,
                          float (&sums)[ROWS * ROWS_OF_X]) {
     UNROLL for (unsigned run = 0; run < 2; run++) {
-        const float* run_x = x + with_gaps(Chunk<B>::column(lane_index(), run));
-        float products[ROWS * ROWS_OF_X] = {}, x_sums[ROWS_OF_X] = {};
+        const unsigned column = Chunk<B>::column(lane_index(), run);
+        const float* run_x = x.numbers + with_gaps(first) + with_gaps(column);
+        float products[ROWS * ROWS_OF_X] = {};
         UNROLL for (unsigned i = 0; i < B::RUN / 4; i++) {
             float v[ROWS][4];
             UNROLL for (unsigned r = 0; r < ROWS; r++) B::four(parts[r], run, i, v[r]);
             UNROLL for (unsigned row = 0; row < ROWS_OF_X; row++) {
                 if (ROWS_OF_X > 1 && row >= rows) continue;
-                const Vector16 four = load_16(run_x + row * x_stride + 4 * i);
-                UNROLL for (unsigned j = 0; j < 4; j++) {
-                    const float x_j = float_of_bits(four.word[j]);
-                    x_sums[row] += x_j;
-                    UNROLL for (unsigned r = 0; r < ROWS; r++) products[r * ROWS_OF_X + row] += v[r][j] * x_j;
+                const Vector16 four = load_16(run_x + row * x.stride + 4 * i);
+                UNROLL for (unsigned j = 0; j < 4; j++)
+                    UNROLL for (unsigned r = 0; r < ROWS; r++)
+                        products[r * ROWS_OF_X + row] += v[r][j] * float_of_bits(four.word[j]);
+            }
+        }
+        UNROLL for (unsigned row = 0; row < ROWS_OF_X; row++) {
+            if (ROWS_OF_X > 1 && row >= rows) continue;
+            float x_sum = 0.0f;
+            if constexpr (WITH_SUMS<B>) x_sum = x.sums[row * x.sums_stride + first / 16 + column / 16];
+            UNROLL for (unsigned r = 0; r < ROWS; r++) {
+                float& sum = sums[r * ROWS_OF_X + row];
+                float product = products[r * ROWS_OF_X + row];
+                if constexpr (Chunk<B>::FLOATS) {
+                    sum += product;
+                } else {
+                    if constexpr (B::ZERO != 0.0f) product -= B::ZERO * x_sum;
+                    sum += parts[r].scale[run] * product;
+                    if constexpr (B::HAS_OFFSET) sum += parts[r].offset[run] * (1.0f / B::UNIT) * x_sum;
                 }
             }
         }
-        UNROLL for (unsigned r = 0; r < ROWS; r++)
-            UNROLL for (unsigned row = 0; row < ROWS_OF_X; row++) {
-                float& sum = sums[r * ROWS_OF_X + row];
-                if constexpr (Chunk<B>::FLOATS) {
-                    sum += products[r * ROWS_OF_X + row];
-                } else {
-                    float product = products[r * ROWS_OF_X + row];
-                    if constexpr (B::ZERO != 0.0f) product -= B::ZERO * x_sums[row];
-                    sum += parts[r].scale[run] * product;
-                    if constexpr (B::HAS_OFFSET) sum += parts[r].offset[run] * (1.0f / B::UNIT) * x_sums[row];
-                }
-            }
     }
 }
 
@@ -173,11 +201,13 @@ DEVICE void multiply_rows(const MultiplyRowsParameters& p) {
     DYNAMIC_SHARED(unsigned char, shared);
     const unsigned warps = block_threads() / 32, lane = lane_index();
     unsigned char* stages = shared + warp_index() * STAGES * STAGE;
-    float* x = reinterpret_cast<float*>(shared + warps * STAGES * STAGE);
-    const unsigned chunks = (p.columns + C::COLUMNS - 1) / C::COLUMNS, x_stride = with_gaps(chunks * C::COLUMNS);
+    const unsigned chunks = (p.columns + C::COLUMNS - 1) / C::COLUMNS, columns = chunks * C::COLUMNS;
+    float* numbers = reinterpret_cast<float*>(shared + warps * STAGES * STAGE);
+    const SharedX x = {numbers, numbers + p.rows * with_gaps(columns), with_gaps(columns), columns / 16};
     const unsigned groups = p.matrices[0].groups + p.matrices[1].groups + p.matrices[2].groups;
     const unsigned first = block_x() + grid_x() * warp_index(), step = grid_x() * warps;
 
+    copy_x(p, columns, x);
     // The chunk that is copied next, which may be of a later group.
     unsigned next_group = first, next_chunk = 0;
     Copies<B, ROWS> copies;
@@ -196,14 +226,23 @@ DEVICE void multiply_rows(const MultiplyRowsParameters& p) {
         copy_async_commit();
     };
     ROLLED for (unsigned slot = 0; slot < STAGES - 1; slot++) copy_next(slot);
-    load_x(p, chunks * C::COLUMNS, x);
+    // For x; chunks are still on their way.
+    copy_async_wait<STAGES - 1>();
     block_barrier();
+    if constexpr (WITH_SUMS<B>) {
+        sum_x(p, columns, x);
+        block_barrier();
+    }
 
     unsigned slot = 0;
     for (unsigned index = first; index < groups; index += step) {
         const Group group = find_group(p, index);
         unsigned misaligned[ROWS];
-        UNROLL for (unsigned r = 0; r < ROWS; r++) misaligned[r] = misalignment(row_of(p, group, r));
+        bool aligned = true;
+        UNROLL for (unsigned r = 0; r < ROWS; r++) {
+            misaligned[r] = B::ALIGNMENT == 16 ? 0 : misalignment(row_of(p, group, r));
+            aligned = aligned && misaligned[r] == 0;
+        }
         float sums[ROWS * ROWS_OF_X] = {};
         for (unsigned chunk = 0; chunk < chunks; chunk++) {
             copy_async_wait<STAGES - 2>();
@@ -213,11 +252,15 @@ DEVICE void multiply_rows(const MultiplyRowsParameters& p) {
             const unsigned rest = p.columns - chunk * C::COLUMNS;
             if (C::has_part(lane, rest)) {
                 Part parts[ROWS];
-                UNROLL for (unsigned r = 0; r < ROWS; r++) {
-                    const unsigned at = (misaligned[r] + chunk * (C::BYTES % 16)) % 16;
-                    parts[r] = C::load(Bytes{stages, slot * STAGE + r * C::STRIDE + at}, lane, rest);
+                const auto row_chunk = [&](unsigned r) {
+                    return Bytes{stages, slot * STAGE + r * C::STRIDE + (misaligned[r] + chunk * (C::BYTES % 16)) % 16};
+                };
+                if (C::FLOATS && aligned && rest >= C::COLUMNS) {
+                    UNROLL for (unsigned r = 0; r < ROWS; r++) parts[r] = C::load_whole(row_chunk(r), lane);
+                } else {
+                    UNROLL for (unsigned r = 0; r < ROWS; r++) parts[r] = C::load(row_chunk(r), lane, rest);
                 }
-                add_products<B, ROWS_OF_X>(parts, x + with_gaps(chunk * C::COLUMNS), x_stride, p.rows, sums);
+                add_products<B, ROWS_OF_X>(parts, x, chunk * C::COLUMNS, p.rows, sums);
             }
             slot = (slot + 1) % STAGES;
         }

@@ -208,7 +208,8 @@ fn launch(
         _ => (kernel!("multiply_few_rows_", format), 12),
     };
     let (columns, rows) = (parameters.columns as usize, parameters.rows as usize);
-    let x_bytes = rows * with_gaps(columns.next_multiple_of(chunk.columns)) * size_of::<f32>();
+    let whole = columns.next_multiple_of(chunk.columns);
+    let x_bytes = rows * (with_gaps(whole) + whole / 16) * size_of::<f32>();
     // As of `STAGES` of `row.cu`.
     let stages = if chunk.bytes <= 960 { 4 } else { 3 };
     let warp_bytes = stages * GROUP * chunk.stride;
@@ -234,5 +235,6 @@ fn shared_bytes(device: &Device) -> usize {
 /// Columns of x that are multiplied at once: such that it takes about half of the shared memory.
 fn most_columns(device: &Device, rows: usize) -> usize {
     let columns = shared_bytes(device) / 2 / (rows.max(1) * size_of::<f32>());
-    (columns * 8 / 9 / 1024 * 1024).max(1024)
+    // With gaps and sums, it takes 19/16 as much.
+    (columns * 16 / 19 / 1024 * 1024).max(1024)
 }
