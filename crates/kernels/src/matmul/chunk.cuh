@@ -59,13 +59,20 @@ struct Copies {
         }
         return copies;
     }
-    // Queues those of the chunks of `bytes` at `offset` of each row; what is at an address a comes to a multiple of STRIDE, by
-    // row, and a % 16 of `to`.
+    // Queues those of whole chunks at `offset` of each row; what is at an address a comes to a multiple of STRIDE, by row,
+    // and a % 16 of `to`. Up to 30 bytes behind the chunks are read as well.
+    DEVICE void queue_whole(const Copies& copies, unsigned char* to, unsigned offset) {
+        UNROLL for (unsigned i = 0; i < COUNT; i++) {
+            const unsigned piece = lane_index() + 32 * i;
+            const unsigned char* from = copies.from[i] + offset;
+            if (PIECES % 32 == 0 || piece < PIECES) copy_async_16(to + 16 * piece, from - misalignment(from), true);
+        }
+    }
+    // The same of the first `bytes` of chunks, and nothing behind them, where a buffer may end.
     DEVICE void queue(const Copies& copies, unsigned char* to, unsigned offset, unsigned bytes) {
         UNROLL for (unsigned i = 0; i < COUNT; i++) {
             const unsigned piece = lane_index() + 32 * i;
             const unsigned char* from = copies.from[i] + offset;
-            // Nothing behind the chunk is read: it may be the end of a buffer.
             const int rest = static_cast<int>(misalignment(from) + bytes) - static_cast<int>(16 * (piece % C::PIECES));
             if ((PIECES % 32 == 0 || piece < PIECES) && rest > 0)
                 copy_async_16_partly(to + 16 * piece, from - misalignment(from), rest < 16 ? rest : 16);

@@ -210,16 +210,20 @@ DEVICE void multiply_rows(const MultiplyRowsParameters& p) {
     copy_x(p, columns, x);
     // The chunk that is copied next, which may be of a later group.
     unsigned next_group = first, next_chunk = 0;
+    // Whether there are rows behind those of that group, each as long as a whole chunk where there are any such.
+    bool more_rows = false;
     Copies<B, ROWS> copies;
     const auto copy_next = [&](unsigned slot) {
         if (next_group < groups) {
             if (next_chunk == 0) {
                 const Group group = find_group(p, next_group);
                 copies = Copies<B, ROWS>::of([&](unsigned r) { return row_of(p, group, r); });
+                more_rows = group.index + 1 < p.matrices[group.matrix].groups;
             }
-            const unsigned rest = p.columns - next_chunk * C::COLUMNS;
-            const unsigned bytes = C::bytes(rest < C::COLUMNS ? rest : C::COLUMNS);
-            Copies<B, ROWS>::queue(copies, stages + slot * STAGE, next_chunk * C::BYTES, bytes);
+            unsigned char* to = stages + slot * STAGE;
+            const unsigned rest = p.columns - next_chunk * C::COLUMNS, offset = next_chunk * C::BYTES;
+            if (rest >= C::COLUMNS && (more_rows || B::ALIGNMENT == 16)) Copies<B, ROWS>::queue_whole(copies, to, offset);
+            else Copies<B, ROWS>::queue(copies, to, offset, C::bytes(rest < C::COLUMNS ? rest : C::COLUMNS));
             if (++next_chunk == chunks) next_chunk = 0, next_group += step;
         }
         // Empty where there are no more, so that the last groups of copies always are those of the same chunks.
