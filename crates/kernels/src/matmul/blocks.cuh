@@ -130,7 +130,8 @@ template <unsigned ELEMENTS_, unsigned BYTES_>
 struct Blocks {
     static constexpr unsigned ELEMENTS = ELEMENTS_, BYTES = BYTES_, RUN = 16;
     // The largest power of two up to 16 that the length of blocks, thus of rows, is a multiple of.
-    static constexpr unsigned ALIGNMENT = BYTES % 16 == 0 ? 16 : BYTES % 8 == 0 ? 8 : BYTES % 4 == 0 ? 4 : BYTES % 2 == 0 ? 2 : 1;
+    static constexpr unsigned ALIGNMENT =
+        BYTES % 16 == 0 ? 16 : BYTES % 8 == 0 ? 8 : BYTES % 4 == 0 ? 4 : BYTES % 2 == 0 ? 2 : 1;
 
     // Where in its block a run of a part begins.
     DEVICE unsigned column(unsigned part, unsigned run) { return 32 * part + 16 * run; }

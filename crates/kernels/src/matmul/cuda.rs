@@ -41,7 +41,7 @@ impl Weights<'_> {
     }
 
     fn check(&self) {
-        assert!(self.columns.is_multiple_of(self.format.block().0), "whole blocks");
+        assert!(self.columns > 0 && self.columns.is_multiple_of(self.format.block().0), "whole blocks");
         assert!(
             self.offset + self.rows * self.row_bytes() <= self.data.bytes(),
             "weights within their buffer"

@@ -1,7 +1,8 @@
 // y = x·Wᵀ for few rows x, straight from the blocks of W, whose way from memory sets the pace.
 //
-// There are as many blocks as multiprocessors; each has x in shared memory once. Each of its warps takes a few rows of W
-// after another, chunk by chunk: while it multiplies one, the next ones are on their way to shared memory.
+// There are as many blocks as multiprocessors; each has x in shared memory once. Each of its warps takes a group of rows of W
+// after another, chunk by chunk: while it multiplies one, the next ones are on their way to shared memory. Where groups are
+// few, several warps share one.
 #include "chunk.cuh"
 
 struct RowMatrix {
@@ -33,6 +34,8 @@ struct MultiplyRowsParameters {
     uint32_t gated;
     // Whether x can be read 16 bytes at a time.
     uint32_t x_aligned;
+    // So many warps of a block share the chunks of a group; 1 unless each of them has one group at most.
+    uint32_t team;
 };
 
 namespace weights {
@@ -204,18 +207,20 @@ DEVICE void multiply_rows(const MultiplyRowsParameters& p) {
     const unsigned chunks = (p.columns + C::COLUMNS - 1) / C::COLUMNS, columns = chunks * C::COLUMNS;
     float* numbers = reinterpret_cast<float*>(shared + warps * STAGES * STAGE);
     const SharedX x = {numbers, numbers + p.rows * with_gaps(columns), with_gaps(columns), columns / 16};
+    float* team_sums = x.sums + p.rows * x.sums_stride;
     const unsigned groups = p.matrices[0].groups + p.matrices[1].groups + p.matrices[2].groups;
-    const unsigned first = block_x() + grid_x() * warp_index(), step = grid_x() * warps;
+    const unsigned member = warp_index() % p.team;
+    const unsigned first = block_x() + grid_x() * (warp_index() / p.team), step = grid_x() * (warps / p.team);
 
     copy_x(p, columns, x);
     // The chunk that is copied next, which may be of a later group.
-    unsigned next_group = first, next_chunk = 0;
+    unsigned next_group = first, next_chunk = member;
     // Whether there are rows behind those of that group, each as long as a whole chunk where there are any such.
     bool more_rows = false;
     Copies<B, ROWS> copies;
     const auto copy_next = [&](unsigned slot) {
         if (next_group < groups) {
-            if (next_chunk == 0) {
+            if (next_chunk == member) {
                 const Group group = find_group(p, next_group);
                 copies = Copies<B, ROWS>::of([&](unsigned r) { return row_of(p, group, r); });
                 more_rows = group.index + 1 < p.matrices[group.matrix].groups;
@@ -224,7 +229,8 @@ DEVICE void multiply_rows(const MultiplyRowsParameters& p) {
             const unsigned rest = p.columns - next_chunk * C::COLUMNS, offset = next_chunk * C::BYTES;
             if (rest >= C::COLUMNS && (more_rows || B::ALIGNMENT == 16)) Copies<B, ROWS>::queue_whole(copies, to, offset);
             else Copies<B, ROWS>::queue(copies, to, offset, C::bytes(rest < C::COLUMNS ? rest : C::COLUMNS));
-            if (++next_chunk == chunks) next_chunk = 0, next_group += step;
+            next_chunk += p.team;
+            if (next_chunk >= chunks) next_chunk = member, next_group += step;
         }
         // Empty where there are no more, so that the last groups of copies always are those of the same chunks.
         copy_async_commit();
@@ -239,8 +245,7 @@ DEVICE void multiply_rows(const MultiplyRowsParameters& p) {
     }
 
     unsigned slot = 0;
-    for (unsigned index = first; index < groups; index += step) {
-        const Group group = find_group(p, index);
+    const auto multiply_group = [&](Group group) {
         unsigned misaligned[ROWS];
         bool aligned = true;
         UNROLL for (unsigned r = 0; r < ROWS; r++) {
@@ -248,7 +253,7 @@ DEVICE void multiply_rows(const MultiplyRowsParameters& p) {
             aligned = aligned && misaligned[r] == 0;
         }
         float sums[ROWS * ROWS_OF_X] = {};
-        for (unsigned chunk = 0; chunk < chunks; chunk++) {
+        for (unsigned chunk = member; chunk < chunks; chunk += p.team) {
             copy_async_wait<STAGES - 2>();
             // All have what they copied, and are done with the chunk before, whose place is taken next.
             warp_barrier();
@@ -268,8 +273,23 @@ DEVICE void multiply_rows(const MultiplyRowsParameters& p) {
             }
             slot = (slot + 1) % STAGES;
         }
-        put_sums<ROWS_OF_X>(p, group, lane_sums(sums) * B::UNIT);
-    }
+        return lane_sums(sums) * B::UNIT;
+    };
+    unsigned index = first;
+    // Once for all warps where they share groups, since they wait for each other.
+    do {
+        const bool present = index < groups;
+        const Group group = find_group(p, present ? index : 0);
+        float sum = present ? multiply_group(group) : 0.0f;
+        if (p.team > 1) {
+            team_sums[thread_index()] = sum;
+            block_barrier();
+            if (member == 0)
+                for (unsigned other = 1; other < p.team; other++) sum += team_sums[thread_index() + 32 * other];
+        }
+        if (present && member == 0) put_sums<ROWS_OF_X>(p, group, sum);
+        index += step;
+    } while (index < groups);
 }
 
 }  // namespace weights
