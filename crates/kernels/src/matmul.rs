@@ -2,7 +2,7 @@
 //!
 //! Many rows: 32 rows of W at a time are unpacked into a panel that stays in cache, which then multiplies all rows of x;
 //! W is never unpacked as a whole. One row: each row of W is unpacked in registers on its way from memory, so that memory
-//! sets the pace.
+//! sets the pace. On a GPU ([`cuda`]) few rows are multiplied that way, too; for many, W is unpacked first.
 
 mod blocks;
 pub mod cuda;

@@ -153,6 +153,7 @@ DEVICE Vector16 load_16(const void* from) {
 }
 DEVICE Vector16 load_16_once(const void* from) { return load_16(from); }
 DEVICE void store_16(void* to, Vector16 x) { *static_cast<Vector16*>(to) = x; }
+DEVICE void store_16_global(void* to, Vector16 x) { store_16(to, x); }
 
 DEVICE void copy_async_16(void* to, const void* from, bool wanted) { emulator::copy_later(to, from, wanted ? 16 : 0); }
 DEVICE void copy_async_16_partly(void* to, const void* from, unsigned bytes) { emulator::copy_later(to, from, bytes); }

@@ -130,6 +130,13 @@ DEVICE void store_16(void* to, Vector16 x) {
     *static_cast<uint4*>(to) = make_uint4(x.word[0], x.word[1], x.word[2], x.word[3]);
 }
 
+// To global memory: one instruction even where the compiler cannot see the alignment, and would store words.
+DEVICE void store_16_global(void* to, Vector16 x) {
+    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(x.word[0]), "r"(x.word[1]), "r"(x.word[2]),
+                 "r"(x.word[3])
+                 : "memory");
+}
+
 // Bytes of eight, those of `a` first, by the low three bits of each of the selector's four low digits.
 DEVICE uint32_t byte_permute(uint32_t a, uint32_t b, uint32_t selector) { return __byte_perm(a, b, selector); }
 // The low word of `high`:`low` moved right by 0 … 32 bits.

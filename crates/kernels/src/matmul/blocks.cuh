@@ -87,17 +87,21 @@ struct Floats {
     static constexpr float ZERO = 0.0f, UNIT = 1.0f;
 
     DEVICE unsigned column(unsigned lane, unsigned run) { return RUN * (lane + 32 * run); }
+    // Of a whole chunk at a multiple of 16.
+    DEVICE Part load_whole(Bytes chunk, unsigned lane) {
+        Part part;
+        load_words<16>(chunk, column(lane, 0) * BYTES, part.low);
+        load_words<16>(chunk, column(lane, 1) * BYTES, part.high);
+        return part;
+    }
     // Elements from `columns` on are zero.
     DEVICE Part load(Bytes chunk, unsigned lane, unsigned columns) {
         Part part;
         load_run(chunk, column(lane, 0), columns, part.low);
         load_run(chunk, column(lane, 1), columns, part.high);
-        part.scale[0] = part.scale[1] = 1.0f;
-        part.offset[0] = part.offset[1] = 0.0f;
         return part;
     }
     DEVICE void load_run(Bytes chunk, unsigned first, unsigned columns, uint32_t (&words)[4]) {
-        if (chunk.at % 16 == 0 && first + RUN <= columns) return load_words<16>(chunk, first * BYTES, words);
         UNROLLED for (unsigned i = 0; i < 4; i++) {
             words[i] = 0;
             UNROLLED for (unsigned j = 0; j < RUN / 4; j++) {
@@ -126,7 +130,8 @@ template <unsigned ELEMENTS_, unsigned BYTES_>
 struct Blocks {
     static constexpr unsigned ELEMENTS = ELEMENTS_, BYTES = BYTES_, RUN = 16;
     // The largest power of two up to 16 that the length of blocks, thus of rows, is a multiple of.
-    static constexpr unsigned ALIGNMENT = BYTES % 16 == 0 ? 16 : BYTES % 8 == 0 ? 8 : BYTES % 4 == 0 ? 4 : BYTES % 2 == 0 ? 2 : 1;
+    static constexpr unsigned ALIGNMENT =
+        BYTES % 16 == 0 ? 16 : BYTES % 8 == 0 ? 8 : BYTES % 4 == 0 ? 4 : BYTES % 2 == 0 ? 2 : 1;
 
     // Where in its block a run of a part begins.
     DEVICE unsigned column(unsigned part, unsigned run) { return 32 * part + 16 * run; }

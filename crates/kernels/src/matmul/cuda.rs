@@ -41,7 +41,7 @@ impl Weights<'_> {
     }
 
     fn check(&self) {
-        assert!(self.columns.is_multiple_of(self.format.block().0), "whole blocks");
+        assert!(self.columns > 0 && self.columns.is_multiple_of(self.format.block().0), "whole blocks");
         assert!(
             self.offset + self.rows * self.row_bytes() <= self.data.bytes(),
             "weights within their buffer"
@@ -92,19 +92,19 @@ use kernel;
 struct Chunk {
     /// Columns of a chunk.
     columns: usize,
+    /// Bytes of it.
+    bytes: usize,
     /// Bytes that it takes in shared memory.
     stride: usize,
-    /// Rows of W that a warp multiplies at once.
-    rows: usize,
 }
 
 impl Chunk {
     fn of(format: Format) -> Self {
         let (elements, bytes) = format.block();
         let columns = if elements == 1 { 64 * 16 / bytes } else { 1024 };
-        let packed = columns / elements * bytes;
-        let pieces = if alignment(format) == 16 { packed / 16 } else { (packed + 30) / 16 };
-        Self { columns, stride: 16 * pieces, rows: if packed <= 960 { 4 } else { 2 } }
+        let bytes = columns / elements * bytes;
+        let pieces = if alignment(format) == 16 { bytes / 16 } else { (bytes + 30) / 16 };
+        Self { columns, bytes, stride: 16 * pieces }
     }
 }
 
@@ -122,7 +122,7 @@ struct DequantizeParameters {
     output: u64,
     row_bytes: u64,
     first: u64,
-    count: u64,
+    count: u32,
     columns: u32,
     to_bf16: u32,
 }
@@ -176,6 +176,7 @@ fn unpack(
     /// Warps of a block.
     const WARPS: usize = 8;
     weights.check();
+    assert!(count < 1 << 31, "{count} rows are too many");
     assert_eq!(output.len(), count * weights.columns, "output");
     assert!(output.address().is_multiple_of(16), "output at a multiple of 16 bytes");
     if output.is_empty() {
@@ -191,13 +192,14 @@ fn unpack(
         output: output.address(),
         row_bytes: weights.row_bytes() as u64,
         first,
-        count: count as u64,
+        count: count as u32,
         columns: weights.columns as u32,
         to_bf16: u32::from(output.element() == Element::Bf16),
     };
     let (blocks, shared_bytes) = if weights.format.is_quantized() {
         let chunk = Chunk::of(weights.format);
         let chunks = count * weights.columns.div_ceil(chunk.columns);
+        assert!(chunks < 1 << 31, "{chunks} chunks are too many");
         (chunks.div_ceil(WARPS), WARPS * (chunk.stride + size_of::<f32>() * with_gaps(chunk.columns)))
     } else {
         (count, 0)

@@ -1,7 +1,8 @@
 // y = x·Wᵀ for few rows x, straight from the blocks of W, whose way from memory sets the pace.
 //
-// There are as many blocks as multiprocessors; each has x in shared memory once. Each of its warps takes a few rows of W
-// after another, chunk by chunk: while it multiplies one, the next ones are on their way to shared memory.
+// There are as many blocks as multiprocessors; each has x in shared memory once. Each of its warps takes a group of rows of W
+// after another, chunk by chunk: while it multiplies one, the next ones are on their way to shared memory. Where groups are
+// few, several warps share one.
 #include "chunk.cuh"
 
 struct RowMatrix {
@@ -33,12 +34,15 @@ struct MultiplyRowsParameters {
     uint32_t gated;
     // Whether x can be read 16 bytes at a time.
     uint32_t x_aligned;
+    // So many warps of a block share the chunks of a group; 1 unless each of them has one group at most.
+    uint32_t team;
 };
 
 namespace weights {
 
-// Chunks of a warp in shared memory: all but one on their way.
-constexpr unsigned STAGES = 4;
+// Chunks of a warp in shared memory, by their bytes: all but one on their way.
+template <typename B>
+constexpr unsigned STAGES = Chunk<B>::BYTES <= 960 ? 4 : 3;
 
 DEVICE float activated(unsigned activation, float x) {
     if (activation == 1) return 0.5f * x * (1.0f + erff(x * 0.70710678118654752f));
@@ -76,8 +80,7 @@ DEVICE Group find_group(const MultiplyRowsParameters& p, unsigned group) {
     return Group{matrix, group};
 }
 
-// Row r of a group of ROWS: where it is gated, half of them are of the gate. Beyond the last row there is the last one again.
-template <unsigned ROWS>
+// Row r of a group: where it is gated, half of them are of the gate. Beyond the last row there is the last one again.
 DEVICE const unsigned char* row_of(const MultiplyRowsParameters& p, Group group, unsigned r) {
     unsigned matrix = group.matrix, row = group.index * ROWS + r;
     if (p.gated != 0) {
@@ -88,61 +91,89 @@ DEVICE const unsigned char* row_of(const MultiplyRowsParameters& p, Group group,
     return p.matrices[matrix].data + (row < last ? row : last) * p.row_bytes;
 }
 
-// x into shared memory: with gaps, and with zeros up to whole chunks.
-DEVICE void load_x(const MultiplyRowsParameters& p, unsigned columns, float* to) {
+// x in shared memory, and the sums of each 16 columns of it, since w = quant·scale + offset is summed by parts.
+struct SharedX {
+    float* numbers;
+    float* sums;
+    // From a row to the next.
+    unsigned stride, sums_stride;
+};
+
+// Queues copies of x: with gaps, and with zeros up to whole chunks.
+DEVICE void copy_x(const MultiplyRowsParameters& p, unsigned columns, SharedX x) {
     for (unsigned row = 0; row < p.rows; row++) {
         const float* from = p.x + static_cast<uint64_t>(row) * p.x_stride;
-        float* row_to = to + row * with_gaps(columns);
+        float* to = x.numbers + row * x.stride;
         for (unsigned c = 4 * thread_index(); c < columns; c += 4 * block_threads()) {
-            Vector16 four = {};
             if (p.x_aligned != 0) {
-                if (c < p.columns) four = load_16(from + c);
-            } else {
-                UNROLLED for (unsigned i = 0; i < 4; i++)
-                    if (c + i < p.columns) four.word[i] = bits_of_float(from[c + i]);
+                const bool wanted = c < p.columns;
+                copy_async_16(to + with_gaps(c), wanted ? from + c : from, wanted);
+                continue;
             }
-            store_16(row_to + with_gaps(c), four);
+            Vector16 four = {};
+            UNROLLED for (unsigned i = 0; i < 4; i++)
+                if (c + i < p.columns) four.word[i] = bits_of_float(from[c + i]);
+            store_16(to + with_gaps(c), four);
         }
     }
+    copy_async_commit();
+}
+DEVICE void sum_x(const MultiplyRowsParameters& p, unsigned columns, SharedX x) {
+    for (unsigned row = 0; row < p.rows; row++)
+        for (unsigned i = thread_index(); i < columns / 16; i += block_threads()) {
+            float sum = 0.0f;
+            UNROLLED for (unsigned j = 0; j < 4; j++) {
+                const Vector16 four = load_16(x.numbers + row * x.stride + with_gaps(16 * i) + 4 * j);
+                UNROLLED for (unsigned k = 0; k < 4; k++) sum += float_of_bits(four.word[k]);
+            }
+            x.sums[row * x.sums_stride + i] = sum;
+        }
 }
 
-// Adds the products of this lane's part of a chunk: sums[r·ROWS_OF_X + row].
-template <typename B, unsigned ROWS, unsigned ROWS_OF_X>
-DEVICE void add_products(const Part (&parts)[ROWS], const float* x, unsigned x_stride, unsigned rows,
+// Whether sums of x are needed.
+template <typename B>
+constexpr bool WITH_SUMS = B::ZERO != 0.0f || B::HAS_OFFSET;
+
+// Adds the products of this lane's parts of a chunk that begins at column `first`: sums[r·ROWS_OF_X + row].
+template <typename B, unsigned ROWS_OF_X>
+DEVICE void add_products(const Part (&parts)[ROWS], SharedX x, unsigned first, unsigned rows,
                          float (&sums)[ROWS * ROWS_OF_X]) {
     UNROLLED for (unsigned run = 0; run < 2; run++) {
-        const float* run_x = x + with_gaps(Chunk<B>::column(lane_index(), run));
-        float products[ROWS * ROWS_OF_X] = {}, x_sums[ROWS_OF_X] = {};
+        const unsigned column = Chunk<B>::column(lane_index(), run);
+        const float* run_x = x.numbers + with_gaps(first) + with_gaps(column);
+        float products[ROWS * ROWS_OF_X] = {};
         UNROLLED for (unsigned i = 0; i < B::RUN / 4; i++) {
             float v[ROWS][4];
             UNROLLED for (unsigned r = 0; r < ROWS; r++) B::four(parts[r], run, i, v[r]);
             UNROLLED for (unsigned row = 0; row < ROWS_OF_X; row++) {
                 if (ROWS_OF_X > 1 && row >= rows) continue;
-                const Vector16 four = load_16(run_x + row * x_stride + 4 * i);
-                UNROLLED for (unsigned j = 0; j < 4; j++) {
-                    const float x_j = float_of_bits(four.word[j]);
-                    x_sums[row] += x_j;
-                    UNROLLED for (unsigned r = 0; r < ROWS; r++) products[r * ROWS_OF_X + row] += v[r][j] * x_j;
+                const Vector16 four = load_16(run_x + row * x.stride + 4 * i);
+                UNROLLED for (unsigned j = 0; j < 4; j++)
+                    UNROLLED for (unsigned r = 0; r < ROWS; r++)
+                        products[r * ROWS_OF_X + row] += v[r][j] * float_of_bits(four.word[j]);
+            }
+        }
+        UNROLLED for (unsigned row = 0; row < ROWS_OF_X; row++) {
+            if (ROWS_OF_X > 1 && row >= rows) continue;
+            float x_sum = 0.0f;
+            if constexpr (WITH_SUMS<B>) x_sum = x.sums[row * x.sums_stride + first / 16 + column / 16];
+            UNROLLED for (unsigned r = 0; r < ROWS; r++) {
+                float& sum = sums[r * ROWS_OF_X + row];
+                float product = products[r * ROWS_OF_X + row];
+                if constexpr (Chunk<B>::FLOATS) {
+                    sum += product;
+                } else {
+                    if constexpr (B::ZERO != 0.0f) product -= B::ZERO * x_sum;
+                    sum += parts[r].scale[run] * product;
+                    if constexpr (B::HAS_OFFSET) sum += parts[r].offset[run] * (1.0f / B::UNIT) * x_sum;
                 }
             }
         }
-        UNROLLED for (unsigned r = 0; r < ROWS; r++)
-            UNROLLED for (unsigned row = 0; row < ROWS_OF_X; row++) {
-                float& sum = sums[r * ROWS_OF_X + row];
-                if constexpr (Chunk<B>::FLOATS) {
-                    sum += products[r * ROWS_OF_X + row];
-                } else {
-                    float product = products[r * ROWS_OF_X + row];
-                    if constexpr (B::ZERO != 0.0f) product -= B::ZERO * x_sums[row];
-                    sum += parts[r].scale[run] * product;
-                    if constexpr (B::HAS_OFFSET) sum += parts[r].offset[run] * (1.0f / B::UNIT) * x_sums[row];
-                }
-            }
     }
 }
 
 // Sums of a group to where they belong.
-template <unsigned ROWS, unsigned ROWS_OF_X>
+template <unsigned ROWS_OF_X>
 DEVICE void put_sums(const MultiplyRowsParameters& p, Group group, float sum) {
     constexpr unsigned LANES = 32 / (ROWS * ROWS_OF_X);
     const unsigned number = lane_index() / LANES, r = number / ROWS_OF_X, x_row = number % ROWS_OF_X;
@@ -169,40 +200,60 @@ DEVICE void put_sums(const MultiplyRowsParameters& p, Group group, float sum) {
 template <typename B, unsigned ROWS_OF_X>
 DEVICE void multiply_rows(const MultiplyRowsParameters& p) {
     using C = Chunk<B>;
-    constexpr unsigned ROWS = C::ROWS, STAGE = ROWS * C::STRIDE;
+    constexpr unsigned STAGE = ROWS * C::STRIDE, STAGES = weights::STAGES<B>;
     DYNAMIC_SHARED(unsigned char, shared);
     const unsigned warps = block_threads() / 32, lane = lane_index();
     unsigned char* stages = shared + warp_index() * STAGES * STAGE;
-    float* x = reinterpret_cast<float*>(shared + warps * STAGES * STAGE);
-    const unsigned chunks = (p.columns + C::COLUMNS - 1) / C::COLUMNS, x_stride = with_gaps(chunks * C::COLUMNS);
+    const unsigned chunks = (p.columns + C::COLUMNS - 1) / C::COLUMNS, columns = chunks * C::COLUMNS;
+    float* numbers = reinterpret_cast<float*>(shared + warps * STAGES * STAGE);
+    const SharedX x = {numbers, numbers + p.rows * with_gaps(columns), with_gaps(columns), columns / 16};
+    float* team_sums = x.sums + p.rows * x.sums_stride;
     const unsigned groups = p.matrices[0].groups + p.matrices[1].groups + p.matrices[2].groups;
-    const unsigned first = block_x() + grid_x() * warp_index(), step = grid_x() * warps;
+    const unsigned member = warp_index() % p.team;
+    const unsigned first = block_x() + grid_x() * (warp_index() / p.team), step = grid_x() * (warps / p.team);
 
+    copy_x(p, columns, x);
     // The chunk that is copied next, which may be of a later group.
-    unsigned next_group = first, next_chunk = 0;
+    unsigned next_group = first, next_chunk = member;
+    // Whether there are rows behind those of that group, each as long as a whole chunk where there are any such.
+    bool more_rows = false;
+    Copies<B, ROWS> copies;
     const auto copy_next = [&](unsigned slot) {
         if (next_group < groups) {
-            const Group group = find_group(p, next_group);
-            const unsigned rest = p.columns - next_chunk * C::COLUMNS;
-            copy_chunks<B, ROWS>(stages + slot * STAGE, C::bytes(rest < C::COLUMNS ? rest : C::COLUMNS), [&](unsigned r) {
-                return row_of<ROWS>(p, group, r) + static_cast<uint64_t>(next_chunk) * C::BYTES;
-            });
-            if (++next_chunk == chunks) next_chunk = 0, next_group += step;
+            if (next_chunk == member) {
+                const Group group = find_group(p, next_group);
+                copies = Copies<B, ROWS>::of([&](unsigned r) { return row_of(p, group, r); });
+                more_rows = group.index + 1 < p.matrices[group.matrix].groups;
+            }
+            unsigned char* to = stages + slot * STAGE;
+            const unsigned rest = p.columns - next_chunk * C::COLUMNS, offset = next_chunk * C::BYTES;
+            if (rest >= C::COLUMNS && (more_rows || B::ALIGNMENT == 16)) Copies<B, ROWS>::queue_whole(copies, to, offset);
+            else Copies<B, ROWS>::queue(copies, to, offset, C::bytes(rest < C::COLUMNS ? rest : C::COLUMNS));
+            next_chunk += p.team;
+            if (next_chunk >= chunks) next_chunk = member, next_group += step;
         }
         // Empty where there are no more, so that the last groups of copies always are those of the same chunks.
         copy_async_commit();
     };
-    UNROLLED for (unsigned slot = 0; slot < STAGES - 1; slot++) copy_next(slot);
-    load_x(p, chunks * C::COLUMNS, x);
+    NOT_UNROLLED for (unsigned slot = 0; slot < STAGES - 1; slot++) copy_next(slot);
+    // For x; chunks are still on their way.
+    copy_async_wait<STAGES - 1>();
     block_barrier();
+    if constexpr (WITH_SUMS<B>) {
+        sum_x(p, columns, x);
+        block_barrier();
+    }
 
     unsigned slot = 0;
-    for (unsigned index = first; index < groups; index += step) {
-        const Group group = find_group(p, index);
+    const auto multiply_group = [&](Group group) {
         unsigned misaligned[ROWS];
-        UNROLLED for (unsigned r = 0; r < ROWS; r++) misaligned[r] = misalignment(row_of<ROWS>(p, group, r));
+        bool aligned = true;
+        UNROLLED for (unsigned r = 0; r < ROWS; r++) {
+            misaligned[r] = B::ALIGNMENT == 16 ? 0 : misalignment(row_of(p, group, r));
+            aligned = aligned && misaligned[r] == 0;
+        }
         float sums[ROWS * ROWS_OF_X] = {};
-        for (unsigned chunk = 0; chunk < chunks; chunk++) {
+        for (unsigned chunk = member; chunk < chunks; chunk += p.team) {
             copy_async_wait<STAGES - 2>();
             // All have what they copied, and are done with the chunk before, whose place is taken next.
             warp_barrier();
@@ -210,16 +261,35 @@ DEVICE void multiply_rows(const MultiplyRowsParameters& p) {
             const unsigned rest = p.columns - chunk * C::COLUMNS;
             if (C::has_part(lane, rest)) {
                 Part parts[ROWS];
-                UNROLLED for (unsigned r = 0; r < ROWS; r++) {
-                    const unsigned at = (misaligned[r] + chunk * (C::BYTES % 16)) % 16;
-                    parts[r] = C::load(Bytes{stages, slot * STAGE + r * C::STRIDE + at}, lane, rest);
+                const auto row_chunk = [&](unsigned r) {
+                    return Bytes{stages, slot * STAGE + r * C::STRIDE + (misaligned[r] + chunk * (C::BYTES % 16)) % 16};
+                };
+                if (C::FLOATS && aligned && rest >= C::COLUMNS) {
+                    UNROLLED for (unsigned r = 0; r < ROWS; r++) parts[r] = C::load_whole(row_chunk(r), lane);
+                } else {
+                    UNROLLED for (unsigned r = 0; r < ROWS; r++) parts[r] = C::load(row_chunk(r), lane, rest);
                 }
-                add_products<B, ROWS, ROWS_OF_X>(parts, x + with_gaps(chunk * C::COLUMNS), x_stride, p.rows, sums);
+                add_products<B, ROWS_OF_X>(parts, x, chunk * C::COLUMNS, p.rows, sums);
             }
             slot = (slot + 1) % STAGES;
         }
-        put_sums<ROWS, ROWS_OF_X>(p, group, lane_sums(sums) * B::UNIT);
-    }
+        return lane_sums(sums) * B::UNIT;
+    };
+    unsigned index = first;
+    // Once for all warps where they share groups, since they wait for each other.
+    do {
+        const bool present = index < groups;
+        const Group group = find_group(p, present ? index : 0);
+        float sum = present ? multiply_group(group) : 0.0f;
+        if (p.team > 1) {
+            team_sums[thread_index()] = sum;
+            block_barrier();
+            if (member == 0)
+                for (unsigned other = 1; other < p.team; other++) sum += team_sums[thread_index() + 32 * other];
+        }
+        if (present && member == 0) put_sums<ROWS_OF_X>(p, group, sum);
+        index += step;
+    } while (index < groups);
 }
 
 }  // namespace weights

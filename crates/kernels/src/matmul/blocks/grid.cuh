@@ -9,8 +9,8 @@ struct Grid {
 };
 
 // Points from four hexadecimal digits each (see grid_tables.rs): coordinates of BITS bits are numbers of `values`.
-template <typename Point, unsigned N, unsigned BITS>
-constexpr Grid<Point, N> grid(const char* digits, const unsigned char (&values)[1u << (BITS == 2 ? 2 : 3)]) {
+template <typename Point, unsigned N, unsigned BITS, unsigned VALUES>
+constexpr Grid<Point, N> grid(const char* digits, const unsigned char (&values)[VALUES]) {
     Grid<Point, N> grid = {};
     for (unsigned at = 0; at < N; at++) {
         uint32_t packed = 0;
@@ -19,7 +19,7 @@ constexpr Grid<Point, N> grid(const char* digits, const unsigned char (&values)[
             packed = packed << 4 | static_cast<uint32_t>(digit < 'a' ? digit - '0' : digit - 'a' + 10);
         }
         for (unsigned i = 0; i < sizeof(Point); i++)
-            grid.points[at] |= static_cast<Point>(values[packed >> (BITS * i) & ((1u << (BITS == 2 ? 2 : 3)) - 1)]) << (8 * i);
+            grid.points[at] |= static_cast<Point>(values[(packed >> (BITS * i)) % VALUES]) << (8 * i);
     }
     return grid;
 }

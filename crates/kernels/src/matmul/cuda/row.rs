@@ -9,8 +9,8 @@ use crate::matmul::Format;
 pub const FEW_ROWS: usize = 4;
 /// Most matrices of a launch.
 const MATRICES: usize = 3;
-/// Chunks of a warp in shared memory.
-const STAGES: usize = 4;
+/// Rows of W that a warp multiplies at once.
+const GROUP: usize = 4;
 
 /// A matrix and where its product goes.
 #[derive(Clone, Copy)]
@@ -51,6 +51,7 @@ struct MultiplyRowsParameters {
     activation: u32,
     gated: u32,
     x_aligned: u32,
+    team: u32,
 }
 
 /// y = x·Wᵀ of each product, plus what is added to it; x is f32 `[rows, columns]` with at most [`FEW_ROWS`] rows. Sums are in
@@ -163,7 +164,7 @@ fn multiply(
         Gating::Known(activation) => (false, activation),
     };
     for (index, matrix) in matrices.iter_mut().enumerate() {
-        let rows_of_group = if gated { chunk.rows / 2 } else { chunk.rows };
+        let rows_of_group = if gated { GROUP / 2 } else { GROUP };
         // Groups of a gate are those of what it gates, too.
         matrix.groups = if gated && index > 0 { 0 } else { matrix.rows.div_ceil(rows_of_group as u32) };
     }
@@ -181,6 +182,7 @@ fn multiply(
             activation: activation as u32,
             gated: u32::from(gated),
             x_aligned: u32::from(x.address().is_multiple_of(16) && columns.is_multiple_of(4)),
+            team: 1,
         };
         for (part, matrix) in part.matrices.iter_mut().zip(&*matrices) {
             *part = *matrix;
@@ -192,7 +194,7 @@ fn multiply(
                 part.gate = 0;
             }
         }
-        launch(x.device(), format, chunk, &part)?;
+        launch(x.device(), format, chunk, part)?;
     }
     Ok(())
 }
@@ -201,22 +203,34 @@ fn launch(
     device: &Device,
     format: Format,
     chunk: Chunk,
-    parameters: &MultiplyRowsParameters,
+    mut parameters: MultiplyRowsParameters,
 ) -> Result<(), DeviceError> {
     let (kernel, most_warps) = match parameters.rows {
         1 => (kernel!("multiply_one_row_", format), 16),
         _ => (kernel!("multiply_few_rows_", format), 12),
     };
     let (columns, rows) = (parameters.columns as usize, parameters.rows as usize);
-    let x_bytes = rows * with_gaps(columns.next_multiple_of(chunk.columns)) * size_of::<f32>();
-    let warp_bytes = STAGES * chunk.rows * chunk.stride;
+    let whole = columns.next_multiple_of(chunk.columns);
+    let x_bytes = rows * (with_gaps(whole) + whole / 16) * size_of::<f32>();
+    // As of `STAGES` of `row.cu`.
+    let stages = if chunk.bytes <= 960 { 4 } else { 3 };
+    let warp_bytes = stages * GROUP * chunk.stride;
     let groups: usize = parameters.matrices.iter().map(|matrix| matrix.groups as usize).sum();
     let blocks = groups.min(device.information().multiprocessors as usize).max(1);
+    // Each warp of a team leaves sums for its leader.
+    let warp_bytes = warp_bytes + 32 * size_of::<f32>();
     let fitting = shared_bytes(device).saturating_sub(x_bytes) / warp_bytes;
-    let warps = groups.div_ceil(blocks).clamp(1, most_warps.min(fitting).max(1));
+    let most_warps = most_warps.min(fitting).max(1);
+    let groups_of_block = groups.div_ceil(blocks);
+    // Where there is one group at most for each warp, those without one help.
+    let chunks = columns.div_ceil(chunk.columns);
+    let team = [8, 4, 2].into_iter().find(|&team| team <= chunks && groups_of_block * team <= most_warps);
+    let team = team.unwrap_or(1);
+    let warps = (groups_of_block * team).min(most_warps);
+    parameters.team = team as u32;
     let bytes = x_bytes + warps * warp_bytes;
     // SAFETY: matrices, biases, what is added and outputs are as long as `matrix` has checked, and x has these columns.
-    unsafe { device.launch(kernel, [blocks, 1, 1], 32 * warps, bytes, parameters) }
+    unsafe { device.launch(kernel, [blocks, 1, 1], 32 * warps, bytes, &parameters) }
 }
 
 /// Shared memory that a block can have.
@@ -232,5 +246,6 @@ fn shared_bytes(device: &Device) -> usize {
 /// Columns of x that are multiplied at once: such that it takes about half of the shared memory.
 fn most_columns(device: &Device, rows: usize) -> usize {
     let columns = shared_bytes(device) / 2 / (rows.max(1) * size_of::<f32>());
-    (columns * 8 / 9 / 1024 * 1024).max(1024)
+    // With gaps and sums, it takes 19/16 as much.
+    (columns * 16 / 19 / 1024 * 1024).max(1024)
 }

@@ -66,7 +66,7 @@ fn dequantized(matrix: &Matrix, wanted: &[u32], ids: bool, element: Element) -> 
 fn rows_are_unpacked_as_on_the_cpu_in_every_format() {
     let device = Device::emulated();
     for (seed, format) in (0..).zip(Format::ALL) {
-        let columns = if format.is_quantized() { [format.block().0, 1024 + 256] } else { [1, 1027] };
+        let columns = if format.is_quantized() { [format.block().0, 1024 + 256] } else { [72, 1027] };
         for columns in columns {
             let matrix = Matrix::new(&device, format, 6, columns, seed);
             for (wanted, ids) in [(&[2u32, 3, 4][..], false), (&[5, 0, 5], true)] {
@@ -117,6 +117,8 @@ fn products_equal_the_plain_ones_in_every_format() {
 fn long_rows_and_many_of_them_are_multiplied_chunk_by_chunk() {
     let device = Device::emulated();
     check(&device, Format::Q4_0, 1, (301, 64), 1);
+    check(&device, Format::Q8_0, 1, (270, 1024 + 64), 7);
+    check(&device, Format::IQ3S, 2, (210, 1024 + 256), 8);
     check(&device, Format::BF16, 1, (9, 6144), 2);
     check(&device, Format::Q4K, 1, (9, 6144), 3);
     // Longer than shared memory, in two parts, and once from an address that is no multiple of 16.
