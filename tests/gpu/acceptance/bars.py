@@ -115,4 +115,4 @@ def sentence(row):
 def number(value):
     if isinstance(value, int):
         return f"{value:,}"
-    return f"{value:.1e}" if value and abs(value) < 1e-2 else f"{value:.3f}"
+    return f"{value:.1e}" if value and abs(value) < 1e-2 else f"{value:.4g}"
