@@ -11,13 +11,14 @@ def bar(name, value, comparison, limit, unit="", note=""):
         status = "not measured"
     else:
         status = "passed" if (value <= limit if comparison == AT_MOST else value >= limit) else "failed"
-    row = {"name": name, "value": value, "comparison": comparison, "limit": limit, "unit": unit, "status": status}
+    row = {"kind": "times", "name": name, "value": value, "comparison": comparison, "limit": limit, "unit": unit, "status": status}
     return row | ({"note": note} if note else {})
 
 
 def bars(figures, plan):
     """Every bar, from what was measured."""
-    return [*correctness(figures), *beside_pytorch(figures, plan), *bandwidth(figures, plan), *statistics(figures),
+    right = [row | {"kind": "figures"} for row in correctness(figures)]
+    return [*right, *beside_pytorch(figures, plan), *bandwidth(figures, plan), *statistics(figures),
             *cutoffs(figures, plan), *frontier(figures)]
 
 
@@ -30,7 +31,7 @@ def correctness(figures):
         yield bar(f"{program} on the GPU: failed tests", len(result["failed"]) if done else None, AT_MOST, 0,
                   note=f"{result['passed']} passed" if done else "")
     checks = figures.get("sanitizer") or {}
-    for name in ["memcheck demo", "memcheck kernels", "racecheck kernels"]:
+    for name in ["memcheck recording", "memcheck kernels", "racecheck kernels"]:
         yield bar(f"compute-sanitizer, {name}: errors", checks.get(name, {}).get("errors"), AT_MOST, 0)
     parity = figures.get("parity") or {}
     for key, name in [("worst", "figures"), ("kl", "figures of the frontier")]:
@@ -106,10 +107,10 @@ def frontier(figures):
 
 def sentence(row):
     """A row of the table in the terminal."""
-    value = "–" if row["value"] is None else number(row["value"])
+    value = "–" if row["value"] is None else number(row["value"]) + row["unit"]
     limit = "" if row["limit"] is None else f"{row['comparison']} {number(row['limit'])}"
     note = f"  ({row['note']})" if row.get("note") else ""
-    return f"{row['status']:12}  {row['name']:62}  {value + row['unit']:>10}  {limit}{note}"
+    return f"{row['status']:12}  {row['name']:62}  {value:>10}  {limit}{note}"
 
 
 def number(value):

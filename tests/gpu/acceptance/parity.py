@@ -5,7 +5,7 @@ import math
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 
-from acceptance.programs import ROOT, Failed, run_json, torch_program
+from acceptance.programs import ROOT, Failed, countdown, run_json, torch_program
 
 MASSES = ["bos_mass", "prompt_mass", "decode_mass"]
 TOKENIZER = ROOT / "fixtures" / "tokenizer" / "llama-bpe.tokenizer.json"
@@ -57,11 +57,11 @@ def by_id(prompts):
 
 def demo(context, limit):
     """The embedded model on its prompts, on the device and on the CPU."""
-    program = context.program("layerscope")
+    program, left = context.program("layerscope"), countdown(limit)
 
     def record(device):
         out = context.scratch / f"demo-{device}"
-        return run_json([program, "demo", "--json", "--device", device, "--out", out], limit)
+        return run_json([program, "demo", "--json", "--device", device, "--out", out], left())
 
     found, expected = record(context.device), record("cpu")
     differences = compare(found["show"]["prompts"], expected["show"]["prompts"])
@@ -76,9 +76,9 @@ def demo(context, limit):
 def checkpoint(context, limit):
     """Random Llamas with heads of 64 and of 128, recorded on the device and on the CPU, and run in PyTorch."""
     sizes = ["--layers", "3", "--hidden", "256"] if context.dry_run else ["--layers", "8", "--hidden", "1024"]
-    prompts = write_prompts(context)
+    prompts, left = write_prompts(context), countdown(limit)
     with ThreadPoolExecutor() as pool:
-        work = [pool.submit(one_checkpoint, context, head_dim, sizes, prompts, limit) for head_dim in (64, 128)]
+        work = [pool.submit(one_checkpoint, context, head_dim, sizes, prompts, left) for head_dim in (64, 128)]
         found = {f"head_dim_{head_dim}": each.result() for head_dim, each in zip((64, 128), work)}
     context.figures.setdefault("parity", {}).update(found)
     worst = lambda part: max(each[part]["worst"] for each in found.values())
@@ -111,17 +111,17 @@ def write_prompts(context):
     return path
 
 
-def one_checkpoint(context, head_dim, sizes, prompts, limit):
+def one_checkpoint(context, head_dim, sizes, prompts, left):
     folder = context.scratch / f"head-dim-{head_dim}"
     ids = ["--vocab", str(VOCAB), "--bos", str(BOS), "--eos", str(EOS), "--seed", str(head_dim)]
-    run_json(torch_program("make", "--out", str(folder), "--head-dim", str(head_dim), *sizes, *ids), limit)
+    run_json(torch_program("make", "--out", str(folder), "--head-dim", str(head_dim), *sizes, *ids), left())
     shutil.copyfile(TOKENIZER, folder / "tokenizer.json")
 
     def record(device, weights):
         out = context.scratch / f"run-{head_dim}-{device}-{weights}"
         command = [context.program("layerscope"), "record", folder, "--prompts", prompts, "--out", out, "--json"]
         command += ["--device", device, "--weights", weights, "--max-new-tokens", "24", "--failure-cases", "0"]
-        shown = run_json(command, limit)
+        shown = run_json(command, left())
         if failed := shown["show"]["manifest"]["prompts"]["failed"]:
             raise Failed(f"prompts failed on {device} with {weights} weights: {failed}")
         return shown["show"]["prompts"]
@@ -131,7 +131,7 @@ def one_checkpoint(context, head_dim, sizes, prompts, limit):
     found = expected if context.device == "cpu" else record(context.device, "f32")
     return {
         "f32": compare(found, expected), "native": compare(record(context.device, "native"), expected),
-        "pytorch": beside_pytorch(context, folder, found, limit),
+        "pytorch": beside_pytorch(context, folder, found, left()),
     }
 
 

@@ -1,5 +1,6 @@
 """Where the programs are, and running them with a time limit."""
 
+import importlib.util
 import json
 import os
 import signal
@@ -140,8 +141,17 @@ def command_name(command):
     return " ".join([Path(str(command[0])).name, *map(str, command[1:3])])
 
 
+def countdown(limit):
+    """A function that tells the seconds left."""
+    end = time.monotonic() + limit
+    return lambda: end - time.monotonic()
+
+
 def torch_program(*arguments):
     """Command line of a part that runs in PyTorch: a program of its own, since PyTorch keeps the GPU memory it took."""
+    for package in ["torch", "transformers"]:
+        if importlib.util.find_spec(package) is None:
+            raise Absent(f"{package} is not installed for {sys.executable}")
     return [sys.executable, "-m", "acceptance.with_torch", *arguments]
 
 

@@ -3,7 +3,7 @@
 import statistics
 from dataclasses import dataclass
 
-from acceptance.programs import Failed, run_json, run_json_lines, torch_program
+from acceptance.programs import Failed, countdown, run_json, run_json_lines, torch_program
 
 
 @dataclass(frozen=True)
@@ -74,10 +74,10 @@ def longest(context, limit):
 def with_statistics(context, limit):
     """The full model without and then with attention statistics."""
     now = plan(context)
-    repeats = now.lengths[now.middle]
+    repeats, left = now.lengths[now.middle], countdown(limit)
     times = {}
     for on in (False, True):
-        report = bench(context, [now.middle], "full", repeats, limit / 2, *(["--statistics"] if on else []))
+        report = bench(context, [now.middle], "full", repeats, left(), *(["--statistics"] if on else []))
         times[on] = report["results"][0]
     ratio = lambda key: times[True][key]["median"] / times[False][key]["median"]
     context.figures["statistics"] = {

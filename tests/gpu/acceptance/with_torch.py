@@ -157,6 +157,7 @@ def speed(arguments):
             runs = [once(model, length, arguments.steps, device) for _ in range(repeats)]
         except torch.OutOfMemoryError:
             print(json.dumps({"length": length, "error": "out of memory"} | about), flush=True)
+            torch.cuda.empty_cache()
             continue
         ttft, steps = [run[0] for run in runs], [step for run in runs for step in run[1]]
         result = {
