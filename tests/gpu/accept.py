@@ -51,10 +51,10 @@ class Section:
 MACHINE = Section("machine", "what the machine reaches", 5, 60, speed.machine)
 # Side by side: none of them measures time.
 FIGURES = [
-    Section("tests", "tests on the GPU", 10, 110, on_device.tests_on_device),
+    Section("tests", "tests on the GPU", 10, 90, on_device.tests_on_device),
     Section("demo", "embedded model, GPU beside CPU", 5, 60, parity.demo),
-    Section("parity", "random models, GPU beside CPU and PyTorch", 20, 110, parity.checkpoint),
-    Section("sanitizer", "compute-sanitizer", 15, 75, on_device.sanitizer),
+    Section("parity", "random models, GPU beside CPU and PyTorch", 20, 90, parity.checkpoint),
+    Section("sanitizer", "compute-sanitizer", 15, 60, on_device.sanitizer),
 ]
 # One after the other, the most telling first.
 TIMES = [
