@@ -1,0 +1,1 @@
+"""The parts of `tests/gpu/accept.py`."""
