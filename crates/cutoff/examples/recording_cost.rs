@@ -1,35 +1,48 @@
 //! What recording costs on a model: prefill, decode, probes and frontier, and the frontier's share of the rest.
 //!
-//!     cargo run --release -p layerscope-cutoff --example recording_cost -- MODEL.gguf [PROMPT_TOKENS] [STEPS] [native|f32]
+//!     cargo run --release -p layerscope-cutoff --example recording_cost -- \
+//!         MODEL.gguf|shape:NAME [PROMPT_TOKENS] [STEPS] [native|f32] [DEVICE] [json]
+//!
+//! `shape:llama-3.1-8b` is that shape with random weights in bf16.
 
 use layerscope_cutoff::frontier::frontier;
 use layerscope_diagnostics::probe::{self, Continuation};
-use layerscope_engine::{Device, Interrupt, Model, ModelSource, Result, WeightsPrecision};
+use layerscope_engine::{
+    Decoder, Device, DeviceChoice, Interrupt, Model, ModelSource, Result, Shape, ShapeWeights,
+    WeightsPrecision,
+};
+use serde_json::json;
 use std::time::Instant;
+
+const ROUNDS: usize = 5;
 
 fn main() -> Result<()> {
     layerscope_engine::one_pool()?;
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let number = |index: usize, default: usize| {
-        arguments.get(index).and_then(|text| text.parse().ok()).unwrap_or(default)
-    };
-    let path = arguments.first().cloned().unwrap_or_default();
-    let precision = match arguments.get(3).map(String::as_str) {
-        Some("native") => WeightsPrecision::Native,
-        _ => WeightsPrecision::F32,
-    };
-    let model = Model::load(&ModelSource::path(path), precision, &Device::Cpu, &mut |_, _| Ok(()))?;
-    let (p, steps) = (number(1, 1300), number(2, 32));
+    let argument = |index: usize| arguments.get(index).map(String::as_str);
+    let number = |index, default| argument(index).and_then(|text| text.parse().ok()).unwrap_or(default);
+    let precision = argument(3).and_then(WeightsPrecision::from_name).unwrap_or(WeightsPrecision::F32);
+    let device = argument(4).unwrap_or("cpu").parse::<DeviceChoice>()?.open()?;
+    let decoder = decoder(argument(0).unwrap_or_default(), precision, &device)?;
+    let (p, steps): (usize, usize) = (number(1, 1300), number(2, 32));
     // Ordinary token ids in a fixed, irregular order: speed does not depend on what they say.
-    let prompt: Vec<u32> = (0..p as u32).map(|i| 1000 + i.wrapping_mul(7919) % 10_000).collect();
+    let vocab = decoder.config().vocab as u32;
+    let prompt: Vec<u32> = (0..p as u32).map(|i| (1000 + i.wrapping_mul(7919) % 10_000) % vocab).collect();
     let interrupt = Interrupt::new(false);
-    for round in 1..=5 {
+    for round in 1..=ROUNDS {
         let continuation = Continuation::Greedy { tokens: steps, excluded: &[] };
-        let run = probe::run(&model.decoder, &prompt, &continuation, &interrupt, &mut |_| {})?;
+        let run = probe::run(&decoder, &prompt, &continuation, &interrupt, &mut |_| {})?;
         let start = Instant::now();
-        frontier(&model.decoder, &run, &interrupt, &mut |_| {})?;
+        frontier(&decoder, &run, &interrupt, &mut |_| {})?;
         let frontier_s = start.elapsed().as_secs_f64();
         let t = run.timings;
+        if argument(5) == Some("json") {
+            let round = json!({
+                "prefill_s": t.prefill_s, "decode_s": t.decode_s, "probe_s": t.probe_s, "frontier_s": frontier_s,
+            });
+            println!("{round}");
+            continue;
+        }
         println!(
             "round {round}: p {p}, N {steps}: prefill {:.2} s ({:.0} tokens/s), decode {:.2} s ({:.1} tokens/s), probes \
              {:.2} s, frontier and causal map {frontier_s:.2} s = {:.2}x the recorded run",
@@ -42,4 +55,12 @@ fn main() -> Result<()> {
         );
     }
     Ok(())
+}
+
+fn decoder(model: &str, precision: WeightsPrecision, device: &Device) -> Result<Decoder> {
+    let silent = &mut |_, _| Ok(());
+    match model.strip_prefix("shape:") {
+        Some(name) => Shape::named(name)?.decoder(ShapeWeights::Bf16, precision, device, 0, silent),
+        None => Ok(Model::load(&ModelSource::path(model), precision, device, silent)?.decoder),
+    }
 }

@@ -13,7 +13,7 @@ use proptest::prelude::*;
 use std::cell::RefCell;
 use std::fmt;
 use std::ops::ControlFlow;
-use std::path::Path;
+use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::{Arc, LazyLock, Mutex};
 
@@ -22,9 +22,14 @@ struct Tiny {
     decoder: Decoder,
 }
 
+/// This crate's folder where the tests run, which need not be where they were compiled.
+fn crate_folder() -> PathBuf {
+    std::env::var_os("CARGO_MANIFEST_DIR").map_or_else(|| env!("CARGO_MANIFEST_DIR").into(), PathBuf::from)
+}
+
 /// The embedded model with room for longer prompts.
 static TINY: LazyLock<Tiny> = LazyLock::new(|| {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/tiny/layerscope-tiny.gguf");
+    let path = crate_folder().join("../../fixtures/tiny/layerscope-tiny.gguf");
     let file = GgufFile::open(&path).unwrap();
     let mut config = gguf_config(&file, None).unwrap();
     config.context = 4096;

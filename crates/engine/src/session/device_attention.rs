@@ -133,11 +133,11 @@ fn attend(
 }
 
 /// Statistics of one layer on a GPU, of rows times heads.
-pub(super) struct Found {
+struct Found {
     /// `[rows · H, segments]`.
-    pub(super) mass: DeviceTensor,
+    mass: DeviceTensor,
     /// `[rows · H, segments]`.
-    pub(super) entropy: DeviceTensor,
+    entropy: DeviceTensor,
     /// `[rows · H, 2]`.
     normalisers: DeviceTensor,
     /// Sum and maximum, `[prompt positions]`.
@@ -147,7 +147,7 @@ pub(super) struct Found {
 }
 
 impl Found {
-    pub(super) fn new(device: &Device, rows_and_heads: usize, asked: usize) -> Result<Self> {
+    fn new(device: &Device, rows_and_heads: usize, asked: usize) -> Result<Self> {
         let figures = |width| DeviceTensor::undefined(device, Element::F32, &[rows_and_heads, width]);
         let zeros = || match asked {
             0 => DeviceTensor::undefined(device, Element::F32, &[0]),
@@ -172,18 +172,20 @@ impl Found {
         })
     }
 
-    pub(super) fn rows(&self) -> StatisticsOnDevice<'_> {
+    fn rows(&self) -> StatisticsOnDevice<'_> {
         StatisticsOnDevice { mass: self.mass.numbers(), entropy: self.entropy.numbers() }
     }
 
-    pub(super) fn to_host(&self) -> Result<LayerStatistics> {
-        let by_segment = |figures: &DeviceTensor| -> Result<Vec<[f32; SEGMENTS]>> {
-            Ok(figures.to_vec()?.as_chunks().0.to_vec())
-        };
+    fn to_host(&self) -> Result<LayerStatistics> {
         let [sum, max] = self.received.each_ref().map(DeviceTensor::to_vec);
         Ok(LayerStatistics {
             rows: Statistics { mass: by_segment(&self.mass)?, entropy: by_segment(&self.entropy)? },
             received: Received { sum: sum?, max: max? },
         })
     }
+}
+
+/// Figures `[…, segments]` on the host.
+pub(super) fn by_segment(figures: &DeviceTensor) -> Result<Vec<[f32; SEGMENTS]>> {
+    Ok(figures.to_vec()?.as_chunks().0.to_vec())
 }

@@ -3,22 +3,22 @@
 //! What changes between steps is in the GPU's memory: the token, its position, and how many tokens were decoded, by which
 //! the last span of keys has grown. Kernels read it when they run.
 
-use super::device_attention::Found;
+use super::device_attention::by_segment;
 use super::{LayerStatistics, Session, flattened, through_layers};
 use crate::decoder::{Attend, Decoder, Location, Pass, RowsOnDevice};
 use crate::hooks::Hooks;
 use crate::kv::KvStore;
 use crate::tensor::{DeviceTensor, Tensor};
 use crate::{Depth, Device, Error, Policy, Result};
-use layerscope_kernels::Segment;
-use layerscope_kernels::attention::cuda::spans::{self, SpanAttention};
-use layerscope_kernels::cuda::{self, Buffer, Graph, Pool, store};
+use layerscope_kernels::attention::cuda::spans::{self, SpanAttention, StatisticsOnDevice};
+use layerscope_kernels::cuda::{self, Buffer, Element, Graph, Pool, store};
+use layerscope_kernels::{Received, SEGMENTS, Segment, Statistics};
 use std::sync::Arc;
 
 /// What the steps of a sequence share.
 pub(super) struct DeviceSteps {
-    /// Without and with statistics.
-    stages: [Stage; 2],
+    /// Without and with statistics, each with memory of its own.
+    stages: [(Stage, Pool); 2],
     plan: Plan,
 }
 
@@ -35,7 +35,8 @@ enum Stage {
 /// What a step yields.
 struct Output {
     logits: Tensor,
-    statistics: Vec<Found>,
+    /// Mass and entropy, `[layers, H, segments]`.
+    statistics: Option<[DeviceTensor; 2]>,
 }
 
 /// What steps read.
@@ -45,7 +46,6 @@ struct Plan {
     /// Tokens decoded since this was made, i32.
     decoded: Buffer,
     layers: Vec<LayerPlan>,
-    memory: Pool,
 }
 
 /// A layer's keys, with that of the first step.
@@ -124,8 +124,9 @@ impl DeviceSteps {
         let layers = (0..decoder.config().layers)
             .map(|layer| LayerPlan::new(device, store, layer, prompt_len, position))
             .collect::<Result<_>>()?;
-        let plan = Plan { row, decoded: numbers(0)?, layers, memory: Pool::new(device) };
-        Ok(Self { stages: [Stage::New, Stage::New], plan })
+        let plan = Plan { row, decoded: numbers(0)?, layers };
+        let stage = || (Stage::New, Pool::new(device));
+        Ok(Self { stages: [stage(), stage()], plan })
     }
 }
 
@@ -170,17 +171,17 @@ struct Step<'a> {
 
 impl Step<'_> {
     /// Runs it, as a graph where that is possible; logits `[V]` and the statistics of each layer.
-    fn advance(&self, stage: &mut Stage) -> Result<(Tensor, Vec<LayerStatistics>)> {
+    fn advance(&self, (stage, memory): &mut (Stage, Pool)) -> Result<(Tensor, Vec<LayerStatistics>)> {
         let device = self.plan.decoded.device();
         if matches!(stage, Stage::Warm) {
-            let (graph, output) = device.capture(&self.plan.memory, || self.queue())?;
+            let (graph, output) = device.capture(memory, || self.queue())?;
             *stage = Stage::Captured(graph, output);
         }
         if let Stage::Captured(graph, output) = stage {
             graph.launch()?;
             return output.taken();
         }
-        let output = device.with_memory(&self.plan.memory, || self.queue())?;
+        let output = device.with_memory(memory, || self.queue())?;
         *stage = Stage::Warm;
         output.taken()
     }
@@ -188,7 +189,15 @@ impl Step<'_> {
     /// Queues the work: nothing in it depends on the host's numbers.
     fn queue(&self) -> Result<Output> {
         let (decoder, plan) = (self.decoder, self.plan);
-        let mut attend = PlannedAttention { step: self, statistics: vec![] };
+        let (device, config) = (plan.decoded.device(), decoder.config());
+        // Of all layers together, so that they are read at once.
+        let figures =
+            || DeviceTensor::undefined(device, Element::F32, &[config.layers, config.heads, SEGMENTS]);
+        let statistics = match self.with_statistics {
+            true => Some([figures()?, figures()?]),
+            false => None,
+        };
+        let mut attend = PlannedAttention { step: self, statistics: statistics.as_ref() };
         let mut hooks = Hooks::none();
         let mut pass = Pass {
             attend: &mut attend,
@@ -203,7 +212,7 @@ impl Step<'_> {
         let x = through_layers(decoder, above, x, &[self.position], depth, &mut pass)?;
         let logits = decoder.unembed(&x, &[self.position], &mut Hooks::none(), false)?;
         store::advance(&plan.row.positions, 1, &plan.decoded)?;
-        Ok(Output { logits: flattened(&logits)?, statistics: attend.statistics })
+        Ok(Output { logits: flattened(&logits)?, statistics })
     }
 }
 
@@ -212,26 +221,37 @@ impl Output {
     fn taken(&self) -> Result<(Tensor, Vec<LayerStatistics>)> {
         let logits = self.logits.on_device().map(DeviceTensor::copied).transpose()?;
         let logits = logits.ok_or_else(|| Error::failure("logits are not on the GPU; please report this"))?;
-        let statistics = self.statistics.iter().map(Found::to_host).collect::<Result<_>>()?;
-        Ok((logits.into(), statistics))
+        let Some([mass, entropy]) = &self.statistics else { return Ok((logits.into(), vec![])) };
+        let heads = mass.dims()[1];
+        let (mass, entropy) = (by_segment(mass)?, by_segment(entropy)?);
+        let layers = mass.chunks_exact(heads).zip(entropy.chunks_exact(heads));
+        let statistics = layers.map(|(mass, entropy)| LayerStatistics {
+            rows: Statistics { mass: mass.to_vec(), entropy: entropy.to_vec() },
+            received: Received::new(0),
+        });
+        Ok((logits.into(), statistics.collect()))
     }
 }
 
 /// Attention of the one row over the keys of the plan.
 struct PlannedAttention<'a> {
     step: &'a Step<'a>,
-    statistics: Vec<Found>,
+    /// Mass and entropy, `[layers, H, segments]`.
+    statistics: Option<&'a [DeviceTensor; 2]>,
 }
 
 impl Attend for PlannedAttention<'_> {
     fn attend(&mut self, at: Location<'_>, [q, k, v]: [&Tensor; 3], _: &mut Hooks<'_>) -> Result<Tensor> {
-        let Step { decoder, store, plan, with_statistics, .. } = *self.step;
+        let Step { decoder, store, plan, .. } = *self.step;
         let (shape, layer) = (decoder.attention_shape(at.layer), &plan.layers[at.layer]);
         store.append_on_device(at.layer, layer.first_slot, Some(&plan.decoded), [k, v])?;
         let q =
             q.on_device().ok_or_else(|| Error::failure("a query is not on the GPU; please report this"))?;
         let output = DeviceTensor::undefined(q.device(), q.element(), q.dims())?;
-        let found = with_statistics.then(|| Found::new(q.device(), shape.query_heads, 0)).transpose()?;
+        let found = match self.statistics {
+            Some([mass, entropy]) => Some([mass.narrow(at.layer, 1)?, entropy.narrow(at.layer, 1)?]),
+            None => None,
+        };
         spans::attention(&SpanAttention {
             shape,
             queries: q.numbers(),
@@ -245,10 +265,12 @@ impl Attend for PlannedAttention<'_> {
             visible_spans: None,
             decoded: Some(&plan.decoded),
             output: output.numbers(),
-            statistics: found.as_ref().map(Found::rows),
+            statistics: found.as_ref().map(|[mass, entropy]| StatisticsOnDevice {
+                mass: mass.numbers(),
+                entropy: entropy.numbers(),
+            }),
             normalisers: None,
         })?;
-        self.statistics.extend(found);
         Ok(output.into())
     }
 }
