@@ -1,0 +1,84 @@
+//! A recorded prompt on a GPU, with frontier and causal map, beside the same on the CPU; on an emulated GPU unless there is one
+//! to test.
+
+#![allow(clippy::unwrap_used)]
+
+use layerscope_cutoff::recording::record_prompt;
+use layerscope_diagnostics::prompts::Prompt;
+use layerscope_diagnostics::record::{Divergence, PromptRecord};
+use layerscope_engine::{Device, Interrupt, Model, ModelSource, PromptText, WeightsPrecision};
+use std::path::Path;
+
+fn recorded(precision: WeightsPrecision, device: &Device, answer: Option<&str>) -> PromptRecord {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/tiny/layerscope-tiny.gguf");
+    let model = Model::load(&ModelSource::path(path), precision, device, &mut |_, _| Ok(())).unwrap();
+    let prompt = Prompt {
+        id: "one".into(),
+        category: "any".into(),
+        content: PromptText::Plain("Anna has a red box. Ben has a blue cup. Who has the box?".into()),
+        answer: answer.map(str::to_owned),
+    };
+    record_prompt(&model, &prompt, 6, &Interrupt::new(false), &mut |_| {}).unwrap()
+}
+
+fn close<'a>(
+    what: &str,
+    found: impl IntoIterator<Item = &'a f32>,
+    expected: impl IntoIterator<Item = &'a f32>,
+    bar: f64,
+) {
+    let doubles = |numbers: Vec<&f32>| numbers.into_iter().map(|&x| f64::from(x)).collect::<Vec<_>>();
+    let [found, expected] = [found.into_iter().collect(), expected.into_iter().collect()].map(doubles);
+    close_doubles(what, &found, &expected, bar);
+}
+
+fn close_doubles(what: &str, found: &[f64], expected: &[f64], bar: f64) {
+    assert_eq!(found.len(), expected.len(), "{what}");
+    for (index, (a, b)) in found.iter().zip(expected).enumerate() {
+        let same = (a - b).abs() <= bar * (1.0 + b.abs()) || (a.is_nan() && b.is_nan());
+        assert!(same, "{what}, {index}: {a} instead of {b}");
+    }
+}
+
+fn check(found: &PromptRecord, expected: &PromptRecord, bar: f64) {
+    assert_eq!(found.generated, expected.generated);
+    let (a, b) = (&found.attention, &expected.attention);
+    close("bos mass", &a.bos_mass, &b.bos_mass, bar);
+    close("prompt mass", &a.prompt_mass, &b.prompt_mass, bar);
+    close("decode mass", &a.decode_mass, &b.decode_mass, bar);
+    close("prompt entropy", &a.prompt_entropy, &b.prompt_entropy, bar);
+    close("mean received", &found.received.mean, &expected.received.mean, bar);
+    close("most received", &found.received.max, &expected.received.max, bar);
+    close_doubles("curvature", &found.curvature_prompt_deg, &expected.curvature_prompt_deg, bar);
+    close_doubles("decode curvature", &found.curvature_decode_deg, &expected.curvature_decode_deg, bar);
+    close("lens", &found.lens.kl, &expected.lens.kl, bar);
+    assert_eq!(found.lens.top1.last(), expected.lens.top1.last());
+    let figures = |divergence: &Divergence| [divergence.kl, divergence.top1, divergence.dnll];
+    assert_eq!(found.frontier.len(), expected.frontier.len());
+    for (a, b) in found.frontier.iter().zip(&expected.frontier) {
+        assert_eq!((a.anchor, a.cutoff), (b.anchor, b.cutoff));
+        let what = format!("frontier {} {}", a.anchor.name(), a.cutoff);
+        close_doubles(&what, &figures(&a.divergence), &figures(&b.divergence), bar);
+    }
+    for (a, b) in found.knockout.iter().zip(&expected.knockout) {
+        let what = format!("knockout {}", a.layer);
+        close_doubles(&what, &figures(&a.divergence), &figures(&b.divergence), bar);
+    }
+}
+
+fn gpu() -> Device {
+    Device::Cuda(layerscope_kernels::cuda::Device::for_tests())
+}
+
+#[test]
+fn a_recorded_prompt_has_the_same_figures() {
+    let found = recorded(WeightsPrecision::F32, &gpu(), None);
+    check(&found, &recorded(WeightsPrecision::F32, &Device::Cpu, None), 1e-4);
+}
+
+#[test]
+fn weights_as_the_file_has_them_stay_near() {
+    let answer = Some(" Anna has the red box");
+    let found = recorded(WeightsPrecision::Native, &gpu(), answer);
+    check(&found, &recorded(WeightsPrecision::F32, &Device::Cpu, answer), 5e-2);
+}
