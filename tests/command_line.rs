@@ -260,6 +260,40 @@ fn a_folder_of_another_run_is_refused() {
 }
 
 #[test]
+fn a_device_that_is_not_there_is_refused_with_the_mend() {
+    let folder = tempfile::tempdir().unwrap();
+    let generate = |device: &str| {
+        let mut command = layerscope();
+        command.arg("generate").arg(tiny_model()).args([
+            "--prompt",
+            "Hello",
+            "--max-new-tokens",
+            "4",
+            "--device",
+            device,
+        ]);
+        command
+    };
+    // Beyond any machine's GPUs, in builds with and without the feature.
+    refuse(&mut generate("cuda:99"), 2, &[]);
+    let unknown = run(&mut generate("gpu"));
+    assert_eq!(unknown.status.code(), Some(2));
+    assert!(stderr(&unknown).contains("cuda:0"), "{}", stderr(&unknown));
+    let text = |device| succeed(&mut generate(device));
+    assert_eq!(text("cpu"), text("cpu"));
+    // What a run was told to run on is in the command that repeats it.
+    let out = folder.path().join("run");
+    let mut recording = layerscope();
+    recording.arg("record").arg(tiny_model()).arg("--prompts").arg(demo_prompts());
+    succeed(recording.args(["--max-new-tokens", "2", "--device", "cpu", "--out"]).arg(&out));
+    let manifest: Value = serde_json::from_slice(&std::fs::read(out.join("manifest.json")).unwrap()).unwrap();
+    let command: Vec<&str> =
+        manifest["command"].as_array().unwrap().iter().filter_map(Value::as_str).collect();
+    assert!(command.windows(2).any(|pair| pair == ["--device", "cpu"]), "{command:?}");
+    assert_eq!(manifest["device"], "cpu");
+}
+
+#[test]
 fn help_has_examples_and_completions_are_scripts() {
     let commands = [
         "demo",

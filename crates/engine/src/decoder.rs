@@ -285,7 +285,12 @@ impl Decoder {
             let exact = self.precision == WeightsPrecision::F32;
             let projected = Projection::forward_together(projections, normed, exact)?;
             let at = Location { layer, positions, positions_on_device: on_device.as_deref() };
-            let [k, v] = self.keys_values(projected, at, angles.of_layer(layer), hooks)?;
+            let [k, v] = self.keys_values(projected, at, hooks)?;
+            let k = match angles.of_layer(layer) {
+                Some(rotary) => rotary.apply(&k)?,
+                None => k,
+            };
+            let k = hooks.visit(layer, Site::RotatedKey, positions, k)?;
             keep(layer, [&k, &v])?;
         }
         Ok(())
@@ -313,8 +318,13 @@ impl Decoder {
         let shape = [positions.len(), config.heads, config.head_dim];
         let q = pass.hooks.visit(layer, Site::Query, positions, q.reshape(&shape)?)?;
         let q = block.query_norm(&q)?;
-        let q = pass.hooks.visit(layer, Site::RotatedQuery, positions, rotated(q, rotary)?)?;
-        let [k, v] = self.keys_values([k, v], at, rotary, pass.hooks)?;
+        let [k, v] = self.keys_values([k, v], at, pass.hooks)?;
+        let [q, k] = match rotary {
+            Some(rotary) => rotary.apply_to_both([&q, &k])?,
+            None => [q, k],
+        };
+        let q = pass.hooks.visit(layer, Site::RotatedQuery, positions, q)?;
+        let k = pass.hooks.visit(layer, Site::RotatedKey, positions, k)?;
         let z = pass.attend.attend(at, [&q, &k, &v], pass.hooks)?;
         let z = pass.hooks.visit(layer, Site::WeightedValues, positions, z)?;
         let z = z.reshape(&[positions.len(), config.query_width()])?;
@@ -326,20 +336,18 @@ impl Decoder {
         self.add_projected(&block.attention_output, &z, x, &half, at, pass)
     }
 
-    /// K, normalised and rotated, and V, `[rows, kv_heads, head_dim]`, of their projections.
+    /// K, normalised, and V, `[rows, kv_heads, head_dim]`, of their projections.
     fn keys_values(
         &self,
         [k, v]: [Tensor; 2],
         at: Location<'_>,
-        rotary: Option<Rotary<'_>>,
         hooks: &mut Hooks<'_>,
     ) -> Result<[Tensor; 2]> {
         let Location { layer, positions, .. } = at;
         let shape = [positions.len(), self.config.kv_heads, self.config.head_dim];
         let k = hooks.visit(layer, Site::Key, positions, k.reshape(&shape)?)?;
         let v = hooks.visit(layer, Site::Value, positions, v.reshape(&shape)?)?;
-        let k = self.blocks[layer].key_norm(&k)?;
-        Ok([hooks.visit(layer, Site::RotatedKey, positions, rotated(k, rotary)?)?, v])
+        Ok([self.blocks[layer].key_norm(&k)?, v])
     }
 
     /// `onto [rows, d]` with what the MLP makes of the residual stream `x [rows, d]`.
@@ -448,12 +456,5 @@ fn through(
     match norm {
         Some(norm) => norm.forward_shown(x, at, site, pass.hooks, Some(arithmetic)),
         None => tensor::for_products(x, arithmetic),
-    }
-}
-
-fn rotated(x: Tensor, rotary: Option<Rotary<'_>>) -> Result<Tensor> {
-    match rotary {
-        Some(rotary) => rotary.apply(&x),
-        None => Ok(x),
     }
 }

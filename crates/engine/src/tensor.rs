@@ -360,25 +360,46 @@ pub(crate) fn norm(
 
 /// Rotary embedding of `x [rows, heads, head_dim]`, of the first 2·`half` elements of each head.
 pub(crate) fn rotate(x: &Tensor, angle: &Angle, half: usize) -> Result<Tensor> {
-    let &[_, heads, head_dim] = x.dims() else {
-        return Err(Error::failure("what is rotated has no heads; please report this"));
-    };
+    let [heads, head_dim] = heads_of(x)?;
     match (&x.0, angle) {
         (Data::Host(x), Angle::Host([cos, sin])) => Ok(host::filled(x, |x, output| {
             elementwise::rotate(x, [heads, head_dim], [cos, sin], half, output);
         })?
         .into()),
-        (Data::Device(x), Angle::Device { positions, frequencies, magnitude }) => {
+        (Data::Device(x), Angle::Device(device_angle)) => {
             let output = x.empty(x.element())?;
-            let rotation = elementwise::cuda::Rotation {
-                positions,
-                frequencies: Numbers::new(frequencies, Element::F32, 0, half),
-                magnitude: *magnitude,
-            };
+            let rotation = device_angle.rotation(half);
             elementwise::cuda::rotate(x.numbers(), heads, head_dim, &rotation, output.numbers())?;
             Ok(output.into())
         }
         _ => Err(mixed()),
+    }
+}
+
+/// The same of queries and keys: at once where they are on a GPU.
+pub(crate) fn rotate_both([q, k]: [&Tensor; 2], angle: &Angle, half: usize) -> Result<[Tensor; 2]> {
+    let (Data::Device(on_device_q), Data::Device(on_device_k), Angle::Device(device_angle)) =
+        (&q.0, &k.0, angle)
+    else {
+        return Ok([rotate(q, angle, half)?, rotate(k, angle, half)?]);
+    };
+    let ([heads, head_dim], [kv_heads, _]) = (heads_of(q)?, heads_of(k)?);
+    let outputs = [on_device_q.empty(on_device_q.element())?, on_device_k.empty(on_device_k.element())?];
+    elementwise::cuda::rotate_both(
+        [on_device_q.numbers(), on_device_k.numbers()],
+        [heads, kv_heads],
+        head_dim,
+        &device_angle.rotation(half),
+        outputs.each_ref().map(DeviceTensor::numbers),
+    )?;
+    Ok(outputs.map(Tensor::from))
+}
+
+/// Heads and elements of each of `[rows, heads, head_dim]`.
+fn heads_of(x: &Tensor) -> Result<[usize; 2]> {
+    match x.dims() {
+        &[_, heads, head_dim] => Ok([heads, head_dim]),
+        _ => Err(Error::failure("what is rotated has no heads; please report this")),
     }
 }
 

@@ -3,7 +3,8 @@
 use crate::config::RopeConfig;
 use crate::tensor::{self, Tensor};
 use crate::{ModelConfig, Result};
-use layerscope_kernels::cuda::{Buffer, Device};
+use layerscope_kernels::cuda::{Buffer, Device, Element, Numbers};
+use layerscope_kernels::elementwise::cuda::Rotation;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// The ways in which a model's layers turn queries and keys.
@@ -26,8 +27,26 @@ pub(super) struct Angles<'a> {
 pub(crate) enum Angle {
     /// cos and sin `[rows, half]`.
     Host([Vec<f32>; 2]),
-    /// To be computed on a GPU from positions (i32 `[rows]`) and frequencies (f32 `[half]`).
-    Device { positions: Arc<Buffer>, frequencies: Arc<Buffer>, magnitude: f32 },
+    /// To be computed on a GPU.
+    Device(DeviceAngle),
+}
+
+/// Positions (i32 `[rows]`) and frequencies (f32 `[half]`) in a GPU's memory.
+pub(crate) struct DeviceAngle {
+    positions: Arc<Buffer>,
+    frequencies: Arc<Buffer>,
+    magnitude: f32,
+}
+
+impl DeviceAngle {
+    /// As kernels take it.
+    pub(crate) fn rotation(&self, half: usize) -> Rotation<'_> {
+        Rotation {
+            positions: &self.positions,
+            frequencies: Numbers::new(&self.frequencies, Element::F32, 0, half),
+            magnitude: self.magnitude,
+        }
+    }
 }
 
 /// Angles of some positions at a layer.
@@ -74,7 +93,8 @@ impl RotaryTables {
             let frequencies =
                 self.frequencies_on_device(positions.device(), rounded_frequencies(rope, sequence_len))?;
             let positions = Arc::clone(&positions);
-            Ok(Angle::Device { positions, frequencies, magnitude: rope.magnitude() as f32 })
+            let magnitude = rope.magnitude() as f32;
+            Ok(Angle::Device(DeviceAngle { positions, frequencies, magnitude }))
         });
         Ok(Angles { tables: self, of_way: of_way.collect::<Result<_>>()? })
     }
@@ -106,6 +126,11 @@ impl Angles<'_> {
 }
 
 impl Rotary<'_> {
+    /// Turns queries and keys alike.
+    pub(super) fn apply_to_both(&self, both: [&Tensor; 2]) -> Result<[Tensor; 2]> {
+        tensor::rotate_both(both, self.angle, self.half)
+    }
+
     /// Turns pairs (i, i + half) of `x [rows, heads, head_dim]`.
     pub(super) fn apply(&self, x: &Tensor) -> Result<Tensor> {
         tensor::rotate(x, self.angle, self.half)
