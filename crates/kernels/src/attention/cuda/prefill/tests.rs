@@ -74,7 +74,7 @@ fn poison(case: &Case, numbers: &mut [bf16]) {
 }
 
 fn run(case: &Case, queries: &[bf16], keys: &[bf16], values: &[bf16]) -> Vec<f32> {
-    let device = Device::emulated();
+    let device = Device::for_tests();
     let shape = case.shape();
     assert!(supports(&shape, &device));
     let bits = |numbers: &[bf16]| {
@@ -226,7 +226,7 @@ fn nothing_is_done_for_no_rows() {
 
 #[test]
 fn shapes_that_it_does_not_take_are_told() {
-    let device = Device::emulated();
+    let device = Device::for_tests();
     let shape = PLAIN.shape();
     assert!(supports(&shape, &device));
     assert!(!supports(&AttentionShape { head_dim: 72, ..shape }, &device));
