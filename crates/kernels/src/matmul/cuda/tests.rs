@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::Activation;
+use crate::matmul::cuda::row::most_columns;
 use crate::matmul::tests::{noise, random_weights};
 use crate::reference;
 use half::bf16;
@@ -125,6 +126,21 @@ fn long_rows_and_many_of_them_are_multiplied_chunk_by_chunk() {
     check(&device, Format::MXFP4, 4, (6, 5120), 4);
     check(&device, Format::Q6K, 4, (6, 5120), 5);
     check(&device, Format::BF16, 3, (3, 6145), 6);
+}
+
+/// Blocks of some GPUs have less shared memory, others more: x goes into it in other parts, beside fewer or more warps.
+#[test]
+fn products_fit_the_shared_memory_of_every_gpu() {
+    for capability in [(8, 6), (9, 0)] {
+        let device = Device::emulated_as(capability);
+        for (seed, format) in (0..).zip(Format::ALL) {
+            for rows in [1, FEW_ROWS] {
+                // Just as much of x as goes into shared memory at once, and more.
+                let columns = most_columns(&device, rows) + if rows == 1 { 0 } else { 256 };
+                check(&device, format, rows, (3, columns), seed);
+            }
+        }
+    }
 }
 
 #[test]

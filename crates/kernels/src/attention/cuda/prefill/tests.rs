@@ -1,6 +1,6 @@
 #![allow(clippy::unwrap_used)]
 
-use super::{Prefill, attention, supports};
+use super::{Kernel, Prefill, attention, supports};
 use crate::cuda::{Device, Element, Numbers};
 use crate::{AttentionShape, KeySpan, Queries, Segment, reference};
 use half::bf16;
@@ -217,6 +217,13 @@ fn each_row_sees_just_its_keys() {
             assert!((is - should).abs() <= should.abs() / 128.0, "slot {slot}, head {head}, column {column}");
         }
     }
+}
+
+#[test]
+fn every_kernel_fits_the_least_shared_memory_of_a_gpu() {
+    let dims: Vec<usize> = (1..=512).filter(|&dim| Kernel::of(dim).is_some()).collect();
+    assert_eq!(dims.len(), 5);
+    assert!(dims.into_iter().all(|dim| Kernel::of(dim).unwrap().shared_bytes(dim) <= 99 << 10));
 }
 
 #[test]
