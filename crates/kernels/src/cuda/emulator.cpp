@@ -194,6 +194,7 @@ Warp& my_warp() { return machine.warps[current.index / 32]; }
 
 void release_block() {
     if (machine.waiting == 0 || machine.waiting < machine.alive) return;
+    if (machine.alive < machine.threads) machine.wrong = "threads of a block wait for others that have ended";
     for (unsigned i = 0; i < machine.threads; i++)
         if (machine.fibers[i].state == State::AtBlockBarrier) machine.fibers[i].state = State::Ready;
     machine.waiting = 0;
