@@ -320,12 +320,13 @@ struct sigaction before[NSIG];
 void tell(int number, siginfo_t* information, void*) {
     using namespace emulator;
     if (machine_of_thread && machine.name) {
+        const bool trap = number == SIGILL || number == SIGTRAP;
+        const char* what = "reaches beyond its memory, to";
+        if (trap) what = "uses memory that is not aligned, or does what has no meaning, at";
         char sentence[256];
-        const int length = snprintf(
-            sentence, sizeof sentence, "kernel %s: thread %u of block %u, %u, %u %s %p\n", machine.name, current.index,
-            current.block[0], current.block[1], current.block[2],
-            number == SIGILL ? "uses memory that is not aligned, or does what has no meaning, at" : "reaches beyond its memory, to",
-            information->si_addr);
+        const int length = snprintf(sentence, sizeof sentence, "kernel %s: thread %u of block %u, %u, %u %s %p\n", machine.name,
+                                    current.index, current.block[0], current.block[1], current.block[2], what,
+                                    information->si_addr);
         if (length > 0) (void)!write(STDERR_FILENO, sentence, static_cast<size_t>(length));
     }
     // What it was doing it does once more, and ends.
@@ -335,7 +336,7 @@ bool listen() {
     struct sigaction action = {};
     action.sa_sigaction = tell;
     action.sa_flags = SA_SIGINFO | SA_ONSTACK;
-    for (const int number : {SIGSEGV, SIGBUS, SIGILL}) sigaction(number, &action, &before[number]);
+    for (const int number : {SIGSEGV, SIGBUS, SIGILL, SIGTRAP}) sigaction(number, &action, &before[number]);
     return true;
 }
 
