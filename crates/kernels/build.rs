@@ -39,6 +39,9 @@ mod emulation {
             .opt_level(2)
             .flag_if_supported("-fno-strict-aliasing")
             .flag_if_supported("-Wno-unused-function")
+            // An address that a GPU would refuse is a trap.
+            .flag_if_supported("-fsanitize=alignment")
+            .flag_if_supported("-fsanitize-undefined-trap-on-error")
             .file("src/cuda/emulator.cpp")
             .compile("layerscope_emulator");
     }

@@ -139,7 +139,9 @@ impl DeviceMatrix {
     }
 
     fn multiply_unpacked(&self, x: &Rows<'_>, element: Element, output: &DeviceTensor) -> Result<()> {
-        let at_once = (UNPACKED_BYTES / (self.columns * element.bytes())).clamp(1, self.rows);
+        // Whole tiles of a product, each of whose parts of the output begins where 16 bytes can be written at once.
+        let fitting = UNPACKED_BYTES / (self.columns * element.bytes());
+        let at_once = (fitting / 64 * 64).max(64).min(self.rows);
         // A product with a stretch of W is columns of the output, so that all of W goes at once unless it is too large.
         if at_once == self.rows {
             let unpacked = DeviceTensor::undefined(self.device(), element, &[self.rows, self.columns])?;

@@ -88,6 +88,14 @@ pub(super) trait Backend: Send + Sync {
     fn memory(&self) -> Result<(usize, usize)>;
     fn allocate(&self, bytes: usize) -> Result<u64>;
     fn free(&self, address: u64);
+    /// How large memory is that a pool meets a request with: at most an eighth more, so that requests of about the same size
+    /// share memory.
+    fn pool_bytes(&self, bytes: usize) -> usize {
+        let granularity = (bytes.next_power_of_two() / 16).max(512);
+        bytes.max(1).next_multiple_of(granularity)
+    }
+    /// Memory of a pool is handed out again.
+    fn reuse(&self, _address: u64, _bytes: usize) {}
     fn write(&self, to: u64, bytes: &[u8]) -> Result<()>;
     fn read(&self, from: u64, bytes: &mut [u8]) -> Result<()>;
     fn copy(&self, from: u64, to: u64, bytes: usize) -> Result<()>;

@@ -32,10 +32,22 @@ impl WeakDevice {
     }
 }
 
-/// Captured work, with the memory that it uses; it can be queued again and again.
+/// Captured work, with the memory that it took; it can be queued again and again, as long as the buffers are there that it
+/// was given.
 pub struct Graph {
     captured: Box<dyn Captured>,
     _memory: Pool,
+    // The last to go: the kernels are its.
+    _device: Device,
+}
+
+/// Ends what was begun, also where what is between panics.
+struct Finally<F: FnMut()>(F);
+
+impl<F: FnMut()> Drop for Finally<F> {
+    fn drop(&mut self) {
+        self.0();
+    }
 }
 
 impl Device {
@@ -74,10 +86,16 @@ impl Device {
         }
     }
 
-    /// The kernels on the CPU, slow and thorough.
+    /// The kernels on the CPU, slow and thorough, as on a GPU of compute capability 8.0.
     #[cfg(feature = "cuda-emulation")]
     pub fn emulated() -> Self {
-        Self::new(Box::new(super::emulator::Emulator::new()))
+        Self::emulated_as((8, 0))
+    }
+
+    /// The same as on a GPU of another compute capability, e.g. 8.6, where a block has less shared memory.
+    #[cfg(feature = "cuda-emulation")]
+    pub fn emulated_as(compute_capability: (u32, u32)) -> Self {
+        Self::new(Box::new(super::emulator::Emulator::new(compute_capability)))
     }
 
     #[cfg(any(feature = "cuda", feature = "cuda-emulation"))]
@@ -137,9 +155,12 @@ impl Device {
         let pools = self.0.pools.lock().unwrap_or_else(PoisonError::into_inner);
         let pool = pools.last().cloned().unwrap_or_else(|| Pool::new(self));
         drop(pools);
-        let size = Pool::size(bytes);
+        let size = self.backend().pool_bytes(bytes);
         let address = match pool.take(size) {
-            Some(address) => address,
+            Some(address) => {
+                self.backend().reuse(address, size);
+                address
+            }
             None => self.take(size)?,
         };
         self.hand_out(size);
@@ -187,10 +208,11 @@ impl Device {
         }
     }
 
-    /// Gives what waits in the pools back to the driver.
+    /// Gives what waits in the pools back to the driver, but for the memory of graphs, which they use again.
     fn trim(&self) {
         let pools = self.0.pools.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        pools.iter().flat_map(Pool::drain).for_each(|address| self.backend().free(address));
+        let pools = pools.iter().filter(|pool| !pool.is_of_graphs());
+        pools.flat_map(Pool::drain).for_each(|address| self.backend().free(address));
     }
 
     /// Queues a kernel.
@@ -256,9 +278,11 @@ impl Device {
     /// Runs `work` with short-lived memory from a pool.
     pub fn with_memory<R>(&self, memory: &Pool, work: impl FnOnce() -> R) -> R {
         self.0.pools.lock().unwrap_or_else(PoisonError::into_inner).push(memory.clone());
-        let result = work();
-        self.0.pools.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        result
+        let _end = Finally(|| {
+            let pool = self.0.pools.lock().unwrap_or_else(PoisonError::into_inner).pop();
+            drop(pool);
+        });
+        work()
     }
 
     /// Notes what `work` queues, without running it, as a graph; `memory` must have all that it allocates, as it has after
@@ -274,11 +298,19 @@ impl Device {
     ) -> std::result::Result<(Graph, R), E> {
         self.backend().begin_capture()?;
         self.0.capturing.store(true, Ordering::Relaxed);
+        memory.keep_for_graphs();
+        let mut captured = None;
+        let end = Finally(|| {
+            self.0.capturing.store(false, Ordering::Relaxed);
+            captured = Some(self.backend().end_capture());
+        });
         let result = self.with_memory(memory, work);
-        self.0.capturing.store(false, Ordering::Relaxed);
-        let captured = self.backend().end_capture();
+        drop(end);
         let result = result?;
-        Ok((Graph { captured: captured?, _memory: memory.clone() }, result))
+        let captured = captured.ok_or_else(|| {
+            DeviceError::Failure("a graph was not captured; please report this".to_owned())
+        })??;
+        Ok((Graph { captured, _memory: memory.clone(), _device: self.clone() }, result))
     }
 
     pub(super) fn check_not_capturing(&self, what: &str) -> Result<()> {

@@ -10,8 +10,11 @@ use std::collections::HashMap;
 use std::ffi::{CString, c_int, c_void};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Machine code of every kernel, for several architectures.
-static KERNELS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/kernels.fatbin"));
+/// Machine code of every kernel, for several architectures, where the driver can read its headers.
+static KERNELS: &Aligned<[u8]> = &Aligned(*include_bytes!(concat!(env!("OUT_DIR"), "/kernels.fatbin")));
+
+#[repr(C, align(16))]
+struct Aligned<T: ?Sized>(T);
 
 /// Shared memory that a block has without asking for more.
 const SHARED_BYTES: usize = 48 << 10;
@@ -85,7 +88,7 @@ impl Driver {
         }
         // SAFETY: the device exists; the context is released when the last that uses it goes.
         let context = Arc::new(unsafe { Context::new(device) }?);
-        let image: *const c_void = KERNELS.as_ptr().cast();
+        let image: *const c_void = KERNELS.0.as_ptr().cast();
         // SAFETY: the image is what nvcc wrote.
         let module = unsafe { result::module::load_data(image) }.map_err(|error| {
             DeviceError::Unavailable(format!(
@@ -97,6 +100,9 @@ impl Driver {
         let (blas, blas_memory) = unsafe {
             let blas = blas::create_handle().map_err(blas_failure)?;
             blas::set_stream(blas, context.stream.cast()).map_err(blas_failure)?;
+            // Sums that are split are joined in f32 too, not in the type of the output.
+            let mode = blas_sys::cublasMath_t::CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION;
+            blas_sys::cublasSetMathMode(blas, mode).result().map_err(blas_failure)?;
             let memory = result::malloc_sync(BLAS_BYTES).map_err(failure)?;
             blas_sys::cublasSetWorkspace_v2(blas, memory as *mut c_void, BLAS_BYTES)
                 .result()
@@ -119,8 +125,16 @@ impl Driver {
             return Ok(*function);
         }
         let symbol = CString::new(name).map_err(|error| DeviceError::Failure(error.to_string()))?;
-        // SAFETY: the module is loaded.
-        let function = unsafe { result::module::get_function(self.module, symbol) }.map_err(failure)?;
+        // The driver loads a kernel when it is first asked for, and may take memory for it, which a thread that captures
+        // must allow.
+        let mut mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        // SAFETY: the module is loaded; the mode becomes again what it was.
+        let function = unsafe {
+            sys::cuThreadExchangeStreamCaptureMode(&mut mode).result().map_err(failure)?;
+            let function = result::module::get_function(self.module, symbol);
+            sys::cuThreadExchangeStreamCaptureMode(&mut mode).result().map_err(failure)?;
+            function.map_err(failure)?
+        };
         functions.insert(name, function);
         Ok(function)
     }

@@ -1,12 +1,16 @@
 // Runs kernels on the CPU, so that their every index is tested where there is no GPU.
 //
 // Threads of a block are fibers. One runs until it comes to a barrier or a collective of its warp; which goes on is drawn at
-// random, so that a missing barrier shows as a wrong result. Shared memory begins as NaN, with a border that must stay as
-// it was; asynchronous copies arrive no sooner than they are waited for.
+// random, so that a missing barrier shows as a wrong result. Shared memory begins as NaN; asynchronous copies arrive no
+// sooner than they are waited for. Memory of either kind ends at a page that nothing may touch; what is left in between must
+// stay as it was, and is NaN for whoever reads it. Addresses that are not aligned as their type asks for are traps.
 #include "kernels.cu"
 
+#include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <sys/mman.h>
+#include <unistd.h>
 #ifndef __x86_64__
 #include <ucontext.h>
 #endif
@@ -49,8 +53,55 @@ thread_local Thread current;
 
 namespace {
 
-constexpr size_t STACK = 256 << 10, BORDER = 256, SLOT = 64;
-constexpr unsigned char POISON = 0xff, BORDER_BYTE = 0xa5;
+constexpr size_t STACK = 256 << 10, SLOT = 64;
+// As on a GPU, where addresses of buffers are multiples of 256; of shared memory kernels ask for this.
+constexpr size_t BUFFER_ALIGNMENT = 256, SHARED_ALIGNMENT = 128;
+// What memory holds before it is written, and what lies around it, by turns: NaN in every type.
+constexpr unsigned char POISON = 0xff, BORDER_BYTES[2] = {0xa5, 0xff};
+
+size_t page_bytes() {
+    static const size_t bytes = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+    return bytes;
+}
+size_t rounded_up(size_t bytes, size_t multiple) { return (bytes + multiple - 1) / multiple * multiple; }
+
+// Memory between two pages that nothing may touch, as near to the second as its alignment lets it be.
+struct Mapping {
+    unsigned char *start = nullptr, *end = nullptr;
+    // What was asked for.
+    unsigned char* data = nullptr;
+    size_t bytes = 0;
+
+    static Mapping of(size_t bytes, size_t alignment) {
+        const size_t page = page_bytes(), whole = rounded_up(bytes > 0 ? bytes : 1, page);
+        void* pages = mmap(nullptr, whole + 2 * page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (pages == MAP_FAILED) return {};
+        Mapping mapping;
+        mapping.start = static_cast<unsigned char*>(pages) + page, mapping.end = mapping.start + whole;
+        if (mprotect(mapping.start, whole, PROT_READ | PROT_WRITE) != 0) {
+            munmap(pages, whole + 2 * page);
+            return {};
+        }
+        mapping.data = mapping.end - rounded_up(bytes, alignment), mapping.bytes = bytes;
+        for (unsigned char* at = mapping.start; at < mapping.end; at++) {
+            if (at == mapping.data) at += bytes;
+            if (at < mapping.end) *at = BORDER_BYTES[(at - mapping.start) % 2];
+        }
+        memset(mapping.data, POISON, bytes);
+        return mapping;
+    }
+    bool intact() const {
+        for (const unsigned char* at = start; at < end; at++) {
+            if (at == data) at += bytes;
+            if (at < end && *at != BORDER_BYTES[(at - start) % 2]) return false;
+        }
+        return true;
+    }
+    void release() {
+        if (start) munmap(start - page_bytes(), static_cast<size_t>(end - start) + 2 * page_bytes());
+        *this = Mapping{};
+    }
+};
 
 #ifdef __x86_64__
 // A place on a stack where a thread was left.
@@ -113,9 +164,11 @@ struct Warp {
 struct Machine {
     std::vector<Fiber> fibers;
     std::vector<Warp> warps;
-    std::vector<unsigned char> shared;
-    size_t shared_bytes = 0;
+    Mapping shared;
     unsigned threads = 0, waiting = 0, alive = 0;
+    // What a thread did that a GPU would not put up with, if anything.
+    const char* wrong = nullptr;
+    const char* name = nullptr;
     Place scheduler;
     const Registered* kernel = nullptr;
     const void* parameters = nullptr;
@@ -124,14 +177,11 @@ struct Machine {
     ~Machine() {
         for (Fiber& fiber : fibers)
             if (fiber.stack) munmap(fiber.stack, STACK);
+        shared.release();
     }
     uint64_t draw() {
         random ^= random << 13, random ^= random >> 7, random ^= random << 17;
         return random;
-    }
-    unsigned char* shared_start() {
-        unsigned char* start = shared.data() + BORDER;
-        return start + (128 - reinterpret_cast<uintptr_t>(start) % 128) % 128;
     }
 };
 // A pointer, since what a thread owns outright is looked up anew at each access.
@@ -144,6 +194,7 @@ Warp& my_warp() { return machine.warps[current.index / 32]; }
 
 void release_block() {
     if (machine.waiting == 0 || machine.waiting < machine.alive) return;
+    if (machine.alive < machine.threads) machine.wrong = "threads of a block wait for others that have ended";
     for (unsigned i = 0; i < machine.threads; i++)
         if (machine.fibers[i].state == State::AtBlockBarrier) machine.fibers[i].state = State::Ready;
     machine.waiting = 0;
@@ -151,6 +202,7 @@ void release_block() {
 void release_warp(unsigned index) {
     Warp& warp = machine.warps[index];
     if (warp.waiting == 0 || warp.waiting < warp.alive) return;
+    if (warp.alive < 32) machine.wrong = "lanes of a warp wait for others that have ended";
     for (unsigned i = index * 32; i < index * 32 + 32; i++)
         if (machine.fibers[i].state == State::AtWarpBarrier) machine.fibers[i].state = State::Ready;
     warp.waiting = 0;
@@ -172,8 +224,7 @@ void run_threads() {
 // Whether every thread came to its end.
 bool run_block(const unsigned block[3], const unsigned grid[3]) {
     Machine& m = machine;
-    memset(m.shared.data(), BORDER_BYTE, m.shared.size());
-    memset(m.shared_start(), POISON, m.shared_bytes);
+    memset(m.shared.data, POISON, m.shared.bytes);
     m.waiting = 0, m.alive = m.threads;
     for (Warp& warp : m.warps) warp.waiting = 0, warp.alive = 32, memset(warp.turn, 0, sizeof warp.turn);
     for (unsigned i = 0; i < m.threads; i++) {
@@ -208,7 +259,7 @@ bool run_block(const unsigned block[3], const unsigned grid[3]) {
 Kernel::Kernel(const char* name, size_t parameter_bytes, unsigned threads, void (*run)(const void*)) {
     kernels()[name] = Registered{parameter_bytes, threads, run};
 }
-void* dynamic_shared() { return machine.shared_start(); }
+void* dynamic_shared() { return machine.shared.data; }
 void block_barrier() {
     mine().state = State::AtBlockBarrier;
     machine.waiting++;
@@ -232,7 +283,17 @@ const void* lane(unsigned index) {
     Warp& warp = my_warp();
     return warp.slots[warp.turn[current.index % 32]][index];
 }
-void copy_later(void* to, const void* from, unsigned bytes) { mine().copies.push_back(Copy{to, from, bytes}); }
+void copy_later(void* to, const void* from, unsigned bytes) {
+    if (reinterpret_cast<uintptr_t>(to) % 16 != 0 || reinterpret_cast<uintptr_t>(from) % 16 != 0 || bytes > 16)
+        machine.wrong = "an asynchronous copy is not of 16 aligned bytes at most";
+    mine().copies.push_back(Copy{to, from, bytes});
+}
+void check_row_of_matrix(const void* row) {
+    if (reinterpret_cast<uintptr_t>(row) % 16 != 0) machine.wrong = "a row of a matrix is not at a multiple of 16 bytes";
+    const unsigned char* first = static_cast<const unsigned char*>(row);
+    if (first < machine.shared.data || first + 16 > machine.shared.data + machine.shared.bytes)
+        machine.wrong = "a row of a matrix is not in shared memory";
+}
 void commit_copies() { mine().groups.push_back(mine().copies.size()); }
 void wait_for_copies(unsigned groups) {
     Fiber& fiber = mine();
@@ -252,13 +313,44 @@ void wait_for_copies(unsigned groups) {
 
 }  // namespace emulator
 
-// 0, or a sentence about what is wrong with the launch or the kernel in `message`.
+namespace {
+
+// Says which kernel does what is not allowed, before the program ends as it would without this.
+struct sigaction before[NSIG];
+void tell(int number, siginfo_t* information, void*) {
+    using namespace emulator;
+    if (machine_of_thread && machine.name) {
+        const bool trap = number == SIGILL || number == SIGTRAP;
+        const char* what = "reaches beyond its memory, to";
+        if (trap) what = "uses memory that is not aligned, or does what has no meaning, at";
+        char sentence[256];
+        const int length = snprintf(sentence, sizeof sentence, "kernel %s: thread %u of block %u, %u, %u %s %p\n", machine.name,
+                                    current.index, current.block[0], current.block[1], current.block[2], what,
+                                    information->si_addr);
+        if (length > 0) (void)!write(STDERR_FILENO, sentence, static_cast<size_t>(length));
+    }
+    // What it was doing it does once more, and ends.
+    sigaction(number, &before[number], nullptr);
+}
+bool listen() {
+    struct sigaction action = {};
+    action.sa_sigaction = tell;
+    action.sa_flags = SA_SIGINFO | SA_ONSTACK;
+    for (const int number : {SIGSEGV, SIGBUS, SIGILL, SIGTRAP}) sigaction(number, &action, &before[number]);
+    return true;
+}
+
+}  // namespace
+
+// 0, or a sentence about what is wrong with the launch or the kernel in `message`. `most_shared_bytes` are all that a block
+// can have.
 extern "C" int layerscope_emulate(const char* name, const uint32_t grid[3], uint32_t threads, size_t shared_bytes,
-                                  const void* parameters, size_t parameter_bytes, uint64_t seed, char* message,
-                                  size_t message_bytes) {
+                                  size_t most_shared_bytes, const void* parameters, size_t parameter_bytes, uint64_t seed,
+                                  char* message, size_t message_bytes) {
     using namespace emulator;
     const auto refuse = [&](const char* what) {
         snprintf(message, message_bytes, "kernel %s: %s", name, what);
+        if (machine_of_thread) machine.name = nullptr;
         return 1;
     };
     const auto found = kernels().find(name);
@@ -266,19 +358,25 @@ extern "C" int layerscope_emulate(const char* name, const uint32_t grid[3], uint
     const Registered& kernel = found->second;
     if (kernel.parameter_bytes != parameter_bytes) return refuse("its parameters are of another size");
     if (threads == 0 || threads % 32 != 0 || threads > kernel.threads) return refuse("threads of a block");
-    if (grid[0] == 0 || grid[1] == 0 || grid[2] == 0 || grid[1] > 65535 || grid[2] > 65535) return refuse("blocks of the grid");
-    if (shared_bytes > (227u << 10)) return refuse("more shared memory than a block can have");
+    if (grid[0] == 0 || grid[0] > 0x7fffffffu || grid[1] == 0 || grid[2] == 0 || grid[1] > 65535 || grid[2] > 65535)
+        return refuse("blocks of the grid");
+    if (shared_bytes > most_shared_bytes) return refuse("more shared memory than a block can have");
 
+    static const bool listening = listen();
+    (void)listening;
     if (!owned) owned = std::make_unique<Machine>();
     machine_of_thread = owned.get();
     Machine& m = machine;
-    m.kernel = &kernel, m.parameters = parameters, m.threads = threads;
+    m.kernel = &kernel, m.parameters = parameters, m.threads = threads, m.name = name, m.wrong = nullptr;
     m.random = seed * 2654435769u + 88172645463325252u;
     // All at once: a fiber that has begun must stay where it is.
     if (m.fibers.empty()) m.fibers = std::vector<Fiber>(1024);
     m.warps.resize(threads / 32);
-    m.shared.assign(shared_bytes + 2 * BORDER + 128, 0);
-    m.shared_bytes = shared_bytes;
+    if (!m.shared.start || m.shared.bytes != shared_bytes) {
+        m.shared.release();
+        m.shared = Mapping::of(shared_bytes, SHARED_ALIGNMENT);
+        if (!m.shared.start) return refuse("there is no memory for it");
+    }
     for (uint32_t z = 0; z < grid[2]; z++)
         for (uint32_t y = 0; y < grid[1]; y++)
             for (uint32_t x = 0; x < grid[0]; x++) {
@@ -289,12 +387,31 @@ extern "C" int layerscope_emulate(const char* name, const uint32_t grid[3], uint
                     owned.reset();
                     return refuse("threads wait for each other at different barriers");
                 }
-                const unsigned char* start = m.shared_start();
-                for (size_t i = 0; i < BORDER; i++)
-                    if (start[-1 - static_cast<ptrdiff_t>(i)] != BORDER_BYTE || start[shared_bytes + i % 128] != BORDER_BYTE)
-                        return refuse("writes beyond its shared memory");
+                if (m.wrong) return refuse(m.wrong);
             }
+    if (!m.shared.intact()) {
+        m.shared.release();
+        return refuse("writes beyond its shared memory");
+    }
+    m.name = nullptr;
     return 0;
+}
+
+// Memory of a buffer, or null where there is none left.
+extern "C" void* layerscope_emulated_allocate(size_t bytes) {
+    using namespace emulator;
+    return Mapping::of(bytes, BUFFER_ALIGNMENT).data;
+}
+// Gives it back; whether nothing was written around it.
+extern "C" int layerscope_emulated_free(void* data, size_t bytes) {
+    using namespace emulator;
+    Mapping mapping;
+    mapping.data = static_cast<unsigned char*>(data), mapping.bytes = bytes;
+    mapping.end = mapping.data + rounded_up(bytes, BUFFER_ALIGNMENT);
+    mapping.start = mapping.end - rounded_up(bytes, page_bytes());
+    const bool intact = mapping.intact();
+    mapping.release();
+    return intact;
 }
 
 // Bytes of the parameters of a kernel; 0 where there is none of that name.

@@ -27,6 +27,8 @@ void warp_barrier();
 // Puts `bytes` (at most 64) of each lane before all: afterwards `lane(i)` is what lane i put. Valid until the next exchange.
 void exchange(const void* mine, unsigned bytes);
 const void* lane(unsigned index);
+// Of what a lane gives to load matrices by.
+void check_row_of_matrix(const void* row);
 void copy_later(void* to, const void* from, unsigned bytes);
 void commit_copies();
 void wait_for_copies(unsigned groups);
@@ -146,10 +148,8 @@ static inline const T* in_global_memory(const T* pointer) {
     return pointer;
 }
 DEVICE Vector16 load_16(const void* from) {
-    Vector16 x;
-    // Through the type, so that an address that is not aligned is found by the sanitizer.
-    x = *static_cast<const Vector16*>(from);
-    return x;
+    // Through the type, so that an address that is not aligned is a trap.
+    return *static_cast<const Vector16*>(from);
 }
 DEVICE Vector16 load_16_once(const void* from) { return load_16(from); }
 DEVICE void store_16(void* to, Vector16 x) { *static_cast<Vector16*>(to) = x; }
@@ -164,6 +164,7 @@ static inline void copy_async_wait() {
 }
 
 DEVICE void load_matrices(uint32_t (&words)[4], const void* row) {
+    emulator::check_row_of_matrix(row);
     emulator::exchange(&row, sizeof row);
     const unsigned lane = emulator::current.index % 32;
     for (unsigned matrix = 0; matrix < 4; matrix++) {
@@ -173,6 +174,7 @@ DEVICE void load_matrices(uint32_t (&words)[4], const void* row) {
     }
 }
 DEVICE void load_matrices_transposed(uint32_t (&words)[4], const void* row) {
+    emulator::check_row_of_matrix(row);
     emulator::exchange(&row, sizeof row);
     const unsigned lane = emulator::current.index % 32;
     for (unsigned matrix = 0; matrix < 4; matrix++) {

@@ -1,4 +1,4 @@
-//! A GPU's kernels on the CPU (`emulator.cpp`): memory is the host's, with borders that nothing may write to.
+//! A GPU's kernels on the CPU (`emulator.cpp`): memory is the host's, between pages that nothing may touch.
 
 use super::backend::{Backend, Captured, Launch, Result};
 use super::{DeviceError, DeviceInformation, Element, Product};
@@ -14,17 +14,17 @@ unsafe extern "C" {
         grid: *const u32,
         threads: u32,
         shared_bytes: usize,
+        most_shared_bytes: usize,
         parameters: *const c_void,
         parameter_bytes: usize,
         seed: u64,
         message: *mut c_char,
         message_bytes: usize,
     ) -> c_int;
+    fn layerscope_emulated_allocate(bytes: usize) -> *mut c_void;
+    fn layerscope_emulated_free(data: *mut c_void, bytes: usize) -> c_int;
 }
 
-/// Bytes before and after each allocation, and what is in them.
-const BORDER: usize = 256;
-const BORDER_BYTE: u8 = 0xa5;
 /// What memory holds before it is written: NaN in every type.
 const POISON: u8 = 0xff;
 /// As much memory as it says it has.
@@ -35,12 +35,13 @@ pub(super) struct Emulator {
     state: Arc<State>,
 }
 
-#[derive(Default)]
 struct State {
+    /// Shared memory that a block can have.
+    shared_bytes: usize,
     /// Bytes of each allocation, by address.
     allocations: Mutex<HashMap<u64, usize>>,
-    /// What was queued since a capture began.
-    captured: Mutex<Option<Vec<Work>>>,
+    /// What was queued since a capture began; an error where it did what a capture does not allow.
+    captured: Mutex<Option<Result<Vec<Work>>>>,
     /// Drawn anew for each launch.
     seed: AtomicU64,
 }
@@ -73,23 +74,47 @@ struct CapturedWork {
 }
 
 impl Emulator {
-    pub(super) fn new() -> Self {
+    pub(super) fn new(compute_capability: (u32, u32)) -> Self {
         let information = DeviceInformation {
             name: "emulated GPU".to_owned(),
             driver: "none".to_owned(),
-            compute_capability: (8, 0),
+            compute_capability,
             multiprocessors: 4,
             memory: MEMORY,
         };
-        Self { information, state: Arc::default() }
+        let kibibytes = match compute_capability {
+            (8, 0 | 7) => 163,
+            (9..=11, _) => 227,
+            _ => 99,
+        };
+        let state = State {
+            shared_bytes: kibibytes << 10,
+            allocations: Mutex::default(),
+            captured: Mutex::default(),
+            seed: AtomicU64::new(0),
+        };
+        Self { information, state: Arc::new(state) }
     }
 
     fn queue(&self, work: Work) -> Result<()> {
         match &mut *self.state.captured.lock().unwrap_or_else(PoisonError::into_inner) {
-            Some(captured) => captured.push(work),
+            Some(Ok(captured)) => captured.push(work),
+            Some(Err(error)) => return Err(error.clone()),
             None => return self.state.run(&work),
         }
         Ok(())
+    }
+
+    /// What waits for the stream, or for the whole GPU, while a graph is captured spoils the graph.
+    fn wait(&self, what: &str) -> Result<()> {
+        let error = || DeviceError::Failure(format!("{what} while a graph is captured; please report this"));
+        match &mut *self.state.captured.lock().unwrap_or_else(PoisonError::into_inner) {
+            None => Ok(()),
+            Some(captured) => {
+                *captured = Err(error());
+                Err(error())
+            }
+        }
     }
 }
 
@@ -107,6 +132,7 @@ impl State {
                         grid.as_ptr(),
                         *threads,
                         *shared_bytes,
+                        self.shared_bytes,
                         parameters.as_ptr().cast(),
                         *bytes,
                         seed,
@@ -150,46 +176,48 @@ impl Backend for Emulator {
     }
 
     fn allocate(&self, bytes: usize) -> Result<u64> {
+        self.wait("memory is taken")?;
         let (free, _) = self.memory()?;
         if bytes > free {
             return Err(DeviceError::OutOfMemory { wanted: bytes, free });
         }
-        let mut memory =
-            vec![0u128; (bytes + 2 * BORDER).div_ceil(size_of::<u128>()) + 16].into_boxed_slice();
-        let start = memory.as_mut_ptr().cast::<u8>();
-        // SAFETY: within what was just allocated.
-        let address = unsafe {
-            std::ptr::write_bytes(start, BORDER_BYTE, bytes + 2 * BORDER);
-            std::ptr::write_bytes(start.add(BORDER), POISON, bytes);
-            start.add(BORDER) as u64
-        };
-        std::mem::forget(memory);
+        // SAFETY: given back by `free`.
+        let address = unsafe { layerscope_emulated_allocate(bytes) } as u64;
+        if address == 0 {
+            return Err(DeviceError::OutOfMemory { wanted: bytes, free: 0 });
+        }
         self.state.allocations.lock().unwrap_or_else(PoisonError::into_inner).insert(address, bytes);
         Ok(address)
     }
 
     fn free(&self, address: u64) {
+        let _ = self.wait("memory is given back");
         let bytes = self.state.allocations.lock().unwrap_or_else(PoisonError::into_inner).remove(&address);
         let bytes = bytes.unwrap_or_default();
         // SAFETY: made by `allocate` with this length.
-        unsafe {
-            let start = (address as *mut u8).sub(BORDER);
-            let border = |at: usize| std::slice::from_raw_parts(start.add(at), BORDER);
-            let intact =
-                [border(0), border(BORDER + bytes)].iter().all(|b| b.iter().all(|&x| x == BORDER_BYTE));
-            let len = (bytes + 2 * BORDER).div_ceil(size_of::<u128>()) + 16;
-            drop(Box::from_raw(std::ptr::slice_from_raw_parts_mut(start.cast::<u128>(), len)));
-            assert!(intact || std::thread::panicking(), "a kernel wrote beyond a buffer of {bytes} bytes");
-        }
+        let intact = unsafe { layerscope_emulated_free(address as *mut c_void, bytes) } != 0;
+        assert!(intact || std::thread::panicking(), "a kernel wrote beyond a buffer of {bytes} bytes");
+    }
+
+    fn pool_bytes(&self, bytes: usize) -> usize {
+        // Nothing more, so that an access beyond it is seen.
+        bytes.max(1)
+    }
+
+    fn reuse(&self, address: u64, bytes: usize) {
+        // SAFETY: memory of that length, which nobody has at present.
+        unsafe { std::ptr::write_bytes(address as *mut u8, POISON, bytes) };
     }
 
     fn write(&self, to: u64, bytes: &[u8]) -> Result<()> {
+        self.wait("host memory is written")?;
         // SAFETY: buffers have checked their lengths.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to as *mut u8, bytes.len()) };
         Ok(())
     }
 
     fn read(&self, from: u64, bytes: &mut [u8]) -> Result<()> {
+        self.wait("device memory is read")?;
         // SAFETY: as above.
         unsafe { std::ptr::copy_nonoverlapping(from as *const u8, bytes.as_mut_ptr(), bytes.len()) };
         Ok(())
@@ -223,17 +251,18 @@ impl Backend for Emulator {
     }
 
     fn synchronize(&self) -> Result<()> {
-        Ok(())
+        self.wait("work is waited for")
     }
 
     fn begin_capture(&self) -> Result<()> {
-        *self.state.captured.lock().unwrap_or_else(PoisonError::into_inner) = Some(vec![]);
+        *self.state.captured.lock().unwrap_or_else(PoisonError::into_inner) = Some(Ok(vec![]));
         Ok(())
     }
 
     fn end_capture(&self) -> Result<Box<dyn Captured>> {
         let work = self.state.captured.lock().unwrap_or_else(PoisonError::into_inner).take();
-        Ok(Box::new(CapturedWork { state: Arc::clone(&self.state), work: work.unwrap_or_default() }))
+        let work = work.unwrap_or(Ok(vec![]))?;
+        Ok(Box::new(CapturedWork { state: Arc::clone(&self.state), work }))
     }
 }
 
@@ -249,6 +278,9 @@ impl Captured for CapturedWork {
 /// The addresses are of memory as long as the product says.
 unsafe fn multiply(product: &Product) -> Result<()> {
     let Product { rows, inputs, outputs, inputs_in, output_in, output_stride, accumulate, .. } = *product;
+    if (inputs_in, output_in) == (Element::F32, Element::Bf16) || inputs == 0 || output_stride < outputs {
+        return Err(DeviceError::Failure("cuBLAS has no such product".to_owned()));
+    }
     // SAFETY: by the contract.
     let (x, weights) = unsafe {
         (numbers(product.x, inputs_in, rows * inputs), numbers(product.weights, inputs_in, outputs * inputs))
@@ -292,3 +324,6 @@ unsafe fn numbers(address: u64, element: Element, len: usize) -> Vec<f32> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -55,6 +55,7 @@ impl Held {
     /// All NaN.
     pub(crate) fn empty(device: &Device, element: Element, first: usize, len: usize) -> Self {
         let buffer = device.reserve((first + len) * element.bytes()).unwrap();
+        buffer.write(0, &vec![0xffu8; buffer.bytes()]).unwrap();
         Self { buffer, element, first, len }
     }
 

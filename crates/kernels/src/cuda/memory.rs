@@ -8,6 +8,7 @@ use super::{Device, DeviceError, Element};
 use bytemuck::{AnyBitPattern, NoUninit};
 use half::bf16;
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Memory on a device, which goes back when dropped.
@@ -27,6 +28,8 @@ pub struct Pool(Arc<Waiting>);
 struct Waiting {
     device: WeakDevice,
     addresses: Mutex<BTreeMap<usize, Vec<u64>>>,
+    /// Whether graphs were captured with it, which use what waits.
+    of_graphs: AtomicBool,
 }
 
 impl Pool {
@@ -36,7 +39,17 @@ impl Pool {
     }
 
     pub(super) fn of(device: WeakDevice) -> Self {
-        Self(Arc::new(Waiting { device, addresses: Mutex::default() }))
+        let of_graphs = AtomicBool::new(false);
+        Self(Arc::new(Waiting { device, addresses: Mutex::default(), of_graphs }))
+    }
+
+    /// From here on its memory stays there until the pool itself goes.
+    pub(super) fn keep_for_graphs(&self) {
+        self.0.of_graphs.store(true, Ordering::Relaxed);
+    }
+
+    pub(super) fn is_of_graphs(&self) -> bool {
+        self.0.of_graphs.load(Ordering::Relaxed)
     }
 
     pub(super) fn take(&self, bytes: usize) -> Option<u64> {
@@ -56,12 +69,6 @@ impl Pool {
     pub(super) fn waiting_bytes(&self) -> usize {
         let addresses = self.0.addresses.lock().unwrap_or_else(PoisonError::into_inner);
         addresses.iter().map(|(bytes, addresses)| bytes * addresses.len()).sum()
-    }
-
-    /// The size in which a request is met: at most an eighth more, so that requests of about the same size share memory.
-    pub(super) fn size(bytes: usize) -> usize {
-        let granularity = (bytes.next_power_of_two() / 16).max(512);
-        bytes.max(1).next_multiple_of(granularity)
     }
 }
 

@@ -45,12 +45,71 @@ fn a_graph_runs_again_in_memory_of_its_own() {
     assert_eq!(total.to_vec::<f32>().unwrap(), [6.0; 100]);
     assert_eq!(doubled.to_vec::<f32>().unwrap(), [2.0; 100]);
     assert_eq!(other.to_vec::<f32>().unwrap(), [7.0; 100]);
+}
+
+#[test]
+fn memory_of_a_graph_goes_back_with_the_last_that_has_it() {
+    // On a GPU others take memory meanwhile.
+    let device = Device::emulated();
+    let memory = Pool::new(&device);
+    let one = device.upload(&[1f32; 100]).unwrap();
+    let work = || {
+        let doubled = device.allocate(400)?;
+        add(&one, &one, &doubled)?;
+        Ok::<_, DeviceError>(doubled)
+    };
+    drop(device.with_memory(&memory, work).unwrap());
+    let (graph, doubled) = device.capture(&memory, work).unwrap();
     let free = || device.memory().unwrap().0;
     let before = free();
     drop((graph, memory));
     assert_eq!(free(), before, "what the work returned is still there");
     drop(doubled);
-    assert_eq!(free(), before + 512);
+    assert_eq!(free(), before + 400);
+}
+
+#[test]
+fn where_memory_runs_out_graphs_keep_theirs() {
+    let device = Device::for_tests();
+    let memory = Pool::new(&device);
+    let (one, total) = (device.upload(&[1f32; 100]).unwrap(), device.upload(&[0f32; 100]).unwrap());
+    let work = || {
+        let doubled = device.allocate(400)?;
+        add(&one, &one, &doubled)?;
+        add(&total, &doubled, &total)
+    };
+    device.with_memory(&memory, work).unwrap();
+    let (graph, ()) = device.capture(&memory, work).unwrap();
+    let more = device.with_memory(&memory, || device.allocate(1 << 42));
+    assert!(matches!(more, Err(DeviceError::OutOfMemory { .. })));
+    graph.launch().unwrap();
+    assert_eq!(total.to_vec::<f32>().unwrap(), [4.0; 100]);
+}
+
+#[test]
+fn a_panic_leaves_the_device_as_it_was() {
+    let device = Device::for_tests();
+    let memory = Pool::new(&device);
+    let panics = |work: &dyn Fn()| std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).is_err();
+    assert!(panics(&|| device.with_memory(&memory, || panic!("on purpose"))));
+    assert!(panics(&|| drop(device.capture::<(), DeviceError>(&memory, || panic!("on purpose")))));
+    let buffer = device.upload(&[1f32, 2.0]).unwrap();
+    assert_eq!(buffer.to_vec::<f32>().unwrap(), [1.0, 2.0]);
+    drop(buffer);
+    assert_eq!(memory.waiting_bytes(), 0, "that came from the device's own pool");
+}
+
+#[test]
+fn a_graph_keeps_its_device() {
+    let device = Device::for_tests();
+    let weak = device.downgrade();
+    let nothing = || Ok::<_, DeviceError>(());
+    let (graph, ()) = device.capture(&Pool::new(&device), nothing).unwrap();
+    drop(device);
+    graph.launch().unwrap();
+    assert!(weak.upgrade().is_some());
+    drop(graph);
+    assert!(weak.upgrade().is_none());
 }
 
 #[test]
@@ -78,7 +137,8 @@ fn products_are_row_by_row() {
 
 #[test]
 fn what_is_wrong_with_a_launch_is_said() {
-    let device = Device::for_tests();
+    // A GPU would run it.
+    let device = Device::emulated();
     // SAFETY: nothing of this runs.
     let unknown = unsafe { device.launch("nothing", [1; 3], 32, 0, &0u64) }.unwrap_err();
     assert!(unknown.to_string().contains("none of that name"));

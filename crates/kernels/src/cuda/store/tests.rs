@@ -6,7 +6,7 @@ use crate::cuda::{Device, DeviceError, Pool};
 
 #[test]
 fn rows_are_gathered_by_number() {
-    let device = Device::emulated();
+    let device = Device::for_tests();
     for element in ELEMENTS {
         for (n, width) in [(1, 1), (5, 7), (9, 33), (4, 64), (3, 257), (3, 4104), (2, 4098)] {
             for first in [0, 1] {
@@ -28,7 +28,7 @@ fn rows_are_gathered_by_number() {
 
 #[test]
 fn weighted_rows_are_added_where_they_belong() {
-    let device = Device::emulated();
+    let device = Device::for_tests();
     for element in ELEMENTS {
         for width in [1, 7, 33, 64, 257, 1040, 4099] {
             for first in [0, 1] {
@@ -77,7 +77,7 @@ fn expected_cache(
 
 #[test]
 fn keys_and_values_go_into_their_slots() {
-    let device = Device::emulated();
+    let device = Device::for_tests();
     for from in ELEMENTS {
         for to in ELEMENTS {
             for (rows, kv_heads, head_dim, first) in
@@ -129,7 +129,7 @@ fn keys_and_values_go_into_their_slots() {
 
 #[test]
 fn what_is_too_large_for_the_cache_stays_finite() {
-    let device = Device::emulated();
+    let device = Device::for_tests();
     let numbers = [f32::MAX, f32::NEG_INFINITY, f32::NAN, 1.0, -f32::MAX, f32::INFINITY, 0.0, -1.0];
     let most = half::bf16::MAX.to_f32();
     let expected = [most, -most, f32::NAN, 1.0, -most, most, 0.0, -1.0];
@@ -162,7 +162,7 @@ fn what_is_too_large_for_the_cache_stays_finite() {
 
 #[test]
 fn a_graph_appends_slot_after_slot() {
-    let device = Device::emulated();
+    let device = Device::for_tests();
     let (kv_heads, head_dim, capacity) = (2, 8, 4);
     let x = random(9, kv_heads * head_dim, 1.0);
     let held = Held::new(&device, Element::F32, 0, &x);
@@ -204,7 +204,7 @@ fn a_graph_appends_slot_after_slot() {
 
 #[test]
 fn every_counter_advances() {
-    let device = Device::emulated();
+    let device = Device::for_tests();
     for rows in [1, 7, 257, 1000] {
         let before: Vec<i32> = (0..rows as i32 + 1).collect();
         let (positions, decoded) = (device.upload(&before).unwrap(), device.upload(&[41i32, 7]).unwrap());

@@ -47,7 +47,7 @@ fn row(seed: u64, vocab: usize) -> Vec<f32> {
 
 #[test]
 fn summaries_equal_the_plain_ones() {
-    let device = Device::emulated();
+    let device = Device::for_tests();
     for vocab in VOCABULARIES {
         let rows = if vocab > 10_000 { 1 } else { 3 };
         let logits: Vec<f32> = (0..rows).flat_map(|seed| row(seed, vocab)).collect();
@@ -60,7 +60,7 @@ fn summaries_equal_the_plain_ones() {
                 let entropy: f64 = log_p.iter().map(|p| p.exp() * p).sum();
                 assert!((summary.negative_entropy - entropy).abs() < 1e-6, "{vocab}: {summary:?}, {entropy}");
                 let normaliser = f64::from(logits[0]) - log_p[0];
-                assert!((summary.log_normaliser - normaliser).abs() < 1e-7, "{vocab}");
+                assert!((summary.log_normaliser - normaliser).abs() < 2e-7, "{vocab}");
                 assert_eq!(summary.argmax as usize, Distribution::new(logits).argmax());
                 assert_eq!(summary.finite, 1);
             }
@@ -70,7 +70,7 @@ fn summaries_equal_the_plain_ones() {
 
 #[test]
 fn comparisons_equal_the_plain_ones() {
-    let device = Device::emulated();
+    let device = Device::for_tests();
     for vocab in VOCABULARIES {
         let [x, y] = [10, 20].map(|seed| [row(seed, vocab), row(seed + 1, vocab)].concat());
         let (of, tokens) = ([1, 0], [0, vocab as u32 - 1]);
@@ -88,7 +88,7 @@ fn comparisons_equal_the_plain_ones() {
                 let logit = q[tokens[row] as usize];
                 let nll = -reference::log_softmax(q)[tokens[row] as usize];
                 assert_eq!(comparison.token_logit, logit);
-                assert!((comparison.log_normaliser - f64::from(logit) - nll).abs() < 1e-7);
+                assert!((comparison.log_normaliser - f64::from(logit) - nll).abs() < 2e-7);
                 assert_eq!(comparison.argmax as usize, Distribution::new(q).argmax());
                 assert_eq!(comparison.finite, 1);
             }
@@ -98,7 +98,7 @@ fn comparisons_equal_the_plain_ones() {
 
 #[test]
 fn nearly_equal_rows_differ_by_next_to_nothing() {
-    let device = Device::emulated();
+    let device = Device::for_tests();
     for (seed, vocab) in [(1, 300), (2, 32_000), (3, 262_144)] {
         // Flat, peaked, and as models have them.
         for sharpness in [0.01, 1.0, 4.0] {
@@ -118,7 +118,7 @@ fn nearly_equal_rows_differ_by_next_to_nothing() {
 
 #[test]
 fn what_cannot_come_yields_no_nan() {
-    let device = Device::emulated();
+    let device = Device::for_tests();
     let mut p = row(30, 9000);
     // A whole part of nothing else, and tokens here and there.
     p[8192..].fill(f32::NEG_INFINITY);
@@ -151,7 +151,7 @@ fn what_cannot_come_yields_no_nan() {
 
 #[test]
 fn nan_is_reported() {
-    let device = Device::emulated();
+    let device = Device::for_tests();
     for at in [0, 1000, 8191, 8192, 8999] {
         let clean = row(40, 9000);
         let mut damaged = clean.clone();
@@ -164,7 +164,7 @@ fn nan_is_reported() {
 
 #[test]
 fn what_there_is_none_of_comes_out_as_nan() {
-    let device = Device::emulated();
+    let device = Device::for_tests();
     let held = Held::new(&device, Element::F32, 0, &row(50, 33));
     let found = comparisons([held.numbers(), held.numbers()], 33, &[1], &[33])[0];
     assert!(found.kl.is_nan() && found.token_logit.is_nan() && found.finite == 1);
@@ -182,7 +182,7 @@ fn most_likely(device: &Device, logits: &[f32], excluded: &[u32]) -> [u32; 2] {
 
 #[test]
 fn the_most_likely_token_is_the_first_of_equals_that_is_not_passed_over() {
-    let device = Device::emulated();
+    let device = Device::for_tests();
     for vocab in [1usize, 7, 33, 4099, 8192, 8196, 20_001] {
         let mut logits: Vec<f32> = row(60, vocab).iter().map(|x| x.min(5.0)).collect();
         let last = vocab - 1;
@@ -207,7 +207,7 @@ fn the_most_likely_token_is_the_first_of_equals_that_is_not_passed_over() {
 
 #[test]
 fn a_graph_finds_the_token_of_what_there_is_then() {
-    let device = Device::emulated();
+    let device = Device::for_tests();
     let held = Held::new(&device, Element::F32, 0, &row(70, 9000));
     let output = device.reserve(8).unwrap();
     let memory = Pool::new(&device);

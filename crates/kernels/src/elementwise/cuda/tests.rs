@@ -28,7 +28,7 @@ fn plain(activation: Activation, x: f64) -> f64 {
 
 #[test]
 fn sums_products_and_caps_equal_the_plain_ones() {
-    let device = Device::emulated();
+    let device = Device::for_tests();
     each(|element, len, first| {
         let (a, b) = (random(1, len, 9.0), rounded(element, &random(2, len, 20.0)));
         let (x, y) = (Held::new(&device, Element::F32, first, &a), Held::new(&device, element, first, &b));
@@ -50,7 +50,7 @@ fn sums_products_and_caps_equal_the_plain_ones() {
 
 #[test]
 fn a_grid_goes_on_where_it_ends() {
-    let (device, len) = (Device::emulated(), 300_001);
+    let (device, len) = (Device::for_tests(), 300_001);
     let (a, b) = (random(1, len, 1.0), random(2, len, 1.0));
     let [x, y] = [&a, &b].map(|numbers| Held::new(&device, Element::F32, 0, numbers));
     add(x.numbers(), y.numbers(), x.numbers()).unwrap();
@@ -59,7 +59,7 @@ fn a_grid_goes_on_where_it_ends() {
 
 #[test]
 fn gates_and_activations_equal_the_plain_ones() {
-    let device = Device::emulated();
+    let device = Device::for_tests();
     each(|element, len, first| {
         let (g, u) = (rounded(element, &random(3, len, 12.0)), rounded(element, &random(4, len, 3.0)));
         let [x, up] = [&g, &u].map(|numbers| Held::new(&device, element, first, numbers));
@@ -78,7 +78,7 @@ fn gates_and_activations_equal_the_plain_ones() {
 
 #[test]
 fn activations_stay_finite_for_extreme_numbers() {
-    let device = Device::emulated();
+    let device = Device::for_tests();
     let extremes = [3e38, 1e4, 90.0, 0.0, -0.0, -90.0, -1e4];
     for activation in ACTIVATIONS {
         let x = Held::new(&device, Element::F32, 0, &extremes);
@@ -92,7 +92,7 @@ fn activations_stay_finite_for_extreme_numbers() {
 
 #[test]
 fn numbers_are_converted_to_the_nearest() {
-    let device = Device::emulated();
+    let device = Device::for_tests();
     for from in ELEMENTS {
         for to in ELEMENTS {
             for len in SIZES {
@@ -114,7 +114,7 @@ fn numbers_are_converted_to_the_nearest() {
 
 #[test]
 fn three_parts_make_a_whole() {
-    let device = Device::emulated();
+    let device = Device::for_tests();
     for len in [1, 7, 33, 257, 4099] {
         let mut numbers = random(6, len, 1.0);
         for (i, x) in numbers.iter_mut().enumerate() {
@@ -145,7 +145,7 @@ fn three_parts_make_a_whole() {
 
 #[test]
 fn a_bias_is_added_to_each_row() {
-    let device = Device::emulated();
+    let device = Device::for_tests();
     for element in ELEMENTS {
         for (rows, width) in [(1, 1), (3, 7), (9, 33), (5, 256), (17, 1048), (2, 4099)] {
             for first in [0, 1] {
@@ -193,7 +193,7 @@ const SHAPES: [(usize, usize); 12] = [
 
 #[test]
 fn norms_equal_the_plain_ones() {
-    let device = Device::emulated();
+    let device = Device::for_tests();
     for from in ELEMENTS {
         for to in ELEMENTS {
             for (rows, width) in SHAPES {
@@ -219,7 +219,7 @@ fn norms_equal_the_plain_ones() {
 
 #[test]
 fn half_a_layer_is_added_before_the_norm() {
-    let device = Device::emulated();
+    let device = Device::for_tests();
     for from in ELEMENTS {
         for to in ELEMENTS {
             for (rows, width) in SHAPES {
@@ -243,7 +243,7 @@ fn half_a_layer_is_added_before_the_norm() {
 
 #[test]
 fn a_row_comes_out_the_same_whatever_is_beside_it() {
-    let device = Device::emulated();
+    let device = Device::for_tests();
     for width in [128, 2048] {
         let x = random(15, 9 * width, 3.0);
         let scale = Held::new(&device, Element::F32, 0, &random(16, width, 2.0));

@@ -244,7 +244,7 @@ fn shared_bytes(device: &Device) -> usize {
 }
 
 /// Columns of x that are multiplied at once: such that it takes about half of the shared memory.
-fn most_columns(device: &Device, rows: usize) -> usize {
+pub(super) fn most_columns(device: &Device, rows: usize) -> usize {
     let columns = shared_bytes(device) / 2 / (rows.max(1) * size_of::<f32>());
     // With gaps and sums, it takes 19/16 as much.
     (columns * 16 / 19 / 1024 * 1024).max(1024)

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::Activation;
+use crate::matmul::cuda::row::most_columns;
 use crate::matmul::tests::{noise, random_weights};
 use crate::reference;
 use half::bf16;
@@ -64,7 +65,7 @@ fn dequantized(matrix: &Matrix, wanted: &[u32], ids: bool, element: Element) -> 
 
 #[test]
 fn rows_are_unpacked_as_on_the_cpu_in_every_format() {
-    let device = Device::emulated();
+    let device = Device::for_tests();
     for (seed, format) in (0..).zip(Format::ALL) {
         let columns = if format.is_quantized() { [format.block().0, 1024 + 256] } else { [72, 1027] };
         for columns in columns {
@@ -102,7 +103,7 @@ fn check(device: &Device, format: Format, rows: usize, (outputs, columns): (usiz
 
 #[test]
 fn products_equal_the_plain_ones_in_every_format() {
-    let device = Device::emulated();
+    let device = Device::for_tests();
     for (seed, format) in (0..).zip(Format::ALL) {
         let block = format.block().0;
         for rows in 1..=FEW_ROWS {
@@ -115,7 +116,7 @@ fn products_equal_the_plain_ones_in_every_format() {
 
 #[test]
 fn long_rows_and_many_of_them_are_multiplied_chunk_by_chunk() {
-    let device = Device::emulated();
+    let device = Device::for_tests();
     check(&device, Format::Q4_0, 1, (301, 64), 1);
     check(&device, Format::Q8_0, 1, (270, 1024 + 64), 7);
     check(&device, Format::IQ3S, 2, (210, 1024 + 256), 8);
@@ -127,9 +128,24 @@ fn long_rows_and_many_of_them_are_multiplied_chunk_by_chunk() {
     check(&device, Format::BF16, 3, (3, 6145), 6);
 }
 
+/// Blocks of some GPUs have less shared memory, others more: x goes into it in other parts, beside fewer or more warps.
+#[test]
+fn products_fit_the_shared_memory_of_every_gpu() {
+    for capability in [(8, 6), (9, 0)] {
+        let device = Device::emulated_as(capability);
+        for (seed, format) in (0..).zip(Format::ALL) {
+            for rows in [1, FEW_ROWS] {
+                // Just as much of x as goes into shared memory at once, and more.
+                let columns = most_columns(&device, rows) + if rows == 1 { 0 } else { 256 };
+                check(&device, format, rows, (3, columns), seed);
+            }
+        }
+    }
+}
+
 #[test]
 fn several_matrices_have_their_own_biases_and_additions() {
-    let device = Device::emulated();
+    let device = Device::for_tests();
     let (columns, rows) = (64, 2);
     let formats = [
         (Format::Q8_0, 6),
@@ -183,7 +199,7 @@ fn activated(activation: Activation, x: f64) -> f64 {
 
 #[test]
 fn gated_products_equal_the_plain_ones() {
-    let device = Device::emulated();
+    let device = Device::for_tests();
     let cases = [
         (Activation::Silu, [Format::BF16, Format::BF16], 1, 64),
         (Activation::Gelu, [Format::Q4K, Format::Q4K], 1, 256),
@@ -216,7 +232,7 @@ fn gated_products_equal_the_plain_ones() {
 
 #[test]
 fn extreme_activations_stay_finite_and_nan_is_seen() {
-    let device = Device::emulated();
+    let device = Device::for_tests();
     for format in [Format::Q4_1, Format::Q4K, Format::MXFP4, Format::IQ4XS, Format::IQ1M, Format::BF16] {
         let matrix = Matrix::new(&device, format, 3, 256, 9);
         for (value, finite) in [(1e30, true), (1e-40, true), (f32::NAN, false), (f32::INFINITY, false)] {
@@ -234,7 +250,7 @@ fn extreme_activations_stay_finite_and_nan_is_seen() {
 
 #[test]
 fn products_are_captured_in_a_graph() {
-    let device = Device::emulated();
+    let device = Device::for_tests();
     let gate = Matrix::new(&device, Format::Q4K, 5, 256, 1);
     let up = Matrix::new(&device, Format::Q6K, 5, 256, 2);
     let x = device.upload(&vec![0f32; 256]).unwrap();

@@ -7,7 +7,7 @@ use crate::trajectory::angle_sum;
 
 #[test]
 fn equals_the_one_on_the_cpu() {
-    let device = Device::emulated();
+    let device = Device::for_tests();
     for width in [1, 7, 33, 256, 257, 1032, 4099] {
         for rows in [0, 1, 2, 3, 4, 7, 11] {
             for first in [0, 1] {
@@ -26,7 +26,7 @@ fn equals_the_one_on_the_cpu() {
 
 #[test]
 fn pieces_make_no_difference() {
-    let device = Device::emulated();
+    let device = Device::for_tests();
     let (rows, width) = (19, 36);
     let x = random(3, rows * width, 2.0);
     let held = Held::new(&device, Element::F32, 0, &x);
@@ -48,7 +48,7 @@ fn pieces_make_no_difference() {
 
 #[test]
 fn edge_cases_are_those_of_the_cpu() {
-    let device = Device::emulated();
+    let device = Device::for_tests();
     // A step of length 0, steps straight on and back, and one that is not a number.
     for rows in [
         vec![0.0, 0.0, 1.0, 0.0, 1.0, 0.0],
@@ -67,7 +67,7 @@ fn edge_cases_are_those_of_the_cpu() {
 
 #[test]
 fn a_graph_adds_again() {
-    let device = Device::emulated();
+    let device = Device::for_tests();
     let (rows, width) = (9, 8);
     let x = random(5, rows * width, 2.0);
     let held = Held::new(&device, Element::F32, 0, &x);

@@ -1,6 +1,6 @@
 #![allow(clippy::unwrap_used)]
 
-use super::{Prefill, attention, supports};
+use super::{Kernel, Prefill, attention, supports};
 use crate::cuda::{Device, Element, Numbers};
 use crate::{AttentionShape, KeySpan, Queries, Segment, reference};
 use half::bf16;
@@ -74,7 +74,7 @@ fn poison(case: &Case, numbers: &mut [bf16]) {
 }
 
 fn run(case: &Case, queries: &[bf16], keys: &[bf16], values: &[bf16]) -> Vec<f32> {
-    let device = Device::emulated();
+    let device = Device::for_tests();
     let shape = case.shape();
     assert!(supports(&shape, &device));
     let bits = |numbers: &[bf16]| {
@@ -220,13 +220,20 @@ fn each_row_sees_just_its_keys() {
 }
 
 #[test]
+fn every_kernel_fits_the_least_shared_memory_of_a_gpu() {
+    let dims: Vec<usize> = (1..=512).filter(|&dim| Kernel::of(dim).is_some()).collect();
+    assert_eq!(dims.len(), 5);
+    assert!(dims.into_iter().all(|dim| Kernel::of(dim).unwrap().shared_bytes(dim) <= 99 << 10));
+}
+
+#[test]
 fn nothing_is_done_for_no_rows() {
     assert_eq!(run(&Case { rows: 0, unwritten: 4, ..PLAIN }, &[], &random(256, 1), &random(256, 2)), []);
 }
 
 #[test]
 fn shapes_that_it_does_not_take_are_told() {
-    let device = Device::emulated();
+    let device = Device::for_tests();
     let shape = PLAIN.shape();
     assert!(supports(&shape, &device));
     assert!(!supports(&AttentionShape { head_dim: 72, ..shape }, &device));

@@ -212,7 +212,7 @@ fn run(device: &Device, problem: &Problem, seed: u64, with_statistics: bool) -> 
 }
 
 fn check_problem(problem: &Problem, seed: u64) {
-    let device = Device::emulated();
+    let device = Device::for_tests();
     let run = run(&device, problem, seed, true);
     let (heads, dim) = (problem.shape.query_heads, problem.shape.head_dim);
     let row_numbers = heads * dim;
@@ -331,7 +331,7 @@ fn windows_and_caps_agree_with_the_reference() {
 
 #[test]
 fn long_spans_are_split_and_joined() {
-    let device = Device::emulated();
+    let device = Device::for_tests();
     for (p, spread, group) in [(3000, 1.0, 4), (1999, 8.0, 1), (700, 3.0, 8)] {
         let mut problem = problem(group, 1, 16, p, 1);
         // More splits than there are keys for: the last stay empty.
@@ -404,7 +404,7 @@ fn rows_that_see_nothing_yield_zeros() {
     let mut problem = problem(2, 1, 8, 10, 3);
     problem.keys = vec![span(50, 20, Segment::Prompt), span(5, 0, Segment::Decode)];
     check_problem(&problem, 3);
-    let run = run(&Device::emulated(), &problem, 3, true);
+    let run = run(&Device::for_tests(), &problem, 3, true);
     assert!(run.output.iter().chain(&run.mass).all(|&x| x == 0.0));
     assert!(run.entropy.iter().all(|x| x.is_nan()));
     assert!(run.sum.iter().all(|&x| x == 0.5));

@@ -31,7 +31,7 @@ fn frequencies(half: usize) -> Vec<f32> {
 
 #[test]
 fn rotation_equals_the_plain_one() {
-    let device = Device::emulated();
+    let device = Device::for_tests();
     for element in ELEMENTS {
         for (rows, heads, head_dim, half) in
             [(1, 1, 2, 1), (3, 2, 7, 3), (2, 3, 24, 12), (5, 4, 64, 16), (2, 5, 128, 64), (2, 33, 80, 16)]
@@ -60,7 +60,7 @@ fn rotation_equals_the_plain_one() {
 
 #[test]
 fn queries_and_keys_turn_in_one_launch() {
-    let device = Device::emulated();
+    let device = Device::for_tests();
     let (rows, heads, head_dim) = (3, [4, 2], 32);
     let turns = frequencies(16);
     let positions = device.upload(&[5i32, 6, 7]).unwrap();
@@ -84,7 +84,7 @@ fn queries_and_keys_turn_in_one_launch() {
 
 #[test]
 fn a_graph_turns_on() {
-    let device = Device::emulated();
+    let device = Device::for_tests();
     let (heads, head_dim, turns) = (2, 16, frequencies(8));
     let x = random(3, 2 * heads * head_dim, 3.0);
     let held = Held::new(&device, Element::F32, 0, &x);
@@ -97,6 +97,9 @@ fn a_graph_turns_on() {
         store::advance(&positions, 2, &decoded)?;
         Ok::<_, DeviceError>(())
     };
+    work().unwrap();
+    positions.write(0, &[10i32, 20]).unwrap();
+    decoded.write(0, &[0i32]).unwrap();
     let (graph, ()) = device.capture(&Pool::new(&device), work).unwrap();
     for step in 0..3 {
         graph.launch().unwrap();

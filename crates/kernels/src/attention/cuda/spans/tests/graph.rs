@@ -3,7 +3,7 @@ use crate::cuda::Pool;
 
 #[test]
 fn a_captured_graph_follows_the_decoded_tokens() {
-    let device = Device::emulated();
+    let device = Device::for_tests();
     let (shape, dim, steps) = (problem(4, 2, 16, 40, 1).shape, 16, 200);
     let len = 40 + steps;
     let (keys, values, queries) = (noise(1, 2 * len * dim), noise(2, 2 * len * dim), noise(3, 4 * dim));
