@@ -285,7 +285,8 @@ pub(crate) fn soft_cap(x: Tensor, cap: Option<f64>) -> Result<Tensor> {
             Ok(capped?.into())
         }
         Data::Device(x) => {
-            let x = x.in_type(Element::F32)?.unshared()?;
+            let x = if x.element() == Element::F32 { x } else { x.in_type(Element::F32)? };
+            let x = x.unshared()?;
             elementwise::cuda::soft_cap(x.numbers(), cap as f32)?;
             Ok(x.into())
         }

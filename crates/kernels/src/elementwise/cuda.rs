@@ -8,7 +8,7 @@ mod rotate;
 #[cfg(all(test, feature = "cuda-emulation"))]
 mod tests;
 
-pub use norm::{add_rms_norm, layer_norm, rms_norm};
+pub use norm::{layer_norm, rms_norm};
 pub use rotate::{Rotation, rotate, rotate_both};
 
 use super::Activation;

@@ -1,8 +1,7 @@
 // Norms of rows: a warp for each row where rows are short, else a block.
 
 struct NormParameters {
-    void* x;
-    const void* y;
+    const void* x;
     const float* scale;
     const float* bias;
     void* output;
@@ -27,54 +26,24 @@ struct Team {
 };
 DEVICE float sum_of(const Team& team, float x) { return team.warp ? warp_sum(x) : block_sum(x, team.scratch); }
 
-// In place of a type: nothing is added.
-struct Nothing {};
-
-template <int size>
-DEVICE void load_or_zero(const Nothing*, uint64_t, float (&x)[size]) {
-    UNROLLED for (int i = 0; i < size; i++) x[i] = 0.0f;
-}
-template <typename Y, int size>
-DEVICE void load_or_zero(const Y* y, uint64_t at, float (&x)[size]) {
-    packs::load(y + at, x);
-}
-DEVICE float number_or_zero(const Nothing*, uint64_t) { return 0.0f; }
-template <typename Y>
-DEVICE float number_or_zero(const Y* y, uint64_t at) {
-    return to_float(y[at]);
-}
-template <typename Y>
-constexpr bool ADDS = true;
-template <>
-constexpr bool ADDS<Nothing> = false;
-
 // What numbers of a row are multiplied by.
 DEVICE float factor(float squares, const NormParameters& p) {
     return 1.0f / sqrtf(squares / static_cast<float>(p.width) + p.epsilon);
 }
 
 // A row in registers, read once.
-template <typename X, typename Y, typename Output, bool centred>
+template <typename X, typename Output, bool centred>
 DEVICE void row_in_registers(const NormParameters& p, uint64_t row, const Team& team) {
     constexpr int size = packs::SIZE<X, Output>, count = KEPT / size;
     const uint64_t start = row * p.width;
-    X* x = static_cast<X*>(p.x);
+    const X* x = static_cast<const X*>(p.x);
     // Loads before anything else, so that they are under way together; the scale too, which is not waited for after the sum.
-    float numbers[count][size] = {}, summands[count][size] = {}, scale[count][size] = {};
+    float numbers[count][size] = {}, scale[count][size] = {};
     UNROLLED for (int k = 0; k < count; k++) {
         const unsigned at = (k * team.threads + team.member) * size;
         if (at >= p.width) continue;
         packs::load(x + start + at, numbers[k]);
-        load_or_zero(static_cast<const Y*>(p.y), start + at, summands[k]);
         packs::load(p.scale + at, scale[k]);
-    }
-    if (ADDS<Y>) {
-        UNROLLED for (int k = 0; k < count; k++) {
-            const unsigned at = (k * team.threads + team.member) * size;
-            if (at >= p.width) continue;
-            UNROLLED for (int i = 0; i < size; i++) numbers[k][i] += summands[k][i];
-            packs::store(x + start + at, numbers[k]);
-        }
     }
     if (centred) {
         float sum = 0.0f;
@@ -103,14 +72,10 @@ DEVICE void row_in_registers(const NormParameters& p, uint64_t row, const Team& 
 }
 
 // A row of any width and address, read again for each pass.
-template <typename X, typename Y, typename Output, bool centred>
+template <typename X, typename Output, bool centred>
 DEVICE void row_in_memory(const NormParameters& p, uint64_t row, const Team& team) {
-    X* x = static_cast<X*>(p.x) + row * p.width;
-    const Y* y = static_cast<const Y*>(p.y);
+    const X* x = static_cast<const X*>(p.x) + row * p.width;
     Output* output = static_cast<Output*>(p.output) + row * p.width;
-    if (ADDS<Y>)
-        for (unsigned i = team.member; i < p.width; i += team.threads)
-            x[i] = rounded<X>(to_float(x[i]) + number_or_zero(y, row * p.width + i));
     float mean = 0.0f, squares = 0.0f;
     if (centred) {
         for (unsigned i = team.member; i < p.width; i += team.threads) mean += to_float(x[i]);
@@ -127,7 +92,7 @@ DEVICE void row_in_memory(const NormParameters& p, uint64_t row, const Team& tea
     }
 }
 
-template <typename X, typename Y, typename Output, bool centred>
+template <typename X, typename Output, bool centred>
 DEVICE void normalize(const NormParameters& p) {
     DYNAMIC_SHARED(float, scratch);
     const unsigned threads = p.warp_for_each ? 32 : block_threads();
@@ -136,26 +101,21 @@ DEVICE void normalize(const NormParameters& p) {
     // Whole teams, so that no sum waits for them.
     if (row >= p.rows) return;
     if (p.packed) {
-        row_in_registers<X, Y, Output, centred>(p, row, team);
+        row_in_registers<X, Output, centred>(p, row, team);
     } else {
-        row_in_memory<X, Y, Output, centred>(p, row, team);
+        row_in_memory<X, Output, centred>(p, row, team);
     }
 }
 
 }  // namespace row_norm
 
-#define NORM(name, X, Y, Output, centred) \
-    KERNEL(name, NormParameters, 1024) { row_norm::normalize<X, Y, Output, centred>(parameters); }
-NORM(rms_norm_f32_f32, float, row_norm::Nothing, float, false)
-NORM(rms_norm_f32_bf16, float, row_norm::Nothing, Bf16, false)
-NORM(rms_norm_bf16_f32, Bf16, row_norm::Nothing, float, false)
-NORM(rms_norm_bf16_bf16, Bf16, row_norm::Nothing, Bf16, false)
-NORM(layer_norm_f32_f32, float, row_norm::Nothing, float, true)
-NORM(layer_norm_f32_bf16, float, row_norm::Nothing, Bf16, true)
-NORM(layer_norm_bf16_f32, Bf16, row_norm::Nothing, float, true)
-NORM(layer_norm_bf16_bf16, Bf16, row_norm::Nothing, Bf16, true)
-NORM(add_rms_norm_f32_f32, float, float, float, false)
-NORM(add_rms_norm_f32_bf16, float, float, Bf16, false)
-NORM(add_rms_norm_bf16_f32, float, Bf16, float, false)
-NORM(add_rms_norm_bf16_bf16, float, Bf16, Bf16, false)
-#undef NORM
+#define NORM(name, X, Output, centred) \
+    KERNEL(name, NormParameters, 1024) { row_norm::normalize<X, Output, centred>(parameters); }
+NORM(rms_norm_f32_f32, float, float, false)
+NORM(rms_norm_f32_bf16, float, Bf16, false)
+NORM(rms_norm_bf16_f32, Bf16, float, false)
+NORM(rms_norm_bf16_bf16, Bf16, Bf16, false)
+NORM(layer_norm_f32_f32, float, float, true)
+NORM(layer_norm_f32_bf16, float, Bf16, true)
+NORM(layer_norm_bf16_f32, Bf16, float, true)
+NORM(layer_norm_bf16_bf16, Bf16, Bf16, true)

@@ -14,7 +14,6 @@ const MOST_THREADS: usize = 1024;
 #[derive(Clone, Copy)]
 struct NormParameters {
     x: u64,
-    y: u64,
     scale: u64,
     bias: u64,
     output: u64,
@@ -35,7 +34,7 @@ struct NormParameters {
 pub fn rms_norm(x: Numbers<'_>, scale: Numbers<'_>, epsilon: f32, output: Numbers<'_>) -> Result {
     let kernel = kernel_of!("rms_norm", x.element(), output.element());
     // SAFETY: the kernel for these types.
-    unsafe { normalize(kernel, [x, output], None, scale, None, epsilon) }
+    unsafe { normalize(kernel, [x, output], scale, None, epsilon) }
 }
 
 /// LayerNorm of rows `x [rows, d]`: (x − mean) / √(variance + ε) · scale + bias, with `scale [d]` and `bias [d]` in f32.
@@ -54,35 +53,14 @@ pub fn layer_norm(
 ) -> Result {
     let kernel = kernel_of!("layer_norm", x.element(), output.element());
     // SAFETY: the kernel for these types.
-    unsafe { normalize(kernel, [x, output], None, scale, Some(bias), epsilon) }
-}
-
-/// x = x + y in place, f32, and `output` = [`rms_norm`] of it: what follows half a layer in one pass.
-///
-/// # Errors
-/// Where the device fails.
-///
-/// # Panics
-/// If sizes do not agree, or x or the scale are not in f32.
-pub fn add_rms_norm(
-    x: Numbers<'_>,
-    y: Numbers<'_>,
-    scale: Numbers<'_>,
-    epsilon: f32,
-    output: Numbers<'_>,
-) -> Result {
-    assert!(x.element() == Element::F32 && x.len() == y.len(), "as many summands, sums in f32");
-    let kernel = kernel_of!("add_rms_norm", y.element(), output.element());
-    // SAFETY: the kernel for these types.
-    unsafe { normalize(kernel, [x, output], Some(y), scale, None, epsilon) }
+    unsafe { normalize(kernel, [x, output], scale, Some(bias), epsilon) }
 }
 
 /// # Safety
-/// The kernel of that name takes elements of these types, and reads y and bias only where they are given; y is as long as x.
+/// The kernel of that name takes elements of these types, and reads the bias only where it is given.
 unsafe fn normalize(
     kernel: &'static str,
     [x, output]: [Numbers<'_>; 2],
-    y: Option<Numbers<'_>>,
     scale: Numbers<'_>,
     bias: Option<Numbers<'_>>,
     epsilon: f32,
@@ -93,8 +71,8 @@ unsafe fn normalize(
     assert!(x.len() == output.len() && x.len().is_multiple_of(width), "whole rows, input and output");
     let rows = x.len() / width;
 
-    let others = [y.unwrap_or(x), scale, bias.unwrap_or(scale)];
-    let packs = Packs::of_size(Packs::of(&[x, output]).size, &[x, output, others[0], others[1], others[2]]);
+    let all = [x, output, scale, bias.unwrap_or(scale)];
+    let packs = Packs::of_size(Packs::of(&[x, output]).size, &all);
     let warp_for_each = width <= WARP * KEPT;
     // By the width alone, so that a row comes out the same to the bit whatever is beside it.
     let (threads, rows_of_block) = match warp_for_each {
@@ -102,12 +80,10 @@ unsafe fn normalize(
         false => (width.div_ceil(KEPT).next_multiple_of(WARP).min(MOST_THREADS), 1),
     };
     let packed = packs.fit(width) && width <= MOST_THREADS * KEPT;
-    let address = |numbers: Option<Numbers<'_>>| numbers.map_or(0, |numbers| numbers.address());
     let parameters = NormParameters {
         x: x.address(),
-        y: address(y),
         scale: scale.address(),
-        bias: address(bias),
+        bias: bias.map_or(0, |bias| bias.address()),
         output: output.address(),
         rows: rows as u64,
         width: width as u32,

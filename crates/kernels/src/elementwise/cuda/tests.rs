@@ -218,30 +218,6 @@ fn norms_equal_the_plain_ones() {
 }
 
 #[test]
-fn half_a_layer_is_added_before_the_norm() {
-    let device = Device::for_tests();
-    for from in ELEMENTS {
-        for to in ELEMENTS {
-            for (rows, width) in SHAPES {
-                let (x, y) = (random(12, rows * width, 3.0), rounded(from, &random(13, rows * width, 2.0)));
-                let s = random(14, width, 2.0);
-                let (sum, summand) = (
-                    Held::new(&device, Element::F32, 0, &x),
-                    Held::new(&device, from, usize::from(rows % 3 == 0), &y),
-                );
-                let scale = Held::new(&device, Element::F32, 0, &s);
-                let output = Held::empty(&device, to, 0, rows * width);
-                add_rms_norm(sum.numbers(), summand.numbers(), scale.numbers(), 1e-5, output.numbers())
-                    .unwrap();
-                let expected: Vec<f32> = x.iter().zip(&y).map(|(x, y)| x + y).collect();
-                assert_eq!(sum.to_vec(), expected, "{from:?} {to:?} {rows}×{width}");
-                assert!(output.is_close(&plain_norm(&expected, &s, None), 3e-6));
-            }
-        }
-    }
-}
-
-#[test]
 fn a_row_comes_out_the_same_whatever_is_beside_it() {
     let device = Device::for_tests();
     for width in [128, 2048] {
