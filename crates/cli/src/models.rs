@@ -74,13 +74,23 @@ pub(crate) fn open_named(
     OpenedModel::open(&resolve(name, interrupt)?.of_architecture(architecture))
 }
 
-/// The device that a model is to run on; says so where it was not asked for by name.
+/// The device that a model is to run on; where it was not asked for by name, says that it is a GPU, or why it is none.
 pub(crate) fn device(arguments: DeviceArguments) -> Result<Device> {
-    let device = arguments.device.open()?;
-    if let (DeviceChoice::Auto, Device::Cuda(_)) = (arguments.device, &device) {
-        eprintln!("layerscope: running on {device}; `--device cpu` runs on the CPU");
+    let opened = arguments.device.preferred().open();
+    if arguments.device != DeviceChoice::Auto {
+        return opened;
     }
-    Ok(device)
+    match opened {
+        Ok(Device::Cpu) => Ok(Device::Cpu),
+        Ok(device) => {
+            eprintln!("layerscope: running on {device}; `--device cpu` runs on the CPU");
+            Ok(device)
+        }
+        Err(error) => {
+            eprintln!("layerscope: running on the CPU: {error}");
+            Ok(Device::Cpu)
+        }
+    }
 }
 
 /// Loads the weights where the device's memory suffices for what is to be done.

@@ -1,6 +1,8 @@
 //! A recorded prompt on a GPU, with frontier and causal map, beside the same on the CPU; on an emulated GPU unless there is one
 //! to test.
 
+// The emulation is there on Linux alone.
+#![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used)]
 
 use layerscope_cutoff::recording::record_prompt;

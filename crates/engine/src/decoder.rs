@@ -220,12 +220,12 @@ impl Decoder {
         pass.hooks.visit(at.layer, Site::ResidPost, at.positions, x)
     }
 
-    /// The residual stream `x [rows, d]` as attention of a layer reads it; no hook point.
+    /// The residual stream `x [rows, d]` as attention of a layer reads it, for products in f32 where `exact`; no hook point.
     ///
     /// # Errors
     /// Whatever fails beneath.
-    pub fn attention_norm(&self, layer: usize, x: &Tensor) -> Result<Tensor> {
-        let arithmetic = Arithmetic::exact(self.precision == WeightsPrecision::F32);
+    pub fn attention_norm(&self, layer: usize, x: &Tensor, exact: bool) -> Result<Tensor> {
+        let arithmetic = Arithmetic::exact(exact || self.precision == WeightsPrecision::F32);
         match &self.blocks[layer].attention_norm {
             Some(norm) => norm.forward(x, Some(arithmetic)),
             None => tensor::for_products(x, arithmetic),
@@ -275,11 +275,11 @@ impl Decoder {
     ) -> Result<()> {
         let on_device = self.positions_on_device(positions, None)?;
         let angles = self.angles(positions, on_device.as_ref(), of.sequence_len)?;
-        let shared = of.shared_norm.map(|layer| self.attention_norm(layer, x)).transpose()?;
+        let shared = of.shared_norm.map(|layer| self.attention_norm(layer, x, false)).transpose()?;
         for layer in of.layers {
             let normed = match &shared {
                 Some(shared) => shared,
-                None => &self.attention_norm(layer, x)?,
+                None => &self.attention_norm(layer, x, false)?,
             };
             let projections = [&self.blocks[layer].key, &self.blocks[layer].value];
             let exact = self.precision == WeightsPrecision::F32;

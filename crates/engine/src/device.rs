@@ -37,10 +37,16 @@ impl DeviceChoice {
         match self {
             Self::Cpu => Ok(Device::Cpu),
             Self::Cuda(index) => Ok(Device::Cuda(cuda::Device::open(index)?)),
-            Self::Auto if cuda::Device::count() > 0 => {
-                Ok(cuda::Device::open(0).map_or(Device::Cpu, Device::Cuda))
-            }
-            Self::Auto => Ok(Device::Cpu),
+            Self::Auto => Ok(self.preferred().open().unwrap_or(Device::Cpu)),
+        }
+    }
+
+    /// What `auto` tries first: the first GPU where there is one.
+    pub fn preferred(self) -> Self {
+        match self {
+            Self::Auto if cuda::Device::count() > 0 => Self::Cuda(0),
+            Self::Auto => Self::Cpu,
+            named => named,
         }
     }
 }

@@ -230,7 +230,7 @@ fn through_layers(
         return decoder.forward(x, positions, depth, pass);
     }
     x = decoder.forward(x, positions, depth.start..entrance, pass)?;
-    let shared = decoder.attention_norm(layer, &x)?;
+    let shared = decoder.attention_norm(layer, &x, pass.exact)?;
     depth.start = entrance;
     let mut above =
         Pass { attend: &mut *pass.attend, hooks: &mut *pass.hooks, keys_values_from: Some(&shared), ..*pass };

@@ -381,6 +381,8 @@ macro_rules! on_every_device {
                 }
             )*
         }
+        // The emulation is there on Linux alone.
+        #[cfg(target_os = "linux")]
         mod on_a_gpu {
             $(
                 #[test]
@@ -402,6 +404,7 @@ on_every_device! {
     the_pattern_hook_shows_the_attention_of_the_kernels
 }
 
+#[cfg(target_os = "linux")]
 fn gpu() -> Device {
     Device::Cuda(layerscope_kernels::cuda::Device::for_tests())
 }

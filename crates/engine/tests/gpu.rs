@@ -1,6 +1,8 @@
 //! Models on a GPU in the precision that their files have, beside the CPU in f32; on an emulated GPU unless there is one to
 //! test.
 
+// The emulation is there on Linux alone.
+#![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used)]
 
 use layerscope_engine::{

@@ -43,6 +43,7 @@ fn load(file: &GgufFile, config: ModelConfig, device: &layerscope_engine::Device
 }
 
 /// The same on a GPU's kernels, which the CPU runs in its place unless there is a GPU to test.
+#[cfg(target_os = "linux")]
 fn on_gpu() -> Decoder {
     let device = layerscope_engine::Device::Cuda(layerscope_kernels::cuda::Device::for_tests());
     load(&TINY.file, TINY.decoder.config().clone(), &device)
@@ -319,6 +320,7 @@ fn at_all_layers_every_policy_generates_what_the_full_model_does() {
 }
 
 /// Single steps become a graph after the first.
+#[cfg(target_os = "linux")]
 #[test]
 fn every_policy_on_a_gpu_equals_the_plain_reference() {
     let decoder = on_gpu();
@@ -334,6 +336,7 @@ fn every_policy_on_a_gpu_equals_the_plain_reference() {
 }
 
 /// Statistics of a step, by the graph and by the pass over all rows, on both devices.
+#[cfg(target_os = "linux")]
 #[test]
 fn statistics_on_a_gpu_equal_those_on_the_cpu() {
     let on_gpu = on_gpu();
