@@ -1,5 +1,6 @@
 // Element by element.
 #include "cuda/packs.cuh"
+#include "elementwise/activation.cuh"
 
 struct ElementwiseParameters {
     const void* a;
@@ -66,22 +67,12 @@ DEVICE void map(const ElementwiseParameters& p, F f) {
     combine<A, A, Output>(p, [f](float x, float) { return f(x); });
 }
 
-// 1 / (1 + e^−x). e^−|x| never overflows: the sigmoid of a negative x is e^x / (1 + e^x).
-DEVICE float sigmoid(float x) {
-    const float e = expf(-fabsf(x));
-    return (x >= 0.0f ? 1.0f : e) / (1.0f + e);
-}
-DEVICE float silu(float x) { return x * sigmoid(x); }
-DEVICE float gelu(float x) { return 0.5f * x * (1.0f + erff(x * 0.707106781f)); }
-// √(8/π): (1 + tanh(u)) / 2 is the sigmoid of 2u.
-DEVICE float gelu_tanh(float x) { return x * sigmoid(1.59576912f * (x + 0.044715f * x * x * x)); }
-
 // Calls `work` with the activation function of that number: one loop for each, without a choice inside it.
 template <typename Work>
-DEVICE void with_activation(uint32_t activation, Work work) {
-    if (activation == 0) work([](float x) { return silu(x); });
-    if (activation == 1) work([](float x) { return gelu(x); });
-    if (activation == 2) work([](float x) { return gelu_tanh(x); });
+DEVICE void with_activation(uint32_t number, Work work) {
+    if (number == 0) work([](float x) { return activation::silu(x); });
+    if (number == 1) work([](float x) { return activation::gelu(x); });
+    if (number == 2) work([](float x) { return activation::gelu_tanh(x); });
 }
 template <typename T>
 DEVICE void gate(const ElementwiseParameters& p) {

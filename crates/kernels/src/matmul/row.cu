@@ -3,6 +3,7 @@
 // There are as many blocks as multiprocessors; each has x in shared memory once. Each of its warps takes a group of rows of W
 // after another, chunk by chunk: while it multiplies one, the next ones are on their way to shared memory. Where groups are
 // few, several warps share one.
+#include "../elementwise/activation.cuh"
 #include "chunk.cuh"
 
 struct RowMatrix {
@@ -43,13 +44,6 @@ namespace weights {
 // Chunks of a warp in shared memory, by their bytes: all but one on their way.
 template <typename B>
 constexpr unsigned STAGES = Chunk<B>::BYTES <= 960 ? 4 : 3;
-
-DEVICE float activated(unsigned activation, float x) {
-    if (activation == 1) return 0.5f * x * (1.0f + erff(x * 0.70710678118654752f));
-    // √(8/π): (1 + tanh(u)) / 2 is the sigmoid of 2u.
-    const float u = activation == 0 ? x : 1.5957691216057308f * (x + 0.044715f * x * x * x);
-    return x / (1.0f + expf(-u));
-}
 
 // Sums over the lanes of a warp; lane i gets that of number i / (32/N).
 template <unsigned N, int MASK = 16>
@@ -184,7 +178,7 @@ DEVICE void put_sums(const MultiplyRowsParameters& p, Group group, float sum) {
         const RowMatrix& matrix = p.matrices[1];
         const unsigned row = group.index * (ROWS / 2) + r;
         if (wanted && r < ROWS / 2 && row < matrix.rows)
-            matrix.output[static_cast<uint64_t>(x_row) * matrix.rows + row] = activated(p.activation, sum) * up;
+            matrix.output[static_cast<uint64_t>(x_row) * matrix.rows + row] = activation::of(p.activation, sum) * up;
         return;
     }
     const RowMatrix& matrix = p.matrices[group.matrix];
@@ -193,7 +187,7 @@ DEVICE void put_sums(const MultiplyRowsParameters& p, Group group, float sum) {
     const uint64_t at = static_cast<uint64_t>(x_row) * matrix.rows + row;
     if (matrix.bias) sum += matrix.bias[row];
     if (matrix.add) sum += matrix.add[at];
-    if (matrix.gate) sum *= activated(p.activation, matrix.gate[at]);
+    if (matrix.gate) sum *= activation::of(p.activation, matrix.gate[at]);
     matrix.output[at] = sum;
 }
 
