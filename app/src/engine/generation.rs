@@ -78,8 +78,11 @@ fn generate_side(
         Err(error) => return Err(error),
     }
     let text_rest = view.stream.finish()?;
+    let mut kv_bytes = kv_bytes;
     let (ttft_s, tpot_s, cancelled) = match generated {
         Ok(generated) => {
+            // What is left after the prefill.
+            kv_bytes = generated.kv_bytes;
             let ttft_s = (max_new_tokens > 0).then_some(generated.ttft_s);
             let cut_short = generated.tokens.len() < max_new_tokens;
             (ttft_s, generated.tpot_s, cut_short && check_interrupt(interrupt).is_err())

@@ -1,7 +1,7 @@
 //! Generation: prefill under a policy, then one token after another.
 
 use crate::hooks::Hooks;
-use crate::session::{Interrupt, LayerStatistics, Session, check_interrupt};
+use crate::session::{Interrupt, LayerStatistics, Session, TransferCounters, check_interrupt};
 use crate::tensor::{self, Tensor};
 use crate::{Decoder, Error, Policy, Result};
 use candle_transformers::generation::{LogitsProcessor, Sampling};
@@ -65,8 +65,10 @@ pub struct Generation {
     pub ttft_s: f64,
     /// Mean time per output token after the first, seconds, without the observer's; `None` for fewer than two tokens.
     pub tpot_s: Option<f64>,
-    /// Bytes of KV allocated.
+    /// Bytes of KV allocated where the model runs, after the prefill.
     pub kv_bytes: usize,
+    /// What was moved of prompt blocks' KV; `None` under a policy that moves nothing.
+    pub transfers: Option<TransferCounters>,
 }
 
 /// What to generate.
@@ -119,8 +121,13 @@ pub fn generate(
 ) -> Result<Generation> {
     let mut session = Session::new(decoder, policy, prompt.len(), settings.max_new_tokens)?;
     let mut sampler = settings.choice.sampler();
-    let mut generation =
-        Generation { tokens: vec![], ttft_s: 0.0, tpot_s: None, kv_bytes: session.store().allocated_bytes() };
+    let mut generation = Generation {
+        tokens: vec![],
+        ttft_s: 0.0,
+        tpot_s: None,
+        kv_bytes: session.store().allocated_bytes(),
+        transfers: None,
+    };
     let mut choose = |logits: &Tensor| match &mut sampler {
         None => argmax(logits, &[]),
         // An argmax first, since it refuses the NaN that a sampler would stumble over.
@@ -136,6 +143,7 @@ pub fn generate(
     let mut statistics = vec![];
     let mut token = choose(&logits)?;
     generation.ttft_s = start.elapsed().as_secs_f64();
+    generation.kv_bytes = session.store().allocated_bytes();
     let mut decoding = Duration::ZERO;
     while !settings.stop_tokens.contains(&token) {
         generation.tokens.push(token);
@@ -160,6 +168,7 @@ pub fn generate(
         decoding += step.elapsed();
         generation.tpot_s = Some(decoding.as_secs_f64() / generation.tokens.len() as f64);
     }
+    generation.transfers = session.transfers().cloned();
     Ok(generation)
 }
 

@@ -1,105 +1,17 @@
 //! The KV store: keys and values per layer, in buffers reserved once for what the policy will keep, and no more.
 
+mod blocks;
+mod numbers;
+
 use crate::tensor::{Tensor, with_f32};
-use crate::{Device, Error, ModelConfig, Result, WeightsPrecision};
-use half::{bf16, f16};
+use crate::{Device, Error, ModelConfig, Result};
+pub(crate) use blocks::{LayerBytes, Record};
 use layerscope_kernels::attention::cuda::spans::Span;
 use layerscope_kernels::cuda::store::{self, Append};
-use layerscope_kernels::cuda::{Buffer, Element, Numbers};
-use layerscope_kernels::{Elements, KeySpan, Segment};
+use layerscope_kernels::cuda::{Buffer, Numbers};
+use layerscope_kernels::{KeySpan, Segment};
+pub use numbers::{KvNumbers, KvPrecision};
 use std::ops::Range;
-
-/// In which type keys and values are kept.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum KvPrecision {
-    /// Four bytes an element.
-    F32,
-    /// Two bytes an element.
-    F16,
-    /// Two bytes an element, with the range of f32; on GPUs.
-    Bf16,
-}
-
-impl KvPrecision {
-    /// The type that goes with weights of a precision: f32 with f32, else f16, or bf16 on a GPU.
-    pub fn with(precision: WeightsPrecision, device: &Device) -> Self {
-        match (precision, device) {
-            (WeightsPrecision::F32, _) => Self::F32,
-            (WeightsPrecision::Native, Device::Cpu) => Self::F16,
-            (WeightsPrecision::Native, Device::Cuda(_)) => Self::Bf16,
-        }
-    }
-
-    /// Bytes of an element.
-    pub fn element_bytes(self) -> usize {
-        match self {
-            Self::F32 => size_of::<f32>(),
-            Self::F16 => size_of::<f16>(),
-            Self::Bf16 => size_of::<bf16>(),
-        }
-    }
-
-    /// As kernels on a GPU know it.
-    pub fn device_element(self) -> Element {
-        match self {
-            Self::F32 => Element::F32,
-            Self::F16 | Self::Bf16 => Element::Bf16,
-        }
-    }
-}
-
-/// Keys or values on the host.
-pub enum KvNumbers {
-    /// f32.
-    F32(Vec<f32>),
-    /// The bits of f16.
-    F16(Vec<u16>),
-}
-
-impl KvNumbers {
-    fn zeros(precision: KvPrecision, len: usize) -> Self {
-        match precision {
-            KvPrecision::F32 => Self::F32(vec![0.0; len]),
-            // The host has no bf16 store: only GPUs ask for one.
-            KvPrecision::F16 | KvPrecision::Bf16 => Self::F16(vec![0; len]),
-        }
-    }
-
-    /// Rounded to a type.
-    pub fn rounded(precision: KvPrecision, numbers: &[f32]) -> Self {
-        let mut rounded = Self::zeros(precision, numbers.len());
-        rounded.write(0, numbers);
-        rounded
-    }
-
-    fn write(&mut self, at: usize, numbers: &[f32]) {
-        match self {
-            Self::F32(to) => to[at..at + numbers.len()].copy_from_slice(numbers),
-            Self::F16(to) => {
-                for (to, &x) in to[at..at + numbers.len()].iter_mut().zip(numbers) {
-                    // What is too large for f16 becomes its largest number rather than infinite; NaN stays NaN.
-                    let most = f16::MAX.to_f32();
-                    *to = f16::from_f32(x.clamp(-most, most)).to_bits();
-                }
-            }
-        }
-    }
-
-    /// As kernels read them.
-    pub fn elements(&self) -> Elements<'_> {
-        match self {
-            Self::F32(numbers) => Elements::F32(numbers),
-            Self::F16(numbers) => Elements::F16(numbers),
-        }
-    }
-
-    fn allocated_bytes(&self) -> usize {
-        match self {
-            Self::F32(numbers) => numbers.capacity() * size_of::<f32>(),
-            Self::F16(numbers) => numbers.capacity() * size_of::<u16>(),
-        }
-    }
-}
 
 /// Keys and values of every layer, where the model runs.
 pub struct KvStore {
@@ -113,7 +25,7 @@ pub struct KvStore {
 struct LayerStore {
     numbers: LayerNumbers,
     capacity: usize,
-    /// Stored positions, ascending, in runs; slot order is run order.
+    /// Stored positions in runs; slot order is run order. Ascending, unless blocks were exchanged.
     runs: Vec<Run>,
 }
 
@@ -161,17 +73,7 @@ impl KvStore {
     ) -> Result<Self> {
         let per_token = config.kv_heads * config.head_dim;
         let layers = capacity.iter().map(|&capacity| {
-            let len = capacity * per_token;
-            let numbers = match device {
-                Device::Cpu => LayerNumbers::Host {
-                    keys: KvNumbers::zeros(precision, len),
-                    values: KvNumbers::zeros(precision, len),
-                },
-                Device::Cuda(device) => {
-                    let bytes = len * precision.element_bytes();
-                    LayerNumbers::Device { keys: device.reserve(bytes)?, values: device.reserve(bytes)? }
-                }
-            };
+            let numbers = LayerNumbers::reserved(precision, capacity * per_token, device)?;
             Ok(LayerStore { numbers, capacity, runs: vec![] })
         });
         let layers = layers.collect::<Result<_>>()?;
@@ -440,6 +342,20 @@ impl KvStore {
 }
 
 impl LayerNumbers {
+    /// Room for so many keys' numbers and as many values'.
+    fn reserved(precision: KvPrecision, len: usize, device: &Device) -> Result<Self> {
+        Ok(match device {
+            Device::Cpu => Self::Host {
+                keys: KvNumbers::zeros(precision, len),
+                values: KvNumbers::zeros(precision, len),
+            },
+            Device::Cuda(device) => {
+                let bytes = len * precision.element_bytes();
+                Self::Device { keys: device.reserve(bytes)?, values: device.reserve(bytes)? }
+            }
+        })
+    }
+
     fn allocated_bytes(&self) -> usize {
         match self {
             Self::Host { keys, values } => keys.allocated_bytes() + values.allocated_bytes(),

@@ -1,6 +1,7 @@
 //! One sequence running through a decoder: prefill, decode steps, and the KV that its policy keeps.
 
 mod attention;
+mod blocks;
 mod device_attention;
 mod device_steps;
 mod materialised;
@@ -15,6 +16,8 @@ use crate::policy::KeysValuesAbove;
 use crate::tensor::Tensor;
 use crate::{Depth, Error, Policy, Result};
 use attention::StoredAttention;
+use blocks::Blocks;
+pub use blocks::TransferCounters;
 use device_steps::DeviceSteps;
 use layerscope_kernels::{Received, Statistics};
 use rows::Rows;
@@ -58,6 +61,8 @@ pub struct Session<'m> {
     len: usize,
     /// Queries of the rows that came last, `[rows, H, head_dim]`, in the last attention that they went through.
     queries: Option<Tensor>,
+    /// Where prompt blocks go on by their scores.
+    blocks: Option<Blocks>,
     /// On a GPU: what decode steps share.
     device_steps: Option<DeviceSteps>,
 }
@@ -70,12 +75,15 @@ impl<'m> Session<'m> {
     /// [`Error::Input`] on an empty prompt, a sequence beyond the model's context, or one that needs more memory than is free.
     pub fn new(decoder: &'m Decoder, policy: Policy, prompt_len: usize, decode_len: usize) -> Result<Self> {
         decoder.config().check_sequence(prompt_len, decode_len)?;
-        let capacity = policy.capacity(prompt_len, decode_len);
-        let need = decoder.sequence_need(&capacity);
+        let held = policy.most_held(prompt_len, decode_len);
         let (name, device) =
             (format!("a sequence of {} tokens", prompt_len - 1 + decode_len), decoder.device());
+        let need = decoder.sequence_need(&policy.in_memory(prompt_len, decode_len, device));
         memory::check(&name, &need, device)?;
-        let store = KvStore::new(decoder.config(), &capacity, decoder.kv_precision(), device)?;
+        let store = KvStore::new(decoder.config(), &held, decoder.kv_precision(), device)?;
+        let pruning = policy.rules().block_pruning();
+        let blocks = pruning.map(|pruning| Blocks::new(pruning, decoder, prompt_len - 1, decode_len, &store));
+        let blocks = blocks.transpose()?;
         let sequence_len = prompt_len - 1 + decode_len;
         Ok(Self {
             decoder,
@@ -85,6 +93,7 @@ impl<'m> Session<'m> {
             sequence_len,
             len: 0,
             queries: None,
+            blocks,
             device_steps: None,
         })
     }
@@ -107,6 +116,11 @@ impl<'m> Session<'m> {
     /// The KV store.
     pub fn store(&self) -> &KvStore {
         &self.store
+    }
+
+    /// What was moved of prompt blocks' KV; `None` under a policy that moves nothing.
+    pub fn transfers(&self) -> Option<&TransferCounters> {
+        self.blocks.as_ref().and_then(Blocks::counters)
     }
 
     /// Forgets every token from `position` on.
@@ -199,9 +213,9 @@ impl<'m> Session<'m> {
         exact: bool,
     ) -> Result<Rows> {
         let (decoder, rules) = (self.decoder, self.policy.rules());
-        let (prompt_len, queries) = (self.prompt_len, &mut self.queries);
-        let mut attend =
-            StoredAttention { decoder, rules, store: &mut self.store, prompt_len, queries, statistics };
+        let Self { prompt_len, queries, store, blocks, .. } = self;
+        let (prompt_len, blocks) = (*prompt_len, blocks.as_mut());
+        let mut attend = StoredAttention { decoder, rules, store, prompt_len, queries, blocks, statistics };
         let mut pass = Pass {
             attend: &mut attend,
             hooks,

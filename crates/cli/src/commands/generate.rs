@@ -4,7 +4,7 @@ use crate::args::GenerateArguments;
 use crate::{models, output};
 use layerscope_engine::{
     Choice, Error, Generation, GenerationEvent, GenerationSettings, Interrupt, Policy, Repetition, Result,
-    generate,
+    TransferCounters, generate,
 };
 use serde_json::json;
 use std::io::Write;
@@ -19,8 +19,8 @@ pub(crate) fn run(arguments: &GenerateArguments, interrupt: &Interrupt) -> Resul
     let policy = Policy::parse(&arguments.policy, opened.config.layers)?;
     let prompt = models::prompt_tokens(&arguments.prompt, &opened.tokenizer)?;
     opened.config.check_sequence(prompt.len(), arguments.max_new_tokens)?;
-    let kept = policy.capacity(prompt.len(), arguments.max_new_tokens);
-    let need = opened.memory_need(arguments.model.weights.into(), &device, &kept);
+    let held = policy.in_memory(prompt.len(), arguments.max_new_tokens, &device);
+    let need = opened.memory_need(arguments.model.weights.into(), &device, &held);
     let model = models::load(opened, arguments.model.weights, &device, &need)?;
     let settings = GenerationSettings {
         max_new_tokens: arguments.max_new_tokens,
@@ -28,6 +28,11 @@ pub(crate) fn run(arguments: &GenerateArguments, interrupt: &Interrupt) -> Resul
         stop_tokens: if arguments.ignore_eos { &[] } else { model.tokenizer.eos_ids() },
         statistics: false,
     };
+    if !arguments.json {
+        let token_bytes = need.kv_token_layer as f64;
+        let plan = policy.plan(prompt.len(), &|tokens| output::bytes(tokens as f64 * token_bytes));
+        plan.into_iter().for_each(|plan| eprintln!("[{policy}] {plan}"));
+    }
     let mut stream = model.tokenizer.stream(true);
     let mut failed = None;
     let generation = generate(&model.decoder, &prompt, policy.clone(), &settings, interrupt, &mut |event| {
@@ -63,6 +68,7 @@ pub(crate) fn run(arguments: &GenerateArguments, interrupt: &Interrupt) -> Resul
             "tpot_s": generation.tpot_s,
             "kv_bytes": generation.kv_bytes,
             "kv_bytes_model": tokens * token_bytes,
+            "transfers": generation.transfers,
         }))?;
     } else {
         let _ = show(&stream.finish()?);
@@ -104,11 +110,28 @@ fn summary(policy: &Policy, prompt_len: usize, generation: &Generation) -> Strin
         }
         None => String::new(),
     };
+    let transfers =
+        generation.transfers.as_ref().map_or(String::new(), |moved| format!("; {}", transfers(moved)));
     let caveat = policy.caveat().map_or(String::new(), |caveat| format!("; {caveat}"));
     format!(
-        "[{policy}] {prompt_len} prompt tokens, {} generated; TTFT {:.2} s, {per_token}KV {}{repetition}{caveat}",
+        "[{policy}] {prompt_len} prompt tokens, {} generated; TTFT {:.2} s, {per_token}KV {}{transfers}{repetition}{caveat}",
         generation.tokens.len(),
         generation.ttft_s,
         output::bytes(generation.kv_bytes as f64)
+    )
+}
+
+/// What left the device and came back, for people.
+fn transfers(moved: &TransferCounters) -> String {
+    let bytes = |bytes: u64| output::bytes(bytes as f64);
+    let hits =
+        moved.hit_rate().map_or(String::new(), |rate| format!(" ({:.0} % active already)", rate * 100.0));
+    format!(
+        "{} of KV taken away, {} brought back in {} swaps{hits}, waited {:.1} ms for {:.1} ms of transfers",
+        bytes(moved.bytes_out),
+        bytes(moved.bytes_in),
+        moved.swaps,
+        moved.wait_s * 1e3,
+        moved.transfer_s * 1e3
     )
 }

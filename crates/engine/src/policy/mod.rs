@@ -5,17 +5,22 @@ mod full;
 mod pop;
 mod registry;
 mod rules;
+mod schedule;
 mod selfonly;
+mod sliminfer;
 mod speed;
 mod swiftkv;
 #[cfg(test)]
 mod tests;
 
-use crate::{Depth, Result};
+use crate::{Depth, Device, Result};
 pub use anchors::Anchors;
 pub use registry::{POLICIES, PolicyKind, policies_help};
 pub use rules::{Arrived, KeysValuesAbove, PolicyRules, UNTRAINED};
+pub use schedule::{Keep, Pruning, Schedule};
 use serde::{Serialize, Serializer};
+pub(crate) use sliminfer::LAYERS_UNDER_WAY;
+pub use sliminfer::{BLOCK, BlockPruning, Pooling, QUERY_WINDOW, UNIT};
 use std::fmt;
 use std::sync::Arc;
 
@@ -75,11 +80,39 @@ impl Policy {
         self.rules.caveat()
     }
 
-    /// Tokens whose KV each layer keeps, for a prompt of `prompt_len` tokens and `decode_len` decode tokens (the last
-    /// prompt token is the first of them); length L.
+    /// Tokens whose KV each layer keeps after the prefill, for a prompt of `prompt_len` tokens and `decode_len` decode tokens
+    /// (the last prompt token is the first of them); length L.
     pub fn capacity(&self, prompt_len: usize, decode_len: usize) -> Vec<usize> {
         let prefill_len = prompt_len.saturating_sub(1);
         (0..self.layers).map(|layer| decode_len + self.rules.kept(layer, prefill_len)).collect()
+    }
+
+    /// Tokens whose KV each layer has at most at any time: [`Self::capacity`], or what the prefill puts there before a part
+    /// of it goes.
+    pub fn most_held(&self, prompt_len: usize, decode_len: usize) -> Vec<usize> {
+        let prefill_len = prompt_len.saturating_sub(1);
+        let held = |layer| {
+            let stored = self.rules.rows_at(Depth::entering(layer), prefill_len);
+            self.rules.kept(layer, prefill_len).max(stored) + decode_len
+        };
+        (0..self.layers).map(held).collect()
+    }
+
+    /// Tokens of one layer's KV that are in memory at most, where the model runs: those of [`Self::most_held`], and, where KV
+    /// moves, those under way.
+    pub fn in_memory(&self, prompt_len: usize, decode_len: usize, device: &Device) -> Vec<usize> {
+        let mut tokens = self.most_held(prompt_len, decode_len);
+        if let Some(pruning) = self.rules.block_pruning() {
+            tokens.push(pruning.under_way(prompt_len.saturating_sub(1), device));
+        }
+        tokens
+    }
+
+    /// What it does with a prompt of so many tokens, for people, where its name does not say it; `bytes` tells the size of so
+    /// many tokens' KV at one layer.
+    pub fn plan(&self, prompt_len: usize, bytes: &dyn Fn(usize) -> String) -> Option<String> {
+        let pruning = self.rules.block_pruning()?;
+        Some(pruning.plan(prompt_len.saturating_sub(1), self.layers, bytes))
     }
 
     /// The work of a prompt of `prompt_len` tokens and `decode_len` decode tokens (the last prompt token is the first of

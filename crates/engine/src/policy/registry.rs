@@ -1,12 +1,13 @@
 //! Every policy by name, and how names are read.
 
 use super::rules::Cut;
-use super::{Anchors, Policy, PolicyRules, full, pop, selfonly, speed, swiftkv};
+use super::{Anchors, Policy, PolicyRules, full, pop, selfonly, sliminfer, speed, swiftkv};
 use crate::{Error, Result};
 use std::sync::Arc;
 
 /// Every policy.
-pub static POLICIES: [PolicyKind; 5] = [full::KIND, speed::KIND, selfonly::KIND, pop::KIND, swiftkv::KIND];
+pub static POLICIES: [PolicyKind; 6] =
+    [full::KIND, speed::KIND, selfonly::KIND, pop::KIND, swiftkv::KIND, sliminfer::KIND];
 
 /// A policy without its numbers.
 #[derive(Debug, Clone, Copy)]
@@ -63,7 +64,7 @@ pub(super) struct Argument<'a> {
     name: &'a str,
     kind: &'static PolicyKind,
     text: Option<&'a str>,
-    layers: usize,
+    pub(super) layers: usize,
 }
 
 impl Argument<'_> {
@@ -107,7 +108,24 @@ impl Argument<'_> {
         Ok(Cut { layer, anchors })
     }
 
-    fn malformed(&self) -> Error {
+    /// What stands between plus signs; nothing where there is nothing.
+    pub(super) fn items(&self) -> impl Iterator<Item = &str> {
+        self.text.into_iter().flat_map(|text| text.split('+'))
+    }
+
+    pub(super) fn malformed_schedule(&self) -> Error {
+        Error::input(format!(
+            "policy `{}`: a schedule names layers below {} in ascending order, each with the tokens that it keeps, as in \
+             {}:{}=2k+{}=25%",
+            self.name,
+            self.layers,
+            self.kind.name,
+            self.layers / 3,
+            2 * self.layers / 3
+        ))
+    }
+
+    pub(super) fn malformed(&self) -> Error {
         Error::input(format!("policy `{}` cannot be read; give it as {}", self.name, self.kind.syntax))
     }
 }

@@ -1,6 +1,6 @@
 //! What a policy is.
 
-use super::Anchors;
+use super::{Anchors, BlockPruning};
 use crate::{Depth, KvStore, Tensor};
 use std::fmt;
 
@@ -20,10 +20,10 @@ pub const UNTRAINED: &str = "efficiency-faithful, quality not representative";
 /// - *Layers that drop the prompt's KV although its rows ran through* (any set S of layers): one exit at the entrance of
 ///   the layer after the highest one outside S; [`Self::kept`] is the number of anchors in the layers of S, which is less
 ///   than what the prefill stores there. The session then has to give up the difference as the prefill ends.
-/// - *Blocks of the prompt chosen from data* (SlimInfer): an exit after the attention of each pruning layer;
-///   [`Self::goes_on`] answers `None` until the whole prompt has arrived, then scores the blocks by
+/// - *Blocks of the prompt chosen from data* otherwise than by [`Self::block_pruning`]: an exit after the attention of each
+///   pruning layer; [`Self::goes_on`] answers `None` until the whole prompt has arrived, then scores the blocks by
 ///   [`Arrived::queries`] against the keys in [`Arrived::store`]. [`Self::rows_at`] is the size of each active set, and
-///   [`Self::kept`] follows from it. What moves to host memory is up to the store.
+///   [`Self::kept`] follows from it.
 pub trait PolicyRules: fmt::Display + Send + Sync {
     /// Depths at which rows leave the prefill, ascending; none where all go all the way.
     fn exits(&self) -> Vec<Depth>;
@@ -35,6 +35,12 @@ pub trait PolicyRules: fmt::Display + Send + Sync {
     /// Of `prefill_len` prefill tokens (the prompt but its last token), how many run through the half-layer that begins
     /// at a depth.
     fn rows_at(&self, depth: Depth, prefill_len: usize) -> usize;
+
+    /// Where blocks go on by their scores, and KV leaves the device: everything that is to be known of it. Its exits are those
+    /// after the attention of its pruning layers, and [`Self::goes_on`] is not asked.
+    fn block_pruning(&self) -> Option<&BlockPruning> {
+        None
+    }
 
     /// Keys and values of layers that rows do not run through.
     fn keys_values_above(&self) -> KeysValuesAbove {

@@ -18,6 +18,9 @@ fn names_parse_back() {
         "selfonly:7+bos+9",
         "pop:3",
         "swiftkv:1",
+        "sliminfer",
+        "sliminfer:3=100",
+        "sliminfer:2=8k+5=12.5%+max+sync+resident+swap=0.5",
     ] {
         let policy = Policy::parse(name, LAYERS).unwrap();
         assert_eq!(policy.to_string(), name);
@@ -32,6 +35,7 @@ fn names_parse_back() {
         ("selfonly:8+3", "full"),
         ("pop:8", "full"),
         ("swiftkv:8", "full"),
+        ("sliminfer:sync+3=8192+mean+swap=0.75", "sliminfer:3=8k+mean+sync"),
     ] {
         assert_eq!(Policy::parse(name, LAYERS).unwrap().to_string(), shown);
     }
@@ -58,6 +62,13 @@ fn wrong_names_are_told_what_there_is() {
         ("self-only:3", "nearest first: selfonly:CUTOFF"),
         ("swift:3", "nearest first: swiftkv:CUTOFF"),
         ("", "swiftkv:CUTOFF"),
+        ("sliminfer:8=10", "a schedule names layers below 8 in ascending order"),
+        ("sliminfer:3=10+3=5", "a schedule names layers below 8"),
+        ("sliminfer:3=0", "as in sliminfer:2=2k+5=25%"),
+        ("sliminfer:3=101%", "a schedule names layers"),
+        ("sliminfer:3", "a schedule names layers"),
+        ("sliminfer:swap=2", "give it as sliminfer[:LAYER=KEPT"),
+        ("sliminfer:", "a schedule names layers"),
     ] {
         let error = Policy::parse(wrong, LAYERS).unwrap_err();
         assert_eq!(error.exit_code(), 2, "{wrong}");
@@ -96,6 +107,36 @@ fn work_is_counted_by_hand() {
     assert_eq!(Policy::full(3).capacity(1, 5), [5, 5, 5]);
 }
 
+#[test]
+fn a_pruned_prompt_is_counted_by_hand() {
+    // 300 prefill tokens are four blocks and 44 tokens; 100 tokens take two blocks.
+    let policy = Policy::parse("sliminfer:0=192+1=100", 3).unwrap();
+    assert_eq!(policy.capacity(301, 5), [192 + 44 + 5, 128 + 44 + 5, 128 + 44 + 5]);
+    assert_eq!(policy.most_held(301, 5), [305, 192 + 44 + 5, 128 + 44 + 5]);
+    let halves = 300 + 2 * (192 + 44) + 3 * (128 + 44) + 6 * 5;
+    assert_eq!(policy.layer_tokens(301, 5).block, halves / 2);
+    let resident = Policy::parse("sliminfer:0=192+1=100+resident", 3).unwrap();
+    assert_eq!(resident.capacity(301, 5), policy.most_held(301, 5));
+    let pruning = policy.rules().block_pruning().unwrap();
+    assert_eq!(pruning.taken_away(300, 3), 256 + 192);
+    assert_eq!(resident.rules().block_pruning().unwrap().taken_away(300, 3), 0);
+    let plan = policy.plan(301, &|tokens| format!("{tokens} tokens")).unwrap();
+    assert!(plan.contains("237 after layer 0, 173 after layer 1; 448 tokens of KV leave"), "{plan}");
+}
+
+#[test]
+fn the_default_schedule_is_the_paper_s_scaled() {
+    let kept = |layers: usize, p: usize| -> Vec<(usize, usize)> {
+        let schedule = Schedule::scaled_to(layers);
+        schedule.prunings().iter().map(|pruning| (pruning.layer, pruning.keep.tokens(p))).collect()
+    };
+    let k = 1_024;
+    assert_eq!(kept(32, 128 * k), [(10, 8 * k), (20, 4 * k), (30, 2 * k)]);
+    assert_eq!(kept(32, 32 * k), kept(32, 128 * k));
+    assert_eq!(kept(30, 8 * k), [(9, 2 * k), (18, k), (28, 512)]);
+    assert_eq!(kept(1, 100), [(0, 25)]);
+}
+
 proptest! {
     #[test]
     fn every_anchor_list_is_a_set_of_positions(
@@ -129,7 +170,7 @@ proptest! {
     }
 
     #[test]
-    fn no_name_breaks_the_parser(name in "(speed|pop|full|swiftkv|selfonly|x)?[:+0-9bos-]{0,12}") {
+    fn no_name_breaks_the_parser(name in "(speed|pop|full|swiftkv|selfonly|sliminfer|x)?[:+0-9bosk=%.-]{0,12}") {
         if let Ok(policy) = Policy::parse(&name, LAYERS) {
             prop_assert_eq!(Policy::parse(&policy.to_string(), LAYERS).unwrap(), policy);
         }

@@ -1,5 +1,6 @@
 //! Attention of a running sequence over its KV store.
 
+use super::blocks::Blocks;
 use super::{Collected, LayerStatistics};
 use crate::Result;
 use crate::decoder::{Attend, Decoder, Location};
@@ -16,6 +17,7 @@ pub(super) struct StoredAttention<'a> {
     pub(super) store: &'a mut KvStore,
     pub(super) prompt_len: usize,
     pub(super) queries: &'a mut Option<Tensor>,
+    pub(super) blocks: Option<&'a mut Blocks>,
     pub(super) statistics: Option<Collected<'a>>,
 }
 
@@ -23,7 +25,21 @@ impl Attend for StoredAttention<'_> {
     fn attend(&mut self, at: Location<'_>, [q, k, v]: [&Tensor; 3], hooks: &mut Hooks<'_>) -> Result<Tensor> {
         let Location { layer, positions, .. } = at;
         *self.queries = Some(q.clone());
+        if let Some(blocks) = &mut self.blocks {
+            blocks.before_attention(layer, self.store)?;
+        }
         self.store.append(layer, positions, k, v)?;
+        let output = self.attend_to_stored(at, q, hooks)?;
+        if let Some(blocks) = &mut self.blocks {
+            blocks.after_attention(layer, q, &self.decoder.attention_shape(layer), self.store)?;
+        }
+        Ok(output)
+    }
+}
+
+impl StoredAttention<'_> {
+    fn attend_to_stored(&mut self, at: Location<'_>, q: &Tensor, hooks: &mut Hooks<'_>) -> Result<Tensor> {
+        let Location { layer, positions, .. } = at;
         if hooks.wants(layer, Site::AttentionScores) || hooks.wants(layer, Site::Pattern) {
             return self.materialised(at, q, hooks);
         }
@@ -64,9 +80,7 @@ impl Attend for StoredAttention<'_> {
         }
         Tensor::from_vec(output, &[positions.len(), shape.query_heads, shape.head_dim])
     }
-}
 
-impl StoredAttention<'_> {
     /// Whether the row at a position is a decode row that sees no other one.
     pub(super) fn is_alone(&self, layer: usize, position: usize) -> bool {
         position + 1 >= self.prompt_len && !self.rules.decode_rows_see_each_other(layer)

@@ -3,6 +3,7 @@
 //! What changes between steps is in the GPU's memory: the token, its position, and how many tokens were decoded, by which
 //! the last span of keys has grown. Kernels read it when they run.
 
+use super::blocks::Blocks;
 use super::device_attention::by_segment;
 use super::{LayerStatistics, Session, flattened, through_layers};
 use crate::decoder::{Attend, Decoder, Location, Pass, RowsOnDevice};
@@ -64,6 +65,7 @@ impl Session<'_> {
         let (config, rules) = (self.decoder.config(), self.policy.rules());
         matches!(self.decoder.device(), Device::Cuda(_))
             && config.experts.is_none()
+            && !self.blocks.as_ref().is_some_and(Blocks::changes)
             && (0..config.layers).all(|layer| rules.decode_rows_see_each_other(layer))
     }
 

@@ -41,7 +41,7 @@ impl Session<'_> {
                 let chunk = self.forward(chunk, start..exit, hooks, None, false)?;
                 positions.extend_from_slice(&chunk.positions);
                 arrived.push(chunk);
-                if let Some(goes_on) = self.goes_on(exit, end, &positions) {
+                if let Some(goes_on) = self.goes_on(exit, end, &positions)? {
                     let rows = Rows::joined(std::mem::take(&mut arrived))?;
                     let leaves: Vec<bool> = goes_on.iter().map(|goes_on| !goes_on).collect();
                     onward.extend(rows.select(&goes_on)?);
@@ -51,6 +51,9 @@ impl Session<'_> {
                 progress(self.len);
             }
             entering = Some(Rows::joined(onward)?);
+            if let Some(blocks) = &mut self.blocks {
+                blocks.stage_ended(start.next_attention()..exit.next_attention(), &mut self.store)?;
+            }
             start = exit;
         }
         let Some(last) = entering else {
@@ -61,18 +64,20 @@ impl Session<'_> {
 
     /// Which of the rows at `positions` go on from an exit, if that can be told; from the end it is the last prompt token
     /// alone.
-    fn goes_on(&self, exit: Depth, end: Depth, positions: &[usize]) -> Option<Vec<bool>> {
-        let mut goes_on = match (&self.queries, exit == end) {
-            (Some(queries), false) => {
-                let (prompt_len, store) = (self.prompt_len, &self.store);
-                self.policy.rules().goes_on(&Arrived { exit, positions, prompt_len, queries, store })?
+    fn goes_on(&mut self, exit: Depth, end: Depth, positions: &[usize]) -> Result<Option<Vec<bool>>> {
+        let (decoder, prompt_len, store) = (self.decoder, self.prompt_len, &self.store);
+        let goes_on = match (&self.queries, &mut self.blocks) {
+            _ if exit == end => Some(vec![false; positions.len()]),
+            (Some(queries), Some(blocks)) => blocks.go_on(exit, positions, queries, decoder, store)?,
+            (Some(queries), None) => {
+                self.policy.rules().goes_on(&Arrived { exit, positions, prompt_len, queries, store })
             }
-            _ => vec![false; positions.len()],
+            (None, _) => {
+                return Err(Error::failure("rows left a stage without attention; please report this"));
+            }
         };
-        for (goes_on, position) in goes_on.iter_mut().zip(positions) {
-            *goes_on |= position + 1 == self.prompt_len;
-        }
-        Some(goes_on)
+        let is_last = |position: &usize| position + 1 == prompt_len;
+        Ok(goes_on.map(|goes_on| goes_on.iter().zip(positions).map(|(on, at)| *on || is_last(at)).collect()))
     }
 
     /// Stores the KV that rows leaving at an exit have at the layers above it, if they have any.

@@ -66,6 +66,11 @@ impl Linear {
         Self::of(HostMatrix { bytes, format, rows, columns })
     }
 
+    /// From f32 `[rows, columns]`.
+    pub(crate) fn from_numbers(numbers: Vec<f32>, (rows, columns): (usize, usize)) -> Self {
+        Self::of(HostMatrix { bytes: Bytes::F32(numbers), format: Format::F32, rows, columns })
+    }
+
     fn of(matrix: HostMatrix) -> Self {
         Self(Arc::new(Matrix::Host(matrix)))
     }

@@ -97,6 +97,8 @@ pub(super) trait Backend: Send + Sync {
     /// Memory of a pool is handed out again.
     fn reuse(&self, _address: u64, _bytes: usize) {}
     fn write(&self, to: u64, bytes: &[u8]) -> Result<()>;
+    /// As [`Self::write`], beside the queued work rather than after it, from any thread; it is done when this returns.
+    fn write_beside(&self, to: u64, bytes: &[u8]) -> Result<()>;
     fn read(&self, from: u64, bytes: &mut [u8]) -> Result<()>;
     fn copy(&self, from: u64, to: u64, bytes: usize) -> Result<()>;
     fn clear(&self, at: u64, bytes: usize) -> Result<()>;

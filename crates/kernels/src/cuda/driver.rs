@@ -30,11 +30,12 @@ pub(super) struct Driver {
     blas_memory: u64,
 }
 
-/// The context and the one stream that all work is queued on.
+/// The context, the one stream that all work is queued on, and one for copies beside it.
 struct Context {
     device: sys::CUdevice,
     context: sys::CUcontext,
     stream: sys::CUstream,
+    copies: sys::CUstream,
 }
 
 // SAFETY: handles of the driver may be used from any thread that has made the context its own, which every use does; cuBLAS's
@@ -150,7 +151,9 @@ impl Context {
             result::ctx::set_current(context).map_err(unavailable)?;
             let stream =
                 result::stream::create(result::stream::StreamKind::NonBlocking).map_err(unavailable)?;
-            Ok(Self { device, context, stream })
+            let copies =
+                result::stream::create(result::stream::StreamKind::NonBlocking).map_err(unavailable)?;
+            Ok(Self { device, context, stream, copies })
         }
     }
 
@@ -200,6 +203,16 @@ impl Backend for Driver {
             result::memcpy_htod_async(to, bytes, self.context.stream).map_err(failure)?;
         }
         self.synchronize()
+    }
+
+    fn write_beside(&self, to: u64, bytes: &[u8]) -> Result<()> {
+        self.context.enter()?;
+        // SAFETY: buffers have checked their lengths; the source is waited for, since it may be gone afterwards.
+        unsafe {
+            result::memcpy_htod_async(to, bytes, self.context.copies)
+                .and_then(|()| result::stream::synchronize(self.context.copies))
+        }
+        .map_err(failure)
     }
 
     fn read(&self, from: u64, bytes: &mut [u8]) -> Result<()> {
@@ -376,6 +389,7 @@ impl Drop for Context {
         unsafe {
             let _ = result::ctx::set_current(self.context);
             let _ = result::stream::destroy(self.stream);
+            let _ = result::stream::destroy(self.copies);
             let _ = result::primary_ctx::release(self.device);
         }
     }

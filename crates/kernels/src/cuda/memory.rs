@@ -122,6 +122,21 @@ impl Buffer {
         }
     }
 
+    /// As [`Self::write`], but beside all queued work rather than after it, from any thread; nothing that is queued may use
+    /// the buffer meanwhile.
+    ///
+    /// # Errors
+    /// Where it does not fit, and where the device fails.
+    pub fn write_beside<T: NoUninit>(&self, offset: usize, numbers: &[T]) -> Result<()> {
+        let bytes = bytemuck::cast_slice(numbers);
+        self.check(offset, bytes.len())?;
+        if bytes.is_empty() {
+            Ok(())
+        } else {
+            self.device.backend().write_beside(self.address + offset as u64, bytes)
+        }
+    }
+
     /// Copies into host memory, from `offset` bytes on, after all queued work.
     ///
     /// # Errors

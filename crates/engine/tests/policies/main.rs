@@ -3,173 +3,20 @@
 
 #![allow(clippy::unwrap_used)]
 
-use candle_core::{D, Device, Tensor as HostTensor};
+mod reference;
+mod sliminfer;
+
 use layerscope_engine::{
-    Arrived, Attend, Choice, Decoder, Depth, GenerationEvent, GenerationSettings, GgufFile, HookPoint, Hooks,
-    Interrupt, Location, ModelConfig, POLICIES, Pass, Policy, PolicyRules, Result, Session, Site, Tensor,
-    Weight, WeightSource, WeightsPrecision, generate, gguf_config,
+    Arrived, Choice, Decoder, Depth, GenerationEvent, GenerationSettings, HookPoint, Hooks, Interrupt,
+    POLICIES, Policy, PolicyRules, Session, Site, generate,
 };
 use proptest::prelude::*;
-use std::cell::RefCell;
+#[cfg(target_os = "linux")]
+use reference::on_gpu;
+use reference::{Projected, Reference, TINY, logits, whole_run};
 use std::fmt;
 use std::ops::ControlFlow;
-use std::path::PathBuf;
-use std::rc::Rc;
-use std::sync::{Arc, LazyLock, Mutex};
-
-struct Tiny {
-    file: GgufFile,
-    decoder: Decoder,
-}
-
-/// This crate's folder where the tests run, which need not be where they were compiled.
-fn crate_folder() -> PathBuf {
-    std::env::var_os("CARGO_MANIFEST_DIR").map_or_else(|| env!("CARGO_MANIFEST_DIR").into(), PathBuf::from)
-}
-
-/// The embedded model with room for longer prompts.
-static TINY: LazyLock<Tiny> = LazyLock::new(|| {
-    let path = crate_folder().join("../../fixtures/tiny/layerscope-tiny.gguf");
-    let file = GgufFile::open(&path).unwrap();
-    let mut config = gguf_config(&file, None).unwrap();
-    config.context = 4096;
-    let decoder = load(&file, config, &layerscope_engine::Device::Cpu);
-    Tiny { file, decoder }
-});
-
-fn load(file: &GgufFile, config: ModelConfig, device: &layerscope_engine::Device) -> Decoder {
-    let weights = file.weights(&config).unwrap();
-    Decoder::load(config.clone(), &weights, WeightsPrecision::F32, device, &mut |_, _| Ok(())).unwrap()
-}
-
-/// The same on a GPU's kernels, which the CPU runs in its place unless there is a GPU to test.
-#[cfg(target_os = "linux")]
-fn on_gpu() -> Decoder {
-    let device = layerscope_engine::Device::Cuda(layerscope_kernels::cuda::Device::for_tests());
-    load(&TINY.file, TINY.decoder.config().clone(), &device)
-}
-
-/// Which keys a row does not see, and which rows have keys and values from the entrance of layer `from`.
-#[derive(Clone, Copy)]
-struct Reference<'a> {
-    /// (layer, query, key)
-    hidden: &'a dyn Fn(usize, usize, usize) -> bool,
-    projected: Option<Projected<'a>>,
-}
-
-#[derive(Clone, Copy)]
-struct Projected<'a> {
-    from: usize,
-    shared_norm: bool,
-    row: &'a dyn Fn(usize) -> bool,
-}
-
-/// Attention of a whole sequence with a mask.
-struct Masked<'a> {
-    reference: Reference<'a>,
-    /// Residual stream at the entrance of the layer that keys and values are projected from, `[rows, d]`.
-    stopped: Rc<RefCell<Option<HostTensor>>>,
-}
-
-impl Attend for Masked<'_> {
-    fn attend(&mut self, at: Location<'_>, [q, k, v]: [&Tensor; 3], _: &mut Hooks<'_>) -> Result<Tensor> {
-        let shape = TINY.decoder.attention_shape(at.layer);
-        let (rows, group) = (at.positions.len(), shape.query_heads / shape.kv_heads);
-        let (q, mut k, mut v) = (q.to_host()?, k.to_host()?, v.to_host()?);
-        if let Some(projected) = self.reference.projected.filter(|projected| at.layer >= projected.from) {
-            let stopped = self.stopped.borrow();
-            let norm = if projected.shared_norm { projected.from } else { at.layer };
-            let [keys, values] = by_hand(stopped.as_ref().unwrap(), norm, at.layer);
-            let mask: Vec<u8> = (0..rows).map(|row| u8::from((projected.row)(row))).collect();
-            let mask = HostTensor::from_vec(mask, (rows, 1, 1), &Device::Cpu)?.broadcast_as(k.shape())?;
-            (k, v) = (mask.where_cond(&keys, &k)?, mask.where_cond(&values, &v)?);
-        }
-        let by_head = |x: &HostTensor| -> Result<HostTensor> {
-            let heads: Vec<HostTensor> = (0..shape.query_heads)
-                .map(|head| x.narrow(1, head / group, 1))
-                .collect::<candle_core::Result<_>>()?;
-            Ok(HostTensor::cat(&heads, 1)?.transpose(0, 1)?.contiguous()?)
-        };
-        let (k, v) = (by_head(&k)?, by_head(&v)?);
-        let scores = (q.transpose(0, 1)?.contiguous()?.matmul(&k.transpose(1, 2)?.contiguous()?)?
-            * f64::from(shape.scale))?;
-        let mask: Vec<f32> = (0..rows)
-            .flat_map(|query| (0..rows).map(move |key| (query, key)))
-            .map(|(query, key)| {
-                let hidden = key > query || (self.reference.hidden)(at.layer, query, key);
-                if hidden { f32::NEG_INFINITY } else { 0.0 }
-            })
-            .collect();
-        let mask = HostTensor::from_vec(mask, (1, rows, rows), &Device::Cpu)?;
-        let pattern = candle_nn::ops::softmax(&scores.broadcast_add(&mask)?, D::Minus1)?;
-        Ok(pattern.matmul(&v)?.transpose(0, 1)?.contiguous()?.into())
-    }
-}
-
-/// K, rotated, and V of rows at positions 0 …, W·(x / rms(x) · g), with norm and rotation in f64.
-fn by_hand(x: &HostTensor, norm: usize, layer: usize) -> [HostTensor; 2] {
-    let config = TINY.decoder.config();
-    let weights = TINY.file.weights(config).unwrap();
-    let (rows, d) = x.dims2().unwrap();
-    let (heads, dim, width) = (config.kv_heads, config.head_dim, config.kv_heads * config.head_dim);
-    let gain = weights.vector(Weight::AttentionNorm(norm), d).unwrap().to_vec1::<f32>().unwrap();
-    let mut normed = vec![];
-    for row in x.to_vec2::<f32>().unwrap() {
-        let square: f64 = row.iter().map(|&x| f64::from(x).powi(2)).sum();
-        let scale = 1.0 / (square / d as f64 + config.norm_epsilon).sqrt();
-        normed.extend(row.iter().zip(&gain).map(|(&x, &g)| (f64::from(x) * scale * f64::from(g)) as f32));
-    }
-    let normed = Tensor::from_vec(normed, &[rows, d]).unwrap();
-    let product = |weight| {
-        let linear = weights.linear(weight, (width, d), WeightsPrecision::F32).unwrap();
-        linear.forward(&normed, true).unwrap().to_host().unwrap()
-    };
-    let frequencies = config.rope[layer].as_ref().unwrap().frequencies(1);
-    let mut keys = product(Weight::Key(layer)).flatten_all().unwrap().to_vec1::<f32>().unwrap();
-    for (index, head) in keys.chunks_exact_mut(dim).enumerate() {
-        let position = (index / heads) as f64;
-        for (pair, frequency) in frequencies.iter().enumerate() {
-            let (sin, cos) = (position * frequency).sin_cos();
-            let (a, b) = (f64::from(head[pair]), f64::from(head[pair + dim / 2]));
-            head[pair] = (a * cos - b * sin) as f32;
-            head[pair + dim / 2] = (b * cos + a * sin) as f32;
-        }
-    }
-    let keys = HostTensor::from_vec(keys, (rows, heads, dim), &Device::Cpu).unwrap();
-    [keys, product(Weight::Value(layer)).reshape((rows, heads, dim)).unwrap()]
-}
-
-/// Logits of the rows from p − 1 on, from a run over the whole sequence.
-fn whole_run(sequence: &[u32], p: usize, reference: Reference<'_>) -> Vec<Vec<f32>> {
-    let decoder = &TINY.decoder;
-    let positions: Vec<usize> = (0..sequence.len()).collect();
-    let stopped = Rc::new(RefCell::new(None));
-    let mut hooks = Hooks::none();
-    if let Some(projected) = reference.projected {
-        let point = HookPoint { layer: projected.from, site: Site::ResidPre };
-        let stopped = Rc::clone(&stopped);
-        hooks.add(point, move |_, x| {
-            *stopped.borrow_mut() = Some(x.clone());
-            Ok(None)
-        });
-    }
-    let x = decoder.embed(sequence, &positions, &mut hooks).unwrap();
-    let mut attend = Masked { reference, stopped };
-    let sequence_len = sequence.len();
-    let (attend, hooks) = (&mut attend, &mut hooks);
-    let mut pass =
-        Pass { attend, hooks, sequence_len, exact: true, rows_on_device: None, keys_values_from: None };
-    let depth = Depth::of_layers(0..decoder.config().layers);
-    let x = decoder.forward(x, &positions, depth, &mut pass).unwrap();
-    let decode = x.narrow(p - 1, sequence.len() + 1 - p).unwrap();
-    logits(&decode)
-}
-
-fn logits(x: &Tensor) -> Vec<Vec<f32>> {
-    let positions = vec![0; x.rows()];
-    let logits = TINY.decoder.unembed(x, &positions, &mut Hooks::none(), true).unwrap();
-    logits.to_host().unwrap().to_vec2().unwrap()
-}
+use std::sync::{Arc, Mutex};
 
 /// What the reference says of a policy: its kind, its cutoff and its anchors.
 fn expected(name: &str, sequence: &[u32], p: usize) -> Vec<Vec<f32>> {
@@ -231,10 +78,14 @@ fn stepped_on(
 }
 
 fn assert_same(found: &[Vec<f32>], expected: &[Vec<f32>], what: &str) {
+    assert_within(1e-3, found, expected, what);
+}
+
+fn assert_within(tolerance: f32, found: &[Vec<f32>], expected: &[Vec<f32>], what: &str) {
     assert_eq!(found.len(), expected.len(), "{what}");
     for (step, (found, expected)) in found.iter().zip(expected).enumerate() {
         let off = found.iter().zip(expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
-        assert!(off < 1e-3, "{what}, step {step}: off by {off}");
+        assert!(off < tolerance, "{what}, step {step}: off by {off}");
     }
 }
 

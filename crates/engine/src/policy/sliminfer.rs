@@ -1,0 +1,236 @@
+//! `sliminfer`: dynamic pruning of prompt blocks (SlimInfer, Long et al. 2025, arXiv 2508.06447).
+
+use super::registry::Argument;
+use super::schedule::Schedule;
+use super::{Arrived, PolicyKind, PolicyRules};
+use crate::{Depth, Device, Result};
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Tokens of a prompt block.
+pub const BLOCK: usize = 64;
+/// Tokens of a unit, of which a block's score is made.
+pub const UNIT: usize = 8;
+/// Tokens whose mean query scores the blocks.
+pub const QUERY_WINDOW: usize = 4;
+/// Layers whose blocks may be under way at once, each way.
+pub(crate) const LAYERS_UNDER_WAY: usize = 4;
+/// Overlap of the blocks that are wanted with those that are active, below which they are swapped.
+const SWAP_BELOW: f64 = 0.75;
+
+/// What a block's score is made of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pooling {
+    /// The largest of q·k̄ over its units of 8 tokens, with k̄ their mean key.
+    Units,
+    /// q·k̄ with the mean key of the block.
+    Mean,
+    /// q·k with the largest of the block's keys in each dimension.
+    Max,
+}
+
+/// Everything that SlimInfer is told: a schedule, and the switches of the paper's ablations.
+///
+/// The prompt but its last token falls into blocks of 64 from position 0 on. After the attention of each pruning layer the
+/// blocks with the largest scores go on, as many as hold the tokens that the schedule keeps; the first block always stays,
+/// and so does the rest at the end that is no whole block, so that the number of tokens is known beforehand. A *stage* is
+/// the layers from one pruning to the next.
+#[derive(Debug, Clone, PartialEq)]
+pub struct BlockPruning {
+    /// When, and how much stays.
+    pub schedule: Schedule,
+    /// How blocks are scored.
+    pub pooling: Pooling,
+    /// Whether KV comes back while the model goes on, rather than before it does.
+    pub asynchronous: bool,
+    /// Whether all KV that the prefill computes stays where the model runs, and decode reads it. Otherwise decode reads,
+    /// in each stage, the blocks that its last layer scores highest, and only these stay.
+    pub resident: bool,
+    /// Active blocks are swapped where fewer than this share of the blocks that are wanted are among them.
+    pub swap_below: f64,
+}
+
+impl BlockPruning {
+    /// Whole blocks of so many prefill tokens.
+    pub fn blocks(prefill_len: usize) -> usize {
+        prefill_len / BLOCK
+    }
+
+    /// Whole blocks that go on from each pruning layer.
+    pub fn kept_blocks(&self, prefill_len: usize) -> Vec<usize> {
+        let mut kept = Self::blocks(prefill_len);
+        let prunings = self.schedule.prunings().iter();
+        prunings
+            .map(|pruning| {
+                let wanted = match pruning.keep.tokens(prefill_len + 1) {
+                    tokens if tokens > prefill_len => kept,
+                    tokens => tokens.div_ceil(BLOCK).max(1),
+                };
+                kept = kept.min(wanted);
+                kept
+            })
+            .collect()
+    }
+
+    /// Prefill tokens that have keys in a stage (by number, from 0) after its prefill.
+    pub fn tokens_of_stage(&self, stage: usize, prefill_len: usize) -> usize {
+        let kept = self.kept_blocks(prefill_len);
+        match stage.checked_sub(1) {
+            None => prefill_len,
+            Some(before) => kept[before] * BLOCK + prefill_len % BLOCK,
+        }
+    }
+
+    /// Prefill tokens of a stage that decode reads.
+    pub fn active_of_stage(&self, stage: usize, prefill_len: usize) -> usize {
+        let last = self.schedule.prunings().len();
+        let read = if self.resident { stage } else { (stage + 1).min(last) };
+        self.tokens_of_stage(read, prefill_len)
+    }
+
+    /// Token-layers of KV that leave the device, of a model of so many layers.
+    pub fn taken_away(&self, prefill_len: usize, layers: usize) -> usize {
+        let mut present = Self::blocks(prefill_len);
+        let kept = self.kept_blocks(prefill_len).into_iter().enumerate();
+        let of_stages = kept.map(|(stage, kept)| {
+            let before = std::mem::replace(&mut present, kept);
+            let moves = kept < before && !self.resident;
+            if moves { before * BLOCK * self.layers_of_stage(stage, layers).len() } else { 0 }
+        });
+        of_stages.sum()
+    }
+
+    /// Tokens of one layer's KV that are on their way at most, in the memory of a device.
+    pub fn under_way(&self, prefill_len: usize, device: &Device) -> usize {
+        let all = Self::blocks(prefill_len);
+        let most = self.kept_blocks(prefill_len).into_iter().filter(|&kept| kept < all).max();
+        match (most, device) {
+            (Some(most), _) if self.resident || most == 0 => 0,
+            // Records wait in host memory on their way out.
+            (Some(most), Device::Cpu) => LAYERS_UNDER_WAY * (all + most) * BLOCK,
+            (Some(most), Device::Cuda(_)) => LAYERS_UNDER_WAY * most * BLOCK,
+            (None, _) => 0,
+        }
+    }
+
+    /// What happens to a prompt, for people.
+    pub(super) fn plan(&self, prefill_len: usize, layers: usize, bytes: &dyn Fn(usize) -> String) -> String {
+        let prunings = self.schedule.prunings().iter().enumerate();
+        let steps: Vec<String> = prunings
+            .map(|(index, pruning)| {
+                format!("{} after layer {}", self.tokens_of_stage(index + 1, prefill_len) + 1, pruning.layer)
+            })
+            .collect();
+        let away = match self.taken_away(prefill_len, layers) {
+            0 => "no KV leaves the device".to_owned(),
+            tokens => format!(
+                "{} of KV leave the device, at most {} are under way at once",
+                bytes(tokens),
+                bytes(self.under_way(prefill_len, &Device::Cpu))
+            ),
+        };
+        format!("of {} prompt tokens go on: {}; {away}", prefill_len + 1, steps.join(", "))
+    }
+
+    /// The layers of a stage of a model of so many layers.
+    pub fn layers_of_stage(&self, stage: usize, layers: usize) -> Range<usize> {
+        let prunings = self.schedule.prunings();
+        let after = |pruning: usize| prunings[pruning].layer + 1;
+        let start = stage.checked_sub(1).map_or(0, after);
+        start..if stage < prunings.len() { after(stage) } else { layers }
+    }
+}
+
+/// Prompt blocks leave the prefill after the attention of pruning layers.
+#[derive(Debug)]
+pub(super) struct SlimInfer(BlockPruning);
+
+pub(super) const KIND: PolicyKind = PolicyKind {
+    name: "sliminfer",
+    syntax: "sliminfer[:LAYER=KEPT+…][+mean|+max][+sync][+resident][+swap=SHARE]",
+    description: "After the attention of each LAYER only the best-scoring blocks of the prompt, KEPT tokens (8k or 25%), \
+                  go on; KV that decode does not read leaves the device and comes back",
+    by_cutoff: false,
+    parse,
+};
+
+fn parse(argument: &Argument<'_>) -> Result<Arc<dyn PolicyRules>> {
+    let mut pruning = BlockPruning {
+        schedule: Schedule::scaled_to(argument.layers),
+        pooling: Pooling::Units,
+        asynchronous: true,
+        resident: false,
+        swap_below: SWAP_BELOW,
+    };
+    let mut steps = vec![];
+    for item in argument.items() {
+        match item {
+            "mean" => pruning.pooling = Pooling::Mean,
+            "max" => pruning.pooling = Pooling::Max,
+            "sync" => pruning.asynchronous = false,
+            "resident" => pruning.resident = true,
+            _ => match item.strip_prefix("swap=") {
+                Some(share) => {
+                    let share = share.parse().ok().filter(|share| (0.0..=1.0).contains(share));
+                    pruning.swap_below = share.ok_or_else(|| argument.malformed())?;
+                }
+                None => steps.push(item),
+            },
+        }
+    }
+    if !steps.is_empty() {
+        pruning.schedule =
+            Schedule::parse(&steps, argument.layers).ok_or_else(|| argument.malformed_schedule())?;
+    }
+    Ok(Arc::new(SlimInfer(pruning)))
+}
+
+impl PolicyRules for SlimInfer {
+    fn exits(&self) -> Vec<Depth> {
+        self.0.schedule.prunings().iter().map(|pruning| Depth::after_attention(pruning.layer)).collect()
+    }
+
+    fn goes_on(&self, arrived: &Arrived<'_>) -> Option<Vec<bool>> {
+        Some(vec![true; arrived.positions.len()])
+    }
+
+    fn rows_at(&self, depth: Depth, prefill_len: usize) -> usize {
+        let passed = self.exits().iter().filter(|&&exit| exit <= depth).count();
+        self.0.tokens_of_stage(passed, prefill_len)
+    }
+
+    fn kept(&self, layer: usize, prefill_len: usize) -> usize {
+        self.0.active_of_stage(self.0.schedule.passed(layer), prefill_len)
+    }
+
+    fn block_pruning(&self) -> Option<&BlockPruning> {
+        Some(&self.0)
+    }
+}
+
+impl fmt::Display for SlimInfer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let BlockPruning { schedule, pooling, asynchronous, resident, swap_below } = &self.0;
+        let mut items: Vec<String> = vec![];
+        if !schedule.is_default() {
+            items.push(schedule.to_string());
+        }
+        match pooling {
+            Pooling::Units => {}
+            Pooling::Mean => items.push("mean".to_owned()),
+            Pooling::Max => items.push("max".to_owned()),
+        }
+        if !asynchronous {
+            items.push("sync".to_owned());
+        }
+        if *resident {
+            items.push("resident".to_owned());
+        }
+        if *swap_below != SWAP_BELOW {
+            items.push(format!("swap={swap_below}"));
+        }
+        f.write_str(KIND.name)?;
+        if items.is_empty() { Ok(()) } else { write!(f, ":{}", items.join("+")) }
+    }
+}

@@ -1,0 +1,144 @@
+//! What goes wrong with transfers is an error, at once and for good.
+
+#![allow(clippy::unwrap_used)]
+
+use super::tier::{HostMemory, Key, SpillFile, Tier};
+use super::transfers::{Staging, Transfers};
+use super::{best, folded};
+use crate::policy::LAYERS_UNDER_WAY;
+use crate::{Error, Result};
+use layerscope_kernels::AttentionShape;
+use proptest::prelude::*;
+use std::fs::File;
+use std::io::{Seek, SeekFrom, Write};
+use std::path::Path;
+
+fn start(tier: impl Tier + 'static) -> Transfers {
+    let staging = || Staging { bytes: vec![], on_device: None };
+    Transfers::start(Box::new(tier), (0..LAYERS_UNDER_WAY).map(|_| staging()).collect()).unwrap()
+}
+
+fn spill_file() -> (SpillFile, File) {
+    let file = tempfile::tempfile().unwrap();
+    let other = file.try_clone().unwrap();
+    (SpillFile::of(file, Path::new("folder")), other)
+}
+
+fn error(result: Result<impl Sized>) -> String {
+    let error = result.err().unwrap();
+    assert!(matches!(error, Error::Failure(_)), "{error}");
+    error.to_string()
+}
+
+#[test]
+fn what_is_taken_away_comes_back_in_the_order_asked_for() {
+    for tier in [Box::new(spill_file().0) as Box<dyn Tier>, Box::<HostMemory>::default()] {
+        let staging = || Staging { bytes: vec![], on_device: None };
+        let mut transfers =
+            Transfers::start(tier, (0..LAYERS_UNDER_WAY).map(|_| staging()).collect()).unwrap();
+        for layer in 0..20u8 {
+            let keys = (0..3).map(|block| (layer.into(), block)).collect();
+            transfers.write(keys, vec![[layer; 5], [layer + 1; 5], [layer + 2; 5]].concat()).unwrap();
+        }
+        for layer in (0..20u8).rev() {
+            transfers.read(vec![(layer.into(), 2), (layer.into(), 0)]).unwrap();
+        }
+        for layer in (0..20u8).rev() {
+            let arrival = transfers.arrival().unwrap();
+            assert_eq!(arrival.staging.bytes, [[layer + 2; 5], [layer; 5]].concat());
+            transfers.give_back(arrival.staging);
+        }
+    }
+}
+
+/// A disk without room takes nothing: so does `/dev/full`.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_full_disk_is_an_error_that_names_the_folder() {
+    let full = File::options().read(true).write(true).open("/dev/full").unwrap();
+    let mut transfers = start(SpillFile::of(full, Path::new("/the/folder")));
+    transfers.write(vec![(0, 0)], vec![1; 100]).unwrap();
+    let message = error(transfers.finish_writing());
+    assert!(message.contains("/the/folder") && message.contains("make room"), "{message}");
+    assert!(error(transfers.read(vec![(0, 0)])).contains("has ended"));
+    assert!(error(transfers.write(vec![(0, 1)], vec![])).contains("has ended"));
+    assert!(error(transfers.arrival()).contains("has ended"));
+}
+
+#[test]
+fn a_lost_or_changed_block_is_an_error_that_names_it() {
+    for damage in ["nothing", "cut", "changed", "never written"] {
+        let (tier, mut file) = spill_file();
+        let mut transfers = start(tier);
+        transfers.write(vec![(3, 7), (3, 8)], vec![9; 200]).unwrap();
+        transfers.finish_writing().unwrap();
+        match damage {
+            "cut" => file.set_len(150).unwrap(),
+            "changed" => {
+                file.seek(SeekFrom::Start(170)).unwrap();
+                file.write_all(&[8]).unwrap();
+            }
+            _ => {}
+        }
+        transfers.read(vec![(3, if damage == "never written" { 9 } else { 8 })]).unwrap();
+        if damage == "nothing" {
+            assert_eq!(transfers.arrival().unwrap().staging.bytes, [9; 100]);
+            continue;
+        }
+        let message = error(transfers.arrival());
+        assert!(message.contains("at layer 3 does not come back"), "{damage}: {message}");
+        assert!(error(transfers.arrival()).contains("has ended"), "{damage}");
+    }
+    let mut transfers = start(HostMemory::default());
+    transfers.read(vec![(1, 2)]).unwrap();
+    assert!(error(transfers.arrival()).contains("block 2 at layer 1"));
+}
+
+/// A thread that dies without a word.
+#[test]
+fn a_killed_thread_is_an_error() {
+    struct Deadly;
+    impl Tier for Deadly {
+        fn write(&mut self, _: Key, _: &[u8]) -> Result<()> {
+            Ok(())
+        }
+        fn read(&mut self, _: Key, _: &mut Vec<u8>) -> Result<()> {
+            std::panic::resume_unwind(Box::new("killed"));
+        }
+    }
+    let mut transfers = start(Deadly);
+    transfers.write(vec![(0, 0)], vec![1]).unwrap();
+    transfers.read(vec![(0, 0)]).unwrap();
+    assert!(error(transfers.arrival()).contains("has ended, so no further token"));
+    assert!(error(transfers.read(vec![(0, 0)])).contains("has ended"));
+}
+
+#[test]
+fn equal_scores_keep_the_first_and_the_first_block_always_stays() {
+    assert_eq!(best(&[-9.0, 1.0, 2.0, 2.0, 1.0], 3), [0, 2, 3]);
+    assert_eq!(best(&[-9.0, 1.0, 1.0, 1.0], 2), [0, 1]);
+    assert_eq!(best(&[0.0, f32::NAN, 1.0], 2).len(), 2);
+    assert_eq!(best(&[1.0], 4), [0]);
+}
+
+proptest! {
+    /// One product with the folded query is the mean over heads of q·k.
+    #[test]
+    fn folding_is_the_mean_over_heads(
+        kv_heads in 1usize..4, group in 1usize..4, dim in 1usize..6,
+        numbers in proptest::collection::vec(-2.0f32..2.0, 9 * 6 + 3 * 6),
+    ) {
+        let heads = kv_heads * group;
+        let shape = AttentionShape {
+            query_heads: heads, kv_heads, head_dim: dim, scale: 1.0, soft_cap: None, window: None,
+        };
+        let (query, key) = (&numbers[..heads * dim], &numbers[54..54 + kv_heads * dim]);
+        let plain: f64 = (0..heads)
+            .flat_map(|head| (0..dim).map(move |i| (head, i)))
+            .map(|(head, i)| f64::from(query[head * dim + i]) * f64::from(key[head / group * dim + i]))
+            .sum::<f64>() / heads as f64;
+        let product: f64 =
+            folded(query, &shape).iter().zip(key).map(|(q, k)| f64::from(*q) * f64::from(*k)).sum();
+        prop_assert!((plain - product).abs() < 1e-5);
+    }
+}
