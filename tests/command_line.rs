@@ -170,9 +170,52 @@ fn what_was_not_trained_for_its_policy_says_so() {
         assert!(!stderr(&generate(policy).output().unwrap()).contains(caveat));
     }
     let help = succeed(layerscope().args(["generate", "--help"]));
-    for policy in ["full", "speed:CUTOFF", "selfonly:CUTOFF", "pop:CUTOFF", "swiftkv:CUTOFF"] {
+    for policy in
+        ["full", "speed:CUTOFF", "selfonly:CUTOFF", "pop:CUTOFF", "swiftkv:CUTOFF", "sliminfer[:LAYER=KEPT"]
+    {
         assert!(help.contains(policy), "{policy} is not in {help}");
     }
+}
+
+/// What leaves the device is stated before, counted after, and refused where it has nowhere to go.
+#[test]
+fn blocks_of_the_prompt_leave_and_come_back() {
+    let prompt: String = (0..90).map(|i| format!("item {i}: {}\n", i * 7 % 10)).collect();
+    let generate = |policy: &str| {
+        let mut command = layerscope();
+        command.arg("generate").arg(tiny_model()).args(["--max-new-tokens", "12", "--ignore-eos"]);
+        command.args(["--prompt", &prompt, "--policy", policy]);
+        command
+    };
+    let full = json(generate("full").arg("--json"));
+    assert!(full["transfers"].is_null());
+    assert!(full["prompt_tokens"].as_array().unwrap().len() > 400, "a prompt of several blocks");
+    let pruned = json(generate("sliminfer:2=128+5=64+swap=1").arg("--json"));
+    assert_eq!(pruned["kv_bytes"], pruned["kv_bytes_model"]);
+    assert!(pruned["kv_bytes"].as_u64() < full["kv_bytes"].as_u64().map(|bytes| bytes / 2));
+    let moved = &pruned["transfers"];
+    // Eleven steps after the first token, two stages each.
+    assert_eq!(moved["rescored"], 22, "{moved}");
+    assert!(moved["bytes_out"].as_u64() > Some(0) && moved["blocks_active"].as_u64() > Some(0), "{moved}");
+    assert_eq!(moved["swaps"].as_u64() > Some(0), moved["bytes_in"].as_u64() > Some(0), "{moved}");
+    assert_eq!(json(generate("sliminfer:2=128+5=64+swap=1+sync").arg("--json"))["tokens"], pruned["tokens"]);
+    assert_eq!(json(generate("sliminfer:2=100%").arg("--json"))["tokens"], full["tokens"]);
+
+    let told = generate("sliminfer:2=128").output().unwrap();
+    let told = stderr(&told);
+    for part in ["prompt tokens go on: ", "after layer 2", "of KV leave the device, at most ", "taken away"] {
+        assert!(told.contains(part), "{part} is not in {told}");
+    }
+    let refused =
+        generate("sliminfer:2=128").env("LAYERSCOPE_SPILL_DIR", "/no/such/folder").output().unwrap();
+    assert_eq!(refused.status.code(), Some(2));
+    assert!(
+        stderr(&refused).contains("/no/such/folder") && stderr(&refused).contains("LAYERSCOPE_SPILL_DIR")
+    );
+    // Nothing leaves, so nothing is needed there.
+    let resident =
+        generate("sliminfer:2=128+resident").env("LAYERSCOPE_SPILL_DIR", "/no/such/folder").output();
+    assert!(resident.unwrap().status.success());
 }
 
 /// Of the texts that the embedded model writes on and on, some end in a loop: what is said of it is in the tokens.

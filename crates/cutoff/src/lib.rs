@@ -2,6 +2,7 @@
 //! and the prompts on which it fails most.
 
 pub mod bench;
+pub mod block_schedule;
 pub mod compare;
 pub mod cost;
 pub mod failure_cases;

@@ -22,13 +22,13 @@ class Plan:
 
 
 PAPER = Plan(
-    "llama-3.1-8b", None, "full,speed:24+bos,pop:24,swiftkv:24", {8_192: 3, 32_768: 3, 131_072: 1}, 128, 32_768, 8
+    "llama-3.1-8b", None, "full,speed:24+bos,pop:24,swiftkv:24,sliminfer", {8_192: 3, 32_768: 3, 131_072: 1}, 128, 32_768, 8
 )
 # The same with repeats as in the paper, where there is time.
 PAPER_IN_FULL = Plan(
-    "llama-3.1-8b", None, "full,speed:24+bos,pop:24,swiftkv:24", {8_192: 5, 32_768: 5, 131_072: 5}, 128, 32_768, 16
+    "llama-3.1-8b", None, "full,speed:24+bos,pop:24,swiftkv:24,sliminfer", {8_192: 5, 32_768: 5, 131_072: 5}, 128, 32_768, 16
 )
-SMALL = Plan("smollm2-135m", 4, "full,speed:3+bos,pop:3,swiftkv:3", {64: 1, 128: 1, 256: 1}, 8, 128, 2)
+SMALL = Plan("smollm2-135m", 4, "full,speed:3+bos,pop:3,swiftkv:3,sliminfer:1=64", {64: 1, 128: 1, 256: 1}, 8, 128, 2)
 
 
 def plan(context):
