@@ -5,7 +5,7 @@ mod numbers;
 
 use crate::tensor::{Tensor, with_f32};
 use crate::{Device, Error, ModelConfig, Result};
-pub(crate) use blocks::{LayerBytes, Record};
+pub(crate) use blocks::{GivenUp, LayerKeys, Record};
 use layerscope_kernels::attention::cuda::spans::Span;
 use layerscope_kernels::cuda::store::{self, Append};
 use layerscope_kernels::cuda::{Buffer, Numbers};

@@ -78,7 +78,7 @@ impl<'m> Session<'m> {
         let held = policy.most_held(prompt_len, decode_len);
         let (name, device) =
             (format!("a sequence of {} tokens", prompt_len - 1 + decode_len), decoder.device());
-        let need = decoder.sequence_need(&policy.in_memory(prompt_len, decode_len, device));
+        let need = decoder.sequence_need(&policy.in_memory(prompt_len, decode_len));
         memory::check(&name, &need, device)?;
         let store = KvStore::new(decoder.config(), &held, decoder.kv_precision(), device)?;
         let pruning = policy.rules().block_pruning();

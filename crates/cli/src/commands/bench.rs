@@ -103,7 +103,7 @@ fn random_weights(arguments: &BenchArguments, name: &str) -> Result<Subject> {
     let precision: WeightsPrecision = arguments.weights.into();
     let device = models::device(arguments.device)?;
     let need = shape.memory_need(weights, precision, &device);
-    let need = need.with_sequence(shape.config(), &plan.most_in_memory(&device));
+    let need = need.with_sequence(shape.config(), &plan.most_in_memory());
     check_memory(&format!("random weights of shape {shape}"), &need, &device)?;
     let decoder = progress::loading(|progress| shape.decoder(weights, precision, &device, SEED, progress))?;
     Ok(Subject {
@@ -120,7 +120,7 @@ fn model(arguments: &BenchArguments, interrupt: &Interrupt) -> Result<Subject> {
     let opened = models::open_named(name, arguments.architecture.as_deref(), interrupt)?;
     let plan = plan(arguments, &opened.config)?;
     let device = models::device(arguments.device)?;
-    let need = opened.memory_need(arguments.weights.into(), &device, &plan.most_in_memory(&device));
+    let need = opened.memory_need(arguments.weights.into(), &device, &plan.most_in_memory());
     let model = models::load(opened, arguments.weights, &device, &need)?;
     let prompts = parse_prompts(TEXT_NAME, TEXT)?;
     let text: Vec<String> = prompts.iter().map(Prompt::text).collect();

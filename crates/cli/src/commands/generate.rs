@@ -19,7 +19,7 @@ pub(crate) fn run(arguments: &GenerateArguments, interrupt: &Interrupt) -> Resul
     let policy = Policy::parse(&arguments.policy, opened.config.layers)?;
     let prompt = models::prompt_tokens(&arguments.prompt, &opened.tokenizer)?;
     opened.config.check_sequence(prompt.len(), arguments.max_new_tokens)?;
-    let held = policy.in_memory(prompt.len(), arguments.max_new_tokens, &device);
+    let held = policy.in_memory(prompt.len(), arguments.max_new_tokens);
     let need = opened.memory_need(arguments.model.weights.into(), &device, &held);
     let model = models::load(opened, arguments.model.weights, &device, &need)?;
     let settings = GenerationSettings {

@@ -8,10 +8,24 @@ use layerscope_kernels::cuda::{Buffer, Numbers};
 use std::borrow::Cow;
 use std::ops::Range;
 
-/// All keys and values of a layer on the host, in the store's type, `[kv_heads, capacity, head_dim]` each.
+/// All keys and values of a layer, on the host, in the store's type.
 pub(crate) struct LayerBytes<'a> {
-    /// Keys and values.
-    numbers: [Cow<'a, [u8]>; 2],
+    /// `[kv_heads, capacity, head_dim]`.
+    keys: Cow<'a, [u8]>,
+    /// The same.
+    values: Cow<'a, [u8]>,
+    layout: Layout,
+}
+
+/// Keys and values that the store has given up.
+pub(crate) struct GivenUp {
+    numbers: LayerNumbers,
+    layout: Layout,
+}
+
+/// How the keys of a layer lie.
+#[derive(Clone, Copy)]
+struct Layout {
     precision: KvPrecision,
     kv_heads: usize,
     capacity: usize,
@@ -25,42 +39,68 @@ pub(crate) enum Record<'a> {
 }
 
 impl LayerBytes<'_> {
-    /// Appends a record of the tokens in `slots`: keys `[slots, kv_heads, head_dim]`, then values.
-    pub(crate) fn append_record(&self, slots: Range<usize>, record: &mut Vec<u8>) {
-        let width = self.head_dim * self.precision.element_bytes();
-        for numbers in &self.numbers {
+    /// Makes `record` that of the tokens in `slots`: keys `[slots, kv_heads, head_dim]`, then values.
+    pub(crate) fn record(&self, slots: Range<usize>, record: &mut Vec<u8>) {
+        record.clear();
+        for numbers in [&self.keys, &self.values] {
             for slot in slots.clone() {
-                for head in 0..self.kv_heads {
-                    let start = (head * self.capacity + slot) * width;
-                    record.extend_from_slice(&numbers[start..start + width]);
+                for head in 0..self.layout.kv_heads {
+                    record.extend_from_slice(&numbers[self.layout.bytes_of(head, slot)]);
                 }
             }
         }
     }
+}
 
+impl GivenUp {
+    /// All of it; beside what a GPU does, from any thread.
+    ///
+    /// # Errors
+    /// Where a GPU fails.
+    pub(crate) fn bytes(&self) -> Result<LayerBytes<'_>> {
+        let [keys, values] = match &self.numbers {
+            LayerNumbers::Host { keys, values } => {
+                [keys, values].map(|numbers| Cow::Borrowed(numbers.bytes()))
+            }
+            LayerNumbers::Device { keys, values } => {
+                [Cow::Owned(keys.bytes_beside()?), Cow::Owned(values.bytes_beside()?)]
+            }
+        };
+        Ok(LayerBytes { keys, values, layout: self.layout })
+    }
+}
+
+impl Layout {
+    fn bytes_of(&self, head: usize, slot: usize) -> Range<usize> {
+        let width = self.head_dim * self.precision.element_bytes();
+        let start = (head * self.capacity + slot) * width;
+        start..start + width
+    }
+}
+
+/// The keys of a layer, on the host.
+pub(crate) struct LayerKeys<'a> {
+    /// `[kv_heads, capacity, head_dim]`.
+    keys: Cow<'a, [u8]>,
+    layout: Layout,
+}
+
+impl LayerKeys<'_> {
     /// Writes the key in a slot in f32, `[kv_heads, head_dim]`.
     pub(crate) fn key(&self, slot: usize, key: &mut [f32]) {
-        let element = self.precision.element_bytes();
-        for (head, key) in key.chunks_exact_mut(self.head_dim).enumerate() {
-            let start = (head * self.capacity + slot) * self.head_dim * element;
-            let bytes = &self.numbers[0][start..start + self.head_dim * element];
-            match self.precision {
-                KvPrecision::F32 => {
-                    let numbers = bytes.as_chunks().0.iter().map(|&bytes| f32::from_ne_bytes(bytes));
-                    key.iter_mut().zip(numbers).for_each(|(to, number)| *to = number);
-                }
-                KvPrecision::F16 => {
-                    let numbers = bytes.as_chunks().0.iter().map(|&bytes| f16::from_ne_bytes(bytes).to_f32());
-                    key.iter_mut().zip(numbers).for_each(|(to, number)| *to = number);
-                }
-                KvPrecision::Bf16 => {
-                    let numbers =
-                        bytes.as_chunks().0.iter().map(|&bytes| bf16::from_ne_bytes(bytes).to_f32());
-                    key.iter_mut().zip(numbers).for_each(|(to, number)| *to = number);
-                }
+        for (head, key) in key.chunks_exact_mut(self.layout.head_dim).enumerate() {
+            let bytes = &self.keys[self.layout.bytes_of(head, slot)];
+            match self.layout.precision {
+                KvPrecision::F32 => widen(bytes, key, f32::from_ne_bytes),
+                KvPrecision::F16 => widen(bytes, key, |bytes| f16::from_ne_bytes(bytes).to_f32()),
+                KvPrecision::Bf16 => widen(bytes, key, |bytes| bf16::from_ne_bytes(bytes).to_f32()),
             }
         }
     }
+}
+
+fn widen<const N: usize>(bytes: &[u8], numbers: &mut [f32], number: impl Fn([u8; N]) -> f32) {
+    numbers.iter_mut().zip(bytes.as_chunks().0).for_each(|(to, &bytes)| *to = number(bytes));
 }
 
 impl KvStore {
@@ -69,33 +109,38 @@ impl KvStore {
         2 * tokens * self.kv_heads * self.head_dim * self.precision.element_bytes()
     }
 
-    /// All of a layer on the host.
-    ///
-    /// # Errors
-    /// Where a GPU fails.
-    pub(crate) fn layer_bytes(&self, layer: usize) -> Result<LayerBytes<'_>> {
-        let store = &self.layers[layer];
-        let numbers = match &store.numbers {
-            LayerNumbers::Host { keys, values } => {
-                [Cow::Borrowed(keys.bytes()), Cow::Borrowed(values.bytes())]
-            }
-            LayerNumbers::Device { keys, values } => {
-                [Cow::Owned(keys.to_vec()?), Cow::Owned(values.to_vec()?)]
-            }
-        };
-        let (kv_heads, head_dim) = (self.kv_heads, self.head_dim);
-        Ok(LayerBytes { numbers, precision: self.precision, kv_heads, capacity: store.capacity, head_dim })
+    fn layout(&self, layer: usize) -> Layout {
+        let (precision, kv_heads, head_dim) = (self.precision, self.kv_heads, self.head_dim);
+        Layout { precision, kv_heads, capacity: self.layers[layer].capacity, head_dim }
     }
 
-    /// Gives up all tokens of a layer but those in `slots`, ascending, which stay in their order, in room for `capacity`.
+    /// All keys of a layer.
     ///
     /// # Errors
     /// Where a GPU fails.
-    pub(crate) fn keep_slots(&mut self, layer: usize, slots: &[Range<usize>], capacity: usize) -> Result<()> {
-        let device = self.layers[layer].numbers.device();
-        let len = capacity * self.kv_heads * self.head_dim;
-        let mut numbers = LayerNumbers::reserved(self.precision, len, &device)?;
+    pub(crate) fn keys(&self, layer: usize) -> Result<LayerKeys<'_>> {
+        let keys = match &self.layers[layer].numbers {
+            LayerNumbers::Host { keys, .. } => Cow::Borrowed(keys.bytes()),
+            LayerNumbers::Device { keys, .. } => Cow::Owned(keys.to_vec()?),
+        };
+        Ok(LayerKeys { keys, layout: self.layout(layer) })
+    }
+
+    /// Gives up a layer's tokens but for copies of those in `slots`, ascending, which stay in their order, in room for
+    /// `capacity`.
+    ///
+    /// # Errors
+    /// Where a GPU fails.
+    pub(crate) fn keep_slots(
+        &mut self,
+        layer: usize,
+        slots: &[Range<usize>],
+        capacity: usize,
+    ) -> Result<GivenUp> {
+        let layout = self.layout(layer);
         let store = &self.layers[layer];
+        let len = capacity * self.kv_heads * self.head_dim;
+        let mut numbers = LayerNumbers::reserved(self.precision, len, &store.numbers.device())?;
         let mut first = 0;
         for slots in slots {
             for head in 0..self.kv_heads {
@@ -105,9 +150,9 @@ impl KvStore {
             }
             first += slots.len();
         }
-        let runs = slots.iter().flat_map(|slots| store.runs_within(slots.clone())).collect();
-        self.layers[layer] = LayerStore { numbers, capacity, runs: joined(runs) };
-        Ok(())
+        let runs = joined(slots.iter().flat_map(|slots| store.runs_within(slots.clone())).collect());
+        let before = std::mem::replace(&mut self.layers[layer], LayerStore { numbers, capacity, runs });
+        Ok(GivenUp { numbers: before.numbers, layout })
     }
 
     /// Puts the tokens of a record, at consecutive positions from `first_position` on, into slots from `slot` on, in place of

@@ -13,7 +13,7 @@ mod swiftkv;
 #[cfg(test)]
 mod tests;
 
-use crate::{Depth, Device, Result};
+use crate::{Depth, Result};
 pub use anchors::Anchors;
 pub use registry::{POLICIES, PolicyKind, policies_help};
 pub use rules::{Arrived, KeysValuesAbove, PolicyRules, UNTRAINED};
@@ -100,16 +100,16 @@ impl Policy {
 
     /// Tokens of one layer's KV that are in memory at most, where the model runs: those of [`Self::most_held`], and, where KV
     /// moves, those under way.
-    pub fn in_memory(&self, prompt_len: usize, decode_len: usize, device: &Device) -> Vec<usize> {
+    pub fn in_memory(&self, prompt_len: usize, decode_len: usize) -> Vec<usize> {
         let mut tokens = self.most_held(prompt_len, decode_len);
         if let Some(pruning) = self.rules.block_pruning() {
-            tokens.push(pruning.under_way(prompt_len.saturating_sub(1), device));
+            tokens.push(pruning.under_way(prompt_len.saturating_sub(1)));
         }
         tokens
     }
 
     /// What it does with a prompt of so many tokens, for people, where its name does not say it; `bytes` tells the size of so
-    /// many tokens' KV at one layer.
+    /// many token-layers of KV.
     pub fn plan(&self, prompt_len: usize, bytes: &dyn Fn(usize) -> String) -> Option<String> {
         let pruning = self.rules.block_pruning()?;
         Some(pruning.plan(prompt_len.saturating_sub(1), self.layers, bytes))

@@ -3,7 +3,7 @@
 use super::registry::Argument;
 use super::schedule::Schedule;
 use super::{Arrived, PolicyKind, PolicyRules};
-use crate::{Depth, Device, Result};
+use crate::{Depth, Result};
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
@@ -101,16 +101,14 @@ impl BlockPruning {
         of_stages.sum()
     }
 
-    /// Tokens of one layer's KV that are on their way at most, in the memory of a device.
-    pub fn under_way(&self, prefill_len: usize, device: &Device) -> usize {
+    /// Tokens of one layer's KV that take memory of the device while they move: what comes back, and copies of what stays
+    /// while the rest is on its way out.
+    pub fn under_way(&self, prefill_len: usize) -> usize {
         let all = Self::blocks(prefill_len);
         let most = self.kept_blocks(prefill_len).into_iter().filter(|&kept| kept < all).max();
-        match (most, device) {
-            (Some(most), _) if self.resident || most == 0 => 0,
-            // Records wait in host memory on their way out.
-            (Some(most), Device::Cpu) => LAYERS_UNDER_WAY * (all + most) * BLOCK,
-            (Some(most), Device::Cuda(_)) => LAYERS_UNDER_WAY * most * BLOCK,
-            (None, _) => 0,
+        match most {
+            Some(most) if !self.resident => 2 * LAYERS_UNDER_WAY * most * BLOCK,
+            _ => 0,
         }
     }
 
@@ -127,7 +125,7 @@ impl BlockPruning {
             tokens => format!(
                 "{} of KV leave the device, at most {} are under way at once",
                 bytes(tokens),
-                bytes(self.under_way(prefill_len, &Device::Cpu))
+                bytes(self.under_way(prefill_len))
             ),
         };
         format!("of {} prompt tokens go on: {}; {away}", prefill_len + 1, steps.join(", "))

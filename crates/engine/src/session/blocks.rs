@@ -2,8 +2,8 @@
 //! 2025, arXiv 2508.06447).
 //!
 //! In the prefill the blocks that arrive at a pruning layer are scored by the mean query of the last four tokens against
-//! the keys of its attention, and the best go on. A stage ends there: all its blocks' KV is taken away, and what decode
-//! reads of it, the blocks that went on, stays where the model runs. When a decode step passes the same attention, the
+//! the keys of its attention, and the best go on. A stage ends there: all its blocks' KV is taken away, and a copy of
+//! what decode reads of it, the blocks that went on, stays where the model runs. When a decode step passes the same attention, the
 //! stage's blocks are scored again. Where too few of those that are wanted now are active, the others come back, for each
 //! layer of the stage, in place of those that are not wanted any more: while the model goes on through the layers above,
 //! chooses the token and begins the next step, which reads them. What a step reads follows from scores alone, never from
@@ -25,6 +25,7 @@ use layerscope_kernels::AttentionShape;
 use representatives::{Representatives, folded};
 use std::collections::{HashSet, VecDeque};
 use std::ops::Range;
+use std::time::Instant;
 use tier::{HostMemory, SpillFile, Tier};
 use transfers::{Staging, Transfers};
 
@@ -136,7 +137,7 @@ impl Blocks {
         }
         let shape = decoder.attention_shape(layer);
         let representatives = Representatives::of(
-            &store.layer_bytes(layer)?,
+            &store.keys(layer)?,
             self.present.len(),
             self.pruning.pooling,
             shape.kv_heads * shape.head_dim,
@@ -171,14 +172,9 @@ impl Blocks {
             .collect();
         let capacity = kept.len() * BLOCK + rest + self.decode_len;
         for layer in layers.clone() {
-            let bytes = store.layer_bytes(layer)?;
-            let mut records = Vec::with_capacity(blocks.len() * store.record_bytes(BLOCK));
-            for index in 0..blocks.len() {
-                bytes.append_record(index * BLOCK..(index + 1) * BLOCK, &mut records);
-            }
-            self.counters.bytes_out += records.len() as u64;
-            transfers.write(blocks.iter().map(|&block| (layer, block)).collect(), records)?;
-            store.keep_slots(layer, &slots, capacity)?;
+            let given_up = store.keep_slots(layer, &slots, capacity)?;
+            self.counters.bytes_out += (blocks.len() * store.record_bytes(BLOCK)) as u64;
+            transfers.write(blocks.iter().map(|&block| (layer, block)).collect(), given_up)?;
         }
         self.stages.push(Stage {
             waiting: layers.end..layers.end,
@@ -202,8 +198,10 @@ impl Blocks {
         };
         if !self.written {
             // From here on an error in writing would be one too late.
+            let start = Instant::now();
             transfers.finish_writing()?;
             self.written = true;
+            self.counters.write_wait_s = start.elapsed().as_secs_f64();
         }
         if stage.waiting.start == layer && !stage.waiting.is_empty() {
             take_in(stage, layer, transfers, store, &mut self.counters)?;

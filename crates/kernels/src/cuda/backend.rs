@@ -100,6 +100,8 @@ pub(super) trait Backend: Send + Sync {
     /// As [`Self::write`], beside the queued work rather than after it, from any thread; it is done when this returns.
     fn write_beside(&self, to: u64, bytes: &[u8]) -> Result<()>;
     fn read(&self, from: u64, bytes: &mut [u8]) -> Result<()>;
+    /// As [`Self::read`], beside the queued work, from any thread.
+    fn read_beside(&self, from: u64, bytes: &mut [u8]) -> Result<()>;
     fn copy(&self, from: u64, to: u64, bytes: usize) -> Result<()>;
     fn clear(&self, at: u64, bytes: usize) -> Result<()>;
     fn launch(&self, launch: &Launch<'_>) -> Result<()>;

@@ -222,6 +222,16 @@ impl Backend for Driver {
         self.synchronize()
     }
 
+    fn read_beside(&self, from: u64, bytes: &mut [u8]) -> Result<()> {
+        self.context.enter()?;
+        // SAFETY: as above.
+        unsafe {
+            result::memcpy_dtoh_async(bytes, from, self.context.copies)
+                .and_then(|()| result::stream::synchronize(self.context.copies))
+        }
+        .map_err(failure)
+    }
+
     fn copy(&self, from: u64, to: u64, bytes: usize) -> Result<()> {
         self.context.enter()?;
         // SAFETY: as above.

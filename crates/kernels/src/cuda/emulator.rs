@@ -229,6 +229,12 @@ impl Backend for Emulator {
         Ok(())
     }
 
+    fn read_beside(&self, from: u64, bytes: &mut [u8]) -> Result<()> {
+        // SAFETY: buffers have checked their lengths, and nothing queued writes this memory.
+        unsafe { std::ptr::copy_nonoverlapping(from as *const u8, bytes.as_mut_ptr(), bytes.len()) };
+        Ok(())
+    }
+
     fn copy(&self, from: u64, to: u64, bytes: usize) -> Result<()> {
         self.queue(Work::Copy { from, to, bytes })
     }

@@ -152,6 +152,19 @@ impl Buffer {
         }
     }
 
+    /// All of it as bytes, beside all queued work rather than after it, from any thread; nothing that is queued may write the
+    /// buffer meanwhile.
+    ///
+    /// # Errors
+    /// Where the device fails.
+    pub fn bytes_beside(&self) -> Result<Vec<u8>> {
+        let mut bytes = vec![0; self.bytes];
+        if !bytes.is_empty() {
+            self.device.backend().read_beside(self.address, &mut bytes)?;
+        }
+        Ok(bytes)
+    }
+
     /// All of it as numbers.
     ///
     /// # Errors

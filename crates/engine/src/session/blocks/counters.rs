@@ -8,6 +8,8 @@ use std::time::Duration;
 pub struct TransferCounters {
     /// Bytes of KV that were taken away from the device; each block of each layer once.
     pub bytes_out: u64,
+    /// Time waited, before the first decode step, until all of it was taken away, seconds.
+    pub write_wait_s: f64,
     /// Bytes of KV that came back.
     pub bytes_in: u64,
     /// Times that a stage's blocks were scored again.

@@ -1,6 +1,6 @@
 //! What stands for prompt blocks when they are scored.
 
-use crate::kv::LayerBytes;
+use crate::kv::LayerKeys;
 use crate::policy::{BLOCK, Pooling, UNIT};
 use crate::tensor::Tensor;
 use crate::weights::Linear;
@@ -22,7 +22,7 @@ impl Representatives {
     /// # Errors
     /// Where a GPU fails.
     pub(super) fn of(
-        keys: &LayerBytes<'_>,
+        keys: &LayerKeys<'_>,
         blocks: usize,
         pooling: Pooling,
         width: usize,

@@ -5,8 +5,9 @@
 use super::tier::{HostMemory, Key, SpillFile, Tier};
 use super::transfers::{Staging, Transfers};
 use super::{best, folded};
-use crate::policy::LAYERS_UNDER_WAY;
-use crate::{Error, Result};
+use crate::kv::{GivenUp, KvStore};
+use crate::policy::{BLOCK, LAYERS_UNDER_WAY};
+use crate::{Device, Error, KvPrecision, Result, Shape, Tensor};
 use layerscope_kernels::AttentionShape;
 use proptest::prelude::*;
 use std::fs::File;
@@ -30,22 +31,44 @@ fn error(result: Result<impl Sized>) -> String {
     error.to_string()
 }
 
+/// Blocks of a layer with two KV heads of one element each. A key is its token's position and a half for the second head, a
+/// value ten thousand more.
+fn given_up(blocks: usize) -> GivenUp {
+    let tokens = blocks * BLOCK;
+    let mut config = Shape::named("llama-3.1-8b").unwrap().config().clone();
+    (config.kv_heads, config.head_dim) = (2, 1);
+    let mut store = KvStore::new(&config, &[tokens + 3], KvPrecision::F32, &Device::Cpu).unwrap();
+    let positions: Vec<usize> = (0..tokens).collect();
+    let numbers = |offset: f32| {
+        let numbers = (0..2 * tokens).map(|index| index as f32 / 2.0 + offset).collect();
+        Tensor::from_vec(numbers, &[tokens, 2, 1]).unwrap()
+    };
+    store.append(0, &positions, &numbers(0.0), &numbers(10_000.0)).unwrap();
+    store.keep_slots(0, &[], 0).unwrap()
+}
+
+/// The record of a block.
+fn record(block: usize) -> Vec<u8> {
+    let keys = (0..2 * BLOCK).map(|index| (block * BLOCK) as f32 + index as f32 / 2.0);
+    let all: Vec<f32> = keys.clone().chain(keys.map(|key| key + 10_000.0)).collect();
+    bytemuck::cast_slice(&all).to_vec()
+}
+
 #[test]
 fn what_is_taken_away_comes_back_in_the_order_asked_for() {
     for tier in [Box::new(spill_file().0) as Box<dyn Tier>, Box::<HostMemory>::default()] {
         let staging = || Staging { bytes: vec![], on_device: None };
         let mut transfers =
             Transfers::start(tier, (0..LAYERS_UNDER_WAY).map(|_| staging()).collect()).unwrap();
-        for layer in 0..20u8 {
-            let keys = (0..3).map(|block| (layer.into(), block)).collect();
-            transfers.write(keys, vec![[layer; 5], [layer + 1; 5], [layer + 2; 5]].concat()).unwrap();
+        for layer in 0..20 {
+            transfers.write((0..3).map(|block| (layer, block)).collect(), given_up(3)).unwrap();
         }
-        for layer in (0..20u8).rev() {
-            transfers.read(vec![(layer.into(), 2), (layer.into(), 0)]).unwrap();
+        for layer in (0..20).rev() {
+            transfers.read(vec![(layer, 2), (layer, layer % 2)]).unwrap();
         }
-        for layer in (0..20u8).rev() {
+        for layer in (0..20).rev() {
             let arrival = transfers.arrival().unwrap();
-            assert_eq!(arrival.staging.bytes, [[layer + 2; 5], [layer; 5]].concat());
+            assert_eq!(arrival.staging.bytes, [record(2), record(layer % 2)].concat());
             transfers.give_back(arrival.staging);
         }
     }
@@ -57,11 +80,11 @@ fn what_is_taken_away_comes_back_in_the_order_asked_for() {
 fn a_full_disk_is_an_error_that_names_the_folder() {
     let full = File::options().read(true).write(true).open("/dev/full").unwrap();
     let mut transfers = start(SpillFile::of(full, Path::new("/the/folder")));
-    transfers.write(vec![(0, 0)], vec![1; 100]).unwrap();
+    transfers.write(vec![(0, 0)], given_up(1)).unwrap();
     let message = error(transfers.finish_writing());
     assert!(message.contains("/the/folder") && message.contains("make room"), "{message}");
     assert!(error(transfers.read(vec![(0, 0)])).contains("has ended"));
-    assert!(error(transfers.write(vec![(0, 1)], vec![])).contains("has ended"));
+    assert!(error(transfers.write(vec![(0, 1)], given_up(1))).contains("has ended"));
     assert!(error(transfers.arrival()).contains("has ended"));
 }
 
@@ -70,19 +93,20 @@ fn a_lost_or_changed_block_is_an_error_that_names_it() {
     for damage in ["nothing", "cut", "changed", "never written"] {
         let (tier, mut file) = spill_file();
         let mut transfers = start(tier);
-        transfers.write(vec![(3, 7), (3, 8)], vec![9; 200]).unwrap();
+        transfers.write(vec![(3, 7), (3, 8)], given_up(2)).unwrap();
         transfers.finish_writing().unwrap();
+        let len = record(0).len() as u64;
         match damage {
-            "cut" => file.set_len(150).unwrap(),
+            "cut" => file.set_len(2 * len - 1).unwrap(),
             "changed" => {
-                file.seek(SeekFrom::Start(170)).unwrap();
+                file.seek(SeekFrom::Start(len + 70)).unwrap();
                 file.write_all(&[8]).unwrap();
             }
             _ => {}
         }
         transfers.read(vec![(3, if damage == "never written" { 9 } else { 8 })]).unwrap();
         if damage == "nothing" {
-            assert_eq!(transfers.arrival().unwrap().staging.bytes, [9; 100]);
+            assert_eq!(transfers.arrival().unwrap().staging.bytes, record(1));
             continue;
         }
         let message = error(transfers.arrival());
@@ -107,7 +131,7 @@ fn a_killed_thread_is_an_error() {
         }
     }
     let mut transfers = start(Deadly);
-    transfers.write(vec![(0, 0)], vec![1]).unwrap();
+    transfers.write(vec![(0, 0)], given_up(1)).unwrap();
     transfers.read(vec![(0, 0)]).unwrap();
     assert!(error(transfers.arrival()).contains("has ended, so no further token"));
     assert!(error(transfers.read(vec![(0, 0)])).contains("has ended"));

@@ -5,7 +5,8 @@
 //! way out, so many on the way back.
 
 use super::tier::{Key, Tier};
-use crate::policy::LAYERS_UNDER_WAY;
+use crate::kv::GivenUp;
+use crate::policy::{BLOCK, LAYERS_UNDER_WAY};
 use crate::{Error, Result};
 use layerscope_kernels::cuda::Buffer;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -21,10 +22,10 @@ pub(super) struct Staging {
 }
 
 enum Request {
-    /// Records, one after the other.
+    /// What a layer has given up; its first slots hold the blocks of these keys, one after the other.
     Write {
         keys: Vec<Key>,
-        records: Vec<u8>,
+        given_up: GivenUp,
     },
     Read {
         keys: Vec<Key>,
@@ -85,15 +86,16 @@ impl Transfers {
         })
     }
 
-    /// Takes records away; waits where too many are under way.
+    /// Takes away what a layer has given up, whose first slots hold the blocks of these keys, one after the other; waits where
+    /// too many layers are under way.
     ///
     /// # Errors
     /// [`Error::Failure`] where this or an earlier transfer failed.
-    pub(super) fn write(&mut self, keys: Vec<Key>, records: Vec<u8>) -> Result<()> {
+    pub(super) fn write(&mut self, keys: Vec<Key>, given_up: GivenUp) -> Result<()> {
         while self.writes_under_way >= LAYERS_UNDER_WAY {
             self.written()?;
         }
-        self.send(Request::Write { keys, records })?;
+        self.send(Request::Write { keys, given_up })?;
         self.writes_under_way += 1;
         Ok(())
     }
@@ -205,7 +207,7 @@ impl Worker {
     fn run(mut self) {
         while let Ok(request) = self.requested.recv() {
             let reply = match request {
-                Request::Write { keys, records } => self.write(&keys, &records),
+                Request::Write { keys, given_up } => self.write(&keys, &given_up),
                 Request::Read { keys } => match self.freed.recv() {
                     Ok(staging) => self.read(&keys, staging),
                     Err(_) => return,
@@ -218,10 +220,12 @@ impl Worker {
         }
     }
 
-    fn write(&mut self, keys: &[Key], records: &[u8]) -> Result<Reply> {
-        let len = records.len() / keys.len().max(1);
-        for (&key, record) in keys.iter().zip(records.chunks_exact(len.max(1))) {
-            self.tier.write(key, record)?;
+    fn write(&mut self, keys: &[Key], given_up: &GivenUp) -> Result<Reply> {
+        let bytes = given_up.bytes()?;
+        let mut record = vec![];
+        for (index, &key) in keys.iter().enumerate() {
+            bytes.record(index * BLOCK..(index + 1) * BLOCK, &mut record);
+            self.tier.write(key, &record)?;
         }
         Ok(Reply::Written)
     }
