@@ -105,7 +105,7 @@ fn every_policy_gets_its_quality_and_full_is_the_measure() {
         QualityEvent::Finished => finished += 1,
     })
     .unwrap();
-    assert_eq!((started, finished), (2 * 2 * plan.policies.len(), started));
+    assert_eq!((started, finished), (2 * 2 * (plan.policies.len() + 1), started));
     for result in &found.results {
         let quality = result.quality.unwrap();
         assert_eq!(quality.prompts, 2);
@@ -139,7 +139,7 @@ fn an_interrupt_keeps_the_prompts_that_went_through_every_policy() {
     measure_quality(&MODEL, &plan, &prompts, &mut found, &interrupt, &mut |event| {
         finished += usize::from(event == QualityEvent::Finished);
         // In the midst of the second prompt.
-        if finished == plan.policies.len() + 1 {
+        if finished == plan.policies.len() + 3 {
             interrupt.store(true, Ordering::Relaxed);
         }
     })

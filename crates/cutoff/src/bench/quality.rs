@@ -69,7 +69,7 @@ impl Quality {
 /// What happens meanwhile, for progress displays.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum QualityEvent<'a> {
-    /// A prompt is begun under a policy.
+    /// A prompt is begun under a policy; first of all under `full`, for what the policies are held against.
     Started {
         /// Id of the prompt.
         id: &'a str,
@@ -149,7 +149,9 @@ fn of_prompt(
 ) -> Result<Vec<(Divergence, bool)>> {
     let decoder = &model.decoder;
     let (tokens, excluded) = (&prompt.tokens, model.tokenizer.eos_ids());
+    observe(QualityEvent::Started { id: &prompt.id, policy: "full" });
     let full = FullContinuation::of(decoder, tokens, plan.new_tokens, excluded, interrupt)?;
+    observe(QualityEvent::Finished);
     let mut found = vec![];
     for policy in &plan.policies {
         observe(QualityEvent::Started { id: &prompt.id, policy: &policy.to_string() });
