@@ -116,7 +116,7 @@ const QUALITY: [&str; 10] = [
 #[test]
 fn quality_stands_beside_times_where_it_is_asked_for() {
     let folder = tempfile::tempdir().unwrap();
-    let parquet = folder.path().join("bench.parquet");
+    let (parquet, svg) = (folder.path().join("bench.parquet"), folder.path().join("bench.svg"));
     let report = json(bench(&QUALITY).arg("--json").arg("--out").arg(&parquet));
     let results = report["results"].as_array().unwrap();
     assert_eq!(results.len(), 6);
@@ -136,7 +136,12 @@ fn quality_stands_beside_times_where_it_is_asked_for() {
     let printed: Vec<f64> = results.iter().map(|result| result["quality"]["kl"].as_f64().unwrap()).collect();
     assert_eq!(kl.values().to_vec(), printed);
 
-    let table = succeed(&mut bench(&QUALITY));
+    let table = succeed(bench(&QUALITY).arg("--out").arg(&svg));
+    let figure = std::fs::read_to_string(&svg).unwrap();
+    for part in ["KL(full ‖ policy), nats per token", "TTFT / full", "300 prompt tokens", "swiftkv", "pop:5"]
+    {
+        assert_eq!(figure.contains(part), part != "swiftkv", "{part}");
+    }
     for part in ["KL nats", "same top", "found", "Prompts at each length: 2"] {
         assert!(table.contains(part), "`{part}` is not in {table}");
     }
@@ -150,6 +155,9 @@ fn quality_that_cannot_be_measured_is_refused() {
     let small = ["--new-tokens", "4", "--repeats", "1"];
     refuse(bench(&small).args(["--lengths", "20,300", "--quality"]), 2, &["20", "needle", "longer"]);
     refuse(bench(&small).args(["--lengths", "300", "--quality", "0"]), 2, &["0 prompts", "101"]);
+    refuse(bench(&small).args(["--lengths", "300", "--out", "a.svg"]), 2, &["a.svg", "--quality"]);
+    let alone = ["--lengths", "300", "--policies", "speed:5", "--out", "a.svg", "--quality"];
+    refuse(bench(&small).args(alone), 2, &["a.svg", "full to --policies"]);
     let mut shape = layerscope();
     shape.args(["bench", "--lengths", "300", "--shape", "smollm2-135m", "--quality"]);
     refuse(&mut shape, 2, &["random weights", "--quality"]);

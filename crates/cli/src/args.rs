@@ -325,7 +325,8 @@ pub(crate) struct BenchArguments {
     /// depths; 4 where no number is given
     #[arg(long, value_name = "PROMPTS", num_args = 0..=1, default_missing_value = "4", value_parser = quality_prompts)]
     pub(crate) quality: Option<usize>,
-    /// File to write as well: FILE.parquet, FILE.json, or a run folder, which gets a bench.json
+    /// File to write as well: FILE.parquet, FILE.json, FILE.svg (the figure of quality against costs), or a run folder, which
+    /// gets a bench.json
     #[arg(long)]
     pub(crate) out: Option<PathBuf>,
     /// Print one JSON object

@@ -124,7 +124,28 @@ fn plan(arguments: &BenchArguments, config: &ModelConfig) -> Result<Plan> {
         statistics: arguments.statistics,
     };
     plan.check(config)?;
+    match &arguments.out {
+        Some(path) if is_svg(path) => check_figure(path, arguments, &plan)?,
+        _ => {}
+    }
     Ok(plan)
+}
+
+fn is_svg(path: &Path) -> bool {
+    path.extension().is_some_and(|extension| extension == "svg")
+}
+
+/// Refuses to draw a figure that would be empty.
+fn check_figure(path: &Path, arguments: &BenchArguments, plan: &Plan) -> Result<()> {
+    let full = plan.policies.iter().any(|policy| policy.to_string() == "full");
+    if arguments.quality.is_some() && full {
+        return Ok(());
+    }
+    Err(Error::input(format!(
+        "{}: the figure sets the quality of policies against their costs beside the full model; add {}, or write .json",
+        path.display(),
+        if full { "--quality" } else { "--quality, and full to --policies" }
+    )))
 }
 
 fn random_weights(arguments: &BenchArguments, name: &str) -> Result<Subject> {
@@ -198,6 +219,7 @@ struct Destination {
 enum Format {
     Json,
     Parquet,
+    Svg,
 }
 
 impl Destination {
@@ -210,10 +232,11 @@ impl Destination {
         let format = match path.extension().and_then(|extension| extension.to_str()) {
             Some("json") => Format::Json,
             Some("parquet") => Format::Parquet,
+            Some("svg") => Format::Svg,
             _ => {
                 return Err(Error::input(format!(
-                    "{}: measurements are written as .json or .parquet, or into a run folder; choose one of these \
-                     endings or an existing run",
+                    "{}: measurements are written as .json, .parquet or .svg, or into a run folder; choose one of \
+                     these endings or an existing run",
                     path.display()
                 )));
             }
@@ -240,6 +263,16 @@ impl Destination {
         let bytes = match self.format {
             Format::Json => output::json_text(report)?.into_bytes(),
             Format::Parquet => bench::to_parquet(report)?,
+            Format::Svg => {
+                let Some(svg) = layerscope_report::trade_off_svg(report) else {
+                    eprintln!(
+                        "layerscope: no prompt went through every policy, so there is nothing to draw into {}",
+                        self.path.display()
+                    );
+                    return Ok(());
+                };
+                svg.into_bytes()
+            }
         };
         layerscope_engine::write_file(&self.path, &bytes)
     }

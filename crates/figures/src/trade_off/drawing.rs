@@ -141,7 +141,7 @@ impl TradeOff {
             row.points.iter().filter_map(|point| Some((point, place(point)?))).collect();
         let places: Vec<[f64; 2]> = points.iter().map(|(_, place)| *place).collect();
         let names: Vec<String> = points.iter().map(|(point, _)| shortened(&point.name)).collect();
-        let widths: Vec<f64> = names.iter().map(|name| text_width(name, SMALL) + 2.0).collect();
+        let widths: Vec<f64> = names.iter().map(|name| text_width(name, SMALL) * 1.06 + 2.0).collect();
         let area = [frame.left + 3.0, frame.top - 6.0, frame.width + RIGHT - 5.0, frame.height + 4.0];
         let lines = along(&joined);
         let surroundings = Surroundings { points: &places, widths: &widths, frame: area, lines: &lines };
@@ -151,13 +151,19 @@ impl TradeOff {
                 surface.polyline(&ends, Pen::new(Ink::WeakText, 0.6));
             }
         }
+        // Names first: their rims would cut into points.
+        for ((label, [x, _]), name) in labels.iter().zip(&places).zip(&names) {
+            let Some([left, top, width, _]) = *label else { continue };
+            // Fonts differ in width: what is too wide or too narrow is so on the side away from the point.
+            let (at, anchor) = match (left + width <= *x, left >= *x) {
+                (true, _) => (left + width - 1.0, Anchor::End),
+                (_, true) => (left + 1.0, Anchor::Start),
+                _ => (left + width / 2.0, Anchor::Middle),
+            };
+            surface.rimmed([at, top + HEIGHT - 2.5], anchor, Ink::Text, name);
+        }
         for (point, place) in &points {
             surface.polygon(&marker(point.kind, *place), Self::ink(point.kind));
-        }
-        for (label, name) in labels.iter().zip(&names) {
-            if let Some([left, top, ..]) = label {
-                surface.rimmed([left + 1.0, top + HEIGHT - 2.5], Anchor::Start, Ink::Text, name);
-            }
         }
         for (point, [x, y]) in &points {
             surface.hover([x - 8.0, y - 8.0, 16.0, 16.0], &format!("{}\n{}", point.name, point.details));

@@ -60,6 +60,10 @@ impl Surroundings<'_> {
     fn best(&self, index: usize, placed: &[Option<Area>]) -> Option<Area> {
         let mut best: Option<(f64, Area)> = None;
         for (ring, distance) in RINGS.into_iter().enumerate() {
+            // Further away it would only become dearer.
+            if best.is_some_and(|(least, _)| 7.0 * ring as f64 >= least) {
+                break;
+            }
             for (rank, direction) in DIRECTIONS.into_iter().enumerate() {
                 let area = self.area(index, distance, direction);
                 if !inside(&area, &self.frame) || placed.iter().flatten().any(|other| overlap(&area, other)) {
