@@ -28,7 +28,7 @@ impl Scene<'_> {
             View::Map => Some(map::picture(self, theme).ok_or_else(reading)?),
             View::Curves => Some(self.charts(&curves::charts(self), &curves::spread(self), theme)),
             View::Heads => Some(heads::picture(self, theme).ok_or_else(reading)?),
-            View::Frontier if policies::are_shown(self) => policies::picture(self, &self.caption(), theme),
+            View::Frontier if policies::are_shown(self) => policies::picture(self, theme),
             View::Frontier => Some(self.charts(&frontier::charts(self), &frontier::bands(self), theme)),
             View::Compare => Some(compare::picture(self, theme)?),
             View::Text | View::Generate | View::Record => None,

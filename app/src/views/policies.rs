@@ -52,10 +52,11 @@ fn about(scene: &Scene<'_>) -> String {
             let on = machine.gpu.as_ref().or(machine.cpu.as_ref()).unwrap_or(&machine.architecture);
             let broken_off = if bench.interrupted { "; the measurement was broken off" } else { "" };
             format!(
-                "{}, {} weights, measured on {on}, {} threads{broken_off}; lower left is better",
+                "{}, {} weights, measured on {on}, {} threads, layerscope {}{broken_off}; lower left is better",
                 bench.model,
                 bench.weights.name(),
-                machine.threads
+                machine.threads,
+                bench.layerscope
             )
         }
     }
@@ -65,11 +66,11 @@ fn figure(scene: &Scene<'_>) -> Option<TradeOff> {
     layerscope_report::trade_off(scene.run.bench.as_ref().ok()?.as_ref()?)
 }
 
-/// The figure beneath a caption, for export.
-pub fn picture(scene: &Scene<'_>, caption: &str, theme: Theme) -> Option<String> {
+/// The figure beneath what was measured, for export.
+pub fn picture(scene: &Scene<'_>, theme: Theme) -> Option<String> {
     let (figure, colours) = (figure(scene)?, Colours::Of(theme));
     let size = [WIDTH, figure.height(WIDTH, true)];
-    let mut panels = Panels::new(colours, 1, size, &format!("{caption}; {}", about(scene)));
+    let mut panels = Panels::new(colours, 1, size, &about(scene));
     panels.push(&figure.to_svg(&Canvas { size, colours, titled: true, id: "policies" }));
     Some(panels.finish("figure", &figure.title, &figure.description))
 }

@@ -15,7 +15,7 @@ const EXAMPLES: &str = "Examples:
   layerscope view run
   layerscope report run -o report.html
   layerscope generate model.gguf --policy speed:24+bos --prompt 'Why is the sky blue?'
-  layerscope bench model.gguf --policies full,speed:24+bos --lengths 1k,8k";
+  layerscope bench model.gguf --policies full,speed:24+bos --lengths 1k,8k --quality";
 
 /// How deep does a language model need its prompt to go?
 ///
@@ -53,7 +53,7 @@ pub(crate) enum Command {
         after_help = "Example:\n  layerscope generate model.gguf --policy speed:24+bos --prompt 'Why is the sky blue?'"
     )]
     Generate(GenerateArguments),
-    /// Measure time, memory and KV of policies at prompt lengths, beside the cost model's predictions
+    /// Measure time, memory, KV and quality of policies at prompt lengths, beside the cost model's predictions
     #[command(
         after_help = "Examples:\n  layerscope bench model.gguf --policies full,speed:24,speed:24+bos --lengths 1k,2k,4k,8k\n  layerscope bench model.gguf --policies full,speed:20,speed:24+bos --lengths 1k,4k --quality 8 --out run\n  layerscope bench --shape llama-3.1-8b --layers 4 --lengths 1k --out bench.parquet\n\nExample: with one repeat, to see how long it takes:\n  layerscope bench model.gguf --repeats 1 --lengths 1k"
     )]

@@ -23,8 +23,7 @@ pub use parquet_file::to_parquet;
 pub use plan::{DEFAULT_NEW_TOKENS, DEFAULT_REPEATS, Plan, parse_length, parse_lengths, split_policies};
 pub use prompt::PromptTokens;
 pub use quality::{
-    DEFAULT_QUALITY_PROMPTS, FullContinuation, MOST_QUALITY_PROMPTS, Quality, QualityEvent, measure_quality,
-    quality_grid,
+    FullContinuation, MOST_QUALITY_PROMPTS, Quality, QualityEvent, measure_quality, quality_grid,
 };
 pub use report::{Measurement, Report};
 pub use report_file::{FILE_NAME, read, read_of_run};

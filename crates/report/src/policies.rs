@@ -52,7 +52,7 @@ pub fn trade_off(bench: &Report) -> Option<TradeOff> {
              place for 0, against {} (medians). A line joins the Pareto-optimal policies; below and to the left is better.",
             names.join(", ")
         ),
-        loss: "KL(full ‖ policy), nats per token".into(),
+        loss: "KL(full, policy), nats per token".into(),
         costs: names,
         kinds,
         rows,

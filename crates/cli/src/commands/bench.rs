@@ -32,7 +32,7 @@ struct Subject {
 
 enum Weights {
     Model(Box<Model>),
-    Random(Decoder),
+    Random(Box<Decoder>),
 }
 
 impl Subject {
@@ -170,7 +170,7 @@ fn random_weights(arguments: &BenchArguments, name: &str) -> Result<Subject> {
     Ok(Subject {
         name: shape.to_string(),
         prompt: PromptTokens::Random { vocab: decoder.config().vocab, seed: SEED },
-        weights: Weights::Random(decoder),
+        weights: Weights::Random(Box::new(decoder)),
         needles: vec![],
         notes: vec![format!("random weights ({weights}) of shape {shape}: speed only")],
     })

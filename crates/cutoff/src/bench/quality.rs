@@ -18,8 +18,6 @@ use layerscope_engine::{
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Prompts at each length unless told otherwise.
-pub const DEFAULT_QUALITY_PROMPTS: usize = 4;
 /// Most prompts at each length: one at every percent of depth.
 pub const MOST_QUALITY_PROMPTS: usize = 101;
 /// Seed of the prompts' texts.
@@ -50,7 +48,7 @@ impl Quality {
     /// Whether it can have been measured: a NaN is undefined, not impossible.
     pub(super) fn is_plausible(&self) -> bool {
         let share = |figure: f64| figure.is_nan() || (0.0..=1.0).contains(&figure);
-        self.prompts > 0 && !(self.kl < 0.0) && share(self.top1) && share(self.found)
+        self.prompts > 0 && (self.kl.is_nan() || self.kl >= 0.0) && share(self.top1) && share(self.found)
     }
 
     fn of(prompts: &[(Divergence, bool)]) -> Self {

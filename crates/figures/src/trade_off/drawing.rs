@@ -261,7 +261,7 @@ impl Frame {
         surface
             .polyline(&[[reference, self.top], [reference, bottom]], Pen::new(Ink::Line, 1.0).dashed("2 3"));
         let line = Pen::new(Ink::Line, 1.0);
-        for tick in ticks(self.ends[0], self.ends[1], (self.width / 48.0).max(2.0) as usize) {
+        for tick in ticks(self.ends[0], self.ends[1], (self.width / 36.0).max(2.0) as usize) {
             let x = self.x(tick);
             surface.polyline(&[[x, bottom], [x, bottom + 4.0]], line);
             surface.text([x, bottom + 16.0], Anchor::Middle, Ink::WeakText, &short(tick as f32));
