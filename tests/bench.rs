@@ -100,6 +100,68 @@ fn tables_and_files_hold_the_same() {
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 2, "nothing unfinished is left");
 }
 
+const QUALITY: [&str; 10] = [
+    "--lengths",
+    "256,300",
+    "--new-tokens",
+    "6",
+    "--repeats",
+    "1",
+    "--policies",
+    "full,speed:5,pop:5",
+    "--quality",
+    "2",
+];
+
+#[test]
+fn quality_stands_beside_times_where_it_is_asked_for() {
+    let folder = tempfile::tempdir().unwrap();
+    let (parquet, svg) = (folder.path().join("bench.parquet"), folder.path().join("bench.svg"));
+    let report = json(bench(&QUALITY).arg("--json").arg("--out").arg(&parquet));
+    let results = report["results"].as_array().unwrap();
+    assert_eq!(results.len(), 6);
+    for result in results {
+        let quality = &result["quality"];
+        let figure = |name: &str| quality[name].as_f64().unwrap();
+        assert_eq!(quality["prompts"], 2);
+        assert!((0.0..=1.0).contains(&figure("top1")) && (0.0..=1.0).contains(&figure("found")));
+        match result["policy"].as_str().unwrap() {
+            "full" => assert_eq!((figure("kl"), figure("top1"), figure("dnll")), (0.0, 1.0, 0.0)),
+            policy => assert!(figure("kl") > 1e-4, "{policy}: {quality}"),
+        }
+    }
+    let file = ParquetRecordBatchReaderBuilder::try_new(std::fs::File::open(&parquet).unwrap()).unwrap();
+    let rows = file.build().unwrap().next().unwrap().unwrap();
+    let kl = rows.column_by_name("quality_kl").unwrap().as_primitive::<Float64Type>();
+    let printed: Vec<f64> = results.iter().map(|result| result["quality"]["kl"].as_f64().unwrap()).collect();
+    assert_eq!(kl.values().to_vec(), printed);
+
+    let table = succeed(bench(&QUALITY).arg("--out").arg(&svg));
+    let figure = std::fs::read_to_string(&svg).unwrap();
+    for part in ["KL(full, policy), nats per token", "TTFT / full", "300 prompt tokens", "swiftkv", "pop:5"] {
+        assert_eq!(figure.contains(part), part != "swiftkv", "{part}");
+    }
+    for part in ["KL nats", "same top", "found", "Prompts at each length: 2"] {
+        assert!(table.contains(part), "`{part}` is not in {table}");
+    }
+    let without = json(bench(&SMALL).arg("--json"));
+    assert!(without["results"][0]["quality"].is_null());
+    assert!(!succeed(&mut bench(&SMALL)).contains("KL nats"));
+}
+
+#[test]
+fn quality_that_cannot_be_measured_is_refused() {
+    let small = ["--new-tokens", "4", "--repeats", "1"];
+    refuse(bench(&small).args(["--lengths", "20,300", "--quality"]), 2, &["20", "needle", "longer"]);
+    refuse(bench(&small).args(["--lengths", "300", "--quality", "0"]), 2, &["0 prompts", "101"]);
+    refuse(bench(&small).args(["--lengths", "300", "--out", "a.svg"]), 2, &["a.svg", "--quality"]);
+    let alone = ["--lengths", "300", "--policies", "speed:5", "--out", "a.svg", "--quality"];
+    refuse(bench(&small).args(alone), 2, &["a.svg", "full to --policies"]);
+    let mut shape = layerscope();
+    shape.args(["bench", "--lengths", "300", "--shape", "smollm2-135m", "--quality"]);
+    refuse(&mut shape, 2, &["random weights", "--quality"]);
+}
+
 #[test]
 fn one_token_and_one_repeat_leave_undefined_figures_null() {
     let report = json(&mut bench(&["--lengths", "1", "--new-tokens", "1", "--repeats", "1", "--json"]));

@@ -574,10 +574,12 @@ fn failure_cases_and_measurements_are_shown_where_the_run_has_them() {
     let mut bench = layerscope();
     bench.arg("bench").arg(tiny_model()).args([
         "--lengths",
-        "64",
+        "256",
         "--new-tokens",
         "4",
         "--repeats",
+        "1",
+        "--quality",
         "1",
         "--out",
     ]);
@@ -592,6 +594,15 @@ fn failure_cases_and_measurements_are_shown_where_the_run_has_them() {
         .map(|m| m["ttft_s"]["median"].as_f64().unwrap())
         .collect();
     equal(&html_tables(&after)["bench-table"].numbers(4), &medians, "TTFT");
+    let of_policies = |figure: &dyn Fn(&Value) -> Option<f64>| -> Vec<f64> {
+        measured["results"].as_array().unwrap().iter().map(|m| figure(m).unwrap()).collect()
+    };
+    let quality = &html_tables(&after)["bench-quality-256-data"];
+    equal(&quality.numbers(1), &of_policies(&|m| m["quality"]["kl"].as_f64()), "KL");
+    equal(&quality.numbers(6), &of_policies(&|m| m["ttft_ratio"].as_f64()), "TTFT / full");
+    let figure = &select(&after, "#bench-quality-256 svg");
+    assert_eq!(figure.len(), 2, "one for wide and one for narrow pages");
+    assert!(text(figure[0]).contains("speed:6+bos") && text(figure[0]).contains("KV bytes / full"));
     let continuations: Value =
         serde_json::from_slice(&std::fs::read(out.join("continuations.json")).unwrap()).unwrap();
     let entries = continuations["entries"].as_array().unwrap();

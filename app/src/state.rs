@@ -75,6 +75,39 @@ impl View {
     }
 }
 
+/// What the frontier view shows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub enum FrontierChart {
+    /// What each cutoff costs and saves.
+    #[default]
+    Cutoffs,
+    /// Measured policies, where the run folder has measurements of their quality.
+    Policies,
+}
+
+impl FrontierChart {
+    /// Both.
+    pub const ALL: [Self; 2] = [Self::Cutoffs, Self::Policies];
+
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Cutoffs => "Cutoffs",
+            Self::Policies => "Policies",
+        }
+    }
+
+    /// What it shows, in a sentence.
+    pub fn description(self) -> &'static str {
+        match self {
+            Self::Cutoffs => "What each cutoff costs and saves, by the exact frontier",
+            Self::Policies => {
+                "What policies cost in quality beside time and memory, as layerscope bench measured them"
+            }
+        }
+    }
+}
+
 /// What the map's columns are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub enum Columns {
@@ -188,6 +221,8 @@ pub struct ViewState {
     pub tolerance: f64,
     /// What is selected.
     pub selection: Selection,
+    /// What the frontier view shows.
+    pub frontier_chart: FrontierChart,
     /// What the map's columns are.
     pub columns: Columns,
     /// What the map shows of tokens.
@@ -228,6 +263,7 @@ impl Default for ViewState {
             policy: "speed".into(),
             tolerance: layerscope_cutoff::recommend::DEFAULT_TOLERANCE,
             selection: Selection::default(),
+            frontier_chart: FrontierChart::default(),
             columns: Columns::Tokens,
             token_figure: TokenFigure::default(),
             step_figure: StepFigure::default(),

@@ -8,6 +8,7 @@ use eframe::egui::{Event, Key, Modifiers, Vec2, vec2};
 use egui_kittest::kittest::{NodeT, Queryable};
 use layerscope_app::state::{Columns, View};
 use layerscope_diagnostics::run::Run;
+use layerscope_figures::{Anchor, Ink, Pen};
 use std::path::Path;
 use support::synthetic::{self, Sizes};
 use support::{Window, fill, opened, show, tiny_model, viewer, wait, wait_until};
@@ -712,4 +713,72 @@ fn a_token_selected_in_the_map_is_scrolled_to_in_the_text() {
         label.strip_prefix("position ")?.split(':').next()?.parse::<usize>().ok()
     });
     assert!(shown.is_some_and(|shown| shown.abs_diff(token) < 300), "{shown:?} {token}");
+}
+
+/// Where the figures of points are told.
+#[derive(Default)]
+struct Hovers(Vec<([f64; 4], String)>);
+
+impl layerscope_figures::Surface for Hovers {
+    fn polyline(&mut self, _: &[[f64; 2]], _: Pen) {}
+    fn polygon(&mut self, _: &[[f64; 2]], _: Ink) {}
+    fn text(&mut self, _: [f64; 2], _: Anchor, _: Ink, _: &str) {}
+    fn rimmed(&mut self, _: [f64; 2], _: Anchor, _: Ink, _: &str) {}
+    fn title(&mut self, _: [f64; 2], _: &str) {}
+    fn upwards(&mut self, _: [f64; 2], _: Ink, _: &str) {}
+    fn hover(&mut self, area: [f64; 4], text: &str) {
+        self.0.push((area, text.to_owned()));
+    }
+}
+
+#[test]
+fn measured_policies_tell_their_figures_and_are_exported() {
+    let run = made_up();
+    let mut window = opened(run.path());
+    show(&mut window, View::Frontier);
+    assert!(window.query_by_label("Policies").is_none(), "nothing was measured");
+    let bench = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/support/bench.json");
+    std::fs::copy(bench, run.path().join("bench.json")).expect("measurements");
+    let mut window = opened(run.path());
+    show(&mut window, View::Frontier);
+    window.get_by_label("Policies").click();
+    window.run_steps(3);
+    let area = window.get_by_label_contains("Figure: Quality and cost").rect();
+    let measured = viewer(&window).run().and_then(|run| run.bench.clone().ok()?).expect("measurements");
+    let mut hovers = Hovers::default();
+    let size = [f64::from(area.width()), f64::from(area.height())];
+    layerscope_report::trade_off(&measured).expect("a figure").draw(size, false, &mut hovers);
+    let ([x, y, width, height], text) =
+        hovers.0.iter().find(|(_, text)| text.starts_with("speed:20\n")).expect("a point");
+    window.hover_at(area.min + vec2((x + width / 2.0) as f32, (y + height / 2.0) as f32));
+    window.run_steps(30);
+    assert!(text.contains("KL 3.3169 nats per token") && text.contains("s (0.65 of full)"), "{text}");
+    window.get_by_label_contains(&text.replace('\n', "  ·  "));
+
+    let out = tempfile::tempdir().expect("a folder");
+    let svg = exported(&mut window, Modifiers::COMMAND | Modifiers::SHIFT, &out.path().join("p.svg"));
+    let svg = String::from_utf8(svg).expect("text");
+    for text in ["Quality and cost of policies", "peak memory / full", "selfonly:22+bos", "2 threads"] {
+        assert!(svg.contains(text), "{text}");
+    }
+    let csv =
+        exported_by(&mut window, Modifiers::COMMAND | Modifiers::SHIFT, Key::C, &out.path().join("p.csv"));
+    let csv = String::from_utf8(csv).expect("text");
+    assert!(csv.starts_with("policy,prompt (tokens),new (tokens),KL (nats)"), "{csv}");
+    assert_eq!(csv.lines().count(), measured.results.len() + 1);
+    window.get_by_label("Cutoffs").click();
+    window.run_steps(3);
+    window.get_by_label_contains("Chart: KL divergence");
+}
+
+#[test]
+fn damaged_measurements_leave_the_run_open() {
+    let run = made_up();
+    std::fs::write(run.path().join("bench.json"), "{").expect("a file");
+    let mut window = opened(run.path());
+    show(&mut window, View::Frontier);
+    window.get_by_label_contains("Chart: KL divergence");
+    window.get_by_label("Policies").click();
+    window.run_steps(3);
+    window.get_by_label_contains("measure again with --out FILE.json");
 }

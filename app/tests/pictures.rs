@@ -5,6 +5,7 @@ mod support;
 
 use eframe::egui::{Theme, Vec2};
 use egui_kittest::SnapshotResults;
+use egui_kittest::kittest::Queryable;
 use layerscope_app::state::View;
 use support::synthetic::{self, Sizes};
 
@@ -42,6 +43,29 @@ fn two_runs_are_seen_side_by_side() {
         window.state_mut().as_mut().expect("a viewer").compare_with(&deeper);
         support::wait(&mut window);
         results.add(window.try_snapshot(format!("compare-two-{theme:?}").to_lowercase()));
+    }
+}
+
+/// Policies as `layerscope bench` measured them on SmolLM2-135M-Instruct, put beside the made-up run.
+#[test]
+fn measured_policies_are_set_against_their_costs() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let run = folder.path().join("made-up");
+    synthetic::write(&run, SIZES, false);
+    let bench = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/support/bench.json");
+    std::fs::copy(bench, run.join("bench.json")).expect("measurements");
+    let mut results = SnapshotResults::new();
+    for (theme, size) in [(Theme::Dark, Vec2::new(1_440.0, 860.0)), (Theme::Light, Vec2::new(900.0, 640.0))] {
+        let launch = layerscope_app::Launch {
+            view: Some(View::Frontier),
+            theme: Some(theme),
+            ..support::launch(&run)
+        };
+        let mut window = support::window(launch, size);
+        support::wait(&mut window);
+        window.get_by_label("Policies").click();
+        window.run_steps(4);
+        results.add(window.try_snapshot(format!("policies-{theme:?}").to_lowercase()));
     }
 }
 

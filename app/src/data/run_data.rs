@@ -1,6 +1,7 @@
 //! A run folder in memory: everything small at once, a prompt's maps when they are looked at.
 
 use super::figure::{StepFigure, TokenFigure};
+use layerscope_cutoff::bench;
 use layerscope_cutoff::compare::{KNOCKOUT, by_layer};
 use layerscope_cutoff::cost::{Savings, Workload};
 use layerscope_cutoff::recommend::{Evidence, FrontierSummary, Options, Recommendation, recommend};
@@ -27,6 +28,8 @@ pub struct RunData {
     pub knockout: Vec<Vec<Summary>>,
     /// What each cutoff costs, for each anchor recorded.
     pub frontiers: Vec<FrontierSummary>,
+    /// Measurements of policies, where the run folder has some, or why they cannot be read.
+    pub bench: std::result::Result<Option<bench::Report>, String>,
     pub(super) evidence: Evidence,
 }
 
@@ -49,6 +52,7 @@ impl RunData {
                 .map(|category| knockout_summary(&prompts, run.manifest().model.layers, category))
                 .collect(),
             frontiers: Anchor::ALL.iter().filter_map(|&a| FrontierSummary::new(&evidence, a)).collect(),
+            bench: bench::read_of_run(folder).map_err(|error| error.to_string()),
             prompts,
             summary,
             evidence,

@@ -1,6 +1,7 @@
 //! The frontier: what each cutoff costs and what it saves.
 
-use super::{Scene, charts_in_rows};
+use super::{Scene, charts_in_rows, policies};
+use crate::state::FrontierChart;
 use crate::widgets::{Column, Figures, cell};
 use eframe::egui::Ui;
 use layerscope_cutoff::cost::Savings;
@@ -21,6 +22,19 @@ pub struct Measured {
 
 /// Draws the charts.
 pub fn show(ui: &mut Ui, scene: &mut Scene<'_>) {
+    if policies::are_there(scene) && !scene.is_picture {
+        ui.horizontal(|ui| {
+            for chart in FrontierChart::ALL {
+                let label = ui.selectable_label(scene.state.frontier_chart == chart, chart.name());
+                if label.on_hover_text(chart.description()).clicked() {
+                    scene.state.frontier_chart = chart;
+                }
+            }
+        });
+    }
+    if policies::are_shown(scene) {
+        return policies::show(ui, scene);
+    }
     ui.horizontal_wrapped(|ui| {
         let several = scene.run.categories().count() > 1;
         if !scene.is_picture {
@@ -119,8 +133,11 @@ fn savings(scene: &Scene<'_>) -> Vec<Curve> {
     curves
 }
 
-/// A row for each cutoff and anchor, overall and for each category.
+/// A row for each cutoff and anchor, overall and for each category; or for each measured policy, where these are shown.
 pub fn figures<'a>(scene: &'a Scene<'_>) -> Option<Figures<'a>> {
+    if policies::are_shown(scene) {
+        return policies::figures(scene);
+    }
     let layers = scene.run.layers();
     let groups: Vec<(Anchor, &FrontierGroup)> = scene
         .run

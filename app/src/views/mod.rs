@@ -8,6 +8,7 @@ pub mod generate;
 pub mod heads;
 pub mod map;
 mod picture;
+pub mod policies;
 pub mod record;
 pub mod text;
 

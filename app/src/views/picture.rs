@@ -1,6 +1,6 @@
 //! Views as SVG images in the figures' own drawing: what is exported of them.
 
-use super::{Scene, compare, curves, frontier, heads, map};
+use super::{Scene, compare, curves, frontier, heads, map, policies};
 use crate::state::View;
 use layerscope_engine::{Error, Result};
 use layerscope_figures::{Canvas, Chart, Colours, Map, Outline, Panels, Theme};
@@ -28,6 +28,7 @@ impl Scene<'_> {
             View::Map => Some(map::picture(self, theme).ok_or_else(reading)?),
             View::Curves => Some(self.charts(&curves::charts(self), &curves::spread(self), theme)),
             View::Heads => Some(heads::picture(self, theme).ok_or_else(reading)?),
+            View::Frontier if policies::are_shown(self) => policies::picture(self, theme),
             View::Frontier => Some(self.charts(&frontier::charts(self), &frontier::bands(self), theme)),
             View::Compare => Some(compare::picture(self, theme)?),
             View::Text | View::Generate | View::Record => None,

@@ -15,7 +15,7 @@ const EXAMPLES: &str = "Examples:
   layerscope view run
   layerscope report run -o report.html
   layerscope generate model.gguf --policy speed:24+bos --prompt 'Why is the sky blue?'
-  layerscope bench model.gguf --policies full,speed:24+bos --lengths 1k,8k";
+  layerscope bench model.gguf --policies full,speed:24+bos --lengths 1k,8k --quality";
 
 /// How deep does a language model need its prompt to go?
 ///
@@ -53,9 +53,9 @@ pub(crate) enum Command {
         after_help = "Example:\n  layerscope generate model.gguf --policy speed:24+bos --prompt 'Why is the sky blue?'"
     )]
     Generate(GenerateArguments),
-    /// Measure time, memory and KV of policies at prompt lengths, beside the cost model's predictions
+    /// Measure time, memory, KV and quality of policies at prompt lengths, beside the cost model's predictions
     #[command(
-        after_help = "Examples:\n  layerscope bench model.gguf --policies full,speed:24,speed:24+bos --lengths 1k,2k,4k,8k\n  layerscope bench --shape llama-3.1-8b --layers 4 --lengths 1k --out bench.parquet\n\nExample: with one repeat, to see how long it takes:\n  layerscope bench model.gguf --repeats 1 --lengths 1k"
+        after_help = "Examples:\n  layerscope bench model.gguf --policies full,speed:24,speed:24+bos --lengths 1k,2k,4k,8k\n  layerscope bench model.gguf --policies full,speed:20,speed:24+bos --lengths 1k,4k --quality 8 --out run\n  layerscope bench --shape llama-3.1-8b --layers 4 --lengths 1k --out bench.parquet\n\nExample: with one repeat, to see how long it takes:\n  layerscope bench model.gguf --repeats 1 --lengths 1k"
     )]
     Bench(BenchArguments),
     /// Hide a number in long prompts and see which policies still find it
@@ -321,12 +321,21 @@ pub(crate) struct BenchArguments {
     /// Also compute the attention statistics of every decode step, to see what they cost
     #[arg(long)]
     pub(crate) statistics: bool,
-    /// File to write as well: FILE.parquet, FILE.json, or a run folder, which gets a bench.json
+    /// Also measure what each policy costs in quality, on so many prompts of each length that hide a number at evenly spread
+    /// depths; 4 where no number is given
+    #[arg(long, value_name = "PROMPTS", num_args = 0..=1, default_missing_value = "4", value_parser = quality_prompts)]
+    pub(crate) quality: Option<usize>,
+    /// File to write as well: FILE.parquet, FILE.json, FILE.svg (the figure of quality against costs), or a run folder, which
+    /// gets a bench.json
     #[arg(long)]
     pub(crate) out: Option<PathBuf>,
     /// Print one JSON object
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+fn quality_prompts(text: &str) -> Result<usize, String> {
+    text.parse().map_err(|_| "give a number of prompts, or --quality alone, behind the model".to_owned())
 }
 
 #[derive(Debug, Args)]

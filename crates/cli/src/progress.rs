@@ -107,6 +107,29 @@ impl BenchBars {
     }
 }
 
+/// A bar while quality is measured, with what is run now.
+pub(crate) struct QualityBar(ProgressBar);
+
+impl QualityBar {
+    pub(crate) fn new(plan: &Plan, prompts: usize) -> Self {
+        let bar = ProgressBar::new((prompts * (plan.policies.len() + 1)) as u64)
+            .with_style(style("quality {bar:30} {pos}/{len}, {elapsed} elapsed, {eta} left, {msg}"));
+        bar.enable_steady_tick(std::time::Duration::from_millis(250));
+        Self(bar)
+    }
+
+    pub(crate) fn observe(&self, event: bench::QualityEvent<'_>) {
+        match event {
+            bench::QualityEvent::Started { id, policy } => self.0.set_message(format!("{policy} on {id}")),
+            bench::QualityEvent::Finished => self.0.inc(1),
+        }
+    }
+
+    pub(crate) fn finish(&self) {
+        self.0.finish_and_clear();
+    }
+}
+
 /// A bar while needles are looked for, with what is looked for now.
 pub(crate) fn needles(generations: usize) -> ProgressBar {
     ProgressBar::new(generations as u64)

@@ -1,16 +1,19 @@
-//! How fast policies are and what they hold in memory, measured beside what the cost model predicts.
+//! How fast policies are and what they hold in memory, measured beside what the cost model predicts, and what they cost in
+//! quality.
 //!
 //! The protocol is that of the SPEED paper's efficiency figures: prompts of 1K to 128K tokens, 128 new tokens, five
 //! repeats, mean and deviation. Every generation is greedy and goes on to its last token, whatever the model says.
 //!
 //! At each length there is first a warm-up that is not counted. Within every repeat each policy runs once, and each repeat
 //! begins with another policy, so that a machine that warms up or slows down favours none. One generation runs at a time.
+//! Quality does not vary and is measured once, after all times ([`measure_quality`]).
 
 mod memory;
 mod parquet_file;
 mod plan;
 mod prediction;
 mod prompt;
+mod quality;
 mod report;
 mod report_file;
 mod statistics;
@@ -19,6 +22,9 @@ pub use layerscope_diagnostics::machine::Machine;
 pub use parquet_file::to_parquet;
 pub use plan::{DEFAULT_NEW_TOKENS, DEFAULT_REPEATS, Plan, parse_length, parse_lengths, split_policies};
 pub use prompt::PromptTokens;
+pub use quality::{
+    FullContinuation, MOST_QUALITY_PROMPTS, Quality, QualityEvent, measure_quality, quality_grid,
+};
 pub use report::{Measurement, Report};
 pub use report_file::{FILE_NAME, read, read_of_run};
 pub use statistics::Statistics;

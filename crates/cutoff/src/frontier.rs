@@ -13,6 +13,7 @@ mod attention;
 use attention::VariantAttention;
 use layerscope_diagnostics::probe::ProbedRun;
 use layerscope_diagnostics::record::{Anchor, Divergence, FrontierRow, KnockoutRow};
+use layerscope_diagnostics::reference_distributions::StepComparison;
 use layerscope_engine::{Decoder, Depth, Device, Hooks, Interrupt, Pass, Result, Tensor, check_interrupt};
 use layerscope_kernels::Segment;
 
@@ -153,13 +154,6 @@ fn divergences(
 ) -> Result<Vec<Divergence>> {
     let steps = run.continuation.len();
     let rows: Vec<&Tensor> = batch.iter().map(|(_, x)| x).collect();
-    let mut sums = vec![Divergence { kl: 0.0, top1: 0.0, dnll: 0.0 }; batch.len()];
-    for (row, comparison) in run.distributions.compare(decoder, &Tensor::cat(&rows)?)?.iter().enumerate() {
-        let sum = &mut sums[row / steps];
-        sum.kl += comparison.kl;
-        sum.top1 += f64::from(u8::from(comparison.same_argmax));
-        sum.dnll += comparison.dnll;
-    }
-    let n = steps as f64;
-    Ok(sums.into_iter().map(|s| Divergence { kl: s.kl / n, top1: s.top1 / n, dnll: s.dnll / n }).collect())
+    let compared = run.distributions.compare(decoder, &Tensor::cat(&rows)?)?;
+    Ok(compared.chunks(steps).map(StepComparison::mean).collect())
 }

@@ -277,7 +277,7 @@ fn mean_kl(distributions: &ReferenceDistributions, logits: &[Tensor]) -> Result<
     }
     let mut sum = 0.0;
     for (step, logits) in logits.iter().enumerate() {
-        sum += distributions.kl(step, logits)?;
+        sum += distributions.compare_step(step, logits)?.kl;
     }
     Ok(Some(sum / logits.len() as f64))
 }

@@ -1,5 +1,6 @@
 //! The full model's next-token distributions, and how others differ from them, computed where the model runs.
 
+use crate::record::Divergence;
 use layerscope_engine::{Decoder, Error, Hooks, Result, Tensor, with_f32};
 use layerscope_kernels::cuda::Buffer;
 use layerscope_kernels::distribution::cuda::{self, ComparisonOnDevice, Summary};
@@ -40,20 +41,62 @@ pub struct StepComparison {
     pub dnll: f64,
 }
 
+impl StepComparison {
+    /// The means over the steps of a continuation.
+    pub fn mean(steps: &[Self]) -> Divergence {
+        let mean = |figure: &dyn Fn(&Self) -> f64| steps.iter().map(figure).sum::<f64>() / steps.len() as f64;
+        Divergence {
+            kl: mean(&|step| step.kl),
+            top1: mean(&|step| f64::from(u8::from(step.same_argmax))),
+            dnll: mean(&|step| step.dnll),
+        }
+    }
+}
+
 impl ReferenceDistributions {
     /// Of the final residual stream `x [N, d]`, for a continuation of N tokens.
     ///
     /// # Errors
     /// [`Error::Input`] where logits are NaN, or a token is beyond them.
     pub fn new(decoder: &Decoder, x: &Tensor, tokens: &[u32]) -> Result<Self> {
-        let vocab = decoder.config().vocab;
-        if tokens.iter().any(|&token| token as usize >= vocab) {
-            return Err(Error::no_numbers());
-        }
+        check_tokens(tokens, decoder.config().vocab)?;
         let (numbers, nll) = match x.on_device() {
-            None => host_distributions(decoder, x, tokens)?,
-            Some(_) => device_distributions(decoder, x, tokens)?,
+            None => {
+                let (mut distributions, mut nll) = (vec![], vec![]);
+                for_each_logits(decoder, x, |row, logits| {
+                    add(&mut distributions, &mut nll, logits, tokens[row]);
+                })?;
+                (Numbers::Host(distributions), nll)
+            }
+            Some(_) => {
+                let pieces = logits_of(decoder, x).map(|(_, logits)| logits).collect::<Result<Vec<_>>>()?;
+                device_distributions(&pieces, tokens)?
+            }
         };
+        Self::checked(numbers, tokens, nll)
+    }
+
+    /// Of the logits `[V]` of one step after another, as a session yields them, for a continuation of as many tokens. On the
+    /// CPU a step's logits are freed as its distribution is kept: N · V f32 in all.
+    ///
+    /// # Errors
+    /// As [`Self::new`].
+    pub fn of_steps(logits: Vec<Tensor>, tokens: &[u32]) -> Result<Self> {
+        check_tokens(tokens, logits.iter().map(Tensor::elements).min().unwrap_or(0))?;
+        let (numbers, nll) = if logits.iter().any(|logits| logits.on_device().is_some()) {
+            let rows = logits.iter().map(|logits| logits.reshape(&[1, logits.elements()]));
+            device_distributions(&rows.collect::<Result<Vec<_>>>()?, tokens)?
+        } else {
+            let (mut distributions, mut nll) = (vec![], vec![]);
+            for (logits, &token) in logits.into_iter().zip(tokens) {
+                with_f32(&logits, |logits| add(&mut distributions, &mut nll, logits, token))?;
+            }
+            (Numbers::Host(distributions), nll)
+        };
+        Self::checked(numbers, tokens, nll)
+    }
+
+    fn checked(numbers: Numbers, tokens: &[u32], nll: Vec<f64>) -> Result<Self> {
         if nll.iter().any(|nll| !nll.is_finite()) {
             return Err(Error::no_numbers());
         }
@@ -88,8 +131,7 @@ impl ReferenceDistributions {
         match &self.numbers {
             Numbers::Host(distributions) => for_each_logits(decoder, x, |row, logits| {
                 let step = row % steps;
-                let logit = f64::from(logits[self.tokens[step] as usize]);
-                compared.push(self.comparison(step, &distributions[step].compare(logits), logit));
+                compared.push(self.compare_on_host(step, &distributions[step], logits));
             })?,
             Numbers::Device { .. } => {
                 for (first, logits) in logits_of(decoder, x) {
@@ -102,15 +144,22 @@ impl ReferenceDistributions {
         Ok(compared)
     }
 
-    /// KL(full ‖ logits `[V]`) at a step, nats.
+    /// Compares logits `[V]` with a step's distribution.
     ///
     /// # Errors
     /// Whatever fails beneath.
-    pub fn kl(&self, step: usize, logits: &Tensor) -> Result<f64> {
+    pub fn compare_step(&self, step: usize, logits: &Tensor) -> Result<StepComparison> {
         match &self.numbers {
-            Numbers::Host(distributions) => with_f32(logits, |logits| distributions[step].compare(logits).kl),
-            Numbers::Device { .. } => Ok(self.compare_on_device(logits, &[step as u32])?[0].kl),
+            Numbers::Host(distributions) => {
+                with_f32(logits, |logits| self.compare_on_host(step, &distributions[step], logits))
+            }
+            Numbers::Device { .. } => Ok(self.compare_on_device(logits, &[step as u32])?[0]),
         }
+    }
+
+    fn compare_on_host(&self, step: usize, distribution: &Distribution, logits: &[f32]) -> StepComparison {
+        let logit = f64::from(logits[self.tokens[step] as usize]);
+        self.comparison(step, &distribution.compare(logits), logit)
     }
 
     fn comparison(&self, step: usize, comparison: &Comparison, logit: f64) -> StepComparison {
@@ -150,18 +199,19 @@ impl ReferenceDistributions {
     }
 }
 
-fn host_distributions(decoder: &Decoder, x: &Tensor, tokens: &[u32]) -> Result<(Numbers, Vec<f64>)> {
-    let (mut distributions, mut nll) = (vec![], vec![]);
-    for_each_logits(decoder, x, |row, logits| {
-        let distribution = Distribution::new(logits);
-        nll.push(distribution.nll(logits[tokens[row] as usize]));
-        distributions.push(distribution);
-    })?;
-    Ok((Numbers::Host(distributions), nll))
+fn check_tokens(tokens: &[u32], vocab: usize) -> Result<()> {
+    if tokens.iter().any(|&token| token as usize >= vocab) { Err(Error::no_numbers()) } else { Ok(()) }
 }
 
-fn device_distributions(decoder: &Decoder, x: &Tensor, tokens: &[u32]) -> Result<(Numbers, Vec<f64>)> {
-    let pieces = logits_of(decoder, x).map(|(_, logits)| logits).collect::<Result<Vec<_>>>()?;
+/// Adds a step's distribution and the NLL of its token.
+fn add(distributions: &mut Vec<Distribution>, nll: &mut Vec<f64>, logits: &[f32], token: u32) {
+    let distribution = Distribution::new(logits);
+    nll.push(distribution.nll(logits[token as usize]));
+    distributions.push(distribution);
+}
+
+/// Of rows of logits `[rows, V]`, as many as there are tokens.
+fn device_distributions(pieces: &[Tensor], tokens: &[u32]) -> Result<(Numbers, Vec<f64>)> {
     let logits = Tensor::cat(&pieces.iter().collect::<Vec<_>>())?;
     let numbers = logits.on_device().ok_or_else(|| Error::failure("logits are not on the GPU"))?;
     let vocab = numbers.dims()[1];

@@ -1,7 +1,8 @@
 //! Figures as data, and as SVG: what the report prints and what the viewer exports, in one set of colours and scales.
 //!
 //! A [`Chart`] holds curves over layers or cutoffs, a [`Map`] a [`Pyramid`] of layers × columns laid along a [`Scale`].
-//! Both know their title, unit and axes, and draw themselves as SVG of any size. Undefined values are NaN.
+//! A [`TradeOff`] sets quality against costs, a
+//! point for each policy. All know their title, unit and axes, and draw themselves as SVG of any size. Undefined values are NaN.
 
 mod axis;
 mod chart;
@@ -11,6 +12,7 @@ mod number;
 mod pyramid;
 mod scale;
 mod svg;
+mod trade_off;
 mod visible;
 
 pub use axis::round_step;
@@ -20,5 +22,6 @@ pub use map::{Map, Outline, Span, pixels};
 pub use number::{exact, short, token_label};
 pub use pyramid::Pyramid;
 pub use scale::{Scale, ScaleKind};
-pub use svg::{Canvas, Colours, FIGURE_FONTS, Panels, style_sheet};
+pub use svg::{Anchor, Canvas, Colours, FIGURE_FONTS, Panels, Pen, SMALL, Surface, TITLE, style_sheet};
+pub use trade_off::{TradeOff, TradeOffPoint, TradeOffRow};
 pub use visible::{visible, visible_line};

@@ -36,9 +36,9 @@ pub fn style_sheet(selector: &str, theme: Theme) -> String {
 pub const FIGURE_FONTS: &str = "font-family=\"system-ui, 'DejaVu Sans', sans-serif\"";
 
 /// Font size of axis numbers, names and legends.
-pub(crate) const SMALL: f64 = 11.0;
+pub const SMALL: f64 = 11.0;
 /// Font size of titles.
-pub(crate) const TITLE: f64 = 13.0;
+pub const TITLE: f64 = 13.0;
 
 /// About how wide a text is; fonts differ.
 pub(crate) fn text_width(text: &str, size: f64) -> f64 {
@@ -46,24 +46,83 @@ pub(crate) fn text_width(text: &str, size: f64) -> f64 {
 }
 
 /// Where a text stands at its point.
-#[derive(Debug, Clone, Copy)]
-pub(crate) enum Anchor {
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Anchor {
+    /// It begins there.
     Start,
+    /// Its middle is there.
     Middle,
+    /// It ends there.
     End,
 }
 
 /// How a line is drawn.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Pen {
-    pub(crate) ink: Ink,
-    pub(crate) width: f64,
-    pub(crate) dashes: Option<&'static str>,
+pub struct Pen {
+    /// Its colour.
+    pub ink: Ink,
+    /// Its width.
+    pub width: f64,
+    /// Lengths of dashes and gaps between spaces; a solid line without.
+    pub dashes: Option<&'static str>,
 }
 
 impl Pen {
     pub(crate) fn new(ink: Ink, width: f64) -> Self {
         Self { ink, width, dashes: None }
+    }
+
+    pub(crate) fn dashed(self, dashes: &'static str) -> Self {
+        Self { dashes: Some(dashes), ..self }
+    }
+}
+
+/// What a figure can be drawn on beside SVG, such as a window. Coordinates are CSS pixels from the upper left corner; texts
+/// stand on their baseline and are [`SMALL`] unless they are titles.
+pub trait Surface {
+    /// A line through points.
+    fn polyline(&mut self, points: &[[f64; 2]], pen: Pen);
+    /// An area within points.
+    fn polygon(&mut self, points: &[[f64; 2]], ink: Ink);
+    /// A text.
+    fn text(&mut self, at: [f64; 2], anchor: Anchor, ink: Ink, text: &str);
+    /// A text with a rim of the background's colour, for places where lines pass.
+    fn rimmed(&mut self, at: [f64; 2], anchor: Anchor, ink: Ink, text: &str);
+    /// A text in bold, larger than others.
+    fn title(&mut self, at: [f64; 2], text: &str);
+    /// A text that runs upwards, centred on a point.
+    fn upwards(&mut self, at: [f64; 2], ink: Ink, text: &str);
+    /// An area (left, top, width, height) that shows a text while the pointer is over it.
+    fn hover(&mut self, area: [f64; 4], text: &str);
+}
+
+impl Surface for Svg {
+    fn polyline(&mut self, points: &[[f64; 2]], pen: Pen) {
+        Self::polyline(self, points, pen);
+    }
+
+    fn polygon(&mut self, points: &[[f64; 2]], ink: Ink) {
+        Self::polygon(self, points, ink, 1.0);
+    }
+
+    fn text(&mut self, at: [f64; 2], anchor: Anchor, ink: Ink, text: &str) {
+        Self::text(self, at, anchor, ink, text);
+    }
+
+    fn rimmed(&mut self, at: [f64; 2], anchor: Anchor, ink: Ink, text: &str) {
+        Self::rimmed(self, at, anchor, ink, text);
+    }
+
+    fn title(&mut self, at: [f64; 2], text: &str) {
+        Self::title(self, at, text);
+    }
+
+    fn upwards(&mut self, at: [f64; 2], ink: Ink, text: &str) {
+        Self::upwards(self, at, ink, text);
+    }
+
+    fn hover(&mut self, area: [f64; 4], text: &str) {
+        Self::hover(self, area, text);
     }
 }
 

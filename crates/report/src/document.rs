@@ -1,6 +1,6 @@
 //! The report as a document: headings, sentences, tables and figures, in no format yet.
 
-use layerscope_figures::{Canvas, Chart, ColourMap, Map, Pyramid, Scale, ScaleKind, Span};
+use layerscope_figures::{Canvas, Chart, ColourMap, Map, Pyramid, Scale, ScaleKind, Span, TradeOff};
 
 /// A document.
 #[derive(Debug)]
@@ -242,6 +242,7 @@ impl Figure {
         match &self.drawing {
             Drawing::Chart(chart) => &chart.title,
             Drawing::Map(map) => &map.title,
+            Drawing::TradeOff(figure) => &figure.title,
         }
     }
 
@@ -250,10 +251,11 @@ impl Figure {
         match &self.drawing {
             Drawing::Chart(chart) => &chart.description,
             Drawing::Map(map) => &map.description,
+            Drawing::TradeOff(figure) => &figure.description,
         }
     }
 
-    /// Its size, given that of narrow and of wide figures: maps of many layers are taller.
+    /// Its size, given that of narrow and of wide figures: maps of many layers are taller, and so are many panels.
     pub(crate) fn size(&self, narrow: [f64; 2], wide: [f64; 2]) -> [f64; 2] {
         const ROWS: f64 = 24.0;
         const MOST_ROWS_MORE: f64 = 60.0;
@@ -264,6 +266,7 @@ impl Figure {
                 [width, height + (map.values.rows() as f64 - ROWS).clamp(0.0, MOST_ROWS_MORE) * ROW]
             }
             Drawing::Chart(_) => [width, height],
+            Drawing::TradeOff(figure) => [width, figure.height(width, true)],
         }
     }
 
@@ -272,6 +275,7 @@ impl Figure {
         let old = match &mut self.drawing {
             Drawing::Chart(chart) => &mut chart.title,
             Drawing::Map(map) => &mut map.title,
+            Drawing::TradeOff(figure) => &mut figure.title,
         };
         *old = title(old);
     }
@@ -281,6 +285,7 @@ impl Figure {
         match &self.drawing {
             Drawing::Chart(chart) => chart.to_svg(canvas),
             Drawing::Map(map) => map.draw(|map| map.to_svg(canvas)),
+            Drawing::TradeOff(figure) => figure.to_svg(canvas),
         }
     }
 }
@@ -292,6 +297,8 @@ pub(crate) enum Drawing {
     Chart(Chart),
     /// Layers × columns.
     Map(MapDrawing),
+    /// Policies by quality and costs.
+    TradeOff(TradeOff),
 }
 
 /// A map that holds its values.

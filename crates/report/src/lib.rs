@@ -9,11 +9,13 @@ mod html;
 mod markdown;
 mod output;
 mod pdf;
+mod policies;
 mod read;
 mod schema;
 mod sections;
 
 pub use output::{File, Format, render, write};
+pub use policies::{trade_off, trade_off_svg};
 
 pub use schema::schema;
 

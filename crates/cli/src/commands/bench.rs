@@ -1,14 +1,15 @@
 //! `layerscope bench`: time, memory and KV of policies at prompt lengths.
 
 use crate::args::BenchArguments;
-use crate::progress::{self, BenchBars};
+use crate::progress::{self, BenchBars, QualityBar};
 use crate::{models, output};
-use layerscope_cutoff::bench::{self, Machine, Measurement, Plan, PromptTokens, Report, Statistics};
+use layerscope_cutoff::bench::{self, Machine, Measurement, Plan, PromptTokens, Quality, Report, Statistics};
+use layerscope_diagnostics::needle::NeedlePrompt;
 use layerscope_diagnostics::prompts::{Prompt, parse_prompts};
 use layerscope_diagnostics::run::Run;
 use layerscope_engine::{
-    Decoder, Error, Interrupt, ModelConfig, Policy, Result, Shape, ShapeWeights, WeightsPrecision, caveats,
-    check_memory,
+    Decoder, Error, Interrupt, Model, ModelConfig, Policy, Result, Shape, ShapeWeights, WeightsPrecision,
+    caveats, check_memory,
 };
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -22,11 +23,33 @@ const SEED: u64 = 0;
 /// What is measured.
 struct Subject {
     name: String,
-    /// SHA-256 of the model; none of random weights.
-    sha256: Option<String>,
-    decoder: Decoder,
+    weights: Weights,
     prompt: PromptTokens,
+    /// What quality is measured on; none where it was not asked for.
+    needles: Vec<NeedlePrompt>,
     notes: Vec<String>,
+}
+
+enum Weights {
+    Model(Box<Model>),
+    Random(Box<Decoder>),
+}
+
+impl Subject {
+    fn decoder(&self) -> &Decoder {
+        match &self.weights {
+            Weights::Model(model) => &model.decoder,
+            Weights::Random(decoder) => decoder,
+        }
+    }
+
+    /// SHA-256 of the model; none of random weights.
+    fn sha256(&self) -> Option<&str> {
+        match &self.weights {
+            Weights::Model(model) => Some(&model.sha256),
+            Weights::Random(_) => None,
+        }
+    }
 }
 
 pub(crate) fn run(arguments: &BenchArguments, interrupt: &Interrupt) -> Result<ExitCode> {
@@ -38,22 +61,34 @@ pub(crate) fn run(arguments: &BenchArguments, interrupt: &Interrupt) -> Result<E
     if let Some(destination) = &destination {
         destination.check_model(&subject)?;
     }
-    let plan = plan(arguments, subject.decoder.config())?;
+    let plan = plan(arguments, subject.decoder().config())?;
     let bars = BenchBars::new(&plan);
-    let measured = bench::measure(&subject.decoder, &plan, &subject.prompt, interrupt, &mut |event| {
+    let measured = bench::measure(subject.decoder(), &plan, &subject.prompt, interrupt, &mut |event| {
         bars.observe(event);
     });
     bars.finish();
-    let measured = measured?;
+    let mut measured = measured?;
+    if let (Weights::Model(model), false, false) =
+        (&subject.weights, subject.needles.is_empty(), measured.interrupted)
+    {
+        let (needles, bar) = (&subject.needles, QualityBar::new(&plan, subject.needles.len()));
+        let done = bench::measure_quality(model, &plan, needles, &mut measured, interrupt, &mut |event| {
+            bar.observe(event);
+        });
+        bar.finish();
+        done?;
+    }
+    let weight_bytes = subject.decoder().weight_bytes() as u64;
+    let (layers, machine) = (subject.decoder().config().layers, Machine::with(subject.decoder().device()));
     let statistics = plan.statistics.then(|| "with attention statistics of every decode step".to_owned());
     let notes = subject.notes.into_iter().chain(statistics).chain(caveats(&plan.policies));
     let report = Report {
         results: measured.results,
         model: subject.name,
         weights: arguments.weights.into(),
-        weight_bytes: subject.decoder.weight_bytes() as u64,
-        layers: subject.decoder.config().layers,
-        machine: Machine::with(subject.decoder.device()),
+        weight_bytes,
+        layers,
+        machine,
         layerscope: env!("CARGO_PKG_VERSION").to_owned(),
         interrupted: measured.interrupted,
         notes: notes.chain(measured.no_peak.map(str::to_owned)).collect(),
@@ -89,10 +124,36 @@ fn plan(arguments: &BenchArguments, config: &ModelConfig) -> Result<Plan> {
         statistics: arguments.statistics,
     };
     plan.check(config)?;
+    match &arguments.out {
+        Some(path) if is_svg(path) => check_figure(path, arguments, &plan)?,
+        _ => {}
+    }
     Ok(plan)
 }
 
+fn is_svg(path: &Path) -> bool {
+    path.extension().is_some_and(|extension| extension == "svg")
+}
+
+/// Refuses to draw a figure that would be empty.
+fn check_figure(path: &Path, arguments: &BenchArguments, plan: &Plan) -> Result<()> {
+    let full = plan.policies.iter().any(|policy| policy.to_string() == "full");
+    if arguments.quality.is_some() && full {
+        return Ok(());
+    }
+    Err(Error::input(format!(
+        "{}: the figure sets the quality of policies against their costs beside the full model; add {}, or write .json",
+        path.display(),
+        if full { "--quality" } else { "--quality, and full to --policies" }
+    )))
+}
+
 fn random_weights(arguments: &BenchArguments, name: &str) -> Result<Subject> {
+    if arguments.quality.is_some() {
+        return Err(Error::input(
+            "random weights have no quality to measure; leave out --quality, or name a model instead of --shape",
+        ));
+    }
     let mut shape = Shape::named(name)?;
     if let Some(layers) = arguments.layers {
         shape = shape.cut_to(layers)?;
@@ -108,9 +169,9 @@ fn random_weights(arguments: &BenchArguments, name: &str) -> Result<Subject> {
     let decoder = progress::loading(|progress| shape.decoder(weights, precision, &device, SEED, progress))?;
     Ok(Subject {
         name: shape.to_string(),
-        sha256: None,
         prompt: PromptTokens::Random { vocab: decoder.config().vocab, seed: SEED },
-        decoder,
+        weights: Weights::Random(Box::new(decoder)),
+        needles: vec![],
         notes: vec![format!("random weights ({weights}) of shape {shape}: speed only")],
     })
 }
@@ -119,16 +180,27 @@ fn model(arguments: &BenchArguments, interrupt: &Interrupt) -> Result<Subject> {
     let name = arguments.model.as_deref().unwrap_or_default();
     let opened = models::open_named(name, arguments.architecture.as_deref(), interrupt)?;
     let plan = plan(arguments, &opened.config)?;
+    let needles = match arguments.quality {
+        Some(prompts) => {
+            bench::quality_grid(&plan.lengths, prompts)?.prompts(&opened.tokenizer, interrupt)?
+        }
+        None => vec![],
+    };
+    // Quality is held against the full model, whether or not it is measured.
+    let full = plan.lengths.iter().max().filter(|_| !needles.is_empty());
+    let full = full.map(|&longest| Policy::full(opened.config.layers).capacity(longest, plan.new_tokens));
+    let held = full.into_iter().chain([plan.most_in_memory()]);
+    let held = held.max_by_key(|held| held.iter().sum::<usize>()).unwrap_or_default();
     let device = models::device(arguments.device)?;
-    let need = opened.memory_need(arguments.weights.into(), &device, &plan.most_in_memory());
+    let need = opened.memory_need(arguments.weights.into(), &device, &held);
     let model = models::load(opened, arguments.weights, &device, &need)?;
     let prompts = parse_prompts(TEXT_NAME, TEXT)?;
     let text: Vec<String> = prompts.iter().map(Prompt::text).collect();
     Ok(Subject {
         prompt: PromptTokens::of_text(&model.tokenizer, &text.join("\n\n"))?,
-        name: model.name,
-        sha256: Some(model.sha256),
-        decoder: model.decoder,
+        name: model.name.clone(),
+        weights: Weights::Model(Box::new(model)),
+        needles,
         notes: vec![],
     })
 }
@@ -145,6 +217,7 @@ struct Destination {
 enum Format {
     Json,
     Parquet,
+    Svg,
 }
 
 impl Destination {
@@ -157,10 +230,11 @@ impl Destination {
         let format = match path.extension().and_then(|extension| extension.to_str()) {
             Some("json") => Format::Json,
             Some("parquet") => Format::Parquet,
+            Some("svg") => Format::Svg,
             _ => {
                 return Err(Error::input(format!(
-                    "{}: measurements are written as .json or .parquet, or into a run folder; choose one of these \
-                     endings or an existing run",
+                    "{}: measurements are written as .json, .parquet or .svg, or into a run folder; choose one of \
+                     these endings or an existing run",
                     path.display()
                 )));
             }
@@ -171,7 +245,7 @@ impl Destination {
     /// Refuses to lay measurements beside a run of another model.
     fn check_model(&self, subject: &Subject) -> Result<()> {
         match &self.run {
-            Some(run) if subject.sha256.as_ref() != Some(&run.manifest().model.sha256) => {
+            Some(run) if subject.sha256() != Some(run.manifest().model.sha256.as_str()) => {
                 Err(Error::input(format!(
                     "{} is a run of {}, not of {}; choose another --out, e.g. bench.json",
                     run.folder().display(),
@@ -187,6 +261,16 @@ impl Destination {
         let bytes = match self.format {
             Format::Json => output::json_text(report)?.into_bytes(),
             Format::Parquet => bench::to_parquet(report)?,
+            Format::Svg => {
+                let Some(svg) = layerscope_report::trade_off_svg(report) else {
+                    eprintln!(
+                        "layerscope: no prompt went through every policy, so there is nothing to draw into {}",
+                        self.path.display()
+                    );
+                    return Ok(());
+                };
+                svg.into_bytes()
+            }
         };
         layerscope_engine::write_file(&self.path, &bytes)
     }
@@ -209,11 +293,26 @@ fn text(report: &Report) -> String {
         // Where it was interrupted, later policies have one repeat less.
         let uneven = if block.iter().any(|other| other.repeats != *repeats) { " or fewer" } else { "" };
         text += &format!("\n{length} prompt tokens, {new_tokens} new, repeats: {repeats}{uneven}\n\n");
-        text += &output::table(&HEADER, block.iter().map(row).collect());
+        let quality = report.results.iter().any(|result| result.quality.is_some());
+        let header: Vec<&str> = if quality { [&HEADER[..], &QUALITY].concat() } else { HEADER.to_vec() };
+        let rows = block.iter().map(|result| {
+            let cells = if quality { quality_cells(result.quality.as_ref()).to_vec() } else { vec![] };
+            [row(result), cells].concat()
+        });
+        text += &output::table(&header, rows.collect());
         text.push('\n');
     }
     text += "\nTTFT: time to first token. TPOT: time per output token after the first. ± sample standard deviation.\n\
              /full: medians over those of the full model; model: what the cost model predicts.";
+    if let Some(quality) = report.results.iter().find_map(|result| result.quality) {
+        let new_tokens = report.results[0].new_tokens;
+        text += &format!(
+            "\nKL(full ‖ policy) of next-token distributions in nats per token, share of steps with the same top token, and \
+             change of the NLL,\nalong {new_tokens} tokens of the full model's own continuation; found: share of prompts whose \
+             hidden number is in {new_tokens} generated\ntokens. Prompts at each length: {}.",
+            quality.prompts
+        );
+    }
     for note in &report.notes {
         text += &format!("\n{note}");
     }
@@ -235,6 +334,15 @@ const HEADER: [&str; 13] = [
     "TPOT/full",
     "model",
 ];
+
+/// Columns that are there where quality was measured.
+const QUALITY: [&str; 4] = ["KL nats", "same top", "ΔNLL", "found"];
+
+fn quality_cells(quality: Option<&Quality>) -> [String; 4] {
+    let figure =
+        |value: fn(&Quality) -> f64, decimals| output::figure(quality.map_or(f64::NAN, value), decimals);
+    [figure(|q| q.kl, 4), figure(|q| q.top1, 3), figure(|q| q.dnll, 4), figure(|q| q.found, 2)]
+}
 
 fn row(measurement: &Measurement) -> Vec<String> {
     let spread = |statistics: &Statistics, factor: f64, decimals| {

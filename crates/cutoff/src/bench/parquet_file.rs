@@ -1,6 +1,6 @@
 //! Measurements as a Parquet table; every column carries `unit` and `description`.
 
-use super::{Measurement, Report};
+use super::{Measurement, Quality, Report};
 use arrow_array::{ArrayRef, Float64Array, Int64Array, RecordBatch, StringArray};
 use arrow_schema::{Field, Metadata, Schema};
 use layerscope_engine::{Error, Result};
@@ -60,6 +60,9 @@ fn columns(report: &Report) -> Vec<Column> {
         let values = rows.iter().map(|row| Some(value(row)).filter(|value| value.is_finite()));
         Column { name, unit, description, values: Arc::new(values.collect::<Float64Array>()) }
     };
+    let quality = |name, unit, description, value: fn(&Quality) -> f64| {
+        number(name, unit, description, &|row| row.quality.as_ref().map_or(f64::NAN, value))
+    };
     let cpu = report.machine.cpu.clone().unwrap_or_default();
     vec![
         text("model", "Model, or shape of its random weights", &|_| report.model.clone()),
@@ -104,5 +107,32 @@ fn columns(report: &Report) -> Vec<Column> {
         number("tpot_ratio_model", "ratio", "TPOT over that of full by the cost model", &|row| {
             row.tpot_ratio_model
         }),
+        quality(
+            "quality_kl",
+            "nats",
+            "Mean KL(full, policy) of next-token distributions; null where not measured",
+            |q| q.kl,
+        ),
+        quality("quality_top1", "share", "Share of steps with the full model's most likely token", |q| {
+            q.top1
+        }),
+        quality(
+            "quality_dnll",
+            "nats",
+            "Mean NLL of the full model's continuation, less the full model's",
+            |q| q.dnll,
+        ),
+        quality(
+            "quality_found",
+            "share",
+            "Share of prompts whose hidden number is in the generated text",
+            |q| q.found,
+        ),
+        count(
+            "quality_prompts",
+            "prompts",
+            "Prompts that quality was measured on; null where it was not",
+            &|row| row.quality.map(|quality| quality.prompts as u64),
+        ),
     ]
 }

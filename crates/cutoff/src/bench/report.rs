@@ -1,7 +1,7 @@
 //! Measurements as others read them.
 
 use super::prediction::{predict, workload};
-use super::{Machine, Plan, Sample, Statistics};
+use super::{Machine, Plan, Quality, Sample, Statistics};
 use crate::cost::{CostModel, bytes_per_token_layer};
 use layerscope_diagnostics::undefined::number_or_null;
 use layerscope_engine::{Decoder, WeightsPrecision};
@@ -41,6 +41,9 @@ pub struct Measurement {
     /// The same by the cost model.
     #[serde(deserialize_with = "number_or_null")]
     pub tpot_ratio_model: f64,
+    /// How near the policy comes to the full model; `None` where it was not asked for.
+    #[serde(default)]
+    pub quality: Option<Quality>,
 }
 
 /// Measurements with all that they depend on.
@@ -103,6 +106,7 @@ pub(super) fn measurements(
             ttft_ratio_model: predicted.ttft_ratio,
             tpot_ratio: None,
             tpot_ratio_model: predicted.tpot_ratio,
+            quality: None,
         });
     }
     let full = measurements.iter().find(|measurement| measurement.policy == "full");

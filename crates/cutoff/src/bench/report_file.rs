@@ -45,12 +45,13 @@ fn plausible(result: &Measurement) -> bool {
     let ratios = modelled.chain(result.ttft_ratio).chain(result.tpot_ratio);
     let counts = [result.length, result.new_tokens, result.repeats];
     // A NaN is undefined, not negative.
-    counts.iter().all(|&count| count > 0) && !times.chain(ratios).any(|figure| figure < 0.0)
+    let quality = result.quality.is_none_or(|quality| quality.is_plausible());
+    quality && counts.iter().all(|&count| count > 0) && !times.chain(ratios).any(|figure| figure < 0.0)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Machine, Statistics};
+    use super::super::{Machine, Quality, Statistics};
     use super::*;
     use layerscope_engine::WeightsPrecision;
     use proptest::prelude::*;
@@ -71,6 +72,13 @@ mod tests {
             ttft_ratio_model: f64::NAN,
             tpot_ratio: None,
             tpot_ratio_model: 0.5,
+            quality: (policy != "full").then_some(Quality {
+                kl: 0.125,
+                top1: 0.75,
+                dnll: f64::NAN,
+                found: 1.0,
+                prompts: 4,
+            }),
         };
         Report {
             results: vec![result("full", vec![]), result("speed:5+bos", vec![0.25])],
@@ -110,6 +118,19 @@ mod tests {
         assert!(found.results[0].tpot_s.mean.is_nan() && found.results[0].ttft_ratio_model.is_nan());
         assert_eq!(found.results[1].ttft_s, report().results[1].ttft_s);
         assert_eq!(found.machine, report().machine);
+        assert_eq!(found.results[1].quality.expect("measured").top1, 0.75);
+    }
+
+    #[test]
+    fn files_from_before_quality_was_measured_are_read() {
+        let mut old = serde_json::to_value(report()).expect("json");
+        for result in old["results"].as_array_mut().expect("results") {
+            result.as_object_mut().expect("an object").remove("quality");
+        }
+        let folder = tempfile::tempdir().expect("folder");
+        fs::write(folder.path().join(FILE_NAME), old.to_string()).expect("file");
+        let found = read_of_run(folder.path()).expect("sound").expect("there");
+        assert!(found.results.iter().all(|result| result.quality.is_none()));
     }
 
     #[test]
@@ -119,8 +140,19 @@ mod tests {
         negative.results[1].tpot_s.repeats[0] = -1.0;
         let mut nothing = report();
         nothing.results[0].repeats = 0;
+        let mut impossible = report();
+        impossible.results[1].quality =
+            Some(Quality { kl: 0.1, top1: 2.0, dnll: 0.1, found: 1.0, prompts: 4 });
         let json = |report: &Report| serde_json::to_vec(report).expect("json");
-        for bytes in [&b""[..], b"PAR1", b"[]", b"{\"results\": []}", &json(&negative), &json(&nothing)] {
+        for bytes in [
+            &b""[..],
+            b"PAR1",
+            b"[]",
+            b"{\"results\": []}",
+            &json(&negative),
+            &json(&nothing),
+            &json(&impossible),
+        ] {
             let message = refused(folder.path(), bytes);
             assert!(message.contains(FILE_NAME) && message.contains("measure again"), "{message}");
         }

@@ -211,9 +211,9 @@ fn drawing(figure: &Figure, canvas: &Canvas<'_>) -> Markup {
         Drawing::Map(_) if figure.wide => html! {
             div.drawing tabindex="0" role="region" aria-label=(visible(figure.title())) { (PreEscaped(svg)) }
         },
-        Drawing::Chart(_) if figure.wide => {
+        Drawing::Chart(_) | Drawing::TradeOff(_) if figure.wide => {
             let id = format!("{}-small", figure.id);
-            let small = figure.to_svg(&Canvas { size: NARROW, id: &id, ..*canvas });
+            let small = figure.to_svg(&Canvas { size: figure.size(NARROW, NARROW), id: &id, ..*canvas });
             html! {
                 div.drawing {
                     (PreEscaped(svg.replacen("<svg ", "<svg class=\"large\" ", 1)))

@@ -1,9 +1,10 @@
 //! Measured times and memory of policies, where the run folder holds them.
 
 use super::Place;
-use crate::document::{Block, Cell, Drawing, Figure, Inline, Table, column, plain};
-use layerscope_cutoff::bench::{Measurement, Report};
-use layerscope_figures::{Along, Chart, Curve, Ink, Style};
+use crate::document::{Block, Cell, Column, Drawing, Figure, Inline, Table, column, plain};
+use crate::policies::{compared, trade_off};
+use layerscope_cutoff::bench::{Measurement, Quality, Report};
+use layerscope_figures::{Along, Chart, Curve, Ink, Style, TradeOff, TradeOffPoint, TradeOffRow};
 
 /// A figure of a measurement.
 type FigureOf = fn(&Measurement) -> f64;
@@ -44,8 +45,9 @@ pub(super) fn blocks(place: &Place<'_>) -> Vec<Block> {
             1e3,
             "ms",
         ))),
-        Block::Table(table(place, bench)),
     ];
+    blocks.extend(quality(place, bench));
+    blocks.push(Block::Table(table(place, bench)));
     if bench.interrupted {
         blocks.push(Block::Paragraph(plain(
             "The measurement was broken off: the last figures rest on fewer repeats.",
@@ -56,6 +58,64 @@ pub(super) fn blocks(place: &Place<'_>) -> Vec<Block> {
             .push(Block::List(bench.notes.iter().map(|note| vec![Inline::Foreign(note.clone())]).collect()));
     }
     blocks
+}
+
+/// Quality against costs, a figure for each length; nothing where no quality was measured.
+fn quality(place: &Place<'_>, bench: &Report) -> Vec<Block> {
+    let Some(all) = trade_off(bench) else { return vec![] };
+    let lengths = compared(bench);
+    let prompts =
+        lengths.iter().find_map(|(_, results)| Some(results.first()?.quality?.prompts)).unwrap_or(0);
+    let mut blocks = vec![Block::Paragraph(plain(format!(
+        "Quality: each policy is fed the full model’s own greedy continuation of prompts that hide a number ({prompts} at \
+         each length), and its next-token distributions are compared with the full model’s at every step; then it generates \
+         by itself, and the number is looked for in its text."
+    )))];
+    for ((full, results), row) in lengths.iter().zip(&all.rows) {
+        let title = format!("Quality and cost at {}", row.name);
+        let id = place.id(&format!("bench-quality-{}", full.length));
+        let table = Table {
+            id: format!("{id}-data"),
+            caption: title.clone(),
+            columns: quality_columns(&all.costs),
+            rows: results
+                .iter()
+                .zip(&row.points)
+                .map(|(result, point)| quality_cells(result, point))
+                .collect(),
+        };
+        let row = TradeOffRow { name: String::new(), ..row.clone() };
+        let drawing = Drawing::TradeOff(TradeOff { title, rows: vec![row], ..all.clone() });
+        blocks.push(Block::Figure(Box::new(Figure { id, drawing, table, wide: true })));
+    }
+    blocks
+}
+
+fn quality_columns(costs: &[String]) -> Vec<Column> {
+    let mut columns = vec![
+        column("policy", ""),
+        column("KL", "nats"),
+        column("same top token", "%"),
+        column("ΔNLL", "nats"),
+        column("number found", "%"),
+        column("prompts", ""),
+    ];
+    columns.extend(costs.iter().map(|cost| column(cost, "")));
+    columns
+}
+
+fn quality_cells(result: &Measurement, point: &TradeOffPoint) -> Vec<Cell> {
+    let figure = |value: fn(&Quality) -> f64| result.quality.as_ref().map_or(f64::NAN, value);
+    let mut cells = vec![
+        Cell::Foreign(result.policy.clone()),
+        Cell::figure(figure(|quality| quality.kl)),
+        Cell::percent(figure(|quality| quality.top1)),
+        Cell::figure(figure(|quality| quality.dnll)),
+        Cell::percent(figure(|quality| quality.found)),
+        Cell::count(result.quality.map_or(0, |quality| quality.prompts)),
+    ];
+    cells.extend(point.costs.iter().map(|cost| Cell::figure(*cost)));
+    cells
 }
 
 fn policies(bench: &Report) -> Vec<&str> {

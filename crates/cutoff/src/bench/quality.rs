@@ -1,0 +1,258 @@
+//! What policies cost in quality, measured by running them.
+//!
+//! Along the full model's own greedy continuation of a prompt, a session under each policy is fed one token after another,
+//! and its next-token distributions are compared with the full model's at every step. Nothing is assumed of a policy: its
+//! prefill and its decode steps do whatever they do. Beside that it generates freely, to see whether it still finds the number
+//! that the prompt hides ([`layerscope_diagnostics::needle`]).
+
+use super::{Measured, Plan};
+use layerscope_diagnostics::needle::{self, Grid, Haystack, NeedlePrompt, Outcome};
+use layerscope_diagnostics::probe::continue_greedily;
+use layerscope_diagnostics::record::Divergence;
+use layerscope_diagnostics::reference_distributions::{ReferenceDistributions, StepComparison};
+use layerscope_diagnostics::summary::mean;
+use layerscope_diagnostics::undefined::number_or_null;
+use layerscope_engine::{
+    Decoder, Error, Hooks, Interrupt, Model, Policy, Result, Session, Tensor, check_interrupt,
+};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// Most prompts at each length: one at every percent of depth.
+pub const MOST_QUALITY_PROMPTS: usize = 101;
+/// Seed of the prompts' texts.
+const SEED: u64 = 1;
+
+/// How near a policy comes to the full model at one length: means over prompts. Undefined figures are NaN here and null in
+/// JSON.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Quality {
+    /// KL(full ‖ policy) of the next-token distributions along the full model's own greedy continuation, mean over its
+    /// steps, nats per token.
+    #[serde(deserialize_with = "number_or_null")]
+    pub kl: f64,
+    /// Share of steps where both have the same most likely token, in \[0, 1\].
+    #[serde(deserialize_with = "number_or_null")]
+    pub top1: f64,
+    /// Mean negative log-likelihood of the continuation, less that under the full model, nats per token.
+    #[serde(deserialize_with = "number_or_null")]
+    pub dnll: f64,
+    /// Share of prompts whose hidden number is in the text that the policy generates, of as many tokens, in \[0, 1\].
+    #[serde(deserialize_with = "number_or_null")]
+    pub found: f64,
+    /// Prompts.
+    pub prompts: usize,
+}
+
+impl Quality {
+    /// Whether it can have been measured: a NaN is undefined, not impossible.
+    pub(super) fn is_plausible(&self) -> bool {
+        let share = |figure: f64| figure.is_nan() || (0.0..=1.0).contains(&figure);
+        self.prompts > 0 && (self.kl.is_nan() || self.kl >= 0.0) && share(self.top1) && share(self.found)
+    }
+
+    fn of(prompts: &[(Divergence, bool)]) -> Self {
+        let over =
+            |figure: fn(&Divergence) -> f64| mean(prompts.iter().map(|(divergence, _)| figure(divergence)));
+        Self {
+            kl: over(|divergence| divergence.kl),
+            top1: over(|divergence| divergence.top1),
+            dnll: over(|divergence| divergence.dnll),
+            found: mean(prompts.iter().map(|(_, found)| f64::from(u8::from(*found)))),
+            prompts: prompts.len(),
+        }
+    }
+}
+
+/// What happens meanwhile, for progress displays.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum QualityEvent<'a> {
+    /// A prompt is begun under a policy; first of all under `full`, for what the policies are held against.
+    Started {
+        /// Id of the prompt.
+        id: &'a str,
+        /// Name of the policy.
+        policy: &'a str,
+    },
+    /// It is done.
+    Finished,
+}
+
+/// The needle prompts of so many at each length, their numbers hidden at evenly spread depths.
+///
+/// # Errors
+/// [`Error::Input`] on none or more than [`MOST_QUALITY_PROMPTS`], and as [`Grid::check`].
+pub fn quality_grid(lengths: &[usize], prompts: usize) -> Result<Grid> {
+    let depths = match prompts {
+        1 => vec![50],
+        2..=MOST_QUALITY_PROMPTS => (0..prompts).map(|index| (index * 100 / (prompts - 1)) as u32).collect(),
+        _ => {
+            return Err(Error::input(format!(
+                "quality cannot be measured on {prompts} prompts at each length; give from 1 to {MOST_QUALITY_PROMPTS}"
+            )));
+        }
+    };
+    let grid =
+        Grid { lengths: lengths.to_vec(), depths, samples: 1, seed: SEED, haystack: Haystack::Sentences };
+    grid.check()?;
+    Ok(grid)
+}
+
+/// Adds its quality to each measurement, over the prompts of its length. An interrupt keeps what is done: a prompt counts once
+/// it went through every policy, so that all are compared on the same ones.
+///
+/// # Errors
+/// [`Error::Input`] on a prompt beyond the model's context; whatever fails beneath.
+pub fn measure_quality(
+    model: &Model,
+    plan: &Plan,
+    prompts: &[NeedlePrompt],
+    measured: &mut Measured,
+    interrupt: &Interrupt,
+    observe: &mut dyn FnMut(QualityEvent<'_>),
+) -> Result<()> {
+    for &length in &plan.lengths {
+        let mut done: Vec<Vec<(Divergence, bool)>> = vec![vec![]; plan.policies.len()];
+        for prompt in prompts.iter().filter(|prompt| prompt.length == length) {
+            match of_prompt(model, plan, prompt, interrupt, observe) {
+                Err(Error::Interrupted) => {
+                    measured.interrupted = true;
+                    break;
+                }
+                found => done.iter_mut().zip(found?).for_each(|(done, found)| done.push(found)),
+            }
+        }
+        for (policy, done) in plan.policies.iter().zip(&done).filter(|(_, done)| !done.is_empty()) {
+            let name = policy.to_string();
+            let same =
+                measured.results.iter_mut().find(|result| (result.length, &result.policy) == (length, &name));
+            if let Some(result) = same {
+                result.quality = Some(Quality::of(done));
+            }
+        }
+        if measured.interrupted {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// Each policy of the plan on one prompt: how far it is from the full model, and whether it finds the number.
+fn of_prompt(
+    model: &Model,
+    plan: &Plan,
+    prompt: &NeedlePrompt,
+    interrupt: &Interrupt,
+    observe: &mut dyn FnMut(QualityEvent<'_>),
+) -> Result<Vec<(Divergence, bool)>> {
+    let decoder = &model.decoder;
+    let (tokens, excluded) = (&prompt.tokens, model.tokenizer.eos_ids());
+    observe(QualityEvent::Started { id: &prompt.id, policy: "full" });
+    let full = FullContinuation::of(decoder, tokens, plan.new_tokens, excluded, interrupt)?;
+    observe(QualityEvent::Finished);
+    let mut found = vec![];
+    for policy in &plan.policies {
+        observe(QualityEvent::Started { id: &prompt.id, policy: &policy.to_string() });
+        let divergence = full.divergence(decoder, policy, interrupt)?;
+        let (one, policies) = (std::slice::from_ref(prompt), std::slice::from_ref(policy));
+        let text = needle::run(model, one, policies, plan.new_tokens, interrupt, &mut |_| {})?;
+        let Some(Outcome { correct, .. }) = text.outcomes.first() else { return Err(Error::Interrupted) };
+        found.push((divergence, *correct));
+        observe(QualityEvent::Finished);
+    }
+    Ok(found)
+}
+
+/// The full model's own greedy continuation of a prompt with its next-token distributions: what policies are held against.
+pub struct FullContinuation<'a> {
+    prompt: &'a [u32],
+    tokens: Vec<u32>,
+    distributions: ReferenceDistributions,
+}
+
+impl<'a> FullContinuation<'a> {
+    /// Generates exactly `steps` tokens under `full`, none of them `excluded`. Distributions are those of the generating
+    /// steps, N · V f32, in the arithmetic in which policies generate too.
+    ///
+    /// # Errors
+    /// [`Error::Input`] on an empty prompt, no steps or a sequence beyond the context; [`Error::Interrupted`].
+    pub fn of(
+        decoder: &Decoder,
+        prompt: &'a [u32],
+        steps: usize,
+        excluded: &[u32],
+        interrupt: &Interrupt,
+    ) -> Result<Self> {
+        let full = Policy::full(decoder.config().layers);
+        let mut session = Session::new(decoder, full, prompt.len(), steps)?;
+        let first = session.prefill(prompt, &mut Hooks::none(), interrupt, &mut |_| {})?;
+        let mut logits = vec![];
+        let tokens =
+            continue_greedily(&mut session, first, steps, excluded, interrupt, &mut |_, row: &Tensor| {
+                logits.push(row.clone());
+            })?;
+        drop(session);
+        let distributions = ReferenceDistributions::of_steps(logits, &tokens)?;
+        Ok(Self { prompt, tokens, distributions })
+    }
+
+    /// The continuation, N tokens.
+    pub fn tokens(&self) -> &[u32] {
+        &self.tokens
+    }
+
+    /// How far a policy is from the full model along the continuation: prefill under the policy, then one step after another.
+    /// `full` itself is what it is held against, and nothing is run.
+    ///
+    /// # Errors
+    /// [`Error::Interrupted`]; whatever fails beneath.
+    pub fn divergence(
+        &self,
+        decoder: &Decoder,
+        policy: &Policy,
+        interrupt: &Interrupt,
+    ) -> Result<Divergence> {
+        if *policy == Policy::full(decoder.config().layers) {
+            return Ok(Divergence { kl: 0.0, top1: 1.0, dnll: 0.0 });
+        }
+        let mut session = Session::new(decoder, policy.clone(), self.prompt.len(), self.tokens.len())?;
+        let mut logits = session.prefill(self.prompt, &mut Hooks::none(), interrupt, &mut |_| {})?;
+        let mut compared = vec![self.distributions.compare_step(0, &logits)?];
+        for (step, &token) in (1..self.tokens.len()).zip(&self.tokens) {
+            check_interrupt(interrupt)?;
+            logits = session.step(token, &mut Hooks::none())?;
+            compared.push(self.distributions.compare_step(step, &logits)?);
+        }
+        Ok(StepComparison::mean(&compared))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn depths_are_spread_evenly() {
+        let depths = |prompts| quality_grid(&[512], prompts).expect("a grid").depths;
+        assert_eq!(depths(1), [50]);
+        assert_eq!(depths(2), [0, 100]);
+        assert_eq!(depths(4), [0, 33, 66, 100]);
+        assert_eq!(depths(MOST_QUALITY_PROMPTS), (0..=100).collect::<Vec<_>>());
+        for wrong in [0, MOST_QUALITY_PROMPTS + 1] {
+            let error = quality_grid(&[512], wrong).expect_err("refused");
+            assert!(error.exit_code() == 2 && error.to_string().contains("101"), "{error}");
+        }
+    }
+
+    #[test]
+    fn means_over_prompts() {
+        let of = |kl, found| (Divergence { kl, top1: 1.0 - kl, dnll: -kl }, found);
+        let quality = Quality::of(&[of(0.25, true), of(0.75, false)]);
+        assert_eq!(quality, Quality { kl: 0.5, top1: 0.5, dnll: -0.5, found: 0.5, prompts: 2 });
+        assert!(quality.is_plausible());
+        assert!(Quality { kl: f64::NAN, ..quality }.is_plausible());
+        assert!(!Quality { found: 1.5, ..quality }.is_plausible());
+        assert!(!Quality { kl: -0.1, ..quality }.is_plausible());
+        assert!(!Quality { prompts: 0, ..quality }.is_plausible());
+    }
+}
