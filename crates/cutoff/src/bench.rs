@@ -17,6 +17,7 @@ mod quality;
 mod report;
 mod report_file;
 mod statistics;
+mod transfers;
 
 pub use layerscope_diagnostics::machine::Machine;
 pub use parquet_file::to_parquet;
@@ -28,10 +29,11 @@ pub use quality::{
 pub use report::{Measurement, Report};
 pub use report_file::{FILE_NAME, read, read_of_run};
 pub use statistics::Statistics;
+pub use transfers::Transfers;
 
 use layerscope_engine::{
-    Choice, Decoder, Error, GenerationEvent, GenerationSettings, Interrupt, Policy, Result, check_interrupt,
-    generate,
+    Choice, Decoder, Error, GenerationEvent, GenerationSettings, Interrupt, Policy, Result, TransferCounters,
+    check_interrupt, generate,
 };
 use std::ops::ControlFlow;
 
@@ -59,12 +61,13 @@ pub enum Event<'a> {
 }
 
 /// What one generation took.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 struct Sample {
     ttft_s: f64,
     tpot_s: Option<f64>,
     kv_bytes: u64,
     peak_bytes: Option<u64>,
+    transfers: Option<TransferCounters>,
 }
 
 /// What was measured until the end of the plan, or until an interrupt.
@@ -165,5 +168,6 @@ fn sample(
         tpot_s: generation.tpot_s,
         kv_bytes: generation.kv_bytes as u64,
         peak_bytes: if peak_known { memory::peak_bytes(decoder.device()) } else { None },
+        transfers: generation.transfers,
     })
 }

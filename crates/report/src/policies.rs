@@ -129,6 +129,7 @@ mod tests {
             ttft_ratio_model: 0.7,
             tpot_ratio: None,
             tpot_ratio_model: 0.5,
+            transfers: None,
             quality: kl.map(|kl| Quality { kl, top1: 0.5, dnll: 0.1, found: 0.25, prompts: 4 }),
         };
         Report {

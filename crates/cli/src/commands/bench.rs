@@ -3,7 +3,9 @@
 use crate::args::BenchArguments;
 use crate::progress::{self, BenchBars, QualityBar};
 use crate::{models, output};
-use layerscope_cutoff::bench::{self, Machine, Measurement, Plan, PromptTokens, Quality, Report, Statistics};
+use layerscope_cutoff::bench::{
+    self, Machine, Measurement, Plan, PromptTokens, Quality, Report, Statistics, Transfers,
+};
 use layerscope_diagnostics::needle::NeedlePrompt;
 use layerscope_diagnostics::prompts::{Prompt, parse_prompts};
 use layerscope_diagnostics::run::Run;
@@ -62,6 +64,10 @@ pub(crate) fn run(arguments: &BenchArguments, interrupt: &Interrupt) -> Result<E
         destination.check_model(&subject)?;
     }
     let plan = plan(arguments, subject.decoder().config())?;
+    let plans = plans(&plan, subject.decoder());
+    if !arguments.json {
+        plans.iter().for_each(|plan| eprintln!("{plan}"));
+    }
     let bars = BenchBars::new(&plan);
     let measured = bench::measure(subject.decoder(), &plan, &subject.prompt, interrupt, &mut |event| {
         bars.observe(event);
@@ -81,7 +87,7 @@ pub(crate) fn run(arguments: &BenchArguments, interrupt: &Interrupt) -> Result<E
     let weight_bytes = subject.decoder().weight_bytes() as u64;
     let (layers, machine) = (subject.decoder().config().layers, Machine::with(subject.decoder().device()));
     let statistics = plan.statistics.then(|| "with attention statistics of every decode step".to_owned());
-    let notes = subject.notes.into_iter().chain(statistics).chain(caveats(&plan.policies));
+    let notes = subject.notes.into_iter().chain(statistics).chain(plans).chain(caveats(&plan.policies));
     let report = Report {
         results: measured.results,
         model: subject.name,
@@ -205,6 +211,18 @@ fn model(arguments: &BenchArguments, interrupt: &Interrupt) -> Result<Subject> {
     })
 }
 
+/// What policies do with prompts of each length where their names do not say it, and what moves then.
+fn plans(plan: &Plan, decoder: &Decoder) -> Vec<String> {
+    let token_bytes = decoder.sequence_need(&[]).kv_token_layer as f64;
+    let at = |length: usize| {
+        plan.policies.iter().filter_map(move |policy| {
+            let told = policy.plan(length, &|tokens| output::bytes(tokens as f64 * token_bytes))?;
+            Some(format!("{policy}: {told}"))
+        })
+    };
+    plan.lengths.iter().flat_map(|&length| at(length)).collect()
+}
+
 /// Where `--out` is written, and how.
 struct Destination {
     path: PathBuf,
@@ -301,9 +319,18 @@ fn text(report: &Report) -> String {
         });
         text += &output::table(&header, rows.collect());
         text.push('\n');
+        let moved = block.iter().filter_map(|result| Some(transfers_row(&result.policy, &result.transfers?)));
+        let moved: Vec<Vec<String>> = moved.collect();
+        if !moved.is_empty() {
+            text += &format!("\n{}\n", output::table(&TRANSFERS, moved));
+        }
     }
     text += "\nTTFT: time to first token. TPOT: time per output token after the first. ± sample standard deviation.\n\
              /full: medians over those of the full model; model: what the cost model predicts.";
+    if report.results.iter().any(|result| result.transfers.is_some()) {
+        text += "\nKV taken away and brought back: of one generation; waited: for what came back, of the time that bringing it \
+                 back took;\nlongest excess: by how much a wait was longer than its own transfer at most.";
+    }
     if let Some(quality) = report.results.iter().find_map(|result| result.quality) {
         let new_tokens = report.results[0].new_tokens;
         text += &format!(
@@ -317,6 +344,31 @@ fn text(report: &Report) -> String {
         text += &format!("\n{note}");
     }
     text
+}
+
+const TRANSFERS: [&str; 8] = [
+    "policy",
+    "KV taken away MiB",
+    "brought back MiB",
+    "swaps",
+    "active already %",
+    "waited ms",
+    "transfers ms",
+    "longest excess ms",
+];
+
+fn transfers_row(policy: &str, moved: &Transfers) -> Vec<String> {
+    let milliseconds = |seconds: f64| format!("{:.2}", seconds * 1e3);
+    vec![
+        policy.to_owned(),
+        mebibytes(moved.bytes_out),
+        mebibytes(moved.bytes_in),
+        format!("{} of {}", moved.swaps, moved.rescored),
+        moved.hit_rate.map_or_else(|| "–".to_owned(), |rate| format!("{:.0}", rate * 100.0)),
+        milliseconds(moved.wait_s + moved.write_wait_s),
+        milliseconds(moved.transfer_s),
+        milliseconds(moved.longest_excess_s),
+    ]
 }
 
 const HEADER: [&str; 13] = [
@@ -344,12 +396,15 @@ fn quality_cells(quality: Option<&Quality>) -> [String; 4] {
     [figure(|q| q.kl, 4), figure(|q| q.top1, 3), figure(|q| q.dnll, 4), figure(|q| q.found, 2)]
 }
 
+fn mebibytes(bytes: u64) -> String {
+    output::figure(bytes as f64 / f64::from(1 << 20), 2)
+}
+
 fn row(measurement: &Measurement) -> Vec<String> {
     let spread = |statistics: &Statistics, factor: f64, decimals| {
         let [mean, std] = [statistics.mean, statistics.std].map(|s| output::figure(s * factor, decimals));
         format!("{mean} ± {std}")
     };
-    let mebibytes = |bytes: u64| output::figure(bytes as f64 / f64::from(1 << 20), 2);
     let ratio = |ratio: Option<f64>| output::figure(ratio.unwrap_or(f64::NAN), 2);
     let Measurement { ttft_s, tpot_s, .. } = measurement;
     vec![

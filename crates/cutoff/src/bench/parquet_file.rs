@@ -92,6 +92,18 @@ fn columns(report: &Report) -> Vec<Column> {
         count("peak_bytes", "bytes", "Most bytes resident at once; null where unknown", &|row| {
             row.peak_bytes
         }),
+        count("kv_bytes_out", "bytes", "KV taken away from the device; null where none is", &|row| {
+            row.transfers.map(|moved| moved.bytes_out)
+        }),
+        count("kv_bytes_in", "bytes", "KV brought back; null where none is taken away", &|row| {
+            row.transfers.map(|moved| moved.bytes_in)
+        }),
+        number("kv_wait_s", "seconds", "Time waited for KV to come back, mean", &|row| {
+            row.transfers.map_or(f64::NAN, |moved| moved.wait_s)
+        }),
+        number("kv_transfer_s", "seconds", "Time that bringing KV back took, mean", &|row| {
+            row.transfers.map_or(f64::NAN, |moved| moved.transfer_s)
+        }),
         count("layer_tokens", "token-layers", "Token-layers computed, a proxy for FLOPs", &|row| {
             Some(row.layer_tokens)
         }),

@@ -1,7 +1,7 @@
 //! Measurements as others read them.
 
 use super::prediction::{predict, workload};
-use super::{Machine, Plan, Quality, Sample, Statistics};
+use super::{Machine, Plan, Quality, Sample, Statistics, Transfers};
 use crate::cost::{CostModel, bytes_per_token_layer};
 use layerscope_diagnostics::undefined::number_or_null;
 use layerscope_engine::{Decoder, WeightsPrecision};
@@ -41,6 +41,9 @@ pub struct Measurement {
     /// The same by the cost model.
     #[serde(deserialize_with = "number_or_null")]
     pub tpot_ratio_model: f64,
+    /// What moved where the policy keeps KV elsewhere; `None` where it does not.
+    #[serde(default)]
+    pub transfers: Option<Transfers>,
     /// How near the policy comes to the full model; `None` where it was not asked for.
     #[serde(default)]
     pub quality: Option<Quality>,
@@ -106,6 +109,7 @@ pub(super) fn measurements(
             ttft_ratio_model: predicted.ttft_ratio,
             tpot_ratio: None,
             tpot_ratio_model: predicted.tpot_ratio,
+            transfers: Transfers::of(samples.iter().filter_map(|sample| sample.transfers.as_ref())),
             quality: None,
         });
     }

@@ -72,6 +72,7 @@ mod tests {
             ttft_ratio_model: f64::NAN,
             tpot_ratio: None,
             tpot_ratio_model: 0.5,
+            transfers: None,
             quality: (policy != "full").then_some(Quality {
                 kl: 0.125,
                 top1: 0.75,
