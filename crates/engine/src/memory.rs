@@ -90,6 +90,12 @@ impl MemoryNeed {
         Self { probes, ..self }
     }
 
+    /// With so many more residual streams `[d]` of single tokens.
+    pub fn with_residuals(self, config: &ModelConfig, tokens: usize) -> Self {
+        let bytes = (tokens as u64).saturating_mul((config.hidden * size_of::<f32>()) as u64);
+        Self { probes: self.probes.saturating_add(bytes), ..self }
+    }
+
     /// All of it.
     pub fn total(&self) -> u64 {
         [self.weights, self.tokenizer, self.kv, self.activations, self.probes]

@@ -62,12 +62,11 @@ impl Session<'_> {
     /// Which of the rows at `positions` go on from an exit, if that can be told; from the end it is the last prompt token
     /// alone.
     fn goes_on(&self, exit: Depth, end: Depth, positions: &[usize]) -> Option<Vec<bool>> {
-        let mut goes_on = match (&self.queries, exit == end) {
-            (Some(queries), false) => {
-                let (prompt_len, store) = (self.prompt_len, &self.store);
-                self.policy.rules().goes_on(&Arrived { exit, positions, prompt_len, queries, store })?
-            }
-            _ => vec![false; positions.len()],
+        let (prompt_len, queries, store) = (self.prompt_len, self.queries.as_ref(), &self.store);
+        let mut goes_on = if exit == end {
+            vec![false; positions.len()]
+        } else {
+            self.policy.rules().goes_on(&Arrived { exit, positions, prompt_len, queries, store })?
         };
         for (goes_on, position) in goes_on.iter_mut().zip(positions) {
             *goes_on |= position + 1 == self.prompt_len;
