@@ -98,7 +98,7 @@ impl Viewer {
     /// Where the run's model is, by its name.
     pub(super) fn model_of_run(&self) -> Option<ModelSource> {
         let name = &self.run.as_ref()?.manifest.model.name;
-        self.launch.models.iter().find(|source| source.name == *name).cloned()
+        ModelSource::find(&self.launch.models, name).cloned()
     }
 
     pub(super) fn read_pattern(&mut self, layers: Vec<usize>) {

@@ -5,20 +5,26 @@
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used)]
 
+use layerscope_cutoff::diffusion::{Answer, Question, diffusion};
 use layerscope_cutoff::recording::record_prompt;
 use layerscope_diagnostics::prompts::Prompt;
-use layerscope_diagnostics::record::{Divergence, PromptRecord};
+use layerscope_diagnostics::record::{Divergence, PromptRecord, SpanRow};
 use layerscope_engine::{Device, Interrupt, Model, ModelSource, PromptText, WeightsPrecision};
 use std::path::Path;
 
-fn recorded(precision: WeightsPrecision, device: &Device, answer: Option<&str>) -> PromptRecord {
+fn load(precision: WeightsPrecision, device: &Device) -> Model {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/tiny/layerscope-tiny.gguf");
-    let model = Model::load(&ModelSource::path(path), precision, device, &mut |_, _| Ok(())).unwrap();
+    Model::load(&ModelSource::path(path), precision, device, &mut |_, _| Ok(())).unwrap()
+}
+
+fn recorded(precision: WeightsPrecision, device: &Device, answer: Option<&str>) -> PromptRecord {
+    let model = load(precision, device);
     let prompt = Prompt {
         id: "one".into(),
         category: "any".into(),
         content: PromptText::Plain("Anna has a red box. Ben has a blue cup. Who has the box?".into()),
         answer: answer.map(str::to_owned),
+        span: None,
     };
     record_prompt(&model, &prompt, 6, &Interrupt::new(false), &mut |_| {}).unwrap()
 }
@@ -83,4 +89,35 @@ fn weights_as_the_file_has_them_stay_near() {
     let answer = Some(" Anna has the red box");
     let found = recorded(WeightsPrecision::Native, &gpu(), answer);
     check(&found, &recorded(WeightsPrecision::F32, &Device::Cpu, answer), 5e-2);
+}
+
+/// A span of a prompt removed from a few layers on.
+fn removed(precision: WeightsPrecision, device: &Device) -> Vec<SpanRow> {
+    let model = load(precision, device);
+    let text = "Anna has a red box. Ben has a blue cup. Who has the box?";
+    let prompt = model.tokenizer.encode_prompt(&PromptText::Plain(text.into())).unwrap();
+    let continuation = model.tokenizer.encode(" Anna has the red box").unwrap();
+    let question = Question {
+        prompt: &prompt,
+        continuation: &continuation,
+        span: 2..9,
+        layers: &[0, 2, 5],
+        answer: Some(Answer { text: "Anna", max_new_tokens: 8 }),
+    };
+    diffusion(&model, &question, &Interrupt::new(false), &mut |_| {}).unwrap()
+}
+
+#[test]
+fn a_removed_span_costs_the_same() {
+    for (precision, bar) in [(WeightsPrecision::F32, 1e-4), (WeightsPrecision::Native, 5e-2)] {
+        let (found, expected) = (removed(precision, &gpu()), removed(WeightsPrecision::F32, &Device::Cpu));
+        let figures = |rows: &[SpanRow]| -> Vec<f64> {
+            rows.iter().flat_map(|row| [row.divergence.kl, row.divergence.dnll, row.decode_mass]).collect()
+        };
+        close_doubles("removed span", &figures(&found), &figures(&expected), bar);
+        if precision == WeightsPrecision::F32 {
+            let texts = |rows: &[SpanRow]| rows.iter().map(|row| row.found).collect::<Vec<_>>();
+            assert_eq!(texts(&found), texts(&expected));
+        }
+    }
 }

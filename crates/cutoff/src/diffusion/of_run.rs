@@ -158,14 +158,27 @@ pub fn mean_by_layer(records: &[SpanRecord]) -> Vec<MeanRow> {
     rows.collect()
 }
 
+/// A span for people: "tokens 120–139 (“The key is …”)".
+pub fn name(record: &SpanRecord) -> String {
+    const SHOWN: usize = 60;
+    let words: Vec<&str> = record.text.split_whitespace().collect();
+    let text: String = words.join(" ").chars().filter(|character| !character.is_control()).collect();
+    let shown = match text.char_indices().nth(SHOWN) {
+        Some((end, _)) => format!("{} …", text[..end].trim_end()),
+        None => text,
+    };
+    match record.end - record.first {
+        1 => format!("token {} (“{shown}”)", record.first),
+        _ => format!("tokens {}–{} (“{shown}”)", record.first, record.end - 1),
+    }
+}
+
 /// From which layer on a span may vanish, after its name: "may vanish from layer 12 on (…)".
 pub fn verdict(record: &SpanRecord, tolerance: f64, layers: usize) -> String {
     let from = record.vanishes_from(tolerance);
     let looked_at = if record.layers.len() <= layers { " looked at" } else { "" };
     if from >= layers {
-        return format!(
-            "may vanish from no layer on{looked_at} (KL > {tolerance} nats at the last one{looked_at})"
-        );
+        return format!("may vanish from no layer{looked_at} on (KL > {tolerance} nats at the last one)");
     }
     format!("may vanish from layer {from} on (KL ≤ {tolerance} nats at every layer{looked_at} from there up)")
 }
@@ -204,6 +217,14 @@ mod tests {
         assert!(verdict(&record(&[1.0, 1.0, 0.0]), 0.1, 2).starts_with("may vanish from no layer on ("));
         assert!(verdict(&record(&[1.0, 0.0, 0.0]), 0.1, 2).starts_with("may vanish from layer 1 on ("));
         assert!(verdict(&record(&[1.0, 0.0, 0.0]), 0.1, 9).contains("looked at"));
+    }
+
+    #[test]
+    fn names_are_short_and_in_one_line() {
+        assert_eq!(name(&record(&[0.0])), "tokens 1–2 (“x”)");
+        let long = SpanRecord { end: 2, text: format!(" a\n\u{1b}b {}", "é".repeat(99)), ..record(&[0.0]) };
+        let shown = name(&long);
+        assert!(shown.starts_with("token 1 (“a b éé") && shown.ends_with(" …”)"), "{shown}");
     }
 
     #[test]
