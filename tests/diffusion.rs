@@ -117,6 +117,36 @@ fn every_prompt_that_names_a_span_is_asked() {
 }
 
 #[test]
+fn reports_tell_of_spans_where_there_are_any() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = recorded(folder.path(), "Carl has a green hat.");
+    let report = |name: &str| {
+        let path = folder.path().join(name);
+        succeed(layerscope().arg("report").arg(&out).arg("-o").arg(&path));
+        std::fs::read(&path).unwrap()
+    };
+    let text = |name: &str| String::from_utf8(report(name)).unwrap();
+    assert!(!text("before.html").contains("id=\"spans\""));
+    let asked = ["--prompt", "a", "--json"];
+    let found = json(&mut diffusion(&out, &asked));
+    let span = &found["spans"][0];
+    let from = span["vanishes_from"].as_u64().unwrap();
+    let told: Value = serde_json::from_slice(&report("run.json")).unwrap();
+    assert_eq!(told["runs"][0]["spans"], found["spans"]);
+    let sentence = match from as usize {
+        LAYERS => "may vanish from no layer on".to_owned(),
+        from => format!("may vanish from layer {from} on"),
+    };
+    for name in ["run.html", "run.md"] {
+        let text = text(name);
+        for part in [&sentence, "Spans", "Attention on the span", "Anna has a red box."] {
+            assert!(text.contains(part), "{name} lacks {part}");
+        }
+    }
+    assert!(report("run.pdf").starts_with(b"%PDF"));
+}
+
+#[test]
 fn needle_prompts_name_their_needle() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("needles.jsonl");

@@ -26,7 +26,7 @@ use std::cell::RefCell;
 use std::ops::Range;
 
 pub use answer::Answer;
-pub use of_run::{Asked, MeanRow, Span, ask, mean_by_layer, name, verdict};
+pub use of_run::{Asked, MeanRow, Span, ToldSpan, ask, mean_by_layer, name, verdict};
 
 /// Largest mean KL at which a span counts as gone without loss, nats, unless told otherwise.
 pub const DEFAULT_TOLERANCE: f64 = 0.1;

@@ -12,6 +12,7 @@ mod pdf;
 mod read;
 mod schema;
 mod sections;
+pub mod spans;
 
 pub use output::{File, Format, render, write};
 

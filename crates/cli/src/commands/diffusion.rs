@@ -4,11 +4,10 @@ use crate::args::{DiffusionArguments, positions};
 use crate::models;
 use crate::output::{self, figure};
 use crate::progress::SpansBar;
-use layerscope_cutoff::diffusion::{Asked, MeanRow, Span, ask, mean_by_layer, name, verdict};
+use layerscope_cutoff::diffusion::{Asked, MeanRow, Span, ToldSpan, ask, mean_by_layer, name, verdict};
 use layerscope_diagnostics::record::SpanRecord;
 use layerscope_diagnostics::run::{Run, SPANS};
 use layerscope_engine::{Error, Interrupt, Model, Result};
-use serde::Serialize;
 use serde_json::json;
 use std::process::ExitCode;
 
@@ -110,32 +109,16 @@ fn all(run: &Run, model: &Model, asked: Vec<Asked<'_>>, interrupt: &Interrupt) -
     Ok(done)
 }
 
-/// A span with its prompt and its answer, as JSON has it.
-#[derive(Serialize)]
-struct Told<'a> {
-    prompt_id: &'a str,
-    vanishes_from: usize,
-    #[serde(flatten)]
-    record: &'a SpanRecord,
-}
-
 fn print(run: &Run, records: &[SpanRecord], arguments: &DiffusionArguments) -> Result<()> {
     let (model, tolerance) = (&run.manifest().model, arguments.tolerance);
     let means = mean_by_layer(records);
     if arguments.json {
-        let told: Vec<Told<'_>> = records
-            .iter()
-            .map(|record| Told {
-                prompt_id: &record.prompt_id,
-                vanishes_from: record.vanishes_from(tolerance),
-                record,
-            })
-            .collect();
+        let told = records.iter().map(|record| ToldSpan::new(record.clone(), tolerance));
         return output::json(&json!({
             "model": model.name,
             "layers": model.layers,
             "tolerance": tolerance,
-            "spans": told,
+            "spans": told.collect::<Vec<_>>(),
             "mean": means,
         }));
     }

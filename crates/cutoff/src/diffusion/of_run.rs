@@ -6,6 +6,7 @@ use layerscope_diagnostics::record::{Divergence, SpanRecord};
 use layerscope_diagnostics::run::{PromptSummary, Run, SpansWriter};
 use layerscope_diagnostics::summary::mean;
 use layerscope_engine::{Error, Interrupt, Model, Result, Tokenizer};
+use schemars::JsonSchema;
 use serde::Serialize;
 use std::ops::Range;
 
@@ -118,6 +119,26 @@ fn spans_of_text(tokenizer: &Tokenizer, tokens: &[u32], text: &str) -> Result<Ve
         first..ends.partition_point(|&end| end < start + text.len()) + 1
     };
     Ok(decoded.match_indices(text).map(span).collect())
+}
+
+/// A span with its prompt and the layer from which on it may vanish.
+#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
+pub struct ToldSpan {
+    /// The prompt.
+    pub prompt_id: String,
+    /// The smallest layer from which on the KL is within the tolerance; the number of layers where there is none.
+    pub vanishes_from: usize,
+    /// What removing it costs.
+    #[serde(flatten)]
+    pub record: SpanRecord,
+}
+
+impl ToldSpan {
+    /// Within a tolerance, nats.
+    pub fn new(record: SpanRecord, tolerance: f64) -> Self {
+        let vanishes_from = record.vanishes_from(tolerance);
+        Self { prompt_id: record.prompt_id.clone(), vanishes_from, record }
+    }
 }
 
 /// Removing spans from a layer on, over several of them.
