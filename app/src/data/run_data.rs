@@ -4,7 +4,7 @@ use super::figure::{StepFigure, TokenFigure};
 use layerscope_cutoff::compare::{KNOCKOUT, by_layer};
 use layerscope_cutoff::cost::{Savings, Workload};
 use layerscope_cutoff::recommend::{Evidence, FrontierSummary, Options, Recommendation, recommend};
-use layerscope_diagnostics::record::Anchor;
+use layerscope_diagnostics::record::{Anchor, SpanRecord};
 use layerscope_diagnostics::run::{Manifest, PromptSummary, Run};
 use layerscope_diagnostics::summary::{RunSummary, Summary, summarise, summarise_run};
 use layerscope_engine::Result;
@@ -25,6 +25,8 @@ pub struct RunData {
     pub summary: RunSummary,
     /// Knockout KL by layer, nats: overall, then each category as in `summary`.
     pub knockout: Vec<Vec<Summary>>,
+    /// What is known of removed spans of the prompts.
+    pub spans: Vec<SpanRecord>,
     /// What each cutoff costs, for each anchor recorded.
     pub frontiers: Vec<FrontierSummary>,
     pub(super) evidence: Evidence,
@@ -49,6 +51,7 @@ impl RunData {
                 .map(|category| knockout_summary(&prompts, run.manifest().model.layers, category))
                 .collect(),
             frontiers: Anchor::ALL.iter().filter_map(|&a| FrontierSummary::new(&evidence, a)).collect(),
+            spans: run.spans()?,
             prompts,
             summary,
             evidence,
