@@ -5,6 +5,7 @@ mod support;
 
 use eframe::egui::{Theme, Vec2};
 use egui_kittest::SnapshotResults;
+use egui_kittest::kittest::Queryable;
 use layerscope_app::state::View;
 use support::synthetic::{self, Sizes};
 
@@ -53,4 +54,22 @@ fn a_map_of_few_tokens_names_them() {
     let mut window = support::window(support::launch(&run), Vec2::new(800.0, 500.0));
     support::wait(&mut window);
     window.snapshot("map-few-tokens");
+}
+
+#[test]
+fn removed_tokens_are_told_beside_the_text() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let run = folder.path().join("made-up");
+    synthetic::write(&run, SIZES, false);
+    synthetic::write_span(&run, SIZES, 20..37);
+    let mut results = SnapshotResults::new();
+    for theme in [Theme::Dark, Theme::Light] {
+        let launch =
+            layerscope_app::Launch { view: Some(View::Text), theme: Some(theme), ..support::launch(&run) };
+        let mut window = support::window(launch, Vec2::new(1_080.0, 640.0));
+        support::wait(&mut window);
+        window.get_by_label("20–36").click();
+        window.run_steps(4);
+        results.add(window.try_snapshot(format!("text-span-{theme:?}").to_lowercase()));
+    }
 }

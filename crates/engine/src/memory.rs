@@ -187,6 +187,10 @@ mod tests {
         // 32 layers, 8 heads of 128, keys and values, two bytes each.
         assert_eq!(need(131_072).kv, 131_072 * 32 * 2 * 8 * 128 * 2);
         assert_eq!(need(0).kv, 0);
+        // Residual streams of 4,096 numbers.
+        let shape = Shape::named("llama-3.1-8b").unwrap();
+        let with = need(10).with_residuals(shape.config(), 1_000);
+        assert_eq!(with.total() - need(10).total(), 1_000 * 4_096 * 4);
     }
 
     #[test]

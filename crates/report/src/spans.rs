@@ -10,11 +10,7 @@ const CURVES: usize = 6;
 
 /// KL by the layer from which spans are removed. Of a single span the layer is marked from which on it may vanish.
 pub fn divergence(spans: &[&SpanRecord], tolerance: f64, layers: usize) -> Chart {
-    let mut chart = Chart::new(
-        "What removing the span costs",
-        "KL(full ‖ span removed from this layer on), nats",
-        Along::Layers(layers),
-    );
+    let mut chart = Chart::new("Span removed from this layer on", "KL, nats", Along::Layers(layers));
     chart.logarithmic = true;
     chart.level =
         Some((tolerance, format!("tolerance {tolerance}"))).filter(|(tolerance, _)| *tolerance > 0.0);

@@ -49,12 +49,18 @@ pub(super) fn show(ui: &mut Ui, scene: &mut Scene<'_>) {
     ui.separator();
     let chosen = chosen(scene);
     let record = record(scene, chosen.as_ref());
-    if !scene.is_picture {
-        ui.horizontal(|ui| asking(ui, scene, chosen.as_ref(), record.is_some()));
-    }
+    ui.horizontal(|ui| {
+        if !scene.is_picture {
+            asked_before(ui, scene, chosen.as_ref());
+            asking(ui, scene, chosen.as_ref(), record.is_some());
+        }
+        if let Some(record) = record {
+            ui.add(Label::new(RichText::new(capital(&name(record))).weak()).truncate());
+        }
+    });
     let Some(record) = record else { return };
     let (tolerance, layers) = (scene.state.tolerance, scene.run.layers());
-    let sentence = format!("{} {}", capital(&name(record)), verdict(record, tolerance, layers));
+    let sentence = capital(&verdict(record, tolerance, layers));
     ui.add(Label::new(RichText::new(sentence).strong()).truncate());
     ui.horizontal_top(|ui| {
         let width = (ui.available_width() - ui.spacing().item_spacing.x) / 2.0 - 2.0;
@@ -64,7 +70,22 @@ pub(super) fn show(ui: &mut Ui, scene: &mut Scene<'_>) {
     });
 }
 
-/// The selection, the button or how far it has come, and the spans that were asked about before.
+/// The spans that were asked about before, to be selected again.
+fn asked_before(ui: &mut Ui, scene: &mut Scene<'_>, chosen: Option<&Range<usize>>) {
+    let spans: Vec<Range<usize>> = kept(scene).map(|record| record.first..record.end).collect();
+    if spans.is_empty() {
+        return;
+    }
+    ui.weak("asked:");
+    for span in spans {
+        let text = format!("{}–{}", span.start, span.end - 1);
+        if ui.selectable_label(chosen == Some(&span), text).clicked() {
+            scene.state.selection.select_tokens(span);
+        }
+    }
+}
+
+/// The selection, and the button or how far it has come.
 fn asking(ui: &mut Ui, scene: &mut Scene<'_>, chosen: Option<&Range<usize>>, is_known: bool) {
     if let Some(removing) = scene.removing {
         let (share, text) = match removing.progress {
@@ -92,19 +113,8 @@ fn asking(ui: &mut Ui, scene: &mut Scene<'_>, chosen: Option<&Range<usize>>, is_
             if ui.button(asked).on_hover_text(about).clicked() {
                 scene.actions.push(Action::RemoveSpan(span.clone()));
             }
-        } else {
+        } else if !is_known {
             ui.weak("open the run’s model to ask from which layer on these may vanish");
-        }
-    }
-    let spans: Vec<Range<usize>> = kept(scene).map(|record| record.first..record.end).collect();
-    if spans.is_empty() {
-        return;
-    }
-    ui.weak("asked:");
-    for span in spans {
-        let text = format!("{}–{}", span.start, span.end - 1);
-        if ui.selectable_label(chosen == Some(&span), text).clicked() {
-            scene.state.selection.select_tokens(span);
         }
     }
 }
