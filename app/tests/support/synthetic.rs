@@ -2,12 +2,11 @@
 
 use layerscope_diagnostics::record::{
     Anchor, AttentionFigures, Divergence, FrontierRow, KnockoutRow, LensFigures, PromptRecord,
-    ReceivedFigures, SpanRecord, SpanRow, Timings,
+    ReceivedFigures, Timings,
 };
-use layerscope_diagnostics::run::{BosToken, Manifest, ModelInfo, Run, RunWriter, Settings, SpansWriter};
+use layerscope_diagnostics::run::{BosToken, Manifest, ModelInfo, RunWriter, Settings};
 use ndarray::{Array2, Array3};
 use std::collections::BTreeMap;
-use std::ops::Range;
 use std::path::Path;
 
 /// Sizes of a made-up run.
@@ -58,35 +57,6 @@ pub(crate) fn write(folder: &Path, sizes: Sizes, scripts: bool) {
         writer.append(&record(sizes, index, scripts)).expect("a prompt");
     }
     writer.finish().expect("a finished run");
-}
-
-/// Adds a span of the first prompt that may vanish from three quarters of the layers on.
-pub(crate) fn write_span(folder: &Path, sizes: Sizes, span: Range<usize>) {
-    let run = Run::open(folder).expect("a run");
-    let layers = sizes.layers;
-    let knee = layers as f64 * 0.7;
-    let row = |layer: usize| SpanRow {
-        layer,
-        divergence: Divergence {
-            kl: if layer == layers { 0.0 } else { 2.6 / (1.0 + ((layer as f64 - knee) * 3.0).exp()) + 1e-4 },
-            top1: 0.5,
-            dnll: 0.0,
-        },
-        decode_mass: match layer {
-            last if last == layers => f64::NAN,
-            layer => f64::from(0.02 + 0.3 * noise(layer, 3, 1) * (layer as f32 / layers as f32)),
-        },
-        found: None,
-    };
-    let text = "jumps over the lazy dog, and then it sleeps.".into();
-    let record = SpanRecord {
-        prompt_id: "prompt-1".into(),
-        first: span.start,
-        end: span.end,
-        text,
-        layers: (0..=layers).map(row).collect(),
-    };
-    SpansWriter::open(&run).expect("a writer").put(record).expect("a span");
 }
 
 fn manifest(sizes: Sizes, ids: Vec<String>) -> Manifest {

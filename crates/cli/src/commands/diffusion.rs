@@ -12,7 +12,7 @@ use serde_json::json;
 use std::process::ExitCode;
 
 pub(crate) fn run(arguments: &DiffusionArguments, interrupt: &Interrupt) -> Result<ExitCode> {
-    if !(arguments.tolerance >= 0.0) {
+    if arguments.tolerance.is_nan() || arguments.tolerance < 0.0 {
         return Err(Error::input("--tolerance must be a number of nats, 0 or more"));
     }
     let run = Run::open(&arguments.run)?;

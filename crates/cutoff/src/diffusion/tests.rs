@@ -1,5 +1,7 @@
 //! Against sessions whose policy leaves the span behind at the layer.
 
+#![allow(clippy::unwrap_used)]
+
 use super::*;
 use layerscope_diagnostics::reference_distributions::for_each_logits;
 use layerscope_engine::{
