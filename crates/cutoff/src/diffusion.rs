@@ -111,7 +111,7 @@ impl Question<'_> {
         }
         if self.continuation.is_empty() {
             return Err(Error::input(
-                "the prompt has no continuation to follow; record it with at least one",
+                "the prompt has no continuation to follow; record it with at least one new token",
             ));
         }
         if let Some(layer) = self.layers.iter().find(|&&layer| layer >= config.layers) {
