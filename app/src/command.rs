@@ -40,6 +40,8 @@ pub enum Order {
     Undo,
     /// Redo what was undone.
     Redo,
+    /// Ask from which layer on the selected tokens may vanish.
+    RemoveSpan,
     /// Generate, live.
     Generate,
     /// Stop what the engine does.
@@ -77,6 +79,7 @@ impl Order {
             Self::ClearSelection,
             Self::Undo,
             Self::Redo,
+            Self::RemoveSpan,
             Self::Generate,
             Self::Stop,
         ];
@@ -104,8 +107,9 @@ impl Order {
             Self::ClearSelection => "Select nothing".into(),
             Self::Undo => "Undo".into(),
             Self::Redo => "Redo".into(),
+            Self::RemoveSpan => "Ask from which layer the selected tokens may vanish".into(),
             Self::Generate => "Generate side by side".into(),
-            Self::Stop => "Stop generating or recording".into(),
+            Self::Stop => "Stop what the model does".into(),
             Self::Export(format) => format!("Export {} as {} …", format.contents(), format.name()),
             Self::Theme => "Light or dark".into(),
             Self::Palette => "All commands …".into(),
@@ -138,6 +142,7 @@ impl Order {
             Self::ClearSelection => (Modifiers::NONE, Key::Escape),
             Self::Undo => (COMMAND, Key::Z),
             Self::Redo => (COMMAND_SHIFT, Key::Z),
+            Self::RemoveSpan => (COMMAND, Key::L),
             Self::Generate => (COMMAND, Key::Enter),
             Self::Stop => (COMMAND, Key::Period),
             Self::Export(Format::Png) => (COMMAND, Key::E),

@@ -5,6 +5,7 @@ use crate::design::ColourMap;
 use layerscope_diagnostics::record::Anchor;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
+use std::ops::Range;
 
 /// The views.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
@@ -129,9 +130,37 @@ pub struct Selection {
     pub steps: BTreeSet<usize>,
     /// Prompt token.
     pub token: Option<usize>,
+    /// Several prompt tokens that follow each other.
+    #[serde(default)]
+    pub span: Option<Range<usize>>,
 }
 
 impl Selection {
+    /// The selected prompt tokens, one or several.
+    pub fn tokens(&self) -> Option<Range<usize>> {
+        self.span.clone().or(self.token.map(|token| token..token + 1))
+    }
+
+    /// Selects these prompt tokens; their first is the one that other views show.
+    pub fn select_tokens(&mut self, tokens: Range<usize>) {
+        self.token = Some(tokens.start);
+        self.span = (tokens.len() > 1).then_some(tokens);
+    }
+
+    /// Selects the prompt tokens from the selected one to another.
+    pub fn extend_to(&mut self, token: usize) {
+        let from = self.token.unwrap_or(token);
+        // What was selected keeps its far end, so that a selection can grow both ways.
+        let span = self.tokens().unwrap_or(from..from + 1);
+        self.select_tokens(if token < span.start { token..span.end } else { span.start..token + 1 });
+    }
+
+    /// Selects one prompt token, or none where it was the selected one.
+    pub fn pick_token(&mut self, token: usize) {
+        let was_alone = self.tokens() == Some(token..token + 1);
+        (self.token, self.span) = ((!was_alone).then_some(token), None);
+    }
+
     /// Whether nothing is selected.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
@@ -372,6 +401,26 @@ mod tests {
         assert_eq!(set, BTreeSet::from([3]));
         Selection::pick(&mut set, 3, false);
         assert!(set.is_empty());
+    }
+
+    #[test]
+    fn tokens_are_picked_and_extended() {
+        let mut selection = Selection::default();
+        assert_eq!(selection.tokens(), None);
+        selection.pick_token(5);
+        assert_eq!(selection.tokens(), Some(5..6));
+        selection.extend_to(8);
+        assert_eq!((selection.tokens(), selection.token), (Some(5..9), Some(5)));
+        selection.extend_to(2);
+        assert_eq!((selection.tokens(), selection.token), (Some(2..9), Some(2)));
+        selection.extend_to(4);
+        assert_eq!(selection.tokens(), Some(2..5));
+        selection.pick_token(2);
+        assert_eq!((selection.tokens(), selection.span.is_none()), (Some(2..3), true));
+        selection.pick_token(2);
+        assert!(selection.is_empty());
+        selection.extend_to(7);
+        assert_eq!((selection.tokens(), selection.span.is_none()), (Some(7..8), true));
     }
 
     proptest! {

@@ -18,14 +18,14 @@ use crate::recorder::Recorder;
 use crate::state::{History, Selection, View, ViewState};
 use crate::views::frontier::Measured;
 use crate::views::generate::Form;
-use crate::views::{Action, Scene};
+use crate::views::{Action, Removing, Scene};
 use comparing::{Compared, Second};
 use dialogs::Dialogs;
 use eframe::egui::{Context, Theme, ViewportCommand};
 pub use export::screenshot;
 use layerscope_cutoff::recommend::Recommendation;
 use layerscope_diagnostics::prompts::{PromptFile, read_prompts};
-use layerscope_diagnostics::record::Anchor;
+use layerscope_diagnostics::record::{Anchor, SpanRecord};
 use layerscope_diagnostics::run::MANIFEST;
 use layerscope_engine::{DeviceChoice, ModelFiles, ModelSource};
 use serde::{Deserialize, Serialize};
@@ -113,6 +113,9 @@ pub struct Viewer {
     recorder: Recorder,
     patterns: Arc<Vec<Pattern>>,
     reading_pattern_of: Option<usize>,
+    /// What is known of removed spans of the run's prompts: what the run came with, and what was asked since.
+    spans: Arc<Vec<SpanRecord>>,
+    removing: Option<Removing>,
     measured: Vec<Measured>,
     notices: Vec<Notice>,
     dialogs: Dialogs,
@@ -173,6 +176,8 @@ impl Viewer {
             recorder: Recorder::new(),
             patterns: Arc::default(),
             reading_pattern_of: None,
+            spans: Arc::default(),
+            removing: None,
             measured: vec![],
             notices: vec![],
             dialogs: Dialogs::default(),
@@ -352,6 +357,12 @@ impl Viewer {
                     self.state = later;
                 }
             }
+            Order::RemoveSpan => {
+                if let Some(span) = self.state.selection.tokens() {
+                    self.state.view = View::Text;
+                    self.remove_span(span);
+                }
+            }
             Order::Generate => self.generate(),
             Order::Stop => self.stop(),
             Order::Export(format) => self.dialogs.export(format, self.export_name(format)),
@@ -375,7 +386,7 @@ impl Viewer {
     fn show_prompt(&mut self, prompt: usize) {
         if prompt != self.state.prompt {
             self.state.prompt = prompt;
-            self.state.selection.token = None;
+            (self.state.selection.token, self.state.selection.span) = (None, None);
             self.state.selection.steps.clear();
             (self.state.token_window, self.state.step_window) = (None, None);
             self.patterns = Arc::default();
@@ -387,6 +398,8 @@ impl Viewer {
             Action::ReadPattern(layers) => self.read_pattern(layers),
             Action::CompareWith => self.obey(Order::Compare),
             Action::CloseSecondRun => self.close_second_run(),
+            Action::RemoveSpan(span) => self.remove_span(span),
+            Action::Stop => self.stop(),
         }
     }
 }
@@ -397,6 +410,8 @@ struct Shared {
     run: Arc<RunData>,
     maps: Option<Arc<PromptMaps>>,
     patterns: Arc<Vec<Pattern>>,
+    spans: Arc<Vec<SpanRecord>>,
+    removing: Option<Removing>,
     measured: Vec<Measured>,
     second: Option<Arc<RunData>>,
     compared: Option<Arc<Compared>>,
@@ -416,6 +431,8 @@ impl Shared {
             run: &self.run,
             maps: self.maps.as_deref(),
             patterns: &self.patterns,
+            spans: &self.spans,
+            removing: self.removing.as_ref(),
             measured: &self.measured,
             second: self.second.as_deref(),
             compared: self.compared.as_ref().map(|compared| &compared.outcome),

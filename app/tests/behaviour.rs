@@ -4,7 +4,7 @@
 mod support;
 
 use eframe::egui::accesskit::Role;
-use eframe::egui::{Event, Key, Modifiers, Vec2, vec2};
+use eframe::egui::{Event, Key, Modifiers, PointerButton, Pos2, Vec2, pos2, vec2};
 use egui_kittest::kittest::{NodeT, Queryable};
 use layerscope_app::state::{Columns, View};
 use layerscope_diagnostics::run::Run;
@@ -527,6 +527,91 @@ fn single_heads_are_read_from_the_model() {
     assert_eq!(viewer(&window).errors().collect::<Vec<_>>(), Vec::<&str>::new());
     assert!(window.query_by_label("Read these heads and steps").is_none());
     window.get_by_label("1 heads, all steps");
+}
+
+#[test]
+fn selected_tokens_vanish_from_each_layer_on() {
+    let folder = recorded();
+    let run = folder.path().join("run");
+    let mut window = opened(&run);
+    show(&mut window, View::Text);
+    wait(&mut window);
+    // A click, then a shift-click further on in the same line.
+    let line = window.get_all_by_label_contains("Question: one").next().expect("a line of the prompt").rect();
+    let at = |points: f32| pos2(line.left() + points, line.center().y);
+    click(&mut window, at(80.0), Modifiers::NONE);
+    let one = viewer(&window).state().selection.tokens().expect("a token");
+    click(&mut window, at(125.0), Modifiers::SHIFT);
+    let several = viewer(&window).state().selection.tokens().expect("tokens");
+    assert_eq!((one.len(), several.start), (1, one.start));
+    assert!(several.len() > 2, "{several:?}");
+    // A drag over other tokens selects these; undo goes back over it as a whole.
+    window.drag_at(at(20.0));
+    window.step();
+    for points in [30.0, 50.0, 80.0] {
+        window.hover_at(at(points));
+        window.step();
+    }
+    window.drop_at(at(80.0));
+    window.run_steps(2);
+    let dragged = viewer(&window).state().selection.tokens().expect("tokens");
+    assert!(dragged.end < several.end && dragged.len() > 1, "{dragged:?} {several:?}");
+    window.key_press_modifiers(Modifiers::COMMAND, Key::Z);
+    window.run_steps(2);
+    assert_eq!(viewer(&window).state().selection.tokens(), Some(several.clone()));
+
+    window.get_by_label("From which layer may these vanish?").click();
+    window.run_steps(1);
+    wait(&mut window);
+    assert_eq!(viewer(&window).errors().count(), 0, "{:?}", viewer(&window).errors().collect::<Vec<_>>());
+    window.get_by_label_contains("Chart: Span removed from this layer on");
+    window.get_by_label_contains("Chart: Attention on the span");
+    window.get_by_label_contains("May vanish from");
+    let kept = Run::open(&run).expect("the run").spans().expect("spans");
+    assert_eq!(kept.len(), 1);
+    assert_eq!(kept[0].first..kept[0].end, several);
+    let layers = viewer(&window).run().expect("the run").layers();
+    assert_eq!(kept[0].layers.len(), layers + 1);
+
+    // What was asked is offered again, here and when the run is opened anew.
+    let name = format!("{}–{}", several.start, several.end - 1);
+    let mut window = opened(&run);
+    show(&mut window, View::Text);
+    wait(&mut window);
+    window.get_by_label(&name).click();
+    window.run_steps(3);
+    assert_eq!(viewer(&window).state().selection.tokens(), Some(several));
+    window.get_by_label_contains("Chart: Span removed from this layer on");
+}
+
+fn click(window: &mut Window, at: Pos2, modifiers: Modifiers) {
+    window.hover_at(at);
+    window.step();
+    for pressed in [true, false] {
+        let button = PointerButton::Primary;
+        window.event(Event::ModifiersChanged(modifiers));
+        window.event(Event::PointerButton { pos: at, button, pressed, modifiers });
+        window.step();
+    }
+    window.event(Event::ModifiersChanged(Modifiers::NONE));
+    window.run_steps(2);
+}
+
+#[test]
+fn tokens_cannot_vanish_without_the_runs_model() {
+    let run = made_up();
+    let mut window = opened(run.path());
+    show(&mut window, View::Text);
+    wait(&mut window);
+    let line = window.get_all_by_label_contains("sleeps").next().expect("a line").rect();
+    click(&mut window, line.left_center() + vec2(60.0, 0.0), Modifiers::NONE);
+    assert!(viewer(&window).state().selection.tokens().is_some());
+    window.get_by_label_contains("open the run’s model");
+    assert!(window.query_by_label("From which layer may these vanish?").is_none());
+    // By key, too, it is said.
+    window.key_press_modifiers(Modifiers::COMMAND, Key::L);
+    window.run_steps(2);
+    assert!(viewer(&window).errors().any(|error| error.contains("made-up")));
 }
 
 #[test]

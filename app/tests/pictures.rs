@@ -7,6 +7,9 @@ use eframe::egui::{Theme, Vec2};
 use egui_kittest::SnapshotResults;
 use egui_kittest::kittest::Queryable;
 use layerscope_app::state::View;
+use layerscope_diagnostics::record::{Divergence, SpanRecord, SpanRow};
+use layerscope_diagnostics::run::{Run, SpansWriter};
+use std::path::Path;
 use support::synthetic::{self, Sizes};
 
 const SIZES: Sizes = Sizes { layers: 12, heads: 8, steps: 16, positions: 240, prompts: 9 };
@@ -77,4 +80,49 @@ fn a_map_of_few_tokens_names_them() {
     let mut window = support::window(support::launch(&run), Vec2::new(800.0, 500.0));
     support::wait(&mut window);
     window.snapshot("map-few-tokens");
+}
+
+#[test]
+fn removed_tokens_are_told_beside_the_text() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let run = folder.path().join("made-up");
+    synthetic::write(&run, SIZES, false);
+    write_span(&run);
+    let mut results = SnapshotResults::new();
+    for theme in [Theme::Dark, Theme::Light] {
+        let launch =
+            layerscope_app::Launch { view: Some(View::Text), theme: Some(theme), ..support::launch(&run) };
+        let mut window = support::window(launch, Vec2::new(1_080.0, 640.0));
+        support::wait(&mut window);
+        window.get_by_label("20–36").click();
+        window.run_steps(4);
+        results.add(window.try_snapshot(format!("text-span-{theme:?}").to_lowercase()));
+    }
+}
+
+/// Adds a span of the first prompt that may vanish from the deeper layers on.
+fn write_span(folder: &Path) {
+    let layers = SIZES.layers;
+    let row = |layer: usize| {
+        let depth = layer as f64 / layers as f64 - 0.7;
+        SpanRow {
+            layer,
+            divergence: Divergence {
+                kl: if layer == layers { 0.0 } else { 2.6 / (1.0 + (36.0 * depth).exp()) + 1e-4 },
+                top1: 0.5,
+                dnll: 0.0,
+            },
+            decode_mass: if layer == layers { f64::NAN } else { 0.02 + 0.3 * (-90.0 * depth * depth).exp() },
+            found: None,
+        }
+    };
+    let record = SpanRecord {
+        prompt_id: "prompt-1".into(),
+        first: 20,
+        end: 37,
+        text: "jumps over the lazy dog, and then it sleeps.".into(),
+        layers: (0..=layers).map(row).collect(),
+    };
+    let run = Run::open(folder).expect("a run");
+    SpansWriter::open(&run).expect("a writer").put(record).expect("a span");
 }

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 fuzz_target!(|data: &[u8]| {
     let run = PathBuf::from(std::env::var_os("LAYERSCOPE_FUZZ_RUN").expect("LAYERSCOPE_FUZZ_RUN names a run folder"));
     let folder = tempfile::tempdir().expect("a folder for temporary files");
-    let tables = ["prompts", "layers", "heads", "steps", "tokens", "frontier", "knockout"];
+    let tables = ["prompts", "layers", "heads", "steps", "tokens", "frontier", "knockout", "spans"];
     let Some((chosen, table)) = data.split_first() else { return };
     for file in std::fs::read_dir(&run).expect("the run folder").flatten() {
         let _ = std::fs::copy(file.path(), folder.path().join(file.file_name()));

@@ -5,7 +5,7 @@ use layerscope_cutoff::bench;
 use layerscope_cutoff::compare::{KNOCKOUT, by_layer};
 use layerscope_cutoff::cost::{Savings, Workload};
 use layerscope_cutoff::recommend::{Evidence, FrontierSummary, Options, Recommendation, recommend};
-use layerscope_diagnostics::record::Anchor;
+use layerscope_diagnostics::record::{Anchor, SpanRecord};
 use layerscope_diagnostics::run::{Manifest, PromptSummary, Run};
 use layerscope_diagnostics::summary::{RunSummary, Summary, summarise, summarise_run};
 use layerscope_engine::Result;
@@ -26,6 +26,8 @@ pub struct RunData {
     pub summary: RunSummary,
     /// Knockout KL by layer, nats: overall, then each category as in `summary`.
     pub knockout: Vec<Vec<Summary>>,
+    /// What is known of removed spans of the prompts.
+    pub spans: Vec<SpanRecord>,
     /// What each cutoff costs, for each anchor recorded.
     pub frontiers: Vec<FrontierSummary>,
     /// Measurements of policies, where the run folder has some, or why they cannot be read.
@@ -53,6 +55,7 @@ impl RunData {
                 .collect(),
             frontiers: Anchor::ALL.iter().filter_map(|&a| FrontierSummary::new(&evidence, a)).collect(),
             bench: bench::read_of_run(folder).map_err(|error| error.to_string()),
+            spans: run.spans()?,
             prompts,
             summary,
             evidence,

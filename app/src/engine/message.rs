@@ -2,8 +2,11 @@
 //!
 //! Both are plain data, so that an engine in another process or on another machine can stand at the other end.
 
+use layerscope_cutoff::diffusion;
 use layerscope_diagnostics::prompts::PromptFile;
+use layerscope_diagnostics::record::SpanRecord;
 use layerscope_engine::{DeviceChoice, ModelSource, PromptText, WeightsPrecision};
+use std::ops::Range;
 use std::path::PathBuf;
 
 /// What the window asks of the engine. The engine does one thing at a time, in the order asked.
@@ -45,13 +48,22 @@ pub enum Command {
         /// The layers wanted.
         layers: Vec<usize>,
     },
+    /// Remove a span of a recorded prompt from each layer on, with the run's model, and keep what comes of it in the run folder.
+    RemoveSpan {
+        /// The run folder.
+        folder: PathBuf,
+        /// The prompt.
+        prompt_id: String,
+        /// Positions of the span.
+        span: Range<usize>,
+    },
     /// Stop what is being done, within one token or one chunk of prefill; commands that wait are dropped.
     Cancel,
 }
 
 /// What the engine tells the window.
 ///
-/// How far something has come (`Loading`, `PromptProgress`, `Prefilled`, `ReadingPattern`) is left out while the window is
+/// How far something has come (`Loading`, `PromptProgress`, `Prefilled`, `ReadingPattern`, `RemovingSpan`) is left out while the window is
 /// far behind with taking events; the others never are, save those of a command that is cancelled meanwhile.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Event {
@@ -152,6 +164,15 @@ pub enum Event {
     },
     /// The attention pattern of a layer.
     Pattern(Pattern),
+    /// So far the removing of a span has come.
+    RemovingSpan(diffusion::Event),
+    /// A span was removed from each layer on; what came of it is in the run folder.
+    SpanRemoved {
+        /// The run folder.
+        folder: PathBuf,
+        /// What came of it.
+        record: SpanRecord,
+    },
     /// What was asked for cannot be done, or broke off; one sentence for the user. No other event tells of that end.
     Failed(String),
     /// A command is over, done, failed, cancelled or dropped: exactly one for each but [`Command::Cancel`].

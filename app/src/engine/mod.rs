@@ -1,4 +1,4 @@
-//! The engine behind the window: one thread that loads, records, generates and reads patterns, one command at a time.
+//! The engine behind the window: one thread that loads, records, generates, reads patterns and removes spans, one command at a time.
 //!
 //! [`Engine`] is the window's end. Commands go in and events come out through bounded channels ([`message`]); nothing
 //! else is shared but a flag that stops the work in hand.
@@ -10,6 +10,7 @@ mod handle;
 pub mod message;
 mod pattern;
 mod recording;
+mod span;
 mod worker;
 
 #[cfg(test)]

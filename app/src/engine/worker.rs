@@ -3,7 +3,7 @@
 use super::events::Events;
 use super::message::{Command, Event, LoadedModel};
 use super::pattern::PatternReader;
-use super::{generation, recording};
+use super::{generation, recording, span};
 use layerscope_engine::{
     DeviceChoice, Error, Interrupt, Model, ModelSource, Result, WeightsPrecision, check_interrupt, guarded,
 };
@@ -84,6 +84,7 @@ fn perform<'m>(
         Command::ReadPattern { prompt_tokens, continuation, layers } => {
             patterns.read(task()?, prompt_tokens, &continuation, &layers)?;
         }
+        Command::RemoveSpan { folder, prompt_id, span } => span::remove(task()?, folder, &prompt_id, span)?,
         // Acts at the window's end and is never queued.
         Command::Cancel => {}
     }

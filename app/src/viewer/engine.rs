@@ -2,12 +2,13 @@
 
 use super::Viewer;
 use crate::engine::Engine;
-use crate::engine::message::Command;
+use crate::engine::message::{Command, LoadedModel};
 use crate::live::Live;
 use crate::state::View;
-use crate::views::generate;
+use crate::views::{Removing, generate};
 use layerscope_diagnostics::record::Anchor;
 use layerscope_engine::{ModelSource, Policy, PromptText, WeightsPrecision};
+use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -98,7 +99,7 @@ impl Viewer {
     /// Where the run's model is, by its name.
     pub(super) fn model_of_run(&self) -> Option<ModelSource> {
         let name = &self.run.as_ref()?.manifest.model.name;
-        self.launch.models.iter().find(|source| source.name == *name).cloned()
+        ModelSource::find(&self.launch.models, name).cloned()
     }
 
     pub(super) fn read_pattern(&mut self, layers: Vec<usize>) {
@@ -113,6 +114,38 @@ impl Viewer {
             continuation: prompt.generated.clone(),
             layers,
         });
+    }
+
+    /// Asks from which layer on tokens of the prompt in front may vanish.
+    pub(super) fn remove_span(&mut self, span: Range<usize>) {
+        let Some(run) = self.run.clone() else { return };
+        let Some(prompt) = run.prompts.get(self.state.prompt) else { return };
+        if self.removing.is_some() || !self.needs_model_of_run() {
+            return;
+        }
+        self.removing = Some(Removing { span: span.clone(), progress: None });
+        self.send(Command::RemoveSpan { folder: run.folder.clone(), prompt_id: prompt.id.clone(), span });
+    }
+
+    /// [`Self::needs_model`], where it must be the run's own in the run's precision: what is kept beside the run's figures is
+    /// computed as they were.
+    fn needs_model_of_run(&mut self) -> bool {
+        let Some(manifest) = self.run.as_ref().map(|run| &run.manifest) else { return false };
+        let is_it = |model: &LoadedModel| {
+            model.sha256 == manifest.model.sha256 && model.precision == manifest.weights
+        };
+        if self.model.as_ref().is_some_and(is_it) {
+            return true;
+        }
+        match (self.model_of_run(), WeightsPrecision::from_name(&manifest.weights)) {
+            (Some(source), Some(precision)) => {
+                let device = self.launch.device;
+                self.send(Command::LoadModel { source, precision, device });
+                true
+            }
+            // A model of the same bytes under another name is refused with a sentence, if it is in another precision.
+            _ => self.needs_model(),
+        }
     }
 
     pub(super) fn record(&mut self) {

@@ -118,6 +118,8 @@ impl Viewer {
             run: self.run.clone()?,
             maps: self.maps_in_front(),
             patterns: Arc::clone(&self.patterns),
+            spans: Arc::clone(&self.spans),
+            removing: self.removing.clone(),
             measured: self.measured.clone(),
             second: self.second.run.clone(),
             compared: self.second.compared.clone(),

@@ -5,6 +5,8 @@ use crate::data::{PromptMaps, Task};
 use crate::engine::Engine;
 use crate::engine::message::Event;
 use crate::state::{Selection, View};
+use layerscope_cutoff::diffusion;
+use layerscope_diagnostics::record::SpanRecord;
 use layerscope_engine::Result;
 use std::sync::Arc;
 use std::time::Duration;
@@ -48,6 +50,7 @@ impl Viewer {
         self.notices.retain(|notice| !notice.is_error);
         (self.maps, self.reading, self.recommendation) = (vec![], None, None);
         self.patterns = Arc::default();
+        self.spans = Arc::new(run.spans.clone());
         self.second.forget_comparison();
         if !again {
             let state = &mut self.state;
@@ -182,8 +185,31 @@ impl Viewer {
                 patterns.retain(|known| known.layer != pattern.layer);
                 patterns.push(pattern);
             }
+            Event::RemovingSpan(progress) => {
+                let (diffusion::Event::Tokens { done, all } | diffusion::Event::Layers { done, all }) =
+                    progress;
+                self.doing = Some(format!("removing tokens, {done} of {all}"));
+                if let Some(removing) = &mut self.removing {
+                    removing.progress = Some(progress);
+                }
+            }
+            // Of a run that is no longer open, it is in that run's folder.
+            Event::SpanRemoved { folder, record }
+                if self.run.as_ref().is_some_and(|run| run.folder == folder) =>
+            {
+                let spans = Arc::make_mut(&mut self.spans);
+                let key = |of: &SpanRecord| (of.prompt_id.clone(), of.first, of.end);
+                spans.retain(|known| key(known) != key(&record));
+                spans.push(record);
+                spans.sort_by_key(|span| (span.first, span.end));
+            }
             Event::Failed(sentence) => self.say_error(sentence),
-            Event::Idle => self.doing = None,
+            Event::Idle => {
+                self.doing = None;
+                if !self.engine.as_ref().is_some_and(Engine::is_busy) {
+                    self.removing = None;
+                }
+            }
             _ => {}
         }
     }

@@ -333,7 +333,7 @@ fn select(
         let selection = &mut scene.state.selection;
         Selection::pick(&mut selection.layers, layer, extend);
         match scene.state.columns {
-            Columns::Tokens => selection.token = Some(column),
+            Columns::Tokens => selection.select_tokens(column..column + 1),
             Columns::Steps => Selection::pick(&mut selection.steps, column, extend),
         }
     }

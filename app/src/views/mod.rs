@@ -17,8 +17,11 @@ use crate::engine::message::Pattern;
 use crate::state::{View, ViewState};
 use crate::widgets::{Figures, chart, count};
 use eframe::egui::{ScrollArea, Ui, Vec2, vec2};
+use layerscope_cutoff::diffusion;
+use layerscope_diagnostics::record::SpanRecord;
 use layerscope_diagnostics::run::PromptSummary;
 use layerscope_figures::Chart;
+use std::ops::Range;
 
 /// Width from which charts stand in three columns.
 const THREE_COLUMNS: f32 = 980.0;
@@ -64,6 +67,19 @@ pub enum Action {
     CompareWith,
     /// Compare no more.
     CloseSecondRun,
+    /// Remove these tokens of the prompt in front from each layer on; takes the run's model.
+    RemoveSpan(Range<usize>),
+    /// Stop what the engine does.
+    Stop,
+}
+
+/// A span that is being removed.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Removing {
+    /// Positions of the span.
+    pub span: Range<usize>,
+    /// How far that has come; `None` before it has begun.
+    pub progress: Option<diffusion::Event>,
 }
 
 /// What the views of a run draw from.
@@ -76,6 +92,10 @@ pub struct Scene<'a> {
     pub maps: Option<&'a PromptMaps>,
     /// Attention patterns of the prompt in front, by layer, as far as they were read.
     pub patterns: &'a [Pattern],
+    /// What is known of removed spans of the run's prompts.
+    pub spans: &'a [SpanRecord],
+    /// The span that is being removed.
+    pub removing: Option<&'a Removing>,
     /// What generating live showed of cutoffs.
     pub measured: &'a [frontier::Measured],
     /// The run that is compared with.

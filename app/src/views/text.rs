@@ -7,13 +7,14 @@ use crate::design::{self, size, space};
 use crate::engine::message::Pattern;
 use crate::widgets::{Column, Figures, cell, token_label};
 use eframe::egui::{
-    Id, Label, Rect, RichText, ScrollArea, Sense, Stroke, StrokeKind, Ui, WidgetInfo, accesskit::Role, pos2,
-    vec2,
+    Id, Label, Rect, RichText, ScrollArea, Sense, Stroke, StrokeKind, Ui, UiBuilder, WidgetInfo,
+    accesskit::Role, pos2, vec2,
 };
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Arc, Mutex, PoisonError};
 
 mod flow;
+mod span;
 
 use flow::{Flow, Piece};
 
@@ -25,6 +26,8 @@ struct Cache {
     shades: Option<(u64, Arc<Shades>)>,
     /// The token that was selected when last drawn; another, selected elsewhere, is scrolled to.
     selected: Option<usize>,
+    /// The token at which the pointer went down, while it is dragged over others.
+    dragged_from: Option<usize>,
 }
 
 /// Attention received by each token, and where it stands on the scale.
@@ -62,6 +65,11 @@ pub fn show(ui: &mut Ui, scene: &mut Scene<'_>) {
             pieces
         }
     };
+    // The text has what the panel of the selected tokens leaves.
+    let panel = span::height(scene);
+    let available = ui.available_rect_before_wrap();
+    let below = panel
+        .map(|height| Rect::from_min_max(pos2(available.left(), available.bottom() - height), available.max));
     let height = ui.fonts_mut(|fonts| fonts.row_height(&design::body())) + 7.0;
     let width = ui.available_width() - space::LARGE;
     let is_laid_out = cache.flow.lay_out(ui, &pieces, width);
@@ -70,20 +78,31 @@ pub fn show(ui: &mut Ui, scene: &mut Scene<'_>) {
         ui.ctx().request_repaint();
     }
     let mut scroll = ScrollArea::vertical().auto_shrink(false);
+    if let Some(panel) = panel {
+        scroll = scroll.max_height((ui.available_height() - panel).max(height));
+    }
     let elsewhere = scene.state.selection.token.filter(|token| is_laid_out && cache.selected != Some(*token));
     if let Some(line) = elsewhere.and_then(|token| cache.flow.line_of(&pieces, token)) {
         scroll = scroll.vertical_scroll_offset((line as f32 * height - ui.available_height() / 2.0).max(0.0));
     }
-    let flow = &cache.flow;
+    let Cache { flow, dragged_from, .. } = &mut *cache;
+    if !ui.input(|input| input.pointer.any_down()) {
+        *dragged_from = None;
+    }
     scroll.show_rows(ui, height - ui.spacing().item_spacing.y, flow.lines(), |ui, rows| {
         for index in rows {
-            let (rect, response) =
-                ui.allocate_exact_size(vec2(width, height - ui.spacing().item_spacing.y), Sense::click());
-            line(ui, scene, &pieces[flow.line(index)], rect, &response, &shades);
+            let (rect, response) = ui.allocate_exact_size(
+                vec2(width, height - ui.spacing().item_spacing.y),
+                Sense::click_and_drag(),
+            );
+            line(ui, scene, &pieces[flow.line(index)], rect, &response, &shades, dragged_from);
         }
     });
     if is_laid_out {
         cache.selected = scene.state.selection.token;
+    }
+    if let Some(below) = below {
+        ui.scope_builder(UiBuilder::new().max_rect(below), |ui| span::show(ui, scene));
     }
 }
 
@@ -290,12 +309,15 @@ fn line(
     rect: Rect,
     response: &eframe::egui::Response,
     shades: &Shades,
+    dragged_from: &mut Option<usize>,
 ) {
     let palette = design::palette(ui);
     let text: String = pieces.iter().map(|piece| piece.text.as_str()).collect();
     let galley = ui.painter().layout_no_wrap(text.clone(), design::body(), palette.text);
     let edges = flow::edges(&galley, pieces);
-    let mut hovered = None;
+    let (mut hovered, mut under_pointer, mut pressed) = (None, None, None);
+    let (pointer, origin) = ui.input(|input| (input.pointer.interact_pos(), input.pointer.press_origin()));
+    let selected = scene.state.selection.tokens().unwrap_or(0..0);
     for (piece, edge) in pieces.iter().zip(&edges) {
         let width = (edge.1 - edge.0) / piece.tokens.len() as f32;
         for (index, token) in piece.tokens.clone().enumerate() {
@@ -309,14 +331,35 @@ fn line(
             } else {
                 ui.painter().rect_filled(cell, 2.0, shade(ui, position));
             }
-            if scene.state.selection.token == Some(token) {
-                ui.painter().rect_stroke(cell, 2.0, Stroke::new(1.5, palette.cutoff), StrokeKind::Outside);
+            if selected.contains(&token) {
+                if selected.len() == 1 {
+                    ui.painter().rect_stroke(
+                        cell,
+                        2.0,
+                        Stroke::new(1.5, palette.cutoff),
+                        StrokeKind::Outside,
+                    );
+                }
+                span::mark(ui, cell);
+            }
+            if pointer.is_some_and(|pointer| cell.contains(pointer)) {
+                under_pointer = Some(token);
+            }
+            if origin.is_some_and(|origin| cell.contains(origin)) {
+                pressed = Some(token);
             }
             if response.hover_pos().is_some_and(|pointer| cell.contains(pointer)) {
                 hovered = Some(token);
                 ui.painter().rect_stroke(cell, 2.0, Stroke::new(1.0, palette.selection), StrokeKind::Outside);
             }
         }
+    }
+    if response.drag_started() {
+        *dragged_from = pressed;
+    }
+    // The line where the drag began has the pointer; every line looks for it.
+    if let (Some(from), Some(to)) = (*dragged_from, under_pointer) {
+        scene.state.selection.select_tokens(from.min(to)..from.max(to) + 1);
     }
     ui.painter().galley(rect.min + vec2(0.0, 2.0), galley, palette.text);
     response.widget_info(|| WidgetInfo::labeled(Role::Label, true, &text));
@@ -327,8 +370,12 @@ fn line(
         let text = format!("position {token}: “{label}”\n{}: {value}", scene.state.token_figure.name());
         *scene.readout = Some(text.replace('\n', "  ·  "));
         if response.clicked() {
-            let chosen = &mut scene.state.selection.token;
-            *chosen = if *chosen == Some(token) { None } else { Some(token) };
+            let selection = &mut scene.state.selection;
+            if ui.input(|input| input.modifiers.shift) {
+                selection.extend_to(token);
+            } else {
+                selection.pick_token(token);
+            }
         }
         response.clone().on_hover_text_at_pointer(text);
     }

@@ -3,9 +3,10 @@
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use layerscope_app::state::View;
-use layerscope_cutoff::{bench, failure_cases};
+use layerscope_cutoff::{bench, diffusion, failure_cases};
 use layerscope_diagnostics::record::Anchor;
 use layerscope_engine::{DeviceChoice, WeightsPrecision};
+use std::ops::Range;
 use std::path::PathBuf;
 
 const EXAMPLES: &str = "Examples:
@@ -34,7 +35,7 @@ pub(crate) enum Command {
     Demo(DemoArguments),
     /// Record a model on a prompt file into a run folder; an interrupted run resumes
     #[command(
-        after_help = "Example:\n  layerscope record model.gguf --prompts prompts.jsonl --max-new-tokens 32 --out run\n\nA line of the prompt file:\n  {\"id\": \"a1\", \"category\": \"retrieval\", \"prompt\": \"…\"}\nInstead of \"prompt\" a line may have \"messages\": [{\"role\", \"content\"}], and an \"answer\" to be followed\ninstead of the model's own continuation."
+        after_help = "Example:\n  layerscope record model.gguf --prompts prompts.jsonl --max-new-tokens 32 --out run\n\nA line of the prompt file:\n  {\"id\": \"a1\", \"category\": \"retrieval\", \"prompt\": \"…\"}\nInstead of \"prompt\" a line may have \"messages\": [{\"role\", \"content\"}], and an \"answer\" to be followed\ninstead of the model's own continuation. A \"span\", a part of the prompt's text, is what `layerscope diffusion` asks about."
     )]
     Record(RecordArguments),
     /// Print a run's figures by layer
@@ -43,6 +44,11 @@ pub(crate) enum Command {
     /// Recommend a cutoff from a run, with reasons
     #[command(after_help = "Example:\n  layerscope recommend run --tolerance 0.05")]
     Recommend(RecommendArguments),
+    /// Ask from which layer on a part of a recorded prompt may vanish
+    #[command(
+        after_help = "Examples:\n  layerscope diffusion run --prompt a1 --span 'The key is under the mat.'\n  layerscope diffusion run --prompt a1 --tokens 120-139 --answer mat\n\nExample: every prompt that names a span, as needle prompts do:\n  layerscope needle model.gguf --lengths 1k --write-prompts needles.jsonl\n  layerscope record model.gguf --prompts needles.jsonl --out run\n  layerscope diffusion run\n\nWhat is found is kept in the run folder's spans.parquet, which `show --json`, `report` and `view` read."
+    )]
+    Diffusion(DiffusionArguments),
     /// Write a report that others can check: HTML, PDF, Markdown or JSON
     #[command(
         after_help = "Examples:\n  layerscope report run -o report.html\n  layerscope report run -o report.pdf -o report.json\n\nExample: two models, two precisions or two prompt sets side by side:\n  layerscope report before after -o comparison.html\n\nFigures measured by `layerscope bench MODEL --out run` are shown where the run folder has them."
@@ -213,6 +219,47 @@ impl From<AnchorName> for Anchor {
             AnchorName::Bos => Self::Bos,
             AnchorName::None => Self::None,
         }
+    }
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct DiffusionArguments {
+    /// Run folder
+    pub(crate) run: PathBuf,
+    /// Id of the prompt; every prompt that names a span where none is given
+    #[arg(long, value_name = "ID")]
+    pub(crate) prompt: Option<String>,
+    /// Text of the span, which stands in the prompt once; the one that the prompt names where none is given
+    #[arg(long, value_name = "TEXT", requires = "prompt", conflicts_with = "tokens")]
+    pub(crate) span: Option<String>,
+    /// Positions of the span in the prompt, from 0, e.g. 120-139
+    #[arg(long, value_name = "FIRST-LAST", requires = "prompt", value_parser = positions)]
+    pub(crate) tokens: Option<Range<usize>>,
+    /// Say at each layer whether the greedy text still contains this; an answer that was recorded is looked for anyway
+    #[arg(long, value_name = "TEXT", requires = "prompt")]
+    pub(crate) answer: Option<String>,
+    /// The run's model, where it is not found by its name: a path, a name or a Hugging Face id
+    #[arg(long)]
+    pub(crate) model: Option<String>,
+    /// Layers from which the span is removed, e.g. 0,5,10-20; all where none are given
+    #[arg(long)]
+    pub(crate) layers: Option<String>,
+    /// Mean KL divergence from the full model that is acceptable, nats per token
+    #[arg(long, default_value_t = diffusion::DEFAULT_TOLERANCE)]
+    pub(crate) tolerance: f64,
+    #[command(flatten)]
+    pub(crate) device: DeviceArguments,
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// `120-139` or `120`, the last one included, as a range without it.
+pub(crate) fn positions(text: &str) -> Result<Range<usize>, String> {
+    let (first, last) = text.split_once(['-', '–']).unwrap_or((text, text));
+    match (first.trim().parse::<usize>(), last.trim().parse::<usize>()) {
+        (Ok(first), Ok(last)) if first <= last && last < usize::MAX => Ok(first..last + 1),
+        _ => Err("give FIRST-LAST, e.g. 120-139".into()),
     }
 }
 

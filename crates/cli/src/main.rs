@@ -36,6 +36,7 @@ fn run(arguments: Arguments) -> Result<ExitCode> {
         Command::Record(arguments) => commands::record::run(&arguments, interrupt),
         Command::Show(arguments) => commands::show::run(&arguments),
         Command::Recommend(arguments) => commands::recommend::run(&arguments),
+        Command::Diffusion(arguments) => commands::diffusion::run(&arguments, interrupt),
         Command::Report(arguments) => commands::report::run(&arguments, interrupt),
         Command::Generate(arguments) => commands::generate::run(&arguments, interrupt),
         Command::Bench(arguments) => commands::bench::run(&arguments, interrupt),

@@ -2,6 +2,7 @@
 
 use crate::args::{DeviceArguments, ModelArguments, PromptArguments, Weights};
 use crate::progress::{self, FetchBar};
+use layerscope_diagnostics::run::Run;
 use layerscope_engine::{
     Device, DeviceChoice, Error, Interrupt, MemoryNeed, Model, ModelSource, OpenedModel, PromptText, Result,
     Tokenizer, WeightsPrecision, check_memory,
@@ -112,6 +113,39 @@ pub(crate) fn load_source(
 ) -> Result<Model> {
     let device = self::device(device)?;
     progress::loading(|progress| Model::load(source, precision, &device, progress))
+}
+
+/// The model that a run was recorded with, in the run's precision: the one that the user names, or the one that is known by
+/// the run's name of it. Whether it is the same to the byte is for the work to check.
+pub(crate) fn of_run(
+    run: &Run,
+    name: Option<&str>,
+    device: DeviceArguments,
+    interrupt: &Interrupt,
+) -> Result<Model> {
+    let precision = precision_of(run)?;
+    let recorded = &run.manifest().model.name;
+    let source = match name {
+        Some(name) => resolve(name, interrupt)?,
+        None => ModelSource::find(&named(), recorded).cloned().ok_or_else(|| {
+            Error::input(format!(
+                "{} was recorded with {recorded}, which was not found by its name; give its file or folder with --model",
+                run.folder().display()
+            ))
+        })?,
+    };
+    load_source(&source, precision, device)
+}
+
+/// The precision of the weights that a run was recorded with.
+pub(crate) fn precision_of(run: &Run) -> Result<WeightsPrecision> {
+    let weights = &run.manifest().weights;
+    WeightsPrecision::from_name(weights).ok_or_else(|| {
+        Error::input(format!(
+            "{} was recorded with weights {weights:?}, which this layerscope does not know",
+            run.folder().display()
+        ))
+    })
 }
 
 /// The prompt's token ids.

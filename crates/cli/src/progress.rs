@@ -2,8 +2,8 @@
 
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use layerscope_cutoff::bench::{self, Plan};
-use layerscope_cutoff::failure_cases;
 use layerscope_cutoff::recording::Event;
+use layerscope_cutoff::{diffusion, failure_cases};
 use layerscope_engine::Result;
 use layerscope_models::Progress;
 
@@ -52,6 +52,46 @@ impl FetchBar {
 
     pub(crate) fn finish(&self) {
         self.0.finish_and_clear();
+    }
+}
+
+/// A bar while spans are removed, with the present one.
+pub(crate) struct SpansBar {
+    bar: ProgressBar,
+    done: usize,
+    spans: usize,
+}
+
+impl SpansBar {
+    pub(crate) fn new(spans: usize) -> Self {
+        let template = "{prefix} {bar:30} {pos}/{len} {msg}, {elapsed} elapsed";
+        Self { bar: ProgressBar::new(0).with_style(style(template)), done: 0, spans }
+    }
+
+    /// Another span begins.
+    pub(crate) fn start(&mut self, id: &str) {
+        self.done += 1;
+        let of = if self.spans > 1 { format!(" ({} of {})", self.done, self.spans) } else { String::new() };
+        self.bar.set_prefix(format!("{id}{of}"));
+    }
+
+    pub(crate) fn observe(&self, event: diffusion::Event) {
+        let (done, all, what) = match event {
+            diffusion::Event::Tokens { done, all } => (done, all, "tokens"),
+            diffusion::Event::Layers { done, all } => (done, all, "layers"),
+        };
+        self.bar.set_length(all as u64);
+        self.bar.set_position(done as u64);
+        self.bar.set_message(what);
+    }
+
+    /// A line above the bar.
+    pub(crate) fn say(&self, line: &str) {
+        self.bar.suspend(|| eprintln!("{line}"));
+    }
+
+    pub(crate) fn finish(&self) {
+        self.bar.finish_and_clear();
     }
 }
 

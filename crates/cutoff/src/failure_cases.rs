@@ -5,11 +5,10 @@
 //! `continuations.json`.
 
 use crate::recommend::Cut;
+use crate::recorded_with;
 use layerscope_diagnostics::probe::continue_greedily;
 use layerscope_diagnostics::run::{Continuation, ContinuationsWriter, PromptSummary, Run};
-use layerscope_engine::{
-    Error, Hooks, Interrupt, Model, Policy, Repetition, Result, Session, check_interrupt,
-};
+use layerscope_engine::{Hooks, Interrupt, Model, Policy, Repetition, Result, Session, check_interrupt};
 
 /// Prompts that are continued unless told otherwise.
 pub const DEFAULT_COUNT: usize = 5;
@@ -56,7 +55,7 @@ pub fn continue_failure_cases(
     interrupt: &Interrupt,
     observe: &mut dyn FnMut(Event<'_>),
 ) -> Result<Vec<Continuation>> {
-    check_model(run, model)?;
+    recorded_with::check(run, model)?;
     let policy = cut.policy(model.config().layers)?;
     let name = policy.to_string();
     let max_new_tokens = run.manifest().settings.max_new_tokens;
@@ -78,22 +77,6 @@ pub fn continue_failure_cases(
     }
     let entries = cases.iter().filter_map(|case| writer.continuations().find(&case.prompt.id, &name));
     Ok(entries.cloned().collect())
-}
-
-/// Refuses a model that would write other texts than the recorded one.
-fn check_model(run: &Run, model: &Model) -> Result<()> {
-    let manifest = run.manifest();
-    if model.sha256 == manifest.model.sha256 && model.precision.name() == manifest.weights {
-        return Ok(());
-    }
-    Err(Error::input(format!(
-        "{} was recorded with {} and --weights {}, not with this {} and --weights {}; continue its prompts with the same",
-        run.folder().display(),
-        manifest.model.name,
-        manifest.weights,
-        model.name,
-        model.precision.name()
-    )))
 }
 
 /// A prompt with its KL at the cutoff, nats; NaN where undefined.

@@ -190,12 +190,15 @@ fn manifest(model: &Model, prompts: &PromptFile, max_new_tokens: usize) -> Resul
         other: BTreeMap::new(),
     };
     let ids = prompts.prompts.iter().map(|p| p.id.clone()).collect();
-    Ok(Manifest::new(
+    let spans = prompts.prompts.iter().filter_map(|p| Some((p.id.clone(), p.span.clone()?)));
+    let mut manifest = Manifest::new(
         info,
         model.precision.name(),
         model.decoder.device().kind(),
         model.decoder.kv_precision().element_bytes(),
         settings,
         ids,
-    ))
+    );
+    manifest.prompts.spans = spans.collect();
+    Ok(manifest)
 }

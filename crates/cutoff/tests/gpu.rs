@@ -6,20 +6,26 @@
 #![allow(clippy::unwrap_used)]
 
 use layerscope_cutoff::bench::FullContinuation;
+use layerscope_cutoff::diffusion::{Answer, Question, diffusion};
 use layerscope_cutoff::recording::record_prompt;
 use layerscope_diagnostics::prompts::Prompt;
-use layerscope_diagnostics::record::{Divergence, PromptRecord};
+use layerscope_diagnostics::record::{Divergence, PromptRecord, SpanRow};
 use layerscope_engine::{Device, Interrupt, Model, ModelSource, Policy, PromptText, WeightsPrecision};
 use std::path::Path;
 
-fn recorded(precision: WeightsPrecision, device: &Device, answer: Option<&str>) -> PromptRecord {
+fn load(precision: WeightsPrecision, device: &Device) -> Model {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/tiny/layerscope-tiny.gguf");
-    let model = Model::load(&ModelSource::path(path), precision, device, &mut |_, _| Ok(())).unwrap();
+    Model::load(&ModelSource::path(path), precision, device, &mut |_, _| Ok(())).unwrap()
+}
+
+fn recorded(precision: WeightsPrecision, device: &Device, answer: Option<&str>) -> PromptRecord {
+    let model = load(precision, device);
     let prompt = Prompt {
         id: "one".into(),
         category: "any".into(),
         content: PromptText::Plain("Anna has a red box. Ben has a blue cup. Who has the box?".into()),
         answer: answer.map(str::to_owned),
+        span: None,
     };
     record_prompt(&model, &prompt, 6, &Interrupt::new(false), &mut |_| {}).unwrap()
 }
@@ -88,12 +94,10 @@ fn weights_as_the_file_has_them_stay_near() {
 
 #[test]
 fn quality_on_a_gpu_is_the_cpus() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/tiny/layerscope-tiny.gguf");
     let (prompt, interrupt): (Vec<u32>, _) =
         ((0..40).map(|i| 3 + i * 37 % 890).collect(), Interrupt::new(false));
     let [expected, found] = [Device::Cpu, gpu()].map(|device| {
-        let source = ModelSource::path(&path);
-        let model = Model::load(&source, WeightsPrecision::F32, &device, &mut |_, _| Ok(())).unwrap();
+        let model = load(WeightsPrecision::F32, &device);
         let full = FullContinuation::of(&model.decoder, &prompt, 4, &[], &interrupt).unwrap();
         let policy = Policy::speed(4, true, model.config().layers).unwrap();
         (full.tokens().to_vec(), full.divergence(&model.decoder, &policy, &interrupt).unwrap())
@@ -104,5 +108,36 @@ fn quality_on_a_gpu_is_the_cpus() {
         [(found.1.kl, expected.1.kl), (found.1.dnll, expected.1.dnll), (found.1.top1, expected.1.top1)]
     {
         assert!((a - b).abs() < 0.02 * (1.0 + b.abs()), "{found:?} {expected:?}");
+    }
+}
+
+/// A span of a prompt removed from a few layers on.
+fn removed(precision: WeightsPrecision, device: &Device) -> Vec<SpanRow> {
+    let model = load(precision, device);
+    let text = "Anna has a red box. Ben has a blue cup. Who has the box?";
+    let prompt = model.tokenizer.encode_prompt(&PromptText::Plain(text.into())).unwrap();
+    let continuation = model.tokenizer.encode(" Anna has the red box").unwrap();
+    let question = Question {
+        prompt: &prompt,
+        continuation: &continuation,
+        span: 2..9,
+        layers: &[0, 2, 5],
+        answer: Some(Answer { text: "Anna", max_new_tokens: 8 }),
+    };
+    diffusion(&model, &question, &Interrupt::new(false), &mut |_| {}).unwrap()
+}
+
+#[test]
+fn a_removed_span_costs_the_same() {
+    for (precision, bar) in [(WeightsPrecision::F32, 1e-4), (WeightsPrecision::Native, 5e-2)] {
+        let (found, expected) = (removed(precision, &gpu()), removed(WeightsPrecision::F32, &Device::Cpu));
+        let figures = |rows: &[SpanRow]| -> Vec<f64> {
+            rows.iter().flat_map(|row| [row.divergence.kl, row.divergence.dnll, row.decode_mass]).collect()
+        };
+        close_doubles("removed span", &figures(&found), &figures(&expected), bar);
+        if precision == WeightsPrecision::F32 {
+            let texts = |rows: &[SpanRow]| rows.iter().map(|row| row.found).collect::<Vec<_>>();
+            assert_eq!(texts(&found), texts(&expected));
+        }
     }
 }

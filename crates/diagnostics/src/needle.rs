@@ -55,6 +55,8 @@ pub struct NeedlePrompt {
     pub text: String,
     /// Its tokens as the model sees them: at most `length`, and less than a sentence fewer.
     pub tokens: Vec<u32>,
+    /// The sentence that says them.
+    pub needle: String,
     /// The digits to be found.
     pub answer: String,
 }
@@ -66,13 +68,14 @@ pub struct PromptLine<'a> {
     category: String,
     prompt: &'a str,
     answer: &'a str,
+    span: &'a str,
 }
 
 impl NeedlePrompt {
-    /// The prompt as a prompt file has it; its length is the category.
+    /// The prompt as a prompt file has it; its length is the category, its needle the span.
     pub fn line(&self) -> PromptLine<'_> {
         let category = format!("needle {}", self.length);
-        PromptLine { id: &self.id, category, prompt: &self.text, answer: &self.answer }
+        PromptLine { id: &self.id, category, prompt: &self.text, answer: &self.answer, span: &self.needle }
     }
 }
 
@@ -202,7 +205,7 @@ impl Grid {
             tokens = longer;
         }
         let id = format!("needle-{length}-{depth}-{sample}");
-        Ok(NeedlePrompt { id, length, depth, sample, text: text(&sentences), tokens, answer })
+        Ok(NeedlePrompt { id, length, depth, sample, text: text(&sentences), tokens, needle, answer })
     }
 }
 

@@ -115,15 +115,8 @@ pub fn run<'m>(
     let decode_s = if generated_logits.is_empty() { 0.0 } else { start.elapsed().as_secs_f64() };
 
     let start = Instant::now();
-    // The decode rows again, at once: the last prompt token and all generated ones but the last.
-    let boundary = prompt.len() - 1;
-    let rows: Vec<u32> = [prompt[boundary]].iter().chain(&tokens[..steps - 1]).copied().collect();
-    session.truncate(boundary);
-    let mut statistics = vec![];
-    let residuals = RefCell::new(vec![]);
-    session.teacher_forced(&rows, &mut residual_hooks(&residuals, layers), &mut statistics)?;
-    let residuals = residuals.into_inner();
-    let distributions = ReferenceDistributions::new(decoder, &residuals[layers], &tokens)?;
+    let TeacherForced { residuals, statistics, distributions } =
+        teacher_forced(decoder, &mut session, prompt, &tokens)?;
     let run = ProbedRun {
         prompt_len: prompt.len(),
         curvature_prompt_deg,
@@ -139,6 +132,39 @@ pub fn run<'m>(
         timings: Timings { prefill_s, decode_s, probe_s: start.elapsed().as_secs_f64(), frontier_s: 0.0 },
     };
     Ok(run)
+}
+
+/// The decode rows of a continuation, run at once.
+pub struct TeacherForced {
+    /// Residual stream of the N decode rows at the entrance of each layer, `[N, d]`; index L is the final one.
+    pub residuals: Vec<Tensor>,
+    /// Attention of the decode rows, L.
+    pub statistics: Vec<LayerStatistics>,
+    /// The next-token distribution at each step, N.
+    pub distributions: ReferenceDistributions,
+}
+
+/// Runs the decode rows of a continuation, of at least one token, through a session that has prefilled the prompt: the last
+/// prompt token and all of the continuation but its last. They take the place of whatever was decoded there before.
+///
+/// # Errors
+/// [`Error::Input`] where logits are NaN.
+pub fn teacher_forced(
+    decoder: &Decoder,
+    session: &mut Session<'_>,
+    prompt: &[u32],
+    continuation: &[u32],
+) -> Result<TeacherForced> {
+    let (layers, boundary) = (decoder.config().layers, prompt.len() - 1);
+    let before_last = &continuation[..continuation.len() - 1];
+    let rows: Vec<u32> = prompt[boundary..].iter().chain(before_last).copied().collect();
+    session.truncate(boundary);
+    let mut statistics = vec![];
+    let residuals = RefCell::new(vec![]);
+    session.teacher_forced(&rows, &mut residual_hooks(&residuals, layers), &mut statistics)?;
+    let residuals = residuals.into_inner();
+    let distributions = ReferenceDistributions::new(decoder, &residuals[layers], continuation)?;
+    Ok(TeacherForced { residuals, statistics, distributions })
 }
 
 /// The greedy continuation, of exactly `tokens` tokens, of a session whose prefill yielded `first_logits` `[V]`;

@@ -2,7 +2,7 @@
 //!
 //! ```json
 //! {"id": "a1", "category": "retrieval", "prompt": "…"}
-//! {"id": "a2", "messages": [{"role": "user", "content": "…"}], "answer": "…"}
+//! {"id": "a2", "messages": [{"role": "user", "content": "…"}], "answer": "…", "span": "…"}
 //! ```
 
 use std::collections::HashMap;
@@ -27,6 +27,8 @@ pub struct Prompt {
     pub content: PromptText,
     /// The continuation to be teacher-forced instead of the greedy one.
     pub answer: Option<String>,
+    /// The part of the prompt's text of which to ask from which layer on it may vanish.
+    pub span: Option<String>,
 }
 
 impl Prompt {
@@ -141,11 +143,16 @@ fn parse_line(line: &str) -> std::result::Result<Prompt, String> {
     if answer.is_some_and(|answer| answer.trim().is_empty()) {
         return Err("the \"answer\" is empty; leave it out to use the model's own continuation".into());
     }
+    let span = text(&fields, "span")?;
+    if span.is_some_and(|span| span.trim().is_empty()) {
+        return Err("the \"span\" is empty; leave it out, or give a part of the prompt's text".into());
+    }
     Ok(Prompt {
         id: id.to_owned(),
         category: category.to_owned(),
         content,
         answer: answer.map(str::to_owned),
+        span: span.map(str::to_owned),
     })
 }
 
@@ -225,7 +232,7 @@ mod tests {
         let prompts = parse(
             "\u{feff}{\"id\":\"a\",\"category\":\"qa\",\"prompt\":\"Hi\"}\r\n\n  \n\
              {\"id\":\"b\",\"messages\":[{\"role\":\"system\",\"content\":\"Be brief.\"},\
-             {\"role\":\"user\",\"content\":\"Hi\"}],\"answer\":\"Ho\",\"category\":null}",
+             {\"role\":\"user\",\"content\":\"Hi\"}],\"answer\":\"Ho\",\"category\":null,\"span\":\"brief\"}",
         )
         .expect("valid");
         assert_eq!(prompts.len(), 2);
@@ -235,11 +242,12 @@ mod tests {
         assert_eq!(prompts[1].category, UNCATEGORISED);
         assert_eq!(prompts[1].text(), "Be brief.\n\nHi");
         assert_eq!(prompts[1].answer.as_deref(), Some("Ho"));
+        assert_eq!(prompts.iter().map(|p| p.span.as_deref()).collect::<Vec<_>>(), [None, Some("brief")]);
     }
 
     #[test]
     fn refusals_name_line_and_mend() {
-        let cases: [(&[u8], &[&str]); 15] = [
+        let cases: [(&[u8], &[&str]); 16] = [
             (b"", &["prompts.jsonl holds no prompts"]),
             (b"\n \n", &["holds no prompts"]),
             (b"\n{\"id\":\"a\"", &["line 2", "not valid JSON", "column"]),
@@ -253,6 +261,7 @@ mod tests {
             (b"{\"id\":\"a\",\"messages\":[]}", &["are empty"]),
             (b"{\"id\":\"a\",\"messages\":[{\"role\":\"user\"}]}", &["message 1", "\"content\""]),
             (b"{\"id\":\"a\",\"prompt\":\"x\",\"answer\":\"\"}", &["\"answer\" is empty"]),
+            (b"{\"id\":\"a\",\"prompt\":\"x\",\"span\":\" \"}", &["\"span\" is empty"]),
             (b"{\"id\":\"a\",\"prompt\":\"\xff\"}", &["line 1", "UTF-8"]),
             (
                 b"{\"id\":\"a\",\"prompt\":\"x\"}\n\n{\"id\":\"a\",\"prompt\":\"y\"}",

@@ -150,6 +150,46 @@ pub struct KnockoutRow {
     pub divergence: Divergence,
 }
 
+/// From which layer on a span of prompt tokens may vanish: what removing it costs, by the layer from which it is removed.
+#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
+pub struct SpanRecord {
+    /// The prompt.
+    #[serde(skip)]
+    pub prompt_id: String,
+    /// First position of the span.
+    pub first: usize,
+    /// One more than its last position.
+    pub end: usize,
+    /// Its text.
+    pub text: String,
+    /// One row per layer looked at, ascending; the last is that of L, which removes nothing.
+    pub layers: Vec<SpanRow>,
+}
+
+/// A span removed from one layer on: its rows stop at the entrance of that layer, and no token reads them there or above.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, JsonSchema)]
+pub struct SpanRow {
+    /// The first layer without the span, 0 … L.
+    pub layer: usize,
+    /// What it costs.
+    #[serde(flatten)]
+    pub divergence: Divergence,
+    /// Share of the decode queries' attention that goes to the span at this layer of the full model, mean over heads and
+    /// steps; NaN at L.
+    pub decode_mass: f64,
+    /// Whether the greedy text without the span contains the answer; none where no answer was looked for.
+    pub found: Option<bool>,
+}
+
+impl SpanRecord {
+    /// The smallest layer looked at from which on the mean KL is within a tolerance at every layer; L, where nothing is
+    /// removed, always is.
+    pub fn vanishes_from(&self, tolerance: f64) -> usize {
+        let within = self.layers.iter().rev().take_while(|row| row.divergence.kl <= tolerance);
+        within.last().or(self.layers.last()).map_or(0, |row| row.layer)
+    }
+}
+
 /// Wall-clock times of one prompt, seconds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Timings {

@@ -183,9 +183,9 @@ impl KvStore {
         }
     }
 
-    /// Forgets every key at `position` and after it, in all layers.
-    pub fn truncate(&mut self, position: usize) {
-        for layer in &mut self.layers {
+    /// Forgets every key at `position` and after it, in the layers from `layer` on.
+    pub fn truncate(&mut self, layer: usize, position: usize) {
+        for layer in &mut self.layers[layer..] {
             layer.runs.retain_mut(|run| {
                 run.len = run.len.min(position.saturating_sub(run.first_position));
                 run.len > 0

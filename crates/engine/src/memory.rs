@@ -90,6 +90,12 @@ impl MemoryNeed {
         Self { probes, ..self }
     }
 
+    /// With so many more residual streams `[d]` of single tokens.
+    pub fn with_residuals(self, config: &ModelConfig, tokens: usize) -> Self {
+        let bytes = (tokens as u64).saturating_mul((config.hidden * size_of::<f32>()) as u64);
+        Self { probes: self.probes.saturating_add(bytes), ..self }
+    }
+
     /// All of it.
     pub fn total(&self) -> u64 {
         [self.weights, self.tokenizer, self.kv, self.activations, self.probes]
@@ -181,6 +187,10 @@ mod tests {
         // 32 layers, 8 heads of 128, keys and values, two bytes each.
         assert_eq!(need(131_072).kv, 131_072 * 32 * 2 * 8 * 128 * 2);
         assert_eq!(need(0).kv, 0);
+        // Residual streams of 4,096 numbers.
+        let shape = Shape::named("llama-3.1-8b").unwrap();
+        let with = need(10).with_residuals(shape.config(), 1_000);
+        assert_eq!(with.total() - need(10).total(), 1_000 * 4_096 * 4);
     }
 
     #[test]

@@ -125,9 +125,28 @@ impl<'m> Session<'m> {
 
     /// Forgets every token from `position` on.
     pub fn truncate(&mut self, position: usize) {
-        self.store.truncate(position);
+        self.forget(0, position);
         self.len = self.len.min(position);
+    }
+
+    /// Forgets what the layers from `layer` on hold of positions from `position` on. The sequence is as long as before:
+    /// rows come back by [`Self::resume`], or not at all.
+    pub fn forget(&mut self, layer: usize, position: usize) {
+        self.store.truncate(layer, position);
         self.device_steps = None;
+    }
+
+    /// Runs rows at consecutive positions from `first_position` on, whose residual stream `x [rows, d]` enters `layer`, through
+    /// that layer and all above it, which must hold nothing yet from there on; in f32 where `exact`. Their final residual stream
+    /// `[rows, d]`.
+    ///
+    /// # Errors
+    /// Whatever fails beneath.
+    pub fn resume(&mut self, layer: usize, x: &Tensor, first_position: usize, exact: bool) -> Result<Tensor> {
+        self.device_steps = None;
+        let positions = (first_position..first_position + x.rows()).collect();
+        let depth = Depth::of_layers(layer..self.decoder.config().layers);
+        Ok(self.forward(Rows { x: x.clone(), positions }, depth, &mut Hooks::none(), None, exact)?.x)
     }
 
     /// Runs one more token; logits `[V]` of the next.

@@ -3,6 +3,7 @@
 use layerscope_cutoff::bench;
 use layerscope_cutoff::compare::Comparison;
 use layerscope_cutoff::cost::Savings;
+use layerscope_cutoff::diffusion::ToldSpan;
 use layerscope_cutoff::recommend::{FrontierSummary, Recommendation};
 use layerscope_diagnostics::record::{Anchor, Divergence, Timings};
 use layerscope_diagnostics::run::Manifest;
@@ -54,6 +55,8 @@ pub struct RunReport {
     pub prompt_mass_by_head: Vec<Vec<f64>>,
     /// Prompts that stand for their categories, with what they read.
     pub readings: Vec<Reading>,
+    /// From which layer on spans of prompts may vanish, where that was asked (`layerscope diffusion`).
+    pub spans: Vec<ToldSpan>,
     /// Every recorded prompt.
     pub prompts: Vec<PromptFigures>,
     /// The prompts that diverge most at the recommended cutoff, worst first.

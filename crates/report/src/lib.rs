@@ -13,6 +13,7 @@ mod policies;
 mod read;
 mod schema;
 mod sections;
+pub mod spans;
 
 pub use output::{File, Format, render, write};
 pub use policies::{trade_off, trade_off_svg};

@@ -6,6 +6,7 @@ use crate::data::{
 };
 use layerscope_cutoff::bench;
 use layerscope_cutoff::compare::{KNOCKOUT, Side, by_layer, compare};
+use layerscope_cutoff::diffusion::ToldSpan;
 use layerscope_cutoff::failure_cases;
 use layerscope_cutoff::recommend::{
     Evidence, FrontierSummary, Options, PromptEvidence, Recommendation, recommend,
@@ -108,6 +109,7 @@ impl Source {
             readings: readings(&run, &prompts, &layers)?,
             prompts: prompts.iter().map(|prompt| figures(prompt, &recommendation)).collect(),
             failure_cases: failure_cases(&prompts, &recommendation, run.continuations()?.as_ref())?,
+            spans: run.spans()?.into_iter().map(|span| ToldSpan::new(span, options.tolerance)).collect(),
             bench: bench::read_of_run(folder)?,
             manifest,
             recommendation,

@@ -7,7 +7,7 @@ use layerscope_cutoff::failure_cases::DEFAULT_COUNT;
 use layerscope_cutoff::recommend::Options;
 use layerscope_diagnostics::record::Anchor;
 use layerscope_diagnostics::run::Run;
-use layerscope_engine::{Error, Interrupt, Result, WeightsPrecision};
+use layerscope_engine::{Error, Interrupt, Result};
 use layerscope_report::{Format, Report, render, write};
 use std::path::Path;
 use std::process::ExitCode;
@@ -43,13 +43,7 @@ fn generate_failure_cases(
     let run = Run::open(folder)?;
     let manifest = run.manifest();
     let recommendation = recommend::of_run(&run, options)?;
-    let precision = WeightsPrecision::from_name(&manifest.weights).ok_or_else(|| {
-        Error::input(format!(
-            "{} was recorded with weights {:?}, which this layerscope does not know",
-            folder.display(),
-            manifest.weights
-        ))
-    })?;
+    let precision = models::precision_of(&run)?;
     for name in &arguments.model {
         let model = models::load_source(&models::resolve(name, interrupt)?, precision, arguments.device)?;
         if model.sha256 == manifest.model.sha256 {

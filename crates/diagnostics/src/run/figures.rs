@@ -282,7 +282,7 @@ fn knockout(rows: &Rows<'_>, layers: usize) -> Result<Vec<KnockoutRow>> {
         .collect()
 }
 
-fn divergences(rows: &Rows<'_>) -> Result<Vec<Divergence>> {
+pub(super) fn divergences(rows: &Rows<'_>) -> Result<Vec<Divergence>> {
     let top1_and_dnll = rows.figures("top1")?.into_iter().zip(rows.figures("dnll")?);
     let kl = rows.figures("kl")?.into_iter();
     let all = kl.zip(top1_and_dnll);

@@ -3,6 +3,7 @@
 //! ```text
 //! RUN/manifest.json, *.parquet   what readers see; replaced by renames only
 //! RUN/continuations.json         texts under policies, likewise; no part of what is merged
+//! RUN/spans.parquet              what removing spans of prompts costs, where `layerscope diffusion` left some; likewise
 //! RUN/bench.json                 measurements, where `layerscope bench` left some
 //! RUN/parts/00007/*.parquet      prompt 7 of the list, complete: the folder got its name after it was synced
 //! RUN/parts/.tmp-00007/          prompt 7, being written; worthless
@@ -73,14 +74,14 @@ pub(super) fn part_indices(run: &Path) -> Result<Vec<usize>> {
 
 /// Opens a part's table; `None` where it is missing.
 pub(super) fn open_part_table(run: &Path, index: usize, table: Table) -> Result<Option<TableFile>> {
-    TableFile::open(part(run, index).join(table.file_name()), table)
+    TableFile::open(part(run, index).join(table.file_name()), &table.columns())
 }
 
 /// Opens a table of the run, from `merged` where it has not moved yet; `None` where there is none.
 pub(super) fn open_table(run: &Path, table: Table) -> Result<Option<TableFile>> {
-    match TableFile::open(merged(run).join(table.file_name()), table)? {
+    match TableFile::open(merged(run).join(table.file_name()), &table.columns())? {
         Some(file) => Ok(Some(file)),
-        None => TableFile::open(run.join(table.file_name()), table),
+        None => TableFile::open(run.join(table.file_name()), &table.columns()),
     }
 }
 

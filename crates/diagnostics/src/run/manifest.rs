@@ -145,6 +145,9 @@ pub struct PromptStates {
     pub done: Vec<String>,
     /// Those that could not be recorded; resuming tries them again.
     pub failed: Vec<FailedPrompt>,
+    /// The part of its text of which a prompt asks from which layer on it may vanish, by id.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub spans: BTreeMap<String, String>,
 }
 
 /// A prompt that could not be recorded.
@@ -214,6 +217,9 @@ impl Manifest {
         let ids: BTreeSet<&String> = self.prompts.ids.iter().collect();
         if ids.len() != self.prompts.ids.len() {
             return Err("a prompt id occurs twice".into());
+        }
+        if let Some(id) = self.prompts.spans.keys().find(|id| !ids.contains(id)) {
+            return Err(format!("the prompt {id:?} has a span but is not in the list"));
         }
         let failed = self.prompts.failed.iter().map(|failed| &failed.id);
         if let Some(id) = self.prompts.done.iter().chain(failed).find(|id| !ids.contains(id)) {

@@ -2,7 +2,7 @@
 //!
 //! [`RunWriter`] records into it, [`Run`] reads it; [`Manifest`] is its table of contents and [`Table`] names its
 //! Parquet files, whose columns carry unit and description. [`Continuations`] may lie beside them: texts under a policy,
-//! written by [`ContinuationsWriter`]. Undefined figures are NaN in memory and null in files.
+//! written by [`ContinuationsWriter`]; and [`SPANS`], written by [`SpansWriter`]. Undefined figures are NaN in memory and null in files.
 
 mod continuations;
 mod durable;
@@ -18,6 +18,7 @@ mod rows;
 mod rows_read;
 mod schema;
 mod show;
+mod spans;
 mod table_file;
 mod tables;
 mod time;
@@ -31,6 +32,7 @@ pub use manifest::{
 pub use reader::Run;
 pub use schema::Table;
 pub use show::{ShowPrompt, ShowReport};
+pub use spans::{SPANS, SpansWriter};
 pub use writer::RunWriter;
 
 #[cfg(test)]

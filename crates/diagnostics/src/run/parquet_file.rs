@@ -17,13 +17,13 @@ use parquet::schema::types::ColumnPath;
 
 use super::durable::write_error;
 use super::row_groups::single_prompt;
-use super::schema::{Kind, Table};
+use super::schema::{Column, Kind, Table, schema_of};
 use super::table_file::TableFile;
 
 /// Most rows of a row group; a longer prompt has several.
 const ROW_GROUP_ROWS: usize = 1 << 20;
 
-fn properties(table: Table) -> WriterProperties {
+fn properties(columns: &[Column]) -> WriterProperties {
     let mut properties = WriterProperties::builder()
         .set_created_by("layerscope".into())
         .set_compression(Compression::SNAPPY)
@@ -33,7 +33,7 @@ fn properties(table: Table) -> WriterProperties {
         .set_statistics_enabled(EnabledStatistics::None)
         .set_column_statistics_enabled(ColumnPath::from("prompt_id"), EnabledStatistics::Chunk)
         .set_offset_index_disabled(true);
-    for column in table.columns() {
+    for column in columns {
         // Hardly any two figures are equal.
         if matches!(column.kind, Kind::Float | Kind::Single) {
             properties = properties.set_column_dictionary_enabled(column.name.into(), false);
@@ -60,12 +60,13 @@ fn parquet_write_error(path: &Path, error: &ParquetError) -> Error {
 /// Writes a new table from the batches that `fill` gives, synced.
 pub(super) fn write(
     path: &Path,
-    table: Table,
+    columns: &[Column],
     fill: impl FnOnce(&mut dyn FnMut(RecordBatch) -> Result<()>) -> Result<()>,
 ) -> Result<()> {
     let failed = |error: ParquetError| parquet_write_error(path, &error);
     let file = File::create(path).map_err(|error| write_error(path, &error))?;
-    let mut writer = ArrowWriter::try_new(file, table.schema(), Some(properties(table))).map_err(failed)?;
+    let (schema, properties) = (schema_of(columns), properties(columns));
+    let mut writer = ArrowWriter::try_new(file, schema, Some(properties)).map_err(failed)?;
     fill(&mut |batch| writer.write(&batch).map_err(failed))?;
     writer.finish().map_err(failed)?;
     writer.inner().sync_all().map_err(|error| write_error(path, &error))
@@ -80,7 +81,7 @@ pub(super) struct Merger {
 impl Merger {
     pub(super) fn create(path: &Path, table: Table) -> Result<Self> {
         let file = File::create(path).map_err(|error| write_error(path, &error))?;
-        let (writer, _) = ArrowWriter::try_new(file, table.schema(), Some(properties(table)))
+        let (writer, _) = ArrowWriter::try_new(file, table.schema(), Some(properties(&table.columns())))
             .and_then(ArrowWriter::into_serialized_writer)
             .map_err(|error| parquet_write_error(path, &error))?;
         Ok(Self { path: path.to_owned(), writer })

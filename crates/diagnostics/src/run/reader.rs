@@ -14,9 +14,10 @@ use super::received;
 use super::rows_read::Rows;
 use super::schema::Table;
 use super::show::ShowReport;
+use super::spans;
 use super::table_file::TableFile;
 use super::tables::Tables;
-use crate::record::ReceivedFigures;
+use crate::record::{ReceivedFigures, SpanRecord};
 
 /// How often a folder that changes while it is being opened is tried again, and the pause between.
 const TRIES: usize = 20;
@@ -147,6 +148,14 @@ impl Run {
         Continuations::read(self)
     }
 
+    /// From which layer on spans of the prompts may vanish, by prompt and position; none where nobody asked.
+    ///
+    /// # Errors
+    /// [`Error::Input`] where the file is damaged.
+    pub fn spans(&self) -> Result<Vec<SpanRecord>> {
+        spans::read(self)
+    }
+
     /// What `show --json` prints.
     ///
     /// # Errors
@@ -156,7 +165,7 @@ impl Run {
     }
 
     /// The file with a prompt's rows of a table.
-    fn source(&self, id: &str, table: Table) -> Result<Source<'_>> {
+    pub(super) fn source(&self, id: &str, table: Table) -> Result<Source<'_>> {
         if let Some(index) = self.parts.get(id) {
             let part = layout::open_part_table(&self.folder, *index, table)?;
             return part.map(Source::Part).ok_or_else(|| {

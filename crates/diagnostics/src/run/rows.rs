@@ -6,7 +6,7 @@ use arrow_array::builder::{ListBuilder, StringBuilder, UInt32Builder};
 use arrow_array::{
     ArrayRef, BooleanArray, Float32Array, Float64Array, Int32Array, RecordBatch, StringArray, UInt32Array,
 };
-use arrow_schema::{DataType, Field};
+use arrow_schema::{DataType, Field, SchemaRef};
 use layerscope_engine::{Error, Result};
 use ndarray::{Array3, ArrayView3, Axis, Zip};
 
@@ -66,19 +66,30 @@ pub(super) fn check_shapes(record: &PromptRecord, model: &ModelInfo) -> Result<(
 }
 
 /// The columns of one batch, pushed in the order of the schema.
-struct Columns {
-    table: Table,
+pub(super) struct Columns {
+    file_name: &'static str,
+    schema: SchemaRef,
     arrays: Vec<ArrayRef>,
 }
 
 impl Columns {
     /// Begins with the prompt's id, once per row.
     fn new(table: Table, record: &PromptRecord, rows: usize) -> Self {
-        let ids = StringArray::from_iter_values(std::iter::repeat_n(&record.prompt_id, rows));
-        Self { table, arrays: vec![Arc::new(ids)] }
+        Self::of_prompt(table.file_name(), table.schema(), &record.prompt_id, rows)
     }
 
-    fn ints(&mut self, values: impl IntoIterator<Item = usize>) -> Result<()> {
+    /// The same of any file.
+    pub(super) fn of_prompt(
+        file_name: &'static str,
+        schema: SchemaRef,
+        prompt_id: &str,
+        rows: usize,
+    ) -> Self {
+        let ids = StringArray::from_iter_values(std::iter::repeat_n(prompt_id, rows));
+        Self { file_name, schema, arrays: vec![Arc::new(ids)] }
+    }
+
+    pub(super) fn ints(&mut self, values: impl IntoIterator<Item = usize>) -> Result<()> {
         let values: Vec<i32> = values.into_iter().map(int).collect::<Result<_>>()?;
         self.arrays.push(Arc::new(Int32Array::from(values)));
         Ok(())
@@ -88,12 +99,16 @@ impl Columns {
         self.arrays.push(Arc::new(UInt32Array::from_iter_values(values)));
     }
 
-    fn texts<T: AsRef<str>>(&mut self, values: impl IntoIterator<Item = T>) {
+    pub(super) fn texts<T: AsRef<str>>(&mut self, values: impl IntoIterator<Item = T>) {
         self.arrays.push(Arc::new(StringArray::from_iter_values(values)));
     }
 
+    pub(super) fn bools(&mut self, values: impl IntoIterator<Item = Option<bool>>) {
+        self.arrays.push(Arc::new(values.into_iter().collect::<BooleanArray>()));
+    }
+
     /// Figures; NaN becomes null.
-    fn figures(&mut self, values: impl IntoIterator<Item = f64>) {
+    pub(super) fn figures(&mut self, values: impl IntoIterator<Item = f64>) {
         let values = values.into_iter().map(defined);
         self.arrays.push(Arc::new(Float64Array::from_iter(values)));
     }
@@ -103,17 +118,17 @@ impl Columns {
         self.arrays.push(Arc::new(Float32Array::from_iter(values)));
     }
 
-    fn divergences(&mut self, values: &[Divergence]) {
+    pub(super) fn divergences(&mut self, values: &[Divergence]) {
         self.figures(values.iter().map(|value| value.kl));
         self.figures(values.iter().map(|value| value.top1));
         self.figures(values.iter().map(|value| value.dnll));
     }
 
-    fn finish(self) -> Result<RecordBatch> {
-        RecordBatch::try_new(self.table.schema(), self.arrays).map_err(|error| {
+    pub(super) fn finish(self) -> Result<RecordBatch> {
+        RecordBatch::try_new(self.schema, self.arrays).map_err(|error| {
             Error::failure(format!(
                 "internal error (please report it): rows of {} do not fit: {error}",
-                self.table.file_name()
+                self.file_name
             ))
         })
     }
@@ -163,8 +178,7 @@ fn layers(record: &PromptRecord, model: &ModelInfo) -> Result<RecordBatch> {
     let indices: Vec<i32> = std::iter::once(Ok(-1)).chain((0..layers).map(int)).collect::<Result<_>>()?;
     columns.arrays.push(Arc::new(Int32Array::from(indices)));
     let windowed = (0..layers).map(|layer| Some(model.windowed_layers.contains(&layer)));
-    let windowed: BooleanArray = std::iter::once(None).chain(windowed).collect();
-    columns.arrays.push(Arc::new(windowed));
+    columns.bools(std::iter::once(None).chain(windowed));
     // The embedding output, the first row, attends to nothing.
     let after_embedding = |values: Vec<f64>| std::iter::once(f64::NAN).chain(values);
 
@@ -261,8 +275,7 @@ fn prompts(record: &PromptRecord) -> Result<RecordBatch> {
     columns.arrays.push(token_id_list(&record.generated));
     columns.arrays.push(text_list(&record.generated_token_text));
     columns.texts([&record.generated_text]);
-    let answer_given = BooleanArray::from(vec![record.answer_given]);
-    columns.arrays.push(Arc::new(answer_given));
+    columns.bools([Some(record.answer_given)]);
     columns.figures([record.native_kl.unwrap_or(f64::NAN)]);
     let timings = record.timings;
     columns.figures([timings.prefill_s]);

@@ -110,6 +110,14 @@ impl<'a> Rows<'a> {
         })
     }
 
+    /// The same where null stands for "undefined".
+    pub(super) fn optional_bools(&self, name: &str) -> Result<Vec<Option<bool>>> {
+        self.gather(name, |array, all| {
+            all.extend(array.as_boolean_opt()?);
+            Some(())
+        })
+    }
+
     pub(super) fn token_id_lists(&self, name: &str) -> Result<Vec<Vec<u32>>> {
         self.gather(name, |array, all| {
             for list in array.as_list_opt::<i32>()?.iter() {

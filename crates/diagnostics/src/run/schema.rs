@@ -43,7 +43,7 @@ impl Table {
 
     /// Its columns; every field carries `unit` and `description`.
     pub fn schema(self) -> SchemaRef {
-        Arc::new(Schema::new(self.columns().iter().map(Column::field).collect::<Vec<_>>()))
+        schema_of(&self.columns())
     }
 
     /// Its columns in order.
@@ -63,6 +63,11 @@ impl Table {
             Self::Knockout => [&[PROMPT_ID, LAYER][..], &DIVERGENCE].concat(),
         }
     }
+}
+
+/// Columns as Arrow has them.
+pub(super) fn schema_of(columns: &[Column]) -> SchemaRef {
+    Arc::new(Schema::new(columns.iter().map(Column::field).collect::<Vec<_>>()))
 }
 
 /// A column's type.
@@ -212,6 +217,37 @@ const DIVERGENCE: [Column; 3] = [
     ),
 ];
 
+/// `spans.parquet`, which a run may have beside its tables: a row is prompt × span × layer.
+pub(super) const SPANS: [Column; 10] = [
+    PROMPT_ID,
+    column("first", Kind::Int, "tokens", "First prompt position of the span, from 0"),
+    column("end", Kind::Int, "tokens", "One more than the last prompt position of the span"),
+    column("text", Kind::Text, "none", "Text of the span"),
+    column(
+        "layer",
+        Kind::Int,
+        "index",
+        "The span is removed from this layer on, from 0; the number of layers removes nothing",
+    ),
+    DIVERGENCE[0],
+    DIVERGENCE[1],
+    DIVERGENCE[2],
+    figure(
+        "decode_mass",
+        "probability",
+        "Attention mass of the full model's decode queries on the span at this layer, mean over heads and steps",
+    ),
+    Column {
+        nullable: true,
+        ..column(
+            "found",
+            Kind::Bool,
+            "none",
+            "Whether the greedy text without the span contains the answer; null where none was looked for",
+        )
+    },
+];
+
 const fn tokens_figure(name: &'static str, description: &'static str) -> Column {
     Column { kind: Kind::Single, ..figure(name, "probability", description) }
 }
@@ -260,15 +296,15 @@ mod tests {
 
     #[test]
     fn every_column_has_unit_and_description() {
-        for table in Table::ALL {
-            let schema = table.schema();
+        let tables = Table::ALL.map(|table| (table.file_name(), table.schema()));
+        for (table, schema) in tables.into_iter().chain([("spans.parquet", schema_of(&SPANS))]) {
             for field in schema.fields() {
                 for key in ["unit", "description"] {
                     let value = field.metadata().get(key).map(String::as_str);
-                    assert!(value.is_some_and(|text| !text.is_empty()), "{table:?} {} {key}", field.name());
+                    assert!(value.is_some_and(|text| !text.is_empty()), "{table} {} {key}", field.name());
                 }
             }
-            assert_eq!(schema.fields()[0].name(), "prompt_id", "{table:?}");
+            assert_eq!(schema.fields()[0].name(), "prompt_id", "{table}");
         }
     }
 }

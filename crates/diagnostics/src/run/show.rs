@@ -6,7 +6,7 @@ use serde::Serialize;
 use super::figures::PromptSummary;
 use super::manifest::Manifest;
 use super::reader::Run;
-use crate::record::{FrontierRow, KnockoutRow};
+use crate::record::{FrontierRow, KnockoutRow, SpanRecord};
 
 /// A run as one JSON object. Undefined figures are NaN here, which serde_json writes as null.
 #[derive(Debug, Clone, Serialize)]
@@ -46,6 +46,9 @@ pub struct ShowPrompt {
     pub frontier: Vec<FrontierRow>,
     /// The causal layer map.
     pub knockout: Vec<KnockoutRow>,
+    /// Spans that were removed layer by layer; left out where there are none.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub spans: Vec<SpanRecord>,
 }
 
 impl From<PromptSummary> for ShowPrompt {
@@ -65,6 +68,7 @@ impl From<PromptSummary> for ShowPrompt {
             curvature_prompt_deg: prompt.layers.curvature_prompt_deg,
             frontier: prompt.frontier,
             knockout: prompt.knockout,
+            spans: vec![],
         }
     }
 }
@@ -72,7 +76,13 @@ impl From<PromptSummary> for ShowPrompt {
 impl ShowReport {
     /// Reads all prompts of the run.
     pub(super) fn of(run: &Run) -> Result<Self> {
-        let prompts = run.prompts().map(|prompt| prompt.map(ShowPrompt::from));
-        Ok(Self { manifest: run.manifest().clone(), prompts: prompts.collect::<Result<_>>()? })
+        let mut prompts =
+            run.prompts().map(|prompt| prompt.map(ShowPrompt::from)).collect::<Result<Vec<_>>>()?;
+        for span in run.spans()? {
+            if let Some(prompt) = prompts.iter_mut().find(|prompt| prompt.id == span.prompt_id) {
+                prompt.spans.push(span);
+            }
+        }
+        Ok(Self { manifest: run.manifest().clone(), prompts })
     }
 }

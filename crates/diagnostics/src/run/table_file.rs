@@ -17,7 +17,7 @@ use parquet::errors::ParquetError;
 use parquet::file::metadata::ParquetMetaData;
 
 use super::row_groups::{check_ranges, may_hold, single_prompt};
-use super::schema::Table;
+use super::schema::{Column, schema_of};
 
 /// Rows decoded at a time.
 const BATCH_ROWS: usize = 1 << 16;
@@ -32,7 +32,7 @@ pub(super) struct TableFile {
 
 impl TableFile {
     /// Opens a table and checks its columns; `None` where there is no such file.
-    pub(super) fn open(path: PathBuf, table: Table) -> Result<Option<Self>> {
+    pub(super) fn open(path: PathBuf, columns: &[Column]) -> Result<Option<Self>> {
         let file = match File::open(&path) {
             Ok(file) => file,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
@@ -45,7 +45,7 @@ impl TableFile {
             Ok::<_, ParquetError>(metadata)
         };
         let metadata = guarded(load).map_err(|problem| damaged(&path, &problem))?;
-        check_columns(metadata.schema(), table).map_err(|problem| damaged(&path, &problem))?;
+        check_columns(metadata.schema(), columns).map_err(|problem| damaged(&path, &problem))?;
         Ok(Some(Self { path, file: Mutex::new(file), metadata }))
     }
 
@@ -171,8 +171,8 @@ fn damaged(path: &Path, problem: &dyn std::fmt::Display) -> Error {
 }
 
 /// Columns may be added, never missing or of another type.
-fn check_columns(schema: &Schema, table: Table) -> std::result::Result<(), String> {
-    for wanted in table.schema().fields() {
+fn check_columns(schema: &Schema, columns: &[Column]) -> std::result::Result<(), String> {
+    for wanted in schema_of(columns).fields() {
         match schema.field_with_name(wanted.name()) {
             Ok(field) if field.data_type().equals_datatype(wanted.data_type()) => {}
             Ok(field) => {

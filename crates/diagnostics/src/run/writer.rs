@@ -204,7 +204,7 @@ impl RunWriter {
         create_folder(unfinished)?;
         for table in Table::ALL {
             let path = unfinished.join(table.file_name());
-            parquet_file::write(&path, table, |take| {
+            parquet_file::write(&path, &table.columns(), |take| {
                 rows::batches(table, record, &self.manifest.model, take)
             })?;
         }

@@ -41,6 +41,11 @@ impl ModelSource {
         Self { name: name.to_owned(), files: ModelFiles::Embedded(bytes), architecture: None }
     }
 
+    /// The model of that name among those known, as a run's manifest names its own.
+    pub fn find<'a>(known: &'a [Self], name: &str) -> Option<&'a Self> {
+        known.iter().find(|source| source.name == name)
+    }
+
     /// The same, said to be of an architecture.
     pub fn of_architecture(self, architecture: Option<&str>) -> Self {
         Self { architecture: architecture.map(str::to_owned), ..self }

@@ -75,8 +75,9 @@ pub struct Arrived<'a> {
     pub positions: &'a [usize],
     /// Prompt tokens p; the last row of the prompt is at position p − 1.
     pub prompt_len: usize,
-    /// Queries `[rows, H, head_dim]`, rotated, of the last chunk in the last attention before the exit.
-    pub queries: &'a Tensor,
+    /// Queries `[rows, H, head_dim]`, rotated, of the last chunk in the last attention before the exit; none at the entrance of
+    /// layer 0.
+    pub queries: Option<&'a Tensor>,
     /// Keys and values of all layers below the exit.
     pub store: &'a KvStore,
 }

@@ -279,8 +279,8 @@ impl PolicyRules for ChosenBlocks {
             return None;
         }
         let shape = TINY.decoder.attention_shape(self.pruned_after);
-        let last_row =
-            arrived.queries.narrow(arrived.queries.rows() - 1, 1).unwrap().to_host().unwrap().get(0).unwrap();
+        let queries = arrived.queries.unwrap();
+        let last_row = queries.narrow(queries.rows() - 1, 1).unwrap().to_host().unwrap().get(0).unwrap();
         let query = last_row.sum(0).unwrap().to_vec1::<f32>().unwrap();
         let spans = arrived.store.spans(self.pruned_after, None);
         let keys: Vec<f32> =

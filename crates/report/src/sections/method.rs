@@ -4,7 +4,7 @@ use crate::data::Report;
 use crate::document::{Block, Cell, Inline, Section, Table, column, plain};
 
 /// Figure, formula, meaning.
-const DEFINITIONS: [[&str; 3]; 14] = [
+const DEFINITIONS: [[&str; 3]; 15] = [
     ["layers", "ℓ = 0 … L−1", "The prompt has p tokens, positions 0 … p−1; N tokens are generated."],
     [
         "decode boundary",
@@ -43,6 +43,11 @@ const DEFINITIONS: [[&str; 3]; 14] = [
     ["same top token", "share of steps with equal argmax", "Of the same distributions."],
     ["ΔNLL", "NLL under the cut − NLL under the full model", "Mean over the continuation’s tokens, nats."],
     ["knockout KL", "mean over steps of KL(full ‖ prompt hidden at layer ℓ)", "The causal layer map."],
+    [
+        "divergence of a removed span",
+        "mean over steps of KL(full ‖ span removed from layer ℓ on)",
+        "The span’s rows stop where they enter layer ℓ; from there up no other token, of the prompt or generated, reads them. It may vanish from the smallest ℓ on at and above which this stays within the tolerance.",
+    ],
 ];
 
 pub(super) fn section(report: &Report) -> Section {
@@ -112,6 +117,8 @@ pub(super) fn section(report: &Report) -> Section {
                 },
                 Inline::Plain(". Attention on position 0: ".into()),
                 Inline::Link { text: "Xiao et al., 2023".into(), url: "https://arxiv.org/abs/2309.17453" },
+                Inline::Plain(". Spans: ".into()),
+                Inline::Link { text: "Long et al., 2025".into(), url: "https://arxiv.org/abs/2508.06447" },
                 Inline::Plain(
                     ". Logit lens: nostalgebraist, 2020. Bootstrap: Efron & Tibshirani, 1993, chapter 13. Colours: Okabe & Ito, \
                      2008; viridis: van der Walt & Smith, 2015."

@@ -12,6 +12,7 @@ mod model;
 mod prompts;
 mod provenance;
 mod readings;
+mod spans;
 
 use crate::data::{Report, RunReport};
 use crate::document::{Block, Column, Document, Section, column};
@@ -38,6 +39,9 @@ impl Document {
                 place.section("causes", "Causes beside correlations", causes::blocks(&place)),
                 place.section("readings", "What is read", readings::blocks(&place)),
             ]);
+            if !run.spans.is_empty() {
+                sections.push(place.section("spans", "Spans", spans::blocks(&place, report)));
+            }
             if run.bench.is_some() {
                 sections.push(place.section("bench", "Measured", bench::blocks(&place)));
             }

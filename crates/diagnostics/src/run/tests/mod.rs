@@ -6,3 +6,4 @@ mod hostile;
 mod received;
 mod round_trip;
 mod sample;
+mod spans;

@@ -67,7 +67,7 @@ fn write(path: &Path, rows: &[Row], properties: WriterProperties) -> TableFile {
     ];
     writer.write(&RecordBatch::try_new(schema, arrays.to_vec()).expect("batch")).expect("write");
     writer.close().expect("close");
-    TableFile::open(path.to_owned(), Table::Tokens).expect("table").expect("a file")
+    TableFile::open(path.to_owned(), &Table::Tokens.columns()).expect("table").expect("a file")
 }
 
 /// Row groups of so many rows, with statistics as most programs write them.
@@ -178,7 +178,7 @@ fn ids_are_read_only_where_statistics_do_not_tell_them() {
         let mut bytes = fs::read(&path).expect("file");
         bytes[ids].fill(0xff);
         fs::write(&path, bytes).expect("damage");
-        TableFile::open(path.clone(), Table::Tokens).expect("table").expect("a file")
+        TableFile::open(path.clone(), &Table::Tokens.columns()).expect("table").expect("a file")
     };
     let told = damage(&whole);
     check(&told, "q0", &whole, 3);
@@ -206,7 +206,7 @@ fn room_is_made_for_the_rows_there_are_and_not_for_those_the_file_claims() {
     let mut bytes = fs::read(&path).expect("file");
     ParquetMetaDataWriter::new(&mut bytes, &claiming).finish().expect("metadata");
     fs::write(&path, bytes).expect("file");
-    let file = TableFile::open(path, Table::Tokens).expect("table").expect("a file");
+    let file = TableFile::open(path, &Table::Tokens.columns()).expect("table").expect("a file");
     assert_eq!(file.metadata().row_group(0).num_rows(), claimed);
     check(&file, "q0", &whole, 3);
 }

@@ -1,0 +1,163 @@
+//! `layerscope diffusion`: from which layer on a part of a recorded prompt may vanish.
+
+use crate::args::{DiffusionArguments, positions};
+use crate::models;
+use crate::output::{self, figure};
+use crate::progress::SpansBar;
+use layerscope_cutoff::diffusion::{Asked, MeanRow, Span, ToldSpan, ask, mean_by_layer, name, verdict};
+use layerscope_diagnostics::record::SpanRecord;
+use layerscope_diagnostics::run::{Run, SPANS};
+use layerscope_engine::{Error, Interrupt, Model, Result};
+use serde_json::json;
+use std::process::ExitCode;
+
+pub(crate) fn run(arguments: &DiffusionArguments, interrupt: &Interrupt) -> Result<ExitCode> {
+    if arguments.tolerance.is_nan() || arguments.tolerance < 0.0 {
+        return Err(Error::input("--tolerance must be a number of nats, 0 or more"));
+    }
+    let run = Run::open(&arguments.run)?;
+    let spans = spans(&run, arguments)?;
+    let layers =
+        arguments.layers.as_ref().map(|text| layers(text, run.manifest().model.layers)).transpose()?;
+    let model = models::of_run(&run, arguments.model.as_deref(), arguments.device, interrupt)?;
+    let asked = spans.iter().map(|(prompt_id, span)| Asked {
+        prompt_id,
+        span: span.clone(),
+        answer: arguments.answer.as_deref(),
+        layers: layers.as_deref(),
+    });
+    let done = all(&run, &model, asked.collect(), interrupt)?;
+    print(&run, &done.records, arguments)?;
+    if done.interrupted {
+        eprintln!("layerscope: interrupted; what was finished is in {}", run.folder().join(SPANS).display());
+        return Ok(ExitCode::from(Error::Interrupted.exit_code()));
+    }
+    Ok(if done.failed { ExitCode::from(2) } else { ExitCode::SUCCESS })
+}
+
+/// The prompts asked about, each with its span.
+fn spans(run: &Run, arguments: &DiffusionArguments) -> Result<Vec<(String, Span)>> {
+    let (named, folder) = (&run.manifest().prompts.spans, run.folder().display());
+    if let Some(id) = &arguments.prompt {
+        let span = match (&arguments.tokens, &arguments.span) {
+            (Some(tokens), _) => Some(Span::Tokens(tokens.clone())),
+            (None, text) => text.as_ref().or_else(|| named.get(id)).cloned().map(Span::Text),
+        };
+        let span = span.ok_or_else(|| {
+            Error::input(format!(
+                "{folder}: the prompt {id:?} names no span; give one with --span or --tokens"
+            ))
+        })?;
+        return Ok(vec![(id.clone(), span)]);
+    }
+    let of = |id: &String| Some((id.clone(), Span::Text(named.get(id)?.clone())));
+    let spans: Vec<_> = run.prompt_ids().iter().filter_map(of).collect();
+    if spans.is_empty() {
+        return Err(Error::input(format!(
+            "{folder}: no recorded prompt names a span (\"span\" in the prompt file); name a prompt with --prompt"
+        )));
+    }
+    Ok(spans)
+}
+
+/// `0,5,10-20` as layers of a model that has so many.
+fn layers(text: &str, all: usize) -> Result<Vec<usize>> {
+    let mut layers = vec![];
+    for part in text.split(',') {
+        match positions(part) {
+            Ok(range) if range.end <= all => layers.extend(range),
+            _ => {
+                return Err(Error::input(format!(
+                    "`{part}` is no layer or range of layers from 0 to {}; give them as in --layers 0,5,10-20",
+                    all.saturating_sub(1)
+                )));
+            }
+        }
+    }
+    Ok(layers)
+}
+
+struct Done {
+    records: Vec<SpanRecord>,
+    failed: bool,
+    interrupted: bool,
+}
+
+/// Removes one span after the other; where there are several, one that cannot be removed does not stop the others.
+fn all(run: &Run, model: &Model, asked: Vec<Asked<'_>>, interrupt: &Interrupt) -> Result<Done> {
+    let mut done = Done { records: vec![], failed: false, interrupted: false };
+    let mut bar = SpansBar::new(asked.len());
+    for one in &asked {
+        bar.start(one.prompt_id);
+        match ask(run, model, one, interrupt, &mut |event| bar.observe(event)) {
+            Ok(record) => done.records.push(record),
+            Err(Error::Interrupted) => {
+                done.interrupted = true;
+                break;
+            }
+            Err(Error::Input(reason)) if asked.len() > 1 => {
+                done.failed = true;
+                bar.say(&format!("layerscope: {}: {reason}", one.prompt_id));
+            }
+            Err(error) => {
+                bar.finish();
+                return Err(error);
+            }
+        }
+    }
+    bar.finish();
+    Ok(done)
+}
+
+fn print(run: &Run, records: &[SpanRecord], arguments: &DiffusionArguments) -> Result<()> {
+    let (model, tolerance) = (&run.manifest().model, arguments.tolerance);
+    let means = mean_by_layer(records);
+    if arguments.json {
+        let told = records.iter().map(|record| ToldSpan::new(record.clone(), tolerance));
+        return output::json(&json!({
+            "model": model.name,
+            "layers": model.layers,
+            "tolerance": tolerance,
+            "spans": told.collect::<Vec<_>>(),
+            "mean": means,
+        }));
+    }
+    if records.is_empty() {
+        return Ok(());
+    }
+    output::lines(&format!("{}\n\n{LEGEND}\n", table(&means, records.len() > 1)))?;
+    for record in records {
+        let of = if records.len() > 1 { format!("{}: ", record.prompt_id) } else { String::new() };
+        output::lines(&format!("{of}{} {}", name(record), verdict(record, tolerance, model.layers)))?;
+    }
+    Ok(())
+}
+
+const LEGEND: &str = "\
+KL, top-1, ΔNLL: what it costs where the span is gone from this layer up (the last row: nothing is removed), nats, share of steps
+span mass: share of the generating tokens' attention on the span at this layer of the full model";
+
+/// A row for each layer: means, where there are several spans, with how many.
+fn table(means: &[MeanRow], several: bool) -> String {
+    let answers = means.iter().any(|row| row.found.is_finite());
+    let mut header = vec!["from layer", "KL", "top-1", "ΔNLL", "span mass"];
+    header.extend(answers.then_some("found"));
+    header.extend(several.then_some("spans"));
+    let rows = means.iter().map(|row| {
+        let cost = row.divergence;
+        let mut cells = vec![
+            row.layer.to_string(),
+            figure(cost.kl, 4),
+            figure(cost.top1, 2),
+            figure(cost.dnll, 4),
+            figure(row.decode_mass, 4),
+        ];
+        cells.extend(answers.then(|| match several {
+            true => figure(row.found, 2),
+            false => if row.found > 0.5 { "yes" } else { "no" }.to_owned(),
+        }));
+        cells.extend(several.then(|| row.spans.to_string()));
+        cells
+    });
+    output::table(&header, rows.collect())
+}

@@ -1,0 +1,23 @@
+//! The model that a run was recorded with.
+
+use layerscope_diagnostics::run::Run;
+use layerscope_engine::{Error, Model, Result};
+
+/// Refuses a model that would not compute what the recorded one did.
+///
+/// # Errors
+/// [`Error::Input`] where the weights or their precision are others.
+pub fn check(run: &Run, model: &Model) -> Result<()> {
+    let manifest = run.manifest();
+    if model.sha256 == manifest.model.sha256 && model.precision.name() == manifest.weights {
+        return Ok(());
+    }
+    Err(Error::input(format!(
+        "{} was recorded with {} and --weights {}, not with this {} and --weights {}; continue its prompts with the same",
+        run.folder().display(),
+        manifest.model.name,
+        manifest.weights,
+        model.name,
+        model.precision.name()
+    )))
+}

@@ -1,0 +1,130 @@
+//! `spans.parquet`: from which layer on spans of prompts may vanish. No recording writes it; it is added to when a span is
+//! asked about.
+
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::path::PathBuf;
+
+use layerscope_engine::Result;
+
+use super::durable::{lock, rename, sync_folder, temporary_name};
+use super::rows::Columns;
+use super::rows_read::Rows;
+use super::schema::{SPANS as COLUMNS, Table, schema_of};
+use super::table_file::TableFile;
+use super::{Run, figures, layout, parquet_file};
+use crate::record::{SpanRecord, SpanRow};
+
+/// The file's name in a run folder.
+pub const SPANS: &str = "spans.parquet";
+
+/// The spans of a run by prompt, as the prompts are ordered, and by position; none where there is no file.
+pub(super) fn read(run: &Run) -> Result<Vec<SpanRecord>> {
+    let Some(file) = TableFile::open(run.folder().join(SPANS), &COLUMNS)? else { return Ok(vec![]) };
+    let known: BTreeSet<&String> = run.prompt_ids().iter().collect();
+    if let Some(id) = file.prompt_ids()?.iter().find(|id| !known.contains(id)) {
+        return Err(file.damaged(&format!("the run has no prompt {id:?}")));
+    }
+    let mut records = vec![];
+    for id in run.prompt_ids() {
+        let rows = Rows::read(&file, id, &[])?;
+        if rows.len() > 0 {
+            let prompt = run.source(id, Table::Prompts)?;
+            let p = Rows::read(prompt.get(), id, &["p"])?.counts("p")?.first().copied().unwrap_or(0);
+            records.extend(spans(&rows, id, p, run.manifest().model.layers)?);
+        }
+    }
+    Ok(records)
+}
+
+/// The spans of a prompt of p tokens.
+fn spans(rows: &Rows<'_>, prompt_id: &str, p: usize, layers: usize) -> Result<Vec<SpanRecord>> {
+    let mut records: Vec<SpanRecord> = vec![];
+    let spans = rows.counts("first")?.into_iter().zip(rows.counts("end")?).zip(rows.texts("text")?);
+    let costs = rows.counts("layer")?.into_iter().zip(figures::divergences(rows)?);
+    let seen = rows.figures("decode_mass")?.into_iter().zip(rows.optional_bools("found")?);
+    for ((((first, end), text), (layer, divergence)), (decode_mass, found)) in spans.zip(costs).zip(seen) {
+        if first >= end || end >= p {
+            return Err(rows.damaged(format!("{first} to {end} is no span of {p} tokens")));
+        }
+        let row = SpanRow { layer, divergence, decode_mass, found };
+        match records.iter_mut().find(|known| (known.first, known.end) == (first, end)) {
+            Some(known) if known.text != text => {
+                return Err(rows.damaged(format!("the span {first} to {end} has two texts")));
+            }
+            Some(known) => known.layers.push(row),
+            None => {
+                let layers = vec![row];
+                records.push(SpanRecord { prompt_id: prompt_id.to_owned(), first, end, text, layers });
+            }
+        }
+    }
+    records.sort_by_key(|record| (record.first, record.end));
+    for SpanRecord { first, end, layers: rows_of_span, .. } in &mut records {
+        rows_of_span.sort_by_key(|row| row.layer);
+        let ascends = rows_of_span.windows(2).all(|pair| pair[0].layer < pair[1].layer);
+        if !ascends || rows_of_span.last().is_none_or(|row| row.layer != layers) {
+            return Err(rows.damaged(format!(
+                "the span {first} to {end} has a layer twice or does not end at layer {layers}"
+            )));
+        }
+    }
+    Ok(records)
+}
+
+/// Adds spans to a run folder; holds the folder's lock as long as it lives.
+#[derive(Debug)]
+pub struct SpansWriter {
+    folder: PathBuf,
+    /// The recorded prompts, in the order of the file.
+    prompt_ids: Vec<String>,
+    records: Vec<SpanRecord>,
+    _lock: File,
+}
+
+impl SpansWriter {
+    /// Opens the run's file, or begins one.
+    ///
+    /// # Errors
+    /// [`layerscope_engine::Error::Input`] where the file is damaged, or something else is writing to the folder;
+    /// [`layerscope_engine::Error::Failure`] where it cannot be written.
+    pub fn open(run: &Run) -> Result<Self> {
+        let lock = lock(run.folder(), layout::LOCK)?;
+        let (folder, prompt_ids) = (run.folder().to_owned(), run.prompt_ids().to_vec());
+        Ok(Self { folder, prompt_ids, records: read(run)?, _lock: lock })
+    }
+
+    /// Adds a span, or replaces what is there of the same one; it is durable once this returns.
+    ///
+    /// # Errors
+    /// [`layerscope_engine::Error::Failure`] where the folder cannot be written; what was there is kept.
+    pub fn put(&mut self, record: SpanRecord) -> Result<()> {
+        let key =
+            |of: &SpanRecord| (self.prompt_ids.iter().position(|id| *id == of.prompt_id), of.first, of.end);
+        let mut records = self.records.clone();
+        records.retain(|known| key(known) != key(&record));
+        records.push(record);
+        records.sort_by_key(key);
+        let temporary = self.folder.join(temporary_name(SPANS));
+        parquet_file::write(&temporary, &COLUMNS, |take| {
+            records.iter().try_for_each(|record| take(batch(record)?))
+        })?;
+        rename(&temporary, &self.folder.join(SPANS))?;
+        sync_folder(&self.folder)?;
+        self.records = records;
+        Ok(())
+    }
+}
+
+fn batch(record: &SpanRecord) -> Result<arrow_array::RecordBatch> {
+    let rows = &record.layers;
+    let mut columns = Columns::of_prompt(SPANS, schema_of(&COLUMNS), &record.prompt_id, rows.len());
+    columns.ints(rows.iter().map(|_| record.first))?;
+    columns.ints(rows.iter().map(|_| record.end))?;
+    columns.texts(rows.iter().map(|_| &record.text));
+    columns.ints(rows.iter().map(|row| row.layer))?;
+    columns.divergences(&rows.iter().map(|row| row.divergence).collect::<Vec<_>>());
+    columns.figures(rows.iter().map(|row| row.decode_mass));
+    columns.bools(rows.iter().map(|row| row.found));
+    columns.finish()
+}
