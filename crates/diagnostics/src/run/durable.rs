@@ -3,6 +3,8 @@
 use std::fs::{self, File, TryLockError};
 use std::io::{self, Write};
 use std::path::Path;
+use std::thread;
+use std::time::Duration;
 
 use layerscope_engine::{Error, Result};
 
@@ -80,6 +82,9 @@ pub(super) fn temporary_name(name: &str) -> String {
     format!(".{name}.tmp")
 }
 
+/// How often a lock is tried again, 20 ms later each time.
+const PATIENCE: usize = 10;
+
 /// Takes the lock that a recording holds on its folder; it ends with the returned file, even by a kill.
 ///
 /// # Errors
@@ -92,7 +97,16 @@ pub(super) fn lock(folder: &Path, name: &str) -> Result<File> {
         .write(true)
         .open(&path)
         .map_err(|error| write_error(&path, &error))?;
-    match file.try_lock() {
+    // A program that is just being started by another thread holds what is open for a moment, this lock too.
+    let mut locked = file.try_lock();
+    for _ in 0..PATIENCE {
+        if !matches!(locked, Err(TryLockError::WouldBlock)) {
+            break;
+        }
+        thread::sleep(Duration::from_millis(20));
+        locked = file.try_lock();
+    }
+    match locked {
         Ok(()) => Ok(file),
         Err(TryLockError::WouldBlock) => Err(Error::input(format!(
             "another recording is writing to {}; wait until it ends or choose another --out",
