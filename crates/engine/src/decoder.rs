@@ -110,6 +110,7 @@ impl Decoder {
             scale: self.config.attention_scale as f32,
             soft_cap: self.config.attention_soft_cap.map(|cap| cap as f32),
             window: self.config.windows[layer],
+            sinks: 0,
         }
     }
 

@@ -41,7 +41,8 @@ pub use memory::{MemoryNeed, available_memory, check as check_memory, readable_b
 pub use model::{Model, ModelFiles, ModelSource, OpenedModel, WeightType, folder_config, gguf_config};
 pub use policy::{
     Anchors, Arrived, BLOCK, BlockPruning, Keep, KeysValuesAbove, LayerTokens, POLICIES, Policy, PolicyKind,
-    PolicyRules, Pooling, Pruning, QUERY_WINDOW, Schedule, UNIT, UNTRAINED, caveats, policies_help,
+    PolicyRules, Pooling, Pruning, QUERY_WINDOW, Schedule, SinksAndWindow, UNIT, UNTRAINED, caveats,
+    policies_help,
 };
 pub use repetition::Repetition;
 pub use session::{Interrupt, LayerStatistics, Session, TransferCounters, check_interrupt};

@@ -75,9 +75,9 @@ impl<'m> Session<'m> {
     /// [`Error::Input`] on an empty prompt, a sequence beyond the model's context, or one that needs more memory than is free.
     pub fn new(decoder: &'m Decoder, policy: Policy, prompt_len: usize, decode_len: usize) -> Result<Self> {
         decoder.config().check_sequence(prompt_len, decode_len)?;
-        let held = policy.most_held(prompt_len, decode_len);
         let (name, device) =
             (format!("a sequence of {} tokens", prompt_len - 1 + decode_len), decoder.device());
+        let held = policy.most_held(prompt_len, decode_len, device);
         let need = decoder.sequence_need(&policy.in_memory(prompt_len, decode_len, device));
         memory::check(&name, &need, device)?;
         let store = KvStore::new(decoder.config(), &held, decoder.kv_precision(), device)?;

@@ -1,6 +1,6 @@
 //! What a policy is.
 
-use super::{Anchors, BlockPruning};
+use super::{Anchors, BlockPruning, SinksAndWindow};
 use crate::{Depth, KvStore, Tensor};
 use std::fmt;
 
@@ -39,6 +39,12 @@ pub trait PolicyRules: fmt::Display + Send + Sync {
     /// Where blocks go on by their scores, and KV leaves the device: everything that is to be known of it. Its exits are those
     /// after the attention of its pruning layers, and [`Self::goes_on`] is not asked.
     fn block_pruning(&self) -> Option<&BlockPruning> {
+        None
+    }
+
+    /// What rows, prompt and decode rows alike, see of the keys before them, where that is less than everything. Prompt keys
+    /// that no later row sees are given up after each chunk of the prefill; [`Self::kept`] is what is left of them.
+    fn window(&self) -> Option<SinksAndWindow> {
         None
     }
 

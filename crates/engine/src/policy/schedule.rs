@@ -54,20 +54,28 @@ impl Keep {
             let percent: f64 = percent.parse().ok()?;
             return (percent > 0.0 && percent <= 100.0).then_some(Self::Percent(percent));
         }
-        let (number, unit) = match text.strip_suffix(['k', 'K']) {
-            Some(number) => (number, 1_024),
-            None => (text, 1),
-        };
-        let tokens = number.parse::<usize>().ok()?.checked_mul(unit)?;
-        (tokens > 0).then_some(Self::Tokens(tokens))
+        parse_tokens(text).map(Self::Tokens)
     }
+}
+
+/// A number of tokens such as `1000` or `8k`; `None` where it is none, or 0.
+pub(super) fn parse_tokens(text: &str) -> Option<usize> {
+    let (number, unit) = match text.strip_suffix(['k', 'K']) {
+        Some(number) => (number, 1_024),
+        None => (text, 1),
+    };
+    number.parse::<usize>().ok()?.checked_mul(unit).filter(|&tokens| tokens > 0)
+}
+
+/// What [`parse_tokens`] reads.
+pub(super) fn shown_tokens(tokens: usize) -> String {
+    if tokens.is_multiple_of(1_024) { format!("{}k", tokens / 1_024) } else { tokens.to_string() }
 }
 
 impl fmt::Display for Keep {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Tokens(tokens) if tokens % 1_024 == 0 => write!(f, "{}k", tokens / 1_024),
-            Self::Tokens(tokens) => write!(f, "{tokens}"),
+            Self::Tokens(tokens) => f.write_str(&shown_tokens(*tokens)),
             Self::Percent(percent) => write!(f, "{percent}%"),
             Self::Scaled { one_of, at_most } => write!(f, "1/{one_of}, at most {at_most}"),
         }

@@ -8,7 +8,9 @@ use crate::hooks::{Hooks, Site};
 use crate::kv::KvStore;
 use crate::policy::PolicyRules;
 use crate::tensor::{Tensor, with_f32};
-use layerscope_kernels::{Queries, Received, Statistics, attention, attention_with_statistics};
+use layerscope_kernels::{
+    AttentionShape, Queries, Received, Statistics, attention, attention_with_statistics,
+};
 
 /// Attention over the KV store: append, then see whatever is stored at or before each row's position.
 pub(super) struct StoredAttention<'a> {
@@ -46,7 +48,7 @@ impl StoredAttention<'_> {
         if let Some(q) = q.on_device() {
             return self.attend_on_device(at, q);
         }
-        let shape = self.decoder.attention_shape(layer);
+        let shape = shape_under(self.rules, self.decoder, layer);
         let row_len = shape.query_heads * shape.head_dim;
         let mut output = vec![0.0; positions.len() * row_len];
         let mut found = self.statistics.as_ref().map(|collected| LayerStatistics {
@@ -85,6 +87,12 @@ impl StoredAttention<'_> {
     pub(super) fn is_alone(&self, layer: usize, position: usize) -> bool {
         position + 1 >= self.prompt_len && !self.rules.decode_rows_see_each_other(layer)
     }
+}
+
+/// Sizes of a layer's attention, with what a policy lets rows see.
+pub(super) fn shape_under(rules: &dyn PolicyRules, decoder: &Decoder, layer: usize) -> AttentionShape {
+    let shape = decoder.attention_shape(layer);
+    rules.window().map_or(shape, |window| window.narrowed(shape))
 }
 
 /// (first row, rows) of each run of consecutive positions; a position that is to be alone is a run of its own.

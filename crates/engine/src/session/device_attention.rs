@@ -1,7 +1,7 @@
 //! Attention over a KV store in a GPU's memory.
 
 use super::LayerStatistics;
-use super::attention::{StoredAttention, runs};
+use super::attention::{StoredAttention, runs, shape_under};
 use crate::decoder::Location;
 use crate::kv::KvStore;
 use crate::tensor::{DeviceTensor, Tensor};
@@ -15,7 +15,7 @@ impl StoredAttention<'_> {
     /// What [`crate::Attend`] asks for, of queries `[rows, H, head_dim]` whose keys are stored.
     pub(super) fn attend_on_device(&mut self, at: Location<'_>, q: &DeviceTensor) -> Result<Tensor> {
         let Location { layer, positions, .. } = at;
-        let shape = self.decoder.attention_shape(layer);
+        let shape = shape_under(self.rules, self.decoder, layer);
         let output = DeviceTensor::undefined(q.device(), q.element(), q.dims())?;
         let any_alone = positions.iter().any(|&position| self.is_alone(layer, position));
         let Some(collected) = &self.statistics else {

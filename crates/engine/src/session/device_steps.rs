@@ -3,6 +3,7 @@
 //! What changes between steps is in the GPU's memory: the token, its position, and how many tokens were decoded, by which
 //! the last span of keys has grown. Kernels read it when they run.
 
+use super::attention::shape_under;
 use super::blocks::Blocks;
 use super::device_attention::by_segment;
 use super::{LayerStatistics, Session, flattened, through_layers};
@@ -244,8 +245,8 @@ struct PlannedAttention<'a> {
 
 impl Attend for PlannedAttention<'_> {
     fn attend(&mut self, at: Location<'_>, [q, k, v]: [&Tensor; 3], _: &mut Hooks<'_>) -> Result<Tensor> {
-        let Step { decoder, store, plan, .. } = *self.step;
-        let (shape, layer) = (decoder.attention_shape(at.layer), &plan.layers[at.layer]);
+        let Step { decoder, policy, store, plan, .. } = *self.step;
+        let (shape, layer) = (shape_under(policy.rules(), decoder, at.layer), &plan.layers[at.layer]);
         store.append_on_device(at.layer, layer.first_slot, Some(&plan.decoded), [k, v])?;
         let q =
             q.on_device().ok_or_else(|| Error::failure("a query is not on the GPU; please report this"))?;

@@ -8,6 +8,7 @@ use crate::memory::rows_at_once;
 use crate::policy::{Arrived, KeysValuesAbove};
 use crate::tensor::Tensor;
 use crate::{Depth, Error, Result};
+use std::ops::Range;
 
 impl Session<'_> {
     /// Runs the prompt, in chunks, as deep as the policy says; logits `[V]` of its last token.
@@ -39,6 +40,7 @@ impl Session<'_> {
                     Some(rows) => rows.narrow(first, len)?,
                 };
                 let chunk = self.forward(chunk, start..exit, hooks, None, false)?;
+                self.give_up_unseen(start..exit)?;
                 positions.extend_from_slice(&chunk.positions);
                 arrived.push(chunk);
                 if let Some(goes_on) = self.goes_on(exit, end, &positions)? {
@@ -78,6 +80,21 @@ impl Session<'_> {
         };
         let is_last = |position: &usize| position + 1 == prompt_len;
         Ok(goes_on.map(|goes_on| goes_on.iter().zip(positions).map(|(on, at)| *on || is_last(at)).collect()))
+    }
+
+    /// Gives up the keys of the layers of a stage that no row sees from the first decode token on, or from the next one if
+    /// that is before it.
+    fn give_up_unseen(&mut self, stage: Range<Depth>) -> Result<()> {
+        let Some(window) = self.policy.rules().window() else { return Ok(()) };
+        let unseen = window.unseen(self.len.min(self.prompt_len - 1));
+        // With the prompt's last token, what is left is all that a layer needs room for.
+        let capacity = (self.len == self.prompt_len)
+            .then(|| self.policy.capacity(self.prompt_len, self.sequence_len + 1 - self.prompt_len));
+        for layer in stage.start.next_attention()..stage.end.next_attention() {
+            let capacity = capacity.as_ref().map_or(self.store.capacity(layer), |capacity| capacity[layer]);
+            self.store.give_up(layer, unseen.clone(), capacity)?;
+        }
+        Ok(())
     }
 
     /// Stores the KV that rows leaving at an exit have at the layers above it, if they have any.

@@ -5,6 +5,7 @@
 
 mod reference;
 mod sliminfer;
+mod streaming;
 
 use layerscope_engine::{
     Arrived, Choice, Decoder, Depth, GenerationEvent, GenerationSettings, HookPoint, Hooks, Interrupt,
@@ -193,7 +194,7 @@ fn statistics_on_a_gpu_equal_those_on_the_cpu() {
     let on_gpu = on_gpu();
     let (p, steps) = (45, 5);
     let sequence = sequence(p + steps - 1, 11);
-    for name in ["full", "speed:3+bos+4", "selfonly:3+bos"] {
+    for name in ["full", "speed:3+bos+4", "selfonly:3+bos", "streaming:9+sinks=2"] {
         let of = |decoder: &Decoder| {
             let policy = Policy::parse(name, decoder.config().layers).unwrap();
             let mut session = Session::new(decoder, policy, p, steps).unwrap();
@@ -231,7 +232,15 @@ fn rows_at_once_equal_single_steps_under_every_policy() {
     let (layers, heads) = (TINY.decoder.config().layers, TINY.decoder.config().heads);
     let (p, steps) = (20, 5);
     let sequence = sequence(p + steps - 1, 3);
-    for name in ["full", "speed:3+bos+4", "selfonly:3+bos+4", "selfonly:2", "pop:3", "swiftkv:3"] {
+    for name in [
+        "full",
+        "speed:3+bos+4",
+        "selfonly:3+bos+4",
+        "selfonly:2",
+        "pop:3",
+        "swiftkv:3",
+        "streaming:9+sinks=2",
+    ] {
         let policy = Policy::parse(name, layers).unwrap();
         let single = stepped(&policy, &sequence, p, &mut Hooks::none());
         let mut hooks = Hooks::none();
