@@ -118,7 +118,7 @@ pub fn run<'m>(
     // The decode rows again, at once: the last prompt token and all generated ones but the last.
     let boundary = prompt.len() - 1;
     let rows: Vec<u32> = [prompt[boundary]].iter().chain(&tokens[..steps - 1]).copied().collect();
-    session.truncate(boundary);
+    session.truncate(boundary)?;
     let mut statistics = vec![];
     let residuals = RefCell::new(vec![]);
     session.teacher_forced(&rows, &mut residual_hooks(&residuals, layers), &mut statistics)?;

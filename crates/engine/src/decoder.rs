@@ -234,7 +234,7 @@ impl Decoder {
     }
 
     /// Positions in the memory of the GPU that the model runs on, if it runs on one.
-    fn positions_on_device(
+    pub(crate) fn positions_on_device(
         &self,
         positions: &[usize],
         given: Option<&RowsOnDevice>,

@@ -136,6 +136,15 @@ impl KvStore {
         self.keep_slots(layer, &kept, capacity)
     }
 
+    /// Gives a layer room for `capacity` tokens, which is no less than it has.
+    ///
+    /// # Errors
+    /// [`Error::Input`] where a GPU has not so much memory left.
+    pub(crate) fn grow(&mut self, layer: usize, capacity: usize) -> Result<()> {
+        let all = 0..self.len(layer);
+        self.keep_slots(layer, std::slice::from_ref(&all), capacity)
+    }
+
     /// Puts the tokens of a record, at consecutive positions from `first_position` on, into slots from `slot` on, in place of
     /// what is there.
     ///

@@ -2,6 +2,7 @@
 
 mod anchors;
 mod full;
+mod lazyllm;
 mod pop;
 mod registry;
 mod rules;
@@ -17,6 +18,7 @@ mod tests;
 use crate::memory::rows_at_once;
 use crate::{Depth, Device, Result};
 pub use anchors::Anchors;
+pub use lazyllm::TokenPruning;
 pub use registry::{POLICIES, PolicyKind, policies_help};
 pub use rules::{Arrived, KeysValuesAbove, PolicyRules, UNTRAINED};
 pub use schedule::{Keep, Pruning, Schedule};
@@ -83,7 +85,7 @@ impl Policy {
         self.rules.caveat()
     }
 
-    /// Tokens whose KV each layer keeps after the prefill, for a prompt of `prompt_len` tokens and `decode_len` decode tokens
+    /// Tokens whose KV each layer has room for after the prefill, before any comes back that was dropped, for a prompt of `prompt_len` tokens and `decode_len` decode tokens
     /// (the last prompt token is the first of them); length L.
     pub fn capacity(&self, prompt_len: usize, decode_len: usize) -> Vec<usize> {
         let prefill_len = prompt_len.saturating_sub(1);
@@ -121,8 +123,11 @@ impl Policy {
     /// many tokens' KV at one layer.
     pub fn plan(&self, prompt_len: usize, bytes: &dyn Fn(usize) -> String) -> Option<String> {
         let prefill_len = prompt_len.saturating_sub(1);
-        let pruning = self.rules.block_pruning().map(|pruning| pruning.plan(prefill_len, self.layers, bytes));
-        pruning.or_else(|| Some(self.rules.window()?.plan(prefill_len, self.layers, bytes)))
+        let rules = self.rules();
+        let blocks = || Some(rules.block_pruning()?.plan(prefill_len, self.layers, bytes));
+        let tokens = || Some(rules.token_pruning()?.plan(prefill_len));
+        let window = || Some(rules.window()?.plan(prefill_len, self.layers, bytes));
+        blocks().or_else(tokens).or_else(window)
     }
 
     /// The work of a prompt of `prompt_len` tokens and `decode_len` decode tokens (the last prompt token is the first of

@@ -1,13 +1,23 @@
 //! Every policy by name, and how names are read.
 
 use super::rules::Cut;
-use super::{Anchors, Policy, PolicyRules, full, pop, selfonly, sliminfer, speed, streaming, swiftkv};
+use super::{
+    Anchors, Policy, PolicyRules, full, lazyllm, pop, selfonly, sliminfer, speed, streaming, swiftkv,
+};
 use crate::{Error, Result};
 use std::sync::Arc;
 
 /// Every policy.
-pub static POLICIES: [PolicyKind; 7] =
-    [full::KIND, speed::KIND, selfonly::KIND, pop::KIND, swiftkv::KIND, sliminfer::KIND, streaming::KIND];
+pub static POLICIES: [PolicyKind; 8] = [
+    full::KIND,
+    speed::KIND,
+    selfonly::KIND,
+    pop::KIND,
+    swiftkv::KIND,
+    sliminfer::KIND,
+    lazyllm::KIND,
+    streaming::KIND,
+];
 
 /// A policy without its numbers.
 #[derive(Debug, Clone, Copy)]

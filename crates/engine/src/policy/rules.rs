@@ -1,6 +1,6 @@
 //! What a policy is.
 
-use super::{Anchors, BlockPruning, SinksAndWindow};
+use super::{Anchors, BlockPruning, SinksAndWindow, TokenPruning};
 use crate::{Depth, KvStore, Tensor};
 use std::fmt;
 
@@ -39,6 +39,12 @@ pub trait PolicyRules: fmt::Display + Send + Sync {
     /// Where blocks go on by their scores, and KV leaves the device: everything that is to be known of it. Its exits are those
     /// after the attention of its pruning layers, and [`Self::goes_on`] is not asked.
     fn block_pruning(&self) -> Option<&BlockPruning> {
+        None
+    }
+
+    /// Where tokens go on by the attention that the last one pays them, and come back: everything that is to be known of it.
+    /// Its exits are those after the attention of its pruning layers, and [`Self::goes_on`] is not asked.
+    fn token_pruning(&self) -> Option<&TokenPruning> {
         None
     }
 

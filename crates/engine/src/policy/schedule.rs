@@ -1,6 +1,8 @@
 //! A schedule: after which layers the prompt gets shorter, and how much of it stays.
 
+use crate::Depth;
 use std::fmt;
+use std::ops::Range;
 
 /// The largest budgets of the default schedule, tokens: those of the SlimInfer paper for Llama-3.1-8B.
 const DEFAULT_AT_MOST: [usize; 3] = [8_192, 4_096, 2_048];
@@ -118,6 +120,18 @@ impl Schedule {
     /// How many of them are passed by a row that enters a layer.
     pub fn passed(&self, layer: usize) -> usize {
         self.prunings.iter().take_while(|pruning| pruning.layer < layer).count()
+    }
+
+    /// Where rows leave: after the attention of each pruning layer.
+    pub fn exits(&self) -> Vec<Depth> {
+        self.prunings.iter().map(|pruning| Depth::after_attention(pruning.layer)).collect()
+    }
+
+    /// The layers of a stage (by number, from 0), which lie between two prunings, of a model of so many layers.
+    pub fn layers_of_stage(&self, stage: usize, layers: usize) -> Range<usize> {
+        let after = |pruning: usize| self.prunings[pruning].layer + 1;
+        let start = stage.checked_sub(1).map_or(0, after);
+        start..if stage < self.prunings.len() { after(stage) } else { layers }
     }
 
     /// Whether it is [`Self::scaled_to`] rather than given.

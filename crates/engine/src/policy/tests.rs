@@ -23,6 +23,8 @@ fn names_parse_back() {
         "sliminfer:3=100",
         "sliminfer:2=8k+5=12.5%+max+sync+resident+swap=0.5",
         "streaming:1000",
+        "lazyllm",
+        "lazyllm:2=8k+5=12.5%",
         "streaming:2k+sinks=0",
     ] {
         let policy = Policy::parse(name, LAYERS).unwrap();
@@ -73,6 +75,11 @@ fn wrong_names_are_told_what_there_is() {
         ("sliminfer:3", "a schedule names layers"),
         ("sliminfer:swap=2", "give it as sliminfer[:LAYER=KEPT"),
         ("sliminfer:", "a schedule names layers"),
+        ("lazyllm:3", "a schedule names layers below 8 in ascending order"),
+        ("lazyllm:5=10+3=5", "as in lazyllm:2=2k+5=25%"),
+        ("lazyllm:3=10+sync", "a schedule names layers"),
+        ("lazyllm:", "a schedule names layers"),
+        ("lazy:3=10", "nearest first: lazyllm[:LAYER=KEPT+…]"),
         ("streaming", "give it as streaming:WINDOW[+sinks=N]"),
         ("streaming:0", "give it as streaming:WINDOW"),
         ("streaming:sinks=4", "give it as streaming:WINDOW"),
@@ -133,6 +140,21 @@ fn a_pruned_prompt_is_counted_by_hand() {
     assert_eq!(resident.rules().block_pruning().unwrap().taken_away(300, 3), 0);
     let plan = policy.plan(301, &|tokens| format!("{tokens} tokens")).unwrap();
     assert!(plan.contains("237 after layer 0, 173 after layer 1; 448 tokens of KV leave"), "{plan}");
+}
+
+#[test]
+fn dropped_tokens_are_counted_by_hand() {
+    // Of 300 prefill tokens and the prompt's last, a tenth of 301; no stage has more than the one before.
+    let policy = Policy::parse("lazyllm:0=100+1=10%+2=200", 4).unwrap();
+    assert_eq!(policy.capacity(301, 5), [305, 105, 36, 36]);
+    assert_eq!(policy.most_held(301, 5, &Device::Cpu), policy.capacity(301, 5));
+    assert_eq!(policy.layer_tokens(301, 5).block, (300 + 2 * 100 + 5 * 31 + 8 * 5) / 2);
+    assert_eq!(policy.capacity(1, 5), [5; 4]);
+    let plan = policy.plan(301, &|tokens| tokens.to_string()).unwrap();
+    assert!(
+        plan.contains("of 301 prompt tokens go on: 101 after layer 0, 32 after layer 1, 32 after layer 2"),
+        "{plan}"
+    );
 }
 
 #[test]
@@ -216,7 +238,7 @@ proptest! {
 
     #[test]
     fn no_name_breaks_the_parser(
-        name in "(speed|pop|full|swiftkv|selfonly|sliminfer|streaming|x)?[:+0-9binosk=%.-]{0,12}"
+        name in "(speed|pop|full|swiftkv|selfonly|sliminfer|streaming|lazyllm|x)?[:+0-9binosk=%.-]{0,12}"
     ) {
         if let Ok(policy) = Policy::parse(&name, LAYERS) {
             prop_assert_eq!(Policy::parse(&policy.to_string(), LAYERS).unwrap(), policy);

@@ -60,13 +60,14 @@ struct LayerPlan {
 }
 
 impl Session<'_> {
-    /// Whether steps are the same work each time: on a GPU they are, unless decode rows do not see each other, or experts
-    /// take turns, whom the host chooses.
+    /// Whether steps are the same work each time: on a GPU they are, unless decode rows do not see each other, or experts or
+    /// prompt tokens take turns, whom the host chooses.
     pub(super) fn can_step_on_device(&self) -> bool {
         let (config, rules) = (self.decoder.config(), self.policy.rules());
         matches!(self.decoder.device(), Device::Cuda(_))
             && config.experts.is_none()
             && !self.blocks.as_ref().is_some_and(Blocks::changes)
+            && self.tokens.is_none()
             && (0..config.layers).all(|layer| rules.decode_rows_see_each_other(layer))
     }
 

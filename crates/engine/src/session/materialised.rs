@@ -31,7 +31,8 @@ impl StoredAttention<'_> {
             .flat_map(|&query| {
                 let hidden = if self.is_alone(layer, query) { self.prompt_len - 1..query } else { 0..0 };
                 key_positions.iter().map(move |&key| {
-                    let visible = shape.sees(query, key) && !hidden.contains(&key);
+                    let seen = self.seen.and_then(|seen| seen.get(key)).is_none_or(|seen| *seen);
+                    let visible = seen && shape.sees(query, key) && !hidden.contains(&key);
                     if visible { 0.0 } else { f32::NEG_INFINITY }
                 })
             })

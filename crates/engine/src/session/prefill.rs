@@ -67,19 +67,31 @@ impl Session<'_> {
     /// Which of the rows at `positions` go on from an exit, if that can be told; from the end it is the last prompt token
     /// alone.
     fn goes_on(&mut self, exit: Depth, end: Depth, positions: &[usize]) -> Result<Option<Vec<bool>>> {
-        let (decoder, prompt_len, store) = (self.decoder, self.prompt_len, &self.store);
-        let goes_on = match (&self.queries, &mut self.blocks) {
-            _ if exit == end => Some(vec![false; positions.len()]),
-            (Some(queries), Some(blocks)) => blocks.go_on(exit, positions, queries, decoder, store)?,
-            (Some(queries), None) => {
-                self.policy.rules().goes_on(&Arrived { exit, positions, prompt_len, queries, store })
-            }
-            (None, _) => {
-                return Err(Error::failure("rows left a stage without attention; please report this"));
-            }
+        let prompt_len = self.prompt_len;
+        let goes_on = match exit == end {
+            true => Some(vec![false; positions.len()]),
+            false => self.goes_on_by_policy(exit, positions)?,
         };
         let is_last = |position: &usize| position + 1 == prompt_len;
         Ok(goes_on.map(|goes_on| goes_on.iter().zip(positions).map(|(on, at)| *on || is_last(at)).collect()))
+    }
+
+    fn goes_on_by_policy(&mut self, exit: Depth, positions: &[usize]) -> Result<Option<Vec<bool>>> {
+        if self.tokens.is_some() {
+            if positions.last() != Some(&(self.prompt_len - 1)) {
+                return Ok(None);
+            }
+            let received = self.received_from_last(exit)?;
+            return Ok(self.tokens.as_ref().map(|tokens| tokens.go_on(exit, positions, &received)));
+        }
+        let (decoder, prompt_len, store) = (self.decoder, self.prompt_len, &self.store);
+        match (&self.queries, &mut self.blocks) {
+            (Some(queries), Some(blocks)) => blocks.go_on(exit, positions, queries, decoder, store),
+            (Some(queries), None) => {
+                Ok(self.policy.rules().goes_on(&Arrived { exit, positions, prompt_len, queries, store }))
+            }
+            (None, _) => Err(Error::failure("rows left a stage without attention; please report this")),
+        }
     }
 
     /// Gives up the keys of the layers of a stage that no row sees from the first decode token on, or from the next one if
@@ -97,7 +109,8 @@ impl Session<'_> {
         Ok(())
     }
 
-    /// Stores the KV that rows leaving at an exit have at the layers above it, if they have any.
+    /// Keeps what rows leaving at an exit leave: their residual streams where they may come back, and the KV that they have at
+    /// the layers above it, if they have any.
     fn leave_behind(
         &mut self,
         exit: Depth,
@@ -105,6 +118,9 @@ impl Session<'_> {
         leaves: &[bool],
         hooks: &mut Hooks<'_>,
     ) -> Result<()> {
+        if let Some(tokens) = self.tokens.as_mut().filter(|tokens| tokens.exits().contains(&exit)) {
+            rows.select(leaves)?.into_iter().for_each(|leaving| tokens.leave(exit, leaving));
+        }
         let shared_norm = match self.policy.rules().keys_values_above() {
             KeysValuesAbove::Nothing => return Ok(()),
             KeysValuesAbove::OwnNorms => None,

@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod lazyllm;
 mod reference;
 mod sliminfer;
 mod streaming;
@@ -203,7 +204,7 @@ fn statistics_on_a_gpu_equal_those_on_the_cpu() {
             for &token in &sequence[p..] {
                 session.step_with_statistics(token, &mut Hooks::none(), &mut stepped).unwrap();
             }
-            session.truncate(p - 1);
+            session.truncate(p - 1).unwrap();
             session.teacher_forced(&sequence[p - 1..], &mut Hooks::none(), &mut together).unwrap();
             stepped.into_iter().chain(together).collect::<Vec<_>>()
         };
@@ -250,7 +251,7 @@ fn rows_at_once_equal_single_steps_under_every_policy() {
         assert_same(&stepped(&policy, &sequence, p, &mut hooks), &single, &format!("{name}, pattern"));
         let mut session = Session::new(&TINY.decoder, policy, p, steps).unwrap();
         session.prefill(&sequence[..p], &mut Hooks::none(), &Interrupt::new(false), &mut |_| {}).unwrap();
-        session.truncate(p - 1);
+        session.truncate(p - 1).unwrap();
         let mut statistics = vec![];
         let rows = &sequence[p - 1..];
         let x = session.teacher_forced(rows, &mut Hooks::none(), &mut statistics).unwrap();

@@ -281,7 +281,10 @@ impl Operation for Pass<'_> {
             block.score(simd, lanes, &queries, spans, tile, &mut buffers, &mut scores);
             let span = &spans[tile.span];
             let segment = span.segment as usize;
+            // Keys far apart come in short tiles.
+            let columns = tile.len.next_multiple_of(LANES);
             for (entry, row) in scores.chunks_exact_mut(KEY_TILE).enumerate() {
+                let row = &mut row[..columns];
                 let max = row_max(row);
                 if max == f32::NEG_INFINITY {
                     row.fill(0.0);
