@@ -38,10 +38,10 @@ impl Plain {
         let (q, k) = (q.to_vec3::<f32>().unwrap(), k.to_vec3::<f32>().unwrap());
         let keys: Vec<usize> = visible.iter().copied().chain(self.m..=last).collect();
         let mut received = vec![0.0; visible.len()];
-        for head in 0..shape.query_heads {
+        for (head, query) in q[last].iter().enumerate() {
             let kv_head = head * shape.kv_heads / shape.query_heads;
             let score = |key: &usize| -> f64 {
-                let pairs = q[last][head].iter().zip(&k[*key][kv_head]);
+                let pairs = query.iter().zip(&k[*key][kv_head]);
                 pairs.map(|(&a, &b)| f64::from(a) * f64::from(b)).sum::<f64>() * f64::from(shape.scale)
             };
             let exponentials: Vec<f64> = keys.iter().map(|key| score(key).exp()).collect();
@@ -82,10 +82,11 @@ impl Plain {
             let best: BTreeSet<usize> = best.take(self.pruning.kept(self.m)[index]).collect();
             let mut chosen = chosen.borrow_mut();
             for &token in &best {
-                if !chosen.seen.contains_key(&(index + 1, token)) {
-                    chosen.seen.insert((index + 1, token), best.clone());
-                    chosen.revived += u64::from(last > self.m);
-                }
+                let ran = &mut *chosen;
+                ran.seen.entry((index + 1, token)).or_insert_with(|| {
+                    ran.revived += u64::from(last > self.m);
+                    best.clone()
+                });
             }
             chosen.seen.insert((index + 1, last), best);
         };

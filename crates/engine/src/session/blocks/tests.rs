@@ -38,7 +38,7 @@ fn what_is_taken_away_comes_back_in_the_order_asked_for() {
             Transfers::start(tier, (0..LAYERS_UNDER_WAY).map(|_| staging()).collect()).unwrap();
         for layer in 0..20u8 {
             let keys = (0..3).map(|block| (layer.into(), block)).collect();
-            transfers.write(keys, vec![[layer; 5], [layer + 1; 5], [layer + 2; 5]].concat()).unwrap();
+            transfers.write(keys, [[layer; 5], [layer + 1; 5], [layer + 2; 5]].concat()).unwrap();
         }
         for layer in (0..20u8).rev() {
             transfers.read(vec![(layer.into(), 2), (layer.into(), 0)]).unwrap();
