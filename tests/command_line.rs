@@ -170,8 +170,9 @@ fn what_was_not_trained_for_its_policy_says_so() {
         assert!(!stderr(&generate(policy).output().unwrap()).contains(caveat));
     }
     let help = succeed(layerscope().args(["generate", "--help"]));
+    let policies = ["full", "speed:CUTOFF", "selfonly:CUTOFF", "pop:CUTOFF", "swiftkv:CUTOFF"];
     for policy in
-        ["full", "speed:CUTOFF", "selfonly:CUTOFF", "pop:CUTOFF", "swiftkv:CUTOFF", "sliminfer[:LAYER=KEPT"]
+        policies.into_iter().chain(["sliminfer[", "lazyllm[:LAYER=KEPT", "streaming:WINDOW[+sinks=N]"])
     {
         assert!(help.contains(policy), "{policy} is not in {help}");
     }
@@ -216,6 +217,44 @@ fn blocks_of_the_prompt_leave_and_come_back() {
     let resident =
         generate("sliminfer:2=128+resident").env("LAYERSCOPE_SPILL_DIR", "/no/such/folder").output();
     assert!(resident.unwrap().status.success());
+}
+
+/// KV that is less than the whole model's, what has to be said of it, and what a wrong name is told.
+#[test]
+fn generation_under_policies_without_a_cutoff() {
+    let generate = |policy: &str| {
+        let mut command = layerscope();
+        command.arg("generate").arg(tiny_model()).args(["--max-new-tokens", "5", "--ignore-eos"]);
+        command.args(["--prompt", "alpha: 3\nbeta: 7\ngamma: 5\ndelta: 1\nalpha:", "--policy", policy]);
+        command
+    };
+    let full = json(generate("full").arg("--json"));
+    let bytes = |generated: &Value, of: &str| generated[of].as_u64().unwrap();
+    for policy in ["streaming:4+sinks=1", "lazyllm:2=5+4=3"] {
+        let generated = json(generate(policy).arg("--json"));
+        assert_eq!(generated["policy"], policy);
+        assert_eq!(generated["tokens"].as_array().unwrap().len(), 5);
+        assert!(bytes(&generated, "kv_bytes") < bytes(&full, "kv_bytes"), "{generated}");
+        let caveat = generated["caveat"].as_str().unwrap();
+        let text = generate(policy).output().unwrap();
+        assert!(text.status.success() && stderr(&text).contains(caveat), "{}", stderr(&text));
+        assert!(stderr(&text).contains(&format!("[{policy}] of ")), "{}", stderr(&text));
+    }
+    let streaming = json(generate("streaming:4+sinks=1").arg("--json"));
+    assert_eq!(streaming["kv_bytes"], streaming["kv_bytes_model"]);
+    assert!(streaming["revivals"].is_null() && full["revivals"].is_null());
+    let lazyllm = json(generate("lazyllm:2=5+4=3").arg("--json"));
+    assert!(bytes(&lazyllm, "kv_bytes") >= bytes(&lazyllm, "kv_bytes_model"));
+    assert!(lazyllm["revivals"]["auxiliary_bytes"].as_u64().unwrap() > 0);
+    // Four steps choose five tokens and then three.
+    assert_eq!(lazyllm["revivals"]["tokens_chosen"], 4 * 8);
+    for (policy, told) in
+        [("streaming:0", "streaming:WINDOW[+sinks=N]"), ("lazyllm:4=9+2=3", "in ascending order")]
+    {
+        let refused = generate(policy).output().unwrap();
+        assert_eq!(refused.status.code(), Some(2));
+        assert!(stderr(&refused).contains(told), "{}", stderr(&refused));
+    }
 }
 
 /// Of the texts that the embedded model writes on and on, some end in a loop: what is said of it is in the tokens.

@@ -54,7 +54,7 @@ impl<'m> PatternReader<'m> {
                 Ok(None)
             });
         }
-        prefilled.session.truncate(boundary);
+        prefilled.session.truncate(boundary)?;
         prefilled.session.teacher_forced(&rows, &mut hooks, &mut vec![])?;
         self.last = Some(prefilled);
         Ok(())

@@ -187,7 +187,7 @@ impl<'m, 'q> Experiment<'m, 'q> {
         session.prefill(prompt, &mut hooks, interrupt, progress)?;
         drop(hooks);
         let forced = teacher_forced(decoder, &mut session, prompt, question.continuation)?;
-        session.truncate(prompt.len() - 1);
+        session.truncate(prompt.len() - 1)?;
         Ok(Self { model, question, session, behind: behind.into_inner(), forced })
     }
 
@@ -216,7 +216,7 @@ impl<'m, 'q> Experiment<'m, 'q> {
     /// anew from there. The session is left without decode rows.
     fn rerun(&mut self, layer: usize, interrupt: &Interrupt) -> Result<Tensor> {
         let boundary = self.question.prompt.len() - 1;
-        self.session.forget(layer, self.question.span.start);
+        self.session.forget(layer, self.question.span.start)?;
         let mut first = self.question.span.end;
         // As the prefill ran them: in its chunks and its arithmetic.
         for x in std::mem::take(&mut self.behind[layer]) {
@@ -226,7 +226,7 @@ impl<'m, 'q> Experiment<'m, 'q> {
         }
         check_interrupt(interrupt)?;
         let x = self.session.resume(layer, &self.forced.residuals[layer], boundary, true)?;
-        self.session.truncate(boundary);
+        self.session.truncate(boundary)?;
         Ok(x)
     }
 
@@ -247,7 +247,7 @@ impl<'m, 'q> Experiment<'m, 'q> {
         }
         let boundary = self.question.prompt.len() - 1;
         let found = answered.generated(&mut self.session, self.question.prompt[boundary], interrupt)?;
-        self.session.truncate(boundary);
+        self.session.truncate(boundary)?;
         Ok(Some(found))
     }
 }

@@ -158,7 +158,7 @@ pub fn teacher_forced(
     let (layers, boundary) = (decoder.config().layers, prompt.len() - 1);
     let before_last = &continuation[..continuation.len() - 1];
     let rows: Vec<u32> = prompt[boundary..].iter().chain(before_last).copied().collect();
-    session.truncate(boundary);
+    session.truncate(boundary)?;
     let mut statistics = vec![];
     let residuals = RefCell::new(vec![]);
     session.teacher_forced(&rows, &mut residual_hooks(&residuals, layers), &mut statistics)?;

@@ -110,6 +110,7 @@ impl Decoder {
             scale: self.config.attention_scale as f32,
             soft_cap: self.config.attention_soft_cap.map(|cap| cap as f32),
             window: self.config.windows[layer],
+            sinks: 0,
         }
     }
 
@@ -233,7 +234,7 @@ impl Decoder {
     }
 
     /// Positions in the memory of the GPU that the model runs on, if it runs on one.
-    fn positions_on_device(
+    pub(crate) fn positions_on_device(
         &self,
         positions: &[usize],
         given: Option<&RowsOnDevice>,

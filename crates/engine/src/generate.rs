@@ -1,7 +1,9 @@
 //! Generation: prefill under a policy, then one token after another.
 
 use crate::hooks::Hooks;
-use crate::session::{Interrupt, LayerStatistics, Session, TransferCounters, check_interrupt};
+use crate::session::{
+    Interrupt, LayerStatistics, RevivalCounters, Session, TransferCounters, check_interrupt,
+};
 use crate::tensor::{self, Tensor};
 use crate::{Decoder, Error, Policy, Result};
 use candle_transformers::generation::{LogitsProcessor, Sampling};
@@ -65,10 +67,12 @@ pub struct Generation {
     pub ttft_s: f64,
     /// Mean time per output token after the first, seconds, without the observer's; `None` for fewer than two tokens.
     pub tpot_s: Option<f64>,
-    /// Bytes of KV allocated where the model runs, after the prefill.
+    /// Bytes of KV allocated where the model runs, at the end: after the prefill nothing is given back.
     pub kv_bytes: usize,
     /// What was moved of prompt blocks' KV; `None` under a policy that moves nothing.
     pub transfers: Option<TransferCounters>,
+    /// What came back of prompt tokens that were dropped; `None` under a policy from which none comes back.
+    pub revivals: Option<RevivalCounters>,
 }
 
 /// What to generate.
@@ -127,6 +131,7 @@ pub fn generate(
         tpot_s: None,
         kv_bytes: session.store().allocated_bytes(),
         transfers: None,
+        revivals: None,
     };
     let mut choose = |logits: &Tensor| match &mut sampler {
         None => argmax(logits, &[]),
@@ -143,7 +148,6 @@ pub fn generate(
     let mut statistics = vec![];
     let mut token = choose(&logits)?;
     generation.ttft_s = start.elapsed().as_secs_f64();
-    generation.kv_bytes = session.store().allocated_bytes();
     let mut decoding = Duration::ZERO;
     while !settings.stop_tokens.contains(&token) {
         generation.tokens.push(token);
@@ -168,7 +172,9 @@ pub fn generate(
         decoding += step.elapsed();
         generation.tpot_s = Some(decoding.as_secs_f64() / generation.tokens.len() as f64);
     }
+    generation.kv_bytes = session.store().allocated_bytes();
     generation.transfers = session.transfers().cloned();
+    generation.revivals = session.revivals().cloned();
     Ok(generation)
 }
 

@@ -2,15 +2,15 @@
 
 mod blocks;
 mod numbers;
+mod spans;
 
 use crate::tensor::{Tensor, with_f32};
 use crate::{Device, Error, ModelConfig, Result};
 pub(crate) use blocks::{GivenUp, LayerKeys, Record};
-use layerscope_kernels::attention::cuda::spans::Span;
 use layerscope_kernels::cuda::store::{self, Append};
 use layerscope_kernels::cuda::{Buffer, Numbers};
-use layerscope_kernels::{KeySpan, Segment};
 pub use numbers::{KvNumbers, KvPrecision};
+pub(crate) use spans::View;
 use std::ops::Range;
 
 /// Keys and values of every layer, where the model runs.
@@ -39,14 +39,6 @@ enum LayerNumbers {
 struct Run {
     first_position: usize,
     len: usize,
-}
-
-/// Consecutive slots with consecutive positions in one segment.
-struct Piece {
-    slot: usize,
-    first_position: usize,
-    len: usize,
-    segment: Segment,
 }
 
 /// A layer's keys and values in a GPU's memory, `[kv_heads, capacity, head_dim]`.
@@ -100,7 +92,7 @@ impl KvStore {
         self.layers[layer].len()
     }
 
-    /// Stores the keys and values of rows at ascending positions after all stored ones;
+    /// Stores the keys and values of rows behind all stored ones, whatever their positions;
     /// `keys` and `values` are `[rows, kv_heads, head_dim]`.
     ///
     /// # Errors
@@ -184,13 +176,28 @@ impl KvStore {
     }
 
     /// Forgets every key at `position` and after it, in the layers from `layer` on.
-    pub fn truncate(&mut self, layer: usize, position: usize) {
-        for layer in &mut self.layers[layer..] {
-            layer.runs.retain_mut(|run| {
+    ///
+    /// # Errors
+    /// Where a GPU fails.
+    pub fn truncate(&mut self, layer: usize, position: usize) -> Result<()> {
+        for layer in layer..self.layers.len() {
+            if !self.is_ascending(layer) {
+                self.give_up(layer, position..usize::MAX, self.capacity(layer))?;
+                continue;
+            }
+            // What goes is behind all that stays.
+            self.layers[layer].runs.retain_mut(|run| {
                 run.len = run.len.min(position.saturating_sub(run.first_position));
                 run.len > 0
             });
         }
+        Ok(())
+    }
+
+    /// Whether each key of a layer is at a position behind those in the slots before its own.
+    pub(crate) fn is_ascending(&self, layer: usize) -> bool {
+        let runs = &self.layers[layer].runs;
+        runs.windows(2).all(|pair| pair[0].first_position + pair[0].len <= pair[1].first_position)
     }
 
     /// A layer's memory on a GPU, if it is there.
@@ -205,116 +212,6 @@ impl KvStore {
             len: store.len(),
             consecutive: store.runs.len() <= 1,
         })
-    }
-
-    /// The stored keys of a layer as spans; with the prompt length p they are cut at the segments' borders, else
-    /// all count as [`Segment::Decode`]. None where they are on a GPU.
-    pub fn spans(&self, layer: usize, prompt_len: Option<usize>) -> Vec<KeySpan<'_>> {
-        self.host_spans(layer, self.pieces(layer, prompt_len))
-    }
-
-    /// The stored keys of a layer without decode rows, cut as [`Self::spans`] cuts them, but for the row at `own`.
-    pub fn spans_without_other_decode_rows(
-        &self,
-        layer: usize,
-        prompt_len: usize,
-        own: usize,
-    ) -> Vec<KeySpan<'_>> {
-        self.host_spans(layer, self.pieces_without_other_decode_rows(layer, prompt_len, own))
-    }
-
-    /// [`Self::spans`] of a layer on a GPU.
-    pub fn device_spans(&self, layer: usize, prompt_len: Option<usize>) -> Vec<Span> {
-        self.spans_of_pieces(layer, self.pieces(layer, prompt_len))
-    }
-
-    /// [`Self::spans_without_other_decode_rows`] of a layer on a GPU.
-    pub(crate) fn device_spans_without_other_decode_rows(
-        &self,
-        layer: usize,
-        prompt_len: usize,
-        own: usize,
-    ) -> Vec<Span> {
-        self.spans_of_pieces(layer, self.pieces_without_other_decode_rows(layer, prompt_len, own))
-    }
-
-    /// The span of the next key alone, a decode token's at `position`, which grows with those that follow.
-    pub(crate) fn device_span_of_next(&self, layer: usize, position: usize) -> Span {
-        let piece =
-            Piece { slot: self.len(layer), first_position: position, len: 1, segment: Segment::Decode };
-        let mut spans = self.spans_of_pieces(layer, vec![piece]);
-        let mut span = spans.swap_remove(0);
-        span.grows = 1;
-        span
-    }
-
-    fn host_spans(&self, layer: usize, pieces: Vec<Piece>) -> Vec<KeySpan<'_>> {
-        let store = &self.layers[layer];
-        let LayerNumbers::Host { keys, values } = &store.numbers else { return vec![] };
-        let span = |piece: Piece| {
-            let start = piece.slot * self.head_dim;
-            KeySpan {
-                keys: keys.elements().from_index(start),
-                values: values.elements().from_index(start),
-                head_stride: store.capacity * self.head_dim,
-                len: piece.len,
-                first_position: piece.first_position,
-                segment: piece.segment,
-            }
-        };
-        pieces.into_iter().map(span).collect()
-    }
-
-    fn spans_of_pieces(&self, layer: usize, pieces: Vec<Piece>) -> Vec<Span> {
-        let Some(store) = self.on_device(layer) else { return vec![] };
-        let span = |piece: Piece| {
-            let start = (piece.slot * self.head_dim * self.precision.element_bytes()) as u64;
-            Span {
-                keys: store.keys.address() + start,
-                values: store.values.address() + start,
-                head_stride: (store.capacity * self.head_dim) as u64,
-                key_stride: self.head_dim as u64,
-                copy_stride: 0,
-                len: piece.len as u32,
-                first_position: piece.first_position as u32,
-                segment: piece.segment as u32,
-                grows: 0,
-            }
-        };
-        pieces.into_iter().map(span).collect()
-    }
-
-    fn pieces(&self, layer: usize, prompt_len: Option<usize>) -> Vec<Piece> {
-        match prompt_len {
-            None => self.pieces_within(layer, &[(Segment::Decode, 0..usize::MAX)]),
-            Some(p) => self.pieces_within(layer, &segments(p)),
-        }
-    }
-
-    fn pieces_without_other_decode_rows(&self, layer: usize, prompt_len: usize, own: usize) -> Vec<Piece> {
-        let [bos, prompt, _] = segments(prompt_len);
-        self.pieces_within(layer, &[bos, prompt, (Segment::Decode, own..own + 1)])
-    }
-
-    fn pieces_within(&self, layer: usize, segments: &[(Segment, Range<usize>)]) -> Vec<Piece> {
-        let mut pieces = vec![];
-        let mut slot = 0;
-        for run in &self.layers[layer].runs {
-            for (segment, range) in segments {
-                let first = range.start.max(run.first_position);
-                let end = range.end.min(run.first_position + run.len);
-                if first < end {
-                    pieces.push(Piece {
-                        slot: slot + first - run.first_position,
-                        first_position: first,
-                        len: end - first,
-                        segment: *segment,
-                    });
-                }
-            }
-            slot += run.len;
-        }
-        pieces
     }
 
     /// Stored positions of a layer and, of every KV head, their keys and values in f32, `[kv_heads, stored, head_dim]`.
@@ -362,13 +259,6 @@ impl LayerNumbers {
             Self::Device { keys, values } => keys.bytes() + values.bytes(),
         }
     }
-}
-
-/// The segments of a sequence with a prompt of p tokens, as ranges of positions.
-fn segments(p: usize) -> [(Segment, Range<usize>); 3] {
-    // With p = 1 position 0 is the first decode token and counts as such.
-    let bos_end = 1.min(p - 1);
-    [(Segment::Bos, 0..bos_end), (Segment::Prompt, bos_end..p - 1), (Segment::Decode, p - 1..usize::MAX)]
 }
 
 impl LayerStore {

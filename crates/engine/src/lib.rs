@@ -41,10 +41,11 @@ pub use memory::{MemoryNeed, available_memory, check as check_memory, readable_b
 pub use model::{Model, ModelFiles, ModelSource, OpenedModel, WeightType, folder_config, gguf_config};
 pub use policy::{
     Anchors, Arrived, BLOCK, BlockPruning, Keep, KeysValuesAbove, LayerTokens, POLICIES, Policy, PolicyKind,
-    PolicyRules, Pooling, Pruning, QUERY_WINDOW, Schedule, UNIT, UNTRAINED, caveats, policies_help,
+    PolicyRules, Pooling, Pruning, QUERY_WINDOW, Schedule, SinksAndWindow, TokenPruning, UNIT, UNTRAINED,
+    caveats, policies_help,
 };
 pub use repetition::Repetition;
-pub use session::{Interrupt, LayerStatistics, Session, TransferCounters, check_interrupt};
+pub use session::{Interrupt, LayerStatistics, RevivalCounters, Session, TransferCounters, check_interrupt};
 pub use shapes::Shape;
 pub use tensor::{DeviceTensor, Tensor, with_f32};
 pub use threads::{keep_freed_memory, one_pool, return_freed_memory};

@@ -7,8 +7,9 @@ mod device_steps;
 mod materialised;
 mod prefill;
 mod rows;
+mod tokens;
 
-use crate::decoder::{Decoder, Pass};
+use crate::decoder::{Decoder, Location, Pass};
 use crate::hooks::Hooks;
 use crate::kv::KvStore;
 use crate::memory;
@@ -23,6 +24,8 @@ use layerscope_kernels::{Received, Statistics};
 use rows::Rows;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
+pub use tokens::RevivalCounters;
+use tokens::Tokens;
 
 /// Set by Ctrl-C; long work looks at it and stops with [`Error::Interrupted`].
 pub type Interrupt = AtomicBool;
@@ -41,6 +44,30 @@ pub struct LayerStatistics {
     pub rows: Statistics,
     /// Attention received by prompt positions 0 … p−1; without positions where it was not asked for.
     pub received: Received,
+}
+
+impl LayerStatistics {
+    /// Those of rows that went through the layers one after the other.
+    fn joined(of_rows: Vec<Vec<Self>>) -> Vec<Self> {
+        let mut joined: Vec<Self> = vec![];
+        for layers in of_rows {
+            if joined.is_empty() {
+                joined = layers;
+                continue;
+            }
+            for (all, one) in joined.iter_mut().zip(layers) {
+                all.rows.mass.extend(one.rows.mass);
+                all.rows.entropy.extend(one.rows.entropy);
+                all.received.sum.iter_mut().zip(one.received.sum).for_each(|(sum, more)| *sum += more);
+                all.received
+                    .max
+                    .iter_mut()
+                    .zip(one.received.max)
+                    .for_each(|(max, other)| *max = max.max(other));
+            }
+        }
+        joined
+    }
 }
 
 /// Where a pass leaves its attention statistics.
@@ -63,6 +90,8 @@ pub struct Session<'m> {
     queries: Option<Tensor>,
     /// Where prompt blocks go on by their scores.
     blocks: Option<Blocks>,
+    /// Where prompt tokens go on by the attention they receive.
+    tokens: Option<Tokens>,
     /// On a GPU: what decode steps share.
     device_steps: Option<DeviceSteps>,
 }
@@ -75,15 +104,17 @@ impl<'m> Session<'m> {
     /// [`Error::Input`] on an empty prompt, a sequence beyond the model's context, or one that needs more memory than is free.
     pub fn new(decoder: &'m Decoder, policy: Policy, prompt_len: usize, decode_len: usize) -> Result<Self> {
         decoder.config().check_sequence(prompt_len, decode_len)?;
-        let held = policy.most_held(prompt_len, decode_len);
         let (name, device) =
             (format!("a sequence of {} tokens", prompt_len - 1 + decode_len), decoder.device());
-        let need = decoder.sequence_need(&policy.in_memory(prompt_len, decode_len));
+        let held = policy.most_held(prompt_len, decode_len, device);
+        let need = decoder.sequence_need(&policy.in_memory(prompt_len, decode_len, device));
         memory::check(&name, &need, device)?;
         let store = KvStore::new(decoder.config(), &held, decoder.kv_precision(), device)?;
         let pruning = policy.rules().block_pruning();
         let blocks = pruning.map(|pruning| Blocks::new(pruning, decoder, prompt_len - 1, decode_len, &store));
         let blocks = blocks.transpose()?;
+        let pruning = policy.rules().token_pruning();
+        let tokens = pruning.map(|pruning| Tokens::new(pruning, prompt_len - 1, decode_len));
         let sequence_len = prompt_len - 1 + decode_len;
         Ok(Self {
             decoder,
@@ -94,6 +125,7 @@ impl<'m> Session<'m> {
             len: 0,
             queries: None,
             blocks,
+            tokens,
             device_steps: None,
         })
     }
@@ -123,17 +155,30 @@ impl<'m> Session<'m> {
         self.blocks.as_ref().and_then(Blocks::counters)
     }
 
-    /// Forgets every token from `position` on.
-    pub fn truncate(&mut self, position: usize) {
-        self.forget(0, position);
+    /// What came back of the prompt tokens that were dropped; `None` under a policy from which none comes back.
+    pub fn revivals(&self) -> Option<&RevivalCounters> {
+        self.tokens.as_ref().map(Tokens::counters)
+    }
+
+    /// Forgets every token from `position` on, a decode token's or that of the last prompt token.
+    ///
+    /// # Errors
+    /// Where a GPU fails.
+    pub fn truncate(&mut self, position: usize) -> Result<()> {
+        self.forget(0, position)?;
         self.len = self.len.min(position);
+        Ok(())
     }
 
     /// Forgets what the layers from `layer` on hold of positions from `position` on. The sequence is as long as before:
     /// rows come back by [`Self::resume`], or not at all.
-    pub fn forget(&mut self, layer: usize, position: usize) {
-        self.store.truncate(layer, position);
+    ///
+    /// # Errors
+    /// Where a GPU fails.
+    pub fn forget(&mut self, layer: usize, position: usize) -> Result<()> {
+        self.store.truncate(layer, position)?;
         self.device_steps = None;
+        Ok(())
     }
 
     /// Runs rows at consecutive positions from `first_position` on, whose residual stream `x [rows, d]` enters `layer`, through
@@ -196,22 +241,84 @@ impl<'m> Session<'m> {
         hooks: &mut Hooks<'_>,
         statistics: &mut Vec<LayerStatistics>,
     ) -> Result<Tensor> {
-        let collected = Collected { layers: statistics, received: true };
-        self.decode_rows(tokens, hooks, Some(collected), true)
+        if self.tokens.is_none() {
+            let collected = Collected { layers: statistics, received: true };
+            return self.decode_rows(tokens, hooks, Some(collected), true);
+        }
+        // Each chooses what the next layers read.
+        let mut x = vec![];
+        let mut of_rows = vec![];
+        for &token in tokens {
+            let mut layers = vec![];
+            let collected = Collected { layers: &mut layers, received: true };
+            x.push(self.decode_rows(&[token], hooks, Some(collected), true)?);
+            of_rows.push(layers);
+        }
+        statistics.extend(LayerStatistics::joined(of_rows));
+        Tensor::cat(&x.iter().collect::<Vec<_>>())
     }
 
     fn decode_rows(
         &mut self,
         tokens: &[u32],
         hooks: &mut Hooks<'_>,
-        statistics: Option<Collected<'_>>,
+        mut statistics: Option<Collected<'_>>,
         exact: bool,
     ) -> Result<Tensor> {
         assert!(self.len + 1 >= self.prompt_len, "decode comes after prefill");
         self.device_steps = None;
-        let rows = self.embed(tokens, hooks)?;
-        let depth = Depth::of_layers(0..self.decoder.config().layers);
-        Ok(self.forward(rows, depth, hooks, statistics, exact)?.x)
+        let mut rows = self.embed(tokens, hooks)?;
+        let Range { mut start, end } = Depth::of_layers(0..self.decoder.config().layers);
+        if let Some(tokens) = &mut self.tokens {
+            tokens.begin_step();
+            for exit in tokens.exits() {
+                rows = self.forward(rows, start..exit, hooks, again(&mut statistics), exact)?;
+                rows = self.choose_tokens(exit, rows)?;
+                start = exit;
+            }
+        }
+        let rows = self.forward(rows, start..end, hooks, statistics, exact)?;
+        // Prompt rows that came back are before the others.
+        rows.x.narrow(rows.len() - tokens.len(), tokens.len())
+    }
+
+    /// The rows that enter the stage after an exit, beside a decode row that has come to it.
+    fn choose_tokens(&mut self, exit: Depth, rows: Rows) -> Result<Rows> {
+        let received = self.received_from_last(exit)?;
+        match &mut self.tokens {
+            Some(tokens) => tokens.choose(exit, rows, &received, self.decoder, &mut self.store),
+            None => Ok(rows),
+        }
+    }
+
+    /// Attention that each prompt position received from the last row in the attention before an exit, summed over heads.
+    fn received_from_last(&mut self, exit: Depth) -> Result<Vec<f32>> {
+        let queries = self.queries.clone();
+        let queries = queries.ok_or_else(|| Error::failure("no row has attended yet; please report this"))?;
+        let (last, positions) = (queries.narrow(queries.rows() - 1, 1)?, [self.len - 1]);
+        let on_device = self.decoder.positions_on_device(&positions, None)?;
+        let at = Location {
+            layer: exit.layer(),
+            positions: &positions,
+            positions_on_device: on_device.as_deref(),
+        };
+        let mut layers = vec![];
+        let collected = Collected { layers: &mut layers, received: true };
+        self.attention(Some(collected)).attend_to_stored(at, &last, &mut Hooks::none())?;
+        Ok(layers.pop().map_or(vec![], |layer| layer.received.sum))
+    }
+
+    fn attention<'a>(&'a mut self, statistics: Option<Collected<'a>>) -> StoredAttention<'a> {
+        StoredAttention {
+            decoder: self.decoder,
+            rules: self.policy.rules(),
+            store: &mut self.store,
+            prompt_len: self.prompt_len,
+            queries: &mut self.queries,
+            blocks: self.blocks.as_mut(),
+            seen: self.tokens.as_ref().and_then(Tokens::seen),
+            statistics,
+        }
     }
 
     /// The next tokens as rows at the entrance of layer 0.
@@ -231,19 +338,18 @@ impl<'m> Session<'m> {
         statistics: Option<Collected<'_>>,
         exact: bool,
     ) -> Result<Rows> {
-        let (decoder, rules) = (self.decoder, self.policy.rules());
-        let Self { prompt_len, queries, store, blocks, .. } = self;
-        let (prompt_len, blocks) = (*prompt_len, blocks.as_mut());
-        let mut attend = StoredAttention { decoder, rules, store, prompt_len, queries, blocks, statistics };
+        let (decoder, above, sequence_len) =
+            (self.decoder, self.policy.rules().keys_values_above(), self.sequence_len);
+        let mut attend = self.attention(statistics);
         let mut pass = Pass {
             attend: &mut attend,
             hooks,
-            sequence_len: self.sequence_len,
+            sequence_len,
             exact,
             rows_on_device: None,
             keys_values_from: None,
         };
-        let x = through_layers(decoder, rules.keys_values_above(), x, &positions, depth, &mut pass)?;
+        let x = through_layers(decoder, above, x, &positions, depth, &mut pass)?;
         Ok(Rows { x, positions })
     }
 }
@@ -268,6 +374,11 @@ fn through_layers(
     let mut above =
         Pass { attend: &mut *pass.attend, hooks: &mut *pass.hooks, keys_values_from: Some(&shared), ..*pass };
     decoder.forward(x, positions, depth, &mut above)
+}
+
+/// The same place for statistics, for one pass of several.
+fn again<'a>(statistics: &'a mut Option<Collected<'_>>) -> Option<Collected<'a>> {
+    statistics.as_mut().map(|Collected { layers, received }| Collected { layers, received: *received })
 }
 
 /// A single row without its first dimension.

@@ -206,7 +206,7 @@ fn chunks_of_rows_and_their_masses_equal_pytorch(device: &Device) {
         session
             .prefill(&tokens[..prompt_len], &mut Hooks::none(), &Interrupt::new(false), &mut |_| {})
             .unwrap();
-        session.truncate(prompt_len - 1);
+        session.truncate(prompt_len - 1).unwrap();
         // Sums over the 100 queries, [L, H].
         let mut mass = vec![[0.0f64; 3]; config.layers * config.heads];
         let mut entropy = vec![(0.0f64, 0usize); config.layers * config.heads];

@@ -49,7 +49,7 @@ fn run(decoder: &Decoder, name: &str, p: usize, steps: usize) -> (Vec<Vec<f32>>,
         };
         logits.push(step.unwrap().to_vec().unwrap());
     }
-    session.truncate(p - 1);
+    session.truncate(p - 1).unwrap();
     session.teacher_forced(&sequence[p - 1..], &mut hooks, &mut statistics).unwrap();
     (logits, statistics)
 }

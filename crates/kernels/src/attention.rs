@@ -56,6 +56,15 @@ pub struct AttentionShape {
     pub soft_cap: Option<f32>,
     /// A query at t sees keys t−window+1 … t; `None` sees all.
     pub window: Option<usize>,
+    /// Keys at positions below this are seen whatever the window (attention sinks, Xiao et al. 2023).
+    pub sinks: usize,
+}
+
+impl AttentionShape {
+    /// Whether a query at one position sees a key at another.
+    pub fn sees(&self, query: usize, key: usize) -> bool {
+        key <= query && (key < self.sinks || self.window.is_none_or(|window| query - key < window))
+    }
 }
 
 /// Consecutive query rows.

@@ -38,8 +38,9 @@ pub fn attention(shape: &AttentionShape, queries: &Queries<'_>, spans: &[KeySpan
             for span in spans {
                 for key in 0..span.len {
                     let key_position = span.first_position + key;
+                    let in_window = |window| position - key_position < window;
                     let visible = key_position <= position
-                        && shape.window.is_none_or(|window| position - key_position < window);
+                        && (shape.window.is_none_or(in_window) || key_position < shape.sinks);
                     if visible {
                         let start = offset(span, key);
                         let k = span.keys.to_f32(start..start + dim);

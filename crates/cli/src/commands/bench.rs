@@ -170,7 +170,7 @@ fn random_weights(arguments: &BenchArguments, name: &str) -> Result<Subject> {
     let precision: WeightsPrecision = arguments.weights.into();
     let device = models::device(arguments.device)?;
     let need = shape.memory_need(weights, precision, &device);
-    let need = need.with_sequence(shape.config(), &plan.most_in_memory());
+    let need = need.with_sequence(shape.config(), &plan.most_in_memory(&device));
     check_memory(&format!("random weights of shape {shape}"), &need, &device)?;
     let decoder = progress::loading(|progress| shape.decoder(weights, precision, &device, SEED, progress))?;
     Ok(Subject {
@@ -195,9 +195,9 @@ fn model(arguments: &BenchArguments, interrupt: &Interrupt) -> Result<Subject> {
     // Quality is held against the full model, whether or not it is measured.
     let full = plan.lengths.iter().max().filter(|_| !needles.is_empty());
     let full = full.map(|&longest| Policy::full(opened.config.layers).capacity(longest, plan.new_tokens));
-    let held = full.into_iter().chain([plan.most_in_memory()]);
-    let held = held.max_by_key(|held| held.iter().sum::<usize>()).unwrap_or_default();
     let device = models::device(arguments.device)?;
+    let held = full.into_iter().chain([plan.most_in_memory(&device)]);
+    let held = held.max_by_key(|held| held.iter().sum::<usize>()).unwrap_or_default();
     let need = opened.memory_need(arguments.weights.into(), &device, &held);
     let model = models::load(opened, arguments.weights, &device, &need)?;
     let prompts = parse_prompts(TEXT_NAME, TEXT)?;

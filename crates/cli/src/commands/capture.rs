@@ -27,7 +27,7 @@ pub(crate) fn run(arguments: &CaptureArguments, interrupt: &Interrupt) -> Result
     let policy = Policy::parse(&arguments.policy, layers)?;
     let prompt = models::prompt_tokens(&arguments.prompt, &opened.tokenizer)?;
     opened.config.check_sequence(prompt.len(), arguments.max_new_tokens.max(1))?;
-    let kept = policy.in_memory(prompt.len(), arguments.max_new_tokens.max(1));
+    let kept = policy.in_memory(prompt.len(), arguments.max_new_tokens.max(1), &device);
     let need = opened.memory_need(arguments.model.weights.into(), &device, &kept);
     let model = models::load(opened, arguments.model.weights, &device, &need)?;
 

@@ -4,7 +4,7 @@ use crate::args::GenerateArguments;
 use crate::{models, output};
 use layerscope_engine::{
     Choice, Error, Generation, GenerationEvent, GenerationSettings, Interrupt, Policy, Repetition, Result,
-    TransferCounters, generate,
+    RevivalCounters, TransferCounters, generate,
 };
 use serde_json::json;
 use std::io::Write;
@@ -19,7 +19,7 @@ pub(crate) fn run(arguments: &GenerateArguments, interrupt: &Interrupt) -> Resul
     let policy = Policy::parse(&arguments.policy, opened.config.layers)?;
     let prompt = models::prompt_tokens(&arguments.prompt, &opened.tokenizer)?;
     opened.config.check_sequence(prompt.len(), arguments.max_new_tokens)?;
-    let held = policy.in_memory(prompt.len(), arguments.max_new_tokens);
+    let held = policy.in_memory(prompt.len(), arguments.max_new_tokens, &device);
     let need = opened.memory_need(arguments.model.weights.into(), &device, &held);
     let model = models::load(opened, arguments.model.weights, &device, &need)?;
     let settings = GenerationSettings {
@@ -69,6 +69,7 @@ pub(crate) fn run(arguments: &GenerateArguments, interrupt: &Interrupt) -> Resul
             "kv_bytes": generation.kv_bytes,
             "kv_bytes_model": tokens * token_bytes,
             "transfers": generation.transfers,
+            "revivals": generation.revivals,
         }))?;
     } else {
         let _ = show(&stream.finish()?);
@@ -112,12 +113,24 @@ fn summary(policy: &Policy, prompt_len: usize, generation: &Generation) -> Strin
     };
     let transfers =
         generation.transfers.as_ref().map_or(String::new(), |moved| format!("; {}", transfers(moved)));
+    let revivals =
+        generation.revivals.as_ref().map_or(String::new(), |revived| format!("; {}", revivals(revived)));
     let caveat = policy.caveat().map_or(String::new(), |caveat| format!("; {caveat}"));
     format!(
-        "[{policy}] {prompt_len} prompt tokens, {} generated; TTFT {:.2} s, {per_token}KV {}{transfers}{repetition}{caveat}",
+        "[{policy}] {prompt_len} prompt tokens, {} generated; TTFT {:.2} s, {per_token}KV {}{transfers}{revivals}{repetition}{caveat}",
         generation.tokens.len(),
         generation.ttft_s,
         output::bytes(generation.kv_bytes as f64)
+    )
+}
+
+/// What waits of dropped tokens and what came back of them, for people.
+fn revivals(revived: &RevivalCounters) -> String {
+    format!(
+        "{} of dropped tokens wait, and of {} tokens chosen while decoding {} came back",
+        output::bytes(revived.auxiliary_bytes as f64),
+        revived.tokens_chosen,
+        revived.tokens_revived
     )
 }
 

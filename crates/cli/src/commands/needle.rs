@@ -25,7 +25,7 @@ pub(crate) fn run(arguments: &NeedleArguments, interrupt: &Interrupt) -> Result<
     grid.check_context(&opened.config, arguments.max_new_tokens)?;
     let prompts = grid.prompts(&opened.tokenizer, interrupt)?;
     let longest = grid.lengths.iter().copied().max().unwrap_or(0);
-    let kept = policies.iter().map(|policy| policy.in_memory(longest, arguments.max_new_tokens));
+    let kept = policies.iter().map(|policy| policy.in_memory(longest, arguments.max_new_tokens, &device));
     let kept = kept.max_by_key(|kept| kept.iter().sum::<usize>()).unwrap_or_default();
     let need = opened.memory_need(arguments.model.weights.into(), &device, &kept);
     let model = models::load(opened, arguments.model.weights, &device, &need)?;

@@ -1,7 +1,7 @@
 //! What is measured, in which order.
 
 use super::prediction;
-use layerscope_engine::{Error, ModelConfig, Policy, Result};
+use layerscope_engine::{Device, Error, ModelConfig, Policy, Result};
 
 /// New tokens of each generation unless told otherwise.
 pub const DEFAULT_NEW_TOKENS: usize = 128;
@@ -81,11 +81,10 @@ impl Plan {
     }
 
     /// [`Policy::in_memory`] where that is most.
-    pub fn most_in_memory(&self) -> Vec<usize> {
-        let kept = self
-            .policies
-            .iter()
-            .flat_map(|policy| self.lengths.iter().map(|&length| policy.in_memory(length, self.new_tokens)));
+    pub fn most_in_memory(&self, device: &Device) -> Vec<usize> {
+        let kept = self.policies.iter().flat_map(|policy| {
+            self.lengths.iter().map(|&length| policy.in_memory(length, self.new_tokens, device))
+        });
         kept.max_by_key(|kept| kept.iter().sum::<usize>()).unwrap_or_default()
     }
 

@@ -155,6 +155,41 @@ impl KvStore {
         Ok(GivenUp { numbers: before.numbers, layout })
     }
 
+    /// Gives up the tokens of a layer at some positions, with room for `capacity` in all from then on.
+    ///
+    /// # Errors
+    /// Where a GPU fails.
+    pub(crate) fn give_up(&mut self, layer: usize, positions: Range<usize>, capacity: usize) -> Result<()> {
+        let store = &self.layers[layer];
+        let mut kept = vec![];
+        let mut slot = 0;
+        for run in &store.runs {
+            let end = run.first_position + run.len;
+            for part in
+                [run.first_position..end.min(positions.start), run.first_position.max(positions.end)..end]
+            {
+                if !part.is_empty() {
+                    kept.push(slot + part.start - run.first_position..slot + part.end - run.first_position);
+                }
+            }
+            slot += run.len;
+        }
+        let stays: usize = kept.iter().map(Range::len).sum();
+        if stays == slot && capacity == store.capacity {
+            return Ok(());
+        }
+        self.keep_slots(layer, &kept, capacity).map(drop)
+    }
+
+    /// Gives a layer room for `capacity` tokens, which is no less than it has.
+    ///
+    /// # Errors
+    /// [`Error::Input`] where a GPU has not so much memory left.
+    pub(crate) fn grow(&mut self, layer: usize, capacity: usize) -> Result<()> {
+        let all = 0..self.len(layer);
+        self.keep_slots(layer, std::slice::from_ref(&all), capacity).map(drop)
+    }
+
     /// Puts the tokens of a record, at consecutive positions from `first_position` on, into slots from `slot` on, in place of
     /// what is there.
     ///

@@ -2,6 +2,7 @@
 
 mod anchors;
 mod full;
+mod lazyllm;
 mod pop;
 mod registry;
 mod rules;
@@ -9,12 +10,15 @@ mod schedule;
 mod selfonly;
 mod sliminfer;
 mod speed;
+mod streaming;
 mod swiftkv;
 #[cfg(test)]
 mod tests;
 
-use crate::{Depth, Result};
+use crate::memory::rows_at_once;
+use crate::{Depth, Device, Result};
 pub use anchors::Anchors;
+pub use lazyllm::TokenPruning;
 pub use registry::{POLICIES, PolicyKind, policies_help};
 pub use rules::{Arrived, KeysValuesAbove, PolicyRules, UNTRAINED};
 pub use schedule::{Keep, Pruning, Schedule};
@@ -23,6 +27,7 @@ pub(crate) use sliminfer::LAYERS_UNDER_WAY;
 pub use sliminfer::{BLOCK, BlockPruning, Pooling, QUERY_WINDOW, UNIT};
 use std::fmt;
 use std::sync::Arc;
+pub use streaming::SinksAndWindow;
 
 /// A policy for a model of so many layers; cheap to clone. Two are equal if their names are.
 ///
@@ -80,7 +85,7 @@ impl Policy {
         self.rules.caveat()
     }
 
-    /// Tokens whose KV each layer keeps after the prefill, for a prompt of `prompt_len` tokens and `decode_len` decode tokens
+    /// Tokens whose KV each layer has room for after the prefill, before any comes back that was dropped, for a prompt of `prompt_len` tokens and `decode_len` decode tokens
     /// (the last prompt token is the first of them); length L.
     pub fn capacity(&self, prompt_len: usize, decode_len: usize) -> Vec<usize> {
         let prefill_len = prompt_len.saturating_sub(1);
@@ -89,19 +94,25 @@ impl Policy {
 
     /// Tokens whose KV each layer has at most at any time: [`Self::capacity`], or what the prefill puts there before a part
     /// of it goes.
-    pub fn most_held(&self, prompt_len: usize, decode_len: usize) -> Vec<usize> {
+    pub fn most_held(&self, prompt_len: usize, decode_len: usize, device: &Device) -> Vec<usize> {
         let prefill_len = prompt_len.saturating_sub(1);
         let held = |layer| {
-            let stored = self.rules.rows_at(Depth::entering(layer), prefill_len);
+            let rows = self.rules.rows_at(Depth::entering(layer), prefill_len);
+            let stored = match self.rules.window() {
+                Some(window) => window.most_of(rows, rows_at_once(device)),
+                None => rows,
+            };
             self.rules.kept(layer, prefill_len).max(stored) + decode_len
         };
         (0..self.layers).map(held).collect()
     }
 
-    /// Tokens of one layer's KV that are in memory at most, where the model runs: those of [`Self::most_held`], and, where KV
-    /// moves, those under way.
-    pub fn in_memory(&self, prompt_len: usize, decode_len: usize) -> Vec<usize> {
-        let mut tokens = self.most_held(prompt_len, decode_len);
+    /// Tokens of one layer's KV that are in memory at most, where the model runs: those of [`Self::most_held`], those of a
+    /// layer that is written anew as it gives up others, and, where KV moves, those under way.
+    pub fn in_memory(&self, prompt_len: usize, decode_len: usize, device: &Device) -> Vec<usize> {
+        let mut tokens = self.most_held(prompt_len, decode_len, device);
+        let shrinks = tokens != self.capacity(prompt_len, decode_len);
+        tokens.extend(tokens.iter().copied().max().filter(|_| shrinks));
         if let Some(pruning) = self.rules.block_pruning() {
             tokens.push(pruning.under_way(prompt_len.saturating_sub(1)));
         }
@@ -111,8 +122,12 @@ impl Policy {
     /// What it does with a prompt of so many tokens, for people, where its name does not say it; `bytes` tells the size of so
     /// many token-layers of KV.
     pub fn plan(&self, prompt_len: usize, bytes: &dyn Fn(usize) -> String) -> Option<String> {
-        let pruning = self.rules.block_pruning()?;
-        Some(pruning.plan(prompt_len.saturating_sub(1), self.layers, bytes))
+        let prefill_len = prompt_len.saturating_sub(1);
+        let rules = self.rules();
+        let blocks = || Some(rules.block_pruning()?.plan(prefill_len, self.layers, bytes));
+        let tokens = || Some(rules.token_pruning()?.plan(prefill_len));
+        let window = || Some(rules.window()?.plan(prefill_len, self.layers, bytes));
+        blocks().or_else(tokens).or_else(window)
     }
 
     /// The work of a prompt of `prompt_len` tokens and `decode_len` decode tokens (the last prompt token is the first of

@@ -1,13 +1,23 @@
 //! Every policy by name, and how names are read.
 
 use super::rules::Cut;
-use super::{Anchors, Policy, PolicyRules, full, pop, selfonly, sliminfer, speed, swiftkv};
+use super::{
+    Anchors, Policy, PolicyRules, full, lazyllm, pop, selfonly, sliminfer, speed, streaming, swiftkv,
+};
 use crate::{Error, Result};
 use std::sync::Arc;
 
 /// Every policy.
-pub static POLICIES: [PolicyKind; 6] =
-    [full::KIND, speed::KIND, selfonly::KIND, pop::KIND, swiftkv::KIND, sliminfer::KIND];
+pub static POLICIES: [PolicyKind; 8] = [
+    full::KIND,
+    speed::KIND,
+    selfonly::KIND,
+    pop::KIND,
+    swiftkv::KIND,
+    sliminfer::KIND,
+    lazyllm::KIND,
+    streaming::KIND,
+];
 
 /// A policy without its numbers.
 #[derive(Debug, Clone, Copy)]
@@ -34,6 +44,12 @@ impl PolicyKind {
     /// # Errors
     /// [`Error::Input`] on a cutoff that the model does not have, and for a kind that has none.
     pub fn at(&self, cutoff: usize, anchor_bos: bool, layers: usize) -> Result<Policy> {
+        if !self.by_cutoff {
+            return Err(Error::input(format!(
+                "policy `{}` has no cutoff; give it as {}",
+                self.name, self.syntax
+            )));
+        }
         let name = format!("{}:{cutoff}", self.name);
         let anchored = anchor_bos.then(|| Policy::parse(&format!("{name}{}", Anchors::bos()), layers).ok());
         anchored.flatten().map_or_else(|| Policy::parse(&name, layers), Ok)

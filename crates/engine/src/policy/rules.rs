@@ -1,6 +1,6 @@
 //! What a policy is.
 
-use super::{Anchors, BlockPruning};
+use super::{Anchors, BlockPruning, SinksAndWindow, TokenPruning};
 use crate::{Depth, KvStore, Tensor};
 use std::fmt;
 
@@ -39,6 +39,18 @@ pub trait PolicyRules: fmt::Display + Send + Sync {
     /// Where blocks go on by their scores, and KV leaves the device: everything that is to be known of it. Its exits are those
     /// after the attention of its pruning layers, and [`Self::goes_on`] is not asked.
     fn block_pruning(&self) -> Option<&BlockPruning> {
+        None
+    }
+
+    /// Where tokens go on by the attention that the last one pays them, and come back: everything that is to be known of it.
+    /// Its exits are those after the attention of its pruning layers, and [`Self::goes_on`] is not asked.
+    fn token_pruning(&self) -> Option<&TokenPruning> {
+        None
+    }
+
+    /// What rows, prompt and decode rows alike, see of the keys before them, where that is less than everything. Prompt keys
+    /// that no later row sees are given up after each chunk of the prefill; [`Self::kept`] is what is left of them.
+    fn window(&self) -> Option<SinksAndWindow> {
         None
     }
 

@@ -1,6 +1,8 @@
 //! A schedule: after which layers the prompt gets shorter, and how much of it stays.
 
+use crate::Depth;
 use std::fmt;
+use std::ops::Range;
 
 /// The largest budgets of the default schedule, tokens: those of the SlimInfer paper for Llama-3.1-8B.
 const DEFAULT_AT_MOST: [usize; 3] = [8_192, 4_096, 2_048];
@@ -54,20 +56,28 @@ impl Keep {
             let percent: f64 = percent.parse().ok()?;
             return (percent > 0.0 && percent <= 100.0).then_some(Self::Percent(percent));
         }
-        let (number, unit) = match text.strip_suffix(['k', 'K']) {
-            Some(number) => (number, 1_024),
-            None => (text, 1),
-        };
-        let tokens = number.parse::<usize>().ok()?.checked_mul(unit)?;
-        (tokens > 0).then_some(Self::Tokens(tokens))
+        parse_tokens(text).map(Self::Tokens)
     }
+}
+
+/// A number of tokens such as `1000` or `8k`; `None` where it is none, or 0.
+pub(super) fn parse_tokens(text: &str) -> Option<usize> {
+    let (number, unit) = match text.strip_suffix(['k', 'K']) {
+        Some(number) => (number, 1_024),
+        None => (text, 1),
+    };
+    number.parse::<usize>().ok()?.checked_mul(unit).filter(|&tokens| tokens > 0)
+}
+
+/// What [`parse_tokens`] reads.
+pub(super) fn shown_tokens(tokens: usize) -> String {
+    if tokens.is_multiple_of(1_024) { format!("{}k", tokens / 1_024) } else { tokens.to_string() }
 }
 
 impl fmt::Display for Keep {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Tokens(tokens) if tokens % 1_024 == 0 => write!(f, "{}k", tokens / 1_024),
-            Self::Tokens(tokens) => write!(f, "{tokens}"),
+            Self::Tokens(tokens) => f.write_str(&shown_tokens(*tokens)),
             Self::Percent(percent) => write!(f, "{percent}%"),
             Self::Scaled { one_of, at_most } => write!(f, "1/{one_of}, at most {at_most}"),
         }
@@ -110,6 +120,18 @@ impl Schedule {
     /// How many of them are passed by a row that enters a layer.
     pub fn passed(&self, layer: usize) -> usize {
         self.prunings.iter().take_while(|pruning| pruning.layer < layer).count()
+    }
+
+    /// Where rows leave: after the attention of each pruning layer.
+    pub fn exits(&self) -> Vec<Depth> {
+        self.prunings.iter().map(|pruning| Depth::after_attention(pruning.layer)).collect()
+    }
+
+    /// The layers of a stage (by number, from 0), which lie between two prunings, of a model of so many layers.
+    pub fn layers_of_stage(&self, stage: usize, layers: usize) -> Range<usize> {
+        let after = |pruning: usize| self.prunings[pruning].layer + 1;
+        let start = stage.checked_sub(1).map_or(0, after);
+        start..if stage < self.prunings.len() { after(stage) } else { layers }
     }
 
     /// Whether it is [`Self::scaled_to`] rather than given.

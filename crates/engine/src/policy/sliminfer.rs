@@ -5,7 +5,6 @@ use super::schedule::Schedule;
 use super::{Arrived, PolicyKind, PolicyRules};
 use crate::{Depth, Result};
 use std::fmt;
-use std::ops::Range;
 use std::sync::Arc;
 
 /// Tokens of a prompt block.
@@ -96,7 +95,7 @@ impl BlockPruning {
         let of_stages = kept.map(|(stage, kept)| {
             let before = std::mem::replace(&mut present, kept);
             let moves = kept < before && !self.resident;
-            if moves { before * BLOCK * self.layers_of_stage(stage, layers).len() } else { 0 }
+            if moves { before * BLOCK * self.schedule.layers_of_stage(stage, layers).len() } else { 0 }
         });
         of_stages.sum()
     }
@@ -129,14 +128,6 @@ impl BlockPruning {
             ),
         };
         format!("of {} prompt tokens go on: {}; {away}", prefill_len + 1, steps.join(", "))
-    }
-
-    /// The layers of a stage of a model of so many layers.
-    pub fn layers_of_stage(&self, stage: usize, layers: usize) -> Range<usize> {
-        let prunings = self.schedule.prunings();
-        let after = |pruning: usize| prunings[pruning].layer + 1;
-        let start = stage.checked_sub(1).map_or(0, after);
-        start..if stage < prunings.len() { after(stage) } else { layers }
     }
 }
 
@@ -186,7 +177,7 @@ fn parse(argument: &Argument<'_>) -> Result<Arc<dyn PolicyRules>> {
 
 impl PolicyRules for SlimInfer {
     fn exits(&self) -> Vec<Depth> {
-        self.0.schedule.prunings().iter().map(|pruning| Depth::after_attention(pruning.layer)).collect()
+        self.0.schedule.exits()
     }
 
     fn goes_on(&self, arrived: &Arrived<'_>) -> Option<Vec<bool>> {

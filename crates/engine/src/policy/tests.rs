@@ -1,6 +1,7 @@
 #![allow(clippy::unwrap_used)]
 
 use super::*;
+use layerscope_kernels::AttentionShape;
 use proptest::prelude::*;
 use std::collections::BTreeSet;
 
@@ -21,6 +22,10 @@ fn names_parse_back() {
         "sliminfer",
         "sliminfer:3=100",
         "sliminfer:2=8k+5=12.5%+max+sync+resident+swap=0.5",
+        "streaming:1000",
+        "lazyllm",
+        "lazyllm:2=8k+5=12.5%",
+        "streaming:2k+sinks=0",
     ] {
         let policy = Policy::parse(name, LAYERS).unwrap();
         assert_eq!(policy.to_string(), name);
@@ -35,6 +40,7 @@ fn names_parse_back() {
         ("selfonly:8+3", "full"),
         ("pop:8", "full"),
         ("swiftkv:8", "full"),
+        ("streaming:sinks=4+2048", "streaming:2k"),
         ("sliminfer:sync+3=8192+mean+swap=0.75", "sliminfer:3=8k+mean+sync"),
     ] {
         assert_eq!(Policy::parse(name, LAYERS).unwrap().to_string(), shown);
@@ -69,6 +75,18 @@ fn wrong_names_are_told_what_there_is() {
         ("sliminfer:3", "a schedule names layers"),
         ("sliminfer:swap=2", "give it as sliminfer[:LAYER=KEPT"),
         ("sliminfer:", "a schedule names layers"),
+        ("lazyllm:3", "a schedule names layers below 8 in ascending order"),
+        ("lazyllm:5=10+3=5", "as in lazyllm:2=2k+5=25%"),
+        ("lazyllm:3=10+sync", "a schedule names layers"),
+        ("lazyllm:", "a schedule names layers"),
+        ("lazy:3=10", "nearest first: lazyllm[:LAYER=KEPT+…]"),
+        ("streaming", "give it as streaming:WINDOW[+sinks=N]"),
+        ("streaming:0", "give it as streaming:WINDOW"),
+        ("streaming:sinks=4", "give it as streaming:WINDOW"),
+        ("streaming:10+sinks=-1", "give it as streaming:WINDOW"),
+        ("streaming:10+20", "give it as streaming:WINDOW"),
+        ("streaming:10+sinks=1+sinks=2", "give it as streaming:WINDOW"),
+        ("streamingllm:10", "nearest first: streaming:WINDOW"),
     ] {
         let error = Policy::parse(wrong, LAYERS).unwrap_err();
         assert_eq!(error.exit_code(), 2, "{wrong}");
@@ -112,16 +130,44 @@ fn a_pruned_prompt_is_counted_by_hand() {
     // 300 prefill tokens are four blocks and 44 tokens; 100 tokens take two blocks.
     let policy = Policy::parse("sliminfer:0=192+1=100", 3).unwrap();
     assert_eq!(policy.capacity(301, 5), [192 + 44 + 5, 128 + 44 + 5, 128 + 44 + 5]);
-    assert_eq!(policy.most_held(301, 5), [305, 192 + 44 + 5, 128 + 44 + 5]);
+    assert_eq!(policy.most_held(301, 5, &Device::Cpu), [305, 192 + 44 + 5, 128 + 44 + 5]);
     let halves = 300 + 2 * (192 + 44) + 3 * (128 + 44) + 6 * 5;
     assert_eq!(policy.layer_tokens(301, 5).block, halves / 2);
     let resident = Policy::parse("sliminfer:0=192+1=100+resident", 3).unwrap();
-    assert_eq!(resident.capacity(301, 5), policy.most_held(301, 5));
+    assert_eq!(resident.capacity(301, 5), policy.most_held(301, 5, &Device::Cpu));
     let pruning = policy.rules().block_pruning().unwrap();
     assert_eq!(pruning.taken_away(300, 3), 256 + 192);
     assert_eq!(resident.rules().block_pruning().unwrap().taken_away(300, 3), 0);
     let plan = policy.plan(301, &|tokens| format!("{tokens} tokens")).unwrap();
     assert!(plan.contains("237 after layer 0, 173 after layer 1; 448 tokens of KV leave"), "{plan}");
+}
+
+#[test]
+fn dropped_tokens_are_counted_by_hand() {
+    // Of 300 prefill tokens and the prompt's last, a tenth of 301; no stage has more than the one before.
+    let policy = Policy::parse("lazyllm:0=100+1=10%+2=200", 4).unwrap();
+    assert_eq!(policy.capacity(301, 5), [305, 105, 36, 36]);
+    assert_eq!(policy.most_held(301, 5, &Device::Cpu), policy.capacity(301, 5));
+    assert_eq!(policy.layer_tokens(301, 5).block, (300 + 2 * 100 + 5 * 31 + 8 * 5) / 2);
+    assert_eq!(policy.capacity(1, 5), [5; 4]);
+    let plan = policy.plan(301, &|tokens| tokens.to_string()).unwrap();
+    assert!(
+        plan.contains("of 301 prompt tokens go on: 101 after layer 0, 32 after layer 1, 32 after layer 2"),
+        "{plan}"
+    );
+}
+
+#[test]
+fn a_window_is_counted_by_hand() {
+    // Of 300 prefill tokens the last prompt token, at position 300, sees four and positions 201 … 299.
+    let policy = Policy::parse("streaming:100", 2).unwrap();
+    assert_eq!(policy.capacity(301, 5), [4 + 99 + 5; 2]);
+    assert_eq!(policy.most_held(301, 5, &Device::Cpu), [305; 2]);
+    assert_eq!(policy.most_held(5001, 5, &Device::Cpu), [4 + 99 + 512 + 5; 2]);
+    assert_eq!(policy.in_memory(5001, 5, &Device::Cpu), [620; 3]);
+    assert_eq!(policy.capacity(104, 5), [103 + 5; 2]);
+    assert_eq!(policy.layer_tokens(301, 5), Policy::full(2).layer_tokens(301, 5));
+    assert!(policy.caveat().unwrap().contains("positions"));
 }
 
 #[test]
@@ -170,7 +216,30 @@ proptest! {
     }
 
     #[test]
-    fn no_name_breaks_the_parser(name in "(speed|pop|full|swiftkv|selfonly|sliminfer|x)?[:+0-9bosk=%.-]{0,12}") {
+    fn what_a_window_leaves_is_what_the_next_row_sees(
+        sinks in 0usize..6, window in 1usize..40, own in prop::option::of(1usize..60), len in 0usize..100,
+    ) {
+        let seen = SinksAndWindow { sinks, window };
+        let shape = AttentionShape {
+            query_heads: 1, kv_heads: 1, head_dim: 1, scale: 1.0, soft_cap: None, window: own, sinks: 0,
+        };
+        let narrowed = seen.narrowed(shape);
+        let by_definition = |key: usize| key < sinks || key + window > len;
+        for key in 0..len {
+            match own {
+                Some(own) if own <= window => prop_assert_eq!(narrowed.sees(len, key), key + own > len),
+                _ => prop_assert_eq!(narrowed.sees(len, key), by_definition(key)),
+            }
+            prop_assert!(seen.unseen(len).contains(&key) != by_definition(key));
+        }
+        prop_assert_eq!(seen.left_of(len), (0..len).filter(|&key| by_definition(key)).count());
+        prop_assert!(seen.left_of(len) <= seen.most_of(len, 1));
+    }
+
+    #[test]
+    fn no_name_breaks_the_parser(
+        name in "(speed|pop|full|swiftkv|selfonly|sliminfer|streaming|lazyllm|x)?[:+0-9binosk=%.-]{0,12}"
+    ) {
         if let Ok(policy) = Policy::parse(&name, LAYERS) {
             prop_assert_eq!(Policy::parse(&policy.to_string(), LAYERS).unwrap(), policy);
         }

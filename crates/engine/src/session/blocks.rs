@@ -284,7 +284,7 @@ impl Blocks {
 }
 
 /// The indices of the `count` largest scores, the first of equals, ascending; index 0 is always among them.
-fn best(scores: &[f32], count: usize) -> Vec<usize> {
+pub(super) fn best(scores: &[f32], count: usize) -> Vec<usize> {
     let mut order: Vec<usize> = (1..scores.len()).collect();
     order.sort_by(|&a, &b| scores[b].total_cmp(&scores[a]));
     let mut best: Vec<usize> = std::iter::once(0).chain(order).take(count.min(scores.len())).collect();

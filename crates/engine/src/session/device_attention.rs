@@ -1,9 +1,9 @@
 //! Attention over a KV store in a GPU's memory.
 
 use super::LayerStatistics;
-use super::attention::{StoredAttention, runs};
+use super::attention::{StoredAttention, runs, shape_under};
 use crate::decoder::Location;
-use crate::kv::KvStore;
+use crate::kv::{KvStore, View};
 use crate::tensor::{DeviceTensor, Tensor};
 use crate::{Error, Result};
 use layerscope_kernels::attention::cuda::prefill::{self, Prefill};
@@ -15,18 +15,22 @@ impl StoredAttention<'_> {
     /// What [`crate::Attend`] asks for, of queries `[rows, H, head_dim]` whose keys are stored.
     pub(super) fn attend_on_device(&mut self, at: Location<'_>, q: &DeviceTensor) -> Result<Tensor> {
         let Location { layer, positions, .. } = at;
-        let shape = self.decoder.attention_shape(layer);
+        let shape = shape_under(self.rules, self.decoder, layer);
         let output = DeviceTensor::undefined(q.device(), q.element(), q.dims())?;
         let any_alone = positions.iter().any(|&position| self.is_alone(layer, position));
         let Some(collected) = &self.statistics else {
-            if !any_alone && prefill_on_tensor_cores(&shape, self.store, layer, q, &output)? {
+            if !any_alone
+                && self.seen.is_none()
+                && prefill_on_tensor_cores(&shape, self.store, layer, q, &output)?
+            {
                 return Ok(output.into());
             }
             self.attend_to_spans(at, &shape, q, &output, None)?;
             return Ok(output.into());
         };
         let asked = if collected.received { self.prompt_len } else { 0 };
-        let found = Found::new(q.device(), positions.len() * shape.query_heads, asked)?;
+        let decode_rows = positions.iter().filter(|&&position| self.is_decode_row(position)).count();
+        let found = Found::new(q.device(), decode_rows * shape.query_heads, asked)?;
         self.attend_to_spans(at, &shape, q, &output, Some(&found))?;
         let statistics = found.to_host()?;
         if let Some(collected) = &mut self.statistics {
@@ -35,7 +39,7 @@ impl StoredAttention<'_> {
         Ok(output.into())
     }
 
-    /// Rows that see each other together, the others one by one.
+    /// Rows that see each other together, the others one by one. Statistics are those of decode rows, which come last.
     fn attend_to_spans(
         &self,
         at: Location<'_>,
@@ -48,20 +52,34 @@ impl StoredAttention<'_> {
         let all = positions_on_device
             .ok_or_else(|| Error::failure("positions are not on the GPU; please report this"))?;
         let is_alone = |position| self.is_alone(layer, position);
-        if !positions.iter().any(|&position| is_alone(position)) {
-            let spans = self.store.device_spans(layer, Some(self.prompt_len));
-            return attend(self.store, shape, &spans, all, [q, output], found);
-        }
-        for (first, rows) in runs(positions, is_alone) {
+        let view = View { prompt_len: Some(self.prompt_len), seen: self.seen, by_slot: false };
+        let without_statistics = match found {
+            Some(_) => positions.iter().take_while(|&&position| !self.is_decode_row(position)).count(),
+            None => 0,
+        };
+        let groups = match positions.iter().any(|&position| is_alone(position)) {
+            true => runs(positions, is_alone),
+            false => {
+                vec![(0, without_statistics), (without_statistics, positions.len() - without_statistics)]
+            }
+        };
+        for (first, rows) in groups.into_iter().filter(|&(_, rows)| rows > 0) {
             let spans = if is_alone(positions[first]) {
                 self.store.device_spans_without_other_decode_rows(layer, self.prompt_len, positions[first])
             } else {
-                self.store.device_spans(layer, Some(self.prompt_len))
+                self.store.device_spans_of(layer, view)
             };
+            if rows == positions.len() {
+                return attend(self.store, shape, &spans, all, [q, output], found);
+            }
             let own: Vec<i32> = positions[first..first + rows].iter().map(|&p| p as i32).collect();
             let own = q.device().upload(&own)?;
             let (q, output) = (q.narrow(first, rows)?, output.narrow(first, rows)?);
-            let found = found.map(|found| found.narrow(first * shape.query_heads, rows * shape.query_heads));
+            let of_rows = |found: &Found| {
+                let first = first.checked_sub(without_statistics)?;
+                Some(found.narrow(first * shape.query_heads, rows * shape.query_heads))
+            };
+            let found = found.and_then(of_rows);
             attend(self.store, shape, &spans, &own, [&q, &output], found.transpose()?.as_ref())?;
         }
         Ok(())

@@ -3,6 +3,7 @@
 //! What changes between steps is in the GPU's memory: the token, its position, and how many tokens were decoded, by which
 //! the last span of keys has grown. Kernels read it when they run.
 
+use super::attention::shape_under;
 use super::blocks::Blocks;
 use super::device_attention::by_segment;
 use super::{LayerStatistics, Session, flattened, through_layers};
@@ -59,13 +60,14 @@ struct LayerPlan {
 }
 
 impl Session<'_> {
-    /// Whether steps are the same work each time: on a GPU they are, unless decode rows do not see each other, or experts
-    /// take turns, whom the host chooses.
+    /// Whether steps are the same work each time: on a GPU they are, unless decode rows do not see each other, or experts or
+    /// prompt tokens take turns, whom the host chooses.
     pub(super) fn can_step_on_device(&self) -> bool {
         let (config, rules) = (self.decoder.config(), self.policy.rules());
         matches!(self.decoder.device(), Device::Cuda(_))
             && config.experts.is_none()
             && !self.blocks.as_ref().is_some_and(Blocks::changes)
+            && self.tokens.is_none()
             && (0..config.layers).all(|layer| rules.decode_rows_see_each_other(layer))
     }
 
@@ -244,8 +246,8 @@ struct PlannedAttention<'a> {
 
 impl Attend for PlannedAttention<'_> {
     fn attend(&mut self, at: Location<'_>, [q, k, v]: [&Tensor; 3], _: &mut Hooks<'_>) -> Result<Tensor> {
-        let Step { decoder, store, plan, .. } = *self.step;
-        let (shape, layer) = (decoder.attention_shape(at.layer), &plan.layers[at.layer]);
+        let Step { decoder, policy, store, plan, .. } = *self.step;
+        let (shape, layer) = (shape_under(policy.rules(), decoder, at.layer), &plan.layers[at.layer]);
         store.append_on_device(at.layer, layer.first_slot, Some(&plan.decoded), [k, v])?;
         let q =
             q.on_device().ok_or_else(|| Error::failure("a query is not on the GPU; please report this"))?;

@@ -1,6 +1,6 @@
 //! Attention with its scores and probabilities as tensors, for the hooks that ask for them.
 
-use super::attention::StoredAttention;
+use super::attention::{StoredAttention, shape_under};
 use crate::Result;
 use crate::decoder::Location;
 use crate::hooks::{Hooks, Site};
@@ -11,7 +11,7 @@ impl StoredAttention<'_> {
     /// Scores and pattern are `[H, rows, keys]`, on the CPU whatever the model runs on.
     pub(super) fn materialised(&self, at: Location<'_>, q: &Tensor, hooks: &mut Hooks<'_>) -> Result<Tensor> {
         let Location { layer, positions, .. } = at;
-        let shape = self.decoder.attention_shape(layer);
+        let shape = shape_under(self.rules, self.decoder, layer);
         let (key_positions, keys, values) = self.store.gathered(layer)?;
         let by_query_head = |numbers: Vec<f32>| -> Result<HostTensor> {
             let (group, keys) = (shape.query_heads / shape.kv_heads, key_positions.len());
@@ -31,8 +31,8 @@ impl StoredAttention<'_> {
             .flat_map(|&query| {
                 let hidden = if self.is_alone(layer, query) { self.prompt_len - 1..query } else { 0..0 };
                 key_positions.iter().map(move |&key| {
-                    let within = key <= query && shape.window.is_none_or(|w| query - key < w);
-                    let visible = within && !hidden.contains(&key);
+                    let seen = self.seen.and_then(|seen| seen.get(key)).is_none_or(|seen| *seen);
+                    let visible = seen && shape.sees(query, key) && !hidden.contains(&key);
                     if visible { 0.0 } else { f32::NEG_INFINITY }
                 })
             })

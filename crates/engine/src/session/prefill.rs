@@ -8,6 +8,7 @@ use crate::memory::rows_at_once;
 use crate::policy::{Arrived, KeysValuesAbove};
 use crate::tensor::Tensor;
 use crate::{Depth, Error, Result};
+use std::ops::Range;
 
 impl Session<'_> {
     /// Runs the prompt, in chunks, as deep as the policy says; logits `[V]` of its last token.
@@ -39,6 +40,7 @@ impl Session<'_> {
                     Some(rows) => rows.narrow(first, len)?,
                 };
                 let chunk = self.forward(chunk, start..exit, hooks, None, false)?;
+                self.give_up_unseen(start..exit)?;
                 positions.extend_from_slice(&chunk.positions);
                 arrived.push(chunk);
                 if let Some(goes_on) = self.goes_on(exit, end, &positions)? {
@@ -65,19 +67,49 @@ impl Session<'_> {
     /// Which of the rows at `positions` go on from an exit, if that can be told; from the end it is the last prompt token
     /// alone.
     fn goes_on(&mut self, exit: Depth, end: Depth, positions: &[usize]) -> Result<Option<Vec<bool>>> {
-        let (decoder, prompt_len, store) = (self.decoder, self.prompt_len, &self.store);
-        let goes_on = match (self.queries.as_ref(), &mut self.blocks) {
-            _ if exit == end => Some(vec![false; positions.len()]),
-            (Some(queries), Some(blocks)) => blocks.go_on(exit, positions, queries, decoder, store)?,
-            (queries, _) => {
-                self.policy.rules().goes_on(&Arrived { exit, positions, prompt_len, queries, store })
-            }
+        let prompt_len = self.prompt_len;
+        let goes_on = match exit == end {
+            true => Some(vec![false; positions.len()]),
+            false => self.goes_on_by_policy(exit, positions)?,
         };
         let is_last = |position: &usize| position + 1 == prompt_len;
         Ok(goes_on.map(|goes_on| goes_on.iter().zip(positions).map(|(on, at)| *on || is_last(at)).collect()))
     }
 
-    /// Stores the KV that rows leaving at an exit have at the layers above it, if they have any.
+    fn goes_on_by_policy(&mut self, exit: Depth, positions: &[usize]) -> Result<Option<Vec<bool>>> {
+        if self.tokens.is_some() {
+            if positions.last() != Some(&(self.prompt_len - 1)) {
+                return Ok(None);
+            }
+            let received = self.received_from_last(exit)?;
+            return Ok(self.tokens.as_ref().map(|tokens| tokens.go_on(exit, positions, &received)));
+        }
+        let (decoder, prompt_len, store) = (self.decoder, self.prompt_len, &self.store);
+        match (self.queries.as_ref(), &mut self.blocks) {
+            (Some(queries), Some(blocks)) => blocks.go_on(exit, positions, queries, decoder, store),
+            (queries, _) => {
+                Ok(self.policy.rules().goes_on(&Arrived { exit, positions, prompt_len, queries, store }))
+            }
+        }
+    }
+
+    /// Gives up the keys of the layers of a stage that no row sees from the first decode token on, or from the next one if
+    /// that is before it.
+    fn give_up_unseen(&mut self, stage: Range<Depth>) -> Result<()> {
+        let Some(window) = self.policy.rules().window() else { return Ok(()) };
+        let unseen = window.unseen(self.len.min(self.prompt_len - 1));
+        // With the prompt's last token, what is left is all that a layer needs room for.
+        let capacity = (self.len == self.prompt_len)
+            .then(|| self.policy.capacity(self.prompt_len, self.sequence_len + 1 - self.prompt_len));
+        for layer in stage.start.next_attention()..stage.end.next_attention() {
+            let capacity = capacity.as_ref().map_or(self.store.capacity(layer), |capacity| capacity[layer]);
+            self.store.give_up(layer, unseen.clone(), capacity)?;
+        }
+        Ok(())
+    }
+
+    /// Keeps what rows leaving at an exit leave: their residual streams where they may come back, and the KV that they have at
+    /// the layers above it, if they have any.
     fn leave_behind(
         &mut self,
         exit: Depth,
@@ -85,6 +117,9 @@ impl Session<'_> {
         leaves: &[bool],
         hooks: &mut Hooks<'_>,
     ) -> Result<()> {
+        if let Some(tokens) = self.tokens.as_mut().filter(|tokens| tokens.exits().contains(&exit)) {
+            rows.select(leaves)?.into_iter().for_each(|leaving| tokens.leave(exit, leaving));
+        }
         let shared_norm = match self.policy.rules().keys_values_above() {
             KeysValuesAbove::Nothing => return Ok(()),
             KeysValuesAbove::OwnNorms => None,

@@ -26,12 +26,29 @@ impl Rows {
         }
         let rows: Vec<u32> =
             (0u32..).zip(wanted).filter(|(_, wanted)| **wanted).map(|(row, _)| row).collect();
-        if rows.is_empty() {
+        if rows.is_empty() { Ok(None) } else { self.rows(&rows).map(Some) }
+    }
+
+    /// Those of some indices, in their order.
+    pub(super) fn rows(&self, rows: &[u32]) -> Result<Self> {
+        let positions = rows.iter().map(|&row| self.positions[row as usize]).collect();
+        Ok(Self { x: self.x.select(rows)?, positions })
+    }
+
+    /// Bytes of the residual streams.
+    pub(super) fn bytes(&self) -> usize {
+        self.x.elements() * size_of::<f32>()
+    }
+
+    /// All by ascending position; `None` where there are none.
+    pub(super) fn in_order(pieces: Vec<Self>) -> Result<Option<Self>> {
+        if pieces.is_empty() {
             return Ok(None);
         }
-        let positions = rows.iter().map(|&row| self.positions[row as usize]).collect();
-        let x = self.x.select(&rows)?;
-        Ok(Some(Self { x, positions }))
+        let rows = Self::joined(pieces)?;
+        let mut order: Vec<u32> = (0..rows.len() as u32).collect();
+        order.sort_by_key(|&row| rows.positions[row as usize]);
+        rows.rows(&order).map(Some)
     }
 
     /// All, one after the other.

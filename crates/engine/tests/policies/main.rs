@@ -3,8 +3,10 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod lazyllm;
 mod reference;
 mod sliminfer;
+mod streaming;
 
 use layerscope_engine::{
     Arrived, Choice, Decoder, Depth, GenerationEvent, GenerationSettings, HookPoint, Hooks, Interrupt,
@@ -193,7 +195,7 @@ fn statistics_on_a_gpu_equal_those_on_the_cpu() {
     let on_gpu = on_gpu();
     let (p, steps) = (45, 5);
     let sequence = sequence(p + steps - 1, 11);
-    for name in ["full", "speed:3+bos+4", "selfonly:3+bos"] {
+    for name in ["full", "speed:3+bos+4", "selfonly:3+bos", "streaming:9+sinks=2"] {
         let of = |decoder: &Decoder| {
             let policy = Policy::parse(name, decoder.config().layers).unwrap();
             let mut session = Session::new(decoder, policy, p, steps).unwrap();
@@ -202,7 +204,7 @@ fn statistics_on_a_gpu_equal_those_on_the_cpu() {
             for &token in &sequence[p..] {
                 session.step_with_statistics(token, &mut Hooks::none(), &mut stepped).unwrap();
             }
-            session.truncate(p - 1);
+            session.truncate(p - 1).unwrap();
             session.teacher_forced(&sequence[p - 1..], &mut Hooks::none(), &mut together).unwrap();
             stepped.into_iter().chain(together).collect::<Vec<_>>()
         };
@@ -231,7 +233,15 @@ fn rows_at_once_equal_single_steps_under_every_policy() {
     let (layers, heads) = (TINY.decoder.config().layers, TINY.decoder.config().heads);
     let (p, steps) = (20, 5);
     let sequence = sequence(p + steps - 1, 3);
-    for name in ["full", "speed:3+bos+4", "selfonly:3+bos+4", "selfonly:2", "pop:3", "swiftkv:3"] {
+    for name in [
+        "full",
+        "speed:3+bos+4",
+        "selfonly:3+bos+4",
+        "selfonly:2",
+        "pop:3",
+        "swiftkv:3",
+        "streaming:9+sinks=2",
+    ] {
         let policy = Policy::parse(name, layers).unwrap();
         let single = stepped(&policy, &sequence, p, &mut Hooks::none());
         let mut hooks = Hooks::none();
@@ -241,7 +251,7 @@ fn rows_at_once_equal_single_steps_under_every_policy() {
         assert_same(&stepped(&policy, &sequence, p, &mut hooks), &single, &format!("{name}, pattern"));
         let mut session = Session::new(&TINY.decoder, policy, p, steps).unwrap();
         session.prefill(&sequence[..p], &mut Hooks::none(), &Interrupt::new(false), &mut |_| {}).unwrap();
-        session.truncate(p - 1);
+        session.truncate(p - 1).unwrap();
         let mut statistics = vec![];
         let rows = &sequence[p - 1..];
         let x = session.teacher_forced(rows, &mut Hooks::none(), &mut statistics).unwrap();

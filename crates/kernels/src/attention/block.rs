@@ -8,6 +8,7 @@ use crate::lanes::Lanes;
 use crate::rows::row_max;
 use crate::tile::{COLUMN_ALIGNMENT, accumulate, dot, transpose};
 use pulp::Simd;
+use std::ops::Range;
 
 /// From this many rows on, transposing the keys pays.
 const TRANSPOSE_FROM: usize = 8;
@@ -60,7 +61,8 @@ impl<'a> Block<'a> {
                 let first_position = span.first_position + start;
                 let past_window =
                     self.shape.window.is_some_and(|window| first_position + len + window <= first + 1);
-                if first_position <= last && !past_window {
+                let has_sinks = first_position < self.shape.sinks;
+                if first_position <= last && (has_sinks || !past_window) {
                     tiles.push(Tile { span: index, start, len, first_position });
                 }
             }
@@ -68,16 +70,14 @@ impl<'a> Block<'a> {
         tiles
     }
 
-    /// The columns of a tile that an entry sees.
+    /// The columns of a tile that an entry does not see: those between the sinks and its window, and those after its position.
     #[inline(always)]
-    fn visible(&self, entry: usize, tile: Tile) -> std::ops::Range<usize> {
-        let position = self.position(entry);
-        let end = (position + 1).saturating_sub(tile.first_position).min(tile.len);
-        let start = self
-            .shape
-            .window
-            .map_or(0, |window| (position + 1).saturating_sub(window).saturating_sub(tile.first_position));
-        start.min(end)..end
+    fn hidden(&self, entry: usize, tile: Tile) -> [Range<usize>; 2] {
+        let column = |position: usize| position.saturating_sub(tile.first_position).min(tile.len);
+        let next = self.position(entry) + 1;
+        let window_start = self.shape.window.map_or(0, |window| column(next.saturating_sub(window)));
+        let sinks = column(self.shape.sinks).min(window_start);
+        [sinks..window_start, column(next)..KEY_TILE]
     }
 
     /// The queries, scaled, entry by entry: `[len, head_dim]`.
@@ -135,9 +135,9 @@ impl<'a> Block<'a> {
             scores.iter_mut().for_each(|score| *score = softly_capped(*score, cap));
         }
         for (entry, row) in scores.chunks_exact_mut(KEY_TILE).enumerate() {
-            let visible = self.visible(entry, tile);
-            row[..visible.start].fill(f32::NEG_INFINITY);
-            row[visible.end..].fill(f32::NEG_INFINITY);
+            for hidden in self.hidden(entry, tile) {
+                row[hidden].fill(f32::NEG_INFINITY);
+            }
         }
     }
 }
@@ -281,7 +281,10 @@ impl Operation for Pass<'_> {
             block.score(simd, lanes, &queries, spans, tile, &mut buffers, &mut scores);
             let span = &spans[tile.span];
             let segment = span.segment as usize;
+            // Keys far apart come in short tiles.
+            let columns = tile.len.next_multiple_of(LANES);
             for (entry, row) in scores.chunks_exact_mut(KEY_TILE).enumerate() {
+                let row = &mut row[..columns];
                 let max = row_max(row);
                 if max == f32::NEG_INFINITY {
                     row.fill(0.0);

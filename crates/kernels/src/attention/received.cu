@@ -67,7 +67,7 @@ DEVICE bool begin_entries(const Parameters& parameters, Tiles& tiles, unsigned c
     bool any = false;
     for (unsigned i = lane_index(); i < ENTRIES; i += 32) {
         const int position = tiles.position[i];
-        any |= position >= start && position - (start + POSITIONS - 1) < p.window;
+        any |= position >= start && (position - (start + POSITIONS - 1) < p.window || start < p.sinks);
     }
     return warp_any(any);
 }
@@ -161,8 +161,9 @@ DEVICE void receive(const Parameters& parameters) {
                         const float maximum = tiles.maximum[own_entry + e], scale = tiles.scale[own_entry + e];
                         for (int k = 0; k < OWN_POSITIONS; k++) {
                             const int key = first_key + own_position + k;
-                            const int behind = tiles.position[own_entry + e] - (start + own_position + k);
-                            const bool seen = key >= range.first && key < range.end && behind >= 0 && behind < p.window;
+                            const int at = start + own_position + k, behind = tiles.position[own_entry + e] - at;
+                            const bool in_window = behind < p.window || at < p.sinks;
+                            const bool seen = key >= range.first && key < range.end && behind >= 0 && in_window;
                             const float probability = seen ? exp2_fast(scores[e][k] - maximum) * scale : 0.0f;
                             sum[k] += probability;
                             max[k] = fmaxf(max[k], probability);

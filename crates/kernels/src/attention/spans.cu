@@ -41,8 +41,9 @@ struct Problem {
     const int* decoded;
     // Query heads of a KV head: `group`. Entries of a KV head and copy: rows_per_copy · group.
     uint32_t span_count, rows_per_copy, copies, query_heads, kv_heads, group, entries, head_dim;
-    int32_t window;
-    uint32_t queries_in_bf16;
+    // Keys at positions below `sinks` are seen whatever the window.
+    int32_t window, sinks;
+    uint32_t queries_in_bf16, unused;
     // Products of scaled queries and keys are scores where `cap` is 0, else cap · tanh of them.
     float query_scale, cap;
 };
@@ -82,7 +83,9 @@ DEVICE Range visible_keys(const Problem& p, unsigned index, unsigned copy, int f
     const int first_position = static_cast<int>(span->first_position);
     int len = static_cast<int>(span->len);
     if (span->grows && p.decoded) len += *p.decoded;
-    const int first = larger(from + 1 - p.window - first_position, 0), end = smaller(to + 1 - first_position, len);
+    // A span that begins with sinks is gone over from its start: what lies between them and the window is masked key by key.
+    const int first = p.sinks > first_position ? 0 : larger(from + 1 - p.window - first_position, 0);
+    const int end = smaller(to + 1 - first_position, len);
     const bool seen = end > first && (!p.visible_spans || (p.visible_spans[copy] >> index & 1));
     return seen ? Range{first, end} : Range{0, 0};
 }
@@ -265,6 +268,7 @@ struct Walk {
         const int own_key = slot() + slot_lane() * owned / sharers % unroll * slots;
         // How far the entry sees.
         const int last = static_cast<int>(bits_of_float(w.kept[(STATE - 1) * THREADS]) - span.first_position);
+        const int sinks = p.sinks - static_cast<int>(span.first_position);
 
         NOT_UNROLLED
         for (; warp_any(base < range.end); base += step) {
@@ -286,7 +290,8 @@ struct Walk {
             for (int r = 0; r < owned; r++) {
                 const int index = base + own_key + r * slots, behind = last - index;
                 if (p.cap > 0.0f) scores[r] = p.cap * tanhf(scores[r]);
-                if (index >= range.end || behind < 0 || behind >= p.window) scores[r] = minus_infinity();
+                const bool past_window = behind >= p.window && index >= sinks;
+                if (index >= range.end || behind < 0 || past_window) scores[r] = minus_infinity();
                 largest = fmaxf(largest, scores[r]);
             }
             if (warp_any(largest > w.maximum)) raise(w, largest);

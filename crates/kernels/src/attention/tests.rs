@@ -20,38 +20,42 @@ fn problem() -> impl Strategy<Value = Problem> {
         prop::sample::select(vec![1usize, 7, 16, 32, 33, 64, 80]),
         1usize..90,
         3usize..300,
-        prop::option::of(1usize..100),
+        prop::option::of((1usize..100, prop::sample::select(vec![0usize, 1, 4, 70]))),
         any::<u64>(),
         prop::sample::select(vec![0.1f32, 1.0, 6.0]),
         prop::option::of(prop::sample::select(vec![0.5f32, 20.0])),
         any::<bool>(),
         any::<bool>(),
     )
-        .prop_map(|(kv_heads, group, head_dim, rows, p, window, seed, spread, soft_cap, bos, prompt)| {
-            let mut spans = vec![];
-            if bos {
-                spans.push((0, 1, Segment::Bos));
-            }
-            if prompt {
-                spans.push((1, p - 2, Segment::Prompt));
-            }
-            spans.push((p - 1, rows, Segment::Decode));
-            Problem {
-                shape: AttentionShape {
-                    query_heads: kv_heads * group,
-                    kv_heads,
-                    head_dim,
-                    scale: 1.0 / (head_dim as f32).sqrt(),
-                    soft_cap,
-                    window,
-                },
-                rows,
-                first_position: p - 1,
-                spans,
-                seed,
-                spread,
-            }
-        })
+        .prop_map(
+            |(kv_heads, group, head_dim, rows, p, narrowed, seed, spread, soft_cap, bos, prompt)| {
+                let (window, sinks) = narrowed.unzip();
+                let mut spans = vec![];
+                if bos {
+                    spans.push((0, 1, Segment::Bos));
+                }
+                if prompt {
+                    spans.push((1, p - 2, Segment::Prompt));
+                }
+                spans.push((p - 1, rows, Segment::Decode));
+                Problem {
+                    shape: AttentionShape {
+                        query_heads: kv_heads * group,
+                        kv_heads,
+                        head_dim,
+                        scale: 1.0 / (head_dim as f32).sqrt(),
+                        soft_cap,
+                        window,
+                        sinks: sinks.unwrap_or(0),
+                    },
+                    rows,
+                    first_position: p - 1,
+                    spans,
+                    seed,
+                    spread,
+                }
+            },
+        )
 }
 
 /// Reproducible values of roughly unit variance (SplitMix64, sum of uniforms).
@@ -142,8 +146,15 @@ proptest! {
 
 #[test]
 fn a_row_without_keys_yields_zeros_and_undefined_entropy() {
-    let shape =
-        AttentionShape { query_heads: 2, kv_heads: 1, head_dim: 8, scale: 1.0, soft_cap: None, window: None };
+    let shape = AttentionShape {
+        query_heads: 2,
+        kv_heads: 1,
+        head_dim: 8,
+        scale: 1.0,
+        soft_cap: None,
+        window: None,
+        sinks: 0,
+    };
     let q = noise(1, 16);
     let mut output = vec![f32::NAN; 16];
     let queries = Queries { data: &q, rows: 1, first_position: 5 };
@@ -163,6 +174,7 @@ fn splitting_keys_changes_nothing_that_matters() {
         scale: 0.125,
         soft_cap: None,
         window: None,
+        sinks: 0,
     };
     let len = 5000;
     let (keys, values) = (noise(2, len * 64), noise(3, len * 64));

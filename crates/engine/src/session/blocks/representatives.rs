@@ -56,7 +56,7 @@ impl Representatives {
     pub(super) fn scores(&self, query: &[f32]) -> Result<Vec<f32>> {
         let query = Tensor::from_vec(query.to_vec(), &[1, query.len()])?.to_device(&self.device)?;
         let products = self.rows.forward(&query, true)?.to_vec()?;
-        Ok(products.chunks_exact(self.per_block).map(|units| largest(units)).collect())
+        Ok(products.chunks_exact(self.per_block).map(largest).collect())
     }
 }
 

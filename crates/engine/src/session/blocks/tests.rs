@@ -154,7 +154,7 @@ proptest! {
     ) {
         let heads = kv_heads * group;
         let shape = AttentionShape {
-            query_heads: heads, kv_heads, head_dim: dim, scale: 1.0, soft_cap: None, window: None,
+            query_heads: heads, kv_heads, head_dim: dim, scale: 1.0, soft_cap: None, window: None, sinks: 0,
         };
         let (query, key) = (&numbers[..heads * dim], &numbers[54..54 + kv_heads * dim]);
         let plain: f64 = (0..heads)

@@ -80,10 +80,11 @@ impl Kernel {
     }
 }
 
-/// Whether the kernel takes layers of this shape on this device.
+/// Whether the kernel takes layers of this shape on this device: it knows windows, but none with sinks beside it.
 pub fn supports(shape: &AttentionShape, device: &Device) -> bool {
     Kernel::of(shape.head_dim).is_some()
         && device.information().compute_capability >= (8, 0)
+        && (shape.sinks == 0 || shape.window.is_none())
         && shape.scale > 0.0
         && shape.soft_cap.is_none_or(|cap| cap > 0.0)
 }
@@ -99,7 +100,7 @@ pub fn supports(shape: &AttentionShape, device: &Device) -> bool {
 /// If sizes do not agree or [`supports`] does not hold.
 pub fn attention(p: &Prefill<'_>) -> Result<(), DeviceError> {
     let Prefill { shape, queries, keys, values, capacity, first_slot, rows, output } = *p;
-    let AttentionShape { query_heads, kv_heads, head_dim, scale, soft_cap, window } = shape;
+    let AttentionShape { query_heads, kv_heads, head_dim, scale, soft_cap, window, .. } = shape;
     let device = queries.device();
     assert!(supports(&shape, device), "a shape that the kernel takes");
     let all = [queries, keys, values, output];

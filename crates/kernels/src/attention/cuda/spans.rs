@@ -123,7 +123,9 @@ struct Problem {
     entries: u32,
     head_dim: u32,
     window: i32,
+    sinks: i32,
     queries_in_bf16: u32,
+    unused: u32,
     query_scale: f32,
     cap: f32,
 }
@@ -167,7 +169,7 @@ struct ReceivedParameters {
 }
 
 /// softmax(cap(q·kᵀ·scale))·v of each row over the keys that it sees: those of its copy's spans at or before its position and
-/// within the window. A row that sees no key yields zeros.
+/// within the window or among the sinks. A row that sees no key yields zeros.
 ///
 /// # Errors
 /// Where the device fails.
@@ -297,8 +299,8 @@ impl Plan {
         let blocks = (tiles * a.copies()).div_ceil(tiles_per_block) * shape.kv_heads;
         let resident =
             if entries == 8 || !in_vectors { 2 } else { 3 } * device.information().multiprocessors as usize;
-        let keys =
-            shape.window.map_or(a.keys_at_most, |w| a.keys_at_most.min(w.saturating_add(a.rows_per_copy)));
+        let in_window = |w: usize| w.saturating_add(shape.sinks).saturating_add(a.rows_per_copy);
+        let keys = shape.window.map_or(a.keys_at_most, |w| a.keys_at_most.min(in_window(w)));
         let splits = splits(blocks, resident, keys);
         Self { kernel, lanes, entries, tiles, tiles_per_block, splits }
     }
@@ -355,7 +357,9 @@ fn problem(a: &SpanAttention<'_>) -> Problem {
         entries: a.entries() as u32,
         head_dim: shape.head_dim as u32,
         window: shape.window.unwrap_or(MOST_POSITION).min(MOST_POSITION) as i32,
+        sinks: shape.sinks.min(MOST_POSITION) as i32,
         queries_in_bf16: (a.queries.element() == Element::Bf16).into(),
+        unused: 0,
         query_scale: query_scale as f32,
         cap: cap as f32,
     }

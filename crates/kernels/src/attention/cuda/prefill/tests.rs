@@ -42,6 +42,7 @@ impl Case {
             scale: 1.0 / (self.head_dim as f32).sqrt(),
             soft_cap: self.soft_cap,
             window: self.window,
+            sinks: 0,
         }
     }
 
@@ -238,4 +239,5 @@ fn shapes_that_it_does_not_take_are_told() {
     assert!(supports(&shape, &device));
     assert!(!supports(&AttentionShape { head_dim: 72, ..shape }, &device));
     assert!(!supports(&AttentionShape { scale: 0.0, ..shape }, &device));
+    assert!(!supports(&AttentionShape { window: Some(9), sinks: 4, ..shape }, &device));
 }

@@ -49,6 +49,7 @@ fn problem(query_heads: usize, kv_heads: usize, head_dim: usize, p: usize, rows:
         scale: 1.0 / (head_dim as f32).sqrt(),
         soft_cap: None,
         window: None,
+        sinks: 0,
     };
     let keys =
         vec![span(0, 1, Segment::Bos), span(1, p - 2, Segment::Prompt), span(p - 1, rows, Segment::Decode)];
@@ -329,6 +330,27 @@ fn windows_and_caps_agree_with_the_reference() {
     }
 }
 
+/// Sinks in a span of their own, as a store has them that gave up what is in between, and in one with all other keys.
+#[test]
+fn sinks_are_seen_whatever_the_window() {
+    for (index, (sinks, window, rows, p)) in
+        [(4, 7, 1, 200), (4, 30, 20, 100), (1, 1, 3, 70), (70, 9, 9, 300), (400, 5, 2, 90)]
+            .into_iter()
+            .enumerate()
+    {
+        let mut problem = problem(4, 2, 32, p, rows);
+        (problem.shape.window, problem.shape.sinks, problem.spread) = (Some(window), sinks, 4.0);
+        check_problem(&problem, index as u64 + 300);
+        let first = (p / 2).max(sinks);
+        if first + 1 < p {
+            problem.keys[1] = span(1, sinks.saturating_sub(1), Segment::Prompt);
+            problem.keys.push(span(first, p - 1 - first, Segment::Prompt));
+            problem.element = Element::Bf16;
+            check_problem(&problem, index as u64 + 350);
+        }
+    }
+}
+
 #[test]
 fn long_spans_are_split_and_joined() {
     let device = Device::for_tests();
@@ -435,14 +457,20 @@ fn any_problem() -> impl Strategy<Value = Problem> {
     (
         (1usize..3, select(vec![1usize, 2, 3, 4, 6, 8]), select(vec![2usize, 8, 24, 40, 64, 72, 128])),
         (1usize..13, 1usize..6, 3usize..400, 1usize..3000),
-        (option::of(1usize..200), option::of(select(vec![0.5f32, 30.0])), select(vec![0.1f32, 1.0, 6.0])),
+        (
+            option::of((1usize..200, select(vec![0usize, 4, 65]))),
+            option::of(select(vec![0.5f32, 30.0])),
+            select(vec![0.1f32, 1.0, 6.0]),
+        ),
         (any::<bool>(), any::<bool>(), option::of(prop::collection::vec(0u32..8, 5))),
     )
         .prop_map(
-            |((kv_heads, group, head_dim), (rows, copies, p, most), (window, cap, spread), rest)| {
+            |((kv_heads, group, head_dim), (rows, copies, p, most), (narrowed, cap, spread), rest)| {
                 let (in_bf16, own, visible) = rest;
                 let mut problem = problem(kv_heads * group, kv_heads, head_dim, p, rows);
+                let (window, sinks) = narrowed.unzip();
                 (problem.shape.window, problem.shape.soft_cap) = (window, cap);
+                problem.shape.sinks = sinks.unwrap_or(0);
                 (problem.copies, problem.keys_at_most, problem.spread) = (copies, most, spread);
                 problem.element = if in_bf16 { Element::Bf16 } else { Element::F32 };
                 problem.keys[2].own = own;
