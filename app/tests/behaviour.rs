@@ -422,6 +422,30 @@ fn another_policy_is_chosen_by_key_remembered_and_its_caveat_shown() {
 }
 
 #[test]
+fn a_policy_without_a_cutoff_is_named_and_a_wrong_name_is_told() {
+    let mut window = opened(&tiny_model());
+    show(&mut window, View::Generate);
+    fill(&mut window, Role::MultilineTextInput, "Prompt", prompt_of_the_model());
+    window.get_by_label("Policy: speed").click();
+    window.run_steps(2);
+    window.get_by_label("sliminfer").click();
+    window.run_steps(2);
+    window.get_by_label("Policy: sliminfer");
+    fill(&mut window, Role::TextInput, "named", "sliminfer:9=10");
+    window.get_all_by_label("Generate").last().expect("a button").click();
+    window.run_steps(2);
+    let told: Vec<String> = viewer(&window).errors().map(str::to_owned).collect();
+    assert!(told.iter().any(|told| told.contains("layers below 8 in ascending order")), "{told:?}");
+    fill(&mut window, Role::TextInput, "named", "sliminfer:3=50%");
+    window.get_all_by_label("Generate").last().expect("a button").click();
+    window.run_steps(1);
+    wait(&mut window);
+    let live = viewer(&window).live();
+    assert_eq!(live.sides.len(), 2, "{:?}", viewer(&window).errors().collect::<Vec<_>>());
+    assert_eq!(live.sides[1].policy, "sliminfer:3=50%");
+}
+
+#[test]
 fn generating_stops_when_told_and_goes_on_after_that() {
     let mut window = opened(&tiny_model());
     show(&mut window, View::Generate);

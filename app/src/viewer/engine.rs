@@ -7,7 +7,7 @@ use crate::live::Live;
 use crate::state::View;
 use crate::views::{Removing, generate};
 use layerscope_diagnostics::record::Anchor;
-use layerscope_engine::{ModelSource, Policy, PromptText, WeightsPrecision};
+use layerscope_engine::{ModelSource, Policy, PromptText, Result, WeightsPrecision};
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -42,10 +42,16 @@ impl Viewer {
     }
 
     /// The policy that the marker stands for, of the kind that the user chose.
-    pub(super) fn policy(&self) -> Policy {
-        let (cutoff, bos, layers) = self.marker();
-        let kind = generate::kind(&self.state.policy);
-        kind.at(cutoff, bos, layers).unwrap_or_else(|_| Policy::full(layers))
+    ///
+    /// # Errors
+    /// What is wrong with a name that the user typed.
+    pub(super) fn policy(&self) -> Result<Policy> {
+        generate::policy(&self.state.policy, self.marker())
+    }
+
+    /// Its name, or what is wrong with it.
+    pub(super) fn policy_name(&self) -> String {
+        self.policy().map_or_else(|error| error.to_string(), |policy| policy.to_string())
     }
 
     /// Cutoff, whether position 0 is an anchor, and layers.
@@ -63,7 +69,10 @@ impl Viewer {
             return;
         }
         let (cutoff, bos, layers) = self.marker();
-        let policy = self.policy();
+        let policy = match self.policy() {
+            Ok(policy) => policy,
+            Err(error) => return self.say_error(error.to_string()),
+        };
         let command = Command::Generate {
             prompt: PromptText::Plain(self.form.prompt.clone()),
             policies: vec![Policy::full(layers).to_string(), policy.to_string()],

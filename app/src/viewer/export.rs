@@ -46,7 +46,7 @@ impl Viewer {
             (View::Generate, _) => Content::Live {
                 live: Arc::clone(&self.live),
                 form: self.form.clone(),
-                policy: self.policy().to_string(),
+                policy: self.policy_name(),
                 model: self.model.as_ref().map_or(String::new(), |model| model.name.clone()),
             },
             (_, Some(shared)) if !shared.run.prompts.is_empty() => {

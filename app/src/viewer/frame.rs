@@ -74,7 +74,7 @@ impl Viewer {
     fn generate_view(&mut self, ui: &mut Ui, busy: bool) {
         let live = self.live.clone();
         let model = self.model.as_ref().map_or("the model is loaded when it is needed", |m| m.name.as_str());
-        let (policy, model) = (self.policy().to_string(), model.to_owned());
+        let (policy, model) = (self.policy_name(), model.to_owned());
         let mut scene = LiveScene {
             form: &mut self.form,
             live: &live,

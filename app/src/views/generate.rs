@@ -8,9 +8,10 @@ use crate::state::{ViewState, Window};
 use crate::widgets::{Column, Figures, HeatMap, HeatMapImage, axis, cell, colour_bar, token_label};
 use eframe::egui::{
     Align, Align2, Button, ComboBox, DragValue, Grid, Label, Layout, Rect, RichText, ScrollArea, Sense,
-    Stroke, StrokeKind, TextEdit, TextFormat, Ui, WidgetInfo, accesskit::Role, pos2, text::LayoutJob, vec2,
+    Stroke, StrokeKind, TextEdit, TextFormat, TextStyle, Ui, WidgetInfo, accesskit::Role, pos2,
+    text::LayoutJob, vec2,
 };
-use layerscope_engine::{POLICIES, PolicyKind, Repetition};
+use layerscope_engine::{POLICIES, Policy, PolicyKind, Repetition, Result};
 
 /// What the user typed.
 #[derive(Debug, Clone)]
@@ -138,26 +139,43 @@ fn controls(ui: &mut Ui, scene: &mut LiveScene<'_>) -> Option<Asked> {
     asked
 }
 
-/// The kind of policy of a name; SPEED where a name is no longer known.
-pub(crate) fn kind(name: &str) -> &'static PolicyKind {
-    let by_cutoff = || POLICIES.iter().filter(|kind| kind.by_cutoff);
-    by_cutoff().find(|kind| kind.name == name).or_else(|| by_cutoff().next()).unwrap_or(&POLICIES[0])
+/// The kind that is offered for what was chosen: SPEED where it is no longer known.
+fn kind(chosen: &str) -> &'static PolicyKind {
+    let name = chosen.split(':').next().unwrap_or_default();
+    PolicyKind::named(name).or_else(|| PolicyKind::named("speed")).unwrap_or(&POLICIES[0])
 }
 
-/// The choice among the kinds of policies that a cutoff makes.
+/// The policy that was chosen, by a whole name or by a kind of which the marker makes one, for a model of so many layers.
+///
+/// # Errors
+/// What is wrong with the name.
+pub(crate) fn policy(chosen: &str, (cutoff, bos, layers): (usize, bool, usize)) -> Result<Policy> {
+    let kind = kind(chosen);
+    if kind.by_cutoff() { kind.at(cutoff, bos, layers) } else { Policy::parse(chosen, layers) }
+}
+
+/// The choice among the kinds of policies, and the name of one that no cutoff makes.
 fn policy_kinds(ui: &mut Ui, chosen: &mut String) {
     let shown = kind(chosen);
     let response = ComboBox::from_id_salt("policy").selected_text(shown.name).width(84.0).show_ui(ui, |ui| {
-        for kind in POLICIES.iter().filter(|kind| kind.by_cutoff) {
+        for kind in POLICIES.iter().filter(|kind| kind.name != "full") {
             let one = ui.selectable_label(kind.name == shown.name, kind.name);
             if one.on_hover_text(kind.description).clicked() {
-                *chosen = kind.name.into();
+                *chosen = kind.standard_name.unwrap_or(kind.name).into();
             }
         }
     });
     let name = format!("Policy: {}", shown.name);
     response.response.widget_info(|| WidgetInfo::labeled(Role::ComboBox, true, &name));
-    response.response.on_hover_text(format!("{}. Cutoff and anchor are the marker’s", shown.description));
+    if shown.by_cutoff() {
+        response.response.on_hover_text(format!("{}. Cutoff and anchor are the marker’s", shown.description));
+        return;
+    }
+    response.response.on_hover_text(shown.description);
+    let label = ui.label("named");
+    let edit = ui.add(TextEdit::singleline(chosen).desired_width(230.0).font(TextStyle::Monospace));
+    let edit = edit.labelled_by(label.id);
+    edit.on_hover_text(shown.syntax);
 }
 
 fn pane(ui: &mut Ui, palette: &Palette, side: &Side, divergence: Option<usize>, height: f32) {

@@ -13,7 +13,7 @@ pub(super) const KIND: PolicyKind = PolicyKind {
     name: "full",
     syntax: "full",
     description: "Every prompt token runs through every layer and keeps its KV",
-    by_cutoff: false,
+    standard_name: Some("full"),
     parse: |argument| argument.none().map(|()| Arc::new(Full) as _),
 };
 

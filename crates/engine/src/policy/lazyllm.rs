@@ -55,7 +55,7 @@ pub(super) const KIND: PolicyKind = PolicyKind {
     syntax: "lazyllm[:LAYER=KEPT+…]",
     description: "After the attention of each LAYER only the KEPT prompt tokens (8k or 25%) that the last token reads most go \
                   on; decode chooses anew, and a token that was dropped goes on from there when it is chosen",
-    by_cutoff: false,
+    standard_name: Some("lazyllm"),
     parse,
 };
 

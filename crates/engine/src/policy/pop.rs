@@ -14,7 +14,7 @@ pub(super) const KIND: PolicyKind = PolicyKind {
     name: "pop",
     syntax: "pop:CUTOFF",
     description: "Prompt tokens stop at the cutoff and leave K and V projected from there, each layer with its own norm",
-    by_cutoff: true,
+    standard_name: None,
     parse: |argument| argument.cutoff(Pop),
 };
 

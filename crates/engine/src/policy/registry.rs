@@ -28,8 +28,8 @@ pub struct PolicyKind {
     pub syntax: &'static str,
     /// What it does, in a sentence.
     pub description: &'static str,
-    /// Whether its argument is a cutoff, so that a cutoff alone makes a policy of it.
-    pub by_cutoff: bool,
+    /// Where no cutoff makes a policy of it: the whole name that is offered first.
+    pub standard_name: Option<&'static str>,
     pub(super) parse: fn(&Argument<'_>) -> Result<Arc<dyn PolicyRules>>,
 }
 
@@ -39,12 +39,17 @@ impl PolicyKind {
         POLICIES.iter().find(|kind| kind.name == name)
     }
 
+    /// Whether its argument is a cutoff, so that a cutoff alone makes a policy of it.
+    pub fn by_cutoff(&self) -> bool {
+        self.standard_name.is_none()
+    }
+
     /// This kind of policy at a cutoff, with position 0 as anchor where asked for and where the kind has anchors.
     ///
     /// # Errors
     /// [`Error::Input`] on a cutoff that the model does not have, and for a kind that has none.
     pub fn at(&self, cutoff: usize, anchor_bos: bool, layers: usize) -> Result<Policy> {
-        if !self.by_cutoff {
+        if !self.by_cutoff() {
             return Err(Error::input(format!(
                 "policy `{}` has no cutoff; give it as {}",
                 self.name, self.syntax

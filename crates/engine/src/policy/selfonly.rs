@@ -13,7 +13,7 @@ pub(super) const KIND: PolicyKind = PolicyKind {
     name: "selfonly",
     syntax: "selfonly:CUTOFF[+ANCHORS]",
     description: "As speed, but above the cutoff a decode token reads the anchors and itself only",
-    by_cutoff: true,
+    standard_name: None,
     parse: |argument| argument.cutoff_and_anchors(SelfOnly),
 };
 

@@ -140,7 +140,7 @@ pub(super) const KIND: PolicyKind = PolicyKind {
     syntax: "sliminfer[:LAYER=KEPT+…][+mean|+max][+sync][+resident][+swap=SHARE]",
     description: "After the attention of each LAYER only the best-scoring blocks of the prompt, KEPT tokens (8k or 25%), \
                   go on; KV that decode does not read leaves the device and comes back",
-    by_cutoff: false,
+    standard_name: Some("sliminfer"),
     parse,
 };
 

@@ -14,7 +14,7 @@ pub(super) const KIND: PolicyKind = PolicyKind {
     name: "speed",
     syntax: "speed:CUTOFF[+ANCHORS]",
     description: "Prompt tokens stop at the cutoff; above it decode tokens read the anchors and each other",
-    by_cutoff: true,
+    standard_name: None,
     parse: |argument| argument.cutoff_and_anchors(Speed),
 };
 

@@ -71,7 +71,7 @@ pub(super) const KIND: PolicyKind = PolicyKind {
     syntax: "streaming:WINDOW[+sinks=N]",
     description: "At every layer a token reads the WINDOW tokens that end with itself (1000 or 2k) and the first N (4); KV of \
                   other prompt tokens does not stay",
-    by_cutoff: false,
+    standard_name: Some("streaming:1k"),
     parse,
 };
 

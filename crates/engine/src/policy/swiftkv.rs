@@ -14,7 +14,7 @@ pub(super) const KIND: PolicyKind = PolicyKind {
     name: "swiftkv",
     syntax: "swiftkv:CUTOFF",
     description: "As pop, but K and V of decode tokens, too, come from the cutoff, and all through the norm of that layer",
-    by_cutoff: true,
+    standard_name: None,
     parse: |argument| argument.cutoff(SwiftKv),
 };
 

@@ -162,7 +162,7 @@ fn at_all_layers_every_policy_generates_what_the_full_model_does() {
         let prompt = sequence(p, 7);
         let full = tokens(Policy::full(layers), &prompt);
         let mut differing = 0;
-        for kind in POLICIES.iter().filter(|kind| kind.by_cutoff) {
+        for kind in POLICIES.iter().filter(|kind| kind.by_cutoff()) {
             for bos in [false, true] {
                 assert_eq!(tokens(kind.at(layers, bos, layers).unwrap(), &prompt), full, "{}", kind.name);
             }
