@@ -17,7 +17,7 @@ pub(crate) fn run(arguments: &RecommendArguments) -> Result<ExitCode> {
     let anchor = Anchor::from(arguments.anchor);
     let run = Run::open(&arguments.run)?;
     let recommendation = of_run(&run, Options { tolerance: arguments.tolerance, anchor })?;
-    let sliminfer = block_schedule::from_run(&run)?;
+    let sliminfer = block_schedule::from_recommendation(&recommendation);
     if arguments.json {
         output::json(&Found { recommendation: &recommendation, sliminfer: &sliminfer })?;
     } else {
@@ -36,27 +36,19 @@ struct Found<'a> {
 
 /// What the run says of pruning blocks of the prompt instead.
 fn pruning(schedule: Option<&BlockSchedule>) -> String {
-    let Some(schedule) = schedule else {
-        return "\nPruning blocks of the prompt instead: no prompt has 512 tokens, so nothing is known of it here; \
-                policy sliminfer scales the schedule of its paper"
+    let Some(BlockSchedule { policy, reading_layer, last_layer_needed }) = schedule else {
+        return "\nPruning blocks of the prompt instead: no layer stands out as the one that reads the prompt, so nothing says \
+                where to prune; policy\nsliminfer scales the schedule of its paper"
             .to_owned();
     };
-    let needed = schedule.prunings.iter().map(|needed| {
-        format!(
-            "{:.0} % above layer {} (at most {:.0} %)",
-            needed.share * 100.0,
-            needed.layer,
-            needed.largest_share * 100.0
-        )
+    let cutoff = last_layer_needed.map_or(String::new(), |layer| {
+        format!("\n  - From layer {} on the prompt is needed no more.", layer + 1)
     });
     format!(
-        "\nPruning blocks of the prompt instead: policy {}\n\n  - the blocks that hold {:.0} % of the attention paid to the \
-         prompt are {} of it, over {} prompts of 512 tokens and more\n  - what it costs in quality is measured by \
-         layerscope bench --quality",
-        schedule.policy,
-        schedule.coverage * 100.0,
-        needed.collect::<Vec<_>>().join(", "),
-        schedule.prompts
+        "\nPruning blocks of the prompt instead: policy {policy}\n\n  - Layer {} reads it: hiding the prompt from that layer \
+         alone costs {:.2} nats, more than from any other. Blocks are\n    scored there.{cutoff}\n  - What it costs in quality \
+         is measured by layerscope bench --quality.",
+        reading_layer.layer, reading_layer.value
     )
 }
 

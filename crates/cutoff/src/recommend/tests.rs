@@ -253,3 +253,28 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn blocks_are_pruned_where_the_prompt_is_read_and_below_the_cutoff() {
+    use crate::block_schedule::from_recommendation;
+    let mut found = recommend(&six(&[3.0, 2.9, 2.8, 2.7, 0.2, 0.04, 0.01, 0.0]), Options::default()).unwrap();
+    assert_eq!(found.l_cut, 6);
+    let read_at = |found: &mut Recommendation, layer: usize, value: f64| {
+        found.causal_layers = vec![RankedLayer { layer, value }, RankedLayer { layer: 0, value: 0.01 }];
+        from_recommendation(found)
+    };
+    let schedule = read_at(&mut found, 3, 1.5).unwrap();
+    assert_eq!(schedule.policy, "sliminfer:3=25%+5=6.25%");
+    assert_eq!(schedule.last_layer_needed, Some(5));
+    assert_eq!(Policy::parse(&schedule.policy, 8).unwrap().to_string(), schedule.policy);
+    // Read by the last layer below the cutoff, or above it.
+    assert_eq!(read_at(&mut found, 5, 1.5).unwrap().policy, "sliminfer:5=25%");
+    assert_eq!(read_at(&mut found, 6, 1.5).unwrap().policy, "sliminfer:6=25%");
+    // Too little to stand out, or too late to save anything.
+    assert_eq!(read_at(&mut found, 3, 0.1), None);
+    assert_eq!(read_at(&mut found, 7, 1.5), None);
+    found.verdict = Verdict::KeepFullDepth;
+    assert_eq!(read_at(&mut found, 3, 1.5).unwrap().policy, "sliminfer:3=25%");
+    found.causal_layers.clear();
+    assert_eq!(from_recommendation(&found), None);
+}

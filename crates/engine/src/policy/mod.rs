@@ -124,7 +124,7 @@ impl Policy {
     pub fn plan(&self, prompt_len: usize, bytes: &dyn Fn(usize) -> String) -> Option<String> {
         let prefill_len = prompt_len.saturating_sub(1);
         let rules = self.rules();
-        let blocks = || Some(rules.block_pruning()?.plan(prefill_len, self.layers, bytes));
+        let blocks = || Some(rules.block_pruning()?.plan(prefill_len, bytes));
         let tokens = || Some(rules.token_pruning()?.plan(prefill_len));
         let window = || Some(rules.window()?.plan(prefill_len, self.layers, bytes));
         blocks().or_else(tokens).or_else(window)

@@ -34,7 +34,10 @@ pub enum Pooling {
 /// The prompt but its last token falls into blocks of 64 from position 0 on. After the attention of each pruning layer the
 /// blocks with the largest scores go on, as many as hold the tokens that the schedule keeps; the first block always stays,
 /// and so does the rest at the end that is no whole block, so that the number of tokens is known beforehand. A *stage* is
-/// the layers from one pruning to the next.
+/// the layers from one pruning to the next; decode reads in it what went through it.
+///
+/// The layers up to the first pruning hold the whole prompt. Of these, decode reads the blocks that the pruning scores highest,
+/// and scores them again at each step; the others wait elsewhere.
 #[derive(Debug, Clone, PartialEq)]
 pub struct BlockPruning {
     /// When, and how much stays.
@@ -43,8 +46,8 @@ pub struct BlockPruning {
     pub pooling: Pooling,
     /// Whether KV comes back while the model goes on, rather than before it does.
     pub asynchronous: bool,
-    /// Whether all KV that the prefill computes stays where the model runs, and decode reads it. Otherwise decode reads,
-    /// in each stage, the blocks that its last layer scores highest, and only these stay.
+    /// Whether all KV that the prefill computes stays where the model runs, and decode reads it. Otherwise the layers that
+    /// hold the whole prompt keep only the blocks that the first pruning scores highest, for decode to read.
     pub resident: bool,
     /// Active blocks are swapped where fewer than this share of the blocks that are wanted are among them.
     pub swap_below: f64,
@@ -81,45 +84,41 @@ impl BlockPruning {
         }
     }
 
-    /// Prefill tokens of a stage that decode reads.
-    pub fn active_of_stage(&self, stage: usize, prefill_len: usize) -> usize {
-        let last = self.schedule.prunings().len();
-        let read = if self.resident { stage } else { (stage + 1).min(last) };
-        self.tokens_of_stage(read, prefill_len)
+    /// The first pruning that drops anything, and the blocks that go on from it: up to its layer KV leaves the device.
+    pub fn first_drop(&self, prefill_len: usize) -> Option<(usize, usize)> {
+        let kept = self.kept_blocks(prefill_len).into_iter().enumerate();
+        kept.filter(|_| !self.resident).find(|&(_, kept)| kept < Self::blocks(prefill_len))
     }
 
-    /// Token-layers of KV that leave the device, of a model of so many layers.
-    pub fn taken_away(&self, prefill_len: usize, layers: usize) -> usize {
-        let mut present = Self::blocks(prefill_len);
-        let kept = self.kept_blocks(prefill_len).into_iter().enumerate();
-        let of_stages = kept.map(|(stage, kept)| {
-            let before = std::mem::replace(&mut present, kept);
-            let moves = kept < before && !self.resident;
-            if moves { before * BLOCK * self.schedule.layers_of_stage(stage, layers).len() } else { 0 }
-        });
-        of_stages.sum()
+    /// Prefill tokens of a layer that decode reads.
+    pub fn active_at(&self, layer: usize, prefill_len: usize) -> usize {
+        let stage = self.schedule.passed(layer);
+        let first = self.first_drop(prefill_len).map_or(0, |(pruning, _)| pruning + 1);
+        self.tokens_of_stage(stage.max(first), prefill_len)
+    }
+
+    /// Token-layers of KV that leave the device.
+    pub fn taken_away(&self, prefill_len: usize) -> usize {
+        self.first_drop(prefill_len).map_or(0, |(pruning, _)| {
+            Self::blocks(prefill_len) * BLOCK * (self.schedule.prunings()[pruning].layer + 1)
+        })
     }
 
     /// Tokens of one layer's KV that take memory of the device while they move: what comes back, and copies of what stays
     /// while the rest is on its way out.
     pub fn under_way(&self, prefill_len: usize) -> usize {
-        let all = Self::blocks(prefill_len);
-        let most = self.kept_blocks(prefill_len).into_iter().filter(|&kept| kept < all).max();
-        match most {
-            Some(most) if !self.resident => 2 * LAYERS_UNDER_WAY * most * BLOCK,
-            _ => 0,
-        }
+        self.first_drop(prefill_len).map_or(0, |(_, kept)| 2 * LAYERS_UNDER_WAY * kept * BLOCK)
     }
 
     /// What happens to a prompt, for people.
-    pub(super) fn plan(&self, prefill_len: usize, layers: usize, bytes: &dyn Fn(usize) -> String) -> String {
+    pub(super) fn plan(&self, prefill_len: usize, bytes: &dyn Fn(usize) -> String) -> String {
         let prunings = self.schedule.prunings().iter().enumerate();
         let steps: Vec<String> = prunings
             .map(|(index, pruning)| {
                 format!("{} after layer {}", self.tokens_of_stage(index + 1, prefill_len) + 1, pruning.layer)
             })
             .collect();
-        let away = match self.taken_away(prefill_len, layers) {
+        let away = match self.taken_away(prefill_len) {
             0 => "no KV leaves the device".to_owned(),
             tokens => format!(
                 "{} of KV leave the device, at most {} are under way at once",
@@ -190,7 +189,7 @@ impl PolicyRules for SlimInfer {
     }
 
     fn kept(&self, layer: usize, prefill_len: usize) -> usize {
-        self.0.active_of_stage(self.0.schedule.passed(layer), prefill_len)
+        self.0.active_at(layer, prefill_len)
     }
 
     fn block_pruning(&self) -> Option<&BlockPruning> {

@@ -130,17 +130,21 @@ fn work_is_counted_by_hand() {
 fn a_pruned_prompt_is_counted_by_hand() {
     // 300 prefill tokens are four blocks and 44 tokens; 100 tokens take two blocks.
     let policy = Policy::parse("sliminfer:0=192+1=100", 3).unwrap();
-    assert_eq!(policy.capacity(301, 5), [192 + 44 + 5, 128 + 44 + 5, 128 + 44 + 5]);
+    assert_eq!(policy.capacity(301, 5), [192 + 44 + 5, 192 + 44 + 5, 128 + 44 + 5]);
     assert_eq!(policy.most_held(301, 5, &Device::Cpu), [305, 192 + 44 + 5, 128 + 44 + 5]);
     let halves = 300 + 2 * (192 + 44) + 3 * (128 + 44) + 6 * 5;
     assert_eq!(policy.layer_tokens(301, 5).block, halves / 2);
     let resident = Policy::parse("sliminfer:0=192+1=100+resident", 3).unwrap();
     assert_eq!(resident.capacity(301, 5), policy.most_held(301, 5, &Device::Cpu));
     let pruning = policy.rules().block_pruning().unwrap();
-    assert_eq!(pruning.taken_away(300, 3), 256 + 192);
-    assert_eq!(resident.rules().block_pruning().unwrap().taken_away(300, 3), 0);
+    assert_eq!(pruning.taken_away(300), 256);
+    assert_eq!(resident.rules().block_pruning().unwrap().taken_away(300), 0);
+    // A pruning that drops nothing leaves the layers below it with the whole prompt.
+    let late = Policy::parse("sliminfer:0=300+1=100", 3).unwrap();
+    assert_eq!(late.capacity(301, 5), [128 + 44 + 5; 3]);
+    assert_eq!(late.rules().block_pruning().unwrap().taken_away(300), 2 * 256);
     let plan = policy.plan(301, &|tokens| format!("{tokens} tokens")).unwrap();
-    assert!(plan.contains("237 after layer 0, 173 after layer 1; 448 tokens of KV leave"), "{plan}");
+    assert!(plan.contains("237 after layer 0, 173 after layer 1; 256 tokens of KV leave"), "{plan}");
 }
 
 #[test]
@@ -151,6 +155,10 @@ fn dropped_tokens_are_counted_by_hand() {
     assert_eq!(policy.most_held(301, 5, &Device::Cpu), policy.capacity(301, 5));
     assert_eq!(policy.layer_tokens(301, 5).block, (300 + 2 * 100 + 5 * 31 + 8 * 5) / 2);
     assert_eq!(policy.capacity(1, 5), [5; 4]);
+    // A pruning that drops nothing leaves the layers below it with the whole prompt.
+    let late = Policy::parse("sliminfer:0=300+1=100", 3).unwrap();
+    assert_eq!(late.capacity(301, 5), [128 + 44 + 5; 3]);
+    assert_eq!(late.rules().block_pruning().unwrap().taken_away(300), 2 * 256);
     let plan = policy.plan(301, &|tokens| tokens.to_string()).unwrap();
     assert!(
         plan.contains("of 301 prompt tokens go on: 101 after layer 0, 32 after layer 1, 32 after layer 2"),

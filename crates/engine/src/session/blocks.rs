@@ -2,12 +2,12 @@
 //! 2025, arXiv 2508.06447).
 //!
 //! In the prefill the blocks that arrive at a pruning layer are scored by the mean query of the last four tokens against
-//! the keys of its attention, and the best go on. A stage ends there: all its blocks' KV is taken away, and a copy of
-//! what decode reads of it, the blocks that went on, stays where the model runs. When a decode step passes the same attention, the
-//! stage's blocks are scored again. Where too few of those that are wanted now are active, the others come back, for each
-//! layer of the stage, in place of those that are not wanted any more: while the model goes on through the layers above,
-//! chooses the token and begins the next step, which reads them. What a step reads follows from scores alone, never from
-//! how fast a transfer is.
+//! the keys of its attention, and the best go on. The layers up to the first pruning hold the whole prompt. When it is
+//! done, all of their prompt blocks' KV is taken away, and a copy of what decode reads of it, the blocks that went on,
+//! stays where the model runs. When a decode step passes the same attention, the blocks are scored again. Where too few of
+//! those that are wanted now are active, the others come back, for each of these layers, in place of those that are not
+//! wanted any more: while the model goes on through the layers above, chooses the token and begins the next step, which
+//! reads them. What a step reads follows from scores alone, never from how fast a transfer is.
 
 mod counters;
 mod representatives;
@@ -36,8 +36,8 @@ pub(super) struct Blocks {
     decode_len: usize,
     /// Blocks whose rows are on their way through the prefill, ascending.
     present: Vec<usize>,
-    /// Stages whose prefill has ended and of which decode reads only some blocks.
-    stages: Vec<Stage>,
+    /// The layers of which decode reads only some blocks, once the first pruning is done.
+    whole: Option<WholePrompt>,
     /// The last queries at each pruning layer, folded.
     queries: Vec<(usize, VecDeque<Vec<f32>>)>,
     /// What the next end of a stage is told.
@@ -55,17 +55,16 @@ struct Chosen {
     representatives: Representatives,
 }
 
-/// Layers of which decode reads some blocks.
-struct Stage {
-    layers: Range<usize>,
-    /// Blocks with KV, ascending; scored in this order.
-    blocks: Vec<usize>,
+/// The layers that hold the whole prompt, of which decode reads some blocks.
+struct WholePrompt {
+    /// They are 0 … this−1; the last one scores.
+    layers: usize,
     representatives: Representatives,
-    /// The block in each place of the store, by index into `blocks`; the first never changes.
+    /// The block in each place of the store; the first never changes.
     active: Vec<usize>,
-    /// Places whose block changes, with the index of the block that comes.
+    /// Places whose block changes, with the block that comes.
     incoming: Vec<(usize, usize)>,
-    /// Layers of the stage that have not taken in what comes.
+    /// The layers that have not taken in what comes.
     waiting: Range<usize>,
 }
 
@@ -86,17 +85,15 @@ impl Blocks {
             prefill_len,
             decode_len,
             present: (0..BlockPruning::blocks(prefill_len)).collect(),
-            stages: vec![],
+            whole: None,
             queries: pruning.schedule.prunings().iter().map(|p| (p.layer, VecDeque::new())).collect(),
             chosen: None,
             transfers: None,
             written: false,
             counters: TransferCounters::default(),
         };
-        let kept = pruning.kept_blocks(prefill_len);
-        let most = kept.iter().copied().filter(|&kept| kept < blocks.present.len()).max();
-        if let (false, Some(most)) = (pruning.resident, most) {
-            blocks.transfers = Some(start_transfers(decoder.device(), most * store.record_bytes(BLOCK))?);
+        if let Some((_, kept)) = pruning.first_drop(prefill_len) {
+            blocks.transfers = Some(start_transfers(decoder.device(), kept * store.record_bytes(BLOCK))?);
         }
         Ok(blocks)
     }
@@ -153,37 +150,30 @@ impl Blocks {
         Ok(Some(answer))
     }
 
-    /// A stage's prefill has ended: takes away what decode does not read of its layers.
+    /// The prefill below `layers` has ended: where that is the first pruning, takes away what decode does not read.
     ///
     /// # Errors
     /// [`Error::Failure`] where a transfer fails.
-    pub(super) fn stage_ended(&mut self, layers: Range<usize>, store: &mut KvStore) -> Result<()> {
+    pub(super) fn stage_ended(&mut self, layers: usize, store: &mut KvStore) -> Result<()> {
         let Some(Chosen { kept, representatives }) = self.chosen.take() else { return Ok(()) };
-        let onward = kept.iter().map(|&index| self.present[index]).collect();
-        let blocks = std::mem::replace(&mut self.present, onward);
-        let Some(transfers) = &mut self.transfers else { return Ok(()) };
+        let whole = self.present.len();
+        self.present = kept.iter().map(|&index| self.present[index]).collect();
+        let Some(transfers) = self.transfers.as_mut().filter(|_| self.whole.is_none()) else { return Ok(()) };
         let rest = self.prefill_len % BLOCK;
-        let end = blocks.len() * BLOCK;
         // The kept blocks, the rest of the prompt, and the last prompt token.
         let slots: Vec<Range<usize>> = kept
             .iter()
-            .map(|&index| index * BLOCK..(index + 1) * BLOCK)
-            .chain(std::iter::once(end..end + rest + 1))
+            .map(|&block| block * BLOCK..(block + 1) * BLOCK)
+            .chain(std::iter::once(whole * BLOCK..whole * BLOCK + rest + 1))
             .collect();
         let capacity = kept.len() * BLOCK + rest + self.decode_len;
-        for layer in layers.clone() {
+        for layer in 0..layers {
             let given_up = store.keep_slots(layer, &slots, capacity)?;
-            self.counters.bytes_out += (blocks.len() * store.record_bytes(BLOCK)) as u64;
-            transfers.write(blocks.iter().map(|&block| (layer, block)).collect(), given_up)?;
+            self.counters.bytes_out += (whole * store.record_bytes(BLOCK)) as u64;
+            transfers.write((0..whole).map(|block| (layer, block)).collect(), given_up)?;
         }
-        self.stages.push(Stage {
-            waiting: layers.end..layers.end,
-            layers,
-            blocks,
-            representatives,
-            active: kept,
-            incoming: vec![],
-        });
+        let (active, waiting) = (kept, layers..layers);
+        self.whole = Some(WholePrompt { layers, representatives, active, incoming: vec![], waiting });
         Ok(())
     }
 
@@ -193,9 +183,7 @@ impl Blocks {
     /// [`Error::Failure`] where a transfer failed; no later step will succeed either.
     pub(super) fn before_attention(&mut self, layer: usize, store: &mut KvStore) -> Result<()> {
         let Some(transfers) = &mut self.transfers else { return Ok(()) };
-        let Some(stage) = self.stages.iter_mut().find(|stage| stage.layers.contains(&layer)) else {
-            return Ok(());
-        };
+        let Some(whole) = self.whole.as_mut().filter(|whole| layer < whole.layers) else { return Ok(()) };
         if !self.written {
             // From here on an error in writing would be one too late.
             let start = Instant::now();
@@ -203,13 +191,14 @@ impl Blocks {
             self.written = true;
             self.counters.write_wait_s = start.elapsed().as_secs_f64();
         }
-        if stage.waiting.start == layer && !stage.waiting.is_empty() {
-            take_in(stage, layer, transfers, store, &mut self.counters)?;
+        if whole.waiting.start == layer && !whole.waiting.is_empty() {
+            take_in(whole, layer, transfers, store, &mut self.counters)?;
         }
         Ok(())
     }
 
-    /// A decode step has attended in a layer: where a stage ends there, its blocks are scored again, and swapped if need be.
+    /// A decode step has attended in a layer: where that is the one that scores, blocks are scored again, and swapped if need
+    /// be.
     ///
     /// # Errors
     /// [`Error::Failure`] where a transfer failed.
@@ -220,16 +209,16 @@ impl Blocks {
         shape: &AttentionShape,
         store: &mut KvStore,
     ) -> Result<()> {
-        let Some(index) = self.stages.iter().position(|stage| stage.layers.end == layer + 1) else {
+        if self.whole.as_ref().is_none_or(|whole| whole.layers != layer + 1) {
             return Ok(());
-        };
+        }
         self.note_queries(layer, queries, shape)?;
         let query = self.mean_query(layer);
-        let (stage, counters) = (&mut self.stages[index], &mut self.counters);
-        let Some(transfers) = &mut self.transfers else { return Ok(()) };
-        let wanted = best(&stage.representatives.scores(&query)?, stage.active.len());
-        let active: HashSet<usize> = stage.active.iter().copied().collect();
-        let hits = wanted.iter().filter(|index| active.contains(index)).count();
+        let (Some(whole), Some(transfers)) = (&mut self.whole, &mut self.transfers) else { return Ok(()) };
+        let wanted = best(&whole.representatives.scores(&query)?, whole.active.len());
+        let active: HashSet<usize> = whole.active.iter().copied().collect();
+        let hits = wanted.iter().filter(|block| active.contains(block)).count();
+        let counters = &mut self.counters;
         counters.rescored += 1;
         counters.blocks_wanted += wanted.len() as u64;
         counters.blocks_active += hits as u64;
@@ -238,20 +227,19 @@ impl Blocks {
         }
         counters.swaps += 1;
         let kept: HashSet<usize> = wanted.iter().copied().collect();
-        let comes = wanted.into_iter().filter(|index| !active.contains(index));
-        let goes = (0..stage.active.len()).filter(|&place| !kept.contains(&stage.active[place]));
-        stage.incoming = goes.zip(comes).collect();
-        stage.waiting = stage.layers.clone();
-        for &(place, block) in &stage.incoming {
-            stage.active[place] = block;
+        let comes = wanted.into_iter().filter(|block| !active.contains(block));
+        let goes = (0..whole.active.len()).filter(|&place| !kept.contains(&whole.active[place]));
+        whole.incoming = goes.zip(comes).collect();
+        whole.waiting = 0..whole.layers;
+        for &(place, block) in &whole.incoming {
+            whole.active[place] = block;
         }
-        for layer in stage.layers.clone() {
-            transfers
-                .read(stage.incoming.iter().map(|&(_, index)| (layer, stage.blocks[index])).collect())?;
+        for layer in 0..whole.layers {
+            transfers.read(whole.incoming.iter().map(|&(_, block)| (layer, block)).collect())?;
         }
         if !self.pruning.asynchronous {
-            for layer in stage.layers.clone() {
-                take_in(stage, layer, transfers, store, counters)?;
+            for layer in 0..whole.layers {
+                take_in(whole, layer, transfers, store, counters)?;
             }
         }
         Ok(())
@@ -294,7 +282,7 @@ pub(super) fn best(scores: &[f32], count: usize) -> Vec<usize> {
 
 /// Puts what has come for a layer into its places.
 fn take_in(
-    stage: &mut Stage,
+    whole: &mut WholePrompt,
     layer: usize,
     transfers: &mut Transfers,
     store: &mut KvStore,
@@ -303,16 +291,16 @@ fn take_in(
     let arrival = transfers.arrival()?;
     let record_bytes = store.record_bytes(BLOCK);
     let Staging { bytes, on_device } = &arrival.staging;
-    if bytes.len() != stage.incoming.len() * record_bytes {
+    if bytes.len() != whole.incoming.len() * record_bytes {
         return Err(Error::failure("KV of other blocks came than was asked for; please report this"));
     }
-    for (index, &(place, block)) in stage.incoming.iter().enumerate() {
+    for (index, &(place, block)) in whole.incoming.iter().enumerate() {
         let offset = index * record_bytes;
         let record = match on_device {
             Some(buffer) => Record::Device { bytes: buffer, offset },
             None => Record::Host(&bytes[offset..offset + record_bytes]),
         };
-        let positions = (stage.blocks[block] * BLOCK, BLOCK);
+        let positions = (block * BLOCK, BLOCK);
         store.replace(layer, place * BLOCK, positions, &record)?;
     }
     counters.took_in(bytes.len(), arrival.waited, arrival.took);
@@ -321,7 +309,7 @@ fn take_in(
         buffer.device().synchronize()?;
     }
     transfers.give_back(arrival.staging);
-    stage.waiting.start = layer + 1;
+    whole.waiting.start = layer + 1;
     Ok(())
 }
 

@@ -54,7 +54,7 @@ impl Session<'_> {
             }
             entering = Some(Rows::joined(onward)?);
             if let Some(blocks) = &mut self.blocks {
-                blocks.stage_ended(start.next_attention()..exit.next_attention(), &mut self.store)?;
+                blocks.stage_ended(exit.next_attention(), &mut self.store)?;
             }
             start = exit;
         }
