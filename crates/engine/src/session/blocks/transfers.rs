@@ -152,13 +152,15 @@ impl Transfers {
 
     fn send(&mut self, request: Request) -> Result<()> {
         self.check()?;
-        match self.requests.as_ref().map(|requests| requests.send(request)) {
-            Some(Ok(())) => Ok(()),
-            // It ended; what it said last tells why.
-            _ => loop {
-                self.reply()?;
-            },
+        let sent = match &self.requests {
+            Some(requests) => requests.send(request).is_ok(),
+            None => false,
+        };
+        while !sent {
+            // The thread has ended; what it said last tells why.
+            self.reply()?;
         }
+        Ok(())
     }
 
     fn reply(&mut self) -> Result<Reply> {
