@@ -156,11 +156,13 @@ impl Transfers {
             Some(requests) => requests.send(request).is_ok(),
             None => false,
         };
-        while !sent {
+        if sent {
+            return Ok(());
+        }
+        loop {
             // The thread has ended; what it said last tells why.
             self.reply()?;
         }
-        Ok(())
     }
 
     fn reply(&mut self) -> Result<Reply> {
