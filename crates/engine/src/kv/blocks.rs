@@ -32,7 +32,7 @@ struct Layout {
     head_dim: usize,
 }
 
-/// What comes back into the store: a record as [`LayerBytes::append_record`] wrote it, and where it is.
+/// What comes back into the store: a record as [`LayerBytes::record`] makes it, and where it is.
 pub(crate) enum Record<'a> {
     Host(&'a [u8]),
     Device { bytes: &'a Buffer, offset: usize },

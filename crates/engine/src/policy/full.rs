@@ -1,7 +1,6 @@
 //! `full`: the model as it was made.
 
-use super::{Arrived, PolicyKind, PolicyRules};
-use crate::Depth;
+use super::{PolicyKind, PolicyRules};
 use std::fmt;
 use std::sync::Arc;
 
@@ -17,19 +16,7 @@ pub(super) const KIND: PolicyKind = PolicyKind {
     parse: |argument| argument.none().map(|()| Arc::new(Full) as _),
 };
 
-impl PolicyRules for Full {
-    fn exits(&self) -> Vec<Depth> {
-        vec![]
-    }
-
-    fn goes_on(&self, arrived: &Arrived<'_>) -> Option<Vec<bool>> {
-        Some(vec![true; arrived.positions.len()])
-    }
-
-    fn rows_at(&self, _: Depth, prefill_len: usize) -> usize {
-        prefill_len
-    }
-}
+impl PolicyRules for Full {}
 
 impl fmt::Display for Full {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

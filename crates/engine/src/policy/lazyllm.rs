@@ -2,7 +2,7 @@
 
 use super::registry::Argument;
 use super::schedule::Schedule;
-use super::{Arrived, PolicyKind, PolicyRules};
+use super::{PolicyKind, PolicyRules};
 use crate::{Depth, Result};
 use std::fmt;
 use std::sync::Arc;
@@ -73,13 +73,8 @@ impl PolicyRules for LazyLlm {
         self.0.schedule.exits()
     }
 
-    fn goes_on(&self, arrived: &Arrived<'_>) -> Option<Vec<bool>> {
-        Some(vec![true; arrived.positions.len()])
-    }
-
     fn rows_at(&self, depth: Depth, prefill_len: usize) -> usize {
-        let passed = self.exits().iter().filter(|&&exit| exit <= depth).count();
-        self.0.tokens_of_stage(passed, prefill_len)
+        self.0.tokens_of_stage(self.0.schedule.passed(depth), prefill_len)
     }
 
     fn token_pruning(&self) -> Option<&TokenPruning> {

@@ -85,8 +85,8 @@ impl Policy {
         self.rules.caveat()
     }
 
-    /// Tokens whose KV each layer has room for after the prefill, before any comes back that was dropped, for a prompt of `prompt_len` tokens and `decode_len` decode tokens
-    /// (the last prompt token is the first of them); length L.
+    /// Tokens whose KV each layer has room for after the prefill, before any comes back that was dropped, for a prompt of
+    /// `prompt_len` tokens and `decode_len` decode tokens (the last prompt token is the first of them); length L.
     pub fn capacity(&self, prompt_len: usize, decode_len: usize) -> Vec<usize> {
         let prefill_len = prompt_len.saturating_sub(1);
         (0..self.layers).map(|layer| decode_len + self.rules.kept(layer, prefill_len)).collect()

@@ -15,7 +15,7 @@ pub const UNTRAINED: &str = "efficiency-faithful, quality not representative";
 /// [`Self::keys_values_above`] what the others leave to the layers that they never reach. The last prompt token is the
 /// first decode token: it always goes on. Decode tokens run full depth.
 ///
-/// A method that differs otherwise fits in as follows.
+/// What a policy does not say is as it is under `full`. A method that differs otherwise fits in as follows.
 ///
 /// - *Layers that drop the prompt's KV although its rows ran through* (any set S of layers): one exit at the entrance of
 ///   the layer after the highest one outside S; [`Self::kept`] is the number of anchors in the layers of S, which is less
@@ -26,15 +26,21 @@ pub const UNTRAINED: &str = "efficiency-faithful, quality not representative";
 ///   [`Self::kept`] follows from it.
 pub trait PolicyRules: fmt::Display + Send + Sync {
     /// Depths at which rows leave the prefill, ascending; none where all go all the way.
-    fn exits(&self) -> Vec<Depth>;
+    fn exits(&self) -> Vec<Depth> {
+        vec![]
+    }
 
     /// Which of the rows that arrived at an exit go on, one answer for each; whatever it is, the last prompt token goes
     /// on. `None` while that cannot be told: the same rows are then shown again, together with the next chunk's.
-    fn goes_on(&self, arrived: &Arrived<'_>) -> Option<Vec<bool>>;
+    fn goes_on(&self, arrived: &Arrived<'_>) -> Option<Vec<bool>> {
+        Some(vec![true; arrived.positions.len()])
+    }
 
     /// Of `prefill_len` prefill tokens (the prompt but its last token), how many run through the half-layer that begins
     /// at a depth.
-    fn rows_at(&self, depth: Depth, prefill_len: usize) -> usize;
+    fn rows_at(&self, _depth: Depth, prefill_len: usize) -> usize {
+        prefill_len
+    }
 
     /// Where blocks go on by their scores, and KV leaves the device: everything that is to be known of it. Its exits are those
     /// after the attention of its pruning layers, and [`Self::goes_on`] is not asked.

@@ -117,9 +117,9 @@ impl Schedule {
         &self.prunings
     }
 
-    /// How many of them are passed by a row that enters a layer.
-    pub fn passed(&self, layer: usize) -> usize {
-        self.prunings.iter().take_while(|pruning| pruning.layer < layer).count()
+    /// How many of them a row has passed that has come to a depth.
+    pub fn passed(&self, depth: Depth) -> usize {
+        self.prunings.iter().filter(|pruning| Depth::after_attention(pruning.layer) <= depth).count()
     }
 
     /// Where rows leave: after the attention of each pruning layer.

@@ -2,7 +2,7 @@
 
 use super::registry::Argument;
 use super::schedule::Schedule;
-use super::{Arrived, PolicyKind, PolicyRules};
+use super::{PolicyKind, PolicyRules};
 use crate::{Depth, Result};
 use std::fmt;
 use std::sync::Arc;
@@ -92,7 +92,7 @@ impl BlockPruning {
 
     /// Prefill tokens of a layer that decode reads.
     pub fn active_at(&self, layer: usize, prefill_len: usize) -> usize {
-        let stage = self.schedule.passed(layer);
+        let stage = self.schedule.passed(Depth::entering(layer));
         let first = self.first_drop(prefill_len).map_or(0, |(pruning, _)| pruning + 1);
         self.tokens_of_stage(stage.max(first), prefill_len)
     }
@@ -179,13 +179,8 @@ impl PolicyRules for SlimInfer {
         self.0.schedule.exits()
     }
 
-    fn goes_on(&self, arrived: &Arrived<'_>) -> Option<Vec<bool>> {
-        Some(vec![true; arrived.positions.len()])
-    }
-
     fn rows_at(&self, depth: Depth, prefill_len: usize) -> usize {
-        let passed = self.exits().iter().filter(|&&exit| exit <= depth).count();
-        self.0.tokens_of_stage(passed, prefill_len)
+        self.0.tokens_of_stage(self.0.schedule.passed(depth), prefill_len)
     }
 
     fn kept(&self, layer: usize, prefill_len: usize) -> usize {

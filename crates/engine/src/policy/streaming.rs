@@ -3,8 +3,8 @@
 
 use super::registry::Argument;
 use super::schedule::{parse_tokens, shown_tokens};
-use super::{Arrived, PolicyKind, PolicyRules};
-use crate::{Depth, Result};
+use super::{PolicyKind, PolicyRules};
+use crate::Result;
 use layerscope_kernels::AttentionShape;
 use std::fmt;
 use std::ops::Range;
@@ -92,18 +92,6 @@ fn parse(argument: &Argument<'_>) -> Result<Arc<dyn PolicyRules>> {
 }
 
 impl PolicyRules for Streaming {
-    fn exits(&self) -> Vec<Depth> {
-        vec![]
-    }
-
-    fn goes_on(&self, arrived: &Arrived<'_>) -> Option<Vec<bool>> {
-        Some(vec![true; arrived.positions.len()])
-    }
-
-    fn rows_at(&self, _: Depth, prefill_len: usize) -> usize {
-        prefill_len
-    }
-
     fn kept(&self, _: usize, prefill_len: usize) -> usize {
         self.0.left_of(prefill_len)
     }

@@ -8,7 +8,7 @@ use super::reference::{Reference, TINY, logits, whole_run_with};
 use super::{assert_within, sequence, stepped};
 use candle_core::Tensor as HostTensor;
 use layerscope_engine::{
-    Decoder, HookPoint, Hooks, Interrupt, LayerStatistics, Policy, RevivalCounters, Session, Site,
+    Decoder, Depth, HookPoint, Hooks, Interrupt, LayerStatistics, Policy, RevivalCounters, Session, Site,
     TokenPruning,
 };
 use std::cell::RefCell;
@@ -145,7 +145,7 @@ fn assert_stored(session: &Session<'_>, policy: &Policy, chosen: &Chosen, p: usi
     let mut rooms = 0;
     let mut waits = 0;
     for layer in 0..config.layers {
-        let stage = pruning.schedule.passed(layer);
+        let stage = pruning.schedule.passed(Depth::entering(layer));
         let ran = match stage {
             0 => m,
             _ => chosen.seen.keys().filter(|&&(of, position)| of == stage && position < m).count(),
@@ -293,7 +293,7 @@ fn forgotten_decode_tokens_leave_what_came_back() {
     let (_, chosen) = expected(&policy, &sequence, p);
     session.truncate(p + 3).unwrap();
     for layer in 0..TINY.decoder.config().layers {
-        let stage = policy.rules().token_pruning().unwrap().schedule.passed(layer);
+        let stage = policy.rules().token_pruning().unwrap().schedule.passed(Depth::entering(layer));
         let ran = chosen.seen.keys().filter(|&&(of, position)| of == stage && position < p - 1).count();
         assert_eq!(session.store().len(layer), if stage == 0 { p - 1 } else { ran } + 4, "layer {layer}");
     }
