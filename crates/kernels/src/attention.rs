@@ -81,7 +81,11 @@ pub struct Queries<'a> {
 /// A contiguous run of keys and values.
 #[derive(Debug, Clone, Copy)]
 pub struct KeySpan<'a> {
-    /// Key of head h, index j at `h·head_stride + j·head_dim`.
+    /// The first KV head that has these keys; head `first_head` + i, index j at `i·head_stride + j·head_dim`.
+    pub first_head: usize,
+    /// Number of KV heads that have them; other heads do not see the span.
+    pub heads: usize,
+    /// Keys.
     pub keys: Elements<'a>,
     /// Values, laid out as the keys.
     pub values: Elements<'a>,
@@ -93,6 +97,14 @@ pub struct KeySpan<'a> {
     pub first_position: usize,
     /// Where its mass is counted.
     pub segment: Segment,
+}
+
+impl KeySpan<'_> {
+    /// Index of the first key of a KV head; `None` where the head does not have these keys.
+    pub fn start_of(&self, kv_head: usize) -> Option<usize> {
+        let index = kv_head.checked_sub(self.first_head).filter(|&index| index < self.heads)?;
+        Some(index * self.head_stride)
+    }
 }
 
 /// Mass and entropy of each query row and head: index `row · query_heads + head`.
@@ -228,7 +240,8 @@ fn check(shape: &AttentionShape, queries: &Queries<'_>, spans: &[KeySpan<'_>], o
     let size = queries.rows * shape.query_heads * shape.head_dim;
     assert!(queries.data.len() >= size && output.len() >= size, "query and output sizes");
     for span in spans.iter().filter(|span| span.len > 0) {
-        let needed = (shape.kv_heads - 1) * span.head_stride + span.len * shape.head_dim;
+        assert!(span.heads > 0 && span.first_head + span.heads <= shape.kv_heads, "heads of a key span");
+        let needed = (span.heads - 1) * span.head_stride + span.len * shape.head_dim;
         assert!(span.keys.len() >= needed && span.values.len() >= needed, "key span size");
     }
 }

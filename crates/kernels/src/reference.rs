@@ -33,7 +33,7 @@ pub fn attention(shape: &AttentionShape, queries: &Queries<'_>, spans: &[KeySpan
         let position = queries.first_position + row;
         for head in 0..shape.query_heads {
             let q = &queries.data[(row * shape.query_heads + head) * dim..][..dim];
-            let offset = |span: &KeySpan<'_>, key: usize| head / group * span.head_stride + key * dim;
+            let offset = |span: &KeySpan<'_>, key: usize| Some(span.start_of(head / group)? + key * dim);
             let mut scored = vec![];
             for span in spans {
                 for key in 0..span.len {
@@ -41,27 +41,25 @@ pub fn attention(shape: &AttentionShape, queries: &Queries<'_>, spans: &[KeySpan
                     let in_window = |window| position - key_position < window;
                     let visible = key_position <= position
                         && (shape.window.is_none_or(in_window) || key_position < shape.sinks);
-                    if visible {
-                        let start = offset(span, key);
+                    if let Some(start) = offset(span, key).filter(|_| visible) {
                         let k = span.keys.to_f32(start..start + dim);
                         let product: f64 = q.iter().zip(&k).map(|(&a, &b)| f64::from(a) * f64::from(b)).sum();
                         let score = product * f64::from(shape.scale);
                         let capped =
                             shape.soft_cap.map(f64::from).map_or(score, |cap| cap * (score / cap).tanh());
-                        scored.push((span, key, capped));
+                        scored.push((span, key, start, capped));
                     }
                 }
             }
-            let max = scored.iter().map(|s| s.2).fold(f64::NEG_INFINITY, f64::max);
-            let total: f64 = scored.iter().map(|s| (s.2 - max).exp()).sum();
+            let max = scored.iter().map(|s| s.3).fold(f64::NEG_INFINITY, f64::max);
+            let total: f64 = scored.iter().map(|s| (s.3 - max).exp()).sum();
             let mut output = vec![0.0; dim];
             let mut mass = [0.0; SEGMENTS];
             let mut probabilities = vec![];
-            for &(span, key, score) in &scored {
+            for &(span, key, start, score) in &scored {
                 let probability = (score - max).exp() / total;
                 mass[span.segment as usize] += probability;
                 probabilities.push((span.first_position + key, probability));
-                let start = offset(span, key);
                 for (o, v) in output.iter_mut().zip(span.values.to_f32(start..start + dim)) {
                     *o += probability * f64::from(v);
                 }

@@ -60,6 +60,8 @@ impl VariantAttention<'_> {
                         let keys = KvNumbers::rounded(precision, keys);
                         let values = KvNumbers::rounded(precision, values);
                         spans.push(KeySpan {
+                            first_head: 0,
+                            heads: shape.kv_heads,
                             keys: keys.elements(),
                             values: values.elements(),
                             head_stride: steps * shape.head_dim,
@@ -98,6 +100,8 @@ impl VariantAttention<'_> {
             first_position: (self.prompt_len - 1) as u32,
             segment: Segment::Decode as u32,
             grows: 0,
+            first_head: 0,
+            heads: shape.kv_heads as u32,
         });
         let segments = [Segment::Bos, Segment::Prompt, Segment::Decode];
         let visible: Vec<u32> = self

@@ -82,6 +82,8 @@ impl KvStore {
         let span = |piece: Piece| {
             let start = piece.slot * self.head_dim;
             KeySpan {
+                first_head: 0,
+                heads: self.kv_heads,
                 keys: keys.elements().from_index(start),
                 values: values.elements().from_index(start),
                 head_stride: store.capacity * self.head_dim,
@@ -107,6 +109,8 @@ impl KvStore {
                 first_position: piece.first_position as u32,
                 segment: piece.segment as u32,
                 grows: 0,
+                first_head: 0,
+                heads: self.kv_heads as u32,
             }
         };
         pieces.into_iter().map(span).collect()

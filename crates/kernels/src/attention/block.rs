@@ -27,6 +27,8 @@ pub(super) struct Block<'a> {
 #[derive(Clone, Copy)]
 pub(super) struct Tile {
     span: usize,
+    /// Index of the first element of the block's KV head.
+    head_start: usize,
     start: usize,
     len: usize,
     first_position: usize,
@@ -56,6 +58,7 @@ impl<'a> Block<'a> {
         let (first, last) = (self.position(0), self.position(self.len() - 1));
         let mut tiles = vec![];
         for (index, span) in spans.iter().enumerate() {
+            let Some(head_start) = span.start_of(self.kv_head) else { continue };
             for start in (0..span.len).step_by(KEY_TILE) {
                 let len = KEY_TILE.min(span.len - start);
                 let first_position = span.first_position + start;
@@ -63,7 +66,7 @@ impl<'a> Block<'a> {
                     self.shape.window.is_some_and(|window| first_position + len + window <= first + 1);
                 let has_sinks = first_position < self.shape.sinks;
                 if first_position <= last && (has_sinks || !past_window) {
-                    tiles.push(Tile { span: index, start, len, first_position });
+                    tiles.push(Tile { span: index, head_start, start, len, first_position });
                 }
             }
         }
@@ -116,7 +119,7 @@ impl<'a> Block<'a> {
     ) {
         let dim = self.shape.head_dim;
         let span = &spans[tile.span];
-        let start = self.kv_head * span.head_stride + tile.start * dim;
+        let start = tile.head_start + tile.start * dim;
         let Buffers { widened, transposed } = buffers;
         let keys = span.keys.widened(lanes, start..start + tile.len * dim, widened);
         if self.len() >= TRANSPOSE_FROM {
@@ -300,7 +303,7 @@ impl Operation for Pass<'_> {
                     state.sum[entry][segment] += f64::from(sum);
                 }
             }
-            let start = block.kv_head * span.head_stride + tile.start * dim;
+            let start = tile.head_start + tile.start * dim;
             let values = span.values.widened(lanes, start..start + tile.len * dim, &mut buffers.widened);
             let values = if padded == dim {
                 values

@@ -142,13 +142,13 @@ DEVICE void receive(const Parameters& parameters) {
         int from, to;
         positions_of_copy(p, tiles, copy, from, to);
         for (unsigned index = 0; index < p.span_count; index++) {
-            const spans::Range range = spans::visible_keys(p, index, copy, from, to);
             const spans::Span& span = p.spans[index];
+            const spans::Range range = spans::visible_keys(p, index, span.first_head, copy, from, to);
             // The key at the tile's first position.
             const int first_key = start - static_cast<int>(span.first_position);
             if (range.first >= range.end || first_key >= range.end || first_key + POSITIONS <= range.first) continue;
-            for (unsigned kv_head = 0; kv_head < p.kv_heads; kv_head++) {
-                const Key* keys = in_global_memory(reinterpret_cast<const Key*>(span.keys)) + kv_head * span.head_stride + copy * span.copy_stride;
+            for (unsigned kv_head = span.first_head; kv_head < span.first_head + span.heads; kv_head++) {
+                const Key* keys = in_global_memory(reinterpret_cast<const Key*>(span.keys)) + (kv_head - span.first_head) * span.head_stride + copy * span.copy_stride;
                 for (unsigned first_entry = 0; first_entry < p.entries; first_entry += ENTRIES) {
                     if (!begin_entries(parameters, tiles, copy, kv_head, first_entry, start)) continue;
                     float scores[OWN_ENTRIES][OWN_POSITIONS];

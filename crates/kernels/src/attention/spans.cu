@@ -28,6 +28,8 @@ struct Span {
     uint64_t keys, values;
     uint64_t head_stride, key_stride, copy_stride;
     uint32_t len, first_position, segment, grows;
+    // The KV heads that have these keys.
+    uint32_t first_head, heads;
 };
 
 // What attention and the attention received look at.
@@ -77,8 +79,8 @@ struct Range {
     int first, end;
 };
 
-// The keys of a span that a copy sees from any position of `from` to `to`.
-DEVICE Range visible_keys(const Problem& p, unsigned index, unsigned copy, int from, int to) {
+// The keys of a span that a KV head and copy see from any position of `from` to `to`.
+DEVICE Range visible_keys(const Problem& p, unsigned index, unsigned kv_head, unsigned copy, int from, int to) {
     const Span* span = p.spans + index;
     const int first_position = static_cast<int>(span->first_position);
     int len = static_cast<int>(span->len);
@@ -86,13 +88,15 @@ DEVICE Range visible_keys(const Problem& p, unsigned index, unsigned copy, int f
     // A span that begins with sinks is gone over from its start: what lies between them and the window is masked key by key.
     const int first = p.sinks > first_position ? 0 : larger(from + 1 - p.window - first_position, 0);
     const int end = smaller(to + 1 - first_position, len);
-    const bool seen = end > first && (!p.visible_spans || (p.visible_spans[copy] >> index & 1));
+    // Wraps around for heads before the first.
+    const bool has_keys = kv_head - span->first_head < span->heads;
+    const bool seen = has_keys && end > first && (!p.visible_spans || (p.visible_spans[copy] >> index & 1));
     return seen ? Range{first, end} : Range{0, 0};
 }
 
 // None beyond the last span.
-DEVICE Range visible_keys_or_none(const Problem& p, unsigned index, unsigned copy, int from, int to) {
-    return index < p.span_count ? visible_keys(p, index, copy, from, to) : Range{0, 0};
+DEVICE Range visible_keys_or_none(const Problem& p, unsigned index, unsigned kv_head, unsigned copy, int from, int to) {
+    return index < p.span_count ? visible_keys(p, index, kv_head, copy, from, to) : Range{0, 0};
 }
 
 // 16 bytes of a row of keys or values; without vectors, element by element, with zeros after the first `left`.
@@ -257,7 +261,7 @@ struct Walk {
         const int step = key_warps * keys_at_once, head_dim = static_cast<int>(p.head_dim);
         int base = range.first + key_warp * keys_at_once;
         if (!warp_any(base < range.end)) return;
-        const uint64_t start = kv_head * span.head_stride + copy * span.copy_stride;
+        const uint64_t start = (kv_head - span.first_head) * span.head_stride + copy * span.copy_stride;
         const uint32_t stride = static_cast<uint32_t>(span.key_stride);
         const Key* keys = in_global_memory(reinterpret_cast<const Key*>(span.keys)) + start;
         const Key* values = in_global_memory(reinterpret_cast<const Key*>(span.values)) + start;
@@ -413,11 +417,11 @@ DEVICE void attend(const Parameters& parameters) {
     const int to = warp_max(position);
     const int from = MOST_POSITION - warp_max(position < 0 ? 0 : MOST_POSITION - position);
     // This lane's of 32 spans.
-    Range mine = visible_keys_or_none(p, lane_index(), copy, from, to);
+    Range mine = visible_keys_or_none(p, lane_index(), kv_head, copy, from, to);
     int total = mine.end - mine.first;
     NOT_UNROLLED
     for (unsigned first = 32; first < p.span_count; first += 32) {
-        const Range range = visible_keys_or_none(p, first + lane_index(), copy, from, to);
+        const Range range = visible_keys_or_none(p, first + lane_index(), kv_head, copy, from, to);
         total += range.end - range.first;
     }
     total = warp_sum(total);
@@ -432,7 +436,7 @@ DEVICE void attend(const Parameters& parameters) {
     // Loops end alike in all lanes; it is asked so that the compiler knows.
     NOT_UNROLLED
     for (unsigned first = 0; warp_any(left > 0); first += 32) {
-        if (first > 0) mine = visible_keys_or_none(p, first + lane_index(), copy, from, to);
+        if (first > 0) mine = visible_keys_or_none(p, first + lane_index(), kv_head, copy, from, to);
         NOT_UNROLLED
         for (int i = 0; i < 32 && warp_any(left > 0); i++) {
             const Range range{shuffle(mine.first, i) + skip, shuffle(mine.end, i)};

@@ -79,6 +79,11 @@ proptest! {
         let Problem { shape, rows, first_position, spans, seed, spread } = problem;
         let q: Vec<f32> = noise(seed, rows * shape.query_heads * shape.head_dim)
             .into_iter().map(|x| x * spread).collect();
+        // Every third problem has keys that only some heads have.
+        let heads: Vec<std::ops::Range<usize>> = (0..spans.len()).map(|i| {
+            let (first, all) = ((seed >> 3) as usize + i, shape.kv_heads);
+            if seed % 3 == 0 { first % all..first % all + 1 + first % (all - first % all) } else { 0..all }
+        }).collect();
         // A little slack behind each head, as a preallocated cache has.
         let buffers: Vec<(Vec<f32>, Vec<f32>, usize)> = spans.iter().enumerate().map(|(i, &(_, len, _))| {
             let stride = (len + 3) * shape.head_dim;
@@ -94,7 +99,10 @@ proptest! {
             buffers.iter().map(|(keys, values, _)| [to_f16(keys), to_f16(values)]).collect();
         let spans: Vec<KeySpan<'_>> = spans.iter().zip(&buffers)
             .zip(&halves)
-            .map(|((&(first_position, len, segment), (keys, values, head_stride)), halves)| KeySpan {
+            .zip(&heads)
+            .map(|(((&(first_position, len, segment), (keys, values, head_stride)), halves), heads)| KeySpan {
+                first_head: heads.start,
+                heads: heads.len(),
                 keys: if in_f16 { Elements::F16(&halves[0]) } else { keys[..].into() },
                 values: if in_f16 { Elements::F16(&halves[1]) } else { values[..].into() },
                 head_stride: *head_stride, len, first_position, segment,
@@ -182,6 +190,8 @@ fn splitting_keys_changes_nothing_that_matters() {
     let span = KeySpan {
         keys: keys[..].into(),
         values: values[..].into(),
+        first_head: 0,
+        heads: 1,
         head_stride: len * 64,
         len,
         first_position: 0,

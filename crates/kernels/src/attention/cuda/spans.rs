@@ -38,7 +38,7 @@ const RECEIVED_SHARED: usize = (2 * 32 * 68 + 4 * 64 + 8) * 4;
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Span {
-    /// Address of the first key of head 0 (and of copy 0).
+    /// Address of the first key of KV head `first_head` (and of copy 0).
     pub keys: u64,
     /// Address of its value; values are laid out as the keys.
     pub values: u64,
@@ -56,6 +56,10 @@ pub struct Span {
     pub segment: u32,
     /// 1 where [`SpanAttention::decoded`] adds to `len`, else 0.
     pub grows: u32,
+    /// The first KV head that has these keys.
+    pub first_head: u32,
+    /// Number of KV heads that have them; other heads do not see the span.
+    pub heads: u32,
 }
 
 // SAFETY: plain numbers without padding, of which zeros are valid.

@@ -119,6 +119,8 @@ fn check(case: &Case) {
     let span = KeySpan {
         keys: keys.as_slice().into(),
         values: values.as_slice().into(),
+        first_head: 0,
+        heads: case.kv_heads,
         head_stride: case.capacity() * case.head_dim,
         len: case.first_slot + case.rows,
         first_position: 0,

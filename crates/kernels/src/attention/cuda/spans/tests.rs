@@ -111,6 +111,15 @@ fn lay_out(problem: &Problem, keys: &Keys, seed: u64) -> (Vec<Vec<f32>>, Vec<f32
     (plain, device)
 }
 
+/// The KV heads that have the keys of a span: all, or where positions are odd only some.
+fn heads_of(problem: &Problem, span: usize) -> (usize, usize) {
+    let all = problem.shape.kv_heads;
+    match problem.first_position % 2 {
+        0 => (0, all),
+        _ => (span % all, 1 + (span + problem.copies) % (all - span % all)),
+    }
+}
+
 /// Keys between the heads of a cache that nobody may use.
 const SLACK: usize = 3;
 
@@ -142,9 +151,11 @@ fn run(device: &Device, problem: &Problem, seed: u64, with_statistics: bool) -> 
             true => (head_dim, kv_heads * head_dim, keys.len * kv_heads * head_dim),
             false => ((keys.len + SLACK) * head_dim, head_dim, 0),
         };
+        let (first_head, heads) = heads_of(problem, index);
+        let skipped = (first_head * head_stride * problem.element.bytes()) as u64;
         spans.push(Span {
-            keys: pair[0].address(),
-            values: pair[1].address(),
+            keys: pair[0].address() + skipped,
+            values: pair[1].address() + skipped,
             head_stride: head_stride as u64,
             key_stride: key_stride as u64,
             copy_stride: copy_stride as u64,
@@ -152,6 +163,8 @@ fn run(device: &Device, problem: &Problem, seed: u64, with_statistics: bool) -> 
             first_position: keys.first_position as u32,
             segment: keys.segment as u32,
             grows: (keys.decoded > 0).into(),
+            first_head: first_head as u32,
+            heads: heads as u32,
         });
         buffers.push(pair);
     }
@@ -227,11 +240,15 @@ fn check_problem(problem: &Problem, seed: u64) {
         let sees = |index: usize| problem.visible.as_ref().is_none_or(|bits| bits[copy] >> index & 1 == 1);
         let spans: Vec<KeySpan<'_>> = (problem.keys.iter().zip(&run.plain).enumerate())
             .filter(|&(index, _)| sees(index))
-            .map(|(_, (keys, [plain_keys, plain_values]))| {
+            .map(|(index, (keys, [plain_keys, plain_values]))| {
                 let of_copy = if keys.own { copy } else { 0 };
+                let (first_head, heads) = heads_of(problem, index);
+                let skipped = first_head * keys.len * dim;
                 KeySpan {
-                    keys: plain_keys[of_copy][..].into(),
-                    values: plain_values[of_copy][..].into(),
+                    first_head,
+                    heads,
+                    keys: plain_keys[of_copy][skipped..].into(),
+                    values: plain_values[of_copy][skipped..].into(),
                     head_stride: keys.len * dim,
                     len: keys.len,
                     first_position: keys.first_position,

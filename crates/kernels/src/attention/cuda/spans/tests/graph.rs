@@ -18,6 +18,8 @@ fn a_captured_graph_follows_the_decoded_tokens() {
         first_position: first as u32,
         segment: segment as u32,
         grows,
+        first_head: 0,
+        heads: 2,
     };
     let spans = device.upload(&[span(0, 39, Segment::Prompt, 0), span(39, 1, Segment::Decode, 1)]).unwrap();
     let (positions, decoded) = (device.upload(&[39i32]).unwrap(), device.upload(&[0i32]).unwrap());
@@ -48,6 +50,8 @@ fn a_captured_graph_follows_the_decoded_tokens() {
         let span = KeySpan {
             keys: keys[..].into(),
             values: values[..].into(),
+            first_head: 0,
+            heads: 2,
             head_stride: len * dim,
             len: 40 + step,
             first_position: 0,
