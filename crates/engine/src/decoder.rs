@@ -33,11 +33,23 @@ pub struct Decoder {
 
 /// What attention does with new queries, keys and values: store them, choose the keys to see, attend.
 pub trait Attend {
-    /// `q [rows, H, head_dim]`, `k` and `v [rows, kv_heads, head_dim]`, rotated, to `[rows, H, head_dim]`.
+    /// `q [rows, H, head_dim]`, `k` and `v [rows, kv_heads, head_dim]`, rotated, to `[rows, H, head_dim]`. Keys and values
+    /// are given unless [`Self::has_keys_values`].
     ///
     /// # Errors
     /// Whatever fails beneath.
-    fn attend(&mut self, at: Location<'_>, qkv: [&Tensor; 3], hooks: &mut Hooks<'_>) -> Result<Tensor>;
+    fn attend(
+        &mut self,
+        at: Location<'_>,
+        q: &Tensor,
+        kv: Option<[&Tensor; 2]>,
+        hooks: &mut Hooks<'_>,
+    ) -> Result<Tensor>;
+
+    /// Whether keys and values of all rows at a layer are there already, so that the layer projects none.
+    fn has_keys_values(&self, _layer: usize) -> bool {
+        false
+    }
 }
 
 /// Which rows of which layer are being computed.
@@ -63,8 +75,6 @@ pub struct Pass<'a, 'h> {
     pub exact: bool,
     /// On a GPU: where positions and tokens are, if they are there already.
     pub rows_on_device: Option<&'a RowsOnDevice>,
-    /// What keys and values are projected from, `[rows, d]`, normalised; the layer's own input where it is `None`.
-    pub keys_values_from: Option<&'a Tensor>,
 }
 
 /// What tells rows apart, in a GPU's memory: read when kernels run rather than when they are queued.
@@ -77,14 +87,18 @@ pub struct RowsOnDevice {
 }
 
 /// Layers whose keys and values are projected from one residual stream.
-#[derive(Debug, Clone)]
-pub struct KeysValuesOf {
+#[derive(Clone)]
+pub struct KeysValuesOf<'a> {
     /// The layers.
     pub layers: Range<usize>,
     /// The layer whose attention norm all of them share; each its own where it is `None`.
     pub shared_norm: Option<usize>,
     /// As in [`Pass`].
     pub sequence_len: usize,
+    /// As in [`Pass`].
+    pub exact: bool,
+    /// As in [`Pass`].
+    pub rows_on_device: Option<&'a RowsOnDevice>,
 }
 
 /// What happens to the output of attention or MLP before it joins the residual stream.
@@ -270,20 +284,20 @@ impl Decoder {
         &self,
         x: &Tensor,
         positions: &[usize],
-        of: KeysValuesOf,
+        of: KeysValuesOf<'_>,
         hooks: &mut Hooks<'_>,
         keep: &mut dyn FnMut(usize, [&Tensor; 2]) -> Result<()>,
     ) -> Result<()> {
-        let on_device = self.positions_on_device(positions, None)?;
+        let on_device = self.positions_on_device(positions, of.rows_on_device)?;
         let angles = self.angles(positions, on_device.as_ref(), of.sequence_len)?;
-        let shared = of.shared_norm.map(|layer| self.attention_norm(layer, x, false)).transpose()?;
+        let exact = of.exact || self.precision == WeightsPrecision::F32;
+        let shared = of.shared_norm.map(|layer| self.attention_norm(layer, x, exact)).transpose()?;
         for layer in of.layers {
             let normed = match &shared {
                 Some(shared) => shared,
-                None => &self.attention_norm(layer, x, false)?,
+                None => &self.attention_norm(layer, x, exact)?,
             };
             let projections = [&self.blocks[layer].key, &self.blocks[layer].value];
-            let exact = self.precision == WeightsPrecision::F32;
             let projected = Projection::forward_together(projections, normed, exact)?;
             let at = Location { layer, positions, positions_on_device: on_device.as_deref() };
             let [k, v] = self.keys_values(projected, at, hooks)?;
@@ -309,24 +323,29 @@ impl Decoder {
         let (block, config) = (&self.blocks[layer], &self.config);
         let normed = through(&block.attention_norm, x, at, Site::AttentionNormalized, pass)?;
         let Block { query, key, value, .. } = block;
-        let [q, k, v] = match pass.keys_values_from {
-            None => Projection::forward_together([query, key, value], &normed, pass.exact)?,
-            Some(source) => {
-                let [k, v] = Projection::forward_together([key, value], source, pass.exact)?;
-                [query.forward(&normed, pass.exact)?, k, v]
-            }
-        };
         let shape = [positions.len(), config.heads, config.head_dim];
-        let q = pass.hooks.visit(layer, Site::Query, positions, q.reshape(&shape)?)?;
-        let q = block.query_norm(&q)?;
-        let [k, v] = self.keys_values([k, v], at, pass.hooks)?;
-        let [q, k] = match rotary {
-            Some(rotary) => rotary.apply_to_both([&q, &k])?,
-            None => [q, k],
+        let z = if pass.attend.has_keys_values(layer) {
+            let q = query.forward(&normed, pass.exact)?.reshape(&shape)?;
+            let q = block.query_norm(&pass.hooks.visit(layer, Site::Query, positions, q)?)?;
+            let q = match rotary {
+                Some(rotary) => rotary.apply(&q)?,
+                None => q,
+            };
+            let q = pass.hooks.visit(layer, Site::RotatedQuery, positions, q)?;
+            pass.attend.attend(at, &q, None, pass.hooks)?
+        } else {
+            let [q, k, v] = Projection::forward_together([query, key, value], &normed, pass.exact)?;
+            let q = pass.hooks.visit(layer, Site::Query, positions, q.reshape(&shape)?)?;
+            let q = block.query_norm(&q)?;
+            let [k, v] = self.keys_values([k, v], at, pass.hooks)?;
+            let [q, k] = match rotary {
+                Some(rotary) => rotary.apply_to_both([&q, &k])?,
+                None => [q, k],
+            };
+            let q = pass.hooks.visit(layer, Site::RotatedQuery, positions, q)?;
+            let k = pass.hooks.visit(layer, Site::RotatedKey, positions, k)?;
+            pass.attend.attend(at, &q, Some([&k, &v]), pass.hooks)?
         };
-        let q = pass.hooks.visit(layer, Site::RotatedQuery, positions, q)?;
-        let k = pass.hooks.visit(layer, Site::RotatedKey, positions, k)?;
-        let z = pass.attend.attend(at, [&q, &k, &v], pass.hooks)?;
         let z = pass.hooks.visit(layer, Site::WeightedValues, positions, z)?;
         let z = z.reshape(&[positions.len(), config.query_width()])?;
         let half = Half {

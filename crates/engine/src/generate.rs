@@ -1,13 +1,14 @@
 //! Generation: prefill under a policy, then one token after another.
 
+use crate::attention::LayerStatistics;
 use crate::hooks::Hooks;
-use crate::session::{
-    Interrupt, LayerStatistics, RevivalCounters, Session, TransferCounters, check_interrupt,
-};
+use crate::policy::{RevivalCounters, TransferCounters};
+use crate::session::{Interrupt, Session, check_interrupt};
 use crate::tensor::{self, Tensor};
 use crate::{Decoder, Error, Policy, Result};
 use candle_transformers::generation::{LogitsProcessor, Sampling};
 use std::ops::ControlFlow;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// How the next token is chosen.
@@ -116,7 +117,7 @@ pub struct GeneratedToken<'a> {
 /// [`Error::Input`] on a prompt that is empty or beyond the context; [`Error::Interrupted`] during prefill (during
 /// decoding an interrupt ends the text early instead, so that nothing is lost).
 pub fn generate(
-    decoder: &Decoder,
+    decoder: &Arc<Decoder>,
     prompt: &[u32],
     policy: Policy,
     settings: &GenerationSettings<'_>,

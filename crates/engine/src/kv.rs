@@ -1,44 +1,29 @@
-//! The KV store: keys and values per layer, in buffers reserved once for what the policy will keep, and no more.
+//! The KV store: keys and values per layer and KV head, in buffers reserved once for what the policy keeps, and no more.
 
 mod blocks;
-mod numbers;
-mod spans;
+mod buffer;
+mod evict;
+mod group;
+mod ranges;
 
-use crate::tensor::{Tensor, with_f32};
+use crate::tensor::Tensor;
 use crate::{Device, Error, ModelConfig, Result};
-pub(crate) use blocks::{GivenUp, LayerKeys, Record};
-use layerscope_kernels::cuda::store::{self, Append};
+pub(crate) use blocks::{LayerKeys, Record};
+pub use buffer::{KvBuffer, KvPrecision};
+pub(crate) use evict::{Evicted, KeptSlots};
+use group::HeadGroup;
 use layerscope_kernels::cuda::{Buffer, Numbers};
-pub use numbers::{KvNumbers, KvPrecision};
-pub(crate) use spans::View;
-use std::ops::Range;
+pub use ranges::KeyRange;
+pub(crate) use ranges::{View, by_slot};
 
 /// Keys and values of every layer, where the model runs.
 pub struct KvStore {
     kv_heads: usize,
     head_dim: usize,
     precision: KvPrecision,
-    layers: Vec<LayerStore>,
-}
-
-/// One layer.
-struct LayerStore {
-    numbers: LayerNumbers,
-    capacity: usize,
-    /// Stored positions in runs; slot order is run order. Ascending, unless blocks were exchanged.
-    runs: Vec<Run>,
-}
-
-/// Keys and values, `[kv_heads, capacity, head_dim]` each.
-enum LayerNumbers {
-    Host { keys: KvNumbers, values: KvNumbers },
-    Device { keys: Buffer, values: Buffer },
-}
-
-#[derive(Clone, Copy)]
-struct Run {
-    first_position: usize,
-    len: usize,
+    /// KV heads that store the same positions share a group: all of a layer, until a policy keeps more for some heads than
+    /// for others.
+    layers: Vec<Vec<HeadGroup>>,
 }
 
 /// A layer's keys and values in a GPU's memory, `[kv_heads, capacity, head_dim]`.
@@ -56,25 +41,23 @@ impl KvStore {
     /// Reserves room for `capacity[layer]` tokens in each layer.
     ///
     /// # Errors
-    /// [`Error::Input`] where a GPU has not so much memory left.
+    /// Where a GPU has not so much memory left.
     pub fn new(
         config: &ModelConfig,
         capacity: &[usize],
         precision: KvPrecision,
         device: &Device,
     ) -> Result<Self> {
-        let per_token = config.kv_heads * config.head_dim;
+        let (kv_heads, head_dim) = (config.kv_heads, config.head_dim);
         let layers = capacity.iter().map(|&capacity| {
-            let numbers = LayerNumbers::reserved(precision, capacity * per_token, device)?;
-            Ok(LayerStore { numbers, capacity, runs: vec![] })
+            Ok(vec![HeadGroup::reserved(0..kv_heads, head_dim, capacity, precision, device)?])
         });
-        let layers = layers.collect::<Result<_>>()?;
-        Ok(Self { kv_heads: config.kv_heads, head_dim: config.head_dim, precision, layers })
+        Ok(Self { kv_heads, head_dim, precision, layers: layers.collect::<Result<_>>()? })
     }
 
     /// Bytes allocated for keys and values.
     pub fn allocated_bytes(&self) -> usize {
-        self.layers.iter().map(|layer| layer.numbers.allocated_bytes()).sum()
+        self.layers.iter().flatten().map(HeadGroup::allocated_bytes).sum()
     }
 
     /// The type of keys and values.
@@ -82,14 +65,20 @@ impl KvStore {
         self.precision
     }
 
-    /// Tokens that a layer has room for.
+    /// Tokens that a layer has room for; of its KV heads, the one with most.
     pub(crate) fn capacity(&self, layer: usize) -> usize {
-        self.layers[layer].capacity
+        self.layers[layer].iter().map(|group| group.capacity).max().unwrap_or(0)
     }
 
-    /// Tokens stored in a layer.
+    /// Tokens stored in a layer; of its KV heads, the one with most.
     pub fn len(&self, layer: usize) -> usize {
-        self.layers[layer].len()
+        self.layers[layer].iter().map(HeadGroup::len).max().unwrap_or(0)
+    }
+
+    /// Positions that a KV head of a layer stores, in the order of their slots.
+    pub fn positions(&self, layer: usize, kv_head: usize) -> Vec<usize> {
+        let group = self.layers[layer].iter().find(|group| group.heads.contains(&kv_head));
+        group.map_or(vec![], |group| group.positions().collect())
     }
 
     /// Stores the keys and values of rows behind all stored ones, whatever their positions;
@@ -104,165 +93,93 @@ impl KvStore {
         keys: &Tensor,
         values: &Tensor,
     ) -> Result<()> {
-        let (kv_heads, dim) = (self.kv_heads, self.head_dim);
         self.check_room(layer, positions.len())?;
-        let store = &mut self.layers[layer];
-        let first_slot = store.len();
-        match &mut store.numbers {
-            LayerNumbers::Host { keys: to_keys, values: to_values } => {
-                for (numbers, to) in [(keys, to_keys), (values, to_values)] {
-                    with_f32(numbers, |numbers| {
-                        for (index, numbers) in numbers.chunks_exact(dim).enumerate() {
-                            let (row, head) = (index / kv_heads, index % kv_heads);
-                            to.write((head * store.capacity + first_slot + row) * dim, numbers);
-                        }
-                    })?;
-                }
-            }
-            LayerNumbers::Device { .. } => self.append_on_device(layer, first_slot, None, [keys, values])?,
+        for group in &mut self.layers[layer] {
+            let first_slot = group.len();
+            group.write(self.kv_heads, first_slot, None, [keys, values])?;
+            group.add(positions);
         }
-        self.note(layer, positions);
         Ok(())
     }
 
     /// That a layer has room for so many tokens more.
     pub(crate) fn check_room(&self, layer: usize, tokens: usize) -> Result<()> {
-        let capacity = self.layers[layer].capacity;
-        if self.len(layer) + tokens <= capacity {
-            return Ok(());
+        match self.layers[layer].iter().find(|group| group.len() + tokens > group.capacity) {
+            None => Ok(()),
+            Some(group) => Err(Error::failure(format!(
+                "the KV store of layer {layer} is full ({} tokens); please report this",
+                group.capacity
+            ))),
         }
-        Err(Error::failure(format!(
-            "the KV store of layer {layer} is full ({capacity} tokens); please report this"
-        )))
     }
 
-    /// Queues the storing of rows from a slot on, which moves on by what `decoded` holds (i32) when it runs; keeps no account
-    /// of it.
+    /// Slots behind the stored ones, one for each group of KV heads.
+    pub(crate) fn next_slots(&self, layer: usize) -> Vec<usize> {
+        self.layers[layer].iter().map(HeadGroup::len).collect()
+    }
+
+    /// Queues the storing of rows on a GPU from [`Self::next_slots`] on, which move on by what `decoded` holds (i32) when it
+    /// runs. [`Self::add_positions`] keeps account of it.
     pub(crate) fn append_on_device(
         &self,
         layer: usize,
-        first_slot: usize,
-        decoded: Option<&Buffer>,
-        [keys, values]: [&Tensor; 2],
+        first_slots: &[usize],
+        decoded: &Buffer,
+        keys_values: [&Tensor; 2],
     ) -> Result<()> {
-        let (Some(to), Some(from), Some(values)) =
-            (self.on_device(layer), keys.on_device(), values.on_device())
-        else {
-            return Err(Error::failure("keys and their store are on different devices; please report this"));
-        };
-        Ok(store::append(&Append {
-            keys: from.numbers(),
-            values: values.numbers(),
-            kv_heads: self.kv_heads,
-            head_dim: self.head_dim,
-            rows: keys.rows(),
-            first_slot,
-            decoded,
-            capacity: to.capacity,
-            to_keys: to.keys,
-            to_values: to.values,
-        })?)
+        let groups = self.layers[layer].iter().zip(first_slots);
+        groups.into_iter().try_for_each(|(group, &first_slot)| {
+            group.write_on_device(self.kv_heads, first_slot, Some(decoded), keys_values)
+        })
     }
 
     /// Keeps account of rows at these positions having been stored.
-    pub(crate) fn note(&mut self, layer: usize, positions: &[usize]) {
-        let runs = &mut self.layers[layer].runs;
-        for &position in positions {
-            match runs.last_mut() {
-                Some(run) if run.first_position + run.len == position => run.len += 1,
-                _ => runs.push(Run { first_position: position, len: 1 }),
-            }
-        }
-    }
-
-    /// Forgets every key at `position` and after it, in the layers from `layer` on.
-    ///
-    /// # Errors
-    /// Where a GPU fails.
-    pub fn truncate(&mut self, layer: usize, position: usize) -> Result<()> {
-        for layer in layer..self.layers.len() {
-            if !self.is_ascending(layer) {
-                self.give_up(layer, position..usize::MAX, self.capacity(layer))?;
-                continue;
-            }
-            // What goes is behind all that stays.
-            self.layers[layer].runs.retain_mut(|run| {
-                run.len = run.len.min(position.saturating_sub(run.first_position));
-                run.len > 0
-            });
-        }
-        Ok(())
+    pub(crate) fn add_positions(&mut self, layer: usize, positions: &[usize]) {
+        self.layers[layer].iter_mut().for_each(|group| group.add(positions));
     }
 
     /// Whether each key of a layer is at a position behind those in the slots before its own.
     pub(crate) fn is_ascending(&self, layer: usize) -> bool {
-        let runs = &self.layers[layer].runs;
-        runs.windows(2).all(|pair| pair[0].first_position + pair[0].len <= pair[1].first_position)
+        self.layers[layer].iter().all(HeadGroup::is_ascending)
     }
 
-    /// A layer's memory on a GPU, if it is there.
+    /// A layer's memory on a GPU, if it is there and all KV heads store the same positions.
     pub(crate) fn on_device(&self, layer: usize) -> Option<DeviceLayer<'_>> {
-        let store = &self.layers[layer];
-        let LayerNumbers::Device { keys, values } = &store.numbers else { return None };
-        let element = self.precision.device_element();
-        Some(DeviceLayer {
-            keys: Numbers::all(keys, element),
-            values: Numbers::all(values, element),
-            capacity: store.capacity,
-            len: store.len(),
-            consecutive: store.runs.len() <= 1,
-        })
-    }
-
-    /// Stored positions of a layer and, of every KV head, their keys and values in f32, `[kv_heads, stored, head_dim]`.
-    pub(crate) fn gathered(&self, layer: usize) -> Result<(Vec<usize>, Vec<f32>, Vec<f32>)> {
-        let store = &self.layers[layer];
-        let positions: Vec<usize> =
-            store.runs.iter().flat_map(|run| run.first_position..run.first_position + run.len).collect();
-        let of_heads = |all: &dyn Fn(Range<usize>) -> Vec<f32>| {
-            let heads = (0..self.kv_heads).map(|head| head * store.capacity * self.head_dim);
-            heads.flat_map(|start| all(start..start + positions.len() * self.head_dim)).collect::<Vec<f32>>()
-        };
-        let (keys, values) = match &store.numbers {
-            LayerNumbers::Host { keys, values } => (
-                of_heads(&|range| keys.elements().to_f32(range)),
-                of_heads(&|range| values.elements().to_f32(range)),
-            ),
-            LayerNumbers::Device { .. } => {
-                let Some(on_device) = self.on_device(layer) else { unreachable!("it is on the device") };
-                let (keys, values) = (on_device.keys.to_vec()?, on_device.values.to_vec()?);
-                (of_heads(&|range| keys[range].to_vec()), of_heads(&|range| values[range].to_vec()))
-            }
-        };
-        Ok((positions, keys, values))
-    }
-}
-
-impl LayerNumbers {
-    /// Room for so many keys' numbers and as many values'.
-    fn reserved(precision: KvPrecision, len: usize, device: &Device) -> Result<Self> {
-        Ok(match device {
-            Device::Cpu => Self::Host {
-                keys: KvNumbers::zeros(precision, len),
-                values: KvNumbers::zeros(precision, len),
-            },
-            Device::Cuda(device) => {
-                let bytes = len * precision.element_bytes();
-                Self::Device { keys: device.reserve(bytes)?, values: device.reserve(bytes)? }
-            }
-        })
-    }
-
-    fn allocated_bytes(&self) -> usize {
-        match self {
-            Self::Host { keys, values } => keys.allocated_bytes() + values.allocated_bytes(),
-            Self::Device { keys, values } => keys.bytes() + values.bytes(),
+        match &self.layers[layer][..] {
+            [group] => group.on_device(),
+            _ => None,
         }
     }
+
+    /// The one group that holds all KV heads of a layer.
+    fn whole(&self, layer: usize) -> Result<&HeadGroup> {
+        match &self.layers[layer][..] {
+            [group] => Ok(group),
+            _ => Err(Error::failure("KV heads of a layer store different positions; please report this")),
+        }
+    }
+
+    fn whole_mut(&mut self, layer: usize) -> Result<&mut HeadGroup> {
+        match &mut self.layers[layer][..] {
+            [group] => Ok(group),
+            _ => Err(Error::failure("KV heads of a layer store different positions; please report this")),
+        }
+    }
+
+    /// For each group of KV heads of a layer: the heads, the stored positions, and keys and values in f32,
+    /// `[heads, stored, head_dim]`.
+    pub(crate) fn gathered(&self, layer: usize) -> Result<Vec<Gathered>> {
+        self.layers[layer].iter().map(HeadGroup::gathered).collect()
+    }
 }
 
-impl LayerStore {
-    fn len(&self) -> usize {
-        self.runs.iter().map(|run| run.len).sum()
-    }
+/// Keys and values of some KV heads, copied to the host.
+pub(crate) struct Gathered {
+    pub(crate) heads: std::ops::Range<usize>,
+    /// In the order of their slots.
+    pub(crate) positions: Vec<usize>,
+    /// f32 `[heads, stored, head_dim]`.
+    pub(crate) keys: Vec<f32>,
+    /// Alike.
+    pub(crate) values: Vec<f32>,
 }

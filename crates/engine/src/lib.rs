@@ -1,5 +1,6 @@
 //! A hooked, config-driven decoder: weights, tokenizer, hook points, KV store, policies and generation.
 
+mod attention;
 mod config;
 mod decoder;
 mod depth;
@@ -15,6 +16,7 @@ mod memory;
 mod model;
 mod policy;
 mod repetition;
+mod rows;
 mod session;
 mod shapes;
 mod tensor;
@@ -22,6 +24,7 @@ mod threads;
 mod tokenizer;
 mod weights;
 
+pub use attention::{LayerAttention, LayerStatistics, RowGroup};
 pub use config::{
     Activation, Experts, ModelConfig, NormKind, NormPlacement, QueryKeyNorm, RopeConfig, RopeFactors,
     RopeScaling,
@@ -36,16 +39,18 @@ pub use generate::{
 };
 pub use guard::{guarded, is_guarded};
 pub use hooks::{Hook, HookContext, HookPoint, Hooks, Observer, Site};
-pub use kv::{KvNumbers, KvPrecision, KvStore};
+pub use kv::{KeyRange, KvBuffer, KvPrecision, KvStore};
 pub use memory::{MemoryNeed, available_memory, check as check_memory, readable_bytes};
 pub use model::{Model, ModelFiles, ModelSource, OpenedModel, WeightType, folder_config, gguf_config};
 pub use policy::{
-    Anchors, Arrived, BLOCK, BlockPruning, Keep, KeysValuesAbove, LayerTokens, POLICIES, Policy, PolicyKind,
-    PolicyRules, Pooling, Pruning, QUERY_WINDOW, Schedule, SinksAndWindow, TokenPruning, UNIT, UNTRAINED,
-    caveats, policies_help,
+    Anchors, Arrived, BLOCK, BlockPruning, CrossLayerKv, Cutoff, Eviction, Keep, LayerKv, LayerTokens,
+    POLICIES, Policy, PolicyKind, PolicyRules, Pooling, Pruning, QUERY_WINDOW, Reach, Retention,
+    RevivalCounters, RunningSelection, Schedule, Selection, SequenceSetup, SinksAndWindow, StoredHead,
+    TokenPruning, TransferCounters, UNIT, UNTRAINED, caveats, policies_help,
 };
 pub use repetition::Repetition;
-pub use session::{Interrupt, LayerStatistics, RevivalCounters, Session, TransferCounters, check_interrupt};
+pub use rows::ResidualRows;
+pub use session::{Interrupt, Session, Turn, advance_together, check_interrupt};
 pub use shapes::Shape;
 pub use tensor::{DeviceTensor, Tensor, with_f32};
 pub use threads::{keep_freed_memory, one_pool, return_freed_memory};

@@ -10,6 +10,7 @@ use crate::{Decoder, Device, Error, KvPrecision, ModelConfig, Result, Tokenizer}
 use sha2::{Digest, Sha256};
 use std::io::Read;
 use std::path::Path;
+use std::sync::Arc;
 
 /// A loaded model.
 pub struct Model {
@@ -18,7 +19,7 @@ pub struct Model {
     /// SHA-256 of the GGUF file; of a folder, of its `config.json` and weight files in order of name.
     pub sha256: String,
     /// Config and weights.
-    pub decoder: Decoder,
+    pub decoder: Arc<Decoder>,
     /// Tokenizer and chat template.
     pub tokenizer: Tokenizer,
     /// Precision of the weights.
@@ -150,7 +151,7 @@ impl OpenedModel {
             }
         };
         let sha256 = digest.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
-        Ok(Model { name, sha256, decoder, tokenizer, precision })
+        Ok(Model { name, sha256, decoder: Arc::new(decoder), tokenizer, precision })
     }
 }
 

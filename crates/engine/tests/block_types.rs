@@ -9,16 +9,17 @@ use layerscope_engine::{
 };
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 fn path(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/block-types").join(name)
 }
 
-fn load(precision: WeightsPrecision) -> Decoder {
+fn load(precision: WeightsPrecision) -> Arc<Decoder> {
     let file = GgufFile::open(&path("model.gguf")).unwrap();
     let config = gguf_config(&file, None).unwrap();
     let weights = file.weights(&config).unwrap();
-    Decoder::load(config.clone(), &weights, precision, &Device::Cpu, &mut |_, _| Ok(())).unwrap()
+    Arc::new(Decoder::load(config.clone(), &weights, precision, &Device::Cpu, &mut |_, _| Ok(())).unwrap())
 }
 
 fn numbers(tensor: &Tensor) -> Vec<f32> {
@@ -70,7 +71,7 @@ fn packed_weights_are_as_close_as_their_products_are() {
 
 #[test]
 fn packed_weights_stay_packed() {
-    let elements = |decoder: &Decoder| {
+    let elements = |decoder: &Arc<Decoder>| {
         let config = decoder.config();
         config.layers * (2 * 256 * 256 + 2 * 32 * 256 + 3 * 256 * 256) + 2 * config.vocab * 256
     };

@@ -8,24 +8,28 @@ use layerscope_engine::{
 };
 use std::collections::HashMap;
 use std::path::Path;
+use std::sync::Arc;
 
 fn file() -> GgufFile {
     GgufFile::open(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/tiny/layerscope-tiny.gguf"))
         .unwrap()
 }
 
-fn decoder() -> Decoder {
+fn decoder() -> Arc<Decoder> {
     let file = file();
     let config = gguf_config(&file, None).unwrap();
     let weights = file.weights(&config).unwrap();
-    Decoder::load(config.clone(), &weights, WeightsPrecision::F32, &Device::Cpu, &mut |_, _| Ok(())).unwrap()
+    Arc::new(
+        Decoder::load(config.clone(), &weights, WeightsPrecision::F32, &Device::Cpu, &mut |_, _| Ok(()))
+            .unwrap(),
+    )
 }
 
 fn tokens(len: u32) -> Vec<u32> {
     (0..len).map(|i| 3 + i * 37 % 900).collect()
 }
 
-fn prefill(decoder: &Decoder, prompt: &[u32], hooks: &mut Hooks<'_>) -> Vec<f32> {
+fn prefill(decoder: &Arc<Decoder>, prompt: &[u32], hooks: &mut Hooks<'_>) -> Vec<f32> {
     let policy = Policy::full(decoder.config().layers);
     let mut session = Session::new(decoder, policy, prompt.len(), 1).unwrap();
     let logits = session.prefill(prompt, hooks, &Interrupt::new(false), &mut |_| {}).unwrap();

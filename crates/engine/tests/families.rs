@@ -9,6 +9,7 @@ use layerscope_engine::{
 };
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 const FAMILIES: [&str; 21] = [
     "llama2",
@@ -64,28 +65,32 @@ impl Expected {
     }
 }
 
-fn load(folder: &Path, device: &Device) -> Decoder {
+fn load(folder: &Path, device: &Device) -> Arc<Decoder> {
     let (_, mut config, files) = folder_config(folder, None).unwrap();
     config.context = config.context.max(300);
     let weights = files.weights(&config).unwrap();
-    Decoder::load(config.clone(), &weights, WeightsPrecision::F32, device, &mut |_, _| Ok(())).unwrap()
+    Arc::new(
+        Decoder::load(config.clone(), &weights, WeightsPrecision::F32, device, &mut |_, _| Ok(())).unwrap(),
+    )
 }
 
-fn load_gguf(path: &Path, device: &Device) -> Decoder {
+fn load_gguf(path: &Path, device: &Device) -> Arc<Decoder> {
     let file = GgufFile::open(path).unwrap();
     let mut config = gguf_config(&file, None).unwrap();
     config.context = config.context.max(300);
     let weights = file.weights(&config).unwrap();
-    Decoder::load(config.clone(), &weights, WeightsPrecision::F32, device, &mut |_, _| Ok(())).unwrap()
+    Arc::new(
+        Decoder::load(config.clone(), &weights, WeightsPrecision::F32, device, &mut |_, _| Ok(())).unwrap(),
+    )
 }
 
-fn session(decoder: &Decoder, prompt_len: usize, decode_len: usize) -> Session<'_> {
+fn session(decoder: &Arc<Decoder>, prompt_len: usize, decode_len: usize) -> Session {
     let policy = Policy::full(decoder.config().layers);
     Session::new(decoder, policy, prompt_len, decode_len).unwrap()
 }
 
 /// Residual stream after each block, and before the first, `[tokens, d]` each, of one pass without a cache.
-fn residual_stream(decoder: &Decoder, tokens: &[u32]) -> Vec<Tensor> {
+fn residual_stream(decoder: &Arc<Decoder>, tokens: &[u32]) -> Vec<Tensor> {
     let layers = decoder.config().layers;
     let seen = std::cell::RefCell::new(vec![None; layers + 1]);
     let mut hooks = Hooks::none();
@@ -106,7 +111,7 @@ fn residual_stream(decoder: &Decoder, tokens: &[u32]) -> Vec<Tensor> {
     seen.into_inner().into_iter().map(Option::unwrap).collect()
 }
 
-fn logits(decoder: &Decoder, x: &Tensor) -> Vec<f32> {
+fn logits(decoder: &Arc<Decoder>, x: &Tensor) -> Vec<f32> {
     let positions: Vec<usize> = (0..x.rows()).collect();
     let logits = decoder.unembed(x, &positions, &mut Hooks::none(), true).unwrap();
     logits.to_vec().unwrap()
@@ -275,7 +280,7 @@ fn gguf_files_equal_pytorch_with_the_same_blocks(device: &Device) {
 }
 
 /// Logits of a prefill's last token.
-fn prefill(decoder: &Decoder, prompt: &[u32], hooks: &mut Hooks<'_>) -> Vec<f32> {
+fn prefill(decoder: &Arc<Decoder>, prompt: &[u32], hooks: &mut Hooks<'_>) -> Vec<f32> {
     let mut session = session(decoder, prompt.len(), 1);
     session.prefill(prompt, hooks, &Interrupt::new(false), &mut |_| {}).unwrap().to_vec().unwrap()
 }

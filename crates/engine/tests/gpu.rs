@@ -10,6 +10,7 @@ use layerscope_engine::{
     ShapeWeights, WeightsPrecision, gguf_config,
 };
 use std::path::Path;
+use std::sync::Arc;
 
 /// What bf16 may move masses and entropies by.
 const STATISTICS_BAR: f32 = 2e-3;
@@ -19,22 +20,22 @@ fn gpu() -> Device {
 }
 
 /// Heads of 64, three to a KV head: prompts are read on tensor cores.
-fn smollm2(precision: WeightsPrecision, device: &Device) -> Decoder {
+fn smollm2(precision: WeightsPrecision, device: &Device) -> Arc<Decoder> {
     let shape = Shape::named("smollm2-135m").unwrap().cut_to(2).unwrap();
-    shape.decoder(ShapeWeights::Bf16, precision, device, 5, &mut |_, _| Ok(())).unwrap()
+    Arc::new(shape.decoder(ShapeWeights::Bf16, precision, device, 5, &mut |_, _| Ok(())).unwrap())
 }
 
 /// A model whose matrices are all of different block types.
-fn block_types(precision: WeightsPrecision, device: &Device) -> Decoder {
+fn block_types(precision: WeightsPrecision, device: &Device) -> Arc<Decoder> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/block-types/model.gguf");
     let file = GgufFile::open(&path).unwrap();
     let config = gguf_config(&file, None).unwrap();
     let weights = file.weights(&config).unwrap();
-    Decoder::load(config.clone(), &weights, precision, device, &mut |_, _| Ok(())).unwrap()
+    Arc::new(Decoder::load(config.clone(), &weights, precision, device, &mut |_, _| Ok(())).unwrap())
 }
 
 /// Logits and statistics of a prompt, of single steps, and of all decode rows at once.
-fn run(decoder: &Decoder, name: &str, p: usize, steps: usize) -> (Vec<Vec<f32>>, Vec<LayerStatistics>) {
+fn run(decoder: &Arc<Decoder>, name: &str, p: usize, steps: usize) -> (Vec<Vec<f32>>, Vec<LayerStatistics>) {
     let vocab = decoder.config().vocab as u32;
     let sequence: Vec<u32> = (0..(p + steps) as u32).map(|i| (i * 7919 + 13) % vocab).collect();
     let policy = Policy::parse(name, decoder.config().layers).unwrap();

@@ -1,10 +1,10 @@
 //! `full`: the model as it was made.
 
-use super::{PolicyKind, PolicyRules};
+use super::{PolicyKind, PolicyRules, Reach, Retention, Selection};
 use std::fmt;
 use std::sync::Arc;
 
-/// Everything everywhere.
+/// Everything everywhere; also what a part of a policy is that it does not say.
 #[derive(Debug)]
 pub(super) struct Full;
 
@@ -16,6 +16,9 @@ pub(super) const KIND: PolicyKind = PolicyKind {
     parse: |argument| argument.none().map(|()| Arc::new(Full) as _),
 };
 
+impl Reach for Full {}
+impl Retention for Full {}
+impl Selection for Full {}
 impl PolicyRules for Full {}
 
 impl fmt::Display for Full {

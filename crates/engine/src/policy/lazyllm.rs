@@ -1,9 +1,13 @@
 //! `lazyllm`: dynamic pruning of prompt tokens, which may come back (LazyLLM, Fu et al. 2024, arXiv 2407.14057).
 
-use super::registry::Argument;
+mod revival;
+
+use super::registry::{Argument, argument};
 use super::schedule::Schedule;
-use super::{PolicyKind, PolicyRules};
+use super::{PolicyKind, PolicyRules, Reach, RunningSelection, Selection, SequenceSetup};
 use crate::{Depth, Result};
+use revival::DroppedTokens;
+pub use revival::RevivalCounters;
 use std::fmt;
 use std::sync::Arc;
 
@@ -32,18 +36,6 @@ impl TokenPruning {
     pub fn tokens_of_stage(&self, stage: usize, prefill_len: usize) -> usize {
         stage.checked_sub(1).map_or(prefill_len, |before| self.kept(prefill_len)[before])
     }
-
-    /// What happens to a prompt, for people.
-    pub(super) fn plan(&self, prefill_len: usize) -> String {
-        let prunings = self.schedule.prunings().iter().zip(self.kept(prefill_len));
-        let steps: Vec<String> =
-            prunings.map(|(pruning, kept)| format!("{} after layer {}", kept + 1, pruning.layer)).collect();
-        format!(
-            "of {} prompt tokens go on: {}; the others wait with their residual streams, and KV grows as they come back",
-            prefill_len + 1,
-            steps.join(", ")
-        )
-    }
 }
 
 /// Prompt tokens leave the prefill after the attention of pruning layers, and come back where a decode token reads them.
@@ -60,25 +52,62 @@ pub(super) const KIND: PolicyKind = PolicyKind {
 };
 
 fn parse(argument: &Argument<'_>) -> Result<Arc<dyn PolicyRules>> {
-    let items: Vec<&str> = argument.items().collect();
-    let schedule = match items.is_empty() {
-        true => Schedule::scaled_to(argument.layers),
-        false => Schedule::parse(&items, argument.layers).ok_or_else(|| argument.malformed_schedule())?,
-    };
-    Ok(Arc::new(LazyLlm(TokenPruning { schedule })))
+    Ok(Arc::new(LazyLlm(TokenPruning::parse(argument)?)))
 }
 
-impl PolicyRules for LazyLlm {
-    fn exits(&self) -> Vec<Depth> {
-        self.0.schedule.exits()
+impl TokenPruning {
+    /// The pruning of a policy's name, for a model of so many layers.
+    ///
+    /// # Errors
+    /// [`crate::Error::Input`] on a name that is none.
+    pub fn named(name: &str, layers: usize) -> Result<Self> {
+        Self::parse(&argument(name, layers)?)
+    }
+
+    fn parse(argument: &Argument<'_>) -> Result<Self> {
+        let items: Vec<&str> = argument.items().collect();
+        let schedule = match items.is_empty() {
+            true => Schedule::scaled_to(argument.layers),
+            false => Schedule::parse(&items, argument.layers).ok_or_else(|| argument.malformed_schedule())?,
+        };
+        Ok(Self { schedule })
+    }
+}
+
+impl Reach for TokenPruning {
+    fn pruning_points(&self) -> Vec<Depth> {
+        self.schedule.pruning_points()
     }
 
     fn rows_at(&self, depth: Depth, prefill_len: usize) -> usize {
-        self.0.tokens_of_stage(self.0.schedule.passed(depth), prefill_len)
+        self.tokens_of_stage(self.schedule.passed(depth), prefill_len)
+    }
+}
+
+impl Selection for TokenPruning {
+    fn begin(&self, sequence: &SequenceSetup<'_>) -> Result<Option<Box<dyn RunningSelection>>> {
+        Ok(Some(Box::new(DroppedTokens::new(self, sequence.prefill_len, sequence.decode_len))))
+    }
+}
+
+impl PolicyRules for LazyLlm {
+    fn reach(&self) -> &dyn Reach {
+        &self.0
     }
 
-    fn token_pruning(&self) -> Option<&TokenPruning> {
-        Some(&self.0)
+    fn selection(&self) -> &dyn Selection {
+        &self.0
+    }
+
+    fn plan(&self, prefill_len: usize, _: usize, _: &dyn Fn(usize) -> String) -> Option<String> {
+        let prunings = self.0.schedule.prunings().iter().zip(self.0.kept(prefill_len));
+        let steps: Vec<String> =
+            prunings.map(|(pruning, kept)| format!("{} after layer {}", kept + 1, pruning.layer)).collect();
+        Some(format!(
+            "of {} prompt tokens go on: {}; the others wait with their residual streams, and KV grows as they come back",
+            prefill_len + 1,
+            steps.join(", ")
+        ))
     }
 
     fn caveat(&self) -> Option<&'static str> {

@@ -4,9 +4,12 @@ mod anchors;
 mod full;
 mod lazyllm;
 mod pop;
+mod reach;
 mod registry;
+mod retention;
 mod rules;
 mod schedule;
+mod selection;
 mod selfonly;
 mod sliminfer;
 mod speed;
@@ -14,17 +17,21 @@ mod streaming;
 mod swiftkv;
 #[cfg(test)]
 mod tests;
+mod top;
 
 use crate::memory::rows_at_once;
-use crate::{Depth, Device, Result};
+use crate::{Decoder, Depth, Device, Result};
 pub use anchors::Anchors;
-pub use lazyllm::TokenPruning;
+use layerscope_kernels::AttentionShape;
+pub use lazyllm::{RevivalCounters, TokenPruning};
+pub use reach::{Arrived, Cutoff, Reach};
 pub use registry::{POLICIES, PolicyKind, policies_help};
-pub use rules::{Arrived, KeysValuesAbove, PolicyRules, UNTRAINED};
+pub use retention::{Eviction, LayerKv, Retention, StoredHead};
+pub use rules::{CrossLayerKv, PolicyRules, UNTRAINED};
 pub use schedule::{Keep, Pruning, Schedule};
+pub use selection::{RunningSelection, Selection, SequenceSetup};
 use serde::{Serialize, Serializer};
-pub(crate) use sliminfer::LAYERS_UNDER_WAY;
-pub use sliminfer::{BLOCK, BlockPruning, Pooling, QUERY_WINDOW, UNIT};
+pub use sliminfer::{BLOCK, BlockPruning, Pooling, QUERY_WINDOW, TransferCounters, UNIT};
 use std::fmt;
 use std::sync::Arc;
 pub use streaming::SinksAndWindow;
@@ -38,7 +45,7 @@ pub struct Policy {
     layers: usize,
 }
 
-/// Token-layers: how many tokens, summed over layers.
+/// Layer-tokens: how many tokens, summed over layers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct LayerTokens {
     /// That run through the layer's block.
@@ -86,60 +93,81 @@ impl Policy {
     }
 
     /// Tokens whose KV each layer has room for after the prefill, before any comes back that was dropped, for a prompt of
-    /// `prompt_len` tokens and `decode_len` decode tokens (the last prompt token is the first of them); length L.
+    /// `prompt_len` tokens and `decode_len` decode tokens (the last prompt token is the first of them); length L. Of a layer's
+    /// KV heads it is that of the one with most.
     pub fn capacity(&self, prompt_len: usize, decode_len: usize) -> Vec<usize> {
-        let prefill_len = prompt_len.saturating_sub(1);
-        (0..self.layers).map(|layer| decode_len + self.rules.kept(layer, prefill_len)).collect()
+        let kept = |layer| self.rules.retention().kept(layer) + decode_len;
+        self.stored(prompt_len).map(kept).collect()
+    }
+
+    /// [`Self::capacity`] of each of `kv_heads` KV heads; `[layer][kv_head]`.
+    pub fn capacity_by_head(&self, prompt_len: usize, decode_len: usize, kv_heads: usize) -> Vec<Vec<usize>> {
+        let kept = |layer, head| self.rules.retention().kept_by_head(layer, head) + decode_len;
+        let of_layer = |layer| (0..kv_heads).map(|head| kept(layer, head)).collect();
+        self.stored(prompt_len).map(of_layer).collect()
     }
 
     /// Tokens whose KV each layer has at most at any time: [`Self::capacity`], or what the prefill puts there before a part
-    /// of it goes.
+    /// of it is evicted.
     pub fn most_held(&self, prompt_len: usize, decode_len: usize, device: &Device) -> Vec<usize> {
-        let prefill_len = prompt_len.saturating_sub(1);
-        let held = |layer| {
-            let rows = self.rules.rows_at(Depth::entering(layer), prefill_len);
-            let stored = match self.rules.window() {
-                Some(window) => window.most_of(rows, rows_at_once(device)),
-                None => rows,
+        let retention = self.rules.retention();
+        let held = |layer: LayerKv| {
+            let stored = match retention.eviction() {
+                Eviction::Sliding(window) => window.most_of(layer.stored, rows_at_once(device)),
+                Eviction::Never | Eviction::BeforeDecode => layer.stored,
             };
-            self.rules.kept(layer, prefill_len).max(stored) + decode_len
+            retention.kept(layer).max(stored) + decode_len
         };
-        (0..self.layers).map(held).collect()
+        self.stored(prompt_len).map(held).collect()
     }
 
     /// Tokens of one layer's KV that are in memory at most, where the model runs: those of [`Self::most_held`], those of a
-    /// layer that is written anew as it gives up others, and, where KV moves, those under way.
+    /// layer that is written anew as others are evicted from it, and, where KV moves, those in transit.
     pub fn in_memory(&self, prompt_len: usize, decode_len: usize, device: &Device) -> Vec<usize> {
         let mut tokens = self.most_held(prompt_len, decode_len, device);
-        let shrinks = tokens != self.capacity(prompt_len, decode_len);
+        let shrinks = tokens != self.capacity(prompt_len, decode_len)
+            || self.rules.retention().eviction() == Eviction::BeforeDecode;
         tokens.extend(tokens.iter().copied().max().filter(|_| shrinks));
-        if let Some(pruning) = self.rules.block_pruning() {
-            tokens.push(pruning.under_way(prompt_len.saturating_sub(1)));
-        }
+        tokens
+            .extend(Some(self.rules.retention().in_transit(prompt_len.saturating_sub(1))).filter(|&n| n > 0));
         tokens
     }
 
     /// What it does with a prompt of so many tokens, for people, where its name does not say it; `bytes` tells the size of so
-    /// many token-layers of KV.
+    /// many layer-tokens of KV.
     pub fn plan(&self, prompt_len: usize, bytes: &dyn Fn(usize) -> String) -> Option<String> {
+        self.rules.plan(prompt_len.saturating_sub(1), self.layers, bytes)
+    }
+
+    /// Each layer as the prefill leaves it, before anything is evicted.
+    pub(crate) fn stored(&self, prompt_len: usize) -> impl Iterator<Item = LayerKv> {
         let prefill_len = prompt_len.saturating_sub(1);
-        let rules = self.rules();
-        let blocks = || Some(rules.block_pruning()?.plan(prefill_len, bytes));
-        let tokens = || Some(rules.token_pruning()?.plan(prefill_len));
-        let window = || Some(rules.window()?.plan(prefill_len, self.layers, bytes));
-        blocks().or_else(tokens).or_else(window)
+        let stored = move |layer| match self.rules.cross_layer_kv() {
+            None => self.rules.reach().rows_at(Depth::entering(layer), prefill_len),
+            Some(_) => prefill_len,
+        };
+        (0..self.layers).map(move |layer| LayerKv { layer, prefill_len, stored: stored(layer) })
+    }
+
+    /// Sizes of a layer's attention, with what the policy lets all rows see.
+    pub(crate) fn attention_shape(&self, decoder: &Decoder, layer: usize) -> AttentionShape {
+        let shape = decoder.attention_shape(layer);
+        match self.rules.retention().eviction() {
+            Eviction::Sliding(window) => window.narrowed(shape),
+            Eviction::Never | Eviction::BeforeDecode => shape,
+        }
     }
 
     /// The work of a prompt of `prompt_len` tokens and `decode_len` decode tokens (the last prompt token is the first of
     /// them).
     pub fn layer_tokens(&self, prompt_len: usize, decode_len: usize) -> LayerTokens {
         let prefill_len = prompt_len.saturating_sub(1);
-        let rows = |depth| self.rules.rows_at(depth, prefill_len);
+        let rows = |depth| self.rules.reach().rows_at(depth, prefill_len);
         let halves = Depth::halves(Depth::of_layers(0..self.layers));
         let block = halves.map(|half| rows(half) + decode_len).sum::<usize>() / 2;
-        let projected = match self.rules.keys_values_above() {
-            KeysValuesAbove::Nothing => 0,
-            _ => (0..self.layers).map(|layer| prefill_len - rows(Depth::entering(layer))).sum(),
+        let projected = match self.rules.cross_layer_kv() {
+            None => 0,
+            Some(_) => (0..self.layers).map(|layer| prefill_len - rows(Depth::entering(layer))).sum(),
         };
         LayerTokens { block, projected }
     }

@@ -1,14 +1,12 @@
 //! `pop:c`: prompt tokens stop at c, and their KV above is projected from there (POP).
 
-use super::rules::Cut;
-use super::{Arrived, KeysValuesAbove, PolicyKind, PolicyRules, UNTRAINED};
-use crate::Depth;
+use super::{CrossLayerKv, Cutoff, PolicyKind, PolicyRules, Reach, UNTRAINED};
 use std::fmt;
 
 /// Prompt tokens stop at layer c, but leave K and V at every layer above: each layer's own norm and projections of the
 /// residual stream with which they stopped, without attention or MLP. Decode reads everything.
 #[derive(Debug)]
-pub(super) struct Pop(Cut);
+pub(super) struct Pop(Cutoff);
 
 pub(super) const KIND: PolicyKind = PolicyKind {
     name: "pop",
@@ -19,20 +17,12 @@ pub(super) const KIND: PolicyKind = PolicyKind {
 };
 
 impl PolicyRules for Pop {
-    fn exits(&self) -> Vec<Depth> {
-        self.0.exits()
+    fn reach(&self) -> &dyn Reach {
+        &self.0
     }
 
-    fn goes_on(&self, arrived: &Arrived<'_>) -> Option<Vec<bool>> {
-        self.0.goes_on(arrived)
-    }
-
-    fn rows_at(&self, depth: Depth, prefill_len: usize) -> usize {
-        self.0.rows_at(depth, prefill_len)
-    }
-
-    fn keys_values_above(&self) -> KeysValuesAbove {
-        KeysValuesAbove::OwnNorms
+    fn cross_layer_kv(&self) -> Option<CrossLayerKv> {
+        Some(CrossLayerKv::OwnNorms)
     }
 
     fn caveat(&self) -> Option<&'static str> {

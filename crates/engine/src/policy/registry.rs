@@ -1,8 +1,7 @@
 //! Every policy by name, and how names are read.
 
-use super::rules::Cut;
 use super::{
-    Anchors, Policy, PolicyRules, full, lazyllm, pop, selfonly, sliminfer, speed, streaming, swiftkv,
+    Anchors, Cutoff, Policy, PolicyRules, full, lazyllm, pop, selfonly, sliminfer, speed, streaming, swiftkv,
 };
 use crate::{Error, Result};
 use std::sync::Arc;
@@ -72,12 +71,18 @@ pub fn policies_help() -> String {
 
 /// The rules of a name.
 pub(super) fn parse(name: &str, layers: usize) -> Result<Arc<dyn PolicyRules>> {
+    let argument = argument(name, layers)?;
+    (argument.kind.parse)(&argument)
+}
+
+/// A name, split into its kind and what follows.
+pub(super) fn argument(name: &str, layers: usize) -> Result<Argument<'_>> {
     let (kind, text) = match name.split_once(':') {
         Some((kind, text)) => (kind, Some(text)),
         None => (name, None),
     };
     let Some(kind) = PolicyKind::named(kind) else { return Err(unknown(name, kind)) };
-    (kind.parse)(&Argument { name, kind, text, layers })
+    Ok(Argument { name, kind, text, layers })
 }
 
 /// What follows a policy's name.
@@ -97,25 +102,33 @@ impl Argument<'_> {
     /// A cutoff, and the rules that it makes; every policy at a cutoff of L is the full model.
     pub(super) fn cutoff<R: PolicyRules + 'static>(
         &self,
-        rules: fn(Cut) -> R,
+        rules: fn(Cutoff) -> R,
     ) -> Result<Arc<dyn PolicyRules>> {
-        let cut = self.cut()?;
-        if cut.anchors == Anchors::none() { Ok(self.unless_full(cut, rules)) } else { Err(self.malformed()) }
+        let cutoff = self.parsed_cutoff()?;
+        if cutoff.anchors == Anchors::none() {
+            Ok(self.unless_full(cutoff, rules))
+        } else {
+            Err(self.malformed())
+        }
     }
 
     /// A cutoff and anchors, and the rules that they make.
     pub(super) fn cutoff_and_anchors<R: PolicyRules + 'static>(
         &self,
-        rules: fn(Cut) -> R,
+        rules: fn(Cutoff) -> R,
     ) -> Result<Arc<dyn PolicyRules>> {
-        Ok(self.unless_full(self.cut()?, rules))
+        Ok(self.unless_full(self.parsed_cutoff()?, rules))
     }
 
-    fn unless_full<R: PolicyRules + 'static>(&self, cut: Cut, rules: fn(Cut) -> R) -> Arc<dyn PolicyRules> {
-        if cut.layer == self.layers { Arc::new(full::Full) } else { Arc::new(rules(cut)) }
+    fn unless_full<R: PolicyRules + 'static>(
+        &self,
+        cutoff: Cutoff,
+        rules: fn(Cutoff) -> R,
+    ) -> Arc<dyn PolicyRules> {
+        if cutoff.layer == self.layers { Arc::new(full::Full) } else { Arc::new(rules(cutoff)) }
     }
 
-    fn cut(&self) -> Result<Cut> {
+    fn parsed_cutoff(&self) -> Result<Cutoff> {
         let mut items = self.text.unwrap_or_default().split('+');
         let cutoff = items.next().unwrap_or_default();
         let layer = cutoff.parse().ok().ok_or_else(|| self.malformed())?;
@@ -126,7 +139,7 @@ impl Argument<'_> {
                 self.name, self.layers
             )));
         }
-        Ok(Cut { layer, anchors })
+        Ok(Cutoff { layer, anchors })
     }
 
     /// What stands between plus signs; nothing where there is nothing.

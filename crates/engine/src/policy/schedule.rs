@@ -122,8 +122,8 @@ impl Schedule {
         self.prunings.iter().filter(|pruning| Depth::after_attention(pruning.layer) <= depth).count()
     }
 
-    /// Where rows leave: after the attention of each pruning layer.
-    pub fn exits(&self) -> Vec<Depth> {
+    /// Where rows are dropped: after the attention of each pruning layer.
+    pub fn pruning_points(&self) -> Vec<Depth> {
         self.prunings.iter().map(|pruning| Depth::after_attention(pruning.layer)).collect()
     }
 

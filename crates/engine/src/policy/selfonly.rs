@@ -1,13 +1,11 @@
-//! `selfonly:c`: as SPEED, but decode tokens above the cutoff are on their own.
+//! `selfonly:c`: as SPEED, but decode tokens above the cutoff read themselves only.
 
-use super::rules::Cut;
-use super::{Arrived, PolicyKind, PolicyRules};
-use crate::Depth;
+use super::{Cutoff, PolicyKind, PolicyRules, Reach, Selection};
 use std::fmt;
 
 /// At layers ≥ c a decode row reads its own position and the anchors only. It keeps the KV that SPEED keeps.
 #[derive(Debug)]
-pub(super) struct SelfOnly(Cut);
+pub(super) struct SelfOnly(Cutoff);
 
 pub(super) const KIND: PolicyKind = PolicyKind {
     name: "selfonly",
@@ -18,20 +16,18 @@ pub(super) const KIND: PolicyKind = PolicyKind {
 };
 
 impl PolicyRules for SelfOnly {
-    fn exits(&self) -> Vec<Depth> {
-        self.0.exits()
+    fn reach(&self) -> &dyn Reach {
+        &self.0
     }
 
-    fn goes_on(&self, arrived: &Arrived<'_>) -> Option<Vec<bool>> {
-        self.0.goes_on(arrived)
+    fn selection(&self) -> &dyn Selection {
+        self
     }
+}
 
-    fn rows_at(&self, depth: Depth, prefill_len: usize) -> usize {
-        self.0.rows_at(depth, prefill_len)
-    }
-
-    fn decode_rows_see_each_other(&self, layer: usize) -> bool {
-        layer < self.0.layer
+impl Selection for SelfOnly {
+    fn self_only_mask(&self, layer: usize) -> bool {
+        layer >= self.0.layer
     }
 }
 

@@ -1,9 +1,19 @@
 //! `sliminfer`: dynamic pruning of prompt blocks (SlimInfer, Long et al. 2025, arXiv 2508.06447).
 
-use super::registry::Argument;
+mod blocks;
+mod counters;
+mod representatives;
+#[cfg(test)]
+mod tests;
+mod tier;
+mod transfers;
+
+use super::registry::{Argument, argument};
 use super::schedule::Schedule;
-use super::{PolicyKind, PolicyRules};
+use super::{LayerKv, PolicyKind, PolicyRules, Reach, Retention, RunningSelection, Selection, SequenceSetup};
 use crate::{Depth, Result};
+use blocks::PromptBlocks;
+pub use counters::TransferCounters;
 use std::fmt;
 use std::sync::Arc;
 
@@ -14,7 +24,7 @@ pub const UNIT: usize = 8;
 /// Tokens whose mean query scores the blocks.
 pub const QUERY_WINDOW: usize = 4;
 /// Layers whose blocks may be under way at once, each way.
-pub(crate) const LAYERS_UNDER_WAY: usize = 4;
+pub(crate) const LAYERS_IN_TRANSIT: usize = 4;
 /// Overlap of the blocks that are wanted with those that are active, below which they are swapped.
 const SWAP_BELOW: f64 = 0.75;
 
@@ -103,31 +113,6 @@ impl BlockPruning {
             Self::blocks(prefill_len) * BLOCK * (self.schedule.prunings()[pruning].layer + 1)
         })
     }
-
-    /// Tokens of one layer's KV that take memory of the device while they move: what comes back, and copies of what stays
-    /// while the rest is on its way out.
-    pub fn under_way(&self, prefill_len: usize) -> usize {
-        self.first_drop(prefill_len).map_or(0, |(_, kept)| 2 * LAYERS_UNDER_WAY * kept * BLOCK)
-    }
-
-    /// What happens to a prompt, for people.
-    pub(super) fn plan(&self, prefill_len: usize, bytes: &dyn Fn(usize) -> String) -> String {
-        let prunings = self.schedule.prunings().iter().enumerate();
-        let steps: Vec<String> = prunings
-            .map(|(index, pruning)| {
-                format!("{} after layer {}", self.tokens_of_stage(index + 1, prefill_len) + 1, pruning.layer)
-            })
-            .collect();
-        let away = match self.taken_away(prefill_len) {
-            0 => "no KV leaves the device".to_owned(),
-            tokens => format!(
-                "{} of KV leave the device, at most {} are under way at once",
-                bytes(tokens),
-                bytes(self.under_way(prefill_len))
-            ),
-        };
-        format!("of {} prompt tokens go on: {}; {away}", prefill_len + 1, steps.join(", "))
-    }
 }
 
 /// Prompt blocks leave the prefill after the attention of pruning layers.
@@ -144,51 +129,109 @@ pub(super) const KIND: PolicyKind = PolicyKind {
 };
 
 fn parse(argument: &Argument<'_>) -> Result<Arc<dyn PolicyRules>> {
-    let mut pruning = BlockPruning {
-        schedule: Schedule::scaled_to(argument.layers),
-        pooling: Pooling::Units,
-        asynchronous: true,
-        resident: false,
-        swap_below: SWAP_BELOW,
-    };
-    let mut steps = vec![];
-    for item in argument.items() {
-        match item {
-            "mean" => pruning.pooling = Pooling::Mean,
-            "max" => pruning.pooling = Pooling::Max,
-            "sync" => pruning.asynchronous = false,
-            "resident" => pruning.resident = true,
-            _ => match item.strip_prefix("swap=") {
-                Some(share) => {
-                    let share = share.parse().ok().filter(|share| (0.0..=1.0).contains(share));
-                    pruning.swap_below = share.ok_or_else(|| argument.malformed())?;
-                }
-                None => steps.push(item),
-            },
-        }
-    }
-    if !steps.is_empty() {
-        pruning.schedule =
-            Schedule::parse(&steps, argument.layers).ok_or_else(|| argument.malformed_schedule())?;
-    }
-    Ok(Arc::new(SlimInfer(pruning)))
+    Ok(Arc::new(SlimInfer(BlockPruning::parse(argument)?)))
 }
 
-impl PolicyRules for SlimInfer {
-    fn exits(&self) -> Vec<Depth> {
-        self.0.schedule.exits()
+impl BlockPruning {
+    /// The pruning of a policy's name, for a model of so many layers.
+    ///
+    /// # Errors
+    /// [`crate::Error::Input`] on a name that is none.
+    pub fn named(name: &str, layers: usize) -> Result<Self> {
+        Self::parse(&argument(name, layers)?)
+    }
+
+    fn parse(argument: &Argument<'_>) -> Result<Self> {
+        let mut pruning = Self {
+            schedule: Schedule::scaled_to(argument.layers),
+            pooling: Pooling::Units,
+            asynchronous: true,
+            resident: false,
+            swap_below: SWAP_BELOW,
+        };
+        let mut steps = vec![];
+        for item in argument.items() {
+            match item {
+                "mean" => pruning.pooling = Pooling::Mean,
+                "max" => pruning.pooling = Pooling::Max,
+                "sync" => pruning.asynchronous = false,
+                "resident" => pruning.resident = true,
+                _ => match item.strip_prefix("swap=") {
+                    Some(share) => {
+                        let share = share.parse().ok().filter(|share| (0.0..=1.0).contains(share));
+                        pruning.swap_below = share.ok_or_else(|| argument.malformed())?;
+                    }
+                    None => steps.push(item),
+                },
+            }
+        }
+        if !steps.is_empty() {
+            pruning.schedule =
+                Schedule::parse(&steps, argument.layers).ok_or_else(|| argument.malformed_schedule())?;
+        }
+        Ok(pruning)
+    }
+}
+
+impl Reach for BlockPruning {
+    fn pruning_points(&self) -> Vec<Depth> {
+        self.schedule.pruning_points()
     }
 
     fn rows_at(&self, depth: Depth, prefill_len: usize) -> usize {
-        self.0.tokens_of_stage(self.0.schedule.passed(depth), prefill_len)
+        self.tokens_of_stage(self.schedule.passed(depth), prefill_len)
+    }
+}
+
+impl Retention for BlockPruning {
+    fn kept(&self, layer: LayerKv) -> usize {
+        self.active_at(layer.layer, layer.prefill_len)
     }
 
-    fn kept(&self, layer: usize, prefill_len: usize) -> usize {
-        self.0.active_at(layer, prefill_len)
+    fn in_transit(&self, prefill_len: usize) -> usize {
+        self.first_drop(prefill_len).map_or(0, |(_, kept)| 2 * LAYERS_IN_TRANSIT * kept * BLOCK)
+    }
+}
+
+impl Selection for BlockPruning {
+    fn begin(&self, sequence: &SequenceSetup<'_>) -> Result<Option<Box<dyn RunningSelection>>> {
+        Ok(Some(Box::new(PromptBlocks::new(self, sequence)?)))
+    }
+}
+
+impl PolicyRules for SlimInfer {
+    fn reach(&self) -> &dyn Reach {
+        &self.0
     }
 
-    fn block_pruning(&self) -> Option<&BlockPruning> {
-        Some(&self.0)
+    fn retention(&self) -> &dyn Retention {
+        &self.0
+    }
+
+    fn selection(&self) -> &dyn Selection {
+        &self.0
+    }
+
+    fn plan(&self, prefill_len: usize, _: usize, bytes: &dyn Fn(usize) -> String) -> Option<String> {
+        let prunings = self.0.schedule.prunings().iter().enumerate();
+        let steps: Vec<String> = prunings
+            .map(|(index, pruning)| {
+                format!(
+                    "{} after layer {}",
+                    self.0.tokens_of_stage(index + 1, prefill_len) + 1,
+                    pruning.layer
+                )
+            })
+            .collect();
+        let away = match self.0.taken_away(prefill_len) {
+            0 => "no KV leaves the device".to_owned(),
+            tokens => format!(
+                "{} of KV leave the device, at most {} are under way at once",
+                bytes(tokens),
+                bytes(self.0.in_transit(prefill_len))
+            ),
+        };
+        Some(format!("of {} prompt tokens go on: {}; {away}", prefill_len + 1, steps.join(", ")))
     }
 }
 

@@ -1,14 +1,12 @@
 //! `speed:c`: shallow prefill, deep decode.
 
-use super::rules::Cut;
-use super::{Arrived, PolicyKind, PolicyRules};
-use crate::Depth;
+use super::{Cutoff, PolicyKind, PolicyRules, Reach};
 use std::fmt;
 
 /// Prompt tokens run through and keep KV in layers 0 … c−1 only; anchors exist everywhere. Above the cutoff, KV of the
 /// others is never computed, allocated or masked.
 #[derive(Debug)]
-pub(super) struct Speed(Cut);
+pub(super) struct Speed(Cutoff);
 
 pub(super) const KIND: PolicyKind = PolicyKind {
     name: "speed",
@@ -19,16 +17,8 @@ pub(super) const KIND: PolicyKind = PolicyKind {
 };
 
 impl PolicyRules for Speed {
-    fn exits(&self) -> Vec<Depth> {
-        self.0.exits()
-    }
-
-    fn goes_on(&self, arrived: &Arrived<'_>) -> Option<Vec<bool>> {
-        self.0.goes_on(arrived)
-    }
-
-    fn rows_at(&self, depth: Depth, prefill_len: usize) -> usize {
-        self.0.rows_at(depth, prefill_len)
+    fn reach(&self) -> &dyn Reach {
+        &self.0
     }
 }
 

@@ -1,9 +1,9 @@
 //! `streaming:w`: at every layer the first few tokens and a window of recent ones (StreamingLLM, Xiao et al. 2023, arXiv
 //! 2309.17453).
 
-use super::registry::Argument;
+use super::registry::{Argument, argument};
 use super::schedule::{parse_tokens, shown_tokens};
-use super::{PolicyKind, PolicyRules};
+use super::{Eviction, LayerKv, PolicyKind, PolicyRules, Retention};
 use crate::Result;
 use layerscope_kernels::AttentionShape;
 use std::fmt;
@@ -41,18 +41,6 @@ impl SinksAndWindow {
         len - self.unseen(len).len()
     }
 
-    /// What happens to a prompt, for people.
-    pub(super) fn plan(&self, prefill_len: usize, layers: usize, bytes: &dyn Fn(usize) -> String) -> String {
-        let left = self.left_of(prefill_len) + 1;
-        format!(
-            "of {} prompt tokens {left} keep KV, {} in all; of decode tokens, {} each, the last {} are read and all stay",
-            prefill_len + 1,
-            bytes(left * layers),
-            bytes(layers),
-            self.window
-        )
-    }
-
     /// Keys of `len` tokens that a layer has at most where they come `at_once` at a time.
     pub fn most_of(&self, len: usize, at_once: usize) -> usize {
         self.sinks.saturating_add(self.window - 1).saturating_add(at_once).min(len)
@@ -76,28 +64,59 @@ pub(super) const KIND: PolicyKind = PolicyKind {
 };
 
 fn parse(argument: &Argument<'_>) -> Result<Arc<dyn PolicyRules>> {
-    let (mut sinks, mut window) = (None, None);
-    for item in argument.items() {
-        let (value, given) = match item.strip_prefix("sinks=") {
-            Some(number) => (number.parse().ok(), &mut sinks),
-            None => (parse_tokens(item), &mut window),
-        };
-        if value.is_none() || given.is_some() {
-            return Err(argument.malformed());
-        }
-        *given = value;
+    Ok(Arc::new(Streaming(SinksAndWindow::parse(argument)?)))
+}
+
+impl SinksAndWindow {
+    /// Those of a policy's name.
+    ///
+    /// # Errors
+    /// [`crate::Error::Input`] on a name that is none.
+    pub fn named(name: &str) -> Result<Self> {
+        Self::parse(&argument(name, 0)?)
     }
-    let window = window.ok_or_else(|| argument.malformed())?;
-    Ok(Arc::new(Streaming(SinksAndWindow { sinks: sinks.unwrap_or(SINKS), window })))
+
+    fn parse(argument: &Argument<'_>) -> Result<Self> {
+        let (mut sinks, mut window) = (None, None);
+        for item in argument.items() {
+            let (value, given) = match item.strip_prefix("sinks=") {
+                Some(number) => (number.parse().ok(), &mut sinks),
+                None => (parse_tokens(item), &mut window),
+            };
+            if value.is_none() || given.is_some() {
+                return Err(argument.malformed());
+            }
+            *given = value;
+        }
+        let window = window.ok_or_else(|| argument.malformed())?;
+        Ok(Self { sinks: sinks.unwrap_or(SINKS), window })
+    }
+}
+
+impl Retention for Streaming {
+    fn eviction(&self) -> Eviction {
+        Eviction::Sliding(self.0)
+    }
+
+    fn kept(&self, layer: LayerKv) -> usize {
+        self.0.left_of(layer.stored)
+    }
 }
 
 impl PolicyRules for Streaming {
-    fn kept(&self, _: usize, prefill_len: usize) -> usize {
-        self.0.left_of(prefill_len)
+    fn retention(&self) -> &dyn Retention {
+        self
     }
 
-    fn window(&self) -> Option<SinksAndWindow> {
-        Some(self.0)
+    fn plan(&self, prefill_len: usize, layers: usize, bytes: &dyn Fn(usize) -> String) -> Option<String> {
+        let left = self.0.left_of(prefill_len) + 1;
+        Some(format!(
+            "of {} prompt tokens {left} keep KV, {} in all; of decode tokens, {} each, the last {} are read and all stay",
+            prefill_len + 1,
+            bytes(left * layers),
+            bytes(layers),
+            self.0.window
+        ))
     }
 
     fn caveat(&self) -> Option<&'static str> {

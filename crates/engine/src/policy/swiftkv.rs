@@ -1,14 +1,12 @@
 //! `swiftkv:c`: upper KV of all tokens from one layer (SwiftKV, Qiao et al. 2024: SingleInputKV).
 
-use super::rules::Cut;
-use super::{Arrived, KeysValuesAbove, PolicyKind, PolicyRules, UNTRAINED};
-use crate::Depth;
+use super::{CrossLayerKv, Cutoff, PolicyKind, PolicyRules, Reach, UNTRAINED};
 use std::fmt;
 
 /// At layers ≥ c, K and V of every token, decode tokens too, are projections of its residual stream at the entrance of
 /// layer c through that layer's norm. Queries come from the real residual stream. Decode reads everything.
 #[derive(Debug)]
-pub(super) struct SwiftKv(Cut);
+pub(super) struct SwiftKv(Cutoff);
 
 pub(super) const KIND: PolicyKind = PolicyKind {
     name: "swiftkv",
@@ -19,20 +17,12 @@ pub(super) const KIND: PolicyKind = PolicyKind {
 };
 
 impl PolicyRules for SwiftKv {
-    fn exits(&self) -> Vec<Depth> {
-        self.0.exits()
+    fn reach(&self) -> &dyn Reach {
+        &self.0
     }
 
-    fn goes_on(&self, arrived: &Arrived<'_>) -> Option<Vec<bool>> {
-        self.0.goes_on(arrived)
-    }
-
-    fn rows_at(&self, depth: Depth, prefill_len: usize) -> usize {
-        self.0.rows_at(depth, prefill_len)
-    }
-
-    fn keys_values_above(&self) -> KeysValuesAbove {
-        KeysValuesAbove::SharedNorm(self.0.layer)
+    fn cross_layer_kv(&self) -> Option<CrossLayerKv> {
+        Some(CrossLayerKv::SharedNorm(self.0.layer))
     }
 
     fn caveat(&self) -> Option<&'static str> {

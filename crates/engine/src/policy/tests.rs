@@ -103,7 +103,7 @@ fn only_what_was_not_trained_for_it_has_a_caveat() {
             continue;
         };
         assert!(kind.by_cutoff() && policy.to_string().starts_with(kind.name));
-        let projects = policy.rules().keys_values_above() != KeysValuesAbove::Nothing;
+        let projects = policy.rules().cross_layer_kv().is_some();
         assert_eq!(policy.caveat(), projects.then_some(UNTRAINED), "{policy}");
         assert_eq!(kind.at(LAYERS, true, LAYERS).unwrap().caveat(), None);
         assert!(policies_help().contains(kind.syntax));
@@ -136,13 +136,13 @@ fn a_pruned_prompt_is_counted_by_hand() {
     assert_eq!(policy.layer_tokens(301, 5).block, halves / 2);
     let resident = Policy::parse("sliminfer:0=192+1=100+resident", 3).unwrap();
     assert_eq!(resident.capacity(301, 5), policy.most_held(301, 5, &Device::Cpu));
-    let pruning = policy.rules().block_pruning().unwrap();
-    assert_eq!(pruning.taken_away(300), 256);
-    assert_eq!(resident.rules().block_pruning().unwrap().taken_away(300), 0);
+    let pruning = |policy: &Policy| BlockPruning::named(&policy.to_string(), 3).unwrap();
+    assert_eq!(pruning(&policy).taken_away(300), 256);
+    assert_eq!(pruning(&resident).taken_away(300), 0);
     // A pruning that drops nothing leaves the layers below it with the whole prompt.
     let late = Policy::parse("sliminfer:0=300+1=100", 3).unwrap();
     assert_eq!(late.capacity(301, 5), [128 + 44 + 5; 3]);
-    assert_eq!(late.rules().block_pruning().unwrap().taken_away(300), 2 * 256);
+    assert_eq!(pruning(&late).taken_away(300), 2 * 256);
     let plan = policy.plan(301, &|tokens| format!("{tokens} tokens")).unwrap();
     assert!(plan.contains("237 after layer 0, 173 after layer 1; 256 tokens of KV leave"), "{plan}");
 }
@@ -158,7 +158,7 @@ fn dropped_tokens_are_counted_by_hand() {
     // A pruning that drops nothing leaves the layers below it with the whole prompt.
     let late = Policy::parse("sliminfer:0=300+1=100", 3).unwrap();
     assert_eq!(late.capacity(301, 5), [128 + 44 + 5; 3]);
-    assert_eq!(late.rules().block_pruning().unwrap().taken_away(300), 2 * 256);
+    assert_eq!(BlockPruning::named(&late.to_string(), 3).unwrap().taken_away(300), 2 * 256);
     let plan = policy.plan(301, &|tokens| tokens.to_string()).unwrap();
     assert!(
         plan.contains("of 301 prompt tokens go on: 101 after layer 0, 32 after layer 1, 32 after layer 2"),

@@ -1,165 +1,182 @@
-//! Attention of a running sequence over its KV store.
+//! Attention of running sequences over their KV stores.
 
-use super::blocks::Blocks;
-use super::{Collected, LayerStatistics};
-use crate::Result;
-use crate::decoder::{Attend, Decoder, Location};
-use crate::hooks::{Hooks, Site};
-use crate::kv::{KvStore, View};
-use crate::policy::PolicyRules;
-use crate::tensor::{Tensor, with_f32};
-use layerscope_kernels::{
-    AttentionShape, KeySpan, Queries, Received, Statistics, attention, attention_with_statistics,
-};
+use super::Session;
+use crate::attention::{LayerAttention, LayerStatistics, RowGroup};
+use crate::decoder::{Attend, Location};
+use crate::hooks::Hooks;
+use crate::kv::View;
+use crate::policy::CrossLayerKv;
+use crate::tensor::Tensor;
+use crate::{Error, Result};
 use std::ops::Range;
 
-/// Attention over the KV store: append, then see whatever is stored at or before each row's position.
-pub(super) struct StoredAttention<'a> {
-    pub(super) decoder: &'a Decoder,
-    pub(super) rules: &'a dyn PolicyRules,
-    pub(super) store: &'a mut KvStore,
-    pub(super) prompt_len: usize,
-    pub(super) queries: &'a mut Option<Tensor>,
-    pub(super) blocks: Option<&'a mut Blocks>,
-    /// Where decode rows read only some of the prompt: whether each prefill token's key is seen.
-    pub(super) seen: Option<&'a [bool]>,
-    pub(super) statistics: Option<Collected<'a>>,
+/// Where a pass leaves its attention statistics.
+pub(super) struct Collected<'a> {
+    pub(super) layers: &'a mut Vec<LayerStatistics>,
+    /// Whether attention received is summed up, which takes a second pass over the keys.
+    pub(super) received: bool,
 }
 
-impl Attend for StoredAttention<'_> {
-    fn attend(&mut self, at: Location<'_>, [q, k, v]: [&Tensor; 3], hooks: &mut Hooks<'_>) -> Result<Tensor> {
-        let Location { layer, positions, .. } = at;
-        *self.queries = Some(q.clone());
-        if let Some(blocks) = &mut self.blocks {
-            blocks.before_attention(layer, self.store)?;
-        }
-        self.store.append(layer, positions, k, v)?;
-        let output = self.attend_to_stored(at, q, hooks)?;
-        if let Some(blocks) = &mut self.blocks {
-            blocks.after_attention(layer, q, &self.decoder.attention_shape(layer), self.store)?;
-        }
-        Ok(output)
+impl Collected<'_> {
+    /// The same place, for one pass of several.
+    pub(super) fn again(&mut self) -> Collected<'_> {
+        Collected { layers: &mut *self.layers, received: self.received }
     }
 }
 
-impl StoredAttention<'_> {
-    pub(super) fn attend_to_stored(
+/// Some of the rows of a pass: those of one sequence.
+pub(super) struct Part<'a, 's> {
+    pub(super) session: &'a mut Session,
+    pub(super) rows: Range<usize>,
+    pub(super) statistics: Option<Collected<'s>>,
+}
+
+/// Attention of the rows of several sequences, each over the KV store of its own.
+pub(super) struct StoredAttention<'a, 'b, 's> {
+    pub(super) parts: &'a mut [Part<'b, 's>],
+}
+
+impl Attend for StoredAttention<'_, '_, '_> {
+    fn attend(
         &mut self,
         at: Location<'_>,
         q: &Tensor,
+        kv: Option<[&Tensor; 2]>,
+        hooks: &mut Hooks<'_>,
+    ) -> Result<Tensor> {
+        if let [part] = &mut *self.parts {
+            return part.session.attend(at, q, kv, part.statistics.as_mut(), hooks);
+        }
+        let mut outputs = vec![];
+        for Part { session, rows, statistics } in &mut *self.parts {
+            let positions = &at.positions[rows.clone()];
+            let on_device = session.decoder.positions_on_device(positions, None)?;
+            let at = Location { positions, positions_on_device: on_device.as_deref(), ..at };
+            let own = |x: &Tensor| x.narrow(rows.start, rows.len());
+            let (q, kv) = (own(q)?, kv.map(|kv| kv.map(own)));
+            let kv = match kv {
+                Some([k, v]) => Some([k?, v?]),
+                None => None,
+            };
+            let kv = kv.as_ref().map(|[k, v]| [k, v]);
+            outputs.push(session.attend(at, &q, kv, statistics.as_mut(), hooks)?);
+        }
+        Tensor::cat(&outputs.iter().collect::<Vec<_>>())
+    }
+
+    fn has_keys_values(&self, layer: usize) -> bool {
+        self.parts.iter().all(|part| part.session.has_projected(layer))
+    }
+}
+
+impl Session {
+    /// Stores the keys and values of rows, then attends to whatever is stored at or before each row's position.
+    fn attend(
+        &mut self,
+        at: Location<'_>,
+        q: &Tensor,
+        kv: Option<[&Tensor; 2]>,
+        statistics: Option<&mut Collected<'_>>,
         hooks: &mut Hooks<'_>,
     ) -> Result<Tensor> {
         let Location { layer, positions, .. } = at;
-        if hooks.wants(layer, Site::AttentionScores) || hooks.wants(layer, Site::Pattern) {
-            return self.materialised(at, q, hooks);
+        self.note_queries(layer, q)?;
+        if let Some(selection) = &mut self.selection {
+            selection.before_attention(layer, &mut self.store)?;
         }
-        if let Some(q) = q.on_device() {
-            return self.attend_on_device(at, q);
+        if let Some([k, v]) = kv.filter(|_| !self.has_projected(layer)) {
+            self.store.append(layer, positions, k, v)?;
         }
-        let shape = shape_under(self.rules, self.decoder, layer);
-        let row_len = shape.query_heads * shape.head_dim;
-        let mut output = vec![0.0; positions.len() * row_len];
-        let mut found = self.statistics.as_ref().map(|collected| LayerStatistics {
-            rows: Statistics::default(),
-            received: Received::new(if collected.received { self.prompt_len } else { 0 }),
-        });
-        let received = self.statistics.as_ref().is_some_and(|collected| collected.received);
-        with_f32(q, |q| {
-            for Group { rows, first_position, spans } in self.groups(&shape, layer, positions) {
-                let range = rows.start * row_len..rows.end * row_len;
-                let queries = Queries { data: &q[range.clone()], rows: rows.len(), first_position };
-                let output = &mut output[range];
-                match found.as_mut().filter(|_| self.is_decode_row(positions[rows.start])) {
-                    None => attention(&shape, &queries, &spans, output),
-                    Some(found) => {
-                        let wanted = received.then_some(&mut found.received);
-                        let rows = attention_with_statistics(&shape, &queries, &spans, output, wanted);
-                        found.rows.mass.extend(rows.mass);
-                        found.rows.entropy.extend(rows.entropy);
-                    }
-                }
-            }
-        })?;
-        if let (Some(collected), Some(found)) = (&mut self.statistics, found) {
-            collected.layers.push(found);
+        let received =
+            statistics.as_ref().map(|collected| if collected.received { self.prompt_len } else { 0 });
+        let (output, measured) = self.layer_attention(at, received).attend(q, hooks)?;
+        if let (Some(collected), Some(measured)) = (statistics, measured) {
+            collected.layers.push(measured);
         }
-        Tensor::from_vec(output, &[positions.len(), shape.query_heads, shape.head_dim])
+        if let Some(selection) = &mut self.selection {
+            selection.after_attention(layer, q, &self.decoder, &mut self.store)?;
+        }
+        Ok(output)
     }
 
-    /// Rows that the kernel takes at once, each group with the keys that it sees.
-    fn groups(&self, shape: &AttentionShape, layer: usize, positions: &[usize]) -> Vec<Group<'_>> {
-        let received = self.statistics.as_ref().is_some_and(|collected| collected.received);
-        let alone = |position| self.is_alone(layer, position);
-        let prompt_len = self.statistics.as_ref().map(|_| self.prompt_len);
-        let view = View { prompt_len, seen: self.seen, by_slot: false };
-        // Without a window only the order of keys and rows matters, so both may be numbered by slot. Rows far apart then go
-        // together, and so do keys. Of the last row alone not even the order matters.
-        let any_alone = positions.iter().any(|&position| alone(position));
-        let by_order = shape.window.is_none() && !received && !any_alone;
-        if by_order && self.seen.is_none() && self.store.is_ascending(layer) {
-            let spans = self.store.spans_of(layer, View { by_slot: true, ..view });
-            let first_position = self.store.len(layer) - positions.len();
-            return vec![Group { rows: 0..positions.len(), first_position, spans }];
+    /// Whether K and V of all rows at a layer were projected from a layer below.
+    pub(super) fn has_projected(&self, layer: usize) -> bool {
+        matches!(self.policy.rules().cross_layer_kv(), Some(CrossLayerKv::SharedNorm(from)) if from <= layer)
+    }
+
+    /// What rows attend to whose keys are stored.
+    fn layer_attention<'a>(&'a self, at: Location<'a>, statistics: Option<usize>) -> LayerAttention<'a> {
+        LayerAttention {
+            shape: self.policy.attention_shape(&self.decoder, at.layer),
+            groups: self.row_groups(at.layer, at.positions, statistics.is_some()),
+            at,
+            store: &self.store,
+            own: None,
+            statistics,
         }
-        // Prompt rows beside a decode row have no statistics.
-        let begins_anew =
-            |position| alone(position) || self.seen.is_some() && position + 1 == self.prompt_len;
-        let group = |(first, rows): (usize, usize)| {
-            let first_position = positions[first];
-            let is_last = rows == 1 && first + 1 == positions.len();
-            let spans = match alone(first_position) {
-                true => self.store.spans_without_other_decode_rows(layer, self.prompt_len, first_position),
-                false => self.store.spans_of(layer, View { by_slot: by_order && is_last, ..view }),
-            };
-            Group { rows: first..first + rows, first_position, spans }
+    }
+
+    /// Rows by what they read: decode rows that do not see each other one by one, and where statistics are taken, decode rows
+    /// apart from prompt rows.
+    fn row_groups(&self, layer: usize, positions: &[usize], with_statistics: bool) -> Vec<RowGroup> {
+        let selection = self.policy.rules().selection();
+        let is_decode_row = |position: usize| position + 1 >= self.prompt_len;
+        let self_only = selection.self_only_mask(layer);
+        let visible = self.selection.as_ref().and_then(|selection| selection.visible());
+        let prompt_len = (with_statistics || self_only).then_some(self.prompt_len);
+        let view = View { prompt_len, visible, ..View::default() };
+        let first_decode = positions.iter().position(|&position| is_decode_row(position));
+        let first_decode = first_decode.unwrap_or(positions.len());
+        let together = match (with_statistics, self_only) {
+            (false, false) => vec![0..positions.len()],
+            (_, true) => vec![0..first_decode],
+            (true, false) => vec![0..first_decode, first_decode..positions.len()],
         };
-        runs(positions, begins_anew).into_iter().map(group).collect()
-    }
-
-    /// Whether the row at a position is a decode row that sees no other one.
-    pub(super) fn is_alone(&self, layer: usize, position: usize) -> bool {
-        self.is_decode_row(position) && !self.rules.decode_rows_see_each_other(layer)
-    }
-
-    pub(super) fn is_decode_row(&self, position: usize) -> bool {
-        position + 1 >= self.prompt_len
-    }
-}
-
-/// Rows that go together.
-struct Group<'a> {
-    rows: Range<usize>,
-    /// Of the first row, as the spans number them.
-    first_position: usize,
-    spans: Vec<KeySpan<'a>>,
-}
-
-/// Sizes of a layer's attention, with what a policy lets rows see.
-pub(super) fn shape_under(rules: &dyn PolicyRules, decoder: &Decoder, layer: usize) -> AttentionShape {
-    let shape = decoder.attention_shape(layer);
-    rules.window().map_or(shape, |window| window.narrowed(shape))
-}
-
-/// (first row, rows) of each run of consecutive positions; a position that is to be alone is a run of its own.
-pub(super) fn runs(positions: &[usize], alone: impl Fn(usize) -> bool) -> Vec<(usize, usize)> {
-    let mut runs: Vec<(usize, usize)> = vec![];
-    for (row, &position) in positions.iter().enumerate() {
-        match runs.last_mut() {
-            Some((first, rows)) if positions[*first] + *rows == position && !alone(position) => *rows += 1,
-            _ => runs.push((row, 1)),
+        let mut groups: Vec<RowGroup> = together
+            .into_iter()
+            .filter(|rows| !rows.is_empty())
+            .map(|rows| {
+                let measured = with_statistics && rows.start >= first_decode;
+                RowGroup { rows, keys: self.store.ranges(layer, view), measured }
+            })
+            .collect();
+        if self_only {
+            groups.extend((first_decode..positions.len()).map(|row| {
+                let keys = self.store.ranges(layer, View { only_decode: Some(positions[row]), ..view });
+                RowGroup { rows: row..row + 1, keys, measured: with_statistics }
+            }));
         }
+        groups
     }
-    runs
-}
 
-#[cfg(test)]
-mod tests {
-    use super::runs;
+    /// Keeps the queries `[rows, H, head_dim]` of the rows that attended last, and of as many of the last prefill rows as the
+    /// retention looks at.
+    fn note_queries(&mut self, layer: usize, q: &Tensor) -> Result<()> {
+        self.queries = Some(q.clone());
+        let wanted = self.policy.rules().retention().observed_rows();
+        if wanted == 0 || self.prefill.is_none() {
+            return Ok(());
+        }
+        let joined = match self.observed.remove(&layer) {
+            Some(before) => Tensor::cat(&[&before, q])?,
+            None => q.clone(),
+        };
+        let rows = joined.rows().min(wanted);
+        // A copy of its own: a part of a chunk would keep the whole.
+        let last: Vec<u32> = (joined.rows() - rows..joined.rows()).map(|row| row as u32).collect();
+        self.observed.insert(layer, joined.select(&last)?);
+        Ok(())
+    }
 
-    #[test]
-    fn runs_split_where_positions_jump() {
-        assert_eq!(runs(&[0, 7, 8, 9, 12], |_| false), [(0, 1), (1, 3), (4, 1)]);
-        assert_eq!(runs(&[0, 7, 8, 9, 10], |position| position > 8), [(0, 1), (1, 2), (3, 1), (4, 1)]);
-        assert_eq!(runs(&[], |_| false), []);
+    /// Attention that each prompt position received from the last row in the attention before a point, summed over heads.
+    pub(super) fn received_from_last(&self, layer: usize) -> Result<Vec<f32>> {
+        let queries = self.queries.as_ref();
+        let queries = queries.ok_or_else(|| Error::failure("no row has attended yet; please report this"))?;
+        let (last, positions) = (queries.narrow(queries.rows() - 1, 1)?, [self.len - 1]);
+        let on_device = self.decoder.positions_on_device(&positions, None)?;
+        let at = Location { layer, positions: &positions, positions_on_device: on_device.as_deref() };
+        let attention = self.layer_attention(at, Some(self.prompt_len));
+        let (_, measured) = attention.attend(&last, &mut Hooks::none())?;
+        Ok(measured.map_or(vec![], |measured| measured.received.sum))
     }
 }

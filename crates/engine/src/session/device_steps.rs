@@ -3,18 +3,19 @@
 //! What changes between steps is in the GPU's memory: the token, its position, and how many tokens were decoded, by which
 //! the last span of keys has grown. Kernels read it when they run.
 
-use super::attention::shape_under;
-use super::blocks::Blocks;
-use super::device_attention::by_segment;
-use super::{LayerStatistics, Session, flattened, through_layers};
-use crate::decoder::{Attend, Decoder, Location, Pass, RowsOnDevice};
+use super::{Session, flattened};
+use crate::attention::LayerStatistics;
+use crate::attention::device::by_segment;
+use crate::decoder::{Attend, Decoder, KeysValuesOf, Location, Pass, RowsOnDevice};
 use crate::hooks::Hooks;
-use crate::kv::KvStore;
+use crate::kv::{KeyRange, KvStore, View};
+use crate::policy::CrossLayerKv;
 use crate::tensor::{DeviceTensor, Tensor};
 use crate::{Depth, Device, Error, Policy, Result};
 use layerscope_kernels::attention::cuda::spans::{self, SpanAttention, StatisticsOnDevice};
 use layerscope_kernels::cuda::{self, Buffer, Element, Graph, Pool, store};
 use layerscope_kernels::{Received, SEGMENTS, Segment, Statistics};
+use std::ops::Range;
 use std::sync::Arc;
 
 /// What the steps of a sequence share.
@@ -54,21 +55,20 @@ struct Plan {
 struct LayerPlan {
     spans: Buffer,
     span_count: usize,
-    /// Where the first step stores its key.
-    first_slot: usize,
+    /// Where the first step stores its key, of each group of KV heads.
+    first_slots: Vec<usize>,
     keys_at_most: usize,
 }
 
-impl Session<'_> {
+impl Session {
     /// Whether steps are the same work each time: on a GPU they are, unless decode rows do not see each other, or experts or
     /// prompt tokens take turns, whom the host chooses.
     pub(super) fn can_step_on_device(&self) -> bool {
-        let (config, rules) = (self.decoder.config(), self.policy.rules());
+        let (config, rules) = (self.decoder.config(), self.policy.rules().selection());
         matches!(self.decoder.device(), Device::Cuda(_))
             && config.experts.is_none()
-            && !self.blocks.as_ref().is_some_and(Blocks::changes)
-            && self.tokens.is_none()
-            && (0..config.layers).all(|layer| rules.decode_rows_see_each_other(layer))
+            && self.selection.as_ref().is_none_or(|selection| selection.is_settled())
+            && !(0..config.layers).any(|layer| rules.self_only_mask(layer))
     }
 
     pub(super) fn step_on_device(
@@ -76,7 +76,9 @@ impl Session<'_> {
         token: u32,
         statistics: Option<&mut Vec<LayerStatistics>>,
     ) -> Result<Tensor> {
-        assert!(self.len + 1 >= self.prompt_len, "decode comes after prefill");
+        if self.len < self.prompt_len || self.prefill.is_some() {
+            return Err(Error::failure("decode tokens come after the prompt"));
+        }
         let (layers, vocab) = (self.decoder.config().layers, self.decoder.config().vocab);
         if token as usize >= vocab {
             return Err(Error::input(format!("token {token} is beyond the vocabulary of {vocab}")));
@@ -87,11 +89,11 @@ impl Session<'_> {
         // Taken out, so that nothing half done stays behind.
         let mut steps = match self.device_steps.take() {
             Some(steps) => steps,
-            None => DeviceSteps::new(self.decoder, &self.store, self.prompt_len, self.len)?,
+            None => DeviceSteps::new(&self.decoder, &self.store, self.prompt_len, self.len)?,
         };
         steps.plan.row.tokens.write(0, &[token])?;
         let step = Step {
-            decoder: self.decoder,
+            decoder: &self.decoder,
             policy: &self.policy,
             store: &self.store,
             sequence_len: self.sequence_len,
@@ -99,12 +101,12 @@ impl Session<'_> {
             plan: &steps.plan,
             with_statistics: statistics.is_some(),
         };
-        let (logits, found) = step.advance(&mut steps.stages[usize::from(step.with_statistics)])?;
+        let (logits, measured) = step.advance(&mut steps.stages[usize::from(step.with_statistics)])?;
         if let Some(statistics) = statistics {
-            statistics.extend(found);
+            statistics.extend(measured);
         }
         for layer in 0..layers {
-            self.store.note(layer, &[self.len]);
+            self.store.add_positions(layer, &[self.len]);
         }
         self.len += 1;
         self.device_steps = Some(steps);
@@ -142,21 +144,37 @@ impl LayerPlan {
         prompt_len: usize,
         position: usize,
     ) -> Result<Self> {
-        let mut spans = store.device_spans(layer, Some(prompt_len));
-        let decode = Segment::Decode as u32;
-        let joins = |span: &spans::Span| {
-            span.segment == decode && (span.first_position + span.len) as usize == position
-        };
-        match spans.last_mut().filter(|span| joins(span)) {
-            Some(span) => (span.len, span.grows) = (span.len + 1, 1),
-            None => spans.push(store.device_span_of_next(layer, position)),
+        let mut ranges = store.ranges(layer, View { prompt_len: Some(prompt_len), ..View::default() });
+        // The last decode key of each group of KV heads, which grows with those that follow.
+        let mut growing = vec![];
+        for next in store.next_ranges(layer, position) {
+            let joins = |range: &KeyRange| {
+                range.group == next.group
+                    && range.segment == Segment::Decode
+                    && range.first_position + range.len == position
+                    && range.slot + range.len == next.slot
+            };
+            match ranges.iter().position(joins) {
+                Some(index) => {
+                    ranges[index].len += 1;
+                    growing.push(index);
+                }
+                None => {
+                    growing.push(ranges.len());
+                    ranges.push(next);
+                }
+            }
         }
+        let spans = ranges.iter().map(|range| store.device_span(layer, range)).collect::<Option<Vec<_>>>();
+        let mut spans =
+            spans.ok_or_else(|| Error::failure("these are steps on a GPU; please report this"))?;
+        growing.into_iter().for_each(|index| spans[index].grows = 1);
         let on_device = device.allocate(size_of_val(spans.as_slice()))?;
         on_device.write(0, &spans)?;
         Ok(Self {
             spans: on_device,
             span_count: spans.len(),
-            first_slot: store.len(layer),
+            first_slots: store.next_slots(layer),
             keys_at_most: store.capacity(layer),
         })
     }
@@ -201,22 +219,57 @@ impl Step<'_> {
             true => Some([figures()?, figures()?]),
             false => None,
         };
-        let mut attend = PlannedAttention { step: self, statistics: statistics.as_ref() };
+        let shared = match self.policy.rules().cross_layer_kv() {
+            Some(CrossLayerKv::SharedNorm(layer)) => layer,
+            _ => config.layers,
+        };
+        let x = decoder.embed_on_device(&plan.row, 1)?;
+        let x = self.through(x, Depth::of_layers(0..shared), statistics.as_ref())?;
+        self.project_shared(&x, shared)?;
+        let x = self.through(x, Depth::of_layers(shared..config.layers), statistics.as_ref())?;
+        let logits = decoder.unembed(&x, &[self.position], &mut Hooks::none(), false)?;
+        store::advance(&plan.row.positions, 1, &plan.decoded)?;
+        Ok(Output { logits: flattened(&logits)?, statistics })
+    }
+
+    fn through(
+        &self,
+        x: Tensor,
+        depth: Range<Depth>,
+        statistics: Option<&[DeviceTensor; 2]>,
+    ) -> Result<Tensor> {
+        let mut attend = PlannedAttention { step: self, statistics };
         let mut hooks = Hooks::none();
         let mut pass = Pass {
             attend: &mut attend,
             hooks: &mut hooks,
             sequence_len: self.sequence_len,
             exact: false,
-            rows_on_device: Some(&plan.row),
-            keys_values_from: None,
+            rows_on_device: Some(&self.plan.row),
         };
-        let (x, depth) = (decoder.embed_on_device(&plan.row, 1)?, Depth::of_layers(0..plan.layers.len()));
-        let above = self.policy.rules().keys_values_above();
-        let x = through_layers(decoder, above, x, &[self.position], depth, &mut pass)?;
-        let logits = decoder.unembed(&x, &[self.position], &mut Hooks::none(), false)?;
-        store::advance(&plan.row.positions, 1, &plan.decoded)?;
-        Ok(Output { logits: flattened(&logits)?, statistics })
+        self.decoder.forward(x, &[self.position], depth, &mut pass)
+    }
+
+    /// Stores K and V of the layers from `first` on, projected from the residual stream `x [1, d]` that enters it.
+    fn project_shared(&self, x: &Tensor, first: usize) -> Result<()> {
+        let of = KeysValuesOf {
+            layers: first..self.plan.layers.len(),
+            shared_norm: Some(first),
+            sequence_len: self.sequence_len,
+            exact: false,
+            rows_on_device: Some(&self.plan.row),
+        };
+        if of.layers.is_empty() {
+            return Ok(());
+        }
+        self.decoder.project_keys_values(x, &[self.position], of, &mut Hooks::none(), &mut |layer, kv| {
+            self.append(layer, kv)
+        })
+    }
+
+    fn append(&self, layer: usize, kv: [&Tensor; 2]) -> Result<()> {
+        let LayerPlan { first_slots, .. } = &self.plan.layers[layer];
+        self.store.append_on_device(layer, first_slots, &self.plan.decoded, kv)
     }
 }
 
@@ -245,14 +298,29 @@ struct PlannedAttention<'a> {
 }
 
 impl Attend for PlannedAttention<'_> {
-    fn attend(&mut self, at: Location<'_>, [q, k, v]: [&Tensor; 3], _: &mut Hooks<'_>) -> Result<Tensor> {
+    fn has_keys_values(&self, layer: usize) -> bool {
+        matches!(
+            self.step.policy.rules().cross_layer_kv(),
+            Some(CrossLayerKv::SharedNorm(from)) if from <= layer
+        )
+    }
+
+    fn attend(
+        &mut self,
+        at: Location<'_>,
+        q: &Tensor,
+        kv: Option<[&Tensor; 2]>,
+        _: &mut Hooks<'_>,
+    ) -> Result<Tensor> {
         let Step { decoder, policy, store, plan, .. } = *self.step;
-        let (shape, layer) = (shape_under(policy.rules(), decoder, at.layer), &plan.layers[at.layer]);
-        store.append_on_device(at.layer, layer.first_slot, Some(&plan.decoded), [k, v])?;
+        let (shape, layer) = (policy.attention_shape(decoder, at.layer), &plan.layers[at.layer]);
+        if let Some(kv) = kv {
+            self.step.append(at.layer, kv)?;
+        }
         let q =
             q.on_device().ok_or_else(|| Error::failure("a query is not on the GPU; please report this"))?;
         let output = DeviceTensor::undefined(q.device(), q.element(), q.dims())?;
-        let found = match self.statistics {
+        let measured = match self.statistics {
             Some([mass, entropy]) => Some([mass.narrow(at.layer, 1)?, entropy.narrow(at.layer, 1)?]),
             None => None,
         };
@@ -269,7 +337,7 @@ impl Attend for PlannedAttention<'_> {
             visible_spans: None,
             decoded: Some(&plan.decoded),
             output: output.numbers(),
-            statistics: found.as_ref().map(|[mass, entropy]| StatisticsOnDevice {
+            statistics: measured.as_ref().map(|[mass, entropy]| StatisticsOnDevice {
                 mass: mass.numbers(),
                 entropy: entropy.numbers(),
             }),

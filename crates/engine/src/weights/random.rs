@@ -286,6 +286,7 @@ mod tests {
             let decoder = shape
                 .decoder(weights, WeightsPrecision::Native, &crate::Device::Cpu, 3, &mut |_, _| Ok(()))
                 .unwrap();
+            let decoder = std::sync::Arc::new(decoder);
             let mut session = Session::new(&decoder, Policy::full(2), 5, 2).unwrap();
             let interrupt = Interrupt::new(false);
             let prefilled = session

@@ -11,9 +11,11 @@ use layerscope_engine::{
     Decoder, Depth, HookPoint, Hooks, Interrupt, LayerStatistics, Policy, RevivalCounters, Session, Site,
     TokenPruning,
 };
+
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
+use std::sync::Arc;
 
 /// What each row sees of the prompt in each stage after the first, by stage and position.
 #[derive(Default)]
@@ -24,6 +26,10 @@ struct Chosen {
 
 /// Rotated queries and keys at the pruning layers, `[rows, heads, head_dim]`.
 type Seen = Rc<RefCell<Vec<[Option<HostTensor>; 2]>>>;
+
+fn pruning(policy: &Policy) -> TokenPruning {
+    TokenPruning::named(&policy.to_string(), TINY.decoder.config().layers).unwrap()
+}
 
 struct Plain {
     pruning: TokenPruning,
@@ -101,7 +107,7 @@ impl Plain {
             // A row that has not run through the stage is seen by nobody, whatever it sees.
             chosen.borrow().seen.get(&(stage, query)).is_some_and(|seen| !seen.contains(&key))
         };
-        let reference = Reference { hidden: &hidden, projected: None };
+        let reference = Reference { hidden: &hidden, projected: None, hidden_by_head: None };
         let logits = whole_run_with(sequence, self.m + 1, reference, hooks);
         // Where the last layer prunes.
         (0..prunings.len()).for_each(choose);
@@ -115,20 +121,20 @@ fn policy(name: &str) -> Policy {
 
 /// Logits of all steps, and what was chosen.
 fn expected(policy: &Policy, sequence: &[u32], p: usize) -> (Vec<Vec<f32>>, Chosen) {
-    let plain = Plain { pruning: policy.rules().token_pruning().unwrap().clone(), m: p - 1 };
+    let plain = Plain { pruning: pruning(policy), m: p - 1 };
     let chosen = RefCell::new(Chosen::default());
     let steps = (p..=sequence.len()).map(|end| plain.run(&sequence[..end], &chosen)).collect();
     (steps, chosen.into_inner())
 }
 
 /// Logits of all steps by single steps, and the session after them.
-fn run<'m>(
-    decoder: &'m Decoder,
+fn run(
+    decoder: &Arc<Decoder>,
     policy: &Policy,
     sequence: &[u32],
     p: usize,
     hooks: &mut Hooks<'_>,
-) -> (Vec<Vec<f32>>, Session<'m>) {
+) -> (Vec<Vec<f32>>, Session) {
     let mut session = Session::new(decoder, policy.clone(), p, sequence.len() + 1 - p).unwrap();
     let mut found =
         vec![session.prefill(&sequence[..p], hooks, &Interrupt::new(false), &mut |_| {}).unwrap()];
@@ -139,8 +145,8 @@ fn run<'m>(
 }
 
 /// The store holds the keys of those that ran, in room that says how often it grew.
-fn assert_stored(session: &Session<'_>, policy: &Policy, chosen: &Chosen, p: usize, decode: usize) {
-    let (config, pruning) = (TINY.decoder.config(), policy.rules().token_pruning().unwrap());
+fn assert_stored(session: &Session, policy: &Policy, chosen: &Chosen, p: usize, decode: usize) {
+    let (config, pruning) = (TINY.decoder.config(), pruning(&policy));
     let (prunings, m) = (pruning.schedule.prunings(), p - 1);
     let mut rooms = 0;
     let mut waits = 0;
@@ -232,7 +238,12 @@ fn what_waits_is_counted() {
     assert_eq!(full.revivals(), None);
 }
 
-fn statistics(decoder: &Decoder, policy: &Policy, sequence: &[u32], p: usize) -> [Vec<LayerStatistics>; 2] {
+fn statistics(
+    decoder: &Arc<Decoder>,
+    policy: &Policy,
+    sequence: &[u32],
+    p: usize,
+) -> [Vec<LayerStatistics>; 2] {
     let mut session = Session::new(decoder, policy.clone(), p, sequence.len() + 1 - p).unwrap();
     let mut hooks = Hooks::none();
     session.prefill(&sequence[..p], &mut hooks, &Interrupt::new(false), &mut |_| {}).unwrap();
@@ -293,7 +304,7 @@ fn forgotten_decode_tokens_leave_what_came_back() {
     let (_, chosen) = expected(&policy, &sequence, p);
     session.truncate(p + 3).unwrap();
     for layer in 0..TINY.decoder.config().layers {
-        let stage = policy.rules().token_pruning().unwrap().schedule.passed(Depth::entering(layer));
+        let stage = pruning(&policy).schedule.passed(Depth::entering(layer));
         let ran = chosen.seen.keys().filter(|&&(of, position)| of == stage && position < p - 1).count();
         assert_eq!(session.store().len(layer), if stage == 0 { p - 1 } else { ran } + 4, "layer {layer}");
     }

@@ -10,7 +10,7 @@ mod streaming;
 
 use layerscope_engine::{
     Arrived, Choice, Decoder, Depth, GenerationEvent, GenerationSettings, HookPoint, Hooks, Interrupt,
-    POLICIES, Policy, PolicyRules, Session, Site, generate,
+    POLICIES, Policy, PolicyRules, Reach, Session, Site, generate,
 };
 use proptest::prelude::*;
 #[cfg(target_os = "linux")]
@@ -41,11 +41,11 @@ fn expected(name: &str, sequence: &[u32], p: usize) -> Vec<Vec<f32>> {
     let projected = |shared_norm, row| Some(Projected { from: cutoff, shared_norm, row });
     let nothing = |_: usize, _: usize, _: usize| false;
     let reference = match kind {
-        "full" => Reference { hidden: &nothing, projected: None },
-        "speed" => Reference { hidden: &shallow, projected: None },
-        "selfonly" => Reference { hidden: &alone, projected: None },
-        "pop" => Reference { hidden: &nothing, projected: projected(false, &prefill) },
-        "swiftkv" => Reference { hidden: &nothing, projected: projected(true, &all) },
+        "full" => Reference { hidden: &nothing, projected: None, hidden_by_head: None },
+        "speed" => Reference { hidden: &shallow, projected: None, hidden_by_head: None },
+        "selfonly" => Reference { hidden: &alone, projected: None, hidden_by_head: None },
+        "pop" => Reference { hidden: &nothing, projected: projected(false, &prefill), hidden_by_head: None },
+        "swiftkv" => Reference { hidden: &nothing, projected: projected(true, &all), hidden_by_head: None },
         _ => panic!("{kind}"),
     };
     whole_run(sequence, p, reference)
@@ -57,7 +57,7 @@ fn stepped(policy: &Policy, sequence: &[u32], p: usize, hooks: &mut Hooks<'_>) -
 }
 
 fn stepped_on(
-    decoder: &Decoder,
+    decoder: &Arc<Decoder>,
     policy: &Policy,
     sequence: &[u32],
     p: usize,
@@ -196,7 +196,7 @@ fn statistics_on_a_gpu_equal_those_on_the_cpu() {
     let (p, steps) = (45, 5);
     let sequence = sequence(p + steps - 1, 11);
     for name in ["full", "speed:3+bos+4", "selfonly:3+bos", "streaming:9+sinks=2"] {
-        let of = |decoder: &Decoder| {
+        let of = |decoder: &Arc<Decoder>| {
             let policy = Policy::parse(name, decoder.config().layers).unwrap();
             let mut session = Session::new(decoder, policy, p, steps).unwrap();
             session.prefill(&sequence[..p], &mut Hooks::none(), &Interrupt::new(false), &mut |_| {}).unwrap();
@@ -280,11 +280,17 @@ struct ChosenBlocks {
 }
 
 impl PolicyRules for ChosenBlocks {
-    fn exits(&self) -> Vec<Depth> {
+    fn reach(&self) -> &dyn Reach {
+        self
+    }
+}
+
+impl Reach for ChosenBlocks {
+    fn pruning_points(&self) -> Vec<Depth> {
         vec![Depth::after_attention(self.pruned_after)]
     }
 
-    fn goes_on(&self, arrived: &Arrived<'_>) -> Option<Vec<bool>> {
+    fn keep_mask(&self, arrived: &Arrived<'_>) -> Option<Vec<bool>> {
         if arrived.positions.last() != Some(&(arrived.prompt_len - 1)) {
             return None;
         }
@@ -292,9 +298,7 @@ impl PolicyRules for ChosenBlocks {
         let queries = arrived.queries.unwrap();
         let last_row = queries.narrow(queries.rows() - 1, 1).unwrap().to_host().unwrap().get(0).unwrap();
         let query = last_row.sum(0).unwrap().to_vec1::<f32>().unwrap();
-        let spans = arrived.store.spans(self.pruned_after, None);
-        let keys: Vec<f32> =
-            spans.iter().flat_map(|span| span.keys.to_f32(0..span.len * shape.head_dim)).collect();
+        let keys = arrived.store.head_keys(self.pruned_after, 0).unwrap();
         let keys: Vec<&[f32]> = keys.chunks_exact(shape.head_dim).collect();
         assert_eq!(keys.len(), arrived.prompt_len);
         let prefill = arrived.prompt_len - 1;
@@ -340,7 +344,8 @@ fn rows_can_be_chosen_from_data_after_an_attention() {
         let exists = |position: usize| position + 1 >= p || chosen[position];
         let hidden =
             |layer: usize, query: usize, key: usize| layer > pruned_after && exists(query) && !exists(key);
-        let expected = whole_run(&sequence, p, Reference { hidden: &hidden, projected: None });
+        let expected =
+            whole_run(&sequence, p, Reference { hidden: &hidden, projected: None, hidden_by_head: None });
         assert_same(&found, &expected, &format!("{kept} blocks of {p}"));
         let halves = (p - 1) * (2 * pruned_after + 1) + rows * (2 * layers - 2 * pruned_after - 1);
         assert_eq!(policy.layer_tokens(p, 3).block, halves / 2 + 3 * layers);

@@ -9,11 +9,11 @@ use layerscope_engine::{
 use std::cell::RefCell;
 use std::path::PathBuf;
 use std::rc::Rc;
-use std::sync::LazyLock;
+use std::sync::{Arc, LazyLock};
 
 pub(crate) struct Tiny {
     file: GgufFile,
-    pub(crate) decoder: Decoder,
+    pub(crate) decoder: Arc<Decoder>,
 }
 
 /// This crate's folder where the tests run, which need not be where they were compiled.
@@ -31,14 +31,15 @@ pub(crate) static TINY: LazyLock<Tiny> = LazyLock::new(|| {
     Tiny { file, decoder }
 });
 
-fn load(file: &GgufFile, config: ModelConfig, device: &layerscope_engine::Device) -> Decoder {
+fn load(file: &GgufFile, config: ModelConfig, device: &layerscope_engine::Device) -> Arc<Decoder> {
     let weights = file.weights(&config).unwrap();
-    Decoder::load(config.clone(), &weights, WeightsPrecision::F32, device, &mut |_, _| Ok(())).unwrap()
+    let decoder = Decoder::load(config.clone(), &weights, WeightsPrecision::F32, device, &mut |_, _| Ok(()));
+    Arc::new(decoder.unwrap())
 }
 
 /// The same on a GPU's kernels, which the CPU runs in its place unless there is a GPU to test.
 #[cfg(target_os = "linux")]
-pub(crate) fn on_gpu() -> Decoder {
+pub(crate) fn on_gpu() -> Arc<Decoder> {
     let device = layerscope_engine::Device::Cuda(layerscope_kernels::cuda::Device::for_tests());
     load(&TINY.file, TINY.decoder.config().clone(), &device)
 }
@@ -49,6 +50,8 @@ pub(crate) struct Reference<'a> {
     /// (layer, query, key)
     pub(crate) hidden: &'a dyn Fn(usize, usize, usize) -> bool,
     pub(crate) projected: Option<Projected<'a>>,
+    /// (layer, KV head, query, key), where KV heads differ.
+    pub(crate) hidden_by_head: Option<&'a dyn Fn(usize, usize, usize, usize) -> bool>,
 }
 
 #[derive(Clone, Copy)]
@@ -66,7 +69,14 @@ struct Masked<'a> {
 }
 
 impl Attend for Masked<'_> {
-    fn attend(&mut self, at: Location<'_>, [q, k, v]: [&Tensor; 3], _: &mut Hooks<'_>) -> Result<Tensor> {
+    fn attend(
+        &mut self,
+        at: Location<'_>,
+        q: &Tensor,
+        kv: Option<[&Tensor; 2]>,
+        _: &mut Hooks<'_>,
+    ) -> Result<Tensor> {
+        let [k, v] = kv.unwrap();
         let shape = TINY.decoder.attention_shape(at.layer);
         let (rows, group) = (at.positions.len(), shape.query_heads / shape.kv_heads);
         let (q, mut k, mut v) = (q.to_host()?, k.to_host()?, v.to_host()?);
@@ -78,24 +88,29 @@ impl Attend for Masked<'_> {
             let mask = HostTensor::from_vec(mask, (rows, 1, 1), &Device::Cpu)?.broadcast_as(k.shape())?;
             (k, v) = (mask.where_cond(&keys, &k)?, mask.where_cond(&values, &v)?);
         }
-        let by_head = |x: &HostTensor| -> Result<HostTensor> {
+        let by_query_head = |x: &HostTensor| -> Result<HostTensor> {
             let heads: Vec<HostTensor> = (0..shape.query_heads)
                 .map(|head| x.narrow(1, head / group, 1))
                 .collect::<candle_core::Result<_>>()?;
             Ok(HostTensor::cat(&heads, 1)?.transpose(0, 1)?.contiguous()?)
         };
-        let (k, v) = (by_head(&k)?, by_head(&v)?);
+        let (k, v) = (by_query_head(&k)?, by_query_head(&v)?);
         let scores = (q.transpose(0, 1)?.contiguous()?.matmul(&k.transpose(1, 2)?.contiguous()?)?
             * f64::from(shape.scale))?;
-        let mask: Vec<f32> = (0..rows)
-            .flat_map(|query| (0..rows).map(move |key| (query, key)))
-            .map(|(query, key)| {
-                let hidden = key > query || (self.reference.hidden)(at.layer, query, key);
+        let by_head = |head: usize, query: usize, key: usize| {
+            self.reference.hidden_by_head.is_some_and(|hidden| hidden(at.layer, head / group, query, key))
+        };
+        let mask: Vec<f32> = (0..shape.query_heads)
+            .flat_map(|head| (0..rows).map(move |query| (head, query)))
+            .flat_map(|(head, query)| (0..rows).map(move |key| (head, query, key)))
+            .map(|(head, query, key)| {
+                let hidden =
+                    key > query || (self.reference.hidden)(at.layer, query, key) || by_head(head, query, key);
                 if hidden { f32::NEG_INFINITY } else { 0.0 }
             })
             .collect();
-        let mask = HostTensor::from_vec(mask, (1, rows, rows), &Device::Cpu)?;
-        let pattern = candle_nn::ops::softmax(&scores.broadcast_add(&mask)?, D::Minus1)?;
+        let mask = HostTensor::from_vec(mask, (shape.query_heads, rows, rows), &Device::Cpu)?;
+        let pattern = candle_nn::ops::softmax(&(scores + mask)?, D::Minus1)?;
         Ok(pattern.matmul(&v)?.transpose(0, 1)?.contiguous()?.into())
     }
 }
@@ -160,8 +175,7 @@ pub(crate) fn whole_run_with(
     let mut attend = Masked { reference, stopped };
     let sequence_len = sequence.len();
     let (attend, hooks) = (&mut attend, &mut hooks);
-    let mut pass =
-        Pass { attend, hooks, sequence_len, exact: true, rows_on_device: None, keys_values_from: None };
+    let mut pass = Pass { attend, hooks, sequence_len, exact: true, rows_on_device: None };
     let depth = Depth::of_layers(0..decoder.config().layers);
     let x = decoder.forward(x, &positions, depth, &mut pass).unwrap();
     let decode = x.narrow(p - 1, sequence.len() + 1 - p).unwrap();

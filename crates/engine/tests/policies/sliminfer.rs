@@ -143,8 +143,12 @@ impl Plain {
                 && first.is_some_and(|first| stage <= first)
                 && chosen.active.get(step as usize).is_some_and(|active| !active.contains(&block))
         };
-        let logits =
-            whole_run_with(sequence, self.m + 1, Reference { hidden: &hidden, projected: None }, hooks);
+        let logits = whole_run_with(
+            sequence,
+            self.m + 1,
+            Reference { hidden: &hidden, projected: None, hidden_by_head: None },
+            hooks,
+        );
         // What the next step reads.
         let step = sequence.len() - 1 - self.m;
         (0..prunings.len()).for_each(|pruning| drop(onward(pruning)));
@@ -171,7 +175,7 @@ impl Plain {
 
 /// Logits of all steps, and how often blocks were swapped.
 fn expected(policy: &Policy, sequence: &[u32], p: usize) -> (Vec<Vec<f32>>, usize) {
-    let pruning = policy.rules().block_pruning().unwrap().clone();
+    let pruning = BlockPruning::named(&policy.to_string(), TINY.decoder.config().layers).unwrap();
     let kept = pruning.kept_blocks(p - 1);
     let plain = Plain { pruning, m: p - 1, kept };
     let chosen = RefCell::new(Chosen::default());

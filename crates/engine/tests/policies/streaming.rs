@@ -3,16 +3,16 @@
 
 use super::reference::{Reference, TINY, whole_run};
 use super::{assert_within, sequence, stepped};
-use layerscope_engine::{Device, Hooks, Interrupt, Policy, Session};
+use layerscope_engine::{Device, Hooks, Interrupt, Policy, Session, SinksAndWindow};
 
 fn policy(name: &str) -> Policy {
     Policy::parse(name, TINY.decoder.config().layers).unwrap()
 }
 
 fn expected(policy: &Policy, sequence: &[u32], p: usize) -> Vec<Vec<f32>> {
-    let seen = policy.rules().window().unwrap();
+    let seen = SinksAndWindow::named(&policy.to_string()).unwrap();
     let hidden = |_: usize, query: usize, key: usize| key >= seen.sinks && key + seen.window <= query;
-    whole_run(sequence, p, Reference { hidden: &hidden, projected: None })
+    whole_run(sequence, p, Reference { hidden: &hidden, projected: None, hidden_by_head: None })
 }
 
 #[test]

@@ -32,7 +32,8 @@ struct AppendParameters {
     uint32_t kv_heads;
     uint32_t head_dim;
     uint32_t packed;
-    uint32_t unused;
+    // Elements between two rows.
+    uint32_t row_stride;
 };
 struct AdvanceParameters {
     int32_t* positions;
@@ -98,7 +99,7 @@ DEVICE void append(const AppendParameters& p) {
         // A negative one is beyond the capacity too.
         const uint64_t slot = p.first_slot + row + static_cast<uint64_t>(decoded);
         if (slot >= p.capacity) continue;
-        const From* x = from + row * width + first;
+        const From* x = from + row * p.row_stride + first;
         To* output = to + (head * p.capacity + slot) * p.head_dim + within;
         if (p.packed) {
             float numbers[size];

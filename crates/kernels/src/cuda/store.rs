@@ -45,7 +45,7 @@ struct AppendParameters {
     kv_heads: u32,
     head_dim: u32,
     packed: u32,
-    unused: u32,
+    row_stride: u32,
 }
 
 #[repr(C)]
@@ -137,11 +137,15 @@ pub fn add_weighted_rows(
 /// Keys and values of new rows, and where they go: row r into slot `first_slot` + r, and `decoded` more where that is given.
 #[derive(Clone, Copy)]
 pub struct Append<'a> {
-    /// `[rows, kv_heads, head_dim]`.
+    /// `[rows, row_heads, head_dim]`.
     pub keys: Numbers<'a>,
     /// Alike, of the same type.
     pub values: Numbers<'a>,
-    /// Key-value heads.
+    /// KV heads of the rows.
+    pub row_heads: usize,
+    /// The first of them that is stored.
+    pub first_head: usize,
+    /// KV heads that are stored.
     pub kv_heads: usize,
     /// Elements of a head.
     pub head_dim: usize,
@@ -168,8 +172,9 @@ pub struct Append<'a> {
 /// # Panics
 /// If sizes or types do not agree.
 pub fn append(a: &Append<'_>) -> Result<()> {
-    let width = a.kv_heads * a.head_dim;
-    assert!(a.keys.len() == a.rows * width && a.values.len() == a.keys.len(), "whole rows");
+    let (width, row_stride) = (a.kv_heads * a.head_dim, a.row_heads * a.head_dim);
+    assert!(a.first_head + a.kv_heads <= a.row_heads, "heads of the rows");
+    assert!(a.keys.len() == a.rows * row_stride && a.values.len() == a.keys.len(), "whole rows");
     assert!(
         a.to_keys.len() == a.capacity * width && a.to_values.len() == a.to_keys.len(),
         "a cache of that capacity"
@@ -179,8 +184,9 @@ pub fn append(a: &Append<'_>) -> Result<()> {
     assert!(a.decoded.is_none_or(|decoded| decoded.bytes() >= size_of::<i32>()), "a number");
     let packs = Packs::of(&[a.keys, a.values, a.to_keys, a.to_values]);
     let packed = packs.fit(a.head_dim);
+    let skipped = (a.first_head * a.head_dim * from.bytes()) as u64;
     let parameters = AppendParameters {
-        from: [a.keys.address(), a.values.address()],
+        from: [a.keys, a.values].map(|rows| rows.address() + skipped),
         to: [a.to_keys.address(), a.to_values.address()],
         decoded: a.decoded.map_or(0, Buffer::address),
         first_slot: a.first_slot as u64,
@@ -189,7 +195,7 @@ pub fn append(a: &Append<'_>) -> Result<()> {
         kv_heads: a.kv_heads as u32,
         head_dim: a.head_dim as u32,
         packed: packed.into(),
-        unused: 0,
+        row_stride: row_stride as u32,
     };
     let items = if packed { width / packs.size } else { width };
     let [x, y, _] = blocks_of_rows(items, THREADS, a.rows);

@@ -96,6 +96,8 @@ fn keys_and_values_go_into_their_slots() {
                     append(&Append {
                         keys: keys.numbers(),
                         values: values.numbers(),
+                        row_heads: kv_heads,
+                        first_head: 0,
                         kv_heads,
                         head_dim,
                         rows,
@@ -143,6 +145,8 @@ fn what_is_too_large_for_the_cache_stays_finite() {
         append(&Append {
             keys: x.numbers(),
             values: x.numbers(),
+            row_heads: 1,
+            first_head: 0,
             kv_heads: 1,
             head_dim,
             rows: 8 / head_dim,
@@ -173,6 +177,8 @@ fn a_graph_appends_slot_after_slot() {
         append(&Append {
             keys: held.numbers(),
             values: held.numbers(),
+            row_heads: kv_heads,
+            first_head: 0,
             kv_heads,
             head_dim,
             rows: 1,
@@ -212,5 +218,40 @@ fn every_counter_advances() {
         let after = positions.to_vec::<i32>().unwrap();
         assert!((0..rows).all(|row| after[row] == before[row] + 1) && after[rows] == before[rows]);
         assert_eq!(decoded.to_vec::<i32>().unwrap(), [42, 7]);
+    }
+}
+
+/// Of three heads of each row, the last two go into a cache of their own.
+#[test]
+fn some_heads_of_the_rows_are_stored_alone() {
+    let device = Device::for_tests();
+    let (rows, row_heads, head_dim, capacity) = (3, 3, 4, 5);
+    let numbers: Vec<f32> = (0..rows * row_heads * head_dim).map(|i| i as f32).collect();
+    let held = Held::new(&device, Element::F32, 0, &numbers);
+    let caches = [0; 2].map(|_| Held::new(&device, Element::F32, 0, &vec![-1.0; 2 * capacity * head_dim]));
+    append(&Append {
+        keys: held.numbers(),
+        values: held.numbers(),
+        row_heads,
+        first_head: 1,
+        kv_heads: 2,
+        head_dim,
+        rows,
+        first_slot: 1,
+        decoded: None,
+        capacity,
+        to_keys: caches[0].numbers(),
+        to_values: caches[1].numbers(),
+    })
+    .unwrap();
+    for cache in &caches {
+        for (at, x) in cache.to_vec().into_iter().enumerate() {
+            let (head, slot, element) = (at / (capacity * head_dim), at / head_dim % capacity, at % head_dim);
+            let expected = match slot.checked_sub(1).filter(|&row| row < rows) {
+                Some(row) => ((row * row_heads + head + 1) * head_dim + element) as f32,
+                None => -1.0,
+            };
+            assert_eq!(x, expected);
+        }
     }
 }

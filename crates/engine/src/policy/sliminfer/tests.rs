@@ -2,11 +2,11 @@
 
 #![allow(clippy::unwrap_used)]
 
+use super::representatives::folded;
 use super::tier::{HostMemory, Key, SpillFile, Tier};
 use super::transfers::{Staging, Transfers};
-use super::{best, folded};
-use crate::kv::{GivenUp, KvStore};
-use crate::policy::{BLOCK, LAYERS_UNDER_WAY};
+use super::{BLOCK, LAYERS_IN_TRANSIT};
+use crate::kv::{Evicted, KvStore};
 use crate::{Device, Error, KvPrecision, Result, Shape, Tensor};
 use layerscope_kernels::AttentionShape;
 use proptest::prelude::*;
@@ -16,7 +16,7 @@ use std::path::Path;
 
 fn start(tier: impl Tier + 'static) -> Transfers {
     let staging = || Staging { bytes: vec![], on_device: None };
-    Transfers::start(Box::new(tier), (0..LAYERS_UNDER_WAY).map(|_| staging()).collect()).unwrap()
+    Transfers::start(Box::new(tier), (0..LAYERS_IN_TRANSIT).map(|_| staging()).collect()).unwrap()
 }
 
 fn spill_file() -> (SpillFile, File) {
@@ -33,7 +33,7 @@ fn error(result: Result<impl Sized>) -> String {
 
 /// Blocks of a layer with two KV heads of one element each. A key is its token's position and a half for the second head, a
 /// value ten thousand more.
-fn given_up(blocks: usize) -> GivenUp {
+fn evicted(blocks: usize) -> Evicted {
     let tokens = blocks * BLOCK;
     let mut config = Shape::named("llama-3.1-8b").unwrap().config().clone();
     (config.kv_heads, config.head_dim) = (2, 1);
@@ -59,9 +59,9 @@ fn what_is_taken_away_comes_back_in_the_order_asked_for() {
     for tier in [Box::new(spill_file().0) as Box<dyn Tier>, Box::<HostMemory>::default()] {
         let staging = || Staging { bytes: vec![], on_device: None };
         let mut transfers =
-            Transfers::start(tier, (0..LAYERS_UNDER_WAY).map(|_| staging()).collect()).unwrap();
+            Transfers::start(tier, (0..LAYERS_IN_TRANSIT).map(|_| staging()).collect()).unwrap();
         for layer in 0..20 {
-            transfers.write((0..3).map(|block| (layer, block)).collect(), given_up(3)).unwrap();
+            transfers.write((0..3).map(|block| (layer, block)).collect(), evicted(3)).unwrap();
         }
         for layer in (0..20).rev() {
             transfers.read(vec![(layer, 2), (layer, layer % 2)]).unwrap();
@@ -80,11 +80,11 @@ fn what_is_taken_away_comes_back_in_the_order_asked_for() {
 fn a_full_disk_is_an_error_that_names_the_folder() {
     let full = File::options().read(true).write(true).open("/dev/full").unwrap();
     let mut transfers = start(SpillFile::of(full, Path::new("/the/folder")));
-    transfers.write(vec![(0, 0)], given_up(1)).unwrap();
+    transfers.write(vec![(0, 0)], evicted(1)).unwrap();
     let message = error(transfers.finish_writing());
     assert!(message.contains("/the/folder") && message.contains("make room"), "{message}");
     assert!(error(transfers.read(vec![(0, 0)])).contains("has ended"));
-    assert!(error(transfers.write(vec![(0, 1)], given_up(1))).contains("has ended"));
+    assert!(error(transfers.write(vec![(0, 1)], evicted(1))).contains("has ended"));
     assert!(error(transfers.arrival()).contains("has ended"));
 }
 
@@ -93,7 +93,7 @@ fn a_lost_or_changed_block_is_an_error_that_names_it() {
     for damage in ["nothing", "cut", "changed", "never written"] {
         let (tier, mut file) = spill_file();
         let mut transfers = start(tier);
-        transfers.write(vec![(3, 7), (3, 8)], given_up(2)).unwrap();
+        transfers.write(vec![(3, 7), (3, 8)], evicted(2)).unwrap();
         transfers.finish_writing().unwrap();
         let len = record(0).len() as u64;
         match damage {
@@ -131,18 +131,10 @@ fn a_killed_thread_is_an_error() {
         }
     }
     let mut transfers = start(Deadly);
-    transfers.write(vec![(0, 0)], given_up(1)).unwrap();
+    transfers.write(vec![(0, 0)], evicted(1)).unwrap();
     transfers.read(vec![(0, 0)]).unwrap();
     assert!(error(transfers.arrival()).contains("has ended, so no further token"));
     assert!(error(transfers.read(vec![(0, 0)])).contains("has ended"));
-}
-
-#[test]
-fn equal_scores_keep_the_first_and_the_first_block_always_stays() {
-    assert_eq!(best(&[-9.0, 1.0, 2.0, 2.0, 1.0], 3), [0, 2, 3]);
-    assert_eq!(best(&[-9.0, 1.0, 1.0, 1.0], 2), [0, 1]);
-    assert_eq!(best(&[0.0, f32::NAN, 1.0], 2).len(), 2);
-    assert_eq!(best(&[1.0], 4), [0]);
 }
 
 proptest! {

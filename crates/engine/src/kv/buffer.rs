@@ -1,4 +1,4 @@
-//! Keys or values as numbers on the host.
+//! Keys or values on the host.
 
 use crate::{Device, WeightsPrecision};
 use half::{bf16, f16};
@@ -45,14 +45,14 @@ impl KvPrecision {
 }
 
 /// Keys or values on the host.
-pub enum KvNumbers {
+pub enum KvBuffer {
     /// f32.
     F32(Vec<f32>),
     /// The bits of f16.
     F16(Vec<u16>),
 }
 
-impl KvNumbers {
+impl KvBuffer {
     pub(super) fn zeros(precision: KvPrecision, len: usize) -> Self {
         match precision {
             KvPrecision::F32 => Self::F32(vec![0.0; len]),

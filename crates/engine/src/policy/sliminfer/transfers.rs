@@ -5,8 +5,8 @@
 //! way out, so many on the way back.
 
 use super::tier::{Key, Tier};
-use crate::kv::GivenUp;
-use crate::policy::{BLOCK, LAYERS_UNDER_WAY};
+use super::{BLOCK, LAYERS_IN_TRANSIT};
+use crate::kv::Evicted;
 use crate::{Error, Result};
 use layerscope_kernels::cuda::Buffer;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -22,10 +22,10 @@ pub(super) struct Staging {
 }
 
 enum Request {
-    /// What a layer has given up; its first slots hold the blocks of these keys, one after the other.
+    /// What a layer has evicted; its first slots hold the blocks of these keys, one after the other.
     Write {
         keys: Vec<Key>,
-        given_up: GivenUp,
+        evicted: Evicted,
     },
     Read {
         keys: Vec<Key>,
@@ -44,7 +44,7 @@ pub(super) struct Transfers {
     /// Staging that is not in use, on its way to the thread.
     free: Option<Sender<Staging>>,
     thread: Option<JoinHandle<()>>,
-    writes_under_way: usize,
+    writes_in_transit: usize,
     /// Once something failed, everything fails.
     failed: bool,
 }
@@ -81,22 +81,22 @@ impl Transfers {
             replies,
             free: Some(free),
             thread: Some(thread),
-            writes_under_way: 0,
+            writes_in_transit: 0,
             failed: false,
         })
     }
 
-    /// Takes away what a layer has given up, whose first slots hold the blocks of these keys, one after the other; waits where
+    /// Takes away what a layer has evicted, whose first slots hold the blocks of these keys, one after the other; waits where
     /// too many layers are under way.
     ///
     /// # Errors
     /// [`Error::Failure`] where this or an earlier transfer failed.
-    pub(super) fn write(&mut self, keys: Vec<Key>, given_up: GivenUp) -> Result<()> {
-        while self.writes_under_way >= LAYERS_UNDER_WAY {
+    pub(super) fn write(&mut self, keys: Vec<Key>, evicted: Evicted) -> Result<()> {
+        while self.writes_in_transit >= LAYERS_IN_TRANSIT {
             self.written()?;
         }
-        self.send(Request::Write { keys, given_up })?;
-        self.writes_under_way += 1;
+        self.send(Request::Write { keys, evicted })?;
+        self.writes_in_transit += 1;
         Ok(())
     }
 
@@ -113,7 +113,7 @@ impl Transfers {
     /// # Errors
     /// As [`Self::write`].
     pub(super) fn finish_writing(&mut self) -> Result<()> {
-        while self.writes_under_way > 0 {
+        while self.writes_in_transit > 0 {
             self.written()?;
         }
         Ok(())
@@ -143,7 +143,7 @@ impl Transfers {
     fn written(&mut self) -> Result<()> {
         match self.reply()? {
             Reply::Written => {
-                self.writes_under_way -= 1;
+                self.writes_in_transit -= 1;
                 Ok(())
             }
             Reply::Read { .. } => Err(self.lost_count()),
@@ -211,7 +211,7 @@ impl Worker {
     fn run(mut self) {
         while let Ok(request) = self.requested.recv() {
             let reply = match request {
-                Request::Write { keys, given_up } => self.write(&keys, &given_up),
+                Request::Write { keys, evicted } => self.write(&keys, &evicted),
                 Request::Read { keys } => match self.freed.recv() {
                     Ok(staging) => self.read(&keys, staging),
                     Err(_) => return,
@@ -224,8 +224,8 @@ impl Worker {
         }
     }
 
-    fn write(&mut self, keys: &[Key], given_up: &GivenUp) -> Result<Reply> {
-        let bytes = given_up.bytes()?;
+    fn write(&mut self, keys: &[Key], evicted: &Evicted) -> Result<Reply> {
+        let bytes = evicted.bytes()?;
         let mut record = vec![];
         for (index, &key) in keys.iter().enumerate() {
             bytes.record(index * BLOCK..(index + 1) * BLOCK, &mut record);

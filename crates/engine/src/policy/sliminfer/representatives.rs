@@ -1,7 +1,7 @@
 //! What stands for prompt blocks when they are scored.
 
+use super::{BLOCK, Pooling, UNIT};
 use crate::kv::LayerKeys;
-use crate::policy::{BLOCK, Pooling, UNIT};
 use crate::tensor::Tensor;
 use crate::weights::Linear;
 use crate::{Device, Result};

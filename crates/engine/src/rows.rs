@@ -3,24 +3,27 @@
 use crate::tensor::Tensor;
 use crate::{Error, Result};
 
-/// Residual streams `[rows, d]` and the position of each.
-pub(super) struct Rows {
-    pub(super) x: Tensor,
-    pub(super) positions: Vec<usize>,
+/// Rows of the residual stream.
+#[derive(Clone)]
+pub struct ResidualRows {
+    /// `[rows, d]`.
+    pub x: Tensor,
+    /// Position of each row.
+    pub positions: Vec<usize>,
 }
 
-impl Rows {
-    pub(super) fn len(&self) -> usize {
+impl ResidualRows {
+    pub(crate) fn len(&self) -> usize {
         self.positions.len()
     }
 
     /// Some of them that follow each other.
-    pub(super) fn narrow(&self, first: usize, len: usize) -> Result<Self> {
+    pub(crate) fn narrow(&self, first: usize, len: usize) -> Result<Self> {
         Ok(Self { x: self.x.narrow(first, len)?, positions: self.positions[first..first + len].to_vec() })
     }
 
     /// Those for which `wanted` has a true; `None` where it has none.
-    pub(super) fn select(&self, wanted: &[bool]) -> Result<Option<Self>> {
+    pub(crate) fn select(&self, wanted: &[bool]) -> Result<Option<Self>> {
         if wanted.iter().all(|wanted| *wanted) {
             return self.narrow(0, self.len()).map(Some);
         }
@@ -30,18 +33,18 @@ impl Rows {
     }
 
     /// Those of some indices, in their order.
-    pub(super) fn rows(&self, rows: &[u32]) -> Result<Self> {
+    pub(crate) fn rows(&self, rows: &[u32]) -> Result<Self> {
         let positions = rows.iter().map(|&row| self.positions[row as usize]).collect();
         Ok(Self { x: self.x.select(rows)?, positions })
     }
 
     /// Bytes of the residual streams.
-    pub(super) fn bytes(&self) -> usize {
+    pub(crate) fn bytes(&self) -> usize {
         self.x.elements() * size_of::<f32>()
     }
 
     /// All by ascending position; `None` where there are none.
-    pub(super) fn in_order(pieces: Vec<Self>) -> Result<Option<Self>> {
+    pub(crate) fn in_order(pieces: Vec<Self>) -> Result<Option<Self>> {
         if pieces.is_empty() {
             return Ok(None);
         }
@@ -52,7 +55,7 @@ impl Rows {
     }
 
     /// All, one after the other.
-    pub(super) fn joined(mut pieces: Vec<Self>) -> Result<Self> {
+    pub(crate) fn joined(mut pieces: Vec<Self>) -> Result<Self> {
         match pieces.len() {
             0 => Err(Error::failure("no row is left; please report this")),
             1 => Ok(pieces.remove(0)),

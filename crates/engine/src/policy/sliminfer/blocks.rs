@@ -9,28 +9,23 @@
 //! wanted any more: while the model goes on through the layers above, chooses the token and begins the next step, which
 //! reads them. What a step reads follows from scores alone, never from how fast a transfer is.
 
-mod counters;
-mod representatives;
-#[cfg(test)]
-mod tests;
-mod tier;
-mod transfers;
-
+use super::counters::TransferCounters;
+use super::representatives::{Representatives, folded};
+use super::tier::{HostMemory, SpillFile, Tier};
+use super::transfers::{Staging, Transfers};
+use super::{BLOCK, BlockPruning, LAYERS_IN_TRANSIT, QUERY_WINDOW};
 use crate::kv::{KvStore, Record};
-use crate::policy::{BLOCK, BlockPruning, LAYERS_UNDER_WAY, QUERY_WINDOW};
+use crate::policy::top::top_with_first;
+use crate::policy::{Arrived, RunningSelection, SequenceSetup};
 use crate::tensor::{Tensor, with_f32};
-use crate::{Decoder, Depth, Device, Error, Result};
-pub use counters::TransferCounters;
+use crate::{Decoder, Device, Error, Result};
 use layerscope_kernels::AttentionShape;
-use representatives::{Representatives, folded};
 use std::collections::{HashSet, VecDeque};
 use std::ops::Range;
 use std::time::Instant;
-use tier::{HostMemory, SpillFile, Tier};
-use transfers::{Staging, Transfers};
 
 /// The blocks of a running sequence.
-pub(super) struct Blocks {
+pub(super) struct PromptBlocks {
     pruning: BlockPruning,
     prefill_len: usize,
     decode_len: usize,
@@ -68,18 +63,13 @@ struct WholePrompt {
     waiting: Range<usize>,
 }
 
-impl Blocks {
-    /// For a sequence of `prefill_len` prefill tokens and `decode_len` decode tokens.
+impl PromptBlocks {
+    /// Of a sequence.
     ///
     /// # Errors
     /// [`Error::Input`] where no place for the KV can be made that leaves the device.
-    pub(super) fn new(
-        pruning: &BlockPruning,
-        decoder: &Decoder,
-        prefill_len: usize,
-        decode_len: usize,
-        store: &KvStore,
-    ) -> Result<Self> {
+    pub(super) fn new(pruning: &BlockPruning, sequence: &SequenceSetup<'_>) -> Result<Self> {
+        let &SequenceSetup { decoder, store, prefill_len, decode_len } = sequence;
         let mut blocks = Self {
             pruning: pruning.clone(),
             prefill_len,
@@ -98,29 +88,38 @@ impl Blocks {
         Ok(blocks)
     }
 
-    /// Whether decode steps change what is read.
-    pub(super) fn changes(&self) -> bool {
-        self.transfers.is_some()
+    /// Keeps the last queries `[rows, H, head_dim]` of a pruning layer.
+    fn note_queries(&mut self, layer: usize, queries: &Tensor, shape: &AttentionShape) -> Result<()> {
+        let Some((_, last)) = self.queries.iter_mut().find(|(of, _)| *of == layer) else { return Ok(()) };
+        let rows = queries.rows().min(QUERY_WINDOW);
+        let newest = queries.narrow(queries.rows() - rows, rows)?;
+        with_f32(&newest, |numbers| {
+            let rows = numbers.chunks_exact(shape.query_heads * shape.head_dim);
+            last.extend(rows.map(|query| folded(query, shape)));
+        })?;
+        while last.len() > QUERY_WINDOW {
+            last.pop_front();
+        }
+        Ok(())
     }
 
-    /// What was moved so far; `None` where nothing ever is.
-    pub(super) fn counters(&self) -> Option<&TransferCounters> {
-        self.transfers.as_ref().map(|_| &self.counters)
+    /// Their mean.
+    fn mean_query(&self, layer: usize) -> Vec<f32> {
+        let Some((_, last)) = self.queries.iter().find(|(of, _)| *of == layer) else { return vec![] };
+        let mut mean = vec![0.0; last.front().map_or(0, Vec::len)];
+        for query in last {
+            mean.iter_mut().zip(query).for_each(|(sum, x)| *sum += x / last.len() as f32);
+        }
+        mean
     }
+}
 
-    /// Which of the rows that arrived at an exit go on; `None` until the prompt's last has arrived.
-    ///
-    /// # Errors
-    /// Where a GPU fails.
-    pub(super) fn go_on(
-        &mut self,
-        exit: Depth,
-        positions: &[usize],
-        queries: &Tensor,
-        decoder: &Decoder,
-        store: &KvStore,
-    ) -> Result<Option<Vec<bool>>> {
-        let layer = exit.layer();
+impl RunningSelection for PromptBlocks {
+    fn keep_mask(&mut self, arrived: &Arrived<'_>, decoder: &Decoder) -> Result<Option<Vec<bool>>> {
+        let &Arrived { positions, store, .. } = arrived;
+        let layer = arrived.point.layer();
+        let queries = arrived.queries;
+        let queries = queries.ok_or_else(|| Error::failure("no row has attended yet; please report this"))?;
         self.note_queries(layer, queries, &decoder.attention_shape(layer))?;
         if positions.last() != Some(&self.prefill_len) {
             return Ok(None);
@@ -140,21 +139,18 @@ impl Blocks {
             shape.kv_heads * shape.head_dim,
             decoder.device(),
         )?;
-        let kept = best(&representatives.scores(&self.mean_query(layer))?, kept);
+        let kept = top_with_first(&representatives.scores(&self.mean_query(layer))?, kept);
         let blocks: HashSet<usize> = kept.iter().map(|&index| self.present[index]).collect();
-        // The rest at the end that is no whole block, and the last prompt token, always go on.
+        // The rest at the end that is no whole block, and the last prompt token, are always kept.
         let whole = BlockPruning::blocks(self.prefill_len) * BLOCK;
-        let goes_on = |&position: &usize| position >= whole || blocks.contains(&(position / BLOCK));
-        let answer = positions.iter().map(goes_on).collect();
+        let is_kept = |&position: &usize| position >= whole || blocks.contains(&(position / BLOCK));
+        let answer = positions.iter().map(is_kept).collect();
         self.chosen = Some(Chosen { kept, representatives });
         Ok(Some(answer))
     }
 
-    /// The prefill below `layers` has ended: where that is the first pruning, takes away what decode does not read.
-    ///
-    /// # Errors
-    /// [`Error::Failure`] where a transfer fails.
-    pub(super) fn stage_ended(&mut self, layers: usize, store: &mut KvStore) -> Result<()> {
+    /// Where that is the first pruning, takes away what decode does not read.
+    fn stage_ended(&mut self, layers: usize, store: &mut KvStore) -> Result<()> {
         let Some(Chosen { kept, representatives }) = self.chosen.take() else { return Ok(()) };
         let whole = self.present.len();
         self.present = kept.iter().map(|&index| self.present[index]).collect();
@@ -168,20 +164,18 @@ impl Blocks {
             .collect();
         let capacity = kept.len() * BLOCK + rest + self.decode_len;
         for layer in 0..layers {
-            let given_up = store.keep_slots(layer, &slots, capacity)?;
+            let evicted = store.keep_slots(layer, &slots, capacity)?;
             self.counters.bytes_out += (whole * store.record_bytes(BLOCK)) as u64;
-            transfers.write((0..whole).map(|block| (layer, block)).collect(), given_up)?;
+            transfers.write((0..whole).map(|block| (layer, block)).collect(), evicted)?;
         }
         let (active, waiting) = (kept, layers..layers);
         self.whole = Some(WholePrompt { layers, representatives, active, incoming: vec![], waiting });
         Ok(())
     }
 
-    /// A decode step comes to a layer: takes in what was asked for, and waits for it where it has not come.
-    ///
-    /// # Errors
-    /// [`Error::Failure`] where a transfer failed; no later step will succeed either.
-    pub(super) fn before_attention(&mut self, layer: usize, store: &mut KvStore) -> Result<()> {
+    /// Takes in what was asked for, and waits for it where it has not come. Where a transfer failed, no later step succeeds
+    /// either.
+    fn before_attention(&mut self, layer: usize, store: &mut KvStore) -> Result<()> {
         let Some(transfers) = &mut self.transfers else { return Ok(()) };
         let Some(whole) = self.whole.as_mut().filter(|whole| layer < whole.layers) else { return Ok(()) };
         if !self.written {
@@ -197,25 +191,21 @@ impl Blocks {
         Ok(())
     }
 
-    /// A decode step has attended in a layer: where that is the one that scores, blocks are scored again, and swapped if need
-    /// be.
-    ///
-    /// # Errors
-    /// [`Error::Failure`] where a transfer failed.
-    pub(super) fn after_attention(
+    /// In the layer that scores, scores the blocks again, and swaps them if need be.
+    fn after_attention(
         &mut self,
         layer: usize,
         queries: &Tensor,
-        shape: &AttentionShape,
+        decoder: &Decoder,
         store: &mut KvStore,
     ) -> Result<()> {
         if self.whole.as_ref().is_none_or(|whole| whole.layers != layer + 1) {
             return Ok(());
         }
-        self.note_queries(layer, queries, shape)?;
+        self.note_queries(layer, queries, &decoder.attention_shape(layer))?;
         let query = self.mean_query(layer);
         let (Some(whole), Some(transfers)) = (&mut self.whole, &mut self.transfers) else { return Ok(()) };
-        let wanted = best(&whole.representatives.scores(&query)?, whole.active.len());
+        let wanted = top_with_first(&whole.representatives.scores(&query)?, whole.active.len());
         let active: HashSet<usize> = whole.active.iter().copied().collect();
         let hits = wanted.iter().filter(|block| active.contains(block)).count();
         let counters = &mut self.counters;
@@ -245,39 +235,13 @@ impl Blocks {
         Ok(())
     }
 
-    /// Keeps the last queries `[rows, H, head_dim]` of a pruning layer.
-    fn note_queries(&mut self, layer: usize, queries: &Tensor, shape: &AttentionShape) -> Result<()> {
-        let Some((_, last)) = self.queries.iter_mut().find(|(of, _)| *of == layer) else { return Ok(()) };
-        let rows = queries.rows().min(QUERY_WINDOW);
-        let newest = queries.narrow(queries.rows() - rows, rows)?;
-        with_f32(&newest, |numbers| {
-            let rows = numbers.chunks_exact(shape.query_heads * shape.head_dim);
-            last.extend(rows.map(|query| folded(query, shape)));
-        })?;
-        while last.len() > QUERY_WINDOW {
-            last.pop_front();
-        }
-        Ok(())
+    fn transfers(&self) -> Option<&TransferCounters> {
+        self.transfers.as_ref().map(|_| &self.counters)
     }
 
-    /// Their mean.
-    fn mean_query(&self, layer: usize) -> Vec<f32> {
-        let Some((_, last)) = self.queries.iter().find(|(of, _)| *of == layer) else { return vec![] };
-        let mut mean = vec![0.0; last.front().map_or(0, Vec::len)];
-        for query in last {
-            mean.iter_mut().zip(query).for_each(|(sum, x)| *sum += x / last.len() as f32);
-        }
-        mean
+    fn is_settled(&self) -> bool {
+        self.transfers.is_none()
     }
-}
-
-/// The indices of the `count` largest scores, the first of equals, ascending; index 0 is always among them.
-pub(super) fn best(scores: &[f32], count: usize) -> Vec<usize> {
-    let mut order: Vec<usize> = (1..scores.len()).collect();
-    order.sort_by(|&a, &b| scores[b].total_cmp(&scores[a]));
-    let mut best: Vec<usize> = std::iter::once(0).chain(order).take(count.min(scores.len())).collect();
-    best.sort_unstable();
-    best
 }
 
 /// Puts what has come for a layer into its places.
@@ -326,5 +290,5 @@ fn start_transfers(device: &Device, layer_bytes: usize) -> Result<Transfers> {
         };
         Ok(Staging { bytes: vec![], on_device })
     };
-    Transfers::start(tier, (0..LAYERS_UNDER_WAY).map(|_| staging()).collect::<Result<_>>()?)
+    Transfers::start(tier, (0..LAYERS_IN_TRANSIT).map(|_| staging()).collect::<Result<_>>()?)
 }

@@ -8,10 +8,11 @@
 //! stored; at the next pruning layer it is one among the others. So a token runs through a stage at most once, in the step
 //! that first chooses it, and its states above are made of what that step read.
 
-use super::blocks::best;
-use super::rows::Rows;
+use super::TokenPruning;
 use crate::kv::KvStore;
-use crate::policy::TokenPruning;
+use crate::policy::top::top_with_first;
+use crate::policy::{Arrived, RunningSelection};
+use crate::rows::ResidualRows;
 use crate::{Decoder, Depth, Result, memory};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -31,7 +32,7 @@ pub struct RevivalCounters {
 }
 
 /// The prompt tokens of a running sequence.
-pub(super) struct Tokens {
+pub(super) struct DroppedTokens {
     pruning: TokenPruning,
     prefill_len: usize,
     decode_len: usize,
@@ -43,7 +44,7 @@ pub(super) struct Tokens {
     stored: Vec<usize>,
     room: Vec<usize>,
     /// Whether a decode row reads each prefill token in the stage that it is in; `None` where it reads all that are there.
-    seen: Option<Vec<bool>>,
+    visible: Option<Vec<bool>>,
     counters: RevivalCounters,
 }
 
@@ -51,12 +52,12 @@ pub(super) struct Tokens {
 #[derive(Default)]
 struct Waiting {
     /// As they were dropped.
-    dropped: Vec<Option<Rows>>,
+    dropped: Vec<Option<ResidualRows>>,
     /// Where each that is still waiting is among them, by position: which of `dropped`, and which row.
     at: BTreeMap<usize, (usize, u32)>,
 }
 
-impl Tokens {
+impl DroppedTokens {
     /// For a sequence of `prefill_len` prefill tokens and `decode_len` decode tokens.
     pub(super) fn new(pruning: &TokenPruning, prefill_len: usize, decode_len: usize) -> Self {
         let kept = pruning.kept(prefill_len);
@@ -68,91 +69,14 @@ impl Tokens {
             stored: kept.clone(),
             room: kept.clone(),
             kept,
-            seen: None,
+            visible: None,
             counters: RevivalCounters::default(),
         }
     }
 
-    /// Where decode steps choose tokens.
-    pub(super) fn exits(&self) -> Vec<Depth> {
-        self.pruning.schedule.exits()
-    }
-
-    pub(super) fn seen(&self) -> Option<&[bool]> {
-        self.seen.as_deref()
-    }
-
-    pub(super) fn counters(&self) -> &RevivalCounters {
-        &self.counters
-    }
-
-    /// A decode step begins.
-    pub(super) fn begin_step(&mut self) {
-        self.seen = None;
-    }
-
-    /// Which of the prefill rows that arrived at an exit, all but the prompt's last, go on; by the attention received from
-    /// that one, for each prompt position.
-    pub(super) fn go_on(&self, exit: Depth, positions: &[usize], received: &[f32]) -> Vec<bool> {
-        let Some(pruning) = self.index(exit) else { return vec![true; positions.len()] };
-        let chosen =
-            self.chosen(pruning, positions.iter().copied().filter(|&at| at < self.prefill_len), received);
-        positions.iter().map(|position| chosen.binary_search(position).is_ok()).collect()
-    }
-
-    /// Keeps rows that do not go on from an exit.
-    pub(super) fn leave(&mut self, exit: Depth, rows: Rows) {
-        let Some(pruning) = self.index(exit) else { return };
-        self.counters.auxiliary_bytes += rows.bytes() as u64;
-        let Waiting { dropped, at } = &mut self.waiting[pruning];
-        at.extend((0u32..).zip(&rows.positions).map(|(row, &position)| (position, (dropped.len(), row))));
-        dropped.push(Some(rows));
-    }
-
-    /// A decode row, the last of `rows`, has come to an exit, beside rows that came back before: which rows enter the next
-    /// stage, by the attention that prompt positions received from it.
-    ///
-    /// # Errors
-    /// [`crate::Error::Input`] where there is no memory for the keys of those that come back.
-    pub(super) fn choose(
-        &mut self,
-        exit: Depth,
-        rows: Rows,
-        received: &[f32],
-        decoder: &Decoder,
-        store: &mut KvStore,
-    ) -> Result<Rows> {
-        let Some(pruning) = self.index(exit) else { return Ok(rows) };
-        let candidates = (0..self.prefill_len).filter(|&at| self.seen.as_ref().is_none_or(|seen| seen[at]));
-        let chosen = self.chosen(pruning, candidates, received);
-        let (last, prefill_len) = (rows.len() - 1, self.prefill_len);
-        // What is not chosen any more waits here; those that are go on with those that have waited.
-        let is_chosen: Vec<bool> = rows.positions.iter().map(|at| chosen.binary_search(at).is_ok()).collect();
-        let leaves: Vec<bool> = is_chosen.iter().enumerate().map(|(row, on)| row < last && !on).collect();
-        if let Some(leaving) = rows.select(&leaves)? {
-            self.leave(exit, leaving);
-        }
-        let decode_row = rows.narrow(last, 1)?;
-        let mut onward: Vec<Rows> = rows.select(&is_chosen)?.into_iter().collect();
-        onward.extend(self.waiting[pruning].take(&chosen, &mut self.counters)?);
-        let onward = Rows::in_order(onward)?;
-        let revived = onward.as_ref().map_or(0, Rows::len);
-        self.make_room(pruning, revived, decoder, store)?;
-        self.counters.choices += 1;
-        self.counters.tokens_chosen += chosen.len() as u64;
-        self.counters.tokens_revived += revived as u64;
-        // Nothing is hidden where everything is chosen.
-        self.seen = (chosen.len() < prefill_len).then(|| {
-            let mut seen = vec![false; prefill_len];
-            chosen.iter().for_each(|&position| seen[position] = true);
-            seen
-        });
-        Rows::joined(onward.into_iter().chain([decode_row]).collect())
-    }
-
-    /// Which pruning an exit is.
-    fn index(&self, exit: Depth) -> Option<usize> {
-        self.exits().iter().position(|&of| of == exit)
+    /// Which pruning a point is.
+    fn index(&self, point: Depth) -> Option<usize> {
+        self.choice_points().iter().position(|&of| of == point)
     }
 
     /// The candidates, ascending, that go on from a pruning layer.
@@ -164,7 +88,7 @@ impl Tokens {
     ) -> Vec<usize> {
         let candidates: Vec<usize> = candidates.collect();
         let scores: Vec<f32> = candidates.iter().map(|&position| received[position]).collect();
-        best(&scores, self.kept[pruning]).into_iter().map(|index| candidates[index]).collect()
+        top_with_first(&scores, self.kept[pruning]).into_iter().map(|index| candidates[index]).collect()
     }
 
     /// Room for the keys of so many tokens more in the stage after a pruning layer: twice as much where it does not suffice.
@@ -196,10 +120,90 @@ impl Tokens {
     }
 }
 
+impl RunningSelection for DroppedTokens {
+    fn scores_by_attention(&self) -> bool {
+        true
+    }
+
+    /// Of the prefill rows, all but the prompt's last, by the attention received from that one.
+    fn keep_mask(&mut self, arrived: &Arrived<'_>, _: &Decoder) -> Result<Option<Vec<bool>>> {
+        let (point, positions) = (arrived.point, arrived.positions);
+        let Some(received) = arrived.received else { return Ok(None) };
+        let Some(pruning) = self.index(point) else { return Ok(Some(vec![true; positions.len()])) };
+        let chosen =
+            self.chosen(pruning, positions.iter().copied().filter(|&at| at < self.prefill_len), received);
+        let is_chosen = |position| chosen.binary_search(position).is_ok();
+        Ok(Some(positions.iter().map(is_chosen).collect()))
+    }
+
+    /// They wait there.
+    fn dropped(&mut self, point: Depth, rows: ResidualRows) {
+        let Some(pruning) = self.index(point) else { return };
+        self.counters.auxiliary_bytes += rows.bytes() as u64;
+        let Waiting { dropped, at } = &mut self.waiting[pruning];
+        at.extend((0u32..).zip(&rows.positions).map(|(row, &position)| (position, (dropped.len(), row))));
+        dropped.push(Some(rows));
+    }
+
+    fn begin_step(&mut self) {
+        self.visible = None;
+    }
+
+    fn choice_points(&self) -> Vec<Depth> {
+        self.pruning.schedule.pruning_points()
+    }
+
+    /// Prompt rows that came back before are beside the decode row.
+    fn choose(
+        &mut self,
+        point: Depth,
+        rows: ResidualRows,
+        received: &[f32],
+        decoder: &Decoder,
+        store: &mut KvStore,
+    ) -> Result<ResidualRows> {
+        let Some(pruning) = self.index(point) else { return Ok(rows) };
+        let candidates =
+            (0..self.prefill_len).filter(|&at| self.visible.as_ref().is_none_or(|visible| visible[at]));
+        let chosen = self.chosen(pruning, candidates, received);
+        let (last, prefill_len) = (rows.len() - 1, self.prefill_len);
+        // What is not chosen any more waits here; those that are go on with those that have waited.
+        let is_chosen: Vec<bool> = rows.positions.iter().map(|at| chosen.binary_search(at).is_ok()).collect();
+        let leaves: Vec<bool> = is_chosen.iter().enumerate().map(|(row, on)| row < last && !on).collect();
+        if let Some(leaving) = rows.select(&leaves)? {
+            self.dropped(point, leaving);
+        }
+        let decode_row = rows.narrow(last, 1)?;
+        let mut onward: Vec<ResidualRows> = rows.select(&is_chosen)?.into_iter().collect();
+        onward.extend(self.waiting[pruning].take(&chosen, &mut self.counters)?);
+        let onward = ResidualRows::in_order(onward)?;
+        let revived = onward.as_ref().map_or(0, ResidualRows::len);
+        self.make_room(pruning, revived, decoder, store)?;
+        self.counters.choices += 1;
+        self.counters.tokens_chosen += chosen.len() as u64;
+        self.counters.tokens_revived += revived as u64;
+        // Nothing is hidden where everything is chosen.
+        self.visible = (chosen.len() < prefill_len).then(|| {
+            let mut visible = vec![false; prefill_len];
+            chosen.iter().for_each(|&position| visible[position] = true);
+            visible
+        });
+        ResidualRows::joined(onward.into_iter().chain([decode_row]).collect())
+    }
+
+    fn visible(&self) -> Option<&[bool]> {
+        self.visible.as_deref()
+    }
+
+    fn revivals(&self) -> Option<&RevivalCounters> {
+        Some(&self.counters)
+    }
+}
+
 impl Waiting {
-    /// Those of the chosen positions that wait, which then do so no more. What is left of their company makes way once the
+    /// Those of the chosen positions that wait, which then do so no more. What is left of their batch makes way once the
     /// last of it has gone.
-    fn take(&mut self, chosen: &[usize], counters: &mut RevivalCounters) -> Result<Vec<Rows>> {
+    fn take(&mut self, chosen: &[usize], counters: &mut RevivalCounters) -> Result<Vec<ResidualRows>> {
         let mut wanted: BTreeMap<usize, Vec<u32>> = BTreeMap::new();
         for position in chosen {
             if let Some((of, row)) = self.at.remove(position) {
@@ -208,10 +212,10 @@ impl Waiting {
         }
         let mut taken = vec![];
         for (of, rows) in wanted {
-            let Some(company) = &self.dropped[of] else { continue };
-            taken.push(company.rows(&rows)?);
+            let Some(batch) = &self.dropped[of] else { continue };
+            taken.push(batch.rows(&rows)?);
             if !self.at.values().any(|&(other, _)| other == of) {
-                counters.auxiliary_bytes -= company.bytes() as u64;
+                counters.auxiliary_bytes -= batch.bytes() as u64;
                 self.dropped[of] = None;
             }
         }

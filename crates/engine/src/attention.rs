@@ -1,0 +1,97 @@
+//! Attention of one layer: a description of rows, the keys that they read and the statistics wanted, and two executors of
+//! it, one on the CPU and one on a GPU.
+
+pub(crate) mod device;
+mod host;
+mod pattern;
+
+use crate::Result;
+use crate::decoder::Location;
+use crate::hooks::{Hooks, Site};
+use crate::kv::{KeyRange, KvStore};
+use crate::tensor::Tensor;
+use layerscope_kernels::{AttentionShape, Received, Statistics};
+use std::ops::Range;
+
+/// What the rows of a layer attend to.
+pub struct LayerAttention<'a> {
+    /// Sizes, window and sinks.
+    pub shape: AttentionShape,
+    /// The layer, and the position of each row.
+    pub at: Location<'a>,
+    /// Where stored keys and values are.
+    pub store: &'a KvStore,
+    /// All rows, ascending.
+    pub groups: Vec<RowGroup>,
+    /// K and V `[rows, kv_heads, head_dim]` of rows that the store does not have: each group then reads its own too, at the
+    /// positions of its rows. Groups have as many rows each.
+    pub own: Option<[&'a Tensor; 2]>,
+    /// Statistics of the groups that are measured, and attention received by prompt positions 0 … this−1; `None` where no
+    /// statistics are wanted.
+    pub statistics: Option<usize>,
+}
+
+/// Rows that read the same keys, each those at or before its own position.
+#[derive(Debug, Clone)]
+pub struct RowGroup {
+    /// Which rows; their positions ascend.
+    pub rows: Range<usize>,
+    /// Stored keys.
+    pub keys: Vec<KeyRange>,
+    /// Whether statistics are taken. Groups that are measured come last.
+    pub measured: bool,
+}
+
+/// Attention statistics of one layer, over decode rows.
+pub struct LayerStatistics {
+    /// Mass and entropy, index `row · H + head`.
+    pub rows: Statistics,
+    /// Attention received by prompt positions 0 … p−1; without positions where it was not asked for.
+    pub received: Received,
+}
+
+impl LayerAttention<'_> {
+    /// Queries `[rows, H, head_dim]` to outputs of the same shape, and the statistics that are wanted.
+    ///
+    /// Scores and probabilities exist as tensors only where a hook asks for them.
+    ///
+    /// # Errors
+    /// Whatever fails beneath.
+    pub fn attend(&self, q: &Tensor, hooks: &mut Hooks<'_>) -> Result<(Tensor, Option<LayerStatistics>)> {
+        let layer = self.at.layer;
+        if hooks.wants(layer, Site::AttentionScores) || hooks.wants(layer, Site::Pattern) {
+            return Ok((self.with_pattern(q, hooks)?, None));
+        }
+        match q.on_device() {
+            Some(q) => self.attend_on_device(q),
+            None => self.attend_on_host(q),
+        }
+    }
+
+    /// Whether a group reads all keys that are stored.
+    fn reads_everything(&self, group: &RowGroup) -> bool {
+        let stored: usize = self.store.next_slots(self.at.layer).iter().sum();
+        group.keys.iter().map(|keys| keys.len).sum::<usize>() == stored
+    }
+}
+
+impl LayerStatistics {
+    /// Those of rows that went through the layers one after the other.
+    pub(crate) fn joined(of_rows: Vec<Vec<Self>>) -> Vec<Self> {
+        let mut joined: Vec<Self> = vec![];
+        for layers in of_rows {
+            if joined.is_empty() {
+                joined = layers;
+                continue;
+            }
+            for (all, one) in joined.iter_mut().zip(layers) {
+                all.rows.mass.extend(one.rows.mass);
+                all.rows.entropy.extend(one.rows.entropy);
+                all.received.sum.iter_mut().zip(one.received.sum).for_each(|(sum, more)| *sum += more);
+                let largest = all.received.max.iter_mut().zip(one.received.max);
+                largest.for_each(|(max, other)| *max = max.max(other));
+            }
+        }
+        joined
+    }
+}

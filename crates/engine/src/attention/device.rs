@@ -1,0 +1,265 @@
+//! The executor on a GPU.
+
+use super::{LayerAttention, LayerStatistics, RowGroup};
+use crate::kv::KeyRange;
+use crate::tensor::{DeviceTensor, Tensor};
+use crate::{Error, Result};
+use layerscope_kernels::attention::cuda::prefill::{self, Prefill};
+use layerscope_kernels::attention::cuda::spans::{self, Span, SpanAttention, StatisticsOnDevice};
+use layerscope_kernels::cuda::{Buffer, Device, Element};
+use layerscope_kernels::{Received, SEGMENTS, Segment, Statistics};
+
+/// Copies of rows see at most this many spans apart from each other.
+const SPANS_BY_COPY: usize = 32;
+
+impl LayerAttention<'_> {
+    pub(super) fn attend_on_device(&self, q: &DeviceTensor) -> Result<(Tensor, Option<LayerStatistics>)> {
+        let output = DeviceTensor::undefined(q.device(), q.element(), q.dims())?;
+        if let Some(own) = self.own {
+            self.attend_with_own_rows(q, own, &output)?;
+            return Ok((output.into(), None));
+        }
+        let Some(positions) = self.statistics else {
+            if !self.attend_on_tensor_cores(q, &output)? {
+                self.attend_by_group(q, &output, None)?;
+            }
+            return Ok((output.into(), None));
+        };
+        let rows: usize = self.measured().map(|group| group.rows.len()).sum();
+        let measured = Measured::new(q.device(), rows * self.shape.query_heads, positions)?;
+        self.attend_by_group(q, &output, Some(&measured))?;
+        Ok((output.into(), Some(measured.to_host()?)))
+    }
+
+    fn measured(&self) -> impl Iterator<Item = &RowGroup> {
+        self.groups.iter().filter(|group| group.measured)
+    }
+
+    /// One launch for each group.
+    fn attend_by_group(
+        &self,
+        q: &DeviceTensor,
+        output: &DeviceTensor,
+        measured: Option<&Measured>,
+    ) -> Result<()> {
+        let heads = self.shape.query_heads;
+        let first_measured = self.measured().next().map_or(0, |group| group.rows.start);
+        for group in &self.groups {
+            let (first, rows) = (group.rows.start, group.rows.len());
+            let measured = match measured.filter(|_| group.measured) {
+                Some(measured) => Some(measured.narrow((first - first_measured) * heads, rows * heads)?),
+                None => None,
+            };
+            let (q, output) = (q.narrow(first, rows)?, output.narrow(first, rows)?);
+            let keys = self.device_spans(&group.keys)?;
+            if rows == self.at.positions.len() {
+                self.attend_to(&keys, self.positions()?, [&q, &output], measured.as_ref())?;
+            } else {
+                let positions: Vec<i32> =
+                    self.at.positions[group.rows.clone()].iter().map(|&p| p as i32).collect();
+                let positions = q.device().upload(&positions)?;
+                self.attend_to(&keys, &positions, [&q, &output], measured.as_ref())?;
+            }
+        }
+        Ok(())
+    }
+
+    fn device_spans(&self, keys: &[KeyRange]) -> Result<Vec<Span>> {
+        let span = |keys| self.store.device_span(self.at.layer, keys).ok_or_else(elsewhere);
+        keys.iter().map(span).collect()
+    }
+
+    fn positions(&self) -> Result<&Buffer> {
+        self.at.positions_on_device.ok_or_else(elsewhere)
+    }
+
+    /// Attention of many rows on tensor cores, where the shape allows it; whether it did.
+    fn attend_on_tensor_cores(&self, q: &DeviceTensor, output: &DeviceTensor) -> Result<bool> {
+        let ([group], Some(stored)) = (&self.groups[..], self.store.on_device(self.at.layer)) else {
+            return Ok(false);
+        };
+        let rows = q.dims()[0];
+        let applies = self.reads_everything(group)
+            && q.element() == Element::Bf16
+            && stored.keys.element() == Element::Bf16
+            && (self.shape.window.is_none() || stored.consecutive)
+            && prefill::supports(&self.shape, q.device());
+        if applies {
+            prefill::attention(&Prefill {
+                shape: self.shape,
+                queries: q.numbers(),
+                keys: stored.keys,
+                values: stored.values,
+                capacity: stored.capacity,
+                first_slot: stored.len - rows,
+                rows,
+                output: output.numbers(),
+            })?;
+        }
+        Ok(applies)
+    }
+
+    /// Attention of rows at `positions` (i32) over spans.
+    fn attend_to(
+        &self,
+        keys: &[Span],
+        positions: &Buffer,
+        [q, output]: [&DeviceTensor; 2],
+        measured: Option<&Measured>,
+    ) -> Result<()> {
+        let on_device = q.device().upload(keys)?;
+        let rows = q.dims()[0];
+        let attention = SpanAttention {
+            shape: self.shape,
+            queries: q.numbers(),
+            positions,
+            rows,
+            spans: &on_device,
+            span_count: keys.len(),
+            keys_at_most: keys.iter().map(|span| span.len as usize).sum(),
+            key_element: self.store.precision().device_element(),
+            rows_per_copy: rows,
+            visible_spans: None,
+            decoded: None,
+            output: output.numbers(),
+            statistics: measured.map(Measured::rows),
+            normalisers: measured
+                .filter(|measured| measured.positions > 0)
+                .map(|measured| measured.normalisers.numbers()),
+        };
+        spans::attention(&attention)?;
+        if let Some(measured) = measured.filter(|measured| measured.positions > 0) {
+            let [sum, max] = measured.received.each_ref().map(DeviceTensor::numbers);
+            spans::received(&attention, measured.positions, sum, max)?;
+        }
+        Ok(())
+    }
+
+    /// All groups at once, as copies of the same rows that tell apart which spans they see.
+    fn attend_with_own_rows(
+        &self,
+        q: &DeviceTensor,
+        [keys, values]: [&Tensor; 2],
+        output: &DeviceTensor,
+    ) -> Result<()> {
+        let (Some(keys), Some(values)) = (keys.on_device(), values.on_device()) else {
+            return Err(elsewhere());
+        };
+        let Some(first) = self.groups.first() else { return Ok(()) };
+        let (device, rows) = (q.device(), first.rows.len());
+        let mut stored: Vec<&KeyRange> = vec![];
+        for range in self.groups.iter().flat_map(|group| &group.keys) {
+            if !stored.contains(&range) {
+                stored.push(range);
+            }
+        }
+        if stored.len() >= SPANS_BY_COPY || self.groups.iter().any(|group| group.rows.len() != rows) {
+            return Err(Error::failure("copies of rows differ too much; please report this"));
+        }
+        let mut all = stored
+            .iter()
+            .map(|keys| self.store.device_span(self.at.layer, keys).ok_or_else(elsewhere))
+            .collect::<Result<Vec<_>>>()?;
+        // Rounded as they would be in the store.
+        let element = self.store.precision().device_element();
+        let (keys, values) = (keys.in_type(element)?, values.in_type(element)?);
+        let width = (self.shape.kv_heads * self.shape.head_dim) as u64;
+        all.push(Span {
+            keys: keys.numbers().address(),
+            values: values.numbers().address(),
+            head_stride: self.shape.head_dim as u64,
+            key_stride: width,
+            copy_stride: rows as u64 * width,
+            len: rows as u32,
+            first_position: self.at.positions[first.rows.start] as u32,
+            segment: Segment::Decode as u32,
+            grows: 0,
+            first_head: 0,
+            heads: self.shape.kv_heads as u32,
+        });
+        let visible = |group: &RowGroup| {
+            let bits =
+                stored.iter().enumerate().map(|(bit, keys)| u32::from(group.keys.contains(keys)) << bit);
+            bits.sum::<u32>() | 1 << stored.len()
+        };
+        let visible: Vec<u32> = self.groups.iter().map(visible).collect();
+        Ok(spans::attention(&SpanAttention {
+            shape: self.shape,
+            queries: q.numbers(),
+            positions: self.positions()?,
+            rows: q.dims()[0],
+            spans: &device.upload(&all)?,
+            span_count: all.len(),
+            keys_at_most: all.iter().map(|span| span.len as usize).sum(),
+            key_element: element,
+            rows_per_copy: rows,
+            visible_spans: Some(&device.upload(&visible)?),
+            decoded: None,
+            output: output.numbers(),
+            statistics: None,
+            normalisers: None,
+        })?)
+    }
+}
+
+fn elsewhere() -> Error {
+    Error::failure("rows and keys are on different devices; please report this")
+}
+
+/// Statistics of one layer on a GPU, of rows times heads.
+struct Measured {
+    /// `[rows · H, segments]`.
+    mass: DeviceTensor,
+    /// `[rows · H, segments]`.
+    entropy: DeviceTensor,
+    /// `[rows · H, 2]`.
+    normalisers: DeviceTensor,
+    /// Sum and maximum, `[prompt positions]`.
+    received: [DeviceTensor; 2],
+    /// Prompt positions whose attention received is wanted.
+    positions: usize,
+}
+
+impl Measured {
+    fn new(device: &Device, rows_and_heads: usize, positions: usize) -> Result<Self> {
+        let figures = |width| DeviceTensor::undefined(device, Element::F32, &[rows_and_heads, width]);
+        let zeros = || match positions {
+            0 => DeviceTensor::undefined(device, Element::F32, &[0]),
+            _ => DeviceTensor::upload(device, &vec![0.0; positions], &[positions]),
+        };
+        Ok(Self {
+            mass: figures(SEGMENTS)?,
+            entropy: figures(SEGMENTS)?,
+            normalisers: figures(2)?,
+            received: [zeros()?, zeros()?],
+            positions,
+        })
+    }
+
+    fn narrow(&self, first: usize, len: usize) -> Result<Self> {
+        Ok(Self {
+            mass: self.mass.narrow(first, len)?,
+            entropy: self.entropy.narrow(first, len)?,
+            normalisers: self.normalisers.narrow(first, len)?,
+            received: self.received.clone(),
+            positions: self.positions,
+        })
+    }
+
+    fn rows(&self) -> StatisticsOnDevice<'_> {
+        StatisticsOnDevice { mass: self.mass.numbers(), entropy: self.entropy.numbers() }
+    }
+
+    fn to_host(&self) -> Result<LayerStatistics> {
+        let [sum, max] = self.received.each_ref().map(DeviceTensor::to_vec);
+        Ok(LayerStatistics {
+            rows: Statistics { mass: by_segment(&self.mass)?, entropy: by_segment(&self.entropy)? },
+            received: Received { sum: sum?, max: max? },
+        })
+    }
+}
+
+/// Figures `[…, segments]` on the host.
+pub(crate) fn by_segment(figures: &DeviceTensor) -> Result<Vec<[f32; SEGMENTS]>> {
+    Ok(figures.to_vec()?.as_chunks().0.to_vec())
+}

@@ -1,0 +1,106 @@
+//! Retention: which KV stays after the prefill, by layer and KV head.
+
+use super::SinksAndWindow;
+use crate::Result;
+use crate::kv::LayerKeys;
+use crate::tensor::{Tensor, with_f32};
+use layerscope_kernels::AttentionShape;
+
+/// Which KV stays after the prefill.
+pub trait Retention: Send + Sync {
+    /// When KV is evicted.
+    fn eviction(&self) -> Eviction {
+        Eviction::Never
+    }
+
+    /// Of the prefill tokens that a layer stores, how many stay; of its KV heads, for the one that keeps most.
+    fn kept(&self, layer: LayerKv) -> usize {
+        layer.stored
+    }
+
+    /// The same for one KV head.
+    fn kept_by_head(&self, layer: LayerKv, _kv_head: usize) -> usize {
+        self.kept(layer)
+    }
+
+    /// Which tokens of a KV head stay under [`Eviction::BeforeDecode`], one answer for each; as many as
+    /// [`Self::kept_by_head`] says.
+    ///
+    /// # Errors
+    /// Whatever fails beneath.
+    fn keep_mask(&self, stored: &StoredHead<'_>) -> Result<Vec<bool>> {
+        Ok(vec![true; stored.positions.len()])
+    }
+
+    /// Of how many of the last prefill rows [`Self::keep_mask`] looks at the queries.
+    fn observed_rows(&self) -> usize {
+        0
+    }
+
+    /// Tokens of one layer's KV that take memory of the device while they move elsewhere or come back.
+    fn in_transit(&self, _prefill_len: usize) -> usize {
+        0
+    }
+}
+
+/// A layer as the prefill leaves it.
+#[derive(Debug, Clone, Copy)]
+pub struct LayerKv {
+    /// The layer.
+    pub layer: usize,
+    /// Prefill tokens (the prompt but its last token).
+    pub prefill_len: usize,
+    /// Those of them that the layer stores KV of.
+    pub stored: usize,
+}
+
+/// When KV is evicted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Eviction {
+    /// Not by the retention.
+    Never,
+    /// After each chunk of the prefill, as soon as no later row sees a key: all rows, prompt and decode rows alike, see sinks
+    /// and a window.
+    Sliding(SinksAndWindow),
+    /// Once the prompt but its last token has run, before that token attends.
+    BeforeDecode,
+}
+
+/// What a KV head of a layer stores of the prompt but its last token.
+pub struct StoredHead<'a> {
+    /// The layer.
+    pub layer: usize,
+    /// The KV head.
+    pub kv_head: usize,
+    /// Positions, in the order of their slots.
+    pub positions: &'a [usize],
+    pub(crate) keys: &'a LayerKeys<'a>,
+    pub(crate) queries: Option<&'a Tensor>,
+    pub(crate) shape: AttentionShape,
+}
+
+impl StoredHead<'_> {
+    /// Keys, rotated, `[stored, head_dim]`.
+    pub fn keys(&self) -> Vec<f32> {
+        let dim = self.shape.head_dim;
+        let mut keys = vec![0.0; self.positions.len() * dim];
+        for (slot, key) in keys.chunks_exact_mut(dim).enumerate() {
+            self.keys.key_of_head(self.kv_head, slot, key);
+        }
+        keys
+    }
+
+    /// Queries, rotated, of the heads that share this KV head, of the last [`Retention::observed_rows`] prefill rows:
+    /// `[rows, H / kv_heads, head_dim]`.
+    ///
+    /// # Errors
+    /// Where a GPU fails.
+    pub fn queries(&self) -> Result<Vec<f32>> {
+        let Some(queries) = self.queries else { return Ok(vec![]) };
+        let (dim, group) = (self.shape.head_dim, self.shape.query_heads / self.shape.kv_heads);
+        with_f32(queries, |queries| {
+            let rows = queries.chunks_exact(self.shape.query_heads * dim);
+            rows.flat_map(|row| &row[self.kv_head * group * dim..][..group * dim]).copied().collect()
+        })
+    }
+}

@@ -1,0 +1,275 @@
+//! Forward passes: rows of one sequence or of several, through ranges of depth.
+
+use super::attention::{Collected, Part, StoredAttention};
+use super::{Session, flattened};
+use crate::decoder::{KeysValuesOf, Pass};
+use crate::hooks::Hooks;
+use crate::policy::CrossLayerKv;
+use crate::rows::ResidualRows;
+use crate::tensor::Tensor;
+use crate::{Depth, Error, Result};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Rows of one sequence that are to go through a range of depth.
+pub(super) struct Work {
+    pub(super) rows: ResidualRows,
+    pub(super) depth: Range<Depth>,
+}
+
+/// What a sequence does in a forward pass that it shares with others.
+pub struct Turn<'a> {
+    /// The sequence.
+    pub session: &'a mut Session,
+    /// The token to run; `None` while the prompt goes in, of which the next chunk runs.
+    pub token: Option<u32>,
+}
+
+/// Runs one forward pass over rows of several sequences of one model, whatever their lengths and policies: a chunk of the
+/// prompt of those that are prefilling, a token of the others. For each, logits `[V]` of its next token, or `None` where more of
+/// its prompt is to come.
+///
+/// In f32 every sequence gets the bits that it gets alone.
+///
+/// # Errors
+/// [`Error::Failure`] where sequences are of different models, or one gets a token while its prompt goes in or none when it has;
+/// whatever fails beneath. A sequence of a pass that failed cannot go on.
+pub fn advance_together(turns: &mut [Turn<'_>]) -> Result<Vec<Option<Tensor>>> {
+    let mut hooks = Hooks::none();
+    let mut sequences: Vec<Sequence<'_, '_>> =
+        turns.iter_mut().map(|turn| Sequence::new(turn.session, turn.token, None)).collect();
+    run(&mut sequences, &mut hooks, false)?;
+    logits(sequences, &mut hooks)
+}
+
+impl Session {
+    /// [`advance_together`] of one sequence.
+    pub(super) fn advance(
+        &mut self,
+        token: Option<u32>,
+        hooks: &mut Hooks<'_>,
+        statistics: Option<Collected<'_>>,
+    ) -> Result<Option<Tensor>> {
+        let mut sequences = [Sequence::new(self, token, statistics)];
+        run(&mut sequences, hooks, false)?;
+        Ok(logits(sequences.into(), hooks)?.pop().flatten())
+    }
+
+    /// The final residual stream of a decode token that runs alone, in f32.
+    pub(super) fn advance_exactly(
+        &mut self,
+        token: u32,
+        hooks: &mut Hooks<'_>,
+        statistics: Option<Collected<'_>>,
+    ) -> Result<Tensor> {
+        let mut sequence = [Sequence::new(self, Some(token), statistics)];
+        run(&mut sequence, hooks, true)?;
+        let [sequence] = sequence;
+        sequence.last.map(|last| last.x).ok_or_else(|| Error::failure("no row is left; please report this"))
+    }
+}
+
+/// A sequence in a pass.
+struct Sequence<'a, 's> {
+    session: &'a mut Session,
+    token: Option<u32>,
+    statistics: Option<Collected<'s>>,
+    /// The row whose logits are wanted, once it has come through all layers.
+    last: Option<ResidualRows>,
+}
+
+impl<'a, 's> Sequence<'a, 's> {
+    fn new(session: &'a mut Session, token: Option<u32>, statistics: Option<Collected<'s>>) -> Self {
+        Self { session, token, statistics, last: None }
+    }
+
+    /// What it begins the pass with.
+    fn begin(&mut self, hooks: &mut Hooks<'_>) -> Result<Work> {
+        match (self.token, self.session.is_prefilling()) {
+            (None, true) => match self.session.next_chunk(hooks)? {
+                Some(work) => Ok(work),
+                None => self.session.last_prompt_token(hooks),
+            },
+            (Some(token), false) => self.session.begin_step(&[token], hooks),
+            (Some(_), true) => Err(Error::failure("a session runs no token while its prompt goes in")),
+            (None, false) => Err(Error::failure("a session that has its prompt runs a token at a time")),
+        }
+    }
+
+    /// Rows have come to the end of their range; what is left to do with them in this pass.
+    fn arrived(&mut self, rows: ResidualRows, at: Depth, hooks: &mut Hooks<'_>) -> Result<Option<Work>> {
+        if self.session.is_prefilling() {
+            self.last = self.session.chunk_arrived(rows, hooks)?;
+            if self.last.is_none() && !self.session.is_prefilling() {
+                // All but the last token of the prompt has run; that is the first decode row.
+                return self.session.last_prompt_token(hooks).map(Some);
+            }
+            return Ok(None);
+        }
+        let end = Depth::entering(self.session.decoder.config().layers);
+        if at < end {
+            return self.session.choose(rows, at).map(Some);
+        }
+        // Prompt rows that came back are before the others.
+        self.last = Some(rows.narrow(rows.len() - 1, 1)?);
+        Ok(None)
+    }
+}
+
+/// Runs sequences until each has done what this pass is to do for it; in f32 where `exact`.
+fn run(sequences: &mut [Sequence<'_, '_>], hooks: &mut Hooks<'_>, exact: bool) -> Result<()> {
+    let mut work: Vec<Option<Work>> = vec![];
+    for sequence in &mut *sequences {
+        work.push(Some(sequence.begin(hooks)?));
+    }
+    // Those that are least deep go on together, as far as none of them ends and no other begins.
+    while let Some(start) = work.iter().flatten().map(|work| work.depth.start).min() {
+        let nearest = |(sequence, work): (&Sequence<'_, '_>, &Work)| match work.depth.start == start {
+            true => sequence.session.whole_range(&work.depth),
+            false => work.depth.start,
+        };
+        let there =
+            sequences.iter().zip(&work).filter_map(|(sequence, work)| Some((sequence, work.as_ref()?)));
+        let Some(end) = there.map(nearest).min() else { break };
+        let (mut parts, mut rows, mut at) = (vec![], vec![], vec![]);
+        for (index, (sequence, work)) in sequences.iter_mut().zip(&mut work).enumerate() {
+            let Some(work) = work.as_ref().filter(|work| work.depth.start == start) else { continue };
+            let first = rows.iter().map(ResidualRows::len).sum::<usize>();
+            let statistics = sequence.statistics.as_mut().map(Collected::again);
+            parts.push(Part { session: sequence.session, rows: first..first + work.rows.len(), statistics });
+            rows.push(work.rows.clone());
+            at.push(index);
+        }
+        let passed = through(&mut parts, rows, start..end, hooks, exact)?;
+        drop(parts);
+        for (index, rows) in at.into_iter().zip(passed) {
+            let depth = work[index].as_ref().map_or(end..end, |work| end..work.depth.end);
+            work[index] = match depth.is_empty() {
+                true => sequences[index].arrived(rows, end, hooks)?,
+                false => Some(Work { rows, depth }),
+            };
+        }
+    }
+    Ok(())
+}
+
+/// Logits of the rows that have come through all layers.
+fn logits(sequences: Vec<Sequence<'_, '_>>, hooks: &mut Hooks<'_>) -> Result<Vec<Option<Tensor>>> {
+    let decoder = sequences.first().map(|sequence| Arc::clone(&sequence.session.decoder));
+    let mut logits = vec![];
+    for sequence in sequences {
+        logits.push(match (sequence.last, &decoder) {
+            (Some(last), Some(decoder)) => {
+                Some(flattened(&decoder.unembed(&last.x, &last.positions, hooks, false)?)?)
+            }
+            _ => None,
+        });
+    }
+    Ok(logits)
+}
+
+/// The rows of parts, one after the other, through the half-layers of `depth`; in f32 where `exact`.
+fn through(
+    parts: &mut [Part<'_, '_>],
+    rows: Vec<ResidualRows>,
+    depth: Range<Depth>,
+    hooks: &mut Hooks<'_>,
+    exact: bool,
+) -> Result<Vec<ResidualRows>> {
+    let Some(decoder) = parts.first().map(|part| Arc::clone(&part.session.decoder)) else {
+        return Ok(vec![]);
+    };
+    if parts.iter().any(|part| !Arc::ptr_eq(&decoder, &part.session.decoder)) {
+        return Err(Error::failure("sequences of different models share no forward pass"));
+    }
+    for (part, rows) in parts.iter_mut().zip(&rows) {
+        part.session.project_shared(rows, depth.start, hooks, exact)?;
+    }
+    let sequence_len = parts.iter().map(|part| part.session.sequence_len).max().unwrap_or(0);
+    let lengths: Vec<usize> = rows.iter().map(ResidualRows::len).collect();
+    let ResidualRows { x, positions } = ResidualRows::joined(rows)?;
+    let mut attend = StoredAttention { parts };
+    let mut pass = Pass { attend: &mut attend, hooks, sequence_len, exact, rows_on_device: None };
+    let passed = ResidualRows { x: decoder.forward(x, &positions, depth, &mut pass)?, positions };
+    let firsts = lengths.iter().scan(0, |first, len| Some(std::mem::replace(first, *first + len)));
+    match lengths[..] {
+        [_] => Ok(vec![passed]),
+        _ => firsts.zip(&lengths).map(|(first, &len)| passed.narrow(first, len)).collect(),
+    }
+}
+
+impl Session {
+    /// Rows through the half-layers of `depth`; in f32 where `exact`.
+    pub(super) fn forward(
+        &mut self,
+        mut rows: ResidualRows,
+        mut depth: Range<Depth>,
+        hooks: &mut Hooks<'_>,
+        mut statistics: Option<Collected<'_>>,
+        exact: bool,
+    ) -> Result<ResidualRows> {
+        while !depth.is_empty() {
+            let end = self.whole_range(&depth);
+            let statistics = statistics.as_mut().map(Collected::again);
+            let mut part = [Part { rows: 0..rows.len(), session: self, statistics }];
+            let mut passed = through(&mut part, vec![rows], depth.start..end, hooks, exact)?;
+            rows = passed.remove(0);
+            depth.start = end;
+        }
+        Ok(rows)
+    }
+
+    /// How far rows go into a range before K and V of the layers above are projected from them.
+    fn whole_range(&self, depth: &Range<Depth>) -> Depth {
+        match self.policy.rules().cross_layer_kv() {
+            Some(CrossLayerKv::SharedNorm(layer)) => {
+                let entrance = Depth::entering(layer);
+                if depth.start < entrance && depth.contains(&entrance) { entrance } else { depth.end }
+            }
+            _ => depth.end,
+        }
+    }
+
+    /// Where rows enter the layer from which K and V of the layers above are projected: projects and stores them.
+    fn project_shared(
+        &mut self,
+        rows: &ResidualRows,
+        at: Depth,
+        hooks: &mut Hooks<'_>,
+        exact: bool,
+    ) -> Result<()> {
+        match self.policy.rules().cross_layer_kv() {
+            Some(CrossLayerKv::SharedNorm(layer)) if at == Depth::entering(layer) => {
+                self.project_keys_values(rows, layer, hooks, exact)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Stores what rows have at the layers from `first` on without running through them: K and V projected from their residual
+    /// stream.
+    pub(super) fn project_keys_values(
+        &mut self,
+        ResidualRows { x, positions }: &ResidualRows,
+        first: usize,
+        hooks: &mut Hooks<'_>,
+        exact: bool,
+    ) -> Result<()> {
+        let shared_norm = match self.policy.rules().cross_layer_kv() {
+            None => return Ok(()),
+            Some(CrossLayerKv::OwnNorms) => None,
+            Some(CrossLayerKv::SharedNorm(layer)) => Some(layer),
+        };
+        let of = KeysValuesOf {
+            layers: first..self.decoder.config().layers,
+            shared_norm,
+            sequence_len: self.sequence_len,
+            exact,
+            rows_on_device: None,
+        };
+        let store = &mut self.store;
+        self.decoder.project_keys_values(x, positions, of, hooks, &mut |layer, [k, v]| {
+            store.append(layer, positions, k, v)
+        })
+    }
+}
