@@ -7,9 +7,9 @@ mod load;
 pub(crate) mod rotary;
 
 use crate::hooks::{Hooks, Site};
-use crate::tensor::{self, Arithmetic, Tensor};
+use crate::tensor::{self, Tensor};
 use crate::weights::{Embedding, WeightsPrecision};
-use crate::{Depth, Device, KvPrecision, MemoryNeed, ModelConfig, Result};
+use crate::{ComputeType, Depth, Device, KvPrecision, MemoryNeed, ModelConfig, Result};
 use block::{Block, Mlp, Norm, Projection};
 use layerscope_kernels::AttentionShape;
 use layerscope_kernels::cuda::Buffer;
@@ -59,8 +59,8 @@ pub struct Pass<'a, 'h> {
     pub hooks: &'a mut Hooks<'h>,
     /// Most tokens that the sequence will have: LongRoPE turns long ones by other angles.
     pub sequence_len: usize,
-    /// Multiply in f32, whatever the weights.
-    pub exact: bool,
+    /// The type in which several rows are multiplied; f32 in any case where the weights are kept in f32.
+    pub compute: ComputeType,
     /// On a GPU: where positions and tokens are, if they are there already.
     pub rows_on_device: Option<&'a RowsOnDevice>,
     /// What keys and values are projected from, `[rows, d]`, normalised; the layer's own input where it is `None`.
@@ -176,7 +176,7 @@ impl Decoder {
     ) -> Result<Tensor> {
         let on_device = self.positions_on_device(positions, pass.rows_on_device)?;
         let angles = self.angles(positions, on_device.as_ref(), pass.sequence_len)?;
-        pass.exact |= self.precision == WeightsPrecision::F32;
+        pass.compute = self.compute_type(pass.compute);
         for half in Depth::halves(depth) {
             let layer = half.layer();
             let at = Location { layer, positions, positions_on_device: on_device.as_deref() };
@@ -221,15 +221,23 @@ impl Decoder {
         pass.hooks.visit(at.layer, Site::ResidPost, at.positions, x)
     }
 
-    /// The residual stream `x [rows, d]` as attention of a layer reads it, for products in f32 where `exact`; no hook point.
+    /// The residual stream `x [rows, d]` as attention of a layer reads it, for products in `compute`; no hook point.
     ///
     /// # Errors
     /// Whatever fails beneath.
-    pub fn attention_norm(&self, layer: usize, x: &Tensor, exact: bool) -> Result<Tensor> {
-        let arithmetic = Arithmetic::exact(exact || self.precision == WeightsPrecision::F32);
+    pub fn attention_norm(&self, layer: usize, x: &Tensor, compute: ComputeType) -> Result<Tensor> {
+        let compute = self.compute_type(compute);
         match &self.blocks[layer].attention_norm {
-            Some(norm) => norm.forward(x, Some(arithmetic)),
-            None => tensor::for_products(x, arithmetic),
+            Some(norm) => norm.forward(x, Some(compute)),
+            None => tensor::for_products(x, compute),
+        }
+    }
+
+    /// The type in which several rows are multiplied, where `wanted` is asked for.
+    fn compute_type(&self, wanted: ComputeType) -> ComputeType {
+        match self.precision {
+            WeightsPrecision::F32 => ComputeType::F32,
+            WeightsPrecision::Native => wanted,
         }
     }
 
@@ -276,15 +284,16 @@ impl Decoder {
     ) -> Result<()> {
         let on_device = self.positions_on_device(positions, None)?;
         let angles = self.angles(positions, on_device.as_ref(), of.sequence_len)?;
-        let shared = of.shared_norm.map(|layer| self.attention_norm(layer, x, false)).transpose()?;
+        let shared =
+            of.shared_norm.map(|layer| self.attention_norm(layer, x, ComputeType::Bf16)).transpose()?;
         for layer in of.layers {
             let normed = match &shared {
                 Some(shared) => shared,
-                None => &self.attention_norm(layer, x, false)?,
+                None => &self.attention_norm(layer, x, ComputeType::Bf16)?,
             };
             let projections = [&self.blocks[layer].key, &self.blocks[layer].value];
-            let exact = self.precision == WeightsPrecision::F32;
-            let projected = Projection::forward_together(projections, normed, exact)?;
+            let compute = self.compute_type(ComputeType::Bf16);
+            let projected = Projection::forward_together(projections, normed, compute)?;
             let at = Location { layer, positions, positions_on_device: on_device.as_deref() };
             let [k, v] = self.keys_values(projected, at, hooks)?;
             let k = match angles.of_layer(layer) {
@@ -310,10 +319,10 @@ impl Decoder {
         let normed = through(&block.attention_norm, x, at, Site::AttentionNormalized, pass)?;
         let Block { query, key, value, .. } = block;
         let [q, k, v] = match pass.keys_values_from {
-            None => Projection::forward_together([query, key, value], &normed, pass.exact)?,
+            None => Projection::forward_together([query, key, value], &normed, pass.compute)?,
             Some(source) => {
-                let [k, v] = Projection::forward_together([key, value], source, pass.exact)?;
-                [query.forward(&normed, pass.exact)?, k, v]
+                let [k, v] = Projection::forward_together([key, value], source, pass.compute)?;
+                [query.forward(&normed, pass.compute)?, k, v]
             }
         };
         let shape = [positions.len(), config.heads, config.head_dim];
@@ -364,26 +373,26 @@ impl Decoder {
             Mlp::Gated { gate, up, down } => {
                 let shown = [Site::MlpPre, Site::MlpPreLinear];
                 let gated = if shown.iter().any(|&site| pass.hooks.wants(layer, site)) {
-                    let [gate, up] = Projection::forward_together([gate, up], &normed, pass.exact)?;
+                    let [gate, up] = Projection::forward_together([gate, up], &normed, pass.compute)?;
                     let gate = pass.hooks.visit(layer, Site::MlpPre, positions, gate)?;
                     let up = pass.hooks.visit(layer, Site::MlpPreLinear, positions, up)?;
                     tensor::gate(activation, &gate, &up)?
                 } else {
-                    Projection::forward_gated(activation, [gate, up], &normed, pass.exact)?
+                    Projection::forward_gated(activation, [gate, up], &normed, pass.compute)?
                 };
                 let gated = pass.hooks.visit(layer, Site::MlpPost, positions, gated)?;
                 self.add_projected(down, &gated, onto, &half, at, pass)
             }
             // down(f(up(x)))
             Mlp::Plain { up, down } => {
-                let up = up.forward(&normed, pass.exact)?;
+                let up = up.forward(&normed, pass.compute)?;
                 let up = pass.hooks.visit(layer, Site::MlpPre, positions, up)?;
                 let activated = tensor::activate(activation, &up)?;
                 let activated = pass.hooks.visit(layer, Site::MlpPost, positions, activated)?;
                 self.add_projected(down, &activated, onto, &half, at, pass)
             }
             Mlp::Experts(experts) => {
-                let output = experts.forward(&normed, activation, pass.exact)?;
+                let output = experts.forward(&normed, activation, pass.compute)?;
                 self.add_output(&output, onto, &half, at, pass)
             }
         }
@@ -403,9 +412,9 @@ impl Decoder {
             && self.config.residual_scale == 1.0
             && !pass.hooks.wants(at.layer, half.output);
         if direct {
-            return projection.forward_onto(x, onto, pass.exact);
+            return projection.forward_with_residual(x, onto, pass.compute);
         }
-        self.add_output(&projection.forward(x, pass.exact)?, onto, half, at, pass)
+        self.add_output(&projection.forward(x, pass.compute)?, onto, half, at, pass)
     }
 
     /// `onto [rows, d]` with what a half of a block yields.
@@ -434,13 +443,13 @@ impl Decoder {
         x: &Tensor,
         positions: &[usize],
         hooks: &mut Hooks<'_>,
-        exact: bool,
+        compute: ComputeType,
     ) -> Result<Tensor> {
         let at = Location { layer: 0, positions, positions_on_device: None };
         // Logits are f32, and so is what they are made from.
-        let arithmetic = Some(Arithmetic::Exact);
-        let normed = self.final_norm.forward_shown(x, at, Site::FinalNormalized, hooks, arithmetic)?;
-        let logits = tensor::scale(self.unembedding.forward(&normed, exact)?, self.config.logit_scale)?;
+        let f32 = Some(ComputeType::F32);
+        let normed = self.final_norm.forward_shown(x, at, Site::FinalNormalized, hooks, f32)?;
+        let logits = tensor::scale(self.unembedding.forward(&normed, compute)?, self.config.logit_scale)?;
         tensor::soft_cap(logits, self.config.logit_soft_cap)
     }
 }
@@ -453,9 +462,8 @@ fn through(
     site: Site,
     pass: &mut Pass<'_, '_>,
 ) -> Result<Tensor> {
-    let arithmetic = Arithmetic::exact(pass.exact);
     match norm {
-        Some(norm) => norm.forward_shown(x, at, site, pass.hooks, Some(arithmetic)),
-        None => tensor::for_products(x, arithmetic),
+        Some(norm) => norm.forward_shown(x, at, site, pass.hooks, Some(pass.compute)),
+        None => tensor::for_products(x, pass.compute),
     }
 }

@@ -15,6 +15,7 @@ mod memory;
 mod model;
 mod policy;
 mod repetition;
+mod sampling;
 mod session;
 mod shapes;
 mod tensor;
@@ -29,14 +30,13 @@ pub use config::{
 pub use decoder::{Attend, Decoder, KeysValuesOf, Location, Pass, RowsOnDevice};
 pub use depth::Depth;
 pub use device::{Device, DeviceChoice};
-pub use error::{Error, Result};
+pub use error::{Error, ErrorKind, Result};
 pub use file::write_file;
-pub use generate::{
-    Choice, GeneratedToken, Generation, GenerationEvent, GenerationSettings, argmax, generate,
-};
+pub use generate::{GeneratedToken, Generation, GenerationEvent, GenerationSettings, generate};
 pub use guard::{guarded, is_guarded};
 pub use hooks::{Hook, HookContext, HookPoint, Hooks, Observer, Site};
 pub use kv::{KvNumbers, KvPrecision, KvStore};
+pub use layerscope_kernels::matmul::ComputeType;
 pub use memory::{MemoryNeed, available_memory, check as check_memory, readable_bytes};
 pub use model::{Model, ModelFiles, ModelSource, OpenedModel, WeightType, folder_config, gguf_config};
 pub use policy::{
@@ -45,6 +45,7 @@ pub use policy::{
     caveats, policies_help,
 };
 pub use repetition::Repetition;
+pub use sampling::{Sampler, Sampling, argmax};
 pub use session::{Interrupt, LayerStatistics, RevivalCounters, Session, TransferCounters, check_interrupt};
 pub use shapes::Shape;
 pub use tensor::{DeviceTensor, Tensor, with_f32};

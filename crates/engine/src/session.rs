@@ -15,12 +15,12 @@ use crate::kv::KvStore;
 use crate::memory;
 use crate::policy::KeysValuesAbove;
 use crate::tensor::Tensor;
-use crate::{Depth, Error, Policy, Result};
+use crate::{ComputeType, Depth, Error, Policy, Result};
 use attention::StoredAttention;
 use blocks::Blocks;
 pub use blocks::TransferCounters;
 use device_steps::DeviceSteps;
-use layerscope_kernels::{Received, Statistics};
+use layerscope_kernels::{AttentionStatistics, Received};
 use rows::Rows;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -41,7 +41,7 @@ pub fn check_interrupt(interrupt: &Interrupt) -> Result<()> {
 /// Attention statistics of one layer, over decode rows.
 pub struct LayerStatistics {
     /// Mass and entropy, index `row · H + head`.
-    pub rows: Statistics,
+    pub rows: AttentionStatistics,
     /// Attention received by prompt positions 0 … p−1; without positions where it was not asked for.
     pub received: Received,
 }
@@ -182,16 +182,22 @@ impl<'m> Session<'m> {
     }
 
     /// Runs rows at consecutive positions from `first_position` on, whose residual stream `x [rows, d]` enters `layer`, through
-    /// that layer and all above it, which must hold nothing yet from there on; in f32 where `exact`. Their final residual stream
+    /// that layer and all above it, which must hold nothing yet from there on; multiplied in `compute`. Their final residual stream
     /// `[rows, d]`.
     ///
     /// # Errors
     /// Whatever fails beneath.
-    pub fn resume(&mut self, layer: usize, x: &Tensor, first_position: usize, exact: bool) -> Result<Tensor> {
+    pub fn resume(
+        &mut self,
+        layer: usize,
+        x: &Tensor,
+        first_position: usize,
+        compute: ComputeType,
+    ) -> Result<Tensor> {
         self.device_steps = None;
         let positions = (first_position..first_position + x.rows()).collect();
         let depth = Depth::of_layers(layer..self.decoder.config().layers);
-        Ok(self.forward(Rows { x: x.clone(), positions }, depth, &mut Hooks::none(), None, exact)?.x)
+        Ok(self.forward(Rows { x: x.clone(), positions }, depth, &mut Hooks::none(), None, compute)?.x)
     }
 
     /// Runs one more token; logits `[V]` of the next.
@@ -226,8 +232,8 @@ impl<'m> Session<'m> {
             return self.step_on_device(token, statistics);
         }
         let collected = statistics.map(|layers| Collected { layers, received: false });
-        let x = self.decode_rows(&[token], hooks, collected, false)?;
-        flattened(&self.decoder.unembed(&x, &[self.len - 1], hooks, false)?)
+        let x = self.decode_rows(&[token], hooks, collected, ComputeType::Bf16)?;
+        flattened(&self.decoder.unembed(&x, &[self.len - 1], hooks, ComputeType::Bf16)?)
     }
 
     /// Runs several decode tokens at once (teacher forcing), in f32 whatever the weights, and keeps the attention
@@ -243,7 +249,7 @@ impl<'m> Session<'m> {
     ) -> Result<Tensor> {
         if self.tokens.is_none() {
             let collected = Collected { layers: statistics, received: true };
-            return self.decode_rows(tokens, hooks, Some(collected), true);
+            return self.decode_rows(tokens, hooks, Some(collected), ComputeType::F32);
         }
         // Each chooses what the next layers read.
         let mut x = vec![];
@@ -251,7 +257,7 @@ impl<'m> Session<'m> {
         for &token in tokens {
             let mut layers = vec![];
             let collected = Collected { layers: &mut layers, received: true };
-            x.push(self.decode_rows(&[token], hooks, Some(collected), true)?);
+            x.push(self.decode_rows(&[token], hooks, Some(collected), ComputeType::F32)?);
             of_rows.push(layers);
         }
         statistics.extend(LayerStatistics::joined(of_rows));
@@ -263,7 +269,7 @@ impl<'m> Session<'m> {
         tokens: &[u32],
         hooks: &mut Hooks<'_>,
         mut statistics: Option<Collected<'_>>,
-        exact: bool,
+        compute: ComputeType,
     ) -> Result<Tensor> {
         assert!(self.len + 1 >= self.prompt_len, "decode comes after prefill");
         self.device_steps = None;
@@ -272,12 +278,12 @@ impl<'m> Session<'m> {
         if let Some(tokens) = &mut self.tokens {
             tokens.begin_step();
             for exit in tokens.exits() {
-                rows = self.forward(rows, start..exit, hooks, again(&mut statistics), exact)?;
+                rows = self.forward(rows, start..exit, hooks, again(&mut statistics), compute)?;
                 rows = self.choose_tokens(exit, rows)?;
                 start = exit;
             }
         }
-        let rows = self.forward(rows, start..end, hooks, statistics, exact)?;
+        let rows = self.forward(rows, start..end, hooks, statistics, compute)?;
         // Prompt rows that came back are before the others.
         rows.x.narrow(rows.len() - tokens.len(), tokens.len())
     }
@@ -336,7 +342,7 @@ impl<'m> Session<'m> {
         depth: Range<Depth>,
         hooks: &mut Hooks<'_>,
         statistics: Option<Collected<'_>>,
-        exact: bool,
+        compute: ComputeType,
     ) -> Result<Rows> {
         let (decoder, above, sequence_len) =
             (self.decoder, self.policy.rules().keys_values_above(), self.sequence_len);
@@ -345,7 +351,7 @@ impl<'m> Session<'m> {
             attend: &mut attend,
             hooks,
             sequence_len,
-            exact,
+            compute,
             rows_on_device: None,
             keys_values_from: None,
         };
@@ -369,7 +375,7 @@ fn through_layers(
         return decoder.forward(x, positions, depth, pass);
     }
     x = decoder.forward(x, positions, depth.start..entrance, pass)?;
-    let shared = decoder.attention_norm(layer, &x, pass.exact)?;
+    let shared = decoder.attention_norm(layer, &x, pass.compute)?;
     depth.start = entrance;
     let mut above =
         Pass { attend: &mut *pass.attend, hooks: &mut *pass.hooks, keys_values_from: Some(&shared), ..*pass };

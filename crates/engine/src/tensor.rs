@@ -10,10 +10,11 @@ use host::with_host_f32;
 pub use on_device::DeviceTensor;
 
 use crate::decoder::rotary::Angle;
-use crate::{Device, Error, Result};
+use crate::{ComputeType, Device, Error, Result};
 use candle_core::Tensor as HostTensor;
 use layerscope_kernels::cuda::{Element, Numbers, store};
 use layerscope_kernels::{Activation, distribution, elementwise, matmul};
+use ndarray::{ArrayD, ArrayViewD};
 use std::fmt;
 
 /// Numbers with a shape, row-major, where the model runs. Clones share the numbers.
@@ -51,6 +52,32 @@ impl Tensor {
     /// Where there are not as many.
     pub fn from_vec(numbers: Vec<f32>, dims: &[usize]) -> Result<Self> {
         Ok(HostTensor::from_vec(numbers, dims, &candle_core::Device::Cpu)?.into())
+    }
+
+    /// From an array, on the CPU.
+    ///
+    /// # Errors
+    /// Whatever fails beneath.
+    pub fn from_array(array: ArrayD<f32>) -> Result<Self> {
+        let dims = array.shape().to_vec();
+        Self::from_vec(array.into_iter().collect(), &dims)
+    }
+
+    /// As an array on the CPU.
+    ///
+    /// # Errors
+    /// Whatever fails beneath.
+    pub fn to_array(&self) -> Result<ArrayD<f32>> {
+        self.with_array(|array| array.to_owned())
+    }
+
+    /// Runs `f` on all numbers in f32; on the CPU without a copy.
+    pub(crate) fn with_array<R>(&self, f: impl FnOnce(ArrayViewD<'_, f32>) -> R) -> Result<R> {
+        let view = |numbers: &[f32]| match ArrayViewD::from_shape(self.dims(), numbers) {
+            Ok(view) => Ok(f(view)),
+            Err(error) => Err(Error::misuse(format!("a tensor is not an array ({error})"))),
+        };
+        with_f32(self, view)?
     }
 
     /// As candle's f32 tensor on the CPU.
@@ -200,26 +227,11 @@ fn mixed() -> Error {
     Error::failure("two tensors are on different devices; please report this")
 }
 
-/// What several rows are multiplied in on a GPU; on the CPU the product decides by itself.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Arithmetic {
-    /// f32.
-    Exact,
-    /// bf16, but for few rows, where memory sets the pace.
-    Fast,
-}
-
-impl Arithmetic {
-    pub(crate) fn exact(exact: bool) -> Self {
-        if exact { Self::Exact } else { Self::Fast }
-    }
-
-    /// The type of the rows that go into products.
-    fn element(self, rows: usize) -> Element {
-        match self {
-            Self::Fast if rows > matmul::cuda::FEW_ROWS => Element::Bf16,
-            _ => Element::F32,
-        }
+/// On a GPU, the type of the rows that go into products in `compute`: few rows are f32, since memory sets their pace.
+fn element(compute: ComputeType, rows: usize) -> Element {
+    match compute {
+        ComputeType::Bf16 if rows > matmul::cuda::FEW_ROWS => Element::Bf16,
+        _ => Element::F32,
     }
 }
 
@@ -324,10 +336,10 @@ pub(crate) fn activate(activation: Activation, x: &Tensor) -> Result<Tensor> {
 }
 
 /// x in the type in which it is multiplied; on the CPU x itself.
-pub(crate) fn for_products(x: &Tensor, arithmetic: Arithmetic) -> Result<Tensor> {
+pub(crate) fn for_products(x: &Tensor, compute: ComputeType) -> Result<Tensor> {
     match &x.0 {
         Data::Host(_) => Ok(x.clone()),
-        Data::Device(tensor) => Ok(tensor.in_type(arithmetic.element(x.rows()))?.into()),
+        Data::Device(tensor) => Ok(tensor.in_type(element(compute, x.rows()))?.into()),
     }
 }
 
@@ -338,7 +350,7 @@ pub(crate) fn norm(
     scale: &Tensor,
     bias: Option<&Tensor>,
     epsilon: f32,
-    arithmetic: Option<Arithmetic>,
+    compute: Option<ComputeType>,
 ) -> Result<Tensor> {
     match (&x.0, &scale.0) {
         (Data::Host(x), Data::Host(scale)) => {
@@ -346,8 +358,8 @@ pub(crate) fn norm(
             Ok(host::norm(x, scale, bias.as_ref(), epsilon)?.into())
         }
         (Data::Device(tensor), Data::Device(scale)) => {
-            let element = arithmetic.map_or(tensor.element(), |arithmetic| arithmetic.element(x.rows()));
-            let output = tensor.empty(element)?;
+            let output_element = compute.map_or(tensor.element(), |compute| element(compute, x.rows()));
+            let output = tensor.empty(output_element)?;
             let (x, scale, to) = (tensor.numbers(), scale.numbers(), output.numbers());
             match bias.and_then(Tensor::on_device) {
                 Some(bias) => elementwise::cuda::layer_norm(x, scale, bias.numbers(), epsilon, to)?,

@@ -4,7 +4,7 @@
 
 use candle_core::{DType, Tensor as HostTensor};
 use layerscope_engine::{
-    Decoder, Device, GgufFile, HookPoint, Hooks, Interrupt, ModelConfig, NormPlacement, Policy,
+    ComputeType, Decoder, Device, GgufFile, HookPoint, Hooks, Interrupt, ModelConfig, NormPlacement, Policy,
     SafetensorsFiles, Session, Site, Tensor, WeightsPrecision, argmax, folder_config, gguf_config,
 };
 use std::collections::HashMap;
@@ -108,7 +108,7 @@ fn residual_stream(decoder: &Decoder, tokens: &[u32]) -> Vec<Tensor> {
 
 fn logits(decoder: &Decoder, x: &Tensor) -> Vec<f32> {
     let positions: Vec<usize> = (0..x.rows()).collect();
-    let logits = decoder.unembed(x, &positions, &mut Hooks::none(), true).unwrap();
+    let logits = decoder.unembed(x, &positions, &mut Hooks::none(), ComputeType::F32).unwrap();
     logits.to_vec().unwrap()
 }
 
@@ -291,7 +291,7 @@ fn hooks_see_what_a_family_has_and_what_they_change_matters(device: &Device) {
             let point = HookPoint::parse(&name.replace("{}", "1"), config.layers).unwrap()[0];
             let mut hooks = Hooks::none();
             // No norm undoes this, as it would a change of size.
-            hooks.add(point, |_, x| Ok(Some(x.tanh()?)));
+            hooks.add(point, |_, x| Ok(Some(x.mapv(f32::tanh))));
             let matters = largest_difference(&prefill(&decoder, &prompt, &mut hooks), &plain) > 1e-4;
             let has = match point.site {
                 Site::PositionEmbed => config.learned_positions,

@@ -14,7 +14,7 @@ mod elements;
 pub use elements::Elements;
 
 use crate::Instructions;
-use block::{Block, Partial, ReceivedPass};
+use block::{Partial, QueryBlock, ReceivedPass};
 use rayon::prelude::*;
 
 /// Number of [`Segment`]s.
@@ -97,7 +97,7 @@ pub struct KeySpan<'a> {
 
 /// Mass and entropy of each query row and head: index `row · query_heads + head`.
 #[derive(Debug, Clone, Default)]
-pub struct Statistics {
+pub struct AttentionStatistics {
     /// Share of attention on each segment; the shares of a row sum to 1.
     pub mass: Vec<[f32; SEGMENTS]>,
     /// Entropy of attention within each segment, nats; NaN where the segment has no mass.
@@ -141,9 +141,9 @@ pub fn attention_with_statistics(
     spans: &[KeySpan<'_>],
     output: &mut [f32],
     received: Option<&mut Received>,
-) -> Statistics {
+) -> AttentionStatistics {
     let rows_and_heads = queries.rows * shape.query_heads;
-    let mut statistics = Statistics {
+    let mut statistics = AttentionStatistics {
         mass: vec![[0.0; SEGMENTS]; rows_and_heads],
         entropy: vec![[f32::NAN; SEGMENTS]; rows_and_heads],
     };
@@ -158,7 +158,7 @@ fn run(
     queries: &Queries<'_>,
     spans: &[KeySpan<'_>],
     output: &mut [f32],
-    mut statistics: Option<&mut Statistics>,
+    mut statistics: Option<&mut AttentionStatistics>,
     received: Option<&mut Received>,
 ) {
     check(shape, queries, spans, output);
@@ -210,14 +210,14 @@ fn run(
 }
 
 /// Query blocks in a fixed order: by KV head, then by row.
-fn blocks<'a>(shape: &AttentionShape, queries: &Queries<'a>) -> Vec<Block<'a>> {
+fn blocks<'a>(shape: &AttentionShape, queries: &Queries<'a>) -> Vec<QueryBlock<'a>> {
     let group = shape.query_heads / shape.kv_heads;
     let rows_per_block = (QUERY_TILE / group).max(1);
     let mut blocks = vec![];
     for kv_head in 0..shape.kv_heads {
         for first_row in (0..queries.rows).step_by(rows_per_block) {
             let rows = rows_per_block.min(queries.rows - first_row);
-            blocks.push(Block { shape: *shape, queries: *queries, kv_head, first_row, rows });
+            blocks.push(QueryBlock { shape: *shape, queries: *queries, kv_head, first_row, rows });
         }
     }
     blocks

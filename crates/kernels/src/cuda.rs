@@ -18,7 +18,7 @@ mod memory;
 mod packs;
 pub mod store;
 
-pub use backend::{DeviceInformation, Element, Product};
+pub use backend::{DeviceInformation, Element, Gemm};
 pub use device::{Device, Graph};
 pub use error::DeviceError;
 pub use memory::{Buffer, Numbers, Pool};

@@ -28,7 +28,7 @@ pub struct Distribution {
 
 /// How another row of logits differs from a [`Distribution`].
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Comparison {
+pub struct DistributionComparison {
     /// KL(distribution ‖ other), nats.
     pub kl: f64,
     /// Whether both have the same most likely token.
@@ -72,12 +72,12 @@ impl Distribution {
     ///
     /// # Panics
     /// If the rows differ in length.
-    pub fn compare(&self, logits: &[f32]) -> Comparison {
+    pub fn compare(&self, logits: &[f32]) -> DistributionComparison {
         assert_eq!(logits.len(), self.probabilities.len(), "rows of one vocabulary");
         let sums = Instructions::best().dispatch(CrossTerms { p: &self.probabilities, logits });
         let log_total = sums.total.ln();
         let argmax = position_of(logits, sums.max);
-        Comparison {
+        DistributionComparison {
             // Rounding can leave −1e-8 where the two are equal; a divergence is never negative.
             kl: (self.negative_entropy - sums.weighted + log_total).max(0.0),
             same_argmax: argmax == self.argmax,

@@ -17,7 +17,7 @@ mod tile;
 pub mod trajectory;
 
 pub use attention::{
-    AttentionShape, Elements, KeySpan, Queries, Received, SEGMENTS, Segment, Statistics, attention,
+    AttentionShape, AttentionStatistics, Elements, KeySpan, Queries, Received, SEGMENTS, Segment, attention,
     attention_with_statistics,
 };
 pub use elementwise::Activation;

@@ -1,4 +1,4 @@
-//! Products of activations with weight matrices as files have them: y = x·Wᵀ, W in any [`Format`].
+//! Products of activations with weight matrices as files have them: y = x·Wᵀ, W in any [`WeightFormat`].
 //!
 //! Many rows: 32 rows of W at a time are unpacked into a panel that stays in cache, which then multiplies all rows of x;
 //! W is never unpacked as a whole. One row: each row of W is unpacked in registers on its way from memory, so that memory
@@ -11,7 +11,7 @@ mod format;
 mod panel;
 mod row;
 
-pub use format::Format;
+pub use format::WeightFormat;
 
 use crate::Instructions;
 
@@ -21,7 +21,7 @@ pub struct Weights<'a> {
     /// Bytes of all rows, at any alignment.
     pub data: &'a [u8],
     /// What the bytes are.
-    pub format: Format,
+    pub format: WeightFormat,
     /// Outputs.
     pub rows: usize,
     /// Inputs; whole blocks.
@@ -58,22 +58,21 @@ pub struct Product<'a> {
     pub output: &'a mut [f32],
 }
 
-/// In which precision many rows are multiplied. (A single row always is in f32: there, memory sets the pace.)
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Precision {
+/// The type in which several rows are multiplied. A single row is always f32: memory sets its pace.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum ComputeType {
     /// f32.
-    Exact,
-    /// Weights that are quantised or bf16, and the activations they meet, are rounded to bf16 and summed in f32, where the
-    /// processor has such products.
-    Fast,
+    F32,
+    /// bf16 with sums in f32, where weights are quantised or bf16 and the processor multiplies bf16; f32 otherwise.
+    Bf16,
 }
 
 /// x `[rows, columns]` times each of `products`, which all have as many columns.
 ///
 /// # Panics
 /// If sizes do not agree.
-pub fn multiply(x: &[f32], rows: usize, products: &mut [Product<'_>], precision: Precision) {
-    multiply_with(Instructions::best(), x, rows, products, precision);
+pub fn multiply(x: &[f32], rows: usize, products: &mut [Product<'_>], compute: ComputeType) {
+    multiply_with(Instructions::best(), x, rows, products, compute);
 }
 
 /// [`multiply`] with given instructions, which the processor must have.
@@ -85,7 +84,7 @@ pub fn multiply_with(
     x: &[f32],
     rows: usize,
     products: &mut [Product<'_>],
-    precision: Precision,
+    compute: ComputeType,
 ) {
     let Some(columns) = products.first().map(|product| product.weights.columns) else { return };
     assert_eq!(x.len(), rows * columns, "activations");
@@ -98,7 +97,7 @@ pub fn multiply_with(
     match rows {
         0 => {}
         1 => row::multiply(instructions, x, products),
-        _ => panel::multiply(instructions, x, rows, products, precision),
+        _ => panel::multiply(instructions, x, rows, products, compute),
     }
 }
 

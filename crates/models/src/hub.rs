@@ -1,7 +1,7 @@
 //! Fetching a model from the Hugging Face Hub into the cache that the Python tools share.
 //!
 //! Over plain HTTP, without the crate `hf-hub`: that fetches files without resuming or checking them, and brings a
-//! hundred crates (1.0), or appends whatever a server sends and panics at odd answers (0.5).
+//! hundred crates (1.0), or appends whatever a server sends and panics on invalid responses (0.5).
 
 mod blob;
 mod cache;
@@ -185,12 +185,13 @@ impl<'a> Fetch<'a> {
         let missing = |file: &&&RemoteFile| !self.repository.has(&self.listing.commit, file);
         let needed: u64 = files.iter().filter(missing).map(|file| self.repository.bytes_to_fetch(file)).sum();
         let Some(free) = self.repository.free_space().filter(|free| *free < needed) else { return Ok(()) };
-        Err(Error::failure(format!(
+        let sentence = format!(
             "{} needs {} more, but {} has {} free; make room, or name a folder on a larger disk in HF_HUB_CACHE",
             self.reference,
             bytes(needed),
             self.repository.folder().display(),
             bytes(free)
-        )))
+        );
+        Err(Error::DiskFull { needed, free, sentence })
     }
 }

@@ -8,7 +8,7 @@
 //! let places = Places::from_environment();
 //! let path = match Reference::parse("Qwen/Qwen3-0.6B-GGUF:Q8_0", &places)? {
 //!     Reference::Path(path) => path,
-//!     Reference::Found(found) => found.path,
+//!     Reference::Local(model) => model.path,
 //!     Reference::Hub(hub) => fetch(&hub, &places, &mut |_| {}, &AtomicBool::new(false))?,
 //! };
 //! # Ok::<(), layerscope_models::Error>(())
@@ -20,14 +20,14 @@
 mod checkpoint;
 mod error;
 mod file_names;
-mod found;
 mod hub;
+mod local;
 mod places;
 mod reference;
 mod text;
 
-pub use error::{Error, Result};
-pub use found::{Format, Found, Origin, found};
+pub use error::{Error, ErrorKind, Result};
 pub use hub::{Progress, fetch};
+pub use local::{LocalModel, ModelFormat, Origin, local_models};
 pub use places::{HubPlaces, Places, Token};
 pub use reference::{HubReference, Reference, Wanted};

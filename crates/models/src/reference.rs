@@ -1,7 +1,7 @@
 //! What a user's word for a model means.
 
 use crate::file_names::{is_gguf, stays_inside};
-use crate::found::{Found, Origin, found};
+use crate::local::{LocalModel, Origin, local_models};
 use crate::places::Places;
 use crate::text::{list, near};
 use crate::{Error, Result};
@@ -14,8 +14,8 @@ use std::path::{Path, PathBuf};
 pub enum Reference {
     /// A path that exists.
     Path(PathBuf),
-    /// A model that was found on this disk.
-    Found(Found),
+    /// A model on this disk.
+    Local(LocalModel),
     /// A model of the Hugging Face Hub, for [`fetch`](crate::fetch).
     Hub(HubReference),
 }
@@ -61,17 +61,18 @@ impl Reference {
         if Path::new(text).exists() {
             return Ok(Self::Path(PathBuf::from(text)));
         }
-        let mut all = found(places);
+        let mut all = local_models(places);
         // What is in the Hub's cache goes through the Hub, which knows of newer commits.
-        let named = all.iter().position(|found| found.origin != Origin::HuggingFace && found.is_called(text));
+        let named = all.iter().position(|model| model.origin != Origin::HuggingFace && model.is_called(text));
         if let Some(at) = named {
-            return Ok(Self::Found(all.swap_remove(at)));
+            return Ok(Self::Local(all.swap_remove(at)));
         }
         if is_path(text) {
-            return Err(Error::input(format!(
+            let sentence = format!(
                 "no model at {text}: there is no such file{}; give a path, or a name that `layerscope models` lists",
                 or_near(text, &all)
-            )));
+            );
+            return Err(Error::UnknownModel { name: text.to_owned(), sentence });
         }
         match HubReference::parse_for(text, places.hub.host())? {
             Some(hub) => Ok(Self::Hub(hub)),
@@ -220,22 +221,22 @@ fn no_model(text: &str) -> Error {
     Error::input(format!("{text} is no address of a model; it is https://huggingface.co/owner/name"))
 }
 
-fn unknown(text: &str, all: &[Found]) -> Error {
+fn unknown(text: &str, all: &[LocalModel]) -> Error {
     let near = or_near(text, all);
     if let Some(name) = text.strip_prefix("ollama:").or_else(|| text.contains(':').then_some(text)) {
-        return Error::input(format!(
-            "Ollama has no model {name} here{near}; fetch it with `ollama pull {name}`"
-        ));
+        let sentence = format!("Ollama has no model {name} here{near}; fetch it with `ollama pull {name}`");
+        return Error::UnknownModel { name: name.to_owned(), sentence };
     }
-    Error::input(format!(
+    let sentence = format!(
         "no model is called {text}{near}; give a path, a name that `layerscope models` lists, or a Hub id owner/name"
-    ))
+    );
+    Error::UnknownModel { name: text.to_owned(), sentence }
 }
 
 /// `; did you mean …`, where a name resembles the text.
-fn or_near(text: &str, all: &[Found]) -> String {
+fn or_near(text: &str, all: &[LocalModel]) -> String {
     let near: Vec<String> =
-        near(text, all.iter().map(|found| found.name.as_str())).into_iter().map(str::to_owned).collect();
+        near(text, all.iter().map(|model| model.name.as_str())).into_iter().map(str::to_owned).collect();
     if near.is_empty() { String::new() } else { format!("; did you mean {}?", list(&near, 3)) }
 }
 

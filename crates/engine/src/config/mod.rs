@@ -14,7 +14,7 @@ pub use rope::{RopeConfig, RopeScaling};
 use crate::family::Family;
 use crate::{Error, Result};
 use candle_core::quantized::gguf_file::Value;
-use fields::Format;
+use fields::FieldSource;
 use serde::Serialize;
 use serde_json::Value as Json;
 use std::collections::HashMap;
@@ -131,7 +131,7 @@ impl ModelConfig {
     /// user says the file has, whatever it says itself.
     ///
     /// # Errors
-    /// [`Error::Input`] naming the file and the missing, impossible or unsupported value.
+    /// [`Error::MalformedFile`] naming the missing, impossible or unsupported value; [`Error::UnsupportedFamily`].
     pub fn from_gguf(
         metadata: &HashMap<String, Value>,
         vocab: usize,
@@ -144,19 +144,17 @@ impl ModelConfig {
         let architecture = match metadata.get(ARCHITECTURE) {
             Some(Value::String(architecture)) => architecture.as_str(),
             Some(_) => {
-                return Err(Error::input(format!(
-                    "{}: metadata `{ARCHITECTURE}` is not a text",
-                    source.display()
-                )));
+                return Err(Error::malformed(
+                    source,
+                    format_args!("metadata `{ARCHITECTURE}` is not a text"),
+                ));
             }
             None => {
-                return Err(Error::input(format!(
-                    "{}: metadata `{ARCHITECTURE}` is missing",
-                    source.display()
-                )));
+                return Err(Error::malformed(source, format_args!("metadata `{ARCHITECTURE}` is missing")));
             }
         };
-        let fields = Fields { source, format: Format::Gguf { metadata, architecture, rope_factors } };
+        let fields =
+            Fields { path: source, source: FieldSource::Gguf { metadata, architecture, rope_factors } };
         let mut config = Self::read(&fields, architecture, assumed)?;
         config.vocab = vocab;
         config.tied_embeddings = tied_embeddings;
@@ -166,15 +164,15 @@ impl ModelConfig {
     /// From the text of a Hugging Face `config.json`; `assumed` as in [`Self::from_gguf`].
     ///
     /// # Errors
-    /// [`Error::Input`] naming the file and the missing, impossible or unsupported value.
+    /// [`Error::MalformedFile`] naming the missing, impossible or unsupported value; [`Error::UnsupportedFamily`].
     pub fn from_json(text: &str, assumed: Option<&str>, source: &Path) -> Result<Self> {
         let json: Json = serde_json::from_str(text)
-            .map_err(|e| Error::input(format!("{}: not valid JSON ({e})", source.display())))?;
+            .map_err(|e| Error::malformed(source, format_args!("not valid JSON ({e})")))?;
         // A model that also sees pictures describes its decoder apart.
         let json = json.get("text_config").filter(|inner| inner.get("model_type").is_some()).unwrap_or(&json);
-        let fields = Fields { source, format: Format::Json(json) };
+        let fields = Fields { path: source, source: FieldSource::Json(json) };
         let Some(architecture) = fields.optional_text(Key("model_type", ""))? else {
-            return Err(Error::input(format!("{}: `model_type` is missing", source.display())));
+            return Err(Error::malformed(source, "`model_type` is missing"));
         };
         check_quantization(&fields)?;
         let mut config = Self::read(&fields, architecture, assumed)?;
@@ -211,26 +209,22 @@ impl ModelConfig {
     /// context.
     ///
     /// # Errors
-    /// [`Error::Input`] on an empty prompt or a sequence beyond the context.
+    /// [`Error::EmptyPrompt`], [`Error::ContextExceeded`].
     pub fn check_sequence(&self, prompt_len: usize, decode_len: usize) -> Result<()> {
         if prompt_len == 0 {
-            return Err(Error::input("the prompt is empty; give at least one token"));
+            return Err(Error::EmptyPrompt("the prompt is empty; give at least one token"));
         }
         if (prompt_len - 1).saturating_add(decode_len) > self.context {
-            return Err(Error::input(format!(
-                "the prompt has {prompt_len} tokens, which with {decode_len} new ones exceeds the model's context of \
-                 {}; shorten the prompt or ask for fewer new tokens",
-                self.context
-            )));
+            let (prompt, decode, context) = (prompt_len, decode_len, self.context);
+            return Err(Error::ContextExceeded { prompt, decode, context });
         }
         Ok(())
     }
 
     /// Refuses numbers that no model has, so that later sizes neither overflow nor divide by zero.
     fn checked(self, source: &Path) -> Result<Self> {
-        let refuse = |what: String| {
-            Err(Error::input(format!("{}: {what}; the file may be damaged", source.display())))
-        };
+        let refuse =
+            |what: String| Err(Error::malformed(source, format_args!("{what}; the file may be damaged")));
         let (experts, used, expert_width) =
             self.experts.as_ref().map_or((1, 1, 1), |e| (e.count, e.used, e.feed_forward));
         let within = [

@@ -1,6 +1,6 @@
 //! What all families have in common, read as a Llama-like decoder has it; a family then says where it differs.
 
-use super::fields::{Format, RopeFactors};
+use super::fields::{FieldSource, RopeFactors};
 use super::{
     Activation, Fields, Key, MOST_LAYERS, ModelConfig, NormKind, NormPlacement, RopeConfig, RopeScaling,
 };
@@ -132,9 +132,9 @@ pub(crate) fn rope(
     head_dim: usize,
     context: usize,
 ) -> Result<RopeConfig> {
-    match fields.format {
-        Format::Gguf { rope_factors, .. } => gguf_rope(fields, rope_factors, head_dim, context),
-        Format::Json(_) => json_rope(fields, layer_type, head_dim, context),
+    match fields.source {
+        FieldSource::Gguf { rope_factors, .. } => gguf_rope(fields, rope_factors, head_dim, context),
+        FieldSource::Json(_) => json_rope(fields, layer_type, head_dim, context),
     }
 }
 

@@ -4,9 +4,9 @@ use super::Location;
 use super::experts::ExpertLayer;
 use crate::config::Activation;
 use crate::hooks::{Hooks, Site};
-use crate::tensor::{self, Arithmetic, Tensor};
-use crate::weights::{Linear, Sum};
-use crate::{Device, Result};
+use crate::tensor::{self, Tensor};
+use crate::weights::{Linear, LinearCall};
+use crate::{ComputeType, Device, Result};
 
 /// Weights of one block.
 pub(super) struct Block {
@@ -87,19 +87,24 @@ impl Projection {
         self.matrix.bytes()
     }
 
-    fn sum(&self) -> Sum<'_> {
-        Sum { matrix: &self.matrix, bias: self.bias.as_ref(), onto: None }
+    fn call(&self) -> LinearCall<'_> {
+        LinearCall { weight: &self.matrix, bias: self.bias.as_ref(), residual: None }
     }
 
     /// `x [rows, in]` to `[rows, out]`.
-    pub(super) fn forward(&self, x: &Tensor, exact: bool) -> Result<Tensor> {
-        let [y] = Self::forward_together([self], x, exact)?;
+    pub(super) fn forward(&self, x: &Tensor, compute: ComputeType) -> Result<Tensor> {
+        let [y] = Self::forward_together([self], x, compute)?;
         Ok(y)
     }
 
-    /// The same added to `onto [rows, out]`.
-    pub(super) fn forward_onto(&self, x: &Tensor, onto: &Tensor, exact: bool) -> Result<Tensor> {
-        let [y] = Linear::multiply([Sum { onto: Some(onto), ..self.sum() }], x, exact)?;
+    /// The same added to `residual [rows, out]`.
+    pub(super) fn forward_with_residual(
+        &self,
+        x: &Tensor,
+        residual: &Tensor,
+        compute: ComputeType,
+    ) -> Result<Tensor> {
+        let [y] = Linear::multiply([LinearCall { residual: Some(residual), ..self.call() }], x, compute)?;
         Ok(y)
     }
 
@@ -108,7 +113,7 @@ impl Projection {
         activation: Activation,
         [gate, up]: [&Self; 2],
         x: &Tensor,
-        exact: bool,
+        compute: ComputeType,
     ) -> Result<Tensor> {
         if gate.bias.is_none() && up.bias.is_none() {
             let at_once = Linear::multiply_gated(activation, [&gate.matrix, &up.matrix], x)?;
@@ -116,7 +121,7 @@ impl Projection {
                 return Ok(gated);
             }
         }
-        let [gate, up] = Self::forward_together([gate, up], x, exact)?;
+        let [gate, up] = Self::forward_together([gate, up], x, compute)?;
         tensor::gate(activation, &gate, &up)
     }
 
@@ -124,16 +129,16 @@ impl Projection {
     pub(super) fn forward_together<const N: usize>(
         projections: [&Self; N],
         x: &Tensor,
-        exact: bool,
+        compute: ComputeType,
     ) -> Result<[Tensor; N]> {
-        Linear::multiply(projections.map(Self::sum), x, exact)
+        Linear::multiply(projections.map(Self::call), x, compute)
     }
 }
 
 impl Norm {
-    /// `x` in rows as long as the scale; what follows is products in an arithmetic, if it is.
-    pub(super) fn forward(&self, x: &Tensor, arithmetic: Option<Arithmetic>) -> Result<Tensor> {
-        tensor::norm(x, &self.scale, self.bias.as_ref(), self.epsilon, arithmetic)
+    /// `x` in rows as long as the scale; in the type of products in `compute`, where they follow.
+    pub(super) fn forward(&self, x: &Tensor, compute: Option<ComputeType>) -> Result<Tensor> {
+        tensor::norm(x, &self.scale, self.bias.as_ref(), self.epsilon, compute)
     }
 
     /// The same past a hook point, which shows the value before the learned scale and bias.
@@ -143,10 +148,10 @@ impl Norm {
         at: Location<'_>,
         site: Site,
         hooks: &mut Hooks<'_>,
-        arithmetic: Option<Arithmetic>,
+        compute: Option<ComputeType>,
     ) -> Result<Tensor> {
         if !hooks.wants(at.layer, site) {
-            return self.forward(x, arithmetic);
+            return self.forward(x, compute);
         }
         let ones = Tensor::from_vec(vec![1.0; self.scale.elements()], self.scale.dims())?;
         let zeros = Tensor::from_vec(vec![0.0; self.scale.elements()], self.scale.dims())?;
@@ -160,8 +165,8 @@ impl Norm {
             None => scaled,
         };
         let scaled = Tensor::from(scaled).like(x)?;
-        match arithmetic {
-            Some(arithmetic) => tensor::for_products(&scaled, arithmetic),
+        match compute {
+            Some(compute) => tensor::for_products(&scaled, compute),
             None => Ok(scaled),
         }
     }

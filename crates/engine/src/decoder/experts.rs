@@ -1,10 +1,10 @@
 //! A mixture of experts (Shazeer et al. 2017; Fedus et al. 2022): a router picks a few MLPs for each token.
 
 use super::block::Projection;
-use crate::Result;
 use crate::config::Activation;
 use crate::tensor::{self, Tensor, with_f32};
 use crate::weights::Linear;
+use crate::{ComputeType, Result};
 
 /// The experts of a layer.
 pub(super) struct ExpertLayer {
@@ -32,10 +32,10 @@ impl ExpertLayer {
     }
 
     /// `x [rows, d]` to Σ weight·expert(x) over each row's experts, `[rows, d]`.
-    pub(super) fn forward(&self, x: &Tensor, activation: Activation, exact: bool) -> Result<Tensor> {
+    pub(super) fn forward(&self, x: &Tensor, activation: Activation, compute: ComputeType) -> Result<Tensor> {
         let rows = x.rows();
         // Routing is decided in f32: a score that is rounded may choose another expert.
-        let scores = self.router.forward(x, true)?;
+        let scores = self.router.forward(x, ComputeType::F32)?;
         let chosen = with_f32(&scores, |scores| self.choose(scores))?;
         let mut sum = tensor::WeightedRows::new(x, rows)?;
         for (expert, chosen) in self.experts.iter().zip(&chosen) {
@@ -44,7 +44,7 @@ impl ExpertLayer {
             }
             let (ids, weights): (Vec<u32>, Vec<f32>) =
                 chosen.iter().map(|&(row, weight)| (row as u32, weight)).unzip();
-            sum.add(&expert.forward(&x.select(&ids)?, activation, exact)?, &ids, &weights)?;
+            sum.add(&expert.forward(&x.select(&ids)?, activation, compute)?, &ids, &weights)?;
         }
         sum.finish()
     }
@@ -72,8 +72,8 @@ impl ExpertLayer {
 }
 
 impl Expert {
-    fn forward(&self, x: &Tensor, activation: Activation, exact: bool) -> Result<Tensor> {
-        let gated = Projection::forward_gated(activation, [&self.gate, &self.up], x, exact)?;
-        self.down.forward(&gated, exact)
+    fn forward(&self, x: &Tensor, activation: Activation, compute: ComputeType) -> Result<Tensor> {
+        let gated = Projection::forward_gated(activation, [&self.gate, &self.up], x, compute)?;
+        self.down.forward(&gated, compute)
     }
 }

@@ -1,7 +1,7 @@
 //! A layer's keys as spans: those that are seen, cut where segments or positions end.
 
 use super::{KvStore, LayerNumbers};
-use layerscope_kernels::attention::cuda::spans::Span;
+use layerscope_kernels::attention::cuda::spans::DeviceKeySpan;
 use layerscope_kernels::{KeySpan, Segment};
 use std::ops::Range;
 
@@ -47,12 +47,12 @@ impl KvStore {
     }
 
     /// [`Self::spans_of`] a layer on a GPU.
-    pub(crate) fn device_spans_of(&self, layer: usize, view: View<'_>) -> Vec<Span> {
+    pub(crate) fn device_spans_of(&self, layer: usize, view: View<'_>) -> Vec<DeviceKeySpan> {
         self.spans_of_pieces(layer, self.pieces_of(layer, view))
     }
 
     /// [`Self::spans`] of a layer on a GPU.
-    pub fn device_spans(&self, layer: usize, prompt_len: Option<usize>) -> Vec<Span> {
+    pub fn device_spans(&self, layer: usize, prompt_len: Option<usize>) -> Vec<DeviceKeySpan> {
         self.spans_of_pieces(layer, self.pieces(layer, prompt_len))
     }
 
@@ -62,12 +62,12 @@ impl KvStore {
         layer: usize,
         prompt_len: usize,
         own: usize,
-    ) -> Vec<Span> {
+    ) -> Vec<DeviceKeySpan> {
         self.spans_of_pieces(layer, self.pieces_without_other_decode_rows(layer, prompt_len, own))
     }
 
     /// The span of the next key alone, a decode token's at `position`, which grows with those that follow.
-    pub(crate) fn device_span_of_next(&self, layer: usize, position: usize) -> Span {
+    pub(crate) fn device_span_of_next(&self, layer: usize, position: usize) -> DeviceKeySpan {
         let piece =
             Piece { slot: self.len(layer), first_position: position, len: 1, segment: Segment::Decode };
         let mut spans = self.spans_of_pieces(layer, vec![piece]);
@@ -93,11 +93,11 @@ impl KvStore {
         pieces.into_iter().map(span).collect()
     }
 
-    fn spans_of_pieces(&self, layer: usize, pieces: Vec<Piece>) -> Vec<Span> {
+    fn spans_of_pieces(&self, layer: usize, pieces: Vec<Piece>) -> Vec<DeviceKeySpan> {
         let Some(store) = self.on_device(layer) else { return vec![] };
         let span = |piece: Piece| {
             let start = (piece.slot * self.head_dim * self.precision.element_bytes()) as u64;
-            Span {
+            DeviceKeySpan {
                 keys: store.keys.address() + start,
                 values: store.values.address() + start,
                 head_stride: (store.capacity * self.head_dim) as u64,

@@ -9,7 +9,7 @@ use crate::kv::{KvStore, View};
 use crate::policy::PolicyRules;
 use crate::tensor::{Tensor, with_f32};
 use layerscope_kernels::{
-    AttentionShape, KeySpan, Queries, Received, Statistics, attention, attention_with_statistics,
+    AttentionShape, AttentionStatistics, KeySpan, Queries, Received, attention, attention_with_statistics,
 };
 use std::ops::Range;
 
@@ -60,7 +60,7 @@ impl StoredAttention<'_> {
         let row_len = shape.query_heads * shape.head_dim;
         let mut output = vec![0.0; positions.len() * row_len];
         let mut found = self.statistics.as_ref().map(|collected| LayerStatistics {
-            rows: Statistics::default(),
+            rows: AttentionStatistics::default(),
             received: Received::new(if collected.received { self.prompt_len } else { 0 }),
         });
         let received = self.statistics.as_ref().is_some_and(|collected| collected.received);

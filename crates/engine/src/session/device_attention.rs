@@ -7,9 +7,9 @@ use crate::kv::{KvStore, View};
 use crate::tensor::{DeviceTensor, Tensor};
 use crate::{Error, Result};
 use layerscope_kernels::attention::cuda::prefill::{self, Prefill};
-use layerscope_kernels::attention::cuda::spans::{self, Span, SpanAttention, StatisticsOnDevice};
+use layerscope_kernels::attention::cuda::spans::{self, DeviceKeySpan, SpanAttention, StatisticsOnDevice};
 use layerscope_kernels::cuda::{Buffer, Device, Element};
-use layerscope_kernels::{AttentionShape, Received, SEGMENTS, Statistics};
+use layerscope_kernels::{AttentionShape, AttentionStatistics, Received, SEGMENTS};
 
 impl StoredAttention<'_> {
     /// What [`crate::Attend`] asks for, of queries `[rows, H, head_dim]` whose keys are stored.
@@ -119,7 +119,7 @@ fn prefill_on_tensor_cores(
 fn attend(
     store: &KvStore,
     shape: &AttentionShape,
-    spans: &[Span],
+    spans: &[DeviceKeySpan],
     positions: &Buffer,
     [q, output]: [&DeviceTensor; 2],
     found: Option<&Found>,
@@ -197,7 +197,7 @@ impl Found {
     fn to_host(&self) -> Result<LayerStatistics> {
         let [sum, max] = self.received.each_ref().map(DeviceTensor::to_vec);
         Ok(LayerStatistics {
-            rows: Statistics { mass: by_segment(&self.mass)?, entropy: by_segment(&self.entropy)? },
+            rows: AttentionStatistics { mass: by_segment(&self.mass)?, entropy: by_segment(&self.entropy)? },
             received: Received { sum: sum?, max: max? },
         })
     }

@@ -11,10 +11,10 @@ use crate::decoder::{Attend, Decoder, Location, Pass, RowsOnDevice};
 use crate::hooks::Hooks;
 use crate::kv::KvStore;
 use crate::tensor::{DeviceTensor, Tensor};
-use crate::{Depth, Device, Error, Policy, Result};
+use crate::{ComputeType, Depth, Device, Error, Policy, Result};
 use layerscope_kernels::attention::cuda::spans::{self, SpanAttention, StatisticsOnDevice};
 use layerscope_kernels::cuda::{self, Buffer, Element, Graph, Pool, store};
-use layerscope_kernels::{Received, SEGMENTS, Segment, Statistics};
+use layerscope_kernels::{AttentionStatistics, Received, SEGMENTS, Segment};
 use std::sync::Arc;
 
 /// What the steps of a sequence share.
@@ -79,7 +79,7 @@ impl Session<'_> {
         assert!(self.len + 1 >= self.prompt_len, "decode comes after prefill");
         let (layers, vocab) = (self.decoder.config().layers, self.decoder.config().vocab);
         if token as usize >= vocab {
-            return Err(Error::input(format!("token {token} is beyond the vocabulary of {vocab}")));
+            return Err(Error::UnknownToken { token, vocab });
         }
         for layer in 0..layers {
             self.store.check_room(layer, 1)?;
@@ -144,7 +144,7 @@ impl LayerPlan {
     ) -> Result<Self> {
         let mut spans = store.device_spans(layer, Some(prompt_len));
         let decode = Segment::Decode as u32;
-        let joins = |span: &spans::Span| {
+        let joins = |span: &spans::DeviceKeySpan| {
             span.segment == decode && (span.first_position + span.len) as usize == position
         };
         match spans.last_mut().filter(|span| joins(span)) {
@@ -207,14 +207,14 @@ impl Step<'_> {
             attend: &mut attend,
             hooks: &mut hooks,
             sequence_len: self.sequence_len,
-            exact: false,
+            compute: ComputeType::Bf16,
             rows_on_device: Some(&plan.row),
             keys_values_from: None,
         };
         let (x, depth) = (decoder.embed_on_device(&plan.row, 1)?, Depth::of_layers(0..plan.layers.len()));
         let above = self.policy.rules().keys_values_above();
         let x = through_layers(decoder, above, x, &[self.position], depth, &mut pass)?;
-        let logits = decoder.unembed(&x, &[self.position], &mut Hooks::none(), false)?;
+        let logits = decoder.unembed(&x, &[self.position], &mut Hooks::none(), ComputeType::Bf16)?;
         store::advance(&plan.row.positions, 1, &plan.decoded)?;
         Ok(Output { logits: flattened(&logits)?, statistics })
     }
@@ -230,7 +230,7 @@ impl Output {
         let (mass, entropy) = (by_segment(mass)?, by_segment(entropy)?);
         let layers = mass.chunks_exact(heads).zip(entropy.chunks_exact(heads));
         let statistics = layers.map(|(mass, entropy)| LayerStatistics {
-            rows: Statistics { mass: mass.to_vec(), entropy: entropy.to_vec() },
+            rows: AttentionStatistics { mass: mass.to_vec(), entropy: entropy.to_vec() },
             received: Received::new(0),
         });
         Ok((logits.into(), statistics.collect()))

@@ -7,7 +7,7 @@ use crate::hooks::Hooks;
 use crate::memory::rows_at_once;
 use crate::policy::{Arrived, KeysValuesAbove};
 use crate::tensor::Tensor;
-use crate::{Depth, Error, Result};
+use crate::{ComputeType, Depth, Error, Result};
 use std::ops::Range;
 
 impl Session<'_> {
@@ -39,7 +39,7 @@ impl Session<'_> {
                     None => self.embed(&prompt[first..first + len], hooks)?,
                     Some(rows) => rows.narrow(first, len)?,
                 };
-                let chunk = self.forward(chunk, start..exit, hooks, None, false)?;
+                let chunk = self.forward(chunk, start..exit, hooks, None, ComputeType::Bf16)?;
                 self.give_up_unseen(start..exit)?;
                 positions.extend_from_slice(&chunk.positions);
                 arrived.push(chunk);
@@ -61,7 +61,7 @@ impl Session<'_> {
         let Some(last) = entering else {
             return Err(Error::failure("prefill left no row; please report this"));
         };
-        flattened(&self.decoder.unembed(&last.x, &last.positions, hooks, false)?)
+        flattened(&self.decoder.unembed(&last.x, &last.positions, hooks, ComputeType::Bf16)?)
     }
 
     /// Which of the rows at `positions` go on from an exit, if that can be told; from the end it is the last prompt token

@@ -6,7 +6,7 @@ use super::place::Place;
 use super::{Linear, Weight, WeightSource, WeightsPrecision};
 use crate::{Error, ModelConfig, Result};
 use candle_core::{Device, Tensor};
-use layerscope_kernels::matmul::Format;
+use layerscope_kernels::matmul::WeightFormat;
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -16,7 +16,7 @@ use std::sync::Arc;
 /// A tensor in a file, its bytes within it.
 pub(super) struct FileTensor {
     pub(super) bytes: TensorBytes,
-    pub(super) format: Format,
+    pub(super) format: WeightFormat,
     pub(super) shape: Vec<usize>,
 }
 
@@ -59,7 +59,7 @@ impl<'a, F: TensorFiles> FileWeights<'a, F> {
     }
 
     fn error(&self, name: &str, problem: impl std::fmt::Display) -> Error {
-        Error::input(format!("{}: tensor `{name}` {problem}", self.files.path().display()))
+        Error::malformed(self.files.path(), format_args!("tensor `{name}` {problem}"))
     }
 
     /// The tensor at a place, `[rows, columns]` of which the place picks rows.
@@ -184,12 +184,12 @@ impl<F: TensorFiles> WeightSource for FileWeights<'_, F> {
             0 => String::new(),
             more => format!(" and {more} others"),
         };
-        Err(Error::input(format!(
-            "{}: tensor `{first}`{more} {} no part of architecture `{}` as layerscope runs it, so its answers would be wrong; \
+        let problem = format_args!(
+            "tensor `{first}`{more} {} no part of architecture `{}` as layerscope runs it, so its answers would be wrong; \
              it may be a variant that is not supported yet",
-            self.files.path().display(),
             if unread.len() == 1 { "is" } else { "are" },
             self.config.architecture
-        )))
+        );
+        Err(Error::malformed(self.files.path(), problem))
     }
 }

@@ -11,7 +11,7 @@ mod random;
 mod safetensors;
 
 pub use gguf::GgufFile;
-pub(crate) use linear::Sum;
+pub(crate) use linear::LinearCall;
 pub use linear::{Embedding, Linear};
 pub(crate) use place::Place;
 pub use random::{RandomWeights, ShapeWeights};

@@ -6,7 +6,7 @@ use super::{Weight, WeightSource};
 use crate::family::Family;
 use crate::model::WeightType;
 use crate::{Error, ModelConfig, Result};
-use layerscope_kernels::matmul::Format;
+use layerscope_kernels::matmul::WeightFormat;
 use safetensors::{Dtype, SafeTensors};
 use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
@@ -115,8 +115,7 @@ impl TensorFiles for SafetensorsFiles {
     }
 
     fn tensor(&self, name: &str, wide: bool) -> Result<FileTensor> {
-        let problem =
-            |what: String| Error::input(format!("{}: tensor `{name}` {what}", self.folder.display()));
+        let problem = |what: String| Error::malformed(&self.folder, format_args!("tensor `{name}` {what}"));
         let stored = self.tensors.get(name).ok_or_else(|| problem("is missing".to_owned()))?;
         let shape = stored.shape.clone();
         let elements = shape.iter().try_fold(1usize, |n, &dim| n.checked_mul(dim));
@@ -124,9 +123,9 @@ impl TensorFiles for SafetensorsFiles {
             return Err(problem("is cut short; fetch the file again".to_owned()));
         };
         let format = match stored.dtype {
-            Dtype::F32 => Format::F32,
-            Dtype::F16 => Format::F16,
-            Dtype::BF16 => Format::BF16,
+            Dtype::F32 => WeightFormat::F32,
+            Dtype::F16 => WeightFormat::F16,
+            Dtype::BF16 => WeightFormat::BF16,
             Dtype::F8_E4M3 => return self.float8(name, bytes, shape, wide),
             other => {
                 return Err(problem(format!("is of type {other:?}; known: F32, F16, BF16, F8_E4M3")));
@@ -168,18 +167,15 @@ fn without_wrapper(name: &str) -> String {
 
 fn open_error(file: &Path, error: &safetensors::SafeTensorError) -> Error {
     let error = error.to_string();
-    Error::input(format!(
-        "{}: damaged or unreadable safetensors file ({}); fetch it again",
-        file.display(),
-        error.lines().next().unwrap_or_default()
-    ))
+    let reason = error.lines().next().unwrap_or_default();
+    Error::malformed(file, format_args!("damaged or unreadable safetensors file ({reason}); fetch it again"))
 }
 
 fn list_files(folder: &Path) -> Result<Vec<PathBuf>> {
     let index = folder.join("model.safetensors.index.json");
     if index.exists() {
         let text = std::fs::read_to_string(&index).map_err(|e| Error::io("read", &index, &e))?;
-        let wrong = |what: &str| Error::input(format!("{}: {what}", index.display()));
+        let wrong = |what: &str| Error::malformed(&index, what);
         let json: serde_json::Value =
             serde_json::from_str(&text).map_err(|e| wrong(&format!("not valid JSON ({e})")))?;
         let map = json.get("weight_map").and_then(|m| m.as_object());
@@ -196,11 +192,8 @@ fn list_files(folder: &Path) -> Result<Vec<PathBuf>> {
         }
         let files: Vec<PathBuf> = names.into_iter().map(|name| folder.join(name)).collect();
         if let Some(missing) = files.iter().find(|file| !file.exists()) {
-            return Err(Error::input(format!(
-                "{}: named by {} but absent; fetch it",
-                missing.display(),
-                index.display()
-            )));
+            let problem = format_args!("named by {} but absent; fetch it", index.display());
+            return Err(Error::malformed(missing, problem));
         }
         return Ok(files);
     }
@@ -216,7 +209,7 @@ fn list_files(folder: &Path) -> Result<Vec<PathBuf>> {
         .collect();
     files.sort();
     if files.is_empty() {
-        return Err(Error::input(format!("{}: no .safetensors file in this folder", folder.display())));
+        return Err(Error::malformed(folder, "no .safetensors file in this folder"));
     }
     Ok(files)
 }

@@ -15,7 +15,7 @@ const TRANSPOSE_FROM: usize = 8;
 const LANES: usize = 16;
 
 /// Query rows × the heads of one group. Entry `i` is row `first_row + i / group`, head `kv_head·group + i % group`.
-pub(super) struct Block<'a> {
+pub(super) struct QueryBlock<'a> {
     pub(super) shape: AttentionShape,
     pub(super) queries: Queries<'a>,
     pub(super) kv_head: usize,
@@ -32,7 +32,7 @@ pub(super) struct Tile {
     first_position: usize,
 }
 
-impl<'a> Block<'a> {
+impl<'a> QueryBlock<'a> {
     fn group(&self) -> usize {
         self.shape.query_heads / self.shape.kv_heads
     }
@@ -97,8 +97,8 @@ impl<'a> Block<'a> {
         spans: &'b [KeySpan<'b>],
         tiles: &'b [Tile],
         with_statistics: bool,
-    ) -> Pass<'b> {
-        Pass { block: self, spans, tiles, with_statistics }
+    ) -> TilePass<'b> {
+        TilePass { block: self, spans, tiles, with_statistics }
     }
 
     /// Scores of all entries against a tile into `scores[len, KEY_TILE]`; −∞ where hidden.
@@ -168,7 +168,7 @@ pub(super) struct Partial {
 }
 
 impl Partial {
-    fn empty(block: &Block<'_>) -> Self {
+    fn empty(block: &QueryBlock<'_>) -> Self {
         Self {
             max: vec![f32::NEG_INFINITY; block.len()],
             sum: vec![[0.0; SEGMENTS]; block.len()],
@@ -207,7 +207,7 @@ impl Partial {
     }
 
     /// Joins the states of disjoint key sets, in order.
-    pub(super) fn merge(parts: Vec<Self>, block: &Block<'_>) -> Self {
+    pub(super) fn merge(parts: Vec<Self>, block: &QueryBlock<'_>) -> Self {
         let mut parts = parts.into_iter();
         let mut merged = parts.next().unwrap_or_else(|| Self::empty(block));
         for mut part in parts {
@@ -258,14 +258,14 @@ impl Partial {
     }
 }
 
-pub(super) struct Pass<'a> {
-    block: &'a Block<'a>,
+pub(super) struct TilePass<'a> {
+    block: &'a QueryBlock<'a>,
     spans: &'a [KeySpan<'a>],
     tiles: &'a [Tile],
     with_statistics: bool,
 }
 
-impl Operation for Pass<'_> {
+impl Operation for TilePass<'_> {
     type Output = Partial;
 
     #[inline(always)]
@@ -339,7 +339,7 @@ fn exponentiate<const WEIGHTED: bool>(row: &mut [f32], max: f32) -> (f32, f32) {
 
 /// Second pass, once maxima and sums are known: the probability that each key position receives.
 pub(super) struct ReceivedPass<'a> {
-    pub(super) block: &'a Block<'a>,
+    pub(super) block: &'a QueryBlock<'a>,
     pub(super) spans: &'a [KeySpan<'a>],
     pub(super) finished: &'a Partial,
     pub(super) positions: usize,

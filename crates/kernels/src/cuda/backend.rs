@@ -43,7 +43,7 @@ impl Element {
 /// y `[rows, outputs]` = x `[rows, inputs]` · Wᵀ, with W `[outputs, inputs]`; all row-major, sums in f32 (of f32 inputs never
 /// rounded to tf32).
 #[derive(Debug, Clone, Copy)]
-pub struct Product {
+pub struct Gemm {
     /// Address of x.
     pub x: u64,
     /// Address of W.
@@ -105,7 +105,7 @@ pub(super) trait Backend: Send + Sync {
     fn copy(&self, from: u64, to: u64, bytes: usize) -> Result<()>;
     fn clear(&self, at: u64, bytes: usize) -> Result<()>;
     fn launch(&self, launch: &Launch<'_>) -> Result<()>;
-    fn multiply(&self, product: &Product) -> Result<()>;
+    fn multiply(&self, product: &Gemm) -> Result<()>;
     fn synchronize(&self) -> Result<()>;
     /// From here on launches, products and copies are noted instead of run.
     fn begin_capture(&self) -> Result<()>;

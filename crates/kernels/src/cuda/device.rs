@@ -2,7 +2,7 @@
 
 use super::backend::{Backend, Captured, Launch, Result};
 use super::memory::{Buffer, Pool};
-use super::{DeviceError, DeviceInformation, Product};
+use super::{DeviceError, DeviceInformation, Gemm};
 use bytemuck::NoUninit;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -260,7 +260,7 @@ impl Device {
     ///
     /// # Safety
     /// The addresses are of buffers as long as the product says.
-    pub unsafe fn multiply(&self, product: &Product) -> Result<()> {
+    pub unsafe fn multiply(&self, product: &Gemm) -> Result<()> {
         if product.rows == 0 || product.outputs == 0 {
             return Ok(());
         }

@@ -1,7 +1,7 @@
 //! An NVIDIA GPU through its driver and cuBLAS, both loaded when the first GPU is asked for.
 
 use super::backend::{Backend, Captured, Launch, Result};
-use super::{DeviceError, DeviceInformation, Element, Product};
+use super::{DeviceError, DeviceInformation, Element, Gemm};
 use cudarc::cublas::result as blas;
 use cudarc::cublas::sys as blas_sys;
 use cudarc::driver::result::{self, DriverError};
@@ -275,7 +275,7 @@ impl Backend for Driver {
         }
     }
 
-    fn multiply(&self, product: &Product) -> Result<()> {
+    fn multiply(&self, product: &Gemm) -> Result<()> {
         self.context.enter()?;
         let blas = self.blas.lock().unwrap_or_else(PoisonError::into_inner);
         let size = |n: usize| {

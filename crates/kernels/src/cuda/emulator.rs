@@ -1,7 +1,7 @@
 //! A GPU's kernels on the CPU (`emulator.cpp`): memory is the host's, between pages that nothing may touch.
 
 use super::backend::{Backend, Captured, Launch, Result};
-use super::{DeviceError, DeviceInformation, Element, Product};
+use super::{DeviceError, DeviceInformation, Element, Gemm};
 use half::bf16;
 use std::collections::HashMap;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
@@ -56,7 +56,7 @@ enum Work {
         parameters: Vec<u64>,
         bytes: usize,
     },
-    Multiply(Product),
+    Multiply(Gemm),
     Copy {
         from: u64,
         to: u64,
@@ -258,7 +258,7 @@ impl Backend for Emulator {
         self.queue(Work::Launch { kernel, grid, threads, shared_bytes, parameters, bytes })
     }
 
-    fn multiply(&self, product: &Product) -> Result<()> {
+    fn multiply(&self, product: &Gemm) -> Result<()> {
         self.queue(Work::Multiply(*product))
     }
 
@@ -288,8 +288,8 @@ impl Captured for CapturedWork {
 ///
 /// # Safety
 /// The addresses are of memory as long as the product says.
-unsafe fn multiply(product: &Product) -> Result<()> {
-    let Product { rows, inputs, outputs, inputs_in, output_in, output_stride, accumulate, .. } = *product;
+unsafe fn multiply(product: &Gemm) -> Result<()> {
+    let Gemm { rows, inputs, outputs, inputs_in, output_in, output_stride, accumulate, .. } = *product;
     if (inputs_in, output_in) == (Element::F32, Element::Bf16) || inputs == 0 || output_stride < outputs {
         return Err(DeviceError::Failure("cuBLAS has no such product".to_owned()));
     }

@@ -20,7 +20,7 @@ const JOINING_THREADS: usize = 128;
 /// What a row of logits comes to.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Summary {
+pub struct DistributionSummary {
     /// max + ln Σ e^{x − max}: a token's NLL is this less its logit.
     pub log_normaliser: f64,
     /// Σ p ln p, nats.
@@ -50,9 +50,9 @@ pub struct ComparisonOnDevice {
 }
 
 // SAFETY: plain numbers without padding, all zeros valid.
-unsafe impl Zeroable for Summary {}
+unsafe impl Zeroable for DistributionSummary {}
 // SAFETY: as above.
-unsafe impl Pod for Summary {}
+unsafe impl Pod for DistributionSummary {}
 // SAFETY: as above.
 unsafe impl Zeroable for ComparisonOnDevice {}
 // SAFETY: as above.
@@ -101,7 +101,7 @@ struct JoinParameters {
     parts_of_row: u32,
 }
 
-/// Sums up each row of `logits [rows, vocab]`, f32, to `output`: a [`Summary`] for each row.
+/// Sums up each row of `logits [rows, vocab]`, f32, to `output`: a [`DistributionSummary`] for each row.
 ///
 /// # Errors
 /// Where the device fails.
@@ -110,7 +110,7 @@ struct JoinParameters {
 /// If sizes do not agree, or logits are not in f32.
 pub fn summarize(logits: Numbers<'_>, vocab: usize, output: &Buffer) -> Result {
     let rows = rows_of(logits, vocab);
-    assert!(output.bytes() >= rows * size_of::<Summary>(), "a summary for each row");
+    assert!(output.bytes() >= rows * size_of::<DistributionSummary>(), "a summary for each row");
     let task = Task {
         kernels: ["summarize_parts", "summarize_rows"],
         rows,
@@ -142,7 +142,10 @@ pub fn compare(
     output: &Buffer,
 ) -> Result {
     let (reference_rows, rows) = (rows_of(reference, vocab), rows_of(logits, vocab));
-    assert!(summaries.bytes() >= reference_rows * size_of::<Summary>(), "a summary for each reference row");
+    assert!(
+        summaries.bytes() >= reference_rows * size_of::<DistributionSummary>(),
+        "a summary for each reference row"
+    );
     assert!(reference_rows > 0 || rows == 0, "a row to compare with");
     let bytes = rows * size_of::<u32>();
     assert!(of.bytes() >= bytes && tokens.bytes() >= bytes, "a reference row and a token for each row");

@@ -3,7 +3,7 @@
 #[cfg(target_arch = "x86_64")]
 mod bf16;
 
-use super::{Format, Precision, Product, Weights};
+use super::{ComputeType, Product, WeightFormat, Weights};
 use crate::Instructions;
 use crate::instructions::Operation;
 use crate::lanes::Lanes;
@@ -73,12 +73,12 @@ pub(super) fn multiply(
     x: &[f32],
     rows: usize,
     products: &mut [Product<'_>],
-    precision: Precision,
+    compute: ComputeType,
 ) {
-    let in_bf16 = |format: Format| {
+    let in_bf16 = |format: WeightFormat| {
         instructions.has_bf16()
-            && precision == Precision::Fast
-            && (format.is_quantized() || format == Format::BF16)
+            && compute == ComputeType::Bf16
+            && (format.is_quantized() || format == WeightFormat::BF16)
     };
     let plain = Activations::F32(x);
     #[cfg(target_arch = "x86_64")]
@@ -171,7 +171,7 @@ impl Operation for PanelProduct<'_> {
                     bf16::round_rows(&mut buffers.rows, depth);
                     buffers.panel.resize(pairs * WIDTH, 0.0);
                     interleave(&buffers.rows[..pairs * WIDTH], pairs, &mut buffers.panel);
-                    let x = bf16::Rows { pairs: x, stride: columns.div_ceil(2), start: start / 2, rows };
+                    let x = bf16::PairRows { pairs: x, stride: columns.div_ceil(2), start: start / 2, rows };
                     bf16::accumulate(x, pairs, &buffers.panel, &mut buffers.sums);
                 }
             }

@@ -14,7 +14,7 @@ const TASK_BYTES: usize = 32 << 10;
 const TASKS_PER_THREAD: usize = 4;
 
 /// Some rows of a matrix and their outputs.
-struct Rows<'a> {
+struct RowRange<'a> {
     weights: Weights<'a>,
     first: usize,
     output: &'a mut [f32],
@@ -27,14 +27,14 @@ pub(super) fn multiply(instructions: Instructions, x: &[f32], products: &mut [Pr
     for Product { weights, output } in products {
         let rows_per_task = share.div_ceil(weights.row_bytes());
         let parts = output.chunks_mut(rows_per_task).enumerate();
-        tasks.extend(parts.map(|(part, output)| Rows {
+        tasks.extend(parts.map(|(part, output)| RowRange {
             weights: *weights,
             first: part * rows_per_task,
             output,
         }));
     }
     let x = &Activations::new(x);
-    let run = |task: Rows<'_>| instructions.dispatch(RowProducts { x, task });
+    let run = |task: RowRange<'_>| instructions.dispatch(RowProducts { x, task });
     if tasks.len() == 1 {
         tasks.into_iter().for_each(run);
     } else {
@@ -44,7 +44,7 @@ pub(super) fn multiply(instructions: Instructions, x: &[f32], products: &mut [Pr
 
 struct RowProducts<'a> {
     x: &'a Activations<'a>,
-    task: Rows<'a>,
+    task: RowRange<'a>,
 }
 
 impl Operation for RowProducts<'_> {
@@ -52,7 +52,7 @@ impl Operation for RowProducts<'_> {
 
     #[inline(always)]
     fn run<S: Simd, L: Lanes>(self, _: S, lanes: L) {
-        let Self { x, task: Rows { weights, first, output } } = self;
+        let Self { x, task: RowRange { weights, first, output } } = self;
         for (index, y) in output.iter_mut().enumerate() {
             *y = dot(lanes, weights.format, weights.row(first + index), x);
         }

@@ -1,7 +1,7 @@
 //! Fetching one file: its lock, what is there already, the rest, its checksum, its place.
 
 use super::cache::{Repository, make_parent};
-use super::client::{Client, Tries, Trouble};
+use super::client::{Client, RequestError, Tries};
 use super::digest::Running;
 use super::listing::RemoteFile;
 use super::refusal;
@@ -55,13 +55,13 @@ impl Fetch<'_> {
         let mut tries = Tries::default();
         while partial.length < self.file.bytes {
             let before = partial.length;
-            let Some(trouble) = self.go_on(partial, tell)? else { continue };
+            let Some(error) = self.go_on(partial, tell)? else { continue };
             if partial.length >= before + GOOD_STRETCH {
                 tries.forget();
             }
-            if !tries.wait(&trouble, self.interrupted)? {
+            if !tries.wait(&error, self.interrupted)? {
                 return Err(refusal::sentence(
-                    &trouble,
+                    &error,
                     &self.client.hub,
                     self.reference,
                     Some(&self.file.name),
@@ -72,7 +72,7 @@ impl Fetch<'_> {
     }
 
     /// Asks for the rest and takes what comes; says what broke it off.
-    fn go_on(&self, partial: &mut Partial<'_>, tell: &mut dyn FnMut(Step)) -> Result<Option<Trouble>> {
+    fn go_on(&self, partial: &mut Partial<'_>, tell: &mut dyn FnMut(Step)) -> Result<Option<RequestError>> {
         let from = partial.length;
         let response = match self.client.file(
             &self.reference.id,
@@ -82,27 +82,27 @@ impl Fetch<'_> {
             self.interrupted,
         ) {
             Ok(response) => response,
-            Err(trouble) => return Ok(Some(trouble)),
+            Err(error) => return Ok(Some(error)),
         };
         // A server that knows no ranges begins anew; one that sends another range cannot be used.
         match (from, response.head.status.as_u16()) {
             (0, _) => {}
             (_, 206) if response.header("content-range").is_some_and(|range| begins_at(range, from)) => {}
-            (_, 206) => return Ok(Some(Trouble::odd("another part of the file"))),
+            (_, 206) => return Ok(Some(RequestError::invalid_response("another part of the file"))),
             _ => partial.begin_anew()?,
         }
         loop {
             match response.next(self.interrupted) {
                 Ok(Some(piece)) if partial.length + piece.len() as u64 > self.file.bytes => {
                     partial.begin_anew()?;
-                    return Ok(Some(Trouble::odd("more bytes than the file has")));
+                    return Ok(Some(RequestError::invalid_response("more bytes than the file has")));
                 }
                 Ok(Some(piece)) => partial.append(&piece)?,
                 Ok(None) if partial.length < self.file.bytes => {
-                    return Ok(Some(Trouble::Broken("it ended early".to_owned())));
+                    return Ok(Some(RequestError::Broken("it ended early".to_owned())));
                 }
                 Ok(None) => return Ok(None),
-                Err(trouble) => return Ok(Some(trouble)),
+                Err(error) => return Ok(Some(error)),
             }
             tell(Step::Bytes(partial.length));
         }

@@ -21,7 +21,7 @@ pub(crate) struct Client {
 
 /// Why there is no good answer.
 #[derive(Debug)]
-pub(crate) enum Trouble {
+pub(crate) enum RequestError {
     /// The user stopped it.
     Interrupted,
     /// No connection came about.
@@ -33,7 +33,7 @@ pub(crate) enum Trouble {
     /// The server refused.
     Status(Status),
     /// The answer makes no sense.
-    Odd(String),
+    InvalidResponse(String),
 }
 
 /// A refusal, as the Hub explains it in its headers.
@@ -97,16 +97,16 @@ impl Client {
         let url = format!("{endpoint}/api/models/{id}/revision/{revision}?blobs=true");
         let mut tries = Tries::default();
         loop {
-            let trouble = match self.read_whole(&url, interrupted) {
+            let error = match self.read_whole(&url, interrupted) {
                 Ok(json) => match Listing::parse(id, &json) {
                     Ok(listing) => return Ok(listing),
-                    Err(odd) => Trouble::Odd(odd),
+                    Err(problem) => RequestError::InvalidResponse(problem),
                 },
-                Err(trouble) => trouble,
+                Err(error) => error,
             };
-            let again = !matches!(trouble, Trouble::Unreachable(_));
-            if !again || !tries.wait(&trouble, interrupted)? {
-                return Err(refusal::sentence(&trouble, &self.hub, reference, None));
+            let again = !matches!(error, RequestError::Unreachable(_));
+            if !again || !tries.wait(&error, interrupted)? {
+                return Err(refusal::sentence(&error, &self.hub, reference, None));
             }
         }
     }
@@ -119,7 +119,7 @@ impl Client {
         file: &str,
         from: u64,
         interrupted: &AtomicBool,
-    ) -> std::result::Result<Response, Trouble> {
+    ) -> std::result::Result<Response, RequestError> {
         let parts: Vec<String> =
             file.split('/').map(|part| utf8_percent_encode(part, IN_PATH).to_string()).collect();
         self.get(
@@ -129,19 +129,24 @@ impl Client {
         )
     }
 
-    fn read_whole(&self, url: &str, interrupted: &AtomicBool) -> std::result::Result<Vec<u8>, Trouble> {
+    fn read_whole(&self, url: &str, interrupted: &AtomicBool) -> std::result::Result<Vec<u8>, RequestError> {
         let response = self.get(url, 0, interrupted)?;
         let mut whole = vec![];
         while let Some(piece) = response.next(interrupted)? {
             whole.extend(piece);
             if whole.len() > LARGEST_LISTING {
-                return Err(Trouble::odd("it does not end"));
+                return Err(RequestError::invalid_response("it does not end"));
             }
         }
         Ok(whole)
     }
 
-    fn get(&self, url: &str, from: u64, interrupted: &AtomicBool) -> std::result::Result<Response, Trouble> {
+    fn get(
+        &self,
+        url: &str,
+        from: u64,
+        interrupted: &AtomicBool,
+    ) -> std::result::Result<Response, RequestError> {
         let mut request = self.agent.get(url);
         if let Some(token) = &self.hub.token {
             request = request.header("Authorization", format!("Bearer {}", token.secret()));
@@ -152,7 +157,7 @@ impl Client {
         let response = Response::of(request, |request| request.call(), interrupted)?;
         match response.head.status.as_u16() {
             200..=299 => Ok(response),
-            code => Err(Trouble::Status(Status {
+            code => Err(RequestError::Status(Status {
                 code,
                 reason: response.header("x-error-code").map(str::to_owned),
                 message: response.header("x-error-message").map(str::to_owned),
@@ -188,22 +193,22 @@ fn certificates(hub: &HubPlaces) -> Result<RootCerts> {
     Ok(RootCerts::new_with_certs(&certificates))
 }
 
-impl Trouble {
-    pub(crate) fn odd(what: &str) -> Self {
-        Self::Odd(what.to_owned())
+impl RequestError {
+    pub(crate) fn invalid_response(what: &str) -> Self {
+        Self::InvalidResponse(what.to_owned())
     }
 
     /// Whether the same request may go well later.
-    fn may_pass(&self) -> bool {
+    fn is_transient(&self) -> bool {
         match self {
             Self::Unreachable(_) | Self::Broken(_) => true,
             Self::Status(status) => matches!(status.code, 408 | 429 | 500..=599),
-            Self::Interrupted | Self::Insecure(_) | Self::Odd(_) => false,
+            Self::Interrupted | Self::Insecure(_) | Self::InvalidResponse(_) => false,
         }
     }
 }
 
-impl Trouble {
+impl RequestError {
     /// Of an error before the answer's head.
     pub(crate) fn before_answer(error: ureq::Error) -> Self {
         use std::io::ErrorKind as Kind;
@@ -225,7 +230,7 @@ impl Trouble {
             E::ConnectionFailed | E::InvalidProxyUrl | E::ConnectProxyFailed(_) => {
                 Self::Unreachable(error.to_string())
             }
-            other => Self::Odd(other.to_string()),
+            other => Self::InvalidResponse(other.to_string()),
         }
     }
 
@@ -248,13 +253,13 @@ pub(crate) struct Tries(u32);
 
 impl Tries {
     /// Pauses before the next try; false where another would be in vain.
-    pub(crate) fn wait(&mut self, trouble: &Trouble, interrupted: &AtomicBool) -> Result<bool> {
+    pub(crate) fn wait(&mut self, error: &RequestError, interrupted: &AtomicBool) -> Result<bool> {
         self.0 += 1;
-        if !trouble.may_pass() || self.0 >= TRIES {
+        if !error.is_transient() || self.0 >= TRIES {
             return Ok(false);
         }
-        let asked = match trouble {
-            Trouble::Status(status) => status.wait,
+        let asked = match error {
+            RequestError::Status(status) => status.wait,
             _ => None,
         };
         let end = Instant::now() + asked.unwrap_or(PAUSE * 2u32.pow(self.0 - 1)).min(LONGEST_PAUSE);

@@ -44,7 +44,7 @@ struct Lfs {
 }
 
 impl Listing {
-    /// Reads the Hub's answer; the error says what is odd about it.
+    /// Reads the Hub's answer; the error says what is wrong with it.
     pub(crate) fn parse(id: &str, json: &[u8]) -> std::result::Result<Self, String> {
         let answer: Answer = serde_json::from_slice(json).map_err(|e| e.to_string())?;
         if !is_hex(&answer.sha, 40) {

@@ -1,6 +1,6 @@
 //! A request whose answer can be waited for and broken off at any time.
 
-use super::client::Trouble;
+use super::client::RequestError;
 use std::io::Read;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
@@ -30,7 +30,7 @@ impl Response {
         request: RequestBuilder<S>,
         send: fn(RequestBuilder<S>) -> std::result::Result<HttpResponse<Body>, ureq::Error>,
         interrupted: &AtomicBool,
-    ) -> Result<Self, Trouble> {
+    ) -> Result<Self, RequestError> {
         let (head_to, head_from) = sync_channel::<Head>(1);
         let (pieces_to, pieces) = sync_channel::<Piece>(WAITING);
         std::thread::spawn(move || match send(request) {
@@ -42,13 +42,14 @@ impl Response {
             }
             Err(error) => drop(head_to.send(Err(error))),
         });
-        let head = wait(&head_from, interrupted)?.ok_or_else(|| Trouble::odd("no answer"))?;
-        Ok(Self { head: head.map_err(Trouble::before_answer)?, pieces })
+        let head =
+            wait(&head_from, interrupted)?.ok_or_else(|| RequestError::invalid_response("no answer"))?;
+        Ok(Self { head: head.map_err(RequestError::before_answer)?, pieces })
     }
 
     /// The next piece of the body; nothing at its end.
-    pub(crate) fn next(&self, interrupted: &AtomicBool) -> Result<Option<Vec<u8>>, Trouble> {
-        wait(&self.pieces, interrupted)?.transpose().map_err(Trouble::within_answer)
+    pub(crate) fn next(&self, interrupted: &AtomicBool) -> Result<Option<Vec<u8>>, RequestError> {
+        wait(&self.pieces, interrupted)?.transpose().map_err(RequestError::within_answer)
     }
 
     /// A header as text.
@@ -58,10 +59,10 @@ impl Response {
 }
 
 /// Waits for the next message; nothing where the sender is gone.
-fn wait<T>(from: &Receiver<T>, interrupted: &AtomicBool) -> Result<Option<T>, Trouble> {
+fn wait<T>(from: &Receiver<T>, interrupted: &AtomicBool) -> Result<Option<T>, RequestError> {
     loop {
         if interrupted.load(Ordering::Relaxed) {
-            return Err(Trouble::Interrupted);
+            return Err(RequestError::Interrupted);
         }
         match from.recv_timeout(POLL) {
             Ok(message) => return Ok(Some(message)),

@@ -37,7 +37,7 @@ const RECEIVED_SHARED: usize = (2 * 32 * 68 + 4 * 64 + 8) * 4;
 /// Where a head takes a multiple of 16 bytes, addresses and strides are multiples of 16 bytes too.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Span {
+pub struct DeviceKeySpan {
     /// Address of the first key of head 0 (and of copy 0).
     pub keys: u64,
     /// Address of its value; values are laid out as the keys.
@@ -59,9 +59,9 @@ pub struct Span {
 }
 
 // SAFETY: plain numbers without padding, of which zeros are valid.
-unsafe impl Zeroable for Span {}
+unsafe impl Zeroable for DeviceKeySpan {}
 // SAFETY: as above.
-unsafe impl Pod for Span {}
+unsafe impl Pod for DeviceKeySpan {}
 
 /// Where mass and entropy of each row, head and segment go: f32 `[rows, query_heads, 3]` each.
 #[derive(Clone, Copy)]
@@ -83,7 +83,7 @@ pub struct SpanAttention<'a> {
     pub positions: &'a Buffer,
     /// Number of rows.
     pub rows: usize,
-    /// [`Span`] `[span_count]`.
+    /// [`DeviceKeySpan`] `[span_count]`.
     pub spans: &'a Buffer,
     /// Number of spans.
     pub span_count: usize,
@@ -375,7 +375,7 @@ fn check(a: &SpanAttention<'_>) {
     let size = rows_and_heads * head_dim;
     assert!(a.queries.len() >= size && a.output.len() >= size, "query and output sizes");
     assert!(a.positions.bytes() >= a.rows * size_of::<i32>(), "a position for each row");
-    assert!(a.spans.bytes() >= a.span_count * size_of::<Span>(), "as many spans as said");
+    assert!(a.spans.bytes() >= a.span_count * size_of::<DeviceKeySpan>(), "as many spans as said");
     if let Some(visible) = a.visible_spans {
         let fits = visible.bytes() >= a.copies() * size_of::<u32>() && a.span_count <= MASKED_SPANS;
         assert!(fits, "a bit of each copy for each span");

@@ -10,12 +10,12 @@ use crate::reference;
 const VOCABULARIES: [usize; 9] = [1, 7, 33, 257, 4099, 8192, 8193, 8196, 50_257];
 
 fn summaries_of(logits: Numbers<'_>, vocab: usize) -> Buffer {
-    let output = logits.device().reserve(logits.len() / vocab * size_of::<Summary>()).unwrap();
+    let output = logits.device().reserve(logits.len() / vocab * size_of::<DistributionSummary>()).unwrap();
     summarize(logits, vocab, &output).unwrap();
     output
 }
 
-fn summary(device: &Device, logits: &[f32]) -> Summary {
+fn summary(device: &Device, logits: &[f32]) -> DistributionSummary {
     let held = Held::new(device, Element::F32, 0, logits);
     summaries_of(held.numbers(), logits.len()).to_vec().unwrap()[0]
 }
@@ -53,7 +53,7 @@ fn summaries_equal_the_plain_ones() {
         let logits: Vec<f32> = (0..rows).flat_map(|seed| row(seed, vocab)).collect();
         for first in [0, 1] {
             let held = Held::new(&device, Element::F32, first, &logits);
-            let summaries = summaries_of(held.numbers(), vocab).to_vec::<Summary>().unwrap();
+            let summaries = summaries_of(held.numbers(), vocab).to_vec::<DistributionSummary>().unwrap();
             assert_eq!(summaries.len(), rows as usize);
             for (logits, summary) in logits.chunks_exact(vocab).zip(summaries) {
                 let log_p = reference::log_softmax(logits);

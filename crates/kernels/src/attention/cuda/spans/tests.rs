@@ -142,7 +142,7 @@ fn run(device: &Device, problem: &Problem, seed: u64, with_statistics: bool) -> 
             true => (head_dim, kv_heads * head_dim, keys.len * kv_heads * head_dim),
             false => ((keys.len + SLACK) * head_dim, head_dim, 0),
         };
-        spans.push(Span {
+        spans.push(DeviceKeySpan {
             keys: pair[0].address(),
             values: pair[1].address(),
             head_stride: head_stride as u64,
