@@ -104,7 +104,7 @@ fn joined(point: HookPoint, pieces: &[ArrayD<f32>]) -> Result<ArrayD<f32>> {
 }
 
 fn concatenated(axis: Axis, pieces: &[ArrayD<f32>]) -> Result<ArrayD<f32>> {
-    let pieces: Vec<_> = pieces.iter().map(ArrayD::view).collect();
+    let pieces: Vec<_> = pieces.iter().map(|piece| piece.view()).collect();
     ndarray::concatenate(axis, &pieces).map_err(|error| {
         Error::failure(format!("activations cannot be joined ({error}); please report this"))
     })
