@@ -1,6 +1,6 @@
 //! Choosing the next token from logits.
 
-use crate::tensor::{self, Tensor};
+use crate::tensor::Tensor;
 use crate::{Error, Result};
 use candle_transformers::generation::{LogitsProcessor, Sampling as CandleSampling};
 
@@ -98,7 +98,7 @@ impl Sampling {
 /// # Errors
 /// [`Error::NanLogits`] where logits are NaN or every token is excluded.
 pub fn argmax(logits: &Tensor, excluded: &[u32]) -> Result<u32> {
-    tensor::argmax(logits, excluded)?.ok_or(Error::NanLogits)
+    logits.argmax(excluded)?.ok_or(Error::NanLogits)
 }
 
 #[cfg(test)]

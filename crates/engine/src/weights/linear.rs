@@ -1,8 +1,8 @@
-//! A matrix that multiplies rows: floats, or block-quantised as the file has it.
+//! Weight matrices: floats, or block-quantised as in the file.
 
 use super::bytes::FileBytes;
 use super::on_device::{DeviceLinearCall, DeviceMatrix};
-use crate::tensor::{self, Tensor, with_f32};
+use crate::tensor::{Tensor, mixed, with_f32};
 use crate::{Device, Error, Result};
 use layerscope_kernels::Activation;
 use layerscope_kernels::cuda::Buffer;
@@ -30,9 +30,9 @@ struct HostMatrix {
 enum Bytes {
     /// In the file.
     InFile(Arc<FileBytes>, Range<usize>),
-    /// In memory, as the file had them but for the order of rows.
+    /// In memory, as in the file but with rows in another order.
     Owned(Vec<u8>),
-    /// Widened.
+    /// In memory, as f32.
     F32(Vec<f32>),
 }
 
@@ -78,7 +78,7 @@ impl Linear {
     /// On a device.
     ///
     /// # Errors
-    /// [`Error::Input`] where its memory does not suffice.
+    /// [`Error::OutOfMemory`].
     pub fn to_device(&self, device: &Device) -> Result<Self> {
         match (&*self.0, device) {
             (Matrix::Host(matrix), Device::Cuda(device)) => {
@@ -104,10 +104,10 @@ impl Linear {
         Ok(y)
     }
 
-    /// The products of several matrices with the same rows, shared out among threads together.
+    /// Several linear layers on the same rows `x [rows, in]`, in one parallel operation.
     ///
-    /// Sums are in f32. In [`ComputeType::Bf16`], several rows that meet quantised or bf16 weights are rounded to bf16
-    /// on processors that multiply these faster; a single row never is.
+    /// Sums are in f32. In [`ComputeType::Bf16`], several rows are rounded to bf16 for quantised or bf16 weights,
+    /// on processors that multiply bf16 faster; a single row never is.
     ///
     /// # Errors
     /// On shapes that do not match.
@@ -118,11 +118,11 @@ impl Linear {
     ) -> Result<[Tensor; N]> {
         let matrices = calls.each_ref().map(|call| call.weight);
         let &[_, columns] = x.dims() else {
-            return Err(Error::failure("what is multiplied has no rows; please report this"));
+            return Err(Error::misuse("what is multiplied has no rows"));
         };
         if let Some(other) = matrices.iter().find(|matrix| matrix.rows_and_columns().1 != columns) {
-            return Err(Error::failure(format!(
-                "rows of {columns} elements meet a matrix of {} columns; please report this",
+            return Err(Error::misuse(format!(
+                "rows of {columns} elements are multiplied by a matrix of {} columns",
                 other.rows_and_columns().1
             )));
         }
@@ -138,10 +138,10 @@ impl Linear {
                 finished.collect::<Result<Vec<_>>>()?
             }
         };
-        tensors.try_into().map_err(|_| Error::failure("a product is missing; please report this"))
+        tensors.try_into().map_err(|_| Error::misuse("a product is missing"))
     }
 
-    /// f(x·Gᵀ) · (x·Uᵀ) in one pass, where that can be done.
+    /// f(x·Gᵀ) · (x·Uᵀ) in one operation, where there is one.
     pub(crate) fn multiply_gated(
         activation: Activation,
         [gate, up]: [&Self; 2],
@@ -178,11 +178,11 @@ impl Linear {
         }
         match &*self.0 {
             Matrix::Host(matrix) => {
-                let mut found = vec![0.0; ids.len() * columns];
-                for (&id, row) in ids.iter().zip(found.chunks_exact_mut(columns)) {
+                let mut rows = vec![0.0; ids.len() * columns];
+                for (&id, row) in ids.iter().zip(rows.chunks_exact_mut(columns)) {
                     matrix.weights().dequantize_row(id as usize, row);
                 }
-                Tensor::from_vec(found, &[ids.len(), columns])
+                Tensor::from_vec(rows, &[ids.len(), columns])
             }
             Matrix::Device(matrix) => Ok(matrix.gather(&matrix.device().upload(ids)?, ids.len())?.into()),
         }
@@ -191,7 +191,7 @@ impl Linear {
     /// All of W in f32, `[out, in]`, on the host.
     ///
     /// # Errors
-    /// Whatever fails beneath.
+    /// [`Error::Device`].
     pub fn to_tensor(&self) -> Result<Tensor> {
         match &*self.0 {
             Matrix::Host(HostMatrix { format, rows, columns, .. }) => {
@@ -210,7 +210,7 @@ pub(crate) struct LinearCall<'a> {
     pub(crate) weight: &'a Linear,
     /// `[out]`, added to each row.
     pub(crate) bias: Option<&'a Tensor>,
-    /// `[rows, out]` in f32: the result is f32 then.
+    /// `[rows, out]` in f32, added to the product; the result is f32 then.
     pub(crate) residual: Option<&'a Tensor>,
 }
 
@@ -220,9 +220,9 @@ impl<'a> LinearCall<'a> {
     }
 
     fn finish(&self, product: Tensor) -> Result<Tensor> {
-        let product = tensor::add_bias(product, self.bias)?;
+        let product = product.with_bias(self.bias)?;
         match self.residual {
-            Some(residual) => tensor::add(residual, &product),
+            Some(residual) => residual.add(&product),
             None => Ok(product),
         }
     }
@@ -236,10 +236,6 @@ impl<'a> LinearCall<'a> {
             residual: self.residual.map(there).transpose()?,
         })
     }
-}
-
-fn mixed() -> Error {
-    Error::failure("rows and weights are on different devices; please report this")
 }
 
 impl HostMatrix {
@@ -331,11 +327,11 @@ mod tests {
             let ((kept, expected), (widened, _)) = (fixture(&file, name, true), fixture(&file, name, false));
             let (rows, columns) = kept.rows_and_columns();
             for linear in [&kept, &widened] {
-                for (at, (found, expected)) in
+                for (at, (actual, expected)) in
                     numbers(&linear.to_tensor().unwrap()).iter().zip(&expected).enumerate()
                 {
                     let ulp = expected.abs() * f32::EPSILON;
-                    assert!((found - expected).abs() <= ulp, "{name} {at}: {found} {expected}");
+                    assert!((actual - expected).abs() <= ulp, "{name} {at}: {actual} {expected}");
                 }
             }
             let value = |i: usize| (i * 7919 % 1009) as f32 / 504.5 - 1.0;
@@ -344,8 +340,8 @@ mod tests {
             let w = Tensor::from_vec(expected.clone(), &[rows, columns]).unwrap().to_host().unwrap();
             let product = Tensor::from(x.to_host().unwrap().matmul(&w.t().unwrap()).unwrap());
             let scale = numbers(&product).iter().fold(0f32, |most, x| most.max(x.abs()));
-            let close = |found: &Tensor, expected: &Tensor, tolerance: f32| {
-                for (a, b) in numbers(found).iter().zip(numbers(expected)) {
+            let close = |actual: &Tensor, expected: &Tensor, tolerance: f32| {
+                for (a, b) in numbers(actual).iter().zip(numbers(expected)) {
                     assert!((a - b).abs() < tolerance * scale, "{name}: {a} {b}");
                 }
             };

@@ -1,8 +1,8 @@
 //! A matrix in a GPU's memory.
 //!
-//! Few rows meet the weights as the file has them. Many rows are multiplied by cuBLAS: rows in bf16 with weights in bf16,
-//! and f32 rows with f32 weights or, where the weights are bf16, as the sum of three bf16 parts, which is exact. Weights of
-//! another type are unpacked for it, one stretch of a matrix after the other.
+//! Few rows are multiplied by the weights as they are in the file. Many rows are multiplied by cuBLAS: bf16 rows by bf16
+//! weights; f32 rows by f32 weights, or by bf16 weights as the sum of three bf16 products, which is exact. Weights of other
+//! types are dequantised first, one part of a matrix after the other.
 
 use crate::tensor::{DeviceTensor, Tensor};
 use crate::{Error, Result};
@@ -11,7 +11,7 @@ use layerscope_kernels::matmul::cuda::{self, FEW_ROWS, RowProduct};
 use layerscope_kernels::matmul::{WeightFormat, Weights};
 use layerscope_kernels::{Activation, elementwise};
 
-/// Bytes of a matrix that are unpacked at once: bounds the memory for it, and keeps products large.
+/// Bytes of a matrix that are dequantised at once: bounds the memory and keeps products large.
 const UNPACKED_BYTES: usize = 256 << 20;
 
 /// W `[rows, columns]`.
@@ -65,7 +65,7 @@ impl DeviceMatrix {
         Ok(all)
     }
 
-    /// The products of several matrices with the same rows `x [rows, columns]`, in the type of x but for few rows.
+    /// The products of several matrices with the same rows `x [rows, columns]`, in the type of x; few rows in f32.
     pub(super) fn multiply(calls: &[DeviceLinearCall<'_>], x: &DeviceTensor) -> Result<Vec<Tensor>> {
         let rows = x.dims()[0];
         let few = rows <= FEW_ROWS;
@@ -99,7 +99,7 @@ impl DeviceMatrix {
         finished.collect()
     }
 
-    /// f(x·Gᵀ) · (x·Uᵀ) in one pass, for few rows and matrices of one type.
+    /// f(x·Gᵀ) · (x·Uᵀ) in one kernel, for few rows and matrices of one type.
     pub(super) fn multiply_gated(
         activation: Activation,
         [gate, up]: [&Self; 2],
@@ -124,7 +124,7 @@ impl DeviceMatrix {
             (Element::F32, WeightFormat::F32) => x.multiply(x.tensor.numbers(), self.all(), output, 0, false),
             (Element::F32, WeightFormat::BF16) => {
                 let parts = x.parts()?;
-                // The smallest first, so that little is lost where the sums are small.
+                // The smallest part first, to lose little precision.
                 for (index, part) in parts.iter().rev().enumerate() {
                     x.multiply(part.numbers(), self.all(), output, 0, index > 0)?;
                 }
@@ -134,17 +134,17 @@ impl DeviceMatrix {
         }
     }
 
-    /// W as it is, where it is floats.
+    /// W, where it is f32 or bf16.
     fn all(&self) -> Numbers<'_> {
         let element = if self.format == WeightFormat::F32 { Element::F32 } else { Element::Bf16 };
         Numbers::new(&self.data, element, 0, self.rows * self.columns)
     }
 
     fn multiply_unpacked(&self, x: &InputRows<'_>, element: Element, output: &DeviceTensor) -> Result<()> {
-        // Whole tiles of a product, each of whose parts of the output begins where 16 bytes can be written at once.
+        // Whole tiles, so that each part of the output begins at a multiple of 16 bytes.
         let fitting = UNPACKED_BYTES / (self.columns * element.bytes());
         let at_once = (fitting / 64 * 64).max(64).min(self.rows);
-        // A product with a stretch of W is columns of the output, so that all of W goes at once unless it is too large.
+        // A product with a part of W gives columns of the output. All of W at once, unless it is too large.
         if at_once == self.rows {
             let unpacked = DeviceTensor::undefined(self.device(), element, &[self.rows, self.columns])?;
             cuda::dequantize(&self.weights(), 0, self.rows, unpacked.numbers())?;
@@ -169,17 +169,20 @@ pub(super) struct DeviceLinearCall<'a> {
     pub(super) residual: Option<&'a DeviceTensor>,
 }
 
-/// Rows that meet several matrices.
+/// Rows that several matrices multiply.
 struct InputRows<'a> {
+    /// `[rows, inputs]`.
     tensor: &'a DeviceTensor,
+    rows: usize,
+    inputs: usize,
     parts: std::cell::OnceCell<[DeviceTensor; 3]>,
 }
 
 impl<'a> InputRows<'a> {
     fn new(tensor: &'a DeviceTensor) -> Result<Self> {
         match tensor.dims() {
-            [_, _] => Ok(Self { tensor, parts: std::cell::OnceCell::new() }),
-            dims => Err(Error::failure(format!("a tensor of {dims:?} is not rows; please report this"))),
+            &[rows, inputs] => Ok(Self { tensor, rows, inputs, parts: std::cell::OnceCell::new() }),
+            dims => Err(Error::misuse(format!("a tensor of {dims:?} is not rows"))),
         }
     }
 
@@ -203,10 +206,11 @@ impl<'a> InputRows<'a> {
         first: usize,
         accumulate: bool,
     ) -> Result<()> {
-        let &[rows, inputs] = self.tensor.dims() else { unreachable!("checked by new") };
-        let outputs = weights.len() / inputs;
-        let columns = output.dims()[1];
-        assert!(x.len() == rows * inputs && first + outputs <= columns, "sizes of a product");
+        let Self { rows, inputs, .. } = *self;
+        let (outputs, columns) = (weights.len() / inputs.max(1), output.elements() / rows.max(1));
+        if x.len() != rows * inputs || first + outputs > columns {
+            return Err(Error::misuse("sizes of a product do not agree"));
+        }
         let product = Gemm {
             x: x.address(),
             weights: weights.address(),

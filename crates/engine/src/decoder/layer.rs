@@ -1,15 +1,15 @@
-//! The parts of a block.
+//! Weights of a layer, and the small operations they stand for.
 
 use super::Location;
 use super::experts::ExpertLayer;
 use crate::config::Activation;
 use crate::hooks::{Hooks, Site};
-use crate::tensor::{self, Tensor};
+use crate::tensor::Tensor;
 use crate::weights::{Linear, LinearCall};
 use crate::{ComputeType, Device, Result};
 
-/// Weights of one block.
-pub(super) struct Block {
+/// Weights of one layer.
+pub(super) struct LayerWeights {
     pub(super) attention_norm: Option<Norm>,
     pub(super) query: Projection,
     pub(super) key: Projection,
@@ -23,20 +23,20 @@ pub(super) struct Block {
     pub(super) mlp_post_norm: Option<Norm>,
 }
 
-/// What a block does after attention.
+/// What a layer does after attention.
 pub(super) enum Mlp {
     /// With a gate.
     Gated { gate: Projection, up: Projection, down: Projection },
     /// Without.
     Plain { up: Projection, down: Projection },
-    /// A few of many.
+    /// A mixture of experts.
     Experts(ExpertLayer),
 }
 
-/// A matrix and perhaps a bias.
+/// x·Wᵀ + bias.
 #[derive(Clone)]
 pub(super) struct Projection {
-    pub(super) matrix: Linear,
+    pub(super) weight: Linear,
     /// `[out]`.
     pub(super) bias: Option<Tensor>,
 }
@@ -44,13 +44,13 @@ pub(super) struct Projection {
 /// RMSNorm, or LayerNorm where there is a bias.
 pub(super) struct Norm {
     /// `[d]`.
-    pub(super) scale: Tensor,
+    pub(super) weight: Tensor,
     /// `[d]`.
     pub(super) bias: Option<Tensor>,
     pub(super) epsilon: f32,
 }
 
-impl Block {
+impl LayerWeights {
     /// Bytes of the matrices.
     pub(super) fn bytes(&self) -> usize {
         let attention = [&self.query, &self.key, &self.value, &self.attention_output];
@@ -62,21 +62,19 @@ impl Block {
         attention.map(Projection::bytes).iter().sum::<usize>() + mlp
     }
 
-    /// Queries `[rows, H, head_dim]` through their norm.
-    pub(super) fn query_norm(&self, q: &Tensor) -> Result<Tensor> {
-        self.query_key_norm(0, q)
-    }
-
-    /// Keys `[rows, kv_heads, head_dim]` through their norm.
-    pub(super) fn key_norm(&self, k: &Tensor) -> Result<Tensor> {
-        self.query_key_norm(1, k)
-    }
-
-    fn query_key_norm(&self, which: usize, x: &Tensor) -> Result<Tensor> {
+    /// The norm of queries `[rows, H, head_dim]`, over as many elements as it has: those of a head, or of all heads.
+    pub(super) fn query_norm(&self, q: Tensor) -> Result<Tensor> {
         match &self.query_key_norms {
-            // Over as many elements as the norm has: those of a head, or of all heads.
-            Some(norms) => norms[which].forward(x, None),
-            None => Ok(x.clone()),
+            Some([norm, _]) => norm.forward(&q, None),
+            None => Ok(q),
+        }
+    }
+
+    /// [`Self::query_norm`] of keys `[rows, kv_heads, head_dim]`.
+    pub(super) fn key_norm(&self, k: Tensor) -> Result<Tensor> {
+        match &self.query_key_norms {
+            Some([_, norm]) => norm.forward(&k, None),
+            None => Ok(k),
         }
     }
 }
@@ -84,11 +82,11 @@ impl Block {
 impl Projection {
     /// Bytes of the matrix.
     pub(super) fn bytes(&self) -> usize {
-        self.matrix.bytes()
+        self.weight.bytes()
     }
 
     fn call(&self) -> LinearCall<'_> {
-        LinearCall { weight: &self.matrix, bias: self.bias.as_ref(), residual: None }
+        LinearCall { weight: &self.weight, bias: self.bias.as_ref(), residual: None }
     }
 
     /// `x [rows, in]` to `[rows, out]`.
@@ -97,7 +95,7 @@ impl Projection {
         Ok(y)
     }
 
-    /// The same added to `residual [rows, out]`.
+    /// `residual [rows, out]` + the projection of `x [rows, in]`.
     pub(super) fn forward_with_residual(
         &self,
         x: &Tensor,
@@ -116,16 +114,16 @@ impl Projection {
         compute: ComputeType,
     ) -> Result<Tensor> {
         if gate.bias.is_none() && up.bias.is_none() {
-            let at_once = Linear::multiply_gated(activation, [&gate.matrix, &up.matrix], x)?;
-            if let Some(gated) = at_once {
+            let fused = Linear::multiply_gated(activation, [&gate.weight, &up.weight], x)?;
+            if let Some(gated) = fused {
                 return Ok(gated);
             }
         }
         let [gate, up] = Self::forward_together([gate, up], x, compute)?;
-        tensor::gate(activation, &gate, &up)
+        gate.gated(activation, &up)
     }
 
-    /// Several projections of the same rows, shared out among threads together.
+    /// Several projections of the same rows, in one parallel operation.
     pub(super) fn forward_together<const N: usize>(
         projections: [&Self; N],
         x: &Tensor,
@@ -136,13 +134,13 @@ impl Projection {
 }
 
 impl Norm {
-    /// `x` in rows as long as the scale; in the type of products in `compute`, where they follow.
+    /// `x` in rows as long as the weight; in the type in which rows are multiplied in `compute`, or in the type of `x`.
     pub(super) fn forward(&self, x: &Tensor, compute: Option<ComputeType>) -> Result<Tensor> {
-        tensor::norm(x, &self.scale, self.bias.as_ref(), self.epsilon, compute)
+        x.norm(&self.weight, self.bias.as_ref(), self.epsilon, compute)
     }
 
-    /// The same past a hook point, which shows the value before the learned scale and bias.
-    pub(super) fn forward_shown(
+    /// [`Self::forward`] with a hook point, which shows the value before the learned weight and bias.
+    pub(super) fn forward_hooked(
         &self,
         x: &Tensor,
         at: Location<'_>,
@@ -153,20 +151,19 @@ impl Norm {
         if !hooks.wants(at.layer, site) {
             return self.forward(x, compute);
         }
-        let ones = Tensor::from_vec(vec![1.0; self.scale.elements()], self.scale.dims())?;
-        let zeros = Tensor::from_vec(vec![0.0; self.scale.elements()], self.scale.dims())?;
+        let ones = Tensor::from_vec(vec![1.0; self.weight.elements()], self.weight.dims())?;
+        let zeros = Tensor::from_vec(vec![0.0; self.weight.elements()], self.weight.dims())?;
         let zeros = self.bias.as_ref().map(|_| &zeros);
-        let shown = x.to_device(&Device::Cpu)?;
-        let normalized = tensor::norm(&shown, &ones, zeros, self.epsilon, None)?;
+        let normalized = x.to_device(&Device::Cpu)?.norm(&ones, zeros, self.epsilon, None)?;
         let normalized = hooks.visit(at.layer, site, at.positions, normalized)?.to_host()?;
-        let scaled = normalized.broadcast_mul(&self.scale.to_host()?)?;
+        let scaled = normalized.broadcast_mul(&self.weight.to_host()?)?;
         let scaled = match &self.bias {
             Some(bias) => scaled.broadcast_add(&bias.to_host()?)?,
             None => scaled,
         };
         let scaled = Tensor::from(scaled).like(x)?;
         match compute {
-            Some(compute) => tensor::for_products(&scaled, compute),
+            Some(compute) => scaled.for_products(compute),
             None => Ok(scaled),
         }
     }
