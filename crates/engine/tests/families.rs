@@ -112,13 +112,13 @@ fn logits(decoder: &Decoder, x: &Tensor) -> Vec<f32> {
     logits.to_vec().unwrap()
 }
 
-fn largest_difference(found: &[f32], expected: &[f32]) -> f64 {
-    assert_eq!(found.len(), expected.len());
-    found.iter().zip(expected).fold(0.0, |worst, (a, b)| f64::max(worst, f64::from((a - b).abs())))
+fn largest_difference(actual: &[f32], expected: &[f32]) -> f64 {
+    assert_eq!(actual.len(), expected.len());
+    actual.iter().zip(expected).fold(0.0, |worst, (a, b)| f64::max(worst, f64::from((a - b).abs())))
 }
 
-fn check(what: &str, found: &[f32], expected: &[f32]) {
-    let off = largest_difference(found, expected);
+fn check(what: &str, actual: &[f32], expected: &[f32]) {
+    let off = largest_difference(actual, expected);
     assert!(off < BAR, "{what}: off by {off:e}");
 }
 
@@ -187,12 +187,12 @@ fn single_steps_with_a_cache_equal_pytorch(device: &Device) {
         let first = session
             .prefill(&tokens[..prompt_len], &mut Hooks::none(), &Interrupt::new(false), &mut |_| {})
             .unwrap();
-        let mut found: Vec<f32> = first.to_vec().unwrap();
+        let mut actual: Vec<f32> = first.to_vec().unwrap();
         for &token in &tokens[prompt_len..] {
             let logits = session.step(token, &mut Hooks::none()).unwrap();
-            found.extend(logits.to_vec().unwrap());
+            actual.extend(logits.to_vec().unwrap());
         }
-        check(family, &found, &all[(prompt_len - 1) * vocab..]);
+        check(family, &actual, &all[(prompt_len - 1) * vocab..]);
     });
 }
 
@@ -231,8 +231,8 @@ fn chunks_of_rows_and_their_masses_equal_pytorch(device: &Device) {
             }
         }
         for (segment, name) in ["bos_mass", "prompt_mass", "decode_mass"].into_iter().enumerate() {
-            let found: Vec<f32> = mass.iter().map(|mass| mass[segment] as f32).collect();
-            check(&format!("{family}: {name}"), &found, &expected.numbers(name));
+            let actual: Vec<f32> = mass.iter().map(|mass| mass[segment] as f32).collect();
+            check(&format!("{family}: {name}"), &actual, &expected.numbers(name));
         }
         for (at, (&(sum, count), expected)) in
             entropy.iter().zip(expected.numbers("prompt_entropy")).enumerate()
@@ -251,12 +251,12 @@ fn greedy_tokens_equal_pytorch(device: &Device) {
         let mut session = session(&decoder, prompt.len(), greedy.len());
         let first =
             session.prefill(&prompt, &mut Hooks::none(), &Interrupt::new(false), &mut |_| {}).unwrap();
-        let mut found = vec![argmax(&first, &[]).unwrap()];
-        while found.len() < greedy.len() {
-            let logits = session.step(found[found.len() - 1], &mut Hooks::none()).unwrap();
-            found.push(argmax(&logits, &[]).unwrap());
+        let mut actual = vec![argmax(&first, &[]).unwrap()];
+        while actual.len() < greedy.len() {
+            let logits = session.step(actual[actual.len() - 1], &mut Hooks::none()).unwrap();
+            actual.push(argmax(&logits, &[]).unwrap());
         }
-        assert_eq!(found, greedy, "{family}");
+        assert_eq!(actual, greedy, "{family}");
     });
 }
 

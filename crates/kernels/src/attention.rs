@@ -1,7 +1,7 @@
 //! Attention over key ranges, with its statistics, in one pass and without a score matrix.
 //!
-//! Keys come as *spans*: contiguous key ranges, each belonging to one [`Segment`]. What a policy keeps, what a
-//! knockout hides and what the statistics tell apart are all the same thing here: which spans there are.
+//! Keys come as *spans*: contiguous key ranges, each belonging to one [`Segment`]. Policies, knockouts and statistics
+//! all choose which spans there are.
 //!
 //! Online softmax with per-segment sums (DESIGN: masses and entropies without a matrix): with running maximum m,
 //! ℓ_g = Σ e^{s−m} and t_g = Σ e^{s−m}(s−m) over the keys of segment g, mass_g = ℓ_g / Σℓ and
@@ -24,12 +24,12 @@ pub const SEGMENTS: usize = 3;
 const KEY_TILE: usize = 64;
 /// Query rows times heads of a group handled at once.
 const QUERY_TILE: usize = 192;
-/// Up to this many query rows, keys are split among tasks, since there are too few query blocks to share out.
+/// Up to this many query rows, keys are split among tasks, since there are too few query blocks for all threads.
 const FEW_ROWS: usize = 4;
 /// Key tiles of one task when keys are split.
 const TILES_PER_SPLIT: usize = 16;
 
-/// Which part of the sequence a key belongs to, seen from the decode queries.
+/// The part of the sequence that a key belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(usize)]
 pub enum Segment {
@@ -56,7 +56,7 @@ pub struct AttentionShape {
     pub soft_cap: Option<f32>,
     /// A query at t sees keys t−window+1 … t; `None` sees all.
     pub window: Option<usize>,
-    /// Keys at positions below this are seen whatever the window (attention sinks, Xiao et al. 2023).
+    /// Keys at positions below this are seen outside the window, too (attention sinks, Xiao et al. 2023).
     pub sinks: usize,
 }
 
@@ -114,7 +114,7 @@ pub struct Received {
 }
 
 impl Received {
-    /// Nothing received yet, for positions 0 … `positions`−1.
+    /// Zeros for positions 0 … `positions`−1.
     pub fn new(positions: usize) -> Self {
         Self { sum: vec![0.0; positions], max: vec![0.0; positions] }
     }

@@ -1,7 +1,7 @@
-//! A GPU as kernels see it: memory, launches, products, graphs.
+//! GPUs: memory, kernel launches, products, graphs.
 //!
 //! [`Device`] is an NVIDIA GPU through its driver (feature `cuda`), or its emulation on the CPU (feature `cuda-emulation`),
-//! which runs the same kernels from the same sources. Without either there is no way to open one, and all else compiles.
+//! which runs the same kernels from the same sources. Without either feature, none can be opened, and everything else compiles.
 //!
 //! Work is queued in order, on one stream; reading waits for it.
 

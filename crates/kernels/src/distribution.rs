@@ -13,7 +13,7 @@ pub mod cuda;
 const CHUNK: usize = 1024;
 const LANES: usize = 16;
 
-/// A row of logits turned into what comparisons need: its probabilities and its entropy.
+/// The probabilities and the entropy of a row of logits.
 #[derive(Debug, Clone)]
 pub struct Distribution {
     /// softmax(logits), length V.
@@ -35,7 +35,7 @@ pub struct DistributionComparison {
     pub same_argmax: bool,
     /// The other's most likely token.
     pub argmax: usize,
-    /// max + ln Σ e^{x − max} of the other row: a token's NLL is this less its logit.
+    /// max + ln Σ e^{x − max} of the other row: a token's NLL is this minus its logit.
     pub log_normaliser: f64,
 }
 
@@ -114,14 +114,14 @@ impl Operation for Exponentials<'_> {
         for (x, out) in self.logits.chunks(CHUNK).zip(self.out.chunks_mut(CHUNK)) {
             let (mut sum, mut sum_weighted) = ([0f32; LANES], [0f32; LANES]);
             let mut add = |lane: usize, x: f32| {
-                // Far below the maximum nothing weighs; the clamp keeps 0·(−∞) out of the sum.
+                // The clamp keeps 0·(−∞) out of the sum.
                 let shifted = (x - max).max(-100.0);
                 let weight = exp_nonpositive(shifted);
                 sum[lane] += weight;
                 sum_weighted[lane] += weight * shifted;
                 weight
             };
-            // Whole vectors by themselves, since a loop of unknown length would not vectorise.
+            // Whole vectors apart, since a loop of unknown length would not vectorise.
             let (whole, rest) = x.as_chunks::<LANES>();
             let (whole_out, rest_out) = out.as_chunks_mut::<LANES>();
             for (x, out) in whole.iter().zip(whole_out) {

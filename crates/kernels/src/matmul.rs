@@ -1,8 +1,8 @@
-//! Products of activations with weight matrices as files have them: y = x·Wᵀ, W in any [`WeightFormat`].
+//! Products of activations with weight matrices in the formats of files: y = x·Wᵀ, W in any [`WeightFormat`].
 //!
-//! Many rows: 32 rows of W at a time are unpacked into a panel that stays in cache, which then multiplies all rows of x;
-//! W is never unpacked as a whole. One row: each row of W is unpacked in registers on its way from memory, so that memory
-//! sets the pace. On a GPU ([`cuda`]) few rows are multiplied that way, too; for many, W is unpacked first.
+//! Many rows: 32 rows of W at a time are dequantised into a panel that stays in cache, which then multiplies all rows of x.
+//! One row: each row of W is dequantised in registers, so that memory bandwidth is the limit. On a GPU ([`cuda`]) few rows are
+//! multiplied that way, too; for many, W is dequantised first.
 
 mod blocks;
 pub mod cuda;
@@ -49,7 +49,7 @@ impl<'a> Weights<'a> {
     }
 }
 
-/// A matrix and where its product goes, `[rows of x, rows of W]`.
+/// A matrix and its product with x, `[rows of x, rows of W]`.
 #[derive(Debug)]
 pub struct Product<'a> {
     /// W.
@@ -58,7 +58,7 @@ pub struct Product<'a> {
     pub output: &'a mut [f32],
 }
 
-/// The type in which several rows are multiplied. A single row is always f32: memory sets its pace.
+/// The type in which several rows are multiplied. A single row is always f32: memory bandwidth is its limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ComputeType {
     /// f32.

@@ -1,5 +1,4 @@
-//! Where models come from: what a user's word for a model means, which models are on this disk, and how one is
-//! fetched from the Hugging Face Hub.
+//! Finds models: resolves a name, path or Hub id, lists the models on this disk, and fetches from the Hugging Face Hub.
 //!
 //! ```no_run
 //! use layerscope_models::{Places, Reference, fetch};
@@ -14,7 +13,7 @@
 //! # Ok::<(), layerscope_models::Error>(())
 //! ```
 //!
-//! Nothing here opens a model; a path that comes out is a GGUF file, or a folder with `config.json`,
+//! No model is opened. The resulting path is a GGUF file, or a folder with `config.json`,
 //! `tokenizer.json` and safetensors.
 
 mod checkpoint;

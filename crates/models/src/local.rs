@@ -1,4 +1,4 @@
-//! Models that are on this disk already, whoever put them there.
+//! Models on this disk.
 
 mod folders;
 mod hub_cache;
@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 /// A model on this disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LocalModel {
-    /// What a user can type for it; no two models have the same.
+    /// Unique name that a user can type.
     pub name: String,
     /// Who keeps it.
     pub origin: Origin,
@@ -86,7 +86,7 @@ impl LocalModel {
 }
 
 /// Models on this disk: of the current folder, Layerscope's own, the Hugging Face cache, Ollama, LM Studio and
-/// llama.cpp, in this order. What cannot be read or is incomplete is left out.
+/// llama.cpp, in this order. Models that are unreadable or incomplete are skipped.
 pub fn local_models(places: &Places) -> Vec<LocalModel> {
     let mut all = folders::models_of(&places.current_folder, Origin::CurrentFolder);
     if let Some(folder) = &places.models_folder {
@@ -99,7 +99,7 @@ pub fn local_models(places: &Places) -> Vec<LocalModel> {
     all.extend(places.lm_studio.iter().flat_map(|folder| folders::models_of_publishers(folder)));
     all.extend(places.llama_cpp.iter().flat_map(|folder| folders::models_of(folder, Origin::LlamaCpp)));
 
-    // A name means the first; others of that name go by their path.
+    // Of several models with one name, the others are named by their path.
     let mut names = HashSet::new();
     all.retain_mut(|model| {
         if names.contains(&model.name) {

@@ -1,4 +1,4 @@
-//! The fields of a model's description by name, whether it is the metadata of a GGUF file or a `config.json`.
+//! Fields of a model's config by name, from the metadata of a GGUF file or from `config.json`.
 
 use crate::{Error, Result};
 use candle_core::quantized::gguf_file::Value;
@@ -6,27 +6,27 @@ use serde_json::Value as Json;
 use std::collections::HashMap;
 use std::path::Path;
 
-/// A field's names: in `config.json`, and in GGUF metadata after the architecture's prefix. Several are parted by `|`, and the
-/// first that is there counts; an empty one is in no such file.
+/// A field's names: in `config.json`, and in GGUF metadata after the architecture's prefix. `|` separates alternatives, of which
+/// the first present one counts; an empty name means that such files do not have the field.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Key(pub(crate) &'static str, pub(crate) &'static str);
 
-/// A description, and the file that errors name.
+/// The fields of a config, and the file to name in errors.
 pub(crate) struct Fields<'a> {
     pub(crate) path: &'a Path,
     pub(crate) source: FieldSource<'a>,
 }
 
-/// Where the fields are.
+/// Where fields are read from.
 #[derive(Clone, Copy)]
 pub(crate) enum FieldSource<'a> {
-    /// Metadata of a GGUF file, and what it carries in tensors.
+    /// Metadata of a GGUF file, and the rotary factors in its tensors.
     Gguf { metadata: &'a HashMap<String, Value>, architecture: &'a str, rope_factors: &'a RopeFactors },
     /// `config.json`.
     Json(&'a Json),
 }
 
-/// Factors of rotary frequencies that a GGUF file carries as tensors.
+/// Factors of rotary frequencies, which GGUF files have as tensors.
 #[derive(Debug, Clone, Default)]
 pub struct RopeFactors {
     /// `rope_freqs.weight` (Llama 3.1).
@@ -81,7 +81,7 @@ impl<'a> Fields<'a> {
         Error::malformed(self.path, format_args!("{name} is not {expected}"))
     }
 
-    /// Whether a `config.json` says that there is no such thing.
+    /// Whether `config.json` has the field with the value null.
     pub(crate) fn is_null(&self, key: Key) -> bool {
         match self.source {
             FieldSource::Gguf { .. } => false,
@@ -93,7 +93,7 @@ impl<'a> Fields<'a> {
         self.find(key).is_some()
     }
 
-    /// A whole number of 0 or more. Where a GGUF file has one for each layer, they must all be the same.
+    /// A whole number of 0 or more. A GGUF file may have one for each layer; they must be equal.
     pub(crate) fn optional_number_from_zero(&self, key: Key) -> Result<Option<usize>> {
         let Some(field) = self.find(key) else { return Ok(None) };
         let count = match &field {
@@ -193,7 +193,7 @@ impl<'a> Fields<'a> {
         texts.map(Some).ok_or_else(|| self.wrong(&field, "a list of texts"))
     }
 
-    /// The object under one of the JSON names of a key.
+    /// The object at one of the key's JSON names.
     pub(crate) fn object(&self, key: Key) -> Option<Fields<'a>> {
         match self.find(key)? {
             FieldValue::Json(_, json) if json.is_object() => {

@@ -29,15 +29,15 @@ impl GgufFile {
     /// Maps a file and reads its header.
     ///
     /// # Errors
-    /// [`Error::Input`] where the file is absent, empty, cut short or no GGUF file.
+    /// [`Error::Io`]; [`Error::MalformedFile`] where the file is empty, cut short or not a GGUF file.
     pub fn open(path: &Path) -> Result<Self> {
         Self::read(path.to_owned(), FileBytes::map(path)?)
     }
 
-    /// Reads a file that is in memory, as one that is part of the program; `name` stands for its path in messages.
+    /// Reads a file in memory; `name` stands for its path in messages.
     ///
     /// # Errors
-    /// [`Error::Input`] where the bytes are no GGUF file.
+    /// [`Error::MalformedFile`].
     pub fn in_memory(name: &str, bytes: impl Into<Cow<'static, [u8]>>) -> Result<Self> {
         Self::read(PathBuf::from(name), FileBytes::InMemory(bytes.into()))
     }

@@ -1,6 +1,6 @@
 //! Where a file keeps a weight: under which name, in which rows, and in which order.
 
-/// The place of a weight in a file. RowOrder are those of the matrix that multiplies, `[out, in]`; of a vector, its elements.
+/// The place of a weight in a file. Rows are those of the matrix `[out, in]`; of a vector, its elements.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Place {
     /// The tensor's name, ending in `.weight`.
@@ -8,18 +8,18 @@ pub(crate) struct Place {
     pub(super) rows: RowOrder,
     /// Whether the tensor is `[in, out]`.
     pub(super) transposed: bool,
-    /// Whether the file has the values less 1.
+    /// Whether the file has the values minus 1.
     pub(super) plus_one: bool,
 }
 
-/// Which rows of a tensor are the weight's.
+/// The rows of a tensor that belong to the weight, and their order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum RowOrder {
     /// All, in order.
     All,
     /// Those from `first` on, of `of`.
     From { first: usize, of: usize },
-    /// All, but of each of `heads` heads in the order (2i, 2i+1) rather than (i, i + head_dim/2).
+    /// All; within each of `heads` heads in the order (2i, 2i+1) instead of (i, i + head_dim/2).
     InPairs { heads: usize },
     /// Of each head, one of `parts` runs of `head_dim` rows.
     OfEachHead { part: usize, parts: usize, head_dim: usize },
@@ -36,7 +36,7 @@ impl Place {
         Self { rows: RowOrder::From { first, of }, ..self }
     }
 
-    /// RowOrder that llama.cpp's converter has reordered.
+    /// Rows that llama.cpp's converter has reordered.
     pub(crate) fn in_pairs(self, heads: usize) -> Self {
         Self { rows: RowOrder::InPairs { heads }, ..self }
     }
@@ -46,12 +46,12 @@ impl Place {
         Self { rows: RowOrder::OfEachHead { part, parts, head_dim }, ..self }
     }
 
-    /// A matrix that the file has with rows and columns exchanged.
+    /// A matrix that the file has transposed.
     pub(crate) fn transposed(self) -> Self {
         Self { transposed: true, ..self }
     }
 
-    /// Values that the file has less 1.
+    /// Values that the file has minus 1.
     pub(crate) fn plus_one(self) -> Self {
         Self { plus_one: true, ..self }
     }

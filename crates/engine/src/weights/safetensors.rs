@@ -33,7 +33,7 @@ impl SafetensorsFiles {
     /// `*.safetensors` of the folder.
     ///
     /// # Errors
-    /// [`Error::Input`] where there is none, one is missing, cut short or not a safetensors file.
+    /// [`Error::Io`]; [`Error::MalformedFile`] where there is none, or one is missing, cut short or not a safetensors file.
     pub fn open(folder: &Path) -> Result<Self> {
         let files = list_files(folder)?;
         let mut tensors = HashMap::new();
@@ -79,7 +79,7 @@ impl SafetensorsFiles {
     /// The weights, at the places where the family of a config keeps them.
     ///
     /// # Errors
-    /// [`Error::Input`] on a family that is not known.
+    /// [`Error::UnsupportedFamily`].
     pub fn weights<'a>(&'a self, config: &'a ModelConfig) -> Result<impl WeightSource + 'a> {
         Ok(FileWeights::new(self, config, Family::named(config.family)?.in_hugging_face))
     }
@@ -106,7 +106,7 @@ impl TensorFiles for SafetensorsFiles {
     }
 
     fn name_of(&self, name: &str) -> Option<&str> {
-        // Some checkpoints leave out the first part, which names the model within its wrapper.
+        // Some checkpoints leave out the first part of the name.
         let bare = name.split_once('.').map(|(_, rest)| rest);
         [Some(name), bare]
             .into_iter()
@@ -139,7 +139,7 @@ impl TensorFiles for SafetensorsFiles {
     }
 }
 
-/// Buffers that older checkpoints were saved with, the scales of float8 weights, and what sees pictures.
+/// Buffers of older checkpoints, scales of float8 weights, and vision towers.
 fn is_no_weight(name: &str) -> bool {
     const ENDS: [&str; 9] = [
         ".rotary_emb.inv_freq",
@@ -157,7 +157,7 @@ fn is_no_weight(name: &str) -> bool {
     ENDS.iter().any(|end| name.ends_with(end)) || STARTS.iter().any(|start| name.starts_with(start))
 }
 
-/// The name of a decoder's tensor in a checkpoint that wraps the decoder into a model that also sees pictures.
+/// The name of a decoder's tensor in a multimodal checkpoint.
 fn without_wrapper(name: &str) -> String {
     match name.strip_prefix("model.language_model.") {
         Some(rest) => format!("model.{rest}"),
@@ -197,7 +197,7 @@ fn list_files(folder: &Path) -> Result<Vec<PathBuf>> {
         }
         return Ok(files);
     }
-    // Beside it may lie the same weights in another layout.
+    // The folder may also have the same weights in another layout.
     let single = folder.join("model.safetensors");
     if single.exists() {
         return Ok(vec![single]);

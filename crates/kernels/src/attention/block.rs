@@ -10,7 +10,7 @@ use crate::tile::{COLUMN_ALIGNMENT, accumulate, dot, transpose};
 use pulp::Simd;
 use std::ops::Range;
 
-/// From this many rows on, transposing the keys pays.
+/// From this many rows on, keys are transposed.
 const TRANSPOSE_FROM: usize = 8;
 const LANES: usize = 16;
 
@@ -182,7 +182,7 @@ impl Partial {
         &mut self.output[entry * self.padded_dim..][..self.padded_dim]
     }
 
-    /// Moves an entry to a maximum at least as large as its own.
+    /// Rescales an entry to a maximum at least as large as its own.
     #[inline(always)]
     fn raise_max(&mut self, entry: usize, max: f32) {
         let old = self.max[entry];
@@ -206,7 +206,7 @@ impl Partial {
         }
     }
 
-    /// Joins the states of disjoint key sets, in order.
+    /// Merges the states of disjoint sets of keys, in order.
     pub(super) fn merge(parts: Vec<Self>, block: &QueryBlock<'_>) -> Self {
         let mut parts = parts.into_iter();
         let mut merged = parts.next().unwrap_or_else(|| Self::empty(block));
@@ -317,7 +317,7 @@ impl Operation for TilePass<'_> {
     }
 }
 
-/// Turns scores into e^{s−max}; their sum, and Σ e^{s−max}(s−max) where asked for.
+/// Replaces scores by e^{s−max}; returns their sum, and Σ e^{s−max}(s−max) where asked for.
 #[inline(always)]
 fn exponentiate<const WEIGHTED: bool>(row: &mut [f32], max: f32) -> (f32, f32) {
     let (mut sum, mut weighted) = ([0f32; LANES], [0f32; LANES]);

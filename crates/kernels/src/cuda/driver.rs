@@ -16,9 +16,9 @@ static KERNELS: &Aligned<[u8]> = &Aligned(*include_bytes!(concat!(env!("OUT_DIR"
 #[repr(C, align(16))]
 struct Aligned<T: ?Sized>(T);
 
-/// Shared memory that a block has without asking for more.
+/// Shared memory of a block by default.
 const SHARED_BYTES: usize = 48 << 10;
-/// Memory that cuBLAS works in; as much as it takes by itself on Hopper. Given beforehand, so that graphs need none.
+/// Workspace of cuBLAS, as much as it takes by itself on Hopper; allocated beforehand, so that graphs need none.
 const BLAS_BYTES: usize = 32 << 20;
 
 pub(super) struct Driver {
@@ -187,7 +187,7 @@ impl Backend for Driver {
     }
 
     fn free(&self, address: u64) {
-        // Waits for the work that may still use it. An error here would have been told by that work.
+        // Waits for the work that may still use it. That work has reported any error.
         if self.context.enter().is_ok() {
             // SAFETY: made by `allocate`.
             let _ = unsafe {

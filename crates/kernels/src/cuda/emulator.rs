@@ -1,4 +1,4 @@
-//! A GPU's kernels on the CPU (`emulator.cpp`): memory is the host's, between pages that nothing may touch.
+//! A GPU's kernels on the CPU (`emulator.cpp`). Device memory is host memory between guard pages.
 
 use super::backend::{Backend, Captured, Launch, Result};
 use super::{DeviceError, DeviceInformation, Element, Gemm};
@@ -25,7 +25,7 @@ unsafe extern "C" {
     fn layerscope_emulated_free(data: *mut c_void, bytes: usize) -> c_int;
 }
 
-/// What memory holds before it is written: NaN in every type.
+/// The contents of memory before it is written: NaN in every type.
 const POISON: u8 = 0xff;
 /// As much memory as it says it has.
 const MEMORY: usize = 4 << 30;
@@ -105,7 +105,7 @@ impl Emulator {
         Ok(())
     }
 
-    /// What waits for the stream, or for the whole GPU, while a graph is captured spoils the graph.
+    /// Waiting for the stream or the GPU during a capture invalidates the graph.
     fn wait(&self, what: &str) -> Result<()> {
         let error = || DeviceError::Failure(format!("{what} while a graph is captured; please report this"));
         match &mut *self.state.captured.lock().unwrap_or_else(PoisonError::into_inner) {

@@ -1,5 +1,5 @@
-//! Next-token distributions on a GPU: rows of logits summed up, compared with reference rows, and their most likely tokens.
-//! What is defined beside for the CPU is defined alike; sums are in f64.
+//! Next-token distributions on a GPU: summaries of rows of logits, comparisons with reference rows, and most likely tokens, with
+//! the definitions of [`super`]. Sums are in f64.
 
 #[cfg(all(test, feature = "cuda-emulation"))]
 mod tests;
@@ -17,17 +17,17 @@ const PART_SHARED_BYTES: usize = THREADS / 32 * (3 * size_of::<f64>() + 3 * size
 /// Threads of a block that joins parts, a warp for each row.
 const JOINING_THREADS: usize = 128;
 
-/// What a row of logits comes to.
+/// Summary of a row of logits.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct DistributionSummary {
-    /// max + ln Σ e^{x − max}: a token's NLL is this less its logit.
+    /// max + ln Σ e^{x − max}: a token's NLL is this minus its logit.
     pub log_normaliser: f64,
     /// Σ p ln p, nats.
     pub negative_entropy: f64,
     /// The most likely token, the first of equals.
     pub argmax: u32,
-    /// 1 where no logit is NaN, else 0, and the other numbers mean nothing.
+    /// 1 where no logit is NaN, else 0, and the other numbers are undefined.
     pub finite: u32,
 }
 
@@ -37,13 +37,13 @@ pub struct DistributionSummary {
 pub struct ComparisonOnDevice {
     /// KL(reference ‖ row), nats.
     pub kl: f64,
-    /// max + ln Σ e^{x − max} of the row: a token's NLL is this less its logit.
+    /// max + ln Σ e^{x − max} of the row: a token's NLL is this minus its logit.
     pub log_normaliser: f64,
     /// Logit of the token that was asked for.
     pub token_logit: f32,
     /// The row's most likely token, the first of equals.
     pub argmax: u32,
-    /// 1 where no logit of the row is NaN, else 0, and the other numbers mean nothing.
+    /// 1 where no logit of the row is NaN, else 0, and the other numbers are undefined.
     pub finite: u32,
     /// Always 0.
     pub unused: u32,
@@ -58,7 +58,7 @@ unsafe impl Zeroable for ComparisonOnDevice {}
 // SAFETY: as above.
 unsafe impl Pod for ComparisonOnDevice {}
 
-/// What a block finds in its part of a row.
+/// The result of a block for its part of a row.
 #[repr(C)]
 struct LogitsPart {
     total: f64,

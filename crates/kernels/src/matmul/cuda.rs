@@ -1,4 +1,4 @@
-//! Weights in device memory, as files have them: unpacked, and multiplied by few rows on their way from memory.
+//! Weights in device memory, in the formats of files: dequantised, or multiplied by few rows directly.
 
 mod row;
 
@@ -12,7 +12,7 @@ use crate::cuda::{Buffer, Device, DeviceError, Element, Numbers};
 pub struct DeviceWeights<'a> {
     /// Where its bytes are.
     pub data: &'a Buffer,
-    /// How many bytes before it there are; so many that it begins at a multiple of [`alignment`] of its format.
+    /// Bytes before the matrix; it begins at a multiple of [`alignment`] of its format.
     pub offset: usize,
     /// What the bytes are.
     pub format: WeightFormat,

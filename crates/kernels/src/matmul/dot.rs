@@ -1,4 +1,4 @@
-//! The product of one row of W with one row of activations, straight from blocks.
+//! The product of one row of W with one row of activations, without dequantising the row first.
 //!
 //! Σ w·x = Σ_groups scale·Σ q·x + offset·Σ x: the sums of x are the same for every row of W and made once; what is left for
 //! each group is its product with the quants and one for its scale.

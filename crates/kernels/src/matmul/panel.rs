@@ -1,4 +1,4 @@
-//! Many rows of activations: W in panels of 32 of its rows, unpacked once each.
+//! Many rows of activations: W in panels of 32 rows, each dequantised once.
 
 #[cfg(target_arch = "x86_64")]
 mod bf16;
@@ -14,10 +14,10 @@ use std::cell::RefCell;
 
 /// Rows of W in a panel: columns of the output.
 const WIDTH: usize = 32;
-/// Columns of W unpacked at once, whole blocks of every format: a panel of them stays in a core's second-level cache.
+/// Columns of W dequantised at once, whole blocks of every format: a panel of them fits a core's L2 cache.
 const DEPTH: usize = 1024;
 
-/// Where tasks put their columns of an output `[rows, columns]`.
+/// An output `[rows, columns]`, whose columns tasks write.
 #[derive(Clone, Copy)]
 struct Columns {
     output: *mut f32,
@@ -48,7 +48,7 @@ impl Columns {
 /// Buffers of one thread, kept for the next panel.
 #[derive(Default)]
 struct Buffers {
-    /// Rows of W as they are unpacked, `[WIDTH, depth]`.
+    /// Rows of W, dequantised, `[WIDTH, depth]`.
     rows: Vec<f32>,
     /// The panel: `[depth, WIDTH]` in f32, or `[depth / 2, WIDTH]` pairs of bf16.
     panel: Vec<f32>,

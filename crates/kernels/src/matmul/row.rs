@@ -1,4 +1,4 @@
-//! One row of activations: each row of W is unpacked on its way from memory.
+//! One row of activations: each row of W is dequantised in registers.
 
 use super::dot::{Activations, dot};
 use super::{Product, Weights};
@@ -8,9 +8,9 @@ use crate::lanes::Lanes;
 use pulp::Simd;
 use rayon::prelude::*;
 
-/// Fewest bytes of weights that are worth a task of their own.
+/// Fewest bytes of weights of a task.
 const TASK_BYTES: usize = 32 << 10;
-/// Tasks for each thread, so that one that is held up does not hold up all.
+/// Tasks for each thread, so that a delayed thread does not delay the others.
 const TASKS_PER_THREAD: usize = 4;
 
 /// Some rows of a matrix and their outputs.

@@ -1,4 +1,4 @@
-//! Fetching one file: its lock, what is there already, the rest, its checksum, its place.
+//! Fetches one file: takes its lock, resumes a partial download, verifies the checksum and links it into its snapshot.
 
 use super::cache::{Repository, make_parent};
 use super::client::{Client, RequestError, Tries};
@@ -13,7 +13,7 @@ use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// After so many bytes earlier failures are forgotten.
+/// After this many bytes the count of failed attempts is reset.
 const GOOD_STRETCH: u64 = 1 << 20;
 
 /// What is to be fetched.
@@ -35,7 +35,7 @@ pub(crate) enum Step {
 }
 
 impl Fetch<'_> {
-    /// Fetches the file, or what is missing of it, and puts it into the snapshot of its commit.
+    /// Fetches the file, or the missing part of it, and links it into the snapshot of its commit.
     pub(crate) fn run(&self, tell: &mut dyn FnMut(Step)) -> Result<()> {
         let _lock = self.repository.lock(self.file, self.interrupted, &mut || tell(Step::Waits))?;
         // Another commit has it too, or another process just fetched it.
@@ -71,7 +71,7 @@ impl Fetch<'_> {
         Ok(())
     }
 
-    /// Asks for the rest and takes what comes; says what broke it off.
+    /// Fetches the rest; returns the error that ended it early.
     fn go_on(&self, partial: &mut Partial<'_>, tell: &mut dyn FnMut(Step)) -> Result<Option<RequestError>> {
         let from = partial.length;
         let response = match self.client.file(
@@ -84,7 +84,7 @@ impl Fetch<'_> {
             Ok(response) => response,
             Err(error) => return Ok(Some(error)),
         };
-        // A server that knows no ranges begins anew; one that sends another range cannot be used.
+        // A server without ranges starts from the beginning; one that sends another range cannot be used.
         match (from, response.head.status.as_u16()) {
             (0, _) => {}
             (_, 206) if response.header("content-range").is_some_and(|range| begins_at(range, from)) => {}
@@ -138,7 +138,7 @@ struct Partial<'a> {
 }
 
 impl<'a> Partial<'a> {
-    /// Opens what an earlier fetch left, or begins.
+    /// Opens the partial file of an earlier fetch, or a new one.
     fn open(path: &'a Path, remote: &'a RemoteFile, interrupted: &AtomicBool) -> Result<Self> {
         let error = |e: std::io::Error| Error::io("open", path, &e);
         let file =

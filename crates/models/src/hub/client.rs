@@ -1,4 +1,4 @@
-//! Requests to the Hub: addresses, access, time limits and second tries.
+//! Requests to the Hub: addresses, authentication, timeouts and retries.
 
 use super::listing::Listing;
 use super::refusal;
@@ -19,20 +19,20 @@ pub(crate) struct Client {
     pub(crate) hub: HubPlaces,
 }
 
-/// Why there is no good answer.
+/// Why a request failed.
 #[derive(Debug)]
 pub(crate) enum RequestError {
     /// The user stopped it.
     Interrupted,
-    /// No connection came about.
+    /// No connection could be made.
     Unreachable(String),
     /// The connection cannot be trusted.
     Insecure(String),
-    /// The connection broke, or went silent.
+    /// The connection broke or timed out.
     Broken(String),
     /// The server refused.
     Status(Status),
-    /// The answer makes no sense.
+    /// The response is not one of a Hub.
     InvalidResponse(String),
 }
 
@@ -45,10 +45,10 @@ pub(crate) struct Status {
     pub(crate) wait: Option<Duration>,
 }
 
-/// Tries of one request, and the pause before the second, which doubles.
+/// Attempts of one request, and the pause before the second, which doubles.
 const TRIES: u32 = 5;
 const PAUSE: Duration = Duration::from_millis(500);
-/// The longest that a server may ask us to wait.
+/// Longest pause that a server can ask for.
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 /// Limit for looking up a name, and for connecting.
 const CONNECT: Duration = Duration::from_secs(10);
@@ -84,13 +84,13 @@ impl Client {
             .user_agent(concat!("layerscope/", env!("CARGO_PKG_VERSION")))
             .accept_encoding("identity")
             .tls_config(TlsConfig::builder().root_certs(certificates(hub)?).build());
-        // A proxy cannot reach this machine's own addresses as we mean them.
+        // Proxies are not used for addresses of this machine.
         let local = ["localhost", "127.", "[::1]"].iter().any(|local| hub.host().starts_with(local));
         let config = if local { config.proxy(None) } else { config };
         Ok(Self { agent: config.build().new_agent(), hub: hub.clone() })
     }
 
-    /// What a repository holds at a revision.
+    /// The files of a repository at a revision.
     pub(crate) fn listing(&self, reference: &HubReference, interrupted: &AtomicBool) -> Result<Listing> {
         let (endpoint, id) = (&self.hub.endpoint, &reference.id);
         let revision = utf8_percent_encode(&reference.revision, IN_PATH);
@@ -168,7 +168,7 @@ impl Client {
 }
 
 impl Drop for Client {
-    /// Ends connections that were left off in the middle.
+    /// Closes unfinished connections.
     fn drop(&mut self) {
         self.agent.clone().shutdown();
     }
@@ -198,7 +198,7 @@ impl RequestError {
         Self::InvalidResponse(what.to_owned())
     }
 
-    /// Whether the same request may go well later.
+    /// Whether a later attempt may succeed.
     fn is_transient(&self) -> bool {
         match self {
             Self::Unreachable(_) | Self::Broken(_) => true,
@@ -209,7 +209,7 @@ impl RequestError {
 }
 
 impl RequestError {
-    /// Of an error before the answer's head.
+    /// From an error before the response's headers.
     pub(crate) fn before_answer(error: ureq::Error) -> Self {
         use std::io::ErrorKind as Kind;
         use ureq::{Error as E, Timeout};
@@ -218,12 +218,12 @@ impl RequestError {
             E::Timeout(Timeout::Resolve | Timeout::Connect) => Self::Unreachable("no answer".to_owned()),
             E::Timeout(_) => Self::silent(),
             E::Io(e) => match e.kind() {
-                // What rustls says of certificates, and of servers that do not speak TLS.
+                // Errors of rustls: certificates, and servers without TLS.
                 Kind::InvalidData => Self::Insecure(e.to_string()),
                 Kind::ConnectionReset | Kind::ConnectionAborted | Kind::BrokenPipe | Kind::UnexpectedEof => {
                     Self::Broken(e.to_string())
                 }
-                // Looking up a name fails with kinds that have no name.
+                // Errors of name lookups have no kind of their own.
                 _ => Self::Unreachable(e.to_string()),
             },
             E::Tls(_) | E::Rustls(_) => Self::Insecure(error.to_string()),
@@ -234,7 +234,7 @@ impl RequestError {
         }
     }
 
-    /// Of an error within the answer's body.
+    /// From an error within the response's body.
     pub(crate) fn within_answer(error: std::io::Error) -> Self {
         match ureq::Error::from(error) {
             ureq::Error::Timeout(_) => Self::silent(),
@@ -247,12 +247,12 @@ impl RequestError {
     }
 }
 
-/// How often a request was tried in vain.
+/// Failed attempts of a request.
 #[derive(Default)]
 pub(crate) struct Tries(u32);
 
 impl Tries {
-    /// Pauses before the next try; false where another would be in vain.
+    /// Pauses before the next attempt; false if there is none.
     pub(crate) fn wait(&mut self, error: &RequestError, interrupted: &AtomicBool) -> Result<bool> {
         self.0 += 1;
         if !error.is_transient() || self.0 >= TRIES {
@@ -272,7 +272,7 @@ impl Tries {
         Ok(true)
     }
 
-    /// Begins to count anew, after something went well.
+    /// Resets the count after a success.
     pub(crate) fn forget(&mut self) {
         self.0 = 0;
     }

@@ -1,11 +1,11 @@
-//! What is in the way, as one sentence that names the model and the mend.
+//! Errors of requests, as one sentence that names the model and the remedy.
 
 use super::client::{RequestError, Status};
 use crate::Error;
 use crate::places::HubPlaces;
 use crate::reference::HubReference;
 
-/// The sentence for a request in vain: for the listing, or for `file`.
+/// The error of a failed request for the listing, or for `file`.
 pub(crate) fn sentence(
     error: &RequestError,
     hub: &HubPlaces,

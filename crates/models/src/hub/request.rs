@@ -1,4 +1,4 @@
-//! A request whose answer can be waited for and broken off at any time.
+//! A request that can be interrupted while it waits.
 
 use super::client::RequestError;
 use std::io::Read;
@@ -8,13 +8,13 @@ use std::time::Duration;
 use ureq::http::Response as HttpResponse;
 use ureq::{Body, RequestBuilder};
 
-/// How often the user's wish to stop is looked at.
+/// How often an interrupt is checked.
 const POLL: Duration = Duration::from_millis(100);
-/// Size of the pieces that a body comes in, and how many may wait.
+/// Size of the chunks of a body, and how many are buffered.
 const PIECE: usize = 256 << 10;
 const WAITING: usize = 8;
 
-/// An answer's head, and its body in pieces.
+/// A response's headers, and its body in chunks.
 pub(crate) struct Response {
     pub(crate) head: ureq::http::response::Parts,
     pieces: Receiver<Piece>,
@@ -24,8 +24,8 @@ type Piece = std::result::Result<Vec<u8>, std::io::Error>;
 type Head = std::result::Result<ureq::http::response::Parts, ureq::Error>;
 
 impl Response {
-    /// Sends a request from a thread of its own, as names that are looked up and connections that are made cannot be
-    /// broken off; the thread ends with its connection or the client's time limits.
+    /// Sends a request from a thread of its own, since name lookups and connection attempts cannot be interrupted; the thread
+    /// ends with its connection or at the client's timeouts.
     pub(crate) fn of<S: Send + 'static>(
         request: RequestBuilder<S>,
         send: fn(RequestBuilder<S>) -> std::result::Result<HttpResponse<Body>, ureq::Error>,
@@ -47,7 +47,7 @@ impl Response {
         Ok(Self { head: head.map_err(RequestError::before_answer)?, pieces })
     }
 
-    /// The next piece of the body; nothing at its end.
+    /// The next chunk of the body; `None` at its end.
     pub(crate) fn next(&self, interrupted: &AtomicBool) -> Result<Option<Vec<u8>>, RequestError> {
         wait(&self.pieces, interrupted)?.transpose().map_err(RequestError::within_answer)
     }
@@ -58,7 +58,7 @@ impl Response {
     }
 }
 
-/// Waits for the next message; nothing where the sender is gone.
+/// Waits for the next message; `None` where the sender is gone.
 fn wait<T>(from: &Receiver<T>, interrupted: &AtomicBool) -> Result<Option<T>, RequestError> {
     loop {
         if interrupted.load(Ordering::Relaxed) {

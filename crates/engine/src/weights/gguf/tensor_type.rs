@@ -12,9 +12,9 @@ pub(super) struct TensorType {
 /// What is in a tensor.
 #[derive(Debug, Clone, Copy)]
 enum Elements {
-    /// What the kernels multiply.
+    /// A format that the kernels multiply.
     Weights(WeightFormat),
-    /// Numbers of so many bytes, which are no weights.
+    /// Numbers of that many bytes, which are no weights.
     Numbers(usize),
 }
 
@@ -56,7 +56,7 @@ const TYPES: [(u32, &str, Elements); 32] = [
     (39, "MXFP4", Weights(WeightFormat::MXFP4)),
 ];
 
-/// Types that were taken out of the format again, and newer ones that are not read here.
+/// Types that were removed from the format, and newer ones that are not supported.
 const NOT_READ: [(u32, &str); 10] = [
     (4, "Q4_2"),
     (5, "Q4_3"),
@@ -71,7 +71,7 @@ const NOT_READ: [(u32, &str); 10] = [
 ];
 
 impl TensorType {
-    /// The type of a number, or what is said of it.
+    /// The type of a number, or why it is not supported.
     pub(super) fn of_number(number: u32) -> Result<Self, String> {
         if let Some(&(_, name, elements)) = TYPES.iter().find(|known| known.0 == number) {
             return Ok(Self { name, elements });
@@ -82,7 +82,7 @@ impl TensorType {
         })
     }
 
-    /// As the kernels know it; `None` for what holds no weights.
+    /// The kernels' format; `None` for types that are no weights.
     pub(super) fn format(self) -> Option<WeightFormat> {
         match self.elements {
             Weights(format) => Some(format),

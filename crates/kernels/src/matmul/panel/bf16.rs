@@ -1,4 +1,4 @@
-//! Products of bf16 pairs, summed in f32: twice as many multiplications an instruction as f32 has.
+//! Products of bf16 pairs, summed in f32: twice as many multiplications per instruction as in f32.
 
 use super::WIDTH;
 use crate::instructions::Operation;
