@@ -15,19 +15,19 @@ fn main() {
 
 /// Every file that kernels are made of.
 fn sources(folder: &Path) -> Vec<PathBuf> {
-    let mut found = vec![];
+    let mut files = vec![];
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
     for path in entries.map(|entry| entry.path()) {
         if path.is_dir() {
-            found.extend(sources(&path));
+            files.extend(sources(&path));
         } else if path
             .extension()
             .is_some_and(|end| ["cu", "cuh", "cpp", "h", "digits"].iter().any(|known| end == *known))
         {
-            found.push(path);
+            files.push(path);
         }
     }
-    found
+    files
 }
 
 #[cfg(feature = "cuda-emulation")]

@@ -5,8 +5,8 @@ use super::message::{Candidate, Event, LiveAttention, LiveToken};
 use super::worker::Task;
 use layerscope_diagnostics::probe::attention_figures;
 use layerscope_engine::{
-    Choice, Error, GeneratedToken, GenerationEvent, GenerationSettings, LayerStatistics, Model, Policy,
-    PromptText, Result, Session, TokenStream, check_interrupt, with_f32,
+    Error, GeneratedToken, GenerationEvent, GenerationSettings, LayerStatistics, Model, Policy, PromptText,
+    Result, Sampling, Session, TokenStream, check_interrupt, with_f32,
 };
 use ndarray::{Array3, ArrayView2, Axis};
 use std::ops::ControlFlow;
@@ -54,7 +54,7 @@ fn generate_side(
 
     let settings = GenerationSettings {
         max_new_tokens,
-        choice: Choice::Greedy,
+        sampling: Sampling::Greedy,
         stop_tokens: model.tokenizer.eos_ids(),
         statistics: true,
     };

@@ -3,6 +3,7 @@
 use super::message::{Event, Pattern};
 use super::worker::Task;
 use layerscope_engine::{Error, HookPoint, Hooks, Policy, Result, Session, Site, check_interrupt};
+use ndarray::Axis;
 
 /// Reads patterns, and keeps the KV of the prompt last read, since one is looked at layer by layer.
 #[derive(Default)]
@@ -48,7 +49,7 @@ impl<'m> PatternReader<'m> {
             hooks.add(HookPoint { layer, site: Site::Pattern }, move |_, pattern| {
                 check_interrupt(task.interrupt)?;
                 // Under the full policy every position is stored, so key j is position j.
-                let values = pattern.narrow(2, 0, positions)?.flatten_all()?.to_vec1()?;
+                let values = pattern.slice_axis(Axis(2), (..positions).into()).iter().copied().collect();
                 let pattern = Pattern { layer, heads, steps, positions, values };
                 task.events.send(Event::Pattern(pattern), task.interrupt)?;
                 Ok(None)

@@ -7,7 +7,7 @@ use layerscope_engine::{
     Device, DeviceChoice, Error, Interrupt, MemoryNeed, Model, ModelSource, OpenedModel, PromptText, Result,
     Tokenizer, WeightsPrecision, check_memory,
 };
-use layerscope_models::{Found, Places, Reference, fetch};
+use layerscope_models::{LocalModel, Places, Reference, fetch};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
@@ -26,12 +26,12 @@ pub(crate) fn cache_folder() -> Option<PathBuf> {
 
 /// Every model that can be loaded by its name, as a run's manifest has it.
 pub(crate) fn named() -> Vec<ModelSource> {
-    let found = layerscope_models::found(&Places::from_environment());
-    std::iter::once(embedded()).chain(found.into_iter().map(source)).collect()
+    let local = layerscope_models::local_models(&Places::from_environment());
+    std::iter::once(embedded()).chain(local.into_iter().map(source)).collect()
 }
 
-fn source(found: Found) -> ModelSource {
-    ModelSource::named(found.name, found.path)
+fn source(model: LocalModel) -> ModelSource {
+    ModelSource::named(model.name, model.path)
 }
 
 /// The model that a user means: an existing path, the embedded model's name, that of one on this disk, or one of the
@@ -43,7 +43,7 @@ pub(crate) fn resolve(name: &str, interrupt: &Interrupt) -> Result<ModelSource> 
     let places = Places::from_environment();
     Ok(match Reference::parse(name, &places).map_err(error)? {
         Reference::Path(path) => ModelSource::path(path),
-        Reference::Found(found) => source(found),
+        Reference::Local(model) => source(model),
         Reference::Hub(hub) => {
             let mut bar = FetchBar::new();
             let path = fetch(&hub, &places, &mut |progress| bar.observe(progress), interrupt);
@@ -54,10 +54,10 @@ pub(crate) fn resolve(name: &str, interrupt: &Interrupt) -> Result<ModelSource> 
 }
 
 fn error(error: layerscope_models::Error) -> Error {
-    match error {
-        layerscope_models::Error::Input(sentence) => Error::Input(sentence),
-        layerscope_models::Error::Failure(sentence) => Error::Failure(sentence),
-        layerscope_models::Error::Interrupted => Error::Interrupted,
+    match error.kind() {
+        layerscope_models::ErrorKind::Input => Error::input(error.to_string()),
+        layerscope_models::ErrorKind::Failure => Error::failure(error.to_string()),
+        layerscope_models::ErrorKind::Interrupted => Error::Interrupted,
     }
 }
 

@@ -32,8 +32,8 @@ pub use statistics::Statistics;
 pub use transfers::Transfers;
 
 use layerscope_engine::{
-    Choice, Decoder, Error, GenerationEvent, GenerationSettings, Interrupt, Policy, Result, TransferCounters,
-    check_interrupt, generate,
+    Decoder, Error, GenerationEvent, GenerationSettings, Interrupt, Policy, Result, Sampling,
+    TransferCounters, check_interrupt, generate,
 };
 use std::ops::ControlFlow;
 
@@ -143,7 +143,7 @@ fn sample(
     check_interrupt(interrupt)?;
     let settings = GenerationSettings {
         max_new_tokens: plan.new_tokens,
-        choice: Choice::Greedy,
+        sampling: Sampling::Greedy,
         stop_tokens: &[],
         statistics: plan.statistics,
     };

@@ -19,7 +19,7 @@ use layerscope_diagnostics::probe::{TeacherForced, teacher_forced};
 use layerscope_diagnostics::record::{Divergence, SpanRow};
 use layerscope_diagnostics::reference_distributions::StepComparison;
 use layerscope_engine::{
-    Decoder, Error, HookPoint, Hooks, Interrupt, Model, Policy, Result, Session, Site, Tensor,
+    ComputeType, Decoder, Error, HookPoint, Hooks, Interrupt, Model, Policy, Result, Session, Site, Tensor,
     check_interrupt, check_memory,
 };
 use std::cell::RefCell;
@@ -151,8 +151,9 @@ impl Question<'_> {
             .with_residuals(config, rows.saturating_mul(layers));
         let name = format!("removing a span of {prompt_len} tokens from {layers} layers");
         check_memory(&name, &need, decoder.device()).map_err(|error| match error {
-            Error::Input(sentence) => {
-                Error::Input(format!("{sentence}; looking at fewer layers keeps less (--layers 0,5,10-20)"))
+            Error::OutOfMemory { needed, free, sentence } => {
+                let sentence = format!("{sentence}; looking at fewer layers keeps less (--layers 0,5,10-20)");
+                Error::OutOfMemory { needed, free, sentence }
             }
             other => other,
         })
@@ -221,11 +222,11 @@ impl<'m, 'q> Experiment<'m, 'q> {
         // As the prefill ran them: in its chunks and its arithmetic.
         for x in std::mem::take(&mut self.behind[layer]) {
             check_interrupt(interrupt)?;
-            self.session.resume(layer, &x, first, false)?;
+            self.session.resume(layer, &x, first, ComputeType::Bf16)?;
             first += x.rows();
         }
         check_interrupt(interrupt)?;
-        let x = self.session.resume(layer, &self.forced.residuals[layer], boundary, true)?;
+        let x = self.session.resume(layer, &self.forced.residuals[layer], boundary, ComputeType::F32)?;
         self.session.truncate(boundary)?;
         Ok(x)
     }

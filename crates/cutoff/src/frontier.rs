@@ -14,7 +14,9 @@ use attention::VariantAttention;
 use layerscope_diagnostics::probe::ProbedRun;
 use layerscope_diagnostics::record::{Anchor, Divergence, FrontierRow, KnockoutRow};
 use layerscope_diagnostics::reference_distributions::StepComparison;
-use layerscope_engine::{Decoder, Depth, Device, Hooks, Interrupt, Pass, Result, Tensor, check_interrupt};
+use layerscope_engine::{
+    ComputeType, Decoder, Depth, Device, Hooks, Interrupt, Pass, Result, Tensor, check_interrupt,
+};
 use layerscope_kernels::Segment;
 
 /// What a copy of the decode rows sees of the prompt.
@@ -133,7 +135,7 @@ fn through_layer(
             attend: &mut attend,
             hooks: &mut hooks,
             sequence_len: run.session.sequence_len(),
-            exact: true,
+            compute: ComputeType::F32,
             rows_on_device: None,
             keys_values_from: None,
         };

@@ -6,7 +6,7 @@ use layerscope_diagnostics::probe::{self, Continuation};
 use layerscope_diagnostics::prompts::{Prompt, PromptFile};
 use layerscope_diagnostics::record::{Anchor, PromptRecord};
 use layerscope_diagnostics::run::{BosToken, Manifest, ModelInfo, RunWriter, Settings};
-use layerscope_engine::{Error, Interrupt, Model, Result, WeightsPrecision, check_interrupt};
+use layerscope_engine::{Error, ErrorKind, Interrupt, Model, Result, WeightsPrecision, check_interrupt};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Instant;
@@ -144,7 +144,8 @@ pub fn record(
                 writer.append(&record)?;
                 observe(Event::Finished(&record));
             }
-            Err(Error::Input(reason)) => {
+            Err(error) if error.kind() == ErrorKind::Input => {
+                let reason = error.to_string();
                 writer.fail(&prompt.id, &reason)?;
                 observe(Event::Failed { id: &prompt.id, reason: &reason });
             }

@@ -4,7 +4,7 @@
 
 use layerscope_diagnostics::probe::{self, Continuation};
 use layerscope_engine::{
-    Choice, Device, GenerationEvent, GenerationSettings, Interrupt, Model, ModelSource, Policy, Result,
+    Device, GenerationEvent, GenerationSettings, Interrupt, Model, ModelSource, Policy, Result, Sampling,
     WeightsPrecision, generate,
 };
 use std::ops::ControlFlow;
@@ -41,7 +41,7 @@ fn main() -> Result<()> {
         for statistics in [false, true] {
             let settings = GenerationSettings {
                 max_new_tokens: new_tokens,
-                choice: Choice::Greedy,
+                sampling: Sampling::Greedy,
                 stop_tokens: &[],
                 statistics,
             };

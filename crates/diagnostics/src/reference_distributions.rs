@@ -1,10 +1,10 @@
 //! The full model's next-token distributions, and how others differ from them, computed where the model runs.
 
 use crate::record::Divergence;
-use layerscope_engine::{Decoder, Error, Hooks, Result, Tensor, with_f32};
+use layerscope_engine::{ComputeType, Decoder, Error, Hooks, Result, Tensor, with_f32};
 use layerscope_kernels::cuda::Buffer;
-use layerscope_kernels::distribution::cuda::{self, ComparisonOnDevice, Summary};
-use layerscope_kernels::distribution::{Comparison, Distribution};
+use layerscope_kernels::distribution::cuda::{self, ComparisonOnDevice, DistributionSummary};
+use layerscope_kernels::distribution::{Distribution, DistributionComparison};
 
 /// Rows unembedded at once: bounds the memory that logits take.
 pub(crate) const LOGIT_ROWS: usize = 64;
@@ -24,7 +24,7 @@ enum Numbers {
     Device {
         logits: Tensor,
         on_device: Buffer,
-        summaries: Vec<Summary>,
+        summaries: Vec<DistributionSummary>,
     },
 }
 
@@ -98,7 +98,7 @@ impl ReferenceDistributions {
 
     fn checked(numbers: Numbers, tokens: &[u32], nll: Vec<f64>) -> Result<Self> {
         if nll.iter().any(|nll| !nll.is_finite()) {
-            return Err(Error::no_numbers());
+            return Err(Error::NanLogits);
         }
         Ok(Self { numbers, tokens: tokens.to_vec(), nll })
     }
@@ -162,7 +162,7 @@ impl ReferenceDistributions {
         self.comparison(step, &distribution.compare(logits), logit)
     }
 
-    fn comparison(&self, step: usize, comparison: &Comparison, logit: f64) -> StepComparison {
+    fn comparison(&self, step: usize, comparison: &DistributionComparison, logit: f64) -> StepComparison {
         StepComparison {
             kl: comparison.kl,
             same_argmax: comparison.same_argmax,
@@ -187,7 +187,7 @@ impl ReferenceDistributions {
         cuda::compare(reference.numbers(), on_device, rows.numbers(), vocab, &steps, &tokens, &output)?;
         let found = output.to_vec::<ComparisonOnDevice>()?;
         let compared = found.iter().zip(of).map(|(found, &step)| {
-            let comparison = Comparison {
+            let comparison = DistributionComparison {
                 kl: if found.finite == 0 { f64::NAN } else { found.kl },
                 same_argmax: found.argmax == summaries[step as usize].argmax,
                 argmax: found.argmax as usize,
@@ -200,7 +200,7 @@ impl ReferenceDistributions {
 }
 
 fn check_tokens(tokens: &[u32], vocab: usize) -> Result<()> {
-    if tokens.iter().any(|&token| token as usize >= vocab) { Err(Error::no_numbers()) } else { Ok(()) }
+    if tokens.iter().any(|&token| token as usize >= vocab) { Err(Error::NanLogits) } else { Ok(()) }
 }
 
 /// Adds a step's distribution and the NLL of its token.
@@ -215,11 +215,11 @@ fn device_distributions(pieces: &[Tensor], tokens: &[u32]) -> Result<(Numbers, V
     let logits = Tensor::cat(&pieces.iter().collect::<Vec<_>>())?;
     let numbers = logits.on_device().ok_or_else(|| Error::failure("logits are not on the GPU"))?;
     let vocab = numbers.dims()[1];
-    let on_device = numbers.device().allocate(tokens.len() * size_of::<Summary>())?;
+    let on_device = numbers.device().allocate(tokens.len() * size_of::<DistributionSummary>())?;
     cuda::summarize(numbers.numbers(), vocab, &on_device)?;
-    let summaries = on_device.to_vec::<Summary>()?;
+    let summaries = on_device.to_vec::<DistributionSummary>()?;
     if summaries.iter().any(|summary| summary.finite == 0) {
-        return Err(Error::no_numbers());
+        return Err(Error::NanLogits);
     }
     let all = Numbers::Device { logits, on_device, summaries };
     // The NLL of the full model's own tokens is the normaliser less their logits, as a comparison with itself has it.
@@ -240,7 +240,8 @@ fn logits_of<'a>(decoder: &'a Decoder, x: &'a Tensor) -> impl Iterator<Item = (u
     (0..x.rows()).step_by(LOGIT_ROWS).map(move |first| {
         let len = logits_rows(x, first);
         let rows = x.narrow(first, len);
-        let logits = rows.and_then(|rows| decoder.unembed(&rows, &vec![0; len], &mut Hooks::none(), true));
+        let logits =
+            rows.and_then(|rows| decoder.unembed(&rows, &vec![0; len], &mut Hooks::none(), ComputeType::F32));
         (first, logits)
     })
 }

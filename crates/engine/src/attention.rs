@@ -10,7 +10,7 @@ use crate::decoder::Location;
 use crate::hooks::{Hooks, Site};
 use crate::kv::{KeyRange, KvStore};
 use crate::tensor::Tensor;
-use layerscope_kernels::{AttentionShape, Received, Statistics};
+use layerscope_kernels::{AttentionShape, Received, AttentionStatistics};
 use std::ops::Range;
 
 /// What the rows of a layer attend to.
@@ -26,7 +26,7 @@ pub struct LayerAttention<'a> {
     /// K and V `[rows, kv_heads, head_dim]` of rows that the store does not have: each group then reads its own too, at the
     /// positions of its rows. Groups have as many rows each.
     pub own: Option<[&'a Tensor; 2]>,
-    /// Statistics of the groups that are measured, and attention received by prompt positions 0 … this−1; `None` where no
+    /// AttentionStatistics of the groups that are measured, and attention received by prompt positions 0 … this−1; `None` where no
     /// statistics are wanted.
     pub statistics: Option<usize>,
 }
@@ -45,7 +45,7 @@ pub struct RowGroup {
 /// Attention statistics of one layer, over decode rows.
 pub struct LayerStatistics {
     /// Mass and entropy, index `row · H + head`.
-    pub rows: Statistics,
+    pub rows: AttentionStatistics,
     /// Attention received by prompt positions 0 … p−1; without positions where it was not asked for.
     pub received: Received,
 }

@@ -2,12 +2,12 @@
 
 use std::ops::Range;
 
-/// How far rows have come through the decoder: each block is two half-layers, attention and MLP.
+/// A boundary between half-layers: each layer is attention, then MLP.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Depth(usize);
 
 impl Depth {
-    /// At the entrance of a layer; `entering(L)` is the end of the last one.
+    /// Before a layer; `entering(L)` is the end of the decoder.
     pub fn entering(layer: usize) -> Self {
         Self(2 * layer)
     }
@@ -17,12 +17,12 @@ impl Depth {
         Self(2 * layer + 1)
     }
 
-    /// From the entrance of the first of some layers to the end of the last.
+    /// From the start of the first layer of a range to the end of the last.
     pub fn of_layers(layers: Range<usize>) -> Range<Self> {
         Self::entering(layers.start)..Self::entering(layers.end)
     }
 
-    /// The half-layers of a range, each by the depth at which it begins.
+    /// The half-layers of a range, each as the depth at which it begins.
     pub fn halves(range: Range<Self>) -> impl Iterator<Item = Self> {
         (range.start.0..range.end.0).map(Self)
     }
@@ -32,12 +32,12 @@ impl Depth {
         self.0 / 2
     }
 
-    /// Whether that half is the attention, not the MLP.
+    /// Whether that half is attention, not MLP.
     pub fn is_attention(self) -> bool {
         self.0.is_multiple_of(2)
     }
 
-    /// The first layer whose attention is still to come.
+    /// The first layer whose attention comes after this depth.
     pub fn next_attention(self) -> usize {
         self.0.div_ceil(2)
     }

@@ -2,7 +2,7 @@
 
 use crate::memory::available_memory;
 use crate::{Error, Result};
-use layerscope_kernels::cuda::{self, DeviceError};
+use layerscope_kernels::cuda;
 use std::fmt;
 use std::str::FromStr;
 
@@ -103,15 +103,6 @@ impl fmt::Display for Device {
         match self {
             Self::Cpu => f.write_str("CPU"),
             Self::Cuda(device) => f.write_str(&device.information().name),
-        }
-    }
-}
-
-impl From<DeviceError> for Error {
-    fn from(error: DeviceError) -> Self {
-        match error {
-            DeviceError::Unavailable(_) | DeviceError::OutOfMemory { .. } => Self::input(error.to_string()),
-            DeviceError::Failure(_) => Self::failure(error.to_string()),
         }
     }
 }

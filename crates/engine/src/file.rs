@@ -3,10 +3,10 @@
 use crate::{Error, Result};
 use std::path::{Path, PathBuf};
 
-/// Writes a file beside its place first, so that a full disk leaves no half of one.
+/// Writes a temporary file beside `path` and renames it, so that a full disk leaves no incomplete file.
 ///
 /// # Errors
-/// [`Error::Failure`] where it cannot be written; what was there before is kept.
+/// [`Error::Failure`] where it cannot be written; an existing file is kept.
 pub fn write_file(path: &Path, bytes: &[u8]) -> Result<()> {
     let mut unfinished = path.as_os_str().to_owned();
     unfinished.push(".unfinished");

@@ -4,60 +4,11 @@ use crate::attention::LayerStatistics;
 use crate::hooks::Hooks;
 use crate::policy::{RevivalCounters, TransferCounters};
 use crate::session::{Interrupt, Session, check_interrupt};
-use crate::tensor::{self, Tensor};
-use crate::{Decoder, Error, Policy, Result};
-use candle_transformers::generation::{LogitsProcessor, Sampling};
+use crate::tensor::Tensor;
+use crate::{Decoder, Policy, Result, Sampler, Sampling};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-
-/// How the next token is chosen.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Choice {
-    /// The most likely one; the first of equals.
-    Greedy,
-    /// Drawn at random from the distribution.
-    Sampled {
-        /// Logits are divided by this; above 0.
-        temperature: f64,
-        /// Only the most likely tokens that together have this probability, if given.
-        top_p: Option<f64>,
-        /// Only this many of the most likely tokens, if given.
-        top_k: Option<usize>,
-        /// Seed of the draw: the same seed gives the same text.
-        seed: u64,
-    },
-}
-
-impl Choice {
-    /// # Errors
-    /// [`Error::Input`] on a temperature or top-p out of range.
-    pub fn checked(self) -> Result<Self> {
-        if let Self::Sampled { temperature, top_p, top_k, .. } = self {
-            if !(temperature > 0.0 && temperature.is_finite()) {
-                return Err(Error::input(format!("temperature {temperature} must be above 0")));
-            }
-            if top_p.is_some_and(|p| !(p > 0.0 && p <= 1.0)) {
-                return Err(Error::input("top-p must be above 0 and at most 1"));
-            }
-            if top_k == Some(0) {
-                return Err(Error::input("top-k must be at least 1"));
-            }
-        }
-        Ok(self)
-    }
-
-    fn sampler(self) -> Option<LogitsProcessor> {
-        let Self::Sampled { temperature, top_p, top_k, seed } = self else { return None };
-        let sampling = match (top_k, top_p) {
-            (None, None) => Sampling::All { temperature },
-            (Some(k), None) => Sampling::TopK { k, temperature },
-            (None, Some(p)) => Sampling::TopP { p, temperature },
-            (Some(k), Some(p)) => Sampling::TopKThenTopP { k, p, temperature },
-        };
-        Some(LogitsProcessor::from_sampling(seed, sampling))
-    }
-}
 
 /// What a generation did.
 #[derive(Debug, Clone)]
@@ -82,7 +33,7 @@ pub struct GenerationSettings<'a> {
     /// At most this many tokens.
     pub max_new_tokens: usize,
     /// How tokens are chosen.
-    pub choice: Choice,
+    pub sampling: Sampling,
     /// Tokens that end the text.
     pub stop_tokens: &'a [u32],
     /// Whether decode steps keep their attention statistics.
@@ -114,7 +65,8 @@ pub struct GeneratedToken<'a> {
 /// break off at a token.
 ///
 /// # Errors
-/// [`Error::Input`] on a prompt that is empty or beyond the context; [`Error::Interrupted`] during prefill (during
+/// [`Error::EmptyPrompt`](crate::Error::EmptyPrompt), [`Error::ContextExceeded`](crate::Error::ContextExceeded);
+/// [`Error::Interrupted`](crate::Error::Interrupted) during prefill (during
 /// decoding an interrupt ends the text early instead, so that nothing is lost).
 pub fn generate(
     decoder: &Arc<Decoder>,
@@ -125,7 +77,7 @@ pub fn generate(
     observe: &mut dyn FnMut(GenerationEvent<'_>) -> ControlFlow<()>,
 ) -> Result<Generation> {
     let mut session = Session::new(decoder, policy, prompt.len(), settings.max_new_tokens)?;
-    let mut sampler = settings.choice.sampler();
+    let mut sampler = Sampler::new(settings.sampling)?;
     let mut generation = Generation {
         tokens: vec![],
         ttft_s: 0.0,
@@ -133,11 +85,6 @@ pub fn generate(
         kv_bytes: session.store().allocated_bytes(),
         transfers: None,
         revivals: None,
-    };
-    let mut choose = |logits: &Tensor| match &mut sampler {
-        None => argmax(logits, &[]),
-        // An argmax first, since it refuses the NaN that a sampler would stumble over.
-        Some(sampler) => argmax(logits, &[]).and_then(|_| Ok(sampler.sample(&logits.to_host()?)?)),
     };
     if settings.max_new_tokens == 0 {
         return Ok(generation);
@@ -147,7 +94,7 @@ pub fn generate(
         let _ = observe(GenerationEvent::Prefilled(done));
     })?;
     let mut statistics = vec![];
-    let mut token = choose(&logits)?;
+    let mut token = sampler.sample(&logits)?;
     generation.ttft_s = start.elapsed().as_secs_f64();
     let mut decoding = Duration::ZERO;
     while !settings.stop_tokens.contains(&token) {
@@ -169,7 +116,7 @@ pub fn generate(
         } else {
             session.step(token, &mut Hooks::none())?
         };
-        token = choose(&logits)?;
+        token = sampler.sample(&logits)?;
         decoding += step.elapsed();
         generation.tpot_s = Some(decoding.as_secs_f64() / generation.tokens.len() as f64);
     }
@@ -177,12 +124,4 @@ pub fn generate(
     generation.transfers = session.transfers().cloned();
     generation.revivals = session.revivals().cloned();
     Ok(generation)
-}
-
-/// The most likely token, the first of equals; `excluded` tokens are passed over.
-///
-/// # Errors
-/// [`Error::Input`] where logits are NaN, which only damaged weights yield.
-pub fn argmax(logits: &Tensor, excluded: &[u32]) -> Result<u32> {
-    tensor::argmax(logits, excluded)?.ok_or_else(Error::no_numbers)
 }

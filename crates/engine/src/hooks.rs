@@ -5,7 +5,7 @@
 
 use crate::tensor::Tensor;
 use crate::{Error, Result};
-use candle_core::{DType, Tensor as HostTensor};
+use ndarray::{ArrayD, ArrayViewD};
 use std::fmt;
 
 /// What a hook point shows, apart from its layer.
@@ -100,7 +100,7 @@ impl HookPoint {
     /// The point or points of a name in a model of `layers` layers; `blocks.*.…` stands for every layer.
     ///
     /// # Errors
-    /// [`Error::Input`] on an unknown name, with the nearest ones, and on a layer beyond the last.
+    /// [`Error::UnknownHook`] with the nearest names; [`Error::Input`] on a layer beyond the last.
     pub fn parse(name: &str, layers: usize) -> Result<Vec<Self>> {
         let (layer, pattern) = match name.strip_prefix("blocks.").and_then(|rest| rest.split_once('.')) {
             Some((layer, rest)) => (Some(layer), format!("blocks.{{}}.{rest}")),
@@ -108,10 +108,7 @@ impl HookPoint {
         };
         let site = NAMES.iter().find(|(_, known)| *known == pattern).map(|&(site, _)| site);
         let Some(site) = site else {
-            return Err(Error::input(format!(
-                "unknown hook point `{name}`; near it: {}",
-                near_misses(&pattern).join(", ")
-            )));
+            return Err(Error::UnknownHook { name: name.to_owned(), near: near_misses(&pattern) });
         };
         match layer {
             None => Ok(vec![Self { layer: 0, site }]),
@@ -120,7 +117,7 @@ impl HookPoint {
                 Ok(layer) if layer < layers => Ok(vec![Self { layer, site }]),
                 _ => Err(Error::input(format!(
                     "hook point `{name}`: layer {layer} is not between 0 and {}",
-                    layers - 1
+                    layers.saturating_sub(1)
                 ))),
             },
         }
@@ -160,10 +157,10 @@ pub struct HookContext<'a> {
     pub positions: &'a [usize],
 }
 
-/// Reads an activation, on the CPU; `Some` replaces it (same shape).
-pub type Hook<'a> = Box<dyn FnMut(&HookContext<'_>, &HostTensor) -> Result<Option<HostTensor>> + 'a>;
+/// Reads an activation on the CPU. `Some` replaces it, in the same shape.
+pub type Hook<'a> = Box<dyn FnMut(&HookContext<'_>, ArrayViewD<'_, f32>) -> Result<Option<ArrayD<f32>>> + 'a>;
 
-/// Reads an activation where it is.
+/// Reads an activation where the model runs.
 pub type Observer<'a> = Box<dyn FnMut(&HookContext<'_>, &Tensor) -> Result<()> + 'a>;
 
 enum Listener<'a> {
@@ -172,6 +169,18 @@ enum Listener<'a> {
 }
 
 /// The hooks of a run.
+///
+/// ```
+/// use layerscope_engine::{HookPoint, Hooks, Site};
+///
+/// // Zero the output of the first head of layer 3, `[position, head, head_dim]`.
+/// let mut hooks = Hooks::none();
+/// hooks.add(HookPoint { layer: 3, site: Site::WeightedValues }, |_, z| {
+///     let mut z = z.to_owned();
+///     z.index_axis_mut(ndarray::Axis(1), 0).fill(0.0);
+///     Ok(Some(z))
+/// });
+/// ```
 #[derive(Default)]
 pub struct Hooks<'a> {
     hooks: Vec<(HookPoint, Listener<'a>)>,
@@ -187,7 +196,7 @@ impl<'a> Hooks<'a> {
     pub fn add(
         &mut self,
         point: HookPoint,
-        hook: impl FnMut(&HookContext<'_>, &HostTensor) -> Result<Option<HostTensor>> + 'a,
+        hook: impl FnMut(&HookContext<'_>, ArrayViewD<'_, f32>) -> Result<Option<ArrayD<f32>>> + 'a,
     ) {
         self.hooks.push((point, Listener::Hook(Box::new(hook))));
     }
@@ -226,27 +235,25 @@ impl<'a> Hooks<'a> {
         let point = HookPoint { layer, site };
         let context = HookContext { point, positions };
         for (_, listener) in self.hooks.iter_mut().filter(|(at, _)| *at == point) {
-            let changed = match listener {
-                Listener::Hook(hook) => hook(&context, &activation.to_host()?)?,
-                Listener::Observer(observer) => {
-                    observer(&context, &activation)?;
-                    None
+            match listener {
+                Listener::Observer(observer) => observer(&context, &activation)?,
+                Listener::Hook(hook) => {
+                    if let Some(changed) = activation.with_array(|array| hook(&context, array))?? {
+                        activation = replaced(point, &activation, changed)?;
+                    }
                 }
-            };
-            if let Some(changed) = changed {
-                if changed.dims() != activation.dims() {
-                    return Err(Error::input(format!(
-                        "the hook at {point} returned shape {:?} where {:?} is expected",
-                        changed.dims(),
-                        activation.dims()
-                    )));
-                }
-                let changed = Tensor::from(changed.to_dtype(DType::F32)?.contiguous()?);
-                activation = changed.like(&activation)?;
             }
         }
         Ok(activation)
     }
+}
+
+fn replaced(point: HookPoint, activation: &Tensor, changed: ArrayD<f32>) -> Result<Tensor> {
+    if changed.shape() != activation.dims() {
+        let (expected, returned) = (activation.dims().to_vec(), changed.shape().to_vec());
+        return Err(Error::HookShape { point, expected, returned });
+    }
+    Tensor::from_array(changed)?.like(activation)
 }
 
 #[cfg(test)]
@@ -272,7 +279,9 @@ mod tests {
 
     #[test]
     fn unknown_names_list_near_misses() {
-        let message = HookPoint::parse("blocks.3.hook_residual_post", 8).unwrap_err().to_string();
+        let error = HookPoint::parse("blocks.3.hook_residual_post", 8).unwrap_err();
+        assert!(matches!(&error, Error::UnknownHook { near, .. } if near.len() == 3));
+        let message = error.to_string();
         assert!(message.contains("blocks.0.hook_resid_post"), "{message}");
         let message = HookPoint::parse("blocks.8.hook_resid_post", 8).unwrap_err().to_string();
         assert!(message.contains("between 0 and 7"), "{message}");

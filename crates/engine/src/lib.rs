@@ -17,6 +17,7 @@ mod model;
 mod policy;
 mod repetition;
 mod rows;
+mod sampling;
 mod session;
 mod shapes;
 mod tensor;
@@ -29,17 +30,16 @@ pub use config::{
     Activation, Experts, ModelConfig, NormKind, NormPlacement, QueryKeyNorm, RopeConfig, RopeFactors,
     RopeScaling,
 };
-pub use decoder::{Attend, Decoder, KeysValuesOf, Location, Pass, RowsOnDevice};
+pub use decoder::{Attend, Decoder, KeysValuesOf, Location, Pass, RowsOnDevice, SequenceRows};
 pub use depth::Depth;
 pub use device::{Device, DeviceChoice};
-pub use error::{Error, Result};
+pub use error::{Error, ErrorKind, Result};
 pub use file::write_file;
-pub use generate::{
-    Choice, GeneratedToken, Generation, GenerationEvent, GenerationSettings, argmax, generate,
-};
+pub use generate::{GeneratedToken, Generation, GenerationEvent, GenerationSettings, generate};
 pub use guard::{guarded, is_guarded};
 pub use hooks::{Hook, HookContext, HookPoint, Hooks, Observer, Site};
 pub use kv::{KeyRange, KvBuffer, KvPrecision, KvStore};
+pub use layerscope_kernels::matmul::ComputeType;
 pub use memory::{MemoryNeed, available_memory, check as check_memory, readable_bytes};
 pub use model::{Model, ModelFiles, ModelSource, OpenedModel, WeightType, folder_config, gguf_config};
 pub use policy::{
@@ -50,6 +50,7 @@ pub use policy::{
 };
 pub use repetition::Repetition;
 pub use rows::ResidualRows;
+pub use sampling::{Sampler, Sampling, argmax};
 pub use session::{Interrupt, Session, Turn, advance_together, check_interrupt};
 pub use shapes::Shape;
 pub use tensor::{DeviceTensor, Tensor, with_f32};

@@ -120,7 +120,7 @@ pub fn available_memory() -> Option<u64> {
 /// That a need can be met on a device, or a sentence with three ways out. `LAYERSCOPE_MEMORY_CHECK=off` lets everything pass.
 ///
 /// # Errors
-/// [`Error::Input`] naming what was to be loaded, what it needs and what is free.
+/// [`Error::OutOfMemory`] naming what was to be loaded, what it needs and what is free.
 pub fn check(name: &str, need: &MemoryNeed, device: &Device) -> Result<()> {
     if std::env::var_os("LAYERSCOPE_MEMORY_CHECK").is_some_and(|value| value == "off") {
         return Ok(());
@@ -149,14 +149,15 @@ fn check_against(name: &str, need: &MemoryNeed, free: u64) -> Result<()> {
         0 => "take a smaller model or one quantised to fewer bits".to_owned(),
         room => format!("take a sequence of at most {room} tokens, or a policy that keeps fewer, e.g. speed"),
     };
-    Err(Error::input(format!(
+    let sentence = format!(
         "{name} needs {} of memory ({}) but {} are free: {shorter}, free {} more, or, if you know better, set \
          LAYERSCOPE_MEMORY_CHECK=off",
         size(total),
         parts.join(", "),
         size(free),
         size(total - free)
-    )))
+    );
+    Err(Error::OutOfMemory { needed: total, free, sentence })
 }
 
 /// Bytes for people, in powers of 1024.

@@ -1,4 +1,4 @@
-//! A model as a user has it: a GGUF file or a Hugging Face folder, opened into config and tokenizer, then loaded.
+//! A model from a GGUF file or a Hugging Face folder: first opened (config and tokenizer), then loaded (weights).
 
 mod source;
 
@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 /// A loaded model.
 pub struct Model {
-    /// Name for people.
+    /// Display name.
     pub name: String,
     /// SHA-256 of the GGUF file; of a folder, of its `config.json` and weight files in order of name.
     pub sha256: String,
@@ -26,9 +26,9 @@ pub struct Model {
     pub precision: WeightsPrecision,
 }
 
-/// A model whose files are open and understood, but whose weights are not loaded.
+/// A model whose config and tokenizer are read, but not its weights.
 pub struct OpenedModel {
-    /// Name for people.
+    /// Display name.
     pub name: String,
     /// Architecture numbers.
     pub config: ModelConfig,
@@ -45,11 +45,10 @@ enum Files {
 }
 
 impl Model {
-    /// Opens and loads a model onto a device; `progress(done, all)` is told after each block and may break off with an error.
+    /// Opens and loads a model onto a device; `progress(done, all)` is called after each layer and may stop with an error.
     ///
     /// # Errors
-    /// [`Error::Input`] naming the file that is absent, damaged or unsupported, or where its weights need more memory than
-    /// is free.
+    /// [`Error::Io`], [`Error::MalformedFile`], [`Error::UnsupportedFamily`], [`Error::OutOfMemory`].
     pub fn load(
         source: &ModelSource,
         precision: WeightsPrecision,
@@ -68,10 +67,10 @@ impl Model {
 }
 
 impl OpenedModel {
-    /// Reads everything about a model but its weights.
+    /// Reads a model's config and tokenizer.
     ///
     /// # Errors
-    /// [`Error::Input`] naming the file that is absent, damaged or unsupported.
+    /// [`Error::Io`], [`Error::MalformedFile`], [`Error::UnsupportedFamily`].
     pub fn open(source: &ModelSource) -> Result<Self> {
         let architecture = source.architecture.as_deref();
         let (config, tokenizer, files) = match &source.files {
@@ -100,7 +99,7 @@ impl OpenedModel {
         Ok((config, tokenizer, Files::Gguf(file)))
     }
 
-    /// Bytes and number of the weights, by their type in the file; most bytes first.
+    /// Number and bytes of the weights by their type in the file; most bytes first.
     pub fn weight_types(&self) -> Vec<WeightType> {
         match &self.files {
             Files::Gguf(file) => file.weight_types(),
@@ -108,7 +107,7 @@ impl OpenedModel {
         }
     }
 
-    /// Memory that weights in a precision, the tokenizer and a sequence that keeps `kept` tokens at each layer take on a device.
+    /// Memory on a device for the weights in a precision, the tokenizer and a sequence that keeps `kept` tokens at each layer.
     pub fn memory_need(&self, precision: WeightsPrecision, device: &Device, kept: &[usize]) -> MemoryNeed {
         let types = self.weight_types();
         let bytes = types.iter().map(|kind| match precision {
@@ -121,10 +120,10 @@ impl OpenedModel {
             .with_sequence(&self.config, kept)
     }
 
-    /// Loads the weights onto a device; `progress(done, all)` is told after each block and may break off with an error.
+    /// Loads the weights onto a device; `progress(done, all)` is called after each layer and may stop with an error.
     ///
     /// # Errors
-    /// [`Error::Input`] naming the file that is damaged or not the model that it says.
+    /// [`Error::MalformedFile`], [`Error::OutOfMemory`].
     pub fn load(
         self,
         precision: WeightsPrecision,

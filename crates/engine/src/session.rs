@@ -13,7 +13,7 @@ use crate::memory;
 use crate::policy::{RevivalCounters, RunningSelection, SequenceSetup, TransferCounters};
 use crate::rows::ResidualRows;
 use crate::tensor::Tensor;
-use crate::{Depth, Error, Policy, Result};
+use crate::{ComputeType, Depth, Error, Policy, Result};
 use attention::Collected;
 use device_steps::DeviceSteps;
 use pass::Work;
@@ -151,17 +151,17 @@ impl Session {
     }
 
     /// Runs rows at consecutive positions from `first_position` on, whose residual stream `x [rows, d]` enters `layer`, through
-    /// that layer and all above it, which must hold nothing yet from there on; in f32 where `exact`. Their final residual stream
+    /// that layer and all above it, which must hold nothing yet from there on; multiplied in `compute`. Their final residual stream
     /// `[rows, d]`.
     ///
     /// # Errors
     /// Whatever fails beneath.
-    pub fn resume(&mut self, layer: usize, x: &Tensor, first_position: usize, exact: bool) -> Result<Tensor> {
+    pub fn resume(&mut self, layer: usize, x: &Tensor, first_position: usize, compute: ComputeType) -> Result<Tensor> {
         self.device_steps = None;
         let positions = (first_position..first_position + x.rows()).collect();
         let depth = Depth::of_layers(layer..self.decoder.config().layers);
         let rows = ResidualRows { x: x.clone(), positions };
-        Ok(self.forward(rows, depth, &mut Hooks::none(), None, exact)?.x)
+        Ok(self.forward(rows, depth, &mut Hooks::none(), None, compute)?.x)
     }
 
     /// Runs one more token; logits `[V]` of the next.
@@ -216,7 +216,7 @@ impl Session {
         if together {
             let Work { rows, depth } = self.begin_step(tokens, hooks)?;
             let collected = Collected { layers: statistics, received: true };
-            return Ok(self.forward(rows, depth, hooks, Some(collected), true)?.x);
+            return Ok(self.forward(rows, depth, hooks, Some(collected), ComputeType::F32)?.x);
         }
         let mut x = vec![];
         let mut of_rows = vec![];

@@ -15,7 +15,7 @@ pub struct Shape {
 }
 
 /// What tells the models of the Llama family apart, as their `config.json` has it.
-struct Numbers {
+struct PublishedShape {
     name: &'static str,
     layers: usize,
     hidden: usize,
@@ -31,7 +31,7 @@ struct Numbers {
     tied_embeddings: bool,
 }
 
-const LLAMA_3_2_1B: Numbers = Numbers {
+const LLAMA_3_2_1B: PublishedShape = PublishedShape {
     name: "llama-3.2-1b",
     layers: 16,
     hidden: 2_048,
@@ -46,7 +46,7 @@ const LLAMA_3_2_1B: Numbers = Numbers {
     tied_embeddings: true,
 };
 
-const SMOLLM2_135M: Numbers = Numbers {
+const SMOLLM2_135M: PublishedShape = PublishedShape {
     name: "smollm2-135m",
     layers: 30,
     hidden: 576,
@@ -61,8 +61,8 @@ const SMOLLM2_135M: Numbers = Numbers {
     tied_embeddings: true,
 };
 
-const KNOWN: [Numbers; 7] = [
-    Numbers {
+const KNOWN: [PublishedShape; 7] = [
+    PublishedShape {
         name: "llama-3.1-8b",
         layers: 32,
         hidden: 4_096,
@@ -73,9 +73,16 @@ const KNOWN: [Numbers; 7] = [
         ..LLAMA_3_2_1B
     },
     LLAMA_3_2_1B,
-    Numbers { name: "llama-3.2-3b", layers: 28, hidden: 3_072, heads: 24, head_dim: 128, ..LLAMA_3_2_1B },
+    PublishedShape {
+        name: "llama-3.2-3b",
+        layers: 28,
+        hidden: 3_072,
+        heads: 24,
+        head_dim: 128,
+        ..LLAMA_3_2_1B
+    },
     SMOLLM2_135M,
-    Numbers {
+    PublishedShape {
         name: "smollm2-360m",
         layers: 32,
         hidden: 960,
@@ -84,7 +91,7 @@ const KNOWN: [Numbers; 7] = [
         feed_forward: 2_560,
         ..SMOLLM2_135M
     },
-    Numbers {
+    PublishedShape {
         name: "smollm2-1.7b",
         layers: 24,
         hidden: 2_048,
@@ -94,7 +101,7 @@ const KNOWN: [Numbers; 7] = [
         rope_base: 130_000.0,
         ..SMOLLM2_135M
     },
-    Numbers {
+    PublishedShape {
         name: "tinyllama-1.1b",
         layers: 22,
         hidden: 2_048,
@@ -201,7 +208,7 @@ impl fmt::Display for Shape {
     }
 }
 
-impl Numbers {
+impl PublishedShape {
     fn config(&self) -> ModelConfig {
         let scaling = match self.llama3_factor {
             None => RopeScaling::None,

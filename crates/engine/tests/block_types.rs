@@ -41,14 +41,14 @@ fn largest_difference(precision: WeightsPrecision, prompt: usize) -> f32 {
     let policy = Policy::full(decoder.config().layers);
     let mut session = Session::new(&decoder, policy, prompt, tokens.len() - prompt + 1).unwrap();
     let interrupt = Interrupt::new(false);
-    let found = session.prefill(&tokens[..prompt], &mut Hooks::none(), &interrupt, &mut |_| {}).unwrap();
-    let mut found = found.to_vec().unwrap();
+    let actual = session.prefill(&tokens[..prompt], &mut Hooks::none(), &interrupt, &mut |_| {}).unwrap();
+    let mut actual = actual.to_vec().unwrap();
     for &token in &tokens[prompt..] {
-        found.extend(session.step(token, &mut Hooks::none()).unwrap().to_vec().unwrap());
+        actual.extend(session.step(token, &mut Hooks::none()).unwrap().to_vec().unwrap());
     }
     let expected = &logits[(prompt - 1) * vocab..];
-    assert_eq!(found.len(), expected.len());
-    found.iter().zip(expected).fold(0.0, |worst, (a, b)| f32::max(worst, (a - b).abs()))
+    assert_eq!(actual.len(), expected.len());
+    actual.iter().zip(expected).fold(0.0, |worst, (a, b)| f32::max(worst, (a - b).abs()))
 }
 
 #[test]

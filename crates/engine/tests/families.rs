@@ -4,7 +4,7 @@
 
 use candle_core::{DType, Tensor as HostTensor};
 use layerscope_engine::{
-    Decoder, Device, GgufFile, HookPoint, Hooks, Interrupt, ModelConfig, NormPlacement, Policy,
+    ComputeType, Decoder, Device, GgufFile, HookPoint, Hooks, Interrupt, ModelConfig, NormPlacement, Policy,
     SafetensorsFiles, Session, Site, Tensor, WeightsPrecision, argmax, folder_config, gguf_config,
 };
 use std::collections::HashMap;
@@ -113,17 +113,17 @@ fn residual_stream(decoder: &Arc<Decoder>, tokens: &[u32]) -> Vec<Tensor> {
 
 fn logits(decoder: &Arc<Decoder>, x: &Tensor) -> Vec<f32> {
     let positions: Vec<usize> = (0..x.rows()).collect();
-    let logits = decoder.unembed(x, &positions, &mut Hooks::none(), true).unwrap();
+    let logits = decoder.unembed(x, &positions, &mut Hooks::none(), ComputeType::F32).unwrap();
     logits.to_vec().unwrap()
 }
 
-fn largest_difference(found: &[f32], expected: &[f32]) -> f64 {
-    assert_eq!(found.len(), expected.len());
-    found.iter().zip(expected).fold(0.0, |worst, (a, b)| f64::max(worst, f64::from((a - b).abs())))
+fn largest_difference(actual: &[f32], expected: &[f32]) -> f64 {
+    assert_eq!(actual.len(), expected.len());
+    actual.iter().zip(expected).fold(0.0, |worst, (a, b)| f64::max(worst, f64::from((a - b).abs())))
 }
 
-fn check(what: &str, found: &[f32], expected: &[f32]) {
-    let off = largest_difference(found, expected);
+fn check(what: &str, actual: &[f32], expected: &[f32]) {
+    let off = largest_difference(actual, expected);
     assert!(off < BAR, "{what}: off by {off:e}");
 }
 
@@ -192,12 +192,12 @@ fn single_steps_with_a_cache_equal_pytorch(device: &Device) {
         let first = session
             .prefill(&tokens[..prompt_len], &mut Hooks::none(), &Interrupt::new(false), &mut |_| {})
             .unwrap();
-        let mut found: Vec<f32> = first.to_vec().unwrap();
+        let mut actual: Vec<f32> = first.to_vec().unwrap();
         for &token in &tokens[prompt_len..] {
             let logits = session.step(token, &mut Hooks::none()).unwrap();
-            found.extend(logits.to_vec().unwrap());
+            actual.extend(logits.to_vec().unwrap());
         }
-        check(family, &found, &all[(prompt_len - 1) * vocab..]);
+        check(family, &actual, &all[(prompt_len - 1) * vocab..]);
     });
 }
 
@@ -236,8 +236,8 @@ fn chunks_of_rows_and_their_masses_equal_pytorch(device: &Device) {
             }
         }
         for (segment, name) in ["bos_mass", "prompt_mass", "decode_mass"].into_iter().enumerate() {
-            let found: Vec<f32> = mass.iter().map(|mass| mass[segment] as f32).collect();
-            check(&format!("{family}: {name}"), &found, &expected.numbers(name));
+            let actual: Vec<f32> = mass.iter().map(|mass| mass[segment] as f32).collect();
+            check(&format!("{family}: {name}"), &actual, &expected.numbers(name));
         }
         for (at, (&(sum, count), expected)) in
             entropy.iter().zip(expected.numbers("prompt_entropy")).enumerate()
@@ -256,12 +256,12 @@ fn greedy_tokens_equal_pytorch(device: &Device) {
         let mut session = session(&decoder, prompt.len(), greedy.len());
         let first =
             session.prefill(&prompt, &mut Hooks::none(), &Interrupt::new(false), &mut |_| {}).unwrap();
-        let mut found = vec![argmax(&first, &[]).unwrap()];
-        while found.len() < greedy.len() {
-            let logits = session.step(found[found.len() - 1], &mut Hooks::none()).unwrap();
-            found.push(argmax(&logits, &[]).unwrap());
+        let mut actual = vec![argmax(&first, &[]).unwrap()];
+        while actual.len() < greedy.len() {
+            let logits = session.step(actual[actual.len() - 1], &mut Hooks::none()).unwrap();
+            actual.push(argmax(&logits, &[]).unwrap());
         }
-        assert_eq!(found, greedy, "{family}");
+        assert_eq!(actual, greedy, "{family}");
     });
 }
 
@@ -296,7 +296,7 @@ fn hooks_see_what_a_family_has_and_what_they_change_matters(device: &Device) {
             let point = HookPoint::parse(&name.replace("{}", "1"), config.layers).unwrap()[0];
             let mut hooks = Hooks::none();
             // No norm undoes this, as it would a change of size.
-            hooks.add(point, |_, x| Ok(Some(x.tanh()?)));
+            hooks.add(point, |_, x| Ok(Some(x.mapv(f32::tanh))));
             let matters = largest_difference(&prefill(&decoder, &prompt, &mut hooks), &plain) > 1e-4;
             let has = match point.site {
                 Site::PositionEmbed => config.learned_positions,
@@ -454,6 +454,7 @@ fn a_wrong_assumption_is_caught_by_a_weight_that_it_leaves_out() {
         Decoder::load(config.clone(), &weights, WeightsPrecision::F32, &Device::Cpu, &mut |_, _| Ok(()))
             .unwrap();
     let expected = Expected::read("llama31");
+    let decoder = Arc::new(decoder);
     let stream = residual_stream(&decoder, &expected.ids("tokens"));
     check("newcomer", &logits(&decoder, stream.last().unwrap()), &expected.numbers("logits"));
 }

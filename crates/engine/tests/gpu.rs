@@ -56,26 +56,26 @@ fn run(decoder: &Arc<Decoder>, name: &str, p: usize, steps: usize) -> (Vec<Vec<f
 }
 
 /// Root of the mean square of the difference over that of the expected.
-fn relative_error(found: &[f32], expected: &[f32]) -> f64 {
-    assert_eq!(found.len(), expected.len());
+fn relative_error(actual: &[f32], expected: &[f32]) -> f64 {
+    assert_eq!(actual.len(), expected.len());
     let square = |x: f32| f64::from(x).powi(2);
-    let off: f64 = found.iter().zip(expected).map(|(a, b)| square(a - b)).sum();
+    let off: f64 = actual.iter().zip(expected).map(|(a, b)| square(a - b)).sum();
     (off / expected.iter().map(|&x| square(x)).sum::<f64>()).sqrt()
 }
 
 fn check(
     what: &str,
-    found: &(Vec<Vec<f32>>, Vec<LayerStatistics>),
+    actual: &(Vec<Vec<f32>>, Vec<LayerStatistics>),
     expected: &(Vec<Vec<f32>>, Vec<LayerStatistics>),
     [logits_bar, statistics_bar]: [f32; 2],
 ) {
-    for (step, (found, expected)) in found.0.iter().zip(&expected.0).enumerate() {
-        let off = relative_error(found, expected);
+    for (step, (actual, expected)) in actual.0.iter().zip(&expected.0).enumerate() {
+        let off = relative_error(actual, expected);
         assert!(off < f64::from(logits_bar), "{what}, step {step}: logits are off by {off:e}");
     }
-    assert_eq!(found.1.len(), expected.1.len(), "{what}");
-    for (found, expected) in found.1.iter().zip(&expected.1) {
-        let masses = found.rows.mass.iter().zip(&expected.rows.mass);
+    assert_eq!(actual.1.len(), expected.1.len(), "{what}");
+    for (actual, expected) in actual.1.iter().zip(&expected.1) {
+        let masses = actual.rows.mass.iter().zip(&expected.rows.mass);
         for (a, b) in masses.flat_map(|(a, b)| a.iter().zip(b)) {
             assert!((a - b).abs() < 5.0 * statistics_bar, "{what}: a mass is {a} instead of {b}");
         }
@@ -85,11 +85,11 @@ fn check(
                 let masses = &statistics.rows.mass;
                 masses.iter().map(|mass| mass[segment]).sum::<f32>() / masses.len() as f32
             };
-            let (found, expected) = (mean(found), mean(expected));
-            assert!((found - expected).abs() < statistics_bar, "{what}: {found} instead of {expected}");
+            let (actual, expected) = (mean(actual), mean(expected));
+            assert!((actual - expected).abs() < statistics_bar, "{what}: {actual} instead of {expected}");
         }
         let queries = expected.rows.mass.len() as f32;
-        for (a, b) in found.received.sum.iter().zip(&expected.received.sum) {
+        for (a, b) in actual.received.sum.iter().zip(&expected.received.sum) {
             assert!((a - b).abs() < queries * statistics_bar, "{what}: received {a} instead of {b}");
         }
     }
@@ -98,9 +98,9 @@ fn check(
 #[test]
 fn bf16_weights_stay_near_f32() {
     let expected = smollm2(WeightsPrecision::F32, &Device::Cpu);
-    let found = smollm2(WeightsPrecision::Native, &gpu());
+    let actual = smollm2(WeightsPrecision::Native, &gpu());
     for (name, p) in [("full", 150), ("speed:1+bos", 67), ("pop:1", 9), ("swiftkv:1", 130)] {
-        let pair = [&found, &expected].map(|decoder| run(decoder, name, p, 4));
+        let pair = [&actual, &expected].map(|decoder| run(decoder, name, p, 4));
         check(&format!("{name}, p {p}"), &pair[0], &pair[1], [2e-2, STATISTICS_BAR]);
     }
 }
@@ -108,9 +108,9 @@ fn bf16_weights_stay_near_f32() {
 #[test]
 fn weights_of_every_block_type_stay_near_f32() {
     let expected = block_types(WeightsPrecision::F32, &Device::Cpu);
-    let found = block_types(WeightsPrecision::Native, &gpu());
+    let actual = block_types(WeightsPrecision::Native, &gpu());
     for p in [1, 3, 30] {
-        let pair = [&found, &expected].map(|decoder| run(decoder, "full", p, 3));
+        let pair = [&actual, &expected].map(|decoder| run(decoder, "full", p, 3));
         check(&format!("p {p}"), &pair[0], &pair[1], [2e-2, STATISTICS_BAR]);
     }
 }
@@ -118,8 +118,8 @@ fn weights_of_every_block_type_stay_near_f32() {
 #[test]
 fn weights_in_f32_are_as_exact_as_on_the_cpu() {
     let expected = smollm2(WeightsPrecision::F32, &Device::Cpu);
-    let found = smollm2(WeightsPrecision::F32, &gpu());
-    let pair = [&found, &expected].map(|decoder| run(decoder, "full", 40, 3));
+    let actual = smollm2(WeightsPrecision::F32, &gpu());
+    let pair = [&actual, &expected].map(|decoder| run(decoder, "full", 40, 3));
     check("f32", &pair[0], &pair[1], [1e-5, 1e-5]);
 }
 

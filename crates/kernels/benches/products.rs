@@ -1,7 +1,7 @@
 //! Speed of products with weights: arithmetic of many rows, bytes of one. `cargo bench --bench products [FORMAT…]`
 
 use layerscope_kernels::Instructions;
-use layerscope_kernels::matmul::{Format, Precision, Product, Weights, multiply_with};
+use layerscope_kernels::matmul::{ComputeType, Product, WeightFormat, Weights, multiply_with};
 use std::hint::black_box;
 use std::time::Instant;
 
@@ -15,9 +15,9 @@ fn main() {
     println!("{} threads, {:?}", rayon::current_num_threads(), Instructions::best());
     println!(
         "{:>6} {:>12} {:>14} {:>14} {:>12} {:>12}",
-        "", "W", "exact GFLOP/s", "fast GFLOP/s", "row GB/s", "row µs"
+        "", "W", "f32 GFLOP/s", "bf16 GFLOP/s", "row GB/s", "row µs"
     );
-    for format in Format::ALL {
+    for format in WeightFormat::ALL {
         if !wanted.is_empty() && !wanted.contains(&format!("{format:?}")) {
             continue;
         }
@@ -32,13 +32,13 @@ fn main() {
             let weights =
                 |copy: usize| Weights { data: &data[copy * bytes..][..bytes], format, rows: n, columns: k };
             let mut speeds = vec![];
-            for precision in [Precision::Exact, Precision::Fast] {
+            for compute in [ComputeType::F32, ComputeType::Bf16] {
                 let m = 512;
                 let (x, mut y) = (vec![0.1; m * k], vec![0.0; m * n]);
                 let times = (0..7).map(|round| {
                     let mut products = [Product { weights: weights(round % copies), output: &mut y }];
                     let start = Instant::now();
-                    multiply_with(Instructions::best(), black_box(&x), m, &mut products, precision);
+                    multiply_with(Instructions::best(), black_box(&x), m, &mut products, compute);
                     start.elapsed().as_secs_f64()
                 });
                 speeds.push(2e-9 * (m * n * k) as f64 / median(times.collect()));
@@ -48,7 +48,7 @@ fn main() {
                 let start = Instant::now();
                 for copy in 0..copies {
                     let mut products = [Product { weights: weights(copy), output: &mut y }];
-                    multiply_with(Instructions::best(), black_box(&x), 1, &mut products, Precision::Fast);
+                    multiply_with(Instructions::best(), black_box(&x), 1, &mut products, ComputeType::Bf16);
                 }
                 start.elapsed().as_secs_f64() / copies as f64
             });

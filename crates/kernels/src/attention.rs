@@ -1,7 +1,7 @@
 //! Attention over key ranges, with its statistics, in one pass and without a score matrix.
 //!
-//! Keys come as *spans*: contiguous key ranges, each belonging to one [`Segment`]. What a policy keeps, what a
-//! knockout hides and what the statistics tell apart are all the same thing here: which spans there are.
+//! Keys come as *spans*: contiguous key ranges, each belonging to one [`Segment`]. Policies, knockouts and statistics
+//! all choose which spans there are.
 //!
 //! Online softmax with per-segment sums (DESIGN: masses and entropies without a matrix): with running maximum m,
 //! ℓ_g = Σ e^{s−m} and t_g = Σ e^{s−m}(s−m) over the keys of segment g, mass_g = ℓ_g / Σℓ and
@@ -14,7 +14,7 @@ mod elements;
 pub use elements::Elements;
 
 use crate::Instructions;
-use block::{Block, Partial, ReceivedPass};
+use block::{Partial, QueryBlock, ReceivedPass};
 use rayon::prelude::*;
 
 /// Number of [`Segment`]s.
@@ -24,12 +24,12 @@ pub const SEGMENTS: usize = 3;
 const KEY_TILE: usize = 64;
 /// Query rows times heads of a group handled at once.
 const QUERY_TILE: usize = 192;
-/// Up to this many query rows, keys are split among tasks, since there are too few query blocks to share out.
+/// Up to this many query rows, keys are split among tasks, since there are too few query blocks for all threads.
 const FEW_ROWS: usize = 4;
 /// Key tiles of one task when keys are split.
 const TILES_PER_SPLIT: usize = 16;
 
-/// Which part of the sequence a key belongs to, seen from the decode queries.
+/// The part of the sequence that a key belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(usize)]
 pub enum Segment {
@@ -56,7 +56,7 @@ pub struct AttentionShape {
     pub soft_cap: Option<f32>,
     /// A query at t sees keys t−window+1 … t; `None` sees all.
     pub window: Option<usize>,
-    /// Keys at positions below this are seen whatever the window (attention sinks, Xiao et al. 2023).
+    /// Keys at positions below this are seen outside the window, too (attention sinks, Xiao et al. 2023).
     pub sinks: usize,
 }
 
@@ -109,7 +109,7 @@ impl KeySpan<'_> {
 
 /// Mass and entropy of each query row and head: index `row · query_heads + head`.
 #[derive(Debug, Clone, Default)]
-pub struct Statistics {
+pub struct AttentionStatistics {
     /// Share of attention on each segment; the shares of a row sum to 1.
     pub mass: Vec<[f32; SEGMENTS]>,
     /// Entropy of attention within each segment, nats; NaN where the segment has no mass.
@@ -126,7 +126,7 @@ pub struct Received {
 }
 
 impl Received {
-    /// Nothing received yet, for positions 0 … `positions`−1.
+    /// Zeros for positions 0 … `positions`−1.
     pub fn new(positions: usize) -> Self {
         Self { sum: vec![0.0; positions], max: vec![0.0; positions] }
     }
@@ -153,9 +153,9 @@ pub fn attention_with_statistics(
     spans: &[KeySpan<'_>],
     output: &mut [f32],
     received: Option<&mut Received>,
-) -> Statistics {
+) -> AttentionStatistics {
     let rows_and_heads = queries.rows * shape.query_heads;
-    let mut statistics = Statistics {
+    let mut statistics = AttentionStatistics {
         mass: vec![[0.0; SEGMENTS]; rows_and_heads],
         entropy: vec![[f32::NAN; SEGMENTS]; rows_and_heads],
     };
@@ -170,7 +170,7 @@ fn run(
     queries: &Queries<'_>,
     spans: &[KeySpan<'_>],
     output: &mut [f32],
-    mut statistics: Option<&mut Statistics>,
+    mut statistics: Option<&mut AttentionStatistics>,
     received: Option<&mut Received>,
 ) {
     check(shape, queries, spans, output);
@@ -222,14 +222,14 @@ fn run(
 }
 
 /// Query blocks in a fixed order: by KV head, then by row.
-fn blocks<'a>(shape: &AttentionShape, queries: &Queries<'a>) -> Vec<Block<'a>> {
+fn blocks<'a>(shape: &AttentionShape, queries: &Queries<'a>) -> Vec<QueryBlock<'a>> {
     let group = shape.query_heads / shape.kv_heads;
     let rows_per_block = (QUERY_TILE / group).max(1);
     let mut blocks = vec![];
     for kv_head in 0..shape.kv_heads {
         for first_row in (0..queries.rows).step_by(rows_per_block) {
             let rows = rows_per_block.min(queries.rows - first_row);
-            blocks.push(Block { shape: *shape, queries: *queries, kv_head, first_row, rows });
+            blocks.push(QueryBlock { shape: *shape, queries: *queries, kv_head, first_row, rows });
         }
     }
     blocks

@@ -1,7 +1,7 @@
-//! A GPU as kernels see it: memory, launches, products, graphs.
+//! GPUs: memory, kernel launches, products, graphs.
 //!
 //! [`Device`] is an NVIDIA GPU through its driver (feature `cuda`), or its emulation on the CPU (feature `cuda-emulation`),
-//! which runs the same kernels from the same sources. Without either there is no way to open one, and all else compiles.
+//! which runs the same kernels from the same sources. Without either feature, none can be opened, and everything else compiles.
 //!
 //! Work is queued in order, on one stream; reading waits for it.
 
@@ -18,7 +18,7 @@ mod memory;
 mod packs;
 pub mod store;
 
-pub use backend::{DeviceInformation, Element, Product};
+pub use backend::{DeviceInformation, Element, Gemm};
 pub use device::{Device, Graph};
 pub use error::DeviceError;
 pub use memory::{Buffer, Numbers, Pool};

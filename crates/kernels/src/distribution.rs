@@ -13,7 +13,7 @@ pub mod cuda;
 const CHUNK: usize = 1024;
 const LANES: usize = 16;
 
-/// A row of logits turned into what comparisons need: its probabilities and its entropy.
+/// The probabilities and the entropy of a row of logits.
 #[derive(Debug, Clone)]
 pub struct Distribution {
     /// softmax(logits), length V.
@@ -28,14 +28,14 @@ pub struct Distribution {
 
 /// How another row of logits differs from a [`Distribution`].
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Comparison {
+pub struct DistributionComparison {
     /// KL(distribution ‖ other), nats.
     pub kl: f64,
     /// Whether both have the same most likely token.
     pub same_argmax: bool,
     /// The other's most likely token.
     pub argmax: usize,
-    /// max + ln Σ e^{x − max} of the other row: a token's NLL is this less its logit.
+    /// max + ln Σ e^{x − max} of the other row: a token's NLL is this minus its logit.
     pub log_normaliser: f64,
 }
 
@@ -72,12 +72,12 @@ impl Distribution {
     ///
     /// # Panics
     /// If the rows differ in length.
-    pub fn compare(&self, logits: &[f32]) -> Comparison {
+    pub fn compare(&self, logits: &[f32]) -> DistributionComparison {
         assert_eq!(logits.len(), self.probabilities.len(), "rows of one vocabulary");
         let sums = Instructions::best().dispatch(CrossTerms { p: &self.probabilities, logits });
         let log_total = sums.total.ln();
         let argmax = position_of(logits, sums.max);
-        Comparison {
+        DistributionComparison {
             // Rounding can leave −1e-8 where the two are equal; a divergence is never negative.
             kl: (self.negative_entropy - sums.weighted + log_total).max(0.0),
             same_argmax: argmax == self.argmax,
@@ -114,14 +114,14 @@ impl Operation for Exponentials<'_> {
         for (x, out) in self.logits.chunks(CHUNK).zip(self.out.chunks_mut(CHUNK)) {
             let (mut sum, mut sum_weighted) = ([0f32; LANES], [0f32; LANES]);
             let mut add = |lane: usize, x: f32| {
-                // Far below the maximum nothing weighs; the clamp keeps 0·(−∞) out of the sum.
+                // The clamp keeps 0·(−∞) out of the sum.
                 let shifted = (x - max).max(-100.0);
                 let weight = exp_nonpositive(shifted);
                 sum[lane] += weight;
                 sum_weighted[lane] += weight * shifted;
                 weight
             };
-            // Whole vectors by themselves, since a loop of unknown length would not vectorise.
+            // Whole vectors apart, since a loop of unknown length would not vectorise.
             let (whole, rest) = x.as_chunks::<LANES>();
             let (whole_out, rest_out) = out.as_chunks_mut::<LANES>();
             for (x, out) in whole.iter().zip(whole_out) {

@@ -1,5 +1,5 @@
-//! What happens to activations between products: norms, rotary embedding, activation functions, sums. Rows are shared out among threads
-//! where there are enough of them.
+//! Operations on activations between products: norms, rotary embedding, activation functions, sums. Many rows are split among
+//! threads.
 
 use crate::Instructions;
 use crate::exp::exp_nonpositive;
@@ -11,10 +11,10 @@ use serde::Serialize;
 
 pub mod cuda;
 
-/// Fewest elements that are worth a task of their own.
+/// Fewest elements of a task.
 const TASK: usize = 1 << 14;
 
-/// Calls `f(first row, rows)` on runs of whole rows of `output`, on several threads where that pays.
+/// Calls `f(first row, rows)` on runs of whole rows of `output`, on several threads if there are enough.
 fn by_rows(output: &mut [f32], width: usize, f: impl Fn(usize, &mut [f32]) + Sync) {
     let rows = (TASK / width.max(1)).max(1);
     if output.len() <= rows * width {
@@ -209,7 +209,7 @@ fn sigmoid(x: f32) -> f32 {
     (if x >= 0.0 { 1.0 } else { e }) / (1.0 + e)
 }
 
-/// c·tanh(x/c) of each x: what softly caps scores and logits at ±c (Gemma 2).
+/// c·tanh(x/c) of each x: the soft cap of scores and logits (Gemma 2).
 pub fn soft_cap(x: &mut [f32], cap: f32) {
     x.iter_mut().for_each(|x| *x = softly_capped(*x, cap));
 }
@@ -262,7 +262,7 @@ pub fn add_bias(x: &mut [f32], bias: &[f32]) {
 }
 
 /// Rotary embedding (Su et al. 2021) in rotate-half order: of each head of `x [rows, heads, head_dim]` the pairs
-/// (i, i + n) among the first 2n elements are turned by the angles whose `cos` and `sin` are `[rows, n]`; the others stay.
+/// (i, i + n) among the first 2n elements are rotated by the angles whose `cos` and `sin` are `[rows, n]`; the others stay.
 ///
 /// # Panics
 /// If sizes do not agree.

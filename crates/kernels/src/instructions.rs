@@ -1,4 +1,4 @@
-//! Which vector instructions kernels run with: the best that the processor has, found at run time.
+//! Which vector instructions kernels run with: the best that the processor has, detected at run time.
 
 #[cfg(target_arch = "x86_64")]
 use crate::lanes::{Avx2, Avx512};

@@ -262,10 +262,10 @@ mod tests {
     fn halves_equal_the_librarys() {
         for bits in 0..=u16::MAX {
             let expected = half::f16::from_bits(bits).to_f32();
-            let found = half(bits);
+            let actual = half(bits);
             assert!(
-                found == expected || (found.is_nan() && expected.is_nan()),
-                "{bits:x}: {found} {expected}"
+                actual == expected || (actual.is_nan() && expected.is_nan()),
+                "{bits:x}: {actual} {expected}"
             );
         }
     }
@@ -330,10 +330,10 @@ mod tests {
             );
             let table = bytes.map(|byte| byte as i8);
             let packed: [u8; LANES] = std::array::from_fn(|i| twice[i]);
-            for (found, expected) in
+            for (actual, expected) in
                 lanes.entries(&table, &packed).into_iter().zip(Plain.entries(&table, &packed))
             {
-                assert_eq!(floats(lanes.float(found)), bits(Plain.float(expected)));
+                assert_eq!(floats(lanes.float(actual)), bits(Plain.float(expected)));
             }
             let w = lanes.entry_words(&table, &packed);
             assert_eq!(

@@ -1,5 +1,5 @@
 //! CPU kernels of layerscope: attention that also yields its statistics, products with weights as files have them, and
-//! comparisons of next-token distributions. Every kernel has a plain f64 twin in [`mod@reference`] that it is tested against.
+//! comparisons of next-token distributions. Every kernel is tested against a plain f64 version in [`mod@reference`].
 //!
 //! All data are row-major `f32` slices. Vector width is chosen at run time (AVX-512, AVX2 with FMA, NEON or plain).
 
@@ -17,7 +17,7 @@ mod tile;
 pub mod trajectory;
 
 pub use attention::{
-    AttentionShape, Elements, KeySpan, Queries, Received, SEGMENTS, Segment, Statistics, attention,
+    AttentionShape, AttentionStatistics, Elements, KeySpan, Queries, Received, SEGMENTS, Segment, attention,
     attention_with_statistics,
 };
 pub use elementwise::Activation;

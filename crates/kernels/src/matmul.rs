@@ -1,8 +1,8 @@
-//! Products of activations with weight matrices as files have them: y = x·Wᵀ, W in any [`Format`].
+//! Products of activations with weight matrices in the formats of files: y = x·Wᵀ, W in any [`WeightFormat`].
 //!
-//! Many rows: 32 rows of W at a time are unpacked into a panel that stays in cache, which then multiplies all rows of x;
-//! W is never unpacked as a whole. One row: each row of W is unpacked in registers on its way from memory, so that memory
-//! sets the pace. On a GPU ([`cuda`]) few rows are multiplied that way, too; for many, W is unpacked first.
+//! Many rows: 32 rows of W at a time are dequantised into a panel that stays in cache, which then multiplies all rows of x.
+//! One row: each row of W is dequantised in registers, so that memory bandwidth is the limit. On a GPU ([`cuda`]) few rows are
+//! multiplied that way, too; for many, W is dequantised first.
 
 mod blocks;
 pub mod cuda;
@@ -11,9 +11,10 @@ mod format;
 mod panel;
 mod row;
 
-pub use format::Format;
+pub use format::WeightFormat;
 
 use crate::Instructions;
+use std::ops::Range;
 
 /// A weight matrix, `[rows, columns]`, row-major in blocks along the columns.
 #[derive(Debug, Clone, Copy)]
@@ -21,7 +22,7 @@ pub struct Weights<'a> {
     /// Bytes of all rows, at any alignment.
     pub data: &'a [u8],
     /// What the bytes are.
-    pub format: Format,
+    pub format: WeightFormat,
     /// Outputs.
     pub rows: usize,
     /// Inputs; whole blocks.
@@ -49,7 +50,7 @@ impl<'a> Weights<'a> {
     }
 }
 
-/// A matrix and where its product goes, `[rows of x, rows of W]`.
+/// A matrix and its product with x, `[rows of x, rows of W]`.
 #[derive(Debug)]
 pub struct Product<'a> {
     /// W.
@@ -58,22 +59,52 @@ pub struct Product<'a> {
     pub output: &'a mut [f32],
 }
 
-/// In which precision many rows are multiplied. (A single row always is in f32: there, memory sets the pace.)
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Precision {
+/// The type in which several rows are multiplied. A single row is always f32: memory bandwidth is its limit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum ComputeType {
     /// f32.
-    Exact,
-    /// Weights that are quantised or bf16, and the activations they meet, are rounded to bf16 and summed in f32, where the
-    /// processor has such products.
-    Fast,
+    F32,
+    /// bf16 with sums in f32, where weights are quantised or bf16 and the processor multiplies bf16; f32 otherwise.
+    Bf16,
+}
+
+/// Rows of activations. A single row is multiplied otherwise than several, and sums come in another order; rows that are
+/// multiplied alone get the same bits whatever other rows there are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ProductRows {
+    /// Rows that are multiplied together, first. In f32 their number makes no difference to any of them, if they are two or more.
+    pub together: usize,
+    /// Rows behind these, each of which is multiplied as a single row is.
+    pub alone: usize,
+}
+
+impl From<usize> for ProductRows {
+    fn from(rows: usize) -> Self {
+        match rows {
+            1 => Self { together: 0, alone: 1 },
+            together => Self { together, alone: 0 },
+        }
+    }
+}
+
+impl ProductRows {
+    /// All of them.
+    pub fn count(self) -> usize {
+        self.together + self.alone
+    }
 }
 
 /// x `[rows, columns]` times each of `products`, which all have as many columns.
 ///
 /// # Panics
 /// If sizes do not agree.
-pub fn multiply(x: &[f32], rows: usize, products: &mut [Product<'_>], precision: Precision) {
-    multiply_with(Instructions::best(), x, rows, products, precision);
+pub fn multiply(
+    x: &[f32],
+    rows: impl Into<ProductRows>,
+    products: &mut [Product<'_>],
+    compute: ComputeType,
+) {
+    multiply_with(Instructions::best(), x, rows, products, compute);
 }
 
 /// [`multiply`] with given instructions, which the processor must have.
@@ -83,10 +114,12 @@ pub fn multiply(x: &[f32], rows: usize, products: &mut [Product<'_>], precision:
 pub fn multiply_with(
     instructions: Instructions,
     x: &[f32],
-    rows: usize,
+    rows: impl Into<ProductRows>,
     products: &mut [Product<'_>],
-    precision: Precision,
+    compute: ComputeType,
 ) {
+    let counts = rows.into();
+    let rows = counts.count();
     let Some(columns) = products.first().map(|product| product.weights.columns) else { return };
     assert_eq!(x.len(), rows * columns, "activations");
     for Product { weights, output } in &*products {
@@ -95,11 +128,22 @@ pub fn multiply_with(
         assert_eq!(weights.data.len(), weights.rows * weights.row_bytes(), "bytes of the matrix");
         assert_eq!(output.len(), rows * weights.rows, "output");
     }
-    match rows {
-        0 => {}
-        1 => row::multiply(instructions, x, products),
-        _ => panel::multiply(instructions, x, rows, products, precision),
+    let (together, alone) = x.split_at(counts.together * columns);
+    if counts.together > 0 {
+        panel::multiply(instructions, together, counts.together, &mut parts(products, 0..counts.together), compute);
     }
+    if counts.alone > 0 {
+        row::multiply(instructions, alone, &mut parts(products, counts.together..rows));
+    }
+}
+
+/// The products of some of the rows.
+fn parts<'a>(products: &'a mut [Product<'_>], rows: Range<usize>) -> Vec<Product<'a>> {
+    let part = |product: &'a mut Product<'_>| {
+        let (weights, width) = (product.weights, product.weights.rows);
+        Product { weights, output: &mut product.output[rows.start * width..rows.end * width] }
+    };
+    products.iter_mut().map(part).collect()
 }
 
 #[cfg(test)]

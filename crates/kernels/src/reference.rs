@@ -1,4 +1,4 @@
-//! Plain, obviously right versions in f64, to test the kernels against. Slow on purpose.
+//! Plain f64 versions of the kernels, to test against. Simple rather than fast.
 
 use crate::attention::{AttentionShape, KeySpan, Queries, SEGMENTS};
 
@@ -10,7 +10,7 @@ pub fn dot(a: &[f32], b: &[f32]) -> (f64, f64) {
     })
 }
 
-/// What [`attention`] yields; `rows` queries, `H` query heads.
+/// The result of [`attention`]; `rows` queries, `H` query heads.
 #[derive(Debug, Clone)]
 pub struct ReferenceAttention {
     /// Attention output, `[rows, H, head_dim]`.

@@ -1,18 +1,85 @@
-//! The error type, sorted by who can mend it.
+//! Errors that a program can match on. Their `Display` is one sentence for the user.
 
-use std::path::Path;
+use std::io;
+use std::path::{Path, PathBuf};
 
-/// What went wrong, as one sentence for the user.
+/// What went wrong. The `Display` names the cause and the remedy in one sentence.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum Error {
-    /// A name, setting or token that the user can mend; the sentence names it and the mend.
+    /// No model on this disk has the name, and it is no Hub id.
+    #[error("{sentence}")]
+    UnknownModel {
+        /// The name as it was given.
+        name: String,
+        /// What to try.
+        sentence: String,
+    },
+    /// A repository whose owner grants access on request.
+    #[error("{sentence}")]
+    Gated {
+        /// `owner/name`.
+        id: String,
+        /// How to get access.
+        sentence: String,
+    },
+    /// The Hub cannot be reached, or the connection broke.
+    #[error("{sentence}")]
+    Unreachable {
+        /// The Hub's host.
+        host: String,
+        /// What to check.
+        sentence: String,
+    },
+    /// A server that does not answer as a Hub does.
+    #[error("{sentence}")]
+    InvalidResponse {
+        /// The Hub's host.
+        host: String,
+        /// What to check.
+        sentence: String,
+    },
+    /// The disk has less free space than the model's files need.
+    #[error("{sentence}")]
+    DiskFull {
+        /// Bytes that the files need.
+        needed: u64,
+        /// Bytes that are free.
+        free: u64,
+        /// How to make room.
+        sentence: String,
+    },
+    /// A file that cannot be read or written.
+    #[error("cannot {action} {}: {reason}", path.display())]
+    Io {
+        /// What was tried, e.g. `open`.
+        action: String,
+        /// The file.
+        path: PathBuf,
+        /// The kind of the system's error.
+        kind: io::ErrorKind,
+        /// The system's sentence.
+        reason: String,
+    },
+    /// A name, setting or token that the user can correct.
     #[error("{0}")]
     Input(String),
-    /// The machine, the network or the server failed us.
+    /// The machine, the network or the server failed.
     #[error("{0}")]
     Failure(String),
-    /// The user stopped it; what was fetched is kept.
+    /// The user stopped it. What was fetched is kept.
     #[error("interrupted; what was fetched is kept, and fetching again goes on from there")]
+    Interrupted,
+}
+
+/// Who can correct an error.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum ErrorKind {
+    /// The user: a name, setting or token is wrong.
+    Input,
+    /// The machine, the network or the server.
+    Failure,
+    /// The user interrupted the work.
     Interrupted,
 }
 
@@ -20,6 +87,19 @@ pub enum Error {
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
+    /// Who can correct it.
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Self::UnknownModel { .. } | Self::Gated { .. } | Self::Input(_) => ErrorKind::Input,
+            Self::Unreachable { .. }
+            | Self::InvalidResponse { .. }
+            | Self::DiskFull { .. }
+            | Self::Io { .. }
+            | Self::Failure(_) => ErrorKind::Failure,
+            Self::Interrupted => ErrorKind::Interrupted,
+        }
+    }
+
     pub(crate) fn input(message: impl Into<String>) -> Self {
         Self::Input(message.into())
     }
@@ -28,8 +108,13 @@ impl Error {
         Self::Failure(message.into())
     }
 
-    /// A failure at `path`; `doing` completes the sentence "cannot …".
-    pub(crate) fn io(doing: &str, path: &Path, error: &std::io::Error) -> Self {
-        Self::Failure(format!("cannot {doing} {}: {error}", path.display()))
+    /// A failure at `path`; `action` completes the sentence "cannot …".
+    pub(crate) fn io(action: &str, path: &Path, error: &io::Error) -> Self {
+        Self::Io {
+            action: action.to_owned(),
+            path: path.to_owned(),
+            kind: error.kind(),
+            reason: error.to_string(),
+        }
     }
 }

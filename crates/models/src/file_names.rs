@@ -1,11 +1,11 @@
-//! What the name of a GGUF file says: quantisation, part of a split model, projector for images.
+//! Names of GGUF files: quantisation, parts of a split model, vision projectors.
 
 /// Whether the name is that of a GGUF file.
 pub(crate) fn is_gguf(name: &str) -> bool {
     name.len() > 5 && name.as_bytes()[name.len() - 5..].eq_ignore_ascii_case(b".gguf")
 }
 
-/// Whether a GGUF file is a language model by its name, and not a projector for images or an importance matrix.
+/// Whether a GGUF file is a language model by its name, and not a vision projector or an importance matrix.
 pub(crate) fn is_language_model(name: &str) -> bool {
     let file = name.rsplit('/').next().unwrap_or(name).to_lowercase();
     is_gguf(name)
@@ -23,7 +23,7 @@ pub(crate) fn split_part(name: &str) -> Option<(u32, u32)> {
     Some((part(number)?, part(count)?))
 }
 
-/// Whether a name carries the quantisation, e.g. `Q4_K_M`, as a word of its own, whatever its case.
+/// Whether a name contains the quantisation, e.g. `Q4_K_M`, as a separate word in any case.
 pub(crate) fn has_quantization(name: &str, quantization: &str) -> bool {
     let (name, wanted) = (name.to_lowercase(), quantization.to_lowercase());
     let begins = |at: usize| at == 0 || name[..at].ends_with(['-', '.', '_', '/']);
@@ -31,7 +31,7 @@ pub(crate) fn has_quantization(name: &str, quantization: &str) -> bool {
     !wanted.is_empty() && name.match_indices(&wanted).any(|(at, _)| begins(at) && ends(at + wanted.len()))
 }
 
-/// A path within a repository that stays within it: no `..`, no root, no backslash.
+/// Whether a path stays within a repository: no `..`, no root, no backslash.
 pub(crate) fn stays_inside(path: &str) -> bool {
     !path.is_empty()
         && !path.contains(['\\', ':', '\0'])

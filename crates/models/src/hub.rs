@@ -1,7 +1,7 @@
 //! Fetching a model from the Hugging Face Hub into the cache that the Python tools share.
 //!
-//! Over plain HTTP, without the crate `hf-hub`: that fetches files without resuming or checking them, and brings a
-//! hundred crates (1.0), or appends whatever a server sends and panics at odd answers (0.5).
+//! The crate `hf-hub` is not used: 1.0 neither resumes nor verifies files and depends on a hundred crates; 0.5 appends whatever a
+//! server sends and panics on invalid responses.
 
 mod blob;
 mod cache;
@@ -29,16 +29,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// What a fetch tells on its way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Progress<'a> {
-    /// `done` of `all` bytes of the model are here; `file` is being fetched.
+    /// `done` of `all` bytes of the model are on disk; `file` is being fetched.
     Bytes {
         /// Its name in the repository.
         file: &'a str,
-        /// Bytes of the whole model that are here, those of earlier fetches too.
+        /// Bytes of the whole model on disk, with those of earlier fetches.
         done: u64,
         /// Bytes of the whole model.
         all: u64,
     },
-    /// A sentence for the user, such as that the Hub cannot be reached and the copy on this disk is used.
+    /// A sentence for the user, e.g. that the Hub is unreachable and the copy on this disk is used.
     Note(&'a str),
 }
 
@@ -73,7 +73,7 @@ pub fn fetch(
             ))
         });
     }
-    // A commit never changes. But which of its GGUF files a quantisation means, only the Hub's list can tell.
+    // A commit never changes, but only the Hub's list tells which of its GGUF files has a quantisation.
     if is_commit(&reference.revision)
         && let Ok(path) = &cached
         && (path.is_dir() || matches!(reference.wanted, Wanted::File(_)))
@@ -94,7 +94,7 @@ pub fn fetch(
         .run()
 }
 
-/// One fetch, once the Hub has said what there is.
+/// One fetch, with the Hub's list of files.
 struct Fetch<'a> {
     reference: &'a HubReference,
     client: &'a Client,
@@ -118,7 +118,7 @@ impl<'a> Fetch<'a> {
                 snapshot
             }
         };
-        // Only now, so that offline a branch never means an incomplete snapshot.
+        // Last, so that offline a branch never refers to an incomplete snapshot.
         let reference = self.repository.set_reference(&self.reference.revision, &self.listing.commit);
         if let Err(error) = reference {
             (self.progress)(Progress::Note(&error.to_string()));
@@ -126,7 +126,7 @@ impl<'a> Fetch<'a> {
         Ok(path)
     }
 
-    /// The files of the safetensors model. The index is fetched at once, as it names the shards.
+    /// The files of the safetensors model. The index is fetched first, since it names the shards.
     fn checkpoint(&mut self) -> Result<Vec<&'a RemoteFile>> {
         let listing: &'a Listing = self.listing;
         let mut names: Vec<String> = COMPANIONS.map(str::to_owned).to_vec();
@@ -180,17 +180,18 @@ impl<'a> Fetch<'a> {
         Ok(())
     }
 
-    /// Refuses what cannot fit before anything is fetched.
+    /// Fails before anything is fetched where the disk has too little space.
     fn check_space(&self, files: &[&RemoteFile]) -> Result<()> {
         let missing = |file: &&&RemoteFile| !self.repository.has(&self.listing.commit, file);
         let needed: u64 = files.iter().filter(missing).map(|file| self.repository.bytes_to_fetch(file)).sum();
         let Some(free) = self.repository.free_space().filter(|free| *free < needed) else { return Ok(()) };
-        Err(Error::failure(format!(
+        let sentence = format!(
             "{} needs {} more, but {} has {} free; make room, or name a folder on a larger disk in HF_HUB_CACHE",
             self.reference,
             bytes(needed),
             self.repository.folder().display(),
             bytes(free)
-        )))
+        );
+        Err(Error::DiskFull { needed, free, sentence })
     }
 }

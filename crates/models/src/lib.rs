@@ -1,5 +1,4 @@
-//! Where models come from: what a user's word for a model means, which models are on this disk, and how one is
-//! fetched from the Hugging Face Hub.
+//! Finds models: resolves a name, path or Hub id, lists the models on this disk, and fetches from the Hugging Face Hub.
 //!
 //! ```no_run
 //! use layerscope_models::{Places, Reference, fetch};
@@ -8,26 +7,26 @@
 //! let places = Places::from_environment();
 //! let path = match Reference::parse("Qwen/Qwen3-0.6B-GGUF:Q8_0", &places)? {
 //!     Reference::Path(path) => path,
-//!     Reference::Found(found) => found.path,
+//!     Reference::Local(model) => model.path,
 //!     Reference::Hub(hub) => fetch(&hub, &places, &mut |_| {}, &AtomicBool::new(false))?,
 //! };
 //! # Ok::<(), layerscope_models::Error>(())
 //! ```
 //!
-//! Nothing here opens a model; a path that comes out is a GGUF file, or a folder with `config.json`,
+//! No model is opened. The resulting path is a GGUF file, or a folder with `config.json`,
 //! `tokenizer.json` and safetensors.
 
 mod checkpoint;
 mod error;
 mod file_names;
-mod found;
 mod hub;
+mod local;
 mod places;
 mod reference;
 mod text;
 
-pub use error::{Error, Result};
-pub use found::{Format, Found, Origin, found};
+pub use error::{Error, ErrorKind, Result};
 pub use hub::{Progress, fetch};
+pub use local::{LocalModel, ModelFormat, Origin, local_models};
 pub use places::{HubPlaces, Places, Token};
 pub use reference::{HubReference, Reference, Wanted};

@@ -1,11 +1,11 @@
-//! Where this machine keeps models and settings, read from the environment once.
+//! Folders of models and settings of the Hub, from the environment.
 
 use std::ffi::OsString;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Folders and settings that finding and fetching go by.
+/// Folders of models, and settings of the Hub.
 #[derive(Debug, Clone)]
 pub struct Places {
     /// Models of the user's own, by file name.
@@ -29,7 +29,7 @@ pub struct HubPlaces {
     pub cache: Option<PathBuf>,
     /// Address of the Hub, without a slash at its end.
     pub endpoint: String,
-    /// What lets gated and private models be fetched.
+    /// Token for gated and private models.
     pub token: Option<Token>,
     /// The file that a token is read from, for messages.
     pub token_path: Option<PathBuf>,
@@ -41,12 +41,12 @@ pub struct HubPlaces {
     pub certificates: Option<PathBuf>,
 }
 
-/// A secret that does not show itself in debug output.
+/// A secret that debug output hides.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Token(String);
 
 impl Token {
-    /// Wraps a token; blanks at its ends are dropped, and nothing remains of an empty one.
+    /// Wraps a token without surrounding blanks; `None` for an empty one.
     pub fn new(token: &str) -> Option<Self> {
         let token = token.trim();
         (!token.is_empty()).then(|| Self(token.to_owned()))

@@ -1,7 +1,7 @@
-//! What a user's word for a model means.
+//! Resolves what a user typed for a model.
 
 use crate::file_names::{is_gguf, stays_inside};
-use crate::found::{Found, Origin, found};
+use crate::local::{LocalModel, Origin, local_models};
 use crate::places::Places;
 use crate::text::{list, near};
 use crate::{Error, Result};
@@ -9,13 +9,13 @@ use percent_encoding::percent_decode_str;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-/// What a word for a model means.
+/// The model that a name, path or Hub id refers to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Reference {
     /// A path that exists.
     Path(PathBuf),
-    /// A model that was found on this disk.
-    Found(Found),
+    /// A model on this disk.
+    Local(LocalModel),
     /// A model of the Hugging Face Hub, for [`fetch`](crate::fetch).
     Hub(HubReference),
 }
@@ -47,10 +47,10 @@ const MAIN: &str = "main";
 const HOSTS: [&str; 3] = ["huggingface.co", "www.huggingface.co", "hf.co"];
 
 impl Reference {
-    /// Reads a word for a model. An existing path wins, then a model on this disk by its name, then the Hub.
+    /// Resolves a text: an existing path, or else the name of a model on this disk, or else a Hub id.
     ///
     /// # Errors
-    /// [`Error::Input`] where it is none of these, with names that resemble it.
+    /// [`Error::UnknownModel`] where it is none of these, with similar names.
     pub fn parse(text: &str, places: &Places) -> Result<Self> {
         let text = text.trim();
         if text.is_empty() {
@@ -61,17 +61,18 @@ impl Reference {
         if Path::new(text).exists() {
             return Ok(Self::Path(PathBuf::from(text)));
         }
-        let mut all = found(places);
-        // What is in the Hub's cache goes through the Hub, which knows of newer commits.
-        let named = all.iter().position(|found| found.origin != Origin::HuggingFace && found.is_called(text));
+        let mut all = local_models(places);
+        // Models in the Hub's cache are resolved through the Hub, which may have newer commits.
+        let named = all.iter().position(|model| model.origin != Origin::HuggingFace && model.is_called(text));
         if let Some(at) = named {
-            return Ok(Self::Found(all.swap_remove(at)));
+            return Ok(Self::Local(all.swap_remove(at)));
         }
         if is_path(text) {
-            return Err(Error::input(format!(
+            let sentence = format!(
                 "no model at {text}: there is no such file{}; give a path, or a name that `layerscope models` lists",
                 or_near(text, &all)
-            )));
+            );
+            return Err(Error::UnknownModel { name: text.to_owned(), sentence });
         }
         match HubReference::parse_for(text, places.hub.host())? {
             Some(hub) => Ok(Self::Hub(hub)),
@@ -81,10 +82,10 @@ impl Reference {
 }
 
 impl HubReference {
-    /// Reads an id, `hf.co/…` or an address of the Hub; `None` where the text is shaped like none of these.
+    /// Reads an id, `hf.co/…` or an address of the Hub; `None` for any other text.
     ///
     /// # Errors
-    /// [`Error::Input`] where it is shaped like one but names no model.
+    /// [`Error::Input`] where it looks like one but names no model.
     pub fn parse(text: &str) -> Result<Option<Self>> {
         Self::parse_for(text, HOSTS[0])
     }
@@ -154,7 +155,7 @@ impl HubReference {
             }
             _ => return Err(no_model(text)),
         };
-        // Revisions of pull requests and conversions have slashes of their own.
+        // Revisions of pull requests and conversions contain slashes.
         let length = if rest[0] == "refs" { rest.len().min(3) } else { 1 };
         let (revision, file) = (rest[..length].join("/"), rest[length..].join("/"));
         let wanted = if is_gguf(&file) && stays_inside(&file) {
@@ -200,7 +201,7 @@ fn split_colon(text: &str) -> (&str, Option<&str>) {
     text.split_once(':').map_or((text, None), |(before, after)| (before, Some(after)))
 }
 
-/// What the Hub allows in names of owners and repositories.
+/// Whether the Hub allows the name of an owner or repository.
 fn is_id_part(part: &str) -> bool {
     (1..=96).contains(&part.len())
         && part.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte))
@@ -210,7 +211,7 @@ fn is_id_part(part: &str) -> bool {
         && !part.contains("..")
 }
 
-/// Whether a text can only have been meant as a path.
+/// Whether a text can only be a path.
 fn is_path(text: &str) -> bool {
     let rooted = Path::new(text).is_absolute() || text.starts_with(['.', '~']) || text.contains('\\');
     rooted || (is_gguf(text) && !text.contains("://") && text.matches('/').count() < 2)
@@ -220,22 +221,22 @@ fn no_model(text: &str) -> Error {
     Error::input(format!("{text} is no address of a model; it is https://huggingface.co/owner/name"))
 }
 
-fn unknown(text: &str, all: &[Found]) -> Error {
+fn unknown(text: &str, all: &[LocalModel]) -> Error {
     let near = or_near(text, all);
     if let Some(name) = text.strip_prefix("ollama:").or_else(|| text.contains(':').then_some(text)) {
-        return Error::input(format!(
-            "Ollama has no model {name} here{near}; fetch it with `ollama pull {name}`"
-        ));
+        let sentence = format!("Ollama has no model {name} here{near}; fetch it with `ollama pull {name}`");
+        return Error::UnknownModel { name: name.to_owned(), sentence };
     }
-    Error::input(format!(
+    let sentence = format!(
         "no model is called {text}{near}; give a path, a name that `layerscope models` lists, or a Hub id owner/name"
-    ))
+    );
+    Error::UnknownModel { name: text.to_owned(), sentence }
 }
 
-/// `; did you mean …`, where a name resembles the text.
-fn or_near(text: &str, all: &[Found]) -> String {
+/// `; did you mean …`, where a name is similar.
+fn or_near(text: &str, all: &[LocalModel]) -> String {
     let near: Vec<String> =
-        near(text, all.iter().map(|found| found.name.as_str())).into_iter().map(str::to_owned).collect();
+        near(text, all.iter().map(|model| model.name.as_str())).into_iter().map(str::to_owned).collect();
     if near.is_empty() { String::new() } else { format!("; did you mean {}?", list(&near, 3)) }
 }
 

@@ -1,4 +1,4 @@
-//! Words for people: sizes, lists, names that resemble another.
+//! Text for messages: sizes, lists, similar names.
 
 /// Bytes in powers of 1024.
 pub(crate) fn bytes(bytes: u64) -> String {
@@ -19,7 +19,7 @@ pub(crate) fn list(items: &[String], most: usize) -> String {
     }
 }
 
-/// Up to three of `names` that `word` may have meant, the nearest first.
+/// Up to three of `names` that are similar to `word`, the nearest first.
 pub(crate) fn near<'a>(word: &str, names: impl IntoIterator<Item = &'a str>) -> Vec<&'a str> {
     let word = word.to_lowercase();
     let mut near: Vec<(f64, &str)> = names

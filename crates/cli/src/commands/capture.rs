@@ -2,17 +2,18 @@
 
 use crate::args::CaptureArguments;
 use crate::{models, output};
-use candle_core::{DType, Device, Tensor};
 use layerscope_engine::{
     Error, HookContext, HookPoint, Hooks, Interrupt, Policy, Result, Session, Site, argmax, check_interrupt,
 };
+use ndarray::{ArrayD, Axis};
+use safetensors::tensor::{Dtype, SafeTensorError, TensorView};
 use serde_json::json;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 use std::process::ExitCode;
 
-type Captured = BTreeMap<HookPoint, Vec<Tensor>>;
+type Captured = BTreeMap<HookPoint, Vec<ArrayD<f32>>>;
 
 pub(crate) fn run(arguments: &CaptureArguments, interrupt: &Interrupt) -> Result<ExitCode> {
     let device = models::device(arguments.model.device)?;
@@ -35,7 +36,7 @@ pub(crate) fn run(arguments: &CaptureArguments, interrupt: &Interrupt) -> Result
     let mut hooks = Hooks::none();
     for &point in &points {
         hooks.add(point, |context: &HookContext<'_>, activation| {
-            captured.borrow_mut().entry(context.point).or_default().push(activation.clone());
+            captured.borrow_mut().entry(context.point).or_default().push(activation.to_owned());
             Ok(None)
         });
     }
@@ -83,36 +84,43 @@ pub(crate) fn run(arguments: &CaptureArguments, interrupt: &Interrupt) -> Result
     Ok(ExitCode::SUCCESS)
 }
 
-/// The pieces of a chunked run as one tensor. Scores and patterns grow with the keys: the missing ones are hidden.
-fn joined(point: HookPoint, pieces: &[Tensor]) -> Result<Tensor> {
+/// The pieces of a chunked run as one array. Scores and patterns grow with the keys: the missing ones are hidden.
+fn joined(point: HookPoint, pieces: &[ArrayD<f32>]) -> Result<ArrayD<f32>> {
     let hidden = match point.site {
-        Site::AttentionScores => f64::NEG_INFINITY,
+        Site::AttentionScores => f32::NEG_INFINITY,
         Site::Pattern => 0.0,
-        _ => return Ok(Tensor::cat(pieces, 0)?),
+        _ => return concatenated(Axis(0), pieces),
     };
-    let keys = pieces.iter().map(|piece| piece.dims()[2]).max().unwrap_or(0);
-    let padded = pieces
+    let keys = pieces.iter().map(|piece| piece.shape()[2]).max().unwrap_or(0);
+    let padded: Vec<ArrayD<f32>> = pieces
         .iter()
         .map(|piece| {
-            let (heads, rows, len) = piece.dims3()?;
-            if len == keys {
-                return Ok(piece.clone());
-            }
-            let missing = Tensor::full(hidden as f32, (heads, rows, keys - len), &Device::Cpu)?;
-            Tensor::cat(&[piece, &missing], 2)
+            let mut padded = ArrayD::from_elem(vec![piece.shape()[0], piece.shape()[1], keys], hidden);
+            padded.slice_axis_mut(Axis(2), (..piece.shape()[2]).into()).assign(piece);
+            padded
         })
-        .collect::<candle_core::Result<Vec<_>>>()?;
-    Ok(Tensor::cat(&padded, 1)?)
+        .collect();
+    concatenated(Axis(1), &padded)
+}
+
+fn concatenated(axis: Axis, pieces: &[ArrayD<f32>]) -> Result<ArrayD<f32>> {
+    let pieces: Vec<_> = pieces.iter().map(|piece| piece.view()).collect();
+    ndarray::concatenate(axis, &pieces).map_err(|error| {
+        Error::failure(format!("activations cannot be joined ({error}); please report this"))
+    })
 }
 
 /// Writes beside the target first, so that a full disk leaves no half file.
-fn write(out: &Path, tensors: &[(String, Tensor)], metadata: HashMap<String, String>) -> Result<()> {
+fn write(out: &Path, tensors: &[(String, ArrayD<f32>)], metadata: HashMap<String, String>) -> Result<()> {
     let unfinished = out.with_extension("safetensors.unfinished");
-    let tensors = tensors
-        .iter()
-        .map(|(name, tensor)| Ok((name, tensor.to_dtype(DType::F32)?.contiguous()?)))
-        .collect::<candle_core::Result<Vec<_>>>()?;
-    let written = safetensors::serialize_to_file(tensors, Some(metadata), &unfinished)
+    let bytes: Vec<Vec<u8>> =
+        tensors.iter().map(|(_, array)| array.iter().flat_map(|x| x.to_le_bytes()).collect()).collect();
+    let views = tensors.iter().zip(&bytes).map(|((name, array), bytes)| {
+        Ok((name, TensorView::new(Dtype::F32, array.shape().to_vec(), bytes)?))
+    });
+    let written = views
+        .collect::<std::result::Result<Vec<_>, SafeTensorError>>()
+        .and_then(|views| safetensors::serialize_to_file(views, Some(metadata), &unfinished))
         .map_err(|e| e.to_string())
         .and_then(|()| std::fs::rename(&unfinished, out).map_err(|e| e.to_string()));
     written.map_err(|e| {
@@ -121,13 +129,13 @@ fn write(out: &Path, tensors: &[(String, Tensor)], metadata: HashMap<String, Str
     })
 }
 
-fn report(arguments: &CaptureArguments, tensors: &[(String, Tensor)]) -> Result<()> {
+fn report(arguments: &CaptureArguments, tensors: &[(String, ArrayD<f32>)]) -> Result<()> {
     if arguments.json {
         let list: Vec<_> =
-            tensors.iter().map(|(name, t)| json!({ "hook": name, "shape": t.dims() })).collect();
+            tensors.iter().map(|(name, t)| json!({ "hook": name, "shape": t.shape() })).collect();
         return output::json(&json!({ "file": arguments.out, "activations": list }));
     }
-    let rows = tensors.iter().map(|(name, t)| vec![name.clone(), format!("{:?}", t.dims())]);
+    let rows = tensors.iter().map(|(name, t)| vec![name.clone(), format!("{:?}", t.shape())]);
     output::lines(&output::table(&["hook point", "shape"], rows.collect()))?;
     output::lines(&format!("written to {}", arguments.out.display()))
 }

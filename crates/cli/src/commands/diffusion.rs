@@ -7,7 +7,7 @@ use crate::progress::SpansBar;
 use layerscope_cutoff::diffusion::{Asked, MeanRow, Span, ToldSpan, ask, mean_by_layer, name, verdict};
 use layerscope_diagnostics::record::SpanRecord;
 use layerscope_diagnostics::run::{Run, SPANS};
-use layerscope_engine::{Error, Interrupt, Model, Result};
+use layerscope_engine::{Error, ErrorKind, Interrupt, Model, Result};
 use serde_json::json;
 use std::process::ExitCode;
 
@@ -95,9 +95,9 @@ fn all(run: &Run, model: &Model, asked: Vec<Asked<'_>>, interrupt: &Interrupt) -
                 done.interrupted = true;
                 break;
             }
-            Err(Error::Input(reason)) if asked.len() > 1 => {
+            Err(error) if error.kind() == ErrorKind::Input && asked.len() > 1 => {
                 done.failed = true;
-                bar.say(&format!("layerscope: {}: {reason}", one.prompt_id));
+                bar.say(&format!("layerscope: {}: {error}", one.prompt_id));
             }
             Err(error) => {
                 bar.finish();

@@ -3,8 +3,8 @@
 use crate::args::GenerateArguments;
 use crate::{models, output};
 use layerscope_engine::{
-    Choice, Error, Generation, GenerationEvent, GenerationSettings, Interrupt, Policy, Repetition, Result,
-    RevivalCounters, TransferCounters, generate,
+    Error, Generation, GenerationEvent, GenerationSettings, Interrupt, Policy, Repetition, Result,
+    RevivalCounters, Sampling, TransferCounters, generate,
 };
 use serde_json::json;
 use std::io::Write;
@@ -13,7 +13,7 @@ use std::process::ExitCode;
 use std::sync::atomic::Ordering;
 
 pub(crate) fn run(arguments: &GenerateArguments, interrupt: &Interrupt) -> Result<ExitCode> {
-    let choice = choice(arguments)?;
+    let sampling = sampling(arguments)?;
     let device = models::device(arguments.model.device)?;
     let opened = models::open(&arguments.model, interrupt)?;
     let policy = Policy::parse(&arguments.policy, opened.config.layers)?;
@@ -24,7 +24,7 @@ pub(crate) fn run(arguments: &GenerateArguments, interrupt: &Interrupt) -> Resul
     let model = models::load(opened, arguments.model.weights, &device, &need)?;
     let settings = GenerationSettings {
         max_new_tokens: arguments.max_new_tokens,
-        choice,
+        sampling,
         stop_tokens: if arguments.ignore_eos { &[] } else { model.tokenizer.eos_ids() },
         statistics: false,
     };
@@ -82,12 +82,12 @@ pub(crate) fn run(arguments: &GenerateArguments, interrupt: &Interrupt) -> Resul
     Ok(ExitCode::SUCCESS)
 }
 
-fn choice(arguments: &GenerateArguments) -> Result<Choice> {
+fn sampling(arguments: &GenerateArguments) -> Result<Sampling> {
     let GenerateArguments { temperature, top_p, top_k, seed, .. } = *arguments;
     if temperature.is_none() && top_p.is_none() && top_k.is_none() {
-        return Ok(Choice::Greedy);
+        return Ok(Sampling::Greedy);
     }
-    Choice::Sampled { temperature: temperature.unwrap_or(1.0), top_p, top_k, seed }.checked()
+    Sampling::Random { temperature: temperature.unwrap_or(1.0), top_p, top_k, seed }.checked()
 }
 
 /// Prints without delay; breaks off where the reader left.

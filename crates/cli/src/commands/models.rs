@@ -3,7 +3,7 @@
 use crate::args::ModelsArguments;
 use crate::{models, output, progress};
 use layerscope_engine::{ModelSource, OpenedModel, Result};
-use layerscope_models::{Places, found};
+use layerscope_models::{Places, local_models};
 use serde_json::json;
 use std::process::ExitCode;
 
@@ -28,14 +28,14 @@ pub(crate) fn run(arguments: &ModelsArguments) -> Result<ExitCode> {
         opened,
     }];
     progress::waiting("reading models", || {
-        listed.extend(found(&places).into_iter().map(|found| {
-            let source = ModelSource::named(found.name, &found.path);
+        listed.extend(local_models(&places).into_iter().map(|model| {
+            let source = ModelSource::named(model.name, &model.path);
             Listed {
                 opened: OpenedModel::open(&source),
                 source,
-                origin: found.origin.to_string(),
-                place: found.path.display().to_string(),
-                bytes: found.bytes,
+                origin: model.origin.to_string(),
+                place: model.path.display().to_string(),
+                bytes: model.bytes,
             }
         }));
     });

@@ -4,7 +4,7 @@ use crate::args::{ThemeName, ViewArguments};
 use crate::commands::demo;
 use crate::models;
 use layerscope_app::{Launch, Open, Theme, open_window, screenshot, vec2};
-use layerscope_engine::{Error, Interrupt, Result};
+use layerscope_engine::{Error, ErrorKind, Interrupt, Result};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -13,12 +13,12 @@ pub(crate) fn run(arguments: &ViewArguments, interrupt: &Interrupt) -> Result<Ex
     let open = match &arguments.path {
         Some(path) if !path.exists() || arguments.architecture.is_some() => {
             let source =
-                models::resolve(&path.to_string_lossy(), interrupt).map_err(|error| match error {
-                    Error::Input(sentence) => Error::input(format!(
-                        "there is no run folder, model or prompt file {}: {sentence}",
+                models::resolve(&path.to_string_lossy(), interrupt).map_err(|error| match error.kind() {
+                    ErrorKind::Input => Error::input(format!(
+                        "there is no run folder, model or prompt file {}: {error}",
                         path.display()
                     )),
-                    other => other,
+                    _ => error,
                 })?;
             Open::Model(source.of_architecture(arguments.architecture.as_deref()))
         }

@@ -5,7 +5,8 @@
 use super::*;
 use layerscope_diagnostics::reference_distributions::for_each_logits;
 use layerscope_engine::{
-    Arrived, Choice, Depth, Device, GenerationSettings, ModelSource, PolicyRules, WeightsPrecision, generate,
+    Arrived, Depth, Device, GenerationSettings, ModelSource, PolicyRules, Sampling, WeightsPrecision,
+    generate,
 };
 use proptest::prelude::*;
 use std::fmt;
@@ -173,7 +174,7 @@ fn answers_are_found_where_the_policys_text_has_them() {
     let all: Vec<usize> = (0..layers).collect();
     let settings = GenerationSettings {
         max_new_tokens: 12,
-        choice: Choice::Greedy,
+        sampling: Sampling::Greedy,
         stop_tokens: MODEL.tokenizer.eos_ids(),
         statistics: false,
     };

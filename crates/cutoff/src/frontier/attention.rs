@@ -5,7 +5,7 @@ use super::Variant;
 use layerscope_engine::{
     Attend, Decoder, DeviceTensor, Error, Hooks, KvNumbers, KvStore, Location, Result, Tensor, with_f32,
 };
-use layerscope_kernels::attention::cuda::spans::{self, Span, SpanAttention};
+use layerscope_kernels::attention::cuda::spans::{self, DeviceKeySpan, SpanAttention};
 use layerscope_kernels::{KeySpan, Queries, Segment, attention};
 use rayon::prelude::*;
 
@@ -87,10 +87,10 @@ impl VariantAttention<'_> {
         // Rounded as they would be in the store.
         let element = self.store.precision().device_element();
         let (keys, values) = (k.in_type(element)?, v.in_type(element)?);
-        let mut spans: Vec<Span> = self.store.device_spans(at.layer, Some(self.prompt_len));
+        let mut spans: Vec<DeviceKeySpan> = self.store.device_spans(at.layer, Some(self.prompt_len));
         spans.retain(|span| span.segment != Segment::Decode as u32);
         let key_len = (shape.kv_heads * shape.head_dim) as u64;
-        spans.push(Span {
+        spans.push(DeviceKeySpan {
             keys: keys.numbers().address(),
             values: values.numbers().address(),
             head_stride: shape.head_dim as u64,

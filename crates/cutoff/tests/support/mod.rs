@@ -4,7 +4,7 @@
 
 use layerscope_diagnostics::reference_distributions::for_each_logits;
 use layerscope_engine::{
-    Attend, Decoder, Depth, Device, Hooks, Location, Model, ModelSource, Pass, Result, Tensor,
+    Attend, ComputeType, Decoder, Depth, Device, Hooks, Location, Model, ModelSource, Pass, Result, Tensor,
     WeightsPrecision, folder_config, with_f32,
 };
 use std::path::{Path, PathBuf};
@@ -95,8 +95,14 @@ pub fn whole_run(
     let mut attend = Naive { decoder, hidden };
     let sequence_len = sequence.len();
     let (attend, hooks) = (&mut attend, &mut hooks);
-    let mut pass =
-        Pass { attend, hooks, sequence_len, exact: true, rows_on_device: None, keys_values_from: None };
+    let mut pass = Pass {
+        attend,
+        hooks,
+        sequence_len,
+        compute: ComputeType::F32,
+        rows_on_device: None,
+        keys_values_from: None,
+    };
     let x = decoder.forward(x, &positions, Depth::of_layers(0..decoder.config().layers), &mut pass).unwrap();
     let mut rows = vec![];
     let decode = x.narrow(p - 1, sequence.len() + 1 - p).unwrap();

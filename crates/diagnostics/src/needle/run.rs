@@ -2,7 +2,7 @@
 
 use super::{NeedlePrompt, is_right};
 use layerscope_engine::{
-    Choice, Error, GenerationSettings, Interrupt, Model, Policy, Repetition, Result, check_interrupt,
+    Error, GenerationSettings, Interrupt, Model, Policy, Repetition, Result, Sampling, check_interrupt,
     generate,
 };
 use serde::Serialize;
@@ -108,7 +108,7 @@ fn outcome(
 ) -> Result<Outcome> {
     let settings = GenerationSettings {
         max_new_tokens,
-        choice: Choice::Greedy,
+        sampling: Sampling::Greedy,
         stop_tokens: model.tokenizer.eos_ids(),
         statistics: false,
     };

@@ -5,9 +5,9 @@ use crate::kv::KeyRange;
 use crate::tensor::{DeviceTensor, Tensor};
 use crate::{Error, Result};
 use layerscope_kernels::attention::cuda::prefill::{self, Prefill};
-use layerscope_kernels::attention::cuda::spans::{self, Span, SpanAttention, StatisticsOnDevice};
+use layerscope_kernels::attention::cuda::spans::{self, DeviceKeySpan, SpanAttention, StatisticsOnDevice};
 use layerscope_kernels::cuda::{Buffer, Device, Element};
-use layerscope_kernels::{Received, SEGMENTS, Segment, Statistics};
+use layerscope_kernels::{Received, SEGMENTS, Segment, AttentionStatistics};
 
 /// Copies of rows see at most this many spans apart from each other.
 const SPANS_BY_COPY: usize = 32;
@@ -64,7 +64,7 @@ impl LayerAttention<'_> {
         Ok(())
     }
 
-    fn device_spans(&self, keys: &[KeyRange]) -> Result<Vec<Span>> {
+    fn device_spans(&self, keys: &[KeyRange]) -> Result<Vec<DeviceKeySpan>> {
         let span = |keys| self.store.device_span(self.at.layer, keys).ok_or_else(elsewhere);
         keys.iter().map(span).collect()
     }
@@ -102,7 +102,7 @@ impl LayerAttention<'_> {
     /// Attention of rows at `positions` (i32) over spans.
     fn attend_to(
         &self,
-        keys: &[Span],
+        keys: &[DeviceKeySpan],
         positions: &Buffer,
         [q, output]: [&DeviceTensor; 2],
         measured: Option<&Measured>,
@@ -164,7 +164,7 @@ impl LayerAttention<'_> {
         let element = self.store.precision().device_element();
         let (keys, values) = (keys.in_type(element)?, values.in_type(element)?);
         let width = (self.shape.kv_heads * self.shape.head_dim) as u64;
-        all.push(Span {
+        all.push(DeviceKeySpan {
             keys: keys.numbers().address(),
             values: values.numbers().address(),
             head_stride: self.shape.head_dim as u64,
@@ -206,7 +206,7 @@ fn elsewhere() -> Error {
     Error::failure("rows and keys are on different devices; please report this")
 }
 
-/// Statistics of one layer on a GPU, of rows times heads.
+/// AttentionStatistics of one layer on a GPU, of rows times heads.
 struct Measured {
     /// `[rows · H, segments]`.
     mass: DeviceTensor,
@@ -253,7 +253,7 @@ impl Measured {
     fn to_host(&self) -> Result<LayerStatistics> {
         let [sum, max] = self.received.each_ref().map(DeviceTensor::to_vec);
         Ok(LayerStatistics {
-            rows: Statistics { mass: by_segment(&self.mass)?, entropy: by_segment(&self.entropy)? },
+            rows: AttentionStatistics { mass: by_segment(&self.mass)?, entropy: by_segment(&self.entropy)? },
             received: Received { sum: sum?, max: max? },
         })
     }

@@ -5,7 +5,7 @@ use crate::Result;
 use crate::kv::{KeyRange, KvBuffer, by_slot};
 use crate::tensor::{Tensor, with_f32};
 use layerscope_kernels::{
-    KeySpan, Queries, Received, Segment, Statistics, attention, attention_with_statistics,
+    KeySpan, Queries, Received, Segment, AttentionStatistics, attention, attention_with_statistics,
 };
 use rayon::prelude::*;
 use std::ops::Range;
@@ -31,7 +31,7 @@ impl LayerAttention<'_> {
         let row_len = self.shape.query_heads * self.shape.head_dim;
         let mut output = vec![0.0; self.at.positions.len() * row_len];
         let mut statistics = self.statistics.map(|positions| LayerStatistics {
-            rows: Statistics::default(),
+            rows: AttentionStatistics::default(),
             received: Received::new(positions),
         });
         with_f32(q, |q| {

@@ -1,4 +1,4 @@
-//! The fields of a model's description by name, whether it is the metadata of a GGUF file or a `config.json`.
+//! Fields of a model's config by name, from the metadata of a GGUF file or from `config.json`.
 
 use crate::{Error, Result};
 use candle_core::quantized::gguf_file::Value;
@@ -6,27 +6,27 @@ use serde_json::Value as Json;
 use std::collections::HashMap;
 use std::path::Path;
 
-/// A field's names: in `config.json`, and in GGUF metadata after the architecture's prefix. Several are parted by `|`, and the
-/// first that is there counts; an empty one is in no such file.
+/// A field's names: in `config.json`, and in GGUF metadata after the architecture's prefix. `|` separates alternatives, of which
+/// the first present one counts; an empty name means that such files do not have the field.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Key(pub(crate) &'static str, pub(crate) &'static str);
 
-/// A description, and the file that errors name.
+/// The fields of a config, and the file to name in errors.
 pub(crate) struct Fields<'a> {
-    pub(crate) source: &'a Path,
-    pub(crate) format: Format<'a>,
+    pub(crate) path: &'a Path,
+    pub(crate) source: FieldSource<'a>,
 }
 
-/// Where the fields are.
+/// Where fields are read from.
 #[derive(Clone, Copy)]
-pub(crate) enum Format<'a> {
-    /// Metadata of a GGUF file, and what it carries in tensors.
+pub(crate) enum FieldSource<'a> {
+    /// Metadata of a GGUF file, and the rotary factors in its tensors.
     Gguf { metadata: &'a HashMap<String, Value>, architecture: &'a str, rope_factors: &'a RopeFactors },
     /// `config.json`.
     Json(&'a Json),
 }
 
-/// Factors of rotary frequencies that a GGUF file carries as tensors.
+/// Factors of rotary frequencies, which GGUF files have as tensors.
 #[derive(Debug, Clone, Default)]
 pub struct RopeFactors {
     /// `rope_freqs.weight` (Llama 3.1).
@@ -36,7 +36,7 @@ pub struct RopeFactors {
 }
 
 /// A field's value.
-enum Found<'a> {
+enum FieldValue<'a> {
     Gguf(String, &'a Value),
     Json(&'a str, &'a Json),
 }
@@ -44,48 +44,48 @@ enum Found<'a> {
 impl<'a> Fields<'a> {
     /// Whether this is a `config.json`.
     pub(crate) fn is_json(&self) -> bool {
-        matches!(self.format, Format::Json(_))
+        matches!(self.source, FieldSource::Json(_))
     }
 
     /// "FILE: `key` problem".
     pub(crate) fn error(&self, key: Key, problem: &str) -> Error {
-        let name = match self.format {
-            Format::Gguf { architecture, .. } => {
+        let name = match self.source {
+            FieldSource::Gguf { architecture, .. } => {
                 format!("metadata `{architecture}.{}`", key.1.split('|').next().unwrap_or_default())
             }
-            Format::Json(_) => format!("`{}`", key.0.split('|').next().unwrap_or_default()),
+            FieldSource::Json(_) => format!("`{}`", key.0.split('|').next().unwrap_or_default()),
         };
-        Error::input(format!("{}: {name} {problem}", self.source.display()))
+        Error::malformed(self.path, format_args!("{name} {problem}"))
     }
 
-    fn find(&self, key: Key) -> Option<Found<'a>> {
+    fn find(&self, key: Key) -> Option<FieldValue<'a>> {
         let names = |names: &'static str| names.split('|').filter(|name| !name.is_empty());
-        match self.format {
-            Format::Gguf { metadata, architecture, .. } => names(key.1).find_map(|name| {
+        match self.source {
+            FieldSource::Gguf { metadata, architecture, .. } => names(key.1).find_map(|name| {
                 let name = format!("{architecture}.{name}");
                 let value = metadata.get(&name)?;
-                Some(Found::Gguf(name, value))
+                Some(FieldValue::Gguf(name, value))
             }),
-            Format::Json(json) => names(key.0).find_map(|name| {
+            FieldSource::Json(json) => names(key.0).find_map(|name| {
                 let value = json.get(name).filter(|value| !value.is_null())?;
-                Some(Found::Json(name, value))
+                Some(FieldValue::Json(name, value))
             }),
         }
     }
 
-    fn wrong(&self, found: &Found<'_>, expected: &str) -> Error {
-        let name = match found {
-            Found::Gguf(name, _) => format!("metadata `{name}`"),
-            Found::Json(name, _) => format!("`{name}`"),
+    fn wrong(&self, field: &FieldValue<'_>, expected: &str) -> Error {
+        let name = match field {
+            FieldValue::Gguf(name, _) => format!("metadata `{name}`"),
+            FieldValue::Json(name, _) => format!("`{name}`"),
         };
-        Error::input(format!("{}: {name} is not {expected}", self.source.display()))
+        Error::malformed(self.path, format_args!("{name} is not {expected}"))
     }
 
-    /// Whether a `config.json` says that there is no such thing.
+    /// Whether `config.json` has the field with the value null.
     pub(crate) fn is_null(&self, key: Key) -> bool {
-        match self.format {
-            Format::Gguf { .. } => false,
-            Format::Json(json) => key.0.split('|').any(|name| json.get(name).is_some_and(Json::is_null)),
+        match self.source {
+            FieldSource::Gguf { .. } => false,
+            FieldSource::Json(json) => key.0.split('|').any(|name| json.get(name).is_some_and(Json::is_null)),
         }
     }
 
@@ -93,23 +93,23 @@ impl<'a> Fields<'a> {
         self.find(key).is_some()
     }
 
-    /// A whole number of 0 or more. Where a GGUF file has one for each layer, they must all be the same.
+    /// A whole number of 0 or more. A GGUF file may have one for each layer; they must be equal.
     pub(crate) fn optional_number_from_zero(&self, key: Key) -> Result<Option<usize>> {
-        let Some(found) = self.find(key) else { return Ok(None) };
-        let count = match &found {
-            Found::Gguf(_, Value::Array(values)) => {
+        let Some(field) = self.find(key) else { return Ok(None) };
+        let count = match &field {
+            FieldValue::Gguf(_, Value::Array(values)) => {
                 let counts: Vec<Option<u64>> = values.iter().map(unsigned).collect();
                 match counts.split_first() {
                     Some((first, rest)) if rest.iter().all(|count| count == first) => *first,
-                    _ => return Err(self.wrong(&found, "the same for every layer, which is not supported")),
+                    _ => return Err(self.wrong(&field, "the same for every layer, which is not supported")),
                 }
             }
-            Found::Gguf(_, value) => unsigned(value),
-            Found::Json(_, value) => value.as_u64(),
+            FieldValue::Gguf(_, value) => unsigned(value),
+            FieldValue::Json(_, value) => value.as_u64(),
         };
         match count.and_then(|count| usize::try_from(count).ok()) {
             Some(count) => Ok(Some(count)),
-            None => Err(self.wrong(&found, "a whole number of 0 or more")),
+            None => Err(self.wrong(&field, "a whole number of 0 or more")),
         }
     }
 
@@ -125,16 +125,16 @@ impl<'a> Fields<'a> {
     }
 
     pub(crate) fn optional_number(&self, key: Key) -> Result<Option<f64>> {
-        let Some(found) = self.find(key) else { return Ok(None) };
-        let number = match &found {
-            Found::Gguf(_, Value::F32(number)) => Some(f64::from(*number)),
-            Found::Gguf(_, Value::F64(number)) => Some(*number),
-            Found::Gguf(_, value) => unsigned(value).map(|number| number as f64),
-            Found::Json(_, value) => value.as_f64(),
+        let Some(field) = self.find(key) else { return Ok(None) };
+        let number = match &field {
+            FieldValue::Gguf(_, Value::F32(number)) => Some(f64::from(*number)),
+            FieldValue::Gguf(_, Value::F64(number)) => Some(*number),
+            FieldValue::Gguf(_, value) => unsigned(value).map(|number| number as f64),
+            FieldValue::Json(_, value) => value.as_f64(),
         };
         match number.filter(|number| number.is_finite()) {
             Some(number) => Ok(Some(number)),
-            None => Err(self.wrong(&found, "a number")),
+            None => Err(self.wrong(&field, "a number")),
         }
     }
 
@@ -147,27 +147,31 @@ impl<'a> Fields<'a> {
     }
 
     pub(crate) fn optional_boolean(&self, key: Key) -> Result<Option<bool>> {
-        let Some(found) = self.find(key) else { return Ok(None) };
-        match &found {
-            Found::Gguf(_, Value::Bool(value)) | Found::Json(_, Json::Bool(value)) => Ok(Some(*value)),
-            _ => Err(self.wrong(&found, "true or false")),
+        let Some(field) = self.find(key) else { return Ok(None) };
+        match &field {
+            FieldValue::Gguf(_, Value::Bool(value)) | FieldValue::Json(_, Json::Bool(value)) => {
+                Ok(Some(*value))
+            }
+            _ => Err(self.wrong(&field, "true or false")),
         }
     }
 
     pub(crate) fn optional_text(&self, key: Key) -> Result<Option<&'a str>> {
-        let Some(found) = self.find(key) else { return Ok(None) };
-        match found {
-            Found::Gguf(_, Value::String(text)) | Found::Json(_, Json::String(text)) => Ok(Some(text)),
-            _ => Err(self.wrong(&found, "a text")),
+        let Some(field) = self.find(key) else { return Ok(None) };
+        match field {
+            FieldValue::Gguf(_, Value::String(text)) | FieldValue::Json(_, Json::String(text)) => {
+                Ok(Some(text))
+            }
+            _ => Err(self.wrong(&field, "a text")),
         }
     }
 
     /// A list of numbers.
     pub(crate) fn optional_numbers(&self, key: Key) -> Result<Option<Vec<f64>>> {
-        let Some(found) = self.find(key) else { return Ok(None) };
-        let numbers: Option<Vec<f64>> = match &found {
-            Found::Json(_, Json::Array(values)) => values.iter().map(Json::as_f64).collect(),
-            Found::Gguf(_, Value::Array(values)) => values
+        let Some(field) = self.find(key) else { return Ok(None) };
+        let numbers: Option<Vec<f64>> = match &field {
+            FieldValue::Json(_, Json::Array(values)) => values.iter().map(Json::as_f64).collect(),
+            FieldValue::Gguf(_, Value::Array(values)) => values
                 .iter()
                 .map(|value| match value {
                     Value::Bool(value) => Some(f64::from(u8::from(*value))),
@@ -176,24 +180,24 @@ impl<'a> Fields<'a> {
                 .collect(),
             _ => None,
         };
-        numbers.map(Some).ok_or_else(|| self.wrong(&found, "a list of numbers"))
+        numbers.map(Some).ok_or_else(|| self.wrong(&field, "a list of numbers"))
     }
 
     /// A list of texts.
     pub(crate) fn optional_texts(&self, key: Key) -> Result<Option<Vec<&'a str>>> {
-        let Some(found) = self.find(key) else { return Ok(None) };
-        let texts: Option<Vec<&str>> = match &found {
-            Found::Json(_, Json::Array(values)) => values.iter().map(Json::as_str).collect(),
+        let Some(field) = self.find(key) else { return Ok(None) };
+        let texts: Option<Vec<&str>> = match &field {
+            FieldValue::Json(_, Json::Array(values)) => values.iter().map(Json::as_str).collect(),
             _ => None,
         };
-        texts.map(Some).ok_or_else(|| self.wrong(&found, "a list of texts"))
+        texts.map(Some).ok_or_else(|| self.wrong(&field, "a list of texts"))
     }
 
-    /// The object under one of the JSON names of a key.
+    /// The object at one of the key's JSON names.
     pub(crate) fn object(&self, key: Key) -> Option<Fields<'a>> {
         match self.find(key)? {
-            Found::Json(_, json) if json.is_object() => {
-                Some(Fields { source: self.source, format: Format::Json(json) })
+            FieldValue::Json(_, json) if json.is_object() => {
+                Some(Fields { path: self.path, source: FieldSource::Json(json) })
             }
             _ => None,
         }

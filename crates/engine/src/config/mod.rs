@@ -1,4 +1,4 @@
-//! The blueprint of a decoder: architecture numbers, read from GGUF metadata or from `config.json`.
+//! The config of a decoder, read from GGUF metadata or from `config.json`.
 
 mod fields;
 mod read;
@@ -14,7 +14,7 @@ pub use rope::{RopeConfig, RopeScaling};
 use crate::family::Family;
 use crate::{Error, Result};
 use candle_core::quantized::gguf_file::Value;
-use fields::Format;
+use fields::FieldSource;
 use serde::Serialize;
 use serde_json::Value as Json;
 use std::collections::HashMap;
@@ -25,7 +25,7 @@ use std::path::Path;
 pub struct ModelConfig {
     /// Architecture as the file names it, e.g. `llama`.
     pub architecture: String,
-    /// Family that it is run as: the one that knows the architecture, or the one that the user named.
+    /// Family that runs it: the one of the architecture, or the one that the user named.
     pub family: &'static str,
     /// Number of blocks L.
     pub layers: usize,
@@ -65,17 +65,17 @@ pub struct ModelConfig {
     pub attention_soft_cap: Option<f64>,
     /// Logits z become c·tanh(z/c).
     pub logit_soft_cap: Option<f64>,
-    /// What the embedding is multiplied by.
+    /// Factor of the embedding.
     pub embedding_scale: f64,
-    /// What the outputs of attention and MLP are multiplied by before they are added to the residual stream.
+    /// Factor of the outputs of attention and MLP before they are added to the residual stream.
     pub residual_scale: f64,
-    /// What logits are multiplied by, before their soft cap.
+    /// Factor of the logits, before their soft cap.
     pub logit_scale: f64,
     /// Activation function of the MLP.
     pub activation: Activation,
     /// Whether the MLP is gated: down(f(gate(x)) · up(x)) rather than down(f(up(x))).
     pub gated: bool,
-    /// Experts that take the place of the MLP in the layers that have a router.
+    /// Experts, in place of the MLP, in the layers that have a router.
     pub experts: Option<Experts>,
     /// Whether unembedding and embedding share their weights.
     pub tied_embeddings: bool,
@@ -127,11 +127,11 @@ pub struct Experts {
 }
 
 impl ModelConfig {
-    /// From the metadata of a GGUF file; `vocab` is the number of rows of the embedding. `assumed` is the architecture that the
-    /// user says the file has, whatever it says itself.
+    /// From the metadata of a GGUF file. `vocab` is the number of rows of the embedding; `assumed` replaces the architecture that
+    /// the file names.
     ///
     /// # Errors
-    /// [`Error::Input`] naming the file and the missing, impossible or unsupported value.
+    /// [`Error::MalformedFile`] naming the missing, impossible or unsupported value; [`Error::UnsupportedFamily`].
     pub fn from_gguf(
         metadata: &HashMap<String, Value>,
         vocab: usize,
@@ -144,19 +144,17 @@ impl ModelConfig {
         let architecture = match metadata.get(ARCHITECTURE) {
             Some(Value::String(architecture)) => architecture.as_str(),
             Some(_) => {
-                return Err(Error::input(format!(
-                    "{}: metadata `{ARCHITECTURE}` is not a text",
-                    source.display()
-                )));
+                return Err(Error::malformed(
+                    source,
+                    format_args!("metadata `{ARCHITECTURE}` is not a text"),
+                ));
             }
             None => {
-                return Err(Error::input(format!(
-                    "{}: metadata `{ARCHITECTURE}` is missing",
-                    source.display()
-                )));
+                return Err(Error::malformed(source, format_args!("metadata `{ARCHITECTURE}` is missing")));
             }
         };
-        let fields = Fields { source, format: Format::Gguf { metadata, architecture, rope_factors } };
+        let fields =
+            Fields { path: source, source: FieldSource::Gguf { metadata, architecture, rope_factors } };
         let mut config = Self::read(&fields, architecture, assumed)?;
         config.vocab = vocab;
         config.tied_embeddings = tied_embeddings;
@@ -166,15 +164,15 @@ impl ModelConfig {
     /// From the text of a Hugging Face `config.json`; `assumed` as in [`Self::from_gguf`].
     ///
     /// # Errors
-    /// [`Error::Input`] naming the file and the missing, impossible or unsupported value.
+    /// [`Error::MalformedFile`] naming the missing, impossible or unsupported value; [`Error::UnsupportedFamily`].
     pub fn from_json(text: &str, assumed: Option<&str>, source: &Path) -> Result<Self> {
         let json: Json = serde_json::from_str(text)
-            .map_err(|e| Error::input(format!("{}: not valid JSON ({e})", source.display())))?;
-        // A model that also sees pictures describes its decoder apart.
+            .map_err(|e| Error::malformed(source, format_args!("not valid JSON ({e})")))?;
+        // Multimodal models have the decoder's config in `text_config`.
         let json = json.get("text_config").filter(|inner| inner.get("model_type").is_some()).unwrap_or(&json);
-        let fields = Fields { source, format: Format::Json(json) };
+        let fields = Fields { path: source, source: FieldSource::Json(json) };
         let Some(architecture) = fields.optional_text(Key("model_type", ""))? else {
-            return Err(Error::input(format!("{}: `model_type` is missing", source.display())));
+            return Err(Error::malformed(source, "`model_type` is missing"));
         };
         check_quantization(&fields)?;
         let mut config = Self::read(&fields, architecture, assumed)?;
@@ -202,35 +200,31 @@ impl ModelConfig {
         self.kv_heads * self.head_dim
     }
 
-    /// Inner width of the feed-forward network that a token passes through in most layers.
+    /// Inner width of the feed-forward network that a token passes through: of the experts it uses, or of the MLP.
     pub fn active_feed_forward(&self) -> usize {
         self.experts.as_ref().map_or(self.feed_forward, |experts| experts.used * experts.feed_forward)
     }
 
-    /// That a prompt of `prompt_len` tokens and `decode_len` decode tokens, the last prompt token among the latter, fit the
-    /// context.
+    /// Checks that a prompt of `prompt_len` tokens and `decode_len` decode tokens fit the context; the last prompt token is a decode
+    /// token.
     ///
     /// # Errors
-    /// [`Error::Input`] on an empty prompt or a sequence beyond the context.
+    /// [`Error::EmptyPrompt`], [`Error::ContextExceeded`].
     pub fn check_sequence(&self, prompt_len: usize, decode_len: usize) -> Result<()> {
         if prompt_len == 0 {
-            return Err(Error::input("the prompt is empty; give at least one token"));
+            return Err(Error::EmptyPrompt("the prompt is empty; give at least one token"));
         }
         if (prompt_len - 1).saturating_add(decode_len) > self.context {
-            return Err(Error::input(format!(
-                "the prompt has {prompt_len} tokens, which with {decode_len} new ones exceeds the model's context of \
-                 {}; shorten the prompt or ask for fewer new tokens",
-                self.context
-            )));
+            let (prompt, decode, context) = (prompt_len, decode_len, self.context);
+            return Err(Error::ContextExceeded { prompt, decode, context });
         }
         Ok(())
     }
 
-    /// Refuses numbers that no model has, so that later sizes neither overflow nor divide by zero.
+    /// Rejects sizes that no model has, so that nothing later overflows or divides by zero.
     fn checked(self, source: &Path) -> Result<Self> {
-        let refuse = |what: String| {
-            Err(Error::input(format!("{}: {what}; the file may be damaged", source.display())))
-        };
+        let refuse =
+            |what: String| Err(Error::malformed(source, format_args!("{what}; the file may be damaged")));
         let (experts, used, expert_width) =
             self.experts.as_ref().map_or((1, 1, 1), |e| (e.count, e.used, e.feed_forward));
         let within = [
@@ -272,7 +266,7 @@ impl ModelConfig {
 
 const MOST_LAYERS: usize = 4096;
 
-/// That a checkpoint's weights are not packed in a way that is not read.
+/// Rejects checkpoints whose quantisation is not supported.
 fn check_quantization(fields: &Fields<'_>) -> Result<()> {
     const METHOD: Key = Key("quant_method", "");
     let Some(quantization) = fields.object(Key("quantization_config", "")) else { return Ok(()) };
@@ -345,7 +339,7 @@ mod tests {
         assert_eq!((off.attention_soft_cap, off.logit_soft_cap), (None, Some(30.0)));
     }
 
-    /// Fields of all families, and values that no model has beside some that models have.
+    /// Fields of all families, with plausible and impossible values.
     fn field() -> impl Strategy<Value = (&'static str, Json)> {
         let names = [
             "hidden_size",
@@ -450,7 +444,7 @@ mod tests {
         }
         let config = read(&unknown, Some("llama")).unwrap();
         assert_eq!((config.architecture.as_str(), config.layers), ("newcomer", 32));
-        // What has not even the numbers of a decoder is only refused.
+        // Without the sizes of a decoder there is no hint.
         let message = read(r#"{"model_type":"mamba","hidden_size":8}"#, None).unwrap_err().to_string();
         assert!(message.contains("`mamba`") && !message.contains("--architecture"), "{message}");
         let message = read(LLAMA_3_1, Some("lama")).unwrap_err().to_string();

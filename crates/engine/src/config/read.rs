@@ -1,12 +1,12 @@
-//! What all families have in common, read as a Llama-like decoder has it; a family then says where it differs.
+//! Reads the config of a Llama-like decoder. A family then changes what it does differently.
 
-use super::fields::{Format, RopeFactors};
+use super::fields::{FieldSource, RopeFactors};
 use super::{
     Activation, Fields, Key, MOST_LAYERS, ModelConfig, NormKind, NormPlacement, RopeConfig, RopeScaling,
 };
 use crate::Result;
 
-/// The numbers of a description, with Llama's answers to everything else.
+/// The sizes from the config, with Llama's values for everything else.
 pub(super) fn llama_like(
     fields: &Fields<'_>,
     architecture: &str,
@@ -37,12 +37,12 @@ pub(super) fn llama_like(
         heads,
         kv_heads,
         head_dim,
-        // A family whose files leave it out says what it is.
+        // A family whose files leave it out sets it.
         feed_forward: fields
             .optional_count(Key("intermediate_size|n_inner", "feed_forward_length"))?
             .unwrap_or(hidden.saturating_mul(4)),
         vocab: 1,
-        // Files that stretch the context by YaRN may still give the original one.
+        // Files that extend the context by YaRN may still give the original one.
         context: context.max(rope.stretched_context()),
         norm: NormKind::Rms,
         norm_epsilon: fields.number(Key(
@@ -83,8 +83,8 @@ pub(crate) fn activation(fields: &Fields<'_>, key: Key, otherwise: Activation) -
     })
 }
 
-/// The window of each layer: at the layers that `layer_types` names, or else at those for which `windowed` holds. Without a
-/// `sliding_window` there is none.
+/// The sliding window of each layer: of the layers that `layer_types` names, or else of those for which `windowed` returns
+/// true. `None` everywhere without a `sliding_window`.
 pub(crate) fn windows(
     fields: &Fields<'_>,
     layers: usize,
@@ -125,16 +125,16 @@ fn unknown_layer_type(fields: &Fields<'_>, key: Key, name: &str) -> crate::Error
     fields.error(key, &problem)
 }
 
-/// Rotary embedding as the description has it; for one type of layers where it has several.
+/// The rotary embedding; that of one layer type where the config has several.
 pub(crate) fn rope(
     fields: &Fields<'_>,
     layer_type: Option<Key>,
     head_dim: usize,
     context: usize,
 ) -> Result<RopeConfig> {
-    match fields.format {
-        Format::Gguf { rope_factors, .. } => gguf_rope(fields, rope_factors, head_dim, context),
-        Format::Json(_) => json_rope(fields, layer_type, head_dim, context),
+    match fields.source {
+        FieldSource::Gguf { rope_factors, .. } => gguf_rope(fields, rope_factors, head_dim, context),
+        FieldSource::Json(_) => json_rope(fields, layer_type, head_dim, context),
     }
 }
 
@@ -180,8 +180,8 @@ fn gguf_rope(
     })
 }
 
-/// `rope_theta` and `rope_scaling`, or both within `rope_parameters` as newer files write them, there perhaps by the
-/// type of layers.
+/// From `rope_theta` and `rope_scaling`, or from `rope_parameters` in newer files, which may have one entry for each layer
+/// type.
 fn json_rope(
     fields: &Fields<'_>,
     layer_type: Option<Key>,
@@ -195,7 +195,7 @@ fn json_rope(
         (Some(parameters), Some(key)) => Some(parameters.object(key).unwrap_or(parameters)),
         (parameters, _) => parameters,
     };
-    // Beside the other parameters, or at the top.
+    // Among the other parameters, or at the top level.
     let number = |key: Key, otherwise: f64| match &parameters {
         Some(parameters) if parameters.has(key) => parameters.number(key),
         _ => fields.number_or(key, otherwise),
@@ -271,7 +271,7 @@ fn json_scaling(fields: &Fields<'_>, scaling: &Fields<'_>, context: usize) -> Re
     })
 }
 
-/// YaRN's correction of attention for a stretched context (Peng et al. 2023, section 3.4): 0.1·multiple·ln(factor) + 1.
+/// YaRN's correction of attention for an extended context (Peng et al. 2023, section 3.4): 0.1·multiple·ln(factor) + 1.
 fn yarn_magnitude(factor: f64, multiple: f64) -> f64 {
     if factor <= 1.0 { 1.0 } else { 0.1 * multiple * factor.ln() + 1.0 }
 }

@@ -1,4 +1,4 @@
-//! Rotary position embedding (Su et al. 2021) and the ways in which its frequencies are stretched.
+//! Rotary position embedding (Su et al. 2021) and the scalings of its frequencies.
 
 use serde::Serialize;
 use std::f64::consts::TAU;
@@ -8,13 +8,13 @@ use std::f64::consts::TAU;
 pub struct RopeConfig {
     /// Base θ of the frequencies θ^(−2i/dims).
     pub base: f64,
-    /// Elements of a head that are turned, the first ones; the others stay as they are.
+    /// Number of elements of a head that are rotated, the first ones.
     pub dims: usize,
-    /// How frequencies are stretched for longer contexts.
+    /// How frequencies are scaled for longer contexts.
     pub scaling: RopeScaling,
 }
 
-/// How rotary frequencies are stretched.
+/// Scaling of rotary frequencies.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RopeScaling {
@@ -24,28 +24,28 @@ pub enum RopeScaling {
     Linear(f64),
     /// Llama 3.1: low frequencies divided, high ones kept, a ramp between.
     Llama3 {
-        /// What low frequencies are divided by.
+        /// Divisor of low frequencies.
         factor: f64,
         /// Wavelengths above original_context / low_freq_factor are divided.
         low_freq_factor: f64,
         /// Wavelengths below original_context / high_freq_factor are kept.
         high_freq_factor: f64,
-        /// Context length before stretching.
+        /// Context length before scaling.
         original_context: f64,
     },
-    /// YaRN (Peng et al. 2023): a ramp over the elements between two numbers of turns within the original context.
+    /// YaRN (Peng et al. 2023): a ramp between two numbers of rotations within the original context.
     Yarn {
-        /// What low frequencies are divided by.
+        /// Divisor of low frequencies.
         factor: f64,
-        /// Context length before stretching.
+        /// Context length before scaling.
         original_context: f64,
-        /// Turns within the original context above which frequencies are kept.
+        /// Rotations within the original context above which frequencies are kept.
         beta_fast: f64,
-        /// Turns within the original context below which frequencies are divided.
+        /// Rotations within the original context below which frequencies are divided.
         beta_slow: f64,
         /// Whether the ramp begins and ends at whole elements.
         whole_elements: bool,
-        /// What cos and sin are multiplied by.
+        /// Factor of cos and sin.
         magnitude: f64,
     },
     /// LongRoPE (Ding et al. 2024): factors for short sequences and for long ones, each of length dims / 2.
@@ -54,12 +54,12 @@ pub enum RopeScaling {
         short: Vec<f32>,
         /// For longer ones.
         long: Vec<f32>,
-        /// Context length before stretching.
+        /// Context length before scaling.
         original_context: usize,
-        /// What cos and sin are multiplied by.
+        /// Factor of cos and sin.
         magnitude: f64,
     },
-    /// Each frequency divided by a factor of its own, as GGUF files carry them; length dims / 2.
+    /// A divisor for each frequency, as GGUF files have them; length dims / 2.
     Factors(Vec<f32>),
 }
 
@@ -93,7 +93,7 @@ impl RopeConfig {
                 })
                 .collect(),
             &RopeScaling::Yarn { factor, original_context, beta_fast, beta_slow, whole_elements, .. } => {
-                // The element whose frequency makes so many turns within the original context.
+                // The element whose frequency makes that many rotations within the original context.
                 let element =
                     |turns: f64| dims * (original_context / (turns * TAU)).ln() / (2.0 * self.base.ln());
                 let (mut first, mut last) = (element(beta_fast), element(beta_slow));
@@ -113,7 +113,7 @@ impl RopeConfig {
         }
     }
 
-    /// What cos and sin are multiplied by.
+    /// Factor of cos and sin.
     pub fn magnitude(&self) -> f64 {
         match self.scaling {
             RopeScaling::Yarn { magnitude, .. } | RopeScaling::Long { magnitude, .. } => magnitude,
@@ -121,7 +121,7 @@ impl RopeConfig {
         }
     }
 
-    /// The context that YaRN stretches the original one to, tokens; 0 without it.
+    /// The context to which YaRN extends the original one, tokens; 0 without YaRN.
     pub(super) fn stretched_context(&self) -> usize {
         match self.scaling {
             RopeScaling::Yarn { factor, original_context, .. } => (factor * original_context) as usize,
@@ -129,7 +129,7 @@ impl RopeConfig {
         }
     }
 
-    /// Why the frequencies can't be used, if so.
+    /// Why the frequencies cannot be used, if they cannot.
     pub(super) fn problem(&self, head_dim: usize) -> Option<String> {
         if self.dims == 0 || self.dims > head_dim || !self.dims.is_multiple_of(2) {
             return Some(format!("rotary embedding over {} of {head_dim} elements is impossible", self.dims));

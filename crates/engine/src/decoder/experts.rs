@@ -1,9 +1,6 @@
-//! A mixture of experts (Shazeer et al. 2017; Fedus et al. 2022): a router picks a few MLPs for each token.
+//! A mixture of experts (Shazeer et al. 2017; Fedus et al. 2022): a router picks a few MLPs for each row.
 
-use super::block::Projection;
-use crate::Result;
-use crate::config::Activation;
-use crate::tensor::{self, Tensor, with_f32};
+use super::layer::Projection;
 use crate::weights::Linear;
 
 /// The experts of a layer.
@@ -11,7 +8,7 @@ pub(super) struct ExpertLayer {
     /// Scores, `[experts, d]`.
     pub(super) router: Linear,
     pub(super) experts: Vec<Expert>,
-    /// Experts that each token passes through.
+    /// Experts that each row passes through.
     pub(super) used: usize,
     /// Whether their weights are made to sum to 1.
     pub(super) normalized: bool,
@@ -24,6 +21,13 @@ pub(super) struct Expert {
     pub(super) down: Projection,
 }
 
+/// The rows that pass through an expert, ascending, and its weight for each.
+#[derive(Clone, Default)]
+pub(super) struct Route {
+    pub(super) rows: Vec<u32>,
+    pub(super) weights: Vec<f32>,
+}
+
 impl ExpertLayer {
     /// Bytes of the matrices.
     pub(super) fn bytes(&self) -> usize {
@@ -31,29 +35,11 @@ impl ExpertLayer {
         self.router.bytes() + self.experts.iter().map(expert).sum::<usize>()
     }
 
-    /// `x [rows, d]` to Σ weight·expert(x) over each row's experts, `[rows, d]`.
-    pub(super) fn forward(&self, x: &Tensor, activation: Activation, exact: bool) -> Result<Tensor> {
-        let rows = x.rows();
-        // Routing is decided in f32: a score that is rounded may choose another expert.
-        let scores = self.router.forward(x, true)?;
-        let chosen = with_f32(&scores, |scores| self.choose(scores))?;
-        let mut sum = tensor::WeightedRows::new(x, rows)?;
-        for (expert, chosen) in self.experts.iter().zip(&chosen) {
-            if chosen.is_empty() {
-                continue;
-            }
-            let (ids, weights): (Vec<u32>, Vec<f32>) =
-                chosen.iter().map(|&(row, weight)| (row as u32, weight)).unzip();
-            sum.add(&expert.forward(&x.select(&ids)?, activation, exact)?, &ids, &weights)?;
-        }
-        sum.finish()
-    }
-
-    /// The rows of each expert, ascending, with the weight that it has there.
-    fn choose(&self, scores: &[f32]) -> Vec<Vec<(usize, f32)>> {
+    /// The route of each expert, from the router's scores `[rows, experts]`.
+    pub(super) fn route(&self, scores: &[f32]) -> Vec<Route> {
         let count = self.experts.len();
-        let mut chosen = vec![vec![]; count];
-        for (row, scores) in scores.chunks_exact(count).enumerate() {
+        let mut routes = vec![Route::default(); count];
+        for (row, scores) in (0u32..).zip(scores.chunks_exact(count)) {
             let max = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
             let weights: Vec<f32> = scores.iter().map(|score| (score - max).exp()).collect();
             let mut order: Vec<usize> = (0..count).collect();
@@ -64,16 +50,10 @@ impl ExpertLayer {
                 false => weights.iter().sum(),
             };
             for expert in order {
-                chosen[expert].push((row, weights[expert] / sum));
+                routes[expert].rows.push(row);
+                routes[expert].weights.push(weights[expert] / sum);
             }
         }
-        chosen
-    }
-}
-
-impl Expert {
-    fn forward(&self, x: &Tensor, activation: Activation, exact: bool) -> Result<Tensor> {
-        let gated = Projection::forward_gated(activation, [&self.gate, &self.up], x, exact)?;
-        self.down.forward(&gated, exact)
+        routes
     }
 }

@@ -1,8 +1,8 @@
 //! Reading a decoder's weights.
 
 use super::Decoder;
-use super::block::{Block, Mlp, Norm, Projection};
 use super::experts::{Expert, ExpertLayer};
+use super::layer::{LayerWeights, Mlp, Norm, Projection};
 use super::rotary::RotaryTables;
 use crate::config::{Experts, NormKind, NormPlacement, QueryKeyNorm};
 use crate::tensor::Tensor;
@@ -10,10 +10,10 @@ use crate::weights::{Embedding, Linear, Weight, WeightSource, WeightsPrecision};
 use crate::{Device, Error, ModelConfig, Result};
 
 impl Decoder {
-    /// Loads every weight, onto a device; `progress(done, all)` is told after each block and may break off with an error.
+    /// Loads every weight, onto a device; `progress(done, all)` is called after each layer and may break off with an error.
     ///
     /// # Errors
-    /// [`crate::Error::Input`] naming the file where a weight is missing, misshapen or cut short, or left over.
+    /// [`Error::MalformedFile`] where a weight is missing, misshapen, cut short or left over.
     pub fn load(
         config: ModelConfig,
         source: &dyn WeightSource,
@@ -35,15 +35,15 @@ impl Decoder {
                     source.linear(Weight::Unembedding, (config.vocab, d), precision)?;
                 }
                 Projection {
-                    matrix: embedding.clone(),
+                    weight: embedding.clone(),
                     bias: loader.bias(Weight::Unembedding, config.vocab)?,
                 }
             }
             false => loader.projection(Weight::Unembedding, config.vocab, d)?,
         };
-        let mut blocks = Vec::with_capacity(config.layers);
+        let mut layers = Vec::with_capacity(config.layers);
         for l in 0..config.layers {
-            blocks.push(loader.block(l)?);
+            layers.push(loader.layer(l)?);
             progress(l + 1, config.layers)?;
         }
         let final_norm = loader.norm(Weight::FinalNorm, d)?;
@@ -51,7 +51,7 @@ impl Decoder {
         Ok(Self {
             embedding: Embedding(embedding),
             position_embedding,
-            blocks,
+            layers,
             final_norm,
             unembedding,
             rotary: RotaryTables::new(&config),
@@ -70,13 +70,13 @@ struct Loader<'a> {
 }
 
 impl Loader<'_> {
-    fn block(&self, l: usize) -> Result<Block> {
+    fn layer(&self, l: usize) -> Result<LayerWeights> {
         let config = self.config;
         let (d, q, kv) = (config.hidden, config.query_width(), config.kv_width());
         let before = config.norm_placement != NormPlacement::After;
         let after = config.norm_placement != NormPlacement::Before;
         let norm = |wanted: bool, weight| wanted.then(|| self.norm(weight, d)).transpose();
-        Ok(Block {
+        Ok(LayerWeights {
             attention_norm: norm(before, Weight::AttentionNorm(l))?,
             query: self.projection(Weight::Query(l), q, d)?,
             key: self.projection(Weight::Key(l), kv, d)?,
@@ -135,7 +135,7 @@ impl Loader<'_> {
     }
 
     fn projection(&self, weight: Weight, rows: usize, columns: usize) -> Result<Projection> {
-        Ok(Projection { matrix: self.matrix(weight, rows, columns)?, bias: self.bias(weight, rows)? })
+        Ok(Projection { weight: self.matrix(weight, rows, columns)?, bias: self.bias(weight, rows)? })
     }
 
     fn matrix(&self, weight: Weight, rows: usize, columns: usize) -> Result<Linear> {
@@ -156,6 +156,6 @@ impl Loader<'_> {
                 None => Tensor::from_vec(vec![0.0; len], &[len])?.to_device(self.device)?,
             }),
         };
-        Ok(Norm { scale, bias, epsilon: self.config.norm_epsilon as f32 })
+        Ok(Norm { weight: scale, bias, epsilon: self.config.norm_epsilon as f32 })
     }
 }

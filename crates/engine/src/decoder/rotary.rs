@@ -1,16 +1,17 @@
-//! Rotary embedding: the angles of positions, once for all layers that turn alike.
+//! Rotary embedding (Su et al. 2021): the angles of positions, computed once for all layers with the same frequencies.
 
 use crate::config::RopeConfig;
-use crate::tensor::{self, Tensor};
-use crate::{ModelConfig, Result};
+use crate::tensor::{Tensor, mixed};
+use crate::{Error, ModelConfig, Result};
+use super::SequenceRows;
 use layerscope_kernels::cuda::{Buffer, Device, Element, Numbers};
 use layerscope_kernels::elementwise::cuda::Rotation;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// The ways in which a model's layers turn queries and keys.
+/// The rotary embeddings of a model's layers.
 pub(super) struct RotaryTables {
     distinct: Vec<RopeConfig>,
-    /// Index into `distinct` of each layer; `None` where a layer turns nothing.
+    /// Index into `distinct` of each layer; `None` where a layer has none.
     of_layer: Vec<Option<usize>>,
     /// Frequencies that are on a GPU already.
     on_device: Mutex<Vec<(Vec<f32>, Arc<Buffer>)>>,
@@ -19,11 +20,11 @@ pub(super) struct RotaryTables {
 /// Angles of some positions.
 pub(super) struct Angles<'a> {
     tables: &'a RotaryTables,
-    /// For each distinct way.
-    of_way: Vec<Angle>,
+    /// For each distinct embedding.
+    of_config: Vec<Angle>,
 }
 
-/// How much the pairs of some rows are turned.
+/// By how much the pairs of some rows are rotated.
 pub(crate) enum Angle {
     /// cos and sin `[rows, half]`.
     Host([Vec<f32>; 2]),
@@ -36,6 +37,22 @@ pub(crate) struct DeviceAngle {
     positions: Arc<Buffer>,
     frequencies: Arc<Buffer>,
     magnitude: f32,
+}
+
+impl Angle {
+    pub(crate) fn on_host(&self) -> Result<&[Vec<f32>; 2]> {
+        match self {
+            Self::Host(angle) => Ok(angle),
+            Self::Device(_) => Err(mixed()),
+        }
+    }
+
+    pub(crate) fn on_gpu(&self) -> Result<&DeviceAngle> {
+        match self {
+            Self::Device(angle) => Ok(angle),
+            Self::Host(_) => Err(mixed()),
+        }
+    }
 }
 
 impl DeviceAngle {
@@ -53,7 +70,7 @@ impl DeviceAngle {
 #[derive(Clone, Copy)]
 pub(super) struct Rotary<'a> {
     angle: &'a Angle,
-    /// Pairs of elements that are turned.
+    /// Pairs of elements that are rotated.
     half: usize,
 }
 
@@ -70,13 +87,20 @@ impl RotaryTables {
         Self { distinct, of_layer, on_device: Mutex::default() }
     }
 
-    /// Angles of rows at `positions` in a sequence of at most `sequence_len` tokens.
-    pub(super) fn angles(&self, positions: &[usize], sequence_len: usize) -> Angles<'_> {
-        let of_way = self.distinct.iter().map(|rope| {
-            let frequencies = rounded_frequencies(rope, sequence_len);
+    /// Angles of rows at `positions`, those of one sequence after the other.
+    pub(super) fn angles(&self, positions: &[usize], sequences: &[SequenceRows]) -> Angles<'_> {
+        let of_config = self.distinct.iter().map(|rope| {
             let magnitude = rope.magnitude();
-            let angles = positions.iter().flat_map(|&p| frequencies.iter().map(move |f| p as f32 * f));
+            let mut angles = vec![];
+            let mut rest = positions;
+            for sequence in sequences {
+                let frequencies = rounded_frequencies(rope, sequence.sequence_len);
+                let (own, others) = rest.split_at(sequence.rows.min(rest.len()));
+                angles.extend(own.iter().flat_map(|&p| frequencies.iter().map(move |f| p as f32 * f)));
+                rest = others;
+            }
             let (cos, sin) = angles
+                .into_iter()
                 .map(|angle| {
                     let (sin, cos) = f64::from(angle).sin_cos();
                     ((magnitude * cos) as f32, (magnitude * sin) as f32)
@@ -84,19 +108,29 @@ impl RotaryTables {
                 .unzip();
             Angle::Host([cos, sin])
         });
-        Angles { tables: self, of_way: of_way.collect() }
+        Angles { tables: self, of_config: of_config.collect() }
     }
 
-    /// The same of rows whose positions (i32) are on a GPU.
-    pub(super) fn angles_on_device(&self, positions: Arc<Buffer>, sequence_len: usize) -> Result<Angles<'_>> {
-        let of_way = self.distinct.iter().map(|rope| {
-            let frequencies =
-                self.frequencies_on_device(positions.device(), rounded_frequencies(rope, sequence_len))?;
+    /// The same of rows whose positions (i32) are on a GPU, for sequences with the same frequencies.
+    pub(super) fn angles_on_device(
+        &self,
+        positions: Arc<Buffer>,
+        sequences: &[SequenceRows],
+    ) -> Result<Angles<'_>> {
+        let of_config = self.distinct.iter().map(|rope| {
+            let mut each = sequences.iter().map(|sequence| rounded_frequencies(rope, sequence.sequence_len));
+            let frequencies = each.next().unwrap_or_default();
+            if each.any(|other| other != frequencies) {
+                return Err(Error::failure(
+                    "on a GPU, short and long sequences of a model with LongRoPE share no forward pass",
+                ));
+            }
+            let frequencies = self.frequencies_on_device(positions.device(), frequencies)?;
             let positions = Arc::clone(&positions);
             let magnitude = rope.magnitude() as f32;
             Ok(Angle::Device(DeviceAngle { positions, frequencies, magnitude }))
         });
-        Ok(Angles { tables: self, of_way: of_way.collect::<Result<_>>()? })
+        Ok(Angles { tables: self, of_config: of_config.collect::<Result<_>>()? })
     }
 
     fn frequencies_on_device(&self, device: &Device, frequencies: Vec<f32>) -> Result<Arc<Buffer>> {
@@ -118,21 +152,21 @@ fn rounded_frequencies(rope: &RopeConfig, sequence_len: usize) -> Vec<f32> {
 }
 
 impl Angles<'_> {
-    /// What a layer turns by.
+    /// The rotation of a layer.
     pub(super) fn of_layer(&self, layer: usize) -> Option<Rotary<'_>> {
         let index = self.tables.of_layer[layer]?;
-        Some(Rotary { angle: &self.of_way[index], half: self.tables.distinct[index].dims / 2 })
+        Some(Rotary { angle: &self.of_config[index], half: self.tables.distinct[index].dims / 2 })
     }
 }
 
 impl Rotary<'_> {
-    /// Turns queries and keys alike.
+    /// Rotates queries and keys.
     pub(super) fn apply_to_both(&self, both: [&Tensor; 2]) -> Result<[Tensor; 2]> {
-        tensor::rotate_both(both, self.angle, self.half)
+        Tensor::both_rotated(both, self.angle, self.half)
     }
 
-    /// Turns pairs (i, i + half) of `x [rows, heads, head_dim]`.
+    /// Rotates pairs (i, i + half) of `x [rows, heads, head_dim]`.
     pub(super) fn apply(&self, x: &Tensor) -> Result<Tensor> {
-        tensor::rotate(x, self.angle, self.half)
+        x.rotated(self.angle, self.half)
     }
 }

@@ -11,7 +11,7 @@ pub(super) static LLAMA: Family = Family {
     name: "llama",
     model_types: &["llama"],
     gguf_names: &["llama"],
-    configure: whole_heads_turn,
+    configure: full_rotary,
     in_hugging_face: hugging_face,
     in_gguf: gguf_in_pairs,
 };
@@ -120,7 +120,7 @@ pub(super) static SMOLLM_3: Family = Family {
                 *rope = None;
             }
         }
-        whole_heads_turn(fields, config)
+        full_rotary(fields, config)
     },
     in_hugging_face: hugging_face,
     in_gguf: gguf_in_pairs,
@@ -176,15 +176,15 @@ pub(super) static GRANITE: Family = Family {
             return Err(fields.error(LOGITS, "is 0, by which logits cannot be divided"));
         }
         config.logit_scale = 1.0 / divisor;
-        whole_heads_turn(fields, config)
+        full_rotary(fields, config)
     },
     in_hugging_face: hugging_face,
     in_gguf: gguf_in_pairs,
 };
 
-/// What GGUF files with rows in pairs must have: pairs are over whole heads, so that a part of one could not be put back
-/// in order.
-fn whole_heads_turn(fields: &Fields<'_>, config: &mut ModelConfig) -> Result<()> {
+/// Requires full rotary embedding of GGUF files: their query and key rows are reordered over whole heads, which cannot be
+/// undone for a part of a head.
+fn full_rotary(fields: &Fields<'_>, config: &mut ModelConfig) -> Result<()> {
     match config.rope.iter().flatten().find(|rope| rope.dims != config.head_dim) {
         Some(rope) if !fields.is_json() => {
             let problem = format!("is {} of {} elements, which is not supported", rope.dims, config.head_dim);

@@ -55,18 +55,21 @@ impl Family {
     /// The family of a name for people.
     ///
     /// # Errors
-    /// [`Error::Input`] naming the known ones.
+    /// [`Error::UnsupportedFamily`] naming the known ones.
     pub(crate) fn named(name: &str) -> Result<&'static Self> {
         FAMILIES.iter().copied().find(|family| family.name == name).ok_or_else(|| {
             let known: Vec<&str> = Self::names().collect();
-            Error::input(format!("unknown architecture `{name}` (known: {})", known.join(", ")))
+            Error::UnsupportedFamily {
+                architecture: name.to_owned(),
+                sentence: format!("unknown architecture `{name}` (known: {})", known.join(", ")),
+            }
         })
     }
 
     /// The family of an architecture, or the one that the user says it is of.
     ///
     /// # Errors
-    /// [`Error::Input`] on one that is not known; where it has the numbers of a Llama-like decoder, the error says what
+    /// [`Error::UnsupportedFamily`] on one that is not known; where it has the numbers of a Llama-like decoder, the error says what
     /// would be assumed and how to say so.
     pub(crate) fn of(
         fields: &Fields<'_>,
@@ -76,11 +79,11 @@ impl Family {
         if let Some(assumed) = assumed {
             return Self::named(assumed);
         }
-        let found = FAMILIES.iter().copied().find(|family| {
+        let family = FAMILIES.iter().copied().find(|family| {
             let names = if fields.is_json() { family.model_types } else { family.gguf_names };
             names.contains(&architecture)
         });
-        found.ok_or_else(|| {
+        family.ok_or_else(|| {
             let known: Vec<&str> = Self::names().collect();
             let hint = match looks_like_a_llama(fields) {
                 true => {
@@ -91,11 +94,12 @@ impl Family {
                 }
                 false => "",
             };
-            Error::input(format!(
+            let sentence = format!(
                 "{}: architecture `{architecture}` is not supported (known: {}){hint}",
-                fields.source.display(),
+                fields.path.display(),
                 known.join(", ")
-            ))
+            );
+            Error::UnsupportedFamily { architecture: architecture.to_owned(), sentence }
         })
     }
 }

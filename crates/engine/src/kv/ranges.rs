@@ -2,7 +2,7 @@
 
 use super::KvStore;
 use super::group::{HeadGroup, Memory};
-use layerscope_kernels::attention::cuda::spans::Span;
+use layerscope_kernels::attention::cuda::spans::DeviceKeySpan;
 use layerscope_kernels::{KeySpan, Segment};
 use std::ops::Range;
 
@@ -108,11 +108,11 @@ impl KvStore {
     }
 
     /// A range as kernels on a GPU read it; `None` where it is on the host.
-    pub(crate) fn device_span(&self, layer: usize, range: &KeyRange) -> Option<Span> {
+    pub(crate) fn device_span(&self, layer: usize, range: &KeyRange) -> Option<DeviceKeySpan> {
         let group = &self.layers[layer][range.group];
         let store = group.on_device()?;
         let start = (range.slot * self.head_dim * self.precision.element_bytes()) as u64;
-        Some(Span {
+        Some(DeviceKeySpan {
             keys: store.keys.address() + start,
             values: store.values.address() + start,
             head_stride: (group.capacity * self.head_dim) as u64,

@@ -1,15 +1,15 @@
-//! Where a model comes from, and what the user says of it.
+//! Where a model comes from.
 
 use std::path::PathBuf;
 
-/// A model's files, its name, and what the user says it is.
+/// A model's files, its name, and its architecture if the user names one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ModelSource {
-    /// Name for people.
+    /// Display name.
     pub name: String,
     /// Where the files are.
     pub files: ModelFiles,
-    /// The architecture that the user says the model has, whatever its file says.
+    /// The architecture to assume instead of the one in the file.
     pub architecture: Option<String>,
 }
 
@@ -23,7 +23,7 @@ pub enum ModelFiles {
 }
 
 impl ModelSource {
-    /// A file or folder, called by its own name.
+    /// A file or folder under its own name.
     pub fn path(path: impl Into<PathBuf>) -> Self {
         let path = path.into();
         let name =
@@ -31,7 +31,7 @@ impl ModelSource {
         Self::named(name, path)
     }
 
-    /// A file or folder of another name than its own.
+    /// A file or folder under another name.
     pub fn named(name: impl Into<String>, path: impl Into<PathBuf>) -> Self {
         Self { name: name.into(), files: ModelFiles::Path(path.into()), architecture: None }
     }
@@ -41,12 +41,12 @@ impl ModelSource {
         Self { name: name.to_owned(), files: ModelFiles::Embedded(bytes), architecture: None }
     }
 
-    /// The model of that name among those known, as a run's manifest names its own.
+    /// The known model of that name, e.g. the one in a run's manifest.
     pub fn find<'a>(known: &'a [Self], name: &str) -> Option<&'a Self> {
         known.iter().find(|source| source.name == name)
     }
 
-    /// The same, said to be of an architecture.
+    /// The same model with an assumed architecture.
     pub fn of_architecture(self, architecture: Option<&str>) -> Self {
         Self { architecture: architecture.map(str::to_owned), ..self }
     }

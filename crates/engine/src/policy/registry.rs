@@ -134,7 +134,7 @@ impl Argument<'_> {
         let layer = cutoff.parse().ok().ok_or_else(|| self.malformed())?;
         let anchors = Anchors::parse(items).ok_or_else(|| self.malformed())?;
         if layer == 0 || layer > self.layers {
-            return Err(Error::input(format!(
+            return Err(self.invalid(format!(
                 "policy {}: the cutoff must be between 1 and {}, the model's number of layers",
                 self.name, self.layers
             )));
@@ -148,7 +148,7 @@ impl Argument<'_> {
     }
 
     pub(super) fn malformed_schedule(&self) -> Error {
-        Error::input(format!(
+        self.invalid(format!(
             "policy `{}`: a schedule names layers below {} in ascending order, each with the tokens that it keeps, as in \
              {}:{}=2k+{}=25%",
             self.name,
@@ -160,14 +160,18 @@ impl Argument<'_> {
     }
 
     pub(super) fn malformed(&self) -> Error {
-        Error::input(format!("policy `{}` cannot be read; give it as {}", self.name, self.kind.syntax))
+        self.invalid(format!("policy `{}` cannot be read; give it as {}", self.name, self.kind.syntax))
+    }
+
+    fn invalid(&self, sentence: String) -> Error {
+        Error::InvalidPolicy { name: self.name.to_owned(), sentence }
     }
 }
 
 fn unknown(name: &str, kind: &str) -> Error {
-    let mut known: Vec<(f64, &str)> =
+    let mut known: Vec<(f64, &'static str)> =
         POLICIES.iter().map(|known| (strsim::jaro_winkler(kind, known.name), known.syntax)).collect();
     known.sort_by(|a, b| b.0.total_cmp(&a.0));
-    let known: Vec<&str> = known.into_iter().map(|(_, syntax)| syntax).collect();
-    Error::input(format!("unknown policy `{name}` (known, the nearest first: {})", known.join(", ")))
+    let known = known.into_iter().map(|(_, syntax)| syntax).collect();
+    Error::UnknownPolicy { name: name.to_owned(), known }
 }

@@ -6,15 +6,15 @@
 use super::{Session, flattened};
 use crate::attention::LayerStatistics;
 use crate::attention::device::by_segment;
-use crate::decoder::{Attend, Decoder, KeysValuesOf, Location, Pass, RowsOnDevice};
+use crate::decoder::{Attend, Decoder, KeysValuesOf, Location, Pass, RowsOnDevice, SequenceRows};
 use crate::hooks::Hooks;
 use crate::kv::{KeyRange, KvStore, View};
 use crate::policy::CrossLayerKv;
 use crate::tensor::{DeviceTensor, Tensor};
-use crate::{Depth, Device, Error, Policy, Result};
+use crate::{ComputeType, Depth, Device, Error, Policy, Result};
 use layerscope_kernels::attention::cuda::spans::{self, SpanAttention, StatisticsOnDevice};
 use layerscope_kernels::cuda::{self, Buffer, Element, Graph, Pool, store};
-use layerscope_kernels::{Received, SEGMENTS, Segment, Statistics};
+use layerscope_kernels::{Received, SEGMENTS, Segment, AttentionStatistics};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -81,7 +81,7 @@ impl Session {
         }
         let (layers, vocab) = (self.decoder.config().layers, self.decoder.config().vocab);
         if token as usize >= vocab {
-            return Err(Error::input(format!("token {token} is beyond the vocabulary of {vocab}")));
+            return Err(Error::UnknownToken { token, vocab });
         }
         for layer in 0..layers {
             self.store.check_room(layer, 1)?;
@@ -227,7 +227,7 @@ impl Step<'_> {
         let x = self.through(x, Depth::of_layers(0..shared), statistics.as_ref())?;
         self.project_shared(&x, shared)?;
         let x = self.through(x, Depth::of_layers(shared..config.layers), statistics.as_ref())?;
-        let logits = decoder.unembed(&x, &[self.position], &mut Hooks::none(), false)?;
+        let logits = decoder.unembed(&x, &[self.position], &mut Hooks::none(), ComputeType::Bf16)?;
         store::advance(&plan.row.positions, 1, &plan.decoded)?;
         Ok(Output { logits: flattened(&logits)?, statistics })
     }
@@ -240,11 +240,12 @@ impl Step<'_> {
     ) -> Result<Tensor> {
         let mut attend = PlannedAttention { step: self, statistics };
         let mut hooks = Hooks::none();
+        let sequences = [SequenceRows { rows: 1, sequence_len: self.sequence_len }];
         let mut pass = Pass {
             attend: &mut attend,
             hooks: &mut hooks,
-            sequence_len: self.sequence_len,
-            exact: false,
+            sequences: &sequences,
+            compute: ComputeType::Bf16,
             rows_on_device: Some(&self.plan.row),
         };
         self.decoder.forward(x, &[self.position], depth, &mut pass)
@@ -256,7 +257,7 @@ impl Step<'_> {
             layers: first..self.plan.layers.len(),
             shared_norm: Some(first),
             sequence_len: self.sequence_len,
-            exact: false,
+            compute: ComputeType::Bf16,
             rows_on_device: Some(&self.plan.row),
         };
         if of.layers.is_empty() {
@@ -283,7 +284,7 @@ impl Output {
         let (mass, entropy) = (by_segment(mass)?, by_segment(entropy)?);
         let layers = mass.chunks_exact(heads).zip(entropy.chunks_exact(heads));
         let statistics = layers.map(|(mass, entropy)| LayerStatistics {
-            rows: Statistics { mass: mass.to_vec(), entropy: entropy.to_vec() },
+            rows: AttentionStatistics { mass: mass.to_vec(), entropy: entropy.to_vec() },
             received: Received::new(0),
         });
         Ok((logits.into(), statistics.collect()))

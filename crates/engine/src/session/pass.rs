@@ -2,12 +2,12 @@
 
 use super::attention::{Collected, Part, StoredAttention};
 use super::{Session, flattened};
-use crate::decoder::{KeysValuesOf, Pass};
+use crate::decoder::{KeysValuesOf, Pass, SequenceRows};
 use crate::hooks::Hooks;
 use crate::policy::CrossLayerKv;
 use crate::rows::ResidualRows;
 use crate::tensor::Tensor;
-use crate::{Depth, Error, Result};
+use crate::{ComputeType, Depth, Error, Result};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -38,7 +38,7 @@ pub fn advance_together(turns: &mut [Turn<'_>]) -> Result<Vec<Option<Tensor>>> {
     let mut hooks = Hooks::none();
     let mut sequences: Vec<Sequence<'_, '_>> =
         turns.iter_mut().map(|turn| Sequence::new(turn.session, turn.token, None)).collect();
-    run(&mut sequences, &mut hooks, false)?;
+    run(&mut sequences, &mut hooks, ComputeType::Bf16)?;
     logits(sequences, &mut hooks)
 }
 
@@ -51,7 +51,7 @@ impl Session {
         statistics: Option<Collected<'_>>,
     ) -> Result<Option<Tensor>> {
         let mut sequences = [Sequence::new(self, token, statistics)];
-        run(&mut sequences, hooks, false)?;
+        run(&mut sequences, hooks, ComputeType::Bf16)?;
         Ok(logits(sequences.into(), hooks)?.pop().flatten())
     }
 
@@ -63,7 +63,7 @@ impl Session {
         statistics: Option<Collected<'_>>,
     ) -> Result<Tensor> {
         let mut sequence = [Sequence::new(self, Some(token), statistics)];
-        run(&mut sequence, hooks, true)?;
+        run(&mut sequence, hooks, ComputeType::F32)?;
         let [sequence] = sequence;
         sequence.last.map(|last| last.x).ok_or_else(|| Error::failure("no row is left; please report this"))
     }
@@ -116,8 +116,8 @@ impl<'a, 's> Sequence<'a, 's> {
     }
 }
 
-/// Runs sequences until each has done what this pass is to do for it; in f32 where `exact`.
-fn run(sequences: &mut [Sequence<'_, '_>], hooks: &mut Hooks<'_>, exact: bool) -> Result<()> {
+/// Runs sequences until each has done what this pass is to do for it; multiplied in `compute`.
+fn run(sequences: &mut [Sequence<'_, '_>], hooks: &mut Hooks<'_>, compute: ComputeType) -> Result<()> {
     let mut work: Vec<Option<Work>> = vec![];
     for sequence in &mut *sequences {
         work.push(Some(sequence.begin(hooks)?));
@@ -132,15 +132,23 @@ fn run(sequences: &mut [Sequence<'_, '_>], hooks: &mut Hooks<'_>, exact: bool) -
             sequences.iter().zip(&work).filter_map(|(sequence, work)| Some((sequence, work.as_ref()?)));
         let Some(end) = there.map(nearest).min() else { break };
         let (mut parts, mut rows, mut at) = (vec![], vec![], vec![]);
-        for (index, (sequence, work)) in sequences.iter_mut().zip(&mut work).enumerate() {
-            let Some(work) = work.as_ref().filter(|work| work.depth.start == start) else { continue };
+        let mut together: Vec<_> = sequences
+            .iter_mut()
+            .zip(&work)
+            .enumerate()
+            .filter_map(|(index, (sequence, work))| Some((index, sequence, work.as_ref()?)))
+            .filter(|(_, _, work)| work.depth.start == start)
+            .collect();
+        // Single rows come last, as the decoder wants them.
+        together.sort_by_key(|(_, _, work)| work.rows.len() == 1);
+        for (index, sequence, work) in together {
             let first = rows.iter().map(ResidualRows::len).sum::<usize>();
             let statistics = sequence.statistics.as_mut().map(Collected::again);
             parts.push(Part { session: sequence.session, rows: first..first + work.rows.len(), statistics });
             rows.push(work.rows.clone());
             at.push(index);
         }
-        let passed = through(&mut parts, rows, start..end, hooks, exact)?;
+        let passed = through(&mut parts, rows, start..end, hooks, compute)?;
         drop(parts);
         for (index, rows) in at.into_iter().zip(passed) {
             let depth = work[index].as_ref().map_or(end..end, |work| end..work.depth.end);
@@ -160,7 +168,7 @@ fn logits(sequences: Vec<Sequence<'_, '_>>, hooks: &mut Hooks<'_>) -> Result<Vec
     for sequence in sequences {
         logits.push(match (sequence.last, &decoder) {
             (Some(last), Some(decoder)) => {
-                Some(flattened(&decoder.unembed(&last.x, &last.positions, hooks, false)?)?)
+                Some(flattened(&decoder.unembed(&last.x, &last.positions, hooks, ComputeType::Bf16)?)?)
             }
             _ => None,
         });
@@ -168,13 +176,13 @@ fn logits(sequences: Vec<Sequence<'_, '_>>, hooks: &mut Hooks<'_>) -> Result<Vec
     Ok(logits)
 }
 
-/// The rows of parts, one after the other, through the half-layers of `depth`; in f32 where `exact`.
+/// The rows of parts, one after the other, through the half-layers of `depth`; multiplied in `compute`.
 fn through(
     parts: &mut [Part<'_, '_>],
     rows: Vec<ResidualRows>,
     depth: Range<Depth>,
     hooks: &mut Hooks<'_>,
-    exact: bool,
+    compute: ComputeType,
 ) -> Result<Vec<ResidualRows>> {
     let Some(decoder) = parts.first().map(|part| Arc::clone(&part.session.decoder)) else {
         return Ok(vec![]);
@@ -183,13 +191,17 @@ fn through(
         return Err(Error::failure("sequences of different models share no forward pass"));
     }
     for (part, rows) in parts.iter_mut().zip(&rows) {
-        part.session.project_shared(rows, depth.start, hooks, exact)?;
+        part.session.project_shared(rows, depth.start, hooks, compute)?;
     }
-    let sequence_len = parts.iter().map(|part| part.session.sequence_len).max().unwrap_or(0);
+    let sequence = |(part, rows): (&Part<'_, '_>, &ResidualRows)| SequenceRows {
+        rows: rows.len(),
+        sequence_len: part.session.sequence_len,
+    };
+    let sequences: Vec<SequenceRows> = parts.iter().zip(&rows).map(sequence).collect();
     let lengths: Vec<usize> = rows.iter().map(ResidualRows::len).collect();
     let ResidualRows { x, positions } = ResidualRows::joined(rows)?;
     let mut attend = StoredAttention { parts };
-    let mut pass = Pass { attend: &mut attend, hooks, sequence_len, exact, rows_on_device: None };
+    let mut pass = Pass { attend: &mut attend, hooks, sequences: &sequences, compute, rows_on_device: None };
     let passed = ResidualRows { x: decoder.forward(x, &positions, depth, &mut pass)?, positions };
     let firsts = lengths.iter().scan(0, |first, len| Some(std::mem::replace(first, *first + len)));
     match lengths[..] {
@@ -199,20 +211,20 @@ fn through(
 }
 
 impl Session {
-    /// Rows through the half-layers of `depth`; in f32 where `exact`.
+    /// Rows through the half-layers of `depth`; multiplied in `compute`.
     pub(super) fn forward(
         &mut self,
         mut rows: ResidualRows,
         mut depth: Range<Depth>,
         hooks: &mut Hooks<'_>,
         mut statistics: Option<Collected<'_>>,
-        exact: bool,
+        compute: ComputeType,
     ) -> Result<ResidualRows> {
         while !depth.is_empty() {
             let end = self.whole_range(&depth);
             let statistics = statistics.as_mut().map(Collected::again);
             let mut part = [Part { rows: 0..rows.len(), session: self, statistics }];
-            let mut passed = through(&mut part, vec![rows], depth.start..end, hooks, exact)?;
+            let mut passed = through(&mut part, vec![rows], depth.start..end, hooks, compute)?;
             rows = passed.remove(0);
             depth.start = end;
         }
@@ -236,11 +248,11 @@ impl Session {
         rows: &ResidualRows,
         at: Depth,
         hooks: &mut Hooks<'_>,
-        exact: bool,
+        compute: ComputeType,
     ) -> Result<()> {
         match self.policy.rules().cross_layer_kv() {
             Some(CrossLayerKv::SharedNorm(layer)) if at == Depth::entering(layer) => {
-                self.project_keys_values(rows, layer, hooks, exact)
+                self.project_keys_values(rows, layer, hooks, compute)
             }
             _ => Ok(()),
         }
@@ -253,7 +265,7 @@ impl Session {
         ResidualRows { x, positions }: &ResidualRows,
         first: usize,
         hooks: &mut Hooks<'_>,
-        exact: bool,
+        compute: ComputeType,
     ) -> Result<()> {
         let shared_norm = match self.policy.rules().cross_layer_kv() {
             None => return Ok(()),
@@ -264,7 +276,7 @@ impl Session {
             layers: first..self.decoder.config().layers,
             shared_norm,
             sequence_len: self.sequence_len,
-            exact,
+            compute,
             rows_on_device: None,
         };
         let store = &mut self.store;

@@ -8,7 +8,7 @@ use crate::memory::rows_at_once;
 use crate::policy::{Arrived, Eviction, StoredHead};
 use crate::rows::ResidualRows;
 use crate::tensor::Tensor;
-use crate::{Depth, Error, Result};
+use crate::{ComputeType, Depth, Error, Result};
 use std::ops::Range;
 
 /// A prompt on its way through the layers.
@@ -250,7 +250,7 @@ impl Session {
             rows.select(drop)?.into_iter().for_each(|dropped| selection.dropped(point, dropped));
         }
         match rows.select(drop)? {
-            Some(dropped) => self.project_keys_values(&dropped, point.next_attention(), hooks, false),
+            Some(dropped) => self.project_keys_values(&dropped, point.next_attention(), hooks, ComputeType::Bf16),
             None => Ok(()),
         }
     }

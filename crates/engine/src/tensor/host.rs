@@ -1,50 +1,197 @@
-//! Tensors on the CPU: their numbers, and what the kernels do with them.
+//! Tensors on the CPU: f32, in candle's tensors.
 
-use crate::{Error, Result};
-use candle_core::{Device, Storage, Tensor};
-use layerscope_kernels::elementwise;
+use super::operations::Operations;
+use super::{DeviceTensor, HostTensor, Tensor, heads_of};
+use crate::decoder::rotary::Angle;
+use crate::{ComputeType, Error, Result};
+use candle_core::{CpuStorage, Device, InplaceOp1, Layout, Storage};
+use layerscope_kernels::{Activation, cuda, elementwise};
 
-/// Runs `f` on the elements of an f32 tensor of candle's on the CPU, row-major.
-///
-/// # Errors
-/// On a tensor of another type or device.
-pub(super) fn with_host_f32<R>(tensor: &Tensor, f: impl FnOnce(&[f32]) -> R) -> Result<R> {
+impl Operations for HostTensor {
+    fn dims(&self) -> &[usize] {
+        self.dims()
+    }
+
+    fn to_host(&self) -> Result<HostTensor> {
+        Ok(self.clone())
+    }
+
+    fn to_gpu(&self, device: &cuda::Device) -> Result<DeviceTensor> {
+        with_numbers(self, |numbers| DeviceTensor::upload(device, numbers, self.dims()))?
+    }
+
+    fn bring(&self, other: &Tensor) -> Result<Tensor> {
+        Ok(other.to_host()?.into())
+    }
+
+    fn read(&self, f: &mut dyn FnMut(&[f32])) -> Result<()> {
+        with_numbers(self, f)
+    }
+
+    fn zeros(&self, dims: &[usize]) -> Result<Tensor> {
+        Tensor::from_vec(vec![0.0; dims.iter().product()], dims)
+    }
+
+    fn reshape(&self, dims: &[usize]) -> Result<Tensor> {
+        Ok(self.reshape(dims)?.into())
+    }
+
+    fn narrow(&self, first: usize, len: usize) -> Result<Tensor> {
+        Ok(self.narrow(0, first, len)?.into())
+    }
+
+    fn select(&self, rows: &[u32]) -> Result<Tensor> {
+        Ok(self.index_select(&HostTensor::new(rows, &Device::Cpu)?, 0)?.into())
+    }
+
+    fn cat(&self, tensors: &[&Tensor]) -> Result<Tensor> {
+        let tensors = tensors.iter().map(|tensor| tensor.on_host()).collect::<Result<Vec<_>>>()?;
+        Ok(HostTensor::cat(&tensors, 0)?.into())
+    }
+
+    fn add(&self, other: &Tensor) -> Result<Tensor> {
+        filled_from_two(self, other.on_host()?, elementwise::add)
+    }
+
+    fn scale(&self, factor: f32) -> Result<Tensor> {
+        filled(self, |x, output| elementwise::scale(x, factor, output))
+    }
+
+    fn add_bias(&mut self, bias: &Tensor) -> Result<()> {
+        *self = with_numbers(bias.on_host()?, |bias| {
+            changed(self, |numbers| elementwise::add_bias(numbers, bias))
+        })??;
+        Ok(())
+    }
+
+    fn add_weighted_rows(&mut self, x: &Tensor, ids: &[u32], weights: &[f32]) -> Result<()> {
+        let x = x.on_host()?.contiguous()?;
+        with_numbers(&x, |x| Ok(self.inplace_op1(&WeightedRows { x, ids, weights })?))?
+    }
+
+    fn soft_cap(&mut self, cap: f32) -> Result<()> {
+        *self = changed(self, |numbers| elementwise::soft_cap(numbers, cap))?;
+        Ok(())
+    }
+
+    fn activate(&self, activation: Activation) -> Result<Tensor> {
+        filled(self, |x, output| elementwise::activate(activation, x, output))
+    }
+
+    fn gate(&self, activation: Activation, up: &Tensor) -> Result<Tensor> {
+        filled_from_two(self, up.on_host()?, |gate, up, output| {
+            elementwise::gate(activation, gate, up, output);
+        })
+    }
+
+    fn norm(
+        &self,
+        weight: &Tensor,
+        bias: Option<&Tensor>,
+        epsilon: f32,
+        _: Option<ComputeType>,
+    ) -> Result<Tensor> {
+        with_numbers(weight.on_host()?, |weight| match bias {
+            Some(bias) => with_numbers(bias.on_host()?, |bias| {
+                filled(self, |x, output| elementwise::layer_norm(x, [weight, bias], epsilon, output))
+            })?,
+            None => filled(self, |x, output| elementwise::rms_norm(x, weight, epsilon, output)),
+        })?
+    }
+
+    /// The product itself rounds.
+    fn for_products(&self, _: ComputeType) -> Result<Tensor> {
+        Ok(self.clone().into())
+    }
+
+    fn rotate(&self, angle: &Angle, half: usize) -> Result<Tensor> {
+        let (heads, [cos, sin]) = (heads_of(self.dims())?, angle.on_host()?);
+        filled(self, |x, output| elementwise::rotate(x, heads, [cos, sin], half, output))
+    }
+
+    fn rotate_with(&self, keys: &Tensor, angle: &Angle, half: usize) -> Result<[Tensor; 2]> {
+        Ok([self.rotate(angle, half)?, keys.on_host()?.rotate(angle, half)?])
+    }
+
+    fn argmax(&self, excluded: &[u32]) -> Result<Option<u32>> {
+        with_numbers(self, |numbers| {
+            let mut best: Option<(u32, f32)> = None;
+            for (id, &number) in (0u32..).zip(numbers) {
+                if number.is_nan() {
+                    return None;
+                }
+                if best.is_none_or(|(_, top)| number > top) && !excluded.contains(&id) {
+                    best = Some((id, number));
+                }
+            }
+            best.map(|(id, _)| id)
+        })
+    }
+}
+
+/// Runs `f` on the numbers of a tensor, row-major.
+fn with_numbers<R>(tensor: &HostTensor, f: impl FnOnce(&[f32]) -> R) -> Result<R> {
     let tensor = tensor.contiguous()?;
     let (storage, layout) = tensor.storage_and_layout();
     let Storage::Cpu(storage) = &*storage else {
-        return Err(Error::failure("a tensor is not on the CPU; please report this"));
+        return Err(Error::misuse("a tensor is not on the CPU"));
     };
     let start = layout.start_offset();
     Ok(f(&storage.as_slice::<f32>()?[start..start + layout.shape().elem_count()]))
 }
 
 /// A tensor of the shape of `x` that `f` fills from its numbers.
-pub(super) fn filled(x: &Tensor, f: impl FnOnce(&[f32], &mut [f32])) -> Result<Tensor> {
+fn filled(x: &HostTensor, f: impl FnOnce(&[f32], &mut [f32])) -> Result<Tensor> {
     let mut output = vec![0.0; x.elem_count()];
-    with_host_f32(x, |x| f(x, &mut output))?;
-    Ok(Tensor::from_vec(output, x.shape(), &Device::Cpu)?)
+    with_numbers(x, |x| f(x, &mut output))?;
+    Tensor::from_vec(output, x.dims())
 }
 
-/// The same of two tensors of one shape.
-pub(super) fn filled_from_two(
-    a: &Tensor,
-    b: &Tensor,
+/// [`filled`] from two tensors of one shape.
+fn filled_from_two(
+    a: &HostTensor,
+    b: &HostTensor,
     f: impl FnOnce(&[f32], &[f32], &mut [f32]),
 ) -> Result<Tensor> {
     if a.shape() != b.shape() {
-        return Err(Error::failure("two activations differ in shape; please report this"));
+        return Err(Error::misuse("two activations differ in shape"));
     }
     let mut output = vec![0.0; a.elem_count()];
-    with_host_f32(a, |a| with_host_f32(b, |b| f(a, b, &mut output)))??;
-    Ok(Tensor::from_vec(output, a.shape(), &Device::Cpu)?)
+    with_numbers(a, |a| with_numbers(b, |b| f(a, b, &mut output)))??;
+    Tensor::from_vec(output, a.dims())
 }
 
-/// RMSNorm of rows as long as the scale, or LayerNorm where there is a bias.
-pub(super) fn norm(x: &Tensor, scale: &Tensor, bias: Option<&Tensor>, epsilon: f32) -> Result<Tensor> {
-    with_host_f32(scale, |scale| match bias {
-        Some(bias) => with_host_f32(bias, |bias| {
-            filled(x, |x, output| elementwise::layer_norm(x, [scale, bias], epsilon, output))
-        })?,
-        None => filled(x, |x, output| elementwise::rms_norm(x, scale, epsilon, output)),
-    })?
+/// A copy that `f` changes.
+fn changed(x: &HostTensor, f: impl FnOnce(&mut [f32])) -> Result<HostTensor> {
+    let mut numbers = with_numbers(x, <[f32]>::to_vec)?;
+    f(&mut numbers);
+    Ok(HostTensor::from_vec(numbers, x.shape(), &Device::Cpu)?)
+}
+
+/// Row i of `x`, times `weights[i]`, is added to row `ids[i]`.
+struct WeightedRows<'a> {
+    x: &'a [f32],
+    ids: &'a [u32],
+    weights: &'a [f32],
+}
+
+impl InplaceOp1 for WeightedRows<'_> {
+    fn name(&self) -> &'static str {
+        "add-weighted-rows"
+    }
+
+    fn cpu_fwd(&self, sum: &mut CpuStorage, layout: &Layout) -> candle_core::Result<()> {
+        let (CpuStorage::F32(sum), Some((start, end))) = (sum, layout.contiguous_offsets()) else {
+            candle_core::bail!("sums of rows are contiguous f32");
+        };
+        let sum = &mut sum[start..end];
+        let width = self.x.len() / self.ids.len().max(1);
+        for ((&row, &weight), x) in self.ids.iter().zip(self.weights).zip(self.x.chunks_exact(width.max(1))) {
+            let Some(output) = sum.get_mut(row as usize * width..(row as usize + 1) * width) else {
+                candle_core::bail!("row {row} is beyond the sum");
+            };
+            output.iter_mut().zip(x).for_each(|(y, x)| *y += weight * x);
+        }
+        Ok(())
+    }
 }

@@ -35,10 +35,9 @@ impl Tokenizer {
                 }
                 false => "give a model folder with one",
             };
-            return Err(Error::input(format!(
-                "{} has no tokenizer.json: {mend}, or give a GGUF file",
-                directory.display()
-            )));
+            let sentence =
+                format!("{} has no tokenizer.json: {mend}, or give a GGUF file", directory.display());
+            return Err(Error::MalformedFile { path: directory.to_owned(), sentence });
         };
         let inner = load(&path, &text)?;
         let vocab_size = inner.get_vocab(true).values().max().map_or(0, |&highest| highest as usize + 1);
@@ -88,17 +87,15 @@ fn load(path: &Path, text: &str) -> Result<tokenizers::Tokenizer> {
     guarded(path, "load", || inner.with_truncation(None).map(|_| ()))?;
 
     // The crate gives a token that is not in the vocabulary the next free id, and only logs that the file says another.
-    let listed: AddedTokens = serde_json::from_str(text)
-        .map_err(|error| Error::input(format!("{} is damaged: {error}", path.display())))?;
+    let listed: AddedTokens = serde_json::from_str(text).map_err(|error| Error::damaged(path, error))?;
     for token in listed.added_tokens {
         let given = inner.token_to_id(&token.content);
         if given != Some(token.id) {
-            return Err(Error::input(format!(
-                "{} is damaged: the added token {:?} cannot have the id {}, which does not follow its vocabulary",
-                path.display(),
-                shorten(&token.content),
-                token.id
-            )));
+            let (content, id) = (shorten(&token.content), token.id);
+            let reason = format_args!(
+                "the added token {content:?} cannot have the id {id}, which does not follow its vocabulary"
+            );
+            return Err(Error::damaged(path, reason));
         }
     }
     Ok(inner)
@@ -114,8 +111,7 @@ impl JsonFile {
     fn read(path: PathBuf) -> Result<Self> {
         let object = match read(&path)? {
             None => serde_json::Map::new(),
-            Some(text) => serde_json::from_str(&text)
-                .map_err(|error| Error::input(format!("{} is damaged: {error}", path.display())))?,
+            Some(text) => serde_json::from_str(&text).map_err(|error| Error::damaged(&path, error))?,
         };
         Ok(Self { path, object })
     }
@@ -126,7 +122,8 @@ impl JsonFile {
     }
 
     fn error(&self, key: &str, problem: impl std::fmt::Display) -> Error {
-        Error::input(format!("{} has a damaged {key}: {problem}", self.path.display()))
+        let sentence = format!("{} has a damaged {key}: {problem}", self.path.display());
+        Error::MalformedFile { path: self.path.clone(), sentence }
     }
 
     fn boolean(&self, key: &str) -> Result<Option<bool>> {
@@ -180,11 +177,11 @@ impl Folder<'_> {
         let start = full.windows(bare.len().max(1)).position(|window| window == bare).unwrap_or(0);
         full.truncate(start);
         if let Some(id) = full.iter().find(|&&id| id as usize >= self.vocab_size) {
-            return Err(Error::input(format!(
-                "{} is damaged: its post-processor adds the token {id}, outside its vocabulary of {} tokens",
-                self.tokenizer_path.display(),
+            let reason = format_args!(
+                "its post-processor adds the token {id}, outside its vocabulary of {} tokens",
                 self.vocab_size
-            )));
+            );
+            return Err(Error::damaged(self.tokenizer_path, reason));
         }
         Ok(full)
     }

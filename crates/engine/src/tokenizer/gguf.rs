@@ -130,7 +130,8 @@ pub(super) struct Metadata<'a> {
 impl<'a> Metadata<'a> {
     /// "FILE `problem`".
     pub(super) fn error(&self, problem: impl std::fmt::Display) -> Error {
-        Error::input(format!("{} {problem}", self.source.display()))
+        let sentence = format!("{} {problem}", self.source.display());
+        Error::MalformedFile { path: self.source.to_owned(), sentence }
     }
 
     pub(super) fn has(&self, key: &str) -> bool {

@@ -138,7 +138,7 @@ impl Tokenizer {
             ids.splice(0..0, self.prefix.iter().copied());
         }
         if ids.is_empty() {
-            return Err(Error::input("the prompt is empty: it has no tokens to run the model on"));
+            return Err(Error::EmptyPrompt("the prompt is empty: it has no tokens to run the model on"));
         }
         Ok(ids)
     }
@@ -152,7 +152,7 @@ impl Tokenizer {
                 template.render(&[Message::new("user", text.as_str())])
             }
             (_, PromptText::Messages(messages)) if messages.is_empty() => {
-                Err(Error::input("the prompt has no messages: give at least one"))
+                Err(Error::EmptyPrompt("the prompt has no messages: give at least one"))
             }
             (Some(template), PromptText::Messages(messages)) => template.render(messages),
             (None, PromptText::Plain(text)) => Ok(text.clone()),

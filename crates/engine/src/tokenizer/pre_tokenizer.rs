@@ -1,4 +1,4 @@
-//! How each family of byte-level vocabularies cuts text before it merges bytes.
+//! How each family of byte-level vocabularies splits text before it merges bytes.
 //!
 //! A GGUF file names the family in `tokenizer.ggml.pre`. What a name means here is what the family's `tokenizer.json`
 //! says, not what llama.cpp makes of it, which has no normalisation and its own regular expressions for some.
@@ -11,7 +11,7 @@ use tokenizers::pre_tokenizers::sequence::Sequence;
 use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
 use tokenizers::{NormalizerWrapper, PreTokenizerWrapper, SplitDelimiterBehavior};
 
-use Cut::{Digit, DigitRun, Gpt2, PunctuationRun, Regex};
+use SplitRule::{Digit, DigitRun, Gpt2, PunctuationRun, Regex};
 
 /// A pre-tokenizer: one row of [`TABLE`].
 #[derive(Debug)]
@@ -20,17 +20,17 @@ pub(super) struct PreTokenizer {
     names: &'static [&'static str],
     /// Whether text is brought into Unicode's composed form first.
     composes: bool,
-    /// The cuts, each made within the pieces of the one before.
-    cuts: &'static [Cut],
+    /// The rules; each splits the pieces of the one before.
+    rules: &'static [SplitRule],
     /// Whether a piece that is a token as a whole is taken without merging.
     pub(super) ignores_merges: bool,
     /// Whether a prompt starts with BoS where the file does not say, as in llama.cpp.
     pub(super) adds_bos_by_default: bool,
 }
 
-/// One step of cutting text into pieces.
+/// One step of splitting text into pieces.
 #[derive(Debug, PartialEq)]
-enum Cut {
+enum SplitRule {
     /// Each digit by itself.
     Digit,
     /// Digits from everything else.
@@ -88,7 +88,7 @@ const LLAMA_3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p
 const QWEN_2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 /// The same with combining marks as letters.
 const QWEN_3_5: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-/// Words cut where a capital follows a small letter, with their contractions; at most three digits.
+/// Words split where a capital follows a small letter, with their contractions; at most three digits.
 const GPT_4O: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 /// The same without contractions and with single digits.
 const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
@@ -103,8 +103,8 @@ const DEEPSEEK_CJK: &str = r"[\x{4E00}-\x{9FA5}\x{800}-\x{4E00}\x{AC00}-\x{D7FF}
 const DEEPSEEK_V3_CJK: &str = r"[\x{4E00}-\x{9FA5}\x{3040}-\x{309F}\x{30A0}-\x{30FF}]+";
 const DEEPSEEK_V3: &str = r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"##;
 
-const fn row(names: &'static [&'static str], cuts: &'static [Cut]) -> PreTokenizer {
-    PreTokenizer { names, composes: false, cuts, ignores_merges: false, adds_bos_by_default: false }
+const fn row(names: &'static [&'static str], rules: &'static [SplitRule]) -> PreTokenizer {
+    PreTokenizer { names, composes: false, rules, ignores_merges: false, adds_bos_by_default: false }
 }
 
 impl PreTokenizer {
@@ -135,15 +135,15 @@ impl PreTokenizer {
     }
 
     pub(super) fn splitter(&self) -> tokenizers::Result<PreTokenizerWrapper> {
-        let mut steps = self.cuts.iter().map(Cut::step).collect::<tokenizers::Result<Vec<_>>>()?;
-        if !self.cuts.contains(&Gpt2) {
+        let mut steps = self.rules.iter().map(SplitRule::step).collect::<tokenizers::Result<Vec<_>>>()?;
+        if !self.rules.contains(&Gpt2) {
             steps.push(ByteLevel::new(false, true, false).into());
         }
         Ok(Sequence::new(steps).into())
     }
 }
 
-impl Cut {
+impl SplitRule {
     fn step(&self) -> tokenizers::Result<PreTokenizerWrapper> {
         Ok(match *self {
             Digit => Digits::new(true).into(),

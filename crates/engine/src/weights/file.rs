@@ -1,4 +1,4 @@
-//! Weights out of a file: the tensors that a file has, at the places where a family keeps them.
+//! Weights from a file: its tensors, at the places where a family keeps them.
 
 use super::bytes::FileBytes;
 use super::linear::dequantized;
@@ -6,7 +6,7 @@ use super::place::Place;
 use super::{Linear, Weight, WeightSource, WeightsPrecision};
 use crate::{Error, ModelConfig, Result};
 use candle_core::{Device, Tensor};
-use layerscope_kernels::matmul::Format;
+use layerscope_kernels::matmul::WeightFormat;
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -16,27 +16,27 @@ use std::sync::Arc;
 /// A tensor in a file, its bytes within it.
 pub(super) struct FileTensor {
     pub(super) bytes: TensorBytes,
-    pub(super) format: Format,
+    pub(super) format: WeightFormat,
     pub(super) shape: Vec<usize>,
 }
 
 /// Where a tensor's elements are.
 pub(super) enum TensorBytes {
-    /// In the file, which is whole there.
+    /// In the mapped file.
     InFile(Arc<FileBytes>, Range<usize>),
-    /// Unpacked from a type that only the file's format knows.
+    /// Converted from a type that only this file format has.
     Owned(Vec<u8>),
 }
 
-/// A file, or several that belong together, with tensors by name.
+/// A file, or several files of one model, with tensors by name.
 pub(super) trait TensorFiles {
-    /// The file or folder that errors name.
+    /// The file or folder to name in errors.
     fn path(&self) -> &Path;
-    /// The names of all tensors but those that no decoder reads.
+    /// The names of all tensors, without those that no decoder reads.
     fn names(&self) -> Vec<&str>;
     /// The name under which the file has a tensor, if it has it.
     fn name_of(&self, name: &str) -> Option<&str>;
-    /// A tensor of a name that [`Self::name_of`] gave; `wide` asks that what is unpacked be f32.
+    /// A tensor by a name from [`Self::name_of`]; `wide` asks for f32 where the type must be converted.
     fn tensor(&self, name: &str, wide: bool) -> Result<FileTensor>;
 }
 
@@ -45,7 +45,7 @@ pub(super) struct FileWeights<'a, F> {
     files: &'a F,
     config: &'a ModelConfig,
     place: fn(Weight, &ModelConfig) -> Place,
-    /// Tensors that were asked for.
+    /// Tensors that were read.
     read: RefCell<BTreeSet<String>>,
 }
 
@@ -59,7 +59,7 @@ impl<'a, F: TensorFiles> FileWeights<'a, F> {
     }
 
     fn error(&self, name: &str, problem: impl std::fmt::Display) -> Error {
-        Error::input(format!("{}: tensor `{name}` {problem}", self.files.path().display()))
+        Error::malformed(self.files.path(), format_args!("tensor `{name}` {problem}"))
     }
 
     /// The tensor at a place, `[rows, columns]` of which the place picks rows.
@@ -71,12 +71,12 @@ impl<'a, F: TensorFiles> FileWeights<'a, F> {
         let of = place.rows.of(rows);
         let expected = if place.transposed { (columns, of) } else { (of, columns) };
         // A vector is a column; experts that lie one after the other are rows.
-        let found = match tensor.shape.as_slice() {
+        let shape = match tensor.shape.as_slice() {
             &[len] if columns == 1 => (len, 1),
             [outer @ .., last] if !outer.is_empty() => (outer.iter().product(), *last),
             _ => (0, 0),
         };
-        if found != expected {
+        if shape != expected {
             let expected = [expected.0, expected.1];
             return Err(self.error(
                 name,
@@ -89,12 +89,12 @@ impl<'a, F: TensorFiles> FileWeights<'a, F> {
         }
         self.read.borrow_mut().insert(name.to_owned());
         if place.transposed {
-            tensor = self.transposed(name, &tensor, found)?;
+            tensor = self.transposed(name, &tensor, shape)?;
         }
         Ok(tensor)
     }
 
-    /// A matrix of floats with rows and columns exchanged.
+    /// The transpose of a matrix of floats.
     fn transposed(
         &self,
         name: &str,
@@ -184,12 +184,12 @@ impl<F: TensorFiles> WeightSource for FileWeights<'_, F> {
             0 => String::new(),
             more => format!(" and {more} others"),
         };
-        Err(Error::input(format!(
-            "{}: tensor `{first}`{more} {} no part of architecture `{}` as layerscope runs it, so its answers would be wrong; \
+        let problem = format_args!(
+            "tensor `{first}`{more} {} no part of architecture `{}` as layerscope runs it, so its answers would be wrong; \
              it may be a variant that is not supported yet",
-            self.files.path().display(),
             if unread.len() == 1 { "is" } else { "are" },
             self.config.architecture
-        )))
+        );
+        Err(Error::malformed(self.files.path(), problem))
     }
 }

@@ -5,7 +5,7 @@ use super::linear::dequantized;
 use super::safetensors::SafetensorsFiles;
 use crate::{Error, Result};
 use half::bf16;
-use layerscope_kernels::matmul::Format;
+use layerscope_kernels::matmul::WeightFormat;
 use safetensors::Dtype;
 
 /// Weights of one scale, in blocks of so many rows and columns.
@@ -28,8 +28,7 @@ impl SafetensorsFiles {
         shape: Vec<usize>,
         wide: bool,
     ) -> Result<FileTensor> {
-        let problem =
-            |what: &str| Error::input(format!("{}: tensor `{name}` {what}", self.folder().display()));
+        let problem = |what: &str| Error::malformed(self.folder(), format_args!("tensor `{name}` {what}"));
         let (rows, columns) = match *shape.as_slice() {
             [columns] => (1, columns),
             [rows, columns] => (rows, columns),
@@ -44,8 +43,8 @@ impl SafetensorsFiles {
             e4m3(byte) * scales.values[row / scales.rows * scales.across + column / scales.columns]
         });
         let (bytes, format) = match wide {
-            true => (values.flat_map(f32::to_le_bytes).collect(), Format::F32),
-            false => (values.flat_map(|x| bf16::from_f32(x).to_le_bytes()).collect(), Format::BF16),
+            true => (values.flat_map(f32::to_le_bytes).collect(), WeightFormat::F32),
+            false => (values.flat_map(|x| bf16::from_f32(x).to_le_bytes()).collect(), WeightFormat::BF16),
         };
         Ok(FileTensor { bytes: TensorBytes::Owned(bytes), format, shape })
     }
@@ -57,12 +56,11 @@ impl SafetensorsFiles {
         else {
             return Ok(Scales { values: vec![1.0], rows, columns, across: 1 });
         };
-        let problem =
-            |what: &str| Error::input(format!("{}: tensor `{name}` {what}", self.folder().display()));
+        let problem = |what: &str| Error::malformed(self.folder(), format_args!("tensor `{name}` {what}"));
         let format = match stored.dtype {
-            Dtype::F32 => Format::F32,
-            Dtype::BF16 => Format::BF16,
-            Dtype::F16 => Format::F16,
+            Dtype::F32 => WeightFormat::F32,
+            Dtype::BF16 => WeightFormat::BF16,
+            Dtype::F16 => WeightFormat::F16,
             _ => return Err(problem("is not of type F32, F16 or BF16")),
         };
         let (down, across) = match stored.shape.as_slice() {

@@ -29,15 +29,15 @@ impl GgufFile {
     /// Maps a file and reads its header.
     ///
     /// # Errors
-    /// [`Error::Input`] where the file is absent, empty, cut short or no GGUF file.
+    /// [`Error::Io`]; [`Error::MalformedFile`] where the file is empty, cut short or not a GGUF file.
     pub fn open(path: &Path) -> Result<Self> {
         Self::read(path.to_owned(), FileBytes::map(path)?)
     }
 
-    /// Reads a file that is in memory, as one that is part of the program; `name` stands for its path in messages.
+    /// Reads a file in memory; `name` stands for its path in messages.
     ///
     /// # Errors
-    /// [`Error::Input`] where the bytes are no GGUF file.
+    /// [`Error::MalformedFile`].
     pub fn in_memory(name: &str, bytes: impl Into<Cow<'static, [u8]>>) -> Result<Self> {
         Self::read(PathBuf::from(name), FileBytes::InMemory(bytes.into()))
     }
@@ -45,15 +45,13 @@ impl GgufFile {
     fn read(path: PathBuf, bytes: FileBytes) -> Result<Self> {
         let data = bytes.as_ref();
         if data.len() < 4 || &data[..4] != b"GGUF" {
-            return Err(Error::input(format!(
-                "{}: not a GGUF file (it does not begin with `GGUF`); give a .gguf file or a folder with config.json, \
-                 tokenizer.json and safetensors",
-                path.display()
-            )));
+            let problem = "not a GGUF file (it does not begin with `GGUF`); give a .gguf file or a folder with config.json, \
+                           tokenizer.json and safetensors";
+            return Err(Error::malformed(&path, problem));
         }
         let header = Header::read(data).map_err(|problem| match problem {
             Problem::Damaged(what) => damaged(&path, &what),
-            Problem::Unsupported(what) => Error::input(format!("{}: {what}", path.display())),
+            Problem::Unsupported(what) => Error::malformed(&path, what),
         })?;
         check_not_split(&path, &header.metadata)?;
         Ok(Self { path, bytes: Arc::new(bytes), header })
@@ -81,7 +79,7 @@ impl GgufFile {
     pub fn shape(&self, name: &str) -> Result<&[usize]> {
         match self.header.tensors.get(name) {
             Some(info) => Ok(&info.shape),
-            None => Err(Error::input(format!("{}: tensor `{name}` is missing", self.path.display()))),
+            None => Err(Error::malformed(&self.path, format_args!("tensor `{name}` is missing"))),
         }
     }
 
@@ -151,11 +149,9 @@ impl TensorFiles for GgufFile {
         let shape = self.shape(name)?.to_vec();
         let info = &self.header.tensors[name];
         let Some(format) = info.kind.format() else {
-            return Err(Error::input(format!(
-                "{}: tensor `{name}` is of type {}, which no weights have",
-                self.path.display(),
-                info.kind.name
-            )));
+            let problem =
+                format_args!("tensor `{name}` is of type {}, which no weights have", info.kind.name);
+            return Err(Error::malformed(&self.path, problem));
         };
         let (elements, block_bytes) = info.kind.block();
         let last = shape.last().copied().unwrap_or(0);
@@ -178,7 +174,7 @@ impl TensorFiles for GgufFile {
 }
 
 fn damaged(path: &Path, what: &str) -> Error {
-    Error::input(format!("{}: damaged or unsupported GGUF file ({what}); fetch it again", path.display()))
+    Error::malformed(path, format_args!("damaged or unsupported GGUF file ({what}); fetch it again"))
 }
 
 /// That a file is whole rather than one of several parts, which say so themselves or by their names.
@@ -189,11 +185,11 @@ fn check_not_split(path: &Path, metadata: &HashMap<String, Value>) -> Result<()>
     if parts <= 1 {
         return Ok(());
     }
-    Err(Error::input(format!(
-        "{}: one of {parts} parts of a model; join them with `llama-gguf-split --merge FIRST-PART JOINED.gguf` and give the \
-         joined file",
-        path.display()
-    )))
+    let problem = format_args!(
+        "one of {parts} parts of a model; join them with `llama-gguf-split --merge FIRST-PART JOINED.gguf` and give the \
+         joined file"
+    );
+    Err(Error::malformed(path, problem))
 }
 
 /// 3 of `NAME-00001-of-00003.gguf`.

@@ -1,12 +1,12 @@
-//! A matrix that multiplies rows: floats, or block-quantised as the file has it.
+//! Weight matrices: floats, or block-quantised as in the file.
 
 use super::bytes::FileBytes;
-use super::on_device::{DeviceMatrix, DeviceSum};
-use crate::tensor::{self, Tensor, with_f32};
+use super::on_device::{DeviceLinearCall, DeviceMatrix};
+use crate::tensor::{Tensor, mixed, with_f32};
 use crate::{Device, Error, Result};
 use layerscope_kernels::Activation;
 use layerscope_kernels::cuda::Buffer;
-use layerscope_kernels::matmul::{Format, Precision, Product, Weights, multiply};
+use layerscope_kernels::matmul::{ComputeType, Product, ProductRows, WeightFormat, Weights, multiply};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ enum Matrix {
 
 struct HostMatrix {
     bytes: Bytes,
-    format: Format,
+    format: WeightFormat,
     rows: usize,
     columns: usize,
 }
@@ -30,9 +30,9 @@ struct HostMatrix {
 enum Bytes {
     /// In the file.
     InFile(Arc<FileBytes>, Range<usize>),
-    /// In memory, as the file had them but for the order of rows.
+    /// In memory, as in the file but with rows in another order.
     Owned(Vec<u8>),
-    /// Widened.
+    /// In memory, as f32.
     F32(Vec<f32>),
 }
 
@@ -41,11 +41,11 @@ impl Linear {
     pub(super) fn in_file(
         file: Arc<FileBytes>,
         range: Range<usize>,
-        format: Format,
+        format: WeightFormat,
         (rows, columns): (usize, usize),
         keep: bool,
     ) -> Self {
-        if keep || format == Format::F32 {
+        if keep || format == WeightFormat::F32 {
             return Self::of(HostMatrix { bytes: Bytes::InFile(file, range), format, rows, columns });
         }
         Self::from_blocks(&(*file).as_ref()[range], format, (rows, columns), keep)
@@ -55,20 +55,20 @@ impl Linear {
     /// become f32.
     pub(super) fn from_blocks(
         blocks: &[u8],
-        format: Format,
+        format: WeightFormat,
         (rows, columns): (usize, usize),
         keep: bool,
     ) -> Self {
         let (bytes, format) = match keep {
             true => (Bytes::Owned(blocks.to_vec()), format),
-            false => (Bytes::F32(dequantized(blocks, format, rows * columns)), Format::F32),
+            false => (Bytes::F32(dequantized(blocks, format, rows * columns)), WeightFormat::F32),
         };
         Self::of(HostMatrix { bytes, format, rows, columns })
     }
 
     /// From f32 `[rows, columns]`.
     pub(crate) fn from_numbers(numbers: Vec<f32>, (rows, columns): (usize, usize)) -> Self {
-        Self::of(HostMatrix { bytes: Bytes::F32(numbers), format: Format::F32, rows, columns })
+        Self::of(HostMatrix { bytes: Bytes::F32(numbers), format: WeightFormat::F32, rows, columns })
     }
 
     fn of(matrix: HostMatrix) -> Self {
@@ -78,7 +78,7 @@ impl Linear {
     /// On a device.
     ///
     /// # Errors
-    /// [`Error::Input`] where its memory does not suffice.
+    /// [`Error::OutOfMemory`].
     pub fn to_device(&self, device: &Device) -> Result<Self> {
         match (&*self.0, device) {
             (Matrix::Host(matrix), Device::Cuda(device)) => {
@@ -99,49 +99,49 @@ impl Linear {
     ///
     /// # Errors
     /// On shapes that do not match.
-    pub fn forward(&self, x: &Tensor, exact: bool) -> Result<Tensor> {
-        let [y] = Self::multiply([Sum::of(self)], x, exact)?;
+    pub fn forward(&self, x: &Tensor, compute: ComputeType) -> Result<Tensor> {
+        let [y] = Self::multiply([LinearCall::of(self)], x, compute.into())?;
         Ok(y)
     }
 
-    /// The products of several matrices with the same rows, shared out among threads together.
+    /// Several linear layers on the same rows `x [rows, in]`, in one parallel operation.
     ///
-    /// Sums are in f32. Where not `exact`, several rows that meet quantised or bf16 weights are rounded to bf16 on
-    /// processors that multiply these faster; a single row never is.
+    /// Sums are in f32. In [`ComputeType::Bf16`], several rows are rounded to bf16 for quantised or bf16 weights,
+    /// on processors that multiply bf16 faster; a single row never is.
     ///
     /// # Errors
     /// On shapes that do not match.
     pub(crate) fn multiply<const N: usize>(
-        sums: [Sum<'_>; N],
+        calls: [LinearCall<'_>; N],
         x: &Tensor,
-        exact: bool,
+        mode: LinearMode,
     ) -> Result<[Tensor; N]> {
-        let matrices = sums.each_ref().map(|sum| sum.matrix);
+        let matrices = calls.each_ref().map(|call| call.weight);
         let &[_, columns] = x.dims() else {
-            return Err(Error::failure("what is multiplied has no rows; please report this"));
+            return Err(Error::misuse("what is multiplied has no rows"));
         };
         if let Some(other) = matrices.iter().find(|matrix| matrix.rows_and_columns().1 != columns) {
-            return Err(Error::failure(format!(
-                "rows of {columns} elements meet a matrix of {} columns; please report this",
+            return Err(Error::misuse(format!(
+                "rows of {columns} elements are multiplied by a matrix of {} columns",
                 other.rows_and_columns().1
             )));
         }
         let tensors = match x.on_device() {
             Some(x) => {
-                let sums = sums.iter().map(Sum::on_device).collect::<Result<Vec<_>>>()?;
-                DeviceMatrix::multiply(&sums, x)?
+                let calls = calls.iter().map(LinearCall::on_device).collect::<Result<Vec<_>>>()?;
+                DeviceMatrix::multiply(&calls, x)?
             }
             None => {
                 let on_host = matrices.iter().map(|matrix| matrix.host()).collect::<Result<Vec<_>>>()?;
-                let products = HostMatrix::multiply(&on_host, x, exact)?;
-                let finished = products.into_iter().zip(&sums).map(|(product, sum)| sum.finish(product));
+                let products = HostMatrix::multiply(&on_host, x, mode)?;
+                let finished = products.into_iter().zip(&calls).map(|(product, call)| call.finish(product));
                 finished.collect::<Result<Vec<_>>>()?
             }
         };
-        tensors.try_into().map_err(|_| Error::failure("a product is missing; please report this"))
+        tensors.try_into().map_err(|_| Error::misuse("a product is missing"))
     }
 
-    /// f(x·Gᵀ) · (x·Uᵀ) in one pass, where that can be done.
+    /// f(x·Gᵀ) · (x·Uᵀ) in one operation, where there is one.
     pub(crate) fn multiply_gated(
         activation: Activation,
         [gate, up]: [&Self; 2],
@@ -173,16 +173,16 @@ impl Linear {
     /// Rows of W by index, in f32: `[ids, in]`.
     fn rows(&self, ids: &[u32]) -> Result<Tensor> {
         let (rows, columns) = self.rows_and_columns();
-        if let Some(id) = ids.iter().find(|&&id| id as usize >= rows) {
-            return Err(Error::input(format!("token {id} is beyond the vocabulary of {rows}")));
+        if let Some(&token) = ids.iter().find(|&&id| id as usize >= rows) {
+            return Err(Error::UnknownToken { token, vocab: rows });
         }
         match &*self.0 {
             Matrix::Host(matrix) => {
-                let mut found = vec![0.0; ids.len() * columns];
-                for (&id, row) in ids.iter().zip(found.chunks_exact_mut(columns)) {
+                let mut rows = vec![0.0; ids.len() * columns];
+                for (&id, row) in ids.iter().zip(rows.chunks_exact_mut(columns)) {
                     matrix.weights().dequantize_row(id as usize, row);
                 }
-                Tensor::from_vec(found, &[ids.len(), columns])
+                Tensor::from_vec(rows, &[ids.len(), columns])
             }
             Matrix::Device(matrix) => Ok(matrix.gather(&matrix.device().upload(ids)?, ids.len())?.into()),
         }
@@ -191,7 +191,7 @@ impl Linear {
     /// All of W in f32, `[out, in]`, on the host.
     ///
     /// # Errors
-    /// Whatever fails beneath.
+    /// [`Error::Device`].
     pub fn to_tensor(&self) -> Result<Tensor> {
         match &*self.0 {
             Matrix::Host(HostMatrix { format, rows, columns, .. }) => {
@@ -204,49 +204,59 @@ impl Linear {
     }
 }
 
-/// A product with what is added to it.
-#[derive(Clone, Copy)]
-pub(crate) struct Sum<'a> {
-    pub(crate) matrix: &'a Linear,
-    /// `[out]`, added to each row.
-    pub(crate) bias: Option<&'a Tensor>,
-    /// `[rows, out]` in f32: the result is f32 then.
-    pub(crate) onto: Option<&'a Tensor>,
+/// How rows are multiplied.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct LinearMode {
+    /// The type in which several rows are multiplied.
+    pub(crate) compute: ComputeType,
+    /// Which of the rows are multiplied together; `None`: all of them. On a GPU it makes no difference.
+    pub(crate) rows: Option<ProductRows>,
 }
 
-impl<'a> Sum<'a> {
-    pub(crate) fn of(matrix: &'a Linear) -> Self {
-        Self { matrix, bias: None, onto: None }
+impl From<ComputeType> for LinearMode {
+    fn from(compute: ComputeType) -> Self {
+        Self { compute, rows: None }
+    }
+}
+
+/// One linear layer: x·Wᵀ + bias + residual.
+#[derive(Clone, Copy)]
+pub(crate) struct LinearCall<'a> {
+    pub(crate) weight: &'a Linear,
+    /// `[out]`, added to each row.
+    pub(crate) bias: Option<&'a Tensor>,
+    /// `[rows, out]` in f32, added to the product; the result is f32 then.
+    pub(crate) residual: Option<&'a Tensor>,
+}
+
+impl<'a> LinearCall<'a> {
+    pub(crate) fn of(weight: &'a Linear) -> Self {
+        Self { weight, bias: None, residual: None }
     }
 
     fn finish(&self, product: Tensor) -> Result<Tensor> {
-        let product = tensor::add_bias(product, self.bias)?;
-        match self.onto {
-            Some(onto) => tensor::add(onto, &product),
+        let product = product.with_bias(self.bias)?;
+        match self.residual {
+            Some(residual) => residual.add(&product),
             None => Ok(product),
         }
     }
 
-    fn on_device(&self) -> Result<DeviceSum<'a>> {
-        let Matrix::Device(matrix) = &*self.matrix.0 else { return Err(mixed()) };
+    fn on_device(&self) -> Result<DeviceLinearCall<'a>> {
+        let Matrix::Device(weight) = &*self.weight.0 else { return Err(mixed()) };
         let there = |tensor: &'a Tensor| tensor.on_device().ok_or_else(mixed);
-        Ok(DeviceSum {
-            matrix,
+        Ok(DeviceLinearCall {
+            weight,
             bias: self.bias.map(there).transpose()?,
-            onto: self.onto.map(there).transpose()?,
+            residual: self.residual.map(there).transpose()?,
         })
     }
 }
 
-fn mixed() -> Error {
-    Error::failure("rows and weights are on different devices; please report this")
-}
-
 impl HostMatrix {
     /// The products of several matrices with the same rows.
-    fn multiply(matrices: &[&Self], x: &Tensor, exact: bool) -> Result<Vec<Tensor>> {
+    fn multiply(matrices: &[&Self], x: &Tensor, mode: LinearMode) -> Result<Vec<Tensor>> {
         let rows = x.rows();
-        let precision = if exact { Precision::Exact } else { Precision::Fast };
         let mut outputs: Vec<Vec<f32>> =
             matrices.iter().map(|matrix| vec![0.0; rows * matrix.rows]).collect();
         with_f32(x, |x| {
@@ -255,7 +265,7 @@ impl HostMatrix {
                 .zip(&mut outputs)
                 .map(|(matrix, output)| Product { weights: matrix.weights(), output })
                 .collect();
-            multiply(x, rows, &mut products, precision);
+            multiply(x, mode.rows.unwrap_or(rows.into()), &mut products, mode.compute);
         })?;
         let shaped = outputs.into_iter().zip(matrices);
         shaped.map(|(output, matrix)| Tensor::from_vec(output, &[rows, matrix.rows])).collect()
@@ -272,7 +282,7 @@ impl HostMatrix {
 }
 
 /// Blocks of `elements` weights in f32.
-pub(super) fn dequantized(blocks: &[u8], format: Format, elements: usize) -> Vec<f32> {
+pub(super) fn dequantized(blocks: &[u8], format: WeightFormat, elements: usize) -> Vec<f32> {
     let mut widened = vec![0.0; elements];
     format.dequantize(blocks, &mut widened);
     widened
@@ -325,18 +335,18 @@ mod tests {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/block-types/blocks.gguf");
         let file = GgufFile::open(&path).unwrap();
         let names: Vec<&str> = file.names().into_iter().filter(|name| !name.ends_with(".f32")).collect();
-        let formats: Vec<Format> =
+        let formats: Vec<WeightFormat> =
             names.iter().map(|name| file.tensor(name, false).unwrap().format).collect();
-        assert!(Format::ALL.iter().all(|format| formats.contains(format)), "{names:?}");
+        assert!(WeightFormat::ALL.iter().all(|format| formats.contains(format)), "{names:?}");
         for name in names {
             let ((kept, expected), (widened, _)) = (fixture(&file, name, true), fixture(&file, name, false));
             let (rows, columns) = kept.rows_and_columns();
             for linear in [&kept, &widened] {
-                for (at, (found, expected)) in
+                for (at, (actual, expected)) in
                     numbers(&linear.to_tensor().unwrap()).iter().zip(&expected).enumerate()
                 {
                     let ulp = expected.abs() * f32::EPSILON;
-                    assert!((found - expected).abs() <= ulp, "{name} {at}: {found} {expected}");
+                    assert!((actual - expected).abs() <= ulp, "{name} {at}: {actual} {expected}");
                 }
             }
             let value = |i: usize| (i * 7919 % 1009) as f32 / 504.5 - 1.0;
@@ -345,16 +355,16 @@ mod tests {
             let w = Tensor::from_vec(expected.clone(), &[rows, columns]).unwrap().to_host().unwrap();
             let product = Tensor::from(x.to_host().unwrap().matmul(&w.t().unwrap()).unwrap());
             let scale = numbers(&product).iter().fold(0f32, |most, x| most.max(x.abs()));
-            let close = |found: &Tensor, expected: &Tensor, tolerance: f32| {
-                for (a, b) in numbers(found).iter().zip(numbers(expected)) {
+            let close = |actual: &Tensor, expected: &Tensor, tolerance: f32| {
+                for (a, b) in numbers(actual).iter().zip(numbers(expected)) {
                     assert!((a - b).abs() < tolerance * scale, "{name}: {a} {b}");
                 }
             };
-            close(&kept.forward(&x, true).unwrap(), &product, 1e-5);
-            close(&kept.forward(&x, false).unwrap(), &product, 1e-2);
-            close(&widened.forward(&x, false).unwrap(), &product, 1e-5);
+            close(&kept.forward(&x, ComputeType::F32).unwrap(), &product, 1e-5);
+            close(&kept.forward(&x, ComputeType::Bf16).unwrap(), &product, 1e-2);
+            close(&widened.forward(&x, ComputeType::Bf16).unwrap(), &product, 1e-5);
             let row = x.narrow(1, 1).unwrap();
-            close(&kept.forward(&row, false).unwrap(), &product.narrow(1, 1).unwrap(), 1e-4);
+            close(&kept.forward(&row, ComputeType::Bf16).unwrap(), &product.narrow(1, 1).unwrap(), 1e-4);
             let last = rows as u32 - 1;
             let read = numbers(&Embedding(kept).forward(&[last, 0, last]).unwrap());
             let all = numbers(&widened.to_tensor().unwrap());
@@ -371,8 +381,8 @@ mod tests {
     #[test]
     fn tokens_and_shapes_that_do_not_fit_are_refused() {
         let blocks = [0; 4 * 6];
-        let linear = Linear::from_blocks(&blocks, Format::F32, (2, 3), true);
+        let linear = Linear::from_blocks(&blocks, WeightFormat::F32, (2, 3), true);
         assert!(linear.rows(&[2]).unwrap_err().to_string().contains("token 2"));
-        assert!(linear.forward(&Tensor::from_vec(vec![0.0; 4], &[1, 4]).unwrap(), true).is_err());
+        assert!(linear.forward(&Tensor::from_vec(vec![0.0; 4], &[1, 4]).unwrap(), ComputeType::F32).is_err());
     }
 }

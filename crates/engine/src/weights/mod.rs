@@ -1,4 +1,4 @@
-//! Weights: where they come from (GGUF or safetensors, memory-mapped, or random) and how they multiply.
+//! Weights: their sources (GGUF or safetensors files, memory-mapped, or random numbers) and their products.
 
 mod bytes;
 mod file;
@@ -11,7 +11,7 @@ mod random;
 mod safetensors;
 
 pub use gguf::GgufFile;
-pub(crate) use linear::Sum;
+pub(crate) use linear::{LinearCall, LinearMode};
 pub use linear::{Embedding, Linear};
 pub(crate) use place::Place;
 pub use random::{RandomWeights, ShapeWeights};
@@ -21,14 +21,14 @@ use crate::Result;
 use candle_core::Tensor;
 use serde::{Deserialize, Serialize};
 
-/// In which precision weights are kept and multiplied.
+/// The precision in which weights are kept and multiplied.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum WeightsPrecision {
     /// As the file has them; several rows at once may be multiplied in bf16.
     #[default]
     Native,
-    /// Dequantised at load, computed in f32: the mode for figures that are compared with others.
+    /// Dequantised to f32 at load and multiplied in f32: for figures that are compared with other programs.
     F32,
 }
 
@@ -47,7 +47,7 @@ impl WeightsPrecision {
     }
 }
 
-/// A weight, by what it does; each family and file format has its own name for it.
+/// A weight by its role; families and file formats have their own names for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Weight {
     /// Token embedding, `[V, d]`.
@@ -95,7 +95,7 @@ pub enum Weight {
 }
 
 impl Weight {
-    /// Whether it is the learned scale of a norm.
+    /// Whether it is the weight of a norm.
     pub(crate) fn is_norm(self) -> bool {
         use Weight as W;
         matches!(
@@ -113,12 +113,12 @@ impl Weight {
 
 /// What weights are read from.
 ///
-/// Query and key rows come out in rotate-half order (element i is paired with i + head_dim/2), whatever the file has.
+/// Query and key rows are in rotate-half order (element i is paired with i + head_dim/2), whatever their order in the file.
 pub trait WeightSource {
-    /// A matrix `[rows, columns]` that multiplies.
+    /// A matrix `[rows, columns]`.
     ///
     /// # Errors
-    /// [`crate::Error::Input`] naming the file where the weight is missing, of another shape or cut short.
+    /// [`crate::Error::MalformedFile`] where the weight is missing, of another shape or cut short.
     fn linear(&self, weight: Weight, shape: (usize, usize), precision: WeightsPrecision) -> Result<Linear>;
 
     /// A vector of `len` elements in f32.
@@ -130,15 +130,15 @@ pub trait WeightSource {
     /// The bias that goes with a matrix or norm, of `len` elements in f32, where there is one.
     ///
     /// # Errors
-    /// As [`WeightSource::linear`], but that it may be missing.
+    /// As [`WeightSource::linear`], but it may be missing.
     fn bias(&self, weight: Weight, len: usize) -> Result<Option<Tensor>>;
 
     /// Whether the file has the weight.
     fn has(&self, weight: Weight) -> bool;
 
-    /// That no tensor was left over, which would be a part of the model that is not run.
+    /// Checks that every tensor was read: an unread one is a part of the model that would not run.
     ///
     /// # Errors
-    /// [`crate::Error::Input`] naming the file and a tensor that was not asked for.
+    /// [`crate::Error::MalformedFile`] naming a tensor that was not read.
     fn check_all_read(&self) -> Result<()>;
 }

@@ -1,23 +1,23 @@
 //! A matrix in a GPU's memory.
 //!
-//! Few rows meet the weights as the file has them. Many rows are multiplied by cuBLAS: rows in bf16 with weights in bf16,
-//! and f32 rows with f32 weights or, where the weights are bf16, as the sum of three bf16 parts, which is exact. Weights of
-//! another type are unpacked for it, one stretch of a matrix after the other.
+//! Few rows are multiplied by the weights as they are in the file. Many rows are multiplied by cuBLAS: bf16 rows by bf16
+//! weights; f32 rows by f32 weights, or by bf16 weights as the sum of three bf16 products, which is exact. Weights of other
+//! types are dequantised first, one part of a matrix after the other.
 
 use crate::tensor::{DeviceTensor, Tensor};
 use crate::{Error, Result};
-use layerscope_kernels::cuda::{Buffer, Device, Element, Numbers, Product};
+use layerscope_kernels::cuda::{Buffer, Device, Element, Gemm, Numbers};
 use layerscope_kernels::matmul::cuda::{self, FEW_ROWS, RowProduct};
-use layerscope_kernels::matmul::{Format, Weights};
+use layerscope_kernels::matmul::{WeightFormat, Weights};
 use layerscope_kernels::{Activation, elementwise};
 
-/// Bytes of a matrix that are unpacked at once: bounds the memory for it, and keeps products large.
+/// Bytes of a matrix that are dequantised at once: bounds the memory and keeps products large.
 const UNPACKED_BYTES: usize = 256 << 20;
 
 /// W `[rows, columns]`.
 pub(super) struct DeviceMatrix {
     data: Buffer,
-    format: Format,
+    format: WeightFormat,
     rows: usize,
     columns: usize,
 }
@@ -46,9 +46,9 @@ impl DeviceMatrix {
         self.data.device()
     }
 
-    fn weights(&self) -> cuda::Weights<'_> {
+    fn weights(&self) -> cuda::DeviceWeights<'_> {
         let Self { format, rows, columns, .. } = *self;
-        cuda::Weights { data: &self.data, offset: 0, format, rows, columns }
+        cuda::DeviceWeights { data: &self.data, offset: 0, format, rows, columns }
     }
 
     /// Rows by index (u32 `[count]` on the device), in f32.
@@ -65,41 +65,41 @@ impl DeviceMatrix {
         Ok(all)
     }
 
-    /// The products of several matrices with the same rows `x [rows, columns]`, in the type of x but for few rows.
-    pub(super) fn multiply(sums: &[DeviceSum<'_>], x: &DeviceTensor) -> Result<Vec<Tensor>> {
+    /// The products of several matrices with the same rows `x [rows, columns]`, in the type of x; few rows in f32.
+    pub(super) fn multiply(calls: &[DeviceLinearCall<'_>], x: &DeviceTensor) -> Result<Vec<Tensor>> {
         let rows = x.dims()[0];
         let few = rows <= FEW_ROWS;
         let element = if few { Element::F32 } else { x.element() };
-        let outputs = sums
+        let outputs = calls
             .iter()
-            .map(|sum| DeviceTensor::undefined(x.device(), element, &[rows, sum.matrix.rows]))
+            .map(|call| DeviceTensor::undefined(x.device(), element, &[rows, call.weight.rows]))
             .collect::<Result<Vec<_>>>()?;
         if few {
-            let products = sums.iter().zip(&outputs).map(|(sum, output)| RowProduct {
-                weights: sum.matrix.weights(),
-                bias: sum.bias.map(DeviceTensor::numbers),
-                add: sum.onto.map(DeviceTensor::numbers),
+            let products = calls.iter().zip(&outputs).map(|(call, output)| RowProduct {
+                weights: call.weight.weights(),
+                bias: call.bias.map(DeviceTensor::numbers),
+                add: call.residual.map(DeviceTensor::numbers),
                 output: output.numbers(),
             });
             let x = x.in_type(Element::F32)?;
             cuda::multiply_rows(x.numbers(), rows, &products.collect::<Vec<_>>())?;
             return Ok(outputs.into_iter().map(Tensor::from).collect());
         }
-        let x = Rows::new(x)?;
-        let finished = sums.iter().zip(outputs).map(|(sum, output)| {
-            sum.matrix.multiply_many(&x, &output)?;
-            if let Some(bias) = sum.bias {
+        let x = InputRows::new(x)?;
+        let finished = calls.iter().zip(outputs).map(|(call, output)| {
+            call.weight.multiply_many(&x, &output)?;
+            if let Some(bias) = call.bias {
                 elementwise::cuda::add_bias(output.numbers(), bias.numbers())?;
             }
-            let Some(onto) = sum.onto else { return Ok(output.into()) };
+            let Some(residual) = call.residual else { return Ok(output.into()) };
             let total = DeviceTensor::undefined(output.device(), Element::F32, output.dims())?;
-            elementwise::cuda::add(onto.numbers(), output.numbers(), total.numbers())?;
+            elementwise::cuda::add(residual.numbers(), output.numbers(), total.numbers())?;
             Ok(total.into())
         });
         finished.collect()
     }
 
-    /// f(x·Gᵀ) · (x·Uᵀ) in one pass, for few rows and matrices of one type.
+    /// f(x·Gᵀ) · (x·Uᵀ) in one kernel, for few rows and matrices of one type.
     pub(super) fn multiply_gated(
         activation: Activation,
         [gate, up]: [&Self; 2],
@@ -116,13 +116,15 @@ impl DeviceMatrix {
         Ok(Some(output.into()))
     }
 
-    fn multiply_many(&self, x: &Rows<'_>, output: &DeviceTensor) -> Result<()> {
+    fn multiply_many(&self, x: &InputRows<'_>, output: &DeviceTensor) -> Result<()> {
         match (x.tensor.element(), self.format) {
-            (Element::Bf16, Format::BF16) => x.multiply(x.tensor.numbers(), self.all(), output, 0, false),
-            (Element::F32, Format::F32) => x.multiply(x.tensor.numbers(), self.all(), output, 0, false),
-            (Element::F32, Format::BF16) => {
+            (Element::Bf16, WeightFormat::BF16) => {
+                x.multiply(x.tensor.numbers(), self.all(), output, 0, false)
+            }
+            (Element::F32, WeightFormat::F32) => x.multiply(x.tensor.numbers(), self.all(), output, 0, false),
+            (Element::F32, WeightFormat::BF16) => {
                 let parts = x.parts()?;
-                // The smallest first, so that little is lost where the sums are small.
+                // The smallest part first, to lose little precision.
                 for (index, part) in parts.iter().rev().enumerate() {
                     x.multiply(part.numbers(), self.all(), output, 0, index > 0)?;
                 }
@@ -132,17 +134,17 @@ impl DeviceMatrix {
         }
     }
 
-    /// W as it is, where it is floats.
+    /// W, where it is f32 or bf16.
     fn all(&self) -> Numbers<'_> {
-        let element = if self.format == Format::F32 { Element::F32 } else { Element::Bf16 };
+        let element = if self.format == WeightFormat::F32 { Element::F32 } else { Element::Bf16 };
         Numbers::new(&self.data, element, 0, self.rows * self.columns)
     }
 
-    fn multiply_unpacked(&self, x: &Rows<'_>, element: Element, output: &DeviceTensor) -> Result<()> {
-        // Whole tiles of a product, each of whose parts of the output begins where 16 bytes can be written at once.
+    fn multiply_unpacked(&self, x: &InputRows<'_>, element: Element, output: &DeviceTensor) -> Result<()> {
+        // Whole tiles, so that each part of the output begins at a multiple of 16 bytes.
         let fitting = UNPACKED_BYTES / (self.columns * element.bytes());
         let at_once = (fitting / 64 * 64).max(64).min(self.rows);
-        // A product with a stretch of W is columns of the output, so that all of W goes at once unless it is too large.
+        // A product with a part of W gives columns of the output. All of W at once, unless it is too large.
         if at_once == self.rows {
             let unpacked = DeviceTensor::undefined(self.device(), element, &[self.rows, self.columns])?;
             cuda::dequantize(&self.weights(), 0, self.rows, unpacked.numbers())?;
@@ -160,24 +162,27 @@ impl DeviceMatrix {
     }
 }
 
-/// A product with what is added to it, as [`super::Sum`].
-pub(super) struct DeviceSum<'a> {
-    pub(super) matrix: &'a DeviceMatrix,
+/// One linear layer, as [`super::LinearCall`].
+pub(super) struct DeviceLinearCall<'a> {
+    pub(super) weight: &'a DeviceMatrix,
     pub(super) bias: Option<&'a DeviceTensor>,
-    pub(super) onto: Option<&'a DeviceTensor>,
+    pub(super) residual: Option<&'a DeviceTensor>,
 }
 
-/// Rows that meet several matrices.
-struct Rows<'a> {
+/// Rows that several matrices multiply.
+struct InputRows<'a> {
+    /// `[rows, inputs]`.
     tensor: &'a DeviceTensor,
+    rows: usize,
+    inputs: usize,
     parts: std::cell::OnceCell<[DeviceTensor; 3]>,
 }
 
-impl<'a> Rows<'a> {
+impl<'a> InputRows<'a> {
     fn new(tensor: &'a DeviceTensor) -> Result<Self> {
         match tensor.dims() {
-            [_, _] => Ok(Self { tensor, parts: std::cell::OnceCell::new() }),
-            dims => Err(Error::failure(format!("a tensor of {dims:?} is not rows; please report this"))),
+            &[rows, inputs] => Ok(Self { tensor, rows, inputs, parts: std::cell::OnceCell::new() }),
+            dims => Err(Error::misuse(format!("a tensor of {dims:?} is not rows"))),
         }
     }
 
@@ -201,11 +206,12 @@ impl<'a> Rows<'a> {
         first: usize,
         accumulate: bool,
     ) -> Result<()> {
-        let &[rows, inputs] = self.tensor.dims() else { unreachable!("checked by new") };
-        let outputs = weights.len() / inputs;
-        let columns = output.dims()[1];
-        assert!(x.len() == rows * inputs && first + outputs <= columns, "sizes of a product");
-        let product = Product {
+        let Self { rows, inputs, .. } = *self;
+        let (outputs, columns) = (weights.len() / inputs.max(1), output.elements() / rows.max(1));
+        if x.len() != rows * inputs || first + outputs > columns {
+            return Err(Error::misuse("sizes of a product do not agree"));
+        }
+        let product = Gemm {
             x: x.address(),
             weights: weights.address(),
             inputs_in: x.element(),

@@ -7,7 +7,7 @@ use super::{Linear, Weight, WeightSource, WeightsPrecision};
 use crate::{Error, ModelConfig, Result};
 use candle_core::{DType, Device, Tensor};
 use half::f16;
-use layerscope_kernels::matmul::Format;
+use layerscope_kernels::matmul::WeightFormat;
 use rayon::prelude::*;
 use std::fmt;
 
@@ -77,14 +77,14 @@ impl ShapeWeights {
     }
 
     /// The block type of a matrix.
-    fn format(self, weight: Weight, columns: usize, config: &ModelConfig) -> Format {
+    fn format(self, weight: Weight, columns: usize, config: &ModelConfig) -> WeightFormat {
         match self {
-            Self::Q4_0 => Format::Q4_0,
-            Self::Q4_1 => Format::Q4_1,
-            Self::Q8_0 => Format::Q8_0,
-            Self::F16 => Format::F16,
-            Self::Bf16 => Format::BF16,
-            Self::F32 => Format::F32,
+            Self::Q4_0 => WeightFormat::Q4_0,
+            Self::Q4_1 => WeightFormat::Q4_1,
+            Self::Q8_0 => WeightFormat::Q8_0,
+            Self::F16 => WeightFormat::F16,
+            Self::Bf16 => WeightFormat::BF16,
+            Self::F32 => WeightFormat::F32,
             Self::Q4KM => {
                 let more_bits = match weight {
                     Weight::Unembedding => true,
@@ -93,10 +93,10 @@ impl ShapeWeights {
                     _ => false,
                 };
                 match (more_bits, columns.is_multiple_of(256)) {
-                    (true, true) => Format::Q6K,
-                    (true, false) => Format::Q8_0,
-                    (false, true) => Format::Q4K,
-                    (false, false) => Format::Q5_0,
+                    (true, true) => WeightFormat::Q6K,
+                    (true, false) => WeightFormat::Q8_0,
+                    (false, true) => WeightFormat::Q4K,
+                    (false, false) => WeightFormat::Q5_0,
                 }
             }
         }
@@ -177,27 +177,27 @@ enum Scale {
 ///
 /// The multiples are 1 over the standard deviation of the quants: uniform on 0 … 2^b − 1 for b bits, and times their
 /// own scales in K-quants. Offsets centre them where quants are not centred by themselves.
-fn scale(format: Format) -> Scale {
+fn scale(format: WeightFormat) -> Scale {
     const Q4: f32 = 1.0 / 4.61;
     const Q4_K: f32 = 1.0 / 258.3;
     match format {
-        Format::Q4_0 => Scale::Halves(&[(0, Q4)]),
-        Format::Q4_1 => Scale::Halves(&[(0, Q4), (2, -7.5 * Q4)]),
-        Format::Q5_0 => Scale::Halves(&[(0, 1.0 / 9.23)]),
-        Format::Q8_0 => Scale::Halves(&[(0, 1.0 / 73.9)]),
+        WeightFormat::Q4_0 => Scale::Halves(&[(0, Q4)]),
+        WeightFormat::Q4_1 => Scale::Halves(&[(0, Q4), (2, -7.5 * Q4)]),
+        WeightFormat::Q5_0 => Scale::Halves(&[(0, 1.0 / 9.23)]),
+        WeightFormat::Q8_0 => Scale::Halves(&[(0, 1.0 / 73.9)]),
         // d, d_min, then 6-bit scales and minima: d·scale·q − d_min·minimum.
-        Format::Q4K => Scale::Halves(&[(0, Q4_K), (2, 7.5 * Q4_K)]),
+        WeightFormat::Q4K => Scale::Halves(&[(0, Q4_K), (2, 7.5 * Q4_K)]),
         // d comes last, after quants and 8-bit scales.
-        Format::Q6K => Scale::Halves(&[(208, 1.0 / 1365.7)]),
-        Format::F16 => Scale::Exponent { mantissa: 10, exponent: 5 },
-        Format::BF16 => Scale::Exponent { mantissa: 7, exponent: 8 },
-        Format::F32 => Scale::Exponent { mantissa: 23, exponent: 8 },
+        WeightFormat::Q6K => Scale::Halves(&[(208, 1.0 / 1365.7)]),
+        WeightFormat::F16 => Scale::Exponent { mantissa: 10, exponent: 5 },
+        WeightFormat::BF16 => Scale::Exponent { mantissa: 7, exponent: 8 },
+        WeightFormat::F32 => Scale::Exponent { mantissa: 23, exponent: 8 },
         other => unreachable!("no shape has {other:?} weights"),
     }
 }
 
 /// Blocks of `elements` random weights with standard deviation about `deviation`.
-fn random_blocks(format: Format, elements: usize, deviation: f32, seed: u64) -> Vec<u8> {
+fn random_blocks(format: WeightFormat, elements: usize, deviation: f32, seed: u64) -> Vec<u8> {
     let (block_elements, block_bytes) = format.block();
     let scale = scale(format);
     let mut blocks = vec![0; elements / block_elements * block_bytes];
@@ -262,7 +262,7 @@ mod tests {
 
     #[test]
     fn every_block_type_has_the_wanted_deviation() {
-        use Format as T;
+        use WeightFormat as T;
         for format in [T::Q4_0, T::Q4_1, T::Q5_0, T::Q8_0, T::Q4K, T::Q6K, T::F16, T::BF16, T::F32] {
             let (rows, columns) = (64, 1_024);
             let deviation = (columns as f32).sqrt().recip();
@@ -305,7 +305,7 @@ mod tests {
     #[test]
     fn the_same_seed_gives_the_same_weights() {
         // More blocks than one task fills.
-        let blocks = |seed| random_blocks(Format::Q4_0, 32 * (BLOCKS_AT_ONCE + 3), 0.1, seed);
+        let blocks = |seed| random_blocks(WeightFormat::Q4_0, 32 * (BLOCKS_AT_ONCE + 3), 0.1, seed);
         assert_eq!(blocks(1), blocks(1));
         assert_ne!(blocks(1), blocks(2));
         // Each task draws its own.
@@ -320,13 +320,13 @@ mod tests {
         let (large, narrow) = (config("llama-3.1-8b"), config("smollm2-135m"));
         let format =
             |weight, columns, config: &ModelConfig| ShapeWeights::Q4KM.format(weight, columns, config);
-        assert_eq!(format(Weight::Unembedding, 4_096, &large), Format::Q6K);
-        assert_eq!(format(Weight::Embedding, 4_096, &large), Format::Q4K);
-        let deep = (0..32).filter(|&l| format(Weight::Down(l), 14_336, &large) == Format::Q6K).count();
+        assert_eq!(format(Weight::Unembedding, 4_096, &large), WeightFormat::Q6K);
+        assert_eq!(format(Weight::Embedding, 4_096, &large), WeightFormat::Q4K);
+        let deep = (0..32).filter(|&l| format(Weight::Down(l), 14_336, &large) == WeightFormat::Q6K).count();
         assert_eq!(deep, 16);
-        assert_eq!(format(Weight::Embedding, 576, &narrow), Format::Q8_0);
-        assert_eq!(format(Weight::Query(0), 576, &narrow), Format::Q5_0);
-        assert_eq!(format(Weight::Down(0), 1_536, &narrow), Format::Q6K);
+        assert_eq!(format(Weight::Embedding, 576, &narrow), WeightFormat::Q8_0);
+        assert_eq!(format(Weight::Query(0), 576, &narrow), WeightFormat::Q5_0);
+        assert_eq!(format(Weight::Down(0), 1_536, &narrow), WeightFormat::Q6K);
     }
 
     #[test]

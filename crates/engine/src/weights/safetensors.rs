@@ -6,7 +6,7 @@ use super::{Weight, WeightSource};
 use crate::family::Family;
 use crate::model::WeightType;
 use crate::{Error, ModelConfig, Result};
-use layerscope_kernels::matmul::Format;
+use layerscope_kernels::matmul::WeightFormat;
 use safetensors::{Dtype, SafeTensors};
 use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
@@ -33,7 +33,7 @@ impl SafetensorsFiles {
     /// `*.safetensors` of the folder.
     ///
     /// # Errors
-    /// [`Error::Input`] where there is none, one is missing, cut short or not a safetensors file.
+    /// [`Error::Io`]; [`Error::MalformedFile`] where there is none, or one is missing, cut short or not a safetensors file.
     pub fn open(folder: &Path) -> Result<Self> {
         let files = list_files(folder)?;
         let mut tensors = HashMap::new();
@@ -79,7 +79,7 @@ impl SafetensorsFiles {
     /// The weights, at the places where the family of a config keeps them.
     ///
     /// # Errors
-    /// [`Error::Input`] on a family that is not known.
+    /// [`Error::UnsupportedFamily`].
     pub fn weights<'a>(&'a self, config: &'a ModelConfig) -> Result<impl WeightSource + 'a> {
         Ok(FileWeights::new(self, config, Family::named(config.family)?.in_hugging_face))
     }
@@ -106,7 +106,7 @@ impl TensorFiles for SafetensorsFiles {
     }
 
     fn name_of(&self, name: &str) -> Option<&str> {
-        // Some checkpoints leave out the first part, which names the model within its wrapper.
+        // Some checkpoints leave out the first part of the name.
         let bare = name.split_once('.').map(|(_, rest)| rest);
         [Some(name), bare]
             .into_iter()
@@ -115,8 +115,7 @@ impl TensorFiles for SafetensorsFiles {
     }
 
     fn tensor(&self, name: &str, wide: bool) -> Result<FileTensor> {
-        let problem =
-            |what: String| Error::input(format!("{}: tensor `{name}` {what}", self.folder.display()));
+        let problem = |what: String| Error::malformed(&self.folder, format_args!("tensor `{name}` {what}"));
         let stored = self.tensors.get(name).ok_or_else(|| problem("is missing".to_owned()))?;
         let shape = stored.shape.clone();
         let elements = shape.iter().try_fold(1usize, |n, &dim| n.checked_mul(dim));
@@ -124,9 +123,9 @@ impl TensorFiles for SafetensorsFiles {
             return Err(problem("is cut short; fetch the file again".to_owned()));
         };
         let format = match stored.dtype {
-            Dtype::F32 => Format::F32,
-            Dtype::F16 => Format::F16,
-            Dtype::BF16 => Format::BF16,
+            Dtype::F32 => WeightFormat::F32,
+            Dtype::F16 => WeightFormat::F16,
+            Dtype::BF16 => WeightFormat::BF16,
             Dtype::F8_E4M3 => return self.float8(name, bytes, shape, wide),
             other => {
                 return Err(problem(format!("is of type {other:?}; known: F32, F16, BF16, F8_E4M3")));
@@ -140,7 +139,7 @@ impl TensorFiles for SafetensorsFiles {
     }
 }
 
-/// Buffers that older checkpoints were saved with, the scales of float8 weights, and what sees pictures.
+/// Buffers of older checkpoints, scales of float8 weights, and vision towers.
 fn is_no_weight(name: &str) -> bool {
     const ENDS: [&str; 9] = [
         ".rotary_emb.inv_freq",
@@ -158,7 +157,7 @@ fn is_no_weight(name: &str) -> bool {
     ENDS.iter().any(|end| name.ends_with(end)) || STARTS.iter().any(|start| name.starts_with(start))
 }
 
-/// The name of a decoder's tensor in a checkpoint that wraps the decoder into a model that also sees pictures.
+/// The name of a decoder's tensor in a multimodal checkpoint.
 fn without_wrapper(name: &str) -> String {
     match name.strip_prefix("model.language_model.") {
         Some(rest) => format!("model.{rest}"),
@@ -168,18 +167,15 @@ fn without_wrapper(name: &str) -> String {
 
 fn open_error(file: &Path, error: &safetensors::SafeTensorError) -> Error {
     let error = error.to_string();
-    Error::input(format!(
-        "{}: damaged or unreadable safetensors file ({}); fetch it again",
-        file.display(),
-        error.lines().next().unwrap_or_default()
-    ))
+    let reason = error.lines().next().unwrap_or_default();
+    Error::malformed(file, format_args!("damaged or unreadable safetensors file ({reason}); fetch it again"))
 }
 
 fn list_files(folder: &Path) -> Result<Vec<PathBuf>> {
     let index = folder.join("model.safetensors.index.json");
     if index.exists() {
         let text = std::fs::read_to_string(&index).map_err(|e| Error::io("read", &index, &e))?;
-        let wrong = |what: &str| Error::input(format!("{}: {what}", index.display()));
+        let wrong = |what: &str| Error::malformed(&index, what);
         let json: serde_json::Value =
             serde_json::from_str(&text).map_err(|e| wrong(&format!("not valid JSON ({e})")))?;
         let map = json.get("weight_map").and_then(|m| m.as_object());
@@ -196,15 +192,12 @@ fn list_files(folder: &Path) -> Result<Vec<PathBuf>> {
         }
         let files: Vec<PathBuf> = names.into_iter().map(|name| folder.join(name)).collect();
         if let Some(missing) = files.iter().find(|file| !file.exists()) {
-            return Err(Error::input(format!(
-                "{}: named by {} but absent; fetch it",
-                missing.display(),
-                index.display()
-            )));
+            let problem = format_args!("named by {} but absent; fetch it", index.display());
+            return Err(Error::malformed(missing, problem));
         }
         return Ok(files);
     }
-    // Beside it may lie the same weights in another layout.
+    // The folder may also have the same weights in another layout.
     let single = folder.join("model.safetensors");
     if single.exists() {
         return Ok(vec![single]);
@@ -216,7 +209,7 @@ fn list_files(folder: &Path) -> Result<Vec<PathBuf>> {
         .collect();
     files.sort();
     if files.is_empty() {
-        return Err(Error::input(format!("{}: no .safetensors file in this folder", folder.display())));
+        return Err(Error::malformed(folder, "no .safetensors file in this folder"));
     }
     Ok(files)
 }

@@ -9,7 +9,7 @@ use super::{assert_within, sequence, stepped};
 use candle_core::Tensor as HostTensor;
 use layerscope_engine::{
     Decoder, Depth, HookPoint, Hooks, Interrupt, LayerStatistics, Policy, RevivalCounters, Session, Site,
-    TokenPruning,
+    Tensor, TokenPruning,
 };
 
 use std::cell::RefCell;
@@ -66,7 +66,7 @@ impl Plain {
             for (which, site) in [Site::RotatedQuery, Site::RotatedKey].into_iter().enumerate() {
                 let seen = Rc::clone(&seen);
                 hooks.add(HookPoint { layer: pruning.layer, site }, move |_, x| {
-                    seen.borrow_mut()[index][which] = Some(x.clone());
+                    seen.borrow_mut()[index][which] = Some(Tensor::from_array(x.to_owned())?.to_host()?);
                     Ok(None)
                 });
             }

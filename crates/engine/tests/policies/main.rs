@@ -9,8 +9,8 @@ mod sliminfer;
 mod streaming;
 
 use layerscope_engine::{
-    Arrived, Choice, Decoder, Depth, GenerationEvent, GenerationSettings, HookPoint, Hooks, Interrupt,
-    POLICIES, Policy, PolicyRules, Reach, Session, Site, generate,
+    Arrived, Decoder, Depth, GenerationEvent, GenerationSettings, HookPoint, Hooks, Interrupt,
+    POLICIES, Policy, PolicyRules, Reach, Sampling, Session, Site, generate,
 };
 use proptest::prelude::*;
 #[cfg(target_os = "linux")]
@@ -149,7 +149,7 @@ fn at_all_layers_every_policy_generates_what_the_full_model_does() {
     let layers = TINY.decoder.config().layers;
     let settings = GenerationSettings {
         max_new_tokens: 12,
-        choice: Choice::Greedy,
+        sampling: Sampling::Greedy,
         stop_tokens: &[],
         statistics: false,
     };

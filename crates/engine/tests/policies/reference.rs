@@ -3,7 +3,7 @@
 
 use candle_core::{D, Device, Tensor as HostTensor};
 use layerscope_engine::{
-    Attend, Decoder, Depth, GgufFile, HookPoint, Hooks, Location, ModelConfig, Pass, Result, Site, Tensor,
+    Attend, ComputeType, Decoder, Depth, GgufFile, HookPoint, Hooks, Location, ModelConfig, Pass, Result, SequenceRows, Site, Tensor,
     Weight, WeightSource, WeightsPrecision, gguf_config,
 };
 use std::cell::RefCell;
@@ -131,7 +131,7 @@ fn by_hand(x: &HostTensor, norm: usize, layer: usize) -> [HostTensor; 2] {
     let normed = Tensor::from_vec(normed, &[rows, d]).unwrap();
     let product = |weight| {
         let linear = weights.linear(weight, (width, d), WeightsPrecision::F32).unwrap();
-        linear.forward(&normed, true).unwrap().to_host().unwrap()
+        linear.forward(&normed, ComputeType::F32).unwrap().to_host().unwrap()
     };
     let frequencies = config.rope[layer].as_ref().unwrap().frequencies(1);
     let mut keys = product(Weight::Key(layer)).flatten_all().unwrap().to_vec1::<f32>().unwrap();
@@ -167,15 +167,16 @@ pub(crate) fn whole_run_with(
         let point = HookPoint { layer: projected.from, site: Site::ResidPre };
         let stopped = Rc::clone(&stopped);
         hooks.add(point, move |_, x| {
-            *stopped.borrow_mut() = Some(x.clone());
+            *stopped.borrow_mut() = Some(Tensor::from_array(x.to_owned())?.to_host()?);
             Ok(None)
         });
     }
     let x = decoder.embed(sequence, &positions, &mut hooks).unwrap();
     let mut attend = Masked { reference, stopped };
-    let sequence_len = sequence.len();
+    let sequences = [SequenceRows { rows: sequence.len(), sequence_len: sequence.len() }];
     let (attend, hooks) = (&mut attend, &mut hooks);
-    let mut pass = Pass { attend, hooks, sequence_len, exact: true, rows_on_device: None };
+    let mut pass =
+        Pass { attend, hooks, sequences: &sequences, compute: ComputeType::F32, rows_on_device: None };
     let depth = Depth::of_layers(0..decoder.config().layers);
     let x = decoder.forward(x, &positions, depth, &mut pass).unwrap();
     let decode = x.narrow(p - 1, sequence.len() + 1 - p).unwrap();
@@ -184,6 +185,6 @@ pub(crate) fn whole_run_with(
 
 pub(crate) fn logits(x: &Tensor) -> Vec<Vec<f32>> {
     let positions = vec![0; x.rows()];
-    let logits = TINY.decoder.unembed(x, &positions, &mut Hooks::none(), true).unwrap();
+    let logits = TINY.decoder.unembed(x, &positions, &mut Hooks::none(), ComputeType::F32).unwrap();
     logits.to_host().unwrap().to_vec2().unwrap()
 }

@@ -5,7 +5,7 @@ use super::reference::{Reference, TINY, whole_run_with};
 use super::{assert_within, sequence, stepped};
 use candle_core::Tensor as HostTensor;
 use layerscope_engine::{
-    BlockPruning, HookPoint, Hooks, Interrupt, Policy, Pooling, Session, Site, TransferCounters,
+    BlockPruning, HookPoint, Hooks, Interrupt, Policy, Pooling, Session, Site, Tensor, TransferCounters,
 };
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -105,7 +105,7 @@ impl Plain {
             for (which, site) in [Site::RotatedQuery, Site::RotatedKey].into_iter().enumerate() {
                 let seen = Rc::clone(&seen);
                 hooks.add(HookPoint { layer: pruning.layer, site }, move |_, x| {
-                    seen.borrow_mut()[index][which] = Some(x.clone());
+                    seen.borrow_mut()[index][which] = Some(Tensor::from_array(x.to_owned())?.to_host()?);
                     Ok(None)
                 });
             }

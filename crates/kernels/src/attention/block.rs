@@ -10,12 +10,12 @@ use crate::tile::{COLUMN_ALIGNMENT, accumulate, dot, transpose};
 use pulp::Simd;
 use std::ops::Range;
 
-/// From this many rows on, transposing the keys pays.
+/// From this many rows on, keys are transposed.
 const TRANSPOSE_FROM: usize = 8;
 const LANES: usize = 16;
 
 /// Query rows × the heads of one group. Entry `i` is row `first_row + i / group`, head `kv_head·group + i % group`.
-pub(super) struct Block<'a> {
+pub(super) struct QueryBlock<'a> {
     pub(super) shape: AttentionShape,
     pub(super) queries: Queries<'a>,
     pub(super) kv_head: usize,
@@ -34,7 +34,7 @@ pub(super) struct Tile {
     first_position: usize,
 }
 
-impl<'a> Block<'a> {
+impl<'a> QueryBlock<'a> {
     fn group(&self) -> usize {
         self.shape.query_heads / self.shape.kv_heads
     }
@@ -100,8 +100,8 @@ impl<'a> Block<'a> {
         spans: &'b [KeySpan<'b>],
         tiles: &'b [Tile],
         with_statistics: bool,
-    ) -> Pass<'b> {
-        Pass { block: self, spans, tiles, with_statistics }
+    ) -> TilePass<'b> {
+        TilePass { block: self, spans, tiles, with_statistics }
     }
 
     /// Scores of all entries against a tile into `scores[len, KEY_TILE]`; −∞ where hidden.
@@ -171,7 +171,7 @@ pub(super) struct Partial {
 }
 
 impl Partial {
-    fn empty(block: &Block<'_>) -> Self {
+    fn empty(block: &QueryBlock<'_>) -> Self {
         Self {
             max: vec![f32::NEG_INFINITY; block.len()],
             sum: vec![[0.0; SEGMENTS]; block.len()],
@@ -185,7 +185,7 @@ impl Partial {
         &mut self.output[entry * self.padded_dim..][..self.padded_dim]
     }
 
-    /// Moves an entry to a maximum at least as large as its own.
+    /// Rescales an entry to a maximum at least as large as its own.
     #[inline(always)]
     fn raise_max(&mut self, entry: usize, max: f32) {
         let old = self.max[entry];
@@ -209,8 +209,8 @@ impl Partial {
         }
     }
 
-    /// Joins the states of disjoint key sets, in order.
-    pub(super) fn merge(parts: Vec<Self>, block: &Block<'_>) -> Self {
+    /// Merges the states of disjoint sets of keys, in order.
+    pub(super) fn merge(parts: Vec<Self>, block: &QueryBlock<'_>) -> Self {
         let mut parts = parts.into_iter();
         let mut merged = parts.next().unwrap_or_else(|| Self::empty(block));
         for mut part in parts {
@@ -261,14 +261,14 @@ impl Partial {
     }
 }
 
-pub(super) struct Pass<'a> {
-    block: &'a Block<'a>,
+pub(super) struct TilePass<'a> {
+    block: &'a QueryBlock<'a>,
     spans: &'a [KeySpan<'a>],
     tiles: &'a [Tile],
     with_statistics: bool,
 }
 
-impl Operation for Pass<'_> {
+impl Operation for TilePass<'_> {
     type Output = Partial;
 
     #[inline(always)]
@@ -320,7 +320,7 @@ impl Operation for Pass<'_> {
     }
 }
 
-/// Turns scores into e^{s−max}; their sum, and Σ e^{s−max}(s−max) where asked for.
+/// Replaces scores by e^{s−max}; returns their sum, and Σ e^{s−max}(s−max) where asked for.
 #[inline(always)]
 fn exponentiate<const WEIGHTED: bool>(row: &mut [f32], max: f32) -> (f32, f32) {
     let (mut sum, mut weighted) = ([0f32; LANES], [0f32; LANES]);
@@ -342,7 +342,7 @@ fn exponentiate<const WEIGHTED: bool>(row: &mut [f32], max: f32) -> (f32, f32) {
 
 /// Second pass, once maxima and sums are known: the probability that each key position receives.
 pub(super) struct ReceivedPass<'a> {
-    pub(super) block: &'a Block<'a>,
+    pub(super) block: &'a QueryBlock<'a>,
     pub(super) spans: &'a [KeySpan<'a>],
     pub(super) finished: &'a Partial,
     pub(super) positions: usize,

@@ -1,4 +1,4 @@
-//! Keys and values as they are stored: in f32, or in f16, which takes half the memory and is widened tile by tile.
+//! Keys and values as they are stored: in f32, or in f16, which takes half the memory and is converted tile by tile.
 
 use crate::lanes::{LANES, Lanes, half};
 use std::ops::Range;
@@ -54,7 +54,7 @@ impl<'a> Elements<'a> {
         }
     }
 
-    /// Some of them in f32: where they are, or widened into `buffer`.
+    /// Some of them in f32: where they are, or converted into `buffer`.
     #[inline(always)]
     pub(super) fn widened<'b, L: Lanes>(
         self,

@@ -115,7 +115,7 @@ proptest! {
         let positions = first_position + 1;
         let mut received = Received::new(positions);
         let rows_and_heads = rows * shape.query_heads;
-        let mut statistics = Statistics {
+        let mut statistics = AttentionStatistics {
             mass: vec![[0.0; SEGMENTS]; rows_and_heads],
             entropy: vec![[f32::NAN; SEGMENTS]; rows_and_heads],
         };

@@ -1,4 +1,4 @@
-//! What a GPU and its emulation have in common.
+//! The interface of a GPU and its emulation.
 
 use super::DeviceError;
 use std::ffi::c_void;
@@ -43,7 +43,7 @@ impl Element {
 /// y `[rows, outputs]` = x `[rows, inputs]` · Wᵀ, with W `[outputs, inputs]`; all row-major, sums in f32 (of f32 inputs never
 /// rounded to tf32).
 #[derive(Debug, Clone, Copy)]
-pub struct Product {
+pub struct Gemm {
     /// Address of x.
     pub x: u64,
     /// Address of W.
@@ -81,15 +81,14 @@ pub(super) struct Launch<'a> {
     pub(super) lifetime: std::marker::PhantomData<&'a ()>,
 }
 
-/// What is queued on a device. Addresses are those of allocations that are still there.
+/// The operations of a device. Addresses are those of live allocations.
 pub(super) trait Backend: Send + Sync {
     fn information(&self) -> &DeviceInformation;
     /// Free and whole memory, bytes.
     fn memory(&self) -> Result<(usize, usize)>;
     fn allocate(&self, bytes: usize) -> Result<u64>;
     fn free(&self, address: u64);
-    /// How large memory is that a pool meets a request with: at most an eighth more, so that requests of about the same size
-    /// share memory.
+    /// The size that a pool rounds a request up to: at most an eighth more, so that requests of similar sizes share memory.
     fn pool_bytes(&self, bytes: usize) -> usize {
         let granularity = (bytes.next_power_of_two() / 16).max(512);
         bytes.max(1).next_multiple_of(granularity)
@@ -105,9 +104,9 @@ pub(super) trait Backend: Send + Sync {
     fn copy(&self, from: u64, to: u64, bytes: usize) -> Result<()>;
     fn clear(&self, at: u64, bytes: usize) -> Result<()>;
     fn launch(&self, launch: &Launch<'_>) -> Result<()>;
-    fn multiply(&self, product: &Product) -> Result<()>;
+    fn multiply(&self, product: &Gemm) -> Result<()>;
     fn synchronize(&self) -> Result<()>;
-    /// From here on launches, products and copies are noted instead of run.
+    /// Records launches, products and copies from here on, without running them.
     fn begin_capture(&self) -> Result<()>;
     fn end_capture(&self) -> Result<Box<dyn Captured>>;
 }

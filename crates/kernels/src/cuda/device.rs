@@ -2,7 +2,7 @@
 
 use super::backend::{Backend, Captured, Launch, Result};
 use super::memory::{Buffer, Pool};
-use super::{DeviceError, DeviceInformation, Product};
+use super::{DeviceError, DeviceInformation, Gemm};
 use bytemuck::NoUninit;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -14,7 +14,7 @@ pub struct Device(Arc<Inner>);
 
 struct Inner {
     backend: Box<dyn Backend>,
-    /// The pool that requests are met from comes last.
+    /// The current pool is the last one.
     pools: Mutex<Vec<Pool>>,
     capturing: AtomicBool,
     /// Bytes handed out.
@@ -86,7 +86,7 @@ impl Device {
         }
     }
 
-    /// The kernels on the CPU, slow and thorough, as on a GPU of compute capability 8.0.
+    /// The emulation: kernels on the CPU, as on a GPU of compute capability 8.0.
     #[cfg(feature = "cuda-emulation")]
     pub fn emulated() -> Self {
         Self::emulated_as((8, 0))
@@ -122,7 +122,7 @@ impl Device {
         self.backend().information()
     }
 
-    /// Free and whole memory, bytes; what waits to be handed out again counts as free.
+    /// Free and total memory, bytes; free memory in pools counts as free.
     ///
     /// # Errors
     /// Where the device fails.
@@ -137,17 +137,17 @@ impl Device {
         self.0.allocated.load(Ordering::Relaxed)
     }
 
-    /// The most bytes that were in use at once since [`Self::reset_peak`].
+    /// Most bytes in use at once since [`Self::reset_peak`].
     pub fn peak_bytes(&self) -> usize {
         self.0.peak.load(Ordering::Relaxed)
     }
 
-    /// Begins [`Self::peak_bytes`] anew, from what is in use now.
+    /// Resets [`Self::peak_bytes`] to the bytes in use now.
     pub fn reset_peak(&self) {
         self.0.peak.store(self.allocated_bytes(), Ordering::Relaxed);
     }
 
-    /// Memory for a moment, from the pool; contents undefined.
+    /// Short-lived memory from the pool; contents undefined.
     ///
     /// # Errors
     /// [`DeviceError::OutOfMemory`].
@@ -167,7 +167,7 @@ impl Device {
         Ok(Buffer::new(self.clone(), address, bytes, Some((pool, size))))
     }
 
-    /// Memory to keep, to the byte; contents undefined.
+    /// Long-lived memory of exactly this size; contents undefined.
     ///
     /// # Errors
     /// [`DeviceError::OutOfMemory`].
@@ -208,7 +208,7 @@ impl Device {
         }
     }
 
-    /// Gives what waits in the pools back to the driver, but for the memory of graphs, which they use again.
+    /// Returns the free memory of the pools to the driver, except that of graphs, which they use again.
     fn trim(&self) {
         let pools = self.0.pools.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let pools = pools.iter().filter(|pool| !pool.is_of_graphs());
@@ -260,7 +260,7 @@ impl Device {
     ///
     /// # Safety
     /// The addresses are of buffers as long as the product says.
-    pub unsafe fn multiply(&self, product: &Product) -> Result<()> {
+    pub unsafe fn multiply(&self, product: &Gemm) -> Result<()> {
         if product.rows == 0 || product.outputs == 0 {
             return Ok(());
         }
@@ -285,7 +285,7 @@ impl Device {
         work()
     }
 
-    /// Notes what `work` queues, without running it, as a graph; `memory` must have all that it allocates, as it has after
+    /// Records what `work` queues as a graph, without running it; `memory` must have all that it allocates, as it has after
     /// the same work was run with it. What `work` returns it writes each time that the graph is launched.
     ///
     /// # Errors

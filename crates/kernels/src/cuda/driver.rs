@@ -1,7 +1,7 @@
 //! An NVIDIA GPU through its driver and cuBLAS, both loaded when the first GPU is asked for.
 
 use super::backend::{Backend, Captured, Launch, Result};
-use super::{DeviceError, DeviceInformation, Element, Product};
+use super::{DeviceError, DeviceInformation, Element, Gemm};
 use cudarc::cublas::result as blas;
 use cudarc::cublas::sys as blas_sys;
 use cudarc::driver::result::{self, DriverError};
@@ -16,9 +16,9 @@ static KERNELS: &Aligned<[u8]> = &Aligned(*include_bytes!(concat!(env!("OUT_DIR"
 #[repr(C, align(16))]
 struct Aligned<T: ?Sized>(T);
 
-/// Shared memory that a block has without asking for more.
+/// Shared memory of a block by default.
 const SHARED_BYTES: usize = 48 << 10;
-/// Memory that cuBLAS works in; as much as it takes by itself on Hopper. Given beforehand, so that graphs need none.
+/// Workspace of cuBLAS, as much as it takes by itself on Hopper; allocated beforehand, so that graphs need none.
 const BLAS_BYTES: usize = 32 << 20;
 
 pub(super) struct Driver {
@@ -187,7 +187,7 @@ impl Backend for Driver {
     }
 
     fn free(&self, address: u64) {
-        // Waits for the work that may still use it. An error here would have been told by that work.
+        // Waits for the work that may still use it. That work has reported any error.
         if self.context.enter().is_ok() {
             // SAFETY: made by `allocate`.
             let _ = unsafe {
@@ -275,7 +275,7 @@ impl Backend for Driver {
         }
     }
 
-    fn multiply(&self, product: &Product) -> Result<()> {
+    fn multiply(&self, product: &Gemm) -> Result<()> {
         self.context.enter()?;
         let blas = self.blas.lock().unwrap_or_else(PoisonError::into_inner);
         let size = |n: usize| {

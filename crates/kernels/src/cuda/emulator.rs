@@ -1,7 +1,7 @@
-//! A GPU's kernels on the CPU (`emulator.cpp`): memory is the host's, between pages that nothing may touch.
+//! A GPU's kernels on the CPU (`emulator.cpp`). Device memory is host memory between guard pages.
 
 use super::backend::{Backend, Captured, Launch, Result};
-use super::{DeviceError, DeviceInformation, Element, Product};
+use super::{DeviceError, DeviceInformation, Element, Gemm};
 use half::bf16;
 use std::collections::HashMap;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
@@ -25,7 +25,7 @@ unsafe extern "C" {
     fn layerscope_emulated_free(data: *mut c_void, bytes: usize) -> c_int;
 }
 
-/// What memory holds before it is written: NaN in every type.
+/// The contents of memory before it is written: NaN in every type.
 const POISON: u8 = 0xff;
 /// As much memory as it says it has.
 const MEMORY: usize = 4 << 30;
@@ -56,7 +56,7 @@ enum Work {
         parameters: Vec<u64>,
         bytes: usize,
     },
-    Multiply(Product),
+    Multiply(Gemm),
     Copy {
         from: u64,
         to: u64,
@@ -105,7 +105,7 @@ impl Emulator {
         Ok(())
     }
 
-    /// What waits for the stream, or for the whole GPU, while a graph is captured spoils the graph.
+    /// Waiting for the stream or the GPU during a capture invalidates the graph.
     fn wait(&self, what: &str) -> Result<()> {
         let error = || DeviceError::Failure(format!("{what} while a graph is captured; please report this"));
         match &mut *self.state.captured.lock().unwrap_or_else(PoisonError::into_inner) {
@@ -258,7 +258,7 @@ impl Backend for Emulator {
         self.queue(Work::Launch { kernel, grid, threads, shared_bytes, parameters, bytes })
     }
 
-    fn multiply(&self, product: &Product) -> Result<()> {
+    fn multiply(&self, product: &Gemm) -> Result<()> {
         self.queue(Work::Multiply(*product))
     }
 
@@ -288,8 +288,8 @@ impl Captured for CapturedWork {
 ///
 /// # Safety
 /// The addresses are of memory as long as the product says.
-unsafe fn multiply(product: &Product) -> Result<()> {
-    let Product { rows, inputs, outputs, inputs_in, output_in, output_stride, accumulate, .. } = *product;
+unsafe fn multiply(product: &Gemm) -> Result<()> {
+    let Gemm { rows, inputs, outputs, inputs_in, output_in, output_stride, accumulate, .. } = *product;
     if (inputs_in, output_in) == (Element::F32, Element::Bf16) || inputs == 0 || output_stride < outputs {
         return Err(DeviceError::Failure("cuBLAS has no such product".to_owned()));
     }

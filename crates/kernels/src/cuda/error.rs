@@ -1,20 +1,20 @@
-//! What can go wrong on a GPU.
+//! Errors of GPUs.
 
 use std::fmt;
 
 /// An error of a device, as a sentence.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DeviceError {
-    /// There is no such device, or nothing to run it with; names the mend.
+    /// There is no such device, or no driver for it; the sentence says what to do.
     Unavailable(String),
-    /// It has not so much memory left.
+    /// The device has less free memory than was requested.
     OutOfMemory {
-        /// Bytes that were asked for.
+        /// Bytes that were requested.
         wanted: usize,
         /// Bytes that are free.
         free: usize,
     },
-    /// The driver or a library refused.
+    /// The driver or a library failed.
     Failure(String),
 }
 

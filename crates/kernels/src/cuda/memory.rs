@@ -1,6 +1,6 @@
-//! Device memory: buffers that give themselves back, and pools that keep what is given back for the next who asks.
+//! Device memory: buffers that free themselves on drop, and pools that keep freed memory for the next request.
 //!
-//! Since all work is queued on one stream, memory that is given back can be handed out again at once.
+//! Since all work is queued on one stream, freed memory can be reused at once.
 
 use super::backend::Result;
 use super::device::WeakDevice;
@@ -11,24 +11,24 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Memory on a device, which goes back when dropped.
+/// Memory on a device; freed on drop.
 pub struct Buffer {
     device: Device,
     address: u64,
     bytes: usize,
-    /// The pool it goes back to, with the size that it has there.
+    /// The pool that it returns to, with its size there.
     home: Option<(Pool, usize)>,
 }
 
-/// Memory that was given back, by size. What a [`super::Graph`] uses comes from a pool of its own. Clones are the same
-/// pool; with the last, and the last buffer from it, its memory goes back to the driver.
+/// Freed memory, by size. A [`super::Graph`] has a pool of its own. Clones are the same pool; when the last clone and the last
+/// buffer are dropped, its memory returns to the driver.
 #[derive(Clone)]
 pub struct Pool(Arc<Waiting>);
 
 struct Waiting {
     device: WeakDevice,
     addresses: Mutex<BTreeMap<usize, Vec<u64>>>,
-    /// Whether graphs were captured with it, which use what waits.
+    /// Whether graphs were captured with it, which use its free memory.
     of_graphs: AtomicBool,
 }
 
@@ -43,7 +43,7 @@ impl Pool {
         Self(Arc::new(Waiting { device, addresses: Mutex::default(), of_graphs }))
     }
 
-    /// From here on its memory stays there until the pool itself goes.
+    /// Keeps its memory from here on until the pool is dropped.
     pub(super) fn keep_for_graphs(&self) {
         self.0.of_graphs.store(true, Ordering::Relaxed);
     }

@@ -1,9 +1,9 @@
-//! What memory-bound kernels have in common on the host's side: elements that move in packs of up to 16 bytes
-//! (`packs.cuh`), and kernels by the types of their elements.
+//! Launch sizes of memory-bound kernels: elements move in packs of up to 16 bytes (`packs.cuh`); kernels are named by the types
+//! of their elements.
 
 use super::{Device, Element, Numbers};
 
-/// Blocks that do one thing after the other rather than be more; enough for several waves of any GPU.
+/// Most blocks of a grid, enough for several waves on any GPU; a block may do several items.
 const MOST_BLOCKS_OF_MULTIPROCESSOR: usize = 32;
 /// Blocks that a grid can have in its second dimension.
 const MOST_ROWS_OF_BLOCKS: usize = 65_535;
@@ -70,7 +70,7 @@ impl Packs {
     }
 }
 
-/// A grid whose blocks share out the items of a row, and rows, of which a block may do several.
+/// A grid whose blocks split the items of a row, and rows; a block may do several.
 pub(crate) fn blocks_of_rows(items: usize, threads: usize, rows: usize) -> [usize; 3] {
     [items.div_ceil(threads), rows.min(MOST_ROWS_OF_BLOCKS), 1]
 }

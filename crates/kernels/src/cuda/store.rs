@@ -1,4 +1,4 @@
-//! Rows picked and added by number, keys and values into their cache, and the counters of a decode that counts by itself.
+//! Rows gathered and added by index, keys and values appended to their cache, and the counters of captured decode steps.
 
 #[cfg(all(test, feature = "cuda-emulation"))]
 mod tests;
@@ -163,7 +163,7 @@ pub struct Append<'a> {
     pub to_values: Numbers<'a>,
 }
 
-/// Puts keys and values into their cache. A row whose slot is beyond the capacity is not written. What is too large for bf16
+/// Appends keys and values to their cache. A row whose slot is beyond the capacity is not written. What is too large for bf16
 /// becomes its largest number; NaN stays NaN.
 ///
 /// # Errors

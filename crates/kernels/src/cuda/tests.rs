@@ -1,6 +1,6 @@
 #![allow(clippy::unwrap_used)]
 
-use super::{Buffer, Device, DeviceError, Element, Numbers, Pool, Product};
+use super::{Buffer, Device, DeviceError, Element, Gemm, Numbers, Pool};
 
 fn add(a: &Buffer, b: &Buffer, output: &Buffer) -> Result<(), DeviceError> {
     let [a, b, output] = [a, b, output].map(|buffer| Numbers::all(buffer, Element::F32));
@@ -118,7 +118,7 @@ fn products_are_row_by_row() {
     let x = device.upload(&[1f32, 2.0, 3.0, 4.0]).unwrap();
     let weights = device.upload(&[1f32, 0.0, 0.0, 1.0, 1.0, 1.0]).unwrap();
     let output = device.upload(&[10f32; 6]).unwrap();
-    let product = Product {
+    let product = Gemm {
         x: x.address(),
         weights: weights.address(),
         inputs_in: Element::F32,

@@ -1,5 +1,5 @@
-//! Next-token distributions on a GPU: rows of logits summed up, compared with reference rows, and their most likely tokens.
-//! What is defined beside for the CPU is defined alike; sums are in f64.
+//! Next-token distributions on a GPU: summaries of rows of logits, comparisons with reference rows, and most likely tokens, with
+//! the definitions of [`super`]. Sums are in f64.
 
 #[cfg(all(test, feature = "cuda-emulation"))]
 mod tests;
@@ -17,17 +17,17 @@ const PART_SHARED_BYTES: usize = THREADS / 32 * (3 * size_of::<f64>() + 3 * size
 /// Threads of a block that joins parts, a warp for each row.
 const JOINING_THREADS: usize = 128;
 
-/// What a row of logits comes to.
+/// Summary of a row of logits.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Summary {
-    /// max + ln Σ e^{x − max}: a token's NLL is this less its logit.
+pub struct DistributionSummary {
+    /// max + ln Σ e^{x − max}: a token's NLL is this minus its logit.
     pub log_normaliser: f64,
     /// Σ p ln p, nats.
     pub negative_entropy: f64,
     /// The most likely token, the first of equals.
     pub argmax: u32,
-    /// 1 where no logit is NaN, else 0, and the other numbers mean nothing.
+    /// 1 where no logit is NaN, else 0, and the other numbers are undefined.
     pub finite: u32,
 }
 
@@ -37,28 +37,28 @@ pub struct Summary {
 pub struct ComparisonOnDevice {
     /// KL(reference ‖ row), nats.
     pub kl: f64,
-    /// max + ln Σ e^{x − max} of the row: a token's NLL is this less its logit.
+    /// max + ln Σ e^{x − max} of the row: a token's NLL is this minus its logit.
     pub log_normaliser: f64,
     /// Logit of the token that was asked for.
     pub token_logit: f32,
     /// The row's most likely token, the first of equals.
     pub argmax: u32,
-    /// 1 where no logit of the row is NaN, else 0, and the other numbers mean nothing.
+    /// 1 where no logit of the row is NaN, else 0, and the other numbers are undefined.
     pub finite: u32,
     /// Always 0.
     pub unused: u32,
 }
 
 // SAFETY: plain numbers without padding, all zeros valid.
-unsafe impl Zeroable for Summary {}
+unsafe impl Zeroable for DistributionSummary {}
 // SAFETY: as above.
-unsafe impl Pod for Summary {}
+unsafe impl Pod for DistributionSummary {}
 // SAFETY: as above.
 unsafe impl Zeroable for ComparisonOnDevice {}
 // SAFETY: as above.
 unsafe impl Pod for ComparisonOnDevice {}
 
-/// What a block finds in its part of a row.
+/// The result of a block for its part of a row.
 #[repr(C)]
 struct LogitsPart {
     total: f64,
@@ -101,7 +101,7 @@ struct JoinParameters {
     parts_of_row: u32,
 }
 
-/// Sums up each row of `logits [rows, vocab]`, f32, to `output`: a [`Summary`] for each row.
+/// Sums up each row of `logits [rows, vocab]`, f32, to `output`: a [`DistributionSummary`] for each row.
 ///
 /// # Errors
 /// Where the device fails.
@@ -110,7 +110,7 @@ struct JoinParameters {
 /// If sizes do not agree, or logits are not in f32.
 pub fn summarize(logits: Numbers<'_>, vocab: usize, output: &Buffer) -> Result {
     let rows = rows_of(logits, vocab);
-    assert!(output.bytes() >= rows * size_of::<Summary>(), "a summary for each row");
+    assert!(output.bytes() >= rows * size_of::<DistributionSummary>(), "a summary for each row");
     let task = Task {
         kernels: ["summarize_parts", "summarize_rows"],
         rows,
@@ -142,7 +142,10 @@ pub fn compare(
     output: &Buffer,
 ) -> Result {
     let (reference_rows, rows) = (rows_of(reference, vocab), rows_of(logits, vocab));
-    assert!(summaries.bytes() >= reference_rows * size_of::<Summary>(), "a summary for each reference row");
+    assert!(
+        summaries.bytes() >= reference_rows * size_of::<DistributionSummary>(),
+        "a summary for each reference row"
+    );
     assert!(reference_rows > 0 || rows == 0, "a row to compare with");
     let bytes = rows * size_of::<u32>();
     assert!(of.bytes() >= bytes && tokens.bytes() >= bytes, "a reference row and a token for each row");

@@ -1,5 +1,4 @@
-//! What happens to activations between products, on a GPU: the same as beside on the CPU, in f32 whatever the type that
-//! numbers are kept in.
+//! Operations on activations between products, on a GPU: those of [`super`], computed in f32 whatever the type of the numbers.
 //!
 //! Outputs may be inputs of the same type, and must not overlap them otherwise.
 

@@ -1,21 +1,21 @@
-//! Weights in device memory, as files have them: unpacked, and multiplied by few rows on their way from memory.
+//! Weights in device memory, in the formats of files: dequantised, or multiplied by few rows directly.
 
 mod row;
 
 pub use row::{FEW_ROWS, RowProduct, multiply_rows, multiply_rows_gated};
 
-use super::Format;
+use super::WeightFormat;
 use crate::cuda::{Buffer, Device, DeviceError, Element, Numbers};
 
 /// A weight matrix in device memory, `[rows, columns]`, row-major in blocks along the columns.
 #[derive(Clone, Copy)]
-pub struct Weights<'a> {
+pub struct DeviceWeights<'a> {
     /// Where its bytes are.
     pub data: &'a Buffer,
-    /// How many bytes before it there are; so many that it begins at a multiple of [`alignment`] of its format.
+    /// Bytes before the matrix; it begins at a multiple of [`alignment`] of its format.
     pub offset: usize,
     /// What the bytes are.
-    pub format: Format,
+    pub format: WeightFormat,
     /// Outputs.
     pub rows: usize,
     /// Inputs; whole blocks.
@@ -24,13 +24,13 @@ pub struct Weights<'a> {
 
 /// What the address of a matrix must be a multiple of: the largest power of two up to 16 that the length of a block is, so
 /// that every block begins at a multiple of it.
-pub const fn alignment(format: Format) -> usize {
+pub const fn alignment(format: WeightFormat) -> usize {
     let bytes = format.block().1;
     let power = 1 << bytes.trailing_zeros();
     if power < 16 { power } else { 16 }
 }
 
-impl Weights<'_> {
+impl DeviceWeights<'_> {
     /// Bytes of one row.
     pub fn row_bytes(&self) -> usize {
         self.format.bytes(self.columns)
@@ -55,33 +55,33 @@ impl Weights<'_> {
 macro_rules! kernel {
     ($prefix:literal, $format:expr) => {
         match $format {
-            Format::F32 => concat!($prefix, "f32"),
-            Format::F16 => concat!($prefix, "f16"),
-            Format::BF16 => concat!($prefix, "bf16"),
-            Format::Q4_0 => concat!($prefix, "q4_0"),
-            Format::Q4_1 => concat!($prefix, "q4_1"),
-            Format::Q5_0 => concat!($prefix, "q5_0"),
-            Format::Q5_1 => concat!($prefix, "q5_1"),
-            Format::Q8_0 => concat!($prefix, "q8_0"),
-            Format::Q8_1 => concat!($prefix, "q8_1"),
-            Format::IQ4NL => concat!($prefix, "iq4_nl"),
-            Format::MXFP4 => concat!($prefix, "mxfp4"),
-            Format::Q2K => concat!($prefix, "q2_k"),
-            Format::Q3K => concat!($prefix, "q3_k"),
-            Format::Q4K => concat!($prefix, "q4_k"),
-            Format::Q5K => concat!($prefix, "q5_k"),
-            Format::Q6K => concat!($prefix, "q6_k"),
-            Format::Q8K => concat!($prefix, "q8_k"),
-            Format::IQ4XS => concat!($prefix, "iq4_xs"),
-            Format::IQ3XXS => concat!($prefix, "iq3_xxs"),
-            Format::IQ3S => concat!($prefix, "iq3_s"),
-            Format::IQ2XXS => concat!($prefix, "iq2_xxs"),
-            Format::IQ2XS => concat!($prefix, "iq2_xs"),
-            Format::IQ2S => concat!($prefix, "iq2_s"),
-            Format::IQ1S => concat!($prefix, "iq1_s"),
-            Format::IQ1M => concat!($prefix, "iq1_m"),
-            Format::TQ1_0 => concat!($prefix, "tq1_0"),
-            Format::TQ2_0 => concat!($prefix, "tq2_0"),
+            WeightFormat::F32 => concat!($prefix, "f32"),
+            WeightFormat::F16 => concat!($prefix, "f16"),
+            WeightFormat::BF16 => concat!($prefix, "bf16"),
+            WeightFormat::Q4_0 => concat!($prefix, "q4_0"),
+            WeightFormat::Q4_1 => concat!($prefix, "q4_1"),
+            WeightFormat::Q5_0 => concat!($prefix, "q5_0"),
+            WeightFormat::Q5_1 => concat!($prefix, "q5_1"),
+            WeightFormat::Q8_0 => concat!($prefix, "q8_0"),
+            WeightFormat::Q8_1 => concat!($prefix, "q8_1"),
+            WeightFormat::IQ4NL => concat!($prefix, "iq4_nl"),
+            WeightFormat::MXFP4 => concat!($prefix, "mxfp4"),
+            WeightFormat::Q2K => concat!($prefix, "q2_k"),
+            WeightFormat::Q3K => concat!($prefix, "q3_k"),
+            WeightFormat::Q4K => concat!($prefix, "q4_k"),
+            WeightFormat::Q5K => concat!($prefix, "q5_k"),
+            WeightFormat::Q6K => concat!($prefix, "q6_k"),
+            WeightFormat::Q8K => concat!($prefix, "q8_k"),
+            WeightFormat::IQ4XS => concat!($prefix, "iq4_xs"),
+            WeightFormat::IQ3XXS => concat!($prefix, "iq3_xxs"),
+            WeightFormat::IQ3S => concat!($prefix, "iq3_s"),
+            WeightFormat::IQ2XXS => concat!($prefix, "iq2_xxs"),
+            WeightFormat::IQ2XS => concat!($prefix, "iq2_xs"),
+            WeightFormat::IQ2S => concat!($prefix, "iq2_s"),
+            WeightFormat::IQ1S => concat!($prefix, "iq1_s"),
+            WeightFormat::IQ1M => concat!($prefix, "iq1_m"),
+            WeightFormat::TQ1_0 => concat!($prefix, "tq1_0"),
+            WeightFormat::TQ2_0 => concat!($prefix, "tq2_0"),
         }
     };
 }
@@ -99,7 +99,7 @@ struct Chunk {
 }
 
 impl Chunk {
-    fn of(format: Format) -> Self {
+    fn of(format: WeightFormat) -> Self {
         let (elements, bytes) = format.block();
         let columns = if elements == 1 { 64 * 16 / bytes } else { 1024 };
         let bytes = columns / elements * bytes;
@@ -135,7 +135,7 @@ struct DequantizeParameters {
 /// # Panics
 /// If sizes do not agree.
 pub fn dequantize(
-    weights: &Weights<'_>,
+    weights: &DeviceWeights<'_>,
     first: usize,
     count: usize,
     output: Numbers<'_>,
@@ -153,7 +153,7 @@ pub fn dequantize(
 /// # Panics
 /// As [`dequantize`].
 pub fn dequantize_rows(
-    weights: &Weights<'_>,
+    weights: &DeviceWeights<'_>,
     ids: &Buffer,
     count: usize,
     output: Numbers<'_>,
@@ -168,7 +168,7 @@ enum Wanted<'a> {
 }
 
 fn unpack(
-    weights: &Weights<'_>,
+    weights: &DeviceWeights<'_>,
     wanted: Wanted<'_>,
     count: usize,
     output: Numbers<'_>,

@@ -1,9 +1,9 @@
-//! The product of one row of W with one row of activations, straight from blocks.
+//! The product of one row of W with one row of activations, without dequantising the row first.
 //!
 //! Σ w·x = Σ_groups scale·Σ q·x + offset·Σ x: the sums of x are the same for every row of W and made once; what is left for
 //! each group is its product with the quants and one for its scale.
 
-use super::Format;
+use super::WeightFormat;
 use super::blocks::{Block32, Block256, Offset};
 use super::format::by_block;
 use crate::lanes::{LANES, Lanes};
@@ -73,7 +73,7 @@ fn eight_by_eight(numbers: &[f32]) -> Vec<f32> {
 
 /// Σ w_i·x_i over a row of whole blocks.
 #[inline(always)]
-pub(super) fn dot<L: Lanes>(l: L, format: Format, row: &[u8], x: &Activations<'_>) -> f32 {
+pub(super) fn dot<L: Lanes>(l: L, format: WeightFormat, row: &[u8], x: &Activations<'_>) -> f32 {
     by_block!(
         format,
         floats => floats(l, format, row, x.x),
@@ -83,7 +83,7 @@ pub(super) fn dot<L: Lanes>(l: L, format: Format, row: &[u8], x: &Activations<'_
 }
 
 #[inline(always)]
-fn floats<L: Lanes>(l: L, format: Format, row: &[u8], x: &[f32]) -> f32 {
+fn floats<L: Lanes>(l: L, format: WeightFormat, row: &[u8], x: &[f32]) -> f32 {
     let (groups, rest) = x.as_chunks::<LANES>();
     let rest_bytes = &row[format.bytes(groups.len() * LANES)..];
     let mut sums = [l.splat(0.0); 4];
@@ -103,8 +103,8 @@ fn floats<L: Lanes>(l: L, format: Format, row: &[u8], x: &[f32]) -> f32 {
         }};
     }
     match format {
-        Format::F32 => sum_up!(load_bytes, 64),
-        Format::F16 => sum_up!(widen_f16, 32),
+        WeightFormat::F32 => sum_up!(load_bytes, 64),
+        WeightFormat::F16 => sum_up!(widen_f16, 32),
         _ => sum_up!(widen_bf16, 32),
     }
     let mut total = l.sum(l.add(l.add(sums[0], sums[1]), l.add(sums[2], sums[3])));

@@ -9,7 +9,7 @@ use half::{bf16, f16};
 /// An element or block type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs)]
-pub enum Format {
+pub enum WeightFormat {
     F32,
     F16,
     BF16,
@@ -44,100 +44,100 @@ pub enum Format {
 macro_rules! by_block {
     ($format:expr, floats => $floats:expr, $Block:ident of 32 => $of_32:expr, of 256 => $of_256:expr) => {
         match $format {
-            Format::F32 | Format::F16 | Format::BF16 => $floats,
-            Format::Q4_0 => {
+            WeightFormat::F32 | WeightFormat::F16 | WeightFormat::BF16 => $floats,
+            WeightFormat::Q4_0 => {
                 type $Block = crate::matmul::blocks::Q4_0;
                 $of_32
             }
-            Format::Q4_1 => {
+            WeightFormat::Q4_1 => {
                 type $Block = crate::matmul::blocks::Q4_1;
                 $of_32
             }
-            Format::Q5_0 => {
+            WeightFormat::Q5_0 => {
                 type $Block = crate::matmul::blocks::Q5_0;
                 $of_32
             }
-            Format::Q5_1 => {
+            WeightFormat::Q5_1 => {
                 type $Block = crate::matmul::blocks::Q5_1;
                 $of_32
             }
-            Format::Q8_0 => {
+            WeightFormat::Q8_0 => {
                 type $Block = crate::matmul::blocks::Q8_0;
                 $of_32
             }
-            Format::Q8_1 => {
+            WeightFormat::Q8_1 => {
                 type $Block = crate::matmul::blocks::Q8_1;
                 $of_32
             }
-            Format::IQ4NL => {
+            WeightFormat::IQ4NL => {
                 type $Block = crate::matmul::blocks::IQ4NL;
                 $of_32
             }
-            Format::MXFP4 => {
+            WeightFormat::MXFP4 => {
                 type $Block = crate::matmul::blocks::MXFP4;
                 $of_32
             }
-            Format::Q2K => {
+            WeightFormat::Q2K => {
                 type $Block = crate::matmul::blocks::Q2K;
                 $of_256
             }
-            Format::Q3K => {
+            WeightFormat::Q3K => {
                 type $Block = crate::matmul::blocks::Q3K;
                 $of_256
             }
-            Format::Q4K => {
+            WeightFormat::Q4K => {
                 type $Block = crate::matmul::blocks::Q4K;
                 $of_256
             }
-            Format::Q5K => {
+            WeightFormat::Q5K => {
                 type $Block = crate::matmul::blocks::Q5K;
                 $of_256
             }
-            Format::Q6K => {
+            WeightFormat::Q6K => {
                 type $Block = crate::matmul::blocks::Q6K;
                 $of_256
             }
-            Format::Q8K => {
+            WeightFormat::Q8K => {
                 type $Block = crate::matmul::blocks::Q8K;
                 $of_256
             }
-            Format::IQ4XS => {
+            WeightFormat::IQ4XS => {
                 type $Block = crate::matmul::blocks::IQ4XS;
                 $of_256
             }
-            Format::IQ3XXS => {
+            WeightFormat::IQ3XXS => {
                 type $Block = crate::matmul::blocks::IQ3XXS;
                 $of_256
             }
-            Format::IQ3S => {
+            WeightFormat::IQ3S => {
                 type $Block = crate::matmul::blocks::IQ3S;
                 $of_256
             }
-            Format::IQ2XXS => {
+            WeightFormat::IQ2XXS => {
                 type $Block = crate::matmul::blocks::IQ2XXS;
                 $of_256
             }
-            Format::IQ2XS => {
+            WeightFormat::IQ2XS => {
                 type $Block = crate::matmul::blocks::IQ2XS;
                 $of_256
             }
-            Format::IQ2S => {
+            WeightFormat::IQ2S => {
                 type $Block = crate::matmul::blocks::IQ2S;
                 $of_256
             }
-            Format::IQ1S => {
+            WeightFormat::IQ1S => {
                 type $Block = crate::matmul::blocks::IQ1S;
                 $of_256
             }
-            Format::IQ1M => {
+            WeightFormat::IQ1M => {
                 type $Block = crate::matmul::blocks::IQ1M;
                 $of_256
             }
-            Format::TQ1_0 => {
+            WeightFormat::TQ1_0 => {
                 type $Block = crate::matmul::blocks::TQ1_0;
                 $of_256
             }
-            Format::TQ2_0 => {
+            WeightFormat::TQ2_0 => {
                 type $Block = crate::matmul::blocks::TQ2_0;
                 $of_256
             }
@@ -146,7 +146,7 @@ macro_rules! by_block {
 }
 pub(super) use by_block;
 
-impl Format {
+impl WeightFormat {
     /// All formats.
     pub const ALL: [Self; 27] = [
         Self::F32,

@@ -1,9 +1,9 @@
-//! Many rows of activations: W in panels of 32 of its rows, unpacked once each.
+//! Many rows of activations: W in panels of 32 rows, each dequantised once.
 
 #[cfg(target_arch = "x86_64")]
 mod bf16;
 
-use super::{Format, Precision, Product, Weights};
+use super::{ComputeType, Product, WeightFormat, Weights};
 use crate::Instructions;
 use crate::instructions::Operation;
 use crate::lanes::Lanes;
@@ -14,10 +14,10 @@ use std::cell::RefCell;
 
 /// Rows of W in a panel: columns of the output.
 const WIDTH: usize = 32;
-/// Columns of W unpacked at once, whole blocks of every format: a panel of them stays in a core's second-level cache.
+/// Columns of W dequantised at once, whole blocks of every format: a panel of them fits a core's L2 cache.
 const DEPTH: usize = 1024;
 
-/// Where tasks put their columns of an output `[rows, columns]`.
+/// An output `[rows, columns]`, whose columns tasks write.
 #[derive(Clone, Copy)]
 struct Columns {
     output: *mut f32,
@@ -48,7 +48,7 @@ impl Columns {
 /// Buffers of one thread, kept for the next panel.
 #[derive(Default)]
 struct Buffers {
-    /// Rows of W as they are unpacked, `[WIDTH, depth]`.
+    /// Rows of W, dequantised, `[WIDTH, depth]`.
     rows: Vec<f32>,
     /// The panel: `[depth, WIDTH]` in f32, or `[depth / 2, WIDTH]` pairs of bf16.
     panel: Vec<f32>,
@@ -73,12 +73,12 @@ pub(super) fn multiply(
     x: &[f32],
     rows: usize,
     products: &mut [Product<'_>],
-    precision: Precision,
+    compute: ComputeType,
 ) {
-    let in_bf16 = |format: Format| {
+    let in_bf16 = |format: WeightFormat| {
         instructions.has_bf16()
-            && precision == Precision::Fast
-            && (format.is_quantized() || format == Format::BF16)
+            && compute == ComputeType::Bf16
+            && (format.is_quantized() || format == WeightFormat::BF16)
     };
     let plain = Activations::F32(x);
     #[cfg(target_arch = "x86_64")]
@@ -171,7 +171,7 @@ impl Operation for PanelProduct<'_> {
                     bf16::round_rows(&mut buffers.rows, depth);
                     buffers.panel.resize(pairs * WIDTH, 0.0);
                     interleave(&buffers.rows[..pairs * WIDTH], pairs, &mut buffers.panel);
-                    let x = bf16::Rows { pairs: x, stride: columns.div_ceil(2), start: start / 2, rows };
+                    let x = bf16::PairRows { pairs: x, stride: columns.div_ceil(2), start: start / 2, rows };
                     bf16::accumulate(x, pairs, &buffers.panel, &mut buffers.sums);
                 }
             }

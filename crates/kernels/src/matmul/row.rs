@@ -1,4 +1,4 @@
-//! One row of activations: each row of W is unpacked on its way from memory.
+//! One row of activations: each row of W is dequantised in registers.
 
 use super::dot::{Activations, dot};
 use super::{Product, Weights};
@@ -8,33 +8,40 @@ use crate::lanes::Lanes;
 use pulp::Simd;
 use rayon::prelude::*;
 
-/// Fewest bytes of weights that are worth a task of their own.
+/// Fewest bytes of weights of a task.
 const TASK_BYTES: usize = 32 << 10;
-/// Tasks for each thread, so that one that is held up does not hold up all.
+/// Tasks for each thread, so that a delayed thread does not delay the others.
 const TASKS_PER_THREAD: usize = 4;
 
-/// Some rows of a matrix and their outputs.
-struct Rows<'a> {
+/// Some rows of a matrix and their outputs, one slice for each row of activations.
+struct RowRange<'a> {
     weights: Weights<'a>,
     first: usize,
-    output: &'a mut [f32],
+    outputs: Vec<&'a mut [f32]>,
 }
 
+/// Rows of `x`, each as if it were alone.
 pub(super) fn multiply(instructions: Instructions, x: &[f32], products: &mut [Product<'_>]) {
     let bytes: usize = products.iter().map(|product| product.weights.data.len()).sum();
     let share = (bytes / (rayon::current_num_threads() * TASKS_PER_THREAD)).max(TASK_BYTES);
-    let mut tasks = vec![];
+    let mut tasks: Vec<RowRange<'_>> = vec![];
     for Product { weights, output } in products {
         let rows_per_task = share.div_ceil(weights.row_bytes());
-        let parts = output.chunks_mut(rows_per_task).enumerate();
-        tasks.extend(parts.map(|(part, output)| Rows {
+        let first_task = tasks.len();
+        tasks.extend((0..weights.rows).step_by(rows_per_task).map(|first| RowRange {
             weights: *weights,
-            first: part * rows_per_task,
-            output,
+            first,
+            outputs: vec![],
         }));
+        for output in output.chunks_mut(weights.rows) {
+            for (task, output) in tasks[first_task..].iter_mut().zip(output.chunks_mut(rows_per_task)) {
+                task.outputs.push(output);
+            }
+        }
     }
-    let x = &Activations::new(x);
-    let run = |task: Rows<'_>| instructions.dispatch(RowProducts { x, task });
+    let columns = tasks.first().map_or(1, |task| task.weights.columns);
+    let x: &Vec<Activations<'_>> = &x.chunks(columns).map(Activations::new).collect();
+    let run = |task: RowRange<'_>| instructions.dispatch(RowProducts { x, task });
     if tasks.len() == 1 {
         tasks.into_iter().for_each(run);
     } else {
@@ -43,8 +50,8 @@ pub(super) fn multiply(instructions: Instructions, x: &[f32], products: &mut [Pr
 }
 
 struct RowProducts<'a> {
-    x: &'a Activations<'a>,
-    task: Rows<'a>,
+    x: &'a [Activations<'a>],
+    task: RowRange<'a>,
 }
 
 impl Operation for RowProducts<'_> {
@@ -52,9 +59,13 @@ impl Operation for RowProducts<'_> {
 
     #[inline(always)]
     fn run<S: Simd, L: Lanes>(self, _: S, lanes: L) {
-        let Self { x, task: Rows { weights, first, output } } = self;
-        for (index, y) in output.iter_mut().enumerate() {
-            *y = dot(lanes, weights.format, weights.row(first + index), x);
+        let Self { x, task: RowRange { weights, first, mut outputs } } = self;
+        let rows = outputs.first().map_or(0, |output| output.len());
+        for index in 0..rows {
+            let row = weights.row(first + index);
+            for (x, output) in x.iter().zip(&mut outputs) {
+                output[index] = dot(lanes, weights.format, row, x);
+            }
         }
     }
 }

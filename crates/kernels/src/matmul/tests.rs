@@ -14,30 +14,43 @@ pub(super) fn noise(seed: u64, len: usize) -> Vec<f32> {
 }
 
 /// Where the f16 scales of a block are, and how large they are.
-fn scales(format: Format) -> &'static [(usize, f32)] {
+fn scales(format: WeightFormat) -> &'static [(usize, f32)] {
     match format {
-        Format::Q4_0 | Format::Q5_0 | Format::Q8_0 | Format::Q8_1 | Format::IQ4NL => &[(0, 0.05)],
-        Format::Q4_1 | Format::Q5_1 | Format::Q4K | Format::Q5K => &[(0, 0.05), (2, 0.03)],
-        Format::Q2K => &[(80, 0.05), (82, 0.03)],
-        Format::Q3K => &[(108, 0.05)],
-        Format::Q6K => &[(208, 0.05)],
-        Format::TQ1_0 => &[(52, 0.05)],
-        Format::TQ2_0 => &[(64, 0.05)],
+        WeightFormat::Q4_0
+        | WeightFormat::Q5_0
+        | WeightFormat::Q8_0
+        | WeightFormat::Q8_1
+        | WeightFormat::IQ4NL => &[(0, 0.05)],
+        WeightFormat::Q4_1 | WeightFormat::Q5_1 | WeightFormat::Q4K | WeightFormat::Q5K => {
+            &[(0, 0.05), (2, 0.03)]
+        }
+        WeightFormat::Q2K => &[(80, 0.05), (82, 0.03)],
+        WeightFormat::Q3K => &[(108, 0.05)],
+        WeightFormat::Q6K => &[(208, 0.05)],
+        WeightFormat::TQ1_0 => &[(52, 0.05)],
+        WeightFormat::TQ2_0 => &[(64, 0.05)],
         // The other ones begin with it, or have none such.
-        Format::F32 | Format::F16 | Format::BF16 | Format::Q8K | Format::MXFP4 | Format::IQ1M => &[],
+        WeightFormat::F32
+        | WeightFormat::F16
+        | WeightFormat::BF16
+        | WeightFormat::Q8K
+        | WeightFormat::MXFP4
+        | WeightFormat::IQ1M => &[],
         _ => &[(0, 0.05)],
     }
 }
 
 /// Random blocks: any bits but for the scales, which are sane.
-pub(super) fn random_weights(format: Format, rows: usize, columns: usize, seed: u64) -> Vec<u8> {
+pub(super) fn random_weights(format: WeightFormat, rows: usize, columns: usize, seed: u64) -> Vec<u8> {
     let (elements, bytes) = format.block();
     let values = noise(seed, rows * columns + 1);
-    if let Format::F32 | Format::F16 | Format::BF16 = format {
+    if let WeightFormat::F32 | WeightFormat::F16 | WeightFormat::BF16 = format {
         let values = &values[..rows * columns];
         return match format {
-            Format::F16 => values.iter().flat_map(|&x| half::f16::from_f32(x).to_le_bytes()).collect(),
-            Format::BF16 => values.iter().flat_map(|&x| half::bf16::from_f32(x).to_le_bytes()).collect(),
+            WeightFormat::F16 => values.iter().flat_map(|&x| half::f16::from_f32(x).to_le_bytes()).collect(),
+            WeightFormat::BF16 => {
+                values.iter().flat_map(|&x| half::bf16::from_f32(x).to_le_bytes()).collect()
+            }
             _ => values.iter().flat_map(|x| x.to_le_bytes()).collect(),
         };
     }
@@ -50,10 +63,10 @@ pub(super) fn random_weights(format: Format, rows: usize, columns: usize, seed: 
             block[at..at + 2].copy_from_slice(&half::f16::from_f32(value * size).to_le_bytes());
         }
         match format {
-            Format::Q8K => block[..4].copy_from_slice(&(value * 0.05).to_le_bytes()),
-            Format::MXFP4 => block[0] = 120 + block[0] % 8,
+            WeightFormat::Q8K => block[..4].copy_from_slice(&(value * 0.05).to_le_bytes()),
+            WeightFormat::MXFP4 => block[0] = 120 + block[0] % 8,
             // The highest bits of its scale: the exponent is about that of 1/16.
-            Format::IQ1M => block[55] = block[55] & 0x8f | 0x20,
+            WeightFormat::IQ1M => block[55] = block[55] & 0x8f | 0x20,
             _ => {}
         }
     }
@@ -74,14 +87,14 @@ fn error(weights: Weights<'_>, x: &[f32], rows: usize, y: &[f32]) -> f64 {
     worst
 }
 
-fn check(instructions: Instructions, format: Format, (m, n, k): (usize, usize, usize), seed: u64) {
+fn check(instructions: Instructions, format: WeightFormat, (m, n, k): (usize, usize, usize), seed: u64) {
     let data = random_weights(format, n, k, seed);
     let weights = Weights { data: &data, format, rows: n, columns: k };
     let x = noise(seed + 7, m * k);
-    for precision in [Precision::Exact, Precision::Fast] {
+    for compute in [ComputeType::F32, ComputeType::Bf16] {
         let mut y = vec![f32::NAN; m * n];
-        multiply_with(instructions, &x, m, &mut [Product { weights, output: &mut y }], precision);
-        let in_bf16 = precision == Precision::Fast && instructions.has_bf16() && m > 1;
+        multiply_with(instructions, &x, m, &mut [Product { weights, output: &mut y }], compute);
+        let in_bf16 = compute == ComputeType::Bf16 && instructions.has_bf16() && m > 1;
         let in_words = m == 1 && format.block().0 == 256;
         let tolerance = match (in_bf16, in_words) {
             (true, _) => 4e-3,
@@ -90,14 +103,14 @@ fn check(instructions: Instructions, format: Format, (m, n, k): (usize, usize, u
             _ => 2e-6,
         };
         let error = error(weights, &x, m, &y);
-        assert!(error < tolerance, "{instructions:?} {format:?} {m}×{n}×{k} {precision:?}: {error:e}");
+        assert!(error < tolerance, "{instructions:?} {format:?} {m}×{n}×{k} {compute:?}: {error:e}");
     }
 }
 
 #[test]
 fn products_equal_the_plain_ones_for_every_format_row_count_and_instruction_set() {
     for instructions in Instructions::available() {
-        for (seed, format) in (0..).zip(Format::ALL) {
+        for (seed, format) in (0..).zip(WeightFormat::ALL) {
             for m in [1, 2, 3, 4, 7, 8, 23] {
                 check(instructions, format, (m, 37, 256), seed);
             }
@@ -111,32 +124,40 @@ fn products_equal_the_plain_ones_for_every_format_row_count_and_instruction_set(
 
 #[test]
 fn long_products_equal_the_plain_ones() {
-    check(Instructions::best(), Format::Q4_1, (512, 96, 576), 1);
-    check(Instructions::best(), Format::Q6K, (5, 40, 2048 + 256), 2);
-    check(Instructions::best(), Format::F32, (65, 33, 1027), 3);
-    check(Instructions::best(), Format::BF16, (17, 33, 1025), 4);
+    check(Instructions::best(), WeightFormat::Q4_1, (512, 96, 576), 1);
+    check(Instructions::best(), WeightFormat::Q6K, (5, 40, 2048 + 256), 2);
+    check(Instructions::best(), WeightFormat::F32, (65, 33, 1027), 3);
+    check(Instructions::best(), WeightFormat::BF16, (17, 33, 1025), 4);
 }
 
 #[test]
 fn several_matrices_are_multiplied_at_once() {
     let k = 64;
-    let data = [(Format::Q8_0, 40), (Format::F32, 7)].map(|(format, n)| random_weights(format, n, k, 5));
+    let data =
+        [(WeightFormat::Q8_0, 40), (WeightFormat::F32, 7)].map(|(format, n)| random_weights(format, n, k, 5));
     let [a, b] = [
-        Weights { data: &data[0], format: Format::Q8_0, rows: 40, columns: k },
-        Weights { data: &data[1], format: Format::F32, rows: 7, columns: k },
+        Weights { data: &data[0], format: WeightFormat::Q8_0, rows: 40, columns: k },
+        Weights { data: &data[1], format: WeightFormat::F32, rows: 7, columns: k },
     ];
     for m in [1, 3] {
         let x = noise(1, m * k);
         let (mut y, mut z) = (vec![0.0; m * a.rows], vec![0.0; m * b.rows]);
         let mut products = [Product { weights: a, output: &mut y }, Product { weights: b, output: &mut z }];
-        multiply(&x, m, &mut products, Precision::Exact);
+        multiply(&x, m, &mut products, ComputeType::F32);
         assert!(error(a, &x, m, &y) < 2e-6 && error(b, &x, m, &z) < 2e-6);
     }
 }
 
 #[test]
 fn extreme_activations_stay_finite_and_nan_is_seen() {
-    let formats = [Format::Q4_1, Format::Q4K, Format::MXFP4, Format::IQ4XS, Format::IQ3S, Format::IQ1M];
+    let formats = [
+        WeightFormat::Q4_1,
+        WeightFormat::Q4K,
+        WeightFormat::MXFP4,
+        WeightFormat::IQ4XS,
+        WeightFormat::IQ3S,
+        WeightFormat::IQ1M,
+    ];
     for (m, format) in formats.into_iter().flat_map(|format| [(1, format), (2, format)]) {
         let data = random_weights(format, 33, 256, 9);
         let weights = Weights { data: &data, format, rows: 33, columns: 256 };
@@ -144,7 +165,7 @@ fn extreme_activations_stay_finite_and_nan_is_seen() {
             let mut x = noise(3, m * 256);
             x[5] = value;
             let mut y = vec![0.0; m * 33];
-            multiply(&x, m, &mut [Product { weights, output: &mut y }], Precision::Fast);
+            multiply(&x, m, &mut [Product { weights, output: &mut y }], ComputeType::Bf16);
             assert_eq!(y[..33].iter().all(|y| y.is_finite()), finite, "{m} {value}");
         }
     }

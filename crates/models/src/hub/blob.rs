@@ -1,7 +1,7 @@
-//! Fetching one file: its lock, what is there already, the rest, its checksum, its place.
+//! Fetches one file: takes its lock, resumes a partial download, verifies the checksum and links it into its snapshot.
 
 use super::cache::{Repository, make_parent};
-use super::client::{Client, Tries, Trouble};
+use super::client::{Client, RequestError, Tries};
 use super::digest::Running;
 use super::listing::RemoteFile;
 use super::refusal;
@@ -13,7 +13,7 @@ use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// After so many bytes earlier failures are forgotten.
+/// After this many bytes the count of failed attempts is reset.
 const GOOD_STRETCH: u64 = 1 << 20;
 
 /// What is to be fetched.
@@ -35,7 +35,7 @@ pub(crate) enum Step {
 }
 
 impl Fetch<'_> {
-    /// Fetches the file, or what is missing of it, and puts it into the snapshot of its commit.
+    /// Fetches the file, or the missing part of it, and links it into the snapshot of its commit.
     pub(crate) fn run(&self, tell: &mut dyn FnMut(Step)) -> Result<()> {
         let _lock = self.repository.lock(self.file, self.interrupted, &mut || tell(Step::Waits))?;
         // Another commit has it too, or another process just fetched it.
@@ -55,13 +55,13 @@ impl Fetch<'_> {
         let mut tries = Tries::default();
         while partial.length < self.file.bytes {
             let before = partial.length;
-            let Some(trouble) = self.go_on(partial, tell)? else { continue };
+            let Some(error) = self.go_on(partial, tell)? else { continue };
             if partial.length >= before + GOOD_STRETCH {
                 tries.forget();
             }
-            if !tries.wait(&trouble, self.interrupted)? {
+            if !tries.wait(&error, self.interrupted)? {
                 return Err(refusal::sentence(
-                    &trouble,
+                    &error,
                     &self.client.hub,
                     self.reference,
                     Some(&self.file.name),
@@ -71,8 +71,8 @@ impl Fetch<'_> {
         Ok(())
     }
 
-    /// Asks for the rest and takes what comes; says what broke it off.
-    fn go_on(&self, partial: &mut Partial<'_>, tell: &mut dyn FnMut(Step)) -> Result<Option<Trouble>> {
+    /// Fetches the rest; returns the error that ended it early.
+    fn go_on(&self, partial: &mut Partial<'_>, tell: &mut dyn FnMut(Step)) -> Result<Option<RequestError>> {
         let from = partial.length;
         let response = match self.client.file(
             &self.reference.id,
@@ -82,27 +82,27 @@ impl Fetch<'_> {
             self.interrupted,
         ) {
             Ok(response) => response,
-            Err(trouble) => return Ok(Some(trouble)),
+            Err(error) => return Ok(Some(error)),
         };
-        // A server that knows no ranges begins anew; one that sends another range cannot be used.
+        // A server without ranges starts from the beginning; one that sends another range cannot be used.
         match (from, response.head.status.as_u16()) {
             (0, _) => {}
             (_, 206) if response.header("content-range").is_some_and(|range| begins_at(range, from)) => {}
-            (_, 206) => return Ok(Some(Trouble::odd("another part of the file"))),
+            (_, 206) => return Ok(Some(RequestError::invalid_response("another part of the file"))),
             _ => partial.begin_anew()?,
         }
         loop {
             match response.next(self.interrupted) {
                 Ok(Some(piece)) if partial.length + piece.len() as u64 > self.file.bytes => {
                     partial.begin_anew()?;
-                    return Ok(Some(Trouble::odd("more bytes than the file has")));
+                    return Ok(Some(RequestError::invalid_response("more bytes than the file has")));
                 }
                 Ok(Some(piece)) => partial.append(&piece)?,
                 Ok(None) if partial.length < self.file.bytes => {
-                    return Ok(Some(Trouble::Broken("it ended early".to_owned())));
+                    return Ok(Some(RequestError::Broken("it ended early".to_owned())));
                 }
                 Ok(None) => return Ok(None),
-                Err(trouble) => return Ok(Some(trouble)),
+                Err(error) => return Ok(Some(error)),
             }
             tell(Step::Bytes(partial.length));
         }
@@ -138,7 +138,7 @@ struct Partial<'a> {
 }
 
 impl<'a> Partial<'a> {
-    /// Opens what an earlier fetch left, or begins.
+    /// Opens the partial file of an earlier fetch, or a new one.
     fn open(path: &'a Path, remote: &'a RemoteFile, interrupted: &AtomicBool) -> Result<Self> {
         let error = |e: std::io::Error| Error::io("open", path, &e);
         let file =

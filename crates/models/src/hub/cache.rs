@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// How often a held lock and the user's wish to stop are looked at.
+/// How often a held lock and an interrupt are checked.
 const POLL: Duration = Duration::from_millis(100);
 
 /// One repository in the cache.
@@ -49,7 +49,7 @@ impl Repository {
         self.folder.join("blobs").join(file.checksum.hex())
     }
 
-    /// Where a file's first bytes wait for the rest.
+    /// The file of a partial download.
     pub(crate) fn partial(&self, file: &RemoteFile) -> PathBuf {
         self.folder.join("blobs").join(format!("{}.incomplete", file.checksum.hex()))
     }
@@ -91,7 +91,7 @@ impl Repository {
         }
     }
 
-    /// The commit that a revision meant when it was last fetched.
+    /// The commit of a revision when it was last fetched.
     fn commit(&self, revision: &str) -> Option<String> {
         if is_commit(revision) {
             return Some(revision.to_owned());
@@ -100,7 +100,7 @@ impl Repository {
         Some(commit.trim().to_owned()).filter(|commit| is_commit(commit))
     }
 
-    /// Notes which commit a branch or tag means.
+    /// Records the commit of a branch or tag.
     pub(crate) fn set_reference(&self, revision: &str, commit: &str) -> Result<()> {
         if is_commit(revision) || self.commit(revision).as_deref() == Some(commit) {
             return Ok(());

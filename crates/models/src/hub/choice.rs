@@ -1,4 +1,4 @@
-//! Which of a repository's files are the model that was asked for.
+//! Chooses the files of a repository that are the requested model.
 
 use crate::checkpoint::{CONFIG, INDEX, TOKENIZER, WEIGHTS};
 use crate::file_names::{has_quantization, is_language_model, split_part};

@@ -1,4 +1,4 @@
-//! Requests to the Hub: addresses, access, time limits and second tries.
+//! Requests to the Hub: addresses, authentication, timeouts and retries.
 
 use super::listing::Listing;
 use super::refusal;
@@ -19,21 +19,21 @@ pub(crate) struct Client {
     pub(crate) hub: HubPlaces,
 }
 
-/// Why there is no good answer.
+/// Why a request failed.
 #[derive(Debug)]
-pub(crate) enum Trouble {
+pub(crate) enum RequestError {
     /// The user stopped it.
     Interrupted,
-    /// No connection came about.
+    /// No connection could be made.
     Unreachable(String),
     /// The connection cannot be trusted.
     Insecure(String),
-    /// The connection broke, or went silent.
+    /// The connection broke or timed out.
     Broken(String),
     /// The server refused.
     Status(Status),
-    /// The answer makes no sense.
-    Odd(String),
+    /// The response is not one of a Hub.
+    InvalidResponse(String),
 }
 
 /// A refusal, as the Hub explains it in its headers.
@@ -45,10 +45,10 @@ pub(crate) struct Status {
     pub(crate) wait: Option<Duration>,
 }
 
-/// Tries of one request, and the pause before the second, which doubles.
+/// Attempts of one request, and the pause before the second, which doubles.
 const TRIES: u32 = 5;
 const PAUSE: Duration = Duration::from_millis(500);
-/// The longest that a server may ask us to wait.
+/// Longest pause that a server can ask for.
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 /// Limit for looking up a name, and for connecting.
 const CONNECT: Duration = Duration::from_secs(10);
@@ -84,29 +84,29 @@ impl Client {
             .user_agent(concat!("layerscope/", env!("CARGO_PKG_VERSION")))
             .accept_encoding("identity")
             .tls_config(TlsConfig::builder().root_certs(certificates(hub)?).build());
-        // A proxy cannot reach this machine's own addresses as we mean them.
+        // Proxies are not used for addresses of this machine.
         let local = ["localhost", "127.", "[::1]"].iter().any(|local| hub.host().starts_with(local));
         let config = if local { config.proxy(None) } else { config };
         Ok(Self { agent: config.build().new_agent(), hub: hub.clone() })
     }
 
-    /// What a repository holds at a revision.
+    /// The files of a repository at a revision.
     pub(crate) fn listing(&self, reference: &HubReference, interrupted: &AtomicBool) -> Result<Listing> {
         let (endpoint, id) = (&self.hub.endpoint, &reference.id);
         let revision = utf8_percent_encode(&reference.revision, IN_PATH);
         let url = format!("{endpoint}/api/models/{id}/revision/{revision}?blobs=true");
         let mut tries = Tries::default();
         loop {
-            let trouble = match self.read_whole(&url, interrupted) {
+            let error = match self.read_whole(&url, interrupted) {
                 Ok(json) => match Listing::parse(id, &json) {
                     Ok(listing) => return Ok(listing),
-                    Err(odd) => Trouble::Odd(odd),
+                    Err(problem) => RequestError::InvalidResponse(problem),
                 },
-                Err(trouble) => trouble,
+                Err(error) => error,
             };
-            let again = !matches!(trouble, Trouble::Unreachable(_));
-            if !again || !tries.wait(&trouble, interrupted)? {
-                return Err(refusal::sentence(&trouble, &self.hub, reference, None));
+            let again = !matches!(error, RequestError::Unreachable(_));
+            if !again || !tries.wait(&error, interrupted)? {
+                return Err(refusal::sentence(&error, &self.hub, reference, None));
             }
         }
     }
@@ -119,7 +119,7 @@ impl Client {
         file: &str,
         from: u64,
         interrupted: &AtomicBool,
-    ) -> std::result::Result<Response, Trouble> {
+    ) -> std::result::Result<Response, RequestError> {
         let parts: Vec<String> =
             file.split('/').map(|part| utf8_percent_encode(part, IN_PATH).to_string()).collect();
         self.get(
@@ -129,19 +129,24 @@ impl Client {
         )
     }
 
-    fn read_whole(&self, url: &str, interrupted: &AtomicBool) -> std::result::Result<Vec<u8>, Trouble> {
+    fn read_whole(&self, url: &str, interrupted: &AtomicBool) -> std::result::Result<Vec<u8>, RequestError> {
         let response = self.get(url, 0, interrupted)?;
         let mut whole = vec![];
         while let Some(piece) = response.next(interrupted)? {
             whole.extend(piece);
             if whole.len() > LARGEST_LISTING {
-                return Err(Trouble::odd("it does not end"));
+                return Err(RequestError::invalid_response("it does not end"));
             }
         }
         Ok(whole)
     }
 
-    fn get(&self, url: &str, from: u64, interrupted: &AtomicBool) -> std::result::Result<Response, Trouble> {
+    fn get(
+        &self,
+        url: &str,
+        from: u64,
+        interrupted: &AtomicBool,
+    ) -> std::result::Result<Response, RequestError> {
         let mut request = self.agent.get(url);
         if let Some(token) = &self.hub.token {
             request = request.header("Authorization", format!("Bearer {}", token.secret()));
@@ -152,7 +157,7 @@ impl Client {
         let response = Response::of(request, |request| request.call(), interrupted)?;
         match response.head.status.as_u16() {
             200..=299 => Ok(response),
-            code => Err(Trouble::Status(Status {
+            code => Err(RequestError::Status(Status {
                 code,
                 reason: response.header("x-error-code").map(str::to_owned),
                 message: response.header("x-error-message").map(str::to_owned),
@@ -163,7 +168,7 @@ impl Client {
 }
 
 impl Drop for Client {
-    /// Ends connections that were left off in the middle.
+    /// Closes unfinished connections.
     fn drop(&mut self) {
         self.agent.clone().shutdown();
     }
@@ -188,23 +193,23 @@ fn certificates(hub: &HubPlaces) -> Result<RootCerts> {
     Ok(RootCerts::new_with_certs(&certificates))
 }
 
-impl Trouble {
-    pub(crate) fn odd(what: &str) -> Self {
-        Self::Odd(what.to_owned())
+impl RequestError {
+    pub(crate) fn invalid_response(what: &str) -> Self {
+        Self::InvalidResponse(what.to_owned())
     }
 
-    /// Whether the same request may go well later.
-    fn may_pass(&self) -> bool {
+    /// Whether a later attempt may succeed.
+    fn is_transient(&self) -> bool {
         match self {
             Self::Unreachable(_) | Self::Broken(_) => true,
             Self::Status(status) => matches!(status.code, 408 | 429 | 500..=599),
-            Self::Interrupted | Self::Insecure(_) | Self::Odd(_) => false,
+            Self::Interrupted | Self::Insecure(_) | Self::InvalidResponse(_) => false,
         }
     }
 }
 
-impl Trouble {
-    /// Of an error before the answer's head.
+impl RequestError {
+    /// From an error before the response's headers.
     pub(crate) fn before_answer(error: ureq::Error) -> Self {
         use std::io::ErrorKind as Kind;
         use ureq::{Error as E, Timeout};
@@ -213,23 +218,23 @@ impl Trouble {
             E::Timeout(Timeout::Resolve | Timeout::Connect) => Self::Unreachable("no answer".to_owned()),
             E::Timeout(_) => Self::silent(),
             E::Io(e) => match e.kind() {
-                // What rustls says of certificates, and of servers that do not speak TLS.
+                // Errors of rustls: certificates, and servers without TLS.
                 Kind::InvalidData => Self::Insecure(e.to_string()),
                 Kind::ConnectionReset | Kind::ConnectionAborted | Kind::BrokenPipe | Kind::UnexpectedEof => {
                     Self::Broken(e.to_string())
                 }
-                // Looking up a name fails with kinds that have no name.
+                // Errors of name lookups have no kind of their own.
                 _ => Self::Unreachable(e.to_string()),
             },
             E::Tls(_) | E::Rustls(_) => Self::Insecure(error.to_string()),
             E::ConnectionFailed | E::InvalidProxyUrl | E::ConnectProxyFailed(_) => {
                 Self::Unreachable(error.to_string())
             }
-            other => Self::Odd(other.to_string()),
+            other => Self::InvalidResponse(other.to_string()),
         }
     }
 
-    /// Of an error within the answer's body.
+    /// From an error within the response's body.
     pub(crate) fn within_answer(error: std::io::Error) -> Self {
         match ureq::Error::from(error) {
             ureq::Error::Timeout(_) => Self::silent(),
@@ -242,19 +247,19 @@ impl Trouble {
     }
 }
 
-/// How often a request was tried in vain.
+/// Failed attempts of a request.
 #[derive(Default)]
 pub(crate) struct Tries(u32);
 
 impl Tries {
-    /// Pauses before the next try; false where another would be in vain.
-    pub(crate) fn wait(&mut self, trouble: &Trouble, interrupted: &AtomicBool) -> Result<bool> {
+    /// Pauses before the next attempt; false if there is none.
+    pub(crate) fn wait(&mut self, error: &RequestError, interrupted: &AtomicBool) -> Result<bool> {
         self.0 += 1;
-        if !trouble.may_pass() || self.0 >= TRIES {
+        if !error.is_transient() || self.0 >= TRIES {
             return Ok(false);
         }
-        let asked = match trouble {
-            Trouble::Status(status) => status.wait,
+        let asked = match error {
+            RequestError::Status(status) => status.wait,
             _ => None,
         };
         let end = Instant::now() + asked.unwrap_or(PAUSE * 2u32.pow(self.0 - 1)).min(LONGEST_PAUSE);
@@ -267,7 +272,7 @@ impl Tries {
         Ok(true)
     }
 
-    /// Begins to count anew, after something went well.
+    /// Resets the count after a success.
     pub(crate) fn forget(&mut self) {
         self.0 = 0;
     }

@@ -1,4 +1,4 @@
-//! Checksums as the Hub gives them, which are also the names of blobs in the cache.
+//! Checksums of the Hub, which are also the names of blobs in the cache.
 
 use sha1::Sha1;
 use sha2::{Digest, Sha256};
@@ -13,7 +13,7 @@ pub(crate) enum Checksum {
 }
 
 impl Checksum {
-    /// Hexadecimal digits of the right number, or nothing.
+    /// The right number of hexadecimal digits, or `None`.
     pub(crate) fn sha256(hex: &str) -> Option<Self> {
         is_hex(hex, 64).then(|| Self::Sha256(hex.to_lowercase()))
     }

@@ -1,4 +1,4 @@
-//! What the Hub says a repository holds: `/api/models/ID/revision/REVISION?blobs=true`.
+//! The list of a repository's files: `/api/models/ID/revision/REVISION?blobs=true`.
 
 use super::digest::{Checksum, is_hex};
 use crate::file_names::stays_inside;
@@ -44,7 +44,7 @@ struct Lfs {
 }
 
 impl Listing {
-    /// Reads the Hub's answer; the error says what is odd about it.
+    /// Reads the Hub's response; the error says what is wrong with it.
     pub(crate) fn parse(id: &str, json: &[u8]) -> std::result::Result<Self, String> {
         let answer: Answer = serde_json::from_slice(json).map_err(|e| e.to_string())?;
         if !is_hex(&answer.sha, 40) {

@@ -1,36 +1,40 @@
-//! What is in the way, as one sentence that names the model and the mend.
+//! Errors of requests, as one sentence that names the model and the remedy.
 
-use super::client::{Status, Trouble};
+use super::client::{RequestError, Status};
 use crate::Error;
 use crate::places::HubPlaces;
 use crate::reference::HubReference;
 
-/// The sentence for a request in vain: for the listing, or for `file`.
+/// The error of a failed request for the listing, or for `file`.
 pub(crate) fn sentence(
-    trouble: &Trouble,
+    error: &RequestError,
     hub: &HubPlaces,
     reference: &HubReference,
     file: Option<&str>,
 ) -> Error {
     let host = hub.host();
     let what = file.map_or_else(|| reference.to_string(), |file| format!("{file} of {}", reference.id));
-    match trouble {
-        Trouble::Interrupted => Error::Interrupted,
-        Trouble::Unreachable(why) => Error::failure(format!(
+    let unreachable = |sentence| Error::Unreachable { host: host.to_owned(), sentence };
+    match error {
+        RequestError::Interrupted => Error::Interrupted,
+        RequestError::Unreachable(why) => unreachable(format!(
             "cannot reach {host} for {what} ({why}); check the network and HTTPS_PROXY, or fetch it elsewhere and copy it here"
         )),
-        Trouble::Insecure(why) => Error::failure(format!(
+        RequestError::Insecure(why) => Error::failure(format!(
             "the connection to {host} for {what} is not safe ({why}); where the network has certificates of its own, \
              name their file in SSL_CERT_FILE"
         )),
-        Trouble::Broken(why) => Error::failure(format!(
+        RequestError::Broken(why) => unreachable(format!(
             "the connection to {host} broke while fetching {what} ({why}); fetch it again, it goes on from there"
         )),
-        Trouble::Odd(odd) => Error::failure(format!(
-            "{host} gave an answer for {what} that is not a Hugging Face Hub's ({odd}); \
-             does the network ask for a login, or is HF_ENDPOINT wrong?"
-        )),
-        Trouble::Status(status) => refusal(status, hub, reference, file, &what),
+        RequestError::InvalidResponse(problem) => Error::InvalidResponse {
+            host: host.to_owned(),
+            sentence: format!(
+                "{host} gave an answer for {what} that is not a Hugging Face Hub's ({problem}); \
+                 does the network ask for a login, or is HF_ENDPOINT wrong?"
+            ),
+        },
+        RequestError::Status(status) => refusal(status, hub, reference, file, &what),
     }
 }
 
@@ -44,15 +48,16 @@ fn refusal(
     let (id, host, endpoint) = (&reference.id, hub.host(), &hub.endpoint);
     let token = token_source(hub);
     let bad_token = status.message.as_deref().is_some_and(|m| m.contains("Invalid credentials"));
+    let gated = |sentence| Error::Gated { id: id.clone(), sentence };
     match (status.reason.as_deref(), status.code) {
         (_, 401) if bad_token => Error::input(format!(
             "{host} does not accept the token in {token}; make one at {endpoint}/settings/tokens and put it there"
         )),
-        (Some("GatedRepo"), _) if hub.token.is_some() => Error::input(format!(
+        (Some("GatedRepo"), _) if hub.token.is_some() => gated(format!(
             "{id} is gated and the token in {token} has no access; ask for it at {endpoint}/{id}, \
              and let the token read gated repositories"
         )),
-        (Some("GatedRepo"), _) => Error::input(format!(
+        (Some("GatedRepo"), _) => gated(format!(
             "{id} is gated: ask for access at {endpoint}/{id}, make a token at {endpoint}/settings/tokens, \
              and put it in HF_TOKEN or {}",
             token_file(hub)

@@ -1,6 +1,6 @@
-//! A request whose answer can be waited for and broken off at any time.
+//! A request that can be interrupted while it waits.
 
-use super::client::Trouble;
+use super::client::RequestError;
 use std::io::Read;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
@@ -8,13 +8,13 @@ use std::time::Duration;
 use ureq::http::Response as HttpResponse;
 use ureq::{Body, RequestBuilder};
 
-/// How often the user's wish to stop is looked at.
+/// How often an interrupt is checked.
 const POLL: Duration = Duration::from_millis(100);
-/// Size of the pieces that a body comes in, and how many may wait.
+/// Size of the chunks of a body, and how many are buffered.
 const PIECE: usize = 256 << 10;
 const WAITING: usize = 8;
 
-/// An answer's head, and its body in pieces.
+/// A response's headers, and its body in chunks.
 pub(crate) struct Response {
     pub(crate) head: ureq::http::response::Parts,
     pieces: Receiver<Piece>,
@@ -24,13 +24,13 @@ type Piece = std::result::Result<Vec<u8>, std::io::Error>;
 type Head = std::result::Result<ureq::http::response::Parts, ureq::Error>;
 
 impl Response {
-    /// Sends a request from a thread of its own, as names that are looked up and connections that are made cannot be
-    /// broken off; the thread ends with its connection or the client's time limits.
+    /// Sends a request from a thread of its own, since name lookups and connection attempts cannot be interrupted; the thread
+    /// ends with its connection or at the client's timeouts.
     pub(crate) fn of<S: Send + 'static>(
         request: RequestBuilder<S>,
         send: fn(RequestBuilder<S>) -> std::result::Result<HttpResponse<Body>, ureq::Error>,
         interrupted: &AtomicBool,
-    ) -> Result<Self, Trouble> {
+    ) -> Result<Self, RequestError> {
         let (head_to, head_from) = sync_channel::<Head>(1);
         let (pieces_to, pieces) = sync_channel::<Piece>(WAITING);
         std::thread::spawn(move || match send(request) {
@@ -42,13 +42,14 @@ impl Response {
             }
             Err(error) => drop(head_to.send(Err(error))),
         });
-        let head = wait(&head_from, interrupted)?.ok_or_else(|| Trouble::odd("no answer"))?;
-        Ok(Self { head: head.map_err(Trouble::before_answer)?, pieces })
+        let head =
+            wait(&head_from, interrupted)?.ok_or_else(|| RequestError::invalid_response("no answer"))?;
+        Ok(Self { head: head.map_err(RequestError::before_answer)?, pieces })
     }
 
-    /// The next piece of the body; nothing at its end.
-    pub(crate) fn next(&self, interrupted: &AtomicBool) -> Result<Option<Vec<u8>>, Trouble> {
-        wait(&self.pieces, interrupted)?.transpose().map_err(Trouble::within_answer)
+    /// The next chunk of the body; `None` at its end.
+    pub(crate) fn next(&self, interrupted: &AtomicBool) -> Result<Option<Vec<u8>>, RequestError> {
+        wait(&self.pieces, interrupted)?.transpose().map_err(RequestError::within_answer)
     }
 
     /// A header as text.
@@ -57,11 +58,11 @@ impl Response {
     }
 }
 
-/// Waits for the next message; nothing where the sender is gone.
-fn wait<T>(from: &Receiver<T>, interrupted: &AtomicBool) -> Result<Option<T>, Trouble> {
+/// Waits for the next message; `None` where the sender is gone.
+fn wait<T>(from: &Receiver<T>, interrupted: &AtomicBool) -> Result<Option<T>, RequestError> {
     loop {
         if interrupted.load(Ordering::Relaxed) {
-            return Err(Trouble::Interrupted);
+            return Err(RequestError::Interrupted);
         }
         match from.recv_timeout(POLL) {
             Ok(message) => return Ok(Some(message)),

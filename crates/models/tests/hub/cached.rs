@@ -2,7 +2,7 @@
 
 use crate::server::{COMMIT, Fault, NEWER_COMMIT};
 use crate::{Bench, ID, Told, assert_holds, checkpoint, gguf, hub};
-use layerscope_models::{Error, fetch};
+use layerscope_models::{Error, ErrorKind, fetch};
 use std::sync::atomic::AtomicBool;
 
 #[test]
@@ -30,7 +30,7 @@ fn offline_the_complete_copy_is_used_without_a_request() {
 
     std::fs::remove_file(online.join("model-00002-of-00002.safetensors")).unwrap();
     let incomplete = bench.error(ID);
-    assert!(matches!(incomplete, Error::Input(_)));
+    assert_eq!(incomplete.kind(), ErrorKind::Input);
     let incomplete = incomplete.to_string();
     assert!(incomplete.contains("HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE is set"), "{incomplete}");
     assert!(incomplete.contains("model-00002-of-00002.safetensors is missing"), "{incomplete}");
@@ -55,7 +55,7 @@ fn where_the_hub_is_away_the_copy_is_used_and_a_note_says_so() {
     assert!(told.notes[0].contains("cannot reach 127.0.0.1"), "{:?}", told.notes);
     assert!(told.notes[0].ends_with("using the copy on this disk"), "{:?}", told.notes);
     let error = bench.error("other/model");
-    assert!(matches!(error, Error::Failure(_)));
+    assert_eq!(error.kind(), ErrorKind::Failure);
     assert!(error.to_string().contains("check the network"), "{error}");
 }
 

@@ -71,7 +71,7 @@ fn both_lay_out_the_same_and_use_what_the_other_fetched() {
         bench.offline();
         assert_eq!(bench.fetch(ID).unwrap(), their_path);
         assert!(bench.hub.log().is_empty());
-        let found = layerscope_models::found(&bench.places);
-        assert_eq!(found.iter().map(|found| &found.path).collect::<Vec<_>>(), [&their_path]);
+        let models = layerscope_models::local_models(&bench.places);
+        assert_eq!(models.iter().map(|model| &model.path).collect::<Vec<_>>(), [&their_path]);
     }
 }

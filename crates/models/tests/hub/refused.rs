@@ -2,13 +2,11 @@
 
 use crate::server::{COMMIT, Fault};
 use crate::{Bench, ID, checkpoint, gguf};
-use layerscope_models::Error;
+use layerscope_models::{Error, ErrorKind};
 
 fn input(error: Error) -> String {
-    match error {
-        Error::Input(sentence) => sentence,
-        other => panic!("{other:?}"),
-    }
+    assert_eq!(error.kind(), ErrorKind::Input, "{error:?}");
+    error.to_string()
 }
 
 fn has(sentence: &str, parts: &[&str]) {

@@ -4,7 +4,7 @@ use super::{BLOCK, Pooling, UNIT};
 use crate::kv::LayerKeys;
 use crate::tensor::Tensor;
 use crate::weights::Linear;
-use crate::{Device, Result};
+use crate::{ComputeType, Device, Result};
 use layerscope_kernels::AttentionShape;
 use rayon::prelude::*;
 
@@ -55,7 +55,7 @@ impl Representatives {
     /// Where a GPU fails.
     pub(super) fn scores(&self, query: &[f32]) -> Result<Vec<f32>> {
         let query = Tensor::from_vec(query.to_vec(), &[1, query.len()])?.to_device(&self.device)?;
-        let products = self.rows.forward(&query, true)?.to_vec()?;
+        let products = self.rows.forward(&query, ComputeType::F32)?.to_vec()?;
         Ok(products.chunks_exact(self.per_block).map(largest).collect())
     }
 }

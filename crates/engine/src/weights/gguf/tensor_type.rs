@@ -1,6 +1,6 @@
 //! The types of tensors that GGUF numbers (`ggml_type` of `ggml.h`).
 
-use layerscope_kernels::matmul::Format;
+use layerscope_kernels::matmul::WeightFormat;
 
 /// A type that the format defines.
 #[derive(Debug, Clone, Copy)]
@@ -12,9 +12,9 @@ pub(super) struct TensorType {
 /// What is in a tensor.
 #[derive(Debug, Clone, Copy)]
 enum Elements {
-    /// What the kernels multiply.
-    Weights(Format),
-    /// Numbers of so many bytes, which are no weights.
+    /// A format that the kernels multiply.
+    Weights(WeightFormat),
+    /// Numbers of that many bytes, which are no weights.
     Numbers(usize),
 }
 
@@ -22,41 +22,41 @@ use Elements::{Numbers, Weights};
 
 /// Every type by its number.
 const TYPES: [(u32, &str, Elements); 32] = [
-    (0, "F32", Weights(Format::F32)),
-    (1, "F16", Weights(Format::F16)),
-    (2, "Q4_0", Weights(Format::Q4_0)),
-    (3, "Q4_1", Weights(Format::Q4_1)),
-    (6, "Q5_0", Weights(Format::Q5_0)),
-    (7, "Q5_1", Weights(Format::Q5_1)),
-    (8, "Q8_0", Weights(Format::Q8_0)),
-    (9, "Q8_1", Weights(Format::Q8_1)),
-    (10, "Q2_K", Weights(Format::Q2K)),
-    (11, "Q3_K", Weights(Format::Q3K)),
-    (12, "Q4_K", Weights(Format::Q4K)),
-    (13, "Q5_K", Weights(Format::Q5K)),
-    (14, "Q6_K", Weights(Format::Q6K)),
-    (15, "Q8_K", Weights(Format::Q8K)),
-    (16, "IQ2_XXS", Weights(Format::IQ2XXS)),
-    (17, "IQ2_XS", Weights(Format::IQ2XS)),
-    (18, "IQ3_XXS", Weights(Format::IQ3XXS)),
-    (19, "IQ1_S", Weights(Format::IQ1S)),
-    (20, "IQ4_NL", Weights(Format::IQ4NL)),
-    (21, "IQ3_S", Weights(Format::IQ3S)),
-    (22, "IQ2_S", Weights(Format::IQ2S)),
-    (23, "IQ4_XS", Weights(Format::IQ4XS)),
+    (0, "F32", Weights(WeightFormat::F32)),
+    (1, "F16", Weights(WeightFormat::F16)),
+    (2, "Q4_0", Weights(WeightFormat::Q4_0)),
+    (3, "Q4_1", Weights(WeightFormat::Q4_1)),
+    (6, "Q5_0", Weights(WeightFormat::Q5_0)),
+    (7, "Q5_1", Weights(WeightFormat::Q5_1)),
+    (8, "Q8_0", Weights(WeightFormat::Q8_0)),
+    (9, "Q8_1", Weights(WeightFormat::Q8_1)),
+    (10, "Q2_K", Weights(WeightFormat::Q2K)),
+    (11, "Q3_K", Weights(WeightFormat::Q3K)),
+    (12, "Q4_K", Weights(WeightFormat::Q4K)),
+    (13, "Q5_K", Weights(WeightFormat::Q5K)),
+    (14, "Q6_K", Weights(WeightFormat::Q6K)),
+    (15, "Q8_K", Weights(WeightFormat::Q8K)),
+    (16, "IQ2_XXS", Weights(WeightFormat::IQ2XXS)),
+    (17, "IQ2_XS", Weights(WeightFormat::IQ2XS)),
+    (18, "IQ3_XXS", Weights(WeightFormat::IQ3XXS)),
+    (19, "IQ1_S", Weights(WeightFormat::IQ1S)),
+    (20, "IQ4_NL", Weights(WeightFormat::IQ4NL)),
+    (21, "IQ3_S", Weights(WeightFormat::IQ3S)),
+    (22, "IQ2_S", Weights(WeightFormat::IQ2S)),
+    (23, "IQ4_XS", Weights(WeightFormat::IQ4XS)),
     (24, "I8", Numbers(1)),
     (25, "I16", Numbers(2)),
     (26, "I32", Numbers(4)),
     (27, "I64", Numbers(8)),
     (28, "F64", Numbers(8)),
-    (29, "IQ1_M", Weights(Format::IQ1M)),
-    (30, "BF16", Weights(Format::BF16)),
-    (34, "TQ1_0", Weights(Format::TQ1_0)),
-    (35, "TQ2_0", Weights(Format::TQ2_0)),
-    (39, "MXFP4", Weights(Format::MXFP4)),
+    (29, "IQ1_M", Weights(WeightFormat::IQ1M)),
+    (30, "BF16", Weights(WeightFormat::BF16)),
+    (34, "TQ1_0", Weights(WeightFormat::TQ1_0)),
+    (35, "TQ2_0", Weights(WeightFormat::TQ2_0)),
+    (39, "MXFP4", Weights(WeightFormat::MXFP4)),
 ];
 
-/// Types that were taken out of the format again, and newer ones that are not read here.
+/// Types that were removed from the format, and newer ones that are not supported.
 const NOT_READ: [(u32, &str); 10] = [
     (4, "Q4_2"),
     (5, "Q4_3"),
@@ -71,7 +71,7 @@ const NOT_READ: [(u32, &str); 10] = [
 ];
 
 impl TensorType {
-    /// The type of a number, or what is said of it.
+    /// The type of a number, or why it is not supported.
     pub(super) fn of_number(number: u32) -> Result<Self, String> {
         if let Some(&(_, name, elements)) = TYPES.iter().find(|known| known.0 == number) {
             return Ok(Self { name, elements });
@@ -82,8 +82,8 @@ impl TensorType {
         })
     }
 
-    /// As the kernels know it; `None` for what holds no weights.
-    pub(super) fn format(self) -> Option<Format> {
+    /// The kernels' format; `None` for types that are no weights.
+    pub(super) fn format(self) -> Option<WeightFormat> {
         match self.elements {
             Weights(format) => Some(format),
             Numbers(_) => None,

@@ -1,4 +1,4 @@
-//! Attention of many rows at once, on tensor cores: the kernel that prompts are read with.
+//! Attention of many rows at once, on tensor cores: the kernel of the prefill.
 
 use crate::AttentionShape;
 use crate::cuda::{Device, DeviceError, Element, Numbers};
@@ -8,7 +8,7 @@ use std::f32::consts::LOG2_E;
 const MOST_SLOTS: usize = 1 << 29;
 const MOST_TILES: usize = 65535;
 
-/// Rows of queries that attend to the cache, which has their own keys and values too.
+/// Rows of queries and the KV cache that they attend to, which has their own keys and values, too.
 #[derive(Clone, Copy)]
 pub struct Prefill<'a> {
     /// Sizes, scale, soft cap and window.
@@ -80,7 +80,7 @@ impl Kernel {
     }
 }
 
-/// Whether the kernel takes layers of this shape on this device: it knows windows, but none with sinks beside it.
+/// Whether the kernel supports layers of this shape on this device: windows, but not with sinks.
 pub fn supports(shape: &AttentionShape, device: &Device) -> bool {
     Kernel::of(shape.head_dim).is_some()
         && device.information().compute_capability >= (8, 0)
@@ -91,7 +91,7 @@ pub fn supports(shape: &AttentionShape, device: &Device) -> bool {
 
 /// softmax(q·kᵀ·scale)·v, in bf16; sums are in f32, and the weights of values are rounded to bf16.
 ///
-/// What is in slots that no row sees has no influence, whatever it is.
+/// Slots that no row sees have no influence, whatever they contain.
 ///
 /// # Errors
 /// Where the device fails.

@@ -1,8 +1,8 @@
 //! Attention over spans of keys (`spans.cu`, `merge.cu`), and the attention that key positions receive (`received.cu`).
 //!
-//! In f32 throughout, for a few rows against many keys: rows and heads that share a KV head share its reads, and the keys are
-//! split among as many blocks as the device runs at once, whose results are then joined. What changes from one token to the
-//! next is read from device memory, so that a captured graph stays valid.
+//! In f32, for a few rows and many keys: rows and heads that share a KV head share its reads, and the keys are split among as
+//! many blocks as the device runs at once, whose results are merged. What changes from one token to the next is read from
+//! device memory, so that a captured graph stays valid.
 
 use crate::attention::{AttentionShape, SEGMENTS};
 use crate::cuda::{Buffer, Device, DeviceError, Element, Numbers};
@@ -13,7 +13,7 @@ use std::f64::consts::LOG2_E;
 const WARPS: usize = 4;
 /// Numbers that describe the softmax of a row, head and split, and that a thread keeps in shared memory.
 const STATE: usize = 8;
-/// No block takes fewer keys unless there are no more.
+/// Fewest keys of a block, if there are as many.
 const LEAST_KEYS: usize = 128;
 /// The most splits of the keys of a row and head.
 const MOST_SPLITS: usize = 512;
@@ -37,7 +37,7 @@ const RECEIVED_SHARED: usize = (2 * 32 * 68 + 4 * 64 + 8) * 4;
 /// Where a head takes a multiple of 16 bytes, addresses and strides are multiples of 16 bytes too.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Span {
+pub struct DeviceKeySpan {
     /// Address of the first key of KV head `first_head` (and of copy 0).
     pub keys: u64,
     /// Address of its value; values are laid out as the keys.
@@ -63,9 +63,9 @@ pub struct Span {
 }
 
 // SAFETY: plain numbers without padding, of which zeros are valid.
-unsafe impl Zeroable for Span {}
+unsafe impl Zeroable for DeviceKeySpan {}
 // SAFETY: as above.
-unsafe impl Pod for Span {}
+unsafe impl Pod for DeviceKeySpan {}
 
 /// Where mass and entropy of each row, head and segment go: f32 `[rows, query_heads, 3]` each.
 #[derive(Clone, Copy)]
@@ -76,7 +76,7 @@ pub struct StatisticsOnDevice<'a> {
     pub entropy: Numbers<'a>,
 }
 
-/// What attends to what; all memory is of one device.
+/// The input and output of [`attention`]; all memory is of one device.
 #[derive(Clone, Copy)]
 pub struct SpanAttention<'a> {
     /// Sizes of the layer; a head has at most 256 elements.
@@ -87,11 +87,11 @@ pub struct SpanAttention<'a> {
     pub positions: &'a Buffer,
     /// Number of rows.
     pub rows: usize,
-    /// [`Span`] `[span_count]`.
+    /// [`DeviceKeySpan`] `[span_count]`.
     pub spans: &'a Buffer,
     /// Number of spans.
     pub span_count: usize,
-    /// No row ever sees more keys than this. Work is planned for it and shared out for the keys that there are.
+    /// Most keys that a row ever sees. The grid is sized for it; the keys that there are are split among its blocks.
     pub keys_at_most: usize,
     /// Type of all keys and values.
     pub key_element: Element,
@@ -99,7 +99,7 @@ pub struct SpanAttention<'a> {
     pub rows_per_copy: usize,
     /// u32 `[copies]`: bit i says that the copy sees span i, of at most 32. `None`: all see all.
     pub visible_spans: Option<&'a Buffer>,
-    /// i32 `[1]`: tokens decoded since the spans were written, by which those that grow are longer.
+    /// i32 `[1]`: tokens decoded since the spans were written; spans that grow are longer by it.
     pub decoded: Option<&'a Buffer>,
     /// f32 or bf16 `[rows, query_heads, head_dim]`.
     pub output: Numbers<'a>,
@@ -197,7 +197,7 @@ pub fn attention(a: &SpanAttention<'_>) -> Result<(), DeviceError> {
         unused: 0,
     };
     let grid = [(plan.tiles * a.copies()).div_ceil(plan.tiles_per_block), plan.splits, shape.kv_heads];
-    // What warps found and a state of each thread.
+    // Results of the warps and a state of each thread.
     let shared = WARPS * (plan.entries * (PER_LANE * plan.lanes + STATE) + 32 * STATE) * 4;
     // SAFETY: sizes were checked and scratch is as large as the plan says; spans are the caller's word.
     unsafe { device.launch(plan.kernel, grid, WARPS * 32, shared, &parameters)? };
@@ -298,7 +298,7 @@ impl Plan {
             (32, 2, kernel)
         };
         let tiles = a.entries().div_ceil(entries);
-        // The warps of a block either share out the keys of a tile, or have a tile each and find keys in the L1 cache.
+        // The warps of a block either split the keys of a tile, or have a tile each and share keys through the L1 cache.
         let tiles_per_block = if tiles * a.copies() < WARPS { 1 } else { WARPS };
         let blocks = (tiles * a.copies()).div_ceil(tiles_per_block) * shape.kv_heads;
         let resident =
@@ -379,7 +379,7 @@ fn check(a: &SpanAttention<'_>) {
     let size = rows_and_heads * head_dim;
     assert!(a.queries.len() >= size && a.output.len() >= size, "query and output sizes");
     assert!(a.positions.bytes() >= a.rows * size_of::<i32>(), "a position for each row");
-    assert!(a.spans.bytes() >= a.span_count * size_of::<Span>(), "as many spans as said");
+    assert!(a.spans.bytes() >= a.span_count * size_of::<DeviceKeySpan>(), "as many spans as said");
     if let Some(visible) = a.visible_spans {
         let fits = visible.bytes() >= a.copies() * size_of::<u32>() && a.span_count <= MASKED_SPANS;
         assert!(fits, "a bit of each copy for each span");

@@ -1,6 +1,6 @@
 #![allow(clippy::unwrap_used)]
 
-use crate::cuda::{Buffer, Device, DeviceError, Element, Pool, Product};
+use crate::cuda::{Buffer, Device, DeviceError, Element, Gemm, Pool};
 use std::process::Command;
 
 /// In whose presence a test does what ends its process.
@@ -143,7 +143,7 @@ fn what_spoils_a_graph_is_said() {
 fn products_that_cublas_does_not_have_are_refused() {
     let device = Device::emulated();
     let numbers = device.upload(&[1f32; 4]).unwrap();
-    let product = Product {
+    let product = Gemm {
         x: numbers.address(),
         weights: numbers.address(),
         inputs_in: Element::F32,

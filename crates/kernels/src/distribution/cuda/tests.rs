@@ -10,12 +10,12 @@ use crate::reference;
 const VOCABULARIES: [usize; 9] = [1, 7, 33, 257, 4099, 8192, 8193, 8196, 50_257];
 
 fn summaries_of(logits: Numbers<'_>, vocab: usize) -> Buffer {
-    let output = logits.device().reserve(logits.len() / vocab * size_of::<Summary>()).unwrap();
+    let output = logits.device().reserve(logits.len() / vocab * size_of::<DistributionSummary>()).unwrap();
     summarize(logits, vocab, &output).unwrap();
     output
 }
 
-fn summary(device: &Device, logits: &[f32]) -> Summary {
+fn summary(device: &Device, logits: &[f32]) -> DistributionSummary {
     let held = Held::new(device, Element::F32, 0, logits);
     summaries_of(held.numbers(), logits.len()).to_vec().unwrap()[0]
 }
@@ -53,7 +53,7 @@ fn summaries_equal_the_plain_ones() {
         let logits: Vec<f32> = (0..rows).flat_map(|seed| row(seed, vocab)).collect();
         for first in [0, 1] {
             let held = Held::new(&device, Element::F32, first, &logits);
-            let summaries = summaries_of(held.numbers(), vocab).to_vec::<Summary>().unwrap();
+            let summaries = summaries_of(held.numbers(), vocab).to_vec::<DistributionSummary>().unwrap();
             assert_eq!(summaries.len(), rows as usize);
             for (logits, summary) in logits.chunks_exact(vocab).zip(summaries) {
                 let log_p = reference::log_softmax(logits);
@@ -76,8 +76,8 @@ fn comparisons_equal_the_plain_ones() {
         let (of, tokens) = ([1, 0], [0, vocab as u32 - 1]);
         for first in [0, 1] {
             let [reference, logits] = [&x, &y].map(|rows| Held::new(&device, Element::F32, first, rows));
-            let found = comparisons([reference.numbers(), logits.numbers()], vocab, &of, &tokens);
-            for (row, comparison) in found.into_iter().enumerate() {
+            let actual = comparisons([reference.numbers(), logits.numbers()], vocab, &of, &tokens);
+            for (row, comparison) in actual.into_iter().enumerate() {
                 let p = &x[of[row] as usize * vocab..][..vocab];
                 let q = &y[row * vocab..][..vocab];
                 let expected = reference::kl_divergence(p, q);
@@ -130,10 +130,10 @@ fn what_cannot_come_yields_no_nan() {
     let [p_kept, q_kept] = [&p, &q].map(|row| kept.iter().map(|&i| row[i]).collect::<Vec<f32>>());
     let expected = reference::kl_divergence(&p_kept, &q_kept);
     assert!((compared(&device, &p, &q).kl - expected).abs() < 1e-6);
-    let found = summary(&device, &p);
+    let actual = summary(&device, &p);
     let log_p = reference::log_softmax(&p_kept);
     let entropy: f64 = log_p.iter().map(|p| p.exp() * p).sum();
-    assert!((found.negative_entropy - entropy).abs() < 1e-6 && found.finite == 1);
+    assert!((actual.negative_entropy - entropy).abs() < 1e-6 && actual.finite == 1);
     // What the reference can yield and the row cannot is infinitely unlikely; the other way round it is not missed.
     let whole = row(30, 9000);
     assert_eq!(compared(&device, &whole, &p).kl, f64::INFINITY);
@@ -144,8 +144,8 @@ fn what_cannot_come_yields_no_nan() {
     // Only one token can come.
     let mut certain = vec![f32::NEG_INFINITY; 8200];
     certain[8199] = 1.0;
-    let found = summary(&device, &certain);
-    assert_eq!((found.negative_entropy, found.log_normaliser, found.argmax), (0.0, 1.0, 8199));
+    let actual = summary(&device, &certain);
+    assert_eq!((actual.negative_entropy, actual.log_normaliser, actual.argmax), (0.0, 1.0, 8199));
     assert_eq!(compared(&device, &certain, &certain).kl, 0.0);
 }
 
@@ -166,8 +166,8 @@ fn nan_is_reported() {
 fn what_there_is_none_of_comes_out_as_nan() {
     let device = Device::for_tests();
     let held = Held::new(&device, Element::F32, 0, &row(50, 33));
-    let found = comparisons([held.numbers(), held.numbers()], 33, &[1], &[33])[0];
-    assert!(found.kl.is_nan() && found.token_logit.is_nan() && found.finite == 1);
+    let actual = comparisons([held.numbers(), held.numbers()], 33, &[1], &[33])[0];
+    assert!(actual.kl.is_nan() && actual.token_logit.is_nan() && actual.finite == 1);
 }
 
 fn most_likely(device: &Device, logits: &[f32], excluded: &[u32]) -> [u32; 2] {

@@ -1,4 +1,4 @@
-//! Four bits that stand for values of a table, which lie closer together near 0.
+//! Four bits that index a table of values, which is denser near 0.
 
 use super::{Block32, Block256, Offset, bytes, half_at};
 use crate::lanes::Lanes;

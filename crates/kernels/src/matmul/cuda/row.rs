@@ -1,9 +1,9 @@
 //! Products with few rows of activations.
 
-use super::{Chunk, Weights, kernel, with_gaps};
+use super::{Chunk, DeviceWeights, kernel, with_gaps};
 use crate::Activation;
 use crate::cuda::{Device, DeviceError, Element, Numbers};
-use crate::matmul::Format;
+use crate::matmul::WeightFormat;
 
 /// Most rows of x that [`multiply_rows`] takes.
 pub const FEW_ROWS: usize = 4;
@@ -16,7 +16,7 @@ const GROUP: usize = 4;
 #[derive(Clone, Copy)]
 pub struct RowProduct<'a> {
     /// W.
-    pub weights: Weights<'a>,
+    pub weights: DeviceWeights<'a>,
     /// Added to every row: f32 `[weights.rows]`.
     pub bias: Option<Numbers<'a>>,
     /// Added, e.g. the residual stream: f32 `[rows of x, weights.rows]`.
@@ -90,8 +90,8 @@ pub fn multiply_rows_gated(
     activation: Activation,
     x: Numbers<'_>,
     rows: usize,
-    gate: &Weights<'_>,
-    up: &Weights<'_>,
+    gate: &DeviceWeights<'_>,
+    up: &DeviceWeights<'_>,
     output: Numbers<'_>,
 ) -> Result<(), DeviceError> {
     assert_eq!((gate.rows, gate.columns), (up.rows, up.columns), "shapes of gate and up");
@@ -149,7 +149,7 @@ fn matrix(x: Numbers<'_>, rows: usize, product: &RowProduct<'_>) -> RowMatrix {
 fn multiply(
     x: Numbers<'_>,
     rows: usize,
-    format: Format,
+    format: WeightFormat,
     matrices: &mut [RowMatrix],
     gating: Gating,
 ) -> Result<(), DeviceError> {
@@ -201,7 +201,7 @@ fn multiply(
 
 fn launch(
     device: &Device,
-    format: Format,
+    format: WeightFormat,
     chunk: Chunk,
     mut parameters: MultiplyRowsParameters,
 ) -> Result<(), DeviceError> {

@@ -11,7 +11,7 @@ use half::bf16;
 struct Matrix {
     bytes: Vec<u8>,
     buffer: Buffer,
-    format: Format,
+    format: WeightFormat,
     rows: usize,
     columns: usize,
 }
@@ -19,16 +19,16 @@ struct Matrix {
 const OFFSET: usize = 48;
 
 impl Matrix {
-    fn new(device: &Device, format: Format, rows: usize, columns: usize, seed: u64) -> Self {
+    fn new(device: &Device, format: WeightFormat, rows: usize, columns: usize, seed: u64) -> Self {
         let bytes = random_weights(format, rows, columns, seed);
         let buffer = device.reserve(OFFSET + bytes.len()).unwrap();
         buffer.write(OFFSET, &bytes).unwrap();
         Self { bytes, buffer, format, rows, columns }
     }
 
-    fn weights(&self) -> Weights<'_> {
+    fn weights(&self) -> DeviceWeights<'_> {
         let Self { format, rows, columns, .. } = *self;
-        Weights { data: &self.buffer, offset: OFFSET, format, rows, columns }
+        DeviceWeights { data: &self.buffer, offset: OFFSET, format, rows, columns }
     }
 
     fn row(&self, row: usize) -> Vec<f32> {
@@ -66,7 +66,7 @@ fn dequantized(matrix: &Matrix, wanted: &[u32], ids: bool, element: Element) -> 
 #[test]
 fn rows_are_unpacked_as_on_the_cpu_in_every_format() {
     let device = Device::for_tests();
-    for (seed, format) in (0..).zip(Format::ALL) {
+    for (seed, format) in (0..).zip(WeightFormat::ALL) {
         let columns = if format.is_quantized() { [format.block().0, 1024 + 256] } else { [72, 1027] };
         for columns in columns {
             let matrix = Matrix::new(&device, format, 6, columns, seed);
@@ -90,7 +90,7 @@ fn error(y: &[f32], expected: &[(f64, f64)]) -> f64 {
     errors.fold(0.0, f64::max)
 }
 
-fn check(device: &Device, format: Format, rows: usize, (outputs, columns): (usize, usize), seed: u64) {
+fn check(device: &Device, format: WeightFormat, rows: usize, (outputs, columns): (usize, usize), seed: u64) {
     let matrix = Matrix::new(device, format, outputs, columns, seed);
     let x = noise(seed + 7, rows * columns);
     let (on_device, output) = (device.upload(&x).unwrap(), device.reserve(rows * outputs * 4).unwrap());
@@ -104,7 +104,7 @@ fn check(device: &Device, format: Format, rows: usize, (outputs, columns): (usiz
 #[test]
 fn products_equal_the_plain_ones_in_every_format() {
     let device = Device::for_tests();
-    for (seed, format) in (0..).zip(Format::ALL) {
+    for (seed, format) in (0..).zip(WeightFormat::ALL) {
         let block = format.block().0;
         for rows in 1..=FEW_ROWS {
             check(&device, format, rows, (5, if block == 1 { 261 } else { 256 }), seed);
@@ -117,15 +117,15 @@ fn products_equal_the_plain_ones_in_every_format() {
 #[test]
 fn long_rows_and_many_of_them_are_multiplied_chunk_by_chunk() {
     let device = Device::for_tests();
-    check(&device, Format::Q4_0, 1, (301, 64), 1);
-    check(&device, Format::Q8_0, 1, (270, 1024 + 64), 7);
-    check(&device, Format::IQ3S, 2, (210, 1024 + 256), 8);
-    check(&device, Format::BF16, 1, (9, 6144), 2);
-    check(&device, Format::Q4K, 1, (9, 6144), 3);
+    check(&device, WeightFormat::Q4_0, 1, (301, 64), 1);
+    check(&device, WeightFormat::Q8_0, 1, (270, 1024 + 64), 7);
+    check(&device, WeightFormat::IQ3S, 2, (210, 1024 + 256), 8);
+    check(&device, WeightFormat::BF16, 1, (9, 6144), 2);
+    check(&device, WeightFormat::Q4K, 1, (9, 6144), 3);
     // Longer than shared memory, in two parts, and once from an address that is no multiple of 16.
-    check(&device, Format::MXFP4, 4, (6, 5120), 4);
-    check(&device, Format::Q6K, 4, (6, 5120), 5);
-    check(&device, Format::BF16, 3, (3, 6145), 6);
+    check(&device, WeightFormat::MXFP4, 4, (6, 5120), 4);
+    check(&device, WeightFormat::Q6K, 4, (6, 5120), 5);
+    check(&device, WeightFormat::BF16, 3, (3, 6145), 6);
 }
 
 /// Blocks of some GPUs have less shared memory, others more: x goes into it in other parts, beside fewer or more warps.
@@ -133,7 +133,7 @@ fn long_rows_and_many_of_them_are_multiplied_chunk_by_chunk() {
 fn products_fit_the_shared_memory_of_every_gpu() {
     for capability in [(8, 6), (9, 0)] {
         let device = Device::emulated_as(capability);
-        for (seed, format) in (0..).zip(Format::ALL) {
+        for (seed, format) in (0..).zip(WeightFormat::ALL) {
             for rows in [1, FEW_ROWS] {
                 // Just as much of x as goes into shared memory at once, and more.
                 let columns = most_columns(&device, rows) + if rows == 1 { 0 } else { 256 };
@@ -148,12 +148,12 @@ fn several_matrices_have_their_own_biases_and_additions() {
     let device = Device::for_tests();
     let (columns, rows) = (64, 2);
     let formats = [
-        (Format::Q8_0, 6),
-        (Format::Q4_0, 9),
-        (Format::Q8_0, 1),
-        (Format::Q8_0, 5),
-        (Format::Q8_0, 3),
-        (Format::Q4_0, 0),
+        (WeightFormat::Q8_0, 6),
+        (WeightFormat::Q4_0, 9),
+        (WeightFormat::Q8_0, 1),
+        (WeightFormat::Q8_0, 5),
+        (WeightFormat::Q8_0, 3),
+        (WeightFormat::Q4_0, 0),
     ];
     let matrices =
         formats.map(|(format, outputs)| Matrix::new(&device, format, outputs, columns, outputs as u64));
@@ -201,13 +201,13 @@ fn activated(activation: Activation, x: f64) -> f64 {
 fn gated_products_equal_the_plain_ones() {
     let device = Device::for_tests();
     let cases = [
-        (Activation::Silu, [Format::BF16, Format::BF16], 1, 64),
-        (Activation::Gelu, [Format::Q4K, Format::Q4K], 1, 256),
-        (Activation::GeluTanh, [Format::Q8_0, Format::Q8_0], 3, 96),
-        (Activation::GeluTanh, [Format::Q4K, Format::Q6K], 2, 256),
-        (Activation::Silu, [Format::MXFP4, Format::MXFP4], 4, 32),
+        (Activation::Silu, [WeightFormat::BF16, WeightFormat::BF16], 1, 64),
+        (Activation::Gelu, [WeightFormat::Q4K, WeightFormat::Q4K], 1, 256),
+        (Activation::GeluTanh, [WeightFormat::Q8_0, WeightFormat::Q8_0], 3, 96),
+        (Activation::GeluTanh, [WeightFormat::Q4K, WeightFormat::Q6K], 2, 256),
+        (Activation::Silu, [WeightFormat::MXFP4, WeightFormat::MXFP4], 4, 32),
         // In parts.
-        (Activation::Gelu, [Format::Q4_0, Format::Q4_0], 4, 5120),
+        (Activation::Gelu, [WeightFormat::Q4_0, WeightFormat::Q4_0], 4, 5120),
     ];
     for (case, (activation, [gate_format, up_format], rows, columns)) in cases.into_iter().enumerate() {
         for outputs in [1, 7] {
@@ -233,7 +233,14 @@ fn gated_products_equal_the_plain_ones() {
 #[test]
 fn extreme_activations_stay_finite_and_nan_is_seen() {
     let device = Device::for_tests();
-    for format in [Format::Q4_1, Format::Q4K, Format::MXFP4, Format::IQ4XS, Format::IQ1M, Format::BF16] {
+    for format in [
+        WeightFormat::Q4_1,
+        WeightFormat::Q4K,
+        WeightFormat::MXFP4,
+        WeightFormat::IQ4XS,
+        WeightFormat::IQ1M,
+        WeightFormat::BF16,
+    ] {
         let matrix = Matrix::new(&device, format, 3, 256, 9);
         for (value, finite) in [(1e30, true), (1e-40, true), (f32::NAN, false), (f32::INFINITY, false)] {
             let mut x = noise(3, 256);
@@ -251,8 +258,8 @@ fn extreme_activations_stay_finite_and_nan_is_seen() {
 #[test]
 fn products_are_captured_in_a_graph() {
     let device = Device::for_tests();
-    let gate = Matrix::new(&device, Format::Q4K, 5, 256, 1);
-    let up = Matrix::new(&device, Format::Q6K, 5, 256, 2);
+    let gate = Matrix::new(&device, WeightFormat::Q4K, 5, 256, 1);
+    let up = Matrix::new(&device, WeightFormat::Q6K, 5, 256, 2);
     let x = device.upload(&vec![0f32; 256]).unwrap();
     let output = device.reserve(20).unwrap();
     let memory = crate::cuda::Pool::new(&device);

@@ -1,4 +1,4 @@
-//! Products of bf16 pairs, summed in f32: twice as many multiplications an instruction as f32 has.
+//! Products of bf16 pairs, summed in f32: twice as many multiplications per instruction as in f32.
 
 use super::WIDTH;
 use crate::instructions::Operation;
@@ -74,7 +74,7 @@ pub(super) fn round_rows(rows: &mut [f32], depth: usize) {
 
 /// Rows of activations, of which the pairs from `start` on are multiplied.
 #[derive(Clone, Copy)]
-pub(super) struct Rows<'a> {
+pub(super) struct PairRows<'a> {
     pub(super) pairs: &'a [u32],
     pub(super) stride: usize,
     pub(super) start: usize,
@@ -82,7 +82,7 @@ pub(super) struct Rows<'a> {
 }
 
 /// `sums [rows, WIDTH] += x [rows, pairs] · panel [pairs, WIDTH]`, pairs of bf16 in the bits of f32.
-pub(super) fn accumulate(x: Rows<'_>, pairs: usize, panel: &[f32], sums: &mut [f32]) {
+pub(super) fn accumulate(x: PairRows<'_>, pairs: usize, panel: &[f32], sums: &mut [f32]) {
     assert!(panel.len() >= pairs * WIDTH && sums.len() >= x.rows * WIDTH, "panel and sums");
     assert!(x.pairs.len() >= x.rows * x.stride && x.start + pairs <= x.stride, "activations");
     assert!(is_x86_feature_detected!("avx512bf16") && is_x86_feature_detected!("avx512f"), "bf16 products");

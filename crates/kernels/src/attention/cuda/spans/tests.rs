@@ -153,7 +153,7 @@ fn run(device: &Device, problem: &Problem, seed: u64, with_statistics: bool) -> 
         };
         let (first_head, heads) = heads_of(problem, index);
         let skipped = (first_head * head_stride * problem.element.bytes()) as u64;
-        spans.push(Span {
+        spans.push(DeviceKeySpan {
             keys: pair[0].address() + skipped,
             values: pair[1].address() + skipped,
             head_stride: head_stride as u64,

@@ -8,7 +8,7 @@ fn a_captured_graph_follows_the_decoded_tokens() {
     let len = 40 + steps;
     let (keys, values, queries) = (noise(1, 2 * len * dim), noise(2, 2 * len * dim), noise(3, 4 * dim));
     let on_device = [&keys, &values, &queries].map(|numbers| device.upload(&numbers[..]).unwrap());
-    let span = |first: usize, len_now: usize, segment: Segment, grows: u32| Span {
+    let span = |first: usize, len_now: usize, segment: Segment, grows: u32| DeviceKeySpan {
         keys: on_device[0].address() + (first * dim * 4) as u64,
         values: on_device[1].address() + (first * dim * 4) as u64,
         head_stride: (len * dim) as u64,

@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
-use layerscope_models::{Error, Format, Found, Origin, Places, Reference, found};
+use layerscope_models::{ErrorKind, LocalModel, ModelFormat, Origin, Places, Reference, local_models};
 use std::path::{Path, PathBuf};
 
 const COMMIT: &str = "1111111111111111111111111111111111111111";
@@ -38,7 +38,7 @@ impl Home {
     }
 
     fn names(&self) -> Vec<String> {
-        found(&self.places).into_iter().map(|found| found.name).collect()
+        local_models(&self.places).into_iter().map(|model| model.name).collect()
     }
 
     fn parse(&self, text: &str) -> Reference {
@@ -47,7 +47,7 @@ impl Home {
 
     fn error(&self, text: &str) -> String {
         match Reference::parse(text, &self.places) {
-            Err(Error::Input(sentence)) => sentence,
+            Err(error) if error.kind() == ErrorKind::Input => error.to_string(),
             other => panic!("{other:?}"),
         }
     }
@@ -91,7 +91,7 @@ fn every_program_s_models_are_found_with_a_name_to_type() {
     home.write(".cache/llama.cpp/ggml-org_gemma_mmproj-gemma.gguf", "12345");
     home.write(".cache/llama.cpp/ggml-org_gemma_gemma-Q8_0.gguf.json", "{}");
 
-    let all = found(&home.places);
+    let all = local_models(&home.places);
     let shown: Vec<String> =
         all.iter().map(|f| format!("{} | {} | {} | {}", f.name, f.origin, f.format, f.bytes)).collect();
     assert_eq!(
@@ -109,21 +109,21 @@ fn every_program_s_models_are_found_with_a_name_to_type() {
             "ggml-org_gemma_gemma-Q8_0.gguf | llama.cpp | GGUF | 5",
         ]
     );
-    assert!(all.iter().all(|found| found.path.exists()));
+    assert!(all.iter().all(|model| model.path.exists()));
     assert_eq!(all[6].path, blob);
 
     // Each name leads back: to the model itself, or to the Hub that knows its newest commit.
-    for found in &all {
-        match home.parse(&found.name) {
-            Reference::Found(again) => assert_eq!(&again, found),
+    for model in &all {
+        match home.parse(&model.name) {
+            Reference::Local(again) => assert_eq!(&again, model),
             Reference::Hub(hub) => {
-                assert_eq!((found.origin, hub.to_string()), (Origin::HuggingFace, found.name.clone()));
+                assert_eq!((model.origin, hub.to_string()), (Origin::HuggingFace, model.name.clone()));
             }
             Reference::Path(path) => panic!("{}", path.display()),
         }
     }
     let path = |text: &str| match home.parse(text) {
-        Reference::Found(found) => found.path,
+        Reference::Local(model) => model.path,
         other => panic!("{other:?}"),
     };
     assert_eq!(path("ollama:gemma3:270m"), blob);
@@ -138,7 +138,7 @@ fn a_path_wins_and_same_names_go_by_their_paths() {
     let ours = home.write(".cache/layerscope/models/x.gguf", "");
     assert_eq!(home.names(), ["x.gguf".to_owned(), ours.display().to_string()]);
     assert_eq!(home.parse(&own.display().to_string()), Reference::Path(own));
-    assert!(matches!(home.parse("x"), Reference::Found(Found { origin: Origin::CurrentFolder, .. })));
+    assert!(matches!(home.parse("x"), Reference::Local(LocalModel { origin: Origin::CurrentFolder, .. })));
 }
 
 #[test]
@@ -185,9 +185,9 @@ fn links_are_followed_but_never_in_circles() {
     home.link("..", ".lmstudio/models/pub/circle");
     home.link("..", "here/circle");
     home.link("circle.gguf", "here/circle.gguf");
-    let all = found(&home.places);
+    let all = local_models(&home.places);
     assert_eq!(all.len(), 1, "{all:?}");
-    assert_eq!((all[0].bytes, all[0].format), (3, Format::Gguf));
+    assert_eq!((all[0].bytes, all[0].format), (3, ModelFormat::Gguf));
 }
 
 #[cfg(unix)]

@@ -1,12 +1,12 @@
 //! Plain folders: files by their names, checkpoints by their folders'.
 
-use super::{Format, Found, Origin, entries, file_size};
+use super::{LocalModel, ModelFormat, Origin, entries, file_size};
 use crate::checkpoint;
 use crate::file_names::{is_language_model, split_part};
 use std::path::{Path, PathBuf};
 
 /// The GGUF files and checkpoint folders directly in `folder`.
-pub(super) fn models_of(folder: &Path, origin: Origin) -> Vec<Found> {
+pub(super) fn models_of(folder: &Path, origin: Origin) -> Vec<LocalModel> {
     entries(folder)
         .into_iter()
         .filter_map(|(name, path)| gguf(&name, &path, origin).or_else(|| checkpoint_at(name, path, origin)))
@@ -14,7 +14,7 @@ pub(super) fn models_of(folder: &Path, origin: Origin) -> Vec<Found> {
 }
 
 /// The GGUF files of folders `publisher/repository`, as LM Studio keeps them.
-pub(super) fn models_of_publishers(folder: &Path) -> Vec<Found> {
+pub(super) fn models_of_publishers(folder: &Path) -> Vec<LocalModel> {
     let mut models = vec![];
     for (publisher, path) in entries(folder) {
         for (repository, path) in entries(&path) {
@@ -27,17 +27,23 @@ pub(super) fn models_of_publishers(folder: &Path) -> Vec<Found> {
 }
 
 /// The GGUF file of that name, if it is a whole language model.
-pub(super) fn gguf(name: &str, path: &Path, origin: Origin) -> Option<Found> {
+pub(super) fn gguf(name: &str, path: &Path, origin: Origin) -> Option<LocalModel> {
     if !is_language_model(name) || split_part(name).is_some() {
         return None;
     }
     let bytes = file_size(path)?;
-    Some(Found { name: name.to_owned(), origin, path: path.to_owned(), bytes, format: Format::Gguf })
+    Some(LocalModel {
+        name: name.to_owned(),
+        origin,
+        path: path.to_owned(),
+        bytes,
+        format: ModelFormat::Gguf,
+    })
 }
 
 /// The folder, if a complete checkpoint is in it.
-pub(super) fn checkpoint_at(name: String, path: PathBuf, origin: Origin) -> Option<Found> {
+pub(super) fn checkpoint_at(name: String, path: PathBuf, origin: Origin) -> Option<LocalModel> {
     let weights = checkpoint::weights(&path).ok()?;
     let bytes = weights.iter().filter_map(|file| file_size(file)).sum();
-    Some(Found { name, origin, path, bytes, format: Format::Safetensors })
+    Some(LocalModel { name, origin, path, bytes, format: ModelFormat::Safetensors })
 }

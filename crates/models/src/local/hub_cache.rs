@@ -1,13 +1,13 @@
 //! The Hugging Face cache: `models--owner--name/snapshots/COMMIT`, with branches in `refs`.
 
 use super::folders::{checkpoint_at, gguf};
-use super::{Found, Origin, entries};
+use super::{LocalModel, Origin, entries};
 use crate::hub::is_commit;
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
 /// Complete checkpoints and GGUF files of every repository; `main` first, and the same weights once.
-pub(super) fn models_of(cache: &Path) -> Vec<Found> {
+pub(super) fn models_of(cache: &Path) -> Vec<LocalModel> {
     entries(cache)
         .into_iter()
         .filter_map(|(folder, path)| {
@@ -18,7 +18,7 @@ pub(super) fn models_of(cache: &Path) -> Vec<Found> {
         .collect()
 }
 
-fn models_of_repository(id: &str, repository: &Path) -> Vec<Found> {
+fn models_of_repository(id: &str, repository: &Path) -> Vec<LocalModel> {
     let mut revisions = references(&repository.join("refs"), "");
     revisions.sort_by_key(|(name, _)| name != "main");
     let commits =
@@ -31,9 +31,9 @@ fn models_of_repository(id: &str, repository: &Path) -> Vec<Found> {
             continue;
         }
         let at = if revision == "main" { String::new() } else { format!("@{revision}") };
-        for found in models_of_snapshot(id, &at, &repository.join("snapshots").join(&commit)) {
-            if weights.insert(identity(&found)) {
-                models.push(found);
+        for model in models_of_snapshot(id, &at, &repository.join("snapshots").join(&commit)) {
+            if weights.insert(identity(&model)) {
+                models.push(model);
             }
         }
     }
@@ -58,8 +58,8 @@ fn references_in(folder: &Path, name: &str) -> Vec<(String, String)> {
     references(folder, &format!("{name}/"))
 }
 
-fn models_of_snapshot(id: &str, at: &str, snapshot: &Path) -> Vec<Found> {
-    let mut models: Vec<Found> =
+fn models_of_snapshot(id: &str, at: &str, snapshot: &Path) -> Vec<LocalModel> {
+    let mut models: Vec<LocalModel> =
         checkpoint_at(format!("{id}{at}"), snapshot.to_owned(), Origin::HuggingFace).into_iter().collect();
     for (name, path) in entries(snapshot) {
         let file = gguf(&format!("{id}/{name}"), &path, Origin::HuggingFace);
@@ -71,15 +71,15 @@ fn models_of_snapshot(id: &str, at: &str, snapshot: &Path) -> Vec<Found> {
                 .filter_map(|(file, path)| gguf(&format!("{id}/{name}/{file}"), path, Origin::HuggingFace)),
         );
     }
-    for found in models.iter_mut().filter(|found| found.path != snapshot) {
-        found.name.push_str(at);
+    for model in models.iter_mut().filter(|model| model.path != snapshot) {
+        model.name.push_str(at);
     }
     models
 }
 
 /// The blob of the weights, which snapshots of several commits share.
-fn identity(found: &Found) -> PathBuf {
-    let weights = crate::checkpoint::weights(&found.path).ok().and_then(|weights| weights.into_iter().next());
-    let path = weights.unwrap_or_else(|| found.path.clone());
+fn identity(model: &LocalModel) -> PathBuf {
+    let weights = crate::checkpoint::weights(&model.path).ok().and_then(|weights| weights.into_iter().next());
+    let path = weights.unwrap_or_else(|| model.path.clone());
     path.canonicalize().unwrap_or(path)
 }

@@ -1,6 +1,6 @@
 //! Ollama's store: a manifest per name and tag, whose layers are blobs; one of them is a GGUF file.
 
-use super::{Format, Found, Origin, entries, file_size};
+use super::{LocalModel, ModelFormat, Origin, entries, file_size};
 use serde::Deserialize;
 use std::path::Path;
 
@@ -24,7 +24,7 @@ struct Layer {
 }
 
 /// The models of `folder/manifests/REGISTRY/OWNER/NAME/TAG`.
-pub(super) fn models_of(folder: &Path) -> Vec<Found> {
+pub(super) fn models_of(folder: &Path) -> Vec<LocalModel> {
     let mut models = vec![];
     for (registry, path) in entries(&folder.join("manifests")) {
         for (owner, path) in entries(&path) {
@@ -46,7 +46,7 @@ fn full_name(registry: &str, owner: &str, name: &str, tag: &str) -> String {
     }
 }
 
-fn model(folder: &Path, name: &str, manifest: &Path) -> Option<Found> {
+fn model(folder: &Path, name: &str, manifest: &Path) -> Option<LocalModel> {
     // A manifest is a few hundred bytes; anything large is something else.
     if file_size(manifest)? > 1 << 20 {
         return None;
@@ -61,5 +61,5 @@ fn model(folder: &Path, name: &str, manifest: &Path) -> Option<Found> {
     }
     let path = folder.join("blobs").join(format!("sha256-{digest}"));
     let bytes = file_size(&path)?;
-    Some(Found { name: name.to_owned(), origin: Origin::Ollama, path, bytes, format: Format::Gguf })
+    Some(LocalModel { name: name.to_owned(), origin: Origin::Ollama, path, bytes, format: ModelFormat::Gguf })
 }

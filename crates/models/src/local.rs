@@ -1,4 +1,4 @@
-//! Models that are on this disk already, whoever put them there.
+//! Models on this disk.
 
 mod folders;
 mod hub_cache;
@@ -11,8 +11,8 @@ use std::path::{Path, PathBuf};
 
 /// A model on this disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Found {
-    /// What a user can type for it; no two models have the same.
+pub struct LocalModel {
+    /// Unique name that a user can type.
     pub name: String,
     /// Who keeps it.
     pub origin: Origin,
@@ -21,7 +21,7 @@ pub struct Found {
     /// Size of the weights.
     pub bytes: u64,
     /// What the weights are stored as.
-    pub format: Format,
+    pub format: ModelFormat,
 }
 
 /// Who keeps a model.
@@ -56,14 +56,14 @@ impl fmt::Display for Origin {
 
 /// What weights are stored as.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Format {
+pub enum ModelFormat {
     /// One GGUF file.
     Gguf,
     /// A folder with safetensors.
     Safetensors,
 }
 
-impl fmt::Display for Format {
+impl fmt::Display for ModelFormat {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Gguf => "GGUF",
@@ -72,7 +72,7 @@ impl fmt::Display for Format {
     }
 }
 
-impl Found {
+impl LocalModel {
     /// Whether a user who types `text` means this one: its name, with or without `.gguf`, `:latest` or `ollama:`.
     pub fn is_called(&self, text: &str) -> bool {
         let text = match self.origin {
@@ -86,8 +86,8 @@ impl Found {
 }
 
 /// Models on this disk: of the current folder, Layerscope's own, the Hugging Face cache, Ollama, LM Studio and
-/// llama.cpp, in this order. What cannot be read or is incomplete is left out.
-pub fn found(places: &Places) -> Vec<Found> {
+/// llama.cpp, in this order. Models that are unreadable or incomplete are skipped.
+pub fn local_models(places: &Places) -> Vec<LocalModel> {
     let mut all = folders::models_of(&places.current_folder, Origin::CurrentFolder);
     if let Some(folder) = &places.models_folder {
         all.extend(folders::models_of(folder, Origin::Layerscope));
@@ -99,13 +99,13 @@ pub fn found(places: &Places) -> Vec<Found> {
     all.extend(places.lm_studio.iter().flat_map(|folder| folders::models_of_publishers(folder)));
     all.extend(places.llama_cpp.iter().flat_map(|folder| folders::models_of(folder, Origin::LlamaCpp)));
 
-    // A name means the first; others of that name go by their path.
+    // Of several models with one name, the others are named by their path.
     let mut names = HashSet::new();
-    all.retain_mut(|found| {
-        if names.contains(&found.name) {
-            found.name = found.path.display().to_string();
+    all.retain_mut(|model| {
+        if names.contains(&model.name) {
+            model.name = model.path.display().to_string();
         }
-        names.insert(found.name.clone())
+        names.insert(model.name.clone())
     });
     all
 }

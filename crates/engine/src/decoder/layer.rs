@@ -1,0 +1,170 @@
+//! Weights of a layer, and the small operations they stand for.
+
+use super::Location;
+use super::experts::ExpertLayer;
+use crate::config::Activation;
+use crate::hooks::{Hooks, Site};
+use crate::tensor::Tensor;
+use crate::weights::{Linear, LinearCall, LinearMode};
+use crate::{ComputeType, Device, Result};
+
+/// Weights of one layer.
+pub(super) struct LayerWeights {
+    pub(super) attention_norm: Option<Norm>,
+    pub(super) query: Projection,
+    pub(super) key: Projection,
+    pub(super) value: Projection,
+    /// Of queries and of keys.
+    pub(super) query_key_norms: Option<[Norm; 2]>,
+    pub(super) attention_output: Projection,
+    pub(super) attention_post_norm: Option<Norm>,
+    pub(super) mlp_norm: Option<Norm>,
+    pub(super) mlp: Mlp,
+    pub(super) mlp_post_norm: Option<Norm>,
+}
+
+/// What a layer does after attention.
+pub(super) enum Mlp {
+    /// With a gate.
+    Gated { gate: Projection, up: Projection, down: Projection },
+    /// Without.
+    Plain { up: Projection, down: Projection },
+    /// A mixture of experts.
+    Experts(ExpertLayer),
+}
+
+/// x·Wᵀ + bias.
+#[derive(Clone)]
+pub(super) struct Projection {
+    pub(super) weight: Linear,
+    /// `[out]`.
+    pub(super) bias: Option<Tensor>,
+}
+
+/// RMSNorm, or LayerNorm where there is a bias.
+pub(super) struct Norm {
+    /// `[d]`.
+    pub(super) weight: Tensor,
+    /// `[d]`.
+    pub(super) bias: Option<Tensor>,
+    pub(super) epsilon: f32,
+}
+
+impl LayerWeights {
+    /// Bytes of the matrices.
+    pub(super) fn bytes(&self) -> usize {
+        let attention = [&self.query, &self.key, &self.value, &self.attention_output];
+        let mlp = match &self.mlp {
+            Mlp::Gated { gate, up, down } => gate.bytes() + up.bytes() + down.bytes(),
+            Mlp::Plain { up, down } => up.bytes() + down.bytes(),
+            Mlp::Experts(experts) => experts.bytes(),
+        };
+        attention.map(Projection::bytes).iter().sum::<usize>() + mlp
+    }
+
+    /// The norm of queries `[rows, H, head_dim]`, over as many elements as it has: those of a head, or of all heads.
+    pub(super) fn query_norm(&self, q: Tensor) -> Result<Tensor> {
+        match &self.query_key_norms {
+            Some([norm, _]) => norm.forward(&q, None),
+            None => Ok(q),
+        }
+    }
+
+    /// [`Self::query_norm`] of keys `[rows, kv_heads, head_dim]`.
+    pub(super) fn key_norm(&self, k: Tensor) -> Result<Tensor> {
+        match &self.query_key_norms {
+            Some([_, norm]) => norm.forward(&k, None),
+            None => Ok(k),
+        }
+    }
+}
+
+impl Projection {
+    /// Bytes of the matrix.
+    pub(super) fn bytes(&self) -> usize {
+        self.weight.bytes()
+    }
+
+    fn call(&self) -> LinearCall<'_> {
+        LinearCall { weight: &self.weight, bias: self.bias.as_ref(), residual: None }
+    }
+
+    /// `x [rows, in]` to `[rows, out]`.
+    pub(super) fn forward(&self, x: &Tensor, mode: LinearMode) -> Result<Tensor> {
+        let [y] = Self::forward_together([self], x, mode)?;
+        Ok(y)
+    }
+
+    /// `residual [rows, out]` + the projection of `x [rows, in]`.
+    pub(super) fn forward_with_residual(
+        &self,
+        x: &Tensor,
+        residual: &Tensor,
+        mode: LinearMode,
+    ) -> Result<Tensor> {
+        let [y] = Linear::multiply([LinearCall { residual: Some(residual), ..self.call() }], x, mode)?;
+        Ok(y)
+    }
+
+    /// f(gate(x)) · up(x).
+    pub(super) fn forward_gated(
+        activation: Activation,
+        [gate, up]: [&Self; 2],
+        x: &Tensor,
+        mode: LinearMode,
+    ) -> Result<Tensor> {
+        if gate.bias.is_none() && up.bias.is_none() {
+            let fused = Linear::multiply_gated(activation, [&gate.weight, &up.weight], x)?;
+            if let Some(gated) = fused {
+                return Ok(gated);
+            }
+        }
+        let [gate, up] = Self::forward_together([gate, up], x, mode)?;
+        gate.gated(activation, &up)
+    }
+
+    /// Several projections of the same rows, in one parallel operation.
+    pub(super) fn forward_together<const N: usize>(
+        projections: [&Self; N],
+        x: &Tensor,
+        mode: LinearMode,
+    ) -> Result<[Tensor; N]> {
+        Linear::multiply(projections.map(Self::call), x, mode)
+    }
+}
+
+impl Norm {
+    /// `x` in rows as long as the weight; in the type in which rows are multiplied in `compute`, or in the type of `x`.
+    pub(super) fn forward(&self, x: &Tensor, compute: Option<ComputeType>) -> Result<Tensor> {
+        x.norm(&self.weight, self.bias.as_ref(), self.epsilon, compute)
+    }
+
+    /// [`Self::forward`] with a hook point, which shows the value before the learned weight and bias.
+    pub(super) fn forward_hooked(
+        &self,
+        x: &Tensor,
+        at: Location<'_>,
+        site: Site,
+        hooks: &mut Hooks<'_>,
+        compute: Option<ComputeType>,
+    ) -> Result<Tensor> {
+        if !hooks.wants(at.layer, site) {
+            return self.forward(x, compute);
+        }
+        let ones = Tensor::from_vec(vec![1.0; self.weight.elements()], self.weight.dims())?;
+        let zeros = Tensor::from_vec(vec![0.0; self.weight.elements()], self.weight.dims())?;
+        let zeros = self.bias.as_ref().map(|_| &zeros);
+        let normalized = x.to_device(&Device::Cpu)?.norm(&ones, zeros, self.epsilon, None)?;
+        let normalized = hooks.visit(at.layer, site, at.positions, normalized)?.to_host()?;
+        let scaled = normalized.broadcast_mul(&self.weight.to_host()?)?;
+        let scaled = match &self.bias {
+            Some(bias) => scaled.broadcast_add(&bias.to_host()?)?,
+            None => scaled,
+        };
+        let scaled = Tensor::from(scaled).like(x)?;
+        match compute {
+            Some(compute) => scaled.for_products(compute),
+            None => Ok(scaled),
+        }
+    }
+}

@@ -1,0 +1,144 @@
+//! Choosing the next token from logits.
+
+use crate::tensor::Tensor;
+use crate::{Error, Result};
+use candle_transformers::generation::{LogitsProcessor, Sampling as CandleSampling};
+
+/// How the next token is chosen.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Sampling {
+    /// The most likely token; the first of equals.
+    Greedy,
+    /// A random token.
+    Random {
+        /// Logits are divided by this; above 0.
+        temperature: f64,
+        /// Keep only the most likely tokens that together have this probability.
+        top_p: Option<f64>,
+        /// Keep only this many of the most likely tokens.
+        top_k: Option<usize>,
+        /// Seed of the random numbers: the same seed gives the same text.
+        seed: u64,
+    },
+}
+
+/// Chooses one token after another from logits `[V]`; needs neither a session nor a loop.
+///
+/// ```
+/// use layerscope_engine::{Sampler, Sampling, Tensor};
+///
+/// let logits = Tensor::from_vec(vec![0.5, 3.0, 1.0], &[3])?;
+/// assert_eq!(Sampler::new(Sampling::Greedy)?.sample(&logits)?, 1);
+///
+/// let sampling = Sampling::Random { temperature: 0.8, top_p: Some(0.9), top_k: None, seed: 1 };
+/// let token = Sampler::new(sampling)?.sample(&logits)?;
+/// assert!(token < 3);
+/// # Ok::<(), layerscope_engine::Error>(())
+/// ```
+pub struct Sampler {
+    /// `None`: greedy.
+    random: Option<LogitsProcessor>,
+}
+
+impl Sampler {
+    /// A sampler at the beginning of its random numbers.
+    ///
+    /// # Errors
+    /// [`Error::Input`] on a temperature, top-p or top-k out of range.
+    pub fn new(sampling: Sampling) -> Result<Self> {
+        let Sampling::Random { temperature, top_p, top_k, seed } = sampling.checked()? else {
+            return Ok(Self { random: None });
+        };
+        let sampling = match (top_k, top_p) {
+            (None, None) => CandleSampling::All { temperature },
+            (Some(k), None) => CandleSampling::TopK { k, temperature },
+            (None, Some(p)) => CandleSampling::TopP { p, temperature },
+            (Some(k), Some(p)) => CandleSampling::TopKThenTopP { k, p, temperature },
+        };
+        Ok(Self { random: Some(LogitsProcessor::from_sampling(seed, sampling)) })
+    }
+
+    /// The next token of logits `[V]`.
+    ///
+    /// # Errors
+    /// [`Error::NanLogits`].
+    pub fn sample(&mut self, logits: &Tensor) -> Result<u32> {
+        // Also before a random draw, which cannot cope with NaN.
+        let most_likely = argmax(logits, &[])?;
+        match &mut self.random {
+            None => Ok(most_likely),
+            Some(random) => Ok(random.sample(&logits.to_host()?)?),
+        }
+    }
+}
+
+impl Sampling {
+    /// Itself, if its numbers are in range.
+    ///
+    /// # Errors
+    /// [`Error::Input`] on a temperature, top-p or top-k out of range.
+    pub fn checked(self) -> Result<Self> {
+        if let Self::Random { temperature, top_p, top_k, .. } = self {
+            if !(temperature > 0.0 && temperature.is_finite()) {
+                return Err(Error::input(format!("temperature {temperature} must be above 0")));
+            }
+            if top_p.is_some_and(|p| !(p > 0.0 && p <= 1.0)) {
+                return Err(Error::input("top-p must be above 0 and at most 1"));
+            }
+            if top_k == Some(0) {
+                return Err(Error::input("top-k must be at least 1"));
+            }
+        }
+        Ok(self)
+    }
+}
+
+/// The most likely token of logits `[V]`, the first of equals, without `excluded` tokens.
+///
+/// # Errors
+/// [`Error::NanLogits`] where logits are NaN or every token is excluded.
+pub fn argmax(logits: &Tensor, excluded: &[u32]) -> Result<u32> {
+    logits.argmax(excluded)?.ok_or(Error::NanLogits)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn logits(numbers: &[f32]) -> Tensor {
+        Tensor::from_vec(numbers.to_vec(), &[numbers.len()]).unwrap()
+    }
+
+    #[test]
+    fn greedy_takes_the_first_of_equals() {
+        let mut sampler = Sampler::new(Sampling::Greedy).unwrap();
+        assert_eq!(sampler.sample(&logits(&[0.0, 2.0, 2.0])).unwrap(), 1);
+        assert_eq!(argmax(&logits(&[0.0, 2.0, 2.0]), &[1]).unwrap(), 2);
+    }
+
+    #[test]
+    fn the_same_seed_gives_the_same_tokens_within_top_k() {
+        let draw = |seed| {
+            let sampling = Sampling::Random { temperature: 1.5, top_p: None, top_k: Some(2), seed };
+            let mut sampler = Sampler::new(sampling).unwrap();
+            let logits = logits(&[1.0, 0.9, 0.8, 0.7]);
+            (0..50).map(|_| sampler.sample(&logits).unwrap()).collect::<Vec<_>>()
+        };
+        assert_eq!(draw(7), draw(7));
+        assert_ne!(draw(7), draw(8));
+        assert!(draw(7).iter().all(|&token| token < 2));
+    }
+
+    #[test]
+    fn nan_and_numbers_out_of_range_are_errors() {
+        let random = |temperature, top_p, top_k| Sampling::Random { temperature, top_p, top_k, seed: 0 };
+        for wrong in [random(0.0, None, None), random(1.0, Some(0.0), None), random(1.0, None, Some(0))] {
+            assert_eq!(Sampler::new(wrong).err().unwrap().exit_code(), 2);
+        }
+        for sampling in [Sampling::Greedy, random(1.0, None, None)] {
+            let result = Sampler::new(sampling).unwrap().sample(&logits(&[0.0, f32::NAN]));
+            assert!(matches!(result, Err(Error::NanLogits)));
+        }
+    }
+}
