@@ -3,8 +3,8 @@
 #![allow(clippy::unwrap_used)]
 
 use layerscope_engine::{
-    Decoder, Device, Error, GgufFile, HookPoint, Hooks, Interrupt, Policy, Session, WeightsPrecision,
-    gguf_config,
+    Attend, ComputeType, Decoder, Depth, Device, Error, GgufFile, HookPoint, Hooks, Interrupt, Location,
+    Pass, Policy, Result, Session, Tensor, WeightsPrecision, gguf_config,
 };
 use ndarray::{ArrayD, Axis};
 use std::collections::HashMap;
@@ -122,4 +122,64 @@ fn hooks_read_and_change_what_they_name() {
     let error = session.prefill(&prompt, &mut hooks, &Interrupt::new(false), &mut |_| {}).unwrap_err();
     assert!(matches!(&error, Error::HookShape { returned, .. } if *returned == [3]));
     assert!(error.to_string().contains("hook_embed"), "{error}");
+}
+
+#[test]
+fn misuse_is_an_error_that_a_program_can_match_on() {
+    struct Nothing;
+    impl Attend for Nothing {
+        fn attend(&mut self, _: Location<'_>, [q, ..]: [&Tensor; 3], _: &mut Hooks<'_>) -> Result<Tensor> {
+            Ok(q.clone())
+        }
+    }
+    let decoder = Arc::new(decoder());
+    let (layers, hidden, vocab) =
+        (decoder.config().layers, decoder.config().hidden, decoder.config().vocab as u32);
+    let rows = |rows: usize, width: usize| Tensor::from_vec(vec![0.5; rows * width], &[rows, width]).unwrap();
+    let forward = |x: Tensor, positions: &[usize], depth| {
+        let mut pass = Pass {
+            attend: &mut Nothing,
+            hooks: &mut Hooks::none(),
+            sequence_len: 8,
+            compute: ComputeType::F32,
+            rows_on_device: None,
+            keys_values_from: None,
+        };
+        decoder.forward(x, positions, depth, &mut pass)
+    };
+    assert!(forward(rows(2, hidden), &[0, 1], Depth::of_layers(0..layers)).is_ok());
+    let beyond = forward(rows(2, hidden), &[0, 1], Depth::of_layers(layers - 1..layers + 1));
+    assert!(matches!(beyond, Err(Error::UnknownLayer { layer, .. }) if layer == layers));
+    let hooks = &mut Hooks::none();
+    for misuse in [
+        forward(rows(2, hidden), &[0], Depth::of_layers(0..layers)),
+        forward(rows(2, hidden + 1), &[0, 1], Depth::of_layers(0..layers)),
+        decoder.embed(&[3, 4], &[0], hooks),
+        decoder.unembed(&rows(1, hidden + 1), &[0], hooks, ComputeType::F32),
+        decoder.attention_norm(0, &rows(1, 1), ComputeType::F32),
+        Tensor::cat(&[]),
+    ] {
+        assert!(matches!(misuse, Err(Error::Misuse(_))), "{misuse:?}");
+    }
+    let unknown = decoder.embed(&[vocab], &[0], hooks);
+    assert!(matches!(unknown, Err(Error::UnknownToken { token, .. }) if token == vocab));
+    assert!(matches!(
+        decoder.attention_norm(layers, &rows(1, hidden), ComputeType::F32),
+        Err(Error::UnknownLayer { .. })
+    ));
+    assert_eq!(decoder.attention_shape(layers).window, None);
+    assert!(rows(2, 3).narrow(1, 2).is_err());
+    assert!(rows(2, 3).select(&[2]).is_err());
+    assert!(rows(2, 3).reshape(&[5]).is_err());
+    assert!(HookPoint::parse("blocks.0.hook_resid_pre", 0).is_err());
+    let context = decoder.config().context;
+    let policy = || Policy::full(layers);
+    let long = Session::new(&decoder, policy(), context, 2).err().unwrap();
+    assert!(matches!(long, Error::ContextExceeded { decode: 2, .. }) && long.exit_code() == 2, "{long}");
+    let empty = Session::new(&decoder, policy(), 0, 1).err().unwrap();
+    assert!(matches!(empty, Error::EmptyPrompt(_)));
+    assert!(
+        matches!(Policy::parse("sped:2", layers), Err(Error::UnknownPolicy { known, .. }) if known[0].starts_with("speed"))
+    );
+    assert!(matches!(Policy::parse("speed:999", layers), Err(Error::InvalidPolicy { .. })));
 }
