@@ -10,7 +10,7 @@ use crate::decoder::Location;
 use crate::hooks::{Hooks, Site};
 use crate::kv::{KeyRange, KvStore};
 use crate::tensor::Tensor;
-use layerscope_kernels::{AttentionShape, Received, AttentionStatistics};
+use layerscope_kernels::{AttentionShape, AttentionStatistics, Received};
 use std::ops::Range;
 
 /// What the rows of a layer attend to.

@@ -20,8 +20,8 @@ use crate::weights::{Embedding, WeightsPrecision};
 use crate::{ComputeType, Device, Error, KvPrecision, MemoryNeed, ModelConfig, Result};
 use layer::{LayerWeights, Norm, Projection};
 use layerscope_kernels::AttentionShape;
-use layerscope_kernels::matmul::ProductRows;
 use layerscope_kernels::cuda::Buffer;
+use layerscope_kernels::matmul::ProductRows;
 use rotary::RotaryTables;
 
 /// Config and weights. `Send` and `Sync`: sequences on several threads can share one in an `Arc`.
@@ -158,7 +158,9 @@ impl Decoder {
         let alone = sequences.iter().skip_while(|sequence| sequence.rows != 1);
         match together + alone.clone().count() == rows && alone.clone().all(|sequence| sequence.rows == 1) {
             true => Ok(ProductRows { together, alone: rows - together }),
-            false => Err(Error::misuse("the rows of a pass are not those of its sequences, single ones last")),
+            false => {
+                Err(Error::misuse("the rows of a pass are not those of its sequences, single ones last"))
+            }
         }
     }
 

@@ -156,7 +156,13 @@ impl Session {
     ///
     /// # Errors
     /// Whatever fails beneath.
-    pub fn resume(&mut self, layer: usize, x: &Tensor, first_position: usize, compute: ComputeType) -> Result<Tensor> {
+    pub fn resume(
+        &mut self,
+        layer: usize,
+        x: &Tensor,
+        first_position: usize,
+        compute: ComputeType,
+    ) -> Result<Tensor> {
         self.device_steps = None;
         let positions = (first_position..first_position + x.rows()).collect();
         let depth = Depth::of_layers(layer..self.decoder.config().layers);

@@ -4,7 +4,7 @@
 
 use layerscope_engine::{
     Attend, ComputeType, Decoder, Depth, Device, Error, GgufFile, HookPoint, Hooks, Interrupt, Location,
-    Pass, Policy, Result, Session, Tensor, WeightsPrecision, gguf_config,
+    Pass, Policy, Result, SequenceRows, Session, Tensor, WeightsPrecision, gguf_config,
 };
 use ndarray::{ArrayD, Axis};
 use std::collections::HashMap;
@@ -128,11 +128,17 @@ fn hooks_read_and_change_what_they_name() {
 fn misuse_is_an_error_that_a_program_can_match_on() {
     struct Nothing;
     impl Attend for Nothing {
-        fn attend(&mut self, _: Location<'_>, [q, ..]: [&Tensor; 3], _: &mut Hooks<'_>) -> Result<Tensor> {
+        fn attend(
+            &mut self,
+            _: Location<'_>,
+            q: &Tensor,
+            _: Option<[&Tensor; 2]>,
+            _: &mut Hooks<'_>,
+        ) -> Result<Tensor> {
             Ok(q.clone())
         }
     }
-    let decoder = Arc::new(decoder());
+    let decoder = decoder();
     let (layers, hidden, vocab) =
         (decoder.config().layers, decoder.config().hidden, decoder.config().vocab as u32);
     let rows = |rows: usize, width: usize| Tensor::from_vec(vec![0.5; rows * width], &[rows, width]).unwrap();
@@ -140,10 +146,9 @@ fn misuse_is_an_error_that_a_program_can_match_on() {
         let mut pass = Pass {
             attend: &mut Nothing,
             hooks: &mut Hooks::none(),
-            sequence_len: 8,
+            sequences: &[SequenceRows { rows: positions.len(), sequence_len: 8 }],
             compute: ComputeType::F32,
             rows_on_device: None,
-            keys_values_from: None,
         };
         decoder.forward(x, positions, depth, &mut pass)
     };

@@ -98,12 +98,7 @@ impl ProductRows {
 ///
 /// # Panics
 /// If sizes do not agree.
-pub fn multiply(
-    x: &[f32],
-    rows: impl Into<ProductRows>,
-    products: &mut [Product<'_>],
-    compute: ComputeType,
-) {
+pub fn multiply(x: &[f32], rows: impl Into<ProductRows>, products: &mut [Product<'_>], compute: ComputeType) {
     multiply_with(Instructions::best(), x, rows, products, compute);
 }
 
@@ -130,7 +125,13 @@ pub fn multiply_with(
     }
     let (together, alone) = x.split_at(counts.together * columns);
     if counts.together > 0 {
-        panel::multiply(instructions, together, counts.together, &mut parts(products, 0..counts.together), compute);
+        panel::multiply(
+            instructions,
+            together,
+            counts.together,
+            &mut parts(products, 0..counts.together),
+            compute,
+        );
     }
     if counts.alone > 0 {
         row::multiply(instructions, alone, &mut parts(products, counts.together..rows));

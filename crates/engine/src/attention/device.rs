@@ -7,7 +7,7 @@ use crate::{Error, Result};
 use layerscope_kernels::attention::cuda::prefill::{self, Prefill};
 use layerscope_kernels::attention::cuda::spans::{self, DeviceKeySpan, SpanAttention, StatisticsOnDevice};
 use layerscope_kernels::cuda::{Buffer, Device, Element};
-use layerscope_kernels::{Received, SEGMENTS, Segment, AttentionStatistics};
+use layerscope_kernels::{AttentionStatistics, Received, SEGMENTS, Segment};
 
 /// Copies of rows see at most this many spans apart from each other.
 const SPANS_BY_COPY: usize = 32;

@@ -5,7 +5,7 @@ use crate::Result;
 use crate::kv::{KeyRange, KvBuffer, by_slot};
 use crate::tensor::{Tensor, with_f32};
 use layerscope_kernels::{
-    KeySpan, Queries, Received, Segment, AttentionStatistics, attention, attention_with_statistics,
+    AttentionStatistics, KeySpan, Queries, Received, Segment, attention, attention_with_statistics,
 };
 use rayon::prelude::*;
 use std::ops::Range;

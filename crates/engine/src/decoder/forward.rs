@@ -208,7 +208,11 @@ impl Layer<'_, '_, '_> {
         for (expert, route) in layer.experts.iter().zip(&routes).filter(|(_, route)| !route.rows.is_empty()) {
             let x = x.select(&route.rows)?;
             let gated = Projection::forward_gated(f, [&expert.gate, &expert.up], &x, compute.into())?;
-            sum.add_weighted_rows(&expert.down.forward(&gated, compute.into())?, &route.rows, &route.weights)?;
+            sum.add_weighted_rows(
+                &expert.down.forward(&gated, compute.into())?,
+                &route.rows,
+                &route.weights,
+            )?;
         }
         Ok(sum)
     }

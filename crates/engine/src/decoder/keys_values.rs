@@ -1,7 +1,7 @@
 //! Keys and values of rows that do not run through the layers, projected from one residual stream.
 
-use super::{Decoder, RowsOnDevice, SequenceRows};
 use super::layer::Projection;
+use super::{Decoder, RowsOnDevice, SequenceRows};
 use crate::hooks::{Hooks, Site};
 use crate::tensor::Tensor;
 use crate::{ComputeType, Result};
@@ -62,7 +62,8 @@ impl Decoder {
                 Some(shared) => shared,
                 None => &self.attention_norm(layer, x, compute)?,
             };
-            let [k, v] = Projection::forward_together([&weights.key, &weights.value], normed, compute.into())?;
+            let [k, v] =
+                Projection::forward_together([&weights.key, &weights.value], normed, compute.into())?;
             let k = hooks.visit(layer, Site::Key, positions, k.reshape(&shape)?)?;
             let v = hooks.visit(layer, Site::Value, positions, v.reshape(&shape)?)?;
             let k = weights.key_norm(k)?;

@@ -1,7 +1,7 @@
 //! Rows whose tokens and positions are in a GPU's memory.
 
-use super::{Decoder, SequenceRows};
 use super::rotary::Angles;
+use super::{Decoder, SequenceRows};
 use crate::tensor::Tensor;
 use crate::{Device, Error, Result};
 use layerscope_kernels::cuda::Buffer;

@@ -1,9 +1,9 @@
 //! Rotary embedding (Su et al. 2021): the angles of positions, computed once for all layers with the same frequencies.
 
+use super::SequenceRows;
 use crate::config::RopeConfig;
 use crate::tensor::{Tensor, mixed};
 use crate::{Error, ModelConfig, Result};
-use super::SequenceRows;
 use layerscope_kernels::cuda::{Buffer, Device, Element, Numbers};
 use layerscope_kernels::elementwise::cuda::Rotation;
 use std::sync::{Arc, Mutex, PoisonError};

@@ -14,7 +14,7 @@ use crate::tensor::{DeviceTensor, Tensor};
 use crate::{ComputeType, Depth, Device, Error, Policy, Result};
 use layerscope_kernels::attention::cuda::spans::{self, SpanAttention, StatisticsOnDevice};
 use layerscope_kernels::cuda::{self, Buffer, Element, Graph, Pool, store};
-use layerscope_kernels::{Received, SEGMENTS, Segment, AttentionStatistics};
+use layerscope_kernels::{AttentionStatistics, Received, SEGMENTS, Segment};
 use std::ops::Range;
 use std::sync::Arc;
 

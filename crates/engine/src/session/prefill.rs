@@ -250,7 +250,9 @@ impl Session {
             rows.select(drop)?.into_iter().for_each(|dropped| selection.dropped(point, dropped));
         }
         match rows.select(drop)? {
-            Some(dropped) => self.project_keys_values(&dropped, point.next_attention(), hooks, ComputeType::Bf16),
+            Some(dropped) => {
+                self.project_keys_values(&dropped, point.next_attention(), hooks, ComputeType::Bf16)
+            }
             None => Ok(()),
         }
     }

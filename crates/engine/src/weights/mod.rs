@@ -11,8 +11,8 @@ mod random;
 mod safetensors;
 
 pub use gguf::GgufFile;
-pub(crate) use linear::{LinearCall, LinearMode};
 pub use linear::{Embedding, Linear};
+pub(crate) use linear::{LinearCall, LinearMode};
 pub(crate) use place::Place;
 pub use random::{RandomWeights, ShapeWeights};
 pub use safetensors::SafetensorsFiles;

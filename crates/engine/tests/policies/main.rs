@@ -5,12 +5,14 @@
 
 mod lazyllm;
 mod reference;
+mod retention;
 mod sliminfer;
 mod streaming;
+mod together;
 
 use layerscope_engine::{
-    Arrived, Decoder, Depth, GenerationEvent, GenerationSettings, HookPoint, Hooks, Interrupt,
-    POLICIES, Policy, PolicyRules, Reach, Sampling, Session, Site, generate,
+    Arrived, Decoder, Depth, GenerationEvent, GenerationSettings, HookPoint, Hooks, Interrupt, POLICIES,
+    Policy, PolicyRules, Reach, Sampling, Session, Site, generate,
 };
 use proptest::prelude::*;
 #[cfg(target_os = "linux")]
@@ -63,20 +65,49 @@ fn stepped_on(
     p: usize,
     hooks: &mut Hooks<'_>,
 ) -> Vec<Vec<f32>> {
-    let decode = sequence.len() + 1 - p;
-    let mut session = Session::new(decoder, policy.clone(), p, decode).unwrap();
+    let (found, session) = run(decoder, policy, sequence, p, hooks);
+    let (config, decode) = (TINY.decoder.config(), sequence.len() + 1 - p);
+    let capacity = policy.capacity_by_head(p, decode, config.kv_heads);
+    for (layer, heads) in capacity.iter().enumerate() {
+        for (head, tokens) in heads.iter().enumerate() {
+            let stored = session.store().positions(layer, head).len();
+            assert_eq!(stored, *tokens, "{policy}, p {p}: tokens kept in layer {layer}, KV head {head}");
+        }
+    }
+    let bytes = 2 * config.head_dim * size_of::<f32>();
+    let expected = capacity.iter().flatten().sum::<usize>() * bytes;
+    assert_eq!(session.store().allocated_bytes(), expected, "{policy}, p {p}");
+    found
+}
+
+/// Logits of all steps, one after another.
+fn steps_of(decoder: &Arc<Decoder>, policy: &Policy, sequence: &[u32], p: usize) -> Vec<Vec<f32>> {
+    run(decoder, policy, sequence, p, &mut Hooks::none()).0
+}
+
+fn run(
+    decoder: &Arc<Decoder>,
+    policy: &Policy,
+    sequence: &[u32],
+    p: usize,
+    hooks: &mut Hooks<'_>,
+) -> (Vec<Vec<f32>>, Session) {
+    let mut session = Session::new(decoder, policy.clone(), p, sequence.len() + 1 - p).unwrap();
     let mut found =
         vec![session.prefill(&sequence[..p], hooks, &Interrupt::new(false), &mut |_| {}).unwrap()];
     for &token in &sequence[p..] {
         found.push(session.step(token, hooks).unwrap());
     }
-    let (config, capacity) = (TINY.decoder.config(), policy.capacity(p, decode));
-    for (layer, tokens) in capacity.iter().enumerate() {
-        assert_eq!(session.store().len(layer), *tokens, "{policy}, p {p}: tokens kept in layer {layer}");
+    (found.iter().map(|logits| logits.to_vec().unwrap()).collect(), session)
+}
+
+/// Hooks that have the pattern of every layer materialised.
+fn pattern_hooks(layers: usize) -> Hooks<'static> {
+    let mut hooks = Hooks::none();
+    for layer in 0..layers {
+        hooks.add(HookPoint { layer, site: Site::Pattern }, |_, _| Ok(None));
     }
-    let bytes = 2 * config.kv_heads * config.head_dim * size_of::<f32>();
-    assert_eq!(session.store().allocated_bytes(), capacity.iter().sum::<usize>() * bytes, "{policy}, p {p}");
-    found.iter().map(|logits| logits.to_vec().unwrap()).collect()
+    hooks
 }
 
 fn assert_same(found: &[Vec<f32>], expected: &[Vec<f32>], what: &str) {
@@ -244,10 +275,7 @@ fn rows_at_once_equal_single_steps_under_every_policy() {
     ] {
         let policy = Policy::parse(name, layers).unwrap();
         let single = stepped(&policy, &sequence, p, &mut Hooks::none());
-        let mut hooks = Hooks::none();
-        for layer in 0..layers {
-            hooks.add(HookPoint { layer, site: Site::Pattern }, |_, _| Ok(None));
-        }
+        let mut hooks = pattern_hooks(layers);
         assert_same(&stepped(&policy, &sequence, p, &mut hooks), &single, &format!("{name}, pattern"));
         let mut session = Session::new(&TINY.decoder, policy, p, steps).unwrap();
         session.prefill(&sequence[..p], &mut Hooks::none(), &Interrupt::new(false), &mut |_| {}).unwrap();

@@ -3,8 +3,8 @@
 
 use candle_core::{D, Device, Tensor as HostTensor};
 use layerscope_engine::{
-    Attend, ComputeType, Decoder, Depth, GgufFile, HookPoint, Hooks, Location, ModelConfig, Pass, Result, SequenceRows, Site, Tensor,
-    Weight, WeightSource, WeightsPrecision, gguf_config,
+    Attend, ComputeType, Decoder, Depth, GgufFile, HookPoint, Hooks, Location, ModelConfig, Pass, Result,
+    SequenceRows, Site, Tensor, Weight, WeightSource, WeightsPrecision, gguf_config,
 };
 use std::cell::RefCell;
 use std::path::PathBuf;

@@ -1,0 +1,208 @@
+//! Policies that are retention alone: an arbitrary set of (layer, KV head) that keeps the prompt, and the top positions of
+//! each KV head by score. Nothing but their own few lines knows them.
+
+use super::reference::{Reference, TINY, whole_run};
+use super::{assert_within, sequence, stepped, stepped_on};
+use layerscope_engine::{
+    Anchors, Eviction, Hooks, LayerKv, Policy, PolicyRules, Result, Retention, StoredHead,
+};
+use proptest::prelude::*;
+use std::collections::BTreeSet;
+use std::fmt;
+use std::sync::{Arc, Mutex};
+
+/// The KV heads of a set keep the whole prompt, the others its anchors.
+struct KeptHeads {
+    heads: BTreeSet<(usize, usize)>,
+    anchors: Anchors,
+}
+
+impl PolicyRules for KeptHeads {
+    fn retention(&self) -> &dyn Retention {
+        self
+    }
+}
+
+impl Retention for KeptHeads {
+    fn eviction(&self) -> Eviction {
+        Eviction::BeforeDecode
+    }
+
+    fn kept_by_head(&self, layer: LayerKv, kv_head: usize) -> usize {
+        match self.heads.contains(&(layer.layer, kv_head)) {
+            true => layer.stored,
+            false => self.anchors.within(layer.prefill_len),
+        }
+    }
+
+    fn keep_mask(&self, stored: &StoredHead<'_>) -> Result<Vec<bool>> {
+        let all = self.heads.contains(&(stored.layer, stored.kv_head));
+        Ok(stored.positions.iter().map(|&position| all || self.anchors.contains(position)).collect())
+    }
+}
+
+impl fmt::Display for KeptHeads {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "keep:{:?}{}", self.heads, self.anchors)
+    }
+}
+
+/// The mask that says the same.
+fn expected_of_set(policy: &KeptHeads, sequence: &[u32], p: usize) -> Vec<Vec<f32>> {
+    let hidden = |layer: usize, head: usize, query: usize, key: usize| {
+        let kept = policy.heads.contains(&(layer, head)) || policy.anchors.contains(key);
+        query + 1 >= p && key + 1 < p && !kept
+    };
+    by_head(sequence, p, &hidden)
+}
+
+fn by_head(sequence: &[u32], p: usize, hidden: &dyn Fn(usize, usize, usize, usize) -> bool) -> Vec<Vec<f32>> {
+    let nothing = |_: usize, _: usize, _: usize| false;
+    whole_run(sequence, p, Reference { hidden: &nothing, projected: None, hidden_by_head: Some(hidden) })
+}
+
+/// Every KV head keeps the positions with the largest score: q·k, summed over its query heads and the last rows observed.
+struct TopPositions {
+    count: usize,
+    observed: usize,
+    /// What was kept, by layer and KV head.
+    kept: Arc<Mutex<Vec<((usize, usize), BTreeSet<usize>)>>>,
+}
+
+impl PolicyRules for TopPositions {
+    fn retention(&self) -> &dyn Retention {
+        self
+    }
+}
+
+impl Retention for TopPositions {
+    fn eviction(&self) -> Eviction {
+        Eviction::BeforeDecode
+    }
+
+    fn kept(&self, layer: LayerKv) -> usize {
+        layer.stored.min(self.count)
+    }
+
+    fn observed_rows(&self) -> usize {
+        self.observed
+    }
+
+    fn keep_mask(&self, stored: &StoredHead<'_>) -> Result<Vec<bool>> {
+        let (keys, queries) = (stored.keys(), stored.queries()?);
+        let dim = keys.len() / stored.positions.len();
+        let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f32>();
+        let scores: Vec<f32> =
+            keys.chunks(dim).map(|key| queries.chunks(dim).map(|query| dot(query, key)).sum()).collect();
+        let mut order: Vec<usize> = (0..scores.len()).collect();
+        order.sort_by(|&a, &b| scores[b].total_cmp(&scores[a]));
+        let top: BTreeSet<usize> = order.into_iter().take(self.count).collect();
+        let positions = top.iter().map(|&slot| stored.positions[slot]).collect();
+        self.kept.lock().unwrap().push(((stored.layer, stored.kv_head), positions));
+        Ok((0..scores.len()).map(|slot| top.contains(&slot)).collect())
+    }
+}
+
+impl fmt::Display for TopPositions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "top:{}+{}", self.count, self.observed)
+    }
+}
+
+fn set(heads: &[(usize, usize)], anchors: Anchors) -> KeptHeads {
+    KeptHeads { heads: heads.iter().copied().collect(), anchors }
+}
+
+fn layers() -> usize {
+    TINY.decoder.config().layers
+}
+
+#[test]
+fn a_set_of_heads_equals_a_mask() {
+    for (heads, anchors) in [
+        (vec![], Anchors::none()),
+        (vec![(0, 0), (3, 1), (7, 0)], Anchors::bos()),
+        (vec![(0, 1), (1, 0), (1, 1), (6, 1)], Anchors::of(vec![0..2, 9..12])),
+    ] {
+        for p in [1, 2, 3, 40, 513, 700] {
+            let sequence = sequence(p + 4, p as u32);
+            let expected = expected_of_set(&set(&heads, anchors.clone()), &sequence, p);
+            let policy = Policy::new(set(&heads, anchors.clone()), layers());
+            let found = stepped(&policy, &sequence, p, &mut Hooks::none());
+            assert_within(1e-4, &found, &expected, &format!("{policy}, p {p}"));
+        }
+    }
+}
+
+#[test]
+fn with_every_head_kept_it_is_the_full_model_and_the_pattern_says_the_same() {
+    let heads: Vec<_> = (0..layers()).flat_map(|layer| [(layer, 0), (layer, 1)]).collect();
+    let sequence = sequence(63, 4);
+    let full = stepped(&Policy::full(layers()), &sequence, 60, &mut Hooks::none());
+    let all = Policy::new(set(&heads, Anchors::none()), layers());
+    assert_within(1e-4, &stepped(&all, &sequence, 60, &mut Hooks::none()), &full, "all heads");
+    let some = || Policy::new(set(&heads[3..11], Anchors::bos()), layers());
+    let plain = stepped(&some(), &sequence, 60, &mut Hooks::none());
+    let mut hooks = super::pattern_hooks(layers());
+    assert_within(1e-4, &stepped(&some(), &sequence, 60, &mut hooks), &plain, "pattern");
+}
+
+#[test]
+fn the_top_positions_of_each_head_equal_a_mask() {
+    for (p, count, observed) in [(1, 3, 2), (2, 3, 1), (5, 3, 8), (90, 20, 4), (600, 64, 16), (600, 1, 1)] {
+        check_top(p, count, observed, &stepped);
+    }
+}
+
+type Stepped<'a> = dyn Fn(&Policy, &[u32], usize, &mut Hooks<'_>) -> Vec<Vec<f32>> + 'a;
+
+fn check_top(p: usize, count: usize, observed: usize, run: &Stepped<'_>) {
+    let kept = Arc::new(Mutex::new(vec![]));
+    let policy = Policy::new(TopPositions { count, observed, kept: Arc::clone(&kept) }, layers());
+    let sequence = sequence(p + 3, 8);
+    let found = run(&policy, &sequence, p, &mut Hooks::none());
+    let kept = kept.lock().unwrap();
+    assert!(p == 1 || kept.len() == layers() * TINY.decoder.config().kv_heads);
+    let hidden = |layer: usize, head: usize, query: usize, key: usize| {
+        let stays = |(of, positions): &((usize, usize), BTreeSet<usize>)| {
+            *of == (layer, head) && positions.contains(&key)
+        };
+        query + 1 >= p && key + 1 < p && !kept.iter().any(stays)
+    };
+    assert_within(1e-3, &found, &by_head(&sequence, p, &hidden), &format!("{policy}, p {p}"));
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn on_a_gpu_both_equal_a_mask() {
+    let decoder = super::on_gpu();
+    let heads = [(0, 0), (3, 1), (7, 0), (7, 1)];
+    for p in [1, 2, 70] {
+        let sequence = sequence(p + 5, p as u32);
+        let expected = expected_of_set(&set(&heads, Anchors::bos()), &sequence, p);
+        let policy = Policy::new(set(&heads, Anchors::bos()), layers());
+        let found = stepped_on(&decoder, &policy, &sequence, p, &mut Hooks::none());
+        assert_within(1e-3, &found, &expected, &format!("p {p}"));
+        check_top(p, 9, 3, &|policy, sequence, p, hooks| stepped_on(&decoder, policy, sequence, p, hooks));
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 16, max_shrink_iters: 40, ..ProptestConfig::default() })]
+
+    #[test]
+    fn random_sets_equal_a_mask(
+        heads in proptest::collection::vec((0usize..8, 0usize..2), 0..16),
+        anchors in proptest::collection::vec(0usize..50, 0..4),
+        p in 1usize..50,
+        steps in 0usize..4,
+        seed in 0u32..1000,
+    ) {
+        let anchors = Anchors::of(anchors.into_iter().map(|at| at..at + 1).collect());
+        let sequence = sequence(p + steps, seed);
+        let expected = expected_of_set(&set(&heads, anchors.clone()), &sequence, p);
+        let policy = Policy::new(set(&heads, anchors), layers());
+        let found = stepped(&policy, &sequence, p, &mut Hooks::none());
+        assert_within(1e-4, &found, &expected, &format!("{policy}, p {p}"));
+    }
+}

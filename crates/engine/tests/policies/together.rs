@@ -1,0 +1,94 @@
+//! Several sequences in one forward pass, each under a policy of its own, against each alone.
+
+use super::reference::TINY;
+use super::{sequence, stepped};
+use layerscope_engine::{Hooks, Policy, Session, Turn, advance_together};
+
+/// Logits of each sequence, `[sequence][step]`: all begin their prompts together, and each decodes while others still prefill.
+fn run_together(sequences: &[(&str, Vec<u32>, usize)]) -> Vec<Vec<Vec<f32>>> {
+    let layers = TINY.decoder.config().layers;
+    let mut sessions: Vec<Session> = sequences
+        .iter()
+        .map(|(name, tokens, p)| {
+            let policy = Policy::parse(name, layers).unwrap();
+            let mut session = Session::new(&TINY.decoder, policy, *p, tokens.len() + 1 - p).unwrap();
+            session.begin_prefill(&tokens[..*p]).unwrap();
+            session
+        })
+        .collect();
+    let mut found: Vec<Vec<Vec<f32>>> = vec![vec![]; sequences.len()];
+    loop {
+        let mut turns = vec![];
+        let mut whose = vec![];
+        for (index, session) in sessions.iter_mut().enumerate() {
+            let (_, tokens, p) = &sequences[index];
+            // The token that follows the last logits, once there are any.
+            let token = found[index].len().checked_sub(1).map(|step| tokens.get(p + step).copied());
+            match token {
+                Some(None) => continue,
+                token => turns.push(Turn { session, token: token.flatten() }),
+            }
+            whose.push(index);
+        }
+        if turns.is_empty() {
+            return found;
+        }
+        for (index, logits) in whose.into_iter().zip(advance_together(&mut turns).unwrap()) {
+            found[index].extend(logits.map(|logits| logits.to_vec().unwrap()));
+        }
+    }
+}
+
+#[test]
+fn every_sequence_gets_the_bits_that_it_gets_alone() {
+    let prompts = |lengths: &[(&'static str, usize, usize)]| -> Vec<(&'static str, Vec<u32>, usize)> {
+        let prompt = |(index, &(name, p, steps)): (usize, &(&'static str, usize, usize))| {
+            (name, sequence(p + steps, index as u32 + 3), p)
+        };
+        lengths.iter().enumerate().map(prompt).collect()
+    };
+    for sequences in [
+        prompts(&[("full", 30, 6), ("speed:3+bos", 41, 4)]),
+        prompts(&[("speed:2", 1, 9), ("selfonly:4+bos", 600, 3), ("pop:5", 17, 5), ("swiftkv:3", 2, 8)]),
+        prompts(&[("swiftkv:2", 530, 4), ("streaming:9+sinks=2", 33, 8), ("full", 1100, 2)]),
+        prompts(&[("lazyllm:2=40%+5=10", 90, 6), ("sliminfer:1=128+4=64", 300, 5), ("full", 3, 10)]),
+    ] {
+        let together = run_together(&sequences);
+        for ((name, tokens, p), found) in sequences.iter().zip(together) {
+            let policy = Policy::parse(name, TINY.decoder.config().layers).unwrap();
+            assert_eq!(found, super::steps_of(&TINY.decoder, &policy, tokens, *p), "{name}, p {p}");
+        }
+    }
+}
+
+#[test]
+fn misuse_is_an_error() {
+    let policy = || Policy::full(TINY.decoder.config().layers);
+    let mut session = Session::new(&TINY.decoder, policy(), 3, 2).unwrap();
+    assert!(session.step(5, &mut Hooks::none()).is_err(), "a step before the prompt");
+    assert!(advance_together(&mut [Turn { session: &mut session, token: None }]).is_err(), "no prompt");
+    assert!(session.begin_prefill(&[1, 2]).is_err(), "a prompt of another length");
+    session.begin_prefill(&[1, 2, 3]).unwrap();
+    assert!(session.begin_prefill(&[1, 2, 3]).is_err(), "a second prompt");
+    assert!(advance_together(&mut [Turn { session: &mut session, token: Some(4) }]).is_err(), "too early");
+    let mut fresh = Session::new(&TINY.decoder, policy(), 3, 2).unwrap();
+    fresh.begin_prefill(&[1, 2, 3]).unwrap();
+    let logits = advance_together(&mut [Turn { session: &mut fresh, token: None }]).unwrap();
+    assert!(logits[0].is_some() && !fresh.is_prefilling());
+    assert!(advance_together(&mut [Turn { session: &mut fresh, token: None }]).is_err(), "no token");
+    let expected = stepped(&policy(), &[1, 2, 3], 3, &mut Hooks::none());
+    assert_eq!(logits[0].as_ref().unwrap().to_vec().unwrap(), expected[0]);
+}
+
+#[test]
+fn sessions_cross_threads() {
+    fn check<T: Send>() {}
+    check::<Session>();
+    let policy = Policy::full(TINY.decoder.config().layers);
+    let mut session = Session::new(&TINY.decoder, policy, 3, 2).unwrap();
+    session.begin_prefill(&[1, 2, 3]).unwrap();
+    let logits = std::thread::spawn(move || {
+        advance_together(&mut [Turn { session: &mut session, token: None }]).unwrap()
+    });
+    assert!(logits.join().unwrap()[0].is_some());
+}
