@@ -1,9 +1,9 @@
 //! Two runs against each other, ready to be drawn.
 
 use super::RunData;
-use layerscope_cutoff::compare::{Comparison, Side, compare};
 use layerscope_cutoff::recommend::{Options, Recommendation};
 use layerscope_engine::Result;
+use layerscope_report::compare::{Comparison, Side, compare};
 
 /// What comes of comparing two runs at a tolerance and an anchor.
 #[derive(Debug, Clone)]

@@ -1,8 +1,7 @@
 //! A run folder in memory: everything small at once, a prompt's maps when they are looked at.
 
 use super::figure::{StepFigure, TokenFigure};
-use layerscope_cutoff::bench;
-use layerscope_cutoff::compare::{KNOCKOUT, by_layer};
+use layerscope_bench::BenchReport;
 use layerscope_cutoff::cost::{Savings, Workload};
 use layerscope_cutoff::recommend::{Evidence, FrontierSummary, Options, Recommendation, recommend};
 use layerscope_diagnostics::record::{Anchor, SpanRecord};
@@ -10,6 +9,7 @@ use layerscope_diagnostics::run::{Manifest, PromptSummary, Run};
 use layerscope_diagnostics::summary::{RunSummary, Summary, summarise, summarise_run};
 use layerscope_engine::Result;
 use layerscope_figures::Pyramid;
+use layerscope_report::compare::{KNOCKOUT, by_layer};
 use ndarray::Array2;
 use std::path::{Path, PathBuf};
 
@@ -31,7 +31,7 @@ pub struct RunData {
     /// What each cutoff costs, for each anchor recorded.
     pub frontiers: Vec<FrontierSummary>,
     /// Measurements of policies, where the run folder has some, or why they cannot be read.
-    pub bench: std::result::Result<Option<bench::Report>, String>,
+    pub bench: std::result::Result<Option<BenchReport>, String>,
     pub(super) evidence: Evidence,
 }
 
@@ -54,7 +54,7 @@ impl RunData {
                 .map(|category| knockout_summary(&prompts, run.manifest().model.layers, category))
                 .collect(),
             frontiers: Anchor::ALL.iter().filter_map(|&a| FrontierSummary::new(&evidence, a)).collect(),
-            bench: bench::read_of_run(folder).map_err(|error| error.to_string()),
+            bench: layerscope_bench::read_of_run(folder).map_err(|error| error.to_string()),
             spans: run.spans()?,
             prompts,
             summary,

@@ -2,9 +2,9 @@
 
 use super::message::Event;
 use super::worker::Task;
-use layerscope_cutoff::diffusion::{Asked, Span, ask};
 use layerscope_diagnostics::run::Run;
 use layerscope_engine::Result;
+use layerscope_recording::spans::{Asked, Span, ask};
 use std::ops::Range;
 use std::path::PathBuf;
 

@@ -6,11 +6,11 @@ use crate::data::{RunComparison, RunData, short};
 use crate::design::{self, size, space};
 use crate::widgets::{Column, Figures, cell, count};
 use eframe::egui::{Grid, RichText, ScrollArea, Ui, vec2};
-use layerscope_cutoff::compare::KNOCKOUT;
 use layerscope_cutoff::recommend::{Recommendation, Verdict};
 use layerscope_diagnostics::summary::{Difference, Pairing, Summary};
 use layerscope_engine::{Error, Result};
 use layerscope_figures::{Along, Chart, Curve, Ink, Mark, Style, Theme};
+use layerscope_report::compare::KNOCKOUT;
 
 /// Height of a chart, points.
 const CHART_HEIGHT: f32 = 220.0;

@@ -4,10 +4,10 @@ use super::{Scene, charts_in_rows};
 use crate::state::Selection;
 use crate::widgets::{Column, Figures, cell, count};
 use eframe::egui::Ui;
-use layerscope_cutoff::compare::{KNOCKOUT, by_layer};
 use layerscope_diagnostics::run::LAYER_FIGURES;
 use layerscope_diagnostics::summary::{GroupSummary, Summary};
 use layerscope_figures::{Along, Chart, Curve, Ink, Style};
+use layerscope_report::compare::{KNOCKOUT, by_layer};
 
 /// A chart's title, unit, figures with their names, whether it is logarithmic, and the ends of its axis.
 type Plan = (&'static str, &'static str, &'static [(&'static str, &'static str)], bool, Option<[f64; 2]>);

@@ -17,7 +17,7 @@ use crate::engine::message::Pattern;
 use crate::state::{View, ViewState};
 use crate::widgets::{Figures, chart, count};
 use eframe::egui::{ScrollArea, Ui, Vec2, vec2};
-use layerscope_cutoff::diffusion;
+use layerscope_cutoff::diffusion::DiffusionEvent;
 use layerscope_diagnostics::record::SpanRecord;
 use layerscope_diagnostics::run::PromptSummary;
 use layerscope_figures::Chart;
@@ -79,7 +79,7 @@ pub struct Removing {
     /// Positions of the span.
     pub span: Range<usize>,
     /// How far that has come; `None` before it has begun.
-    pub progress: Option<diffusion::Event>,
+    pub progress: Option<DiffusionEvent>,
 }
 
 /// What the views of a run draw from.

@@ -3,9 +3,10 @@
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use layerscope_app::state::View;
-use layerscope_cutoff::{bench, diffusion, failure_cases};
+use layerscope_cutoff::diffusion;
 use layerscope_diagnostics::record::Anchor;
 use layerscope_engine::{DeviceChoice, WeightsPrecision};
+use layerscope_recording::continuations;
 use std::ops::Range;
 use std::path::PathBuf;
 
@@ -164,7 +165,7 @@ pub(crate) struct RecordArguments {
     #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) max_new_tokens: u32,
     /// At the end, generate under the recommended cutoff from this many prompts that it changes most; 0 for none
-    #[arg(long, default_value_t = failure_cases::DEFAULT_COUNT)]
+    #[arg(long, default_value_t = continuations::DEFAULT_COUNT)]
     pub(crate) failure_cases: usize,
     /// Run folder to write or resume
     #[arg(long)]
@@ -360,10 +361,10 @@ pub(crate) struct BenchArguments {
     #[arg(long, default_value = "1k,2k,4k,8k")]
     pub(crate) lengths: String,
     /// Tokens generated each time; generation never stops earlier
-    #[arg(long, default_value_t = bench::DEFAULT_NEW_TOKENS)]
+    #[arg(long, default_value_t = layerscope_bench::DEFAULT_NEW_TOKENS)]
     pub(crate) new_tokens: usize,
     /// Counted repeats, after one warm-up at each length
-    #[arg(long, default_value_t = bench::DEFAULT_REPEATS)]
+    #[arg(long, default_value_t = layerscope_bench::DEFAULT_REPEATS)]
     pub(crate) repeats: usize,
     /// Also compute the attention statistics of every decode step, to see what they cost
     #[arg(long)]
@@ -465,7 +466,7 @@ fn policy_help() -> String {
 }
 
 fn length(text: &str) -> Result<usize, String> {
-    bench::parse_length(text).map_err(|error| error.to_string())
+    layerscope_bench::parse_length(text).map_err(|error| error.to_string())
 }
 
 fn view_names() -> impl TypedValueParser<Value = View> {

@@ -10,7 +10,6 @@
 //! the full model's, and a text can be generated from it at once.
 
 mod answer;
-mod of_run;
 #[cfg(test)]
 mod tests;
 
@@ -26,7 +25,6 @@ use std::cell::RefCell;
 use std::ops::Range;
 
 pub use answer::Answer;
-pub use of_run::{Asked, MeanRow, Span, ToldSpan, ask, mean_by_layer, name, verdict};
 
 /// Largest mean KL at which a span counts as gone without loss, nats, unless told otherwise.
 pub const DEFAULT_TOLERANCE: f64 = 0.1;
@@ -48,7 +46,7 @@ pub struct Question<'a> {
 
 /// How far it has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Event {
+pub enum DiffusionEvent {
     /// So many prompt tokens went through the model.
     Tokens {
         /// Tokens done.
@@ -73,7 +71,7 @@ pub fn diffusion(
     model: &Model,
     question: &Question<'_>,
     interrupt: &Interrupt,
-    observe: &mut dyn FnMut(Event),
+    observe: &mut dyn FnMut(DiffusionEvent),
 ) -> Result<Vec<SpanRow>> {
     let decoder = &model.decoder;
     question.check(decoder)?;
@@ -82,13 +80,13 @@ pub fn diffusion(
     layers.dedup();
     question.check_memory(decoder, layers.len())?;
     let mut experiment = Experiment::prepared(model, question, &layers, interrupt, &mut |done| {
-        observe(Event::Tokens { done, all: question.prompt.len() });
+        observe(DiffusionEvent::Tokens { done, all: question.prompt.len() });
     })?;
     layers.push(decoder.config().layers);
     let mut rows = vec![];
     for (done, &layer) in layers.iter().rev().enumerate() {
         rows.push(experiment.removed_from(layer, interrupt)?);
-        observe(Event::Layers { done: done + 1, all: layers.len() });
+        observe(DiffusionEvent::Layers { done: done + 1, all: layers.len() });
     }
     rows.reverse();
     Ok(rows)

@@ -1,14 +1,14 @@
 //! The report as data: every number that any format shows.
 
-use layerscope_cutoff::bench;
-use layerscope_cutoff::compare::Comparison;
+use crate::compare::Comparison;
+use layerscope_bench::BenchReport;
 use layerscope_cutoff::cost::Savings;
-use layerscope_cutoff::diffusion::ToldSpan;
 use layerscope_cutoff::recommend::{FrontierSummary, Recommendation};
 use layerscope_diagnostics::record::{Anchor, Divergence, Timings};
 use layerscope_diagnostics::run::Manifest;
 use layerscope_diagnostics::summary::{RunSummary, Summary};
 use layerscope_figures::Pyramid;
+use layerscope_recording::spans::ToldSpan;
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -62,7 +62,7 @@ pub struct RunReport {
     /// The prompts that diverge most at the recommended cutoff, worst first.
     pub failure_cases: Vec<FailureCase>,
     /// Measured times and memory, where the run folder holds them (`layerscope bench --out RUN`).
-    pub bench: Option<bench::Report>,
+    pub bench: Option<BenchReport>,
 }
 
 /// What each cutoff 1 … L costs with an anchor.

@@ -1,13 +1,10 @@
 //! From run folders to the report's figures.
 
+use crate::compare::{KNOCKOUT, Side, by_layer, compare};
 use crate::data::{
     Chosen, Correlation, FailureCase, Frontier, PromptFigures, REPORT_SCHEMA, ReadToken, Reading, Report,
     RunComparison, RunReport,
 };
-use layerscope_cutoff::bench;
-use layerscope_cutoff::compare::{KNOCKOUT, Side, by_layer, compare};
-use layerscope_cutoff::diffusion::ToldSpan;
-use layerscope_cutoff::failure_cases;
 use layerscope_cutoff::recommend::{
     Evidence, FrontierSummary, Options, PromptEvidence, Recommendation, recommend,
 };
@@ -16,6 +13,7 @@ use layerscope_diagnostics::run::{Continuations, PromptSummary, Run};
 use layerscope_diagnostics::summary::{RunSummary, rank_correlation, summarise, summarise_run};
 use layerscope_engine::{Error, Result};
 use layerscope_figures::Pyramid;
+use layerscope_recording::spans::ToldSpan;
 use ndarray::Array2;
 use std::path::PathBuf;
 
@@ -110,7 +108,7 @@ impl Source {
             prompts: prompts.iter().map(|prompt| figures(prompt, &recommendation)).collect(),
             failure_cases: failure_cases(&prompts, &recommendation, run.continuations()?.as_ref())?,
             spans: run.spans()?.into_iter().map(|span| ToldSpan::new(span, options.tolerance)).collect(),
-            bench: bench::read_of_run(folder)?,
+            bench: layerscope_bench::read_of_run(folder)?,
             manifest,
             recommendation,
             layers,
@@ -246,7 +244,7 @@ fn failure_cases(
         prompts.iter().map(|prompt| (prompt, at_cutoff(prompt, found))).collect();
     worst.retain(|(_, divergence)| divergence.kl.is_finite());
     worst.sort_by(|a, b| b.1.kl.total_cmp(&a.1.kl));
-    worst.truncate(failure_cases::DEFAULT_COUNT);
+    worst.truncate(layerscope_recording::continuations::DEFAULT_COUNT);
     let case = |(prompt, at_cutoff): (&PromptSummary, Divergence)| {
         let cut = continuations.and_then(|all| all.find(&prompt.id, &policy));
         FailureCase {

@@ -1,9 +1,9 @@
 //! Charts of removed spans, which report and viewer share.
 
-use layerscope_cutoff::diffusion::name;
 use layerscope_diagnostics::record::{SpanRecord, SpanRow};
 use layerscope_diagnostics::summary::summarise;
 use layerscope_figures::{Along, Chart, Curve, Ink, Mark, Style};
+use layerscope_recording::spans::name;
 
 /// Spans that have a curve each; more are drawn as their mean and spread.
 const CURVES: usize = 6;

@@ -4,8 +4,9 @@ use super::super::{Action, Scene};
 use crate::design::{self, space};
 use crate::widgets::{chart, token_label};
 use eframe::egui::{Color32, Label, ProgressBar, Rect, RichText, Ui, pos2, vec2};
-use layerscope_cutoff::diffusion::{Event, name, verdict};
+use layerscope_cutoff::diffusion::DiffusionEvent;
 use layerscope_diagnostics::record::SpanRecord;
+use layerscope_recording::spans::{name, verdict};
 use layerscope_report::spans::{decode_mass, divergence};
 use std::ops::Range;
 
@@ -90,8 +91,12 @@ fn asking(ui: &mut Ui, scene: &mut Scene<'_>, chosen: Option<&Range<usize>>, is_
     if let Some(removing) = scene.removing {
         let (share, text) = match removing.progress {
             None => (0.0, "waiting for the model".to_owned()),
-            Some(Event::Tokens { done, all }) => (share(done, all), format!("{done} of {all} tokens")),
-            Some(Event::Layers { done, all }) => (share(done, all), format!("{done} of {all} layers")),
+            Some(DiffusionEvent::Tokens { done, all }) => {
+                (share(done, all), format!("{done} of {all} tokens"))
+            }
+            Some(DiffusionEvent::Layers { done, all }) => {
+                (share(done, all), format!("{done} of {all} layers"))
+            }
         };
         ui.label(format!("Removing {}:", positions(&removing.span)));
         ui.add(ProgressBar::new(share).desired_width(200.0).text(text));

@@ -3,8 +3,8 @@
 use crate::args::BenchArguments;
 use crate::progress::{self, BenchBars, QualityBar};
 use crate::{models, output};
-use layerscope_cutoff::bench::{
-    self, Machine, Measurement, Plan, PromptTokens, Quality, Report, Statistics, Transfers,
+use layerscope_bench::{
+    self as bench, BenchReport, Machine, Measurement, Plan, PromptTokens, Quality, Statistics, Transfers,
 };
 use layerscope_diagnostics::needle::NeedlePrompt;
 use layerscope_diagnostics::prompts::{Prompt, parse_prompts};
@@ -88,7 +88,7 @@ pub(crate) fn run(arguments: &BenchArguments, interrupt: &Interrupt) -> Result<E
     let (layers, machine) = (subject.decoder().config().layers, Machine::with(subject.decoder().device()));
     let statistics = plan.statistics.then(|| "with attention statistics of every decode step".to_owned());
     let notes = subject.notes.into_iter().chain(statistics).chain(plans).chain(caveats(&plan.policies));
-    let report = Report {
+    let report = BenchReport {
         results: measured.results,
         model: subject.name,
         weights: arguments.weights.into(),
@@ -275,7 +275,7 @@ impl Destination {
         }
     }
 
-    fn write(&self, report: &Report) -> Result<()> {
+    fn write(&self, report: &BenchReport) -> Result<()> {
         let bytes = match self.format {
             Format::Json => output::json_text(report)?.into_bytes(),
             Format::Parquet => bench::to_parquet(report)?,
@@ -295,7 +295,7 @@ impl Destination {
 }
 
 /// A block for each length, then what a reader must know.
-fn text(report: &Report) -> String {
+fn text(report: &BenchReport) -> String {
     let machine = &report.machine;
     let mut text = format!(
         "{}: {} layers, weights {} ({}), {}, {} threads\n",

@@ -3,9 +3,9 @@
 use crate::args::DemoArguments;
 use crate::commands::record::{self, Recording};
 use crate::{models, output};
-use layerscope_cutoff::failure_cases::DEFAULT_COUNT;
 use layerscope_diagnostics::prompts::{PromptFile, parse_prompts, prompts_sha256};
 use layerscope_engine::{Interrupt, Result, WeightsPrecision};
+use layerscope_recording::continuations::DEFAULT_COUNT;
 use std::process::ExitCode;
 
 const PROMPTS_NAME: &str = "demo.jsonl";

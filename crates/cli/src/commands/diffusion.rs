@@ -4,10 +4,10 @@ use crate::args::{DiffusionArguments, positions};
 use crate::models;
 use crate::output::{self, figure};
 use crate::progress::SpansBar;
-use layerscope_cutoff::diffusion::{Asked, MeanRow, Span, ToldSpan, ask, mean_by_layer, name, verdict};
 use layerscope_diagnostics::record::SpanRecord;
 use layerscope_diagnostics::run::{Run, SPANS};
 use layerscope_engine::{Error, Interrupt, Model, Result};
+use layerscope_recording::spans::{Asked, MeanRow, Span, ToldSpan, ask, mean_by_layer, name, verdict};
 use serde_json::json;
 use std::process::ExitCode;
 

@@ -2,7 +2,7 @@
 
 use crate::args::{HaystackName, NeedleArguments};
 use crate::{models, output, progress};
-use layerscope_cutoff::bench::{parse_lengths, split_policies};
+use layerscope_bench::{parse_lengths, split_policies};
 use layerscope_diagnostics::needle::{self, Cell, Event, Grid, Haystack};
 use layerscope_engine::{Error, Interrupt, Policy, Result, caveats};
 use serde_json::json;

@@ -3,11 +3,11 @@
 use crate::args::ReportArguments;
 use crate::commands::{recommend, record};
 use crate::{models, output, progress};
-use layerscope_cutoff::failure_cases::DEFAULT_COUNT;
 use layerscope_cutoff::recommend::Options;
 use layerscope_diagnostics::record::Anchor;
 use layerscope_diagnostics::run::Run;
 use layerscope_engine::{Error, Interrupt, Result};
+use layerscope_recording::continuations::DEFAULT_COUNT;
 use layerscope_report::{Format, Report, render, write};
 use std::path::Path;
 use std::process::ExitCode;

@@ -133,7 +133,7 @@ fn figures_are_those_of_the_logits_and_nothing_removed_costs_nothing() {
     let mut events = vec![];
     let rows = diffusion(&MODEL, &question, &Interrupt::new(false), &mut |event| events.push(event)).unwrap();
     assert_eq!(rows.iter().map(|row| row.layer).collect::<Vec<_>>(), (0..=layers).collect::<Vec<_>>());
-    assert_eq!(events.last(), Some(&Event::Layers { done: layers + 1, all: layers + 1 }));
+    assert_eq!(events.last(), Some(&DiffusionEvent::Layers { done: layers + 1, all: layers + 1 }));
     let full = fed(Policy::full(layers), &prompt, &continuation);
     for row in &rows {
         let other = fed(policy(row.layer, &question.span), &prompt, &continuation);

@@ -3,7 +3,7 @@
 use super::Place;
 use crate::document::{Block, Cell, Column, Drawing, Figure, Inline, Table, column, plain};
 use crate::policies::{compared, trade_off};
-use layerscope_cutoff::bench::{Measurement, Quality, Report};
+use layerscope_bench::{BenchReport, Measurement, Quality};
 use layerscope_figures::{Along, Chart, Curve, Ink, Style, TradeOff, TradeOffPoint, TradeOffRow};
 
 /// A figure of a measurement.
@@ -61,7 +61,7 @@ pub(super) fn blocks(place: &Place<'_>) -> Vec<Block> {
 }
 
 /// Quality against costs, a figure for each length; nothing where no quality was measured.
-fn quality(place: &Place<'_>, bench: &Report) -> Vec<Block> {
+fn quality(place: &Place<'_>, bench: &BenchReport) -> Vec<Block> {
     let Some(all) = trade_off(bench) else { return vec![] };
     let lengths = compared(bench);
     let prompts =
@@ -118,7 +118,7 @@ fn quality_cells(result: &Measurement, point: &TradeOffPoint) -> Vec<Cell> {
     cells
 }
 
-fn policies(bench: &Report) -> Vec<&str> {
+fn policies(bench: &BenchReport) -> Vec<&str> {
     let mut policies: Vec<&str> = vec![];
     for measurement in &bench.results {
         if !policies.contains(&measurement.policy.as_str()) {
@@ -130,7 +130,7 @@ fn policies(bench: &Report) -> Vec<&str> {
 
 fn by_length(
     place: &Place<'_>,
-    bench: &Report,
+    bench: &BenchReport,
     id: &str,
     title: &str,
     figure: FigureOf,
@@ -171,7 +171,7 @@ fn by_length(
     Figure { id, drawing: Drawing::Chart(chart), table, wide: false }
 }
 
-fn table(place: &Place<'_>, bench: &Report) -> Table {
+fn table(place: &Place<'_>, bench: &BenchReport) -> Table {
     let row = |m: &Measurement| {
         let ratio = |ratio: Option<f64>| Cell::figure(ratio.unwrap_or(f64::NAN));
         vec![

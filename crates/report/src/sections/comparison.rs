@@ -1,9 +1,9 @@
 //! Runs against the first: figures side by side, differences with intervals, the two frontiers and recommendations.
 
 use super::{run_ink, run_style, spread};
+use crate::compare::{FigureDifference, KNOCKOUT};
 use crate::data::{Report, RunComparison, RunReport};
 use crate::document::{Block, Cell, Column, Drawing, Figure, Inline, Section, Table, column, plain};
-use layerscope_cutoff::compare::{FigureDifference, KNOCKOUT};
 use layerscope_diagnostics::summary::{Difference, Pairing, Summary};
 use layerscope_figures::{Along, Chart, Curve, Ink};
 

@@ -4,9 +4,9 @@ use super::Place;
 use crate::data::Report;
 use crate::document::{Block, Cell, Drawing, Figure, Inline, Table, column, plain};
 use crate::spans;
-use layerscope_cutoff::diffusion::{name, verdict};
 use layerscope_diagnostics::record::{SpanRecord, SpanRow};
 use layerscope_figures::Chart;
+use layerscope_recording::spans::{name, verdict};
 
 /// Spans whose sentences are written out; the table has them all.
 const SENTENCES: usize = 12;

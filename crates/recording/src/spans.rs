@@ -1,7 +1,7 @@
 //! Spans of recorded prompts: found in their tokens, asked about with the run's model, kept in the run folder.
 
-use super::{Answer, Event, Question, diffusion};
 use crate::recorded_with;
+use layerscope_cutoff::diffusion::{Answer, DiffusionEvent, Question, diffusion};
 use layerscope_diagnostics::record::{Divergence, SpanRecord};
 use layerscope_diagnostics::run::{PromptSummary, Run, SpansWriter};
 use layerscope_diagnostics::summary::mean;
@@ -43,7 +43,7 @@ pub fn ask(
     model: &Model,
     asked: &Asked<'_>,
     interrupt: &Interrupt,
-    observe: &mut dyn FnMut(Event),
+    observe: &mut dyn FnMut(DiffusionEvent),
 ) -> Result<SpanRecord> {
     recorded_with::check(run, model)?;
     let prompt = run.prompt(asked.prompt_id)?;

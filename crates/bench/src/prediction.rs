@@ -1,24 +1,24 @@
 //! What the cost model says of a policy.
 
-use crate::cost::{CostModel, Workload};
+use layerscope_cutoff::cost::{CostModel, Workload};
 use layerscope_engine::Policy;
 
 /// The tokens of a prompt of `length` tokens and `new_tokens` generated ones, of which the last is not fed back.
-pub(super) fn workload(length: usize, new_tokens: usize) -> Workload {
+pub(crate) fn workload(length: usize, new_tokens: usize) -> Workload {
     Workload { prompt_tokens: length.saturating_sub(1), decode_tokens: new_tokens }
 }
 
 /// Token-layers of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Counts {
+pub(crate) struct Counts {
     /// Those that are computed: a proxy for FLOPs.
-    pub(super) computed: u64,
+    pub(crate) computed: u64,
     /// Those whose KV is kept.
-    pub(super) kept: u64,
+    pub(crate) kept: u64,
 }
 
 /// Token-layers under a policy: all that the predictions ask of it.
-pub(super) fn counts(policy: &Policy, workload: Workload) -> Counts {
+pub(crate) fn counts(policy: &Policy, workload: Workload) -> Counts {
     // The last prompt token is the first decode token.
     let (prompt_len, decode_len) = (workload.prompt_tokens + 1, workload.decode_tokens);
     let computed = policy.layer_tokens(prompt_len, decode_len).block as u64;
@@ -28,19 +28,19 @@ pub(super) fn counts(policy: &Policy, workload: Workload) -> Counts {
 
 /// Predictions for one policy at one length.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Prediction {
+pub(crate) struct Prediction {
     /// Token-layers computed.
-    pub(super) layer_tokens: u64,
+    pub(crate) layer_tokens: u64,
     /// Bytes of KV.
-    pub(super) kv_bytes: u64,
+    pub(crate) kv_bytes: u64,
     /// Time to first token over the full model's, if it goes with the prefill's token-layers; NaN without a prefill.
-    pub(super) ttft_ratio: f64,
+    pub(crate) ttft_ratio: f64,
     /// Time per output token over the full model's, if it goes with the bytes that a step reads: all weights, and the
     /// KV halfway through the decode.
-    pub(super) tpot_ratio: f64,
+    pub(crate) tpot_ratio: f64,
 }
 
-pub(super) fn predict(policy: &Policy, cost: &CostModel, workload: Workload) -> Prediction {
+pub(crate) fn predict(policy: &Policy, cost: &CostModel, workload: Workload) -> Prediction {
     let full = Policy::full(cost.layers);
     let prefill = |policy: &Policy| counts(policy, workload.prefill()).computed as f64;
     let step = |policy: &Policy| {

@@ -2,15 +2,15 @@
 
 #![allow(clippy::unwrap_used)]
 
+#[path = "../../cutoff/tests/support/mod.rs"]
 mod support;
 
-use layerscope_cutoff::failure_cases::{Event, continue_failure_cases};
 use layerscope_cutoff::recommend::Cut;
-use layerscope_cutoff::recording;
 use layerscope_diagnostics::prompts::{PromptFile, parse_prompts, prompts_sha256};
 use layerscope_diagnostics::record::Anchor;
 use layerscope_diagnostics::run::{CONTINUATIONS, Continuation, PromptSummary, Run};
 use layerscope_engine::{Device, Error, Interrupt, Model, ModelSource, Result, WeightsPrecision};
+use layerscope_recording::continuations::{ContinuationEvent, continue_failure_cases};
 use std::path::Path;
 use std::sync::LazyLock;
 use std::sync::atomic::Ordering;
@@ -34,7 +34,8 @@ fn recorded() -> TempDir {
     };
     let folder = tempfile::tempdir().unwrap();
     let interrupt = Interrupt::new(false);
-    recording::record(&MODEL, &prompts, NEW_TOKENS, folder.path(), &[], &interrupt, &mut |_| {}).unwrap();
+    layerscope_recording::record(&MODEL, &prompts, NEW_TOKENS, folder.path(), &[], &interrupt, &mut |_| {})
+        .unwrap();
     folder
 }
 
@@ -56,8 +57,8 @@ fn run_cases(folder: &Path, cut: Cut, count: usize) -> (Vec<Continuation>, usize
     let interrupt = Interrupt::new(false);
     let run = Run::open(folder).unwrap();
     let entries = continue_failure_cases(&run, &MODEL, cut, count, &interrupt, &mut |event| match event {
-        Event::Chosen { earlier, .. } => before = earlier,
-        Event::Finished(entry) => generated.push(entry.prompt_id.clone()),
+        ContinuationEvent::Chosen { earlier, .. } => before = earlier,
+        ContinuationEvent::Finished(entry) => generated.push(entry.prompt_id.clone()),
         _ => {}
     });
     (entries.unwrap(), before, generated)
@@ -173,11 +174,11 @@ fn an_interrupt_keeps_what_is_finished_and_the_next_call_goes_on() {
         let interrupt = Interrupt::new(false);
         let (mut finished, mut tokens) = (0, 0);
         let result = continue_failure_cases(&run, &MODEL, cut, 3, &interrupt, &mut |event| match event {
-            Event::Tokens(_) if finished == 1 => {
+            ContinuationEvent::Tokens(_) if finished == 1 => {
                 tokens += 1;
                 interrupt.fetch_or(tokens == stop, Ordering::Relaxed);
             }
-            Event::Finished(_) => {
+            ContinuationEvent::Finished(_) => {
                 finished += 1;
                 interrupt.fetch_or(stop == usize::MAX, Ordering::Relaxed);
             }

@@ -1,6 +1,10 @@
 //! Recording a run: every prompt of a file through probes and frontier into a run folder.
 
-use crate::frontier::frontier;
+pub mod continuations;
+mod recorded_with;
+pub mod spans;
+
+use layerscope_cutoff::frontier::frontier;
 use layerscope_diagnostics::machine::Machine;
 use layerscope_diagnostics::probe::{self, Continuation};
 use layerscope_diagnostics::prompts::{Prompt, PromptFile};
@@ -13,7 +17,7 @@ use std::time::Instant;
 
 /// What happens while recording, for progress displays.
 #[derive(Debug)]
-pub enum Event<'a> {
+pub enum RecordingEvent<'a> {
     /// This many of the prompts are in the folder already and are not run again.
     Resumed {
         /// Prompts done earlier.
@@ -57,7 +61,7 @@ pub fn record_prompt(
     prompt: &Prompt,
     max_new_tokens: usize,
     interrupt: &Interrupt,
-    observe: &mut dyn FnMut(Event<'_>),
+    observe: &mut dyn FnMut(RecordingEvent<'_>),
 ) -> Result<PromptRecord> {
     let tokenizer = &model.tokenizer;
     let prompt_tokens = tokenizer.encode_prompt(&prompt.content)?;
@@ -74,14 +78,14 @@ pub fn record_prompt(
         None => Continuation::Greedy { tokens: max_new_tokens, excluded: tokenizer.eos_ids() },
     };
     let steps = answer.as_ref().map_or(max_new_tokens, Vec::len);
-    observe(Event::Started { id: &prompt.id, tokens: prompt_tokens.len() + steps });
+    observe(RecordingEvent::Started { id: &prompt.id, tokens: prompt_tokens.len() + steps });
     let mut run = probe::run(&model.decoder, &prompt_tokens, &continuation, interrupt, &mut |done| {
-        observe(Event::Tokens(done));
+        observe(RecordingEvent::Tokens(done));
     })?;
     let start = Instant::now();
     let layers = model.config().layers;
     let found = frontier(&model.decoder, &run, interrupt, &mut |done| {
-        observe(Event::FrontierLayers { done, all: layers });
+        observe(RecordingEvent::FrontierLayers { done, all: layers });
     })?;
     run.timings.frontier_s = start.elapsed().as_secs_f64();
     let shown = |tokens: &[u32]| tokens.iter().map(|&id| tokenizer.token_text(id)).collect();
@@ -122,7 +126,7 @@ pub fn record(
     folder: &Path,
     command: &[String],
     interrupt: &Interrupt,
-    observe: &mut dyn FnMut(Event<'_>),
+    observe: &mut dyn FnMut(RecordingEvent<'_>),
 ) -> Result<Manifest> {
     if max_new_tokens == 0 {
         return Err(Error::input("--max-new-tokens must be at least 1"));
@@ -135,18 +139,18 @@ pub fn record(
     let mut writer = RunWriter::create_or_resume(folder, wanted)?;
     let pending: Vec<&Prompt> = prompts.prompts.iter().filter(|p| !writer.is_done(&p.id)).collect();
     let all = prompts.prompts.len();
-    observe(Event::Resumed { done: all - pending.len(), all });
+    observe(RecordingEvent::Resumed { done: all - pending.len(), all });
     for prompt in pending {
         let recorded = check_interrupt(interrupt)
             .and_then(|()| record_prompt(model, prompt, max_new_tokens, interrupt, observe));
         match recorded {
             Ok(record) => {
                 writer.append(&record)?;
-                observe(Event::Finished(&record));
+                observe(RecordingEvent::Finished(&record));
             }
             Err(Error::Input(reason)) => {
                 writer.fail(&prompt.id, &reason)?;
-                observe(Event::Failed { id: &prompt.id, reason: &reason });
+                observe(RecordingEvent::Failed { id: &prompt.id, reason: &reason });
             }
             Err(error) => {
                 writer.finish()?;

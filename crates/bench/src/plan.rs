@@ -89,12 +89,12 @@ impl Plan {
     }
 
     /// Layer-tokens that one generation computes.
-    pub(super) fn layer_tokens(&self, policy: &Policy, length: usize) -> u64 {
+    pub(crate) fn layer_tokens(&self, policy: &Policy, length: usize) -> u64 {
         prediction::counts(policy, prediction::workload(length, self.new_tokens)).computed
     }
 
     /// Layer-tokens that the whole plan computes, the warm-ups among them: what time goes with, roughly.
-    pub(super) fn work(&self) -> u64 {
+    pub(crate) fn work(&self) -> u64 {
         let round =
             |length: usize| self.policies.iter().map(move |p| self.layer_tokens(p, length)).sum::<u64>();
         (self.repeats as u64 + 1) * self.lengths.iter().map(|&length| round(length)).sum::<u64>()

@@ -11,7 +11,7 @@ use std::fs;
 ///
 /// # Errors
 /// Why peaks are not known.
-pub(super) fn reset_peak(device: &Device) -> Result<(), &'static str> {
+pub(crate) fn reset_peak(device: &Device) -> Result<(), &'static str> {
     match device {
         Device::Cpu => reset_resident_peak(),
         Device::Cuda(device) => {
@@ -22,7 +22,7 @@ pub(super) fn reset_peak(device: &Device) -> Result<(), &'static str> {
 }
 
 /// Most bytes taken at once since the last reset.
-pub(super) fn peak_bytes(device: &Device) -> Option<u64> {
+pub(crate) fn peak_bytes(device: &Device) -> Option<u64> {
     match device {
         Device::Cpu => resident_peak_bytes(),
         Device::Cuda(device) => Some(device.peak_bytes() as u64),

@@ -1,8 +1,8 @@
 //! Measurements as others read them.
 
 use super::prediction::{predict, workload};
-use super::{Machine, Plan, Quality, Sample, Statistics, Transfers};
-use crate::cost::{CostModel, bytes_per_token_layer};
+use crate::{Machine, Plan, Quality, Sample, Statistics, Transfers};
+use layerscope_cutoff::cost::{CostModel, bytes_per_token_layer};
 use layerscope_diagnostics::undefined::number_or_null;
 use layerscope_engine::{Decoder, WeightsPrecision};
 use schemars::JsonSchema;
@@ -51,7 +51,8 @@ pub struct Measurement {
 
 /// Measurements with all that they depend on.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
-pub struct Report {
+#[schemars(rename = "Report")]
+pub struct BenchReport {
     /// The measurements, by length and then by policy.
     pub results: Vec<Measurement>,
     /// Name of the model, or of the shape of its random weights.
@@ -74,7 +75,7 @@ pub struct Report {
 }
 
 /// The measurements at one length; `samples` are by policy.
-pub(super) fn measurements(
+pub(crate) fn measurements(
     decoder: &Decoder,
     plan: &Plan,
     length: usize,

@@ -4,8 +4,8 @@
 //! itself leads to must be generated; this does so for the few prompts where it tells most, into the run folder's
 //! `continuations.json`.
 
-use crate::recommend::Cut;
 use crate::recorded_with;
+use layerscope_cutoff::recommend::Cut;
 use layerscope_diagnostics::probe::continue_greedily;
 use layerscope_diagnostics::run::{Continuation, ContinuationsWriter, PromptSummary, Run};
 use layerscope_engine::{Hooks, Interrupt, Model, Policy, Repetition, Result, Session, check_interrupt};
@@ -15,7 +15,7 @@ pub const DEFAULT_COUNT: usize = 5;
 
 /// What happens meanwhile, for progress displays.
 #[derive(Debug)]
-pub enum Event<'a> {
+pub enum ContinuationEvent<'a> {
     /// The prompts are chosen.
     Chosen {
         /// How many there are.
@@ -53,7 +53,7 @@ pub fn continue_failure_cases(
     cut: Cut,
     count: usize,
     interrupt: &Interrupt,
-    observe: &mut dyn FnMut(Event<'_>),
+    observe: &mut dyn FnMut(ContinuationEvent<'_>),
 ) -> Result<Vec<Continuation>> {
     recorded_with::check(run, model)?;
     let policy = cut.policy(model.config().layers)?;
@@ -66,14 +66,14 @@ pub fn continue_failure_cases(
         found.is_some_and(|found| case.is_told_by(found, max_new_tokens))
     };
     let (earlier, pending): (Vec<_>, Vec<_>) = cases.iter().partition(told);
-    observe(Event::Chosen { prompts: cases.len(), earlier: earlier.len() });
+    observe(ContinuationEvent::Chosen { prompts: cases.len(), earlier: earlier.len() });
     for case in pending {
         check_interrupt(interrupt)?;
-        observe(Event::Started { id: &case.prompt.id, tokens: case.prompt.p + max_new_tokens });
+        observe(ContinuationEvent::Started { id: &case.prompt.id, tokens: case.prompt.p + max_new_tokens });
         let entry = case.continued(model, &policy, max_new_tokens, interrupt, &mut |done| {
-            observe(Event::Tokens(done));
+            observe(ContinuationEvent::Tokens(done));
         })?;
-        observe(Event::Finished(writer.put(entry)?));
+        observe(ContinuationEvent::Finished(writer.put(entry)?));
     }
     let entries = cases.iter().filter_map(|case| writer.continuations().find(&case.prompt.id, &name));
     Ok(entries.cloned().collect())

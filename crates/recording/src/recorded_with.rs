@@ -7,7 +7,7 @@ use layerscope_engine::{Error, Model, Result};
 ///
 /// # Errors
 /// [`Error::Input`] where the weights or their precision are others.
-pub fn check(run: &Run, model: &Model) -> Result<()> {
+pub(crate) fn check(run: &Run, model: &Model) -> Result<()> {
     let manifest = run.manifest();
     if model.sha256 == manifest.model.sha256 && model.precision.name() == manifest.weights {
         return Ok(());

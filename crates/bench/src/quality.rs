@@ -5,7 +5,7 @@
 //! prefill and its decode steps do whatever they do. Beside that it generates freely, to see whether it still finds the number
 //! that the prompt hides ([`layerscope_diagnostics::needle`]).
 
-use super::{Measured, Plan};
+use crate::{BenchResults, Plan};
 use layerscope_diagnostics::needle::{self, Grid, Haystack, NeedlePrompt, Outcome};
 use layerscope_diagnostics::probe::continue_greedily;
 use layerscope_diagnostics::record::Divergence;
@@ -46,7 +46,7 @@ pub struct Quality {
 
 impl Quality {
     /// Whether it can have been measured: a NaN is undefined, not impossible.
-    pub(super) fn is_plausible(&self) -> bool {
+    pub(crate) fn is_plausible(&self) -> bool {
         let share = |figure: f64| figure.is_nan() || (0.0..=1.0).contains(&figure);
         self.prompts > 0 && (self.kl.is_nan() || self.kl >= 0.0) && share(self.top1) && share(self.found)
     }
@@ -107,7 +107,7 @@ pub fn measure_quality(
     model: &Model,
     plan: &Plan,
     prompts: &[NeedlePrompt],
-    measured: &mut Measured,
+    measured: &mut BenchResults,
     interrupt: &Interrupt,
     observe: &mut dyn FnMut(QualityEvent<'_>),
 ) -> Result<()> {

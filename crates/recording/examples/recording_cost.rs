@@ -1,6 +1,6 @@
 //! What recording costs on a model: prefill, decode, probes and frontier, and the frontier's share of the rest.
 //!
-//!     cargo run --release -p layerscope-cutoff --example recording_cost -- \
+//!     cargo run --release -p layerscope-recording --example recording_cost -- \
 //!         MODEL.gguf|shape:NAME [PROMPT_TOKENS] [STEPS] [native|f32] [DEVICE] [json]
 //!
 //! `shape:llama-3.1-8b` is that shape with random weights in bf16.

@@ -26,7 +26,7 @@ pub use prompt::PromptTokens;
 pub use quality::{
     FullContinuation, MOST_QUALITY_PROMPTS, Quality, QualityEvent, measure_quality, quality_grid,
 };
-pub use report::{Measurement, Report};
+pub use report::{BenchReport, Measurement};
 pub use report_file::{FILE_NAME, read, read_of_run};
 pub use statistics::Statistics;
 pub use transfers::Transfers;
@@ -39,7 +39,7 @@ use std::ops::ControlFlow;
 
 /// What happens while measuring, for progress displays.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Event<'a> {
+pub enum BenchEvent<'a> {
     /// A generation begins.
     Started {
         /// Name of the policy.
@@ -72,7 +72,7 @@ struct Sample {
 
 /// What was measured until the end of the plan, or until an interrupt.
 #[derive(Debug)]
-pub struct Measured {
+pub struct BenchResults {
     /// One for each policy and length of which at least one repeat was counted, by length and then in the plan's order.
     pub results: Vec<Measurement>,
     /// Why peak memory is not known, where it is not.
@@ -90,11 +90,14 @@ pub fn measure(
     plan: &Plan,
     prompt: &PromptTokens,
     interrupt: &Interrupt,
-    observe: &mut dyn FnMut(Event<'_>),
-) -> Result<Measured> {
+    observe: &mut dyn FnMut(BenchEvent<'_>),
+) -> Result<BenchResults> {
     plan.check(decoder.config())?;
-    let mut measured =
-        Measured { results: vec![], no_peak: memory::reset_peak(decoder.device()).err(), interrupted: false };
+    let mut measured = BenchResults {
+        results: vec![],
+        no_peak: memory::reset_peak(decoder.device()).err(),
+        interrupted: false,
+    };
     let work = plan.work();
     let mut work_done = 0;
     for &length in &plan.lengths {
@@ -103,7 +106,7 @@ pub fn measure(
         'rounds: for round in 0..=plan.repeats {
             for (index, policy) in plan.round(round) {
                 let name = policy.to_string();
-                observe(Event::Started { policy: &name, length, repeat: round });
+                observe(BenchEvent::Started { policy: &name, length, repeat: round });
                 let cost = plan.layer_tokens(&policy, length);
                 match sample(decoder, &tokens, policy, plan, interrupt, observe) {
                     Err(Error::Interrupted) => {
@@ -120,7 +123,7 @@ pub fn measure(
                     }
                 }
                 work_done += cost;
-                observe(Event::Finished { work_done, work });
+                observe(BenchEvent::Finished { work_done, work });
             }
         }
         measured.results.extend(report::measurements(decoder, plan, length, &samples));
@@ -138,7 +141,7 @@ fn sample(
     policy: Policy,
     plan: &Plan,
     interrupt: &Interrupt,
-    observe: &mut dyn FnMut(Event<'_>),
+    observe: &mut dyn FnMut(BenchEvent<'_>),
 ) -> Result<Sample> {
     check_interrupt(interrupt)?;
     let settings = GenerationSettings {
@@ -150,7 +153,7 @@ fn sample(
     let peak_known = memory::reset_peak(decoder.device()).is_ok();
     let mut generated = 0;
     let generation = generate(decoder, prompt, policy, &settings, interrupt, &mut |event| {
-        observe(Event::Tokens(match event {
+        observe(BenchEvent::Tokens(match event {
             GenerationEvent::Prefilled(done) => done,
             GenerationEvent::Token(_) => {
                 generated += 1;

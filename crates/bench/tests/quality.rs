@@ -2,11 +2,12 @@
 
 #![allow(clippy::unwrap_used)]
 
+#[path = "../../cutoff/tests/support/mod.rs"]
 mod support;
 
-use layerscope_cutoff::bench::{
-    FullContinuation, Machine, Measured, Plan, PromptTokens, QualityEvent, Report, measure, measure_quality,
-    quality_grid, to_parquet,
+use layerscope_bench::{
+    BenchReport, BenchResults, FullContinuation, Machine, Plan, PromptTokens, QualityEvent, measure,
+    measure_quality, quality_grid, to_parquet,
 };
 use layerscope_cutoff::frontier::frontier;
 use layerscope_diagnostics::probe::{self, Continuation};
@@ -89,7 +90,7 @@ fn plan() -> Plan {
     Plan { policies, lengths: vec![200, 260], new_tokens: 8, repeats: 1, statistics: false }
 }
 
-fn measured(plan: &Plan) -> Measured {
+fn measured(plan: &Plan) -> BenchResults {
     let prompt = PromptTokens::Text { first: None, tokens: prompt() };
     measure(&MODEL.decoder, plan, &prompt, &Interrupt::new(false), &mut |_| {}).unwrap()
 }
@@ -116,7 +117,7 @@ fn every_policy_gets_its_quality_and_full_is_the_measure() {
         }
         assert!((0.0..=1.0).contains(&quality.top1) && (0.0..=1.0).contains(&quality.found));
     }
-    let report = Report {
+    let report = BenchReport {
         results: found.results,
         model: "tiny".into(),
         weights: MODEL.precision,

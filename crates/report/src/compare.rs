@@ -5,7 +5,7 @@
 //! different depth are compared at relative depth: layer ℓ of L stands at (ℓ + ½)/L, and figures are interpolated linearly
 //! to the layers of the shallower model.
 
-use crate::recommend::{Evidence, FrontierSummary, Recommendation, Verdict};
+use layerscope_cutoff::recommend::{Evidence, FrontierSummary, Recommendation, Verdict};
 use layerscope_diagnostics::record::Anchor;
 use layerscope_diagnostics::run::PromptSummary;
 use layerscope_diagnostics::summary::{Difference, Pairing, differences};
