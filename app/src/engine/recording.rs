@@ -38,7 +38,7 @@ pub(super) fn record(
                     events.progress(progress(RecordingStage::Frontier { done, all }));
                 }
                 RecordingEvent::Finished(record) => {
-                    send(Event::PromptFinished { id: record.prompt_id.clone() })
+                    send(Event::PromptFinished { id: record.summary.id.clone() })
                 }
                 RecordingEvent::Failed { id, reason } => {
                     send(Event::PromptFailed { id: id.to_owned(), reason: reason.to_owned() });

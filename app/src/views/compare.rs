@@ -7,10 +7,10 @@ use crate::design::{self, size, space};
 use crate::widgets::{Column, Figures, cell, count};
 use eframe::egui::{Grid, RichText, ScrollArea, Ui, vec2};
 use layerscope_cutoff::recommend::{Recommendation, Verdict};
+use layerscope_diagnostics::record::KNOCKOUT_KL;
 use layerscope_diagnostics::summary::{Difference, Pairing, Summary};
 use layerscope_engine::{Error, Result};
 use layerscope_figures::{Along, Chart, Curve, Ink, Mark, Style, Theme};
-use layerscope_report::compare::KNOCKOUT;
 
 /// Height of a chart, points.
 const CHART_HEIGHT: f32 = 220.0;
@@ -33,7 +33,7 @@ const PLANS: [Plan; 5] = [
         None,
     ),
     ("lens_kl", "Logit lens", ["KL(final, lens), nats", "nats"], true, None),
-    (KNOCKOUT, "Knockout", ["KL, prompt hidden here, nats", "nats"], true, None),
+    (KNOCKOUT_KL, "Knockout", ["KL, prompt hidden here, nats", "nats"], true, None),
 ];
 
 /// Draws both runs, or says how to get a second one.
@@ -206,8 +206,8 @@ fn frontiers(
     let anchor = scene.state.anchor;
     let unit = "KL(full, cut), nats per token";
     let curves = SIDES.into_iter().zip(runs).filter_map(|((side, ink), run)| {
-        let overall = &run.frontier(anchor)?.overall;
-        let means: Vec<f64> = overall.mean.iter().map(|mean| mean.kl).collect();
+        let overall = run.frontier(anchor)?.overall();
+        let means = overall.kl();
         let places = axes.cutoffs(means.len());
         let curve = Curve::new(side, ink, means.clone()).with_band(means, overall.kl_upper95.clone());
         Some(curve.styled(style(side)).placed(places))
@@ -296,7 +296,7 @@ impl Axes {
 /// A figure at layers 0 … L−1; the embedding's is left out.
 fn by_layer<'a>(run: &'a RunData, figure: &str) -> &'a [Summary] {
     let all = match figure {
-        KNOCKOUT => run.knockout.first().map_or(&[][..], Vec::as_slice),
+        KNOCKOUT_KL => run.knockout.first().map_or(&[][..], Vec::as_slice),
         _ => run.summary.overall.figures.get(figure).map_or(&[][..], Vec::as_slice),
     };
     &all[all.len().saturating_sub(run.layers())..]

@@ -18,8 +18,8 @@ use crate::state::{View, ViewState};
 use crate::widgets::{Figures, chart, count};
 use eframe::egui::{ScrollArea, Ui, Vec2, vec2};
 use layerscope_cutoff::diffusion::DiffusionEvent;
+use layerscope_diagnostics::record::PromptSummary;
 use layerscope_diagnostics::record::SpanRecord;
-use layerscope_diagnostics::run::PromptSummary;
 use layerscope_figures::Chart;
 use std::ops::Range;
 
@@ -97,7 +97,7 @@ pub struct Scene<'a> {
     /// The span that is being removed.
     pub removing: Option<&'a Removing>,
     /// What generating live showed of cutoffs.
-    pub measured: &'a [frontier::Measured],
+    pub measured: &'a [frontier::LiveSavings],
     /// The run that is compared with.
     pub second: Option<&'a RunData>,
     /// What comes of comparing, or why nothing does; `None` until that is worked out.

@@ -1,6 +1,7 @@
 //! What is measured, in which order.
 
-use super::prediction;
+use crate::prediction;
+use layerscope_cutoff::cost::Workload;
 use layerscope_engine::{Device, Error, ModelConfig, Policy, Result};
 
 /// New tokens of each generation unless told otherwise.
@@ -90,7 +91,7 @@ impl Plan {
 
     /// Layer-tokens that one generation computes.
     pub(crate) fn layer_tokens(&self, policy: &Policy, length: usize) -> u64 {
-        prediction::counts(policy, prediction::workload(length, self.new_tokens)).computed
+        prediction::counts(policy, Workload::new(length, self.new_tokens)).computed
     }
 
     /// Layer-tokens that the whole plan computes, the warm-ups among them: what time goes with, roughly.

@@ -3,11 +3,6 @@
 use layerscope_cutoff::cost::{CostModel, Workload};
 use layerscope_engine::Policy;
 
-/// The tokens of a prompt of `length` tokens and `new_tokens` generated ones, of which the last is not fed back.
-pub(crate) fn workload(length: usize, new_tokens: usize) -> Workload {
-    Workload { prompt_tokens: length.saturating_sub(1), decode_tokens: new_tokens }
-}
-
 /// Token-layers of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Counts {
@@ -67,7 +62,7 @@ mod tests {
 
     #[test]
     fn a_prompt_of_one_token_has_no_prefill_to_save() {
-        let prediction = predict(&Policy::full(30), &cost(), workload(1, 4));
+        let prediction = predict(&Policy::full(30), &cost(), Workload::new(1, 4));
         assert!(prediction.ttft_ratio.is_nan());
         assert_eq!((prediction.layer_tokens, prediction.tpot_ratio), (4 * 30, 1.0));
     }
@@ -76,7 +71,7 @@ mod tests {
     fn projected_keys_are_kept_and_read_but_take_no_blocks() {
         let [pop, speed] = ["pop:20", "speed:20"].map(|name| {
             let policy = Policy::parse(name, 30).expect("a policy");
-            predict(&policy, &cost(), workload(1_000, 10))
+            predict(&policy, &cost(), Workload::new(1_000, 10))
         });
         assert_eq!((pop.layer_tokens, pop.ttft_ratio), (speed.layer_tokens, speed.ttft_ratio));
         assert_eq!((pop.kv_bytes, pop.tpot_ratio), (1_009 * 30 * 1_536, 1.0));
@@ -89,7 +84,7 @@ mod tests {
             length in 2_usize..5_000, new_tokens in 1_usize..300, cutoff in 1_usize..=30, anchored: bool,
         ) {
             let policy = Policy::speed(cutoff, anchored, 30).expect("a policy");
-            let workload = workload(length, new_tokens);
+            let workload = Workload::new(length, new_tokens);
             let found = predict(&policy, &cost(), workload);
             let savings = cost().savings(cutoff, usize::from(anchored), &[workload]);
             prop_assert_eq!(found.kv_bytes, savings.kv_bytes_cut);

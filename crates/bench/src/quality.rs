@@ -52,12 +52,12 @@ impl Quality {
     }
 
     fn of(prompts: &[(Divergence, bool)]) -> Self {
-        let over =
-            |figure: fn(&Divergence) -> f64| mean(prompts.iter().map(|(divergence, _)| figure(divergence)));
+        let divergences: Vec<Divergence> = prompts.iter().map(|(divergence, _)| *divergence).collect();
+        let Divergence { kl, top1, dnll } = Divergence::mean_of_defined(&divergences);
         Self {
-            kl: over(|divergence| divergence.kl),
-            top1: over(|divergence| divergence.top1),
-            dnll: over(|divergence| divergence.dnll),
+            kl,
+            top1,
+            dnll,
             found: mean(prompts.iter().map(|(_, found)| f64::from(u8::from(*found)))),
             prompts: prompts.len(),
         }
@@ -213,7 +213,7 @@ impl<'a> FullContinuation<'a> {
         interrupt: &Interrupt,
     ) -> Result<Divergence> {
         if *policy == Policy::full(decoder.config().layers) {
-            return Ok(Divergence { kl: 0.0, top1: 1.0, dnll: 0.0 });
+            return Ok(Divergence::ZERO);
         }
         let mut session = Session::new(decoder, policy.clone(), self.prompt.len(), self.tokens.len())?;
         let mut logits = session.prefill(self.prompt, &mut Hooks::none(), interrupt, &mut |_| {})?;

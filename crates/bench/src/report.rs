@@ -1,8 +1,8 @@
 //! Measurements as others read them.
 
-use super::prediction::{predict, workload};
+use crate::prediction::predict;
 use crate::{Machine, Plan, Quality, Sample, Statistics, Transfers};
-use layerscope_cutoff::cost::{CostModel, bytes_per_token_layer};
+use layerscope_cutoff::cost::{CostModel, Workload, bytes_per_token_layer};
 use layerscope_diagnostics::undefined::number_or_null;
 use layerscope_engine::{Decoder, WeightsPrecision};
 use schemars::JsonSchema;
@@ -94,7 +94,7 @@ pub(crate) fn measurements(
     let mut measurements = vec![];
     for (policy, samples) in plan.policies.iter().zip(samples) {
         let Some(first) = samples.first() else { continue };
-        let predicted = predict(policy, &cost, workload(length, plan.new_tokens));
+        let predicted = predict(policy, &cost, Workload::new(length, plan.new_tokens));
         measurements.push(Measurement {
             policy: policy.to_string(),
             length,

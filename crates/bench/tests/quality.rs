@@ -10,7 +10,7 @@ use layerscope_bench::{
     measure_quality, quality_grid, to_parquet,
 };
 use layerscope_cutoff::frontier::frontier;
-use layerscope_diagnostics::probe::{self, Continuation};
+use layerscope_diagnostics::probe::{self, Decoding};
 use layerscope_diagnostics::record::{Anchor, Divergence};
 use layerscope_diagnostics::reference_distributions::ReferenceDistributions;
 use layerscope_engine::{Hooks, Interrupt, Policy, Session, argmax};
@@ -26,7 +26,7 @@ fn prompt() -> Vec<u32> {
 fn speed_costs_what_the_exact_frontier_says() {
     let (model, prompt, interrupt) = (&*MODEL, prompt(), Interrupt::new(false));
     let excluded = model.tokenizer.eos_ids();
-    let continuation = Continuation::Greedy { tokens: 12, excluded };
+    let continuation = Decoding::Greedy { tokens: 12, excluded };
     let run = probe::run(&model.decoder, &prompt, &continuation, &interrupt, &mut |_| {}).unwrap();
     let full = FullContinuation::of(&model.decoder, &prompt, 12, excluded, &interrupt).unwrap();
     assert_eq!(full.tokens(), run.continuation);

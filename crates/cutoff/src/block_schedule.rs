@@ -31,7 +31,7 @@ pub fn from_recommendation(found: &Recommendation) -> Option<BlockSchedule> {
     if reading_layer.value <= found.tolerance || reading_layer.layer + 1 >= found.layers {
         return None;
     }
-    let below_cutoff = found.cut().map(|cut| cut.cutoff - 1);
+    let below_cutoff = found.point().map(|point| point.cutoff - 1);
     let last_layer_needed = below_cutoff.filter(|&layer| layer > reading_layer.layer);
     let mut policy = format!("sliminfer:{}={KEPT_AFTER_READING}%", reading_layer.layer);
     if let Some(layer) = last_layer_needed {

@@ -29,6 +29,12 @@ pub struct Workload {
 }
 
 impl Workload {
+    /// A prompt of p tokens and N decode steps: the last prompt token is the first decode token, at full depth under every
+    /// policy, and the last generated token is not fed back.
+    pub fn new(p: usize, steps: usize) -> Self {
+        Self { prompt_tokens: p.saturating_sub(1), decode_tokens: steps }
+    }
+
     /// Token-layers of the full model: (p + n)·L.
     pub fn full_token_layers(self, layers: usize) -> u64 {
         let tokens = (self.prompt_tokens as u64).saturating_add(self.decode_tokens as u64);

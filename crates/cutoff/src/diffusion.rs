@@ -26,9 +26,6 @@ use std::ops::Range;
 
 pub use answer::Answer;
 
-/// Largest mean KL at which a span counts as gone without loss, nats, unless told otherwise.
-pub const DEFAULT_TOLERANCE: f64 = 0.1;
-
 /// What is asked.
 #[derive(Debug, Clone)]
 pub struct Question<'a> {
@@ -195,16 +192,15 @@ impl<'m, 'q> Experiment<'m, 'q> {
             let distributions = &self.forced.distributions;
             let argmax: Vec<u32> =
                 (0..distributions.steps()).map(|step| distributions.argmax(step)).collect();
-            let divergence = Divergence { kl: 0.0, top1: 1.0, dnll: 0.0 };
             let found = self.found(&argmax, interrupt)?;
-            return Ok(SpanRow { layer, divergence, decode_mass: f64::NAN, found });
+            return Ok(SpanRow { layer, divergence: Divergence::ZERO, decode_mass: f64::NAN, found });
         }
         let x = self.rerun(layer, interrupt)?;
         let compared = self.forced.distributions.compare(&self.model.decoder, &x)?;
         let argmax: Vec<u32> = compared.iter().map(|step| step.argmax).collect();
         Ok(SpanRow {
             layer,
-            divergence: mean(&compared),
+            divergence: StepComparison::mean(&compared),
             decode_mass: self.decode_mass(layer),
             found: self.found(&argmax, interrupt)?,
         })
@@ -273,14 +269,4 @@ fn kept_behind<'a>(
         });
     }
     hooks
-}
-
-fn mean(compared: &[StepComparison]) -> Divergence {
-    let n = compared.len() as f64;
-    let over_steps = |figure: &dyn Fn(&StepComparison) -> f64| compared.iter().map(figure).sum::<f64>() / n;
-    Divergence {
-        kl: over_steps(&|step| step.kl),
-        top1: over_steps(&|step| f64::from(u8::from(step.same_argmax))),
-        dnll: over_steps(&|step| step.dnll),
-    }
 }

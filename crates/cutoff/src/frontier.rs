@@ -40,7 +40,7 @@ impl Variant {
 
 /// Divergence at every cutoff, for both anchors, and at every knocked-out layer.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Frontier {
+pub struct PromptFrontier {
     /// One row per anchor and cutoff 1 … L.
     pub rows: Vec<FrontierRow>,
     /// One row per layer.
@@ -58,7 +58,7 @@ pub fn frontier(
     run: &ProbedRun<'_>,
     interrupt: &Interrupt,
     progress: &mut dyn FnMut(usize),
-) -> Result<Frontier> {
+) -> Result<PromptFrontier> {
     let (layers, steps) = (decoder.config().layers, run.continuation.len());
     let positions: Vec<usize> = (run.prompt_len - 1..).take(steps).collect();
     let mut active: Vec<(Variant, Tensor)> = vec![];
@@ -80,7 +80,7 @@ pub fn frontier(
         }
         progress(layer + 1);
     }
-    let mut result = Frontier { rows: vec![], knockout: vec![] };
+    let mut result = PromptFrontier { rows: vec![], knockout: vec![] };
     for batch in active.chunks((rows_at_once(decoder) / steps).max(1)) {
         check_interrupt(interrupt)?;
         for ((variant, _), divergence) in batch.iter().zip(divergences(decoder, run, batch)?) {
@@ -93,8 +93,8 @@ pub fn frontier(
         }
     }
     // A cutoff of L hides nothing: it is the full model.
-    let nothing = Divergence { kl: 0.0, top1: 1.0, dnll: 0.0 };
-    result.rows.extend(Anchor::ALL.map(|anchor| FrontierRow { anchor, cutoff: layers, divergence: nothing }));
+    let full = |anchor| FrontierRow { anchor, cutoff: layers, divergence: Divergence::ZERO };
+    result.rows.extend(Anchor::ALL.map(full));
     result.rows.sort_by_key(|row| (row.anchor, row.cutoff));
     result.knockout.sort_by_key(|row| row.layer);
     Ok(result)

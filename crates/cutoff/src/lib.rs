@@ -6,3 +6,9 @@ pub mod cost;
 pub mod diffusion;
 pub mod frontier;
 pub mod recommend;
+
+/// Largest mean KL from the full model that is accepted unless told otherwise, nats per token.
+pub const DEFAULT_TOLERANCE: f64 = 0.1;
+
+/// Failure cases, the prompts that a cutoff changes most, that are continued and shown unless told otherwise.
+pub const DEFAULT_FAILURE_CASES: usize = 5;

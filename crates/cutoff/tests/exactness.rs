@@ -6,7 +6,7 @@ mod support;
 
 use layerscope_cutoff::cost::{Workload, bytes_per_token_layer};
 use layerscope_cutoff::frontier::frontier;
-use layerscope_diagnostics::probe::{self, Continuation};
+use layerscope_diagnostics::probe::{self, Decoding};
 use layerscope_diagnostics::record::{Anchor, Divergence};
 use layerscope_engine::{Decoder, Hooks, Interrupt, Policy, Session};
 use layerscope_kernels::reference;
@@ -68,7 +68,7 @@ proptest! {
         let (p, layers) = (prompt.len(), model.config().layers);
         let interrupt = Interrupt::new(false);
         let run = probe::run(
-            &model.decoder, &prompt, &Continuation::Given(&answer), &interrupt, &mut |_| {},
+            &model.decoder, &prompt, &Decoding::Given(&answer), &interrupt, &mut |_| {},
         ).unwrap();
         let found = frontier(&model.decoder, &run, &interrupt, &mut |_| {}).unwrap();
         prop_assert_eq!(found.rows.len(), 2 * layers);
@@ -109,8 +109,7 @@ fn every_cutoff_of_every_family_equals_a_whole_rerun_and_a_session() {
     {
         let decoder = family(name);
         let layers = decoder.config().layers;
-        let run =
-            probe::run(&decoder, &prompt, &Continuation::Given(&answer), &interrupt, &mut |_| {}).unwrap();
+        let run = probe::run(&decoder, &prompt, &Decoding::Given(&answer), &interrupt, &mut |_| {}).unwrap();
         let found = frontier(&decoder, &run, &interrupt, &mut |_| {}).unwrap();
         let full = fed(&decoder, Policy::full(layers), &prompt, &answer);
         for row in &found.rows {
@@ -159,7 +158,7 @@ proptest! {
         let (p, layers) = (prompt.len(), model.config().layers);
         let interrupt = Interrupt::new(false);
         let run = probe::run(
-            &model.decoder, &prompt, &Continuation::Given(&answer), &interrupt, &mut |_| {},
+            &model.decoder, &prompt, &Decoding::Given(&answer), &interrupt, &mut |_| {},
         ).unwrap();
         let found = frontier(&model.decoder, &run, &interrupt, &mut |_| {}).unwrap();
         let full = fed(&model.decoder, Policy::full(layers), &prompt, &answer);
@@ -224,7 +223,7 @@ fn where_nothing_reads_above_a_layer_the_cut_there_costs_nothing() {
         let model = load(&void_above(from, folder.path()));
         let prompt: Vec<u32> = (0..50).map(|i| 3 + i * 17 % 800).collect();
         let interrupt = Interrupt::new(false);
-        let continuation = Continuation::Greedy { tokens: 7, excluded: &[] };
+        let continuation = Decoding::Greedy { tokens: 7, excluded: &[] };
         let run = probe::run(&model.decoder, &prompt, &continuation, &interrupt, &mut |_| {}).unwrap();
         let found = frontier(&model.decoder, &run, &interrupt, &mut |_| {}).unwrap();
         for row in found.rows.iter().filter(|row| row.cutoff >= from) {

@@ -13,7 +13,7 @@ mod run;
 mod score;
 
 pub use haystack::Haystack;
-pub use run::{Event, Outcome, Outcomes, run};
+pub use run::{NeedleEvent, Outcome, Outcomes, run};
 pub use score::{Cell, is_right, summarise, wilson95};
 
 use haystack::{Filler, KEYS, pick};

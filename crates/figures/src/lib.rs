@@ -22,6 +22,6 @@ pub use map::{Map, Outline, Span, pixels};
 pub use number::{exact, short, token_label};
 pub use pyramid::Pyramid;
 pub use scale::{Scale, ScaleKind};
-pub use svg::{Anchor, Canvas, Colours, FIGURE_FONTS, Panels, Pen, SMALL, Surface, TITLE, style_sheet};
+pub use svg::{Canvas, Colours, FIGURE_FONTS, Panels, Pen, SMALL, Surface, TITLE, TextAnchor, style_sheet};
 pub use trade_off::{TradeOff, TradeOffPoint, TradeOffRow};
 pub use visible::{visible, visible_line};

@@ -5,7 +5,7 @@ use crate::colour::{Colour, ColourMap, Ink, Theme};
 use crate::number::{exact, token_label};
 use crate::pyramid::Pyramid;
 use crate::scale::Scale;
-use crate::svg::{Anchor, Canvas, Colours, Pen, SMALL, Svg, number, text_width};
+use crate::svg::{Canvas, Colours, Pen, SMALL, Svg, TextAnchor, number, text_width};
 use base64::{Engine, prelude::BASE64_STANDARD};
 use image::{ExtendedColorType, ImageEncoder, codecs::png::PngEncoder};
 use std::ops::Range;
@@ -222,20 +222,20 @@ impl Map<'_> {
             let half = text_width(&text, SMALL) / 2.0;
             if x - half >= free_from {
                 svg.line([x, top + height], [x, top + height + 3.0], Pen::new(Ink::Line, 1.0));
-                svg.text([x, top + height + 14.0], Anchor::Middle, Ink::WeakText, &text);
+                svg.text([x, top + height + 14.0], TextAnchor::Middle, Ink::WeakText, &text);
                 free_from = x + half + 6.0;
             }
         }
         let right = left + width + 18.0;
         if !self.shows_undefined() {
-            return svg.text([right, top + height], Anchor::Start, Ink::Text, &self.unit);
+            return svg.text([right, top + height], TextAnchor::Start, Ink::Text, &self.unit);
         }
         let stripes = undefined(canvas.colours);
         for (index, colour) in [0, 1, 0, 1].map(|stripe| stripes[stripe]).iter().enumerate() {
             cell(svg, [right + 4.0 * index as f64, top, 4.0, height], &colour.to_string());
         }
-        svg.text([right + 21.0, top + height], Anchor::Start, Ink::WeakText, "undefined");
-        svg.text([right + 90.0, top + height], Anchor::Start, Ink::Text, &self.unit);
+        svg.text([right + 21.0, top + height], TextAnchor::Start, Ink::WeakText, "undefined");
+        svg.text([right + 90.0, top + height], TextAnchor::Start, Ink::Text, &self.unit);
     }
 
     fn values(&self, svg: &mut Svg, canvas: &Canvas<'_>, area: [f64; 4]) {
@@ -339,7 +339,7 @@ impl Map<'_> {
         for layer in whole_ticks(0, rows.saturating_sub(1), down, 15.0) {
             let y = top + (layer as f64 + 0.5) * down;
             svg.line([left - 4.0, y], [left, y], Pen::new(Ink::Line, 1.0));
-            svg.text([left - 7.0, y + 4.0], Anchor::End, Ink::WeakText, &layer.to_string());
+            svg.text([left - 7.0, y + 4.0], TextAnchor::End, Ink::WeakText, &layer.to_string());
         }
         svg.upwards([13.0, top + height / 2.0], Ink::WeakText, "layer");
         let across = width / self.span.width();
@@ -354,7 +354,7 @@ impl Map<'_> {
                 );
                 svg.text(
                     [x(column), top + height + 15.0],
-                    Anchor::Middle,
+                    TextAnchor::Middle,
                     Ink::WeakText,
                     &column.to_string(),
                 );
@@ -376,7 +376,7 @@ impl Map<'_> {
             }
         }
         let middle = [left + width / 2.0, top + height + below];
-        svg.text(middle, Anchor::Middle, Ink::WeakText, &self.column_name);
+        svg.text(middle, TextAnchor::Middle, Ink::WeakText, &self.column_name);
     }
 }
 

@@ -5,13 +5,12 @@
 //! `continuations.json`.
 
 use crate::recorded_with;
-use layerscope_cutoff::recommend::Cut;
+use layerscope_cutoff::recommend::FrontierPoint;
 use layerscope_diagnostics::probe::continue_greedily;
-use layerscope_diagnostics::run::{Continuation, ContinuationsWriter, PromptSummary, Run};
+use layerscope_diagnostics::record::PromptSummary;
+use layerscope_diagnostics::run::{Continuation, ContinuationsWriter, Run};
+use layerscope_diagnostics::summary::largest;
 use layerscope_engine::{Hooks, Interrupt, Model, Policy, Repetition, Result, Session, check_interrupt};
-
-/// Prompts that are continued unless told otherwise.
-pub const DEFAULT_COUNT: usize = 5;
 
 /// What happens meanwhile, for progress displays.
 #[derive(Debug)]
@@ -50,17 +49,17 @@ pub enum ContinuationEvent<'a> {
 pub fn continue_failure_cases(
     run: &Run,
     model: &Model,
-    cut: Cut,
+    point: FrontierPoint,
     count: usize,
     interrupt: &Interrupt,
     observe: &mut dyn FnMut(ContinuationEvent<'_>),
 ) -> Result<Vec<Continuation>> {
     recorded_with::check(run, model)?;
-    let policy = cut.policy(model.config().layers)?;
+    let policy = point.policy(model.config().layers)?;
     let name = policy.to_string();
     let max_new_tokens = run.manifest().settings.max_new_tokens;
     let mut writer = ContinuationsWriter::open(run)?;
-    let cases = failure_cases(run, cut, count)?;
+    let cases = failure_cases(run, point, count)?;
     let told = |case: &&FailureCase| {
         let found = writer.continuations().find(&case.prompt.id, &name);
         found.is_some_and(|found| case.is_told_by(found, max_new_tokens))
@@ -86,22 +85,20 @@ struct FailureCase {
 }
 
 /// The generated prompts with the largest KL; what is undefined counts as smallest.
-fn failure_cases(run: &Run, cut: Cut, count: usize) -> Result<Vec<FailureCase>> {
-    let mut cases = vec![];
+fn failure_cases(run: &Run, point: FrontierPoint, count: usize) -> Result<Vec<FailureCase>> {
+    // Figures first: the prompts themselves are read again, so that only few are in memory.
+    let (mut ids, mut kl) = (vec![], vec![]);
     for prompt in run.prompts() {
         let prompt = prompt?;
-        if prompt.answer_given {
-            continue;
+        if !prompt.answer_given {
+            let at = prompt.at(point.anchor, point.cutoff).kl;
+            kl.push(if at.is_finite() { at } else { f64::NAN });
+            ids.push(prompt.id);
         }
-        let row = prompt.frontier.iter().find(|row| row.anchor == cut.anchor && row.cutoff == cut.cutoff);
-        let kl = row.map_or(f64::NAN, |row| row.divergence.kl);
-        cases.push(FailureCase { prompt, kl: if kl.is_finite() { kl } else { f64::NAN } });
-        // Sorted as they come, so that few prompts are in memory; a stable sort keeps the earlier of equals.
-        let rank = |case: &FailureCase| if case.kl.is_nan() { f64::NEG_INFINITY } else { case.kl };
-        cases.sort_by(|a, b| rank(b).total_cmp(&rank(a)));
-        cases.truncate(count);
     }
-    Ok(cases)
+    let ranks = kl.iter().map(|kl| if kl.is_nan() { f64::MIN } else { *kl });
+    let cases = largest(ranks, count).into_iter();
+    cases.map(|index| Ok(FailureCase { prompt: run.prompt(&ids[index])?, kl: kl[index] })).collect()
 }
 
 impl FailureCase {

@@ -4,11 +4,11 @@ pub mod continuations;
 mod recorded_with;
 pub mod spans;
 
-use layerscope_cutoff::frontier::frontier;
+use layerscope_cutoff::frontier::{PromptFrontier, frontier};
 use layerscope_diagnostics::machine::Machine;
-use layerscope_diagnostics::probe::{self, Continuation};
+use layerscope_diagnostics::probe::{self, Decoding};
 use layerscope_diagnostics::prompts::{Prompt, PromptFile};
-use layerscope_diagnostics::record::{Anchor, PromptRecord};
+use layerscope_diagnostics::record::{Anchor, PromptRecord, PromptSummary};
 use layerscope_diagnostics::run::{BosToken, Manifest, ModelInfo, RunWriter, Settings};
 use layerscope_engine::{Error, Interrupt, Model, Result, WeightsPrecision, check_interrupt};
 use std::collections::BTreeMap;
@@ -74,8 +74,8 @@ pub fn record_prompt(
         }
     };
     let continuation = match &answer {
-        Some(tokens) => Continuation::Given(tokens),
-        None => Continuation::Greedy { tokens: max_new_tokens, excluded: tokenizer.eos_ids() },
+        Some(tokens) => Decoding::Given(tokens),
+        None => Decoding::Greedy { tokens: max_new_tokens, excluded: tokenizer.eos_ids() },
     };
     let steps = answer.as_ref().map_or(max_new_tokens, Vec::len);
     observe(RecordingEvent::Started { id: &prompt.id, tokens: prompt_tokens.len() + steps });
@@ -84,31 +84,33 @@ pub fn record_prompt(
     })?;
     let start = Instant::now();
     let layers = model.config().layers;
-    let found = frontier(&model.decoder, &run, interrupt, &mut |done| {
+    let PromptFrontier { rows, knockout } = frontier(&model.decoder, &run, interrupt, &mut |done| {
         observe(RecordingEvent::FrontierLayers { done, all: layers });
     })?;
     run.timings.frontier_s = start.elapsed().as_secs_f64();
     let shown = |tokens: &[u32]| tokens.iter().map(|&id| tokenizer.token_text(id)).collect();
-    Ok(PromptRecord {
-        prompt_id: prompt.id.clone(),
+    let figures = run.figures;
+    let by_step = figures.by_step(prompt_tokens.len(), &run.continuation);
+    let summary = PromptSummary {
+        id: prompt.id.clone(),
         category: prompt.category.clone(),
         text: prompt.text(),
+        p: prompt_tokens.len(),
+        steps: run.continuation.len(),
         prompt_token_text: shown(&prompt_tokens),
         prompt_tokens,
         generated_token_text: shown(&run.continuation),
         generated_text: tokenizer.decode(&run.continuation)?,
         generated: run.continuation,
         answer_given: answer.is_some(),
-        attention: run.attention,
-        received: run.received,
-        curvature_prompt_deg: run.curvature_prompt_deg,
-        curvature_decode_deg: run.curvature_decode_deg,
-        lens: run.lens,
-        frontier: found.rows,
-        knockout: found.knockout,
         native_kl: run.generation_kl.filter(|_| model.precision == WeightsPrecision::Native),
         timings: run.timings,
-    })
+        layers: figures.by_layer(),
+        heads: figures.by_head(),
+        frontier: rows,
+        knockout,
+    };
+    Ok(PromptRecord { summary, steps: by_step, received: figures.received })
 }
 
 /// Records every prompt of a file into a run folder; prompts that the folder has already are not run again. `command` goes

@@ -22,6 +22,6 @@ pub use policies::{trade_off, trade_off_svg};
 pub use schema::schema;
 
 pub use data::{
-    Chosen, Correlation, FailureCase, Frontier, FrontierGroup, PromptFigures, REPORT_SCHEMA, ReadToken,
-    Reading, Report, RunComparison, RunReport,
+    Chosen, Correlation, FailureCase, PromptFigures, REPORT_SCHEMA, ReadToken, Reading, Report,
+    RunComparison, RunReport,
 };

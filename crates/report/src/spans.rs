@@ -3,7 +3,6 @@
 use layerscope_diagnostics::record::{SpanRecord, SpanRow};
 use layerscope_diagnostics::summary::summarise;
 use layerscope_figures::{Along, Chart, Curve, Ink, Mark, Style};
-use layerscope_recording::spans::name;
 
 /// Spans that have a curve each; more are drawn as their mean and spread.
 const CURVES: usize = 6;
@@ -63,10 +62,10 @@ fn curves(spans: &[&SpanRecord], layers: usize, ink: Ink, figure: impl Fn(&SpanR
         false => curve.styled(Style::Marked),
     };
     match spans {
-        [span] => vec![styled(Curve::new(name(span), ink, values(span)), span)],
+        [span] => vec![styled(Curve::new(span.name(), ink, values(span)), span)],
         _ if spans.len() <= CURVES => {
             let each = spans.iter().enumerate().map(|(index, span)| {
-                let named = format!("{}, {}", span.prompt_id, name(span));
+                let named = format!("{}, {}", span.prompt_id, span.name());
                 styled(Curve::series(named, index, values(span)), span)
             });
             each.collect()

@@ -3,7 +3,7 @@
 use crate::args::{HaystackName, NeedleArguments};
 use crate::{models, output, progress};
 use layerscope_bench::{parse_lengths, split_policies};
-use layerscope_diagnostics::needle::{self, Cell, Event, Grid, Haystack};
+use layerscope_diagnostics::needle::{self, Cell, Grid, Haystack, NeedleEvent};
 use layerscope_engine::{Error, Interrupt, Policy, Result, caveats};
 use serde_json::json;
 use std::path::Path;
@@ -39,8 +39,8 @@ pub(crate) fn run(arguments: &NeedleArguments, interrupt: &Interrupt) -> Result<
             arguments.max_new_tokens,
             interrupt,
             &mut |event| match event {
-                Event::Started { id, policy } => bar.set_message(format!("{policy} on {id}")),
-                Event::Finished(_) => bar.inc(1),
+                NeedleEvent::Started { id, policy } => bar.set_message(format!("{policy} on {id}")),
+                NeedleEvent::Finished(_) => bar.inc(1),
             },
         );
     bar.finish_and_clear();

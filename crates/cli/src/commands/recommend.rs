@@ -4,7 +4,7 @@ use crate::args::RecommendArguments;
 use crate::output;
 use layerscope_cutoff::block_schedule::{self, BlockSchedule};
 use layerscope_cutoff::recommend::{Evidence, Recommendation, Verdict, recommend};
-use layerscope_diagnostics::record::Anchor;
+use layerscope_diagnostics::record::PromptSummary;
 use layerscope_diagnostics::run::Run;
 use layerscope_engine::Result;
 use serde::Serialize;
@@ -14,9 +14,9 @@ use std::process::ExitCode;
 pub(crate) use layerscope_cutoff::recommend::Options;
 
 pub(crate) fn run(arguments: &RecommendArguments) -> Result<ExitCode> {
-    let anchor = Anchor::from(arguments.anchor);
     let run = Run::open(&arguments.run)?;
-    let recommendation = of_run(&run, Options { tolerance: arguments.tolerance, anchor })?;
+    let options = Options { tolerance: arguments.tolerance, anchor: arguments.anchor };
+    let recommendation = of_run(&run, options)?;
     let sliminfer = block_schedule::from_recommendation(&recommendation);
     if arguments.json {
         output::json(&Found { recommendation: &recommendation, sliminfer: &sliminfer })?;
@@ -52,18 +52,19 @@ fn pruning(schedule: Option<&BlockSchedule>) -> String {
     )
 }
 
-pub(crate) fn of_run(run: &Run, wish: Options) -> Result<Recommendation> {
-    recommend(&Evidence::from_run(run)?, wish)
+pub(crate) fn of_run(run: &Run, options: Options) -> Result<Recommendation> {
+    let prompts = run.prompts().map(|prompt| prompt.map(PromptSummary::without_prompt_tokens));
+    let prompts: Vec<PromptSummary> = prompts.collect::<Result<_>>()?;
+    recommend(Evidence { manifest: run.manifest(), prompts: &prompts }, options)
 }
 
 pub(crate) fn text(found: &Recommendation) -> String {
     let mut text = match found.verdict {
         Verdict::Cut => format!(
-            "\nRecommended L_cut: {} of {} layers (policy speed:{}{}), {:.1} % less KV\n",
+            "\nRecommended L_cut: {} of {} layers (policy {}), {:.1} % less KV\n",
             found.l_cut,
             found.layers,
-            found.l_cut,
-            if found.anchor == Anchor::Bos { "+bos" } else { "" },
+            found.policy_name().unwrap_or_default(),
             found.kv_saved * 100.0
         ),
         Verdict::KeepFullDepth => format!("\nRecommended: keep full depth, all {} layers\n", found.layers),

@@ -153,10 +153,10 @@ pub(crate) fn failure_cases(
     count: usize,
     interrupt: &Interrupt,
 ) -> Result<Vec<Continuation>> {
-    let Some(cut) = recommendation.cut().filter(|_| count > 0) else { return Ok(vec![]) };
+    let Some(point) = recommendation.point().filter(|_| count > 0) else { return Ok(vec![]) };
     let mut bar = FailureCaseBar::new();
     let continued =
-        continue_failure_cases(run, model, cut, count, interrupt, &mut |event| bar.observe(event));
+        continue_failure_cases(run, model, point, count, interrupt, &mut |event| bar.observe(event));
     bar.finish();
     continued
 }

@@ -152,13 +152,13 @@ fn figures_are_those_of_the_logits_and_nothing_removed_costs_nothing() {
     let probed = layerscope_diagnostics::probe::run(
         &MODEL.decoder,
         &prompt,
-        &layerscope_diagnostics::probe::Continuation::Given(&continuation),
+        &layerscope_diagnostics::probe::Decoding::Given(&continuation),
         &Interrupt::new(false),
         &mut |_| {},
     )
     .unwrap();
     for row in &rows[..layers] {
-        let masses = [&probed.attention.bos_mass, &probed.attention.prompt_mass];
+        let masses = [&probed.figures.attention.bos_mass, &probed.figures.attention.prompt_mass];
         let mean: f32 =
             masses.iter().map(|mass| mass.outer_iter().nth(row.layer).unwrap().mean().unwrap()).sum();
         assert!((row.decode_mass - f64::from(mean)).abs() < 1e-5, "{row:?} {mean}");

@@ -13,7 +13,7 @@ const CLOSE: usize = 2;
 
 pub(super) fn reasons(
     found: &Recommendation,
-    evidence: &Evidence,
+    evidence: Evidence<'_>,
     frontier: &FrontierSummary,
     at_exact: &Savings,
 ) -> Vec<String> {
@@ -50,14 +50,15 @@ fn tolerance(found: &Recommendation, frontier: &FrontierSummary, at_exact: &Savi
     }
     let last = layers - 1;
     let failing: Vec<&str> = frontier
-        .groups()
+        .groups
+        .iter()
         .filter(|group| *layers > 1 && !group.within(last, *tolerance))
-        .map(|group| if group.name.is_empty() { "all prompts together" } else { group.name.as_str() })
+        .map(|group| group.category.as_deref().unwrap_or("all prompts together"))
         .collect();
     if failing.is_empty() {
         return format!("Keep full depth: a model of {layers} layer has nothing to cut.");
     }
-    let kl = frontier.overall.at(last).kl;
+    let kl = frontier.overall().at(last).kl;
     if !kl.is_finite() {
         return format!(
             "Keep full depth: already at {last} of {layers} the divergence of at least one prompt is undefined, \
@@ -68,7 +69,7 @@ fn tolerance(found: &Recommendation, frontier: &FrontierSummary, at_exact: &Savi
         "Keep full depth: no cutoff stays within the tolerance of {tolerance} nats; even at {last} of {layers} the mean is \
          {:.4} (95 % upper bound {:.4}) and these do not: {}.",
         kl,
-        frontier.overall.upper95_at(last),
+        frontier.overall().upper95_at(last),
         failing.join(", ")
     )
 }
@@ -84,16 +85,15 @@ fn edge(found: &Recommendation, frontier: &FrontierSummary) -> Option<String> {
              that cutoff and all below it."
         ));
     }
-    let upper = frontier.overall.upper95_at(below);
+    let upper = frontier.overall().upper95_at(below);
     let times = kl_below / found.kl;
     let sharp =
         if times.is_finite() && times >= 1.0 { format!(", {times:.1} times as much") } else { String::new() };
     // All prompts together come first; where they pass, a category is what stops the cutoff.
-    let stops = match frontier.groups().find(|group| !group.within(below, found.tolerance)) {
-        Some(group) if !group.name.is_empty() => {
-            format!("; the category {} no longer passes there", group.name)
-        }
-        _ => String::new(),
+    let first_failing = frontier.groups.iter().find(|group| !group.within(below, found.tolerance));
+    let stops = match first_failing.and_then(|group| group.category.as_ref()) {
+        Some(category) => format!("; the category {category} no longer passes there"),
+        None => String::new(),
     };
     Some(format!(
         "One layer below, at {below}, it is {kl_below:.4} nats (95 % upper bound {upper:.4}){sharp}{stops}."
@@ -211,9 +211,9 @@ fn causes(found: &Recommendation) -> Option<String> {
     ))
 }
 
-fn other_anchor(found: &Recommendation, evidence: &Evidence) -> Option<String> {
+fn other_anchor(found: &Recommendation, evidence: Evidence<'_>) -> Option<String> {
     let other = found.other_anchor.as_ref()?;
-    let bos = evidence.bos.as_deref().unwrap_or("position 0");
+    let bos = evidence.model().bos.as_ref().map_or("position 0", |token| token.text.as_str());
     let (with_bos, without) = match found.anchor {
         Anchor::Bos => (found.exact_l_cut, other.exact_l_cut),
         Anchor::None => (other.exact_l_cut, found.exact_l_cut),
@@ -223,7 +223,7 @@ fn other_anchor(found: &Recommendation, evidence: &Evidence) -> Option<String> {
     ))
 }
 
-fn cautions(found: &Recommendation, evidence: &Evidence, frontier: &FrontierSummary) -> Vec<String> {
+fn cautions(found: &Recommendation, evidence: Evidence<'_>, frontier: &FrontierSummary) -> Vec<String> {
     let mut cautions = vec![];
     if found.prompts < FEW_PROMPTS {
         cautions.push(format!(
@@ -234,15 +234,15 @@ fn cautions(found: &Recommendation, evidence: &Evidence, frontier: &FrontierSumm
     } else {
         cautions.push(format!("This rests on {} prompts.", found.prompts));
     }
-    let small: Vec<&str> =
-        frontier.categories.iter().filter(|g| !g.judged_by_bound).map(|g| g.name.as_str()).collect();
+    let small = frontier.categories().iter().filter(|group| !group.judged_by_bound);
+    let small: Vec<&str> = small.filter_map(|group| group.category.as_deref()).collect();
     if !small.is_empty() && found.categories.len() > 1 {
         cautions.push(format!(
             "Judged by the mean alone, having fewer than {BOUND_PROMPTS} prompts: {}.",
             small.join(", ")
         ));
     }
-    let missing = evidence.not_recorded + frontier.left_out;
+    let missing = evidence.not_recorded() + frontier.left_out;
     if missing > 0 {
         cautions.push(format!(
             "{missing} prompt{} of the run {} not in it: failed, unfinished or without a frontier.",

@@ -10,7 +10,7 @@ use std::ops::ControlFlow;
 
 /// What happens meanwhile, for progress displays.
 #[derive(Debug)]
-pub enum Event<'a> {
+pub enum NeedleEvent<'a> {
     /// A generation begins.
     Started {
         /// Id of the prompt.
@@ -75,13 +75,13 @@ pub fn run(
     policies: &[Policy],
     max_new_tokens: usize,
     interrupt: &Interrupt,
-    observe: &mut dyn FnMut(Event<'_>),
+    observe: &mut dyn FnMut(NeedleEvent<'_>),
 ) -> Result<Outcomes> {
     let mut done = Outcomes { outcomes: vec![], interrupted: false };
     for prompt in prompts {
         for policy in policies.iter().cloned() {
             let name = policy.to_string();
-            observe(Event::Started { id: &prompt.id, policy: &name });
+            observe(NeedleEvent::Started { id: &prompt.id, policy: &name });
             match outcome(model, prompt, policy, name, max_new_tokens, interrupt) {
                 Err(Error::Interrupted) => {
                     done.interrupted = true;
@@ -89,7 +89,7 @@ pub fn run(
                 }
                 outcome => {
                     let outcome = outcome?;
-                    observe(Event::Finished(&outcome));
+                    observe(NeedleEvent::Finished(&outcome));
                     done.outcomes.push(outcome);
                 }
             }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use layerscope_engine::{Error, Result};
 
 use super::continuations::Continuations;
-use super::figures::{self, PromptSummary, StepFigures};
+use super::figures;
 use super::layout;
 use super::manifest::{MANIFEST, Manifest};
 use super::received;
@@ -17,7 +17,7 @@ use super::show::ShowReport;
 use super::spans;
 use super::table_file::TableFile;
 use super::tables::Tables;
-use crate::record::{ReceivedFigures, SpanRecord};
+use crate::record::{PromptSummary, ReceivedFigures, SpanRecord, StepFigures};
 
 /// How often a folder that changes while it is being opened is tried again, and the pause between.
 const TRIES: usize = 20;

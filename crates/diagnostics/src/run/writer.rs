@@ -118,7 +118,7 @@ impl RunWriter {
     /// # Errors
     /// [`Error::Failure`] where the folder cannot be written; prompts added earlier are kept.
     pub fn append(&mut self, record: &PromptRecord) -> Result<()> {
-        let index = self.pending_index(&record.prompt_id)?;
+        let index = self.pending_index(&record.summary.id)?;
         rows::check_shapes(record, &self.manifest.model)?;
         self.settle()?;
         let unfinished = layout::unfinished_part(&self.run, index);
@@ -128,7 +128,8 @@ impl RunWriter {
             let _ = remove_folder(&unfinished);
         }
         written?;
-        let done = Done { place: Place::Part, native_kl: record.native_kl.filter(|kl| kl.is_finite()) };
+        let done =
+            Done { place: Place::Part, native_kl: record.summary.native_kl.filter(|kl| kl.is_finite()) };
         self.done.insert(index, done);
         self.failed.remove(&index);
         self.manifest.status = Status::Running;

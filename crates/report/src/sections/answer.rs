@@ -4,7 +4,6 @@ use super::{Place, cutoffs};
 use crate::data::{Report, RunReport};
 use crate::document::{Answer, Block, Cell, Fact, Section, plain};
 use layerscope_cutoff::recommend::Verdict;
-use layerscope_diagnostics::record::Anchor;
 
 pub(super) fn section(report: &Report) -> Section {
     let mut blocks = vec![];
@@ -26,7 +25,6 @@ pub(super) fn section(report: &Report) -> Section {
 
 fn answer(run: &RunReport, report: &Report) -> Answer {
     let found = &run.recommendation;
-    let anchor = if found.anchor == Anchor::Bos { "+bos" } else { "" };
     let cuts = found.verdict == Verdict::Cut;
     let headline = match cuts {
         true => format!("Cut at {} of {} layers", found.l_cut, found.layers),
@@ -87,10 +85,5 @@ fn answer(run: &RunReport, report: &Report) -> Answer {
             categories => format!("of {categories} categories"),
         },
     });
-    Answer {
-        run: run.manifest.model.name.clone(),
-        headline,
-        policy: cuts.then(|| format!("speed:{}{anchor}", found.l_cut)),
-        facts,
-    }
+    Answer { run: run.manifest.model.name.clone(), headline, policy: found.policy_name(), facts }
 }

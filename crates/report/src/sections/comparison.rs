@@ -1,9 +1,11 @@
 //! Runs against the first: figures side by side, differences with intervals, the two frontiers and recommendations.
 
 use super::{run_ink, run_style, spread};
-use crate::compare::{FigureDifference, KNOCKOUT};
+use crate::compare::FigureDifference;
 use crate::data::{Report, RunComparison, RunReport};
 use crate::document::{Block, Cell, Column, Drawing, Figure, Inline, Section, Table, column, plain};
+use layerscope_cutoff::recommend::FrontierSummary;
+use layerscope_diagnostics::record::KNOCKOUT_KL;
 use layerscope_diagnostics::summary::{Difference, Pairing, Summary};
 use layerscope_figures::{Along, Chart, Curve, Ink};
 
@@ -36,7 +38,7 @@ fn compared() -> impl Iterator<Item = (&'static str, &'static str, &'static str,
         ("selectivity", "Selectivity", "prompt mass · (1 − entropy)", false),
         ("straightening_prompt_deg", "Trajectory straightening", "degrees", false),
         ("lens_kl", "Logit lens", "KL(final ‖ lens), nats", true),
-        (KNOCKOUT, "Causal layer map", "KL, prompt hidden, nats", true),
+        (KNOCKOUT_KL, "Causal layer map", "KL, prompt hidden, nats", true),
     ]
     .into_iter()
 }
@@ -167,7 +169,7 @@ fn side_by_side(report: &Report, figure: &str, title: &str, unit: &str, logarith
 /// A figure of layers 0 … L−1; the embedding's value is left out.
 fn of_layers<'a>(run: &'a RunReport, figure: &str) -> &'a [Summary] {
     let all = match figure {
-        KNOCKOUT => &run.knockout[..],
+        KNOCKOUT_KL => &run.knockout[..],
         _ => run.layers.overall.figures.get(figure).map_or(&[][..], Vec::as_slice),
     };
     &all[all.len().saturating_sub(run.manifest.model.layers)..]
@@ -199,8 +201,8 @@ fn frontiers(report: &Report) -> Figure {
     let (mut columns, mut data) = (vec![column("cutoff", "layers")], vec![]);
     for (index, run) in report.runs.iter().enumerate() {
         let chosen = run.frontiers.iter().find(|frontier| frontier.anchor == report.anchor);
-        let Some(group) = chosen.and_then(|frontier| frontier.groups.first()) else { continue };
-        let kl: Vec<f64> = group.cutoffs.iter().map(|divergence| divergence.kl).collect();
+        let Some(group) = chosen.map(FrontierSummary::overall) else { continue };
+        let kl = group.kl();
         let depth = (1..=kl.len()).map(|cutoff| cutoff as f64 / kl.len() as f64 * 100.0);
         let curve =
             Curve::series(&run.name, index, kl.clone()).with_band(kl.clone(), group.kl_upper95.clone());

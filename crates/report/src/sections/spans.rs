@@ -6,7 +6,6 @@ use crate::document::{Block, Cell, Drawing, Figure, Inline, Table, column, plain
 use crate::spans;
 use layerscope_diagnostics::record::{SpanRecord, SpanRow};
 use layerscope_figures::Chart;
-use layerscope_recording::spans::{name, verdict};
 
 /// Spans whose sentences are written out; the table has them all.
 const SENTENCES: usize = 12;
@@ -18,8 +17,8 @@ pub(super) fn blocks(place: &Place<'_>, report: &Report) -> Vec<Block> {
             Inline::Plain("Prompt ".into()),
             Inline::Foreign(record.prompt_id.clone()),
             Inline::Plain(": ".into()),
-            Inline::Foreign(name(record)),
-            Inline::Plain(format!(" {}.", verdict(record, report.tolerance, place.layers()))),
+            Inline::Foreign(record.name()),
+            Inline::Plain(format!(" {}.", record.verdict(report.tolerance, place.layers()))),
         ]
     };
     vec![
