@@ -42,7 +42,7 @@ impl Viewer {
             row(ui, "KV", &percent(saved.kv_saved), "share of the bytes of keys and values");
             let from_to = format!("{} → {}", each(saved.kv_bytes_full), each(saved.kv_bytes_cut));
             row(ui, "", &from_to, "mean per prompt");
-            row(ui, "Prefill FLOPs", &percent(saved.flops_saved), "by token-layers");
+            row(ui, "Prefill FLOPs", &percent(saved.flops_saved), "by layer tokens");
             row(
                 ui,
                 "TTFT, predicted",

@@ -53,9 +53,9 @@ pub enum BenchEvent<'a> {
     Tokens(usize),
     /// The generation has ended.
     Finished {
-        /// Layer-tokens of all generations done so far, the warm-ups among them.
+        /// Layer tokens of all generations done so far, the warm-ups among them.
         work_done: u64,
-        /// Layer-tokens of all generations of the plan.
+        /// Layer tokens of all generations of the plan.
         work: u64,
     },
 }

@@ -89,12 +89,12 @@ impl Plan {
         kept.max_by_key(|kept| kept.iter().sum::<usize>()).unwrap_or_default()
     }
 
-    /// Layer-tokens that one generation computes.
+    /// Layer tokens that one generation computes.
     pub(crate) fn layer_tokens(&self, policy: &Policy, length: usize) -> u64 {
         prediction::counts(policy, Workload::new(length, self.new_tokens)).computed
     }
 
-    /// Layer-tokens that the whole plan computes, the warm-ups among them: what time goes with, roughly.
+    /// Layer tokens that the whole plan computes, the warm-ups among them: what time goes with, roughly.
     pub(crate) fn work(&self) -> u64 {
         let round =
             |length: usize| self.policies.iter().map(move |p| self.layer_tokens(p, length)).sum::<u64>();

@@ -3,7 +3,7 @@
 use layerscope_cutoff::cost::{CostModel, Workload};
 use layerscope_engine::Policy;
 
-/// Token-layers of a request.
+/// Layer tokens of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Counts {
     /// Those that are computed: a proxy for FLOPs.
@@ -12,7 +12,7 @@ pub(crate) struct Counts {
     pub(crate) kept: u64,
 }
 
-/// Token-layers under a policy: all that the predictions ask of it.
+/// Layer tokens under a policy: all that the predictions ask of it.
 pub(crate) fn counts(policy: &Policy, workload: Workload) -> Counts {
     // The last prompt token is the first decode token.
     let (prompt_len, decode_len) = (workload.prompt_tokens + 1, workload.decode_tokens);
@@ -24,11 +24,11 @@ pub(crate) fn counts(policy: &Policy, workload: Workload) -> Counts {
 /// Predictions for one policy at one length.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Prediction {
-    /// Token-layers computed.
+    /// Layer tokens computed.
     pub(crate) layer_tokens: u64,
     /// Bytes of KV.
     pub(crate) kv_bytes: u64,
-    /// Time to first token over the full model's, if it goes with the prefill's token-layers; NaN without a prefill.
+    /// Time to first token over the full model's, if it goes with the prefill's layer tokens; NaN without a prefill.
     pub(crate) ttft_ratio: f64,
     /// Time per output token over the full model's, if it goes with the bytes that a step reads: all weights, and the
     /// KV halfway through the decode.
@@ -40,12 +40,12 @@ pub(crate) fn predict(policy: &Policy, cost: &CostModel, workload: Workload) -> 
     let prefill = |policy: &Policy| counts(policy, workload.prefill()).computed as f64;
     let step = |policy: &Policy| {
         let kept = counts(policy, workload.half_decoded()).kept;
-        kept as f64 * cost.bytes_per_token_layer as f64 + cost.weight_bytes as f64
+        kept as f64 * cost.bytes_per_layer_token as f64 + cost.weight_bytes as f64
     };
     let all = counts(policy, workload);
     Prediction {
         layer_tokens: all.computed,
-        kv_bytes: all.kept.saturating_mul(cost.bytes_per_token_layer),
+        kv_bytes: all.kept.saturating_mul(cost.bytes_per_layer_token),
         ttft_ratio: prefill(policy) / prefill(&full),
         tpot_ratio: step(policy) / step(&full),
     }
@@ -57,7 +57,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn cost() -> CostModel {
-        CostModel { layers: 30, bytes_per_token_layer: 1_536, weight_bytes: 98_000_000 }
+        CostModel { layers: 30, bytes_per_layer_token: 1_536, weight_bytes: 98_000_000 }
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use crate::prediction::predict;
 use crate::{Machine, Plan, Quality, Sample, Statistics, Transfers};
-use layerscope_cutoff::cost::{CostModel, Workload, bytes_per_token_layer};
+use layerscope_cutoff::cost::{CostModel, Workload, bytes_per_layer_token};
 use layerscope_diagnostics::undefined::number_or_null;
 use layerscope_engine::{Decoder, WeightsPrecision};
 use schemars::JsonSchema;
@@ -84,7 +84,7 @@ pub(crate) fn measurements(
     let config = decoder.config();
     let cost = CostModel {
         layers: config.layers,
-        bytes_per_token_layer: bytes_per_token_layer(
+        bytes_per_layer_token: bytes_per_layer_token(
             config.kv_heads,
             config.head_dim,
             decoder.kv_precision().element_bytes(),

@@ -26,12 +26,12 @@ pub struct BlockSchedule {
 }
 
 /// From a recommendation; `None` where no layer's reading moves the output by more than the tolerance, or the last does.
-pub fn from_recommendation(found: &Recommendation) -> Option<BlockSchedule> {
-    let reading_layer = *found.causal_layers.first()?;
-    if reading_layer.value <= found.tolerance || reading_layer.layer + 1 >= found.layers {
+pub fn from_recommendation(recommendation: &Recommendation) -> Option<BlockSchedule> {
+    let reading_layer = *recommendation.causal_layers.first()?;
+    if reading_layer.value <= recommendation.tolerance || reading_layer.layer + 1 >= recommendation.layers {
         return None;
     }
-    let below_cutoff = found.point().map(|point| point.cutoff - 1);
+    let below_cutoff = recommendation.point().map(|point| point.cutoff - 1);
     let last_layer_needed = below_cutoff.filter(|&layer| layer > reading_layer.layer);
     let mut policy = format!("sliminfer:{}={KEPT_AFTER_READING}%", reading_layer.layer);
     if let Some(layer) = last_layer_needed {

@@ -4,7 +4,7 @@
 
 mod support;
 
-use layerscope_cutoff::cost::{Workload, bytes_per_token_layer};
+use layerscope_cutoff::cost::{Workload, bytes_per_layer_token};
 use layerscope_cutoff::frontier::frontier;
 use layerscope_diagnostics::probe::{self, Decoding};
 use layerscope_diagnostics::record::{Anchor, Divergence};
@@ -181,21 +181,21 @@ proptest! {
         let decoder = &MODEL.decoder;
         let config = decoder.config();
         let workload = Workload { prompt_tokens: p - 1, decode_tokens: n };
-        let bytes = bytes_per_token_layer(config.kv_heads, config.head_dim, size_of::<f32>());
+        let bytes = bytes_per_layer_token(config.kv_heads, config.head_dim, size_of::<f32>());
         let list: String = anchors.iter().map(|anchor| format!("+{anchor}")).collect();
         let within = anchors.range(..p - 1).count();
-        for (name, token_layers) in [
-            (format!("{kind}:{cutoff}{list}"), workload.cut_token_layers(cutoff, config.layers, within)),
-            (format!("pop:{cutoff}"), workload.full_token_layers(config.layers)),
-            (format!("swiftkv:{cutoff}"), workload.full_token_layers(config.layers)),
-            ("full".into(), workload.full_token_layers(config.layers)),
+        for (name, layer_tokens) in [
+            (format!("{kind}:{cutoff}{list}"), workload.cut_layer_tokens(cutoff, config.layers, within)),
+            (format!("pop:{cutoff}"), workload.full_layer_tokens(config.layers)),
+            (format!("swiftkv:{cutoff}"), workload.full_layer_tokens(config.layers)),
+            ("full".into(), workload.full_layer_tokens(config.layers)),
         ] {
             let policy = Policy::parse(&name, config.layers).unwrap();
-            prop_assert_eq!(policy.capacity(p, n).iter().sum::<usize>() as u64, token_layers, "{}", name);
+            prop_assert_eq!(policy.capacity(p, n).iter().sum::<usize>() as u64, layer_tokens, "{}", name);
             let work = policy.layer_tokens(p, n);
-            prop_assert_eq!((work.block + work.projected) as u64, token_layers, "{}", name);
+            prop_assert_eq!((work.block + work.projected) as u64, layer_tokens, "{}", name);
             let session = Session::new(decoder, policy, p, n).unwrap();
-            prop_assert_eq!(session.store().allocated_bytes() as u64, token_layers * bytes, "{}", name);
+            prop_assert_eq!(session.store().allocated_bytes() as u64, layer_tokens * bytes, "{}", name);
         }
     }
 }

@@ -197,14 +197,14 @@ fn most_read(received: &Array2<f32>, tokens: &[String]) -> Vec<ReadToken> {
     largest(means.iter().copied(), MOST_READ).into_iter().map(token).collect()
 }
 
-fn figures(prompt: &PromptSummary, found: &Recommendation) -> PromptFigures {
+fn figures(prompt: &PromptSummary, recommendation: &Recommendation) -> PromptFigures {
     PromptFigures {
         prompt_id: prompt.id.clone(),
         category: prompt.category.clone(),
         p: prompt.p,
         steps: prompt.steps,
         answer_given: prompt.answer_given,
-        at_cutoff: prompt.at(found.anchor, found.l_cut),
+        at_cutoff: prompt.at(recommendation.anchor, recommendation.l_cut),
         timings: prompt.timings,
     }
 }
@@ -212,11 +212,11 @@ fn figures(prompt: &PromptSummary, found: &Recommendation) -> PromptFigures {
 /// The prompts with the largest KL at the recommended cutoff; none where full depth is kept.
 fn failure_cases(
     prompts: &[PromptSummary],
-    found: &Recommendation,
+    recommendation: &Recommendation,
     continuations: Option<&Continuations>,
 ) -> Result<Vec<FailureCase>> {
-    let Some(point) = found.point() else { return Ok(vec![]) };
-    let policy = point.policy(found.layers)?.to_string();
+    let Some(point) = recommendation.point() else { return Ok(vec![]) };
+    let policy = point.policy(recommendation.layers)?.to_string();
     let costs: Vec<Divergence> = prompts.iter().map(|prompt| prompt.at(point.anchor, point.cutoff)).collect();
     let worst = largest(costs.iter().map(|cost| cost.kl), DEFAULT_FAILURE_CASES).into_iter();
     let case = |index: usize| {

@@ -58,18 +58,18 @@ pub(crate) fn of_run(run: &Run, options: Options) -> Result<Recommendation> {
     recommend(Evidence { manifest: run.manifest(), prompts: &prompts }, options)
 }
 
-pub(crate) fn text(found: &Recommendation) -> String {
-    let mut text = match found.verdict {
+pub(crate) fn text(recommendation: &Recommendation) -> String {
+    let mut text = match recommendation.verdict {
         Verdict::Cut => format!(
             "\nRecommended L_cut: {} of {} layers (policy {}), {:.1} % less KV\n",
-            found.l_cut,
-            found.layers,
-            found.policy_name().unwrap_or_default(),
-            found.kv_saved * 100.0
+            recommendation.l_cut,
+            recommendation.layers,
+            recommendation.policy_name().unwrap_or_default(),
+            recommendation.kv_saved * 100.0
         ),
-        Verdict::KeepFullDepth => format!("\nRecommended: keep full depth, all {} layers\n", found.layers),
+        Verdict::KeepFullDepth => format!("\nRecommended: keep full depth, all {} layers\n", recommendation.layers),
     };
-    for reason in &found.reasons {
+    for reason in &recommendation.reasons {
         let _ = write!(text, "\n  - {reason}");
     }
     text

@@ -8,7 +8,7 @@ use super::{Evidence, Recommendation, Verdict};
 use layerscope_diagnostics::summary::ranges;
 
 pub(super) fn reasons(
-    found: &Recommendation,
+    recommendation: &Recommendation,
     evidence: Evidence<'_>,
     frontier: &FrontierSummary,
 ) -> Vec<String> {
@@ -16,7 +16,7 @@ pub(super) fn reasons(
         return vec![];
     }
     let mut reasons = vec![what_sees_what(evidence)];
-    reasons.extend(steepest_edge(found, evidence, frontier));
+    reasons.extend(steepest_edge(recommendation, evidence, frontier));
     reasons.extend(prompts_within(evidence));
     reasons
 }
@@ -44,7 +44,7 @@ fn what_sees_what(evidence: Evidence<'_>) -> String {
 
 /// Where hiding the prompt from one layer fewer gains most.
 fn steepest_edge(
-    found: &Recommendation,
+    recommendation: &Recommendation,
     evidence: Evidence<'_>,
     frontier: &FrontierSummary,
 ) -> Option<String> {
@@ -56,8 +56,8 @@ fn steepest_edge(
         true => "a windowed one",
         false => "one that sees the whole prompt",
     };
-    let cut = match found.l_cut {
-        _ if found.verdict == Verdict::KeepFullDepth => String::new(),
+    let cut = match recommendation.l_cut {
+        _ if recommendation.verdict == Verdict::KeepFullDepth => String::new(),
         cutoff if cutoff == layer + 1 => "; the cutoff lies right above it".to_owned(),
         cutoff if cutoff > layer + 1 => {
             let windowed =

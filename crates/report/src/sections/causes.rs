@@ -72,14 +72,14 @@ fn name(figure: &str) -> &str {
 }
 
 fn ranking(place: &Place<'_>) -> Table {
-    let found = &place.run.recommendation;
+    let recommendation = &place.run.recommendation;
     let cells = |ranked: Option<&RankedLayer>| match ranked {
         Some(ranked) => [Cell::count(ranked.layer), Cell::figure(ranked.value)],
         None => [Cell::Text(String::new()), Cell::Text(String::new())],
     };
-    let ranks = found.causal_layers.len().max(found.reading_layers.len());
+    let ranks = recommendation.causal_layers.len().max(recommendation.reading_layers.len());
     let row = |rank: usize| {
-        let (cause, reading) = (cells(found.causal_layers.get(rank)), cells(found.reading_layers.get(rank)));
+        let (cause, reading) = (cells(recommendation.causal_layers.get(rank)), cells(recommendation.reading_layers.get(rank)));
         std::iter::once(Cell::count(rank + 1)).chain(cause).chain(reading).collect()
     };
     Table {

@@ -20,8 +20,8 @@ pub(super) fn section(report: &Report) -> Section {
         blocks.push(Block::Paragraph(verdict(comparison)));
         blocks.push(Block::Paragraph(plain(how(comparison))));
         for (figure, title, unit, _) in compared() {
-            let found = comparison.comparison.figures.iter().find(|of| of.figure == figure);
-            if let Some(of) = found {
+            let of_figure = comparison.comparison.figures.iter().find(|of| of.figure == figure);
+            if let Some(of) = of_figure {
                 blocks.push(Block::Figure(Box::new(difference(comparison, index, of, title, unit))));
             }
         }
@@ -45,19 +45,19 @@ fn compared() -> impl Iterator<Item = (&'static str, &'static str, &'static str,
 
 fn recommendations(report: &Report) -> Table {
     let row = |run: &RunReport| {
-        let found = &run.recommendation;
+        let recommendation = &run.recommendation;
         vec![
             Cell::Foreign(run.name.clone()),
             Cell::Foreign(run.manifest.model.name.clone()),
             Cell::Foreign(run.manifest.weights.clone()),
-            Cell::count(found.l_cut),
-            Cell::count(found.layers),
-            Cell::percent(found.l_cut as f64 / found.layers as f64),
-            Cell::figure(found.kl),
-            Cell::figure(found.kl_upper95),
-            Cell::figure(found.kl_below),
-            Cell::percent(found.kv_saved),
-            Cell::count(found.prompts),
+            Cell::count(recommendation.l_cut),
+            Cell::count(recommendation.layers),
+            Cell::percent(recommendation.l_cut as f64 / recommendation.layers as f64),
+            Cell::figure(recommendation.kl),
+            Cell::figure(recommendation.kl_upper95),
+            Cell::figure(recommendation.kl_below),
+            Cell::percent(recommendation.kv_saved),
+            Cell::count(recommendation.prompts),
         ]
     };
     Table {

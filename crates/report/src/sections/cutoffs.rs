@@ -12,12 +12,12 @@ use layerscope_figures::{Along, Chart, Curve, Ink};
 type ShareOf = fn(&Savings) -> f64;
 
 pub(super) fn blocks(place: &Place<'_>, report: &Report) -> Vec<Block> {
-    let found = &place.run.recommendation;
+    let recommendation = &place.run.recommendation;
     let mut blocks = vec![Block::Paragraph(vec![
         Inline::Plain(format!(
             "At cutoff c the prompt runs through and keeps KV in layers 0 … c−1 only; above, generated tokens see \
              each other{}. Every cutoff is computed exactly, from one recorded run of each prompt.",
-            if found.anchor == Anchor::Bos { " and position 0" } else { "" }
+            if recommendation.anchor == Anchor::Bos { " and position 0" } else { "" }
         )),
         Inline::Plain(format!(
             " A cutoff counts as within the tolerance of {} nats if it and every deeper one stays there, overall and in \
@@ -25,10 +25,10 @@ pub(super) fn blocks(place: &Place<'_>, report: &Report) -> Vec<Block> {
             report.tolerance
         )),
     ])];
-    if found.verdict == Verdict::KeepFullDepth && found.exact_l_cut < found.layers {
+    if recommendation.verdict == Verdict::KeepFullDepth && recommendation.exact_l_cut < recommendation.layers {
         blocks.push(Block::Paragraph(plain(format!(
             "The smallest cutoff within the tolerance is {}, which saves too little to be worth it.",
-            found.exact_l_cut
+            recommendation.exact_l_cut
         ))));
     }
     blocks.extend([
@@ -57,7 +57,7 @@ pub(super) fn divergence(place: &Place<'_>, report: &Report) -> Figure {
         chart.curves.push(if chosen { curve } else { dashed(curve) });
     }
     let chart = with_cutoff(place, chart);
-    let found = &place.run.recommendation;
+    let recommendation = &place.run.recommendation;
     let edge = match place.cutoff() {
         Some(cutoff) => format!("recommended cutoff {cutoff} is marked"),
         None => "no cutoff is recommended".into(),
@@ -65,7 +65,7 @@ pub(super) fn divergence(place: &Place<'_>, report: &Report) -> Figure {
     let description = format!(
         "Mean KL divergence from the full model over {} prompts at cutoffs 1 to {}, logarithmic; bands reach to the \
          one-sided 95 % bootstrap bound; the {edge}.",
-        found.prompts,
+        recommendation.prompts,
         place.layers()
     );
     let mut columns = vec![column("cutoff", "layers")];
