@@ -7,14 +7,14 @@ use layerscope_report::compare::{ComparedRun, Comparison, compare};
 
 /// What comes of comparing two runs at a tolerance and an anchor.
 #[derive(Debug, Clone)]
-pub struct RunComparison {
+pub struct RunPair {
     /// What is recommended for the first and for the second.
     pub recommendations: [Recommendation; 2],
     /// How they differ.
     pub comparison: Comparison,
 }
 
-impl RunComparison {
+impl RunPair {
     /// Compares two runs.
     ///
     /// # Errors

@@ -2,7 +2,7 @@
 
 use super::picture::charts_in_rows;
 use super::{Action, Scene, chart_rows};
-use crate::data::{RunComparison, RunData, short};
+use crate::data::{RunData, RunPair, short};
 use crate::design::{self, size, space};
 use crate::widgets::{Column, Figures, cell, count};
 use eframe::egui::{Grid, RichText, ScrollArea, Ui, vec2};
@@ -20,9 +20,9 @@ const SIDES: [(&str, Ink); 2] = [("first", Ink::Series(0)), ("second", Ink::Seri
 
 /// A figure's name in the run, its title, its unit and that of differences, whether it is logarithmic, and the ends of its
 /// axis.
-type Plan = (&'static str, &'static str, [&'static str; 2], bool, Option<[f64; 2]>);
+type ChartPlan = (&'static str, &'static str, [&'static str; 2], bool, Option<[f64; 2]>);
 
-const PLANS: [Plan; 5] = [
+const PLANS: [ChartPlan; 5] = [
     ("prompt_mass", "Prompt mass", ["share of attention"; 2], false, Some([0.0, 1.0])),
     ("prompt_entropy", "Prompt entropy", ["share of ln(p−2)"; 2], false, Some([0.0, 1.0])),
     (
@@ -100,7 +100,7 @@ fn about(run: &RunData) -> String {
 }
 
 /// Both recommendations, whether they agree, and what each would cost in the other run.
-fn recommendations(ui: &mut Ui, compared: &RunComparison) {
+fn recommendations(ui: &mut Ui, compared: &RunPair) {
     let palette = design::palette(ui);
     design::card(palette).show(ui, |ui| {
         ui.set_width(ui.available_width());
@@ -142,7 +142,7 @@ fn kl(found: &Recommendation) -> String {
 }
 
 /// What a run's recommendation would cost in the other.
-fn elsewhere(compared: &RunComparison, side: usize) -> String {
+fn elsewhere(compared: &RunPair, side: usize) -> String {
     let agreement = &compared.comparison.agreement;
     let (cutoff, layers) = (agreement.transferred[side], agreement.layers[1 - side]);
     let kl = short(agreement.transferred_kl[side] as f32);
@@ -150,7 +150,7 @@ fn elsewhere(compared: &RunComparison, side: usize) -> String {
 }
 
 /// Whether the recommendations agree.
-fn agreement(compared: &RunComparison) -> String {
+fn agreement(compared: &RunPair) -> String {
     let verdicts = compared.recommendations.each_ref().map(|found| found.verdict);
     match (compared.comparison.agreement.agree, verdicts) {
         (true, [Verdict::KeepFullDepth, _]) => "The recommendations agree, both keep full depth".into(),
@@ -161,9 +161,9 @@ fn agreement(compared: &RunComparison) -> String {
 }
 
 /// What the bands are, and which prompts differences rest on.
-fn bands(compared: Option<&RunComparison>) -> String {
+fn bands(compared: Option<&RunPair>) -> String {
     let means = "Bands: 5 to 95 % of prompts, of frontiers the one-sided 95 % bound";
-    let Some(RunComparison { comparison, .. }) = compared else { return means.into() };
+    let Some(RunPair { comparison, .. }) = compared else { return means.into() };
     let over = match (comparison.pairing, comparison.prompts) {
         (Pairing::Paired, [pairs, _]) => format!("{} that both have", count(pairs, "prompt")),
         (Pairing::Unpaired, [first, second]) => format!("{first} and {second} prompts, unpaired"),
@@ -197,12 +197,7 @@ fn charts(scene: &Scene<'_>, second: &RunData) -> Vec<Chart> {
 }
 
 /// The frontiers with the anchor in force, and how they differ.
-fn frontiers(
-    scene: &Scene<'_>,
-    runs: [&RunData; 2],
-    compared: Option<&RunComparison>,
-    axes: Axes,
-) -> Vec<Chart> {
+fn frontiers(scene: &Scene<'_>, runs: [&RunData; 2], compared: Option<&RunPair>, axes: Axes) -> Vec<Chart> {
     let anchor = scene.state.anchor;
     let unit = "KL(full, cut), nats per token";
     let curves = SIDES.into_iter().zip(runs).filter_map(|((side, ink), run)| {
@@ -228,7 +223,7 @@ fn frontiers(
 }
 
 /// The recommended cutoffs.
-fn marks(compared: &RunComparison, axes: Axes) -> Vec<Mark> {
+fn marks(compared: &RunPair, axes: Axes) -> Vec<Mark> {
     let found = compared.recommendations.each_ref();
     let places = found.map(|found| axes.cutoff(found.l_cut, found.layers));
     if places[0] == places[1] {

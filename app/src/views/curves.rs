@@ -9,9 +9,10 @@ use layerscope_diagnostics::summary::{GroupSummary, Summary};
 use layerscope_figures::{Along, Chart, Curve, Ink, Style};
 
 /// A chart's title, unit, figures with their names, whether it is logarithmic, and the ends of its axis.
-type Plan = (&'static str, &'static str, &'static [(&'static str, &'static str)], bool, Option<[f64; 2]>);
+type ChartPlan =
+    (&'static str, &'static str, &'static [(&'static str, &'static str)], bool, Option<[f64; 2]>);
 
-const PLANS: [Plan; 6] = [
+const PLANS: [ChartPlan; 6] = [
     (
         "Attention masses",
         "share of attention",
@@ -65,7 +66,7 @@ pub fn spread(scene: &Scene<'_>) -> String {
 
 /// The charts, for the window and for export.
 pub fn charts(scene: &Scene<'_>) -> Vec<Chart> {
-    let chart = |(title, unit, figures, logarithmic, range): &Plan| Chart {
+    let chart = |(title, unit, figures, logarithmic, range): &ChartPlan| Chart {
         curves: curves(scene, figures),
         logarithmic: *logarithmic,
         range: *range,

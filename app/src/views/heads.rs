@@ -11,7 +11,7 @@ use eframe::egui::{
     accesskit::Role, pos2, vec2,
 };
 use layerscope_diagnostics::summary::largest;
-use layerscope_figures::{Map, Outline, Span, Theme};
+use layerscope_figures::{ColumnRange, Map, Outline, Theme};
 use ndarray::Array2;
 
 /// Heads in the ranking.
@@ -181,7 +181,7 @@ pub fn picture(scene: &Scene<'_>, theme: Theme) -> Option<String> {
         values: &pyramid,
         scale: &scale,
         colours: scene.state.colour_map,
-        span: Span { start: 0.0, end: pyramid.columns() as f64 },
+        span: ColumnRange { start: 0.0, end: pyramid.columns() as f64 },
         without_first: false,
         column_name: "query head".into(),
         column_texts: &[],

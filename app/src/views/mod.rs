@@ -12,7 +12,7 @@ pub mod policies;
 pub mod record;
 pub mod text;
 
-use crate::data::{PromptMaps, RunComparison, RunData};
+use crate::data::{PromptMaps, RunData, RunPair};
 use crate::engine::message::Pattern;
 use crate::state::{View, ViewState};
 use crate::widgets::{Figures, chart, count};
@@ -101,7 +101,7 @@ pub struct Scene<'a> {
     /// The run that is compared with.
     pub second: Option<&'a RunData>,
     /// What comes of comparing, or why nothing does; `None` until that is worked out.
-    pub compared: Option<&'a std::result::Result<RunComparison, String>>,
+    pub compared: Option<&'a std::result::Result<RunPair, String>>,
     /// Whether a model that could read patterns is there.
     pub model_is_loaded: bool,
     /// Whether it is drawn to be exported: with a caption in place of controls.

@@ -21,7 +21,7 @@ mod transfers;
 
 pub use layerscope_diagnostics::machine::Machine;
 pub use parquet_file::to_parquet;
-pub use plan::{DEFAULT_NEW_TOKENS, DEFAULT_REPEATS, Plan, parse_length, parse_lengths, split_policies};
+pub use plan::{BenchPlan, DEFAULT_NEW_TOKENS, DEFAULT_REPEATS, parse_length, parse_lengths, split_policies};
 pub use prompt::PromptTokens;
 pub use quality::{
     FullContinuation, MOST_QUALITY_PROMPTS, Quality, QualityEvent, measure_quality, quality_grid,
@@ -87,7 +87,7 @@ pub struct BenchResults {
 /// [`Error::Input`] where the plan does not fit the model; whatever fails beneath.
 pub fn measure(
     decoder: &Decoder,
-    plan: &Plan,
+    plan: &BenchPlan,
     prompt: &PromptTokens,
     interrupt: &Interrupt,
     observe: &mut dyn FnMut(BenchEvent<'_>),
@@ -139,7 +139,7 @@ fn sample(
     decoder: &Decoder,
     prompt: &[u32],
     policy: Policy,
-    plan: &Plan,
+    plan: &BenchPlan,
     interrupt: &Interrupt,
     observe: &mut dyn FnMut(BenchEvent<'_>),
 ) -> Result<Sample> {

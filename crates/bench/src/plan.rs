@@ -12,7 +12,7 @@ pub const DEFAULT_REPEATS: usize = 5;
 
 /// Policies and prompt lengths, each with each.
 #[derive(Debug, Clone)]
-pub struct Plan {
+pub struct BenchPlan {
     /// The policies, each once.
     pub policies: Vec<Policy>,
     /// Prompt lengths p, tokens, each once.
@@ -25,7 +25,7 @@ pub struct Plan {
     pub statistics: bool,
 }
 
-impl Plan {
+impl BenchPlan {
     /// Whether a model can run it.
     ///
     /// # Errors
@@ -148,9 +148,9 @@ mod tests {
     use layerscope_engine::Shape;
     use proptest::prelude::*;
 
-    fn plan(policies: &[&str], lengths: &[usize]) -> Plan {
+    fn plan(policies: &[&str], lengths: &[usize]) -> BenchPlan {
         let policies = policies.iter().map(|name| Policy::parse(name, 30).expect("a policy")).collect();
-        Plan { policies, lengths: lengths.to_vec(), new_tokens: 8, repeats: 2, statistics: false }
+        BenchPlan { policies, lengths: lengths.to_vec(), new_tokens: 8, repeats: 2, statistics: false }
     }
 
     #[test]
@@ -184,7 +184,7 @@ mod tests {
     #[test]
     fn default_policies_are_the_papers() {
         let names = |layers| {
-            let policies = Plan::default_policies(layers).expect("policies");
+            let policies = BenchPlan::default_policies(layers).expect("policies");
             policies.iter().map(Policy::to_string).collect::<Vec<_>>()
         };
         assert_eq!(names(32), ["full", "speed:24", "speed:24+bos"]);
@@ -194,15 +194,15 @@ mod tests {
     #[test]
     fn what_does_not_fit_is_refused_before_it_runs() {
         let shape = Shape::named("smollm2-135m").expect("a shape");
-        let refusal = |plan: Plan| plan.check(shape.config()).expect_err("refused").to_string();
+        let refusal = |plan: BenchPlan| plan.check(shape.config()).expect_err("refused").to_string();
         let most = 8_192 - 8 + 1;
         assert!(plan(&["full"], &[1, most]).check(shape.config()).is_ok());
         assert!(refusal(plan(&["full"], &[most + 1])).contains("8192"));
-        assert!(refusal(Plan { new_tokens: usize::MAX, ..plan(&["full"], &[9]) }).contains("8192"));
+        assert!(refusal(BenchPlan { new_tokens: usize::MAX, ..plan(&["full"], &[9]) }).contains("8192"));
         assert!(refusal(plan(&["full", "speed:3", "full"], &[9])).contains("are full"));
         assert!(refusal(plan(&["full"], &[9, 10, 9])).contains("length 9"));
         assert!(refusal(plan(&[], &[9])).contains("nothing"));
-        assert!(refusal(Plan { repeats: 0, ..plan(&["full"], &[9]) }).contains("repeats"));
+        assert!(refusal(BenchPlan { repeats: 0, ..plan(&["full"], &[9]) }).contains("repeats"));
     }
 
     proptest! {

@@ -5,7 +5,7 @@
 //! prefill and its decode steps do whatever they do. Beside that it generates freely, to see whether it still finds the number
 //! that the prompt hides ([`layerscope_diagnostics::needle`]).
 
-use crate::{BenchResults, Plan};
+use crate::{BenchPlan, BenchResults};
 use layerscope_diagnostics::needle::{self, Grid, Haystack, NeedlePrompt, Outcome};
 use layerscope_diagnostics::probe::continue_greedily;
 use layerscope_diagnostics::record::Divergence;
@@ -105,7 +105,7 @@ pub fn quality_grid(lengths: &[usize], prompts: usize) -> Result<Grid> {
 /// [`Error::Input`] on a prompt beyond the model's context; whatever fails beneath.
 pub fn measure_quality(
     model: &Model,
-    plan: &Plan,
+    plan: &BenchPlan,
     prompts: &[NeedlePrompt],
     measured: &mut BenchResults,
     interrupt: &Interrupt,
@@ -140,7 +140,7 @@ pub fn measure_quality(
 /// Each policy of the plan on one prompt: how far it is from the full model, and whether it finds the number.
 fn of_prompt(
     model: &Model,
-    plan: &Plan,
+    plan: &BenchPlan,
     prompt: &NeedlePrompt,
     interrupt: &Interrupt,
     observe: &mut dyn FnMut(QualityEvent<'_>),

@@ -1,7 +1,7 @@
 //! Measurements as others read them.
 
 use crate::prediction::predict;
-use crate::{Machine, Plan, Quality, Sample, Statistics, Transfers};
+use crate::{BenchPlan, Machine, Quality, Sample, Statistics, Transfers};
 use layerscope_cutoff::cost::{CostModel, Workload, bytes_per_layer_token};
 use layerscope_diagnostics::undefined::number_or_null;
 use layerscope_engine::{Decoder, WeightsPrecision};
@@ -77,7 +77,7 @@ pub struct BenchReport {
 /// The measurements at one length; `samples` are by policy.
 pub(crate) fn measurements(
     decoder: &Decoder,
-    plan: &Plan,
+    plan: &BenchPlan,
     length: usize,
     samples: &[Vec<Sample>],
 ) -> Vec<Measurement> {

@@ -6,7 +6,7 @@
 mod support;
 
 use layerscope_bench::{
-    BenchReport, BenchResults, FullContinuation, Machine, Plan, PromptTokens, QualityEvent, measure,
+    BenchPlan, BenchReport, BenchResults, FullContinuation, Machine, PromptTokens, QualityEvent, measure,
     measure_quality, quality_grid, to_parquet,
 };
 use layerscope_cutoff::frontier::frontier;
@@ -84,13 +84,13 @@ fn distributions_of_steps_compare_as_in_f64() {
 }
 
 /// A small plan.
-fn plan() -> Plan {
+fn plan() -> BenchPlan {
     let names = ["full", "speed:5", "speed:5+bos", "selfonly:5", "pop:5", "swiftkv:5"];
     let policies = names.iter().map(|name| Policy::parse(name, MODEL.config().layers).unwrap()).collect();
-    Plan { policies, lengths: vec![200, 260], new_tokens: 8, repeats: 1, statistics: false }
+    BenchPlan { policies, lengths: vec![200, 260], new_tokens: 8, repeats: 1, statistics: false }
 }
 
-fn measured(plan: &Plan) -> BenchResults {
+fn measured(plan: &BenchPlan) -> BenchResults {
     let prompt = PromptTokens::Text { first: None, tokens: prompt() };
     measure(&MODEL.decoder, plan, &prompt, &Interrupt::new(false), &mut |_| {}).unwrap()
 }

@@ -1,7 +1,7 @@
 //! Bars of progress on standard error; nothing is drawn where that is no terminal.
 
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
-use layerscope_bench::{BenchEvent, Plan, QualityEvent};
+use layerscope_bench::{BenchEvent, BenchPlan, QualityEvent};
 use layerscope_cutoff::diffusion::DiffusionEvent;
 use layerscope_engine::Result;
 use layerscope_models::Progress;
@@ -115,7 +115,7 @@ pub(crate) struct BenchBars {
 }
 
 impl BenchBars {
-    pub(crate) fn new(plan: &Plan) -> Self {
+    pub(crate) fn new(plan: &BenchPlan) -> Self {
         let bars = MultiProgress::new();
         let all = ProgressBar::new(0).with_style(style("measuring {bar:30} {elapsed} elapsed, {eta} left"));
         let present = ProgressBar::new(0).with_style(style("  {bar:20} {pos}/{len} tokens, {msg}"));
@@ -152,7 +152,7 @@ impl BenchBars {
 pub(crate) struct QualityBar(ProgressBar);
 
 impl QualityBar {
-    pub(crate) fn new(plan: &Plan, prompts: usize) -> Self {
+    pub(crate) fn new(plan: &BenchPlan, prompts: usize) -> Self {
         let bar = ProgressBar::new((prompts * (plan.policies.len() + 1)) as u64)
             .with_style(style("quality {bar:30} {pos}/{len}, {elapsed} elapsed, {eta} left, {msg}"));
         bar.enable_steady_tick(std::time::Duration::from_millis(250));

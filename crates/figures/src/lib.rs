@@ -18,7 +18,7 @@ mod visible;
 pub use axis::round_step;
 pub use chart::{Along, Chart, Curve, LEAST_LOGARITHM, Mark, Style};
 pub use colour::{Colour, ColourMap, Ink, Theme};
-pub use map::{Map, Outline, Span, pixels};
+pub use map::{ColumnRange, Map, Outline, pixels};
 pub use number::{exact, short, token_label};
 pub use pyramid::Pyramid;
 pub use scale::{Scale, ScaleKind};

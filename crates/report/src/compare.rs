@@ -148,7 +148,10 @@ fn interpolated(values: &[f64], len: usize, at: impl Fn(f64) -> f64) -> Vec<f64>
 
 fn agreement(sides: [ComparedRun<'_>; 2], anchor: Anchor) -> Agreement {
     let recommendations = sides.map(|side| side.recommendation);
-    let (l_cut, layers) = ([recommendations[0].l_cut, recommendations[1].l_cut], [recommendations[0].layers, recommendations[1].layers]);
+    let (l_cut, layers) = (
+        [recommendations[0].l_cut, recommendations[1].l_cut],
+        [recommendations[0].layers, recommendations[1].layers],
+    );
     let share = |side: usize| l_cut[side] as f64 / layers[side] as f64;
     let shallower = layers[0].min(layers[1]) as f64;
     let cuts = |side: usize| recommendations[side].verdict == Verdict::Cut;

@@ -3,7 +3,7 @@
 use crate::args::{HaystackName, NeedleArguments};
 use crate::{models, output, progress};
 use layerscope_bench::{parse_lengths, split_policies};
-use layerscope_diagnostics::needle::{self, Cell, Grid, Haystack, NeedleEvent};
+use layerscope_diagnostics::needle::{self, Grid, Haystack, NeedleEvent, NeedleScore};
 use layerscope_engine::{Error, Interrupt, Policy, Result, caveats};
 use serde_json::json;
 use std::path::Path;
@@ -117,8 +117,8 @@ fn write_prompts(
 }
 
 /// Policies by length, then the same with a column for each depth.
-fn text(grid: &Grid, all: &[Cell], by_depth: &[Cell]) -> String {
-    let interval = |cell: &Cell| {
+fn text(grid: &Grid, all: &[NeedleScore], by_depth: &[NeedleScore]) -> String {
+    let interval = |cell: &NeedleScore| {
         let [lower, upper] = [cell.accuracy_ci95_lower, cell.accuracy_ci95_upper];
         format!("{:.2} [{lower:.2}, {upper:.2}]", cell.accuracy)
     };
@@ -139,7 +139,7 @@ fn text(grid: &Grid, all: &[Cell], by_depth: &[Cell]) -> String {
         ["policy", "length"].into_iter().chain(depths.iter().map(String::as_str)).collect();
     let rows = all.iter().map(|cell| {
         let at = |depth: &u32| {
-            let same = |other: &&Cell| {
+            let same = |other: &&NeedleScore| {
                 (&other.policy, other.length, other.depth) == (&cell.policy, cell.length, Some(*depth))
             };
             by_depth.iter().find(same).map_or_else(|| "–".to_owned(), interval)

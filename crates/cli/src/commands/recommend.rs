@@ -67,7 +67,9 @@ pub(crate) fn text(recommendation: &Recommendation) -> String {
             recommendation.policy_name().unwrap_or_default(),
             recommendation.kv_saved * 100.0
         ),
-        Verdict::KeepFullDepth => format!("\nRecommended: keep full depth, all {} layers\n", recommendation.layers),
+        Verdict::KeepFullDepth => {
+            format!("\nRecommended: keep full depth, all {} layers\n", recommendation.layers)
+        }
     };
     for reason in &recommendation.reasons {
         let _ = write!(text, "\n  - {reason}");

@@ -223,7 +223,11 @@ fn other_anchor(recommendation: &Recommendation, evidence: Evidence<'_>) -> Opti
     ))
 }
 
-fn cautions(recommendation: &Recommendation, evidence: Evidence<'_>, frontier: &FrontierSummary) -> Vec<String> {
+fn cautions(
+    recommendation: &Recommendation,
+    evidence: Evidence<'_>,
+    frontier: &FrontierSummary,
+) -> Vec<String> {
     let mut cautions = vec![];
     if recommendation.prompts < FEW_PROMPTS {
         cautions.push(format!(

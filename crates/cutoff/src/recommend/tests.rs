@@ -161,7 +161,10 @@ fn a_sharp_knee_is_found_and_explained() {
 #[test]
 fn without_a_knee_full_depth_is_kept_and_said() {
     let recommendation = six(&[3.0, 2.0, 1.5, 1.0, 0.8, 0.5, 0.2, 0.0]).recommended();
-    assert_eq!((recommendation.l_cut, recommendation.verdict, recommendation.kl, recommendation.kv_saved), (8, Verdict::KeepFullDepth, 0.0, 0.0));
+    assert_eq!(
+        (recommendation.l_cut, recommendation.verdict, recommendation.kl, recommendation.kv_saved),
+        (8, Verdict::KeepFullDepth, 0.0, 0.0)
+    );
     assert!(recommendation.reasons[0].starts_with("Keep full depth"), "{}", recommendation.reasons[0]);
 }
 
@@ -198,7 +201,10 @@ fn single_prompts_undefined_values_and_one_layer() {
     let recommendation = six(&[1.0, f64::NAN, 0.01, 0.0]).recommended();
     assert_eq!(recommendation.l_cut, 3);
     assert!(recommendation.kl_below.is_nan());
-    assert!(says(&recommendation, "One layer below, at 2, the divergence of at least one prompt is undefined"));
+    assert!(says(
+        &recommendation,
+        "One layer below, at 2, the divergence of at least one prompt is undefined"
+    ));
     let recommendation = six(&[1.0, f64::INFINITY, 0.0]).recommended();
     assert_eq!((recommendation.l_cut, recommendation.verdict), (3, Verdict::KeepFullDepth));
     assert!(says(&recommendation, "already at 2 of 3 the divergence of at least one prompt is undefined"));
@@ -326,7 +332,8 @@ fn blocks_are_pruned_where_the_prompt_is_read_and_below_the_cutoff() {
     let mut recommendation = six(&[3.0, 2.9, 2.8, 2.7, 0.2, 0.04, 0.01, 0.0]).recommended();
     assert_eq!(recommendation.l_cut, 6);
     let read_at = |recommendation: &mut Recommendation, layer: usize, value: f64| {
-        recommendation.causal_layers = vec![RankedLayer { layer, value }, RankedLayer { layer: 0, value: 0.01 }];
+        recommendation.causal_layers =
+            vec![RankedLayer { layer, value }, RankedLayer { layer: 0, value: 0.01 }];
         from_recommendation(recommendation)
     };
     let schedule = read_at(&mut recommendation, 3, 1.5).unwrap();

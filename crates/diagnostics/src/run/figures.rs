@@ -5,7 +5,7 @@ use ndarray::Array2;
 
 use super::manifest::ModelInfo;
 use super::reader::Source;
-use super::rows_read::Rows;
+use super::rows_read::PromptRows;
 use super::schema::Table;
 use crate::record::{
     Anchor, AttentionMeans, Divergence, FrontierRow, KnockoutRow, LayerFigures, LensFigures, PromptSummary,
@@ -19,7 +19,7 @@ pub(super) fn prompt<'a>(
     source: impl Fn(Table) -> Result<Source<'a>>,
 ) -> Result<PromptSummary> {
     let file = source(Table::Prompts)?;
-    let rows = Rows::read(file.get(), id, &[])?;
+    let rows = PromptRows::read(file.get(), id, &[])?;
     rows.expect_len(Some(1))?;
     let lacking = || rows.damaged("it has no row");
     let text = |name| rows.texts(name)?.pop().ok_or_else(lacking);
@@ -50,10 +50,10 @@ pub(super) fn prompt<'a>(
             probe_s: seconds("probe_s")?,
             frontier_s: seconds("frontier_s")?,
         },
-        layers: layers(&Rows::read(source(Table::Layers)?.get(), id, &[])?, model.layers)?,
-        heads: heads(&Rows::read(source(Table::Heads)?.get(), id, &[])?, model)?,
-        frontier: frontier(&Rows::read(source(Table::Frontier)?.get(), id, &[])?, model.layers)?,
-        knockout: knockout(&Rows::read(source(Table::Knockout)?.get(), id, &[])?, model.layers)?,
+        layers: layers(&PromptRows::read(source(Table::Layers)?.get(), id, &[])?, model.layers)?,
+        heads: heads(&PromptRows::read(source(Table::Heads)?.get(), id, &[])?, model)?,
+        frontier: frontier(&PromptRows::read(source(Table::Frontier)?.get(), id, &[])?, model.layers)?,
+        knockout: knockout(&PromptRows::read(source(Table::Knockout)?.get(), id, &[])?, model.layers)?,
     };
     let lengths = [summary.prompt_tokens.len(), summary.prompt_token_text.len()];
     let step_lengths = [summary.generated.len(), summary.generated_token_text.len()];
@@ -63,7 +63,7 @@ pub(super) fn prompt<'a>(
     Ok(summary)
 }
 
-fn layers(rows: &Rows<'_>, layers: usize) -> Result<LayerFigures> {
+fn layers(rows: &PromptRows<'_>, layers: usize) -> Result<LayerFigures> {
     let curve = layers.checked_add(1);
     rows.expect_len(curve)?;
     // Row r is layer r − 1; other programs may have sorted otherwise.
@@ -93,13 +93,13 @@ fn layers(rows: &Rows<'_>, layers: usize) -> Result<LayerFigures> {
     })
 }
 
-fn heads(rows: &Rows<'_>, model: &ModelInfo) -> Result<AttentionMeans> {
+fn heads(rows: &PromptRows<'_>, model: &ModelInfo) -> Result<AttentionMeans> {
     let grid = Grid::new(rows, model.layers, model.heads, "head")?;
     grid.attention(rows)
 }
 
 /// Figures per decode step.
-pub(super) fn steps(rows: &Rows<'_>, layers: usize) -> Result<StepFigures> {
+pub(super) fn steps(rows: &PromptRows<'_>, layers: usize) -> Result<StepFigures> {
     let steps = rows.len() / layers;
     let grid = Grid::new(rows, layers, steps, "step")?;
     let first_row = |mut values: Vec<usize>| {
@@ -119,7 +119,7 @@ pub(super) fn steps(rows: &Rows<'_>, layers: usize) -> Result<StepFigures> {
     })
 }
 
-fn frontier(rows: &Rows<'_>, layers: usize) -> Result<Vec<FrontierRow>> {
+fn frontier(rows: &PromptRows<'_>, layers: usize) -> Result<Vec<FrontierRow>> {
     let anchors = rows.texts("anchor")?.into_iter();
     let keys = anchors.zip(rows.counts("cutoff")?);
     keys.zip(divergences(rows)?)
@@ -134,7 +134,7 @@ fn frontier(rows: &Rows<'_>, layers: usize) -> Result<Vec<FrontierRow>> {
         .collect()
 }
 
-fn knockout(rows: &Rows<'_>, layers: usize) -> Result<Vec<KnockoutRow>> {
+fn knockout(rows: &PromptRows<'_>, layers: usize) -> Result<Vec<KnockoutRow>> {
     let keys = rows.counts("layer")?.into_iter();
     keys.zip(divergences(rows)?)
         .map(|(layer, divergence)| {
@@ -146,7 +146,7 @@ fn knockout(rows: &Rows<'_>, layers: usize) -> Result<Vec<KnockoutRow>> {
         .collect()
 }
 
-pub(super) fn divergences(rows: &Rows<'_>) -> Result<Vec<Divergence>> {
+pub(super) fn divergences(rows: &PromptRows<'_>) -> Result<Vec<Divergence>> {
     let top1_and_dnll = rows.figures("top1")?.into_iter().zip(rows.figures("dnll")?);
     let kl = rows.figures("kl")?.into_iter();
     let all = kl.zip(top1_and_dnll);
@@ -158,7 +158,7 @@ struct Places(Vec<usize>);
 
 impl Places {
     /// `at[row]` is where the row goes, `None` for a key out of range.
-    fn new(rows: &Rows<'_>, at: Vec<Option<usize>>, len: usize, key: &str) -> Result<Self> {
+    fn new(rows: &PromptRows<'_>, at: Vec<Option<usize>>, len: usize, key: &str) -> Result<Self> {
         let mut taken = vec![false; rows.len()];
         let mut places = Vec::with_capacity(at.len());
         for place in at {
@@ -187,7 +187,7 @@ struct Grid {
 }
 
 impl Grid {
-    fn new(rows: &Rows<'_>, layers: usize, width: usize, key: &str) -> Result<Self> {
+    fn new(rows: &PromptRows<'_>, layers: usize, width: usize, key: &str) -> Result<Self> {
         rows.expect_len(layers.checked_mul(width))?;
         let keys = rows.counts("layer")?.into_iter().zip(rows.counts(key)?);
         let at = keys.map(|(layer, index)| {
@@ -197,12 +197,12 @@ impl Grid {
         Ok(Self { place: Places::new(rows, at.collect(), layers * width, key)?, shape: (layers, width) })
     }
 
-    fn array<T: Clone + Default>(&self, rows: &Rows<'_>, values: Vec<T>) -> Result<Array2<T>> {
+    fn array<T: Clone + Default>(&self, rows: &PromptRows<'_>, values: Vec<T>) -> Result<Array2<T>> {
         Array2::from_shape_vec(self.shape, self.place.put(values))
             .map_err(|_| rows.damaged("its rows are not a full grid"))
     }
 
-    fn attention(&self, rows: &Rows<'_>) -> Result<AttentionMeans> {
+    fn attention(&self, rows: &PromptRows<'_>) -> Result<AttentionMeans> {
         let figure = |name| self.array(rows, rows.figures(name)?);
         Ok(AttentionMeans {
             bos_mass: figure("bos_mass")?,

@@ -11,7 +11,7 @@ use super::figures;
 use super::layout;
 use super::manifest::{MANIFEST, Manifest};
 use super::received;
-use super::rows_read::Rows;
+use super::rows_read::PromptRows;
 use super::schema::Table;
 use super::show::ShowReport;
 use super::spans;
@@ -127,7 +127,7 @@ impl Run {
     /// As [`Self::prompt`].
     pub fn steps(&self, id: &str) -> Result<StepFigures> {
         let file = self.source(id, Table::Steps)?;
-        figures::steps(&Rows::read(file.get(), id, &[])?, self.manifest.model.layers)
+        figures::steps(&PromptRows::read(file.get(), id, &[])?, self.manifest.model.layers)
     }
 
     /// The attention received by each prompt position, `[L, p]`; ids and texts of the tokens are in

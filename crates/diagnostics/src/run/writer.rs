@@ -12,7 +12,7 @@ use super::layout;
 use super::manifest::{FailedPrompt, MANIFEST, Manifest, Status};
 use super::parquet_file::{self, Merger};
 use super::rows;
-use super::rows_read::Rows;
+use super::rows_read::PromptRows;
 use super::schema::Table;
 use super::table_file::TableFile;
 use super::tables::Tables;
@@ -342,7 +342,7 @@ impl RunWriter {
 }
 
 fn done_row(prompts: &TableFile, id: &str, place: Place) -> Result<Done> {
-    let rows = Rows::read(prompts, id, &["native_kl"])?;
+    let rows = PromptRows::read(prompts, id, &["native_kl"])?;
     rows.expect_len(Some(1))?;
     let native_kl = rows.figures("native_kl")?;
     let native_kl = native_kl.first().copied().filter(|kl| kl.is_finite());

@@ -2,7 +2,7 @@
 
 use super::{Place, cutoffs};
 use crate::data::{Report, RunReport};
-use crate::document::{Answer, Block, Cell, Fact, Section, plain};
+use crate::document::{Answer, Cell, Element, Fact, Section, plain};
 use layerscope_cutoff::recommend::Verdict;
 
 pub(super) fn section(report: &Report) -> Section {
@@ -10,13 +10,13 @@ pub(super) fn section(report: &Report) -> Section {
     for (index, run) in report.runs.iter().enumerate() {
         let place = Place { index, several: report.runs.len() > 1, run };
         if place.several {
-            blocks.push(Block::Heading(run.name.clone()));
+            blocks.push(Element::Heading(run.name.clone()));
         }
-        blocks.push(Block::Answer(answer(run, report)));
-        let mut frontier = Block::Figure(Box::new(cutoffs::divergence(&place, report)));
+        blocks.push(Element::Answer(answer(run, report)));
+        let mut frontier = Element::Figure(Box::new(cutoffs::divergence(&place, report)));
         place.name(&mut frontier);
         blocks.push(frontier);
-        blocks.push(Block::List(
+        blocks.push(Element::List(
             run.recommendation.reasons.iter().map(|reason| plain(reason.clone())).collect(),
         ));
     }

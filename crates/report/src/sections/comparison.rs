@@ -3,29 +3,29 @@
 use super::{run_ink, run_style, spread};
 use crate::compare::FigureDifference;
 use crate::data::{Report, RunComparison, RunReport};
-use crate::document::{Block, Cell, Column, Drawing, Figure, Inline, Section, Table, column, plain};
+use crate::document::{Cell, Column, Drawing, Element, Figure, Inline, Section, Table, column, plain};
 use layerscope_cutoff::recommend::FrontierSummary;
 use layerscope_diagnostics::record::KNOCKOUT_KL;
 use layerscope_diagnostics::summary::{Difference, Pairing, Summary};
 use layerscope_figures::{Along, Chart, Curve, Ink};
 
 pub(super) fn section(report: &Report) -> Section {
-    let mut blocks = vec![Block::Table(recommendations(report))];
+    let mut blocks = vec![Element::Table(recommendations(report))];
     blocks.extend(compared().map(|(figure, title, unit, logarithmic)| {
-        Block::Figure(Box::new(side_by_side(report, figure, title, unit, logarithmic)))
+        Element::Figure(Box::new(side_by_side(report, figure, title, unit, logarithmic)))
     }));
-    blocks.push(Block::Figure(Box::new(frontiers(report))));
+    blocks.push(Element::Figure(Box::new(frontiers(report))));
     for (index, comparison) in report.comparisons.iter().enumerate() {
-        blocks.push(Block::Heading(format!("{} against {}", comparison.second, comparison.first)));
-        blocks.push(Block::Paragraph(verdict(comparison)));
-        blocks.push(Block::Paragraph(plain(how(comparison))));
+        blocks.push(Element::Heading(format!("{} against {}", comparison.second, comparison.first)));
+        blocks.push(Element::Paragraph(verdict(comparison)));
+        blocks.push(Element::Paragraph(plain(how(comparison))));
         for (figure, title, unit, _) in compared() {
             let of_figure = comparison.comparison.figures.iter().find(|of| of.figure == figure);
             if let Some(of) = of_figure {
-                blocks.push(Block::Figure(Box::new(difference(comparison, index, of, title, unit))));
+                blocks.push(Element::Figure(Box::new(difference(comparison, index, of, title, unit))));
             }
         }
-        blocks.push(Block::Figure(Box::new(frontier_difference(comparison, index))));
+        blocks.push(Element::Figure(Box::new(frontier_difference(comparison, index))));
     }
     Section { id: "comparison".into(), title: "Comparison".into(), blocks }
 }

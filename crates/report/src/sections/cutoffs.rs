@@ -2,7 +2,7 @@
 
 use super::{Place, anchor_name, dashed};
 use crate::data::Report;
-use crate::document::{Block, Cell, Drawing, Figure, Inline, Table, column, plain};
+use crate::document::{Cell, Drawing, Element, Figure, Inline, Table, column, plain};
 use layerscope_cutoff::cost::Savings;
 use layerscope_cutoff::recommend::Verdict;
 use layerscope_diagnostics::record::{Anchor, Divergence};
@@ -11,9 +11,9 @@ use layerscope_figures::{Along, Chart, Curve, Ink};
 /// A share that a cutoff saves.
 type ShareOf = fn(&Savings) -> f64;
 
-pub(super) fn blocks(place: &Place<'_>, report: &Report) -> Vec<Block> {
+pub(super) fn blocks(place: &Place<'_>, report: &Report) -> Vec<Element> {
     let recommendation = &place.run.recommendation;
-    let mut blocks = vec![Block::Paragraph(vec![
+    let mut blocks = vec![Element::Paragraph(vec![
         Inline::Plain(format!(
             "At cutoff c the prompt runs through and keeps KV in layers 0 … c−1 only; above, generated tokens see \
              each other{}. Every cutoff is computed exactly, from one recorded run of each prompt.",
@@ -25,19 +25,20 @@ pub(super) fn blocks(place: &Place<'_>, report: &Report) -> Vec<Block> {
             report.tolerance
         )),
     ])];
-    if recommendation.verdict == Verdict::KeepFullDepth && recommendation.exact_l_cut < recommendation.layers {
-        blocks.push(Block::Paragraph(plain(format!(
+    if recommendation.verdict == Verdict::KeepFullDepth && recommendation.exact_l_cut < recommendation.layers
+    {
+        blocks.push(Element::Paragraph(plain(format!(
             "The smallest cutoff within the tolerance is {}, which saves too little to be worth it.",
             recommendation.exact_l_cut
         ))));
     }
     blocks.extend([
-        Block::Figure(Box::new(by_category(place))),
-        Block::Figure(Box::new(agreement(place))),
-        Block::Figure(Box::new(likelihood(place))),
-        Block::Figure(Box::new(savings(place))),
-        Block::Heading("By category, at the recommended cutoff".into()),
-        Block::Table(categories(place)),
+        Element::Figure(Box::new(by_category(place))),
+        Element::Figure(Box::new(agreement(place))),
+        Element::Figure(Box::new(likelihood(place))),
+        Element::Figure(Box::new(savings(place))),
+        Element::Heading("By category, at the recommended cutoff".into()),
+        Element::Table(categories(place)),
     ]);
     blocks
 }

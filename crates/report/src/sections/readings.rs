@@ -2,34 +2,34 @@
 
 use super::Place;
 use crate::data::{Chosen, ReadToken, Reading};
-use crate::document::{Block, Cell, Drawing, Figure, Inline, MapDrawing, Table, column, plain};
+use crate::document::{Cell, Drawing, Element, Figure, Inline, MapDrawing, Table, column, plain};
 use layerscope_diagnostics::summary::largest;
 use layerscope_figures::{Pyramid, ScaleKind};
 
 /// Heads in the ranking.
 const RANKED_HEADS: usize = 12;
 
-pub(super) fn blocks(place: &Place<'_>) -> Vec<Block> {
+pub(super) fn blocks(place: &Place<'_>) -> Vec<Element> {
     let mut blocks = vec![
-        Block::Paragraph(plain(
+        Element::Paragraph(plain(
             "Layers run downwards; the line is the recommended cutoff. Each pixel shows the largest of the values beneath it, so \
              a single token that is read stays visible in a prompt of any length.",
         )),
-        Block::Figure(Box::new(heads(place))),
+        Element::Figure(Box::new(heads(place))),
     ];
     for (index, reading) in place.run.readings.iter().enumerate() {
         let why = match reading.chosen {
             Chosen::Typical => "typical of its category",
             Chosen::Longest => "the longest of the run",
         };
-        blocks.push(Block::Heading(format!("Prompt {}, {why}", reading.prompt_id)));
-        blocks.push(Block::Paragraph(vec![
+        blocks.push(Element::Heading(format!("Prompt {}, {why}", reading.prompt_id)));
+        blocks.push(Element::Paragraph(vec![
             Inline::Plain("Category ".into()),
             Inline::Foreign(reading.category.clone()),
             Inline::Plain(format!(", {} tokens, {} decode steps.", reading.p, reading.steps)),
         ]));
-        blocks.push(Block::Figure(Box::new(tokens(place, index, reading))));
-        blocks.push(Block::Figure(Box::new(steps(place, index, reading))));
+        blocks.push(Element::Figure(Box::new(tokens(place, index, reading))));
+        blocks.push(Element::Figure(Box::new(steps(place, index, reading))));
     }
     blocks
 }
