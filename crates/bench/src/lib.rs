@@ -1,12 +1,11 @@
-//! How fast policies are and what they hold in memory, measured beside what the cost model predicts, and what they cost in
-//! quality.
+//! Benchmarks of policies: time, memory and quality, beside the predictions of the cost model.
 //!
 //! The protocol is that of the SPEED paper's efficiency figures: prompts of 1K to 128K tokens, 128 new tokens, five
-//! repeats, mean and deviation. Every generation is greedy and goes on to its last token, whatever the model says.
+//! repeats, mean and deviation. Every generation is greedy, ignores end-of-sequence tokens and runs to its last token.
 //!
-//! At each length there is first a warm-up that is not counted. Within every repeat each policy runs once, and each repeat
-//! begins with another policy, so that a machine that warms up or slows down favours none. One generation runs at a time.
-//! Quality does not vary and is measured once, after all times ([`measure_quality`]).
+//! Each length starts with an uncounted warm-up. Every repeat runs each policy once and starts with a different policy, so
+//! that a machine whose speed drifts favours none. One generation runs at a time. Quality is deterministic and measured
+//! once, after all times ([`measure_quality`]).
 
 mod memory;
 mod parquet_file;
@@ -37,7 +36,7 @@ use layerscope_engine::{
 };
 use std::ops::ControlFlow;
 
-/// What happens while measuring, for progress displays.
+/// Progress of a measurement.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum BenchEvent<'a> {
     /// A generation begins.
@@ -60,7 +59,7 @@ pub enum BenchEvent<'a> {
     },
 }
 
-/// What one generation took.
+/// Time and memory of one generation.
 #[derive(Debug, Clone)]
 struct Sample {
     ttft_s: f64,
@@ -70,18 +69,18 @@ struct Sample {
     transfers: Option<TransferCounters>,
 }
 
-/// What was measured until the end of the plan, or until an interrupt.
+/// The measurements of a plan, complete or up to an interrupt.
 #[derive(Debug)]
 pub struct BenchResults {
     /// One for each policy and length of which at least one repeat was counted, by length and then in the plan's order.
     pub results: Vec<Measurement>,
     /// Why peak memory is not known, where it is not.
     pub no_peak: Option<&'static str>,
-    /// Whether an interrupt broke it off: the last of the results may rest on fewer repeats.
+    /// Whether an interrupt ended it early: the last result may have fewer repeats.
     pub interrupted: bool,
 }
 
-/// Measures a plan. An interrupt ends it early and keeps what is done; the generation that it broke off does not count.
+/// Measures a plan. An interrupt ends it early and keeps the finished generations.
 ///
 /// # Errors
 /// [`Error::Input`] where the plan does not fit the model; whatever fails beneath.

@@ -1,7 +1,7 @@
-//! Peak memory: on a GPU what was taken of its memory, else the process's, where the operating system counts it.
+//! Peak memory: of the GPU's allocator, or of the process where the operating system counts it.
 //!
-//! Linux keeps the resident set's high-water mark and lets a process reset it. What an earlier generation freed is given
-//! back for the large buffers that count, but small ones may linger, so a peak is an upper bound.
+//! Linux keeps the high-water mark of the resident set and lets a process reset it. Large buffers return to the system when
+//! they are freed; small ones may stay resident, so a peak is an upper bound.
 
 use layerscope_engine::Device;
 #[cfg(target_os = "linux")]

@@ -1,4 +1,4 @@
-//! What is measured, in which order.
+//! The policies and lengths to measure, and their order.
 
 use crate::prediction;
 use layerscope_cutoff::cost::Workload;
@@ -127,7 +127,7 @@ pub fn parse_lengths(list: &str) -> Result<Vec<usize>> {
     list.split(',').map(parse_length).collect()
 }
 
-/// Names of policies between commas. A name may hold commas between numbers: what begins with a digit continues it.
+/// Policy names separated by commas. A name may contain commas between numbers: a part that starts with a digit continues it.
 pub fn split_policies(list: &str) -> Vec<String> {
     let mut names: Vec<String> = vec![];
     for piece in list.split(',').map(str::trim) {

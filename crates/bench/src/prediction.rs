@@ -1,4 +1,4 @@
-//! What the cost model says of a policy.
+//! The cost model's predictions for a policy.
 
 use layerscope_cutoff::cost::{CostModel, Workload};
 use layerscope_engine::Policy;

@@ -1,8 +1,7 @@
-//! Failure cases: the prompts on which a cutoff moves the model most, continued under it.
+//! Failure cases: the prompts whose output a cutoff changes most, continued under that cutoff.
 //!
-//! The frontier says by how much the next-token distributions move along the text of the full model. What text the cutoff
-//! itself leads to must be generated; this does so for the few prompts where it tells most, into the run folder's
-//! `continuations.json`.
+//! The frontier compares next-token distributions along the full model's text. The text under the cutoff must be generated;
+//! this module does so for the few prompts with the largest KL and writes the run folder's `continuations.json`.
 
 use crate::recorded_with;
 use layerscope_cutoff::recommend::FrontierPoint;
@@ -12,7 +11,7 @@ use layerscope_diagnostics::run::{Continuation, ContinuationsWriter, Run};
 use layerscope_diagnostics::summary::largest;
 use layerscope_engine::{Hooks, Interrupt, Model, Policy, Repetition, Result, Session, check_interrupt};
 
-/// What happens meanwhile, for progress displays.
+/// Progress of the continuations.
 #[derive(Debug)]
 pub enum ContinuationEvent<'a> {
     /// The prompts are chosen.
@@ -39,8 +38,8 @@ pub enum ContinuationEvent<'a> {
 /// SPEED at that cutoff, from the run's own prompt tokens and for as many tokens as the run's settings say, and keeps the
 /// continuations in the run folder. Returns them, the largest KL first.
 ///
-/// Prompts whose recorded continuation was given are left out: they have no text of the full model to compare with. What
-/// is in the folder already is not generated again. End-of-sequence tokens are passed over, as in recording.
+/// Prompts with a given continuation are skipped: there is no text of the full model to compare with. Continuations that the
+/// folder already has are not generated again. End-of-sequence tokens are never chosen, as in recording.
 ///
 /// # Errors
 /// [`Error::Input`] where the model or its precision is not the run's, the model has no such cutoff, or a file of the run
@@ -60,11 +59,11 @@ pub fn continue_failure_cases(
     let max_new_tokens = run.manifest().settings.max_new_tokens;
     let mut writer = ContinuationsWriter::open(run)?;
     let cases = failure_cases(run, point, count)?;
-    let told = |case: &&FailureCase| {
-        let found = writer.continuations().find(&case.prompt.id, &name);
-        found.is_some_and(|found| case.is_told_by(found, max_new_tokens))
+    let is_done = |case: &&FailureCase| {
+        let entry = writer.continuations().find(&case.prompt.id, &name);
+        entry.is_some_and(|entry| case.is_up_to_date(entry, max_new_tokens))
     };
-    let (earlier, pending): (Vec<_>, Vec<_>) = cases.iter().partition(told);
+    let (earlier, pending): (Vec<_>, Vec<_>) = cases.iter().partition(is_done);
     observe(ContinuationEvent::Chosen { prompts: cases.len(), earlier: earlier.len() });
     for case in pending {
         check_interrupt(interrupt)?;
@@ -102,15 +101,15 @@ fn failure_cases(run: &Run, point: FrontierPoint, count: usize) -> Result<Vec<Fa
 }
 
 impl FailureCase {
-    /// Whether an entry says what is known of this case now: it was asked for as many tokens, and was compared with the
-    /// run's present figures and text.
-    fn is_told_by(&self, entry: &Continuation, max_new_tokens: usize) -> bool {
+    /// Whether an entry is up to date: it has as many tokens as are asked for now, and was compared with the run's current
+    /// figures and text.
+    fn is_up_to_date(&self, entry: &Continuation, max_new_tokens: usize) -> bool {
         [entry.max_new_tokens, entry.generated.len()] == [max_new_tokens; 2]
             && (entry.kl == self.kl || entry.kl.is_nan() && self.kl.is_nan())
             && entry.first_difference == self.first_difference(&entry.generated)
     }
 
-    /// Generates under the policy as recording does in full.
+    /// Generates under the policy as recording generates at full depth.
     fn continued(
         &self,
         model: &Model,

@@ -1,4 +1,4 @@
-//! Recording a run: every prompt of a file through probes and frontier into a run folder.
+//! Recording: runs every prompt of a file through probes and frontier and writes the run folder.
 
 pub mod continuations;
 mod recorded_with;
@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Instant;
 
-/// What happens while recording, for progress displays.
+/// Progress of a recording.
 #[derive(Debug)]
 pub enum RecordingEvent<'a> {
     /// This many of the prompts are in the folder already and are not run again.
@@ -113,10 +113,10 @@ pub fn record_prompt(
     Ok(PromptRecord { summary, steps: by_step, received: figures.received })
 }
 
-/// Records every prompt of a file into a run folder; prompts that the folder has already are not run again. `command` goes
-/// into the manifest of a new run: the arguments of `layerscope` that repeat it, none where it has none.
+/// Records every prompt of a file into a run folder, except those that the folder already has. `command` goes into the
+/// manifest of a new run: the arguments of `layerscope` that repeat it, or none.
 ///
-/// A prompt that cannot be run is noted as failed, with its reason, and the others go on.
+/// A prompt that cannot be run is noted as failed, with its reason; recording continues with the next.
 ///
 /// # Errors
 /// [`Error::Input`] where the folder holds another run; [`Error::Interrupted`], with everything finished kept;

@@ -1,4 +1,5 @@
-//! Spans of recorded prompts: located in their tokens, removed with the run's model, and what that costs kept in the run folder.
+//! Spans of recorded prompts: locates a span in the tokens, removes it with the run's model and writes its cost to the run
+//! folder.
 
 use crate::recorded_with;
 use layerscope_cutoff::diffusion::{Answer, DiffusionEvent, Question, diffusion};
@@ -29,8 +30,8 @@ pub struct SpanRequest<'a> {
     pub layers: Option<&'a [usize]>,
 }
 
-/// Removes a span of a recorded prompt along its recorded continuation, and keeps what comes of it in the run folder, in place
-/// of what was there of the same span.
+/// Removes a span of a recorded prompt along its recorded continuation and writes the cost to the run folder. An earlier
+/// entry of the same span is replaced.
 ///
 /// # Errors
 /// [`Error::Input`] where the model or its precision is not the run's, there is no such prompt or span, or memory does not
@@ -73,7 +74,7 @@ pub fn remove_span(
     Ok(record)
 }
 
-/// The tokens of a prompt that a text has a part in.
+/// The tokens that cover a text in a prompt.
 fn span_of_text(tokenizer: &Tokenizer, prompt: &PromptSummary, text: &str) -> Result<Range<usize>> {
     let spans = spans_of_text(tokenizer, &prompt.prompt_tokens, text)?;
     match spans.as_slice() {
@@ -95,7 +96,7 @@ fn span_of_text(tokenizer: &Tokenizer, prompt: &PromptSummary, text: &str) -> Re
     }
 }
 
-/// Where a text stands among tokens, each time that it does.
+/// Every occurrence of a text in a list of tokens.
 fn spans_of_text(tokenizer: &Tokenizer, tokens: &[u32], text: &str) -> Result<Vec<Range<usize>>> {
     if text.is_empty() {
         return Ok(vec![]);

@@ -8,7 +8,7 @@ use layerscope_engine::{
 use serde::Serialize;
 use std::ops::ControlFlow;
 
-/// What happens meanwhile, for progress displays.
+/// Progress of a needle run.
 #[derive(Debug)]
 pub enum NeedleEvent<'a> {
     /// A generation begins.
@@ -22,7 +22,7 @@ pub enum NeedleEvent<'a> {
     Finished(&'a Outcome),
 }
 
-/// What a policy made of a prompt.
+/// The result of one prompt under one policy.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Outcome {
     /// Id of the prompt.
@@ -55,7 +55,7 @@ pub struct Outcome {
     pub tpot_s: Option<f64>,
 }
 
-/// What was found until the end, or until an interrupt.
+/// The results of a run, complete or up to an interrupt.
 #[derive(Debug)]
 pub struct Outcomes {
     /// One for each prompt and policy that is done.
