@@ -111,11 +111,11 @@ fn recommendations(ui: &mut Ui, compared: &RunPair) {
                 ui.label(RichText::new(side).color(design::ink(ui.theme(), ink)));
             }
             ui.end_row();
-            let found = &compared.recommendations;
+            let recommendations = &compared.recommendations;
             let rows = [
-                ("recommended cutoff", found.each_ref().map(cutoff)),
-                ("mean KL there", found.each_ref().map(kl)),
-                ("KV saved", found.each_ref().map(|found| format!("{:.1} %", found.kv_saved * 100.0))),
+                ("recommended cutoff", recommendations.each_ref().map(cutoff)),
+                ("mean KL there", recommendations.each_ref().map(kl)),
+                ("KV saved", recommendations.each_ref().map(|one| format!("{:.1} %", one.kv_saved * 100.0))),
                 ("as deep in the other run", [0, 1].map(|side| elsewhere(compared, side))),
             ];
             for (name, texts) in rows {
@@ -129,16 +129,22 @@ fn recommendations(ui: &mut Ui, compared: &RunPair) {
     });
 }
 
-fn cutoff(found: &Recommendation) -> String {
-    let share = 100.0 * found.l_cut as f64 / found.layers as f64;
-    match found.verdict {
-        Verdict::Cut => format!("{} of {} layers ({share:.0} %)", found.l_cut, found.layers),
-        Verdict::KeepFullDepth => format!("full depth, {} layers", found.layers),
+fn cutoff(recommendation: &Recommendation) -> String {
+    let share = 100.0 * recommendation.l_cut as f64 / recommendation.layers as f64;
+    match recommendation.verdict {
+        Verdict::Cut => {
+            format!("{} of {} layers ({share:.0} %)", recommendation.l_cut, recommendation.layers)
+        }
+        Verdict::KeepFullDepth => format!("full depth, {} layers", recommendation.layers),
     }
 }
 
-fn kl(found: &Recommendation) -> String {
-    format!("{} nats (≤ {} at 95 %)", short(found.kl as f32), short(found.kl_upper95 as f32))
+fn kl(recommendation: &Recommendation) -> String {
+    format!(
+        "{} nats (≤ {} at 95 %)",
+        short(recommendation.kl as f32),
+        short(recommendation.kl_upper95 as f32)
+    )
 }
 
 /// What a run's recommendation would cost in the other.
@@ -151,7 +157,7 @@ fn elsewhere(compared: &RunPair, side: usize) -> String {
 
 /// Whether the recommendations agree.
 fn agreement(compared: &RunPair) -> String {
-    let verdicts = compared.recommendations.each_ref().map(|found| found.verdict);
+    let verdicts = compared.recommendations.each_ref().map(|recommendation| recommendation.verdict);
     match (compared.comparison.agreement.agree, verdicts) {
         (true, [Verdict::KeepFullDepth, _]) => "The recommendations agree, both keep full depth".into(),
         (true, _) => "The recommendations agree, at most one layer apart".into(),
@@ -224,14 +230,22 @@ fn frontiers(scene: &Scene<'_>, runs: [&RunData; 2], compared: Option<&RunPair>,
 
 /// The recommended cutoffs.
 fn marks(compared: &RunPair, axes: Axes) -> Vec<Mark> {
-    let found = compared.recommendations.each_ref();
-    let places = found.map(|found| axes.cutoff(found.l_cut, found.layers));
+    let recommendations = compared.recommendations.each_ref();
+    let places = recommendations.map(|one| axes.cutoff(one.l_cut, one.layers));
     if places[0] == places[1] {
-        return vec![Mark { at: places[0], name: format!("both: {}", found[0].l_cut), ink: Ink::Cutoff }];
+        return vec![Mark {
+            at: places[0],
+            name: format!("both: {}", recommendations[0].l_cut),
+            ink: Ink::Cutoff,
+        }];
     }
-    let named = SIDES.into_iter().zip(found).zip(places);
+    let named = SIDES.into_iter().zip(recommendations).zip(places);
     named
-        .map(|(((side, ink), found), at)| Mark { at, name: format!("{side}: {}", found.l_cut), ink })
+        .map(|(((side, ink), recommendation), at)| Mark {
+            at,
+            name: format!("{side}: {}", recommendation.l_cut),
+            ink,
+        })
         .collect()
 }
 
@@ -309,7 +323,8 @@ pub fn picture(scene: &Scene<'_>, theme: Theme) -> Result<String> {
     let sides = SIDES.into_iter().zip([scene.run, second]);
     let runs = sides.map(|((side, _), run)| format!("{side}: {} ({})", run.manifest.model.name, about(run)));
     let recommended = SIDES.into_iter().zip(&compared.recommendations);
-    let recommended = recommended.map(|((side, _), found)| format!("{side} {}", cutoff(found)));
+    let recommended =
+        recommended.map(|((side, _), recommendation)| format!("{side} {}", cutoff(recommendation)));
     let parts: Vec<String> = runs
         .chain([format!("{}: {}", agreement(compared), recommended.collect::<Vec<_>>().join(", "))])
         .chain([bands(Some(compared)), format!("layerscope {}", scene.run.manifest.layerscope)])

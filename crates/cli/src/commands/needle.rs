@@ -31,25 +31,24 @@ pub(crate) fn run(arguments: &NeedleArguments, interrupt: &Interrupt) -> Result<
     let model = models::load(opened, arguments.model.weights, &device, &need)?;
 
     let bar = progress::needles(prompts.len() * policies.len());
-    let found =
-        needle::run(
-            &model,
-            &prompts,
-            &policies,
-            arguments.max_new_tokens,
-            interrupt,
-            &mut |event| match event {
-                NeedleEvent::Started { id, policy } => bar.set_message(format!("{policy} on {id}")),
-                NeedleEvent::Finished(_) => bar.inc(1),
-            },
-        );
+    let results = needle::run(
+        &model,
+        &prompts,
+        &policies,
+        arguments.max_new_tokens,
+        interrupt,
+        &mut |event| match event {
+            NeedleEvent::Started { id, policy } => bar.set_message(format!("{policy} on {id}")),
+            NeedleEvent::Finished(_) => bar.inc(1),
+        },
+    );
     bar.finish_and_clear();
-    let found = found?;
+    let results = results?;
 
     let (all, by_depth) =
-        (needle::summarise(&found.outcomes, false), needle::summarise(&found.outcomes, true));
+        (needle::summarise(&results.outcomes, false), needle::summarise(&results.outcomes, true));
     if let Some(path) = &arguments.out {
-        layerscope_engine::write_file(path, &output::json_lines(&found.outcomes)?)?;
+        layerscope_engine::write_file(path, &output::json_lines(&results.outcomes)?)?;
     }
     if arguments.json {
         output::json(&json!({
@@ -61,7 +60,7 @@ pub(crate) fn run(arguments: &NeedleArguments, interrupt: &Interrupt) -> Result<
             "seed": grid.seed,
             "max_new_tokens": arguments.max_new_tokens,
             "layerscope": env!("CARGO_PKG_VERSION"),
-            "interrupted": found.interrupted,
+            "interrupted": results.interrupted,
             "notes": caveats(&policies),
         }))?;
     } else {
@@ -70,7 +69,7 @@ pub(crate) fn run(arguments: &NeedleArguments, interrupt: &Interrupt) -> Result<
             output::lines(&note)?;
         }
     }
-    if found.interrupted {
+    if results.interrupted {
         eprintln!("layerscope: interrupted; what was found until then is printed");
         return Ok(ExitCode::from(Error::Interrupted.exit_code()));
     }

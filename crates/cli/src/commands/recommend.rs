@@ -19,7 +19,7 @@ pub(crate) fn run(arguments: &RecommendArguments) -> Result<ExitCode> {
     let recommendation = of_run(&run, options)?;
     let sliminfer = block_schedule::from_recommendation(&recommendation);
     if arguments.json {
-        output::json(&Found { recommendation: &recommendation, sliminfer: &sliminfer })?;
+        output::json(&RecommendJson { recommendation: &recommendation, sliminfer: &sliminfer })?;
     } else {
         output::lines(&text(&recommendation))?;
         output::lines(&pruning(sliminfer.as_ref()))?;
@@ -28,7 +28,7 @@ pub(crate) fn run(arguments: &RecommendArguments) -> Result<ExitCode> {
 }
 
 #[derive(Serialize)]
-struct Found<'a> {
+struct RecommendJson<'a> {
     #[serde(flatten)]
     recommendation: &'a Recommendation,
     sliminfer: &'a Option<BlockSchedule>,
