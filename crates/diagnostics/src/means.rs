@@ -56,7 +56,7 @@ impl AttentionFigures {
     }
 
     fn means_over(&self, axis: Axis) -> AttentionMeans {
-        let means = |figure: ArrayView3<'_, f32>| -> Array2<f64> { figure.map_axis(axis, |lane| mean(lane)) };
+        let means = |figure: ArrayView3<'_, f32>| -> Array2<f64> { figure.map_axis(axis, mean) };
         AttentionMeans {
             bos_mass: means(self.bos_mass.view()),
             prompt_mass: means(self.prompt_mass.view()),
