@@ -2,7 +2,7 @@
 
 use crate::data::{Pyramid, StepFigure};
 use crate::engine::message::{Candidate, Event, LiveAttention, LiveToken};
-use crate::views::frontier::Measured;
+use crate::views::frontier::LiveSavings;
 use layerscope_engine::Repetition;
 
 /// The figures that decode steps show live.
@@ -118,13 +118,13 @@ impl Live {
     }
 
     /// What this generation showed of its cutoff, once both sides ended by themselves.
-    pub fn measured(&self) -> Option<Measured> {
+    pub fn measured(&self) -> Option<LiveSavings> {
         let [full, cut] = self.sides.as_slice() else { return None };
         if full.ended != Some(false) || cut.ended != Some(false) {
             return None;
         }
         let saved = |full: f64, cut: f64| 1.0 - cut / full;
-        Some(Measured {
+        Some(LiveSavings {
             cutoff: self.cutoff?,
             ttft_saved: saved(full.ttft_s?, cut.ttft_s?),
             tpot_saved: full.tpot_s.zip(cut.tpot_s).map(|(full, cut)| saved(full, cut)),

@@ -290,7 +290,7 @@ impl Default for ViewState {
             cutoff: usize::MAX,
             anchor: Anchor::Bos,
             policy: "speed".into(),
-            tolerance: layerscope_cutoff::recommend::DEFAULT_TOLERANCE,
+            tolerance: layerscope_cutoff::DEFAULT_TOLERANCE,
             selection: Selection::default(),
             frontier_chart: FrontierChart::default(),
             columns: Columns::Tokens,

@@ -16,7 +16,7 @@ use crate::engine::message::{Command, LoadedModel, Pattern};
 use crate::live::Live;
 use crate::recorder::Recorder;
 use crate::state::{History, Selection, View, ViewState};
-use crate::views::frontier::Measured;
+use crate::views::frontier::LiveSavings;
 use crate::views::generate::Form;
 use crate::views::{Action, Removing, Scene};
 use comparing::{Compared, Second};
@@ -116,7 +116,7 @@ pub struct Viewer {
     /// What is known of removed spans of the run's prompts: what the run came with, and what was asked since.
     spans: Arc<Vec<SpanRecord>>,
     removing: Option<Removing>,
-    measured: Vec<Measured>,
+    measured: Vec<LiveSavings>,
     notices: Vec<Notice>,
     dialogs: Dialogs,
     readout: Option<String>,
@@ -412,7 +412,7 @@ struct Shared {
     patterns: Arc<Vec<Pattern>>,
     spans: Arc<Vec<SpanRecord>>,
     removing: Option<Removing>,
-    measured: Vec<Measured>,
+    measured: Vec<LiveSavings>,
     second: Option<Arc<RunData>>,
     compared: Option<Arc<Compared>>,
     model_is_loaded: bool,

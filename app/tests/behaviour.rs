@@ -8,7 +8,7 @@ use eframe::egui::{Event, Key, Modifiers, PointerButton, Pos2, Vec2, pos2, vec2}
 use egui_kittest::kittest::{NodeT, Queryable};
 use layerscope_app::state::{Columns, View};
 use layerscope_diagnostics::run::Run;
-use layerscope_figures::{Anchor, Ink, Pen};
+use layerscope_figures::{Ink, Pen, TextAnchor};
 use std::path::Path;
 use support::synthetic::{self, Sizes};
 use support::{Window, fill, opened, show, tiny_model, viewer, wait, wait_until};
@@ -98,7 +98,7 @@ fn the_cutoff_is_dragged_typed_and_moved_with_keys() {
     // At once, the exact figure of that cutoff.
     let data = viewer(&window).run().expect("the run");
     let kl =
-        data.frontier(viewer(&window).state().anchor).expect("a frontier").overall.at(recommended - 3).kl;
+        data.frontier(viewer(&window).state().anchor).expect("a frontier").overall().at(recommended - 3).kl;
     window.get_by_label(&format!("KL at cutoff {}: {kl}", recommended - 3));
     assert!(window.query_by_label_contains("suffer").is_some());
 
@@ -831,8 +831,8 @@ struct Hovers(Vec<([f64; 4], String)>);
 impl layerscope_figures::Surface for Hovers {
     fn polyline(&mut self, _: &[[f64; 2]], _: Pen) {}
     fn polygon(&mut self, _: &[[f64; 2]], _: Ink) {}
-    fn text(&mut self, _: [f64; 2], _: Anchor, _: Ink, _: &str) {}
-    fn rimmed(&mut self, _: [f64; 2], _: Anchor, _: Ink, _: &str) {}
+    fn text(&mut self, _: [f64; 2], _: TextAnchor, _: Ink, _: &str) {}
+    fn rimmed(&mut self, _: [f64; 2], _: TextAnchor, _: Ink, _: &str) {}
     fn title(&mut self, _: [f64; 2], _: &str) {}
     fn upwards(&mut self, _: [f64; 2], _: Ink, _: &str) {}
     fn hover(&mut self, area: [f64; 4], text: &str) {

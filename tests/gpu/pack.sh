@@ -37,7 +37,7 @@ PYTHON
 }
 
 build layerscope=layerscope -- build --release --features cuda -p layerscope --bin layerscope
-build recording_cost=recording_cost -- build --release --features cuda -p layerscope-cutoff --example recording_cost
+build recording_cost=recording_cost -- build --release --features cuda -p layerscope-recording --example recording_cost
 # The tests that ask for a device are there where the emulation is; on the GPU they take the real one.
 build layerscope_kernels=kernels-tests -- test --release --no-run --features cuda,cuda-emulation -p layerscope-kernels --lib
 build families=families policies=policies -- test --release --no-run --features cuda \

@@ -1,20 +1,20 @@
 //! Two runs against each other, ready to be drawn.
 
 use super::RunData;
-use layerscope_cutoff::compare::{Comparison, Side, compare};
 use layerscope_cutoff::recommend::{Options, Recommendation};
 use layerscope_engine::Result;
+use layerscope_report::compare::{ComparedRun, Comparison, compare};
 
 /// What comes of comparing two runs at a tolerance and an anchor.
 #[derive(Debug, Clone)]
-pub struct RunComparison {
+pub struct RunPair {
     /// What is recommended for the first and for the second.
     pub recommendations: [Recommendation; 2],
     /// How they differ.
     pub comparison: Comparison,
 }
 
-impl RunComparison {
+impl RunPair {
     /// Compares two runs.
     ///
     /// # Errors
@@ -23,13 +23,13 @@ impl RunComparison {
         let Options { tolerance, anchor } = options;
         let recommendations = [first.recommend(tolerance, anchor)?, second.recommend(tolerance, anchor)?];
         let [a, b] = &recommendations;
-        let comparison = compare(first.side(a), second.side(b));
+        let comparison = compare(first.compared(a), second.compared(b));
         Ok(Self { recommendations, comparison })
     }
 }
 
 impl RunData {
-    fn side<'a>(&'a self, recommendation: &'a Recommendation) -> Side<'a> {
-        Side { prompts: &self.prompts, evidence: &self.evidence, recommendation }
+    fn compared<'a>(&'a self, recommendation: &'a Recommendation) -> ComparedRun<'a> {
+        ComparedRun { evidence: self.evidence(), recommendation }
     }
 }

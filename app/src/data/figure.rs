@@ -1,6 +1,6 @@
 //! The figures that maps can show.
 
-use layerscope_diagnostics::run::AttentionMeans;
+use layerscope_diagnostics::record::AttentionMeans;
 use ndarray::Array2;
 use serde::{Deserialize, Serialize};
 

@@ -5,7 +5,7 @@ mod figure;
 mod run_data;
 mod task;
 
-pub use comparison::RunComparison;
+pub use comparison::RunPair;
 pub use figure::{StepFigure, TokenFigure};
 pub use layerscope_figures::{Pyramid, Scale, ScaleKind, exact, short};
 pub use run_data::{PromptMaps, RunData};

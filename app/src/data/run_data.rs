@@ -1,13 +1,12 @@
 //! A run folder in memory: everything small at once, a prompt's maps when they are looked at.
 
 use super::figure::{StepFigure, TokenFigure};
-use layerscope_cutoff::bench;
-use layerscope_cutoff::compare::{KNOCKOUT, by_layer};
-use layerscope_cutoff::cost::{Savings, Workload};
+use layerscope_bench::BenchReport;
+use layerscope_cutoff::cost::Savings;
 use layerscope_cutoff::recommend::{Evidence, FrontierSummary, Options, Recommendation, recommend};
-use layerscope_diagnostics::record::{Anchor, SpanRecord};
-use layerscope_diagnostics::run::{Manifest, PromptSummary, Run};
-use layerscope_diagnostics::summary::{RunSummary, Summary, summarise, summarise_run};
+use layerscope_diagnostics::record::{Anchor, KNOCKOUT_KL, PromptSummary, SpanRecord};
+use layerscope_diagnostics::run::{Manifest, Run};
+use layerscope_diagnostics::summary::{RunSummary, Summary, summarise_by_layer, summarise_run};
 use layerscope_engine::Result;
 use layerscope_figures::Pyramid;
 use ndarray::Array2;
@@ -31,8 +30,7 @@ pub struct RunData {
     /// What each cutoff costs, for each anchor recorded.
     pub frontiers: Vec<FrontierSummary>,
     /// Measurements of policies, where the run folder has some, or why they cannot be read.
-    pub bench: std::result::Result<Option<bench::Report>, String>,
-    pub(super) evidence: Evidence,
+    pub bench: std::result::Result<Option<BenchReport>, String>,
 }
 
 impl RunData {
@@ -43,23 +41,25 @@ impl RunData {
     pub fn read(folder: &Path) -> Result<Self> {
         let run = Run::open(folder)?;
         let prompts = run.prompts().collect::<Result<Vec<_>>>()?;
-        let evidence = Evidence::from_run(&run)?;
+        let evidence = Evidence { manifest: run.manifest(), prompts: &prompts };
         let summary = summarise_run(&prompts);
         let categories = summary.categories.iter().map(|group| group.category.as_deref());
         let knockout = std::iter::once(None).chain(categories);
         Ok(Self {
             folder: folder.to_owned(),
             manifest: run.manifest().clone(),
-            knockout: knockout
-                .map(|category| knockout_summary(&prompts, run.manifest().model.layers, category))
-                .collect(),
-            frontiers: Anchor::ALL.iter().filter_map(|&a| FrontierSummary::new(&evidence, a)).collect(),
-            bench: bench::read_of_run(folder).map_err(|error| error.to_string()),
+            knockout: knockout.map(|category| knockout_summary(&prompts, category)).collect(),
+            frontiers: Anchor::ALL.iter().filter_map(|&a| FrontierSummary::new(evidence, a)).collect(),
+            bench: layerscope_bench::read_of_run(folder).map_err(|error| error.to_string()),
             spans: run.spans()?,
             prompts,
             summary,
-            evidence,
         })
+    }
+
+    /// What a recommendation rests on.
+    pub(super) fn evidence(&self) -> Evidence<'_> {
+        Evidence { manifest: &self.manifest, prompts: &self.prompts }
     }
 
     /// Layers L.
@@ -84,8 +84,8 @@ impl RunData {
 
     /// What a cutoff saves at the lengths of the run's own prompts.
     pub fn savings(&self, cutoff: usize, anchor: Anchor) -> Savings {
-        let workloads: Vec<Workload> = self.evidence.prompts.iter().map(|prompt| prompt.workload).collect();
-        self.evidence.cost.savings(cutoff, anchor.tokens(), &workloads)
+        let evidence = self.evidence();
+        evidence.cost().savings(cutoff, anchor.tokens(), &evidence.workloads())
     }
 
     /// The recommendation.
@@ -93,14 +93,13 @@ impl RunData {
     /// # Errors
     /// As [`recommend`].
     pub fn recommend(&self, tolerance: f64, anchor: Anchor) -> Result<Recommendation> {
-        recommend(&self.evidence, Options { tolerance, anchor })
+        recommend(self.evidence(), Options { tolerance, anchor })
     }
 }
 
-fn knockout_summary(prompts: &[PromptSummary], layers: usize, category: Option<&str>) -> Vec<Summary> {
+fn knockout_summary(prompts: &[PromptSummary], category: Option<&str>) -> Vec<Summary> {
     let members = prompts.iter().filter(|prompt| category.is_none_or(|name| prompt.category == name));
-    let curves: Vec<Vec<f64>> = members.map(|prompt| by_layer(prompt, KNOCKOUT, layers)).collect();
-    summarise(&curves.iter().map(Vec::as_slice).collect::<Vec<_>>())
+    summarise_by_layer(members, KNOCKOUT_KL)
 }
 
 /// A prompt's layer × token and layer × step maps.

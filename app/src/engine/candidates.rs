@@ -1,25 +1,17 @@
 //! The most likely next tokens.
 
+use layerscope_diagnostics::summary::largest;
 use layerscope_kernels::distribution::Distribution;
 
 /// Ids and probabilities of the `count` most likely tokens, most likely first, the first of equals first.
 ///
 /// NaN is never among them and weighs nothing.
 pub(super) fn most_likely(logits: &[f32], count: usize) -> Vec<(u32, f64)> {
-    // Ascending ids, so a logit goes after its equals; hardly any beats the last of a full list.
-    let mut best: Vec<(u32, f32)> = Vec::with_capacity(count + 1);
-    let mut least = f32::NEG_INFINITY;
-    for (id, &logit) in (0u32..).zip(logits) {
-        if logit > least || (best.len() < count && !logit.is_nan()) {
-            best.insert(best.partition_point(|&(_, better)| better >= logit), (id, logit));
-            best.truncate(count);
-            if best.len() == count {
-                least = best.last().map_or(least, |&(_, logit)| logit);
-            }
-        }
-    }
     let distribution = Distribution::new(logits);
-    best.into_iter().map(|(id, logit)| (id, (-distribution.nll(logit)).exp())).collect()
+    let probability = |id: usize| (id as u32, (-distribution.nll(logits[id])).exp());
+    // A logit of −∞ comes last and has no probability.
+    let finite = logits.iter().map(|&logit| f64::from(logit).clamp(f64::MIN, f64::MAX));
+    largest(finite, count).into_iter().map(probability).collect()
 }
 
 #[cfg(test)]

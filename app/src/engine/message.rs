@@ -2,7 +2,7 @@
 //!
 //! Both are plain data, so that an engine in another process or on another machine can stand at the other end.
 
-use layerscope_cutoff::diffusion;
+use layerscope_cutoff::diffusion::DiffusionEvent;
 use layerscope_diagnostics::prompts::PromptFile;
 use layerscope_diagnostics::record::SpanRecord;
 use layerscope_engine::{DeviceChoice, ModelSource, PromptText, WeightsPrecision};
@@ -165,7 +165,7 @@ pub enum Event {
     /// The attention pattern of a layer.
     Pattern(Pattern),
     /// So far the removing of a span has come.
-    RemovingSpan(diffusion::Event),
+    RemovingSpan(DiffusionEvent),
     /// A span was removed from each layer on; what came of it is in the run folder.
     SpanRemoved {
         /// The run folder.

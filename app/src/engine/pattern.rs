@@ -15,7 +15,7 @@ pub(super) struct PatternReader<'m> {
 struct Prefilled<'m> {
     prompt: Vec<u32>,
     steps: usize,
-    session: Session<'m>,
+    session: Session,
 }
 
 impl<'m> PatternReader<'m> {

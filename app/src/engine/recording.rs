@@ -2,9 +2,9 @@
 
 use super::message::{Event, RecordingStage};
 use super::worker::Task;
-use layerscope_cutoff::recording::{self, Event as Recording};
 use layerscope_diagnostics::prompts::PromptFile;
 use layerscope_engine::{Error, Result};
+use layerscope_recording::RecordingEvent;
 use std::path::PathBuf;
 
 /// Records prompts into a folder.
@@ -24,31 +24,27 @@ pub(super) fn record(
     };
     let mut all_tokens = 0;
     let recorded =
-        recording::record(
-            model,
-            prompts,
-            max_new_tokens,
-            &folder,
-            &[],
-            interrupt,
-            &mut |event| match event {
-                Recording::Resumed { done, all } => send(Event::RecordingStarted { done, all }),
-                Recording::Started { id, tokens } => {
+        layerscope_recording::record(model, prompts, max_new_tokens, &folder, &[], interrupt, &mut |event| {
+            match event {
+                RecordingEvent::Resumed { done, all } => send(Event::RecordingStarted { done, all }),
+                RecordingEvent::Started { id, tokens } => {
                     all_tokens = tokens;
                     send(Event::PromptStarted { id: id.to_owned(), tokens });
                 }
-                Recording::Tokens(done) => {
+                RecordingEvent::Tokens(done) => {
                     events.progress(progress(RecordingStage::Tokens { done, all: all_tokens }));
                 }
-                Recording::FrontierLayers { done, all } => {
+                RecordingEvent::FrontierLayers { done, all } => {
                     events.progress(progress(RecordingStage::Frontier { done, all }));
                 }
-                Recording::Finished(record) => send(Event::PromptFinished { id: record.prompt_id.clone() }),
-                Recording::Failed { id, reason } => {
+                RecordingEvent::Finished(record) => {
+                    send(Event::PromptFinished { id: record.summary.id.clone() })
+                }
+                RecordingEvent::Failed { id, reason } => {
                     send(Event::PromptFailed { id: id.to_owned(), reason: reason.to_owned() });
                 }
-            },
-        );
+            }
+        });
     let cancelled = match recorded {
         Ok(_) => false,
         Err(Error::Interrupted) => true,

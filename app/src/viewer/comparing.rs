@@ -1,7 +1,7 @@
 //! The second run, and what comes of comparing the two.
 
 use super::Viewer;
-use crate::data::{RunComparison, RunData, Task};
+use crate::data::{RunData, RunPair, Task};
 use crate::state::View;
 use layerscope_cutoff::recommend::Options;
 use layerscope_diagnostics::record::Anchor;
@@ -22,7 +22,7 @@ pub(super) struct Second {
 pub(super) struct Compared {
     tolerance: f64,
     anchor: Anchor,
-    pub(super) outcome: std::result::Result<RunComparison, String>,
+    pub(super) outcome: std::result::Result<RunPair, String>,
 }
 
 impl Second {
@@ -91,7 +91,7 @@ impl Viewer {
         if !asked && self.second.comparing.is_none() {
             let ctx = self.ctx.clone();
             let work = move || {
-                let outcome = RunComparison::new(&first, &second, Options { tolerance, anchor });
+                let outcome = RunPair::new(&first, &second, Options { tolerance, anchor });
                 Ok(Compared { tolerance, anchor, outcome: outcome.map_err(|error| error.to_string()) })
             };
             self.second.comparing = Some(Task::start(move || ctx.request_repaint(), work));

@@ -42,7 +42,7 @@ impl Viewer {
             row(ui, "KV", &percent(saved.kv_saved), "share of the bytes of keys and values");
             let from_to = format!("{} → {}", each(saved.kv_bytes_full), each(saved.kv_bytes_cut));
             row(ui, "", &from_to, "mean per prompt");
-            row(ui, "Prefill FLOPs", &percent(saved.flops_saved), "by token-layers");
+            row(ui, "Prefill FLOPs", &percent(saved.flops_saved), "by layer tokens");
             row(
                 ui,
                 "TTFT, predicted",
@@ -143,7 +143,7 @@ fn percent(share: f64) -> String {
 
 /// The exact cost of the cutoff.
 fn cost(ui: &mut Ui, palette: &Palette, frontier: &FrontierSummary, cutoff: usize, tolerance: f64) {
-    let overall = &frontier.overall;
+    let overall = frontier.overall();
     let at = overall.at(cutoff);
     let within = frontier.within(cutoff, tolerance);
     ui.horizontal(|ui| {
@@ -176,7 +176,7 @@ fn cost(ui: &mut Ui, palette: &Palette, frontier: &FrontierSummary, cutoff: usiz
 
 /// Each category at the cutoff, those that suffer first.
 fn categories(ui: &mut Ui, palette: &Palette, frontier: &FrontierSummary, cutoff: usize, tolerance: f64) {
-    let mut groups: Vec<_> = frontier.categories.iter().collect();
+    let mut groups: Vec<_> = frontier.categories().iter().collect();
     groups.sort_by(|a, b| b.at(cutoff).kl.total_cmp(&a.at(cutoff).kl));
     let suffering = groups.iter().filter(|group| !group.within(cutoff, tolerance)).count();
     let title = match suffering {
@@ -189,10 +189,10 @@ fn categories(ui: &mut Ui, palette: &Palette, frontier: &FrontierSummary, cutoff
         ui,
         |ui| {
             for group in groups {
-                let within = group.within(cutoff, tolerance) || cutoff == group.mean.len();
+                let within = group.within(cutoff, tolerance) || cutoff == group.cutoffs.len();
                 let colour = if within { palette.text } else { palette.cutoff };
                 ui.label(if within { "" } else { "!" });
-                ui.label(RichText::new(&group.name).color(colour));
+                ui.label(RichText::new(group.category.as_deref().unwrap_or_default()).color(colour));
                 let kl = short(group.at(cutoff).kl as f32);
                 ui.label(RichText::new(kl).monospace().color(colour)).on_hover_text(format!(
                     "mean KL of {} prompts, nats; ≤ {} at 95 %",

@@ -5,7 +5,7 @@ use crate::data::{PromptMaps, Task};
 use crate::engine::Engine;
 use crate::engine::message::Event;
 use crate::state::{Selection, View};
-use layerscope_cutoff::diffusion;
+use layerscope_cutoff::diffusion::DiffusionEvent;
 use layerscope_diagnostics::record::SpanRecord;
 use layerscope_engine::Result;
 use std::sync::Arc;
@@ -186,8 +186,7 @@ impl Viewer {
                 patterns.push(pattern);
             }
             Event::RemovingSpan(progress) => {
-                let (diffusion::Event::Tokens { done, all } | diffusion::Event::Layers { done, all }) =
-                    progress;
+                let (DiffusionEvent::Tokens { done, all } | DiffusionEvent::Layers { done, all }) = progress;
                 self.doing = Some(format!("removing tokens, {done} of {all}"));
                 if let Some(removing) = &mut self.removing {
                     removing.progress = Some(progress);

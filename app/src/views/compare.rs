@@ -2,12 +2,12 @@
 
 use super::picture::charts_in_rows;
 use super::{Action, Scene, chart_rows};
-use crate::data::{RunComparison, RunData, short};
+use crate::data::{RunData, RunPair, short};
 use crate::design::{self, size, space};
 use crate::widgets::{Column, Figures, cell, count};
 use eframe::egui::{Grid, RichText, ScrollArea, Ui, vec2};
-use layerscope_cutoff::compare::KNOCKOUT;
 use layerscope_cutoff::recommend::{Recommendation, Verdict};
+use layerscope_diagnostics::record::KNOCKOUT_KL;
 use layerscope_diagnostics::summary::{Difference, Pairing, Summary};
 use layerscope_engine::{Error, Result};
 use layerscope_figures::{Along, Chart, Curve, Ink, Mark, Style, Theme};
@@ -20,9 +20,9 @@ const SIDES: [(&str, Ink); 2] = [("first", Ink::Series(0)), ("second", Ink::Seri
 
 /// A figure's name in the run, its title, its unit and that of differences, whether it is logarithmic, and the ends of its
 /// axis.
-type Plan = (&'static str, &'static str, [&'static str; 2], bool, Option<[f64; 2]>);
+type ChartPlan = (&'static str, &'static str, [&'static str; 2], bool, Option<[f64; 2]>);
 
-const PLANS: [Plan; 5] = [
+const PLANS: [ChartPlan; 5] = [
     ("prompt_mass", "Prompt mass", ["share of attention"; 2], false, Some([0.0, 1.0])),
     ("prompt_entropy", "Prompt entropy", ["share of ln(p−2)"; 2], false, Some([0.0, 1.0])),
     (
@@ -33,7 +33,7 @@ const PLANS: [Plan; 5] = [
         None,
     ),
     ("lens_kl", "Logit lens", ["KL(final, lens), nats", "nats"], true, None),
-    (KNOCKOUT, "Knockout", ["KL, prompt hidden here, nats", "nats"], true, None),
+    (KNOCKOUT_KL, "Knockout", ["KL, prompt hidden here, nats", "nats"], true, None),
 ];
 
 /// Draws both runs, or says how to get a second one.
@@ -100,7 +100,7 @@ fn about(run: &RunData) -> String {
 }
 
 /// Both recommendations, whether they agree, and what each would cost in the other run.
-fn recommendations(ui: &mut Ui, compared: &RunComparison) {
+fn recommendations(ui: &mut Ui, compared: &RunPair) {
     let palette = design::palette(ui);
     design::card(palette).show(ui, |ui| {
         ui.set_width(ui.available_width());
@@ -111,11 +111,11 @@ fn recommendations(ui: &mut Ui, compared: &RunComparison) {
                 ui.label(RichText::new(side).color(design::ink(ui.theme(), ink)));
             }
             ui.end_row();
-            let found = &compared.recommendations;
+            let recommendations = &compared.recommendations;
             let rows = [
-                ("recommended cutoff", found.each_ref().map(cutoff)),
-                ("mean KL there", found.each_ref().map(kl)),
-                ("KV saved", found.each_ref().map(|found| format!("{:.1} %", found.kv_saved * 100.0))),
+                ("recommended cutoff", recommendations.each_ref().map(cutoff)),
+                ("mean KL there", recommendations.each_ref().map(kl)),
+                ("KV saved", recommendations.each_ref().map(|one| format!("{:.1} %", one.kv_saved * 100.0))),
                 ("as deep in the other run", [0, 1].map(|side| elsewhere(compared, side))),
             ];
             for (name, texts) in rows {
@@ -129,20 +129,26 @@ fn recommendations(ui: &mut Ui, compared: &RunComparison) {
     });
 }
 
-fn cutoff(found: &Recommendation) -> String {
-    let share = 100.0 * found.l_cut as f64 / found.layers as f64;
-    match found.verdict {
-        Verdict::Cut => format!("{} of {} layers ({share:.0} %)", found.l_cut, found.layers),
-        Verdict::KeepFullDepth => format!("full depth, {} layers", found.layers),
+fn cutoff(recommendation: &Recommendation) -> String {
+    let share = 100.0 * recommendation.l_cut as f64 / recommendation.layers as f64;
+    match recommendation.verdict {
+        Verdict::Cut => {
+            format!("{} of {} layers ({share:.0} %)", recommendation.l_cut, recommendation.layers)
+        }
+        Verdict::KeepFullDepth => format!("full depth, {} layers", recommendation.layers),
     }
 }
 
-fn kl(found: &Recommendation) -> String {
-    format!("{} nats (≤ {} at 95 %)", short(found.kl as f32), short(found.kl_upper95 as f32))
+fn kl(recommendation: &Recommendation) -> String {
+    format!(
+        "{} nats (≤ {} at 95 %)",
+        short(recommendation.kl as f32),
+        short(recommendation.kl_upper95 as f32)
+    )
 }
 
 /// What a run's recommendation would cost in the other.
-fn elsewhere(compared: &RunComparison, side: usize) -> String {
+fn elsewhere(compared: &RunPair, side: usize) -> String {
     let agreement = &compared.comparison.agreement;
     let (cutoff, layers) = (agreement.transferred[side], agreement.layers[1 - side]);
     let kl = short(agreement.transferred_kl[side] as f32);
@@ -150,8 +156,8 @@ fn elsewhere(compared: &RunComparison, side: usize) -> String {
 }
 
 /// Whether the recommendations agree.
-fn agreement(compared: &RunComparison) -> String {
-    let verdicts = compared.recommendations.each_ref().map(|found| found.verdict);
+fn agreement(compared: &RunPair) -> String {
+    let verdicts = compared.recommendations.each_ref().map(|recommendation| recommendation.verdict);
     match (compared.comparison.agreement.agree, verdicts) {
         (true, [Verdict::KeepFullDepth, _]) => "The recommendations agree, both keep full depth".into(),
         (true, _) => "The recommendations agree, at most one layer apart".into(),
@@ -161,9 +167,9 @@ fn agreement(compared: &RunComparison) -> String {
 }
 
 /// What the bands are, and which prompts differences rest on.
-fn bands(compared: Option<&RunComparison>) -> String {
+fn bands(compared: Option<&RunPair>) -> String {
     let means = "Bands: 5 to 95 % of prompts, of frontiers the one-sided 95 % bound";
-    let Some(RunComparison { comparison, .. }) = compared else { return means.into() };
+    let Some(RunPair { comparison, .. }) = compared else { return means.into() };
     let over = match (comparison.pairing, comparison.prompts) {
         (Pairing::Paired, [pairs, _]) => format!("{} that both have", count(pairs, "prompt")),
         (Pairing::Unpaired, [first, second]) => format!("{first} and {second} prompts, unpaired"),
@@ -197,17 +203,12 @@ fn charts(scene: &Scene<'_>, second: &RunData) -> Vec<Chart> {
 }
 
 /// The frontiers with the anchor in force, and how they differ.
-fn frontiers(
-    scene: &Scene<'_>,
-    runs: [&RunData; 2],
-    compared: Option<&RunComparison>,
-    axes: Axes,
-) -> Vec<Chart> {
+fn frontiers(scene: &Scene<'_>, runs: [&RunData; 2], compared: Option<&RunPair>, axes: Axes) -> Vec<Chart> {
     let anchor = scene.state.anchor;
     let unit = "KL(full, cut), nats per token";
     let curves = SIDES.into_iter().zip(runs).filter_map(|((side, ink), run)| {
-        let overall = &run.frontier(anchor)?.overall;
-        let means: Vec<f64> = overall.mean.iter().map(|mean| mean.kl).collect();
+        let overall = run.frontier(anchor)?.overall();
+        let means = overall.kl();
         let places = axes.cutoffs(means.len());
         let curve = Curve::new(side, ink, means.clone()).with_band(means, overall.kl_upper95.clone());
         Some(curve.styled(style(side)).placed(places))
@@ -228,15 +229,23 @@ fn frontiers(
 }
 
 /// The recommended cutoffs.
-fn marks(compared: &RunComparison, axes: Axes) -> Vec<Mark> {
-    let found = compared.recommendations.each_ref();
-    let places = found.map(|found| axes.cutoff(found.l_cut, found.layers));
+fn marks(compared: &RunPair, axes: Axes) -> Vec<Mark> {
+    let recommendations = compared.recommendations.each_ref();
+    let places = recommendations.map(|one| axes.cutoff(one.l_cut, one.layers));
     if places[0] == places[1] {
-        return vec![Mark { at: places[0], name: format!("both: {}", found[0].l_cut), ink: Ink::Cutoff }];
+        return vec![Mark {
+            at: places[0],
+            name: format!("both: {}", recommendations[0].l_cut),
+            ink: Ink::Cutoff,
+        }];
     }
-    let named = SIDES.into_iter().zip(found).zip(places);
+    let named = SIDES.into_iter().zip(recommendations).zip(places);
     named
-        .map(|(((side, ink), found), at)| Mark { at, name: format!("{side}: {}", found.l_cut), ink })
+        .map(|(((side, ink), recommendation), at)| Mark {
+            at,
+            name: format!("{side}: {}", recommendation.l_cut),
+            ink,
+        })
         .collect()
 }
 
@@ -296,7 +305,7 @@ impl Axes {
 /// A figure at layers 0 … L−1; the embedding's is left out.
 fn by_layer<'a>(run: &'a RunData, figure: &str) -> &'a [Summary] {
     let all = match figure {
-        KNOCKOUT => run.knockout.first().map_or(&[][..], Vec::as_slice),
+        KNOCKOUT_KL => run.knockout.first().map_or(&[][..], Vec::as_slice),
         _ => run.summary.overall.figures.get(figure).map_or(&[][..], Vec::as_slice),
     };
     &all[all.len().saturating_sub(run.layers())..]
@@ -314,7 +323,8 @@ pub fn picture(scene: &Scene<'_>, theme: Theme) -> Result<String> {
     let sides = SIDES.into_iter().zip([scene.run, second]);
     let runs = sides.map(|((side, _), run)| format!("{side}: {} ({})", run.manifest.model.name, about(run)));
     let recommended = SIDES.into_iter().zip(&compared.recommendations);
-    let recommended = recommended.map(|((side, _), found)| format!("{side} {}", cutoff(found)));
+    let recommended =
+        recommended.map(|((side, _), recommendation)| format!("{side} {}", cutoff(recommendation)));
     let parts: Vec<String> = runs
         .chain([format!("{}: {}", agreement(compared), recommended.collect::<Vec<_>>().join(", "))])
         .chain([bands(Some(compared)), format!("layerscope {}", scene.run.manifest.layerscope)])

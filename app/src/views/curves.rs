@@ -4,15 +4,15 @@ use super::{Scene, charts_in_rows};
 use crate::state::Selection;
 use crate::widgets::{Column, Figures, cell, count};
 use eframe::egui::Ui;
-use layerscope_cutoff::compare::{KNOCKOUT, by_layer};
-use layerscope_diagnostics::run::LAYER_FIGURES;
+use layerscope_diagnostics::record::{KNOCKOUT_KL, LAYER_FIGURES};
 use layerscope_diagnostics::summary::{GroupSummary, Summary};
 use layerscope_figures::{Along, Chart, Curve, Ink, Style};
 
 /// A chart's title, unit, figures with their names, whether it is logarithmic, and the ends of its axis.
-type Plan = (&'static str, &'static str, &'static [(&'static str, &'static str)], bool, Option<[f64; 2]>);
+type ChartPlan =
+    (&'static str, &'static str, &'static [(&'static str, &'static str)], bool, Option<[f64; 2]>);
 
-const PLANS: [Plan; 6] = [
+const PLANS: [ChartPlan; 6] = [
     (
         "Attention masses",
         "share of attention",
@@ -36,7 +36,7 @@ const PLANS: [Plan; 6] = [
         None,
     ),
     ("Logit lens", "KL(final, lens), nats", &[("lens_kl", "lens")], true, None),
-    ("Knockout", "KL, prompt hidden at this layer, nats", &[(KNOCKOUT, "knockout")], true, None),
+    ("Knockout", "KL, prompt hidden at this layer, nats", &[(KNOCKOUT_KL, "knockout")], true, None),
 ];
 
 /// Draws the charts.
@@ -66,7 +66,7 @@ pub fn spread(scene: &Scene<'_>) -> String {
 
 /// The charts, for the window and for export.
 pub fn charts(scene: &Scene<'_>) -> Vec<Chart> {
-    let chart = |(title, unit, figures, logarithmic, range): &Plan| Chart {
+    let chart = |(title, unit, figures, logarithmic, range): &ChartPlan| Chart {
         curves: curves(scene, figures),
         logarithmic: *logarithmic,
         range: *range,
@@ -113,7 +113,7 @@ fn of(name: &str, ink: Ink, figures: &[Summary], band: impl Fn(&Summary) -> (f64
 /// A figure over a group of prompts: group 0 is all, then come the categories.
 fn summaries<'a>(scene: &Scene<'a>, index: usize, group: &'a GroupSummary, figure: &str) -> &'a [Summary] {
     match figure {
-        KNOCKOUT => scene.run.knockout.get(index).map_or(&[], Vec::as_slice),
+        KNOCKOUT_KL => scene.run.knockout.get(index).map_or(&[], Vec::as_slice),
         _ => group.figures.get(figure).map_or(&[], Vec::as_slice),
     }
 }
@@ -122,7 +122,7 @@ fn summaries<'a>(scene: &Scene<'a>, index: usize, group: &'a GroupSummary, figur
 fn own(scene: &Scene<'_>, figure: &str) -> Curve {
     let prompt = scene.prompt();
     let values = match figure {
-        KNOCKOUT => by_layer(prompt, KNOCKOUT, scene.run.layers()),
+        KNOCKOUT_KL => prompt.by_layer(KNOCKOUT_KL),
         // With the embedding's value, where the figure has one.
         _ => {
             let named = prompt.layers.named();
@@ -157,7 +157,7 @@ fn heads(scene: &Scene<'_>, figure: &str) -> Option<Curve> {
 /// A row for each layer: mean and spread of every figure over all prompts.
 pub fn figures<'a>(scene: &'a Scene<'_>) -> Figures<'a> {
     let mut columns = vec![Column::new("layer", "")];
-    for name in LAYER_FIGURES.iter().chain([&KNOCKOUT]) {
+    for name in LAYER_FIGURES.iter().chain([&KNOCKOUT_KL]) {
         for part in ["mean", "5 %", "95 %"] {
             columns.push(Column::new(format!("{name} {part}"), unit(name)));
         }
@@ -169,7 +169,7 @@ pub fn figures<'a>(scene: &'a Scene<'_>) -> Figures<'a> {
         rows: scene.run.layers() + 1,
         row: Box::new(move |row| {
             let mut cells = vec![if row == 0 { "embedding".into() } else { (row - 1).to_string() }];
-            for name in LAYER_FIGURES.iter().chain([&KNOCKOUT]) {
+            for name in LAYER_FIGURES.iter().chain([&KNOCKOUT_KL]) {
                 let figures = summaries(scene, 0, overall, name);
                 let index = if figures.len() > scene.run.layers() { Some(row) } else { row.checked_sub(1) };
                 let figure = index.and_then(|index| figures.get(index));
@@ -184,7 +184,7 @@ pub fn figures<'a>(scene: &'a Scene<'_>) -> Figures<'a> {
 fn unit(figure: &str) -> &'static str {
     match figure {
         _ if figure.ends_with("_deg") => "degrees",
-        "prompt_entropy_nats" | "lens_kl" | KNOCKOUT => "nats",
+        "prompt_entropy_nats" | "lens_kl" | KNOCKOUT_KL => "nats",
         _ => "share",
     }
 }

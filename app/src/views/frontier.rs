@@ -5,13 +5,13 @@ use crate::state::FrontierChart;
 use crate::widgets::{Column, Figures, cell};
 use eframe::egui::Ui;
 use layerscope_cutoff::cost::Savings;
-use layerscope_cutoff::recommend::{FrontierGroup, FrontierSummary};
+use layerscope_cutoff::recommend::FrontierGroup;
 use layerscope_diagnostics::record::{Anchor, Divergence};
 use layerscope_figures::{Along, Chart, Curve, Ink, Style};
 
 /// What generating live showed of a cutoff, against full depth in the same sitting.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Measured {
+pub struct LiveSavings {
     /// The cutoff.
     pub cutoff: usize,
     /// Share of the time to first token saved.
@@ -80,29 +80,28 @@ pub fn charts(scene: &Scene<'_>) -> Vec<Chart> {
 
 fn costs(scene: &Scene<'_>, figure: fn(&Divergence) -> f64, band: bool) -> Vec<Curve> {
     let of = |name: String, ink, group: &FrontierGroup| {
-        let curve = Curve::new(name, ink, group.mean.iter().map(figure).collect());
+        let curve = Curve::new(name, ink, group.cutoffs.iter().map(figure).collect());
         if band {
-            let lower = group.mean.iter().map(|mean| mean.kl).collect();
-            return curve.with_band(lower, group.kl_upper95.clone());
+            return curve.with_band(group.kl(), group.kl_upper95.clone());
         }
         curve
     };
     let mut curves = vec![];
     let chosen = scene.run.frontier(scene.state.anchor);
     if scene.state.by_category {
-        let groups = chosen.iter().flat_map(|frontier| &frontier.categories).enumerate();
+        let groups = chosen.iter().flat_map(|frontier| frontier.categories()).enumerate();
         curves.extend(groups.map(|(index, group)| {
-            let mut curve = of(group.name.clone(), Ink::Series(index), group);
+            let mut curve = of(group.category.clone().unwrap_or_default(), Ink::Series(index), group);
             curve.band = None;
             curve
         }));
     }
     let all = scene.run.frontiers.iter();
-    curves.extend(all.map(|FrontierSummary { anchor, overall, .. }| {
-        let name = format!("anchor {}", anchor.name());
-        match *anchor == scene.state.anchor {
-            true => of(name, Ink::Cutoff, overall),
-            false => of(name, Ink::WeakText, overall).styled(Style::Dashed),
+    curves.extend(all.map(|frontier| {
+        let name = format!("anchor {}", frontier.anchor.name());
+        match frontier.anchor == scene.state.anchor {
+            true => of(name, Ink::Cutoff, frontier.overall()),
+            false => of(name, Ink::WeakText, frontier.overall()).styled(Style::Dashed),
         }
     }));
     curves
@@ -120,7 +119,7 @@ fn savings(scene: &Scene<'_>) -> Vec<Curve> {
         of("TTFT, predicted", 2, |s| s.predicted_ttft_saved).styled(Style::Dashed),
         of("TPOT, predicted", 3, |s| s.predicted_tpot_saved).styled(Style::Dashed),
     ];
-    let measured = |name: &str, index, figure: fn(&Measured) -> Option<f64>| {
+    let measured = |name: &str, index, figure: fn(&LiveSavings) -> Option<f64>| {
         let mut values = vec![f64::NAN; layers];
         for one in scene.measured.iter().filter(|one| (1..=layers).contains(&one.cutoff)) {
             values[one.cutoff - 1] = figure(one).unwrap_or(f64::NAN);
@@ -143,11 +142,7 @@ pub fn figures<'a>(scene: &'a Scene<'_>) -> Option<Figures<'a>> {
         .run
         .frontiers
         .iter()
-        .flat_map(|frontier| {
-            std::iter::once(&frontier.overall)
-                .chain(&frontier.categories)
-                .map(|group| (frontier.anchor, group))
-        })
+        .flat_map(|frontier| frontier.groups.iter().map(|group| (frontier.anchor, group)))
         .collect();
     let columns = vec![
         Column::new("anchor", ""),
@@ -168,7 +163,7 @@ pub fn figures<'a>(scene: &'a Scene<'_>) -> Option<Figures<'a>> {
         row: Box::new(move |row| {
             let ((anchor, group), cutoff) = (groups[row / layers], row % layers + 1);
             let (at, saved) = (group.at(cutoff), scene.run.savings(cutoff, anchor));
-            let name = if group.name.is_empty() { "all" } else { &group.name };
+            let name = group.category.as_deref().unwrap_or("all");
             let figures = [
                 at.kl,
                 group.upper95_at(cutoff),

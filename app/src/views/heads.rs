@@ -10,7 +10,8 @@ use eframe::egui::{
     Align2, Label, Mesh, Rect, RichText, ScrollArea, Sense, Shape, Stroke, StrokeKind, Ui, WidgetInfo,
     accesskit::Role, pos2, vec2,
 };
-use layerscope_figures::{Map, Outline, Span, Theme};
+use layerscope_diagnostics::summary::largest;
+use layerscope_figures::{ColumnRange, Map, Outline, Theme};
 use ndarray::Array2;
 
 /// Heads in the ranking.
@@ -149,15 +150,11 @@ fn describe(scene: &Scene<'_>, values: &Array2<f64>, layer: usize, head: usize) 
 
 /// The heads with the largest values.
 fn rank(ui: &mut Ui, scene: &mut Scene<'_>, values: &Array2<f64>) {
-    let mut heads: Vec<((usize, usize), f64)> = values
-        .indexed_iter()
-        .filter(|(_, value)| value.is_finite())
-        .map(|(at, value)| (at, *value))
-        .collect();
-    heads.sort_by(|a, b| b.1.total_cmp(&a.1));
     ui.label(RichText::new(format!("Largest {}", scene.state.head_figure.name().to_lowercase())).strong());
     ScrollArea::vertical().show(ui, |ui| {
-        for ((layer, head), value) in heads.into_iter().take(RANKED) {
+        for index in largest(values.iter().copied(), RANKED) {
+            let (layer, head) = (index / values.ncols(), index % values.ncols());
+            let value = values[[layer, head]];
             let chosen = scene.state.selection.heads.contains(&(layer, head));
             let text = RichText::new(format!("L{layer:<3} H{head:<3} {value:.3}")).monospace();
             if ui
@@ -184,7 +181,7 @@ pub fn picture(scene: &Scene<'_>, theme: Theme) -> Option<String> {
         values: &pyramid,
         scale: &scale,
         colours: scene.state.colour_map,
-        span: Span { start: 0.0, end: pyramid.columns() as f64 },
+        span: ColumnRange { start: 0.0, end: pyramid.columns() as f64 },
         without_first: false,
         column_name: "query head".into(),
         column_texts: &[],

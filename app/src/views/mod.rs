@@ -12,14 +12,14 @@ pub mod policies;
 pub mod record;
 pub mod text;
 
-use crate::data::{PromptMaps, RunComparison, RunData};
+use crate::data::{PromptMaps, RunData, RunPair};
 use crate::engine::message::Pattern;
 use crate::state::{View, ViewState};
 use crate::widgets::{Figures, chart, count};
 use eframe::egui::{ScrollArea, Ui, Vec2, vec2};
-use layerscope_cutoff::diffusion;
+use layerscope_cutoff::diffusion::DiffusionEvent;
+use layerscope_diagnostics::record::PromptSummary;
 use layerscope_diagnostics::record::SpanRecord;
-use layerscope_diagnostics::run::PromptSummary;
 use layerscope_figures::Chart;
 use std::ops::Range;
 
@@ -79,7 +79,7 @@ pub struct Removing {
     /// Positions of the span.
     pub span: Range<usize>,
     /// How far that has come; `None` before it has begun.
-    pub progress: Option<diffusion::Event>,
+    pub progress: Option<DiffusionEvent>,
 }
 
 /// What the views of a run draw from.
@@ -97,11 +97,11 @@ pub struct Scene<'a> {
     /// The span that is being removed.
     pub removing: Option<&'a Removing>,
     /// What generating live showed of cutoffs.
-    pub measured: &'a [frontier::Measured],
+    pub measured: &'a [frontier::LiveSavings],
     /// The run that is compared with.
     pub second: Option<&'a RunData>,
     /// What comes of comparing, or why nothing does; `None` until that is worked out.
-    pub compared: Option<&'a std::result::Result<RunComparison, String>>,
+    pub compared: Option<&'a std::result::Result<RunPair, String>>,
     /// Whether a model that could read patterns is there.
     pub model_is_loaded: bool,
     /// Whether it is drawn to be exported: with a caption in place of controls.

@@ -5,7 +5,7 @@ use super::Scene;
 use crate::state::FrontierChart;
 use crate::widgets::{Column, Figures, cell, trade_off};
 use eframe::egui::{ScrollArea, Ui, vec2};
-use layerscope_cutoff::bench::{Measurement, Quality};
+use layerscope_bench::{Measurement, Quality};
 use layerscope_figures::{Canvas, Colours, Panels, Theme, TradeOff};
 
 /// Width of the exported figure, points.

@@ -5,7 +5,7 @@ use eframe::egui::{
     Color32, Mesh, Painter, Pos2, Rect, Response, Role, Sense, Shape, Stroke, Theme, Ui, Vec2, WidgetInfo,
     epaint::TextShape, pos2, vec2,
 };
-use layerscope_figures::{Anchor, Ink, Pen, Surface, TradeOff};
+use layerscope_figures::{Ink, Pen, Surface, TextAnchor, TradeOff};
 use std::f32::consts::FRAC_PI_2;
 
 /// Draws the figure as large as that, and shows the figures of the point that the pointer is at; what they are.
@@ -47,12 +47,12 @@ impl Window {
         design::ink(self.theme, ink)
     }
 
-    fn words(&self, at: Pos2, anchor: Anchor, colour: Color32, text: &str) {
+    fn words(&self, at: Pos2, anchor: TextAnchor, colour: Color32, text: &str) {
         let galley = self.painter.layout_no_wrap(text.to_owned(), design::caption(), colour);
         let align = match anchor {
-            Anchor::Start => 0.0,
-            Anchor::Middle => 0.5,
-            Anchor::End => 1.0,
+            TextAnchor::Start => 0.0,
+            TextAnchor::Middle => 0.5,
+            TextAnchor::End => 1.0,
         };
         let corner = pos2(at.x - align * galley.size().x, at.y - ascent(galley.size()));
         self.painter.galley(corner, galley, colour);
@@ -94,11 +94,11 @@ impl Surface for Window {
         self.painter.add(Shape::closed_line(corners, Stroke::new(0.8, colour)));
     }
 
-    fn text(&mut self, at: [f64; 2], anchor: Anchor, ink: Ink, text: &str) {
+    fn text(&mut self, at: [f64; 2], anchor: TextAnchor, ink: Ink, text: &str) {
         self.words(self.point(at), anchor, self.colour(ink), text);
     }
 
-    fn rimmed(&mut self, at: [f64; 2], anchor: Anchor, ink: Ink, text: &str) {
+    fn rimmed(&mut self, at: [f64; 2], anchor: TextAnchor, ink: Ink, text: &str) {
         let background = self.colour(Ink::Background);
         for offset in [[-1.0, 0.0], [1.0, 0.0], [0.0, -1.0], [0.0, 1.0]] {
             self.words(self.point(at) + Vec2::from(offset), anchor, background, text);
@@ -107,7 +107,7 @@ impl Surface for Window {
     }
 
     fn title(&mut self, at: [f64; 2], text: &str) {
-        self.text(at, Anchor::Start, Ink::Text, text);
+        self.text(at, TextAnchor::Start, Ink::Text, text);
     }
 
     fn upwards(&mut self, at: [f64; 2], ink: Ink, text: &str) {

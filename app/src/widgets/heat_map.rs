@@ -4,7 +4,7 @@ use crate::data::{Pyramid, Scale, ScaleKind};
 use crate::design::{self, ColourMap};
 use crate::state::Window;
 use eframe::egui::{Color32, ColorImage, Id, Painter, Rect, TextureHandle, TextureOptions, Ui, pos2};
-use layerscope_figures::{Colour, Span};
+use layerscope_figures::{Colour, ColumnRange};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// How a pyramid is coloured.
@@ -115,7 +115,7 @@ fn draw(
     pixels: usize,
     undefined: [Colour; 2],
 ) -> ColorImage {
-    let span = Span { start: window.start, end: window.end };
+    let span = ColumnRange { start: window.start, end: window.end };
     let colours = layerscope_figures::pixels(
         map.values,
         scale,

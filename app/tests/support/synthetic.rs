@@ -1,8 +1,8 @@
 //! Made-up runs of any size: the same numbers on every machine. They test the viewer, and nothing else is said with them.
 
 use layerscope_diagnostics::record::{
-    Anchor, AttentionFigures, Divergence, FrontierRow, KnockoutRow, LensFigures, PromptRecord,
-    ReceivedFigures, Timings,
+    Anchor, AttentionFigures, Divergence, FrontierRow, KnockoutRow, LensFigures, ProbedFigures, PromptRecord,
+    PromptSummary, ReceivedFigures, Timings,
 };
 use layerscope_diagnostics::run::{BosToken, Manifest, ModelInfo, RunWriter, Settings};
 use ndarray::{Array2, Array3};
@@ -126,16 +126,7 @@ fn record(sizes: Sizes, index: usize, scripts: bool) -> PromptRecord {
     };
     let prompt_token_text: Vec<String> = (0..positions).map(|at| token(at).to_owned()).collect();
     let generated_token_text: Vec<String> = (0..steps).map(|at| WORDS[at % WORDS.len()].to_owned()).collect();
-    PromptRecord {
-        prompt_id: format!("prompt-{}", index + 1),
-        category: CATEGORIES[index % CATEGORIES.len()].into(),
-        text: prompt_token_text.concat(),
-        prompt_tokens: (0..positions as u32).collect(),
-        prompt_token_text,
-        generated: (0..steps as u32).collect(),
-        generated_text: generated_token_text.concat(),
-        generated_token_text,
-        answer_given: false,
+    let figures = ProbedFigures {
         attention: AttentionFigures {
             bos_mass,
             prompt_mass,
@@ -152,6 +143,23 @@ fn record(sizes: Sizes, index: usize, scripts: bool) -> PromptRecord {
             }),
             top1: Array2::zeros((layers, steps)),
         },
+    };
+    let summary = PromptSummary {
+        id: format!("prompt-{}", index + 1),
+        category: CATEGORIES[index % CATEGORIES.len()].into(),
+        text: prompt_token_text.concat(),
+        p: positions,
+        steps,
+        prompt_tokens: (0..positions as u32).collect(),
+        prompt_token_text,
+        generated: (0..steps as u32).collect(),
+        generated_text: generated_token_text.concat(),
+        generated_token_text,
+        answer_given: false,
+        native_kl: None,
+        timings: Timings { prefill_s: 1.0, decode_s: 1.0, probe_s: 1.0, frontier_s: 1.0 },
+        layers: figures.by_layer(),
+        heads: figures.by_head(),
         frontier: frontier
             .map(|(anchor, cutoff, scale)| FrontierRow {
                 anchor,
@@ -165,7 +173,7 @@ fn record(sizes: Sizes, index: usize, scripts: bool) -> PromptRecord {
                 divergence: divergence(0.4 * f64::from(noise(layer, index, 5)).powi(3)),
             })
             .collect(),
-        native_kl: None,
-        timings: Timings { prefill_s: 1.0, decode_s: 1.0, probe_s: 1.0, frontier_s: 1.0 },
-    }
+    };
+    let steps = figures.by_step(positions, &summary.generated);
+    PromptRecord { summary, steps, received: figures.received }
 }

@@ -3,7 +3,7 @@
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use layerscope_app::state::View;
-use layerscope_cutoff::{bench, diffusion, failure_cases};
+use layerscope_cutoff::{DEFAULT_FAILURE_CASES, DEFAULT_TOLERANCE};
 use layerscope_diagnostics::record::Anchor;
 use layerscope_engine::{DeviceChoice, WeightsPrecision};
 use std::ops::Range;
@@ -164,7 +164,7 @@ pub(crate) struct RecordArguments {
     #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) max_new_tokens: u32,
     /// At the end, generate under the recommended cutoff from this many prompts that it changes most; 0 for none
-    #[arg(long, default_value_t = failure_cases::DEFAULT_COUNT)]
+    #[arg(long, default_value_t = DEFAULT_FAILURE_CASES)]
     pub(crate) failure_cases: usize,
     /// Run folder to write or resume
     #[arg(long)]
@@ -197,29 +197,20 @@ pub(crate) struct RecommendArguments {
     /// Run folder
     pub(crate) run: PathBuf,
     /// Mean KL divergence from the full model that is acceptable, nats per token
-    #[arg(long, default_value_t = 0.1)]
+    #[arg(long, default_value_t = DEFAULT_TOLERANCE)]
     pub(crate) tolerance: f64,
     /// Prompt tokens that keep KV at every layer
-    #[arg(long, value_enum, default_value_t = AnchorName::Bos)]
-    pub(crate) anchor: AnchorName,
+    #[arg(long, value_parser = anchor(), default_value = "bos")]
+    pub(crate) anchor: Anchor,
     /// Print one JSON object
     #[arg(long)]
     pub(crate) json: bool,
 }
 
-#[derive(Debug, Clone, Copy, ValueEnum)]
-pub(crate) enum AnchorName {
-    Bos,
-    None,
-}
-
-impl From<AnchorName> for Anchor {
-    fn from(name: AnchorName) -> Self {
-        match name {
-            AnchorName::Bos => Self::Bos,
-            AnchorName::None => Self::None,
-        }
-    }
+/// An anchor by its name in files.
+fn anchor() -> impl TypedValueParser<Value = Anchor> {
+    PossibleValuesParser::new(Anchor::ALL.map(Anchor::name))
+        .try_map(|name| Anchor::from_name(&name).ok_or("no anchor"))
 }
 
 #[derive(Debug, Args)]
@@ -245,7 +236,7 @@ pub(crate) struct DiffusionArguments {
     #[arg(long)]
     pub(crate) layers: Option<String>,
     /// Mean KL divergence from the full model that is acceptable, nats per token
-    #[arg(long, default_value_t = diffusion::DEFAULT_TOLERANCE)]
+    #[arg(long, default_value_t = DEFAULT_TOLERANCE)]
     pub(crate) tolerance: f64,
     #[command(flatten)]
     pub(crate) device: DeviceArguments,
@@ -272,11 +263,11 @@ pub(crate) struct ReportArguments {
     #[arg(short, long, default_value = "report.html")]
     pub(crate) out: Vec<PathBuf>,
     /// Mean KL divergence from the full model that is acceptable, nats per token
-    #[arg(long, default_value_t = 0.1)]
+    #[arg(long, default_value_t = DEFAULT_TOLERANCE)]
     pub(crate) tolerance: f64,
     /// Prompt tokens that keep KV at every layer
-    #[arg(long, value_enum, default_value_t = AnchorName::Bos)]
-    pub(crate) anchor: AnchorName,
+    #[arg(long, value_parser = anchor(), default_value = "bos")]
+    pub(crate) anchor: Anchor,
     /// Model of a run: generates the failure cases' texts under the recommended cutoff where the run lacks them; may be
     /// given several times
     #[arg(long)]
@@ -360,10 +351,10 @@ pub(crate) struct BenchArguments {
     #[arg(long, default_value = "1k,2k,4k,8k")]
     pub(crate) lengths: String,
     /// Tokens generated each time; generation never stops earlier
-    #[arg(long, default_value_t = bench::DEFAULT_NEW_TOKENS)]
+    #[arg(long, default_value_t = layerscope_bench::DEFAULT_NEW_TOKENS)]
     pub(crate) new_tokens: usize,
     /// Counted repeats, after one warm-up at each length
-    #[arg(long, default_value_t = bench::DEFAULT_REPEATS)]
+    #[arg(long, default_value_t = layerscope_bench::DEFAULT_REPEATS)]
     pub(crate) repeats: usize,
     /// Also compute the attention statistics of every decode step, to see what they cost
     #[arg(long)]
@@ -465,7 +456,7 @@ fn policy_help() -> String {
 }
 
 fn length(text: &str) -> Result<usize, String> {
-    bench::parse_length(text).map_err(|error| error.to_string())
+    layerscope_bench::parse_length(text).map_err(|error| error.to_string())
 }
 
 fn view_names() -> impl TypedValueParser<Value = View> {

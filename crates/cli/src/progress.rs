@@ -1,11 +1,12 @@
 //! Bars of progress on standard error; nothing is drawn where that is no terminal.
 
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
-use layerscope_cutoff::bench::{self, Plan};
-use layerscope_cutoff::recording::Event;
-use layerscope_cutoff::{diffusion, failure_cases};
+use layerscope_bench::{BenchEvent, BenchPlan, QualityEvent};
+use layerscope_cutoff::diffusion::DiffusionEvent;
 use layerscope_engine::Result;
 use layerscope_models::Progress;
+use layerscope_recording::RecordingEvent;
+use layerscope_recording::continuations::ContinuationEvent;
 
 fn style(template: &str) -> ProgressStyle {
     ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())
@@ -75,10 +76,10 @@ impl SpansBar {
         self.bar.set_prefix(format!("{id}{of}"));
     }
 
-    pub(crate) fn observe(&self, event: diffusion::Event) {
+    pub(crate) fn observe(&self, event: DiffusionEvent) {
         let (done, all, what) = match event {
-            diffusion::Event::Tokens { done, all } => (done, all, "tokens"),
-            diffusion::Event::Layers { done, all } => (done, all, "layers"),
+            DiffusionEvent::Tokens { done, all } => (done, all, "tokens"),
+            DiffusionEvent::Layers { done, all } => (done, all, "layers"),
         };
         self.bar.set_length(all as u64);
         self.bar.set_position(done as u64);
@@ -114,7 +115,7 @@ pub(crate) struct BenchBars {
 }
 
 impl BenchBars {
-    pub(crate) fn new(plan: &Plan) -> Self {
+    pub(crate) fn new(plan: &BenchPlan) -> Self {
         let bars = MultiProgress::new();
         let all = ProgressBar::new(0).with_style(style("measuring {bar:30} {elapsed} elapsed, {eta} left"));
         let present = ProgressBar::new(0).with_style(style("  {bar:20} {pos}/{len} tokens, {msg}"));
@@ -122,9 +123,9 @@ impl BenchBars {
         Self { all, present, repeats: plan.repeats, new_tokens: plan.new_tokens }
     }
 
-    pub(crate) fn observe(&self, event: bench::Event<'_>) {
+    pub(crate) fn observe(&self, event: BenchEvent<'_>) {
         match event {
-            bench::Event::Started { policy, length, repeat } => {
+            BenchEvent::Started { policy, length, repeat } => {
                 let round = match repeat {
                     0 => "warm-up".to_owned(),
                     repeat => format!("repeat {repeat}/{}", self.repeats),
@@ -133,8 +134,8 @@ impl BenchBars {
                 self.present.set_position(0);
                 self.present.set_message(format!("{policy} at {length}, {round}"));
             }
-            bench::Event::Tokens(done) => self.present.set_position(done as u64),
-            bench::Event::Finished { work_done, work } => {
+            BenchEvent::Tokens(done) => self.present.set_position(done as u64),
+            BenchEvent::Finished { work_done, work } => {
                 self.all.set_length(work);
                 self.all.set_position(work_done);
             }
@@ -151,17 +152,17 @@ impl BenchBars {
 pub(crate) struct QualityBar(ProgressBar);
 
 impl QualityBar {
-    pub(crate) fn new(plan: &Plan, prompts: usize) -> Self {
+    pub(crate) fn new(plan: &BenchPlan, prompts: usize) -> Self {
         let bar = ProgressBar::new((prompts * (plan.policies.len() + 1)) as u64)
             .with_style(style("quality {bar:30} {pos}/{len}, {elapsed} elapsed, {eta} left, {msg}"));
         bar.enable_steady_tick(std::time::Duration::from_millis(250));
         Self(bar)
     }
 
-    pub(crate) fn observe(&self, event: bench::QualityEvent<'_>) {
+    pub(crate) fn observe(&self, event: QualityEvent<'_>) {
         match event {
-            bench::QualityEvent::Started { id, policy } => self.0.set_message(format!("{policy} on {id}")),
-            bench::QualityEvent::Finished => self.0.inc(1),
+            QualityEvent::Started { id, policy } => self.0.set_message(format!("{policy} on {id}")),
+            QualityEvent::Finished => self.0.inc(1),
         }
     }
 
@@ -190,17 +191,17 @@ impl FailureCaseBar {
         Self { bar, id: String::new(), tokens: 0 }
     }
 
-    pub(crate) fn observe(&mut self, event: failure_cases::Event<'_>) {
+    pub(crate) fn observe(&mut self, event: ContinuationEvent<'_>) {
         match event {
-            failure_cases::Event::Chosen { prompts, earlier } => {
+            ContinuationEvent::Chosen { prompts, earlier } => {
                 self.bar.set_length(prompts as u64);
                 self.bar.set_position(earlier as u64);
             }
-            failure_cases::Event::Started { id, tokens } => (self.id, self.tokens) = (id.to_owned(), tokens),
-            failure_cases::Event::Tokens(done) => {
+            ContinuationEvent::Started { id, tokens } => (self.id, self.tokens) = (id.to_owned(), tokens),
+            ContinuationEvent::Tokens(done) => {
                 self.bar.set_message(format!("{}, {done}/{} tokens", self.id, self.tokens));
             }
-            failure_cases::Event::Finished(_) => self.bar.inc(1),
+            ContinuationEvent::Finished(_) => self.bar.inc(1),
         }
     }
 
@@ -232,33 +233,33 @@ impl RecordingBars {
         self.failures
     }
 
-    pub(crate) fn observe(&mut self, event: Event<'_>) {
+    pub(crate) fn observe(&mut self, event: RecordingEvent<'_>) {
         match event {
-            Event::Resumed { done, .. } => {
+            RecordingEvent::Resumed { done, .. } => {
                 self.prompts.set_position(done as u64);
                 self.prompts.reset_eta();
                 if done > 0 {
                     self.say(&format!("resuming: {done} prompts are recorded already"));
                 }
             }
-            Event::Started { id, tokens } => {
+            RecordingEvent::Started { id, tokens } => {
                 self.present.set_length(tokens as u64);
                 self.present.set_position(0);
                 self.present.set_prefix(id.to_owned());
                 self.present.set_message(format!("0/{tokens} tokens"));
             }
-            Event::Tokens(done) => {
+            RecordingEvent::Tokens(done) => {
                 self.present.set_position(done as u64);
                 let all = self.present.length().unwrap_or(0);
                 self.present.set_message(format!("{done}/{all} tokens"));
             }
-            Event::FrontierLayers { done, all } => {
+            RecordingEvent::FrontierLayers { done, all } => {
                 self.present.set_length(all as u64);
                 self.present.set_position(done as u64);
                 self.present.set_message(format!("frontier, layer {done}/{all}"));
             }
-            Event::Finished(_) => self.prompts.inc(1),
-            Event::Failed { id, reason } => {
+            RecordingEvent::Finished(_) => self.prompts.inc(1),
+            RecordingEvent::Failed { id, reason } => {
                 self.prompts.inc(1);
                 self.failures += 1;
                 self.say(&format!("layerscope: prompt {id}: {reason}"));

@@ -1,17 +1,16 @@
 //! A schedule for `sliminfer` from a run's causal map and frontier.
 //!
-//! Blocks are scored best where the model itself looks for what it needs: after the attention of the layer whose reading of
-//! the prompt moves the output most, when the prompt is hidden from it alone. Before that layer has read, scores do not know
-//! what will be needed: on SmolLM2 a quarter of the prompt costs 0.01 nats when it is chosen there, and 0.6 when it is chosen
-//! at the depth that the paper's schedule scales to. From the recommended cutoff on, the prompt is needed no more, so that
-//! next to nothing has to go on.
+//! The best layer to score blocks at is the one with the largest knockout KL: after its attention. Scores below that layer
+//! predict badly which blocks the output needs: on SmolLM2, keeping a quarter of the prompt costs 0.01 nats when the blocks
+//! are scored at that layer, and 0.6 at the depth that the paper's schedule scales to. Layers from the recommended cutoff on
+//! do not need the prompt, so almost all of it is dropped there.
 
 use crate::recommend::{RankedLayer, Recommendation};
 use serde::Serialize;
 
-/// Share of the prompt that goes on from the layer that reads it, percent: the first of the default schedule's.
+/// Share of the prompt kept from the layer that reads it, percent: the first share of the default schedule.
 const KEPT_AFTER_READING: f64 = 25.0;
-/// Share that goes on from the layer below the cutoff, percent: the last of the default schedule's.
+/// Share kept from the layer below the cutoff, percent: the last share of the default schedule.
 const KEPT_AT_THE_CUTOFF: f64 = 6.25;
 
 /// A schedule with what it rests on. What it costs is measured by `bench --quality`.
@@ -25,13 +24,13 @@ pub struct BlockSchedule {
     pub last_layer_needed: Option<usize>,
 }
 
-/// From a recommendation; `None` where no layer's reading moves the output by more than the tolerance, or the last does.
-pub fn from_recommendation(found: &Recommendation) -> Option<BlockSchedule> {
-    let reading_layer = *found.causal_layers.first()?;
-    if reading_layer.value <= found.tolerance || reading_layer.layer + 1 >= found.layers {
+/// A schedule from a recommendation; `None` where no knockout KL exceeds the tolerance, or the last layer has the largest.
+pub fn from_recommendation(recommendation: &Recommendation) -> Option<BlockSchedule> {
+    let reading_layer = *recommendation.causal_layers.first()?;
+    if reading_layer.value <= recommendation.tolerance || reading_layer.layer + 1 >= recommendation.layers {
         return None;
     }
-    let below_cutoff = found.cut().map(|cut| cut.cutoff - 1);
+    let below_cutoff = recommendation.point().map(|point| point.cutoff - 1);
     let last_layer_needed = below_cutoff.filter(|&layer| layer > reading_layer.layer);
     let mut policy = format!("sliminfer:{}={KEPT_AFTER_READING}%", reading_layer.layer);
     if let Some(layer) = last_layer_needed {

@@ -1,7 +1,7 @@
 //! What a cutoff saves: KV bytes and layer work, and what that predicts for TTFT and TPOT.
 //!
 //! With p prompt tokens, n decode tokens, a anchors, L layers, a cutoff c, and b bytes of one token's K and V at one
-//! layer: KV_full = (p + n)·L·b and KV_SPEED = (p − a)·c·b + (a + n)·L·b. The same count of token-layers stands for the
+//! layer: KV_full = (p + n)·L·b and KV_SPEED = (p − a)·c·b + (a + n)·L·b. The same count of layer tokens stands for the
 //! FLOPs of the layers. The last prompt token is the first decode token and goes through all layers, so a prompt of p
 //! tokens followed by N decode steps is a [`Workload`] of p − 1 prompt tokens and N decode tokens: what is allocated.
 
@@ -13,7 +13,7 @@ use serde::Serialize;
 const WEIGHT_BYTES: u64 = 2;
 
 /// Bytes of one token's K and V at one layer: b = 2 · KV heads · head width · bytes of an element.
-pub fn bytes_per_token_layer(kv_heads: usize, head_dim: usize, element_bytes: usize) -> u64 {
+pub fn bytes_per_layer_token(kv_heads: usize, head_dim: usize, element_bytes: usize) -> u64 {
     [kv_heads, head_dim, element_bytes]
         .into_iter()
         .fold(2, |product: u64, factor| product.saturating_mul(factor as u64))
@@ -29,14 +29,20 @@ pub struct Workload {
 }
 
 impl Workload {
-    /// Token-layers of the full model: (p + n)·L.
-    pub fn full_token_layers(self, layers: usize) -> u64 {
+    /// A prompt of p tokens and N decode steps: the last prompt token is the first decode token, at full depth under every
+    /// policy, and the last generated token is not fed back.
+    pub fn new(p: usize, steps: usize) -> Self {
+        Self { prompt_tokens: p.saturating_sub(1), decode_tokens: steps }
+    }
+
+    /// Layer tokens of the full model: (p + n)·L.
+    pub fn full_layer_tokens(self, layers: usize) -> u64 {
         let tokens = (self.prompt_tokens as u64).saturating_add(self.decode_tokens as u64);
         tokens.saturating_mul(layers as u64)
     }
 
-    /// Token-layers of SPEED(c) with `anchors` anchors: (p − a)·c + (a + n)·L.
-    pub fn cut_token_layers(self, cutoff: usize, layers: usize, anchors: usize) -> u64 {
+    /// Layer tokens of SPEED(c) with `anchors` anchors: (p − a)·c + (a + n)·L.
+    pub fn cut_layer_tokens(self, cutoff: usize, layers: usize, anchors: usize) -> u64 {
         let anchors = anchors.min(self.prompt_tokens) as u64;
         let shallow = (self.prompt_tokens as u64 - anchors).saturating_mul(cutoff as u64);
         let deep = anchors.saturating_add(self.decode_tokens as u64);
@@ -65,7 +71,7 @@ pub struct CostModel {
     /// Layers L.
     pub layers: usize,
     /// Bytes of one token's K and V at one layer.
-    pub bytes_per_token_layer: u64,
+    pub bytes_per_layer_token: u64,
     /// Bytes of the weights that a decode step reads.
     pub weight_bytes: u64,
 }
@@ -78,7 +84,7 @@ impl CostModel {
     pub fn new(model: &ModelInfo, kv_element_bytes: usize) -> Self {
         Self {
             layers: model.layers,
-            bytes_per_token_layer: bytes_per_token_layer(model.kv_heads, model.head_dim, kv_element_bytes),
+            bytes_per_layer_token: bytes_per_layer_token(model.kv_heads, model.head_dim, kv_element_bytes),
             weight_bytes: model.weight_bytes.unwrap_or_else(|| WEIGHT_BYTES.saturating_mul(weights(model))),
         }
     }
@@ -89,9 +95,9 @@ impl CostModel {
             let counts = workloads.iter().map(|workload| count(*workload));
             counts.fold(0, u64::saturating_add)
         };
-        let full = |workload: Workload| workload.full_token_layers(self.layers);
-        let cut = |workload: Workload| workload.cut_token_layers(cutoff, self.layers, anchors);
-        let bytes = |token_layers: u64| token_layers.saturating_mul(self.bytes_per_token_layer);
+        let full = |workload: Workload| workload.full_layer_tokens(self.layers);
+        let cut = |workload: Workload| workload.cut_layer_tokens(cutoff, self.layers, anchors);
+        let bytes = |layer_tokens: u64| layer_tokens.saturating_mul(self.bytes_per_layer_token);
         // Each decode step reads all weights and the cache as it is then.
         let reads = |workload: Workload, kept: &dyn Fn(Workload) -> u64| {
             let step = bytes(kept(workload.half_decoded())).saturating_add(self.weight_bytes);
@@ -150,7 +156,7 @@ mod tests {
     fn llama_8b() -> CostModel {
         CostModel {
             layers: 32,
-            bytes_per_token_layer: bytes_per_token_layer(8, 128, 2),
+            bytes_per_layer_token: bytes_per_layer_token(8, 128, 2),
             weight_bytes: 16_000_000_000,
         }
     }
@@ -159,7 +165,7 @@ mod tests {
     fn the_paper_s_setting_saves_a_quarter_of_the_kv() {
         let workload = Workload { prompt_tokens: 128 << 10, decode_tokens: 128 };
         let savings = llama_8b().savings(24, 1, &[workload]);
-        assert_eq!(llama_8b().bytes_per_token_layer, 4_096);
+        assert_eq!(llama_8b().bytes_per_layer_token, 4_096);
         assert_eq!(savings.kv_bytes_full, ((128 << 10) + 128) * 32 * 4_096);
         assert!((savings.kv_saved - 0.25).abs() < 1e-3);
         // TTFT × 1.33.
@@ -170,9 +176,9 @@ mod tests {
     #[test]
     fn by_hand() {
         let workload = Workload { prompt_tokens: 10, decode_tokens: 4 };
-        assert_eq!(workload.full_token_layers(3), 42);
-        assert_eq!(workload.cut_token_layers(2, 3, 1), 9 * 2 + 5 * 3);
-        assert_eq!(workload.cut_token_layers(2, 3, 0), 10 * 2 + 4 * 3);
+        assert_eq!(workload.full_layer_tokens(3), 42);
+        assert_eq!(workload.cut_layer_tokens(2, 3, 1), 9 * 2 + 5 * 3);
+        assert_eq!(workload.cut_layer_tokens(2, 3, 0), 10 * 2 + 4 * 3);
     }
 
     #[test]
@@ -199,7 +205,7 @@ mod tests {
             let workload = Workload { prompt_tokens: p, decode_tokens: n };
             let model = CostModel {
                 layers,
-                bytes_per_token_layer: bytes_per_token_layer(b, b, b),
+                bytes_per_layer_token: bytes_per_layer_token(b, b, b),
                 weight_bytes: u64::MAX,
             };
             let savings = model.savings(c, a, &[workload; 2]);

@@ -10,7 +10,6 @@
 //! the full model's, and a text can be generated from it at once.
 
 mod answer;
-mod of_run;
 #[cfg(test)]
 mod tests;
 
@@ -26,10 +25,6 @@ use std::cell::RefCell;
 use std::ops::Range;
 
 pub use answer::Answer;
-pub use of_run::{Asked, MeanRow, Span, ToldSpan, ask, mean_by_layer, name, verdict};
-
-/// Largest mean KL at which a span counts as gone without loss, nats, unless told otherwise.
-pub const DEFAULT_TOLERANCE: f64 = 0.1;
 
 /// What is asked.
 #[derive(Debug, Clone)]
@@ -48,7 +43,7 @@ pub struct Question<'a> {
 
 /// How far it has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Event {
+pub enum DiffusionEvent {
     /// So many prompt tokens went through the model.
     Tokens {
         /// Tokens done.
@@ -73,7 +68,7 @@ pub fn diffusion(
     model: &Model,
     question: &Question<'_>,
     interrupt: &Interrupt,
-    observe: &mut dyn FnMut(Event),
+    observe: &mut dyn FnMut(DiffusionEvent),
 ) -> Result<Vec<SpanRow>> {
     let decoder = &model.decoder;
     question.check(decoder)?;
@@ -82,13 +77,13 @@ pub fn diffusion(
     layers.dedup();
     question.check_memory(decoder, layers.len())?;
     let mut experiment = Experiment::prepared(model, question, &layers, interrupt, &mut |done| {
-        observe(Event::Tokens { done, all: question.prompt.len() });
+        observe(DiffusionEvent::Tokens { done, all: question.prompt.len() });
     })?;
     layers.push(decoder.config().layers);
     let mut rows = vec![];
     for (done, &layer) in layers.iter().rev().enumerate() {
         rows.push(experiment.removed_from(layer, interrupt)?);
-        observe(Event::Layers { done: done + 1, all: layers.len() });
+        observe(DiffusionEvent::Layers { done: done + 1, all: layers.len() });
     }
     rows.reverse();
     Ok(rows)
@@ -165,7 +160,7 @@ struct Experiment<'m, 'q> {
     model: &'m Model,
     question: &'q Question<'q>,
     /// The full model's KV of the prompt below the layer last looked at; from there on, KV without the span.
-    session: Session<'m>,
+    session: Session,
     /// Residual streams of the prompt rows behind the span at the entrance of each layer looked at, in pieces that follow
     /// each other.
     behind: Vec<Vec<Tensor>>,
@@ -198,16 +193,15 @@ impl<'m, 'q> Experiment<'m, 'q> {
             let distributions = &self.forced.distributions;
             let argmax: Vec<u32> =
                 (0..distributions.steps()).map(|step| distributions.argmax(step)).collect();
-            let divergence = Divergence { kl: 0.0, top1: 1.0, dnll: 0.0 };
             let found = self.found(&argmax, interrupt)?;
-            return Ok(SpanRow { layer, divergence, decode_mass: f64::NAN, found });
+            return Ok(SpanRow { layer, divergence: Divergence::ZERO, decode_mass: f64::NAN, found });
         }
         let x = self.rerun(layer, interrupt)?;
         let compared = self.forced.distributions.compare(&self.model.decoder, &x)?;
         let argmax: Vec<u32> = compared.iter().map(|step| step.argmax).collect();
         Ok(SpanRow {
             layer,
-            divergence: mean(&compared),
+            divergence: StepComparison::mean(&compared),
             decode_mass: self.decode_mass(layer),
             found: self.found(&argmax, interrupt)?,
         })
@@ -276,14 +270,4 @@ fn kept_behind<'a>(
         });
     }
     hooks
-}
-
-fn mean(compared: &[StepComparison]) -> Divergence {
-    let n = compared.len() as f64;
-    let over_steps = |figure: &dyn Fn(&StepComparison) -> f64| compared.iter().map(figure).sum::<f64>() / n;
-    Divergence {
-        kl: over_steps(&|step| step.kl),
-        top1: over_steps(&|step| f64::from(u8::from(step.same_argmax))),
-        dnll: over_steps(&|step| step.dnll),
-    }
 }

@@ -3,7 +3,7 @@
 //! Two identities make every cutoff cheap and exact. By causality, the KV that a cutoff c leaves in the layers below
 //! it equals the full model's. Under teacher forcing, so do the decode tokens' residual streams at the entrance of
 //! layer c. So each cutoff starts from the recorded residuals at its own layer and runs only the layers above, over
-//! the N decode rows, seeing the anchor and the decode tokens: Σ_c (L−c)·N token-layers in all. Hiding the prompt at
+//! the N decode rows, seeing the anchor and the decode tokens: Σ_c (L−c)·N layer-tokens in all. Hiding the prompt at
 //! layer k alone (knockout) starts likewise, and from layer k+1 on sees everything again.
 //!
 //! All variants go up through the layers together, so that each weight is read once per layer.
@@ -15,7 +15,8 @@ use layerscope_diagnostics::probe::ProbedRun;
 use layerscope_diagnostics::record::{Anchor, Divergence, FrontierRow, KnockoutRow};
 use layerscope_diagnostics::reference_distributions::StepComparison;
 use layerscope_engine::{
-    ComputeType, Decoder, Depth, Device, Hooks, Interrupt, Pass, Result, Tensor, check_interrupt,
+    ComputeType, Decoder, Depth, Device, Hooks, Interrupt, Pass, Result, SequenceRows, Tensor,
+    check_interrupt,
 };
 use layerscope_kernels::Segment;
 
@@ -42,7 +43,7 @@ impl Variant {
 
 /// Divergence at every cutoff, for both anchors, and at every knocked-out layer.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Frontier {
+pub struct PromptFrontier {
     /// One row per anchor and cutoff 1 … L.
     pub rows: Vec<FrontierRow>,
     /// One row per layer.
@@ -57,10 +58,10 @@ pub struct Frontier {
 /// [`layerscope_engine::Error::Interrupted`], or whatever fails beneath.
 pub fn frontier(
     decoder: &Decoder,
-    run: &ProbedRun<'_>,
+    run: &ProbedRun,
     interrupt: &Interrupt,
     progress: &mut dyn FnMut(usize),
-) -> Result<Frontier> {
+) -> Result<PromptFrontier> {
     let (layers, steps) = (decoder.config().layers, run.continuation.len());
     let positions: Vec<usize> = (run.prompt_len - 1..).take(steps).collect();
     let mut active: Vec<(Variant, Tensor)> = vec![];
@@ -82,7 +83,7 @@ pub fn frontier(
         }
         progress(layer + 1);
     }
-    let mut result = Frontier { rows: vec![], knockout: vec![] };
+    let mut result = PromptFrontier { rows: vec![], knockout: vec![] };
     for batch in active.chunks((rows_at_once(decoder) / steps).max(1)) {
         check_interrupt(interrupt)?;
         for ((variant, _), divergence) in batch.iter().zip(divergences(decoder, run, batch)?) {
@@ -95,8 +96,8 @@ pub fn frontier(
         }
     }
     // A cutoff of L hides nothing: it is the full model.
-    let nothing = Divergence { kl: 0.0, top1: 1.0, dnll: 0.0 };
-    result.rows.extend(Anchor::ALL.map(|anchor| FrontierRow { anchor, cutoff: layers, divergence: nothing }));
+    let full = |anchor| FrontierRow { anchor, cutoff: layers, divergence: Divergence::ZERO };
+    result.rows.extend(Anchor::ALL.map(full));
     result.rows.sort_by_key(|row| (row.anchor, row.cutoff));
     result.knockout.sort_by_key(|row| row.layer);
     Ok(result)
@@ -113,7 +114,7 @@ fn rows_at_once(decoder: &Decoder) -> usize {
 /// Every variant's rows through one layer.
 fn through_layer(
     decoder: &Decoder,
-    run: &ProbedRun<'_>,
+    run: &ProbedRun,
     active: Vec<(Variant, Tensor)>,
     layer: usize,
     positions: &[usize],
@@ -131,13 +132,14 @@ fn through_layer(
             steps,
         };
         let mut hooks = Hooks::none();
+        let sequence_len = run.session.sequence_len();
+        let sequences = [SequenceRows { rows: group.len() * steps, sequence_len }];
         let mut pass = Pass {
             attend: &mut attend,
             hooks: &mut hooks,
-            sequence_len: run.session.sequence_len(),
+            sequences: &sequences,
             compute: ComputeType::F32,
             rows_on_device: None,
-            keys_values_from: None,
         };
         let positions = positions.repeat(group.len());
         let depth = Depth::of_layers(layer..layer + 1);
@@ -149,11 +151,7 @@ fn through_layer(
     Ok(after)
 }
 
-fn divergences(
-    decoder: &Decoder,
-    run: &ProbedRun<'_>,
-    batch: &[(Variant, Tensor)],
-) -> Result<Vec<Divergence>> {
+fn divergences(decoder: &Decoder, run: &ProbedRun, batch: &[(Variant, Tensor)]) -> Result<Vec<Divergence>> {
     let steps = run.continuation.len();
     let rows: Vec<&Tensor> = batch.iter().map(|(_, x)| x).collect();
     let compared = run.distributions.compare(decoder, &Tensor::cat(&rows)?)?;

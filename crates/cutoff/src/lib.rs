@@ -1,13 +1,14 @@
-//! The exact cutoff frontier, the causal layer map, how spans of a prompt diffuse into later tokens, the cost model, what it says beside measurements, the recommendation,
-//! and the prompts on which it fails most.
+//! The exact cutoff frontier, the causal layer map, how spans of a prompt diffuse into later tokens, the cost model and the
+//! recommendation.
 
-pub mod bench;
 pub mod block_schedule;
-pub mod compare;
 pub mod cost;
 pub mod diffusion;
-pub mod failure_cases;
 pub mod frontier;
 pub mod recommend;
-pub mod recorded_with;
-pub mod recording;
+
+/// Largest mean KL from the full model that is accepted unless told otherwise, nats per token.
+pub const DEFAULT_TOLERANCE: f64 = 0.1;
+
+/// Failure cases, the prompts that a cutoff changes most, that are continued and shown unless told otherwise.
+pub const DEFAULT_FAILURE_CASES: usize = 5;

@@ -15,19 +15,17 @@ mod tests;
 mod windows;
 
 use layerscope_diagnostics::record::Anchor;
-use layerscope_diagnostics::summary::mean;
+use layerscope_diagnostics::summary::{largest, mean};
 use layerscope_engine::{Error, Policy, Result};
 use schemars::JsonSchema;
 use serde::Serialize;
 
 pub use self::diagnostic::DiagnosticCut;
-pub use self::evidence::{Evidence, PromptEvidence};
+pub use self::evidence::Evidence;
 pub use self::frontier_summary::{FrontierGroup, FrontierSummary};
 
-use crate::cost::{Savings, Workload};
-
-/// Tolerance unless told otherwise, nats.
-pub const DEFAULT_TOLERANCE: f64 = 0.1;
+use crate::DEFAULT_TOLERANCE;
+use crate::cost::Savings;
 
 /// Least share of the KV bytes that makes a cutoff worth its divergence.
 const LEAST_SAVING: f64 = 0.05;
@@ -61,16 +59,16 @@ pub enum Verdict {
     KeepFullDepth,
 }
 
-/// A place on the frontier.
+/// A cutoff with its anchor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Cut {
+pub struct FrontierPoint {
     /// Prompt tokens keep KV in layers 0 … cutoff−1; 1 … L.
     pub cutoff: usize,
     /// Which prompt tokens keep KV at every layer.
     pub anchor: Anchor,
 }
 
-impl Cut {
+impl FrontierPoint {
     /// SPEED there, for a model of so many layers.
     ///
     /// # Errors
@@ -140,10 +138,15 @@ pub struct Recommendation {
 }
 
 impl Recommendation {
-    /// The recommended place on the frontier; `None` where full depth is to be kept.
-    pub fn cut(&self) -> Option<Cut> {
-        let cut = Cut { cutoff: self.l_cut, anchor: self.anchor };
-        (self.verdict == Verdict::Cut).then_some(cut)
+    /// The recommended cutoff with its anchor; `None` where full depth is to be kept.
+    pub fn point(&self) -> Option<FrontierPoint> {
+        let point = FrontierPoint { cutoff: self.l_cut, anchor: self.anchor };
+        (self.verdict == Verdict::Cut).then_some(point)
+    }
+
+    /// Name of the policy that cuts there, e.g. `speed:24+bos`; `None` where full depth is to be kept.
+    pub fn policy_name(&self) -> Option<String> {
+        self.point().and_then(|point| point.policy(self.layers).ok()).map(|policy| policy.to_string())
     }
 }
 
@@ -211,20 +214,19 @@ pub struct RankedLayer {
 ///
 /// # Errors
 /// [`Error::Input`] where the tolerance is no number of nats, nothing is recorded, or the anchor was not.
-pub fn recommend(evidence: &Evidence, options: Options) -> Result<Recommendation> {
+pub fn recommend(evidence: Evidence<'_>, options: Options) -> Result<Recommendation> {
     let Options { tolerance, anchor } = options;
     if !tolerance.is_finite() || tolerance < 0.0 {
         return Err(Error::input(format!(
             "the tolerance {tolerance} is not a number of nats; choose one from 0 on, e.g. {DEFAULT_TOLERANCE}"
         )));
     }
-    let layers = evidence.layers;
+    let (layers, cost, workloads) = (evidence.layers(), evidence.cost(), evidence.workloads());
     let frontier = FrontierSummary::new(evidence, anchor)
         .filter(|_| layers > 0)
         .ok_or_else(|| no_frontier(evidence, anchor))?;
     let exact_l_cut = frontier.smallest_within(tolerance);
-    let workloads: Vec<Workload> = evidence.prompts.iter().map(|p| p.workload).collect();
-    let savings = |cutoff, anchor: Anchor| evidence.cost.savings(cutoff, anchor.tokens(), &workloads);
+    let savings = |cutoff, anchor: Anchor| cost.savings(cutoff, anchor.tokens(), &workloads);
     let at_exact = savings(exact_l_cut, anchor);
     let (verdict, l_cut) = if exact_l_cut < layers && at_exact.kv_saved >= LEAST_SAVING {
         (Verdict::Cut, exact_l_cut)
@@ -237,13 +239,13 @@ pub fn recommend(evidence: &Evidence, options: Options) -> Result<Recommendation
         AnchorOutcome {
             anchor: other.anchor,
             exact_l_cut: cutoff,
-            kl: other.overall.at(cutoff).kl,
-            kl_upper95: other.overall.upper95_at(cutoff),
+            kl: other.overall().at(cutoff).kl,
+            kl_upper95: other.overall().upper95_at(cutoff),
             kv_saved: savings(cutoff, other.anchor).kv_saved,
         }
     });
     let diagnostics = diagnostic::diagnostic_cut(evidence);
-    let overall = &frontier.overall;
+    let overall = frontier.overall();
     let at = overall.at(l_cut);
     let saved: Savings = savings(l_cut, anchor);
     let per_prompt = |bytes: u64| bytes as f64 / workloads.len() as f64;
@@ -292,7 +294,7 @@ pub fn recommend(evidence: &Evidence, options: Options) -> Result<Recommendation
     Ok(recommendation)
 }
 
-fn no_frontier(evidence: &Evidence, anchor: Anchor) -> Error {
+fn no_frontier(evidence: Evidence<'_>, anchor: Anchor) -> Error {
     match evidence.anchors().first() {
         _ if evidence.prompts.is_empty() => Error::input(
             "the run holds no recorded prompt to recommend from; record some with layerscope record",
@@ -309,10 +311,10 @@ fn no_frontier(evidence: &Evidence, anchor: Anchor) -> Error {
 }
 
 fn categories(frontier: &FrontierSummary, l_cut: usize, tolerance: f64) -> Vec<CategoryOutcome> {
-    let categories = frontier.categories.iter();
+    let categories = frontier.categories().iter();
     categories
         .map(|group| CategoryOutcome {
-            category: group.name.clone(),
+            category: group.category.clone().unwrap_or_default(),
             prompts: group.prompts,
             kl: group.at(l_cut).kl,
             kl_upper95: if group.judged_by_bound { group.upper95_at(l_cut) } else { f64::NAN },
@@ -324,23 +326,13 @@ fn categories(frontier: &FrontierSummary, l_cut: usize, tolerance: f64) -> Vec<C
 }
 
 /// The layers with the highest mean knockout KL over prompts.
-fn causal_layers(evidence: &Evidence) -> Vec<RankedLayer> {
-    let kl = |layer: usize| {
-        let rows = evidence.prompts.iter().flat_map(|prompt| &prompt.knockout);
-        let rows = rows.filter(|row| row.layer == layer);
-        mean(rows.map(|row| row.divergence.kl))
-    };
-    ranked(&(0..evidence.layers).map(kl).collect::<Vec<_>>())
+fn causal_layers(evidence: Evidence<'_>) -> Vec<RankedLayer> {
+    let kl = |layer: usize| mean(evidence.prompts.iter().map(|prompt| prompt.knockout_at(layer).kl));
+    ranked(&(0..evidence.layers()).map(kl).collect::<Vec<_>>())
 }
 
 /// The layers with the highest defined values, highest first.
 fn ranked(values: &[f64]) -> Vec<RankedLayer> {
-    let layers = values.iter().copied().enumerate();
-    let mut layers: Vec<RankedLayer> = layers
-        .filter(|(_, value)| value.is_finite())
-        .map(|(layer, value)| RankedLayer { layer, value })
-        .collect();
-    layers.sort_by(|a, b| b.value.total_cmp(&a.value));
-    layers.truncate(RANKED);
-    layers
+    let layers = largest(values.iter().copied(), RANKED).into_iter();
+    layers.map(|layer| RankedLayer { layer, value: values[layer] }).collect()
 }

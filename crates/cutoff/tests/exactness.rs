@@ -4,14 +4,15 @@
 
 mod support;
 
-use layerscope_cutoff::cost::{Workload, bytes_per_token_layer};
+use layerscope_cutoff::cost::{Workload, bytes_per_layer_token};
 use layerscope_cutoff::frontier::frontier;
-use layerscope_diagnostics::probe::{self, Continuation};
+use layerscope_diagnostics::probe::{self, Decoding};
 use layerscope_diagnostics::record::{Anchor, Divergence};
 use layerscope_engine::{Decoder, Hooks, Interrupt, Policy, Session};
 use layerscope_kernels::reference;
 use proptest::prelude::*;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use support::{MODEL, family, load, tiny, whole_run};
 
 fn divergence(full: &[Vec<f32>], other: &[Vec<f32>], continuation: &[u32]) -> Divergence {
@@ -68,7 +69,7 @@ proptest! {
         let (p, layers) = (prompt.len(), model.config().layers);
         let interrupt = Interrupt::new(false);
         let run = probe::run(
-            &model.decoder, &prompt, &Continuation::Given(&answer), &interrupt, &mut |_| {},
+            &model.decoder, &prompt, &Decoding::Given(&answer), &interrupt, &mut |_| {},
         ).unwrap();
         let found = frontier(&model.decoder, &run, &interrupt, &mut |_| {}).unwrap();
         prop_assert_eq!(found.rows.len(), 2 * layers);
@@ -109,8 +110,7 @@ fn every_cutoff_of_every_family_equals_a_whole_rerun_and_a_session() {
     {
         let decoder = family(name);
         let layers = decoder.config().layers;
-        let run =
-            probe::run(&decoder, &prompt, &Continuation::Given(&answer), &interrupt, &mut |_| {}).unwrap();
+        let run = probe::run(&decoder, &prompt, &Decoding::Given(&answer), &interrupt, &mut |_| {}).unwrap();
         let found = frontier(&decoder, &run, &interrupt, &mut |_| {}).unwrap();
         let full = fed(&decoder, Policy::full(layers), &prompt, &answer);
         for row in &found.rows {
@@ -136,7 +136,7 @@ fn every_cutoff_of_every_family_equals_a_whole_rerun_and_a_session() {
 }
 
 /// Logits of a session that is fed the answer, step by step.
-fn fed(decoder: &Decoder, policy: Policy, prompt: &[u32], answer: &[u32]) -> Vec<Vec<f32>> {
+fn fed(decoder: &Arc<Decoder>, policy: Policy, prompt: &[u32], answer: &[u32]) -> Vec<Vec<f32>> {
     let mut session = Session::new(decoder, policy, prompt.len(), answer.len()).unwrap();
     let mut hooks = Hooks::none();
     let mut logits = vec![session.prefill(prompt, &mut hooks, &Interrupt::new(false), &mut |_| {}).unwrap()];
@@ -159,7 +159,7 @@ proptest! {
         let (p, layers) = (prompt.len(), model.config().layers);
         let interrupt = Interrupt::new(false);
         let run = probe::run(
-            &model.decoder, &prompt, &Continuation::Given(&answer), &interrupt, &mut |_| {},
+            &model.decoder, &prompt, &Decoding::Given(&answer), &interrupt, &mut |_| {},
         ).unwrap();
         let found = frontier(&model.decoder, &run, &interrupt, &mut |_| {}).unwrap();
         let full = fed(&model.decoder, Policy::full(layers), &prompt, &answer);
@@ -182,21 +182,21 @@ proptest! {
         let decoder = &MODEL.decoder;
         let config = decoder.config();
         let workload = Workload { prompt_tokens: p - 1, decode_tokens: n };
-        let bytes = bytes_per_token_layer(config.kv_heads, config.head_dim, size_of::<f32>());
+        let bytes = bytes_per_layer_token(config.kv_heads, config.head_dim, size_of::<f32>());
         let list: String = anchors.iter().map(|anchor| format!("+{anchor}")).collect();
         let within = anchors.range(..p - 1).count();
-        for (name, token_layers) in [
-            (format!("{kind}:{cutoff}{list}"), workload.cut_token_layers(cutoff, config.layers, within)),
-            (format!("pop:{cutoff}"), workload.full_token_layers(config.layers)),
-            (format!("swiftkv:{cutoff}"), workload.full_token_layers(config.layers)),
-            ("full".into(), workload.full_token_layers(config.layers)),
+        for (name, layer_tokens) in [
+            (format!("{kind}:{cutoff}{list}"), workload.cut_layer_tokens(cutoff, config.layers, within)),
+            (format!("pop:{cutoff}"), workload.full_layer_tokens(config.layers)),
+            (format!("swiftkv:{cutoff}"), workload.full_layer_tokens(config.layers)),
+            ("full".into(), workload.full_layer_tokens(config.layers)),
         ] {
             let policy = Policy::parse(&name, config.layers).unwrap();
-            prop_assert_eq!(policy.capacity(p, n).iter().sum::<usize>() as u64, token_layers, "{}", name);
+            prop_assert_eq!(policy.capacity(p, n).iter().sum::<usize>() as u64, layer_tokens, "{}", name);
             let work = policy.layer_tokens(p, n);
-            prop_assert_eq!((work.block + work.projected) as u64, token_layers, "{}", name);
+            prop_assert_eq!((work.block + work.projected) as u64, layer_tokens, "{}", name);
             let session = Session::new(decoder, policy, p, n).unwrap();
-            prop_assert_eq!(session.store().allocated_bytes() as u64, token_layers * bytes, "{}", name);
+            prop_assert_eq!(session.store().allocated_bytes() as u64, layer_tokens * bytes, "{}", name);
         }
     }
 }
@@ -224,7 +224,7 @@ fn where_nothing_reads_above_a_layer_the_cut_there_costs_nothing() {
         let model = load(&void_above(from, folder.path()));
         let prompt: Vec<u32> = (0..50).map(|i| 3 + i * 17 % 800).collect();
         let interrupt = Interrupt::new(false);
-        let continuation = Continuation::Greedy { tokens: 7, excluded: &[] };
+        let continuation = Decoding::Greedy { tokens: 7, excluded: &[] };
         let run = probe::run(&model.decoder, &prompt, &continuation, &interrupt, &mut |_| {}).unwrap();
         let found = frontier(&model.decoder, &run, &interrupt, &mut |_| {}).unwrap();
         for row in found.rows.iter().filter(|row| row.cutoff >= from) {

@@ -2,7 +2,7 @@
 //!
 //!     cargo run --release -p layerscope-diagnostics --example probe_cost -- MODEL.gguf [PROMPT_TOKENS] [NEW_TOKENS] [ROUNDS]
 
-use layerscope_diagnostics::probe::{self, Continuation};
+use layerscope_diagnostics::probe::{self, Decoding};
 use layerscope_engine::{
     Device, GenerationEvent, GenerationSettings, Interrupt, Model, ModelSource, Policy, Result, Sampling,
     WeightsPrecision, generate,
@@ -54,7 +54,7 @@ fn main() -> Result<()> {
             }
         }
         let plain_peak = peak_mb();
-        let continuation = Continuation::Greedy { tokens: new_tokens, excluded: &[] };
+        let continuation = Decoding::Greedy { tokens: new_tokens, excluded: &[] };
         let run = probe::run(&model.decoder, &prompt, &continuation, &interrupt, &mut |_| {})?;
         times[1].push(run.timings.prefill_s);
         // The peak never falls, so that only the first round tells them apart.

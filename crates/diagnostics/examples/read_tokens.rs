@@ -102,16 +102,7 @@ fn record(layers: usize, positions: usize) -> PromptRecord {
         let mixed = ((layer * positions + position) as u32).wrapping_mul(0x9E37_79B9);
         f32::from_bits(0x3000_0000 | mixed >> 6)
     });
-    PromptRecord {
-        prompt_id: "q0".into(),
-        category: "long".into(),
-        text: String::new(),
-        prompt_token_text: tokens.iter().map(|token| format!("t{token}")).collect(),
-        prompt_tokens: tokens,
-        generated: vec![0; STEPS],
-        generated_token_text: vec!["t0".into(); STEPS],
-        generated_text: String::new(),
-        answer_given: false,
+    let figures = ProbedFigures {
         attention: AttentionFigures {
             bos_mass: figure.clone(),
             prompt_mass: figure.clone(),
@@ -123,9 +114,26 @@ fn record(layers: usize, positions: usize) -> PromptRecord {
         curvature_prompt_deg: vec![90.0; layers + 1],
         curvature_decode_deg: vec![90.0; layers + 1],
         lens: LensFigures { kl: Array2::zeros((layers, STEPS)), top1: Array2::zeros((layers, STEPS)) },
+    };
+    let summary = PromptSummary {
+        id: "q0".into(),
+        category: "long".into(),
+        text: String::new(),
+        prompt_token_text: tokens.iter().map(|token| format!("t{token}")).collect(),
+        prompt_tokens: tokens,
+        generated: vec![0; STEPS],
+        generated_token_text: vec!["t0".into(); STEPS],
+        generated_text: String::new(),
+        answer_given: false,
+        p: positions,
+        steps: STEPS,
+        layers: figures.by_layer(),
+        heads: figures.by_head(),
         frontier: Vec::new(),
         knockout: Vec::new(),
         native_kl: None,
         timings: Timings::default(),
-    }
+    };
+    let steps = figures.by_step(positions, &summary.generated);
+    PromptRecord { summary, steps, received: figures.received }
 }

@@ -3,11 +3,13 @@
 
 mod curvature;
 pub mod machine;
+mod means;
 pub mod needle;
 pub mod probe;
 pub mod prompts;
 pub mod record;
 pub mod reference_distributions;
 pub mod run;
+pub mod spans;
 pub mod summary;
 pub mod undefined;

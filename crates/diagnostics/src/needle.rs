@@ -13,8 +13,8 @@ mod run;
 mod score;
 
 pub use haystack::Haystack;
-pub use run::{Event, Outcome, Outcomes, run};
-pub use score::{Cell, is_right, summarise, wilson95};
+pub use run::{NeedleEvent, Outcome, Outcomes, run};
+pub use score::{NeedleScore, is_right, summarise, wilson95};
 
 use haystack::{Filler, KEYS, pick};
 use layerscope_engine::{Error, Interrupt, ModelConfig, PromptText, Result, Tokenizer, check_interrupt};

@@ -4,7 +4,7 @@
 //! same keys and values, one product per layer instead of N, and f32 arithmetic whatever the weights.
 
 use crate::curvature::Curvature;
-use crate::record::{AttentionFigures, LensFigures, ReceivedFigures, Timings};
+use crate::record::{AttentionFigures, LensFigures, ProbedFigures, ReceivedFigures, Timings};
 use crate::reference_distributions::{LOGIT_ROWS, ReferenceDistributions};
 use layerscope_engine::{
     Decoder, Error, HookPoint, Hooks, Interrupt, LayerStatistics, Policy, Result, Session, Site, Tensor,
@@ -13,6 +13,7 @@ use layerscope_engine::{
 use layerscope_kernels::Segment;
 use ndarray::{Array2, Array3};
 use std::cell::RefCell;
+use std::sync::Arc;
 use std::time::Instant;
 
 /// Below this mass on the prompt, how it is spread there means nothing.
@@ -20,7 +21,7 @@ const SMALLEST_PROMPT_MASS: f32 = 1e-6;
 
 /// What the decode tokens are.
 #[derive(Debug, Clone)]
-pub enum Continuation<'a> {
+pub enum Decoding<'a> {
     /// The model's own greedy continuation of exactly this many tokens; end-of-sequence tokens are not chosen, so
     /// that every prompt yields the same number of steps.
     Greedy {
@@ -33,7 +34,7 @@ pub enum Continuation<'a> {
     Given(&'a [u32]),
 }
 
-impl Continuation<'_> {
+impl Decoding<'_> {
     fn len(&self) -> usize {
         match self {
             Self::Greedy { tokens, .. } => *tokens,
@@ -43,9 +44,9 @@ impl Continuation<'_> {
 }
 
 /// A recorded run, with what the frontier needs of it still in memory.
-pub struct ProbedRun<'m> {
+pub struct ProbedRun {
     /// KV of the prompt and of the decode tokens, full depth.
-    pub session: Session<'m>,
+    pub session: Session,
     /// Number of prompt tokens p.
     pub prompt_len: usize,
     /// The continuation, N tokens.
@@ -54,16 +55,8 @@ pub struct ProbedRun<'m> {
     pub residuals: Vec<Tensor>,
     /// The full model's next-token distribution at each step, N.
     pub distributions: ReferenceDistributions,
-    /// Attention of the decode rows.
-    pub attention: AttentionFigures,
-    /// Attention received by the prompt.
-    pub received: ReceivedFigures,
-    /// Curvature over prompt positions, degrees, L+1.
-    pub curvature_prompt_deg: Vec<f64>,
-    /// Curvature over decode positions, degrees, L+1.
-    pub curvature_decode_deg: Vec<f64>,
-    /// Logit lens.
-    pub lens: LensFigures,
+    /// What the probes measured.
+    pub figures: ProbedFigures,
     /// Mean KL(f32 ‖ weights as run) of the generating steps, nats per token; `None` where nothing was generated.
     pub generation_kl: Option<f64>,
     /// Times; the frontier's is still 0.
@@ -77,13 +70,13 @@ pub struct ProbedRun<'m> {
 /// # Errors
 /// [`Error::Input`] on an empty prompt, an empty continuation or a sequence beyond the context;
 /// [`Error::Interrupted`].
-pub fn run<'m>(
-    decoder: &'m Decoder,
+pub fn run(
+    decoder: &Arc<Decoder>,
     prompt: &[u32],
-    continuation: &Continuation<'_>,
+    continuation: &Decoding<'_>,
     interrupt: &Interrupt,
     progress: &mut dyn FnMut(usize),
-) -> Result<ProbedRun<'m>> {
+) -> Result<ProbedRun> {
     let steps = continuation.len();
     if steps == 0 {
         return Err(Error::input(
@@ -104,8 +97,8 @@ pub fn run<'m>(
     let start = Instant::now();
     let mut generated_logits = vec![];
     let tokens = match continuation {
-        Continuation::Given(tokens) => tokens.to_vec(),
-        Continuation::Greedy { excluded, .. } => {
+        Decoding::Given(tokens) => tokens.to_vec(),
+        Decoding::Greedy { excluded, .. } => {
             continue_greedily(&mut session, first_logits, steps, excluded, interrupt, &mut |done, logits| {
                 progress(done);
                 generated_logits.push(logits.clone());
@@ -117,13 +110,16 @@ pub fn run<'m>(
     let start = Instant::now();
     let TeacherForced { residuals, statistics, distributions } =
         teacher_forced(decoder, &mut session, prompt, &tokens)?;
-    let run = ProbedRun {
-        prompt_len: prompt.len(),
+    let figures = ProbedFigures {
         curvature_prompt_deg,
         curvature_decode_deg: residuals.iter().map(trajectory_curvature).collect::<Result<_>>()?,
         lens: logit_lens(decoder, &residuals, &distributions, interrupt)?,
         attention: attention_figures(&statistics, decoder.config().heads, steps, prompt.len()),
         received: received_figures(&statistics, decoder.config().heads * steps),
+    };
+    let run = ProbedRun {
+        prompt_len: prompt.len(),
+        figures,
         generation_kl: mean_kl(&distributions, &generated_logits)?,
         continuation: tokens,
         session,
@@ -151,7 +147,7 @@ pub struct TeacherForced {
 /// [`Error::Input`] where logits are NaN.
 pub fn teacher_forced(
     decoder: &Decoder,
-    session: &mut Session<'_>,
+    session: &mut Session,
     prompt: &[u32],
     continuation: &[u32],
 ) -> Result<TeacherForced> {
@@ -174,7 +170,7 @@ pub fn teacher_forced(
 /// # Errors
 /// [`Error::Input`] where logits are NaN; [`Error::Interrupted`].
 pub fn continue_greedily(
-    session: &mut Session<'_>,
+    session: &mut Session,
     first_logits: Tensor,
     tokens: usize,
     excluded: &[u32],

@@ -1,8 +1,9 @@
-//! What one recorded prompt yields: plain data, the meaning of every figure, no computation.
+//! What one recorded prompt yields: plain data and the meaning of every figure, from recording to report.
 //!
 //! Layers ℓ = 0 … L−1, heads h = 0 … H−1 (query heads), decode steps s = 0 … N−1. Step s is the query at position
 //! p−1+s of a sequence whose prompt has p tokens. Undefined values are NaN in memory and null in files.
 
+use crate::summary;
 use ndarray::{Array2, Array3};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -10,24 +11,210 @@ use serde::{Deserialize, Serialize};
 /// Everything recorded for one prompt.
 #[derive(Debug, Clone)]
 pub struct PromptRecord {
+    /// The prompt, its figures by layer and by head, frontier and causal map.
+    pub summary: PromptSummary,
+    /// Figures by layer and decode step.
+    pub steps: StepFigures,
+    /// Attention received by each prompt position, per layer.
+    pub received: ReceivedFigures,
+}
+
+/// One recorded prompt without its long tables. Undefined values are NaN.
+#[derive(Debug, Clone)]
+pub struct PromptSummary {
     /// Unique name of the prompt within the run.
-    pub prompt_id: String,
-    /// Category the prompt belongs to, e.g. `retrieval`.
+    pub id: String,
+    /// Its category.
     pub category: String,
-    /// The prompt as the user wrote it (messages joined by blank lines).
+    /// The prompt as the user wrote it.
     pub text: String,
-    /// Token ids of the prompt as the model saw them, chat template and BoS included; length p.
+    /// Prompt tokens p.
+    pub p: usize,
+    /// Decode steps N.
+    pub steps: usize,
+    /// Token ids of the prompt; length p.
     pub prompt_tokens: Vec<u32>,
     /// How each prompt token is shown; length p.
     pub prompt_token_text: Vec<String>,
-    /// The continuation: greedy, or the given answer; length N.
+    /// The continuation; length N.
     pub generated: Vec<u32>,
-    /// How each generated token is shown; length N.
+    /// How each token of the continuation is shown; length N.
     pub generated_token_text: Vec<String>,
     /// The continuation as text.
     pub generated_text: String,
-    /// Whether the continuation was given (`"answer"`) rather than generated greedily.
+    /// Whether the continuation was given rather than generated.
     pub answer_given: bool,
+    /// Mean over steps of KL(f32 weights ‖ weights as run), nats; `None` when the run itself is f32.
+    pub native_kl: Option<f64>,
+    /// Wall-clock times.
+    pub timings: Timings,
+    /// Per-layer means.
+    pub layers: LayerFigures,
+    /// Per-head means over steps, `[L, H]`.
+    pub heads: AttentionMeans,
+    /// The exact cutoff frontier, in the recorded order.
+    pub frontier: Vec<FrontierRow>,
+    /// The causal layer map, in the recorded order.
+    pub knockout: Vec<KnockoutRow>,
+}
+
+impl PromptSummary {
+    /// What a cutoff costs; undefined where it was not recorded.
+    pub fn at(&self, anchor: Anchor, cutoff: usize) -> Divergence {
+        let row = self.frontier.iter().find(|row| (row.anchor, row.cutoff) == (anchor, cutoff));
+        row.map_or(Divergence::UNDEFINED, |row| row.divergence)
+    }
+
+    /// What each cutoff 1 … L costs; undefined where it was not recorded.
+    pub fn frontier_of(&self, anchor: Anchor) -> Vec<Divergence> {
+        let mut divergences = vec![Divergence::UNDEFINED; self.layers.bos_mass.len()];
+        for row in self.frontier.iter().filter(|row| row.anchor == anchor) {
+            if let Some(place) = row.cutoff.checked_sub(1).and_then(|at| divergences.get_mut(at)) {
+                *place = row.divergence;
+            }
+        }
+        divergences
+    }
+
+    /// What hiding the prompt from a layer alone costs; undefined where it was not recorded.
+    pub fn knockout_at(&self, layer: usize) -> Divergence {
+        let row = self.knockout.iter().find(|row| row.layer == layer);
+        row.map_or(Divergence::UNDEFINED, |row| row.divergence)
+    }
+
+    /// A figure of [`LAYER_FIGURES`] or [`KNOCKOUT_KL`] at layers 0 … L−1; the embedding's value is left out.
+    pub fn by_layer(&self, figure: &str) -> Vec<f64> {
+        let layers = self.layers.bos_mass.len();
+        if figure == KNOCKOUT_KL {
+            return (0..layers).map(|layer| self.knockout_at(layer).kl).collect();
+        }
+        let named = self.layers.named();
+        let values = named.iter().find(|(name, _)| *name == figure).map_or(&[][..], |(_, values)| values);
+        values[values.len().saturating_sub(layers)..].to_vec()
+    }
+
+    /// The same without the prompt's tokens, which take most of its memory.
+    #[must_use]
+    pub fn without_prompt_tokens(self) -> Self {
+        Self { prompt_tokens: vec![], prompt_token_text: vec![], ..self }
+    }
+}
+
+/// Name of the causal layer map's KL; it is not a column of `layers.parquet`.
+pub const KNOCKOUT_KL: &str = "knockout_kl";
+
+/// Number of per-layer figures.
+const FIGURES: usize = 12;
+
+/// Names of the per-layer figures, which are also their columns in `layers.parquet`.
+pub const LAYER_FIGURES: [&str; FIGURES] = [
+    "bos_mass",
+    "prompt_mass",
+    "decode_mass",
+    "prompt_entropy",
+    "prompt_entropy_nats",
+    "selectivity",
+    "lens_kl",
+    "lens_top1_agreement",
+    "curvature_prompt_deg",
+    "straightening_prompt_deg",
+    "curvature_decode_deg",
+    "straightening_decode_deg",
+];
+
+/// A prompt's per-layer figures: means over heads and decode steps, length L; the curves of the residual stream have
+/// length L+1, with the embedding output at index 0 and layer ℓ at ℓ+1.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LayerFigures {
+    /// Mass on position 0, length L.
+    pub bos_mass: Vec<f64>,
+    /// Mass on positions 1 … p−2, length L.
+    pub prompt_mass: Vec<f64>,
+    /// Mass on positions ≥ p−1, length L.
+    pub decode_mass: Vec<f64>,
+    /// Entropy within the prompt over ln(p−2), mean over the heads and steps where it is defined, length L.
+    pub prompt_entropy: Vec<f64>,
+    /// The same in nats, length L.
+    pub prompt_entropy_nats: Vec<f64>,
+    /// prompt_mass · (1 − prompt_entropy) per head and step, then averaged, length L.
+    pub selectivity: Vec<f64>,
+    /// Logit lens KL(final ‖ lens), nats, length L.
+    pub lens_kl: Vec<f64>,
+    /// Share of steps whose lens token is the last layer's, length L.
+    pub lens_top1_agreement: Vec<f64>,
+    /// Curvature over prompt positions, degrees, length L+1.
+    pub curvature_prompt_deg: Vec<f64>,
+    /// The same less that after layer 0, length L+1.
+    pub straightening_prompt_deg: Vec<f64>,
+    /// Curvature over decode positions, degrees, length L+1.
+    pub curvature_decode_deg: Vec<f64>,
+    /// The same less that after layer 0, length L+1.
+    pub straightening_decode_deg: Vec<f64>,
+}
+
+impl LayerFigures {
+    /// All figures with their names, in the order of [`LAYER_FIGURES`].
+    pub fn named(&self) -> [(&'static str, &[f64]); FIGURES] {
+        let values: [&[f64]; FIGURES] = [
+            &self.bos_mass,
+            &self.prompt_mass,
+            &self.decode_mass,
+            &self.prompt_entropy,
+            &self.prompt_entropy_nats,
+            &self.selectivity,
+            &self.lens_kl,
+            &self.lens_top1_agreement,
+            &self.curvature_prompt_deg,
+            &self.straightening_prompt_deg,
+            &self.curvature_decode_deg,
+            &self.straightening_decode_deg,
+        ];
+        std::array::from_fn(|index| (LAYER_FIGURES[index], values[index]))
+    }
+}
+
+/// Attention figures averaged over one axis: `[L, H]` (over steps) or `[L, N]` (over heads).
+#[derive(Debug, Clone, PartialEq)]
+pub struct AttentionMeans {
+    /// Mass on position 0.
+    pub bos_mass: Array2<f64>,
+    /// Mass on positions 1 … p−2.
+    pub prompt_mass: Array2<f64>,
+    /// Mass on positions ≥ p−1.
+    pub decode_mass: Array2<f64>,
+    /// Entropy within the prompt over ln(p−2).
+    pub prompt_entropy: Array2<f64>,
+    /// The same in nats.
+    pub prompt_entropy_nats: Array2<f64>,
+    /// prompt_mass · (1 − prompt_entropy).
+    pub selectivity: Array2<f64>,
+}
+
+impl AttentionMeans {
+    /// The figures in the order of the tables' columns.
+    pub(crate) fn columns(&self) -> [&Array2<f64>; 6] {
+        let Self { bos_mass, prompt_mass, decode_mass, prompt_entropy, prompt_entropy_nats, selectivity } =
+            self;
+        [bos_mass, prompt_mass, decode_mass, prompt_entropy, prompt_entropy_nats, selectivity]
+    }
+}
+
+/// A prompt's figures per layer and decode step.
+#[derive(Debug, Clone)]
+pub struct StepFigures {
+    /// Position of each step's query, length N.
+    pub positions: Vec<usize>,
+    /// The token that each step yields, length N.
+    pub token_ids: Vec<u32>,
+    /// Means over heads, `[L, N]`.
+    pub attention: AttentionMeans,
+    /// Logit lens, `[L, N]`.
+    pub lens: LensFigures,
+}
+
+/// What the probes measure of one prompt, before any mean.
+#[derive(Debug, Clone)]
+pub struct ProbedFigures {
     /// Attention masses and entropies of the decode queries.
     pub attention: AttentionFigures,
     /// Attention received by each prompt position, per layer.
@@ -38,14 +225,6 @@ pub struct PromptRecord {
     pub curvature_decode_deg: Vec<f64>,
     /// Logit lens of the decode queries.
     pub lens: LensFigures,
-    /// The exact cutoff frontier: one row per anchor and cutoff 1 … L.
-    pub frontier: Vec<FrontierRow>,
-    /// The causal layer map: one row per layer.
-    pub knockout: Vec<KnockoutRow>,
-    /// Mean over steps of KL(f32 weights ‖ weights as run), nats per token; `None` when the run itself is f32.
-    pub native_kl: Option<f64>,
-    /// Wall-clock times.
-    pub timings: Timings,
 }
 
 /// Where the decode queries' attention goes; every array is `[L, H, N]`.
@@ -128,6 +307,28 @@ pub struct Divergence {
     pub dnll: f64,
 }
 
+impl Divergence {
+    /// The full model against itself.
+    pub const ZERO: Self = Self { kl: 0.0, top1: 1.0, dnll: 0.0 };
+    /// Nothing is known.
+    pub const UNDEFINED: Self = Self { kl: f64::NAN, top1: f64::NAN, dnll: f64::NAN };
+
+    /// Means of each figure; a figure that is undefined in any of them is undefined.
+    pub fn mean(divergences: &[Self]) -> Self {
+        Self::by_figure(divergences, |figure| figure.sum::<f64>() / divergences.len() as f64)
+    }
+
+    /// Means of each figure over those that define it.
+    pub fn mean_of_defined(divergences: &[Self]) -> Self {
+        Self::by_figure(divergences, |figure| summary::mean(figure))
+    }
+
+    fn by_figure(divergences: &[Self], mean: impl Fn(&mut dyn Iterator<Item = f64>) -> f64) -> Self {
+        let of = |figure: fn(&Self) -> f64| mean(&mut divergences.iter().map(figure));
+        Self { kl: of(|one| one.kl), top1: of(|one| one.top1), dnll: of(|one| one.dnll) }
+    }
+}
+
 /// One cutoff of the frontier.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct FrontierRow {
@@ -181,15 +382,6 @@ pub struct SpanRow {
     pub found: Option<bool>,
 }
 
-impl SpanRecord {
-    /// The smallest layer looked at from which on the mean KL is within a tolerance at every layer; L, where nothing is
-    /// removed, always is.
-    pub fn vanishes_from(&self, tolerance: f64) -> usize {
-        let within = self.layers.iter().rev().take_while(|row| row.divergence.kl <= tolerance);
-        within.last().or(self.layers.last()).map_or(0, |row| row.layer)
-    }
-}
-
 /// Wall-clock times of one prompt, seconds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Timings {
@@ -201,26 +393,4 @@ pub struct Timings {
     pub probe_s: f64,
     /// Frontier and causal map.
     pub frontier_s: f64,
-}
-
-impl PromptRecord {
-    /// Number of layers L.
-    pub fn layers(&self) -> usize {
-        self.attention.bos_mass.dim().0
-    }
-
-    /// Number of query heads H.
-    pub fn heads(&self) -> usize {
-        self.attention.bos_mass.dim().1
-    }
-
-    /// Number of decode steps N.
-    pub fn steps(&self) -> usize {
-        self.attention.bos_mass.dim().2
-    }
-
-    /// Number of prompt tokens p.
-    pub fn prompt_len(&self) -> usize {
-        self.prompt_tokens.len()
-    }
 }

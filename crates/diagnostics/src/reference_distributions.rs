@@ -44,12 +44,12 @@ pub struct StepComparison {
 impl StepComparison {
     /// The means over the steps of a continuation.
     pub fn mean(steps: &[Self]) -> Divergence {
-        let mean = |figure: &dyn Fn(&Self) -> f64| steps.iter().map(figure).sum::<f64>() / steps.len() as f64;
-        Divergence {
-            kl: mean(&|step| step.kl),
-            top1: mean(&|step| f64::from(u8::from(step.same_argmax))),
-            dnll: mean(&|step| step.dnll),
-        }
+        let divergences = steps.iter().map(|step| Divergence {
+            kl: step.kl,
+            top1: f64::from(u8::from(step.same_argmax)),
+            dnll: step.dnll,
+        });
+        Divergence::mean(&divergences.collect::<Vec<_>>())
     }
 }
 

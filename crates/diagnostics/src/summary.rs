@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use ndarray::{Array2, ArrayView1, Axis};
+use ndarray::{Array1, Array2, ArrayView1, Axis};
 use ndarray_stats::interpolate::Linear;
 use ndarray_stats::{MaybeNan, Quantile1dExt};
 use rand::{RngExt, SeedableRng};
@@ -14,7 +14,7 @@ use rand_chacha::ChaCha8Rng;
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use crate::run::{LAYER_FIGURES, PromptSummary};
+use crate::record::{LAYER_FIGURES, PromptSummary};
 
 /// Resamples of the bootstrap.
 pub const RESAMPLES: usize = 2_000;
@@ -54,7 +54,10 @@ pub struct GroupSummary {
     pub category: Option<String>,
     /// Prompts in the group.
     pub prompts: usize,
-    /// Figure → one summary per layer, in the lengths of [`crate::run::LayerFigures`].
+    /// Figure → one summary per layer, in the lengths of [`crate::record::LayerFigures`].
+    #[schemars(
+        description = "Figure → one summary per layer, in the lengths of [`crate::run::LayerFigures`]."
+    )]
     pub figures: BTreeMap<&'static str, Vec<Summary>>,
 }
 
@@ -89,6 +92,15 @@ fn summarise_group(category: Option<&str>, prompts: &[&PromptSummary]) -> GroupS
     GroupSummary { category: category.map(str::to_owned), prompts: prompts.len(), figures: figures.collect() }
 }
 
+/// Summarises a figure over prompts at layers 0 … L−1, as [`PromptSummary::by_layer`] has it.
+pub fn summarise_by_layer<'a>(
+    prompts: impl IntoIterator<Item = &'a PromptSummary>,
+    figure: &str,
+) -> Vec<Summary> {
+    let rows: Vec<Vec<f64>> = prompts.into_iter().map(|prompt| prompt.by_layer(figure)).collect();
+    summarise(&rows.iter().map(Vec::as_slice).collect::<Vec<_>>())
+}
+
 /// Summarises each column over the rows: `rows[prompt][column]`. Rows may be ragged; what is lacking counts as missing.
 pub fn summarise(rows: &[&[f64]]) -> Vec<Summary> {
     let means = bootstrap_means(rows, SEED);
@@ -98,7 +110,7 @@ pub fn summarise(rows: &[&[f64]]) -> Vec<Summary> {
         .map(|(values, means)| {
             let count = values.iter().filter(|value| value.is_finite()).count();
             let [q05, q25, q50, q75, q95] = quantiles(values, [0.05, 0.25, 0.5, 0.75, 0.95]);
-            let [mean_ci95_lower, mean_ci95_upper] = percentiles(means, [0.025, 0.975]);
+            let [mean_ci95_lower, mean_ci95_upper] = quantiles(means, [0.025, 0.975]);
             Summary {
                 count,
                 missing: values.len() - count,
@@ -121,7 +133,7 @@ pub fn summarise(rows: &[&[f64]]) -> Vec<Summary> {
 pub fn mean_upper_bound95(rows: &[&[f64]]) -> Vec<f64> {
     let means = bootstrap_means(rows, SEED);
     let bounds = means.axis_iter(Axis(1)).map(|means| {
-        let [bound] = percentiles(means, [0.95]);
+        let [bound] = quantiles(means, [0.95]);
         bound
     });
     bounds.collect()
@@ -177,7 +189,7 @@ pub fn differences(first: &[&[f64]], second: &[&[f64]], pairing: Pairing) -> Vec
     columns
         .map(|(column, mean)| {
             let bounds = match column < resampled.ncols() {
-                true => percentiles(resampled.column(column), [0.025, 0.975]),
+                true => quantiles(resampled.column(column), [0.025, 0.975]),
                 false => [f64::NAN; 2],
             };
             Difference { mean, lower95: bounds[0], upper95: bounds[1] }
@@ -229,6 +241,12 @@ pub fn mean(values: impl IntoIterator<Item = f64>) -> f64 {
     sum / count as f64
 }
 
+/// Median of the finite values, the mean of the middle two where there are two; NaN where there are none.
+pub fn median(values: &[f64]) -> f64 {
+    let [median] = quantiles(ArrayView1::from(values), [0.5]);
+    median
+}
+
 /// The rows as an array, padded with NaN.
 fn columns(rows: &[&[f64]]) -> Array2<f64> {
     let width = rows.iter().map(|row| row.len()).max().unwrap_or(0);
@@ -271,22 +289,28 @@ fn quantiles<const K: usize>(values: ArrayView1<'_, f64>, shares: [f64; K]) -> [
     let usable = |value: f64| value.abs() < f64::MAX / 4.0;
     let mut values = values.mapv(|value| if usable(value) { value } else { f64::NAN });
     let mut values = f64::remove_nan_mut(values.view_mut());
-    shares.map(|share| {
-        f64::try_as_not_nan(&share)
-            .and_then(|share| values.quantile_mut(*share, &Linear).ok())
-            .map_or(f64::NAN, f64::from_not_nan)
-    })
+    match values.first().copied() {
+        None => return [f64::NAN; K],
+        // Quickselect is quadratic in equal values, and means of resamples are often all equal.
+        Some(first) if values.iter().all(|value| *value == first) => return [f64::from_not_nan(first); K],
+        Some(_) => {}
+    }
+    let shares: Array1<_> = shares.iter().filter_map(f64::try_as_not_nan).copied().collect();
+    let found = values.quantiles_mut(&shares, &Linear).unwrap_or_default();
+    std::array::from_fn(|index| found.get(index).map_or(f64::NAN, |value| f64::from_not_nan(*value)))
 }
 
-/// The same quantiles by sorting: resampled means are often equal, which makes quickselect quadratic.
-fn percentiles<const K: usize>(means: ArrayView1<'_, f64>, shares: [f64; K]) -> [f64; K] {
-    let mut sorted: Vec<f64> = means.iter().copied().filter(|mean| mean.is_finite()).collect();
-    sorted.sort_unstable_by(f64::total_cmp);
-    shares.map(|share| {
-        let at = share * sorted.len().saturating_sub(1) as f64;
-        let (low, high) = (sorted.get(at.floor() as usize), sorted.get(at.ceil() as usize));
-        low.zip(high).map_or(f64::NAN, |(low, high)| low + (high - low) * at.fract())
-    })
+/// Indices of the largest finite values, at most `count`, largest first; of equals the earlier ones.
+pub fn largest(values: impl IntoIterator<Item = f64>, count: usize) -> Vec<usize> {
+    // Ascending indices, so a value goes after its equals; hardly any beats the last of a full list.
+    let mut best: Vec<(usize, f64)> = vec![];
+    for (index, value) in values.into_iter().enumerate().filter(|(_, value)| value.is_finite()) {
+        if best.len() < count || best.last().is_some_and(|&(_, least)| value > least) {
+            best.insert(best.partition_point(|&(_, better)| better >= value), (index, value));
+            best.truncate(count);
+        }
+    }
+    best.into_iter().map(|(index, _)| index).collect()
 }
 
 /// Ascending numbers as a list of ranges: `0–4, 6, 8–9`.
@@ -407,12 +431,33 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(32))]
 
         #[test]
-        fn sorting_gives_the_same_quantiles(values in proptest::collection::vec(-9.0..9.0_f64, 0..30)) {
-            let (shares, values) = ([0.0, 0.025, 0.3, 0.95, 1.0], ndarray::Array1::from(values));
-            let pairs = quantiles(values.view(), shares).into_iter().zip(percentiles(values.view(), shares));
-            for (a, b) in pairs {
-                prop_assert!((a - b).abs() < 1e-9 || (a.is_nan() && b.is_nan()), "{a} {b}");
+        fn quantiles_are_those_of_the_sorted_values(
+            values in proptest::collection::vec(prop_oneof![-9.0..9.0_f64, Just(0.5)], 0..30),
+        ) {
+            let shares = [0.0, 0.025, 0.3, 0.95, 1.0];
+            let found = quantiles(ndarray::aview1(&values), shares);
+            let mut sorted = values;
+            sorted.sort_by(f64::total_cmp);
+            for (share, found) in shares.into_iter().zip(found) {
+                let at = share * sorted.len().saturating_sub(1) as f64;
+                let (low, high) = (sorted.get(at.floor() as usize), sorted.get(at.ceil() as usize));
+                let wanted = low.zip(high).map_or(f64::NAN, |(low, high)| low + (high - low) * at.fract());
+                prop_assert!((found - wanted).abs() < 1e-9 || (found.is_nan() && wanted.is_nan()), "{found} {wanted}");
             }
+        }
+
+        #[test]
+        fn the_largest_come_first_and_of_equals_the_earlier(
+            values in proptest::collection::vec(prop_oneof![-9.0..9.0_f64, Just(f64::NAN), Just(1.0)], 0..20), count in 0_usize..25,
+        ) {
+            let found = largest(values.iter().copied(), count);
+            let defined = values.iter().filter(|value| !value.is_nan()).count();
+            prop_assert_eq!(found.len(), count.min(defined));
+            let before = |a: usize, b: usize| values[a] > values[b] || (values[a] == values[b] && a < b);
+            prop_assert!(found.windows(2).all(|pair| before(pair[0], pair[1])));
+            let last = found.last().copied();
+            let left_out = (0..values.len()).filter(|index| !values[*index].is_nan() && !found.contains(index));
+            prop_assert!(last.is_none_or(|last| left_out.clone().all(|index| before(last, index))));
         }
 
         #[test]

@@ -5,21 +5,21 @@ use crate::colour::{Colour, ColourMap, Ink, Theme};
 use crate::number::{exact, token_label};
 use crate::pyramid::Pyramid;
 use crate::scale::Scale;
-use crate::svg::{Anchor, Canvas, Colours, Pen, SMALL, Svg, number, text_width};
+use crate::svg::{Canvas, Colours, Pen, SMALL, Svg, TextAnchor, number, text_width};
 use base64::{Engine, prelude::BASE64_STANDARD};
 use image::{ExtendedColorType, ImageEncoder, codecs::png::PngEncoder};
 use std::ops::Range;
 
 /// A range of columns, which may begin and end within a column.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Span {
+pub struct ColumnRange {
     /// Left edge, columns.
     pub start: f64,
     /// Right edge, columns.
     pub end: f64,
 }
 
-impl Span {
+impl ColumnRange {
     /// Columns from end to end.
     pub fn width(self) -> f64 {
         self.end - self.start
@@ -36,7 +36,7 @@ pub fn pixels(
     values: &Pyramid,
     scale: &Scale,
     colours: ColourMap,
-    span: Span,
+    span: ColumnRange,
     width: usize,
     without_first: bool,
     undefined: [Colour; 2],
@@ -107,7 +107,7 @@ pub struct Map<'a> {
     /// The colours.
     pub colours: ColourMap,
     /// Columns shown.
-    pub span: Span,
+    pub span: ColumnRange,
     /// Whether the first column is left out.
     pub without_first: bool,
     /// What columns are.
@@ -222,20 +222,20 @@ impl Map<'_> {
             let half = text_width(&text, SMALL) / 2.0;
             if x - half >= free_from {
                 svg.line([x, top + height], [x, top + height + 3.0], Pen::new(Ink::Line, 1.0));
-                svg.text([x, top + height + 14.0], Anchor::Middle, Ink::WeakText, &text);
+                svg.text([x, top + height + 14.0], TextAnchor::Middle, Ink::WeakText, &text);
                 free_from = x + half + 6.0;
             }
         }
         let right = left + width + 18.0;
         if !self.shows_undefined() {
-            return svg.text([right, top + height], Anchor::Start, Ink::Text, &self.unit);
+            return svg.text([right, top + height], TextAnchor::Start, Ink::Text, &self.unit);
         }
         let stripes = undefined(canvas.colours);
         for (index, colour) in [0, 1, 0, 1].map(|stripe| stripes[stripe]).iter().enumerate() {
             cell(svg, [right + 4.0 * index as f64, top, 4.0, height], &colour.to_string());
         }
-        svg.text([right + 21.0, top + height], Anchor::Start, Ink::WeakText, "undefined");
-        svg.text([right + 90.0, top + height], Anchor::Start, Ink::Text, &self.unit);
+        svg.text([right + 21.0, top + height], TextAnchor::Start, Ink::WeakText, "undefined");
+        svg.text([right + 90.0, top + height], TextAnchor::Start, Ink::Text, &self.unit);
     }
 
     fn values(&self, svg: &mut Svg, canvas: &Canvas<'_>, area: [f64; 4]) {
@@ -245,11 +245,11 @@ impl Map<'_> {
         }
         let columns = self.columns();
         let stripes = undefined(canvas.colours);
-        let pixels = |span: Span, width: usize| {
+        let pixels = |span: ColumnRange, width: usize| {
             pixels(self.values, self.scale, self.colours, span, width, self.without_first, stripes)
         };
         if columns.len() * rows <= MOST_SHAPES {
-            let all = Span { start: columns.start as f64, end: columns.end as f64 };
+            let all = ColumnRange { start: columns.start as f64, end: columns.end as f64 };
             self.shapes(svg, area, columns.clone(), &pixels(all, columns.len()));
         } else {
             // Where the edges lie within columns, pixels are as fine as they may be, so that columns stand in their places.
@@ -339,7 +339,7 @@ impl Map<'_> {
         for layer in whole_ticks(0, rows.saturating_sub(1), down, 15.0) {
             let y = top + (layer as f64 + 0.5) * down;
             svg.line([left - 4.0, y], [left, y], Pen::new(Ink::Line, 1.0));
-            svg.text([left - 7.0, y + 4.0], Anchor::End, Ink::WeakText, &layer.to_string());
+            svg.text([left - 7.0, y + 4.0], TextAnchor::End, Ink::WeakText, &layer.to_string());
         }
         svg.upwards([13.0, top + height / 2.0], Ink::WeakText, "layer");
         let across = width / self.span.width();
@@ -354,7 +354,7 @@ impl Map<'_> {
                 );
                 svg.text(
                     [x(column), top + height + 15.0],
-                    Anchor::Middle,
+                    TextAnchor::Middle,
                     Ink::WeakText,
                     &column.to_string(),
                 );
@@ -376,7 +376,7 @@ impl Map<'_> {
             }
         }
         let middle = [left + width / 2.0, top + height + below];
-        svg.text(middle, Anchor::Middle, Ink::WeakText, &self.column_name);
+        svg.text(middle, TextAnchor::Middle, Ink::WeakText, &self.column_name);
     }
 }
 
@@ -412,7 +412,7 @@ mod tests {
 
     const UNDEFINED: [Colour; 2] = [Colour { rgb: [255, 0, 0] }, Colour { rgb: [0, 0, 255] }];
 
-    fn row(values: &Pyramid, span: Span, width: usize) -> Vec<Colour> {
+    fn row(values: &Pyramid, span: ColumnRange, width: usize) -> Vec<Colour> {
         let scale = Scale::fit(ScaleKind::Linear, values, false, true);
         pixels(values, &scale, ColourMap::Viridis, span, width, true, UNDEFINED)
     }
@@ -428,7 +428,8 @@ mod tests {
         let mut half = columns as f64;
         while half > 4.0 {
             let middle = hot as f64 + 0.5;
-            let span = Span { start: (middle - half).max(0.0), end: (middle + half).min(columns as f64) };
+            let span =
+                ColumnRange { start: (middle - half).max(0.0), end: (middle + half).min(columns as f64) };
             let pixels = row(&pyramid, span, 997);
             assert!(pixels[997..].contains(&brightest), "{span:?}");
             assert!(!pixels[..997].contains(&brightest));
@@ -439,7 +440,7 @@ mod tests {
     #[test]
     fn undefined_cells_are_striped() {
         let pyramid = Pyramid::from_rows(&[1.0, f32::NAN, 1.0, 1.0], 1, 4);
-        let pixels = row(&pyramid, Span { start: 0.0, end: 4.0 }, 40);
+        let pixels = row(&pyramid, ColumnRange { start: 0.0, end: 4.0 }, 40);
         assert!(pixels[..20].iter().all(|pixel| UNDEFINED.contains(pixel)));
         assert!(pixels[20..].iter().all(|pixel| *pixel == ColourMap::Viridis.colours()[255]));
     }
@@ -456,7 +457,7 @@ mod tests {
             values: &pyramid,
             scale: &scale,
             colours: ColourMap::Viridis,
-            span: Span { start: 0.0, end: columns as f64 },
+            span: ColumnRange { start: 0.0, end: columns as f64 },
             without_first: false,
             column_name: "position".into(),
             column_texts: &texts,
@@ -478,7 +479,7 @@ mod tests {
             values: &values,
             scale: &scale,
             colours: ColourMap::Viridis,
-            span: Span { start: 2.0, end: 7.0 },
+            span: ColumnRange { start: 2.0, end: 7.0 },
             without_first: false,
             column_name: String::new(),
             column_texts: &[],

@@ -47,7 +47,7 @@ pub(crate) fn text_width(text: &str, size: f64) -> f64 {
 
 /// Where a text stands at its point.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Anchor {
+pub enum TextAnchor {
     /// It begins there.
     Start,
     /// Its middle is there.
@@ -85,9 +85,9 @@ pub trait Surface {
     /// An area within points.
     fn polygon(&mut self, points: &[[f64; 2]], ink: Ink);
     /// A text.
-    fn text(&mut self, at: [f64; 2], anchor: Anchor, ink: Ink, text: &str);
+    fn text(&mut self, at: [f64; 2], anchor: TextAnchor, ink: Ink, text: &str);
     /// A text with a rim of the background's colour, for places where lines pass.
-    fn rimmed(&mut self, at: [f64; 2], anchor: Anchor, ink: Ink, text: &str);
+    fn rimmed(&mut self, at: [f64; 2], anchor: TextAnchor, ink: Ink, text: &str);
     /// A text in bold, larger than others.
     fn title(&mut self, at: [f64; 2], text: &str);
     /// A text that runs upwards, centred on a point.
@@ -105,11 +105,11 @@ impl Surface for Svg {
         Self::polygon(self, points, ink, 1.0);
     }
 
-    fn text(&mut self, at: [f64; 2], anchor: Anchor, ink: Ink, text: &str) {
+    fn text(&mut self, at: [f64; 2], anchor: TextAnchor, ink: Ink, text: &str) {
         Self::text(self, at, anchor, ink, text);
     }
 
-    fn rimmed(&mut self, at: [f64; 2], anchor: Anchor, ink: Ink, text: &str) {
+    fn rimmed(&mut self, at: [f64; 2], anchor: TextAnchor, ink: Ink, text: &str) {
         Self::rimmed(self, at, anchor, ink, text);
     }
 
@@ -195,18 +195,18 @@ impl Svg {
         ));
     }
 
-    pub(crate) fn text(&mut self, at: [f64; 2], anchor: Anchor, ink: Ink, text: &str) {
+    pub(crate) fn text(&mut self, at: [f64; 2], anchor: TextAnchor, ink: Ink, text: &str) {
         self.words(at, anchor, ink, text, "");
     }
 
     /// A text in bold.
     pub(crate) fn title(&mut self, at: [f64; 2], text: &str) {
         let style = format!(" font-size=\"{TITLE}\" font-weight=\"600\"");
-        self.words(at, Anchor::Start, Ink::Text, text, &style);
+        self.words(at, TextAnchor::Start, Ink::Text, text, &style);
     }
 
     /// A text with a rim of the background's colour, for places where lines pass.
-    pub(crate) fn rimmed(&mut self, at: [f64; 2], anchor: Anchor, ink: Ink, text: &str) {
+    pub(crate) fn rimmed(&mut self, at: [f64; 2], anchor: TextAnchor, ink: Ink, text: &str) {
         let rim = format!(
             " stroke=\"{}\" stroke-width=\"3\" stroke-linejoin=\"round\"",
             self.colour(Ink::Background)
@@ -223,26 +223,26 @@ impl Svg {
         self.raw(format_args!(
             "<rect x=\"{left}\" y=\"{top}\" width=\"{width}\" height=\"15\" rx=\"2\" fill=\"{fill}\"/>"
         ));
-        self.words([x - 4.0, y], Anchor::End, ink, text, "");
+        self.words([x - 4.0, y], TextAnchor::End, ink, text, "");
     }
 
     /// A text that runs upwards, centred on a point.
     pub(crate) fn upwards(&mut self, [x, y]: [f64; 2], ink: Ink, text: &str) {
         let turned = format!(" transform=\"rotate(-90 {} {})\"", number(x), number(y));
-        self.words([x, y], Anchor::Middle, ink, text, &turned);
+        self.words([x, y], TextAnchor::Middle, ink, text, &turned);
     }
 
     /// A text that runs downwards from a point.
     pub(crate) fn downwards(&mut self, [x, y]: [f64; 2], ink: Ink, text: &str) {
         let turned = format!(" transform=\"rotate(90 {} {})\"", number(x), number(y));
-        self.words([x, y], Anchor::Start, ink, text, &turned);
+        self.words([x, y], TextAnchor::Start, ink, text, &turned);
     }
 
-    fn words(&mut self, [x, y]: [f64; 2], anchor: Anchor, ink: Ink, text: &str, attributes: &str) {
+    fn words(&mut self, [x, y]: [f64; 2], anchor: TextAnchor, ink: Ink, text: &str, attributes: &str) {
         let anchor = match anchor {
-            Anchor::Start => "",
-            Anchor::Middle => " text-anchor=\"middle\"",
-            Anchor::End => " text-anchor=\"end\"",
+            TextAnchor::Start => "",
+            TextAnchor::Middle => " text-anchor=\"middle\"",
+            TextAnchor::End => " text-anchor=\"end\"",
         };
         let (fill, text, [x, y]) = (self.colour(ink), escaped(text), [x, y].map(number));
         self.raw(format_args!("<text x=\"{x}\" y=\"{y}\" fill=\"{fill}\"{anchor}{attributes}>{text}</text>"));
@@ -286,7 +286,7 @@ impl Panels {
         let mut top = 0.0;
         for line in lines(heading, columns as f64 * cell[0] - 2.0 * MARGIN) {
             top += 16.0;
-            svg.text([MARGIN, top + 2.0], Anchor::Start, Ink::WeakText, &line);
+            svg.text([MARGIN, top + 2.0], TextAnchor::Start, Ink::WeakText, &line);
         }
         let air = if top > 0.0 { 12.0 } else { 0.0 };
         Self { svg, columns, cell, top: top + air, count: 0 }
@@ -364,7 +364,7 @@ mod tests {
 
     fn image(text: &str) -> String {
         let mut svg = Svg::new(Colours::Of(Theme::Light));
-        svg.text([1.0, -0.001], Anchor::End, Ink::Text, text);
+        svg.text([1.0, -0.001], TextAnchor::End, Ink::Text, text);
         let canvas = Canvas { size: [10.0, 20.5], colours: svg.colours, titled: true, id: "a" };
         svg.finish(&canvas, text, text)
     }

@@ -1,12 +1,12 @@
 //! The report as data: every number that any format shows.
 
-use layerscope_cutoff::bench;
-use layerscope_cutoff::compare::Comparison;
+use crate::compare::Comparison;
+use layerscope_bench::BenchReport;
 use layerscope_cutoff::cost::Savings;
-use layerscope_cutoff::diffusion::ToldSpan;
 use layerscope_cutoff::recommend::{FrontierSummary, Recommendation};
 use layerscope_diagnostics::record::{Anchor, Divergence, Timings};
 use layerscope_diagnostics::run::Manifest;
+use layerscope_diagnostics::spans::SpanReport;
 use layerscope_diagnostics::summary::{RunSummary, Summary};
 use layerscope_figures::Pyramid;
 use schemars::JsonSchema;
@@ -42,7 +42,7 @@ pub struct RunReport {
     /// The recommended cutoff, with reasons.
     pub recommendation: Recommendation,
     /// What each cutoff costs, by anchor.
-    pub frontiers: Vec<Frontier>,
+    pub frontiers: Vec<FrontierSummary>,
     /// What each cutoff 1 … L saves with the report's anchor at the run's own lengths.
     pub savings: Vec<Savings>,
     /// Figures by layer, overall and per category.
@@ -56,50 +56,13 @@ pub struct RunReport {
     /// Prompts that stand for their categories, with what they read.
     pub readings: Vec<Reading>,
     /// From which layer on spans of prompts may vanish, where that was asked (`layerscope diffusion`).
-    pub spans: Vec<ToldSpan>,
+    pub spans: Vec<SpanReport>,
     /// Every recorded prompt.
     pub prompts: Vec<PromptFigures>,
     /// The prompts that diverge most at the recommended cutoff, worst first.
     pub failure_cases: Vec<FailureCase>,
     /// Measured times and memory, where the run folder holds them (`layerscope bench --out RUN`).
-    pub bench: Option<bench::Report>,
-}
-
-/// What each cutoff 1 … L costs with an anchor.
-#[derive(Debug, Serialize, JsonSchema)]
-pub struct Frontier {
-    /// Which prompt tokens keep KV at every layer.
-    pub anchor: Anchor,
-    /// All prompts first, then each category by name.
-    pub groups: Vec<FrontierGroup>,
-}
-
-/// The frontier of a group of prompts.
-#[derive(Debug, Serialize, JsonSchema)]
-pub struct FrontierGroup {
-    /// The category; null for all prompts.
-    pub category: Option<String>,
-    /// Prompts with a defined frontier.
-    pub prompts: usize,
-    /// Means over prompts at cutoffs 1 … L.
-    pub cutoffs: Vec<Divergence>,
-    /// One-sided 95 % bootstrap upper bound of the mean KL at cutoffs 1 … L, nats.
-    pub kl_upper95: Vec<f64>,
-}
-
-impl From<FrontierSummary> for Frontier {
-    fn from(summary: FrontierSummary) -> Self {
-        let anchor = summary.anchor;
-        let named = std::iter::once((None, summary.overall));
-        let categories = summary.categories.into_iter().map(|group| (Some(group.name.clone()), group));
-        let groups = named.chain(categories).map(|(category, group)| FrontierGroup {
-            category,
-            prompts: group.prompts,
-            cutoffs: group.mean,
-            kl_upper95: group.kl_upper95,
-        });
-        Self { anchor, groups: groups.collect() }
-    }
+    pub bench: Option<BenchReport>,
 }
 
 /// Spearman's rank correlation over layers of the knockout KL with a figure of attention.

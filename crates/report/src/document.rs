@@ -1,6 +1,6 @@
 //! The report as a document: headings, sentences, tables and figures, in no format yet.
 
-use layerscope_figures::{Canvas, Chart, ColourMap, Map, Pyramid, Scale, ScaleKind, Span, TradeOff};
+use layerscope_figures::{Canvas, Chart, ColourMap, ColumnRange, Map, Pyramid, Scale, ScaleKind, TradeOff};
 
 /// A document.
 #[derive(Debug)]
@@ -21,19 +21,19 @@ pub(crate) struct Section {
     /// Its title.
     pub(crate) title: String,
     /// Its content.
-    pub(crate) blocks: Vec<Block>,
+    pub(crate) blocks: Vec<Element>,
 }
 
 impl Section {
     /// Its blocks one by one, but for figures that follow each other: they are laid out together.
-    pub(crate) fn groups(&self) -> impl Iterator<Item = &[Block]> {
+    pub(crate) fn groups(&self) -> impl Iterator<Item = &[Element]> {
         self.blocks.chunk_by(|a, b| a.is_figure() && b.is_figure())
     }
 }
 
 /// What sections are made of.
 #[derive(Debug)]
-pub(crate) enum Block {
+pub(crate) enum Element {
     /// A heading within the section.
     Heading(String),
     /// A paragraph.
@@ -52,7 +52,7 @@ pub(crate) enum Block {
     Code(String),
 }
 
-impl Block {
+impl Element {
     /// Whether it is a figure.
     pub(crate) fn is_figure(&self) -> bool {
         matches!(self, Self::Figure(_))
@@ -335,7 +335,7 @@ impl MapDrawing {
             values: &self.values,
             scale: &scale,
             colours: ColourMap::Viridis,
-            span: Span { start: 0.0, end: self.values.columns() as f64 },
+            span: ColumnRange { start: 0.0, end: self.values.columns() as f64 },
             without_first: self.without_first,
             column_name: self.column_name.clone(),
             column_texts: &self.column_texts,

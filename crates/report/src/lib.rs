@@ -3,6 +3,7 @@
 //! [`Report::read`] reads run folders into one typed report; [`render`] writes it as HTML, PDF, Markdown or JSON. The report
 //! says nothing that is not in the run folder: the same folder gives the same bytes.
 
+pub mod compare;
 mod data;
 mod document;
 mod html;
@@ -21,6 +22,6 @@ pub use policies::{trade_off, trade_off_svg};
 pub use schema::schema;
 
 pub use data::{
-    Chosen, Correlation, FailureCase, Frontier, FrontierGroup, PromptFigures, REPORT_SCHEMA, ReadToken,
-    Reading, Report, RunComparison, RunReport,
+    Chosen, Correlation, FailureCase, PromptFigures, REPORT_SCHEMA, ReadToken, Reading, Report,
+    RunComparison, RunReport,
 };

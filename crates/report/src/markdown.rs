@@ -1,6 +1,6 @@
 //! The report as GitHub-flavoured Markdown, with its figures as SVG files beside it.
 
-use crate::document::{Answer, Block, Cell, Document, Figure, Inline, Marked, Table, Texts};
+use crate::document::{Answer, Cell, Document, Element, Figure, Inline, Marked, Table, Texts};
 use layerscope_figures::{Canvas, Colours, Theme};
 use layerscope_figures::{visible, visible_line};
 use std::fmt::Write;
@@ -28,24 +28,24 @@ struct Writer<'a> {
 }
 
 impl Writer<'_> {
-    fn block(&mut self, block: &Block) {
+    fn block(&mut self, block: &Element) {
         match block {
-            Block::Heading(text) => self.line(format_args!("### {}\n", line(text))),
-            Block::Paragraph(words) => self.line(format_args!("{}\n", inline(words))),
-            Block::List(items) => {
+            Element::Heading(text) => self.line(format_args!("### {}\n", line(text))),
+            Element::Paragraph(words) => self.line(format_args!("{}\n", inline(words))),
+            Element::List(items) => {
                 for item in items {
                     self.line(format_args!("- {}", inline(item)));
                 }
                 self.line("");
             }
-            Block::Answer(answer) => self.answer(answer),
-            Block::Table(table) => {
+            Element::Answer(answer) => self.answer(answer),
+            Element::Table(table) => {
                 self.line(format_args!("*{}*\n", line(&table.caption)));
                 self.table(table);
             }
-            Block::Figure(figure) => self.figure(figure),
-            Block::Texts(texts) => self.texts(texts),
-            Block::Code(code) => self.line(format_args!("{}\n", fenced(code))),
+            Element::Figure(figure) => self.figure(figure),
+            Element::Texts(texts) => self.texts(texts),
+            Element::Code(code) => self.line(format_args!("{}\n", fenced(code))),
         }
     }
 

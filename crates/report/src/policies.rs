@@ -1,6 +1,6 @@
 //! Measured policies as one figure: quality against time and memory.
 
-use layerscope_cutoff::bench::{Measurement, Report};
+use layerscope_bench::{BenchReport, Measurement};
 use layerscope_engine::{POLICIES, readable_bytes};
 use layerscope_figures::{Canvas, Colours, Theme, TradeOff, TradeOffPoint, TradeOffRow};
 
@@ -23,7 +23,7 @@ const WIDTH: f64 = 940.0;
 
 /// Every policy's quality against its TTFT, TPOT, KV bytes and peak memory, a row for each length; `None` where no length has
 /// both the quality of policies and the full model to hold their costs against.
-pub fn trade_off(bench: &Report) -> Option<TradeOff> {
+pub fn trade_off(bench: &BenchReport) -> Option<TradeOff> {
     let lengths = compared(bench);
     let known = |cost: &CostOf| {
         lengths.iter().any(|(full, results)| results.iter().any(|result| cost(result, full).is_finite()))
@@ -60,7 +60,7 @@ pub fn trade_off(bench: &Report) -> Option<TradeOff> {
 }
 
 /// The full model and the policies of known quality, at each length that has both.
-pub(crate) fn compared(bench: &Report) -> Vec<(&Measurement, Vec<&Measurement>)> {
+pub(crate) fn compared(bench: &BenchReport) -> Vec<(&Measurement, Vec<&Measurement>)> {
     let lengths = bench.results.chunk_by(|a, b| a.length == b.length).filter_map(|results| {
         let full = results.iter().find(|result| result.policy == "full")?;
         let known: Vec<&Measurement> = results.iter().filter(|result| result.quality.is_some()).collect();
@@ -70,7 +70,7 @@ pub(crate) fn compared(bench: &Report) -> Vec<(&Measurement, Vec<&Measurement>)>
 }
 
 /// [`trade_off`] as an SVG file.
-pub fn trade_off_svg(bench: &Report) -> Option<String> {
+pub fn trade_off_svg(bench: &BenchReport) -> Option<String> {
     let mut figure = trade_off(bench)?;
     figure.title = format!("{}: quality and cost of policies", bench.model);
     let size = [WIDTH, figure.height(WIDTH, true)];
@@ -110,10 +110,10 @@ fn details(result: &Measurement) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use layerscope_cutoff::bench::{Machine, Quality, Statistics};
+    use layerscope_bench::{Machine, Quality, Statistics};
     use layerscope_engine::{Device, WeightsPrecision};
 
-    fn report(policies: &[(&str, usize, Option<f64>)]) -> Report {
+    fn report(policies: &[(&str, usize, Option<f64>)]) -> BenchReport {
         let result = |&(policy, length, kl): &(&str, usize, Option<f64>)| Measurement {
             policy: policy.into(),
             length,
@@ -132,7 +132,7 @@ mod tests {
             transfers: None,
             quality: kl.map(|kl| Quality { kl, top1: 0.5, dnll: 0.1, found: 0.25, prompts: 4 }),
         };
-        Report {
+        BenchReport {
             results: policies.iter().map(result).collect(),
             model: "<tiny>".into(),
             weights: WeightsPrecision::F32,

@@ -1,19 +1,18 @@
 //! From run folders to the report's figures.
 
+use crate::compare::{ComparedRun, compare};
 use crate::data::{
-    Chosen, Correlation, FailureCase, Frontier, PromptFigures, REPORT_SCHEMA, ReadToken, Reading, Report,
+    Chosen, Correlation, FailureCase, PromptFigures, REPORT_SCHEMA, ReadToken, Reading, Report,
     RunComparison, RunReport,
 };
-use layerscope_cutoff::bench;
-use layerscope_cutoff::compare::{KNOCKOUT, Side, by_layer, compare};
-use layerscope_cutoff::diffusion::ToldSpan;
-use layerscope_cutoff::failure_cases;
-use layerscope_cutoff::recommend::{
-    Evidence, FrontierSummary, Options, PromptEvidence, Recommendation, recommend,
+use layerscope_cutoff::DEFAULT_FAILURE_CASES;
+use layerscope_cutoff::recommend::{Evidence, FrontierSummary, Options, Recommendation, recommend};
+use layerscope_diagnostics::record::{Anchor, Divergence, KNOCKOUT_KL, PromptSummary};
+use layerscope_diagnostics::run::{Continuations, Run};
+use layerscope_diagnostics::spans::SpanReport;
+use layerscope_diagnostics::summary::{
+    RunSummary, largest, rank_correlation, summarise_by_layer, summarise_run,
 };
-use layerscope_diagnostics::record::{Anchor, Divergence};
-use layerscope_diagnostics::run::{Continuations, PromptSummary, Run};
-use layerscope_diagnostics::summary::{RunSummary, rank_correlation, summarise, summarise_run};
 use layerscope_engine::{Error, Result};
 use layerscope_figures::Pyramid;
 use ndarray::Array2;
@@ -52,7 +51,7 @@ impl Report {
         let comparisons = others.iter().map(|second| RunComparison {
             first: first.report.name.clone(),
             second: second.report.name.clone(),
-            comparison: compare(first.side(), second.side()),
+            comparison: compare(first.compared(), second.compared()),
         });
         let comparisons = comparisons.collect();
         Ok(Self {
@@ -70,57 +69,46 @@ impl Report {
 struct Source {
     report: RunReport,
     prompts: Vec<PromptSummary>,
-    evidence: Evidence,
 }
 
 impl Source {
     fn read(folder: &PathBuf, options: Options) -> Result<Self> {
         let run = Run::open(folder)?;
-        let manifest = run.manifest().clone();
-        let mut prompts = vec![];
-        for prompt in run.prompts() {
-            let mut prompt = prompt?;
-            // Long, and read again for the few prompts that are shown token by token.
-            prompt.prompt_token_text = vec![];
-            prompt.prompt_tokens = vec![];
-            prompts.push(prompt);
-        }
-        let evidence = Evidence {
-            prompts: prompts.iter().cloned().map(PromptEvidence::from).collect(),
-            not_recorded: manifest.prompts.ids.len() - prompts.len(),
-            ..Evidence::without_prompts(&manifest.model, manifest.kv_element_bytes)
-        };
-        let recommendation = recommend(&evidence, options)?;
-        let workloads: Vec<_> = evidence.prompts.iter().map(|prompt| prompt.workload).collect();
+        // Tokens are read again for the few prompts that are shown token by token.
+        let prompts = run.prompts().map(|prompt| prompt.map(PromptSummary::without_prompt_tokens));
+        let prompts: Vec<PromptSummary> = prompts.collect::<Result<_>>()?;
+        let evidence = Evidence { manifest: run.manifest(), prompts: &prompts };
+        let recommendation = recommend(evidence, options)?;
+        let (cost, workloads) = (evidence.cost(), evidence.workloads());
         let layers = summarise_run(&prompts);
-        let knockout = rows(&prompts, |prompt| by_layer(prompt, KNOCKOUT, manifest.model.layers));
-        let knockout = summarise(&knockout.iter().map(Vec::as_slice).collect::<Vec<_>>());
+        let knockout = summarise_by_layer(&prompts, KNOCKOUT_KL);
         let report = RunReport {
             name: name(folder),
+            manifest: run.manifest().clone(),
             frontiers: Anchor::ALL
                 .into_iter()
-                .filter_map(|anchor| FrontierSummary::new(&evidence, anchor).map(Frontier::from))
+                .filter_map(|anchor| FrontierSummary::new(evidence, anchor))
                 .collect(),
-            savings: (1..=manifest.model.layers)
-                .map(|cutoff| evidence.cost.savings(cutoff, options.anchor.tokens(), &workloads))
+            savings: (1..=evidence.layers())
+                .map(|cutoff| cost.savings(cutoff, options.anchor.tokens(), &workloads))
                 .collect(),
             correlations: correlations(&layers, &knockout.iter().map(|k| k.mean).collect::<Vec<_>>()),
             prompt_mass_by_head: by_head(&prompts),
             readings: readings(&run, &prompts, &layers)?,
             prompts: prompts.iter().map(|prompt| figures(prompt, &recommendation)).collect(),
             failure_cases: failure_cases(&prompts, &recommendation, run.continuations()?.as_ref())?,
-            spans: run.spans()?.into_iter().map(|span| ToldSpan::new(span, options.tolerance)).collect(),
-            bench: bench::read_of_run(folder)?,
-            manifest,
+            spans: run.spans()?.into_iter().map(|span| SpanReport::new(span, options.tolerance)).collect(),
+            bench: layerscope_bench::read_of_run(folder)?,
             recommendation,
             layers,
             knockout,
         };
-        Ok(Self { report, prompts, evidence })
+        Ok(Self { report, prompts })
     }
 
-    fn side(&self) -> Side<'_> {
-        Side { prompts: &self.prompts, evidence: &self.evidence, recommendation: &self.report.recommendation }
+    fn compared(&self) -> ComparedRun<'_> {
+        let evidence = Evidence { manifest: &self.report.manifest, prompts: &self.prompts };
+        ComparedRun { evidence, recommendation: &self.report.recommendation }
     }
 }
 
@@ -129,10 +117,6 @@ fn name(folder: &PathBuf) -> String {
     let resolved = folder.canonicalize();
     let folder = resolved.as_ref().unwrap_or(folder);
     folder.file_name().map_or_else(|| "run".into(), |name| name.to_string_lossy().into_owned())
-}
-
-fn rows(prompts: &[PromptSummary], figure: impl Fn(&PromptSummary) -> Vec<f64>) -> Vec<Vec<f64>> {
-    prompts.iter().map(figure).collect()
 }
 
 fn correlations(layers: &RunSummary, knockout: &[f64]) -> Vec<Correlation> {
@@ -201,35 +185,26 @@ fn most_read(received: &Array2<f32>, tokens: &[String]) -> Vec<ReadToken> {
         let column = received.column(position);
         column.iter().map(|value| f64::from(*value)).sum::<f64>() / column.len() as f64
     };
-    let mut positions: Vec<(usize, f64)> =
-        (1..received.ncols()).map(|position| (position, mean(position))).collect();
-    positions.retain(|(_, mean)| mean.is_finite());
-    positions.sort_by(|a, b| b.1.total_cmp(&a.1));
-    positions.truncate(MOST_READ);
-    let token = |(position, mean): (usize, f64)| {
+    let means: Vec<f64> = (1..received.ncols()).map(mean).collect();
+    let token = |index: usize| {
+        let position = index + 1;
         let column = received.column(position);
         let most = column.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1));
         let (layer, there) = most.map_or((0, f64::NAN), |(layer, value)| (layer, f64::from(*value)));
         let token = tokens.get(position).cloned().unwrap_or_default();
-        ReadToken { position, token, received: mean, layer, received_there: there }
+        ReadToken { position, token, received: means[index], layer, received_there: there }
     };
-    positions.into_iter().map(token).collect()
+    largest(means.iter().copied(), MOST_READ).into_iter().map(token).collect()
 }
 
-fn at_cutoff(prompt: &PromptSummary, found: &Recommendation) -> Divergence {
-    let rows = prompt.frontier.iter();
-    let mut rows = rows.filter(|row| row.anchor == found.anchor && row.cutoff == found.l_cut);
-    rows.next().map_or(Divergence { kl: f64::NAN, top1: f64::NAN, dnll: f64::NAN }, |row| row.divergence)
-}
-
-fn figures(prompt: &PromptSummary, found: &Recommendation) -> PromptFigures {
+fn figures(prompt: &PromptSummary, recommendation: &Recommendation) -> PromptFigures {
     PromptFigures {
         prompt_id: prompt.id.clone(),
         category: prompt.category.clone(),
         p: prompt.p,
         steps: prompt.steps,
         answer_given: prompt.answer_given,
-        at_cutoff: at_cutoff(prompt, found),
+        at_cutoff: prompt.at(recommendation.anchor, recommendation.l_cut),
         timings: prompt.timings,
     }
 }
@@ -237,17 +212,15 @@ fn figures(prompt: &PromptSummary, found: &Recommendation) -> PromptFigures {
 /// The prompts with the largest KL at the recommended cutoff; none where full depth is kept.
 fn failure_cases(
     prompts: &[PromptSummary],
-    found: &Recommendation,
+    recommendation: &Recommendation,
     continuations: Option<&Continuations>,
 ) -> Result<Vec<FailureCase>> {
-    let Some(cut) = found.cut() else { return Ok(vec![]) };
-    let policy = cut.policy(found.layers)?.to_string();
-    let mut worst: Vec<(&PromptSummary, Divergence)> =
-        prompts.iter().map(|prompt| (prompt, at_cutoff(prompt, found))).collect();
-    worst.retain(|(_, divergence)| divergence.kl.is_finite());
-    worst.sort_by(|a, b| b.1.kl.total_cmp(&a.1.kl));
-    worst.truncate(failure_cases::DEFAULT_COUNT);
-    let case = |(prompt, at_cutoff): (&PromptSummary, Divergence)| {
+    let Some(point) = recommendation.point() else { return Ok(vec![]) };
+    let policy = point.policy(recommendation.layers)?.to_string();
+    let costs: Vec<Divergence> = prompts.iter().map(|prompt| prompt.at(point.anchor, point.cutoff)).collect();
+    let worst = largest(costs.iter().map(|cost| cost.kl), DEFAULT_FAILURE_CASES).into_iter();
+    let case = |index: usize| {
+        let (prompt, at_cutoff): (&PromptSummary, _) = (&prompts[index], costs[index]);
         let cut = continuations.and_then(|all| all.find(&prompt.id, &policy));
         FailureCase {
             prompt_id: prompt.id.clone(),
@@ -261,7 +234,7 @@ fn failure_cases(
             first_difference: cut.and_then(|cut| cut.first_difference),
         }
     };
-    Ok(worst.into_iter().map(case).collect())
+    Ok(worst.map(case).collect())
 }
 
 /// The beginning and the end of a long text.

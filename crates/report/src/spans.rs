@@ -1,6 +1,5 @@
 //! Charts of removed spans, which report and viewer share.
 
-use layerscope_cutoff::diffusion::name;
 use layerscope_diagnostics::record::{SpanRecord, SpanRow};
 use layerscope_diagnostics::summary::summarise;
 use layerscope_figures::{Along, Chart, Curve, Ink, Mark, Style};
@@ -63,10 +62,10 @@ fn curves(spans: &[&SpanRecord], layers: usize, ink: Ink, figure: impl Fn(&SpanR
         false => curve.styled(Style::Marked),
     };
     match spans {
-        [span] => vec![styled(Curve::new(name(span), ink, values(span)), span)],
+        [span] => vec![styled(Curve::new(span.name(), ink, values(span)), span)],
         _ if spans.len() <= CURVES => {
             let each = spans.iter().enumerate().map(|(index, span)| {
-                let named = format!("{}, {}", span.prompt_id, name(span));
+                let named = format!("{}, {}", span.prompt_id, span.name());
                 styled(Curve::series(named, index, values(span)), span)
             });
             each.collect()

@@ -12,7 +12,7 @@ const PROPORTIONAL: &str = "'Ubuntu Light', Ubuntu, 'Helvetica Neue', Arial, san
 const MONOSPACE: &str = "Hack, 'DejaVu Sans Mono', Menlo, monospace";
 
 /// Characters of one format in one line.
-struct Run<'a> {
+struct TextRun<'a> {
     format: &'a TextFormat,
     text: String,
     /// From ascent to descent, points.
@@ -48,14 +48,14 @@ impl Writer<'_> {
         }
     }
 
-    fn backgrounds(&mut self, shape: &TextShape, runs: &[Run<'_>]) {
-        for Run { format, area, .. } in runs {
+    fn backgrounds(&mut self, shape: &TextShape, runs: &[TextRun<'_>]) {
+        for TextRun { format, area, .. } in runs {
             let colour = shown(shape, format.background);
             self.rect(area.expand(format.expand_bg), 0.0.into(), "", &paint(colour, Stroke::NONE));
         }
     }
 
-    fn run(&mut self, shape: &TextShape, Run { format, text, area, baseline }: &Run<'_>) {
+    fn run(&mut self, shape: &TextShape, TextRun { format, text, area, baseline }: &TextRun<'_>) {
         let colour = shape.override_text_color.unwrap_or(format.color);
         let (colour, width) = (shown(shape, colour), area.width());
         if !text.trim().is_empty() && width > 0.0 && colour != Color32::TRANSPARENT {
@@ -92,8 +92,8 @@ fn shown(shape: &TextShape, colour: Color32) -> Color32 {
 }
 
 /// A line's runs at their place; `byte` is where the line starts in the job's text, and is moved to its end.
-fn runs<'a>(row: &PlacedRow, job: &'a LayoutJob, byte: &mut usize, offset: Vec2) -> Vec<Run<'a>> {
-    let mut runs: Vec<Run<'a>> = vec![];
+fn runs<'a>(row: &PlacedRow, job: &'a LayoutJob, byte: &mut usize, offset: Vec2) -> Vec<TextRun<'a>> {
+    let mut runs: Vec<TextRun<'a>> = vec![];
     let mut goes_on = false;
     for glyph in &row.row.glyphs {
         let section = job.sections.partition_point(|section| section.byte_range.end.0 <= *byte);
@@ -118,7 +118,7 @@ fn runs<'a>(row: &PlacedRow, job: &'a LayoutJob, byte: &mut usize, offset: Vec2)
     runs
 }
 
-fn begun<'a>(glyph: &Glyph, format: &'a TextFormat, offset: Vec2) -> Run<'a> {
+fn begun<'a>(glyph: &Glyph, format: &'a TextFormat, offset: Vec2) -> TextRun<'a> {
     let area = glyph.logical_rect().translate(offset);
-    Run { format, text: glyph.chr.into(), area, baseline: glyph.pos.y + offset.y }
+    TextRun { format, text: glyph.chr.into(), area, baseline: glyph.pos.y + offset.y }
 }

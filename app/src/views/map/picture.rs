@@ -4,7 +4,7 @@ use super::Scene;
 use crate::data::Scale;
 use crate::state::{Columns, Window};
 use crate::views::picture;
-use layerscope_figures::{Map, Outline, Span, Theme};
+use layerscope_figures::{ColumnRange, Map, Outline, Theme};
 
 /// Width of a column with its token's text, points.
 const COLUMN: f64 = 13.0;
@@ -43,7 +43,7 @@ pub fn picture(scene: &Scene<'_>, theme: Theme) -> Option<String> {
         values,
         scale: &scale,
         colours: state.colour_map,
-        span: Span { start: window.start, end: window.end },
+        span: ColumnRange { start: window.start, end: window.end },
         without_first,
         column_name: column_name.into(),
         column_texts,

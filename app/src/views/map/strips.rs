@@ -197,16 +197,16 @@ fn frontier(strip: &mut Strip<'_>, scene: &Scene<'_>) {
     let caption = format!("all prompts, {}", scene.state.anchor.name());
     strip.painter.text(at, Align2::LEFT_TOP, caption, design::caption(), strip.palette.weak_text);
     let Some(frontier) = scene.run.frontier(scene.state.anchor) else { return };
-    let overall = &frontier.overall;
+    let overall = frontier.overall();
     let point = |cutoff: usize, kl: f64| pos2(strip.kl(kl), strip.row(cutoff as f64));
-    for (index, (mean, upper)) in overall.mean.iter().zip(&overall.kl_upper95).enumerate() {
+    for (index, (mean, upper)) in overall.cutoffs.iter().zip(&overall.kl_upper95).enumerate() {
         let (from, to) = (point(index + 1, mean.kl), point(index + 1, *upper));
         if mean.kl.is_finite() && upper.is_finite() {
             let band = Stroke::new(3.0, design::faded(strip.palette.cutoff, 0.4));
             strip.painter.line_segment([from, to], band);
         }
     }
-    let defined = overall.mean.iter().enumerate().filter(|(_, mean)| mean.kl.is_finite());
+    let defined = overall.cutoffs.iter().enumerate().filter(|(_, mean)| mean.kl.is_finite());
     let line: Vec<_> = defined.map(|(index, mean)| point(index + 1, mean.kl)).collect();
     strip.painter.add(Shape::line(line.clone(), Stroke::new(1.5, strip.palette.cutoff)));
     for at in line {
@@ -220,8 +220,8 @@ fn frontier_at(scene: &Scene<'_>, share: f32) -> String {
     match scene.run.frontier(scene.state.anchor) {
         Some(frontier) => format!(
             "cutoff {cutoff}\nmean KL {} nats\nupper bound {} nats",
-            shown(frontier.overall.at(cutoff).kl),
-            shown(frontier.overall.upper95_at(cutoff))
+            shown(frontier.overall().at(cutoff).kl),
+            shown(frontier.overall().upper95_at(cutoff))
         ),
         None => "no frontier was recorded for this anchor".into(),
     }
@@ -253,8 +253,7 @@ fn colour_of(palette: &Palette) -> Color32 {
 
 fn knockout_at(scene: &Scene<'_>, share: f32) -> String {
     let layer = layer_at(scene, share);
-    let row = scene.prompt().knockout.iter().find(|row| row.layer == layer);
-    let kl = row.map_or(f64::NAN, |row| row.divergence.kl);
+    let kl = scene.prompt().knockout_at(layer).kl;
     format!("prompt hidden at layer {layer} alone\nKL {} nats", shown(kl))
 }
 

@@ -4,7 +4,7 @@ use super::super::{Action, Scene};
 use crate::design::{self, space};
 use crate::widgets::{chart, token_label};
 use eframe::egui::{Color32, Label, ProgressBar, Rect, RichText, Ui, pos2, vec2};
-use layerscope_cutoff::diffusion::{Event, name, verdict};
+use layerscope_cutoff::diffusion::DiffusionEvent;
 use layerscope_diagnostics::record::SpanRecord;
 use layerscope_report::spans::{decode_mass, divergence};
 use std::ops::Range;
@@ -55,12 +55,12 @@ pub(super) fn show(ui: &mut Ui, scene: &mut Scene<'_>) {
             asking(ui, scene, chosen.as_ref(), record.is_some());
         }
         if let Some(record) = record {
-            ui.add(Label::new(RichText::new(capital(&name(record))).weak()).truncate());
+            ui.add(Label::new(RichText::new(capital(&record.name())).weak()).truncate());
         }
     });
     let Some(record) = record else { return };
     let (tolerance, layers) = (scene.state.tolerance, scene.run.layers());
-    let sentence = capital(&verdict(record, tolerance, layers));
+    let sentence = capital(&record.verdict(tolerance, layers));
     ui.add(Label::new(RichText::new(sentence).strong()).truncate());
     ui.horizontal_top(|ui| {
         let width = (ui.available_width() - ui.spacing().item_spacing.x) / 2.0 - 2.0;
@@ -90,8 +90,12 @@ fn asking(ui: &mut Ui, scene: &mut Scene<'_>, chosen: Option<&Range<usize>>, is_
     if let Some(removing) = scene.removing {
         let (share, text) = match removing.progress {
             None => (0.0, "waiting for the model".to_owned()),
-            Some(Event::Tokens { done, all }) => (share(done, all), format!("{done} of {all} tokens")),
-            Some(Event::Layers { done, all }) => (share(done, all), format!("{done} of {all} layers")),
+            Some(DiffusionEvent::Tokens { done, all }) => {
+                (share(done, all), format!("{done} of {all} tokens"))
+            }
+            Some(DiffusionEvent::Layers { done, all }) => {
+                (share(done, all), format!("{done} of {all} layers"))
+            }
         };
         ui.label(format!("Removing {}:", positions(&removing.span)));
         ui.add(ProgressBar::new(share).desired_width(200.0).text(text));

@@ -3,8 +3,8 @@
 use crate::args::BenchArguments;
 use crate::progress::{self, BenchBars, QualityBar};
 use crate::{models, output};
-use layerscope_cutoff::bench::{
-    self, Machine, Measurement, Plan, PromptTokens, Quality, Report, Statistics, Transfers,
+use layerscope_bench::{
+    self as bench, BenchPlan, BenchReport, Machine, Measurement, PromptTokens, Quality, Statistics, Transfers,
 };
 use layerscope_diagnostics::needle::NeedlePrompt;
 use layerscope_diagnostics::prompts::{Prompt, parse_prompts};
@@ -88,7 +88,7 @@ pub(crate) fn run(arguments: &BenchArguments, interrupt: &Interrupt) -> Result<E
     let (layers, machine) = (subject.decoder().config().layers, Machine::with(subject.decoder().device()));
     let statistics = plan.statistics.then(|| "with attention statistics of every decode step".to_owned());
     let notes = subject.notes.into_iter().chain(statistics).chain(plans).chain(caveats(&plan.policies));
-    let report = Report {
+    let report = BenchReport {
         results: measured.results,
         model: subject.name,
         weights: arguments.weights.into(),
@@ -114,15 +114,15 @@ pub(crate) fn run(arguments: &BenchArguments, interrupt: &Interrupt) -> Result<E
     Ok(ExitCode::SUCCESS)
 }
 
-fn plan(arguments: &BenchArguments, config: &ModelConfig) -> Result<Plan> {
+fn plan(arguments: &BenchArguments, config: &ModelConfig) -> Result<BenchPlan> {
     let policies = match &arguments.policies {
-        None => Plan::default_policies(config.layers)?,
+        None => BenchPlan::default_policies(config.layers)?,
         Some(list) => {
             let names = bench::split_policies(list);
             names.iter().map(|name| Policy::parse(name, config.layers)).collect::<Result<_>>()?
         }
     };
-    let plan = Plan {
+    let plan = BenchPlan {
         policies,
         lengths: bench::parse_lengths(&arguments.lengths)?,
         new_tokens: arguments.new_tokens,
@@ -142,7 +142,7 @@ fn is_svg(path: &Path) -> bool {
 }
 
 /// Refuses to draw a figure that would be empty.
-fn check_figure(path: &Path, arguments: &BenchArguments, plan: &Plan) -> Result<()> {
+fn check_figure(path: &Path, arguments: &BenchArguments, plan: &BenchPlan) -> Result<()> {
     let full = plan.policies.iter().any(|policy| policy.to_string() == "full");
     if arguments.quality.is_some() && full {
         return Ok(());
@@ -212,7 +212,7 @@ fn model(arguments: &BenchArguments, interrupt: &Interrupt) -> Result<Subject> {
 }
 
 /// What policies do with prompts of each length where their names do not say it, and what moves then.
-fn plans(plan: &Plan, decoder: &Decoder) -> Vec<String> {
+fn plans(plan: &BenchPlan, decoder: &Decoder) -> Vec<String> {
     let token_bytes = decoder.sequence_need(&[]).kv_token_layer as f64;
     let at = |length: usize| {
         plan.policies.iter().filter_map(move |policy| {
@@ -226,13 +226,13 @@ fn plans(plan: &Plan, decoder: &Decoder) -> Vec<String> {
 /// Where `--out` is written, and how.
 struct Destination {
     path: PathBuf,
-    format: Format,
+    format: MeasurementFormat,
     /// The run that the measurements lie beside, where a run folder was named.
     run: Option<Run>,
 }
 
 #[derive(Clone, Copy)]
-enum Format {
+enum MeasurementFormat {
     Json,
     Parquet,
     Svg,
@@ -242,13 +242,17 @@ impl Destination {
     fn of(path: &Path) -> Result<Self> {
         if path.is_dir() {
             let run = Run::open(path)?;
-            return Ok(Self { path: path.join(bench::FILE_NAME), format: Format::Json, run: Some(run) });
+            return Ok(Self {
+                path: path.join(bench::FILE_NAME),
+                format: MeasurementFormat::Json,
+                run: Some(run),
+            });
         }
         output::check_folder(path)?;
         let format = match path.extension().and_then(|extension| extension.to_str()) {
-            Some("json") => Format::Json,
-            Some("parquet") => Format::Parquet,
-            Some("svg") => Format::Svg,
+            Some("json") => MeasurementFormat::Json,
+            Some("parquet") => MeasurementFormat::Parquet,
+            Some("svg") => MeasurementFormat::Svg,
             _ => {
                 return Err(Error::input(format!(
                     "{}: measurements are written as .json, .parquet or .svg, or into a run folder; choose one of \
@@ -275,11 +279,11 @@ impl Destination {
         }
     }
 
-    fn write(&self, report: &Report) -> Result<()> {
+    fn write(&self, report: &BenchReport) -> Result<()> {
         let bytes = match self.format {
-            Format::Json => output::json_text(report)?.into_bytes(),
-            Format::Parquet => bench::to_parquet(report)?,
-            Format::Svg => {
+            MeasurementFormat::Json => output::json_text(report)?.into_bytes(),
+            MeasurementFormat::Parquet => bench::to_parquet(report)?,
+            MeasurementFormat::Svg => {
                 let Some(svg) = layerscope_report::trade_off_svg(report) else {
                     eprintln!(
                         "layerscope: no prompt went through every policy, so there is nothing to draw into {}",
@@ -295,7 +299,7 @@ impl Destination {
 }
 
 /// A block for each length, then what a reader must know.
-fn text(report: &Report) -> String {
+fn text(report: &BenchReport) -> String {
     let machine = &report.machine;
     let mut text = format!(
         "{}: {} layers, weights {} ({}), {}, {} threads\n",

@@ -3,7 +3,7 @@
 use crate::args::DemoArguments;
 use crate::commands::record::{self, Recording};
 use crate::{models, output};
-use layerscope_cutoff::failure_cases::DEFAULT_COUNT;
+use layerscope_cutoff::DEFAULT_FAILURE_CASES;
 use layerscope_diagnostics::prompts::{PromptFile, parse_prompts, prompts_sha256};
 use layerscope_engine::{Interrupt, Result, WeightsPrecision};
 use std::process::ExitCode;
@@ -40,7 +40,7 @@ pub(crate) fn run(arguments: &DemoArguments, interrupt: &Interrupt) -> Result<Ex
     let recording = Recording {
         prompts: &prompts,
         max_new_tokens: NEW_TOKENS,
-        failure_cases: DEFAULT_COUNT,
+        failure_cases: DEFAULT_FAILURE_CASES,
         out: &arguments.out,
         command: vec!["demo".to_owned(), "--out".to_owned(), record::last_part(&arguments.out)],
         json: arguments.json,

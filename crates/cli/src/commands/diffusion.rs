@@ -4,10 +4,11 @@ use crate::args::{DiffusionArguments, positions};
 use crate::models;
 use crate::output::{self, figure};
 use crate::progress::SpansBar;
-use layerscope_cutoff::diffusion::{Asked, MeanRow, Span, ToldSpan, ask, mean_by_layer, name, verdict};
 use layerscope_diagnostics::record::SpanRecord;
 use layerscope_diagnostics::run::{Run, SPANS};
+use layerscope_diagnostics::spans::{MeanSpanRow, SpanReport, mean_by_layer};
 use layerscope_engine::{Error, ErrorKind, Interrupt, Model, Result};
+use layerscope_recording::spans::{SpanRequest, SpanTokens, remove_span};
 use serde_json::json;
 use std::process::ExitCode;
 
@@ -20,13 +21,13 @@ pub(crate) fn run(arguments: &DiffusionArguments, interrupt: &Interrupt) -> Resu
     let layers =
         arguments.layers.as_ref().map(|text| layers(text, run.manifest().model.layers)).transpose()?;
     let model = models::of_run(&run, arguments.model.as_deref(), arguments.device, interrupt)?;
-    let asked = spans.iter().map(|(prompt_id, span)| Asked {
+    let requests = spans.iter().map(|(prompt_id, tokens)| SpanRequest {
         prompt_id,
-        span: span.clone(),
+        tokens: tokens.clone(),
         answer: arguments.answer.as_deref(),
         layers: layers.as_deref(),
     });
-    let done = all(&run, &model, asked.collect(), interrupt)?;
+    let done = all(&run, &model, requests.collect(), interrupt)?;
     print(&run, &done.records, arguments)?;
     if done.interrupted {
         eprintln!("layerscope: interrupted; what was finished is in {}", run.folder().join(SPANS).display());
@@ -36,12 +37,12 @@ pub(crate) fn run(arguments: &DiffusionArguments, interrupt: &Interrupt) -> Resu
 }
 
 /// The prompts asked about, each with its span.
-fn spans(run: &Run, arguments: &DiffusionArguments) -> Result<Vec<(String, Span)>> {
+fn spans(run: &Run, arguments: &DiffusionArguments) -> Result<Vec<(String, SpanTokens)>> {
     let (named, folder) = (&run.manifest().prompts.spans, run.folder().display());
     if let Some(id) = &arguments.prompt {
         let span = match (&arguments.tokens, &arguments.span) {
-            (Some(tokens), _) => Some(Span::Tokens(tokens.clone())),
-            (None, text) => text.as_ref().or_else(|| named.get(id)).cloned().map(Span::Text),
+            (Some(tokens), _) => Some(SpanTokens::At(tokens.clone())),
+            (None, text) => text.as_ref().or_else(|| named.get(id)).cloned().map(SpanTokens::OfText),
         };
         let span = span.ok_or_else(|| {
             Error::input(format!(
@@ -50,7 +51,7 @@ fn spans(run: &Run, arguments: &DiffusionArguments) -> Result<Vec<(String, Span)
         })?;
         return Ok(vec![(id.clone(), span)]);
     }
-    let of = |id: &String| Some((id.clone(), Span::Text(named.get(id)?.clone())));
+    let of = |id: &String| Some((id.clone(), SpanTokens::OfText(named.get(id)?.clone())));
     let spans: Vec<_> = run.prompt_ids().iter().filter_map(of).collect();
     if spans.is_empty() {
         return Err(Error::input(format!(
@@ -84,20 +85,20 @@ struct Done {
 }
 
 /// Removes one span after the other; where there are several, one that cannot be removed does not stop the others.
-fn all(run: &Run, model: &Model, asked: Vec<Asked<'_>>, interrupt: &Interrupt) -> Result<Done> {
+fn all(run: &Run, model: &Model, requests: Vec<SpanRequest<'_>>, interrupt: &Interrupt) -> Result<Done> {
     let mut done = Done { records: vec![], failed: false, interrupted: false };
-    let mut bar = SpansBar::new(asked.len());
-    for one in &asked {
-        bar.start(one.prompt_id);
-        match ask(run, model, one, interrupt, &mut |event| bar.observe(event)) {
+    let mut bar = SpansBar::new(requests.len());
+    for request in &requests {
+        bar.start(request.prompt_id);
+        match remove_span(run, model, request, interrupt, &mut |event| bar.observe(event)) {
             Ok(record) => done.records.push(record),
             Err(Error::Interrupted) => {
                 done.interrupted = true;
                 break;
             }
-            Err(error) if error.kind() == ErrorKind::Input && asked.len() > 1 => {
+            Err(error) if error.kind() == ErrorKind::Input && requests.len() > 1 => {
                 done.failed = true;
-                bar.say(&format!("layerscope: {}: {error}", one.prompt_id));
+                bar.say(&format!("layerscope: {}: {error}", request.prompt_id));
             }
             Err(error) => {
                 bar.finish();
@@ -113,12 +114,12 @@ fn print(run: &Run, records: &[SpanRecord], arguments: &DiffusionArguments) -> R
     let (model, tolerance) = (&run.manifest().model, arguments.tolerance);
     let means = mean_by_layer(records);
     if arguments.json {
-        let told = records.iter().map(|record| ToldSpan::new(record.clone(), tolerance));
+        let reports = records.iter().map(|record| SpanReport::new(record.clone(), tolerance));
         return output::json(&json!({
             "model": model.name,
             "layers": model.layers,
             "tolerance": tolerance,
-            "spans": told.collect::<Vec<_>>(),
+            "spans": reports.collect::<Vec<_>>(),
             "mean": means,
         }));
     }
@@ -128,7 +129,7 @@ fn print(run: &Run, records: &[SpanRecord], arguments: &DiffusionArguments) -> R
     output::lines(&format!("{}\n\n{LEGEND}\n", table(&means, records.len() > 1)))?;
     for record in records {
         let of = if records.len() > 1 { format!("{}: ", record.prompt_id) } else { String::new() };
-        output::lines(&format!("{of}{} {}", name(record), verdict(record, tolerance, model.layers)))?;
+        output::lines(&format!("{of}{} {}", record.name(), record.verdict(tolerance, model.layers)))?;
     }
     Ok(())
 }
@@ -138,7 +139,7 @@ KL, top-1, ΔNLL: what it costs where the span is gone from this layer up (the l
 span mass: share of the generating tokens' attention on the span at this layer of the full model";
 
 /// A row for each layer: means, where there are several spans, with how many.
-fn table(means: &[MeanRow], several: bool) -> String {
+fn table(means: &[MeanSpanRow], several: bool) -> String {
     let answers = means.iter().any(|row| row.found.is_finite());
     let mut header = vec!["from layer", "KL", "top-1", "ΔNLL", "span mass"];
     header.extend(answers.then_some("found"));

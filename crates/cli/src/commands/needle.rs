@@ -2,8 +2,8 @@
 
 use crate::args::{HaystackName, NeedleArguments};
 use crate::{models, output, progress};
-use layerscope_cutoff::bench::{parse_lengths, split_policies};
-use layerscope_diagnostics::needle::{self, Cell, Event, Grid, Haystack};
+use layerscope_bench::{parse_lengths, split_policies};
+use layerscope_diagnostics::needle::{self, Grid, Haystack, NeedleEvent, NeedleScore};
 use layerscope_engine::{Error, Interrupt, Policy, Result, caveats};
 use serde_json::json;
 use std::path::Path;
@@ -31,25 +31,24 @@ pub(crate) fn run(arguments: &NeedleArguments, interrupt: &Interrupt) -> Result<
     let model = models::load(opened, arguments.model.weights, &device, &need)?;
 
     let bar = progress::needles(prompts.len() * policies.len());
-    let found =
-        needle::run(
-            &model,
-            &prompts,
-            &policies,
-            arguments.max_new_tokens,
-            interrupt,
-            &mut |event| match event {
-                Event::Started { id, policy } => bar.set_message(format!("{policy} on {id}")),
-                Event::Finished(_) => bar.inc(1),
-            },
-        );
+    let results = needle::run(
+        &model,
+        &prompts,
+        &policies,
+        arguments.max_new_tokens,
+        interrupt,
+        &mut |event| match event {
+            NeedleEvent::Started { id, policy } => bar.set_message(format!("{policy} on {id}")),
+            NeedleEvent::Finished(_) => bar.inc(1),
+        },
+    );
     bar.finish_and_clear();
-    let found = found?;
+    let results = results?;
 
     let (all, by_depth) =
-        (needle::summarise(&found.outcomes, false), needle::summarise(&found.outcomes, true));
+        (needle::summarise(&results.outcomes, false), needle::summarise(&results.outcomes, true));
     if let Some(path) = &arguments.out {
-        layerscope_engine::write_file(path, &output::json_lines(&found.outcomes)?)?;
+        layerscope_engine::write_file(path, &output::json_lines(&results.outcomes)?)?;
     }
     if arguments.json {
         output::json(&json!({
@@ -61,7 +60,7 @@ pub(crate) fn run(arguments: &NeedleArguments, interrupt: &Interrupt) -> Result<
             "seed": grid.seed,
             "max_new_tokens": arguments.max_new_tokens,
             "layerscope": env!("CARGO_PKG_VERSION"),
-            "interrupted": found.interrupted,
+            "interrupted": results.interrupted,
             "notes": caveats(&policies),
         }))?;
     } else {
@@ -70,7 +69,7 @@ pub(crate) fn run(arguments: &NeedleArguments, interrupt: &Interrupt) -> Result<
             output::lines(&note)?;
         }
     }
-    if found.interrupted {
+    if results.interrupted {
         eprintln!("layerscope: interrupted; what was found until then is printed");
         return Ok(ExitCode::from(Error::Interrupted.exit_code()));
     }
@@ -117,8 +116,8 @@ fn write_prompts(
 }
 
 /// Policies by length, then the same with a column for each depth.
-fn text(grid: &Grid, all: &[Cell], by_depth: &[Cell]) -> String {
-    let interval = |cell: &Cell| {
+fn text(grid: &Grid, all: &[NeedleScore], by_depth: &[NeedleScore]) -> String {
+    let interval = |cell: &NeedleScore| {
         let [lower, upper] = [cell.accuracy_ci95_lower, cell.accuracy_ci95_upper];
         format!("{:.2} [{lower:.2}, {upper:.2}]", cell.accuracy)
     };
@@ -139,7 +138,7 @@ fn text(grid: &Grid, all: &[Cell], by_depth: &[Cell]) -> String {
         ["policy", "length"].into_iter().chain(depths.iter().map(String::as_str)).collect();
     let rows = all.iter().map(|cell| {
         let at = |depth: &u32| {
-            let same = |other: &&Cell| {
+            let same = |other: &&NeedleScore| {
                 (&other.policy, other.length, other.depth) == (&cell.policy, cell.length, Some(*depth))
             };
             by_depth.iter().find(same).map_or_else(|| "–".to_owned(), interval)

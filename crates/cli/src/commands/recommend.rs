@@ -4,7 +4,7 @@ use crate::args::RecommendArguments;
 use crate::output;
 use layerscope_cutoff::block_schedule::{self, BlockSchedule};
 use layerscope_cutoff::recommend::{Evidence, Recommendation, Verdict, recommend};
-use layerscope_diagnostics::record::Anchor;
+use layerscope_diagnostics::record::PromptSummary;
 use layerscope_diagnostics::run::Run;
 use layerscope_engine::Result;
 use serde::Serialize;
@@ -14,12 +14,12 @@ use std::process::ExitCode;
 pub(crate) use layerscope_cutoff::recommend::Options;
 
 pub(crate) fn run(arguments: &RecommendArguments) -> Result<ExitCode> {
-    let anchor = Anchor::from(arguments.anchor);
     let run = Run::open(&arguments.run)?;
-    let recommendation = of_run(&run, Options { tolerance: arguments.tolerance, anchor })?;
+    let options = Options { tolerance: arguments.tolerance, anchor: arguments.anchor };
+    let recommendation = of_run(&run, options)?;
     let sliminfer = block_schedule::from_recommendation(&recommendation);
     if arguments.json {
-        output::json(&Found { recommendation: &recommendation, sliminfer: &sliminfer })?;
+        output::json(&RecommendJson { recommendation: &recommendation, sliminfer: &sliminfer })?;
     } else {
         output::lines(&text(&recommendation))?;
         output::lines(&pruning(sliminfer.as_ref()))?;
@@ -28,7 +28,7 @@ pub(crate) fn run(arguments: &RecommendArguments) -> Result<ExitCode> {
 }
 
 #[derive(Serialize)]
-struct Found<'a> {
+struct RecommendJson<'a> {
     #[serde(flatten)]
     recommendation: &'a Recommendation,
     sliminfer: &'a Option<BlockSchedule>,
@@ -52,23 +52,26 @@ fn pruning(schedule: Option<&BlockSchedule>) -> String {
     )
 }
 
-pub(crate) fn of_run(run: &Run, wish: Options) -> Result<Recommendation> {
-    recommend(&Evidence::from_run(run)?, wish)
+pub(crate) fn of_run(run: &Run, options: Options) -> Result<Recommendation> {
+    let prompts = run.prompts().map(|prompt| prompt.map(PromptSummary::without_prompt_tokens));
+    let prompts: Vec<PromptSummary> = prompts.collect::<Result<_>>()?;
+    recommend(Evidence { manifest: run.manifest(), prompts: &prompts }, options)
 }
 
-pub(crate) fn text(found: &Recommendation) -> String {
-    let mut text = match found.verdict {
+pub(crate) fn text(recommendation: &Recommendation) -> String {
+    let mut text = match recommendation.verdict {
         Verdict::Cut => format!(
-            "\nRecommended L_cut: {} of {} layers (policy speed:{}{}), {:.1} % less KV\n",
-            found.l_cut,
-            found.layers,
-            found.l_cut,
-            if found.anchor == Anchor::Bos { "+bos" } else { "" },
-            found.kv_saved * 100.0
+            "\nRecommended L_cut: {} of {} layers (policy {}), {:.1} % less KV\n",
+            recommendation.l_cut,
+            recommendation.layers,
+            recommendation.policy_name().unwrap_or_default(),
+            recommendation.kv_saved * 100.0
         ),
-        Verdict::KeepFullDepth => format!("\nRecommended: keep full depth, all {} layers\n", found.layers),
+        Verdict::KeepFullDepth => {
+            format!("\nRecommended: keep full depth, all {} layers\n", recommendation.layers)
+        }
     };
-    for reason in &found.reasons {
+    for reason in &recommendation.reasons {
         let _ = write!(text, "\n  - {reason}");
     }
     text

@@ -4,14 +4,13 @@ use crate::args::RecordArguments;
 use crate::commands::{recommend, show};
 use crate::progress::{FailureCaseBar, RecordingBars};
 use crate::{models, output};
-use layerscope_cutoff::failure_cases::continue_failure_cases;
 use layerscope_cutoff::recommend::Recommendation;
-use layerscope_cutoff::recording;
 use layerscope_diagnostics::prompts::{PromptFile, read_prompts};
 use layerscope_diagnostics::run::{CONTINUATIONS, Continuation, Manifest, Run};
 use layerscope_engine::{
     Device, DeviceChoice, Error, Interrupt, MemoryNeed, Model, OpenedModel, Policy, Result, WeightsPrecision,
 };
+use layerscope_recording::continuations::continue_failure_cases;
 use serde_json::json;
 use std::fmt::Write;
 use std::path::Path;
@@ -131,10 +130,17 @@ fn record_prompts(
 ) -> Result<(Manifest, usize)> {
     let Recording { prompts, max_new_tokens, out, command, .. } = recording;
     let mut bars = RecordingBars::new(prompts.prompts.len());
-    let recorded =
-        recording::record(model, prompts, *max_new_tokens, out, command, interrupt, &mut |event| {
+    let recorded = layerscope_recording::record(
+        model,
+        prompts,
+        *max_new_tokens,
+        out,
+        command,
+        interrupt,
+        &mut |event| {
             bars.observe(event);
-        });
+        },
+    );
     bars.finish();
     Ok((recorded?, bars.failures()))
 }
@@ -147,10 +153,10 @@ pub(crate) fn failure_cases(
     count: usize,
     interrupt: &Interrupt,
 ) -> Result<Vec<Continuation>> {
-    let Some(cut) = recommendation.cut().filter(|_| count > 0) else { return Ok(vec![]) };
+    let Some(point) = recommendation.point().filter(|_| count > 0) else { return Ok(vec![]) };
     let mut bar = FailureCaseBar::new();
     let continued =
-        continue_failure_cases(run, model, cut, count, interrupt, &mut |event| bar.observe(event));
+        continue_failure_cases(run, model, point, count, interrupt, &mut |event| bar.observe(event));
     bar.finish();
     continued
 }

@@ -3,9 +3,8 @@
 use crate::args::ReportArguments;
 use crate::commands::{recommend, record};
 use crate::{models, output, progress};
-use layerscope_cutoff::failure_cases::DEFAULT_COUNT;
+use layerscope_cutoff::DEFAULT_FAILURE_CASES;
 use layerscope_cutoff::recommend::Options;
-use layerscope_diagnostics::record::Anchor;
 use layerscope_diagnostics::run::Run;
 use layerscope_engine::{Error, Interrupt, Result};
 use layerscope_report::{Format, Report, render, write};
@@ -18,7 +17,7 @@ pub(crate) fn run(arguments: &ReportArguments, interrupt: &Interrupt) -> Result<
         Format::of(out)?;
         output::check_folder(out)?;
     }
-    let options = Options { tolerance: arguments.tolerance, anchor: Anchor::from(arguments.anchor) };
+    let options = Options { tolerance: arguments.tolerance, anchor: arguments.anchor };
     if !arguments.model.is_empty() {
         for folder in &arguments.runs {
             generate_failure_cases(folder, arguments, options, interrupt)?;
@@ -47,7 +46,7 @@ fn generate_failure_cases(
     for name in &arguments.model {
         let model = models::load_source(&models::resolve(name, interrupt)?, precision, arguments.device)?;
         if model.sha256 == manifest.model.sha256 {
-            record::failure_cases(&run, &model, &recommendation, DEFAULT_COUNT, interrupt)?;
+            record::failure_cases(&run, &model, &recommendation, DEFAULT_FAILURE_CASES, interrupt)?;
             return Ok(());
         }
     }

@@ -2,9 +2,9 @@
 
 use crate::args::ShowArguments;
 use crate::output::{self, figure};
-use layerscope_diagnostics::record::{Anchor, Divergence};
-use layerscope_diagnostics::run::{Manifest, PromptSummary, Run, Status};
-use layerscope_diagnostics::summary::summarise_run;
+use layerscope_diagnostics::record::{Anchor, PromptSummary};
+use layerscope_diagnostics::run::{Manifest, Run, Status};
+use layerscope_diagnostics::summary::{mean, summarise_run};
 use layerscope_engine::{Error, Result};
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -145,19 +145,9 @@ fn layer_table(prompts: &[&PromptSummary]) -> String {
         "cut here+bos",
     ];
     let layers = prompts.first().map_or(0, |p| p.layers.bos_mass.len());
-    let mean = |f: &dyn Fn(&PromptSummary) -> f64| {
-        let values: Vec<f64> = prompts.iter().map(|p| f(p)).filter(|v| v.is_finite()).collect();
-        values.iter().sum::<f64>() / values.len() as f64
-    };
+    let mean = |figure: &dyn Fn(&PromptSummary) -> f64| mean(prompts.iter().map(|prompt| figure(prompt)));
     let rows = (0..layers).map(|layer| {
-        let cut = |anchor: Anchor| {
-            mean(&|p| {
-                let row = p.frontier.iter().find(|row| row.anchor == anchor && row.cutoff == layer);
-                kl(row.map(|row| row.divergence))
-            })
-        };
-        let knockout =
-            mean(&|p| kl(p.knockout.iter().find(|row| row.layer == layer).map(|row| row.divergence)));
+        let cut = |anchor: Anchor| mean(&|p| p.at(anchor, layer).kl);
         vec![
             layer.to_string(),
             figure(mean(&|p| p.layers.bos_mass[layer]), 3),
@@ -167,14 +157,10 @@ fn layer_table(prompts: &[&PromptSummary]) -> String {
             figure(mean(&|p| p.layers.selectivity[layer]), 3),
             figure(mean(&|p| p.layers.straightening_prompt_deg[layer + 1]), 1),
             figure(mean(&|p| p.layers.lens_kl[layer]), 2),
-            figure(knockout, 4),
+            figure(mean(&|p| p.knockout_at(layer).kl), 4),
             figure(cut(Anchor::None), 4),
             figure(cut(Anchor::Bos), 4),
         ]
     });
     output::table(&header, rows.collect())
-}
-
-fn kl(divergence: Option<Divergence>) -> f64 {
-    divergence.map_or(f64::NAN, |divergence| divergence.kl)
 }

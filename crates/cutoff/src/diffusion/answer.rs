@@ -34,12 +34,7 @@ impl Answered<'_> {
     }
 
     /// Whether the text that a session generates contains it; `last` is the last prompt token, the first to go through.
-    pub(super) fn generated(
-        &self,
-        session: &mut Session<'_>,
-        last: u32,
-        interrupt: &Interrupt,
-    ) -> Result<bool> {
+    pub(super) fn generated(&self, session: &mut Session, last: u32, interrupt: &Interrupt) -> Result<bool> {
         let mut tokens = vec![];
         let mut next = last;
         while tokens.len() < self.answer.max_new_tokens {

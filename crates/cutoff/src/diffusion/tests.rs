@@ -5,7 +5,7 @@
 use super::*;
 use layerscope_diagnostics::reference_distributions::for_each_logits;
 use layerscope_engine::{
-    Arrived, Depth, Device, GenerationSettings, ModelSource, PolicyRules, Sampling, WeightsPrecision,
+    Arrived, Depth, Device, GenerationSettings, ModelSource, PolicyRules, Reach, Sampling, WeightsPrecision,
     generate,
 };
 use proptest::prelude::*;
@@ -26,11 +26,17 @@ struct Removed {
 }
 
 impl PolicyRules for Removed {
-    fn exits(&self) -> Vec<Depth> {
+    fn reach(&self) -> &dyn Reach {
+        self
+    }
+}
+
+impl Reach for Removed {
+    fn pruning_points(&self) -> Vec<Depth> {
         vec![Depth::entering(self.layer)]
     }
 
-    fn goes_on(&self, arrived: &Arrived<'_>) -> Option<Vec<bool>> {
+    fn keep_mask(&self, arrived: &Arrived<'_>) -> Option<Vec<bool>> {
         Some(arrived.positions.iter().map(|position| !self.span.contains(position)).collect())
     }
 
@@ -134,7 +140,7 @@ fn figures_are_those_of_the_logits_and_nothing_removed_costs_nothing() {
     let mut events = vec![];
     let rows = diffusion(&MODEL, &question, &Interrupt::new(false), &mut |event| events.push(event)).unwrap();
     assert_eq!(rows.iter().map(|row| row.layer).collect::<Vec<_>>(), (0..=layers).collect::<Vec<_>>());
-    assert_eq!(events.last(), Some(&Event::Layers { done: layers + 1, all: layers + 1 }));
+    assert_eq!(events.last(), Some(&DiffusionEvent::Layers { done: layers + 1, all: layers + 1 }));
     let full = fed(Policy::full(layers), &prompt, &continuation);
     for row in &rows {
         let other = fed(policy(row.layer, &question.span), &prompt, &continuation);
@@ -153,13 +159,13 @@ fn figures_are_those_of_the_logits_and_nothing_removed_costs_nothing() {
     let probed = layerscope_diagnostics::probe::run(
         &MODEL.decoder,
         &prompt,
-        &layerscope_diagnostics::probe::Continuation::Given(&continuation),
+        &layerscope_diagnostics::probe::Decoding::Given(&continuation),
         &Interrupt::new(false),
         &mut |_| {},
     )
     .unwrap();
     for row in &rows[..layers] {
-        let masses = [&probed.attention.bos_mass, &probed.attention.prompt_mass];
+        let masses = [&probed.figures.attention.bos_mass, &probed.figures.attention.prompt_mass];
         let mean: f32 =
             masses.iter().map(|mass| mass.outer_iter().nth(row.layer).unwrap().mean().unwrap()).sum();
         assert!((row.decode_mass - f64::from(mean)).abs() < 1e-5, "{row:?} {mean}");

@@ -9,11 +9,12 @@
 //!   has reached 90 % of its minimum, if that is at least 1° down: cutoff = that layer + 1;
 //! - the diagnostic cutoff is the larger of the two: the prompt is needed until both are over.
 
+use layerscope_diagnostics::record::PromptSummary;
 use layerscope_diagnostics::summary::mean;
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use super::evidence::{Evidence, PromptEvidence};
+use super::evidence::Evidence;
 
 /// Share of the maximum above which a layer still reads the prompt.
 const READING_SHARE: f64 = 0.1;
@@ -36,15 +37,16 @@ pub struct DiagnosticCut {
 }
 
 /// Reads the cutoff off the diagnostics.
-pub(super) fn diagnostic_cut(evidence: &Evidence) -> DiagnosticCut {
-    let selectivity = over_prompts(evidence, evidence.layers, |prompt| &prompt.selectivity);
+pub(super) fn diagnostic_cut(evidence: Evidence<'_>) -> DiagnosticCut {
+    let selectivity = over_prompts(evidence, evidence.layers(), |prompt| &prompt.layers.selectivity);
     let (figure, reading) = if selectivity.iter().any(|value| value.is_finite()) {
         ("selectivity", selectivity)
     } else {
         ("prompt_mass", prompt_mass(evidence))
     };
-    let curvature =
-        over_prompts(evidence, evidence.layers.saturating_add(1), |prompt| &prompt.curvature_prompt_deg);
+    let curvature = over_prompts(evidence, evidence.layers().saturating_add(1), |prompt| {
+        &prompt.layers.curvature_prompt_deg
+    });
     let reading_l_cut = reading_ends(&reading);
     let straightening_l_cut = straightening_levels_off(&curvature);
     DiagnosticCut {
@@ -56,11 +58,15 @@ pub(super) fn diagnostic_cut(evidence: &Evidence) -> DiagnosticCut {
 }
 
 /// Mean prompt mass over prompts, length L.
-pub(super) fn prompt_mass(evidence: &Evidence) -> Vec<f64> {
-    over_prompts(evidence, evidence.layers, |prompt| &prompt.prompt_mass)
+pub(super) fn prompt_mass(evidence: Evidence<'_>) -> Vec<f64> {
+    over_prompts(evidence, evidence.layers(), |prompt| &prompt.layers.prompt_mass)
 }
 
-fn over_prompts(evidence: &Evidence, len: usize, figure: impl Fn(&PromptEvidence) -> &Vec<f64>) -> Vec<f64> {
+fn over_prompts(
+    evidence: Evidence<'_>,
+    len: usize,
+    figure: impl Fn(&PromptSummary) -> &Vec<f64>,
+) -> Vec<f64> {
     let at = |index: usize| {
         let values = evidence.prompts.iter().map(&figure);
         mean(values.map(|values| values.get(index).copied().unwrap_or(f64::NAN)))

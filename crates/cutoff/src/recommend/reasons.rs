@@ -12,27 +12,27 @@ const FEW_PROMPTS: usize = 5;
 const CLOSE: usize = 2;
 
 pub(super) fn reasons(
-    found: &Recommendation,
-    evidence: &Evidence,
+    recommendation: &Recommendation,
+    evidence: Evidence<'_>,
     frontier: &FrontierSummary,
     at_exact: &Savings,
 ) -> Vec<String> {
-    let mut reasons = vec![tolerance(found, frontier, at_exact)];
-    reasons.extend(edge(found, frontier));
-    reasons.extend(gap(found));
-    reasons.extend(categories(found));
-    reasons.extend(savings(found));
-    reasons.push(diagnostics(found));
-    reasons.extend(causes(found));
-    reasons.extend(other_anchor(found, evidence));
-    reasons.extend(windows::reasons(found, evidence, frontier));
-    reasons.extend(cautions(found, evidence, frontier));
+    let mut reasons = vec![tolerance(recommendation, frontier, at_exact)];
+    reasons.extend(edge(recommendation, frontier));
+    reasons.extend(gap(recommendation));
+    reasons.extend(categories(recommendation));
+    reasons.extend(savings(recommendation));
+    reasons.push(diagnostics(recommendation));
+    reasons.extend(causes(recommendation));
+    reasons.extend(other_anchor(recommendation, evidence));
+    reasons.extend(windows::reasons(recommendation, evidence, frontier));
+    reasons.extend(cautions(recommendation, evidence, frontier));
     reasons
 }
 
-fn tolerance(found: &Recommendation, frontier: &FrontierSummary, at_exact: &Savings) -> String {
-    let Recommendation { l_cut, layers, tolerance, kl, kl_upper95, top1, .. } = found;
-    if found.verdict == Verdict::Cut {
+fn tolerance(recommendation: &Recommendation, frontier: &FrontierSummary, at_exact: &Savings) -> String {
+    let Recommendation { l_cut, layers, tolerance, kl, kl_upper95, top1, .. } = recommendation;
+    if recommendation.verdict == Verdict::Cut {
         return format!(
             "At cutoff {l_cut} of {layers} the next-token distribution moves by {kl:.4} nats per token on average (95 % \
              upper bound {kl_upper95:.4}), within the tolerance of {tolerance}; {:.1} % of the most likely tokens stay \
@@ -40,24 +40,25 @@ fn tolerance(found: &Recommendation, frontier: &FrontierSummary, at_exact: &Savi
             top1 * 100.0
         );
     }
-    if found.exact_l_cut < *layers {
+    if recommendation.exact_l_cut < *layers {
         return format!(
             "Keep full depth: cutoff {} of {layers} would stay within the tolerance of {tolerance} but save only {:.1} % of \
              the KV bytes.",
-            found.exact_l_cut,
+            recommendation.exact_l_cut,
             at_exact.kv_saved * 100.0
         );
     }
     let last = layers - 1;
     let failing: Vec<&str> = frontier
-        .groups()
+        .groups
+        .iter()
         .filter(|group| *layers > 1 && !group.within(last, *tolerance))
-        .map(|group| if group.name.is_empty() { "all prompts together" } else { group.name.as_str() })
+        .map(|group| group.category.as_deref().unwrap_or("all prompts together"))
         .collect();
     if failing.is_empty() {
         return format!("Keep full depth: a model of {layers} layer has nothing to cut.");
     }
-    let kl = frontier.overall.at(last).kl;
+    let kl = frontier.overall().at(last).kl;
     if !kl.is_finite() {
         return format!(
             "Keep full depth: already at {last} of {layers} the divergence of at least one prompt is undefined, \
@@ -68,14 +69,14 @@ fn tolerance(found: &Recommendation, frontier: &FrontierSummary, at_exact: &Savi
         "Keep full depth: no cutoff stays within the tolerance of {tolerance} nats; even at {last} of {layers} the mean is \
          {:.4} (95 % upper bound {:.4}) and these do not: {}.",
         kl,
-        frontier.overall.upper95_at(last),
+        frontier.overall().upper95_at(last),
         failing.join(", ")
     )
 }
 
-fn edge(found: &Recommendation, frontier: &FrontierSummary) -> Option<String> {
-    let (below, kl_below) = (found.l_cut.checked_sub(1)?, found.kl_below);
-    if found.verdict == Verdict::KeepFullDepth || below == 0 {
+fn edge(recommendation: &Recommendation, frontier: &FrontierSummary) -> Option<String> {
+    let (below, kl_below) = (recommendation.l_cut.checked_sub(1)?, recommendation.kl_below);
+    if recommendation.verdict == Verdict::KeepFullDepth || below == 0 {
         return None;
     }
     if !kl_below.is_finite() {
@@ -84,16 +85,15 @@ fn edge(found: &Recommendation, frontier: &FrontierSummary) -> Option<String> {
              that cutoff and all below it."
         ));
     }
-    let upper = frontier.overall.upper95_at(below);
-    let times = kl_below / found.kl;
+    let upper = frontier.overall().upper95_at(below);
+    let times = kl_below / recommendation.kl;
     let sharp =
         if times.is_finite() && times >= 1.0 { format!(", {times:.1} times as much") } else { String::new() };
     // All prompts together come first; where they pass, a category is what stops the cutoff.
-    let stops = match frontier.groups().find(|group| !group.within(below, found.tolerance)) {
-        Some(group) if !group.name.is_empty() => {
-            format!("; the category {} no longer passes there", group.name)
-        }
-        _ => String::new(),
+    let first_failing = frontier.groups.iter().find(|group| !group.within(below, recommendation.tolerance));
+    let stops = match first_failing.and_then(|group| group.category.as_ref()) {
+        Some(category) => format!("; the category {category} no longer passes there"),
+        None => String::new(),
     };
     Some(format!(
         "One layer below, at {below}, it is {kl_below:.4} nats (95 % upper bound {upper:.4}){sharp}{stops}."
@@ -101,8 +101,8 @@ fn edge(found: &Recommendation, frontier: &FrontierSummary) -> Option<String> {
 }
 
 /// Lower cutoffs that pass by themselves but have a worse one above them.
-fn gap(found: &Recommendation) -> Option<String> {
-    let below = found.frontier.iter().take(found.exact_l_cut - 1);
+fn gap(recommendation: &Recommendation) -> Option<String> {
+    let below = recommendation.frontier.iter().take(recommendation.exact_l_cut - 1);
     let passing: Vec<String> = below.filter(|at| at.within).map(|at| at.cutoff.to_string()).collect();
     (!passing.is_empty()).then(|| {
         format!(
@@ -112,12 +112,12 @@ fn gap(found: &Recommendation) -> Option<String> {
     })
 }
 
-fn categories(found: &Recommendation) -> Option<String> {
-    if found.categories.len() < 2 || found.verdict == Verdict::KeepFullDepth {
+fn categories(recommendation: &Recommendation) -> Option<String> {
+    if recommendation.categories.len() < 2 || recommendation.verdict == Verdict::KeepFullDepth {
         return None;
     }
     let by = |figure: &dyn Fn(&CategoryOutcome) -> f64| {
-        let mut sorted: Vec<&CategoryOutcome> = found.categories.iter().collect();
+        let mut sorted: Vec<&CategoryOutcome> = recommendation.categories.iter().collect();
         sorted.sort_by(|a, b| figure(b).total_cmp(&figure(a)));
         sorted.into_iter().next()
     };
@@ -132,8 +132,8 @@ fn categories(found: &Recommendation) -> Option<String> {
             first.category, first.kl_below
         ));
     }
-    let binding = found.categories.iter().max_by_key(|category| category.exact_l_cut)?;
-    let easiest = found.categories.iter().min_by_key(|category| category.exact_l_cut)?;
+    let binding = recommendation.categories.iter().max_by_key(|category| category.exact_l_cut)?;
+    let easiest = recommendation.categories.iter().min_by_key(|category| category.exact_l_cut)?;
     if easiest.exact_l_cut < binding.exact_l_cut {
         text.push_str(&format!(
             "; alone, {} would allow a cutoff of {}, {} needs {}",
@@ -144,19 +144,19 @@ fn categories(found: &Recommendation) -> Option<String> {
     Some(text)
 }
 
-fn savings(found: &Recommendation) -> Option<String> {
-    if found.verdict == Verdict::KeepFullDepth {
+fn savings(recommendation: &Recommendation) -> Option<String> {
+    if recommendation.verdict == Verdict::KeepFullDepth {
         return None;
     }
     Some(format!(
         "At this run's prompt lengths it saves {:.1} % of the KV bytes ({} instead of {} a prompt) and {:.1} % of \
          the prefill's layer work; predicted, not measured: {:.1} % of TTFT and {:.1} % of TPOT.",
-        found.kv_saved * 100.0,
-        megabytes(found.kv_bytes_cut),
-        megabytes(found.kv_bytes_full),
-        found.flops_saved * 100.0,
-        found.predicted_ttft_saved * 100.0,
-        found.predicted_tpot_saved * 100.0
+        recommendation.kv_saved * 100.0,
+        megabytes(recommendation.kv_bytes_cut),
+        megabytes(recommendation.kv_bytes_full),
+        recommendation.flops_saved * 100.0,
+        recommendation.predicted_ttft_saved * 100.0,
+        recommendation.predicted_tpot_saved * 100.0
     ))
 }
 
@@ -164,8 +164,8 @@ fn megabytes(bytes: f64) -> String {
     if bytes < 1e9 { format!("{:.2} MB", bytes / 1e6) } else { format!("{:.2} GB", bytes / 1e9) }
 }
 
-fn diagnostics(found: &Recommendation) -> String {
-    let diagnostic = found.diagnostics;
+fn diagnostics(recommendation: &Recommendation) -> String {
+    let diagnostic = recommendation.diagnostics;
     let Some(suggested) = diagnostic.l_cut else {
         return "The diagnostics alone suggest no cutoff: neither reading nor straightening shows an end."
             .to_owned();
@@ -174,12 +174,12 @@ fn diagnostics(found: &Recommendation) -> String {
         Some(cut) => format!("{name} {does} at {cut}"),
         None => format!("{name} shows no end"),
     };
-    let verdict = if suggested.abs_diff(found.l_cut) <= CLOSE {
+    let verdict = if suggested.abs_diff(recommendation.l_cut) <= CLOSE {
         "they agree with the exact frontier".to_owned()
     } else {
         format!(
             "they disagree with the exact frontier by {} layers, and the frontier decides",
-            suggested.abs_diff(found.l_cut)
+            suggested.abs_diff(recommendation.l_cut)
         )
     };
     format!(
@@ -193,8 +193,8 @@ fn diagnostics(found: &Recommendation) -> String {
     )
 }
 
-fn causes(found: &Recommendation) -> Option<String> {
-    let (causal, reading) = (&found.causal_layers, &found.reading_layers);
+fn causes(recommendation: &Recommendation) -> Option<String> {
+    let (causal, reading) = (&recommendation.causal_layers, &recommendation.reading_layers);
     if causal.is_empty() || reading.is_empty() {
         return None;
     }
@@ -211,38 +211,42 @@ fn causes(found: &Recommendation) -> Option<String> {
     ))
 }
 
-fn other_anchor(found: &Recommendation, evidence: &Evidence) -> Option<String> {
-    let other = found.other_anchor.as_ref()?;
-    let bos = evidence.bos.as_deref().unwrap_or("position 0");
-    let (with_bos, without) = match found.anchor {
-        Anchor::Bos => (found.exact_l_cut, other.exact_l_cut),
-        Anchor::None => (other.exact_l_cut, found.exact_l_cut),
+fn other_anchor(recommendation: &Recommendation, evidence: Evidence<'_>) -> Option<String> {
+    let other = recommendation.other_anchor.as_ref()?;
+    let bos = evidence.model().bos.as_ref().map_or("position 0", |token| token.text.as_str());
+    let (with_bos, without) = match recommendation.anchor {
+        Anchor::Bos => (recommendation.exact_l_cut, other.exact_l_cut),
+        Anchor::None => (other.exact_l_cut, recommendation.exact_l_cut),
     };
     Some(format!(
         "The anchor at position 0 ({bos:?}) allows a cutoff of {with_bos}; without it {without} would be needed."
     ))
 }
 
-fn cautions(found: &Recommendation, evidence: &Evidence, frontier: &FrontierSummary) -> Vec<String> {
+fn cautions(
+    recommendation: &Recommendation,
+    evidence: Evidence<'_>,
+    frontier: &FrontierSummary,
+) -> Vec<String> {
     let mut cautions = vec![];
-    if found.prompts < FEW_PROMPTS {
+    if recommendation.prompts < FEW_PROMPTS {
         cautions.push(format!(
             "Caution: this rests on {} prompt{}; record more of your own workload before you rely on it.",
-            found.prompts,
-            if found.prompts == 1 { "" } else { "s" }
+            recommendation.prompts,
+            if recommendation.prompts == 1 { "" } else { "s" }
         ));
     } else {
-        cautions.push(format!("This rests on {} prompts.", found.prompts));
+        cautions.push(format!("This rests on {} prompts.", recommendation.prompts));
     }
-    let small: Vec<&str> =
-        frontier.categories.iter().filter(|g| !g.judged_by_bound).map(|g| g.name.as_str()).collect();
-    if !small.is_empty() && found.categories.len() > 1 {
+    let small = frontier.categories().iter().filter(|group| !group.judged_by_bound);
+    let small: Vec<&str> = small.filter_map(|group| group.category.as_deref()).collect();
+    if !small.is_empty() && recommendation.categories.len() > 1 {
         cautions.push(format!(
             "Judged by the mean alone, having fewer than {BOUND_PROMPTS} prompts: {}.",
             small.join(", ")
         ));
     }
-    let missing = evidence.not_recorded + frontier.left_out;
+    let missing = evidence.not_recorded() + frontier.left_out;
     if missing > 0 {
         cautions.push(format!(
             "{missing} prompt{} of the run {} not in it: failed, unfinished or without a frontier.",

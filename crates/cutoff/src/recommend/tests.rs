@@ -1,12 +1,31 @@
 #![allow(clippy::unwrap_used)]
 
 use super::*;
-use crate::cost::CostModel;
-use layerscope_diagnostics::record::{Divergence, FrontierRow, KnockoutRow};
+use layerscope_diagnostics::record::{
+    AttentionMeans, Divergence, FrontierRow, KnockoutRow, LayerFigures, PromptSummary, Timings,
+};
+use layerscope_diagnostics::run::{BosToken, Manifest, ModelInfo, Settings};
 use proptest::prelude::*;
+use std::collections::BTreeMap;
+
+/// A recorded run.
+struct Recorded {
+    manifest: Manifest,
+    prompts: Vec<PromptSummary>,
+}
+
+impl Recorded {
+    fn recommend(&self, options: Options) -> Result<Recommendation> {
+        recommend(Evidence { manifest: &self.manifest, prompts: &self.prompts }, options)
+    }
+
+    fn recommended(&self) -> Recommendation {
+        self.recommend(Options::default()).unwrap()
+    }
+}
 
 /// A prompt with this KL at cutoffs 1 … L for the anchor `bos`, and twice as much without.
-fn prompt(id: usize, category: &str, kl: &[f64]) -> PromptEvidence {
+fn prompt(id: usize, category: &str, kl: &[f64]) -> PromptSummary {
     let divergence = |kl: f64| Divergence { kl, top1: 1.0 - kl.min(1.0), dnll: kl };
     let rows = |anchor: Anchor, factor: f64| {
         kl.iter().enumerate().map(move |(at, kl)| FrontierRow {
@@ -15,44 +34,92 @@ fn prompt(id: usize, category: &str, kl: &[f64]) -> PromptEvidence {
             divergence: divergence(kl * factor),
         })
     };
-    PromptEvidence {
+    let (undefined, nothing) = (vec![f64::NAN; kl.len()], ndarray::Array2::zeros((kl.len(), 0)));
+    let curve = vec![90.0; kl.len() + 1];
+    PromptSummary {
         id: id.to_string(),
         category: category.to_owned(),
-        workload: Workload { prompt_tokens: 999, decode_tokens: 32 },
+        text: String::new(),
+        p: 1_000,
+        steps: 32,
+        prompt_tokens: vec![],
+        prompt_token_text: vec![],
+        generated: vec![],
+        generated_token_text: vec![],
+        generated_text: String::new(),
+        answer_given: false,
+        native_kl: None,
+        timings: Timings::default(),
+        layers: LayerFigures {
+            bos_mass: undefined.clone(),
+            prompt_mass: kl.to_vec(),
+            decode_mass: undefined.clone(),
+            prompt_entropy: undefined.clone(),
+            prompt_entropy_nats: undefined.clone(),
+            selectivity: kl.to_vec(),
+            lens_kl: undefined.clone(),
+            lens_top1_agreement: undefined,
+            curvature_prompt_deg: curve.clone(),
+            straightening_prompt_deg: curve.clone(),
+            curvature_decode_deg: curve.clone(),
+            straightening_decode_deg: curve,
+        },
+        heads: AttentionMeans {
+            bos_mass: nothing.clone(),
+            prompt_mass: nothing.clone(),
+            decode_mass: nothing.clone(),
+            prompt_entropy: nothing.clone(),
+            prompt_entropy_nats: nothing.clone(),
+            selectivity: nothing,
+        },
         frontier: rows(Anchor::Bos, 1.0).chain(rows(Anchor::None, 2.0)).collect(),
         knockout: (0..kl.len())
             .map(|layer| KnockoutRow { layer, divergence: divergence(layer as f64) })
             .collect(),
-        prompt_mass: kl.to_vec(),
-        selectivity: kl.to_vec(),
-        curvature_prompt_deg: vec![90.0; kl.len() + 1],
     }
 }
 
-fn evidence(prompts: Vec<PromptEvidence>) -> Evidence {
-    let layers = prompts[0].knockout.len();
-    Evidence {
-        layers,
-        cost: CostModel { layers, bytes_per_token_layer: 1024, weight_bytes: 1 << 20 },
-        prompts,
-        not_recorded: 0,
+/// A run of a model whose KV takes 1,024 bytes for each layer token.
+fn run_of(prompts: Vec<PromptSummary>) -> Recorded {
+    let model = ModelInfo {
+        name: "made up".into(),
+        sha256: String::new(),
+        architecture: "llama".into(),
+        layers: prompts[0].knockout.len(),
+        heads: 4,
+        kv_heads: 4,
+        head_dim: 32,
+        hidden: 128,
+        feed_forward: 512,
+        vocab: 1_000,
+        context: 8_192,
         windowed_layers: vec![],
         window: None,
-        bos: Some("<s>".to_owned()),
-    }
+        bos: Some(BosToken { id: 1, text: "<s>".into() }),
+        weight_bytes: Some(1 << 20),
+    };
+    let settings = Settings {
+        max_new_tokens: 32,
+        anchors: Anchor::ALL.to_vec(),
+        prompts_file: "prompts.jsonl".into(),
+        prompts_sha256: String::new(),
+        other: BTreeMap::new(),
+    };
+    let ids = prompts.iter().map(|prompt| prompt.id.clone()).collect();
+    Recorded { manifest: Manifest::new(model, "f32", "cpu", 4, settings, ids), prompts }
 }
 
-fn six(kl: &[f64]) -> Evidence {
-    evidence((0..6).map(|id| prompt(id, if id < 3 { "code" } else { "math" }, kl)).collect())
+fn six(kl: &[f64]) -> Recorded {
+    run_of((0..6).map(|id| prompt(id, if id < 3 { "code" } else { "math" }, kl)).collect())
 }
 
 #[test]
 fn windows_are_told_and_so_is_the_layer_of_the_edge() {
-    let mut evidence = six(&[3.0, 2.9, 2.8, 2.7, 0.2, 0.04, 0.01, 0.0]);
-    evidence.windowed_layers = vec![0, 1, 2, 3, 5, 6];
-    evidence.window = Some(512);
-    let text = |evidence: &Evidence| recommend(evidence, Options::default()).unwrap().reasons.join("\n");
-    let told = text(&evidence);
+    let mut run = six(&[3.0, 2.9, 2.8, 2.7, 0.2, 0.04, 0.01, 0.0]);
+    run.manifest.model.windowed_layers = vec![0, 1, 2, 3, 5, 6];
+    run.manifest.model.window = Some(512);
+    let text = |run: &Recorded| run.recommended().reasons.join("\n");
+    let told = text(&run);
     for part in [
         "Layers 4, 7 see the whole prompt, the other 6 a window of 512 tokens: there",
         "The steepest edge of the frontier is layer 4, one that sees the whole prompt: without the prompt from there on it is \
@@ -62,47 +129,49 @@ fn windows_are_told_and_so_is_the_layer_of_the_edge() {
     }
     assert!(!told.contains("fit into the window"), "{told}");
     // 1,031 tokens are within this one.
-    evidence.window = Some(1_031);
-    assert!(text(&evidence).contains("6 of 6 prompts fit into the window"));
-    evidence.windowed_layers = vec![3];
+    run.manifest.model.window = Some(1_031);
+    assert!(text(&run).contains("6 of 6 prompts fit into the window"));
+    run.manifest.model.windowed_layers = vec![3];
     assert!(
-        text(&evidence)
-            .contains("Layer 3 sees a window of 1031 tokens only, the others the whole prompt: there")
+        text(&run).contains("Layer 3 sees a window of 1031 tokens only, the others the whole prompt: there")
     );
-    evidence.windowed_layers = vec![0, 1, 2, 3, 4, 5, 6, 7];
-    let told = text(&evidence);
+    run.manifest.model.windowed_layers = vec![0, 1, 2, 3, 4, 5, 6, 7];
+    let told = text(&run);
     assert!(told.contains("Every layer sees a window of 1031 tokens only"), "{told}");
     assert!(told.contains("layer 4, a windowed one"), "{told}");
 }
 
 #[test]
 fn a_sharp_knee_is_found_and_explained() {
-    let found = recommend(&six(&[3.0, 2.0, 1.5, 0.04, 0.02, 0.01, 0.001, 0.0]), Options::default()).unwrap();
-    assert_eq!((found.l_cut, found.layers, found.verdict), (4, 8, Verdict::Cut));
-    assert!((found.kl - 0.04).abs() < 1e-12 && (found.kl_below - 1.5).abs() < 1e-12);
-    assert!((found.kv_saved - (1.0 - (998.0 * 4.0 + 33.0 * 8.0) / (1031.0 * 8.0))).abs() < 1e-9);
-    let other = found.other_anchor.as_ref().unwrap();
+    let recommendation = six(&[3.0, 2.0, 1.5, 0.04, 0.02, 0.01, 0.001, 0.0]).recommended();
+    assert_eq!((recommendation.l_cut, recommendation.layers, recommendation.verdict), (4, 8, Verdict::Cut));
+    assert!((recommendation.kl - 0.04).abs() < 1e-12 && (recommendation.kl_below - 1.5).abs() < 1e-12);
+    assert!((recommendation.kv_saved - (1.0 - (998.0 * 4.0 + 33.0 * 8.0) / (1031.0 * 8.0))).abs() < 1e-9);
+    let other = recommendation.other_anchor.as_ref().unwrap();
     assert_eq!((other.anchor, other.exact_l_cut), (Anchor::None, 4));
-    let text = found.reasons.join(" ");
+    let text = recommendation.reasons.join(" ");
     for part in
         ["cutoff 4 of 8", "0.0400", "One layer below", "37.5 times", "KV bytes", "hurts most", "6 prompts"]
     {
         assert!(text.contains(part), "`{part}` is not in {text}");
     }
-    assert!(found.reasons.iter().all(|reason| reason.ends_with('.')));
+    assert!(recommendation.reasons.iter().all(|reason| reason.ends_with('.')));
 }
 
 #[test]
 fn without_a_knee_full_depth_is_kept_and_said() {
-    let found = recommend(&six(&[3.0, 2.0, 1.5, 1.0, 0.8, 0.5, 0.2, 0.0]), Options::default()).unwrap();
-    assert_eq!((found.l_cut, found.verdict, found.kl, found.kv_saved), (8, Verdict::KeepFullDepth, 0.0, 0.0));
-    assert!(found.reasons[0].starts_with("Keep full depth"), "{}", found.reasons[0]);
+    let recommendation = six(&[3.0, 2.0, 1.5, 1.0, 0.8, 0.5, 0.2, 0.0]).recommended();
+    assert_eq!(
+        (recommendation.l_cut, recommendation.verdict, recommendation.kl, recommendation.kv_saved),
+        (8, Verdict::KeepFullDepth, 0.0, 0.0)
+    );
+    assert!(recommendation.reasons[0].starts_with("Keep full depth"), "{}", recommendation.reasons[0]);
 }
 
 #[test]
 fn a_dip_below_a_hump_does_not_count() {
-    let found = recommend(&six(&[3.0, 0.01, 1.5, 0.04, 0.02, 0.01, 0.001, 0.0]), Options::default()).unwrap();
-    assert_eq!(found.l_cut, 4);
+    let recommendation = six(&[3.0, 0.01, 1.5, 0.04, 0.02, 0.01, 0.001, 0.0]).recommended();
+    assert_eq!(recommendation.l_cut, 4);
 }
 
 #[test]
@@ -110,39 +179,42 @@ fn one_bad_category_holds_the_cutoff_up() {
     let mut prompts: Vec<_> =
         (0..20).map(|id| prompt(id, "code", &[2.0, 0.01, 0.01, 0.01, 0.01, 0.0])).collect();
     prompts.extend((20..23).map(|id| prompt(id, "math", &[2.0, 0.3, 0.3, 0.02, 0.01, 0.0])));
-    let found = recommend(&evidence(prompts), Options::default()).unwrap();
-    assert_eq!(found.l_cut, 4);
-    let text = found.reasons.join(" ");
+    let recommendation = run_of(prompts).recommended();
+    assert_eq!(recommendation.l_cut, 4);
+    let text = recommendation.reasons.join(" ");
     assert!(text.contains("math suffers first") && text.contains("code would allow a cutoff of 2"), "{text}");
 }
 
 #[test]
 fn scatter_over_prompts_counts_through_the_upper_bound() {
     let noisy = |id: usize| prompt(id, "code", &[2.0, if id == 0 { 0.5 } else { 0.01 }, 0.01, 0.0]);
-    let found = recommend(&evidence((0..6).map(noisy).collect()), Options::default()).unwrap();
+    let recommendation = run_of((0..6).map(noisy).collect()).recommended();
     // The mean at 2 is 0.0917, within the tolerance, but its upper bound is not.
-    assert_eq!(found.l_cut, 3);
+    assert_eq!(recommendation.l_cut, 3);
 }
 
 #[test]
 fn single_prompts_undefined_values_and_one_layer() {
-    let found = recommend(&evidence(vec![prompt(0, "code", &[1.0, 0.01, 0.0])]), Options::default()).unwrap();
-    assert_eq!(found.l_cut, 2);
-    assert!(found.reasons.iter().any(|reason| reason.contains("Caution")));
-    let found = recommend(&six(&[1.0, f64::NAN, 0.01, 0.0]), Options::default()).unwrap();
-    assert_eq!(found.l_cut, 3);
-    assert!(found.kl_below.is_nan());
-    assert!(says(&found, "One layer below, at 2, the divergence of at least one prompt is undefined"));
-    let found = recommend(&six(&[1.0, f64::INFINITY, 0.0]), Options::default()).unwrap();
-    assert_eq!((found.l_cut, found.verdict), (3, Verdict::KeepFullDepth));
-    assert!(says(&found, "already at 2 of 3 the divergence of at least one prompt is undefined"));
-    let found = recommend(&six(&[0.0]), Options::default()).unwrap();
-    assert_eq!((found.l_cut, found.verdict), (1, Verdict::KeepFullDepth));
-    assert!(found.kl_below.is_nan());
-    let nothing = evidence(vec![prompt(0, "code", &[f64::NAN, f64::NAN])]);
-    assert_eq!(recommend(&nothing, Options::default()).unwrap_err().exit_code(), 2);
+    let recommendation = run_of(vec![prompt(0, "code", &[1.0, 0.01, 0.0])]).recommended();
+    assert_eq!(recommendation.l_cut, 2);
+    assert!(recommendation.reasons.iter().any(|reason| reason.contains("Caution")));
+    let recommendation = six(&[1.0, f64::NAN, 0.01, 0.0]).recommended();
+    assert_eq!(recommendation.l_cut, 3);
+    assert!(recommendation.kl_below.is_nan());
+    assert!(says(
+        &recommendation,
+        "One layer below, at 2, the divergence of at least one prompt is undefined"
+    ));
+    let recommendation = six(&[1.0, f64::INFINITY, 0.0]).recommended();
+    assert_eq!((recommendation.l_cut, recommendation.verdict), (3, Verdict::KeepFullDepth));
+    assert!(says(&recommendation, "already at 2 of 3 the divergence of at least one prompt is undefined"));
+    let recommendation = six(&[0.0]).recommended();
+    assert_eq!((recommendation.l_cut, recommendation.verdict), (1, Verdict::KeepFullDepth));
+    assert!(recommendation.kl_below.is_nan());
+    let nothing = run_of(vec![prompt(0, "code", &[f64::NAN, f64::NAN])]);
+    assert_eq!(nothing.recommend(Options::default()).unwrap_err().exit_code(), 2);
     let wish = Options { tolerance: f64::NAN, ..Options::default() };
-    assert_eq!(recommend(&six(&[0.0]), wish).unwrap_err().exit_code(), 2);
+    assert_eq!(six(&[0.0]).recommend(wish).unwrap_err().exit_code(), 2);
 }
 
 proptest! {
@@ -157,48 +229,48 @@ proptest! {
             (1..=10).map(|cutoff| if cutoff >= void { 0.0 } else { values[cutoff - 1] }).collect()
         };
         let prompts = curves.iter().enumerate().map(|(id, values)| prompt(id, ["a", "b"][id % 2], &curve(values)));
-        let found = recommend(&evidence(prompts.collect()), Options { tolerance, anchor: Anchor::Bos }).unwrap();
-        if found.verdict == Verdict::Cut {
-            prop_assert!(found.l_cut <= void);
-            prop_assert!(found.kl <= tolerance && found.kl_upper95 <= tolerance);
-            prop_assert!(found.categories.iter().all(|category| category.kl <= tolerance));
+        let recommendation = run_of(prompts.collect()).recommend(Options { tolerance, anchor: Anchor::Bos }).unwrap();
+        if recommendation.verdict == Verdict::Cut {
+            prop_assert!(recommendation.l_cut <= void);
+            prop_assert!(recommendation.kl <= tolerance && recommendation.kl_upper95 <= tolerance);
+            prop_assert!(recommendation.categories.iter().all(|category| category.kl <= tolerance));
         } else {
-            prop_assert_eq!(found.l_cut, 10);
+            prop_assert_eq!(recommendation.l_cut, 10);
         }
     }
 }
 
-fn says(found: &Recommendation, part: &str) -> bool {
-    found.reasons.iter().any(|reason| reason.contains(part))
+fn says(recommendation: &Recommendation, part: &str) -> bool {
+    recommendation.reasons.iter().any(|reason| reason.contains(part))
 }
 
 #[test]
 fn one_undefined_prompt_rules_a_cutoff_out_and_an_empty_one_is_left_out() {
-    let mut evidence = six(&[5.0, 0.03, 0.02, 0.01, 0.0]);
-    evidence.prompts[2].frontier[1].divergence.kl = f64::NAN;
-    assert_eq!(recommend(&evidence, Options::default()).unwrap().l_cut, 3);
+    let mut run = six(&[5.0, 0.03, 0.02, 0.01, 0.0]);
+    run.prompts[2].frontier[1].divergence.kl = f64::NAN;
+    assert_eq!(run.recommended().l_cut, 3);
     // A missing row is undefined as well.
-    evidence.prompts[2].frontier.remove(1);
-    assert_eq!(recommend(&evidence, Options::default()).unwrap().l_cut, 3);
+    run.prompts[2].frontier.remove(1);
+    assert_eq!(run.recommended().l_cut, 3);
     // Without any figure, the prompt says nothing about any cutoff.
-    for row in &mut evidence.prompts[2].frontier {
+    for row in &mut run.prompts[2].frontier {
         row.divergence.kl = f64::NAN;
     }
-    let found = recommend(&evidence, Options::default()).unwrap();
-    assert_eq!((found.l_cut, found.prompts, found.prompts_left_out), (2, 5, 1));
-    assert!(says(&found, "1 prompt of the run is not in it"));
+    let recommendation = run.recommended();
+    assert_eq!((recommendation.l_cut, recommendation.prompts, recommendation.prompts_left_out), (2, 5, 1));
+    assert!(says(&recommendation, "1 prompt of the run is not in it"));
 }
 
 #[test]
 fn void_upper_layers_and_gaps() {
-    let found = recommend(&six(&[2.0, 1.0, 0.0, 0.0, 0.0, 0.0]), Options::default()).unwrap();
-    assert_eq!((found.l_cut, found.kl), (3, 0.0));
-    let found = recommend(&six(&[0.0; 6]), Options::default()).unwrap();
-    assert_eq!(found.l_cut, 1);
-    assert!(found.kl_below.is_nan());
-    let found = recommend(&six(&[3.0, 0.05, 0.04, 0.5, 0.02, 0.0]), Options::default()).unwrap();
-    assert_eq!(found.l_cut, 5);
-    assert!(says(&found, "Lower cutoffs pass by themselves (2, 3)"));
+    let recommendation = six(&[2.0, 1.0, 0.0, 0.0, 0.0, 0.0]).recommended();
+    assert_eq!((recommendation.l_cut, recommendation.kl), (3, 0.0));
+    let recommendation = six(&[0.0; 6]).recommended();
+    assert_eq!(recommendation.l_cut, 1);
+    assert!(recommendation.kl_below.is_nan());
+    let recommendation = six(&[3.0, 0.05, 0.04, 0.5, 0.02, 0.0]).recommended();
+    assert_eq!(recommendation.l_cut, 5);
+    assert!(says(&recommendation, "Lower cutoffs pass by themselves (2, 3)"));
 }
 
 #[test]
@@ -206,13 +278,13 @@ fn a_small_category_is_judged_by_its_mean_and_a_third_prompt_brings_the_bound() 
     let mut prompts: Vec<_> = (0..12).map(|id| prompt(id, "chat", &[1.0, 0.01, 0.0])).collect();
     prompts.push(prompt(12, "math", &[1.0, 0.15, 0.0]));
     prompts.push(prompt(13, "math", &[1.0, 0.01, 0.0]));
-    let mut evidence = evidence(prompts);
-    let found = recommend(&evidence, Options::default()).unwrap();
-    assert_eq!(found.l_cut, 2);
-    assert!(found.categories[1].kl_upper95.is_nan());
-    assert!(says(&found, "Judged by the mean alone"));
-    evidence.prompts.push(prompt(14, "math", &[1.0, 0.01, 0.0]));
-    assert_eq!(recommend(&evidence, Options::default()).unwrap().l_cut, 3);
+    let mut run = run_of(prompts);
+    let recommendation = run.recommended();
+    assert_eq!(recommendation.l_cut, 2);
+    assert!(recommendation.categories[1].kl_upper95.is_nan());
+    assert!(says(&recommendation, "Judged by the mean alone"));
+    run.prompts.push(prompt(14, "math", &[1.0, 0.01, 0.0]));
+    assert_eq!(run.recommended().l_cut, 3);
 }
 
 #[test]
@@ -220,10 +292,10 @@ fn a_saving_under_five_percent_keeps_full_depth() {
     let mut kl = vec![1.0; 40];
     kl[38] = 0.01;
     kl[39] = 0.0;
-    let found = recommend(&six(&kl), Options::default()).unwrap();
-    assert_eq!((found.l_cut, found.exact_l_cut), (40, 39));
-    assert_eq!(found.verdict, Verdict::KeepFullDepth);
-    assert!(says(&found, "would stay within the tolerance of 0.1 but save only 2.4 %"));
+    let recommendation = six(&kl).recommended();
+    assert_eq!((recommendation.l_cut, recommendation.exact_l_cut), (40, 39));
+    assert_eq!(recommendation.verdict, Verdict::KeepFullDepth);
+    assert!(says(&recommendation, "would stay within the tolerance of 0.1 but save only 2.4 %"));
 }
 
 proptest! {
@@ -240,14 +312,14 @@ proptest! {
     ) {
         let prompts = curves.iter().enumerate();
         let prompts = prompts.map(|(id, (category, kl))| prompt(id, ["a", "b", "c"][*category], kl));
-        let found = recommend(&evidence(prompts.collect()), Options { tolerance, anchor: Anchor::Bos });
-        if let Ok(found) = found {
-            prop_assert!((1..=6).contains(&found.l_cut));
-            prop_assert!(found.frontier[found.exact_l_cut - 1..].iter().all(|at| at.within));
-            prop_assert!(found.exact_l_cut == 1 || !found.frontier[found.exact_l_cut - 2].within);
-            prop_assert!(found.l_cut == found.exact_l_cut || found.verdict == Verdict::KeepFullDepth);
-            let plain = found.reasons.iter().all(|reason| reason.ends_with('.') && !reason.contains("NaN"));
-            prop_assert!(plain, "{:#?}", found.reasons);
+        let recommendation = run_of(prompts.collect()).recommend(Options { tolerance, anchor: Anchor::Bos });
+        if let Ok(recommendation) = recommendation {
+            prop_assert!((1..=6).contains(&recommendation.l_cut));
+            prop_assert!(recommendation.frontier[recommendation.exact_l_cut - 1..].iter().all(|at| at.within));
+            prop_assert!(recommendation.exact_l_cut == 1 || !recommendation.frontier[recommendation.exact_l_cut - 2].within);
+            prop_assert!(recommendation.l_cut == recommendation.exact_l_cut || recommendation.verdict == Verdict::KeepFullDepth);
+            let plain = recommendation.reasons.iter().all(|reason| reason.ends_with('.') && !reason.contains("NaN"));
+            prop_assert!(plain, "{:#?}", recommendation.reasons);
         } else {
             prop_assert!(curves.iter().all(|(_, kl)| kl.iter().all(|kl| !kl.is_finite())));
         }
@@ -257,24 +329,25 @@ proptest! {
 #[test]
 fn blocks_are_pruned_where_the_prompt_is_read_and_below_the_cutoff() {
     use crate::block_schedule::from_recommendation;
-    let mut found = recommend(&six(&[3.0, 2.9, 2.8, 2.7, 0.2, 0.04, 0.01, 0.0]), Options::default()).unwrap();
-    assert_eq!(found.l_cut, 6);
-    let read_at = |found: &mut Recommendation, layer: usize, value: f64| {
-        found.causal_layers = vec![RankedLayer { layer, value }, RankedLayer { layer: 0, value: 0.01 }];
-        from_recommendation(found)
+    let mut recommendation = six(&[3.0, 2.9, 2.8, 2.7, 0.2, 0.04, 0.01, 0.0]).recommended();
+    assert_eq!(recommendation.l_cut, 6);
+    let read_at = |recommendation: &mut Recommendation, layer: usize, value: f64| {
+        recommendation.causal_layers =
+            vec![RankedLayer { layer, value }, RankedLayer { layer: 0, value: 0.01 }];
+        from_recommendation(recommendation)
     };
-    let schedule = read_at(&mut found, 3, 1.5).unwrap();
+    let schedule = read_at(&mut recommendation, 3, 1.5).unwrap();
     assert_eq!(schedule.policy, "sliminfer:3=25%+5=6.25%");
     assert_eq!(schedule.last_layer_needed, Some(5));
     assert_eq!(Policy::parse(&schedule.policy, 8).unwrap().to_string(), schedule.policy);
     // Read by the last layer below the cutoff, or above it.
-    assert_eq!(read_at(&mut found, 5, 1.5).unwrap().policy, "sliminfer:5=25%");
-    assert_eq!(read_at(&mut found, 6, 1.5).unwrap().policy, "sliminfer:6=25%");
+    assert_eq!(read_at(&mut recommendation, 5, 1.5).unwrap().policy, "sliminfer:5=25%");
+    assert_eq!(read_at(&mut recommendation, 6, 1.5).unwrap().policy, "sliminfer:6=25%");
     // Too little to stand out, or too late to save anything.
-    assert_eq!(read_at(&mut found, 3, 0.1), None);
-    assert_eq!(read_at(&mut found, 7, 1.5), None);
-    found.verdict = Verdict::KeepFullDepth;
-    assert_eq!(read_at(&mut found, 3, 1.5).unwrap().policy, "sliminfer:3=25%");
-    found.causal_layers.clear();
-    assert_eq!(from_recommendation(&found), None);
+    assert_eq!(read_at(&mut recommendation, 3, 0.1), None);
+    assert_eq!(read_at(&mut recommendation, 7, 1.5), None);
+    recommendation.verdict = Verdict::KeepFullDepth;
+    assert_eq!(read_at(&mut recommendation, 3, 1.5).unwrap().policy, "sliminfer:3=25%");
+    recommendation.causal_layers.clear();
+    assert_eq!(from_recommendation(&recommendation), None);
 }

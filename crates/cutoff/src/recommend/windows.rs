@@ -8,23 +8,24 @@ use super::{Evidence, Recommendation, Verdict};
 use layerscope_diagnostics::summary::ranges;
 
 pub(super) fn reasons(
-    found: &Recommendation,
-    evidence: &Evidence,
+    recommendation: &Recommendation,
+    evidence: Evidence<'_>,
     frontier: &FrontierSummary,
 ) -> Vec<String> {
-    if evidence.windowed_layers.is_empty() {
+    if evidence.model().windowed_layers.is_empty() {
         return vec![];
     }
     let mut reasons = vec![what_sees_what(evidence)];
-    reasons.extend(steepest_edge(found, evidence, frontier));
+    reasons.extend(steepest_edge(recommendation, evidence, frontier));
     reasons.extend(prompts_within(evidence));
     reasons
 }
 
-fn what_sees_what(evidence: &Evidence) -> String {
-    let window = evidence.window.map_or("a sliding window".to_owned(), |w| format!("a window of {w} tokens"));
-    let windowed = &evidence.windowed_layers;
-    let global: Vec<usize> = (0..evidence.layers).filter(|layer| !windowed.contains(layer)).collect();
+fn what_sees_what(evidence: Evidence<'_>) -> String {
+    let window =
+        evidence.model().window.map_or("a sliding window".to_owned(), |w| format!("a window of {w} tokens"));
+    let windowed = &evidence.model().windowed_layers;
+    let global: Vec<usize> = (0..evidence.layers()).filter(|layer| !windowed.contains(layer)).collect();
     let named = |layers: &[usize]| match layers {
         [one] => format!("Layer {one} sees"),
         several => format!("Layers {} see", ranges(several)),
@@ -42,21 +43,25 @@ fn what_sees_what(evidence: &Evidence) -> String {
 }
 
 /// Where hiding the prompt from one layer fewer gains most.
-fn steepest_edge(found: &Recommendation, evidence: &Evidence, frontier: &FrontierSummary) -> Option<String> {
-    let kl = |cutoff: usize| if cutoff == evidence.layers { 0.0 } else { frontier.overall.at(cutoff).kl };
+fn steepest_edge(
+    recommendation: &Recommendation,
+    evidence: Evidence<'_>,
+    frontier: &FrontierSummary,
+) -> Option<String> {
+    let kl = |cutoff: usize| if cutoff == evidence.layers() { 0.0 } else { frontier.overall().at(cutoff).kl };
     let gain = |layer: usize| kl(layer) - kl(layer + 1);
-    let defined = (1..evidence.layers).filter(|&layer| gain(layer).is_finite());
+    let defined = (1..evidence.layers()).filter(|&layer| gain(layer).is_finite());
     let layer = defined.max_by(|&a, &b| gain(a).total_cmp(&gain(b)))?;
-    let kind = match evidence.windowed_layers.contains(&layer) {
+    let kind = match evidence.model().windowed_layers.contains(&layer) {
         true => "a windowed one",
         false => "one that sees the whole prompt",
     };
-    let cut = match found.l_cut {
-        _ if found.verdict == Verdict::KeepFullDepth => String::new(),
+    let cut = match recommendation.l_cut {
+        _ if recommendation.verdict == Verdict::KeepFullDepth => String::new(),
         cutoff if cutoff == layer + 1 => "; the cutoff lies right above it".to_owned(),
         cutoff if cutoff > layer + 1 => {
             let windowed =
-                (layer + 1..cutoff).filter(|layer| evidence.windowed_layers.contains(layer)).count();
+                (layer + 1..cutoff).filter(|layer| evidence.model().windowed_layers.contains(layer)).count();
             let all = cutoff - layer - 1;
             format!(
                 "; for the tolerance the cutoff keeps {all} layer{} more, {windowed} of them windowed",
@@ -74,10 +79,10 @@ fn steepest_edge(found: &Recommendation, evidence: &Evidence, frontier: &Frontie
 }
 
 /// Whether the prompts are long enough for windows to matter.
-fn prompts_within(evidence: &Evidence) -> Option<String> {
-    let window = evidence.window?;
+fn prompts_within(evidence: Evidence<'_>) -> Option<String> {
+    let window = evidence.model().window?;
     let fits = |tokens: usize| tokens <= window;
-    let lengths = evidence.prompts.iter().map(|p| p.workload.prompt_tokens + p.workload.decode_tokens);
+    let lengths = evidence.workloads().into_iter().map(|one| one.prompt_tokens + one.decode_tokens);
     let (within, all) = (lengths.filter(|&tokens| fits(tokens)).count(), evidence.prompts.len());
     (within > 0).then(|| {
         format!(

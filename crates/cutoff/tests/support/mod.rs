@@ -4,10 +4,11 @@
 
 use layerscope_diagnostics::reference_distributions::for_each_logits;
 use layerscope_engine::{
-    Attend, ComputeType, Decoder, Depth, Device, Hooks, Location, Model, ModelSource, Pass, Result, Tensor,
-    WeightsPrecision, folder_config, with_f32,
+    Attend, ComputeType, Decoder, Depth, Device, Hooks, Location, Model, ModelSource, Pass, Result,
+    SequenceRows, Tensor, WeightsPrecision, folder_config, with_f32,
 };
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::LazyLock;
 
 pub static MODEL: LazyLock<Model> = LazyLock::new(|| load(&tiny()));
@@ -21,11 +22,13 @@ pub fn load(path: &Path) -> Model {
 }
 
 /// A family's tiny random model (`fixtures/families`).
-pub fn family(name: &str) -> Decoder {
+pub fn family(name: &str) -> Arc<Decoder> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/families").join(name);
     let (_, config, files) = folder_config(&folder, None).unwrap();
     let weights = files.weights(&config).unwrap();
-    Decoder::load(config.clone(), &weights, WeightsPrecision::F32, &Device::Cpu, &mut |_, _| Ok(())).unwrap()
+    let decoder =
+        Decoder::load(config.clone(), &weights, WeightsPrecision::F32, &Device::Cpu, &mut |_, _| Ok(()));
+    Arc::new(decoder.unwrap())
 }
 
 /// Whole-sequence attention in f64 where `hidden(layer, query, key)` says what a query does not see.
@@ -35,7 +38,14 @@ struct Naive<'a> {
 }
 
 impl Attend for Naive<'_> {
-    fn attend(&mut self, at: Location<'_>, [q, k, v]: [&Tensor; 3], _: &mut Hooks<'_>) -> Result<Tensor> {
+    fn attend(
+        &mut self,
+        at: Location<'_>,
+        q: &Tensor,
+        kv: Option<[&Tensor; 2]>,
+        _: &mut Hooks<'_>,
+    ) -> Result<Tensor> {
+        let [k, v] = kv.unwrap();
         let shape = self.decoder.attention_shape(at.layer);
         let (rows, heads, dim) = (at.positions.len(), shape.query_heads, shape.head_dim);
         let mut output = vec![0f32; rows * heads * dim];
@@ -84,7 +94,7 @@ impl Attend for Naive<'_> {
 
 /// Logits of the decode rows from a run over the whole sequence.
 pub fn whole_run(
-    decoder: &Decoder,
+    decoder: &Arc<Decoder>,
     sequence: &[u32],
     p: usize,
     hidden: &dyn Fn(usize, usize, usize) -> bool,
@@ -98,10 +108,9 @@ pub fn whole_run(
     let mut pass = Pass {
         attend,
         hooks,
-        sequence_len,
+        sequences: &[SequenceRows { rows: positions.len(), sequence_len }],
         compute: ComputeType::F32,
         rows_on_device: None,
-        keys_values_from: None,
     };
     let x = decoder.forward(x, &positions, Depth::of_layers(0..decoder.config().layers), &mut pass).unwrap();
     let mut rows = vec![];

@@ -8,9 +8,9 @@ use layerscope_engine::{
 use serde::Serialize;
 use std::ops::ControlFlow;
 
-/// What happens meanwhile, for progress displays.
+/// Progress of a needle run.
 #[derive(Debug)]
-pub enum Event<'a> {
+pub enum NeedleEvent<'a> {
     /// A generation begins.
     Started {
         /// Id of the prompt.
@@ -22,7 +22,7 @@ pub enum Event<'a> {
     Finished(&'a Outcome),
 }
 
-/// What a policy made of a prompt.
+/// The result of one prompt under one policy.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Outcome {
     /// Id of the prompt.
@@ -55,7 +55,7 @@ pub struct Outcome {
     pub tpot_s: Option<f64>,
 }
 
-/// What was found until the end, or until an interrupt.
+/// The results of a run, complete or up to an interrupt.
 #[derive(Debug)]
 pub struct Outcomes {
     /// One for each prompt and policy that is done.
@@ -75,13 +75,13 @@ pub fn run(
     policies: &[Policy],
     max_new_tokens: usize,
     interrupt: &Interrupt,
-    observe: &mut dyn FnMut(Event<'_>),
+    observe: &mut dyn FnMut(NeedleEvent<'_>),
 ) -> Result<Outcomes> {
     let mut done = Outcomes { outcomes: vec![], interrupted: false };
     for prompt in prompts {
         for policy in policies.iter().cloned() {
             let name = policy.to_string();
-            observe(Event::Started { id: &prompt.id, policy: &name });
+            observe(NeedleEvent::Started { id: &prompt.id, policy: &name });
             match outcome(model, prompt, policy, name, max_new_tokens, interrupt) {
                 Err(Error::Interrupted) => {
                     done.interrupted = true;
@@ -89,7 +89,7 @@ pub fn run(
                 }
                 outcome => {
                     let outcome = outcome?;
-                    observe(Event::Finished(&outcome));
+                    observe(NeedleEvent::Finished(&outcome));
                     done.outcomes.push(outcome);
                 }
             }

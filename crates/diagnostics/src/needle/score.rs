@@ -26,7 +26,7 @@ pub fn wilson95(successes: usize, count: usize) -> [f64; 2] {
 
 /// The outcomes of one policy at one length, and at one depth or all.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Cell {
+pub struct NeedleScore {
     /// Name of the policy.
     pub policy: String,
     /// Tokens that the prompts were to have.
@@ -50,7 +50,7 @@ pub struct Cell {
 }
 
 /// Outcomes by policy and length, or by policy, length and depth, in the order in which they first come.
-pub fn summarise(outcomes: &[Outcome], by_depth: bool) -> Vec<Cell> {
+pub fn summarise(outcomes: &[Outcome], by_depth: bool) -> Vec<NeedleScore> {
     let key = |outcome: &Outcome| (outcome.length, outcome.policy.clone(), by_depth.then_some(outcome.depth));
     let mut groups: Vec<(_, Vec<&Outcome>)> = vec![];
     for outcome in outcomes {
@@ -64,7 +64,7 @@ pub fn summarise(outcomes: &[Outcome], by_depth: bool) -> Vec<Cell> {
         let correct = group.iter().filter(|outcome| outcome.correct).count();
         let share = |count: usize| count as f64 / group.len() as f64;
         let [accuracy_ci95_lower, accuracy_ci95_upper] = wilson95(correct, group.len());
-        Cell {
+        NeedleScore {
             policy,
             length,
             depth,

@@ -5,148 +5,12 @@ use ndarray::Array2;
 
 use super::manifest::ModelInfo;
 use super::reader::Source;
-use super::rows_read::Rows;
+use super::rows_read::PromptRows;
 use super::schema::Table;
-use crate::record::{Anchor, Divergence, FrontierRow, KnockoutRow, LensFigures, Timings};
-
-/// One recorded prompt without its long tables. Undefined values are NaN.
-#[derive(Debug, Clone)]
-pub struct PromptSummary {
-    /// Unique name of the prompt within the run.
-    pub id: String,
-    /// Its category.
-    pub category: String,
-    /// The prompt as the user wrote it.
-    pub text: String,
-    /// Prompt tokens p.
-    pub p: usize,
-    /// Decode steps N.
-    pub steps: usize,
-    /// Token ids of the prompt; length p.
-    pub prompt_tokens: Vec<u32>,
-    /// How each prompt token is shown; length p.
-    pub prompt_token_text: Vec<String>,
-    /// The continuation; length N.
-    pub generated: Vec<u32>,
-    /// How each token of the continuation is shown; length N.
-    pub generated_token_text: Vec<String>,
-    /// The continuation as text.
-    pub generated_text: String,
-    /// Whether the continuation was given rather than generated.
-    pub answer_given: bool,
-    /// Mean over steps of KL(f32 weights ‖ weights as run), nats; `None` when the run itself is f32.
-    pub native_kl: Option<f64>,
-    /// Wall-clock times.
-    pub timings: Timings,
-    /// Per-layer means.
-    pub layers: LayerFigures,
-    /// Per-head means over steps, `[L, H]`.
-    pub heads: AttentionMeans,
-    /// The exact cutoff frontier, in the recorded order.
-    pub frontier: Vec<FrontierRow>,
-    /// The causal layer map, in the recorded order.
-    pub knockout: Vec<KnockoutRow>,
-}
-
-/// Number of per-layer figures.
-const FIGURES: usize = 12;
-
-/// Names of the per-layer figures, which are also their columns in `layers.parquet`.
-pub const LAYER_FIGURES: [&str; FIGURES] = [
-    "bos_mass",
-    "prompt_mass",
-    "decode_mass",
-    "prompt_entropy",
-    "prompt_entropy_nats",
-    "selectivity",
-    "lens_kl",
-    "lens_top1_agreement",
-    "curvature_prompt_deg",
-    "straightening_prompt_deg",
-    "curvature_decode_deg",
-    "straightening_decode_deg",
-];
-
-/// A prompt's per-layer figures: means over heads and decode steps, length L; the curves of the residual stream have
-/// length L+1, with the embedding output at index 0 and layer ℓ at ℓ+1.
-#[derive(Debug, Clone, PartialEq)]
-pub struct LayerFigures {
-    /// Mass on position 0, length L.
-    pub bos_mass: Vec<f64>,
-    /// Mass on positions 1 … p−2, length L.
-    pub prompt_mass: Vec<f64>,
-    /// Mass on positions ≥ p−1, length L.
-    pub decode_mass: Vec<f64>,
-    /// Entropy within the prompt over ln(p−2), mean over the heads and steps where it is defined, length L.
-    pub prompt_entropy: Vec<f64>,
-    /// The same in nats, length L.
-    pub prompt_entropy_nats: Vec<f64>,
-    /// prompt_mass · (1 − prompt_entropy) per head and step, then averaged, length L.
-    pub selectivity: Vec<f64>,
-    /// Logit lens KL(final ‖ lens), nats, length L.
-    pub lens_kl: Vec<f64>,
-    /// Share of steps whose lens token is the last layer's, length L.
-    pub lens_top1_agreement: Vec<f64>,
-    /// Curvature over prompt positions, degrees, length L+1.
-    pub curvature_prompt_deg: Vec<f64>,
-    /// The same less that after layer 0, length L+1.
-    pub straightening_prompt_deg: Vec<f64>,
-    /// Curvature over decode positions, degrees, length L+1.
-    pub curvature_decode_deg: Vec<f64>,
-    /// The same less that after layer 0, length L+1.
-    pub straightening_decode_deg: Vec<f64>,
-}
-
-impl LayerFigures {
-    /// All figures with their names, in the order of [`LAYER_FIGURES`].
-    pub fn named(&self) -> [(&'static str, &[f64]); FIGURES] {
-        let values: [&[f64]; FIGURES] = [
-            &self.bos_mass,
-            &self.prompt_mass,
-            &self.decode_mass,
-            &self.prompt_entropy,
-            &self.prompt_entropy_nats,
-            &self.selectivity,
-            &self.lens_kl,
-            &self.lens_top1_agreement,
-            &self.curvature_prompt_deg,
-            &self.straightening_prompt_deg,
-            &self.curvature_decode_deg,
-            &self.straightening_decode_deg,
-        ];
-        std::array::from_fn(|index| (LAYER_FIGURES[index], values[index]))
-    }
-}
-
-/// Attention figures averaged over one axis: `[L, H]` (over steps) or `[L, N]` (over heads).
-#[derive(Debug, Clone, PartialEq)]
-pub struct AttentionMeans {
-    /// Mass on position 0.
-    pub bos_mass: Array2<f64>,
-    /// Mass on positions 1 … p−2.
-    pub prompt_mass: Array2<f64>,
-    /// Mass on positions ≥ p−1.
-    pub decode_mass: Array2<f64>,
-    /// Entropy within the prompt over ln(p−2).
-    pub prompt_entropy: Array2<f64>,
-    /// The same in nats.
-    pub prompt_entropy_nats: Array2<f64>,
-    /// prompt_mass · (1 − prompt_entropy).
-    pub selectivity: Array2<f64>,
-}
-
-/// A prompt's figures per layer and decode step.
-#[derive(Debug, Clone)]
-pub struct StepFigures {
-    /// Position of each step's query, length N.
-    pub positions: Vec<usize>,
-    /// The token that each step yields, length N.
-    pub token_ids: Vec<u32>,
-    /// Means over heads, `[L, N]`.
-    pub attention: AttentionMeans,
-    /// Logit lens, `[L, N]`.
-    pub lens: LensFigures,
-}
+use crate::record::{
+    Anchor, AttentionMeans, Divergence, FrontierRow, KnockoutRow, LayerFigures, LensFigures, PromptSummary,
+    StepFigures, Timings,
+};
 
 /// Reads a prompt, with `source` giving the file of each table.
 pub(super) fn prompt<'a>(
@@ -155,7 +19,7 @@ pub(super) fn prompt<'a>(
     source: impl Fn(Table) -> Result<Source<'a>>,
 ) -> Result<PromptSummary> {
     let file = source(Table::Prompts)?;
-    let rows = Rows::read(file.get(), id, &[])?;
+    let rows = PromptRows::read(file.get(), id, &[])?;
     rows.expect_len(Some(1))?;
     let lacking = || rows.damaged("it has no row");
     let text = |name| rows.texts(name)?.pop().ok_or_else(lacking);
@@ -186,10 +50,10 @@ pub(super) fn prompt<'a>(
             probe_s: seconds("probe_s")?,
             frontier_s: seconds("frontier_s")?,
         },
-        layers: layers(&Rows::read(source(Table::Layers)?.get(), id, &[])?, model.layers)?,
-        heads: heads(&Rows::read(source(Table::Heads)?.get(), id, &[])?, model)?,
-        frontier: frontier(&Rows::read(source(Table::Frontier)?.get(), id, &[])?, model.layers)?,
-        knockout: knockout(&Rows::read(source(Table::Knockout)?.get(), id, &[])?, model.layers)?,
+        layers: layers(&PromptRows::read(source(Table::Layers)?.get(), id, &[])?, model.layers)?,
+        heads: heads(&PromptRows::read(source(Table::Heads)?.get(), id, &[])?, model)?,
+        frontier: frontier(&PromptRows::read(source(Table::Frontier)?.get(), id, &[])?, model.layers)?,
+        knockout: knockout(&PromptRows::read(source(Table::Knockout)?.get(), id, &[])?, model.layers)?,
     };
     let lengths = [summary.prompt_tokens.len(), summary.prompt_token_text.len()];
     let step_lengths = [summary.generated.len(), summary.generated_token_text.len()];
@@ -199,7 +63,7 @@ pub(super) fn prompt<'a>(
     Ok(summary)
 }
 
-fn layers(rows: &Rows<'_>, layers: usize) -> Result<LayerFigures> {
+fn layers(rows: &PromptRows<'_>, layers: usize) -> Result<LayerFigures> {
     let curve = layers.checked_add(1);
     rows.expect_len(curve)?;
     // Row r is layer r − 1; other programs may have sorted otherwise.
@@ -229,13 +93,13 @@ fn layers(rows: &Rows<'_>, layers: usize) -> Result<LayerFigures> {
     })
 }
 
-fn heads(rows: &Rows<'_>, model: &ModelInfo) -> Result<AttentionMeans> {
+fn heads(rows: &PromptRows<'_>, model: &ModelInfo) -> Result<AttentionMeans> {
     let grid = Grid::new(rows, model.layers, model.heads, "head")?;
     grid.attention(rows)
 }
 
 /// Figures per decode step.
-pub(super) fn steps(rows: &Rows<'_>, layers: usize) -> Result<StepFigures> {
+pub(super) fn steps(rows: &PromptRows<'_>, layers: usize) -> Result<StepFigures> {
     let steps = rows.len() / layers;
     let grid = Grid::new(rows, layers, steps, "step")?;
     let first_row = |mut values: Vec<usize>| {
@@ -255,7 +119,7 @@ pub(super) fn steps(rows: &Rows<'_>, layers: usize) -> Result<StepFigures> {
     })
 }
 
-fn frontier(rows: &Rows<'_>, layers: usize) -> Result<Vec<FrontierRow>> {
+fn frontier(rows: &PromptRows<'_>, layers: usize) -> Result<Vec<FrontierRow>> {
     let anchors = rows.texts("anchor")?.into_iter();
     let keys = anchors.zip(rows.counts("cutoff")?);
     keys.zip(divergences(rows)?)
@@ -270,7 +134,7 @@ fn frontier(rows: &Rows<'_>, layers: usize) -> Result<Vec<FrontierRow>> {
         .collect()
 }
 
-fn knockout(rows: &Rows<'_>, layers: usize) -> Result<Vec<KnockoutRow>> {
+fn knockout(rows: &PromptRows<'_>, layers: usize) -> Result<Vec<KnockoutRow>> {
     let keys = rows.counts("layer")?.into_iter();
     keys.zip(divergences(rows)?)
         .map(|(layer, divergence)| {
@@ -282,7 +146,7 @@ fn knockout(rows: &Rows<'_>, layers: usize) -> Result<Vec<KnockoutRow>> {
         .collect()
 }
 
-pub(super) fn divergences(rows: &Rows<'_>) -> Result<Vec<Divergence>> {
+pub(super) fn divergences(rows: &PromptRows<'_>) -> Result<Vec<Divergence>> {
     let top1_and_dnll = rows.figures("top1")?.into_iter().zip(rows.figures("dnll")?);
     let kl = rows.figures("kl")?.into_iter();
     let all = kl.zip(top1_and_dnll);
@@ -294,7 +158,7 @@ struct Places(Vec<usize>);
 
 impl Places {
     /// `at[row]` is where the row goes, `None` for a key out of range.
-    fn new(rows: &Rows<'_>, at: Vec<Option<usize>>, len: usize, key: &str) -> Result<Self> {
+    fn new(rows: &PromptRows<'_>, at: Vec<Option<usize>>, len: usize, key: &str) -> Result<Self> {
         let mut taken = vec![false; rows.len()];
         let mut places = Vec::with_capacity(at.len());
         for place in at {
@@ -323,7 +187,7 @@ struct Grid {
 }
 
 impl Grid {
-    fn new(rows: &Rows<'_>, layers: usize, width: usize, key: &str) -> Result<Self> {
+    fn new(rows: &PromptRows<'_>, layers: usize, width: usize, key: &str) -> Result<Self> {
         rows.expect_len(layers.checked_mul(width))?;
         let keys = rows.counts("layer")?.into_iter().zip(rows.counts(key)?);
         let at = keys.map(|(layer, index)| {
@@ -333,12 +197,12 @@ impl Grid {
         Ok(Self { place: Places::new(rows, at.collect(), layers * width, key)?, shape: (layers, width) })
     }
 
-    fn array<T: Clone + Default>(&self, rows: &Rows<'_>, values: Vec<T>) -> Result<Array2<T>> {
+    fn array<T: Clone + Default>(&self, rows: &PromptRows<'_>, values: Vec<T>) -> Result<Array2<T>> {
         Array2::from_shape_vec(self.shape, self.place.put(values))
             .map_err(|_| rows.damaged("its rows are not a full grid"))
     }
 
-    fn attention(&self, rows: &Rows<'_>) -> Result<AttentionMeans> {
+    fn attention(&self, rows: &PromptRows<'_>) -> Result<AttentionMeans> {
         let figure = |name| self.array(rows, rows.figures(name)?);
         Ok(AttentionMeans {
             bos_mass: figure("bos_mass")?,

@@ -25,7 +25,6 @@ mod time;
 mod writer;
 
 pub use continuations::{CONTINUATIONS, Continuation, Continuations, ContinuationsWriter};
-pub use figures::{AttentionMeans, LAYER_FIGURES, LayerFigures, PromptSummary, StepFigures};
 pub use manifest::{
     BosToken, FailedPrompt, MANIFEST, Manifest, ModelInfo, PromptStates, SCHEMA_VERSION, Settings, Status,
 };

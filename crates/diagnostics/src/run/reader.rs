@@ -7,17 +7,17 @@ use std::time::Duration;
 use layerscope_engine::{Error, Result};
 
 use super::continuations::Continuations;
-use super::figures::{self, PromptSummary, StepFigures};
+use super::figures;
 use super::layout;
 use super::manifest::{MANIFEST, Manifest};
 use super::received;
-use super::rows_read::Rows;
+use super::rows_read::PromptRows;
 use super::schema::Table;
 use super::show::ShowReport;
 use super::spans;
 use super::table_file::TableFile;
 use super::tables::Tables;
-use crate::record::{ReceivedFigures, SpanRecord};
+use crate::record::{PromptSummary, ReceivedFigures, SpanRecord, StepFigures};
 
 /// How often a folder that changes while it is being opened is tried again, and the pause between.
 const TRIES: usize = 20;
@@ -127,7 +127,7 @@ impl Run {
     /// As [`Self::prompt`].
     pub fn steps(&self, id: &str) -> Result<StepFigures> {
         let file = self.source(id, Table::Steps)?;
-        figures::steps(&Rows::read(file.get(), id, &[])?, self.manifest.model.layers)
+        figures::steps(&PromptRows::read(file.get(), id, &[])?, self.manifest.model.layers)
     }
 
     /// The attention received by each prompt position, `[L, p]`; ids and texts of the tokens are in

@@ -8,11 +8,10 @@ use arrow_array::{
 };
 use arrow_schema::{DataType, Field, SchemaRef};
 use layerscope_engine::{Error, Result};
-use ndarray::{Array3, ArrayView3, Axis, Zip};
 
 use super::manifest::ModelInfo;
 use super::schema::Table;
-use crate::record::{Divergence, PromptRecord};
+use crate::record::{AttentionMeans, Divergence, PromptRecord};
 
 /// Gives the rows of `table` for one prompt, batch by batch, so that the large table is never whole in memory.
 pub(super) fn batches(
@@ -26,7 +25,7 @@ pub(super) fn batches(
         Table::Layers => take(layers(record, model)?),
         Table::Heads => take(heads(record)?),
         Table::Steps => take(steps(record)?),
-        Table::Tokens => (0..record.layers()).try_for_each(|layer| take(tokens(record, layer)?)),
+        Table::Tokens => (0..model.layers).try_for_each(|layer| take(tokens(record, layer)?)),
         Table::Frontier => take(frontier(record)?),
         Table::Knockout => take(knockout(record)?),
     }
@@ -34,25 +33,19 @@ pub(super) fn batches(
 
 /// Refuses a record whose arrays do not fit each other or the model.
 pub(super) fn check_shapes(record: &PromptRecord, model: &ModelInfo) -> Result<()> {
-    let (layers, heads, steps, p) = (model.layers, model.heads, record.generated.len(), record.prompt_len());
-    let attention = &record.attention;
-    let fits = [
-        &attention.bos_mass,
-        &attention.prompt_mass,
-        &attention.decode_mass,
-        &attention.prompt_entropy,
-        &attention.prompt_entropy_nats,
-    ]
-    .iter()
-    .all(|figure| figure.dim() == (layers, heads, steps))
-        && record.received.mean.dim() == (layers, p)
-        && record.received.max.dim() == (layers, p)
-        && record.lens.kl.dim() == (layers, steps)
-        && record.lens.top1.dim() == (layers, steps)
-        && record.curvature_prompt_deg.len() == layers + 1
-        && record.curvature_decode_deg.len() == layers + 1
-        && record.prompt_token_text.len() == p
-        && record.generated_token_text.len() == steps
+    let PromptRecord { summary, steps: by_step, received } = record;
+    let (layers, heads, steps, p) = (model.layers, model.heads, summary.steps, summary.p);
+    // Curves of the residual stream also have the embedding output.
+    let layer_figure_fits =
+        |(name, values): (&str, &[f64])| values.len() == layers + usize::from(name.ends_with("_deg"));
+    let fits = summary.layers.named().into_iter().all(layer_figure_fits)
+        && summary.heads.columns().iter().all(|figure| figure.dim() == (layers, heads))
+        && by_step.attention.columns().iter().all(|figure| figure.dim() == (layers, steps))
+        && [by_step.lens.kl.dim(), by_step.lens.top1.dim()] == [(layers, steps); 2]
+        && [received.mean.dim(), received.max.dim()] == [(layers, p); 2]
+        && [summary.prompt_tokens.len(), summary.prompt_token_text.len()] == [p; 2]
+        && [summary.generated.len(), summary.generated_token_text.len()] == [steps; 2]
+        && [by_step.positions.len(), by_step.token_ids.len()] == [steps; 2]
         && p > 0;
     if fits {
         Ok(())
@@ -60,7 +53,7 @@ pub(super) fn check_shapes(record: &PromptRecord, model: &ModelInfo) -> Result<(
         Err(Error::failure(format!(
             "internal error (please report it): the record of prompt {:?} does not have {layers} layers, \
              {heads} heads, {steps} steps and {p} prompt tokens throughout",
-            record.prompt_id
+            summary.id
         )))
     }
 }
@@ -75,7 +68,7 @@ pub(super) struct Columns {
 impl Columns {
     /// Begins with the prompt's id, once per row.
     fn new(table: Table, record: &PromptRecord, rows: usize) -> Self {
-        Self::of_prompt(table.file_name(), table.schema(), &record.prompt_id, rows)
+        Self::of_prompt(table.file_name(), table.schema(), &record.summary.id, rows)
     }
 
     /// The same of any file.
@@ -118,6 +111,12 @@ impl Columns {
         self.arrays.push(Arc::new(Float32Array::from_iter(values)));
     }
 
+    fn attention(&mut self, means: &AttentionMeans) {
+        for figure in means.columns() {
+            self.figures(figure.iter().copied());
+        }
+    }
+
     pub(super) fn divergences(&mut self, values: &[Divergence]) {
         self.figures(values.iter().map(|value| value.kl));
         self.figures(values.iter().map(|value| value.top1));
@@ -142,111 +141,69 @@ fn defined(value: f64) -> Option<f64> {
     (!value.is_nan()).then_some(value)
 }
 
-/// Mean of the defined values; NaN where there are none.
-fn mean<'a>(values: impl IntoIterator<Item = &'a f32>) -> f64 {
-    let (mut sum, mut count) = (0.0, 0_usize);
-    for value in values.into_iter().filter(|value| !value.is_nan()) {
-        sum += f64::from(*value);
-        count += 1;
-    }
-    sum / count as f64
-}
-
-/// prompt_mass · (1 − prompt_entropy), `[L, H, N]`; NaN where the entropy is.
-fn selectivity(record: &PromptRecord) -> Array3<f32> {
-    Zip::from(&record.attention.prompt_mass)
-        .and(&record.attention.prompt_entropy)
-        .map_collect(|mass, entropy| mass * (1.0 - entropy))
-}
-
-/// The attention figures, each `[L, H, N]`, in the order of the columns.
-fn attention<'a>(record: &'a PromptRecord, selectivity: &'a Array3<f32>) -> [ArrayView3<'a, f32>; 6] {
-    let attention = &record.attention;
-    [
-        attention.bos_mass.view(),
-        attention.prompt_mass.view(),
-        attention.decode_mass.view(),
-        attention.prompt_entropy.view(),
-        attention.prompt_entropy_nats.view(),
-        selectivity.view(),
-    ]
-}
-
 fn layers(record: &PromptRecord, model: &ModelInfo) -> Result<RecordBatch> {
-    let layers = record.layers();
-    let mut columns = Columns::new(Table::Layers, record, layers + 1);
-    let indices: Vec<i32> = std::iter::once(Ok(-1)).chain((0..layers).map(int)).collect::<Result<_>>()?;
+    let figures = &record.summary.layers;
+    let mut columns = Columns::new(Table::Layers, record, model.layers + 1);
+    let indices: Vec<i32> =
+        std::iter::once(Ok(-1)).chain((0..model.layers).map(int)).collect::<Result<_>>()?;
     columns.arrays.push(Arc::new(Int32Array::from(indices)));
-    let windowed = (0..layers).map(|layer| Some(model.windowed_layers.contains(&layer)));
+    let windowed = (0..model.layers).map(|layer| Some(model.windowed_layers.contains(&layer)));
     columns.bools(std::iter::once(None).chain(windowed));
     // The embedding output, the first row, attends to nothing.
-    let after_embedding = |values: Vec<f64>| std::iter::once(f64::NAN).chain(values);
-
-    let selectivity = selectivity(record);
-    for figure in attention(record, &selectivity) {
-        let means = figure.outer_iter().map(mean).collect();
-        columns.figures(after_embedding(means));
-    }
-    for curve in [&record.curvature_prompt_deg, &record.curvature_decode_deg] {
-        let after_first = curve.get(1).copied().unwrap_or(f64::NAN);
-        columns.figures(curve.iter().copied());
-        columns.figures(curve.iter().map(|degrees| degrees - after_first));
-    }
-    let lens = &record.lens;
-    columns.figures(after_embedding(lens.kl.outer_iter().map(mean).collect()));
-    // The lens after the last layer is the model's own output.
-    let last = lens.top1.index_axis(Axis(0), layers - 1);
-    let agreement = lens.top1.outer_iter().map(|layer| {
-        let same = layer.iter().zip(last).filter(|(a, b)| a == b).count();
-        same as f64 / layer.len() as f64
-    });
-    columns.figures(after_embedding(agreement.collect()));
+    let after_embedding =
+        |values: &[f64]| -> Vec<f64> { std::iter::once(f64::NAN).chain(values.iter().copied()).collect() };
+    columns.figures(after_embedding(&figures.bos_mass));
+    columns.figures(after_embedding(&figures.prompt_mass));
+    columns.figures(after_embedding(&figures.decode_mass));
+    columns.figures(after_embedding(&figures.prompt_entropy));
+    columns.figures(after_embedding(&figures.prompt_entropy_nats));
+    columns.figures(after_embedding(&figures.selectivity));
+    columns.figures(figures.curvature_prompt_deg.iter().copied());
+    columns.figures(figures.straightening_prompt_deg.iter().copied());
+    columns.figures(figures.curvature_decode_deg.iter().copied());
+    columns.figures(figures.straightening_decode_deg.iter().copied());
+    columns.figures(after_embedding(&figures.lens_kl));
+    columns.figures(after_embedding(&figures.lens_top1_agreement));
     columns.finish()
 }
 
 fn heads(record: &PromptRecord) -> Result<RecordBatch> {
-    let (layers, heads) = (record.layers(), record.heads());
+    let (layers, heads) = record.summary.heads.bos_mass.dim();
     let mut columns = Columns::new(Table::Heads, record, layers * heads);
     columns.ints((0..layers * heads).map(|row| row / heads))?;
     columns.ints((0..layers * heads).map(|row| row % heads))?;
-    let selectivity = selectivity(record);
-    for figure in attention(record, &selectivity) {
-        columns.figures(figure.lanes(Axis(2)).into_iter().map(mean));
-    }
+    columns.attention(&record.summary.heads);
     columns.finish()
 }
 
 fn steps(record: &PromptRecord) -> Result<RecordBatch> {
-    let (layers, steps, p) = (record.layers(), record.steps(), record.prompt_len());
+    let figures = &record.steps;
+    let (layers, steps) = figures.attention.bos_mass.dim();
     let mut columns = Columns::new(Table::Steps, record, layers * steps);
     columns.ints((0..layers * steps).map(|row| row / steps))?;
     columns.ints((0..layers * steps).map(|row| row % steps))?;
-    columns.ints((0..layers * steps).map(|row| p - 1 + row % steps))?;
-    columns.token_ids((0..layers).flat_map(|_| record.generated.iter().copied()));
-    let selectivity = selectivity(record);
-    for figure in attention(record, &selectivity) {
-        columns.figures(figure.lanes(Axis(1)).into_iter().map(mean));
-    }
-    columns.figures(record.lens.kl.iter().map(|kl| f64::from(*kl)));
-    columns.token_ids(record.lens.top1.iter().copied());
+    columns.ints((0..layers).flat_map(|_| figures.positions.iter().copied()))?;
+    columns.token_ids((0..layers).flat_map(|_| figures.token_ids.iter().copied()));
+    columns.attention(&figures.attention);
+    columns.figures(figures.lens.kl.iter().map(|kl| f64::from(*kl)));
+    columns.token_ids(figures.lens.top1.iter().copied());
     columns.finish()
 }
 
 fn tokens(record: &PromptRecord, layer: usize) -> Result<RecordBatch> {
-    let p = record.prompt_len();
-    let mut columns = Columns::new(Table::Tokens, record, p);
-    columns.ints(std::iter::repeat_n(layer, p))?;
-    columns.ints(0..p)?;
-    columns.token_ids(record.prompt_tokens.iter().copied());
-    columns.texts(&record.prompt_token_text);
-    let received = &record.received;
+    let (prompt, received) = (&record.summary, &record.received);
+    let mut columns = Columns::new(Table::Tokens, record, prompt.p);
+    columns.ints(std::iter::repeat_n(layer, prompt.p))?;
+    columns.ints(0..prompt.p)?;
+    columns.token_ids(prompt.prompt_tokens.iter().copied());
+    columns.texts(&prompt.prompt_token_text);
     columns.singles(received.mean.row(layer).iter().copied());
     columns.singles(received.max.row(layer).iter().copied());
     columns.finish()
 }
 
 fn frontier(record: &PromptRecord) -> Result<RecordBatch> {
-    let rows = &record.frontier;
+    let rows = &record.summary.frontier;
     let mut columns = Columns::new(Table::Frontier, record, rows.len());
     columns.texts(rows.iter().map(|row| row.anchor.name()));
     columns.ints(rows.iter().map(|row| row.cutoff))?;
@@ -256,7 +213,7 @@ fn frontier(record: &PromptRecord) -> Result<RecordBatch> {
 }
 
 fn knockout(record: &PromptRecord) -> Result<RecordBatch> {
-    let rows = &record.knockout;
+    let rows = &record.summary.knockout;
     let mut columns = Columns::new(Table::Knockout, record, rows.len());
     columns.ints(rows.iter().map(|row| row.layer))?;
     let divergences: Vec<_> = rows.iter().map(|row| row.divergence).collect();
@@ -265,19 +222,20 @@ fn knockout(record: &PromptRecord) -> Result<RecordBatch> {
 }
 
 fn prompts(record: &PromptRecord) -> Result<RecordBatch> {
+    let prompt = &record.summary;
     let mut columns = Columns::new(Table::Prompts, record, 1);
-    columns.texts([&record.category]);
-    columns.texts([&record.text]);
-    columns.ints([record.prompt_len()])?;
-    columns.ints([record.steps()])?;
-    columns.arrays.push(token_id_list(&record.prompt_tokens));
-    columns.arrays.push(text_list(&record.prompt_token_text));
-    columns.arrays.push(token_id_list(&record.generated));
-    columns.arrays.push(text_list(&record.generated_token_text));
-    columns.texts([&record.generated_text]);
-    columns.bools([Some(record.answer_given)]);
-    columns.figures([record.native_kl.unwrap_or(f64::NAN)]);
-    let timings = record.timings;
+    columns.texts([&prompt.category]);
+    columns.texts([&prompt.text]);
+    columns.ints([prompt.p])?;
+    columns.ints([prompt.steps])?;
+    columns.arrays.push(token_id_list(&prompt.prompt_tokens));
+    columns.arrays.push(text_list(&prompt.prompt_token_text));
+    columns.arrays.push(token_id_list(&prompt.generated));
+    columns.arrays.push(text_list(&prompt.generated_token_text));
+    columns.texts([&prompt.generated_text]);
+    columns.bools([Some(prompt.answer_given)]);
+    columns.figures([prompt.native_kl.unwrap_or(f64::NAN)]);
+    let timings = prompt.timings;
     columns.figures([timings.prefill_s]);
     columns.figures([timings.decode_s]);
     columns.figures([timings.probe_s]);

@@ -8,13 +8,13 @@ use layerscope_engine::{Error, Result};
 use super::table_file::TableFile;
 
 /// The rows of one prompt.
-pub(super) struct Rows<'a> {
+pub(super) struct PromptRows<'a> {
     file: &'a TableFile,
     prompt_id: &'a str,
     batches: Vec<RecordBatch>,
 }
 
-impl<'a> Rows<'a> {
+impl<'a> PromptRows<'a> {
     /// Reads the rows of a prompt; `columns` as in [`TableFile::each_batch`].
     pub(super) fn read(file: &'a TableFile, prompt_id: &'a str, columns: &[&str]) -> Result<Self> {
         let mut batches = Vec::new();

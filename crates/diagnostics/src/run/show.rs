@@ -3,10 +3,9 @@
 use layerscope_engine::Result;
 use serde::Serialize;
 
-use super::figures::PromptSummary;
 use super::manifest::Manifest;
 use super::reader::Run;
-use crate::record::{FrontierRow, KnockoutRow, SpanRecord};
+use crate::record::{FrontierRow, KnockoutRow, PromptSummary, SpanRecord};
 
 /// A run as one JSON object. Undefined figures are NaN here, which serde_json writes as null.
 #[derive(Debug, Clone, Serialize)]

@@ -9,7 +9,7 @@ use layerscope_engine::Result;
 
 use super::durable::{lock, rename, sync_folder, temporary_name};
 use super::rows::Columns;
-use super::rows_read::Rows;
+use super::rows_read::PromptRows;
 use super::schema::{SPANS as COLUMNS, Table, schema_of};
 use super::table_file::TableFile;
 use super::{Run, figures, layout, parquet_file};
@@ -27,10 +27,10 @@ pub(super) fn read(run: &Run) -> Result<Vec<SpanRecord>> {
     }
     let mut records = vec![];
     for id in run.prompt_ids() {
-        let rows = Rows::read(&file, id, &[])?;
+        let rows = PromptRows::read(&file, id, &[])?;
         if rows.len() > 0 {
             let prompt = run.source(id, Table::Prompts)?;
-            let p = Rows::read(prompt.get(), id, &["p"])?.counts("p")?.first().copied().unwrap_or(0);
+            let p = PromptRows::read(prompt.get(), id, &["p"])?.counts("p")?.first().copied().unwrap_or(0);
             records.extend(spans(&rows, id, p, run.manifest().model.layers)?);
         }
     }
@@ -38,7 +38,7 @@ pub(super) fn read(run: &Run) -> Result<Vec<SpanRecord>> {
 }
 
 /// The spans of a prompt of p tokens.
-fn spans(rows: &Rows<'_>, prompt_id: &str, p: usize, layers: usize) -> Result<Vec<SpanRecord>> {
+fn spans(rows: &PromptRows<'_>, prompt_id: &str, p: usize, layers: usize) -> Result<Vec<SpanRecord>> {
     let mut records: Vec<SpanRecord> = vec![];
     let spans = rows.counts("first")?.into_iter().zip(rows.counts("end")?).zip(rows.texts("text")?);
     let costs = rows.counts("layer")?.into_iter().zip(figures::divergences(rows)?);

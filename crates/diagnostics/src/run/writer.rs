@@ -12,7 +12,7 @@ use super::layout;
 use super::manifest::{FailedPrompt, MANIFEST, Manifest, Status};
 use super::parquet_file::{self, Merger};
 use super::rows;
-use super::rows_read::Rows;
+use super::rows_read::PromptRows;
 use super::schema::Table;
 use super::table_file::TableFile;
 use super::tables::Tables;
@@ -118,7 +118,7 @@ impl RunWriter {
     /// # Errors
     /// [`Error::Failure`] where the folder cannot be written; prompts added earlier are kept.
     pub fn append(&mut self, record: &PromptRecord) -> Result<()> {
-        let index = self.pending_index(&record.prompt_id)?;
+        let index = self.pending_index(&record.summary.id)?;
         rows::check_shapes(record, &self.manifest.model)?;
         self.settle()?;
         let unfinished = layout::unfinished_part(&self.run, index);
@@ -128,7 +128,8 @@ impl RunWriter {
             let _ = remove_folder(&unfinished);
         }
         written?;
-        let done = Done { place: Place::Part, native_kl: record.native_kl.filter(|kl| kl.is_finite()) };
+        let done =
+            Done { place: Place::Part, native_kl: record.summary.native_kl.filter(|kl| kl.is_finite()) };
         self.done.insert(index, done);
         self.failed.remove(&index);
         self.manifest.status = Status::Running;
@@ -341,7 +342,7 @@ impl RunWriter {
 }
 
 fn done_row(prompts: &TableFile, id: &str, place: Place) -> Result<Done> {
-    let rows = Rows::read(prompts, id, &["native_kl"])?;
+    let rows = PromptRows::read(prompts, id, &["native_kl"])?;
     rows.expect_len(Some(1))?;
     let native_kl = rows.figures("native_kl")?;
     let native_kl = native_kl.first().copied().filter(|kl| kl.is_finite());

@@ -4,7 +4,7 @@ use super::{Along, Chart, Curve, Style};
 use crate::axis::{ticks, whole_ticks};
 use crate::colour::Ink;
 use crate::number::short;
-use crate::svg::{Anchor, Canvas, Pen, SMALL, Svg, text_width};
+use crate::svg::{Canvas, Pen, SMALL, Svg, TextAnchor, text_width};
 
 impl Chart {
     /// Ends of the axis along the curves; where one begins with the embedding, there is room for that.
@@ -103,7 +103,7 @@ impl Chart {
             if curve.style == Style::Marked {
                 svg.circle([x + SWATCH / 2.0, middle], 2.5, curve.ink);
             }
-            svg.text([x + SWATCH + 5.0, y], Anchor::Start, Ink::Text, &curve.name);
+            svg.text([x + SWATCH + 5.0, y], TextAnchor::Start, Ink::Text, &curve.name);
             x += room;
         }
         y
@@ -114,7 +114,7 @@ impl Chart {
         for (level, text) in self.value_ticks(frame) {
             let y = frame.y(level);
             svg.line([frame.left, y], [frame.right, y], grid);
-            svg.text([frame.left - 6.0, y + 4.0], Anchor::End, Ink::WeakText, &text);
+            svg.text([frame.left - 6.0, y + 4.0], TextAnchor::End, Ink::WeakText, &text);
         }
         let per_unit = (frame.right - frame.left) / (frame.along[1] - frame.along[0]);
         let places: Vec<f64> = match &self.along {
@@ -131,13 +131,13 @@ impl Chart {
         for place in places {
             let x = frame.x(place);
             svg.line([x, frame.bottom], [x, frame.bottom + 4.0], Pen::new(Ink::Line, 1.0));
-            svg.text([x, frame.bottom + 16.0], Anchor::Middle, Ink::WeakText, &short(place as f32));
+            svg.text([x, frame.bottom + 16.0], TextAnchor::Middle, Ink::WeakText, &short(place as f32));
         }
         let corner = [frame.left, frame.bottom];
         svg.line(corner, [frame.right, frame.bottom], Pen::new(Ink::Line, 1.0));
         svg.line(corner, [frame.left, frame.top], Pen::new(Ink::Line, 1.0));
         let (middle, centre) = ((frame.left + frame.right) / 2.0, (frame.top + frame.bottom) / 2.0);
-        svg.text([middle, frame.bottom + 32.0], Anchor::Middle, Ink::WeakText, self.along.name());
+        svg.text([middle, frame.bottom + 32.0], TextAnchor::Middle, Ink::WeakText, self.along.name());
         // A name longer than its axis stays within the image.
         let half = text_width(&self.unit, SMALL) / 2.0;
         let centre = centre.max(half + 4.0);

@@ -3,17 +3,17 @@
 use super::Chart;
 use super::drawing::Frame;
 use crate::colour::Ink;
-use crate::svg::{Anchor, SMALL, Svg, text_width};
+use crate::svg::{SMALL, Svg, TextAnchor, text_width};
 
 impl Chart {
     /// Names of the level and the marks, each where the fewest curves pass.
     pub(super) fn names(&self, svg: &mut Svg, frame: &Frame) {
         let drawn = self.drawn(frame);
         let mut taken: Vec<[f64; 4]> = vec![];
-        let mut write = |name: &str, ink: Ink, places: &[(f64, f64, Anchor)]| {
+        let mut write = |name: &str, ink: Ink, places: &[(f64, f64, TextAnchor)]| {
             let boxes = places.iter().filter_map(|&(x, y, anchor)| {
                 let width = text_width(name, SMALL);
-                let left = if matches!(anchor, Anchor::End) { x - width } else { x };
+                let left = if matches!(anchor, TextAnchor::End) { x - width } else { x };
                 let area = [left - 2.0, y - SMALL, width + 4.0, SMALL + 4.0];
                 let inside = area[0] >= frame.left && left + width <= frame.right + 2.0;
                 let inside = inside && area[1] >= frame.top - 2.0 && y <= frame.bottom;
@@ -33,14 +33,14 @@ impl Chart {
         for mark in &self.marks {
             let x = frame.x(mark.at);
             let rows = [frame.top + 11.0, frame.top + 25.0, frame.bottom - 6.0, frame.bottom - 20.0];
-            let places = rows.map(|y| [(x - 4.0, y, Anchor::End), (x + 4.0, y, Anchor::Start)]);
+            let places = rows.map(|y| [(x - 4.0, y, TextAnchor::End), (x + 4.0, y, TextAnchor::Start)]);
             write(&mark.name, mark.ink, places.as_flattened());
         }
         if let Some((level, name)) = &self.level {
             let y = frame.y(self.level_of(*level));
             let rows = [y - 4.0, y + 13.0];
             let (left, right) = (frame.left + 4.0, frame.right - 4.0);
-            let places = rows.map(|y| [(left, y, Anchor::Start), (right, y, Anchor::End)]);
+            let places = rows.map(|y| [(left, y, TextAnchor::Start), (right, y, TextAnchor::End)]);
             write(name, Ink::Good, places.as_flattened());
         }
     }

@@ -6,7 +6,7 @@ use super::{TradeOff, TradeOffPoint, TradeOffRow};
 use crate::axis::ticks;
 use crate::colour::Ink;
 use crate::number::short;
-use crate::svg::{Anchor, Canvas, Pen, SMALL, Surface, Svg, text_width};
+use crate::svg::{Canvas, Pen, SMALL, Surface, Svg, TextAnchor, text_width};
 use std::f64::consts::TAU;
 
 const LEFT: f64 = 58.0;
@@ -55,7 +55,7 @@ impl TradeOff {
         let axis = LossAxis::of(self);
         for row in &self.rows {
             if !row.name.is_empty() {
-                surface.text([LEFT, top + 12.0], Anchor::Start, Ink::Text, &row.name);
+                surface.text([LEFT, top + 12.0], TextAnchor::Start, Ink::Text, &row.name);
                 top += NAME;
             }
             for panel in 0..self.costs.len() {
@@ -122,7 +122,7 @@ impl TradeOff {
                 None => surface.polyline(&[[x - 4.0, y - 4.0], [x + 12.0, y - 4.0]], PARETO_PEN),
             }
             let name = kind.map_or(PARETO, |kind| &self.kinds[kind]);
-            surface.text([x + 16.0, y], Anchor::Start, Ink::Text, name);
+            surface.text([x + 16.0, y], TextAnchor::Start, Ink::Text, name);
         }
     }
 
@@ -156,9 +156,9 @@ impl TradeOff {
             let Some([left, top, width, _]) = *label else { continue };
             // Fonts differ in width: what is too wide or too narrow is so on the side away from the point.
             let (at, anchor) = match (left + width <= *x, left >= *x) {
-                (true, _) => (left + width - 1.0, Anchor::End),
-                (_, true) => (left + 1.0, Anchor::Start),
-                _ => (left + width / 2.0, Anchor::Middle),
+                (true, _) => (left + width - 1.0, TextAnchor::End),
+                (_, true) => (left + 1.0, TextAnchor::Start),
+                _ => (left + width / 2.0, TextAnchor::Middle),
             };
             surface.rimmed([at, top + HEIGHT - 2.5], anchor, Ink::Text, name);
         }
@@ -254,7 +254,7 @@ impl Frame {
             let pen = if index == 0 { grid.dashed("2 3") } else { grid };
             surface.polyline(&[[self.left, y], [right, y]], pen);
             if loss.is_some() {
-                surface.text([self.left - 6.0, y + 4.0], Anchor::End, Ink::WeakText, &text);
+                surface.text([self.left - 6.0, y + 4.0], TextAnchor::End, Ink::WeakText, &text);
             }
         }
         let reference = self.x(1.0);
@@ -264,7 +264,7 @@ impl Frame {
         for tick in ticks(self.ends[0], self.ends[1], (self.width / 36.0).max(2.0) as usize) {
             let x = self.x(tick);
             surface.polyline(&[[x, bottom], [x, bottom + 4.0]], line);
-            surface.text([x, bottom + 16.0], Anchor::Middle, Ink::WeakText, &short(tick as f32));
+            surface.text([x, bottom + 16.0], TextAnchor::Middle, Ink::WeakText, &short(tick as f32));
         }
         surface.polyline(&[[self.left, bottom], [right, bottom]], line);
         // The axis is broken between its logarithmic part and 0.
@@ -274,7 +274,7 @@ impl Frame {
         for y in [gap - 2.0, gap + 2.0] {
             surface.polyline(&[[self.left - 4.0, y + 2.0], [self.left + 4.0, y - 2.0]], line);
         }
-        surface.text([(self.left + right) / 2.0, bottom + 31.0], Anchor::Middle, Ink::WeakText, cost);
+        surface.text([(self.left + right) / 2.0, bottom + 31.0], TextAnchor::Middle, Ink::WeakText, cost);
         if let Some(loss) = loss {
             // A name longer than its axis stays within the image.
             let middle = (self.top + bottom) / 2.0;

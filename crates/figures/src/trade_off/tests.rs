@@ -1,7 +1,7 @@
 use super::labels::{Surroundings, overlap};
 use super::*;
 use crate::colour::Theme;
-use crate::svg::{Anchor, Canvas, Colours, Pen, Surface};
+use crate::svg::{Canvas, Colours, Pen, Surface, TextAnchor};
 use proptest::prelude::*;
 
 /// What is drawn, in words.
@@ -20,10 +20,10 @@ impl Surface for Drawn {
     fn polygon(&mut self, points: &[[f64; 2]], ink: Ink) {
         self.markers.push((points.to_vec(), ink));
     }
-    fn text(&mut self, at: [f64; 2], _: Anchor, _: Ink, text: &str) {
+    fn text(&mut self, at: [f64; 2], _: TextAnchor, _: Ink, text: &str) {
         self.texts.push((at, text.to_owned()));
     }
-    fn rimmed(&mut self, at: [f64; 2], _: Anchor, _: Ink, text: &str) {
+    fn rimmed(&mut self, at: [f64; 2], _: TextAnchor, _: Ink, text: &str) {
         self.texts.push((at, text.to_owned()));
     }
     fn title(&mut self, at: [f64; 2], text: &str) {

@@ -3,7 +3,7 @@
 mod hover;
 
 use crate::document::{
-    Answer, Apart, Block, Cell, Document, Drawing, Figure, Inline, Marked, Section, Table, Texts,
+    Answer, Apart, Cell, Document, Drawing, Element, Figure, Inline, Marked, Section, Table, Texts,
 };
 use base64::{Engine, prelude::BASE64_STANDARD};
 use layerscope_figures::visible;
@@ -77,7 +77,7 @@ fn section(section: &Section) -> Markup {
             h2 id={ (section.id) "-heading" } { (foreign(&section.title)) }
             // Figures that follow each other share a grid.
             @for blocks in section.groups() {
-                @if blocks.iter().all(Block::is_figure) {
+                @if blocks.iter().all(Element::is_figure) {
                     div.figures { @for block in blocks { (self::block(block)) } }
                 } @else {
                     @for block in blocks { (self::block(block)) }
@@ -87,16 +87,16 @@ fn section(section: &Section) -> Markup {
     }
 }
 
-fn block(block: &Block) -> Markup {
+fn block(block: &Element) -> Markup {
     match block {
-        Block::Heading(text) => html! { h3 { (foreign(text)) } },
-        Block::Paragraph(words) => html! { p { (inline(words)) } },
-        Block::List(items) => html! { ul { @for item in items { li { (inline(item)) } } } },
-        Block::Answer(answer) => self::answer(answer),
-        Block::Table(table) => self::table(table),
-        Block::Figure(figure) => self::figure(figure),
-        Block::Texts(texts) => self::texts(texts),
-        Block::Code(code) => html! {
+        Element::Heading(text) => html! { h3 { (foreign(text)) } },
+        Element::Paragraph(words) => html! { p { (inline(words)) } },
+        Element::List(items) => html! { ul { @for item in items { li { (inline(item)) } } } },
+        Element::Answer(answer) => self::answer(answer),
+        Element::Table(table) => self::table(table),
+        Element::Figure(figure) => self::figure(figure),
+        Element::Texts(texts) => self::texts(texts),
+        Element::Code(code) => html! {
             // What scrolls must be reachable by keyboard.
             pre tabindex="0" { code { (visible(code)) } }
         },

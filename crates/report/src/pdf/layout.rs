@@ -1,7 +1,7 @@
 //! The document as the files that the template reads: `document.json` and an SVG for each figure.
 
 use super::characters::Characters;
-use crate::document::{Block, Column, Document, Figure, Inline, Marked, Section, Table, Texts};
+use crate::document::{Column, Document, Element, Figure, Inline, Marked, Section, Table, Texts};
 use layerscope_engine::{Error, Result};
 use layerscope_figures::{Canvas, Colours, FIGURE_FONTS, Theme};
 use serde_json::{Value, json};
@@ -59,7 +59,7 @@ impl Layout<'_> {
     fn section(&mut self, section: &Section) -> Value {
         let mut blocks = vec![];
         for group in section.groups() {
-            if group.iter().all(Block::is_figure) {
+            if group.iter().all(Element::is_figure) {
                 blocks.push(self.figures(group));
             } else {
                 blocks.extend(group.iter().map(|block| self.block(block)));
@@ -72,17 +72,17 @@ impl Layout<'_> {
         json!({ "title": self.text(&section.title), "blocks": blocks })
     }
 
-    fn block(&mut self, block: &Block) -> Value {
+    fn block(&mut self, block: &Element) -> Value {
         match block {
-            Block::Heading(text) => json!({ "kind": "heading", "text": self.text(text) }),
-            Block::Paragraph(words) => {
+            Element::Heading(text) => json!({ "kind": "heading", "text": self.text(text) }),
+            Element::Paragraph(words) => {
                 json!({ "kind": "paragraph", "words": self.words(words), "leads": false })
             }
-            Block::List(items) => {
+            Element::List(items) => {
                 let items: Vec<Value> = items.iter().map(|item| self.words(item)).collect();
                 json!({ "kind": "list", "items": items })
             }
-            Block::Answer(answer) => {
+            Element::Answer(answer) => {
                 let facts = answer.facts.iter().map(|fact| {
                     json!({
                         "name": fact.name, "value": fact.cell.shown(), "unit": fact.unit, "note": self.text(&fact.note),
@@ -96,10 +96,10 @@ impl Layout<'_> {
                     "facts": facts.collect::<Vec<_>>(),
                 })
             }
-            Block::Table(table) => json!({ "kind": "table", "table": self.table(table) }),
-            Block::Figure(_) => self.figures(std::slice::from_ref(block)),
-            Block::Texts(texts) => self.texts(texts),
-            Block::Code(code) => json!({ "kind": "code", "text": self.text(code) }),
+            Element::Table(table) => json!({ "kind": "table", "table": self.table(table) }),
+            Element::Figure(_) => self.figures(std::slice::from_ref(block)),
+            Element::Texts(texts) => self.texts(texts),
+            Element::Code(code) => json!({ "kind": "code", "text": self.text(code) }),
         }
     }
 
@@ -130,11 +130,11 @@ impl Layout<'_> {
     }
 
     /// Rows of one wide figure or two narrow ones.
-    fn figures(&mut self, blocks: &[Block]) -> Value {
+    fn figures(&mut self, blocks: &[Element]) -> Value {
         let mut rows: Vec<Vec<Value>> = vec![];
         let mut room = false;
         for block in blocks {
-            let Block::Figure(figure) = block else { continue };
+            let Element::Figure(figure) = block else { continue };
             let value = self.figure(figure);
             match rows.last_mut().filter(|_| room && !figure.wide) {
                 Some(row) => {

@@ -2,22 +2,21 @@
 
 use super::{Place, cutoffs};
 use crate::data::{Report, RunReport};
-use crate::document::{Answer, Block, Cell, Fact, Section, plain};
+use crate::document::{Answer, Cell, Element, Fact, Section, plain};
 use layerscope_cutoff::recommend::Verdict;
-use layerscope_diagnostics::record::Anchor;
 
 pub(super) fn section(report: &Report) -> Section {
     let mut blocks = vec![];
     for (index, run) in report.runs.iter().enumerate() {
         let place = Place { index, several: report.runs.len() > 1, run };
         if place.several {
-            blocks.push(Block::Heading(run.name.clone()));
+            blocks.push(Element::Heading(run.name.clone()));
         }
-        blocks.push(Block::Answer(answer(run, report)));
-        let mut frontier = Block::Figure(Box::new(cutoffs::divergence(&place, report)));
+        blocks.push(Element::Answer(answer(run, report)));
+        let mut frontier = Element::Figure(Box::new(cutoffs::divergence(&place, report)));
         place.name(&mut frontier);
         blocks.push(frontier);
-        blocks.push(Block::List(
+        blocks.push(Element::List(
             run.recommendation.reasons.iter().map(|reason| plain(reason.clone())).collect(),
         ));
     }
@@ -25,34 +24,33 @@ pub(super) fn section(report: &Report) -> Section {
 }
 
 fn answer(run: &RunReport, report: &Report) -> Answer {
-    let found = &run.recommendation;
-    let anchor = if found.anchor == Anchor::Bos { "+bos" } else { "" };
-    let cuts = found.verdict == Verdict::Cut;
+    let recommendation = &run.recommendation;
+    let cuts = recommendation.verdict == Verdict::Cut;
     let headline = match cuts {
-        true => format!("Cut at {} of {} layers", found.l_cut, found.layers),
-        false => format!("Keep full depth: all {} layers", found.layers),
+        true => format!("Cut at {} of {} layers", recommendation.l_cut, recommendation.layers),
+        false => format!("Keep full depth: all {} layers", recommendation.layers),
     };
     let mut facts = vec![Fact {
         name: "Divergence",
-        cell: Cell::figure(found.kl),
+        cell: Cell::figure(recommendation.kl),
         unit: "nats per token",
         note: format!(
             "mean KL(full ‖ cut); 95 % upper bound {}, tolerance {}",
-            Cell::figure(found.kl_upper95).shown(),
+            Cell::figure(recommendation.kl_upper95).shown(),
             report.tolerance
         ),
     }];
     if cuts {
         facts.push(Fact {
             name: "One layer below",
-            cell: Cell::figure(found.kl_below),
+            cell: Cell::figure(recommendation.kl_below),
             unit: "nats per token",
-            note: format!("at cutoff {}: how sharp the edge is", found.l_cut - 1),
+            note: format!("at cutoff {}: how sharp the edge is", recommendation.l_cut - 1),
         });
     }
     facts.push(Fact {
         name: "Same top token",
-        cell: Cell::percent(found.top1),
+        cell: Cell::percent(recommendation.top1),
         unit: "% of steps",
         note: "against the full model, same continuation".into(),
     });
@@ -60,19 +58,19 @@ fn answer(run: &RunReport, report: &Report) -> Answer {
         facts.extend([
             Fact {
                 name: "KV saved",
-                cell: Cell::percent(found.kv_saved),
+                cell: Cell::percent(recommendation.kv_saved),
                 unit: "% of bytes",
                 note: "at this run’s prompt lengths".into(),
             },
             Fact {
                 name: "TTFT saved",
-                cell: Cell::percent(found.predicted_ttft_saved),
+                cell: Cell::percent(recommendation.predicted_ttft_saved),
                 unit: "%",
                 note: "predicted from the prefill’s layer work".into(),
             },
             Fact {
                 name: "TPOT saved",
-                cell: Cell::percent(found.predicted_tpot_saved),
+                cell: Cell::percent(recommendation.predicted_tpot_saved),
                 unit: "%",
                 note: "predicted from bytes read".into(),
             },
@@ -80,17 +78,12 @@ fn answer(run: &RunReport, report: &Report) -> Answer {
     }
     facts.push(Fact {
         name: "Rests on",
-        cell: Cell::count(found.prompts),
-        unit: if found.prompts == 1 { "prompt" } else { "prompts" },
-        note: match found.categories.len() {
+        cell: Cell::count(recommendation.prompts),
+        unit: if recommendation.prompts == 1 { "prompt" } else { "prompts" },
+        note: match recommendation.categories.len() {
             1 => "of one category".into(),
             categories => format!("of {categories} categories"),
         },
     });
-    Answer {
-        run: run.manifest.model.name.clone(),
-        headline,
-        policy: cuts.then(|| format!("speed:{}{anchor}", found.l_cut)),
-        facts,
-    }
+    Answer { run: run.manifest.model.name.clone(), headline, policy: recommendation.policy_name(), facts }
 }

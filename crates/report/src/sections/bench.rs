@@ -1,19 +1,19 @@
 //! Measured times and memory of policies, where the run folder holds them.
 
 use super::Place;
-use crate::document::{Block, Cell, Column, Drawing, Figure, Inline, Table, column, plain};
+use crate::document::{Cell, Column, Drawing, Element, Figure, Inline, Table, column, plain};
 use crate::policies::{compared, trade_off};
-use layerscope_cutoff::bench::{Measurement, Quality, Report};
+use layerscope_bench::{BenchReport, Measurement, Quality};
 use layerscope_figures::{Along, Chart, Curve, Ink, Style, TradeOff, TradeOffPoint, TradeOffRow};
 
 /// A figure of a measurement.
 type FigureOf = fn(&Measurement) -> f64;
 
-pub(super) fn blocks(place: &Place<'_>) -> Vec<Block> {
+pub(super) fn blocks(place: &Place<'_>) -> Vec<Element> {
     let Some(bench) = &place.run.bench else { return vec![] };
     let machine = &bench.machine;
     let mut blocks = vec![
-        Block::Paragraph(vec![
+        Element::Paragraph(vec![
             Inline::Plain("Measured by layerscope bench on ".into()),
             Inline::Foreign(
                 machine
@@ -27,7 +27,7 @@ pub(super) fn blocks(place: &Place<'_>) -> Vec<Block> {
                 machine.threads
             )),
         ]),
-        Block::Figure(Box::new(by_length(
+        Element::Figure(Box::new(by_length(
             place,
             bench,
             "ttft",
@@ -36,7 +36,7 @@ pub(super) fn blocks(place: &Place<'_>) -> Vec<Block> {
             1.0,
             "s",
         ))),
-        Block::Figure(Box::new(by_length(
+        Element::Figure(Box::new(by_length(
             place,
             bench,
             "tpot",
@@ -47,26 +47,27 @@ pub(super) fn blocks(place: &Place<'_>) -> Vec<Block> {
         ))),
     ];
     blocks.extend(quality(place, bench));
-    blocks.push(Block::Table(table(place, bench)));
+    blocks.push(Element::Table(table(place, bench)));
     if bench.interrupted {
-        blocks.push(Block::Paragraph(plain(
+        blocks.push(Element::Paragraph(plain(
             "The measurement was broken off: the last figures rest on fewer repeats.",
         )));
     }
     if !bench.notes.is_empty() {
-        blocks
-            .push(Block::List(bench.notes.iter().map(|note| vec![Inline::Foreign(note.clone())]).collect()));
+        blocks.push(Element::List(
+            bench.notes.iter().map(|note| vec![Inline::Foreign(note.clone())]).collect(),
+        ));
     }
     blocks
 }
 
 /// Quality against costs, a figure for each length; nothing where no quality was measured.
-fn quality(place: &Place<'_>, bench: &Report) -> Vec<Block> {
+fn quality(place: &Place<'_>, bench: &BenchReport) -> Vec<Element> {
     let Some(all) = trade_off(bench) else { return vec![] };
     let lengths = compared(bench);
     let prompts =
         lengths.iter().find_map(|(_, results)| Some(results.first()?.quality?.prompts)).unwrap_or(0);
-    let mut blocks = vec![Block::Paragraph(plain(format!(
+    let mut blocks = vec![Element::Paragraph(plain(format!(
         "Quality: each policy is fed the full model’s own greedy continuation of prompts that hide a number ({prompts} at \
          each length), and its next-token distributions are compared with the full model’s at every step; then it generates \
          by itself, and the number is looked for in its text."
@@ -86,7 +87,7 @@ fn quality(place: &Place<'_>, bench: &Report) -> Vec<Block> {
         };
         let row = TradeOffRow { name: String::new(), ..row.clone() };
         let drawing = Drawing::TradeOff(TradeOff { title, rows: vec![row], ..all.clone() });
-        blocks.push(Block::Figure(Box::new(Figure { id, drawing, table, wide: true })));
+        blocks.push(Element::Figure(Box::new(Figure { id, drawing, table, wide: true })));
     }
     blocks
 }
@@ -118,7 +119,7 @@ fn quality_cells(result: &Measurement, point: &TradeOffPoint) -> Vec<Cell> {
     cells
 }
 
-fn policies(bench: &Report) -> Vec<&str> {
+fn policies(bench: &BenchReport) -> Vec<&str> {
     let mut policies: Vec<&str> = vec![];
     for measurement in &bench.results {
         if !policies.contains(&measurement.policy.as_str()) {
@@ -130,7 +131,7 @@ fn policies(bench: &Report) -> Vec<&str> {
 
 fn by_length(
     place: &Place<'_>,
-    bench: &Report,
+    bench: &BenchReport,
     id: &str,
     title: &str,
     figure: FigureOf,
@@ -171,7 +172,7 @@ fn by_length(
     Figure { id, drawing: Drawing::Chart(chart), table, wide: false }
 }
 
-fn table(place: &Place<'_>, bench: &Report) -> Table {
+fn table(place: &Place<'_>, bench: &BenchReport) -> Table {
     let row = |m: &Measurement| {
         let ratio = |ratio: Option<f64>| Cell::figure(ratio.unwrap_or(f64::NAN));
         vec![

@@ -1,20 +1,20 @@
 //! The causal layer map beside what attention shows.
 
 use super::{Place, spread, summary_cells, summary_columns};
-use crate::document::{Block, Cell, Drawing, Figure, Table, column, plain};
+use crate::document::{Cell, Drawing, Element, Figure, Table, column, plain};
 use layerscope_cutoff::recommend::RankedLayer;
 use layerscope_figures::{Along, Chart, Ink};
 
-pub(super) fn blocks(place: &Place<'_>) -> Vec<Block> {
+pub(super) fn blocks(place: &Place<'_>) -> Vec<Element> {
     vec![
-        Block::Paragraph(plain(
+        Element::Paragraph(plain(
             "Attention shows what a layer looks at, not what the output needs. Here the prompt is hidden from the generating \
              tokens at one layer alone, all else untouched: what that moves is a cause. The rank correlations say how far the \
              figures of attention tell the same story.",
         )),
-        Block::Figure(Box::new(knockout(place))),
-        Block::Table(correlations(place)),
-        Block::Table(ranking(place)),
+        Element::Figure(Box::new(knockout(place))),
+        Element::Table(correlations(place)),
+        Element::Table(ranking(place)),
     ]
 }
 
@@ -72,14 +72,15 @@ fn name(figure: &str) -> &str {
 }
 
 fn ranking(place: &Place<'_>) -> Table {
-    let found = &place.run.recommendation;
+    let recommendation = &place.run.recommendation;
     let cells = |ranked: Option<&RankedLayer>| match ranked {
         Some(ranked) => [Cell::count(ranked.layer), Cell::figure(ranked.value)],
         None => [Cell::Text(String::new()), Cell::Text(String::new())],
     };
-    let ranks = found.causal_layers.len().max(found.reading_layers.len());
+    let ranks = recommendation.causal_layers.len().max(recommendation.reading_layers.len());
     let row = |rank: usize| {
-        let (cause, reading) = (cells(found.causal_layers.get(rank)), cells(found.reading_layers.get(rank)));
+        let (cause, reading) =
+            (cells(recommendation.causal_layers.get(rank)), cells(recommendation.reading_layers.get(rank)));
         std::iter::once(Cell::count(rank + 1)).chain(cause).chain(reading).collect()
     };
     Table {

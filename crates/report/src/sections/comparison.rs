@@ -1,29 +1,31 @@
 //! Runs against the first: figures side by side, differences with intervals, the two frontiers and recommendations.
 
 use super::{run_ink, run_style, spread};
+use crate::compare::FigureDifference;
 use crate::data::{Report, RunComparison, RunReport};
-use crate::document::{Block, Cell, Column, Drawing, Figure, Inline, Section, Table, column, plain};
-use layerscope_cutoff::compare::{FigureDifference, KNOCKOUT};
+use crate::document::{Cell, Column, Drawing, Element, Figure, Inline, Section, Table, column, plain};
+use layerscope_cutoff::recommend::FrontierSummary;
+use layerscope_diagnostics::record::KNOCKOUT_KL;
 use layerscope_diagnostics::summary::{Difference, Pairing, Summary};
 use layerscope_figures::{Along, Chart, Curve, Ink};
 
 pub(super) fn section(report: &Report) -> Section {
-    let mut blocks = vec![Block::Table(recommendations(report))];
+    let mut blocks = vec![Element::Table(recommendations(report))];
     blocks.extend(compared().map(|(figure, title, unit, logarithmic)| {
-        Block::Figure(Box::new(side_by_side(report, figure, title, unit, logarithmic)))
+        Element::Figure(Box::new(side_by_side(report, figure, title, unit, logarithmic)))
     }));
-    blocks.push(Block::Figure(Box::new(frontiers(report))));
+    blocks.push(Element::Figure(Box::new(frontiers(report))));
     for (index, comparison) in report.comparisons.iter().enumerate() {
-        blocks.push(Block::Heading(format!("{} against {}", comparison.second, comparison.first)));
-        blocks.push(Block::Paragraph(verdict(comparison)));
-        blocks.push(Block::Paragraph(plain(how(comparison))));
+        blocks.push(Element::Heading(format!("{} against {}", comparison.second, comparison.first)));
+        blocks.push(Element::Paragraph(verdict(comparison)));
+        blocks.push(Element::Paragraph(plain(how(comparison))));
         for (figure, title, unit, _) in compared() {
-            let found = comparison.comparison.figures.iter().find(|of| of.figure == figure);
-            if let Some(of) = found {
-                blocks.push(Block::Figure(Box::new(difference(comparison, index, of, title, unit))));
+            let of_figure = comparison.comparison.figures.iter().find(|of| of.figure == figure);
+            if let Some(of) = of_figure {
+                blocks.push(Element::Figure(Box::new(difference(comparison, index, of, title, unit))));
             }
         }
-        blocks.push(Block::Figure(Box::new(frontier_difference(comparison, index))));
+        blocks.push(Element::Figure(Box::new(frontier_difference(comparison, index))));
     }
     Section { id: "comparison".into(), title: "Comparison".into(), blocks }
 }
@@ -36,26 +38,26 @@ fn compared() -> impl Iterator<Item = (&'static str, &'static str, &'static str,
         ("selectivity", "Selectivity", "prompt mass · (1 − entropy)", false),
         ("straightening_prompt_deg", "Trajectory straightening", "degrees", false),
         ("lens_kl", "Logit lens", "KL(final ‖ lens), nats", true),
-        (KNOCKOUT, "Causal layer map", "KL, prompt hidden, nats", true),
+        (KNOCKOUT_KL, "Causal layer map", "KL, prompt hidden, nats", true),
     ]
     .into_iter()
 }
 
 fn recommendations(report: &Report) -> Table {
     let row = |run: &RunReport| {
-        let found = &run.recommendation;
+        let recommendation = &run.recommendation;
         vec![
             Cell::Foreign(run.name.clone()),
             Cell::Foreign(run.manifest.model.name.clone()),
             Cell::Foreign(run.manifest.weights.clone()),
-            Cell::count(found.l_cut),
-            Cell::count(found.layers),
-            Cell::percent(found.l_cut as f64 / found.layers as f64),
-            Cell::figure(found.kl),
-            Cell::figure(found.kl_upper95),
-            Cell::figure(found.kl_below),
-            Cell::percent(found.kv_saved),
-            Cell::count(found.prompts),
+            Cell::count(recommendation.l_cut),
+            Cell::count(recommendation.layers),
+            Cell::percent(recommendation.l_cut as f64 / recommendation.layers as f64),
+            Cell::figure(recommendation.kl),
+            Cell::figure(recommendation.kl_upper95),
+            Cell::figure(recommendation.kl_below),
+            Cell::percent(recommendation.kv_saved),
+            Cell::count(recommendation.prompts),
         ]
     };
     Table {
@@ -167,7 +169,7 @@ fn side_by_side(report: &Report, figure: &str, title: &str, unit: &str, logarith
 /// A figure of layers 0 … L−1; the embedding's value is left out.
 fn of_layers<'a>(run: &'a RunReport, figure: &str) -> &'a [Summary] {
     let all = match figure {
-        KNOCKOUT => &run.knockout[..],
+        KNOCKOUT_KL => &run.knockout[..],
         _ => run.layers.overall.figures.get(figure).map_or(&[][..], Vec::as_slice),
     };
     &all[all.len().saturating_sub(run.manifest.model.layers)..]
@@ -199,8 +201,8 @@ fn frontiers(report: &Report) -> Figure {
     let (mut columns, mut data) = (vec![column("cutoff", "layers")], vec![]);
     for (index, run) in report.runs.iter().enumerate() {
         let chosen = run.frontiers.iter().find(|frontier| frontier.anchor == report.anchor);
-        let Some(group) = chosen.and_then(|frontier| frontier.groups.first()) else { continue };
-        let kl: Vec<f64> = group.cutoffs.iter().map(|divergence| divergence.kl).collect();
+        let Some(group) = chosen.map(FrontierSummary::overall) else { continue };
+        let kl = group.kl();
         let depth = (1..=kl.len()).map(|cutoff| cutoff as f64 / kl.len() as f64 * 100.0);
         let curve =
             Curve::series(&run.name, index, kl.clone()).with_band(kl.clone(), group.kl_upper95.clone());

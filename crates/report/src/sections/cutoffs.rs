@@ -1,22 +1,23 @@
 //! The exact frontier: what each cutoff costs and saves.
 
 use super::{Place, anchor_name, dashed};
-use crate::data::{Frontier, Report};
-use crate::document::{Block, Cell, Drawing, Figure, Inline, Table, column, plain};
+use crate::data::Report;
+use crate::document::{Cell, Drawing, Element, Figure, Inline, Table, column, plain};
 use layerscope_cutoff::cost::Savings;
+use layerscope_cutoff::recommend::Verdict;
 use layerscope_diagnostics::record::{Anchor, Divergence};
 use layerscope_figures::{Along, Chart, Curve, Ink};
 
 /// A share that a cutoff saves.
 type ShareOf = fn(&Savings) -> f64;
 
-pub(super) fn blocks(place: &Place<'_>, report: &Report) -> Vec<Block> {
-    let found = &place.run.recommendation;
-    let mut blocks = vec![Block::Paragraph(vec![
+pub(super) fn blocks(place: &Place<'_>, report: &Report) -> Vec<Element> {
+    let recommendation = &place.run.recommendation;
+    let mut blocks = vec![Element::Paragraph(vec![
         Inline::Plain(format!(
             "At cutoff c the prompt runs through and keeps KV in layers 0 … c−1 only; above, generated tokens see \
              each other{}. Every cutoff is computed exactly, from one recorded run of each prompt.",
-            if found.anchor == Anchor::Bos { " and position 0" } else { "" }
+            if recommendation.anchor == Anchor::Bos { " and position 0" } else { "" }
         )),
         Inline::Plain(format!(
             " A cutoff counts as within the tolerance of {} nats if it and every deeper one stays there, overall and in \
@@ -24,21 +25,20 @@ pub(super) fn blocks(place: &Place<'_>, report: &Report) -> Vec<Block> {
             report.tolerance
         )),
     ])];
-    if found.verdict == layerscope_cutoff::recommend::Verdict::KeepFullDepth
-        && found.exact_l_cut < found.layers
+    if recommendation.verdict == Verdict::KeepFullDepth && recommendation.exact_l_cut < recommendation.layers
     {
-        blocks.push(Block::Paragraph(plain(format!(
+        blocks.push(Element::Paragraph(plain(format!(
             "The smallest cutoff within the tolerance is {}, which saves too little to be worth it.",
-            found.exact_l_cut
+            recommendation.exact_l_cut
         ))));
     }
     blocks.extend([
-        Block::Figure(Box::new(by_category(place))),
-        Block::Figure(Box::new(agreement(place))),
-        Block::Figure(Box::new(likelihood(place))),
-        Block::Figure(Box::new(savings(place))),
-        Block::Heading("By category, at the recommended cutoff".into()),
-        Block::Table(categories(place)),
+        Element::Figure(Box::new(by_category(place))),
+        Element::Figure(Box::new(agreement(place))),
+        Element::Figure(Box::new(likelihood(place))),
+        Element::Figure(Box::new(savings(place))),
+        Element::Heading("By category, at the recommended cutoff".into()),
+        Element::Table(categories(place)),
     ]);
     blocks
 }
@@ -50,16 +50,15 @@ pub(super) fn divergence(place: &Place<'_>, report: &Report) -> Figure {
     chart.level = Some((report.tolerance, format!("tolerance {}", report.tolerance)))
         .filter(|(tolerance, _)| *tolerance > 0.0);
     for frontier in &place.run.frontiers {
-        let group = &frontier.groups[0];
+        let group = frontier.overall();
         let chosen = frontier.anchor == report.anchor;
         let ink = if chosen { Ink::Prompt } else { Ink::WeakText };
         let curve = of(anchor_name(frontier.anchor), ink, &group.cutoffs, |d| d.kl);
-        let lower = group.cutoffs.iter().map(|divergence| divergence.kl).collect();
-        let curve = curve.with_band(lower, group.kl_upper95.clone());
+        let curve = curve.with_band(group.kl(), group.kl_upper95.clone());
         chart.curves.push(if chosen { curve } else { dashed(curve) });
     }
     let chart = with_cutoff(place, chart);
-    let found = &place.run.recommendation;
+    let recommendation = &place.run.recommendation;
     let edge = match place.cutoff() {
         Some(cutoff) => format!("recommended cutoff {cutoff} is marked"),
         None => "no cutoff is recommended".into(),
@@ -67,7 +66,7 @@ pub(super) fn divergence(place: &Place<'_>, report: &Report) -> Figure {
     let description = format!(
         "Mean KL divergence from the full model over {} prompts at cutoffs 1 to {}, logarithmic; bands reach to the \
          one-sided 95 % bootstrap bound; the {edge}.",
-        found.prompts,
+        recommendation.prompts,
         place.layers()
     );
     let mut columns = vec![column("cutoff", "layers")];
@@ -80,7 +79,7 @@ pub(super) fn divergence(place: &Place<'_>, report: &Report) -> Figure {
     let row = |index: usize| {
         let mut cells = vec![Cell::count(index + 1)];
         for frontier in &place.run.frontiers {
-            let group = &frontier.groups[0];
+            let group = frontier.overall();
             cells.extend([Cell::figure(group.cutoffs[index].kl), Cell::figure(group.kl_upper95[index])]);
         }
         let within = place.run.recommendation.frontier.get(index).is_some_and(|cutoff| cutoff.within);
@@ -125,10 +124,9 @@ fn by_category(place: &Place<'_>) -> Figure {
     let (mut columns, mut data) = (vec![column("cutoff", "layers")], vec![]);
     let anchor = place.run.recommendation.anchor;
     for frontier in place.run.frontiers.iter().filter(|frontier| frontier.anchor == anchor) {
-        for (index, group) in frontier.groups.iter().skip(1).enumerate() {
+        for (index, group) in frontier.categories().iter().enumerate() {
             let name = group.category.as_deref().unwrap_or("all");
-            let kl = group.cutoffs.iter().map(|divergence| divergence.kl).collect();
-            chart.curves.push(Curve::series(name, index, kl));
+            chart.curves.push(Curve::series(name, index, group.kl()));
             columns.push(column(name, "nats"));
             data.push(group);
         }
@@ -170,16 +168,16 @@ fn by_anchor(
 ) -> Figure {
     let anchor = place.run.recommendation.anchor;
     let mut columns = vec![column("cutoff", "layers")];
-    for Frontier { anchor: of_anchor, groups } in &place.run.frontiers {
-        let chosen = *of_anchor == anchor;
+    for frontier in &place.run.frontiers {
+        let (chosen, name) = (frontier.anchor == anchor, anchor_name(frontier.anchor));
         let ink = if chosen { Ink::Prompt } else { Ink::WeakText };
-        let curve = of(anchor_name(*of_anchor), ink, &groups[0].cutoffs, figure_of);
+        let curve = of(name, ink, &frontier.overall().cutoffs, figure_of);
         chart.curves.push(if chosen { curve } else { dashed(curve) });
-        columns.push(column(anchor_name(*of_anchor), unit));
+        columns.push(column(name, unit));
     }
     let row = |index: usize| {
         let all = place.run.frontiers.iter();
-        let figures = all.map(|frontier| Cell::figure(figure_of(&frontier.groups[0].cutoffs[index])));
+        let figures = all.map(|frontier| Cell::figure(figure_of(&frontier.overall().cutoffs[index])));
         std::iter::once(Cell::count(index + 1)).chain(figures).collect()
     };
     let table = Table {

@@ -2,27 +2,27 @@
 
 use super::Place;
 use crate::data::FailureCase;
-use crate::document::{Block, Inline, Texts, four_digits, plain};
+use crate::document::{Element, Inline, Texts, four_digits, plain};
 
-pub(super) fn blocks(place: &Place<'_>) -> Vec<Block> {
-    let found = &place.run.recommendation;
-    if found.l_cut == found.layers {
-        return vec![Block::Paragraph(plain("None: full depth is kept, so nothing diverges."))];
+pub(super) fn blocks(place: &Place<'_>) -> Vec<Element> {
+    let recommendation = &place.run.recommendation;
+    if recommendation.l_cut == recommendation.layers {
+        return vec![Element::Paragraph(plain("None: full depth is kept, so nothing diverges."))];
     }
     if place.run.failure_cases.is_empty() {
-        return vec![Block::Paragraph(plain("None: no prompt has a defined divergence at this cutoff."))];
+        return vec![Element::Paragraph(plain("None: no prompt has a defined divergence at this cutoff."))];
     }
-    let mut blocks = vec![Block::Paragraph(plain(format!(
+    let mut blocks = vec![Element::Paragraph(plain(format!(
         "The prompts that diverge most at cutoff {}, worst first: the full model's greedy continuation, then the one \
          under the cutoff, generated anew from the prompt; the first token that differs is marked.",
-        found.l_cut
+        recommendation.l_cut
     )))];
     for case in &place.run.failure_cases {
-        blocks.push(Block::Heading(format!("Prompt {}", case.prompt_id)));
-        blocks.push(Block::Paragraph(summary(case)));
+        blocks.push(Element::Heading(format!("Prompt {}", case.prompt_id)));
+        blocks.push(Element::Paragraph(summary(case)));
         let mut sides = vec![("full depth".to_owned(), case.full.clone())];
-        sides.extend(case.cut.clone().map(|cut| (format!("cutoff {}", found.l_cut), cut)));
-        blocks.push(Block::Texts(Texts {
+        sides.extend(case.cut.clone().map(|cut| (format!("cutoff {}", recommendation.l_cut), cut)));
+        blocks.push(Element::Texts(Texts {
             prompt_id: case.prompt_id.clone(),
             prompt: case.prompt.clone(),
             sides,

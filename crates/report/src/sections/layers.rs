@@ -1,12 +1,12 @@
 //! The diagnostics by layer: means and spread over prompts, and category by category.
 
 use super::{Place, spread, summary_cells, summary_columns};
-use crate::document::{Block, Cell, Column, Drawing, Figure, Table, column, plain};
+use crate::document::{Cell, Column, Drawing, Element, Figure, Table, column, plain};
 use layerscope_diagnostics::summary::{GroupSummary, Summary};
 use layerscope_figures::{Along, Chart, Curve, Ink};
 
 /// A chart of one or more figures.
-struct Plan {
+struct ChartPlan {
     id: &'static str,
     title: &'static str,
     unit: &'static str,
@@ -17,8 +17,8 @@ struct Plan {
     description: &'static str,
 }
 
-const PLANS: [Plan; 6] = [
-    Plan {
+const PLANS: [ChartPlan; 6] = [
+    ChartPlan {
         id: "masses",
         title: "Where attention goes",
         unit: "share of attention",
@@ -32,7 +32,7 @@ const PLANS: [Plan; 6] = [
         description: "Share of the generating tokens' attention on the prompt, on position 0 and on decode tokens, by layer; \
                       the three sum to 1.",
     },
-    Plan {
+    ChartPlan {
         id: "entropy",
         title: "Conditional prompt entropy",
         unit: "share of ln(p−2)",
@@ -41,7 +41,7 @@ const PLANS: [Plan; 6] = [
         range: Some([0.0, 1.0]),
         description: "How evenly attention within the prompt is spread, by layer: 0 on one token, 1 evenly.",
     },
-    Plan {
+    ChartPlan {
         id: "selectivity",
         title: "Selectivity",
         unit: "prompt mass · (1 − entropy)",
@@ -51,7 +51,7 @@ const PLANS: [Plan; 6] = [
         description: "Prompt mass times one less prompt entropy, by layer: how much of the attention picks tokens out of the \
                       prompt.",
     },
-    Plan {
+    ChartPlan {
         id: "straightening",
         title: "Trajectory straightening",
         unit: "degrees; negative is straighter",
@@ -63,7 +63,7 @@ const PLANS: [Plan; 6] = [
         range: None,
         description: "Curvature of the residual stream's trajectory over positions, less that after the first block, by layer.",
     },
-    Plan {
+    ChartPlan {
         id: "lens",
         title: "Logit lens",
         unit: "KL(final ‖ lens), nats",
@@ -73,7 +73,7 @@ const PLANS: [Plan; 6] = [
         description: "How far the next-token distribution read off the residual stream after each block is from the final one, \
                       logarithmic.",
     },
-    Plan {
+    ChartPlan {
         id: "lens-top1",
         title: "Logit lens, top token",
         unit: "share of steps",
@@ -87,23 +87,23 @@ const PLANS: [Plan; 6] = [
 /// The figures that are shown category by category, as the paper's diagnostics are.
 const BY_CATEGORY: [usize; 4] = [0, 1, 3, 4];
 
-pub(super) fn blocks(place: &Place<'_>) -> Vec<Block> {
+pub(super) fn blocks(place: &Place<'_>) -> Vec<Element> {
     let layers = &place.run.layers;
-    let mut blocks = vec![Block::Paragraph(plain(format!(
+    let mut blocks = vec![Element::Paragraph(plain(format!(
         "Means over heads and decode steps, then over {} prompts; bands reach from the 5 % to the 95 % quantile of the prompts. \
          The line marks the recommended cutoff.",
         layers.overall.prompts
     )))];
-    blocks.extend(PLANS.iter().map(|plan| Block::Figure(Box::new(overall(place, plan)))));
+    blocks.extend(PLANS.iter().map(|plan| Element::Figure(Box::new(overall(place, plan)))));
     if layers.categories.len() > 1 {
-        blocks.push(Block::Heading("By category".into()));
+        blocks.push(Element::Heading("By category".into()));
         let plans = BY_CATEGORY.iter().map(|index| &PLANS[*index]);
-        blocks.extend(plans.map(|plan| Block::Figure(Box::new(by_category(place, plan)))));
+        blocks.extend(plans.map(|plan| Element::Figure(Box::new(by_category(place, plan)))));
     }
     blocks
 }
 
-fn chart(place: &Place<'_>, plan: &Plan, title: String, unit: String) -> Chart {
+fn chart(place: &Place<'_>, plan: &ChartPlan, title: String, unit: String) -> Chart {
     let mut chart = Chart::new(title, unit, Along::Layers(place.layers()));
     chart.logarithmic = plan.logarithmic;
     chart.range = plan.range;
@@ -118,7 +118,7 @@ fn figures<'a>(group: &'a GroupSummary, figure: &str) -> &'a [Summary] {
     group.figures.get(figure).map_or(&[], Vec::as_slice)
 }
 
-fn overall(place: &Place<'_>, plan: &Plan) -> Figure {
+fn overall(place: &Place<'_>, plan: &ChartPlan) -> Figure {
     let group = &place.run.layers.overall;
     let mut chart = chart(place, plan, plan.title.into(), plan.unit.into());
     let (mut columns, mut data) = (vec![column("layer", "")], vec![]);
@@ -143,7 +143,7 @@ fn overall(place: &Place<'_>, plan: &Plan) -> Figure {
 }
 
 /// Of several figures only the first: a line for each of them and category would be a thicket.
-fn by_category(place: &Place<'_>, plan: &Plan) -> Figure {
+fn by_category(place: &Place<'_>, plan: &ChartPlan) -> Figure {
     let (figure, name, _) = plan.figures[0];
     let title = match plan.figures.len() {
         1 => format!("{} by category", plan.title),

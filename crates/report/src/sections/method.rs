@@ -1,7 +1,7 @@
 //! What every figure means, with formulas and sources.
 
 use crate::data::Report;
-use crate::document::{Block, Cell, Inline, Section, Table, column, plain};
+use crate::document::{Cell, Element, Inline, Section, Table, column, plain};
 
 /// Figure, formula, meaning.
 const DEFINITIONS: [[&str; 3]; 15] = [
@@ -58,11 +58,11 @@ pub(super) fn section(report: &Report) -> Section {
         id: "method".into(),
         title: "Method and definitions".into(),
         blocks: vec![
-            Block::Paragraph(plain(
+            Element::Paragraph(plain(
                 "For the query of a generated token, a are its attention probabilities over the keys that it sees. Figures of a \
                  layer are means over heads and decode steps.",
             )),
-            Block::Paragraph(vec![
+            Element::Paragraph(vec![
                 Inline::Strong("Sliding windows. ".into()),
                 Inline::Plain(
                     "A layer with a window of w tokens sees the keys at t − w + 1 … t of a query at t, under every policy. Its masses \
@@ -73,13 +73,13 @@ pub(super) fn section(report: &Report) -> Section {
                         .into(),
                 ),
             ]),
-            Block::Table(Table {
+            Element::Table(Table {
                 id: "definitions".into(),
                 caption: "What every figure means".into(),
                 columns: vec![column("figure", ""), column("formula", ""), column("meaning", "")],
                 rows: DEFINITIONS.into_iter().map(row).collect(),
             }),
-            Block::Paragraph(vec![
+            Element::Paragraph(vec![
                 Inline::Strong("Why every cutoff is exact. ".into()),
                 Inline::Plain(
                     "A prompt token’s states below layer c do not depend on what happens above, so the keys and values that a cut \
@@ -89,7 +89,7 @@ pub(super) fn section(report: &Report) -> Section {
                         .into(),
                 ),
             ]),
-            Block::Paragraph(vec![
+            Element::Paragraph(vec![
                 Inline::Strong("How a cutoff is recommended. ".into()),
                 Inline::Plain(format!(
                     "The smallest c such that at c and every larger cutoff the mean KL over prompts is at most {} nats, and so is \
@@ -99,7 +99,7 @@ pub(super) fn section(report: &Report) -> Section {
                     report.tolerance
                 )),
             ]),
-            Block::Paragraph(vec![
+            Element::Paragraph(vec![
                 Inline::Strong("The cost model. ".into()),
                 Inline::Plain(
                     "With b bytes of one token’s K and V at one layer, a anchors and n decode tokens: KV(full) = (p + n)·L·b and \
@@ -108,7 +108,7 @@ pub(super) fn section(report: &Report) -> Section {
                         .into(),
                 ),
             ]),
-            Block::Paragraph(vec![
+            Element::Paragraph(vec![
                 Inline::Strong("Sources. ".into()),
                 Inline::Plain("Trajectory straightening: Hénaff et al., 2021, and ".into()),
                 Inline::Link {

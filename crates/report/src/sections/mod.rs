@@ -15,7 +15,7 @@ mod readings;
 mod spans;
 
 use crate::data::{Report, RunReport};
-use crate::document::{Block, Column, Document, Section, column};
+use crate::document::{Column, Document, Element, Section, column};
 use layerscope_diagnostics::record::Anchor;
 use layerscope_diagnostics::summary::Summary;
 use layerscope_figures::{Curve, Ink, Style};
@@ -88,17 +88,17 @@ impl Place<'_> {
         if self.several { format!("run{}-{name}", self.index + 1) } else { name.to_owned() }
     }
 
-    fn section(&self, id: &str, title: &str, mut blocks: Vec<Block>) -> Section {
+    fn section(&self, id: &str, title: &str, mut blocks: Vec<Element>) -> Section {
         blocks.iter_mut().for_each(|block| self.name(block));
         let title = if self.several { format!("{}: {title}", self.run.name) } else { title.to_owned() };
         Section { id: self.id(id), title, blocks }
     }
 
     /// Captions tell the runs apart where there are several: in an appendix, or read out one after the other.
-    fn name(&self, block: &mut Block) {
+    fn name(&self, block: &mut Element) {
         let table = match block {
-            Block::Table(table) => table,
-            Block::Figure(figure) => {
+            Element::Table(table) => table,
+            Element::Figure(figure) => {
                 if self.several {
                     figure.rename(|title| format!("{}: {title}", self.run.name));
                 }

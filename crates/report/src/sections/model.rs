@@ -1,9 +1,9 @@
 //! The model and how it was run.
 
 use super::Place;
-use crate::document::{Block, Cell, Table, column};
+use crate::document::{Cell, Element, Table, column};
 
-pub(super) fn blocks(place: &Place<'_>) -> Vec<Block> {
+pub(super) fn blocks(place: &Place<'_>) -> Vec<Element> {
     let (manifest, model) = (&place.run.manifest, &place.run.manifest.model);
     let text = |text: String| Cell::Text(text);
     let mut rows = vec![
@@ -49,7 +49,7 @@ pub(super) fn blocks(place: &Place<'_>) -> Vec<Block> {
             },
         ),
     ]);
-    vec![Block::Table(Table {
+    vec![Element::Table(Table {
         id: place.id("model-table"),
         caption: "The model and how it was run".into(),
         columns: vec![column("what", ""), column("is", "")],

@@ -2,9 +2,9 @@
 
 use super::Place;
 use crate::data::PromptFigures;
-use crate::document::{Block, Cell, Table, column};
+use crate::document::{Cell, Element, Table, column};
 
-pub(super) fn blocks(place: &Place<'_>) -> Vec<Block> {
+pub(super) fn blocks(place: &Place<'_>) -> Vec<Element> {
     let columns = vec![
         column("prompt", ""),
         column("category", ""),
@@ -29,7 +29,7 @@ pub(super) fn blocks(place: &Place<'_>) -> Vec<Block> {
             Cell::figure(prompt.timings.prefill_s),
         ]
     };
-    vec![Block::Table(Table {
+    vec![Element::Table(Table {
         id: place.id("prompts-table"),
         caption: "Every recorded prompt, with what the recommended cutoff costs it".into(),
         columns,

@@ -1,22 +1,22 @@
 //! Where the figures come from, sufficient to make them again.
 
 use crate::data::{Report, RunReport};
-use crate::document::{Block, Cell, Section, Table, column, plain};
+use crate::document::{Cell, Element, Section, Table, column, plain};
 use layerscope_diagnostics::record::Anchor;
 
 pub(super) fn section(report: &Report) -> Section {
-    let mut blocks = vec![Block::Paragraph(plain(
+    let mut blocks = vec![Element::Paragraph(plain(
         "Every figure of this report is computed from the run folder’s Parquet files. The same model and prompts, by their \
          SHA-256, and the commands below give the same run and report.",
     ))];
     for (index, run) in report.runs.iter().enumerate() {
         if report.runs.len() > 1 {
-            blocks.push(Block::Heading(run.name.clone()));
+            blocks.push(Element::Heading(run.name.clone()));
         }
-        blocks.push(Block::Table(facts(run, index)));
+        blocks.push(Element::Table(facts(run, index)));
     }
-    blocks.push(Block::Heading("Commands".into()));
-    blocks.push(Block::Code(commands(report)));
+    blocks.push(Element::Heading("Commands".into()));
+    blocks.push(Element::Code(commands(report)));
     Section { id: "provenance".into(), title: "Provenance".into(), blocks }
 }
 

@@ -2,33 +2,34 @@
 
 use super::Place;
 use crate::data::{Chosen, ReadToken, Reading};
-use crate::document::{Block, Cell, Drawing, Figure, Inline, MapDrawing, Table, column, plain};
+use crate::document::{Cell, Drawing, Element, Figure, Inline, MapDrawing, Table, column, plain};
+use layerscope_diagnostics::summary::largest;
 use layerscope_figures::{Pyramid, ScaleKind};
 
 /// Heads in the ranking.
 const RANKED_HEADS: usize = 12;
 
-pub(super) fn blocks(place: &Place<'_>) -> Vec<Block> {
+pub(super) fn blocks(place: &Place<'_>) -> Vec<Element> {
     let mut blocks = vec![
-        Block::Paragraph(plain(
+        Element::Paragraph(plain(
             "Layers run downwards; the line is the recommended cutoff. Each pixel shows the largest of the values beneath it, so \
              a single token that is read stays visible in a prompt of any length.",
         )),
-        Block::Figure(Box::new(heads(place))),
+        Element::Figure(Box::new(heads(place))),
     ];
     for (index, reading) in place.run.readings.iter().enumerate() {
         let why = match reading.chosen {
             Chosen::Typical => "typical of its category",
             Chosen::Longest => "the longest of the run",
         };
-        blocks.push(Block::Heading(format!("Prompt {}, {why}", reading.prompt_id)));
-        blocks.push(Block::Paragraph(vec![
+        blocks.push(Element::Heading(format!("Prompt {}, {why}", reading.prompt_id)));
+        blocks.push(Element::Paragraph(vec![
             Inline::Plain("Category ".into()),
             Inline::Foreign(reading.category.clone()),
             Inline::Plain(format!(", {} tokens, {} decode steps.", reading.p, reading.steps)),
         ]));
-        blocks.push(Block::Figure(Box::new(tokens(place, index, reading))));
-        blocks.push(Block::Figure(Box::new(steps(place, index, reading))));
+        blocks.push(Element::Figure(Box::new(tokens(place, index, reading))));
+        blocks.push(Element::Figure(Box::new(steps(place, index, reading))));
     }
     blocks
 }
@@ -37,15 +38,11 @@ fn heads(place: &Place<'_>) -> Figure {
     let rows = &place.run.prompt_mass_by_head;
     let heads = rows.first().map_or(0, Vec::len);
     let flat: Vec<f32> = rows.iter().flatten().map(|mass| *mass as f32).collect();
-    let mut ranked: Vec<(usize, usize, f64)> = rows
-        .iter()
-        .enumerate()
-        .flat_map(|(layer, row)| row.iter().enumerate().map(move |(head, mass)| (layer, head, *mass)))
-        .filter(|(_, _, mass)| mass.is_finite())
-        .collect();
-    ranked.sort_by(|a, b| b.2.total_cmp(&a.2));
-    ranked.truncate(RANKED_HEADS);
-    let row = |(layer, head, mass)| vec![Cell::count(layer), Cell::count(head), Cell::figure(mass)];
+    let ranked = largest(rows.iter().flatten().copied(), RANKED_HEADS).into_iter();
+    let row = |index: usize| {
+        let (layer, head) = (index / heads, index % heads);
+        vec![Cell::count(layer), Cell::count(head), Cell::figure(rows[layer][head])]
+    };
     Figure {
         id: place.id("heads"),
         drawing: Drawing::Map(MapDrawing {
@@ -69,7 +66,7 @@ fn heads(place: &Place<'_>) -> Figure {
                 "The {RANKED_HEADS} heads with the largest prompt mass; all are in heads.parquet"
             ),
             columns: vec![column("layer", ""), column("head", ""), column("prompt mass", "share")],
-            rows: ranked.into_iter().map(row).collect(),
+            rows: ranked.map(row).collect(),
         },
         wide: false,
     }

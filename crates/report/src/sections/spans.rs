@@ -2,46 +2,45 @@
 
 use super::Place;
 use crate::data::Report;
-use crate::document::{Block, Cell, Drawing, Figure, Inline, Table, column, plain};
+use crate::document::{Cell, Drawing, Element, Figure, Inline, Table, column, plain};
 use crate::spans;
-use layerscope_cutoff::diffusion::{name, verdict};
 use layerscope_diagnostics::record::{SpanRecord, SpanRow};
 use layerscope_figures::Chart;
 
 /// Spans whose sentences are written out; the table has them all.
 const SENTENCES: usize = 12;
 
-pub(super) fn blocks(place: &Place<'_>, report: &Report) -> Vec<Block> {
+pub(super) fn blocks(place: &Place<'_>, report: &Report) -> Vec<Element> {
     let records: Vec<&SpanRecord> = place.run.spans.iter().map(|told| &told.record).collect();
     let sentence = |record: &SpanRecord| {
         vec![
             Inline::Plain("Prompt ".into()),
             Inline::Foreign(record.prompt_id.clone()),
             Inline::Plain(": ".into()),
-            Inline::Foreign(name(record)),
-            Inline::Plain(format!(" {}.", verdict(record, report.tolerance, place.layers()))),
+            Inline::Foreign(record.name()),
+            Inline::Plain(format!(" {}.", record.verdict(report.tolerance, place.layers()))),
         ]
     };
     vec![
-        Block::Paragraph(plain(
+        Element::Paragraph(plain(
             "A part of a prompt is removed from one layer up: there no later token reads it any more. What it means has by then \
              passed into later tokens, and then removing it costs nothing, or it has not. Attention on it, beside, shows where it \
              is looked at, which is not the same.",
         )),
-        Block::List(records.iter().take(SENTENCES).map(|record| sentence(record)).collect()),
-        Block::Figure(Box::new(figure(
+        Element::List(records.iter().take(SENTENCES).map(|record| sentence(record)).collect()),
+        Element::Figure(Box::new(figure(
             place,
             "spans-divergence",
             spans::divergence(&records, report.tolerance, place.layers()),
             table(place, &records),
         ))),
-        Block::Figure(Box::new(figure(
+        Element::Figure(Box::new(figure(
             place,
             "spans-mass",
             spans::decode_mass(&records, place.layers()),
             masses(place, &records),
         ))),
-        Block::Table(overview(place, report)),
+        Element::Table(overview(place, report)),
     ]
 }
 

@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::super::*;
 use super::sample::*;
 use crate::machine::Machine;
-use crate::record::Anchor;
+use crate::record::{Anchor, LAYER_FIGURES, PromptRecord};
 
 fn close(a: f64, b: f64) -> bool {
     (a - b).abs() < 1e-6 || (a.is_nan() && b.is_nan())
@@ -17,8 +17,8 @@ fn close(a: f64, b: f64) -> bool {
 
 /// Checks every figure of `q{index}` against plain loops over its record.
 fn check_prompt(run: &Run, index: usize) {
-    let wanted = record(index);
-    let prompt = run.prompt(&wanted.prompt_id).expect("prompt");
+    let PromptRecord { summary: wanted, steps: wanted_steps, received: wanted_received } = record(index);
+    let prompt = run.prompt(&wanted.id).expect("prompt");
     assert_eq!(prompt.category, wanted.category);
     assert_eq!(prompt.text, wanted.text);
     assert_eq!(prompt.prompt_tokens, wanted.prompt_tokens);
@@ -33,13 +33,15 @@ fn check_prompt(run: &Run, index: usize) {
     assert!(prompt.knockout[0].divergence.kl.is_nan());
     assert_eq!(prompt.knockout[1], wanted.knockout[1]);
 
-    let (heads, steps) = (wanted.heads(), wanted.steps());
-    let attention = &wanted.attention;
-    let by_step = run.steps(&wanted.prompt_id).expect("steps");
-    assert_eq!(by_step.positions[0], wanted.prompt_len() - 1);
+    let measured = figures(index);
+    let attention = &measured.attention;
+    let (_, heads, steps) = attention.bos_mass.dim();
+    let by_step = run.steps(&wanted.id).expect("steps");
+    assert_eq!(by_step.positions[0], wanted.p - 1);
+    assert_eq!(by_step.positions, wanted_steps.positions);
     assert_eq!(by_step.token_ids, wanted.generated);
-    assert_eq!(by_step.lens.top1, wanted.lens.top1);
-    assert_eq!(by_step.lens.kl, wanted.lens.kl);
+    assert_eq!(by_step.lens.top1, measured.lens.top1);
+    assert_eq!(by_step.lens.kl, measured.lens.kl);
     for layer in 0..LAYERS {
         let (mut mass, mut entropy, mut selectivity, mut defined) = (0.0, 0.0, 0.0, 0.0);
         for head in 0..heads {
@@ -68,16 +70,16 @@ fn check_prompt(run: &Run, index: usize) {
     let agreement = steps.div_ceil(2) as f64 / steps as f64;
     assert!(close(prompt.layers.lens_top1_agreement[0], agreement));
     assert!(close(prompt.layers.lens_top1_agreement[LAYERS - 1], 1.0));
-    let curve = &wanted.curvature_prompt_deg;
+    let curve = &measured.curvature_prompt_deg;
     assert!(curve[LAYERS].is_nan());
     for (at, wanted) in curve.iter().enumerate() {
         assert!(close(prompt.layers.curvature_prompt_deg[at], *wanted));
         let straightening = prompt.layers.straightening_prompt_deg[at];
         assert!(close(straightening, wanted - curve[1]));
     }
-    let received = run.tokens(&wanted.prompt_id).expect("tokens");
-    assert_eq!(received.mean, wanted.received.mean);
-    assert_eq!(received.max, wanted.received.max);
+    let received = run.tokens(&wanted.id).expect("tokens");
+    assert_eq!(received.mean, wanted_received.mean);
+    assert_eq!(received.max, wanted_received.max);
 }
 
 #[test]

@@ -56,46 +56,25 @@ pub(super) fn sized_record(
     steps: usize,
     p: usize,
 ) -> PromptRecord {
-    let mut rng = ChaCha8Rng::seed_from_u64(index as u64);
-    let mut unit = || rng.random::<f32>();
-    let shape = (layers, heads, steps);
-    let bos_mass = Array3::from_shape_simple_fn(shape, || 0.5 * unit());
-    let prompt_mass = bos_mass.mapv(|bos| (1.0 - bos) * unit());
-    let decode_mass = 1.0 - &bos_mass - &prompt_mass;
-    let mut prompt_entropy = Array3::from_shape_simple_fn(shape, &mut unit);
-    prompt_entropy[(1, 0, 0)] = f32::NAN;
-    let prompt_entropy_nats = &prompt_entropy * ((p - 2) as f32).ln();
-    let received = Array2::from_shape_simple_fn((layers, p), &mut unit);
+    let figures = sized_figures(index, layers, heads, steps, p);
     let divergence = |scale: f64| Divergence { kl: scale, top1: 1.0 - scale / 10.0, dnll: scale / 2.0 };
-    let mut curve: Vec<f64> = (0..=layers).map(|_| 90.0 * f64::from(unit())).collect();
-    curve[layers] = f64::NAN;
     let tokens = |count: usize| (0..count as u32).map(|token| 7 * token + index as u32);
-    PromptRecord {
-        prompt_id: format!("q{index}"),
+    let generated: Vec<u32> = tokens(steps).collect();
+    let summary = PromptSummary {
+        id: format!("q{index}"),
         category: if index.is_multiple_of(2) { "even" } else { "odd" }.into(),
         text: format!("What is {index}? ☃\nLine two"),
+        p,
+        steps,
         prompt_tokens: tokens(p).collect(),
         prompt_token_text: tokens(p).map(|token| format!("t{token}")).collect(),
-        generated: tokens(steps).collect(),
         generated_token_text: tokens(steps).map(|token| format!("g{token}")).collect(),
         generated_text: format!("It is {index}."),
         answer_given: index == 1,
-        attention: AttentionFigures {
-            bos_mass,
-            prompt_mass,
-            decode_mass,
-            prompt_entropy,
-            prompt_entropy_nats,
-        },
-        received: ReceivedFigures { max: received.mapv(|mean| mean * 2.0), mean: received },
-        curvature_prompt_deg: curve.clone(),
-        curvature_decode_deg: curve.iter().map(|degrees| degrees + 1.0).collect(),
-        lens: LensFigures {
-            kl: Array2::from_shape_simple_fn((layers, steps), &mut unit),
-            top1: Array2::from_shape_fn((layers, steps), |(layer, step)| {
-                (if layer + 1 < layers { step % 2 } else { 0 }) as u32
-            }),
-        },
+        native_kl: (index != 2).then_some(0.5 + index as f64),
+        timings: Timings { prefill_s: 0.5, decode_s: 0.25, probe_s: 1.0, frontier_s: 2.0 },
+        layers: figures.by_layer(),
+        heads: figures.by_head(),
         frontier: Anchor::ALL
             .into_iter()
             .flat_map(|anchor| {
@@ -112,8 +91,47 @@ pub(super) fn sized_record(
                 divergence: divergence(if layer == 0 { f64::NAN } else { 0.25 }),
             })
             .collect(),
-        native_kl: (index != 2).then_some(0.5 + index as f64),
-        timings: Timings { prefill_s: 0.5, decode_s: 0.25, probe_s: 1.0, frontier_s: 2.0 },
+        generated,
+    };
+    let steps = figures.by_step(p, &summary.generated);
+    PromptRecord { summary, steps, received: figures.received }
+}
+
+/// What the probes measured of prompt `q{index}`.
+pub(super) fn figures(index: usize) -> ProbedFigures {
+    sized_figures(index, LAYERS, HEADS, 5 + index % 3, 6 + index)
+}
+
+fn sized_figures(index: usize, layers: usize, heads: usize, steps: usize, p: usize) -> ProbedFigures {
+    let mut rng = ChaCha8Rng::seed_from_u64(index as u64);
+    let mut unit = || rng.random::<f32>();
+    let shape = (layers, heads, steps);
+    let bos_mass = Array3::from_shape_simple_fn(shape, || 0.5 * unit());
+    let prompt_mass = bos_mass.mapv(|bos| (1.0 - bos) * unit());
+    let decode_mass = 1.0 - &bos_mass - &prompt_mass;
+    let mut prompt_entropy = Array3::from_shape_simple_fn(shape, &mut unit);
+    prompt_entropy[(1, 0, 0)] = f32::NAN;
+    let prompt_entropy_nats = &prompt_entropy * ((p - 2) as f32).ln();
+    let received = Array2::from_shape_simple_fn((layers, p), &mut unit);
+    let mut curve: Vec<f64> = (0..=layers).map(|_| 90.0 * f64::from(unit())).collect();
+    curve[layers] = f64::NAN;
+    ProbedFigures {
+        attention: AttentionFigures {
+            bos_mass,
+            prompt_mass,
+            decode_mass,
+            prompt_entropy,
+            prompt_entropy_nats,
+        },
+        received: ReceivedFigures { max: received.mapv(|mean| mean * 2.0), mean: received },
+        curvature_prompt_deg: curve.clone(),
+        curvature_decode_deg: curve.iter().map(|degrees| degrees + 1.0).collect(),
+        lens: LensFigures {
+            kl: Array2::from_shape_simple_fn((layers, steps), &mut unit),
+            top1: Array2::from_shape_fn((layers, steps), |(layer, step)| {
+                (if layer + 1 < layers { step % 2 } else { 0 }) as u32
+            }),
+        },
     }
 }
 

@@ -1,4 +1,4 @@
-//! Prompts of a given length. What stands in them costs no time, so any text will do, over and over.
+//! Prompts of a given length. Their content does not change the time, so one text is repeated.
 
 use layerscope_engine::{Error, Result, Tokenizer};
 use rand::{RngExt, SeedableRng};

@@ -1,21 +1,19 @@
-//! Failure cases: the prompts on which a cutoff moves the model most, continued under it.
+//! Failure cases: the prompts whose output a cutoff changes most, continued under that cutoff.
 //!
-//! The frontier says by how much the next-token distributions move along the text of the full model. What text the cutoff
-//! itself leads to must be generated; this does so for the few prompts where it tells most, into the run folder's
-//! `continuations.json`.
+//! The frontier compares next-token distributions along the full model's text. The text under the cutoff must be generated;
+//! this module does so for the few prompts with the largest KL and writes the run folder's `continuations.json`.
 
-use crate::recommend::Cut;
 use crate::recorded_with;
+use layerscope_cutoff::recommend::FrontierPoint;
 use layerscope_diagnostics::probe::continue_greedily;
-use layerscope_diagnostics::run::{Continuation, ContinuationsWriter, PromptSummary, Run};
+use layerscope_diagnostics::record::PromptSummary;
+use layerscope_diagnostics::run::{Continuation, ContinuationsWriter, Run};
+use layerscope_diagnostics::summary::largest;
 use layerscope_engine::{Hooks, Interrupt, Model, Policy, Repetition, Result, Session, check_interrupt};
 
-/// Prompts that are continued unless told otherwise.
-pub const DEFAULT_COUNT: usize = 5;
-
-/// What happens meanwhile, for progress displays.
+/// Progress of the continuations.
 #[derive(Debug)]
-pub enum Event<'a> {
+pub enum ContinuationEvent<'a> {
     /// The prompts are chosen.
     Chosen {
         /// How many there are.
@@ -40,8 +38,8 @@ pub enum Event<'a> {
 /// SPEED at that cutoff, from the run's own prompt tokens and for as many tokens as the run's settings say, and keeps the
 /// continuations in the run folder. Returns them, the largest KL first.
 ///
-/// Prompts whose recorded continuation was given are left out: they have no text of the full model to compare with. What
-/// is in the folder already is not generated again. End-of-sequence tokens are passed over, as in recording.
+/// Prompts with a given continuation are skipped: there is no text of the full model to compare with. Continuations that the
+/// folder already has are not generated again. End-of-sequence tokens are never chosen, as in recording.
 ///
 /// # Errors
 /// [`Error::Input`] where the model or its precision is not the run's, the model has no such cutoff, or a file of the run
@@ -50,30 +48,30 @@ pub enum Event<'a> {
 pub fn continue_failure_cases(
     run: &Run,
     model: &Model,
-    cut: Cut,
+    point: FrontierPoint,
     count: usize,
     interrupt: &Interrupt,
-    observe: &mut dyn FnMut(Event<'_>),
+    observe: &mut dyn FnMut(ContinuationEvent<'_>),
 ) -> Result<Vec<Continuation>> {
     recorded_with::check(run, model)?;
-    let policy = cut.policy(model.config().layers)?;
+    let policy = point.policy(model.config().layers)?;
     let name = policy.to_string();
     let max_new_tokens = run.manifest().settings.max_new_tokens;
     let mut writer = ContinuationsWriter::open(run)?;
-    let cases = failure_cases(run, cut, count)?;
-    let told = |case: &&FailureCase| {
-        let found = writer.continuations().find(&case.prompt.id, &name);
-        found.is_some_and(|found| case.is_told_by(found, max_new_tokens))
+    let cases = failure_cases(run, point, count)?;
+    let is_done = |case: &&FailureCase| {
+        let entry = writer.continuations().find(&case.prompt.id, &name);
+        entry.is_some_and(|entry| case.is_up_to_date(entry, max_new_tokens))
     };
-    let (earlier, pending): (Vec<_>, Vec<_>) = cases.iter().partition(told);
-    observe(Event::Chosen { prompts: cases.len(), earlier: earlier.len() });
+    let (earlier, pending): (Vec<_>, Vec<_>) = cases.iter().partition(is_done);
+    observe(ContinuationEvent::Chosen { prompts: cases.len(), earlier: earlier.len() });
     for case in pending {
         check_interrupt(interrupt)?;
-        observe(Event::Started { id: &case.prompt.id, tokens: case.prompt.p + max_new_tokens });
+        observe(ContinuationEvent::Started { id: &case.prompt.id, tokens: case.prompt.p + max_new_tokens });
         let entry = case.continued(model, &policy, max_new_tokens, interrupt, &mut |done| {
-            observe(Event::Tokens(done));
+            observe(ContinuationEvent::Tokens(done));
         })?;
-        observe(Event::Finished(writer.put(entry)?));
+        observe(ContinuationEvent::Finished(writer.put(entry)?));
     }
     let entries = cases.iter().filter_map(|case| writer.continuations().find(&case.prompt.id, &name));
     Ok(entries.cloned().collect())
@@ -86,34 +84,32 @@ struct FailureCase {
 }
 
 /// The generated prompts with the largest KL; what is undefined counts as smallest.
-fn failure_cases(run: &Run, cut: Cut, count: usize) -> Result<Vec<FailureCase>> {
-    let mut cases = vec![];
+fn failure_cases(run: &Run, point: FrontierPoint, count: usize) -> Result<Vec<FailureCase>> {
+    // Figures first: the prompts themselves are read again, so that only few are in memory.
+    let (mut ids, mut kl) = (vec![], vec![]);
     for prompt in run.prompts() {
         let prompt = prompt?;
-        if prompt.answer_given {
-            continue;
+        if !prompt.answer_given {
+            let at = prompt.at(point.anchor, point.cutoff).kl;
+            kl.push(if at.is_finite() { at } else { f64::NAN });
+            ids.push(prompt.id);
         }
-        let row = prompt.frontier.iter().find(|row| row.anchor == cut.anchor && row.cutoff == cut.cutoff);
-        let kl = row.map_or(f64::NAN, |row| row.divergence.kl);
-        cases.push(FailureCase { prompt, kl: if kl.is_finite() { kl } else { f64::NAN } });
-        // Sorted as they come, so that few prompts are in memory; a stable sort keeps the earlier of equals.
-        let rank = |case: &FailureCase| if case.kl.is_nan() { f64::NEG_INFINITY } else { case.kl };
-        cases.sort_by(|a, b| rank(b).total_cmp(&rank(a)));
-        cases.truncate(count);
     }
-    Ok(cases)
+    let ranks = kl.iter().map(|kl| if kl.is_nan() { f64::MIN } else { *kl });
+    let cases = largest(ranks, count).into_iter();
+    cases.map(|index| Ok(FailureCase { prompt: run.prompt(&ids[index])?, kl: kl[index] })).collect()
 }
 
 impl FailureCase {
-    /// Whether an entry says what is known of this case now: it was asked for as many tokens, and was compared with the
-    /// run's present figures and text.
-    fn is_told_by(&self, entry: &Continuation, max_new_tokens: usize) -> bool {
+    /// Whether an entry is up to date: it has as many tokens as are asked for now, and was compared with the run's current
+    /// figures and text.
+    fn is_up_to_date(&self, entry: &Continuation, max_new_tokens: usize) -> bool {
         [entry.max_new_tokens, entry.generated.len()] == [max_new_tokens; 2]
             && (entry.kl == self.kl || entry.kl.is_nan() && self.kl.is_nan())
             && entry.first_difference == self.first_difference(&entry.generated)
     }
 
-    /// Generates under the policy as recording does in full.
+    /// Generates under the policy as recording generates at full depth.
     fn continued(
         &self,
         model: &Model,

@@ -1,6 +1,7 @@
-//! What is measured, in which order.
+//! The policies and lengths to measure, and their order.
 
-use super::prediction;
+use crate::prediction;
+use layerscope_cutoff::cost::Workload;
 use layerscope_engine::{Device, Error, ModelConfig, Policy, Result};
 
 /// New tokens of each generation unless told otherwise.
@@ -11,7 +12,7 @@ pub const DEFAULT_REPEATS: usize = 5;
 
 /// Policies and prompt lengths, each with each.
 #[derive(Debug, Clone)]
-pub struct Plan {
+pub struct BenchPlan {
     /// The policies, each once.
     pub policies: Vec<Policy>,
     /// Prompt lengths p, tokens, each once.
@@ -24,7 +25,7 @@ pub struct Plan {
     pub statistics: bool,
 }
 
-impl Plan {
+impl BenchPlan {
     /// Whether a model can run it.
     ///
     /// # Errors
@@ -88,13 +89,13 @@ impl Plan {
         kept.max_by_key(|kept| kept.iter().sum::<usize>()).unwrap_or_default()
     }
 
-    /// Layer-tokens that one generation computes.
-    pub(super) fn layer_tokens(&self, policy: &Policy, length: usize) -> u64 {
-        prediction::counts(policy, prediction::workload(length, self.new_tokens)).computed
+    /// Layer tokens that one generation computes.
+    pub(crate) fn layer_tokens(&self, policy: &Policy, length: usize) -> u64 {
+        prediction::counts(policy, Workload::new(length, self.new_tokens)).computed
     }
 
-    /// Layer-tokens that the whole plan computes, the warm-ups among them: what time goes with, roughly.
-    pub(super) fn work(&self) -> u64 {
+    /// Layer tokens that the whole plan computes, the warm-ups among them: what time goes with, roughly.
+    pub(crate) fn work(&self) -> u64 {
         let round =
             |length: usize| self.policies.iter().map(move |p| self.layer_tokens(p, length)).sum::<u64>();
         (self.repeats as u64 + 1) * self.lengths.iter().map(|&length| round(length)).sum::<u64>()
@@ -126,7 +127,7 @@ pub fn parse_lengths(list: &str) -> Result<Vec<usize>> {
     list.split(',').map(parse_length).collect()
 }
 
-/// Names of policies between commas. A name may hold commas between numbers: what begins with a digit continues it.
+/// Policy names separated by commas. A name may contain commas between numbers: a part that starts with a digit continues it.
 pub fn split_policies(list: &str) -> Vec<String> {
     let mut names: Vec<String> = vec![];
     for piece in list.split(',').map(str::trim) {
@@ -147,9 +148,9 @@ mod tests {
     use layerscope_engine::Shape;
     use proptest::prelude::*;
 
-    fn plan(policies: &[&str], lengths: &[usize]) -> Plan {
+    fn plan(policies: &[&str], lengths: &[usize]) -> BenchPlan {
         let policies = policies.iter().map(|name| Policy::parse(name, 30).expect("a policy")).collect();
-        Plan { policies, lengths: lengths.to_vec(), new_tokens: 8, repeats: 2, statistics: false }
+        BenchPlan { policies, lengths: lengths.to_vec(), new_tokens: 8, repeats: 2, statistics: false }
     }
 
     #[test]
@@ -183,7 +184,7 @@ mod tests {
     #[test]
     fn default_policies_are_the_papers() {
         let names = |layers| {
-            let policies = Plan::default_policies(layers).expect("policies");
+            let policies = BenchPlan::default_policies(layers).expect("policies");
             policies.iter().map(Policy::to_string).collect::<Vec<_>>()
         };
         assert_eq!(names(32), ["full", "speed:24", "speed:24+bos"]);
@@ -193,15 +194,15 @@ mod tests {
     #[test]
     fn what_does_not_fit_is_refused_before_it_runs() {
         let shape = Shape::named("smollm2-135m").expect("a shape");
-        let refusal = |plan: Plan| plan.check(shape.config()).expect_err("refused").to_string();
+        let refusal = |plan: BenchPlan| plan.check(shape.config()).expect_err("refused").to_string();
         let most = 8_192 - 8 + 1;
         assert!(plan(&["full"], &[1, most]).check(shape.config()).is_ok());
         assert!(refusal(plan(&["full"], &[most + 1])).contains("8192"));
-        assert!(refusal(Plan { new_tokens: usize::MAX, ..plan(&["full"], &[9]) }).contains("8192"));
+        assert!(refusal(BenchPlan { new_tokens: usize::MAX, ..plan(&["full"], &[9]) }).contains("8192"));
         assert!(refusal(plan(&["full", "speed:3", "full"], &[9])).contains("are full"));
         assert!(refusal(plan(&["full"], &[9, 10, 9])).contains("length 9"));
         assert!(refusal(plan(&[], &[9])).contains("nothing"));
-        assert!(refusal(Plan { repeats: 0, ..plan(&["full"], &[9]) }).contains("repeats"));
+        assert!(refusal(BenchPlan { repeats: 0, ..plan(&["full"], &[9]) }).contains("repeats"));
     }
 
     proptest! {

@@ -2,14 +2,15 @@
 
 #![allow(clippy::unwrap_used)]
 
+#[path = "../../cutoff/tests/support/mod.rs"]
 mod support;
 
-use layerscope_cutoff::bench::{
-    FullContinuation, Machine, Measured, Plan, PromptTokens, QualityEvent, Report, measure, measure_quality,
-    quality_grid, to_parquet,
+use layerscope_bench::{
+    BenchPlan, BenchReport, BenchResults, FullContinuation, Machine, PromptTokens, QualityEvent, measure,
+    measure_quality, quality_grid, to_parquet,
 };
 use layerscope_cutoff::frontier::frontier;
-use layerscope_diagnostics::probe::{self, Continuation};
+use layerscope_diagnostics::probe::{self, Decoding};
 use layerscope_diagnostics::record::{Anchor, Divergence};
 use layerscope_diagnostics::reference_distributions::ReferenceDistributions;
 use layerscope_engine::{Hooks, Interrupt, Policy, Session, argmax};
@@ -25,7 +26,7 @@ fn prompt() -> Vec<u32> {
 fn speed_costs_what_the_exact_frontier_says() {
     let (model, prompt, interrupt) = (&*MODEL, prompt(), Interrupt::new(false));
     let excluded = model.tokenizer.eos_ids();
-    let continuation = Continuation::Greedy { tokens: 12, excluded };
+    let continuation = Decoding::Greedy { tokens: 12, excluded };
     let run = probe::run(&model.decoder, &prompt, &continuation, &interrupt, &mut |_| {}).unwrap();
     let full = FullContinuation::of(&model.decoder, &prompt, 12, excluded, &interrupt).unwrap();
     assert_eq!(full.tokens(), run.continuation);
@@ -83,13 +84,13 @@ fn distributions_of_steps_compare_as_in_f64() {
 }
 
 /// A small plan.
-fn plan() -> Plan {
+fn plan() -> BenchPlan {
     let names = ["full", "speed:5", "speed:5+bos", "selfonly:5", "pop:5", "swiftkv:5"];
     let policies = names.iter().map(|name| Policy::parse(name, MODEL.config().layers).unwrap()).collect();
-    Plan { policies, lengths: vec![200, 260], new_tokens: 8, repeats: 1, statistics: false }
+    BenchPlan { policies, lengths: vec![200, 260], new_tokens: 8, repeats: 1, statistics: false }
 }
 
-fn measured(plan: &Plan) -> Measured {
+fn measured(plan: &BenchPlan) -> BenchResults {
     let prompt = PromptTokens::Text { first: None, tokens: prompt() };
     measure(&MODEL.decoder, plan, &prompt, &Interrupt::new(false), &mut |_| {}).unwrap()
 }
@@ -116,7 +117,7 @@ fn every_policy_gets_its_quality_and_full_is_the_measure() {
         }
         assert!((0.0..=1.0).contains(&quality.top1) && (0.0..=1.0).contains(&quality.found));
     }
-    let report = Report {
+    let report = BenchReport {
         results: found.results,
         model: "tiny".into(),
         weights: MODEL.precision,

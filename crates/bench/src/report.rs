@@ -1,8 +1,8 @@
 //! Measurements as others read them.
 
-use super::prediction::{predict, workload};
-use super::{Machine, Plan, Quality, Sample, Statistics, Transfers};
-use crate::cost::{CostModel, bytes_per_token_layer};
+use crate::prediction::predict;
+use crate::{BenchPlan, Machine, Quality, Sample, Statistics, Transfers};
+use layerscope_cutoff::cost::{CostModel, Workload, bytes_per_layer_token};
 use layerscope_diagnostics::undefined::number_or_null;
 use layerscope_engine::{Decoder, WeightsPrecision};
 use schemars::JsonSchema;
@@ -51,7 +51,8 @@ pub struct Measurement {
 
 /// Measurements with all that they depend on.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
-pub struct Report {
+#[schemars(rename = "Report")]
+pub struct BenchReport {
     /// The measurements, by length and then by policy.
     pub results: Vec<Measurement>,
     /// Name of the model, or of the shape of its random weights.
@@ -74,16 +75,16 @@ pub struct Report {
 }
 
 /// The measurements at one length; `samples` are by policy.
-pub(super) fn measurements(
+pub(crate) fn measurements(
     decoder: &Decoder,
-    plan: &Plan,
+    plan: &BenchPlan,
     length: usize,
     samples: &[Vec<Sample>],
 ) -> Vec<Measurement> {
     let config = decoder.config();
     let cost = CostModel {
         layers: config.layers,
-        bytes_per_token_layer: bytes_per_token_layer(
+        bytes_per_layer_token: bytes_per_layer_token(
             config.kv_heads,
             config.head_dim,
             decoder.kv_precision().element_bytes(),
@@ -93,7 +94,7 @@ pub(super) fn measurements(
     let mut measurements = vec![];
     for (policy, samples) in plan.policies.iter().zip(samples) {
         let Some(first) = samples.first() else { continue };
-        let predicted = predict(policy, &cost, workload(length, plan.new_tokens));
+        let predicted = predict(policy, &cost, Workload::new(length, plan.new_tokens));
         measurements.push(Measurement {
             policy: policy.to_string(),
             length,

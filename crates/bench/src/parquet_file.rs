@@ -1,6 +1,6 @@
 //! Measurements as a Parquet table; every column carries `unit` and `description`.
 
-use super::{Measurement, Quality, Report};
+use crate::{BenchReport, Measurement, Quality};
 use arrow_array::{ArrayRef, Float64Array, Int64Array, RecordBatch, StringArray};
 use arrow_schema::{Field, Metadata, Schema};
 use layerscope_engine::{Error, Result};
@@ -14,12 +14,12 @@ use std::sync::Arc;
 ///
 /// # Errors
 /// [`Error::Failure`] where it cannot be encoded.
-pub fn to_parquet(report: &Report) -> Result<Vec<u8>> {
+pub fn to_parquet(report: &BenchReport) -> Result<Vec<u8>> {
     encode(report)
         .map_err(|error| Error::failure(format!("cannot write the measurements as Parquet: {error}")))
 }
 
-fn encode(report: &Report) -> std::result::Result<Vec<u8>, ParquetError> {
+fn encode(report: &BenchReport) -> std::result::Result<Vec<u8>, ParquetError> {
     let (fields, columns): (Vec<Field>, Vec<ArrayRef>) = columns(report)
         .into_iter()
         .map(|column| {
@@ -46,7 +46,7 @@ struct Column {
     values: ArrayRef,
 }
 
-fn columns(report: &Report) -> Vec<Column> {
+fn columns(report: &BenchReport) -> Vec<Column> {
     let rows = &report.results;
     let text = |name, description, value: &dyn Fn(&Measurement) -> String| {
         let values = Arc::new(StringArray::from_iter_values(rows.iter().map(value)));

@@ -1,11 +1,11 @@
-//! What policies cost in quality, measured by running them.
+//! The quality of policies, measured by running them.
 //!
-//! Along the full model's own greedy continuation of a prompt, a session under each policy is fed one token after another,
-//! and its next-token distributions are compared with the full model's at every step. Nothing is assumed of a policy: its
-//! prefill and its decode steps do whatever they do. Beside that it generates freely, to see whether it still finds the number
-//! that the prompt hides ([`layerscope_diagnostics::needle`]).
+//! A session under each policy is teacher-forced along the full model's greedy continuation of a prompt, and its next-token
+//! distributions are compared with the full model's at every step. The policy's prefill and decode steps run as they are;
+//! nothing about them is assumed. The policy also generates freely, to test whether it still retrieves the number hidden in
+//! the prompt ([`layerscope_diagnostics::needle`]).
 
-use super::{Measured, Plan};
+use crate::{BenchPlan, BenchResults};
 use layerscope_diagnostics::needle::{self, Grid, Haystack, NeedlePrompt, Outcome};
 use layerscope_diagnostics::probe::continue_greedily;
 use layerscope_diagnostics::record::Divergence;
@@ -17,6 +17,7 @@ use layerscope_engine::{
 };
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use std::sync::Arc;
 
 /// Most prompts at each length: one at every percent of depth.
 pub const MOST_QUALITY_PROMPTS: usize = 101;
@@ -46,28 +47,28 @@ pub struct Quality {
 
 impl Quality {
     /// Whether it can have been measured: a NaN is undefined, not impossible.
-    pub(super) fn is_plausible(&self) -> bool {
+    pub(crate) fn is_plausible(&self) -> bool {
         let share = |figure: f64| figure.is_nan() || (0.0..=1.0).contains(&figure);
         self.prompts > 0 && (self.kl.is_nan() || self.kl >= 0.0) && share(self.top1) && share(self.found)
     }
 
     fn of(prompts: &[(Divergence, bool)]) -> Self {
-        let over =
-            |figure: fn(&Divergence) -> f64| mean(prompts.iter().map(|(divergence, _)| figure(divergence)));
+        let divergences: Vec<Divergence> = prompts.iter().map(|(divergence, _)| *divergence).collect();
+        let Divergence { kl, top1, dnll } = Divergence::mean_of_defined(&divergences);
         Self {
-            kl: over(|divergence| divergence.kl),
-            top1: over(|divergence| divergence.top1),
-            dnll: over(|divergence| divergence.dnll),
+            kl,
+            top1,
+            dnll,
             found: mean(prompts.iter().map(|(_, found)| f64::from(u8::from(*found)))),
             prompts: prompts.len(),
         }
     }
 }
 
-/// What happens meanwhile, for progress displays.
+/// Progress of a quality measurement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum QualityEvent<'a> {
-    /// A prompt is begun under a policy; first of all under `full`, for what the policies are held against.
+    /// A prompt starts under a policy; `full`, the reference, comes first.
     Started {
         /// Id of the prompt.
         id: &'a str,
@@ -78,7 +79,7 @@ pub enum QualityEvent<'a> {
     Finished,
 }
 
-/// The needle prompts of so many at each length, their numbers hidden at evenly spread depths.
+/// Needle prompts, as many at each length, with their numbers hidden at evenly spaced depths.
 ///
 /// # Errors
 /// [`Error::Input`] on none or more than [`MOST_QUALITY_PROMPTS`], and as [`Grid::check`].
@@ -98,16 +99,16 @@ pub fn quality_grid(lengths: &[usize], prompts: usize) -> Result<Grid> {
     Ok(grid)
 }
 
-/// Adds its quality to each measurement, over the prompts of its length. An interrupt keeps what is done: a prompt counts once
-/// it went through every policy, so that all are compared on the same ones.
+/// Adds to each measurement its quality over the prompts of its length. An interrupt keeps the finished prompts: a prompt
+/// counts once every policy has run it, so that all policies are compared on the same prompts.
 ///
 /// # Errors
 /// [`Error::Input`] on a prompt beyond the model's context; whatever fails beneath.
 pub fn measure_quality(
     model: &Model,
-    plan: &Plan,
+    plan: &BenchPlan,
     prompts: &[NeedlePrompt],
-    measured: &mut Measured,
+    measured: &mut BenchResults,
     interrupt: &Interrupt,
     observe: &mut dyn FnMut(QualityEvent<'_>),
 ) -> Result<()> {
@@ -119,7 +120,7 @@ pub fn measure_quality(
                     measured.interrupted = true;
                     break;
                 }
-                found => done.iter_mut().zip(found?).for_each(|(done, found)| done.push(found)),
+                results => done.iter_mut().zip(results?).for_each(|(done, result)| done.push(result)),
             }
         }
         for (policy, done) in plan.policies.iter().zip(&done).filter(|(_, done)| !done.is_empty()) {
@@ -137,10 +138,10 @@ pub fn measure_quality(
     Ok(())
 }
 
-/// Each policy of the plan on one prompt: how far it is from the full model, and whether it finds the number.
+/// Divergence of each policy from the full model on one prompt, and whether it retrieves the number.
 fn of_prompt(
     model: &Model,
-    plan: &Plan,
+    plan: &BenchPlan,
     prompt: &NeedlePrompt,
     interrupt: &Interrupt,
     observe: &mut dyn FnMut(QualityEvent<'_>),
@@ -150,20 +151,20 @@ fn of_prompt(
     observe(QualityEvent::Started { id: &prompt.id, policy: "full" });
     let full = FullContinuation::of(decoder, tokens, plan.new_tokens, excluded, interrupt)?;
     observe(QualityEvent::Finished);
-    let mut found = vec![];
+    let mut results = vec![];
     for policy in &plan.policies {
         observe(QualityEvent::Started { id: &prompt.id, policy: &policy.to_string() });
         let divergence = full.divergence(decoder, policy, interrupt)?;
         let (one, policies) = (std::slice::from_ref(prompt), std::slice::from_ref(policy));
         let text = needle::run(model, one, policies, plan.new_tokens, interrupt, &mut |_| {})?;
         let Some(Outcome { correct, .. }) = text.outcomes.first() else { return Err(Error::Interrupted) };
-        found.push((divergence, *correct));
+        results.push((divergence, *correct));
         observe(QualityEvent::Finished);
     }
-    Ok(found)
+    Ok(results)
 }
 
-/// The full model's own greedy continuation of a prompt with its next-token distributions: what policies are held against.
+/// The full model's greedy continuation of a prompt with its next-token distributions: the reference for policies.
 pub struct FullContinuation<'a> {
     prompt: &'a [u32],
     tokens: Vec<u32>,
@@ -177,7 +178,7 @@ impl<'a> FullContinuation<'a> {
     /// # Errors
     /// [`Error::Input`] on an empty prompt, no steps or a sequence beyond the context; [`Error::Interrupted`].
     pub fn of(
-        decoder: &Decoder,
+        decoder: &Arc<Decoder>,
         prompt: &'a [u32],
         steps: usize,
         excluded: &[u32],
@@ -208,12 +209,12 @@ impl<'a> FullContinuation<'a> {
     /// [`Error::Interrupted`]; whatever fails beneath.
     pub fn divergence(
         &self,
-        decoder: &Decoder,
+        decoder: &Arc<Decoder>,
         policy: &Policy,
         interrupt: &Interrupt,
     ) -> Result<Divergence> {
         if *policy == Policy::full(decoder.config().layers) {
-            return Ok(Divergence { kl: 0.0, top1: 1.0, dnll: 0.0 });
+            return Ok(Divergence::ZERO);
         }
         let mut session = Session::new(decoder, policy.clone(), self.prompt.len(), self.tokens.len())?;
         let mut logits = session.prefill(self.prompt, &mut Hooks::none(), interrupt, &mut |_| {})?;

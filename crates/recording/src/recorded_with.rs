@@ -1,13 +1,13 @@
-//! The model that a run was recorded with.
+//! Whether a model is the one that a run was recorded with.
 
 use layerscope_diagnostics::run::Run;
 use layerscope_engine::{Error, Model, Result};
 
-/// Refuses a model that would not compute what the recorded one did.
+/// Refuses a model whose figures would differ from the recorded ones.
 ///
 /// # Errors
 /// [`Error::Input`] where the weights or their precision are others.
-pub fn check(run: &Run, model: &Model) -> Result<()> {
+pub(crate) fn check(run: &Run, model: &Model) -> Result<()> {
     let manifest = run.manifest();
     if model.sha256 == manifest.model.sha256 && model.precision.name() == manifest.weights {
         return Ok(());

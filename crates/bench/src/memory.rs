@@ -1,7 +1,7 @@
-//! Peak memory: on a GPU what was taken of its memory, else the process's, where the operating system counts it.
+//! Peak memory: of the GPU's allocator, or of the process where the operating system counts it.
 //!
-//! Linux keeps the resident set's high-water mark and lets a process reset it. What an earlier generation freed is given
-//! back for the large buffers that count, but small ones may linger, so a peak is an upper bound.
+//! Linux keeps the high-water mark of the resident set and lets a process reset it. Large buffers return to the system when
+//! they are freed; small ones may stay resident, so a peak is an upper bound.
 
 use layerscope_engine::Device;
 #[cfg(target_os = "linux")]
@@ -11,7 +11,7 @@ use std::fs;
 ///
 /// # Errors
 /// Why peaks are not known.
-pub(super) fn reset_peak(device: &Device) -> Result<(), &'static str> {
+pub(crate) fn reset_peak(device: &Device) -> Result<(), &'static str> {
     match device {
         Device::Cpu => reset_resident_peak(),
         Device::Cuda(device) => {
@@ -22,7 +22,7 @@ pub(super) fn reset_peak(device: &Device) -> Result<(), &'static str> {
 }
 
 /// Most bytes taken at once since the last reset.
-pub(super) fn peak_bytes(device: &Device) -> Option<u64> {
+pub(crate) fn peak_bytes(device: &Device) -> Option<u64> {
     match device {
         Device::Cpu => resident_peak_bytes(),
         Device::Cuda(device) => Some(device.peak_bytes() as u64),

@@ -1,12 +1,11 @@
-//! How fast policies are and what they hold in memory, measured beside what the cost model predicts, and what they cost in
-//! quality.
+//! Benchmarks of policies: time, memory and quality, beside the predictions of the cost model.
 //!
 //! The protocol is that of the SPEED paper's efficiency figures: prompts of 1K to 128K tokens, 128 new tokens, five
-//! repeats, mean and deviation. Every generation is greedy and goes on to its last token, whatever the model says.
+//! repeats, mean and deviation. Every generation is greedy, ignores end-of-sequence tokens and runs to its last token.
 //!
-//! At each length there is first a warm-up that is not counted. Within every repeat each policy runs once, and each repeat
-//! begins with another policy, so that a machine that warms up or slows down favours none. One generation runs at a time.
-//! Quality does not vary and is measured once, after all times ([`measure_quality`]).
+//! Each length starts with an uncounted warm-up. Every repeat runs each policy once and starts with a different policy, so
+//! that a machine whose speed drifts favours none. One generation runs at a time. Quality is deterministic and measured
+//! once, after all times ([`measure_quality`]).
 
 mod memory;
 mod parquet_file;
@@ -21,12 +20,12 @@ mod transfers;
 
 pub use layerscope_diagnostics::machine::Machine;
 pub use parquet_file::to_parquet;
-pub use plan::{DEFAULT_NEW_TOKENS, DEFAULT_REPEATS, Plan, parse_length, parse_lengths, split_policies};
+pub use plan::{BenchPlan, DEFAULT_NEW_TOKENS, DEFAULT_REPEATS, parse_length, parse_lengths, split_policies};
 pub use prompt::PromptTokens;
 pub use quality::{
     FullContinuation, MOST_QUALITY_PROMPTS, Quality, QualityEvent, measure_quality, quality_grid,
 };
-pub use report::{Measurement, Report};
+pub use report::{BenchReport, Measurement};
 pub use report_file::{FILE_NAME, read, read_of_run};
 pub use statistics::Statistics;
 pub use transfers::Transfers;
@@ -36,10 +35,11 @@ use layerscope_engine::{
     TransferCounters, check_interrupt, generate,
 };
 use std::ops::ControlFlow;
+use std::sync::Arc;
 
-/// What happens while measuring, for progress displays.
+/// Progress of a measurement.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Event<'a> {
+pub enum BenchEvent<'a> {
     /// A generation begins.
     Started {
         /// Name of the policy.
@@ -53,14 +53,14 @@ pub enum Event<'a> {
     Tokens(usize),
     /// The generation has ended.
     Finished {
-        /// Layer-tokens of all generations done so far, the warm-ups among them.
+        /// Layer tokens of all generations done so far, the warm-ups among them.
         work_done: u64,
-        /// Layer-tokens of all generations of the plan.
+        /// Layer tokens of all generations of the plan.
         work: u64,
     },
 }
 
-/// What one generation took.
+/// Time and memory of one generation.
 #[derive(Debug, Clone)]
 struct Sample {
     ttft_s: f64,
@@ -70,31 +70,34 @@ struct Sample {
     transfers: Option<TransferCounters>,
 }
 
-/// What was measured until the end of the plan, or until an interrupt.
+/// The measurements of a plan, complete or up to an interrupt.
 #[derive(Debug)]
-pub struct Measured {
+pub struct BenchResults {
     /// One for each policy and length of which at least one repeat was counted, by length and then in the plan's order.
     pub results: Vec<Measurement>,
     /// Why peak memory is not known, where it is not.
     pub no_peak: Option<&'static str>,
-    /// Whether an interrupt broke it off: the last of the results may rest on fewer repeats.
+    /// Whether an interrupt ended it early: the last result may have fewer repeats.
     pub interrupted: bool,
 }
 
-/// Measures a plan. An interrupt ends it early and keeps what is done; the generation that it broke off does not count.
+/// Measures a plan. An interrupt ends it early and keeps the finished generations.
 ///
 /// # Errors
 /// [`Error::Input`] where the plan does not fit the model; whatever fails beneath.
 pub fn measure(
-    decoder: &Decoder,
-    plan: &Plan,
+    decoder: &Arc<Decoder>,
+    plan: &BenchPlan,
     prompt: &PromptTokens,
     interrupt: &Interrupt,
-    observe: &mut dyn FnMut(Event<'_>),
-) -> Result<Measured> {
+    observe: &mut dyn FnMut(BenchEvent<'_>),
+) -> Result<BenchResults> {
     plan.check(decoder.config())?;
-    let mut measured =
-        Measured { results: vec![], no_peak: memory::reset_peak(decoder.device()).err(), interrupted: false };
+    let mut measured = BenchResults {
+        results: vec![],
+        no_peak: memory::reset_peak(decoder.device()).err(),
+        interrupted: false,
+    };
     let work = plan.work();
     let mut work_done = 0;
     for &length in &plan.lengths {
@@ -103,7 +106,7 @@ pub fn measure(
         'rounds: for round in 0..=plan.repeats {
             for (index, policy) in plan.round(round) {
                 let name = policy.to_string();
-                observe(Event::Started { policy: &name, length, repeat: round });
+                observe(BenchEvent::Started { policy: &name, length, repeat: round });
                 let cost = plan.layer_tokens(&policy, length);
                 match sample(decoder, &tokens, policy, plan, interrupt, observe) {
                     Err(Error::Interrupted) => {
@@ -120,7 +123,7 @@ pub fn measure(
                     }
                 }
                 work_done += cost;
-                observe(Event::Finished { work_done, work });
+                observe(BenchEvent::Finished { work_done, work });
             }
         }
         measured.results.extend(report::measurements(decoder, plan, length, &samples));
@@ -133,12 +136,12 @@ pub fn measure(
 
 /// One generation.
 fn sample(
-    decoder: &Decoder,
+    decoder: &Arc<Decoder>,
     prompt: &[u32],
     policy: Policy,
-    plan: &Plan,
+    plan: &BenchPlan,
     interrupt: &Interrupt,
-    observe: &mut dyn FnMut(Event<'_>),
+    observe: &mut dyn FnMut(BenchEvent<'_>),
 ) -> Result<Sample> {
     check_interrupt(interrupt)?;
     let settings = GenerationSettings {
@@ -150,7 +153,7 @@ fn sample(
     let peak_known = memory::reset_peak(decoder.device()).is_ok();
     let mut generated = 0;
     let generation = generate(decoder, prompt, policy, &settings, interrupt, &mut |event| {
-        observe(Event::Tokens(match event {
+        observe(BenchEvent::Tokens(match event {
             GenerationEvent::Prefilled(done) => done,
             GenerationEvent::Token(_) => {
                 generated += 1;

@@ -1,24 +1,19 @@
-//! What the cost model says of a policy.
+//! The cost model's predictions for a policy.
 
-use crate::cost::{CostModel, Workload};
+use layerscope_cutoff::cost::{CostModel, Workload};
 use layerscope_engine::Policy;
 
-/// The tokens of a prompt of `length` tokens and `new_tokens` generated ones, of which the last is not fed back.
-pub(super) fn workload(length: usize, new_tokens: usize) -> Workload {
-    Workload { prompt_tokens: length.saturating_sub(1), decode_tokens: new_tokens }
-}
-
-/// Token-layers of a request.
+/// Layer tokens of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Counts {
+pub(crate) struct Counts {
     /// Those that are computed: a proxy for FLOPs.
-    pub(super) computed: u64,
+    pub(crate) computed: u64,
     /// Those whose KV is kept.
-    pub(super) kept: u64,
+    pub(crate) kept: u64,
 }
 
-/// Token-layers under a policy: all that the predictions ask of it.
-pub(super) fn counts(policy: &Policy, workload: Workload) -> Counts {
+/// Layer tokens under a policy: all that the predictions ask of it.
+pub(crate) fn counts(policy: &Policy, workload: Workload) -> Counts {
     // The last prompt token is the first decode token.
     let (prompt_len, decode_len) = (workload.prompt_tokens + 1, workload.decode_tokens);
     let computed = policy.layer_tokens(prompt_len, decode_len).block as u64;
@@ -28,29 +23,29 @@ pub(super) fn counts(policy: &Policy, workload: Workload) -> Counts {
 
 /// Predictions for one policy at one length.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Prediction {
-    /// Token-layers computed.
-    pub(super) layer_tokens: u64,
+pub(crate) struct Prediction {
+    /// Layer tokens computed.
+    pub(crate) layer_tokens: u64,
     /// Bytes of KV.
-    pub(super) kv_bytes: u64,
-    /// Time to first token over the full model's, if it goes with the prefill's token-layers; NaN without a prefill.
-    pub(super) ttft_ratio: f64,
+    pub(crate) kv_bytes: u64,
+    /// Time to first token over the full model's, if it goes with the prefill's layer tokens; NaN without a prefill.
+    pub(crate) ttft_ratio: f64,
     /// Time per output token over the full model's, if it goes with the bytes that a step reads: all weights, and the
     /// KV halfway through the decode.
-    pub(super) tpot_ratio: f64,
+    pub(crate) tpot_ratio: f64,
 }
 
-pub(super) fn predict(policy: &Policy, cost: &CostModel, workload: Workload) -> Prediction {
+pub(crate) fn predict(policy: &Policy, cost: &CostModel, workload: Workload) -> Prediction {
     let full = Policy::full(cost.layers);
     let prefill = |policy: &Policy| counts(policy, workload.prefill()).computed as f64;
     let step = |policy: &Policy| {
         let kept = counts(policy, workload.half_decoded()).kept;
-        kept as f64 * cost.bytes_per_token_layer as f64 + cost.weight_bytes as f64
+        kept as f64 * cost.bytes_per_layer_token as f64 + cost.weight_bytes as f64
     };
     let all = counts(policy, workload);
     Prediction {
         layer_tokens: all.computed,
-        kv_bytes: all.kept.saturating_mul(cost.bytes_per_token_layer),
+        kv_bytes: all.kept.saturating_mul(cost.bytes_per_layer_token),
         ttft_ratio: prefill(policy) / prefill(&full),
         tpot_ratio: step(policy) / step(&full),
     }
@@ -62,12 +57,12 @@ mod tests {
     use proptest::prelude::*;
 
     fn cost() -> CostModel {
-        CostModel { layers: 30, bytes_per_token_layer: 1_536, weight_bytes: 98_000_000 }
+        CostModel { layers: 30, bytes_per_layer_token: 1_536, weight_bytes: 98_000_000 }
     }
 
     #[test]
     fn a_prompt_of_one_token_has_no_prefill_to_save() {
-        let prediction = predict(&Policy::full(30), &cost(), workload(1, 4));
+        let prediction = predict(&Policy::full(30), &cost(), Workload::new(1, 4));
         assert!(prediction.ttft_ratio.is_nan());
         assert_eq!((prediction.layer_tokens, prediction.tpot_ratio), (4 * 30, 1.0));
     }
@@ -76,7 +71,7 @@ mod tests {
     fn projected_keys_are_kept_and_read_but_take_no_blocks() {
         let [pop, speed] = ["pop:20", "speed:20"].map(|name| {
             let policy = Policy::parse(name, 30).expect("a policy");
-            predict(&policy, &cost(), workload(1_000, 10))
+            predict(&policy, &cost(), Workload::new(1_000, 10))
         });
         assert_eq!((pop.layer_tokens, pop.ttft_ratio), (speed.layer_tokens, speed.ttft_ratio));
         assert_eq!((pop.kv_bytes, pop.tpot_ratio), (1_009 * 30 * 1_536, 1.0));
@@ -89,7 +84,7 @@ mod tests {
             length in 2_usize..5_000, new_tokens in 1_usize..300, cutoff in 1_usize..=30, anchored: bool,
         ) {
             let policy = Policy::speed(cutoff, anchored, 30).expect("a policy");
-            let workload = workload(length, new_tokens);
+            let workload = Workload::new(length, new_tokens);
             let found = predict(&policy, &cost(), workload);
             let savings = cost().savings(cutoff, usize::from(anchored), &[workload]);
             prop_assert_eq!(found.kv_bytes, savings.kv_bytes_cut);

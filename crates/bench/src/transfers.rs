@@ -32,7 +32,7 @@ pub struct Transfers {
 
 impl Transfers {
     /// Of the repeats of a policy; `None` where nothing moves.
-    pub(super) fn of<'a>(repeats: impl Iterator<Item = &'a TransferCounters>) -> Option<Self> {
+    pub(crate) fn of<'a>(repeats: impl Iterator<Item = &'a TransferCounters>) -> Option<Self> {
         let repeats: Vec<&TransferCounters> = repeats.collect();
         let first = repeats.first()?;
         let mean = |figure: fn(&TransferCounters) -> f64| {

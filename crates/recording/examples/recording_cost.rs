@@ -1,12 +1,12 @@
 //! What recording costs on a model: prefill, decode, probes and frontier, and the frontier's share of the rest.
 //!
-//!     cargo run --release -p layerscope-cutoff --example recording_cost -- \
+//!     cargo run --release -p layerscope-recording --example recording_cost -- \
 //!         MODEL.gguf|shape:NAME [PROMPT_TOKENS] [STEPS] [native|f32] [DEVICE] [json]
 //!
 //! `shape:llama-3.1-8b` is that shape with random weights in bf16.
 
 use layerscope_cutoff::frontier::frontier;
-use layerscope_diagnostics::probe::{self, Continuation};
+use layerscope_diagnostics::probe::{self, Decoding};
 use layerscope_engine::{
     Decoder, Device, DeviceChoice, Interrupt, Model, ModelSource, Result, Shape, ShapeWeights,
     WeightsPrecision,
@@ -30,7 +30,7 @@ fn main() -> Result<()> {
     let prompt: Vec<u32> = (0..p as u32).map(|i| (1000 + i.wrapping_mul(7919) % 10_000) % vocab).collect();
     let interrupt = Interrupt::new(false);
     for round in 1..=ROUNDS {
-        let continuation = Continuation::Greedy { tokens: steps, excluded: &[] };
+        let continuation = Decoding::Greedy { tokens: steps, excluded: &[] };
         let run = probe::run(&decoder, &prompt, &continuation, &interrupt, &mut |_| {})?;
         let start = Instant::now();
         frontier(&decoder, &run, &interrupt, &mut |_| {})?;

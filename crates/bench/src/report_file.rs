@@ -1,6 +1,6 @@
 //! Measurements read back from JSON, as `layerscope bench --out` writes it.
 
-use super::{Measurement, Report};
+use crate::{BenchReport, Measurement};
 use layerscope_engine::{Error, Result};
 use std::fs;
 use std::path::Path;
@@ -12,7 +12,7 @@ pub const FILE_NAME: &str = "bench.json";
 ///
 /// # Errors
 /// [`Error::Input`] where there is no such file or it holds something else.
-pub fn read(path: &Path) -> Result<Report> {
+pub fn read(path: &Path) -> Result<BenchReport> {
     let bytes = fs::read(path).map_err(|error| Error::io("read", path, &error))?;
     let damaged = |problem: &dyn std::fmt::Display| {
         Error::input(format!(
@@ -20,7 +20,7 @@ pub fn read(path: &Path) -> Result<Report> {
             path.display()
         ))
     };
-    let report: Report = serde_json::from_slice(&bytes).map_err(|error| damaged(&error))?;
+    let report: BenchReport = serde_json::from_slice(&bytes).map_err(|error| damaged(&error))?;
     if let Some(wrong) = report.results.iter().find(|result| !plausible(result)) {
         return Err(damaged(&format!("impossible figures of {} at {}", wrong.policy, wrong.length)));
     }
@@ -31,7 +31,7 @@ pub fn read(path: &Path) -> Result<Report> {
 ///
 /// # Errors
 /// As [`read`].
-pub fn read_of_run(run: &Path) -> Result<Option<Report>> {
+pub fn read_of_run(run: &Path) -> Result<Option<BenchReport>> {
     let path = run.join(FILE_NAME);
     if path.exists() { read(&path).map(Some) } else { Ok(None) }
 }
@@ -56,7 +56,7 @@ mod tests {
     use layerscope_engine::WeightsPrecision;
     use proptest::prelude::*;
 
-    fn report() -> Report {
+    fn report() -> BenchReport {
         let result = |policy: &str, tpot: Vec<f64>| Measurement {
             policy: policy.into(),
             length: 64,
@@ -81,7 +81,7 @@ mod tests {
                 prompts: 4,
             }),
         };
-        Report {
+        BenchReport {
             results: vec![result("full", vec![]), result("speed:5+bos", vec![0.25])],
             model: "tiny.gguf".into(),
             weights: WeightsPrecision::F32,
@@ -144,7 +144,7 @@ mod tests {
         let mut impossible = report();
         impossible.results[1].quality =
             Some(Quality { kl: 0.1, top1: 2.0, dnll: 0.1, found: 1.0, prompts: 4 });
-        let json = |report: &Report| serde_json::to_vec(report).expect("json");
+        let json = |report: &BenchReport| serde_json::to_vec(report).expect("json");
         for bytes in [
             &b""[..],
             b"PAR1",

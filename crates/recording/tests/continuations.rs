@@ -2,15 +2,15 @@
 
 #![allow(clippy::unwrap_used)]
 
+#[path = "../../cutoff/tests/support/mod.rs"]
 mod support;
 
-use layerscope_cutoff::failure_cases::{Event, continue_failure_cases};
-use layerscope_cutoff::recommend::Cut;
-use layerscope_cutoff::recording;
+use layerscope_cutoff::recommend::FrontierPoint;
 use layerscope_diagnostics::prompts::{PromptFile, parse_prompts, prompts_sha256};
-use layerscope_diagnostics::record::Anchor;
-use layerscope_diagnostics::run::{CONTINUATIONS, Continuation, PromptSummary, Run};
+use layerscope_diagnostics::record::{Anchor, PromptSummary};
+use layerscope_diagnostics::run::{CONTINUATIONS, Continuation, Run};
 use layerscope_engine::{Device, Error, Interrupt, Model, ModelSource, Result, WeightsPrecision};
+use layerscope_recording::continuations::{ContinuationEvent, continue_failure_cases};
 use std::path::Path;
 use std::sync::LazyLock;
 use std::sync::atomic::Ordering;
@@ -34,7 +34,8 @@ fn recorded() -> TempDir {
     };
     let folder = tempfile::tempdir().unwrap();
     let interrupt = Interrupt::new(false);
-    recording::record(&MODEL, &prompts, NEW_TOKENS, folder.path(), &[], &interrupt, &mut |_| {}).unwrap();
+    layerscope_recording::record(&MODEL, &prompts, NEW_TOKENS, folder.path(), &[], &interrupt, &mut |_| {})
+        .unwrap();
     folder
 }
 
@@ -51,13 +52,13 @@ fn copy_of_recorded() -> TempDir {
 }
 
 /// Runs it; the entries, how many were there earlier, and the ids of those that were generated.
-fn run_cases(folder: &Path, cut: Cut, count: usize) -> (Vec<Continuation>, usize, Vec<String>) {
+fn run_cases(folder: &Path, cut: FrontierPoint, count: usize) -> (Vec<Continuation>, usize, Vec<String>) {
     let (mut before, mut generated) = (0, vec![]);
     let interrupt = Interrupt::new(false);
     let run = Run::open(folder).unwrap();
     let entries = continue_failure_cases(&run, &MODEL, cut, count, &interrupt, &mut |event| match event {
-        Event::Chosen { earlier, .. } => before = earlier,
-        Event::Finished(entry) => generated.push(entry.prompt_id.clone()),
+        ContinuationEvent::Chosen { earlier, .. } => before = earlier,
+        ContinuationEvent::Finished(entry) => generated.push(entry.prompt_id.clone()),
         _ => {}
     });
     (entries.unwrap(), before, generated)
@@ -73,7 +74,7 @@ fn best(logits: &[f32]) -> (u32, f32) {
 
 /// What SPEED at the cut says after the prompt and each token of a text, by a whole rerun in which the decode rows do not
 /// see the prompt above the cut.
-fn along(prompt: &PromptSummary, text: &[u32], cut: Cut) -> Vec<(u32, f32)> {
+fn along(prompt: &PromptSummary, text: &[u32], cut: FrontierPoint) -> Vec<(u32, f32)> {
     let p = prompt.prompt_tokens.len();
     let sequence: Vec<u32> = prompt.prompt_tokens.iter().chain(&text[..text.len() - 1]).copied().collect();
     let first_hidden = cut.anchor.tokens();
@@ -90,7 +91,7 @@ fn texts_are_the_cutoffs_own_and_leave_the_run_where_teacher_forcing_does() {
     let layers = MODEL.config().layers;
     let (mut differing, mut same) = (0, 0);
     for (cutoff, anchor) in [(2, Anchor::Bos), (4, Anchor::None), (5, Anchor::Bos), (layers, Anchor::Bos)] {
-        let cut = Cut { cutoff, anchor };
+        let cut = FrontierPoint { cutoff, anchor };
         let (entries, ..) = run_cases(folder.path(), cut, 100);
         assert_eq!(entries.len(), run.prompt_ids().len() - 1, "all but the one with an answer");
         for entry in &entries {
@@ -126,7 +127,7 @@ fn texts_are_the_cutoffs_own_and_leave_the_run_where_teacher_forcing_does() {
 #[test]
 fn the_largest_kl_comes_first_and_nothing_is_generated_twice() {
     let folder = copy_of_recorded();
-    let cut = Cut { cutoff: 3, anchor: Anchor::Bos };
+    let cut = FrontierPoint { cutoff: 3, anchor: Anchor::Bos };
     let run = Run::open(folder.path()).unwrap();
     let mut expected: Vec<(f64, String)> = vec![];
     for prompt in run.prompts().map(Result::unwrap).filter(|prompt| !prompt.answer_given) {
@@ -149,7 +150,7 @@ fn the_largest_kl_comes_first_and_nothing_is_generated_twice() {
     assert_eq!((before, generated.len()), (3, 0));
     assert_eq!(std::fs::read(folder.path().join(CONTINUATIONS)).unwrap(), file);
     // Another policy's entries stand beside; an entry that the run's figures contradict is made again.
-    let (entries, before, _) = run_cases(folder.path(), Cut { anchor: Anchor::None, ..cut }, 1);
+    let (entries, before, _) = run_cases(folder.path(), FrontierPoint { anchor: Anchor::None, ..cut }, 1);
     assert_eq!((before, entries[0].policy.as_str()), (0, "speed:3"));
     let all = run.continuations().unwrap().unwrap();
     assert_eq!((all.entries.len(), all.of_policy("speed:3+bos").len()), (5, 4));
@@ -163,7 +164,7 @@ fn the_largest_kl_comes_first_and_nothing_is_generated_twice() {
 
 #[test]
 fn an_interrupt_keeps_what_is_finished_and_the_next_call_goes_on() {
-    let cut = Cut { cutoff: 3, anchor: Anchor::Bos };
+    let cut = FrontierPoint { cutoff: 3, anchor: Anchor::Bos };
     let calm = copy_of_recorded();
     run_cases(calm.path(), cut, 3);
     // In the middle of a text, and right after one.
@@ -173,11 +174,11 @@ fn an_interrupt_keeps_what_is_finished_and_the_next_call_goes_on() {
         let interrupt = Interrupt::new(false);
         let (mut finished, mut tokens) = (0, 0);
         let result = continue_failure_cases(&run, &MODEL, cut, 3, &interrupt, &mut |event| match event {
-            Event::Tokens(_) if finished == 1 => {
+            ContinuationEvent::Tokens(_) if finished == 1 => {
                 tokens += 1;
                 interrupt.fetch_or(tokens == stop, Ordering::Relaxed);
             }
-            Event::Finished(_) => {
+            ContinuationEvent::Finished(_) => {
                 finished += 1;
                 interrupt.fetch_or(stop == usize::MAX, Ordering::Relaxed);
             }
@@ -198,7 +199,7 @@ fn another_model_or_cutoff_is_refused() {
     let folder = copy_of_recorded();
     let run = Run::open(folder.path()).unwrap();
     let cases = |model: &Model, cutoff| {
-        let cut = Cut { cutoff, anchor: Anchor::Bos };
+        let cut = FrontierPoint { cutoff, anchor: Anchor::Bos };
         let result = continue_failure_cases(&run, model, cut, 1, &Interrupt::new(false), &mut |_| {});
         let error = result.unwrap_err();
         assert_eq!(error.exit_code(), 2);

@@ -1,6 +1,6 @@
 //! Mean, deviation and median of repeats.
 
-use layerscope_diagnostics::summary::mean;
+use layerscope_diagnostics::summary::{mean, median};
 use layerscope_diagnostics::undefined::number_or_null;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -30,15 +30,7 @@ impl Statistics {
             0 | 1 => f64::NAN,
             count => (squares / (count - 1) as f64).sqrt(),
         };
-        let mut sorted = repeats.clone();
-        sorted.sort_unstable_by(f64::total_cmp);
-        let middle = sorted.len() / 2;
-        let median = match (sorted.len() % 2, sorted.get(middle)) {
-            (_, None) => f64::NAN,
-            (1, Some(value)) => *value,
-            (_, Some(value)) => f64::midpoint(sorted[middle - 1], *value),
-        };
-        Self { mean, std, median, repeats }
+        Self { mean, std, median: median(&repeats), repeats }
     }
 }
 

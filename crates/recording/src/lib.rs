@@ -1,19 +1,23 @@
-//! Recording a run: every prompt of a file through probes and frontier into a run folder.
+//! Recording: runs every prompt of a file through probes and frontier and writes the run folder.
 
-use crate::frontier::frontier;
+pub mod continuations;
+mod recorded_with;
+pub mod spans;
+
+use layerscope_cutoff::frontier::{PromptFrontier, frontier};
 use layerscope_diagnostics::machine::Machine;
-use layerscope_diagnostics::probe::{self, Continuation};
+use layerscope_diagnostics::probe::{self, Decoding};
 use layerscope_diagnostics::prompts::{Prompt, PromptFile};
-use layerscope_diagnostics::record::{Anchor, PromptRecord};
+use layerscope_diagnostics::record::{Anchor, PromptRecord, PromptSummary};
 use layerscope_diagnostics::run::{BosToken, Manifest, ModelInfo, RunWriter, Settings};
 use layerscope_engine::{Error, ErrorKind, Interrupt, Model, Result, WeightsPrecision, check_interrupt};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Instant;
 
-/// What happens while recording, for progress displays.
+/// Progress of a recording.
 #[derive(Debug)]
-pub enum Event<'a> {
+pub enum RecordingEvent<'a> {
     /// This many of the prompts are in the folder already and are not run again.
     Resumed {
         /// Prompts done earlier.
@@ -57,7 +61,7 @@ pub fn record_prompt(
     prompt: &Prompt,
     max_new_tokens: usize,
     interrupt: &Interrupt,
-    observe: &mut dyn FnMut(Event<'_>),
+    observe: &mut dyn FnMut(RecordingEvent<'_>),
 ) -> Result<PromptRecord> {
     let tokenizer = &model.tokenizer;
     let prompt_tokens = tokenizer.encode_prompt(&prompt.content)?;
@@ -70,47 +74,49 @@ pub fn record_prompt(
         }
     };
     let continuation = match &answer {
-        Some(tokens) => Continuation::Given(tokens),
-        None => Continuation::Greedy { tokens: max_new_tokens, excluded: tokenizer.eos_ids() },
+        Some(tokens) => Decoding::Given(tokens),
+        None => Decoding::Greedy { tokens: max_new_tokens, excluded: tokenizer.eos_ids() },
     };
     let steps = answer.as_ref().map_or(max_new_tokens, Vec::len);
-    observe(Event::Started { id: &prompt.id, tokens: prompt_tokens.len() + steps });
+    observe(RecordingEvent::Started { id: &prompt.id, tokens: prompt_tokens.len() + steps });
     let mut run = probe::run(&model.decoder, &prompt_tokens, &continuation, interrupt, &mut |done| {
-        observe(Event::Tokens(done));
+        observe(RecordingEvent::Tokens(done));
     })?;
     let start = Instant::now();
     let layers = model.config().layers;
-    let found = frontier(&model.decoder, &run, interrupt, &mut |done| {
-        observe(Event::FrontierLayers { done, all: layers });
+    let PromptFrontier { rows, knockout } = frontier(&model.decoder, &run, interrupt, &mut |done| {
+        observe(RecordingEvent::FrontierLayers { done, all: layers });
     })?;
     run.timings.frontier_s = start.elapsed().as_secs_f64();
     let shown = |tokens: &[u32]| tokens.iter().map(|&id| tokenizer.token_text(id)).collect();
-    Ok(PromptRecord {
-        prompt_id: prompt.id.clone(),
+    let figures = run.figures;
+    let by_step = figures.by_step(prompt_tokens.len(), &run.continuation);
+    let summary = PromptSummary {
+        id: prompt.id.clone(),
         category: prompt.category.clone(),
         text: prompt.text(),
+        p: prompt_tokens.len(),
+        steps: run.continuation.len(),
         prompt_token_text: shown(&prompt_tokens),
         prompt_tokens,
         generated_token_text: shown(&run.continuation),
         generated_text: tokenizer.decode(&run.continuation)?,
         generated: run.continuation,
         answer_given: answer.is_some(),
-        attention: run.attention,
-        received: run.received,
-        curvature_prompt_deg: run.curvature_prompt_deg,
-        curvature_decode_deg: run.curvature_decode_deg,
-        lens: run.lens,
-        frontier: found.rows,
-        knockout: found.knockout,
         native_kl: run.generation_kl.filter(|_| model.precision == WeightsPrecision::Native),
         timings: run.timings,
-    })
+        layers: figures.by_layer(),
+        heads: figures.by_head(),
+        frontier: rows,
+        knockout,
+    };
+    Ok(PromptRecord { summary, steps: by_step, received: figures.received })
 }
 
-/// Records every prompt of a file into a run folder; prompts that the folder has already are not run again. `command` goes
-/// into the manifest of a new run: the arguments of `layerscope` that repeat it, none where it has none.
+/// Records every prompt of a file into a run folder, except those that the folder already has. `command` goes into the
+/// manifest of a new run: the arguments of `layerscope` that repeat it, or none.
 ///
-/// A prompt that cannot be run is noted as failed, with its reason, and the others go on.
+/// A prompt that cannot be run is noted as failed, with its reason; recording continues with the next.
 ///
 /// # Errors
 /// [`Error::Input`] where the folder holds another run; [`Error::Interrupted`], with everything finished kept;
@@ -122,7 +128,7 @@ pub fn record(
     folder: &Path,
     command: &[String],
     interrupt: &Interrupt,
-    observe: &mut dyn FnMut(Event<'_>),
+    observe: &mut dyn FnMut(RecordingEvent<'_>),
 ) -> Result<Manifest> {
     if max_new_tokens == 0 {
         return Err(Error::input("--max-new-tokens must be at least 1"));
@@ -135,19 +141,19 @@ pub fn record(
     let mut writer = RunWriter::create_or_resume(folder, wanted)?;
     let pending: Vec<&Prompt> = prompts.prompts.iter().filter(|p| !writer.is_done(&p.id)).collect();
     let all = prompts.prompts.len();
-    observe(Event::Resumed { done: all - pending.len(), all });
+    observe(RecordingEvent::Resumed { done: all - pending.len(), all });
     for prompt in pending {
         let recorded = check_interrupt(interrupt)
             .and_then(|()| record_prompt(model, prompt, max_new_tokens, interrupt, observe));
         match recorded {
             Ok(record) => {
                 writer.append(&record)?;
-                observe(Event::Finished(&record));
+                observe(RecordingEvent::Finished(&record));
             }
             Err(error) if error.kind() == ErrorKind::Input => {
                 let reason = error.to_string();
                 writer.fail(&prompt.id, &reason)?;
-                observe(Event::Failed { id: &prompt.id, reason: &reason });
+                observe(RecordingEvent::Failed { id: &prompt.id, reason: &reason });
             }
             Err(error) => {
                 writer.finish()?;

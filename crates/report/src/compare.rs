@@ -5,9 +5,8 @@
 //! different depth are compared at relative depth: layer ℓ of L stands at (ℓ + ½)/L, and figures are interpolated linearly
 //! to the layers of the shallower model.
 
-use crate::recommend::{Evidence, FrontierSummary, Recommendation, Verdict};
-use layerscope_diagnostics::record::Anchor;
-use layerscope_diagnostics::run::PromptSummary;
+use layerscope_cutoff::recommend::{Evidence, FrontierSummary, Recommendation, Verdict};
+use layerscope_diagnostics::record::{Anchor, KNOCKOUT_KL, PromptSummary};
 use layerscope_diagnostics::summary::{Difference, Pairing, differences};
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -20,23 +19,18 @@ pub const COMPARED: [&str; 7] = [
     "selectivity",
     "straightening_prompt_deg",
     "lens_kl",
-    KNOCKOUT,
+    KNOCKOUT_KL,
 ];
-
-/// KL of the causal layer map; not a column of `layers.parquet`.
-pub const KNOCKOUT: &str = "knockout_kl";
 
 /// Fewest prompts that make a comparison prompt by prompt.
 const FEWEST_PAIRS: usize = 2;
 
 /// One of the runs.
 #[derive(Debug, Clone, Copy)]
-pub struct Side<'a> {
-    /// Its prompts.
-    pub prompts: &'a [PromptSummary],
-    /// The same, as a recommendation sees them.
-    pub evidence: &'a Evidence,
-    /// What is recommended for it; of both sides at the same tolerance and with the same anchor.
+pub struct ComparedRun<'a> {
+    /// Its manifest and prompts.
+    pub evidence: Evidence<'a>,
+    /// What is recommended for it; for both runs at the same tolerance and with the same anchor.
     pub recommendation: &'a Recommendation,
 }
 
@@ -84,28 +78,22 @@ pub struct Agreement {
 }
 
 /// Compares two runs.
-pub fn compare(first: Side<'_>, second: Side<'_>) -> Comparison {
+pub fn compare(first: ComparedRun<'_>, second: ComparedRun<'_>) -> Comparison {
     let anchor = first.recommendation.anchor;
-    let (pairing, chosen) = pair(first.prompts, second.prompts);
-    let depths = [first.evidence.layers, second.evidence.layers];
+    let (pairing, chosen) = pair(first.evidence.prompts, second.evidence.prompts);
+    let depths = [first.evidence.layers(), second.evidence.layers()];
     let layers = depths[0].min(depths[1]);
-    let difference = |of: &dyn Fn(&PromptSummary, usize) -> Vec<f64>| {
-        let sides = [0, 1].map(|side| {
-            let prompts = chosen[side].iter();
-            prompts.map(|prompt| of(prompt, depths[side])).collect::<Vec<_>>()
-        });
+    let difference = |of: &dyn Fn(&PromptSummary) -> Vec<f64>| {
+        let sides = [0, 1].map(|side| chosen[side].iter().map(|prompt| of(prompt)).collect::<Vec<_>>());
         let [first, second] = [0, 1].map(|side| sides[side].iter().map(Vec::as_slice).collect::<Vec<_>>());
         differences(&first, &second, pairing)
     };
     let figures = COMPARED.iter().map(|figure| FigureDifference {
         figure,
-        layers: difference(&|prompt, depth| at_depths(&by_layer(prompt, figure, depth), layers)),
+        layers: difference(&|prompt| at_depths(&prompt.by_layer(figure), layers)),
     });
-    let frontier_kl = difference(&|prompt, depth| {
-        let mut kl = vec![f64::NAN; depth];
-        for row in prompt.frontier.iter().filter(|row| row.anchor == anchor) {
-            kl[row.cutoff - 1] = row.divergence.kl;
-        }
+    let frontier_kl = difference(&|prompt| {
+        let kl: Vec<f64> = prompt.frontier_of(anchor).iter().map(|divergence| divergence.kl).collect();
         at_cutoffs(&kl, layers)
     });
     Comparison {
@@ -133,22 +121,6 @@ fn pair<'a>(
     }
 }
 
-/// A figure of a prompt at layers 0 … L−1; the embedding's value is left out.
-pub fn by_layer(prompt: &PromptSummary, figure: &str, layers: usize) -> Vec<f64> {
-    if figure == KNOCKOUT {
-        let mut kl = vec![f64::NAN; layers];
-        for row in &prompt.knockout {
-            if let Some(place) = kl.get_mut(row.layer) {
-                *place = row.divergence.kl;
-            }
-        }
-        return kl;
-    }
-    let named = prompt.layers.named();
-    let values = named.iter().find(|(name, _)| *name == figure).map_or(&[][..], |(_, values)| values);
-    values[values.len().saturating_sub(layers)..].to_vec()
-}
-
 /// Values of layers, each at (ℓ + ½)/L, interpolated to `layers` layers.
 fn at_depths(values: &[f64], layers: usize) -> Vec<f64> {
     interpolated(values, layers, |layer| (layer + 0.5) / layers as f64 * values.len() as f64 - 0.5)
@@ -174,12 +146,15 @@ fn interpolated(values: &[f64], len: usize, at: impl Fn(f64) -> f64) -> Vec<f64>
     (0..len).map(|index| value(index).unwrap_or(f64::NAN)).collect()
 }
 
-fn agreement(sides: [Side<'_>; 2], anchor: Anchor) -> Agreement {
-    let found = sides.map(|side| side.recommendation);
-    let (l_cut, layers) = ([found[0].l_cut, found[1].l_cut], [found[0].layers, found[1].layers]);
+fn agreement(sides: [ComparedRun<'_>; 2], anchor: Anchor) -> Agreement {
+    let recommendations = sides.map(|side| side.recommendation);
+    let (l_cut, layers) = (
+        [recommendations[0].l_cut, recommendations[1].l_cut],
+        [recommendations[0].layers, recommendations[1].layers],
+    );
     let share = |side: usize| l_cut[side] as f64 / layers[side] as f64;
     let shallower = layers[0].min(layers[1]) as f64;
-    let cuts = |side: usize| found[side].verdict == Verdict::Cut;
+    let cuts = |side: usize| recommendations[side].verdict == Verdict::Cut;
     // A hair more, since c/L is not exact.
     let near = (share(0) - share(1)).abs() * shallower <= 1.0 + 1e-9;
     // Rounded up: deeper is safer.
@@ -187,7 +162,7 @@ fn agreement(sides: [Side<'_>; 2], anchor: Anchor) -> Agreement {
         [(0, 1), (1, 0)].map(|(from, to)| (share(from) * layers[to] as f64 - 1e-9).ceil().max(1.0) as usize);
     let transferred_kl = [(0, 1), (1, 0)].map(|(from, to)| {
         let frontier = FrontierSummary::new(sides[to].evidence, anchor);
-        frontier.map_or(f64::NAN, |frontier| frontier.overall.at(transferred[from]).kl)
+        frontier.map_or(f64::NAN, |frontier| frontier.overall().at(transferred[from]).kl)
     });
     Agreement { l_cut, layers, agree: cuts(0) == cuts(1) && near, transferred, transferred_kl }
 }
