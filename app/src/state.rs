@@ -69,11 +69,6 @@ impl View {
             Self::Compare => "This run beside another: curves, differences, frontiers and recommendations",
         }
     }
-
-    /// The view of that name, in any case.
-    pub fn from_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|view| view.name().eq_ignore_ascii_case(name))
-    }
 }
 
 /// What the frontier view shows.

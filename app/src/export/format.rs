@@ -16,16 +16,10 @@ pub enum Format {
 }
 
 impl Format {
-    /// All of them, in the order of the menu.
-    pub const ALL: [Self; 7] = [
-        Self::Png,
-        Self::Svg,
-        Self::Csv,
-        Self::Report(ReportFormat::Html),
-        Self::Report(ReportFormat::Pdf),
-        Self::Report(ReportFormat::Markdown),
-        Self::Report(ReportFormat::Json),
-    ];
+    /// All that this build has, in the order of the menu.
+    pub fn all() -> impl Iterator<Item = Self> {
+        [Self::Png, Self::Svg, Self::Csv].into_iter().chain(ReportFormat::compiled_in().map(Self::Report))
+    }
 
     /// Its name.
     pub fn name(self) -> &'static str {

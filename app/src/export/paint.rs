@@ -6,7 +6,6 @@ use eframe::egui::{Color32, Rgba};
 use eframe::egui_wgpu::{
     RenderState, RendererOptions, ScreenDescriptor, WgpuConfiguration, WgpuSetup, WgpuSetupCreateNew,
 };
-use eframe::wgpu;
 use image::RgbaImage;
 use layerscope_engine::{Error, Result};
 use std::sync::mpsc::channel;
@@ -51,17 +50,13 @@ pub(super) fn paint(drawing: &Drawing, background: Color32) -> Result<RgbaImage>
 }
 
 fn driver() -> Result<RenderState> {
-    // OpenGL last: merely asking for it makes some systems complain that there is no display.
-    let found = [wgpu::Backends::PRIMARY, wgpu::Backends::GL].into_iter().find_map(|backends| {
-        let mut setup = WgpuSetupCreateNew::without_display_handle();
-        setup.instance_descriptor.backends = backends;
-        let setup = WgpuSetup::CreateNew(setup);
-        let instance = pollster::block_on(setup.new_instance());
-        let configuration = WgpuConfiguration { wgpu_setup: setup, ..WgpuConfiguration::default() };
-        let options = RendererOptions::PREDICTABLE;
-        pollster::block_on(RenderState::create(&configuration, &instance, None, options)).ok()
-    });
-    found.ok_or_else(|| Error::failure(NO_DRIVER))
+    let mut setup = WgpuSetupCreateNew::without_display_handle();
+    setup.instance_descriptor.backends = wgpu::Backends::PRIMARY;
+    let setup = WgpuSetup::CreateNew(setup);
+    let instance = pollster::block_on(setup.new_instance());
+    let configuration = WgpuConfiguration { wgpu_setup: setup, ..WgpuConfiguration::default() };
+    let state = RenderState::create(&configuration, &instance, None, RendererOptions::PREDICTABLE);
+    pollster::block_on(state).map_err(|_| Error::failure(NO_DRIVER))
 }
 
 fn render(

@@ -42,7 +42,7 @@ impl Viewer {
                     order = Some(Order::Theme);
                 }
                 ui.menu_button("Export", |ui| {
-                    for one in Format::ALL.map(Order::Export) {
+                    for one in Format::all().map(Order::Export) {
                         if ui.button(one.name()).on_hover_text(hint(ui, one)).clicked() {
                             order = Some(one);
                             ui.close();

@@ -2,7 +2,6 @@
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use layerscope_app::state::View;
 use layerscope_cutoff::{DEFAULT_FAILURE_CASES, DEFAULT_TOLERANCE};
 use layerscope_diagnostics::record::Anchor;
 use layerscope_engine::{DeviceChoice, WeightsPrecision};
@@ -438,11 +437,24 @@ pub(crate) struct ViewArguments {
     #[arg(long, default_value_t = 1.0, value_parser = pixels_per_point, requires = "screenshot")]
     pub(crate) pixels_per_point: f32,
     /// The view in front
-    #[arg(long, value_parser = view_names(), ignore_case = true)]
-    pub(crate) view: Option<View>,
+    #[arg(long, value_enum, ignore_case = true)]
+    pub(crate) view: Option<ViewName>,
     /// Light or dark
     #[arg(long, value_enum)]
     pub(crate) theme: Option<ThemeName>,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+#[value(rename_all = "PascalCase")]
+pub(crate) enum ViewName {
+    Map,
+    Text,
+    Curves,
+    Heads,
+    Frontier,
+    Generate,
+    Record,
+    Compare,
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -457,11 +469,6 @@ fn policy_help() -> String {
 
 fn length(text: &str) -> Result<usize, String> {
     layerscope_bench::parse_length(text).map_err(|error| error.to_string())
-}
-
-fn view_names() -> impl TypedValueParser<Value = View> {
-    PossibleValuesParser::new(View::ALL.map(View::name))
-        .try_map(|name| View::from_name(&name).ok_or("there is no such view"))
 }
 
 /// Most pixels along a side that graphics drivers draw.

@@ -9,7 +9,7 @@ use layerscope_engine::{
 };
 use layerscope_models::{LocalModel, Places, Reference, fetch};
 use std::io::Read;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// The embedded model's name.
 pub(crate) const EMBEDDED_NAME: &str = "layerscope-tiny";
@@ -17,11 +17,6 @@ const EMBEDDED: &[u8] = include_bytes!("../../../fixtures/tiny/layerscope-tiny.g
 
 pub(crate) fn embedded() -> ModelSource {
     ModelSource::embedded(EMBEDDED_NAME, EMBEDDED)
-}
-
-/// The folder for what can be made or fetched again.
-pub(crate) fn cache_folder() -> Option<PathBuf> {
-    Places::from_environment().models_folder.and_then(|models| models.parent().map(Path::to_owned))
 }
 
 /// Every model that can be loaded by its name, as a run's manifest has it.

@@ -7,7 +7,7 @@ use crate::pyramid::Pyramid;
 use crate::scale::Scale;
 use crate::svg::{Canvas, Colours, Pen, SMALL, Svg, TextAnchor, number, text_width};
 use base64::{Engine, prelude::BASE64_STANDARD};
-use image::{ExtendedColorType, ImageEncoder, codecs::png::PngEncoder};
+use png::{ColorType, Compression, Encoder, Filter};
 use std::ops::Range;
 
 /// A range of columns, which may begin and end within a column.
@@ -399,9 +399,12 @@ fn undefined(colours: Colours) -> [Colour; 2] {
 fn png(pixels: &[Colour], width: usize, height: usize) -> String {
     let bytes: Vec<u8> = pixels.iter().flat_map(|colour| colour.rgb).collect();
     let mut png = vec![];
+    let mut encoder = Encoder::new(&mut png, width as u32, height as u32);
+    encoder.set_color(ColorType::Rgb);
+    encoder.set_compression(Compression::Fast);
+    encoder.set_filter(Filter::Adaptive);
     // Writing into memory, with sizes that fit, does not fail; an empty image is a broken link at worst.
-    let _ =
-        PngEncoder::new(&mut png).write_image(&bytes, width as u32, height as u32, ExtendedColorType::Rgb8);
+    let _ = encoder.write_header().and_then(|mut writer| writer.write_image_data(&bytes));
     BASE64_STANDARD.encode(png)
 }
 

@@ -9,6 +9,7 @@ mod document;
 mod html;
 mod markdown;
 mod output;
+#[cfg_attr(not(feature = "pdf"), path = "no_pdf.rs")]
 mod pdf;
 mod policies;
 mod read;

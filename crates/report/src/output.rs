@@ -22,6 +22,15 @@ impl Format {
     /// All of them.
     pub const ALL: [Self; 4] = [Self::Html, Self::Pdf, Self::Markdown, Self::Json];
 
+    /// Those that this build writes; PDF is left out without the feature `pdf`.
+    pub fn compiled_in() -> impl Iterator<Item = Self> {
+        Self::ALL.into_iter().filter(|format| format.check_compiled_in().is_ok())
+    }
+
+    fn check_compiled_in(self) -> Result<()> {
+        if self == Self::Pdf { crate::pdf::check_compiled_in() } else { Ok(()) }
+    }
+
     /// Its file extension.
     pub fn extension(self) -> &'static str {
         match self {
@@ -45,16 +54,18 @@ impl Format {
     /// The format that a file name ends in.
     ///
     /// # Errors
-    /// [`Error::Input`] where it ends in none of them.
+    /// [`Error::Input`] where it ends in none of them, or in one that this build leaves out.
     pub fn of(path: &Path) -> Result<Self> {
         let extension = path.extension().map(|extension| extension.to_string_lossy().to_lowercase());
         let known = Self::ALL.into_iter().find(|format| extension.as_deref() == Some(format.extension()));
-        known.ok_or_else(|| {
+        let format = known.ok_or_else(|| {
             Error::input(format!(
                 "{} does not say which format is meant; end it in .html, .pdf, .md or .json",
                 path.display()
             ))
-        })
+        })?;
+        format.check_compiled_in()?;
+        Ok(format)
     }
 }
 
@@ -70,7 +81,7 @@ pub struct File {
 /// The files of a report whose main file is `path`, in the format that its name ends in. Nothing is written yet.
 ///
 /// # Errors
-/// [`Error::Input`] where the name ends in no format; [`Error::Failure`] where the report cannot be put into it.
+/// [`Error::Input`] where the name ends in no format that this build writes; [`Error::Failure`] where the report cannot be put into it.
 pub fn render(report: &Report, path: &Path) -> Result<Vec<File>> {
     let document = || Document::of(report);
     let one = |bytes| vec![File { path: path.to_owned(), bytes }];

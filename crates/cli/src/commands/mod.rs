@@ -12,6 +12,7 @@ pub(crate) mod recommend;
 pub(crate) mod record;
 pub(crate) mod report;
 pub(crate) mod show;
+#[cfg_attr(not(feature = "viewer"), path = "no_viewer.rs")]
 pub(crate) mod view;
 
 use crate::args::Arguments;

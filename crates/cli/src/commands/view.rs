@@ -1,11 +1,13 @@
 //! `layerscope view`: the viewer, in a window or drawn into a file.
 
-use crate::args::{ThemeName, ViewArguments};
+use crate::args::{ThemeName, ViewArguments, ViewName};
 use crate::commands::demo;
 use crate::models;
+use layerscope_app::state::View;
 use layerscope_app::{Launch, Open, Theme, open_window, screenshot, vec2};
 use layerscope_engine::{Error, ErrorKind, Interrupt, Result};
-use std::path::PathBuf;
+use layerscope_models::Places;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 pub(crate) fn run(arguments: &ViewArguments, interrupt: &Interrupt) -> Result<ExitCode> {
@@ -27,14 +29,14 @@ pub(crate) fn run(arguments: &ViewArguments, interrupt: &Interrupt) -> Result<Ex
             model: models::embedded(),
             prompts: demo::prompts()?,
             max_new_tokens: demo::NEW_TOKENS,
-            folder: models::cache_folder().unwrap_or_else(std::env::temp_dir).join("demo"),
+            folder: cache_folder().unwrap_or_else(std::env::temp_dir).join("demo"),
         },
     };
     let launch = Launch {
         open,
         models: models::named(),
         runs_folder,
-        view: arguments.view,
+        view: arguments.view.map(View::from),
         theme: arguments.theme.map(Theme::from),
         drawn_in_software: false,
         device: arguments.device.device,
@@ -48,6 +50,26 @@ pub(crate) fn run(arguments: &ViewArguments, interrupt: &Interrupt) -> Result<Ex
         None => open_window(launch)?,
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// The folder for what can be made or fetched again.
+fn cache_folder() -> Option<PathBuf> {
+    Places::from_environment().models_folder.and_then(|models| models.parent().map(Path::to_owned))
+}
+
+impl From<ViewName> for View {
+    fn from(name: ViewName) -> Self {
+        match name {
+            ViewName::Map => Self::Map,
+            ViewName::Text => Self::Text,
+            ViewName::Curves => Self::Curves,
+            ViewName::Heads => Self::Heads,
+            ViewName::Frontier => Self::Frontier,
+            ViewName::Generate => Self::Generate,
+            ViewName::Record => Self::Record,
+            ViewName::Compare => Self::Compare,
+        }
+    }
 }
 
 impl From<ThemeName> for Theme {

@@ -12,6 +12,11 @@ use typst_layout::PagedDocument;
 use typst_pdf::{PdfOptions, PdfStandard, PdfStandards};
 use world::ReportWorld;
 
+/// Whether this build has PDF; this one has.
+pub(crate) fn check_compiled_in() -> Result<()> {
+    Ok(())
+}
+
 /// The document as PDF.
 ///
 /// # Errors
