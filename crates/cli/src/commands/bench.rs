@@ -15,6 +15,7 @@ use layerscope_engine::{
 };
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
 
 /// The text that prompts are cut from.
 const TEXT: &[u8] = include_bytes!("../../../../fixtures/prompts/five-categories.jsonl");
@@ -34,11 +35,11 @@ struct Subject {
 
 enum Weights {
     Model(Box<Model>),
-    Random(Box<Decoder>),
+    Random(Arc<Decoder>),
 }
 
 impl Subject {
-    fn decoder(&self) -> &Decoder {
+    fn decoder(&self) -> &Arc<Decoder> {
         match &self.weights {
             Weights::Model(model) => &model.decoder,
             Weights::Random(decoder) => decoder,
@@ -176,7 +177,7 @@ fn random_weights(arguments: &BenchArguments, name: &str) -> Result<Subject> {
     Ok(Subject {
         name: shape.to_string(),
         prompt: PromptTokens::Random { vocab: decoder.config().vocab, seed: SEED },
-        weights: Weights::Random(Box::new(decoder)),
+        weights: Weights::Random(Arc::new(decoder)),
         needles: vec![],
         notes: vec![format!("random weights ({weights}) of shape {shape}: speed only")],
     })
