@@ -13,6 +13,9 @@ const TASK_BYTES: usize = 32 << 10;
 /// Tasks for each thread, so that a delayed thread does not delay the others.
 const TASKS_PER_THREAD: usize = 4;
 
+/// Rows of W that several rows of activations meet one after the other.
+const CACHED_ROWS: usize = 16;
+
 /// Some rows of a matrix and their outputs, one slice for each row of activations.
 struct RowRange<'a> {
     weights: Weights<'a>,
@@ -61,10 +64,13 @@ impl Operation for RowProducts<'_> {
     fn run<S: Simd, L: Lanes>(self, _: S, lanes: L) {
         let Self { x, task: RowRange { weights, first, mut outputs } } = self;
         let rows = outputs.first().map_or(0, |output| output.len());
-        for index in 0..rows {
-            let row = weights.row(first + index);
+        // Several rows of activations meet few rows of W at a time, which then come from the cache.
+        let at_once = if x.len() == 1 { rows } else { CACHED_ROWS };
+        for start in (0..rows).step_by(at_once.max(1)) {
             for (x, output) in x.iter().zip(&mut outputs) {
-                output[index] = dot(lanes, weights.format, row, x);
+                for (index, y) in output[start..rows.min(start + at_once)].iter_mut().enumerate() {
+                    *y = dot(lanes, weights.format, weights.row(first + start + index), x);
+                }
             }
         }
     }
