@@ -207,7 +207,8 @@ pub(crate) struct RecommendArguments {
 }
 
 /// An anchor by its name in files.
-fn anchor() -> impl TypedValueParser<Value = Anchor> {
+fn anchor() -> impl clap::builder::TypedValueParser<Value = Anchor> {
+    use clap::builder::{PossibleValuesParser, TypedValueParser};
     PossibleValuesParser::new(Anchor::ALL.map(Anchor::name))
         .try_map(|name| Anchor::from_name(&name).ok_or("no anchor"))
 }
