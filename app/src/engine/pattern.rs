@@ -7,25 +7,25 @@ use ndarray::Axis;
 
 /// Reads patterns, and keeps the KV of the prompt last read, since one is looked at layer by layer.
 #[derive(Default)]
-pub(super) struct PatternReader<'m> {
-    last: Option<Prefilled<'m>>,
+pub(super) struct PatternReader {
+    last: Option<Prefilled>,
 }
 
 /// A prompt that went through the model, with room for `steps` decode rows.
-struct Prefilled<'m> {
+struct Prefilled {
     prompt: Vec<u32>,
     steps: usize,
     session: Session,
 }
 
-impl<'m> PatternReader<'m> {
+impl PatternReader {
     /// Tells the pattern of each of the layers.
     ///
     /// # Errors
     /// [`Error::Input`] on layers or tokens that the model does not have; [`Error::Interrupted`].
     pub(super) fn read(
         &mut self,
-        task: Task<'m, '_>,
+        task: Task<'_, '_>,
         prompt: Vec<u32>,
         continuation: &[u32],
         layers: &[usize],
@@ -62,7 +62,7 @@ impl<'m> PatternReader<'m> {
     }
 }
 
-fn prefill<'m>(task: Task<'m, '_>, prompt: Vec<u32>, steps: usize) -> Result<Prefilled<'m>> {
+fn prefill(task: Task<'_, '_>, prompt: Vec<u32>, steps: usize) -> Result<Prefilled> {
     let decoder = &task.model.decoder;
     let all = prompt.len();
     let mut session = Session::new(decoder, Policy::full(decoder.config().layers), all, steps)?;

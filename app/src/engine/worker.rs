@@ -59,10 +59,10 @@ fn serve(model: Option<&Model>, requests: &Receiver<Request>, events: &Events) -
 }
 
 /// Does a command; the model where it loads one.
-fn perform<'m>(
+fn perform(
     command: Command,
-    model: Option<&'m Model>,
-    patterns: &mut PatternReader<'m>,
+    model: Option<&Model>,
+    patterns: &mut PatternReader,
     events: &Events,
     interrupt: &Interrupt,
 ) -> Result<Option<Model>> {

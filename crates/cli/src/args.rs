@@ -1,6 +1,5 @@
 //! What can be said on the command line.
 
-use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use layerscope_cutoff::{DEFAULT_FAILURE_CASES, DEFAULT_TOLERANCE};
 use layerscope_diagnostics::record::Anchor;

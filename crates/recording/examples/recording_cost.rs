@@ -12,6 +12,7 @@ use layerscope_engine::{
     WeightsPrecision,
 };
 use serde_json::json;
+use std::sync::Arc;
 use std::time::Instant;
 
 const ROUNDS: usize = 5;
@@ -57,10 +58,12 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-fn decoder(model: &str, precision: WeightsPrecision, device: &Device) -> Result<Decoder> {
+fn decoder(model: &str, precision: WeightsPrecision, device: &Device) -> Result<Arc<Decoder>> {
     let silent = &mut |_, _| Ok(());
     match model.strip_prefix("shape:") {
-        Some(name) => Shape::named(name)?.decoder(ShapeWeights::Bf16, precision, device, 0, silent),
+        Some(name) => {
+            Shape::named(name)?.decoder(ShapeWeights::Bf16, precision, device, 0, silent).map(Arc::new)
+        }
         None => Ok(Model::load(&ModelSource::path(model), precision, device, silent)?.decoder),
     }
 }

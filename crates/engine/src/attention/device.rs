@@ -7,7 +7,7 @@ use crate::{Error, Result};
 use layerscope_kernels::attention::cuda::prefill::{self, Prefill};
 use layerscope_kernels::attention::cuda::spans::{self, DeviceKeySpan, SpanAttention, StatisticsOnDevice};
 use layerscope_kernels::cuda::{Buffer, Device, Element};
-use layerscope_kernels::{AttentionStatistics, Received, SEGMENTS, Segment};
+use layerscope_kernels::{AttentionShape, AttentionStatistics, Received, SEGMENTS, Segment};
 
 /// Copies of rows see at most this many spans apart from each other.
 const SPANS_BY_COPY: usize = 32;
@@ -108,27 +108,21 @@ impl LayerAttention<'_> {
         measured: Option<&Measured>,
     ) -> Result<()> {
         let on_device = q.device().upload(keys)?;
-        let rows = q.dims()[0];
-        let attention = SpanAttention {
-            shape: self.shape,
-            queries: q.numbers(),
-            positions,
-            rows,
+        let keys = DeviceKeys {
             spans: &on_device,
-            span_count: keys.len(),
-            keys_at_most: keys.iter().map(|span| span.len as usize).sum(),
-            key_element: self.store.precision().device_element(),
-            rows_per_copy: rows,
-            visible_spans: None,
+            count: keys.len(),
+            at_most: keys.iter().map(|span| span.len as usize).sum(),
+            element: self.store.precision().device_element(),
             decoded: None,
-            output: output.numbers(),
+        };
+        let normalisers = measured.filter(|measured| measured.positions > 0);
+        let attention = SpanAttention {
             statistics: measured.map(Measured::rows),
-            normalisers: measured
-                .filter(|measured| measured.positions > 0)
-                .map(|measured| measured.normalisers.numbers()),
+            normalisers: normalisers.map(|measured| measured.normalisers.numbers()),
+            ..keys.attention(self.shape, positions, [q, output])
         };
         spans::attention(&attention)?;
-        if let Some(measured) = measured.filter(|measured| measured.positions > 0) {
+        if let Some(measured) = normalisers {
             let [sum, max] = measured.received.each_ref().map(DeviceTensor::numbers);
             spans::received(&attention, measured.positions, sum, max)?;
         }
@@ -183,22 +177,59 @@ impl LayerAttention<'_> {
             bits.sum::<u32>() | 1 << stored.len()
         };
         let visible: Vec<u32> = self.groups.iter().map(visible).collect();
-        Ok(spans::attention(&SpanAttention {
-            shape: self.shape,
-            queries: q.numbers(),
-            positions: self.positions()?,
-            rows: q.dims()[0],
+        let keys = DeviceKeys {
             spans: &device.upload(&all)?,
-            span_count: all.len(),
-            keys_at_most: all.iter().map(|span| span.len as usize).sum(),
-            key_element: element,
+            count: all.len(),
+            at_most: all.iter().map(|span| span.len as usize).sum(),
+            element,
+            decoded: None,
+        };
+        Ok(spans::attention(&SpanAttention {
             rows_per_copy: rows,
             visible_spans: Some(&device.upload(&visible)?),
-            decoded: None,
+            ..keys.attention(self.shape, self.positions()?, [q, output])
+        })?)
+    }
+}
+
+/// Key spans in a GPU's memory.
+#[derive(Clone, Copy)]
+pub(crate) struct DeviceKeys<'a> {
+    /// [`DeviceKeySpan`] `[count]`.
+    pub(crate) spans: &'a Buffer,
+    pub(crate) count: usize,
+    /// Most keys that a row sees.
+    pub(crate) at_most: usize,
+    pub(crate) element: Element,
+    /// i32 `[1]`: tokens decoded since the spans were written; spans that grow are longer by it.
+    pub(crate) decoded: Option<&'a Buffer>,
+}
+
+impl<'a> DeviceKeys<'a> {
+    /// Attention of rows at `positions` (i32) over these keys: one copy of the rows, without statistics.
+    pub(crate) fn attention(
+        &self,
+        shape: AttentionShape,
+        positions: &'a Buffer,
+        [q, output]: [&'a DeviceTensor; 2],
+    ) -> SpanAttention<'a> {
+        let rows = q.dims()[0];
+        SpanAttention {
+            shape,
+            queries: q.numbers(),
+            positions,
+            rows,
+            spans: self.spans,
+            span_count: self.count,
+            keys_at_most: self.at_most,
+            key_element: self.element,
+            rows_per_copy: rows,
+            visible_spans: None,
+            decoded: self.decoded,
             output: output.numbers(),
             statistics: None,
             normalisers: None,
-        })?)
+        }
     }
 }
 

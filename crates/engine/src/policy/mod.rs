@@ -18,6 +18,7 @@ mod swiftkv;
 #[cfg(test)]
 mod tests;
 mod top;
+mod window;
 
 use crate::memory::rows_at_once;
 use crate::{Decoder, Depth, Device, Result};
@@ -34,7 +35,7 @@ use serde::{Serialize, Serializer};
 pub use sliminfer::{BLOCK, BlockPruning, Pooling, QUERY_WINDOW, TransferCounters, UNIT};
 use std::fmt;
 use std::sync::Arc;
-pub use streaming::SinksAndWindow;
+pub use window::SinksAndWindow;
 
 /// A policy for a model of so many layers; cheap to clone. Two are equal if their names are.
 ///

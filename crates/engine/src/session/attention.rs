@@ -127,10 +127,11 @@ impl Session {
         let view = View { prompt_len, visible, ..View::default() };
         let first_decode = positions.iter().position(|&position| is_decode_row(position));
         let first_decode = first_decode.unwrap_or(positions.len());
+        let rows = positions.len();
         let together = match (with_statistics, self_only) {
-            (false, false) => vec![0..positions.len()],
-            (_, true) => vec![0..first_decode],
-            (true, false) => vec![0..first_decode, first_decode..positions.len()],
+            (false, false) => [0..rows, rows..rows],
+            (_, true) => [0..first_decode, first_decode..first_decode],
+            (true, false) => [0..first_decode, first_decode..rows],
         };
         let mut groups: Vec<RowGroup> = together
             .into_iter()

@@ -5,7 +5,7 @@
 
 use super::{Session, flattened};
 use crate::attention::LayerStatistics;
-use crate::attention::device::by_segment;
+use crate::attention::device::{DeviceKeys, by_segment};
 use crate::decoder::{Attend, Decoder, KeysValuesOf, Location, Pass, RowsOnDevice, SequenceRows};
 use crate::hooks::Hooks;
 use crate::kv::{KeyRange, KvStore, View};
@@ -76,7 +76,7 @@ impl Session {
         token: u32,
         statistics: Option<&mut Vec<LayerStatistics>>,
     ) -> Result<Tensor> {
-        if self.len < self.prompt_len || self.prefill.is_some() {
+        if self.len + 1 < self.prompt_len || self.prefill.is_some() {
             return Err(Error::failure("decode tokens come after the prompt"));
         }
         let (layers, vocab) = (self.decoder.config().layers, self.decoder.config().vocab);
@@ -325,24 +325,19 @@ impl Attend for PlannedAttention<'_> {
             Some([mass, entropy]) => Some([mass.narrow(at.layer, 1)?, entropy.narrow(at.layer, 1)?]),
             None => None,
         };
-        spans::attention(&SpanAttention {
-            shape,
-            queries: q.numbers(),
-            positions: &plan.row.positions,
-            rows: 1,
+        let keys = DeviceKeys {
             spans: &layer.spans,
-            span_count: layer.span_count,
-            keys_at_most: layer.keys_at_most,
-            key_element: store.precision().device_element(),
-            rows_per_copy: 1,
-            visible_spans: None,
+            count: layer.span_count,
+            at_most: layer.keys_at_most,
+            element: store.precision().device_element(),
             decoded: Some(&plan.decoded),
-            output: output.numbers(),
+        };
+        spans::attention(&SpanAttention {
             statistics: measured.as_ref().map(|[mass, entropy]| StatisticsOnDevice {
                 mass: mass.numbers(),
                 entropy: entropy.numbers(),
             }),
-            normalisers: None,
+            ..keys.attention(shape, &plan.row.positions, [q, &output])
         })?;
         Ok(output.into())
     }

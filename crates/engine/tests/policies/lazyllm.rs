@@ -146,7 +146,7 @@ fn run(
 
 /// The store holds the keys of those that ran, in room that says how often it grew.
 fn assert_stored(session: &Session, policy: &Policy, chosen: &Chosen, p: usize, decode: usize) {
-    let (config, pruning) = (TINY.decoder.config(), pruning(&policy));
+    let (config, pruning) = (TINY.decoder.config(), pruning(policy));
     let (prunings, m) = (pruning.schedule.prunings(), p - 1);
     let mut rooms = 0;
     let mut waits = 0;

@@ -61,12 +61,14 @@ fn by_head(sequence: &[u32], p: usize, hidden: &dyn Fn(usize, usize, usize, usiz
     whole_run(sequence, p, Reference { hidden: &nothing, projected: None, hidden_by_head: Some(hidden) })
 }
 
+/// What a (layer, KV head) kept.
+type KeptPositions = ((usize, usize), BTreeSet<usize>);
+
 /// Every KV head keeps the positions with the largest score: q·k, summed over its query heads and the last rows observed.
 struct TopPositions {
     count: usize,
     observed: usize,
-    /// What was kept, by layer and KV head.
-    kept: Arc<Mutex<Vec<((usize, usize), BTreeSet<usize>)>>>,
+    kept: Arc<Mutex<Vec<KeptPositions>>>,
 }
 
 impl PolicyRules for TopPositions {
@@ -164,9 +166,7 @@ fn check_top(p: usize, count: usize, observed: usize, run: &Stepped<'_>) {
     let kept = kept.lock().unwrap();
     assert!(p == 1 || kept.len() == layers() * TINY.decoder.config().kv_heads);
     let hidden = |layer: usize, head: usize, query: usize, key: usize| {
-        let stays = |(of, positions): &((usize, usize), BTreeSet<usize>)| {
-            *of == (layer, head) && positions.contains(&key)
-        };
+        let stays = |(of, positions): &KeptPositions| *of == (layer, head) && positions.contains(&key);
         query + 1 >= p && key + 1 < p && !kept.iter().any(stays)
     };
     assert_within(1e-3, &found, &by_head(&sequence, p, &hidden), &format!("{policy}, p {p}"));
