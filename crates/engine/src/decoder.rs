@@ -9,6 +9,7 @@ mod keys_values;
 mod layer;
 mod load;
 mod on_device;
+mod parts;
 pub(crate) mod rotary;
 
 pub use keys_values::KeysValuesOf;
