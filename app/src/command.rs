@@ -193,9 +193,9 @@ mod tests {
 
     #[test]
     fn the_palette_finds_by_words_in_any_order() {
-        let found: Vec<Order> = Order::all().filter(|order| order.matches("png export")).collect();
-        assert_eq!(found, [Order::Export(Format::Png)]);
-        let found: Vec<Order> = Order::all().filter(|order| order.matches("report")).collect();
-        assert_eq!(found.len(), ReportFormat::compiled_in().count());
+        let matching: Vec<Order> = Order::all().filter(|order| order.matches("png export")).collect();
+        assert_eq!(matching, [Order::Export(Format::Png)]);
+        let matching: Vec<Order> = Order::all().filter(|order| order.matches("report")).collect();
+        assert_eq!(matching.len(), ReportFormat::compiled_in().count());
     }
 }

@@ -44,11 +44,11 @@ mod tests {
             ),
         ) {
             prop_assume!(logits.iter().any(|x| x.is_finite()));
-            let (found, expected) = (most_likely(&logits, 20), plainly(&logits, 20));
-            prop_assert_eq!(found.len(), expected.len());
-            for (found, expected) in found.iter().zip(&expected) {
-                prop_assert_eq!(found.0, expected.0);
-                prop_assert!((found.1 - expected.1).abs() < 1e-6 * expected.1.max(1e-30));
+            let (actual, expected) = (most_likely(&logits, 20), plainly(&logits, 20));
+            prop_assert_eq!(actual.len(), expected.len());
+            for (actual, expected) in actual.iter().zip(&expected) {
+                prop_assert_eq!(actual.0, expected.0);
+                prop_assert!((actual.1 - expected.1).abs() < 1e-6 * expected.1.max(1e-30));
             }
         }
     }

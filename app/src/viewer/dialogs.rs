@@ -227,7 +227,7 @@ fn palette(ui: &mut Ui, typed: &mut String, chosen: &mut usize) -> Outcome {
     let field = ui.add(TextEdit::singleline(typed).hint_text("type to search").desired_width(f32::INFINITY));
     let field = field.labelled_by(label.id);
     field.request_focus();
-    let found: Vec<Order> = Order::all().filter(|order| order.matches(typed)).collect();
+    let matching: Vec<Order> = Order::all().filter(|order| order.matches(typed)).collect();
     let pressed = |key| ui.input(|input| input.key_pressed(key));
     if pressed(Key::ArrowDown) {
         *chosen += 1;
@@ -235,10 +235,10 @@ fn palette(ui: &mut Ui, typed: &mut String, chosen: &mut usize) -> Outcome {
     if pressed(Key::ArrowUp) {
         *chosen = chosen.saturating_sub(1);
     }
-    *chosen = (*chosen).min(found.len().saturating_sub(1));
+    *chosen = (*chosen).min(matching.len().saturating_sub(1));
     let mut outcome = Outcome::Stay;
     if pressed(Key::Enter)
-        && let Some(order) = found.get(*chosen)
+        && let Some(order) = matching.get(*chosen)
     {
         outcome = Outcome::Obey(*order);
     }
@@ -246,7 +246,7 @@ fn palette(ui: &mut Ui, typed: &mut String, chosen: &mut usize) -> Outcome {
         ui,
         |ui| {
             Grid::new("palette").num_columns(2).min_col_width(300.0).show(ui, |ui| {
-                for (index, order) in found.iter().enumerate() {
+                for (index, order) in matching.iter().enumerate() {
                     if ui.selectable_label(index == *chosen, order.name()).clicked() {
                         outcome = Outcome::Obey(*order);
                     }

@@ -85,13 +85,13 @@ mod tests {
         ) {
             let policy = Policy::speed(cutoff, anchored, 30).expect("a policy");
             let workload = Workload::new(length, new_tokens);
-            let found = predict(&policy, &cost(), workload);
+            let actual = predict(&policy, &cost(), workload);
             let savings = cost().savings(cutoff, usize::from(anchored), &[workload]);
-            prop_assert_eq!(found.kv_bytes, savings.kv_bytes_cut);
-            prop_assert!((found.ttft_ratio - (1.0 - savings.predicted_ttft_saved)).abs() < 1e-9);
-            prop_assert!((found.tpot_ratio - (1.0 - savings.predicted_tpot_saved)).abs() < 1e-9);
+            prop_assert_eq!(actual.kv_bytes, savings.kv_bytes_cut);
+            prop_assert!((actual.ttft_ratio - (1.0 - savings.predicted_ttft_saved)).abs() < 1e-9);
+            prop_assert!((actual.tpot_ratio - (1.0 - savings.predicted_tpot_saved)).abs() < 1e-9);
             let capacity: usize = policy.capacity(length, new_tokens).iter().sum();
-            prop_assert_eq!(found.layer_tokens, capacity as u64);
+            prop_assert_eq!(actual.layer_tokens, capacity as u64);
         }
     }
 }

@@ -113,13 +113,13 @@ mod tests {
         assert!(read_of_run(folder.path()).expect("nothing").is_none());
         let bytes = serde_json::to_vec_pretty(&report()).expect("json");
         fs::write(folder.path().join(FILE_NAME), &bytes).expect("file");
-        let found = read_of_run(folder.path()).expect("sound").expect("there");
+        let actual = read_of_run(folder.path()).expect("sound").expect("there");
         // NaN is not equal to itself: what is written again is compared.
-        assert_eq!(serde_json::to_vec_pretty(&found).expect("json"), bytes);
-        assert!(found.results[0].tpot_s.mean.is_nan() && found.results[0].ttft_ratio_model.is_nan());
-        assert_eq!(found.results[1].ttft_s, report().results[1].ttft_s);
-        assert_eq!(found.machine, report().machine);
-        assert_eq!(found.results[1].quality.expect("measured").top1, 0.75);
+        assert_eq!(serde_json::to_vec_pretty(&actual).expect("json"), bytes);
+        assert!(actual.results[0].tpot_s.mean.is_nan() && actual.results[0].ttft_ratio_model.is_nan());
+        assert_eq!(actual.results[1].ttft_s, report().results[1].ttft_s);
+        assert_eq!(actual.machine, report().machine);
+        assert_eq!(actual.results[1].quality.expect("measured").top1, 0.75);
     }
 
     #[test]
@@ -130,8 +130,8 @@ mod tests {
         }
         let folder = tempfile::tempdir().expect("folder");
         fs::write(folder.path().join(FILE_NAME), old.to_string()).expect("file");
-        let found = read_of_run(folder.path()).expect("sound").expect("there");
-        assert!(found.results.iter().all(|result| result.quality.is_none()));
+        let actual = read_of_run(folder.path()).expect("sound").expect("there");
+        assert!(actual.results.iter().all(|result| result.quality.is_none()));
     }
 
     #[test]

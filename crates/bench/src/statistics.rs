@@ -55,13 +55,13 @@ mod tests {
     proptest! {
         #[test]
         fn shifting_and_reversing_change_nothing(values in proptest::collection::vec(0.0..10.0_f64, 2..20)) {
-            let found = Statistics::of(values.clone());
+            let actual = Statistics::of(values.clone());
             let shifted = Statistics::of(values.iter().rev().map(|value| value + 3.0).collect());
-            prop_assert!((shifted.mean - found.mean - 3.0).abs() < 1e-9);
-            prop_assert!((shifted.median - found.median - 3.0).abs() < 1e-9);
-            prop_assert!((shifted.std - found.std).abs() < 1e-9);
-            let below = values.iter().filter(|value| **value < found.median).count();
-            let above = values.iter().filter(|value| **value > found.median).count();
+            prop_assert!((shifted.mean - actual.mean - 3.0).abs() < 1e-9);
+            prop_assert!((shifted.median - actual.median - 3.0).abs() < 1e-9);
+            prop_assert!((shifted.std - actual.std).abs() < 1e-9);
+            let below = values.iter().filter(|value| **value < actual.median).count();
+            let above = values.iter().filter(|value| **value > actual.median).count();
             prop_assert!(below <= values.len() / 2 && above <= values.len() / 2);
         }
     }

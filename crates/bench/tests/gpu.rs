@@ -21,17 +21,17 @@ fn gpu() -> Device {
 fn quality_on_a_gpu_is_the_cpus() {
     let (prompt, interrupt): (Vec<u32>, _) =
         ((0..40).map(|i| 3 + i * 37 % 890).collect(), Interrupt::new(false));
-    let [expected, found] = [Device::Cpu, gpu()].map(|device| {
+    let [expected, actual] = [Device::Cpu, gpu()].map(|device| {
         let model = load(&device);
         let full = FullContinuation::of(&model.decoder, &prompt, 4, &[], &interrupt).unwrap();
         let policy = Policy::speed(4, true, model.config().layers).unwrap();
         (full.tokens().to_vec(), full.divergence(&model.decoder, &policy, &interrupt).unwrap())
     });
-    assert_eq!(found.0, expected.0);
+    assert_eq!(actual.0, expected.0);
     assert!(expected.1.kl > 0.01, "{expected:?}");
     for (a, b) in
-        [(found.1.kl, expected.1.kl), (found.1.dnll, expected.1.dnll), (found.1.top1, expected.1.top1)]
+        [(actual.1.kl, expected.1.kl), (actual.1.dnll, expected.1.dnll), (actual.1.top1, expected.1.top1)]
     {
-        assert!((a - b).abs() < 0.02 * (1.0 + b.abs()), "{found:?} {expected:?}");
+        assert!((a - b).abs() < 0.02 * (1.0 + b.abs()), "{actual:?} {expected:?}");
     }
 }

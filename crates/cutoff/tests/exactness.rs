@@ -39,19 +39,19 @@ fn near_ties(rows: &[Vec<f32>]) -> f64 {
 }
 
 fn assert_close(
-    found: Divergence,
+    actual: Divergence,
     (full, other): (&[Vec<f32>], &[Vec<f32>]),
     continuation: &[u32],
     what: &str,
 ) {
     let expected = divergence(full, other, continuation);
     let ties = near_ties(full) + near_ties(other);
-    assert!((found.kl - expected.kl).abs() < 1e-4, "{what}: KL {} {}", found.kl, expected.kl);
-    assert!((found.dnll - expected.dnll).abs() < 1e-4, "{what}: dNLL {} {}", found.dnll, expected.dnll);
+    assert!((actual.kl - expected.kl).abs() < 1e-4, "{what}: KL {} {}", actual.kl, expected.kl);
+    assert!((actual.dnll - expected.dnll).abs() < 1e-4, "{what}: dNLL {} {}", actual.dnll, expected.dnll);
     assert!(
-        (found.top1 - expected.top1).abs() < 1e-9 + ties,
+        (actual.top1 - expected.top1).abs() < 1e-9 + ties,
         "{what}: top-1 {} {}",
-        found.top1,
+        actual.top1,
         expected.top1
     );
 }
@@ -71,15 +71,15 @@ proptest! {
         let run = probe::run(
             &model.decoder, &prompt, &Decoding::Given(&answer), &interrupt, &mut |_| {},
         ).unwrap();
-        let found = frontier(&model.decoder, &run, &interrupt, &mut |_| {}).unwrap();
-        prop_assert_eq!(found.rows.len(), 2 * layers);
-        prop_assert_eq!(found.knockout.len(), layers);
+        let actual = frontier(&model.decoder, &run, &interrupt, &mut |_| {}).unwrap();
+        prop_assert_eq!(actual.rows.len(), 2 * layers);
+        prop_assert_eq!(actual.knockout.len(), layers);
 
         let sequence: Vec<u32> = prompt.iter().chain(&answer[..answer.len() - 1]).copied().collect();
         let full = whole_run(&model.decoder, &sequence, p, &|_, _, _| false);
         // A few of each: a whole rerun of every one takes minutes.
         for index in &chosen {
-            let row = index.get(&found.rows);
+            let row = index.get(&actual.rows);
             let first_hidden = row.anchor.tokens();
             let other = whole_run(&model.decoder, &sequence, p, &|layer, query, key| {
                 layer >= row.cutoff && query + 1 >= p && (first_hidden..p - 1).contains(&key)
@@ -87,7 +87,7 @@ proptest! {
             let what = format!("p {p}, anchor {:?}, cutoff {}", row.anchor, row.cutoff);
             assert_close(row.divergence, (&full, &other), &answer, &what);
 
-            let row = index.get(&found.knockout);
+            let row = index.get(&actual.knockout);
             let other = whole_run(&model.decoder, &sequence, p, &|layer, query, key| {
                 layer == row.layer && query + 1 >= p && (1..p - 1).contains(&key)
             });
@@ -111,9 +111,9 @@ fn every_cutoff_of_every_family_equals_a_whole_rerun_and_a_session() {
         let decoder = family(name);
         let layers = decoder.config().layers;
         let run = probe::run(&decoder, &prompt, &Decoding::Given(&answer), &interrupt, &mut |_| {}).unwrap();
-        let found = frontier(&decoder, &run, &interrupt, &mut |_| {}).unwrap();
+        let actual = frontier(&decoder, &run, &interrupt, &mut |_| {}).unwrap();
         let full = fed(&decoder, Policy::full(layers), &prompt, &answer);
-        for row in &found.rows {
+        for row in &actual.rows {
             let policy = Policy::speed(row.cutoff, row.anchor == Anchor::Bos, layers).unwrap();
             let what = format!("{name}, {policy}");
             let fed = fed(&decoder, policy, &prompt, &answer);
@@ -123,11 +123,11 @@ fn every_cutoff_of_every_family_equals_a_whole_rerun_and_a_session() {
         let full = whole(&|_, _, _| false);
         for cutoff in [1, layers - 1] {
             let row =
-                found.rows.iter().find(|row| (row.anchor, row.cutoff) == (Anchor::Bos, cutoff)).unwrap();
+                actual.rows.iter().find(|row| (row.anchor, row.cutoff) == (Anchor::Bos, cutoff)).unwrap();
             let other =
                 whole(&|layer, query, key| layer >= cutoff && query + 1 >= p && (1..p - 1).contains(&key));
             assert_close(row.divergence, (&full, &other), &answer, &format!("{name}, cutoff {cutoff}"));
-            let row = &found.knockout[cutoff];
+            let row = &actual.knockout[cutoff];
             let other =
                 whole(&|layer, query, key| layer == cutoff && query + 1 >= p && (1..p - 1).contains(&key));
             assert_close(row.divergence, (&full, &other), &answer, &format!("{name}, knockout {cutoff}"));
@@ -161,10 +161,10 @@ proptest! {
         let run = probe::run(
             &model.decoder, &prompt, &Decoding::Given(&answer), &interrupt, &mut |_| {},
         ).unwrap();
-        let found = frontier(&model.decoder, &run, &interrupt, &mut |_| {}).unwrap();
+        let actual = frontier(&model.decoder, &run, &interrupt, &mut |_| {}).unwrap();
         let full = fed(&model.decoder, Policy::full(layers), &prompt, &answer);
         for index in &chosen {
-            let row = index.get(&found.rows);
+            let row = index.get(&actual.rows);
             let policy = Policy::speed(row.cutoff, row.anchor == Anchor::Bos, layers).unwrap();
             let what = format!("p {p}, {policy}");
             assert_close(row.divergence, (&full, &fed(&model.decoder, policy, &prompt, &answer)), &answer, &what);
@@ -226,15 +226,15 @@ fn where_nothing_reads_above_a_layer_the_cut_there_costs_nothing() {
         let interrupt = Interrupt::new(false);
         let continuation = Decoding::Greedy { tokens: 7, excluded: &[] };
         let run = probe::run(&model.decoder, &prompt, &continuation, &interrupt, &mut |_| {}).unwrap();
-        let found = frontier(&model.decoder, &run, &interrupt, &mut |_| {}).unwrap();
-        for row in found.rows.iter().filter(|row| row.cutoff >= from) {
+        let actual = frontier(&model.decoder, &run, &interrupt, &mut |_| {}).unwrap();
+        for row in actual.rows.iter().filter(|row| row.cutoff >= from) {
             assert!(row.divergence.kl < 1e-6, "cutoff {}: {}", row.cutoff, row.divergence.kl);
             assert_eq!(row.divergence.top1, 1.0);
         }
-        for row in found.knockout.iter().filter(|row| row.layer >= from) {
+        for row in actual.knockout.iter().filter(|row| row.layer >= from) {
             assert!(row.divergence.kl < 1e-6, "knockout {}: {}", row.layer, row.divergence.kl);
         }
-        let cut = found.rows.iter().find(|row| row.anchor == Anchor::Bos && row.cutoff == 1).unwrap();
+        let cut = actual.rows.iter().find(|row| row.anchor == Anchor::Bos && row.cutoff == 1).unwrap();
         assert!(from == 1 || cut.divergence.kl > 1e-6, "a cut below costs something");
     }
 }

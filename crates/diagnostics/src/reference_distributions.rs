@@ -185,15 +185,15 @@ impl ReferenceDistributions {
         let (steps, tokens) = (device.upload(of)?, device.upload(&tokens)?);
         let output = device.allocate(of.len() * size_of::<ComparisonOnDevice>())?;
         cuda::compare(reference.numbers(), on_device, rows.numbers(), vocab, &steps, &tokens, &output)?;
-        let found = output.to_vec::<ComparisonOnDevice>()?;
-        let compared = found.iter().zip(of).map(|(found, &step)| {
+        let measured = output.to_vec::<ComparisonOnDevice>()?;
+        let compared = measured.iter().zip(of).map(|(measured, &step)| {
             let comparison = DistributionComparison {
-                kl: if found.finite == 0 { f64::NAN } else { found.kl },
-                same_argmax: found.argmax == summaries[step as usize].argmax,
-                argmax: found.argmax as usize,
-                log_normaliser: found.log_normaliser,
+                kl: if measured.finite == 0 { f64::NAN } else { measured.kl },
+                same_argmax: measured.argmax == summaries[step as usize].argmax,
+                argmax: measured.argmax as usize,
+                log_normaliser: measured.log_normaliser,
             };
-            self.comparison(step as usize, &comparison, f64::from(found.token_logit))
+            self.comparison(step as usize, &comparison, f64::from(measured.token_logit))
         });
         Ok(compared.collect())
     }

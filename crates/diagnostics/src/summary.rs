@@ -296,8 +296,8 @@ fn quantiles<const K: usize>(values: ArrayView1<'_, f64>, shares: [f64; K]) -> [
         Some(_) => {}
     }
     let shares: Array1<_> = shares.iter().filter_map(f64::try_as_not_nan).copied().collect();
-    let found = values.quantiles_mut(&shares, &Linear).unwrap_or_default();
-    std::array::from_fn(|index| found.get(index).map_or(f64::NAN, |value| f64::from_not_nan(*value)))
+    let quantiles = values.quantiles_mut(&shares, &Linear).unwrap_or_default();
+    std::array::from_fn(|index| quantiles.get(index).map_or(f64::NAN, |value| f64::from_not_nan(*value)))
 }
 
 /// Indices of the largest finite values, at most `count`, largest first; of equals the earlier ones.
@@ -435,14 +435,14 @@ mod tests {
             values in proptest::collection::vec(prop_oneof![-9.0..9.0_f64, Just(0.5)], 0..30),
         ) {
             let shares = [0.0, 0.025, 0.3, 0.95, 1.0];
-            let found = quantiles(ndarray::aview1(&values), shares);
+            let actual = quantiles(ndarray::aview1(&values), shares);
             let mut sorted = values;
             sorted.sort_by(f64::total_cmp);
-            for (share, found) in shares.into_iter().zip(found) {
+            for (share, actual) in shares.into_iter().zip(actual) {
                 let at = share * sorted.len().saturating_sub(1) as f64;
                 let (low, high) = (sorted.get(at.floor() as usize), sorted.get(at.ceil() as usize));
                 let wanted = low.zip(high).map_or(f64::NAN, |(low, high)| low + (high - low) * at.fract());
-                prop_assert!((found - wanted).abs() < 1e-9 || (found.is_nan() && wanted.is_nan()), "{found} {wanted}");
+                prop_assert!((actual - wanted).abs() < 1e-9 || (actual.is_nan() && wanted.is_nan()), "{actual} {wanted}");
             }
         }
 
@@ -450,13 +450,13 @@ mod tests {
         fn the_largest_come_first_and_of_equals_the_earlier(
             values in proptest::collection::vec(prop_oneof![-9.0..9.0_f64, Just(f64::NAN), Just(1.0)], 0..20), count in 0_usize..25,
         ) {
-            let found = largest(values.iter().copied(), count);
+            let actual = largest(values.iter().copied(), count);
             let defined = values.iter().filter(|value| !value.is_nan()).count();
-            prop_assert_eq!(found.len(), count.min(defined));
+            prop_assert_eq!(actual.len(), count.min(defined));
             let before = |a: usize, b: usize| values[a] > values[b] || (values[a] == values[b] && a < b);
-            prop_assert!(found.windows(2).all(|pair| before(pair[0], pair[1])));
-            let last = found.last().copied();
-            let left_out = (0..values.len()).filter(|index| !values[*index].is_nan() && !found.contains(index));
+            prop_assert!(actual.windows(2).all(|pair| before(pair[0], pair[1])));
+            let last = actual.last().copied();
+            let left_out = (0..values.len()).filter(|index| !values[*index].is_nan() && !actual.contains(index));
             prop_assert!(last.is_none_or(|last| left_out.clone().all(|index| before(last, index))));
         }
 

@@ -229,18 +229,24 @@ impl Session {
         for &token in tokens {
             let mut layers = vec![];
             let collected = Collected { layers: &mut layers, received: true };
-            x.push(self.advance_exactly(token, hooks, Some(collected))?);
+            x.push(self.advance_in_f32(token, hooks, Some(collected))?);
             of_rows.push(layers);
         }
         statistics.extend(LayerStatistics::joined(of_rows));
         Tensor::cat(&x.iter().collect::<Vec<_>>())
     }
 
+    /// That the prompt has run, but for its last token perhaps.
+    fn check_has_prompt(&self) -> Result<()> {
+        match self.len + 1 < self.prompt_len || self.prefill.is_some() {
+            true => Err(Error::failure("decode tokens come after the prompt")),
+            false => Ok(()),
+        }
+    }
+
     /// Decode tokens at the entrance of layer 0, and how far they go before anything is chosen.
     fn begin_step(&mut self, tokens: &[u32], hooks: &mut Hooks<'_>) -> Result<Work> {
-        if self.len + 1 < self.prompt_len || self.prefill.is_some() {
-            return Err(Error::failure("decode tokens come after the prompt"));
-        }
+        self.check_has_prompt()?;
         self.device_steps = None;
         let rows = self.embed(tokens, hooks)?;
         let end = Depth::entering(self.decoder.config().layers);

@@ -230,11 +230,11 @@ mod tests {
             let wide = range.start.saturating_sub(slack)..(range.end + slack).min(columns);
             let mut largest = vec![0.0; rows];
             pyramid.max_over(range.clone(), &mut largest);
-            for (row, &found) in largest.iter().enumerate() {
+            for (row, &actual) in largest.iter().enumerate() {
                 let least = plain_max(&values, columns, row, range.clone());
                 let most = plain_max(&values, columns, row, wide.clone());
-                prop_assert!(least.is_nan() || found >= least, "{found} {least}");
-                prop_assert!(found.is_nan() || found <= most, "{found} {most}");
+                prop_assert!(least.is_nan() || actual >= least, "{actual} {least}");
+                prop_assert!(actual.is_nan() || actual <= most, "{actual} {most}");
                 prop_assert!(same(pyramid.value(row, a), values[row * columns + a]));
                 prop_assert!(same(pyramid.row_max(false)[row], plain_max(&values, columns, row, 0..columns)));
                 prop_assert!(same(pyramid.row_max(true)[row], plain_max(&values, columns, row, 1..columns)));

@@ -42,40 +42,40 @@ fn recorded(
 
 fn close<'a>(
     what: &str,
-    found: impl IntoIterator<Item = &'a f32>,
+    actual: impl IntoIterator<Item = &'a f32>,
     expected: impl IntoIterator<Item = &'a f32>,
     bar: f64,
 ) {
     let doubles = |numbers: Vec<&f32>| numbers.into_iter().map(|&x| f64::from(x)).collect::<Vec<_>>();
-    let [found, expected] = [found.into_iter().collect(), expected.into_iter().collect()].map(doubles);
-    close_doubles(what, &found, &expected, bar);
+    let [actual, expected] = [actual.into_iter().collect(), expected.into_iter().collect()].map(doubles);
+    close_doubles(what, &actual, &expected, bar);
 }
 
-fn close_doubles(what: &str, found: &[f64], expected: &[f64], bar: f64) {
-    assert_eq!(found.len(), expected.len(), "{what}");
-    for (index, (a, b)) in found.iter().zip(expected).enumerate() {
+fn close_doubles(what: &str, actual: &[f64], expected: &[f64], bar: f64) {
+    assert_eq!(actual.len(), expected.len(), "{what}");
+    for (index, (a, b)) in actual.iter().zip(expected).enumerate() {
         let same = (a - b).abs() <= bar * (1.0 + b.abs()) || (a.is_nan() && b.is_nan());
         assert!(same, "{what}, {index}: {a} instead of {b}");
     }
 }
 
-fn check(found: &(PromptRecord, ProbedFigures), expected: &(PromptRecord, ProbedFigures), bar: f64) {
-    let (a, b) = (&found.1.attention, &expected.1.attention);
+fn check(actual: &(PromptRecord, ProbedFigures), expected: &(PromptRecord, ProbedFigures), bar: f64) {
+    let (a, b) = (&actual.1.attention, &expected.1.attention);
     close("bos mass", &a.bos_mass, &b.bos_mass, bar);
     close("prompt mass", &a.prompt_mass, &b.prompt_mass, bar);
     close("decode mass", &a.decode_mass, &b.decode_mass, bar);
     close("prompt entropy", &a.prompt_entropy, &b.prompt_entropy, bar);
-    let (a, b) = (&found.0.summary, &expected.0.summary);
+    let (a, b) = (&actual.0.summary, &expected.0.summary);
     assert_eq!(a.generated, b.generated);
     for ((name, a), (_, b)) in a.layers.named().into_iter().zip(b.layers.named()) {
         if name.starts_with("curvature") {
             close_doubles(name, a, b, bar);
         }
     }
-    let (received, wanted) = (&found.0.received, &expected.0.received);
+    let (received, wanted) = (&actual.0.received, &expected.0.received);
     close("mean received", &received.mean, &wanted.mean, bar);
     close("most received", &received.max, &wanted.max, bar);
-    let (lens, wanted) = (&found.0.steps.lens, &expected.0.steps.lens);
+    let (lens, wanted) = (&actual.0.steps.lens, &expected.0.steps.lens);
     close("lens", &lens.kl, &wanted.kl, bar);
     assert_eq!(lens.top1.last(), wanted.top1.last());
     let figures = |divergence: &Divergence| [divergence.kl, divergence.top1, divergence.dnll];
@@ -97,15 +97,15 @@ fn gpu() -> Device {
 
 #[test]
 fn a_recorded_prompt_has_the_same_figures() {
-    let found = recorded(WeightsPrecision::F32, &gpu(), None);
-    check(&found, &recorded(WeightsPrecision::F32, &Device::Cpu, None), 1e-4);
+    let actual = recorded(WeightsPrecision::F32, &gpu(), None);
+    check(&actual, &recorded(WeightsPrecision::F32, &Device::Cpu, None), 1e-4);
 }
 
 #[test]
 fn weights_as_the_file_has_them_stay_near() {
     let answer = Some(" Anna has the red box");
-    let found = recorded(WeightsPrecision::Native, &gpu(), answer);
-    check(&found, &recorded(WeightsPrecision::F32, &Device::Cpu, answer), 5e-2);
+    let actual = recorded(WeightsPrecision::Native, &gpu(), answer);
+    check(&actual, &recorded(WeightsPrecision::F32, &Device::Cpu, answer), 5e-2);
 }
 
 /// A span of a prompt removed from a few layers on.
@@ -127,14 +127,14 @@ fn removed(precision: WeightsPrecision, device: &Device) -> Vec<SpanRow> {
 #[test]
 fn a_removed_span_costs_the_same() {
     for (precision, bar) in [(WeightsPrecision::F32, 1e-4), (WeightsPrecision::Native, 5e-2)] {
-        let (found, expected) = (removed(precision, &gpu()), removed(WeightsPrecision::F32, &Device::Cpu));
+        let (actual, expected) = (removed(precision, &gpu()), removed(WeightsPrecision::F32, &Device::Cpu));
         let figures = |rows: &[SpanRow]| -> Vec<f64> {
             rows.iter().flat_map(|row| [row.divergence.kl, row.divergence.dnll, row.decode_mass]).collect()
         };
-        close_doubles("removed span", &figures(&found), &figures(&expected), bar);
+        close_doubles("removed span", &figures(&actual), &figures(&expected), bar);
         if precision == WeightsPrecision::F32 {
-            let texts = |rows: &[SpanRow]| rows.iter().map(|row| row.found).collect::<Vec<_>>();
-            assert_eq!(texts(&found), texts(&expected));
+            let texts = |rows: &[SpanRow]| rows.iter().map(|row| row.actual).collect::<Vec<_>>();
+            assert_eq!(texts(&actual), texts(&expected));
         }
     }
 }

@@ -215,8 +215,8 @@ proptest! {
         prop_assert_eq!(&again, &policy);
         prop_assert_eq!(again.to_string(), policy.to_string());
         let anchors = Anchors::of(items.iter().map(|&(first, more)| first..first + more + 1).collect());
-        let found: BTreeSet<usize> = (0..400).filter(|&position| anchors.contains(position)).collect();
-        prop_assert_eq!(&found, &positions);
+        let kept: BTreeSet<usize> = (0..400).filter(|&position| anchors.contains(position)).collect();
+        prop_assert_eq!(&kept, &positions);
         let within = positions.range(..prefill).count();
         prop_assert_eq!(anchors.within(prefill), within);
         let capacity = policy.capacity(prefill + 1, 3);

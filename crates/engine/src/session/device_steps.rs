@@ -76,9 +76,7 @@ impl Session {
         token: u32,
         statistics: Option<&mut Vec<LayerStatistics>>,
     ) -> Result<Tensor> {
-        if self.len + 1 < self.prompt_len || self.prefill.is_some() {
-            return Err(Error::failure("decode tokens come after the prompt"));
-        }
+        self.check_has_prompt()?;
         let (layers, vocab) = (self.decoder.config().layers, self.decoder.config().vocab);
         if token as usize >= vocab {
             return Err(Error::UnknownToken { token, vocab });

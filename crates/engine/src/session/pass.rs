@@ -33,7 +33,7 @@ pub struct Turn<'a> {
 ///
 /// # Errors
 /// [`Error::Failure`] where sequences are of different models, or one gets a token while its prompt goes in or none when it has;
-/// whatever fails beneath. A sequence of a pass that failed cannot go on.
+/// nothing has run then. Whatever fails beneath; no sequence of such a pass can go on.
 pub fn advance_together(turns: &mut [Turn<'_>]) -> Result<Vec<Option<Tensor>>> {
     let mut hooks = Hooks::none();
     let mut sequences: Vec<Sequence<'_, '_>> =
@@ -56,7 +56,7 @@ impl Session {
     }
 
     /// The final residual stream of a decode token that runs alone, in f32.
-    pub(super) fn advance_exactly(
+    pub(super) fn advance_in_f32(
         &mut self,
         token: u32,
         hooks: &mut Hooks<'_>,
@@ -83,16 +83,24 @@ impl<'a, 's> Sequence<'a, 's> {
         Self { session, token, statistics, last: None }
     }
 
-    /// What it begins the pass with.
-    fn begin(&mut self, hooks: &mut Hooks<'_>) -> Result<Work> {
+    /// That there is a token exactly where no prompt goes in.
+    fn check(&self) -> Result<()> {
         match (self.token, self.session.is_prefilling()) {
-            (None, true) => match self.session.next_chunk(hooks)? {
-                Some(work) => Ok(work),
-                None => self.session.last_prompt_token(hooks),
-            },
-            (Some(token), false) => self.session.begin_step(&[token], hooks),
+            (None, true) => Ok(()),
+            (Some(_), false) => self.session.check_has_prompt(),
             (Some(_), true) => Err(Error::failure("a session runs no token while its prompt goes in")),
             (None, false) => Err(Error::failure("a session that has its prompt runs a token at a time")),
+        }
+    }
+
+    /// What it begins the pass with.
+    fn begin(&mut self, hooks: &mut Hooks<'_>) -> Result<Work> {
+        if let Some(token) = self.token {
+            return self.session.begin_step(&[token], hooks);
+        }
+        match self.session.next_chunk(hooks)? {
+            Some(work) => Ok(work),
+            None => self.session.last_prompt_token(hooks),
         }
     }
 
@@ -116,13 +124,23 @@ impl<'a, 's> Sequence<'a, 's> {
     }
 }
 
-/// Runs sequences until each has done what this pass is to do for it; multiplied in `compute`.
+/// Runs one pass: of each sequence a chunk of its prompt or a token, multiplied in `compute`.
 fn run(sequences: &mut [Sequence<'_, '_>], hooks: &mut Hooks<'_>, compute: ComputeType) -> Result<()> {
+    // Before any of them changes.
+    let Some(decoder) = sequences.first().map(|sequence| Arc::clone(&sequence.session.decoder)) else {
+        return Ok(());
+    };
+    for sequence in &*sequences {
+        sequence.check()?;
+        if !Arc::ptr_eq(&decoder, &sequence.session.decoder) {
+            return Err(Error::failure("sequences of different models share no forward pass"));
+        }
+    }
     let mut work: Vec<Option<Work>> = vec![];
     for sequence in &mut *sequences {
         work.push(Some(sequence.begin(hooks)?));
     }
-    // Those that are least deep go on together, as far as none of them ends and no other begins.
+    // The least deep rows run together, down to where some of them end or others begin.
     while let Some(start) = work.iter().flatten().map(|work| work.depth.start).min() {
         let nearest = |(sequence, work): (&Sequence<'_, '_>, &Work)| match work.depth.start == start {
             true => sequence.session.whole_range(&work.depth),
@@ -187,9 +205,6 @@ fn through(
     let Some(decoder) = parts.first().map(|part| Arc::clone(&part.session.decoder)) else {
         return Ok(vec![]);
     };
-    if parts.iter().any(|part| !Arc::ptr_eq(&decoder, &part.session.decoder)) {
-        return Err(Error::failure("sequences of different models share no forward pass"));
-    }
     for (part, rows) in parts.iter_mut().zip(&rows) {
         part.session.project_shared(rows, depth.start, hooks, compute)?;
     }

@@ -136,12 +136,12 @@ fn run(
     hooks: &mut Hooks<'_>,
 ) -> (Vec<Vec<f32>>, Session) {
     let mut session = Session::new(decoder, policy.clone(), p, sequence.len() + 1 - p).unwrap();
-    let mut found =
+    let mut actual =
         vec![session.prefill(&sequence[..p], hooks, &Interrupt::new(false), &mut |_| {}).unwrap()];
     for &token in &sequence[p..] {
-        found.push(session.step(token, hooks).unwrap());
+        actual.push(session.step(token, hooks).unwrap());
     }
-    (found.iter().map(|logits| logits.to_vec().unwrap()).collect(), session)
+    (actual.iter().map(|logits| logits.to_vec().unwrap()).collect(), session)
 }
 
 /// The store holds the keys of those that ran, in room that says how often it grew.
@@ -199,8 +199,8 @@ fn it_equals_the_plain_reference() {
             let steps = if p < 100 { 12 } else { 5 };
             let sequence = sequence(p + steps, p as u32);
             let (plain, chosen) = expected(&policy, &sequence, p);
-            let (found, session) = run(&TINY.decoder, &policy, &sequence, p, &mut Hooks::none());
-            assert_within(1e-4, &found, &plain, &format!("{name}, p {p}"));
+            let (actual, session) = run(&TINY.decoder, &policy, &sequence, p, &mut Hooks::none());
+            assert_within(1e-4, &actual, &plain, &format!("{name}, p {p}"));
             assert_eq!(session.revivals().unwrap().tokens_revived, chosen.revived, "{name}, p {p}");
             assert_stored(&session, &policy, &chosen, p, steps + 1);
             revived += chosen.revived;
@@ -215,8 +215,8 @@ fn with_everything_kept_it_is_the_full_model() {
         let sequence = sequence(p + 3, p as u32);
         let full = stepped(&policy("full"), &sequence, p, &mut Hooks::none());
         for name in ["lazyllm:2=100%+5=100%", "lazyllm:0=8k+7=4k", "lazyllm:3=700"] {
-            let (found, session) = run(&TINY.decoder, &policy(name), &sequence, p, &mut Hooks::none());
-            assert_eq!(found, full, "{name}, p {p}");
+            let (actual, session) = run(&TINY.decoder, &policy(name), &sequence, p, &mut Hooks::none());
+            assert_eq!(actual, full, "{name}, p {p}");
             let counters = session.revivals().unwrap();
             assert_eq!((counters.auxiliary_bytes, counters.tokens_revived), (0, 0), "{name}, p {p}");
         }
@@ -281,12 +281,12 @@ fn rows_at_once_equal_single_steps() {
 
     let [together, stepped] = statistics(&TINY.decoder, &policy, &sequence, p);
     assert_eq!((together.len(), stepped.len()), (layers, layers * (steps - 1)));
-    for (layer, found) in together.iter().enumerate() {
-        assert_eq!(found.rows.mass.len(), steps * heads);
-        let prompt_mass: f32 = found.rows.mass.iter().map(|mass| mass[0] + mass[1]).sum();
-        let received: f32 = found.received.sum[..p - 1].iter().sum();
+    for (layer, actual) in together.iter().enumerate() {
+        assert_eq!(actual.rows.mass.len(), steps * heads);
+        let prompt_mass: f32 = actual.rows.mass.iter().map(|mass| mass[0] + mass[1]).sum();
+        let received: f32 = actual.received.sum[..p - 1].iter().sum();
         assert!((prompt_mass - received).abs() < 1e-3, "layer {layer}: {prompt_mass} {received}");
-        for (index, mass) in found.rows.mass.iter().enumerate() {
+        for (index, mass) in actual.rows.mass.iter().enumerate() {
             assert!((mass.iter().sum::<f32>() - 1.0).abs() < 1e-4);
             let Some(step) = (index / heads).checked_sub(1) else { continue };
             let by_step = stepped[step * layers + layer].rows.mass[index % heads];
@@ -300,7 +300,7 @@ fn rows_at_once_equal_single_steps() {
 fn forgotten_decode_tokens_leave_what_came_back() {
     let (p, policy) = (50, policy("lazyllm:1=20+4=9"));
     let sequence = sequence(p + 6, 8);
-    let (found, mut session) = run(&TINY.decoder, &policy, &sequence, p, &mut Hooks::none());
+    let (actual, mut session) = run(&TINY.decoder, &policy, &sequence, p, &mut Hooks::none());
     let (_, chosen) = expected(&policy, &sequence, p);
     session.truncate(p + 3).unwrap();
     for layer in 0..TINY.decoder.config().layers {
@@ -310,7 +310,7 @@ fn forgotten_decode_tokens_leave_what_came_back() {
     }
     // The step again reads the same: what came back in it is there already, as it was.
     let again = session.step(sequence[p + 3], &mut Hooks::none()).unwrap().to_vec().unwrap();
-    assert_within(1e-4, &[again], &found[4..5], "again");
+    assert_within(1e-4, &[again], &actual[4..5], "again");
 }
 
 /// Tokens that come back, on a GPU.
@@ -322,16 +322,16 @@ fn on_a_gpu_it_equals_the_plain_reference() {
         let policy = policy(name);
         let sequence = sequence(p + 5, p as u32);
         let (plain, chosen) = expected(&policy, &sequence, p);
-        let (found, session) = run(&decoder, &policy, &sequence, p, &mut Hooks::none());
-        assert_within(1e-3, &found, &plain, &format!("{name}, p {p}"));
+        let (actual, session) = run(&decoder, &policy, &sequence, p, &mut Hooks::none());
+        assert_within(1e-3, &actual, &plain, &format!("{name}, p {p}"));
         assert_eq!(session.revivals().unwrap().tokens_revived, chosen.revived, "{name}, p {p}");
         assert_stored(&session, &policy, &chosen, p, 6);
-        let [found, expected] =
+        let [actual, expected] =
             [&decoder, &TINY.decoder].map(|decoder| statistics(decoder, &policy, &sequence, p));
-        for (found, expected) in found.iter().flatten().zip(expected.iter().flatten()) {
-            assert_eq!(found.rows.mass.len(), expected.rows.mass.len());
-            let masses = found.rows.mass.iter().zip(&expected.rows.mass).flat_map(|(a, b)| a.iter().zip(b));
-            let received = found.received.sum.iter().zip(&expected.received.sum);
+        for (actual, expected) in actual.iter().flatten().zip(expected.iter().flatten()) {
+            assert_eq!(actual.rows.mass.len(), expected.rows.mass.len());
+            let masses = actual.rows.mass.iter().zip(&expected.rows.mass).flat_map(|(a, b)| a.iter().zip(b));
+            let received = actual.received.sum.iter().zip(&expected.received.sum);
             assert!(masses.chain(received).all(|(a, b)| (a - b).abs() < 1e-4), "{name}, p {p}");
         }
     }

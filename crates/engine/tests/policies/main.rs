@@ -65,7 +65,7 @@ fn stepped_on(
     p: usize,
     hooks: &mut Hooks<'_>,
 ) -> Vec<Vec<f32>> {
-    let (found, session) = run(decoder, policy, sequence, p, hooks);
+    let (actual, session) = run(decoder, policy, sequence, p, hooks);
     let (config, decode) = (TINY.decoder.config(), sequence.len() + 1 - p);
     let capacity = policy.capacity_by_head(p, decode, config.kv_heads);
     for (layer, heads) in capacity.iter().enumerate() {
@@ -77,7 +77,7 @@ fn stepped_on(
     let bytes = 2 * config.head_dim * size_of::<f32>();
     let expected = capacity.iter().flatten().sum::<usize>() * bytes;
     assert_eq!(session.store().allocated_bytes(), expected, "{policy}, p {p}");
-    found
+    actual
 }
 
 /// Logits of all steps, one after another.
@@ -93,12 +93,12 @@ fn run(
     hooks: &mut Hooks<'_>,
 ) -> (Vec<Vec<f32>>, Session) {
     let mut session = Session::new(decoder, policy.clone(), p, sequence.len() + 1 - p).unwrap();
-    let mut found =
+    let mut actual =
         vec![session.prefill(&sequence[..p], hooks, &Interrupt::new(false), &mut |_| {}).unwrap()];
     for &token in &sequence[p..] {
-        found.push(session.step(token, hooks).unwrap());
+        actual.push(session.step(token, hooks).unwrap());
     }
-    (found.iter().map(|logits| logits.to_vec().unwrap()).collect(), session)
+    (actual.iter().map(|logits| logits.to_vec().unwrap()).collect(), session)
 }
 
 /// Hooks that have the pattern of every layer materialised.
@@ -110,14 +110,14 @@ fn pattern_hooks(layers: usize) -> Hooks<'static> {
     hooks
 }
 
-fn assert_same(found: &[Vec<f32>], expected: &[Vec<f32>], what: &str) {
-    assert_within(1e-3, found, expected, what);
+fn assert_same(actual: &[Vec<f32>], expected: &[Vec<f32>], what: &str) {
+    assert_within(1e-3, actual, expected, what);
 }
 
-fn assert_within(tolerance: f32, found: &[Vec<f32>], expected: &[Vec<f32>], what: &str) {
-    assert_eq!(found.len(), expected.len(), "{what}");
-    for (step, (found, expected)) in found.iter().zip(expected).enumerate() {
-        let off = found.iter().zip(expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+fn assert_within(tolerance: f32, actual: &[Vec<f32>], expected: &[Vec<f32>], what: &str) {
+    assert_eq!(actual.len(), expected.len(), "{what}");
+    for (step, (actual, expected)) in actual.iter().zip(expected).enumerate() {
+        let off = actual.iter().zip(expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
         assert!(off < tolerance, "{what}, step {step}: off by {off}");
     }
 }
@@ -144,8 +144,8 @@ fn every_policy_at_every_length_equals_the_plain_reference() {
         let policy = Policy::parse(name, TINY.decoder.config().layers).unwrap();
         for p in [1, 2, 3, 511, 512, 513, 1025] {
             let sequence = sequence(p + 3, p as u32);
-            let found = stepped(&policy, &sequence, p, &mut Hooks::none());
-            assert_same(&found, &expected(name, &sequence, p), &format!("{name}, p {p}"));
+            let actual = stepped(&policy, &sequence, p, &mut Hooks::none());
+            assert_same(&actual, &expected(name, &sequence, p), &format!("{name}, p {p}"));
         }
     }
 }
@@ -170,8 +170,8 @@ proptest! {
         }
         let policy = Policy::parse(&name, TINY.decoder.config().layers).unwrap();
         let sequence = sequence(p + steps, seed);
-        let found = stepped(&policy, &sequence, p, &mut Hooks::none());
-        assert_same(&found, &expected(&name, &sequence, p), &format!("{name}, p {p}"));
+        let actual = stepped(&policy, &sequence, p, &mut Hooks::none());
+        assert_same(&actual, &expected(&name, &sequence, p), &format!("{name}, p {p}"));
     }
 }
 
@@ -213,8 +213,8 @@ fn every_policy_on_a_gpu_equals_the_plain_reference() {
         let policy = Policy::parse(name, TINY.decoder.config().layers).unwrap();
         for p in [1, 2, 3, 70] {
             let sequence = sequence(p + 4, p as u32);
-            let found = stepped_on(&decoder, &policy, &sequence, p, &mut Hooks::none());
-            assert_same(&found, &expected(name, &sequence, p), &format!("{name}, p {p}"));
+            let actual = stepped_on(&decoder, &policy, &sequence, p, &mut Hooks::none());
+            assert_same(&actual, &expected(name, &sequence, p), &format!("{name}, p {p}"));
         }
     }
 }
@@ -239,20 +239,20 @@ fn statistics_on_a_gpu_equal_those_on_the_cpu() {
             session.teacher_forced(&sequence[p - 1..], &mut Hooks::none(), &mut together).unwrap();
             stepped.into_iter().chain(together).collect::<Vec<_>>()
         };
-        let (found, expected) = (of(&on_gpu), of(&TINY.decoder));
-        assert_eq!(found.len(), expected.len(), "{name}");
-        for (found, expected) in found.iter().zip(&expected) {
-            assert_eq!(found.rows.mass.len(), expected.rows.mass.len(), "{name}");
-            let masses = found.rows.mass.iter().zip(&expected.rows.mass);
-            let entropies = found.rows.entropy.iter().zip(&expected.rows.entropy);
-            for (found, expected) in masses.chain(entropies).flat_map(|(a, b)| a.iter().zip(b)) {
-                let same = (found - expected).abs() < 1e-4 || (found.is_nan() && expected.is_nan());
-                assert!(same, "{name}: {found} {expected}");
+        let (actual, expected) = (of(&on_gpu), of(&TINY.decoder));
+        assert_eq!(actual.len(), expected.len(), "{name}");
+        for (actual, expected) in actual.iter().zip(&expected) {
+            assert_eq!(actual.rows.mass.len(), expected.rows.mass.len(), "{name}");
+            let masses = actual.rows.mass.iter().zip(&expected.rows.mass);
+            let entropies = actual.rows.entropy.iter().zip(&expected.rows.entropy);
+            for (actual, expected) in masses.chain(entropies).flat_map(|(a, b)| a.iter().zip(b)) {
+                let same = (actual - expected).abs() < 1e-4 || (actual.is_nan() && expected.is_nan());
+                assert!(same, "{name}: {actual} {expected}");
             }
-            assert_eq!(found.received.sum.len(), expected.received.sum.len(), "{name}");
-            let sums = found.received.sum.iter().zip(&expected.received.sum);
-            for (found, expected) in sums.chain(found.received.max.iter().zip(&expected.received.max)) {
-                assert!((found - expected).abs() < 1e-4, "{name}: received {found} {expected}");
+            assert_eq!(actual.received.sum.len(), expected.received.sum.len(), "{name}");
+            let sums = actual.received.sum.iter().zip(&expected.received.sum);
+            for (actual, expected) in sums.chain(actual.received.max.iter().zip(&expected.received.max)) {
+                assert!((actual - expected).abs() < 1e-4, "{name}: received {actual} {expected}");
             }
         }
     }
@@ -285,14 +285,14 @@ fn rows_at_once_equal_single_steps_under_every_policy() {
         let x = session.teacher_forced(rows, &mut Hooks::none(), &mut statistics).unwrap();
         assert_same(&logits(&x), &single, name);
         assert_eq!(statistics.len(), layers, "{name}");
-        for (layer, found) in statistics.iter().enumerate() {
-            assert_eq!(found.rows.mass.len(), steps * heads, "{name}");
-            let prompt_mass: f32 = found.rows.mass.iter().map(|mass| mass[0] + mass[1]).sum();
-            let received: f32 = found.received.sum[..p - 1].iter().sum();
+        for (layer, actual) in statistics.iter().enumerate() {
+            assert_eq!(actual.rows.mass.len(), steps * heads, "{name}");
+            let prompt_mass: f32 = actual.rows.mass.iter().map(|mass| mass[0] + mass[1]).sum();
+            let received: f32 = actual.received.sum[..p - 1].iter().sum();
             assert!((prompt_mass - received).abs() < 1e-3, "{name}, layer {layer}: {prompt_mass} {received}");
-            assert!(found.rows.mass.iter().all(|mass| (mass.iter().sum::<f32>() - 1.0).abs() < 1e-4));
+            assert!(actual.rows.mass.iter().all(|mass| (mass.iter().sum::<f32>() - 1.0).abs() < 1e-4));
             if name == "selfonly:2" && layer >= 2 {
-                assert!(found.rows.mass.iter().all(|mass| mass[2] == 1.0), "a row reads itself alone");
+                assert!(actual.rows.mass.iter().all(|mass| mass[2] == 1.0), "a row reads itself alone");
             }
         }
     }
@@ -365,7 +365,7 @@ fn rows_can_be_chosen_from_data_after_an_attention() {
         let rules = ChosenBlocks { pruned_after, block: 16, kept, chosen: Arc::clone(&chosen) };
         let policy = Policy::new(rules, layers);
         let sequence = sequence(p + 2, 9);
-        let found = stepped(&policy, &sequence, p, &mut Hooks::none());
+        let actual = stepped(&policy, &sequence, p, &mut Hooks::none());
         let chosen = chosen.lock().unwrap().clone();
         let rows = chosen.iter().filter(|chosen| **chosen).count();
         assert_eq!(rows, kept * 16);
@@ -374,7 +374,7 @@ fn rows_can_be_chosen_from_data_after_an_attention() {
             |layer: usize, query: usize, key: usize| layer > pruned_after && exists(query) && !exists(key);
         let expected =
             whole_run(&sequence, p, Reference { hidden: &hidden, projected: None, hidden_by_head: None });
-        assert_same(&found, &expected, &format!("{kept} blocks of {p}"));
+        assert_same(&actual, &expected, &format!("{kept} blocks of {p}"));
         let halves = (p - 1) * (2 * pruned_after + 1) + rows * (2 * layers - 2 * pruned_after - 1);
         assert_eq!(policy.layer_tokens(p, 3).block, halves / 2 + 3 * layers);
     }

@@ -130,8 +130,8 @@ fn a_set_of_heads_equals_a_mask() {
             let sequence = sequence(p + 4, p as u32);
             let expected = expected_of_set(&set(&heads, anchors.clone()), &sequence, p);
             let policy = Policy::new(set(&heads, anchors.clone()), layers());
-            let found = stepped(&policy, &sequence, p, &mut Hooks::none());
-            assert_within(1e-4, &found, &expected, &format!("{policy}, p {p}"));
+            let actual = stepped(&policy, &sequence, p, &mut Hooks::none());
+            assert_within(1e-4, &actual, &expected, &format!("{policy}, p {p}"));
         }
     }
 }
@@ -162,14 +162,14 @@ fn check_top(p: usize, count: usize, observed: usize, run: &Stepped<'_>) {
     let kept = Arc::new(Mutex::new(vec![]));
     let policy = Policy::new(TopPositions { count, observed, kept: Arc::clone(&kept) }, layers());
     let sequence = sequence(p + 3, 8);
-    let found = run(&policy, &sequence, p, &mut Hooks::none());
+    let actual = run(&policy, &sequence, p, &mut Hooks::none());
     let kept = kept.lock().unwrap();
     assert!(p == 1 || kept.len() == layers() * TINY.decoder.config().kv_heads);
     let hidden = |layer: usize, head: usize, query: usize, key: usize| {
         let stays = |(of, positions): &KeptPositions| *of == (layer, head) && positions.contains(&key);
         query + 1 >= p && key + 1 < p && !kept.iter().any(stays)
     };
-    assert_within(1e-3, &found, &by_head(&sequence, p, &hidden), &format!("{policy}, p {p}"));
+    assert_within(1e-3, &actual, &by_head(&sequence, p, &hidden), &format!("{policy}, p {p}"));
 }
 
 #[cfg(target_os = "linux")]
@@ -181,8 +181,8 @@ fn on_a_gpu_both_equal_a_mask() {
         let sequence = sequence(p + 5, p as u32);
         let expected = expected_of_set(&set(&heads, Anchors::bos()), &sequence, p);
         let policy = Policy::new(set(&heads, Anchors::bos()), layers());
-        let found = stepped_on(&decoder, &policy, &sequence, p, &mut Hooks::none());
-        assert_within(1e-3, &found, &expected, &format!("p {p}"));
+        let actual = stepped_on(&decoder, &policy, &sequence, p, &mut Hooks::none());
+        assert_within(1e-3, &actual, &expected, &format!("p {p}"));
         check_top(p, 9, 3, &|policy, sequence, p, hooks| stepped_on(&decoder, policy, sequence, p, hooks));
     }
 }
@@ -202,7 +202,7 @@ proptest! {
         let sequence = sequence(p + steps, seed);
         let expected = expected_of_set(&set(&heads, anchors.clone()), &sequence, p);
         let policy = Policy::new(set(&heads, anchors), layers());
-        let found = stepped(&policy, &sequence, p, &mut Hooks::none());
-        assert_within(1e-4, &found, &expected, &format!("{policy}, p {p}"));
+        let actual = stepped(&policy, &sequence, p, &mut Hooks::none());
+        assert_within(1e-4, &actual, &expected, &format!("{policy}, p {p}"));
     }
 }

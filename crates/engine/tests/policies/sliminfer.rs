@@ -218,8 +218,8 @@ fn it_equals_the_plain_reference() {
         let policy = policy(name);
         let sequence = sequence(p + 6, p as u32);
         let (plain, expected_swaps) = expected(&policy, &sequence, p);
-        let found = stepped(&policy, &sequence, p, &mut Hooks::none());
-        assert_within(1e-4, &found, &plain, &format!("{name}, p {p}"));
+        let actual = stepped(&policy, &sequence, p, &mut Hooks::none());
+        assert_within(1e-4, &actual, &plain, &format!("{name}, p {p}"));
         let counted = transfers(&policy, &sequence, p).map_or(0, |counters| counters.swaps);
         // The last step's choice is never read, and the reference makes none at step 0.
         assert_eq!(counted, expected_swaps as u64, "{name}, p {p}");
@@ -274,7 +274,7 @@ fn on_a_gpu_it_equals_the_plain_reference() {
         let policy = policy(name);
         let sequence = sequence(p + 4, p as u32);
         let (plain, _) = expected(&policy, &sequence, p);
-        let found = super::stepped_on(&decoder, &policy, &sequence, p, &mut Hooks::none());
-        assert_within(1e-3, &found, &plain, &format!("{name}, p {p}"));
+        let actual = super::stepped_on(&decoder, &policy, &sequence, p, &mut Hooks::none());
+        assert_within(1e-3, &actual, &plain, &format!("{name}, p {p}"));
     }
 }

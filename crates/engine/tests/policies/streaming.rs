@@ -29,8 +29,8 @@ fn it_equals_the_plain_reference() {
         let policy = policy(name);
         for p in lengths {
             let sequence = sequence(p + 6, p as u32);
-            let found = stepped(&policy, &sequence, p, &mut Hooks::none());
-            assert_within(1e-4, &found, &expected(&policy, &sequence, p), &format!("{name}, p {p}"));
+            let actual = stepped(&policy, &sequence, p, &mut Hooks::none());
+            assert_within(1e-4, &actual, &expected(&policy, &sequence, p), &format!("{name}, p {p}"));
         }
     }
 }
@@ -41,8 +41,8 @@ fn decode_tokens_behind_the_window_are_not_read() {
     let policy = policy("streaming:4+sinks=1");
     for p in [1, 2, 20] {
         let sequence = sequence(p + 16, 2);
-        let found = stepped(&policy, &sequence, p, &mut Hooks::none());
-        assert_within(1e-4, &found, &expected(&policy, &sequence, p), &format!("p {p}"));
+        let actual = stepped(&policy, &sequence, p, &mut Hooks::none());
+        assert_within(1e-4, &actual, &expected(&policy, &sequence, p), &format!("p {p}"));
     }
 }
 
@@ -88,7 +88,7 @@ fn on_a_gpu_it_equals_the_plain_reference() {
     {
         let policy = policy(name);
         let sequence = sequence(p + 6, p as u32);
-        let found = super::stepped_on(&decoder, &policy, &sequence, p, &mut Hooks::none());
-        assert_within(1e-3, &found, &expected(&policy, &sequence, p), &format!("{name}, p {p}"));
+        let actual = super::stepped_on(&decoder, &policy, &sequence, p, &mut Hooks::none());
+        assert_within(1e-3, &actual, &expected(&policy, &sequence, p), &format!("{name}, p {p}"));
     }
 }

@@ -2,28 +2,29 @@
 
 use super::reference::TINY;
 use super::{sequence, stepped};
-use layerscope_engine::{Hooks, Policy, Session, Turn, advance_together};
+use layerscope_engine::{Decoder, Hooks, Policy, Session, Turn, advance_together};
+use std::sync::Arc;
 
 /// Logits of each sequence, `[sequence][step]`: all begin their prompts together, and each decodes while others still prefill.
-fn run_together(sequences: &[(&str, Vec<u32>, usize)]) -> Vec<Vec<Vec<f32>>> {
+fn run_together(decoder: &Arc<Decoder>, sequences: &[(&str, Vec<u32>, usize)]) -> Vec<Vec<Vec<f32>>> {
     let layers = TINY.decoder.config().layers;
     let mut sessions: Vec<Session> = sequences
         .iter()
         .map(|(name, tokens, p)| {
             let policy = Policy::parse(name, layers).unwrap();
-            let mut session = Session::new(&TINY.decoder, policy, *p, tokens.len() + 1 - p).unwrap();
+            let mut session = Session::new(decoder, policy, *p, tokens.len() + 1 - p).unwrap();
             session.begin_prefill(&tokens[..*p]).unwrap();
             session
         })
         .collect();
-    let mut found: Vec<Vec<Vec<f32>>> = vec![vec![]; sequences.len()];
+    let mut actual: Vec<Vec<Vec<f32>>> = vec![vec![]; sequences.len()];
     loop {
         let mut turns = vec![];
         let mut whose = vec![];
         for (index, session) in sessions.iter_mut().enumerate() {
             let (_, tokens, p) = &sequences[index];
             // The token that follows the last logits, once there are any.
-            let token = found[index].len().checked_sub(1).map(|step| tokens.get(p + step).copied());
+            let token = actual[index].len().checked_sub(1).map(|step| tokens.get(p + step).copied());
             match token {
                 Some(None) => continue,
                 token => turns.push(Turn { session, token: token.flatten() }),
@@ -31,33 +32,54 @@ fn run_together(sequences: &[(&str, Vec<u32>, usize)]) -> Vec<Vec<Vec<f32>>> {
             whose.push(index);
         }
         if turns.is_empty() {
-            return found;
+            return actual;
         }
         for (index, logits) in whose.into_iter().zip(advance_together(&mut turns).unwrap()) {
-            found[index].extend(logits.map(|logits| logits.to_vec().unwrap()));
+            actual[index].extend(logits.map(|logits| logits.to_vec().unwrap()));
         }
     }
 }
 
+/// Sequences under policies, each with a prompt of so many tokens and so many steps.
+fn prompts(lengths: &[(&'static str, usize, usize)]) -> Vec<(&'static str, Vec<u32>, usize)> {
+    let prompt = |(index, &(name, p, steps)): (usize, &(&'static str, usize, usize))| {
+        (name, sequence(p + steps, index as u32 + 3), p)
+    };
+    lengths.iter().enumerate().map(prompt).collect()
+}
+
 #[test]
 fn every_sequence_gets_the_bits_that_it_gets_alone() {
-    let prompts = |lengths: &[(&'static str, usize, usize)]| -> Vec<(&'static str, Vec<u32>, usize)> {
-        let prompt = |(index, &(name, p, steps)): (usize, &(&'static str, usize, usize))| {
-            (name, sequence(p + steps, index as u32 + 3), p)
-        };
-        lengths.iter().enumerate().map(prompt).collect()
-    };
     for sequences in [
         prompts(&[("full", 30, 6), ("speed:3+bos", 41, 4)]),
         prompts(&[("speed:2", 1, 9), ("selfonly:4+bos", 600, 3), ("pop:5", 17, 5), ("swiftkv:3", 2, 8)]),
         prompts(&[("swiftkv:2", 530, 4), ("streaming:9+sinks=2", 33, 8), ("full", 1100, 2)]),
         prompts(&[("lazyllm:2=40%+5=10", 90, 6), ("sliminfer:1=128+4=64", 300, 5), ("full", 3, 10)]),
     ] {
-        let together = run_together(&sequences);
-        for ((name, tokens, p), found) in sequences.iter().zip(together) {
+        let together = run_together(&TINY.decoder, &sequences);
+        for ((name, tokens, p), actual) in sequences.iter().zip(together) {
             let policy = Policy::parse(name, TINY.decoder.config().layers).unwrap();
-            assert_eq!(found, super::steps_of(&TINY.decoder, &policy, tokens, *p), "{name}, p {p}");
+            assert_eq!(actual, super::steps_of(&TINY.decoder, &policy, tokens, *p), "{name}, p {p}");
         }
+    }
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn on_a_gpu_every_sequence_gets_what_it_gets_alone() {
+    let decoder = super::on_gpu();
+    let sequences = prompts(&[
+        ("speed:3+bos", 40, 3),
+        ("selfonly:4+bos", 12, 5),
+        ("swiftkv:3", 2, 6),
+        ("streaming:9+sinks=2", 33, 4),
+        ("full", 70, 2),
+    ]);
+    let together = run_together(&decoder, &sequences);
+    for ((name, tokens, p), actual) in sequences.iter().zip(together) {
+        let policy = Policy::parse(name, TINY.decoder.config().layers).unwrap();
+        let alone = super::steps_of(&decoder, &policy, tokens, *p);
+        super::assert_within(1e-4, &actual, &alone, &format!("{name}, p {p}"));
     }
 }
 
