@@ -133,7 +133,7 @@ fn a_removed_span_costs_the_same() {
         };
         close_doubles("removed span", &figures(&actual), &figures(&expected), bar);
         if precision == WeightsPrecision::F32 {
-            let texts = |rows: &[SpanRow]| rows.iter().map(|row| row.actual).collect::<Vec<_>>();
+            let texts = |rows: &[SpanRow]| rows.iter().map(|row| row.found).collect::<Vec<_>>();
             assert_eq!(texts(&actual), texts(&expected));
         }
     }

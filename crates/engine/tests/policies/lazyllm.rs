@@ -5,7 +5,7 @@
 #[cfg(target_os = "linux")]
 use super::reference::on_gpu;
 use super::reference::{Reference, TINY, logits, whole_run_with};
-use super::{assert_within, sequence, stepped};
+use super::{assert_within, run, sequence, stepped};
 use candle_core::Tensor as HostTensor;
 use layerscope_engine::{
     Decoder, Depth, HookPoint, Hooks, Interrupt, LayerStatistics, Policy, RevivalCounters, Session, Site,
@@ -125,23 +125,6 @@ fn expected(policy: &Policy, sequence: &[u32], p: usize) -> (Vec<Vec<f32>>, Chos
     let chosen = RefCell::new(Chosen::default());
     let steps = (p..=sequence.len()).map(|end| plain.run(&sequence[..end], &chosen)).collect();
     (steps, chosen.into_inner())
-}
-
-/// Logits of all steps by single steps, and the session after them.
-fn run(
-    decoder: &Arc<Decoder>,
-    policy: &Policy,
-    sequence: &[u32],
-    p: usize,
-    hooks: &mut Hooks<'_>,
-) -> (Vec<Vec<f32>>, Session) {
-    let mut session = Session::new(decoder, policy.clone(), p, sequence.len() + 1 - p).unwrap();
-    let mut actual =
-        vec![session.prefill(&sequence[..p], hooks, &Interrupt::new(false), &mut |_| {}).unwrap()];
-    for &token in &sequence[p..] {
-        actual.push(session.step(token, hooks).unwrap());
-    }
-    (actual.iter().map(|logits| logits.to_vec().unwrap()).collect(), session)
 }
 
 /// The store holds the keys of those that ran, in room that says how often it grew.

@@ -85,6 +85,7 @@ fn steps_of(decoder: &Arc<Decoder>, policy: &Policy, sequence: &[u32], p: usize)
     run(decoder, policy, sequence, p, &mut Hooks::none()).0
 }
 
+/// The same, and the session after them.
 fn run(
     decoder: &Arc<Decoder>,
     policy: &Policy,
