@@ -1,9 +1,9 @@
 //! What can be done by key, palette or menu: one list, from which the palette, the shortcuts and the help sheet are made.
 
-use crate::export::Format;
+use crate::export::ExportFormat;
 use crate::state::View;
 use eframe::egui::{Context, Key, KeyboardShortcut, Modifiers};
-use layerscope_report::Format as ReportFormat;
+use layerscope_report::ReportFormat;
 
 /// Something that the user can have done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -47,7 +47,7 @@ pub enum Order {
     /// Stop what the engine does.
     Stop,
     /// Export the view, or its figures.
-    Export(Format),
+    Export(ExportFormat),
     /// Light or dark.
     Theme,
     /// The command palette.
@@ -85,7 +85,7 @@ impl Order {
         ];
         let last = [Self::Theme, Self::Palette, Self::Help, Self::Quit];
         let views = View::ALL.map(Self::Show);
-        first.into_iter().chain(views).chain(rest).chain(Format::all().map(Self::Export)).chain(last)
+        first.into_iter().chain(views).chain(rest).chain(ExportFormat::all().map(Self::Export)).chain(last)
     }
 
     /// Its name for people.
@@ -145,11 +145,11 @@ impl Order {
             Self::RemoveSpan => (COMMAND, Key::L),
             Self::Generate => (COMMAND, Key::Enter),
             Self::Stop => (COMMAND, Key::Period),
-            Self::Export(Format::Png) => (COMMAND, Key::E),
-            Self::Export(Format::Svg) => (COMMAND_SHIFT, Key::E),
-            Self::Export(Format::Csv) => (COMMAND_SHIFT, Key::C),
-            Self::Export(Format::Report(ReportFormat::Html)) => (COMMAND_SHIFT, Key::R),
-            Self::Export(Format::Report(_)) => return None,
+            Self::Export(ExportFormat::Png) => (COMMAND, Key::E),
+            Self::Export(ExportFormat::Svg) => (COMMAND_SHIFT, Key::E),
+            Self::Export(ExportFormat::Csv) => (COMMAND_SHIFT, Key::C),
+            Self::Export(ExportFormat::Report(ReportFormat::Html)) => (COMMAND_SHIFT, Key::R),
+            Self::Export(ExportFormat::Report(_)) => return None,
             Self::Theme => (COMMAND, Key::D),
             Self::Palette => (COMMAND, Key::K),
             Self::Help => (Modifiers::NONE, Key::F1),
@@ -194,7 +194,7 @@ mod tests {
     #[test]
     fn the_palette_finds_by_words_in_any_order() {
         let matching: Vec<Order> = Order::all().filter(|order| order.matches("png export")).collect();
-        assert_eq!(matching, [Order::Export(Format::Png)]);
+        assert_eq!(matching, [Order::Export(ExportFormat::Png)]);
         let matching: Vec<Order> = Order::all().filter(|order| order.matches("report")).collect();
         assert_eq!(matching.len(), ReportFormat::compiled_in().count());
     }

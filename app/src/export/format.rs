@@ -1,10 +1,10 @@
 //! What can be exported: the view in front, or the whole run as a report.
 
-use layerscope_report::Format as ReportFormat;
+use layerscope_report::ReportFormat;
 
 /// A file format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Format {
+pub enum ExportFormat {
     /// A picture in pixels, two a point.
     Png,
     /// A picture in shapes and text.
@@ -15,7 +15,7 @@ pub enum Format {
     Report(ReportFormat),
 }
 
-impl Format {
+impl ExportFormat {
     /// All that this build has, in the order of the menu.
     pub fn all() -> impl Iterator<Item = Self> {
         [Self::Png, Self::Svg, Self::Csv].into_iter().chain(ReportFormat::compiled_in().map(Self::Report))

@@ -7,5 +7,5 @@ mod raster;
 mod svg;
 
 pub use drawing::Drawing;
-pub use format::Format;
+pub use format::ExportFormat;
 pub use raster::png;

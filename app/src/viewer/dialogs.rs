@@ -5,7 +5,7 @@ use super::panels::hint;
 use crate::command::Order;
 use crate::data::Task;
 use crate::design::space;
-use crate::export::Format;
+use crate::export::ExportFormat;
 use eframe::egui::{Grid, Id, Key, Modal, RichText, ScrollArea, TextEdit, Ui};
 use layerscope_diagnostics::run::MANIFEST;
 use std::path::{Path, PathBuf};
@@ -22,7 +22,7 @@ pub(super) struct Dialogs {
 enum Dialog {
     Open { path: String },
     Compare { path: String },
-    Export { format: Format, path: String },
+    Export { format: ExportFormat, path: String },
     Palette { typed: String, chosen: usize },
     Help,
 }
@@ -36,7 +36,7 @@ impl Dialogs {
         self.open = Some(Dialog::Compare { path: String::new() });
     }
 
-    pub(super) fn export(&mut self, format: Format, path: PathBuf) {
+    pub(super) fn export(&mut self, format: ExportFormat, path: PathBuf) {
         self.open = Some(Dialog::Export { format, path: path.display().to_string() });
     }
 
@@ -60,7 +60,7 @@ enum Outcome {
     Close,
     Open(PathBuf),
     Compare(PathBuf),
-    Export(Format, PathBuf),
+    Export(ExportFormat, PathBuf),
     Obey(Order),
 }
 
@@ -180,7 +180,7 @@ impl Viewer {
         outcome
     }
 
-    fn export_dialog(&mut self, ui: &mut Ui, format: Format, path: &mut String) -> Outcome {
+    fn export_dialog(&mut self, ui: &mut Ui, format: ExportFormat, path: &mut String) -> Outcome {
         ui.set_width(520.0);
         ui.heading(format!("Export as {}", format.name()));
         let label = ui.label("File");

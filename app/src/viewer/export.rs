@@ -3,14 +3,14 @@
 use super::{Shared, Viewer};
 use crate::data::Task;
 use crate::design;
-use crate::export::{Drawing, Format, png};
+use crate::export::{Drawing, ExportFormat, png};
 use crate::live::Live;
 use crate::state::{View, ViewState};
 use crate::views::generate::{self, Form, LiveScene};
 use eframe::egui::{CentralPanel, Context, Frame, Theme, Ui, Vec2, vec2};
 use layerscope_cutoff::recommend::Options;
 use layerscope_engine::{Error, Result, write_file};
-use layerscope_report::{Format as ReportFormat, Report, render};
+use layerscope_report::{Report, ReportFormat, render};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -23,11 +23,11 @@ const PASSES: usize = 4;
 
 impl Viewer {
     /// The name that an export is offered under.
-    pub(super) fn export_name(&self, format: Format) -> PathBuf {
+    pub(super) fn export_name(&self, format: ExportFormat) -> PathBuf {
         let run = self.run.as_ref().and_then(|run| run.folder.file_name());
         let run = run.map_or("layerscope".into(), |name| name.to_string_lossy());
         let what = match format {
-            Format::Report(_) => "report".into(),
+            ExportFormat::Report(_) => "report".into(),
             _ => self.state.view.name().to_lowercase(),
         };
         PathBuf::from(format!("{run}-{what}.{}", format.extension()))
@@ -35,8 +35,8 @@ impl Viewer {
 
     /// Draws the view in front anew, without the window, on a thread of its own; or writes a report of the run, and of the one
     /// it is compared with, for the tolerance and anchor in force.
-    pub(super) fn export_to(&mut self, format: Format, path: PathBuf) {
-        if let Format::Report(format) = format {
+    pub(super) fn export_to(&mut self, format: ExportFormat, path: PathBuf) {
+        if let ExportFormat::Report(format) = format {
             return self.export_report(format, path);
         }
         let content = match (self.state.view, self.shared()) {
@@ -100,15 +100,15 @@ enum Content {
 
 impl Subject {
     /// The file's bytes.
-    fn file(&mut self, format: Format) -> Result<Vec<u8>> {
-        if format == Format::Csv {
+    fn file(&mut self, format: ExportFormat) -> Result<Vec<u8>> {
+        if format == ExportFormat::Csv {
             return self.csv().map(String::into_bytes);
         }
         let background = design::palette_of(self.theme).background;
         match (self.figure()?, format) {
-            (Some(svg), Format::Svg) => Ok(svg.into_bytes()),
+            (Some(svg), ExportFormat::Svg) => Ok(svg.into_bytes()),
             (Some(svg), _) => png(&svg, PIXELS_PER_POINT),
-            (None, Format::Svg) => Ok(self.drawing().to_svg(background).into_bytes()),
+            (None, ExportFormat::Svg) => Ok(self.drawing().to_svg(background).into_bytes()),
             (None, _) => self.drawing().to_png(background),
         }
     }

@@ -3,7 +3,7 @@
 use super::Viewer;
 use crate::command::Order;
 use crate::design::{self, space};
-use crate::export::Format;
+use crate::export::ExportFormat;
 use crate::state::View;
 use crate::widgets::{count, token_label};
 use eframe::egui::text::LayoutJob;
@@ -42,7 +42,7 @@ impl Viewer {
                     order = Some(Order::Theme);
                 }
                 ui.menu_button("Export", |ui| {
-                    for one in Format::all().map(Order::Export) {
+                    for one in ExportFormat::all().map(Order::Export) {
                         if ui.button(one.name()).on_hover_text(hint(ui, one)).clicked() {
                             order = Some(one);
                             ui.close();

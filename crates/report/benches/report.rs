@@ -2,7 +2,7 @@
 //!
 //! The run is made up. Prints seconds and the peak of resident memory for each format: `cargo bench -p layerscope-report`
 
-use layerscope_report::{Format, Report, render};
+use layerscope_report::{Report, ReportFormat, render};
 use std::time::Instant;
 
 #[allow(dead_code)]
@@ -26,7 +26,7 @@ fn main() {
         );
     }
     for run in [&run, &long].into_iter().filter(|run| run.exists()) {
-        for format in Format::compiled_in() {
+        for format in ReportFormat::compiled_in() {
             reset_peak();
             let start = Instant::now();
             let report = Report::read(std::slice::from_ref(run), Default::default()).expect("a report");

@@ -17,7 +17,7 @@ mod schema;
 mod sections;
 pub mod spans;
 
-pub use output::{File, Format, render, write};
+pub use output::{File, ReportFormat, render, write};
 pub use policies::{trade_off, trade_off_svg};
 
 pub use schema::schema;

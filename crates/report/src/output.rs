@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 /// A format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Format {
+pub enum ReportFormat {
     /// One self-contained HTML file.
     Html,
     /// A tagged PDF.
@@ -18,7 +18,7 @@ pub enum Format {
     Json,
 }
 
-impl Format {
+impl ReportFormat {
     /// All of them.
     pub const ALL: [Self; 4] = [Self::Html, Self::Pdf, Self::Markdown, Self::Json];
 
@@ -85,11 +85,11 @@ pub struct File {
 pub fn render(report: &Report, path: &Path) -> Result<Vec<File>> {
     let document = || Document::of(report);
     let one = |bytes| vec![File { path: path.to_owned(), bytes }];
-    Ok(match Format::of(path)? {
-        Format::Html => one(crate::html::html(&document()).into_bytes()),
-        Format::Pdf => one(crate::pdf::pdf(&document())?),
-        Format::Markdown => markdown(&document(), path),
-        Format::Json => one(json(report)?),
+    Ok(match ReportFormat::of(path)? {
+        ReportFormat::Html => one(crate::html::html(&document()).into_bytes()),
+        ReportFormat::Pdf => one(crate::pdf::pdf(&document())?),
+        ReportFormat::Markdown => markdown(&document(), path),
+        ReportFormat::Json => one(json(report)?),
     })
 }
 

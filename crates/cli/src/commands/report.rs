@@ -7,14 +7,14 @@ use layerscope_cutoff::DEFAULT_FAILURE_CASES;
 use layerscope_cutoff::recommend::Options;
 use layerscope_diagnostics::run::Run;
 use layerscope_engine::{Error, Interrupt, Result};
-use layerscope_report::{Format, Report, render, write};
+use layerscope_report::{Report, ReportFormat, render, write};
 use std::path::Path;
 use std::process::ExitCode;
 
 pub(crate) fn run(arguments: &ReportArguments, interrupt: &Interrupt) -> Result<ExitCode> {
     // Everything that can be refused at once is refused before work begins.
     for out in &arguments.out {
-        Format::of(out)?;
+        ReportFormat::of(out)?;
         output::check_folder(out)?;
     }
     let options = Options { tolerance: arguments.tolerance, anchor: arguments.anchor };
