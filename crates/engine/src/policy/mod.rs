@@ -140,6 +140,11 @@ impl Policy {
         self.rules.plan(prompt_len.saturating_sub(1), self.layers, bytes)
     }
 
+    /// Whether K and V of all rows at a layer are projected from a layer below, decode rows among them.
+    pub(crate) fn shares_norm_at(&self, layer: usize) -> bool {
+        matches!(self.rules.cross_layer_kv(), Some(CrossLayerKv::SharedNorm(from)) if from <= layer)
+    }
+
     /// Each layer as the prefill leaves it, before anything is evicted.
     pub(crate) fn stored(&self, prompt_len: usize) -> impl Iterator<Item = LayerKv> {
         let prefill_len = prompt_len.saturating_sub(1);

@@ -5,7 +5,6 @@ use crate::attention::{LayerAttention, LayerStatistics, RowGroup};
 use crate::decoder::{Attend, Location};
 use crate::hooks::Hooks;
 use crate::kv::View;
-use crate::policy::CrossLayerKv;
 use crate::tensor::Tensor;
 use crate::{Error, Result};
 use std::ops::Range;
@@ -65,7 +64,7 @@ impl Attend for StoredAttention<'_, '_, '_> {
     }
 
     fn has_keys_values(&self, layer: usize) -> bool {
-        self.parts.iter().all(|part| part.session.has_projected(layer))
+        self.parts.iter().all(|part| part.session.policy.shares_norm_at(layer))
     }
 }
 
@@ -84,7 +83,7 @@ impl Session {
         if let Some(selection) = &mut self.selection {
             selection.before_attention(layer, &mut self.store)?;
         }
-        if let Some([k, v]) = kv.filter(|_| !self.has_projected(layer)) {
+        if let Some([k, v]) = kv.filter(|_| !self.policy.shares_norm_at(layer)) {
             self.store.append(layer, positions, k, v)?;
         }
         let received =
@@ -97,11 +96,6 @@ impl Session {
             selection.after_attention(layer, q, &self.decoder, &mut self.store)?;
         }
         Ok(output)
-    }
-
-    /// Whether K and V of all rows at a layer were projected from a layer below.
-    pub(super) fn has_projected(&self, layer: usize) -> bool {
-        matches!(self.policy.rules().cross_layer_kv(), Some(CrossLayerKv::SharedNorm(from)) if from <= layer)
     }
 
     /// What rows attend to whose keys are stored.

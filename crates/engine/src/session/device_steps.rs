@@ -298,10 +298,7 @@ struct PlannedAttention<'a> {
 
 impl Attend for PlannedAttention<'_> {
     fn has_keys_values(&self, layer: usize) -> bool {
-        matches!(
-            self.step.policy.rules().cross_layer_kv(),
-            Some(CrossLayerKv::SharedNorm(from)) if from <= layer
-        )
+        self.step.policy.shares_norm_at(layer)
     }
 
     fn attend(
