@@ -29,6 +29,8 @@ scratch=$(mktemp -d "$([ -w /dev/shm ] && echo /dev/shm || echo "${TMPDIR:-/tmp}
 trap 'rm -rf "$scratch"' EXIT
 mkdir -p "$logs"
 export ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1:detect_odr_violation=0 TMPDIR=$scratch
+# One thread: the same input reaches the same code.
+export RAYON_NUM_THREADS=1
 "$programs/seeds" fuzz/corpus
 for target in "$@"; do
     mkdir -p "fuzz/artifacts/$target" "fuzz/corpus/$target"

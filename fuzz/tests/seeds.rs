@@ -5,8 +5,11 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// Time for mutants of each target.
-const TIME: Duration = Duration::from_secs(1);
+/// Time for mutants of each target: a second, or as many as `LAYERSCOPE_FUZZ_SECONDS` says.
+fn time() -> Duration {
+    let seconds = std::env::var("LAYERSCOPE_FUZZ_SECONDS").ok().and_then(|seconds| seconds.parse().ok());
+    Duration::from_secs(seconds.unwrap_or(1))
+}
 
 /// Inputs that once broke a target, in a folder of its name.
 fn findings(target: &Target) -> Vec<Vec<u8>> {
@@ -23,10 +26,8 @@ fn check(name: &str) {
     inputs.extend(findings(target));
     inputs.iter().for_each(|input| (target.read)(input));
     let (start, mut mutants) = (Instant::now(), 0);
-    for seed in 0..1_000_000 {
-        if start.elapsed() > TIME {
-            break;
-        }
+    let time = time();
+    for seed in (0..u32::MAX).take_while(|_| start.elapsed() < time) {
         let mutant = mutated(target, &inputs[seed as usize % inputs.len()], seed);
         if let Some(mutant) = mutant.filter(|mutant| mutant.len() < 1 << 20) {
             (target.read)(&mutant);
