@@ -1,4 +1,4 @@
-//! `layerscope needle`: which policies still find a number hidden in a long prompt.
+//! `layerscope needle`: which policies still retrieve a number hidden in a long prompt.
 
 use crate::args::{HaystackName, NeedleArguments};
 use crate::{models, output, progress};
@@ -115,7 +115,7 @@ fn write_prompts(
     Ok(ExitCode::SUCCESS)
 }
 
-/// Policies by length, then the same with a column for each depth.
+/// A table of policies by length, then one with a column per depth.
 fn text(grid: &Grid, all: &[NeedleScore], by_depth: &[NeedleScore]) -> String {
     let interval = |cell: &NeedleScore| {
         let [lower, upper] = [cell.accuracy_ci95_lower, cell.accuracy_ci95_upper];

@@ -1,4 +1,4 @@
-//! `layerscope recommend`: a cutoff with its reasons.
+//! `layerscope recommend`: the recommended cutoff and the reasons for it.
 
 use crate::args::RecommendArguments;
 use crate::output;
@@ -34,7 +34,7 @@ struct RecommendJson<'a> {
     sliminfer: &'a Option<BlockSchedule>,
 }
 
-/// What the run says of pruning blocks of the prompt instead.
+/// The recommended block pruning policy, as an alternative to a cutoff.
 fn pruning(schedule: Option<&BlockSchedule>) -> String {
     let Some(BlockSchedule { policy, reading_layer, last_layer_needed }) = schedule else {
         return "\nPruning blocks of the prompt instead: no layer stands out as the one that reads the prompt, so nothing says \
