@@ -137,7 +137,7 @@ pub(crate) fn precision_of(run: &Run) -> Result<WeightsPrecision> {
     let weights = &run.manifest().weights;
     WeightsPrecision::from_name(weights).ok_or_else(|| {
         Error::input(format!(
-            "{} was recorded with weights {weights:?}, which this layerscope does not know",
+            "{} was recorded with weights {weights:?}, which this version does not support",
             run.folder().display()
         ))
     })

@@ -109,7 +109,7 @@ pub(crate) fn run(arguments: &BenchArguments, interrupt: &Interrupt) -> Result<E
         output::lines(&text(&report))?;
     }
     if report.interrupted {
-        eprintln!("layerscope: interrupted; what was measured until then is printed");
+        eprintln!("layerscope: interrupted; printing the measurements so far");
         return Ok(ExitCode::from(Error::Interrupted.exit_code()));
     }
     Ok(ExitCode::SUCCESS)
@@ -149,7 +149,7 @@ fn check_figure(path: &Path, arguments: &BenchArguments, plan: &BenchPlan) -> Re
         return Ok(());
     }
     Err(Error::input(format!(
-        "{}: the figure sets the quality of policies against their costs beside the full model; add {}, or write .json",
+        "{}: the figure plots quality against cost, both relative to the full model; add {}, or write .json",
         path.display(),
         if full { "--quality" } else { "--quality, and full to --policies" }
     )))
@@ -287,7 +287,7 @@ impl Destination {
             MeasurementFormat::Svg => {
                 let Some(svg) = layerscope_report::trade_off_svg(report) else {
                     eprintln!(
-                        "layerscope: no prompt went through every policy, so there is nothing to draw into {}",
+                        "layerscope: no prompt was measured under every policy; {} is not written",
                         self.path.display()
                     );
                     return Ok(());

@@ -45,9 +45,7 @@ fn spans(run: &Run, arguments: &DiffusionArguments) -> Result<Vec<(String, SpanT
             (None, text) => text.as_ref().or_else(|| named.get(id)).cloned().map(SpanTokens::OfText),
         };
         let span = span.ok_or_else(|| {
-            Error::input(format!(
-                "{folder}: the prompt {id:?} names no span; give one with --span or --tokens"
-            ))
+            Error::input(format!("{folder}: the prompt {id:?} has no span; give one with --span or --tokens"))
         })?;
         return Ok(vec![(id.clone(), span)]);
     }
@@ -69,7 +67,7 @@ fn layers(text: &str, all: usize) -> Result<Vec<usize>> {
             Ok(range) if range.end <= all => layers.extend(range),
             _ => {
                 return Err(Error::input(format!(
-                    "`{part}` is no layer or range of layers from 0 to {}; give them as in --layers 0,5,10-20",
+                    "`{part}` is not a layer or range of layers from 0 to {}; give them as in --layers 0,5,10-20",
                     all.saturating_sub(1)
                 )));
             }

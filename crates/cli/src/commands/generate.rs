@@ -127,7 +127,7 @@ fn summary(policy: &Policy, prompt_len: usize, generation: &Generation) -> Strin
 /// One sentence on tokens that were dropped and revived.
 fn revivals(revived: &RevivalCounters) -> String {
     format!(
-        "{} of dropped tokens wait, and of {} tokens chosen while decoding {} came back",
+        "{} kept for dropped tokens; of {} tokens selected while decoding, {} were revived",
         output::bytes(revived.auxiliary_bytes as f64),
         revived.tokens_chosen,
         revived.tokens_revived

@@ -70,7 +70,7 @@ pub(crate) fn run(arguments: &NeedleArguments, interrupt: &Interrupt) -> Result<
         }
     }
     if results.interrupted {
-        eprintln!("layerscope: interrupted; what was found until then is printed");
+        eprintln!("layerscope: interrupted; printing the results so far");
         return Ok(ExitCode::from(Error::Interrupted.exit_code()));
     }
     Ok(ExitCode::SUCCESS)
@@ -80,7 +80,7 @@ fn grid(arguments: &NeedleArguments) -> Result<Grid> {
     let depths = arguments.depths.split(',').map(|depth| {
         let percent = depth.trim().parse();
         percent.map_err(|_| {
-            Error::input(format!("`{depth}` is no depth; give percentages from 0 to 100, e.g. 0,50"))
+            Error::input(format!("`{depth}` is not a depth; give percentages from 0 to 100, e.g. 0,50"))
         })
     });
     let grid = Grid {

@@ -51,7 +51,7 @@ fn generate_failure_cases(
         }
     }
     Err(Error::input(format!(
-        "{} was recorded with {} (SHA-256 {}), which no --model is; name that one",
+        "{} was recorded with {} (SHA-256 {}), but no --model is this file; give that model",
         folder.display(),
         manifest.model.name,
         manifest.model.sha256
