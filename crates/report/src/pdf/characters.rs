@@ -1,4 +1,4 @@
-//! Which characters can be set: a PDF/UA file must have a glyph for each.
+//! The characters that can be typeset: PDF/UA requires a glyph for each.
 
 use layerscope_figures::visible;
 use std::borrow::Cow;
@@ -10,12 +10,12 @@ pub(super) struct Characters<'a> {
 }
 
 impl<'a> Characters<'a> {
-    /// Those that any font has.
+    /// The characters of all fonts.
     pub(super) fn of(fonts: &'a FontBook) -> Self {
         Self { fonts: Some(fonts) }
     }
 
-    /// Those that the built-in fonts surely have.
+    /// Characters that the built-in fonts are known to have.
     pub(super) fn built_in() -> Self {
         Self { fonts: None }
     }
@@ -35,13 +35,13 @@ impl<'a> Characters<'a> {
         }
     }
 
-    /// A text with what cannot be set spelt out.
+    /// A text with missing characters replaced by their code points.
     pub(super) fn settable(&self, text: &str) -> String {
         let text = visible(text);
         let mut settable = String::with_capacity(text.len());
         for character in text.chars() {
             match character {
-                // Brackets that the built-in fonts may lack.
+                // The built-in fonts may lack these brackets.
                 '⟨' => settable.push('<'),
                 '⟩' => settable.push('>'),
                 '\n' => settable.push('\n'),
@@ -53,7 +53,7 @@ impl<'a> Characters<'a> {
         settable
     }
 
-    /// The same for XML, where `<` would begin an element.
+    /// The same for XML, without `<`.
     pub(super) fn settable_xml<'b>(&self, xml: &'b str) -> Cow<'b, str> {
         if xml.chars().all(|character| self.have(character)) {
             return Cow::Borrowed(xml);
@@ -77,7 +77,7 @@ mod tests {
         assert_eq!(built_in.settable_xml("<a>日</a>"), "<a>(U+65E5)</a>");
         let fonts = Characters::of(super::super::world::fonts().book());
         assert_eq!(fonts.settable("‖ℓΣ≤"), "‖ℓΣ≤");
-        // A private-use character that no text font has.
+        // A private-use character, which text fonts lack.
         assert!(fonts.settable("\u{10fff0}").starts_with("<U+10FFF0>"));
     }
 }

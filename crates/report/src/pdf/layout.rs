@@ -1,4 +1,4 @@
-//! The document as the files that the template reads: `document.json` and an SVG for each figure.
+//! The document as input files of the template: `document.json` and an SVG per figure.
 
 use super::characters::Characters;
 use crate::document::{Column, Document, Element, Figure, Inline, Marked, Section, Table, Texts};
@@ -7,13 +7,13 @@ use layerscope_figures::{Canvas, Colours, FIGURE_FONTS, Theme};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
-/// Size of a figure beside another, and of one of the whole width, CSS pixels; the type comes out at about eight points.
+/// Size of a half-width and of a full-width figure, CSS pixels; their type is about eight points on paper.
 const NARROW: [f64; 2] = [400.0, 250.0];
 const WIDE: [f64; 2] = [700.0, 290.0];
-/// Longest word that a line is sure to have room for.
+/// Longest word that always fits into a line.
 const LONGEST_WORD: usize = 60;
 
-/// The files by their paths.
+/// The files by path.
 pub(super) fn files(document: &Document, characters: &Characters<'_>) -> Result<BTreeMap<String, Vec<u8>>> {
     let mut layout = Layout { characters, files: BTreeMap::new(), appendix: vec![] };
     let sections: Vec<Value> = document.sections.iter().map(|section| layout.section(section)).collect();
@@ -63,7 +63,7 @@ impl Layout<'_> {
                 blocks.push(self.figures(group));
             } else {
                 blocks.extend(group.iter().map(|block| self.block(block)));
-                // A paragraph that figures follow stays with them.
+                // A paragraph stays with the figures that follow it.
                 if let Some(Value::Object(last)) = blocks.last_mut() {
                     last.insert("leads".into(), json!(true));
                 }
@@ -154,7 +154,7 @@ impl Layout<'_> {
         let size = figure.size(NARROW, WIDE);
         let colours = Colours::Of(Theme::Light);
         let svg = figure.to_svg(&Canvas { size, colours, titled: false, id: &figure.id });
-        // Figures are set in the text's own type, which is the same on every machine.
+        // Figures use the text's font, which is the same on every machine.
         let svg = svg.replacen(FIGURE_FONTS, "font-family=\"Libertinus Serif\"", 1);
         let path = format!("{}.svg", figure.id);
         self.files.insert(path.clone(), self.characters.settable_xml(&svg).as_bytes().to_vec());
