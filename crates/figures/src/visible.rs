@@ -1,13 +1,13 @@
-//! Words of models, prompts and users: anything may be in them.
+//! Sanitises untrusted text of models, prompts and users.
 
-/// The text with everything spelt out that would act on a reader instead of being read: control characters, and marks that
-/// turn the direction of the text around them (Unicode Technical Report 36, 2.6). Line breaks and tabs stay.
+/// The text with visible escapes for control characters and for bidirectional formatting marks (Unicode
+/// Technical Report 36, 2.6). Keeps line breaks and tabs.
 pub fn visible(text: &str) -> String {
     let mut visible = String::with_capacity(text.len());
     for character in text.chars() {
         match character {
             '\n' | '\t' => visible.push(character),
-            // The control pictures stand in the order of what they picture.
+            // The Unicode control pictures are in the order of the control characters.
             '\0'..='\x1f' => visible.extend(char::from_u32(0x2400 + u32::from(character))),
             '\x7f' => visible.push('\u{2421}'),
             '\u{80}'..='\u{9f}' | '\u{2028}' | '\u{2029}' | '\u{feff}' => spell(character, &mut visible),
@@ -15,7 +15,7 @@ pub fn visible(text: &str) -> String {
                 spell(character, &mut visible);
             }
             '\u{fdd0}'..='\u{fdef}' => spell(character, &mut visible),
-            // The last two of every plane are no characters.
+            // The last two code points of every plane are noncharacters.
             other if u32::from(other) & 0xfffe == 0xfffe => spell(other, &mut visible),
             other => visible.push(other),
         }
