@@ -1,4 +1,4 @@
-//! Prompt files: JSON Lines, one prompt a line.
+//! Prompt files: JSON Lines, one prompt per line.
 //!
 //! ```json
 //! {"id": "a1", "category": "retrieval", "prompt": "…"}
@@ -13,7 +13,7 @@ use layerscope_engine::{Error, Message, PromptText, Result};
 use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 
-/// The category of a prompt that names none.
+/// The category of prompts without one.
 pub const UNCATEGORISED: &str = "uncategorised";
 
 /// One line of a prompt file.
@@ -21,18 +21,18 @@ pub const UNCATEGORISED: &str = "uncategorised";
 pub struct Prompt {
     /// Unique within the file.
     pub id: String,
-    /// Category for summaries; [`UNCATEGORISED`] where the line names none.
+    /// Category for summaries; [`UNCATEGORISED`] by default.
     pub category: String,
-    /// What the model is given.
+    /// The model's input.
     pub content: PromptText,
-    /// The continuation to be teacher-forced instead of the greedy one.
+    /// The continuation to teacher-force instead of the greedy one.
     pub answer: Option<String>,
-    /// The part of the prompt's text of which to ask from which layer on it may vanish.
+    /// The span of the prompt's text to remove by `layerscope diffusion`.
     pub span: Option<String>,
 }
 
 impl Prompt {
-    /// The prompt for people: its text, or its messages joined by blank lines.
+    /// The prompt for display: its text, or its messages joined by blank lines.
     pub fn text(&self) -> String {
         match &self.content {
             PromptText::Plain(text) => text.clone(),
@@ -55,7 +55,7 @@ pub struct PromptFile {
     pub prompts: Vec<Prompt>,
 }
 
-/// SHA-256 of a prompt file's bytes in lower-case hexadecimal, as `sha256sum` prints it.
+/// SHA-256 of a prompt file in lower-case hexadecimal, the same as `sha256sum`.
 pub fn prompts_sha256(bytes: &[u8]) -> String {
     Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
 }
@@ -63,7 +63,7 @@ pub fn prompts_sha256(bytes: &[u8]) -> String {
 /// Reads the prompt file at `path`.
 ///
 /// # Errors
-/// [`Error::Input`] naming file, line and mend where the file is missing, empty or malformed.
+/// [`Error::Input`] with file, line and remedy if the file is missing, empty or malformed.
 pub fn read_prompts(path: &Path) -> Result<PromptFile> {
     let bytes = fs::read(path).map_err(|error| Error::io("read the prompts", path, &error))?;
     let prompts = parse_prompts(&path.display().to_string(), &bytes)?;
@@ -107,10 +107,10 @@ pub fn parse_prompts(file: &str, bytes: &[u8]) -> Result<Vec<Prompt>> {
 
 const EXAMPLE: &str = r#"{"id": "1", "category": "qa", "prompt": "Hello"}"#;
 
-/// Parses one line; the error is the problem with its mend, without the place.
+/// Parses one line; the error is the problem and its remedy, without file and line.
 fn parse_line(line: &str) -> std::result::Result<Prompt, String> {
     let value: Value = serde_json::from_str(line).map_err(|error| {
-        // serde_json ends its message with its own line number, which is always 1 here.
+        // serde_json's message ends with a line number, which is always 1 here.
         let message = error.to_string();
         let message = message.rsplit_once(" at line ").map_or(message.as_str(), |(head, _)| head);
         format!(
@@ -161,7 +161,7 @@ fn present<'a>(fields: &'a Map<String, Value>, name: &str) -> Option<&'a Value> 
     fields.get(name).filter(|value| !value.is_null())
 }
 
-/// The text of a field; `None` where it is missing or null.
+/// The text of a field; `None` if it is missing or null.
 fn text<'a>(fields: &'a Map<String, Value>, name: &str) -> std::result::Result<Option<&'a str>, String> {
     match present(fields, name) {
         None => Ok(None),
@@ -199,7 +199,7 @@ fn messages(list: &Value) -> std::result::Result<Vec<Message>, String> {
     Ok(messages)
 }
 
-/// A JSON value's type, for people.
+/// The name of a JSON value's type.
 fn kind(value: &Value) -> &'static str {
     match value {
         Value::Null => "null",

@@ -1,4 +1,4 @@
-//! The full model's next-token distributions, and how others differ from them, computed where the model runs.
+//! The full model's next-token distributions, and comparisons with them, computed on the model's device.
 
 use crate::record::Divergence;
 use layerscope_engine::{ComputeType, Decoder, Error, Hooks, Result, Tensor, with_f32};
@@ -6,7 +6,7 @@ use layerscope_kernels::cuda::Buffer;
 use layerscope_kernels::distribution::cuda::{self, ComparisonOnDevice, DistributionSummary};
 use layerscope_kernels::distribution::{Distribution, DistributionComparison};
 
-/// Rows unembedded at once: bounds the memory that logits take.
+/// Rows unembedded at once; bounds the memory of logits.
 pub(crate) const LOGIT_ROWS: usize = 64;
 
 /// The distribution at each of N decode steps.
@@ -20,7 +20,7 @@ pub struct ReferenceDistributions {
 
 enum Numbers {
     Host(Vec<Distribution>),
-    /// Logits `[N, V]`, and what they sum up to, as structs and read.
+    /// Logits `[N, V]` on the device, with their normalisers as structs.
     Device {
         logits: Tensor,
         on_device: Buffer,
@@ -28,7 +28,7 @@ enum Numbers {
     },
 }
 
-/// How a row of logits differs from a step's distribution.
+/// Comparison of a row of logits with a step's distribution.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct StepComparison {
     /// KL(full ‖ row), nats.
@@ -37,12 +37,12 @@ pub struct StepComparison {
     pub same_argmax: bool,
     /// The row's most likely token.
     pub argmax: u32,
-    /// NLL of the step's token under the row, less that under the full model, nats.
+    /// NLL of the step's token under the row, minus that under the full model, nats.
     pub dnll: f64,
 }
 
 impl StepComparison {
-    /// The means over the steps of a continuation.
+    /// Means over the steps of a continuation.
     pub fn mean(steps: &[Self]) -> Divergence {
         let divergences = steps.iter().map(|step| Divergence {
             kl: step.kl,
@@ -54,10 +54,10 @@ impl StepComparison {
 }
 
 impl ReferenceDistributions {
-    /// Of the final residual stream `x [N, d]`, for a continuation of N tokens.
+    /// Computes the distributions from the final residual stream `x [N, d]`, for a continuation of N tokens.
     ///
     /// # Errors
-    /// [`Error::Input`] where logits are NaN, or a token is beyond them.
+    /// [`Error::Input`] if logits are NaN or a token is outside the vocabulary.
     pub fn new(decoder: &Decoder, x: &Tensor, tokens: &[u32]) -> Result<Self> {
         check_tokens(tokens, decoder.config().vocab)?;
         let (numbers, nll) = match x.on_device() {
@@ -76,8 +76,8 @@ impl ReferenceDistributions {
         Self::checked(numbers, tokens, nll)
     }
 
-    /// Of the logits `[V]` of one step after another, as a session yields them, for a continuation of as many tokens. On the
-    /// CPU a step's logits are freed as its distribution is kept: N · V f32 in all.
+    /// Computes the distributions from the logits `[V]` of each step, in order, for a continuation of as many
+    /// tokens. On the CPU, each step's logits are freed after use: the total is N · V f32.
     ///
     /// # Errors
     /// As [`Self::new`].
@@ -171,7 +171,7 @@ impl ReferenceDistributions {
         }
     }
 
-    /// Rows of logits `[rows, V]` on the device, each with the step that it belongs to.
+    /// Compares rows of logits `[rows, V]` on the device, each with its step.
     fn compare_on_device(&self, logits: &Tensor, of: &[u32]) -> Result<Vec<StepComparison>> {
         let (Numbers::Device { logits: reference, on_device, summaries }, Some(rows)) =
             (&self.numbers, logits.on_device())
@@ -210,7 +210,7 @@ fn add(distributions: &mut Vec<Distribution>, nll: &mut Vec<f64>, logits: &[f32]
     distributions.push(distribution);
 }
 
-/// Of rows of logits `[rows, V]`, as many as there are tokens.
+/// Computes normalisers and NLLs of rows of logits `[rows, V]`, one per token.
 fn device_distributions(pieces: &[Tensor], tokens: &[u32]) -> Result<(Numbers, Vec<f64>)> {
     let logits = Tensor::cat(&pieces.iter().collect::<Vec<_>>())?;
     let numbers = logits.on_device().ok_or_else(|| Error::failure("logits are not on the GPU"))?;
@@ -222,7 +222,8 @@ fn device_distributions(pieces: &[Tensor], tokens: &[u32]) -> Result<(Numbers, V
         return Err(Error::NanLogits);
     }
     let all = Numbers::Device { logits, on_device, summaries };
-    // The NLL of the full model's own tokens is the normaliser less their logits, as a comparison with itself has it.
+    // The NLL of the full model's tokens is the normaliser minus their logits, as in a comparison with
+    // itself.
     let unknown =
         ReferenceDistributions { numbers: all, tokens: tokens.to_vec(), nll: vec![0.0; tokens.len()] };
     let Numbers::Device { logits, .. } = &unknown.numbers else { unreachable!("made just now") };
@@ -235,7 +236,7 @@ fn logits_rows(x: &Tensor, first: usize) -> usize {
     LOGIT_ROWS.min(x.rows() - first)
 }
 
-/// Logits of residual rows `[rows, d]` in f32, some rows at a time, with the index of the first.
+/// Logits of residual rows `[rows, d]` in f32, in blocks of rows, each with the index of its first row.
 fn logits_of<'a>(decoder: &'a Decoder, x: &'a Tensor) -> impl Iterator<Item = (usize, Result<Tensor>)> + 'a {
     (0..x.rows()).step_by(LOGIT_ROWS).map(move |first| {
         let len = logits_rows(x, first);
@@ -246,7 +247,7 @@ fn logits_of<'a>(decoder: &'a Decoder, x: &'a Tensor) -> impl Iterator<Item = (u
     })
 }
 
-/// Logits of residual rows `[rows, d]` in f32, handed over row by row with the row's index.
+/// Logits of residual rows `[rows, d]` in f32, passed row by row with the row's index.
 ///
 /// # Errors
 /// Whatever fails beneath.

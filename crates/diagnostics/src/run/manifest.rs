@@ -1,4 +1,4 @@
-//! `manifest.json`: what was recorded, from which model, with which settings, and how far it got.
+//! `manifest.json`: the model, settings, prompts and status of a run.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -14,7 +14,7 @@ use super::time;
 use crate::machine::Machine;
 use crate::record::Anchor;
 
-/// Version of the run folder's layout; a newer one is refused.
+/// Version of the run folder's layout; newer ones are rejected.
 pub const SCHEMA_VERSION: u32 = 1;
 
 /// The manifest's file name.
@@ -160,8 +160,8 @@ pub struct FailedPrompt {
 }
 
 impl Manifest {
-    /// The manifest of a run about to begin, with the prompts' ids in the order of the prompt file. Machine and command
-    /// are left to the caller, who knows them.
+    /// The manifest of a new run, with the prompts' ids in the order of the prompt file. The caller sets
+    /// machine and command.
     pub fn new(
         model: ModelInfo,
         weights: impl Into<String>,
@@ -212,7 +212,7 @@ impl Manifest {
         Ok(manifest)
     }
 
-    /// What no writer of ours would write.
+    /// Checks what our writer guarantees.
     pub(super) fn check(&self) -> std::result::Result<(), String> {
         let ids: BTreeSet<&String> = self.prompts.ids.iter().collect();
         if ids.len() != self.prompts.ids.len() {
@@ -236,13 +236,13 @@ impl Manifest {
         FILE.bytes(self)
     }
 
-    /// Counts one more version, of now.
+    /// Increments the revision and sets the time.
     pub(super) fn touch(&mut self) {
         self.revision = self.revision.saturating_add(1);
         self.updated = time::now();
     }
 
-    /// Why a recording that wants `wanted` cannot resume this one: "… not …".
+    /// Why a recording with `wanted` cannot resume this run: "… not …".
     pub(super) fn difference(&self, wanted: &Self) -> Option<String> {
         let differs = |what: &str, here: &dyn std::fmt::Display, there: &dyn std::fmt::Display| {
             Some(format!("{what} {here}, not {there}"))
@@ -291,7 +291,7 @@ impl Manifest {
     }
 }
 
-/// The first digits of a hash, enough to tell two apart.
+/// A hash prefix for messages.
 fn start(hash: &str) -> &str {
     hash.get(..8).unwrap_or(hash)
 }

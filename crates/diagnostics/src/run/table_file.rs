@@ -22,7 +22,7 @@ use super::schema::{Column, schema_of};
 /// Rows decoded at a time.
 const BATCH_ROWS: usize = 1 << 16;
 
-/// An open table. Reading is exclusive, since copies of a file handle share one position.
+/// An open table. Reading is exclusive, because cloned file handles share one position.
 #[derive(Debug)]
 pub(super) struct TableFile {
     path: PathBuf,
@@ -31,7 +31,7 @@ pub(super) struct TableFile {
 }
 
 impl TableFile {
-    /// Opens a table and checks its columns; `None` where there is no such file.
+    /// Opens a table and checks its columns; `None` if there is no such file.
     pub(super) fn open(path: PathBuf, columns: &[Column]) -> Result<Option<Self>> {
         let file = match File::open(&path) {
             Ok(file) => file,
@@ -49,22 +49,22 @@ impl TableFile {
         Ok(Some(Self { path, file: Mutex::new(file), metadata }))
     }
 
-    /// The sentence that this file is not as layerscope wrote it.
+    /// The error that this file is damaged or was changed.
     pub(super) fn damaged(&self, problem: &dyn std::fmt::Display) -> Error {
         damaged(&self.path, problem)
     }
 
-    /// The sentence that a prompt's rows are not as layerscope wrote them.
+    /// The error that a prompt's rows are damaged or were changed.
     pub(super) fn damaged_rows(&self, prompt_id: &str, problem: &dyn std::fmt::Display) -> Error {
         self.damaged(&format!("prompt {prompt_id:?}: {problem}"))
     }
 
-    /// What the file says of itself.
+    /// The Parquet metadata.
     pub(super) fn metadata(&self) -> &ParquetMetaData {
         self.metadata.metadata()
     }
 
-    /// The file itself, for one reader at a time.
+    /// The locked file handle.
     pub(super) fn lock(&self) -> MutexGuard<'_, File> {
         self.file.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -91,9 +91,10 @@ impl TableFile {
         Ok(ids)
     }
 
-    /// Gives the rows of one prompt batch by batch, in file order; of the named columns only where there are `columns`.
+    /// Passes the rows of one prompt to `take`, batch by batch in file order, with only the named columns if
+    /// `columns` is given.
     ///
-    /// The file is locked meanwhile: `take` must not read it.
+    /// The file is locked during the call: `take` must not read it.
     pub(super) fn each_batch(
         &self,
         prompt_id: &str,
@@ -102,7 +103,7 @@ impl TableFile {
     ) -> Result<()> {
         for (index, group) in self.metadata().row_groups().iter().enumerate() {
             if may_hold(group, prompt_id) {
-                // Another program may have written several prompts into one row group.
+                // Another program may have written several prompts to one row group.
                 let filter = (single_prompt(group) != Some(prompt_id)).then(|| self.only(prompt_id));
                 self.decode(index, self.mask(columns), filter, take)?;
             }
@@ -110,7 +111,7 @@ impl TableFile {
         Ok(())
     }
 
-    /// The named columns; all where none is named.
+    /// The named columns; all if none is named.
     fn mask(&self, columns: &[&str]) -> ProjectionMask {
         if columns.is_empty() {
             return ProjectionMask::all();
@@ -118,7 +119,7 @@ impl TableFile {
         ProjectionMask::columns(self.metadata.parquet_schema(), columns.iter().copied())
     }
 
-    /// Leaves the rows of one prompt.
+    /// Filters the rows of one prompt.
     fn only(&self, prompt_id: &str) -> RowFilter {
         let prompt_id = prompt_id.to_owned();
         let own = move |batch: RecordBatch| {
@@ -170,7 +171,7 @@ fn damaged(path: &Path, problem: &dyn std::fmt::Display) -> Error {
     ))
 }
 
-/// Columns may be added, never missing or of another type.
+/// Allows additional columns, but no missing column or other type.
 fn check_columns(schema: &Schema, columns: &[Column]) -> std::result::Result<(), String> {
     for wanted in schema_of(columns).fields() {
         match schema.field_with_name(wanted.name()) {

@@ -1,4 +1,4 @@
-//! What is recorded is what is read.
+//! Recorded data is read unchanged.
 
 use std::fs;
 
@@ -199,7 +199,7 @@ fn equal_records_give_equal_tables_however_they_were_written() {
     finished(again.path(), 4);
     assert!(wanted == tables(again.path()));
 
-    // Out of order, in three sittings, with a failure mended and tables merged twice.
+    // Out of order, in three sessions, with a failed prompt retried and tables merged twice.
     let patched = tempfile::tempdir().expect("folder");
     let open = || RunWriter::create_or_resume(patched.path(), manifest(4)).expect("resume");
     let mut writer = open();
@@ -289,7 +289,7 @@ fn machine_and_command_are_kept_and_older_manifests_have_none() {
         ..manifest(1)
     };
     drop(RunWriter::create_or_resume(folder.path(), begun.clone()).expect("create"));
-    // Another machine and another way to say it resume the same run, which keeps where it began.
+    // A run resumes on another machine and with another command; it keeps its original machine and command.
     let mut writer = RunWriter::create_or_resume(folder.path(), manifest(1)).expect("resume");
     writer.append(&record(0)).expect("append");
     writer.finish().expect("finish");
