@@ -1,4 +1,4 @@
-//! What the end-to-end tests share: running the binary and finding models.
+//! Helpers of the end-to-end tests: running the binary and finding models.
 
 #![allow(dead_code, clippy::unwrap_used, missing_docs, unreachable_pub)]
 
@@ -32,7 +32,7 @@ pub fn gemma3() -> Option<PathBuf> {
     fetched("gemma-3-270m-q4_k_m.gguf", "GEMMA3", "fetch-gemma3.sh")
 }
 
-/// A real model, or `None` with a message where it was not fetched; `LAYERSCOPE_REQUIRE_…` makes that a failure.
+/// A real model, or `None` with a message if it is missing; with `LAYERSCOPE_REQUIRE_…`, a failure.
 fn fetched(file: &str, name: &str, script: &str) -> Option<PathBuf> {
     let path = match std::env::var_os(format!("LAYERSCOPE_{name}")) {
         Some(path) => PathBuf::from(path),
