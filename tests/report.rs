@@ -540,9 +540,13 @@ fn two_runs_are_compared() {
         [&held["runs"][0]["recommendation"]["l_cut"], &held["runs"][1]["recommendation"]["l_cut"]]
     );
     assert!(text(select(&page, "#comparison")[0]).contains("The recommendations agree"));
-    // A run compared with itself has no differences.
-    succeed(&mut report(&[demo(), demo()], &[&as_json]));
+    // A run compared with itself has no differences, and runs of the same name get numbers.
+    succeed(&mut report(&[demo(), demo(), demo()], &[&as_json]));
     let held: Value = serde_json::from_slice(&std::fs::read(&as_json).unwrap()).unwrap();
+    assert_eq!(
+        [0, 1, 2].map(|run| held["runs"][run]["name"].as_str().unwrap()),
+        ["demo", "demo (2)", "demo (3)"]
+    );
     for figure in held["comparisons"][0]["figures"].as_array().unwrap() {
         for layer in figure["layers"].as_array().unwrap() {
             assert!(

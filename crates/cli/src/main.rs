@@ -25,6 +25,7 @@ fn main() -> ExitCode {
 
 fn run(arguments: Arguments) -> Result<ExitCode> {
     layerscope_engine::keep_freed_memory();
+    layerscope_engine::explain_bus_errors();
     // The viewer's engine runs on its own thread, which creates the pool.
     if !matches!(arguments.command, Command::View(_)) {
         layerscope_engine::one_pool()?;

@@ -70,13 +70,14 @@ impl AttentionFigures {
 }
 
 impl LensFigures {
-    /// Share of steps whose lens token equals the last layer's, by layer. The lens after the last layer is
-    /// the model's output.
+    /// Share of steps whose lens token is the last layer's, by layer, over the steps where the lens is defined. The lens after
+    /// the last layer is the model's own output.
     fn top1_agreement(&self) -> Vec<f64> {
         let Some(last) = self.top1.outer_iter().next_back() else { return vec![] };
-        let agreement = self.top1.outer_iter().map(|layer| {
-            let same = layer.iter().zip(last).filter(|(a, b)| a == b).count();
-            same as f64 / layer.len() as f64
+        let agreement = self.top1.outer_iter().zip(self.kl.outer_iter()).map(|(layer, kl)| {
+            let defined = layer.iter().zip(last).zip(kl).filter(|(_, kl)| !kl.is_nan());
+            let same: Vec<f32> = defined.map(|((a, b), _)| f32::from(u8::from(a == b))).collect();
+            mean(&same)
         });
         agreement.collect()
     }

@@ -70,8 +70,8 @@ pub struct ProbedRun {
 /// Calls `progress` with the number of processed tokens, out of p + N.
 ///
 /// # Errors
-/// [`Error::Input`] on an empty prompt, an empty continuation or a sequence longer than the context;
-/// [`Error::Interrupted`].
+/// [`Error::Input`] on an empty prompt, an empty continuation or a sequence beyond the context;
+/// [`Error::UndefinedLogits`], with the layer where they begin; [`Error::Interrupted`].
 pub fn run(
     decoder: &Arc<Decoder>,
     prompt: &[u32],
@@ -79,12 +79,26 @@ pub fn run(
     interrupt: &Interrupt,
     progress: &mut dyn FnMut(usize),
 ) -> Result<ProbedRun> {
-    let steps = continuation.len();
-    if steps == 0 {
+    if continuation.len() == 0 {
         return Err(Error::input(
             "no decode steps: ask for at least one new token, and give no empty answer",
         ));
     }
+    run_defined(decoder, prompt, continuation, interrupt, progress).map_err(|error| match continuation {
+        Decoding::Given(tokens) => error.located(decoder, &[prompt, tokens].concat(), interrupt),
+        Decoding::Greedy { .. } => error.located(decoder, prompt, interrupt),
+    })
+}
+
+/// [`run`]; undefined logits are not yet traced to the layer where they begin.
+fn run_defined(
+    decoder: &Arc<Decoder>,
+    prompt: &[u32],
+    continuation: &Decoding<'_>,
+    interrupt: &Interrupt,
+    progress: &mut dyn FnMut(usize),
+) -> Result<ProbedRun> {
+    let steps = continuation.len();
     let layers = decoder.config().layers;
     let mut session = Session::new(decoder, Policy::full(layers), prompt.len(), steps)?;
 
@@ -147,7 +161,7 @@ pub struct TeacherForced {
 /// decode rows of the session.
 ///
 /// # Errors
-/// [`Error::Input`] if logits are NaN.
+/// [`Error::UndefinedLogits`].
 pub fn teacher_forced(
     decoder: &Decoder,
     session: &mut Session,
@@ -171,7 +185,7 @@ pub fn teacher_forced(
 /// and the logits.
 ///
 /// # Errors
-/// [`Error::Input`] if logits are NaN; [`Error::Interrupted`].
+/// [`Error::UndefinedLogits`]; [`Error::Interrupted`].
 pub fn continue_greedily(
     session: &mut Session,
     first_logits: Tensor,

@@ -28,13 +28,13 @@ enum Numbers {
     },
 }
 
-/// Comparison of a row of logits with a step's distribution.
+/// How a row of logits differs from a step's distribution. Where the row has a logit that is not finite, all but `argmax` is NaN.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct StepComparison {
     /// KL(full ‖ row), nats.
     pub kl: f64,
-    /// Whether both have the same most likely token.
-    pub same_argmax: bool,
+    /// 1 where both have the same most likely token, else 0.
+    pub top1: f64,
     /// The row's most likely token.
     pub argmax: u32,
     /// NLL of the step's token under the row, minus that under the full model, nats.
@@ -44,11 +44,8 @@ pub struct StepComparison {
 impl StepComparison {
     /// Means over the steps of a continuation.
     pub fn mean(steps: &[Self]) -> Divergence {
-        let divergences = steps.iter().map(|step| Divergence {
-            kl: step.kl,
-            top1: f64::from(u8::from(step.same_argmax)),
-            dnll: step.dnll,
-        });
+        let divergences =
+            steps.iter().map(|step| Divergence { kl: step.kl, top1: step.top1, dnll: step.dnll });
         Divergence::mean(&divergences.collect::<Vec<_>>())
     }
 }
@@ -57,7 +54,7 @@ impl ReferenceDistributions {
     /// Computes the distributions from the final residual stream `x [N, d]`, for a continuation of N tokens.
     ///
     /// # Errors
-    /// [`Error::Input`] if logits are NaN or a token is outside the vocabulary.
+    /// [`Error::UndefinedLogits`] where a logit is not finite, or a token is beyond them.
     pub fn new(decoder: &Decoder, x: &Tensor, tokens: &[u32]) -> Result<Self> {
         check_tokens(tokens, decoder.config().vocab)?;
         let (numbers, nll) = match x.on_device() {
@@ -97,8 +94,12 @@ impl ReferenceDistributions {
     }
 
     fn checked(numbers: Numbers, tokens: &[u32], nll: Vec<f64>) -> Result<Self> {
-        if nll.iter().any(|nll| !nll.is_finite()) {
-            return Err(Error::NanLogits);
+        let defined = match &numbers {
+            Numbers::Host(distributions) => distributions.iter().all(Distribution::is_defined),
+            Numbers::Device { summaries, .. } => summaries.iter().all(|summary| summary.finite != 0),
+        };
+        if !defined || nll.iter().any(|nll| !nll.is_finite()) {
+            return Err(Error::UNDEFINED_LOGITS);
         }
         Ok(Self { numbers, tokens: tokens.to_vec(), nll })
     }
@@ -163,10 +164,14 @@ impl ReferenceDistributions {
     }
 
     fn comparison(&self, step: usize, comparison: &DistributionComparison, logit: f64) -> StepComparison {
+        let argmax = comparison.argmax as u32;
+        if !comparison.kl.is_finite() {
+            return StepComparison { kl: f64::NAN, top1: f64::NAN, argmax, dnll: f64::NAN };
+        }
         StepComparison {
             kl: comparison.kl,
-            same_argmax: comparison.same_argmax,
-            argmax: comparison.argmax as u32,
+            top1: f64::from(u8::from(comparison.same_argmax)),
+            argmax,
             dnll: comparison.log_normaliser - logit - self.nll[step],
         }
     }
@@ -200,7 +205,7 @@ impl ReferenceDistributions {
 }
 
 fn check_tokens(tokens: &[u32], vocab: usize) -> Result<()> {
-    if tokens.iter().any(|&token| token as usize >= vocab) { Err(Error::NanLogits) } else { Ok(()) }
+    if tokens.iter().any(|&token| token as usize >= vocab) { Err(Error::UNDEFINED_LOGITS) } else { Ok(()) }
 }
 
 /// Adds a step's distribution and the NLL of its token.
@@ -218,9 +223,6 @@ fn device_distributions(pieces: &[Tensor], tokens: &[u32]) -> Result<(Numbers, V
     let on_device = numbers.device().allocate(tokens.len() * size_of::<DistributionSummary>())?;
     cuda::summarize(numbers.numbers(), vocab, &on_device)?;
     let summaries = on_device.to_vec::<DistributionSummary>()?;
-    if summaries.iter().any(|summary| summary.finite == 0) {
-        return Err(Error::NanLogits);
-    }
     let all = Numbers::Device { logits, on_device, summaries };
     // The NLL of the full model's tokens is the normaliser minus their logits, as in a comparison with
     // itself.

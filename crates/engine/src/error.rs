@@ -1,6 +1,6 @@
 //! Errors that a program can match on. Their `Display` is one sentence for the user.
 
-use crate::HookPoint;
+use crate::{HookPoint, UndefinedFrom};
 use layerscope_kernels::cuda::DeviceError;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -108,9 +108,15 @@ pub enum Error {
         /// The system's sentence.
         reason: String,
     },
-    /// Logits are NaN, which only damaged weights cause.
-    #[error("the model yields no numbers (NaN); its weights are damaged, fetch the file again")]
-    NanLogits,
+    /// A logit is NaN or infinite, which only damaged weights cause.
+    #[error(
+        "the next-token distribution is undefined: {}; the weights are damaged, fetch the model again",
+        undefined_logits(*.from)
+    )]
+    UndefinedLogits {
+        /// Where activations first are NaN or infinite, if that was looked for.
+        from: Option<UndefinedFrom>,
+    },
     /// A GPU that is absent or failed.
     #[error(transparent)]
     Device(DeviceError),
@@ -212,7 +218,7 @@ impl Error {
             | Self::HookShape { .. }
             | Self::UnsupportedFamily { .. }
             | Self::MalformedFile { .. }
-            | Self::NanLogits
+            | Self::UndefinedLogits { .. }
             | Self::UnknownLayer { .. }
             | Self::Input(_) => ErrorKind::Input,
             Self::Io { kind, .. } => match kind {
@@ -233,6 +239,13 @@ impl Error {
     /// The exit code of the command line.
     pub fn exit_code(&self) -> u8 {
         self.kind().exit_code()
+    }
+}
+
+fn undefined_logits(from: Option<UndefinedFrom>) -> String {
+    match from {
+        Some(from) => format!("activations are NaN or infinite from {from} on"),
+        None => "a logit is NaN or infinite".to_owned(),
     }
 }
 

@@ -152,9 +152,8 @@ pub fn record(
                 observe(RecordingEvent::Finished(&record));
             }
             Err(error) if error.kind() == ErrorKind::Input => {
-                let reason = error.to_string();
-                writer.fail(&prompt.id, &reason)?;
-                observe(RecordingEvent::Failed { id: &prompt.id, reason: &reason });
+                writer.fail(&prompt.id, &error)?;
+                observe(RecordingEvent::Failed { id: &prompt.id, reason: &error.to_string() });
             }
             Err(error) => {
                 writer.finish()?;

@@ -40,11 +40,7 @@ impl Report {
         let mut sources: Vec<Source> = vec![];
         for folder in folders {
             let mut source = Source::read(folder, options)?;
-            // Runs of the same name get a number.
-            let same = sources.iter().filter(|known| known.report.name == source.report.name).count();
-            if same > 0 {
-                source.report.name = format!("{} ({})", source.report.name, same + 1);
-            }
+            source.report.name = unused_name(&source.report.name, &sources);
             sources.push(source);
         }
         let (first, others) = sources.split_first().ok_or_else(|| Error::input("name a run folder"))?;
@@ -63,6 +59,14 @@ impl Report {
             comparisons,
         })
     }
+}
+
+/// The name, with a number where other runs have it.
+fn unused_name(name: &str, sources: &[Source]) -> String {
+    let is_used = |name: &str| sources.iter().any(|source| source.report.name == name);
+    let numbered = (2..).map(|number| format!("{name} ({number})"));
+    let mut names = std::iter::once(name.to_owned()).chain(numbered);
+    names.find(|name| !is_used(name)).unwrap_or_default()
 }
 
 /// A run's report, with the data for comparisons.

@@ -105,7 +105,14 @@ fn record_and_print(model: &Model, recording: &Recording<'_>, interrupt: &Interr
         return Ok(code);
     }
     let run = Run::open(recording.out)?;
-    let recommendation = recommend::of_run(&run, recommend::Options::default())?;
+    let recommendation = match recommend::of_run(&run, recommend::Options::default()) {
+        Ok(recommendation) => recommendation,
+        Err(error) if recording.json => return Err(error),
+        Err(error) => {
+            output::lines(&show::overall(&run)?)?;
+            return Err(error);
+        }
+    };
     let cases = failure_cases(&run, model, &recommendation, recording.failure_cases, interrupt)?;
     if recording.json {
         output::json(&json!({ "show": run.show()?, "recommendation": recommendation }))?;

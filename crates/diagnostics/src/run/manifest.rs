@@ -157,6 +157,9 @@ pub struct FailedPrompt {
     pub id: String,
     /// One sentence.
     pub reason: String,
+    /// Whether its next-token distribution is undefined, so that the model's weights are damaged.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub undefined: bool,
 }
 
 impl Manifest {

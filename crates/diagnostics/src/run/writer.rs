@@ -27,7 +27,7 @@ pub struct RunWriter {
     device: String,
     /// By index in the manifest's list of prompts.
     done: BTreeMap<usize, Done>,
-    failed: BTreeMap<usize, String>,
+    failed: BTreeMap<usize, FailedPrompt>,
     index_of_id: BTreeMap<String, usize>,
     _lock: File,
 }
@@ -137,13 +137,15 @@ impl RunWriter {
         self.save()
     }
 
-    /// Records that a prompt failed, with the reason as one sentence.
+    /// Notes that a prompt could not be recorded.
     ///
     /// # Errors
     /// As [`Self::append`].
-    pub fn fail(&mut self, prompt_id: &str, reason: &str) -> Result<()> {
+    pub fn fail(&mut self, prompt_id: &str, error: &Error) -> Result<()> {
         let index = self.pending_index(prompt_id)?;
-        self.failed.insert(index, reason.to_owned());
+        let undefined = matches!(error, Error::UndefinedLogits { .. });
+        let failed = FailedPrompt { id: prompt_id.to_owned(), reason: error.to_string(), undefined };
+        self.failed.insert(index, failed);
         self.manifest.status = Status::Running;
         self.save()
     }
@@ -239,7 +241,7 @@ impl RunWriter {
         }
         for failed in &self.manifest.prompts.failed {
             if let Some(index) = self.index_of_id.get(&failed.id) {
-                self.failed.insert(*index, failed.reason.clone());
+                self.failed.insert(*index, failed.clone());
             }
         }
         self.failed.retain(|index, _| !self.done.contains_key(index));
@@ -320,9 +322,7 @@ impl RunWriter {
         let states = &mut self.manifest.prompts;
         let id = |index: &usize| states.ids[*index].clone();
         states.done = self.done.keys().map(id).collect();
-        let failed =
-            self.failed.iter().map(|(index, reason)| FailedPrompt { id: id(index), reason: reason.clone() });
-        states.failed = failed.collect();
+        states.failed = self.failed.values().cloned().collect();
         let native_kl: Vec<f64> = self.done.values().filter_map(|d| d.native_kl).collect();
         self.manifest.native_kl =
             (!native_kl.is_empty()).then(|| native_kl.iter().sum::<f64>() / native_kl.len() as f64);

@@ -1,5 +1,6 @@
 //! A kill at any moment loses at most the prompt being written, and a partial run never appears complete.
 
+use layerscope_engine::Error;
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -59,7 +60,7 @@ fn a_damaged_part_is_recorded_again() {
 fn a_prompt_counts_even_if_the_kill_came_before_the_manifest() {
     let folder = tempfile::tempdir().expect("folder");
     let mut writer = resume(folder.path(), 2);
-    writer.fail("q0", "out of memory").expect("fail");
+    writer.fail("q0", &Error::input("out of memory")).expect("fail");
     let path = folder.path().join(MANIFEST);
     let before = fs::read(&path).expect("manifest");
     writer.append(&record(0)).expect("append");

@@ -128,7 +128,7 @@ fn records_that_do_not_fit_the_model_are_refused() {
     writer.append(&record(0)).expect("append");
     writer.append(&record(0)).expect_err("twice");
     writer.append(&record(7)).expect_err("not of this run");
-    writer.fail("q7", "…").expect_err("not of this run");
+    writer.fail("q7", &Error::input("…")).expect_err("not of this run");
 }
 
 /// Reads everything.
