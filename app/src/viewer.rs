@@ -288,7 +288,7 @@ impl Viewer {
     fn load_prompts(&mut self, path: &Path) {
         // Read as prompts first, so that a wrong file is refused before it replaces what was typed.
         let text = read_prompts(path).and_then(|_| {
-            std::fs::read_to_string(path).map_err(|e| layerscope_engine::Error::io("read", path, &e))
+            layerscope_files::read_text(path).map_err(|e| layerscope_engine::Error::io("read", path, &e))
         });
         match text {
             Ok(text) => {

@@ -2,7 +2,7 @@
 
 use crate::{BenchReport, Measurement};
 use layerscope_engine::{Error, Result};
-use std::fs;
+use std::io::ErrorKind;
 use std::path::Path;
 
 /// The file's name in a run folder.
@@ -13,7 +13,19 @@ pub const FILE_NAME: &str = "bench.json";
 /// # Errors
 /// [`Error::Input`] where there is no such file or it holds something else.
 pub fn read(path: &Path) -> Result<BenchReport> {
-    let bytes = fs::read(path).map_err(|error| Error::io("read", path, &error))?;
+    match read_existing(path)? {
+        Some(report) => Ok(report),
+        None => Err(Error::io("read", path, &ErrorKind::NotFound.into())),
+    }
+}
+
+/// The measurements at `path`; `None` where there is no such file.
+fn read_existing(path: &Path) -> Result<Option<BenchReport>> {
+    let bytes = match layerscope_files::read(path) {
+        Ok(bytes) => bytes,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(Error::io("read", path, &error)),
+    };
     let damaged = |problem: &dyn std::fmt::Display| {
         Error::input(format!(
             "{} does not hold the measurements of layerscope bench ({problem}); measure again with --out FILE.json",
@@ -24,7 +36,7 @@ pub fn read(path: &Path) -> Result<BenchReport> {
     if let Some(wrong) = report.results.iter().find(|result| !plausible(result)) {
         return Err(damaged(&format!("impossible figures of {} at {}", wrong.policy, wrong.length)));
     }
-    Ok(report)
+    Ok(Some(report))
 }
 
 /// Reads the measurements kept in a run folder; `None` where there are none.
@@ -32,8 +44,7 @@ pub fn read(path: &Path) -> Result<BenchReport> {
 /// # Errors
 /// As [`read`].
 pub fn read_of_run(run: &Path) -> Result<Option<BenchReport>> {
-    let path = run.join(FILE_NAME);
-    if path.exists() { read(&path).map(Some) } else { Ok(None) }
+    read_existing(&run.join(FILE_NAME))
 }
 
 /// Whether a measurement can have been made: times and ratios are not negative, and there was something to measure.
@@ -55,6 +66,7 @@ mod tests {
     use super::*;
     use layerscope_engine::WeightsPrecision;
     use proptest::prelude::*;
+    use std::fs;
 
     fn report() -> BenchReport {
         let result = |policy: &str, tpot: Vec<f64>| Measurement {

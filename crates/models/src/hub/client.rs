@@ -176,7 +176,7 @@ impl Drop for Client {
 
 fn certificates(hub: &HubPlaces) -> Result<RootCerts> {
     let Some(path) = &hub.certificates else { return Ok(RootCerts::WebPki) };
-    let pem = std::fs::read(path)
+    let pem = layerscope_files::read(path)
         .map_err(|e| Error::input(format!("SSL_CERT_FILE: cannot read {}: {e}", path.display())))?;
     let certificates: Vec<_> = parse_pem(&pem)
         .filter_map(|item| match item {
