@@ -1,4 +1,4 @@
-//! Ctrl-C: the first stops after the piece of work in hand and keeps what is done; the second stops at once.
+//! Ctrl-C: the first stops after the current unit of work and keeps what is done; the second stops at once.
 
 use layerscope_engine::{Error, Interrupt, Result};
 use std::sync::atomic::Ordering;

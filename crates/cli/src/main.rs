@@ -25,7 +25,7 @@ fn main() -> ExitCode {
 
 fn run(arguments: Arguments) -> Result<ExitCode> {
     layerscope_engine::keep_freed_memory();
-    // The viewer's engine has a thread of its own, which makes the pool.
+    // The viewer's engine runs on its own thread, which creates the pool.
     if !matches!(arguments.command, Command::View(_)) {
         layerscope_engine::one_pool()?;
     }
@@ -49,7 +49,7 @@ fn run(arguments: Arguments) -> Result<ExitCode> {
     }
 }
 
-/// A library's panic on a damaged file becomes an error with a sentence of its own; the panic's text adds nothing.
+/// Hides panic messages of libraries on damaged files: the panic becomes an error with its own sentence.
 fn quiet_guarded_panics() {
     let usual = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {

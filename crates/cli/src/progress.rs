@@ -1,4 +1,4 @@
-//! Bars of progress on standard error; nothing is drawn where that is no terminal.
+//! Progress bars on standard error; nothing is drawn if it is not a terminal.
 
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use layerscope_bench::{BenchEvent, BenchPlan, QualityEvent};
@@ -12,7 +12,7 @@ fn style(template: &str) -> ProgressStyle {
     ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())
 }
 
-/// Shows how many layers are done while `load` loads, which is told how to say so.
+/// Runs `load` and shows how many layers it has loaded; `load` reports them through its argument.
 pub(crate) fn loading<T>(load: impl FnOnce(&mut dyn FnMut(usize, usize) -> Result<()>) -> T) -> T {
     let bar = ProgressBar::new(0).with_style(style("loading {bar:30} {pos}/{len} layers"));
     let loaded = load(&mut |done, all| {
@@ -24,7 +24,7 @@ pub(crate) fn loading<T>(load: impl FnOnce(&mut dyn FnMut(usize, usize) -> Resul
     loaded
 }
 
-/// A bar while a model is fetched; what is to be known of it goes to standard error.
+/// A bar while a model is downloaded; notes go to standard error.
 pub(crate) struct FetchBar(ProgressBar);
 
 impl FetchBar {
@@ -39,7 +39,7 @@ impl FetchBar {
             Progress::Bytes { file, done, all } => {
                 if self.0.is_hidden() {
                     self.0.set_draw_target(ProgressDrawTarget::stderr());
-                    // What is here already took no time.
+                    // Bytes that are already on disk do not count towards the speed.
                     self.0.set_position(done);
                     self.0.reset_eta();
                 }
@@ -56,7 +56,7 @@ impl FetchBar {
     }
 }
 
-/// A bar while spans are removed, with the present one.
+/// A bar while spans are removed, with the current one.
 pub(crate) struct SpansBar {
     bar: ProgressBar,
     done: usize,
@@ -69,7 +69,7 @@ impl SpansBar {
         Self { bar: ProgressBar::new(0).with_style(style(template)), done: 0, spans }
     }
 
-    /// Another span begins.
+    /// Starts the next span.
     pub(crate) fn start(&mut self, id: &str) {
         self.done += 1;
         let of = if self.spans > 1 { format!(" ({} of {})", self.done, self.spans) } else { String::new() };
@@ -86,7 +86,7 @@ impl SpansBar {
         self.bar.set_message(what);
     }
 
-    /// A line above the bar.
+    /// Prints a line above the bar.
     pub(crate) fn say(&self, line: &str) {
         self.bar.suspend(|| eprintln!("{line}"));
     }
@@ -96,7 +96,7 @@ impl SpansBar {
     }
 }
 
-/// Says what is being done while `work` does it.
+/// Shows a spinner with a message while `work` runs.
 pub(crate) fn waiting<T>(what: &str, work: impl FnOnce() -> T) -> T {
     let spinner = ProgressBar::new_spinner().with_style(style("{spinner} {msg} {elapsed}"));
     spinner.set_message(what.to_owned());
@@ -106,7 +106,7 @@ pub(crate) fn waiting<T>(what: &str, work: impl FnOnce() -> T) -> T {
     done
 }
 
-/// Two bars while measuring: all generations with an estimate, and the present one.
+/// Two bars while measuring: all generations with an estimate, and the current one.
 pub(crate) struct BenchBars {
     all: ProgressBar,
     present: ProgressBar,
@@ -148,7 +148,7 @@ impl BenchBars {
     }
 }
 
-/// A bar while quality is measured, with what is run now.
+/// A bar while quality is measured, with the current policy and prompt.
 pub(crate) struct QualityBar(ProgressBar);
 
 impl QualityBar {
@@ -171,13 +171,13 @@ impl QualityBar {
     }
 }
 
-/// A bar while needles are looked for, with what is looked for now.
+/// A bar while needle prompts run, with the current one.
 pub(crate) fn needles(generations: usize) -> ProgressBar {
     ProgressBar::new(generations as u64)
         .with_style(style("needles {bar:30} {pos}/{len}, {elapsed} elapsed, {eta} left, {msg}"))
 }
 
-/// A bar while failure cases are generated, with the present one.
+/// A bar while failure cases are generated, with the current one.
 pub(crate) struct FailureCaseBar {
     bar: ProgressBar,
     id: String,
@@ -210,7 +210,7 @@ impl FailureCaseBar {
     }
 }
 
-/// Two bars while recording: prompts of the file with an estimate, and what the present one is at.
+/// Two bars while recording: prompts of the file with an estimate, and the stage of the current one.
 pub(crate) struct RecordingBars {
     bars: MultiProgress,
     prompts: ProgressBar,
@@ -272,7 +272,7 @@ impl RecordingBars {
         self.prompts.finish_and_clear();
     }
 
-    /// A line that stays, above the bars; without a terminal on standard error all the same.
+    /// Prints a line above the bars, which stays; also if standard error is not a terminal.
     fn say(&self, line: &str) {
         self.bars.suspend(|| eprintln!("{line}"));
     }

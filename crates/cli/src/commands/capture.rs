@@ -1,4 +1,4 @@
-//! `layerscope capture`: chosen activations into a safetensors file.
+//! `layerscope capture`: writes chosen activations to a safetensors file.
 
 use crate::args::CaptureArguments;
 use crate::{models, output};
@@ -40,7 +40,7 @@ pub(crate) fn run(arguments: &CaptureArguments, interrupt: &Interrupt) -> Result
             Ok(None)
         });
     }
-    // One decode row is the last prompt token; each new token but the last is one more.
+    // Decode rows are the last prompt token and every new token except the last.
     let steps = arguments.max_new_tokens;
     let mut session = Session::new(&model.decoder, policy.clone(), prompt.len(), steps.max(1))?;
     let mut logits = session.prefill(&prompt, &mut hooks, interrupt, &mut |_| {})?;
@@ -84,7 +84,7 @@ pub(crate) fn run(arguments: &CaptureArguments, interrupt: &Interrupt) -> Result
     Ok(ExitCode::SUCCESS)
 }
 
-/// The pieces of a chunked run as one array. Scores and patterns grow with the keys: the missing ones are hidden.
+/// Concatenates the chunks of a run. Scores and patterns grow with the keys; missing keys count as masked.
 fn joined(point: HookPoint, pieces: &[ArrayD<f32>]) -> Result<ArrayD<f32>> {
     let hidden = match point.site {
         Site::AttentionScores => f32::NEG_INFINITY,
@@ -110,7 +110,7 @@ fn concatenated(axis: Axis, pieces: &[ArrayD<f32>]) -> Result<ArrayD<f32>> {
     })
 }
 
-/// Writes beside the target first, so that a full disk leaves no half file.
+/// Writes to a temporary file in the same folder first, so that a full disk leaves no partial file.
 fn write(out: &Path, tensors: &[(String, ArrayD<f32>)], metadata: HashMap<String, String>) -> Result<()> {
     let unfinished = out.with_extension("safetensors.unfinished");
     let bytes: Vec<Vec<u8>> =

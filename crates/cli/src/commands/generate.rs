@@ -1,4 +1,4 @@
-//! `layerscope generate`: text under a policy, streaming.
+//! `layerscope generate`: streams text generated under a policy.
 
 use crate::args::GenerateArguments;
 use crate::{models, output};
@@ -50,7 +50,7 @@ pub(crate) fn run(arguments: &GenerateArguments, interrupt: &Interrupt) -> Resul
         return Err(error);
     }
     if arguments.json {
-        // As the policy would reserve it: p − 1 prefill tokens, the last prompt token among the decode tokens.
+        // As a policy reserves it: p − 1 prefill tokens; the last prompt token is a decode token.
         let config = model.config();
         let token_bytes =
             2 * config.kv_heads * config.head_dim * model.decoder.kv_precision().element_bytes();
@@ -90,7 +90,7 @@ fn sampling(arguments: &GenerateArguments) -> Result<Sampling> {
     Sampling::Random { temperature: temperature.unwrap_or(1.0), top_p, top_k, seed }.checked()
 }
 
-/// Prints without delay; breaks off where the reader left.
+/// Prints and flushes; stops generating when the pipe is closed.
 fn show(text: &str) -> ControlFlow<()> {
     let mut out = std::io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
@@ -124,17 +124,17 @@ fn summary(policy: &Policy, prompt_len: usize, generation: &Generation) -> Strin
     )
 }
 
-/// What waits of dropped tokens and what came back of them, for people.
+/// One sentence on tokens that were dropped and revived.
 fn revivals(revived: &RevivalCounters) -> String {
     format!(
-        "{} of dropped tokens wait, and of {} tokens chosen while decoding {} came back",
+        "{} kept for dropped tokens; of {} tokens selected while decoding, {} were revived",
         output::bytes(revived.auxiliary_bytes as f64),
         revived.tokens_chosen,
         revived.tokens_revived
     )
 }
 
-/// What left the device and came back, for people.
+/// One sentence on KV transfers from and to the device.
 fn transfers(moved: &TransferCounters) -> String {
     let bytes = |bytes: u64| output::bytes(bytes as f64);
     let hits =

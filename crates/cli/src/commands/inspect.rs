@@ -1,4 +1,4 @@
-//! `layerscope inspect`: what a model is, and what it needs, before its weights are loaded.
+//! `layerscope inspect`: a model's configuration and memory, without loading its weights.
 
 use crate::args::InspectArguments;
 use crate::{models, output};
@@ -11,7 +11,7 @@ use serde_json::json;
 use std::fmt::Write;
 use std::process::ExitCode;
 
-/// Memory in one precision of the weights.
+/// Memory at one weight precision.
 struct Memory {
     precision: WeightsPrecision,
     need: MemoryNeed,
@@ -187,7 +187,7 @@ fn attention(config: &ModelConfig) -> String {
     parts.join(", ")
 }
 
-/// The layers by what they see.
+/// The layers by their attention window.
 fn windows(windows: &[Option<usize>]) -> String {
     let mut widths: Vec<usize> = windows.iter().flatten().copied().collect();
     widths.sort_unstable();
@@ -246,7 +246,7 @@ fn rope(config: &ModelConfig) -> String {
     format!("{}{none}", kinds.join("; "))
 }
 
-/// A large number for people.
+/// A large number as text, e.g. `1.24 billion`.
 fn count(number: u64) -> String {
     match number {
         0..1_000_000 => number.to_string(),

@@ -1,4 +1,4 @@
-//! `layerscope models`: what is on this disk, where it was found, and whether it can be loaded.
+//! `layerscope models`: the models on this disk, where they are, and whether they can be loaded.
 
 use crate::args::ModelsArguments;
 use crate::{models, output, progress};
@@ -85,7 +85,7 @@ pub(crate) fn run(arguments: &ModelsArguments) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The folders that were looked into.
+/// The folders that were searched.
 fn searched(places: &Places) -> Vec<String> {
     let folders = std::iter::once(&places.current_folder)
         .chain(&places.models_folder)

@@ -1,4 +1,4 @@
-//! `layerscope needle`: which policies still find a number hidden in a long prompt.
+//! `layerscope needle`: which policies still retrieve a number hidden in a long prompt.
 
 use crate::args::{HaystackName, NeedleArguments};
 use crate::{models, output, progress};
@@ -70,7 +70,7 @@ pub(crate) fn run(arguments: &NeedleArguments, interrupt: &Interrupt) -> Result<
         }
     }
     if results.interrupted {
-        eprintln!("layerscope: interrupted; what was found until then is printed");
+        eprintln!("layerscope: interrupted; printing the results so far");
         return Ok(ExitCode::from(Error::Interrupted.exit_code()));
     }
     Ok(ExitCode::SUCCESS)
@@ -80,7 +80,7 @@ fn grid(arguments: &NeedleArguments) -> Result<Grid> {
     let depths = arguments.depths.split(',').map(|depth| {
         let percent = depth.trim().parse();
         percent.map_err(|_| {
-            Error::input(format!("`{depth}` is no depth; give percentages from 0 to 100, e.g. 0,50"))
+            Error::input(format!("`{depth}` is not a depth; give percentages from 0 to 100, e.g. 0,50"))
         })
     });
     let grid = Grid {
@@ -115,7 +115,7 @@ fn write_prompts(
     Ok(ExitCode::SUCCESS)
 }
 
-/// Policies by length, then the same with a column for each depth.
+/// A table of policies by length, then one with a column per depth.
 fn text(grid: &Grid, all: &[NeedleScore], by_depth: &[NeedleScore]) -> String {
     let interval = |cell: &NeedleScore| {
         let [lower, upper] = [cell.accuracy_ci95_lower, cell.accuracy_ci95_upper];

@@ -1,4 +1,4 @@
-//! Stands in for `view` in a build without the feature `viewer`.
+//! `layerscope view` in a build without the feature `viewer`.
 
 use crate::args::ViewArguments;
 use layerscope_engine::{Error, Interrupt, Result};

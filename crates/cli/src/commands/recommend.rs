@@ -1,4 +1,4 @@
-//! `layerscope recommend`: a cutoff with its reasons.
+//! `layerscope recommend`: the recommended cutoff and the reasons for it.
 
 use crate::args::RecommendArguments;
 use crate::output;
@@ -34,20 +34,20 @@ struct RecommendJson<'a> {
     sliminfer: &'a Option<BlockSchedule>,
 }
 
-/// What the run says of pruning blocks of the prompt instead.
+/// The recommended block pruning policy, as an alternative to a cutoff.
 fn pruning(schedule: Option<&BlockSchedule>) -> String {
     let Some(BlockSchedule { policy, reading_layer, last_layer_needed }) = schedule else {
-        return "\nPruning blocks of the prompt instead: no layer stands out as the one that reads the prompt, so nothing says \
-                where to prune; policy\nsliminfer scales the schedule of its paper"
+        return "\nPruning blocks of the prompt instead: no single layer reads the prompt most, so the run gives no \
+                schedule; policy\nsliminfer scales the schedule of its paper"
             .to_owned();
     };
     let cutoff = last_layer_needed.map_or(String::new(), |layer| {
-        format!("\n  - From layer {} on the prompt is needed no more.", layer + 1)
+        format!("\n  - From layer {} up, the prompt is not needed.", layer + 1)
     });
     format!(
         "\nPruning blocks of the prompt instead: policy {policy}\n\n  - Layer {} reads it: hiding the prompt from that layer \
-         alone costs {:.2} nats, more than from any other. Blocks are\n    scored there.{cutoff}\n  - What it costs in quality \
-         is measured by layerscope bench --quality.",
+         alone costs {:.2} nats, more than from any other. Blocks are\n    scored there.{cutoff}\n  - `layerscope bench --quality` \
+         measures what it costs in quality.",
         reading_layer.layer, reading_layer.value
     )
 }

@@ -1,4 +1,4 @@
-//! `layerscope record`: a model on a prompt file into a run folder.
+//! `layerscope record`: records a model on a prompt file into a run folder.
 
 use crate::args::RecordArguments;
 use crate::commands::{recommend, show};
@@ -16,15 +16,15 @@ use std::fmt::Write;
 use std::path::Path;
 use std::process::ExitCode;
 
-/// What is recorded, and how it is told.
+/// What to record, and how to print the result.
 pub(crate) struct Recording<'a> {
     pub(crate) prompts: &'a PromptFile,
     pub(crate) max_new_tokens: usize,
-    /// Prompts to generate from under the recommended cutoff.
+    /// Number of prompts to generate from under the recommended cutoff.
     pub(crate) failure_cases: usize,
     /// The run folder.
     pub(crate) out: &'a Path,
-    /// Arguments that repeat it, for the manifest.
+    /// Arguments that repeat the recording, for the manifest.
     pub(crate) command: Vec<String>,
     pub(crate) json: bool,
 }
@@ -46,7 +46,7 @@ pub(crate) fn run(arguments: &RecordArguments, interrupt: &Interrupt) -> Result<
     record(&model, &recording, interrupt)
 }
 
-/// What the longest of the prompts that fit the model's context takes.
+/// Memory for the longest prompt that fits the model's context.
 fn memory_need(
     opened: &OpenedModel,
     prompts: &PromptFile,
@@ -62,7 +62,7 @@ fn memory_need(
     opened.memory_need(arguments.model.weights.into(), device, &kept).with_probes(config, longest, steps)
 }
 
-/// The arguments that repeat a recording, but for the folders of its files: where they lie is the user's own affair.
+/// The arguments that repeat a recording, with file names only: full paths may be private.
 fn command(arguments: &RecordArguments) -> Vec<String> {
     let RecordArguments { model, prompts, max_new_tokens, failure_cases, out, json: _ } = arguments;
     let options = [
@@ -80,7 +80,7 @@ fn command(arguments: &RecordArguments) -> Vec<String> {
     ["record".to_owned(), last_part(Path::new(&model.model))].into_iter().chain(options).collect()
 }
 
-/// The name of a file or folder, without the folders above it.
+/// The name of a file or folder, without its parent folders.
 pub(crate) fn last_part(path: &Path) -> String {
     path.components()
         .next_back()
@@ -122,7 +122,7 @@ fn record_and_print(model: &Model, recording: &Recording<'_>, interrupt: &Interr
     Ok(code)
 }
 
-/// The manifest, and how many prompts failed.
+/// Returns the manifest and the number of failed prompts.
 fn record_prompts(
     model: &Model,
     recording: &Recording<'_>,
@@ -145,7 +145,7 @@ fn record_prompts(
     Ok((recorded?, bars.failures()))
 }
 
-/// The run's failure cases under the recommended cutoff, the worst first; none where full depth is to be kept.
+/// The run's failure cases under the recommended cutoff, worst first; empty if full depth is recommended.
 pub(crate) fn failure_cases(
     run: &Run,
     model: &Model,
@@ -161,7 +161,7 @@ pub(crate) fn failure_cases(
     continued
 }
 
-/// Whether and where each text leaves that of the full model.
+/// Whether and where each text diverges from the full model's.
 fn failure_case_text(cases: &[Continuation]) -> Option<String> {
     let mut text = format!(
         "\nGenerated under {} from the prompts that it changes most (texts in {CONTINUATIONS}):\n",
@@ -196,7 +196,7 @@ mod tests {
             kept.join(" "),
             "record tiny.gguf --weights f32 --prompts p.jsonl --max-new-tokens 32 --failure-cases 5 --out run"
         );
-        // It is a command again, and kept as it is.
+        // The result is itself a valid command, and converting it again changes nothing.
         let again =
             Arguments::try_parse_from(["layerscope".to_owned()].iter().chain(&kept)).expect("a command");
         let Command::Record(again) = again.command else { panic!("record") };

@@ -1,4 +1,4 @@
-//! `layerscope report`: runs as HTML, PDF, Markdown or JSON.
+//! `layerscope report`: writes runs as HTML, PDF, Markdown or JSON.
 
 use crate::args::ReportArguments;
 use crate::commands::{recommend, record};
@@ -12,7 +12,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 pub(crate) fn run(arguments: &ReportArguments, interrupt: &Interrupt) -> Result<ExitCode> {
-    // Everything that can be refused at once is refused before work begins.
+    // Checks all arguments before the work begins.
     for out in &arguments.out {
         ReportFormat::of(out)?;
         output::check_folder(out)?;
@@ -32,7 +32,7 @@ pub(crate) fn run(arguments: &ReportArguments, interrupt: &Interrupt) -> Result<
     Ok(ExitCode::SUCCESS)
 }
 
-/// Generates what a run lacks under its recommended cutoff, with the one of the models that it was recorded with.
+/// Generates the failure cases that a run lacks, with the given model that it was recorded with.
 fn generate_failure_cases(
     folder: &Path,
     arguments: &ReportArguments,
@@ -51,7 +51,7 @@ fn generate_failure_cases(
         }
     }
     Err(Error::input(format!(
-        "{} was recorded with {} (SHA-256 {}), which no --model is; name that one",
+        "{} was recorded with {} (SHA-256 {}), but no --model is this file; give that model",
         folder.display(),
         manifest.model.name,
         manifest.model.sha256

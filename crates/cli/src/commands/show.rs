@@ -1,4 +1,4 @@
-//! `layerscope show`: a run's figures by layer.
+//! `layerscope show`: prints a run's figures by layer.
 
 use crate::args::ShowArguments;
 use crate::output::{self, figure};
@@ -32,7 +32,7 @@ pub(crate) fn run(arguments: &ShowArguments) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The run in a few lines and its table over all prompts.
+/// A heading for the run and its table over all prompts.
 pub(crate) fn overall(run: &Run) -> Result<String> {
     let prompts = prompts(run)?;
     let all: Vec<&PromptSummary> = prompts.iter().collect();
@@ -129,7 +129,7 @@ entropy: how evenly attention spreads over the prompt (1 = evenly); selectivity:
 straightening: curvature of the prompt's trajectory less that after layer 0, degrees; lens KL: final ‖ logit lens, nats
 knockout KL: prompt hidden at this layer alone; cut here: prompt hidden from this layer up (+bos: position 0 kept), nats";
 
-/// Means over prompts, a row per layer.
+/// Means over prompts, one row per layer.
 fn layer_table(prompts: &[&PromptSummary]) -> String {
     let header = [
         "layer",

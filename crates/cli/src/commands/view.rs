@@ -1,4 +1,4 @@
-//! `layerscope view`: the viewer, in a window or drawn into a file.
+//! `layerscope view`: the viewer, in a window or as a picture file.
 
 use crate::args::{ThemeName, ViewArguments, ViewName};
 use crate::commands::demo;
@@ -52,7 +52,7 @@ pub(crate) fn run(arguments: &ViewArguments, interrupt: &Interrupt) -> Result<Ex
     Ok(ExitCode::SUCCESS)
 }
 
-/// The folder for what can be made or fetched again.
+/// The cache folder of the user.
 fn cache_folder() -> Option<PathBuf> {
     Places::from_environment().models_folder.and_then(|models| models.parent().map(Path::to_owned))
 }

@@ -24,7 +24,7 @@ pub(crate) struct Client {
 pub(crate) enum RequestError {
     /// The user stopped it.
     Interrupted,
-    /// No connection could be made.
+    /// The connection could not be established.
     Unreachable(String),
     /// The connection cannot be trusted.
     Insecure(String),
@@ -32,11 +32,11 @@ pub(crate) enum RequestError {
     Broken(String),
     /// The server refused.
     Status(Status),
-    /// The response is not one of a Hub.
+    /// The response is not a Hub's.
     InvalidResponse(String),
 }
 
-/// A refusal, as the Hub explains it in its headers.
+/// An error status, with the Hub's explanation from its headers.
 #[derive(Debug)]
 pub(crate) struct Status {
     pub(crate) code: u16,
@@ -45,14 +45,14 @@ pub(crate) struct Status {
     pub(crate) wait: Option<Duration>,
 }
 
-/// Attempts of one request, and the pause before the second, which doubles.
+/// Attempts per request, and the pause before the second, which doubles each time.
 const TRIES: u32 = 5;
 const PAUSE: Duration = Duration::from_millis(500);
-/// Longest pause that a server can ask for.
+/// Longest pause, whatever `Retry-After` asks for.
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
-/// Limit for looking up a name, and for connecting.
+/// Timeout for the name lookup, and for connecting.
 const CONNECT: Duration = Duration::from_secs(10);
-/// The largest listing; the Hub's largest repositories have some tens of megabytes.
+/// Size limit of a listing; those of the Hub's largest repositories have tens of megabytes.
 const LARGEST_LISTING: usize = 256 << 20;
 
 const IN_PATH: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
@@ -84,7 +84,7 @@ impl Client {
             .user_agent(concat!("layerscope/", env!("CARGO_PKG_VERSION")))
             .accept_encoding("identity")
             .tls_config(TlsConfig::builder().root_certs(certificates(hub)?).build());
-        // Proxies are not used for addresses of this machine.
+        // No proxy for loopback addresses.
         let local = ["localhost", "127.", "[::1]"].iter().any(|local| hub.host().starts_with(local));
         let config = if local { config.proxy(None) } else { config };
         Ok(Self { agent: config.build().new_agent(), hub: hub.clone() })
@@ -111,7 +111,7 @@ impl Client {
         }
     }
 
-    /// A file of a commit, from a byte on.
+    /// Requests a file of a commit, starting at a byte.
     pub(crate) fn file(
         &self,
         id: &str,
@@ -209,7 +209,7 @@ impl RequestError {
 }
 
 impl RequestError {
-    /// From an error before the response's headers.
+    /// Converts an error before the response's headers.
     pub(crate) fn before_answer(error: ureq::Error) -> Self {
         use std::io::ErrorKind as Kind;
         use ureq::{Error as E, Timeout};
@@ -223,7 +223,7 @@ impl RequestError {
                 Kind::ConnectionReset | Kind::ConnectionAborted | Kind::BrokenPipe | Kind::UnexpectedEof => {
                     Self::Broken(e.to_string())
                 }
-                // Errors of name lookups have no kind of their own.
+                // Name lookup errors have no `ErrorKind`.
                 _ => Self::Unreachable(e.to_string()),
             },
             E::Tls(_) | E::Rustls(_) => Self::Insecure(error.to_string()),
@@ -234,7 +234,7 @@ impl RequestError {
         }
     }
 
-    /// From an error within the response's body.
+    /// Converts an error within the response's body.
     pub(crate) fn within_answer(error: std::io::Error) -> Self {
         match ureq::Error::from(error) {
             ureq::Error::Timeout(_) => Self::silent(),

@@ -1,4 +1,4 @@
-//! Refusals, each as one sentence that names the model and the mend.
+//! Error statuses, each reported as one sentence that names the model and the remedy.
 
 use crate::server::{COMMIT, Fault};
 use crate::{Bench, ID, checkpoint, gguf};
@@ -39,7 +39,7 @@ fn gated_models_say_how_to_get_in() {
     bench.token("hf_good");
     bench.fetch(ID).unwrap();
 
-    // The Hub may refuse the listing already.
+    // The Hub may already refuse the listing.
     bench.hub.fail("/api/", 1, Fault::Status(403, &[("X-Error-Code", "GatedRepo")]));
     std::fs::remove_dir_all(bench.cache()).unwrap();
     has(&input(bench.error(ID)), &["owner/model is gated"]);
