@@ -1,7 +1,7 @@
 //! SmolLM2-135M and Gemma 3 270M against PyTorch eager attention in f32; fixtures/golden/oracle.py made the reference
 //! figures.
 
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::print_stdout, clippy::unwrap_used)]
 
 mod support;
 

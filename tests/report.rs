@@ -1,7 +1,7 @@
 //! `layerscope report`: every number in every format against the run folder's files, read apart from our own reader;
 //! hostile texts; comparison; bad input.
 
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::print_stderr, clippy::unwrap_used)]
 
 mod support;
 #[path = "support/tables.rs"]

@@ -1,6 +1,6 @@
 //! What the end-to-end tests share: running the binary and finding models.
 
-#![allow(dead_code, clippy::unwrap_used, missing_docs, unreachable_pub)]
+#![allow(dead_code, clippy::print_stderr, clippy::unwrap_used, missing_docs, unreachable_pub)]
 
 use serde_json::Value;
 use std::path::{Path, PathBuf};

@@ -8,23 +8,16 @@ use std::path::Path;
 /// The file's name in a run folder.
 pub const FILE_NAME: &str = "bench.json";
 
-/// Reads the measurements at `path`.
+/// Reads the measurements kept in a run folder; `None` where there are none.
 ///
 /// # Errors
-/// [`Error::Input`] where there is no such file or it holds something else.
-pub fn read(path: &Path) -> Result<BenchReport> {
-    match read_existing(path)? {
-        Some(report) => Ok(report),
-        None => Err(Error::io("read", path, &ErrorKind::NotFound.into())),
-    }
-}
-
-/// The measurements at `path`; `None` where there is no such file.
-fn read_existing(path: &Path) -> Result<Option<BenchReport>> {
-    let bytes = match layerscope_files::read(path) {
+/// [`Error::Io`] where the file cannot be read, [`Error::Input`] where it holds something else.
+pub fn read_of_run(run: &Path) -> Result<Option<BenchReport>> {
+    let path = run.join(FILE_NAME);
+    let bytes = match layerscope_files::read(&path) {
         Ok(bytes) => bytes,
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(Error::io("read", path, &error)),
+        Err(error) => return Err(Error::io("read", &path, &error)),
     };
     let damaged = |problem: &dyn std::fmt::Display| {
         Error::input(format!(
@@ -37,14 +30,6 @@ fn read_existing(path: &Path) -> Result<Option<BenchReport>> {
         return Err(damaged(&format!("impossible figures of {} at {}", wrong.policy, wrong.length)));
     }
     Ok(Some(report))
-}
-
-/// Reads the measurements kept in a run folder; `None` where there are none.
-///
-/// # Errors
-/// As [`read`].
-pub fn read_of_run(run: &Path) -> Result<Option<BenchReport>> {
-    read_existing(&run.join(FILE_NAME))
 }
 
 /// Whether a measurement can have been made: times and ratios are not negative, and there was something to measure.

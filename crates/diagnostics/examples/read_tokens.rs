@@ -6,6 +6,8 @@
 //! Each phase's peak is over the memory in use when it began, so what `Run::tokens` returns, 8 bytes per layer and
 //! position, is part of its growth. Memory is told on Linux only.
 
+#![allow(clippy::print_stdout)]
+
 use std::collections::BTreeMap;
 use std::time::Instant;
 

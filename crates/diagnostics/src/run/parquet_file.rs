@@ -94,7 +94,6 @@ impl Merger {
         if metadata.file_metadata().schema() != here {
             return Err(source.damaged(&"its columns are not those of this layerscope"));
         }
-        let file = source.lock();
         for group in metadata.row_groups() {
             match single_prompt(group) {
                 Some(id) if id == prompt_id => {}
@@ -112,11 +111,13 @@ impl Merger {
                         column_index: None,
                         offset_index: None,
                     };
-                    out.append_column(&*file, close)?;
+                    out.append_column(source.bytes(), close)?;
                 }
                 out.close().map(drop)
             };
-            copy().map_err(|error| parquet_write_error(&self.path, &error))?;
+            copy().map_err(|error| {
+                source.failure().unwrap_or_else(|| parquet_write_error(&self.path, &error))
+            })?;
         }
         Ok(())
     }
