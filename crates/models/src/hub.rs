@@ -9,6 +9,7 @@ mod choice;
 mod client;
 mod digest;
 mod listing;
+mod redirect;
 mod refusal;
 mod request;
 
