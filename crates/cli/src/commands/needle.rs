@@ -34,8 +34,8 @@ pub(crate) fn run(arguments: &NeedleArguments) -> Result<ExitCode> {
 
     let bar = NeedleBar::new(prompts.len() * policies.len());
     let results = heeded(|interrupt| {
-        let (tokens, observe) = (arguments.max_new_tokens, &mut |event| bar.observe(event));
-        needle::run(&model, &prompts, &policies, tokens, interrupt, observe)
+        let tokens = arguments.max_new_tokens;
+        needle::run(&model, &prompts, &policies, tokens, interrupt, &mut |event| bar.observe(event))
     });
     bar.finish();
     let results = results?;
