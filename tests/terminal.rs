@@ -274,7 +274,9 @@ fn the_first_signal_ends_a_report() {
     let reports: Vec<PathBuf> = (0..200).map(|index| folder.path().join(format!("{index}.html"))).collect();
     let mut command = layerscope();
     command.arg("report").arg(&out).stdout(Stdio::piped()).stderr(Stdio::piped());
-    reports.iter().for_each(|report| drop(command.arg("-o").arg(report)));
+    for report in &reports {
+        command.arg("-o").arg(report);
+    }
     let child = command.spawn().unwrap();
     let end = Instant::now() + Duration::from_secs(60);
     while !reports[0].exists() && Instant::now() < end {
@@ -415,8 +417,7 @@ fn pipes_in_the_place_of_models_and_prompts_are_refused() {
     }
 }
 
-const TOKENIZER: &str =
-    r#"{"version": "1.0", "added_tokens": [], "model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}}"#;
+const TOKENIZER: &str = r#"{"version": "1.0", "added_tokens": [], "model": {"type": "BPE", "vocab": {"a": 0, "b": 1, "c": 2, "d": 3, "e": 4}, "merges": []}}"#;
 
 /// With few files to be open, what fails says so; nothing is called damaged.
 #[test]

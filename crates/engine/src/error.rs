@@ -219,6 +219,7 @@ impl Error {
                 io::ErrorKind::NotFound
                 | io::ErrorKind::IsADirectory
                 | io::ErrorKind::NotADirectory
+                | io::ErrorKind::InvalidFilename
                 | io::ErrorKind::InvalidData => ErrorKind::Input,
                 _ => ErrorKind::Failure,
             },
