@@ -1,7 +1,7 @@
 //! SmolLM2-135M and Gemma 3 270M compared with PyTorch eager attention in f32; the reference is from
 //! fixtures/golden/oracle.py.
 
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::print_stdout, clippy::unwrap_used)]
 
 mod support;
 

@@ -3,7 +3,7 @@
 //! Running them needs a Python (`LAYERSCOPE_PYTHON`, else `python3`) with the packages of `notebooks/requirements.txt`;
 //! where there is none the tests say so and pass, unless `LAYERSCOPE_REQUIRE_JUPYTER` is set.
 
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::print_stderr, clippy::unwrap_used)]
 
 mod support;
 

@@ -1,7 +1,7 @@
 //! `layerscope report`: every number in every format compared with the run folder's files, read without our
 //! own reader; hostile texts; comparison; bad input.
 
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::print_stderr, clippy::unwrap_used)]
 
 mod support;
 #[path = "support/tables.rs"]
@@ -382,6 +382,7 @@ fn pdf_words(pdf: &Path) -> Option<BTreeSet<String>> {
         return None;
     };
     assert!(output.status.success());
+    assert_eq!(stderr(&output), "", "pdftotext finds the PDF invalid");
     Some(String::from_utf8_lossy(&output.stdout).split_whitespace().map(str::to_owned).collect())
 }
 
@@ -498,6 +499,33 @@ fn hostile_texts_come_out_as_text() {
         let svg = std::fs::read_to_string(figure.unwrap().path()).unwrap();
         let svg = roxmltree::Document::parse(&svg).expect("XML");
         assert!(svg.descendants().all(|node| node.tag_name().name() != "script"));
+    }
+}
+
+/// What is drawn as one glyph stands for few characters: Poppler takes no more than 63.
+#[test]
+fn letters_with_many_marks_are_read_from_a_pdf() {
+    let folder = tempfile::tempdir().unwrap();
+    let prompts = folder.path().join("marks.jsonl");
+    let texts = [
+        ("a", "\u{301}"),
+        ("e", "\u{328}\u{302}"),
+        ("\u{915}", "\u{94d}\u{915}"),
+        ("\u{1f469}", "\u{200d}\u{1f469}"),
+    ];
+    let lines = texts.iter().enumerate().map(|(index, (letter, mark))| {
+        let text = format!("{letter}{}", mark.repeat(100));
+        let id: String = text.chars().take(40).collect();
+        format!("{}\n", serde_json::json!({ "id": format!("{index}{id}"), "category": id, "prompt": text }))
+    });
+    std::fs::write(&prompts, lines.collect::<String>()).unwrap();
+    let (out, pdf) = (folder.path().join("run"), folder.path().join("marks.pdf"));
+    let mut record = layerscope();
+    record.arg("record").arg(tiny_model()).arg("--prompts").arg(&prompts);
+    succeed(record.args(["--max-new-tokens", "4", "--out"]).arg(&out));
+    succeed(report(&[&out], &[&pdf]).args(["--tolerance", "9"]));
+    if let Some(words) = pdf_words(&pdf) {
+        assert!(words.iter().any(|word| word.contains("<U+0301>")), "{words:?}");
     }
 }
 

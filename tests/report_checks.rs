@@ -5,7 +5,7 @@
 //! (`LAYERSCOPE_PYTHON`, else `python3`) with those of `fixtures/report/requirements.txt`, and poppler-utils. Where
 //! something is absent the tests say so and pass, unless `LAYERSCOPE_REQUIRE_REPORT_CHECKS` is set.
 
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::print_stderr, clippy::unwrap_used)]
 
 mod support;
 

@@ -1,6 +1,6 @@
 //! A real window on a virtual display, driven with mouse and keys: from a run folder to a live generation side by side.
 
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::print_stderr, clippy::unwrap_used)]
 
 mod support;
 

@@ -5,6 +5,8 @@
 //! frame's code and its tessellation: everything but the graphics driver) while zooming, panning, dragging the cutoff
 //! and generating. `cargo bench -p layerscope-app`
 
+#![allow(clippy::print_stdout)]
+
 use eframe::egui::{
     Context, CursorIcon, Event, Key, Modifiers, MouseWheelSource, MouseWheelUnit, PointerButton, Pos2,
     RawInput, Rect, TouchPhase, Ui, Vec2, pos2, vec2,

@@ -288,7 +288,7 @@ impl Viewer {
     fn load_prompts(&mut self, path: &Path) {
         // Parses it as prompts first, so that an invalid file does not replace the typed text.
         let text = read_prompts(path).and_then(|_| {
-            std::fs::read_to_string(path).map_err(|e| layerscope_engine::Error::io("read", path, &e))
+            layerscope_files::read_text(path).map_err(|e| layerscope_engine::Error::io("read", path, &e))
         });
         match text {
             Ok(text) => {

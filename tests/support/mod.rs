@@ -1,6 +1,6 @@
 //! Helpers of the end-to-end tests: running the binary and finding models.
 
-#![allow(dead_code, clippy::unwrap_used, missing_docs, unreachable_pub)]
+#![allow(dead_code, clippy::print_stderr, clippy::unwrap_used, missing_docs, unreachable_pub)]
 
 use serde_json::Value;
 use std::path::{Path, PathBuf};

@@ -28,7 +28,7 @@ pub use quality::{
     FullContinuation, MOST_QUALITY_PROMPTS, Quality, QualityEvent, measure_quality, quality_grid,
 };
 pub use report::{BenchReport, Measurement};
-pub use report_file::{FILE_NAME, read, read_of_run};
+pub use report_file::{FILE_NAME, read_of_run};
 pub use statistics::Statistics;
 pub use transfers::Transfers;
 

@@ -2,18 +2,23 @@
 
 use crate::{BenchReport, Measurement};
 use layerscope_engine::{Error, Result};
-use std::fs;
+use std::io::ErrorKind;
 use std::path::Path;
 
 /// The file's name in a run folder.
 pub const FILE_NAME: &str = "bench.json";
 
-/// Reads the measurements at `path`.
+/// Reads the measurements kept in a run folder; `None` where there are none.
 ///
 /// # Errors
-/// [`Error::Input`] if the file does not exist or has other content.
-pub fn read(path: &Path) -> Result<BenchReport> {
-    let bytes = fs::read(path).map_err(|error| Error::io("read", path, &error))?;
+/// [`Error::Io`] where the file cannot be read, [`Error::Input`] where it holds something else.
+pub fn read_of_run(run: &Path) -> Result<Option<BenchReport>> {
+    let path = run.join(FILE_NAME);
+    let bytes = match layerscope_files::read(&path) {
+        Ok(bytes) => bytes,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(Error::io("read", &path, &error)),
+    };
     let damaged = |problem: &dyn std::fmt::Display| {
         Error::input(format!(
             "{} does not hold the measurements of layerscope bench ({problem}); measure again with --out FILE.json",
@@ -24,16 +29,7 @@ pub fn read(path: &Path) -> Result<BenchReport> {
     if let Some(wrong) = report.results.iter().find(|result| !plausible(result)) {
         return Err(damaged(&format!("impossible figures of {} at {}", wrong.policy, wrong.length)));
     }
-    Ok(report)
-}
-
-/// Reads the measurements in a run folder; `None` if there are none.
-///
-/// # Errors
-/// As [`read`].
-pub fn read_of_run(run: &Path) -> Result<Option<BenchReport>> {
-    let path = run.join(FILE_NAME);
-    if path.exists() { read(&path).map(Some) } else { Ok(None) }
+    Ok(Some(report))
 }
 
 /// Whether a measurement is plausible: no negative times or ratios, and no zero counts.
@@ -55,6 +51,7 @@ mod tests {
     use super::*;
     use layerscope_engine::WeightsPrecision;
     use proptest::prelude::*;
+    use std::fs;
 
     fn report() -> BenchReport {
         let result = |policy: &str, tpot: Vec<f64>| Measurement {

@@ -315,7 +315,7 @@ pub(crate) struct GenerateArguments {
     /// Go on after an end-of-sequence token
     #[arg(long)]
     pub(crate) ignore_eos: bool,
-    /// Print one JSON object instead of streaming
+    /// Print one JSON object instead of streaming; its text is exact, while streamed text shows control characters (`␛`)
     #[arg(long)]
     pub(crate) json: bool,
 }

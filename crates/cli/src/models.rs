@@ -1,11 +1,13 @@
 //! Finding, fetching and loading models.
 
 use crate::args::{DeviceArguments, ModelArguments, PromptArguments, Weights};
+use crate::interrupt::{self, heeded};
 use crate::progress::{self, FetchBar};
+use crate::terminal;
 use layerscope_diagnostics::run::Run;
 use layerscope_engine::{
-    Device, DeviceChoice, Error, Interrupt, MemoryNeed, Model, ModelSource, OpenedModel, PromptText, Result,
-    Tokenizer, WeightsPrecision, check_memory,
+    Device, DeviceChoice, Error, MemoryNeed, Model, ModelSource, OpenedModel, PromptText, Result, Tokenizer,
+    WeightsPrecision, check_memory,
 };
 use layerscope_models::{LocalModel, Places, Reference, fetch};
 use std::io::Read;
@@ -31,7 +33,7 @@ fn source(model: LocalModel) -> ModelSource {
 
 /// Resolves what the user typed: an existing path, the embedded model's name, the name of a model on this
 /// disk, or a Hugging Face id, which is downloaded.
-pub(crate) fn resolve(name: &str, interrupt: &Interrupt) -> Result<ModelSource> {
+pub(crate) fn resolve(name: &str) -> Result<ModelSource> {
     if name == EMBEDDED_NAME && !Path::new(name).exists() {
         return Ok(embedded());
     }
@@ -41,8 +43,10 @@ pub(crate) fn resolve(name: &str, interrupt: &Interrupt) -> Result<ModelSource> 
         Reference::Local(model) => source(model),
         Reference::Hub(hub) => {
             let mut bar = FetchBar::new();
-            let path = fetch(&hub, &places, &mut |progress| bar.observe(progress), interrupt);
+            let path =
+                heeded(|interrupt| fetch(&hub, &places, &mut |progress| bar.observe(progress), interrupt));
             bar.finish();
+            interrupt::check()?;
             ModelSource::named(hub.to_string(), path.map_err(error)?)
         }
     })
@@ -57,17 +61,13 @@ fn error(error: layerscope_models::Error) -> Error {
 }
 
 /// A model without its weights: configuration, tokenizer and tensor list.
-pub(crate) fn open(arguments: &ModelArguments, interrupt: &Interrupt) -> Result<OpenedModel> {
-    open_named(&arguments.model, arguments.architecture.as_deref(), interrupt)
+pub(crate) fn open(arguments: &ModelArguments) -> Result<OpenedModel> {
+    open_named(&arguments.model, arguments.architecture.as_deref())
 }
 
 /// Opens the model of a path, name or id without loading its weights.
-pub(crate) fn open_named(
-    name: &str,
-    architecture: Option<&str>,
-    interrupt: &Interrupt,
-) -> Result<OpenedModel> {
-    OpenedModel::open(&resolve(name, interrupt)?.of_architecture(architecture))
+pub(crate) fn open_named(name: &str, architecture: Option<&str>) -> Result<OpenedModel> {
+    OpenedModel::open(&resolve(name)?.of_architecture(architecture))
 }
 
 /// The device to run on. With `auto`, prints which GPU it is, or why the CPU is used instead.
@@ -79,11 +79,11 @@ pub(crate) fn device(arguments: DeviceArguments) -> Result<Device> {
     match opened {
         Ok(Device::Cpu) => Ok(Device::Cpu),
         Ok(device) => {
-            eprintln!("layerscope: running on {device}; `--device cpu` runs on the CPU");
+            terminal::say(&format!("layerscope: running on {device}; `--device cpu` runs on the CPU"));
             Ok(device)
         }
         Err(error) => {
-            eprintln!("layerscope: running on the CPU: {error}");
+            terminal::say(&format!("layerscope: running on the CPU: {error}"));
             Ok(Device::Cpu)
         }
     }
@@ -112,16 +112,11 @@ pub(crate) fn load_source(
 
 /// The model that a run was recorded with, in the run's precision: the one that the user gives, or else the
 /// one with the name in the run's manifest. The caller checks that its bytes are the same.
-pub(crate) fn of_run(
-    run: &Run,
-    name: Option<&str>,
-    device: DeviceArguments,
-    interrupt: &Interrupt,
-) -> Result<Model> {
+pub(crate) fn of_run(run: &Run, name: Option<&str>, device: DeviceArguments) -> Result<Model> {
     let precision = precision_of(run)?;
     let recorded = &run.manifest().model.name;
     let source = match name {
-        Some(name) => resolve(name, interrupt)?,
+        Some(name) => resolve(name)?,
         None => ModelSource::find(&named(), recorded).cloned().ok_or_else(|| {
             Error::input(format!(
                 "{} was recorded with {recorded}, which was not found by its name; give its file or folder with --model",
@@ -170,7 +165,7 @@ fn read_text(path: &Path) -> Result<String> {
     let read = if path == Path::new("-") {
         std::io::stdin().read_to_end(&mut bytes)
     } else {
-        std::fs::File::open(path).and_then(|mut file| file.read_to_end(&mut bytes))
+        layerscope_files::open(path).and_then(|mut file| file.read_to_end(&mut bytes))
     };
     read.map_err(|e| Error::io("read the prompt", path, &e))?;
     String::from_utf8(bytes)

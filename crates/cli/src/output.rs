@@ -2,6 +2,7 @@
 
 pub(crate) use layerscope_engine::readable_bytes as bytes;
 
+use crate::terminal;
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 use layerscope_engine::{Error, Result};
 use serde::Serialize;
@@ -9,23 +10,12 @@ use std::path::Path;
 
 /// Prints one JSON object on standard output.
 pub(crate) fn json(value: &impl Serialize) -> Result<()> {
-    lines(&json_text(value)?)
+    terminal::print_json(&json_text(value)?)
 }
 
 /// One JSON object as text.
 pub(crate) fn json_text(value: &impl Serialize) -> Result<String> {
     serde_json::to_string_pretty(value).map_err(|e| Error::failure(format!("cannot write JSON: {e}")))
-}
-
-/// Prints text on standard output. A closed pipe (`| head`) is not an error.
-pub(crate) fn lines(text: &str) -> Result<()> {
-    use std::io::Write;
-    match writeln!(std::io::stdout().lock(), "{text}") {
-        Err(e) if e.kind() != std::io::ErrorKind::BrokenPipe => {
-            Err(Error::failure(format!("cannot write to standard output: {e}")))
-        }
-        _ => Ok(()),
-    }
 }
 
 /// Fails unless the folder of the file to write exists.
@@ -56,7 +46,7 @@ pub(crate) fn table(header: &[&str], rows: Vec<Vec<String>>) -> String {
     table.load_style(presets::NOTHING).set_content_arrangement(ContentArrangement::Disabled);
     table.set_header(header.iter().copied());
     for row in rows {
-        table.add_row(row);
+        table.add_row(row.iter().map(|cell| terminal::line(cell)));
     }
     for column in table.column_iter_mut().skip(1) {
         column.set_cell_alignment(CellAlignment::Right);

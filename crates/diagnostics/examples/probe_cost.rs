@@ -3,6 +3,8 @@
 //!
 //!     cargo run --release -p layerscope-diagnostics --example probe_cost -- MODEL.gguf [PROMPT_TOKENS] [NEW_TOKENS] [ROUNDS]
 
+#![allow(clippy::print_stdout)]
+
 use layerscope_diagnostics::probe::{self, Decoding};
 use layerscope_engine::{
     Device, GenerationEvent, GenerationSettings, Interrupt, Model, ModelSource, Policy, Result, Sampling,

@@ -6,6 +6,8 @@
 //! Each phase's peak is relative to the memory in use at its start, so the growth of `Run::tokens` includes
 //! its result, 8 bytes per layer and position. Memory is measured on Linux only.
 
+#![allow(clippy::print_stdout)]
+
 use std::collections::BTreeMap;
 use std::time::Instant;
 

@@ -6,7 +6,6 @@
 //! ```
 
 use std::collections::HashMap;
-use std::fs;
 use std::path::Path;
 
 use layerscope_engine::{Error, Message, PromptText, Result};
@@ -65,7 +64,7 @@ pub fn prompts_sha256(bytes: &[u8]) -> String {
 /// # Errors
 /// [`Error::Input`] with file, line and remedy if the file is missing, empty or malformed.
 pub fn read_prompts(path: &Path) -> Result<PromptFile> {
-    let bytes = fs::read(path).map_err(|error| Error::io("read the prompts", path, &error))?;
+    let bytes = layerscope_files::read(path).map_err(|error| Error::io("read the prompts", path, &error))?;
     let prompts = parse_prompts(&path.display().to_string(), &bytes)?;
     let name = path.file_name().unwrap_or(path.as_os_str());
     Ok(PromptFile { name: name.to_string_lossy().into_owned(), sha256: prompts_sha256(&bytes), prompts })

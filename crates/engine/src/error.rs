@@ -201,7 +201,7 @@ impl Error {
             action: action.to_owned(),
             path: path.to_owned(),
             kind: error.kind(),
-            reason: error.to_string(),
+            reason: layerscope_files::reason(error),
         }
     }
 
@@ -225,6 +225,7 @@ impl Error {
                 io::ErrorKind::NotFound
                 | io::ErrorKind::IsADirectory
                 | io::ErrorKind::NotADirectory
+                | io::ErrorKind::InvalidFilename
                 | io::ErrorKind::InvalidData => ErrorKind::Input,
                 _ => ErrorKind::Failure,
             },

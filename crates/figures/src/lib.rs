@@ -24,4 +24,4 @@ pub use pyramid::Pyramid;
 pub use scale::{Scale, ScaleKind};
 pub use svg::{Canvas, Colours, FIGURE_FONTS, Panels, Pen, SMALL, Surface, TITLE, TextAnchor, style_sheet};
 pub use trade_off::{TradeOff, TradeOffPoint, TradeOffRow};
-pub use visible::{visible, visible_line};
+pub use visible::{acts, visible, visible_line};

@@ -49,7 +49,8 @@ pub(crate) fn weights(folder: &Path) -> Result<Vec<PathBuf>, String> {
     there(CONFIG)?;
     there(TOKENIZER)?;
     if let Ok(index) = there(INDEX) {
-        let index = std::fs::read_to_string(index).map_err(|e| format!("{INDEX} cannot be read ({e})"))?;
+        let index =
+            layerscope_files::read_text(&index).map_err(|e| format!("{INDEX} cannot be read ({e})"))?;
         return shards(&index)?.iter().map(|shard| there(shard)).collect();
     }
     let mut weights: Vec<PathBuf> = std::fs::read_dir(folder)

@@ -114,7 +114,7 @@ impl Error {
             action: action.to_owned(),
             path: path.to_owned(),
             kind: error.kind(),
-            reason: error.to_string(),
+            reason: layerscope_files::reason(error),
         }
     }
 }

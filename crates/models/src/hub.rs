@@ -9,6 +9,7 @@ mod choice;
 mod client;
 mod digest;
 mod listing;
+mod redirect;
 mod refusal;
 mod request;
 
@@ -134,7 +135,7 @@ impl<'a> Fetch<'a> {
             let index = listing.file(INDEX)?;
             self.fetch_all(&[index])?;
             let path = self.repository.snapshot(&listing.commit).join(INDEX);
-            let text = std::fs::read_to_string(&path).map_err(|e| Error::io("read", &path, &e))?;
+            let text = layerscope_files::read_text(&path).map_err(|e| Error::io("read", &path, &e))?;
             let shards =
                 shards(&text).map_err(|wrong| Error::input(format!("{}: {wrong}", self.reference.id)))?;
             names.push(INDEX.to_owned());

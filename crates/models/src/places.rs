@@ -121,7 +121,7 @@ impl HubPlaces {
         let home = path("HF_HOME").or(default_home);
         let in_home = |relative: &str| home.as_ref().map(|home| home.join(relative));
         let token_path = path("HF_TOKEN_PATH").or_else(|| in_home("token"));
-        let from_file = || std::fs::read_to_string(token_path.as_ref()?).ok();
+        let from_file = || layerscope_files::read_text(token_path.as_ref()?).ok();
         let token = text("HF_TOKEN")
             .or_else(|| text("HUGGING_FACE_HUB_TOKEN"))
             .or_else(from_file)

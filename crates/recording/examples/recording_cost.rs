@@ -6,6 +6,8 @@
 //!
 //! `shape:llama-3.1-8b` is that shape with random weights in bf16.
 
+#![allow(clippy::print_stdout)]
+
 use layerscope_cutoff::frontier::frontier;
 use layerscope_diagnostics::probe::{self, Decoding};
 use layerscope_engine::{

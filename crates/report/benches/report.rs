@@ -3,6 +3,8 @@
 //!
 //! The run is made up. Prints seconds and the peak of resident memory for each format: `cargo bench -p layerscope-report`
 
+#![allow(clippy::print_stdout)]
+
 use layerscope_report::{Report, ReportFormat, render};
 use std::time::Instant;
 

@@ -1,17 +1,19 @@
 //! `layerscope bench`: time, memory and KV of policies by prompt length.
 
 use crate::args::BenchArguments;
+use crate::interrupt::{UNHEEDED, heeded};
 use crate::progress::{self, BenchBars, QualityBar};
-use crate::{models, output};
+use crate::{models, output, terminal};
 use layerscope_bench::{
-    self as bench, BenchPlan, BenchReport, Machine, Measurement, PromptTokens, Quality, Statistics, Transfers,
+    self as bench, BenchPlan, BenchReport, Machine, Measurement, PromptTokens, Quality, QualityEvent,
+    Statistics, Transfers,
 };
 use layerscope_diagnostics::needle::NeedlePrompt;
 use layerscope_diagnostics::prompts::{Prompt, parse_prompts};
 use layerscope_diagnostics::run::Run;
 use layerscope_engine::{
-    Decoder, Error, Interrupt, Model, ModelConfig, Policy, Result, Shape, ShapeWeights, WeightsPrecision,
-    caveats, check_memory,
+    Decoder, Error, Model, ModelConfig, Policy, Result, Shape, ShapeWeights, WeightsPrecision, caveats,
+    check_memory,
 };
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -55,11 +57,11 @@ impl Subject {
     }
 }
 
-pub(crate) fn run(arguments: &BenchArguments, interrupt: &Interrupt) -> Result<ExitCode> {
+pub(crate) fn run(arguments: &BenchArguments) -> Result<ExitCode> {
     let destination = arguments.out.as_deref().map(Destination::of).transpose()?;
     let subject = match &arguments.shape {
         Some(name) => random_weights(arguments, name)?,
-        None => model(arguments, interrupt)?,
+        None => model(arguments)?,
     };
     if let Some(destination) = &destination {
         destination.check_model(&subject)?;
@@ -67,11 +69,11 @@ pub(crate) fn run(arguments: &BenchArguments, interrupt: &Interrupt) -> Result<E
     let plan = plan(arguments, subject.decoder().config())?;
     let plans = plans(&plan, subject.decoder());
     if !arguments.json {
-        plans.iter().for_each(|plan| eprintln!("{plan}"));
+        plans.iter().for_each(|plan| terminal::say(plan));
     }
     let bars = BenchBars::new(&plan);
-    let measured = bench::measure(subject.decoder(), &plan, &subject.prompt, interrupt, &mut |event| {
-        bars.observe(event);
+    let measured = heeded(|interrupt| {
+        bench::measure(subject.decoder(), &plan, &subject.prompt, interrupt, &mut |event| bars.observe(event))
     });
     bars.finish();
     let mut measured = measured?;
@@ -79,8 +81,9 @@ pub(crate) fn run(arguments: &BenchArguments, interrupt: &Interrupt) -> Result<E
         (&subject.weights, subject.needles.is_empty(), measured.interrupted)
     {
         let (needles, bar) = (&subject.needles, QualityBar::new(&plan, subject.needles.len()));
-        let done = bench::measure_quality(model, &plan, needles, &mut measured, interrupt, &mut |event| {
-            bar.observe(event);
+        let done = heeded(|interrupt| {
+            let observe = &mut |event: QualityEvent<'_>| bar.observe(event);
+            bench::measure_quality(model, &plan, needles, &mut measured, interrupt, observe)
         });
         bar.finish();
         done?;
@@ -106,10 +109,10 @@ pub(crate) fn run(arguments: &BenchArguments, interrupt: &Interrupt) -> Result<E
     if arguments.json {
         output::json(&report)?;
     } else {
-        output::lines(&text(&report))?;
+        terminal::print(&text(&report))?;
     }
     if report.interrupted {
-        eprintln!("layerscope: interrupted; printing the measurements so far");
+        terminal::say("layerscope: interrupted; printing the measurements so far");
         return Ok(ExitCode::from(Error::Interrupted.exit_code()));
     }
     Ok(ExitCode::SUCCESS)
@@ -183,13 +186,13 @@ fn random_weights(arguments: &BenchArguments, name: &str) -> Result<Subject> {
     })
 }
 
-fn model(arguments: &BenchArguments, interrupt: &Interrupt) -> Result<Subject> {
+fn model(arguments: &BenchArguments) -> Result<Subject> {
     let name = arguments.model.as_deref().unwrap_or_default();
-    let opened = models::open_named(name, arguments.architecture.as_deref(), interrupt)?;
+    let opened = models::open_named(name, arguments.architecture.as_deref())?;
     let plan = plan(arguments, &opened.config)?;
     let needles = match arguments.quality {
         Some(prompts) => {
-            bench::quality_grid(&plan.lengths, prompts)?.prompts(&opened.tokenizer, interrupt)?
+            bench::quality_grid(&plan.lengths, prompts)?.prompts(&opened.tokenizer, &UNHEEDED)?
         }
         None => vec![],
     };
@@ -286,10 +289,10 @@ impl Destination {
             MeasurementFormat::Parquet => bench::to_parquet(report)?,
             MeasurementFormat::Svg => {
                 let Some(svg) = layerscope_report::trade_off_svg(report) else {
-                    eprintln!(
+                    terminal::say(&format!(
                         "layerscope: no prompt was measured under every policy; {} is not written",
                         self.path.display()
-                    );
+                    ));
                     return Ok(());
                 };
                 svg.into_bytes()
@@ -304,7 +307,7 @@ fn text(report: &BenchReport) -> String {
     let machine = &report.machine;
     let mut text = format!(
         "{}: {} layers, weights {} ({}), {}, {} threads\n",
-        report.model,
+        terminal::line(&report.model),
         report.layers,
         report.weights.name(),
         output::bytes(report.weight_bytes as f64),
@@ -346,7 +349,7 @@ fn text(report: &BenchReport) -> String {
         );
     }
     for note in &report.notes {
-        text += &format!("\n{note}");
+        text += &format!("\n{}", terminal::line(note));
     }
     text
 }

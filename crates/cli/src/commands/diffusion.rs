@@ -1,9 +1,10 @@
 //! `layerscope diffusion`: from which layer on a span of a recorded prompt can be removed.
 
 use crate::args::{DiffusionArguments, positions};
-use crate::models;
+use crate::interrupt::heeded;
 use crate::output::{self, figure};
 use crate::progress::SpansBar;
+use crate::{models, terminal};
 use layerscope_diagnostics::record::SpanRecord;
 use layerscope_diagnostics::run::{Run, SPANS};
 use layerscope_diagnostics::spans::{MeanSpanRow, SpanReport, mean_by_layer};
@@ -12,7 +13,7 @@ use layerscope_recording::spans::{SpanRequest, SpanTokens, remove_span};
 use serde_json::json;
 use std::process::ExitCode;
 
-pub(crate) fn run(arguments: &DiffusionArguments, interrupt: &Interrupt) -> Result<ExitCode> {
+pub(crate) fn run(arguments: &DiffusionArguments) -> Result<ExitCode> {
     if arguments.tolerance.is_nan() || arguments.tolerance < 0.0 {
         return Err(Error::input("--tolerance must be a number of nats, 0 or more"));
     }
@@ -20,17 +21,20 @@ pub(crate) fn run(arguments: &DiffusionArguments, interrupt: &Interrupt) -> Resu
     let spans = spans(&run, arguments)?;
     let layers =
         arguments.layers.as_ref().map(|text| layers(text, run.manifest().model.layers)).transpose()?;
-    let model = models::of_run(&run, arguments.model.as_deref(), arguments.device, interrupt)?;
+    let model = models::of_run(&run, arguments.model.as_deref(), arguments.device)?;
     let requests = spans.iter().map(|(prompt_id, tokens)| SpanRequest {
         prompt_id,
         tokens: tokens.clone(),
         answer: arguments.answer.as_deref(),
         layers: layers.as_deref(),
     });
-    let done = all(&run, &model, requests.collect(), interrupt)?;
+    let done = heeded(|interrupt| all(&run, &model, requests.collect(), interrupt))?;
     print(&run, &done.records, arguments)?;
     if done.interrupted {
-        eprintln!("layerscope: interrupted; what was finished is in {}", run.folder().join(SPANS).display());
+        terminal::say(&format!(
+            "layerscope: interrupted; what was finished is in {}",
+            run.folder().join(SPANS).display()
+        ));
         return Ok(ExitCode::from(Error::Interrupted.exit_code()));
     }
     Ok(if done.failed { ExitCode::from(2) } else { ExitCode::SUCCESS })
@@ -124,10 +128,11 @@ fn print(run: &Run, records: &[SpanRecord], arguments: &DiffusionArguments) -> R
     if records.is_empty() {
         return Ok(());
     }
-    output::lines(&format!("{}\n\n{LEGEND}\n", table(&means, records.len() > 1)))?;
+    terminal::print(&format!("{}\n\n{LEGEND}\n", table(&means, records.len() > 1)))?;
     for record in records {
         let of = if records.len() > 1 { format!("{}: ", record.prompt_id) } else { String::new() };
-        output::lines(&format!("{of}{} {}", record.name(), record.verdict(tolerance, model.layers)))?;
+        let verdict = format!("{of}{} {}", record.name(), record.verdict(tolerance, model.layers));
+        terminal::print(&terminal::line(&verdict))?;
     }
     Ok(())
 }

@@ -1,11 +1,11 @@
 //! `layerscope inspect`: a model's configuration and memory, without loading its weights.
 
 use crate::args::InspectArguments;
-use crate::{models, output};
+use crate::{models, output, terminal};
 use layerscope_diagnostics::summary::ranges;
 use layerscope_engine::{
-    Activation, Interrupt, MemoryNeed, ModelConfig, NormKind, NormPlacement, OpenedModel, QueryKeyNorm,
-    Result, RopeScaling, Tokenizer, WeightsPrecision,
+    Activation, MemoryNeed, ModelConfig, NormKind, NormPlacement, OpenedModel, QueryKeyNorm, Result,
+    RopeScaling, Tokenizer, WeightsPrecision,
 };
 use serde_json::json;
 use std::fmt::Write;
@@ -17,9 +17,9 @@ struct Memory {
     need: MemoryNeed,
 }
 
-pub(crate) fn run(arguments: &InspectArguments, interrupt: &Interrupt) -> Result<ExitCode> {
+pub(crate) fn run(arguments: &InspectArguments) -> Result<ExitCode> {
     let device = models::device(arguments.device)?;
-    let opened = models::open_named(&arguments.model, arguments.architecture.as_deref(), interrupt)?;
+    let opened = models::open_named(&arguments.model, arguments.architecture.as_deref())?;
     let config = &opened.config;
     let context = arguments.context.unwrap_or(config.context);
     let kept = vec![context; config.layers];
@@ -61,7 +61,7 @@ pub(crate) fn run(arguments: &InspectArguments, interrupt: &Interrupt) -> Result
     if let Some(template) = opened.tokenizer.chat_template().filter(|_| arguments.template) {
         let _ = write!(text, "\n\nchat template\n{template}");
     }
-    output::lines(&text)?;
+    terminal::print(&text)?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -113,7 +113,8 @@ fn table(opened: &OpenedModel) -> String {
         ),
     ];
     let width = rows.iter().map(|(name, _)| name.chars().count()).max().unwrap_or(0);
-    let lines: Vec<String> = rows.iter().map(|(name, value)| format!("{name:width$}  {value}")).collect();
+    let lines: Vec<String> =
+        rows.iter().map(|(name, value)| format!("{name:width$}  {}", terminal::line(value))).collect();
     lines.join("\n")
 }
 

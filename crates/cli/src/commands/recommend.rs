@@ -1,7 +1,7 @@
 //! `layerscope recommend`: the recommended cutoff and the reasons for it.
 
 use crate::args::RecommendArguments;
-use crate::output;
+use crate::{output, terminal};
 use layerscope_cutoff::block_schedule::{self, BlockSchedule};
 use layerscope_cutoff::recommend::{Evidence, Recommendation, Verdict, recommend};
 use layerscope_diagnostics::record::PromptSummary;
@@ -21,8 +21,8 @@ pub(crate) fn run(arguments: &RecommendArguments) -> Result<ExitCode> {
     if arguments.json {
         output::json(&RecommendJson { recommendation: &recommendation, sliminfer: &sliminfer })?;
     } else {
-        output::lines(&text(&recommendation))?;
-        output::lines(&pruning(sliminfer.as_ref()))?;
+        terminal::print(&text(&recommendation))?;
+        terminal::print(&pruning(sliminfer.as_ref()))?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -72,7 +72,7 @@ pub(crate) fn text(recommendation: &Recommendation) -> String {
         }
     };
     for reason in &recommendation.reasons {
-        let _ = write!(text, "\n  - {reason}");
+        let _ = write!(text, "\n  - {}", terminal::line(reason));
     }
     text
 }

@@ -2,14 +2,16 @@
 
 use crate::args::RecordArguments;
 use crate::commands::{recommend, show};
+use crate::interrupt::heeded;
 use crate::progress::{FailureCaseBar, RecordingBars};
-use crate::{models, output};
+use crate::{models, output, terminal};
 use layerscope_cutoff::recommend::Recommendation;
 use layerscope_diagnostics::prompts::{PromptFile, read_prompts};
 use layerscope_diagnostics::run::{CONTINUATIONS, Continuation, Manifest, Run};
 use layerscope_engine::{
-    Device, DeviceChoice, Error, Interrupt, MemoryNeed, Model, OpenedModel, Policy, Result, WeightsPrecision,
+    Device, DeviceChoice, Error, MemoryNeed, Model, OpenedModel, Policy, Result, WeightsPrecision,
 };
+use layerscope_recording::RecordingEvent;
 use layerscope_recording::continuations::continue_failure_cases;
 use serde_json::json;
 use std::fmt::Write;
@@ -29,10 +31,10 @@ pub(crate) struct Recording<'a> {
     pub(crate) json: bool,
 }
 
-pub(crate) fn run(arguments: &RecordArguments, interrupt: &Interrupt) -> Result<ExitCode> {
+pub(crate) fn run(arguments: &RecordArguments) -> Result<ExitCode> {
     let prompts = read_prompts(&arguments.prompts)?;
     let device = models::device(arguments.model.device)?;
-    let opened = models::open(&arguments.model, interrupt)?;
+    let opened = models::open(&arguments.model)?;
     let need = memory_need(&opened, &prompts, &device, arguments);
     let model = models::load(opened, arguments.model.weights, &device, &need)?;
     let recording = Recording {
@@ -43,7 +45,7 @@ pub(crate) fn run(arguments: &RecordArguments, interrupt: &Interrupt) -> Result<
         command: command(arguments),
         json: arguments.json,
     };
-    record(&model, &recording, interrupt)
+    record(&model, &recording)
 }
 
 /// Memory for the longest prompt that fits the model's context.
@@ -88,18 +90,21 @@ pub(crate) fn last_part(path: &Path) -> String {
 }
 
 /// Records, generates the failure cases, then prints the figures and the recommendation.
-pub(crate) fn record(model: &Model, recording: &Recording<'_>, interrupt: &Interrupt) -> Result<ExitCode> {
-    match record_and_print(model, recording, interrupt) {
+pub(crate) fn record(model: &Model, recording: &Recording<'_>) -> Result<ExitCode> {
+    match record_and_print(model, recording) {
         Err(Error::Interrupted) => {
-            eprintln!("layerscope: interrupted; the same command resumes {}", recording.out.display());
+            terminal::say(&format!(
+                "layerscope: interrupted; the same command resumes {}",
+                recording.out.display()
+            ));
             Ok(ExitCode::from(Error::Interrupted.exit_code()))
         }
         done => done,
     }
 }
 
-fn record_and_print(model: &Model, recording: &Recording<'_>, interrupt: &Interrupt) -> Result<ExitCode> {
-    let (manifest, failed) = record_prompts(model, recording, interrupt)?;
+fn record_and_print(model: &Model, recording: &Recording<'_>) -> Result<ExitCode> {
+    let (manifest, failed) = record_prompts(model, recording)?;
     let code = if failed > 0 { ExitCode::from(2) } else { ExitCode::SUCCESS };
     if manifest.prompts.done.is_empty() {
         return Ok(code);
@@ -113,41 +118,33 @@ fn record_and_print(model: &Model, recording: &Recording<'_>, interrupt: &Interr
             return Err(error);
         }
     };
-    let cases = failure_cases(&run, model, &recommendation, recording.failure_cases, interrupt)?;
+    let cases = failure_cases(&run, model, &recommendation, recording.failure_cases)?;
     if recording.json {
         output::json(&json!({ "show": run.show()?, "recommendation": recommendation }))?;
         return Ok(code);
     }
-    output::lines(&show::overall(&run)?)?;
-    output::lines(&recommend::text(&recommendation))?;
+    terminal::print(&show::overall(&run)?)?;
+    terminal::print(&recommend::text(&recommendation))?;
     if let Some(text) = failure_case_text(&cases) {
-        output::lines(&text)?;
+        terminal::print(&text)?;
     }
     if failed > 0 {
-        eprintln!("layerscope: {failed} of {} prompts failed, see above", recording.prompts.prompts.len());
+        terminal::say(&format!(
+            "layerscope: {failed} of {} prompts failed, see above",
+            recording.prompts.prompts.len()
+        ));
     }
     Ok(code)
 }
 
 /// Returns the manifest and the number of failed prompts.
-fn record_prompts(
-    model: &Model,
-    recording: &Recording<'_>,
-    interrupt: &Interrupt,
-) -> Result<(Manifest, usize)> {
+fn record_prompts(model: &Model, recording: &Recording<'_>) -> Result<(Manifest, usize)> {
     let Recording { prompts, max_new_tokens, out, command, .. } = recording;
     let mut bars = RecordingBars::new(prompts.prompts.len());
-    let recorded = layerscope_recording::record(
-        model,
-        prompts,
-        *max_new_tokens,
-        out,
-        command,
-        interrupt,
-        &mut |event| {
-            bars.observe(event);
-        },
-    );
+    let recorded = heeded(|interrupt| {
+        let observe = &mut |event: RecordingEvent<'_>| bars.observe(event);
+        layerscope_recording::record(model, prompts, *max_new_tokens, out, command, interrupt, observe)
+    });
     bars.finish();
     Ok((recorded?, bars.failures()))
 }
@@ -158,12 +155,12 @@ pub(crate) fn failure_cases(
     model: &Model,
     recommendation: &Recommendation,
     count: usize,
-    interrupt: &Interrupt,
 ) -> Result<Vec<Continuation>> {
     let Some(point) = recommendation.point().filter(|_| count > 0) else { return Ok(vec![]) };
     let mut bar = FailureCaseBar::new();
-    let continued =
-        continue_failure_cases(run, model, point, count, interrupt, &mut |event| bar.observe(event));
+    let continued = heeded(|interrupt| {
+        continue_failure_cases(run, model, point, count, interrupt, &mut |event| bar.observe(event))
+    });
     bar.finish();
     continued
 }
@@ -172,7 +169,7 @@ pub(crate) fn failure_cases(
 fn failure_case_text(cases: &[Continuation]) -> Option<String> {
     let mut text = format!(
         "\nGenerated under {} from the prompts that it changes most (texts in {CONTINUATIONS}):\n",
-        cases.first()?.policy
+        terminal::line(&cases.first()?.policy)
     );
     for case in cases {
         let difference = match case.first_difference {
@@ -181,7 +178,8 @@ fn failure_case_text(cases: &[Continuation]) -> Option<String> {
         };
         let repetition = if case.repetition.is_some() { ", ending in a loop" } else { "" };
         let kl = output::figure(case.kl, 4);
-        let _ = write!(text, "\n  - {}: KL {kl} nats, {difference}{repetition}", case.prompt_id);
+        let _ =
+            write!(text, "\n  - {}: KL {kl} nats, {difference}{repetition}", terminal::line(&case.prompt_id));
     }
     Some(text)
 }

@@ -2,6 +2,7 @@
 
 use crate::args::ShowArguments;
 use crate::output::{self, figure};
+use crate::terminal::{self, line};
 use layerscope_diagnostics::record::{Anchor, PromptSummary};
 use layerscope_diagnostics::run::{Manifest, Run, Status};
 use layerscope_diagnostics::summary::{mean, summarise_run};
@@ -23,11 +24,11 @@ pub(crate) fn run(arguments: &ShowArguments) -> Result<ExitCode> {
         output::json(&summarise_run(&prompts(&run)?))?;
     } else if let Some(id) = &arguments.prompt_id {
         known(&run, id)?;
-        output::lines(&one_prompt(&run, id)?)?;
+        terminal::print(&one_prompt(&run, id)?)?;
     } else if arguments.by_category {
-        output::lines(&by_category(&run)?)?;
+        terminal::print(&by_category(&run)?)?;
     } else {
-        output::lines(&overall(&run)?)?;
+        terminal::print(&overall(&run)?)?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -45,7 +46,7 @@ fn by_category(run: &Run) -> Result<String> {
     let categories: BTreeSet<&str> = prompts.iter().map(|p| p.category.as_str()).collect();
     for category in categories {
         let chosen: Vec<&PromptSummary> = prompts.iter().filter(|p| p.category == category).collect();
-        let _ = write!(text, "\n{category} ({} prompts)\n{}\n", chosen.len(), layer_table(&chosen));
+        let _ = write!(text, "\n{} ({} prompts)\n{}\n", line(category), chosen.len(), layer_table(&chosen));
     }
     text.push_str(LEGEND);
     Ok(text)
@@ -54,8 +55,9 @@ fn by_category(run: &Run) -> Result<String> {
 fn one_prompt(run: &Run, id: &str) -> Result<String> {
     let prompt = run.prompt(id)?;
     let head = format!(
-        "{id} ({}), {} prompt tokens, {} decode steps{}\n{}\n",
-        prompt.category,
+        "{} ({}), {} prompt tokens, {} decode steps{}\n{}\n",
+        line(id),
+        line(&prompt.category),
         prompt.p,
         prompt.steps,
         if prompt.answer_given { ", given answer" } else { "" },
@@ -87,12 +89,12 @@ fn heading(manifest: &Manifest, prompts: &[PromptSummary]) -> String {
     let lengths = || prompts.iter().map(|p| p.p);
     let mut text = format!(
         "{}: {} layers, {} heads ({} KV), {} weights, {}\n{} prompts of {} to {} tokens, {} decode steps each",
-        model.name,
+        line(&model.name),
         model.layers,
         model.heads,
         model.kv_heads,
-        manifest.weights,
-        manifest.device,
+        line(&manifest.weights),
+        line(&manifest.device),
         prompts.len(),
         lengths().min().unwrap_or(0),
         lengths().max().unwrap_or(0),

@@ -4,7 +4,7 @@
 //! with a given answer have none, because there is no text of the full model to compare with.
 
 use std::collections::BTreeSet;
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::ErrorKind;
 use std::path::PathBuf;
 
@@ -83,7 +83,7 @@ impl Continuations {
     /// Reads the file of a run; `None` if there is none.
     pub(super) fn read(run: &Run) -> Result<Option<Self>> {
         let path = run.folder().join(CONTINUATIONS);
-        let bytes = match fs::read(&path) {
+        let bytes = match layerscope_files::read(&path) {
             Ok(bytes) => bytes,
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(Error::io("read", &path, &error)),

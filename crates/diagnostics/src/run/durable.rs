@@ -62,7 +62,7 @@ pub(super) fn remove_folder(path: &Path) -> Result<()> {
 /// Writes a new file and syncs its content. The name is not durable until the folder is synced.
 pub(super) fn write_synced(path: &Path, bytes: &[u8]) -> Result<()> {
     let write = || -> io::Result<()> {
-        let mut file = File::create(path)?;
+        let mut file = layerscope_files::create(path)?;
         file.write_all(bytes)?;
         file.sync_all()
     };
@@ -91,11 +91,7 @@ const PATIENCE: usize = 10;
 /// [`Error::Input`] if another recording holds it.
 pub(super) fn lock(folder: &Path, name: &str) -> Result<File> {
     let path = folder.join(name);
-    let file = File::options()
-        .create(true)
-        .truncate(false)
-        .write(true)
-        .open(&path)
+    let file = layerscope_files::open_with(&path, File::options().create(true).truncate(false).write(true))
         .map_err(|error| write_error(&path, &error))?;
     // A child process that another thread is just starting briefly inherits open files, including this lock.
     let mut locked = file.try_lock();

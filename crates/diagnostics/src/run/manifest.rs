@@ -1,7 +1,6 @@
 //! `manifest.json`: the model, settings, prompts and status of a run.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
 use std::path::Path;
 
 use layerscope_engine::{Error, Result};
@@ -203,7 +202,7 @@ impl Manifest {
 
     /// Reads the manifest at `path`, in the run folder `run`.
     pub(super) fn read(run: &Path, path: &Path) -> Result<Self> {
-        let bytes = fs::read(path).map_err(|error| match error.kind() {
+        let bytes = layerscope_files::read(path).map_err(|error| match error.kind() {
             std::io::ErrorKind::NotFound => Error::input(format!(
                 "{} holds no run: there is no {MANIFEST} in it; name the --out folder of layerscope record",
                 run.display()

@@ -20,6 +20,7 @@ mod rows_read;
 mod schema;
 mod show;
 mod spans;
+mod table_bytes;
 mod table_file;
 mod tables;
 mod time;

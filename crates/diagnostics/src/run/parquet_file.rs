@@ -64,7 +64,7 @@ pub(super) fn write(
     fill: impl FnOnce(&mut dyn FnMut(RecordBatch) -> Result<()>) -> Result<()>,
 ) -> Result<()> {
     let failed = |error: ParquetError| parquet_write_error(path, &error);
-    let file = File::create(path).map_err(|error| write_error(path, &error))?;
+    let file = layerscope_files::create(path).map_err(|error| write_error(path, &error))?;
     let (schema, properties) = (schema_of(columns), properties(columns));
     let mut writer = ArrowWriter::try_new(file, schema, Some(properties)).map_err(failed)?;
     fill(&mut |batch| writer.write(&batch).map_err(failed))?;
@@ -80,7 +80,7 @@ pub(super) struct Merger {
 
 impl Merger {
     pub(super) fn create(path: &Path, table: Table) -> Result<Self> {
-        let file = File::create(path).map_err(|error| write_error(path, &error))?;
+        let file = layerscope_files::create(path).map_err(|error| write_error(path, &error))?;
         let (writer, _) = ArrowWriter::try_new(file, table.schema(), Some(properties(&table.columns())))
             .and_then(ArrowWriter::into_serialized_writer)
             .map_err(|error| parquet_write_error(path, &error))?;
@@ -94,7 +94,6 @@ impl Merger {
         if metadata.file_metadata().schema() != here {
             return Err(source.damaged(&"its columns are not those of this layerscope"));
         }
-        let file = source.lock();
         for group in metadata.row_groups() {
             match single_prompt(group) {
                 Some(id) if id == prompt_id => {}
@@ -112,11 +111,13 @@ impl Merger {
                         column_index: None,
                         offset_index: None,
                     };
-                    out.append_column(&*file, close)?;
+                    out.append_column(source.bytes(), close)?;
                 }
                 out.close().map(drop)
             };
-            copy().map_err(|error| parquet_write_error(&self.path, &error))?;
+            copy().map_err(|error| {
+                source.failure().unwrap_or_else(|| parquet_write_error(&self.path, &error))
+            })?;
         }
         Ok(())
     }

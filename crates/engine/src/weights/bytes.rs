@@ -3,7 +3,6 @@
 use super::mapped::{FileState, MappedFile};
 use crate::{Error, Result};
 use std::borrow::Cow;
-use std::fs::File;
 use std::path::Path;
 
 /// A whole file.
@@ -14,7 +13,7 @@ pub(super) enum FileBytes {
 
 impl FileBytes {
     pub(super) fn map(path: &Path) -> Result<Self> {
-        let file = File::open(path).map_err(|e| Error::io("open the model", path, &e))?;
+        let file = layerscope_files::open(path).map_err(|e| Error::io("open the model", path, &e))?;
         Ok(Self::Mapped(MappedFile::map(path, &file)?))
     }
 

@@ -182,7 +182,7 @@ fn open_error(file: &Path, error: &safetensors::SafeTensorError) -> Error {
 fn list_files(folder: &Path) -> Result<Vec<PathBuf>> {
     let index = folder.join("model.safetensors.index.json");
     if index.exists() {
-        let text = std::fs::read_to_string(&index).map_err(|e| Error::io("read", &index, &e))?;
+        let text = layerscope_files::read_text(&index).map_err(|e| Error::io("read", &index, &e))?;
         let wrong = |what: &str| Error::malformed(&index, what);
         let json: serde_json::Value =
             serde_json::from_str(&text).map_err(|e| wrong(&format!("not valid JSON ({e})")))?;

@@ -141,8 +141,11 @@ impl<'a> Partial<'a> {
     /// Opens the partial file of an earlier fetch, or creates it.
     fn open(path: &'a Path, remote: &'a RemoteFile, interrupted: &AtomicBool) -> Result<Self> {
         let error = |e: std::io::Error| Error::io("open", path, &e);
-        let file =
-            File::options().read(true).write(true).create(true).truncate(false).open(path).map_err(error)?;
+        let file = layerscope_files::open_with(
+            path,
+            File::options().read(true).write(true).create(true).truncate(false),
+        )
+        .map_err(error)?;
         let there = file.metadata().map_err(error)?.len();
         let digest = remote.checksum.digest(remote.bytes);
         let mut partial = Self { path, remote, file, length: 0, digest };

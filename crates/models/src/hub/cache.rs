@@ -96,7 +96,7 @@ impl Repository {
         if is_commit(revision) {
             return Some(revision.to_owned());
         }
-        let commit = std::fs::read_to_string(self.folder.join("refs").join(revision)).ok()?;
+        let commit = layerscope_files::read_text(&self.folder.join("refs").join(revision)).ok()?;
         Some(commit.trim().to_owned()).filter(|commit| is_commit(commit))
     }
 
@@ -139,7 +139,8 @@ impl Repository {
     ) -> Result<Option<File>> {
         let path = self.locks.join(format!("{}.lock", file.checksum.hex()));
         make_parent(&path)?;
-        let lock = File::options().write(true).create(true).truncate(false).open(&path);
+        let lock =
+            layerscope_files::open_with(&path, File::options().write(true).create(true).truncate(false));
         let lock = lock.map_err(|e| Error::io("make the lock", &path, &e))?;
         let mut told = false;
         loop {

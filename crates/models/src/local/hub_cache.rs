@@ -45,7 +45,7 @@ fn references(folder: &Path, prefix: &str) -> Vec<(String, String)> {
     let mut references = vec![];
     for (name, path) in entries(folder).into_iter().filter(|(name, _)| !name.starts_with('.')) {
         let name = format!("{prefix}{name}");
-        match std::fs::read_to_string(&path) {
+        match layerscope_files::read_text(&path) {
             Ok(commit) if is_commit(commit.trim()) => references.push((name, commit.trim().to_owned())),
             Err(_) if name.matches('/').count() < 3 => references.extend(references_in(&path, &name)),
             _ => {}

@@ -51,7 +51,7 @@ fn model(folder: &Path, name: &str, manifest: &Path) -> Option<LocalModel> {
     if file_size(manifest)? > 1 << 20 {
         return None;
     }
-    let manifest: Manifest = serde_json::from_slice(&std::fs::read(manifest).ok()?).ok()?;
+    let manifest: Manifest = serde_json::from_slice(&layerscope_files::read(manifest).ok()?).ok()?;
     let mut layers = manifest.layers.into_iter().filter(|layer| layer.media_type == MODEL);
     let (layer, more) = (layers.next()?, layers.next());
     let digest = layer.digest.strip_prefix("sha256:")?;

@@ -1,6 +1,6 @@
 //! Fetching from a local test Hub, with every failure.
 
-#![allow(clippy::unwrap_used, missing_docs, unreachable_pub)]
+#![allow(clippy::print_stderr, clippy::unwrap_used, missing_docs, unreachable_pub)]
 
 mod broken;
 mod cached;

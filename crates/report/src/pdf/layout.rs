@@ -157,7 +157,7 @@ impl Layout<'_> {
         // Figures use the text's font, which is the same on every machine.
         let svg = svg.replacen(FIGURE_FONTS, "font-family=\"Libertinus Serif\"", 1);
         let path = format!("{}.svg", figure.id);
-        self.files.insert(path.clone(), self.characters.settable_xml(&svg).as_bytes().to_vec());
+        self.files.insert(path.clone(), self.characters.settable_xml(&svg).into_bytes());
         let table = self.table(&figure.table);
         self.appendix.push(table);
         json!({
