@@ -117,7 +117,7 @@ impl HubReference {
             [owner, name, file] => (owner, name, Some(file)),
             _ => return Ok(None),
         };
-        if !is_id_part(owner) || !is_id_part(name) {
+        if !is_owner(owner) || !is_id_part(name) {
             return Ok(None);
         }
         let wanted = match (file, quantization) {
@@ -172,7 +172,7 @@ impl HubReference {
     }
 
     fn new(text: &str, owner: &str, name: &str, revision: &str, wanted: Wanted) -> Result<Self> {
-        if !is_id_part(owner) || !is_id_part(name) {
+        if !is_owner(owner) || !is_id_part(name) {
             return Err(no_model(text));
         }
         if !stays_inside(revision) || revision.contains(char::is_whitespace) {
@@ -200,6 +200,11 @@ impl fmt::Display for HubReference {
 
 fn split_colon(text: &str) -> (&str, Option<&str>) {
     text.split_once(':').map_or((text, None), |(before, after)| (before, Some(after)))
+}
+
+/// Whether the Hub allows the name of an owner. One that is called as the Hub itself would be read as its host.
+fn is_owner(owner: &str) -> bool {
+    is_id_part(owner) && !HOSTS.contains(&owner)
 }
 
 /// Whether the Hub allows this name for an owner or repository.
@@ -299,7 +304,8 @@ mod tests {
 
     #[test]
     fn other_texts_are_no_ids() {
-        for text in ["", "gpt2", "gemma3:270m", "a//b", "-o/n", "o/n..m", "o/na me", "../x"] {
+        for text in ["", "gpt2", "gemma3:270m", "a//b", "-o/n", "o/n..m", "o/na me", "../x", "hf.co/hf.co/n"]
+        {
             assert_eq!(HubReference::parse(text).unwrap(), None, "{text}");
         }
         for text in ["o/n/readme.md", "o/n/x.gguf:Q8_0", "o/n/../x.gguf", "o/n@", "o/n@../x"] {

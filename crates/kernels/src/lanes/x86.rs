@@ -3,13 +3,10 @@
 use super::{LANES, Lanes};
 use std::arch::x86_64::*;
 
-/// AVX-512 F: one register for sixteen numbers.
+/// AVX-512 F, BW, CD, DQ and VL: one register for sixteen numbers.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Avx512(pub(crate) pulp::x86::V4);
 
-// SAFETY of every block below: the processor has the instructions, which `self` proves; loads and stores stay within the
-// arrays that they are given.
-#[allow(clippy::undocumented_unsafe_blocks)]
 impl Lanes for Avx512 {
     type Floats = __m512;
     type Integers = __m512i;
@@ -17,46 +14,55 @@ impl Lanes for Avx512 {
 
     #[inline(always)]
     fn unsigned(self, bytes: &[u8; LANES]) -> __m512i {
+        // SAFETY: `self` proves AVX-512; `bytes` is as long as what is loaded.
         unsafe { _mm512_cvtepu8_epi32(_mm_loadu_si128(bytes.as_ptr().cast())) }
     }
 
     #[inline(always)]
     fn signed(self, bytes: &[u8; LANES]) -> __m512i {
+        // SAFETY: `self` proves AVX-512; `bytes` is as long as what is loaded.
         unsafe { _mm512_cvtepi8_epi32(_mm_loadu_si128(bytes.as_ptr().cast())) }
     }
 
     #[inline(always)]
     fn and(self, a: __m512i, b: u8) -> __m512i {
+        // SAFETY: `self` proves AVX-512.
         unsafe { _mm512_and_si512(a, _mm512_set1_epi32(i32::from(b))) }
     }
 
     #[inline(always)]
     fn or(self, a: __m512i, b: __m512i) -> __m512i {
+        // SAFETY: `self` proves AVX-512.
         unsafe { _mm512_or_si512(a, b) }
     }
 
     #[inline(always)]
     fn shift_right<const BITS: u32>(self, a: __m512i) -> __m512i {
+        // SAFETY: `self` proves AVX-512.
         unsafe { _mm512_srli_epi32::<BITS>(a) }
     }
 
     #[inline(always)]
     fn shift_left<const BITS: u32>(self, a: __m512i) -> __m512i {
+        // SAFETY: `self` proves AVX-512.
         unsafe { _mm512_slli_epi32::<BITS>(a) }
     }
 
     #[inline(always)]
     fn where_set(self, bits: u16, value: u8) -> __m512i {
+        // SAFETY: `self` proves AVX-512.
         unsafe { _mm512_maskz_set1_epi32(bits, i32::from(value)) }
     }
 
     #[inline(always)]
     fn float(self, a: __m512i) -> __m512 {
+        // SAFETY: `self` proves AVX-512.
         unsafe { _mm512_cvtepi32_ps(a) }
     }
 
     #[inline(always)]
     fn negated(self, bytes: [u64; 2], negative: u16) -> __m512i {
+        // SAFETY: `self` proves AVX-512.
         unsafe {
             let integers = _mm512_cvtepi8_epi32(_mm_set_epi64x(bytes[1] as i64, bytes[0] as i64));
             _mm512_mask_sub_epi32(integers, negative, _mm512_setzero_si512(), integers)
@@ -65,11 +71,13 @@ impl Lanes for Avx512 {
 
     #[inline(always)]
     fn entries(self, table: &[i8; 16], packed: &[u8; LANES]) -> [__m512i; 2] {
+        // SAFETY: `self` proves AVX-512.
         unsafe { looked_up(table, packed).map(|bytes| _mm512_cvtepi8_epi32(bytes)) }
     }
 
     #[inline(always)]
     fn entry_words(self, table: &[i8; 16], packed: &[u8; LANES]) -> __m512i {
+        // SAFETY: `self` proves AVX-512.
         unsafe {
             let [low, high] = looked_up(table, packed);
             _mm512_cvtepi8_epi16(_mm256_set_m128i(high, low))
@@ -78,11 +86,13 @@ impl Lanes for Avx512 {
 
     #[inline(always)]
     fn unsigned_words(self, bytes: &[u8; 2 * LANES]) -> __m512i {
+        // SAFETY: `self` proves AVX-512; `bytes` is as long as what is loaded.
         unsafe { _mm512_cvtepu8_epi16(_mm256_loadu_si256(bytes.as_ptr().cast())) }
     }
 
     #[inline(always)]
     fn negated_words(self, bytes: [u64; 4], negative: u32) -> __m512i {
+        // SAFETY: `self` proves AVX-512.
         unsafe {
             let [low, high] = sixteens(bytes);
             let words = _mm512_cvtepi8_epi16(_mm256_set_m128i(high, low));
@@ -92,61 +102,73 @@ impl Lanes for Avx512 {
 
     #[inline(always)]
     fn load_words(self, words: &[i16; 2 * LANES]) -> __m512i {
+        // SAFETY: `self` proves AVX-512; `words` is as long as what is loaded.
         unsafe { _mm512_loadu_si512(words.as_ptr().cast()) }
     }
 
     #[inline(always)]
     fn and_words(self, a: __m512i, b: u8) -> __m512i {
+        // SAFETY: `self` proves AVX-512.
         unsafe { _mm512_and_si512(a, _mm512_set1_epi16(i16::from(b))) }
     }
 
     #[inline(always)]
     fn or_words(self, a: __m512i, b: __m512i) -> __m512i {
+        // SAFETY: `self` proves AVX-512.
         unsafe { _mm512_or_si512(a, b) }
     }
 
     #[inline(always)]
     fn shift_words_right<const BITS: u32>(self, a: __m512i) -> __m512i {
+        // SAFETY: `self` proves AVX-512.
         unsafe { _mm512_srli_epi16::<BITS>(a) }
     }
 
     #[inline(always)]
     fn shift_words_left<const BITS: u32>(self, a: __m512i) -> __m512i {
+        // SAFETY: `self` proves AVX-512.
         unsafe { _mm512_slli_epi16::<BITS>(a) }
     }
 
     #[inline(always)]
     fn pair_products(self, a: __m512i, b: __m512i) -> __m512i {
+        // SAFETY: `self` proves AVX-512.
         unsafe { _mm512_madd_epi16(a, b) }
     }
 
     #[inline(always)]
     fn splat(self, x: f32) -> __m512 {
+        // SAFETY: `self` proves AVX-512.
         unsafe { _mm512_set1_ps(x) }
     }
 
     #[inline(always)]
     fn splat_two(self, x: f32, y: f32) -> __m512 {
+        // SAFETY: `self` proves AVX-512.
         unsafe { _mm512_mask_blend_ps(0xff00, _mm512_set1_ps(x), _mm512_set1_ps(y)) }
     }
 
     #[inline(always)]
     fn load(self, x: &[f32; LANES]) -> __m512 {
+        // SAFETY: `self` proves AVX-512; `x` is as long as what is loaded.
         unsafe { _mm512_loadu_ps(x.as_ptr()) }
     }
 
     #[inline(always)]
     fn store(self, x: __m512, to: &mut [f32; LANES]) {
+        // SAFETY: `self` proves AVX-512; `to` is as long as what is stored.
         unsafe { _mm512_storeu_ps(to.as_mut_ptr(), x) }
     }
 
     #[inline(always)]
     fn widen_f16(self, bytes: &[u8; 2 * LANES]) -> __m512 {
+        // SAFETY: `self` proves AVX-512; `bytes` is as long as what is loaded.
         unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(bytes.as_ptr().cast())) }
     }
 
     #[inline(always)]
     fn widen_bf16(self, bytes: &[u8; 2 * LANES]) -> __m512 {
+        // SAFETY: `self` proves AVX-512; `bytes` is as long as what is loaded.
         unsafe {
             let bits = _mm512_cvtepu16_epi32(_mm256_loadu_si256(bytes.as_ptr().cast()));
             _mm512_castsi512_ps(_mm512_slli_epi32::<16>(bits))
@@ -155,26 +177,31 @@ impl Lanes for Avx512 {
 
     #[inline(always)]
     fn load_bytes(self, bytes: &[u8; 4 * LANES]) -> __m512 {
+        // SAFETY: `self` proves AVX-512; `bytes` is as long as what is loaded.
         unsafe { _mm512_loadu_ps(bytes.as_ptr().cast()) }
     }
 
     #[inline(always)]
     fn add(self, a: __m512, b: __m512) -> __m512 {
+        // SAFETY: `self` proves AVX-512.
         unsafe { _mm512_add_ps(a, b) }
     }
 
     #[inline(always)]
     fn multiply(self, a: __m512, b: __m512) -> __m512 {
+        // SAFETY: `self` proves AVX-512.
         unsafe { _mm512_mul_ps(a, b) }
     }
 
     #[inline(always)]
     fn multiply_add(self, a: __m512, b: __m512, c: __m512) -> __m512 {
+        // SAFETY: `self` proves AVX-512.
         unsafe { _mm512_fmadd_ps(a, b, c) }
     }
 
     #[inline(always)]
     fn sum(self, a: __m512) -> f32 {
+        // SAFETY: `self` proves AVX-512.
         unsafe { _mm512_reduce_add_ps(a) }
     }
 
@@ -182,6 +209,7 @@ impl Lanes for Avx512 {
     fn two_halves(self, bytes: &[u8; 4]) -> (__m512, [f32; 2]) {
         // Both are loaded though often one is wanted: inserting a single f16 into a register that holds a sum would make
         // each block wait for the one before.
+        // SAFETY: `self` proves AVX-512, and every processor that has it has F16C.
         unsafe {
             let two = _mm_cvtph_ps(_mm_cvtsi32_si128(i32::from_le_bytes(*bytes)));
             let both = [_mm_cvtss_f32(two), _mm_cvtss_f32(_mm_movehdup_ps(two))];
@@ -194,8 +222,6 @@ impl Lanes for Avx512 {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Avx2(pub(crate) pulp::x86::V3);
 
-// SAFETY of every block below: as above.
-#[allow(clippy::undocumented_unsafe_blocks)]
 impl Lanes for Avx2 {
     type Floats = [__m256; 2];
     type Integers = [__m256i; 2];
@@ -203,6 +229,7 @@ impl Lanes for Avx2 {
 
     #[inline(always)]
     fn unsigned(self, bytes: &[u8; LANES]) -> [__m256i; 2] {
+        // SAFETY: `self` proves AVX2; `bytes` is as long as what is loaded.
         unsafe {
             [
                 _mm256_cvtepu8_epi32(_mm_loadl_epi64(bytes.as_ptr().cast())),
@@ -213,6 +240,7 @@ impl Lanes for Avx2 {
 
     #[inline(always)]
     fn signed(self, bytes: &[u8; LANES]) -> [__m256i; 2] {
+        // SAFETY: `self` proves AVX2; `bytes` is as long as what is loaded.
         unsafe {
             [
                 _mm256_cvtepi8_epi32(_mm_loadl_epi64(bytes.as_ptr().cast())),
@@ -223,6 +251,7 @@ impl Lanes for Avx2 {
 
     #[inline(always)]
     fn and(self, a: [__m256i; 2], b: u8) -> [__m256i; 2] {
+        // SAFETY: `self` proves AVX2.
         unsafe {
             [
                 _mm256_and_si256(a[0], _mm256_set1_epi32(i32::from(b))),
@@ -233,11 +262,13 @@ impl Lanes for Avx2 {
 
     #[inline(always)]
     fn or(self, a: [__m256i; 2], b: [__m256i; 2]) -> [__m256i; 2] {
+        // SAFETY: `self` proves AVX2.
         unsafe { [_mm256_or_si256(a[0], b[0]), _mm256_or_si256(a[1], b[1])] }
     }
 
     #[inline(always)]
     fn shift_right<const BITS: u32>(self, a: [__m256i; 2]) -> [__m256i; 2] {
+        // SAFETY: `self` proves AVX2.
         unsafe {
             [
                 _mm256_srl_epi32(a[0], _mm_cvtsi32_si128(BITS as i32)),
@@ -248,6 +279,7 @@ impl Lanes for Avx2 {
 
     #[inline(always)]
     fn shift_left<const BITS: u32>(self, a: [__m256i; 2]) -> [__m256i; 2] {
+        // SAFETY: `self` proves AVX2.
         unsafe {
             [
                 _mm256_sll_epi32(a[0], _mm_cvtsi32_si128(BITS as i32)),
@@ -258,6 +290,7 @@ impl Lanes for Avx2 {
 
     #[inline(always)]
     fn where_set(self, bits: u16, value: u8) -> [__m256i; 2] {
+        // SAFETY: `self` proves AVX2.
         unsafe {
             let places = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
             let set = [
@@ -274,11 +307,13 @@ impl Lanes for Avx2 {
 
     #[inline(always)]
     fn float(self, a: [__m256i; 2]) -> [__m256; 2] {
+        // SAFETY: `self` proves AVX2.
         unsafe { [_mm256_cvtepi32_ps(a[0]), _mm256_cvtepi32_ps(a[1])] }
     }
 
     #[inline(always)]
     fn negated(self, bytes: [u64; 2], negative: u16) -> [__m256i; 2] {
+        // SAFETY: `self` proves AVX2.
         unsafe {
             let bytes = negated(_mm_set_epi64x(bytes[1] as i64, bytes[0] as i64), negative);
             [_mm256_cvtepi8_epi32(bytes), _mm256_cvtepi8_epi32(_mm_unpackhi_epi64(bytes, bytes))]
@@ -287,6 +322,7 @@ impl Lanes for Avx2 {
 
     #[inline(always)]
     fn entries(self, table: &[i8; 16], packed: &[u8; LANES]) -> [[__m256i; 2]; 2] {
+        // SAFETY: `self` proves AVX2.
         unsafe {
             looked_up(table, packed).map(|bytes| {
                 [_mm256_cvtepi8_epi32(bytes), _mm256_cvtepi8_epi32(_mm_unpackhi_epi64(bytes, bytes))]
@@ -296,11 +332,13 @@ impl Lanes for Avx2 {
 
     #[inline(always)]
     fn entry_words(self, table: &[i8; 16], packed: &[u8; LANES]) -> [__m256i; 2] {
+        // SAFETY: `self` proves AVX2.
         unsafe { looked_up(table, packed).map(|bytes| _mm256_cvtepi8_epi16(bytes)) }
     }
 
     #[inline(always)]
     fn unsigned_words(self, bytes: &[u8; 2 * LANES]) -> [__m256i; 2] {
+        // SAFETY: `self` proves AVX2; `bytes` is as long as what is loaded.
         unsafe {
             [
                 _mm256_cvtepu8_epi16(_mm_loadu_si128(bytes.as_ptr().cast())),
@@ -311,6 +349,7 @@ impl Lanes for Avx2 {
 
     #[inline(always)]
     fn negated_words(self, bytes: [u64; 4], negative: u32) -> [__m256i; 2] {
+        // SAFETY: `self` proves AVX2.
         unsafe {
             let [low, high] = sixteens(bytes);
             [
@@ -322,6 +361,7 @@ impl Lanes for Avx2 {
 
     #[inline(always)]
     fn load_words(self, words: &[i16; 2 * LANES]) -> [__m256i; 2] {
+        // SAFETY: `self` proves AVX2; `words` is as long as what is loaded.
         unsafe {
             [_mm256_loadu_si256(words.as_ptr().cast()), _mm256_loadu_si256(words.as_ptr().add(16).cast())]
         }
@@ -329,6 +369,7 @@ impl Lanes for Avx2 {
 
     #[inline(always)]
     fn and_words(self, a: [__m256i; 2], b: u8) -> [__m256i; 2] {
+        // SAFETY: `self` proves AVX2.
         unsafe {
             let mask = _mm256_set1_epi16(i16::from(b));
             [_mm256_and_si256(a[0], mask), _mm256_and_si256(a[1], mask)]
@@ -337,11 +378,13 @@ impl Lanes for Avx2 {
 
     #[inline(always)]
     fn or_words(self, a: [__m256i; 2], b: [__m256i; 2]) -> [__m256i; 2] {
+        // SAFETY: `self` proves AVX2.
         unsafe { [_mm256_or_si256(a[0], b[0]), _mm256_or_si256(a[1], b[1])] }
     }
 
     #[inline(always)]
     fn shift_words_right<const BITS: u32>(self, a: [__m256i; 2]) -> [__m256i; 2] {
+        // SAFETY: `self` proves AVX2.
         unsafe {
             let by = _mm_cvtsi32_si128(BITS as i32);
             [_mm256_srl_epi16(a[0], by), _mm256_srl_epi16(a[1], by)]
@@ -350,6 +393,7 @@ impl Lanes for Avx2 {
 
     #[inline(always)]
     fn shift_words_left<const BITS: u32>(self, a: [__m256i; 2]) -> [__m256i; 2] {
+        // SAFETY: `self` proves AVX2.
         unsafe {
             let by = _mm_cvtsi32_si128(BITS as i32);
             [_mm256_sll_epi16(a[0], by), _mm256_sll_epi16(a[1], by)]
@@ -358,26 +402,31 @@ impl Lanes for Avx2 {
 
     #[inline(always)]
     fn pair_products(self, a: [__m256i; 2], b: [__m256i; 2]) -> [__m256i; 2] {
+        // SAFETY: `self` proves AVX2.
         unsafe { [_mm256_madd_epi16(a[0], b[0]), _mm256_madd_epi16(a[1], b[1])] }
     }
 
     #[inline(always)]
     fn splat(self, x: f32) -> [__m256; 2] {
+        // SAFETY: `self` proves AVX2.
         unsafe { [_mm256_set1_ps(x); 2] }
     }
 
     #[inline(always)]
     fn splat_two(self, x: f32, y: f32) -> [__m256; 2] {
+        // SAFETY: `self` proves AVX2.
         unsafe { [_mm256_set1_ps(x), _mm256_set1_ps(y)] }
     }
 
     #[inline(always)]
     fn load(self, x: &[f32; LANES]) -> [__m256; 2] {
+        // SAFETY: `self` proves AVX2; `x` is as long as what is loaded.
         unsafe { [_mm256_loadu_ps(x.as_ptr()), _mm256_loadu_ps(x.as_ptr().add(8))] }
     }
 
     #[inline(always)]
     fn store(self, x: [__m256; 2], to: &mut [f32; LANES]) {
+        // SAFETY: `self` proves AVX2; `to` is as long as what is stored.
         unsafe {
             _mm256_storeu_ps(to.as_mut_ptr(), x[0]);
             _mm256_storeu_ps(to.as_mut_ptr().add(8), x[1]);
@@ -386,36 +435,43 @@ impl Lanes for Avx2 {
 
     #[inline(always)]
     fn widen_f16(self, bytes: &[u8; 2 * LANES]) -> [__m256; 2] {
+        // SAFETY: `self` proves AVX2; `bytes` is as long as what is loaded.
         unsafe { [eight_halves(bytes.as_ptr()), eight_halves(bytes.as_ptr().add(16))] }
     }
 
     #[inline(always)]
     fn widen_bf16(self, bytes: &[u8; 2 * LANES]) -> [__m256; 2] {
+        // SAFETY: `self` proves AVX2; `bytes` is as long as what is loaded.
         unsafe { [eight_bf16(bytes.as_ptr()), eight_bf16(bytes.as_ptr().add(16))] }
     }
 
     #[inline(always)]
     fn load_bytes(self, bytes: &[u8; 4 * LANES]) -> [__m256; 2] {
+        // SAFETY: `self` proves AVX2; `bytes` is as long as what is loaded.
         unsafe { [_mm256_loadu_ps(bytes.as_ptr().cast()), _mm256_loadu_ps(bytes.as_ptr().add(32).cast())] }
     }
 
     #[inline(always)]
     fn add(self, a: [__m256; 2], b: [__m256; 2]) -> [__m256; 2] {
+        // SAFETY: `self` proves AVX2.
         unsafe { [_mm256_add_ps(a[0], b[0]), _mm256_add_ps(a[1], b[1])] }
     }
 
     #[inline(always)]
     fn multiply(self, a: [__m256; 2], b: [__m256; 2]) -> [__m256; 2] {
+        // SAFETY: `self` proves AVX2.
         unsafe { [_mm256_mul_ps(a[0], b[0]), _mm256_mul_ps(a[1], b[1])] }
     }
 
     #[inline(always)]
     fn multiply_add(self, a: [__m256; 2], b: [__m256; 2], c: [__m256; 2]) -> [__m256; 2] {
+        // SAFETY: `self` proves AVX2 and FMA.
         unsafe { [_mm256_fmadd_ps(a[0], b[0], c[0]), _mm256_fmadd_ps(a[1], b[1], c[1])] }
     }
 
     #[inline(always)]
     fn sum(self, a: [__m256; 2]) -> f32 {
+        // SAFETY: `self` proves AVX2.
         unsafe {
             let eight = _mm256_add_ps(a[0], a[1]);
             let four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
@@ -436,6 +492,7 @@ impl Lanes for Avx2 {
 #[inline(always)]
 unsafe fn sixteens(eights: [u64; 4]) -> [__m128i; 2] {
     let [a, b, c, d] = eights.map(|eight| eight as i64);
+    // SAFETY: the caller has SSE2.
     unsafe { [_mm_set_epi64x(b, a), _mm_set_epi64x(d, c)] }
 }
 
@@ -445,6 +502,7 @@ unsafe fn sixteens(eights: [u64; 4]) -> [__m128i; 2] {
 /// AVX2.
 #[inline(always)]
 unsafe fn negated(bytes: __m128i, negative: u16) -> __m128i {
+    // SAFETY: the caller has AVX2.
     unsafe {
         let places = _mm_set1_epi64x(0x8040_2010_0804_0201u64 as i64);
         let eight_times_each = _mm_setr_epi8(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1);
@@ -460,6 +518,7 @@ unsafe fn negated(bytes: __m128i, negative: u16) -> __m128i {
 /// AVX2.
 #[inline(always)]
 unsafe fn looked_up(table: &[i8; 16], packed: &[u8; LANES]) -> [__m128i; 2] {
+    // SAFETY: the caller has AVX2; both arrays have the sixteen bytes that are loaded.
     unsafe {
         let (table, packed) =
             (_mm_loadu_si128(table.as_ptr().cast()), _mm_loadu_si128(packed.as_ptr().cast()));
@@ -474,6 +533,7 @@ unsafe fn looked_up(table: &[i8; 16], packed: &[u8; LANES]) -> [__m128i; 2] {
 /// AVX2; sixteen bytes.
 #[inline(always)]
 unsafe fn eight_bf16(bytes: *const u8) -> __m256 {
+    // SAFETY: the caller has AVX2 and gives sixteen bytes.
     unsafe {
         let bits = _mm256_cvtepu16_epi32(_mm_loadu_si128(bytes.cast()));
         _mm256_castsi256_ps(_mm256_slli_epi32::<16>(bits))
@@ -486,6 +546,7 @@ unsafe fn eight_bf16(bytes: *const u8) -> __m256 {
 /// AVX2; sixteen bytes.
 #[inline(always)]
 unsafe fn eight_halves(bytes: *const u8) -> __m256 {
+    // SAFETY: the caller has AVX2 and gives sixteen bytes.
     unsafe {
         let bits = _mm256_cvtepu16_epi32(_mm_loadu_si128(bytes.cast()));
         let moved = _mm256_slli_epi32::<13>(_mm256_and_si256(bits, _mm256_set1_epi32(0x7fff)));

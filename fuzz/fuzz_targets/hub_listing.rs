@@ -1,0 +1,5 @@
+//! The target `hub_listing` as a program of libFuzzer.
+
+#![no_main]
+
+layerscope_fuzz::fuzz!();

@@ -1,0 +1,5 @@
+//! The target `needle` as a program of libFuzzer.
+
+#![no_main]
+
+layerscope_fuzz::fuzz!();

@@ -1,0 +1,48 @@
+//! The targets: what each reads, its seeds and the form of its mutants.
+
+mod chat_template;
+mod config_json;
+mod gguf;
+mod hub_listing;
+mod model_reference;
+mod needle;
+mod policies;
+mod prompts;
+mod reports;
+mod run_files;
+mod safetensors;
+mod tokenizer_json;
+
+use crate::Target;
+
+/// Every target.
+pub static TARGETS: [Target; 17] = [
+    chat_template::TARGET,
+    config_json::TARGET,
+    gguf::TARGET,
+    hub_listing::TARGET,
+    model_reference::TARGET,
+    needle::TARGET,
+    policies::TARGET,
+    prompts::TARGET,
+    reports::REPORT,
+    reports::COMPARISON,
+    run_files::BENCH_REPORT,
+    run_files::CONTINUATIONS,
+    run_files::MANIFEST,
+    run_files::SPANS,
+    run_files::TABLE,
+    safetensors::TARGET,
+    tokenizer_json::TARGET,
+];
+
+/// A fixture of the repository.
+fn fixture(path: &str) -> Vec<u8> {
+    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../fixtures").join(path);
+    std::fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// The input as text where it is some.
+fn text(input: &[u8]) -> Option<&str> {
+    std::str::from_utf8(input).ok()
+}
