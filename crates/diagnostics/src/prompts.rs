@@ -15,12 +15,15 @@ use sha2::{Digest, Sha256};
 /// The category of prompts without one.
 pub const UNCATEGORISED: &str = "uncategorised";
 
+/// Bytes that a prompt's id or category has at most: they stand in every row of every table.
+pub const LONGEST_NAME: usize = 256;
+
 /// One line of a prompt file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Prompt {
-    /// Unique within the file.
+    /// Unique within the file, at most [`LONGEST_NAME`] bytes.
     pub id: String,
-    /// Category for summaries; [`UNCATEGORISED`] by default.
+    /// Category for summaries, at most [`LONGEST_NAME`] bytes; [`UNCATEGORISED`] by default.
     pub category: String,
     /// The model's input.
     pub content: PromptText,
@@ -106,6 +109,14 @@ pub fn parse_prompts(file: &str, bytes: &[u8]) -> Result<Vec<Prompt>> {
 
 const EXAMPLE: &str = r#"{"id": "1", "category": "qa", "prompt": "Hello"}"#;
 
+/// Refuses an id or a category that is too long, with words to follow "has".
+pub(crate) fn check_name(name: &str) -> std::result::Result<(), String> {
+    match name.len() {
+        0..=LONGEST_NAME => Ok(()),
+        bytes => Err(format!("{bytes} bytes, more than the {LONGEST_NAME} that a name may have")),
+    }
+}
+
 /// Parses one line; the error is the problem and its remedy, without file and line.
 fn parse_line(line: &str) -> std::result::Result<Prompt, String> {
     let value: Value = serde_json::from_str(line).map_err(|error| {
@@ -125,6 +136,9 @@ fn parse_line(line: &str) -> std::result::Result<Prompt, String> {
         .ok_or("no \"id\"; give the prompt a unique, non-empty id")?;
     let category =
         text(&fields, "category")?.filter(|category| !category.trim().is_empty()).unwrap_or(UNCATEGORISED);
+    for (field, name) in [("id", id), ("category", category)] {
+        check_name(name).map_err(|problem| format!("the \"{field}\" has {problem}; shorten it"))?;
+    }
     let content = match (text(&fields, "prompt")?, present(&fields, "messages")) {
         (Some(_), Some(_)) => {
             return Err("both \"prompt\" and \"messages\"; keep one of them".into());
@@ -273,6 +287,24 @@ mod tests {
                 assert!(message.contains(part), "{message:?} lacks {part:?}");
             }
         }
+    }
+
+    #[test]
+    fn names_are_bounded_in_bytes() {
+        let line = |id: &str, category: &str| {
+            serde_json::json!({"id": id, "category": category, "prompt": "x"}).to_string()
+        };
+        let longest = "ä".repeat(LONGEST_NAME / 2);
+        let prompts = parse(&line(&longest, &longest)).expect("names as long as they may be");
+        assert_eq!((&prompts[0].id, &prompts[0].category), (&longest, &longest));
+        let long = format!("{longest}a");
+        for (field, line) in [("id", line(&long, "qa")), ("category", line("a", &long))] {
+            let message = refusal(format!("\n{line}").as_bytes());
+            let wanted = format!("prompts.jsonl line 2: the \"{field}\" has 257 bytes");
+            assert!(message.starts_with(&wanted) && message.ends_with("; shorten it"), "{message}");
+        }
+        let huge = refusal(line(&"a".repeat(10 << 20), "qa").as_bytes());
+        assert!(huge.len() < 200, "the sentence repeats the name");
     }
 
     #[test]

@@ -28,6 +28,19 @@ pub enum Error {
         /// Longest sequence that the model was made for.
         context: usize,
     },
+    /// A text of so many bytes that it is longer than the model's context, found before it was tokenized.
+    #[error(
+        "the prompt has {bytes} bytes, which are at least {tokens} tokens and exceed the model's context of {context}; \
+         shorten the prompt"
+    )]
+    TextTooLong {
+        /// Bytes of the text.
+        bytes: usize,
+        /// A number of tokens below which it does not come.
+        tokens: usize,
+        /// Longest sequence that the model was made for.
+        context: usize,
+    },
     /// A token id that the vocabulary does not have.
     #[error("token {token} is beyond the vocabulary of {vocab}")]
     UnknownToken {
@@ -210,6 +223,7 @@ impl Error {
         match self {
             Self::EmptyPrompt(_)
             | Self::ContextExceeded { .. }
+            | Self::TextTooLong { .. }
             | Self::UnknownToken { .. }
             | Self::OutOfMemory { .. }
             | Self::UnknownPolicy { .. }

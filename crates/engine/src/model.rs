@@ -90,6 +90,7 @@ impl OpenedModel {
                 tokenizer.source().display()
             )));
         }
+        let tokenizer = tokenizer.within(config.context);
         Ok(Self { name: source.name.clone(), config, tokenizer, files })
     }
 

@@ -7,6 +7,7 @@ use super::manifest::ModelInfo;
 use super::reader::Source;
 use super::rows_read::PromptRows;
 use super::schema::Table;
+use crate::prompts::check_name;
 use crate::record::{
     Anchor, AttentionMeans, Divergence, FrontierRow, KnockoutRow, LayerFigures, LensFigures, PromptSummary,
     StepFigures, Timings,
@@ -31,9 +32,11 @@ pub(super) fn prompt<'a>(
     let seconds = |name| figure(name).map(|seconds: f64| if seconds.is_nan() { 0.0 } else { seconds });
 
     let (p, steps) = (count("p")?, count("steps")?);
+    let category = text("category")?;
+    check_name(&category).map_err(|problem| rows.damaged(format!("its category has {problem}")))?;
     let summary = PromptSummary {
         id: id.to_owned(),
-        category: text("category")?,
+        category,
         text: text("text")?,
         p,
         steps,

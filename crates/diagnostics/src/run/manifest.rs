@@ -11,6 +11,7 @@ use serde_json::Value;
 use super::json_file::JsonFile;
 use super::time;
 use crate::machine::Machine;
+use crate::prompts::check_name;
 use crate::record::Anchor;
 
 /// Version of the run folder's layout; newer ones are rejected.
@@ -216,6 +217,9 @@ impl Manifest {
 
     /// Checks what our writer guarantees.
     pub(super) fn check(&self) -> std::result::Result<(), String> {
+        for id in &self.prompts.ids {
+            check_name(id).map_err(|problem| format!("a prompt id has {problem}"))?;
+        }
         let ids: BTreeSet<&String> = self.prompts.ids.iter().collect();
         if ids.len() != self.prompts.ids.len() {
             return Err("a prompt id occurs twice".into());
