@@ -12,7 +12,7 @@ use server::{COMMIT, Hub};
 use sha2::{Digest, Sha256};
 use std::path::Path;
 use std::process::Command;
-use support::{fixtures, json, layerscope, refuse, run, stderr, succeed, tiny_model};
+use support::{fixtures, json, layerscope, refuse, run, stderr, succeed, tiny_model, with_tokenizer};
 
 /// The binary, isolated from this machine's models.
 fn alone(home: &Path) -> Command {
@@ -73,26 +73,6 @@ fn inspect_says_what_a_model_is_and_what_it_needs() {
             assert!(text.contains(part), "{family}: `{part}` is not in {text}");
         }
     }
-}
-
-/// A family's checkpoint with a small tokenizer.
-fn with_tokenizer(family: &str, home: &Path) -> std::path::PathBuf {
-    let folder = home.join(family);
-    std::fs::create_dir_all(&folder).unwrap();
-    for name in ["config.json", "model.safetensors"] {
-        std::fs::copy(fixtures().join("families").join(family).join(name), folder.join(name)).unwrap();
-    }
-    let vocab: serde_json::Map<String, Value> =
-        (0..32u32).map(|id| (char::from_u32(97 + id).unwrap().to_string(), id.into())).collect();
-    let tokenizer = object!({
-        "version": "1.0",
-        "added_tokens": [],
-        "pre_tokenizer": { "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true },
-        "decoder": { "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true },
-        "model": { "type": "BPE", "vocab": vocab, "merges": [] },
-    });
-    std::fs::write(folder.join("tokenizer.json"), tokenizer.to_string()).unwrap();
-    folder
 }
 
 #[test]

@@ -53,6 +53,26 @@ fn fetched(file: &str, name: &str, script: &str) -> Option<PathBuf> {
     None
 }
 
+/// A family's checkpoint with a tokenizer of few enough tokens.
+pub fn with_tokenizer(family: &str, home: &Path) -> PathBuf {
+    let folder = home.join(family);
+    std::fs::create_dir_all(&folder).unwrap();
+    for name in ["config.json", "model.safetensors"] {
+        std::fs::copy(fixtures().join("families").join(family).join(name), folder.join(name)).unwrap();
+    }
+    let vocab: serde_json::Map<String, Value> =
+        (0..32u32).map(|id| (char::from_u32(97 + id).unwrap().to_string(), id.into())).collect();
+    let tokenizer = serde_json::json!({
+        "version": "1.0",
+        "added_tokens": [],
+        "pre_tokenizer": { "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true },
+        "decoder": { "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true },
+        "model": { "type": "BPE", "vocab": vocab, "merges": [] },
+    });
+    std::fs::write(folder.join("tokenizer.json"), tokenizer.to_string()).unwrap();
+    folder
+}
+
 pub fn run(command: &mut Command) -> Output {
     command.output().unwrap()
 }

@@ -126,3 +126,109 @@ fn has_every_byte(model: &BPE) -> bool {
     use tokenizers::Model;
     model.byte_fallback && (0..=u8::MAX).all(|byte| model.token_to_id(&format!("<0x{byte:02X}>")).is_some())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::path::Path;
+    use std::sync::LazyLock;
+    use tokenizers::{AddedToken, DecoderWrapper, Tokenizer};
+
+    const NAMES: [&str; 8] =
+        ["byte-level", "gpt-2", "llama-bpe", "qwen2", "smollm", "gemma-spm", "llama-spm", "mistral-spm"];
+
+    fn read(file: &str) -> String {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/tokenizer");
+        std::fs::read_to_string(folder.join(file)).expect("fixture")
+    }
+
+    /// The tokenizers of the goldens, and one whose added tokens swallow white space.
+    static TOKENIZERS: LazyLock<Vec<(String, Tokenizer, TokenLengths)>> = LazyLock::new(|| {
+        let load = |name: &str| -> Tokenizer {
+            read(&format!("{name}.tokenizer.json")).parse().expect("a tokenizer")
+        };
+        let mut all: Vec<(String, Tokenizer)> =
+            NAMES.iter().map(|name| ((*name).to_owned(), load(name))).collect();
+        let mut swallowing = load("gpt-2");
+        let token = AddedToken::from("<sep>", true).lstrip(true).rstrip(true);
+        swallowing.add_special_tokens([token]).expect("added");
+        all.push(("swallowing".to_owned(), swallowing));
+        let with_bound = |(name, inner): (String, Tokenizer)| {
+            let byte_level = matches!(inner.get_decoder(), Some(DecoderWrapper::ByteLevel(_)));
+            let lengths = TokenLengths::of(&inner, byte_level)?;
+            Some((name, inner, lengths))
+        };
+        all.into_iter().filter_map(with_bound).collect()
+    });
+
+    fn check(text: &str) {
+        for (name, inner, lengths) in TOKENIZERS.iter() {
+            let tokens = inner.encode_fast(text, false).expect("encoded").len();
+            let fewest = lengths.fewest_tokens(text);
+            assert!(fewest <= tokens, "{name}: {text:?} has {tokens} tokens, not {fewest}");
+        }
+    }
+
+    #[test]
+    fn every_tokenizer_of_the_goldens_has_a_bound() {
+        let bounded: Vec<&str> = TOKENIZERS.iter().map(|(name, ..)| name.as_str()).collect();
+        assert_eq!(bounded, [&NAMES[..], &["swallowing"]].concat());
+    }
+
+    #[test]
+    fn no_text_has_fewer_tokens() {
+        let hostile: Vec<String> = serde_json::from_str(&read("hostile.json")).expect("texts");
+        assert!(hostile.len() > 1000);
+        hostile.iter().for_each(|text| check(text));
+        check(&hostile.concat());
+        for piece in [
+            " ",
+            "\t",
+            "\n",
+            "=",
+            "-",
+            "a",
+            "\u{2581}",
+            "e\u{301}",
+            "\u{1100}\u{1161}",
+            "<sep>  ",
+            "\u{3}",
+            "\u{212a}",
+        ] {
+            check(&piece.repeat(1000));
+        }
+    }
+
+    #[test]
+    fn a_long_text_has_a_large_bound() {
+        let text = "The quick brown fox jumps over the lazy dog, again and again. ".repeat(1000);
+        for (name, inner, lengths) in TOKENIZERS.iter() {
+            let tokens = inner.encode_fast(text.as_str(), false).expect("encoded").len();
+            let fewest = lengths.fewest_tokens(&text);
+            assert!(fewest > tokens / 20, "{name}: at least {fewest} of {tokens} tokens");
+        }
+    }
+
+    #[test]
+    fn what_shortens_text_has_no_bound() {
+        for (field, value) in [
+            ("normalizer", r#"{"type": "Lowercase"}"#),
+            ("normalizer", r#"{"type": "Replace", "pattern": {"Regex": " +"}, "content": " "}"#),
+            ("pre_tokenizer", r#"{"type": "Whitespace"}"#),
+        ] {
+            let mut tokenizer: serde_json::Value =
+                serde_json::from_str(&read("gpt-2.tokenizer.json")).expect("JSON");
+            tokenizer[field] = serde_json::from_str(value).expect("JSON");
+            let inner: Tokenizer = tokenizer.to_string().parse().expect("a tokenizer");
+            assert!(TokenLengths::of(&inner, true).is_none(), "{value}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_random_text_has_fewer_tokens(text in "(.|\\PC|[ \t\n]{1,20}|<sep>|the |ing|[\u{300}-\u{304}]){0,60}") {
+            check(&text);
+        }
+    }
+}

@@ -12,6 +12,8 @@ const NARROW: [f64; 2] = [400.0, 250.0];
 const WIDE: [f64; 2] = [700.0, 290.0];
 /// Longest word that always fits into a line.
 const LONGEST_WORD: usize = 60;
+/// Rows of a table; typst takes some 15 kB of memory for each cell, a hundred times what the run folder does.
+const MOST_ROWS: usize = 200;
 
 /// The files by path.
 pub(super) fn files(document: &Document, characters: &Characters<'_>) -> Result<BTreeMap<String, Vec<u8>>> {
@@ -122,10 +124,19 @@ impl Layout<'_> {
         let row = |row: &Vec<crate::document::Cell>| -> Vec<String> {
             row.iter().map(|cell| self.breakable(&cell.shown())).collect()
         };
+        let caption = match table.rows.len() {
+            0..=MOST_ROWS => self.text(&table.caption),
+            rows => {
+                let caption = self.text(&table.caption);
+                format!(
+                    "{caption}: the first {MOST_ROWS} of {rows} rows, which the other formats hold in full"
+                )
+            }
+        };
         json!({
-            "caption": self.text(&table.caption),
+            "caption": caption,
             "columns": table.columns.iter().enumerate().map(column).collect::<Vec<_>>(),
-            "rows": table.rows.iter().map(row).collect::<Vec<_>>(),
+            "rows": table.rows.iter().take(MOST_ROWS).map(row).collect::<Vec<_>>(),
         })
     }
 
@@ -190,5 +201,31 @@ impl Layout<'_> {
             "prompt": self.breakable(&texts.prompt),
             "sides": texts.sides.iter().map(side).collect::<Vec<_>>(),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::document::{Cell, column};
+
+    #[test]
+    fn a_long_table_is_cut_and_says_so() {
+        let table = |rows: usize| Table {
+            id: "all".into(),
+            caption: "All".into(),
+            columns: vec![column("prompt", "")],
+            rows: (0..rows).map(|index| vec![Cell::count(index)]).collect(),
+        };
+        let characters = Characters::built_in();
+        let layout = Layout { characters: &characters, files: BTreeMap::new(), appendix: vec![] };
+        let whole = layout.table(&table(MOST_ROWS));
+        assert_eq!(
+            (&whole["caption"], whole["rows"].as_array().map(Vec::len)),
+            (&json!("All"), Some(MOST_ROWS))
+        );
+        let cut = layout.table(&table(1000));
+        let caption = json!("All: the first 200 of 1000 rows, which the other formats hold in full");
+        assert_eq!((&cut["caption"], cut["rows"].as_array().map(Vec::len)), (&caption, Some(MOST_ROWS)));
     }
 }

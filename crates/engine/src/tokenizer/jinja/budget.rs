@@ -102,10 +102,6 @@ impl Text<'_> {
         Ok(())
     }
 
-    pub(super) fn as_str(&self) -> &str {
-        &self.text
-    }
-
     pub(super) fn into_string(self) -> String {
         self.text
     }

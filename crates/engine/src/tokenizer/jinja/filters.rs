@@ -125,7 +125,7 @@ pub(super) fn filter(value: &Value, name: &str, given: Given, budget: &Budget) -
         "dictsort" => dictsort(value, given, budget),
         "escape" | "e" => {
             given.none(name)?;
-            escaped(&*text_of(value, budget)?, budget)
+            escaped(&text_of(value, budget)?, budget)
         }
         "first" | "last" => {
             given.none(name)?;
@@ -349,7 +349,7 @@ fn sorted_list(keyed: Vec<(Value, Value)>, reverse: bool, budget: &Budget) -> Re
         true => Ok(false),
         false => compare(wanted, &a.0, &b.0, budget),
     };
-    for (_, item) in sorted(keyed, &goes_first)? {
+    for (_, item) in sorted(keyed, goes_first)? {
         items.push(item)?;
     }
     items.list()

@@ -179,7 +179,7 @@ fn steps_are_counted() {
 
 #[test]
 fn a_long_conversation_fits() {
-    let role = |index: usize| if index % 2 == 0 { "user" } else { "assistant" };
+    let role = |index: usize| if index.is_multiple_of(2) { "user" } else { "assistant" };
     let message = |index| serde_json::json!({"role": role(index), "content": "x".repeat(2_000)});
     let messages: Vec<Json> = (0..2_000).map(message).collect();
     let template = "{% set ns = namespace(last='') %}{% for m in messages %}{% if m.role == 'user' %}{% set ns.last = \
