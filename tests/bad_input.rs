@@ -1,4 +1,4 @@
-//! Wrong files and wrong arguments: one sentence, the right exit code, nothing lost.
+//! Invalid files and arguments: one sentence, the right exit code, no data loss.
 
 #![allow(clippy::unwrap_used)]
 
@@ -35,7 +35,7 @@ impl Folder {
     }
 }
 
-/// A damaged file may still load (a flipped weight); what must not happen is a panic, a crash or a wall of text.
+/// A damaged file may still load (a flipped weight), but must not cause a panic, a crash or long output.
 fn survives(command: &mut std::process::Command) {
     let output = run(command);
     let message = stderr(&output);
@@ -198,7 +198,7 @@ fn run_folders() {
     refuse(layerscope().arg("show").arg(&out), 2, &["manifest.json"]);
 }
 
-/// A file where the run folder should be cannot be written into, whoever runs the tests.
+/// A file at the path of the run folder: writing fails for any user, including root.
 #[test]
 fn a_folder_that_cannot_be_written() {
     let folder = Folder::new();

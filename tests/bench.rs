@@ -222,7 +222,7 @@ fn bad_requests_are_refused_in_one_sentence() {
     refuse(&mut shape(&["gpt-5"]), 2, &["gpt-5", "llama-3.1-8b"]);
     refuse(&mut shape(&["smollm2-135m", "--layers", "31"]), 2, &["30", "31"]);
     refuse(&mut shape(&["smollm2-135m", "--shape-weights", "q3"]), 2, &["q3", "q4_k_m"]);
-    // Refused before eight billion weights are filled.
+    // Fails before eight billion weights are allocated.
     refuse(&mut shape(&["llama-3.1-8b", "--policies", "speed:33"]), 2, &["speed:33", "32"]);
     let both = run(&mut bench(&["--shape", "smollm2-135m"]));
     assert_eq!(both.status.code(), Some(2), "a model and a shape");
@@ -313,7 +313,7 @@ fn needles_that_do_not_fit_are_refused() {
     refuse(&mut needle(&["--lengths", "300", "--policies", "fast"]), 2, &["fast"]);
 }
 
-/// Ctrl-C prints and writes what is measured.
+/// Ctrl-C prints and writes the measurements so far.
 #[cfg(unix)]
 #[test]
 fn an_interrupt_keeps_what_is_measured() {

@@ -1,4 +1,4 @@
-//! The binary as a user meets it, on the embedded model.
+//! The command line on the embedded model.
 
 #![allow(clippy::unwrap_used)]
 
@@ -81,7 +81,7 @@ fn show_and_recommend_print_the_contracts_json() {
         assert!(recommendation.get(key).is_some(), "`{key}` is missing");
     }
     assert!(recommendation["reasons"].as_array().unwrap().iter().all(Value::is_string));
-    // A huge tolerance lets the cutoff fall; a tiny one keeps full depth.
+    // A large tolerance lowers the cutoff; a tiny one keeps full depth.
     let at = |tolerance: &str| {
         json(layerscope().arg("recommend").arg(&out).args(["--json", "--tolerance", tolerance]))["l_cut"]
             .as_u64()
@@ -178,7 +178,7 @@ fn what_was_not_trained_for_its_policy_says_so() {
     }
 }
 
-/// What leaves the device is stated before, counted after, and refused where it has nowhere to go.
+/// Offloading is announced before, counted after, and an error without memory to offload to.
 #[test]
 fn blocks_of_the_prompt_leave_and_come_back() {
     let prompt: String = (0..90).map(|i| format!("item {i}: {}\n", i * 7 % 10)).collect();
@@ -213,13 +213,13 @@ fn blocks_of_the_prompt_leave_and_come_back() {
     assert!(
         stderr(&refused).contains("/no/such/folder") && stderr(&refused).contains("LAYERSCOPE_SPILL_DIR")
     );
-    // Nothing leaves, so nothing is needed there.
+    // Nothing is offloaded, so nothing is needed there.
     let resident =
         generate("sliminfer:2=128+resident").env("LAYERSCOPE_SPILL_DIR", "/no/such/folder").output();
     assert!(resident.unwrap().status.success());
 }
 
-/// KV that is less than the whole model's, what has to be said of it, and what a wrong name is told.
+/// Reduced KV, caveats of policies, and errors on invalid policy names.
 #[test]
 fn generation_under_policies_without_a_cutoff() {
     let generate = |policy: &str| {
@@ -257,7 +257,7 @@ fn generation_under_policies_without_a_cutoff() {
     }
 }
 
-/// Of the texts that the embedded model writes on and on, some end in a loop: what is said of it is in the tokens.
+/// Long texts of the embedded model may end in a loop; the report of it matches the tokens.
 #[test]
 fn a_loop_at_the_end_of_a_text_is_told() {
     let mut loops = 0;
@@ -363,7 +363,7 @@ fn a_device_that_is_not_there_is_refused_with_the_mend() {
     assert!(stderr(&unknown).contains("cuda:0"), "{}", stderr(&unknown));
     let text = |device| succeed(&mut generate(device));
     assert_eq!(text("cpu"), text("cpu"));
-    // What a run was told to run on is in the command that repeats it.
+    // The manifest's command contains the device.
     let out = folder.path().join("run");
     let mut recording = layerscope();
     recording.arg("record").arg(tiny_model()).arg("--prompts").arg(demo_prompts());

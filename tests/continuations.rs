@@ -1,5 +1,5 @@
-//! What `record` generates under the recommended cutoff, against `generate`; and what its manifest says of where it came
-//! from.
+//! The texts of `record` under the recommended cutoff, compared with `generate`, and the provenance in its
+//! manifest.
 
 #![allow(clippy::unwrap_used)]
 
@@ -77,7 +77,7 @@ fn an_older_run_gets_them_when_it_resumes_and_they_are_made_once() {
     succeed(&mut record(&out, &["--failure-cases", "0"]));
     assert!(!file.exists());
     let tables = std::fs::read(out.join("prompts.parquet")).unwrap();
-    // As an older layerscope left it.
+    // A manifest of an older version.
     let mut manifest = read(&out.join("manifest.json"));
     for key in ["machine", "command"] {
         assert!(manifest.as_object_mut().unwrap().remove(key).is_some());
@@ -127,7 +127,7 @@ fn the_manifest_tells_machine_and_command_and_no_folders() {
     );
     assert!(!text.contains("private") && !text.contains(folder.path().to_str().unwrap()));
 
-    // The command, given where its files lie, makes the same run again.
+    // The command, run in the folder of its files, reproduces the run.
     let place = tempfile::tempdir().unwrap();
     std::fs::copy(tiny_model(), place.path().join("layerscope-tiny.gguf")).unwrap();
     std::fs::copy(demo_prompts(), place.path().join("demo.jsonl")).unwrap();
@@ -155,7 +155,7 @@ fn measurements_go_into_the_run_folder_of_their_model() {
     assert_eq!(read(&out.join("bench.json")), printed);
     let show = json(layerscope().arg("show").arg(&out).arg("--json"));
     assert_eq!(printed["machine"], show["manifest"]["machine"]);
-    // Beside the run it disturbs nothing: the run resumes.
+    // The additional file does not prevent resuming.
     succeed(&mut record(&out, &["--failure-cases", "0"]));
 
     let empty = folder.path().join("empty");

@@ -1,5 +1,5 @@
-//! `layerscope diffusion` on the embedded model: one span by text and by tokens, every prompt that names one, what is kept, and
-//! what is refused.
+//! `layerscope diffusion` on the embedded model: one span by text and by tokens, all prompts with a span,
+//! stored results and errors.
 
 #![allow(clippy::unwrap_used)]
 
@@ -12,7 +12,7 @@ use support::{json, layerscope, numbers, refuse, run, stderr, succeed, tiny_mode
 
 const LAYERS: usize = 8;
 
-/// A run of two prompts that name a span and one that does not; the last of them names one that it does not hold.
+/// A run of two prompts with a span and one without; the last prompt's span is not in its text.
 fn recorded(folder: &Path, last: &str) -> std::path::PathBuf {
     let prompts = folder.join("prompts.jsonl");
     let text = "Anna has a red box. Ben has a blue cup. Carl has a green hat. Who has the red box?";
@@ -60,7 +60,7 @@ fn a_span_is_removed_printed_and_kept() {
     {
         assert!(shown.contains(part), "{part} in {shown}");
     }
-    // The decode-to-span mass is what the tokens of the span receive.
+    // The decode-to-span mass is the attention that the span's tokens receive.
     let few = json(&mut diffusion(&out, &["--prompt", "b", "--tokens", "3", "--layers", "1,4-5", "--json"]));
     let layers: Vec<u64> = few["spans"][0]["layers"]
         .as_array()
@@ -102,7 +102,7 @@ fn every_prompt_that_names_a_span_is_asked() {
     let shown = succeed(&mut diffusion(&out, &[]));
     assert!(shown.contains("\na: tokens") && shown.contains("\nc: tokens"), "{shown}");
 
-    // One that cannot be found does not keep the others from being asked.
+    // A span that is not found does not stop the others.
     let folder = tempfile::tempdir().unwrap();
     let out = recorded(folder.path(), "no such words");
     let output = run(&mut diffusion(&out, &["--json"]));
@@ -194,7 +194,7 @@ fn bad_questions_get_a_sentence() {
     unknown.arg("diffusion").arg(&out).args(["--prompt", "b", "--tokens", "1"]);
     unknown.env("HOME", folder.path()).env("XDG_CACHE_HOME", folder.path());
     refuse(&mut unknown, 2, &["layerscope-tiny.gguf", "--model"]);
-    // A run without spans that anyone named.
+    // A run without spans in the prompt file.
     let plain = folder.path().join("plain.jsonl");
     std::fs::write(&plain, r#"{"id": "a", "prompt": "Hello there, you."}"#).unwrap();
     let unnamed = folder.path().join("unnamed");

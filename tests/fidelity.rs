@@ -1,7 +1,7 @@
-//! SmolLM2-135M and Gemma 3 270M against PyTorch eager attention in f32; fixtures/golden/oracle.py made the reference
-//! figures.
+//! SmolLM2-135M and Gemma 3 270M compared with PyTorch eager attention in f32; the reference is from
+//! fixtures/golden/oracle.py.
 
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::print_stdout, clippy::unwrap_used)]
 
 mod support;
 
@@ -26,7 +26,8 @@ fn every_figure_of_smollm2_equals_pytorchs() {
     check_figures(&model, "smollm2-135m-q4_1.json", &folder.path().join("run"));
 }
 
-/// Sliding windows, two of the prompts longer than they are; the frontier's edge is a layer that sees everything.
+/// Sliding windows, with two prompts longer than the window; the recommended cutoff is after a full-attention
+/// layer.
 #[test]
 fn every_figure_of_gemma3_equals_pytorchs_and_the_edge_is_a_global_layer() {
     let Some(model) = gemma3() else { return };
@@ -47,7 +48,7 @@ fn every_figure_of_gemma3_equals_pytorchs_and_the_edge_is_a_global_layer() {
     assert!(told("4 of 6 prompts fit into the window"), "{reasons:?}");
 }
 
-/// Past the windows only the layers that see everything can carry the prompt, and the recommendation says so.
+/// Beyond the windows, only full-attention layers read the prompt, and the recommendation says so.
 #[test]
 fn on_prompts_longer_than_its_windows_gemma3_is_cut_right_above_a_global_layer() {
     let Some(model) = gemma3() else { return };
@@ -74,7 +75,7 @@ fn on_prompts_longer_than_its_windows_gemma3_is_cut_right_above_a_global_layer()
     let reasons = recommendation["reasons"].to_string();
     assert!(reasons.contains("layer 11, one that sees the whole prompt"), "{reasons}");
     assert!(reasons.contains("the cutoff lies right above it") && !reasons.contains("fit into the window"));
-    // At layers whose window has passed it, position 0 is not seen.
+    // Position 0 is outside the window of sliding-window layers.
     for prompt in recorded["show"]["prompts"].as_array().unwrap() {
         for (layer, mass) in numbers(&prompt["bos_mass"]).into_iter().enumerate() {
             assert_eq!(mass == 0.0, ![5, 11, 17].contains(&layer), "layer {layer}: {mass}");
@@ -151,7 +152,7 @@ fn compare(found: &Value, expected: &Value, what: &str) -> u64 {
         (dnll - reference).abs() <= (0.02 * reference.abs()).max(1e-3),
         "{what}: dNLL {dnll}, {reference}"
     );
-    // One of 32 steps may turn on a near tie.
+    // One of 32 steps may differ by a near tie.
     assert!((of(found, "top1") - of(expected, "top1")).abs() <= 1.5 / 32.0, "{what}: top-1");
     1
 }

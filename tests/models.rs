@@ -1,4 +1,4 @@
-//! Where models come from, what is said of them, and what is asked before they are loaded.
+//! Sources of models, `inspect` and `models`, and checks before loading.
 
 #![allow(clippy::unwrap_used)]
 
@@ -12,9 +12,9 @@ use server::{COMMIT, Hub};
 use sha2::{Digest, Sha256};
 use std::path::Path;
 use std::process::Command;
-use support::{fixtures, json, layerscope, refuse, run, stderr, succeed, tiny_model};
+use support::{fixtures, json, layerscope, refuse, run, stderr, succeed, tiny_model, with_tokenizer};
 
-/// The binary with no models of this machine in sight.
+/// The binary, isolated from this machine's models.
 fn alone(home: &Path) -> Command {
     let mut command = layerscope();
     command.current_dir(home).env("HOME", home);
@@ -57,7 +57,7 @@ fn inspect_says_what_a_model_is_and_what_it_needs() {
         assert_eq!(memory["need"]["kv"], kv(element));
         assert_eq!(memory["fits"], true);
     }
-    // What the weights take in f32 is four bytes for each.
+    // f32 weights take four bytes each.
     let f32_bytes = found["memory"][1]["need"]["weights"].as_u64().unwrap();
     assert_eq!(f32_bytes, 4 * found["parameters"].as_u64().unwrap());
     // Windows, RoPE and experts of other families.
@@ -73,26 +73,6 @@ fn inspect_says_what_a_model_is_and_what_it_needs() {
             assert!(text.contains(part), "{family}: `{part}` is not in {text}");
         }
     }
-}
-
-/// A family's checkpoint with a tokenizer of few enough tokens.
-fn with_tokenizer(family: &str, home: &Path) -> std::path::PathBuf {
-    let folder = home.join(family);
-    std::fs::create_dir_all(&folder).unwrap();
-    for name in ["config.json", "model.safetensors"] {
-        std::fs::copy(fixtures().join("families").join(family).join(name), folder.join(name)).unwrap();
-    }
-    let vocab: serde_json::Map<String, Value> =
-        (0..32u32).map(|id| (char::from_u32(97 + id).unwrap().to_string(), id.into())).collect();
-    let tokenizer = object!({
-        "version": "1.0",
-        "added_tokens": [],
-        "pre_tokenizer": { "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true },
-        "decoder": { "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true },
-        "model": { "type": "BPE", "vocab": vocab, "merges": [] },
-    });
-    std::fs::write(folder.join("tokenizer.json"), tokenizer.to_string()).unwrap();
-    folder
 }
 
 #[test]
@@ -119,7 +99,8 @@ fn every_family_records_and_is_cut_from_a_folder() {
         let recorded = record(&mut alone(home.path()));
         let model = &recorded["show"]["manifest"]["model"];
         let layers = model["layers"].as_u64().unwrap();
-        // With all layers kept every policy is the full model, windows, experts and parallel blocks or not.
+        // With all layers kept, every policy equals the full model, also with windows, experts and parallel
+        // blocks.
         let generate = |policy: &str| {
             let mut command = alone(home.path());
             command.arg("generate").arg(&folder).args(["--policy", policy, "--prompt", &text]);
@@ -142,7 +123,8 @@ fn every_family_records_and_is_cut_from_a_folder() {
             let cut = generate(&format!("{name}:2{anchor}"));
             assert_eq!(cut["kv_bytes"], cut["kv_bytes_model"], "{family}: {policy}");
         }
-        // The frontier's first cutoff below full depth is what generating under it does, as far as the texts agree.
+        // The frontier at the first cutoff below full depth equals generation under it, as long as the texts
+        // agree.
         let frontier = recorded["show"]["prompts"][0]["frontier"].as_array().unwrap();
         assert!(frontier.iter().all(|row| row["kl"].as_f64().is_some_and(|kl| kl >= 0.0)), "{family}");
     }
@@ -249,7 +231,7 @@ fn what_the_hub_refuses_is_one_sentence() {
 fn an_unknown_architecture_is_run_as_what_the_user_says() {
     let home = tempfile::tempdir().unwrap();
     let mut bytes = std::fs::read(tiny_model()).unwrap();
-    // `general.architecture` and the keys that begin with it.
+    // `general.architecture` and the keys with its prefix.
     let places: Vec<usize> = (0..bytes.len() - 6)
         .filter(|&at| &bytes[at..at + 6] == b"llama." || (at < 200 && &bytes[at..at + 5] == b"llama"))
         .collect();
@@ -274,7 +256,7 @@ fn an_unknown_architecture_is_run_as_what_the_user_says() {
     let text = succeed(alone(home.path()).arg("inspect").arg(&path).args(["--architecture", "llama"]));
     assert!(text.contains("newco, run as llama"), "{text}");
     refuse(generate(&path).args(["--architecture", "lama", "--prompt", "x"]), 2, &["`lama`", "llama"]);
-    // A weight that the assumption leaves out is caught.
+    // An unused weight is detected.
     refuse(
         generate(&with_tokenizer("qwen3", home.path())).args(["--architecture", "llama", "--prompt", "x"]),
         2,
@@ -286,7 +268,7 @@ fn an_unknown_architecture_is_run_as_what_the_user_says() {
 fn what_does_not_fit_into_memory_is_refused_before_it_is_loaded() {
     let home = tempfile::tempdir().unwrap();
     let folder = with_tokenizer("llama2", home.path());
-    // Weights of four tebibytes, none of which is on the disk.
+    // A sparse file with weights of four tebibytes.
     let header = object!({
         "model.embed_tokens.weight": { "dtype": "F32", "shape": [1 << 20, 1 << 20], "data_offsets": [0, 1u64 << 42] },
         "lm_head.weight": { "dtype": "F32", "shape": [1], "data_offsets": [1u64 << 42, (1u64 << 42) + 4] },
@@ -312,6 +294,6 @@ fn what_does_not_fit_into_memory_is_refused_before_it_is_loaded() {
     assert!(!out.exists());
     let shown = json(command("inspect").arg("--json"));
     assert_eq!(shown["memory"][0]["fits"], false);
-    // Told to go on, it does, and meets what is wrong with the file itself.
+    // With the override it continues and reports the error in the file.
     refuse(command("generate").args(["--prompt", "x"]).env("LAYERSCOPE_MEMORY_CHECK", "off"), 2, &["tensor"]);
 }

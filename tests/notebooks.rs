@@ -1,9 +1,9 @@
-//! The notebooks run from top to bottom on the binary, and what is committed of them is in order.
+//! The notebooks run from top to bottom with the binary, and the committed files are valid.
 //!
 //! Running them needs a Python (`LAYERSCOPE_PYTHON`, else `python3`) with the packages of `notebooks/requirements.txt`;
 //! where there is none the tests say so and pass, unless `LAYERSCOPE_REQUIRE_JUPYTER` is set.
 
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::print_stderr, clippy::unwrap_used)]
 
 mod support;
 
@@ -99,7 +99,7 @@ fn an_error_fails_with_its_notebook_and_cell() {
     let nothing = || Value::Array(Vec::new());
     write(&[cell("good", "one = 1", nothing()), cell("bad", "one / 0", nothing())]);
     fails(&["broken.ipynb", "cell 2 (bad)", "ZeroDivisionError"]);
-    // What the file shows must come out again.
+    // The committed output must be reproduced.
     let text = serde_json::json!([{"output_type": "stream", "name": "stdout", "text": "1"}]);
     write(&[cell("silent", "one = 1", text)]);
     fails(&["broken.ipynb", "cell 1 (silent)", "stdout", "--write"]);
@@ -135,7 +135,7 @@ fn committed_outputs_name_no_folder_of_a_machine() {
         let mut notebook: Value = serde_json::from_str(&text).unwrap();
         for cell in notebook["cells"].as_array_mut().unwrap() {
             for output in cell["outputs"].as_array_mut().into_iter().flatten() {
-                // Base64 may hold anything.
+                // Base64 may contain any text.
                 if let Some(data) = output["data"].as_object_mut() {
                     data.remove("image/png");
                 }

@@ -1,7 +1,7 @@
-//! `layerscope report`: every number in every format against the run folder's files, read apart from our own reader;
-//! hostile texts; comparison; bad input.
+//! `layerscope report`: every number in every format compared with the run folder's files, read without our
+//! own reader; hostile texts; comparison; bad input.
 
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::print_stderr, clippy::unwrap_used)]
 
 mod support;
 #[path = "support/tables.rs"]
@@ -15,7 +15,7 @@ use std::process::Command;
 use support::{demo_prompts, fixtures, json, layerscope, numbers, refuse, run, stderr, succeed, tiny_model};
 use tables::{Frame, Table, equal, html_tables, markdown_tables, select, text, within};
 
-/// A run of the embedded model, made once.
+/// A run of the embedded model, recorded once.
 fn demo() -> &'static Path {
     static RUN: std::sync::OnceLock<(tempfile::TempDir, PathBuf)> = std::sync::OnceLock::new();
     let (_, run) = RUN.get_or_init(|| {
@@ -40,7 +40,7 @@ fn page(path: &Path) -> Html {
     Html::parse_document(&std::fs::read_to_string(path).unwrap())
 }
 
-/// A run's files, and what they say by layer and by cutoff.
+/// A run's files, with their values by layer and by cutoff.
 struct RunFiles {
     layers: usize,
     frontier: Frame,
@@ -120,7 +120,7 @@ fn every_number_is_the_run_folders() {
     let summary = json(layerscope().arg("show").arg(run).arg("--summary-json"));
     against_the_summary(&tables, &summary);
 
-    // What HTML shows, Markdown and PDF show, and JSON holds with all digits.
+    // Markdown and PDF show the same as HTML; JSON has all digits.
     let shown = |table: &Table| -> Vec<Vec<String>> {
         table.rows.iter().map(|row| row.iter().map(|cell| cell.text.clone()).collect()).collect()
     };
@@ -141,7 +141,7 @@ fn every_number_is_the_run_folders() {
     every_number(&held, &mut all);
     all.sort_by(f64::total_cmp);
     let is_held = |value: f64| {
-        // Shares are shown as per cent.
+        // Shares are shown in percent.
         [value, value / 100.0].iter().any(|value| {
             let at = all.partition_point(|held| *held < value - 1e-12 * value.abs());
             all.get(at).is_some_and(|held| (held - value).abs() <= 1e-9 * value.abs().max(1e-9))
@@ -149,7 +149,7 @@ fn every_number_is_the_run_folders() {
     };
     for table in tables.values().filter(|table| !table.id.starts_with("steps-")) {
         for cell in table.rows.iter().flatten() {
-            // Layers and positions are places, not numbers that JSON names.
+            // Layers and positions are indices, which are not in the JSON.
             let counted = cell.value.is_some_and(|value| value.fract() == 0.0);
             assert!(counted || cell.value.is_none_or(is_held), "JSON lacks {cell:?} of {}", table.id);
         }
@@ -249,7 +249,7 @@ fn against_the_files(tables: &std::collections::BTreeMap<String, Table>, files: 
     equal(&tables["savings-data"].numbers(1), &saved.collect::<Vec<_>>(), "KV saved");
 }
 
-/// What is read, against `tokens.parquet` and `steps.parquet`.
+/// The readings, compared with `tokens.parquet` and `steps.parquet`.
 fn against_the_tokens(tables: &std::collections::BTreeMap<String, Table>, run: &Path, page: &Html) {
     let tokens = Frame::read(&run.join("tokens.parquet"));
     let steps = Frame::read(&run.join("steps.parquet"));
@@ -277,7 +277,7 @@ fn against_the_tokens(tables: &std::collections::BTreeMap<String, Table>, run: &
             let mean = steps.mean("prompt_mass", |row| {
                 steps.texts("prompt_id")[row] == *id && steps.numbers("step")[row] == step as f64
             });
-            // The map holds single precision.
+            // The map has single precision.
             assert!((mass - mean).abs() < 1e-6, "{id} {step}: {mass} {mean}");
         }
     }
@@ -371,7 +371,7 @@ fn contains(bytes: &[u8], part: &[u8]) -> bool {
     bytes.windows(part.len()).any(|window| window == part)
 }
 
-/// The words of a PDF; `None` with a note where Poppler's pdftotext is absent.
+/// The words of a PDF; `None` with a message if Poppler's pdftotext is missing.
 fn pdf_words(pdf: &Path) -> Option<BTreeSet<String>> {
     let Ok(output) = Command::new("pdftotext").args(["-layout"]).arg(pdf).arg("-").output() else {
         assert!(
@@ -382,6 +382,7 @@ fn pdf_words(pdf: &Path) -> Option<BTreeSet<String>> {
         return None;
     };
     assert!(output.status.success());
+    assert_eq!(stderr(&output), "", "pdftotext finds the PDF invalid");
     Some(String::from_utf8_lossy(&output.stdout).split_whitespace().map(str::to_owned).collect())
 }
 
@@ -400,7 +401,7 @@ fn the_same_run_gives_the_same_bytes() {
     }
 }
 
-/// Texts that would act if any format took them for its own language.
+/// Injection attempts for every format.
 const HOSTILE: [&str; 6] = [
     "<script>alert(1)</script><img src=x onerror=alert(1)> \"'><svg onload=alert(1)>",
     "![x](http://example.com/x.png) [a](javascript:alert(1)) | `tick` ``` *b* _i_ # h\n\n```\n# not a heading\n```",
@@ -433,7 +434,7 @@ fn hostile_texts_come_out_as_text() {
     succeed(record.arg(&out));
     let [html, markdown, pdf] =
         ["html", "md", "pdf"].map(|extension| folder.path().join(format!("h.{extension}")));
-    // Any tolerance: some cutoff is to be recommended, so that there are failure cases.
+    // A tolerance at which a cutoff is recommended, so that there are failure cases.
     let mut command = report(&[&out], &[&html, &markdown, &pdf]);
     succeed(command.args(["--tolerance", "9"]));
 
@@ -493,11 +494,38 @@ fn hostile_texts_come_out_as_text() {
         );
         assert!(!words.iter().any(|word| word.contains("root:x:0")));
     }
-    // Figures hold names of categories and tokens.
+    // Figures contain names of categories and tokens.
     for figure in std::fs::read_dir(folder.path().join("h-figures")).unwrap() {
         let svg = std::fs::read_to_string(figure.unwrap().path()).unwrap();
         let svg = roxmltree::Document::parse(&svg).expect("XML");
         assert!(svg.descendants().all(|node| node.tag_name().name() != "script"));
+    }
+}
+
+/// What is drawn as one glyph stands for few characters: Poppler takes no more than 63.
+#[test]
+fn letters_with_many_marks_are_read_from_a_pdf() {
+    let folder = tempfile::tempdir().unwrap();
+    let prompts = folder.path().join("marks.jsonl");
+    let texts = [
+        ("a", "\u{301}"),
+        ("e", "\u{328}\u{302}"),
+        ("\u{915}", "\u{94d}\u{915}"),
+        ("\u{1f469}", "\u{200d}\u{1f469}"),
+    ];
+    let lines = texts.iter().enumerate().map(|(index, (letter, mark))| {
+        let text = format!("{letter}{}", mark.repeat(100));
+        let id: String = text.chars().take(40).collect();
+        format!("{}\n", serde_json::json!({ "id": format!("{index}{id}"), "category": id, "prompt": text }))
+    });
+    std::fs::write(&prompts, lines.collect::<String>()).unwrap();
+    let (out, pdf) = (folder.path().join("run"), folder.path().join("marks.pdf"));
+    let mut record = layerscope();
+    record.arg("record").arg(tiny_model()).arg("--prompts").arg(&prompts);
+    succeed(record.args(["--max-new-tokens", "4", "--out"]).arg(&out));
+    succeed(report(&[&out], &[&pdf]).args(["--tolerance", "9"]));
+    if let Some(words) = pdf_words(&pdf) {
+        assert!(words.iter().any(|word| word.contains("<U+0301>")), "{words:?}");
     }
 }
 
@@ -540,9 +568,13 @@ fn two_runs_are_compared() {
         [&held["runs"][0]["recommendation"]["l_cut"], &held["runs"][1]["recommendation"]["l_cut"]]
     );
     assert!(text(select(&page, "#comparison")[0]).contains("The recommendations agree"));
-    // The same run twice differs nowhere.
-    succeed(&mut report(&[demo(), demo()], &[&as_json]));
+    // A run compared with itself has no differences, and runs of the same name get numbers.
+    succeed(&mut report(&[demo(), demo(), demo()], &[&as_json]));
     let held: Value = serde_json::from_slice(&std::fs::read(&as_json).unwrap()).unwrap();
+    assert_eq!(
+        [0, 1, 2].map(|run| held["runs"][run]["name"].as_str().unwrap()),
+        ["demo", "demo (2)", "demo (3)"]
+    );
     for figure in held["comparisons"][0]["figures"].as_array().unwrap() {
         for layer in figure["layers"].as_array().unwrap() {
             assert!(

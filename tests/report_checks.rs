@@ -1,11 +1,11 @@
-//! Reports as their readers meet them: HTML in Chromium, PDF by its tags and its text.
+//! Checks reports in their readers: HTML in Chromium, PDF by its tags and text.
 //!
 //! The checks need Chromium (`CHROMIUM`, else `/usr/bin/chromium`), Node.js with the packages of
 //! `fixtures/report/package.json` (`LAYERSCOPE_NODE_MODULES`, else `fixtures/report/node_modules`), a Python
 //! (`LAYERSCOPE_PYTHON`, else `python3`) with those of `fixtures/report/requirements.txt`, and poppler-utils. Where
 //! something is absent the tests say so and pass, unless `LAYERSCOPE_REQUIRE_REPORT_CHECKS` is set.
 
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::print_stderr, clippy::unwrap_used)]
 
 mod support;
 
@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use support::{demo_prompts, fixtures, layerscope, run, stderr, succeed, tiny_model};
 
-/// Two runs of the embedded model that differ in the precision of the weights, made once.
+/// Two runs of the embedded model with different weight precision, recorded once.
 fn runs() -> [&'static Path; 2] {
     static RUNS: std::sync::OnceLock<(tempfile::TempDir, [PathBuf; 2])> = std::sync::OnceLock::new();
     let (_, [demo, f32]) = RUNS.get_or_init(|| {
@@ -28,7 +28,7 @@ fn runs() -> [&'static Path; 2] {
     [demo, f32]
 }
 
-/// Writes the report of one run and that of both, as `.html` and `.pdf`, and gives their paths without extensions.
+/// Writes reports of one run and of both as `.html` and `.pdf`; returns their paths without extensions.
 fn reports(folder: &Path) -> [PathBuf; 2] {
     let [demo, f32] = runs();
     let write = |name: &str, runs: &[&Path]| {
@@ -44,7 +44,7 @@ fn reports(folder: &Path) -> [PathBuf; 2] {
     [write("single", &[demo]), write("comparison", &[demo, f32])]
 }
 
-/// Says what is absent; fails where it is required.
+/// Prints what is missing; fails if it is required.
 fn skip(absent: &str) {
     let message = format!("{absent}; .ci/run shows how to install what the checks of reports need");
     assert!(std::env::var_os("LAYERSCOPE_REQUIRE_REPORT_CHECKS").is_none(), "{message}");
@@ -93,7 +93,7 @@ fn check_pdf() -> Option<Command> {
     None
 }
 
-/// Asserts that a check fails and says so in these words.
+/// Asserts that a check fails with this message.
 fn finds(check: &mut Command, words: &str) {
     let output = run(check);
     assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));

@@ -1,4 +1,4 @@
-//! A recording that is killed at random moments resumes to the run that an undisturbed one makes.
+//! A recording that is killed at random moments resumes to the same run as without a kill.
 
 #![allow(clippy::unwrap_used)]
 
@@ -35,7 +35,8 @@ fn killed_twenty_times_and_resumed() {
     succeed(&mut record(&calm));
     let whole = start.elapsed();
 
-    // Twenty moments spread over start, recording and finish; the seed is the clock, the equality holds for any.
+    // Twenty moments spread over start, recording and finish; seeded by the clock, because equality holds for
+    // any.
     let mut state =
         std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_nanos() as u64 | 1;
     let mut kills = 0;
@@ -50,7 +51,7 @@ fn killed_twenty_times_and_resumed() {
             kills += 1;
             child.wait().unwrap();
         } else {
-            // Finished in spite of all: as it should be, and once more from the beginning.
+            // Finished before the kill: checks the run, and starts again.
             assert_same_run(&calm, &stormy);
             std::fs::remove_dir_all(&stormy).unwrap();
         }

@@ -1,6 +1,6 @@
 //! A real window on a virtual display, driven with mouse and keys: from a run folder to a live generation side by side.
 
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::print_stderr, clippy::unwrap_used)]
 
 mod support;
 
@@ -10,17 +10,17 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 use support::{fixtures, layerscope, smollm2, succeed};
 
-/// Nothing here takes nearly as long, unless it hangs.
+/// Only a hang takes longer.
 const PATIENCE: Duration = Duration::from_secs(180);
 
-/// A display that nobody looks at; it goes with the test.
+/// A virtual display, stopped when it is dropped.
 struct Display {
     server: Child,
     name: String,
 }
 
 impl Display {
-    /// `None` with a message where this machine cannot; `LAYERSCOPE_REQUIRE_DISPLAY` makes that a failure.
+    /// `None` with a message if this machine lacks the tools; with `LAYERSCOPE_REQUIRE_DISPLAY`, a failure.
     fn open() -> Option<Self> {
         let server = Command::new("Xvfb")
             .args(["-displayfd", "1", "-screen", "0", "1280x800x24", "-nolisten", "tcp"])
@@ -52,7 +52,7 @@ impl Drop for Display {
     }
 }
 
-/// Asks until there is an answer.
+/// Polls until there is a result.
 fn wait_for<T>(what: &str, mut answer: impl FnMut() -> Option<T>) -> T {
     let start = Instant::now();
     loop {
@@ -103,7 +103,7 @@ fn from_a_run_to_a_live_generation_with_mouse_and_keys() {
     for _ in 20..recommended {
         display.xdotool(&["key", "bracketleft"]);
     }
-    // The prompt is typed and generated from, and what came of it exported.
+    // Types a prompt, generates and exports the result.
     display.xdotool(&["key", "ctrl+6"]);
     display.xdotool(&["mousemove", "560", "90", "click", "1"]);
     display.xdotool(&["type", "--delay", "12", "Why is the sky blue?"]);
@@ -120,7 +120,7 @@ fn from_a_run_to_a_live_generation_with_mouse_and_keys() {
     assert!(text.starts_with("policy,step,token id,token,probability"));
     assert!(text.lines().any(|line| line.starts_with("full,0,")), "{text}");
 
-    // Closed while it generates once more, it ends well.
+    // Closing the window during a generation exits cleanly.
     display.xdotool(&["key", "ctrl+Return"]);
     display.xdotool(&["key", "ctrl+q"]);
     let status = wait_for("the window to close", || viewer.try_wait().unwrap());

@@ -1,8 +1,11 @@
-//! How smooth the viewer is: a run of 64 layers × 131,072 prompt tokens, and 4,096 decode steps streaming in.
+//! Frame times of the viewer on a run of 64 layers × 131,072 prompt tokens, and with 4,096 decode steps
+//! streaming in.
 //!
 //! Prints the time until the run is drawn, memory beside the raw figures, and the UI thread's own work per frame (the
 //! frame's code and its tessellation: everything but the graphics driver) while zooming, panning, dragging the cutoff
 //! and generating. `cargo bench -p layerscope-app`
+
+#![allow(clippy::print_stdout)]
 
 use eframe::egui::{
     Context, CursorIcon, Event, Key, Modifiers, MouseWheelSource, MouseWheelUnit, PointerButton, Pos2,
@@ -25,7 +28,7 @@ const WINDOW: Vec2 = vec2(1_600.0, 1_000.0);
 const ON_THE_MAP: Pos2 = pos2(600.0, 300.0);
 
 fn main() {
-    // As a test it only has to build and run.
+    // `cargo test` only checks that it builds and starts.
     let quick = !std::env::args().any(|argument| argument == "--bench");
     let sizes = if quick { synthetic::Sizes { positions: 2_048, ..SIZES } } else { SIZES };
     let frames = if quick { 20 } else { 600 };
@@ -114,7 +117,7 @@ fn frame(ctx: &Context, events: Vec<Event>, ui: impl FnMut(&mut Ui)) -> (f64, Cu
     let input = RawInput { screen_rect, events, time: Some(time), ..Default::default() };
     let start = Instant::now();
     let mut output = ctx.run_ui(input, ui);
-    // They would go to the graphics driver.
+    // Discards the shapes, which would go to the graphics driver.
     output.textures_delta.clear();
     let cursor = output.platform_output.cursor_icon;
     let primitives = ctx.tessellate(output.shapes, output.pixels_per_point);

@@ -1,11 +1,11 @@
-//! What can be done by key, palette or menu: one list, from which the palette, the shortcuts and the help sheet are made.
+//! The commands of palette, shortcuts and menu, in one list that also generates the help sheet.
 
 use crate::export::ExportFormat;
 use crate::state::View;
 use eframe::egui::{Context, Key, KeyboardShortcut, Modifiers};
 use layerscope_report::ReportFormat;
 
-/// Something that the user can have done.
+/// A command of the user.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Order {
     /// Open a run folder or a model.
@@ -24,29 +24,29 @@ pub enum Order {
     Deeper,
     /// Move the cutoff one layer up.
     Shallower,
-    /// Put the cutoff where it is recommended.
+    /// Move the cutoff to the recommended layer.
     Recommended,
     /// Show all columns of the map.
     WholePrompt,
-    /// Leave out position 0 or not.
+    /// Show or omit position 0.
     LeaveOutBos,
-    /// Show categories or not.
+    /// Show or hide categories.
     ByCategory,
-    /// Show the view's figures as a table or not.
+    /// Show or hide the view's data as a table.
     Table,
-    /// Select nothing.
+    /// Clear the selection.
     ClearSelection,
     /// Undo the last change of the view.
     Undo,
     /// Redo what was undone.
     Redo,
-    /// Ask from which layer on the selected tokens may vanish.
+    /// Measure from which layer on the selected tokens can be removed.
     RemoveSpan,
     /// Generate, live.
     Generate,
-    /// Stop what the engine does.
+    /// Stop the engine's work.
     Stop,
-    /// Export the view, or its figures.
+    /// Export the view, or its data.
     Export(ExportFormat),
     /// Light or dark.
     Theme,
@@ -88,7 +88,7 @@ impl Order {
         first.into_iter().chain(views).chain(rest).chain(ExportFormat::all().map(Self::Export)).chain(last)
     }
 
-    /// Its name for people.
+    /// Its displayed name.
     pub fn name(self) -> String {
         match self {
             Self::Open => "Open a run folder or a model …".into(),
@@ -158,10 +158,10 @@ impl Order {
         Some(KeyboardShortcut::new(modifiers, key))
     }
 
-    /// The orders whose keys were pressed; while text is typed, only those with Ctrl or Alt.
+    /// The commands whose keys were pressed; in a text field, only those with Ctrl or Alt.
     pub fn pressed(ctx: &Context) -> Vec<Self> {
         let typing = ctx.text_edit_focused();
-        // Of shortcuts that contain each other, the one with more modifiers comes first and consumes the key.
+        // Shortcuts with more modifiers come first, because they consume the key.
         let mut orders: Vec<(Self, KeyboardShortcut)> =
             Self::all().filter_map(|order| Some((order, order.shortcut()?))).collect();
         orders.sort_by_key(|(_, shortcut)| !shortcut.modifiers.shift);
@@ -172,7 +172,7 @@ impl Order {
         orders.into_iter().map(|(order, _)| order).collect()
     }
 
-    /// Whether every word typed is in its name, in any case.
+    /// Whether its name contains every typed word, ignoring case.
     pub fn matches(self, typed: &str) -> bool {
         let name = self.name().to_lowercase();
         typed.to_lowercase().split_whitespace().all(|word| name.contains(word))

@@ -1,6 +1,6 @@
-//! Design tokens: every colour, size and type style of the viewer. No other file names a colour.
+//! Design tokens: every colour, size and type style of the viewer. No other file defines a colour.
 //!
-//! The colours that figures have are those of `layerscope_figures`, which also draws what is exported and reported.
+//! Figures have the colours of `layerscope_figures`, which also draws exports and reports.
 
 use eframe::egui::{
     self, Color32, CornerRadius, FontFamily, FontId, Margin, Stroke, TextStyle, Theme, Visuals, vec2,
@@ -11,9 +11,9 @@ use std::sync::Arc;
 
 /// Spaces, in points.
 pub mod space {
-    /// Between things that belong together.
+    /// Between related items.
     pub const SMALL: f32 = 4.0;
-    /// Between things.
+    /// Between items.
     pub const MEDIUM: f32 = 8.0;
     /// Between groups.
     pub const LARGE: f32 = 16.0;
@@ -27,7 +27,7 @@ pub mod size {
     pub const CAPTION: f32 = 11.0;
     /// Headings of cards and views.
     pub const HEADING: f32 = 15.0;
-    /// The one figure that a card is about.
+    /// The main number of a card.
     pub const FIGURE: f32 = 26.0;
     /// Width of the list of prompts.
     pub const LEFT_PANEL: f32 = 210.0;
@@ -35,9 +35,9 @@ pub mod size {
     pub const RIGHT_PANEL: f32 = 264.0;
     /// Thickness of the cutoff's line.
     pub const MARKER: f32 = 2.0;
-    /// How near the pointer must come to grab the cutoff's line.
+    /// Distance at which the pointer grabs the cutoff's line.
     pub const MARKER_REACH: f32 = 6.0;
-    /// Room for an axis with its numbers and name.
+    /// Space for an axis with its numbers and name.
     pub const AXIS: f32 = 46.0;
     /// Width of the colour bar.
     pub const COLOUR_BAR: f32 = 12.0;
@@ -58,27 +58,27 @@ pub struct Palette {
     pub grid: Color32,
     /// Text.
     pub text: Color32,
-    /// Captions, units and what is of less weight.
+    /// Captions, units and other secondary text.
     pub weak_text: Color32,
-    /// What can be pressed, and what is chosen.
+    /// Buttons and selected items.
     pub accent: Color32,
-    /// Text upon [`Self::accent`].
+    /// Text on [`Self::accent`].
     pub on_accent: Color32,
     /// The cutoff.
     pub cutoff: Color32,
-    /// Around the cutoff's line and selections, so that they stand out on any colour of a map.
+    /// Outline of the cutoff's line and of selections, visible on any colour of a map.
     pub halo: Color32,
-    /// Laid over layers at which the prompt does not exist.
+    /// Overlay of layers without the prompt.
     pub absent: Color32,
-    /// The outline of what is selected in a map.
+    /// The frame of a selection in a map.
     pub selection: Color32,
     /// Errors.
     pub error: Color32,
     /// Warnings.
     pub warning: Color32,
-    /// What went well.
+    /// Success messages.
     pub good: Color32,
-    /// Behind the token that receives most attention; fainter behind the others.
+    /// Background of the token that receives most attention; fainter for the others.
     pub shade: Color32,
     /// Attention on position 0.
     pub bos: Color32,
@@ -146,12 +146,12 @@ pub fn palette_of(theme: Theme) -> &'static Palette {
     }
 }
 
-/// The palette in force.
+/// The current palette.
 pub fn palette(ui: &egui::Ui) -> &'static Palette {
     palette_of(ui.theme())
 }
 
-/// A figure's colour as the window has it.
+/// Converts a figure's colour.
 pub const fn colour32(Colour { rgb: [r, g, b] }: Colour) -> Color32 {
     Color32::from_rgb(r, g, b)
 }
@@ -179,7 +179,7 @@ pub fn caption() -> FontId {
     FontId::new(size::CAPTION, FontFamily::Proportional)
 }
 
-/// Figures in columns and on axes.
+/// Numbers in columns and on axes.
 pub fn figures() -> FontId {
     FontId::new(size::CAPTION, FontFamily::Monospace)
 }
@@ -189,7 +189,7 @@ pub fn body() -> FontId {
     FontId::new(size::TEXT, FontFamily::Proportional)
 }
 
-/// Prepares a context: both themes, type sizes and spaces.
+/// Sets a context's themes, type sizes and spacing.
 pub fn apply(ctx: &egui::Context) {
     for theme in [Theme::Dark, Theme::Light] {
         ctx.set_visuals_of(theme, visuals(theme));
@@ -211,8 +211,8 @@ pub fn apply(ctx: &egui::Context) {
     }
 }
 
-/// Lets a context without a window take glyphs that the built-in fonts lack (CJK, Arabic, emoji) from the system's fonts,
-/// as windows do by themselves.
+/// Adds the system's fonts to a context without a window, for glyphs that the built-in fonts lack (CJK,
+/// Arabic, emoji). Windows do this by themselves.
 pub fn use_system_fonts(ctx: &egui::Context) {
     ctx.add_font_provider(Arc::new(egui_system_font_provider::SystemFontProvider::new()));
 }
@@ -247,7 +247,7 @@ fn visuals(theme: Theme) -> Visuals {
         widget.corner_radius = CornerRadius::same(4);
         widget.fg_stroke = Stroke::new(1.0, palette.text);
     }
-    // A cursor that blinks would draw the whole window twice a second.
+    // A blinking cursor would redraw the whole window twice a second.
     visuals.text_cursor.blink = false;
     visuals.text_edit_bg_color = Some(palette.card);
     visuals.widgets.inactive.bg_stroke = Stroke::new(1.0, palette.line);
@@ -286,7 +286,7 @@ mod tests {
                 for text in [palette.text, palette.weak_text, palette.error, palette.warning, palette.good] {
                     assert!(contrast(text, background) >= 4.5, "{text:?} on {background:?}");
                 }
-                // 1.4.11: 3 for lines that carry meaning.
+                // 1.4.11: 3 for meaningful lines.
                 assert!(contrast(palette.cutoff, background) >= 3.0);
             }
             assert!(contrast(palette.on_accent, palette.accent) >= 4.5);
@@ -294,7 +294,7 @@ mod tests {
         }
     }
 
-    /// Colours have one home: no other file says what red is.
+    /// No other file defines a colour.
     #[test]
     fn no_other_file_names_a_colour() {
         fn files(folder: &std::path::Path) -> Vec<std::path::PathBuf> {
@@ -302,12 +302,12 @@ mod tests {
                 std::fs::read_dir(folder).expect("sources").map(|entry| entry.expect("a file").path());
             entries.flat_map(|path| if path.is_dir() { files(&path) } else { vec![path] }).collect()
         }
-        // White leaves a texture as it is; the others are the lack of a colour.
+        // Allowed: white, which leaves a texture unchanged, and transparent.
         let allowed = ["Color32::WHITE", "Color32::TRANSPARENT", "Color32::PLACEHOLDER"];
         for path in files(&std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("src")) {
             let source = std::fs::read_to_string(&path).expect("text");
             let code = source.split("#[cfg(test)]").next().unwrap_or_default();
-            // Pictures are written in the colours that were drawn.
+            // Export files convert colours that were drawn.
             let draws = path.components().any(|part| part.as_os_str() == "export");
             if draws || path.ends_with("design.rs") {
                 continue;

@@ -1,4 +1,4 @@
-//! What is known of a generation that runs or ran: full depth and the cutoff, side by side.
+//! The state of a live generation: full depth and the cutoff, side by side.
 
 use crate::data::{Pyramid, StepFigure};
 use crate::engine::message::{Candidate, Event, LiveAttention, LiveToken};
@@ -9,13 +9,13 @@ use layerscope_engine::Repetition;
 pub const LIVE_FIGURES: [StepFigure; 4] =
     [StepFigure::PromptMass, StepFigure::BosMass, StepFigure::DecodeMass, StepFigure::PromptEntropy];
 
-/// A prompt being generated from under several policies, one after the other.
+/// Generations from one prompt under several policies, one after the other.
 #[derive(Debug, Clone, Default)]
 pub struct Live {
     /// The sides, in the order in which they run.
     pub sides: Vec<Side>,
-    /// The cutoff whose savings, as the frontier predicts them, are measured by this; `None` where the other side is
-    /// another policy than the one that they are predicted of.
+    /// The cutoff whose predicted savings this generation measures; `None` if the other side is not SPEED,
+    /// for which the frontier predicts.
     pub cutoff: Option<usize>,
 }
 
@@ -24,36 +24,36 @@ pub struct Live {
 pub struct Side {
     /// The policy's name.
     pub policy: String,
-    /// What has to be said where its output is shown.
+    /// A caveat to show with the output.
     pub caveat: Option<&'static str>,
     /// Prompt tokens p.
     pub prompt_tokens: usize,
-    /// Prompt tokens that went through the model.
+    /// Prompt tokens processed.
     pub prefilled: usize,
     /// The tokens.
     pub tokens: Vec<Shown>,
-    /// Text that the last token left over.
+    /// The rest of the text after the last token.
     pub text_rest: String,
     /// Bytes of KV.
     pub kv_bytes: usize,
     /// Time to first token, seconds.
     pub ttft_s: Option<f64>,
-    /// Time per output token after the first, seconds: so far, then for good.
+    /// Time per output token after the first, seconds; provisional until the end.
     pub tpot_s: Option<f64>,
     /// Whether it ended, and if so whether the user stopped it.
     pub ended: Option<bool>,
-    /// The loop that its text ends in, once it ended.
+    /// The loop at the end of its text, after the end.
     pub repetition: Option<Repetition>,
     /// Layer × decode step, in the order of [`LIVE_FIGURES`].
     pub maps: [Pyramid; 4],
 }
 
-/// A generated token as it is shown.
+/// A displayed token.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Shown {
     /// Its id.
     pub id: u32,
-    /// How it is shown by itself.
+    /// Its text by itself.
     pub token: String,
     /// The text that it adds.
     pub text: String,
@@ -62,7 +62,7 @@ pub struct Shown {
 }
 
 impl Live {
-    /// Takes in what the engine says; `layers` are the model's.
+    /// Handles an event of the engine; `layers` is the model's number of layers.
     pub fn take(&mut self, event: &Event, layers: usize) {
         match event {
             Event::GenerationStarted { side, policy, prompt_tokens, kv_bytes, caveat } => {
@@ -105,7 +105,7 @@ impl Live {
         }
     }
 
-    /// The first step at which the two sides chose different tokens, or at which one of them had ended and the other not.
+    /// The first step at which the two sides have different tokens, or at which only one has ended.
     pub fn divergence(&self) -> Option<usize> {
         let [first, second] = self.sides.as_slice() else { return None };
         let pairs = first.tokens.iter().zip(&second.tokens);
@@ -117,7 +117,7 @@ impl Live {
         (a != b && ended(first) && ended(second)).then_some(a.min(b))
     }
 
-    /// What this generation showed of its cutoff, once both sides ended by themselves.
+    /// The measured savings of the cutoff, after both sides have ended without a stop.
     pub fn measured(&self) -> Option<LiveSavings> {
         let [full, cut] = self.sides.as_slice() else { return None };
         if full.ended != Some(false) || cut.ended != Some(false) {

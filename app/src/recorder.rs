@@ -1,4 +1,4 @@
-//! What is known of a recording that runs or ran, and what is to be recorded next.
+//! The state of a recording, and the form for the next one.
 
 use crate::engine::message::{Event, RecordingStage};
 use layerscope_diagnostics::prompts::{PromptFile, parse_prompts, prompts_sha256};
@@ -9,28 +9,28 @@ use std::time::{Duration, Instant};
 /// The recording form and the recording's progress.
 #[derive(Debug, Default)]
 pub struct Recorder {
-    /// The prompts as typed, pasted or loaded.
+    /// The text of the prompt field.
     pub text: String,
     /// Decode steps of each prompt.
     pub max_new_tokens: usize,
     /// The run folder to write.
     pub folder: String,
-    /// The recording that runs, or the last one.
+    /// The current or last recording.
     pub progress: Option<Progress>,
 }
 
-/// How far a recording is.
+/// Progress of a recording.
 #[derive(Debug)]
 pub struct Progress {
-    /// Prompts done, earlier ones of a resumed run among them.
+    /// Prompts done, including earlier ones of a resumed run.
     pub done: usize,
     /// Prompts in all.
     pub all: usize,
     /// The prompt being recorded.
     pub prompt: String,
-    /// Its share done.
+    /// The share of it that is done.
     pub share: f32,
-    /// What is being done of it.
+    /// Its current step.
     pub stage: Option<RecordingStage>,
     /// Prompts that failed, with the reason.
     pub failed: Vec<(String, String)>,
@@ -83,7 +83,7 @@ impl Recorder {
         prompts.enumerate().map(line).collect()
     }
 
-    /// Takes in what the engine says; the run folder, once a recording ended with something in it.
+    /// Handles an event of the engine. Returns the run folder when a recording ends with at least one prompt.
     pub fn take(&mut self, event: &Event) -> Option<PathBuf> {
         if let Event::RecordingStarted { done, all } = event {
             self.progress = Some(Progress {
@@ -128,12 +128,12 @@ impl Recorder {
 }
 
 impl Progress {
-    /// Share of the whole recording done, in \[0, 1\].
+    /// Share of the recording that is done, in \[0, 1\].
     pub fn overall(&self) -> f32 {
         ((self.done as f32 + self.share) / self.all.max(1) as f32).min(1.0)
     }
 
-    /// Time left at the pace so far; none before there is a pace.
+    /// Estimated remaining time; `None` before there is a rate.
     pub fn left(&self) -> Option<Duration> {
         let done = (self.done - self.earlier) as f32 + self.share;
         let left = self.all as f32 - self.done as f32 - self.share;

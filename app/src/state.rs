@@ -1,4 +1,4 @@
-//! What the user has chosen to see. Plain data: it is what undo goes back to and what is remembered between sessions.
+//! The state of the view: plain data for undo and for saving between sessions.
 
 use crate::data::{ScaleKind, StepFigure, TokenFigure};
 use crate::design::ColourMap;
@@ -71,7 +71,7 @@ impl View {
     }
 }
 
-/// What the frontier view shows.
+/// The content of the frontier view.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub enum FrontierChart {
     /// What each cutoff costs and saves.
@@ -114,7 +114,7 @@ pub enum Columns {
     Steps,
 }
 
-/// What is selected. A selection in one view shows in all.
+/// The selection, shared by all views.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Selection {
     /// Layers; none means all.
@@ -125,7 +125,7 @@ pub struct Selection {
     pub steps: BTreeSet<usize>,
     /// Prompt token.
     pub token: Option<usize>,
-    /// Several prompt tokens that follow each other.
+    /// A range of prompt tokens.
     #[serde(default)]
     pub span: Option<Range<usize>>,
 }
@@ -136,7 +136,7 @@ impl Selection {
         self.span.clone().or(self.token.map(|token| token..token + 1))
     }
 
-    /// Selects these prompt tokens; their first is the one that other views show.
+    /// Selects these prompt tokens; other views show the first.
     pub fn select_tokens(&mut self, tokens: Range<usize>) {
         self.token = Some(tokens.start);
         self.span = (tokens.len() > 1).then_some(tokens);
@@ -145,12 +145,12 @@ impl Selection {
     /// Selects the prompt tokens from the selected one to another.
     pub fn extend_to(&mut self, token: usize) {
         let from = self.token.unwrap_or(token);
-        // What was selected keeps its far end, so that a selection can grow both ways.
+        // Keeps the far end of the selection, so that it can grow in both directions.
         let span = self.tokens().unwrap_or(from..from + 1);
         self.select_tokens(if token < span.start { token..span.end } else { span.start..token + 1 });
     }
 
-    /// Selects one prompt token, or none where it was the selected one.
+    /// Toggles the selection of one prompt token.
     pub fn pick_token(&mut self, token: usize) {
         let was_alone = self.tokens() == Some(token..token + 1);
         (self.token, self.span) = ((!was_alone).then_some(token), None);
@@ -161,7 +161,7 @@ impl Selection {
         *self == Self::default()
     }
 
-    /// Selects a member alone, or none where it was alone; with `extend` puts it in or takes it out.
+    /// Selects only this member, or clears the selection if it was the only one; `extend` toggles it.
     pub fn pick<T: Ord + Copy>(set: &mut BTreeSet<T>, member: T, extend: bool) {
         let was_alone = set.len() == 1 && set.contains(&member);
         if extend {
@@ -200,7 +200,7 @@ impl Window {
         self.end - self.start
     }
 
-    /// Zoomed in by `factor` (out where it is below 1) with the column `at` staying where it is.
+    /// Zooms in by `factor` (out if below 1), keeping the column `at` in place.
     #[must_use]
     pub fn zoomed(self, factor: f64, at: f64, columns: usize) -> Self {
         let all = (columns as f64).max(1.0);
@@ -210,7 +210,7 @@ impl Window {
         Self { start, end: start + width }
     }
 
-    /// Moved by so many columns.
+    /// Moves by this many columns.
     #[must_use]
     pub fn moved(self, by: f64, columns: usize) -> Self {
         let all = (columns as f64).max(1.0);
@@ -219,7 +219,7 @@ impl Window {
         Self { start, end: start + width }
     }
 
-    /// Within the columns that there are.
+    /// Limits the range to the existing columns.
     #[must_use]
     pub fn within(self, columns: usize) -> Self {
         let sound = self.start.is_finite() && self.end.is_finite() && self.end > self.start;
@@ -227,19 +227,19 @@ impl Window {
     }
 }
 
-/// Everything about the view that undo goes back to.
+/// The part of the state that undo restores.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ViewState {
-    /// The view in front.
+    /// The current view.
     pub view: View,
-    /// The prompt in front, by its place in the run.
+    /// Index of the current prompt in the run.
     pub prompt: usize,
     /// The cutoff c: the prompt exists at layers 0 … c−1.
     pub cutoff: usize,
     /// Which prompt tokens keep KV at every layer.
     pub anchor: Anchor,
-    /// The kind of policy that is generated beside full depth, by its name.
+    /// Name of the kind of policy that live generation compares with full depth.
     pub policy: String,
     /// Largest mean KL accepted, nats.
     pub tolerance: f64,
@@ -259,17 +259,17 @@ pub struct ViewState {
     pub token_window: Option<Window>,
     /// Decode steps shown; `None` for all.
     pub step_window: Option<Window>,
-    /// Scale of colours where tokens are the columns: few of them receive most of the attention.
+    /// Colour scale of maps over tokens, where few tokens receive most of the attention.
     pub scale: ScaleKind,
-    /// Scale of colours of steps and heads, whose figures are mostly shares.
+    /// Colour scale of maps over steps and heads, whose figures are mostly shares.
     pub share_scale: ScaleKind,
     /// Scale of the shades behind text.
     pub text_scale: ScaleKind,
     /// Colours.
     pub colour_map: ColourMap,
-    /// Whether each layer has a scale of its own.
+    /// Whether each layer has its own scale.
     pub per_row: bool,
-    /// Whether position 0 is left out.
+    /// Whether position 0 is omitted.
     pub leave_out_bos: bool,
     /// Whether curves and frontier show each category.
     pub by_category: bool,
@@ -296,7 +296,7 @@ impl Default for ViewState {
             step_window: None,
             scale: ScaleKind::Log,
             share_scale: ScaleKind::Linear,
-            // Text is read: only what stands out is to be shaded.
+            // Keeps text readable: shades only the tokens with most attention.
             text_scale: ScaleKind::Linear,
             colour_map: ColourMap::default(),
             per_row: false,
@@ -319,7 +319,8 @@ pub struct History<T> {
 const KEPT: usize = 200;
 
 impl<T: Clone + PartialEq> History<T> {
-    /// Tells the state after a frame; with `moving` (a pointer held down) the change goes on and is not kept yet.
+    /// Records the state after a frame. With `moving` (a pointer held down), the change is not finished and
+    /// not stored yet.
     pub fn observe(&mut self, state: &T, moving: bool) {
         match &self.settled {
             Some(settled) if settled == state || moving => {}
@@ -348,17 +349,17 @@ impl<T: Clone + PartialEq> History<T> {
         Some(later)
     }
 
-    /// Forgets everything, as another run is opened.
+    /// Clears the history when another run is opened.
     pub fn clear(&mut self) {
         *self = Self { past: vec![], future: vec![], settled: None };
     }
 
-    /// Whether there is something to undo.
+    /// Whether undo is possible.
     pub fn can_undo(&self) -> bool {
         !self.past.is_empty()
     }
 
-    /// Whether there is something to redo.
+    /// Whether redo is possible.
     pub fn can_redo(&self) -> bool {
         !self.future.is_empty()
     }

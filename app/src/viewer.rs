@@ -1,4 +1,4 @@
-//! The window: what is open, what is going on, and which view is in front.
+//! The window's state: open runs, running work and the current view.
 
 mod comparing;
 mod cutoff_panel;
@@ -32,36 +32,36 @@ use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Runs and models in the list of recent ones.
+/// Length of the list of recent runs and models.
 const RECENT: usize = 10;
 
-/// What a window opens with.
+/// Options of a window.
 #[derive(Debug, Clone)]
 pub struct Launch {
-    /// What is opened.
+    /// What to open.
     pub open: Open,
-    /// Models that can be loaded by name: those that come with the program and those that were found.
+    /// Models that can be loaded by name: built-in models and models on this disk.
     pub models: Vec<ModelSource>,
-    /// Folder that recordings go to unless the user names another.
+    /// Default folder of recordings.
     pub runs_folder: PathBuf,
-    /// The view in front; the remembered one, if none.
+    /// The initial view; the saved one by default.
     pub view: Option<View>,
-    /// Light or dark; the remembered one, if none.
+    /// Light or dark; the saved theme by default.
     pub theme: Option<Theme>,
-    /// Whether the processor also does the work of a graphics card; then it is drawn seldom while the engine works.
+    /// Whether rendering is in software; the window then redraws rarely while the engine works.
     pub drawn_in_software: bool,
-    /// Where models run.
+    /// The device of models.
     pub device: DeviceChoice,
 }
 
-/// What is opened.
+/// What to open.
 #[derive(Debug, Clone)]
 pub enum Open {
     /// A run folder, a model or a prompt file.
     Path(PathBuf),
     /// A model.
     Model(ModelSource),
-    /// A model and prompts that come with the program, recorded on the spot.
+    /// A built-in model and prompts, recorded at start.
     Demo {
         /// The model.
         model: ModelSource,
@@ -74,7 +74,7 @@ pub enum Open {
     },
 }
 
-/// What is remembered between sessions.
+/// The state saved between sessions.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Remembered {
@@ -82,7 +82,7 @@ pub struct Remembered {
     pub state: ViewState,
     /// Recent runs and models, latest first.
     pub recent: Vec<PathBuf>,
-    /// Light or dark, where the user chose.
+    /// Light or dark, if the user chose.
     pub dark: Option<bool>,
 }
 
@@ -96,24 +96,24 @@ pub struct Viewer {
     dark: Option<bool>,
     run: Option<Arc<RunData>>,
     opening: Option<(PathBuf, Task<RunData>)>,
-    /// The latest last.
+    /// Latest last.
     maps: Vec<Arc<PromptMaps>>,
     reading: Option<(usize, Task<PromptMaps>)>,
     recommendation: Option<Recommended>,
     recommending: Option<Task<Recommended>>,
     second: Second,
-    /// Whether the marker goes to the recommendation as soon as there is one.
+    /// Whether to move the cutoff to the recommendation as soon as there is one.
     follow_recommendation: bool,
     engine: Option<Engine>,
     model: Option<LoadedModel>,
-    /// What the engine does, for the status line.
+    /// The engine's current work, for the status line.
     doing: Option<String>,
     live: Arc<Live>,
     form: Form,
     recorder: Recorder,
     patterns: Arc<Vec<Pattern>>,
     reading_pattern_of: Option<usize>,
-    /// What is known of removed spans of the run's prompts: what the run came with, and what was asked since.
+    /// Removed spans of the run's prompts: those in the run, and those measured since.
     spans: Arc<Vec<SpanRecord>>,
     removing: Option<Removing>,
     measured: Vec<LiveSavings>,
@@ -124,7 +124,7 @@ pub struct Viewer {
     view_size: eframe::egui::Vec2,
 }
 
-/// A recommendation, or why there is none, with what was asked.
+/// A recommendation, or why there is none, with its settings.
 #[derive(Debug)]
 struct Recommended {
     tolerance: f64,
@@ -132,7 +132,7 @@ struct Recommended {
     outcome: std::result::Result<Recommendation, String>,
 }
 
-/// A sentence for the user.
+/// A message for the user.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Notice {
     text: String,
@@ -140,14 +140,14 @@ struct Notice {
 }
 
 impl Viewer {
-    /// A viewer in a context; the context is given its themes and type sizes.
+    /// Creates a viewer in a context, and sets the context's themes and type sizes.
     pub fn new(ctx: &Context, launch: Launch, remembered: Remembered) -> Self {
         crate::design::apply(ctx);
         let mut state = remembered.state;
         (state.prompt, state.selection) = (0, Selection::default());
         (state.token_window, state.step_window) = (None, None);
         if state.view == View::Compare {
-            // The second run is not opened again.
+            // Does not reopen the second run.
             state.view = View::Map;
         }
         let dark = launch.theme.map(|theme| theme == Theme::Dark).or(remembered.dark);
@@ -200,7 +200,7 @@ impl Viewer {
         viewer
     }
 
-    /// What is to be remembered.
+    /// The state to save.
     pub fn remembered(&self) -> Remembered {
         Remembered { state: self.state.clone(), recent: self.recent.clone(), dark: self.dark }
     }
@@ -215,17 +215,17 @@ impl Viewer {
         self.run.as_deref()
     }
 
-    /// What was generated live.
+    /// The live generation.
     pub fn live(&self) -> &Live {
         &self.live
     }
 
-    /// Prompts done in the recording that runs or ran last.
+    /// Prompts done in the current or last recording.
     pub fn recorded(&self) -> usize {
         self.recorder.progress.as_ref().map_or(0, |progress| progress.done)
     }
 
-    /// The sentences in the window that are errors.
+    /// The error messages in the window.
     pub fn errors(&self) -> impl Iterator<Item = &str> {
         self.notices.iter().filter(|notice| notice.is_error).map(|notice| notice.text.as_str())
     }
@@ -286,9 +286,9 @@ impl Viewer {
     }
 
     fn load_prompts(&mut self, path: &Path) {
-        // Read as prompts first, so that a wrong file is refused before it replaces what was typed.
+        // Parses it as prompts first, so that an invalid file does not replace the typed text.
         let text = read_prompts(path).and_then(|_| {
-            std::fs::read_to_string(path).map_err(|e| layerscope_engine::Error::io("read", path, &e))
+            layerscope_files::read_text(path).map_err(|e| layerscope_engine::Error::io("read", path, &e))
         });
         match text {
             Ok(text) => {
@@ -320,7 +320,7 @@ impl Viewer {
         }
     }
 
-    /// Does what was ordered by key, palette or menu.
+    /// Runs a command from key, palette or menu.
     pub fn obey(&mut self, order: Order) {
         let prompts = self.run.as_ref().map_or(0, |run| run.prompts.len());
         let layers = self.layers();
@@ -404,7 +404,7 @@ impl Viewer {
     }
 }
 
-/// What a view of a run is drawn from, shared with threads that draw pictures of it.
+/// The data of a run's views, shared with threads that export them.
 #[derive(Clone)]
 struct Shared {
     run: Arc<RunData>,

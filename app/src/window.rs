@@ -4,7 +4,7 @@ use crate::viewer::{Launch, Remembered, Viewer};
 use eframe::egui::{Context, Ui, ViewportBuilder, vec2};
 use layerscope_engine::{Error, Result};
 
-/// Name under which the window's state is remembered.
+/// Key of the window's saved state.
 const NAME: &str = "layerscope";
 
 struct Window(Viewer);
@@ -23,10 +23,10 @@ impl eframe::App for Window {
     }
 }
 
-/// Shows the viewer until the user closes it. What is being recorded then is kept as far as it is finished.
+/// Shows the viewer until the user closes it. A running recording keeps its finished prompts.
 ///
 /// # Errors
-/// [`Error::Failure`] where no window can be opened.
+/// [`Error::Failure`] if no window can be opened.
 pub fn open_window(launch: Launch) -> Result<()> {
     let options = eframe::NativeOptions {
         viewport: ViewportBuilder::default()
@@ -49,7 +49,7 @@ pub fn open_window(launch: Launch) -> Result<()> {
         Ok(Box::new(Window(Viewer::new(&creation.egui_ctx, launch, remembered))))
     };
     eframe::run_native(NAME, options, Box::new(create)).map_err(|error| {
-        // What comes first is where in the library it was noticed.
+        // The message starts with the location in the library.
         let error = error.to_string();
         let reason = error.rsplit(": ").next().unwrap_or(&error).trim_end_matches('.');
         Error::failure(format!(

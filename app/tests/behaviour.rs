@@ -1,5 +1,5 @@
-//! What a user does and what comes of it, through the accessibility tree: opening, selecting, the cutoff, generating,
-//! recording, cancelling, bad files.
+//! User actions and their results, through the accessibility tree: opening, selecting, the cutoff,
+//! generating, recording, cancelling, bad files.
 
 mod support;
 
@@ -112,7 +112,7 @@ fn the_cutoff_is_dragged_typed_and_moved_with_keys() {
     window.run_steps(2);
     assert_eq!(viewer(&window).state().cutoff, recommended);
 
-    // Undo goes back over the drag as a whole.
+    // Undo reverts the whole drag.
     for _ in 0..3 {
         window.key_press_modifiers(Modifiers::COMMAND, Key::Z);
         window.run_steps(2);
@@ -180,7 +180,7 @@ fn scripts_are_read_as_they_are_written() {
     window.run_steps(2);
     wait(&mut window);
     show(&mut window, View::Text);
-    // Characters split over several tokens are put together; a stray byte stays visible.
+    // Characters split over several tokens are joined; a stray byte stays visible.
     window.get_by_label_contains("世界 مرحبا بك 😀 naïve");
     window.get_by_label_contains("<0xE4>");
 }
@@ -224,12 +224,12 @@ fn figures_are_there_as_a_table_and_as_files() {
     }
 }
 
-/// What is exported of the view in front.
+/// The export of the current view.
 fn exported(window: &mut Window, modifiers: Modifiers, path: &Path) -> Vec<u8> {
     exported_by(window, modifiers, Key::E, path)
 }
 
-/// What is exported by a key.
+/// The export by keyboard shortcut.
 fn exported_by(window: &mut Window, modifiers: Modifiers, key: Key, path: &Path) -> Vec<u8> {
     window.key_press_modifiers(modifiers, key);
     window.run_steps(3);
@@ -261,7 +261,7 @@ fn figures_are_exported_as_the_window_shows_them() {
         for text in texts.iter().copied().chain([cutoff.as_str(), "made-up", "f32 weights"]) {
             assert!(svg.contains(text), "{view:?}: {text}");
         }
-        // The same drawing, two pixels a point.
+        // The same drawing, two pixels per point.
         let points = |name: &str| -> f64 {
             let value = svg.split(name).nth(1).and_then(|rest| rest.split('"').next()).expect("a size");
             value.parse().expect("points")
@@ -306,7 +306,7 @@ fn the_palette_and_the_help_sheet() {
     window.run_steps(3);
     assert_eq!(viewer(&window).state().view, View::Frontier);
     window.key_press(Key::F1);
-    // The sheet comes to its size over some frames.
+    // The sheet reaches its size after some frames.
     window.run_steps(10);
     window.get_by_label("Move the cutoff one layer deeper");
     window.get_by_label("Close").click();
@@ -456,7 +456,7 @@ fn generating_stops_when_told_and_goes_on_after_that() {
     window.key_press_modifiers(Modifiers::COMMAND, Key::Period);
     wait(&mut window);
     let sides = &viewer(&window).live().sides;
-    // It may have been done already; then there was nothing to stop.
+    // It may already have finished; then there was nothing to stop.
     assert!(sides.len() == 2 || sides[0].ended == Some(true), "{sides:?}");
     window.key_press_modifiers(Modifiers::COMMAND, Key::Enter);
     window.run_steps(1);
@@ -523,7 +523,7 @@ fn nothing_is_without_a_name() {
     }
 }
 
-/// A run of the small model on one of its prompts, recorded on the spot.
+/// A new run of the embedded model on one of its prompts.
 fn recorded() -> TempDir {
     let folder = tempfile::tempdir().expect("a folder");
     let mut window = opened(&tiny_model());
@@ -569,7 +569,7 @@ fn selected_tokens_vanish_from_each_layer_on() {
     let several = viewer(&window).state().selection.tokens().expect("tokens");
     assert_eq!((one.len(), several.start), (1, one.start));
     assert!(several.len() > 2, "{several:?}");
-    // A drag over other tokens selects these; undo goes back over it as a whole.
+    // A drag over other tokens selects them; undo reverts the whole drag.
     window.drag_at(at(20.0));
     window.step();
     for points in [30.0, 50.0, 80.0] {
@@ -597,7 +597,7 @@ fn selected_tokens_vanish_from_each_layer_on() {
     let layers = viewer(&window).run().expect("the run").layers();
     assert_eq!(kept[0].layers.len(), layers + 1);
 
-    // What was asked is offered again, here and when the run is opened anew.
+    // Measured spans are listed, also after the run is reopened.
     let name = format!("{}–{}", several.start, several.end - 1);
     let mut window = opened(&run);
     show(&mut window, View::Text);
@@ -632,7 +632,7 @@ fn tokens_cannot_vanish_without_the_runs_model() {
     assert!(viewer(&window).state().selection.tokens().is_some());
     window.get_by_label_contains("open the run’s model");
     assert!(window.query_by_label("From which layer may these vanish?").is_none());
-    // By key, too, it is said.
+    // The shortcut shows the same message.
     window.key_press_modifiers(Modifiers::COMMAND, Key::L);
     window.run_steps(2);
     assert!(viewer(&window).errors().any(|error| error.contains("made-up")));
@@ -685,7 +685,7 @@ fn a_run_dropped_on_the_window_opens() {
     assert_eq!(viewer(&window).run().expect("a run").folder, second.path());
 }
 
-/// A made-up run of other sizes.
+/// A synthetic run of other sizes.
 fn another(sizes: Sizes) -> TempDir {
     let folder = tempfile::tempdir().expect("a folder");
     synthetic::write(folder.path(), sizes, false);
@@ -707,7 +707,7 @@ fn compare_with(window: &mut Window, folder: &Path) {
 fn two_runs_are_compared() {
     let (first, second) = (made_up(), another(Sizes { layers: 20, ..SIZES }));
     let mut window = opened(first.path());
-    // Without a second run the view says how to get one.
+    // Without a second run, the view explains how to open one.
     compare_with(&mut window, second.path());
     let state = viewer(&window).state();
     let deeper = viewer(&window).second_run().expect("the second run");
@@ -766,7 +766,7 @@ fn a_second_run_is_dropped_with_shift_and_a_bad_one_is_said() {
     assert!(viewer.errors().any(|error| error.contains("absent")));
     assert_eq!(viewer.run().expect("the first").folder, first.path());
     assert_eq!(viewer.second_run().expect("the second").folder, second.path());
-    // Of as many layers: they stand along layers.
+    // The same number of layers: the axis is layers.
     window.get_by_label_contains("3 prompts that both have");
 }
 
@@ -794,7 +794,7 @@ fn a_picture_may_be_as_large_as_4k() {
     let path = run.path().join("4k.png");
     let size = Vec2::new(3_840.0, 2_160.0);
     layerscope_app::screenshot(support::launch(run.path()), size, 1.0, &path).expect("a picture");
-    // A PNG says its width and height in its first chunk.
+    // A PNG has its width and height in its first chunk.
     let bytes = std::fs::read(&path).expect("the picture");
     assert_eq!(bytes[16..24], [0, 0, 15, 0, 0, 0, 8, 112]);
 }

@@ -1,5 +1,5 @@
-//! What each view looks like, light and dark, on a made-up run. `UPDATE_SNAPSHOTS=true cargo test -p layerscope-app` draws
-//! the pictures anew.
+//! Snapshots of each view, light and dark, on a synthetic run. `UPDATE_SNAPSHOTS=true cargo test -p
+//! layerscope-app` updates them.
 
 mod support;
 
@@ -49,7 +49,7 @@ fn two_runs_are_seen_side_by_side() {
     }
 }
 
-/// Policies as `layerscope bench` measured them on SmolLM2-135M-Instruct, put beside the made-up run.
+/// Measurements of `layerscope bench` on SmolLM2-135M-Instruct, added to the synthetic run.
 #[test]
 fn measured_policies_are_set_against_their_costs() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -100,7 +100,7 @@ fn removed_tokens_are_told_beside_the_text() {
     }
 }
 
-/// Adds a span of the first prompt that may vanish from the deeper layers on.
+/// Adds a span of the first prompt that can be removed from the deeper layers on.
 fn write_span(folder: &Path) {
     let layers = SIZES.layers;
     let row = |layer: usize| {

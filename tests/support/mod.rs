@@ -1,6 +1,6 @@
-//! What the end-to-end tests share: running the binary and finding models.
+//! Helpers of the end-to-end tests: running the binary and finding models.
 
-#![allow(dead_code, clippy::unwrap_used, missing_docs, unreachable_pub)]
+#![allow(dead_code, clippy::print_stderr, clippy::unwrap_used, missing_docs, unreachable_pub)]
 
 use serde_json::Value;
 use std::path::{Path, PathBuf};
@@ -32,7 +32,7 @@ pub fn gemma3() -> Option<PathBuf> {
     fetched("gemma-3-270m-q4_k_m.gguf", "GEMMA3", "fetch-gemma3.sh")
 }
 
-/// A real model, or `None` with a message where it was not fetched; `LAYERSCOPE_REQUIRE_…` makes that a failure.
+/// A real model, or `None` with a message if it is missing; with `LAYERSCOPE_REQUIRE_…`, a failure.
 fn fetched(file: &str, name: &str, script: &str) -> Option<PathBuf> {
     let path = match std::env::var_os(format!("LAYERSCOPE_{name}")) {
         Some(path) => PathBuf::from(path),
@@ -51,6 +51,26 @@ fn fetched(file: &str, name: &str, script: &str) -> Option<PathBuf> {
     assert!(std::env::var_os(format!("LAYERSCOPE_REQUIRE_{name}")).is_none(), "{message}");
     eprintln!("skipped: {message}");
     None
+}
+
+/// A family's checkpoint with a tokenizer of few enough tokens.
+pub fn with_tokenizer(family: &str, home: &Path) -> PathBuf {
+    let folder = home.join(family);
+    std::fs::create_dir_all(&folder).unwrap();
+    for name in ["config.json", "model.safetensors"] {
+        std::fs::copy(fixtures().join("families").join(family).join(name), folder.join(name)).unwrap();
+    }
+    let vocab: serde_json::Map<String, Value> =
+        (0..32u32).map(|id| (char::from_u32(97 + id).unwrap().to_string(), id.into())).collect();
+    let tokenizer = serde_json::json!({
+        "version": "1.0",
+        "added_tokens": [],
+        "pre_tokenizer": { "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true },
+        "decoder": { "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true },
+        "model": { "type": "BPE", "vocab": vocab, "merges": [] },
+    });
+    std::fs::write(folder.join("tokenizer.json"), tokenizer.to_string()).unwrap();
+    folder
 }
 
 pub fn run(command: &mut Command) -> Output {

@@ -1,4 +1,4 @@
-//! Tables read back: of HTML pages, of Markdown files, and of Parquet files.
+//! Reads tables of HTML pages, Markdown files and Parquet files.
 
 #![allow(dead_code, clippy::unwrap_used, missing_docs, unreachable_pub)]
 
@@ -22,7 +22,7 @@ pub fn text(element: ElementRef<'_>) -> String {
     element.text().collect()
 }
 
-/// A cell: what is shown, and all digits of a number.
+/// A cell: the displayed text, and all digits of a number.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Cell {
     pub text: String,
@@ -37,7 +37,7 @@ pub struct Table {
 }
 
 impl Table {
-    /// Numbers of a column; NaN where it holds none.
+    /// Numbers of a column; NaN for other cells.
     pub fn numbers(&self, column: usize) -> Vec<f64> {
         self.rows.iter().map(|row| row[column].value.unwrap_or(f64::NAN)).collect()
     }
@@ -139,7 +139,7 @@ impl Frame {
         &self.texts[column]
     }
 
-    /// Mean of a column over the rows that `of` takes, undefined values left out.
+    /// Mean of a column over the rows that `of` accepts, without undefined values.
     pub fn mean(&self, column: &str, of: impl Fn(usize) -> bool) -> f64 {
         let values = self.numbers[column].iter().enumerate();
         let values: Vec<f64> =
@@ -148,7 +148,7 @@ impl Frame {
     }
 }
 
-/// Asserts that numbers are equal but for the order in which they were added up; NaN equals NaN.
+/// Asserts that numbers are equal up to the rounding of sums; NaN equals NaN.
 pub fn equal(found: &[f64], expected: &[f64], what: &str) {
     assert_eq!(found.len(), expected.len(), "{what}");
     for (index, (found, expected)) in found.iter().zip(expected).enumerate() {

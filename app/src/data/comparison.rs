@@ -1,16 +1,16 @@
-//! Two runs against each other, ready to be drawn.
+//! The comparison of two runs for the view.
 
 use super::RunData;
 use layerscope_cutoff::recommend::{Options, Recommendation};
 use layerscope_engine::Result;
 use layerscope_report::compare::{ComparedRun, Comparison, compare};
 
-/// What comes of comparing two runs at a tolerance and an anchor.
+/// The comparison of two runs at a tolerance and an anchor.
 #[derive(Debug, Clone)]
 pub struct RunPair {
-    /// What is recommended for the first and for the second.
+    /// The recommendations for the first and the second run.
     pub recommendations: [Recommendation; 2],
-    /// How they differ.
+    /// The differences.
     pub comparison: Comparison,
 }
 

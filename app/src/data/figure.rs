@@ -18,7 +18,7 @@ impl TokenFigure {
     /// All of them.
     pub const ALL: [Self; 2] = [Self::ReceivedMean, Self::ReceivedMax];
 
-    /// Its name for people.
+    /// Its displayed name.
     pub fn name(self) -> &'static str {
         match self {
             Self::ReceivedMean => "Attention received, mean",
@@ -26,7 +26,7 @@ impl TokenFigure {
         }
     }
 
-    /// What it is, with its unit.
+    /// Its description with unit.
     pub fn description(self) -> &'static str {
         match self {
             Self::ReceivedMean => "share of attention on the token, mean over heads and decode steps",
@@ -64,12 +64,12 @@ impl StepFigure {
         Self::LensKl,
     ];
 
-    /// Those that heads have too.
+    /// The figures that exist per head.
     pub fn of_heads() -> impl Iterator<Item = Self> {
         Self::ALL.into_iter().filter(|figure| *figure != Self::LensKl)
     }
 
-    /// Its name for people.
+    /// Its displayed name.
     pub fn name(self) -> &'static str {
         match self {
             Self::BosMass => "BoS mass",
@@ -91,7 +91,7 @@ impl StepFigure {
         }
     }
 
-    /// The figure's values among attention figures; `None` for the logit lens, which is no figure of attention.
+    /// The figure's values in attention figures; `None` for the logit lens.
     pub fn of(self, means: &AttentionMeans) -> Option<&Array2<f64>> {
         Some(match self {
             Self::BosMass => &means.bos_mass,

@@ -1,4 +1,4 @@
-//! What the views draw: a run in memory, ready to be looked at from any side.
+//! The views' data: a run in memory.
 
 mod comparison;
 mod figure;

@@ -1,4 +1,4 @@
-//! A run folder in memory: everything small at once, a prompt's maps when they are looked at.
+//! A run folder in memory: all small tables, and a prompt's maps on demand.
 
 use super::figure::{StepFigure, TokenFigure};
 use layerscope_bench::BenchReport;
@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 pub struct RunData {
     /// The run folder.
     pub folder: PathBuf,
-    /// Its table of contents.
+    /// The manifest.
     pub manifest: Manifest,
     /// The recorded prompts, in the order of the prompt file.
     pub prompts: Vec<PromptSummary>,
@@ -25,11 +25,11 @@ pub struct RunData {
     pub summary: RunSummary,
     /// Knockout KL by layer, nats: overall, then each category as in `summary`.
     pub knockout: Vec<Vec<Summary>>,
-    /// What is known of removed spans of the prompts.
+    /// Removed spans of the prompts.
     pub spans: Vec<SpanRecord>,
-    /// What each cutoff costs, for each anchor recorded.
+    /// The frontier of each recorded anchor.
     pub frontiers: Vec<FrontierSummary>,
-    /// Measurements of policies, where the run folder has some, or why they cannot be read.
+    /// Measurements of policies, if the run folder has some, or why they cannot be read.
     pub bench: std::result::Result<Option<BenchReport>, String>,
 }
 
@@ -57,7 +57,7 @@ impl RunData {
         })
     }
 
-    /// What a recommendation rests on.
+    /// The evidence for a recommendation.
     pub(super) fn evidence(&self) -> Evidence<'_> {
         Evidence { manifest: &self.manifest, prompts: &self.prompts }
     }
@@ -77,12 +77,12 @@ impl RunData {
         self.summary.categories.iter().filter_map(|group| group.category.as_deref())
     }
 
-    /// What the cutoffs cost with an anchor; `None` where it was not recorded.
+    /// The frontier of an anchor; `None` if it was not recorded.
     pub fn frontier(&self, anchor: Anchor) -> Option<&FrontierSummary> {
         self.frontiers.iter().find(|frontier| frontier.anchor == anchor)
     }
 
-    /// What a cutoff saves at the lengths of the run's own prompts.
+    /// The savings of a cutoff at the run's prompt lengths.
     pub fn savings(&self, cutoff: usize, anchor: Anchor) -> Savings {
         let evidence = self.evidence();
         evidence.cost().savings(cutoff, anchor.tokens(), &evidence.workloads())
@@ -105,7 +105,7 @@ fn knockout_summary(prompts: &[PromptSummary], category: Option<&str>) -> Vec<Su
 /// A prompt's layer × token and layer × step maps.
 #[derive(Debug)]
 pub struct PromptMaps {
-    /// The prompt, by its place in the run.
+    /// Index of the prompt in the run.
     pub prompt: usize,
     received_mean: Pyramid,
     received_max: Pyramid,
@@ -113,10 +113,10 @@ pub struct PromptMaps {
 }
 
 impl PromptMaps {
-    /// Reads the maps of the prompt at a place of the run.
+    /// Reads the maps of the prompt at an index of the run.
     ///
     /// # Errors
-    /// As [`Run::tokens`]; the folder is opened anew, since it may have moved on.
+    /// As [`Run::tokens`]; the folder is reopened, because it may have changed.
     pub fn read(folder: &Path, prompt: usize, id: &str) -> Result<Self> {
         let run = Run::open(folder)?;
         let steps = run.steps(id)?;
@@ -124,7 +124,7 @@ impl PromptMaps {
         let step_map = |figure: StepFigure| pyramid_f64(figure.of(&steps.attention).unwrap_or(&lens_kl));
         let steps = StepFigure::ALL.into_iter().map(step_map).collect();
         let received = run.tokens(id)?.undefined_beyond_windows(&run.manifest().model);
-        // One after the other, each freed at once, so that values are held twice for one figure only.
+        // One at a time, so that only one figure's values are in memory twice.
         let (mean, max) = (received.mean, received.max);
         let received_mean = Pyramid::from_array(&mean);
         drop(mean);
@@ -132,7 +132,7 @@ impl PromptMaps {
         Ok(Self { prompt, received_mean, received_max, steps })
     }
 
-    /// Maps without columns: what is shown of a prompt whose maps cannot be read.
+    /// Maps without columns, for a prompt whose maps cannot be read.
     pub fn empty(prompt: usize) -> Self {
         let nothing = || Pyramid::new(1);
         let steps = StepFigure::ALL.iter().map(|_| nothing()).collect();
@@ -153,7 +153,7 @@ impl PromptMaps {
         &self.steps[index]
     }
 
-    /// Bytes held.
+    /// Bytes in memory.
     pub fn bytes(&self) -> usize {
         let all = self.steps.iter().chain([&self.received_mean, &self.received_max]);
         all.map(Pyramid::bytes).sum()

@@ -1,16 +1,17 @@
-//! Work beside the window: one thread, one result.
+//! Background work: one thread, one result.
 
 use layerscope_engine::{Error, Result, guarded};
 use std::sync::mpsc::{Receiver, TryRecvError, sync_channel};
 
-/// Something being worked out on a thread of its own.
+/// A computation in a background thread.
 #[derive(Debug)]
 pub struct Task<T> {
     result: Receiver<Result<T>>,
 }
 
 impl<T: Send + 'static> Task<T> {
-    /// Starts `work`; `wake` is called once its result is there. A task that is dropped goes on unheard.
+    /// Starts `work` and calls `wake` when its result is ready. A dropped task continues and its result is
+    /// ignored.
     pub fn start(
         wake: impl FnOnce() + Send + 'static,
         work: impl FnOnce() -> Result<T> + Send + 'static,
@@ -19,14 +20,14 @@ impl<T: Send + 'static> Task<T> {
         std::thread::spawn(move || {
             let done: std::result::Result<_, String> = guarded(|| Ok::<_, String>(work()));
             let done = done.unwrap_or_else(|problem| Err(Error::failure(problem)));
-            // Nobody may be waiting any more.
+            // The task may have been dropped.
             let _ = sender.send(done);
             wake();
         });
         Self { result }
     }
 
-    /// The result, once it is there.
+    /// The result, if it is ready.
     pub fn poll(&self) -> Option<Result<T>> {
         match self.result.try_recv() {
             Ok(result) => Some(result),

@@ -3,13 +3,14 @@
 use layerscope_diagnostics::summary::largest;
 use layerscope_kernels::distribution::Distribution;
 
-/// Ids and probabilities of the `count` most likely tokens, most likely first, the first of equals first.
+/// Ids and probabilities of the `count` most likely tokens, most likely first; of equal ones, the lower id
+/// first.
 ///
-/// NaN is never among them and weighs nothing.
+/// NaN logits are ignored.
 pub(super) fn most_likely(logits: &[f32], count: usize) -> Vec<(u32, f64)> {
     let distribution = Distribution::new(logits);
     let probability = |id: usize| (id as u32, (-distribution.nll(logits[id])).exp());
-    // A logit of −∞ comes last and has no probability.
+    // A logit of −∞ is last and has probability 0.
     let finite = logits.iter().map(|&logit| f64::from(logit).clamp(f64::MIN, f64::MAX));
     largest(finite, count).into_iter().map(probability).collect()
 }
@@ -19,7 +20,7 @@ mod tests {
     use super::most_likely;
     use proptest::prelude::*;
 
-    /// A whole sort in f64.
+    /// A full sort in f64.
     fn plainly(logits: &[f32], count: usize) -> Vec<(u32, f64)> {
         let numbers = || (0u32..).zip(logits).filter(|(_, x)| !x.is_nan()).map(|(id, &x)| (id, f64::from(x)));
         let max = numbers().map(|(_, x)| x).fold(f64::NEG_INFINITY, f64::max);

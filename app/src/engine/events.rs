@@ -6,10 +6,10 @@ use std::sync::mpsc::{SyncSender, TrySendError};
 use std::thread::sleep;
 use std::time::Duration;
 
-/// Pause before a full channel is tried again.
+/// Pause before a retry on a full channel.
 const PAUSE: Duration = Duration::from_millis(2);
 
-/// Where events go.
+/// The event sender.
 pub(super) struct Events {
     sender: SyncSender<Event>,
     wake: Box<dyn Fn() + Send>,
@@ -20,18 +20,18 @@ impl Events {
         Self { sender, wake: Box::new(wake) }
     }
 
-    /// Tells how far something has come; left out where the window is behind, so that a window out of sight does not
-    /// hold up the work.
+    /// Sends a progress event; drops it if the channel is full, so that a hidden window does not block the
+    /// work.
     pub(super) fn progress(&self, event: Event) {
         if self.sender.try_send(event).is_ok() {
             (self.wake)();
         }
     }
 
-    /// Tells something that must not be missed, and waits for room.
+    /// Sends an event that must not be lost; waits while the channel is full.
     ///
     /// # Errors
-    /// [`Error::Interrupted`] where a cancel comes first or the window is gone.
+    /// [`Error::Interrupted`] if the command is cancelled first or the window is closed.
     pub(super) fn send(&self, mut event: Event, interrupt: &Interrupt) -> Result<()> {
         loop {
             match self.sender.try_send(event) {
@@ -47,7 +47,8 @@ impl Events {
         }
     }
 
-    /// Tells how something ended, and waits for room whatever is cancelled, unless the window is gone.
+    /// Sends a final event; waits while the channel is full, even after a cancel, unless the window is
+    /// closed.
     pub(super) fn deliver(&self, event: Event) {
         if self.sender.send(event).is_ok() {
             (self.wake)();

@@ -1,4 +1,4 @@
-//! Generation under one policy after another, with what there is to see at each token.
+//! Generation under several policies, one after the other, with measurements per token.
 
 use super::candidates::most_likely;
 use super::message::{Candidate, Event, LiveAttention, LiveToken};
@@ -11,7 +11,7 @@ use layerscope_engine::{
 use ndarray::{Array3, ArrayView2, Axis};
 use std::ops::ControlFlow;
 
-/// Tokens shown that could have been next.
+/// Candidates shown per token.
 const CANDIDATES: usize = 20;
 
 /// Generates from a prompt under each policy in turn.
@@ -27,7 +27,7 @@ pub(super) fn generate(
     let model = task.model;
     let prompt = model.tokenizer.encode_prompt(prompt)?;
     let layers = model.config().layers;
-    // All names before the first run: a wrong one should not be found out halfway.
+    // Parses all names first, so that an invalid one fails before the first run.
     let policies: Vec<Policy> =
         policies.iter().map(|name| Policy::parse(name, layers)).collect::<Result<_>>()?;
     for (side, policy) in policies.into_iter().enumerate() {
@@ -45,7 +45,7 @@ fn generate_side(
     max_new_tokens: usize,
 ) -> Result<()> {
     let Task { model, events, interrupt } = task;
-    // A session that is only asked what it reserves, and whether it can be at all.
+    // A session only to check that it can be created and what it reserves.
     let kv_bytes =
         Session::new(&model.decoder, policy.clone(), prompt.len(), max_new_tokens)?.store().allocated_bytes();
     let (name, caveat, prompt_tokens) = (policy.to_string(), policy.caveat(), prompt.len());
@@ -81,7 +81,7 @@ fn generate_side(
     let mut kv_bytes = kv_bytes;
     let (ttft_s, tpot_s, cancelled) = match generated {
         Ok(generated) => {
-            // What is left after the prefill.
+            // KV after prefill.
             kv_bytes = generated.kv_bytes;
             let ttft_s = (max_new_tokens > 0).then_some(generated.ttft_s);
             let cut_short = generated.tokens.len() < max_new_tokens;
@@ -94,13 +94,13 @@ fn generate_side(
     Ok(())
 }
 
-/// Turns tokens into what the window shows of them.
+/// Converts tokens to events.
 struct View<'m> {
     model: &'m Model,
     side: usize,
     prompt_tokens: usize,
     stream: TokenStream<'m>,
-    /// The step that comes next.
+    /// The next step.
     step: usize,
 }
 
@@ -138,7 +138,7 @@ fn live_attention(statistics: &[LayerStatistics], heads: usize, prompt_tokens: u
         .collect()
 }
 
-/// Mean of what is not NaN; NaN where all is.
+/// Mean of the values except NaN; NaN if there are none.
 fn defined_mean(values: ArrayView2<'_, f32>) -> f32 {
     let (sum, count) = values.iter().filter(|x| !x.is_nan()).fold((0.0, 0.0), |(s, n), x| (s + x, n + 1.0));
     sum / count

@@ -1,4 +1,4 @@
-//! The window's end of the engine.
+//! The window's side of the engine.
 
 use super::events::Events;
 use super::message::{Command, Event};
@@ -10,46 +10,46 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, TrySendError, sync_channel};
 use std::thread::{Builder, JoinHandle};
 
-/// Commands that may wait.
+/// Capacity of the command channel.
 const COMMANDS: usize = 16;
-/// Events that may wait for the window.
+/// Capacity of the event channel.
 const EVENTS: usize = 1024;
-/// Bytes of stack, as a program's main thread has them: chat templates of users are read on this thread.
+/// Stack size, as of a main thread, because this thread renders chat templates of users.
 const STACK: usize = 8 << 20;
 
-/// The window's end of the engine: commands go in, events come out, nothing here ever waits.
+/// The window's side of the engine: sends commands and receives events without blocking.
 ///
-/// Dropping it stops the work as [`Command::Cancel`] does and waits for the thread to end; prompts recorded so far are in
-/// their folder.
+/// Dropping it stops the work like [`Command::Cancel`] and waits for the thread to end; recorded prompts are
+/// kept.
 pub struct Engine {
     /// The channels; `None` only while being dropped.
     commands: Option<SyncSender<Request>>,
     events: Option<Receiver<Event>>,
-    /// Stops every command sent since the last cancel. Each cancel sets it for good and leaves a new one, so that it can
-    /// neither miss an older command nor hit a newer one.
+    /// Cancel flag of all commands sent since the last cancel. Each cancel sets it and installs a new flag,
+    /// so that it affects all older commands and no newer one.
     interrupt: RefCell<Arc<Interrupt>>,
-    /// Commands whose [`Event::Idle`] was not taken yet.
+    /// Commands whose [`Event::Idle`] was not received yet.
     unfinished: Cell<usize>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Engine {
-    /// Starts the engine's thread; `wake` is called there after each event, to have the window drawn again.
+    /// Starts the engine's thread, which calls `wake` after each event to redraw the window.
     pub fn start(wake: impl Fn() + Send + 'static) -> Self {
         Self::with_room(EVENTS, wake)
     }
 
-    /// [`Self::start`] with room for so many events.
+    /// [`Self::start`] with this capacity for events.
     pub(super) fn with_room(events: usize, wake: impl Fn() + Send + 'static) -> Self {
         let (commands, requests) = sync_channel(COMMANDS);
         let (sender, events) = sync_channel(events);
         let teller = Events::new(sender, wake);
-        // Without a thread the channels are closed, and `send` says so.
+        // If the thread cannot start, the channels are closed and `send` fails.
         let thread = Builder::new()
             .name("engine".into())
             .stack_size(STACK)
             .spawn(move || {
-                // Where another engine has made it already, that one serves.
+                // Fails if another engine has already created the pool, which is then used.
                 let _ = layerscope_engine::one_pool();
                 worker::run(&requests, &teller);
             })
@@ -63,10 +63,10 @@ impl Engine {
         }
     }
 
-    /// Queues a command; [`Command::Cancel`] acts at once.
+    /// Queues a command; [`Command::Cancel`] takes effect at once.
     ///
     /// # Errors
-    /// [`Error::Failure`] where too many commands wait already.
+    /// [`Error::Failure`] if the queue is full.
     pub fn send(&self, command: Command) -> Result<()> {
         if matches!(command, Command::Cancel) {
             self.cancel();
@@ -87,7 +87,7 @@ impl Engine {
         }
     }
 
-    /// The next event, if there is one.
+    /// The next event, if any.
     pub fn try_event(&self) -> Option<Event> {
         match self.events.as_ref()?.try_recv() {
             Ok(event) => {
@@ -104,7 +104,7 @@ impl Engine {
         }
     }
 
-    /// Whether a command is being done or waits, as far as the events taken so far tell.
+    /// Whether a command is running or queued, according to the events received so far.
     pub fn is_busy(&self) -> bool {
         self.unfinished.get() > 0
     }
@@ -117,7 +117,7 @@ impl Engine {
 impl Drop for Engine {
     fn drop(&mut self) {
         self.cancel();
-        // Closed channels end the thread, even where it waits for room for an event.
+        // Closed channels end the thread, even while it waits on a full event channel.
         self.commands = None;
         self.events = None;
         if let Some(thread) = self.thread.take() {

@@ -1,6 +1,6 @@
-//! What the window and the engine say to each other: one type for commands, one for events.
+//! Messages between window and engine: commands and events.
 //!
-//! Both are plain data, so that an engine in another process or on another machine can stand at the other end.
+//! Both are plain data, so that the engine could run in another process or on another machine.
 
 use layerscope_cutoff::diffusion::DiffusionEvent;
 use layerscope_diagnostics::prompts::PromptFile;
@@ -9,16 +9,16 @@ use layerscope_engine::{DeviceChoice, ModelSource, PromptText, WeightsPrecision}
 use std::ops::Range;
 use std::path::PathBuf;
 
-/// What the window asks of the engine. The engine does one thing at a time, in the order asked.
+/// A command to the engine. The engine runs one at a time, in order.
 #[derive(Debug, Clone)]
 pub enum Command {
-    /// Load a model; it replaces the one that is loaded, which stays where that fails or is cancelled.
+    /// Load a model, which replaces the loaded one; the loaded one stays if this fails or is cancelled.
     LoadModel {
         /// Where it comes from.
         source: ModelSource,
         /// How its weights are kept.
         precision: WeightsPrecision,
-        /// Where it is to run.
+        /// The device.
         device: DeviceChoice,
     },
     /// Record prompts with the loaded model into a run folder; a folder with the same run in it is resumed.
@@ -30,7 +30,7 @@ pub enum Command {
         /// The run folder.
         folder: PathBuf,
     },
-    /// Generate from one prompt under several policies, one after the other and never at once, so that times are true.
+    /// Generate from one prompt under several policies, one after the other, so that times are correct.
     Generate {
         /// The prompt.
         prompt: PromptText,
@@ -45,10 +45,11 @@ pub enum Command {
         prompt_tokens: Vec<u32>,
         /// Token ids of the continuation.
         continuation: Vec<u32>,
-        /// The layers wanted.
+        /// The requested layers.
         layers: Vec<usize>,
     },
-    /// Remove a span of a recorded prompt from each layer on, with the run's model, and keep what comes of it in the run folder.
+    /// Remove a span of a recorded prompt from each layer on, with the run's model, and write the result to
+    /// the run folder.
     RemoveSpan {
         /// The run folder.
         folder: PathBuf,
@@ -57,17 +58,17 @@ pub enum Command {
         /// Positions of the span.
         span: Range<usize>,
     },
-    /// Stop what is being done, within one token or one chunk of prefill; commands that wait are dropped.
+    /// Stop the running command within one token or one prefill chunk, and drop queued commands.
     Cancel,
 }
 
-/// What the engine tells the window.
+/// An event from the engine.
 ///
-/// How far something has come (`Loading`, `PromptProgress`, `Prefilled`, `ReadingPattern`, `RemovingSpan`) is left out while the window is
-/// far behind with taking events; the others never are, save those of a command that is cancelled meanwhile.
+/// Progress events (`Loading`, `PromptProgress`, `Prefilled`, `ReadingPattern`, `RemovingSpan`) are dropped
+/// while the channel is full. Other events are never dropped, except those of a cancelled command.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Event {
-    /// So many of all layers are loaded.
+    /// Progress of loading.
     Loading {
         /// Layers loaded.
         done: usize,
@@ -90,11 +91,11 @@ pub enum Event {
         /// Its p tokens and N decode steps.
         tokens: usize,
     },
-    /// So far the prompt has come.
+    /// Progress of a prompt.
     PromptProgress {
         /// Its share done, in \[0, 1\]: its tokens count half, the frontier's layers the other half.
         share: f32,
-        /// What is being done.
+        /// The current step.
         stage: RecordingStage,
     },
     /// A prompt is recorded and durable in the run folder.
@@ -102,14 +103,14 @@ pub enum Event {
         /// Its id.
         id: String,
     },
-    /// A prompt could not be recorded; the others go on.
+    /// A prompt failed; recording continues with the others.
     PromptFailed {
         /// Its id.
         id: String,
-        /// Why, in one sentence.
+        /// The reason, one sentence.
         reason: String,
     },
-    /// The recording ended; all that finished is in the folder.
+    /// The recording ended; finished prompts are in the folder.
     RecordingEnded {
         /// The run folder.
         folder: PathBuf,
@@ -126,10 +127,10 @@ pub enum Event {
         prompt_tokens: usize,
         /// Bytes of KV that it will hold.
         kv_bytes: usize,
-        /// What has to be said where its output is shown.
+        /// A caveat to show with the output.
         caveat: Option<&'static str>,
     },
-    /// So many prompt tokens went through the model.
+    /// Progress of prefill.
     Prefilled {
         /// Index of the policy.
         side: usize,
@@ -140,22 +141,22 @@ pub enum Event {
     },
     /// A token was generated.
     Token(Box<LiveToken>),
-    /// A generation ended, of itself or cancelled.
+    /// A generation ended or was cancelled.
     GenerationEnded {
         /// Index of the policy.
         side: usize,
-        /// Time to first token, seconds; `None` where it was stopped before.
+        /// Time to first token, seconds; `None` if it was stopped before.
         ttft_s: Option<f64>,
         /// Mean time per output token after the first, seconds; `None` for fewer than two tokens.
         tpot_s: Option<f64>,
         /// Bytes of KV allocated.
         kv_bytes: usize,
-        /// Text held back until now: a character that was never completed, as U+FFFD, or nothing.
+        /// The rest of the text: an incomplete character as U+FFFD, or empty.
         text_rest: String,
         /// Whether the user stopped it.
         cancelled: bool,
     },
-    /// So many tokens went through the model, for a pattern; not told where they did so earlier.
+    /// Progress of prefill for a pattern; not sent if the KV is stored.
     ReadingPattern {
         /// Tokens done.
         done: usize,
@@ -164,22 +165,23 @@ pub enum Event {
     },
     /// The attention pattern of a layer.
     Pattern(Pattern),
-    /// So far the removing of a span has come.
+    /// Progress of removing a span.
     RemovingSpan(DiffusionEvent),
-    /// A span was removed from each layer on; what came of it is in the run folder.
+    /// A span was removed from each layer on; the result is in the run folder.
     SpanRemoved {
         /// The run folder.
         folder: PathBuf,
-        /// What came of it.
+        /// The result.
         record: SpanRecord,
     },
-    /// What was asked for cannot be done, or broke off; one sentence for the user. No other event tells of that end.
+    /// A command failed, with one sentence for the user. No other event reports the failure.
     Failed(String),
-    /// A command is over, done, failed, cancelled or dropped: exactly one for each but [`Command::Cancel`].
+    /// A command ended: done, failed, cancelled or dropped. Sent exactly once per command, except
+    /// [`Command::Cancel`].
     Idle,
 }
 
-/// What recording a prompt goes through.
+/// A step of recording a prompt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RecordingStage {
     /// Prefill and decode.
@@ -198,10 +200,10 @@ pub enum RecordingStage {
     },
 }
 
-/// A model that is ready.
+/// A loaded model.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LoadedModel {
-    /// Its name for people.
+    /// Its displayed name.
     pub name: String,
     /// SHA-256 as in a run's manifest.
     pub sha256: String,
@@ -211,35 +213,35 @@ pub struct LoadedModel {
     pub heads: usize,
     /// Longest sequence, tokens.
     pub context: usize,
-    /// Precision of its weights, for people.
+    /// Precision of its weights, as text.
     pub precision: &'static str,
-    /// Where it runs.
+    /// Its device.
     pub device: String,
 }
 
-/// A generated token with what there was to see.
+/// A generated token with its measurements.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LiveToken {
     /// Index of the policy.
     pub side: usize,
-    /// Decode step that yielded it; 0 is the first token.
+    /// Its decode step; 0 is the first token.
     pub step: usize,
     /// Its id.
     pub id: u32,
     /// How the token is shown by itself.
     pub token: String,
-    /// The text that it adds: nothing while a character is not whole, more than one token's once it is.
+    /// The text that it adds: empty within a character, and the text of several tokens when it completes one.
     pub text: String,
     /// The most likely tokens, most likely first.
     pub top: Vec<Candidate>,
     /// Seconds since the generation began.
     pub elapsed_s: f64,
-    /// Attention of its query by layer, means over heads, length L; empty for the first token, whose query is part of
-    /// the prefill.
+    /// Attention of its query by layer, means over heads, length L; empty for the first token, whose query is
+    /// part of the prefill.
     pub attention: Vec<LiveAttention>,
 }
 
-/// A token that could have been next.
+/// A candidate for the next token.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Candidate {
     /// Its id.
@@ -259,11 +261,12 @@ pub struct LiveAttention {
     pub prompt_mass: f32,
     /// Mass on positions ≥ p−1.
     pub decode_mass: f32,
-    /// Entropy within the prompt over ln(p−2), mean over the heads where it is defined; NaN where none is.
+    /// Entropy within the prompt divided by ln(p−2), mean over the heads with a defined value; NaN if there
+    /// are none.
     pub prompt_entropy: f32,
 }
 
-/// How the decode queries of one layer read the prompt.
+/// Attention of one layer's decode queries on the prompt.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Pattern {
     /// The layer.

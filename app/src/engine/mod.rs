@@ -1,7 +1,7 @@
 //! The engine behind the window: one thread that loads, records, generates, reads patterns and removes spans, one command at a time.
 //!
-//! [`Engine`] is the window's end. Commands go in and events come out through bounded channels ([`message`]); nothing
-//! else is shared but a flag that stops the work in hand.
+//! [`Engine`] is the window's side. Commands and events pass through bounded channels ([`message`]); the only
+//! other shared state is a cancel flag.
 
 mod candidates;
 mod events;

@@ -1,17 +1,18 @@
-//! Attention patterns of a recorded prompt, computed when they are asked for: a whole run's would be too large to keep.
+//! Attention patterns of a recorded prompt, computed on demand: those of a whole run would be too large to
+//! store.
 
 use super::message::{Event, Pattern};
 use super::worker::Task;
 use layerscope_engine::{Error, HookPoint, Hooks, Policy, Result, Session, Site, check_interrupt};
 use ndarray::Axis;
 
-/// Reads patterns, and keeps the KV of the prompt last read, since one is looked at layer by layer.
+/// Computes patterns, and keeps the KV of the last prompt, because users view its layers one by one.
 #[derive(Default)]
 pub(super) struct PatternReader {
     last: Option<Prefilled>,
 }
 
-/// A prompt that went through the model, with room for `steps` decode rows.
+/// A prefilled prompt, with capacity for `steps` decode rows.
 struct Prefilled {
     prompt: Vec<u32>,
     steps: usize,
@@ -19,7 +20,7 @@ struct Prefilled {
 }
 
 impl PatternReader {
-    /// Tells the pattern of each of the layers.
+    /// Sends the pattern of each layer.
     ///
     /// # Errors
     /// [`Error::Input`] on layers or tokens that the model does not have; [`Error::Interrupted`].
@@ -32,13 +33,14 @@ impl PatternReader {
     ) -> Result<()> {
         check(task, &prompt, continuation, layers)?;
         let steps = continuation.len();
-        // Taken out, so that nothing half done stays behind.
+        // Taken out, so that an error leaves no partial state.
         let mut prefilled = match self.last.take().filter(|last| last.prompt == prompt && last.steps == steps)
         {
             Some(last) => last,
             None => prefill(task, prompt, steps)?,
         };
-        // The decode rows at once, as the recorded run has them: the last prompt token and all others but the last.
+        // All decode rows in one pass, as in recording: the last prompt token and all generated tokens except
+        // the last.
         let positions = prefilled.prompt.len();
         let boundary = positions - 1;
         let rows: Vec<u32> =

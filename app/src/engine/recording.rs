@@ -1,4 +1,4 @@
-//! Recording a run, told to the window.
+//! Records a run and reports progress to the window.
 
 use super::message::{Event, RecordingStage};
 use super::worker::Task;
@@ -10,7 +10,7 @@ use std::path::PathBuf;
 /// Records prompts into a folder.
 ///
 /// # Errors
-/// Whatever keeps the run, rather than one of its prompts, from being recorded.
+/// Errors of the run; errors of single prompts are events.
 pub(super) fn record(
     task: Task<'_, '_>,
     prompts: &PromptFile,
@@ -18,7 +18,7 @@ pub(super) fn record(
     folder: PathBuf,
 ) -> Result<()> {
     let Task { model, events, interrupt } = task;
-    // A cancel that makes `send` give up stops the recording too.
+    // If a cancel makes `send` fail, the recording stops too.
     let send = |event| {
         let _ = events.send(event, interrupt);
     };

@@ -1,4 +1,4 @@
-//! Removing a span of a recorded prompt, told to the window.
+//! Removes a span of a recorded prompt and reports progress to the window.
 
 use super::message::Event;
 use super::worker::Task;
@@ -8,10 +8,10 @@ use layerscope_recording::spans::{SpanRequest, SpanTokens, remove_span};
 use std::ops::Range;
 use std::path::PathBuf;
 
-/// Removes a span from each layer on, and keeps what comes of it in the run folder.
+/// Removes a span from each layer on, and writes the result to the run folder.
 ///
 /// # Errors
-/// Whatever [`remove_span`] refuses; [`layerscope_engine::Error::Interrupted`].
+/// As [`remove_span`]; [`layerscope_engine::Error::Interrupted`].
 pub(super) fn remove(task: Task<'_, '_>, folder: PathBuf, prompt_id: &str, span: Range<usize>) -> Result<()> {
     let Task { model, events, interrupt } = task;
     let request = SpanRequest { prompt_id, tokens: SpanTokens::At(span), answer: None, layers: None };

@@ -13,9 +13,9 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::time::{Duration, Instant};
 
-/// Far beyond anything that is not a deadlock.
+/// Only a deadlock takes longer.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// A prompt on which the model goes on and on.
+/// A prompt with a long continuation.
 const ENDLESS: &str = "Tell me a long story";
 
 fn fixture(name: &str) -> PathBuf {
@@ -48,7 +48,7 @@ fn record(count: usize, folder: &Path) -> Command {
     Command::Record { prompts: prompts(count), max_new_tokens: 6, folder: folder.to_owned() }
 }
 
-/// The next event, waited for.
+/// Waits for the next event.
 fn next(engine: &Engine) -> Event {
     let start = Instant::now();
     loop {
@@ -79,7 +79,7 @@ fn loaded() -> Engine {
     engine
 }
 
-/// An engine that goes on after each event only once it is let; dropping the sender lets it go for good.
+/// An engine that waits after each event for a permit; dropping the sender releases it for good.
 fn held() -> (Engine, Sender<()>) {
     let (go_on, gate) = channel();
     let engine = Engine::start(move || {
@@ -88,7 +88,7 @@ fn held() -> (Engine, Sender<()>) {
     (engine, go_on)
 }
 
-/// Lets a held engine go on until an event that is looked for, and returns it with the engine still held there.
+/// Runs a held engine until a given event and returns the event; the engine is then held again.
 fn hold_at(engine: &Engine, go_on: &Sender<()>, wanted: impl Fn(&Event) -> bool) -> Event {
     loop {
         let event = next(engine);
@@ -174,7 +174,7 @@ fn says_what_cannot_be_done_and_goes_on() {
     assert!(failure(pattern(&[1, 2], &[8])).contains("between 0 and 7"));
     assert!(failure(pattern(&[1, 70_000], &[0])).contains("no token 70000"));
     assert!(failure(pattern(&[], &[0])).contains("needs a prompt"));
-    // The model that was loaded stays.
+    // The loaded model stays.
     assert!(failure(Command::LoadModel { source: nowhere, precision, device }).contains("no/such"));
     assert!(!tokens(&perform(&engine, generate("Hello", &["full"], 4)), 0).is_empty());
 }
@@ -328,7 +328,7 @@ fn patterns_are_what_was_recorded() {
                 );
             }
         }
-        // Again, from the KV that was kept: no prefill.
+        // Again from the stored KV: no prefill.
         let again = read(&[5]);
         assert_eq!(again.len(), 1);
         let largest = pattern(&again[0]).values.iter().zip(&patterns[5].values).map(|(a, b)| (a - b).abs());
@@ -353,7 +353,7 @@ fn dropping_ends_a_generation() {
     drops_in_time(engine);
 }
 
-/// An engine with room for four events, none of which is taken, that is generating.
+/// A generating engine with a full channel of four events that nobody receives.
 fn choked() -> Engine {
     let told = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&told);
@@ -393,7 +393,7 @@ fn a_cancel_ends_an_engine_that_waits_for_room() {
 fn a_full_queue_is_said() {
     let (engine, go_on) = loaded_and_held();
     let sent = std::iter::repeat_with(|| engine.send(generate("Hello", &["full"], 1)));
-    // One is being done at most, sixteen wait.
+    // At most one runs and sixteen wait.
     let refused = sent.take(18).filter_map(Result::err).next().unwrap();
     assert!(refused.to_string().contains("waiting already"), "{refused}");
     engine.send(Command::Cancel).unwrap();

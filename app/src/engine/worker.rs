@@ -1,4 +1,4 @@
-//! The engine's thread: takes commands, does them one after the other, says how each ended.
+//! The engine's thread: runs commands one after the other and reports how each ended.
 
 use super::events::Events;
 use super::message::{Command, Event, LoadedModel};
@@ -11,13 +11,13 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 
-/// A command, and what stops it.
+/// A command and its cancel flag.
 pub(super) struct Request {
     pub(super) command: Command,
     pub(super) interrupt: Arc<Interrupt>,
 }
 
-/// What the work on a command has at hand.
+/// The context of a command.
 #[derive(Clone, Copy)]
 pub(super) struct Task<'m, 'a> {
     pub(super) model: &'m Model,
@@ -25,7 +25,7 @@ pub(super) struct Task<'m, 'a> {
     pub(super) interrupt: &'a Interrupt,
 }
 
-/// Does commands until the window is gone.
+/// Runs commands until the window is closed.
 pub(super) fn run(requests: &Receiver<Request>, events: &Events) {
     let mut model = None;
     while let Some(loaded) = serve(model.as_ref(), requests, events) {
@@ -33,7 +33,7 @@ pub(super) fn run(requests: &Receiver<Request>, events: &Events) {
     }
 }
 
-/// Does commands with one model, or none, until another is loaded, which it returns, or the window is gone.
+/// Runs commands with one model, or none, until another is loaded, which it returns, or the window is closed.
 fn serve(model: Option<&Model>, requests: &Receiver<Request>, events: &Events) -> Option<Model> {
     let mut patterns = PatternReader::default();
     for Request { command, interrupt } in requests {
@@ -41,7 +41,7 @@ fn serve(model: Option<&Model>, requests: &Receiver<Request>, events: &Events) -
         let mut loaded = None;
         match guarded(|| Ok::<_, Infallible>(work())) {
             Ok(Ok(model)) => loaded = model,
-            // The user knows.
+            // The user cancelled it.
             Ok(Err(Error::Interrupted)) => {}
             Ok(Err(error)) => events.deliver(Event::Failed(error.to_string())),
             Err(panic) => {
@@ -58,7 +58,7 @@ fn serve(model: Option<&Model>, requests: &Receiver<Request>, events: &Events) -
     None
 }
 
-/// Does a command; the model where it loads one.
+/// Runs a command; returns the model if it loads one.
 fn perform(
     command: Command,
     model: Option<&Model>,
@@ -85,7 +85,7 @@ fn perform(
             patterns.read(task()?, prompt_tokens, &continuation, &layers)?;
         }
         Command::RemoveSpan { folder, prompt_id, span } => span::remove(task()?, folder, &prompt_id, span)?,
-        // Acts at the window's end and is never queued.
+        // Handled by the window's side and never queued.
         Command::Cancel => {}
     }
     Ok(None)

@@ -1,4 +1,4 @@
-//! What a piece of user interface draws, kept instead of shown.
+//! Records the drawing of a user interface instead of displaying it.
 
 use super::{paint, svg};
 use eframe::egui::epaint::{ClippedPrimitive, ClippedShape, ImageData};
@@ -9,7 +9,7 @@ use layerscope_engine::{Error, Result};
 use std::collections::BTreeMap;
 use std::io::Cursor;
 
-/// Pixels along a side that every graphics driver of our time takes.
+/// Texture size that current graphics drivers support.
 const WIDEST_TEXTURE: usize = 8_192;
 
 /// A texture's pixels, and how they are sampled.
@@ -30,8 +30,8 @@ pub struct Drawing {
 }
 
 impl Drawing {
-    /// Runs `ui` without a window of `size` points, `passes` times, and keeps what the last pass draws: a layout needs a
-    /// few passes to settle. The context's themes and fonts are the caller's.
+    /// Runs `ui` at `size` points without a window, `passes` times, because a layout needs several passes to
+    /// settle. Keeps the last pass. The caller sets the context's themes and fonts.
     pub fn of(
         ctx: Context,
         size: Vec2,
@@ -39,7 +39,7 @@ impl Drawing {
         passes: usize,
         mut ui: impl FnMut(&mut Ui),
     ) -> Self {
-        // Nothing fades in: there is no later frame.
+        // No animations, because there is no later frame.
         ctx.all_styles_mut(|style| style.animation_time = 0.0);
         let mut drawing = Self { ctx, shapes: vec![], textures: BTreeMap::new(), size, pixels_per_point };
         for pass in 0..passes.max(1) {
@@ -58,7 +58,7 @@ impl Drawing {
                     drawing.update(id, &image, delta.options, delta.pos);
                 }
             }
-            // What is freed may still be drawn in this pass; a few passes do not gather much.
+            // Freed textures may still be drawn in this pass, so keeps them all.
             output.textures_delta.free.clear();
             drawing.shapes = output.shapes;
         }
@@ -80,15 +80,15 @@ impl Drawing {
         }
     }
 
-    /// Triangles ready for a graphics driver.
+    /// Tessellated triangles.
     pub(super) fn tessellated(&self) -> Vec<ClippedPrimitive> {
         self.ctx.tessellate(self.shapes.clone(), self.pixels_per_point)
     }
 
-    /// As PNG, upon a colour.
+    /// As PNG on a background colour.
     ///
     /// # Errors
-    /// [`Error::Failure`] where the machine has no graphics driver, not even one in software.
+    /// [`Error::Failure`] if the machine has no graphics driver, not even a software renderer.
     pub fn to_png(&self, background: Color32) -> Result<Vec<u8>> {
         let image = paint::paint(self, background)?;
         let mut bytes = Cursor::new(vec![]);
@@ -98,7 +98,7 @@ impl Drawing {
         Ok(bytes.into_inner())
     }
 
-    /// As SVG, upon a colour; text stays text.
+    /// As SVG on a background colour; text stays text.
     pub fn to_svg(&self, background: Color32) -> String {
         svg::svg(self, background)
     }

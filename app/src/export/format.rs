@@ -1,22 +1,22 @@
-//! What can be exported: the view in front, or the whole run as a report.
+//! Export formats: of the current view, or of the run as a report.
 
 use layerscope_report::ReportFormat;
 
 /// A file format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ExportFormat {
-    /// A picture in pixels, two a point.
+    /// A bitmap, two pixels per point.
     Png,
-    /// A picture in shapes and text.
+    /// A vector picture.
     Svg,
-    /// The figures beneath the view.
+    /// The data of the view.
     Csv,
-    /// The whole run, or both runs that are compared, as a report.
+    /// A report of the run, or of both compared runs.
     Report(ReportFormat),
 }
 
 impl ExportFormat {
-    /// All that this build has, in the order of the menu.
+    /// The formats of this build, in menu order.
     pub fn all() -> impl Iterator<Item = Self> {
         [Self::Png, Self::Svg, Self::Csv].into_iter().chain(ReportFormat::compiled_in().map(Self::Report))
     }
@@ -31,7 +31,7 @@ impl ExportFormat {
         }
     }
 
-    /// How its files' names end.
+    /// Its file extension.
     pub fn extension(self) -> &'static str {
         match self {
             Self::Png => "png",
@@ -41,7 +41,7 @@ impl ExportFormat {
         }
     }
 
-    /// What is exported in it.
+    /// A description of the exported content.
     pub fn contents(self) -> &'static str {
         match self {
             Self::Png | Self::Svg => "the view",

@@ -1,4 +1,4 @@
-//! Pictures without a window: of figures and of any part of the window, as PNG and SVG.
+//! Off-screen pictures of figures and of any part of the window, as PNG and SVG.
 
 mod drawing;
 mod format;

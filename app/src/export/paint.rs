@@ -1,4 +1,4 @@
-//! Painting a drawing with a graphics driver, without a window.
+//! Renders a drawing with a graphics driver, without a window.
 
 use super::drawing::Drawing;
 use eframe::egui::epaint::ImageDelta;
@@ -11,16 +11,16 @@ use layerscope_engine::{Error, Result};
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-/// A picture takes well under this, in software too.
+/// Timeout; a picture takes much less, even in software.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 const NO_DRIVER: &str = "there is no graphics driver to draw the picture with; install one, in software will do \
                          (Debian: apt install mesa-vulkan-drivers libvulkan1), or export as SVG";
 
-/// The drawing as pixels, upon a colour.
+/// Renders the drawing on a background colour.
 ///
 /// # Errors
-/// [`Error::Failure`] where there is no driver, or it fails.
+/// [`Error::Failure`] if there is no driver, or if it fails.
 pub(super) fn paint(drawing: &Drawing, background: Color32) -> Result<RgbaImage> {
     let state = driver()?;
     let screen = ScreenDescriptor {
@@ -97,7 +97,7 @@ fn render(
     queue.submit(buffers.into_iter().chain([encoder.finish()]));
 }
 
-/// The texture's pixels; rows are padded on the way.
+/// Reads the texture's pixels and removes the row padding.
 fn read_back(state: &RenderState, texture: &wgpu::Texture) -> Result<RgbaImage> {
     let failed = |what: &dyn std::fmt::Display| Error::failure(format!("the graphics driver failed: {what}"));
     let (width, height) = (texture.width(), texture.height());

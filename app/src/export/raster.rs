@@ -1,4 +1,4 @@
-//! SVG as pixels, without a graphics driver.
+//! Renders SVG to pixels without a graphics driver.
 
 use eframe::egui::{FontData, FontDefinitions, FontFamily};
 use layerscope_engine::{Error, Result};
@@ -7,10 +7,10 @@ use resvg::usvg::fontdb::{Database, Family, Query, Source};
 use resvg::usvg::{Options, Tree};
 use std::sync::{Arc, OnceLock};
 
-/// An SVG image as PNG, so many pixels a point.
+/// Renders an SVG image as PNG at this many pixels per point.
 ///
 /// # Errors
-/// [`Error::Failure`] where it is no SVG image, or takes more memory than there is.
+/// [`Error::Failure`] if it is not an SVG image, or if memory does not suffice.
 pub fn png(svg: &str, pixels_per_point: f32) -> Result<Vec<u8>> {
     let failed =
         |error: &dyn std::fmt::Display| Error::failure(format!("the picture cannot be drawn: {error}"));
@@ -25,7 +25,7 @@ pub fn png(svg: &str, pixels_per_point: f32) -> Result<Vec<u8>> {
     pixels.encode_png().map_err(|error| failed(&error))
 }
 
-/// The system's fonts, and those of the window for what the system lacks; read once.
+/// The system's fonts, and the window's fonts as fallback; read once.
 fn fonts() -> Arc<Database> {
     static FONTS: OnceLock<Arc<Database>> = OnceLock::new();
     let read = || {
@@ -51,7 +51,7 @@ fn add_window_fonts(fonts: &mut Database) {
         let Some(family) = add(fonts, &data) else { continue };
         if no_text && text.as_ref() == Some(&name) {
             fonts.set_sans_serif_family(&family);
-            // What usvg takes where no family that was asked for is there.
+            // usvg's fallback if no requested family exists.
             fonts.set_serif_family(&family);
         }
         if no_figures && figures.as_ref() == Some(&name) {
@@ -60,7 +60,7 @@ fn add_window_fonts(fonts: &mut Database) {
     }
 }
 
-/// Adds a font; the name of its family.
+/// Adds a font; returns its family name.
 fn add(fonts: &mut Database, data: &FontData) -> Option<String> {
     let ids = fonts.load_font_source(Source::Binary(data.font.clone()));
     let face = fonts.face(*ids.first()?)?;

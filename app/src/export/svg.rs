@@ -16,7 +16,7 @@ use mesh::Placement;
 use std::collections::BTreeMap;
 use std::fmt::{Display, Write};
 
-/// Draws `drawing` upon a colour.
+/// Draws `drawing` on a background colour.
 pub(super) fn svg(drawing: &Drawing, background: Color32) -> String {
     let mut writer = Writer { body: String::new(), definitions: vec![], textures: &drawing.textures };
     let all = Rect::from_min_size(Pos2::ZERO, drawing.size);
@@ -42,7 +42,7 @@ struct Writer<'a> {
     textures: &'a BTreeMap<TextureId, Texture>,
 }
 
-/// Something that shapes refer to: a clip, a gradient, a blur.
+/// A definition that shapes refer to: a clip, a gradient, a blur.
 #[derive(PartialEq)]
 struct Definition {
     element: &'static str,
@@ -51,7 +51,7 @@ struct Definition {
 }
 
 impl Writer<'_> {
-    /// The number of a definition; one that is known is not written anew.
+    /// The number of a definition; equal definitions are written once.
     fn define(&mut self, element: &'static str, attributes: &str, content: String) -> usize {
         let definition = Definition { element, attributes: attributes.into(), content };
         self.definitions.iter().position(|known| *known == definition).unwrap_or_else(|| {
@@ -60,7 +60,7 @@ impl Writer<'_> {
         })
     }
 
-    /// A shape within a clip; what lies inside anyway is not clipped.
+    /// A clipped shape; shapes fully inside need no clip.
     fn clipped(&mut self, clip: Rect, all: Rect, shape: &Shape) {
         let bounds = shape.visual_bounding_rect();
         if !clip.is_positive() || (bounds.is_finite() && !bounds.intersects(clip)) {
@@ -86,7 +86,7 @@ impl Writer<'_> {
         let _ = writeln!(self.body, "{line}");
     }
 
-    /// An element of a name and geometry; left out without paint, since SVG's own is black.
+    /// An element of a name and geometry; omitted without paint, because SVG's default is black.
     fn element(&mut self, geometry: impl Display, paint: &str) {
         if !paint.is_empty() {
             self.line(format_args!("<{geometry}{paint}/>"));
@@ -98,7 +98,7 @@ impl Writer<'_> {
             Shape::Noop | Shape::Callback(_) => {}
             Shape::Vec(shapes) => shapes.iter().for_each(|shape| self.shape(shape)),
             Shape::Circle(CircleShape { center, radius, fill, stroke }) => {
-                // egui puts the outlines of circles outside.
+                // egui draws the outlines of circles outside.
                 let (x, y, r) = (number(center.x), number(center.y), number(radius + 0.5 * stroke.width));
                 let circle = format!("circle cx=\"{x}\" cy=\"{y}\" r=\"{r}\"");
                 self.element(circle, &paint(*fill, *stroke));
@@ -144,14 +144,14 @@ impl Writer<'_> {
 
     fn path(&mut self, PathShape { points, closed, fill, stroke }: &PathShape) {
         self.polyline(points, *closed, &paint(*fill, plain(stroke)));
-        // A colour that varies is one for each piece.
+        // A varying colour is constant per segment.
         let ColorMode::UV(colour_at) = &stroke.color else { return };
         let bounds = Rect::from_points(points).expand(stroke.width * 0.5);
         let last = points.last().zip(points.first()).filter(|_| *closed);
         let pieces = points.iter().zip(points.iter().skip(1)).chain(last);
         for (from, to) in pieces {
             let stroke = Stroke::new(stroke.width, colour_at(bounds, from.lerp(*to, 0.5)));
-            // Round ends leave no gap where pieces meet at an angle.
+            // Round ends leave no gap between segments at an angle.
             let paint = paint(Color32::TRANSPARENT, stroke);
             let round = if paint.is_empty() { "" } else { " stroke-linecap=\"round\"" };
             self.polyline(&[*from, *to], false, &(paint + round));
@@ -166,7 +166,7 @@ impl Writer<'_> {
         } * stroke.width;
         let rotation = Rot2::from_angle(*angle);
         let turned = |x: f32, y: f32| (rotation * pos2(x, y).to_vec2()).to_pos2();
-        // A point that is none parts the band in two.
+        // An undefined point splits the band.
         let is_gap = |point: &BandPoint| !point.is_finite() || point.y.min > point.y.max;
         for run in points.split(is_gap) {
             let half = |point: &BandPoint| (0.5 * point.y.span() + outside).max(0.0);
@@ -204,7 +204,7 @@ impl Writer<'_> {
         };
         let outer = rect.expand(outside);
         if !stroke.is_empty() && outer.size().min_elem() <= 2.0 * stroke.width {
-            // The stroke leaves nothing of the fill.
+            // The stroke covers the fill.
             return self.rect(outer, grown(radii, outside), &more, &paint(stroke.color, Stroke::NONE));
         }
         match &shape.brush {
@@ -215,7 +215,7 @@ impl Writer<'_> {
                 self.image(brush.fill_texture_id, brush.uv, placement, fill, clip);
             }
             _ => {
-                // The fill must not shine through the stroke.
+                // The fill must not be visible through the stroke.
                 let inner = if stroke.color.is_opaque() { 0.0 } else { outside - stroke.width };
                 let radii = grown(radii, inner);
                 self.rect(rect.expand(inner), radii, &more, &paint(fill, Stroke::NONE));
@@ -231,7 +231,7 @@ impl Writer<'_> {
         if width <= 0.0 {
             return String::new();
         }
-        // A ramp has the deviation of its width over the root of 12.
+        // The standard deviation of a ramp is its width divided by √12.
         let content = format!("<feGaussianBlur stdDeviation=\"{}\"/>", number(width / 12.0_f32.sqrt()));
         let room = " x=\"-1\" y=\"-1\" width=\"3\" height=\"3\"";
         format!(" filter=\"url(#d{})\"", self.define("filter", room, content))
@@ -245,7 +245,7 @@ fn grown(radii: CornerRadiusF32, by: f32) -> CornerRadiusF32 {
     CornerRadiusF32 { nw: grown(nw), ne: grown(ne), sw: grown(sw), se: grown(se) }
 }
 
-/// A stroke of one colour; none for one that varies.
+/// A stroke of one colour; `None` for a varying colour.
 fn plain(stroke: &PathStroke) -> Stroke {
     match stroke.color {
         ColorMode::Solid(colour) => Stroke::new(stroke.width, colour),
@@ -288,7 +288,7 @@ mod tests {
         })
     }
 
-    /// What a painter draws at 100 × 100 points, as SVG.
+    /// A painter's drawing at 100 × 100 points, as SVG.
     fn drawn(mut draw: impl FnMut(&Painter)) -> String {
         let drawing = Drawing::of(Context::default(), vec2(100.0, 100.0), 1.0, 2, |ui| draw(ui.painter()));
         let svg = drawing.to_svg(Color32::WHITE);
@@ -296,7 +296,7 @@ mod tests {
         svg
     }
 
-    /// Every element is closed in its turn, and no bare `<` or `&` is left.
+    /// Asserts that elements are closed in order and that `<` and `&` are escaped.
     fn assert_well_formed(svg: &str) {
         let mut open = vec![];
         for piece in svg.split('<').skip(1) {

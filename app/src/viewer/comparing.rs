@@ -1,4 +1,4 @@
-//! The second run, and what comes of comparing the two.
+//! The second run and the comparison.
 
 use super::Viewer;
 use crate::data::{RunData, RunPair, Task};
@@ -18,7 +18,7 @@ pub(super) struct Second {
     pub(super) compared: Option<Arc<Compared>>,
 }
 
-/// A comparison, or why there is none, with what was asked.
+/// A comparison, or why there is none, with its settings.
 pub(super) struct Compared {
     tolerance: f64,
     anchor: Anchor,
@@ -31,14 +31,14 @@ impl Second {
         self.opening.is_some() || self.comparing.is_some()
     }
 
-    /// Forgets what was compared, since one of the runs is another now.
+    /// Clears the comparison, because one of the runs has changed.
     pub(super) fn forget_comparison(&mut self) {
         (self.comparing, self.compared) = (None, None);
     }
 }
 
 impl Viewer {
-    /// Opens a run folder as the second run, beside the one that is open.
+    /// Opens a run folder as the second run.
     pub fn compare_with(&mut self, path: &Path) {
         let is_manifest = path.file_name().is_some_and(|name| name == MANIFEST);
         let folder = if is_manifest { path.parent().unwrap_or(Path::new(".")) } else { path };
@@ -50,7 +50,7 @@ impl Viewer {
         self.second.opening = Some((folder.to_owned(), task));
     }
 
-    /// The run that is compared with.
+    /// The second run.
     pub fn second_run(&self) -> Option<&RunData> {
         self.second.run.as_deref()
     }
@@ -78,7 +78,7 @@ impl Viewer {
         }
     }
 
-    /// Compares the runs at the tolerance and the anchor in force, unless that was done.
+    /// Compares the runs at the current tolerance and anchor, unless this is done.
     pub(super) fn take_comparison(&mut self) {
         if let Some(compared) = self.second.comparing.as_ref().and_then(Task::poll) {
             self.second.comparing = None;

@@ -1,4 +1,4 @@
-//! The panel of the cutoff: what it costs, whom it hurts, what it saves, and what is recommended.
+//! The cutoff panel: divergence, categories, savings and recommendation.
 
 use super::Viewer;
 use crate::command::Order;
@@ -141,7 +141,7 @@ fn percent(share: f64) -> String {
     format!("{:.1} %", share * 100.0)
 }
 
-/// The exact cost of the cutoff.
+/// The exact divergence at the cutoff.
 fn cost(ui: &mut Ui, palette: &Palette, frontier: &FrontierSummary, cutoff: usize, tolerance: f64) {
     let overall = frontier.overall();
     let at = overall.at(cutoff);
@@ -174,7 +174,7 @@ fn cost(ui: &mut Ui, palette: &Palette, frontier: &FrontierSummary, cutoff: usiz
     });
 }
 
-/// Each category at the cutoff, those that suffer first.
+/// Each category at the cutoff, largest divergence first.
 fn categories(ui: &mut Ui, palette: &Palette, frontier: &FrontierSummary, cutoff: usize, tolerance: f64) {
     let mut groups: Vec<_> = frontier.categories().iter().collect();
     groups.sort_by(|a, b| b.at(cutoff).kl.total_cmp(&a.at(cutoff).kl));
@@ -205,7 +205,7 @@ fn categories(ui: &mut Ui, palette: &Palette, frontier: &FrontierSummary, cutoff
     );
 }
 
-/// The recommendation with its reasons; whether the marker is to go there.
+/// The recommendation with its reasons; returns whether to move the cutoff there.
 fn card(ui: &mut Ui, palette: &Palette, recommendation: &Recommendation, cutoff: usize) -> bool {
     let mut go = false;
     match recommendation.verdict {

@@ -1,4 +1,4 @@
-//! What stands before the window: the open and export dialogs, the command palette, the help sheet.
+//! The open and export dialogs, the command palette and the help sheet.
 
 use super::Viewer;
 use super::panels::hint;
@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 #[derive(Debug, Default)]
 pub(super) struct Dialogs {
     open: Option<Dialog>,
-    /// The system's own dialog, while it is up.
+    /// The system's file dialog, while it is open.
     browsing: Option<Task<Option<PathBuf>>>,
 }
 
@@ -48,13 +48,13 @@ impl Dialogs {
         self.open = if matches!(self.open, Some(Dialog::Help)) { None } else { Some(Dialog::Help) };
     }
 
-    /// Whether keys belong to a dialog.
+    /// Whether a dialog has the keyboard.
     pub(super) fn takes_keys(&self) -> bool {
         matches!(&self.open, Some(dialog) if !matches!(dialog, Dialog::Help))
     }
 }
 
-/// What a dialog came to.
+/// The result of a dialog.
 enum Outcome {
     Stay,
     Close,
@@ -85,7 +85,7 @@ impl Viewer {
         let closed = modal.should_close();
         match modal.inner {
             Outcome::Stay if !closed => {
-                // An order may have opened another dialog meanwhile.
+                // The command may have opened another dialog.
                 self.dialogs.open.get_or_insert(dialog);
             }
             Outcome::Stay | Outcome::Close => {}
@@ -209,10 +209,10 @@ impl Viewer {
     }
 }
 
-/// A path to type; whether Enter was pressed.
+/// A path field; returns whether Enter was pressed.
 fn path_field(ui: &mut Ui, path: &mut String, label: Id) -> bool {
     let field = ui.add(TextEdit::singleline(path).desired_width(f32::INFINITY)).labelled_by(label);
-    // Asked first: a field that is given the focus back has not lost it.
+    // Checked first: a field that gets the focus back has not lost it.
     let entered = field.lost_focus() && ui.input(|input| input.key_pressed(Key::Enter));
     if !ui.ctx().text_edit_focused() {
         field.request_focus();

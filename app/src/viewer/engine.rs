@@ -1,4 +1,4 @@
-//! What the viewer has the engine do.
+//! The viewer's use of the engine.
 
 use super::Viewer;
 use crate::engine::Engine;
@@ -13,10 +13,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How soon the window is drawn after the engine said something. Not at once: drawing takes time from an engine on the
-/// same processor, and the times that it measures are to be its own.
+/// Delay of a redraw after an engine event. Drawing takes CPU time from the engine, which would distort its
+/// measured times.
 const PACE: Duration = Duration::from_millis(80);
-/// The same where the processor also does the work of a graphics card.
+/// The same with software rendering.
 const PACE_IN_SOFTWARE: Duration = Duration::from_millis(500);
 impl Viewer {
     pub(super) fn load(&mut self, source: ModelSource) {
@@ -36,20 +36,20 @@ impl Viewer {
 
     pub(super) fn stop(&mut self) {
         if let Some(engine) = &self.engine {
-            // Cancelling cannot fail for want of room; an engine that is gone has nothing to stop.
+            // A cancel needs no space in the queue; if the engine has ended, there is nothing to stop.
             let _ = engine.send(Command::Cancel);
         }
     }
 
-    /// The policy that the marker stands for, of the kind that the user chose.
+    /// The policy of the chosen kind at the cutoff.
     ///
     /// # Errors
-    /// What is wrong with a name that the user typed.
+    /// If the typed name is invalid.
     pub(super) fn policy(&self) -> Result<Policy> {
         generate::policy(&self.state.policy, self.marker())
     }
 
-    /// Its name, or what is wrong with it.
+    /// Its name, or the error.
     pub(super) fn policy_name(&self) -> String {
         self.policy().map_or_else(|error| error.to_string(), |policy| policy.to_string())
     }
@@ -78,14 +78,15 @@ impl Viewer {
             policies: vec![Policy::full(layers).to_string(), policy.to_string()],
             max_new_tokens: self.form.max_new_tokens,
         };
-        // What the frontier predicts is SPEED's: nothing else measures it.
+        // The frontier predicts SPEED, so only SPEED measures its savings.
         let measures =
             cutoff < layers && Policy::speed(cutoff, bos, layers).is_ok_and(|speed| speed == policy);
         self.live = Arc::new(Live { cutoff: measures.then_some(cutoff), ..Live::default() });
         self.send(command);
     }
 
-    /// Loads the run's model, if none is loaded and it is known where it is; whether one is there or comes.
+    /// Loads the run's model, if none is loaded and its path is known; returns whether one is loaded or
+    /// loading.
     pub(super) fn needs_model(&mut self) -> bool {
         if self.model.is_some() {
             return true;
@@ -105,7 +106,7 @@ impl Viewer {
         }
     }
 
-    /// Where the run's model is, by its name.
+    /// The source of the run's model, by its name.
     pub(super) fn model_of_run(&self) -> Option<ModelSource> {
         let name = &self.run.as_ref()?.manifest.model.name;
         ModelSource::find(&self.launch.models, name).cloned()
@@ -125,7 +126,7 @@ impl Viewer {
         });
     }
 
-    /// Asks from which layer on tokens of the prompt in front may vanish.
+    /// Removes tokens of the current prompt from each layer on.
     pub(super) fn remove_span(&mut self, span: Range<usize>) {
         let Some(run) = self.run.clone() else { return };
         let Some(prompt) = run.prompts.get(self.state.prompt) else { return };
@@ -136,8 +137,8 @@ impl Viewer {
         self.send(Command::RemoveSpan { folder: run.folder.clone(), prompt_id: prompt.id.clone(), span });
     }
 
-    /// [`Self::needs_model`], where it must be the run's own in the run's precision: what is kept beside the run's figures is
-    /// computed as they were.
+    /// [`Self::needs_model`] for exactly the run's model in the run's precision, because the result is stored
+    /// in the run.
     fn needs_model_of_run(&mut self) -> bool {
         let Some(manifest) = self.run.as_ref().map(|run| &run.manifest) else { return false };
         let is_it = |model: &LoadedModel| {
@@ -152,7 +153,7 @@ impl Viewer {
                 self.send(Command::LoadModel { source, precision, device });
                 true
             }
-            // A model of the same bytes under another name is refused with a sentence, if it is in another precision.
+            // The engine rejects the same model under another name if its precision differs.
             _ => self.needs_model(),
         }
     }

@@ -1,4 +1,4 @@
-//! Exporting the view in front, as a picture or as the figures beneath it; and the run as a report.
+//! Exports the current view as a picture or as data, and the run as a report.
 
 use super::{Shared, Viewer};
 use crate::data::Task;
@@ -16,13 +16,13 @@ use std::sync::Arc;
 
 /// Pixels per point of exported pictures.
 const PIXELS_PER_POINT: f32 = 2.0;
-/// Least size of an exported part of the window, points.
+/// Minimum size of an exported part of the window, points.
 const LEAST: Vec2 = vec2(900.0, 680.0);
 /// Passes until a layout has settled.
 const PASSES: usize = 4;
 
 impl Viewer {
-    /// The name that an export is offered under.
+    /// The suggested file name.
     pub(super) fn export_name(&self, format: ExportFormat) -> PathBuf {
         let run = self.run.as_ref().and_then(|run| run.folder.file_name());
         let run = run.map_or("layerscope".into(), |name| name.to_string_lossy());
@@ -33,8 +33,8 @@ impl Viewer {
         PathBuf::from(format!("{run}-{what}.{}", format.extension()))
     }
 
-    /// Draws the view in front anew, without the window, on a thread of its own; or writes a report of the run, and of the one
-    /// it is compared with, for the tolerance and anchor in force.
+    /// Draws the current view off screen in a background thread, or writes a report of the run and of the
+    /// second run, with the current tolerance and anchor.
     pub(super) fn export_to(&mut self, format: ExportFormat, path: PathBuf) {
         if let ExportFormat::Report(format) = format {
             return self.export_report(format, path);
@@ -54,7 +54,7 @@ impl Viewer {
             }
             _ => return self.say_error("there is nothing to export yet; open a run first"),
         };
-        // Room for everything, however small the window is.
+        // Large enough for all content, independent of the window.
         let size = self.view_size.max(LEAST);
         let mut subject = Subject { content, state: self.state.clone(), theme: self.ctx.theme(), size };
         let ctx = self.ctx.clone();
@@ -71,7 +71,7 @@ impl Viewer {
         let options = Options { tolerance: self.state.tolerance, anchor: self.state.anchor };
         let ctx = self.ctx.clone();
         let work = move || {
-            // The name says the format; one that says another would be read by nothing.
+            // The extension must match the format.
             let path = if ReportFormat::of(&path).ok() == Some(format) {
                 path
             } else {
@@ -85,7 +85,7 @@ impl Viewer {
     }
 }
 
-/// What is exported.
+/// The content of an export.
 struct Subject {
     content: Content,
     state: ViewState,
@@ -125,7 +125,7 @@ impl Subject {
         }
     }
 
-    /// The view as figures draw it, where it is one of figures.
+    /// The view drawn by the figures crate, if it has figures.
     fn figure(&mut self) -> Result<Option<String>> {
         let Content::Run(shared) = &self.content else { return Ok(None) };
         let (mut readout, mut actions) = (None, vec![]);
@@ -133,7 +133,7 @@ impl Subject {
         scene.picture(design::figure_theme(self.theme))
     }
 
-    /// The view as the window draws it.
+    /// The view drawn by egui.
     fn drawing(&mut self) -> Drawing {
         let quiet = Context::default();
         design::apply(&quiet);
@@ -169,7 +169,7 @@ fn write(path: PathBuf, bytes: &[u8]) -> Result<PathBuf> {
 /// The whole window as PNG, `size` points at one pixel a point; nothing is shown on a screen.
 ///
 /// # Errors
-/// What keeps the run from being shown, the drawing from being made or the file from being written.
+/// If the run cannot be shown, drawing fails or the file cannot be written.
 pub fn screenshot(launch: super::Launch, size: Vec2, pixels_per_point: f32, path: &Path) -> Result<()> {
     let ctx = Context::default();
     design::use_system_fonts(&ctx);

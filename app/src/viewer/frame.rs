@@ -10,7 +10,7 @@ use eframe::egui::{CentralPanel, Frame, Panel, RichText, Ui};
 use std::sync::Arc;
 
 impl Viewer {
-    /// Draws the window and does what the user asks.
+    /// Draws the window and runs the user's commands.
     pub fn frame(&mut self, ui: &mut Ui) {
         self.progress();
         self.take_dropped_files(ui);
@@ -23,9 +23,9 @@ impl Viewer {
         let panel = Frame::new().fill(palette.panel).inner_margin(space::MEDIUM);
         Panel::top("top").frame(panel).show(ui, |ui| self.top_bar(ui));
         Panel::bottom("status").frame(panel).show(ui, |ui| self.status_bar(ui));
-        // Shown in the next frame: the status line is laid out before the view.
+        // Displayed in the next frame, because the status line is laid out before the view.
         self.readout = None;
-        // A narrow window keeps its room for the view; prompts are changed by keys there.
+        // A narrow window has no list of prompts; keys change the prompt.
         const ROOM_FOR_PROMPTS: f32 = 960.0;
         if self.run.is_some() && ui.available_width() >= ROOM_FOR_PROMPTS {
             Panel::left("prompts")
@@ -128,7 +128,7 @@ impl Viewer {
         })
     }
 
-    /// What stands in the window before a run is there.
+    /// The window's content without a run.
     fn welcome(&mut self, ui: &mut Ui, busy: bool) {
         ui.vertical_centered(|ui| {
             ui.add_space(ui.available_height() / 4.0);

@@ -1,4 +1,4 @@
-//! The bars and the list of prompts around the view.
+//! The toolbars and the list of prompts around the view.
 
 use super::Viewer;
 use crate::command::Order;
@@ -33,7 +33,7 @@ impl Viewer {
                 if ui.button("Commands").on_hover_text(hint(ui, Order::Palette)).clicked() {
                     order = Some(Order::Palette);
                 }
-                // In a narrow window the rest is behind the commands.
+                // In a narrow window, the rest is in the command palette.
                 if ui.available_width() < 300.0 {
                     return;
                 }
@@ -150,7 +150,7 @@ impl Viewer {
     }
 }
 
-/// An order's keys, for hover texts.
+/// A command's shortcut, for tooltips.
 pub(super) fn hint(ui: &Ui, order: Order) -> String {
     order.shortcut().map_or(String::new(), |shortcut| ui.ctx().format_shortcut(&shortcut))
 }

@@ -1,4 +1,4 @@
-//! Taking in what was finished beside the window: runs and maps read, recommendations, exports, what the engine says.
+//! Handles results of background work: runs, maps, recommendations, exports and engine events.
 
 use super::{Recommended, Viewer};
 use crate::data::{PromptMaps, Task};
@@ -11,10 +11,10 @@ use layerscope_engine::Result;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Maps of recently shown prompts are kept up to so many bytes.
+/// Cache size of recently shown maps, bytes.
 const MAPS_KEPT: usize = 512 << 20;
 impl Viewer {
-    /// Takes in whatever was finished since the last frame.
+    /// Handles results since the last frame.
     pub fn progress(&mut self) {
         self.take_opened();
         self.take_maps();
@@ -28,7 +28,7 @@ impl Viewer {
                 Err(error) => self.say_error(error.to_string()),
             }
         }
-        // A bounded number, so that a flood of tokens does not hold up a frame.
+        // At most this many, so that many tokens do not delay a frame.
         const EVENTS_PER_FRAME: usize = 64;
         for _ in 0..EVENTS_PER_FRAME {
             let Some(event) = self.engine.as_ref().and_then(Engine::try_event) else { return };
@@ -76,7 +76,7 @@ impl Viewer {
         self.remember(&folder);
     }
 
-    /// Reads the maps of the prompt in front, if they are not there.
+    /// Reads the maps of the current prompt, if they are not cached.
     fn take_maps(&mut self) {
         if let Some((_, task)) = &self.reading
             && let Some(read) = task.poll()
@@ -153,7 +153,7 @@ impl Viewer {
                     self.say(text, false);
                 }
                 if self.run.is_none() {
-                    // Without figures there is no better guess than three quarters.
+                    // The default cutoff without measurements is three quarters.
                     self.state.cutoff = self.state.cutoff.min((model.layers * 3).div_ceil(4)).max(1);
                 }
                 self.model = Some(model);
@@ -179,7 +179,7 @@ impl Viewer {
             Event::ReadingPattern { done, all } => {
                 self.doing = Some(format!("reading attention, {done} of {all} tokens"));
             }
-            // What was asked about a prompt that is no longer in front comes too late.
+            // Ignores a pattern of a prompt that is no longer current.
             Event::Pattern(pattern) if self.reading_pattern_of == Some(self.state.prompt) => {
                 let patterns = Arc::make_mut(&mut self.patterns);
                 patterns.retain(|known| known.layer != pattern.layer);
@@ -192,7 +192,7 @@ impl Viewer {
                     removing.progress = Some(progress);
                 }
             }
-            // Of a run that is no longer open, it is in that run's folder.
+            // If the run is no longer open, the result is in its folder.
             Event::SpanRemoved { folder, record }
                 if self.run.as_ref().is_some_and(|run| run.folder == folder) =>
             {
@@ -213,10 +213,10 @@ impl Viewer {
         }
     }
 
-    /// Waits until nothing is being read or done any more, e.g. before a picture is taken.
+    /// Waits until all background work is done, e.g. before a screenshot.
     ///
     /// # Errors
-    /// The first error that the window shows.
+    /// The first error shown in the window.
     pub fn settle(&mut self) -> Result<()> {
         loop {
             self.progress();

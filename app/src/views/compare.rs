@@ -1,4 +1,4 @@
-//! Two runs side by side: figures by layer, how they differ, the frontiers and what is recommended for each.
+//! Comparison of two runs: figures by layer, differences, frontiers and recommendations.
 
 use super::picture::charts_in_rows;
 use super::{Action, Scene, chart_rows};
@@ -15,11 +15,10 @@ use layerscope_figures::{Along, Chart, Curve, Ink, Mark, Style, Theme};
 /// Height of a chart, points.
 const CHART_HEIGHT: f32 = 220.0;
 
-/// What the runs are called, and their colours.
+/// Labels of the runs, and their colours.
 const SIDES: [(&str, Ink); 2] = [("first", Ink::Series(0)), ("second", Ink::Series(1))];
 
-/// A figure's name in the run, its title, its unit and that of differences, whether it is logarithmic, and the ends of its
-/// axis.
+/// A figure's name in the run, title, unit, unit of differences, whether it is logarithmic, and axis range.
 type ChartPlan = (&'static str, &'static str, [&'static str; 2], bool, Option<[f64; 2]>);
 
 const PLANS: [ChartPlan; 5] = [
@@ -36,7 +35,7 @@ const PLANS: [ChartPlan; 5] = [
     (KNOCKOUT_KL, "Knockout", ["KL, prompt hidden here, nats", "nats"], true, None),
 ];
 
-/// Draws both runs, or says how to get a second one.
+/// Draws both runs, or explains how to open a second one.
 pub fn show(ui: &mut Ui, scene: &mut Scene<'_>) {
     let Some(second) = scene.second else {
         ui.vertical_centered(|ui| {
@@ -92,14 +91,14 @@ fn header(ui: &mut Ui, scene: &mut Scene<'_>, second: &RunData) {
     });
 }
 
-/// What a run is, but for its model's name.
+/// A run's settings, without its model's name.
 fn about(run: &RunData) -> String {
     let folder = run.folder.file_name().unwrap_or(run.folder.as_os_str()).to_string_lossy();
     let prompts = count(run.prompts.len(), "prompt");
     format!("{} layers, {} weights, {prompts}, {folder}", run.layers(), run.manifest.weights)
 }
 
-/// Both recommendations, whether they agree, and what each would cost in the other run.
+/// Both recommendations, whether they agree, and the divergence of each in the other run.
 fn recommendations(ui: &mut Ui, compared: &RunPair) {
     let palette = design::palette(ui);
     design::card(palette).show(ui, |ui| {
@@ -147,7 +146,7 @@ fn kl(recommendation: &Recommendation) -> String {
     )
 }
 
-/// What a run's recommendation would cost in the other.
+/// The divergence of a run's recommendation in the other run.
 fn elsewhere(compared: &RunPair, side: usize) -> String {
     let agreement = &compared.comparison.agreement;
     let (cutoff, layers) = (agreement.transferred[side], agreement.layers[1 - side]);
@@ -166,7 +165,7 @@ fn agreement(compared: &RunPair) -> String {
     }
 }
 
-/// What the bands are, and which prompts differences rest on.
+/// A note on the bands and the compared prompts.
 fn bands(compared: Option<&RunPair>) -> String {
     let means = "Bands: 5 to 95 % of prompts, of frontiers the one-sided 95 % bound";
     let Some(RunPair { comparison, .. }) = compared else { return means.into() };
@@ -177,7 +176,7 @@ fn bands(compared: Option<&RunPair>) -> String {
     format!("{means}, of differences the 95 % bootstrap interval over {over}")
 }
 
-/// The charts, for the window and for export: of each figure both runs, and beside that how they differ.
+/// The charts, for the window and for export: per figure, one of both runs and one of the difference.
 fn charts(scene: &Scene<'_>, second: &RunData) -> Vec<Chart> {
     let runs = [scene.run, second];
     let compared = scene.compared.and_then(|compared| compared.as_ref().ok());
@@ -202,7 +201,7 @@ fn charts(scene: &Scene<'_>, second: &RunData) -> Vec<Chart> {
     charts
 }
 
-/// The frontiers with the anchor in force, and how they differ.
+/// The frontiers with the current anchor, and their difference.
 fn frontiers(scene: &Scene<'_>, runs: [&RunData; 2], compared: Option<&RunPair>, axes: Axes) -> Vec<Chart> {
     let anchor = scene.state.anchor;
     let unit = "KL(full, cut), nats per token";
@@ -249,7 +248,7 @@ fn marks(compared: &RunPair, axes: Axes) -> Vec<Mark> {
         .collect()
 }
 
-/// Where both runs come to the same, the first shows through the second.
+/// The second run is dashed, so that the first is visible where both are equal.
 fn style(side: &str) -> Style {
     if side == SIDES[1].0 { Style::Dashed } else { Style::Line }
 }
@@ -265,7 +264,7 @@ fn of_differences(title: &str, unit: &str, all: &[Difference], along: Along, pla
     }
 }
 
-/// What stands along the charts: layers where both runs have as many, else relative depth.
+/// The horizontal axis: layers if both runs have the same number, else relative depth.
 #[derive(Clone, Copy)]
 struct Axes {
     same: Option<usize>,
@@ -281,7 +280,7 @@ impl Axes {
         }
     }
 
-    /// Where the layers of a run stand; nothing where each has its own place.
+    /// Positions of a run's layers at relative depth; `None` on an axis of layers.
     fn layers(self, layers: usize) -> Vec<f64> {
         self.places(layers, 0.5)
     }
@@ -302,7 +301,7 @@ impl Axes {
     }
 }
 
-/// A figure at layers 0 … L−1; the embedding's is left out.
+/// A figure at layers 0 … L−1, without the embedding's value.
 fn by_layer<'a>(run: &'a RunData, figure: &str) -> &'a [Summary] {
     let all = match figure {
         KNOCKOUT_KL => run.knockout.first().map_or(&[][..], Vec::as_slice),
@@ -311,10 +310,10 @@ fn by_layer<'a>(run: &'a RunData, figure: &str) -> &'a [Summary] {
     &all[all.len().saturating_sub(run.layers())..]
 }
 
-/// The view as it is exported.
+/// The view for export.
 ///
 /// # Errors
-/// [`Error::Failure`] while there is nothing to be compared.
+/// [`Error::Failure`] while there is no comparison.
 pub fn picture(scene: &Scene<'_>, theme: Theme) -> Result<String> {
     let (Some(second), Some(compared)) = (scene.second, scene.compared) else {
         return Err(Error::failure("there is nothing to compare yet; open a second run"));
@@ -332,7 +331,7 @@ pub fn picture(scene: &Scene<'_>, theme: Theme) -> Result<String> {
     Ok(charts_in_rows(&charts(scene, second), &parts.join(". "), "Compare", theme))
 }
 
-/// A row for each value of each curve.
+/// One row per value and curve.
 pub fn figures<'a>(scene: &'a Scene<'_>) -> Option<Figures<'a>> {
     let charts = charts(scene, scene.second?);
     let mut rows = vec![];

@@ -1,4 +1,4 @@
-//! Figures by layer over all prompts, with their spread, or category by category.
+//! Figures by layer over all prompts with their spread, or by category.
 
 use super::{Scene, charts_in_rows};
 use crate::state::Selection;
@@ -8,7 +8,7 @@ use layerscope_diagnostics::record::{KNOCKOUT_KL, LAYER_FIGURES};
 use layerscope_diagnostics::summary::{GroupSummary, Summary};
 use layerscope_figures::{Along, Chart, Curve, Ink, Style};
 
-/// A chart's title, unit, figures with their names, whether it is logarithmic, and the ends of its axis.
+/// A chart's title, unit, figures with their names, whether it is logarithmic, and axis range.
 type ChartPlan =
     (&'static str, &'static str, &'static [(&'static str, &'static str)], bool, Option<[f64; 2]>);
 
@@ -55,7 +55,7 @@ pub fn show(ui: &mut Ui, scene: &mut Scene<'_>) {
     }
 }
 
-/// What lines and bands are.
+/// A note on lines and bands.
 pub fn spread(scene: &Scene<'_>) -> String {
     if scene.state.by_category && scene.run.categories().count() > 1 {
         return "mean of each category, 25 to 75 % of its prompts".to_owned();
@@ -79,7 +79,7 @@ pub fn charts(scene: &Scene<'_>) -> Vec<Chart> {
 fn curves(scene: &Scene<'_>, figures: &[(&str, &str)]) -> Vec<Curve> {
     let summary = &scene.run.summary;
     if scene.state.by_category && summary.categories.len() > 1 {
-        // Of several figures only the first: a line for each of them and category would be a thicket.
+        // Only the first of several figures: a line per figure and category would be unreadable.
         let categories = summary.categories.iter().enumerate();
         return categories
             .map(|(index, group)| {
@@ -110,7 +110,7 @@ fn of(name: &str, ink: Ink, figures: &[Summary], band: impl Fn(&Summary) -> (f64
     Curve::new(name, ink, figures.iter().map(|figure| figure.mean).collect()).with_band(lower, upper)
 }
 
-/// A figure over a group of prompts: group 0 is all, then come the categories.
+/// A figure over a group of prompts: group 0 is all prompts, the others are the categories.
 fn summaries<'a>(scene: &Scene<'a>, index: usize, group: &'a GroupSummary, figure: &str) -> &'a [Summary] {
     match figure {
         KNOCKOUT_KL => scene.run.knockout.get(index).map_or(&[], Vec::as_slice),
@@ -118,12 +118,12 @@ fn summaries<'a>(scene: &Scene<'a>, index: usize, group: &'a GroupSummary, figur
     }
 }
 
-/// The prompt in front.
+/// The curve of the current prompt.
 fn own(scene: &Scene<'_>, figure: &str) -> Curve {
     let prompt = scene.prompt();
     let values = match figure {
         KNOCKOUT_KL => prompt.by_layer(KNOCKOUT_KL),
-        // With the embedding's value, where the figure has one.
+        // Includes the embedding's value, if the figure has one.
         _ => {
             let named = prompt.layers.named();
             named.iter().find(|(name, _)| *name == figure).map_or(vec![], |(_, values)| values.to_vec())
@@ -132,7 +132,7 @@ fn own(scene: &Scene<'_>, figure: &str) -> Curve {
     Curve::new("this prompt", Ink::Text, values).styled(Style::Dashed)
 }
 
-/// The mean of the selected heads of the prompt in front, at the layers that have any.
+/// The mean of the selected heads of the current prompt, at layers with selected heads.
 fn heads(scene: &Scene<'_>, figure: &str) -> Option<Curve> {
     let heads = &scene.state.selection.heads;
     let means = &scene.prompt().heads;
@@ -154,7 +154,7 @@ fn heads(scene: &Scene<'_>, figure: &str) -> Option<Curve> {
     Some(Curve::new("selected heads", Ink::Cutoff, values).styled(Style::Points))
 }
 
-/// A row for each layer: mean and spread of every figure over all prompts.
+/// One row per layer: mean and spread of every figure over all prompts.
 pub fn figures<'a>(scene: &'a Scene<'_>) -> Figures<'a> {
     let mut columns = vec![Column::new("layer", "")];
     for name in LAYER_FIGURES.iter().chain([&KNOCKOUT_KL]) {

@@ -1,4 +1,4 @@
-//! The frontier: what each cutoff costs and what it saves.
+//! The frontier: divergence and savings by cutoff.
 
 use super::{Scene, charts_in_rows, policies};
 use crate::state::FrontierChart;
@@ -9,14 +9,14 @@ use layerscope_cutoff::recommend::FrontierGroup;
 use layerscope_diagnostics::record::{Anchor, Divergence};
 use layerscope_figures::{Along, Chart, Curve, Ink, Style};
 
-/// What generating live showed of a cutoff, against full depth in the same sitting.
+/// Savings of a cutoff measured by live generation, relative to full depth.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LiveSavings {
     /// The cutoff.
     pub cutoff: usize,
     /// Share of the time to first token saved.
     pub ttft_saved: f64,
-    /// Share of the time per output token saved, where both sides yielded two tokens.
+    /// Share of the time per output token saved, if both sides have at least two tokens.
     pub tpot_saved: Option<f64>,
 }
 
@@ -46,13 +46,13 @@ pub fn show(ui: &mut Ui, scene: &mut Scene<'_>) {
         ui.label("This run holds no frontier; record it again to get one.");
         return;
     }
-    // A click between two cutoffs means the one above it.
+    // A click between two cutoffs selects the one above.
     if let Some(below) = charts_in_rows(ui, &charts(scene), 2, &mut scene.state.cutoff) {
         scene.state.cutoff = below + 1;
     }
 }
 
-/// What the bands are.
+/// A note on the bands.
 pub fn bands(scene: &Scene<'_>) -> String {
     format!("anchor {}; bands reach to the one-sided 95 % bound over prompts", scene.state.anchor.name())
 }
@@ -132,7 +132,7 @@ fn savings(scene: &Scene<'_>) -> Vec<Curve> {
     curves
 }
 
-/// A row for each cutoff and anchor, overall and for each category; or for each measured policy, where these are shown.
+/// One row per cutoff and anchor, overall and per category; or per measured policy, if these are shown.
 pub fn figures<'a>(scene: &'a Scene<'_>) -> Option<Figures<'a>> {
     if policies::are_shown(scene) {
         return policies::figures(scene);

@@ -13,7 +13,7 @@ use eframe::egui::{
 };
 use layerscope_engine::{POLICIES, Policy, PolicyKind, Repetition, Result};
 
-/// What the user typed.
+/// The form.
 #[derive(Debug, Clone)]
 pub struct Form {
     /// The prompt.
@@ -32,38 +32,38 @@ impl Default for Form {
     }
 }
 
-/// What the user asks for.
+/// The user's action.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Asked {
     /// Generate.
     Generate,
     /// Stop.
     Stop,
-    /// Take the text of the prompt in front.
+    /// Copy the text of the current prompt.
     TakePrompt,
 }
 
-/// What the view draws from.
+/// The data of the view.
 pub struct LiveScene<'a> {
-    /// What the user typed.
+    /// The form.
     pub form: &'a mut Form,
-    /// What was generated.
+    /// The generation.
     pub live: &'a Live,
-    /// What the user has chosen to see.
+    /// The view's state.
     pub state: &'a mut ViewState,
-    /// Layers of the model, and the policy that the cutoff stands for.
+    /// Layers of the model, and the policy at the cutoff.
     pub policy: &'a str,
-    /// The model's name, or what keeps it from being there.
+    /// The model's name, or why it is not available.
     pub model: &'a str,
-    /// Whether the engine is at work.
+    /// Whether the engine is busy.
     pub busy: bool,
-    /// Whether a prompt of a run is in front.
+    /// Whether a run with a current prompt is open.
     pub has_prompt: bool,
     /// For the status line.
     pub readout: &'a mut Option<String>,
 }
 
-/// Draws the view; what the user asks for.
+/// Draws the view; returns the user's action.
 pub fn show(ui: &mut Ui, scene: &mut LiveScene<'_>) -> Option<Asked> {
     let mut asked = controls(ui, scene);
     ui.add_space(space::SMALL);
@@ -139,22 +139,22 @@ fn controls(ui: &mut Ui, scene: &mut LiveScene<'_>) -> Option<Asked> {
     asked
 }
 
-/// The kind that is offered for what was chosen: SPEED where it is no longer known.
+/// The kind of the chosen policy; SPEED if it is unknown.
 fn kind(chosen: &str) -> &'static PolicyKind {
     let name = chosen.split(':').next().unwrap_or_default();
     PolicyKind::named(name).or_else(|| PolicyKind::named("speed")).unwrap_or(&POLICIES[0])
 }
 
-/// The policy that was chosen, by a whole name or by a kind of which the marker makes one, for a model of so many layers.
+/// The chosen policy for a model of `layers` layers: by its full name, or by its kind at the cutoff.
 ///
 /// # Errors
-/// What is wrong with the name.
+/// If the name is invalid.
 pub(crate) fn policy(chosen: &str, (cutoff, bos, layers): (usize, bool, usize)) -> Result<Policy> {
     let kind = kind(chosen);
     if kind.by_cutoff() { kind.at(cutoff, bos, layers) } else { Policy::parse(chosen, layers) }
 }
 
-/// The choice among the kinds of policies, and the name of one that no cutoff makes.
+/// The choice of the kind of policy, and the name field for policies without a cutoff.
 fn policy_kinds(ui: &mut Ui, chosen: &mut String) {
     let shown = kind(chosen);
     let response = ComboBox::from_id_salt("policy").selected_text(shown.name).width(84.0).show_ui(ui, |ui| {
@@ -203,7 +203,7 @@ fn pane(ui: &mut Ui, palette: &Palette, side: &Side, divergence: Option<usize>, 
             .max_height(height - above)
             .stick_to_bottom(side.ended.is_none())
             .show(ui, |ui| {
-                // Columns are laid out justified; running text is not.
+                // Columns are justified; text is not.
                 ui.with_layout(Layout::top_down(Align::Min), |ui| {
                     let label = ui.label(text(palette, side, divergence));
                     let name = || format!("Generated, {}: {}", side.policy, plain(side));
@@ -253,7 +253,7 @@ fn metrics(ui: &mut Ui, side: &Side) {
     });
 }
 
-/// Bytes in the unit that suits.
+/// Bytes with a unit.
 pub(crate) fn bytes(bytes: f64) -> String {
     match bytes {
         _ if bytes >= 1e9 => format!("{:.2} GB", bytes / 1e9),
@@ -268,7 +268,7 @@ fn plain(side: &Side) -> String {
     text + &side.text_rest
 }
 
-/// The text, with the token that differs first set off and what follows it fainter.
+/// The text, with the first different token highlighted and the text after it dimmed.
 fn text(palette: &Palette, side: &Side, divergence: Option<usize>) -> LayoutJob {
     let mut job = LayoutJob::default();
     let part =
@@ -287,7 +287,7 @@ fn text(palette: &Palette, side: &Side, divergence: Option<usize>) -> LayoutJob 
     job
 }
 
-/// What either side thought of the candidates where they part.
+/// The candidates of both sides at the first different token.
 fn candidates(ui: &mut Ui, palette: &Palette, live: &Live, step: usize) {
     const SHOWN: usize = 3;
     ui.add_space(space::SMALL);
@@ -329,7 +329,7 @@ fn candidates(ui: &mut Ui, palette: &Palette, live: &Live, step: usize) {
     });
 }
 
-/// Layers × decode steps of one side, growing as it generates.
+/// The live map of one side: layers × decode steps.
 fn live_map(ui: &mut Ui, scene: &mut LiveScene<'_>) {
     ui.add_space(space::SMALL);
     ui.horizontal_wrapped(|ui| {
@@ -366,7 +366,7 @@ fn live_map(ui: &mut Ui, scene: &mut LiveScene<'_>) {
         WidgetInfo::labeled(Role::Canvas, true, format!("Live map: {} steps", values.columns()))
     });
     let palette = design::palette(ui);
-    // Room for what is to come, so that columns do not shrink with every token.
+    // Reserves width for future tokens, so that columns do not shrink with every token.
     let columns = values.columns().next_power_of_two().max(16);
     let window = Window::all(columns);
     let filled = values.columns() as f32 / columns as f32;
@@ -405,7 +405,7 @@ fn map_of<'a>(scene: &LiveScene<'a>, side: usize) -> Option<&'a Pyramid> {
     scene.live.sides.get(side).map(|side| &side.maps[index])
 }
 
-/// A row for each token of each side.
+/// One row per token and side.
 pub fn figures(live: &Live) -> Figures<'_> {
     let rows: Vec<(&Side, usize)> =
         live.sides.iter().flat_map(|side| (0..side.tokens.len()).map(move |step| (side, step))).collect();

@@ -32,7 +32,7 @@ pub fn show(ui: &mut Ui, scene: &mut Scene<'_>) {
     grid(ui, scene, figure);
 }
 
-/// The figure shown: heads have no logit lens.
+/// The displayed figure; heads have no logit lens.
 fn shown(figure: StepFigure) -> StepFigure {
     if figure == StepFigure::LensKl { StepFigure::default() } else { figure }
 }
@@ -169,7 +169,7 @@ fn rank(ui: &mut Ui, scene: &mut Scene<'_>, values: &Array2<f64>) {
     });
 }
 
-/// The grid as it is exported, with what is selected framed; `None` where the run holds no such figure.
+/// The grid for export, with frames around the selection; `None` if the run lacks the figure.
 pub fn picture(scene: &Scene<'_>, theme: Theme) -> Option<String> {
     let figure = shown(scene.state.head_figure);
     let pyramid = pyramid(figure.of(&scene.prompt().heads)?);
@@ -198,7 +198,7 @@ pub fn picture(scene: &Scene<'_>, theme: Theme) -> Option<String> {
     Some(picture::map(&map, &outlines, COLUMN, &caption, theme))
 }
 
-/// A row for each layer and head.
+/// One row per layer and head.
 pub fn figures<'a>(scene: &'a Scene<'_>) -> Figures<'a> {
     let mut columns = vec![Column::new("layer", ""), Column::new("head", "")];
     columns.extend(StepFigure::of_heads().map(|figure| Column::new(figure.name(), figure.unit())));

@@ -1,4 +1,4 @@
-//! The map: layers × prompt tokens, or × decode steps, with what each layer reads and costs beside it on the same axis.
+//! The map: layers × prompt tokens, or × decode steps, with strips of other figures on the same layer axis.
 
 use super::Scene;
 use crate::data::{Pyramid, exact, short};
@@ -19,7 +19,7 @@ pub use picture::picture;
 
 /// Height of the strip that shows the whole prompt.
 const OVERVIEW: f32 = 22.0;
-/// Width from which a column's token is written under it.
+/// Minimum width of a column with its token's text.
 const LABELLED_COLUMN: f32 = 12.0;
 
 /// Draws the map.
@@ -151,7 +151,7 @@ fn controls(ui: &mut Ui, scene: &mut Scene<'_>) {
     });
 }
 
-/// A named choice among a few.
+/// A labelled choice of a few options.
 pub(crate) fn choose<T: Copy + PartialEq>(
     ui: &mut Ui,
     name: &str,
@@ -169,7 +169,7 @@ pub(crate) fn choose<T: Copy + PartialEq>(
     response.response.on_hover_text(name);
 }
 
-/// The whole prompt, with a frame around what the map shows; pressing or dragging moves the frame.
+/// An overview of the prompt with a frame around the visible part; pressing or dragging moves the frame.
 fn overview_strip(
     ui: &mut Ui,
     area: Rect,
@@ -198,7 +198,7 @@ fn overview_strip(
     window
 }
 
-/// Zooms with the wheel, pans by dragging and with keys, shows all on a double click.
+/// Zooms by wheel, pans by dragging and keys, shows all on a double click.
 fn interact(ui: &mut Ui, rows: Rect, mut window: Window, columns: usize) -> (Response, Window) {
     let response = ui.interact(rows, ui.scope_id().with("map"), Sense::click_and_drag());
     let per_point = window.width() / f64::from(rows.width());
@@ -221,7 +221,7 @@ fn interact(ui: &mut Ui, rows: Rect, mut window: Window, columns: usize) -> (Res
         window = window.moved(-f64::from(scroll.x) * per_point, columns);
     }
     if response.has_focus() {
-        // Otherwise these keys would move the focus on.
+        // Otherwise these keys would move the focus.
         let arrows = EventFilter { horizontal_arrows: true, ..EventFilter::default() };
         ui.memory_mut(|memory| memory.set_focus_lock_filter(response.id, arrows));
         let pressed = |key| ui.input(|input| input.key_pressed(key));
@@ -243,7 +243,7 @@ fn interact(ui: &mut Ui, rows: Rect, mut window: Window, columns: usize) -> (Res
     (response, window)
 }
 
-/// Column numbers, and the tokens themselves where there is room.
+/// Column numbers, and tokens if there is space.
 fn column_axis(
     painter: &Painter,
     palette: &Palette,
@@ -283,7 +283,7 @@ fn column_axis(
     painter.text(at, Align2::CENTER_TOP, name, design::caption(), palette.weak_text);
 }
 
-/// A token's text under its column: level where it fits, else running downwards.
+/// A token's text below its column: horizontal if it fits, else vertical.
 fn token_below(painter: &Painter, palette: &Palette, at: Pos2, token: &str, column_width: f32) {
     let label = token_label(token);
     let mut short: String = label.chars().take(9).collect();
@@ -301,7 +301,7 @@ fn token_below(painter: &Painter, palette: &Palette, at: Pos2, token: &str, colu
     }
 }
 
-/// The cell under the pointer: shown in the status line and beside the pointer, selected by a click.
+/// The cell under the pointer: shown in the status line and in a tooltip, selected by a click.
 fn select(
     ui: &mut Ui,
     scene: &mut Scene<'_>,
@@ -371,7 +371,7 @@ fn describe(scene: &Scene<'_>, values: &Pyramid, layer: usize, column: usize) ->
     }
 }
 
-/// Frames around what is selected, and a dot beside each layer with selected heads.
+/// Frames around the selection, and a dot next to each layer with selected heads.
 fn selection(
     painter: &Painter,
     palette: &Palette,
@@ -404,14 +404,14 @@ fn selection(
     for column in columns {
         let x = |column: f64| rows.left() + ((column - window.start) / window.width()) as f32 * rows.width();
         let (left, right) = (x(column as f64), x(column as f64 + 1.0));
-        // A token far thinner than a pixel still has a frame that can be seen.
+        // The frame of a token thinner than a pixel must be visible.
         let middle = (left + right) / 2.0;
         let half = ((right - left) / 2.0).max(1.5);
         outline(Rect::from_x_y_ranges(middle - half..=middle + half, rows.y_range()));
     }
 }
 
-/// The map's figures as rows: one for each column, with a cell for each layer.
+/// The map's data as a table: one row per column, with a cell per layer.
 pub fn figures<'a>(scene: &'a Scene<'_>) -> Option<Figures<'a>> {
     let maps = scene.maps?;
     let prompt = scene.prompt();
@@ -436,14 +436,14 @@ pub fn figures<'a>(scene: &'a Scene<'_>) -> Option<Figures<'a>> {
     })
 }
 
-/// A swatch of a colour with a name, as legends have it; its width.
+/// A legend entry: a colour swatch with a name. Returns its width.
 fn swatch(painter: &Painter, palette: &Palette, at: Pos2, colour: Color32, name: &str) -> f32 {
     painter.rect_filled(Rect::from_min_size(at, vec2(8.0, 8.0)), 1.0, colour);
     let beside = at + vec2(11.0, 4.0);
     painter.text(beside, Align2::LEFT_CENTER, name, design::caption(), palette.weak_text).right() - at.x
 }
 
-/// A figure for the status line of strips.
+/// A number for the strips' status line.
 fn shown(value: f64) -> String {
     short(value as f32)
 }

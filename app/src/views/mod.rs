@@ -1,5 +1,5 @@
-//! The views: each draws what is in memory and changes nothing but the view's state; what takes an engine, a file or a
-//! window is asked for as an [`Action`].
+//! The views. Each draws data in memory and changes only the view's state; it requests work of the engine,
+//! files and dialogs by an [`Action`].
 
 pub mod compare;
 pub mod curves;
@@ -23,12 +23,12 @@ use layerscope_diagnostics::record::SpanRecord;
 use layerscope_figures::Chart;
 use std::ops::Range;
 
-/// Width from which charts stand in three columns.
+/// Minimum width for three columns of charts.
 const THREE_COLUMNS: f32 = 980.0;
 /// Least height of a chart.
 const LEAST_HEIGHT: f32 = 190.0;
 
-/// Draws charts in up to `most` columns and moves the cutoff as the user says; the layer that was clicked.
+/// Draws charts in up to `most` columns and moves the cutoff on a drag. Returns the clicked layer.
 fn charts_in_rows(ui: &mut Ui, charts: &[Chart], most: usize, cutoff: &mut usize) -> Option<usize> {
     let columns = if ui.available_width() > THREE_COLUMNS { most } else { most.min(2) };
     let rows = charts.len().div_ceil(columns) as f32;
@@ -39,7 +39,7 @@ fn charts_in_rows(ui: &mut Ui, charts: &[Chart], most: usize, cutoff: &mut usize
     ScrollArea::vertical().show(ui, |ui| chart_rows(ui, charts, columns, size, Some(cutoff))).inner
 }
 
-/// Draws charts of one size in rows; the layer that was clicked.
+/// Draws charts of one size in rows. Returns the clicked layer.
 fn chart_rows(
     ui: &mut Ui,
     charts: &[Chart],
@@ -58,18 +58,18 @@ fn chart_rows(
     clicked
 }
 
-/// What a view asks for.
+/// A request of a view.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Action {
-    /// Read how each head and step of these layers reads the prompt in front; takes the model.
+    /// Compute the attention patterns of these layers for the current prompt; needs the model.
     ReadPattern(Vec<usize>),
     /// Choose another run to compare with.
     CompareWith,
-    /// Compare no more.
+    /// Stop comparing.
     CloseSecondRun,
-    /// Remove these tokens of the prompt in front from each layer on; takes the run's model.
+    /// Remove these tokens of the current prompt from each layer on; needs the run's model.
     RemoveSpan(Range<usize>),
-    /// Stop what the engine does.
+    /// Stop the engine's work.
     Stop,
 }
 
@@ -78,47 +78,47 @@ pub enum Action {
 pub struct Removing {
     /// Positions of the span.
     pub span: Range<usize>,
-    /// How far that has come; `None` before it has begun.
+    /// Progress; `None` before it has started.
     pub progress: Option<DiffusionEvent>,
 }
 
-/// What the views of a run draw from.
+/// The data that the views of a run draw.
 pub struct Scene<'a> {
-    /// What the user has chosen to see.
+    /// The view's state.
     pub state: &'a mut ViewState,
     /// The run.
     pub run: &'a RunData,
-    /// The maps of the prompt in front, once they are read.
+    /// The maps of the current prompt, once they are read.
     pub maps: Option<&'a PromptMaps>,
-    /// Attention patterns of the prompt in front, by layer, as far as they were read.
+    /// Attention patterns of the current prompt that were read, by layer.
     pub patterns: &'a [Pattern],
-    /// What is known of removed spans of the run's prompts.
+    /// The removed spans of the run's prompts.
     pub spans: &'a [SpanRecord],
     /// The span that is being removed.
     pub removing: Option<&'a Removing>,
-    /// What generating live showed of cutoffs.
+    /// Savings of cutoffs measured by live generation.
     pub measured: &'a [frontier::LiveSavings],
     /// The run that is compared with.
     pub second: Option<&'a RunData>,
-    /// What comes of comparing, or why nothing does; `None` until that is worked out.
+    /// The comparison, or why there is none; `None` until it is computed.
     pub compared: Option<&'a std::result::Result<RunPair, String>>,
-    /// Whether a model that could read patterns is there.
+    /// Whether a model for patterns is available.
     pub model_is_loaded: bool,
-    /// Whether it is drawn to be exported: with a caption in place of controls.
+    /// Whether it is drawn for export, with a caption instead of controls.
     pub is_picture: bool,
-    /// What the pointer is at, for the status line.
+    /// Status line text for the pointer's position.
     pub readout: &'a mut Option<String>,
-    /// What is asked for.
+    /// The requests of the views.
     pub actions: &'a mut Vec<Action>,
 }
 
 impl Scene<'_> {
-    /// The prompt in front.
+    /// The current prompt.
     pub fn prompt(&self) -> &PromptSummary {
         &self.run.prompts[self.state.prompt.min(self.run.prompts.len() - 1)]
     }
 
-    /// Draws the view in front. The run holds at least one prompt.
+    /// Draws the current view. The run has at least one prompt.
     pub fn show(&mut self, ui: &mut Ui) {
         if self.is_picture {
             ui.weak(self.caption());
@@ -140,7 +140,7 @@ impl Scene<'_> {
         }
     }
 
-    /// What a picture is of, for those who see it without the window.
+    /// The caption of an exported picture.
     fn caption(&self) -> String {
         let (prompt, model) = (self.prompt(), &self.run.manifest.model.name);
         let of = match self.state.view {
@@ -151,7 +151,7 @@ impl Scene<'_> {
         format!("{model}, {of}, {} weights; layerscope {version}", self.run.manifest.weights)
     }
 
-    /// The figures that the view in front shows.
+    /// The current view's data as a table.
     pub fn figures(&self) -> Option<Figures<'_>> {
         match self.state.view {
             View::Map => map::figures(self),

@@ -1,11 +1,11 @@
-//! Views as SVG images in the figures' own drawing: what is exported of them.
+//! Views as SVG images for export, drawn by the figures crate.
 
 use super::{Scene, compare, curves, frontier, heads, map, policies};
 use crate::state::View;
 use layerscope_engine::{Error, Result};
 use layerscope_figures::{Canvas, Chart, Colours, Map, Outline, Panels, Theme};
 
-/// Size of one chart among several, points: two beside each other fill a page with type of about seven points.
+/// Size of one of several charts, points. Two side by side fill a page, with type of about seven points.
 pub(super) const CHART: [f64; 2] = [380.0, 250.0];
 /// Columns of charts.
 const COLUMNS: usize = 2;
@@ -13,14 +13,14 @@ const COLUMNS: usize = 2;
 const MAP_WIDTH: [f64; 2] = [760.0, 1_200.0];
 /// Least and greatest height of a map's layer, points.
 const LAYER: [f64; 2] = [10.0, 28.0];
-/// Height that a map of few or many layers aims at, points.
+/// Target height of a map, points.
 const LAYERS: f64 = 420.0;
 
 impl Scene<'_> {
-    /// The view in front as SVG with a caption; `None` where it is a text or a table, which only a window draws.
+    /// The current view as SVG with a caption; `None` for texts and tables, which only a window can draw.
     ///
     /// # Errors
-    /// [`Error::Failure`] while the maps of the prompt in front are being read.
+    /// [`Error::Failure`] while the maps of the current prompt are being read.
     pub fn picture(&self, theme: Theme) -> Result<Option<String>> {
         let reading = || Error::failure("the figures are still being read; try again");
         Ok(match self.state.view {
@@ -43,7 +43,7 @@ impl Scene<'_> {
     }
 }
 
-/// Charts in rows beneath a caption.
+/// Charts in rows below a caption.
 pub(super) fn charts_in_rows(charts: &[Chart], caption: &str, title: &str, theme: Theme) -> String {
     let colours = Colours::Of(theme);
     let mut panels = Panels::new(colours, COLUMNS, CHART, caption);
@@ -54,13 +54,13 @@ pub(super) fn charts_in_rows(charts: &[Chart], caption: &str, title: &str, theme
     panels.finish("figure", title, caption)
 }
 
-/// A map beneath a caption, as large as its layers and columns ask for.
+/// A map below a caption, sized by its layers and columns.
 pub(super) fn map(map: &Map<'_>, outlines: &[Outline], column: f64, caption: &str, theme: Theme) -> String {
     let colours = Colours::Of(theme);
     let [least, greatest] = MAP_WIDTH;
     let layers = map.values.rows().max(1) as f64;
     let canvas = |width, height| Canvas { size: [width, height], colours, titled: true, id: "map" };
-    // What the axes and the title take is known of any canvas.
+    // The space of axes and title is the same on any canvas.
     let around = |width| {
         let [_, _, across, down] = map.cells(&canvas(width, 1_000.0));
         [width - across, 1_000.0 - down]

@@ -1,5 +1,4 @@
-//! Measured policies: quality against time and memory, where the run folder has what `layerscope bench --quality --out RUN`
-//! leaves there.
+//! Measured policies: quality against time and memory, from `layerscope bench --quality --out RUN`.
 
 use super::Scene;
 use crate::state::FrontierChart;
@@ -10,10 +9,10 @@ use layerscope_figures::{Canvas, Colours, Panels, Theme, TradeOff};
 
 /// Width of the exported figure, points.
 const WIDTH: f64 = 940.0;
-/// How much higher than need be the figure may become to fill the view.
+/// Largest factor by which the figure is stretched vertically to fill the view.
 const MOST_STRETCH: f32 = 1.5;
 
-/// Whether there is anything to show.
+/// Whether there are measurements.
 pub fn are_there(scene: &Scene<'_>) -> bool {
     match &scene.run.bench {
         Ok(bench) => bench.as_ref().is_some_and(|bench| bench.results.iter().any(|m| m.quality.is_some())),
@@ -21,7 +20,7 @@ pub fn are_there(scene: &Scene<'_>) -> bool {
     }
 }
 
-/// Whether they are in front of the frontier.
+/// Whether they are shown instead of the frontier.
 pub fn are_shown(scene: &Scene<'_>) -> bool {
     scene.state.frontier_chart == FrontierChart::Policies && are_there(scene)
 }
@@ -39,7 +38,7 @@ pub fn show(ui: &mut Ui, scene: &mut Scene<'_>) {
     }
 }
 
-/// What was measured and how, or why it cannot be shown.
+/// A note on the measurements, or why they cannot be shown.
 fn about(scene: &Scene<'_>) -> String {
     match &scene.run.bench {
         Err(problem) => problem.clone(),
@@ -66,7 +65,7 @@ fn figure(scene: &Scene<'_>) -> Option<TradeOff> {
     layerscope_report::trade_off(scene.run.bench.as_ref().ok()?.as_ref()?)
 }
 
-/// The figure beneath what was measured, for export.
+/// The figure with its note, for export.
 pub fn picture(scene: &Scene<'_>, theme: Theme) -> Option<String> {
     let (figure, colours) = (figure(scene)?, Colours::Of(theme));
     let size = [WIDTH, figure.height(WIDTH, true)];
@@ -75,7 +74,7 @@ pub fn picture(scene: &Scene<'_>, theme: Theme) -> Option<String> {
     Some(panels.finish("figure", &figure.title, &figure.description))
 }
 
-/// A row for each policy and length.
+/// One row per policy and length.
 pub fn figures<'a>(scene: &'a Scene<'_>) -> Option<Figures<'a>> {
     let results = &scene.run.bench.as_ref().ok()?.as_ref()?.results;
     let columns = vec![

@@ -1,4 +1,4 @@
-//! Recording prompts with a model, without a terminal.
+//! The view for recording prompts with a model.
 
 use crate::design::{self, space};
 use crate::engine::message::RecordingStage;
@@ -6,7 +6,7 @@ use crate::recorder::{Progress, Recorder};
 use eframe::egui::{Button, DragValue, ProgressBar, RichText, ScrollArea, TextEdit, Ui};
 use std::time::Duration;
 
-/// What the user asks for.
+/// The user's action.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Asked {
     /// Record.
@@ -110,7 +110,7 @@ fn show_progress(ui: &mut Ui, progress: &Progress) {
     }
 }
 
-/// A time in the words that suit it.
+/// A duration as text.
 fn about(time: Duration) -> String {
     match time.as_secs() {
         0..=1 => "a second".into(),

@@ -18,19 +18,19 @@ mod span;
 
 use flow::{Flow, Piece};
 
-/// What is worked out for the text in front, kept from frame to frame.
+/// Cached data of the displayed text.
 #[derive(Default)]
 struct Cache {
     pieces: Option<(u64, Arc<Vec<Piece>>)>,
     flow: Flow,
     shades: Option<(u64, Arc<Shades>)>,
-    /// The token that was selected when last drawn; another, selected elsewhere, is scrolled to.
+    /// The token selected in the last frame. If another view selects a different one, the text scrolls to it.
     selected: Option<usize>,
-    /// The token at which the pointer went down, while it is dragged over others.
+    /// The token where the current drag started.
     dragged_from: Option<usize>,
 }
 
-/// Attention received by each token, and where it stands on the scale.
+/// Attention received by each token, and its position on the scale.
 struct Shades {
     values: Vec<f32>,
     positions: Vec<f32>,
@@ -65,7 +65,7 @@ pub fn show(ui: &mut Ui, scene: &mut Scene<'_>) {
             pieces
         }
     };
-    // The text has what the panel of the selected tokens leaves.
+    // The panel of selected tokens is below the text.
     let panel = span::height(scene);
     let available = ui.available_rect_before_wrap();
     let below = panel
@@ -140,7 +140,7 @@ fn count(number: usize) -> String {
     if number == 0 { "all".into() } else { number.to_string() }
 }
 
-/// Which layers the shades are of, with a way to step through them.
+/// The layers of the shades, with buttons to step through them.
 fn layers(ui: &mut Ui, scene: &mut Scene<'_>) {
     let last = scene.run.layers() - 1;
     let selection = &mut scene.state.selection.layers;
@@ -162,13 +162,13 @@ fn layers(ui: &mut Ui, scene: &mut Scene<'_>) {
     }
 }
 
-/// The layers whose pattern is needed for the selection and is not there yet.
+/// The layers whose patterns the selection needs and that are not read yet.
 fn lacking(scene: &Scene<'_>) -> Vec<usize> {
     let needed = pattern_layers(scene);
     needed.into_iter().filter(|layer| !scene.patterns.iter().any(|p| p.layer == *layer)).collect()
 }
 
-/// The layers that the selection of heads and steps is about.
+/// The layers of the selected heads and steps.
 fn pattern_layers(scene: &Scene<'_>) -> Vec<usize> {
     let selection = &scene.state.selection;
     if !selection.layers.is_empty() {
@@ -179,13 +179,13 @@ fn pattern_layers(scene: &Scene<'_>) -> Vec<usize> {
     if of_heads.is_empty() { (0..scene.run.layers()).collect() } else { of_heads.into_iter().collect() }
 }
 
-/// Whether single heads or steps are selected and their patterns are there.
+/// Whether single heads or steps are selected and their patterns are read.
 fn is_finer(scene: &Scene<'_>) -> bool {
     let selection = &scene.state.selection;
     (!selection.heads.is_empty() || !selection.steps.is_empty()) && lacking(scene).is_empty()
 }
 
-/// Attention received by each token under the selection.
+/// Attention received by each token for the selection.
 fn values(scene: &Scene<'_>, pyramid: &Pyramid) -> Vec<f32> {
     if is_finer(scene) { of_patterns(scene, pyramid.columns()) } else { of_layers(scene, pyramid) }
 }
@@ -217,7 +217,7 @@ fn shades(cache: &mut Cache, scene: &Scene<'_>) -> Option<Arc<Shades>> {
     Some(shades)
 }
 
-/// Over the selected layers, or all: the mean, or for maxima the maximum.
+/// The mean over the selected layers or all; for maxima, the maximum.
 fn of_layers(scene: &Scene<'_>, pyramid: &Pyramid) -> Vec<f32> {
     let layers = &scene.state.selection.layers;
     let chosen: Vec<usize> = match layers.is_empty() {
@@ -235,7 +235,7 @@ fn of_layers(scene: &Scene<'_>, pyramid: &Pyramid) -> Vec<f32> {
     (0..pyramid.columns()).map(of).collect()
 }
 
-/// Over the selected heads and steps of the layers whose patterns were read.
+/// The same over the selected heads and steps of the layers whose patterns are read.
 fn of_patterns(scene: &Scene<'_>, positions: usize) -> Vec<f32> {
     let selection = &scene.state.selection;
     let layers = pattern_layers(scene);
@@ -272,7 +272,7 @@ fn add(values: &mut [f32], row: &[f32], figure: TokenFigure) {
     }
 }
 
-/// What the shades mean.
+/// The legend of the shades.
 fn shade_bar(ui: &mut Ui, scene: &Scene<'_>, scale: &Scale) {
     let palette = design::palette(ui);
     ui.horizontal_top(|ui| {
@@ -301,7 +301,7 @@ fn shade(ui: &Ui, position: f32) -> eframe::egui::Color32 {
     design::faded(design::palette(ui).shade, position)
 }
 
-/// One line: shades behind one laid-out text, so that scripts whose letters join stay joined.
+/// Draws one line: shades behind a single text layout, so that joined scripts stay joined.
 fn line(
     ui: &mut Ui,
     scene: &mut Scene<'_>,
@@ -357,7 +357,7 @@ fn line(
     if response.drag_started() {
         *dragged_from = pressed;
     }
-    // The line where the drag began has the pointer; every line looks for it.
+    // The line where the drag began captures the pointer, so every line checks its position.
     if let (Some(from), Some(to)) = (*dragged_from, under_pointer) {
         scene.state.selection.select_tokens(from.min(to)..from.max(to) + 1);
     }
@@ -387,7 +387,7 @@ fn key(parts: &impl Hash) -> u64 {
     hasher.finish()
 }
 
-/// A row for each token.
+/// One row per token.
 pub fn figures<'a>(scene: &'a Scene<'_>) -> Option<Figures<'a>> {
     let pyramid = scene.maps?.tokens(scene.state.token_figure);
     let values = values(scene, pyramid);

@@ -1,9 +1,9 @@
-//! Axes: where ticks stand and how they are drawn.
+//! Axes: tick positions and drawing.
 
 use crate::design::{self, Palette};
 use eframe::egui::{Align2, Painter, Pos2, Rect, Shape, Stroke, epaint::TextShape, pos2};
 
-/// The least step of 1, 2, 5, 10, 20 … that leaves `least` pixels between ticks of `pixels_per_unit`.
+/// The smallest step of 1, 2, 5, 10, 20 … with at least `least` pixels between ticks at `pixels_per_unit`.
 pub fn step(pixels_per_unit: f64, least: f64) -> usize {
     let mut scale = 1_usize;
     loop {
@@ -17,7 +17,7 @@ pub fn step(pixels_per_unit: f64, least: f64) -> usize {
     }
 }
 
-/// Layer numbers beside rows, in the middle of each row that has room for its number.
+/// Layer numbers next to rows, centred on each row that has space for its number.
 pub fn layers(painter: &Painter, palette: &Palette, rows: Rect, layers: usize) {
     let height = rows.height() / layers.max(1) as f32;
     let step = step(f64::from(height), 15.0);
@@ -33,7 +33,7 @@ pub fn layers(painter: &Painter, palette: &Palette, rows: Rect, layers: usize) {
     vertical_name(painter, palette, pos2(rows.left() - 40.0, rows.center().y), "layer");
 }
 
-/// An axis's name, running upwards, centred on a point.
+/// An axis's name, vertical and centred on a point.
 pub fn vertical_name(painter: &Painter, palette: &Palette, centre: Pos2, name: &str) {
     let galley = painter.layout_no_wrap(name.to_owned(), design::caption(), palette.weak_text);
     let at = pos2(centre.x - galley.size().y / 2.0, centre.y + galley.size().x / 2.0);
@@ -42,7 +42,7 @@ pub fn vertical_name(painter: &Painter, palette: &Palette, centre: Pos2, name: &
     ));
 }
 
-/// Ticks along the foot of `area`, at (share of its width, text); texts that would touch are left out.
+/// Ticks along the bottom of `area`, at (share of its width, text); omits texts that would touch.
 pub fn foot(
     painter: &Painter,
     palette: &Palette,
@@ -58,7 +58,7 @@ pub fn foot(
         );
         let galley = painter.layout_no_wrap(text, design::figures(), palette.weak_text);
         let half = galley.size().x / 2.0;
-        // The outermost numbers stay within the area.
+        // Keeps the outermost numbers within the area.
         let centre = x.clamp(area.left() + half, (area.right() - half).max(area.left() + half));
         if centre - half < free_from {
             continue;

@@ -1,4 +1,4 @@
-//! A chart in the window: curves with their spread, the cutoff's line to be dragged, and values under the pointer.
+//! A chart in the window: curves with their spread, a draggable cutoff line, and values under the pointer.
 
 use super::{CutoffLine, Direction, axis};
 use crate::data::short;
@@ -13,8 +13,7 @@ use egui_plot::{
 };
 use layerscope_figures::{Along, Chart, Curve, Style, round_step};
 
-/// Draws a chart of that size. Where it lies along layers, the cutoff's line is moved as the user says; the layer that was
-/// clicked.
+/// Draws a chart at this size. On an axis of layers, drags move the cutoff's line. Returns the clicked layer.
 pub fn chart(ui: &mut Ui, chart: &Chart, size: Vec2, cutoff: Option<&mut usize>) -> Option<usize> {
     ui.allocate_ui_with_layout(size, Layout::top_down(Align::Min), |ui| {
         ui.set_width(size.x);
@@ -31,7 +30,7 @@ pub fn chart(ui: &mut Ui, chart: &Chart, size: Vec2, cutoff: Option<&mut usize>)
     .inner
 }
 
-/// Names of the curves with their colours, beside the title, where they hide no curve.
+/// The legend, next to the title, where it hides no curve.
 fn legend(ui: &mut Ui, chart: &Chart) {
     let palette = design::palette(ui);
     for curve in &chart.curves {
@@ -101,7 +100,7 @@ fn plot(ui: &mut Ui, chart: &Chart, size: Vec2, cutoff: Option<&mut usize>) -> O
     }
     let shown = plot.show(ui, |plot| {
         for &layer in &chart.selected {
-            // Layer ℓ lies between the cutoffs ℓ and ℓ+1.
+            // Layer ℓ is between the cutoffs ℓ and ℓ+1.
             let range = start + layer as f64..=start + layer as f64 + 1.0;
             plot.span(Span::new("", range).fill(design::faded(palette.accent, 0.25)).border_width(0.0));
         }

@@ -1,4 +1,4 @@
-//! The colour bar: what the colours of a map mean.
+//! The colour bar of a map.
 
 use crate::data::Scale;
 use crate::design::{self, ColourMap, size};
@@ -8,7 +8,7 @@ use eframe::egui::{
     accesskit::Role, pos2, vec2,
 };
 
-/// Draws the bar with its ticks, and the stripes that stand for "undefined"; `name` says what it measures, with its unit.
+/// Draws the bar with its ticks and the legend for undefined cells; `name` is the figure with its unit.
 pub fn colour_bar(ui: &mut Ui, scale: &Scale, colours: ColourMap, name: &str, width: f32) -> Response {
     let palette = design::palette(ui);
     let (rect, response) = ui.allocate_exact_size(vec2(width, 32.0), Sense::hover());
@@ -16,7 +16,7 @@ pub fn colour_bar(ui: &mut Ui, scale: &Scale, colours: ColourMap, name: &str, wi
     let bar = Rect::from_min_size(rect.min, vec2(width - undefined_width, size::COLOUR_BAR));
     let painter = ui.painter();
     let id = response.id.with(colours);
-    // Made outside of the lock on the context's data, since making it locks the context too.
+    // Created outside the lock on the context's data, because creating it locks the context too.
     let texture: Option<TextureHandle> = ui.data_mut(|data| data.get_temp(id));
     let texture = texture.unwrap_or_else(|| {
         let pixels = colours.colours().map(design::colour32).to_vec();

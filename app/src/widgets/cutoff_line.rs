@@ -6,7 +6,7 @@ use eframe::egui::{
     accesskit, pos2, vec2,
 };
 
-/// Which way layers go.
+/// Direction of layers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Direction {
     /// Layer 0 at the top.
@@ -20,14 +20,14 @@ pub enum Direction {
 pub struct CutoffLine {
     /// The layers' area, layer 0 … L−1.
     pub area: Rect,
-    /// Which way they go.
+    /// Direction of the layers.
     pub direction: Direction,
     /// Layers L.
     pub layers: usize,
 }
 
 impl CutoffLine {
-    /// Draws the line between layers `cutoff`−1 and `cutoff` and moves it as the user says.
+    /// Draws the line between layers `cutoff`−1 and `cutoff` and moves it on drags and keys.
     pub fn show(self, ui: &mut Ui, name: &str, cutoff: &mut usize) -> Response {
         let id = ui.scope_id().with((name, "cutoff line"));
         let grab = self.grab_area(*cutoff);
@@ -94,7 +94,7 @@ impl CutoffLine {
         }
     }
 
-    /// Shades the layers at which the prompt would not exist.
+    /// Shades the layers without the prompt.
     pub fn veil(self, ui: &Ui, cutoff: usize) {
         let (place, area) = (self.place(cutoff.min(self.layers)), self.area);
         let absent = match self.direction {

@@ -1,4 +1,4 @@
-//! Figures of `layerscope_figures` drawn into the window as they are drawn into files.
+//! Draws figures of `layerscope_figures` in the window, the same as in files.
 
 use crate::design;
 use eframe::egui::{
@@ -8,7 +8,7 @@ use eframe::egui::{
 use layerscope_figures::{Ink, Pen, Surface, TextAnchor, TradeOff};
 use std::f32::consts::FRAC_PI_2;
 
-/// Draws the figure as large as that, and shows the figures of the point that the pointer is at; what they are.
+/// Draws the figure at this size, with a tooltip for the point under the pointer; returns the tooltip's text.
 pub fn trade_off(ui: &mut Ui, figure: &TradeOff, size: Vec2) -> (Response, Option<String>) {
     let (area, response) = ui.allocate_exact_size(size, Sense::hover());
     let mut window = Window {
@@ -34,7 +34,7 @@ struct Window {
     corner: Pos2,
     theme: Theme,
     pointer: Option<Pos2>,
-    /// Distance and text of what is nearest to the pointer.
+    /// Distance and text of the item nearest to the pointer.
     hovered: Option<(f32, String)>,
 }
 
@@ -59,7 +59,7 @@ impl Window {
     }
 }
 
-/// From the top of a line of text to the line that it stands on, about.
+/// Approximate distance from the top of a line of text to its baseline.
 fn ascent(size: Vec2) -> f32 {
     size.y * 0.78
 }
@@ -82,7 +82,8 @@ impl Surface for Window {
     fn polygon(&mut self, points: &[[f64; 2]], ink: Ink) {
         let (corners, colour) =
             (points.iter().map(|at| self.point(*at)).collect::<Vec<_>>(), self.colour(ink));
-        // Outlines may turn inwards, as stars do, but are all seen from their middle: a fan of triangles, with smooth edges.
+        // Outlines may be concave, like stars, but are star-shaped around their centre: a triangle fan with
+        // smooth edges.
         let middle = Rect::from_points(&corners).center();
         let mut fan = Mesh::default();
         fan.colored_vertex(middle, colour);

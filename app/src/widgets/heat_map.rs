@@ -7,22 +7,22 @@ use eframe::egui::{Color32, ColorImage, Id, Painter, Rect, TextureHandle, Textur
 use layerscope_figures::{Colour, ColumnRange};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// How a pyramid is coloured.
+/// The colouring of a pyramid.
 #[derive(Debug, Clone, Copy)]
 pub struct HeatMap<'a> {
     /// Values, a row for each layer.
     pub values: &'a Pyramid,
-    /// How values are laid out along the colours.
+    /// The scale of the colours.
     pub scale: ScaleKind,
     /// The colours.
     pub colours: ColourMap,
-    /// Whether each layer has a scale of its own.
+    /// Whether each layer has its own scale.
     pub per_row: bool,
-    /// Whether the first column is left out.
+    /// Whether the first column is omitted.
     pub without_first: bool,
 }
 
-/// What the image of a heat map depends on.
+/// The inputs of a heat map's image.
 #[derive(Debug, Clone, PartialEq)]
 struct Key {
     values: u64,
@@ -42,15 +42,15 @@ struct Cache {
     scale: Option<(ScaleKey, Arc<Scale>)>,
 }
 
-/// What a fitted scale depends on: values, columns, kind, whether per row, whether without the first column.
+/// The inputs of a fitted scale: values, columns, kind, whether per row, whether without the first column.
 type ScaleKey = (u64, usize, ScaleKind, bool, bool);
 
-/// A heat map's image, kept from frame to frame until something changes.
+/// A heat map's image, cached until an input changes.
 #[derive(Clone, Default)]
 pub struct HeatMapImage(Arc<Mutex<Cache>>);
 
 impl HeatMapImage {
-    /// The image kept under an id of the context.
+    /// The cached image under an id of the context.
     pub fn of(ui: &Ui, id: Id) -> Self {
         ui.data_mut(|data| data.get_temp_mut_or_default::<Self>(id).clone())
     }
@@ -58,7 +58,7 @@ impl HeatMapImage {
     /// The scale fitted to a map's values.
     pub fn scale(&self, map: &HeatMap<'_>) -> Arc<Scale> {
         let mut cache = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        // While columns stream in, percentiles are fitted anew only now and then.
+        // While columns stream in, percentiles are refitted only occasionally.
         let columns = match map.scale {
             ScaleKind::Percentile => map.values.columns().checked_ilog2().map_or(0, |log| log as usize + 1),
             _ => map.values.columns(),

@@ -1,4 +1,4 @@
-//! What several views are put together from.
+//! Widgets shared by views.
 
 pub mod axis;
 mod chart;
@@ -16,7 +16,7 @@ pub use heat_map::{HeatMap, HeatMapImage};
 pub use layerscope_figures::token_label;
 pub use table::{Column, Figures, cell, figures_table};
 
-/// A number of things, in words.
+/// A count with its noun.
 pub fn count(number: usize, thing: &str) -> String {
     if number == 1 { format!("1 {thing}") } else { format!("{number} {thing}s") }
 }

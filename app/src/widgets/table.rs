@@ -1,4 +1,4 @@
-//! Figures as a table: for screen readers, for exact values, and as what is exported as CSV.
+//! Data as a table: for screen readers, exact values and CSV export.
 
 use crate::data::exact;
 use eframe::egui::{Align, Layout, RichText, ScrollArea, TextStyle, Ui};
@@ -9,7 +9,7 @@ use egui_extras::{Column as TableColumn, TableBuilder};
 pub struct Column {
     /// Name.
     pub name: String,
-    /// Unit; empty where it has none.
+    /// Unit; empty if it has none.
     pub unit: &'static str,
 }
 
@@ -20,7 +20,7 @@ impl Column {
     }
 }
 
-/// What a view shows, as rows. Cells are worked out when they are asked for, since there may be millions.
+/// A view's data as rows. Cells are computed on demand, because there may be millions.
 pub struct Figures<'a> {
     /// The columns.
     pub columns: Vec<Column>,
@@ -60,12 +60,12 @@ fn quoted(cell: &str) -> String {
     }
 }
 
-/// A figure as a cell; an undefined one is empty.
+/// A number as a cell; empty if undefined.
 pub fn cell(value: f64) -> String {
     if value.is_nan() { String::new() } else { exact(value as f32) }
 }
 
-/// Shows the table; only the rows in sight are worked out.
+/// Shows the table; computes only visible rows.
 pub fn figures_table(ui: &mut Ui, figures: &Figures<'_>) {
     let height = ui.text_style_height(&TextStyle::Body) + 2.0;
     ScrollArea::horizontal().show(ui, |ui| {

@@ -13,18 +13,18 @@ use layerscope_engine::{DeviceChoice, ModelSource};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// The viewer; made in the first frame, within the harness's context.
+/// The viewer, created in the first frame in the harness's context.
 pub(crate) type Window = Harness<'static, Option<Viewer>>;
 
-/// Nothing here takes nearly as long, unless it hangs.
+/// Only a hang takes longer.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// The model that comes with the program.
+/// The embedded model.
 pub(crate) fn tiny_model() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../fixtures/tiny/layerscope-tiny.gguf")
 }
 
-/// What opens a path, with the small model known by its name.
+/// Options that open a path, with the embedded model available by name.
 pub(crate) fn launch(path: &Path) -> Launch {
     Launch {
         open: Open::Path(path.to_owned()),
@@ -37,7 +37,7 @@ pub(crate) fn launch(path: &Path) -> Launch {
     }
 }
 
-/// A window of that size; it has drawn its first frames.
+/// A window of this size, after its first frames.
 pub(crate) fn window(launch: Launch, size: Vec2) -> Window {
     let mut window = Harness::builder().with_size(size).with_max_steps(64).wgpu().build_ui_state(
         move |ui, viewer: &mut Option<Viewer>| {
@@ -50,7 +50,7 @@ pub(crate) fn window(launch: Launch, size: Vec2) -> Window {
     window
 }
 
-/// A window upon a path, once everything is read.
+/// A window on a path, after everything is read.
 pub(crate) fn opened(path: &Path) -> Window {
     let mut window = window(launch(path), Vec2::new(1_280.0, 760.0));
     wait(&mut window);
@@ -68,7 +68,7 @@ pub(crate) fn wait(window: &mut Window) {
     window.run_steps(4);
 }
 
-/// Draws frames until something is so.
+/// Draws frames until a condition holds.
 pub(crate) fn wait_until(window: &mut Window, so: impl Fn(&Viewer) -> bool) {
     let start = Instant::now();
     loop {
@@ -90,7 +90,7 @@ pub(crate) fn show(window: &mut Window, view: View) {
     assert_eq!(viewer(window).state().view, view);
 }
 
-/// Writes a text into a field, in place of what is there.
+/// Replaces the text of a field.
 pub(crate) fn fill(window: &mut Window, role: Role, label: &str, text: &str) {
     use egui_kittest::kittest::Queryable;
     window.get_by_role_and_label(role, label).focus();

@@ -1,4 +1,4 @@
-//! Made-up runs of any size: the same numbers on every machine. They test the viewer, and nothing else is said with them.
+//! Synthetic runs of any size, the same on every machine, only for tests of the viewer.
 
 use layerscope_diagnostics::record::{
     Anchor, AttentionFigures, Divergence, FrontierRow, KnockoutRow, LensFigures, ProbedFigures, PromptRecord,
@@ -9,7 +9,7 @@ use ndarray::{Array2, Array3};
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// Sizes of a made-up run.
+/// Sizes of a synthetic run.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Sizes {
     /// Layers L.
@@ -24,7 +24,7 @@ pub(crate) struct Sizes {
     pub(crate) prompts: usize,
 }
 
-/// The token that stands out at the deeper half of the layers.
+/// The token that receives most attention in the deeper half of the layers.
 pub(crate) fn hot_token(sizes: Sizes) -> usize {
     sizes.positions * 5 / 8
 }
@@ -33,12 +33,12 @@ const WORDS: [&str; 16] = [
     "The", " quick", " brown", " fox", " jumps", " over", " the", " lazy", " dog", ",", " and", " then",
     " it", " sleeps", ".", "\n",
 ];
-/// Scripts and bytes that must be shown sensibly.
+/// Scripts and bytes that must be displayed correctly.
 const SCRIPTS: [&str; 10] =
     ["<s>", "世", "界", " مرحبا", " بك", " <0xF0><0x9F>", "<0x98><0x80>", " naïve", "\n", "<0xE4>"];
 const CATEGORIES: [&str; 3] = ["code", "knowledge", "retrieval"];
 
-/// A number in \[0, 1) that depends on its arguments alone.
+/// A number in \[0, 1) determined by the arguments.
 fn noise(a: usize, b: usize, c: usize) -> f32 {
     let mut x = (a as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15)
         ^ (b as u64).wrapping_mul(0xc2b2_ae3d_27d4_eb4f)
@@ -98,7 +98,7 @@ fn record(sizes: Sizes, index: usize, scripts: bool) -> PromptRecord {
     });
     let decode_mass = 1.0 - &bos_mass - &prompt_mass;
     let prompt_entropy = Array3::from_shape_fn(shape, |(l, h, s)| {
-        // The deepest layer does not look at the prompt at all.
+        // The deepest layer does not attend to the prompt.
         if l + 1 == layers { f32::NAN } else { 0.3 + 0.6 * noise(l, h + 7, s) }
     });
     let hot = hot_token(sizes);

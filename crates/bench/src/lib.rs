@@ -1,10 +1,12 @@
-//! Benchmarks of policies: time, memory and quality, beside the predictions of the cost model.
+//! Benchmarks of policies: time, memory and quality, compared with the predictions of the cost model.
 //!
-//! The protocol is that of the SPEED paper's efficiency figures: prompts of 1K to 128K tokens, 128 new tokens, five
-//! repeats, mean and deviation. Every generation is greedy, ignores end-of-sequence tokens and runs to its last token.
+//! The protocol is that of the SPEED paper's efficiency figures: prompts of 1K to 128K tokens, 128 new
+//! tokens, five repeats, mean and standard deviation. Every generation is greedy, ignores end-of-sequence
+//! tokens and has full length.
 //!
 //! Each length starts with an uncounted warm-up. Every repeat runs each policy once and starts with a different policy, so
-//! that a machine whose speed drifts favours none. One generation runs at a time. Quality is deterministic and measured
+//! that drifting machine speed favours none. One generation runs at a time. Quality is deterministic and
+//! measured
 //! once, after all times ([`measure_quality`]).
 
 mod memory;
@@ -26,7 +28,7 @@ pub use quality::{
     FullContinuation, MOST_QUALITY_PROMPTS, Quality, QualityEvent, measure_quality, quality_grid,
 };
 pub use report::{BenchReport, Measurement};
-pub use report_file::{FILE_NAME, read, read_of_run};
+pub use report_file::{FILE_NAME, read_of_run};
 pub use statistics::Statistics;
 pub use transfers::Transfers;
 
@@ -49,11 +51,11 @@ pub enum BenchEvent<'a> {
         /// The repeat, from 1; 0 is the warm-up.
         repeat: usize,
     },
-    /// So many of its p + N tokens are done.
+    /// This many of its p + N tokens are processed.
     Tokens(usize),
     /// The generation has ended.
     Finished {
-        /// Layer tokens of all generations done so far, the warm-ups among them.
+        /// Layer tokens of all generations so far, including warm-ups.
         work_done: u64,
         /// Layer tokens of all generations of the plan.
         work: u64,
@@ -73,18 +75,18 @@ struct Sample {
 /// The measurements of a plan, complete or up to an interrupt.
 #[derive(Debug)]
 pub struct BenchResults {
-    /// One for each policy and length of which at least one repeat was counted, by length and then in the plan's order.
+    /// One per policy and length with at least one counted repeat, by length, then in the plan's order.
     pub results: Vec<Measurement>,
-    /// Why peak memory is not known, where it is not.
+    /// Why peak memory is unknown, if it is.
     pub no_peak: Option<&'static str>,
-    /// Whether an interrupt ended it early: the last result may have fewer repeats.
+    /// Whether an interrupt ended it early; the last results may then have fewer repeats.
     pub interrupted: bool,
 }
 
 /// Measures a plan. An interrupt ends it early and keeps the finished generations.
 ///
 /// # Errors
-/// [`Error::Input`] where the plan does not fit the model; whatever fails beneath.
+/// [`Error::Input`] if the plan does not fit the model; errors of the model.
 pub fn measure(
     decoder: &Arc<Decoder>,
     plan: &BenchPlan,
@@ -162,7 +164,7 @@ fn sample(
         }));
         ControlFlow::Continue(())
     })?;
-    // While decoding, an interrupt ends the text early.
+    // An interrupt while decoding ends the text early.
     if generation.tokens.len() < plan.new_tokens {
         return Err(Error::Interrupted);
     }

@@ -1,16 +1,16 @@
-//! Peak memory: of the GPU's allocator, or of the process where the operating system counts it.
+//! Peak memory of the GPU's allocator, or of the process if the operating system reports it.
 //!
-//! Linux keeps the high-water mark of the resident set and lets a process reset it. Large buffers return to the system when
-//! they are freed; small ones may stay resident, so a peak is an upper bound.
+//! Linux has a high-water mark of the resident set that a process can reset. Freed large buffers return to
+//! the system; small ones may stay resident, so a peak is an upper bound.
 
 use layerscope_engine::Device;
 #[cfg(target_os = "linux")]
 use std::fs;
 
-/// Forgets the peak so far.
+/// Resets the peak.
 ///
 /// # Errors
-/// Why peaks are not known.
+/// Why peaks are unknown.
 pub(crate) fn reset_peak(device: &Device) -> Result<(), &'static str> {
     match device {
         Device::Cpu => reset_resident_peak(),
@@ -21,7 +21,7 @@ pub(crate) fn reset_peak(device: &Device) -> Result<(), &'static str> {
     }
 }
 
-/// Most bytes taken at once since the last reset.
+/// Peak bytes since the last reset.
 pub(crate) fn peak_bytes(device: &Device) -> Option<u64> {
     match device {
         Device::Cpu => resident_peak_bytes(),
@@ -44,7 +44,7 @@ fn reset_resident_peak() -> Result<(), &'static str> {
     Err("peak memory is not known: it is measured on Linux alone")
 }
 
-/// Most bytes resident since the last reset.
+/// Peak resident bytes since the last reset.
 fn resident_peak_bytes() -> Option<u64> {
     #[cfg(target_os = "linux")]
     return fs::read_to_string("/proc/self/status").ok().as_deref().and_then(high_water_mark);
@@ -52,7 +52,7 @@ fn resident_peak_bytes() -> Option<u64> {
     None
 }
 
-/// `VmHWM` of the text of `/proc/self/status`, which is in KiB.
+/// `VmHWM` in `/proc/self/status`, which is in KiB.
 #[cfg(any(target_os = "linux", test))]
 fn high_water_mark(status: &str) -> Option<u64> {
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;

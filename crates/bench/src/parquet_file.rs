@@ -10,10 +10,10 @@ use parquet::errors::ParquetError;
 use parquet::file::properties::WriterProperties;
 use std::sync::Arc;
 
-/// A Parquet file in memory: a row is a policy at a length. Undefined figures are null.
+/// Encodes a Parquet file in memory, one row per policy and length. Undefined numbers are null.
 ///
 /// # Errors
-/// [`Error::Failure`] where it cannot be encoded.
+/// [`Error::Failure`] if it cannot be encoded.
 pub fn to_parquet(report: &BenchReport) -> Result<Vec<u8>> {
     encode(report)
         .map_err(|error| Error::failure(format!("cannot write the measurements as Parquet: {error}")))

@@ -4,32 +4,32 @@ use crate::prediction;
 use layerscope_cutoff::cost::Workload;
 use layerscope_engine::{Device, Error, ModelConfig, Policy, Result};
 
-/// New tokens of each generation unless told otherwise.
+/// Default number of new tokens.
 pub const DEFAULT_NEW_TOKENS: usize = 128;
 
-/// Counted repeats unless told otherwise.
+/// Default number of counted repeats.
 pub const DEFAULT_REPEATS: usize = 5;
 
-/// Policies and prompt lengths, each with each.
+/// Policies × prompt lengths.
 #[derive(Debug, Clone)]
 pub struct BenchPlan {
-    /// The policies, each once.
+    /// The policies, without duplicates.
     pub policies: Vec<Policy>,
-    /// Prompt lengths p, tokens, each once.
+    /// Prompt lengths p, tokens, without duplicates.
     pub lengths: Vec<usize>,
-    /// Tokens generated each time, N.
+    /// Tokens per generation, N.
     pub new_tokens: usize,
     /// Counted repeats.
     pub repeats: usize,
-    /// Whether decode steps also compute their attention statistics.
+    /// Whether decode steps also compute attention statistics.
     pub statistics: bool,
 }
 
 impl BenchPlan {
-    /// Whether a model can run it.
+    /// Checks that a model can run the plan.
     ///
     /// # Errors
-    /// [`Error::Input`] where nothing is to be measured, something twice, or more than the context holds.
+    /// [`Error::Input`] if the plan is empty, has duplicates, or exceeds the context.
     pub fn check(&self, config: &ModelConfig) -> Result<()> {
         if self.policies.is_empty() || self.lengths.is_empty() {
             return Err(Error::input("nothing to measure; name at least one policy and one length"));
@@ -46,7 +46,7 @@ impl BenchPlan {
             if self.lengths[..index].contains(length) {
                 return Err(Error::input(format!("the length {length} is given twice; name each once")));
             }
-            // The last new token is not fed back.
+            // The last new token is not fed to the model.
             if *length == 0 || (length - 1).saturating_add(self.new_tokens) > config.context {
                 return Err(Error::input(format!(
                     "a prompt of {length} tokens with {} new ones does not fit the model's context of {}; choose \
@@ -60,11 +60,11 @@ impl BenchPlan {
         Ok(())
     }
 
-    /// What is compared unless told otherwise: the full model, and SPEED at three quarters of the layers, as in the paper,
+    /// The default policies: the full model, and SPEED at three quarters of the layers, as in the paper,
     /// without and with an anchor.
     ///
     /// # Errors
-    /// None that a model with layers could cause.
+    /// None for a model with layers.
     pub fn default_policies(layers: usize) -> Result<Vec<Policy>> {
         let cutoff = (3 * layers).div_ceil(4);
         let mut policies = vec![Policy::full(layers)];
@@ -74,14 +74,14 @@ impl BenchPlan {
         Ok(policies)
     }
 
-    /// The policies and their indices in the order in which a round runs them: each round begins one policy further on.
+    /// The policies and their indices in the order of a round; each round starts with the next policy.
     pub fn round(&self, round: usize) -> impl Iterator<Item = (usize, Policy)> {
         let count = self.policies.len();
         let policies = self.policies.iter().cloned().enumerate().cycle();
         policies.skip(round % count.max(1)).take(count)
     }
 
-    /// [`Policy::in_memory`] where that is most.
+    /// The largest [`Policy::in_memory`] of the plan.
     pub fn most_in_memory(&self, device: &Device) -> Vec<usize> {
         let kept = self.policies.iter().flat_map(|policy| {
             self.lengths.iter().map(|&length| policy.in_memory(length, self.new_tokens, device))
@@ -94,7 +94,7 @@ impl BenchPlan {
         prediction::counts(policy, Workload::new(length, self.new_tokens)).computed
     }
 
-    /// Layer tokens that the whole plan computes, the warm-ups among them: what time goes with, roughly.
+    /// Layer tokens of the whole plan, including warm-ups; roughly proportional to time.
     pub(crate) fn work(&self) -> u64 {
         let round =
             |length: usize| self.policies.iter().map(move |p| self.layer_tokens(p, length)).sum::<u64>();
@@ -102,7 +102,7 @@ impl BenchPlan {
     }
 }
 
-/// A number of tokens, as `512` or `4k` (= 4,096).
+/// Parses a number of tokens: `512` or `4k` (= 4,096).
 ///
 /// # Errors
 /// [`Error::Input`] on anything else, and on 0.
@@ -111,7 +111,7 @@ pub fn parse_length(text: &str) -> Result<usize> {
         Some(number) => (number, 1_024),
         None => (text.trim(), 1),
     };
-    // `parse` would take a sign.
+    // `parse` would accept a sign.
     let digits = number.bytes().all(|byte| byte.is_ascii_digit());
     let length = number.parse::<usize>().ok().filter(|_| digits).and_then(|n| n.checked_mul(unit));
     length.filter(|&length| length > 0).ok_or_else(|| {
@@ -119,7 +119,7 @@ pub fn parse_length(text: &str) -> Result<usize> {
     })
 }
 
-/// Lengths between commas.
+/// Parses lengths separated by commas.
 ///
 /// # Errors
 /// As [`parse_length`].
@@ -214,7 +214,7 @@ mod tests {
             let mut sorted = order(round);
             sorted.sort_unstable();
             prop_assert_eq!(sorted, (0..count).collect::<Vec<_>>());
-            // Every policy comes first equally often.
+            // Every policy is first equally often.
             let mut first: Vec<usize> = (round..round + count).map(|round| order(round)[0]).collect();
             first.sort_unstable();
             prop_assert_eq!(first, (0..count).collect::<Vec<_>>());

@@ -6,13 +6,13 @@ use layerscope_engine::Policy;
 /// Layer tokens of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Counts {
-    /// Those that are computed: a proxy for FLOPs.
+    /// Layer tokens computed: a proxy for FLOPs.
     pub(crate) computed: u64,
-    /// Those whose KV is kept.
+    /// Layer tokens whose KV is kept.
     pub(crate) kept: u64,
 }
 
-/// Layer tokens under a policy: all that the predictions ask of it.
+/// Layer tokens under a policy, the input of the predictions.
 pub(crate) fn counts(policy: &Policy, workload: Workload) -> Counts {
     // The last prompt token is the first decode token.
     let (prompt_len, decode_len) = (workload.prompt_tokens + 1, workload.decode_tokens);
@@ -28,10 +28,11 @@ pub(crate) struct Prediction {
     pub(crate) layer_tokens: u64,
     /// Bytes of KV.
     pub(crate) kv_bytes: u64,
-    /// Time to first token over the full model's, if it goes with the prefill's layer tokens; NaN without a prefill.
+    /// TTFT relative to the full model's, assumed proportional to the prefill's layer tokens; NaN without a
+    /// prefill.
     pub(crate) ttft_ratio: f64,
-    /// Time per output token over the full model's, if it goes with the bytes that a step reads: all weights, and the
-    /// KV halfway through the decode.
+    /// TPOT relative to the full model's, assumed proportional to the bytes that a step reads: all weights,
+    /// and the KV halfway through the decode.
     pub(crate) tpot_ratio: f64,
 }
 

@@ -4,12 +4,12 @@ use layerscope_engine::{Error, Result, Tokenizer};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-/// Where prompts of any length come from.
+/// The source of prompts of any length.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PromptTokens {
-    /// A text's tokens, repeated and cut.
+    /// A text's tokens, repeated and truncated.
     Text {
-        /// The BoS token, where the model wants one.
+        /// The BoS token, if the model uses one.
         first: Option<u32>,
         /// The text; never empty.
         tokens: Vec<u32>,
@@ -18,16 +18,16 @@ pub enum PromptTokens {
     Random {
         /// Size of the vocabulary V; ids are below it.
         vocab: usize,
-        /// Seed: the same gives the same ids.
+        /// Seed of the ids.
         seed: u64,
     },
 }
 
 impl PromptTokens {
-    /// A text, as a model reads it, without chat template.
+    /// Tokenizes a text without chat template.
     ///
     /// # Errors
-    /// [`Error::Input`] where the text has no tokens.
+    /// [`Error::Input`] if the text has no tokens.
     pub fn of_text(tokenizer: &Tokenizer, text: &str) -> Result<Self> {
         let tokens = tokenizer.encode(text)?;
         if tokens.is_empty() {
@@ -44,7 +44,7 @@ impl PromptTokens {
             }
             Self::Random { vocab, seed } => {
                 let mut random = ChaCha8Rng::seed_from_u64(*seed);
-                // An id fits u32, and u32 draws alike on 32- and 64-bit machines.
+                // Ids fit u32, and u32 draws are the same on 32- and 64-bit machines.
                 let vocab = u32::try_from(*vocab).unwrap_or(u32::MAX);
                 (0..length).map(|_| random.random_range(0..vocab)).collect()
             }

@@ -19,7 +19,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
-/// Most prompts at each length: one at every percent of depth.
+/// Most prompts per length: one at every percent of depth.
 pub const MOST_QUALITY_PROMPTS: usize = 101;
 /// Seed of the prompts' texts.
 const SEED: u64 = 1;
@@ -46,7 +46,7 @@ pub struct Quality {
 }
 
 impl Quality {
-    /// Whether it can have been measured: a NaN is undefined, not impossible.
+    /// Whether the values are plausible; NaN means undefined and is allowed.
     pub(crate) fn is_plausible(&self) -> bool {
         let share = |figure: f64| figure.is_nan() || (0.0..=1.0).contains(&figure);
         self.prompts > 0 && (self.kl.is_nan() || self.kl >= 0.0) && share(self.top1) && share(self.found)
@@ -75,14 +75,14 @@ pub enum QualityEvent<'a> {
         /// Name of the policy.
         policy: &'a str,
     },
-    /// It is done.
+    /// The prompt is done under this policy.
     Finished,
 }
 
-/// Needle prompts, as many at each length, with their numbers hidden at evenly spaced depths.
+/// Needle prompts, the same number for each length, with numbers hidden at evenly spaced depths.
 ///
 /// # Errors
-/// [`Error::Input`] on none or more than [`MOST_QUALITY_PROMPTS`], and as [`Grid::check`].
+/// [`Error::Input`] on zero or more than [`MOST_QUALITY_PROMPTS`] prompts, and as [`Grid::check`].
 pub fn quality_grid(lengths: &[usize], prompts: usize) -> Result<Grid> {
     let depths = match prompts {
         1 => vec![50],
@@ -99,11 +99,11 @@ pub fn quality_grid(lengths: &[usize], prompts: usize) -> Result<Grid> {
     Ok(grid)
 }
 
-/// Adds to each measurement its quality over the prompts of its length. An interrupt keeps the finished prompts: a prompt
-/// counts once every policy has run it, so that all policies are compared on the same prompts.
+/// Adds quality to each measurement, over the prompts of its length. An interrupt keeps the prompts that
+/// every policy has run, so that all policies are compared on the same prompts.
 ///
 /// # Errors
-/// [`Error::Input`] on a prompt beyond the model's context; whatever fails beneath.
+/// [`Error::Input`] on a prompt longer than the model's context; errors of the model.
 pub fn measure_quality(
     model: &Model,
     plan: &BenchPlan,
@@ -172,11 +172,12 @@ pub struct FullContinuation<'a> {
 }
 
 impl<'a> FullContinuation<'a> {
-    /// Generates exactly `steps` tokens under `full`, none of them `excluded`. Distributions are those of the generating
-    /// steps, N · V f32, in the arithmetic in which policies generate too.
+    /// Generates exactly `steps` tokens under `full`, without `excluded` ones. The distributions, N · V f32,
+    /// are those of the generating steps, with the same compute dtype as the policies.
     ///
     /// # Errors
-    /// [`Error::Input`] on an empty prompt, no steps or a sequence beyond the context; [`Error::Interrupted`].
+    /// [`Error::Input`] on an empty prompt, no steps or a sequence longer than the context;
+    /// [`Error::Interrupted`].
     pub fn of(
         decoder: &Arc<Decoder>,
         prompt: &'a [u32],
@@ -202,11 +203,11 @@ impl<'a> FullContinuation<'a> {
         &self.tokens
     }
 
-    /// How far a policy is from the full model along the continuation: prefill under the policy, then one step after another.
-    /// `full` itself is what it is held against, and nothing is run.
+    /// Divergence of a policy from the full model along the continuation: prefill under the policy, then step
+    /// by step. `full` itself has divergence 0 and is not run.
     ///
     /// # Errors
-    /// [`Error::Interrupted`]; whatever fails beneath.
+    /// [`Error::Interrupted`]; errors of the model.
     pub fn divergence(
         &self,
         decoder: &Arc<Decoder>,

@@ -1,4 +1,4 @@
-//! Measurements as others read them.
+//! The measurements as written to files.
 
 use crate::prediction::predict;
 use crate::{BenchPlan, Machine, Quality, Sample, Statistics, Transfers};
@@ -74,7 +74,7 @@ pub struct BenchReport {
     pub notes: Vec<String>,
 }
 
-/// The measurements at one length; `samples` are by policy.
+/// The measurements at one length; `samples` are indexed by policy.
 pub(crate) fn measurements(
     decoder: &Decoder,
     plan: &BenchPlan,

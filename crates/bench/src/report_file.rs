@@ -1,19 +1,24 @@
-//! Measurements read back from JSON, as `layerscope bench --out` writes it.
+//! Reads measurements from the JSON of `layerscope bench --out`.
 
 use crate::{BenchReport, Measurement};
 use layerscope_engine::{Error, Result};
-use std::fs;
+use std::io::ErrorKind;
 use std::path::Path;
 
 /// The file's name in a run folder.
 pub const FILE_NAME: &str = "bench.json";
 
-/// Reads the measurements at `path`.
+/// Reads the measurements kept in a run folder; `None` where there are none.
 ///
 /// # Errors
-/// [`Error::Input`] where there is no such file or it holds something else.
-pub fn read(path: &Path) -> Result<BenchReport> {
-    let bytes = fs::read(path).map_err(|error| Error::io("read", path, &error))?;
+/// [`Error::Io`] where the file cannot be read, [`Error::Input`] where it holds something else.
+pub fn read_of_run(run: &Path) -> Result<Option<BenchReport>> {
+    let path = run.join(FILE_NAME);
+    let bytes = match layerscope_files::read(&path) {
+        Ok(bytes) => bytes,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(Error::io("read", &path, &error)),
+    };
     let damaged = |problem: &dyn std::fmt::Display| {
         Error::input(format!(
             "{} does not hold the measurements of layerscope bench ({problem}); measure again with --out FILE.json",
@@ -24,19 +29,10 @@ pub fn read(path: &Path) -> Result<BenchReport> {
     if let Some(wrong) = report.results.iter().find(|result| !plausible(result)) {
         return Err(damaged(&format!("impossible figures of {} at {}", wrong.policy, wrong.length)));
     }
-    Ok(report)
+    Ok(Some(report))
 }
 
-/// Reads the measurements kept in a run folder; `None` where there are none.
-///
-/// # Errors
-/// As [`read`].
-pub fn read_of_run(run: &Path) -> Result<Option<BenchReport>> {
-    let path = run.join(FILE_NAME);
-    if path.exists() { read(&path).map(Some) } else { Ok(None) }
-}
-
-/// Whether a measurement can have been made: times and ratios are not negative, and there was something to measure.
+/// Whether a measurement is plausible: no negative times or ratios, and no zero counts.
 fn plausible(result: &Measurement) -> bool {
     let times = [&result.ttft_s, &result.tpot_s];
     let times =
@@ -44,7 +40,7 @@ fn plausible(result: &Measurement) -> bool {
     let modelled = [result.ttft_ratio_model, result.tpot_ratio_model].into_iter();
     let ratios = modelled.chain(result.ttft_ratio).chain(result.tpot_ratio);
     let counts = [result.length, result.new_tokens, result.repeats];
-    // A NaN is undefined, not negative.
+    // NaN is undefined, not negative.
     let quality = result.quality.is_none_or(|quality| quality.is_plausible());
     quality && counts.iter().all(|&count| count > 0) && !times.chain(ratios).any(|figure| figure < 0.0)
 }
@@ -55,6 +51,7 @@ mod tests {
     use super::*;
     use layerscope_engine::WeightsPrecision;
     use proptest::prelude::*;
+    use std::fs;
 
     fn report() -> BenchReport {
         let result = |policy: &str, tpot: Vec<f64>| Measurement {
@@ -114,7 +111,7 @@ mod tests {
         let bytes = serde_json::to_vec_pretty(&report()).expect("json");
         fs::write(folder.path().join(FILE_NAME), &bytes).expect("file");
         let actual = read_of_run(folder.path()).expect("sound").expect("there");
-        // NaN is not equal to itself: what is written again is compared.
+        // NaN is not equal to itself, so compares the written text.
         assert_eq!(serde_json::to_vec_pretty(&actual).expect("json"), bytes);
         assert!(actual.results[0].tpot_s.mean.is_nan() && actual.results[0].ttft_ratio_model.is_nan());
         assert_eq!(actual.results[1].ttft_s, report().results[1].ttft_s);

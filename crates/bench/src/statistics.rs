@@ -22,7 +22,7 @@ pub struct Statistics {
 }
 
 impl Statistics {
-    /// Of finite values; NaN throughout where there are none.
+    /// Statistics of the finite values; NaN if there are none.
     pub fn of(repeats: Vec<f64>) -> Self {
         let mean = mean(repeats.iter().copied());
         let squares: f64 = repeats.iter().map(|value| (value - mean).powi(2)).sum();

@@ -1,4 +1,4 @@
-//! What moved under a policy that keeps KV elsewhere.
+//! KV transfers under a policy that offloads KV.
 
 use layerscope_engine::TransferCounters;
 use schemars::JsonSchema;
@@ -31,7 +31,7 @@ pub struct Transfers {
 }
 
 impl Transfers {
-    /// Of the repeats of a policy; `None` where nothing moves.
+    /// Summarises the repeats of a policy; `None` if it does not offload.
     pub(crate) fn of<'a>(repeats: impl Iterator<Item = &'a TransferCounters>) -> Option<Self> {
         let repeats: Vec<&TransferCounters> = repeats.collect();
         let first = repeats.first()?;

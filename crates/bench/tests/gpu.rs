@@ -1,6 +1,6 @@
-//! Quality measured on a GPU, beside the same on the CPU; on an emulated GPU unless there is one to test.
+//! Quality on a GPU compared with the CPU; on the emulated GPU unless a real one is tested.
 
-// The emulation is there on Linux alone.
+// The emulation exists only on Linux.
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used)]
 

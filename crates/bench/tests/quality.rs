@@ -1,4 +1,4 @@
-//! Quality measured by running policies, beside the exact frontier, on the embedded model in f32.
+//! Quality measured by running policies, compared with the exact frontier, on the embedded model in f32.
 
 #![allow(clippy::unwrap_used)]
 
@@ -46,7 +46,7 @@ fn speed_costs_what_the_exact_frontier_says() {
     assert_eq!(nothing, Divergence { kl: 0.0, top1: 1.0, dnll: 0.0 });
 }
 
-/// `full` is at 0 because that is what running it again gives: the same logits, bit by bit.
+/// `full` has divergence 0 because running it again gives the same logits, bit by bit.
 #[test]
 fn the_full_model_run_again_is_itself() {
     let (model, prompt, interrupt) = (&*MODEL, prompt(), Interrupt::new(false));
@@ -139,7 +139,7 @@ fn an_interrupt_keeps_the_prompts_that_went_through_every_policy() {
     let mut finished = 0;
     measure_quality(&MODEL, &plan, &prompts, &mut found, &interrupt, &mut |event| {
         finished += usize::from(event == QualityEvent::Finished);
-        // In the midst of the second prompt.
+        // During the second prompt.
         if finished == plan.policies.len() + 3 {
             interrupt.store(true, Ordering::Relaxed);
         }

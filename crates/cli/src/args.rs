@@ -1,4 +1,4 @@
-//! What can be said on the command line.
+//! The command-line arguments.
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use layerscope_cutoff::{DEFAULT_FAILURE_CASES, DEFAULT_TOLERANCE};
@@ -315,7 +315,7 @@ pub(crate) struct GenerateArguments {
     /// Go on after an end-of-sequence token
     #[arg(long)]
     pub(crate) ignore_eos: bool,
-    /// Print one JSON object instead of streaming
+    /// Print one JSON object instead of streaming; its text is exact, while streamed text shows control characters (`␛`)
     #[arg(long)]
     pub(crate) json: bool,
 }
@@ -471,7 +471,7 @@ fn length(text: &str) -> Result<usize, String> {
     layerscope_bench::parse_length(text).map_err(|error| error.to_string())
 }
 
-/// Most pixels along a side that graphics drivers draw.
+/// Most pixels per side that graphics drivers support.
 const MOST_PIXELS: u32 = 8_192;
 
 fn size(text: &str) -> Result<(u32, u32), String> {

@@ -6,55 +6,62 @@ mod interrupt;
 mod models;
 mod output;
 mod progress;
+mod terminal;
 
 use args::{Arguments, Command};
 use clap::Parser;
 use layerscope_engine::Result;
+use std::backtrace::{Backtrace, BacktraceStatus};
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    let arguments = Arguments::parse();
-    match run(arguments) {
-        Ok(code) => code,
-        Err(error) => {
-            eprintln!("layerscope: {error}");
-            ExitCode::from(error.exit_code())
-        }
-    }
+    let done = match Arguments::try_parse() {
+        Ok(arguments) => run(arguments),
+        Err(error) => terminal::explain(&error),
+    };
+    done.unwrap_or_else(|error| {
+        terminal::say(&format!("layerscope: {error}"));
+        ExitCode::from(error.exit_code())
+    })
 }
 
 fn run(arguments: Arguments) -> Result<ExitCode> {
     layerscope_engine::keep_freed_memory();
-    // The viewer's engine has a thread of its own, which makes the pool.
+    layerscope_engine::explain_bus_errors();
+    // The viewer's engine runs on its own thread, which creates the pool.
     if !matches!(arguments.command, Command::View(_)) {
         layerscope_engine::one_pool()?;
     }
-    let interrupt = interrupt::install()?;
-    quiet_guarded_panics();
+    interrupt::install()?;
+    tell_panics();
     match arguments.command {
-        Command::Demo(arguments) => commands::demo::run(&arguments, interrupt),
-        Command::Record(arguments) => commands::record::run(&arguments, interrupt),
+        Command::Demo(arguments) => commands::demo::run(&arguments),
+        Command::Record(arguments) => commands::record::run(&arguments),
         Command::Show(arguments) => commands::show::run(&arguments),
         Command::Recommend(arguments) => commands::recommend::run(&arguments),
-        Command::Diffusion(arguments) => commands::diffusion::run(&arguments, interrupt),
-        Command::Report(arguments) => commands::report::run(&arguments, interrupt),
-        Command::Generate(arguments) => commands::generate::run(&arguments, interrupt),
-        Command::Bench(arguments) => commands::bench::run(&arguments, interrupt),
-        Command::Needle(arguments) => commands::needle::run(&arguments, interrupt),
-        Command::View(arguments) => commands::view::run(&arguments, interrupt),
-        Command::Capture(arguments) => commands::capture::run(&arguments, interrupt),
+        Command::Diffusion(arguments) => commands::diffusion::run(&arguments),
+        Command::Report(arguments) => commands::report::run(&arguments),
+        Command::Generate(arguments) => commands::generate::run(&arguments),
+        Command::Bench(arguments) => commands::bench::run(&arguments),
+        Command::Needle(arguments) => commands::needle::run(&arguments),
+        Command::View(arguments) => commands::view::run(&arguments),
+        Command::Capture(arguments) => commands::capture::run(&arguments),
         Command::Models(arguments) => commands::models::run(&arguments),
-        Command::Inspect(arguments) => commands::inspect::run(&arguments, interrupt),
+        Command::Inspect(arguments) => commands::inspect::run(&arguments),
         Command::Completions { shell } => commands::completions(shell),
     }
 }
 
-/// A library's panic on a damaged file becomes an error with a sentence of its own; the panic's text adds nothing.
-fn quiet_guarded_panics() {
-    let usual = std::panic::take_hook();
-    std::panic::set_hook(Box::new(move |panic| {
-        if !layerscope_engine::is_guarded() {
-            usual(panic);
+/// Panics are told as errors are. Panics of libraries on damaged files are not: each becomes an error with its own sentence.
+fn tell_panics() {
+    std::panic::set_hook(Box::new(|panic| {
+        if layerscope_engine::is_guarded() {
+            return;
+        }
+        terminal::say(&format!("layerscope: {panic}; please report this"));
+        let backtrace = Backtrace::capture();
+        if backtrace.status() == BacktraceStatus::Captured {
+            backtrace.to_string().lines().for_each(terminal::say);
         }
     }));
 }

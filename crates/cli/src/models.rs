@@ -1,11 +1,13 @@
 //! Finding, fetching and loading models.
 
 use crate::args::{DeviceArguments, ModelArguments, PromptArguments, Weights};
+use crate::interrupt::{self, heeded};
 use crate::progress::{self, FetchBar};
+use crate::terminal;
 use layerscope_diagnostics::run::Run;
 use layerscope_engine::{
-    Device, DeviceChoice, Error, Interrupt, MemoryNeed, Model, ModelSource, OpenedModel, PromptText, Result,
-    Tokenizer, WeightsPrecision, check_memory,
+    Device, DeviceChoice, Error, MemoryNeed, Model, ModelSource, OpenedModel, PromptText, Result, Tokenizer,
+    WeightsPrecision, check_memory,
 };
 use layerscope_models::{LocalModel, Places, Reference, fetch};
 use std::io::Read;
@@ -19,7 +21,7 @@ pub(crate) fn embedded() -> ModelSource {
     ModelSource::embedded(EMBEDDED_NAME, EMBEDDED)
 }
 
-/// Every model that can be loaded by its name, as a run's manifest has it.
+/// Every model that can be loaded by name, as run manifests name it.
 pub(crate) fn named() -> Vec<ModelSource> {
     let local = layerscope_models::local_models(&Places::from_environment());
     std::iter::once(embedded()).chain(local.into_iter().map(source)).collect()
@@ -29,9 +31,9 @@ fn source(model: LocalModel) -> ModelSource {
     ModelSource::named(model.name, model.path)
 }
 
-/// The model that a user means: an existing path, the embedded model's name, that of one on this disk, or one of the
-/// Hugging Face Hub, which is fetched.
-pub(crate) fn resolve(name: &str, interrupt: &Interrupt) -> Result<ModelSource> {
+/// Resolves what the user typed: an existing path, the embedded model's name, the name of a model on this
+/// disk, or a Hugging Face id, which is downloaded.
+pub(crate) fn resolve(name: &str) -> Result<ModelSource> {
     if name == EMBEDDED_NAME && !Path::new(name).exists() {
         return Ok(embedded());
     }
@@ -41,8 +43,10 @@ pub(crate) fn resolve(name: &str, interrupt: &Interrupt) -> Result<ModelSource> 
         Reference::Local(model) => source(model),
         Reference::Hub(hub) => {
             let mut bar = FetchBar::new();
-            let path = fetch(&hub, &places, &mut |progress| bar.observe(progress), interrupt);
+            let path =
+                heeded(|interrupt| fetch(&hub, &places, &mut |progress| bar.observe(progress), interrupt));
             bar.finish();
+            interrupt::check()?;
             ModelSource::named(hub.to_string(), path.map_err(error)?)
         }
     })
@@ -56,21 +60,17 @@ fn error(error: layerscope_models::Error) -> Error {
     }
 }
 
-/// A model with everything but its weights.
-pub(crate) fn open(arguments: &ModelArguments, interrupt: &Interrupt) -> Result<OpenedModel> {
-    open_named(&arguments.model, arguments.architecture.as_deref(), interrupt)
+/// A model without its weights: configuration, tokenizer and tensor list.
+pub(crate) fn open(arguments: &ModelArguments) -> Result<OpenedModel> {
+    open_named(&arguments.model, arguments.architecture.as_deref())
 }
 
-/// The model of a path, name or id with everything but its weights.
-pub(crate) fn open_named(
-    name: &str,
-    architecture: Option<&str>,
-    interrupt: &Interrupt,
-) -> Result<OpenedModel> {
-    OpenedModel::open(&resolve(name, interrupt)?.of_architecture(architecture))
+/// Opens the model of a path, name or id without loading its weights.
+pub(crate) fn open_named(name: &str, architecture: Option<&str>) -> Result<OpenedModel> {
+    OpenedModel::open(&resolve(name)?.of_architecture(architecture))
 }
 
-/// The device that a model is to run on; where it was not asked for by name, says that it is a GPU, or why it is none.
+/// The device to run on. With `auto`, prints which GPU it is, or why the CPU is used instead.
 pub(crate) fn device(arguments: DeviceArguments) -> Result<Device> {
     let opened = arguments.device.preferred().open();
     if arguments.device != DeviceChoice::Auto {
@@ -79,17 +79,17 @@ pub(crate) fn device(arguments: DeviceArguments) -> Result<Device> {
     match opened {
         Ok(Device::Cpu) => Ok(Device::Cpu),
         Ok(device) => {
-            eprintln!("layerscope: running on {device}; `--device cpu` runs on the CPU");
+            terminal::say(&format!("layerscope: running on {device}; `--device cpu` runs on the CPU"));
             Ok(device)
         }
         Err(error) => {
-            eprintln!("layerscope: running on the CPU: {error}");
+            terminal::say(&format!("layerscope: running on the CPU: {error}"));
             Ok(Device::Cpu)
         }
     }
 }
 
-/// Loads the weights where the device's memory suffices for what is to be done.
+/// Loads the weights if the device's memory suffices for them and the work.
 pub(crate) fn load(
     opened: OpenedModel,
     weights: Weights,
@@ -100,7 +100,7 @@ pub(crate) fn load(
     progress::loading(|progress| opened.load(weights.into(), device, progress))
 }
 
-/// Loads a model of which no more is known than where it is.
+/// Loads a model from its path.
 pub(crate) fn load_source(
     source: &ModelSource,
     precision: WeightsPrecision,
@@ -110,18 +110,13 @@ pub(crate) fn load_source(
     progress::loading(|progress| Model::load(source, precision, &device, progress))
 }
 
-/// The model that a run was recorded with, in the run's precision: the one that the user names, or the one that is known by
-/// the run's name of it. Whether it is the same to the byte is for the work to check.
-pub(crate) fn of_run(
-    run: &Run,
-    name: Option<&str>,
-    device: DeviceArguments,
-    interrupt: &Interrupt,
-) -> Result<Model> {
+/// The model that a run was recorded with, in the run's precision: the one that the user gives, or else the
+/// one with the name in the run's manifest. The caller checks that its bytes are the same.
+pub(crate) fn of_run(run: &Run, name: Option<&str>, device: DeviceArguments) -> Result<Model> {
     let precision = precision_of(run)?;
     let recorded = &run.manifest().model.name;
     let source = match name {
-        Some(name) => resolve(name, interrupt)?,
+        Some(name) => resolve(name)?,
         None => ModelSource::find(&named(), recorded).cloned().ok_or_else(|| {
             Error::input(format!(
                 "{} was recorded with {recorded}, which was not found by its name; give its file or folder with --model",
@@ -132,12 +127,12 @@ pub(crate) fn of_run(
     load_source(&source, precision, device)
 }
 
-/// The precision of the weights that a run was recorded with.
+/// The weight precision that a run was recorded with.
 pub(crate) fn precision_of(run: &Run) -> Result<WeightsPrecision> {
     let weights = &run.manifest().weights;
     WeightsPrecision::from_name(weights).ok_or_else(|| {
         Error::input(format!(
-            "{} was recorded with weights {weights:?}, which this layerscope does not know",
+            "{} was recorded with weights {weights:?}, which this version does not support",
             run.folder().display()
         ))
     })
@@ -170,7 +165,7 @@ fn read_text(path: &Path) -> Result<String> {
     let read = if path == Path::new("-") {
         std::io::stdin().read_to_end(&mut bytes)
     } else {
-        std::fs::File::open(path).and_then(|mut file| file.read_to_end(&mut bytes))
+        layerscope_files::open(path).and_then(|mut file| file.read_to_end(&mut bytes))
     };
     read.map_err(|e| Error::io("read the prompt", path, &e))?;
     String::from_utf8(bytes)

@@ -2,14 +2,15 @@
 
 pub(crate) use layerscope_engine::readable_bytes as bytes;
 
+use crate::terminal;
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 use layerscope_engine::{Error, Result};
 use serde::Serialize;
 use std::path::Path;
 
-/// One JSON object on standard output.
+/// Prints one JSON object on standard output.
 pub(crate) fn json(value: &impl Serialize) -> Result<()> {
-    lines(&json_text(value)?)
+    terminal::print_json(&json_text(value)?)
 }
 
 /// One JSON object as text.
@@ -17,18 +18,7 @@ pub(crate) fn json_text(value: &impl Serialize) -> Result<String> {
     serde_json::to_string_pretty(value).map_err(|e| Error::failure(format!("cannot write JSON: {e}")))
 }
 
-/// Text on standard output; a reader that left (`| head`) is no error.
-pub(crate) fn lines(text: &str) -> Result<()> {
-    use std::io::Write;
-    match writeln!(std::io::stdout().lock(), "{text}") {
-        Err(e) if e.kind() != std::io::ErrorKind::BrokenPipe => {
-            Err(Error::failure(format!("cannot write to standard output: {e}")))
-        }
-        _ => Ok(()),
-    }
-}
-
-/// Whether there is a folder that a file can be written into.
+/// Fails unless the folder of the file to write exists.
 pub(crate) fn check_folder(path: &Path) -> Result<()> {
     match path.parent() {
         Some(folder) if !folder.as_os_str().is_empty() && !folder.is_dir() => Err(Error::input(format!(
@@ -39,7 +29,7 @@ pub(crate) fn check_folder(path: &Path) -> Result<()> {
     }
 }
 
-/// One JSON object a line.
+/// JSON Lines: one object per line.
 pub(crate) fn json_lines<T: Serialize>(rows: &[T]) -> Result<Vec<u8>> {
     let mut bytes = vec![];
     for row in rows {
@@ -50,13 +40,13 @@ pub(crate) fn json_lines<T: Serialize>(rows: &[T]) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// A right-aligned table of figures; the first column is a name.
+/// A table of numbers, right-aligned; the first column is a name.
 pub(crate) fn table(header: &[&str], rows: Vec<Vec<String>>) -> String {
     let mut table = Table::new();
     table.load_style(presets::NOTHING).set_content_arrangement(ContentArrangement::Disabled);
     table.set_header(header.iter().copied());
     for row in rows {
-        table.add_row(row);
+        table.add_row(row.iter().map(|cell| terminal::line(cell)));
     }
     for column in table.column_iter_mut().skip(1) {
         column.set_cell_alignment(CellAlignment::Right);
@@ -64,7 +54,7 @@ pub(crate) fn table(header: &[&str], rows: Vec<Vec<String>>) -> String {
     table.trim_fmt()
 }
 
-/// A figure with so many decimals; a dash where it is undefined.
+/// A number with `decimals` decimals; a dash if it is undefined.
 pub(crate) fn figure(value: f64, decimals: usize) -> String {
     if value.is_finite() { format!("{value:.decimals$}") } else { "–".to_owned() }
 }

@@ -1,8 +1,10 @@
-//! Bars of progress on standard error; nothing is drawn where that is no terminal.
+//! Progress bars on standard error; nothing is drawn if it is not a terminal.
 
+use crate::terminal;
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use layerscope_bench::{BenchEvent, BenchPlan, QualityEvent};
 use layerscope_cutoff::diffusion::DiffusionEvent;
+use layerscope_diagnostics::needle::NeedleEvent;
 use layerscope_engine::Result;
 use layerscope_models::Progress;
 use layerscope_recording::RecordingEvent;
@@ -12,7 +14,19 @@ fn style(template: &str) -> ProgressStyle {
     ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())
 }
 
-/// Shows how many layers are done while `load` loads, which is told how to say so.
+/// The bar's message: names are escaped as everywhere.
+#[allow(clippy::disallowed_methods)]
+fn show(bar: &ProgressBar, message: &str) {
+    bar.set_message(terminal::line(message));
+}
+
+/// What stands before the bar.
+#[allow(clippy::disallowed_methods)]
+fn name(bar: &ProgressBar, prefix: &str) {
+    bar.set_prefix(terminal::line(prefix));
+}
+
+/// Runs `load` and shows how many layers it has loaded; `load` reports them through its argument.
 pub(crate) fn loading<T>(load: impl FnOnce(&mut dyn FnMut(usize, usize) -> Result<()>) -> T) -> T {
     let bar = ProgressBar::new(0).with_style(style("loading {bar:30} {pos}/{len} layers"));
     let loaded = load(&mut |done, all| {
@@ -24,7 +38,7 @@ pub(crate) fn loading<T>(load: impl FnOnce(&mut dyn FnMut(usize, usize) -> Resul
     loaded
 }
 
-/// A bar while a model is fetched; what is to be known of it goes to standard error.
+/// A bar while a model is downloaded; notes go to standard error.
 pub(crate) struct FetchBar(ProgressBar);
 
 impl FetchBar {
@@ -39,15 +53,15 @@ impl FetchBar {
             Progress::Bytes { file, done, all } => {
                 if self.0.is_hidden() {
                     self.0.set_draw_target(ProgressDrawTarget::stderr());
-                    // What is here already took no time.
+                    // Bytes that are already on disk do not count towards the speed.
                     self.0.set_position(done);
                     self.0.reset_eta();
                 }
                 self.0.set_length(all);
-                self.0.set_message(file.to_owned());
+                show(&self.0, file);
                 self.0.set_position(done);
             }
-            Progress::Note(sentence) => self.0.suspend(|| eprintln!("layerscope: {sentence}")),
+            Progress::Note(sentence) => self.0.suspend(|| terminal::say(&format!("layerscope: {sentence}"))),
         }
     }
 
@@ -56,7 +70,7 @@ impl FetchBar {
     }
 }
 
-/// A bar while spans are removed, with the present one.
+/// A bar while spans are removed, with the current one.
 pub(crate) struct SpansBar {
     bar: ProgressBar,
     done: usize,
@@ -69,11 +83,11 @@ impl SpansBar {
         Self { bar: ProgressBar::new(0).with_style(style(template)), done: 0, spans }
     }
 
-    /// Another span begins.
+    /// Starts the next span.
     pub(crate) fn start(&mut self, id: &str) {
         self.done += 1;
         let of = if self.spans > 1 { format!(" ({} of {})", self.done, self.spans) } else { String::new() };
-        self.bar.set_prefix(format!("{id}{of}"));
+        name(&self.bar, &format!("{id}{of}"));
     }
 
     pub(crate) fn observe(&self, event: DiffusionEvent) {
@@ -83,12 +97,12 @@ impl SpansBar {
         };
         self.bar.set_length(all as u64);
         self.bar.set_position(done as u64);
-        self.bar.set_message(what);
+        show(&self.bar, what);
     }
 
-    /// A line above the bar.
+    /// Prints a line above the bar.
     pub(crate) fn say(&self, line: &str) {
-        self.bar.suspend(|| eprintln!("{line}"));
+        self.bar.suspend(|| terminal::say(line));
     }
 
     pub(crate) fn finish(&self) {
@@ -96,17 +110,17 @@ impl SpansBar {
     }
 }
 
-/// Says what is being done while `work` does it.
+/// Shows a spinner with a message while `work` runs.
 pub(crate) fn waiting<T>(what: &str, work: impl FnOnce() -> T) -> T {
     let spinner = ProgressBar::new_spinner().with_style(style("{spinner} {msg} {elapsed}"));
-    spinner.set_message(what.to_owned());
+    show(&spinner, what);
     spinner.enable_steady_tick(std::time::Duration::from_millis(100));
     let done = work();
     spinner.finish_and_clear();
     done
 }
 
-/// Two bars while measuring: all generations with an estimate, and the present one.
+/// Two bars while measuring: all generations with an estimate, and the current one.
 pub(crate) struct BenchBars {
     all: ProgressBar,
     present: ProgressBar,
@@ -132,7 +146,7 @@ impl BenchBars {
                 };
                 self.present.set_length((length + self.new_tokens) as u64);
                 self.present.set_position(0);
-                self.present.set_message(format!("{policy} at {length}, {round}"));
+                show(&self.present, &format!("{policy} at {length}, {round}"));
             }
             BenchEvent::Tokens(done) => self.present.set_position(done as u64),
             BenchEvent::Finished { work_done, work } => {
@@ -148,7 +162,7 @@ impl BenchBars {
     }
 }
 
-/// A bar while quality is measured, with what is run now.
+/// A bar while quality is measured, with the current policy and prompt.
 pub(crate) struct QualityBar(ProgressBar);
 
 impl QualityBar {
@@ -161,7 +175,7 @@ impl QualityBar {
 
     pub(crate) fn observe(&self, event: QualityEvent<'_>) {
         match event {
-            QualityEvent::Started { id, policy } => self.0.set_message(format!("{policy} on {id}")),
+            QualityEvent::Started { id, policy } => show(&self.0, &format!("{policy} on {id}")),
             QualityEvent::Finished => self.0.inc(1),
         }
     }
@@ -172,12 +186,27 @@ impl QualityBar {
 }
 
 /// A bar while needles are looked for, with what is looked for now.
-pub(crate) fn needles(generations: usize) -> ProgressBar {
-    ProgressBar::new(generations as u64)
-        .with_style(style("needles {bar:30} {pos}/{len}, {elapsed} elapsed, {eta} left, {msg}"))
+pub(crate) struct NeedleBar(ProgressBar);
+
+impl NeedleBar {
+    pub(crate) fn new(generations: usize) -> Self {
+        let template = "needles {bar:30} {pos}/{len}, {elapsed} elapsed, {eta} left, {msg}";
+        Self(ProgressBar::new(generations as u64).with_style(style(template)))
+    }
+
+    pub(crate) fn observe(&self, event: NeedleEvent<'_>) {
+        match event {
+            NeedleEvent::Started { id, policy } => show(&self.0, &format!("{policy} on {id}")),
+            NeedleEvent::Finished(_) => self.0.inc(1),
+        }
+    }
+
+    pub(crate) fn finish(&self) {
+        self.0.finish_and_clear();
+    }
 }
 
-/// A bar while failure cases are generated, with the present one.
+/// A bar while failure cases are generated, with the current one.
 pub(crate) struct FailureCaseBar {
     bar: ProgressBar,
     id: String,
@@ -199,7 +228,7 @@ impl FailureCaseBar {
             }
             ContinuationEvent::Started { id, tokens } => (self.id, self.tokens) = (id.to_owned(), tokens),
             ContinuationEvent::Tokens(done) => {
-                self.bar.set_message(format!("{}, {done}/{} tokens", self.id, self.tokens));
+                show(&self.bar, &format!("{}, {done}/{} tokens", self.id, self.tokens));
             }
             ContinuationEvent::Finished(_) => self.bar.inc(1),
         }
@@ -210,7 +239,7 @@ impl FailureCaseBar {
     }
 }
 
-/// Two bars while recording: prompts of the file with an estimate, and what the present one is at.
+/// Two bars while recording: prompts of the file with an estimate, and the stage of the current one.
 pub(crate) struct RecordingBars {
     bars: MultiProgress,
     prompts: ProgressBar,
@@ -245,18 +274,18 @@ impl RecordingBars {
             RecordingEvent::Started { id, tokens } => {
                 self.present.set_length(tokens as u64);
                 self.present.set_position(0);
-                self.present.set_prefix(id.to_owned());
-                self.present.set_message(format!("0/{tokens} tokens"));
+                name(&self.present, id);
+                show(&self.present, &format!("0/{tokens} tokens"));
             }
             RecordingEvent::Tokens(done) => {
                 self.present.set_position(done as u64);
                 let all = self.present.length().unwrap_or(0);
-                self.present.set_message(format!("{done}/{all} tokens"));
+                show(&self.present, &format!("{done}/{all} tokens"));
             }
             RecordingEvent::FrontierLayers { done, all } => {
                 self.present.set_length(all as u64);
                 self.present.set_position(done as u64);
-                self.present.set_message(format!("frontier, layer {done}/{all}"));
+                show(&self.present, &format!("frontier, layer {done}/{all}"));
             }
             RecordingEvent::Finished(_) => self.prompts.inc(1),
             RecordingEvent::Failed { id, reason } => {
@@ -272,8 +301,12 @@ impl RecordingBars {
         self.prompts.finish_and_clear();
     }
 
-    /// A line that stays, above the bars; without a terminal on standard error all the same.
+    /// Prints a line above the bars, which stays; also if standard error is not a terminal.
     fn say(&self, line: &str) {
-        self.bars.suspend(|| eprintln!("{line}"));
+        // `suspend` panics where the terminal is gone.
+        match self.bars.is_hidden() {
+            true => terminal::say(line),
+            false => drop(self.bars.println(terminal::line(line))),
+        }
     }
 }

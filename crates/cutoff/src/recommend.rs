@@ -2,9 +2,9 @@
 //!
 //! A cutoff c qualifies if at c and at every larger cutoff the mean KL over prompts is at most the tolerance, and so is
 //! its one-sided 95 % bootstrap upper bound over prompts: over all prompts and in each category. A category of fewer
-//! than three prompts is judged by its mean alone. A cutoff at which any prompt's KL is undefined does not qualify;
+//! than three prompts is judged by its mean alone. A cutoff of which any prompt's row is missing does not qualify;
 //! c = L, the full model, always does. If the smallest such cutoff saves less than 5 % of the KV bytes, the
-//! recommendation is to keep full depth.
+//! recommendation is to keep full depth. A run in which any KL is undefined gets no recommendation at all.
 
 mod diagnostic;
 mod evidence;
@@ -213,13 +213,16 @@ pub struct RankedLayer {
 /// Recommends a cutoff.
 ///
 /// # Errors
-/// [`Error::Input`] where the tolerance is no number of nats, nothing is recorded, or the anchor was not.
+/// [`Error::Input`] where the tolerance is no number of nats, nothing is recorded, the anchor was not, or a distribution is undefined.
 pub fn recommend(evidence: Evidence<'_>, options: Options) -> Result<Recommendation> {
     let Options { tolerance, anchor } = options;
     if !tolerance.is_finite() || tolerance < 0.0 {
         return Err(Error::input(format!(
             "the tolerance {tolerance} is not a number of nats; choose one from 0 on, e.g. {DEFAULT_TOLERANCE}"
         )));
+    }
+    if let Some(undefined) = evidence.undefined() {
+        return Err(Error::input(undefined));
     }
     let (layers, cost, workloads) = (evidence.layers(), evidence.cost(), evidence.workloads());
     let frontier = FrontierSummary::new(evidence, anchor)

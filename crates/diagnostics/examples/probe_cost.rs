@@ -1,6 +1,9 @@
-//! What the probes cost: prefill and decode of one prompt with and without them, alternating; medians and ratios.
+//! The cost of the probes: prefill and decode of one prompt with and without them, alternating; medians and
+//! ratios.
 //!
 //!     cargo run --release -p layerscope-diagnostics --example probe_cost -- MODEL.gguf [PROMPT_TOKENS] [NEW_TOKENS] [ROUNDS]
+
+#![allow(clippy::print_stdout)]
 
 use layerscope_diagnostics::probe::{self, Decoding};
 use layerscope_engine::{
@@ -15,7 +18,7 @@ fn median(times: &[f64]) -> f64 {
     times[times.len() / 2]
 }
 
-/// The process's peak memory in MB so far, where the system tells it.
+/// Peak memory of the process in MB, if the system reports it.
 fn peak_mb() -> Option<f64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find(|line| line.starts_with("VmHWM:"))?;
@@ -57,7 +60,7 @@ fn main() -> Result<()> {
         let continuation = Decoding::Greedy { tokens: new_tokens, excluded: &[] };
         let run = probe::run(&model.decoder, &prompt, &continuation, &interrupt, &mut |_| {})?;
         times[1].push(run.timings.prefill_s);
-        // The peak never falls, so that only the first round tells them apart.
+        // The peak never falls, so only the first round shows the difference.
         if let (1, Some(plain), Some(probed)) = (times[1].len(), plain_peak, peak_mb()) {
             println!(
                 "peak memory: {plain:.0} MB plain, {probed:.0} MB with every probe ({:.3}x)",

@@ -1,10 +1,12 @@
-//! What reading the largest table costs: the time and the growth of peak memory of `Run::open`, `Run::prompt` and
-//! `Run::tokens`, for a made-up run of one prompt in a temporary folder.
+//! The cost of reading the largest table: time and growth of peak memory of `Run::open`, `Run::prompt` and
+//! `Run::tokens`, for a synthetic run of one prompt in a temporary folder.
 //!
 //!     cargo run --release -p layerscope-diagnostics --example read_tokens -- [LAYERS POSITIONS]
 //!
-//! Each phase's peak is over the memory in use when it began, so what `Run::tokens` returns, 8 bytes per layer and
-//! position, is part of its growth. Memory is told on Linux only.
+//! Each phase's peak is relative to the memory in use at its start, so the growth of `Run::tokens` includes
+//! its result, 8 bytes per layer and position. Memory is measured on Linux only.
+
+#![allow(clippy::print_stdout)]
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -34,9 +36,9 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// Does the work and prints what it took.
+/// Runs `work` and prints its time and memory.
 fn timed<T>(name: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
-    // Makes the peak what is in use now.
+    // Resets the peak to the memory in use.
     let _ = std::fs::write("/proc/self/clear_refs", "5");
     let before = peak_bytes();
     let start = Instant::now();
@@ -48,7 +50,7 @@ fn timed<T>(name: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
     Ok(result)
 }
 
-/// The most memory that this process has had, `VmHWM`.
+/// Peak memory of this process, `VmHWM`.
 fn peak_bytes() -> Option<usize> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
@@ -94,7 +96,7 @@ fn manifest(layers: usize) -> Manifest {
     Manifest::new(model, "native", "cpu", 1, settings, vec!["q0".into()])
 }
 
-/// A prompt whose received figures are all different, like real ones.
+/// A prompt whose received attention values are all different, like real ones.
 fn record(layers: usize, positions: usize) -> PromptRecord {
     let tokens: Vec<u32> = (0..positions as u32).map(|at| at.wrapping_mul(7919) % (1 << 15)).collect();
     let figure = Array3::from_elem((layers, HEADS, STEPS), 0.25);

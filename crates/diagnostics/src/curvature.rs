@@ -7,14 +7,14 @@ use layerscope_engine::{Result, Tensor, with_f32};
 use layerscope_kernels::cuda::Buffer;
 use layerscope_kernels::trajectory::{angle_sum, cuda};
 
-/// Running mean of the angle between successive steps; rows come in order, in any number of pieces.
+/// Running mean of the angle between successive steps. Rows arrive in order, in any number of chunks.
 #[derive(Default)]
 pub(crate) struct Curvature {
-    /// The last two rows, or as many as there were.
+    /// The last rows, at most two.
     last_rows: Option<Tensor>,
     angle_sum: f64,
     angles: usize,
-    /// On a GPU: sum and number of its angles so far.
+    /// On a GPU: sum and number of angles so far.
     on_device: Option<Buffer>,
 }
 
@@ -39,7 +39,7 @@ impl Curvature {
                 self.angles += joined.rows().saturating_sub(2);
             }
         }
-        // Few rows of their own, so that the others are not kept with them.
+        // Copies the few rows, so that the whole chunk can be freed.
         let missing = 2usize.saturating_sub(rows.rows());
         let kept = before.as_ref().map_or(0, Tensor::rows).min(missing);
         let earlier = before.map(|before| before.narrow(before.rows() - kept, kept)).transpose()?;
@@ -61,7 +61,7 @@ impl Curvature {
     }
 }
 
-/// Rows after others, in memory of their own.
+/// Concatenates rows into new memory.
 fn joined(before: Option<&Tensor>, rows: &Tensor) -> Result<Tensor> {
     match before {
         Some(before) => Tensor::cat(&[before, rows]),

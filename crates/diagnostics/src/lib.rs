@@ -1,5 +1,5 @@
-//! The figures of a run: probes that compute them, the run folder that keeps them, summaries over prompts; and needle
-//! prompts, that test whether a prompt is still read.
+//! Probes that measure a prompt, the run folder that stores the measurements, summaries over prompts, and
+//! needle prompts for retrieval tests.
 
 mod curvature;
 pub mod machine;

@@ -1,4 +1,4 @@
-//! What figures were computed on.
+//! The machine of a measurement.
 
 use layerscope_engine::Device;
 use schemars::JsonSchema;
@@ -21,7 +21,8 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// This one. Call it where the pool of threads is made already: it asks the pool, and would make one by itself.
+    /// The current machine. Call it after the thread pool is created: it queries the pool and would create
+    /// one.
     pub fn this() -> Self {
         let cpu = std::fs::read_to_string("/proc/cpuinfo").ok();
         Self {
@@ -33,7 +34,7 @@ impl Machine {
         }
     }
 
-    /// This one, with the device that a model runs on.
+    /// The current machine, with the device that a model runs on.
     pub fn with(device: &Device) -> Self {
         let gpu = match device {
             Device::Cpu => None,
@@ -46,7 +47,7 @@ impl Machine {
     }
 }
 
-/// `model name` of the text of `/proc/cpuinfo`.
+/// `model name` in `/proc/cpuinfo`.
 fn model_name(cpuinfo: &str) -> Option<String> {
     let name = cpuinfo.lines().find_map(|line| line.strip_prefix("model name"))?;
     let name = name.trim_start().strip_prefix(':')?.trim();

@@ -1,4 +1,5 @@
-//! Means of what the probes measure: by layer, by head and by decode step. Undefined values (NaN) are left out.
+//! Means of the probes' measurements by layer, by head and by decode step. Undefined values (NaN) are
+//! skipped.
 
 use crate::record::{
     AttentionFigures, AttentionMeans, LayerFigures, LensFigures, ProbedFigures, StepFigures,
@@ -48,7 +49,7 @@ impl ProbedFigures {
 }
 
 impl AttentionFigures {
-    /// prompt_mass · (1 − prompt_entropy), `[L, H, N]`; NaN where the entropy is.
+    /// prompt_mass · (1 − prompt_entropy), `[L, H, N]`; NaN if the entropy is NaN.
     fn selectivity(&self) -> Array3<f32> {
         Zip::from(&self.prompt_mass)
             .and(&self.prompt_entropy)
@@ -69,25 +70,26 @@ impl AttentionFigures {
 }
 
 impl LensFigures {
-    /// Share of steps whose lens token is the last layer's, by layer. The lens after the last layer is the model's own
-    /// output.
+    /// Share of steps whose lens token is the last layer's, by layer, over the steps where the lens is defined. The lens after
+    /// the last layer is the model's own output.
     fn top1_agreement(&self) -> Vec<f64> {
         let Some(last) = self.top1.outer_iter().next_back() else { return vec![] };
-        let agreement = self.top1.outer_iter().map(|layer| {
-            let same = layer.iter().zip(last).filter(|(a, b)| a == b).count();
-            same as f64 / layer.len() as f64
+        let agreement = self.top1.outer_iter().zip(self.kl.outer_iter()).map(|(layer, kl)| {
+            let defined = layer.iter().zip(last).zip(kl).filter(|(_, kl)| !kl.is_nan());
+            let same: Vec<f32> = defined.map(|((a, b), _)| f32::from(u8::from(a == b))).collect();
+            mean(&same)
         });
         agreement.collect()
     }
 }
 
-/// Curvature less that after layer 0.
+/// Curvature minus its value after layer 0.
 fn straightening(curvature: &[f64]) -> Vec<f64> {
     let after_first = curvature.get(1).copied().unwrap_or(f64::NAN);
     curvature.iter().map(|degrees| degrees - after_first).collect()
 }
 
-/// Mean of the defined values; NaN where there are none.
+/// Mean of the defined values; NaN if there are none.
 fn mean<'a>(values: impl IntoIterator<Item = &'a f32>) -> f64 {
     let (mut sum, mut count) = (0.0, 0_usize);
     for value in values.into_iter().filter(|value| !value.is_nan()) {

@@ -1,12 +1,13 @@
-//! A needle in a haystack: one number hidden in a long text, asked for at its end (the S-NIAH task of RULER, Hsieh et al.
-//! 2024).
+//! Needle in a haystack: one number hidden in a long text, with the question at its end (the S-NIAH task of
+//! RULER, Hsieh et al. 2024).
 //!
-//! A prompt is built to a budget of tokens, chat template included: as many sentences as fit, so that it is less than one
-//! sentence short. The needle stands after a given share of them. Text, key and number follow from the seed, length, depth
-//! and sample alone, whatever the policies.
+//! A prompt has as many sentences as fit a token budget, chat template included. The needle is inserted after
+//! a given share of the sentences. Text, key and number depend only on seed, length, depth and sample, not on
+//! the policies.
 //!
-//! **Scoring** is RULER's string match: an answer is right if the number's digits, in a row, are anywhere in the generated
-//! text. Numbers have seven digits, differ from prompt to prompt, and stand once in the prompt, which has no other digits.
+//! **Scoring** is RULER's string match: an answer is correct if the generated text contains the number.
+//! Numbers have seven digits, differ between prompts, and occur once in the prompt, which has no other
+//! digits.
 
 mod haystack;
 mod run;
@@ -25,7 +26,7 @@ use std::collections::HashSet;
 
 const INTRODUCTION: &str = "A special magic number is hidden in the following text. Remember it: you will be asked for it at the end.\n\n";
 
-/// Which prompts to make: each length with each depth, so many times.
+/// The prompts to generate: `samples` for each length and depth.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Grid {
     /// Tokens of a prompt, chat template included.
@@ -34,9 +35,9 @@ pub struct Grid {
     pub depths: Vec<u32>,
     /// Prompts at each length and depth.
     pub samples: usize,
-    /// Seed: the same gives the same prompts.
+    /// Seed of the prompts.
     pub seed: u64,
-    /// What the needle is hidden in.
+    /// The kind of text around the needle.
     pub haystack: Haystack,
 }
 
@@ -45,19 +46,19 @@ pub struct Grid {
 pub struct NeedlePrompt {
     /// `needle-LENGTH-DEPTH-SAMPLE`.
     pub id: String,
-    /// Tokens that it was to have.
+    /// Token budget.
     pub length: usize,
     /// Share of the sentences before the needle, percent.
     pub depth: u32,
-    /// Which of its length and depth, from 0.
+    /// Index among the prompts of its length and depth.
     pub sample: usize,
-    /// Text, as a user would give it.
+    /// The text, before the chat template.
     pub text: String,
-    /// Its tokens as the model sees them: at most `length`, and less than a sentence fewer.
+    /// Its tokens as the model sees them: at most `length`, and at most one sentence fewer.
     pub tokens: Vec<u32>,
-    /// The sentence that says them.
+    /// The sentence with the digits.
     pub needle: String,
-    /// The digits to be found.
+    /// The expected digits.
     pub answer: String,
 }
 
@@ -72,7 +73,7 @@ pub struct PromptLine<'a> {
 }
 
 impl NeedlePrompt {
-    /// The prompt as a prompt file has it; its length is the category, its needle the span.
+    /// The line for a prompt file; the category is the length, the span is the needle.
     pub fn line(&self) -> PromptLine<'_> {
         let category = format!("needle {}", self.length);
         PromptLine { id: &self.id, category, prompt: &self.text, answer: &self.answer, span: &self.needle }
@@ -80,10 +81,10 @@ impl NeedlePrompt {
 }
 
 impl Grid {
-    /// Whether the grid is one.
+    /// Checks the grid.
     ///
     /// # Errors
-    /// [`Error::Input`] where it is empty, names something twice or a depth beyond 100 %.
+    /// [`Error::Input`] if it is empty, has a duplicate, or has a depth above 100 %.
     pub fn check(&self) -> Result<()> {
         if self.lengths.is_empty() || self.depths.is_empty() || self.samples == 0 {
             return Err(Error::input(
@@ -104,10 +105,10 @@ impl Grid {
         Ok(())
     }
 
-    /// Whether a model can read its prompts and generate `new_tokens`.
+    /// Checks that the prompts and `new_tokens` fit the model's context.
     ///
     /// # Errors
-    /// [`Error::Input`] naming the length beyond the context.
+    /// [`Error::Input`] with the length that exceeds the context.
     pub fn check_context(&self, config: &ModelConfig, new_tokens: usize) -> Result<()> {
         match self.lengths.iter().find(|length| length.saturating_add(new_tokens) > config.context + 1) {
             Some(length) => Err(Error::input(format!(
@@ -119,7 +120,7 @@ impl Grid {
         }
     }
 
-    /// How many prompts there are.
+    /// Number of prompts.
     pub fn count(&self) -> usize {
         self.lengths.len() * self.depths.len() * self.samples
     }
@@ -127,7 +128,7 @@ impl Grid {
     /// All prompts, by length, depth and sample.
     ///
     /// # Errors
-    /// [`Error::Input`] where the grid is none or a length holds no needle; [`Error::Interrupted`].
+    /// [`Error::Input`] if the grid is invalid or a length is too short for a needle; [`Error::Interrupted`].
     pub fn prompts(&self, tokenizer: &Tokenizer, interrupt: &Interrupt) -> Result<Vec<NeedlePrompt>> {
         self.check()?;
         let mut numbers = HashSet::new();
@@ -180,7 +181,7 @@ impl Grid {
                 "a length of {length} tokens holds no needle and its question, which take {bare}; choose a longer one"
             )));
         };
-        // Sentences by their own tokens first; then what they take together decides.
+        // Estimates by each sentence's tokens first, then counts the tokens of the whole text.
         let mut sentences = vec![];
         loop {
             let sentence = filler.sentence();
@@ -209,7 +210,7 @@ impl Grid {
     }
 }
 
-/// Something that a list has twice.
+/// A duplicate in a list.
 fn twice<T: PartialEq>(list: &[T]) -> Option<&T> {
     list.iter().enumerate().find(|(index, item)| list[..*index].contains(item)).map(|(_, item)| item)
 }

@@ -1,7 +1,8 @@
-//! The recorded run of one prompt: prefill, continuation, and one teacher-forced pass with every probe.
+//! Runs one prompt for recording: prefill, continuation, and one teacher-forced pass with all probes.
 //!
-//! Statistics come from the teacher-forced pass over the N decode rows rather than from the generating steps: the
-//! same keys and values, one product per layer instead of N, and f32 arithmetic whatever the weights.
+//! Statistics are from the teacher-forced pass over the N decode rows, not from the generating steps. Keys
+//! and values are the same, but each layer needs one product instead of N, and the arithmetic is f32 for any
+//! weights.
 
 use crate::curvature::Curvature;
 use crate::record::{AttentionFigures, LensFigures, ProbedFigures, ReceivedFigures, Timings};
@@ -16,18 +17,18 @@ use std::cell::RefCell;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Below this mass on the prompt, how it is spread there means nothing.
+/// Minimum prompt mass for a meaningful entropy.
 const SMALLEST_PROMPT_MASS: f32 = 1e-6;
 
-/// What the decode tokens are.
+/// The source of the decode tokens.
 #[derive(Debug, Clone)]
 pub enum Decoding<'a> {
-    /// The model's own greedy continuation of exactly this many tokens; end-of-sequence tokens are not chosen, so
-    /// that every prompt yields the same number of steps.
+    /// The model's greedy continuation of exactly this many tokens. End-of-sequence tokens are excluded, so
+    /// that every prompt has the same number of steps.
     Greedy {
         /// Number of tokens.
         tokens: usize,
-        /// Tokens not chosen.
+        /// Excluded tokens.
         excluded: &'a [u32],
     },
     /// A given continuation.
@@ -43,7 +44,7 @@ impl Decoding<'_> {
     }
 }
 
-/// A recorded run, with what the frontier needs of it still in memory.
+/// A recorded run, with the data for the frontier still in memory.
 pub struct ProbedRun {
     /// KV of the prompt and of the decode tokens, full depth.
     pub session: Session,
@@ -51,25 +52,26 @@ pub struct ProbedRun {
     pub prompt_len: usize,
     /// The continuation, N tokens.
     pub continuation: Vec<u32>,
-    /// Residual stream of the N decode rows at the entrance of each layer, `[N, d]`; index L is the final one.
+    /// Residual stream of the N decode rows at the input of each layer, `[N, d]`; index L is the final one.
     pub residuals: Vec<Tensor>,
     /// The full model's next-token distribution at each step, N.
     pub distributions: ReferenceDistributions,
-    /// What the probes measured.
+    /// The probes' measurements.
     pub figures: ProbedFigures,
-    /// Mean KL(f32 ‖ weights as run) of the generating steps, nats per token; `None` where nothing was generated.
+    /// Mean KL(f32 ‖ weights as run) of the generating steps, nats per token; `None` if nothing was
+    /// generated.
     pub generation_kl: Option<f64>,
     /// Times; the frontier's is still 0.
     pub timings: Timings,
 }
 
-/// Runs a prompt with every probe.
+/// Runs a prompt with all probes.
 ///
-/// `progress(done)` is told how many of the p + N tokens are done.
+/// Calls `progress` with the number of processed tokens, out of p + N.
 ///
 /// # Errors
 /// [`Error::Input`] on an empty prompt, an empty continuation or a sequence beyond the context;
-/// [`Error::Interrupted`].
+/// [`Error::UndefinedLogits`], with the layer where they begin; [`Error::Interrupted`].
 pub fn run(
     decoder: &Arc<Decoder>,
     prompt: &[u32],
@@ -77,12 +79,26 @@ pub fn run(
     interrupt: &Interrupt,
     progress: &mut dyn FnMut(usize),
 ) -> Result<ProbedRun> {
-    let steps = continuation.len();
-    if steps == 0 {
+    if continuation.len() == 0 {
         return Err(Error::input(
             "no decode steps: ask for at least one new token, and give no empty answer",
         ));
     }
+    run_defined(decoder, prompt, continuation, interrupt, progress).map_err(|error| match continuation {
+        Decoding::Given(tokens) => error.located(decoder, &[prompt, tokens].concat(), interrupt),
+        Decoding::Greedy { .. } => error.located(decoder, prompt, interrupt),
+    })
+}
+
+/// [`run`]; undefined logits are not yet traced to the layer where they begin.
+fn run_defined(
+    decoder: &Arc<Decoder>,
+    prompt: &[u32],
+    continuation: &Decoding<'_>,
+    interrupt: &Interrupt,
+    progress: &mut dyn FnMut(usize),
+) -> Result<ProbedRun> {
+    let steps = continuation.len();
     let layers = decoder.config().layers;
     let mut session = Session::new(decoder, Policy::full(layers), prompt.len(), steps)?;
 
@@ -130,9 +146,9 @@ pub fn run(
     Ok(run)
 }
 
-/// The decode rows of a continuation, run at once.
+/// The decode rows of a continuation, run in one pass.
 pub struct TeacherForced {
-    /// Residual stream of the N decode rows at the entrance of each layer, `[N, d]`; index L is the final one.
+    /// Residual stream of the N decode rows at the input of each layer, `[N, d]`; index L is the final one.
     pub residuals: Vec<Tensor>,
     /// Attention of the decode rows, L.
     pub statistics: Vec<LayerStatistics>,
@@ -140,11 +156,12 @@ pub struct TeacherForced {
     pub distributions: ReferenceDistributions,
 }
 
-/// Runs the decode rows of a continuation, of at least one token, through a session that has prefilled the prompt: the last
-/// prompt token and all of the continuation but its last. They take the place of whatever was decoded there before.
+/// Runs the decode rows of a continuation of at least one token through a session that has prefilled the
+/// prompt: the last prompt token and all tokens of the continuation except the last. They replace earlier
+/// decode rows of the session.
 ///
 /// # Errors
-/// [`Error::Input`] where logits are NaN.
+/// [`Error::UndefinedLogits`].
 pub fn teacher_forced(
     decoder: &Decoder,
     session: &mut Session,
@@ -163,12 +180,12 @@ pub fn teacher_forced(
     Ok(TeacherForced { residuals, statistics, distributions })
 }
 
-/// The greedy continuation, of exactly `tokens` tokens, of a session whose prefill yielded `first_logits` `[V]`;
-/// `excluded` tokens are passed over. `observe` sees how many tokens went through the session before each choice, and the
-/// logits that it is made from.
+/// The greedy continuation of exactly `tokens` tokens, without `excluded` ones, in a session whose prefill
+/// returned `first_logits` `[V]`. Before each choice, `observe` gets the number of tokens processed so far
+/// and the logits.
 ///
 /// # Errors
-/// [`Error::Input`] where logits are NaN; [`Error::Interrupted`].
+/// [`Error::UndefinedLogits`]; [`Error::Interrupted`].
 pub fn continue_greedily(
     session: &mut Session,
     first_logits: Tensor,
@@ -190,7 +207,7 @@ pub fn continue_greedily(
     Ok(continuation)
 }
 
-/// Hooks that feed the residual stream at every layer boundary to a curvature each.
+/// Hooks that measure the curvature of the residual stream at every layer boundary.
 fn curvature_hooks<'a>(curvature: &'a RefCell<Vec<Curvature>>, layers: usize) -> Hooks<'a> {
     boundary_hooks(layers, move |boundary, x| curvature.borrow_mut()[boundary].extend(x))
 }
@@ -222,7 +239,7 @@ fn trajectory_curvature(rows: &Tensor) -> Result<f64> {
     curvature.degrees()
 }
 
-/// KL(final ‖ lens) and the lens's top token at every layer; at the last one lens and final are the same.
+/// KL(final ‖ lens) and the lens's top token at every layer; at the last layer, lens and final are the same.
 fn logit_lens(
     decoder: &Decoder,
     residuals: &[Tensor],
@@ -251,8 +268,8 @@ fn logit_lens(
     Ok(lens)
 }
 
-/// Masses and entropies of `steps` decode rows in each layer; entropy within the prompt is undefined (NaN) where the
-/// prompt has too few positions or too little mass.
+/// Masses and entropies of `steps` decode rows in each layer. The entropy within the prompt is undefined
+/// (NaN) if the prompt has too few positions or too little mass.
 pub fn attention_figures(
     statistics: &[LayerStatistics],
     heads: usize,
@@ -275,7 +292,7 @@ pub fn attention_figures(
     AttentionFigures {
         bos_mass: mass(Segment::Bos),
         decode_mass: mass(Segment::Decode),
-        // clamp keeps NaN, min would turn it into 1
+        // `clamp` keeps NaN; `min` would turn it into 1.
         prompt_entropy: prompt_entropy_nats.mapv(|nats| (nats / most).clamp(0.0, 1.0)),
         prompt_entropy_nats,
         prompt_mass,

@@ -1,4 +1,4 @@
-//! Prompt files: JSON Lines, one prompt a line.
+//! Prompt files: JSON Lines, one prompt per line.
 //!
 //! ```json
 //! {"id": "a1", "category": "retrieval", "prompt": "…"}
@@ -6,33 +6,35 @@
 //! ```
 
 use std::collections::HashMap;
-use std::fs;
 use std::path::Path;
 
 use layerscope_engine::{Error, Message, PromptText, Result};
 use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 
-/// The category of a prompt that names none.
+/// The category of prompts without one.
 pub const UNCATEGORISED: &str = "uncategorised";
+
+/// Bytes that a prompt's id or category has at most: they stand in every row of every table.
+pub const LONGEST_NAME: usize = 256;
 
 /// One line of a prompt file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Prompt {
-    /// Unique within the file.
+    /// Unique within the file, at most [`LONGEST_NAME`] bytes.
     pub id: String,
-    /// Category for summaries; [`UNCATEGORISED`] where the line names none.
+    /// Category for summaries, at most [`LONGEST_NAME`] bytes; [`UNCATEGORISED`] by default.
     pub category: String,
-    /// What the model is given.
+    /// The model's input.
     pub content: PromptText,
-    /// The continuation to be teacher-forced instead of the greedy one.
+    /// The continuation to teacher-force instead of the greedy one.
     pub answer: Option<String>,
-    /// The part of the prompt's text of which to ask from which layer on it may vanish.
+    /// The span of the prompt's text to remove by `layerscope diffusion`.
     pub span: Option<String>,
 }
 
 impl Prompt {
-    /// The prompt for people: its text, or its messages joined by blank lines.
+    /// The prompt for display: its text, or its messages joined by blank lines.
     pub fn text(&self) -> String {
         match &self.content {
             PromptText::Plain(text) => text.clone(),
@@ -55,7 +57,7 @@ pub struct PromptFile {
     pub prompts: Vec<Prompt>,
 }
 
-/// SHA-256 of a prompt file's bytes in lower-case hexadecimal, as `sha256sum` prints it.
+/// SHA-256 of a prompt file in lower-case hexadecimal, the same as `sha256sum`.
 pub fn prompts_sha256(bytes: &[u8]) -> String {
     Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
 }
@@ -63,9 +65,9 @@ pub fn prompts_sha256(bytes: &[u8]) -> String {
 /// Reads the prompt file at `path`.
 ///
 /// # Errors
-/// [`Error::Input`] naming file, line and mend where the file is missing, empty or malformed.
+/// [`Error::Input`] with file, line and remedy if the file is missing, empty or malformed.
 pub fn read_prompts(path: &Path) -> Result<PromptFile> {
-    let bytes = fs::read(path).map_err(|error| Error::io("read the prompts", path, &error))?;
+    let bytes = layerscope_files::read(path).map_err(|error| Error::io("read the prompts", path, &error))?;
     let prompts = parse_prompts(&path.display().to_string(), &bytes)?;
     let name = path.file_name().unwrap_or(path.as_os_str());
     Ok(PromptFile { name: name.to_string_lossy().into_owned(), sha256: prompts_sha256(&bytes), prompts })
@@ -107,10 +109,18 @@ pub fn parse_prompts(file: &str, bytes: &[u8]) -> Result<Vec<Prompt>> {
 
 const EXAMPLE: &str = r#"{"id": "1", "category": "qa", "prompt": "Hello"}"#;
 
-/// Parses one line; the error is the problem with its mend, without the place.
+/// Refuses an id or a category that is too long, with words to follow "has".
+pub(crate) fn check_name(name: &str) -> std::result::Result<(), String> {
+    match name.len() {
+        0..=LONGEST_NAME => Ok(()),
+        bytes => Err(format!("{bytes} bytes, more than the {LONGEST_NAME} that a name may have")),
+    }
+}
+
+/// Parses one line; the error is the problem and its remedy, without file and line.
 fn parse_line(line: &str) -> std::result::Result<Prompt, String> {
     let value: Value = serde_json::from_str(line).map_err(|error| {
-        // serde_json ends its message with its own line number, which is always 1 here.
+        // serde_json's message ends with a line number, which is always 1 here.
         let message = error.to_string();
         let message = message.rsplit_once(" at line ").map_or(message.as_str(), |(head, _)| head);
         format!(
@@ -126,6 +136,9 @@ fn parse_line(line: &str) -> std::result::Result<Prompt, String> {
         .ok_or("no \"id\"; give the prompt a unique, non-empty id")?;
     let category =
         text(&fields, "category")?.filter(|category| !category.trim().is_empty()).unwrap_or(UNCATEGORISED);
+    for (field, name) in [("id", id), ("category", category)] {
+        check_name(name).map_err(|problem| format!("the \"{field}\" has {problem}; shorten it"))?;
+    }
     let content = match (text(&fields, "prompt")?, present(&fields, "messages")) {
         (Some(_), Some(_)) => {
             return Err("both \"prompt\" and \"messages\"; keep one of them".into());
@@ -161,7 +174,7 @@ fn present<'a>(fields: &'a Map<String, Value>, name: &str) -> Option<&'a Value> 
     fields.get(name).filter(|value| !value.is_null())
 }
 
-/// The text of a field; `None` where it is missing or null.
+/// The text of a field; `None` if it is missing or null.
 fn text<'a>(fields: &'a Map<String, Value>, name: &str) -> std::result::Result<Option<&'a str>, String> {
     match present(fields, name) {
         None => Ok(None),
@@ -199,7 +212,7 @@ fn messages(list: &Value) -> std::result::Result<Vec<Message>, String> {
     Ok(messages)
 }
 
-/// A JSON value's type, for people.
+/// The name of a JSON value's type.
 fn kind(value: &Value) -> &'static str {
     match value {
         Value::Null => "null",
@@ -274,6 +287,24 @@ mod tests {
                 assert!(message.contains(part), "{message:?} lacks {part:?}");
             }
         }
+    }
+
+    #[test]
+    fn names_are_bounded_in_bytes() {
+        let line = |id: &str, category: &str| {
+            serde_json::json!({"id": id, "category": category, "prompt": "x"}).to_string()
+        };
+        let longest = "ä".repeat(LONGEST_NAME / 2);
+        let prompts = parse(&line(&longest, &longest)).expect("names as long as they may be");
+        assert_eq!((&prompts[0].id, &prompts[0].category), (&longest, &longest));
+        let long = format!("{longest}a");
+        for (field, line) in [("id", line(&long, "qa")), ("category", line("a", &long))] {
+            let message = refusal(format!("\n{line}").as_bytes());
+            let wanted = format!("prompts.jsonl line 2: the \"{field}\" has 257 bytes");
+            assert!(message.starts_with(&wanted) && message.ends_with("; shorten it"), "{message}");
+        }
+        let huge = refusal(line(&"a".repeat(10 << 20), "qa").as_bytes());
+        assert!(huge.len() < 200, "the sentence repeats the name");
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! What one recorded prompt yields: plain data and the meaning of every figure, from recording to report.
+//! The data of one recorded prompt, with the definition of every figure. Shared by all steps from recording
+//! to report.
 //!
 //! Layers ℓ = 0 … L−1, heads h = 0 … H−1 (query heads), decode steps s = 0 … N−1. Step s is the query at position
 //! p−1+s of a sequence whose prompt has p tokens. Undefined values are NaN in memory and null in files.
@@ -42,7 +43,7 @@ pub struct PromptSummary {
     pub generated_token_text: Vec<String>,
     /// The continuation as text.
     pub generated_text: String,
-    /// Whether the continuation was given rather than generated.
+    /// Whether the continuation was given, not generated.
     pub answer_given: bool,
     /// Mean over steps of KL(f32 weights ‖ weights as run), nats; `None` when the run itself is f32.
     pub native_kl: Option<f64>,
@@ -59,13 +60,13 @@ pub struct PromptSummary {
 }
 
 impl PromptSummary {
-    /// What a cutoff costs; undefined where it was not recorded.
+    /// The divergence at a cutoff; undefined if it was not recorded.
     pub fn at(&self, anchor: Anchor, cutoff: usize) -> Divergence {
         let row = self.frontier.iter().find(|row| (row.anchor, row.cutoff) == (anchor, cutoff));
         row.map_or(Divergence::UNDEFINED, |row| row.divergence)
     }
 
-    /// What each cutoff 1 … L costs; undefined where it was not recorded.
+    /// The divergence at each cutoff 1 … L; undefined if it was not recorded.
     pub fn frontier_of(&self, anchor: Anchor) -> Vec<Divergence> {
         let mut divergences = vec![Divergence::UNDEFINED; self.layers.bos_mass.len()];
         for row in self.frontier.iter().filter(|row| row.anchor == anchor) {
@@ -76,13 +77,13 @@ impl PromptSummary {
         divergences
     }
 
-    /// What hiding the prompt from a layer alone costs; undefined where it was not recorded.
+    /// The divergence when the prompt is hidden from one layer; undefined if it was not recorded.
     pub fn knockout_at(&self, layer: usize) -> Divergence {
         let row = self.knockout.iter().find(|row| row.layer == layer);
         row.map_or(Divergence::UNDEFINED, |row| row.divergence)
     }
 
-    /// A figure of [`LAYER_FIGURES`] or [`KNOCKOUT_KL`] at layers 0 … L−1; the embedding's value is left out.
+    /// A figure of [`LAYER_FIGURES`] or [`KNOCKOUT_KL`] at layers 0 … L−1, without the embedding's value.
     pub fn by_layer(&self, figure: &str) -> Vec<f64> {
         let layers = self.layers.bos_mass.len();
         if figure == KNOCKOUT_KL {
@@ -100,7 +101,7 @@ impl PromptSummary {
     }
 }
 
-/// Name of the causal layer map's KL; it is not a column of `layers.parquet`.
+/// Name of the causal layer map's KL, which is not a column of `layers.parquet`.
 pub const KNOCKOUT_KL: &str = "knockout_kl";
 
 /// Number of per-layer figures.
@@ -132,7 +133,8 @@ pub struct LayerFigures {
     pub prompt_mass: Vec<f64>,
     /// Mass on positions ≥ p−1, length L.
     pub decode_mass: Vec<f64>,
-    /// Entropy within the prompt over ln(p−2), mean over the heads and steps where it is defined, length L.
+    /// Entropy within the prompt divided by ln(p−2), mean over the heads and steps with a defined value,
+    /// length L.
     pub prompt_entropy: Vec<f64>,
     /// The same in nats, length L.
     pub prompt_entropy_nats: Vec<f64>,
@@ -144,11 +146,11 @@ pub struct LayerFigures {
     pub lens_top1_agreement: Vec<f64>,
     /// Curvature over prompt positions, degrees, length L+1.
     pub curvature_prompt_deg: Vec<f64>,
-    /// The same less that after layer 0, length L+1.
+    /// The same minus its value after layer 0, length L+1.
     pub straightening_prompt_deg: Vec<f64>,
     /// Curvature over decode positions, degrees, length L+1.
     pub curvature_decode_deg: Vec<f64>,
-    /// The same less that after layer 0, length L+1.
+    /// The same minus its value after layer 0, length L+1.
     pub straightening_decode_deg: Vec<f64>,
 }
 
@@ -204,7 +206,7 @@ impl AttentionMeans {
 pub struct StepFigures {
     /// Position of each step's query, length N.
     pub positions: Vec<usize>,
-    /// The token that each step yields, length N.
+    /// The token that each step generates, length N.
     pub token_ids: Vec<u32>,
     /// Means over heads, `[L, N]`.
     pub attention: AttentionMeans,
@@ -212,7 +214,7 @@ pub struct StepFigures {
     pub lens: LensFigures,
 }
 
-/// What the probes measure of one prompt, before any mean.
+/// The probes' measurements of one prompt, before averaging.
 #[derive(Debug, Clone)]
 pub struct ProbedFigures {
     /// Attention masses and entropies of the decode queries.
@@ -227,7 +229,7 @@ pub struct ProbedFigures {
     pub lens: LensFigures,
 }
 
-/// Where the decode queries' attention goes; every array is `[L, H, N]`.
+/// Attention of the decode queries; every array is `[L, H, N]`.
 #[derive(Debug, Clone)]
 pub struct AttentionFigures {
     /// Mass on position 0.
@@ -236,9 +238,9 @@ pub struct AttentionFigures {
     pub prompt_mass: Array3<f32>,
     /// Mass on positions ≥ p−1.
     pub decode_mass: Array3<f32>,
-    /// Entropy of the attention within the prompt, divided by ln(p−2): in \[0, 1\]; NaN where undefined.
+    /// Entropy of the attention within the prompt, divided by ln(p−2): in \[0, 1\]; NaN if undefined.
     pub prompt_entropy: Array3<f32>,
-    /// The same in nats; NaN where undefined.
+    /// The same in nats; NaN if undefined.
     pub prompt_entropy_nats: Array3<f32>,
 }
 

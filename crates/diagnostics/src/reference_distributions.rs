@@ -1,4 +1,4 @@
-//! The full model's next-token distributions, and how others differ from them, computed where the model runs.
+//! The full model's next-token distributions, and comparisons with them, computed on the model's device.
 
 use crate::record::Divergence;
 use layerscope_engine::{ComputeType, Decoder, Error, Hooks, Result, Tensor, with_f32};
@@ -6,7 +6,7 @@ use layerscope_kernels::cuda::Buffer;
 use layerscope_kernels::distribution::cuda::{self, ComparisonOnDevice, DistributionSummary};
 use layerscope_kernels::distribution::{Distribution, DistributionComparison};
 
-/// Rows unembedded at once: bounds the memory that logits take.
+/// Rows unembedded at once; bounds the memory of logits.
 pub(crate) const LOGIT_ROWS: usize = 64;
 
 /// The distribution at each of N decode steps.
@@ -20,7 +20,7 @@ pub struct ReferenceDistributions {
 
 enum Numbers {
     Host(Vec<Distribution>),
-    /// Logits `[N, V]`, and what they sum up to, as structs and read.
+    /// Logits `[N, V]` on the device, with their normalisers as structs.
     Device {
         logits: Tensor,
         on_device: Buffer,
@@ -28,36 +28,33 @@ enum Numbers {
     },
 }
 
-/// How a row of logits differs from a step's distribution.
+/// How a row of logits differs from a step's distribution. Where the row has a logit that is not finite, all but `argmax` is NaN.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct StepComparison {
     /// KL(full ‖ row), nats.
     pub kl: f64,
-    /// Whether both have the same most likely token.
-    pub same_argmax: bool,
+    /// 1 where both have the same most likely token, else 0.
+    pub top1: f64,
     /// The row's most likely token.
     pub argmax: u32,
-    /// NLL of the step's token under the row, less that under the full model, nats.
+    /// NLL of the step's token under the row, minus that under the full model, nats.
     pub dnll: f64,
 }
 
 impl StepComparison {
-    /// The means over the steps of a continuation.
+    /// Means over the steps of a continuation.
     pub fn mean(steps: &[Self]) -> Divergence {
-        let divergences = steps.iter().map(|step| Divergence {
-            kl: step.kl,
-            top1: f64::from(u8::from(step.same_argmax)),
-            dnll: step.dnll,
-        });
+        let divergences =
+            steps.iter().map(|step| Divergence { kl: step.kl, top1: step.top1, dnll: step.dnll });
         Divergence::mean(&divergences.collect::<Vec<_>>())
     }
 }
 
 impl ReferenceDistributions {
-    /// Of the final residual stream `x [N, d]`, for a continuation of N tokens.
+    /// Computes the distributions from the final residual stream `x [N, d]`, for a continuation of N tokens.
     ///
     /// # Errors
-    /// [`Error::Input`] where logits are NaN, or a token is beyond them.
+    /// [`Error::UndefinedLogits`] where a logit is not finite, or a token is beyond them.
     pub fn new(decoder: &Decoder, x: &Tensor, tokens: &[u32]) -> Result<Self> {
         check_tokens(tokens, decoder.config().vocab)?;
         let (numbers, nll) = match x.on_device() {
@@ -76,8 +73,8 @@ impl ReferenceDistributions {
         Self::checked(numbers, tokens, nll)
     }
 
-    /// Of the logits `[V]` of one step after another, as a session yields them, for a continuation of as many tokens. On the
-    /// CPU a step's logits are freed as its distribution is kept: N · V f32 in all.
+    /// Computes the distributions from the logits `[V]` of each step, in order, for a continuation of as many
+    /// tokens. On the CPU, each step's logits are freed after use: the total is N · V f32.
     ///
     /// # Errors
     /// As [`Self::new`].
@@ -97,8 +94,12 @@ impl ReferenceDistributions {
     }
 
     fn checked(numbers: Numbers, tokens: &[u32], nll: Vec<f64>) -> Result<Self> {
-        if nll.iter().any(|nll| !nll.is_finite()) {
-            return Err(Error::NanLogits);
+        let defined = match &numbers {
+            Numbers::Host(distributions) => distributions.iter().all(Distribution::is_defined),
+            Numbers::Device { summaries, .. } => summaries.iter().all(|summary| summary.finite != 0),
+        };
+        if !defined || nll.iter().any(|nll| !nll.is_finite()) {
+            return Err(Error::UNDEFINED_LOGITS);
         }
         Ok(Self { numbers, tokens: tokens.to_vec(), nll })
     }
@@ -163,15 +164,19 @@ impl ReferenceDistributions {
     }
 
     fn comparison(&self, step: usize, comparison: &DistributionComparison, logit: f64) -> StepComparison {
+        let argmax = comparison.argmax as u32;
+        if !comparison.kl.is_finite() {
+            return StepComparison { kl: f64::NAN, top1: f64::NAN, argmax, dnll: f64::NAN };
+        }
         StepComparison {
             kl: comparison.kl,
-            same_argmax: comparison.same_argmax,
-            argmax: comparison.argmax as u32,
+            top1: f64::from(u8::from(comparison.same_argmax)),
+            argmax,
             dnll: comparison.log_normaliser - logit - self.nll[step],
         }
     }
 
-    /// Rows of logits `[rows, V]` on the device, each with the step that it belongs to.
+    /// Compares rows of logits `[rows, V]` on the device, each with its step.
     fn compare_on_device(&self, logits: &Tensor, of: &[u32]) -> Result<Vec<StepComparison>> {
         let (Numbers::Device { logits: reference, on_device, summaries }, Some(rows)) =
             (&self.numbers, logits.on_device())
@@ -200,7 +205,7 @@ impl ReferenceDistributions {
 }
 
 fn check_tokens(tokens: &[u32], vocab: usize) -> Result<()> {
-    if tokens.iter().any(|&token| token as usize >= vocab) { Err(Error::NanLogits) } else { Ok(()) }
+    if tokens.iter().any(|&token| token as usize >= vocab) { Err(Error::UNDEFINED_LOGITS) } else { Ok(()) }
 }
 
 /// Adds a step's distribution and the NLL of its token.
@@ -210,7 +215,7 @@ fn add(distributions: &mut Vec<Distribution>, nll: &mut Vec<f64>, logits: &[f32]
     distributions.push(distribution);
 }
 
-/// Of rows of logits `[rows, V]`, as many as there are tokens.
+/// Computes normalisers and NLLs of rows of logits `[rows, V]`, one per token.
 fn device_distributions(pieces: &[Tensor], tokens: &[u32]) -> Result<(Numbers, Vec<f64>)> {
     let logits = Tensor::cat(&pieces.iter().collect::<Vec<_>>())?;
     let numbers = logits.on_device().ok_or_else(|| Error::failure("logits are not on the GPU"))?;
@@ -218,11 +223,9 @@ fn device_distributions(pieces: &[Tensor], tokens: &[u32]) -> Result<(Numbers, V
     let on_device = numbers.device().allocate(tokens.len() * size_of::<DistributionSummary>())?;
     cuda::summarize(numbers.numbers(), vocab, &on_device)?;
     let summaries = on_device.to_vec::<DistributionSummary>()?;
-    if summaries.iter().any(|summary| summary.finite == 0) {
-        return Err(Error::NanLogits);
-    }
     let all = Numbers::Device { logits, on_device, summaries };
-    // The NLL of the full model's own tokens is the normaliser less their logits, as a comparison with itself has it.
+    // The NLL of the full model's tokens is the normaliser minus their logits, as in a comparison with
+    // itself.
     let unknown =
         ReferenceDistributions { numbers: all, tokens: tokens.to_vec(), nll: vec![0.0; tokens.len()] };
     let Numbers::Device { logits, .. } = &unknown.numbers else { unreachable!("made just now") };
@@ -235,7 +238,7 @@ fn logits_rows(x: &Tensor, first: usize) -> usize {
     LOGIT_ROWS.min(x.rows() - first)
 }
 
-/// Logits of residual rows `[rows, d]` in f32, some rows at a time, with the index of the first.
+/// Logits of residual rows `[rows, d]` in f32, in blocks of rows, each with the index of its first row.
 fn logits_of<'a>(decoder: &'a Decoder, x: &'a Tensor) -> impl Iterator<Item = (usize, Result<Tensor>)> + 'a {
     (0..x.rows()).step_by(LOGIT_ROWS).map(move |first| {
         let len = logits_rows(x, first);
@@ -246,7 +249,7 @@ fn logits_of<'a>(decoder: &'a Decoder, x: &'a Tensor) -> impl Iterator<Item = (u
     })
 }
 
-/// Logits of residual rows `[rows, d]` in f32, handed over row by row with the row's index.
+/// Logits of residual rows `[rows, d]` in f32, passed row by row with the row's index.
 ///
 /// # Errors
 /// Whatever fails beneath.

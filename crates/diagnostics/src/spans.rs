@@ -1,4 +1,4 @@
-//! Removed spans: what is said of one, and means over several.
+//! Removed spans: the result for one, and means over several.
 
 use crate::record::{Divergence, SpanRecord};
 use crate::summary::mean;
@@ -42,7 +42,7 @@ pub struct MeanSpanRow {
     pub found: f64,
 }
 
-/// Means by layer, of the spans that were removed there.
+/// Means by layer over the spans that were removed there.
 pub fn mean_by_layer(records: &[SpanRecord]) -> Vec<MeanSpanRow> {
     let deepest = records.iter().filter_map(|record| record.layers.last()).map(|row| row.layer).max();
     let rows = (0..=deepest.unwrap_or(0)).filter_map(|layer| {
@@ -61,14 +61,14 @@ pub fn mean_by_layer(records: &[SpanRecord]) -> Vec<MeanSpanRow> {
 }
 
 impl SpanRecord {
-    /// The smallest layer looked at from which on the mean KL is within a tolerance at every layer; L, where nothing is
-    /// removed, always is.
+    /// The first measured layer from which on the mean KL is within a tolerance at every layer; at most L,
+    /// which removes nothing.
     pub fn vanishes_from(&self, tolerance: f64) -> usize {
         let within = self.layers.iter().rev().take_while(|row| row.divergence.kl <= tolerance);
         within.last().or(self.layers.last()).map_or(0, |row| row.layer)
     }
 
-    /// The span for people: "tokens 120–139 (“The key is …”)".
+    /// The displayed name of the span: "tokens 120–139 (“The key is …”)".
     pub fn name(&self) -> String {
         const SHOWN: usize = 60;
         let words: Vec<&str> = self.text.split_whitespace().collect();
@@ -83,7 +83,7 @@ impl SpanRecord {
         }
     }
 
-    /// From which layer on the span may vanish, after its name: "may vanish from layer 12 on (…)".
+    /// The result as text after the span's name: "may vanish from layer 12 on (…)".
     pub fn verdict(&self, tolerance: f64, layers: usize) -> String {
         let from = self.vanishes_from(tolerance);
         let looked_at = if self.layers.len() <= layers { " looked at" } else { "" };

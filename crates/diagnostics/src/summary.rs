@@ -1,7 +1,7 @@
-//! Summaries over prompts: mean, quantiles and a bootstrap interval of the mean, for each figure at each layer.
+//! Summaries over prompts: mean, quantiles and a bootstrap interval of the mean, per figure and layer.
 //!
-//! The bootstrap resamples prompts, since the tokens of one prompt are not independent of each other: 2,000 resamples
-//! with replacement, percentile interval (Efron & Tibshirani 1993, chapter 13). The generator's seed is fixed, so the
+//! The bootstrap resamples prompts, because the tokens of one prompt are not independent: 2,000 resamples
+//! with replacement, percentile interval (Efron & Tibshirani 1993, chapter 13). The seed is fixed, so the
 //! same prompts always give the same interval.
 
 use std::collections::BTreeMap;
@@ -92,7 +92,7 @@ fn summarise_group(category: Option<&str>, prompts: &[&PromptSummary]) -> GroupS
     GroupSummary { category: category.map(str::to_owned), prompts: prompts.len(), figures: figures.collect() }
 }
 
-/// Summarises a figure over prompts at layers 0 … L−1, as [`PromptSummary::by_layer`] has it.
+/// Summarises a figure of [`PromptSummary::by_layer`] over prompts at layers 0 … L−1.
 pub fn summarise_by_layer<'a>(
     prompts: impl IntoIterator<Item = &'a PromptSummary>,
     figure: &str,
@@ -101,7 +101,7 @@ pub fn summarise_by_layer<'a>(
     summarise(&rows.iter().map(Vec::as_slice).collect::<Vec<_>>())
 }
 
-/// Summarises each column over the rows: `rows[prompt][column]`. Rows may be ragged; what is lacking counts as missing.
+/// Summarises each column over the rows: `rows[prompt][column]`. In shorter rows, values count as missing.
 pub fn summarise(rows: &[&[f64]]) -> Vec<Summary> {
     let means = bootstrap_means(rows, SEED);
     let columns = columns(rows);
@@ -129,7 +129,7 @@ pub fn summarise(rows: &[&[f64]]) -> Vec<Summary> {
 
 /// The one-sided 95 % upper bound of each column's mean over the rows: the 95th percentile of the bootstrap's means.
 ///
-/// `rows[prompt][column]`; NaN where a column has no finite value.
+/// `rows[prompt][column]`; NaN if a column has no finite value.
 pub fn mean_upper_bound95(rows: &[&[f64]]) -> Vec<f64> {
     let means = bootstrap_means(rows, SEED);
     let bounds = means.axis_iter(Axis(1)).map(|means| {
@@ -160,7 +160,8 @@ pub enum Pairing {
     Unpaired,
 }
 
-/// How each column differs, second less first: `rows[prompt][column]`. Paired groups have as many rows.
+/// The difference of each column, second minus first: `rows[prompt][column]`. Paired groups have equally many
+/// rows.
 pub fn differences(first: &[&[f64]], second: &[&[f64]], pairing: Pairing) -> Vec<Difference> {
     let width = |rows: &[&[f64]]| rows.iter().map(|row| row.len()).max().unwrap_or(0);
     let width = width(first).min(width(second));
@@ -178,7 +179,7 @@ pub fn differences(first: &[&[f64]], second: &[&[f64]], pairing: Pairing) -> Vec
         Pairing::Unpaired => {
             let (a, b) = (column_means(first), column_means(second));
             let means = a.iter().zip(&b).map(|(a, b)| b - a).collect();
-            // Another seed, or the two would be resampled in step.
+            // A different seed, so that the two groups are resampled independently.
             let (a, b) = (bootstrap_means(first, SEED), bootstrap_means(second, SEED ^ 1));
             let resamples = a.nrows().min(b.nrows());
             let slice = ndarray::s![..resamples, ..width];
@@ -197,8 +198,8 @@ pub fn differences(first: &[&[f64]], second: &[&[f64]], pairing: Pairing) -> Vec
         .collect()
 }
 
-/// Spearman's rank correlation of two figures over the places where both are defined, ties ranked by their mean; NaN for
-/// fewer than three places or a figure that is the same everywhere.
+/// Spearman's rank correlation of two figures over the indices where both are defined, with mean ranks for
+/// ties; NaN for fewer than three indices or a constant figure.
 pub fn rank_correlation(first: &[f64], second: &[f64]) -> f64 {
     let both = first.iter().zip(second).filter(|(a, b)| a.is_finite() && b.is_finite());
     let (first, second): (Vec<f64>, Vec<f64>) = both.map(|(a, b)| (*a, *b)).unzip();
@@ -217,7 +218,7 @@ pub fn rank_correlation(first: &[f64], second: &[f64]) -> f64 {
     ab / (aa * bb).sqrt()
 }
 
-/// Each value's place in ascending order, from 0; equal values share the mean of their places.
+/// Rank of each value in ascending order, from 0; ties have their mean rank.
 fn ranks(values: &[f64]) -> Vec<f64> {
     let mut order: Vec<usize> = (0..values.len()).collect();
     order.sort_by(|a, b| values[*a].total_cmp(&values[*b]));
@@ -231,7 +232,7 @@ fn ranks(values: &[f64]) -> Vec<f64> {
     ranks
 }
 
-/// Mean of the finite values; NaN where there are none.
+/// Mean of the finite values; NaN if there are none.
 pub fn mean(values: impl IntoIterator<Item = f64>) -> f64 {
     let (mut sum, mut count) = (0.0, 0_usize);
     for value in values.into_iter().filter(|value| value.is_finite()) {
@@ -241,7 +242,7 @@ pub fn mean(values: impl IntoIterator<Item = f64>) -> f64 {
     sum / count as f64
 }
 
-/// Median of the finite values, the mean of the middle two where there are two; NaN where there are none.
+/// Median of the finite values (the mean of the middle two for an even number); NaN if there are none.
 pub fn median(values: &[f64]) -> f64 {
     let [median] = quantiles(ArrayView1::from(values), [0.5]);
     median
@@ -267,7 +268,7 @@ fn bootstrap_means(rows: &[&[f64]], seed: u64) -> Array2<f64> {
     for mut sums in means.outer_iter_mut() {
         counts.fill(0);
         for _ in 0..count {
-            // u32, so that 32- and 64-bit machines draw the same.
+            // u32, so that 32- and 64-bit machines draw the same numbers.
             let row = rows[rng.random_range(0..count) as usize];
             for ((sum, count), value) in sums.iter_mut().zip(&mut counts).zip(row) {
                 if value.is_finite() {
@@ -283,15 +284,15 @@ fn bootstrap_means(rows: &[&[f64]], seed: u64) -> Array2<f64> {
     means
 }
 
-/// Quantiles of the finite values, linearly interpolated between order statistics; NaN where there are none.
+/// Quantiles of the finite values, linearly interpolated between order statistics; NaN if there are none.
 fn quantiles<const K: usize>(values: ArrayView1<'_, f64>, shares: [f64; K]) -> [f64; K] {
-    // Infinities are left out too, and what would overflow to them: interpolating between two is undefined.
+    // Excludes infinities and values that would overflow to them: interpolating between two is undefined.
     let usable = |value: f64| value.abs() < f64::MAX / 4.0;
     let mut values = values.mapv(|value| if usable(value) { value } else { f64::NAN });
     let mut values = f64::remove_nan_mut(values.view_mut());
     match values.first().copied() {
         None => return [f64::NAN; K],
-        // Quickselect is quadratic in equal values, and means of resamples are often all equal.
+        // Quickselect is quadratic for equal values, and means of resamples are often all equal.
         Some(first) if values.iter().all(|value| *value == first) => return [f64::from_not_nan(first); K],
         Some(_) => {}
     }
@@ -300,9 +301,9 @@ fn quantiles<const K: usize>(values: ArrayView1<'_, f64>, shares: [f64; K]) -> [
     std::array::from_fn(|index| quantiles.get(index).map_or(f64::NAN, |value| f64::from_not_nan(*value)))
 }
 
-/// Indices of the largest finite values, at most `count`, largest first; of equals the earlier ones.
+/// Indices of the largest finite values, at most `count`, largest first; of equal values, the earlier ones.
 pub fn largest(values: impl IntoIterator<Item = f64>, count: usize) -> Vec<usize> {
-    // Ascending indices, so a value goes after its equals; hardly any beats the last of a full list.
+    // Indices ascend, so a value goes after its equals. Few values exceed the last of a full list.
     let mut best: Vec<(usize, f64)> = vec![];
     for (index, value) in values.into_iter().enumerate().filter(|(_, value)| value.is_finite()) {
         if best.len() < count || best.last().is_some_and(|&(_, least)| value > least) {
@@ -353,7 +354,7 @@ mod tests {
         assert_eq!(summary.mean, 50.0);
         let quantiles = [summary.q05, summary.q25, summary.q50, summary.q75, summary.q95];
         assert_eq!(quantiles, [5.0, 25.0, 50.0, 75.0, 95.0]);
-        // The standard error of the mean is 29.15/√101 = 2.90, so the interval is near 50 ± 5.7.
+        // The standard error of the mean is 29.15/√101 = 2.90, so the interval is about 50 ± 5.7.
         assert!((summary.mean_ci95_lower - 44.3).abs() < 0.5, "{summary:?}");
         assert!((summary.mean_ci95_upper - 55.7).abs() < 0.5, "{summary:?}");
         let rows = column(&values);
@@ -402,7 +403,7 @@ mod tests {
         let second: Vec<f64> = first.iter().map(|value| value + 1.0).collect();
         let paired = differ(&first, &second, Pairing::Paired);
         assert_eq!(paired, Difference { mean: 1.0, lower95: 1.0, upper95: 1.0 });
-        // Unpaired, the spread over prompts hides it: standard error √(2 · 11.7² / 40) = 2.6.
+        // Unpaired, the spread over prompts hides the difference: standard error √(2 · 11.7² / 40) = 2.6.
         let unpaired = differ(&first, &second, Pairing::Unpaired);
         assert!((unpaired.mean - 1.0).abs() < 1e-12);
         assert!((unpaired.lower95 + 4.1).abs() < 0.5 && (unpaired.upper95 - 6.1).abs() < 0.5, "{unpaired:?}");

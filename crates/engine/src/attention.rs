@@ -5,11 +5,11 @@ pub(crate) mod device;
 mod host;
 mod pattern;
 
-use crate::Result;
 use crate::decoder::Location;
 use crate::hooks::{Hooks, Site};
 use crate::kv::{KeyRange, KvStore};
 use crate::tensor::Tensor;
+use crate::{Error, Result};
 use layerscope_kernels::{AttentionShape, AttentionStatistics, Received};
 use std::ops::Range;
 
@@ -62,10 +62,11 @@ impl LayerAttention<'_> {
         if hooks.wants(layer, Site::AttentionScores) || hooks.wants(layer, Site::Pattern) {
             return Ok((self.with_pattern(q, hooks)?, None));
         }
-        match q.on_device() {
-            Some(q) => self.attend_on_device(q),
-            None => self.attend_on_host(q),
-        }
+        let (output, statistics) = match q.on_device() {
+            Some(q) => self.attend_on_device(q)?,
+            None => self.attend_on_host(q)?,
+        };
+        Ok((output, statistics.map(|statistics| statistics.checked(layer)).transpose()?))
     }
 
     /// Whether a group reads all keys that are stored.
@@ -75,7 +76,22 @@ impl LayerAttention<'_> {
     }
 }
 
+/// By how much the masses of a row may differ from 1 in sum.
+const MASS_TOLERANCE: f32 = 1e-4;
+
 impl LayerStatistics {
+    /// Itself, if the masses of each row sum to 1. Those of an undefined softmax are NaN.
+    ///
+    /// # Errors
+    /// [`Error::Misuse`] that names the layer.
+    pub(crate) fn checked(self, layer: usize) -> Result<Self> {
+        let sums = self.rows.mass.iter().map(|mass| mass.iter().sum::<f32>());
+        match sums.into_iter().find(|sum| (sum - 1.0).abs() > MASS_TOLERANCE) {
+            Some(sum) => Err(Error::misuse(format!("attention at layer {layer} sums to {sum} instead of 1"))),
+            None => Ok(self),
+        }
+    }
+
     /// Those of rows that went through the layers one after the other.
     pub(crate) fn joined(of_rows: Vec<Vec<Self>>) -> Vec<Self> {
         let mut joined: Vec<Self> = vec![];
@@ -87,9 +103,7 @@ impl LayerStatistics {
             for (all, one) in joined.iter_mut().zip(layers) {
                 all.rows.mass.extend(one.rows.mass);
                 all.rows.entropy.extend(one.rows.entropy);
-                all.received.sum.iter_mut().zip(one.received.sum).for_each(|(sum, more)| *sum += more);
-                let largest = all.received.max.iter_mut().zip(one.received.max);
-                largest.for_each(|(max, other)| *max = max.max(other));
+                all.received.add(&one.received);
             }
         }
         joined

@@ -17,7 +17,7 @@ pub use on_device::RowsOnDevice;
 
 use crate::hooks::Hooks;
 use crate::tensor::Tensor;
-use crate::weights::{Embedding, WeightsPrecision};
+use crate::weights::{Embedding, FileState, WeightsPrecision};
 use crate::{ComputeType, Device, Error, KvPrecision, MemoryNeed, ModelConfig, Result};
 use layer::{LayerWeights, Norm, Projection};
 use layerscope_kernels::AttentionShape;
@@ -37,6 +37,8 @@ pub struct Decoder {
     rotary: RotaryTables,
     precision: WeightsPrecision,
     device: Device,
+    /// Files in which weights are read where they are.
+    mapped_files: Vec<FileState>,
 }
 
 /// What attention does with new queries, keys and values: store them, choose the keys to see, attend.
@@ -96,6 +98,14 @@ pub struct SequenceRows {
 }
 
 impl Decoder {
+    /// Checks that the files from which weights are read are as they were when the model was loaded.
+    ///
+    /// # Errors
+    /// [`Error::Failure`] that names the file.
+    pub fn check_files(&self) -> Result<()> {
+        self.mapped_files.iter().try_for_each(FileState::check)
+    }
+
     /// Architecture numbers.
     pub fn config(&self) -> &ModelConfig {
         &self.config

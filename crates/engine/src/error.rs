@@ -1,6 +1,6 @@
 //! Errors that a program can match on. Their `Display` is one sentence for the user.
 
-use crate::HookPoint;
+use crate::{HookPoint, UndefinedFrom};
 use layerscope_kernels::cuda::DeviceError;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -25,6 +25,19 @@ pub enum Error {
         prompt: usize,
         /// Tokens to decode, the last prompt token among them.
         decode: usize,
+        /// Longest sequence that the model was made for.
+        context: usize,
+    },
+    /// A text of so many bytes that it is longer than the model's context, found before it was tokenized.
+    #[error(
+        "the prompt has {bytes} bytes, which are at least {tokens} tokens and exceed the model's context of {context}; \
+         shorten the prompt"
+    )]
+    TextTooLong {
+        /// Bytes of the text.
+        bytes: usize,
+        /// A number of tokens below which it does not come.
+        tokens: usize,
         /// Longest sequence that the model was made for.
         context: usize,
     },
@@ -108,9 +121,15 @@ pub enum Error {
         /// The system's sentence.
         reason: String,
     },
-    /// Logits are NaN, which only damaged weights cause.
-    #[error("the model yields no numbers (NaN); its weights are damaged, fetch the file again")]
-    NanLogits,
+    /// A logit is NaN or infinite, which only damaged weights cause.
+    #[error(
+        "the next-token distribution is undefined: {}; the weights are damaged, fetch the model again",
+        undefined_logits(*.from)
+    )]
+    UndefinedLogits {
+        /// Where activations first are NaN or infinite, if that was looked for.
+        from: Option<UndefinedFrom>,
+    },
     /// A GPU that is absent or failed.
     #[error(transparent)]
     Device(DeviceError),
@@ -195,7 +214,7 @@ impl Error {
             action: action.to_owned(),
             path: path.to_owned(),
             kind: error.kind(),
-            reason: error.to_string(),
+            reason: layerscope_files::reason(error),
         }
     }
 
@@ -204,6 +223,7 @@ impl Error {
         match self {
             Self::EmptyPrompt(_)
             | Self::ContextExceeded { .. }
+            | Self::TextTooLong { .. }
             | Self::UnknownToken { .. }
             | Self::OutOfMemory { .. }
             | Self::UnknownPolicy { .. }
@@ -212,13 +232,14 @@ impl Error {
             | Self::HookShape { .. }
             | Self::UnsupportedFamily { .. }
             | Self::MalformedFile { .. }
-            | Self::NanLogits
+            | Self::UndefinedLogits { .. }
             | Self::UnknownLayer { .. }
             | Self::Input(_) => ErrorKind::Input,
             Self::Io { kind, .. } => match kind {
                 io::ErrorKind::NotFound
                 | io::ErrorKind::IsADirectory
                 | io::ErrorKind::NotADirectory
+                | io::ErrorKind::InvalidFilename
                 | io::ErrorKind::InvalidData => ErrorKind::Input,
                 _ => ErrorKind::Failure,
             },
@@ -233,6 +254,13 @@ impl Error {
     /// The exit code of the command line.
     pub fn exit_code(&self) -> u8 {
         self.kind().exit_code()
+    }
+}
+
+fn undefined_logits(from: Option<UndefinedFrom>) -> String {
+    match from {
+        Some(from) => format!("activations are NaN or infinite from {from} on"),
+        None => "a logit is NaN or infinite".to_owned(),
     }
 }
 

@@ -67,8 +67,22 @@ pub struct GeneratedToken<'a> {
 /// # Errors
 /// [`Error::EmptyPrompt`](crate::Error::EmptyPrompt), [`Error::ContextExceeded`](crate::Error::ContextExceeded);
 /// [`Error::Interrupted`](crate::Error::Interrupted) during prefill (during
-/// decoding an interrupt ends the text early instead, so that nothing is lost).
+/// decoding an interrupt ends the text early instead, so that nothing is lost);
+/// [`Error::UndefinedLogits`](crate::Error::UndefinedLogits), with the layer where they begin.
 pub fn generate(
+    decoder: &Arc<Decoder>,
+    prompt: &[u32],
+    policy: Policy,
+    settings: &GenerationSettings<'_>,
+    interrupt: &Interrupt,
+    observe: &mut dyn FnMut(GenerationEvent<'_>) -> ControlFlow<()>,
+) -> Result<Generation> {
+    generate_defined(decoder, prompt, policy, settings, interrupt, observe)
+        .map_err(|error| error.located(decoder, prompt, interrupt))
+}
+
+/// [`generate`]; undefined logits are not yet traced to the layer where they begin.
+fn generate_defined(
     decoder: &Arc<Decoder>,
     prompt: &[u32],
     policy: Policy,

@@ -23,6 +23,7 @@ mod shapes;
 mod tensor;
 mod threads;
 mod tokenizer;
+mod undefined;
 mod weights;
 
 pub use attention::{LayerAttention, LayerStatistics, RowGroup};
@@ -56,7 +57,8 @@ pub use shapes::Shape;
 pub use tensor::{DeviceTensor, Tensor, with_f32};
 pub use threads::{keep_freed_memory, one_pool, return_freed_memory};
 pub use tokenizer::{Message, PromptText, TokenStream, Tokenizer};
+pub use undefined::UndefinedFrom;
 pub use weights::{
-    Embedding, GgufFile, Linear, RandomWeights, SafetensorsFiles, ShapeWeights, Weight, WeightSource,
-    WeightsPrecision,
+    Embedding, FileState, GgufFile, Linear, RandomWeights, SafetensorsFiles, ShapeWeights, Weight,
+    WeightSource, WeightsPrecision, explain_bus_errors,
 };

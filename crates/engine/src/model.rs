@@ -90,6 +90,7 @@ impl OpenedModel {
                 tokenizer.source().display()
             )));
         }
+        let tokenizer = tokenizer.within(config.context);
         Ok(Self { name: source.name.clone(), config, tokenizer, files })
     }
 
@@ -218,7 +219,8 @@ pub fn folder_config(
     architecture: Option<&str>,
 ) -> Result<(String, ModelConfig, SafetensorsFiles)> {
     let path = folder.join("config.json");
-    let text = std::fs::read_to_string(&path).map_err(|e| Error::io("read the model's config", &path, &e))?;
+    let text =
+        layerscope_files::read_text(&path).map_err(|e| Error::io("read the model's config", &path, &e))?;
     let mut config = ModelConfig::from_json(&text, architecture, &path)?;
     let files = SafetensorsFiles::open(folder)?;
     // Some checkpoints leave the flag out and the matrix with it.
@@ -228,7 +230,7 @@ pub fn folder_config(
 
 fn hash_file(path: &Path, digest: &mut Sha256) -> Result<()> {
     let error = |e: std::io::Error| Error::io("read the weights", path, &e);
-    let mut file = std::fs::File::open(path).map_err(error)?;
+    let mut file = layerscope_files::open(path).map_err(error)?;
     let mut buffer = vec![0; 1 << 20];
     loop {
         match file.read(&mut buffer).map_err(error)? {

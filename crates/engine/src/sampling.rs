@@ -61,7 +61,7 @@ impl Sampler {
     /// The next token of logits `[V]`.
     ///
     /// # Errors
-    /// [`Error::NanLogits`].
+    /// [`Error::UndefinedLogits`].
     pub fn sample(&mut self, logits: &Tensor) -> Result<u32> {
         // Also before a random draw, which cannot cope with NaN.
         let most_likely = argmax(logits, &[])?;
@@ -96,9 +96,9 @@ impl Sampling {
 /// The most likely token of logits `[V]`, the first of equals, without `excluded` tokens.
 ///
 /// # Errors
-/// [`Error::NanLogits`] where logits are NaN or every token is excluded.
+/// [`Error::UndefinedLogits`] where a logit is not finite, or every token is excluded.
 pub fn argmax(logits: &Tensor, excluded: &[u32]) -> Result<u32> {
-    logits.argmax(excluded)?.ok_or(Error::NanLogits)
+    logits.argmax(excluded)?.ok_or(Error::UNDEFINED_LOGITS)
 }
 
 #[cfg(test)]
@@ -131,14 +131,17 @@ mod tests {
     }
 
     #[test]
-    fn nan_and_numbers_out_of_range_are_errors() {
+    fn undefined_logits_and_numbers_out_of_range_are_errors() {
         let random = |temperature, top_p, top_k| Sampling::Random { temperature, top_p, top_k, seed: 0 };
         for wrong in [random(0.0, None, None), random(1.0, Some(0.0), None), random(1.0, None, Some(0))] {
             assert_eq!(Sampler::new(wrong).err().unwrap().exit_code(), 2);
         }
-        for sampling in [Sampling::Greedy, random(1.0, None, None)] {
-            let result = Sampler::new(sampling).unwrap().sample(&logits(&[0.0, f32::NAN]));
-            assert!(matches!(result, Err(Error::NanLogits)));
+        let undefined = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY];
+        for (sampling, undefined) in
+            [Sampling::Greedy, random(1.0, None, None)].into_iter().flat_map(|s| undefined.map(|x| (s, x)))
+        {
+            let result = Sampler::new(sampling).unwrap().sample(&logits(&[0.0, undefined]));
+            assert!(matches!(result, Err(Error::UndefinedLogits { from: None })));
         }
     }
 }

@@ -65,6 +65,7 @@ impl Session {
     /// [`Error::Input`] on an empty prompt, a sequence beyond the model's context, or one that needs more memory than is free.
     pub fn new(decoder: &Arc<Decoder>, policy: Policy, prompt_len: usize, decode_len: usize) -> Result<Self> {
         decoder.config().check_sequence(prompt_len, decode_len)?;
+        decoder.check_files()?;
         let (name, device) =
             (format!("a sequence of {} tokens", prompt_len - 1 + decode_len), decoder.device());
         let held = policy.most_held(prompt_len, decode_len, device);

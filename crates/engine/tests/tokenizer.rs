@@ -1,6 +1,6 @@
 //! The tokenizer against ids made by `transformers`, its templates, and files that are damaged.
 
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::print_stdout, clippy::unwrap_used)]
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};

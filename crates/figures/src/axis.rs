@@ -1,6 +1,6 @@
-//! Where ticks stand.
+//! Tick positions.
 
-/// The least of 1, 2, 5, 10 … and their tenths that is not below `least`.
+/// The smallest of 1, 2, 5, 10 … and their tenths that is at least `least`.
 pub fn round_step(least: f64) -> f64 {
     if !(least.is_finite() && least > 0.0) {
         return 1.0;
@@ -14,12 +14,12 @@ pub fn round_step(least: f64) -> f64 {
 pub(crate) fn ticks(lower: f64, upper: f64, most: usize) -> Vec<f64> {
     let step = round_step((upper - lower) / most.max(1) as f64);
     let first = (lower / step - 1e-9).ceil();
-    // Multiplied, not added up: 3 · 0.1 is nearer to 0.3 than 0.1 + 0.1 + 0.1.
+    // Multiplied, not summed: 3 · 0.1 is closer to 0.3 than 0.1 + 0.1 + 0.1.
     let values = (0..=most).map(|index| (first + index as f64) * step);
     values.take_while(|value| *value <= upper + step * 1e-9).collect()
 }
 
-/// Whole numbers from `first` to `last` with at least `least` points between them, `per_unit` points a unit.
+/// Integers from `first` to `last`, at least `least` points apart, with `per_unit` points per unit.
 pub(crate) fn whole_ticks(first: usize, last: usize, per_unit: f64, least: f64) -> Vec<usize> {
     let step = round_step((least / per_unit).max(1.0)).ceil() as usize;
     (first.next_multiple_of(step)..=last).step_by(step).collect()

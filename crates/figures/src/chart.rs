@@ -1,4 +1,4 @@
-//! Curves over layers, cutoffs or any other axis.
+//! Charts of curves over layers, cutoffs or any other axis.
 
 mod drawing;
 mod names;
@@ -6,21 +6,21 @@ mod names;
 use crate::colour::Ink;
 use crate::number::short;
 
-/// How a curve is drawn.
+/// Line style of a curve.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Style {
-    /// As a line.
+    /// A line.
     #[default]
     Line,
-    /// As a dashed line.
+    /// A dashed line.
     Dashed,
-    /// As points alone.
+    /// Points only.
     Points,
-    /// As a line with a point at each value.
+    /// A line with a point at each value.
     Marked,
 }
 
-/// One curve: a value at each place of the axis. Undefined values are left out.
+/// A curve: one value per position of the axis. Undefined values are gaps.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Curve {
     /// Its name in the legend.
@@ -29,11 +29,11 @@ pub struct Curve {
     pub ink: Ink,
     /// Its values.
     pub values: Vec<f64>,
-    /// Where they stand along [`Along::Values`]; elsewhere each has its place.
+    /// Their positions on an axis of [`Along::Values`]; unused on other axes.
     pub at: Vec<f64>,
     /// Lower and upper edge of its spread.
     pub band: Option<(Vec<f64>, Vec<f64>)>,
-    /// How it is drawn.
+    /// Its line style.
     pub style: Style,
 }
 
@@ -43,27 +43,27 @@ impl Curve {
         Self { name: name.into(), ink, values, at: vec![], band: None, style: Style::Line }
     }
 
-    /// The nth of several series that stand side by side: told apart by colour and, of neighbours, by dashes too.
+    /// The nth of several series: differs from others by colour, and from its neighbours by dashes.
     pub fn series(name: impl Into<String>, index: usize, values: Vec<f64>) -> Self {
         let style = if index % 2 == 1 { Style::Dashed } else { Style::Line };
         Self::new(name, Ink::Series(index), values).styled(style)
     }
 
-    /// With a spread.
+    /// Adds a spread.
     #[must_use]
     pub fn with_band(mut self, lower: Vec<f64>, upper: Vec<f64>) -> Self {
         self.band = Some((lower, upper));
         self
     }
 
-    /// Drawn in another style.
+    /// Sets the line style.
     #[must_use]
     pub fn styled(mut self, style: Style) -> Self {
         self.style = style;
         self
     }
 
-    /// With a place for each value, along [`Along::Values`].
+    /// Sets the position of each value, for [`Along::Values`].
     #[must_use]
     pub fn placed(mut self, at: Vec<f64>) -> Self {
         self.at = at;
@@ -71,14 +71,14 @@ impl Curve {
     }
 }
 
-/// What stands along a chart's axis.
+/// The horizontal axis of a chart.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Along {
-    /// Layers 0 … L−1; a curve of L+1 values begins with the embedding, at −1.
+    /// Layers 0 … L−1. A curve of L+1 values begins with the embedding, at −1.
     Layers(usize),
     /// Cutoffs 1 … L.
     Cutoffs(usize),
-    /// Values of their own: each curve says where.
+    /// Any values: each curve has its own positions.
     Values {
         /// The axis's name, with its unit.
         name: String,
@@ -88,7 +88,7 @@ pub enum Along {
 }
 
 impl Along {
-    /// Number of layers; 0 where there are none.
+    /// Number of layers; 0 on an axis without layers.
     pub fn layers(&self) -> usize {
         match self {
             Self::Layers(layers) | Self::Cutoffs(layers) => *layers,
@@ -96,7 +96,7 @@ impl Along {
         }
     }
 
-    /// Where the nth value of a curve stands.
+    /// Position of a curve's nth value.
     pub fn place(&self, curve: &Curve, index: usize) -> f64 {
         match self {
             Self::Layers(layers) if curve.values.len() > *layers => index as f64 - 1.0,
@@ -106,7 +106,7 @@ impl Along {
         }
     }
 
-    /// Where the ends stand. Of layers, the cutoff c is at the lower end plus c.
+    /// Ends of the axis. On an axis of layers, cutoff c is at the lower end plus c.
     pub fn ends(&self) -> [f64; 2] {
         match self {
             Self::Layers(layers) => [-0.5, *layers as f64 - 0.5],
@@ -124,7 +124,7 @@ impl Along {
         }
     }
 
-    /// A place in words.
+    /// A position as text.
     pub fn place_name(&self, at: f64) -> String {
         match self {
             Self::Layers(_) if at < -0.5 => "embedding".to_owned(),
@@ -135,12 +135,12 @@ impl Along {
     }
 }
 
-/// A line across the axis, such as the cutoff.
+/// A vertical line, such as the cutoff.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Mark {
-    /// Where it stands along the axis.
+    /// Its position on the axis.
     pub at: f64,
-    /// What it is.
+    /// Its label.
     pub name: String,
     /// Its colour.
     pub ink: Ink,
@@ -153,25 +153,25 @@ pub struct Chart {
     pub title: String,
     /// Unit of its values.
     pub unit: String,
-    /// What it shows, in a sentence or two, for those who do not see it.
+    /// A text alternative of one or two sentences.
     pub description: String,
-    /// What stands along it.
+    /// Its horizontal axis.
     pub along: Along,
     /// Its curves.
     pub curves: Vec<Curve>,
-    /// Whether values are shown by their logarithm, none below [`LEAST_LOGARITHM`].
+    /// Whether the value axis is logarithmic; it starts at [`LEAST_LOGARITHM`] at the lowest.
     pub logarithmic: bool,
-    /// Lower and upper end of the axis, where they are known; further values widen it.
+    /// Lower and upper end of the value axis, if known; values outside extend it.
     pub range: Option<[f64; 2]>,
-    /// A level to compare with, and its name.
+    /// A horizontal reference line, and its name.
     pub level: Option<(f64, String)>,
-    /// Lines across the axis.
+    /// Vertical lines.
     pub marks: Vec<Mark>,
-    /// Layers that are set off by a tint.
+    /// Layers with a tinted background.
     pub selected: Vec<usize>,
 }
 
-/// Least value that a logarithmic axis shows.
+/// Smallest value on a logarithmic axis.
 pub const LEAST_LOGARITHM: f64 = 1e-5;
 
 impl Chart {
@@ -191,7 +191,7 @@ impl Chart {
         }
     }
 
-    /// With a line at a cutoff of its layers.
+    /// Adds a line at a cutoff.
     #[must_use]
     pub fn with_cutoff(mut self, cutoff: usize) -> Self {
         let at = self.along.ends()[0] + cutoff as f64;
@@ -199,7 +199,7 @@ impl Chart {
         self
     }
 
-    /// A value as the axis has it: its logarithm where the chart is logarithmic.
+    /// A value in axis units: its logarithm if the chart is logarithmic.
     pub fn level_of(&self, value: f64) -> f64 {
         if self.logarithmic && value.is_finite() { value.max(LEAST_LOGARITHM).log10() } else { value }
     }
@@ -264,7 +264,7 @@ mod tests {
         let mut chart = Chart::new("Divergence", "KL, nats", Along::Cutoffs(10)).with_cutoff(5);
         chart.marks.push(Mark { at: 5.0, name: "another".into(), ink: Ink::Series(1) });
         chart.level = Some((0.95, "tolerance".into()));
-        // High before the cutoff and low from there on: at the top there is room to the right of it.
+        // High before the cutoff and low after it: at the top, there is space to the right of it.
         let falling = (1..=10).map(|cutoff| if cutoff < 5 { 1.0 } else { 0.0 });
         chart.curves.push(Curve::new("a", Ink::Series(0), falling.collect()));
         let svg = chart.to_svg(&canvas());

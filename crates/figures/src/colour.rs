@@ -1,4 +1,4 @@
-//! Colours of figures: light and dark, told apart by colour-blind readers.
+//! Colours of figures, light and dark, distinguishable by colour-blind readers.
 
 use colorgrad::Gradient;
 use serde::{Deserialize, Serialize};
@@ -13,7 +13,7 @@ pub struct Colour {
 }
 
 impl fmt::Display for Colour {
-    /// As CSS and SVG write it: `#0072b2`.
+    /// CSS notation: `#0072b2`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let [r, g, b] = self.rgb;
         write!(f, "#{r:02x}{g:02x}{b:02x}")
@@ -24,7 +24,7 @@ const fn rgb(hex: u32) -> Colour {
     Colour { rgb: [(hex >> 16) as u8, (hex >> 8) as u8, hex as u8] }
 }
 
-/// Upon which ground figures are drawn.
+/// Light or dark background.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Theme {
     /// Dark on white.
@@ -40,7 +40,7 @@ pub struct Palette {
     pub background: Colour,
     /// Text.
     pub text: Colour,
-    /// Captions, units and what is of less weight.
+    /// Captions, units and other secondary text.
     pub weak_text: Colour,
     /// Axes.
     pub line: Colour,
@@ -48,7 +48,7 @@ pub struct Palette {
     pub grid: Colour,
     /// The cutoff.
     pub cutoff: Colour,
-    /// A level that is to be kept.
+    /// A limit line, such as the tolerance.
     pub good: Colour,
     /// Attention on position 0.
     pub bos: Colour,
@@ -58,7 +58,7 @@ pub struct Palette {
     pub decode: Colour,
     /// The two stripes of an undefined cell.
     pub undefined: [Colour; 2],
-    /// Series that stand side by side (Okabe & Ito 2008).
+    /// Colours of several series (Okabe & Ito 2008).
     pub series: [Colour; 7],
 }
 
@@ -120,14 +120,14 @@ impl Theme {
     }
 }
 
-/// What a colour stands for; each theme has its own colour for it.
+/// The role of a colour; each theme has its own colour for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Ink {
     /// Behind everything.
     Background,
     /// Text.
     Text,
-    /// Captions, units and what is of less weight.
+    /// Captions, units and other secondary text.
     WeakText,
     /// Axes.
     Line,
@@ -135,7 +135,7 @@ pub enum Ink {
     Grid,
     /// The cutoff.
     Cutoff,
-    /// A level that is to be kept.
+    /// A limit line, such as the tolerance.
     Good,
     /// Attention on position 0.
     Bos,
@@ -143,7 +143,7 @@ pub enum Ink {
     Prompt,
     /// Attention on decode tokens.
     Decode,
-    /// The nth of several series; they repeat after seven.
+    /// The nth of several series; colours repeat after seven.
     Series(usize),
 }
 
@@ -183,7 +183,7 @@ impl Ink {
         }
     }
 
-    /// Name of the CSS custom property that holds its colour.
+    /// Name of its CSS custom property.
     pub fn property(self) -> String {
         match self {
             Self::Background => "--figure-background".into(),
@@ -201,7 +201,7 @@ impl Ink {
     }
 }
 
-/// A colour map: perceptually uniform and readable by colour-blind people.
+/// A perceptually uniform colour map, readable by colour-blind people.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 pub enum ColourMap {
     /// Dark violet over green to yellow (van der Walt & Smith 2015).
@@ -269,7 +269,7 @@ mod tests {
             for text in [palette.text, palette.weak_text, palette.good] {
                 assert!(contrast(text, palette.background) >= 4.5, "{text}");
             }
-            // 1.4.11: 3 for lines that carry meaning.
+            // 1.4.11: 3 for meaningful lines.
             assert!(contrast(palette.cutoff, palette.background) >= 3.0);
         }
     }
@@ -278,7 +278,7 @@ mod tests {
     fn colour_maps_grow_lighter() {
         for map in ColourMap::ALL {
             let colours = map.colours();
-            // Over a few steps, since eight bits per channel are coarse.
+            // Over several steps, because eight bits per channel are coarse.
             for (darker, lighter) in colours.iter().zip(&colours[4..]) {
                 assert!(luminance(*lighter) > luminance(*darker), "{map:?}");
             }

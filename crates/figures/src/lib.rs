@@ -1,8 +1,8 @@
-//! Figures as data, and as SVG: what the report prints and what the viewer exports, in one set of colours and scales.
+//! Figures as data and as SVG, for the report and the viewer's export, with shared colours and scales.
 //!
-//! A [`Chart`] holds curves over layers or cutoffs, a [`Map`] a [`Pyramid`] of layers × columns laid along a [`Scale`].
-//! A [`TradeOff`] sets quality against costs, a
-//! point for each policy. All know their title, unit and axes, and draw themselves as SVG of any size. Undefined values are NaN.
+//! A [`Chart`] holds curves over layers or cutoffs, a [`Map`] a [`Pyramid`] of layers × columns with a
+//! [`Scale`], and a [`TradeOff`] plots quality against cost, with one point per policy. All have a title, a
+//! unit and axes, and render to SVG of any size. Undefined values are NaN.
 
 mod axis;
 mod chart;
@@ -24,4 +24,4 @@ pub use pyramid::Pyramid;
 pub use scale::{Scale, ScaleKind};
 pub use svg::{Canvas, Colours, FIGURE_FONTS, Panels, Pen, SMALL, Surface, TITLE, TextAnchor, style_sheet};
 pub use trade_off::{TradeOff, TradeOffPoint, TradeOffRow};
-pub use visible::{visible, visible_line};
+pub use visible::{acts, visible, visible_line};

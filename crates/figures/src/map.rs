@@ -1,4 +1,4 @@
-//! Layers × columns as colours.
+//! Heat maps of layers × columns.
 
 use crate::axis::whole_ticks;
 use crate::colour::{Colour, ColourMap, Ink, Theme};
@@ -10,7 +10,7 @@ use base64::{Engine, prelude::BASE64_STANDARD};
 use png::{ColorType, Compression, Encoder, Filter};
 use std::ops::Range;
 
-/// A range of columns, which may begin and end within a column.
+/// A range of columns with fractional ends.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ColumnRange {
     /// Left edge, columns.
@@ -20,18 +20,18 @@ pub struct ColumnRange {
 }
 
 impl ColumnRange {
-    /// Columns from end to end.
+    /// Number of columns.
     pub fn width(self) -> f64 {
         self.end - self.start
     }
 }
 
-/// Pixels of one stripe of an undefined cell.
+/// Width of a stripe of an undefined cell, pixels.
 const STRIPE: usize = 3;
 
-/// One pixel a row, `width` pixels wide, row by row: each pixel column shows the largest of the columns beneath it.
+/// Pixels row by row, one per map row and `width` per row: each shows the maximum of its columns.
 ///
-/// With `without_first` the first column is left out. Undefined cells are striped in the two colours of `undefined`.
+/// `without_first` omits the first column. Undefined cells are striped in the two colours of `undefined`.
 pub fn pixels(
     values: &Pyramid,
     scale: &Scale,
@@ -52,7 +52,7 @@ pub fn pixels(
         let first = start.max(0.0) as usize;
         let mut columns = first..((start + per_pixel).ceil().max(0.0) as usize).max(first + 1);
         if per_pixel < 1.0 {
-            // Zoomed in, a pixel belongs to the one column that its middle is in.
+            // Zoomed in, a pixel shows the column at its centre.
             let column = (start + per_pixel / 2.0).max(0.0) as usize;
             columns = column..column + 1;
         }
@@ -65,7 +65,7 @@ pub fn pixels(
             } else {
                 values.max_over(columns.clone(), &mut largest);
                 if without_first && columns.start < 8 {
-                    // Near the edge, groups would bring the column back that is left out.
+                    // Near the edge, groups would include the omitted column.
                     max_of_each(values, columns.clone(), &mut largest);
                 }
             }
@@ -81,7 +81,7 @@ pub fn pixels(
     pixels
 }
 
-/// The first pixels of a zoomed-out map stand for many columns; a bounded number of them is looked at one by one.
+/// The first pixels of a zoomed-out map cover many columns; only a bounded number is read one by one.
 fn max_of_each(values: &Pyramid, columns: std::ops::Range<usize>, largest: &mut [f32]) {
     largest.fill(f32::NAN);
     for column in columns {
@@ -91,34 +91,34 @@ fn max_of_each(values: &Pyramid, columns: std::ops::Range<usize>, largest: &mut 
     }
 }
 
-/// A map of layers (downwards) × columns.
+/// A heat map of layers (downwards) × columns.
 #[derive(Debug, Clone)]
 pub struct Map<'a> {
     /// Its title.
     pub title: String,
     /// What the colours measure, with the unit.
     pub unit: String,
-    /// What it shows, in a sentence or two, for those who do not see it.
+    /// A text alternative of one or two sentences.
     pub description: String,
     /// Values, a row for each layer.
     pub values: &'a Pyramid,
-    /// How values are laid out along the colours.
+    /// The scale of the colours.
     pub scale: &'a Scale,
-    /// The colours.
+    /// The colour map.
     pub colours: ColourMap,
-    /// Columns shown.
+    /// The visible columns.
     pub span: ColumnRange,
-    /// Whether the first column is left out.
+    /// Whether the first column is omitted.
     pub without_first: bool,
-    /// What columns are.
+    /// Name of the column axis.
     pub column_name: String,
-    /// A text for each column, drawn beneath it where there is room.
+    /// A text per column, drawn below it if there is space.
     pub column_texts: &'a [String],
     /// The cutoff: a line between two layers.
     pub cutoff: Option<usize>,
 }
 
-/// A part of a map that is framed, such as what the reader has selected.
+/// A framed part of a map, such as a selection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outline {
     /// A layer.
@@ -129,17 +129,17 @@ pub enum Outline {
     Cell(usize, usize),
 }
 
-/// Most cells that are drawn as shapes; more are drawn as an image.
+/// Most cells drawn as shapes; more are drawn as an image.
 const MOST_SHAPES: usize = 4_096;
-/// Most pixels along a row of an image.
+/// Most pixels per row of an image.
 const MOST_PIXELS: usize = 2_048;
-/// Most cells that tell the pointer their value by themselves.
+/// Most cells with an SVG tooltip.
 const MOST_HOVERS: usize = 400;
-/// Width from which a column's text is written under it.
+/// Minimum width of a column with text.
 const TEXT_COLUMN: f64 = 12.0;
 
 impl Map<'_> {
-    /// Where the cells stand on a canvas: left, top, width and height.
+    /// The area of the cells on a canvas: left, top, width and height.
     pub fn cells(&self, canvas: &Canvas<'_>) -> [f64; 4] {
         let [width, height] = canvas.size;
         let (left, right) = (52.0, width - 14.0);
@@ -152,12 +152,12 @@ impl Map<'_> {
         !self.column_texts.is_empty() && width / self.span.width() >= TEXT_COLUMN
     }
 
-    /// Whether the map's cells tell the pointer their values by themselves; too many of them would be a burden.
+    /// Whether every cell has an SVG tooltip; too many would make the file large.
     pub fn tells_values(&self) -> bool {
         self.columns().len() * self.values.rows() <= MOST_HOVERS
     }
 
-    /// Whether any cell is striped: undefined, or of the column that is left out.
+    /// Whether any cell is striped: undefined, or in the omitted column.
     fn shows_undefined(&self) -> bool {
         let (columns, rows) = (self.columns(), self.values.rows());
         let first = self.without_first && columns.start == 0;
@@ -165,7 +165,7 @@ impl Map<'_> {
             || columns.into_iter().any(|column| (0..rows).any(|row| self.values.value(row, column).is_nan()))
     }
 
-    /// The columns that are shown, in whole or in part.
+    /// The columns that are visible, fully or partly.
     fn columns(&self) -> Range<usize> {
         self.span.start.max(0.0) as usize..self.span.end.ceil() as usize
     }
@@ -185,7 +185,7 @@ impl Map<'_> {
         self.colour_bar(&mut svg, canvas, area[1] - 32.0);
         self.values(&mut svg, canvas, area);
         self.axes(&mut svg, area);
-        // Each with a rim, so that it stands out on any colour; rims lie beneath all frames.
+        // Each has an outline, to be visible on any colour; outlines are below all frames.
         let places: Vec<_> = outlines.iter().filter_map(|outline| self.place(area, *outline)).collect();
         for pen in [Pen::new(Ink::Background, 4.0), Pen::new(Ink::Text, 1.8)] {
             places.iter().for_each(|place| svg.frame(*place, pen));
@@ -201,10 +201,10 @@ impl Map<'_> {
         svg.finish(canvas, &self.title, &self.description)
     }
 
-    /// The bar with its ticks and what it measures, and the stripes that stand for "undefined".
+    /// The colour bar with its ticks and unit, and the legend for undefined cells.
     fn colour_bar(&self, svg: &mut Svg, canvas: &Canvas<'_>, top: f64) {
         let (left, height) = (52.0, 9.0);
-        // The unit stands behind the bar, on the same line.
+        // The unit follows the bar on the same line.
         let free = canvas.size[0] - left - 122.0 - text_width(&self.unit, SMALL);
         let width = (canvas.size[0] * 0.34).min(free).clamp(120.0, 260.0);
         let colours = self.colours.colours();
@@ -212,7 +212,7 @@ impl Map<'_> {
         let step = width / STEPS as f64;
         for index in 0..STEPS {
             let colour = colours[index * 255 / (STEPS - 1)];
-            // A little wider, so that no gap shows between two.
+            // Slightly wider, so that no gap is visible between two.
             cell(svg, [left + index as f64 * step, top, step + 0.5, height], &colour.to_string());
         }
         svg.frame([left, top, width, height], Pen::new(Ink::Line, 1.0));
@@ -252,7 +252,7 @@ impl Map<'_> {
             let all = ColumnRange { start: columns.start as f64, end: columns.end as f64 };
             self.shapes(svg, area, columns.clone(), &pixels(all, columns.len()));
         } else {
-            // Where the edges lie within columns, pixels are as fine as they may be, so that columns stand in their places.
+            // With fractional ends, uses the finest pixels, so that columns are at their positions.
             let whole = self.span.start.fract() == 0.0 && self.span.end.fract() == 0.0;
             let width = if whole { columns.len().min(MOST_PIXELS) } else { MOST_PIXELS };
             let image = png(&pixels(self.span, width), width, rows);
@@ -269,7 +269,7 @@ impl Map<'_> {
         }
     }
 
-    /// Where the left edge of a column stands, within the area.
+    /// X of a column's left edge, limited to the area.
     fn edge(&self, [left, _, width, _]: [f64; 4], column: f64) -> f64 {
         left + ((column - self.span.start) / self.span.width()).clamp(0.0, 1.0) * width
     }
@@ -283,9 +283,9 @@ impl Map<'_> {
             let mut column = columns.start;
             for run in colours.chunk_by(|a, b| a == b) {
                 let [left, right] = [column, column + run.len()].map(|column| self.edge(area, column as f64));
-                // So that no gap shows between two rows.
+                // Overlaps the next row, so that no gap is visible.
                 let overlap = if row + 1 < self.values.rows() { 0.3 } else { 0.0 };
-                // Nor between two columns.
+                // Overlaps the next column, too.
                 let across = if column + run.len() < columns.end { 0.3 } else { 0.0 };
                 let place = [left, top + row as f64 * down, right - left + across, down + overlap];
                 cell(svg, place, &run[0].to_string());
@@ -311,7 +311,7 @@ impl Map<'_> {
         }
     }
 
-    /// Where a framed part stands; `None` where it is not shown.
+    /// The area of a framed part; `None` if it is not visible.
     fn place(&self, area: [f64; 4], outline: Outline) -> Option<[f64; 4]> {
         let [left, top, width, height] = area;
         let (row, column) = match outline {
@@ -327,7 +327,7 @@ impl Map<'_> {
         if left >= right || shown.end > rows {
             return None;
         }
-        // A column far thinner than a pixel still has a frame that can be seen.
+        // The frame of a column thinner than a pixel must be visible.
         let (middle, half) = ((left + right) / 2.0, ((right - left) / 2.0).max(1.5));
         let down = height / rows as f64;
         Some([middle - half, top + shown.start as f64 * down, 2.0 * half, shown.len() as f64 * down])
@@ -387,7 +387,8 @@ fn cell(svg: &mut Svg, place: [f64; 4], fill: &str) {
     ));
 }
 
-/// Images have no custom properties: a page with both themes gets the light one's stripes.
+/// Images cannot use CSS custom properties: on pages with both themes, stripes have the light theme's
+/// colours.
 fn undefined(colours: Colours) -> [Colour; 2] {
     match colours {
         Colours::Of(theme) => theme.palette().undefined,
@@ -403,7 +404,7 @@ fn png(pixels: &[Colour], width: usize, height: usize) -> String {
     encoder.set_color(ColorType::Rgb);
     encoder.set_compression(Compression::Fast);
     encoder.set_filter(Filter::Adaptive);
-    // Writing into memory, with sizes that fit, does not fail; an empty image is a broken link at worst.
+    // Encoding into memory with matching sizes does not fail; if it did, the image would be empty.
     let _ = encoder.write_header().and_then(|mut writer| writer.write_image_data(&bytes));
     BASE64_STANDARD.encode(png)
 }

@@ -1,6 +1,6 @@
-//! Numbers and tokens as figures show them.
+//! Text of numbers and tokens in figures.
 
-/// A figure in few characters, as axes show it: 0.25, 1.3e-5.
+/// A number in few characters, for axes: 0.25, 1.3e-5.
 pub fn short(value: f32) -> String {
     let size = value.abs();
     match value {
@@ -18,7 +18,7 @@ fn trimmed(text: String) -> String {
     text.trim_end_matches('0').trim_end_matches('.').to_owned()
 }
 
-/// A figure with all digits that a reader can use, as tooltips and tables show it.
+/// A number with all useful digits, for tooltips and tables.
 pub fn exact(value: f32) -> String {
     match value {
         _ if value.is_nan() => "undefined".into(),
@@ -28,7 +28,7 @@ pub fn exact(value: f32) -> String {
     }
 }
 
-/// A token as it can stand in a line: line breaks, tabs and controls spelt out.
+/// A token in one line: line breaks, tabs and control characters are escaped.
 pub fn token_label(token: &str) -> String {
     let mut label = String::with_capacity(token.len());
     for character in token.chars() {

@@ -1,26 +1,26 @@
-//! Values of layers × columns with maxima over ever larger groups of columns, so that any zoom is drawn from a few
-//! values per pixel and a single hot column never disappears.
+//! Values of layers × columns with maxima over groups of 4, 16, 64 … columns: any zoom level reads a few
+//! values per pixel, and a single large column never disappears.
 
 use ndarray::Array2;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Columns of one level that one column of the next holds the maxima of.
+/// Columns that are reduced to one in the next level.
 const GROUP: usize = 4;
 
-/// Values `[columns][rows]`, and for each level above them the maxima over 4, 16, 64 … columns. NaN is undefined and
-/// never wins over a number.
+/// Values `[columns][rows]`, and above them levels of maxima over 4, 16, 64 … columns. NaN means undefined; a
+/// maximum ignores it.
 #[derive(Debug)]
 pub struct Pyramid {
     id: u64,
     rows: usize,
     levels: Vec<Vec<f32>>,
-    /// Largest value of each row over all columns but the first, which may be the token that swallows all attention.
+    /// Largest value of each row over all columns except the first, which may be an attention sink.
     row_max_after_first: Vec<f32>,
 }
 
 impl Pyramid {
-    /// A pyramid of `rows` rows without columns yet.
+    /// An empty pyramid of `rows` rows.
     pub fn new(rows: usize) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let id = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -35,7 +35,7 @@ impl Pyramid {
         assert_eq!(values.len(), rows * columns, "values are rows × columns");
         let mut pyramid = Self::new(rows);
         let mut base = vec![0.0; values.len()];
-        // In bands of columns, so that what is read and written stays in the cache.
+        // In bands of columns, so that the data stays in the CPU cache.
         const BAND: usize = 64;
         for start in (0..columns).step_by(BAND) {
             let band = start..(start + BAND).min(columns);
@@ -98,11 +98,11 @@ impl Pyramid {
             }
             max_into(&mut values[index * rows..], column);
         }
-        // The top had one column; now that it has two, the next level begins.
+        // The top level had one column. With two, it needs a next level.
         self.raise();
     }
 
-    /// Tells pyramids apart: no two that were made have the same. Only pushing changes one, and with it its columns.
+    /// Unique id of the pyramid. Pushing changes the content and the number of columns, not the id.
     pub fn id(&self) -> u64 {
         self.id
     }
@@ -117,7 +117,7 @@ impl Pyramid {
         self.levels[0].len().checked_div(self.rows).unwrap_or(0)
     }
 
-    /// The value itself; NaN where it is undefined or there is none.
+    /// The value; NaN if it is undefined or out of range.
     pub fn value(&self, row: usize, column: usize) -> f32 {
         if row >= self.rows {
             return f32::NAN;
@@ -125,13 +125,13 @@ impl Pyramid {
         self.levels[0].get(column * self.rows + row).copied().unwrap_or(f32::NAN)
     }
 
-    /// The values of a column, one per row; empty where there is none.
+    /// The values of a column, one per row; empty if it is out of range.
     pub fn column(&self, column: usize) -> &[f32] {
         let start = column.saturating_mul(self.rows);
         self.levels[0].get(start..start + self.rows).unwrap_or(&[])
     }
 
-    /// The largest value of each row over all columns, or over all but the first.
+    /// The largest value of each row over all columns, or over all except the first.
     pub fn row_max(&self, without_first: bool) -> Vec<f32> {
         if without_first {
             return self.row_max_after_first.clone();
@@ -143,8 +143,8 @@ impl Pyramid {
         largest
     }
 
-    /// The largest value of each row over the columns of `range`, into `largest`; the range is widened by at most a
-    /// quarter of its length at either end, to whole groups.
+    /// Writes the largest value of each row over the columns of `range` to `largest`. The range is extended
+    /// to whole groups, by at most a quarter of its length at each end.
     pub fn max_over(&self, range: Range<usize>, largest: &mut [f32]) {
         largest.fill(f32::NAN);
         let range = range.start..range.end.min(self.columns());
@@ -161,11 +161,11 @@ impl Pyramid {
         }
     }
 
-    /// Up to `count` of the values, evenly spread, in no particular order; undefined ones are left out.
+    /// Up to `count` defined values, evenly spread, in no particular order.
     pub fn sample(&self, count: usize, without_first: bool) -> Vec<f32> {
         let first = if without_first { self.rows.min(self.levels[0].len()) } else { 0 };
         let values = &self.levels[0][first..];
-        // An odd step that shares no factor with the rows visits all of them.
+        // A step that is coprime to the number of rows visits all rows.
         let mut step = (values.len() / count.max(1)).max(1);
         while step > 1
             && (1..self.rows.max(1)).any(|f| f > 1 && step.is_multiple_of(f) && self.rows.is_multiple_of(f))
@@ -175,24 +175,24 @@ impl Pyramid {
         values.iter().step_by(step).copied().filter(|value| !value.is_nan()).collect()
     }
 
-    /// Bytes held.
+    /// Bytes in memory.
     pub fn bytes(&self) -> usize {
         self.levels.iter().map(|level| level.capacity() * size_of::<f32>()).sum()
     }
 }
 
 impl Clone for Pyramid {
-    /// A copy, which may grow apart and so is told apart.
+    /// A copy with its own id, because it may change separately.
     fn clone(&self) -> Self {
         let copy = Self::new(self.rows);
         Self { levels: self.levels.clone(), row_max_after_first: self.row_max_after_first.clone(), ..copy }
     }
 }
 
-/// Element by element the larger of two; a number beats NaN.
+/// Elementwise maximum that ignores NaN.
 fn max_into(largest: &mut [f32], values: &[f32]) {
     for (largest, &value) in largest.iter_mut().zip(values) {
-        // f32::max gives the number where one of the two is NaN.
+        // f32::max returns the other value if one is NaN.
         *largest = largest.max(value);
     }
 }

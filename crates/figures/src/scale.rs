@@ -1,19 +1,19 @@
-//! From values to positions on a colour bar.
+//! Maps values to positions on a colour bar.
 
 use crate::axis::round_step;
 use crate::number::short;
 use crate::pyramid::Pyramid;
 use serde::{Deserialize, Serialize};
 
-/// How values are laid out along the colour bar.
+/// The kind of scale.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub enum ScaleKind {
-    /// In proportion.
+    /// Linear.
     Linear,
-    /// By their logarithm; zero is at the lower end.
+    /// Logarithmic; zero is at the lower end.
     #[default]
     Log,
-    /// By the share of values that are smaller.
+    /// By percentile: the share of smaller values.
     Percentile,
 }
 
@@ -21,7 +21,7 @@ impl ScaleKind {
     /// All of them.
     pub const ALL: [Self; 3] = [Self::Linear, Self::Log, Self::Percentile];
 
-    /// Its name for people.
+    /// Its displayed name.
     pub fn name(self) -> &'static str {
         match self {
             Self::Linear => "Linear",
@@ -31,9 +31,9 @@ impl ScaleKind {
     }
 }
 
-/// A logarithmic bar spans at most so many decades.
+/// Most decades of a logarithmic bar.
 const DECADES: f32 = 5.0;
-/// Values looked at for percentiles.
+/// Number of values sampled for percentiles.
 const SAMPLED: usize = 1 << 15;
 /// Steps between percentiles.
 const QUANTILES: usize = 255;
@@ -42,7 +42,7 @@ const QUANTILES: usize = 255;
 #[derive(Debug, Clone)]
 pub struct Scale {
     kind: ScaleKind,
-    /// Lower and upper end of the bar, one for each row, or one for all.
+    /// Lower and upper end of the bar, per row or for all rows.
     ends: Vec<(f32, f32)>,
     /// Evenly spaced quantiles, for percentiles.
     quantiles: Vec<f32>,
@@ -70,17 +70,17 @@ impl Scale {
         Self { kind, ends: rows, quantiles, per_row }
     }
 
-    /// How values are laid out.
+    /// The kind of scale.
     pub fn kind(&self) -> ScaleKind {
         self.kind
     }
 
-    /// Where a value of a row stands on the bar, in \[0, 1\]; NaN where it is undefined.
+    /// Position of a row's value on the bar, in \[0, 1\]; NaN if it is undefined.
     pub fn position(&self, row: usize, value: f32) -> f32 {
         let (lower, upper) = self.ends[if self.per_row { row.min(self.ends.len() - 1) } else { 0 }];
         match self.kind {
             ScaleKind::Linear => ((value - lower) / (upper - lower)).clamp(0.0, 1.0),
-            // A zero has no logarithm: it is the least there is.
+            // Zero has no logarithm and is drawn at the lower end.
             ScaleKind::Log if value <= lower => 0.0,
             ScaleKind::Log => ((value / lower).log10() / DECADES).clamp(0.0, 1.0),
             ScaleKind::Percentile if value.is_nan() => f32::NAN,
@@ -91,7 +91,7 @@ impl Scale {
         }
     }
 
-    /// The value at a position of the bar; of the first row where every row has its own.
+    /// The value at a position on the bar; with one scale per row, that of the first row.
     pub fn value_at(&self, position: f32) -> f32 {
         let (lower, upper) = self.ends[0];
         match self.kind {
@@ -132,7 +132,7 @@ impl Scale {
     }
 }
 
-/// A power of ten as axes show it.
+/// The text of a power of ten on an axis.
 fn power(decade: i32) -> String {
     match decade {
         -3..=3 => short(10_f32.powi(decade)),

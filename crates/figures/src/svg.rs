@@ -1,28 +1,28 @@
-//! SVG 1.1 as text: a canvas, its colours and the few elements that figures are made of.
+//! Writes SVG 1.1: a canvas, its colours and the elements of figures.
 
 use crate::colour::{Ink, Theme};
 use crate::visible::visible;
 use std::fmt::Write;
 
-/// Where a figure takes its colours from.
+/// The source of a figure's colours.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Colours {
-    /// A theme: for files of their own.
+    /// A theme, for standalone files.
     Of(Theme),
-    /// CSS custom properties, which [`style_sheet`] defines: for figures within a page that has both themes.
+    /// CSS custom properties, defined by [`style_sheet`], for figures on a page with both themes.
     Properties,
 }
 
-/// What a figure is drawn upon.
+/// The canvas of a figure.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Canvas<'a> {
     /// Width and height, CSS pixels.
     pub size: [f64; 2],
     /// Its colours.
     pub colours: Colours,
-    /// Whether the title is drawn; a page may have it as a caption instead.
+    /// Whether the title is drawn; a page may show it as a caption instead.
     pub titled: bool,
-    /// Begins the ids of its elements; unlike that of any other figure of the page.
+    /// Prefix of its elements' ids, unique within the page.
     pub id: &'a str,
 }
 
@@ -32,7 +32,7 @@ pub fn style_sheet(selector: &str, theme: Theme) -> String {
     format!("{selector}{{{}}}", properties.collect::<Vec<_>>().join(";"))
 }
 
-/// The attribute that names the fonts of a figure, once in each SVG.
+/// The font attribute, once per SVG.
 pub const FIGURE_FONTS: &str = "font-family=\"system-ui, 'DejaVu Sans', sans-serif\"";
 
 /// Font size of axis numbers, names and legends.
@@ -40,19 +40,19 @@ pub const SMALL: f64 = 11.0;
 /// Font size of titles.
 pub const TITLE: f64 = 13.0;
 
-/// About how wide a text is; fonts differ.
+/// Approximate width of a text; fonts differ.
 pub(crate) fn text_width(text: &str, size: f64) -> f64 {
     text.chars().count() as f64 * size * 0.56
 }
 
-/// Where a text stands at its point.
+/// Horizontal alignment of a text at its point.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TextAnchor {
-    /// It begins there.
+    /// Starts at the point.
     Start,
-    /// Its middle is there.
+    /// Centred on the point.
     Middle,
-    /// It ends there.
+    /// Ends at the point.
     End,
 }
 
@@ -63,7 +63,7 @@ pub struct Pen {
     pub ink: Ink,
     /// Its width.
     pub width: f64,
-    /// Lengths of dashes and gaps between spaces; a solid line without.
+    /// Lengths of dashes and gaps, separated by spaces; solid if empty.
     pub dashes: Option<&'static str>,
 }
 
@@ -77,22 +77,22 @@ impl Pen {
     }
 }
 
-/// What a figure can be drawn on beside SVG, such as a window. Coordinates are CSS pixels from the upper left corner; texts
-/// stand on their baseline and are [`SMALL`] unless they are titles.
+/// A drawing target: SVG or a window. Coordinates are CSS pixels from the upper left corner. Texts are placed
+/// by baseline and are [`SMALL`], except titles.
 pub trait Surface {
     /// A line through points.
     fn polyline(&mut self, points: &[[f64; 2]], pen: Pen);
-    /// An area within points.
+    /// A polygon.
     fn polygon(&mut self, points: &[[f64; 2]], ink: Ink);
     /// A text.
     fn text(&mut self, at: [f64; 2], anchor: TextAnchor, ink: Ink, text: &str);
-    /// A text with a rim of the background's colour, for places where lines pass.
+    /// A text outlined in the background colour, for text over lines.
     fn rimmed(&mut self, at: [f64; 2], anchor: TextAnchor, ink: Ink, text: &str);
-    /// A text in bold, larger than others.
+    /// A bold, larger text.
     fn title(&mut self, at: [f64; 2], text: &str);
-    /// A text that runs upwards, centred on a point.
+    /// A vertical text that reads upwards, centred on a point.
     fn upwards(&mut self, at: [f64; 2], ink: Ink, text: &str);
-    /// An area (left, top, width, height) that shows a text while the pointer is over it.
+    /// A tooltip for an area (left, top, width, height).
     fn hover(&mut self, area: [f64; 4], text: &str);
 }
 
@@ -126,7 +126,7 @@ impl Surface for Svg {
     }
 }
 
-/// An SVG image being written.
+/// An SVG writer.
 pub(crate) struct Svg {
     body: String,
     colours: Colours,
@@ -185,7 +185,7 @@ impl Svg {
         self.raw(format_args!("<rect x=\"{x}\" y=\"{y}\" width=\"{width}\" height=\"{height}\" {stroke}/>"));
     }
 
-    /// An area that shows a text while the pointer is over it.
+    /// A tooltip for an area.
     pub(crate) fn hover(&mut self, [x, y, width, height]: [f64; 4], text: &str) {
         let [x, y, width, height] = [x, y, width, height].map(number);
         let text = escaped(text);
@@ -199,24 +199,24 @@ impl Svg {
         self.words(at, anchor, ink, text, "");
     }
 
-    /// A text in bold.
+    /// A bold text.
     pub(crate) fn title(&mut self, at: [f64; 2], text: &str) {
         let style = format!(" font-size=\"{TITLE}\" font-weight=\"600\"");
         self.words(at, TextAnchor::Start, Ink::Text, text, &style);
     }
 
-    /// A text with a rim of the background's colour, for places where lines pass.
+    /// A text outlined in the background colour, for text over lines.
     pub(crate) fn rimmed(&mut self, at: [f64; 2], anchor: TextAnchor, ink: Ink, text: &str) {
         let rim = format!(
             " stroke=\"{}\" stroke-width=\"3\" stroke-linejoin=\"round\"",
             self.colour(Ink::Background)
         );
-        // Twice, since not every reader knows paint-order.
+        // Drawn twice, because some SVG renderers ignore paint-order.
         self.words(at, anchor, Ink::Background, text, &format!("{rim} aria-hidden=\"true\""));
         self.words(at, anchor, ink, text, "");
     }
 
-    /// A text on a plate of the background's colour, for places where colours lie beneath; `at` is its right end.
+    /// A text on a rectangle in the background colour, for text over colours; `at` is its right end.
     pub(crate) fn plate(&mut self, [x, y]: [f64; 2], ink: Ink, text: &str) {
         let (width, fill) = (text_width(text, SMALL) + 8.0, self.colour(Ink::Background));
         let [left, top, width] = [x - width, y - 11.0, width].map(number);
@@ -226,13 +226,13 @@ impl Svg {
         self.words([x - 4.0, y], TextAnchor::End, ink, text, "");
     }
 
-    /// A text that runs upwards, centred on a point.
+    /// A vertical text that reads upwards, centred on a point.
     pub(crate) fn upwards(&mut self, [x, y]: [f64; 2], ink: Ink, text: &str) {
         let turned = format!(" transform=\"rotate(-90 {} {})\"", number(x), number(y));
         self.words([x, y], TextAnchor::Middle, ink, text, &turned);
     }
 
-    /// A text that runs downwards from a point.
+    /// A vertical text that reads downwards from a point.
     pub(crate) fn downwards(&mut self, [x, y]: [f64; 2], ink: Ink, text: &str) {
         let turned = format!(" transform=\"rotate(90 {} {})\"", number(x), number(y));
         self.words([x, y], TextAnchor::Start, ink, text, &turned);
@@ -248,7 +248,7 @@ impl Svg {
         self.raw(format_args!("<text x=\"{x}\" y=\"{y}\" fill=\"{fill}\"{anchor}{attributes}>{text}</text>"));
     }
 
-    /// The image, with a title and a description for those who do not see it.
+    /// The image, with a title and a description as text alternatives.
     pub(crate) fn finish(self, canvas: &Canvas<'_>, title: &str, description: &str) -> String {
         let [width, height] = canvas.size.map(number);
         let (id, title, description) = (escaped(canvas.id), escaped(title), escaped(description));
@@ -279,7 +279,7 @@ pub struct Panels {
 }
 
 impl Panels {
-    /// A grid of `columns` columns of figures, each `cell` large, beneath a heading of as many lines as it needs.
+    /// A grid of figures of size `cell` in `columns` columns, below a wrapped heading.
     pub fn new(colours: Colours, columns: usize, cell: [f64; 2], heading: &str) -> Self {
         const MARGIN: f64 = 10.0;
         let (mut svg, columns) = (Svg::new(colours), columns.max(1));
@@ -315,7 +315,7 @@ impl Panels {
     }
 }
 
-/// A text in lines of at most that width, broken between words.
+/// A text wrapped between words to this width.
 fn lines(text: &str, width: f64) -> Vec<String> {
     let mut lines: Vec<String> = vec![];
     for word in text.split_whitespace() {
@@ -333,7 +333,7 @@ fn lines(text: &str, width: f64) -> Vec<String> {
 /// A coordinate with at most two decimals.
 pub(crate) fn number(value: f64) -> String {
     let rounded = (value * 100.0).round() / 100.0;
-    // −0 is a zero.
+    // Writes −0 as 0.
     format!("{}", if rounded == 0.0 { 0.0 } else { rounded })
 }
 
@@ -342,7 +342,7 @@ fn joined(points: &[[f64; 2]]) -> String {
     points.collect::<Vec<_>>().join(" ")
 }
 
-/// A text as XML has it. What would act on a reader is spelt out, and with it all that XML has no place for.
+/// A text escaped for XML and sanitised; this includes all characters that XML forbids.
 pub(crate) fn escaped(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for character in visible(text).chars() {

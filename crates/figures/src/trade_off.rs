@@ -1,4 +1,4 @@
-//! Quality against costs: policies as points, a panel for each cost, a row of panels for each length of prompts.
+//! Quality against cost: policies as points, a panel per cost, a row of panels per prompt length.
 
 mod drawing;
 mod labels;
@@ -6,18 +6,19 @@ mod scales;
 
 use crate::colour::Ink;
 
-/// Policies by what they cost and what they lose. Below and to the left is better.
+/// Policies by cost and quality loss. Lower left is better.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TradeOff {
     /// Its title.
     pub title: String,
-    /// What it shows, in a sentence or two, for those who do not see it.
+    /// A text alternative of one or two sentences.
     pub description: String,
-    /// What is lost, with its unit: the name of the upright axes. Logarithmic, with a place for 0.
+    /// Name of the loss with its unit, on the vertical axes, which are logarithmic with an area for 0.
     pub loss: String,
-    /// What is paid, with its unit: the names of the panels' other axes, on each of which the reference is at 1.
+    /// Names of the costs with their units, on the horizontal axes. Costs are relative to the reference,
+    /// which is at 1.
     pub costs: Vec<String>,
-    /// Kinds of points; each has its shape and its colour, the first, the reference, that of text.
+    /// Kinds of points, each with its own shape and colour. The first is the reference, in the text colour.
     pub kinds: Vec<String>,
     /// Rows of panels.
     pub rows: Vec<TradeOffRow>,
@@ -26,7 +27,7 @@ pub struct TradeOff {
 /// A row of panels.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TradeOffRow {
-    /// What its points have in common; nothing is written where it is empty.
+    /// Its displayed name; may be empty.
     pub name: String,
     /// Its points.
     pub points: Vec<TradeOffPoint>,
@@ -35,15 +36,15 @@ pub struct TradeOffRow {
 /// A point in each panel of its row.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TradeOffPoint {
-    /// What stands beside it.
+    /// Its label.
     pub name: String,
-    /// Its kind, of [`TradeOff::kinds`].
+    /// Its kind, an index into [`TradeOff::kinds`].
     pub kind: usize,
-    /// What it loses; NaN where undefined.
+    /// Its loss; NaN if undefined.
     pub loss: f64,
-    /// What it costs, as often as there are panels; NaN where undefined.
+    /// Its cost in each panel; NaN if undefined.
     pub costs: Vec<f64>,
-    /// Its figures with their units, for the pointer.
+    /// Its tooltip: numbers with units.
     pub details: String,
 }
 
@@ -55,7 +56,8 @@ impl TradeOff {
 }
 
 impl TradeOffRow {
-    /// The Pareto-optimal points of a panel, as indices by ascending cost: no other costs no more and loses no more.
+    /// Indices of the Pareto-optimal points of a panel, by ascending cost: no other point has at most the
+    /// same cost and at most the same loss.
     pub fn pareto(&self, panel: usize) -> Vec<usize> {
         let cost = |index: usize| self.points[index].costs.get(panel).copied().unwrap_or(f64::NAN);
         let loss = |index: usize| self.points[index].loss;

@@ -1,30 +1,31 @@
-//! Words of models, prompts and users: anything may be in them.
+//! Sanitises untrusted text of models, prompts and users.
 
-/// The text with everything spelt out that would act on a reader instead of being read: control characters, and marks that
-/// turn the direction of the text around them (Unicode Technical Report 36, 2.6). Line breaks and tabs stay.
+/// Whether a character acts on a reader instead of being read: control characters, marks that turn the direction of the text
+/// around them (Unicode Technical Report 36, 2.6), and code points that are no characters.
+pub fn acts(character: char) -> bool {
+    match character {
+        '\0'..='\x1f' | '\x7f'..='\u{9f}' | '\u{2028}' | '\u{2029}' | '\u{feff}' => true,
+        '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' => true,
+        '\u{fdd0}'..='\u{fdef}' => true,
+        // The last two of every plane are no characters.
+        other => u32::from(other) & 0xfffe == 0xfffe,
+    }
+}
+
+/// The text with everything spelt out that [`acts`]. Line breaks and tabs stay.
 pub fn visible(text: &str) -> String {
     let mut visible = String::with_capacity(text.len());
     for character in text.chars() {
         match character {
             '\n' | '\t' => visible.push(character),
-            // The control pictures stand in the order of what they picture.
+            // The Unicode control pictures are in the order of the control characters.
             '\0'..='\x1f' => visible.extend(char::from_u32(0x2400 + u32::from(character))),
             '\x7f' => visible.push('\u{2421}'),
-            '\u{80}'..='\u{9f}' | '\u{2028}' | '\u{2029}' | '\u{feff}' => spell(character, &mut visible),
-            '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' => {
-                spell(character, &mut visible);
-            }
-            '\u{fdd0}'..='\u{fdef}' => spell(character, &mut visible),
-            // The last two of every plane are no characters.
-            other if u32::from(other) & 0xfffe == 0xfffe => spell(other, &mut visible),
+            acting if acts(acting) => visible.push_str(&format!("⟨U+{:04X}⟩", u32::from(acting))),
             other => visible.push(other),
         }
     }
     visible
-}
-
-fn spell(character: char, visible: &mut String) {
-    visible.push_str(&format!("⟨U+{:04X}⟩", u32::from(character)));
 }
 
 /// The same in one line.
@@ -49,9 +50,8 @@ mod tests {
         #[test]
         fn nothing_that_acts_is_left(text in any::<String>()) {
             for character in visible(&text).chars() {
-                prop_assert!(!character.is_control() || "\n\t".contains(character));
-                let turns = ('\u{202a}'..='\u{202e}').contains(&character);
-                prop_assert!(!turns);
+                prop_assert!(!acts(character) || "\n\t".contains(character));
+                prop_assert!(!character.is_control() || acts(character));
             }
         }
     }

@@ -1,5 +1,7 @@
 //! Speed of products with weights: arithmetic of many rows, bytes of one. `cargo bench --bench products [FORMAT…]`
 
+#![allow(clippy::print_stdout)]
+
 use layerscope_kernels::Instructions;
 use layerscope_kernels::matmul::{ComputeType, Product, WeightFormat, Weights, multiply_with};
 use std::hint::black_box;

@@ -110,7 +110,7 @@ impl KeySpan<'_> {
 /// Mass and entropy of each query row and head: index `row · query_heads + head`.
 #[derive(Debug, Clone, Default)]
 pub struct AttentionStatistics {
-    /// Share of attention on each segment; the shares of a row sum to 1.
+    /// Share of attention on each segment; the shares of a row sum to 1, or are NaN where its softmax is.
     pub mass: Vec<[f32; SEGMENTS]>,
     /// Entropy of attention within each segment, nats; NaN where the segment has no mass.
     pub entropy: Vec<[f32; SEGMENTS]>,
@@ -130,11 +130,25 @@ impl Received {
     pub fn new(positions: usize) -> Self {
         Self { sum: vec![0.0; positions], max: vec![0.0; positions] }
     }
+
+    /// Adds what other rows give the same positions.
+    pub fn add(&mut self, other: &Self) {
+        for (total, x) in self.sum.iter_mut().zip(&other.sum) {
+            *total += x;
+        }
+        for (largest, &x) in self.max.iter_mut().zip(&other.max) {
+            *largest = largest.max(x);
+        }
+        // `f32::max` passes over NaN.
+        for (largest, total) in self.max.iter_mut().zip(&self.sum) {
+            *largest = if total.is_nan() { f32::NAN } else { *largest };
+        }
+    }
 }
 
 /// softmax(q·kᵀ·scale)·v, `[rows, query_heads, head_dim]`, each query seeing the keys at or before its position.
 ///
-/// A row that sees no key yields zeros.
+/// NaN as PyTorch's softmax has it: a row yields NaN where a score is NaN or +∞, where all are −∞, and where it sees no key.
 ///
 /// # Panics
 /// If slices are shorter than the shape says, or heads do not divide evenly.
@@ -211,12 +225,7 @@ fn run(
             .collect();
         // In the order of the blocks, so that the sums do not depend on timing.
         for part in parts {
-            for (total, x) in received.sum.iter_mut().zip(part.sum) {
-                *total += x;
-            }
-            for (largest, x) in received.max.iter_mut().zip(part.max) {
-                *largest = largest.max(x);
-            }
+            received.add(&part);
         }
     }
 }

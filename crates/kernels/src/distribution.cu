@@ -142,11 +142,12 @@ struct Scratch {
     uint32_t clean[THREADS / 32];
 };
 
-// The largest of a block's numbers, its first place, and whether none is NaN. What is passed over becomes NaN.
+// The largest of a block's numbers, its first place, and whether all are finite. What is passed over becomes NaN.
 DEVICE void find_largest(const LogitsParameters& p, const Place& place, float (&x)[KEPT], LogitsPart& part,
                          Scratch* scratch) {
     uint32_t clean = 1;
-    UNROLLED for (int k = 0; k < KEPT; k++) clean = x[k] != x[k] ? 0 : clean;
+    // Beyond the row there is −∞.
+    UNROLLED for (int k = 0; k < KEPT; k++) clean = x[k] - x[k] != 0.0f && index_of(place, k) < place.vocab ? 0 : clean;
     // What is passed over is neither the largest nor equal to it.
     for (uint32_t i = 0; i < p.excluded_count; i++) {
         const uint32_t token = p.excluded[i];

@@ -13,7 +13,7 @@ pub mod cuda;
 const CHUNK: usize = 1024;
 const LANES: usize = 16;
 
-/// The probabilities and the entropy of a row of logits.
+/// The probabilities and the entropy of a row of logits. Undefined (NaN) where a logit is not finite.
 #[derive(Debug, Clone)]
 pub struct Distribution {
     /// softmax(logits), length V.
@@ -26,7 +26,7 @@ pub struct Distribution {
     log_normaliser: f64,
 }
 
-/// How another row of logits differs from a [`Distribution`].
+/// How another row of logits differs from a [`Distribution`]. Where either has a logit that is not finite, `kl` is not finite.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct DistributionComparison {
     /// KL(distribution ‖ other), nats.
@@ -58,6 +58,11 @@ impl Distribution {
         }
     }
 
+    /// Whether every logit was finite.
+    pub fn is_defined(&self) -> bool {
+        self.negative_entropy.is_finite() && self.log_normaliser.is_finite()
+    }
+
     /// Index of the most likely token (the first, where several are equal).
     pub fn argmax(&self) -> usize {
         self.argmax
@@ -76,10 +81,11 @@ impl Distribution {
         assert_eq!(logits.len(), self.probabilities.len(), "rows of one vocabulary");
         let sums = Instructions::best().dispatch(CrossTerms { p: &self.probabilities, logits });
         let log_total = sums.total.ln();
+        let kl = self.negative_entropy - sums.weighted + log_total;
         let argmax = position_of(logits, sums.max);
         DistributionComparison {
-            // Rounding can leave −1e-8 where the two are equal; a divergence is never negative.
-            kl: (self.negative_entropy - sums.weighted + log_total).max(0.0),
+            // Rounding can leave −1e-8 where the two are equal; a divergence is never negative. `f64::max` would lose NaN.
+            kl: if kl < 0.0 { 0.0 } else { kl },
             same_argmax: argmax == self.argmax,
             argmax,
             log_normaliser: f64::from(sums.max) + log_total,
@@ -114,8 +120,8 @@ impl Operation for Exponentials<'_> {
         for (x, out) in self.logits.chunks(CHUNK).zip(self.out.chunks_mut(CHUNK)) {
             let (mut sum, mut sum_weighted) = ([0f32; LANES], [0f32; LANES]);
             let mut add = |lane: usize, x: f32| {
-                // The clamp keeps 0·(−∞) out of the sum.
-                let shifted = (x - max).max(-100.0);
+                // A logit of −∞ makes the weighted sum NaN, as in PyTorch.
+                let shifted = x - max;
                 let weight = exp_nonpositive(shifted);
                 sum[lane] += weight;
                 sum_weighted[lane] += weight * shifted;
@@ -195,6 +201,23 @@ mod tests {
             let log_q = reference::log_softmax(&q);
             prop_assert!((comparison.log_normaliser - f64::from(q[0]) + log_q[0]).abs() < 1e-5);
             prop_assert!((distribution.nll(p[0]) + reference::log_softmax(&p)[0]).abs() < 1e-5);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_not_finite_makes_all_undefined(
+            row in proptest::collection::vec(-30f32..30.0, 1..200),
+            at in any::<proptest::sample::Index>(),
+            undefined in proptest::sample::select(vec![f32::NAN, f32::INFINITY, f32::NEG_INFINITY]),
+        ) {
+            let mut damaged = row.clone();
+            damaged[at.index(row.len())] = undefined;
+            let (clean, undefined) = (Distribution::new(&row), Distribution::new(&damaged));
+            prop_assert!(clean.is_defined() && !undefined.is_defined());
+            prop_assert!(!clean.compare(&damaged).kl.is_finite());
+            prop_assert!(!undefined.compare(&row).kl.is_finite());
+            prop_assert!(!undefined.compare(&damaged).kl.is_finite());
         }
     }
 

@@ -1,6 +1,6 @@
 //! e^x for f32, written so that loops over it vectorise.
 
-/// e^x for x ≤ 0, within 2 ulp; exactly 0 below −87, so that hidden scores (−∞) weigh nothing.
+/// e^x for x ≤ 0, within 2 ulp; exactly 0 below −87, so that hidden scores (−∞) weigh nothing; NaN of NaN.
 ///
 /// Cody–Waite reduction x = n·ln 2 + r, |r| ≤ ln 2 / 2, and the Cephes polynomial for e^r.
 #[inline(always)]
@@ -12,7 +12,8 @@ pub(crate) fn exp_nonpositive(x: f32) -> f32 {
     const LN2_HIGH: f32 = 0.693_359_4;
     const LN2_LOW: f32 = -2.121_944_4e-4;
 
-    let clamped = x.max(SMALLEST);
+    // Unlike `f32::max`, this keeps NaN; it is one instruction all the same.
+    let clamped = if x < SMALLEST { SMALLEST } else { x };
     let shifted = clamped * std::f32::consts::LOG2_E + ROUND;
     let n = shifted - ROUND;
     let r = clamped - n * LN2_HIGH - n * LN2_LOW;
@@ -46,5 +47,6 @@ mod tests {
         assert_eq!(exp_nonpositive(f32::NEG_INFINITY), 0.0);
         assert_eq!(exp_nonpositive(-100.0), 0.0);
         assert_eq!(exp_nonpositive(0.0), 1.0);
+        assert!(exp_nonpositive(f32::NAN).is_nan() && exp_nonpositive(-f32::NAN).is_nan());
     }
 }

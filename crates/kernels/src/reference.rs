@@ -53,8 +53,10 @@ pub fn attention(shape: &AttentionShape, queries: &Queries<'_>, spans: &[KeySpan
             }
             let max = scored.iter().map(|s| s.3).fold(f64::NEG_INFINITY, f64::max);
             let total: f64 = scored.iter().map(|s| (s.3 - max).exp()).sum();
-            let mut output = vec![0.0; dim];
-            let mut mass = [0.0; SEGMENTS];
+            // 0/0 where there is no key. f64::max passes over NaN, but the sum does not.
+            let nothing = 0.0 / total;
+            let mut output = vec![nothing; dim];
+            let mut mass = [nothing; SEGMENTS];
             let mut probabilities = vec![];
             for &(span, key, start, score) in &scored {
                 let probability = (score - max).exp() / total;

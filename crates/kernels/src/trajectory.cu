@@ -61,7 +61,7 @@ DEVICE void add_columns(const AnglesParameters& p, uint64_t first, unsigned colu
 DEVICE double angle(double product, double square, double next_square) {
     // A step of length 0 has no direction and counts as a right angle.
     const double lengths = sqrt(square * next_square);
-    const double cosine = lengths > 0.0 ? product / lengths : 0.0;
+    const double cosine = lengths == 0.0 ? 0.0 : product / lengths;
     return acos(cosine > 1.0 ? 1.0 : cosine < -1.0 ? -1.0 : cosine);
 }
 

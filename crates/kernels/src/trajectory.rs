@@ -13,7 +13,7 @@ const ANGLES: usize = 64;
 const LANES: usize = 16;
 
 /// Σ arccos(v_k · v_{k+1}) in radians over rows x `[rows, width]`, with v_k = (x_{k+1} − x_k)/‖·‖: rows − 2 angles. A step
-/// of length 0 has no direction and counts as a right angle.
+/// of length 0 has no direction and counts as a right angle; a row that is not finite makes the sum NaN.
 ///
 /// # Panics
 /// If the rows are not whole.
@@ -55,7 +55,7 @@ impl Operation for AngleSum<'_> {
             let square = dot(&step, &step);
             if index > 0 {
                 let norms = (square * last_square).sqrt();
-                let cosine = if norms > 0.0 { dot(&step, &last_step) / norms } else { 0.0 };
+                let cosine = if norms == 0.0 { 0.0 } else { dot(&step, &last_step) / norms };
                 sum += cosine.clamp(-1.0, 1.0).acos();
             }
             last_square = square;

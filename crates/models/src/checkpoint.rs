@@ -1,4 +1,4 @@
-//! A model as a folder of files: which belong to it, and whether all are there.
+//! A model as a folder of files: which files belong to it, and whether all exist.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ pub(crate) const TOKENIZER: &str = "tokenizer.json";
 pub(crate) const INDEX: &str = "model.safetensors.index.json";
 /// Weights in one file.
 pub(crate) const WEIGHTS: &str = "model.safetensors";
-/// What belongs to a model besides its weights.
+/// The files of a model besides its weights.
 pub(crate) const COMPANIONS: [&str; 8] = [
     CONFIG,
     TOKENIZER,
@@ -21,7 +21,7 @@ pub(crate) const COMPANIONS: [&str; 8] = [
     "chat_template.json",
 ];
 
-/// The shards that an index lists, or what is wrong with it.
+/// The shards that an index lists, or what is wrong with the index.
 pub(crate) fn shards(index: &str) -> Result<BTreeSet<String>, String> {
     let json: serde_json::Value =
         serde_json::from_str(index).map_err(|e| format!("{INDEX} is not valid JSON ({e})"))?;
@@ -40,7 +40,7 @@ fn is_shard(name: &str) -> bool {
     name.ends_with(".safetensors") && !name.starts_with('.') && !name.contains(['/', '\\', ':', '\0'])
 }
 
-/// The files with weights of a folder that is complete, or the name of what is missing or wrong.
+/// The weight files of a complete folder, or what is missing or wrong.
 pub(crate) fn weights(folder: &Path) -> Result<Vec<PathBuf>, String> {
     let there = |name: &str| {
         let path = folder.join(name);
@@ -49,7 +49,8 @@ pub(crate) fn weights(folder: &Path) -> Result<Vec<PathBuf>, String> {
     there(CONFIG)?;
     there(TOKENIZER)?;
     if let Ok(index) = there(INDEX) {
-        let index = std::fs::read_to_string(index).map_err(|e| format!("{INDEX} cannot be read ({e})"))?;
+        let index =
+            layerscope_files::read_text(&index).map_err(|e| format!("{INDEX} cannot be read ({e})"))?;
         return shards(&index)?.iter().map(|shard| there(shard)).collect();
     }
     let mut weights: Vec<PathBuf> = std::fs::read_dir(folder)

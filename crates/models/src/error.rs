@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// No model on this disk has the name, and it is no Hub id.
+    /// No model on this disk has the name, and it is not a Hub id.
     #[error("{sentence}")]
     UnknownModel {
-        /// The name as it was given.
+        /// The name that was given.
         name: String,
         /// What to try.
         sentence: String,
@@ -31,7 +31,7 @@ pub enum Error {
         /// What to check.
         sentence: String,
     },
-    /// A server that does not answer as a Hub does.
+    /// The server's response is not a Hub's.
     #[error("{sentence}")]
     InvalidResponse {
         /// The Hub's host.
@@ -52,13 +52,13 @@ pub enum Error {
     /// A file that cannot be read or written.
     #[error("cannot {action} {}: {reason}", path.display())]
     Io {
-        /// What was tried, e.g. `open`.
+        /// The failed action, e.g. `open`.
         action: String,
         /// The file.
         path: PathBuf,
         /// The kind of the system's error.
         kind: io::ErrorKind,
-        /// The system's sentence.
+        /// The operating system's message.
         reason: String,
     },
     /// A name, setting or token that the user can correct.
@@ -67,7 +67,7 @@ pub enum Error {
     /// The machine, the network or the server failed.
     #[error("{0}")]
     Failure(String),
-    /// The user stopped it. What was fetched is kept.
+    /// The user stopped the fetch. Fetched bytes are kept.
     #[error("interrupted; what was fetched is kept, and fetching again goes on from there")]
     Interrupted,
 }
@@ -114,7 +114,7 @@ impl Error {
             action: action.to_owned(),
             path: path.to_owned(),
             kind: error.kind(),
-            reason: error.to_string(),
+            reason: layerscope_files::reason(error),
         }
     }
 }

@@ -1,11 +1,11 @@
 //! Names of GGUF files: quantisation, parts of a split model, vision projectors.
 
-/// Whether the name is that of a GGUF file.
+/// Whether this is the name of a GGUF file.
 pub(crate) fn is_gguf(name: &str) -> bool {
     name.len() > 5 && name.as_bytes()[name.len() - 5..].eq_ignore_ascii_case(b".gguf")
 }
 
-/// Whether a GGUF file is a language model by its name, and not a vision projector or an importance matrix.
+/// Whether a GGUF file's name is that of a language model, not of a vision projector or an importance matrix.
 pub(crate) fn is_language_model(name: &str) -> bool {
     let file = name.rsplit('/').next().unwrap_or(name).to_lowercase();
     is_gguf(name)

@@ -1,7 +1,7 @@
 //! Fetching a model from the Hugging Face Hub into the cache that the Python tools share.
 //!
-//! The crate `hf-hub` is not used: 1.0 neither resumes nor verifies files and depends on a hundred crates; 0.5 appends whatever a
-//! server sends and panics on invalid responses.
+//! The crate `hf-hub` is not used: 1.0 neither resumes nor verifies files and depends on a hundred crates;
+//! 0.5 appends any response body to a partial file and panics on invalid responses.
 
 mod blob;
 mod cache;
@@ -9,6 +9,7 @@ mod choice;
 mod client;
 mod digest;
 mod listing;
+mod redirect;
 mod refusal;
 mod request;
 
@@ -26,33 +27,32 @@ use listing::{Listing, RemoteFile};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// What a fetch tells on its way.
+/// Progress of a fetch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Progress<'a> {
     /// `done` of `all` bytes of the model are on disk; `file` is being fetched.
     Bytes {
         /// Its name in the repository.
         file: &'a str,
-        /// Bytes of the whole model on disk, with those of earlier fetches.
+        /// Bytes of the model on disk, including those of earlier fetches.
         done: u64,
         /// Bytes of the whole model.
         all: u64,
     },
-    /// A sentence for the user, e.g. that the Hub is unreachable and the copy on this disk is used.
+    /// A message for the user, e.g. that the Hub is unreachable and the copy on this disk is used.
     Note(&'a str),
 }
 
-/// Fetches a model, or what of it is not in the cache yet, and returns its GGUF file or the folder of its snapshot.
+/// Fetches the files of a model that are not in the cache, and returns its GGUF file or its snapshot folder.
 ///
-/// Online, the revision's newest commit is asked for with one request; where that fails and the cache has a complete
-/// copy, that is used and a note tells why. A commit's checkpoint, or a file of it by name, needs no request once it
-/// is here.
-/// `interrupted` is looked at several times a second.
+/// Online, one request asks for the revision's newest commit. If it fails and the cache has a complete copy,
+/// that copy is used, and a note says why. A checkpoint or file at a full commit hash needs no request once
+/// it is in the cache. `interrupted` is checked several times a second.
 ///
 /// # Errors
-/// [`Error::Input`] where the repository, revision, file or access is not there; [`Error::Failure`] where network,
-/// server or disk fail; [`Error::Interrupted`]. What was fetched is kept in all cases but a wrong checksum, and the
-/// next fetch goes on from there.
+/// [`Error::Input`] if the repository, revision or file does not exist; [`Error::Failure`] if the network,
+/// the server or the disk fails; [`Error::Interrupted`]. The next fetch resumes from the bytes on disk,
+/// except after a wrong checksum, when they are deleted.
 pub fn fetch(
     reference: &HubReference,
     places: &Places,
@@ -73,7 +73,7 @@ pub fn fetch(
             ))
         });
     }
-    // A commit never changes, but only the Hub's list tells which of its GGUF files has a quantisation.
+    // A commit never changes, but choosing a GGUF file by quantisation needs the Hub's listing.
     if is_commit(&reference.revision)
         && let Ok(path) = &cached
         && (path.is_dir() || matches!(reference.wanted, Wanted::File(_)))
@@ -94,7 +94,7 @@ pub fn fetch(
         .run()
 }
 
-/// One fetch, with the Hub's list of files.
+/// One fetch, with the Hub's listing.
 struct Fetch<'a> {
     reference: &'a HubReference,
     client: &'a Client,
@@ -118,7 +118,7 @@ impl<'a> Fetch<'a> {
                 snapshot
             }
         };
-        // Last, so that offline a branch never refers to an incomplete snapshot.
+        // Last, so that a branch never refers to an incomplete snapshot, which an offline fetch would use.
         let reference = self.repository.set_reference(&self.reference.revision, &self.listing.commit);
         if let Err(error) = reference {
             (self.progress)(Progress::Note(&error.to_string()));
@@ -126,7 +126,7 @@ impl<'a> Fetch<'a> {
         Ok(path)
     }
 
-    /// The files of the safetensors model. The index is fetched first, since it names the shards.
+    /// The files of the safetensors model. Fetches the index first, because it names the shards.
     fn checkpoint(&mut self) -> Result<Vec<&'a RemoteFile>> {
         let listing: &'a Listing = self.listing;
         let mut names: Vec<String> = COMPANIONS.map(str::to_owned).to_vec();
@@ -135,7 +135,7 @@ impl<'a> Fetch<'a> {
             let index = listing.file(INDEX)?;
             self.fetch_all(&[index])?;
             let path = self.repository.snapshot(&listing.commit).join(INDEX);
-            let text = std::fs::read_to_string(&path).map_err(|e| Error::io("read", &path, &e))?;
+            let text = layerscope_files::read_text(&path).map_err(|e| Error::io("read", &path, &e))?;
             let shards =
                 shards(&text).map_err(|wrong| Error::input(format!("{}: {wrong}", self.reference.id)))?;
             names.push(INDEX.to_owned());
@@ -180,7 +180,7 @@ impl<'a> Fetch<'a> {
         Ok(())
     }
 
-    /// Fails before anything is fetched where the disk has too little space.
+    /// Fails before the fetch if the disk has too little space.
     fn check_space(&self, files: &[&RemoteFile]) -> Result<()> {
         let missing = |file: &&&RemoteFile| !self.repository.has(&self.listing.commit, file);
         let needed: u64 = files.iter().filter(missing).map(|file| self.repository.bytes_to_fetch(file)).sum();

@@ -13,7 +13,7 @@
 //! # Ok::<(), layerscope_models::Error>(())
 //! ```
 //!
-//! No model is opened. The resulting path is a GGUF file, or a folder with `config.json`,
+//! It does not open models: the result is the path of a GGUF file, or of a folder with `config.json`,
 //! `tokenizer.json` and safetensors.
 
 mod checkpoint;

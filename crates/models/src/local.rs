@@ -14,20 +14,20 @@ use std::path::{Path, PathBuf};
 pub struct LocalModel {
     /// Unique name that a user can type.
     pub name: String,
-    /// Who keeps it.
+    /// The program or folder that it belongs to.
     pub origin: Origin,
     /// The GGUF file, or the folder with safetensors.
     pub path: PathBuf,
     /// Size of the weights.
     pub bytes: u64,
-    /// What the weights are stored as.
+    /// The file format of the weights.
     pub format: ModelFormat,
 }
 
-/// Who keeps a model.
+/// The program or folder that a model belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Origin {
-    /// The folder that the program runs in.
+    /// The current folder.
     CurrentFolder,
     /// Layerscope's own folder of models.
     Layerscope,
@@ -54,7 +54,7 @@ impl fmt::Display for Origin {
     }
 }
 
-/// What weights are stored as.
+/// The file format of weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ModelFormat {
     /// One GGUF file.
@@ -73,7 +73,7 @@ impl fmt::Display for ModelFormat {
 }
 
 impl LocalModel {
-    /// Whether a user who types `text` means this one: its name, with or without `.gguf`, `:latest` or `ollama:`.
+    /// Whether `text` names this model: its name, with or without `.gguf`, `:latest` or `ollama:`.
     pub fn is_called(&self, text: &str) -> bool {
         let text = match self.origin {
             Origin::Ollama => text.strip_prefix("ollama:").unwrap_or(text),
@@ -99,7 +99,7 @@ pub fn local_models(places: &Places) -> Vec<LocalModel> {
     all.extend(places.lm_studio.iter().flat_map(|folder| folders::models_of_publishers(folder)));
     all.extend(places.llama_cpp.iter().flat_map(|folder| folders::models_of(folder, Origin::LlamaCpp)));
 
-    // Of several models with one name, the others are named by their path.
+    // The first model keeps a name that occurs twice; the others are named by their path.
     let mut names = HashSet::new();
     all.retain_mut(|model| {
         if names.contains(&model.name) {
@@ -110,7 +110,7 @@ pub fn local_models(places: &Places) -> Vec<LocalModel> {
     all
 }
 
-/// The entries of a folder by name; none where it cannot be read.
+/// The entries of a folder by name; empty if it cannot be read.
 fn entries(folder: &Path) -> Vec<(String, PathBuf)> {
     let mut entries: Vec<(String, PathBuf)> = std::fs::read_dir(folder)
         .into_iter()
@@ -124,7 +124,7 @@ fn entries(folder: &Path) -> Vec<(String, PathBuf)> {
     entries
 }
 
-/// Size of a file; `None` where there is none.
+/// Size of a file; `None` if it does not exist.
 fn file_size(path: &Path) -> Option<u64> {
     std::fs::metadata(path).ok().filter(|metadata| metadata.is_file()).map(|metadata| metadata.len())
 }

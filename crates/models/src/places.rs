@@ -1,14 +1,14 @@
-//! Folders of models and settings of the Hub, from the environment.
+//! Model folders and Hub settings, from the environment.
 
 use std::ffi::OsString;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Folders of models, and settings of the Hub.
+/// Model folders and Hub settings.
 #[derive(Debug, Clone)]
 pub struct Places {
-    /// Models of the user's own, by file name.
+    /// The user's own models, by file name.
     pub current_folder: PathBuf,
     /// Layerscope's own folder of models.
     pub models_folder: Option<PathBuf>,
@@ -22,7 +22,7 @@ pub struct Places {
     pub llama_cpp: Vec<PathBuf>,
 }
 
-/// Settings of the Hub, named as `huggingface_hub` (Python) names them in the environment.
+/// Hub settings, from the environment variables of `huggingface_hub` (Python).
 #[derive(Debug, Clone)]
 pub struct HubPlaces {
     /// The cache with folders `models--owner--name`; absent where there is no home folder.
@@ -33,11 +33,11 @@ pub struct HubPlaces {
     pub token: Option<Token>,
     /// The file that a token is read from, for messages.
     pub token_path: Option<PathBuf>,
-    /// Only what is in the cache may be used.
+    /// Use only the cache.
     pub offline: bool,
-    /// How long a server may be silent.
+    /// Read timeout.
     pub timeout: Duration,
-    /// Certificates (PEM) that are trusted in place of the built-in ones.
+    /// Certificates (PEM) to trust instead of the built-in ones.
     pub certificates: Option<PathBuf>,
 }
 
@@ -46,7 +46,7 @@ pub struct HubPlaces {
 pub struct Token(String);
 
 impl Token {
-    /// Wraps a token without surrounding blanks; `None` for an empty one.
+    /// Wraps a token, trimmed; `None` if it is empty.
     pub fn new(token: &str) -> Option<Self> {
         let token = token.trim();
         (!token.is_empty()).then(|| Self(token.to_owned()))
@@ -67,12 +67,12 @@ impl fmt::Debug for Token {
 const HUB: &str = "https://huggingface.co";
 
 impl Places {
-    /// The places of this process's environment.
+    /// Reads the environment of this process.
     pub fn from_environment() -> Self {
         Self::from_variables(std::env::home_dir().as_deref(), &|name| std::env::var_os(name))
     }
 
-    /// The places for a home folder and environment variables; an empty variable counts as absent.
+    /// Derives the places from a home folder and environment variables; an empty variable counts as unset.
     pub fn from_variables(home: Option<&Path>, variable: &dyn Fn(&str) -> Option<OsString>) -> Self {
         let variable = |name: &str| variable(name).filter(|value| !value.is_empty());
         let path = |name: &str| variable(name).map(|value| expand_home(PathBuf::from(value), home));
@@ -107,7 +107,7 @@ impl Places {
 }
 
 impl HubPlaces {
-    /// In the order of `huggingface_hub/constants.py`.
+    /// Precedence as in `huggingface_hub/constants.py`.
     fn from_variables(
         variable: &dyn Fn(&str) -> Option<OsString>,
         path: &dyn Fn(&str) -> Option<PathBuf>,
@@ -121,7 +121,7 @@ impl HubPlaces {
         let home = path("HF_HOME").or(default_home);
         let in_home = |relative: &str| home.as_ref().map(|home| home.join(relative));
         let token_path = path("HF_TOKEN_PATH").or_else(|| in_home("token"));
-        let from_file = || std::fs::read_to_string(token_path.as_ref()?).ok();
+        let from_file = || layerscope_files::read_text(token_path.as_ref()?).ok();
         let token = text("HF_TOKEN")
             .or_else(|| text("HUGGING_FACE_HUB_TOKEN"))
             .or_else(from_file)
@@ -142,7 +142,7 @@ impl HubPlaces {
         }
     }
 
-    /// The Hub's host, for sentences.
+    /// The Hub's host, for messages.
     pub(crate) fn host(&self) -> &str {
         self.endpoint.split_once("://").map_or(&self.endpoint, |(_, host)| host)
     }

@@ -1,4 +1,4 @@
-//! Resolves what a user typed for a model.
+//! Resolves the model that a user typed.
 
 use crate::file_names::{is_gguf, stays_inside};
 use crate::local::{LocalModel, Origin, local_models};
@@ -16,17 +16,17 @@ pub enum Reference {
     Path(PathBuf),
     /// A model on this disk.
     Local(LocalModel),
-    /// A model of the Hugging Face Hub, for [`fetch`](crate::fetch).
+    /// A model on the Hugging Face Hub, for [`fetch`](crate::fetch).
     Hub(HubReference),
 }
 
-/// A model of the Hugging Face Hub; written `owner/name`, `owner/name@revision`, `owner/name:Q4_K_M` or
+/// A model on the Hugging Face Hub, written `owner/name`, `owner/name@revision`, `owner/name:Q4_K_M` or
 /// `owner/name/file.gguf`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HubReference {
     /// `owner/name`.
     pub id: String,
-    /// Branch, tag or commit; `main` where none is given.
+    /// Branch, tag or commit; `main` by default.
     pub revision: String,
     /// Which of the repository's models.
     pub wanted: Wanted,
@@ -47,10 +47,10 @@ const MAIN: &str = "main";
 const HOSTS: [&str; 3] = ["huggingface.co", "www.huggingface.co", "hf.co"];
 
 impl Reference {
-    /// Resolves a text: an existing path, or else the name of a model on this disk, or else a Hub id.
+    /// Resolves a text: an existing path, else the name of a model on this disk, else a Hub id.
     ///
     /// # Errors
-    /// [`Error::UnknownModel`] where it is none of these, with similar names.
+    /// [`Error::UnknownModel`], with similar names, if it is none of these.
     pub fn parse(text: &str, places: &Places) -> Result<Self> {
         let text = text.trim();
         if text.is_empty() {
@@ -82,15 +82,15 @@ impl Reference {
 }
 
 impl HubReference {
-    /// Reads an id, `hf.co/…` or an address of the Hub; `None` for any other text.
+    /// Parses an id, `hf.co/…` or a Hub URL; `None` for any other text.
     ///
     /// # Errors
-    /// [`Error::Input`] where it looks like one but names no model.
+    /// [`Error::Input`] if it looks like one but names no model.
     pub fn parse(text: &str) -> Result<Option<Self>> {
         Self::parse_for(text, HOSTS[0])
     }
 
-    /// The same, where the Hub's own host may be a mirror.
+    /// The same with another host for the Hub, e.g. a mirror.
     fn parse_for(text: &str, mirror: &str) -> Result<Option<Self>> {
         let address = text.strip_prefix("https://").or_else(|| text.strip_prefix("http://"));
         let (host, rest) = address.unwrap_or(text).split_once('/').unwrap_or((text, ""));
@@ -105,7 +105,7 @@ impl HubReference {
         }
     }
 
-    /// `owner/name`, with `@revision`, and `:quantisation` or `/file`.
+    /// Parses `owner/name`, with `@revision`, and `:quantisation` or `/file`.
     fn from_id(text: &str, id: &str) -> Result<Option<Self>> {
         let (before, after) = id.split_once('@').unwrap_or((id, MAIN));
         let (revision, quantization_after) = split_colon(after);
@@ -135,7 +135,8 @@ impl HubReference {
         Self::new(text, owner, name, revision, wanted).map(Some)
     }
 
-    /// `owner/name`, then nothing, or `blob`, `resolve`, `tree` or `raw` with a revision and perhaps a file.
+    /// Parses the path of a URL: `owner/name`, or `owner/name/KIND/REVISION` with an optional file, where
+    /// `KIND` is `blob`, `resolve`, `tree` or `raw`.
     fn from_address(text: &str, path: &str) -> Result<Self> {
         let path = path.split(['?', '#']).next().unwrap_or(path).trim_end_matches('/');
         let parts: Vec<String> =
@@ -206,7 +207,7 @@ fn is_owner(owner: &str) -> bool {
     is_id_part(owner) && !HOSTS.contains(&owner)
 }
 
-/// Whether the Hub allows the name of an owner or repository.
+/// Whether the Hub allows this name for an owner or repository.
 fn is_id_part(part: &str) -> bool {
     (1..=96).contains(&part.len())
         && part.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte))
@@ -238,7 +239,7 @@ fn unknown(text: &str, all: &[LocalModel]) -> Error {
     Error::UnknownModel { name: text.to_owned(), sentence }
 }
 
-/// `; did you mean …`, where a name is similar.
+/// `; did you mean …` if a name is similar.
 fn or_near(text: &str, all: &[LocalModel]) -> String {
     let near: Vec<String> =
         near(text, all.iter().map(|model| model.name.as_str())).into_iter().map(str::to_owned).collect();

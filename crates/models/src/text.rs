@@ -10,7 +10,7 @@ pub(crate) fn bytes(bytes: u64) -> String {
     format!("{:.1} {}", bytes as f64 / 1024f64.powi(power as i32), units[power as usize])
 }
 
-/// The first `most` items with commas, and how many more there are.
+/// The first `most` items, separated by commas, and the number of others.
 pub(crate) fn list(items: &[String], most: usize) -> String {
     let shown = items[..items.len().min(most)].join(", ");
     match items.len().saturating_sub(most) {
@@ -19,7 +19,7 @@ pub(crate) fn list(items: &[String], most: usize) -> String {
     }
 }
 
-/// Up to three of `names` that are similar to `word`, the nearest first.
+/// Up to three of `names` that are similar to `word`, nearest first.
 pub(crate) fn near<'a>(word: &str, names: impl IntoIterator<Item = &'a str>) -> Vec<&'a str> {
     let word = word.to_lowercase();
     let mut near: Vec<(f64, &str)> = names

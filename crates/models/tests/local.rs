@@ -1,4 +1,4 @@
-//! Models that other programs left on this disk, and words for them.
+//! Models of other programs on this disk, and their names.
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 const COMMIT: &str = "1111111111111111111111111111111111111111";
 const OTHER_COMMIT: &str = "2222222222222222222222222222222222222222";
 
-/// A home folder, in which nothing of this machine is seen.
+/// An empty home folder, isolated from this machine.
 struct Home {
     folder: tempfile::TempDir,
     places: Places,
@@ -52,7 +52,7 @@ impl Home {
         }
     }
 
-    /// A model of Ollama's, as `ollama pull` leaves it.
+    /// An Ollama model, laid out as by `ollama pull`.
     fn ollama(&self, path: &str, seed: char) -> PathBuf {
         let digest = seed.to_string().repeat(64);
         let manifest = format!(
@@ -112,7 +112,7 @@ fn every_program_s_models_are_found_with_a_name_to_type() {
     assert!(all.iter().all(|model| model.path.exists()));
     assert_eq!(all[6].path, blob);
 
-    // Each name leads back: to the model itself, or to the Hub that knows its newest commit.
+    // Each name resolves to the model itself, or to the Hub, which has its newest commit.
     for model in &all {
         match home.parse(&model.name) {
             Reference::Local(again) => assert_eq!(&again, model),

@@ -1,9 +1,12 @@
-//! What recording costs on a model: prefill, decode, probes and frontier, and the frontier's share of the rest.
+//! The cost of recording on a model: prefill, decode, probes and frontier, and the frontier's time relative
+//! to the rest.
 //!
 //!     cargo run --release -p layerscope-recording --example recording_cost -- \
 //!         MODEL.gguf|shape:NAME [PROMPT_TOKENS] [STEPS] [native|f32] [DEVICE] [json]
 //!
 //! `shape:llama-3.1-8b` is that shape with random weights in bf16.
+
+#![allow(clippy::print_stdout)]
 
 use layerscope_cutoff::frontier::frontier;
 use layerscope_diagnostics::probe::{self, Decoding};
@@ -26,7 +29,7 @@ fn main() -> Result<()> {
     let device = argument(4).unwrap_or("cpu").parse::<DeviceChoice>()?.open()?;
     let decoder = decoder(argument(0).unwrap_or_default(), precision, &device)?;
     let (p, steps): (usize, usize) = (number(1, 1300), number(2, 32));
-    // Ordinary token ids in a fixed, irregular order: speed does not depend on what they say.
+    // Ordinary token ids in a fixed, irregular order: speed does not depend on the content.
     let vocab = decoder.config().vocab as u32;
     let prompt: Vec<u32> = (0..p as u32).map(|i| (1000 + i.wrapping_mul(7919) % 10_000) % vocab).collect();
     let interrupt = Interrupt::new(false);

@@ -1,7 +1,7 @@
-//! Failure cases: the prompts whose output a cutoff changes most, continued under that cutoff.
+//! Failure cases: continuations under a cutoff of the prompts whose output it changes most.
 //!
-//! The frontier compares next-token distributions along the full model's text. The text under the cutoff must be generated;
-//! this module does so for the few prompts with the largest KL and writes the run folder's `continuations.json`.
+//! The frontier compares next-token distributions along the full model's text. The text under the cutoff must
+//! be generated: this module does so for the prompts with the largest KL and writes `continuations.json`.
 
 use crate::recorded_with;
 use layerscope_cutoff::recommend::FrontierPoint;
@@ -16,9 +16,9 @@ use layerscope_engine::{Hooks, Interrupt, Model, Policy, Repetition, Result, Ses
 pub enum ContinuationEvent<'a> {
     /// The prompts are chosen.
     Chosen {
-        /// How many there are.
+        /// Number of prompts.
         prompts: usize,
-        /// Those among them whose continuation is in the folder already; they are not run again.
+        /// Prompts whose continuation is already in the folder; they are not run again.
         earlier: usize,
     },
     /// A prompt begins.
@@ -28,23 +28,23 @@ pub enum ContinuationEvent<'a> {
         /// Its number of tokens p, plus the N decode steps.
         tokens: usize,
     },
-    /// So many of its p + N tokens went through the model.
+    /// This many of its p + N tokens are processed.
     Tokens(usize),
     /// The continuation is durable.
     Finished(&'a Continuation),
 }
 
-/// Continues the `count` prompts of the run with the largest KL at a cutoff (of equals the earlier ones), greedily under
-/// SPEED at that cutoff, from the run's own prompt tokens and for as many tokens as the run's settings say, and keeps the
-/// continuations in the run folder. Returns them, the largest KL first.
+/// Continues the `count` prompts of the run with the largest KL at a cutoff (the earlier of equal ones)
+/// greedily under SPEED at that cutoff, with the run's prompt tokens and number of new tokens, and writes the
+/// continuations to the run folder. Returns them, largest KL first.
 ///
-/// Prompts with a given continuation are skipped: there is no text of the full model to compare with. Continuations that the
-/// folder already has are not generated again. End-of-sequence tokens are never chosen, as in recording.
+/// Skips prompts with a given answer, because there is no text of the full model to compare with, and
+/// continuations that the folder already has. Excludes end-of-sequence tokens, like recording.
 ///
 /// # Errors
-/// [`Error::Input`] where the model or its precision is not the run's, the model has no such cutoff, or a file of the run
-/// is damaged; [`Error::Interrupted`], with everything finished kept; [`Error::Failure`] where the folder cannot be
-/// written.
+/// [`Error::Input`] if the model or its precision is not the run's, the model has no such cutoff, or a file
+/// of the run is damaged; [`Error::Interrupted`], which keeps finished continuations; [`Error::Failure`] if
+/// the folder cannot be written.
 pub fn continue_failure_cases(
     run: &Run,
     model: &Model,
@@ -77,15 +77,15 @@ pub fn continue_failure_cases(
     Ok(entries.cloned().collect())
 }
 
-/// A prompt with its KL at the cutoff, nats; NaN where undefined.
+/// A prompt with its KL at the cutoff, nats; NaN if undefined.
 struct FailureCase {
     prompt: PromptSummary,
     kl: f64,
 }
 
-/// The generated prompts with the largest KL; what is undefined counts as smallest.
+/// The prompts with generated continuations and the largest KL; an undefined KL counts as smallest.
 fn failure_cases(run: &Run, point: FrontierPoint, count: usize) -> Result<Vec<FailureCase>> {
-    // Figures first: the prompts themselves are read again, so that only few are in memory.
+    // Reads only the KL first, then the chosen prompts again, so that few are in memory.
     let (mut ids, mut kl) = (vec![], vec![]);
     for prompt in run.prompts() {
         let prompt = prompt?;
@@ -101,15 +101,14 @@ fn failure_cases(run: &Run, point: FrontierPoint, count: usize) -> Result<Vec<Fa
 }
 
 impl FailureCase {
-    /// Whether an entry is up to date: it has as many tokens as are asked for now, and was compared with the run's current
-    /// figures and text.
+    /// Whether an entry is current: it has the requested number of tokens and matches the run's KL and text.
     fn is_up_to_date(&self, entry: &Continuation, max_new_tokens: usize) -> bool {
         [entry.max_new_tokens, entry.generated.len()] == [max_new_tokens; 2]
             && (entry.kl == self.kl || entry.kl.is_nan() && self.kl.is_nan())
             && entry.first_difference == self.first_difference(&entry.generated)
     }
 
-    /// Generates under the policy as recording generates at full depth.
+    /// Generates under the policy with the settings of recording.
     fn continued(
         &self,
         model: &Model,
@@ -140,7 +139,7 @@ impl FailureCase {
         })
     }
 
-    /// The step at which a text first differs from the run's; the end of the run's, where that is all there is of it.
+    /// The step at which a text first differs from the run's; the end of the run's text if it is a prefix.
     fn first_difference(&self, generated: &[u32]) -> Option<usize> {
         (0..generated.len()).find(|&step| self.prompt.generated.get(step) != Some(&generated[step]))
     }

@@ -1,4 +1,4 @@
-//! Recording: runs every prompt of a file through probes and frontier and writes the run folder.
+//! Recording: measures every prompt of a file with probes and frontier, and writes the run folder.
 
 pub mod continuations;
 mod recorded_with;
@@ -20,7 +20,7 @@ use std::time::Instant;
 pub enum RecordingEvent<'a> {
     /// This many of the prompts are in the folder already and are not run again.
     Resumed {
-        /// Prompts done earlier.
+        /// Prompts already done.
         done: usize,
         /// Prompts of the file.
         all: usize,
@@ -32,9 +32,9 @@ pub enum RecordingEvent<'a> {
         /// Its number of tokens p, plus the N decode steps.
         tokens: usize,
     },
-    /// So many of its p + N tokens went through the model.
+    /// This many of its p + N tokens are processed.
     Tokens(usize),
-    /// The frontier has gone through so many layers.
+    /// The frontier has processed this many layers.
     FrontierLayers {
         /// Layers done.
         done: usize,
@@ -43,16 +43,17 @@ pub enum RecordingEvent<'a> {
     },
     /// The prompt is recorded and durable.
     Finished(&'a PromptRecord),
-    /// The prompt cannot be recorded; the others go on.
+    /// The prompt failed; recording continues with the others.
     Failed {
         /// Its id.
         id: &'a str,
-        /// One sentence.
+        /// The reason, one sentence.
         reason: &'a str,
     },
 }
 
-/// Records one prompt: at most `max_new_tokens` decode steps, the greedy continuation or the prompt's own answer.
+/// Records one prompt with at most `max_new_tokens` decode steps of the greedy continuation or the prompt's
+/// answer.
 ///
 /// # Errors
 /// [`Error::Input`] on a prompt that cannot be run; [`Error::Interrupted`].
@@ -113,14 +114,14 @@ pub fn record_prompt(
     Ok(PromptRecord { summary, steps: by_step, received: figures.received })
 }
 
-/// Records every prompt of a file into a run folder, except those that the folder already has. `command` goes into the
-/// manifest of a new run: the arguments of `layerscope` that repeat it, or none.
+/// Records every prompt of a file into a run folder, except those that the folder already has. `command` is
+/// stored in the manifest of a new run: the arguments of `layerscope` that repeat it, or empty.
 ///
-/// A prompt that cannot be run is noted as failed, with its reason; recording continues with the next.
+/// A prompt that cannot be run is stored as failed, with the reason; recording continues with the next.
 ///
 /// # Errors
-/// [`Error::Input`] where the folder holds another run; [`Error::Interrupted`], with everything finished kept;
-/// [`Error::Failure`] where the folder cannot be written.
+/// [`Error::Input`] if the folder has another run; [`Error::Interrupted`], which keeps finished prompts;
+/// [`Error::Failure`] if the folder cannot be written.
 pub fn record(
     model: &Model,
     prompts: &PromptFile,
@@ -151,9 +152,8 @@ pub fn record(
                 observe(RecordingEvent::Finished(&record));
             }
             Err(error) if error.kind() == ErrorKind::Input => {
-                let reason = error.to_string();
-                writer.fail(&prompt.id, &reason)?;
-                observe(RecordingEvent::Failed { id: &prompt.id, reason: &reason });
+                writer.fail(&prompt.id, &error)?;
+                observe(RecordingEvent::Failed { id: &prompt.id, reason: &error.to_string() });
             }
             Err(error) => {
                 writer.finish()?;
@@ -167,7 +167,7 @@ pub fn record(
 fn manifest(model: &Model, prompts: &PromptFile, max_new_tokens: usize) -> Result<Manifest> {
     let config = model.config();
     let windowed: Vec<usize> = (0..config.layers).filter(|&l| config.windows[l].is_some()).collect();
-    // Position 0 is what the `bos` anchor keeps, whatever token stands there.
+    // The `bos` anchor keeps position 0, whatever its token is.
     let first = prompts
         .prompts
         .iter()

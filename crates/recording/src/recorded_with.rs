@@ -1,12 +1,12 @@
-//! Whether a model is the one that a run was recorded with.
+//! Checks that a model is the one of a run.
 
 use layerscope_diagnostics::run::Run;
 use layerscope_engine::{Error, Model, Result};
 
-/// Refuses a model whose figures would differ from the recorded ones.
+/// Rejects a model other than the recorded one.
 ///
 /// # Errors
-/// [`Error::Input`] where the weights or their precision are others.
+/// [`Error::Input`] if the weights or their precision differ.
 pub(crate) fn check(run: &Run, model: &Model) -> Result<()> {
     let manifest = run.manifest();
     if model.sha256 == manifest.model.sha256 && model.precision.name() == manifest.weights {

@@ -8,34 +8,34 @@ use layerscope_diagnostics::run::{Run, SpansWriter};
 use layerscope_engine::{Error, Interrupt, Model, Result, Tokenizer};
 use std::ops::Range;
 
-/// Which tokens of a prompt.
+/// A selection of a prompt's tokens.
 #[derive(Debug, Clone)]
 pub enum SpanTokens {
-    /// Those at these positions.
+    /// The tokens at these positions.
     At(Range<usize>),
-    /// Those of a text that occurs in the prompt once.
+    /// The tokens of a text that occurs once in the prompt.
     OfText(String),
 }
 
-/// A span of a recorded prompt that is to be removed.
+/// A request to remove a span of a recorded prompt.
 #[derive(Debug, Clone)]
 pub struct SpanRequest<'a> {
     /// The prompt.
     pub prompt_id: &'a str,
-    /// What is removed.
+    /// The span.
     pub tokens: SpanTokens,
-    /// What is looked for in the texts; the answer that the prompt was recorded with, if there is none.
+    /// The answer to search in the generated texts; by default the answer in the prompt file.
     pub answer: Option<&'a str>,
-    /// Layers from which the span is removed; all, if there are none.
+    /// Layers from which the span is removed; all if empty.
     pub layers: Option<&'a [usize]>,
 }
 
-/// Removes a span of a recorded prompt along its recorded continuation and writes the cost to the run folder. An earlier
-/// entry of the same span is replaced.
+/// Removes a span of a recorded prompt, measures the divergence along the recorded continuation, and writes
+/// it to the run folder. Replaces an earlier entry of the same span.
 ///
 /// # Errors
-/// [`Error::Input`] where the model or its precision is not the run's, there is no such prompt or span, or memory does not
-/// suffice; [`Error::Interrupted`]; [`Error::Failure`] where the folder cannot be written.
+/// [`Error::Input`] if the model or its precision is not the run's, there is no such prompt or span, or
+/// memory does not suffice; [`Error::Interrupted`]; [`Error::Failure`] if the folder cannot be written.
 pub fn remove_span(
     run: &Run,
     model: &Model,
@@ -50,7 +50,7 @@ pub fn remove_span(
         SpanTokens::OfText(text) => span_of_text(&model.tokenizer, &prompt, text)?,
     };
     let all: Vec<usize> = (0..model.config().layers).collect();
-    // Texts as long as the run's own, where the context has room for them.
+    // Texts of the run's length, if the context is long enough.
     let room = (model.config().context + 1).saturating_sub(prompt.p);
     let max_new_tokens = run.manifest().settings.max_new_tokens.max(prompt.steps).min(room);
     let recorded = prompt.answer_given.then_some(prompt.generated_text.as_str());
@@ -102,7 +102,7 @@ fn spans_of_text(tokenizer: &Tokenizer, tokens: &[u32], text: &str) -> Result<Ve
         return Ok(vec![]);
     }
     let mut stream = tokenizer.stream(false);
-    // What is decoded after each token; a token that ends within a character adds nothing.
+    // The length of the decoded text after each token; a token that ends within a character adds nothing.
     let (mut decoded, mut ends) = (String::new(), vec![]);
     for &token in tokens {
         decoded.push_str(stream.push(token)?.as_deref().unwrap_or_default());
@@ -110,7 +110,7 @@ fn spans_of_text(tokenizer: &Tokenizer, tokens: &[u32], text: &str) -> Result<Ve
     }
     let span = |(start, text): (usize, &str)| {
         let mut first = ends.partition_point(|&end| end <= start);
-        // Tokens that only began the first character.
+        // Tokens that contain only the start of the first character.
         while first > 0 && ends[first - 1] == first.checked_sub(2).map_or(0, |before| ends[before]) {
             first -= 1;
         }
@@ -147,7 +147,7 @@ mod tests {
                 prop_assert!(span.end <= tokens.len());
                 let held = TOKENIZER.decode(&tokens[span.clone()]).unwrap();
                 prop_assert!(held.contains(&text), "{:?} in {:?}", text, held);
-                // Not one token more.
+                // The span has no further token.
                 let shorter = [span.start + 1..span.end, span.start..span.end - 1];
                 for span in shorter {
                     let held = TOKENIZER.decode(&tokens[span.clone()]).unwrap();

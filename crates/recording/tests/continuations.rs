@@ -1,4 +1,5 @@
-//! Failure cases of the embedded model: their texts against whole reruns, and how the run folder keeps them.
+//! Failure cases of the embedded model: texts compared with full recomputation, and storage in the run
+//! folder.
 
 #![allow(clippy::unwrap_used)]
 
@@ -18,10 +19,10 @@ use support::{MODEL, tiny, whole_run};
 use tempfile::TempDir;
 
 const NEW_TOKENS: usize = 20;
-/// Two best logits closer than this may swap places by rounding.
+/// Rounding may swap the two best logits if they are closer than this.
 const NEAR_TIE: f32 = 1e-3;
 
-/// A run of five bundled prompts, and one whose answer is given.
+/// A run of five bundled prompts, and one with a given answer.
 fn recorded() -> TempDir {
     let bundled = std::fs::read_to_string(tiny().with_file_name("demo.jsonl")).unwrap();
     let mut lines: Vec<&str> = bundled.lines().step_by(3).collect();
@@ -39,7 +40,7 @@ fn recorded() -> TempDir {
     folder
 }
 
-/// A recorded run, to be read or copied.
+/// A recorded run, for reading or copying.
 static RECORDED: LazyLock<TempDir> = LazyLock::new(recorded);
 
 fn copy_of_recorded() -> TempDir {
@@ -51,7 +52,7 @@ fn copy_of_recorded() -> TempDir {
     copy
 }
 
-/// Runs it; the entries, how many were there earlier, and the ids of those that were generated.
+/// Returns the entries, the number that existed before, and the ids of the generated ones.
 fn run_cases(folder: &Path, cut: FrontierPoint, count: usize) -> (Vec<Continuation>, usize, Vec<String>) {
     let (mut before, mut generated) = (0, vec![]);
     let interrupt = Interrupt::new(false);
@@ -64,7 +65,7 @@ fn run_cases(folder: &Path, cut: FrontierPoint, count: usize) -> (Vec<Continuati
     (entries.unwrap(), before, generated)
 }
 
-/// The best token that is no end of sequence, and its lead over the next such.
+/// The best token except end-of-sequence tokens, and its margin over the next.
 fn best(logits: &[f32]) -> (u32, f32) {
     let eos = MODEL.tokenizer.eos_ids();
     let mut order: Vec<u32> = (0..logits.len() as u32).filter(|id| !eos.contains(id)).collect();
@@ -72,8 +73,8 @@ fn best(logits: &[f32]) -> (u32, f32) {
     (order[0], logits[order[0] as usize] - logits[order[1] as usize])
 }
 
-/// What SPEED at the cut says after the prompt and each token of a text, by a whole rerun in which the decode rows do not
-/// see the prompt above the cut.
+/// Reference for SPEED: logits after the prompt and after each token of a text, recomputed in full with the
+/// prompt hidden from the decode rows above the cutoff.
 fn along(prompt: &PromptSummary, text: &[u32], cut: FrontierPoint) -> Vec<(u32, f32)> {
     let p = prompt.prompt_tokens.len();
     let sequence: Vec<u32> = prompt.prompt_tokens.iter().chain(&text[..text.len() - 1]).copied().collect();
@@ -149,7 +150,7 @@ fn the_largest_kl_comes_first_and_nothing_is_generated_twice() {
     let (_, before, generated) = run_cases(folder.path(), cut, 3);
     assert_eq!((before, generated.len()), (3, 0));
     assert_eq!(std::fs::read(folder.path().join(CONTINUATIONS)).unwrap(), file);
-    // Another policy's entries stand beside; an entry that the run's figures contradict is made again.
+    // Entries of another policy are kept; an entry that contradicts the run is generated again.
     let (entries, before, _) = run_cases(folder.path(), FrontierPoint { anchor: Anchor::None, ..cut }, 1);
     assert_eq!((before, entries[0].policy.as_str()), (0, "speed:3"));
     let all = run.continuations().unwrap().unwrap();
@@ -167,7 +168,7 @@ fn an_interrupt_keeps_what_is_finished_and_the_next_call_goes_on() {
     let cut = FrontierPoint { cutoff: 3, anchor: Anchor::Bos };
     let calm = copy_of_recorded();
     run_cases(calm.path(), cut, 3);
-    // In the middle of a text, and right after one.
+    // Within a text, and directly after one.
     for stop in [NEW_TOKENS / 2, usize::MAX] {
         let folder = copy_of_recorded();
         let run = Run::open(folder.path()).unwrap();

@@ -1,7 +1,7 @@
-//! A recorded prompt on a GPU, with frontier and causal map, beside the same on the CPU; on an emulated GPU unless there is one
-//! to test.
+//! A recorded prompt on a GPU, with frontier and causal map, compared with the CPU; on the emulated GPU
+//! unless a real one is tested.
 
-// The emulation is there on Linux alone.
+// The emulation exists only on Linux.
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used)]
 
@@ -18,7 +18,7 @@ fn load(precision: WeightsPrecision, device: &Device) -> Model {
     Model::load(&ModelSource::path(path), precision, device, &mut |_, _| Ok(())).unwrap()
 }
 
-/// A prompt recorded, and what its probes measure.
+/// A recorded prompt with its probes' measurements.
 fn recorded(
     precision: WeightsPrecision,
     device: &Device,
@@ -108,7 +108,7 @@ fn weights_as_the_file_has_them_stay_near() {
     check(&actual, &recorded(WeightsPrecision::F32, &Device::Cpu, answer), 5e-2);
 }
 
-/// A span of a prompt removed from a few layers on.
+/// A span of a prompt, removed from a few layers on.
 fn removed(precision: WeightsPrecision, device: &Device) -> Vec<SpanRow> {
     let model = load(precision, device);
     let text = "Anna has a red box. Ben has a blue cup. Who has the box?";

@@ -1,6 +1,9 @@
-//! How long a report takes and what it holds in memory: 100 prompts of 8,192 tokens, 32 layers of 32 heads, 32 decode steps.
+//! Time and peak memory of a report on 100 prompts of 8,192 tokens, 32 layers of 32 heads and 32 decode
+//! steps.
 //!
 //! The run is made up. Prints seconds and the peak of resident memory for each format: `cargo bench -p layerscope-report`
+
+#![allow(clippy::print_stdout)]
 
 use layerscope_report::{Report, ReportFormat, render};
 use std::time::Instant;
@@ -10,7 +13,7 @@ use std::time::Instant;
 mod synthetic;
 
 fn main() {
-    // As a test it only has to build and run.
+    // `cargo test` only checks that it builds and starts.
     let quick = !std::env::args().any(|argument| argument == "--bench");
     let (prompts, positions) = if quick { (3, 256) } else { (100, 8_192) };
     let sizes = synthetic::Sizes { layers: 32, heads: 32, steps: 32, positions, prompts };
@@ -47,12 +50,12 @@ fn main() {
     }
 }
 
-/// Lets the peak begin anew, where the system can.
+/// Resets the memory peak, if the system supports it.
 fn reset_peak() {
     let _ = std::fs::write("/proc/self/clear_refs", "5");
 }
 
-/// Most memory resident at once.
+/// Peak resident memory.
 fn peak() -> String {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));

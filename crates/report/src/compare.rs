@@ -107,7 +107,7 @@ pub fn compare(first: ComparedRun<'_>, second: ComparedRun<'_>) -> Comparison {
     }
 }
 
-/// The prompts to compare: those that both runs have, or all.
+/// The prompts to compare: those of both runs, or all.
 fn pair<'a>(
     first: &'a [PromptSummary],
     second: &'a [PromptSummary],
@@ -131,7 +131,7 @@ fn at_cutoffs(values: &[f64], layers: usize) -> Vec<f64> {
     interpolated(values, layers, |index| (index + 1.0) / layers as f64 * values.len() as f64 - 1.0)
 }
 
-/// `at` says where each new index lies among the old.
+/// Linear interpolation; `at` maps each new index to an old one.
 fn interpolated(values: &[f64], len: usize, at: impl Fn(f64) -> f64) -> Vec<f64> {
     if values.len() == len {
         return values.to_vec();
@@ -155,7 +155,7 @@ fn agreement(sides: [ComparedRun<'_>; 2], anchor: Anchor) -> Agreement {
     let share = |side: usize| l_cut[side] as f64 / layers[side] as f64;
     let shallower = layers[0].min(layers[1]) as f64;
     let cuts = |side: usize| recommendations[side].verdict == Verdict::Cut;
-    // A hair more, since c/L is not exact.
+    // A small margin, because c/L is rounded.
     let near = (share(0) - share(1)).abs() * shallower <= 1.0 + 1e-9;
     // Rounded up: deeper is safer.
     let transferred =
@@ -179,7 +179,7 @@ mod tests {
 
     #[test]
     fn relative_depths() {
-        // Layers of 4 stand at 1/8, 3/8 …, those of 2 at 1/4 and 3/4: halfway between two.
+        // The layers of 4 are at 1/8, 3/8 …, those of 2 at 1/4 and 3/4, halfway between two.
         assert_eq!(at_depths(&[1.0, 3.0, 5.0, 9.0], 2), [2.0, 7.0]);
         // Cutoffs 1 and 2 of 2 are cutoffs 2 and 4 of 4.
         assert_eq!(at_cutoffs(&[1.0, 3.0, 5.0, 9.0], 2), [3.0, 9.0]);

@@ -1,4 +1,4 @@
-//! The report as a document: headings, sentences, tables and figures, in no format yet.
+//! The report as a document: headings, text, tables and figures, independent of the output format.
 
 use layerscope_figures::{Canvas, Chart, ColourMap, ColumnRange, Map, Pyramid, Scale, ScaleKind, TradeOff};
 
@@ -7,7 +7,7 @@ use layerscope_figures::{Canvas, Chart, ColourMap, ColumnRange, Map, Pyramid, Sc
 pub(crate) struct Document {
     /// Its title.
     pub(crate) title: String,
-    /// What it rests on, in a line.
+    /// One line on the runs behind it.
     pub(crate) subtitle: String,
     /// Its sections.
     pub(crate) sections: Vec<Section>,
@@ -16,7 +16,7 @@ pub(crate) struct Document {
 /// A section.
 #[derive(Debug)]
 pub(crate) struct Section {
-    /// Names it within the document.
+    /// Unique id within the document.
     pub(crate) id: String,
     /// Its title.
     pub(crate) title: String,
@@ -25,30 +25,30 @@ pub(crate) struct Section {
 }
 
 impl Section {
-    /// Its blocks one by one, but for figures that follow each other: they are laid out together.
+    /// Its elements in order; consecutive figures form one group.
     pub(crate) fn groups(&self) -> impl Iterator<Item = &[Element]> {
         self.blocks.chunk_by(|a, b| a.is_figure() && b.is_figure())
     }
 }
 
-/// What sections are made of.
+/// An element of a section.
 #[derive(Debug)]
 pub(crate) enum Element {
     /// A heading within the section.
     Heading(String),
     /// A paragraph.
     Paragraph(Vec<Inline>),
-    /// Points.
+    /// A bulleted list.
     List(Vec<Vec<Inline>>),
-    /// The answer, in large.
+    /// The answer, highlighted.
     Answer(Answer),
     /// A table.
     Table(Table),
-    /// A figure with the table of its data. Boxed, since it is by far the largest.
+    /// A figure with the table of its data. Boxed because it is by far the largest.
     Figure(Box<Figure>),
     /// Two texts side by side.
     Texts(Texts),
-    /// A command or a file's lines.
+    /// A code block.
     Code(String),
 }
 
@@ -66,7 +66,7 @@ pub(crate) enum Inline {
     Plain(String),
     /// Our own words, stressed.
     Strong(String),
-    /// Words of a model, a prompt or a user, which may hold anything.
+    /// Untrusted text of a model, a prompt or a user.
     Foreign(String),
     /// A source.
     Link {
@@ -85,33 +85,33 @@ pub(crate) fn plain(text: impl Into<String>) -> Vec<Inline> {
 /// The answer that the report opens with.
 #[derive(Debug)]
 pub(crate) struct Answer {
-    /// Whose it is.
+    /// Name of the run.
     pub(crate) run: String,
     /// The answer in a few words.
     pub(crate) headline: String,
     /// How to use it, as a policy's name.
     pub(crate) policy: Option<String>,
-    /// What it costs and saves: name, figure, and what to know of it.
+    /// What it costs and saves.
     pub(crate) facts: Vec<Fact>,
 }
 
-/// A figure of the answer.
+/// One number of the answer.
 #[derive(Debug)]
 pub(crate) struct Fact {
     /// What it is.
     pub(crate) name: &'static str,
     /// The figure.
     pub(crate) cell: Cell,
-    /// Its unit; empty where it has none.
+    /// Its unit; empty if it has none.
     pub(crate) unit: &'static str,
-    /// What to know of it.
+    /// How to read it.
     pub(crate) note: String,
 }
 
 /// A table. Rows have as many cells as there are columns.
 #[derive(Debug)]
 pub(crate) struct Table {
-    /// Names it within the document.
+    /// Unique id within the document.
     pub(crate) id: String,
     /// What it holds.
     pub(crate) caption: String,
@@ -122,14 +122,13 @@ pub(crate) struct Table {
 }
 
 impl Table {
-    /// Whether a column holds numbers, so that their digits stand beneath each other. Words in place of single numbers,
-    /// such as the embedding among layers, change nothing.
+    /// Whether most cells of a column are numbers, which are then right-aligned.
     pub(crate) fn is_numeric(&self, column: usize) -> bool {
         let numbers = self.rows.iter().filter(|row| row.get(column).is_some_and(Cell::is_number)).count();
         2 * numbers > self.rows.len() && !self.is_of_facts()
     }
 
-    /// Whether it lists facts of any kind, one a row.
+    /// Whether it is a list of name–value pairs.
     fn is_of_facts(&self) -> bool {
         self.columns.len() == 2 && self.columns[1].name == "is"
     }
@@ -140,7 +139,7 @@ impl Table {
 pub(crate) struct Column {
     /// Its name.
     pub(crate) name: String,
-    /// Its unit; empty where it has none.
+    /// Its unit; empty if it has none.
     pub(crate) unit: String,
 }
 
@@ -154,15 +153,15 @@ pub(crate) fn column(name: impl Into<String>, unit: impl Into<String>) -> Column
 pub(crate) enum Cell {
     /// Our own words.
     Text(String),
-    /// Words of a model, a prompt or a user.
+    /// Untrusted text of a model, a prompt or a user.
     Foreign(String),
     /// A count.
     Count(u64),
-    /// A figure with all its digits, and how it is shown.
+    /// A number with full precision, and its displayed text.
     Figure {
-        /// The figure; NaN where it is undefined.
+        /// The number; NaN if it is undefined.
         value: f64,
-        /// As it is shown.
+        /// Its displayed text.
         shown: String,
     },
 }
@@ -173,12 +172,12 @@ impl Cell {
         Self::Count(count as u64)
     }
 
-    /// A figure with four digits that count.
+    /// A number with four significant digits.
     pub(crate) fn figure(value: f64) -> Self {
         Self::Figure { value, shown: four_digits(value) }
     }
 
-    /// A share as per cent with one decimal.
+    /// A share in percent, with one decimal.
     pub(crate) fn percent(share: f64) -> Self {
         let value = share * 100.0;
         Self::Figure {
@@ -202,15 +201,15 @@ impl Cell {
     }
 }
 
-/// What stands in place of an undefined figure.
+/// Shown for an undefined number.
 pub(crate) const UNDEFINED: &str = "–";
 
-/// A figure with four digits that count.
+/// A number with four significant digits.
 pub(crate) fn four_digits(value: f64) -> String {
     if !value.is_finite() {
         return UNDEFINED.into();
     }
-    // Rounding decides the power of ten: 0.99996 is 1.000.
+    // Takes the power of ten after rounding: 0.99996 is 1.000.
     let rounded: f64 = format!("{value:.3e}").parse().unwrap_or(value);
     let size = rounded.abs();
     if rounded == 0.0 {
@@ -226,13 +225,13 @@ pub(crate) fn four_digits(value: f64) -> String {
 /// A figure: a drawing and its data.
 #[derive(Debug)]
 pub(crate) struct Figure {
-    /// Names it within the document.
+    /// Unique id within the document.
     pub(crate) id: String,
     /// What is drawn.
     pub(crate) drawing: Drawing,
-    /// Its data, or what stands out in it where the whole is in the run folder.
+    /// Its data, or the most important rows if all of it is in the run folder.
     pub(crate) table: Table,
-    /// Whether it takes the whole width.
+    /// Whether it spans the full width.
     pub(crate) wide: bool,
 }
 
@@ -255,7 +254,8 @@ impl Figure {
         }
     }
 
-    /// Its size, given that of narrow and of wide figures: maps of many layers are taller, and so are many panels.
+    /// Its size, given those of narrow and wide figures. Maps of many layers and figures of many panels are
+    /// taller.
     pub(crate) fn size(&self, narrow: [f64; 2], wide: [f64; 2]) -> [f64; 2] {
         const ROWS: f64 = 24.0;
         const MOST_ROWS_MORE: f64 = 60.0;
@@ -270,7 +270,7 @@ impl Figure {
         }
     }
 
-    /// Gives it another title.
+    /// Replaces the title.
     pub(crate) fn rename(&mut self, title: impl FnOnce(&str) -> String) {
         let old = match &mut self.drawing {
             Drawing::Chart(chart) => &mut chart.title,
@@ -312,11 +312,11 @@ pub(crate) struct MapDrawing {
     pub(crate) description: String,
     /// Values, a row for each layer.
     pub(crate) values: Pyramid,
-    /// How values are laid out along the colours.
+    /// The scale of the colours.
     pub(crate) scale: ScaleKind,
-    /// Whether the first column is left out.
+    /// Whether the first column is omitted.
     pub(crate) without_first: bool,
-    /// What columns are.
+    /// Name of the column axis.
     pub(crate) column_name: String,
     /// A text for each column; may be empty.
     pub(crate) column_texts: Vec<String>,
@@ -325,7 +325,7 @@ pub(crate) struct MapDrawing {
 }
 
 impl MapDrawing {
-    /// Gives the map to `with`.
+    /// Calls `with` with the map.
     pub(crate) fn draw<T>(&self, with: impl FnOnce(&Map<'_>) -> T) -> T {
         let scale = Scale::fit(self.scale, &self.values, false, self.without_first);
         with(&Map {
@@ -347,18 +347,18 @@ impl MapDrawing {
 /// Two continuations of a prompt, token by token.
 #[derive(Debug)]
 pub(crate) struct Texts {
-    /// Names the prompt.
+    /// Id of the prompt.
     pub(crate) prompt_id: String,
     /// The prompt, or its beginning and end.
     pub(crate) prompt: String,
-    /// Name and tokens of either text.
+    /// Name and tokens of each text.
     pub(crate) sides: Vec<(String, Vec<String>)>,
-    /// The first token that differs.
+    /// Index of the first token that differs.
     pub(crate) first_difference: Option<usize>,
 }
 
 impl Texts {
-    /// One of the texts, apart at the first token that differs.
+    /// One of the texts, split at the first token that differs.
     pub(crate) fn apart<'a>(&self, tokens: &'a [String]) -> Apart<'a> {
         let at = self.first_difference.map_or(tokens.len(), |at| at.min(tokens.len()));
         let (before, from) = tokens.split_at(at);
@@ -371,14 +371,14 @@ impl Texts {
     }
 }
 
-/// A text with what is marked in it.
+/// A text split around its mark.
 #[derive(Debug)]
 pub(crate) struct Apart<'a> {
-    /// What comes first.
+    /// The text before the mark.
     pub(crate) before: String,
     /// What is marked.
     pub(crate) marked: Marked<'a>,
-    /// What comes last.
+    /// The text after the mark.
     pub(crate) after: String,
 }
 
@@ -389,7 +389,7 @@ pub(crate) enum Marked<'a> {
     Nothing,
     /// A token.
     Token(&'a str),
-    /// Its end, where the other text goes on.
+    /// Its end; the other text is longer.
     End,
 }
 

@@ -1,4 +1,4 @@
-//! The report as GitHub-flavoured Markdown, with its figures as SVG files beside it.
+//! The report as GitHub-flavoured Markdown, with its figures as separate SVG files.
 
 use crate::document::{Answer, Cell, Document, Element, Figure, Inline, Marked, Table, Texts};
 use layerscope_figures::{Canvas, Colours, Theme};
@@ -8,7 +8,7 @@ use std::fmt::Write;
 /// Size of a figure.
 const SIZE: [f64; 2] = [820.0, 340.0];
 
-/// The document as Markdown and its figures by file name; the text names them in `folder`.
+/// The document as Markdown, which links to figures in `folder`, and the figures by file name.
 pub(crate) fn markdown(document: &Document, folder: &str) -> (String, Vec<(String, String)>) {
     let mut writer = Writer { text: String::new(), figures: vec![], folder };
     let _ = writeln!(writer.text, "# {}\n\n{}\n", line(&document.title), line(&document.subtitle));
@@ -128,7 +128,7 @@ impl Writer<'_> {
 fn inline(words: &[Inline]) -> String {
     let word = |word: &Inline| match word {
         Inline::Plain(text) => line(text),
-        // Spaces at the ends would keep it from being bold.
+        // Markdown ignores `**` next to spaces.
         Inline::Strong(text) => {
             let trimmed = text.trim();
             let space = if text.ends_with(' ') { " " } else { "" };
@@ -148,7 +148,7 @@ fn cell(cell: &Cell) -> String {
     }
 }
 
-/// Words in one line, with everything escaped that Markdown or HTML would read.
+/// Text in one line, with Markdown and HTML escaped.
 fn line(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for character in visible_line(text).chars() {
@@ -166,11 +166,11 @@ fn line(text: &str) -> String {
     escaped
 }
 
-/// Words as a code span, which Markdown reads nothing in; a `|` would still end a table's cell.
+/// Text as a code span. `|` is escaped, because it would end a table cell.
 fn code(text: &str) -> String {
     let text = visible_line(text).replace('|', "\\|");
     let fence = "`".repeat(longest_run(&text) + 1);
-    // Spaces keep ticks at the ends apart from the fence; Markdown takes one off either end.
+    // Spaces separate ticks at the ends from the fence; Markdown strips one from each end.
     let space =
         if text.starts_with(['`', ' ']) || text.ends_with(['`', ' ']) || text.is_empty() { " " } else { "" };
     format!("{fence}{space}{text}{space}{fence}")
@@ -182,7 +182,7 @@ fn fenced(text: &str) -> String {
     format!("{fence}text\n{}\n{fence}", text.trim_end_matches('\n'))
 }
 
-/// Ticks in a row, at most.
+/// Longest sequence of ticks.
 fn longest_run(text: &str) -> usize {
     text.split(|character| character != '`').map(str::len).max().unwrap_or(0)
 }

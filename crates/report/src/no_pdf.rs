@@ -1,4 +1,4 @@
-//! Stands in for `pdf` in a build without that feature.
+//! Replaces `pdf` in a build without that feature.
 
 use crate::document::Document;
 use layerscope_engine::{Error, Result};

@@ -1,4 +1,4 @@
-//! The formats a report is written in.
+//! The output formats of a report.
 
 use crate::data::Report;
 use crate::document::Document;
@@ -22,7 +22,7 @@ impl ReportFormat {
     /// All of them.
     pub const ALL: [Self; 4] = [Self::Html, Self::Pdf, Self::Markdown, Self::Json];
 
-    /// Those that this build writes; PDF is left out without the feature `pdf`.
+    /// The formats of this build; PDF needs the feature `pdf`.
     pub fn compiled_in() -> impl Iterator<Item = Self> {
         Self::ALL.into_iter().filter(|format| format.check_compiled_in().is_ok())
     }
@@ -51,10 +51,10 @@ impl ReportFormat {
         }
     }
 
-    /// The format that a file name ends in.
+    /// The format by a file name's extension.
     ///
     /// # Errors
-    /// [`Error::Input`] where it ends in none of them, or in one that this build leaves out.
+    /// [`Error::Input`] if the extension is unknown, or of a format that this build leaves out.
     pub fn of(path: &Path) -> Result<Self> {
         let extension = path.extension().map(|extension| extension.to_string_lossy().to_lowercase());
         let known = Self::ALL.into_iter().find(|format| extension.as_deref() == Some(format.extension()));
@@ -72,16 +72,16 @@ impl ReportFormat {
 /// A file of a report.
 #[derive(Debug)]
 pub struct File {
-    /// Where it lies.
+    /// Its path.
     pub path: PathBuf,
     /// Its bytes.
     pub bytes: Vec<u8>,
 }
 
-/// The files of a report whose main file is `path`, in the format that its name ends in. Nothing is written yet.
+/// Renders a report in the format of `path`'s extension; `path` is the main file. Writes nothing.
 ///
 /// # Errors
-/// [`Error::Input`] where the name ends in no format that this build writes; [`Error::Failure`] where the report cannot be put into it.
+/// [`Error::Input`] if the extension is not of a format of this build; [`Error::Failure`] if rendering fails.
 pub fn render(report: &Report, path: &Path) -> Result<Vec<File>> {
     let document = || Document::of(report);
     let one = |bytes| vec![File { path: path.to_owned(), bytes }];
@@ -93,10 +93,10 @@ pub fn render(report: &Report, path: &Path) -> Result<Vec<File>> {
     })
 }
 
-/// Writes files, each whole or not at all, with the folders that they lie in.
+/// Writes files, each atomically, and creates their folders.
 ///
 /// # Errors
-/// [`Error`] where a folder cannot be made or a file not be written.
+/// [`Error`] if a folder cannot be created or a file cannot be written.
 pub fn write(files: &[File]) -> Result<()> {
     for file in files {
         if let Some(folder) = file.path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
@@ -107,7 +107,7 @@ pub fn write(files: &[File]) -> Result<()> {
     Ok(())
 }
 
-/// Markdown names its figures relative to itself, in a folder of its own name.
+/// Markdown links to its figures by relative path, in a folder of the same name.
 fn markdown(document: &Document, path: &Path) -> Vec<File> {
     let stem = path.file_stem().map_or_else(|| "report".into(), |stem| stem.to_string_lossy());
     let folder = format!("{stem}-figures");
@@ -118,7 +118,7 @@ fn markdown(document: &Document, path: &Path) -> Vec<File> {
     std::iter::once(File { path: path.to_owned(), bytes: text.into_bytes() }).chain(figures).collect()
 }
 
-/// A file name as a URL has it (RFC 3986, 2.3).
+/// A percent-encoded file name (RFC 3986, 2.3).
 fn in_url(name: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
     let byte = |byte: u8| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") };

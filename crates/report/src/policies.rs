@@ -1,4 +1,4 @@
-//! Measured policies as one figure: quality against time and memory.
+//! The figure of measured policies: quality against time and memory.
 
 use layerscope_bench::{BenchReport, Measurement};
 use layerscope_engine::{POLICIES, readable_bytes};
@@ -7,7 +7,7 @@ use layerscope_figures::{Canvas, Colours, Theme, TradeOff, TradeOffPoint, TradeO
 /// A cost relative to the full model's.
 type CostOf = fn(&Measurement, &Measurement) -> f64;
 
-/// The costs that may be known, with the names of their axes.
+/// The possible costs, with their axis names.
 const COSTS: [(&str, CostOf); 4] = [
     ("TTFT / full", |m, full| m.ttft_s.median / full.ttft_s.median),
     ("TPOT / full", |m, full| m.tpot_s.median / full.tpot_s.median),
@@ -18,11 +18,11 @@ const COSTS: [(&str, CostOf); 4] = [
     }),
 ];
 
-/// Width of a figure in a file of its own, CSS pixels.
+/// Width of a standalone figure, CSS pixels.
 const WIDTH: f64 = 940.0;
 
-/// Every policy's quality against its TTFT, TPOT, KV bytes and peak memory, a row for each length; `None` where no length has
-/// both the quality of policies and the full model to hold their costs against.
+/// Every policy's quality against its TTFT, TPOT, KV bytes and peak memory, a row per length. `None` if no
+/// length has both measured quality and the full model as the reference for costs.
 pub fn trade_off(bench: &BenchReport) -> Option<TradeOff> {
     let lengths = compared(bench);
     let known = |cost: &CostOf| {
@@ -59,7 +59,7 @@ pub fn trade_off(bench: &BenchReport) -> Option<TradeOff> {
     })
 }
 
-/// The full model and the policies of known quality, at each length that has both.
+/// The full model and the policies with measured quality, at each length that has both.
 pub(crate) fn compared(bench: &BenchReport) -> Vec<(&Measurement, Vec<&Measurement>)> {
     let lengths = bench.results.chunk_by(|a, b| a.length == b.length).filter_map(|results| {
         let full = results.iter().find(|result| result.policy == "full")?;
@@ -78,7 +78,7 @@ pub fn trade_off_svg(bench: &BenchReport) -> Option<String> {
     Some(figure.to_svg(&canvas))
 }
 
-/// The place of a policy's kind among all, the same in every figure; one that this version does not know comes last.
+/// The index of a policy's kind, the same in every figure; kinds unknown to this version come last.
 fn place_of(policy: &str, kinds: &mut Vec<String>) -> usize {
     let kind = policy.split(':').next().unwrap_or_default();
     kinds.iter().position(|known| known == kind).unwrap_or_else(|| {
@@ -87,7 +87,7 @@ fn place_of(policy: &str, kinds: &mut Vec<String>) -> usize {
     })
 }
 
-/// What the pointer is told of a point.
+/// The tooltip of a point.
 fn details(result: &Measurement) -> String {
     let ratio = |ratio: Option<f64>| ratio.map_or(String::new(), |ratio| format!(" ({ratio:.2} of full)"));
     let mut lines = vec![format!("TTFT {:.3} s{}", result.ttft_s.median, ratio(result.ttft_ratio))];
@@ -154,7 +154,7 @@ mod tests {
             ("novel:3", 128, Some(0.5)),
         ]);
         let figure = trade_off(&bench).expect("a figure");
-        // No time per output token and no peak memory are known.
+        // TPOT and peak memory are unknown.
         assert_eq!(figure.costs, ["TTFT / full", "KV bytes / full"]);
         assert_eq!(figure.rows.len(), 2);
         let speed = &figure.rows[0].points[1];

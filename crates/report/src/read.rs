@@ -1,4 +1,4 @@
-//! From run folders to the report's figures.
+//! Reads run folders into the report.
 
 use crate::compare::{ComparedRun, compare};
 use crate::data::{
@@ -18,13 +18,13 @@ use layerscope_figures::Pyramid;
 use ndarray::Array2;
 use std::path::PathBuf;
 
-/// Categories that are shown by a prompt each.
+/// Most categories with an example prompt each.
 const SHOWN_CATEGORIES: usize = 5;
-/// Positions in the ranking of what is read.
+/// Positions in the ranking of the most-read tokens.
 const MOST_READ: usize = 12;
-/// Characters of a prompt that are shown from its beginning, and as many from its end.
+/// Characters shown of a prompt's beginning, and of its end.
 const SHOWN_CHARACTERS: usize = 400;
-/// Figures that are set beside the causal layer map.
+/// Figures that are correlated with the causal layer map.
 const CORRELATED: [&str; 5] =
     ["prompt_mass", "selectivity", "prompt_entropy", "lens_kl", "straightening_prompt_deg"];
 
@@ -32,7 +32,7 @@ impl Report {
     /// Reads run folders.
     ///
     /// # Errors
-    /// [`Error::Input`] where there is no run, one cannot be read or holds nothing to recommend from.
+    /// [`Error::Input`] if there is no run, or if one cannot be read or lacks the data for a recommendation.
     pub fn read(folders: &[PathBuf], options: Options) -> Result<Self> {
         if folders.is_empty() {
             return Err(Error::input("name a run folder to report on"));
@@ -40,11 +40,7 @@ impl Report {
         let mut sources: Vec<Source> = vec![];
         for folder in folders {
             let mut source = Source::read(folder, options)?;
-            // Two runs of the same name would be hard to tell apart.
-            let same = sources.iter().filter(|known| known.report.name == source.report.name).count();
-            if same > 0 {
-                source.report.name = format!("{} ({})", source.report.name, same + 1);
-            }
+            source.report.name = unused_name(&source.report.name, &sources);
             sources.push(source);
         }
         let (first, others) = sources.split_first().ok_or_else(|| Error::input("name a run folder"))?;
@@ -65,7 +61,15 @@ impl Report {
     }
 }
 
-/// A run's report with what comparisons need.
+/// The name, with a number where other runs have it.
+fn unused_name(name: &str, sources: &[Source]) -> String {
+    let is_used = |name: &str| sources.iter().any(|source| source.report.name == name);
+    let numbered = (2..).map(|number| format!("{name} ({number})"));
+    let mut names = std::iter::once(name.to_owned()).chain(numbered);
+    names.find(|name| !is_used(name)).unwrap_or_default()
+}
+
+/// A run's report, with the data for comparisons.
 struct Source {
     report: RunReport,
     prompts: Vec<PromptSummary>,
@@ -74,7 +78,7 @@ struct Source {
 impl Source {
     fn read(folder: &PathBuf, options: Options) -> Result<Self> {
         let run = Run::open(folder)?;
-        // Tokens are read again for the few prompts that are shown token by token.
+        // Reads the tokens again for the few prompts that are shown token by token.
         let prompts = run.prompts().map(|prompt| prompt.map(PromptSummary::without_prompt_tokens));
         let prompts: Vec<PromptSummary> = prompts.collect::<Result<_>>()?;
         let evidence = Evidence { manifest: run.manifest(), prompts: &prompts };
@@ -113,7 +117,7 @@ impl Source {
 }
 
 fn name(folder: &PathBuf) -> String {
-    // `.` and `..` have names only once they are resolved.
+    // `.` and `..` must be resolved to have a name.
     let resolved = folder.canonicalize();
     let folder = resolved.as_ref().unwrap_or(folder);
     folder.file_name().map_or_else(|| "run".into(), |name| name.to_string_lossy().into_owned())
@@ -122,7 +126,7 @@ fn name(folder: &PathBuf) -> String {
 fn correlations(layers: &RunSummary, knockout: &[f64]) -> Vec<Correlation> {
     let correlation = |figure: &'static str| {
         let summaries = layers.overall.figures.get(figure).map_or(&[][..], Vec::as_slice);
-        // The embedding's value, where there is one, comes first.
+        // The embedding's value, if there is one, comes first.
         let of_layers = &summaries[summaries.len().saturating_sub(knockout.len())..];
         let values: Vec<f64> = of_layers.iter().map(|summary| summary.mean).collect();
         Correlation { figure, spearman: rank_correlation(&values, knockout) }
@@ -179,7 +183,7 @@ fn reading(run: &Run, id: &str, chosen: Chosen) -> Result<Reading> {
     })
 }
 
-/// Position 0 receives most attention nearly everywhere, so it is left out.
+/// Position 0 receives most attention in nearly every layer, so it is omitted.
 fn most_read(received: &Array2<f32>, tokens: &[String]) -> Vec<ReadToken> {
     let mean = |position: usize| {
         let column = received.column(position);
@@ -209,7 +213,7 @@ fn figures(prompt: &PromptSummary, recommendation: &Recommendation) -> PromptFig
     }
 }
 
-/// The prompts with the largest KL at the recommended cutoff; none where full depth is kept.
+/// The prompts with the largest KL at the recommended cutoff; empty if full depth is kept.
 fn failure_cases(
     prompts: &[PromptSummary],
     recommendation: &Recommendation,

@@ -6,8 +6,8 @@ use schemars::generate::SchemaSettings;
 use schemars::transform::RecursiveTransform;
 use serde_json::{Value, json};
 
-/// The schema (JSON Schema, draft 2020-12) of what [`crate::render`] writes as JSON, for programs that read it. It is published
-/// as `docs/report.schema.json`.
+/// The schema (JSON Schema, draft 2020-12) of the JSON that [`crate::render`] writes, for programs that read
+/// it. Published as `docs/report.schema.json`.
 pub fn schema() -> Value {
     // Undefined figures are null.
     let nullable = RecursiveTransform(|schema: &mut Schema| {
@@ -23,7 +23,7 @@ pub fn schema() -> Value {
 mod tests {
     use super::*;
 
-    /// `UPDATE_SCHEMA=1 cargo test --workspace schema` writes the published one anew.
+    /// `UPDATE_SCHEMA=1 cargo test --workspace schema` updates the published schema.
     #[test]
     fn the_published_schema_is_this_one() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/report.schema.json");

@@ -1,13 +1,13 @@
-//! Charts of removed spans, which report and viewer share.
+//! Charts of removed spans, shared by report and viewer.
 
 use layerscope_diagnostics::record::{SpanRecord, SpanRow};
 use layerscope_diagnostics::summary::summarise;
 use layerscope_figures::{Along, Chart, Curve, Ink, Mark, Style};
 
-/// Spans that have a curve each; more are drawn as their mean and spread.
+/// Most spans with a curve each; more are drawn as mean and spread.
 const CURVES: usize = 6;
 
-/// KL by the layer from which spans are removed. Of a single span the layer is marked from which on it may vanish.
+/// KL by the layer from which spans are removed. A single span's first layer within the tolerance is marked.
 pub fn divergence(spans: &[&SpanRecord], tolerance: f64, layers: usize) -> Chart {
     let mut chart = Chart::new("Span removed from this layer on", "KL, nats", Along::Layers(layers));
     chart.logarithmic = true;
@@ -18,7 +18,7 @@ pub fn divergence(spans: &[&SpanRecord], tolerance: f64, layers: usize) -> Chart
         [span] => Some(span.vanishes_from(tolerance)).filter(|from| *from < layers),
         _ => None,
     };
-    // The layer begins half a step before its place.
+    // A layer's area begins half a step before its position.
     chart.marks.extend(marked.map(|from| Mark {
         at: from as f64 - 0.5,
         name: format!("may vanish from layer {from}"),
@@ -56,7 +56,7 @@ fn curves(spans: &[&SpanRecord], layers: usize, ink: Ink, figure: impl Fn(&SpanR
         let at = |layer: usize| span.layers.iter().find(|row| row.layer == layer).map_or(f64::NAN, &figure);
         (0..layers).map(at).collect()
     };
-    // A layer between two that were not looked at has no line to stand on.
+    // A layer without measured neighbours has no line, so it needs a point.
     let styled = |curve: Curve, span: &SpanRecord| match span.layers.len() > layers {
         true => curve,
         false => curve.styled(Style::Marked),

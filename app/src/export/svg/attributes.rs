@@ -1,10 +1,10 @@
-//! Values as SVG writes them.
+//! SVG attributes and values.
 
 use eframe::egui::epaint::CornerRadiusF32;
 use eframe::egui::{Color32, Pos2, Rect, Stroke};
 use std::fmt::Write;
 
-/// Attributes of fill and stroke; empty where there is neither.
+/// Attributes of fill and stroke; empty if there is neither.
 pub(super) fn paint(fill: Color32, stroke: Stroke) -> String {
     if fill == Color32::TRANSPARENT && stroke.is_empty() {
         return String::new();
@@ -25,7 +25,8 @@ pub(super) fn colour(name: &str, colour: Color32) -> String {
     format!(" {name}=\"{}\"{}", hex(colour), opacity(&format!("{name}-opacity"), colour))
 }
 
-/// The end of a gradient; one that is transparent takes the other's hue, lest the colours between turn dark.
+/// The end of a gradient. A transparent end takes the other's hue, so that the colours between do not turn
+/// dark.
 pub(super) fn stop(offset: u8, colour: Color32, other: Color32) -> String {
     let visible = if colour.a() == 0 { other } else { colour };
     let opacity = opacity("stop-opacity", colour);
@@ -44,7 +45,7 @@ fn opacity(name: &str, colour: Color32) -> String {
     }
 }
 
-/// The attribute that turns something about a point, clockwise; empty for no angle.
+/// The attribute that rotates clockwise about a point; empty for angle 0.
 pub(super) fn turned(radians: f32, about: Pos2) -> String {
     if radians == 0.0 || !radians.is_finite() {
         return String::new();
@@ -57,7 +58,7 @@ pub(super) fn place(rect: Rect) -> String {
     format!("x=\"{x}\" y=\"{y}\" width=\"{}\" height=\"{}\"", number(rect.width()), number(rect.height()))
 }
 
-/// Name and geometry of a rectangle: a `rect` where its corners are alike, otherwise a `path`.
+/// Name and geometry of a rectangle: a `rect` if its corners are equal, otherwise a `path`.
 pub(super) fn rounded(rect: Rect, radii: CornerRadiusF32) -> String {
     let most = 0.5 * rect.size().min_elem();
     let CornerRadiusF32 { nw, ne, sw, se } = radii.at_most(most);
@@ -93,7 +94,7 @@ pub(super) fn point(at: Pos2) -> String {
     format!("{},{}", number(at.x), number(at.y))
 }
 
-/// At most two decimals, and never more than SVG can place.
+/// A number with at most two decimals, limited to SVG's range.
 pub(super) fn number(value: f32) -> String {
     let value = if value.is_nan() { 0.0 } else { value.clamp(-1e7, 1e7) };
     let text = format!("{value:.2}");
@@ -101,7 +102,7 @@ pub(super) fn number(value: f32) -> String {
     if text == "-0" { "0".into() } else { text.into() }
 }
 
-/// Text as XML may hold it; characters that XML has no way to write are left out.
+/// Text escaped for XML, without characters that XML cannot represent.
 pub(super) fn escaped(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for character in text.chars() {

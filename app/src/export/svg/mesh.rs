@@ -9,10 +9,10 @@ use eframe::egui::epaint::{Mesh, TextureId, Vertex, WHITE_UV};
 use eframe::egui::{Color32, Pos2, Rect, Stroke, TextureFilter, Vec2, pos2, vec2};
 use std::io::Cursor;
 
-/// Edges of a mesh are sharp on the screen too, and the cells of a grid show no seams.
+/// Mesh edges are sharp on the screen too; without antialiasing, the cells of a grid have no seams.
 const SHARP: &str = " shape-rendering=\"crispEdges\"";
 
-/// Where a part of a texture is drawn: its left top corner, and its upper and left edges.
+/// The placement of a part of a texture: its top left corner, and its top and left edges.
 #[derive(Clone, Copy)]
 pub(super) struct Placement {
     corner: Pos2,
@@ -135,7 +135,7 @@ impl Writer<'_> {
         let outline: Vec<Pos2> = corners.iter().map(|vertex| vertex.pos).collect();
         let uvs: Vec<Pos2> = corners.iter().map(|vertex| vertex.uv).collect();
         let Some(whole) = Placement::of_texture(*triangle) else {
-            // One texel all over.
+            // A single texel.
             let colour = self.texel(id, uvs[0]).map_or(Color32::TRANSPARENT, |texel| texel * tint);
             return self.polyline(&outline, true, &paint(colour, Stroke::NONE));
         };
@@ -156,7 +156,7 @@ impl Writer<'_> {
         image.pixels.get(at(uv.y, height) * width + at(uv.x, width)).copied()
     }
 
-    /// A part of a texture, as an embedded PNG; `clip` is the element that it shows within, if any.
+    /// A part of a texture as an embedded PNG; `clip` is the element that clips it, if any.
     pub(super) fn image(&mut self, id: TextureId, uv: Rect, at: Placement, tint: Color32, clip: String) {
         let Some(texture) = self.textures.get(&id) else { return };
         if tint == Color32::TRANSPARENT || !uv.is_positive() {
@@ -188,7 +188,7 @@ impl Writer<'_> {
     }
 }
 
-/// Triangles of one colour as one path, so that no seams show between them.
+/// Triangles of one colour as one path, so that no seams are visible.
 struct Area {
     colour: Color32,
     path: String,
@@ -202,14 +202,15 @@ impl Default for Area {
 
 impl Area {
     fn add(&mut self, [a, b, c]: [Pos2; 3]) {
-        // All in one direction, or those that overlap would cut holes into each other.
+        // All in the same orientation, because overlapping triangles of different orientation would leave
+        // holes.
         let (u, v) = (b - a, c - a);
         let (b, c) = if u.x * v.y < u.y * v.x { (c, b) } else { (b, c) };
         self.path += &format!("M{} {} {}Z", point(a), point(b), point(c));
     }
 }
 
-/// Two triangles that make up a parallelogram, from corner to corner around it.
+/// The corners of a parallelogram formed by two triangles, in order.
 struct Quad([Vertex; 4]);
 
 impl Quad {
@@ -228,7 +229,7 @@ impl Quad {
     }
 }
 
-/// Whole texels of a texture, from and to.
+/// A rectangle of whole texels of a texture.
 struct Part {
     left: usize,
     right: usize,
@@ -237,9 +238,9 @@ struct Part {
 }
 
 impl Part {
-    /// Those that an area touches.
+    /// The texels that an area touches.
     fn around(uv: Rect, [width, height]: [usize; 2]) -> Self {
-        // Not those beyond an edge for a rounding error.
+        // Ignores texels beyond an edge by a rounding error.
         let from =
             |share: f32, size: usize| ((share * size as f32 + 0.01).floor().max(0.0) as usize).min(size);
         let to = |share: f32, size: usize| ((share * size as f32 - 0.01).ceil().max(0.0) as usize).min(size);
@@ -257,10 +258,10 @@ impl Part {
         Rect::from_min_max(pos2(x(self.left), y(self.top)), pos2(x(self.right), y(self.bottom)))
     }
 
-    /// The texels, tinted, for a picture of `size` points; none where there are none.
+    /// The tinted texels for a picture of `size` points; `None` if there are none.
     fn png(&self, texture: &Texture, tint: Color32, size: Vec2) -> Option<Vec<u8>> {
         let sharp = texture.options.magnification == TextureFilter::Nearest;
-        // Programs that smooth every picture they enlarge are given sharp edges to begin with.
+        // Enlarges the picture, because some programs smooth pictures when they enlarge them.
         let repeated = |points: f32, texels: usize| {
             if sharp { (2.0 * points / texels as f32).ceil().clamp(1.0, 4096.0) as usize } else { 1 }
         };
@@ -273,7 +274,7 @@ impl Part {
             image::Rgba((if tint == Color32::WHITE { texel } else { texel * tint }).to_srgba_unmultiplied())
         });
         let mut png = Cursor::new(vec![]);
-        // Writing into memory fails for no size that a texture can have but none.
+        // Encoding into memory fails only for an empty picture.
         picture.write_to(&mut png, image::ImageFormat::Png).ok()?;
         Some(png.into_inner())
     }

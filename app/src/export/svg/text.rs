@@ -1,4 +1,4 @@
-//! Text as text.
+//! Text as SVG text.
 
 use super::Writer;
 use super::attributes::{escaped, number, paint, turned};
@@ -7,7 +7,7 @@ use eframe::egui::epaint::text::{Glyph, PlacedRow};
 use eframe::egui::text::{LayoutJob, TextFormat};
 use eframe::egui::{Color32, FontFamily, Rect, Stroke, Vec2, pos2};
 
-/// The faces on the screen, those that look like them, then whatever there is.
+/// The window's fonts, similar fonts, then generic families.
 const PROPORTIONAL: &str = "'Ubuntu Light', Ubuntu, 'Helvetica Neue', Arial, sans-serif";
 const MONOSPACE: &str = "Hack, 'DejaVu Sans Mono', Menlo, monospace";
 
@@ -21,8 +21,8 @@ struct TextRun<'a> {
 }
 
 impl Writer<'_> {
-    /// Each stretch of one format in a line is one `<text>`, stretched to the width that it has on the screen, so that
-    /// another face does not run into its neighbour.
+    /// Each run of one format in a line is one `<text>`, stretched to its width on the screen, so that
+    /// another font does not overlap its neighbour.
     pub(super) fn text(&mut self, shape: &TextShape) {
         if shape.opacity_factor <= 0.0 {
             return;
@@ -84,10 +84,10 @@ impl Writer<'_> {
     }
 }
 
-/// A colour of the galley as the shape shows it.
+/// A colour of the galley as displayed by the shape.
 fn shown(shape: &TextShape, colour: Color32) -> Color32 {
     let colour = if colour == Color32::PLACEHOLDER { shape.fallback_color } else { colour };
-    // Exactly as it is where nothing fades.
+    // Unchanged without opacity.
     if shape.opacity_factor < 1.0 { colour.gamma_multiply(shape.opacity_factor) } else { colour }
 }
 
@@ -98,9 +98,9 @@ fn runs<'a>(row: &PlacedRow, job: &'a LayoutJob, byte: &mut usize, offset: Vec2)
     for glyph in &row.row.glyphs {
         let section = job.sections.partition_point(|section| section.byte_range.end.0 <= *byte);
         *byte += glyph.chr.len_utf8();
-        // The sign for what is left out stands after the last section.
+        // The ellipsis is after the last section.
         let Some(section) = job.sections.get(section).or(job.sections.last()) else { break };
-        // A tab's width depends on where it stands.
+        // A tab's width depends on its position.
         if glyph.chr == '\t' {
             goes_on = false;
             continue;

@@ -1,4 +1,4 @@
-//! The map as it is exported.
+//! The map for export.
 
 use super::Scene;
 use crate::data::Scale;
@@ -9,7 +9,7 @@ use layerscope_figures::{ColumnRange, Map, Outline, Theme};
 /// Width of a column with its token's text, points.
 const COLUMN: f64 = 13.0;
 
-/// The columns shown, with what is selected framed; `None` while they are being read.
+/// The visible columns, with frames around the selection; `None` while they are being read.
 pub fn picture(scene: &Scene<'_>, theme: Theme) -> Option<String> {
     let (maps, state, prompt) = (scene.maps?, &*scene.state, scene.prompt());
     let selection = &state.selection;

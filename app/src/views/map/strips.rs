@@ -1,5 +1,4 @@
-//! The strips beside the map, on the same layer axis: where attention goes, what hiding each layer's prompt costs, and what
-//! each cutoff costs.
+//! The strips next to the map, on the same layer axis: attention masses, causal layer map and frontier.
 
 use super::{Scene, shown, swatch};
 use crate::data::StepFigure;
@@ -13,10 +12,10 @@ use layerscope_diagnostics::summary::mean;
 /// Widths of the strips.
 const WIDTHS: [f32; 3] = [146.0, 112.0, 112.0];
 
-/// Least and most KL that the logarithmic axis spans, nats.
+/// Range of the logarithmic axis of KL, nats.
 const KL_RANGE: (f64, f64) = (1e-4, 10.0);
 
-/// Width of all strips that fit beside a map that shares `available` with them.
+/// Total width of the strips that fit next to a map within `available`.
 pub(super) fn width(available: f32) -> f32 {
     match available {
         _ if available >= 860.0 => WIDTHS.iter().sum(),
@@ -83,7 +82,7 @@ impl Strip<'_> {
         self.plot.top() + (layer / self.layers as f64) as f32 * self.plot.height()
     }
 
-    /// Where a KL stands on the logarithmic axis.
+    /// Position of a KL on the logarithmic axis.
     fn kl(&self, kl: f64) -> f32 {
         let (least, most) = KL_RANGE;
         let share = (kl.clamp(least, most) / least).ln() / (most / least).ln();
@@ -109,10 +108,11 @@ impl Strip<'_> {
     }
 }
 
-/// What the masses are shown of.
+/// The scope of the masses.
 const MASSES: [StepFigure; 3] = [StepFigure::PromptMass, StepFigure::BosMass, StepFigure::DecodeMass];
 
-/// Prompt, BoS and decode mass of a layer, which sum to 1: of its selected heads, else of the selected steps, else of all.
+/// Prompt, BoS and decode mass of a layer, which sum to 1: over its selected heads, else the selected steps,
+/// else all.
 fn masses_of(scene: &Scene<'_>, layer: usize) -> [f64; 3] {
     let (prompt, selection) = (scene.prompt(), &scene.state.selection);
     let heads: Vec<usize> =
@@ -227,7 +227,7 @@ fn frontier_at(scene: &Scene<'_>, share: f32) -> String {
     }
 }
 
-/// The causal map of the prompt in front: what hiding the prompt at one layer alone costs.
+/// The causal layer map of the current prompt: the divergence when the prompt is hidden at one layer.
 fn knockout(strip: &mut Strip<'_>, scene: &Scene<'_>) {
     strip.kl_axis();
     let at = pos2(strip.plot.left(), strip.head + 13.0);

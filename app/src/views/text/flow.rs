@@ -1,13 +1,13 @@
-//! Tokens put together into what can be read, and broken into lines.
+//! Joins tokens into readable pieces and breaks them into lines.
 
 use crate::design;
 use eframe::egui::{Galley, Ui};
 use std::ops::Range;
 
-/// Pieces measured in one frame.
+/// Most pieces measured per frame.
 const PER_FRAME: usize = 20_000;
 
-/// Tokens that are shown together: one, or several whose bytes are one character.
+/// Tokens that are displayed together: one, or several whose bytes form one character.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Piece {
     /// The tokens.
@@ -18,8 +18,8 @@ pub(super) struct Piece {
     pub ends_line: bool,
 }
 
-/// Puts tokens together. A token that holds part of a character is spelt `<0xE4>`; where the tokens after it complete
-/// the character, they become one piece that shows it.
+/// Joins tokens into pieces. A token with a partial character is written `<0xE4>`; if the following tokens
+/// complete the character, they form one piece.
 pub(super) fn pieces(tokens: &[String]) -> Vec<Piece> {
     let mut pieces = vec![];
     let mut index = 0;
@@ -34,13 +34,13 @@ pub(super) fn pieces(tokens: &[String]) -> Vec<Piece> {
     pieces
 }
 
-/// The tokens from `start` on that together end a character which `start` only begins.
+/// The tokens from `start` that together form one character.
 fn whole_character(tokens: &[String], start: usize) -> Option<(usize, String)> {
     let mut bytes = vec![];
     if !append_bytes(&tokens[start], &mut bytes) {
         return None;
     }
-    // No character has more than four bytes, so no more than three further tokens can be needed.
+    // A character has at most four bytes, so at most three further tokens are needed.
     for (index, token) in tokens.iter().enumerate().skip(start + 1).take(3) {
         append_bytes(token, &mut bytes);
         if let Ok(text) = std::str::from_utf8(&bytes) {
@@ -50,7 +50,7 @@ fn whole_character(tokens: &[String], start: usize) -> Option<(usize, String)> {
     None
 }
 
-/// Appends a token's bytes, with those spelt out as `<0xE4>`; whether there were any.
+/// Appends a token's bytes and decodes `<0xE4>`; returns whether there were such bytes.
 fn append_bytes(token: &str, bytes: &mut Vec<u8>) -> bool {
     let mut rest = token;
     let mut spelt = false;
@@ -72,7 +72,7 @@ fn append_bytes(token: &str, bytes: &mut Vec<u8>) -> bool {
     spelt
 }
 
-/// Where lines begin.
+/// The line breaks.
 #[derive(Debug, Default)]
 pub(super) struct Flow {
     /// Width of each piece measured so far, points.
@@ -85,7 +85,7 @@ pub(super) struct Flow {
 }
 
 impl Flow {
-    /// Lays out more pieces, or all anew where the width changed; whether all are laid out.
+    /// Lays out more pieces, or restarts if the width changed; returns whether all are laid out.
     pub(super) fn lay_out(&mut self, ui: &Ui, pieces: &[Piece], width: f32) -> bool {
         if self.scale != ui.ctx().pixels_per_point() {
             *self = Self { scale: ui.ctx().pixels_per_point(), ..Self::default() };
@@ -126,7 +126,7 @@ impl Flow {
     }
 }
 
-/// First piece of each line: as many pieces as fit, one at least, and none after the end of a line.
+/// First piece of each line: a line has as many pieces as fit, at least one, and ends at a line break.
 fn break_lines(widths: &[f32], pieces: &[Piece], width: f32) -> Vec<usize> {
     let mut starts = vec![];
     let (mut used, mut fresh) = (0.0, true);
@@ -151,7 +151,7 @@ pub(super) fn edges(galley: &Galley, pieces: &[Piece]) -> Vec<(f32, f32)> {
             let end = at + piece.text.chars().count();
             let glyphs = row.glyphs.get(at..end.min(row.glyphs.len())).unwrap_or(&[]);
             at = end;
-            // Letters of a script that runs leftwards do not stand in the order of the text.
+            // In right-to-left scripts, letters are not in text order.
             let left = glyphs.iter().map(|glyph| glyph.pos.x).fold(f32::INFINITY, f32::min);
             let right = glyphs.iter().map(|glyph| glyph.pos.x + glyph.advance_width).fold(0.0, f32::max);
             if left.is_finite() { (left, right) } else { (right, right) }

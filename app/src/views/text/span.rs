@@ -1,4 +1,5 @@
-//! The selected tokens: what it costs when they vanish from a layer on, and how that is asked.
+//! The panel of selected tokens: the divergence when they are removed from a layer on, and the button to
+//! measure it.
 
 use super::super::{Action, Scene};
 use crate::design::{self, space};
@@ -9,14 +10,14 @@ use layerscope_diagnostics::record::SpanRecord;
 use layerscope_report::spans::{decode_mass, divergence};
 use std::ops::Range;
 
-/// Height of a line of words and buttons.
+/// Height of a line of text and buttons.
 const LINE: f32 = 26.0;
 /// Height of the charts.
 const CHARTS: f32 = 190.0;
-/// Characters of the selected tokens that are shown.
+/// Most characters shown of the selected tokens.
 const SHOWN: usize = 48;
 
-/// Height that [`show`] takes; nothing where nothing is selected and nothing was asked.
+/// Height of [`show`]; 0 without a selection and measured spans.
 pub(super) fn height(scene: &Scene<'_>) -> Option<f32> {
     let chosen = chosen(scene);
     if chosen.is_none() && kept(scene).next().is_none() {
@@ -25,26 +26,27 @@ pub(super) fn height(scene: &Scene<'_>) -> Option<f32> {
     Some(if record(scene, chosen.as_ref()).is_some() { CHARTS + 2.0 * LINE } else { LINE } + space::MEDIUM)
 }
 
-/// The selected tokens that can vanish: all but the last of the prompt, which is the first to decode.
+/// The selected tokens that can be removed: all except the last of the prompt, which is the first decode
+/// token.
 pub(super) fn chosen(scene: &Scene<'_>) -> Option<Range<usize>> {
     let span = scene.state.selection.tokens()?;
     let end = span.end.min(scene.prompt().p.saturating_sub(1));
     (span.start < end).then_some(span.start..end)
 }
 
-/// What is known of spans of the prompt in front.
+/// The measured spans of the current prompt.
 fn kept<'a>(scene: &Scene<'a>) -> impl Iterator<Item = &'a SpanRecord> {
     let (spans, id) = (scene.spans, scene.prompt().id.clone());
     spans.iter().filter(move |record| record.prompt_id == id)
 }
 
-/// What is known of these tokens.
+/// The measurement of these tokens.
 fn record<'a>(scene: &Scene<'a>, span: Option<&Range<usize>>) -> Option<&'a SpanRecord> {
     let span = span?;
     kept(scene).find(|record| record.first == span.start && record.end == span.end)
 }
 
-/// Draws what is selected, what can be asked, and what is known of it.
+/// Draws the selection, the button and the measurement.
 pub(super) fn show(ui: &mut Ui, scene: &mut Scene<'_>) {
     ui.separator();
     let chosen = chosen(scene);
@@ -70,7 +72,7 @@ pub(super) fn show(ui: &mut Ui, scene: &mut Scene<'_>) {
     });
 }
 
-/// The spans that were asked about before, to be selected again.
+/// Buttons that select the measured spans again.
 fn asked_before(ui: &mut Ui, scene: &mut Scene<'_>, chosen: Option<&Range<usize>>) {
     let spans: Vec<Range<usize>> = kept(scene).map(|record| record.first..record.end).collect();
     if spans.is_empty() {
@@ -85,7 +87,7 @@ fn asked_before(ui: &mut Ui, scene: &mut Scene<'_>, chosen: Option<&Range<usize>
     }
 }
 
-/// The selection, and the button or how far it has come.
+/// The selection, and the button or the progress.
 fn asking(ui: &mut Ui, scene: &mut Scene<'_>, chosen: Option<&Range<usize>>, is_known: bool) {
     if let Some(removing) = scene.removing {
         let (share, text) = match removing.progress {
@@ -139,7 +141,7 @@ fn capital(text: &str) -> String {
     characters.next().map_or_else(String::new, |first| first.to_uppercase().chain(characters).collect())
 }
 
-/// A bar beneath a selected token.
+/// A bar below a selected token.
 pub(super) fn mark(ui: &Ui, cell: Rect) {
     let colour: Color32 = design::palette(ui).accent;
     let bar = Rect::from_min_max(pos2(cell.left(), cell.bottom() - 3.0), cell.max);

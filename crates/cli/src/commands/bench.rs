@@ -1,34 +1,36 @@
-//! `layerscope bench`: time, memory and KV of policies at prompt lengths.
+//! `layerscope bench`: time, memory and KV of policies by prompt length.
 
 use crate::args::BenchArguments;
+use crate::interrupt::{UNHEEDED, heeded};
 use crate::progress::{self, BenchBars, QualityBar};
-use crate::{models, output};
+use crate::{models, output, terminal};
 use layerscope_bench::{
-    self as bench, BenchPlan, BenchReport, Machine, Measurement, PromptTokens, Quality, Statistics, Transfers,
+    self as bench, BenchPlan, BenchReport, Machine, Measurement, PromptTokens, Quality, QualityEvent,
+    Statistics, Transfers,
 };
 use layerscope_diagnostics::needle::NeedlePrompt;
 use layerscope_diagnostics::prompts::{Prompt, parse_prompts};
 use layerscope_diagnostics::run::Run;
 use layerscope_engine::{
-    Decoder, Error, Interrupt, Model, ModelConfig, Policy, Result, Shape, ShapeWeights, WeightsPrecision,
-    caveats, check_memory,
+    Decoder, Error, Model, ModelConfig, Policy, Result, Shape, ShapeWeights, WeightsPrecision, caveats,
+    check_memory,
 };
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 
-/// The text that prompts are cut from.
+/// The text that prompts are taken from.
 const TEXT: &[u8] = include_bytes!("../../../../fixtures/prompts/five-categories.jsonl");
 const TEXT_NAME: &str = "five-categories.jsonl";
 /// Seed of random weights and tokens.
 const SEED: u64 = 0;
 
-/// What is measured.
+/// What to measure.
 struct Subject {
     name: String,
     weights: Weights,
     prompt: PromptTokens,
-    /// What quality is measured on; none where it was not asked for.
+    /// The prompts for quality; `None` without `--quality`.
     needles: Vec<NeedlePrompt>,
     notes: Vec<String>,
 }
@@ -46,7 +48,7 @@ impl Subject {
         }
     }
 
-    /// SHA-256 of the model; none of random weights.
+    /// SHA-256 of the model; `None` for random weights.
     fn sha256(&self) -> Option<&str> {
         match &self.weights {
             Weights::Model(model) => Some(&model.sha256),
@@ -55,11 +57,11 @@ impl Subject {
     }
 }
 
-pub(crate) fn run(arguments: &BenchArguments, interrupt: &Interrupt) -> Result<ExitCode> {
+pub(crate) fn run(arguments: &BenchArguments) -> Result<ExitCode> {
     let destination = arguments.out.as_deref().map(Destination::of).transpose()?;
     let subject = match &arguments.shape {
         Some(name) => random_weights(arguments, name)?,
-        None => model(arguments, interrupt)?,
+        None => model(arguments)?,
     };
     if let Some(destination) = &destination {
         destination.check_model(&subject)?;
@@ -67,11 +69,11 @@ pub(crate) fn run(arguments: &BenchArguments, interrupt: &Interrupt) -> Result<E
     let plan = plan(arguments, subject.decoder().config())?;
     let plans = plans(&plan, subject.decoder());
     if !arguments.json {
-        plans.iter().for_each(|plan| eprintln!("{plan}"));
+        plans.iter().for_each(|plan| terminal::say(plan));
     }
     let bars = BenchBars::new(&plan);
-    let measured = bench::measure(subject.decoder(), &plan, &subject.prompt, interrupt, &mut |event| {
-        bars.observe(event);
+    let measured = heeded(|interrupt| {
+        bench::measure(subject.decoder(), &plan, &subject.prompt, interrupt, &mut |event| bars.observe(event))
     });
     bars.finish();
     let mut measured = measured?;
@@ -79,8 +81,9 @@ pub(crate) fn run(arguments: &BenchArguments, interrupt: &Interrupt) -> Result<E
         (&subject.weights, subject.needles.is_empty(), measured.interrupted)
     {
         let (needles, bar) = (&subject.needles, QualityBar::new(&plan, subject.needles.len()));
-        let done = bench::measure_quality(model, &plan, needles, &mut measured, interrupt, &mut |event| {
-            bar.observe(event);
+        let done = heeded(|interrupt| {
+            let observe = &mut |event: QualityEvent<'_>| bar.observe(event);
+            bench::measure_quality(model, &plan, needles, &mut measured, interrupt, observe)
         });
         bar.finish();
         done?;
@@ -106,10 +109,10 @@ pub(crate) fn run(arguments: &BenchArguments, interrupt: &Interrupt) -> Result<E
     if arguments.json {
         output::json(&report)?;
     } else {
-        output::lines(&text(&report))?;
+        terminal::print(&text(&report))?;
     }
     if report.interrupted {
-        eprintln!("layerscope: interrupted; what was measured until then is printed");
+        terminal::say("layerscope: interrupted; printing the measurements so far");
         return Ok(ExitCode::from(Error::Interrupted.exit_code()));
     }
     Ok(ExitCode::SUCCESS)
@@ -142,14 +145,14 @@ fn is_svg(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension == "svg")
 }
 
-/// Refuses to draw a figure that would be empty.
+/// Fails if the figure would be empty.
 fn check_figure(path: &Path, arguments: &BenchArguments, plan: &BenchPlan) -> Result<()> {
     let full = plan.policies.iter().any(|policy| policy.to_string() == "full");
     if arguments.quality.is_some() && full {
         return Ok(());
     }
     Err(Error::input(format!(
-        "{}: the figure sets the quality of policies against their costs beside the full model; add {}, or write .json",
+        "{}: the figure plots quality against cost, both relative to the full model; add {}, or write .json",
         path.display(),
         if full { "--quality" } else { "--quality, and full to --policies" }
     )))
@@ -166,7 +169,7 @@ fn random_weights(arguments: &BenchArguments, name: &str) -> Result<Subject> {
         shape = shape.cut_to(layers)?;
     }
     let weights = ShapeWeights::parse(&arguments.shape_weights)?;
-    // Refused before gigabytes are filled.
+    // Checked before gigabytes are allocated.
     let plan = plan(arguments, shape.config())?;
     let precision: WeightsPrecision = arguments.weights.into();
     let device = models::device(arguments.device)?;
@@ -183,17 +186,17 @@ fn random_weights(arguments: &BenchArguments, name: &str) -> Result<Subject> {
     })
 }
 
-fn model(arguments: &BenchArguments, interrupt: &Interrupt) -> Result<Subject> {
+fn model(arguments: &BenchArguments) -> Result<Subject> {
     let name = arguments.model.as_deref().unwrap_or_default();
-    let opened = models::open_named(name, arguments.architecture.as_deref(), interrupt)?;
+    let opened = models::open_named(name, arguments.architecture.as_deref())?;
     let plan = plan(arguments, &opened.config)?;
     let needles = match arguments.quality {
         Some(prompts) => {
-            bench::quality_grid(&plan.lengths, prompts)?.prompts(&opened.tokenizer, interrupt)?
+            bench::quality_grid(&plan.lengths, prompts)?.prompts(&opened.tokenizer, &UNHEEDED)?
         }
         None => vec![],
     };
-    // Quality is held against the full model, whether or not it is measured.
+    // Quality is compared with the full model, even if its time is not measured.
     let full = plan.lengths.iter().max().filter(|_| !needles.is_empty());
     let full = full.map(|&longest| Policy::full(opened.config.layers).capacity(longest, plan.new_tokens));
     let device = models::device(arguments.device)?;
@@ -212,7 +215,7 @@ fn model(arguments: &BenchArguments, interrupt: &Interrupt) -> Result<Subject> {
     })
 }
 
-/// What policies do with prompts of each length where their names do not say it, and what moves then.
+/// Describes, per prompt length, policies whose names do not give all settings, and their KV transfers.
 fn plans(plan: &BenchPlan, decoder: &Decoder) -> Vec<String> {
     let token_bytes = decoder.sequence_need(&[]).kv_token_layer as f64;
     let at = |length: usize| {
@@ -224,11 +227,11 @@ fn plans(plan: &BenchPlan, decoder: &Decoder) -> Vec<String> {
     plan.lengths.iter().flat_map(|&length| at(length)).collect()
 }
 
-/// Where `--out` is written, and how.
+/// The path and format of `--out`.
 struct Destination {
     path: PathBuf,
     format: MeasurementFormat,
-    /// The run that the measurements lie beside, where a run folder was named.
+    /// The run that the measurements are stored with, if `--out` is a run folder.
     run: Option<Run>,
 }
 
@@ -265,7 +268,7 @@ impl Destination {
         Ok(Self { path: path.to_owned(), format, run: None })
     }
 
-    /// Refuses to lay measurements beside a run of another model.
+    /// Fails if the run folder is of another model.
     fn check_model(&self, subject: &Subject) -> Result<()> {
         match &self.run {
             Some(run) if subject.sha256() != Some(run.manifest().model.sha256.as_str()) => {
@@ -286,10 +289,10 @@ impl Destination {
             MeasurementFormat::Parquet => bench::to_parquet(report)?,
             MeasurementFormat::Svg => {
                 let Some(svg) = layerscope_report::trade_off_svg(report) else {
-                    eprintln!(
-                        "layerscope: no prompt went through every policy, so there is nothing to draw into {}",
+                    terminal::say(&format!(
+                        "layerscope: no prompt was measured under every policy; {} is not written",
                         self.path.display()
-                    );
+                    ));
                     return Ok(());
                 };
                 svg.into_bytes()
@@ -299,12 +302,12 @@ impl Destination {
     }
 }
 
-/// A block for each length, then what a reader must know.
+/// A table per length, then notes on how to read it.
 fn text(report: &BenchReport) -> String {
     let machine = &report.machine;
     let mut text = format!(
         "{}: {} layers, weights {} ({}), {}, {} threads\n",
-        report.model,
+        terminal::line(&report.model),
         report.layers,
         report.weights.name(),
         output::bytes(report.weight_bytes as f64),
@@ -313,7 +316,7 @@ fn text(report: &BenchReport) -> String {
     );
     for block in report.results.chunk_by(|a, b| a.length == b.length) {
         let Measurement { length, new_tokens, repeats, .. } = &block[0];
-        // Where it was interrupted, later policies have one repeat less.
+        // After an interrupt, later policies have one repeat fewer.
         let uneven = if block.iter().any(|other| other.repeats != *repeats) { " or fewer" } else { "" };
         text += &format!("\n{length} prompt tokens, {new_tokens} new, repeats: {repeats}{uneven}\n\n");
         let quality = report.results.iter().any(|result| result.quality.is_some());
@@ -346,7 +349,7 @@ fn text(report: &BenchReport) -> String {
         );
     }
     for note in &report.notes {
-        text += &format!("\n{note}");
+        text += &format!("\n{}", terminal::line(note));
     }
     text
 }
@@ -392,7 +395,7 @@ const HEADER: [&str; 13] = [
     "model",
 ];
 
-/// Columns that are there where quality was measured.
+/// Columns that are present if quality was measured.
 const QUALITY: [&str; 4] = ["KL nats", "same top", "ΔNLL", "found"];
 
 fn quality_cells(quality: Option<&Quality>) -> [String; 4] {

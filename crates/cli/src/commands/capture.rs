@@ -1,10 +1,9 @@
-//! `layerscope capture`: chosen activations into a safetensors file.
+//! `layerscope capture`: writes chosen activations to a safetensors file.
 
 use crate::args::CaptureArguments;
-use crate::{models, output};
-use layerscope_engine::{
-    Error, HookContext, HookPoint, Hooks, Interrupt, Policy, Result, Session, Site, argmax, check_interrupt,
-};
+use crate::interrupt::UNHEEDED;
+use crate::{models, output, terminal};
+use layerscope_engine::{Error, HookContext, HookPoint, Hooks, Policy, Result, Session, Site, argmax};
 use ndarray::{ArrayD, Axis};
 use safetensors::tensor::{Dtype, SafeTensorError, TensorView};
 use serde_json::json;
@@ -15,9 +14,9 @@ use std::process::ExitCode;
 
 type Captured = BTreeMap<HookPoint, Vec<ArrayD<f32>>>;
 
-pub(crate) fn run(arguments: &CaptureArguments, interrupt: &Interrupt) -> Result<ExitCode> {
+pub(crate) fn run(arguments: &CaptureArguments) -> Result<ExitCode> {
     let device = models::device(arguments.model.device)?;
-    let opened = models::open(&arguments.model, interrupt)?;
+    let opened = models::open(&arguments.model)?;
     let layers = opened.config.layers;
     let mut points = vec![];
     for name in &arguments.hooks {
@@ -40,13 +39,12 @@ pub(crate) fn run(arguments: &CaptureArguments, interrupt: &Interrupt) -> Result
             Ok(None)
         });
     }
-    // One decode row is the last prompt token; each new token but the last is one more.
+    // Decode rows are the last prompt token and every new token except the last.
     let steps = arguments.max_new_tokens;
     let mut session = Session::new(&model.decoder, policy.clone(), prompt.len(), steps.max(1))?;
-    let mut logits = session.prefill(&prompt, &mut hooks, interrupt, &mut |_| {})?;
+    let mut logits = session.prefill(&prompt, &mut hooks, &UNHEEDED, &mut |_| {})?;
     let mut generated = vec![];
     while generated.len() < steps {
-        check_interrupt(interrupt)?;
         generated.push(argmax(&logits, &[])?);
         if generated.len() < steps {
             logits = session.step(generated[generated.len() - 1], &mut hooks)?;
@@ -79,12 +77,12 @@ pub(crate) fn run(arguments: &CaptureArguments, interrupt: &Interrupt) -> Result
     write(&arguments.out, &tensors, metadata)?;
     report(arguments, &tensors)?;
     if let Some(caveat) = policy.caveat() {
-        eprintln!("[{policy}] {caveat}");
+        terminal::say(&format!("[{policy}] {caveat}"));
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// The pieces of a chunked run as one array. Scores and patterns grow with the keys: the missing ones are hidden.
+/// Concatenates the chunks of a run. Scores and patterns grow with the keys; missing keys count as masked.
 fn joined(point: HookPoint, pieces: &[ArrayD<f32>]) -> Result<ArrayD<f32>> {
     let hidden = match point.site {
         Site::AttentionScores => f32::NEG_INFINITY,
@@ -110,7 +108,7 @@ fn concatenated(axis: Axis, pieces: &[ArrayD<f32>]) -> Result<ArrayD<f32>> {
     })
 }
 
-/// Writes beside the target first, so that a full disk leaves no half file.
+/// Writes to a temporary file in the same folder first, so that a full disk leaves no partial file.
 fn write(out: &Path, tensors: &[(String, ArrayD<f32>)], metadata: HashMap<String, String>) -> Result<()> {
     let unfinished = out.with_extension("safetensors.unfinished");
     let bytes: Vec<Vec<u8>> =
@@ -136,6 +134,6 @@ fn report(arguments: &CaptureArguments, tensors: &[(String, ArrayD<f32>)]) -> Re
         return output::json(&json!({ "file": arguments.out, "activations": list }));
     }
     let rows = tensors.iter().map(|(name, t)| vec![name.clone(), format!("{:?}", t.shape())]);
-    output::lines(&output::table(&["hook point", "shape"], rows.collect()))?;
-    output::lines(&format!("written to {}", arguments.out.display()))
+    terminal::print(&output::table(&["hook point", "shape"], rows.collect()))?;
+    terminal::print(&format!("written to {}", arguments.out.display()))
 }

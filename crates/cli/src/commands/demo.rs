@@ -2,10 +2,10 @@
 
 use crate::args::DemoArguments;
 use crate::commands::record::{self, Recording};
-use crate::{models, output};
+use crate::{models, terminal};
 use layerscope_cutoff::DEFAULT_FAILURE_CASES;
 use layerscope_diagnostics::prompts::{PromptFile, parse_prompts, prompts_sha256};
-use layerscope_engine::{Interrupt, Result, WeightsPrecision};
+use layerscope_engine::{Result, WeightsPrecision};
 use std::process::ExitCode;
 
 const PROMPTS_NAME: &str = "demo.jsonl";
@@ -22,12 +22,12 @@ pub(crate) fn prompts() -> Result<PromptFile> {
     })
 }
 
-pub(crate) fn run(arguments: &DemoArguments, interrupt: &Interrupt) -> Result<ExitCode> {
+pub(crate) fn run(arguments: &DemoArguments) -> Result<ExitCode> {
     let prompts = prompts()?;
     let model = models::load_source(&models::embedded(), WeightsPrecision::Native, arguments.device)?;
     let config = model.config();
     if !arguments.json {
-        output::lines(&format!(
+        terminal::print(&format!(
             "Recording {} ({} layers, {} heads, hidden size {}) on {} bundled prompts into {}\n",
             model.name,
             config.layers,
@@ -45,9 +45,9 @@ pub(crate) fn run(arguments: &DemoArguments, interrupt: &Interrupt) -> Result<Ex
         command: vec!["demo".to_owned(), "--out".to_owned(), record::last_part(&arguments.out)],
         json: arguments.json,
     };
-    let code = record::record(&model, &recording, interrupt)?;
+    let code = record::record(&model, &recording)?;
     if !arguments.json && code == ExitCode::SUCCESS {
-        output::lines(&format!(
+        terminal::print(&format!(
             "\nNext:\n  layerscope show {out} --by-category        the same by kind of prompt\n  \
              layerscope recommend {out} --tolerance 0.02    a stricter cutoff\n  \
              layerscope record MODEL.gguf --prompts PROMPTS.jsonl --out RUN    your own model and prompts",

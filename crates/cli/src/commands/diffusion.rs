@@ -1,9 +1,10 @@
-//! `layerscope diffusion`: from which layer on a part of a recorded prompt may vanish.
+//! `layerscope diffusion`: from which layer on a span of a recorded prompt can be removed.
 
 use crate::args::{DiffusionArguments, positions};
-use crate::models;
+use crate::interrupt::heeded;
 use crate::output::{self, figure};
 use crate::progress::SpansBar;
+use crate::{models, terminal};
 use layerscope_diagnostics::record::SpanRecord;
 use layerscope_diagnostics::run::{Run, SPANS};
 use layerscope_diagnostics::spans::{MeanSpanRow, SpanReport, mean_by_layer};
@@ -12,7 +13,7 @@ use layerscope_recording::spans::{SpanRequest, SpanTokens, remove_span};
 use serde_json::json;
 use std::process::ExitCode;
 
-pub(crate) fn run(arguments: &DiffusionArguments, interrupt: &Interrupt) -> Result<ExitCode> {
+pub(crate) fn run(arguments: &DiffusionArguments) -> Result<ExitCode> {
     if arguments.tolerance.is_nan() || arguments.tolerance < 0.0 {
         return Err(Error::input("--tolerance must be a number of nats, 0 or more"));
     }
@@ -20,23 +21,26 @@ pub(crate) fn run(arguments: &DiffusionArguments, interrupt: &Interrupt) -> Resu
     let spans = spans(&run, arguments)?;
     let layers =
         arguments.layers.as_ref().map(|text| layers(text, run.manifest().model.layers)).transpose()?;
-    let model = models::of_run(&run, arguments.model.as_deref(), arguments.device, interrupt)?;
+    let model = models::of_run(&run, arguments.model.as_deref(), arguments.device)?;
     let requests = spans.iter().map(|(prompt_id, tokens)| SpanRequest {
         prompt_id,
         tokens: tokens.clone(),
         answer: arguments.answer.as_deref(),
         layers: layers.as_deref(),
     });
-    let done = all(&run, &model, requests.collect(), interrupt)?;
+    let done = heeded(|interrupt| all(&run, &model, requests.collect(), interrupt))?;
     print(&run, &done.records, arguments)?;
     if done.interrupted {
-        eprintln!("layerscope: interrupted; what was finished is in {}", run.folder().join(SPANS).display());
+        terminal::say(&format!(
+            "layerscope: interrupted; what was finished is in {}",
+            run.folder().join(SPANS).display()
+        ));
         return Ok(ExitCode::from(Error::Interrupted.exit_code()));
     }
     Ok(if done.failed { ExitCode::from(2) } else { ExitCode::SUCCESS })
 }
 
-/// The prompts asked about, each with its span.
+/// The requested prompts, each with its span.
 fn spans(run: &Run, arguments: &DiffusionArguments) -> Result<Vec<(String, SpanTokens)>> {
     let (named, folder) = (&run.manifest().prompts.spans, run.folder().display());
     if let Some(id) = &arguments.prompt {
@@ -45,9 +49,7 @@ fn spans(run: &Run, arguments: &DiffusionArguments) -> Result<Vec<(String, SpanT
             (None, text) => text.as_ref().or_else(|| named.get(id)).cloned().map(SpanTokens::OfText),
         };
         let span = span.ok_or_else(|| {
-            Error::input(format!(
-                "{folder}: the prompt {id:?} names no span; give one with --span or --tokens"
-            ))
+            Error::input(format!("{folder}: the prompt {id:?} has no span; give one with --span or --tokens"))
         })?;
         return Ok(vec![(id.clone(), span)]);
     }
@@ -61,7 +63,7 @@ fn spans(run: &Run, arguments: &DiffusionArguments) -> Result<Vec<(String, SpanT
     Ok(spans)
 }
 
-/// `0,5,10-20` as layers of a model that has so many.
+/// Parses `0,5,10-20` as layers of a model with `layers` layers.
 fn layers(text: &str, all: usize) -> Result<Vec<usize>> {
     let mut layers = vec![];
     for part in text.split(',') {
@@ -69,7 +71,7 @@ fn layers(text: &str, all: usize) -> Result<Vec<usize>> {
             Ok(range) if range.end <= all => layers.extend(range),
             _ => {
                 return Err(Error::input(format!(
-                    "`{part}` is no layer or range of layers from 0 to {}; give them as in --layers 0,5,10-20",
+                    "`{part}` is not a layer or range of layers from 0 to {}; give them as in --layers 0,5,10-20",
                     all.saturating_sub(1)
                 )));
             }
@@ -84,7 +86,7 @@ struct Done {
     interrupted: bool,
 }
 
-/// Removes one span after the other; where there are several, one that cannot be removed does not stop the others.
+/// Removes the spans one by one. With several, one that fails does not stop the others.
 fn all(run: &Run, model: &Model, requests: Vec<SpanRequest<'_>>, interrupt: &Interrupt) -> Result<Done> {
     let mut done = Done { records: vec![], failed: false, interrupted: false };
     let mut bar = SpansBar::new(requests.len());
@@ -126,10 +128,11 @@ fn print(run: &Run, records: &[SpanRecord], arguments: &DiffusionArguments) -> R
     if records.is_empty() {
         return Ok(());
     }
-    output::lines(&format!("{}\n\n{LEGEND}\n", table(&means, records.len() > 1)))?;
+    terminal::print(&format!("{}\n\n{LEGEND}\n", table(&means, records.len() > 1)))?;
     for record in records {
         let of = if records.len() > 1 { format!("{}: ", record.prompt_id) } else { String::new() };
-        output::lines(&format!("{of}{} {}", record.name(), record.verdict(tolerance, model.layers)))?;
+        let verdict = format!("{of}{} {}", record.name(), record.verdict(tolerance, model.layers));
+        terminal::print(&terminal::line(&verdict))?;
     }
     Ok(())
 }
@@ -138,7 +141,7 @@ const LEGEND: &str = "\
 KL, top-1, ΔNLL: what it costs where the span is gone from this layer up (the last row: nothing is removed), nats, share of steps
 span mass: share of the generating tokens' attention on the span at this layer of the full model";
 
-/// A row for each layer: means, where there are several spans, with how many.
+/// A row per layer. With several spans, the row holds means and the number of spans.
 fn table(means: &[MeanSpanRow], several: bool) -> String {
     let answers = means.iter().any(|row| row.found.is_finite());
     let mut header = vec!["from layer", "KL", "top-1", "ΔNLL", "span mass"];

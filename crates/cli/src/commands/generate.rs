@@ -1,21 +1,21 @@
-//! `layerscope generate`: text under a policy, streaming.
+//! `layerscope generate`: streams text generated under a policy.
 
 use crate::args::GenerateArguments;
+use crate::interrupt::{self, heeded};
+use crate::terminal::{self, Reader};
 use crate::{models, output};
 use layerscope_engine::{
-    Error, Generation, GenerationEvent, GenerationSettings, Interrupt, Policy, Repetition, Result,
-    RevivalCounters, Sampling, TransferCounters, generate,
+    Generation, GenerationEvent, GenerationSettings, Policy, Repetition, Result, RevivalCounters, Sampling,
+    TransferCounters, generate,
 };
 use serde_json::json;
-use std::io::Write;
 use std::ops::ControlFlow;
 use std::process::ExitCode;
-use std::sync::atomic::Ordering;
 
-pub(crate) fn run(arguments: &GenerateArguments, interrupt: &Interrupt) -> Result<ExitCode> {
+pub(crate) fn run(arguments: &GenerateArguments) -> Result<ExitCode> {
     let sampling = sampling(arguments)?;
     let device = models::device(arguments.model.device)?;
-    let opened = models::open(&arguments.model, interrupt)?;
+    let opened = models::open(&arguments.model)?;
     let policy = Policy::parse(&arguments.policy, opened.config.layers)?;
     let prompt = models::prompt_tokens(&arguments.prompt, &opened.tokenizer)?;
     opened.config.check_sequence(prompt.len(), arguments.max_new_tokens)?;
@@ -31,26 +31,30 @@ pub(crate) fn run(arguments: &GenerateArguments, interrupt: &Interrupt) -> Resul
     if !arguments.json {
         let token_bytes = need.kv_token_layer as f64;
         let plan = policy.plan(prompt.len(), &|tokens| output::bytes(tokens as f64 * token_bytes));
-        plan.into_iter().for_each(|plan| eprintln!("[{policy}] {plan}"));
+        plan.into_iter().for_each(|plan| terminal::say(&format!("[{policy}] {plan}")));
     }
     let mut stream = model.tokenizer.stream(true);
     let mut failed = None;
-    let generation = generate(&model.decoder, &prompt, policy.clone(), &settings, interrupt, &mut |event| {
-        let GenerationEvent::Token(generated) = event else { return ControlFlow::Continue(()) };
-        match stream.push(generated.token) {
-            Ok(Some(text)) if !arguments.json => show(&text),
-            Ok(_) => ControlFlow::Continue(()),
-            Err(error) => {
-                failed = Some(error);
-                ControlFlow::Break(())
+    let generation = heeded(|interrupt| {
+        generate(&model.decoder, &prompt, policy.clone(), &settings, interrupt, &mut |event| {
+            let GenerationEvent::Token(generated) = event else { return ControlFlow::Continue(()) };
+            let written = stream.push(generated.token).and_then(|text| match text {
+                Some(text) if !arguments.json => terminal::write(&text),
+                _ => Ok(Reader::Reads),
+            });
+            match written {
+                Ok(Reader::Reads) => return ControlFlow::Continue(()),
+                Ok(Reader::Left) => {}
+                Err(error) => failed = Some(error),
             }
-        }
+            ControlFlow::Break(())
+        })
     })?;
     if let Some(error) = failed {
         return Err(error);
     }
     if arguments.json {
-        // As the policy would reserve it: p − 1 prefill tokens, the last prompt token among the decode tokens.
+        // As a policy reserves it: p − 1 prefill tokens; the last prompt token is a decode token.
         let config = model.config();
         let token_bytes =
             2 * config.kv_heads * config.head_dim * model.decoder.kv_precision().element_bytes();
@@ -72,13 +76,10 @@ pub(crate) fn run(arguments: &GenerateArguments, interrupt: &Interrupt) -> Resul
             "revivals": generation.revivals,
         }))?;
     } else {
-        let _ = show(&stream.finish()?);
-        println!();
-        eprintln!("{}", summary(&policy, prompt.len(), &generation));
+        terminal::print(&stream.finish()?)?;
+        terminal::say(&summary(&policy, prompt.len(), &generation));
     }
-    if interrupt.load(Ordering::Relaxed) {
-        return Ok(ExitCode::from(Error::Interrupted.exit_code()));
-    }
+    interrupt::check()?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -88,15 +89,6 @@ fn sampling(arguments: &GenerateArguments) -> Result<Sampling> {
         return Ok(Sampling::Greedy);
     }
     Sampling::Random { temperature: temperature.unwrap_or(1.0), top_p, top_k, seed }.checked()
-}
-
-/// Prints without delay; breaks off where the reader left.
-fn show(text: &str) -> ControlFlow<()> {
-    let mut out = std::io::stdout().lock();
-    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
-        Ok(()) => ControlFlow::Continue(()),
-        Err(_) => ControlFlow::Break(()),
-    }
 }
 
 fn summary(policy: &Policy, prompt_len: usize, generation: &Generation) -> String {
@@ -124,17 +116,17 @@ fn summary(policy: &Policy, prompt_len: usize, generation: &Generation) -> Strin
     )
 }
 
-/// What waits of dropped tokens and what came back of them, for people.
+/// One sentence on tokens that were dropped and revived.
 fn revivals(revived: &RevivalCounters) -> String {
     format!(
-        "{} of dropped tokens wait, and of {} tokens chosen while decoding {} came back",
+        "{} kept for dropped tokens; of {} tokens selected while decoding, {} were revived",
         output::bytes(revived.auxiliary_bytes as f64),
         revived.tokens_chosen,
         revived.tokens_revived
     )
 }
 
-/// What left the device and came back, for people.
+/// One sentence on KV transfers from and to the device.
 fn transfers(moved: &TransferCounters) -> String {
     let bytes = |bytes: u64| output::bytes(bytes as f64);
     let hits =

@@ -1,25 +1,25 @@
-//! `layerscope inspect`: what a model is, and what it needs, before its weights are loaded.
+//! `layerscope inspect`: a model's configuration and memory, without loading its weights.
 
 use crate::args::InspectArguments;
-use crate::{models, output};
+use crate::{models, output, terminal};
 use layerscope_diagnostics::summary::ranges;
 use layerscope_engine::{
-    Activation, Interrupt, MemoryNeed, ModelConfig, NormKind, NormPlacement, OpenedModel, QueryKeyNorm,
-    Result, RopeScaling, Tokenizer, WeightsPrecision,
+    Activation, MemoryNeed, ModelConfig, NormKind, NormPlacement, OpenedModel, QueryKeyNorm, Result,
+    RopeScaling, Tokenizer, WeightsPrecision,
 };
 use serde_json::json;
 use std::fmt::Write;
 use std::process::ExitCode;
 
-/// Memory in one precision of the weights.
+/// Memory at one weight precision.
 struct Memory {
     precision: WeightsPrecision,
     need: MemoryNeed,
 }
 
-pub(crate) fn run(arguments: &InspectArguments, interrupt: &Interrupt) -> Result<ExitCode> {
+pub(crate) fn run(arguments: &InspectArguments) -> Result<ExitCode> {
     let device = models::device(arguments.device)?;
-    let opened = models::open_named(&arguments.model, arguments.architecture.as_deref(), interrupt)?;
+    let opened = models::open_named(&arguments.model, arguments.architecture.as_deref())?;
     let config = &opened.config;
     let context = arguments.context.unwrap_or(config.context);
     let kept = vec![context; config.layers];
@@ -61,7 +61,7 @@ pub(crate) fn run(arguments: &InspectArguments, interrupt: &Interrupt) -> Result
     if let Some(template) = opened.tokenizer.chat_template().filter(|_| arguments.template) {
         let _ = write!(text, "\n\nchat template\n{template}");
     }
-    output::lines(&text)?;
+    terminal::print(&text)?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -113,7 +113,8 @@ fn table(opened: &OpenedModel) -> String {
         ),
     ];
     let width = rows.iter().map(|(name, _)| name.chars().count()).max().unwrap_or(0);
-    let lines: Vec<String> = rows.iter().map(|(name, value)| format!("{name:width$}  {value}")).collect();
+    let lines: Vec<String> =
+        rows.iter().map(|(name, value)| format!("{name:width$}  {}", terminal::line(value))).collect();
     lines.join("\n")
 }
 
@@ -187,7 +188,7 @@ fn attention(config: &ModelConfig) -> String {
     parts.join(", ")
 }
 
-/// The layers by what they see.
+/// The layers by their attention window.
 fn windows(windows: &[Option<usize>]) -> String {
     let mut widths: Vec<usize> = windows.iter().flatten().copied().collect();
     widths.sort_unstable();
@@ -246,7 +247,7 @@ fn rope(config: &ModelConfig) -> String {
     format!("{}{none}", kinds.join("; "))
 }
 
-/// A large number for people.
+/// A large number as text, e.g. `1.24 billion`.
 fn count(number: u64) -> String {
     match number {
         0..1_000_000 => number.to_string(),

@@ -23,6 +23,6 @@ use std::process::ExitCode;
 pub(crate) fn completions(shell: clap_complete::Shell) -> Result<ExitCode> {
     let mut script = vec![];
     clap_complete::generate(shell, &mut Arguments::command(), "layerscope", &mut script);
-    crate::output::lines(&String::from_utf8_lossy(&script))?;
+    crate::terminal::print(&String::from_utf8_lossy(&script))?;
     Ok(ExitCode::SUCCESS)
 }

@@ -1,7 +1,7 @@
-//! `layerscope models`: what is on this disk, where it was found, and whether it can be loaded.
+//! `layerscope models`: the models on this disk, where they are, and whether they can be loaded.
 
 use crate::args::ModelsArguments;
-use crate::{models, output, progress};
+use crate::{models, output, progress, terminal};
 use layerscope_engine::{ModelSource, OpenedModel, Result};
 use layerscope_models::{Places, local_models};
 use serde_json::json;
@@ -71,21 +71,22 @@ pub(crate) fn run(arguments: &ModelsArguments) -> Result<ExitCode> {
             .chain([model.origin.clone(), if model.opened.is_ok() { "yes" } else { "no" }.to_owned()])
             .collect()
     });
-    output::lines(&output::table(
+    terminal::print(&output::table(
         &["model", "size", "family", "layers", "context", "found in", "loadable"],
         rows.collect(),
     ))?;
     for (model, error) in listed.iter().filter_map(|model| Some((model, model.opened.as_ref().err()?))) {
-        output::lines(&format!("\n{} cannot be loaded: {error}", model.source.name))?;
+        let sentence = terminal::line(&format!("{} cannot be loaded: {error}", model.source.name));
+        terminal::print(&format!("\n{sentence}"))?;
     }
-    output::lines(&format!(
+    terminal::print(&format!(
         "\nsearched: {}; any other model is given by its path, or by its Hugging Face id",
         searched(&places).join(", ")
     ))?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// The folders that were looked into.
+/// The folders that were searched.
 fn searched(places: &Places) -> Vec<String> {
     let folders = std::iter::once(&places.current_folder)
         .chain(&places.models_folder)

@@ -1,48 +1,43 @@
-//! `layerscope needle`: which policies still find a number hidden in a long prompt.
+//! `layerscope needle`: which policies still retrieve a number hidden in a long prompt.
 
 use crate::args::{HaystackName, NeedleArguments};
-use crate::{models, output, progress};
+use crate::interrupt::{UNHEEDED, heeded};
+use crate::progress::NeedleBar;
+use crate::{models, output, terminal};
 use layerscope_bench::{parse_lengths, split_policies};
-use layerscope_diagnostics::needle::{self, Grid, Haystack, NeedleEvent, NeedleScore};
-use layerscope_engine::{Error, Interrupt, Policy, Result, caveats};
+use layerscope_diagnostics::needle::{self, Grid, Haystack, NeedleScore};
+use layerscope_engine::{Error, Policy, Result, caveats};
 use serde_json::json;
 use std::path::Path;
 use std::process::ExitCode;
 
-pub(crate) fn run(arguments: &NeedleArguments, interrupt: &Interrupt) -> Result<ExitCode> {
+pub(crate) fn run(arguments: &NeedleArguments) -> Result<ExitCode> {
     let grid = grid(arguments)?;
     if let Some(path) = &arguments.write_prompts {
-        return write_prompts(arguments, &grid, path, interrupt);
+        return write_prompts(arguments, &grid, path);
     }
     if let Some(path) = &arguments.out {
         output::check_folder(path)?;
     }
     let device = models::device(arguments.model.device)?;
-    let opened = models::open(&arguments.model, interrupt)?;
+    let opened = models::open(&arguments.model)?;
     let layers = opened.config.layers;
     let names = split_policies(&arguments.policies);
     let policies = names.iter().map(|name| Policy::parse(name, layers)).collect::<Result<Vec<_>>>()?;
     grid.check_context(&opened.config, arguments.max_new_tokens)?;
-    let prompts = grid.prompts(&opened.tokenizer, interrupt)?;
+    let prompts = grid.prompts(&opened.tokenizer, &UNHEEDED)?;
     let longest = grid.lengths.iter().copied().max().unwrap_or(0);
     let kept = policies.iter().map(|policy| policy.in_memory(longest, arguments.max_new_tokens, &device));
     let kept = kept.max_by_key(|kept| kept.iter().sum::<usize>()).unwrap_or_default();
     let need = opened.memory_need(arguments.model.weights.into(), &device, &kept);
     let model = models::load(opened, arguments.model.weights, &device, &need)?;
 
-    let bar = progress::needles(prompts.len() * policies.len());
-    let results = needle::run(
-        &model,
-        &prompts,
-        &policies,
-        arguments.max_new_tokens,
-        interrupt,
-        &mut |event| match event {
-            NeedleEvent::Started { id, policy } => bar.set_message(format!("{policy} on {id}")),
-            NeedleEvent::Finished(_) => bar.inc(1),
-        },
-    );
-    bar.finish_and_clear();
+    let bar = NeedleBar::new(prompts.len() * policies.len());
+    let results = heeded(|interrupt| {
+        let tokens = arguments.max_new_tokens;
+        needle::run(&model, &prompts, &policies, tokens, interrupt, &mut |event| bar.observe(event))
+    });
+    bar.finish();
     let results = results?;
 
     let (all, by_depth) =
@@ -64,13 +59,13 @@ pub(crate) fn run(arguments: &NeedleArguments, interrupt: &Interrupt) -> Result<
             "notes": caveats(&policies),
         }))?;
     } else {
-        output::lines(&text(&grid, &all, &by_depth))?;
+        terminal::print(&text(&grid, &all, &by_depth))?;
         for note in caveats(&policies) {
-            output::lines(&note)?;
+            terminal::print(&note)?;
         }
     }
     if results.interrupted {
-        eprintln!("layerscope: interrupted; what was found until then is printed");
+        terminal::say("layerscope: interrupted; printing the results so far");
         return Ok(ExitCode::from(Error::Interrupted.exit_code()));
     }
     Ok(ExitCode::SUCCESS)
@@ -80,7 +75,7 @@ fn grid(arguments: &NeedleArguments) -> Result<Grid> {
     let depths = arguments.depths.split(',').map(|depth| {
         let percent = depth.trim().parse();
         percent.map_err(|_| {
-            Error::input(format!("`{depth}` is no depth; give percentages from 0 to 100, e.g. 0,50"))
+            Error::input(format!("`{depth}` is not a depth; give percentages from 0 to 100, e.g. 0,50"))
         })
     });
     let grid = Grid {
@@ -100,22 +95,17 @@ fn grid(arguments: &NeedleArguments) -> Result<Grid> {
     Ok(grid)
 }
 
-fn write_prompts(
-    arguments: &NeedleArguments,
-    grid: &Grid,
-    path: &Path,
-    interrupt: &Interrupt,
-) -> Result<ExitCode> {
+fn write_prompts(arguments: &NeedleArguments, grid: &Grid, path: &Path) -> Result<ExitCode> {
     output::check_folder(path)?;
-    let opened = models::open(&arguments.model, interrupt)?;
-    let prompts = grid.prompts(&opened.tokenizer, interrupt)?;
+    let opened = models::open(&arguments.model)?;
+    let prompts = grid.prompts(&opened.tokenizer, &UNHEEDED)?;
     let lines: Vec<_> = prompts.iter().map(needle::NeedlePrompt::line).collect();
     layerscope_engine::write_file(path, &output::json_lines(&lines)?)?;
-    eprintln!("{} prompts written to {}", prompts.len(), path.display());
+    terminal::say(&format!("{} prompts written to {}", prompts.len(), path.display()));
     Ok(ExitCode::SUCCESS)
 }
 
-/// Policies by length, then the same with a column for each depth.
+/// A table of policies by length, then one with a column per depth.
 fn text(grid: &Grid, all: &[NeedleScore], by_depth: &[NeedleScore]) -> String {
     let interval = |cell: &NeedleScore| {
         let [lower, upper] = [cell.accuracy_ci95_lower, cell.accuracy_ci95_upper];

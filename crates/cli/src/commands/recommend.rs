@@ -1,7 +1,7 @@
-//! `layerscope recommend`: a cutoff with its reasons.
+//! `layerscope recommend`: the recommended cutoff and the reasons for it.
 
 use crate::args::RecommendArguments;
-use crate::output;
+use crate::{output, terminal};
 use layerscope_cutoff::block_schedule::{self, BlockSchedule};
 use layerscope_cutoff::recommend::{Evidence, Recommendation, Verdict, recommend};
 use layerscope_diagnostics::record::PromptSummary;
@@ -21,8 +21,8 @@ pub(crate) fn run(arguments: &RecommendArguments) -> Result<ExitCode> {
     if arguments.json {
         output::json(&RecommendJson { recommendation: &recommendation, sliminfer: &sliminfer })?;
     } else {
-        output::lines(&text(&recommendation))?;
-        output::lines(&pruning(sliminfer.as_ref()))?;
+        terminal::print(&text(&recommendation))?;
+        terminal::print(&pruning(sliminfer.as_ref()))?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -34,20 +34,20 @@ struct RecommendJson<'a> {
     sliminfer: &'a Option<BlockSchedule>,
 }
 
-/// What the run says of pruning blocks of the prompt instead.
+/// The recommended block pruning policy, as an alternative to a cutoff.
 fn pruning(schedule: Option<&BlockSchedule>) -> String {
     let Some(BlockSchedule { policy, reading_layer, last_layer_needed }) = schedule else {
-        return "\nPruning blocks of the prompt instead: no layer stands out as the one that reads the prompt, so nothing says \
-                where to prune; policy\nsliminfer scales the schedule of its paper"
+        return "\nPruning blocks of the prompt instead: no single layer reads the prompt most, so the run gives no \
+                schedule; policy\nsliminfer scales the schedule of its paper"
             .to_owned();
     };
     let cutoff = last_layer_needed.map_or(String::new(), |layer| {
-        format!("\n  - From layer {} on the prompt is needed no more.", layer + 1)
+        format!("\n  - From layer {} up, the prompt is not needed.", layer + 1)
     });
     format!(
         "\nPruning blocks of the prompt instead: policy {policy}\n\n  - Layer {} reads it: hiding the prompt from that layer \
-         alone costs {:.2} nats, more than from any other. Blocks are\n    scored there.{cutoff}\n  - What it costs in quality \
-         is measured by layerscope bench --quality.",
+         alone costs {:.2} nats, more than from any other. Blocks are\n    scored there.{cutoff}\n  - `layerscope bench --quality` \
+         measures what it costs in quality.",
         reading_layer.layer, reading_layer.value
     )
 }
@@ -72,7 +72,7 @@ pub(crate) fn text(recommendation: &Recommendation) -> String {
         }
     };
     for reason in &recommendation.reasons {
-        let _ = write!(text, "\n  - {reason}");
+        let _ = write!(text, "\n  - {}", terminal::line(reason));
     }
     text
 }

@@ -1,38 +1,40 @@
-//! `layerscope record`: a model on a prompt file into a run folder.
+//! `layerscope record`: records a model on a prompt file into a run folder.
 
 use crate::args::RecordArguments;
 use crate::commands::{recommend, show};
+use crate::interrupt::heeded;
 use crate::progress::{FailureCaseBar, RecordingBars};
-use crate::{models, output};
+use crate::{models, output, terminal};
 use layerscope_cutoff::recommend::Recommendation;
 use layerscope_diagnostics::prompts::{PromptFile, read_prompts};
 use layerscope_diagnostics::run::{CONTINUATIONS, Continuation, Manifest, Run};
 use layerscope_engine::{
-    Device, DeviceChoice, Error, Interrupt, MemoryNeed, Model, OpenedModel, Policy, Result, WeightsPrecision,
+    Device, DeviceChoice, Error, MemoryNeed, Model, OpenedModel, Policy, Result, WeightsPrecision,
 };
+use layerscope_recording::RecordingEvent;
 use layerscope_recording::continuations::continue_failure_cases;
 use serde_json::json;
 use std::fmt::Write;
 use std::path::Path;
 use std::process::ExitCode;
 
-/// What is recorded, and how it is told.
+/// What to record, and how to print the result.
 pub(crate) struct Recording<'a> {
     pub(crate) prompts: &'a PromptFile,
     pub(crate) max_new_tokens: usize,
-    /// Prompts to generate from under the recommended cutoff.
+    /// Number of prompts to generate from under the recommended cutoff.
     pub(crate) failure_cases: usize,
     /// The run folder.
     pub(crate) out: &'a Path,
-    /// Arguments that repeat it, for the manifest.
+    /// Arguments that repeat the recording, for the manifest.
     pub(crate) command: Vec<String>,
     pub(crate) json: bool,
 }
 
-pub(crate) fn run(arguments: &RecordArguments, interrupt: &Interrupt) -> Result<ExitCode> {
+pub(crate) fn run(arguments: &RecordArguments) -> Result<ExitCode> {
     let prompts = read_prompts(&arguments.prompts)?;
     let device = models::device(arguments.model.device)?;
-    let opened = models::open(&arguments.model, interrupt)?;
+    let opened = models::open(&arguments.model)?;
     let need = memory_need(&opened, &prompts, &device, arguments);
     let model = models::load(opened, arguments.model.weights, &device, &need)?;
     let recording = Recording {
@@ -43,10 +45,10 @@ pub(crate) fn run(arguments: &RecordArguments, interrupt: &Interrupt) -> Result<
         command: command(arguments),
         json: arguments.json,
     };
-    record(&model, &recording, interrupt)
+    record(&model, &recording)
 }
 
-/// What the longest of the prompts that fit the model's context takes.
+/// Memory for the longest prompt that fits the model's context.
 fn memory_need(
     opened: &OpenedModel,
     prompts: &PromptFile,
@@ -62,7 +64,7 @@ fn memory_need(
     opened.memory_need(arguments.model.weights.into(), device, &kept).with_probes(config, longest, steps)
 }
 
-/// The arguments that repeat a recording, but for the folders of its files: where they lie is the user's own affair.
+/// The arguments that repeat a recording, with file names only: full paths may be private.
 fn command(arguments: &RecordArguments) -> Vec<String> {
     let RecordArguments { model, prompts, max_new_tokens, failure_cases, out, json: _ } = arguments;
     let options = [
@@ -80,7 +82,7 @@ fn command(arguments: &RecordArguments) -> Vec<String> {
     ["record".to_owned(), last_part(Path::new(&model.model))].into_iter().chain(options).collect()
 }
 
-/// The name of a file or folder, without the folders above it.
+/// The name of a file or folder, without its parent folders.
 pub(crate) fn last_part(path: &Path) -> String {
     path.components()
         .next_back()
@@ -88,84 +90,86 @@ pub(crate) fn last_part(path: &Path) -> String {
 }
 
 /// Records, generates the failure cases, then prints the figures and the recommendation.
-pub(crate) fn record(model: &Model, recording: &Recording<'_>, interrupt: &Interrupt) -> Result<ExitCode> {
-    match record_and_print(model, recording, interrupt) {
+pub(crate) fn record(model: &Model, recording: &Recording<'_>) -> Result<ExitCode> {
+    match record_and_print(model, recording) {
         Err(Error::Interrupted) => {
-            eprintln!("layerscope: interrupted; the same command resumes {}", recording.out.display());
+            terminal::say(&format!(
+                "layerscope: interrupted; the same command resumes {}",
+                recording.out.display()
+            ));
             Ok(ExitCode::from(Error::Interrupted.exit_code()))
         }
         done => done,
     }
 }
 
-fn record_and_print(model: &Model, recording: &Recording<'_>, interrupt: &Interrupt) -> Result<ExitCode> {
-    let (manifest, failed) = record_prompts(model, recording, interrupt)?;
+fn record_and_print(model: &Model, recording: &Recording<'_>) -> Result<ExitCode> {
+    let (manifest, failed) = record_prompts(model, recording)?;
     let code = if failed > 0 { ExitCode::from(2) } else { ExitCode::SUCCESS };
     if manifest.prompts.done.is_empty() {
         return Ok(code);
     }
     let run = Run::open(recording.out)?;
-    let recommendation = recommend::of_run(&run, recommend::Options::default())?;
-    let cases = failure_cases(&run, model, &recommendation, recording.failure_cases, interrupt)?;
+    let recommendation = match recommend::of_run(&run, recommend::Options::default()) {
+        Ok(recommendation) => recommendation,
+        Err(error) if recording.json => return Err(error),
+        Err(error) => {
+            output::lines(&show::overall(&run)?)?;
+            return Err(error);
+        }
+    };
+    let cases = failure_cases(&run, model, &recommendation, recording.failure_cases)?;
     if recording.json {
         output::json(&json!({ "show": run.show()?, "recommendation": recommendation }))?;
         return Ok(code);
     }
-    output::lines(&show::overall(&run)?)?;
-    output::lines(&recommend::text(&recommendation))?;
+    terminal::print(&show::overall(&run)?)?;
+    terminal::print(&recommend::text(&recommendation))?;
     if let Some(text) = failure_case_text(&cases) {
-        output::lines(&text)?;
+        terminal::print(&text)?;
     }
     if failed > 0 {
-        eprintln!("layerscope: {failed} of {} prompts failed, see above", recording.prompts.prompts.len());
+        terminal::say(&format!(
+            "layerscope: {failed} of {} prompts failed, see above",
+            recording.prompts.prompts.len()
+        ));
     }
     Ok(code)
 }
 
-/// The manifest, and how many prompts failed.
-fn record_prompts(
-    model: &Model,
-    recording: &Recording<'_>,
-    interrupt: &Interrupt,
-) -> Result<(Manifest, usize)> {
+/// Returns the manifest and the number of failed prompts.
+fn record_prompts(model: &Model, recording: &Recording<'_>) -> Result<(Manifest, usize)> {
     let Recording { prompts, max_new_tokens, out, command, .. } = recording;
     let mut bars = RecordingBars::new(prompts.prompts.len());
-    let recorded = layerscope_recording::record(
-        model,
-        prompts,
-        *max_new_tokens,
-        out,
-        command,
-        interrupt,
-        &mut |event| {
-            bars.observe(event);
-        },
-    );
+    let recorded = heeded(|interrupt| {
+        let observe = &mut |event: RecordingEvent<'_>| bars.observe(event);
+        layerscope_recording::record(model, prompts, *max_new_tokens, out, command, interrupt, observe)
+    });
     bars.finish();
     Ok((recorded?, bars.failures()))
 }
 
-/// The run's failure cases under the recommended cutoff, the worst first; none where full depth is to be kept.
+/// The run's failure cases under the recommended cutoff, worst first; empty if full depth is recommended.
 pub(crate) fn failure_cases(
     run: &Run,
     model: &Model,
     recommendation: &Recommendation,
     count: usize,
-    interrupt: &Interrupt,
 ) -> Result<Vec<Continuation>> {
     let Some(point) = recommendation.point().filter(|_| count > 0) else { return Ok(vec![]) };
     let mut bar = FailureCaseBar::new();
-    let continued =
-        continue_failure_cases(run, model, point, count, interrupt, &mut |event| bar.observe(event));
+    let continued = heeded(|interrupt| {
+        continue_failure_cases(run, model, point, count, interrupt, &mut |event| bar.observe(event))
+    });
     bar.finish();
     continued
 }
 
-/// Whether and where each text leaves that of the full model.
+/// Whether and where each text diverges from the full model's.
 fn failure_case_text(cases: &[Continuation]) -> Option<String> {
     let mut text = format!(
         "\nGenerated under {} from the prompts that it changes most (texts in {CONTINUATIONS}):\n",
-        cases.first()?.policy
+        terminal::line(&cases.first()?.policy)
     );
     for case in cases {
         let difference = match case.first_difference {
@@ -174,7 +178,8 @@ fn failure_case_text(cases: &[Continuation]) -> Option<String> {
         };
         let repetition = if case.repetition.is_some() { ", ending in a loop" } else { "" };
         let kl = output::figure(case.kl, 4);
-        let _ = write!(text, "\n  - {}: KL {kl} nats, {difference}{repetition}", case.prompt_id);
+        let _ =
+            write!(text, "\n  - {}: KL {kl} nats, {difference}{repetition}", terminal::line(&case.prompt_id));
     }
     Some(text)
 }
@@ -196,7 +201,7 @@ mod tests {
             kept.join(" "),
             "record tiny.gguf --weights f32 --prompts p.jsonl --max-new-tokens 32 --failure-cases 5 --out run"
         );
-        // It is a command again, and kept as it is.
+        // The result is itself a valid command, and converting it again changes nothing.
         let again =
             Arguments::try_parse_from(["layerscope".to_owned()].iter().chain(&kept)).expect("a command");
         let Command::Record(again) = again.command else { panic!("record") };

@@ -1,7 +1,8 @@
-//! `layerscope show`: a run's figures by layer.
+//! `layerscope show`: prints a run's figures by layer.
 
 use crate::args::ShowArguments;
 use crate::output::{self, figure};
+use crate::terminal::{self, line};
 use layerscope_diagnostics::record::{Anchor, PromptSummary};
 use layerscope_diagnostics::run::{Manifest, Run, Status};
 use layerscope_diagnostics::summary::{mean, summarise_run};
@@ -23,16 +24,16 @@ pub(crate) fn run(arguments: &ShowArguments) -> Result<ExitCode> {
         output::json(&summarise_run(&prompts(&run)?))?;
     } else if let Some(id) = &arguments.prompt_id {
         known(&run, id)?;
-        output::lines(&one_prompt(&run, id)?)?;
+        terminal::print(&one_prompt(&run, id)?)?;
     } else if arguments.by_category {
-        output::lines(&by_category(&run)?)?;
+        terminal::print(&by_category(&run)?)?;
     } else {
-        output::lines(&overall(&run)?)?;
+        terminal::print(&overall(&run)?)?;
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// The run in a few lines and its table over all prompts.
+/// A heading for the run and its table over all prompts.
 pub(crate) fn overall(run: &Run) -> Result<String> {
     let prompts = prompts(run)?;
     let all: Vec<&PromptSummary> = prompts.iter().collect();
@@ -45,7 +46,7 @@ fn by_category(run: &Run) -> Result<String> {
     let categories: BTreeSet<&str> = prompts.iter().map(|p| p.category.as_str()).collect();
     for category in categories {
         let chosen: Vec<&PromptSummary> = prompts.iter().filter(|p| p.category == category).collect();
-        let _ = write!(text, "\n{category} ({} prompts)\n{}\n", chosen.len(), layer_table(&chosen));
+        let _ = write!(text, "\n{} ({} prompts)\n{}\n", line(category), chosen.len(), layer_table(&chosen));
     }
     text.push_str(LEGEND);
     Ok(text)
@@ -54,8 +55,9 @@ fn by_category(run: &Run) -> Result<String> {
 fn one_prompt(run: &Run, id: &str) -> Result<String> {
     let prompt = run.prompt(id)?;
     let head = format!(
-        "{id} ({}), {} prompt tokens, {} decode steps{}\n{}\n",
-        prompt.category,
+        "{} ({}), {} prompt tokens, {} decode steps{}\n{}\n",
+        line(id),
+        line(&prompt.category),
         prompt.p,
         prompt.steps,
         if prompt.answer_given { ", given answer" } else { "" },
@@ -87,12 +89,12 @@ fn heading(manifest: &Manifest, prompts: &[PromptSummary]) -> String {
     let lengths = || prompts.iter().map(|p| p.p);
     let mut text = format!(
         "{}: {} layers, {} heads ({} KV), {} weights, {}\n{} prompts of {} to {} tokens, {} decode steps each",
-        model.name,
+        line(&model.name),
         model.layers,
         model.heads,
         model.kv_heads,
-        manifest.weights,
-        manifest.device,
+        line(&manifest.weights),
+        line(&manifest.device),
         prompts.len(),
         lengths().min().unwrap_or(0),
         lengths().max().unwrap_or(0),
@@ -129,7 +131,7 @@ entropy: how evenly attention spreads over the prompt (1 = evenly); selectivity:
 straightening: curvature of the prompt's trajectory less that after layer 0, degrees; lens KL: final ‖ logit lens, nats
 knockout KL: prompt hidden at this layer alone; cut here: prompt hidden from this layer up (+bos: position 0 kept), nats";
 
-/// Means over prompts, a row per layer.
+/// Means over prompts, one row per layer.
 fn layer_table(prompts: &[&PromptSummary]) -> String {
     let header = [
         "layer",

@@ -1,27 +1,26 @@
-//! `layerscope view`: the viewer, in a window or drawn into a file.
+//! `layerscope view`: the viewer, in a window or as a picture file.
 
 use crate::args::{ThemeName, ViewArguments, ViewName};
 use crate::commands::demo;
 use crate::models;
 use layerscope_app::state::View;
 use layerscope_app::{Launch, Open, Theme, open_window, screenshot, vec2};
-use layerscope_engine::{Error, ErrorKind, Interrupt, Result};
+use layerscope_engine::{Error, ErrorKind, Result};
 use layerscope_models::Places;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-pub(crate) fn run(arguments: &ViewArguments, interrupt: &Interrupt) -> Result<ExitCode> {
+pub(crate) fn run(arguments: &ViewArguments) -> Result<ExitCode> {
     let runs_folder = PathBuf::from(".");
     let open = match &arguments.path {
         Some(path) if !path.exists() || arguments.architecture.is_some() => {
-            let source =
-                models::resolve(&path.to_string_lossy(), interrupt).map_err(|error| match error.kind() {
-                    ErrorKind::Input => Error::input(format!(
-                        "there is no run folder, model or prompt file {}: {error}",
-                        path.display()
-                    )),
-                    _ => error,
-                })?;
+            let source = models::resolve(&path.to_string_lossy()).map_err(|error| match error.kind() {
+                ErrorKind::Input => Error::input(format!(
+                    "there is no run folder, model or prompt file {}: {error}",
+                    path.display()
+                )),
+                _ => error,
+            })?;
             Open::Model(source.of_architecture(arguments.architecture.as_deref()))
         }
         Some(path) => Open::Path(path.clone()),
@@ -52,7 +51,7 @@ pub(crate) fn run(arguments: &ViewArguments, interrupt: &Interrupt) -> Result<Ex
     Ok(ExitCode::SUCCESS)
 }
 
-/// The folder for what can be made or fetched again.
+/// The cache folder of the user.
 fn cache_folder() -> Option<PathBuf> {
     Places::from_environment().models_folder.and_then(|models| models.parent().map(Path::to_owned))
 }

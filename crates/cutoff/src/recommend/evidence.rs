@@ -39,6 +39,26 @@ impl<'a> Evidence<'a> {
         self.manifest.prompts.ids.len().saturating_sub(self.prompts.len())
     }
 
+    /// The first prompt with an undefined next-token distribution, as a sentence that names the model and where it begins.
+    pub(super) fn undefined(self) -> Option<String> {
+        let failed = self.manifest.prompts.failed.iter().find(|failed| failed.undefined);
+        let failed = failed.map(|failed| (&failed.id, failed.reason.clone()));
+        let recorded = self.prompts.iter().filter_map(|prompt| {
+            let row = prompt.frontier.iter().filter(|row| !row.divergence.kl.is_finite()).max_by_key(|row| row.cutoff)?;
+            let sentence = format!(
+                "the next-token distribution is undefined (NaN or infinite) without the prompt's KV from layer {} on; the weights \
+                 are damaged, fetch the model again",
+                row.cutoff
+            );
+            Some((&prompt.id, sentence))
+        });
+        let (id, reason) = failed.into_iter().chain(recorded).next()?;
+        Some(format!(
+            "no recommendation from a run of {} with undefined figures: prompt `{id}`: {reason}",
+            self.model().name
+        ))
+    }
+
     /// The anchors of which any prompt has frontier rows.
     pub(super) fn anchors(self) -> Vec<Anchor> {
         let has = |anchor: &Anchor| {

@@ -61,7 +61,7 @@ fn tolerance(recommendation: &Recommendation, frontier: &FrontierSummary, at_exa
     let kl = frontier.overall().at(last).kl;
     if !kl.is_finite() {
         return format!(
-            "Keep full depth: already at {last} of {layers} the divergence of at least one prompt is undefined, \
+            "Keep full depth: already at {last} of {layers} the divergence of at least one prompt is missing, \
              which rules out that cutoff and all below it."
         );
     }
@@ -81,7 +81,7 @@ fn edge(recommendation: &Recommendation, frontier: &FrontierSummary) -> Option<S
     }
     if !kl_below.is_finite() {
         return Some(format!(
-            "One layer below, at {below}, the divergence of at least one prompt is undefined, which rules out \
+            "One layer below, at {below}, the divergence of at least one prompt is missing, which rules out \
              that cutoff and all below it."
         ));
     }

@@ -4,7 +4,7 @@ use super::*;
 use layerscope_diagnostics::record::{
     AttentionMeans, Divergence, FrontierRow, KnockoutRow, LayerFigures, PromptSummary, Timings,
 };
-use layerscope_diagnostics::run::{BosToken, Manifest, ModelInfo, Settings};
+use layerscope_diagnostics::run::{BosToken, FailedPrompt, Manifest, ModelInfo, Settings};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 
@@ -24,11 +24,11 @@ impl Recorded {
     }
 }
 
-/// A prompt with this KL at cutoffs 1 … L for the anchor `bos`, and twice as much without.
+/// A prompt with this KL at cutoffs 1 … L for the anchor `bos`, and twice as much without; no row where it is NaN.
 fn prompt(id: usize, category: &str, kl: &[f64]) -> PromptSummary {
     let divergence = |kl: f64| Divergence { kl, top1: 1.0 - kl.min(1.0), dnll: kl };
     let rows = |anchor: Anchor, factor: f64| {
-        kl.iter().enumerate().map(move |(at, kl)| FrontierRow {
+        kl.iter().enumerate().filter(|(_, kl)| !kl.is_nan()).map(move |(at, kl)| FrontierRow {
             anchor,
             cutoff: at + 1,
             divergence: divergence(kl * factor),
@@ -194,20 +194,17 @@ fn scatter_over_prompts_counts_through_the_upper_bound() {
 }
 
 #[test]
-fn single_prompts_undefined_values_and_one_layer() {
+fn single_prompts_missing_rows_and_one_layer() {
     let recommendation = run_of(vec![prompt(0, "code", &[1.0, 0.01, 0.0])]).recommended();
     assert_eq!(recommendation.l_cut, 2);
     assert!(recommendation.reasons.iter().any(|reason| reason.contains("Caution")));
     let recommendation = six(&[1.0, f64::NAN, 0.01, 0.0]).recommended();
     assert_eq!(recommendation.l_cut, 3);
     assert!(recommendation.kl_below.is_nan());
-    assert!(says(
-        &recommendation,
-        "One layer below, at 2, the divergence of at least one prompt is undefined"
-    ));
-    let recommendation = six(&[1.0, f64::INFINITY, 0.0]).recommended();
+    assert!(says(&recommendation, "One layer below, at 2, the divergence of at least one prompt is missing"));
+    let recommendation = six(&[1.0, f64::NAN, 0.0]).recommended();
     assert_eq!((recommendation.l_cut, recommendation.verdict), (3, Verdict::KeepFullDepth));
-    assert!(says(&recommendation, "already at 2 of 3 the divergence of at least one prompt is undefined"));
+    assert!(says(&recommendation, "already at 2 of 3 the divergence of at least one prompt is missing"));
     let recommendation = six(&[0.0]).recommended();
     assert_eq!((recommendation.l_cut, recommendation.verdict), (1, Verdict::KeepFullDepth));
     assert!(recommendation.kl_below.is_nan());
@@ -245,20 +242,41 @@ fn says(recommendation: &Recommendation, part: &str) -> bool {
 }
 
 #[test]
-fn one_undefined_prompt_rules_a_cutoff_out_and_an_empty_one_is_left_out() {
+fn one_missing_row_rules_a_cutoff_out_and_a_prompt_without_rows_is_left_out() {
     let mut run = six(&[5.0, 0.03, 0.02, 0.01, 0.0]);
-    run.prompts[2].frontier[1].divergence.kl = f64::NAN;
-    assert_eq!(run.recommended().l_cut, 3);
-    // A missing row is undefined as well.
     run.prompts[2].frontier.remove(1);
     assert_eq!(run.recommended().l_cut, 3);
-    // Without any figure, the prompt says nothing about any cutoff.
-    for row in &mut run.prompts[2].frontier {
-        row.divergence.kl = f64::NAN;
-    }
+    // Without any row, the prompt says nothing about any cutoff.
+    run.prompts[2].frontier.clear();
     let recommendation = run.recommended();
     assert_eq!((recommendation.l_cut, recommendation.prompts, recommendation.prompts_left_out), (2, 5, 1));
     assert!(says(&recommendation, "1 prompt of the run is not in it"));
+}
+
+#[test]
+fn a_run_with_undefined_distributions_gets_no_recommendation() {
+    let refused = |run: &Recorded| {
+        let error = run.recommend(Options::default()).unwrap_err();
+        assert_eq!(error.exit_code(), 2);
+        error.to_string()
+    };
+    for undefined in [f64::NAN, f64::INFINITY] {
+        let mut run = six(&[5.0, 0.03, 0.02, 0.01, 0.0]);
+        run.prompts[2].frontier[1].divergence.kl = undefined;
+        let sentence = refused(&run);
+        let (model, id) = (&run.manifest.model.name, &run.prompts[2].id);
+        for part in [&format!("run of {model}"), &format!("prompt `{id}`"), "from layer 2 on"] {
+            assert!(sentence.contains(part), "{sentence}");
+        }
+    }
+    // A prompt that could not be recorded at all.
+    let mut run = six(&[5.0, 0.0]);
+    let reason = "activations are NaN or infinite from layer 1 on".to_owned();
+    run.manifest.prompts.failed = vec![FailedPrompt { id: "lost".into(), reason, undefined: true }];
+    let sentence = refused(&run);
+    assert!(sentence.contains("prompt `lost`") && sentence.contains("from layer 1 on"), "{sentence}");
+    run.manifest.prompts.failed[0].undefined = false;
+    run.recommended();
 }
 
 #[test]

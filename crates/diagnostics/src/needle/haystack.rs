@@ -1,4 +1,4 @@
-//! What a needle is hidden in: plain sentences without a digit.
+//! The text around a needle: plain sentences without digits.
 
 use rand::RngExt;
 use rand_chacha::ChaCha8Rng;
@@ -8,14 +8,14 @@ use serde::Serialize;
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Haystack {
-    /// Sentences of everyday life, from templates whose slots are drawn anew each time: hardly one occurs twice.
+    /// Everyday sentences from templates with randomly filled slots, so that few occur twice.
     #[default]
     Sentences,
-    /// The same five sentences over and over.
+    /// The same five sentences, repeated.
     Noise,
 }
 
-/// What numbers are for. None of these words is in any haystack.
+/// Keys of the numbers. No haystack contains these words.
 pub(super) const KEYS: [&str; 48] = [
     "amber",
     "anchor",
@@ -220,11 +220,11 @@ const TIMES: [&str; 14] = [
     "every other evening",
 ];
 
-/// An endless text.
+/// An infinite text.
 pub(super) struct Filler {
     kind: Haystack,
     random: ChaCha8Rng,
-    /// Templates or noise still to come, last first.
+    /// Remaining templates or noise, last first.
     deck: Vec<&'static str>,
 }
 
@@ -245,7 +245,7 @@ impl Filler {
     }
 }
 
-/// Every template once before any comes again (Fisher & Yates 1938).
+/// Shuffled, so that every template is used once before any repeats (Fisher & Yates 1938).
 fn shuffled(random: &mut ChaCha8Rng, list: &[&'static str]) -> Vec<&'static str> {
     let mut deck = list.to_vec();
     for index in (1..deck.len()).rev() {
@@ -269,7 +269,7 @@ fn fill(random: &mut ChaCha8Rng, template: &str) -> String {
     sentence + rest
 }
 
-/// A word for a slot; with `_first` it begins a sentence.
+/// A word for a slot; `_first` slots start a sentence.
 fn value(random: &mut ChaCha8Rng, slot: &str) -> String {
     if let Some(slot) = slot.strip_suffix("_first") {
         let word = value(random, slot);
@@ -289,13 +289,13 @@ fn value(random: &mut ChaCha8Rng, slot: &str) -> String {
     pick(random, words).to_owned()
 }
 
-/// One of a list.
+/// A random item of a list.
 pub(super) fn pick(random: &mut ChaCha8Rng, list: &[&'static str]) -> &'static str {
     list[below(random, list.len())]
 }
 
 fn below(random: &mut ChaCha8Rng, count: usize) -> usize {
-    // u32, so that 32- and 64-bit machines draw the same.
+    // u32, so that 32- and 64-bit machines draw the same numbers.
     random.random_range(0..count as u32) as usize
 }
 

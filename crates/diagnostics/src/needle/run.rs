@@ -1,4 +1,4 @@
-//! Needle prompts through a model, under each policy.
+//! Runs needle prompts through a model under each policy.
 
 use super::{NeedlePrompt, is_right};
 use layerscope_engine::{
@@ -18,7 +18,7 @@ pub enum NeedleEvent<'a> {
         /// Name of the policy.
         policy: &'a str,
     },
-    /// It has ended.
+    /// The generation has ended.
     Finished(&'a Outcome),
 }
 
@@ -29,25 +29,25 @@ pub struct Outcome {
     pub id: String,
     /// Name of the policy.
     pub policy: String,
-    /// What has to be said where its output is shown.
+    /// A caveat to show with the output.
     pub caveat: Option<&'static str>,
-    /// Tokens that the prompt was to have.
+    /// Token budget of the prompt.
     pub length: usize,
     /// Share of the sentences before the needle, percent.
     pub depth: u32,
-    /// Which of its length and depth, from 0.
+    /// Index among the prompts of its length and depth.
     pub sample: usize,
-    /// Tokens that it has.
+    /// Tokens of the prompt.
     pub prompt_tokens: usize,
-    /// The digits to be found.
+    /// The expected digits.
     pub answer: String,
     /// The generated text.
     pub text: String,
-    /// Whether the digits are in it.
+    /// Whether it contains the digits.
     pub correct: bool,
     /// Tokens generated.
     pub new_tokens: usize,
-    /// The loop that they end in, if they do.
+    /// The loop at the end of the text, if any.
     pub repetition: Option<Repetition>,
     /// Time to first token, seconds.
     pub ttft_s: f64,
@@ -60,15 +60,15 @@ pub struct Outcome {
 pub struct Outcomes {
     /// One for each prompt and policy that is done.
     pub outcomes: Vec<Outcome>,
-    /// Whether an interrupt broke it off.
+    /// Whether an interrupt stopped it.
     pub interrupted: bool,
 }
 
-/// Generates greedily from every prompt under every policy, at most `max_new_tokens` tokens each; all policies of a prompt
-/// before the next. An interrupt keeps what is done.
+/// Generates greedily from every prompt under every policy, at most `max_new_tokens` tokens each. Runs all
+/// policies of a prompt before the next prompt. An interrupt keeps the finished results.
 ///
 /// # Errors
-/// [`Error::Input`] on a prompt beyond the model's context; whatever fails beneath.
+/// [`Error::Input`] on a prompt longer than the model's context; errors of the model.
 pub fn run(
     model: &Model,
     prompts: &[NeedlePrompt],
@@ -116,7 +116,7 @@ fn outcome(
     let generation = generate(&model.decoder, &prompt.tokens, policy, &settings, interrupt, &mut |_| {
         ControlFlow::Continue(())
     })?;
-    // While decoding, an interrupt ends the text early, and an early end must not count as not found.
+    // An interrupt while decoding ends the text early; that must not count as a needle not found.
     check_interrupt(interrupt)?;
     let text = model.tokenizer.decode_skipping_special(&generation.tokens)?;
     Ok(Outcome {

@@ -1,16 +1,16 @@
-//! How often needles are found.
+//! Retrieval accuracy of needles.
 
 use super::Outcome;
 use crate::summary::mean;
 use serde::Serialize;
 
-/// Whether the digits, in a row, are anywhere in the text.
+/// Whether the text contains the digits in sequence.
 pub fn is_right(answer: &str, text: &str) -> bool {
     text.contains(answer)
 }
 
-/// The 95 % interval of a share by Wilson's score (1927): defined and within \[0, 1\] for few and extreme outcomes too.
-/// All of \[0, 1\] where there are none.
+/// Wilson's 95 % score interval of a share (1927): within \[0, 1\] for few and extreme outcomes too, and all
+/// of \[0, 1\] without outcomes.
 pub fn wilson95(successes: usize, count: usize) -> [f64; 2] {
     const Z: f64 = 1.959_963_984_540_054;
     if count == 0 {
@@ -24,20 +24,20 @@ pub fn wilson95(successes: usize, count: usize) -> [f64; 2] {
     [((centre - spread) / scale).max(0.0), ((centre + spread) / scale).min(1.0)]
 }
 
-/// The outcomes of one policy at one length, and at one depth or all.
+/// The results of one policy at one length, at one depth or all.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct NeedleScore {
     /// Name of the policy.
     pub policy: String,
-    /// Tokens that the prompts were to have.
+    /// Token budget of the prompts.
     pub length: usize,
     /// Percent of the sentences before the needle; `None` for all depths.
     pub depth: Option<u32>,
     /// Prompts.
     pub prompts: usize,
-    /// Those whose needle was found.
+    /// Prompts whose needle was found.
     pub correct: usize,
-    /// Share of those.
+    /// Share of prompts whose needle was found.
     pub accuracy: f64,
     /// Lower end of its 95 % interval (Wilson).
     pub accuracy_ci95_lower: f64,
@@ -49,7 +49,7 @@ pub struct NeedleScore {
     pub ttft_s: f64,
 }
 
-/// Outcomes by policy and length, or by policy, length and depth, in the order in which they first come.
+/// Results by policy and length, or by policy, length and depth, in order of first occurrence.
 pub fn summarise(outcomes: &[Outcome], by_depth: bool) -> Vec<NeedleScore> {
     let key = |outcome: &Outcome| (outcome.length, outcome.policy.clone(), by_depth.then_some(outcome.depth));
     let mut groups: Vec<(_, Vec<&Outcome>)> = vec![];
@@ -148,7 +148,7 @@ mod tests {
             let [lower, upper] = wilson95(successes, count);
             let share = successes as f64 / count as f64;
             prop_assert!(0.0 <= lower && lower <= share + 1e-12 && share <= upper + 1e-12 && upper <= 1.0);
-            // More prompts of the same share narrow it.
+            // More prompts with the same share narrow the interval.
             let [narrower, wider] = wilson95(2 * successes, 2 * count);
             prop_assert!(wider - narrower < upper - lower);
         }

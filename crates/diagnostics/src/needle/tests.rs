@@ -1,4 +1,4 @@
-//! Prompts as the embedded model's tokenizer counts them.
+//! Needle prompts with the embedded model's tokenizer.
 
 use super::*;
 use crate::prompts::parse_prompts;
@@ -36,10 +36,10 @@ fn prompts_keep_to_the_budget_and_hide_the_needle_at_its_depth() {
         for prompt in &prompts {
             let encoded = tokenizer.encode_prompt(&PromptText::Plain(prompt.text.clone()));
             assert_eq!(encoded.expect("tokens"), prompt.tokens);
-            // The longest sentences take some forty of this vocabulary's tokens.
+            // The longest sentences have about forty tokens of this vocabulary.
             let short = prompt.length - prompt.tokens.len();
             assert!(short < 60, "{} is {short} short", prompt.id);
-            // By sentences, the needle stands where it should.
+            // The needle is after the right share of sentences.
             let haystack = &prompt.text[INTRODUCTION.len()..];
             let (before, after) = haystack.split_once("The special magic number").expect("a needle");
             let after = after.split("\n\nQuestion").next().unwrap_or_default();

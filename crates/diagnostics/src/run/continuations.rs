@@ -1,11 +1,10 @@
-//! `continuations.json`: what the model writes under a policy where the run has what it writes in full.
+//! `continuations.json`: texts generated under a policy, for prompts whose full-depth text is in the run.
 //!
-//! The frontier is teacher-forced, so its figures do not tell the text that a cutoff leads to; these entries do. They are
-//! of prompts whose recorded continuation was generated: where it was given, there is no text of the full model to compare
-//! with.
+//! The frontier is teacher-forced, so it does not show the text under a cutoff; these entries do. Prompts
+//! with a given answer have none, because there is no text of the full model to compare with.
 
 use std::collections::BTreeSet;
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::ErrorKind;
 use std::path::PathBuf;
 
@@ -25,19 +24,19 @@ const FILE: JsonFile = JsonFile {
     mend: "delete it and run the same layerscope record again, which writes it anew",
 };
 
-/// What `continuations.json` holds.
+/// The content of `continuations.json`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Continuations {
     /// Version of the file's layout.
     pub schema: u32,
     /// Version of layerscope that wrote it.
     pub layerscope: String,
-    /// At most one for each prompt and policy.
+    /// At most one per prompt and policy.
     pub entries: Vec<Continuation>,
 }
 
-/// One prompt, continued greedily under a policy exactly as the run continued it in full: as many tokens, and
-/// end-of-sequence tokens passed over.
+/// One prompt, continued greedily under a policy with the settings of the run: the same number of tokens, and
+/// no end-of-sequence tokens.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Continuation {
     /// The prompt.
@@ -52,14 +51,14 @@ pub struct Continuation {
     pub generated_token_text: Vec<String>,
     /// The text.
     pub generated_text: String,
-    /// The prompt's mean KL(full ‖ policy) in the frontier, over the steps of the run's own continuation, nats. Undefined
-    /// is NaN here and null in the file.
+    /// The prompt's mean KL(full ‖ policy) in the frontier, over the steps of the run's continuation, nats.
+    /// NaN if undefined, null in the file.
     #[serde(deserialize_with = "number_or_null")]
     pub kl: f64,
-    /// The decode step at which the text first differs from the run's `generated`; none where it never does. Up to there
-    /// the frontier's teacher forcing and this text are the same computation.
+    /// The decode step at which the text first differs from the run's `generated`; `None` if it never does.
+    /// Up to this step, the frontier's teacher forcing and this text are the same computation.
     pub first_difference: Option<usize>,
-    /// The loop that the text ends in, if any.
+    /// The loop at the end of the text, if any.
     pub repetition: Option<Repetition>,
 }
 
@@ -68,7 +67,7 @@ impl Continuations {
         Self { schema: FILE.schema, layerscope: env!("CARGO_PKG_VERSION").into(), entries: vec![] }
     }
 
-    /// The entries of a policy, the largest KL first; undefined ones last.
+    /// The entries of a policy, largest KL first, undefined last.
     pub fn of_policy(&self, policy: &str) -> Vec<&Continuation> {
         let mut entries: Vec<_> = self.entries.iter().filter(|entry| entry.policy == policy).collect();
         let rank = |entry: &Continuation| if entry.kl.is_nan() { f64::NEG_INFINITY } else { entry.kl };
@@ -81,10 +80,10 @@ impl Continuations {
         self.entries.iter().find(|entry| entry.prompt_id == prompt_id && entry.policy == policy)
     }
 
-    /// Reads the file of a run; `None` where there is none.
+    /// Reads the file of a run; `None` if there is none.
     pub(super) fn read(run: &Run) -> Result<Option<Self>> {
         let path = run.folder().join(CONTINUATIONS);
-        let bytes = match fs::read(&path) {
+        let bytes = match layerscope_files::read(&path) {
             Ok(bytes) => bytes,
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(Error::io("read", &path, &error)),
@@ -94,7 +93,7 @@ impl Continuations {
         Ok(Some(continuations))
     }
 
-    /// What no writer of ours would write.
+    /// Checks what our writer guarantees.
     fn check(&self, prompt_ids: &[String]) -> std::result::Result<(), String> {
         let known: BTreeSet<&str> = prompt_ids.iter().map(String::as_str).collect();
         let mut seen = BTreeSet::new();
@@ -132,7 +131,7 @@ impl Continuation {
     }
 }
 
-/// Adds continuations to a run folder; holds the folder's lock as long as it lives.
+/// Adds continuations to a run folder; holds the folder's lock until it is dropped.
 #[derive(Debug)]
 pub struct ContinuationsWriter {
     folder: PathBuf,
@@ -141,26 +140,26 @@ pub struct ContinuationsWriter {
 }
 
 impl ContinuationsWriter {
-    /// Opens the run's file, or begins one.
+    /// Opens the run's file, or creates it.
     ///
     /// # Errors
-    /// [`Error::Input`] where the file is damaged or of a newer layerscope, or a recording is writing to the folder;
-    /// [`Error::Failure`] where it cannot be written.
+    /// [`Error::Input`] if the file is damaged or of a newer version, or a recording is writing to the
+    /// folder; [`Error::Failure`] if it cannot be written.
     pub fn open(run: &Run) -> Result<Self> {
         let lock = durable::lock(run.folder(), layout::LOCK)?;
         let continuations = Continuations::read(run)?.unwrap_or_else(Continuations::empty);
         Ok(Self { folder: run.folder().to_owned(), continuations, _lock: lock })
     }
 
-    /// What the file holds.
+    /// The file's content.
     pub fn continuations(&self) -> &Continuations {
         &self.continuations
     }
 
-    /// Adds an entry, or replaces that of the same prompt and policy; it is durable once this returns it.
+    /// Adds an entry, or replaces that of the same prompt and policy; durable once this returns.
     ///
     /// # Errors
-    /// [`Error::Failure`] where the folder cannot be written; earlier entries are kept.
+    /// [`Error::Failure`] if the folder cannot be written; earlier entries are kept.
     pub fn put(&mut self, entry: Continuation) -> Result<&Continuation> {
         let mut new = self.continuations.clone();
         new.layerscope = env!("CARGO_PKG_VERSION").into();

@@ -1,4 +1,4 @@
-//! Files that survive a kill at any moment: written under another name, synced, renamed, folder synced.
+//! Crash-safe files: written under a temporary name, synced, renamed, folder synced.
 
 use std::fs::{self, File, TryLockError};
 use std::io::{self, Write};
@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use layerscope_engine::{Error, Result};
 
-/// A failure to write at `path`, with the mend for the most common causes.
+/// A failure to write at `path`, with the remedy for common causes.
 pub(super) fn write_error(path: &Path, error: &io::Error) -> Error {
     let mend = match error.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
@@ -22,7 +22,7 @@ pub(super) fn write_error(path: &Path, error: &io::Error) -> Error {
     Error::failure(format!("cannot write {}: {error}{mend}", path.display()))
 }
 
-/// Creates the folder and those above it.
+/// Creates the folder and its parents.
 pub(super) fn create_folder(path: &Path) -> Result<()> {
     fs::create_dir_all(path).map_err(|error| match error.kind() {
         io::ErrorKind::AlreadyExists | io::ErrorKind::NotADirectory => Error::input(format!(
@@ -35,7 +35,7 @@ pub(super) fn create_folder(path: &Path) -> Result<()> {
 
 /// Makes renames and new names within the folder durable.
 pub(super) fn sync_folder(path: &Path) -> Result<()> {
-    // Only Unix can open a folder to sync it; elsewhere the file system's own journal must do.
+    // Only Unix can sync a folder; other systems rely on the file system's journal.
     #[cfg(unix)]
     File::open(path).and_then(|folder| folder.sync_all()).map_err(|error| write_error(path, &error))?;
     #[cfg(not(unix))]
@@ -48,7 +48,7 @@ pub(super) fn rename(from: &Path, to: &Path) -> Result<()> {
     fs::rename(from, to).map_err(|error| write_error(to, &error))
 }
 
-/// Removes a folder with all that is in it; none there is fine.
+/// Removes a folder and its content, if it exists.
 pub(super) fn remove_folder(path: &Path) -> Result<()> {
     match fs::remove_dir_all(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(Error::failure(format!(
@@ -59,17 +59,17 @@ pub(super) fn remove_folder(path: &Path) -> Result<()> {
     }
 }
 
-/// Writes a new file and syncs its content; the name is not durable before its folder is synced.
+/// Writes a new file and syncs its content. The name is not durable until the folder is synced.
 pub(super) fn write_synced(path: &Path, bytes: &[u8]) -> Result<()> {
     let write = || -> io::Result<()> {
-        let mut file = File::create(path)?;
+        let mut file = layerscope_files::create(path)?;
         file.write_all(bytes)?;
         file.sync_all()
     };
     write().map_err(|error| write_error(path, &error))
 }
 
-/// Replaces the file `name` in `folder`: at any moment either the old or the new content is there.
+/// Replaces the file `name` in `folder` atomically.
 pub(super) fn replace_file(folder: &Path, name: &str, bytes: &[u8]) -> Result<()> {
     let temporary = folder.join(temporary_name(name));
     write_synced(&temporary, bytes)?;
@@ -77,27 +77,23 @@ pub(super) fn replace_file(folder: &Path, name: &str, bytes: &[u8]) -> Result<()
     sync_folder(folder)
 }
 
-/// The name a file has while it is being written.
+/// The temporary name of a file.
 pub(super) fn temporary_name(name: &str) -> String {
     format!(".{name}.tmp")
 }
 
-/// How often a lock is tried again, 20 ms later each time.
+/// Attempts to take a lock, 20 ms apart.
 const PATIENCE: usize = 10;
 
-/// Takes the lock that a recording holds on its folder; it ends with the returned file, even by a kill.
+/// Takes a recording's lock on its folder. It is released when the returned file is closed, even by a kill.
 ///
 /// # Errors
-/// [`Error::Input`] where another recording holds it.
+/// [`Error::Input`] if another recording holds it.
 pub(super) fn lock(folder: &Path, name: &str) -> Result<File> {
     let path = folder.join(name);
-    let file = File::options()
-        .create(true)
-        .truncate(false)
-        .write(true)
-        .open(&path)
+    let file = layerscope_files::open_with(&path, File::options().create(true).truncate(false).write(true))
         .map_err(|error| write_error(&path, &error))?;
-    // A program that is just being started by another thread holds what is open for a moment, this lock too.
+    // A child process that another thread is just starting briefly inherits open files, including this lock.
     let mut locked = file.try_lock();
     for _ in 0..PATIENCE {
         if !matches!(locked, Err(TryLockError::WouldBlock)) {
@@ -112,7 +108,7 @@ pub(super) fn lock(folder: &Path, name: &str) -> Result<File> {
             "another recording is writing to {}; wait until it ends or choose another --out",
             folder.display()
         ))),
-        // Some network file systems have no locks: recording there is still better than not at all.
+        // Some network file systems have no locks; recording works there without.
         Err(TryLockError::Error(error)) if error.kind() == io::ErrorKind::Unsupported => Ok(file),
         Err(TryLockError::Error(error)) => Err(Error::failure(format!(
             "cannot lock {}: {error}; choose an --out folder on a local disk",

@@ -1,4 +1,4 @@
-//! What is read back of a prompt: its figures as arrays, checked against the model's numbers.
+//! Reads a prompt's figures as arrays and checks them against the model's sizes.
 
 use layerscope_engine::Result;
 use ndarray::Array2;
@@ -7,12 +7,13 @@ use super::manifest::ModelInfo;
 use super::reader::Source;
 use super::rows_read::PromptRows;
 use super::schema::Table;
+use crate::prompts::check_name;
 use crate::record::{
     Anchor, AttentionMeans, Divergence, FrontierRow, KnockoutRow, LayerFigures, LensFigures, PromptSummary,
     StepFigures, Timings,
 };
 
-/// Reads a prompt, with `source` giving the file of each table.
+/// Reads a prompt; `source` returns the file of each table.
 pub(super) fn prompt<'a>(
     id: &str,
     model: &ModelInfo,
@@ -27,13 +28,15 @@ pub(super) fn prompt<'a>(
     let token_ids = |name| rows.token_id_lists(name)?.pop().ok_or_else(lacking);
     let figure = |name| rows.figures(name)?.pop().ok_or_else(lacking);
     let count = |name| rows.counts(name)?.pop().ok_or_else(lacking);
-    // Times are never undefined; a null would be another program's.
+    // Times are never undefined; only another program could write null.
     let seconds = |name| figure(name).map(|seconds: f64| if seconds.is_nan() { 0.0 } else { seconds });
 
     let (p, steps) = (count("p")?, count("steps")?);
+    let category = text("category")?;
+    check_name(&category).map_err(|problem| rows.damaged(format!("its category has {problem}")))?;
     let summary = PromptSummary {
         id: id.to_owned(),
-        category: text("category")?,
+        category,
         text: text("text")?,
         p,
         steps,
@@ -66,7 +69,7 @@ pub(super) fn prompt<'a>(
 fn layers(rows: &PromptRows<'_>, layers: usize) -> Result<LayerFigures> {
     let curve = layers.checked_add(1);
     rows.expect_len(curve)?;
-    // Row r is layer r − 1; other programs may have sorted otherwise.
+    // Row r is layer r − 1. Files rewritten by other programs may have another order.
     let at = rows.ints("layer")?.into_iter();
     let at: Vec<Option<usize>> = at.map(|layer| usize::try_from(i64::from(layer) + 1).ok()).collect();
     let place = Places::new(rows, at, layers + 1, "layer")?;
@@ -153,11 +156,11 @@ pub(super) fn divergences(rows: &PromptRows<'_>) -> Result<Vec<Divergence>> {
     Ok(all.map(|(kl, (top1, dnll))| Divergence { kl, top1, dnll }).collect())
 }
 
-/// Where each row goes: a permutation of 0 … rows−1.
+/// The target index of each row: a permutation of 0 … rows−1.
 struct Places(Vec<usize>);
 
 impl Places {
-    /// `at[row]` is where the row goes, `None` for a key out of range.
+    /// `at[row]` is the row's target index, `None` for a key out of range.
     fn new(rows: &PromptRows<'_>, at: Vec<Option<usize>>, len: usize, key: &str) -> Result<Self> {
         let mut taken = vec![false; rows.len()];
         let mut places = Vec::with_capacity(at.len());

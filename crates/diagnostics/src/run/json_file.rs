@@ -1,4 +1,4 @@
-//! JSON files of a run folder that name the version of their layout.
+//! JSON files of a run folder with a schema version.
 
 use std::fmt::Display;
 use std::path::Path;
@@ -10,7 +10,7 @@ use serde_json::Value;
 
 /// A kind of file.
 pub(super) struct JsonFile {
-    /// Version of the layout; a newer one is refused.
+    /// Schema version; newer ones are rejected.
     pub(super) schema: u32,
     /// What the file is, e.g. "a run's manifest".
     pub(super) what: &'static str,
@@ -36,7 +36,7 @@ impl JsonFile {
         serde_json::from_value(value).map_err(|error| self.damaged(path, &error))
     }
 
-    /// The sentence that the file is not as layerscope wrote it.
+    /// The error that the file is damaged or was changed.
     pub(super) fn damaged(&self, path: &Path, problem: &dyn Display) -> Error {
         Error::input(format!("{} is not {} ({problem}); {}", path.display(), self.what, self.mend))
     }

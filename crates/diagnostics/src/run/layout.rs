@@ -1,19 +1,19 @@
-//! Where things lie in a run folder, and how unfinished work becomes the run's tables.
+//! The layout of a run folder, and how finished parts are merged into its tables.
 //!
 //! ```text
-//! RUN/manifest.json, *.parquet   what readers see; replaced by renames only
-//! RUN/continuations.json         texts under policies, likewise; no part of what is merged
-//! RUN/spans.parquet              what removing spans of prompts costs, where `layerscope diffusion` left some; likewise
-//! RUN/bench.json                 measurements, where `layerscope bench` left some
-//! RUN/parts/00007/*.parquet      prompt 7 of the list, complete: the folder got its name after it was synced
-//! RUN/parts/.tmp-00007/          prompt 7, being written; worthless
-//! RUN/merging/                   new tables, being put together; worthless
-//! RUN/merged/                    new tables and manifest, complete, on their way to RUN/
+//! RUN/manifest.json, *.parquet   the run for readers; replaced only by renames
+//! RUN/continuations.json         optional texts under policies; replaced only by renames, not merged
+//! RUN/spans.parquet              optional removed spans (`layerscope diffusion`); likewise
+//! RUN/bench.json                 optional measurements (`layerscope bench`)
+//! RUN/parts/00007/*.parquet      prompt 7 of the list, complete: renamed after it was synced
+//! RUN/parts/.tmp-00007/          prompt 7, unfinished; may be deleted
+//! RUN/merging/                   new tables, unfinished; may be deleted
+//! RUN/merged/                    new tables and manifest, complete, being moved to RUN/
 //! ```
 //!
-//! The rename of `merging` to `merged` is the one moment at which new tables count. From then on the move is only
-//! completed, never undone: by the same recording, or by the next one to open the folder. A reader takes each file from
-//! `merged` if it is still there. The manifest moves last, so `complete` is only ever seen beside complete tables.
+//! The rename of `merging` to `merged` commits the new tables. After it, the move is only completed, never
+//! undone: by the same recording, or by the next one to open the folder. Readers take each file from `merged`
+//! if it is still there. The manifest moves last, so a manifest with `complete` implies complete tables.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -40,7 +40,7 @@ pub(super) fn part(run: &Path, index: usize) -> PathBuf {
     parts(run).join(format!("{index:05}"))
 }
 
-/// The same part while it is being written.
+/// The same part during writing.
 pub(super) fn unfinished_part(run: &Path, index: usize) -> PathBuf {
     parts(run).join(format!(".tmp-{index:05}"))
 }
@@ -65,19 +65,19 @@ pub(super) fn part_indices(run: &Path) -> Result<Vec<usize>> {
     for entry in entries {
         let entry = entry.map_err(|error| Error::io("read", &folder, &error))?;
         let index = entry.file_name().to_str().and_then(|name| name.parse().ok());
-        // Only names as we write them: `7` is not a part.
+        // Only names in our format: `7` is not a part.
         indices.extend(index.filter(|index| part(run, *index) == entry.path()));
     }
     indices.sort_unstable();
     Ok(indices)
 }
 
-/// Opens a part's table; `None` where it is missing.
+/// Opens a part's table; `None` if it is missing.
 pub(super) fn open_part_table(run: &Path, index: usize, table: Table) -> Result<Option<TableFile>> {
     TableFile::open(part(run, index).join(table.file_name()), &table.columns())
 }
 
-/// Opens a table of the run, from `merged` where it has not moved yet; `None` where there is none.
+/// Opens a table of the run, from `merged` if it has not moved yet; `None` if there is none.
 pub(super) fn open_table(run: &Path, table: Table) -> Result<Option<TableFile>> {
     match TableFile::open(merged(run).join(table.file_name()), &table.columns())? {
         Some(file) => Ok(Some(file)),
@@ -85,26 +85,26 @@ pub(super) fn open_table(run: &Path, table: Table) -> Result<Option<TableFile>> 
     }
 }
 
-/// The manifest that counts now.
+/// The current manifest.
 pub(super) fn manifest(run: &Path) -> PathBuf {
     let moving = merged(run).join(MANIFEST);
     if moving.exists() { moving } else { run.join(MANIFEST) }
 }
 
-/// Makes the content of `merging`, which is complete and synced, count.
+/// Commits the content of `merging`, which must be complete and synced.
 pub(super) fn commit(run: &Path) -> Result<()> {
     sync_folder(&merging(run))?;
     rename(&merging(run), &merged(run))?;
     sync_folder(run)
 }
 
-/// Moves what was committed to its place and removes the parts, which the tables now hold; may be repeated.
+/// Moves the committed files into place and removes the parts, which are now in the tables. Idempotent.
 pub(super) fn publish(run: &Path) -> Result<()> {
     let from = merged(run);
     for table in Table::ALL {
         move_if_there(&from.join(table.file_name()), &run.join(table.file_name()))?;
     }
-    // The tables must be durable under their names before the manifest speaks of them.
+    // The tables must be durable under their names before the manifest refers to them.
     sync_folder(run)?;
     move_if_there(&from.join(MANIFEST), &run.join(MANIFEST))?;
     sync_folder(run)?;
@@ -117,7 +117,7 @@ fn move_if_there(from: &Path, to: &Path) -> Result<()> {
     if from.exists() { rename(from, to) } else { Ok(()) }
 }
 
-/// Puts a folder in order after a kill: completes a committed move, drops what was being written.
+/// Recovers a folder after a kill: completes a committed move and removes unfinished files.
 pub(super) fn recover(run: &Path) -> Result<()> {
     remove_folder(&merging(run))?;
     if merged(run).exists() {

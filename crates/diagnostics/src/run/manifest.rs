@@ -1,7 +1,6 @@
-//! `manifest.json`: what was recorded, from which model, with which settings, and how far it got.
+//! `manifest.json`: the model, settings, prompts and status of a run.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
 use std::path::Path;
 
 use layerscope_engine::{Error, Result};
@@ -12,9 +11,10 @@ use serde_json::Value;
 use super::json_file::JsonFile;
 use super::time;
 use crate::machine::Machine;
+use crate::prompts::check_name;
 use crate::record::Anchor;
 
-/// Version of the run folder's layout; a newer one is refused.
+/// Version of the run folder's layout; newer ones are rejected.
 pub const SCHEMA_VERSION: u32 = 1;
 
 /// The manifest's file name.
@@ -157,11 +157,14 @@ pub struct FailedPrompt {
     pub id: String,
     /// One sentence.
     pub reason: String,
+    /// Whether its next-token distribution is undefined, so that the model's weights are damaged.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub undefined: bool,
 }
 
 impl Manifest {
-    /// The manifest of a run about to begin, with the prompts' ids in the order of the prompt file. Machine and command
-    /// are left to the caller, who knows them.
+    /// The manifest of a new run, with the prompts' ids in the order of the prompt file. The caller sets
+    /// machine and command.
     pub fn new(
         model: ModelInfo,
         weights: impl Into<String>,
@@ -200,7 +203,7 @@ impl Manifest {
 
     /// Reads the manifest at `path`, in the run folder `run`.
     pub(super) fn read(run: &Path, path: &Path) -> Result<Self> {
-        let bytes = fs::read(path).map_err(|error| match error.kind() {
+        let bytes = layerscope_files::read(path).map_err(|error| match error.kind() {
             std::io::ErrorKind::NotFound => Error::input(format!(
                 "{} holds no run: there is no {MANIFEST} in it; name the --out folder of layerscope record",
                 run.display()
@@ -212,8 +215,11 @@ impl Manifest {
         Ok(manifest)
     }
 
-    /// What no writer of ours would write.
+    /// Checks what our writer guarantees.
     pub(super) fn check(&self) -> std::result::Result<(), String> {
+        for id in &self.prompts.ids {
+            check_name(id).map_err(|problem| format!("a prompt id has {problem}"))?;
+        }
         let ids: BTreeSet<&String> = self.prompts.ids.iter().collect();
         if ids.len() != self.prompts.ids.len() {
             return Err("a prompt id occurs twice".into());
@@ -236,13 +242,13 @@ impl Manifest {
         FILE.bytes(self)
     }
 
-    /// Counts one more version, of now.
+    /// Increments the revision and sets the time.
     pub(super) fn touch(&mut self) {
         self.revision = self.revision.saturating_add(1);
         self.updated = time::now();
     }
 
-    /// Why a recording that wants `wanted` cannot resume this one: "… not …".
+    /// Why a recording with `wanted` cannot resume this run: "… not …".
     pub(super) fn difference(&self, wanted: &Self) -> Option<String> {
         let differs = |what: &str, here: &dyn std::fmt::Display, there: &dyn std::fmt::Display| {
             Some(format!("{what} {here}, not {there}"))
@@ -291,7 +297,7 @@ impl Manifest {
     }
 }
 
-/// The first digits of a hash, enough to tell two apart.
+/// A hash prefix for messages.
 fn start(hash: &str) -> &str {
     hash.get(..8).unwrap_or(hash)
 }

@@ -1,8 +1,9 @@
-//! The run folder: what `layerscope record` writes and everything else reads.
+//! The run folder, written by `layerscope record` and read by all other commands.
 //!
-//! [`RunWriter`] records into it, [`Run`] reads it; [`Manifest`] is its table of contents and [`Table`] names its
-//! Parquet files, whose columns carry unit and description. [`Continuations`] may lie beside them: texts under a policy,
-//! written by [`ContinuationsWriter`]; and [`SPANS`], written by [`SpansWriter`]. Undefined figures are NaN in memory and null in files.
+//! [`RunWriter`] records into it, [`Run`] reads it. [`Manifest`] describes its content; [`Table`] lists its
+//! Parquet files, whose columns carry unit and description. Optional files are [`Continuations`], texts under
+//! a policy, written by [`ContinuationsWriter`], and [`SPANS`], written by [`SpansWriter`]. Undefined numbers
+//! are NaN in memory and null in files.
 
 mod continuations;
 mod durable;
@@ -19,6 +20,7 @@ mod rows_read;
 mod schema;
 mod show;
 mod spans;
+mod table_bytes;
 mod table_file;
 mod tables;
 mod time;

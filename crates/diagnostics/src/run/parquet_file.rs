@@ -1,6 +1,6 @@
-//! Writing a table as a Parquet file: whole, or by copying row groups of other files.
+//! Writes a Parquet table, from batches or by copying row groups of other files.
 //!
-//! Every row group holds rows of one prompt only, so its `prompt_id` statistics say whose it is.
+//! Every row group has rows of one prompt only, so its `prompt_id` statistics identify the prompt.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -20,7 +20,7 @@ use super::row_groups::single_prompt;
 use super::schema::{Column, Kind, Table, schema_of};
 use super::table_file::TableFile;
 
-/// Most rows of a row group; a longer prompt has several.
+/// Most rows of a row group; longer prompts have several.
 const ROW_GROUP_ROWS: usize = 1 << 20;
 
 fn properties(columns: &[Column]) -> WriterProperties {
@@ -34,7 +34,7 @@ fn properties(columns: &[Column]) -> WriterProperties {
         .set_column_statistics_enabled(ColumnPath::from("prompt_id"), EnabledStatistics::Chunk)
         .set_offset_index_disabled(true);
     for column in columns {
-        // Hardly any two figures are equal.
+        // Values rarely repeat.
         if matches!(column.kind, Kind::Float | Kind::Single) {
             properties = properties.set_column_dictionary_enabled(column.name.into(), false);
         }
@@ -42,7 +42,7 @@ fn properties(columns: &[Column]) -> WriterProperties {
     properties.build()
 }
 
-/// The I/O error within a Parquet error, if that is what it is.
+/// The I/O error within a Parquet error, if any.
 fn io_cause(error: &ParquetError) -> Option<&std::io::Error> {
     match error {
         ParquetError::External(cause) => cause.downcast_ref(),
@@ -57,14 +57,14 @@ fn parquet_write_error(path: &Path, error: &ParquetError) -> Error {
     }
 }
 
-/// Writes a new table from the batches that `fill` gives, synced.
+/// Writes and syncs a new table from the batches of `fill`.
 pub(super) fn write(
     path: &Path,
     columns: &[Column],
     fill: impl FnOnce(&mut dyn FnMut(RecordBatch) -> Result<()>) -> Result<()>,
 ) -> Result<()> {
     let failed = |error: ParquetError| parquet_write_error(path, &error);
-    let file = File::create(path).map_err(|error| write_error(path, &error))?;
+    let file = layerscope_files::create(path).map_err(|error| write_error(path, &error))?;
     let (schema, properties) = (schema_of(columns), properties(columns));
     let mut writer = ArrowWriter::try_new(file, schema, Some(properties)).map_err(failed)?;
     fill(&mut |batch| writer.write(&batch).map_err(failed))?;
@@ -72,7 +72,7 @@ pub(super) fn write(
     writer.inner().sync_all().map_err(|error| write_error(path, &error))
 }
 
-/// A table being put together from row groups of other files, copied as they are.
+/// Assembles a table from row groups of other files, copied unchanged.
 pub(super) struct Merger {
     path: PathBuf,
     writer: SerializedFileWriter<File>,
@@ -80,7 +80,7 @@ pub(super) struct Merger {
 
 impl Merger {
     pub(super) fn create(path: &Path, table: Table) -> Result<Self> {
-        let file = File::create(path).map_err(|error| write_error(path, &error))?;
+        let file = layerscope_files::create(path).map_err(|error| write_error(path, &error))?;
         let (writer, _) = ArrowWriter::try_new(file, table.schema(), Some(properties(&table.columns())))
             .and_then(ArrowWriter::into_serialized_writer)
             .map_err(|error| parquet_write_error(path, &error))?;
@@ -94,7 +94,6 @@ impl Merger {
         if metadata.file_metadata().schema() != here {
             return Err(source.damaged(&"its columns are not those of this layerscope"));
         }
-        let file = source.lock();
         for group in metadata.row_groups() {
             match single_prompt(group) {
                 Some(id) if id == prompt_id => {}
@@ -112,11 +111,13 @@ impl Merger {
                         column_index: None,
                         offset_index: None,
                     };
-                    out.append_column(&*file, close)?;
+                    out.append_column(source.bytes(), close)?;
                 }
                 out.close().map(drop)
             };
-            copy().map_err(|error| parquet_write_error(&self.path, &error))?;
+            copy().map_err(|error| {
+                source.failure().unwrap_or_else(|| parquet_write_error(&self.path, &error))
+            })?;
         }
         Ok(())
     }

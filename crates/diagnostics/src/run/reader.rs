@@ -1,4 +1,4 @@
-//! Reading a run folder, finished or not, prompt by prompt.
+//! Reads a run folder, finished or not, prompt by prompt.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -19,11 +19,11 @@ use super::table_file::TableFile;
 use super::tables::Tables;
 use crate::record::{PromptSummary, ReceivedFigures, SpanRecord, StepFigures};
 
-/// How often a folder that changes while it is being opened is tried again, and the pause between.
+/// Attempts to open a folder that changes during opening, and the pause between them.
 const TRIES: usize = 20;
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// A run folder open for reading. Prompts are read when they are asked for.
+/// An open run folder. Prompts are read on demand.
 #[derive(Debug)]
 pub struct Run {
     folder: PathBuf,
@@ -31,20 +31,20 @@ pub struct Run {
     /// The recorded prompts, in the order of the prompt file.
     ids: Vec<String>,
     tables: Option<Tables>,
-    /// The prompts whose rows are not in the tables yet: id → index of the part.
+    /// The prompts whose rows are not merged into the tables yet: id → index of the part.
     parts: BTreeMap<String, usize>,
 }
 
 impl Run {
-    /// Opens the run in `folder`; an interrupted run, or one being recorded, shows what is finished.
+    /// Opens the run in `folder`. Of an unfinished run, the finished prompts can be read.
     ///
     /// # Errors
-    /// [`Error::Input`] where there is no run, a newer layerscope wrote it, or a file is missing or damaged.
+    /// [`Error::Input`] if there is no run, if a newer version wrote it, or if a file is missing or damaged.
     pub fn open(folder: &Path) -> Result<Self> {
         for _ in 0..TRIES {
             let before = state(folder)?;
             let opened = Self::open_once(folder);
-            // A recording replaced files meanwhile: what was opened may mix old and new.
+            // A recording replaced files during opening, so the open files may be old and new.
             if state(folder)? == before {
                 return opened;
             }
@@ -79,7 +79,7 @@ impl Run {
                 folder.display()
             )));
         }
-        // A kill may have come between a prompt and the manifest.
+        // The recording may have been killed after it wrote a prompt and before it updated the manifest.
         manifest.prompts.failed.retain(|failed| !found(&&failed.id));
         manifest.prompts.done.clone_from(&ids);
         let parts = places.into_iter();
@@ -97,7 +97,7 @@ impl Run {
         &self.folder
     }
 
-    /// The manifest, with the prompts done as they were found.
+    /// The manifest, with the finished prompts that were found.
     pub fn manifest(&self) -> &Manifest {
         &self.manifest
     }
@@ -110,13 +110,13 @@ impl Run {
     /// A prompt's means per layer and head, frontier, causal map, tokens and continuation.
     ///
     /// # Errors
-    /// [`Error::Input`] where there is no such prompt or its rows are damaged.
+    /// [`Error::Input`] if there is no such prompt or its rows are damaged.
     pub fn prompt(&self, id: &str) -> Result<PromptSummary> {
         let rows = |table| self.source(id, table);
         figures::prompt(id, &self.manifest.model, rows)
     }
 
-    /// All prompts in turn, as [`Self::prompt`].
+    /// Iterates over all prompts, as [`Self::prompt`].
     pub fn prompts(&self) -> impl Iterator<Item = Result<PromptSummary>> {
         self.ids.iter().map(|id| self.prompt(id))
     }
@@ -140,23 +140,23 @@ impl Run {
         received::received(file.get(), id, self.manifest.model.layers)
     }
 
-    /// What the model writes under policies, where that was recorded; `None` where it was not.
+    /// The texts under policies; `None` if there are none.
     ///
     /// # Errors
-    /// [`Error::Input`] where the file is damaged or of a newer layerscope.
+    /// [`Error::Input`] if the file is damaged or of a newer version.
     pub fn continuations(&self) -> Result<Option<Continuations>> {
         Continuations::read(self)
     }
 
-    /// From which layer on spans of the prompts may vanish, by prompt and position; none where nobody asked.
+    /// The removed spans, by prompt and position; empty if there are none.
     ///
     /// # Errors
-    /// [`Error::Input`] where the file is damaged.
+    /// [`Error::Input`] if the file is damaged.
     pub fn spans(&self) -> Result<Vec<SpanRecord>> {
         spans::read(self)
     }
 
-    /// What `show --json` prints.
+    /// The output of `show --json`.
     ///
     /// # Errors
     /// As [`Self::prompt`].
@@ -164,7 +164,7 @@ impl Run {
         ShowReport::of(self)
     }
 
-    /// The file with a prompt's rows of a table.
+    /// The file with a prompt's rows in a table.
     pub(super) fn source(&self, id: &str, table: Table) -> Result<Source<'_>> {
         if let Some(index) = self.parts.get(id) {
             let part = layout::open_part_table(&self.folder, *index, table)?;
@@ -186,7 +186,7 @@ impl Run {
     }
 }
 
-/// Where a prompt's rows of a table are.
+/// The location of a prompt's rows in a table.
 pub(super) enum Source<'a> {
     Tables(&'a TableFile),
     Part(TableFile),
@@ -201,11 +201,12 @@ impl Source<'_> {
     }
 }
 
-/// What changes whenever a recording changes the folder's tables: the manifest's revision, and whether a move goes on.
+/// Changes whenever a recording changes the folder's tables: the manifest's revision, and whether a move is
+/// in progress.
 fn state(folder: &Path) -> Result<(u64, bool)> {
     let moving = layout::merged(folder).exists();
     let manifest = Manifest::read(folder, &layout::manifest(folder));
-    // Between the look and the reading, the manifest may have moved to its place.
+    // The manifest may have moved between the check and the read.
     let manifest = manifest.or_else(|_| Manifest::read(folder, &layout::manifest(folder)))?;
     Ok((manifest.revision, moving))
 }

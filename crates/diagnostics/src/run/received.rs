@@ -1,6 +1,7 @@
-//! Attention received per prompt position, from the one table that is too long to be held twice.
+//! Attention received per prompt position, read without holding the table in memory twice.
 //!
-//! A prompt of 131,072 tokens and a model of 64 layers make 8.4 million rows; each goes to its place as it is decoded.
+//! 131,072 tokens and 64 layers give 8.4 million rows; each value is stored at its final index as it is
+//! decoded.
 
 use arrow_array::cast::AsArray;
 use arrow_array::types::{Float32Type, Int32Type};
@@ -18,7 +19,7 @@ type Checked<T> = std::result::Result<T, String>;
 /// Reads the figures of a prompt, `[layers, p]`.
 pub(super) fn received(file: &TableFile, prompt_id: &str, layers: usize) -> Result<ReceivedFigures> {
     let damaged = |problem: String| file.damaged_rows(prompt_id, &problem);
-    // Counted by decoding: room is made for the rows there are, whatever the file says of their number.
+    // Allocates by decoded rows, not by the row count in the metadata, which may be wrong.
     let mut rows = 0;
     file.each_batch(prompt_id, &["layer"], &mut |batch| {
         rows += batch.num_rows();
@@ -31,8 +32,9 @@ pub(super) fn received(file: &TableFile, prompt_id: &str, layers: usize) -> Resu
 }
 
 impl ReceivedFigures {
-    /// The same for drawing: what no decode query can see, because a layer's window has passed it, is undefined (NaN)
-    /// rather than 0. The first decode query, at p − 1, sees positions from p − window on; the others see less.
+    /// The same for drawing: positions outside a layer's window for all decode queries are undefined (NaN)
+    /// instead of 0. The first decode query, at p − 1, sees positions from p − window on; the others see
+    /// fewer.
     #[must_use]
     pub fn undefined_beyond_windows(mut self, model: &ModelInfo) -> Self {
         let (layers, positions) = self.mean.dim();
@@ -57,7 +59,7 @@ struct Grid {
 }
 
 impl Grid {
-    /// Room for `rows` rows.
+    /// Allocates `rows` rows.
     fn new(layers: usize, rows: usize) -> Checked<Self> {
         let positions = rows / layers;
         if rows != layers * positions {
@@ -67,7 +69,7 @@ impl Grid {
         Ok(Self { layers, positions, mean, max, taken, rows: 0 })
     }
 
-    /// Puts rows to their places.
+    /// Stores rows at their indices.
     fn put(&mut self, batch: &RecordBatch) -> Checked<()> {
         let (layers, positions) = (keys(batch, "layer")?, keys(batch, "position")?);
         let places = layers.iter().zip(positions).map(|(layer, position)| self.take(*layer, *position));
@@ -82,7 +84,7 @@ impl Grid {
         Ok(())
     }
 
-    /// The place of a row; `None` where there is no such place or another row has it.
+    /// The index of a row; `None` if it is out of range or already filled.
     fn take(&mut self, layer: i32, position: i32) -> Option<usize> {
         let layer = usize::try_from(layer).ok().filter(|layer| *layer < self.layers)?;
         let position = usize::try_from(position).ok().filter(|position| *position < self.positions)?;
@@ -91,7 +93,7 @@ impl Grid {
         (!taken).then_some(place)
     }
 
-    /// The figures, once every place is taken.
+    /// The figures, if every index is filled.
     fn finish(self) -> Checked<ReceivedFigures> {
         if self.rows != self.taken.len() {
             return Err(format!("{} rows instead of {}", self.rows, self.taken.len()));
@@ -104,7 +106,7 @@ impl Grid {
     }
 }
 
-/// `len` default values; an error where the memory for them is not to be had.
+/// `len` default values; an error if the allocation fails.
 fn room<T: Clone + Default>(len: usize) -> Checked<Vec<T>> {
     let mut values = Vec::new();
     values.try_reserve_exact(len).map_err(|_| format!("{len} rows are too many"))?;

@@ -1,10 +1,10 @@
-//! What a Parquet file says of its row groups: where their bytes are, and whose rows they hold.
+//! Parquet metadata of row groups: byte ranges, and prompts by statistics.
 
 use parquet::errors::ParquetError;
 use parquet::file::metadata::RowGroupMetaData;
 use parquet::file::statistics::Statistics;
 
-/// Refuses column chunks outside the file, whose sizes a reader would allocate.
+/// Rejects column chunks outside the file, because a reader would allocate their sizes.
 pub(super) fn check_ranges(
     groups: &[RowGroupMetaData],
     length: u64,
@@ -26,7 +26,7 @@ pub(super) fn check_ranges(
     Ok(())
 }
 
-/// The one prompt of the row group, if its statistics say so.
+/// The row group's prompt, if its statistics show that there is only one.
 pub(super) fn single_prompt(group: &RowGroupMetaData) -> Option<&str> {
     let statistics = id_statistics(group)?;
     let (min, max) = (statistics.min_bytes_opt()?, statistics.max_bytes_opt()?);
@@ -35,7 +35,7 @@ pub(super) fn single_prompt(group: &RowGroupMetaData) -> Option<&str> {
     str::from_utf8(min).ok().filter(|_| single)
 }
 
-/// Whether the row group may hold rows of the prompt.
+/// Whether the row group may contain rows of the prompt.
 pub(super) fn may_hold(group: &RowGroupMetaData, prompt_id: &str) -> bool {
     let range = id_statistics(group)
         .and_then(|statistics| Some((statistics.min_bytes_opt()?, statistics.max_bytes_opt()?)));

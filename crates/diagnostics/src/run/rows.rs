@@ -1,4 +1,4 @@
-//! From a prompt's record to rows of the tables.
+//! Converts a prompt's record to rows of the tables.
 
 use std::sync::Arc;
 
@@ -13,7 +13,8 @@ use super::manifest::ModelInfo;
 use super::schema::Table;
 use crate::record::{AttentionMeans, Divergence, PromptRecord};
 
-/// Gives the rows of `table` for one prompt, batch by batch, so that the large table is never whole in memory.
+/// Passes the rows of `table` for one prompt batch by batch, so that the large table is never in memory as a
+/// whole.
 pub(super) fn batches(
     table: Table,
     record: &PromptRecord,
@@ -31,11 +32,11 @@ pub(super) fn batches(
     }
 }
 
-/// Refuses a record whose arrays do not fit each other or the model.
+/// Rejects a record whose array sizes do not match each other or the model.
 pub(super) fn check_shapes(record: &PromptRecord, model: &ModelInfo) -> Result<()> {
     let PromptRecord { summary, steps: by_step, received } = record;
     let (layers, heads, steps, p) = (model.layers, model.heads, summary.steps, summary.p);
-    // Curves of the residual stream also have the embedding output.
+    // Curvatures of the residual stream include the embedding output.
     let layer_figure_fits =
         |(name, values): (&str, &[f64])| values.len() == layers + usize::from(name.ends_with("_deg"));
     let fits = summary.layers.named().into_iter().all(layer_figure_fits)
@@ -58,7 +59,7 @@ pub(super) fn check_shapes(record: &PromptRecord, model: &ModelInfo) -> Result<(
     }
 }
 
-/// The columns of one batch, pushed in the order of the schema.
+/// The columns of one batch, in schema order.
 pub(super) struct Columns {
     file_name: &'static str,
     schema: SchemaRef,
@@ -66,7 +67,7 @@ pub(super) struct Columns {
 }
 
 impl Columns {
-    /// Begins with the prompt's id, once per row.
+    /// Starts with the prompt's id, once per row.
     fn new(table: Table, record: &PromptRecord, rows: usize) -> Self {
         Self::of_prompt(table.file_name(), table.schema(), &record.summary.id, rows)
     }
@@ -149,7 +150,7 @@ fn layers(record: &PromptRecord, model: &ModelInfo) -> Result<RecordBatch> {
     columns.arrays.push(Arc::new(Int32Array::from(indices)));
     let windowed = (0..model.layers).map(|layer| Some(model.windowed_layers.contains(&layer)));
     columns.bools(std::iter::once(None).chain(windowed));
-    // The embedding output, the first row, attends to nothing.
+    // The first row, the embedding output, has no attention.
     let after_embedding =
         |values: &[f64]| -> Vec<f64> { std::iter::once(f64::NAN).chain(values.iter().copied()).collect() };
     columns.figures(after_embedding(&figures.bos_mass));

@@ -29,12 +29,12 @@ impl<'a> PromptRows<'a> {
         self.batches.iter().map(RecordBatch::num_rows).sum()
     }
 
-    /// The sentence that these rows are not as layerscope wrote them.
+    /// The error that these rows are damaged or were changed.
     pub(super) fn damaged(&self, problem: impl std::fmt::Display) -> Error {
         self.file.damaged_rows(self.prompt_id, &problem)
     }
 
-    /// Refuses any other number of rows than `expected`; `None` is one too large to be true.
+    /// Checks the number of rows; `None` means that the expected number overflows.
     pub(super) fn expect_len(&self, expected: Option<usize>) -> Result<()> {
         match (self.len(), expected) {
             (found, Some(expected)) if found == expected => Ok(()),
@@ -49,7 +49,7 @@ impl<'a> PromptRows<'a> {
         })
     }
 
-    /// Gathers a column, with `values` appending one batch's values.
+    /// Collects a column; `values` appends the values of one batch.
     fn gather<T>(
         &self,
         name: &str,
@@ -81,7 +81,7 @@ impl<'a> PromptRows<'a> {
         })
     }
 
-    /// Integers that cannot be negative.
+    /// Non-negative integers.
     pub(super) fn counts(&self, name: &str) -> Result<Vec<usize>> {
         let ints = self.ints(name)?;
         let counts = ints.into_iter().map(usize::try_from);
@@ -110,7 +110,7 @@ impl<'a> PromptRows<'a> {
         })
     }
 
-    /// The same where null stands for "undefined".
+    /// The same, with null for undefined values.
     pub(super) fn optional_bools(&self, name: &str) -> Result<Vec<Option<bool>>> {
         self.gather(name, |array, all| {
             all.extend(array.as_boolean_opt()?);

@@ -1,4 +1,4 @@
-//! The tables' columns: name, type, unit and meaning of each, kept as Parquet column metadata.
+//! The tables' columns: name, type, unit and description, stored as Parquet column metadata.
 
 use std::sync::Arc;
 
@@ -7,19 +7,19 @@ use arrow_schema::{DataType, Field, Metadata, Schema, SchemaRef};
 /// A table of the run folder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Table {
-    /// A row is a prompt.
+    /// One row per prompt.
     Prompts,
-    /// A row is prompt × layer, with the embedding output as layer −1.
+    /// One row per prompt × layer, with the embedding output as layer −1.
     Layers,
-    /// A row is prompt × layer × head.
+    /// One row per prompt × layer × head.
     Heads,
-    /// A row is prompt × layer × decode step.
+    /// One row per prompt × layer × decode step.
     Steps,
-    /// A row is prompt × layer × prompt position.
+    /// One row per prompt × layer × prompt position.
     Tokens,
-    /// A row is prompt × anchor × cutoff.
+    /// One row per prompt × anchor × cutoff.
     Frontier,
-    /// A row is prompt × layer.
+    /// One row per prompt × layer.
     Knockout,
 }
 
@@ -65,7 +65,7 @@ impl Table {
     }
 }
 
-/// Columns as Arrow has them.
+/// The columns as Arrow fields.
 pub(super) fn schema_of(columns: &[Column]) -> SchemaRef {
     Arc::new(Schema::new(columns.iter().map(Column::field).collect::<Vec<_>>()))
 }
@@ -80,7 +80,7 @@ pub(super) enum Kind {
     TokenId,
     TokenIdList,
     Float,
-    /// f32, for the one table that is large.
+    /// f32, for the one large table.
     Single,
 }
 
@@ -89,7 +89,7 @@ pub(super) enum Kind {
 pub(super) struct Column {
     pub(super) name: &'static str,
     pub(super) kind: Kind,
-    /// Null stands for "undefined".
+    /// Whether null means undefined.
     pub(super) nullable: bool,
     pub(super) unit: &'static str,
     pub(super) description: &'static str,
@@ -217,7 +217,7 @@ const DIVERGENCE: [Column; 3] = [
     ),
 ];
 
-/// `spans.parquet`, which a run may have beside its tables: a row is prompt × span × layer.
+/// `spans.parquet`, which a run may have in addition to its tables: one row per prompt × span × layer.
 pub(super) const SPANS: [Column; 10] = [
     PROMPT_ID,
     column("first", Kind::Int, "tokens", "First prompt position of the span, from 0"),

@@ -1,4 +1,4 @@
-//! What `layerscope show RUN --json` prints.
+//! The output of `layerscope show RUN --json`.
 
 use layerscope_engine::Result;
 use serde::Serialize;
@@ -7,7 +7,7 @@ use super::manifest::Manifest;
 use super::reader::Run;
 use crate::record::{FrontierRow, KnockoutRow, PromptSummary, SpanRecord};
 
-/// A run as one JSON object. Undefined figures are NaN here, which serde_json writes as null.
+/// A run as one JSON object. Undefined numbers are NaN, which serde_json writes as null.
 #[derive(Debug, Clone, Serialize)]
 pub struct ShowReport {
     /// The run's manifest.
@@ -45,7 +45,7 @@ pub struct ShowPrompt {
     pub frontier: Vec<FrontierRow>,
     /// The causal layer map.
     pub knockout: Vec<KnockoutRow>,
-    /// Spans that were removed layer by layer; left out where there are none.
+    /// Removed spans; omitted if there are none.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub spans: Vec<SpanRecord>,
 }

@@ -1,5 +1,5 @@
-//! `spans.parquet`: from which layer on spans of prompts may vanish. No recording writes it; it is added to when a span is
-//! asked about.
+//! `spans.parquet`: the divergence when spans of prompts are removed, by layer. Recording does not write it;
+//! each removed span is added to it.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -18,7 +18,7 @@ use crate::record::{SpanRecord, SpanRow};
 /// The file's name in a run folder.
 pub const SPANS: &str = "spans.parquet";
 
-/// The spans of a run by prompt, as the prompts are ordered, and by position; none where there is no file.
+/// The spans of a run, in the order of prompts and positions; empty if there is no file.
 pub(super) fn read(run: &Run) -> Result<Vec<SpanRecord>> {
     let Some(file) = TableFile::open(run.folder().join(SPANS), &COLUMNS)? else { return Ok(vec![]) };
     let known: BTreeSet<&String> = run.prompt_ids().iter().collect();
@@ -72,7 +72,7 @@ fn spans(rows: &PromptRows<'_>, prompt_id: &str, p: usize, layers: usize) -> Res
     Ok(records)
 }
 
-/// Adds spans to a run folder; holds the folder's lock as long as it lives.
+/// Adds spans to a run folder; holds the folder's lock until it is dropped.
 #[derive(Debug)]
 pub struct SpansWriter {
     folder: PathBuf,
@@ -83,21 +83,21 @@ pub struct SpansWriter {
 }
 
 impl SpansWriter {
-    /// Opens the run's file, or begins one.
+    /// Opens the run's file, or creates it.
     ///
     /// # Errors
-    /// [`layerscope_engine::Error::Input`] where the file is damaged, or something else is writing to the folder;
-    /// [`layerscope_engine::Error::Failure`] where it cannot be written.
+    /// [`layerscope_engine::Error::Input`] if the file is damaged, or another process is writing to the
+    /// folder; [`layerscope_engine::Error::Failure`] if it cannot be written.
     pub fn open(run: &Run) -> Result<Self> {
         let lock = lock(run.folder(), layout::LOCK)?;
         let (folder, prompt_ids) = (run.folder().to_owned(), run.prompt_ids().to_vec());
         Ok(Self { folder, prompt_ids, records: read(run)?, _lock: lock })
     }
 
-    /// Adds a span, or replaces what is there of the same one; it is durable once this returns.
+    /// Adds a span, or replaces its earlier rows; durable once this returns.
     ///
     /// # Errors
-    /// [`layerscope_engine::Error::Failure`] where the folder cannot be written; what was there is kept.
+    /// [`layerscope_engine::Error::Failure`] if the folder cannot be written; the earlier file is kept.
     pub fn put(&mut self, record: SpanRecord) -> Result<()> {
         let key =
             |of: &SpanRecord| (self.prompt_ids.iter().position(|id| *id == of.prompt_id), of.first, of.end);

@@ -1,9 +1,8 @@
 //! One table open for reading, prompt by prompt.
 
 use std::collections::BTreeSet;
-use std::fs::File;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use arrow_array::cast::AsArray;
 use arrow_array::{BooleanArray, RecordBatch, StringArray};
@@ -15,43 +14,55 @@ use parquet::arrow::arrow_reader::{
 };
 use parquet::errors::ParquetError;
 use parquet::file::metadata::ParquetMetaData;
+use parquet::file::reader::Length;
 
 use super::row_groups::{check_ranges, may_hold, single_prompt};
 use super::schema::{Column, schema_of};
+use super::table_bytes::TableBytes;
 
 /// Rows decoded at a time.
 const BATCH_ROWS: usize = 1 << 16;
 
-/// An open table. Reading is exclusive, since copies of a file handle share one position.
+/// An open table.
 #[derive(Debug)]
 pub(super) struct TableFile {
     path: PathBuf,
-    file: Mutex<File>,
+    bytes: TableBytes,
     metadata: ArrowReaderMetadata,
 }
 
 impl TableFile {
-    /// Opens a table and checks its columns; `None` where there is no such file.
+    /// Opens a table and checks its columns; `None` if there is no such file.
     pub(super) fn open(path: PathBuf, columns: &[Column]) -> Result<Option<Self>> {
-        let file = match File::open(&path) {
-            Ok(file) => file,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        let bytes = match layerscope_files::open(&path).and_then(TableBytes::new) {
+            Ok(bytes) => bytes,
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(Error::io("read", &path, &error)),
         };
-        let length = file.metadata().map_err(|error| Error::io("read", &path, &error))?.len();
         let load = || {
-            let metadata = ArrowReaderMetadata::load(&file, ArrowReaderOptions::new())?;
-            check_ranges(metadata.metadata().row_groups(), length)?;
+            let metadata = ArrowReaderMetadata::load(&bytes, ArrowReaderOptions::new())?;
+            check_ranges(metadata.metadata().row_groups(), bytes.len())?;
             Ok::<_, ParquetError>(metadata)
         };
-        let metadata = guarded(load).map_err(|problem| damaged(&path, &problem))?;
+        let metadata = guarded(load)
+            .map_err(|problem| failure(&path, &bytes).unwrap_or_else(|| damaged(&path, &problem)))?;
         check_columns(metadata.schema(), columns).map_err(|problem| damaged(&path, &problem))?;
-        Ok(Some(Self { path, file: Mutex::new(file), metadata }))
+        Ok(Some(Self { path, bytes, metadata }))
     }
 
-    /// The sentence that this file is not as layerscope wrote it.
+    /// The error that this file is damaged or was changed.
     pub(super) fn damaged(&self, problem: &dyn std::fmt::Display) -> Error {
         damaged(&self.path, problem)
+    }
+
+    /// The system's error where there was one while reading, else that this file is damaged.
+    fn unreadable(&self, problem: &dyn std::fmt::Display) -> Error {
+        self.failure().unwrap_or_else(|| self.damaged(problem))
+    }
+
+    /// The system's last error while reading.
+    pub(super) fn failure(&self) -> Option<Error> {
+        failure(&self.path, &self.bytes)
     }
 
     /// The sentence that a prompt's rows are not as layerscope wrote them.
@@ -59,14 +70,14 @@ impl TableFile {
         self.damaged(&format!("prompt {prompt_id:?}: {problem}"))
     }
 
-    /// What the file says of itself.
+    /// The Parquet metadata.
     pub(super) fn metadata(&self) -> &ParquetMetaData {
         self.metadata.metadata()
     }
 
-    /// The file itself, for one reader at a time.
-    pub(super) fn lock(&self) -> MutexGuard<'_, File> {
-        self.file.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Its bytes.
+    pub(super) fn bytes(&self) -> &TableBytes {
+        &self.bytes
     }
 
     /// The distinct prompt ids of the file, in order of first appearance.
@@ -92,8 +103,6 @@ impl TableFile {
     }
 
     /// Gives the rows of one prompt batch by batch, in file order; of the named columns only where there are `columns`.
-    ///
-    /// The file is locked meanwhile: `take` must not read it.
     pub(super) fn each_batch(
         &self,
         prompt_id: &str,
@@ -102,7 +111,7 @@ impl TableFile {
     ) -> Result<()> {
         for (index, group) in self.metadata().row_groups().iter().enumerate() {
             if may_hold(group, prompt_id) {
-                // Another program may have written several prompts into one row group.
+                // Another program may have written several prompts to one row group.
                 let filter = (single_prompt(group) != Some(prompt_id)).then(|| self.only(prompt_id));
                 self.decode(index, self.mask(columns), filter, take)?;
             }
@@ -110,7 +119,7 @@ impl TableFile {
         Ok(())
     }
 
-    /// The named columns; all where none is named.
+    /// The named columns; all if none is named.
     fn mask(&self, columns: &[&str]) -> ProjectionMask {
         if columns.is_empty() {
             return ProjectionMask::all();
@@ -118,7 +127,7 @@ impl TableFile {
         ProjectionMask::columns(self.metadata.parquet_schema(), columns.iter().copied())
     }
 
-    /// Leaves the rows of one prompt.
+    /// Filters the rows of one prompt.
     fn only(&self, prompt_id: &str) -> RowFilter {
         let prompt_id = prompt_id.to_owned();
         let own = move |batch: RecordBatch| {
@@ -136,10 +145,9 @@ impl TableFile {
         filter: Option<RowFilter>,
         take: &mut dyn FnMut(RecordBatch) -> Result<()>,
     ) -> Result<()> {
-        let file = self.lock();
         let begin = || {
             let mut builder =
-                ParquetRecordBatchReaderBuilder::new_with_metadata(file.try_clone()?, self.metadata.clone())
+                ParquetRecordBatchReaderBuilder::new_with_metadata(self.bytes.clone(), self.metadata.clone())
                     .with_row_groups(vec![group])
                     .with_batch_size(BATCH_ROWS)
                     .with_projection(mask);
@@ -148,9 +156,9 @@ impl TableFile {
             }
             builder.build()
         };
-        let mut batches = guarded(begin).map_err(|problem| self.damaged(&problem))?;
+        let mut batches = guarded(begin).map_err(|problem| self.unreadable(&problem))?;
         while let Some(batch) =
-            guarded(|| batches.next().transpose()).map_err(|problem| self.damaged(&problem))?
+            guarded(|| batches.next().transpose()).map_err(|problem| self.unreadable(&problem))?
         {
             take(batch)?;
         }
@@ -163,6 +171,10 @@ fn id_column(batch: &RecordBatch) -> std::result::Result<&StringArray, ArrowErro
     column.ok_or_else(|| ArrowError::SchemaError("it has no column prompt_id of text".into()))
 }
 
+fn failure(path: &Path, bytes: &TableBytes) -> Option<Error> {
+    bytes.take_failure().map(|error| Error::io("read", path, &error))
+}
+
 fn damaged(path: &Path, problem: &dyn std::fmt::Display) -> Error {
     Error::input(format!(
         "{} is damaged or was changed ({problem}); restore it or record the run again",
@@ -170,7 +182,7 @@ fn damaged(path: &Path, problem: &dyn std::fmt::Display) -> Error {
     ))
 }
 
-/// Columns may be added, never missing or of another type.
+/// Allows additional columns, but no missing column or other type.
 fn check_columns(schema: &Schema, columns: &[Column]) -> std::result::Result<(), String> {
     for wanted in schema_of(columns).fields() {
         match schema.field_with_name(wanted.name()) {

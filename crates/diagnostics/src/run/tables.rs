@@ -1,4 +1,4 @@
-//! The seven tables of a run folder, all of them or none.
+//! The seven tables of a run folder, which exist together or not at all.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -23,10 +23,10 @@ pub(super) struct Tables {
 }
 
 impl Tables {
-    /// Opens the run's tables; `None` where none have been written yet.
+    /// Opens the run's tables; `None` if none have been written yet.
     ///
     /// # Errors
-    /// [`Error::Input`] where some are missing or damaged.
+    /// [`Error::Input`] if some are missing or damaged.
     pub(super) fn open(run: &Path, manifest: &Manifest) -> Result<Option<Self>> {
         let open = |table| layout::open_table(run, table);
         let files = (

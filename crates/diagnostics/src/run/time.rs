@@ -1,8 +1,8 @@
-//! Times as the manifest writes them: UTC, RFC 3339, whole seconds.
+//! Times of the manifest: UTC, RFC 3339, whole seconds.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// The time now, e.g. `2026-03-01T12:30:05Z`.
+/// The current time, e.g. `2026-03-01T12:30:05Z`.
 pub(super) fn now() -> String {
     let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     format_utc(seconds)
@@ -11,7 +11,7 @@ pub(super) fn now() -> String {
 /// Seconds since 1970-01-01T00:00:00Z as RFC 3339.
 fn format_utc(seconds: u64) -> String {
     let (days, second) = (seconds / 86_400, seconds % 86_400);
-    // Howard Hinnant's `civil_from_days`: years begin in March, so that the leap day is the last.
+    // Howard Hinnant's `civil_from_days`: years start in March, so that the leap day is the last.
     let shifted = days + 719_468;
     let (era, day_of_era) = (shifted / 146_097, shifted % 146_097);
     let year_of_era = (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;

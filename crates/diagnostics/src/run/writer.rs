@@ -1,4 +1,4 @@
-//! Recording into a run folder: every finished prompt survives a kill, an interrupted run resumes.
+//! Writes a run folder. Every finished prompt survives a kill; an interrupted run resumes.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -18,16 +18,16 @@ use super::table_file::TableFile;
 use super::tables::Tables;
 use crate::record::PromptRecord;
 
-/// Writes a run folder, prompt by prompt; holds the folder's lock as long as it lives.
+/// Writes a run folder, prompt by prompt; holds the folder's lock until it is dropped.
 #[derive(Debug)]
 pub struct RunWriter {
     run: PathBuf,
     manifest: Manifest,
-    /// What this recording computes on.
+    /// The device of this recording.
     device: String,
     /// By index in the manifest's list of prompts.
     done: BTreeMap<usize, Done>,
-    failed: BTreeMap<usize, String>,
+    failed: BTreeMap<usize, FailedPrompt>,
     index_of_id: BTreeMap<String, usize>,
     _lock: File,
 }
@@ -47,11 +47,11 @@ enum Place {
 }
 
 impl RunWriter {
-    /// Begins a run in the folder `run`, or resumes the one there.
+    /// Creates a run in the folder `run`, or resumes the existing one.
     ///
     /// # Errors
-    /// [`Error::Input`] where the folder holds a run of another model, other weights, settings or prompts, a damaged
-    /// one, or files that are no run, or where another recording is writing to it; [`Error::Failure`] where it cannot
+    /// [`Error::Input`] if the folder has a run of another model, other weights, settings or prompts, a
+    /// damaged run, or other files, or if another recording is writing to it; [`Error::Failure`] if it cannot
     /// be written.
     pub fn create_or_resume(run: &Path, wanted: Manifest) -> Result<Self> {
         wanted
@@ -89,7 +89,7 @@ impl RunWriter {
             writer.find_done()?;
         } else {
             writer.save()?;
-            // The folder's own name; a failure here costs no prompt.
+            // Makes the folder's name durable; a failure here loses no prompt.
             if let Some(parent) = run.parent().filter(|parent| *parent != Path::new("")) {
                 let _ = sync_folder(parent);
             }
@@ -102,18 +102,18 @@ impl RunWriter {
         &self.run
     }
 
-    /// The manifest as it stands.
+    /// The current manifest.
     pub fn manifest(&self) -> &Manifest {
         &self.manifest
     }
 
-    /// Whether that prompt is recorded already; false for one that failed earlier, which is worth another try.
+    /// Whether the prompt is recorded already; false if it failed, because resuming retries it.
     pub fn is_done(&self, prompt_id: &str) -> bool {
         let index = self.index_of_id.get(prompt_id);
         index.is_some_and(|index| self.done.contains_key(index))
     }
 
-    /// Adds a recorded prompt, which is durable once this returns.
+    /// Adds a recorded prompt; durable once this returns.
     ///
     /// # Errors
     /// [`Error::Failure`] where the folder cannot be written; prompts added earlier are kept.
@@ -124,7 +124,7 @@ impl RunWriter {
         let unfinished = layout::unfinished_part(&self.run, index);
         let written = self.write_part(record, index, &unfinished);
         if written.is_err() {
-            // Worthless, and on a full disk in the way; the error that counts is the first.
+            // Removes the partial files, which may fill the disk; the first error is returned.
             let _ = remove_folder(&unfinished);
         }
         written?;
@@ -137,24 +137,27 @@ impl RunWriter {
         self.save()
     }
 
-    /// Notes that a prompt could not be recorded, with the reason as one sentence.
+    /// Notes that a prompt could not be recorded.
     ///
     /// # Errors
     /// As [`Self::append`].
-    pub fn fail(&mut self, prompt_id: &str, reason: &str) -> Result<()> {
+    pub fn fail(&mut self, prompt_id: &str, error: &Error) -> Result<()> {
         let index = self.pending_index(prompt_id)?;
-        self.failed.insert(index, reason.to_owned());
+        let undefined = matches!(error, Error::UndefinedLogits { .. });
+        let failed = FailedPrompt { id: prompt_id.to_owned(), reason: error.to_string(), undefined };
+        self.failed.insert(index, failed);
         self.manifest.status = Status::Running;
         self.save()
     }
 
-    /// Puts what is recorded into the run's tables, and marks the run complete if no prompt is left.
+    /// Merges recorded prompts into the run's tables, and marks the run complete if no prompt is left.
     ///
-    /// Also for an interrupted run; recording may go on afterwards. Does nothing where there is nothing new.
+    /// Also works on an interrupted run; recording may continue afterwards. Does nothing if there is nothing
+    /// new.
     ///
     /// # Errors
-    /// [`Error::Failure`] where the folder cannot be written; nothing recorded is lost, and another `finish` or resumed
-    /// recording tries again.
+    /// [`Error::Failure`] if the folder cannot be written; nothing recorded is lost, and another `finish` or
+    /// a resumed recording retries.
     pub fn finish(&mut self) -> Result<&Manifest> {
         self.settle()?;
         let status = if self.manifest.nothing_left() { Status::Complete } else { Status::Running };
@@ -170,7 +173,7 @@ impl RunWriter {
         Ok(&self.manifest)
     }
 
-    /// Completes the move that an earlier, failed `finish` committed, and which holds everything done so far.
+    /// Completes the move that an earlier failed `finish` committed; it contains everything done so far.
     fn settle(&mut self) -> Result<()> {
         if layout::merged(&self.run).exists() {
             layout::publish(&self.run)?;
@@ -214,7 +217,7 @@ impl RunWriter {
         sync_folder(&parts)
     }
 
-    /// Finds what the folder already holds; a part that cannot be read is recorded again.
+    /// Finds the prompts that the folder already has; an unreadable part is recorded again.
     fn find_done(&mut self) -> Result<()> {
         if let Some(tables) = Tables::open(&self.run, &self.manifest)? {
             let prompts = tables.get(Table::Prompts);
@@ -238,7 +241,7 @@ impl RunWriter {
         }
         for failed in &self.manifest.prompts.failed {
             if let Some(index) = self.index_of_id.get(&failed.id) {
-                self.failed.insert(*index, failed.reason.clone());
+                self.failed.insert(*index, failed.clone());
             }
         }
         self.failed.retain(|index, _| !self.done.contains_key(index));
@@ -268,7 +271,7 @@ impl RunWriter {
         done_row(&prompts, id, Place::Part)
     }
 
-    /// Puts tables together in prompt order and lets them replace the run's.
+    /// Merges tables in prompt order and replaces the run's.
     fn merge(&mut self) -> Result<()> {
         self.update_states();
         self.manifest.touch();
@@ -277,7 +280,7 @@ impl RunWriter {
         create_folder(&merging)?;
         let written = self.write_merged(&merging);
         if written.is_err() {
-            // Worthless, and on a full disk in the way; the parts are still there.
+            // Removes the partial tables, which may fill the disk; the parts still exist.
             let _ = remove_folder(&merging);
         }
         written?;
@@ -314,14 +317,12 @@ impl RunWriter {
         write_synced(&merging.join(MANIFEST), &self.manifest.to_json()?)
     }
 
-    /// Brings the manifest's lists and means up to date.
+    /// Updates the manifest's lists and means.
     fn update_states(&mut self) {
         let states = &mut self.manifest.prompts;
         let id = |index: &usize| states.ids[*index].clone();
         states.done = self.done.keys().map(id).collect();
-        let failed =
-            self.failed.iter().map(|(index, reason)| FailedPrompt { id: id(index), reason: reason.clone() });
-        states.failed = failed.collect();
+        states.failed = self.failed.values().cloned().collect();
         let native_kl: Vec<f64> = self.done.values().filter_map(|d| d.native_kl).collect();
         self.manifest.native_kl =
             (!native_kl.is_empty()).then(|| native_kl.iter().sum::<f64>() / native_kl.len() as f64);
@@ -349,7 +350,7 @@ fn done_row(prompts: &TableFile, id: &str, place: Place) -> Result<Done> {
     Ok(Done { place, native_kl })
 }
 
-/// Refuses a folder with files but no run in it, so that nobody's files are mixed with a run's.
+/// Rejects a folder that has files but no run, so that a run is not mixed with other files.
 fn refuse_foreign_folder(run: &Path) -> Result<()> {
     if layout::manifest(run).exists() {
         return Ok(());

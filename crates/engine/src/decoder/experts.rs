@@ -45,9 +45,11 @@ impl ExpertLayer {
             let mut order: Vec<usize> = (0..count).collect();
             order.sort_by(|&a, &b| weights[b].total_cmp(&weights[a]));
             order.truncate(self.used);
-            let sum: f32 = match self.normalized {
+            let all: f32 = weights.iter().sum();
+            // One undefined score makes the whole softmax undefined, also where its expert is not used.
+            let sum: f32 = match self.normalized && !all.is_nan() {
                 true => order.iter().map(|&expert| weights[expert]).sum(),
-                false => weights.iter().sum(),
+                false => all,
             };
             for expert in order {
                 routes[expert].rows.push(row);

@@ -48,7 +48,10 @@ impl Decoder {
         }
         let final_norm = loader.norm(Weight::FinalNorm, d)?;
         source.check_all_read()?;
+        // Elsewhere the weights are copies.
+        let in_place = precision == WeightsPrecision::Native && matches!(device, Device::Cpu);
         Ok(Self {
+            mapped_files: if in_place { source.mapped_files() } else { vec![] },
             embedding: Embedding(embedding),
             position_embedding,
             layers,

@@ -280,12 +280,12 @@ impl Output {
         let Some([mass, entropy]) = &self.statistics else { return Ok((logits.into(), vec![])) };
         let heads = mass.dims()[1];
         let (mass, entropy) = (by_segment(mass)?, by_segment(entropy)?);
-        let layers = mass.chunks_exact(heads).zip(entropy.chunks_exact(heads));
-        let statistics = layers.map(|(mass, entropy)| LayerStatistics {
-            rows: AttentionStatistics { mass: mass.to_vec(), entropy: entropy.to_vec() },
-            received: Received::new(0),
+        let layers = mass.chunks_exact(heads).zip(entropy.chunks_exact(heads)).enumerate();
+        let statistics = layers.map(|(layer, (mass, entropy))| {
+            let rows = AttentionStatistics { mass: mass.to_vec(), entropy: entropy.to_vec() };
+            LayerStatistics { rows, received: Received::new(0) }.checked(layer)
         });
-        Ok((logits.into(), statistics.collect()))
+        Ok((logits.into(), statistics.collect::<Result<_>>()?))
     }
 }
 

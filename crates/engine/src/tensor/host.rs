@@ -117,7 +117,7 @@ impl Operations for HostTensor {
         with_numbers(self, |numbers| {
             let mut best: Option<(u32, f32)> = None;
             for (id, &number) in (0u32..).zip(numbers) {
-                if number.is_nan() {
+                if !number.is_finite() {
                     return None;
                 }
                 if best.is_none_or(|(_, top)| number > top) && !excluded.contains(&id) {

@@ -73,7 +73,7 @@ impl Tokenizer {
 
 /// The text of a file, or none where there is no such file.
 fn read(path: &Path) -> Result<Option<String>> {
-    match std::fs::read_to_string(path) {
+    match layerscope_files::read_text(path) {
         Ok(text) => Ok(Some(text)),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
         Err(error) => Err(Error::io("read", path, &error)),

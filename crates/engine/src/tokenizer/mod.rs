@@ -7,18 +7,21 @@ mod byte_level;
 mod bytes;
 mod directory;
 mod gguf;
+mod jinja;
+mod length;
 mod pre_tokenizer;
-mod python;
 mod sentencepiece;
 mod stream;
 mod template;
 
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use serde::{Deserialize, Serialize};
 use tokenizers::DecoderWrapper;
 
 use crate::{Error, Result};
+use length::TokenLengths;
 use template::ChatTemplate;
 
 pub use stream::TokenStream;
@@ -77,6 +80,10 @@ pub struct Tokenizer {
     /// What a prompt starts with: the BoS token, or nothing.
     prefix: Vec<u32>,
     template: Option<ChatTemplate>,
+    /// The model's context, where the tokenizer is that of a model.
+    context: Option<usize>,
+    /// Made when a text is first long enough to exceed the context.
+    lengths: OnceLock<Option<TokenLengths>>,
 }
 
 /// What a model file says about its tokenizer, checked, before it is put together.
@@ -119,15 +126,40 @@ impl Tokenizer {
             eos_ids,
             prefix,
             template,
+            context: None,
+            lengths: OnceLock::new(),
         }
+    }
+
+    /// The same for a model of `context` tokens: what cannot but exceed it is refused before it is tokenized.
+    pub(crate) fn within(self, context: usize) -> Self {
+        Self { context: Some(context), ..self }
     }
 
     /// The ids of `text`, with no BoS added.
     ///
     /// As in `transformers`, the text of a special token becomes that token, and bytes that the vocabulary lacks are
     /// dropped (SmolLM2's lacks a few control characters).
+    ///
+    /// # Errors
+    /// [`Error::TextTooLong`] where the text of a model's prompt has too many bytes for its context, whatever its tokens.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
+        self.check_length(text)?;
         encode_with(&self.inner, &self.source, text, false)
+    }
+
+    fn check_length(&self, text: &str) -> Result<()> {
+        let (bytes, Some(context)) = (text.len(), self.context) else { return Ok(()) };
+        // The last token may lie beyond the context where nothing is decoded; a token has at least a byte.
+        let most = context.saturating_add(1);
+        if bytes <= most {
+            return Ok(());
+        }
+        let lengths = self.lengths.get_or_init(|| TokenLengths::of(&self.inner, self.byte_level));
+        match lengths.as_ref().map_or(0, |lengths| lengths.fewest_tokens(text)) {
+            tokens if tokens > most => Err(Error::TextTooLong { bytes, tokens, context }),
+            _ => Ok(()),
+        }
     }
 
     /// The ids of a prompt as the model is to see it: [`render_prompt`](Self::render_prompt), then

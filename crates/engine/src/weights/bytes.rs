@@ -1,30 +1,35 @@
 //! The bytes of a weight file: mapped, so that weights are read where they are and nothing is copied, or in memory.
 
+use super::mapped::{FileState, MappedFile};
 use crate::{Error, Result};
-use memmap2::Mmap;
 use std::borrow::Cow;
-use std::fs::File;
 use std::path::Path;
 
 /// A whole file.
 pub(super) enum FileBytes {
-    Mapped(Mmap),
+    Mapped(MappedFile),
     InMemory(Cow<'static, [u8]>),
 }
 
 impl FileBytes {
     pub(super) fn map(path: &Path) -> Result<Self> {
-        let file = File::open(path).map_err(|e| Error::io("open the model", path, &e))?;
-        // SAFETY: the map is only read; a file that others shorten meanwhile is the documented risk of mapping.
-        let map = unsafe { Mmap::map(&file) }.map_err(|e| Error::io("map the model", path, &e))?;
-        Ok(Self::Mapped(map))
+        let file = layerscope_files::open(path).map_err(|e| Error::io("open the model", path, &e))?;
+        Ok(Self::Mapped(MappedFile::map(path, &file)?))
+    }
+
+    /// The file as it was when it was mapped.
+    pub(super) fn state(&self) -> Option<&FileState> {
+        match self {
+            Self::Mapped(file) => Some(&file.state),
+            Self::InMemory(_) => None,
+        }
     }
 }
 
 impl AsRef<[u8]> for FileBytes {
     fn as_ref(&self) -> &[u8] {
         match self {
-            Self::Mapped(map) => map,
+            Self::Mapped(file) => file.as_ref(),
             Self::InMemory(bytes) => bytes,
         }
     }

@@ -2,6 +2,7 @@
 
 use super::bytes::FileBytes;
 use super::linear::dequantized;
+use super::mapped::FileState;
 use super::place::Place;
 use super::{Linear, Weight, WeightSource, WeightsPrecision};
 use crate::{Error, ModelConfig, Result};
@@ -38,6 +39,8 @@ pub(super) trait TensorFiles {
     fn name_of(&self, name: &str) -> Option<&str>;
     /// A tensor by a name from [`Self::name_of`]; `wide` asks for f32 where the type must be converted.
     fn tensor(&self, name: &str, wide: bool) -> Result<FileTensor>;
+    /// The files that are mapped, as they were then.
+    fn mapped(&self) -> Vec<FileState>;
 }
 
 /// The weights of a model of a known family in a file.
@@ -174,6 +177,10 @@ impl<F: TensorFiles> WeightSource for FileWeights<'_, F> {
     fn has(&self, weight: Weight) -> bool {
         let place = (self.place)(weight, self.config);
         self.files.name_of(&place.name).is_some()
+    }
+
+    fn mapped_files(&self) -> Vec<FileState> {
+        self.files.mapped()
     }
 
     fn check_all_read(&self) -> Result<()> {

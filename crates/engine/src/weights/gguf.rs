@@ -8,6 +8,7 @@ use super::WeightSource;
 use super::bytes::FileBytes;
 use super::file::{FileTensor, FileWeights, TensorBytes, TensorFiles};
 use super::linear::dequantized;
+use super::mapped::FileState;
 use crate::config::RopeFactors;
 use crate::family::Family;
 use crate::model::WeightType;
@@ -130,6 +131,10 @@ const ROPE_FACTORS: [&str; 3] =
     ["rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight"];
 
 impl TensorFiles for GgufFile {
+    fn mapped(&self) -> Vec<FileState> {
+        self.bytes.state().cloned().into_iter().collect()
+    }
+
     fn path(&self) -> &Path {
         &self.path
     }

@@ -5,6 +5,7 @@ mod file;
 mod float8;
 mod gguf;
 mod linear;
+mod mapped;
 mod on_device;
 mod place;
 mod random;
@@ -13,6 +14,7 @@ mod safetensors;
 pub use gguf::GgufFile;
 pub use linear::{Embedding, Linear};
 pub(crate) use linear::{LinearCall, LinearMode};
+pub use mapped::{FileState, explain_bus_errors};
 pub(crate) use place::Place;
 pub use random::{RandomWeights, ShapeWeights};
 pub use safetensors::SafetensorsFiles;
@@ -141,4 +143,9 @@ pub trait WeightSource {
     /// # Errors
     /// [`crate::Error::MalformedFile`] naming a tensor that was not read.
     fn check_all_read(&self) -> Result<()>;
+
+    /// The files that must stay as they are, since weights are read where they are in them.
+    fn mapped_files(&self) -> Vec<FileState> {
+        vec![]
+    }
 }

@@ -2,6 +2,7 @@
 
 use super::bytes::FileBytes;
 use super::file::{FileTensor, FileWeights, TensorBytes, TensorFiles};
+use super::mapped::FileState;
 use super::{Weight, WeightSource};
 use crate::family::Family;
 use crate::model::WeightType;
@@ -17,6 +18,8 @@ use std::sync::Arc;
 pub struct SafetensorsFiles {
     folder: PathBuf,
     files: Vec<PathBuf>,
+    /// The same as they were when they were mapped.
+    mapped: Vec<FileState>,
     tensors: HashMap<String, Stored>,
 }
 
@@ -36,9 +39,10 @@ impl SafetensorsFiles {
     /// [`Error::Io`]; [`Error::MalformedFile`] where there is none, or one is missing, cut short or not a safetensors file.
     pub fn open(folder: &Path) -> Result<Self> {
         let files = list_files(folder)?;
-        let mut tensors = HashMap::new();
+        let (mut mapped, mut tensors) = (vec![], HashMap::new());
         for path in &files {
             let file = Arc::new(FileBytes::map(path)?);
+            mapped.extend(file.state().cloned());
             let (header_len, header) =
                 SafeTensors::read_metadata((*file).as_ref()).map_err(|e| open_error(path, &e))?;
             for (name, info) in header.tensors() {
@@ -49,7 +53,7 @@ impl SafetensorsFiles {
                 tensors.insert(without_wrapper(&name), stored);
             }
         }
-        Ok(Self { folder: folder.to_owned(), files, tensors })
+        Ok(Self { folder: folder.to_owned(), files, mapped, tensors })
     }
 
     /// A tensor by its name.
@@ -94,6 +98,10 @@ impl SafetensorsFiles {
 }
 
 impl TensorFiles for SafetensorsFiles {
+    fn mapped(&self) -> Vec<FileState> {
+        self.mapped.clone()
+    }
+
     fn path(&self) -> &Path {
         &self.folder
     }
@@ -174,7 +182,7 @@ fn open_error(file: &Path, error: &safetensors::SafeTensorError) -> Error {
 fn list_files(folder: &Path) -> Result<Vec<PathBuf>> {
     let index = folder.join("model.safetensors.index.json");
     if index.exists() {
-        let text = std::fs::read_to_string(&index).map_err(|e| Error::io("read", &index, &e))?;
+        let text = layerscope_files::read_text(&index).map_err(|e| Error::io("read", &index, &e))?;
         let wrong = |what: &str| Error::malformed(&index, what);
         let json: serde_json::Value =
             serde_json::from_str(&text).map_err(|e| wrong(&format!("not valid JSON ({e})")))?;

@@ -1,4 +1,4 @@
-//! A chart as SVG.
+//! Draws a chart as SVG.
 
 use super::{Along, Chart, Curve, Style};
 use crate::axis::{ticks, whole_ticks};
@@ -7,7 +7,7 @@ use crate::number::short;
 use crate::svg::{Canvas, Pen, SMALL, Svg, TextAnchor, text_width};
 
 impl Chart {
-    /// Ends of the axis along the curves; where one begins with the embedding, there is room for that.
+    /// Ends of the horizontal axis, extended for the embedding if a curve begins with it.
     fn place_ends(&self) -> [f64; 2] {
         let [lower, upper] = self.along.ends();
         let embedding = self.along.layers() > 0
@@ -15,7 +15,7 @@ impl Chart {
         [if embedding { -1.3 } else { lower }, upper]
     }
 
-    /// Ends of the value axis: everything drawn, and some air.
+    /// Ends of the value axis: all drawn values, with some padding.
     fn value_ends(&self) -> [f64; 2] {
         let bands = self.curves.iter().filter_map(|curve| curve.band.as_ref());
         let edges = bands.flat_map(|(lower, upper)| lower.iter().chain(upper));
@@ -31,7 +31,7 @@ impl Chart {
             0.0 => 0.5_f64.max(upper.abs() * 0.1),
             width => width * 0.04,
         };
-        // A share that ends at 0 ends there.
+        // No padding below a minimum of 0.
         let lower = if !self.logarithmic && lower == 0.0 { 0.0 } else { lower - air };
         [lower, upper + air]
     }
@@ -58,7 +58,7 @@ impl Chart {
             values: self.value_ends(),
         };
         for layer in &self.selected {
-            // Layer ℓ lies between the cutoffs ℓ and ℓ+1.
+            // Layer ℓ is between the cutoffs ℓ and ℓ+1.
             let from = self.along.ends()[0] + *layer as f64;
             let [left, right] = [from, from + 1.0].map(|at| frame.x(at));
             let corners =
@@ -86,7 +86,7 @@ impl Chart {
         svg.finish(canvas, &self.title, &self.description)
     }
 
-    /// Names of the curves with their colours, in as many lines as they need; where they end.
+    /// Draws the legend, wrapped into lines; returns its bottom.
     fn legend(&self, svg: &mut Svg, top: f64, width: f64) -> f64 {
         const SWATCH: f64 = 18.0;
         let (mut x, mut y) = (58.0, top + 8.0);
@@ -138,13 +138,13 @@ impl Chart {
         svg.line(corner, [frame.left, frame.top], Pen::new(Ink::Line, 1.0));
         let (middle, centre) = ((frame.left + frame.right) / 2.0, (frame.top + frame.bottom) / 2.0);
         svg.text([middle, frame.bottom + 32.0], TextAnchor::Middle, Ink::WeakText, self.along.name());
-        // A name longer than its axis stays within the image.
+        // Keeps a name longer than its axis within the image.
         let half = text_width(&self.unit, SMALL) / 2.0;
         let centre = centre.max(half + 4.0);
         svg.upwards([13.0, centre], Ink::WeakText, &self.unit);
     }
 
-    /// Levels and texts of the value axis.
+    /// Ticks of the value axis: levels and texts.
     fn value_ticks(&self, frame: &Frame) -> Vec<(f64, String)> {
         let [lower, upper] = frame.values;
         let most = ((frame.bottom - frame.top) / 30.0).clamp(2.0, 8.0) as usize;
@@ -158,7 +158,7 @@ impl Chart {
         }
         let decades = (lower.ceil() as i32)..=(upper.floor() as i32);
         let name = |decade: i32| match decade {
-            // The least stands for everything below it, too.
+            // The lowest tick includes all smaller values.
             -5 => "≤1e-5".to_owned(),
             -3..=3 => short(10_f32.powi(decade)),
             _ => format!("1e{decade}"),
@@ -190,7 +190,7 @@ impl Chart {
             (value.is_finite() && point[0].is_finite()).then_some(point)
         };
         let points: Vec<Option<[f64; 2]>> = curve.values.iter().enumerate().map(point).collect();
-        // A line ends where a value is undefined, and begins anew behind it.
+        // An undefined value splits the line.
         for piece in points.split(Option::is_none) {
             let piece: Vec<[f64; 2]> = piece.iter().flatten().copied().collect();
             if curve.style != Style::Points && piece.len() > 1 {
@@ -202,7 +202,7 @@ impl Chart {
         }
     }
 
-    /// The values at each place of the axis, for the pointer: each place has the area that is nearest to it.
+    /// Tooltips with the values at each position of the axis, over the area nearest to it.
     fn hovers(&self, svg: &mut Svg, frame: &Frame) {
         let places = self.places();
         for (index, &at) in places.iter().enumerate() {
@@ -224,7 +224,7 @@ impl Chart {
         }
     }
 
-    /// Where values stand along the axis, in ascending order.
+    /// Positions of values on the axis, in ascending order.
     fn places(&self) -> Vec<f64> {
         let of_curve = |curve: &'_ Curve| -> Vec<f64> {
             (0..curve.values.len()).map(|index| self.along.place(curve, index)).collect()
@@ -241,7 +241,7 @@ fn pen(ink: Ink, style: Style) -> Pen {
     Pen { dashes: (style == Style::Dashed).then_some("6 4"), ..Pen::new(ink, 1.8) }
 }
 
-/// Where the plot stands, and what its ends mean.
+/// The plot's area and axis ranges.
 pub(super) struct Frame {
     pub(super) left: f64,
     pub(super) right: f64,

@@ -1,4 +1,4 @@
-//! Where the names of levels and marks stand.
+//! Positions of the names of levels and marks.
 
 use super::Chart;
 use super::drawing::Frame;
@@ -6,7 +6,7 @@ use crate::colour::Ink;
 use crate::svg::{SMALL, Svg, TextAnchor, text_width};
 
 impl Chart {
-    /// Names of the level and the marks, each where the fewest curves pass.
+    /// Places the names of the level and the marks where they cross the fewest curves.
     pub(super) fn names(&self, svg: &mut Svg, frame: &Frame) {
         let drawn = self.drawn(frame);
         let mut taken: Vec<[f64; 4]> = vec![];
@@ -23,7 +23,7 @@ impl Chart {
                 let points = drawn.iter().filter(|point| holds(area, **point)).count();
                 points + drawn.len() * taken.iter().filter(|other| overlap(area, other)).count()
             };
-            // The first of those with equally many.
+            // The first position with the minimum.
             let best = boxes.min_by_key(|(_, area)| crossings(area));
             if let Some(((x, y, anchor), area)) = best {
                 svg.rimmed([x, y], anchor, ink, name);

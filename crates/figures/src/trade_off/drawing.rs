@@ -1,4 +1,4 @@
-//! The figure on a surface.
+//! Draws the figure on a surface.
 
 use super::labels::{HEIGHT, Surroundings, leader};
 use super::scales::{LossAxis, cost_ends};
@@ -12,20 +12,20 @@ use std::f64::consts::TAU;
 const LEFT: f64 = 58.0;
 const RIGHT: f64 = 14.0;
 const GAP: f64 = 18.0;
-/// Room beneath a panel for its axis.
+/// Space below a panel for its axis.
 const AXIS: f64 = 44.0;
-/// Room above a row for its name.
+/// Space above a row for its name.
 const NAME: f64 = 20.0;
 const LEGEND_LINE: f64 = 16.0;
-/// Least width of a panel beside others, and the height that panels aim at.
+/// Minimum width of a panel in a row of several, and the target height of panels.
 const LEAST_WIDTH: f64 = 176.0;
 const HEIGHT_OF_PANEL: f64 = 214.0;
-/// Characters of a name, at most.
+/// Most characters of a name.
 const LONGEST_NAME: usize = 22;
 const RADIUS: f64 = 4.6;
 
 impl TradeOff {
-    /// The height that suits a width, CSS pixels.
+    /// The preferred height for a width, CSS pixels.
     pub fn height(&self, width: f64, titled: bool) -> f64 {
         let lines = self.costs.len().div_ceil(self.columns(width)) as f64;
         let rows: f64 = self.rows.iter().map(|row| name_height(row) + lines * (HEIGHT_OF_PANEL + AXIS)).sum();
@@ -39,7 +39,7 @@ impl TradeOff {
         svg.finish(canvas, &self.title, &self.description)
     }
 
-    /// Draws the figure, so large, on a surface.
+    /// Draws the figure at this size on a surface.
     pub fn draw(&self, [width, height]: [f64; 2], titled: bool, surface: &mut dyn Surface) {
         if titled {
             surface.title([10.0, 18.0], &self.title);
@@ -77,7 +77,8 @@ impl TradeOff {
         }
     }
 
-    /// Columns of panels: all beside each other, or in two lines, or one beneath the other, as there is room.
+    /// Number of panel columns: all panels in one line, in two lines, or in one column, depending on the
+    /// width.
     fn columns(&self, width: f64) -> usize {
         let all = self.costs.len().max(1);
         let fits = |columns: &usize| {
@@ -87,15 +88,15 @@ impl TradeOff {
         [all, all.div_ceil(2)].into_iter().find(fits).unwrap_or(1)
     }
 
-    /// Where the first row begins.
+    /// Top of the first row.
     fn top(&self, width: f64, titled: bool) -> f64 {
         let lines = self.legend_places(width).last().map_or(0.0, |(_, [_, line])| line + 1.0);
         let first = if titled { 30.0 } else { 6.0 };
         first + lines * LEGEND_LINE + 8.0
     }
 
-    /// The kinds that there are points of, and where they stand in the legend: from the left, and in which line. The last
-    /// place is that of the line through the Pareto-optimal points.
+    /// The kinds that have points, with their x and line in the legend. The last entry is the line through
+    /// the Pareto-optimal points.
     fn legend_places(&self, width: f64) -> Vec<(Option<usize>, [f64; 2])> {
         let points = || self.rows.iter().flat_map(|row| &row.points);
         let kinds = (0..self.kinds.len()).filter(|kind| points().any(|point| point.kind == *kind));
@@ -151,10 +152,10 @@ impl TradeOff {
                 surface.polyline(&ends, Pen::new(Ink::WeakText, 0.6));
             }
         }
-        // Names first: their rims would cut into points.
+        // Names first: their outlines would cover points.
         for ((label, [x, _]), name) in labels.iter().zip(&places).zip(&names) {
             let Some([left, top, width, _]) = *label else { continue };
-            // Fonts differ in width: what is too wide or too narrow is so on the side away from the point.
+            // Anchored at the side of the point, because fonts differ in width.
             let (at, anchor) = match (left + width <= *x, left >= *x) {
                 (true, _) => (left + width - 1.0, TextAnchor::End),
                 (_, true) => (left + 1.0, TextAnchor::Start),
@@ -185,7 +186,7 @@ fn shortened(name: &str) -> String {
     name.chars().take(LONGEST_NAME - 1).chain(['…']).collect()
 }
 
-/// Places a few pixels apart along lines.
+/// Points a few pixels apart along lines.
 fn along(points: &[[f64; 2]]) -> Vec<[f64; 2]> {
     let mut places = vec![];
     for ends in points.windows(2) {
@@ -197,7 +198,7 @@ fn along(points: &[[f64; 2]]) -> Vec<[f64; 2]> {
     places
 }
 
-/// The outline of a kind's points: eight shapes that are told apart without colour.
+/// The outline of a kind's points: eight shapes that differ without colour.
 fn marker(kind: usize, [x, y]: [f64; 2]) -> Vec<[f64; 2]> {
     let around = |corners: usize, turn: f64, radius: &dyn Fn(usize) -> f64| -> Vec<[f64; 2]> {
         let corner = |index: usize| {
@@ -207,7 +208,7 @@ fn marker(kind: usize, [x, y]: [f64; 2]) -> Vec<[f64; 2]> {
         (0..corners).map(corner).collect()
     };
     let cross = |turn: f64| {
-        // The arms of a cross: two corners each, and one between arms.
+        // A cross: two corners per arm, and one between arms.
         let outline = [[1.0, -3.0], [1.0, -1.0], [3.0, -1.0]];
         let quarter = |index: usize| {
             outline.map(|[a, b]| {
@@ -231,7 +232,7 @@ fn marker(kind: usize, [x, y]: [f64; 2]) -> Vec<[f64; 2]> {
     }
 }
 
-/// Where a panel stands, and what its ends mean.
+/// A panel's area and axis ranges.
 struct Frame {
     left: f64,
     width: f64,
@@ -267,7 +268,7 @@ impl Frame {
             surface.text([x, bottom + 16.0], TextAnchor::Middle, Ink::WeakText, &short(tick as f32));
         }
         surface.polyline(&[[self.left, bottom], [right, bottom]], line);
-        // The axis is broken between its logarithmic part and 0.
+        // The axis break between the logarithmic part and 0.
         let gap = self.axis.gap() + 4.0;
         surface.polyline(&[[self.left, self.top], [self.left, gap - 2.0]], line);
         surface.polyline(&[[self.left, gap + 2.0], [self.left, bottom]], line);
@@ -276,7 +277,7 @@ impl Frame {
         }
         surface.text([(self.left + right) / 2.0, bottom + 31.0], TextAnchor::Middle, Ink::WeakText, cost);
         if let Some(loss) = loss {
-            // A name longer than its axis stays within the image.
+            // Keeps a name longer than its axis within the image.
             let middle = (self.top + bottom) / 2.0;
             surface.upwards([13.0, middle.max(text_width(loss, SMALL) / 2.0 + 4.0)], Ink::WeakText, loss);
         }

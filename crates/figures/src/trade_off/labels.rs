@@ -1,12 +1,12 @@
-//! Where the names of points stand: none over another, none over a point if that can be.
+//! Label placement: names never overlap each other, and avoid points if possible.
 
 /// Height of a name.
 pub(super) const HEIGHT: f64 = 12.0;
 /// Half the width of a point.
 const POINT: f64 = 5.0;
-/// Distances from a point, the nearest first.
+/// Distances from a point, nearest first.
 const RINGS: [f64; 11] = [7.0, 10.0, 14.0, 20.0, 28.0, 38.0, 50.0, 64.0, 80.0, 100.0, 125.0];
-/// Directions from a point, those that are read best first.
+/// Directions from a point, most readable first.
 const DIRECTIONS: [[f64; 2]; 12] = [
     [1.0, 0.0],
     [-1.0, 0.0],
@@ -21,26 +21,27 @@ const DIRECTIONS: [[f64; 2]; 12] = [
     [-0.4, -1.0],
     [-0.4, 1.0],
 ];
-/// Times that every name may move to a better place, once all have one.
+/// Passes in which every name may move to a better position after all are placed.
 const PASSES: usize = 3;
 
 /// An area: left, top, width, height.
 pub(super) type Area = [f64; 4];
 
-/// What names have to mind.
+/// The obstacles for names.
 pub(super) struct Surroundings<'a> {
-    /// Where the points are.
+    /// Positions of the points.
     pub(super) points: &'a [[f64; 2]],
     /// Widths of their names.
     pub(super) widths: &'a [f64],
-    /// What names stay within.
+    /// The area that names stay within.
     pub(super) frame: Area,
-    /// Places a few pixels apart along lines.
+    /// Points a few pixels apart along lines.
     pub(super) lines: &'a [[f64; 2]],
 }
 
 impl Surroundings<'_> {
-    /// The area of each point's name; `None` where there is no room for it, which takes a crowd.
+    /// The area of each point's name; `None` if there is no space for it, which only happens among many
+    /// points.
     pub(super) fn place(&self) -> Vec<Option<Area>> {
         let near = |a: &[f64; 2], b: &[f64; 2]| (a[0] - b[0]).abs() < 70.0 && (a[1] - b[1]).abs() < 30.0;
         let crowd =
@@ -60,7 +61,7 @@ impl Surroundings<'_> {
     fn best(&self, index: usize, placed: &[Option<Area>]) -> Option<Area> {
         let mut best: Option<(f64, Area)> = None;
         for (ring, distance) in RINGS.into_iter().enumerate() {
-            // Further away it would only become dearer.
+            // Larger distances only cost more.
             if best.is_some_and(|(least, _)| 7.0 * ring as f64 >= least) {
                 break;
             }
@@ -82,7 +83,7 @@ impl Surroundings<'_> {
         best.map(|(_, area)| area)
     }
 
-    /// The area of a name that is so far from its point.
+    /// The area of a name at this offset from its point.
     fn area(&self, index: usize, distance: f64, [dx, dy]: [f64; 2]) -> Area {
         let ([x, y], width) = (self.points[index], self.widths[index]);
         let sideways =
@@ -92,7 +93,7 @@ impl Surroundings<'_> {
     }
 }
 
-/// From a point to the nearest place of its name, where that is not right beside it.
+/// A line from a point to its name, if the name is not directly next to it.
 pub(super) fn leader([x, y]: [f64; 2], [left, top, width, height]: Area) -> Option<[[f64; 2]; 2]> {
     let end = [x.clamp(left, left + width), y.clamp(top + 2.0, top + height - 2.0)];
     let (dx, dy) = (end[0] - x, end[1] - y);

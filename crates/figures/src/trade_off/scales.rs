@@ -1,28 +1,28 @@
-//! Where losses and costs stand in a panel.
+//! Positions of losses and costs in a panel.
 
 use super::TradeOff;
 use crate::axis::ticks;
 use crate::chart::LEAST_LOGARITHM;
 use crate::number::short;
 
-/// Height of the place for 0, beneath the logarithmic part.
+/// Height of the area for 0 below the logarithmic part.
 const ZERO: f64 = 30.0;
-/// From 0 to the lower end.
+/// Distance from 0 to the lower end.
 const BELOW_ZERO: f64 = 13.0;
 
-/// The upright axis: logarithms, and a place for 0 beneath them.
+/// The vertical axis: logarithmic, with an area for 0 below.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct LossAxis {
     /// Ends of the logarithmic part, log10.
     ends: [f64; 2],
-    /// Whether something that is not 0 stands at the place of 0, too small to be told from it.
+    /// Whether a loss above 0 is drawn at 0 because it is too small.
     almost_zero: bool,
     top: f64,
     bottom: f64,
 }
 
 impl LossAxis {
-    /// For all points of a figure; [`Self::between`] says where it stands.
+    /// The axis of all points of a figure; [`Self::between`] sets its position.
     pub(super) fn of(figure: &TradeOff) -> Self {
         let losses = figure.rows.iter().flat_map(|row| &row.points).map(|point| point.loss);
         let (small, large): (Vec<f64>, Vec<f64>) =
@@ -36,17 +36,17 @@ impl LossAxis {
         Self { ends: [ends[0] - air, ends[1] + air], almost_zero, top: 0.0, bottom: 1.0 }
     }
 
-    /// The same between two heights.
+    /// The same axis between two heights.
     pub(super) fn between(self, top: f64, bottom: f64) -> Self {
         Self { top, bottom, ..self }
     }
 
-    /// Where 0 stands.
+    /// Height of 0.
     pub(super) fn zero(&self) -> f64 {
         self.bottom - BELOW_ZERO
     }
 
-    /// Where the axis is broken.
+    /// Height of the axis break.
     pub(super) fn gap(&self) -> f64 {
         self.bottom - ZERO
     }
@@ -59,7 +59,7 @@ impl LossAxis {
         self.gap() - share * (self.gap() - self.top)
     }
 
-    /// Heights and texts of its ticks, that of 0 first.
+    /// Heights and texts of its ticks, 0 first.
     pub(super) fn ticks(&self) -> Vec<(f64, String)> {
         let [lower, upper] = self.ends;
         let decades = lower.floor() as i32..=upper.ceil() as i32;
@@ -82,7 +82,7 @@ impl LossAxis {
     }
 }
 
-/// Ends of a panel's cost axis: all points of the figure and the reference, and some air.
+/// Ends of a panel's cost axis: all points of the figure and the reference, with some padding.
 pub(super) fn cost_ends(figure: &TradeOff, panel: usize) -> [f64; 2] {
     let points = figure.rows.iter().flat_map(|row| &row.points);
     let costs = points.filter_map(|point| point.costs.get(panel)).copied().filter(|cost| cost.is_finite());

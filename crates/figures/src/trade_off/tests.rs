@@ -4,7 +4,7 @@ use crate::colour::Theme;
 use crate::svg::{Canvas, Colours, Pen, Surface, TextAnchor};
 use proptest::prelude::*;
 
-/// What is drawn, in words.
+/// The drawn elements as text.
 #[derive(Default)]
 struct Drawn {
     texts: Vec<([f64; 2], String)>,
@@ -75,13 +75,13 @@ fn points_stand_where_the_axes_say() {
     let drawn = drawn(&three(), [700.0, 330.0]);
     assert_eq!(drawn.hovers.len(), 6);
     let at: Vec<[f64; 2]> = drawn.hovers.iter().map(|(area, _)| middle(*area)).collect();
-    // Cheaper is further left, and equal costs stand above each other.
+    // Cheaper points are further left; equal costs have the same x.
     assert!(at[1][0] < at[2][0] && at[2][0] < at[0][0], "{at:?}");
     assert!((at[3][0] - at[5][0]).abs() < 1e-9);
-    // A loss of 0 has its place below the smallest other one; both panels share the upright axis.
+    // A loss of 0 is below the smallest other loss; both panels share the vertical axis.
     assert!(at[0][1] > at[1][1] && at[1][1] > at[2][1]);
     assert_eq!([at[0][1], at[1][1]], [at[3][1], at[4][1]]);
-    // On the level of the tick that says so.
+    // At the height of its tick.
     let tick = |text: &str| drawn.texts.iter().find(|(_, found)| found == text).expect("a tick").0[1] - 4.0;
     assert!((tick("0") - at[0][1]).abs() < 1e-9 && (tick("0.1") - at[1][1]).abs() < 1e-6);
     assert_eq!(drawn.hovers[1].1, "speed:20\nKL 0.1");

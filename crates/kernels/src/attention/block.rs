@@ -234,10 +234,9 @@ impl Partial {
         self.sum[entry].iter().sum()
     }
 
-    /// The attention output of an entry.
+    /// The attention output of an entry; NaN where a score is NaN or +∞, or all are −∞, as softmax has it.
     pub(super) fn write_output(&self, entry: usize, dim: usize, output: &mut [f32]) {
-        let total = self.total(entry);
-        let scale = if total > 0.0 { (1.0 / total) as f32 } else { 0.0 };
+        let scale = (1.0 / self.total(entry)) as f32;
         let row = &self.output[entry * self.padded_dim..][..dim];
         for (out, x) in output.iter_mut().zip(row) {
             *out = x * scale;
@@ -251,8 +250,8 @@ impl Partial {
         let mut entropy = [f32::NAN; SEGMENTS];
         for segment in 0..SEGMENTS {
             let sum = self.sum[entry][segment];
-            if sum > 0.0 {
-                mass[segment] = (sum / total) as f32;
+            mass[segment] = (sum / total) as f32;
+            if sum > 0.0 && !total.is_nan() {
                 // Rounding can leave −1e-8 for a single key.
                 entropy[segment] = (sum.ln() - self.weighted[entry][segment] / sum).max(0.0) as f32;
             }
@@ -290,6 +289,9 @@ impl Operation for TilePass<'_> {
                 let row = &mut row[..columns];
                 let max = row_max(row);
                 if max == f32::NEG_INFINITY {
+                    if row.iter().any(|score| score.is_nan()) {
+                        state.sum[entry][segment] = f64::NAN;
+                    }
                     row.fill(0.0);
                     continue;
                 }
@@ -327,8 +329,9 @@ fn exponentiate<const WEIGHTED: bool>(row: &mut [f32], max: f32) -> (f32, f32) {
     let (chunks, _) = row.as_chunks_mut::<LANES>();
     for chunk in chunks {
         for lane in 0..LANES {
-            // The clamp keeps 0·(−∞) out of the weighted sum.
-            let shifted = (chunk[lane] - max).max(-100.0);
+            // Keeps 0·(−∞) out of the weighted sum, but NaN in it.
+            let shifted = chunk[lane] - max;
+            let shifted = if shifted < -100.0 { -100.0 } else { shifted };
             let p = exp_nonpositive(shifted);
             chunk[lane] = p;
             sum[lane] += p;
@@ -358,12 +361,7 @@ impl Operation for ReceivedPass<'_> {
         let mut received = Received::new(positions);
         let mut buffers = Buffers::new(block.shape.head_dim);
         let mut scores = vec![0.0; block.len() * KEY_TILE];
-        let scale: Vec<f32> = (0..block.len())
-            .map(|entry| match finished.total(entry) {
-                total if total > 0.0 => (1.0 / total) as f32,
-                _ => 0.0,
-            })
-            .collect();
+        let scale: Vec<f32> = (0..block.len()).map(|entry| (1.0 / finished.total(entry)) as f32).collect();
         for tile in block.tiles(spans) {
             if tile.first_position >= positions {
                 continue;
@@ -374,7 +372,11 @@ impl Operation for ReceivedPass<'_> {
             let maxima = &mut received.max[tile.first_position..][..len];
             for (entry, row) in scores.chunks_exact(KEY_TILE).enumerate() {
                 let (max, scale) = (finished.max[entry], scale[entry]);
-                if max == f32::NEG_INFINITY {
+                if !scale.is_finite() {
+                    // An undefined softmax gives NaN to every key that the row sees.
+                    let [before, after] = block.hidden(entry, tile);
+                    let seen = (0..len).filter(|column| !before.contains(column) && !after.contains(column));
+                    seen.for_each(|column| sums[column] = f32::NAN);
                     continue;
                 }
                 for ((sum, largest), &score) in sums.iter_mut().zip(&mut *maxima).zip(row) {

@@ -61,7 +61,7 @@ DEVICE void merge(const MergeParameters& p) {
     const float* parts = p.outputs + row_and_head * p.splits * p.head_dim;
     float output[PER_LANE] = {};
     for (int i = warp; i < splits; i += WARPS) {
-        // What has no visible key has no outputs either.
+        // What has no score above −∞ has no outputs either.
         if (weights[i] == 0.0f) continue;
         for (int j = 0; j < PER_LANE; j++)
             if (lane + 32 * j < head_dim) output[j] += weights[i] * parts[static_cast<uint64_t>(i) * p.head_dim + lane + 32 * j];
@@ -69,7 +69,8 @@ DEVICE void merge(const MergeParameters& p) {
     for (int j = 0; j < PER_LANE; j++)
         if (lane + 32 * j < head_dim) outputs[warp * head_dim + lane + 32 * j] = output[j];
     block_barrier();
-    const float scale = total > 0.0 ? static_cast<float>(1.0 / total) : 0.0f;
+    // NaN or infinite where softmax is undefined, and so are the outputs then.
+    const float scale = static_cast<float>(1.0 / total);
     for (int d = static_cast<int>(thread_index()); d < head_dim; d += THREADS) {
         float sum = 0.0f;
         for (int i = 0; i < WARPS; i++) sum += outputs[i * head_dim + d];
@@ -88,10 +89,10 @@ DEVICE void merge(const MergeParameters& p) {
     }
     if (!p.mass) return;
     for (int g = 0; g < SEGMENTS; g++) {
-        const bool any = sums[g] > 0.0;
+        const bool any = sums[g] > 0.0 && total == total;
         // Rounding can leave −1e-8 for a single key.
         const double entropy = any ? log(sums[g]) - sums[SEGMENTS + g] / sums[g] * LN_2 : 0.0;
-        p.mass[row_and_head * SEGMENTS + g] = any ? static_cast<float>(sums[g] / total) : 0.0f;
+        p.mass[row_and_head * SEGMENTS + g] = static_cast<float>(sums[g] / total);
         p.entropy[row_and_head * SEGMENTS + g] = any ? static_cast<float>(entropy > 0.0 ? entropy : 0.0) : not_a_number();
     }
 }

@@ -60,8 +60,9 @@ DEVICE bool begin_entries(const Parameters& parameters, Tiles& tiles, unsigned c
         tiles.row_and_head[i] = static_cast<uint32_t>(at);
         const float total = there ? parameters.normalisers[at * 2 + 1] : 0.0f;
         tiles.position[i] = there ? spans::position_of(p, copy, first_entry + i) : -1;
-        tiles.maximum[i] = total > 0.0f ? parameters.normalisers[at * 2] : 0.0f;
-        tiles.scale[i] = total > 0.0f ? 1.0f / total : 0.0f;
+        tiles.maximum[i] = there ? parameters.normalisers[at * 2] : 0.0f;
+        // NaN or infinite where softmax is undefined: what such a row sees receives NaN.
+        tiles.scale[i] = there ? 1.0f / total : 0.0f;
     }
     block_barrier();
     bool any = false;
@@ -186,8 +187,10 @@ DEVICE void receive(const Parameters& parameters) {
         total += tiles.keys[i * PITCH + thread];
         largest = fmaxf(largest, tiles.queries[i * PITCH + thread]);
     }
-    parameters.sum[start + thread] += total;
-    parameters.max[start + thread] = fmaxf(parameters.max[start + thread], largest);
+    const float sum_now = parameters.sum[start + thread] + total;
+    parameters.sum[start + thread] = sum_now;
+    // fmaxf passes over NaN.
+    parameters.max[start + thread] = sum_now == sum_now ? fmaxf(parameters.max[start + thread], largest) : not_a_number();
 }
 
 }  // namespace received

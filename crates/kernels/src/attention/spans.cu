@@ -371,21 +371,22 @@ DEVICE void join_warps(const Parameters& parameters, const float* rows, unsigned
             if (k < key_warps) maximum = fmaxf(maximum, from[k * apart + state]);
         for (int k = 0; k < WARPS; k++) {
             const float own = k < key_warps ? from[k * apart + state] : minus_infinity();
-            factor[k] = own == minus_infinity() ? 0.0f : exp2_fast(own - maximum);
+            // Without a score above −∞ there are only zeros and, where scores are NaN, NaN.
+            factor[k] = own == minus_infinity() ? 1.0f : exp2_fast(own - maximum);
         }
         const uint64_t part = row_and_head(p, tile.copy, kv_head, index) * parameters.splits + block_y();
         const int lane = static_cast<int>(lane_index());
         if (lane <= 2 * SEGMENTS) {
             float joined = 0.0f;
             for (int k = 0; k < WARPS; k++) {
-                if (factor[k] == 0.0f) continue;
+                if (k >= key_warps) continue;
                 const float* numbers = from + k * apart + state;
-                const float change = numbers[0] - maximum;
+                const float change = shift(numbers[0], maximum);
                 joined += factor[k] * (lane > SEGMENTS ? numbers[lane] + numbers[lane - SEGMENTS] * change : numbers[lane]);
             }
             parameters.states[part * STATE + lane] = lane == 0 ? maximum : joined;
         }
-        // Without a visible key, nobody reads the outputs.
+        // Without a score above −∞, nobody reads the outputs.
         if (maximum == minus_infinity()) continue;
         NOT_UNROLLED
         for (int d = lane; d < static_cast<int>(p.head_dim); d += 32) {

@@ -27,7 +27,7 @@ pub struct DistributionSummary {
     pub negative_entropy: f64,
     /// The most likely token, the first of equals.
     pub argmax: u32,
-    /// 1 where no logit is NaN, else 0, and the other numbers are undefined.
+    /// 1 where every logit is finite, else 0, and the other numbers are undefined.
     pub finite: u32,
 }
 
@@ -43,7 +43,7 @@ pub struct ComparisonOnDevice {
     pub token_logit: f32,
     /// The row's most likely token, the first of equals.
     pub argmax: u32,
-    /// 1 where no logit of the row is NaN, else 0, and the other numbers are undefined.
+    /// 1 where every logit of the row is finite, else 0, and the other numbers are undefined.
     pub finite: u32,
     /// Always 0.
     pub unused: u32,

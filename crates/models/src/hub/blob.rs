@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// After this many bytes the count of failed attempts is reset.
 const GOOD_STRETCH: u64 = 1 << 20;
 
-/// What is to be fetched.
+/// The file to fetch.
 pub(crate) struct Fetch<'a> {
     pub(crate) client: &'a Client,
     pub(crate) repository: &'a Repository,
@@ -26,11 +26,11 @@ pub(crate) struct Fetch<'a> {
     pub(crate) interrupted: &'a AtomicBool,
 }
 
-/// What happens on the way.
+/// Progress of a fetch.
 pub(crate) enum Step {
-    /// So many of the file's bytes are here.
+    /// This many of the file's bytes are on disk.
     Bytes(u64),
-    /// Another process fetches it.
+    /// Another process is fetching the file.
     Waits,
 }
 
@@ -38,7 +38,7 @@ impl Fetch<'_> {
     /// Fetches the file, or the missing part of it, and links it into the snapshot of its commit.
     pub(crate) fn run(&self, tell: &mut dyn FnMut(Step)) -> Result<()> {
         let _lock = self.repository.lock(self.file, self.interrupted, &mut || tell(Step::Waits))?;
-        // Another commit has it too, or another process just fetched it.
+        // Another commit has the same file, or another process has just fetched it.
         if !self.repository.has_blob(self.file) {
             let path = self.repository.partial(self.file);
             make_parent(&path)?;
@@ -71,7 +71,7 @@ impl Fetch<'_> {
         Ok(())
     }
 
-    /// Fetches the rest; returns the error that ended it early.
+    /// Fetches the rest; returns the error that stopped it early.
     fn go_on(&self, partial: &mut Partial<'_>, tell: &mut dyn FnMut(Step)) -> Result<Option<RequestError>> {
         let from = partial.length;
         let response = match self.client.file(
@@ -84,7 +84,7 @@ impl Fetch<'_> {
             Ok(response) => response,
             Err(error) => return Ok(Some(error)),
         };
-        // A server without ranges starts from the beginning; one that sends another range cannot be used.
+        // Without range support, the server sends the file from the start. Another range is an error.
         match (from, response.head.status.as_u16()) {
             (0, _) => {}
             (_, 206) if response.header("content-range").is_some_and(|range| begins_at(range, from)) => {}
@@ -138,11 +138,14 @@ struct Partial<'a> {
 }
 
 impl<'a> Partial<'a> {
-    /// Opens the partial file of an earlier fetch, or a new one.
+    /// Opens the partial file of an earlier fetch, or creates it.
     fn open(path: &'a Path, remote: &'a RemoteFile, interrupted: &AtomicBool) -> Result<Self> {
         let error = |e: std::io::Error| Error::io("open", path, &e);
-        let file =
-            File::options().read(true).write(true).create(true).truncate(false).open(path).map_err(error)?;
+        let file = layerscope_files::open_with(
+            path,
+            File::options().read(true).write(true).create(true).truncate(false),
+        )
+        .map_err(error)?;
         let there = file.metadata().map_err(error)?.len();
         let digest = remote.checksum.digest(remote.bytes);
         let mut partial = Self { path, remote, file, length: 0, digest };
@@ -184,7 +187,7 @@ impl<'a> Partial<'a> {
         Ok(())
     }
 
-    /// Makes sure that everything is on disk, and returns the checksum.
+    /// Syncs the file to disk and returns the checksum.
     fn finish(self) -> Result<String> {
         self.file.sync_data().map_err(|e| self.write_error(&e))?;
         Ok(self.digest.hex())

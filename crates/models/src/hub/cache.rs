@@ -1,4 +1,4 @@
-//! A repository's folder in the cache, laid out as `huggingface_hub` (Python) does: `blobs/CHECKSUM`,
+//! A repository's folder in the cache, in the layout of `huggingface_hub` (Python): `blobs/CHECKSUM`,
 //! `snapshots/COMMIT/FILE` as links to blobs, `refs/BRANCH` with a commit, and locks in `.locks`.
 
 use super::choice::{Choice, choose};
@@ -21,7 +21,7 @@ pub(crate) struct Repository {
     locks: PathBuf,
 }
 
-/// Whether a revision is a whole commit, which never changes.
+/// Whether a revision is a full commit hash, which never changes.
 pub(crate) fn is_commit(revision: &str) -> bool {
     is_hex(revision, 40)
 }
@@ -40,7 +40,7 @@ impl Repository {
         self.folder.join("snapshots").join(commit)
     }
 
-    /// Whether a commit's file is here with all its bytes.
+    /// Whether a commit's file is complete in the cache.
     pub(crate) fn has(&self, commit: &str, file: &RemoteFile) -> bool {
         is_whole(&self.snapshot(commit).join(&file.name), file)
     }
@@ -54,7 +54,7 @@ impl Repository {
         self.folder.join("blobs").join(format!("{}.incomplete", file.checksum.hex()))
     }
 
-    /// Whether the blob is here with all its bytes.
+    /// Whether the blob is complete in the cache.
     pub(crate) fn has_blob(&self, file: &RemoteFile) -> bool {
         is_whole(&self.blob(file), file)
     }
@@ -67,14 +67,14 @@ impl Repository {
         file.bytes.saturating_sub(there)
     }
 
-    /// Bytes that may still be written; `None` where the file system does not say.
+    /// Free bytes; `None` if the file system does not report them.
     pub(crate) fn free_space(&self) -> Option<u64> {
         let existing = self.folder.ancestors().find(|folder| folder.is_dir())?;
         let space = fs4::statvfs(existing).ok()?;
         (space.total_space() > 0).then(|| space.available_space())
     }
 
-    /// The model as the cache has it, complete; the error says what is missing.
+    /// The complete model in the cache; the error names what is missing.
     pub(crate) fn cached(&self, reference: &HubReference) -> std::result::Result<PathBuf, String> {
         let whose = format!("the copy of {}", self.id);
         let snapshot = self
@@ -91,12 +91,12 @@ impl Repository {
         }
     }
 
-    /// The commit of a revision when it was last fetched.
+    /// The commit of a revision at its last fetch.
     fn commit(&self, revision: &str) -> Option<String> {
         if is_commit(revision) {
             return Some(revision.to_owned());
         }
-        let commit = std::fs::read_to_string(self.folder.join("refs").join(revision)).ok()?;
+        let commit = layerscope_files::read_text(&self.folder.join("refs").join(revision)).ok()?;
         Some(commit.trim().to_owned()).filter(|commit| is_commit(commit))
     }
 
@@ -107,7 +107,7 @@ impl Repository {
         }
         let path = self.folder.join("refs").join(revision);
         make_parent(&path)?;
-        // Renamed into place, so that another process never reads half of it.
+        // Renamed into place, so that no other process reads a partial file.
         let new =
             path.with_file_name(format!(".{}-{:?}.new", std::process::id(), std::thread::current().id()));
         std::fs::write(&new, commit)
@@ -119,7 +119,7 @@ impl Repository {
     pub(crate) fn link(&self, commit: &str, file: &RemoteFile) -> Result<()> {
         let link = self.snapshot(commit).join(&file.name);
         make_parent(&link)?;
-        // A link to a blob that was deleted.
+        // Replaces a link to a deleted blob.
         let _ = std::fs::remove_file(&link);
         let up = "../".repeat(2 + file.name.matches('/').count());
         let target = format!("{up}blobs/{}", file.checksum.hex());
@@ -129,8 +129,8 @@ impl Repository {
         }
     }
 
-    /// The lock of a blob, held until it is dropped, or nothing where the file system has no locks. While another
-    /// process holds it, `waits` is called once.
+    /// The lock of a blob, held until it is dropped; `None` if the file system has no locks. Calls `waits`
+    /// once if another process holds it.
     pub(crate) fn lock(
         &self,
         file: &RemoteFile,
@@ -139,7 +139,8 @@ impl Repository {
     ) -> Result<Option<File>> {
         let path = self.locks.join(format!("{}.lock", file.checksum.hex()));
         make_parent(&path)?;
-        let lock = File::options().write(true).create(true).truncate(false).open(&path);
+        let lock =
+            layerscope_files::open_with(&path, File::options().write(true).create(true).truncate(false));
         let lock = lock.map_err(|e| Error::io("make the lock", &path, &e))?;
         let mut told = false;
         loop {
@@ -177,14 +178,14 @@ fn make_link(target: &str, _blob: &Path, link: &Path) -> std::io::Result<()> {
     std::os::unix::fs::symlink(target, link)
 }
 
-/// Windows gives links to developers only; for others the file itself goes into the snapshot.
+/// On Windows, links need developer mode; without it, the file itself goes into the snapshot.
 #[cfg(windows)]
 fn make_link(target: &str, blob: &Path, link: &Path) -> std::io::Result<()> {
     std::os::windows::fs::symlink_file(target.replace('/', "\\"), link)
         .or_else(|_| std::fs::rename(blob, link))
 }
 
-/// Names and sizes of a snapshot's files, and of those in its folders.
+/// Names and sizes of a snapshot's files, including subfolders.
 fn files(snapshot: &Path) -> Vec<(String, u64)> {
     let mut files = vec![];
     let mut add = |folder: &Path, prefix: &str| {

@@ -1,4 +1,4 @@
-//! Chooses the files of a repository that are the requested model.
+//! Chooses the files of the requested model in a repository.
 
 use crate::checkpoint::{CONFIG, INDEX, TOKENIZER, WEIGHTS};
 use crate::file_names::{has_quantization, is_language_model, split_part};
@@ -6,7 +6,7 @@ use crate::reference::Wanted;
 use crate::text::{bytes, list, near};
 use crate::{Error, Result};
 
-/// The model of a repository.
+/// The chosen model.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Choice {
     /// This GGUF file.
@@ -15,10 +15,10 @@ pub(crate) enum Choice {
     Checkpoint,
 }
 
-/// What is taken of several GGUF files.
+/// The preferred quantisation among several GGUF files.
 const USUAL_QUANTIZATION: &str = "Q4_K_M";
 
-/// Chooses from the names and sizes of a repository's files; `whose` begins sentences.
+/// Chooses by the names and sizes of a repository's files; error messages begin with `whose`.
 pub(crate) fn choose(whose: &str, wanted: &Wanted, files: &[(String, u64)]) -> Result<Choice> {
     let models: Vec<&(String, u64)> = files.iter().filter(|(name, _)| is_language_model(name)).collect();
     match wanted {
@@ -50,7 +50,7 @@ pub(crate) fn choose(whose: &str, wanted: &Wanted, files: &[(String, u64)]) -> R
     }
 }
 
-/// The choice where there is one: a single file, or the parts of one model, which are refused.
+/// The choice if there is only one: a single file, or the parts of one split model, which is an error.
 fn one_of(models: &[&(String, u64)]) -> Option<Result<Choice>> {
     let (name, _) = models.first()?;
     match split_part(name) {

@@ -1,8 +1,8 @@
 //! Requests to the Hub: addresses, authentication, timeouts and retries.
 
 use super::listing::Listing;
-use super::refusal;
 use super::request::Response;
+use super::{redirect, refusal};
 use crate::places::HubPlaces;
 use crate::reference::HubReference;
 use crate::{Error, Result};
@@ -10,7 +10,7 @@ use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use ureq::Agent;
-use ureq::config::RedirectAuthHeaders;
+use ureq::http::Uri;
 use ureq::tls::{PemItem, RootCerts, TlsConfig, parse_pem};
 
 /// A client for one fetch.
@@ -24,7 +24,7 @@ pub(crate) struct Client {
 pub(crate) enum RequestError {
     /// The user stopped it.
     Interrupted,
-    /// No connection could be made.
+    /// The connection could not be established.
     Unreachable(String),
     /// The connection cannot be trusted.
     Insecure(String),
@@ -32,11 +32,11 @@ pub(crate) enum RequestError {
     Broken(String),
     /// The server refused.
     Status(Status),
-    /// The response is not one of a Hub.
+    /// The response is not a Hub's.
     InvalidResponse(String),
 }
 
-/// A refusal, as the Hub explains it in its headers.
+/// An error status, with the Hub's explanation from its headers.
 #[derive(Debug)]
 pub(crate) struct Status {
     pub(crate) code: u16,
@@ -45,14 +45,14 @@ pub(crate) struct Status {
     pub(crate) wait: Option<Duration>,
 }
 
-/// Attempts of one request, and the pause before the second, which doubles.
+/// Attempts per request, and the pause before the second, which doubles each time.
 const TRIES: u32 = 5;
 const PAUSE: Duration = Duration::from_millis(500);
-/// Longest pause that a server can ask for.
+/// Longest pause, whatever `Retry-After` asks for.
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
-/// Limit for looking up a name, and for connecting.
+/// Timeout for the name lookup, and for connecting.
 const CONNECT: Duration = Duration::from_secs(10);
-/// The largest listing; the Hub's largest repositories have some tens of megabytes.
+/// Size limit of a listing; those of the Hub's largest repositories have tens of megabytes.
 const LARGEST_LISTING: usize = 256 << 20;
 
 const IN_PATH: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
@@ -60,7 +60,8 @@ const IN_PATH: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'
 impl Client {
     pub(crate) fn new(hub: &HubPlaces) -> Result<Self> {
         let endpoint = &hub.endpoint;
-        if !endpoint.starts_with("https://") && !endpoint.starts_with("http://") {
+        let is_web = endpoint.starts_with("https://") || endpoint.starts_with("http://");
+        if !is_web || endpoint.parse::<Uri>().is_err() {
             return Err(Error::input(format!(
                 "HF_ENDPOINT is {endpoint}, which is no address; it begins with https://"
             )));
@@ -75,7 +76,7 @@ impl Client {
         }
         let config = Agent::config_builder()
             .http_status_as_error(false)
-            .redirect_auth_headers(RedirectAuthHeaders::SameHost)
+            .max_redirects(0)
             .timeout_resolve(Some(CONNECT))
             .timeout_connect(Some(CONNECT))
             .timeout_recv_response(Some(hub.timeout))
@@ -84,7 +85,7 @@ impl Client {
             .user_agent(concat!("layerscope/", env!("CARGO_PKG_VERSION")))
             .accept_encoding("identity")
             .tls_config(TlsConfig::builder().root_certs(certificates(hub)?).build());
-        // Proxies are not used for addresses of this machine.
+        // No proxy for loopback addresses.
         let local = ["localhost", "127.", "[::1]"].iter().any(|local| hub.host().starts_with(local));
         let config = if local { config.proxy(None) } else { config };
         Ok(Self { agent: config.build().new_agent(), hub: hub.clone() })
@@ -111,7 +112,7 @@ impl Client {
         }
     }
 
-    /// A file of a commit, from a byte on.
+    /// Requests a file of a commit, starting at a byte.
     pub(crate) fn file(
         &self,
         id: &str,
@@ -141,28 +142,41 @@ impl Client {
         Ok(whole)
     }
 
+    /// Follows redirects, so that the token goes to the Hub's own scheme, host and port alone.
     fn get(
         &self,
         url: &str,
         from: u64,
         interrupted: &AtomicBool,
     ) -> std::result::Result<Response, RequestError> {
-        let mut request = self.agent.get(url);
-        if let Some(token) = &self.hub.token {
-            request = request.header("Authorization", format!("Bearer {}", token.secret()));
+        let hub: Uri = url.parse().map_err(|_| RequestError::invalid_response("it has no such address"))?;
+        let mut at = hub.clone();
+        for _ in 0..=redirect::MOST {
+            let mut request = self.agent.get(at.clone());
+            if let Some(token) = self.hub.token.as_ref().filter(|_| redirect::same_origin(&hub, &at)) {
+                request = request.header("Authorization", format!("Bearer {}", token.secret()));
+            }
+            if from > 0 {
+                request = request.header("Range", format!("bytes={from}-"));
+            }
+            let response = Response::of(request, |request| request.call(), interrupted)?;
+            match (response.head.status.as_u16(), response.header("location")) {
+                (200..=299, _) => return Ok(response),
+                (301 | 302 | 303 | 307 | 308, Some(location)) => at = redirect::target(&at, location)?,
+                (code, _) => return Err(RequestError::Status(Status::of(code, &response))),
+            }
         }
-        if from > 0 {
-            request = request.header("Range", format!("bytes={from}-"));
-        }
-        let response = Response::of(request, |request| request.call(), interrupted)?;
-        match response.head.status.as_u16() {
-            200..=299 => Ok(response),
-            code => Err(RequestError::Status(Status {
-                code,
-                reason: response.header("x-error-code").map(str::to_owned),
-                message: response.header("x-error-message").map(str::to_owned),
-                wait: response.header("retry-after").and_then(|s| s.parse().ok()).map(Duration::from_secs),
-            })),
+        Err(RequestError::invalid_response("it redirects without end"))
+    }
+}
+
+impl Status {
+    fn of(code: u16, response: &Response) -> Self {
+        Self {
+            code,
+            reason: response.header("x-error-code").map(str::to_owned),
+            message: response.header("x-error-message").map(str::to_owned),
+            wait: response.header("retry-after").and_then(|s| s.parse().ok()).map(Duration::from_secs),
         }
     }
 }
@@ -176,7 +190,7 @@ impl Drop for Client {
 
 fn certificates(hub: &HubPlaces) -> Result<RootCerts> {
     let Some(path) = &hub.certificates else { return Ok(RootCerts::WebPki) };
-    let pem = std::fs::read(path)
+    let pem = layerscope_files::read(path)
         .map_err(|e| Error::input(format!("SSL_CERT_FILE: cannot read {}: {e}", path.display())))?;
     let certificates: Vec<_> = parse_pem(&pem)
         .filter_map(|item| match item {
@@ -209,7 +223,7 @@ impl RequestError {
 }
 
 impl RequestError {
-    /// From an error before the response's headers.
+    /// Converts an error before the response's headers.
     pub(crate) fn before_answer(error: ureq::Error) -> Self {
         use std::io::ErrorKind as Kind;
         use ureq::{Error as E, Timeout};
@@ -223,7 +237,7 @@ impl RequestError {
                 Kind::ConnectionReset | Kind::ConnectionAborted | Kind::BrokenPipe | Kind::UnexpectedEof => {
                     Self::Broken(e.to_string())
                 }
-                // Errors of name lookups have no kind of their own.
+                // Name lookup errors have no `ErrorKind`.
                 _ => Self::Unreachable(e.to_string()),
             },
             E::Tls(_) | E::Rustls(_) => Self::Insecure(error.to_string()),
@@ -234,7 +248,7 @@ impl RequestError {
         }
     }
 
-    /// From an error within the response's body.
+    /// Converts an error within the response's body.
     pub(crate) fn within_answer(error: std::io::Error) -> Self {
         match ureq::Error::from(error) {
             ureq::Error::Timeout(_) => Self::silent(),

@@ -1,19 +1,19 @@
-//! Checksums of the Hub, which are also the names of blobs in the cache.
+//! The Hub's checksums, which are also the names of blobs in the cache.
 
 use sha1::Sha1;
 use sha2::{Digest, Sha256};
 
-/// What a file's content must be.
+/// The expected checksum of a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Checksum {
-    /// SHA-256 of the content, for files in large file storage.
+    /// SHA-256 of the content, for LFS files.
     Sha256(String),
-    /// SHA-1 of git's header `blob LENGTH\0` and the content, for the others.
+    /// SHA-1 of git's header `blob LENGTH\0` and the content, for other files.
     GitBlob(String),
 }
 
 impl Checksum {
-    /// The right number of hexadecimal digits, or `None`.
+    /// Checks the number of hexadecimal digits; `None` if it is wrong.
     pub(crate) fn sha256(hex: &str) -> Option<Self> {
         is_hex(hex, 64).then(|| Self::Sha256(hex.to_lowercase()))
     }
@@ -27,7 +27,7 @@ impl Checksum {
         hex
     }
 
-    /// A digest of this kind for content of so many bytes.
+    /// A hasher of this kind for content of this many bytes.
     pub(crate) fn digest(&self, bytes: u64) -> Running {
         match self {
             Self::Sha256(_) => Running::Sha256(Sha256::new()),
@@ -36,7 +36,7 @@ impl Checksum {
     }
 }
 
-/// A digest of content that comes in pieces.
+/// A hasher that takes content in chunks.
 pub(crate) enum Running {
     Sha256(Sha256),
     GitBlob(Sha1),

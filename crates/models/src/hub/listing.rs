@@ -13,7 +13,7 @@ pub(crate) struct Listing {
     files: Vec<(String, Option<RemoteFile>)>,
 }
 
-/// A file with all that is needed to fetch it.
+/// A file, with its size and checksum.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct RemoteFile {
     pub(crate) name: String,
@@ -44,7 +44,7 @@ struct Lfs {
 }
 
 impl Listing {
-    /// Reads the Hub's response; the error says what is wrong with it.
+    /// Parses the Hub's response; the error says what is wrong with it.
     pub(crate) fn parse(id: &str, json: &[u8]) -> std::result::Result<Self, String> {
         let answer: Answer = serde_json::from_slice(json).map_err(|e| e.to_string())?;
         if !is_hex(&answer.sha, 40) {

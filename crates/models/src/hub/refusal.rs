@@ -1,11 +1,11 @@
-//! Errors of requests, as one sentence that names the model and the remedy.
+//! Request errors as one sentence that names the model and the remedy.
 
 use super::client::{RequestError, Status};
 use crate::Error;
 use crate::places::HubPlaces;
 use crate::reference::HubReference;
 
-/// The error of a failed request for the listing, or for `file`.
+/// The error for a failed request of the listing, or of `file`.
 pub(crate) fn sentence(
     error: &RequestError,
     hub: &HubPlaces,
@@ -82,7 +82,7 @@ fn refusal(
     }
 }
 
-/// Where the token came from, for sentences.
+/// Where the token came from, for messages.
 pub(crate) fn token_source(hub: &HubPlaces) -> String {
     format!("HF_TOKEN or {}", token_file(hub))
 }

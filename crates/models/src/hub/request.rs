@@ -10,7 +10,7 @@ use ureq::{Body, RequestBuilder};
 
 /// How often an interrupt is checked.
 const POLL: Duration = Duration::from_millis(100);
-/// Size of the chunks of a body, and how many are buffered.
+/// Chunk size of a body, and the number of buffered chunks.
 const PIECE: usize = 256 << 10;
 const WAITING: usize = 8;
 
@@ -24,8 +24,8 @@ type Piece = std::result::Result<Vec<u8>, std::io::Error>;
 type Head = std::result::Result<ureq::http::response::Parts, ureq::Error>;
 
 impl Response {
-    /// Sends a request from a thread of its own, since name lookups and connection attempts cannot be interrupted; the thread
-    /// ends with its connection or at the client's timeouts.
+    /// Sends a request from its own thread, because name lookups and connection attempts cannot be
+    /// interrupted. The thread ends with its connection or at the client's timeouts.
     pub(crate) fn of<S: Send + 'static>(
         request: RequestBuilder<S>,
         send: fn(RequestBuilder<S>) -> std::result::Result<HttpResponse<Body>, ureq::Error>,
@@ -58,7 +58,7 @@ impl Response {
     }
 }
 
-/// Waits for the next message; `None` where the sender is gone.
+/// Waits for the next message; `None` if the sender was dropped.
 fn wait<T>(from: &Receiver<T>, interrupted: &AtomicBool) -> Result<Option<T>, RequestError> {
     loop {
         if interrupted.load(Ordering::Relaxed) {

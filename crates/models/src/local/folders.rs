@@ -1,4 +1,4 @@
-//! Plain folders: files by their names, checkpoints by their folders'.
+//! Plain folders: files are named by their file name, checkpoints by their folder name.
 
 use super::{LocalModel, ModelFormat, Origin, entries, file_size};
 use crate::checkpoint;
@@ -13,7 +13,7 @@ pub(super) fn models_of(folder: &Path, origin: Origin) -> Vec<LocalModel> {
         .collect()
 }
 
-/// The GGUF files of folders `publisher/repository`, as LM Studio keeps them.
+/// The GGUF files in folders `publisher/repository`, LM Studio's layout.
 pub(super) fn models_of_publishers(folder: &Path) -> Vec<LocalModel> {
     let mut models = vec![];
     for (publisher, path) in entries(folder) {
@@ -26,7 +26,7 @@ pub(super) fn models_of_publishers(folder: &Path) -> Vec<LocalModel> {
     models
 }
 
-/// The GGUF file of that name, if it is a whole language model.
+/// The GGUF file of that name, if it is a complete language model.
 pub(super) fn gguf(name: &str, path: &Path, origin: Origin) -> Option<LocalModel> {
     if !is_language_model(name) || split_part(name).is_some() {
         return None;
@@ -41,7 +41,7 @@ pub(super) fn gguf(name: &str, path: &Path, origin: Origin) -> Option<LocalModel
     })
 }
 
-/// The folder, if a complete checkpoint is in it.
+/// The folder, if it holds a complete checkpoint.
 pub(super) fn checkpoint_at(name: String, path: PathBuf, origin: Origin) -> Option<LocalModel> {
     let weights = checkpoint::weights(&path).ok()?;
     let bytes = weights.iter().filter_map(|file| file_size(file)).sum();

@@ -6,7 +6,7 @@ use crate::hub::is_commit;
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
-/// Complete checkpoints and GGUF files of every repository; `main` first, and the same weights once.
+/// Complete checkpoints and GGUF files of every repository, `main` first; the same weights are listed once.
 pub(super) fn models_of(cache: &Path) -> Vec<LocalModel> {
     entries(cache)
         .into_iter()
@@ -40,12 +40,12 @@ fn models_of_repository(id: &str, repository: &Path) -> Vec<LocalModel> {
     models
 }
 
-/// Names and commits of the files in `refs`; names of pull requests have folders of their own.
+/// Names and commits of the files in `refs`; refs of pull requests lie in subfolders.
 fn references(folder: &Path, prefix: &str) -> Vec<(String, String)> {
     let mut references = vec![];
     for (name, path) in entries(folder).into_iter().filter(|(name, _)| !name.starts_with('.')) {
         let name = format!("{prefix}{name}");
-        match std::fs::read_to_string(&path) {
+        match layerscope_files::read_text(&path) {
             Ok(commit) if is_commit(commit.trim()) => references.push((name, commit.trim().to_owned())),
             Err(_) if name.matches('/').count() < 3 => references.extend(references_in(&path, &name)),
             _ => {}

@@ -1,14 +1,14 @@
-//! Ollama's store: a manifest per name and tag, whose layers are blobs; one of them is a GGUF file.
+//! Ollama's store: one manifest per name and tag, which lists blobs; one of them is a GGUF file.
 
 use super::{LocalModel, ModelFormat, Origin, entries, file_size};
 use serde::Deserialize;
 use std::path::Path;
 
-/// Layers of this type are language models in GGUF.
+/// Media type of language models in GGUF.
 const MODEL: &str = "application/vnd.ollama.image.model";
-/// Ollama's own registry, which names leave out.
+/// Ollama's own registry, which is left out of names.
 const REGISTRY: &str = "registry.ollama.ai";
-/// The owner in it, which names leave out too.
+/// The default owner in it, also left out of names.
 const LIBRARY: &str = "library";
 
 #[derive(Deserialize)]
@@ -47,15 +47,15 @@ fn full_name(registry: &str, owner: &str, name: &str, tag: &str) -> String {
 }
 
 fn model(folder: &Path, name: &str, manifest: &Path) -> Option<LocalModel> {
-    // A manifest is a few hundred bytes; anything large is something else.
+    // A manifest has a few hundred bytes; a large file is not a manifest.
     if file_size(manifest)? > 1 << 20 {
         return None;
     }
-    let manifest: Manifest = serde_json::from_slice(&std::fs::read(manifest).ok()?).ok()?;
+    let manifest: Manifest = serde_json::from_slice(&layerscope_files::read(manifest).ok()?).ok()?;
     let mut layers = manifest.layers.into_iter().filter(|layer| layer.media_type == MODEL);
     let (layer, more) = (layers.next()?, layers.next());
     let digest = layer.digest.strip_prefix("sha256:")?;
-    // Several layers are the parts of a split model.
+    // Several layers of this type are parts of a split model.
     if more.is_some() || digest.len() != 64 || !digest.bytes().all(|byte| byte.is_ascii_hexdigit()) {
         return None;
     }

@@ -1,4 +1,4 @@
-//! Connections, servers and users that break off.
+//! Broken connections, failing servers and interrupts.
 
 use crate::server::{COMMIT, Fault, sha256};
 use crate::{Bench, ID, Told, assert_holds, gguf, hub};
@@ -7,7 +7,7 @@ use std::io::{Read, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// The ranges of the downloads so far; empty where the whole was asked for.
+/// The ranges of the downloads so far; empty for a whole file.
 fn ranges(bench: &Bench) -> Vec<String> {
     bench.hub.downloads().into_iter().map(|request| request.range.unwrap_or_default()).collect()
 }
@@ -62,7 +62,7 @@ fn ctrl_c_is_heard_while_a_server_is_silent() {
             let stopped = fetch(&hub(ID), &bench.places, &mut |_| {}, &stop);
             assert!(matches!(stopped, Err(Error::Interrupted)), "{part}: {stopped:?}");
         });
-        // Not the silence ended it: nothing was asked a second time.
+        // The interrupt ended it, not the timeout: there was no second attempt.
         assert_eq!(bench.hub.asked(part), 1, "{part}");
     }
 }
@@ -138,7 +138,7 @@ fn a_wrong_checksum_deletes_the_file_and_says_so() {
     assert!(!bench.repository().join("snapshots").join(COMMIT).join("model-Q8_0.gguf").exists());
     assert_holds(bench.fetch(ID).unwrap(), &model());
 
-    // Small files are checked as git does.
+    // Small files have git's SHA-1.
     std::fs::remove_dir_all(bench.cache()).unwrap();
     bench.hub.has(ID, COMMIT, &crate::checkpoint());
     bench.hub.fail("/config.json", 1, Fault::Damage);
@@ -146,7 +146,7 @@ fn a_wrong_checksum_deletes_the_file_and_says_so() {
     assert!(error.contains("config.json of owner/model arrived damaged"), "{error}");
 }
 
-/// Leaves bytes in the cache as an earlier fetch would.
+/// Writes a partial file into the cache, as an interrupted fetch does.
 fn with_partial(bench: &Bench, bytes: &[u8]) {
     let blobs = bench.repository().join("blobs");
     std::fs::create_dir_all(&blobs).unwrap();

@@ -1,4 +1,4 @@
-//! What is in the cache already, online, offline and where the Hub is away.
+//! A filled cache: online, offline, and with an unreachable Hub.
 
 use crate::server::{COMMIT, Fault, NEWER_COMMIT};
 use crate::{Bench, ID, Told, assert_holds, checkpoint, gguf, hub};
@@ -86,13 +86,13 @@ fn a_link_whose_blob_is_gone_is_fetched_again() {
     let path = bench.fetch(ID).unwrap();
     std::fs::remove_file(path.canonicalize().unwrap()).unwrap();
     assert_holds(bench.fetch(ID).unwrap(), &gguf()[1].1);
-    // One cut short by other means is seen by its length.
+    // A truncated file is detected by its length.
     let blob = path.canonicalize().unwrap();
     std::fs::write(&blob, b"short").unwrap();
     assert_holds(bench.fetch(ID).unwrap(), &gguf()[1].1);
 }
 
-/// So that a cache that others own can be used.
+/// Read-only caches of other users work.
 #[test]
 fn a_complete_copy_is_used_without_writing() {
     let bench = Bench::new();

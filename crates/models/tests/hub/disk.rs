@@ -1,4 +1,4 @@
-//! Disks that are too small, or become so.
+//! Disks that are too small, or fill up during a fetch.
 
 use crate::server::COMMIT;
 use crate::{Bench, ID, assert_holds, gguf, hub, places};
@@ -28,7 +28,7 @@ mod unix {
     const FOLDER: &str = "LAYERSCOPE_TEST_FOLDER";
     const ENDPOINT: &str = "LAYERSCOPE_TEST_ENDPOINT";
 
-    /// A shell command that runs one of the ignored tests below; `{test}` in `script` stands for that.
+    /// A shell command that runs one of the ignored tests below, as `{test}` in `script`.
     fn run(script: &str, test: &str, folder: &Path, endpoint: &str) -> Output {
         let program = std::env::current_exe().unwrap();
         let test = format!("exec {} --exact disk::unix::{test} --ignored --nocapture", program.display());
@@ -59,12 +59,12 @@ mod unix {
         assert!(error.contains("of 3.0 MiB are kept: make room and fetch it again"), "{error}");
     }
 
-    /// A limit on the size of files acts as a full disk does, and needs no rights.
+    /// A limit on file sizes behaves like a full disk, and needs no privileges.
     #[test]
     fn at_a_limit_the_bytes_are_kept_and_the_rest_follows() {
         let bench = Bench::new();
         bench.hub.has(ID, COMMIT, &gguf());
-        // In blocks of 512 or 1024 bytes, as the shell has it: at most 2 MiB of the file's 3.
+        // In blocks of 512 or 1024 bytes, depending on the shell: at most 2 MiB of the file's 3.
         let script = "trap '' XFSZ; ulimit -f 2048; {test}";
         assert_passed(&run(script, "is_full", bench.folder.path(), &bench.hub.endpoint()));
         let kept = bench.partial_length();
@@ -81,7 +81,7 @@ mod unix {
         assert_full(fetch_here());
     }
 
-    /// A small disk of its own, in a namespace of its own, that something else fills during the fetch.
+    /// A small tmpfs in its own namespace, which fills up during the fetch.
     #[test]
     fn a_disk_that_fills_up_is_one_sentence() {
         let bench = Bench::new();

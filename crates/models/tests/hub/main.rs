@@ -1,6 +1,6 @@
-//! Fetching from a Hub on this machine, through everything that can go wrong.
+//! Fetching from a local test Hub, with every failure.
 
-#![allow(clippy::unwrap_used, missing_docs, unreachable_pub)]
+#![allow(clippy::print_stderr, clippy::unwrap_used, missing_docs, unreachable_pub)]
 
 mod broken;
 mod cached;
@@ -84,14 +84,14 @@ fn hub(reference: &str) -> HubReference {
     HubReference::parse(reference).unwrap().unwrap()
 }
 
-/// Compares without printing megabytes.
+/// Compares files without printing megabytes.
 fn assert_holds(path: impl AsRef<Path>, content: &[u8]) {
     let path = path.as_ref();
     let is = std::fs::read(path).unwrap();
     assert!(is == content, "{}: {} bytes, or others, for {}", path.display(), is.len(), content.len());
 }
 
-/// Bytes that repeat nowhere near.
+/// Pseudo-random bytes.
 fn content(length: usize, seed: u32) -> Vec<u8> {
     let mut state = seed.wrapping_mul(2_654_435_761).wrapping_add(1);
     let step = |_| {
@@ -106,7 +106,7 @@ fn gguf() -> [(&'static str, Vec<u8>); 2] {
     [("README.md", b"a model".to_vec()), ("model-Q8_0.gguf", content(3 << 20, 1))]
 }
 
-/// A safetensors repository in two shards, with files that are not for us.
+/// A safetensors repository in two shards, with files that must not be fetched.
 fn checkpoint() -> Vec<(&'static str, Vec<u8>)> {
     let index = br#"{"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}}"#;
     vec![
@@ -125,7 +125,7 @@ fn checkpoint() -> Vec<(&'static str, Vec<u8>)> {
     ]
 }
 
-/// Collects what a fetch tells.
+/// Collects the progress of a fetch.
 #[derive(Default)]
 struct Told {
     notes: Vec<String>,

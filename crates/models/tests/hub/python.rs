@@ -1,11 +1,11 @@
-//! The cache is shared with `huggingface_hub`: run where `LAYERSCOPE_PYTHON` names a Python that has it.
+//! The cache is shared with `huggingface_hub`. Needs `LAYERSCOPE_PYTHON`, a Python that has the package.
 
 use crate::server::COMMIT;
 use crate::{Bench, ID, checkpoint, gguf};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Runs a script that prints a path; nothing where there is no Python for it.
+/// Runs a script that prints a path; `None` without `LAYERSCOPE_PYTHON`.
 fn python(bench: &Bench, cache: &Path, script: &str, offline: bool) -> Option<PathBuf> {
     let Some(python) = std::env::var_os("LAYERSCOPE_PYTHON") else {
         eprintln!("skipped: LAYERSCOPE_PYTHON names no Python with huggingface_hub");
@@ -29,7 +29,7 @@ const SNAPSHOT: &str = "hub.snapshot_download('owner/model', allow_patterns=\
     ['*.json', '*.safetensors', 'chat_template.jinja'])";
 const FILE: &str = "hub.hf_hub_download('owner/model', 'model-Q8_0.gguf')";
 
-/// Links and files of a repository's folder that models are made of, with where they lead or how long they are.
+/// Links and model files of a repository's folder, with their targets or lengths.
 fn layout(repository: &Path) -> Vec<(String, String)> {
     let mut entries = vec![];
     let mut folders: Vec<PathBuf> = ["blobs", "refs", "snapshots"].map(|name| repository.join(name)).to_vec();
@@ -59,12 +59,12 @@ fn both_lay_out_the_same_and_use_what_the_other_fetched() {
         let our_path = bench.fetch(ID).unwrap();
         assert_eq!(layout(&theirs.join("models--owner--model")), layout(&bench.repository()));
 
-        // Python finds what we fetched.
+        // Python finds files that Layerscope fetched.
         bench.hub.log();
         assert_eq!(python(&bench, &bench.cache(), script, true).unwrap(), our_path);
         assert!(bench.hub.log().is_empty());
 
-        // And the other way about.
+        // And the reverse.
         bench.places.hub.cache = Some(theirs.clone());
         assert_eq!(bench.fetch(ID).unwrap(), their_path);
         assert_eq!(bench.hub.log().len(), 1);

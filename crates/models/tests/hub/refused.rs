@@ -1,6 +1,6 @@
-//! Refusals, each as one sentence that names the model and the mend.
+//! Error statuses, each reported as one sentence that names the model and the remedy.
 
-use crate::server::{COMMIT, Fault};
+use crate::server::{COMMIT, Fault, GOOD_TOKEN, Hub};
 use crate::{Bench, ID, checkpoint, gguf};
 use layerscope_models::{Error, ErrorKind};
 
@@ -39,7 +39,7 @@ fn gated_models_say_how_to_get_in() {
     bench.token("hf_good");
     bench.fetch(ID).unwrap();
 
-    // The Hub may refuse the listing already.
+    // The Hub may already refuse the listing.
     bench.hub.fail("/api/", 1, Fault::Status(403, &[("X-Error-Code", "GatedRepo")]));
     std::fs::remove_dir_all(bench.cache()).unwrap();
     has(&input(bench.error(ID)), &["owner/model is gated"]);
@@ -104,4 +104,42 @@ fn settings_that_make_no_sense_are_named() {
     assert!(bench.error(ID).to_string().contains("a b"));
     bench.places.hub.cache = None;
     has(&input(bench.error(ID)), &["HF_HOME"]);
+}
+
+/// A redirect of the next request whose path contains `part`.
+fn redirect(hub: &Hub, part: &str, location: String) {
+    let location: &'static str = Box::leak(location.into_boxed_str());
+    hub.fail(part, 1, Fault::Status(307, Box::leak(Box::new([("Location", location)]))));
+}
+
+#[test]
+fn the_token_stays_with_the_hub() {
+    let mut bench = Bench::new();
+    bench.token(GOOD_TOKEN);
+    let other = Hub::start();
+    for hub in [&bench.hub, &other] {
+        hub.has(ID, COMMIT, &gguf());
+    }
+    // Another port of the same host is another server.
+    let elsewhere = other.endpoint();
+    redirect(&bench.hub, "/api/", format!("{elsewhere}/api/models/{ID}/revision/main?blobs=true"));
+    redirect(&bench.hub, "/resolve/", format!("{elsewhere}/{ID}/resolve/{COMMIT}/model-Q8_0.gguf"));
+    bench.fetch(ID).unwrap();
+    let asked = other.log();
+    assert_eq!(asked.len(), 3, "{asked:?}");
+    assert!(asked.iter().all(|request| request.authorization.is_none()), "{asked:?}");
+    // The same port, as for a repository that was renamed.
+    std::fs::remove_dir_all(bench.cache()).unwrap();
+    bench.hub.change(ID, |repository| repository.gated = true);
+    redirect(&bench.hub, "/resolve/", format!("/{ID}/resolve/main/model-Q8_0.gguf"));
+    bench.fetch(ID).unwrap();
+}
+
+#[test]
+fn redirects_without_end_are_refused() {
+    let bench = Bench::new();
+    bench.hub.has(ID, COMMIT, &gguf());
+    let location = Box::leak(Box::new([("Location", "/api/models/owner/model/revision/main")]));
+    bench.hub.fail("/api/", 100, Fault::Status(302, location));
+    has(&bench.error(ID).to_string(), &["redirects without end", "HF_ENDPOINT"]);
 }

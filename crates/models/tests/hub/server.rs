@@ -1,4 +1,5 @@
-//! A Hub on this machine: it lists, redirects large files to another host, knows ranges, keeps a log, and fails as told.
+//! A local test Hub: lists files, redirects large ones to another host, supports ranges, logs requests, and
+//! injects faults.
 
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
@@ -17,36 +18,36 @@ pub const NEWER_COMMIT: &str = "2222222222222222222222222222222222222222";
 pub struct Repository {
     pub commit: &'static str,
     pub files: BTreeMap<String, Vec<u8>>,
-    /// Read only with a token that may.
+    /// Readable only with an accepted token.
     pub gated: bool,
-    /// What the listing says of sizes, where that is not the truth.
+    /// A false size for the listing.
     pub claimed_size: Option<u64>,
 }
 
-/// What a request gets instead of a good answer.
+/// An injected fault.
 #[derive(Clone)]
 pub enum Fault {
     /// A status, with headers.
     Status(u16, &'static [(&'static str, &'static str)]),
-    /// So many bytes of the body, and the connection's end.
+    /// This many bytes of the body, then a closed connection.
     Cut(usize),
-    /// So many bytes of the body, and then silence.
+    /// This many bytes of the body, then silence.
     Silence(usize),
-    /// The body in small pieces with pauses between.
+    /// The body in small chunks with pauses between.
     Slow,
-    /// A changed byte.
+    /// The body with a changed byte.
     Damage,
-    /// The whole file, whatever range was asked for.
+    /// The whole file, whatever range was requested.
     NoRanges,
-    /// Another range than was asked for.
+    /// Another range than requested.
     OtherRange,
     /// A page that asks for a login.
     LoginPage,
-    /// What is no HTTP at all.
+    /// A response that is not HTTP.
     Gibberish,
 }
 
-/// A request as the server saw it.
+/// A received request.
 #[derive(Clone, Debug)]
 pub struct Request {
     pub method: String,
@@ -69,7 +70,7 @@ struct State {
     log: Vec<Request>,
 }
 
-/// The server; it ends with this value.
+/// The server; dropping this value stops it.
 pub struct Hub {
     pub port: u16,
     state: Arc<Mutex<State>>,
@@ -100,7 +101,7 @@ impl Hub {
         format!("http://127.0.0.1:{}", self.port)
     }
 
-    /// Puts a repository there, or its next commit.
+    /// Adds a repository, or its next commit.
     pub fn has(&self, id: &str, commit: &'static str, files: &[(&str, Vec<u8>)]) {
         let files = files.iter().map(|(name, content)| ((*name).to_owned(), content.clone())).collect();
         let repository = Repository { commit, files, gated: false, claimed_size: None };
@@ -116,17 +117,17 @@ impl Hub {
         self.state.lock().unwrap().rules.push(Rule { part: part.to_owned(), times, fault });
     }
 
-    /// What was asked since this was last called.
+    /// The requests since the last call.
     pub fn log(&self) -> Vec<Request> {
         std::mem::take(&mut self.state.lock().unwrap().log)
     }
 
-    /// How many requests there were whose path contains `part`.
+    /// The number of requests whose path contains `part`.
     pub fn asked(&self, part: &str) -> usize {
         self.state.lock().unwrap().log.iter().filter(|request| request.path.contains(part)).count()
     }
 
-    /// The downloads of large files since `log` was last called.
+    /// The downloads of large files since the last call of `log`.
     pub fn downloads(&self) -> Vec<Request> {
         self.log().into_iter().filter(|request| request.path.starts_with("/cdn/")).collect()
     }
@@ -303,7 +304,7 @@ fn listing(repository: &Repository) -> Answer {
     )
 }
 
-/// What `snapshot_download` asks for.
+/// The listing that `snapshot_download` requests.
 fn tree(repository: &Repository) -> Answer {
     let files = repository.files.iter().map(|(name, content)| {
         let mut file = json!({"type": "file", "path": name, "size": content.len(), "oid": git_sha1(content)});
@@ -335,7 +336,7 @@ fn resolve(
         let tag = format!("\"{}\"", git_sha1(content));
         return in_range(content, request, fault, &[commit, ("ETag", &tag)]);
     }
-    // Another name of this machine, as the real one sends to another host.
+    // Another host name of this machine: the real Hub redirects to another host.
     let (digest, size) = (sha256(content), content.len().to_string());
     let (tag, location) = (format!("\"{digest}\""), format!("http://localhost:{port}/cdn/{digest}"));
     let headers = [

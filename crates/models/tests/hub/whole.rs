@@ -1,4 +1,4 @@
-//! Fetches that go well.
+//! Successful fetches.
 
 use crate::server::{COMMIT, NEWER_COMMIT, git_sha1, sha256};
 use crate::{Bench, ID, Told, assert_holds, checkpoint, content, gguf, hub};
@@ -77,7 +77,7 @@ fn a_checkpoint_is_its_companions_and_the_shards_of_its_index() {
     let git = git_sha1(b"{}");
     assert!(bench.repository().join("blobs").join(git).is_file());
 
-    // Weights come last, and the bytes end at their sum.
+    // Weights come last, and the reported bytes end at the total.
     let (last, done, all) = told.bytes.last().unwrap();
     assert_eq!((last.as_str(), done), ("model-00002-of-00002.safetensors", all));
     let sum: usize =

@@ -1,4 +1,4 @@
-//! What a map's script tells the pointer: values, at most so many to a row.
+//! A map's data for hovering; a row has at most [`MOST_GROUPS`] values.
 
 use crate::document::{Drawing, Figure, MapDrawing};
 use base64::{Engine, prelude::BASE64_STANDARD};
@@ -7,9 +7,9 @@ use layerscope_figures::{Canvas, token_label};
 use maud::{Markup, PreEscaped, html};
 use serde::Serialize;
 
-/// Most groups of columns that have a value of their own.
+/// Most groups of columns per row.
 const MOST_GROUPS: usize = 1_024;
-/// Most columns whose texts are told.
+/// Most columns with texts.
 const MOST_TEXTS: usize = 4_096;
 
 /// Read by `script.js`.
@@ -17,24 +17,24 @@ const MOST_TEXTS: usize = 4_096;
 struct Hover {
     rows: usize,
     columns: usize,
-    /// Columns of one value.
+    /// Columns per value.
     group: usize,
-    /// Where the cells stand: left, top, width and height as shares of the drawing.
+    /// The area of the cells: left, top, width and height as shares of the drawing.
     area: [f64; 4],
     column: String,
     unit: String,
     texts: Vec<String>,
-    /// Little-endian f32, row by row, Base64; the largest of each group, NaN where it is undefined.
+    /// Little-endian f32, row by row, Base64: the maximum of each group, NaN if undefined.
     values: String,
 }
 
-/// The values of a map that has too many cells to tell them by itself.
+/// The values of a map that has too many cells for SVG tooltips.
 pub(super) fn data(figure: &Figure, canvas: &Canvas<'_>) -> Markup {
     let Drawing::Map(map) = &figure.drawing else { return html! {} };
     if map.draw(|map| map.tells_values()) {
         return html! {};
     }
-    // `<` would end the element where a token holds `</script>`.
+    // Escapes `<`, because a token may contain `</script>`.
     let json = serde_json::to_string(&hover(map, canvas)).unwrap_or_default().replace('<', "\\u003c");
     html! {
         p.readout aria-hidden="true" hidden { "Point at the map to read its values." }

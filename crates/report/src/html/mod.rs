@@ -1,4 +1,4 @@
-//! The report as one HTML file that asks for nothing else: styles, script and images are within it.
+//! The report as one self-contained HTML file with embedded styles, script and images.
 
 mod hover;
 
@@ -16,7 +16,7 @@ const SCRIPT: &str = include_str!("script.js");
 
 /// Size of a figure beside another, CSS pixels.
 const NARROW: [f64; 2] = [400.0, 270.0];
-/// Size of a figure of the whole width.
+/// Size of a full-width figure.
 const WIDE: [f64; 2] = [940.0, 340.0];
 
 /// The document as HTML.
@@ -26,7 +26,7 @@ pub(crate) fn html(document: &Document) -> String {
         html lang="en" {
             head {
                 meta charset="utf-8";
-                // Nothing is asked for, and no script runs but ours, whatever a prompt or a model's name may hold.
+                // Loads nothing and runs only our own script, even if a prompt or model name contains HTML.
                 meta http-equiv="Content-Security-Policy" content=(policy());
                 meta name="viewport" content="width=device-width, initial-scale=1";
                 meta name="color-scheme" content="light dark";
@@ -65,7 +65,7 @@ fn policy() -> String {
     )
 }
 
-/// Our styles and the figures' colours, light unless dark is preferred, and light on paper.
+/// Our styles and the figures' colours: dark if the reader prefers it, light otherwise and in print.
 fn style() -> String {
     let (light, dark) = (style_sheet(":root", Theme::Light), style_sheet(":root", Theme::Dark));
     format!("{light}@media screen and (prefers-color-scheme:dark){{{dark}}}{STYLE}")
@@ -75,7 +75,7 @@ fn section(section: &Section) -> Markup {
     html! {
         section id=(section.id) aria-labelledby={ (section.id) "-heading" } {
             h2 id={ (section.id) "-heading" } { (foreign(&section.title)) }
-            // Figures that follow each other share a grid.
+            // Consecutive figures share a grid.
             @for blocks in section.groups() {
                 @if blocks.iter().all(Element::is_figure) {
                     div.figures { @for block in blocks { (self::block(block)) } }
@@ -97,7 +97,7 @@ fn block(block: &Element) -> Markup {
         Element::Figure(figure) => self::figure(figure),
         Element::Texts(texts) => self::texts(texts),
         Element::Code(code) => html! {
-            // What scrolls must be reachable by keyboard.
+            // Scrollable elements must be focusable by keyboard.
             pre tabindex="0" { code { (visible(code)) } }
         },
     }
@@ -107,7 +107,7 @@ fn inline(words: &[Inline]) -> Markup {
     html! {
         @for word in words {
             @match word {
-                // Sentences may name categories.
+                // Notes may contain category names.
                 Inline::Plain(text) => (visible(text)),
                 Inline::Strong(text) => strong { (visible(text)) },
                 Inline::Foreign(text) => (foreign(text)),
@@ -117,7 +117,7 @@ fn inline(words: &[Inline]) -> Markup {
     }
 }
 
-/// Words that may run in any direction, kept from turning those around them.
+/// Untrusted text of any writing direction, isolated from its surroundings.
 fn foreign(text: &str) -> Markup {
     html! { bdi { (visible(text)) } }
 }
@@ -148,7 +148,7 @@ fn cell(cell: &Cell) -> Markup {
         Cell::Text(text) => html! { (visible(text)) },
         Cell::Foreign(text) => foreign(text),
         Cell::Count(count) => html! { data value=(count) { (count) } },
-        // All digits are in the page; what is shown is rounded.
+        // The page contains all digits; the displayed text is rounded.
         Cell::Figure { value, shown } if value.is_finite() => html! { data value=(value) { (shown) } },
         Cell::Figure { shown, .. } => html! { (shown) },
     }
@@ -204,7 +204,7 @@ fn figure(figure: &Figure) -> Markup {
     }
 }
 
-/// A wide map scrolls where there is no room for it; a wide chart is drawn a second time for small screens.
+/// A wide map scrolls on small screens; a wide chart is drawn a second time for them.
 fn drawing(figure: &Figure, canvas: &Canvas<'_>) -> Markup {
     let svg = figure.to_svg(canvas);
     match &figure.drawing {
@@ -244,7 +244,7 @@ fn texts(texts: &Texts) -> Markup {
     }
 }
 
-/// A text with what is marked in it.
+/// A text with its mark.
 fn marked(text: &Apart<'_>) -> Markup {
     html! {
         (visible(&text.before))

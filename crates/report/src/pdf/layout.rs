@@ -1,4 +1,4 @@
-//! The document as the files that the template reads: `document.json` and an SVG for each figure.
+//! The document as input files of the template: `document.json` and an SVG per figure.
 
 use super::characters::Characters;
 use crate::document::{Column, Document, Element, Figure, Inline, Marked, Section, Table, Texts};
@@ -7,13 +7,15 @@ use layerscope_figures::{Canvas, Colours, FIGURE_FONTS, Theme};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
-/// Size of a figure beside another, and of one of the whole width, CSS pixels; the type comes out at about eight points.
+/// Size of a half-width and of a full-width figure, CSS pixels; their type is about eight points on paper.
 const NARROW: [f64; 2] = [400.0, 250.0];
 const WIDE: [f64; 2] = [700.0, 290.0];
-/// Longest word that a line is sure to have room for.
+/// Longest word that always fits into a line.
 const LONGEST_WORD: usize = 60;
+/// Rows of a table; typst takes some 15 kB of memory for each cell, a hundred times what the run folder does.
+const MOST_ROWS: usize = 200;
 
-/// The files by their paths.
+/// The files by path.
 pub(super) fn files(document: &Document, characters: &Characters<'_>) -> Result<BTreeMap<String, Vec<u8>>> {
     let mut layout = Layout { characters, files: BTreeMap::new(), appendix: vec![] };
     let sections: Vec<Value> = document.sections.iter().map(|section| layout.section(section)).collect();
@@ -63,7 +65,7 @@ impl Layout<'_> {
                 blocks.push(self.figures(group));
             } else {
                 blocks.extend(group.iter().map(|block| self.block(block)));
-                // A paragraph that figures follow stays with them.
+                // A paragraph stays with the figures that follow it.
                 if let Some(Value::Object(last)) = blocks.last_mut() {
                     last.insert("leads".into(), json!(true));
                 }
@@ -122,10 +124,19 @@ impl Layout<'_> {
         let row = |row: &Vec<crate::document::Cell>| -> Vec<String> {
             row.iter().map(|cell| self.breakable(&cell.shown())).collect()
         };
+        let caption = match table.rows.len() {
+            0..=MOST_ROWS => self.text(&table.caption),
+            rows => {
+                let caption = self.text(&table.caption);
+                format!(
+                    "{caption}: the first {MOST_ROWS} of {rows} rows, which the other formats hold in full"
+                )
+            }
+        };
         json!({
-            "caption": self.text(&table.caption),
+            "caption": caption,
             "columns": table.columns.iter().enumerate().map(column).collect::<Vec<_>>(),
-            "rows": table.rows.iter().map(row).collect::<Vec<_>>(),
+            "rows": table.rows.iter().take(MOST_ROWS).map(row).collect::<Vec<_>>(),
         })
     }
 
@@ -154,10 +165,10 @@ impl Layout<'_> {
         let size = figure.size(NARROW, WIDE);
         let colours = Colours::Of(Theme::Light);
         let svg = figure.to_svg(&Canvas { size, colours, titled: false, id: &figure.id });
-        // Figures are set in the text's own type, which is the same on every machine.
+        // Figures use the text's font, which is the same on every machine.
         let svg = svg.replacen(FIGURE_FONTS, "font-family=\"Libertinus Serif\"", 1);
         let path = format!("{}.svg", figure.id);
-        self.files.insert(path.clone(), self.characters.settable_xml(&svg).as_bytes().to_vec());
+        self.files.insert(path.clone(), self.characters.settable_xml(&svg).into_bytes());
         let table = self.table(&figure.table);
         self.appendix.push(table);
         json!({
@@ -190,5 +201,31 @@ impl Layout<'_> {
             "prompt": self.breakable(&texts.prompt),
             "sides": texts.sides.iter().map(side).collect::<Vec<_>>(),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::document::{Cell, column};
+
+    #[test]
+    fn a_long_table_is_cut_and_says_so() {
+        let table = |rows: usize| Table {
+            id: "all".into(),
+            caption: "All".into(),
+            columns: vec![column("prompt", "")],
+            rows: (0..rows).map(|index| vec![Cell::count(index)]).collect(),
+        };
+        let characters = Characters::built_in();
+        let layout = Layout { characters: &characters, files: BTreeMap::new(), appendix: vec![] };
+        let whole = layout.table(&table(MOST_ROWS));
+        assert_eq!(
+            (&whole["caption"], whole["rows"].as_array().map(Vec::len)),
+            (&json!("All"), Some(MOST_ROWS))
+        );
+        let cut = layout.table(&table(1000));
+        let caption = json!("All: the first 200 of 1000 rows, which the other formats hold in full");
+        assert_eq!((&cut["caption"], cut["rows"].as_array().map(Vec::len)), (&caption, Some(MOST_ROWS)));
     }
 }

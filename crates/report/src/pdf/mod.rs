@@ -12,7 +12,7 @@ use typst_layout::PagedDocument;
 use typst_pdf::{PdfOptions, PdfStandard, PdfStandards};
 use world::ReportWorld;
 
-/// Whether this build has PDF; this one has.
+/// Whether this build writes PDF.
 pub(crate) fn check_compiled_in() -> Result<()> {
     Ok(())
 }
@@ -20,11 +20,11 @@ pub(crate) fn check_compiled_in() -> Result<()> {
 /// The document as PDF.
 ///
 /// # Errors
-/// [`Error::Failure`] where it cannot be typeset.
+/// [`Error::Failure`] if typesetting fails.
 pub(crate) fn pdf(document: &Document) -> Result<Vec<u8>> {
     let fonts = world::fonts();
-    // A character that some font claims to have may still lack a glyph in its place; then only those that the built-in
-    // fonts surely have are left, and the others are spelt out.
+    // A font may list a character and still lack its glyph. The second attempt keeps only characters that the
+    // built-in fonts are known to have.
     let first = typeset(document, Characters::of(fonts.book()));
     first.or_else(|_| typeset(document, Characters::built_in()))
 }

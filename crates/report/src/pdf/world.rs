@@ -1,4 +1,4 @@
-//! What typst sees: the template, its data and figures, and fonts. No file system, no network, no clock.
+//! Typst's environment: template, data, figures and fonts. No file system, network or clock.
 
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
@@ -12,7 +12,7 @@ use typst_kit::fonts::{FontStore, embedded, system};
 
 const TEMPLATE: &str = include_str!("report.typ");
 
-/// The built-in fonts, then the system's, for scripts that the former lack; found once.
+/// The built-in fonts, then the system's, for scripts that the former lack; searched once.
 pub(super) fn fonts() -> &'static FontStore {
     static FONTS: OnceLock<FontStore> = OnceLock::new();
     FONTS.get_or_init(|| {
@@ -31,7 +31,7 @@ pub(super) struct ReportWorld {
 }
 
 impl ReportWorld {
-    /// A world of files by their paths.
+    /// A world of files by path.
     pub(super) fn new(files: BTreeMap<String, Vec<u8>>) -> Self {
         let files = files.into_iter().map(|(path, bytes)| (path, Bytes::new(bytes)));
         Self {

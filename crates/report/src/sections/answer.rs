@@ -1,4 +1,4 @@
-//! The answer: the recommended cutoff, what it costs and saves, and how sure it is.
+//! The answer: the recommended cutoff, its cost, its savings and its uncertainty.
 
 use super::{Place, cutoffs};
 use crate::data::{Report, RunReport};

@@ -1,4 +1,4 @@
-//! Measured times and memory of policies, where the run folder holds them.
+//! Measured times and memory of policies, if the run folder has them.
 
 use super::Place;
 use crate::document::{Cell, Column, Drawing, Element, Figure, Inline, Table, column, plain};
@@ -61,7 +61,7 @@ pub(super) fn blocks(place: &Place<'_>) -> Vec<Element> {
     blocks
 }
 
-/// Quality against costs, a figure for each length; nothing where no quality was measured.
+/// Quality against cost, a figure per length; empty if quality was not measured.
 fn quality(place: &Place<'_>, bench: &BenchReport) -> Vec<Element> {
     let Some(all) = trade_off(bench) else { return vec![] };
     let lengths = compared(bench);

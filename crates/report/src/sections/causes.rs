@@ -1,4 +1,4 @@
-//! The causal layer map beside what attention shows.
+//! The causal layer map, compared with attention.
 
 use super::{Place, spread, summary_cells, summary_columns};
 use crate::document::{Cell, Drawing, Element, Figure, Table, column, plain};
@@ -59,7 +59,7 @@ fn correlations(place: &Place<'_>) -> Table {
     }
 }
 
-/// A figure in words.
+/// The displayed name of a figure.
 fn name(figure: &str) -> &str {
     match figure {
         "prompt_mass" => "prompt mass",

@@ -1,4 +1,4 @@
-//! Runs against the first: figures side by side, differences with intervals, the two frontiers and recommendations.
+//! Comparison with the first run: figures, differences with intervals, frontiers and recommendations.
 
 use super::{run_ink, run_style, spread};
 use crate::compare::FigureDifference;
@@ -30,7 +30,7 @@ pub(super) fn section(report: &Report) -> Section {
     Section { id: "comparison".into(), title: "Comparison".into(), blocks }
 }
 
-/// What is compared: figure, title, unit, whether it is drawn logarithmically.
+/// The compared figures: name, title, unit, and whether the axis is logarithmic.
 fn compared() -> impl Iterator<Item = (&'static str, &'static str, &'static str, bool)> {
     [
         ("prompt_mass", "Prompt mass", "share of attention", false),
@@ -127,7 +127,7 @@ fn how(comparison: &RunComparison) -> String {
     words
 }
 
-/// Means and spreads of all runs; at relative depth where the numbers of layers differ.
+/// Means and spreads of all runs; by relative depth if the numbers of layers differ.
 fn side_by_side(report: &Report, figure: &str, title: &str, unit: &str, logarithmic: bool) -> Figure {
     let along = along(report);
     let mut chart = Chart::new(title, unit, along.clone());
@@ -166,7 +166,7 @@ fn side_by_side(report: &Report, figure: &str, title: &str, unit: &str, logarith
     Figure { id, drawing: Drawing::Chart(chart), table, wide: false }
 }
 
-/// A figure of layers 0 … L−1; the embedding's value is left out.
+/// A figure at layers 0 … L−1, without the embedding's value.
 fn of_layers<'a>(run: &'a RunReport, figure: &str) -> &'a [Summary] {
     let all = match figure {
         KNOCKOUT_KL => &run.knockout[..],

@@ -8,7 +8,7 @@ use layerscope_cutoff::recommend::Verdict;
 use layerscope_diagnostics::record::{Anchor, Divergence};
 use layerscope_figures::{Along, Chart, Curve, Ink};
 
-/// A share that a cutoff saves.
+/// A relative saving of a cutoff.
 type ShareOf = fn(&Savings) -> f64;
 
 pub(super) fn blocks(place: &Place<'_>, report: &Report) -> Vec<Element> {
@@ -43,7 +43,7 @@ pub(super) fn blocks(place: &Place<'_>, report: &Report) -> Vec<Element> {
     blocks
 }
 
-/// KL by cutoff for both anchors, with the tolerance and the edge.
+/// KL by cutoff for both anchors, with the tolerance and the recommended cutoff.
 pub(super) fn divergence(place: &Place<'_>, report: &Report) -> Figure {
     let mut chart = Chart::new("Divergence by cutoff", "mean KL(full ‖ cut), nats per token", cutoffs(place));
     chart.logarithmic = true;
@@ -60,12 +60,12 @@ pub(super) fn divergence(place: &Place<'_>, report: &Report) -> Figure {
     let chart = with_cutoff(place, chart);
     let recommendation = &place.run.recommendation;
     let edge = match place.cutoff() {
-        Some(cutoff) => format!("recommended cutoff {cutoff} is marked"),
+        Some(cutoff) => format!("the recommended cutoff {cutoff} is marked"),
         None => "no cutoff is recommended".into(),
     };
     let description = format!(
         "Mean KL divergence from the full model over {} prompts at cutoffs 1 to {}, logarithmic; bands reach to the \
-         one-sided 95 % bootstrap bound; the {edge}.",
+         one-sided 95 % bootstrap bound; {edge}.",
         recommendation.prompts,
         place.layers()
     );
@@ -206,7 +206,7 @@ fn savings(place: &Place<'_>) -> Figure {
     for (index, (name, figure)) in figures.into_iter().enumerate() {
         let values = place.run.savings.iter().map(figure).collect();
         let curve = Curve::new(name, Ink::Series(index), values);
-        // TTFT is predicted to go with the layer work: dashes let the line beneath show.
+        // Predicted TTFT equals the layer work, so it is dashed to show the line below.
         chart.curves.push(if index > 1 { dashed(curve) } else { curve });
         columns.push(column(name, "%"));
     }

@@ -84,7 +84,7 @@ const PLANS: [ChartPlan; 6] = [
     },
 ];
 
-/// The figures that are shown category by category, as the paper's diagnostics are.
+/// The figures that are shown by category, like the paper's diagnostics.
 const BY_CATEGORY: [usize; 4] = [0, 1, 3, 4];
 
 pub(super) fn blocks(place: &Place<'_>) -> Vec<Element> {
@@ -142,7 +142,7 @@ fn overall(place: &Place<'_>, plan: &ChartPlan) -> Figure {
     Figure { id: place.id(plan.id), drawing: Drawing::Chart(chart), table, wide: false }
 }
 
-/// Of several figures only the first: a line for each of them and category would be a thicket.
+/// Only the first of several figures: a line per figure and category would be unreadable.
 fn by_category(place: &Place<'_>, plan: &ChartPlan) -> Figure {
     let (figure, name, _) = plan.figures[0];
     let title = match plan.figures.len() {
@@ -171,7 +171,7 @@ fn by_category(place: &Place<'_>, plan: &ChartPlan) -> Figure {
     Figure { id, drawing: Drawing::Chart(chart), table, wide: false }
 }
 
-/// The name of a row: figures of L+1 values begin with the embedding.
+/// The name of a row. Figures of L+1 values begin with the embedding.
 fn layer(row: usize, rows: usize, layers: usize) -> Cell {
     match (rows > layers, row) {
         (true, 0) => Cell::Text("embedding".into()),

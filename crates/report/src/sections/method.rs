@@ -1,4 +1,4 @@
-//! What every figure means, with formulas and sources.
+//! Definitions of all figures, with formulas and sources.
 
 use crate::data::Report;
 use crate::document::{Cell, Element, Inline, Section, Table, column, plain};

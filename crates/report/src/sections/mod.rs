@@ -1,4 +1,4 @@
-//! What the report says, section by section.
+//! The report's sections.
 
 mod answer;
 mod bench;
@@ -21,7 +21,7 @@ use layerscope_diagnostics::summary::Summary;
 use layerscope_figures::{Curve, Ink, Style};
 
 impl Document {
-    /// Lays a report out.
+    /// Builds the document of a report.
     pub(crate) fn of(report: &Report) -> Self {
         let names: Vec<&str> = report.runs.iter().map(|run| run.manifest.model.name.as_str()).collect();
         let several = report.runs.len() > 1;
@@ -30,7 +30,7 @@ impl Document {
             sections.push(comparison::section(report));
         }
         for (index, run) in report.runs.iter().enumerate() {
-            // Ids and titles tell the runs apart where there are several.
+            // With several runs, ids and titles contain the run.
             let place = Place { index, several, run };
             sections.extend([
                 place.section("model", "Model and run", model::blocks(&place)),
@@ -75,7 +75,7 @@ fn subjects(report: &Report) -> String {
     report.runs.iter().map(subject).collect::<Vec<_>>().join("; ")
 }
 
-/// A run and where it stands among the others.
+/// A run and its index.
 pub(crate) struct Place<'a> {
     index: usize,
     several: bool,
@@ -83,7 +83,7 @@ pub(crate) struct Place<'a> {
 }
 
 impl Place<'_> {
-    /// An id that no other run has.
+    /// An id that is unique among runs.
     fn id(&self, name: &str) -> String {
         if self.several { format!("run{}-{name}", self.index + 1) } else { name.to_owned() }
     }
@@ -94,7 +94,8 @@ impl Place<'_> {
         Section { id: self.id(id), title, blocks }
     }
 
-    /// Captions tell the runs apart where there are several: in an appendix, or read out one after the other.
+    /// With several runs, captions name the run, so that they are clear in an appendix and in a screen
+    /// reader.
     fn name(&self, block: &mut Element) {
         let table = match block {
             Element::Table(table) => table,
@@ -115,14 +116,14 @@ impl Place<'_> {
         self.run.manifest.model.layers
     }
 
-    /// The cutoff that is drawn into figures: none where full depth is kept.
+    /// The cutoff line of figures; `None` if full depth is kept.
     fn cutoff(&self) -> Option<usize> {
         let cutoff = self.run.recommendation.l_cut;
         (cutoff < self.layers()).then_some(cutoff)
     }
 }
 
-/// An anchor in words.
+/// The displayed name of an anchor.
 fn anchor_name(anchor: Anchor) -> &'static str {
     match anchor {
         Anchor::Bos => "position 0 kept",
@@ -130,17 +131,17 @@ fn anchor_name(anchor: Anchor) -> &'static str {
     }
 }
 
-/// The colours of the runs, where several stand in one figure.
+/// The colours of several runs in one figure.
 fn run_ink(index: usize) -> Ink {
     Ink::Series(index)
 }
 
-/// And their lines: of neighbours one is dashed.
+/// Their line styles, alternately solid and dashed.
 fn run_style(index: usize) -> Style {
     if index % 2 == 1 { Style::Dashed } else { Style::Line }
 }
 
-/// Mean and spread of a figure as a curve.
+/// A curve of a figure's mean and spread.
 fn spread(name: &str, ink: Ink, figures: &[Summary]) -> Curve {
     let (lower, upper) = figures.iter().map(|figure| (figure.q05, figure.q95)).unzip();
     Curve::new(name, ink, figures.iter().map(|figure| figure.mean).collect()).with_band(lower, upper)

@@ -1,4 +1,4 @@
-//! The model and how it was run.
+//! The model and its settings.
 
 use super::Place;
 use crate::document::{Cell, Element, Table, column};

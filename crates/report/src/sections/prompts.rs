@@ -1,4 +1,4 @@
-//! Every recorded prompt in a row.
+//! The table of recorded prompts.
 
 use super::Place;
 use crate::data::PromptFigures;

@@ -1,4 +1,4 @@
-//! Where the figures come from, sufficient to make them again.
+//! Provenance: all that is needed to reproduce the figures.
 
 use crate::data::{Report, RunReport};
 use crate::document::{Cell, Element, Section, Table, column, plain};
@@ -63,7 +63,7 @@ fn facts(run: &RunReport, index: usize) -> Table {
     }
 }
 
-/// The commands that make the runs and the report again.
+/// The commands that reproduce the runs and the report.
 fn commands(report: &Report) -> String {
     let record = |run: &RunReport| {
         let (manifest, settings) = (&run.manifest, &run.manifest.settings);
@@ -91,7 +91,7 @@ fn commands(report: &Report) -> String {
     commands
 }
 
-/// A word as a POSIX shell takes it.
+/// A word quoted for a POSIX shell.
 fn quoted(word: &str) -> String {
     let safe = |c: char| c.is_alphanumeric() || "._-/+=:,@%".contains(c);
     if !word.is_empty() && word.chars().all(safe) {

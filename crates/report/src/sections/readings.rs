@@ -1,4 +1,4 @@
-//! Heat maps: which heads read the prompt, which tokens are read, and how that changes from step to step.
+//! Heat maps: which heads read the prompt, which tokens they read, and how this changes by step.
 
 use super::Place;
 use crate::data::{Chosen, ReadToken, Reading};
@@ -128,7 +128,7 @@ fn tokens(place: &Place<'_>, index: usize, reading: &Reading) -> Figure {
 fn steps(place: &Place<'_>, index: usize, reading: &Reading) -> Figure {
     let id = place.id(&format!("steps-{}", index + 1));
     let steps = &reading.prompt_mass_by_step;
-    // Means over layers: what changes while the text grows.
+    // Means over layers, by step.
     let row = |step: usize| {
         let column = steps.column(step);
         let mean = column.iter().map(|mass| f64::from(*mass)).sum::<f64>() / column.len().max(1) as f64;

@@ -1,4 +1,4 @@
-//! Spans: from which layer on parts of prompts may vanish.
+//! Spans: from which layer on parts of prompts can be removed.
 
 use super::Place;
 use crate::data::Report;
@@ -7,7 +7,7 @@ use crate::spans;
 use layerscope_diagnostics::record::{SpanRecord, SpanRow};
 use layerscope_figures::Chart;
 
-/// Spans whose sentences are written out; the table has them all.
+/// Most spans with a sentence each; the table has all of them.
 const SENTENCES: usize = 12;
 
 pub(super) fn blocks(place: &Place<'_>, report: &Report) -> Vec<Element> {
@@ -48,7 +48,7 @@ fn figure(place: &Place<'_>, id: &str, chart: Chart, table: Table) -> Figure {
     Figure { id: place.id(id), drawing: Drawing::Chart(chart), table, wide: true }
 }
 
-/// A row for each span and layer that a condition holds for.
+/// A row per span and layer for which a condition holds.
 fn rows(
     records: &[&SpanRecord],
     shown: impl Fn(&SpanRow) -> bool,
@@ -98,7 +98,7 @@ fn masses(place: &Place<'_>, records: &[&SpanRecord]) -> Table {
     }
 }
 
-/// A row for each span.
+/// A row per span.
 fn overview(place: &Place<'_>, report: &Report) -> Table {
     let names = [
         ("prompt", ""),

@@ -1,4 +1,4 @@
-//! `continuations.json`: what is put is what is read, whatever else lies there is refused.
+//! `continuations.json`: entries are read as written, and invalid files are rejected.
 
 use std::fs;
 use std::path::Path;
@@ -37,7 +37,7 @@ fn read(folder: &Path) -> Option<Continuations> {
     Run::open(folder).expect("open").continuations().expect("sound")
 }
 
-/// The message with which a file of these bytes is refused, to be read and to be written to.
+/// The error on reading, and on opening for writing, a file of these bytes.
 fn refused(folder: &Path, bytes: &[u8]) -> String {
     let path = folder.join(CONTINUATIONS);
     fs::write(&path, bytes).expect("damage");

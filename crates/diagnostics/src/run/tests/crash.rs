@@ -1,5 +1,6 @@
-//! A kill at any moment loses at most the prompt being written, and nobody sees half a run as a whole one.
+//! A kill at any moment loses at most the prompt being written, and a partial run never appears complete.
 
+use layerscope_engine::Error;
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -22,7 +23,7 @@ fn what_was_being_written_is_dropped() {
     writer.append(&record(0)).expect("append");
     writer.append(&record(1)).expect("append");
     drop(writer);
-    // Killed within the next prompt, and within an earlier merge.
+    // Killed during the next prompt, and during an earlier merge.
     let unfinished = layout::unfinished_part(run, 2);
     fs::create_dir(&unfinished).expect("part");
     write_synced(&unfinished.join("prompts.parquet"), b"PAR1").expect("part");
@@ -59,7 +60,7 @@ fn a_damaged_part_is_recorded_again() {
 fn a_prompt_counts_even_if_the_kill_came_before_the_manifest() {
     let folder = tempfile::tempdir().expect("folder");
     let mut writer = resume(folder.path(), 2);
-    writer.fail("q0", "out of memory").expect("fail");
+    writer.fail("q0", &Error::input("out of memory")).expect("fail");
     let path = folder.path().join(MANIFEST);
     let before = fs::read(&path).expect("manifest");
     writer.append(&record(0)).expect("append");
@@ -71,7 +72,8 @@ fn a_prompt_counts_even_if_the_kill_came_before_the_manifest() {
     assert!(resume(folder.path(), 2).is_done("q0"));
 }
 
-/// Rebuilds the moments of `publish`: the first `moved` of tables and manifest moved, then `removed` parts removed.
+/// Recreates a state of `publish`: the first `moved` of tables and manifest moved, then `removed` parts
+/// removed.
 fn killed_while_publishing(run: &Path, moved: usize, removed: usize) {
     let mut writer = resume(run, 4);
     writer.append(&record(0)).expect("append");
@@ -80,7 +82,7 @@ fn killed_while_publishing(run: &Path, moved: usize, removed: usize) {
     writer.append(&record(1)).expect("append");
     writer.append(&record(3)).expect("append");
     drop(writer);
-    // The new tables come from a copy of the folder that was finished without a kill.
+    // The new tables are from a copy of the folder that was finished without a kill.
     let copy = tempfile::tempdir().expect("folder");
     copy_folder(run, copy.path());
     resume(copy.path(), 4).finish().expect("finish");
@@ -122,7 +124,7 @@ fn a_kill_while_publishing_is_invisible_and_mended() {
         let folder = tempfile::tempdir().expect("folder");
         let run = folder.path();
         killed_while_publishing(run, moved, removed);
-        // Another program looks at the manifest in its place only.
+        // Other programs read only the manifest in the run folder.
         let outside = fs::read_to_string(run.join(MANIFEST)).expect("manifest");
         if outside.contains("\"complete\"") {
             assert!(tables(run) == wanted, "half a run called complete, {moved} moved");
@@ -163,7 +165,7 @@ fn a_failed_merge_keeps_the_parts_and_recording_goes_on() {
 const CHILD: &str = "LAYERSCOPE_TEST_RUN_FOLDER";
 const CHILD_PROMPTS: usize = 18;
 
-/// Not a test of its own: the process that the next test kills.
+/// Not a test itself: the process that the next test kills.
 #[test]
 fn recording_child() {
     let Some(folder) = std::env::var_os(CHILD) else {
@@ -174,7 +176,7 @@ fn recording_child() {
         if !writer.is_done(&format!("q{index}")) {
             writer.append(&record(index)).expect("append");
         }
-        // Merge often: the kill shall hit that too.
+        // Merge often, so that the kill hits merges too.
         if index % 3 == 2 {
             writer.finish().expect("finish");
         }
@@ -198,7 +200,7 @@ fn kills_at_random_moments_leave_a_run_that_resumes_to_the_same_bytes() {
             .stderr(Stdio::null())
             .spawn()
             .expect("child");
-        // A little longer each time, so that it ends on slow disks too.
+        // Waits longer each time, so that the test ends on slow disks too.
         let pause = 5 + attempt * 2 + (attempt * 37) % 11;
         std::thread::sleep(Duration::from_millis(pause));
         let ended = child.try_wait().expect("child");

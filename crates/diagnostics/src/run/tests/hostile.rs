@@ -1,4 +1,4 @@
-//! Folders that are not as we wrote them: a sentence, never a panic.
+//! Damaged and changed folders: one sentence, never a panic.
 
 use std::fs;
 use std::path::Path;
@@ -12,7 +12,7 @@ use super::super::*;
 use super::sample::*;
 use crate::record::Anchor;
 
-/// The sentence with which a folder is refused as bad input.
+/// The input error of a folder.
 pub(super) fn refusal<T>(result: Result<T, Error>) -> String {
     match result {
         Ok(_) => panic!("accepted"),
@@ -105,7 +105,7 @@ fn missing_newer_and_truncated_files() {
     let newer = json!({"schema": SCHEMA_VERSION + 1}).to_string();
     with(MANIFEST, Some(newer.as_bytes()), &refused("newer layerscope"));
 
-    // Tables of another run: every file is sound, together they are not.
+    // Tables of another run: each file is valid, but they do not match.
     let other = tempfile::tempdir().expect("folder");
     finished(other.path(), 1);
     let fewer = fs::read(other.path().join("prompts.parquet")).expect("file");
@@ -128,10 +128,10 @@ fn records_that_do_not_fit_the_model_are_refused() {
     writer.append(&record(0)).expect("append");
     writer.append(&record(0)).expect_err("twice");
     writer.append(&record(7)).expect_err("not of this run");
-    writer.fail("q7", "…").expect_err("not of this run");
+    writer.fail("q7", &Error::input("…")).expect_err("not of this run");
 }
 
-/// Reads all there is.
+/// Reads everything.
 fn read_all(run: &Path) -> Result<(), Error> {
     let run = Run::open(run)?;
     for id in run.prompt_ids() {
@@ -146,7 +146,7 @@ fn read_all(run: &Path) -> Result<(), Error> {
 fn flipped_and_lost_bytes_never_panic() {
     let whole = tempfile::tempdir().expect("folder");
     finished(whole.path(), 2);
-    // The decoder's own panics are caught; their messages would only confuse the test's output.
+    // The decoder's panics are caught; their messages would clutter the test's output.
     let hook = std::panic::take_hook();
     std::panic::set_hook(Box::new(|_| {}));
     let mut state = 1_u64;

@@ -1,4 +1,4 @@
-//! Tests of the run folder, which need to see its layout.
+//! Tests of the run folder that depend on its layout.
 
 mod continuations;
 mod crash;

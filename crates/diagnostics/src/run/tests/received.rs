@@ -1,4 +1,4 @@
-//! The long table, as we and as other programs write it.
+//! The long table, written by us and by other programs.
 
 use std::fs::{self, File};
 use std::path::Path;
@@ -18,7 +18,7 @@ use super::super::*;
 use super::sample::*;
 use crate::record::ReceivedFigures;
 
-/// Longer than statistics usually are, and the same as far as they go.
+/// Ids longer than truncated statistics, with the same prefix.
 const IDS: [&str; 2] = [
     "a prompt whose name takes more than the 64 bytes to which statistics are cut: the first",
     "a prompt whose name takes more than the 64 bytes to which statistics are cut: the second",
@@ -70,12 +70,12 @@ fn write(path: &Path, rows: &[Row], properties: WriterProperties) -> TableFile {
     TableFile::open(path.to_owned(), &Table::Tokens.columns()).expect("table").expect("a file")
 }
 
-/// Row groups of so many rows, with statistics as most programs write them.
+/// Row groups of this many rows, with the statistics of most programs.
 fn grouped(rows: usize) -> WriterProperties {
     WriterProperties::builder().set_max_row_group_row_count(Some(rows)).build()
 }
 
-/// Checks every figure that was read against the rows that were written.
+/// Compares every figure read with the rows written.
 fn check(file: &TableFile, id: &str, rows: &[Row], layers: usize) {
     let read = received(file, id, layers).expect("figures");
     let own: Vec<&Row> = rows.iter().filter(|row| row.id == Some(id)).collect();
@@ -88,7 +88,7 @@ fn check(file: &TableFile, id: &str, rows: &[Row], layers: usize) {
     }
 }
 
-/// The sentence with which rows are refused as bad input.
+/// The input error of rows.
 fn refusal(rows: &[Row], properties: WriterProperties) -> String {
     let folder = tempfile::tempdir().expect("folder");
     let file = write(&folder.path().join("tokens.parquet"), rows, properties);
@@ -97,7 +97,7 @@ fn refusal(rows: &[Row], properties: WriterProperties) -> String {
     error.to_string()
 }
 
-/// Rows of both prompts and of none, shuffled, and the number of layers.
+/// Shuffled rows of both prompts and of neither, and the number of layers.
 fn shuffled() -> impl Strategy<Value = (usize, Vec<Row>)> {
     (1_usize..4, 1_usize..20, 0_usize..20, 0_usize..6).prop_flat_map(|(layers, p, other_p, strangers)| {
         let mut all = [rows(IDS[0], layers, p), rows(IDS[1], layers, other_p)].concat();
@@ -114,7 +114,7 @@ proptest! {
     fn rows_are_read_in_any_order_and_grouping(
         (layers, rows) in shuffled(),
         group_rows in 1_usize..80,
-        // Cut short, whole, and none at all.
+        // Truncated, full and no statistics.
         statistics in prop_oneof![Just(Some(Some(64))), Just(Some(None)), Just(None)],
     ) {
         let properties = WriterProperties::builder().set_max_row_group_row_count(Some(group_rows));
@@ -152,7 +152,7 @@ fn a_prompt_may_take_several_row_groups_of_ours() {
     finished(folder.path(), 2);
     let path = folder.path().join(Table::Tokens.file_name());
     let rows = [rows("q0", LAYERS, 40), rows("q1", LAYERS, 40)].concat();
-    // Three groups for each prompt.
+    // Three groups per prompt.
     let file = write(&path, &rows, grouped(LAYERS * 40 / 3));
     assert_eq!(file.metadata().num_row_groups(), 6);
     let run = Run::open(folder.path()).expect("open");
@@ -224,7 +224,7 @@ fn what_a_window_has_passed_is_undefined() {
             assert_eq!(value.is_nan(), layer != 1 && position < 2, "layer {layer}, position {position}");
         }
     }
-    // Wider than the prompt, or none.
+    // A window wider than the prompt, or none.
     for window in [Some(6), Some(9), None] {
         assert!(seen(window).mean.iter().all(|value| *value == 0.25), "{window:?}");
     }

@@ -1,5 +1,6 @@
-//! What is recorded is what is read.
+//! Recorded data is read unchanged.
 
+use layerscope_engine::Error;
 use std::fs;
 
 use parquet::arrow::ArrowWriter;
@@ -89,7 +90,7 @@ fn a_run_reads_back_finished_or_not() {
     for index in [0, 1, 3] {
         writer.append(&record(index)).expect("append");
     }
-    writer.fail("q2", "too long for the model").expect("fail");
+    writer.fail("q2", &Error::input("too long for the model")).expect("fail");
     let unfinished = Run::open(folder.path()).expect("open");
     assert_eq!(unfinished.manifest().status, Status::Running);
     writer.finish().expect("finish");
@@ -199,7 +200,7 @@ fn equal_records_give_equal_tables_however_they_were_written() {
     finished(again.path(), 4);
     assert!(wanted == tables(again.path()));
 
-    // Out of order, in three sittings, with a failure mended and tables merged twice.
+    // Out of order, in three sessions, with a failed prompt retried and tables merged twice.
     let patched = tempfile::tempdir().expect("folder");
     let open = || RunWriter::create_or_resume(patched.path(), manifest(4)).expect("resume");
     let mut writer = open();
@@ -208,7 +209,7 @@ fn equal_records_give_equal_tables_however_they_were_written() {
     let mut writer = open();
     assert!(writer.is_done("q2") && !writer.is_done("q0"));
     writer.append(&record(0)).expect("append");
-    writer.fail("q3", "out of memory").expect("fail");
+    writer.fail("q3", &Error::input("out of memory")).expect("fail");
     writer.finish().expect("finish");
     drop(writer);
     let mut writer = open();
@@ -252,7 +253,7 @@ fn another_device_is_noted() {
 fn an_empty_run_has_its_tables() {
     let folder = tempfile::tempdir().expect("folder");
     let mut writer = RunWriter::create_or_resume(folder.path(), manifest(1)).expect("create");
-    writer.fail("q0", "too long").expect("fail");
+    writer.fail("q0", &Error::input("too long")).expect("fail");
     writer.finish().expect("finish");
     let run = Run::open(folder.path()).expect("open");
     assert_eq!(run.manifest().status, Status::Complete);
@@ -289,7 +290,7 @@ fn machine_and_command_are_kept_and_older_manifests_have_none() {
         ..manifest(1)
     };
     drop(RunWriter::create_or_resume(folder.path(), begun.clone()).expect("create"));
-    // Another machine and another way to say it resume the same run, which keeps where it began.
+    // A run resumes on another machine and with another command; it keeps its original machine and command.
     let mut writer = RunWriter::create_or_resume(folder.path(), manifest(1)).expect("resume");
     writer.append(&record(0)).expect("append");
     writer.finish().expect("finish");

@@ -1,4 +1,4 @@
-//! Small made-up records: the same seed, the same record.
+//! Small synthetic records, determined by a seed.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -97,7 +97,7 @@ pub(super) fn sized_record(
     PromptRecord { summary, steps, received: figures.received }
 }
 
-/// What the probes measured of prompt `q{index}`.
+/// The probes' measurements of prompt `q{index}`.
 pub(super) fn figures(index: usize) -> ProbedFigures {
     sized_figures(index, LAYERS, HEADS, 5 + index % 3, 6 + index)
 }

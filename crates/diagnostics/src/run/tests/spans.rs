@@ -1,4 +1,4 @@
-//! `spans.parquet`: what is put is what is read, and nothing else in the folder minds.
+//! `spans.parquet`: spans are read as written, and other files stay unchanged.
 
 use std::fs;
 use std::path::Path;
@@ -54,7 +54,7 @@ fn spans_are_read_back_added_and_replaced() {
     assert_eq!(read(folder.path()), format!("{expected:?}"));
     assert_eq!(tables(folder.path()), before);
 
-    // Only prompts that have spans speak of them.
+    // Only prompts with spans have the field.
     let shown = serde_json::to_value(Run::open(folder.path()).expect("open").show().expect("show"));
     let shown = shown.expect("json");
     assert_eq!(shown["prompts"][0]["spans"][0]["layers"][0]["kl"], 2.0);
@@ -71,7 +71,7 @@ fn one_writes_at_a_time_and_a_run_resumes_beside_the_file() {
     let message = refusal(SpansWriter::open(&Run::open(folder.path()).expect("open")));
     assert!(message.contains("wait until"), "{message}");
     drop(writer);
-    // A prompt that is not merged yet has spans like any other.
+    // A prompt that is not merged yet can have spans.
     put(folder.path(), &[span(0, 2, 4, 1.0)]);
     let mut writer = RunWriter::create_or_resume(folder.path(), manifest(2)).expect("resume");
     writer.append(&record(1)).expect("append");
@@ -79,7 +79,7 @@ fn one_writes_at_a_time_and_a_run_resumes_beside_the_file() {
     assert_eq!(read(folder.path()), format!("{:?}", [span(0, 2, 4, 1.0)]));
 }
 
-/// Writes rows that no writer of ours would write.
+/// Writes invalid rows.
 fn write(folder: &Path, rows: &[(SpanRecord, usize)]) {
     let batch = |(record, layer): &(SpanRecord, usize)| -> Result<RecordBatch> {
         let mut columns = Columns::of_prompt(SPANS, schema_of(&COLUMNS), &record.prompt_id, 1);
@@ -133,7 +133,7 @@ fn files_that_are_not_ours_are_refused_in_a_sentence() {
     fs::copy(folder.path().join(Table::Layers.file_name()), &path).expect("file");
     refused("the column");
 
-    // Any byte may be another; nothing panics.
+    // With any byte changed, nothing panics.
     fs::remove_file(&path).expect("remove");
     put(folder.path(), &[span(0, 1, 3, 0.5), span(1, 1, 3, 0.5)]);
     let good = fs::read(&path).expect("file");

@@ -70,7 +70,7 @@ unsafe impl Pod for DeviceKeySpan {}
 /// Where mass and entropy of each row, head and segment go: f32 `[rows, query_heads, 3]` each.
 #[derive(Clone, Copy)]
 pub struct StatisticsOnDevice<'a> {
-    /// Share of attention on each segment; zeros for a row that sees no key.
+    /// Share of attention on each segment; NaN where the row's softmax is.
     pub mass: Numbers<'a>,
     /// Entropy within each segment, nats; NaN where the segment has no mass.
     pub entropy: Numbers<'a>,
@@ -173,7 +173,7 @@ struct ReceivedParameters {
 }
 
 /// softmax(cap(q·kᵀ·scale))·v of each row over the keys that it sees: those of its copy's spans at or before its position and
-/// within the window or among the sinks. A row that sees no key yields zeros.
+/// within the window or among the sinks. A row's output is NaN where [`attention`](crate::attention::attention)'s is.
 ///
 /// # Errors
 /// Where the device fails.

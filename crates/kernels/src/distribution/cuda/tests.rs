@@ -117,32 +117,20 @@ fn nearly_equal_rows_differ_by_next_to_nothing() {
 }
 
 #[test]
-fn what_cannot_come_yields_no_nan() {
+fn very_unlikely_tokens_yield_no_nan() {
     let device = Device::for_tests();
     let mut p = row(30, 9000);
     // A whole part of nothing else, and tokens here and there.
-    p[8192..].fill(f32::NEG_INFINITY);
-    p[5] = f32::NEG_INFINITY;
+    p[8192..].fill(-2e38);
     p[6] = -3e38;
     p[7] = -1e30;
     let q: Vec<f32> = p.iter().zip(random(31, 9000, 0.5)).map(|(x, by)| x + by).collect();
-    let kept: Vec<usize> = (0..8192).filter(|i| !(5..8).contains(i)).collect();
-    let [p_kept, q_kept] = [&p, &q].map(|row| kept.iter().map(|&i| row[i]).collect::<Vec<f32>>());
-    let expected = reference::kl_divergence(&p_kept, &q_kept);
-    assert!((compared(&device, &p, &q).kl - expected).abs() < 1e-6);
+    assert!((compared(&device, &p, &q).kl - reference::kl_divergence(&p, &q)).abs() < 1e-6);
     let actual = summary(&device, &p);
-    let log_p = reference::log_softmax(&p_kept);
-    let entropy: f64 = log_p.iter().map(|p| p.exp() * p).sum();
+    let entropy: f64 = reference::log_softmax(&p).iter().map(|p| p.exp() * p).sum();
     assert!((actual.negative_entropy - entropy).abs() < 1e-6 && actual.finite == 1);
-    // What the reference can yield and the row cannot is infinitely unlikely; the other way round it is not missed.
-    let whole = row(30, 9000);
-    assert_eq!(compared(&device, &whole, &p).kl, f64::INFINITY);
-    let missed = compared(&device, &p, &whole);
-    let log_q = reference::log_softmax(&whole);
-    let kl: f64 = kept.iter().zip(&log_p).map(|(&i, p)| p.exp() * (p - log_q[i])).sum();
-    assert!((missed.kl - kl).abs() < 1e-6);
     // Only one token can come.
-    let mut certain = vec![f32::NEG_INFINITY; 8200];
+    let mut certain = vec![-1e30; 8200];
     certain[8199] = 1.0;
     let actual = summary(&device, &certain);
     assert_eq!((actual.negative_entropy, actual.log_normaliser, actual.argmax), (0.0, 1.0, 8199));
@@ -150,15 +138,17 @@ fn what_cannot_come_yields_no_nan() {
 }
 
 #[test]
-fn nan_is_reported() {
+fn what_is_not_finite_is_reported() {
     let device = Device::for_tests();
     for at in [0, 1000, 8191, 8192, 8999] {
-        let clean = row(40, 9000);
-        let mut damaged = clean.clone();
-        damaged[at] = f32::NAN;
-        assert_eq!(summary(&device, &damaged).finite, 0);
-        assert_eq!(compared(&device, &clean, &damaged).finite, 0);
-        assert_eq!(most_likely(&device, &damaged, &[at as u32])[1], 0, "even where it is passed over");
+        for undefined in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            let clean = row(40, 9000);
+            let mut damaged = clean.clone();
+            damaged[at] = undefined;
+            assert_eq!(summary(&device, &damaged).finite, 0);
+            assert_eq!(compared(&device, &clean, &damaged).finite, 0);
+            assert_eq!(most_likely(&device, &damaged, &[at as u32])[1], 0, "even where it is passed over");
+        }
     }
 }
 
@@ -201,8 +191,8 @@ fn the_most_likely_token_is_the_first_of_equals_that_is_not_passed_over() {
     (many[7], many[32 * PART]) = (1.0, 1.0);
     assert_eq!(most_likely(&device, &many, &[]), [7, 1]);
     assert_eq!(most_likely(&device, &[1.0, 2.0], &[1, 0]), [u32::MAX, 1]);
-    let nothing = [f32::NEG_INFINITY; 9];
-    assert_eq!(most_likely(&device, &nothing, &[0, 1, 99]), [2, 1]);
+    let equal = [f32::MIN; 9];
+    assert_eq!(most_likely(&device, &equal, &[0, 1, 99]), [2, 1]);
 }
 
 #[test]

@@ -34,6 +34,8 @@ struct Problem {
     output_in: Element,
     keys_at_most: usize,
     spread: f32,
+    /// A number of the queries, or of the keys of the last span, that is not finite.
+    poison: Option<(bool, usize, f32)>,
 }
 
 fn span(first_position: usize, len: usize, segment: Segment) -> Keys {
@@ -65,6 +67,7 @@ fn problem(query_heads: usize, kv_heads: usize, head_dim: usize, p: usize, rows:
         output_in: Element::F32,
         keys_at_most: p + rows,
         spread: 1.0,
+        poison: None,
     }
 }
 
@@ -86,13 +89,24 @@ fn upload(device: &Device, numbers: &[f32], element: Element) -> Buffer {
 
 /// Keys or values of a span: by copy `[head, key, element]` for the reference, and all as the device has them, with NaN in
 /// between.
-fn lay_out(problem: &Problem, keys: &Keys, seed: u64) -> (Vec<Vec<f32>>, Vec<f32>) {
+fn lay_out(
+    problem: &Problem,
+    keys: &Keys,
+    seed: u64,
+    poison: Option<(usize, f32)>,
+) -> (Vec<Vec<f32>>, Vec<f32>) {
     let (heads, dim) = (problem.shape.kv_heads, problem.shape.head_dim);
     let copies = if keys.own { problem.copies } else { 1 };
     let mut plain = vec![];
     let mut device = vec![];
     for copy in 0..copies {
         let mut numbers = noise(seed ^ (copy as u64) << 20, heads * keys.len * dim);
+        if let Some((place, number)) = poison
+            && !numbers.is_empty()
+        {
+            let place = place % numbers.len();
+            numbers[place] = number;
+        }
         rounded(&mut numbers, problem.element);
         for at in 0..if keys.own { keys.len * heads } else { heads * (keys.len + SLACK) } {
             let (head, key) = if keys.own {
@@ -138,13 +152,20 @@ fn run(device: &Device, problem: &Problem, seed: u64, with_statistics: bool) -> 
     let rows = problem.rows_per_copy * problem.copies;
     let mut queries: Vec<f32> =
         noise(seed, rows * query_heads * head_dim).into_iter().map(|x| x * problem.spread).collect();
+    if let Some((true, place, number)) = problem.poison {
+        let place = place % queries.len();
+        queries[place] = number;
+    }
     rounded(&mut queries, problem.queries_in);
     let mut plain = vec![];
     let mut buffers = vec![];
     let mut spans = vec![];
     for (index, keys) in problem.keys.iter().enumerate() {
-        let (plain_keys, on_device) = lay_out(problem, keys, seed ^ 0xabc ^ (index as u64) << 8);
-        let (plain_values, values_on_device) = lay_out(problem, keys, seed ^ 0xdef ^ (index as u64) << 8);
+        let poison = problem.poison.filter(|(in_queries, ..)| !in_queries && index + 1 == problem.keys.len());
+        let poison = poison.map(|(_, place, number)| (place, number));
+        let (plain_keys, on_device) = lay_out(problem, keys, seed ^ 0xabc ^ (index as u64) << 8, poison);
+        let (plain_values, values_on_device) =
+            lay_out(problem, keys, seed ^ 0xdef ^ (index as u64) << 8, None);
         plain.push([plain_keys, plain_values]);
         let pair = [on_device, values_on_device].map(|numbers| upload(device, &numbers, problem.element));
         let (head_stride, key_stride, copy_stride) = match keys.own {
@@ -234,7 +255,10 @@ fn check_problem(problem: &Problem, seed: u64) {
     let mut max = vec![0.001f64; problem.first_position + 1];
     let close = |what: &str, x: f32, expected: f64, tolerance: f64| {
         let difference = (f64::from(x) - expected).abs();
-        assert!(difference <= tolerance * (1.0 + expected.abs()), "{what}: {x} {expected} {problem:?}");
+        assert!(
+            x.is_nan() && expected.is_nan() || difference <= tolerance * (1.0 + expected.abs()),
+            "{what}: {x} {expected} {problem:?}"
+        );
     };
     for copy in 0..problem.copies {
         let sees = |index: usize| problem.visible.as_ref().is_none_or(|bits| bits[copy] >> index & 1 == 1);
@@ -282,7 +306,7 @@ fn check_problem(problem: &Problem, seed: u64) {
             for &(position, p) in &expected.probabilities[i] {
                 if let (Some(sum), Some(max)) = (sum.get_mut(position), max.get_mut(position)) {
                     *sum += p;
-                    *max = p.max(*max);
+                    *max = if sum.is_nan() { f64::NAN } else { p.max(*max) };
                 }
             }
         }
@@ -293,7 +317,8 @@ fn check_problem(problem: &Problem, seed: u64) {
     }
     // Statistics change nothing.
     let plain = self::run(&device, problem, seed, false);
-    assert_eq!(plain.output, run.output);
+    let bits = |numbers: &[f32]| numbers.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+    assert_eq!(bits(&plain.output), bits(&run.output));
 }
 
 #[test]
@@ -439,12 +464,12 @@ fn copies_see_their_own_keys_and_what_their_bits_say() {
 }
 
 #[test]
-fn rows_that_see_nothing_yield_zeros() {
+fn rows_that_see_nothing_are_undefined() {
     let mut problem = problem(2, 1, 8, 10, 3);
     problem.keys = vec![span(50, 20, Segment::Prompt), span(5, 0, Segment::Decode)];
     check_problem(&problem, 3);
     let run = run(&Device::for_tests(), &problem, 3, true);
-    assert!(run.output.iter().chain(&run.mass).all(|&x| x == 0.0));
+    assert!(run.output.iter().chain(&run.mass).all(|x| x.is_nan()));
     assert!(run.entropy.iter().all(|x| x.is_nan()));
     assert!(run.sum.iter().all(|&x| x == 0.5));
     problem.keys.clear();
@@ -480,9 +505,19 @@ fn any_problem() -> impl Strategy<Value = Problem> {
             select(vec![0.1f32, 1.0, 6.0]),
         ),
         (any::<bool>(), any::<bool>(), option::of(prop::collection::vec(0u32..8, 5))),
+        option::weighted(
+            0.4,
+            (any::<bool>(), any::<usize>(), select(vec![f32::NAN, f32::INFINITY, f32::NEG_INFINITY])),
+        ),
     )
         .prop_map(
-            |((kv_heads, group, head_dim), (rows, copies, p, most), (narrowed, cap, spread), rest)| {
+            |(
+                (kv_heads, group, head_dim),
+                (rows, copies, p, most),
+                (narrowed, cap, spread),
+                rest,
+                poison,
+            )| {
                 let (in_bf16, own, visible) = rest;
                 let mut problem = problem(kv_heads * group, kv_heads, head_dim, p, rows);
                 let (window, sinks) = narrowed.unzip();
@@ -491,7 +526,7 @@ fn any_problem() -> impl Strategy<Value = Problem> {
                 (problem.copies, problem.keys_at_most, problem.spread) = (copies, most, spread);
                 problem.element = if in_bf16 { Element::Bf16 } else { Element::F32 };
                 problem.keys[2].own = own;
-                problem.visible = visible;
+                (problem.visible, problem.poison) = (visible, poison);
                 problem
             },
         )

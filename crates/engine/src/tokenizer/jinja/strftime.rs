@@ -1,98 +1,7 @@
-//! What chat templates expect of Python: `json.dumps` and `strftime`.
-
-use minijinja::value::{Value, ValueKind};
+//! `strftime` of Python, in UTC.
 
 /// A problem, worded to follow the name of what failed.
 type Result<T> = std::result::Result<T, String>;
-
-/// Deeper values are refused rather than followed to the end of the stack.
-const DEEPEST: usize = 100;
-
-/// The layout of [`to_json`].
-#[derive(Debug, Default)]
-pub(super) struct JsonLayout {
-    /// Spaces a level, on lines of their own; everything on one line where it is none.
-    pub(super) indent: Option<usize>,
-    /// Whether objects are written with their keys in order.
-    pub(super) sort_keys: bool,
-}
-
-/// `value` as Python's `json.dumps(value, ensure_ascii=False)` writes it: with a space after each comma and colon.
-pub(super) fn to_json(value: &Value, layout: &JsonLayout) -> Result<String> {
-    let mut out = String::new();
-    write_json(value, layout, 0, &mut out)?;
-    Ok(out)
-}
-
-fn write_json(value: &Value, layout: &JsonLayout, level: usize, out: &mut String) -> Result<()> {
-    if level > DEEPEST {
-        return Err(format!("more than {DEEPEST} levels are not supported"));
-    }
-    match value.kind() {
-        ValueKind::None | ValueKind::Bool | ValueKind::Number => out.push_str(&scalar(value)),
-        ValueKind::String => write_string(&value.to_string(), out),
-        ValueKind::Seq | ValueKind::Iterable => {
-            let mut items = value.try_iter().map_err(|error| error.to_string())?.peekable();
-            let is_empty = items.peek().is_none();
-            out.push('[');
-            for (index, item) in items.enumerate() {
-                separate(index, layout, level + 1, out);
-                write_json(&item, layout, level + 1, out)?;
-            }
-            if !is_empty {
-                end_line(layout, level, out);
-            }
-            out.push(']');
-        }
-        ValueKind::Map => {
-            let mut keys: Vec<Value> = value.try_iter().map_err(|error| error.to_string())?.collect();
-            if layout.sort_keys {
-                keys.sort();
-            }
-            out.push('{');
-            for (index, key) in keys.iter().enumerate() {
-                separate(index, layout, level + 1, out);
-                write_string(&scalar(key), out);
-                out.push_str(": ");
-                let item = value.get_item(key).map_err(|error| error.to_string())?;
-                write_json(&item, layout, level + 1, out)?;
-            }
-            if !keys.is_empty() {
-                end_line(layout, level, out);
-            }
-            out.push('}');
-        }
-        kind => return Err(format!("{kind} cannot be written as JSON")),
-    }
-    Ok(())
-}
-
-/// A value that is no container, as JSON spells it.
-fn scalar(value: &Value) -> String {
-    match value.kind() {
-        ValueKind::None => "null".to_owned(),
-        _ => value.to_string(),
-    }
-}
-
-fn write_string(text: &str, out: &mut String) {
-    // serde_json escapes what Python does, and leaves other characters as they are.
-    out.push_str(&serde_json::Value::from(text).to_string());
-}
-
-fn separate(index: usize, layout: &JsonLayout, level: usize, out: &mut String) {
-    if index > 0 {
-        out.push_str(if layout.indent.is_some() { "," } else { ", " });
-    }
-    end_line(layout, level, out);
-}
-
-fn end_line(layout: &JsonLayout, level: usize, out: &mut String) {
-    if let Some(indent) = layout.indent {
-        out.push('\n');
-        out.extend(std::iter::repeat_n(' ', indent.saturating_mul(level)));
-    }
-}
 
 const MONTHS: [&str; 12] = [
     "January",
@@ -201,25 +110,6 @@ impl Date {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn json_is_laid_out_as_python_does() {
-        let value = Value::from_pairs([
-            ("b", Value::from(vec![Value::from(1), Value::from(2.5), Value::from("ä<\n")])),
-            ("a", Value::from_pairs::<_, &str, Value>([])),
-            ("c", Value::from(())),
-        ]);
-        let line = to_json(&value, &JsonLayout::default());
-        assert_eq!(line.as_deref(), Ok(r#"{"b": [1, 2.5, "ä<\n"], "a": {}, "c": null}"#));
-        let layout = JsonLayout { indent: Some(2), sort_keys: true };
-        assert_eq!(
-            to_json(&value, &layout).as_deref(),
-            Ok("{\n  \"a\": {},\n  \"b\": [\n    1,\n    2.5,\n    \"ä<\\n\"\n  ],\n  \"c\": null\n}")
-        );
-        assert!(to_json(&Value::UNDEFINED, &layout).is_err());
-        let deep = (0..1000).fold(Value::from(1), |inner, _| Value::from(vec![inner]));
-        assert!(to_json(&deep, &layout).is_err());
-    }
 
     #[test]
     fn dates_are_those_of_python() {
