@@ -140,15 +140,16 @@ impl Tokenizer {
     ///
     /// As in `transformers`, the text of a special token becomes that token, and bytes that the vocabulary lacks are
     /// dropped (SmolLM2's lacks a few control characters).
-    ///
-    /// # Errors
-    /// [`Error::TextTooLong`] where the text of a model's prompt has too many bytes for its context, whatever its tokens.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
-        self.check_length(text)?;
         encode_with(&self.inner, &self.source, text, false)
     }
 
-    fn check_length(&self, text: &str) -> Result<()> {
+    /// Refuses a text that has too many bytes for the model's context, whatever its tokens: for a prompt or an answer, before it
+    /// is encoded.
+    ///
+    /// # Errors
+    /// [`Error::TextTooLong`].
+    pub fn check_length(&self, text: &str) -> Result<()> {
         let (bytes, Some(context)) = (text.len(), self.context) else { return Ok(()) };
         // The last token may lie beyond the context where nothing is decoded; a token has at least a byte.
         let most = context.saturating_add(1);
@@ -164,8 +165,13 @@ impl Tokenizer {
 
     /// The ids of a prompt as the model is to see it: [`render_prompt`](Self::render_prompt), then
     /// [`encode`](Self::encode), with the BoS token exactly once where the model wants one.
+    ///
+    /// # Errors
+    /// [`Error::EmptyPrompt`], [`Error::TextTooLong`], or what the chat template says.
     pub fn encode_prompt(&self, prompt: &PromptText) -> Result<Vec<u32>> {
-        let mut ids = self.encode(&self.render_prompt(prompt)?)?;
+        let text = self.render_prompt(prompt)?;
+        self.check_length(&text)?;
+        let mut ids = self.encode(&text)?;
         if !ids.starts_with(&self.prefix) {
             ids.splice(0..0, self.prefix.iter().copied());
         }
