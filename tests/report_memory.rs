@@ -10,6 +10,7 @@ use std::process::{Command, Stdio};
 use support::tiny_model;
 
 /// Peak resident memory of a command that succeeds, bytes.
+#[expect(clippy::zombie_processes, reason = "wait4 waits for it")]
 fn peak(command: &mut Command) -> u64 {
     let child = command.stdout(Stdio::null()).spawn().unwrap();
     let mut usage = std::mem::MaybeUninit::<libc::rusage>::zeroed();

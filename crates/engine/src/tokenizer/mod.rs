@@ -144,12 +144,16 @@ impl Tokenizer {
         encode_with(&self.inner, &self.source, text, false)
     }
 
-    /// Refuses a text that has too many bytes for the model's context, whatever its tokens: for a prompt or an answer, before it
-    /// is encoded.
+    /// The ids of `text`, which is to fit the model's context, as [`encode`](Self::encode) has them.
     ///
     /// # Errors
-    /// [`Error::TextTooLong`].
-    pub fn check_length(&self, text: &str) -> Result<()> {
+    /// [`Error::TextTooLong`] where the text has too many bytes for that, whatever its tokens.
+    pub fn encode_fitting(&self, text: &str) -> Result<Vec<u32>> {
+        self.check_length(text)?;
+        self.encode(text)
+    }
+
+    fn check_length(&self, text: &str) -> Result<()> {
         let (bytes, Some(context)) = (text.len(), self.context) else { return Ok(()) };
         // The last token may lie beyond the context where nothing is decoded; a token has at least a byte.
         let most = context.saturating_add(1);
@@ -164,14 +168,9 @@ impl Tokenizer {
     }
 
     /// The ids of a prompt as the model is to see it: [`render_prompt`](Self::render_prompt), then
-    /// [`encode`](Self::encode), with the BoS token exactly once where the model wants one.
-    ///
-    /// # Errors
-    /// [`Error::EmptyPrompt`], [`Error::TextTooLong`], or what the chat template says.
+    /// [`encode_fitting`](Self::encode_fitting), with the BoS token exactly once where the model wants one.
     pub fn encode_prompt(&self, prompt: &PromptText) -> Result<Vec<u32>> {
-        let text = self.render_prompt(prompt)?;
-        self.check_length(&text)?;
-        let mut ids = self.encode(&text)?;
+        let mut ids = self.encode_fitting(&self.render_prompt(prompt)?)?;
         if !ids.starts_with(&self.prefix) {
             ids.splice(0..0, self.prefix.iter().copied());
         }
