@@ -2,4 +2,4 @@
 
 #![no_main]
 
-layerscope_fuzz::fuzz!();
+layerscope_fuzz::fuzz!(gguf::TARGET);

@@ -6,7 +6,7 @@
 pub mod mutate;
 mod recorded;
 mod scratch;
-mod targets;
+pub mod targets;
 
 pub use targets::TARGETS;
 
@@ -42,13 +42,11 @@ pub fn ignore_guarded_panics() {
     }));
 }
 
-/// The program that fuzzes a target, in a file of the target's name.
+/// The program that fuzzes the target of a path within `targets`. It links nothing that only others need.
 #[macro_export]
 macro_rules! fuzz {
-    () => {
-        static TARGET: std::sync::LazyLock<&$crate::Target> = std::sync::LazyLock::new(|| {
-            $crate::Target::named(env!("CARGO_BIN_NAME")).expect("a target of this program's name")
-        });
+    ($($target:tt)*) => {
+        const TARGET: $crate::Target = $crate::targets::$($target)*;
 
         libfuzzer_sys::fuzz_target!(
             init: $crate::ignore_guarded_panics(),
@@ -56,7 +54,7 @@ macro_rules! fuzz {
         );
 
         libfuzzer_sys::fuzz_mutator!(|data: &mut [u8], size: usize, max_size: usize, seed: u32| {
-            match $crate::mutated(*TARGET, &data[..size], seed) {
+            match $crate::mutated(&TARGET, &data[..size], seed) {
                 Some(mutant) if mutant.len() <= max_size => {
                     data[..mutant.len()].copy_from_slice(&mutant);
                     mutant.len()

@@ -1,17 +1,17 @@
 //! The targets: what each reads, its seeds and the form of its mutants.
 
-mod chat_template;
-mod config_json;
-mod gguf;
-mod hub_listing;
-mod model_reference;
-mod needle;
-mod policies;
-mod prompts;
-mod reports;
-mod run_files;
-mod safetensors;
-mod tokenizer_json;
+pub mod chat_template;
+pub mod config_json;
+pub mod gguf;
+pub mod hub_listing;
+pub mod model_reference;
+pub mod needle;
+pub mod policies;
+pub mod prompts;
+pub mod reports;
+pub mod run_files;
+pub mod safetensors;
+pub mod tokenizer_json;
 
 use crate::Target;
 

@@ -7,7 +7,8 @@ use crate::mutate::{Random, jinja};
 use layerscope_engine::{GgufFile, Message, PromptText, Tokenizer};
 use std::sync::LazyLock;
 
-pub(super) const TARGET: Target = Target { name: "chat_template", read, mutate, seeds };
+/// A template renders a plain prompt and a conversation.
+pub const TARGET: Target = Target { name: "chat_template", read, mutate, seeds };
 
 const KEY: &str = "tokenizer.chat_template";
 

@@ -6,7 +6,8 @@ use crate::mutate::json;
 use layerscope_engine::ModelConfig;
 use std::path::Path;
 
-pub(super) const TARGET: Target = Target { name: "config_json", read, mutate: json::changed, seeds };
+/// A config, as its own architecture and as Llama.
+pub const TARGET: Target = Target { name: "config_json", read, mutate: json::changed, seeds };
 
 pub(super) const FAMILIES: [&str; 20] = [
     "gemma",

@@ -9,7 +9,8 @@ use layerscope_engine::{
 };
 use std::sync::Arc;
 
-pub(super) const TARGET: Target = Target { name: "gguf", read, mutate: gguf::changed, seeds };
+/// A whole model file.
+pub const TARGET: Target = Target { name: "gguf", read, mutate: gguf::changed, seeds };
 
 /// Larger models take too long.
 const LARGEST: usize = 1 << 18;

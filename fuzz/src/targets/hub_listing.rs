@@ -9,7 +9,8 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{LazyLock, Mutex, PoisonError};
 use std::time::Duration;
 
-pub(super) const TARGET: Target = Target { name: "hub_listing", read, mutate: json::changed, seeds };
+/// A list that is fetched from, with everything else missing.
+pub const TARGET: Target = Target { name: "hub_listing", read, mutate: json::changed, seeds };
 
 const COMMIT: &str = "0123456789012345678901234567890123456789";
 

@@ -7,7 +7,8 @@ use layerscope_models::{HubReference, Places, Reference, Wanted};
 use std::path::{Component, Path};
 use std::sync::LazyLock;
 
-pub(super) const TARGET: Target = Target { name: "model_reference", read, mutate, seeds };
+/// References parse back and stay within their folder.
+pub const TARGET: Target = Target { name: "model_reference", read, mutate, seeds };
 
 /// No models on this disk.
 static PLACES: LazyLock<Places> = LazyLock::new(|| {

@@ -8,7 +8,8 @@ use layerscope_diagnostics::needle::{Grid, Haystack};
 use layerscope_engine::{GgufFile, Interrupt, Tokenizer};
 use std::sync::LazyLock;
 
-pub(super) const TARGET: Target = Target { name: "needle", read, mutate, seeds };
+/// Prompts of a grid fit their length and hold their number once.
+pub const TARGET: Target = Target { name: "needle", read, mutate, seeds };
 
 static TOKENIZER: LazyLock<Tokenizer> = LazyLock::new(|| {
     let file = GgufFile::in_memory("smollm.gguf", fixture("tokenizer/smollm.gguf")).expect("a GGUF file");

@@ -5,7 +5,8 @@ use crate::Target;
 use crate::mutate::json;
 use layerscope_diagnostics::prompts::parse_prompts;
 
-pub(super) const TARGET: Target = Target { name: "prompts", read, mutate: json::changed_lines, seeds };
+/// A prompt file.
+pub const TARGET: Target = Target { name: "prompts", read, mutate: json::changed_lines, seeds };
 
 fn read(input: &[u8]) {
     if let Ok(prompts) = parse_prompts("fuzzed.jsonl", input) {

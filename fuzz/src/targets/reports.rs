@@ -7,7 +7,8 @@ use layerscope_report::{Report, render};
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
-pub(super) const REPORT: Target = Target {
+/// A report of one run.
+pub const REPORT: Target = Target {
     name: "report",
     read: |input| {
         let folder = folder(input);
@@ -17,7 +18,8 @@ pub(super) const REPORT: Target = Target {
     seeds,
 };
 
-pub(super) const COMPARISON: Target = Target {
+/// A comparison of a sound run with another, in both orders.
+pub const COMPARISON: Target = Target {
     name: "comparison",
     read: |input| {
         let (sound, changed) = (recorded::with(&[]), folder(input));

@@ -16,7 +16,8 @@ fn read_all(run: &Run) -> Result<()> {
     Ok(())
 }
 
-pub(super) const MANIFEST: Target = Target {
+/// `manifest.json`.
+pub const MANIFEST: Target = Target {
     name: "run_manifest",
     read: |input| {
         let folder = recorded::with(&[(folder::MANIFEST, input)]);
@@ -26,7 +27,8 @@ pub(super) const MANIFEST: Target = Target {
     seeds: || vec![recorded::file(folder::MANIFEST).to_vec()],
 };
 
-pub(super) const CONTINUATIONS: Target = Target {
+/// `continuations.json`.
+pub const CONTINUATIONS: Target = Target {
     name: "run_continuations",
     read: |input| {
         let manifest = recorded::file(folder::MANIFEST);
@@ -40,7 +42,8 @@ pub(super) const CONTINUATIONS: Target = Target {
     seeds: || vec![recorded::file(folder::CONTINUATIONS).to_vec()],
 };
 
-pub(super) const BENCH_REPORT: Target = Target {
+/// `bench.json`.
+pub const BENCH_REPORT: Target = Target {
     name: "bench_report",
     read: |input| {
         let folder = scratch::folder([(layerscope_bench::FILE_NAME, input)]);
@@ -52,7 +55,8 @@ pub(super) const BENCH_REPORT: Target = Target {
     seeds: || vec![recorded::file(layerscope_bench::FILE_NAME).to_vec()],
 };
 
-pub(super) const SPANS: Target = Target {
+/// `spans.parquet`.
+pub const SPANS: Target = Target {
     name: "run_spans",
     read: |input| {
         let folder = recorded::with(&[(folder::SPANS, input)]);
@@ -63,7 +67,7 @@ pub(super) const SPANS: Target = Target {
 };
 
 /// A number, for which of the tables, and its bytes.
-pub(super) const TABLE: Target = Target {
+pub const TABLE: Target = Target {
     name: "run_table",
     read: |input| {
         let Some((number, table)) = input.split_first() else { return };

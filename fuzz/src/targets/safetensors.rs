@@ -6,7 +6,8 @@ use crate::{Target, scratch};
 use layerscope_engine::{Decoder, Device, WeightsPrecision, folder_config};
 use serde_json::{Map, Value, json};
 
-pub(super) const TARGET: Target = Target { name: "safetensors", read, mutate: changed, seeds };
+/// `model.safetensors` of a GPT-2 of one layer.
+pub const TARGET: Target = Target { name: "safetensors", read, mutate: changed, seeds };
 
 const CONFIG: &str = r#"{"model_type": "gpt2", "n_embd": 4, "n_head": 1, "n_layer": 1, "n_positions": 4, "vocab_size": 4,
     "layer_norm_epsilon": 1e-5}"#;

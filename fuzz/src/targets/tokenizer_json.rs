@@ -5,7 +5,8 @@ use crate::mutate::json;
 use crate::{Target, scratch};
 use layerscope_engine::Tokenizer;
 
-pub(super) const TARGET: Target = Target { name: "tokenizer_json", read, mutate: json::changed, seeds };
+/// A tokenizer encodes and decodes.
+pub const TARGET: Target = Target { name: "tokenizer_json", read, mutate: json::changed, seeds };
 
 fn read(input: &[u8]) {
     let folder = scratch::folder([("tokenizer.json", input)]);
