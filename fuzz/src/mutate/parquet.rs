@@ -122,7 +122,7 @@ fn with_another_cell(column: &ArrayRef, random: &mut Random) -> ArrayRef {
         DataType::Float32 => {
             changed_number::<Float32Type>(column, random, |n, random| real(n.into(), random) as f32)
         }
-        DataType::Float64 => changed_number::<Float64Type>(column, random, |n, random| real(n, random)),
+        DataType::Float64 => changed_number::<Float64Type>(column, random, real),
         DataType::Boolean => {
             let mut cells: Vec<Option<bool>> = column.as_boolean().iter().collect();
             change_cell(

@@ -72,7 +72,7 @@ fn seeds() -> Vec<Vec<u8>> {
     ];
     let listings = [
         listing(&checkpoint.map(|(name, size)| file(name, size))),
-        listing(&[large.clone()]),
+        listing(std::slice::from_ref(&large)),
         listing(&[large, file("x-Q4_K_M.gguf", 7), file("mmproj-x.gguf", 7)]),
         listing(&[file("d/x-Q8_0-00001-of-00002.gguf", 3), file("d/x-Q8_0-00002-of-00002.gguf", 3)]),
     ];
