@@ -154,7 +154,6 @@ mod tests {
             let message = refused(folder.path(), bytes);
             assert!(message.contains(FILE_NAME) && message.contains("measure again"), "{message}");
         }
-        assert_eq!(read(&folder.path().join("absent.json")).expect_err("absent").exit_code(), 2);
     }
 
     proptest! {
