@@ -10,7 +10,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 # Crates that the default build has in several versions, since its dependencies do not agree on one.
-SEVERAL_VERSIONS = {"base64", "getrandom", "hashbrown", "itertools", "rand", "rand_chacha", "rand_core", "thiserror", "thiserror-impl"}
+SEVERAL_VERSIONS = {"base64", "fancy-regex", "getrandom", "hashbrown", "itertools", "miniz_oxide", "rand", "rand_chacha", "rand_core", "syn",
+                    "thiserror", "thiserror-impl"}
 
 
 def main():
