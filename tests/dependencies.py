@@ -33,7 +33,7 @@ def main():
     for name in sorted(versions):
         if len(versions[name]) > 1 and name not in SEVERAL_VERSIONS:
             problems.append(f"the default build has {name} in several versions: {', '.join(sorted(versions[name]))}")
-    raise SystemExit("\n".join(problems))
+    raise SystemExit("\n".join(problems) or 0)
 
 
 def cargo(*arguments):

@@ -57,7 +57,6 @@ fn a_report_takes_at_most_three_times_its_run() {
             peak(command.arg("report").arg(run).arg("-o").arg(out))
         };
         let (base, all) = (report(&small), report(&large));
-        println!("{format}: {base} → {all}, {more} more in the run");
         let rise = all.saturating_sub(base);
         assert!(rise <= 3 * more, "{format}: {rise} bytes more for a run with {more} bytes more");
     }
