@@ -12,7 +12,7 @@ use server::{COMMIT, Hub};
 use sha2::{Digest, Sha256};
 use std::path::Path;
 use std::process::Command;
-use support::{fixtures, json, layerscope, refuse, run, stderr, succeed, tiny_model, with_tokenizer};
+use support::{json, layerscope, refuse, run, stderr, succeed, tiny_model, with_tokenizer};
 
 /// The binary with no models of this machine in sight.
 fn alone(home: &Path) -> Command {
