@@ -18,13 +18,16 @@ pub const REPORT: Target = Target {
     seeds,
 };
 
-/// A comparison of a sound run with another, in both orders.
+/// A comparison of a sound run with another, in either order.
 pub const COMPARISON: Target = Target {
     name: "comparison",
     read: |input| {
         let (sound, changed) = (recorded::with(&[]), folder(input));
-        check(&[sound.path().to_owned(), changed.path().to_owned()]);
-        check(&[changed.path().to_owned(), sound.path().to_owned()]);
+        let mut folders = [sound.path().to_owned(), changed.path().to_owned()];
+        if input.len().is_multiple_of(2) {
+            folders.reverse();
+        }
+        check(&folders);
     },
     mutate,
     seeds,
