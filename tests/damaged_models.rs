@@ -12,12 +12,14 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 use support::{json, layerscope, refuse, run, stderr, tiny_model};
 
-/// The embedded model with NaN as the first number, or the first block's scale, of a tensor.
+/// The embedded model with NaN as the first number of a tensor's last block, or as its scale.
 fn damaged(tensor: &str) -> Vec<u8> {
     let mut bytes = std::fs::read(tiny_model()).unwrap();
     let content = Content::read(&mut Cursor::new(&bytes)).unwrap();
     let info = &content.tensor_infos[tensor];
-    let start = (content.tensor_data_offset + info.offset) as usize;
+    let blocks = info.shape.elem_count() / info.ggml_dtype.block_size();
+    let start = content.tensor_data_offset as usize + info.offset as usize;
+    let start = start + (blocks - 1) * info.ggml_dtype.type_size();
     let nan = match info.ggml_dtype {
         GgmlDType::F32 => f32::NAN.to_le_bytes().to_vec(),
         // Blocks begin with a scale in f16.
@@ -80,7 +82,7 @@ fn one_nan_row_of_the_unembedding_is_enough() {
     let name = ["output.weight", "token_embd.weight"]
         .into_iter()
         .find(|name| content.tensor_infos.contains_key(*name));
-    // The first token's row alone; no prompt has that token.
+    // The last token's row alone; no prompt has that token.
     let model = folder.path().join("damaged.gguf");
     std::fs::write(&model, damaged(name.unwrap())).unwrap();
     let out = folder.path().join("run");

@@ -10,7 +10,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 # Crates that the default build has in several versions, since its dependencies do not agree on one.
-SEVERAL_VERSIONS = {"base64", "getrandom", "hashbrown", "itertools", "rand", "rand_chacha", "rand_core", "thiserror", "thiserror-impl"}
+SEVERAL_VERSIONS = {"base64", "fancy-regex", "getrandom", "hashbrown", "itertools", "miniz_oxide", "rand", "rand_chacha", "rand_core", "syn",
+                    "thiserror", "thiserror-impl"}
 
 
 def main():
@@ -32,7 +33,7 @@ def main():
     for name in sorted(versions):
         if len(versions[name]) > 1 and name not in SEVERAL_VERSIONS:
             problems.append(f"the default build has {name} in several versions: {', '.join(sorted(versions[name]))}")
-    raise SystemExit("\n".join(problems))
+    raise SystemExit("\n".join(problems) or 0)
 
 
 def cargo(*arguments):

@@ -63,7 +63,7 @@ fn a_prompt_far_beyond_the_context_is_refused_before_it_is_tokenized() {
     std::fs::write(&text, &long).unwrap();
     let mut command = confined();
     command.arg("generate").arg(tiny_model()).arg("--prompt-file").arg(&text);
-    refuse(&mut command, 2, &["the prompt has 11534336 bytes", "exceed the model's context of 1024"]);
+    refuse(&mut command, 2, &["the text has 11534336 bytes", "exceed the model's context of 1024"]);
 
     let lines = [("long", long.as_str()), ("short", "the door of ada is red")];
     let lines = lines.map(|(id, prompt)| serde_json::json!({"id": id, "prompt": prompt}).to_string());
@@ -77,7 +77,7 @@ fn a_prompt_far_beyond_the_context_is_refused_before_it_is_tokenized() {
     let manifest: serde_json::Value = serde_json::from_str(&manifest).unwrap();
     assert_eq!(manifest["prompts"]["done"], serde_json::json!(["short"]));
     let reason = manifest["prompts"]["failed"][0]["reason"].as_str().unwrap();
-    assert!(reason.starts_with("the prompt has ") && reason.len() < 300, "{reason}");
+    assert!(reason.starts_with("the text has ") && reason.len() < 300, "{reason}");
 }
 
 #[test]

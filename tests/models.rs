@@ -12,7 +12,7 @@ use server::{COMMIT, Hub};
 use sha2::{Digest, Sha256};
 use std::path::Path;
 use std::process::Command;
-use support::{fixtures, json, layerscope, refuse, run, stderr, succeed, tiny_model, with_tokenizer};
+use support::{json, layerscope, refuse, run, stderr, succeed, tiny_model, with_tokenizer};
 
 /// The binary, isolated from this machine's models.
 fn alone(home: &Path) -> Command {

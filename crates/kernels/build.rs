@@ -1,5 +1,8 @@
 //! Compiles the GPU kernels: with nvcc where the feature `cuda` is on, for the CPU where `cuda-emulation` is.
 
+// Cargo reads and shows what a build script prints.
+#![allow(clippy::print_stdout, clippy::print_stderr)]
+
 use std::path::{Path, PathBuf};
 
 fn main() {

@@ -154,7 +154,7 @@ mod tests {
             let message = refused(folder.path(), bytes);
             assert!(message.contains(FILE_NAME) && message.contains("measure again"), "{message}");
         }
-        assert_eq!(read(&folder.path().join("absent.json")).expect_err("absent").exit_code(), 2);
+        assert!(read_of_run(&folder.path().join("absent")).expect("none").is_none());
     }
 
     proptest! {

@@ -149,7 +149,7 @@ pub(crate) fn prompt_tokens(arguments: &PromptArguments, tokenizer: &Tokenizer) 
         return Err(Error::input("the prompt is empty; give some text"));
     }
     if arguments.raw {
-        let mut tokens = tokenizer.encode(&text)?;
+        let mut tokens = tokenizer.encode_fitting(&text)?;
         if let Some(bos) =
             tokenizer.bos_id().filter(|bos| tokenizer.adds_bos() && tokens.first() != Some(bos))
         {

@@ -140,6 +140,34 @@ fn what_is_undefined_in_pytorch_is_undefined() {
     check(&Device::Cpu, 4);
 }
 
+/// A matrix so large that its layer overflows: where the top token or the NLL is undefined, so is the KL (`kl` checks it).
+#[test]
+fn no_figure_is_defined_beside_one_that_is_not() {
+    let golden = fs::read(families().join("damaged.json")).unwrap();
+    let golden: BTreeMap<String, Family> = serde_json::from_slice(&golden).unwrap();
+    let (folder, scratch) = (families().join("llama31"), tempfile::tempdir().unwrap());
+    fs::copy(folder.join("config.json"), scratch.path().join("config.json")).unwrap();
+    let whole = fs::read(folder.join("model.safetensors")).unwrap();
+    let (start, stored_as) = place_of(&whole, "model.layers.1.mlp.down_proj.weight");
+    assert_eq!(stored_as, "BF16");
+    let mut undefined = 0;
+    for factor in [1e30, 1e35, 1e37, 1e38] {
+        let mut file = whole.clone();
+        let numbers = file[start..].chunks_exact_mut(2).take(32 * 64);
+        for number in numbers {
+            let scaled = half::bf16::from_le_bytes([number[0], number[1]]).to_f32() * factor;
+            number.copy_from_slice(&half::bf16::from_f32(scaled).to_le_bytes());
+        }
+        fs::write(scratch.path().join("model.safetensors"), file).unwrap();
+        match kl(&load(scratch.path(), &Device::Cpu), &golden["llama31"]) {
+            Ok(kl) => undefined += kl.iter().filter(|kl| kl.is_none()).count(),
+            Err(Error::UndefinedLogits { .. }) => undefined += 1,
+            Err(error) => panic!("{error}"),
+        }
+    }
+    assert!(undefined > 0);
+}
+
 #[test]
 #[ignore = "a minute; a quarter of the cases runs above"]
 fn in_all_cases() {

@@ -30,8 +30,7 @@ pub enum Error {
     },
     /// A text of so many bytes that it is longer than the model's context, found before it was tokenized.
     #[error(
-        "the prompt has {bytes} bytes, which are at least {tokens} tokens and exceed the model's context of {context}; \
-         shorten the prompt"
+        "the text has {bytes} bytes, which are at least {tokens} tokens and exceed the model's context of {context}; shorten it"
     )]
     TextTooLong {
         /// Bytes of the text.

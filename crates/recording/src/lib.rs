@@ -69,7 +69,7 @@ pub fn record_prompt(
     let answer = match &prompt.answer {
         None => None,
         Some(answer) => {
-            let mut tokens = tokenizer.encode(answer)?;
+            let mut tokens = tokenizer.encode_fitting(answer)?;
             tokens.truncate(max_new_tokens);
             Some(tokens)
         }

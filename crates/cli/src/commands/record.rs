@@ -114,7 +114,7 @@ fn record_and_print(model: &Model, recording: &Recording<'_>) -> Result<ExitCode
         Ok(recommendation) => recommendation,
         Err(error) if recording.json => return Err(error),
         Err(error) => {
-            output::lines(&show::overall(&run)?)?;
+            terminal::print(&show::overall(&run)?)?;
             return Err(error);
         }
     };

@@ -7,6 +7,9 @@ use layerscope_engine::{Error, Result};
 
 use super::table_file::TableFile;
 
+/// Bytes of text that a column has at most for one prompt: a small file can repeat a long text any number of times.
+const MOST_TEXT: usize = 256 << 20;
+
 /// The rows of one prompt.
 pub(super) struct PromptRows<'a> {
     file: &'a TableFile,
@@ -58,7 +61,7 @@ impl<'a> PromptRows<'a> {
         let mut all = Vec::with_capacity(self.len());
         for array in self.column(name) {
             values(array?, &mut all)
-                .ok_or_else(|| self.damaged(format!("the column {name} holds other values")))?;
+                .ok_or_else(|| self.damaged(format!("the column {name} holds other or too many values")))?;
         }
         Ok(all)
     }
@@ -98,7 +101,8 @@ impl<'a> PromptRows<'a> {
     }
 
     pub(super) fn texts(&self, name: &str) -> Result<Vec<String>> {
-        self.gather(name, texts)
+        let mut room = MOST_TEXT;
+        self.gather(name, |array, all| texts(array, &mut room, all))
     }
 
     pub(super) fn bools(&self, name: &str) -> Result<Vec<bool>> {
@@ -130,10 +134,11 @@ impl<'a> PromptRows<'a> {
     }
 
     pub(super) fn text_lists(&self, name: &str) -> Result<Vec<Vec<String>>> {
+        let mut room = MOST_TEXT;
         self.gather(name, |array, all| {
             for list in array.as_list_opt::<i32>()?.iter() {
                 let mut items = Vec::new();
-                texts(&list?, &mut items)?;
+                texts(&list?, &mut room, &mut items)?;
                 all.push(items);
             }
             Some(())
@@ -141,8 +146,10 @@ impl<'a> PromptRows<'a> {
     }
 }
 
-fn texts(array: &ArrayRef, all: &mut Vec<String>) -> Option<()> {
-    for text in array.as_string_opt::<i32>()? {
+/// Appends the texts of an array, as long as there is room for so many bytes.
+fn texts(array: &ArrayRef, room: &mut usize, all: &mut Vec<String>) -> Option<()> {
+    for text in array.as_string_view_opt()? {
+        *room = room.checked_sub(text?.len())?;
         all.push(text?.to_owned());
     }
     Some(())

@@ -3,10 +3,11 @@
 use std::collections::BTreeSet;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use arrow_array::cast::AsArray;
-use arrow_array::{BooleanArray, RecordBatch, StringArray};
-use arrow_schema::{ArrowError, Schema};
+use arrow_array::{BooleanArray, RecordBatch, StringViewArray};
+use arrow_schema::{ArrowError, DataType, Schema, SchemaRef};
 use layerscope_engine::{Error, Result, guarded};
 use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::{
@@ -42,11 +43,14 @@ impl TableFile {
         let load = || {
             let metadata = ArrowReaderMetadata::load(&bytes, ArrowReaderOptions::new())?;
             check_ranges(metadata.metadata().row_groups(), bytes.len())?;
-            Ok::<_, ParquetError>(metadata)
+            let views = ArrowReaderOptions::new().with_schema(with_views(metadata.schema()));
+            let viewed = ArrowReaderMetadata::try_new(metadata.metadata().clone(), views);
+            Ok::<_, ParquetError>((Arc::clone(metadata.schema()), viewed))
         };
-        let metadata = guarded(load)
+        let (schema, metadata) = guarded(load)
             .map_err(|problem| failure(&path, &bytes).unwrap_or_else(|| damaged(&path, &problem)))?;
-        check_columns(metadata.schema(), columns).map_err(|problem| damaged(&path, &problem))?;
+        check_columns(&schema, columns).map_err(|problem| damaged(&path, &problem))?;
+        let metadata = metadata.map_err(|problem| damaged(&path, &problem))?;
         Ok(Some(Self { path, bytes, metadata }))
     }
 
@@ -166,8 +170,26 @@ impl TableFile {
     }
 }
 
-fn id_column(batch: &RecordBatch) -> std::result::Result<&StringArray, ArrowError> {
-    let column = batch.column_by_name("prompt_id").and_then(|ids| ids.as_string_opt());
+/// The schema with texts as views of the file's own pages: rows that repeat one long text take no memory for it.
+fn with_views(schema: &Schema) -> SchemaRef {
+    let viewed = |data_type: &DataType| match data_type {
+        DataType::Utf8 => DataType::Utf8View,
+        other => other.clone(),
+    };
+    let fields = schema.fields().iter().map(|field| {
+        let data_type = match field.data_type() {
+            DataType::List(item) => {
+                DataType::List(Arc::new(item.as_ref().clone().with_data_type(viewed(item.data_type()))))
+            }
+            other => viewed(other),
+        };
+        field.as_ref().clone().with_data_type(data_type)
+    });
+    Arc::new(Schema::new_with_metadata(fields.collect::<Vec<_>>(), schema.metadata().clone()))
+}
+
+fn id_column(batch: &RecordBatch) -> std::result::Result<&StringViewArray, ArrowError> {
+    let column = batch.column_by_name("prompt_id").and_then(|ids| ids.as_string_view_opt());
     column.ok_or_else(|| ArrowError::SchemaError("it has no column prompt_id of text".into()))
 }
 

@@ -140,12 +140,17 @@ impl Tokenizer {
     ///
     /// As in `transformers`, the text of a special token becomes that token, and bytes that the vocabulary lacks are
     /// dropped (SmolLM2's lacks a few control characters).
+    pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
+        encode_with(&self.inner, &self.source, text, false)
+    }
+
+    /// The ids of `text`, which is to fit the model's context, as [`encode`](Self::encode) has them.
     ///
     /// # Errors
-    /// [`Error::TextTooLong`] where the text of a model's prompt has too many bytes for its context, whatever its tokens.
-    pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
+    /// [`Error::TextTooLong`] where the text has too many bytes for that, whatever its tokens.
+    pub fn encode_fitting(&self, text: &str) -> Result<Vec<u32>> {
         self.check_length(text)?;
-        encode_with(&self.inner, &self.source, text, false)
+        self.encode(text)
     }
 
     fn check_length(&self, text: &str) -> Result<()> {
@@ -163,9 +168,9 @@ impl Tokenizer {
     }
 
     /// The ids of a prompt as the model is to see it: [`render_prompt`](Self::render_prompt), then
-    /// [`encode`](Self::encode), with the BoS token exactly once where the model wants one.
+    /// [`encode_fitting`](Self::encode_fitting), with the BoS token exactly once where the model wants one.
     pub fn encode_prompt(&self, prompt: &PromptText) -> Result<Vec<u32>> {
-        let mut ids = self.encode(&self.render_prompt(prompt)?)?;
+        let mut ids = self.encode_fitting(&self.render_prompt(prompt)?)?;
         if !ids.starts_with(&self.prefix) {
             ids.splice(0..0, self.prefix.iter().copied());
         }

@@ -2,12 +2,21 @@
 
 use std::fs;
 use std::path::Path;
+use std::sync::Arc;
+
+use arrow_array::builder::StringViewBuilder;
+use arrow_array::{ArrayRef, RecordBatch, StringViewArray};
+use parquet::arrow::ArrowWriter;
+use parquet::arrow::arrow_writer::ArrowWriterOptions;
 
 use layerscope_engine::Error;
 use proptest::prelude::*;
 use serde_json::json;
 
 use super::super::durable::write_synced;
+use super::super::rows_read::PromptRows;
+use super::super::schema::Table;
+use super::super::table_file::TableFile;
 use super::super::*;
 use super::sample::*;
 use crate::record::Anchor;
@@ -194,4 +203,39 @@ proptest! {
             prop_assert!(run.prompt_ids().is_empty());
         }
     }
+}
+
+/// A dictionary lets a small file repeat a long text in every row: 40,000 rows of 64 KiB are 2.6 GB.
+#[test]
+fn rows_that_repeat_a_long_text_take_no_memory_for_it() {
+    let folder = tempfile::tempdir().expect("folder");
+    let path = folder.path().join("tokens.parquet");
+    let rows = 40_000;
+    let long = "x".repeat(64 << 10);
+    let mut texts = StringViewBuilder::new().with_deduplicate_strings();
+    (0..rows).for_each(|_| texts.append_value(&long));
+    let ids = StringViewArray::from_iter_values(std::iter::repeat_n("q0", rows));
+    let columns: Vec<_> = Table::Tokens
+        .columns()
+        .into_iter()
+        .filter(|c| ["prompt_id", "token_text"].contains(&c.name))
+        .collect();
+    let batch = RecordBatch::try_from_iter([
+        ("prompt_id", Arc::new(ids) as ArrayRef),
+        ("token_text", Arc::new(texts.finish()) as ArrayRef),
+    ]);
+    let batch = batch.expect("batch");
+    // Without Arrow's own schema the texts are plain ones.
+    let options = ArrowWriterOptions::new().with_skip_arrow_metadata(true);
+    let file = fs::File::create(&path).expect("file");
+    let mut writer = ArrowWriter::try_new_with_options(file, batch.schema(), options).expect("writer");
+    writer.write(&batch).expect("write");
+    writer.close().expect("close");
+    assert!(fs::metadata(&path).expect("file").len() < 1 << 20);
+    let table = TableFile::open(path, &columns).expect("table").expect("a file");
+    let read = PromptRows::read(&table, "q0", &[]).expect("rows");
+    assert_eq!(read.len(), rows);
+    assert_eq!(read.texts("prompt_id").expect("ids").len(), rows);
+    let message = refusal(read.texts("token_text"));
+    assert!(message.contains("too many values"), "{message}");
 }

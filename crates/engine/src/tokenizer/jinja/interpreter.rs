@@ -444,6 +444,7 @@ impl<'b> Interpreter<'b> {
                 this.set(parameter, value)?;
             }
             for (parameter, value) in given.named {
+                this.budget.steps(definition.parameters.len())?;
                 let at = definition.parameters.iter().position(|(other, _)| *other == parameter);
                 match at {
                     None if &*parameter != "caller" => {
@@ -536,6 +537,7 @@ pub(super) fn attribute(value: &Value, name: &Rc<str>, budget: &Budget) -> Resul
     let undefined = || Value::Undefined(Some(name.clone()));
     match value.defined()? {
         Value::Namespace(namespace) => {
+            budget.reads(name.len())?;
             Ok(namespace.attributes.borrow().get(name).cloned().unwrap_or_else(undefined))
         }
         Value::Loop(own) => {

@@ -49,6 +49,9 @@ const SIGNS: [&str; 25] = [
     "=", ".", ":", "|", ",",
 ];
 
+/// Bytes of a name, so that to look one up is a step.
+const LONGEST_NAME: usize = 256;
+
 /// White space as Python's `str.isspace` has it.
 pub(super) fn is_space(character: char) -> bool {
     character.is_whitespace() || ('\x1c'..='\x1f').contains(&character)
@@ -217,6 +220,9 @@ impl<'s> Lexer<'s> {
                 '\'' | '"' => string(rest)?,
                 _ if first == '_' || first.is_alphabetic() => {
                     let end = rest.find(|c: char| c != '_' && !c.is_alphanumeric()).unwrap_or(rest.len());
+                    if end > LONGEST_NAME {
+                        return Err(broken(format!("a name has more than {LONGEST_NAME} bytes")));
+                    }
                     (Token::Name(rest[..end].to_owned()), end)
                 }
                 _ => {

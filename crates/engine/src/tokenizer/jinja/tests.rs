@@ -157,6 +157,7 @@ fn memory_is_counted_before_it_is_taken() {
         let is_counted = ["bytes of memory", "too long", "too large", "too many steps"];
         assert!(is_counted.iter().any(|part| reason.contains(part)), "{source}: {reason}");
     }
+    assert_eq!(reason(&format!("{{{{ {} }}}}", "x".repeat(1000))), "a name has more than 256 bytes");
     let long = "x".repeat(LONGEST_SOURCE + 1);
     assert!(reason(&long).contains("262145 bytes of source"), "{}", reason(&long));
 }
@@ -169,6 +170,7 @@ fn steps_are_counted() {
         "{% for a in range(100000) %}{{ 'x' * 1000000 in 'y' }}{% endfor %}",
         "{% set x = 'a' * 10000000 %}{% for a in range(100000) %}{{ x|length }}{% endfor %}",
         "{{ range(100000)|unique|list }}",
+        "{% set k = 'x' * 1000000 %}{% set ns = namespace() %}{% for a in range(100000) %}{{ ns[k] }}{% endfor %}",
         "{% set l = range(100000)|list %}{% for a in l %}{{ -1 in l }}{% endfor %}",
     ] {
         let reason = reason(source);

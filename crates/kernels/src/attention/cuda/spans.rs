@@ -173,7 +173,8 @@ struct ReceivedParameters {
 }
 
 /// softmax(cap(q·kᵀ·scale))·v of each row over the keys that it sees: those of its copy's spans at or before its position and
-/// within the window or among the sinks. A row's output is NaN where [`attention`](crate::attention::attention)'s is.
+/// within the window or among the sinks. A row's output is NaN where
+/// [`attention`](crate::attention::attention)'s is, and may be where a key is infinite.
 ///
 /// # Errors
 /// Where the device fails.

@@ -253,10 +253,14 @@ fn check_problem(problem: &Problem, seed: u64) {
     let row_numbers = heads * dim;
     let mut sum = vec![0.5; problem.first_position + 1];
     let mut max = vec![0.001f64; problem.first_position + 1];
+    // Lanes without a dimension multiply a key by 0, which makes ±∞ NaN instead of −∞.
+    let infinite_key =
+        problem.poison.is_some_and(|(in_queries, _, number)| !in_queries && number.is_infinite());
     let close = |what: &str, x: f32, expected: f64, tolerance: f64| {
         let difference = (f64::from(x) - expected).abs();
         assert!(
-            x.is_nan() && expected.is_nan() || difference <= tolerance * (1.0 + expected.abs()),
+            x.is_nan() && (expected.is_nan() || infinite_key)
+                || difference <= tolerance * (1.0 + expected.abs()),
             "{what}: {x} {expected} {problem:?}"
         );
     };
