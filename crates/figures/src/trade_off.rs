@@ -42,7 +42,7 @@ pub struct TradeOffPoint {
     pub kind: usize,
     /// Its loss; NaN if undefined.
     pub loss: f64,
-    /// Its cost in each panel; NaN if undefined.
+    /// Its cost in each panel; NaN if undefined. Costs beyond single precision are not drawn.
     pub costs: Vec<f64>,
     /// Its tooltip: numbers with units.
     pub details: String,
@@ -55,22 +55,31 @@ impl TradeOff {
     }
 }
 
+impl TradeOffPoint {
+    /// Its cost in a panel and its loss where it is drawn.
+    fn at(&self, panel: usize) -> Option<[f64; 2]> {
+        let cost = *self.costs.get(panel)?;
+        ((cost as f32).is_finite() && self.loss.is_finite()).then_some([cost, self.loss])
+    }
+}
+
 impl TradeOffRow {
     /// Indices of the Pareto-optimal points of a panel, by ascending cost: no other point has at most the
     /// same cost and at most the same loss.
     pub fn pareto(&self, panel: usize) -> Vec<usize> {
-        let cost = |index: usize| self.points[index].costs.get(panel).copied().unwrap_or(f64::NAN);
-        let loss = |index: usize| self.points[index].loss;
-        let mut order: Vec<usize> = (0..self.points.len()).collect();
-        order.retain(|&index| cost(index).is_finite() && loss(index).is_finite());
-        order.sort_by(|&a, &b| cost(a).total_cmp(&cost(b)).then(loss(a).total_cmp(&loss(b))));
+        let points = self.points.iter().enumerate();
+        let mut order: Vec<(usize, [f64; 2])> =
+            points.filter_map(|(index, point)| Some((index, point.at(panel)?))).collect();
+        order.sort_by(|(_, [cost_a, loss_a]), (_, [cost_b, loss_b])| {
+            cost_a.total_cmp(cost_b).then(loss_a.total_cmp(loss_b))
+        });
         let mut least = f64::INFINITY;
-        order.retain(|&index| {
-            let better = loss(index) < least;
-            least = least.min(loss(index));
+        order.retain(|(_, [_, loss])| {
+            let better = *loss < least;
+            least = least.min(*loss);
             better
         });
-        order
+        order.into_iter().map(|(index, _)| index).collect()
     }
 }
 

@@ -131,8 +131,8 @@ impl TradeOff {
         frame.axes(surface, &self.costs[panel], first.then_some(self.loss.as_str()));
         let optimal = row.pareto(panel);
         let place = |point: &TradeOffPoint| {
-            let place = [frame.x(point.costs.get(panel).copied()?), frame.axis.y(point.loss)];
-            (place[0].is_finite() && point.loss.is_finite()).then_some(place)
+            let [cost, loss] = point.at(panel)?;
+            Some([frame.x(cost), frame.axis.y(loss)])
         };
         let joined: Vec<[f64; 2]> = optimal.iter().filter_map(|&index| place(&row.points[index])).collect();
         if joined.len() > 1 {

@@ -85,7 +85,7 @@ impl LossAxis {
 /// Ends of a panel's cost axis: all points of the figure and the reference, with some padding.
 pub(super) fn cost_ends(figure: &TradeOff, panel: usize) -> [f64; 2] {
     let points = figure.rows.iter().flat_map(|row| &row.points);
-    let costs = points.filter_map(|point| point.costs.get(panel)).copied().filter(|cost| cost.is_finite());
+    let costs = points.filter_map(|point| point.at(panel)).map(|[cost, _]| cost);
     let (lower, upper) = costs.fold((1.0_f64, 1.0_f64), |(low, high), cost| (low.min(cost), high.max(cost)));
     let air = ((upper - lower) * 0.09).max(0.03);
     [lower - air, upper + air]

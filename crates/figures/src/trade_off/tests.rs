@@ -128,6 +128,17 @@ fn undefined_points_are_left_out() {
 }
 
 #[test]
+fn costs_beyond_all_reason_are_left_out() {
+    for cost in [f64::MAX, -f64::MAX, 1e300, 3.5e38] {
+        let mut figure = three();
+        figure.rows[0].points[2].costs[0] = cost;
+        let drawn = drawn(&figure, [700.0, 330.0]);
+        assert_eq!(drawn.hovers.len(), 5);
+        assert!(drawn.lines.iter().flatten().flatten().all(|place| place.is_finite()));
+    }
+}
+
+#[test]
 fn narrow_figures_stack_their_panels() {
     let figure = three();
     let heights = |width: f64| {
@@ -191,6 +202,7 @@ proptest! {
         let figure = figure(points.collect());
         let size = [width, figure.height(width, true)];
         let drawn = drawn(&figure, size);
+        prop_assert!(drawn.markers.iter().flat_map(|(outline, _)| outline).flatten().all(|at| at.is_finite()));
         for line in drawn.lines.iter().flatten() {
             prop_assert!(line.iter().zip(size).all(|(at, most)| (-1.0..=most + 1.0).contains(at)), "{:?} {:?}", line, size);
         }
