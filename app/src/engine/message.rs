@@ -198,6 +198,13 @@ pub enum RecordingStage {
         /// Layers L.
         all: usize,
     },
+    /// The texts under cutoffs, in which the answer is looked for.
+    Texts {
+        /// Tokens done.
+        done: usize,
+        /// Most tokens that they can have.
+        all: usize,
+    },
 }
 
 /// A loaded model.

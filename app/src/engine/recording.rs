@@ -37,6 +37,9 @@ pub(super) fn record(
                 RecordingEvent::FrontierLayers { done, all } => {
                     events.progress(progress(RecordingStage::Frontier { done, all }));
                 }
+                RecordingEvent::Texts { done, all } => {
+                    events.progress(progress(RecordingStage::Texts { done, all }));
+                }
                 RecordingEvent::Finished(record) => {
                     send(Event::PromptFinished { id: record.summary.id.clone() })
                 }
@@ -54,11 +57,12 @@ pub(super) fn record(
     Ok(())
 }
 
-/// The frontier costs about as much as the recorded run before it, so each counts half.
+/// The frontier costs about as much as the recorded run before it, so each counts half; texts follow where an answer is expected.
 fn progress(stage: RecordingStage) -> Event {
     let share = match stage {
         RecordingStage::Tokens { done, all } => half(done, all),
         RecordingStage::Frontier { done, all } => 0.5 + half(done, all),
+        RecordingStage::Texts { done, all } => 0.5 + half(done, all),
     };
     Event::PromptProgress { share, stage }
 }

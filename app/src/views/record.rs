@@ -101,6 +101,9 @@ fn show_progress(ui: &mut Ui, progress: &Progress) {
         let stage = match progress.stage {
             Some(RecordingStage::Tokens { done, all }) => format!("{done} of {all} tokens"),
             Some(RecordingStage::Frontier { done, all }) => format!("frontier, layer {done} of {all}"),
+            Some(RecordingStage::Texts { done, all }) => {
+                format!("texts under cutoffs, token {done} of {all}")
+            }
             None => "starting".into(),
         };
         ui.add(ProgressBar::new(progress.share).text(format!("{}: {stage}", progress.prompt)));

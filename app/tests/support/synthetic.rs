@@ -2,7 +2,7 @@
 
 use layerscope_diagnostics::record::{
     Anchor, AttentionFigures, Divergence, FrontierRow, KnockoutRow, LensFigures, ProbedFigures, PromptRecord,
-    PromptSummary, ReceivedFigures, Timings,
+    PromptSummary, ReceivedFigures, TextUnderCutoff, Timings,
 };
 use layerscope_diagnostics::run::{BosToken, Manifest, ModelInfo, RunWriter, Settings};
 use ndarray::{Array2, Array3};
@@ -156,6 +156,7 @@ fn record(sizes: Sizes, index: usize, scripts: bool) -> PromptRecord {
         generated_text: generated_token_text.concat(),
         generated_token_text,
         answer_given: false,
+        expected: None,
         native_kl: None,
         timings: Timings { prefill_s: 1.0, decode_s: 1.0, probe_s: 1.0, frontier_s: 1.0 },
         layers: figures.by_layer(),
@@ -165,6 +166,7 @@ fn record(sizes: Sizes, index: usize, scripts: bool) -> PromptRecord {
                 anchor,
                 cutoff,
                 divergence: divergence(kl(cutoff, scale)),
+                text: TextUnderCutoff::departing((cutoff < layers).then_some(cutoff * steps / layers)),
             })
             .collect(),
         knockout: (0..layers)

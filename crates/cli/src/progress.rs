@@ -287,6 +287,11 @@ impl RecordingBars {
                 self.present.set_position(done as u64);
                 show(&self.present, &format!("frontier, layer {done}/{all}"));
             }
+            RecordingEvent::Texts { done, all } => {
+                self.present.set_length(all as u64);
+                self.present.set_position(done as u64);
+                show(&self.present, &format!("texts under cutoffs, token {done}/{all}"));
+            }
             RecordingEvent::Finished(_) => self.prompts.inc(1),
             RecordingEvent::Failed { id, reason } => {
                 self.prompts.inc(1);

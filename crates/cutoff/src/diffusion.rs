@@ -9,11 +9,10 @@
 //! rows run, through the layers from ℓ on. Layers are done from the last down, so that what the session holds below ℓ is still
 //! the full model's, and a text can be generated from it at once.
 
-mod answer;
 #[cfg(test)]
 mod tests;
 
-use answer::Answered;
+use crate::answer::{Answer, Answered};
 use layerscope_diagnostics::probe::{TeacherForced, teacher_forced};
 use layerscope_diagnostics::record::{Divergence, SpanRow};
 use layerscope_diagnostics::reference_distributions::StepComparison;
@@ -23,8 +22,6 @@ use layerscope_engine::{
 };
 use std::cell::RefCell;
 use std::ops::Range;
-
-pub use answer::Answer;
 
 /// What is asked.
 #[derive(Debug, Clone)]

@@ -12,7 +12,7 @@ mod attention;
 
 use attention::VariantAttention;
 use layerscope_diagnostics::probe::ProbedRun;
-use layerscope_diagnostics::record::{Anchor, Divergence, FrontierRow, KnockoutRow};
+use layerscope_diagnostics::record::{Anchor, Divergence, FrontierRow, KnockoutRow, TextUnderCutoff};
 use layerscope_diagnostics::reference_distributions::StepComparison;
 use layerscope_engine::{
     ComputeType, Decoder, Depth, Device, Hooks, Interrupt, Pass, Result, SequenceRows, Tensor,
@@ -32,12 +32,19 @@ enum Variant {
 impl Variant {
     fn sees(self, layer: usize, segment: Segment) -> bool {
         match (self, segment) {
-            (_, Segment::Decode) => true,
-            (Self::Cutoff { anchor, .. }, Segment::Bos) => anchor == Anchor::Bos,
-            (Self::Cutoff { .. }, Segment::Prompt) => false,
-            (Self::Knockout { .. }, Segment::Bos) => true,
+            (Self::Cutoff { anchor, .. }, segment) => sees(anchor, segment),
             (Self::Knockout { layer: hidden }, Segment::Prompt) => layer != hidden,
+            (Self::Knockout { .. }, Segment::Bos | Segment::Decode) => true,
         }
+    }
+}
+
+/// What a decode row sees at and above a cutoff.
+pub(crate) fn sees(anchor: Anchor, segment: Segment) -> bool {
+    match segment {
+        Segment::Bos => anchor == Anchor::Bos,
+        Segment::Prompt => false,
+        Segment::Decode => true,
     }
 }
 
@@ -46,6 +53,8 @@ impl Variant {
 pub struct PromptFrontier {
     /// One row per anchor and cutoff 1 … L.
     pub rows: Vec<FrontierRow>,
+    /// The most likely token at each step, N, for each of the rows.
+    pub most_likely: Vec<Vec<u32>>,
     /// One row per layer.
     pub knockout: Vec<KnockoutRow>,
 }
@@ -83,24 +92,44 @@ pub fn frontier(
         }
         progress(layer + 1);
     }
-    let mut result = PromptFrontier { rows: vec![], knockout: vec![] };
+    let (mut rows, mut knockout) = (vec![], vec![]);
     for batch in active.chunks((rows_at_once(decoder) / steps).max(1)) {
         check_interrupt(interrupt)?;
-        for ((variant, _), divergence) in batch.iter().zip(divergences(decoder, run, batch)?) {
+        let x: Vec<&Tensor> = batch.iter().map(|(_, x)| x).collect();
+        let compared = run.distributions.compare(decoder, &Tensor::cat(&x)?)?;
+        for ((variant, _), compared) in batch.iter().zip(compared.chunks(steps)) {
+            let divergence = StepComparison::mean(compared);
             match *variant {
                 Variant::Cutoff { anchor, cutoff } => {
-                    result.rows.push(FrontierRow { anchor, cutoff, divergence });
+                    let text = text(run, compared);
+                    let most_likely = compared.iter().map(|step| step.argmax).collect();
+                    rows.push((FrontierRow { anchor, cutoff, divergence, text }, most_likely));
                 }
-                Variant::Knockout { layer } => result.knockout.push(KnockoutRow { layer, divergence }),
+                Variant::Knockout { layer } => knockout.push(KnockoutRow { layer, divergence }),
             }
         }
     }
     // A cutoff of L hides nothing: it is the full model.
-    let full = |anchor| FrontierRow { anchor, cutoff: layers, divergence: Divergence::ZERO };
-    result.rows.extend(Anchor::ALL.map(full));
-    result.rows.sort_by_key(|row| (row.anchor, row.cutoff));
-    result.knockout.sort_by_key(|row| row.layer);
-    Ok(result)
+    let most_likely: Vec<u32> = (0..steps).map(|step| run.distributions.argmax(step)).collect();
+    let text = if run.greedy { TextUnderCutoff::SAME } else { TextUnderCutoff::UNKNOWN };
+    rows.extend(Anchor::ALL.map(|anchor| {
+        (FrontierRow { anchor, cutoff: layers, divergence: Divergence::ZERO, text }, most_likely.clone())
+    }));
+    rows.sort_by_key(|(row, _)| (row.anchor, row.cutoff));
+    knockout.sort_by_key(|row| row.layer);
+    let (rows, most_likely) = rows.into_iter().unzip();
+    Ok(PromptFrontier { rows, most_likely, knockout })
+}
+
+/// What becomes of the continuation where the steps compare like this.
+fn text(run: &ProbedRun, compared: &[StepComparison]) -> TextUnderCutoff {
+    let mut steps = compared.iter().zip(&run.continuation);
+    let departs = steps.position(|(step, token)| step.choice != *token || !step.kl.is_finite());
+    match departs {
+        _ if !run.greedy => TextUnderCutoff::UNKNOWN,
+        Some(step) if !compared[step].kl.is_finite() => TextUnderCutoff::UNKNOWN,
+        departs => TextUnderCutoff::departing(departs),
+    }
 }
 
 /// Rows that go through a layer at once: bounds memory, and products of so many run at full speed.
@@ -149,11 +178,4 @@ fn through_layer(
         }
     }
     Ok(after)
-}
-
-fn divergences(decoder: &Decoder, run: &ProbedRun, batch: &[(Variant, Tensor)]) -> Result<Vec<Divergence>> {
-    let steps = run.continuation.len();
-    let rows: Vec<&Tensor> = batch.iter().map(|(_, x)| x).collect();
-    let compared = run.distributions.compare(decoder, &Tensor::cat(&rows)?)?;
-    Ok(compared.chunks(steps).map(StepComparison::mean).collect())
 }

@@ -1,11 +1,15 @@
 //! The exact cutoff frontier, the causal layer map, how spans of a prompt diffuse into later tokens, the cost model and the
 //! recommendation.
 
+mod answer;
+pub mod answers;
 pub mod block_schedule;
 pub mod cost;
 pub mod diffusion;
 pub mod frontier;
 pub mod recommend;
+
+pub use answer::Answer;
 
 /// Largest mean KL from the full model that is accepted unless told otherwise, nats per token.
 pub const DEFAULT_TOLERANCE: f64 = 0.1;

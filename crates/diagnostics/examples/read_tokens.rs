@@ -127,6 +127,7 @@ fn record(layers: usize, positions: usize) -> PromptRecord {
         generated_token_text: vec!["t0".into(); STEPS],
         generated_text: String::new(),
         answer_given: false,
+        expected: None,
         p: positions,
         steps: STEPS,
         layers: figures.by_layer(),

@@ -68,7 +68,7 @@ pub struct PromptLine<'a> {
     id: &'a str,
     category: String,
     prompt: &'a str,
-    answer: &'a str,
+    expected: &'a str,
     span: &'a str,
 }
 
@@ -76,7 +76,7 @@ impl NeedlePrompt {
     /// The line for a prompt file; the category is the length, the span is the needle.
     pub fn line(&self) -> PromptLine<'_> {
         let category = format!("needle {}", self.length);
-        PromptLine { id: &self.id, category, prompt: &self.text, answer: &self.answer, span: &self.needle }
+        PromptLine { id: &self.id, category, prompt: &self.text, expected: &self.answer, span: &self.needle }
     }
 }
 

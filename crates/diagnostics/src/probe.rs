@@ -42,6 +42,13 @@ impl Decoding<'_> {
             Self::Given(tokens) => tokens.len(),
         }
     }
+
+    fn excluded(&self) -> &[u32] {
+        match self {
+            Self::Greedy { excluded, .. } => excluded,
+            Self::Given(_) => &[],
+        }
+    }
 }
 
 /// A recorded run, with the data for the frontier still in memory.
@@ -56,6 +63,8 @@ pub struct ProbedRun {
     pub residuals: Vec<Tensor>,
     /// The full model's next-token distribution at each step, N.
     pub distributions: ReferenceDistributions,
+    /// Whether the continuation is the full model's greedy text, generated or given.
+    pub greedy: bool,
     /// The probes' measurements.
     pub figures: ProbedFigures,
     /// Mean KL(f32 ‖ weights as run) of the generating steps, nats per token; `None` if nothing was
@@ -126,6 +135,9 @@ fn run_defined(
     let start = Instant::now();
     let TeacherForced { residuals, statistics, distributions } =
         teacher_forced(decoder, &mut session, prompt, &tokens)?;
+    let distributions = distributions.excluding(continuation.excluded());
+    let likely = |(step, &token): (usize, &u32)| distributions.argmax(step) == token;
+    let greedy = matches!(continuation, Decoding::Greedy { .. }) || tokens.iter().enumerate().all(likely);
     let figures = ProbedFigures {
         curvature_prompt_deg,
         curvature_decode_deg: residuals.iter().map(trajectory_curvature).collect::<Result<_>>()?,
@@ -135,6 +147,7 @@ fn run_defined(
     };
     let run = ProbedRun {
         prompt_len: prompt.len(),
+        greedy,
         figures,
         generation_kl: mean_kl(&distributions, &generated_logits)?,
         continuation: tokens,

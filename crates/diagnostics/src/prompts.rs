@@ -2,7 +2,7 @@
 //!
 //! ```json
 //! {"id": "a1", "category": "retrieval", "prompt": "…"}
-//! {"id": "a2", "messages": [{"role": "user", "content": "…"}], "answer": "…", "span": "…"}
+//! {"id": "a2", "messages": [{"role": "user", "content": "…"}], "expected": "…", "span": "…"}
 //! ```
 
 use std::collections::HashMap;
@@ -29,11 +29,18 @@ pub struct Prompt {
     pub content: PromptText,
     /// The continuation to teacher-force instead of the greedy one.
     pub answer: Option<String>,
+    /// What a right text contains; [`Self::answer`] by default.
+    pub expected: Option<String>,
     /// The span of the prompt's text to remove by `layerscope diffusion`.
     pub span: Option<String>,
 }
 
 impl Prompt {
+    /// What a right text of the model contains, without spaces around it.
+    pub fn expected(&self) -> Option<&str> {
+        self.expected.as_deref().or(self.answer.as_deref()).map(str::trim)
+    }
+
     /// The prompt for display: its text, or its messages joined by blank lines.
     pub fn text(&self) -> String {
         match &self.content {
@@ -156,6 +163,12 @@ fn parse_line(line: &str) -> std::result::Result<Prompt, String> {
     if answer.is_some_and(|answer| answer.trim().is_empty()) {
         return Err("the \"answer\" is empty; leave it out to use the model's own continuation".into());
     }
+    let expected = text(&fields, "expected")?;
+    if expected.is_some_and(|expected| expected.trim().is_empty()) {
+        return Err(
+            "the \"expected\" text is empty; leave it out, or give what a right answer contains".into()
+        );
+    }
     let span = text(&fields, "span")?;
     if span.is_some_and(|span| span.trim().is_empty()) {
         return Err("the \"span\" is empty; leave it out, or give a part of the prompt's text".into());
@@ -165,6 +178,7 @@ fn parse_line(line: &str) -> std::result::Result<Prompt, String> {
         category: category.to_owned(),
         content,
         answer: answer.map(str::to_owned),
+        expected: expected.map(str::to_owned),
         span: span.map(str::to_owned),
     })
 }
@@ -260,7 +274,7 @@ mod tests {
 
     #[test]
     fn refusals_name_line_and_mend() {
-        let cases: [(&[u8], &[&str]); 16] = [
+        let cases: [(&[u8], &[&str]); 17] = [
             (b"", &["prompts.jsonl holds no prompts"]),
             (b"\n \n", &["holds no prompts"]),
             (b"\n{\"id\":\"a\"", &["line 2", "not valid JSON", "column"]),
@@ -275,6 +289,7 @@ mod tests {
             (b"{\"id\":\"a\",\"messages\":[{\"role\":\"user\"}]}", &["message 1", "\"content\""]),
             (b"{\"id\":\"a\",\"prompt\":\"x\",\"answer\":\"\"}", &["\"answer\" is empty"]),
             (b"{\"id\":\"a\",\"prompt\":\"x\",\"span\":\" \"}", &["\"span\" is empty"]),
+            (b"{\"id\":\"a\",\"prompt\":\"x\",\"expected\":\"\"}", &["\"expected\" text is empty"]),
             (b"{\"id\":\"a\",\"prompt\":\"\xff\"}", &["line 1", "UTF-8"]),
             (
                 b"{\"id\":\"a\",\"prompt\":\"x\"}\n\n{\"id\":\"a\",\"prompt\":\"y\"}",

@@ -45,6 +45,8 @@ pub struct PromptSummary {
     pub generated_text: String,
     /// Whether the continuation was given, not generated.
     pub answer_given: bool,
+    /// What a right text contains, if the prompt file says that.
+    pub expected: Option<String>,
     /// Mean over steps of KL(f32 weights ‖ weights as run), nats; `None` when the run itself is f32.
     pub native_kl: Option<f64>,
     /// Wall-clock times.
@@ -64,6 +66,12 @@ impl PromptSummary {
     pub fn at(&self, anchor: Anchor, cutoff: usize) -> Divergence {
         let row = self.frontier.iter().find(|row| (row.anchor, row.cutoff) == (anchor, cutoff));
         row.map_or(Divergence::UNDEFINED, |row| row.divergence)
+    }
+
+    /// What becomes of the text at a cutoff; unknown if it was not recorded.
+    pub fn text_at(&self, anchor: Anchor, cutoff: usize) -> TextUnderCutoff {
+        let row = self.frontier.iter().find(|row| (row.anchor, row.cutoff) == (anchor, cutoff));
+        row.map_or(TextUnderCutoff::UNKNOWN, |row| row.text)
     }
 
     /// The divergence at each cutoff 1 … L; undefined if it was not recorded.
@@ -341,6 +349,35 @@ pub struct FrontierRow {
     /// What it costs.
     #[serde(flatten)]
     pub divergence: Divergence,
+    /// What becomes of the text.
+    #[serde(flatten)]
+    pub text: TextUnderCutoff,
+}
+
+/// What becomes of the full model's greedy text of N tokens under a cutoff.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct TextUnderCutoff {
+    /// Whether the greedy text under the cutoff is the same. Null where the continuation was given and the full model would write
+    /// another.
+    pub unchanged: Option<bool>,
+    /// The decode step whose token is the first to differ, 0 … N−1; null where none does. Before it, both texts are the same
+    /// computation.
+    pub departs: Option<usize>,
+    /// Whether the greedy text, as the model ends it, contains the expected answer. Null where no answer is expected, or the full
+    /// model does not give it.
+    pub answered: Option<bool>,
+}
+
+impl TextUnderCutoff {
+    /// The full model's own text.
+    pub const SAME: Self = Self { unchanged: Some(true), departs: None, answered: None };
+    /// Nothing is known.
+    pub const UNKNOWN: Self = Self { unchanged: None, departs: None, answered: None };
+
+    /// A text whose first other token is at a step, if there is one.
+    pub fn departing(departs: Option<usize>) -> Self {
+        Self { unchanged: Some(departs.is_none()), departs, answered: None }
+    }
 }
 
 /// One layer of the causal map: the prompt hidden from the decode queries at this layer alone.

@@ -1,7 +1,7 @@
 //! The full model's next-token distributions, and comparisons with them, computed on the model's device.
 
 use crate::record::Divergence;
-use layerscope_engine::{ComputeType, Decoder, Error, Hooks, Result, Tensor, with_f32};
+use layerscope_engine::{ComputeType, Decoder, Error, Hooks, Result, Tensor, argmax, with_f32};
 use layerscope_kernels::cuda::Buffer;
 use layerscope_kernels::distribution::cuda::{self, ComparisonOnDevice, DistributionSummary};
 use layerscope_kernels::distribution::{Distribution, DistributionComparison};
@@ -16,6 +16,8 @@ pub struct ReferenceDistributions {
     tokens: Vec<u32>,
     /// −ln p of each of them.
     nll: Vec<f64>,
+    /// Tokens that no text continues with.
+    excluded: Vec<u32>,
 }
 
 enum Numbers {
@@ -37,6 +39,8 @@ pub struct StepComparison {
     pub top1: f64,
     /// The row's most likely token.
     pub argmax: u32,
+    /// The token that a greedy text continues with here: the most likely one that is not excluded.
+    pub choice: u32,
     /// NLL of the step's token under the row, minus that under the full model, nats.
     pub dnll: f64,
 }
@@ -101,7 +105,13 @@ impl ReferenceDistributions {
         if !defined || nll.iter().any(|nll| !nll.is_finite()) {
             return Err(Error::UNDEFINED_LOGITS);
         }
-        Ok(Self { numbers, tokens: tokens.to_vec(), nll })
+        Ok(Self { numbers, tokens: tokens.to_vec(), nll, excluded: vec![] })
+    }
+
+    /// The same where no text continues with some tokens, such as the end of the sequence.
+    #[must_use]
+    pub fn excluding(self, excluded: &[u32]) -> Self {
+        Self { excluded: excluded.to_vec(), ..self }
     }
 
     /// Number of steps N.
@@ -160,18 +170,25 @@ impl ReferenceDistributions {
 
     fn compare_on_host(&self, step: usize, distribution: &Distribution, logits: &[f32]) -> StepComparison {
         let logit = f64::from(logits[self.tokens[step] as usize]);
-        self.comparison(step, &distribution.compare(logits), logit)
+        let compared = self.comparison(step, &distribution.compare(logits), logit);
+        if !self.excluded.contains(&compared.argmax) {
+            return compared;
+        }
+        let left = (0u32..).zip(logits).filter(|(id, _)| !self.excluded.contains(id));
+        let best = left.reduce(|best, next| if next.1 > best.1 { next } else { best });
+        StepComparison { choice: best.map_or(compared.argmax, |(id, _)| id), ..compared }
     }
 
     fn comparison(&self, step: usize, comparison: &DistributionComparison, logit: f64) -> StepComparison {
         let argmax = comparison.argmax as u32;
         if !comparison.kl.is_finite() {
-            return StepComparison { kl: f64::NAN, top1: f64::NAN, argmax, dnll: f64::NAN };
+            return StepComparison { kl: f64::NAN, top1: f64::NAN, argmax, choice: argmax, dnll: f64::NAN };
         }
         StepComparison {
             kl: comparison.kl,
             top1: f64::from(u8::from(comparison.same_argmax)),
             argmax,
+            choice: argmax,
             dnll: comparison.log_normaliser - logit - self.nll[step],
         }
     }
@@ -200,7 +217,15 @@ impl ReferenceDistributions {
             };
             self.comparison(step as usize, &comparison, f64::from(measured.token_logit))
         });
-        Ok(compared.collect())
+        let mut compared: Vec<StepComparison> = compared.collect();
+        for (row, compared) in compared.iter_mut().enumerate() {
+            // Rare, so that a kernel of its own is not worth it.
+            if self.excluded.contains(&compared.argmax) && compared.kl.is_finite() {
+                let row = logits.reshape(&[of.len(), vocab])?.narrow(row, 1)?;
+                compared.choice = argmax(&row.reshape(&[vocab])?, &self.excluded)?;
+            }
+        }
+        Ok(compared)
     }
 }
 
@@ -226,8 +251,12 @@ fn device_distributions(pieces: &[Tensor], tokens: &[u32]) -> Result<(Numbers, V
     let all = Numbers::Device { logits, on_device, summaries };
     // The NLL of the full model's tokens is the normaliser minus their logits, as in a comparison with
     // itself.
-    let unknown =
-        ReferenceDistributions { numbers: all, tokens: tokens.to_vec(), nll: vec![0.0; tokens.len()] };
+    let unknown = ReferenceDistributions {
+        numbers: all,
+        tokens: tokens.to_vec(),
+        nll: vec![0.0; tokens.len()],
+        excluded: vec![],
+    };
     let Numbers::Device { logits, .. } = &unknown.numbers else { unreachable!("made just now") };
     let steps: Vec<u32> = (0..tokens.len() as u32).collect();
     let nll = unknown.compare_on_device(logits, &steps)?.iter().map(|compared| compared.dnll).collect();

@@ -52,7 +52,7 @@ pub use policy::{
 pub use repetition::Repetition;
 pub use rows::ResidualRows;
 pub use sampling::{Sampler, Sampling, argmax};
-pub use session::{Interrupt, Session, Turn, advance_together, check_interrupt};
+pub use session::{BranchToken, Branches, Interrupt, Sees, Session, Turn, advance_together, check_interrupt};
 pub use shapes::Shape;
 pub use tensor::{DeviceTensor, Tensor, with_f32};
 pub use threads::{keep_freed_memory, one_pool, return_freed_memory};

@@ -1,6 +1,7 @@
 //! One sequence running through a decoder: prefill, decode steps, and the KV that its policy keeps.
 
 mod attention;
+mod branches;
 mod device_steps;
 mod pass;
 mod prefill;
@@ -15,6 +16,7 @@ use crate::rows::ResidualRows;
 use crate::tensor::Tensor;
 use crate::{ComputeType, Depth, Error, Policy, Result};
 use attention::Collected;
+pub use branches::{BranchToken, Branches, Sees};
 use device_steps::DeviceSteps;
 use pass::Work;
 pub use pass::{Turn, advance_together};

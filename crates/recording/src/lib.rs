@@ -4,6 +4,8 @@ pub mod continuations;
 mod recorded_with;
 pub mod spans;
 
+use layerscope_cutoff::Answer;
+use layerscope_cutoff::answers::judge_answers;
 use layerscope_cutoff::frontier::{PromptFrontier, frontier};
 use layerscope_diagnostics::machine::Machine;
 use layerscope_diagnostics::probe::{self, Decoding};
@@ -39,6 +41,13 @@ pub enum RecordingEvent<'a> {
         /// Layers done.
         done: usize,
         /// Layers L.
+        all: usize,
+    },
+    /// The texts under cutoffs, in which the answer is looked for, have so many tokens.
+    Texts {
+        /// Tokens done.
+        done: usize,
+        /// Most tokens that they can have.
         all: usize,
     },
     /// The prompt is recorded and durable.
@@ -85,9 +94,18 @@ pub fn record_prompt(
     })?;
     let start = Instant::now();
     let layers = model.config().layers;
-    let PromptFrontier { rows, knockout } = frontier(&model.decoder, &run, interrupt, &mut |done| {
+    let mut frontier = frontier(&model.decoder, &run, interrupt, &mut |done| {
         observe(RecordingEvent::FrontierLayers { done, all: layers });
     })?;
+    let expected = prompt.expected();
+    if let (Some(text), Some(&last)) = (expected, prompt_tokens.last()) {
+        let room = (model.config().context + 1).saturating_sub(prompt_tokens.len());
+        let answer = Answer { text, max_new_tokens: max_new_tokens.min(room) };
+        judge_answers(model, &mut run, last, &mut frontier, &answer, interrupt, &mut |done, all| {
+            observe(RecordingEvent::Texts { done, all });
+        })?;
+    }
+    let PromptFrontier { rows, knockout, .. } = frontier;
     run.timings.frontier_s = start.elapsed().as_secs_f64();
     let shown = |tokens: &[u32]| tokens.iter().map(|&id| tokenizer.token_text(id)).collect();
     let figures = run.figures;
@@ -104,6 +122,7 @@ pub fn record_prompt(
         generated_text: tokenizer.decode(&run.continuation)?,
         generated: run.continuation,
         answer_given: answer.is_some(),
+        expected: expected.map(str::to_owned),
         native_kl: run.generation_kl.filter(|_| model.precision == WeightsPrecision::Native),
         timings: run.timings,
         layers: figures.by_layer(),

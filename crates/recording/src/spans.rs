@@ -2,7 +2,8 @@
 //! folder.
 
 use crate::recorded_with;
-use layerscope_cutoff::diffusion::{Answer, DiffusionEvent, Question, diffusion};
+use layerscope_cutoff::Answer;
+use layerscope_cutoff::diffusion::{DiffusionEvent, Question, diffusion};
 use layerscope_diagnostics::record::{PromptSummary, SpanRecord};
 use layerscope_diagnostics::run::{Run, SpansWriter};
 use layerscope_engine::{Error, Interrupt, Model, Result, Tokenizer};
@@ -53,8 +54,7 @@ pub fn remove_span(
     // Texts of the run's length, if the context is long enough.
     let room = (model.config().context + 1).saturating_sub(prompt.p);
     let max_new_tokens = run.manifest().settings.max_new_tokens.max(prompt.steps).min(room);
-    let recorded = prompt.answer_given.then_some(prompt.generated_text.as_str());
-    let text = request.answer.or(recorded).map(str::trim).filter(|text| !text.is_empty());
+    let text = request.answer.or(prompt.expected.as_deref()).map(str::trim).filter(|text| !text.is_empty());
     let question = Question {
         prompt: &prompt.prompt_tokens,
         continuation: &prompt.generated,

@@ -5,7 +5,8 @@
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used)]
 
-use layerscope_cutoff::diffusion::{Answer, Question, diffusion};
+use layerscope_cutoff::Answer;
+use layerscope_cutoff::diffusion::{Question, diffusion};
 use layerscope_diagnostics::probe::{self, Decoding};
 use layerscope_diagnostics::prompts::Prompt;
 use layerscope_diagnostics::record::{Divergence, ProbedFigures, PromptRecord, SpanRow};
@@ -30,6 +31,7 @@ fn recorded(
         category: "any".into(),
         content: PromptText::Plain("Anna has a red box. Ben has a blue cup. Who has the box?".into()),
         answer: answer.map(str::to_owned),
+        expected: None,
         span: None,
     };
     let interrupt = Interrupt::new(false);

@@ -2,7 +2,8 @@
 
 use super::*;
 use layerscope_diagnostics::record::{
-    AttentionMeans, Divergence, FrontierRow, KnockoutRow, LayerFigures, PromptSummary, Timings,
+    AttentionMeans, Divergence, FrontierRow, KnockoutRow, LayerFigures, PromptSummary, TextUnderCutoff,
+    Timings,
 };
 use layerscope_diagnostics::run::{BosToken, FailedPrompt, Manifest, ModelInfo, Settings};
 use proptest::prelude::*;
@@ -32,6 +33,7 @@ fn prompt(id: usize, category: &str, kl: &[f64]) -> PromptSummary {
             anchor,
             cutoff: at + 1,
             divergence: divergence(kl * factor),
+            text: TextUnderCutoff::UNKNOWN,
         })
     };
     let (undefined, nothing) = (vec![f64::NAN; kl.len()], ndarray::Array2::zeros((kl.len(), 0)));
@@ -48,6 +50,7 @@ fn prompt(id: usize, category: &str, kl: &[f64]) -> PromptSummary {
         generated_token_text: vec![],
         generated_text: String::new(),
         answer_given: false,
+        expected: None,
         native_kl: None,
         timings: Timings::default(),
         layers: LayerFigures {

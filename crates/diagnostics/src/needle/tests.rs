@@ -76,7 +76,7 @@ fn lines_are_those_of_a_prompt_file() {
     for (read, made) in read.iter().zip(&made) {
         assert_eq!(read.id, made.id);
         assert_eq!(read.content, PromptText::Plain(made.text.clone()));
-        assert_eq!(read.answer.as_deref(), Some(made.answer.as_str()));
+        assert_eq!(read.expected(), Some(made.answer.as_str()));
     }
 }
 

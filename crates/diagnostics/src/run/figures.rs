@@ -10,7 +10,7 @@ use super::schema::Table;
 use crate::prompts::check_name;
 use crate::record::{
     Anchor, AttentionMeans, Divergence, FrontierRow, KnockoutRow, LayerFigures, LensFigures, PromptSummary,
-    StepFigures, Timings,
+    StepFigures, TextUnderCutoff, Timings,
 };
 
 /// Reads a prompt; `source` returns the file of each table.
@@ -46,6 +46,7 @@ pub(super) fn prompt<'a>(
         generated_token_text: texts("generated_token_text")?,
         generated_text: text("generated_text")?,
         answer_given: rows.bools("answer_given")?.pop().ok_or_else(lacking)?,
+        expected: rows.optional_texts("expected")?.pop().ok_or_else(lacking)?,
         native_kl: Some(figure("native_kl")?).filter(|kl| !kl.is_nan()),
         timings: Timings {
             prefill_s: seconds("prefill_s")?,
@@ -125,16 +126,25 @@ pub(super) fn steps(rows: &PromptRows<'_>, layers: usize) -> Result<StepFigures>
 fn frontier(rows: &PromptRows<'_>, layers: usize) -> Result<Vec<FrontierRow>> {
     let anchors = rows.texts("anchor")?.into_iter();
     let keys = anchors.zip(rows.counts("cutoff")?);
-    keys.zip(divergences(rows)?)
-        .map(|((anchor, cutoff), divergence)| {
+    keys.zip(divergences(rows)?.into_iter().zip(texts(rows)?))
+        .map(|((anchor, cutoff), (divergence, text))| {
             let anchor =
                 Anchor::from_name(&anchor).ok_or_else(|| rows.damaged(format!("{anchor:?} is no anchor")))?;
             if !(1..=layers).contains(&cutoff) {
                 return Err(rows.damaged(format!("there is no cutoff {cutoff}")));
             }
-            Ok(FrontierRow { anchor, cutoff, divergence })
+            Ok(FrontierRow { anchor, cutoff, divergence, text })
         })
         .collect()
+}
+
+/// What becomes of the text in each row.
+fn texts(rows: &PromptRows<'_>) -> Result<Vec<TextUnderCutoff>> {
+    let departs = rows.optional_counts("departs")?.into_iter();
+    let unchanged_and_answered =
+        rows.optional_bools("unchanged")?.into_iter().zip(rows.optional_bools("answered")?);
+    let all = departs.zip(unchanged_and_answered);
+    Ok(all.map(|(departs, (unchanged, answered))| TextUnderCutoff { unchanged, departs, answered }).collect())
 }
 
 fn knockout(rows: &PromptRows<'_>, layers: usize) -> Result<Vec<KnockoutRow>> {

@@ -15,7 +15,7 @@ use crate::prompts::check_name;
 use crate::record::Anchor;
 
 /// Version of the run folder's layout; newer ones are rejected.
-pub const SCHEMA_VERSION: u32 = 1;
+pub const SCHEMA_VERSION: u32 = 2;
 
 /// The manifest's file name.
 pub const MANIFEST: &str = "manifest.json";
@@ -250,6 +250,9 @@ impl Manifest {
 
     /// Why a recording with `wanted` cannot resume this run: "… not …".
     pub(super) fn difference(&self, wanted: &Self) -> Option<String> {
+        if self.schema != wanted.schema {
+            return Some(format!("layerscope {}, whose tables have other columns", self.layerscope));
+        }
         let differs = |what: &str, here: &dyn std::fmt::Display, there: &dyn std::fmt::Display| {
             Some(format!("{what} {here}, not {there}"))
         };

@@ -89,6 +89,13 @@ impl Columns {
         Ok(())
     }
 
+    fn optional_ints(&mut self, values: impl IntoIterator<Item = Option<usize>>) -> Result<()> {
+        let values: Vec<Option<i32>> =
+            values.into_iter().map(|value| value.map(int).transpose()).collect::<Result<_>>()?;
+        self.arrays.push(Arc::new(Int32Array::from(values)));
+        Ok(())
+    }
+
     fn token_ids(&mut self, values: impl IntoIterator<Item = u32>) {
         self.arrays.push(Arc::new(UInt32Array::from_iter_values(values)));
     }
@@ -210,6 +217,9 @@ fn frontier(record: &PromptRecord) -> Result<RecordBatch> {
     columns.ints(rows.iter().map(|row| row.cutoff))?;
     let divergences: Vec<_> = rows.iter().map(|row| row.divergence).collect();
     columns.divergences(&divergences);
+    columns.bools(rows.iter().map(|row| row.text.unchanged));
+    columns.optional_ints(rows.iter().map(|row| row.text.departs))?;
+    columns.bools(rows.iter().map(|row| row.text.answered));
     columns.finish()
 }
 
@@ -235,6 +245,7 @@ fn prompts(record: &PromptRecord) -> Result<RecordBatch> {
     columns.arrays.push(text_list(&prompt.generated_token_text));
     columns.texts([&prompt.generated_text]);
     columns.bools([Some(prompt.answer_given)]);
+    columns.arrays.push(Arc::new(StringArray::from_iter([prompt.expected.as_deref()])));
     columns.figures([prompt.native_kl.unwrap_or(f64::NAN)]);
     let timings = prompt.timings;
     columns.figures([timings.prefill_s]);

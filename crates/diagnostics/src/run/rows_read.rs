@@ -66,6 +66,19 @@ impl<'a> PromptRows<'a> {
         Ok(all)
     }
 
+    /// The same with null where there is no such column, as in a run of an older schema.
+    fn gather_optional<T: Clone>(
+        &self,
+        name: &str,
+        mut values: impl FnMut(&ArrayRef, &mut Vec<Option<T>>) -> Option<()>,
+    ) -> Result<Vec<Option<T>>> {
+        let lacks = |batch: &RecordBatch| batch.column_by_name(name).is_none();
+        if self.batches.iter().any(lacks) {
+            return Ok(vec![None; self.len()]);
+        }
+        self.gather(name, &mut values)
+    }
+
     pub(super) fn figures(&self, name: &str) -> Result<Vec<f64>> {
         self.gather(name, |array, all| {
             let values = array.as_primitive_opt::<Float64Type>()?;
@@ -114,9 +127,35 @@ impl<'a> PromptRows<'a> {
         })
     }
 
+    /// Non-negative integers, with null for undefined ones.
+    pub(super) fn optional_counts(&self, name: &str) -> Result<Vec<Option<usize>>> {
+        let counts: Vec<Option<Option<usize>>> = self.gather_optional(name, |array, all| {
+            let values = array.as_primitive_opt::<Int32Type>()?.iter();
+            all.extend(values.map(|value| value.map(|value| usize::try_from(value).ok())));
+            Some(())
+        })?;
+        let counts = counts.into_iter().map(|count| match count {
+            Some(None) => Err(self.damaged(format!("a negative {name}"))),
+            count => Ok(count.flatten()),
+        });
+        counts.collect()
+    }
+
+    /// The same, with null for undefined values.
+    pub(super) fn optional_texts(&self, name: &str) -> Result<Vec<Option<String>>> {
+        let mut room = MOST_TEXT;
+        self.gather_optional(name, |array, all| {
+            for text in array.as_string_view_opt()? {
+                room = room.checked_sub(text.map_or(0, str::len))?;
+                all.push(text.map(str::to_owned));
+            }
+            Some(())
+        })
+    }
+
     /// The same, with null for undefined values.
     pub(super) fn optional_bools(&self, name: &str) -> Result<Vec<Option<bool>>> {
-        self.gather(name, |array, all| {
+        self.gather_optional(name, |array, all| {
             all.extend(array.as_boolean_opt()?);
             Some(())
         })

@@ -59,7 +59,7 @@ impl Table {
                     .concat()
             }
             Self::Tokens => TOKENS.to_vec(),
-            Self::Frontier => [&[PROMPT_ID, ANCHOR, CUTOFF][..], &DIVERGENCE].concat(),
+            Self::Frontier => [&[PROMPT_ID, ANCHOR, CUTOFF][..], &DIVERGENCE, &TEXT].concat(),
             Self::Knockout => [&[PROMPT_ID, LAYER][..], &DIVERGENCE].concat(),
         }
     }
@@ -91,6 +91,8 @@ pub(super) struct Column {
     pub(super) kind: Kind,
     /// Whether null means undefined.
     pub(super) nullable: bool,
+    /// Whether a run of schema 1 lacks it; it reads as null there.
+    pub(super) since_2: bool,
     pub(super) unit: &'static str,
     pub(super) description: &'static str,
 }
@@ -115,7 +117,7 @@ impl Column {
 }
 
 const fn column(name: &'static str, kind: Kind, unit: &'static str, description: &'static str) -> Column {
-    Column { name, kind, nullable: false, unit, description }
+    Column { name, kind, nullable: false, since_2: false, unit, description }
 }
 
 const fn figure(name: &'static str, unit: &'static str, description: &'static str) -> Column {
@@ -130,15 +132,12 @@ const LAYER_OR_EMBEDDING: Column = column(
     "index",
     "Layer, from 0; -1 is the embedding output, which has only a curvature",
 );
-const WINDOWED: Column = Column {
-    nullable: true,
-    ..column(
-        "windowed",
-        Kind::Bool,
-        "none",
-        "Whether the layer attends within a sliding window only; its masses are over the keys it can see",
-    )
-};
+const WINDOWED: Column = optional(
+    "windowed",
+    Kind::Bool,
+    "none",
+    "Whether the layer attends within a sliding window only; its masses are over the keys it can see",
+);
 const HEAD: Column = column("head", Kind::Int, "index", "Query head, from 0");
 const STEP: Column = column("step", Kind::Int, "index", "Decode step, from 0");
 const STEP_POSITION: Column =
@@ -217,6 +216,36 @@ const DIVERGENCE: [Column; 3] = [
     ),
 ];
 
+const fn optional(name: &'static str, kind: Kind, unit: &'static str, description: &'static str) -> Column {
+    Column { nullable: true, ..column(name, kind, unit, description) }
+}
+
+/// A column that runs of schema 1 lack.
+const fn since_2(column: Column) -> Column {
+    Column { since_2: true, ..column }
+}
+
+const TEXT: [Column; 3] = [
+    since_2(optional(
+        "unchanged",
+        Kind::Bool,
+        "none",
+        "Whether the greedy text is the full model's; null where the continuation was given and the full model would write another",
+    )),
+    since_2(optional(
+        "departs",
+        Kind::Int,
+        "step",
+        "The first decode step whose token differs; null where none does",
+    )),
+    since_2(optional(
+        "answered",
+        Kind::Bool,
+        "none",
+        "Whether the greedy text contains the expected answer; null where none is expected or the full model does not give it",
+    )),
+];
+
 /// `spans.parquet`, which a run may have in addition to its tables: one row per prompt × span × layer.
 pub(super) const SPANS: [Column; 10] = [
     PROMPT_ID,
@@ -237,15 +266,12 @@ pub(super) const SPANS: [Column; 10] = [
         "probability",
         "Attention mass of the full model's decode queries on the span at this layer, mean over heads and steps",
     ),
-    Column {
-        nullable: true,
-        ..column(
-            "found",
-            Kind::Bool,
-            "none",
-            "Whether the greedy text without the span contains the answer; null where none was looked for",
-        )
-    },
+    optional(
+        "found",
+        Kind::Bool,
+        "none",
+        "Whether the greedy text without the span contains the answer; null where none was looked for",
+    ),
 ];
 
 const fn tokens_figure(name: &'static str, description: &'static str) -> Column {
@@ -262,7 +288,7 @@ const TOKENS: [Column; 7] = [
     tokens_figure("received_max", "Attention received from the decode queries, maximum over heads and steps"),
 ];
 
-const PROMPTS: [Column; 16] = [
+const PROMPTS: [Column; 17] = [
     PROMPT_ID,
     column("category", Kind::Text, "none", "Category of the prompt"),
     column("text", Kind::Text, "none", "The prompt as written"),
@@ -279,6 +305,12 @@ const PROMPTS: [Column; 16] = [
         "none",
         "Whether the continuation was given instead of generated greedily",
     ),
+    since_2(optional(
+        "expected",
+        Kind::Text,
+        "none",
+        "What a right text contains; null where nothing is expected",
+    )),
     figure(
         "native_kl",
         "nats",

@@ -206,7 +206,7 @@ fn damaged(path: &Path, problem: &dyn std::fmt::Display) -> Error {
 
 /// Allows additional columns, but no missing column or other type.
 fn check_columns(schema: &Schema, columns: &[Column]) -> std::result::Result<(), String> {
-    for wanted in schema_of(columns).fields() {
+    for (wanted, column) in schema_of(columns).fields().iter().zip(columns) {
         match schema.field_with_name(wanted.name()) {
             Ok(field) if field.data_type().equals_datatype(wanted.data_type()) => {}
             Ok(field) => {
@@ -217,6 +217,7 @@ fn check_columns(schema: &Schema, columns: &[Column]) -> std::result::Result<(),
                     wanted.data_type()
                 ));
             }
+            Err(_) if column.since_2 => {}
             Err(_) => return Err(format!("the column {} is missing", wanted.name())),
         }
     }

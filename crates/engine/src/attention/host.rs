@@ -81,7 +81,9 @@ impl LayerAttention<'_> {
             let tasks = runs(&positions[group.rows.clone()]).into_iter().map(move |(first, rows)| {
                 let first = group.rows.start + first;
                 let is_last = rows == 1 && first + 1 == positions.len();
-                let mut spans = match by_order && is_last {
+                // Slots of a sequence's keys are no higher than their positions; those of branches are.
+                let in_order = |keys: &KeyRange| keys.slot + keys.len <= positions[first] + 1;
+                let mut spans = match by_order && is_last && group.keys.iter().all(in_order) {
                     true => self.spans(&by_slot(group.keys.clone())),
                     false => self.spans(&group.keys),
                 };

@@ -71,6 +71,7 @@ pub(super) fn sized_record(
         generated_token_text: tokens(steps).map(|token| format!("g{token}")).collect(),
         generated_text: format!("It is {index}."),
         answer_given: index == 1,
+        expected: (index == 1).then(|| "mat".to_owned()),
         native_kl: (index != 2).then_some(0.5 + index as f64),
         timings: Timings { prefill_s: 0.5, decode_s: 0.25, probe_s: 1.0, frontier_s: 2.0 },
         layers: figures.by_layer(),
@@ -82,6 +83,11 @@ pub(super) fn sized_record(
                     anchor,
                     cutoff,
                     divergence: divergence((layers - cutoff) as f64 / 10.0),
+                    text: TextUnderCutoff {
+                        unchanged: (index != 2).then_some(cutoff == layers),
+                        departs: (index != 2 && cutoff != layers).then_some(cutoff % steps.max(1)),
+                        answered: (index == 1).then_some(cutoff > 1),
+                    },
                 })
             })
             .collect(),

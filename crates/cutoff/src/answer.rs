@@ -13,15 +13,15 @@ pub struct Answer<'a> {
 }
 
 /// Texts of a model, and the answer.
-pub(super) struct Answered<'a> {
-    pub(super) tokenizer: &'a Tokenizer,
-    pub(super) answer: &'a Answer<'a>,
+pub(crate) struct Answered<'a> {
+    pub(crate) tokenizer: &'a Tokenizer,
+    pub(crate) answer: &'a Answer<'a>,
 }
 
 impl Answered<'_> {
     /// Whether the greedy text contains it, as far as the most likely tokens along a continuation tell: while they are the
     /// continuation's own, both are the same text.
-    pub(super) fn along(&self, continuation: &[u32], argmax: &[u32]) -> Result<Option<bool>> {
+    pub(crate) fn along(&self, continuation: &[u32], argmax: &[u32]) -> Result<Option<bool>> {
         let ends = |token: &u32| self.tokenizer.eos_ids().contains(token);
         let most = self.answer.max_new_tokens;
         let same = continuation.iter().zip(argmax).take(most).take_while(|(a, b)| a == b && !ends(b)).count();
@@ -34,7 +34,7 @@ impl Answered<'_> {
     }
 
     /// Whether the text that a session generates contains it; `last` is the last prompt token, the first to go through.
-    pub(super) fn generated(&self, session: &mut Session, last: u32, interrupt: &Interrupt) -> Result<bool> {
+    pub(crate) fn generated(&self, session: &mut Session, last: u32, interrupt: &Interrupt) -> Result<bool> {
         let mut tokens = vec![];
         let mut next = last;
         while tokens.len() < self.answer.max_new_tokens {
@@ -51,7 +51,7 @@ impl Answered<'_> {
         Ok(false)
     }
 
-    fn is_in(&self, tokens: &[u32]) -> Result<bool> {
+    pub(crate) fn is_in(&self, tokens: &[u32]) -> Result<bool> {
         Ok(is_right(self.answer.text, &self.tokenizer.decode_skipping_special(tokens)?))
     }
 }

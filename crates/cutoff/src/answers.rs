@@ -1,0 +1,152 @@
+//! Whether the text under each cutoff still gives the answer that the full model gives.
+//!
+//! While a cutoff's most likely tokens are those of the continuation, its text is the full model's. So a text that departs after
+//! the answer keeps it, and is not generated. The others are, all together: they share the prompt's KV and read of it what their
+//! cutoff leaves ([`Branches`]).
+
+use crate::answer::{Answer, Answered};
+use crate::frontier::{PromptFrontier, sees};
+use layerscope_diagnostics::probe::ProbedRun;
+use layerscope_diagnostics::record::{Anchor, FrontierRow};
+use layerscope_engine::{
+    BranchToken, Branches, Interrupt, Model, Result, argmax, check_interrupt, check_memory,
+};
+
+/// Fills in [`layerscope_diagnostics::record::TextUnderCutoff::answered`] of each row of a run's frontier. The run's session loses
+/// its decode tokens; `last_prompt_token` is the first to run again.
+///
+/// `progress(done, all)` is told how many tokens of at most so many are generated.
+///
+/// # Errors
+/// [`layerscope_engine::Error::Interrupted`], or whatever fails beneath.
+pub fn judge_answers(
+    model: &Model,
+    run: &mut ProbedRun,
+    last_prompt_token: u32,
+    frontier: &mut PromptFrontier,
+    answer: &Answer<'_>,
+    interrupt: &Interrupt,
+    progress: &mut dyn FnMut(usize, usize),
+) -> Result<()> {
+    let answered = Answered { tokenizer: &model.tokenizer, answer };
+    let mut texts = Texts { model, answered, run, last_prompt_token, interrupt };
+    let layers = model.config().layers;
+    let (full, cut): (Vec<usize>, Vec<usize>) =
+        (0..frontier.rows.len()).partition(|&row| frontier.rows[row].cutoff == layers);
+    // The full model has a row for each anchor, and one text.
+    let given = texts.judge(frontier, &full[..1], progress)?.first() == Some(&true);
+    full.iter().for_each(|&row| frontier.rows[row].text.answered = Some(given));
+    if given {
+        for (&row, kept) in cut.iter().zip(texts.judge(frontier, &cut, progress)?) {
+            frontier.rows[row].text.answered = Some(kept);
+        }
+    }
+    Ok(())
+}
+
+/// The texts of a prompt.
+struct Texts<'a> {
+    model: &'a Model,
+    answered: Answered<'a>,
+    run: &'a mut ProbedRun,
+    last_prompt_token: u32,
+    interrupt: &'a Interrupt,
+}
+
+/// A text that is generated.
+struct Text {
+    anchor: Anchor,
+    cutoff: usize,
+    tokens: Vec<u32>,
+    /// Tokens that it has in common with the continuation.
+    same: usize,
+    answered: Option<bool>,
+}
+
+impl Texts<'_> {
+    /// Whether the texts under the cutoffs of some rows contain the answer.
+    fn judge(
+        &mut self,
+        frontier: &PromptFrontier,
+        rows: &[usize],
+        progress: &mut dyn FnMut(usize, usize),
+    ) -> Result<Vec<bool>> {
+        let continuation = &self.run.continuation;
+        let mut texts: Vec<Text> = vec![];
+        for &row in rows {
+            let most_likely = &frontier.most_likely[row];
+            let same = continuation.iter().zip(most_likely).take_while(|(a, b)| a == b).count();
+            let answered = self.answered.along(continuation, most_likely)?;
+            let FrontierRow { anchor, cutoff, .. } = frontier.rows[row];
+            texts.push(Text { anchor, cutoff, tokens: vec![], same, answered });
+        }
+        let mut open: Vec<&mut Text> = texts.iter_mut().filter(|text| text.answered.is_none()).collect();
+        let most = self.answered.answer.max_new_tokens;
+        let (mut done, all) = (0, open.len() * most);
+        let at_once = self.texts_at_once(open.len());
+        for batch in open.chunks_mut(at_once) {
+            self.generate(batch, &mut |tokens| progress(done + tokens, all))?;
+            done += batch.len() * most;
+        }
+        Ok(texts.iter().map(|text| text.answered == Some(true)).collect())
+    }
+
+    /// Generates texts until each contains the answer, ends or is long enough.
+    fn generate(&mut self, texts: &mut [&mut Text], progress: &mut dyn FnMut(usize)) -> Result<()> {
+        let most = self.answered.answer.max_new_tokens;
+        let continuation = &self.run.continuation;
+        let points: Vec<(Anchor, usize)> = texts.iter().map(|text| (text.anchor, text.cutoff)).collect();
+        let sees = |text: usize, layer: usize, segment| {
+            let (anchor, cutoff) = points[text];
+            layer < cutoff || sees(anchor, segment)
+        };
+        let mut branches = Branches::new(&mut self.run.session, texts.len(), texts.len() * most, &sees)?;
+        for step in 0..most {
+            check_interrupt(self.interrupt)?;
+            let open = (0..texts.len()).filter(|&text| texts[text].answered.is_none());
+            let next = open.map(|branch| {
+                let token = texts[branch].tokens.last().copied().unwrap_or(self.last_prompt_token);
+                BranchToken { branch, token }
+            });
+            let next: Vec<BranchToken> = next.collect();
+            if next.is_empty() {
+                break;
+            }
+            let logits = branches.step(&next)?;
+            for (row, next) in next.iter().enumerate() {
+                let text = &mut *texts[next.branch];
+                let token = match step < text.same {
+                    true => continuation[step],
+                    false => argmax(&logits.narrow(row, 1)?, &[])?,
+                };
+                if self.answered.tokenizer.eos_ids().contains(&token) {
+                    text.answered = Some(false);
+                    continue;
+                }
+                text.tokens.push(token);
+                if self.answered.is_in(&text.tokens)? {
+                    text.answered = Some(true);
+                }
+            }
+            progress((step + 1) * texts.len());
+        }
+        let boundary = self.run.prompt_len - 1;
+        self.run.session.truncate(boundary)
+    }
+
+    /// How many of so many texts there is memory for at once.
+    fn texts_at_once(&self, texts: usize) -> usize {
+        let (decoder, most) = (&self.model.decoder, self.answered.answer.max_new_tokens);
+        let fits = |texts: &usize| {
+            let need = decoder.sequence_need(&vec![texts * most; decoder.config().layers]);
+            check_memory("texts", &need, decoder.device()).is_ok()
+        };
+        std::iter::successors(Some(texts), |texts| Some(texts / 2))
+            .find(|texts| *texts <= 1 || fits(texts))
+            .unwrap_or(1)
+            .clamp(1, MOST_AT_ONCE)
+    }
+}
+
+/// Texts that are generated at once, at most.
+const MOST_AT_ONCE: usize = 256;
