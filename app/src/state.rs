@@ -2,6 +2,7 @@
 
 use crate::data::{ScaleKind, StepFigure, TokenFigure};
 use crate::design::ColourMap;
+use layerscope_cutoff::recommend::{Criterion, Options};
 use layerscope_diagnostics::record::Anchor;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
@@ -243,6 +244,8 @@ pub struct ViewState {
     pub policy: String,
     /// Largest mean KL accepted, nats.
     pub tolerance: f64,
+    /// What a recommended cutoff must hold to besides.
+    pub criterion: Criterion,
     /// What is selected.
     pub selection: Selection,
     /// What the frontier view shows.
@@ -277,6 +280,14 @@ pub struct ViewState {
     pub as_table: bool,
 }
 
+impl ViewState {
+    /// What a recommended cutoff must hold to.
+    pub fn options(&self) -> Options {
+        let Self { tolerance, anchor, criterion, .. } = *self;
+        Options { tolerance, anchor, criterion, ..Options::default() }
+    }
+}
+
 impl Default for ViewState {
     fn default() -> Self {
         Self {
@@ -286,6 +297,7 @@ impl Default for ViewState {
             anchor: Anchor::Bos,
             policy: "speed".into(),
             tolerance: layerscope_cutoff::DEFAULT_TOLERANCE,
+            criterion: Criterion::Answers,
             selection: Selection::default(),
             frontier_chart: FrontierChart::default(),
             columns: Columns::Tokens,

@@ -23,9 +23,9 @@ use comparing::{Compared, Second};
 use dialogs::Dialogs;
 use eframe::egui::{Context, Theme, ViewportCommand};
 pub use export::screenshot;
-use layerscope_cutoff::recommend::Recommendation;
+use layerscope_cutoff::recommend::{Options, Recommendation};
 use layerscope_diagnostics::prompts::{PromptFile, read_prompts};
-use layerscope_diagnostics::record::{Anchor, SpanRecord};
+use layerscope_diagnostics::record::SpanRecord;
 use layerscope_diagnostics::run::MANIFEST;
 use layerscope_engine::{DeviceChoice, ModelFiles, ModelSource};
 use serde::{Deserialize, Serialize};
@@ -127,8 +127,7 @@ pub struct Viewer {
 /// A recommendation, or why there is none, with its settings.
 #[derive(Debug)]
 struct Recommended {
-    tolerance: f64,
-    anchor: Anchor,
+    options: Options,
     outcome: std::result::Result<Recommendation, String>,
 }
 

@@ -37,7 +37,7 @@ fn a_run_opens_at_its_recommendation() {
     let window = opened(run.path());
     let viewer = viewer(&window);
     let data = viewer.run().expect("the run");
-    let cut = data.recommend(0.1, viewer.state().anchor).expect("a recommendation").l_cut;
+    let cut = data.recommend(viewer.state().options()).expect("a recommendation").l_cut;
     assert_eq!(viewer.state().cutoff, cut);
     assert!(cut < SIZES.layers);
     assert_eq!(viewer.errors().count(), 0);
@@ -285,7 +285,7 @@ fn the_run_is_exported_as_a_report_with_the_one_it_is_compared_with() {
     let path = out.path().join("report.html");
     let html = String::from_utf8(exported_by(&mut window, modifiers, Key::R, &path)).expect("text");
     let state = viewer(&window).state();
-    let found = viewer(&window).run().expect("a run").recommend(state.tolerance, state.anchor);
+    let found = viewer(&window).run().expect("a run").recommend(state.options());
     let found = found.expect("a recommendation");
     assert!(html.contains("<!DOCTYPE html>") && html.contains(&format!("of {} layers", found.layers)));
     assert!(!html.contains("id=\"comparison\""));
@@ -713,7 +713,7 @@ fn two_runs_are_compared() {
     let deeper = viewer(&window).second_run().expect("the second run");
     assert_eq!((state.view, deeper.folder.as_path()), (View::Compare, second.path()));
     let cuts = [viewer(&window).run().expect("the run"), deeper]
-        .map(|run| run.recommend(state.tolerance, state.anchor).expect("a recommendation").l_cut);
+        .map(|run| run.recommend(state.options()).expect("a recommendation").l_cut);
     window.get_by_label_contains(&format!("{} of 12 layers (", cuts[0]));
     window.get_by_label_contains(&format!("{} of 20 layers (", cuts[1]));
     window.get_by_label_contains("The recommendations ");

@@ -20,8 +20,7 @@ impl RunPair {
     /// # Errors
     /// As [`RunData::recommend`] for either run.
     pub fn new(first: &RunData, second: &RunData, options: Options) -> Result<Self> {
-        let Options { tolerance, anchor } = options;
-        let recommendations = [first.recommend(tolerance, anchor)?, second.recommend(tolerance, anchor)?];
+        let recommendations = [first.recommend(options)?, second.recommend(options)?];
         let [a, b] = &recommendations;
         let comparison = compare(first.compared(a), second.compared(b));
         Ok(Self { recommendations, comparison })

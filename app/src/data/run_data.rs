@@ -92,8 +92,8 @@ impl RunData {
     ///
     /// # Errors
     /// As [`recommend`].
-    pub fn recommend(&self, tolerance: f64, anchor: Anchor) -> Result<Recommendation> {
-        recommend(self.evidence(), Options { tolerance, anchor })
+    pub fn recommend(&self, options: Options) -> Result<Recommendation> {
+        recommend(self.evidence(), options)
     }
 }
 

@@ -6,7 +6,7 @@ use super::worker::Task;
 use layerscope_diagnostics::probe::attention_figures;
 use layerscope_engine::{
     Error, GeneratedToken, GenerationEvent, GenerationSettings, LayerStatistics, Model, Policy, PromptText,
-    Result, Sampling, Session, TokenStream, check_interrupt, with_f32,
+    Result, Sampling, TokenStream, check_interrupt, with_f32,
 };
 use ndarray::{Array3, ArrayView2, Axis};
 use std::ops::ControlFlow;
@@ -45,9 +45,9 @@ fn generate_side(
     max_new_tokens: usize,
 ) -> Result<()> {
     let Task { model, events, interrupt } = task;
-    // A session only to check that it can be created and what it reserves.
-    let kv_bytes =
-        Session::new(&model.decoder, policy.clone(), prompt.len(), max_new_tokens)?.store().allocated_bytes();
+    let decoder = &model.decoder;
+    let held = policy.most_held(prompt.len(), max_new_tokens, decoder.device());
+    let kv_bytes = decoder.sequence_need(&held).kv as usize;
     let (name, caveat, prompt_tokens) = (policy.to_string(), policy.caveat(), prompt.len());
     events
         .send(Event::GenerationStarted { side, policy: name, prompt_tokens, kv_bytes, caveat }, interrupt)?;

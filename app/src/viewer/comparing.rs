@@ -4,7 +4,6 @@ use super::Viewer;
 use crate::data::{RunData, RunPair, Task};
 use crate::state::View;
 use layerscope_cutoff::recommend::Options;
-use layerscope_diagnostics::record::Anchor;
 use layerscope_diagnostics::run::MANIFEST;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -20,8 +19,7 @@ pub(super) struct Second {
 
 /// A comparison, or why there is none, with its settings.
 pub(super) struct Compared {
-    tolerance: f64,
-    anchor: Anchor,
+    options: Options,
     pub(super) outcome: std::result::Result<RunPair, String>,
 }
 
@@ -85,14 +83,13 @@ impl Viewer {
             self.second.compared = compared.ok().map(Arc::new);
         }
         let (Some(first), Some(second)) = (self.run.clone(), self.second.run.clone()) else { return };
-        let (tolerance, anchor) = (self.state.tolerance, self.state.anchor);
-        let known = self.second.compared.as_ref();
-        let asked = known.is_some_and(|known| known.tolerance == tolerance && known.anchor == anchor);
+        let options = self.state.options();
+        let asked = self.second.compared.as_ref().is_some_and(|known| known.options == options);
         if !asked && self.second.comparing.is_none() {
             let ctx = self.ctx.clone();
             let work = move || {
-                let outcome = RunPair::new(&first, &second, Options { tolerance, anchor });
-                Ok(Compared { tolerance, anchor, outcome: outcome.map_err(|error| error.to_string()) })
+                let outcome = RunPair::new(&first, &second, options);
+                Ok(Compared { options, outcome: outcome.map_err(|error| error.to_string()) })
             };
             self.second.comparing = Some(Task::start(move || ctx.request_repaint(), work));
         }

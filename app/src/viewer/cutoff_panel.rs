@@ -9,7 +9,7 @@ use eframe::egui::{
     Button, CollapsingHeader, ComboBox, DragValue, Grid, RichText, ScrollArea, Ui, WidgetInfo,
     accesskit::Role, vec2,
 };
-use layerscope_cutoff::recommend::{FrontierSummary, Recommendation, Verdict};
+use layerscope_cutoff::recommend::{Criterion, FrontierSummary, Kept, Options, Recommendation, Verdict};
 use layerscope_diagnostics::record::Anchor;
 
 impl Viewer {
@@ -23,11 +23,11 @@ impl Viewer {
             };
             let frontier = run.frontier(self.state.anchor);
             if let Some(frontier) = frontier {
-                in_card(ui, |ui| cost(ui, palette, frontier, self.state.cutoff, self.state.tolerance));
+                in_card(ui, |ui| cost(ui, palette, frontier, self.state.cutoff, &self.state.options()));
             }
             in_card(ui, |ui| self.recommendation_card(ui));
             if let Some(frontier) = frontier {
-                in_card(ui, |ui| categories(ui, palette, frontier, self.state.cutoff, self.state.tolerance));
+                in_card(ui, |ui| categories(ui, palette, frontier, self.state.cutoff, &self.state.options()));
             }
             in_card(ui, |ui| self.savings(ui, &run));
         });
@@ -68,6 +68,22 @@ impl Viewer {
                 .max_decimals(4)
                 .suffix(" nats");
             ui.add(field).labelled_by(label.id).on_hover_text("Largest mean KL accepted");
+        });
+        ui.horizontal(|ui| {
+            let label = ui.weak("keeping");
+            let shown = criterion_name(self.state.criterion);
+            let response = ComboBox::from_id_salt("criterion").selected_text(shown).show_ui(ui, |ui| {
+                for criterion in Criterion::ALL {
+                    ui.selectable_value(&mut self.state.criterion, criterion, criterion_name(criterion));
+                }
+            });
+            response
+                .response
+                .widget_info(|| WidgetInfo::labeled(Role::ComboBox, true, format!("Keeping: {shown}")));
+            response
+                .response
+                .labelled_by(label.id)
+                .on_hover_text("What a recommended cutoff must hold to besides the tolerance");
         });
         let palette = design::palette(ui);
         let go = match self.recommendation.as_ref().map(|found| &found.outcome) {
@@ -131,6 +147,14 @@ fn anchor_name(anchor: Anchor) -> &'static str {
     }
 }
 
+fn criterion_name(criterion: Criterion) -> &'static str {
+    match criterion {
+        Criterion::Answers => "95 % of answers",
+        Criterion::Kl => "KL alone",
+        Criterion::Text => "95 % of texts",
+    }
+}
+
 fn row(ui: &mut Ui, name: &str, figure: &str, about: &str) {
     ui.label(RichText::new(name).weak()).on_hover_text(about);
     ui.label(RichText::new(figure).monospace()).on_hover_text(about);
@@ -141,13 +165,22 @@ fn percent(share: f64) -> String {
     format!("{:.1} %", share * 100.0)
 }
 
+/// How many of what there is are kept, if there is any.
+fn kept(ui: &mut Ui, name: &str, kept: Kept, about: &str) {
+    if kept.of > 0 {
+        let [lower, upper] = kept.interval95().map(|share| share * 100.0);
+        let about = format!("{about}; 95 % interval {lower:.0} to {upper:.0} %");
+        row(ui, name, &format!("{} of {}", kept.kept, kept.of), &about);
+    }
+}
+
 /// The exact divergence at the cutoff.
-fn cost(ui: &mut Ui, palette: &Palette, frontier: &FrontierSummary, cutoff: usize, tolerance: f64) {
+fn cost(ui: &mut Ui, palette: &Palette, frontier: &FrontierSummary, cutoff: usize, options: &Options) {
     let overall = frontier.overall();
     let at = overall.at(cutoff);
-    let within = frontier.within(cutoff, tolerance);
+    let passes = frontier.passes(cutoff, options);
     ui.horizontal(|ui| {
-        let colour = if within { palette.good } else { palette.cutoff };
+        let colour = if passes { palette.good } else { palette.cutoff };
         let figure = ui.label(RichText::new(short(at.kl as f32)).size(size::FIGURE).color(colour));
         figure.widget_info(|| {
             WidgetInfo::labeled(Role::Label, true, format!("KL at cutoff {cutoff}: {}", at.kl))
@@ -157,10 +190,21 @@ fn cost(ui: &mut Ui, palette: &Palette, frontier: &FrontierSummary, cutoff: usiz
             ui.weak(format!("≤ {} at 95 %", short(overall.upper95_at(cutoff) as f32)));
         });
     });
-    let verdict = if within { "within the tolerance for every category" } else { "beyond the tolerance" };
-    ui.label(RichText::new(verdict).small().color(if within { palette.good } else { palette.cutoff }));
+    let verdict = match frontier.groups.iter().all(|group| group.within(cutoff, options.tolerance)) {
+        _ if passes => "within the tolerance for every category",
+        true => "within the tolerance, but too much is lost",
+        false => "beyond the tolerance",
+    };
+    ui.label(RichText::new(verdict).small().color(if passes { palette.good } else { palette.cutoff }));
     Grid::new("cost").num_columns(2).spacing(vec2(space::MEDIUM, 2.0)).show(ui, |ui| {
         row(ui, "same top token", &percent(at.top1), "share of steps");
+        kept(ui, "texts unchanged", overall.kept.texts_at(cutoff), "greedy texts that are the full model’s");
+        kept(
+            ui,
+            "answers kept",
+            overall.kept.answers_at(cutoff),
+            "of the expected answers that the full model gives",
+        );
         row(ui, "ΔNLL", &format!("{:+.4}", at.dnll), "nats per token of the continuation");
         if cutoff > 1 {
             row(
@@ -175,10 +219,10 @@ fn cost(ui: &mut Ui, palette: &Palette, frontier: &FrontierSummary, cutoff: usiz
 }
 
 /// Each category at the cutoff, largest divergence first.
-fn categories(ui: &mut Ui, palette: &Palette, frontier: &FrontierSummary, cutoff: usize, tolerance: f64) {
+fn categories(ui: &mut Ui, palette: &Palette, frontier: &FrontierSummary, cutoff: usize, options: &Options) {
     let mut groups: Vec<_> = frontier.categories().iter().collect();
     groups.sort_by(|a, b| b.at(cutoff).kl.total_cmp(&a.at(cutoff).kl));
-    let suffering = groups.iter().filter(|group| !group.within(cutoff, tolerance)).count();
+    let suffering = groups.iter().filter(|group| !group.passes(cutoff, options)).count();
     let title = match suffering {
         0 => "No category suffers".to_owned(),
         1 => "1 category suffers".to_owned(),
@@ -189,13 +233,18 @@ fn categories(ui: &mut Ui, palette: &Palette, frontier: &FrontierSummary, cutoff
         ui,
         |ui| {
             for group in groups {
-                let within = group.within(cutoff, tolerance) || cutoff == group.cutoffs.len();
+                let within = group.passes(cutoff, options) || cutoff == group.cutoffs.len();
                 let colour = if within { palette.text } else { palette.cutoff };
                 ui.label(if within { "" } else { "!" });
                 ui.label(RichText::new(group.category.as_deref().unwrap_or_default()).color(colour));
                 let kl = short(group.at(cutoff).kl as f32);
+                let answers = group.kept.answers_at(cutoff);
+                let answered = match answers.of {
+                    0 => String::new(),
+                    of => format!("; {} of {of} answers kept", answers.kept),
+                };
                 ui.label(RichText::new(kl).monospace().color(colour)).on_hover_text(format!(
-                    "mean KL of {} prompts, nats; ≤ {} at 95 %",
+                    "mean KL of {} prompts, nats; ≤ {} at 95 %{answered}",
                     group.prompts,
                     short(group.upper95_at(cutoff) as f32)
                 ));

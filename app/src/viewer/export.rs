@@ -8,7 +8,6 @@ use crate::live::Live;
 use crate::state::{View, ViewState};
 use crate::views::generate::{self, Form, LiveScene};
 use eframe::egui::{CentralPanel, Context, Frame, Theme, Ui, Vec2, vec2};
-use layerscope_cutoff::recommend::Options;
 use layerscope_engine::{Error, Result, write_file};
 use layerscope_report::{Report, ReportFormat, render};
 use std::path::{Path, PathBuf};
@@ -68,7 +67,7 @@ impl Viewer {
         };
         let second = self.second_run().map(|second| second.folder.clone());
         let folders: Vec<PathBuf> = std::iter::once(run.folder.clone()).chain(second).collect();
-        let options = Options { tolerance: self.state.tolerance, anchor: self.state.anchor };
+        let options = self.state.options();
         let ctx = self.ctx.clone();
         let work = move || {
             // The extension must match the format.

@@ -48,8 +48,10 @@ impl Viewer {
         };
         let again = self.run.as_ref().is_some_and(|known| known.folder == run.folder);
         self.notices.retain(|notice| !notice.is_error);
-        (self.maps, self.reading, self.recommendation) = (vec![], None, None);
-        self.patterns = Arc::default();
+        // What is still being read or computed is of the run before.
+        (self.maps, self.reading) = (vec![], None);
+        (self.recommendation, self.recommending) = (None, None);
+        (self.patterns, self.reading_pattern_of) = (Arc::default(), None);
         self.spans = Arc::new(run.spans.clone());
         self.second.forget_comparison();
         if !again {
@@ -78,9 +80,10 @@ impl Viewer {
 
     /// Reads the maps of the current prompt, if they are not cached.
     fn take_maps(&mut self) {
-        if let Some((_, task)) = &self.reading
+        if let Some((of, task)) = &self.reading
             && let Some(read) = task.poll()
         {
+            let of = *of;
             self.reading = None;
             match read {
                 Ok(maps) => {
@@ -91,7 +94,7 @@ impl Viewer {
                     }
                 }
                 Err(error) => {
-                    let broken = PromptMaps::empty(self.state.prompt);
+                    let broken = PromptMaps::empty(of);
                     self.maps.push(Arc::new(broken));
                     self.say_error(error.to_string());
                 }
@@ -125,14 +128,13 @@ impl Viewer {
             }
         }
         let Some(run) = self.run.clone() else { return };
-        let (tolerance, anchor) = (self.state.tolerance, self.state.anchor);
-        let known = self.recommendation.as_ref();
-        let asked = known.is_some_and(|known| known.tolerance == tolerance && known.anchor == anchor);
+        let options = self.state.options();
+        let asked = self.recommendation.as_ref().is_some_and(|known| known.options == options);
         if !asked && self.recommending.is_none() {
             let ctx = self.ctx.clone();
             let work = move || {
-                let outcome = run.recommend(tolerance, anchor).map_err(|error| error.to_string());
-                Ok(Recommended { tolerance, anchor, outcome })
+                let outcome = run.recommend(options).map_err(|error| error.to_string());
+                Ok(Recommended { options, outcome })
             };
             self.recommending = Some(Task::start(move || ctx.request_repaint(), work));
         }

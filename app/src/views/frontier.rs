@@ -5,7 +5,7 @@ use crate::state::FrontierChart;
 use crate::widgets::{Column, Figures, cell};
 use eframe::egui::Ui;
 use layerscope_cutoff::cost::Savings;
-use layerscope_cutoff::recommend::FrontierGroup;
+use layerscope_cutoff::recommend::{FrontierGroup, Kept};
 use layerscope_diagnostics::record::{Anchor, Divergence};
 use layerscope_figures::{Along, Chart, Curve, Ink, Style};
 
@@ -73,6 +73,7 @@ pub fn charts(scene: &Scene<'_>) -> Vec<Chart> {
             ..chart("KL divergence", "KL(full, cut), nats per token", costs(scene, |d| d.kl, true))
         },
         Chart { range: share, ..chart("Same top token", "share of steps", costs(scene, |d| d.top1, false)) },
+        Chart { range: share, ..chart("Answers and texts", "share of prompts", kept(scene)) },
         chart("ΔNLL", "nats per token of the continuation", costs(scene, |d| d.dnll, false)),
         Chart { range: share, ..chart("Saved", "share, at this run’s lengths", savings(scene)) },
     ]
@@ -104,6 +105,26 @@ fn costs(scene: &Scene<'_>, figure: fn(&Divergence) -> f64, band: bool) -> Vec<C
             false => of(name, Ink::WeakText, frontier.overall()).styled(Style::Dashed),
         }
     }));
+    curves
+}
+
+/// Answers and texts that are kept, of what the full model gives.
+fn kept(scene: &Scene<'_>) -> Vec<Curve> {
+    let shares = |kept: &[Kept]| kept.iter().map(|kept| kept.share()).collect();
+    let mut curves = vec![];
+    for frontier in &scene.run.frontiers {
+        let (all, anchor) = (&frontier.overall().kept, frontier.anchor);
+        let name = |what: &str| format!("{what}, anchor {}", anchor.name());
+        let (ink, style) = match anchor == scene.state.anchor {
+            true => (Ink::Cutoff, Style::Line),
+            false => (Ink::WeakText, Style::Dashed),
+        };
+        if all.answers_at(scene.run.layers()).of > 0 {
+            curves.push(Curve::new(name("answers kept"), ink, shares(&all.answers)).styled(style));
+        }
+        let ink = if style == Style::Line { Ink::Series(0) } else { Ink::WeakText };
+        curves.push(Curve::new(name("text unchanged"), ink, shares(&all.texts)).styled(style));
+    }
     curves
 }
 
@@ -152,6 +173,8 @@ pub fn figures<'a>(scene: &'a Scene<'_>) -> Option<Figures<'a>> {
         Column::new("KL upper 95 %", "nats"),
         Column::new("same top token", "share"),
         Column::new("ΔNLL", "nats"),
+        Column::new("texts unchanged", "share"),
+        Column::new("answers kept", "share"),
         Column::new("KV saved", "share"),
         Column::new("prefill FLOPs saved", "share"),
         Column::new("TTFT saved, predicted", "share"),
@@ -169,6 +192,8 @@ pub fn figures<'a>(scene: &'a Scene<'_>) -> Option<Figures<'a>> {
                 group.upper95_at(cutoff),
                 at.top1,
                 at.dnll,
+                group.kept.texts_at(cutoff).share(),
+                group.kept.answers_at(cutoff).share(),
                 saved.kv_saved,
                 saved.flops_saved,
                 saved.predicted_ttft_saved,

@@ -1,7 +1,8 @@
 //! The command-line arguments.
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use layerscope_cutoff::{DEFAULT_FAILURE_CASES, DEFAULT_TOLERANCE};
+use layerscope_cutoff::recommend::{Criterion, Options};
+use layerscope_cutoff::{DEFAULT_FAILURE_CASES, DEFAULT_KEPT, DEFAULT_TOLERANCE};
 use layerscope_diagnostics::record::Anchor;
 use layerscope_engine::{DeviceChoice, WeightsPrecision};
 use std::ops::Range;
@@ -33,14 +34,16 @@ pub(crate) enum Command {
     Demo(DemoArguments),
     /// Record a model on a prompt file into a run folder; an interrupted run resumes
     #[command(
-        after_help = "Example:\n  layerscope record model.gguf --prompts prompts.jsonl --max-new-tokens 32 --out run\n\nA line of the prompt file:\n  {\"id\": \"a1\", \"category\": \"retrieval\", \"prompt\": \"…\"}\nInstead of \"prompt\" a line may have \"messages\": [{\"role\", \"content\"}], and an \"answer\" to be followed\ninstead of the model's own continuation. A \"span\", a part of the prompt's text, is what `layerscope diffusion` asks about."
+        after_help = "Example:\n  layerscope record model.gguf --prompts prompts.jsonl --max-new-tokens 32 --out run\n\nA line of the prompt file:\n  {\"id\": \"a1\", \"category\": \"retrieval\", \"prompt\": \"…\"}\nInstead of \"prompt\" a line may have \"messages\": [{\"role\", \"content\"}], and an \"answer\" to be followed\ninstead of the model's own continuation. \"expected\" is what a right answer contains: whether each cutoff keeps it is\nrecorded, too. A \"span\", a part of the prompt's text, is what `layerscope diffusion` asks about."
     )]
     Record(RecordArguments),
     /// Print a run's figures by layer
     #[command(after_help = "Example:\n  layerscope show run --by-category")]
     Show(ShowArguments),
     /// Recommend a cutoff from a run, with reasons
-    #[command(after_help = "Example:\n  layerscope recommend run --tolerance 0.05")]
+    #[command(
+        after_help = "Example:\n  layerscope recommend run --tolerance 0.05\n\nExample: no answer may be lost:\n  layerscope recommend run --answers 1"
+    )]
     Recommend(RecommendArguments),
     /// Ask from which layer on a part of a recorded prompt may vanish
     #[command(
@@ -194,15 +197,42 @@ pub(crate) struct ShowArguments {
 pub(crate) struct RecommendArguments {
     /// Run folder
     pub(crate) run: PathBuf,
-    /// Mean KL divergence from the full model that is acceptable, nats per token
-    #[arg(long, default_value_t = DEFAULT_TOLERANCE)]
-    pub(crate) tolerance: f64,
-    /// Prompt tokens that keep KV at every layer
-    #[arg(long, value_parser = anchor(), default_value = "bos")]
-    pub(crate) anchor: Anchor,
+    #[command(flatten)]
+    pub(crate) judged: JudgeArguments,
     /// Print one JSON object
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// What a recommended cutoff must hold to.
+#[derive(Debug, Clone, Copy, Args)]
+pub(crate) struct JudgeArguments {
+    /// Mean KL divergence from the full model that is acceptable, nats per token
+    #[arg(long, default_value_t = DEFAULT_TOLERANCE)]
+    pub(crate) tolerance: f64,
+    /// What must hold besides: the full model's answers are kept, nothing (kl), or its texts stay the same (text)
+    #[arg(long, value_parser = criterion(), default_value = Criterion::Answers.name())]
+    pub(crate) criterion: Criterion,
+    /// Least share of the full model's answers, or texts, that must be kept, 0 to 1
+    #[arg(long, value_name = "SHARE", default_value_t = DEFAULT_KEPT)]
+    pub(crate) answers: f64,
+    /// Prompt tokens that keep KV at every layer
+    #[arg(long, value_parser = anchor(), default_value = "bos")]
+    pub(crate) anchor: Anchor,
+}
+
+impl JudgeArguments {
+    pub(crate) fn options(self) -> Options {
+        let Self { tolerance, criterion, answers, anchor } = self;
+        Options { tolerance, anchor, criterion, kept: answers }
+    }
+}
+
+/// A criterion by its name.
+fn criterion() -> impl clap::builder::TypedValueParser<Value = Criterion> {
+    use clap::builder::{PossibleValuesParser, TypedValueParser};
+    PossibleValuesParser::new(Criterion::ALL.map(Criterion::name))
+        .try_map(|name| Criterion::from_name(&name).ok_or("no criterion"))
 }
 
 /// An anchor by its name in files.
@@ -261,12 +291,8 @@ pub(crate) struct ReportArguments {
     /// File to write, .html, .pdf, .md or .json; may be given several times
     #[arg(short, long, default_value = "report.html")]
     pub(crate) out: Vec<PathBuf>,
-    /// Mean KL divergence from the full model that is acceptable, nats per token
-    #[arg(long, default_value_t = DEFAULT_TOLERANCE)]
-    pub(crate) tolerance: f64,
-    /// Prompt tokens that keep KV at every layer
-    #[arg(long, value_parser = anchor(), default_value = "bos")]
-    pub(crate) anchor: Anchor,
+    #[command(flatten)]
+    pub(crate) judged: JudgeArguments,
     /// Model of a run: generates the failure cases' texts under the recommended cutoff where the run lacks them; may be
     /// given several times
     #[arg(long)]

@@ -1,14 +1,18 @@
-//! The recommendation: the smallest cutoff whose measured divergence stays within a tolerance.
+//! The recommendation: the smallest cutoff whose measured divergence stays within a tolerance, and which keeps the answers.
 //!
 //! A cutoff c qualifies if at c and at every larger cutoff the mean KL over prompts is at most the tolerance, and so is
 //! its one-sided 95 % bootstrap upper bound over prompts: over all prompts and in each category. A category of fewer
-//! than three prompts is judged by its mean alone. A cutoff of which any prompt's row is missing does not qualify;
-//! c = L, the full model, always does. If the smallest such cutoff saves less than 5 % of the KV bytes, the
-//! recommendation is to keep full depth. A run in which any KL is undefined gets no recommendation at all.
+//! than three prompts is judged by its mean alone. Of the answers that the full model gives, at least 95 % are kept, and in no
+//! category so few that this would happen in less than 2.5 % of cases if 95 % were kept (exact binomial test); a run without such
+//! answers is judged by KL alone. A cutoff of which any prompt's row is missing does not qualify; c = L, the full model, always does. If the smallest
+//! such cutoff saves less than 5 % of the KV bytes, the recommendation is to keep full depth. A run in which any KL is undefined
+//! gets no recommendation at all.
 
+mod answers;
 mod diagnostic;
 mod evidence;
 mod frontier_summary;
+mod kept;
 mod reasons;
 #[cfg(test)]
 mod tests;
@@ -23,9 +27,10 @@ use serde::Serialize;
 pub use self::diagnostic::DiagnosticCut;
 pub use self::evidence::Evidence;
 pub use self::frontier_summary::{FrontierGroup, FrontierSummary};
+pub use self::kept::{Criterion, Kept, KeptByCutoff};
 
-use crate::DEFAULT_TOLERANCE;
 use crate::cost::Savings;
+use crate::{DEFAULT_KEPT, DEFAULT_TOLERANCE};
 
 /// Least share of the KV bytes that makes a cutoff worth its divergence.
 const LEAST_SAVING: f64 = 0.05;
@@ -40,11 +45,42 @@ pub struct Options {
     pub tolerance: f64,
     /// Which prompt tokens keep KV at every layer.
     pub anchor: Anchor,
+    /// What must hold besides.
+    pub criterion: Criterion,
+    /// Least share of the answers, or texts, that must be kept, 0 … 1.
+    pub kept: f64,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { tolerance: DEFAULT_TOLERANCE, anchor: Anchor::Bos }
+        Self {
+            tolerance: DEFAULT_TOLERANCE,
+            anchor: Anchor::Bos,
+            criterion: Criterion::Answers,
+            kept: DEFAULT_KEPT,
+        }
+    }
+}
+
+impl Options {
+    /// The same for the other anchor.
+    fn with_anchor(self, anchor: Anchor) -> Self {
+        Self { anchor, ..self }
+    }
+
+    fn check(self) -> Result<()> {
+        let Self { tolerance, kept, .. } = self;
+        if !tolerance.is_finite() || tolerance < 0.0 {
+            return Err(Error::input(format!(
+                "the tolerance {tolerance} is not a number of nats; choose one from 0 on, e.g. {DEFAULT_TOLERANCE}"
+            )));
+        }
+        if !(0.0..=1.0).contains(&kept) {
+            return Err(Error::input(format!(
+                "{kept} is no share of answers to keep; choose one from 0 to 1, e.g. {DEFAULT_KEPT}"
+            )));
+        }
+        Ok(())
     }
 }
 
@@ -117,7 +153,21 @@ pub struct Recommendation {
     pub verdict: Verdict,
     /// Largest mean KL accepted, nats.
     pub tolerance: f64,
-    /// The smallest cutoff within the tolerance, whether or not it saves enough.
+    /// What must hold besides the tolerance.
+    pub criterion: Criterion,
+    /// Least share of the answers, or texts, that must be kept.
+    pub kept_wanted: f64,
+    /// Prompts whose expected answer the full model gives.
+    pub answers: usize,
+    /// Share of those answers that are kept at `l_cut`; null without any.
+    pub answers_kept: f64,
+    /// Its 95 % interval (Wilson); null without any answer.
+    pub answers_kept_ci95: [f64; 2],
+    /// Share of the answers kept one layer below; null at cutoff 1 or without any.
+    pub answers_kept_below: f64,
+    /// Share of prompts whose greedy text is unchanged at `l_cut`; null where no text is known.
+    pub text_unchanged: f64,
+    /// The smallest cutoff that passes, whether or not it saves enough.
     pub exact_l_cut: usize,
     /// Prompts that the recommendation rests on.
     pub prompts: usize,
@@ -165,7 +215,13 @@ pub struct CategoryOutcome {
     pub kl_below: f64,
     /// Share of steps with the same most likely token at `l_cut`.
     pub top1: f64,
-    /// The smallest cutoff within the tolerance for this category alone.
+    /// Prompts whose expected answer the full model gives.
+    pub answers: usize,
+    /// Share of those answers that are kept at `l_cut`; null without any.
+    pub answers_kept: f64,
+    /// Share of prompts whose greedy text is unchanged at `l_cut`; null where no text is known.
+    pub text_unchanged: f64,
+    /// The smallest cutoff that passes for this category alone.
     pub exact_l_cut: usize,
 }
 
@@ -182,7 +238,11 @@ pub struct CutoffOutcome {
     pub top1: f64,
     /// Mean change of the continuation's negative log-likelihood, nats per token.
     pub dnll: f64,
-    /// Whether all prompts and every category stay within the tolerance here.
+    /// Share of the full model's answers that are kept; null without any.
+    pub answers_kept: f64,
+    /// Share of prompts whose greedy text is unchanged; null where no text is known.
+    pub text_unchanged: f64,
+    /// Whether all prompts and every category pass here: within the tolerance, and with enough answers kept.
     pub within: bool,
 }
 
@@ -191,7 +251,7 @@ pub struct CutoffOutcome {
 pub struct AnchorOutcome {
     /// The anchor.
     pub anchor: Anchor,
-    /// Its smallest cutoff within the tolerance.
+    /// Its smallest cutoff that passes.
     pub exact_l_cut: usize,
     /// Mean KL there, nats.
     pub kl: f64,
@@ -213,14 +273,10 @@ pub struct RankedLayer {
 /// Recommends a cutoff.
 ///
 /// # Errors
-/// [`Error::Input`] where the tolerance is no number of nats, nothing is recorded, the anchor was not, or a distribution is undefined.
+/// [`Error::Input`] where the tolerance is no number of nats or the share none, nothing is recorded, the anchor was not, or a distribution is undefined.
 pub fn recommend(evidence: Evidence<'_>, options: Options) -> Result<Recommendation> {
-    let Options { tolerance, anchor } = options;
-    if !tolerance.is_finite() || tolerance < 0.0 {
-        return Err(Error::input(format!(
-            "the tolerance {tolerance} is not a number of nats; choose one from 0 on, e.g. {DEFAULT_TOLERANCE}"
-        )));
-    }
+    options.check()?;
+    let Options { tolerance, anchor, criterion, kept } = options;
     if let Some(undefined) = evidence.undefined() {
         return Err(Error::input(undefined));
     }
@@ -228,7 +284,7 @@ pub fn recommend(evidence: Evidence<'_>, options: Options) -> Result<Recommendat
     let frontier = FrontierSummary::new(evidence, anchor)
         .filter(|_| layers > 0)
         .ok_or_else(|| no_frontier(evidence, anchor))?;
-    let exact_l_cut = frontier.smallest_within(tolerance);
+    let exact_l_cut = frontier.smallest_passing(&options);
     let savings = |cutoff, anchor: Anchor| cost.savings(cutoff, anchor.tokens(), &workloads);
     let at_exact = savings(exact_l_cut, anchor);
     let (verdict, l_cut) = if exact_l_cut < layers && at_exact.kv_saved >= LEAST_SAVING {
@@ -238,7 +294,7 @@ pub fn recommend(evidence: Evidence<'_>, options: Options) -> Result<Recommendat
     };
     let other = Anchor::ALL.into_iter().find(|other| *other != anchor);
     let other_anchor = other.and_then(|other| FrontierSummary::new(evidence, other)).map(|other| {
-        let cutoff = other.smallest_within(tolerance);
+        let cutoff = other.smallest_passing(&options.with_anchor(other.anchor));
         AnchorOutcome {
             anchor: other.anchor,
             exact_l_cut: cutoff,
@@ -271,10 +327,17 @@ pub fn recommend(evidence: Evidence<'_>, options: Options) -> Result<Recommendat
         reasons: Vec::new(),
         verdict,
         tolerance,
+        criterion,
+        kept_wanted: kept,
+        answers: overall.kept.answers_at(l_cut).of,
+        answers_kept: overall.kept.answers_at(l_cut).share(),
+        answers_kept_ci95: interval(overall.kept.answers_at(l_cut)),
+        answers_kept_below: overall.kept.answers_at(l_cut - 1).share(),
+        text_unchanged: overall.kept.texts_at(l_cut).share(),
         exact_l_cut,
         prompts: overall.prompts,
         prompts_left_out: frontier.left_out,
-        categories: categories(&frontier, l_cut, tolerance),
+        categories: categories(&frontier, l_cut, &options),
         frontier: (1..=layers)
             .map(|cutoff| {
                 let at = overall.at(cutoff);
@@ -284,7 +347,9 @@ pub fn recommend(evidence: Evidence<'_>, options: Options) -> Result<Recommendat
                     kl_upper95: overall.upper95_at(cutoff),
                     top1: at.top1,
                     dnll: at.dnll,
-                    within: frontier.within(cutoff, tolerance),
+                    answers_kept: overall.kept.answers_at(cutoff).share(),
+                    text_unchanged: overall.kept.texts_at(cutoff).share(),
+                    within: frontier.passes(cutoff, &options),
                 }
             })
             .collect(),
@@ -293,7 +358,7 @@ pub fn recommend(evidence: Evidence<'_>, options: Options) -> Result<Recommendat
         causal_layers: causal_layers(evidence),
         reading_layers: ranked(&diagnostic::prompt_mass(evidence)),
     };
-    recommendation.reasons = reasons::reasons(&recommendation, evidence, &frontier, &at_exact);
+    recommendation.reasons = reasons::reasons(&recommendation, evidence, &frontier, &at_exact, &options);
     Ok(recommendation)
 }
 
@@ -313,7 +378,12 @@ fn no_frontier(evidence: Evidence<'_>, anchor: Anchor) -> Error {
     }
 }
 
-fn categories(frontier: &FrontierSummary, l_cut: usize, tolerance: f64) -> Vec<CategoryOutcome> {
+/// The interval of the share that is kept, undefined for none.
+fn interval(kept: Kept) -> [f64; 2] {
+    if kept.of == 0 { [f64::NAN; 2] } else { kept.interval95() }
+}
+
+fn categories(frontier: &FrontierSummary, l_cut: usize, options: &Options) -> Vec<CategoryOutcome> {
     let categories = frontier.categories().iter();
     categories
         .map(|group| CategoryOutcome {
@@ -323,7 +393,10 @@ fn categories(frontier: &FrontierSummary, l_cut: usize, tolerance: f64) -> Vec<C
             kl_upper95: if group.judged_by_bound { group.upper95_at(l_cut) } else { f64::NAN },
             kl_below: group.at(l_cut - 1).kl,
             top1: group.at(l_cut).top1,
-            exact_l_cut: group.smallest_within(tolerance),
+            answers: group.kept.answers_at(l_cut).of,
+            answers_kept: group.kept.answers_at(l_cut).share(),
+            text_unchanged: group.kept.texts_at(l_cut).share(),
+            exact_l_cut: group.smallest_passing(options),
         })
         .collect()
 }

@@ -15,7 +15,7 @@ mod score;
 
 pub use haystack::Haystack;
 pub use run::{NeedleEvent, Outcome, Outcomes, run};
-pub use score::{NeedleScore, is_right, summarise, wilson95};
+pub use score::{NeedleScore, is_right, summarise};
 
 use haystack::{Filler, KEYS, pick};
 use layerscope_engine::{Error, Interrupt, ModelConfig, PromptText, Result, Tokenizer, check_interrupt};

@@ -301,6 +301,21 @@ fn quantiles<const K: usize>(values: ArrayView1<'_, f64>, shares: [f64; K]) -> [
     std::array::from_fn(|index| quantiles.get(index).map_or(f64::NAN, |value| f64::from_not_nan(*value)))
 }
 
+/// Wilson's 95 % score interval of a share (1927): within \[0, 1\] for few and extreme outcomes too, and all
+/// of \[0, 1\] without outcomes.
+pub fn wilson95(successes: usize, count: usize) -> [f64; 2] {
+    const Z: f64 = 1.959_963_984_540_054;
+    if count == 0 {
+        return [0.0, 1.0];
+    }
+    let n = count as f64;
+    let share = successes as f64 / n;
+    let centre = share + Z * Z / (2.0 * n);
+    let spread = Z * (share * (1.0 - share) / n + Z * Z / (4.0 * n * n)).sqrt();
+    let scale = 1.0 + Z * Z / n;
+    [((centre - spread) / scale).max(0.0), ((centre + spread) / scale).min(1.0)]
+}
+
 /// Indices of the largest finite values, at most `count`, largest first; of equal values, the earlier ones.
 pub fn largest(values: impl IntoIterator<Item = f64>, count: usize) -> Vec<usize> {
     // Indices ascend, so a value goes after its equals. Few values exceed the last of a full list.
@@ -484,5 +499,28 @@ mod tests {
     fn numbers_that_follow_each_other_are_a_range() {
         assert_eq!(ranges(&[0, 1, 2, 3, 4, 6, 8, 9]), "0–4, 6, 8–9");
         assert_eq!((ranges(&[]).as_str(), ranges(&[7]).as_str()), ("", "7"));
+    }
+
+    #[test]
+    fn wilsons_interval() {
+        // Newcombe 1998, table I: 81 of 263 and 0 of 20.
+        let [lower, upper] = wilson95(81, 263);
+        assert!((lower - 0.2553).abs() < 1e-4 && (upper - 0.3662).abs() < 1e-4, "{lower} {upper}");
+        let [lower, upper] = wilson95(0, 20);
+        assert!(lower == 0.0 && (upper - 0.1611).abs() < 1e-4, "{upper}");
+        assert_eq!(wilson95(0, 0), [0.0, 1.0]);
+    }
+
+    proptest! {
+        #[test]
+        fn the_share_lies_in_its_interval(count in 1_usize..500, part in 0.0..=1.0_f64) {
+            let successes = (count as f64 * part) as usize;
+            let [lower, upper] = wilson95(successes, count);
+            let share = successes as f64 / count as f64;
+            prop_assert!(0.0 <= lower && lower <= share + 1e-12 && share <= upper + 1e-12 && upper <= 1.0);
+            // More prompts with the same share narrow the interval.
+            let [narrower, wider] = wilson95(2 * successes, 2 * count);
+            prop_assert!(wider - narrower < upper - lower);
+        }
     }
 }

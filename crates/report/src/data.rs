@@ -4,7 +4,7 @@ use crate::compare::Comparison;
 use layerscope_bench::BenchReport;
 use layerscope_cutoff::cost::Savings;
 use layerscope_cutoff::recommend::{FrontierSummary, Recommendation};
-use layerscope_diagnostics::record::{Anchor, Divergence, Timings};
+use layerscope_diagnostics::record::{Anchor, Divergence, TextUnderCutoff, Timings};
 use layerscope_diagnostics::run::Manifest;
 use layerscope_diagnostics::spans::SpanReport;
 use layerscope_diagnostics::summary::{RunSummary, Summary};
@@ -143,6 +143,12 @@ pub struct PromptFigures {
     pub answer_given: bool,
     /// What the recommended cutoff costs it.
     pub at_cutoff: Divergence,
+    /// What becomes of its text there.
+    pub text: TextUnderCutoff,
+    /// Whether an answer is expected.
+    pub expects_answer: bool,
+    /// Whether the full model gives it.
+    pub answered_by_full: bool,
     /// Wall-clock times of its recording.
     pub timings: Timings,
 }

@@ -209,6 +209,9 @@ fn figures(prompt: &PromptSummary, recommendation: &Recommendation) -> PromptFig
         steps: prompt.steps,
         answer_given: prompt.answer_given,
         at_cutoff: prompt.at(recommendation.anchor, recommendation.l_cut),
+        text: prompt.text_at(recommendation.anchor, recommendation.l_cut),
+        expects_answer: prompt.expected.is_some(),
+        answered_by_full: prompt.text_at(recommendation.anchor, recommendation.layers).answered == Some(true),
         timings: prompt.timings,
     }
 }

@@ -218,11 +218,22 @@ fn frontier_at(scene: &Scene<'_>, share: f32) -> String {
     let layers = scene.run.layers();
     let cutoff = ((share * layers as f32).round() as usize).clamp(1, layers);
     match scene.run.frontier(scene.state.anchor) {
-        Some(frontier) => format!(
-            "cutoff {cutoff}\nmean KL {} nats\nupper bound {} nats",
-            shown(frontier.overall().at(cutoff).kl),
-            shown(frontier.overall().upper95_at(cutoff))
-        ),
+        Some(frontier) => {
+            let overall = frontier.overall();
+            let mut text = format!(
+                "cutoff {cutoff}\nmean KL {} nats\nupper bound {} nats",
+                shown(overall.at(cutoff).kl),
+                shown(overall.upper95_at(cutoff))
+            );
+            let kept = [
+                ("texts unchanged", overall.kept.texts_at(cutoff)),
+                ("answers kept", overall.kept.answers_at(cutoff)),
+            ];
+            for (name, kept) in kept.into_iter().filter(|(_, kept)| kept.of > 0) {
+                text.push_str(&format!("\n{name}: {} of {}", kept.kept, kept.of));
+            }
+            text
+        }
         None => "no frontier was recorded for this anchor".into(),
     }
 }

@@ -15,7 +15,7 @@ pub(crate) use layerscope_cutoff::recommend::Options;
 
 pub(crate) fn run(arguments: &RecommendArguments) -> Result<ExitCode> {
     let run = Run::open(&arguments.run)?;
-    let options = Options { tolerance: arguments.tolerance, anchor: arguments.anchor };
+    let options = arguments.judged.options();
     let recommendation = of_run(&run, options)?;
     let sliminfer = block_schedule::from_recommendation(&recommendation);
     if arguments.json {

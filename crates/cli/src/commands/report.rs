@@ -17,7 +17,7 @@ pub(crate) fn run(arguments: &ReportArguments) -> Result<ExitCode> {
         ReportFormat::of(out)?;
         output::check_folder(out)?;
     }
-    let options = Options { tolerance: arguments.tolerance, anchor: arguments.anchor };
+    let options = arguments.judged.options();
     if !arguments.model.is_empty() {
         for folder in &arguments.runs {
             generate_failure_cases(folder, arguments, options)?;

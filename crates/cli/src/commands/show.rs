@@ -3,6 +3,7 @@
 use crate::args::ShowArguments;
 use crate::output::{self, figure};
 use crate::terminal::{self, line};
+use layerscope_cutoff::recommend::{Kept, KeptByCutoff};
 use layerscope_diagnostics::record::{Anchor, PromptSummary};
 use layerscope_diagnostics::run::{Manifest, Run, Status};
 use layerscope_diagnostics::summary::{mean, summarise_run};
@@ -37,7 +38,8 @@ pub(crate) fn run(arguments: &ShowArguments) -> Result<ExitCode> {
 pub(crate) fn overall(run: &Run) -> Result<String> {
     let prompts = prompts(run)?;
     let all: Vec<&PromptSummary> = prompts.iter().collect();
-    Ok(format!("{}\n{}\n{LEGEND}", heading(run.manifest(), &prompts), layer_table(&all)))
+    let cutoffs = cutoff_table(&all);
+    Ok(format!("{}\n{}\n{LEGEND}\n\n{cutoffs}", heading(run.manifest(), &prompts), layer_table(&all)))
 }
 
 fn by_category(run: &Run) -> Result<String> {
@@ -46,7 +48,8 @@ fn by_category(run: &Run) -> Result<String> {
     let categories: BTreeSet<&str> = prompts.iter().map(|p| p.category.as_str()).collect();
     for category in categories {
         let chosen: Vec<&PromptSummary> = prompts.iter().filter(|p| p.category == category).collect();
-        let _ = write!(text, "\n{} ({} prompts)\n{}\n", line(category), chosen.len(), layer_table(&chosen));
+        let (layers, cutoffs) = (layer_table(&chosen), cutoff_table(&chosen));
+        let _ = write!(text, "\n{} ({} prompts)\n{layers}\n\n{cutoffs}\n", line(category), chosen.len());
     }
     text.push_str(LEGEND);
     Ok(text)
@@ -63,7 +66,7 @@ fn one_prompt(run: &Run, id: &str) -> Result<String> {
         if prompt.answer_given { ", given answer" } else { "" },
         prompt.generated_text.trim()
     );
-    Ok(format!("{head}\n{}\n{LEGEND}", layer_table(&[&prompt])))
+    Ok(format!("{head}\n{}\n{LEGEND}\n\n{}", layer_table(&[&prompt]), cutoff_table(&[&prompt])))
 }
 
 fn known(run: &Run, id: &str) -> Result<()> {
@@ -166,3 +169,40 @@ fn layer_table(prompts: &[&PromptSummary]) -> String {
     });
     output::table(&header, rows.collect())
 }
+
+/// What each cutoff costs, one row per cutoff: distributions, texts and answers, with and without position 0 as anchor.
+fn cutoff_table(prompts: &[&PromptSummary]) -> String {
+    let header = [
+        "cutoff",
+        "KL+bos",
+        "same top+bos",
+        "texts+bos",
+        "answers+bos",
+        "KL",
+        "same top",
+        "texts",
+        "answers",
+    ];
+    let layers = prompts.first().map_or(0, |p| p.layers.bos_mass.len());
+    let mean = |figure: &dyn Fn(&PromptSummary) -> f64| mean(prompts.iter().map(|prompt| figure(prompt)));
+    let kept = Anchor::ALL.map(|anchor| KeptByCutoff::new(prompts, anchor, layers));
+    let shown =
+        |kept: Kept| if kept.of == 0 { "–".to_owned() } else { format!("{}/{}", kept.kept, kept.of) };
+    let rows = (1..=layers).map(|cutoff| {
+        let mut row = vec![cutoff.to_string()];
+        for (anchor, kept) in Anchor::ALL.into_iter().zip(&kept) {
+            row.extend([
+                figure(mean(&|p| p.at(anchor, cutoff).kl), 4),
+                figure(mean(&|p| p.at(anchor, cutoff).top1), 3),
+                shown(kept.texts_at(cutoff)),
+                shown(kept.answers_at(cutoff)),
+            ]);
+        }
+        row
+    });
+    format!("{}\n{CUTOFF_LEGEND}", output::table(&header, rows.collect()))
+}
+
+const CUTOFF_LEGEND: &str = "\
+cutoff c: the prompt keeps KV in layers 0 … c−1 only (+bos: position 0 everywhere); KL in nats, same top: share of steps
+texts: prompts whose greedy text is the full model's, token by token; answers: of those that the full model gives, how many are kept";

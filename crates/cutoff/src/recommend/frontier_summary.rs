@@ -1,6 +1,8 @@
 //! The frontier over prompts: what each cutoff costs, and the smallest one that keeps within the tolerance.
 
+use super::Options;
 use super::evidence::Evidence;
+use super::kept::KeptByCutoff;
 use layerscope_diagnostics::record::{Anchor, Divergence, PromptSummary};
 use layerscope_diagnostics::summary::mean_upper_bound95;
 use schemars::JsonSchema;
@@ -34,6 +36,9 @@ pub struct FrontierGroup {
     pub cutoffs: Vec<Divergence>,
     /// One-sided 95 % bootstrap upper bound of the mean KL at cutoffs 1 … L, nats.
     pub kl_upper95: Vec<f64>,
+    /// Answers and texts that are kept at cutoffs 1 … L.
+    #[serde(flatten)]
+    pub kept: KeptByCutoff,
     /// Whether the bound counts, or the mean alone.
     #[serde(skip)]
     pub judged_by_bound: bool,
@@ -47,17 +52,21 @@ impl FrontierSummary {
         for prompt in evidence.prompts {
             if let Some(curve) = curve(prompt, anchor) {
                 by_category.entry(&prompt.category).or_default().push(all.len());
-                all.push(curve);
+                all.push((prompt, curve));
             }
         }
         if all.is_empty() {
             return None;
         }
         let everyone: Vec<usize> = (0..all.len()).collect();
-        let overall = FrontierGroup::new(None, &all, &everyone, true);
-        let categories = by_category.into_iter().map(|(name, members)| {
-            FrontierGroup::new(Some(name), &all, &members, members.len() >= BOUND_PROMPTS)
-        });
+        let group = |category, members: &[usize], judged_by_bound| {
+            let members: Vec<_> = members.iter().map(|&member| &all[member]).collect();
+            FrontierGroup { judged_by_bound, ..FrontierGroup::new(category, &members, anchor) }
+        };
+        let overall = group(None, &everyone, true);
+        let categories = by_category
+            .into_iter()
+            .map(|(name, members)| group(Some(name), &members, members.len() >= BOUND_PROMPTS));
         Some(Self {
             anchor,
             left_out: evidence.prompts.len() - all.len(),
@@ -75,26 +84,31 @@ impl FrontierSummary {
         &self.groups[1..]
     }
 
-    /// Whether every group stays within the tolerance at that cutoff; the full model does by definition.
-    pub fn within(&self, cutoff: usize, tolerance: f64) -> bool {
-        cutoff == self.overall().cutoffs.len()
-            || self.groups.iter().all(|group| group.within(cutoff, tolerance))
+    /// Whether a cutoff passes: every group stays within the tolerance, at least the wanted share of answers or texts is kept, and
+    /// no category proves that it keeps less. The full model passes by definition.
+    pub fn passes(&self, cutoff: usize, options: &Options) -> bool {
+        let layers = self.overall().cutoffs.len();
+        cutoff == layers
+            || self.groups.iter().all(|group| group.passes(cutoff, options))
+                && self.keeps_enough(cutoff, options)
     }
 
-    /// The smallest cutoff that stays within the tolerance, as does every larger one.
-    pub fn smallest_within(&self, tolerance: f64) -> usize {
-        smallest(self.overall().cutoffs.len(), |cutoff| self.within(cutoff, tolerance))
+    /// Whether the wanted share of all answers or texts is kept at a cutoff.
+    pub fn keeps_enough(&self, cutoff: usize, options: &Options) -> bool {
+        self.overall().kept.judged(options.criterion, cutoff).reaches(options.kept)
+    }
+
+    /// The smallest cutoff that passes, as does every larger one.
+    pub fn smallest_passing(&self, options: &Options) -> usize {
+        smallest(self.overall().cutoffs.len(), |cutoff| self.passes(cutoff, options))
     }
 }
 
 impl FrontierGroup {
-    fn new(
-        category: Option<&str>,
-        curves: &[Vec<Divergence>],
-        members: &[usize],
-        judged_by_bound: bool,
-    ) -> Self {
-        let curves: Vec<&Vec<Divergence>> = members.iter().map(|member| &curves[*member]).collect();
+    /// The group of these prompts and their curves, judged by the mean alone.
+    fn new(category: Option<&str>, members: &[&(&PromptSummary, Vec<Divergence>)], anchor: Anchor) -> Self {
+        let (prompts, curves): (Vec<&PromptSummary>, Vec<&Vec<Divergence>>) =
+            members.iter().map(|(prompt, curve)| (*prompt, curve)).unzip();
         let layers = curves.first().map_or(0, |curve| curve.len());
         let mean = (0..layers).map(|at| {
             let mean = Divergence::mean(&curves.iter().map(|curve| curve[at]).collect::<Vec<_>>());
@@ -113,7 +127,8 @@ impl FrontierGroup {
             prompts: curves.len(),
             kl_upper95: kl_upper95.collect(),
             cutoffs: mean,
-            judged_by_bound,
+            kept: KeptByCutoff::new(&prompts, anchor, layers),
+            judged_by_bound: false,
         }
     }
 
@@ -139,9 +154,19 @@ impl FrontierGroup {
         self.at(cutoff).kl <= tolerance && (!self.judged_by_bound || self.upper95_at(cutoff) <= tolerance)
     }
 
-    /// The group's own smallest cutoff within the tolerance.
-    pub fn smallest_within(&self, tolerance: f64) -> usize {
-        smallest(self.cutoffs.len(), |cutoff| self.within(cutoff, tolerance))
+    /// Whether the group stays within the tolerance and does not prove that fewer answers or texts are kept than wanted.
+    pub fn passes(&self, cutoff: usize, options: &Options) -> bool {
+        let judged = self.kept.judged(options.criterion, cutoff);
+        self.within(cutoff, options.tolerance) && !judged.falls_short(options.kept)
+    }
+
+    /// The group's own smallest passing cutoff.
+    pub fn smallest_passing(&self, options: &Options) -> usize {
+        let passes = |cutoff| {
+            let judged = self.kept.judged(options.criterion, cutoff);
+            self.passes(cutoff, options) && judged.reaches(options.kept)
+        };
+        smallest(self.cutoffs.len(), passes)
     }
 }
 

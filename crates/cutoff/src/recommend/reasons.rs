@@ -1,8 +1,8 @@
 //! The recommendation's reasons, in plain sentences.
 
 use super::frontier_summary::{BOUND_PROMPTS, FrontierSummary};
-use super::windows;
-use super::{CategoryOutcome, Evidence, RankedLayer, Recommendation, Verdict};
+use super::{CategoryOutcome, Evidence, Options, RankedLayer, Recommendation, Verdict};
+use super::{answers, windows};
 use crate::cost::Savings;
 use layerscope_diagnostics::record::Anchor;
 
@@ -16,9 +16,11 @@ pub(super) fn reasons(
     evidence: Evidence<'_>,
     frontier: &FrontierSummary,
     at_exact: &Savings,
+    options: &Options,
 ) -> Vec<String> {
-    let mut reasons = vec![tolerance(recommendation, frontier, at_exact)];
-    reasons.extend(edge(recommendation, frontier));
+    let mut reasons = vec![tolerance(recommendation, frontier, at_exact, options)];
+    reasons.extend(answers::reasons(recommendation, evidence, frontier, options));
+    reasons.extend(edge(recommendation, frontier, options));
     reasons.extend(gap(recommendation));
     reasons.extend(categories(recommendation));
     reasons.extend(savings(recommendation));
@@ -30,7 +32,12 @@ pub(super) fn reasons(
     reasons
 }
 
-fn tolerance(recommendation: &Recommendation, frontier: &FrontierSummary, at_exact: &Savings) -> String {
+fn tolerance(
+    recommendation: &Recommendation,
+    frontier: &FrontierSummary,
+    at_exact: &Savings,
+    options: &Options,
+) -> String {
     let Recommendation { l_cut, layers, tolerance, kl, kl_upper95, top1, .. } = recommendation;
     if recommendation.verdict == Verdict::Cut {
         return format!(
@@ -52,13 +59,23 @@ fn tolerance(recommendation: &Recommendation, frontier: &FrontierSummary, at_exa
     let failing: Vec<&str> = frontier
         .groups
         .iter()
-        .filter(|group| *layers > 1 && !group.within(last, *tolerance))
+        .filter(|group| *layers > 1 && !group.passes(last, options))
         .map(|group| group.category.as_deref().unwrap_or("all prompts together"))
         .collect();
-    if failing.is_empty() {
+    if *layers == 1 {
         return format!("Keep full depth: a model of {layers} layer has nothing to cut.");
     }
     let kl = frontier.overall().at(last).kl;
+    let judged = frontier.overall().kept.judged(options.criterion, last);
+    if kl.is_finite() && frontier.groups.iter().all(|group| group.within(last, *tolerance)) {
+        return format!(
+            "Keep full depth: even at {last} of {layers} only {} of {} {} are kept, less than the {:.0} % asked for.",
+            judged.kept,
+            judged.of,
+            answers::what(options.criterion),
+            options.kept * 100.0
+        );
+    }
     if !kl.is_finite() {
         return format!(
             "Keep full depth: already at {last} of {layers} the divergence of at least one prompt is missing, \
@@ -74,7 +91,7 @@ fn tolerance(recommendation: &Recommendation, frontier: &FrontierSummary, at_exa
     )
 }
 
-fn edge(recommendation: &Recommendation, frontier: &FrontierSummary) -> Option<String> {
+fn edge(recommendation: &Recommendation, frontier: &FrontierSummary, options: &Options) -> Option<String> {
     let (below, kl_below) = (recommendation.l_cut.checked_sub(1)?, recommendation.kl_below);
     if recommendation.verdict == Verdict::KeepFullDepth || below == 0 {
         return None;
@@ -90,10 +107,17 @@ fn edge(recommendation: &Recommendation, frontier: &FrontierSummary) -> Option<S
     let sharp =
         if times.is_finite() && times >= 1.0 { format!(", {times:.1} times as much") } else { String::new() };
     // All prompts together come first; where they pass, a category is what stops the cutoff.
-    let first_failing = frontier.groups.iter().find(|group| !group.within(below, recommendation.tolerance));
-    let stops = match first_failing.and_then(|group| group.category.as_ref()) {
-        Some(category) => format!("; the category {category} no longer passes there"),
-        None => String::new(),
+    let first_failing = frontier.groups.iter().find(|group| !group.passes(below, options));
+    let judged = frontier.overall().kept.judged(options.criterion, below);
+    let stops = match first_failing.map(|group| group.category.as_ref()) {
+        Some(Some(category)) => format!("; the category {category} no longer passes there"),
+        None => format!(
+            ", but only {} of {} {} are kept there",
+            judged.kept,
+            judged.of,
+            answers::what(options.criterion)
+        ),
+        Some(None) => String::new(),
     };
     Some(format!(
         "One layer below, at {below}, it is {kl_below:.4} nats (95 % upper bound {upper:.4}){sharp}{stops}."

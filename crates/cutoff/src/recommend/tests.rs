@@ -229,7 +229,7 @@ proptest! {
             (1..=10).map(|cutoff| if cutoff >= void { 0.0 } else { values[cutoff - 1] }).collect()
         };
         let prompts = curves.iter().enumerate().map(|(id, values)| prompt(id, ["a", "b"][id % 2], &curve(values)));
-        let recommendation = run_of(prompts.collect()).recommend(Options { tolerance, anchor: Anchor::Bos }).unwrap();
+        let recommendation = run_of(prompts.collect()).recommend(Options { tolerance, ..Options::default() }).unwrap();
         if recommendation.verdict == Verdict::Cut {
             prop_assert!(recommendation.l_cut <= void);
             prop_assert!(recommendation.kl <= tolerance && recommendation.kl_upper95 <= tolerance);
@@ -333,7 +333,7 @@ proptest! {
     ) {
         let prompts = curves.iter().enumerate();
         let prompts = prompts.map(|(id, (category, kl))| prompt(id, ["a", "b", "c"][*category], kl));
-        let recommendation = run_of(prompts.collect()).recommend(Options { tolerance, anchor: Anchor::Bos });
+        let recommendation = run_of(prompts.collect()).recommend(Options { tolerance, ..Options::default() });
         if let Ok(recommendation) = recommendation {
             prop_assert!((1..=6).contains(&recommendation.l_cut));
             prop_assert!(recommendation.frontier[recommendation.exact_l_cut - 1..].iter().all(|at| at.within));
@@ -371,4 +371,78 @@ fn blocks_are_pruned_where_the_prompt_is_read_and_below_the_cutoff() {
     assert_eq!(read_at(&mut recommendation, 3, 1.5).unwrap().policy, "sliminfer:3=25%");
     recommendation.causal_layers.clear();
     assert_eq!(from_recommendation(&recommendation), None);
+}
+
+/// Prompts whose KL stays small, and whose answer is kept from `kept_from` on; `none` where the full model does not give it.
+fn answering(kept_from: &[Option<usize>]) -> Recorded {
+    let prompts = kept_from.iter().enumerate().map(|(id, kept_from)| {
+        let mut prompt = prompt(id, ["a", "b"][id % 2], &[0.02, 0.02, 0.02, 0.02, 0.01, 0.0]);
+        prompt.expected = Some("yes".into());
+        for row in &mut prompt.frontier {
+            row.text.answered = match kept_from {
+                Some(first) => Some(row.cutoff >= *first),
+                None => (row.cutoff == 6).then_some(false),
+            };
+            row.text.unchanged = Some(row.cutoff >= 5);
+        }
+        prompt
+    });
+    run_of(prompts.collect())
+}
+
+#[test]
+fn a_lost_answer_holds_the_cutoff_up() {
+    let run = answering(&[Some(2), Some(2), None, Some(4), Some(1), Some(2)]);
+    let recommendation = run.recommended();
+    assert_eq!((recommendation.l_cut, recommendation.answers, recommendation.answers_kept), (4, 5, 1.0));
+    assert_eq!(recommendation.answers_kept_below, 0.8);
+    assert!((recommendation.answers_kept_ci95[0] - 0.5655).abs() < 1e-4);
+    assert!(says(&recommendation, "Of 5 answers that the full model gives, it keeps 5; one layer below, 4."));
+    assert!(says(&recommendation, "but only 4 of 5 answers are kept there"));
+    let kl = Options { criterion: Criterion::Kl, ..Options::default() };
+    assert_eq!(run.recommend(kl).unwrap().l_cut, 1);
+    let most = Options { kept: 0.8, ..Options::default() };
+    assert_eq!(run.recommend(most).unwrap().l_cut, 2);
+    let text = Options { criterion: Criterion::Text, ..Options::default() };
+    assert_eq!(run.recommend(text).unwrap().l_cut, 5);
+    let refused = run.recommend(Options { kept: 1.5, ..Options::default() }).unwrap_err();
+    assert!(refused.to_string().contains("1.5 is no share"), "{refused}");
+}
+
+#[test]
+fn answers_that_every_cutoff_loses_keep_full_depth() {
+    let recommendation = answering(&[Some(6), Some(6), Some(6)]).recommended();
+    assert_eq!((recommendation.l_cut, recommendation.verdict), (6, Verdict::KeepFullDepth));
+    assert!(says(
+        &recommendation,
+        "even at 5 of 6 only 0 of 3 answers are kept, less than the 95 % asked for"
+    ));
+}
+
+#[test]
+fn a_category_that_proves_a_loss_holds_the_cutoff_up() {
+    let mut kept_from = vec![Some(1); 60];
+    (1..6).step_by(2).for_each(|id| kept_from[id] = Some(3));
+    let wanted = |kept| Options { kept, ..Options::default() };
+    let run = answering(&kept_from);
+    // 57 of 60 is 95 %, and 27 of 30 may be.
+    assert_eq!(run.recommend(wanted(0.95)).unwrap().l_cut, 1);
+    (7..20).step_by(2).for_each(|id| kept_from[id] = Some(3));
+    let run = answering(&kept_from);
+    // 50 of 60 is 83.3 %. 20 of 30 happen in 2.2 % of cases if 83 % are kept, in 6.1 % if 80 % are.
+    assert_eq!(run.recommend(wanted(0.80)).unwrap().l_cut, 1);
+    assert_eq!(run.recommend(wanted(0.83)).unwrap().l_cut, 3);
+}
+
+#[test]
+fn without_an_answer_only_distributions_are_judged_and_that_is_said() {
+    let recommendation = six(&[3.0, 2.0, 1.5, 0.04, 0.02, 0.01, 0.001, 0.0]).recommended();
+    assert!(recommendation.answers == 0 && recommendation.answers_kept.is_nan());
+    assert!(says(
+        &recommendation,
+        "No prompt of this run expects an answer, so only distributions were judged"
+    ));
+    let recommendation = answering(&[None, None]).recommended();
+    assert!(says(&recommendation, "The full model gives none of the 2 expected answers"));
+    assert!(says(&recommendation, "layerscope needle MODEL"));
 }

@@ -1,27 +1,12 @@
 //! Retrieval accuracy of needles.
 
 use super::Outcome;
-use crate::summary::mean;
+use crate::summary::{mean, wilson95};
 use serde::Serialize;
 
 /// Whether the text contains the digits in sequence.
 pub fn is_right(answer: &str, text: &str) -> bool {
     text.contains(answer)
-}
-
-/// Wilson's 95 % score interval of a share (1927): within \[0, 1\] for few and extreme outcomes too, and all
-/// of \[0, 1\] without outcomes.
-pub fn wilson95(successes: usize, count: usize) -> [f64; 2] {
-    const Z: f64 = 1.959_963_984_540_054;
-    if count == 0 {
-        return [0.0, 1.0];
-    }
-    let n = count as f64;
-    let share = successes as f64 / n;
-    let centre = share + Z * Z / (2.0 * n);
-    let spread = Z * (share * (1.0 - share) / n + Z * Z / (4.0 * n * n)).sqrt();
-    let scale = 1.0 + Z * Z / n;
-    [((centre - spread) / scale).max(0.0), ((centre + spread) / scale).min(1.0)]
 }
 
 /// The results of one policy at one length, at one depth or all.
@@ -84,7 +69,6 @@ pub fn summarise(outcomes: &[Outcome], by_depth: bool) -> Vec<NeedleScore> {
 mod tests {
     use super::*;
     use layerscope_engine::Repetition;
-    use proptest::prelude::*;
 
     #[test]
     fn digits_in_a_row_count_wherever_they_stand() {
@@ -93,16 +77,6 @@ mod tests {
         for wrong in ["", "123456", "1,234,567", "123 4567", "7654321"] {
             assert!(!is_right("1234567", wrong), "{wrong}");
         }
-    }
-
-    #[test]
-    fn wilsons_interval() {
-        // Newcombe 1998, table I: 81 of 263 and 0 of 20.
-        let [lower, upper] = wilson95(81, 263);
-        assert!((lower - 0.2553).abs() < 1e-4 && (upper - 0.3662).abs() < 1e-4, "{lower} {upper}");
-        let [lower, upper] = wilson95(0, 20);
-        assert!(lower == 0.0 && (upper - 0.1611).abs() < 1e-4, "{upper}");
-        assert_eq!(wilson95(0, 0), [0.0, 1.0]);
     }
 
     fn outcome(policy: &str, depth: u32, correct: bool, loops: bool) -> Outcome {
@@ -139,18 +113,5 @@ mod tests {
         let by_depth = summarise(&outcomes, true);
         assert_eq!(by_depth.len(), 4);
         assert_eq!((by_depth[3].depth, by_depth[3].prompts), (Some(50), 1));
-    }
-
-    proptest! {
-        #[test]
-        fn the_share_lies_in_its_interval(count in 1_usize..500, part in 0.0..=1.0_f64) {
-            let successes = (count as f64 * part) as usize;
-            let [lower, upper] = wilson95(successes, count);
-            let share = successes as f64 / count as f64;
-            prop_assert!(0.0 <= lower && lower <= share + 1e-12 && share <= upper + 1e-12 && upper <= 1.0);
-            // More prompts with the same share narrow the interval.
-            let [narrower, wider] = wilson95(2 * successes, 2 * count);
-            prop_assert!(wider - narrower < upper - lower);
-        }
     }
 }

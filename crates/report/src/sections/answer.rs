@@ -54,6 +54,28 @@ fn answer(run: &RunReport, report: &Report) -> Answer {
         unit: "% of steps",
         note: "against the full model, same continuation".into(),
     });
+    if recommendation.answers > 0 {
+        let [lower, upper] = recommendation.answers_kept_ci95;
+        facts.push(Fact {
+            name: "Answers kept",
+            cell: Cell::percent(recommendation.answers_kept),
+            unit: "% of answers",
+            note: format!(
+                "of {} that the full model gives; 95 % interval {:.0} to {:.0} %",
+                recommendation.answers,
+                lower * 100.0,
+                upper * 100.0
+            ),
+        });
+    }
+    if recommendation.text_unchanged.is_finite() {
+        facts.push(Fact {
+            name: "Texts unchanged",
+            cell: Cell::percent(recommendation.text_unchanged),
+            unit: "% of prompts",
+            note: "token by token, over the recorded steps".into(),
+        });
+    }
     if cuts {
         facts.extend([
             Fact {

@@ -4,7 +4,7 @@ use super::{Place, anchor_name, dashed};
 use crate::data::Report;
 use crate::document::{Cell, Drawing, Element, Figure, Inline, Table, column, plain};
 use layerscope_cutoff::cost::Savings;
-use layerscope_cutoff::recommend::Verdict;
+use layerscope_cutoff::recommend::{Criterion, Recommendation, Verdict};
 use layerscope_diagnostics::record::{Anchor, Divergence};
 use layerscope_figures::{Along, Chart, Curve, Ink};
 
@@ -20,21 +20,22 @@ pub(super) fn blocks(place: &Place<'_>, report: &Report) -> Vec<Element> {
             if recommendation.anchor == Anchor::Bos { " and position 0" } else { "" }
         )),
         Inline::Plain(format!(
-            " A cutoff counts as within the tolerance of {} nats if it and every deeper one stays there, overall and in \
-             each category.",
-            report.tolerance
+            " A cutoff passes if it and every deeper one stays within the tolerance of {} nats, overall and in each category{}.",
+            report.tolerance,
+            asked_for(recommendation)
         )),
     ])];
     if recommendation.verdict == Verdict::KeepFullDepth && recommendation.exact_l_cut < recommendation.layers
     {
         blocks.push(Element::Paragraph(plain(format!(
-            "The smallest cutoff within the tolerance is {}, which saves too little to be worth it.",
+            "The smallest cutoff that passes is {}, which saves too little to be worth it.",
             recommendation.exact_l_cut
         ))));
     }
     blocks.extend([
         Element::Figure(Box::new(by_category(place))),
         Element::Figure(Box::new(agreement(place))),
+        Element::Figure(Box::new(kept(place))),
         Element::Figure(Box::new(likelihood(place))),
         Element::Figure(Box::new(savings(place))),
         Element::Heading("By category, at the recommended cutoff".into()),
@@ -75,7 +76,7 @@ pub(super) fn divergence(place: &Place<'_>, report: &Report) -> Figure {
         columns.push(column(format!("KL, {name}"), "nats"));
         columns.push(column(format!("95 % bound, {name}"), "nats"));
     }
-    columns.push(column("within tolerance", ""));
+    columns.push(column("passes", ""));
     let row = |index: usize| {
         let mut cells = vec![Cell::count(index + 1)];
         for frontier in &place.run.frontiers {
@@ -150,6 +151,57 @@ fn agreement(place: &Place<'_>) -> Figure {
     chart.description =
         "Share of decode steps whose most likely token is that of the full model, by cutoff.".into();
     by_anchor(place, "top-token", chart, "share", |divergence| divergence.top1)
+}
+
+/// What a cutoff must keep besides, after the tolerance.
+fn asked_for(recommendation: &Recommendation) -> String {
+    let share = recommendation.kept_wanted * 100.0;
+    match recommendation.criterion {
+        Criterion::Answers => {
+            format!(" and keeps at least {share} % of the answers that the full model gives")
+        }
+        Criterion::Text => format!(" and leaves at least {share} % of the texts unchanged"),
+        Criterion::Kl => String::new(),
+    }
+}
+
+/// Answers and texts that are kept, by cutoff.
+fn kept(place: &Place<'_>) -> Figure {
+    let mut chart = Chart::new("Answers and texts", "share of prompts", cutoffs(place));
+    chart.range = Some([0.0, 1.0]);
+    chart.description = "Share of the full model's answers that the greedy text still gives, and of prompts whose greedy text is the \
+                         full model's token by token, by cutoff."
+        .into();
+    let anchor = place.run.recommendation.anchor;
+    let (mut columns, mut data) = (vec![column("cutoff", "layers")], vec![]);
+    for frontier in &place.run.frontiers {
+        let chosen = frontier.anchor == anchor;
+        let kept = &frontier.overall().kept;
+        for (index, (what, all)) in
+            [("answers kept", &kept.answers), ("text unchanged", &kept.texts)].into_iter().enumerate()
+        {
+            if all.last().is_none_or(|full| full.of == 0) {
+                continue;
+            }
+            let name = format!("{what}, {}", anchor_name(frontier.anchor));
+            let ink = if chosen { Ink::Series(index) } else { Ink::WeakText };
+            let curve = Curve::new(name.clone(), ink, all.iter().map(|kept| kept.share()).collect());
+            chart.curves.push(if chosen { curve } else { dashed(curve) });
+            columns.push(column(name, "prompts"));
+            data.push(all);
+        }
+    }
+    let row = |index: usize| {
+        let cells = data.iter().map(|all| Cell::Text(format!("{} of {}", all[index].kept, all[index].of)));
+        std::iter::once(Cell::count(index + 1)).chain(cells).collect()
+    };
+    let table = Table {
+        id: place.id("kept-data"),
+        caption: "Answers and texts kept by cutoff".into(),
+        columns,
+        rows: (0..place.layers()).map(row).collect(),
+    };
+    figure(place, "kept", with_cutoff(place, chart), table)
 }
 
 fn likelihood(place: &Place<'_>) -> Figure {
@@ -235,6 +287,9 @@ fn categories(place: &Place<'_>) -> Table {
         column("95 % bound", "nats"),
         column("KL one layer below", "nats"),
         column("same top token", "%"),
+        column("texts unchanged", "%"),
+        column("answers", ""),
+        column("answers kept", "%"),
         column("its own L_cut", "layers"),
     ];
     let rows = place.run.recommendation.categories.iter().map(|category| {
@@ -245,6 +300,9 @@ fn categories(place: &Place<'_>) -> Table {
             Cell::figure(category.kl_upper95),
             Cell::figure(category.kl_below),
             Cell::percent(category.top1),
+            Cell::percent(category.text_unchanged),
+            Cell::count(category.answers),
+            Cell::percent(category.answers_kept),
             Cell::count(category.exact_l_cut),
         ]
     });

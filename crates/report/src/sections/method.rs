@@ -2,9 +2,10 @@
 
 use crate::data::Report;
 use crate::document::{Cell, Element, Inline, Section, Table, column, plain};
+use layerscope_cutoff::recommend::Criterion;
 
 /// Figure, formula, meaning.
-const DEFINITIONS: [[&str; 3]; 15] = [
+const DEFINITIONS: [[&str; 3]; 17] = [
     ["layers", "ℓ = 0 … L−1", "The prompt has p tokens, positions 0 … p−1; N tokens are generated."],
     [
         "decode boundary",
@@ -41,6 +42,16 @@ const DEFINITIONS: [[&str; 3]; 15] = [
         "Next-token distributions with the prompt in layers 0 … c−1 only, against the full model’s, the continuation held fixed, nats per token.",
     ],
     ["same top token", "share of steps with equal argmax", "Of the same distributions."],
+    [
+        "text unchanged",
+        "the greedy choice of every step is the full model’s",
+        "Before the first other choice, both texts are the same computation, so no text is generated to know it.",
+    ],
+    [
+        "answer kept",
+        "the greedy text contains the expected answer, as the full model’s does",
+        "A text that departs after the answer keeps it; one that departs before is generated under the cut.",
+    ],
     ["ΔNLL", "NLL under the cut − NLL under the full model", "Mean over the continuation’s tokens, nats."],
     ["knockout KL", "mean over steps of KL(full ‖ prompt hidden at layer ℓ)", "The causal layer map."],
     [
@@ -49,6 +60,28 @@ const DEFINITIONS: [[&str; 3]; 15] = [
         "The span’s rows stop where they enter layer ℓ; from there up no other token, of the prompt or generated, reads them. It may vanish from the smallest ℓ on at and above which this stays within the tolerance.",
     ],
 ];
+
+/// What is asked of answers, in a sentence.
+fn answers(report: &Report) -> String {
+    let Some(run) = report.runs.first() else { return String::new() };
+    let share = run.recommendation.kept_wanted * 100.0;
+    let judged = |what: &str| {
+        format!(
+            "Of {what}, at least {share} % must be kept, and in no category so few that this would happen in less than 2.5 % of \
+             cases if {share} % were kept (exact binomial test)."
+        )
+    };
+    match run.recommendation.criterion {
+        Criterion::Answers => {
+            format!(
+                "{} A run without such answers is judged by KL alone.",
+                judged("the answers that the full model gives")
+            )
+        }
+        Criterion::Text => judged("the full model’s texts"),
+        Criterion::Kl => "Answers are not asked for.".to_owned(),
+    }
+}
 
 pub(super) fn section(report: &Report) -> Section {
     let row = |[name, formula, meaning]: [&str; 3]| {
@@ -95,8 +128,9 @@ pub(super) fn section(report: &Report) -> Section {
                     "The smallest c such that at c and every larger cutoff the mean KL over prompts is at most {} nats, and so is \
                      its one-sided 95 % bound from 2,000 bootstrap resamples of the prompts (percentile method), overall and in \
                      each category of at least three prompts; smaller categories are judged by their mean. A cutoff that saves \
-                     less than 5 % of the KV bytes is not recommended.",
-                    report.tolerance
+                     less than 5 % of the KV bytes is not recommended. {}",
+                    report.tolerance,
+                    answers(report)
                 )),
             ]),
             Element::Paragraph(vec![

@@ -2,6 +2,8 @@
 
 use crate::data::{Report, RunReport};
 use crate::document::{Cell, Element, Section, Table, column, plain};
+use layerscope_cutoff::DEFAULT_KEPT;
+use layerscope_cutoff::recommend::{Criterion, Recommendation};
 use layerscope_diagnostics::record::Anchor;
 
 pub(super) fn section(report: &Report) -> Section {
@@ -83,12 +85,25 @@ fn commands(report: &Report) -> String {
     let mut commands: String = report.runs.iter().map(record).collect();
     let names: Vec<String> = report.runs.iter().map(|run| quoted(&run.name)).collect();
     let anchor = if report.anchor == Anchor::None { " --anchor none" } else { "" };
+    let judged = report.runs.first().map_or_else(String::new, |run| judged(&run.recommendation));
     commands.push_str(&format!(
-        "layerscope report {} --tolerance {}{anchor} -o report.html\n",
+        "layerscope report {} --tolerance {}{judged}{anchor} -o report.html\n",
         names.join(" "),
         report.tolerance
     ));
     commands
+}
+
+/// What was asked of a cutoff besides the tolerance, as arguments where it is not the default.
+fn judged(recommendation: &Recommendation) -> String {
+    let mut arguments = String::new();
+    if recommendation.criterion != Criterion::Answers {
+        arguments.push_str(&format!(" --criterion {}", recommendation.criterion.name()));
+    }
+    if recommendation.kept_wanted != DEFAULT_KEPT {
+        arguments.push_str(&format!(" --answers {}", recommendation.kept_wanted));
+    }
+    arguments
 }
 
 /// A word quoted for a POSIX shell.

@@ -177,7 +177,10 @@ fn show_prints_the_agreed_object_with_null_for_undefined() {
             "knockout"
         ]
     );
-    assert_eq!(keys(&prompt["frontier"][0]), ["anchor", "cutoff", "kl", "top1", "dnll"]);
+    assert_eq!(
+        keys(&prompt["frontier"][0]),
+        ["anchor", "cutoff", "kl", "top1", "dnll", "unchanged", "departs", "answered"]
+    );
     assert_eq!(prompt["frontier"][0]["anchor"], Anchor::Bos.name());
     assert_eq!(keys(&prompt["knockout"][0]), ["layer", "kl", "top1", "dnll"]);
     assert_eq!(prompt["knockout"][0]["kl"], Value::Null);
