@@ -154,7 +154,7 @@ fn needle_prompts_name_their_needle() {
     needle.args(["needle", "layerscope-tiny", "--lengths", "200", "--depths", "50", "--samples", "1"]);
     succeed(needle.arg("--write-prompts").arg(&file));
     let line: Value = serde_json::from_str(&std::fs::read_to_string(&file).unwrap()).unwrap();
-    let (span, answer) = (line["span"].as_str().unwrap(), line["answer"].as_str().unwrap());
+    let (span, answer) = (line["span"].as_str().unwrap(), line["expected"].as_str().unwrap());
     assert!(span.contains(answer) && line["prompt"].as_str().unwrap().contains(span));
     let out = folder.path().join("run");
     let mut record = layerscope();

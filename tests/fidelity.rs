@@ -70,8 +70,9 @@ fn on_prompts_longer_than_its_windows_gemma3_is_cut_right_above_a_global_layer()
             .arg("--out")
             .arg(&out),
     );
-    let recommendation = &recorded["recommendation"];
-    assert_eq!(recommendation["l_cut"], 12);
+    // One needle in four moves by more than 0.1 nats there, and every number is found.
+    let recommendation = json(layerscope().arg("recommend").arg(&out).args(["--tolerance", "0.4", "--json"]));
+    assert_eq!((&recommendation["l_cut"], &recommendation["answers_kept"]), (&12.into(), &1.0.into()));
     let reasons = recommendation["reasons"].to_string();
     assert!(reasons.contains("layer 11, one that sees the whole prompt"), "{reasons}");
     assert!(reasons.contains("the cutoff lies right above it") && !reasons.contains("fit into the window"));

@@ -118,10 +118,15 @@ impl Frame {
                             .collect(),
                     ),
                     DataType::Int32 => numbers(
-                        column.as_primitive::<Int32Type>().iter().map(|v| f64::from(v.unwrap())).collect(),
+                        column
+                            .as_primitive::<Int32Type>()
+                            .iter()
+                            .map(|v| v.map_or(f64::NAN, f64::from))
+                            .collect(),
                     ),
                     DataType::Utf8 => {
-                        let texts = column.as_string::<i32>().iter().map(|text| text.unwrap().to_owned());
+                        let texts =
+                            column.as_string::<i32>().iter().map(|text| text.unwrap_or_default().to_owned());
                         frame.texts.entry(name).or_default().extend(texts);
                     }
                     _ => {}

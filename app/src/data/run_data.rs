@@ -29,6 +29,8 @@ pub struct RunData {
     pub spans: Vec<SpanRecord>,
     /// The frontier of each recorded anchor.
     pub frontiers: Vec<FrontierSummary>,
+    /// What cutoffs 1 … L save at the run's prompt lengths, for each of [`Anchor::ALL`].
+    savings: [Vec<Savings>; 2],
     /// Measurements of policies, if the run folder has some, or why they cannot be read.
     pub bench: std::result::Result<Option<BenchReport>, String>,
 }
@@ -45,8 +47,14 @@ impl RunData {
         let summary = summarise_run(&prompts);
         let categories = summary.categories.iter().map(|group| group.category.as_deref());
         let knockout = std::iter::once(None).chain(categories);
+        let (cost, workloads) = (evidence.cost(), evidence.workloads());
+        let savings = Anchor::ALL.map(|anchor| {
+            let cutoffs = 1..=evidence.layers();
+            cutoffs.map(|cutoff| cost.savings(cutoff, anchor == Anchor::Bos, &workloads)).collect()
+        });
         Ok(Self {
             folder: folder.to_owned(),
+            savings,
             manifest: run.manifest().clone(),
             knockout: knockout.map(|category| knockout_summary(&prompts, category)).collect(),
             frontiers: Anchor::ALL.iter().filter_map(|&a| FrontierSummary::new(evidence, a)).collect(),
@@ -84,8 +92,9 @@ impl RunData {
 
     /// The savings of a cutoff at the run's prompt lengths.
     pub fn savings(&self, cutoff: usize, anchor: Anchor) -> Savings {
-        let evidence = self.evidence();
-        evidence.cost().savings(cutoff, anchor.tokens(), &evidence.workloads())
+        let of_anchor = Anchor::ALL.into_iter().position(|known| known == anchor);
+        let saved = of_anchor.and_then(|index| self.savings[index].get(cutoff.checked_sub(1)?));
+        saved.copied().unwrap_or_default()
     }
 
     /// The recommendation.

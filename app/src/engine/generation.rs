@@ -26,10 +26,9 @@ pub(super) fn generate(
 ) -> Result<()> {
     let model = task.model;
     let prompt = model.tokenizer.encode_prompt(prompt)?;
-    let layers = model.config().layers;
     // Parses all names first, so that an invalid one fails before the first run.
     let policies: Vec<Policy> =
-        policies.iter().map(|name| Policy::parse(name, layers)).collect::<Result<_>>()?;
+        policies.iter().map(|name| Policy::parse_for(name, model.config())).collect::<Result<_>>()?;
     for (side, policy) in policies.into_iter().enumerate() {
         check_interrupt(task.interrupt)?;
         generate_side(task, &prompt, side, policy, max_new_tokens)?;

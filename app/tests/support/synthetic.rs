@@ -76,6 +76,7 @@ fn manifest(sizes: Sizes, ids: Vec<String>) -> Manifest {
         window: Some(512),
         bos: Some(BosToken { id: 1, text: "<s>".into() }),
         weight_bytes: Some(1 << 28),
+        row_weights: None,
     };
     let settings = Settings {
         max_new_tokens: sizes.steps,

@@ -1,7 +1,5 @@
 //! The policies and lengths to measure, and their order.
 
-use crate::prediction;
-use layerscope_cutoff::cost::Workload;
 use layerscope_engine::{Device, Error, ModelConfig, Policy, Result};
 
 /// Default number of new tokens.
@@ -91,7 +89,7 @@ impl BenchPlan {
 
     /// Layer tokens that one generation computes.
     pub(crate) fn layer_tokens(&self, policy: &Policy, length: usize) -> u64 {
-        prediction::counts(policy, Workload::new(length, self.new_tokens)).computed
+        policy.layer_tokens(length, self.new_tokens).block as u64
     }
 
     /// Layer tokens of the whole plan, including warm-ups; roughly proportional to time.

@@ -3,24 +3,6 @@
 use layerscope_cutoff::cost::{CostModel, Workload};
 use layerscope_engine::Policy;
 
-/// Layer tokens of a request.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Counts {
-    /// Layer tokens computed: a proxy for FLOPs.
-    pub(crate) computed: u64,
-    /// Layer tokens whose KV is kept.
-    pub(crate) kept: u64,
-}
-
-/// Layer tokens under a policy, the input of the predictions.
-pub(crate) fn counts(policy: &Policy, workload: Workload) -> Counts {
-    // The last prompt token is the first decode token.
-    let (prompt_len, decode_len) = (workload.prompt_tokens + 1, workload.decode_tokens);
-    let computed = policy.layer_tokens(prompt_len, decode_len).block as u64;
-    let kept: usize = policy.capacity(prompt_len, decode_len).iter().sum();
-    Counts { computed, kept: kept as u64 }
-}
-
 /// Predictions for one policy at one length.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Prediction {
@@ -28,27 +10,19 @@ pub(crate) struct Prediction {
     pub(crate) layer_tokens: u64,
     /// Bytes of KV.
     pub(crate) kv_bytes: u64,
-    /// TTFT relative to the full model's, assumed proportional to the prefill's layer tokens; NaN without a
-    /// prefill.
+    /// TTFT relative to the full model's, taken to go with the FLOPs up to the first token.
     pub(crate) ttft_ratio: f64,
-    /// TPOT relative to the full model's, assumed proportional to the bytes that a step reads: all weights,
-    /// and the KV halfway through the decode.
+    /// TPOT relative to the full model's, taken to go with the bytes that a step reads.
     pub(crate) tpot_ratio: f64,
 }
 
-pub(crate) fn predict(policy: &Policy, cost: &CostModel, workload: Workload) -> Prediction {
-    let full = Policy::full(cost.layers);
-    let prefill = |policy: &Policy| counts(policy, workload.prefill()).computed as f64;
-    let step = |policy: &Policy| {
-        let kept = counts(policy, workload.half_decoded()).kept;
-        kept as f64 * cost.bytes_per_layer_token as f64 + cost.weight_bytes as f64
-    };
-    let all = counts(policy, workload);
+pub(crate) fn predict(policy: &Policy, model: &CostModel, workload: Workload) -> Prediction {
+    let (cost, full) = (model.cost(policy, workload), model.cost(&Policy::full(model.layers), workload));
     Prediction {
-        layer_tokens: all.computed,
-        kv_bytes: all.kept.saturating_mul(cost.bytes_per_layer_token),
-        ttft_ratio: prefill(policy) / prefill(&full),
-        tpot_ratio: step(policy) / step(&full),
+        layer_tokens: cost.layer_tokens,
+        kv_bytes: cost.kv_bytes,
+        ttft_ratio: cost.ttft_flops / full.ttft_flops,
+        tpot_ratio: cost.step_bytes / full.step_bytes,
     }
 }
 
@@ -57,24 +31,33 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn cost() -> CostModel {
-        CostModel { layers: 30, bytes_per_layer_token: 1_536, weight_bytes: 98_000_000 }
+    fn model() -> CostModel {
+        CostModel {
+            layers: 30,
+            windows: vec![],
+            bytes_per_layer_token: 1_536,
+            step_weight_bytes: 98_000_000,
+            row_weights: [884_736, 2_654_208],
+            unembedding_weights: 28_311_552,
+            query_width: 576,
+        }
     }
 
     #[test]
     fn a_prompt_of_one_token_has_no_prefill_to_save() {
-        let prediction = predict(&Policy::full(30), &cost(), Workload::new(1, 4));
-        assert!(prediction.ttft_ratio.is_nan());
-        assert_eq!((prediction.layer_tokens, prediction.tpot_ratio), (4 * 30, 1.0));
+        let cut = predict(&Policy::speed(3, true, 30).unwrap(), &model(), Workload::new(1, 4));
+        assert_eq!((cut.layer_tokens, cut.ttft_ratio, cut.tpot_ratio), (4 * 30, 1.0, 1.0));
     }
 
     #[test]
     fn projected_keys_are_kept_and_read_but_take_no_blocks() {
         let [pop, speed] = ["pop:20", "speed:20"].map(|name| {
             let policy = Policy::parse(name, 30).expect("a policy");
-            predict(&policy, &cost(), Workload::new(1_000, 10))
+            predict(&policy, &model(), Workload::new(1_000, 10))
         });
-        assert_eq!((pop.layer_tokens, pop.ttft_ratio), (speed.layer_tokens, speed.ttft_ratio));
+        assert_eq!(pop.layer_tokens, speed.layer_tokens);
+        // The last prompt token reads more keys.
+        assert!(pop.ttft_ratio > speed.ttft_ratio && pop.ttft_ratio < speed.ttft_ratio + 0.001);
         assert_eq!((pop.kv_bytes, pop.tpot_ratio), (1_009 * 30 * 1_536, 1.0));
         assert!(speed.tpot_ratio < 1.0);
     }
@@ -86,8 +69,8 @@ mod tests {
         ) {
             let policy = Policy::speed(cutoff, anchored, 30).expect("a policy");
             let workload = Workload::new(length, new_tokens);
-            let actual = predict(&policy, &cost(), workload);
-            let savings = cost().savings(cutoff, usize::from(anchored), &[workload]);
+            let actual = predict(&policy, &model(), workload);
+            let savings = model().savings(cutoff, anchored, &[workload]);
             prop_assert_eq!(actual.kv_bytes, savings.kv_bytes_cut);
             prop_assert!((actual.ttft_ratio - (1.0 - savings.predicted_ttft_saved)).abs() < 1e-9);
             prop_assert!((actual.tpot_ratio - (1.0 - savings.predicted_tpot_saved)).abs() < 1e-9);

@@ -84,12 +84,16 @@ pub(crate) fn measurements(
     let config = decoder.config();
     let cost = CostModel {
         layers: config.layers,
+        windows: config.windows.clone(),
         bytes_per_layer_token: bytes_per_layer_token(
             config.kv_heads,
             config.head_dim,
             decoder.kv_precision().element_bytes(),
         ),
-        weight_bytes: decoder.weight_bytes() as u64,
+        step_weight_bytes: decoder.step_weight_bytes() as u64,
+        row_weights: config.row_weights(),
+        unembedding_weights: (config.vocab as u64).saturating_mul(config.hidden as u64),
+        query_width: (config.heads as u64).saturating_mul(config.head_dim as u64),
     };
     let mut measurements = vec![];
     for (policy, samples) in plan.policies.iter().zip(samples) {

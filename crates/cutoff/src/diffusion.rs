@@ -174,7 +174,8 @@ impl<'m, 'q> Experiment<'m, 'q> {
     ) -> Result<Self> {
         let (decoder, prompt) = (&model.decoder, question.prompt);
         let depth = decoder.config().layers;
-        let mut session = Session::new(decoder, Policy::full(depth), prompt.len(), question.decode_rows())?;
+        let full = Policy::full(depth);
+        let mut session = Session::resumable(decoder, full, prompt.len(), question.decode_rows())?;
         let behind = RefCell::new(vec![vec![]; depth]);
         let mut hooks = kept_behind(&behind, question.rows_behind(), layers);
         session.prefill(prompt, &mut hooks, interrupt, progress)?;

@@ -285,7 +285,7 @@ pub fn recommend(evidence: Evidence<'_>, options: Options) -> Result<Recommendat
         .filter(|_| layers > 0)
         .ok_or_else(|| no_frontier(evidence, anchor))?;
     let exact_l_cut = frontier.smallest_passing(&options);
-    let savings = |cutoff, anchor: Anchor| cost.savings(cutoff, anchor.tokens(), &workloads);
+    let savings = |cutoff, anchor| cost.savings(cutoff, anchor == Anchor::Bos, &workloads);
     let at_exact = savings(exact_l_cut, anchor);
     let (verdict, l_cut) = if exact_l_cut < layers && at_exact.kv_saved >= LEAST_SAVING {
         (Verdict::Cut, exact_l_cut)

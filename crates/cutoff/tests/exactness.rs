@@ -4,7 +4,7 @@
 
 mod support;
 
-use layerscope_cutoff::cost::{Workload, bytes_per_layer_token};
+use layerscope_cutoff::cost::bytes_per_layer_token;
 use layerscope_cutoff::frontier::frontier;
 use layerscope_diagnostics::probe::{self, Decoding};
 use layerscope_diagnostics::record::{Anchor, Divergence};
@@ -181,22 +181,22 @@ proptest! {
     ) {
         let decoder = &MODEL.decoder;
         let config = decoder.config();
-        let workload = Workload { prompt_tokens: p - 1, decode_tokens: n };
+        let full = (p - 1 + n) * config.layers;
         let bytes = bytes_per_layer_token(config.kv_heads, config.head_dim, size_of::<f32>());
         let list: String = anchors.iter().map(|anchor| format!("+{anchor}")).collect();
         let within = anchors.range(..p - 1).count();
         for (name, layer_tokens) in [
-            (format!("{kind}:{cutoff}{list}"), workload.cut_layer_tokens(cutoff, config.layers, within)),
-            (format!("pop:{cutoff}"), workload.full_layer_tokens(config.layers)),
-            (format!("swiftkv:{cutoff}"), workload.full_layer_tokens(config.layers)),
-            ("full".into(), workload.full_layer_tokens(config.layers)),
+            (format!("{kind}:{cutoff}{list}"), (p - 1 - within) * cutoff + (within + n) * config.layers),
+            (format!("pop:{cutoff}"), full),
+            (format!("swiftkv:{cutoff}"), full),
+            ("full".into(), full),
         ] {
             let policy = Policy::parse(&name, config.layers).unwrap();
-            prop_assert_eq!(policy.capacity(p, n).iter().sum::<usize>() as u64, layer_tokens, "{}", name);
+            prop_assert_eq!(policy.capacity(p, n).iter().sum::<usize>(), layer_tokens, "{}", name);
             let work = policy.layer_tokens(p, n);
-            prop_assert_eq!((work.block + work.projected) as u64, layer_tokens, "{}", name);
+            prop_assert_eq!(work.block + work.projected, layer_tokens, "{}", name);
             let session = Session::new(decoder, policy, p, n).unwrap();
-            prop_assert_eq!(session.store().allocated_bytes() as u64, layer_tokens * bytes, "{}", name);
+            prop_assert_eq!(session.store().allocated_bytes() as u64, layer_tokens as u64 * bytes, "{}", name);
         }
     }
 }

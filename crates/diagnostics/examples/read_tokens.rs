@@ -85,6 +85,7 @@ fn manifest(layers: usize) -> Manifest {
         window: None,
         bos: None,
         weight_bytes: None,
+        row_weights: None,
     };
     let settings = Settings {
         max_new_tokens: STEPS,

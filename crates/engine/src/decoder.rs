@@ -150,6 +150,12 @@ impl Decoder {
             + unembedding
     }
 
+    /// Bytes of the weights that a decode step reads: of experts those that a token chooses, of an embedding that is not the
+    /// unembedding next to nothing.
+    pub fn step_weight_bytes(&self) -> usize {
+        self.layers.iter().map(LayerWeights::step_bytes).sum::<usize>() + self.unembedding.bytes()
+    }
+
     /// The type in which several rows are multiplied, where `wanted` is asked for.
     fn compute_type(&self, wanted: ComputeType) -> ComputeType {
         match self.precision {

@@ -66,12 +66,32 @@ impl Session {
     /// # Errors
     /// [`Error::Input`] on an empty prompt, a sequence beyond the model's context, or one that needs more memory than is free.
     pub fn new(decoder: &Arc<Decoder>, policy: Policy, prompt_len: usize, decode_len: usize) -> Result<Self> {
+        Self::with(decoder, policy.for_model(decoder.config()), prompt_len, decode_len)
+    }
+
+    /// The same for a sequence of which prompt rows will run again ([`Self::forget`], [`Self::resume`]): layers with a window keep
+    /// what later rows do not see.
+    ///
+    /// # Errors
+    /// As [`Self::new`].
+    pub fn resumable(
+        decoder: &Arc<Decoder>,
+        policy: Policy,
+        prompt_len: usize,
+        decode_len: usize,
+    ) -> Result<Self> {
+        Self::with(decoder, policy, prompt_len, decode_len)
+    }
+
+    fn with(decoder: &Arc<Decoder>, policy: Policy, prompt_len: usize, decode_len: usize) -> Result<Self> {
         decoder.config().check_sequence(prompt_len, decode_len)?;
         decoder.check_files()?;
         let (name, device) =
             (format!("a sequence of {} tokens", prompt_len - 1 + decode_len), decoder.device());
         let held = policy.most_held(prompt_len, decode_len, device);
-        let need = decoder.sequence_need(&policy.in_memory(prompt_len, decode_len, device));
+        let need = decoder
+            .sequence_need(&policy.in_memory(prompt_len, decode_len, device))
+            .with_residuals(decoder.config(), policy.rows_waiting(prompt_len));
         memory::check(&name, &need, device)?;
         let store = KvStore::new(decoder.config(), &held, decoder.kv_precision(), device)?;
         let setup = SequenceSetup { decoder, store: &store, prefill_len: prompt_len - 1, decode_len };

@@ -206,7 +206,8 @@ fn manifest(model: &Model, prompts: &PromptFile, max_new_tokens: usize) -> Resul
         window: windowed.first().and_then(|&l| config.windows[l]),
         windowed_layers: windowed,
         bos: first.map(|id| BosToken { id, text: model.tokenizer.token_text(id) }),
-        weight_bytes: Some(model.decoder.weight_bytes() as u64),
+        weight_bytes: Some(model.decoder.step_weight_bytes() as u64),
+        row_weights: Some(config.row_weights()),
     };
     let settings = Settings {
         max_new_tokens,

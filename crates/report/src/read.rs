@@ -94,7 +94,7 @@ impl Source {
                 .filter_map(|anchor| FrontierSummary::new(evidence, anchor))
                 .collect(),
             savings: (1..=evidence.layers())
-                .map(|cutoff| cost.savings(cutoff, options.anchor.tokens(), &workloads))
+                .map(|cutoff| cost.savings(cutoff, options.anchor == Anchor::Bos, &workloads))
                 .collect(),
             correlations: correlations(&layers, &knockout.iter().map(|k| k.mean).collect::<Vec<_>>()),
             prompt_mass_by_head: by_head(&prompts),

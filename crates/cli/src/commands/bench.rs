@@ -120,10 +120,13 @@ pub(crate) fn run(arguments: &BenchArguments) -> Result<ExitCode> {
 
 fn plan(arguments: &BenchArguments, config: &ModelConfig) -> Result<BenchPlan> {
     let policies = match &arguments.policies {
-        None => BenchPlan::default_policies(config.layers)?,
+        None => {
+            let policies = BenchPlan::default_policies(config.layers)?.into_iter();
+            policies.map(|policy| policy.for_model(config)).collect()
+        }
         Some(list) => {
             let names = bench::split_policies(list);
-            names.iter().map(|name| Policy::parse(name, config.layers)).collect::<Result<_>>()?
+            names.iter().map(|name| Policy::parse_for(name, config)).collect::<Result<_>>()?
         }
     };
     let plan = BenchPlan {
@@ -198,7 +201,10 @@ fn model(arguments: &BenchArguments) -> Result<Subject> {
     };
     // Quality is compared with the full model, even if its time is not measured.
     let full = plan.lengths.iter().max().filter(|_| !needles.is_empty());
-    let full = full.map(|&longest| Policy::full(opened.config.layers).capacity(longest, plan.new_tokens));
+    let full = full.map(|&longest| {
+        let full = Policy::full(opened.config.layers).for_model(&opened.config);
+        full.capacity(longest, plan.new_tokens)
+    });
     let device = models::device(arguments.device)?;
     let held = full.into_iter().chain([plan.most_in_memory(&device)]);
     let held = held.max_by_key(|held| held.iter().sum::<usize>()).unwrap_or_default();

@@ -24,7 +24,7 @@ pub(crate) fn run(arguments: &CaptureArguments) -> Result<ExitCode> {
     }
     points.sort();
     points.dedup();
-    let policy = Policy::parse(&arguments.policy, layers)?;
+    let policy = Policy::parse_for(&arguments.policy, &opened.config)?;
     let prompt = models::prompt_tokens(&arguments.prompt, &opened.tokenizer)?;
     opened.config.check_sequence(prompt.len(), arguments.max_new_tokens.max(1))?;
     let kept = policy.in_memory(prompt.len(), arguments.max_new_tokens.max(1), &device);

@@ -16,7 +16,7 @@ pub(crate) fn run(arguments: &GenerateArguments) -> Result<ExitCode> {
     let sampling = sampling(arguments)?;
     let device = models::device(arguments.model.device)?;
     let opened = models::open(&arguments.model)?;
-    let policy = Policy::parse(&arguments.policy, opened.config.layers)?;
+    let policy = Policy::parse_for(&arguments.policy, &opened.config)?;
     let prompt = models::prompt_tokens(&arguments.prompt, &opened.tokenizer)?;
     opened.config.check_sequence(prompt.len(), arguments.max_new_tokens)?;
     let held = policy.in_memory(prompt.len(), arguments.max_new_tokens, &device);

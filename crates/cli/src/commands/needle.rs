@@ -21,9 +21,9 @@ pub(crate) fn run(arguments: &NeedleArguments) -> Result<ExitCode> {
     }
     let device = models::device(arguments.model.device)?;
     let opened = models::open(&arguments.model)?;
-    let layers = opened.config.layers;
     let names = split_policies(&arguments.policies);
-    let policies = names.iter().map(|name| Policy::parse(name, layers)).collect::<Result<Vec<_>>>()?;
+    let policies =
+        names.iter().map(|name| Policy::parse_for(name, &opened.config)).collect::<Result<Vec<_>>>()?;
     grid.check_context(&opened.config, arguments.max_new_tokens)?;
     let prompts = grid.prompts(&opened.tokenizer, &UNHEEDED)?;
     let longest = grid.lengths.iter().copied().max().unwrap_or(0);

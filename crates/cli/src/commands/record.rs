@@ -60,7 +60,7 @@ fn memory_need(
         prompts.prompts.iter().filter_map(|prompt| opened.tokenizer.encode_prompt(&prompt.content).ok());
     let fitting = lengths.map(|tokens| tokens.len()).filter(|length| length + steps <= config.context + 1);
     let longest = fitting.max().unwrap_or(0);
-    let kept = Policy::full(config.layers).capacity(longest, steps);
+    let kept = Policy::full(config.layers).for_model(config).most_held(longest, steps, device);
     opened.memory_need(arguments.model.weights.into(), device, &kept).with_probes(config, longest, steps)
 }
 

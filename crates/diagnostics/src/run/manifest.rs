@@ -106,9 +106,13 @@ pub struct ModelInfo {
     pub window: Option<usize>,
     /// The token at position 0 that the `bos` anchor keeps; not a BoS for models without one.
     pub bos: Option<BosToken>,
-    /// Bytes of all weights as they are read in a decode step, where known.
+    /// Bytes of the weights that a decode step reads, where known; of experts those that a token chooses.
     #[serde(default)]
     pub weight_bytes: Option<u64>,
+    /// Weights that a row is multiplied with in a layer's attention and in its feed-forward network, where known; of experts those
+    /// that a token chooses.
+    #[serde(default)]
+    pub row_weights: Option<[u64; 2]>,
 }
 
 /// The token at position 0.

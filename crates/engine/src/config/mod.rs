@@ -127,6 +127,19 @@ pub struct Experts {
 }
 
 impl ModelConfig {
+    /// Weights that a row is multiplied with in a layer's attention and in its MLP; of experts those that a token chooses.
+    pub fn row_weights(&self) -> [u64; 2] {
+        let product = |factors: &[usize]| {
+            factors.iter().fold(1, |product: u64, factor| product.saturating_mul(*factor as u64))
+        };
+        let matrices = if self.gated { 3 } else { 2 };
+        let mlp = match &self.experts {
+            Some(experts) => product(&[matrices, self.hidden, experts.feed_forward, experts.used]),
+            None => product(&[matrices, self.hidden, self.feed_forward]),
+        };
+        [product(&[2, self.hidden, self.heads.saturating_add(self.kv_heads), self.head_dim]), mlp]
+    }
+
     /// From the metadata of a GGUF file. `vocab` is the number of rows of the embedding; `assumed` replaces the architecture that
     /// the file names.
     ///

@@ -35,6 +35,12 @@ impl ExpertLayer {
         self.router.bytes() + self.experts.iter().map(expert).sum::<usize>()
     }
 
+    /// Bytes that one token reads: the router, and the experts that it chooses, which are equally large.
+    pub(super) fn step_bytes(&self) -> usize {
+        let router = self.router.bytes();
+        router + (self.bytes() - router) / self.experts.len().max(1) * self.used.min(self.experts.len())
+    }
+
     /// The route of each expert, from the router's scores `[rows, experts]`.
     pub(super) fn route(&self, scores: &[f32]) -> Vec<Route> {
         let count = self.experts.len();

@@ -53,11 +53,20 @@ pub(super) struct Norm {
 impl LayerWeights {
     /// Bytes of the matrices.
     pub(super) fn bytes(&self) -> usize {
+        self.bytes_with(ExpertLayer::bytes)
+    }
+
+    /// Bytes of the matrices that one token is multiplied with.
+    pub(super) fn step_bytes(&self) -> usize {
+        self.bytes_with(ExpertLayer::step_bytes)
+    }
+
+    fn bytes_with(&self, of_experts: impl Fn(&ExpertLayer) -> usize) -> usize {
         let attention = [&self.query, &self.key, &self.value, &self.attention_output];
         let mlp = match &self.mlp {
             Mlp::Gated { gate, up, down } => gate.bytes() + up.bytes() + down.bytes(),
             Mlp::Plain { up, down } => up.bytes() + down.bytes(),
-            Mlp::Experts(experts) => experts.bytes(),
+            Mlp::Experts(experts) => of_experts(experts),
         };
         attention.map(Projection::bytes).iter().sum::<usize>() + mlp
     }

@@ -85,6 +85,10 @@ impl Reach for TokenPruning {
 }
 
 impl Selection for TokenPruning {
+    fn refers_to_stored(&self) -> bool {
+        true
+    }
+
     fn begin(&self, sequence: &SequenceSetup<'_>) -> Result<Option<Box<dyn RunningSelection>>> {
         Ok(Some(Box::new(DroppedTokens::new(self, sequence.prefill_len, sequence.decode_len))))
     }

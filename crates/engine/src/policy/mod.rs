@@ -21,7 +21,7 @@ mod top;
 mod window;
 
 use crate::memory::rows_at_once;
-use crate::{Decoder, Depth, Device, Result};
+use crate::{Decoder, Depth, Device, ModelConfig, Result};
 pub use anchors::Anchors;
 use layerscope_kernels::AttentionShape;
 pub use lazyllm::{RevivalCounters, TokenPruning};
@@ -44,6 +44,8 @@ pub use window::SinksAndWindow;
 pub struct Policy {
     rules: Arc<dyn PolicyRules>,
     layers: usize,
+    /// Of each layer, how many positions up to its own a row sees; empty where all layers see everything.
+    windows: Arc<[Option<usize>]>,
 }
 
 /// Layer-tokens: how many tokens, summed over layers.
@@ -58,7 +60,7 @@ pub struct LayerTokens {
 impl Policy {
     /// A policy of one's own.
     pub fn new(rules: impl PolicyRules + 'static, layers: usize) -> Self {
-        Self { rules: Arc::new(rules), layers }
+        Self { rules: Arc::new(rules), layers, windows: Arc::default() }
     }
 
     /// The policy of a name: `full`, `speed:24`, `speed:24+bos+5+100-120`, `pop:24` and whatever else is among
@@ -67,7 +69,60 @@ impl Policy {
     /// # Errors
     /// [`crate::Error::Input`] on an unknown name or a cutoff that the model does not have.
     pub fn parse(name: &str, layers: usize) -> Result<Self> {
-        Ok(Self { rules: registry::parse(name, layers)?, layers })
+        Ok(Self { rules: registry::parse(name, layers)?, layers, windows: Arc::default() })
+    }
+
+    /// [`Self::parse`] for a model.
+    ///
+    /// # Errors
+    /// As [`Self::parse`].
+    pub fn parse_for(name: &str, config: &ModelConfig) -> Result<Self> {
+        Ok(Self::parse(name, config.layers)?.for_model(config))
+    }
+
+    /// The same for a model whose layers may have windows: KV that no later row sees leaves such a layer.
+    #[must_use]
+    pub fn for_model(self, config: &ModelConfig) -> Self {
+        self.with_windows(&config.windows)
+    }
+
+    /// The same where a row of each layer sees so many positions up to its own; all where there is none.
+    #[must_use]
+    pub fn with_windows(self, windows: &[Option<usize>]) -> Self {
+        Self { windows: windows.into(), ..self }
+    }
+
+    /// How many stored positions up to its own a prefill row of a layer sees at most; `None` where it sees all.
+    pub fn visible_at(&self, layer: usize) -> Option<usize> {
+        let sliding = self.sliding(layer).map(|seen| seen.sinks.saturating_add(seen.window));
+        sliding.or(self.windows.get(layer).copied().flatten())
+    }
+
+    /// What rows see at a layer from which KV leaves as soon as no later row sees it; `None` where it stays, or leaves otherwise.
+    pub(crate) fn sliding(&self, layer: usize) -> Option<SinksAndWindow> {
+        let own = self.windows.get(layer).copied().flatten();
+        let own = own.map(|window| SinksAndWindow { sinks: 0, window });
+        match self.rules.retention().eviction() {
+            Eviction::Sliding(window) => {
+                Some(own.filter(|own| own.window <= window.window).unwrap_or(window))
+            }
+            Eviction::Never => own.filter(|_| !self.rules.selection().refers_to_stored()),
+            Eviction::BeforeDecode => None,
+        }
+    }
+
+    /// Prefill tokens that a layer keeps, for the KV head that keeps most or for one of them.
+    fn kept(&self, layer: LayerKv, kv_head: Option<usize>) -> usize {
+        let retention = self.rules.retention();
+        match (self.sliding(layer.layer), kv_head) {
+            (Some(window), _) => {
+                let unseen = window.unseen(layer.prefill_len);
+                let before = |position: usize| self.stored_of(layer.layer, position.min(layer.prefill_len));
+                layer.stored - (before(unseen.end) - before(unseen.start))
+            }
+            (None, None) => retention.kept(layer),
+            (None, Some(head)) => retention.kept_by_head(layer, head),
+        }
     }
 
     /// Everything everywhere.
@@ -97,13 +152,13 @@ impl Policy {
     /// `prompt_len` tokens and `decode_len` decode tokens (the last prompt token is the first of them); length L. Of a layer's
     /// KV heads it is that of the one with most.
     pub fn capacity(&self, prompt_len: usize, decode_len: usize) -> Vec<usize> {
-        let kept = |layer| self.rules.retention().kept(layer) + decode_len;
+        let kept = |layer| self.kept(layer, None) + decode_len;
         self.stored(prompt_len).map(kept).collect()
     }
 
     /// [`Self::capacity`] of each of `kv_heads` KV heads; `[layer][kv_head]`.
     pub fn capacity_by_head(&self, prompt_len: usize, decode_len: usize, kv_heads: usize) -> Vec<Vec<usize>> {
-        let kept = |layer, head| self.rules.retention().kept_by_head(layer, head) + decode_len;
+        let kept = |layer, head| self.kept(layer, Some(head)) + decode_len;
         let of_layer = |layer| (0..kv_heads).map(|head| kept(layer, head)).collect();
         self.stored(prompt_len).map(of_layer).collect()
     }
@@ -111,13 +166,12 @@ impl Policy {
     /// Tokens whose KV each layer has at most at any time: [`Self::capacity`], or what the prefill puts there before a part
     /// of it is evicted.
     pub fn most_held(&self, prompt_len: usize, decode_len: usize, device: &Device) -> Vec<usize> {
-        let retention = self.rules.retention();
         let held = |layer: LayerKv| {
-            let stored = match retention.eviction() {
-                Eviction::Sliding(window) => window.most_of(layer.stored, rows_at_once(device)),
-                Eviction::Never | Eviction::BeforeDecode => layer.stored,
+            let stored = match self.sliding(layer.layer) {
+                Some(window) => window.most_of(layer.stored, rows_at_once(device)),
+                None => layer.stored,
             };
-            retention.kept(layer).max(stored) + decode_len
+            self.kept(layer, None).max(stored) + decode_len
         };
         self.stored(prompt_len).map(held).collect()
     }
@@ -134,6 +188,21 @@ impl Policy {
         tokens
     }
 
+    /// Residual streams `[d]` of prompt rows that wait at most between stages: those that are kept, and, where a policy decides
+    /// once all have arrived, those that arrive.
+    pub fn rows_waiting(&self, prompt_len: usize) -> usize {
+        let prefill_len = prompt_len.saturating_sub(1);
+        let rows = |depth| self.rules.reach().rows_at(depth, prefill_len);
+        let late = self.rules.selection().refers_to_stored();
+        let points = self.rules.reach().pruning_points();
+        let before = std::iter::once(Depth::entering(0)).chain(points.iter().copied());
+        let waiting = points.iter().zip(before).map(|(&point, before)| match late {
+            true => rows(before) + rows(point),
+            false => rows(point),
+        });
+        waiting.max().unwrap_or(0)
+    }
+
     /// What it does with a prompt of so many tokens, for people, where its name does not say it; `bytes` tells the size of so
     /// many layer-tokens of KV.
     pub fn plan(&self, prompt_len: usize, bytes: &dyn Fn(usize) -> String) -> Option<String> {
@@ -148,11 +217,16 @@ impl Policy {
     /// Each layer as the prefill leaves it, before anything is evicted.
     pub(crate) fn stored(&self, prompt_len: usize) -> impl Iterator<Item = LayerKv> {
         let prefill_len = prompt_len.saturating_sub(1);
-        let stored = move |layer| match self.rules.cross_layer_kv() {
-            None => self.rules.reach().rows_at(Depth::entering(layer), prefill_len),
-            Some(_) => prefill_len,
-        };
+        let stored = move |layer| self.stored_of(layer, prefill_len);
         (0..self.layers).map(move |layer| LayerKv { layer, prefill_len, stored: stored(layer) })
+    }
+
+    /// How many of the first `len` prefill tokens a layer stores, before anything is evicted.
+    fn stored_of(&self, layer: usize, len: usize) -> usize {
+        match self.rules.cross_layer_kv() {
+            None => self.rules.reach().rows_at(Depth::entering(layer), len),
+            Some(_) => len,
+        }
     }
 
     /// Sizes of a layer's attention, with what the policy lets all rows see.
@@ -162,6 +236,14 @@ impl Policy {
             Eviction::Sliding(window) => window.narrowed(shape),
             Eviction::Never | Eviction::BeforeDecode => shape,
         }
+    }
+
+    /// Prefill rows (the prompt but its last token) that run through each layer's attention and through its feed-forward network.
+    pub fn prefill_rows(&self, prompt_len: usize) -> Vec<[usize; 2]> {
+        let prefill_len = prompt_len.saturating_sub(1);
+        let rows = |half| self.rules.reach().rows_at(half, prefill_len);
+        let halves: Vec<usize> = Depth::halves(Depth::of_layers(0..self.layers)).map(rows).collect();
+        halves.chunks_exact(2).map(|halves| [halves[0], halves[1]]).collect()
     }
 
     /// The work of a prompt of `prompt_len` tokens and `decode_len` decode tokens (the last prompt token is the first of

@@ -11,6 +11,11 @@ pub trait Selection: Send + Sync {
         false
     }
 
+    /// Whether it chooses among stored prompt tokens while a sequence runs, so that none may leave otherwise.
+    fn refers_to_stored(&self) -> bool {
+        false
+    }
+
     /// What chooses, while a sequence runs, which rows the prefill keeps and which keys decode rows read; `None` where they
     /// read all that is stored.
     ///

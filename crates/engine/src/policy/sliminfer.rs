@@ -194,6 +194,10 @@ impl Retention for BlockPruning {
 }
 
 impl Selection for BlockPruning {
+    fn refers_to_stored(&self) -> bool {
+        true
+    }
+
     fn begin(&self, sequence: &SequenceSetup<'_>) -> Result<Option<Box<dyn RunningSelection>>> {
         Ok(Some(Box::new(PromptBlocks::new(self, sequence)?)))
     }

@@ -8,6 +8,17 @@ use std::collections::BTreeSet;
 const LAYERS: usize = 8;
 
 #[test]
+fn rows_that_wait_between_stages_are_counted() {
+    let waiting = |name: &str| Policy::parse(name, 4).unwrap().rows_waiting(301);
+    assert_eq!(
+        [waiting("full"), waiting("speed:2"), waiting("speed:2+bos"), waiting("streaming:64")],
+        [0, 0, 1, 0]
+    );
+    // All 300 arrive before half of them are chosen.
+    assert_eq!(waiting("lazyllm:1=50%+2=25%"), 300 + 151);
+}
+
+#[test]
 fn names_parse_back() {
     for name in [
         "full",

@@ -119,7 +119,7 @@ impl Session {
         };
         let (stage, end) = (prefill.stage, prefill.ends[prefill.stage]);
         let start = stage.checked_sub(1).map_or(Depth::entering(0), |before| prefill.ends[before]);
-        self.evict_unseen(start..end)?;
+        self.evict_unseen(start.next_attention()..end.next_attention())?;
         prefill.arrived.push(chunk);
         let positions: Vec<usize> =
             prefill.arrived.iter().flat_map(|rows| &rows.positions).copied().collect();
@@ -129,6 +129,9 @@ impl Session {
             let drop: Vec<bool> = keep.iter().map(|keep| !keep).collect();
             prefill.kept.extend(rows.select(&keep)?);
             self.drop_rows(end, &rows, &drop, hooks)?;
+            if self.policy.rules().cross_layer_kv().is_some() {
+                self.evict_unseen(end.next_attention()..self.decoder.config().layers)?;
+            }
         }
         let count = prefill.entering.as_ref().map_or(prefill.tokens.len(), ResidualRows::len);
         if prefill.taken < count {
@@ -180,17 +183,19 @@ impl Session {
         Ok(keep.map(|keep| keep.iter().zip(positions).map(|(keep, at)| *keep || is_last(at)).collect()))
     }
 
-    /// Evicts the keys of the layers of a stage that no row sees from the first decode token on, or from the next one if
+    /// Evicts the keys of some layers that no row sees from the first decode token on, or from the next one if
     /// that is before it.
-    fn evict_unseen(&mut self, stage: Range<Depth>) -> Result<()> {
-        let Eviction::Sliding(window) = self.policy.rules().retention().eviction() else { return Ok(()) };
-        let unseen = window.unseen(self.len.min(self.prompt_len - 1));
-        // With the prompt's last token, what is left is all that a layer needs room for.
-        let capacity = (self.len == self.prompt_len)
-            .then(|| self.policy.capacity(self.prompt_len, self.sequence_len + 1 - self.prompt_len));
-        for layer in stage.start.next_attention()..stage.end.next_attention() {
-            let capacity = capacity.as_ref().map_or(self.store.capacity(layer), |capacity| capacity[layer]);
-            self.store.evict(layer, unseen.clone(), capacity)?;
+    fn evict_unseen(&mut self, layers: Range<usize>) -> Result<()> {
+        let next = self.len.min(self.prompt_len - 1);
+        let mut capacity = vec![];
+        for layer in layers {
+            let Some(window) = self.policy.sliding(layer) else { continue };
+            // With the prompt's last token, what is left is all that a layer needs room for.
+            if self.len == self.prompt_len && capacity.is_empty() {
+                capacity = self.policy.capacity(self.prompt_len, self.sequence_len + 1 - self.prompt_len);
+            }
+            let capacity = capacity.get(layer).copied().unwrap_or(self.store.capacity(layer));
+            self.store.evict(layer, window.unseen(next), capacity)?;
         }
         Ok(())
     }

@@ -9,6 +9,7 @@ mod retention;
 mod sliminfer;
 mod streaming;
 mod together;
+mod windows;
 
 use layerscope_engine::{
     Arrived, Decoder, Depth, GenerationEvent, GenerationSettings, HookPoint, Hooks, Interrupt, POLICIES,

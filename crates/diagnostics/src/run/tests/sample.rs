@@ -32,6 +32,7 @@ pub(super) fn manifest(prompts: usize) -> Manifest {
         window: Some(16),
         bos: Some(BosToken { id: 1, text: "<s>".into() }),
         weight_bytes: None,
+        row_weights: None,
     };
     let settings = Settings {
         max_new_tokens: 8,
