@@ -231,7 +231,7 @@ fn against_the_files(tables: &std::collections::BTreeMap<String, Table>, files: 
         files.prompts.texts("prompt_id").iter().map(String::as_str).collect::<Vec<_>>()
     );
     equal(&prompts.numbers(2), files.prompts.numbers("p"), "p");
-    equal(&prompts.numbers(8), files.prompts.numbers("prefill_s"), "prefill");
+    equal(&prompts.numbers(10), files.prompts.numbers("prefill_s"), "prefill");
     // Savings by the cost model's formula, with the last prompt token among the decode tokens.
     let layers = files.layers as f64;
     let requests: Vec<(f64, f64)> = files
@@ -303,6 +303,8 @@ fn against_the_recommendation(
         of("kl"),
         of("kl_below"),
         percent("top1"),
+        percent("answers_kept"),
+        percent("text_unchanged"),
         percent("kv_saved"),
         percent("predicted_ttft_saved"),
         percent("predicted_tpot_saved"),

@@ -5,7 +5,7 @@ use crate::state::FrontierChart;
 use crate::widgets::{Column, Figures, cell};
 use eframe::egui::Ui;
 use layerscope_cutoff::cost::Savings;
-use layerscope_cutoff::recommend::{FrontierGroup, Kept};
+use layerscope_cutoff::recommend::FrontierGroup;
 use layerscope_diagnostics::record::{Anchor, Divergence};
 use layerscope_figures::{Along, Chart, Curve, Ink, Style};
 
@@ -108,24 +108,16 @@ fn costs(scene: &Scene<'_>, figure: fn(&Divergence) -> f64, band: bool) -> Vec<C
     curves
 }
 
-/// Answers and texts that are kept, of what the full model gives.
+/// Answers and texts that are kept with the chosen anchor, of what the full model gives.
 fn kept(scene: &Scene<'_>) -> Vec<Curve> {
-    let shares = |kept: &[Kept]| kept.iter().map(|kept| kept.share()).collect();
-    let mut curves = vec![];
-    for frontier in &scene.run.frontiers {
-        let (all, anchor) = (&frontier.overall().kept, frontier.anchor);
-        let name = |what: &str| format!("{what}, anchor {}", anchor.name());
-        let (ink, style) = match anchor == scene.state.anchor {
-            true => (Ink::Cutoff, Style::Line),
-            false => (Ink::WeakText, Style::Dashed),
-        };
-        if all.answers_at(scene.run.layers()).of > 0 {
-            curves.push(Curve::new(name("answers kept"), ink, shares(&all.answers)).styled(style));
-        }
-        let ink = if style == Style::Line { Ink::Series(0) } else { Ink::WeakText };
-        curves.push(Curve::new(name("text unchanged"), ink, shares(&all.texts)).styled(style));
-    }
-    curves
+    let Some(frontier) = scene.run.frontier(scene.state.anchor) else { return vec![] };
+    let all = &frontier.overall().kept;
+    let curves =
+        [("answers kept", Ink::Cutoff, &all.answers), ("text unchanged", Ink::Series(0), &all.texts)];
+    let known = curves.into_iter().filter(|(_, _, kept)| kept.last().is_some_and(|full| full.of > 0));
+    known
+        .map(|(name, ink, kept)| Curve::new(name, ink, kept.iter().map(|kept| kept.share()).collect()))
+        .collect()
 }
 
 fn savings(scene: &Scene<'_>) -> Vec<Curve> {

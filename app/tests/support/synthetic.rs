@@ -115,6 +115,15 @@ fn record(sizes: Sizes, index: usize, scripts: bool) -> PromptRecord {
     let kl = |cutoff: usize, scale: f64| {
         if cutoff == layers { 0.0 } else { scale * 3.0 / (1.0 + ((cutoff as f64 - knee) * 2.0).exp()) + 1e-4 }
     };
+    // A text departs early where the distribution moves much, and a text that departs early loses the answer.
+    let text = |kl: f64, full: bool| {
+        let departs = ((1.0 - kl * 8.0).max(0.0) * steps as f64) as usize;
+        let departs = Some(departs).filter(|step| !full && *step + 2 + index % 3 < steps);
+        TextUnderCutoff {
+            answered: Some(departs.is_none_or(|step| step > steps / 4)),
+            ..TextUnderCutoff::departing(departs)
+        }
+    };
     let divergence = |kl: f64| Divergence { kl, top1: (1.0 - kl / 4.0).max(0.0), dnll: kl * 0.8 };
     let frontier = Anchor::ALL.into_iter().flat_map(|anchor| {
         let scale = if anchor == Anchor::Bos { 1.0 } else { 2.5 };
@@ -157,7 +166,7 @@ fn record(sizes: Sizes, index: usize, scripts: bool) -> PromptRecord {
         generated_text: generated_token_text.concat(),
         generated_token_text,
         answer_given: false,
-        expected: None,
+        expected: Some("a number".into()),
         native_kl: None,
         timings: Timings { prefill_s: 1.0, decode_s: 1.0, probe_s: 1.0, frontier_s: 1.0 },
         layers: figures.by_layer(),
@@ -167,7 +176,7 @@ fn record(sizes: Sizes, index: usize, scripts: bool) -> PromptRecord {
                 anchor,
                 cutoff,
                 divergence: divergence(kl(cutoff, scale)),
-                text: TextUnderCutoff::departing((cutoff < layers).then_some(cutoff * steps / layers)),
+                text: text(kl(cutoff, scale), cutoff == layers),
             })
             .collect(),
         knockout: (0..layers)

@@ -15,7 +15,7 @@ use layerscope_diagnostics::probe::ProbedRun;
 use layerscope_diagnostics::record::{Anchor, Divergence, FrontierRow, KnockoutRow, TextUnderCutoff};
 use layerscope_diagnostics::reference_distributions::StepComparison;
 use layerscope_engine::{
-    ComputeType, Decoder, Depth, Device, Hooks, Interrupt, Pass, Result, SequenceRows, Tensor,
+    ComputeType, Decoder, Depth, Device, Error, Hooks, Interrupt, Pass, Policy, Result, SequenceRows, Tensor,
     check_interrupt,
 };
 use layerscope_kernels::Segment;
@@ -72,6 +72,10 @@ pub fn frontier(
     progress: &mut dyn FnMut(usize),
 ) -> Result<PromptFrontier> {
     let (layers, steps) = (decoder.config().layers, run.continuation.len());
+    // Under it, each layer stores the prompt as at most three ranges of keys.
+    if *run.session.policy() != Policy::full(layers) {
+        return Err(Error::failure("a frontier starts from a run of the full model; please report this"));
+    }
     let positions: Vec<usize> = (run.prompt_len - 1..).take(steps).collect();
     let mut active: Vec<(Variant, Tensor)> = vec![];
     for layer in 0..layers {

@@ -47,7 +47,7 @@ pub use policy::{
     Anchors, Arrived, BLOCK, BlockPruning, CrossLayerKv, Cutoff, Eviction, Keep, LayerKv, LayerTokens,
     POLICIES, Policy, PolicyKind, PolicyRules, Pooling, Pruning, QUERY_WINDOW, Reach, Retention,
     RevivalCounters, RunningSelection, Schedule, Selection, SequenceSetup, SinksAndWindow, StoredHead,
-    TokenPruning, TransferCounters, UNIT, UNTRAINED, caveats, policies_help,
+    TokenPruning, TransferCounters, UNIT, UNTRAINED, ZERO_SHOT, caveats, policies_help,
 };
 pub use repetition::Repetition;
 pub use rows::ResidualRows;

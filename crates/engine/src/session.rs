@@ -155,8 +155,11 @@ impl Session {
     /// Forgets every token from `position` on, a decode token's or that of the last prompt token.
     ///
     /// # Errors
-    /// Where a GPU fails.
+    /// [`Error::Misuse`] on a position before these under a policy that refers to stored prompt tokens. Where a GPU fails.
     pub fn truncate(&mut self, position: usize) -> Result<()> {
+        if self.selection.is_some() && position + 1 < self.prompt_len {
+            return Err(Error::misuse(format!("{} forgets no prompt token", self.policy)));
+        }
         self.forget(0, position)?;
         self.len = self.len.min(position);
         Ok(())
@@ -233,15 +236,21 @@ impl Session {
     /// statistics of each layer; the final residual stream `[tokens, d]`.
     ///
     /// # Errors
-    /// Whatever fails beneath.
+    /// [`Error::Misuse`] with hooks under a policy that brings prompt rows back. Whatever fails beneath.
     pub fn teacher_forced(
         &mut self,
         tokens: &[u32],
         hooks: &mut Hooks<'_>,
         statistics: &mut Vec<LayerStatistics>,
     ) -> Result<Tensor> {
-        // Where each row chooses what the layers above read, rows go one by one.
+        // Where each row chooses what the layers above read, rows go one by one, and prompt rows may go on beside them.
         let together = self.selection.as_ref().is_none_or(|selection| selection.choice_points().is_empty());
+        if !together && !hooks.is_empty() {
+            return Err(Error::misuse(format!(
+                "under {} hooks would see prompt rows that came back as decode rows",
+                self.policy
+            )));
+        }
         if together {
             let Work { rows, depth } = self.begin_step(tokens, hooks)?;
             let collected = Collected { layers: statistics, received: true };

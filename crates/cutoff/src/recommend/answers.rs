@@ -30,10 +30,10 @@ pub(super) fn reasons(
     }
     let texts = kept.texts_at(recommendation.l_cut);
     if cut && texts.of > 0 {
-        reasons.push(format!(
-            "{} of {} texts stay the same, token by token; the others depart from the full model's at some step.",
-            texts.kept, texts.of
-        ));
+        reasons.push(match texts.kept == texts.of {
+            true => format!("All {} texts stay the same, token by token.", texts.of),
+            false => format!("{} of {} texts stay the same, token by token.", texts.kept, texts.of),
+        });
     }
     reasons
 }
@@ -45,8 +45,8 @@ fn answers_kept(at: Kept, below: Kept) -> String {
         _ => format!("; one layer below, {}", below.kept),
     };
     format!(
-        "Of {} answers that the full model gives, it keeps {}{below}. Of other prompts' answers that proves: {:.0} to {:.0} % are kept \
-         (95 % interval).",
+        "Of {} answers that the full model gives, it keeps {}{below}. For other prompts, that puts the share kept between \
+         {:.0} and {:.0} % (95 % interval).",
         at.of,
         at.kept,
         lower * 100.0,

@@ -174,7 +174,7 @@ fn savings(recommendation: &Recommendation) -> Option<String> {
     }
     Some(format!(
         "At this run's prompt lengths it saves {:.1} % of the KV bytes ({} instead of {} a prompt) and {:.1} % of \
-         the prefill's layer work; predicted, not measured: {:.1} % of TTFT and {:.1} % of TPOT.",
+         the prefill's FLOPs; predicted, not measured: {:.1} % of TTFT and {:.1} % of TPOT.",
         recommendation.kv_saved * 100.0,
         megabytes(recommendation.kv_bytes_cut),
         megabytes(recommendation.kv_bytes_full),

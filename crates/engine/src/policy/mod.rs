@@ -28,7 +28,7 @@ pub use lazyllm::{RevivalCounters, TokenPruning};
 pub use reach::{Arrived, Cutoff, Reach};
 pub use registry::{POLICIES, PolicyKind, policies_help};
 pub use retention::{Eviction, LayerKv, Retention, StoredHead};
-pub use rules::{CrossLayerKv, PolicyRules, UNTRAINED};
+pub use rules::{CrossLayerKv, PolicyRules, UNTRAINED, ZERO_SHOT};
 pub use schedule::{Keep, Pruning, Schedule};
 pub use selection::{RunningSelection, Selection, SequenceSetup};
 use serde::{Serialize, Serializer};

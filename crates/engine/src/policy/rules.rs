@@ -7,6 +7,10 @@ use std::fmt;
 /// Said of every policy whose weights were not trained for it.
 pub const UNTRAINED: &str = "efficiency-faithful, quality not representative";
 
+/// What has to be said of policies whose paper trains the model for them, where training is no part of the weights.
+pub const ZERO_SHOT: &str =
+    "zero-shot: not trained for its cutoff, as the paper's model is; training keeps more quality there";
+
 /// A policy, composed of its reach, its retention and its selection. `Display` is the name that parses back.
 ///
 /// | part | says | SPEED | streaming | LazyLLM | SlimInfer | a set of heads |

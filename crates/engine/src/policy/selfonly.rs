@@ -1,6 +1,6 @@
 //! `selfonly:c`: as SPEED, but decode tokens above the cutoff read themselves only.
 
-use super::{Cutoff, PolicyKind, PolicyRules, Reach, Selection};
+use super::{Cutoff, PolicyKind, PolicyRules, Reach, Selection, ZERO_SHOT};
 use std::fmt;
 
 /// At layers ≥ c a decode row reads its own position and the anchors only. It keeps the KV that SPEED keeps.
@@ -18,6 +18,10 @@ pub(super) const KIND: PolicyKind = PolicyKind {
 impl PolicyRules for SelfOnly {
     fn reach(&self) -> &dyn Reach {
         &self.0
+    }
+
+    fn caveat(&self) -> Option<&'static str> {
+        Some(ZERO_SHOT)
     }
 
     fn selection(&self) -> &dyn Selection {

@@ -6,7 +6,7 @@ use crate::decoder::{Attend, Location, Pass, SequenceRows};
 use crate::hooks::Hooks;
 use crate::kv::{KeyRange, KvStore};
 use crate::tensor::Tensor;
-use crate::{ComputeType, Depth, Error, Result};
+use crate::{ComputeType, Depth, Error, Policy, Result};
 use layerscope_kernels::Segment;
 
 /// What a branch sees of the prompt's keys at a layer: `(branch, layer, segment)`. Its own decode tokens it always sees.
@@ -36,8 +36,9 @@ impl<'a> Branches<'a> {
     /// Forgets the session's own decode tokens; [`Session::truncate`] then forgets those of the branches.
     ///
     /// # Errors
-    /// Where memory does not suffice.
+    /// [`Error::Misuse`] under another policy. Where memory does not suffice.
     pub fn new(session: &'a mut Session, count: usize, rows: usize, sees: Sees<'a>) -> Result<Self> {
+        check_full(session)?;
         let boundary = session.prompt_len - 1;
         session.truncate(boundary)?;
         for layer in 0..session.decoder.config().layers {
@@ -84,6 +85,14 @@ impl<'a> Branches<'a> {
         let depth = Depth::of_layers(0..decoder.config().layers);
         let x = decoder.forward(x, &positions, depth, &mut pass)?;
         decoder.unembed(&x, &positions, &mut hooks, ComputeType::F32)
+    }
+}
+
+/// Rejects a session in which not every prompt token has its KV.
+fn check_full(session: &Session) -> Result<()> {
+    match session.policy == Policy::full(session.decoder.config().layers) {
+        true => Ok(()),
+        false => Err(Error::misuse(format!("branches of {} are not the full model's", session.policy))),
     }
 }
 

@@ -259,6 +259,8 @@ fn rows_at_once_equal_single_steps() {
     let mut session = Session::new(&TINY.decoder, policy.clone(), p, steps).unwrap();
     session.prefill(&sequence[..p], &mut Hooks::none(), &Interrupt::new(false), &mut |_| {}).unwrap();
     session.truncate(p - 1).unwrap();
+    assert!(session.truncate(p - 2).unwrap_err().to_string().contains("forgets no prompt token"));
+    assert!(session.teacher_forced(&sequence[p - 1..], &mut hooks, &mut vec![]).is_err(), "hooks");
     let x = session.teacher_forced(&sequence[p - 1..], &mut Hooks::none(), &mut vec![]).unwrap();
     assert_within(1e-4, &logits(&x), &single, "teacher forced");
 

@@ -88,7 +88,7 @@ fn answer(run: &RunReport, report: &Report) -> Answer {
                 name: "TTFT saved",
                 cell: Cell::percent(recommendation.predicted_ttft_saved),
                 unit: "%",
-                note: "predicted from the prefill’s layer work".into(),
+                note: "predicted from FLOPs".into(),
             },
             Fact {
                 name: "TPOT saved",

@@ -244,21 +244,21 @@ fn by_anchor(
 fn savings(place: &Place<'_>) -> Figure {
     let figures: [(&str, ShareOf); 4] = [
         ("KV bytes", |s| s.kv_saved),
-        ("prefill layer work", |s| s.flops_saved),
+        ("prefill FLOPs", |s| s.flops_saved),
         ("TTFT, predicted", |s| s.predicted_ttft_saved),
         ("TPOT, predicted", |s| s.predicted_tpot_saved),
     ];
     let mut chart = Chart::new("Saved", "share, at this run’s prompt lengths", cutoffs(place));
     chart.range = Some([0.0, 1.0]);
     chart.description =
-        "Share of KV bytes, of the prefill's layer work, and of the predicted times to the first and to \
+        "Share of KV bytes, of the prefill's FLOPs, and of the predicted times to the first and to \
                          each further token that each cutoff saves, by the cost model."
             .into();
     let mut columns = vec![column("cutoff", "layers")];
     for (index, (name, figure)) in figures.into_iter().enumerate() {
         let values = place.run.savings.iter().map(figure).collect();
         let curve = Curve::new(name, Ink::Series(index), values);
-        // Predicted TTFT equals the layer work, so it is dashed to show the line below.
+        // Predicted TTFT is close to the FLOPs, so it is dashed to show the line below.
         chart.curves.push(if index > 1 { dashed(curve) } else { curve });
         columns.push(column(name, "%"));
     }

@@ -137,8 +137,10 @@ pub(super) fn section(report: &Report) -> Section {
                 Inline::Strong("The cost model. ".into()),
                 Inline::Plain(
                     "With b bytes of one token’s K and V at one layer, a anchors and n decode tokens: KV(full) = (p + n)·L·b and \
-                     KV(cut) = (p − a)·c·b + (a + n)·L·b. TTFT is predicted to go with the prefill’s token-layers, TPOT with the \
-                     bytes of weights and KV that a step reads. Predictions are called so; measurements are not."
+                     KV(cut) = (p − a)·c·b + (a + n)·L·b; a layer with a window of w keys keeps the last w − 1 prompt tokens. FLOPs \
+                     count two for each weight and row, of experts those that a token chooses, and 4·H·d_head for each key that a row \
+                     attends to. TTFT is predicted to go with the FLOPs up to the first token, TPOT with the bytes of weights and KV \
+                     that a step reads. Predictions are called so; measurements are not."
                         .into(),
                 ),
             ]),
