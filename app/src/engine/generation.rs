@@ -45,6 +45,7 @@ fn generate_side(
 ) -> Result<()> {
     let Task { model, events, interrupt } = task;
     let decoder = &model.decoder;
+    decoder.config().check_sequence(prompt.len(), max_new_tokens)?;
     let held = policy.most_held(prompt.len(), max_new_tokens, decoder.device());
     let kv_bytes = decoder.sequence_need(&held).kv as usize;
     let (name, caveat, prompt_tokens) = (policy.to_string(), policy.caveat(), prompt.len());

@@ -45,7 +45,7 @@ mod tests {
 
     #[test]
     fn a_prompt_of_one_token_has_no_prefill_to_save() {
-        let cut = predict(&Policy::speed(3, true, 30).unwrap(), &model(), Workload::new(1, 4));
+        let cut = predict(&Policy::speed(3, true, 30).expect("a cutoff"), &model(), Workload::new(1, 4));
         assert_eq!((cut.layer_tokens, cut.ttft_ratio, cut.tpot_ratio), (4 * 30, 1.0, 1.0));
     }
 

@@ -115,9 +115,9 @@ impl Texts<'_> {
             let logits = branches.step(&next)?;
             for (row, next) in next.iter().enumerate() {
                 let text = &mut *texts[next.branch];
-                let token = match step < text.same {
-                    true => continuation[step],
-                    false => argmax(&logits.narrow(row, 1)?, &[])?,
+                let token = match continuation[..text.same].get(step) {
+                    Some(known) => *known,
+                    None => argmax(&logits.narrow(row, 1)?, &[])?,
                 };
                 if self.answered.tokenizer.eos_ids().contains(&token) {
                     text.answered = Some(false);

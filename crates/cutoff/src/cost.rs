@@ -250,7 +250,7 @@ mod tests {
         // The last prompt token: 3 × 24, 33 keys × 8, and the unembedding.
         assert_eq!(full.ttft_flops, 3.0 * 680.0 + 72.0 + 264.0 + 22.0);
         assert_eq!(full.step_bytes, 36.0 + 100.0);
-        let cut = |bos| tiny.cost(&Policy::speed(2, bos, 3).unwrap(), workload);
+        let cut = |bos| tiny.cost(&Policy::speed(2, bos, 3).expect("a cutoff"), workload);
         assert_eq!([cut(true).kv_bytes, cut(false).kv_bytes], [9 * 2 + 5 * 3, 10 * 2 + 4 * 3]);
         // The anchor's row attends to itself.
         assert_eq!(cut(true).prefill_flops, 2.0 * 680.0 + 24.0 + 8.0);
@@ -260,7 +260,7 @@ mod tests {
         assert_eq!(full.kv_bytes, 14 + (3 + 4) + 14);
         assert_eq!(full.prefill_flops, 2.0 * 680.0 + 240.0 + 8.0 * 34.0);
         // Position 0 has left the window.
-        let cut = windowed.cost(&Policy::speed(1, true, 3).unwrap(), workload);
+        let cut = windowed.cost(&Policy::speed(1, true, 3).expect("a cutoff"), workload);
         assert_eq!(cut.kv_bytes, 14 + 4 + 5);
     }
 
