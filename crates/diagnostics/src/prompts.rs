@@ -331,6 +331,25 @@ mod tests {
     }
 
     #[test]
+    fn bundled_prompts_with_answers_are_of_every_category_and_share_nothing() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/prompts");
+        let files = ["answers.jsonl", "answers-held-out.jsonl"];
+        let [first, second] = files.map(|name| read_prompts(&folder.join(name)).expect(name).prompts);
+        for (name, prompts) in files.into_iter().zip([&first, &second]) {
+            let mut categories: HashMap<&str, usize> = HashMap::new();
+            for prompt in prompts {
+                *categories.entry(&prompt.category).or_default() += 1;
+                assert!(prompt.answer.is_none() && prompt.expected().is_some(), "{name} {}", prompt.id);
+            }
+            assert!(prompts.len() >= 60 && categories.len() == 6, "{name}: {categories:?}");
+            assert!(categories.values().all(|count| *count >= 10), "{name}: {categories:?}");
+            let lengths = || prompts.iter().map(|prompt| prompt.text().len());
+            assert!(lengths().any(|bytes| bytes < 500) && lengths().any(|bytes| bytes > 2_500), "{name}");
+        }
+        assert!(first.iter().all(|one| second.iter().all(|other| one.text() != other.text())));
+    }
+
+    #[test]
     fn a_missing_file_is_bad_input() {
         let error = read_prompts(Path::new("no/such/file.jsonl")).expect_err("read");
         assert_eq!(error.exit_code(), 2);
