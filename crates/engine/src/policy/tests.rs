@@ -106,7 +106,7 @@ fn wrong_names_are_told_what_there_is() {
 }
 
 #[test]
-fn only_what_was_not_trained_for_it_has_a_caveat() {
+fn what_was_not_trained_for_its_cutoff_has_a_caveat() {
     for kind in &POLICIES {
         let Ok(policy) = kind.at(3, true, LAYERS) else {
             let name = kind.standard_name.unwrap();
@@ -115,7 +115,7 @@ fn only_what_was_not_trained_for_it_has_a_caveat() {
         };
         assert!(kind.by_cutoff() && policy.to_string().starts_with(kind.name));
         let projects = policy.rules().cross_layer_kv().is_some();
-        assert_eq!(policy.caveat(), projects.then_some(UNTRAINED), "{policy}");
+        assert_eq!(policy.caveat(), Some(if projects { UNTRAINED } else { ZERO_SHOT }), "{policy}");
         assert_eq!(kind.at(LAYERS, true, LAYERS).unwrap().caveat(), None);
         assert!(policies_help().contains(kind.syntax));
     }
