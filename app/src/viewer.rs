@@ -8,6 +8,8 @@ mod export;
 mod frame;
 mod panels;
 mod progress;
+#[cfg(test)]
+mod tests;
 
 use crate::command::Order;
 use crate::data::{PromptMaps, RunData, Task};
