@@ -72,6 +72,13 @@ struct Sample {
     transfers: Option<TransferCounters>,
 }
 
+impl Sample {
+    /// Prompt to the last of so many new tokens, seconds.
+    fn e2e_s(&self, new_tokens: usize) -> f64 {
+        self.ttft_s + self.tpot_s.unwrap_or(0.0) * new_tokens.saturating_sub(1) as f64
+    }
+}
+
 /// The measurements of a plan, complete or up to an interrupt.
 #[derive(Debug)]
 pub struct BenchResults {

@@ -87,6 +87,9 @@ fn columns(report: &BenchReport) -> Vec<Column> {
             row.tpot_s.std
         }),
         number("tpot_median_s", "seconds", "Time per output token, median", &|row| row.tpot_s.median),
+        number("e2e_median_s", "seconds", "Prompt to last new token, median", &|row| {
+            row.e2e_s.as_ref().map_or(f64::NAN, |seconds| seconds.median)
+        }),
         count("kv_bytes", "bytes", "KV allocated", &|row| Some(row.kv_bytes)),
         count("kv_bytes_model", "bytes", "KV by the cost model", &|row| Some(row.kv_bytes_model)),
         count("peak_bytes", "bytes", "Most bytes resident at once; null where unknown", &|row| {

@@ -23,6 +23,9 @@ pub struct Measurement {
     pub ttft_s: Statistics,
     /// Time per output token: the mean over the steps after the first, seconds. NaN where one token was generated.
     pub tpot_s: Statistics,
+    /// Time from the prompt to the last of the new tokens (E2E), seconds; `None` in files of versions that did not tell it.
+    #[serde(default)]
+    pub e2e_s: Option<Statistics>,
     /// KV bytes allocated.
     pub kv_bytes: u64,
     /// KV bytes by the cost model.
@@ -106,6 +109,7 @@ pub(crate) fn measurements(
             repeats: samples.len(),
             ttft_s: Statistics::of(samples.iter().map(|sample| sample.ttft_s).collect()),
             tpot_s: Statistics::of(samples.iter().filter_map(|sample| sample.tpot_s).collect()),
+            e2e_s: Some(Statistics::of(samples.iter().map(|sample| sample.e2e_s(plan.new_tokens)).collect())),
             kv_bytes: first.kv_bytes,
             kv_bytes_model: predicted.kv_bytes,
             peak_bytes: samples.iter().map(|sample| sample.peak_bytes).max().flatten(),

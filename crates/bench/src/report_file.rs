@@ -34,9 +34,8 @@ pub fn read_of_run(run: &Path) -> Result<Option<BenchReport>> {
 
 /// Whether a measurement is plausible: no negative times or ratios, and no zero counts.
 fn plausible(result: &Measurement) -> bool {
-    let times = [&result.ttft_s, &result.tpot_s];
-    let times =
-        times.into_iter().flat_map(|s| [s.mean, s.std, s.median].into_iter().chain(s.repeats.clone()));
+    let times = [&result.ttft_s, &result.tpot_s].into_iter().chain(&result.e2e_s);
+    let times = times.flat_map(|s| [s.mean, s.std, s.median].into_iter().chain(s.repeats.clone()));
     let modelled = [result.ttft_ratio_model, result.tpot_ratio_model].into_iter();
     let ratios = modelled.chain(result.ttft_ratio).chain(result.tpot_ratio);
     let counts = [result.length, result.new_tokens, result.repeats];
@@ -61,6 +60,7 @@ mod tests {
             repeats: 2,
             ttft_s: Statistics::of(vec![0.1, 0.30000000000000004]),
             tpot_s: Statistics::of(tpot),
+            e2e_s: None,
             kv_bytes: 1 << 40,
             kv_bytes_model: 1 << 40,
             peak_bytes: None,

@@ -121,6 +121,7 @@ mod tests {
             repeats: 1,
             ttft_s: Statistics::of(vec![if policy == "full" { 2.0 } else { 1.5 }]),
             tpot_s: Statistics::of(vec![]),
+            e2e_s: None,
             kv_bytes: if policy == "full" { 200 } else { 100 },
             kv_bytes_model: 100,
             peak_bytes: None,

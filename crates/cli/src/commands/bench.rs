@@ -385,12 +385,13 @@ fn transfers_row(policy: &str, moved: &Transfers) -> Vec<String> {
     ]
 }
 
-const HEADER: [&str; 13] = [
+const HEADER: [&str; 14] = [
     "policy",
     "TTFT s",
     "median",
     "TPOT ms",
     "median",
+    "E2E s",
     "KV MiB",
     "model",
     "peak MiB",
@@ -427,6 +428,7 @@ fn row(measurement: &Measurement) -> Vec<String> {
         output::figure(ttft_s.median, 3),
         spread(tpot_s, 1e3, 2),
         output::figure(tpot_s.median * 1e3, 2),
+        output::figure(measurement.e2e_s.as_ref().map_or(f64::NAN, |seconds| seconds.median), 3),
         mebibytes(measurement.kv_bytes),
         mebibytes(measurement.kv_bytes_model),
         measurement.peak_bytes.map_or_else(|| "–".to_owned(), mebibytes),

@@ -187,6 +187,7 @@ fn table(place: &Place<'_>, bench: &BenchReport) -> Table {
             Cell::figure(m.tpot_s.median * 1e3),
             ratio(m.tpot_ratio),
             Cell::figure(m.tpot_ratio_model),
+            Cell::figure(m.e2e_s.as_ref().map_or(f64::NAN, |seconds| seconds.median)),
             Cell::Count(m.kv_bytes),
             Cell::Count(m.kv_bytes_model),
         ]
@@ -206,6 +207,7 @@ fn table(place: &Place<'_>, bench: &BenchReport) -> Table {
             column("TPOT", "ms"),
             column("TPOT / full", ""),
             column("model", ""),
+            column("E2E", "s"),
             column("KV", "bytes"),
             column("KV, model", "bytes"),
         ],
