@@ -47,6 +47,29 @@ fn folder(family: &str) -> PathBuf {
     crate_folder().join("../../fixtures/families").join(family)
 }
 
+/// What one step reads, by hand: of experts those that a token chooses, of an embedding of its own next to nothing.
+#[test]
+fn a_step_reads_the_experts_that_a_token_chooses_and_no_separate_embedding() {
+    for (family, tied) in [("olmoe", false), ("qwen3_moe", false), ("gemma3", true)] {
+        let decoder = load(&folder(family), &Device::Cpu);
+        let config = decoder.config();
+        assert_eq!(config.tied_embeddings, tied, "{family}");
+        let unread_experts = config.experts.as_ref().map_or(0, |experts| {
+            config.layers * (experts.count - experts.used) * 3 * config.hidden * experts.feed_forward
+        });
+        let unread_embedding = if tied { 0 } else { config.vocab * config.hidden };
+        let unread = (unread_experts + unread_embedding) * size_of::<f32>();
+        assert_eq!(decoder.weight_bytes() - decoder.step_weight_bytes(), unread, "{family}");
+        let [attention, mlp] = config.row_weights();
+        let of_layers = (attention + mlp) * config.layers as u64;
+        let router =
+            config.experts.as_ref().map_or(0, |experts| experts.count * config.hidden * config.layers);
+        let unembedding = config.vocab * config.hidden;
+        let read = (of_layers as usize + router + unembedding) * size_of::<f32>();
+        assert_eq!(decoder.step_weight_bytes(), read, "{family}");
+    }
+}
+
 /// What PyTorch computed.
 struct Expected(HashMap<String, HostTensor>);
 
