@@ -184,9 +184,11 @@ fn kept(place: &Place<'_>) -> Figure {
                 continue;
             }
             let name = format!("{what}, {}", anchor_name(frontier.anchor));
-            let ink = if chosen { Ink::Series(index) } else { Ink::WeakText };
-            let curve = Curve::new(name.clone(), ink, all.iter().map(|kept| kept.share()).collect());
-            chart.curves.push(if chosen { curve } else { dashed(curve) });
+            // The other anchor is in the table alone: its two curves could not be told apart.
+            if chosen {
+                let shares = all.iter().map(|kept| kept.share()).collect();
+                chart.curves.push(Curve::new(what, Ink::Series(index), shares));
+            }
             columns.push(column(name, "prompts"));
             data.push(all);
         }
