@@ -10,7 +10,7 @@ use serde_json::Value;
 use super::super::*;
 use super::sample::*;
 use crate::machine::Machine;
-use crate::record::{Anchor, LAYER_FIGURES, PromptRecord};
+use crate::record::{Anchor, LAYER_FIGURES, PromptRecord, PromptSummary, TextUnderCutoff};
 
 fn close(a: f64, b: f64) -> bool {
     (a - b).abs() < 1e-6 || (a.is_nan() && b.is_nan())
@@ -28,6 +28,9 @@ fn check_prompt(run: &Run, index: usize) {
     assert_eq!(prompt.generated_text, wanted.generated_text);
     assert_eq!(prompt.answer_given, wanted.answer_given);
     assert_eq!(prompt.native_kl, wanted.native_kl);
+    assert_eq!(prompt.expected, wanted.expected);
+    let texts = |prompt: &PromptSummary| prompt.frontier.iter().map(|row| row.text).collect::<Vec<_>>();
+    assert_eq!(texts(&prompt), texts(&wanted));
     assert_eq!(prompt.timings, wanted.timings);
     assert_eq!(prompt.frontier, wanted.frontier);
     assert_eq!(prompt.knockout.len(), LAYERS);
@@ -147,6 +150,39 @@ fn tables_with_several_prompts_in_one_row_group_read_the_same() {
     let run = Run::open(folder.path()).expect("open");
     assert_eq!(run.prompt_ids(), ["q0", "q1", "q2"]);
     (0..3).for_each(|index| check_prompt(&run, index));
+}
+
+/// Schema 1 knew nothing of texts and answers.
+#[test]
+fn runs_of_schema_1_are_read_with_what_they_lack_unknown() {
+    let folder = tempfile::tempdir().expect("folder");
+    finished(folder.path(), 2);
+    for table in [Table::Prompts, Table::Frontier] {
+        let path = folder.path().join(table.file_name());
+        let reader =
+            ParquetRecordBatchReaderBuilder::try_new(fs::File::open(&path).expect("file")).expect("table");
+        let of_schema_1 = |name: &str| !["expected", "unchanged", "departs", "answered"].contains(&name);
+        let known: Vec<usize> = (0..table.schema().fields().len())
+            .filter(|&column| of_schema_1(table.schema().field(column).name()))
+            .collect();
+        assert!(known.len() < table.schema().fields().len());
+        let batches: Vec<_> = reader
+            .build()
+            .expect("reader")
+            .map(|batch| batch.expect("rows").project(&known).expect("columns"))
+            .collect();
+        let file = fs::File::create(&path).expect("file");
+        let mut writer = ArrowWriter::try_new(file, batches[0].schema(), None).expect("writer");
+        batches.iter().for_each(|batch| writer.write(batch).expect("write"));
+        writer.close().expect("close");
+    }
+    let run = Run::open(folder.path()).expect("open");
+    let prompt = run.prompt("q1").expect("prompt");
+    assert_eq!(prompt.expected, None);
+    assert_eq!(prompt.frontier.len(), record(1).summary.frontier.len());
+    assert!(prompt.frontier.iter().all(|row| row.text == TextUnderCutoff::UNKNOWN));
+    let wanted = record(1).summary.frontier[0].divergence;
+    assert!(close(prompt.frontier[0].divergence.kl, wanted.kl));
 }
 
 #[test]
