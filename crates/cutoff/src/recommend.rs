@@ -4,9 +4,9 @@
 //! its one-sided 95 % bootstrap upper bound over prompts: over all prompts and in each category. A category of fewer
 //! than three prompts is judged by its mean alone. Of the answers that the full model gives, at least 95 % are kept, and in no
 //! category so few that this would happen in less than 2.5 % of cases if 95 % were kept (exact binomial test); a run without such
-//! answers is judged by KL alone. A cutoff of which any prompt's row is missing does not qualify; c = L, the full model, always does. If the smallest
-//! such cutoff saves less than 5 % of the KV bytes, the recommendation is to keep full depth. A run in which any KL is undefined
-//! gets no recommendation at all.
+//! answers is judged by KL alone. A cutoff of which any prompt's row is missing does not qualify; c = L, the full model, always
+//! does. If the smallest such cutoff saves less than 5 % of the KV bytes, the recommendation is to keep full depth. A run in which
+//! any KL is undefined gets no recommendation at all.
 
 mod answers;
 mod diagnostic;

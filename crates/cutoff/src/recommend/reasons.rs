@@ -66,10 +66,15 @@ fn tolerance(
         return format!("Keep full depth: a model of {layers} layer has nothing to cut.");
     }
     let kl = frontier.overall().at(last).kl;
-    let judged = frontier.overall().kept.judged(options.criterion, last);
     if kl.is_finite() && frontier.groups.iter().all(|group| group.within(last, *tolerance)) {
+        let short = frontier.categories().iter().find(|group| !group.passes(last, options));
+        let (group, whose) = match short.filter(|_| frontier.keeps_enough(last, options)) {
+            Some(group) => (group, format!(" of {}", group.category.as_deref().unwrap_or_default())),
+            None => (frontier.overall(), String::new()),
+        };
+        let judged = group.kept.judged(options.criterion, last);
         return format!(
-            "Keep full depth: even at {last} of {layers} only {} of {} {} are kept, less than the {:.0} % asked for.",
+            "Keep full depth: even at {last} of {layers} only {} of {} {}{whose} are kept, less than the {:.0} % asked for.",
             judged.kept,
             judged.of,
             answers::what(options.criterion),

@@ -436,6 +436,20 @@ fn a_category_that_proves_a_loss_holds_the_cutoff_up() {
 }
 
 #[test]
+fn full_depth_is_kept_for_the_category_that_loses() {
+    // 217 of 240 answers are kept, enough for 90 %; those of b are 97 of 120.
+    let mut kept_from = vec![Some(1); 240];
+    (1..47).step_by(2).for_each(|id| kept_from[id] = Some(6));
+    let options = Options { kept: 0.9, ..Options::default() };
+    let recommendation = answering(&kept_from).recommend(options).unwrap();
+    assert_eq!(recommendation.verdict, Verdict::KeepFullDepth);
+    assert!(says(
+        &recommendation,
+        "even at 5 of 6 only 97 of 120 answers of b are kept, less than the 90 % asked for"
+    ));
+}
+
+#[test]
 fn without_an_answer_only_distributions_are_judged_and_that_is_said() {
     let recommendation = six(&[3.0, 2.0, 1.5, 0.04, 0.02, 0.01, 0.001, 0.0]).recommended();
     assert!(recommendation.answers == 0 && recommendation.answers_kept.is_nan());
