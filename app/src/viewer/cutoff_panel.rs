@@ -70,20 +70,9 @@ impl Viewer {
             ui.add(field).labelled_by(label.id).on_hover_text("Largest mean KL accepted");
         });
         ui.horizontal(|ui| {
-            let label = ui.weak("keeping");
-            let shown = criterion_name(self.state.criterion);
-            let response = ComboBox::from_id_salt("criterion").selected_text(shown).show_ui(ui, |ui| {
-                for criterion in Criterion::ALL {
-                    ui.selectable_value(&mut self.state.criterion, criterion, criterion_name(criterion));
-                }
-            });
-            response
-                .response
-                .widget_info(|| WidgetInfo::labeled(Role::ComboBox, true, format!("Keeping: {shown}")));
-            response
-                .response
-                .labelled_by(label.id)
-                .on_hover_text("What a recommended cutoff must hold to besides the tolerance");
+            let about = "What a recommended cutoff must hold to besides the tolerance";
+            let names = Criterion::ALL.map(|criterion| (criterion, criterion_name(criterion)));
+            choice(ui, ["keeping", "Keeping"], about, &mut self.state.criterion, &names);
         });
         let palette = design::palette(ui);
         let go = match self.recommendation.as_ref().map(|found| &found.outcome) {
@@ -115,20 +104,9 @@ impl Viewer {
             ui.weak(format!("of {layers} layers"));
         });
         ui.horizontal(|ui| {
-            let label = ui.weak("anchor");
-            let shown = anchor_name(self.state.anchor);
-            let response = ComboBox::from_id_salt("anchor").selected_text(shown).show_ui(ui, |ui| {
-                for anchor in Anchor::ALL {
-                    ui.selectable_value(&mut self.state.anchor, anchor, anchor_name(anchor));
-                }
-            });
-            response
-                .response
-                .widget_info(|| WidgetInfo::labeled(Role::ComboBox, true, format!("Anchor: {shown}")));
-            response
-                .response
-                .labelled_by(label.id)
-                .on_hover_text("Prompt tokens that keep KV at every layer");
+            let about = "Prompt tokens that keep KV at every layer";
+            let names = Anchor::ALL.map(|anchor| (anchor, anchor_name(anchor)));
+            choice(ui, ["anchor", "Anchor"], about, &mut self.state.anchor, &names);
         });
     }
 }
@@ -138,6 +116,25 @@ fn in_card(ui: &mut Ui, contents: impl FnOnce(&mut Ui)) {
         ui.set_width(ui.available_width());
         contents(ui);
     });
+}
+
+/// A list to choose from; `label` as shown, and as it begins the spoken name.
+fn choice<T: Copy + PartialEq>(
+    ui: &mut Ui,
+    [label, spoken]: [&str; 2],
+    about: &str,
+    value: &mut T,
+    names: &[(T, &str)],
+) {
+    let shown = names.iter().find(|(known, _)| known == value).map_or("", |(_, name)| *name);
+    let shown_label = ui.weak(label);
+    let list = ComboBox::from_id_salt(label).selected_text(shown).show_ui(ui, |ui| {
+        for (item, name) in names {
+            ui.selectable_value(value, *item, *name);
+        }
+    });
+    list.response.widget_info(|| WidgetInfo::labeled(Role::ComboBox, true, format!("{spoken}: {shown}")));
+    list.response.labelled_by(shown_label.id).on_hover_text(about);
 }
 
 fn anchor_name(anchor: Anchor) -> &'static str {

@@ -13,7 +13,8 @@ pub trait Retention: Send + Sync {
         Eviction::Never
     }
 
-    /// Of the prefill tokens that a layer stores, how many stay; of its KV heads, for the one that keeps most.
+    /// Of the prefill tokens that a layer stores, how many stay; of its KV heads, for the one that keeps most. Not asked under
+    /// [`Eviction::Sliding`], which says it.
     fn kept(&self, layer: LayerKv) -> usize {
         layer.stored
     }

@@ -4,7 +4,7 @@
 use super::registry::Argument;
 use super::schedule::shown_tokens;
 use super::window::SINKS;
-use super::{Eviction, LayerKv, PolicyKind, PolicyRules, Retention, SinksAndWindow};
+use super::{Eviction, PolicyKind, PolicyRules, Retention, SinksAndWindow};
 use crate::Result;
 use std::fmt;
 use std::sync::Arc;
@@ -32,10 +32,6 @@ fn parse(argument: &Argument<'_>) -> Result<Arc<dyn PolicyRules>> {
 impl Retention for Streaming {
     fn eviction(&self) -> Eviction {
         Eviction::Sliding(self.0)
-    }
-
-    fn kept(&self, layer: LayerKv) -> usize {
-        self.0.left_of(layer.stored)
     }
 }
 
