@@ -77,7 +77,7 @@ fn mutate(input: &[u8], random: &mut Random) -> Option<Vec<u8>> {
         "+sinks=4",
         "+mean",
         "+sync",
-        "+resident",
+        "+read=0.5",
         "+swap=50%",
     ];
     let (numbers, rest) = input.split_first_chunk::<NUMBERS>()?;
@@ -93,7 +93,7 @@ fn mutate(input: &[u8], random: &mut Random) -> Option<Vec<u8>> {
 }
 
 fn seeds() -> Vec<Vec<u8>> {
-    const NAMES: [&str; 12] = [
+    const NAMES: [&str; 13] = [
         "full",
         "speed:24,speed:24+bos+5+100-120",
         "selfonly:3,pop:4,swiftkv:2",
@@ -101,7 +101,8 @@ fn seeds() -> Vec<Vec<u8>> {
         "lazyllm:3=50%+6=25%",
         "sliminfer,sliminfer+max",
         "sliminfer:4=2k+8=1k+mean+sync",
-        "sliminfer:1=64+resident+swap=50%",
+        "sliminfer:1=64+read=0.3+swap=0.5",
+        "sliminfer:scaled,sliminfer:llama-3.1-8b",
         "streaming:1k",
         "streaming:64+sinks=4",
         "512,1k,128k",

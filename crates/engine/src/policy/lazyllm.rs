@@ -67,7 +67,7 @@ impl TokenPruning {
     fn parse(argument: &Argument<'_>) -> Result<Self> {
         let items: Vec<&str> = argument.items().collect();
         let schedule = match items.is_empty() {
-            true => Schedule::scaled_to(argument.layers),
+            true => Schedule::halving(argument.layers),
             false => Schedule::parse(&items, argument.layers).ok_or_else(|| argument.malformed_schedule())?,
         };
         Ok(Self { schedule })
@@ -117,14 +117,15 @@ impl PolicyRules for LazyLlm {
     fn caveat(&self) -> Option<&'static str> {
         Some(
             "tokens are dropped between a layer's attention and its MLP, where LazyLLM drops them after the layer, and position \
-             0 never is; the default schedule is SlimInfer's",
+             0 never is",
         )
     }
 }
 
 impl fmt::Display for LazyLlm {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let schedule = self.0.schedule.to_string();
         f.write_str(KIND.name)?;
-        if self.0.schedule.is_default() { Ok(()) } else { write!(f, ":{}", self.0.schedule) }
+        if schedule.is_empty() { Ok(()) } else { write!(f, ":{schedule}") }
     }
 }

@@ -80,10 +80,12 @@ impl Policy {
         Ok(Self::parse(name, config.layers)?.for_model(config))
     }
 
-    /// The same for a model whose layers may have windows: KV that no later row sees leaves such a layer.
+    /// The same for a model: what the name leaves open follows its shape, and KV that no later row sees leaves layers with
+    /// windows.
     #[must_use]
     pub fn for_model(self, config: &ModelConfig) -> Self {
-        self.with_windows(&config.windows)
+        let rules = self.rules.for_model(config);
+        Self { rules: rules.unwrap_or(self.rules), ..self }.with_windows(&config.windows)
     }
 
     /// The same where a row of each layer sees so many positions up to its own; all where there is none.

@@ -159,6 +159,14 @@ impl Argument<'_> {
         ))
     }
 
+    pub(super) fn of_another_depth(&self, schedule: &str, depth: usize) -> Error {
+        self.invalid(format!(
+            "policy `{}`: the schedule {schedule} is for a model of {depth} layers, and this one has {}; {}:scaled scales \
+             the paper's schedule to any model",
+            self.name, self.layers, self.kind.name
+        ))
+    }
+
     pub(super) fn malformed(&self) -> Error {
         self.invalid(format!("policy `{}` cannot be read; give it as {}", self.name, self.kind.syntax))
     }

@@ -2,7 +2,9 @@
 
 use super::full::Full;
 use super::{Reach, Retention, Selection};
+use crate::ModelConfig;
 use std::fmt;
+use std::sync::Arc;
 
 /// Said of every policy whose weights were not trained for it.
 pub const UNTRAINED: &str = "efficiency-faithful, quality not representative";
@@ -38,6 +40,11 @@ pub trait PolicyRules: fmt::Display + Send + Sync {
 
     /// Where keys and values come from at layers that rows do not run through; `None`: there are none.
     fn cross_layer_kv(&self) -> Option<CrossLayerKv> {
+        None
+    }
+
+    /// The same with what it leaves to the model's shape; `None` where it leaves nothing.
+    fn for_model(&self, _config: &ModelConfig) -> Option<Arc<dyn PolicyRules>> {
         None
     }
 

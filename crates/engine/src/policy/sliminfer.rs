@@ -11,7 +11,7 @@ mod transfers;
 use super::registry::{Argument, argument};
 use super::schedule::Schedule;
 use super::{LayerKv, PolicyKind, PolicyRules, Reach, Retention, RunningSelection, Selection, SequenceSetup};
-use crate::{Depth, Result};
+use crate::{Depth, ModelConfig, Result};
 use blocks::PromptBlocks;
 pub use counters::TransferCounters;
 use std::fmt;
@@ -42,23 +42,22 @@ pub enum Pooling {
 /// Everything that SlimInfer is told: a schedule, and the switches of the paper's ablations.
 ///
 /// The prompt but its last token falls into blocks of 64 from position 0 on. After the attention of each pruning layer the
-/// blocks with the largest scores go on, as many as hold the tokens that the schedule keeps; the first block always stays,
-/// and so does the rest at the end that is no whole block, so that the number of tokens is known beforehand. A *stage* is
-/// the layers from one pruning to the next; decode reads in it what went through it.
+/// blocks with the largest scores go on. The first block always does, and so does the rest at the end that is no whole block,
+/// so that the number of tokens is known beforehand; a budget counts both. A *stage* is the layers from one pruning to the
+/// next. The first stage holds the whole prompt, and decode reads it.
 ///
-/// The layers up to the first pruning hold the whole prompt. Of these, decode reads the blocks that the pruning scores highest,
-/// and scores them again at each step; the others wait elsewhere.
+/// In a later stage decode reads what went on, or a share of it: the blocks that score highest where the stage begins, scored
+/// again at each step. The others wait elsewhere.
 #[derive(Debug, Clone, PartialEq)]
 pub struct BlockPruning {
-    /// When, and how much stays.
+    /// When, and how much goes on.
     pub schedule: Schedule,
     /// How blocks are scored.
     pub pooling: Pooling,
     /// Whether KV comes back while the model goes on, rather than before it does.
     pub asynchronous: bool,
-    /// Whether all KV that the prefill computes stays where the model runs, and decode reads it. Otherwise the layers that
-    /// hold the whole prompt keep only the blocks that the first pruning scores highest, for decode to read.
-    pub resident: bool,
+    /// Share of the blocks that went on that decode reads in the stages after a pruning, above 0; the others leave the device.
+    pub read: f64,
     /// Active blocks are swapped where fewer than this share of the blocks that are wanted are among them.
     pub swap_below: f64,
 }
@@ -69,15 +68,17 @@ impl BlockPruning {
         prefill_len / BLOCK
     }
 
-    /// Whole blocks that go on from each pruning layer.
+    /// Whole blocks that go on from each pruning layer: the first, and as many others as its budget holds beside that, the rest
+    /// of the prompt and the last prompt token; one other at least.
     pub fn kept_blocks(&self, prefill_len: usize) -> Vec<usize> {
         let mut kept = Self::blocks(prefill_len);
+        let always = BLOCK + prefill_len % BLOCK + 1;
         let prunings = self.schedule.prunings().iter();
         prunings
             .map(|pruning| {
                 let wanted = match pruning.keep.tokens(prefill_len + 1) {
                     tokens if tokens > prefill_len => kept,
-                    tokens => tokens.div_ceil(BLOCK).max(1),
+                    tokens => 1 + (tokens.saturating_sub(always) / BLOCK).max(1),
                 };
                 kept = kept.min(wanted);
                 kept
@@ -85,33 +86,43 @@ impl BlockPruning {
             .collect()
     }
 
-    /// Prefill tokens that have keys in a stage (by number, from 0) after its prefill.
+    /// Whole blocks that decode reads in the stage after each pruning: the first, and the share of the others.
+    pub fn read_blocks(&self, prefill_len: usize) -> Vec<usize> {
+        let read = |kept: usize| match kept {
+            0 => 0,
+            _ => kept.min(1 + (self.read * (kept - 1) as f64).ceil() as usize),
+        };
+        self.kept_blocks(prefill_len).into_iter().map(read).collect()
+    }
+
+    /// Prefill tokens that run through a stage (by number, from 0).
     pub fn tokens_of_stage(&self, stage: usize, prefill_len: usize) -> usize {
-        let kept = self.kept_blocks(prefill_len);
-        match stage.checked_sub(1) {
-            None => prefill_len,
-            Some(before) => kept[before] * BLOCK + prefill_len % BLOCK,
-        }
+        Self::tokens(stage, prefill_len, &self.kept_blocks(prefill_len))
     }
 
-    /// The first pruning that drops anything, and the blocks that go on from it: up to its layer KV leaves the device.
-    pub fn first_drop(&self, prefill_len: usize) -> Option<(usize, usize)> {
-        let kept = self.kept_blocks(prefill_len).into_iter().enumerate();
-        kept.filter(|_| !self.resident).find(|&(_, kept)| kept < Self::blocks(prefill_len))
+    /// Prefill tokens of a stage that decode reads.
+    pub fn tokens_read(&self, stage: usize, prefill_len: usize) -> usize {
+        Self::tokens(stage, prefill_len, &self.read_blocks(prefill_len))
     }
 
-    /// Prefill tokens of a layer that decode reads.
-    pub fn active_at(&self, layer: usize, prefill_len: usize) -> usize {
-        let stage = self.schedule.passed(Depth::entering(layer));
-        let first = self.first_drop(prefill_len).map_or(0, |(pruning, _)| pruning + 1);
-        self.tokens_of_stage(stage.max(first), prefill_len)
+    fn tokens(stage: usize, prefill_len: usize, blocks: &[usize]) -> usize {
+        stage.checked_sub(1).map_or(prefill_len, |before| blocks[before] * BLOCK + prefill_len % BLOCK)
     }
 
-    /// Token-layers of KV that leave the device.
-    pub fn taken_away(&self, prefill_len: usize) -> usize {
-        self.first_drop(prefill_len).map_or(0, |(pruning, _)| {
-            Self::blocks(prefill_len) * BLOCK * (self.schedule.prunings()[pruning].layer + 1)
-        })
+    /// Of each pruning after which decode reads fewer blocks than went on: its number, the blocks that went on, and those that
+    /// decode reads.
+    fn limited(&self, prefill_len: usize) -> Vec<(usize, [usize; 2])> {
+        let blocks = self.kept_blocks(prefill_len).into_iter().zip(self.read_blocks(prefill_len));
+        let blocks = blocks.map(|(kept, read)| [kept, read]).enumerate();
+        blocks.filter(|(_, [kept, read])| read < kept).collect()
+    }
+
+    /// Token-layers of KV that leave the device, in a model of so many layers.
+    pub fn taken_away(&self, prefill_len: usize, layers: usize) -> usize {
+        let of_stage = |(pruning, [kept, _]): (usize, [usize; 2])| {
+            kept * BLOCK * self.schedule.layers_of_stage(pruning + 1, layers).len()
+        };
+        self.limited(prefill_len).into_iter().map(of_stage).sum()
     }
 }
 
@@ -121,9 +132,10 @@ pub(super) struct SlimInfer(BlockPruning);
 
 pub(super) const KIND: PolicyKind = PolicyKind {
     name: "sliminfer",
-    syntax: "sliminfer[:LAYER=KEPT+…][+mean|+max][+sync][+resident][+swap=SHARE]",
+    syntax: "sliminfer[:LAYER=KEPT+…|llama-3.1-8b|qwen2.5-7b|scaled][+mean|+max][+read=SHARE][+swap=SHARE][+sync]",
     description: "After the attention of each LAYER only the best-scoring blocks of the prompt, KEPT tokens (8k or 25%), \
-                  go on; KV that decode does not read leaves the device and comes back",
+                  go on, or as in the paper's schedule for a model; of these decode reads a SHARE (1), the others leave the \
+                  device and come back",
     standard_name: Some("sliminfer"),
     parse,
 };
@@ -142,33 +154,39 @@ impl BlockPruning {
     }
 
     fn parse(argument: &Argument<'_>) -> Result<Self> {
+        let share = |text: &str| {
+            let share = text.parse().ok().filter(|share| (0.0..=1.0).contains(share));
+            share.ok_or_else(|| argument.malformed())
+        };
         let mut pruning = Self {
-            schedule: Schedule::scaled_to(argument.layers),
+            schedule: Schedule::scaled_to(argument.layers).as_default(),
             pooling: Pooling::Units,
             asynchronous: true,
-            resident: false,
+            read: 1.0,
             swap_below: SWAP_BELOW,
         };
         let mut steps = vec![];
         for item in argument.items() {
-            match item {
-                "mean" => pruning.pooling = Pooling::Mean,
-                "max" => pruning.pooling = Pooling::Max,
-                "sync" => pruning.asynchronous = false,
-                "resident" => pruning.resident = true,
-                _ => match item.strip_prefix("swap=") {
-                    Some(share) => {
-                        let share = share.parse().ok().filter(|share| (0.0..=1.0).contains(share));
-                        pruning.swap_below = share.ok_or_else(|| argument.malformed())?;
-                    }
-                    None => steps.push(item),
-                },
+            match (item, item.split_once('=')) {
+                ("mean", _) => pruning.pooling = Pooling::Mean,
+                ("max", _) => pruning.pooling = Pooling::Max,
+                ("sync", _) => pruning.asynchronous = false,
+                (_, Some(("swap", text))) => pruning.swap_below = share(text)?,
+                (_, Some(("read", text))) => {
+                    pruning.read = Some(share(text)?)
+                        .filter(|&share| share > 0.0)
+                        .ok_or_else(|| argument.malformed())?;
+                }
+                _ => steps.push(item),
             }
         }
-        if !steps.is_empty() {
-            pruning.schedule =
-                Schedule::parse(&steps, argument.layers).ok_or_else(|| argument.malformed_schedule())?;
-        }
+        let named = steps.first().and_then(|word| Schedule::named(word, argument.layers));
+        pruning.schedule = match (named, &steps[..]) {
+            (_, []) => return Ok(pruning),
+            (Some(Ok(schedule)), [_]) => schedule,
+            (Some(Err(depth)), [word]) => return Err(argument.of_another_depth(word, depth)),
+            _ => Schedule::parse(&steps, argument.layers).ok_or_else(|| argument.malformed_schedule())?,
+        };
         Ok(pruning)
     }
 }
@@ -185,11 +203,12 @@ impl Reach for BlockPruning {
 
 impl Retention for BlockPruning {
     fn kept(&self, layer: LayerKv) -> usize {
-        self.active_at(layer.layer, layer.prefill_len)
+        self.tokens_read(self.schedule.passed(Depth::entering(layer.layer)), layer.prefill_len)
     }
 
     fn in_transit(&self, prefill_len: usize) -> usize {
-        self.first_drop(prefill_len).map_or(0, |(_, kept)| 2 * LAYERS_IN_TRANSIT * kept * BLOCK)
+        let most = self.limited(prefill_len).into_iter().map(|(_, [kept, read])| kept.max(read)).max();
+        most.map_or(0, |most| 2 * LAYERS_IN_TRANSIT * most * BLOCK)
     }
 }
 
@@ -216,18 +235,24 @@ impl PolicyRules for SlimInfer {
         &self.0
     }
 
-    fn plan(&self, prefill_len: usize, _: usize, bytes: &dyn Fn(usize) -> String) -> Option<String> {
+    fn for_model(&self, config: &ModelConfig) -> Option<Arc<dyn PolicyRules>> {
+        let schedule = self.0.schedule.for_model(config)?;
+        Some(Arc::new(Self(BlockPruning { schedule, ..self.0.clone() })))
+    }
+
+    fn plan(&self, prefill_len: usize, layers: usize, bytes: &dyn Fn(usize) -> String) -> Option<String> {
+        let schedule = self.0.schedule.described().map_or(String::new(), |schedule| format!(" ({schedule})"));
         let prunings = self.0.schedule.prunings().iter().enumerate();
         let steps: Vec<String> = prunings
             .map(|(index, pruning)| {
-                format!(
-                    "{} after layer {}",
-                    self.0.tokens_of_stage(index + 1, prefill_len) + 1,
-                    pruning.layer
-                )
+                let (stage, read) = (index + 1, self.0.tokens_read(index + 1, prefill_len));
+                let onward = self.0.tokens_of_stage(stage, prefill_len);
+                let read =
+                    if read < onward { format!(" (decode reads {})", read + 1) } else { String::new() };
+                format!("{} after layer {}{read}", onward + 1, pruning.layer)
             })
             .collect();
-        let away = match self.0.taken_away(prefill_len) {
+        let away = match self.0.taken_away(prefill_len, layers) {
             0 => "no KV leaves the device".to_owned(),
             tokens => format!(
                 "{} of KV leave the device, at most {} are under way at once",
@@ -235,31 +260,23 @@ impl PolicyRules for SlimInfer {
                 bytes(self.0.in_transit(prefill_len))
             ),
         };
-        Some(format!("of {} prompt tokens go on: {}; {away}", prefill_len + 1, steps.join(", ")))
+        Some(format!("of {} prompt tokens go on{schedule}: {}; {away}", prefill_len + 1, steps.join(", ")))
     }
 }
 
 impl fmt::Display for SlimInfer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let BlockPruning { schedule, pooling, asynchronous, resident, swap_below } = &self.0;
-        let mut items: Vec<String> = vec![];
-        if !schedule.is_default() {
-            items.push(schedule.to_string());
-        }
-        match pooling {
-            Pooling::Units => {}
-            Pooling::Mean => items.push("mean".to_owned()),
-            Pooling::Max => items.push("max".to_owned()),
-        }
-        if !asynchronous {
-            items.push("sync".to_owned());
-        }
-        if *resident {
-            items.push("resident".to_owned());
-        }
-        if *swap_below != SWAP_BELOW {
-            items.push(format!("swap={swap_below}"));
-        }
+        let BlockPruning { schedule, pooling, asynchronous, read, swap_below } = &self.0;
+        let mut items = vec![schedule.to_string()];
+        items.push(match pooling {
+            Pooling::Units => String::new(),
+            Pooling::Mean => "mean".to_owned(),
+            Pooling::Max => "max".to_owned(),
+        });
+        items.extend((*read != 1.0).then(|| format!("read={read}")));
+        items.extend((*swap_below != SWAP_BELOW).then(|| format!("swap={swap_below}")));
+        items.extend((!asynchronous).then(|| "sync".to_owned()));
+        items.retain(|item| !item.is_empty());
         f.write_str(KIND.name)?;
         if items.is_empty() { Ok(()) } else { write!(f, ":{}", items.join("+")) }
     }

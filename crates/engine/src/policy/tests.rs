@@ -1,6 +1,7 @@
 #![allow(clippy::unwrap_used)]
 
 use super::*;
+use crate::Shape;
 use layerscope_kernels::AttentionShape;
 use proptest::prelude::*;
 use std::collections::BTreeSet;
@@ -32,7 +33,8 @@ fn names_parse_back() {
         "swiftkv:1",
         "sliminfer",
         "sliminfer:3=100",
-        "sliminfer:2=8k+5=12.5%+max+sync+resident+swap=0.5",
+        "sliminfer:2=8k+5=12.5%+max+read=0.5+swap=0.5+sync",
+        "sliminfer:scaled+mean",
         "streaming:1000",
         "lazyllm",
         "lazyllm:2=8k+5=12.5%",
@@ -85,6 +87,12 @@ fn wrong_names_are_told_what_there_is() {
         ("sliminfer:3=101%", "a schedule names layers"),
         ("sliminfer:3", "a schedule names layers"),
         ("sliminfer:swap=2", "give it as sliminfer[:LAYER=KEPT"),
+        ("sliminfer:read=0", "give it as sliminfer[:LAYER=KEPT"),
+        (
+            "sliminfer:llama-3.1-8b",
+            "is for a model of 32 layers, and this one has 8; sliminfer:scaled scales",
+        ),
+        ("sliminfer:scaled+3=10", "a schedule names layers below 8"),
         ("sliminfer:", "a schedule names layers"),
         ("lazyllm:3", "a schedule names layers below 8 in ascending order"),
         ("lazyllm:5=10+3=5", "as in lazyllm:2=2k+5=25%"),
@@ -139,23 +147,64 @@ fn work_is_counted_by_hand() {
 
 #[test]
 fn a_pruned_prompt_is_counted_by_hand() {
-    // 300 prefill tokens are four blocks and 44 tokens; 100 tokens take two blocks.
-    let policy = Policy::parse("sliminfer:0=192+1=100", 3).unwrap();
-    assert_eq!(policy.capacity(301, 5), [192 + 44 + 5, 192 + 44 + 5, 128 + 44 + 5]);
-    assert_eq!(policy.most_held(301, 5, &Device::Cpu), [305, 192 + 44 + 5, 128 + 44 + 5]);
+    // 300 prefill tokens are four blocks and 44 tokens. Of 200 tokens, 109 are the first block, the 44 and the last prompt token;
+    // the others are one block. A second block goes on whatever the budget.
+    let policy = Policy::parse("sliminfer:0=240+1=100", 3).unwrap();
+    assert_eq!(policy.capacity(301, 5), [305, 192 + 44 + 5, 128 + 44 + 5]);
+    assert_eq!(policy.most_held(301, 5, &Device::Cpu), policy.capacity(301, 5));
     let halves = 300 + 2 * (192 + 44) + 3 * (128 + 44) + 6 * 5;
     assert_eq!(policy.layer_tokens(301, 5).block, halves / 2);
-    let resident = Policy::parse("sliminfer:0=192+1=100+resident", 3).unwrap();
-    assert_eq!(resident.capacity(301, 5), policy.most_held(301, 5, &Device::Cpu));
+    assert_eq!(Policy::parse("sliminfer:0=236", 2).unwrap().capacity(301, 5)[1], 128 + 44 + 5);
+    assert_eq!(Policy::parse("sliminfer:0=237", 2).unwrap().capacity(301, 5)[1], 192 + 44 + 5);
     let pruning = |policy: &Policy| BlockPruning::named(&policy.to_string(), 3).unwrap();
-    assert_eq!(pruning(&policy).taken_away(300), 256);
-    assert_eq!(pruning(&resident).taken_away(300), 0);
-    // A pruning that drops nothing leaves the layers below it with the whole prompt.
-    let late = Policy::parse("sliminfer:0=300+1=100", 3).unwrap();
-    assert_eq!(late.capacity(301, 5), [128 + 44 + 5; 3]);
-    assert_eq!(pruning(&late).taken_away(300), 2 * 256);
+    assert_eq!(pruning(&policy).taken_away(300, 3), 0);
     let plan = policy.plan(301, &|tokens| format!("{tokens} tokens")).unwrap();
-    assert!(plan.contains("237 after layer 0, 173 after layer 1; 256 tokens of KV leave"), "{plan}");
+    assert_eq!(
+        plan,
+        "of 301 prompt tokens go on: 237 after layer 0, 173 after layer 1; no KV leaves the device"
+    );
+    // Half of what went on besides the first block, rounded up: one of two blocks, then one of one.
+    let halved = Policy::parse("sliminfer:0=240+1=100+read=0.5", 3).unwrap();
+    assert_eq!(halved.capacity(301, 5), [305, 128 + 44 + 5, 128 + 44 + 5]);
+    assert_eq!(halved.most_held(301, 5, &Device::Cpu), policy.capacity(301, 5));
+    assert_eq!(halved.layer_tokens(301, 5), policy.layer_tokens(301, 5));
+    assert_eq!(pruning(&halved).taken_away(300, 3), 192);
+    let plan = halved.plan(301, &|tokens| format!("{tokens} tokens")).unwrap();
+    assert!(
+        plan.contains("237 after layer 0 (decode reads 173), 173 after layer 1; 192 tokens of KV leave"),
+        "{plan}"
+    );
+}
+
+/// Table of the paper: KV saved by the published schedules, of the formula with whole layers.
+#[test]
+fn published_schedules_save_what_their_paper_says() {
+    const K: usize = 1_024;
+    let llama = Shape::named("llama-3.1-8b").unwrap().config().clone();
+    let mut qwen = ModelConfig { layers: 28, hidden: 3_584, heads: 28, kv_heads: 4, ..llama.clone() };
+    (qwen.feed_forward, qwen.vocab) = (18_944, 152_064);
+    let saved = |name: &str, config: &ModelConfig, p: usize| {
+        let tokens: usize = Policy::parse_for(name, config).unwrap().capacity(p, 1).iter().sum();
+        1.0 - tokens as f64 / (p * config.layers) as f64
+    };
+    for (p, percent) in [(8 * K, 20.3), (32 * K, 56.6)] {
+        for name in ["sliminfer", "sliminfer:llama-3.1-8b"] {
+            let saved = 100.0 * saved(name, &llama, p);
+            assert!((saved - percent).abs() < 0.1, "{name}, {p}: {saved}");
+        }
+    }
+    // By hand: (9 · 32K + 9 · 12K + 8 · 6K + 2 · 4K) / (28 · 32K).
+    let by_hand = 1.0 - (9 * 32 + 9 * 12 + 8 * 6 + 2 * 4) as f64 / (28 * 32) as f64;
+    assert!((saved("sliminfer", &qwen, 32 * K) - by_hand).abs() < 1e-3);
+    let shown = |name: &str, config: &ModelConfig| Policy::parse_for(name, config).unwrap().to_string();
+    assert_eq!(shown("sliminfer:max", &llama), "sliminfer:llama-3.1-8b+max");
+    assert_eq!(shown("sliminfer", &qwen), "sliminfer:qwen2.5-7b");
+    assert_eq!(shown("sliminfer:scaled", &llama), "sliminfer:scaled");
+    // Another model of 32 layers has no published schedule.
+    let other = ModelConfig { vocab: 32_000, ..llama };
+    assert_eq!(shown("sliminfer", &other), "sliminfer:scaled");
+    let plan = Policy::parse_for("sliminfer", &other).unwrap().plan(100, &|_| String::new()).unwrap();
+    assert!(plan.contains("(the paper's schedule for Llama-3.1-8B, scaled to this model): "), "{plan}");
 }
 
 #[test]
@@ -166,10 +215,6 @@ fn dropped_tokens_are_counted_by_hand() {
     assert_eq!(policy.most_held(301, 5, &Device::Cpu), policy.capacity(301, 5));
     assert_eq!(policy.layer_tokens(301, 5).block, (300 + 2 * 100 + 5 * 31 + 8 * 5) / 2);
     assert_eq!(policy.capacity(1, 5), [5; 4]);
-    // A pruning that drops nothing leaves the layers below it with the whole prompt.
-    let late = Policy::parse("sliminfer:0=300+1=100", 3).unwrap();
-    assert_eq!(late.capacity(301, 5), [128 + 44 + 5; 3]);
-    assert_eq!(BlockPruning::named(&late.to_string(), 3).unwrap().taken_away(300), 2 * 256);
     let plan = policy.plan(301, &|tokens| tokens.to_string()).unwrap();
     assert!(
         plan.contains("of 301 prompt tokens go on: 101 after layer 0, 32 after layer 1, 32 after layer 2"),
@@ -192,15 +237,17 @@ fn a_window_is_counted_by_hand() {
 
 #[test]
 fn the_default_schedule_is_the_paper_s_scaled() {
-    let kept = |layers: usize, p: usize| -> Vec<(usize, usize)> {
-        let schedule = Schedule::scaled_to(layers);
+    let kept = |schedule: Schedule, p: usize| -> Vec<(usize, usize)> {
         schedule.prunings().iter().map(|pruning| (pruning.layer, pruning.keep.tokens(p))).collect()
     };
+    let scaled = |layers: usize, p: usize| kept(Schedule::scaled_to(layers), p);
     let k = 1_024;
-    assert_eq!(kept(32, 128 * k), [(10, 8 * k), (20, 4 * k), (30, 2 * k)]);
-    assert_eq!(kept(32, 32 * k), kept(32, 128 * k));
-    assert_eq!(kept(30, 8 * k), [(9, 2 * k), (18, k), (28, 512)]);
-    assert_eq!(kept(1, 100), [(0, 25)]);
+    // After 10, 20 and 30 layers: the layers 9, 19 and 29 are the last that run whole.
+    assert_eq!(scaled(32, 128 * k), [(9, 8 * k), (19, 4 * k), (29, 2 * k)]);
+    assert_eq!(scaled(32, 32 * k), scaled(32, 128 * k));
+    assert_eq!(scaled(30, 8 * k), [(8, 2 * k), (17, k), (27, 512)]);
+    assert_eq!(scaled(1, 100), [(0, 25)]);
+    assert_eq!(kept(Schedule::halving(32), 1_000), [(9, 500), (19, 250), (29, 125)]);
 }
 
 proptest! {

@@ -54,7 +54,11 @@ fn every_sequence_gets_the_bits_that_it_gets_alone() {
         prompts(&[("full", 30, 6), ("speed:3+bos", 41, 4)]),
         prompts(&[("speed:2", 1, 9), ("selfonly:4+bos", 600, 3), ("pop:5", 17, 5), ("swiftkv:3", 2, 8)]),
         prompts(&[("swiftkv:2", 530, 4), ("streaming:9+sinks=2", 33, 8), ("full", 1100, 2)]),
-        prompts(&[("lazyllm:2=40%+5=10", 90, 6), ("sliminfer:1=128+4=64", 300, 5), ("full", 3, 10)]),
+        prompts(&[
+            ("lazyllm:2=40%+5=10", 90, 6),
+            ("sliminfer:1=250+4=200+read=0.5", 300, 5),
+            ("full", 3, 10),
+        ]),
     ] {
         let together = run_together(&TINY.decoder, &sequences);
         for ((name, tokens, p), actual) in sequences.iter().zip(together) {

@@ -2,12 +2,11 @@
 //! 2025, arXiv 2508.06447).
 //!
 //! In the prefill the blocks that arrive at a pruning layer are scored by the mean query of the last four tokens against
-//! the keys of its attention, and the best go on. The layers up to the first pruning hold the whole prompt. When it is
-//! done, all of their prompt blocks' KV is taken away, and a copy of what decode reads of it, the blocks that went on,
-//! stays where the model runs. When a decode step passes the same attention, the blocks are scored again. Where too few of
-//! those that are wanted now are active, the others come back, for each of these layers, in place of those that are not
-//! wanted any more: while the model goes on through the layers above, chooses the token and begins the next step, which
-//! reads them. What a step reads follows from scores alone, never from how fast a transfer is.
+//! the keys of its attention, and the best go on. Where decode is to read only a share of them, their KV is taken away once
+//! the stage's prefill is done, and a copy of the best of them stays where the model runs. When a decode step passes the
+//! pruning layer, the blocks that went on are scored again. Where too few of those that are wanted now are active, the others
+//! come back, for each layer of the stage, in place of those that are not wanted any more: while the model goes on. The same
+//! step reads them. What a step reads follows from scores alone, never from how fast a transfer is.
 
 use super::counters::TransferCounters;
 use super::representatives::{Representatives, folded};
@@ -29,34 +28,32 @@ pub(super) struct PromptBlocks {
     pruning: BlockPruning,
     prefill_len: usize,
     decode_len: usize,
+    layers: usize,
     /// Blocks whose rows are on their way through the prefill, ascending.
     present: Vec<usize>,
-    /// The layers of which decode reads only some blocks, once the first pruning is done.
-    whole: Option<WholePrompt>,
+    /// The stages of which decode reads a share, once the pruning before each is done.
+    shared: Vec<SharedStage>,
     /// The last queries at each pruning layer, folded.
     queries: Vec<(usize, VecDeque<Vec<f32>>)>,
-    /// What the next end of a stage is told.
-    chosen: Option<Chosen>,
     transfers: Option<Transfers>,
     /// Whether everything taken away is known to have arrived.
     written: bool,
     counters: TransferCounters,
 }
 
-/// What scores said at a pruning layer.
-struct Chosen {
-    /// Indices into the blocks that arrived, ascending.
-    kept: Vec<usize>,
+/// A stage of which decode reads some blocks.
+struct SharedStage {
+    /// The layer whose attention scores.
+    scored_at: usize,
+    layers: Range<usize>,
+    /// The blocks that went on, ascending.
+    blocks: Vec<usize>,
+    /// What stands for each of them.
     representatives: Representatives,
-}
-
-/// The layers that hold the whole prompt, of which decode reads some blocks.
-struct WholePrompt {
-    /// They are 0 … this−1; the last one scores.
-    layers: usize,
-    representatives: Representatives,
-    /// The block in each place of the store; the first never changes.
+    /// Which of them is in each place of the store; the first never changes.
     active: Vec<usize>,
+    /// Whether its prefill is done, and the others are away.
+    is_reduced: bool,
     /// Places whose block changes, with the block that comes.
     incoming: Vec<(usize, usize)>,
     /// The layers that have not taken in what comes.
@@ -70,22 +67,21 @@ impl PromptBlocks {
     /// [`Error::Input`] where no place for the KV can be made that leaves the device.
     pub(super) fn new(pruning: &BlockPruning, sequence: &SequenceSetup<'_>) -> Result<Self> {
         let &SequenceSetup { decoder, store, prefill_len, decode_len } = sequence;
-        let mut blocks = Self {
+        let most_read = pruning.limited(prefill_len).into_iter().map(|(_, [_, read])| read).max();
+        let transfers =
+            most_read.map(|read| start_transfers(decoder.device(), read * store.record_bytes(BLOCK)));
+        Ok(Self {
             pruning: pruning.clone(),
             prefill_len,
             decode_len,
+            layers: decoder.config().layers,
             present: (0..BlockPruning::blocks(prefill_len)).collect(),
-            whole: None,
+            shared: vec![],
             queries: pruning.schedule.prunings().iter().map(|p| (p.layer, VecDeque::new())).collect(),
-            chosen: None,
-            transfers: None,
+            transfers: transfers.transpose()?,
             written: false,
             counters: TransferCounters::default(),
-        };
-        if let Some((_, kept)) = pruning.first_drop(prefill_len) {
-            blocks.transfers = Some(start_transfers(decoder.device(), kept * store.record_bytes(BLOCK))?);
-        }
-        Ok(blocks)
+        })
     }
 
     /// Keeps the last queries `[rows, H, head_dim]` of a pruning layer.
@@ -126,50 +122,59 @@ impl RunningSelection for PromptBlocks {
         }
         let prunings = self.pruning.schedule.prunings();
         let index = prunings.iter().position(|pruning| pruning.layer == layer);
-        let kept =
-            index.map_or(self.present.len(), |index| self.pruning.kept_blocks(self.prefill_len)[index]);
-        if kept >= self.present.len() {
+        let index = index.ok_or_else(|| Error::failure("no pruning is there; please report this"))?;
+        let [kept, read] =
+            [self.pruning.kept_blocks(self.prefill_len), self.pruning.read_blocks(self.prefill_len)]
+                .map(|of| of[index]);
+        if kept >= self.present.len() && read >= kept {
             return Ok(Some(vec![true; positions.len()]));
         }
         let shape = decoder.attention_shape(layer);
-        let representatives = Representatives::of(
-            &store.keys(layer)?,
-            self.present.len(),
-            self.pruning.pooling,
-            shape.kv_heads * shape.head_dim,
-            decoder.device(),
-        )?;
-        let kept = top_with_first(&representatives.scores(&self.mean_query(layer))?, kept);
-        let blocks: HashSet<usize> = kept.iter().map(|&index| self.present[index]).collect();
+        let (keys, pooling) = (store.keys(layer)?, self.pruning.pooling);
+        let representatives = |blocks: &[usize]| {
+            Representatives::of(&keys, blocks, pooling, shape.kv_heads * shape.head_dim, decoder.device())
+        };
+        let arrived: Vec<usize> = (0..self.present.len()).collect();
+        let scores = representatives(&arrived)?.scores(&self.mean_query(layer))?;
+        let kept = top_with_first(&scores, kept);
+        self.present = kept.iter().map(|&index| self.present[index]).collect();
+        if read < kept.len() {
+            let scores: Vec<f32> = kept.iter().map(|&index| scores[index]).collect();
+            let layers = self.pruning.schedule.layers_of_stage(index + 1, self.layers);
+            self.shared.push(SharedStage {
+                scored_at: layer,
+                waiting: layers.end..layers.end,
+                layers,
+                blocks: self.present.clone(),
+                representatives: representatives(&kept)?,
+                active: top_with_first(&scores, read),
+                is_reduced: false,
+                incoming: vec![],
+            });
+        }
         // The rest at the end that is no whole block, and the last prompt token, are always kept.
         let whole = BlockPruning::blocks(self.prefill_len) * BLOCK;
+        let blocks: HashSet<usize> = self.present.iter().copied().collect();
         let is_kept = |&position: &usize| position >= whole || blocks.contains(&(position / BLOCK));
-        let answer = positions.iter().map(is_kept).collect();
-        self.chosen = Some(Chosen { kept, representatives });
-        Ok(Some(answer))
+        Ok(Some(positions.iter().map(is_kept).collect()))
     }
 
-    /// Where that is the first pruning, takes away what decode does not read.
+    /// Takes away what decode does not read of the stage.
     fn stage_ended(&mut self, layers: usize, store: &mut KvStore) -> Result<()> {
-        let Some(Chosen { kept, representatives }) = self.chosen.take() else { return Ok(()) };
-        let whole = self.present.len();
-        self.present = kept.iter().map(|&index| self.present[index]).collect();
-        let Some(transfers) = self.transfers.as_mut().filter(|_| self.whole.is_none()) else { return Ok(()) };
-        let rest = self.prefill_len % BLOCK;
-        // The kept blocks, the rest of the prompt, and the last prompt token.
-        let slots: Vec<Range<usize>> = kept
-            .iter()
-            .map(|&block| block * BLOCK..(block + 1) * BLOCK)
-            .chain(std::iter::once(whole * BLOCK..whole * BLOCK + rest + 1))
-            .collect();
-        let capacity = kept.len() * BLOCK + rest + self.decode_len;
-        for layer in 0..layers {
+        let stage = self.shared.iter_mut().find(|stage| stage.layers.end == layers);
+        let (Some(stage), Some(transfers)) = (stage, &mut self.transfers) else { return Ok(()) };
+        let (whole, rest) = (stage.blocks.len(), self.prefill_len % BLOCK);
+        // The active blocks, the rest of the prompt, and the last prompt token.
+        let active = stage.active.iter().map(|&block| block * BLOCK..(block + 1) * BLOCK);
+        let slots: Vec<Range<usize>> =
+            active.chain(std::iter::once(whole * BLOCK..whole * BLOCK + rest + 1)).collect();
+        let capacity = stage.active.len() * BLOCK + rest + self.decode_len;
+        for layer in stage.layers.clone() {
             let evicted = store.keep_slots(layer, &slots, capacity)?;
             self.counters.bytes_out += (whole * store.record_bytes(BLOCK)) as u64;
-            transfers.write((0..whole).map(|block| (layer, block)).collect(), evicted)?;
+            transfers.write(stage.blocks.iter().map(|&block| (layer, block)).collect(), evicted)?;
         }
-        let (active, waiting) = (kept, layers..layers);
-        self.whole = Some(WholePrompt { layers, representatives, active, incoming: vec![], waiting });
+        stage.is_reduced = true;
         Ok(())
     }
 
@@ -177,7 +182,8 @@ impl RunningSelection for PromptBlocks {
     /// either.
     fn before_attention(&mut self, layer: usize, store: &mut KvStore) -> Result<()> {
         let Some(transfers) = &mut self.transfers else { return Ok(()) };
-        let Some(whole) = self.whole.as_mut().filter(|whole| layer < whole.layers) else { return Ok(()) };
+        let of_layer = |stage: &&mut SharedStage| stage.is_reduced && stage.layers.contains(&layer);
+        let Some(stage) = self.shared.iter_mut().find(of_layer) else { return Ok(()) };
         if !self.written {
             // From here on an error in writing would be one too late.
             let start = Instant::now();
@@ -185,13 +191,13 @@ impl RunningSelection for PromptBlocks {
             self.written = true;
             self.counters.write_wait_s = start.elapsed().as_secs_f64();
         }
-        if whole.waiting.start == layer && !whole.waiting.is_empty() {
-            take_in(whole, layer, transfers, store, &mut self.counters)?;
+        if stage.waiting.start == layer && !stage.waiting.is_empty() {
+            stage.take_in(transfers, store, &mut self.counters)?;
         }
         Ok(())
     }
 
-    /// In the layer that scores, scores the blocks again, and swaps them if need be.
+    /// In a layer that scores, scores the blocks again, and swaps them if need be.
     fn after_attention(
         &mut self,
         layer: usize,
@@ -199,14 +205,16 @@ impl RunningSelection for PromptBlocks {
         decoder: &Decoder,
         store: &mut KvStore,
     ) -> Result<()> {
-        if self.whole.as_ref().is_none_or(|whole| whole.layers != layer + 1) {
+        let scores_here = |stage: &SharedStage| stage.is_reduced && stage.scored_at == layer;
+        if !self.shared.iter().any(scores_here) {
             return Ok(());
         }
         self.note_queries(layer, queries, &decoder.attention_shape(layer))?;
         let query = self.mean_query(layer);
-        let (Some(whole), Some(transfers)) = (&mut self.whole, &mut self.transfers) else { return Ok(()) };
-        let wanted = top_with_first(&whole.representatives.scores(&query)?, whole.active.len());
-        let active: HashSet<usize> = whole.active.iter().copied().collect();
+        let stage = self.shared.iter_mut().find(|stage| scores_here(stage));
+        let (Some(stage), Some(transfers)) = (stage, &mut self.transfers) else { return Ok(()) };
+        let wanted = top_with_first(&stage.representatives.scores(&query)?, stage.active.len());
+        let active: HashSet<usize> = stage.active.iter().copied().collect();
         let hits = wanted.iter().filter(|block| active.contains(block)).count();
         let counters = &mut self.counters;
         counters.rescored += 1;
@@ -218,18 +226,19 @@ impl RunningSelection for PromptBlocks {
         counters.swaps += 1;
         let kept: HashSet<usize> = wanted.iter().copied().collect();
         let comes = wanted.into_iter().filter(|block| !active.contains(block));
-        let goes = (0..whole.active.len()).filter(|&place| !kept.contains(&whole.active[place]));
-        whole.incoming = goes.zip(comes).collect();
-        whole.waiting = 0..whole.layers;
-        for &(place, block) in &whole.incoming {
-            whole.active[place] = block;
+        let goes = (0..stage.active.len()).filter(|&place| !kept.contains(&stage.active[place]));
+        stage.incoming = goes.zip(comes).collect();
+        stage.waiting = stage.layers.clone();
+        for &(place, block) in &stage.incoming {
+            stage.active[place] = block;
         }
-        for layer in 0..whole.layers {
-            transfers.read(whole.incoming.iter().map(|&(_, block)| (layer, block)).collect())?;
+        for layer in stage.layers.clone() {
+            let comes = stage.incoming.iter().map(|&(_, block)| (layer, stage.blocks[block]));
+            transfers.read(comes.collect())?;
         }
         if !self.pruning.asynchronous {
-            for layer in 0..whole.layers {
-                take_in(whole, layer, transfers, store, counters)?;
+            while !stage.waiting.is_empty() {
+                stage.take_in(transfers, store, counters)?;
             }
         }
         Ok(())
@@ -244,37 +253,38 @@ impl RunningSelection for PromptBlocks {
     }
 }
 
-/// Puts what has come for a layer into its places.
-fn take_in(
-    whole: &mut WholePrompt,
-    layer: usize,
-    transfers: &mut Transfers,
-    store: &mut KvStore,
-    counters: &mut TransferCounters,
-) -> Result<()> {
-    let arrival = transfers.arrival()?;
-    let record_bytes = store.record_bytes(BLOCK);
-    let Staging { bytes, on_device } = &arrival.staging;
-    if bytes.len() != whole.incoming.len() * record_bytes {
-        return Err(Error::failure("KV of other blocks came than was asked for; please report this"));
+impl SharedStage {
+    /// Puts what has come for the next layer into its places.
+    fn take_in(
+        &mut self,
+        transfers: &mut Transfers,
+        store: &mut KvStore,
+        counters: &mut TransferCounters,
+    ) -> Result<()> {
+        let arrival = transfers.arrival()?;
+        let record_bytes = store.record_bytes(BLOCK);
+        let Staging { bytes, on_device } = &arrival.staging;
+        if bytes.len() != self.incoming.len() * record_bytes {
+            return Err(Error::failure("KV of other blocks came than was asked for; please report this"));
+        }
+        for (index, &(place, block)) in self.incoming.iter().enumerate() {
+            let offset = index * record_bytes;
+            let record = match on_device {
+                Some(buffer) => Record::Device { bytes: buffer, offset },
+                None => Record::Host(&bytes[offset..offset + record_bytes]),
+            };
+            let positions = (self.blocks[block] * BLOCK, BLOCK);
+            store.replace(self.waiting.start, place * BLOCK, positions, &record)?;
+        }
+        counters.took_in(bytes.len(), arrival.waited, arrival.took);
+        if let Some(buffer) = on_device {
+            // What is copied from it has to be out before the next transfer comes in.
+            buffer.device().synchronize()?;
+        }
+        transfers.give_back(arrival.staging);
+        self.waiting.start += 1;
+        Ok(())
     }
-    for (index, &(place, block)) in whole.incoming.iter().enumerate() {
-        let offset = index * record_bytes;
-        let record = match on_device {
-            Some(buffer) => Record::Device { bytes: buffer, offset },
-            None => Record::Host(&bytes[offset..offset + record_bytes]),
-        };
-        let positions = (block * BLOCK, BLOCK);
-        store.replace(layer, place * BLOCK, positions, &record)?;
-    }
-    counters.took_in(bytes.len(), arrival.waited, arrival.took);
-    if let Some(buffer) = on_device {
-        // What is copied from it has to be out before the next transfer comes in.
-        buffer.device().synchronize()?;
-    }
-    transfers.give_back(arrival.staging);
-    whole.waiting.start = layer + 1;
-    Ok(())
 }
 
 /// Transfers of at most `layer_bytes` of a layer at once, to where KV goes from a device.

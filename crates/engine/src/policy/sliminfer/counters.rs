@@ -6,7 +6,7 @@ use std::time::Duration;
 /// Transfers of a sequence so far.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct TransferCounters {
-    /// Bytes of KV that were taken away from the device; each block of each layer once.
+    /// Bytes of KV that were taken away from the device; each block of a layer once.
     pub bytes_out: u64,
     /// Time waited, before the first decode step, until all of it was taken away, seconds.
     pub write_wait_s: f64,

@@ -17,24 +17,25 @@ pub(super) struct Representatives {
 }
 
 impl Representatives {
-    /// Of so many blocks, the first in the layer's slots 0 …, each after the one before.
+    /// Of blocks of a layer that holds block i in slots 64·i ….
     ///
     /// # Errors
     /// Where a GPU fails.
     pub(super) fn of(
         keys: &LayerKeys<'_>,
-        blocks: usize,
+        blocks: &[usize],
         pooling: Pooling,
         width: usize,
         device: &Device,
     ) -> Result<Self> {
         let per_block = if pooling == Pooling::Units { BLOCK / UNIT } else { 1 };
         let tokens = BLOCK / per_block;
-        let mut rows = vec![0.0; blocks * per_block * width];
+        let mut rows = vec![0.0; blocks.len() * per_block * width];
         rows.par_chunks_exact_mut(width).enumerate().for_each(|(index, row)| {
             let mut key = vec![0.0; width];
+            let first = blocks[index / per_block] * BLOCK + index % per_block * tokens;
             for token in 0..tokens {
-                keys.key(index * tokens + token, &mut key);
+                keys.key(first + token, &mut key);
                 let pairs = row.iter_mut().zip(&key);
                 match pooling {
                     Pooling::Max if token == 0 => row.copy_from_slice(&key),
@@ -45,7 +46,7 @@ impl Representatives {
                 }
             }
         });
-        let rows = Linear::from_numbers(rows, (blocks * per_block, width)).to_device(device)?;
+        let rows = Linear::from_numbers(rows, (blocks.len() * per_block, width)).to_device(device)?;
         Ok(Self { rows, per_block, device: device.clone() })
     }
 
