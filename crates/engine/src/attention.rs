@@ -10,7 +10,7 @@ use crate::hooks::{Hooks, Site};
 use crate::kv::{KeyRange, KvStore};
 use crate::tensor::Tensor;
 use crate::{Error, Result};
-use layerscope_kernels::{AttentionShape, AttentionStatistics, Received};
+use layerscope_kernels::{AttentionShape, AttentionStatistics, Received, SparseKeys};
 use std::ops::Range;
 
 /// What the rows of a layer attend to.
@@ -26,6 +26,8 @@ pub struct LayerAttention<'a> {
     /// K and V `[rows, kv_heads, head_dim]` of rows that the store does not have: each group then reads its own too, at the
     /// positions of its rows. Groups have as many rows each.
     pub own: Option<[&'a Tensor; 2]>,
+    /// What prompt rows read, of one group that reads all stored keys in the order of their positions; all where there is none.
+    pub sparse: Option<SparseKeys>,
     /// AttentionStatistics of the groups that are measured, and attention received by prompt positions 0 … this−1; `None` where no
     /// statistics are wanted.
     pub statistics: Option<usize>,

@@ -25,6 +25,9 @@ pub struct Generation {
     pub transfers: Option<TransferCounters>,
     /// What came back of prompt tokens that were dropped; `None` under a policy from which none comes back.
     pub revivals: Option<RevivalCounters>,
+    /// Share of the pairs of a prompt row and a key at or before it that attention multiplied in the prefill; `None` under a
+    /// policy that leaves none out.
+    pub prefill_density: Option<f64>,
 }
 
 /// What to generate.
@@ -98,6 +101,7 @@ fn generate_defined(
         tpot_s: None,
         kv_bytes: session.store().allocated_bytes(),
         transfers: None,
+        prefill_density: None,
         revivals: None,
     };
     if settings.max_new_tokens == 0 {
@@ -136,6 +140,7 @@ fn generate_defined(
     }
     generation.kv_bytes = session.store().allocated_bytes();
     generation.transfers = session.transfers().cloned();
+    generation.prefill_density = session.prefill_density();
     generation.revivals = session.revivals().cloned();
     Ok(generation)
 }

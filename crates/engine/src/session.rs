@@ -55,6 +55,8 @@ pub struct Session {
     observed: BTreeMap<usize, Tensor>,
     /// What chooses rows and keys from data.
     selection: Option<Box<dyn RunningSelection>>,
+    /// Pairs of a prompt row and a key that were multiplied, and those that there are, under a policy with a prefill pattern.
+    prefill_pairs: Option<[u64; 2]>,
     /// On a GPU: what decode steps share.
     device_steps: Option<DeviceSteps>,
 }
@@ -94,6 +96,13 @@ impl Session {
             .with_residuals(decoder.config(), policy.rows_waiting(prompt_len));
         memory::check(&name, &need, device)?;
         let store = KvStore::new(decoder.config(), &held, decoder.kv_precision(), device)?;
+        let is_dense = policy.rules().prefill_pattern().is_none();
+        if !is_dense && !crate::attention::device::supports_sparse_prefill(decoder) {
+            return Err(Error::input(format!(
+                "policy {policy} runs on a GPU only in bf16 and for heads of 64, 80, 96, 128 or 256 elements, which this model \
+                 is not; use --device cpu"
+            )));
+        }
         let setup = SequenceSetup { decoder, store: &store, prefill_len: prompt_len - 1, decode_len };
         let selection = policy.rules().selection().begin(&setup)?;
         Ok(Self {
@@ -108,6 +117,7 @@ impl Session {
             queries: None,
             observed: BTreeMap::new(),
             selection,
+            prefill_pairs: None,
             device_steps: None,
         })
     }
@@ -140,6 +150,12 @@ impl Session {
     /// The KV store.
     pub fn store(&self) -> &KvStore {
         &self.store
+    }
+
+    /// Share of the pairs of a prompt row and a key at or before it that attention multiplied in the prefill, of layers without a
+    /// window; `None` under a policy that leaves none out.
+    pub fn prefill_density(&self) -> Option<f64> {
+        self.prefill_pairs.map(|[read, all]| read as f64 / all as f64)
     }
 
     /// What was moved of prompt blocks' KV; `None` under a policy that moves nothing.

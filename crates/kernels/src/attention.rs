@@ -10,8 +10,10 @@
 mod block;
 pub mod cuda;
 mod elements;
+mod sparse;
 
 pub use elements::Elements;
+pub use sparse::{KeySet, SPARSE_BLOCK, SparseKeys, sparse_attention};
 
 use crate::Instructions;
 use block::{Partial, QueryBlock, ReceivedPass};

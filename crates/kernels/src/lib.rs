@@ -17,8 +17,8 @@ mod tile;
 pub mod trajectory;
 
 pub use attention::{
-    AttentionShape, AttentionStatistics, Elements, KeySpan, Queries, Received, SEGMENTS, Segment, attention,
-    attention_with_statistics,
+    AttentionShape, AttentionStatistics, Elements, KeySet, KeySpan, Queries, Received, SEGMENTS,
+    SPARSE_BLOCK, Segment, SparseKeys, attention, attention_with_statistics, sparse_attention,
 };
 pub use elementwise::Activation;
 pub use instructions::Instructions;

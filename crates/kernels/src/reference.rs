@@ -1,6 +1,6 @@
 //! Plain f64 versions of the kernels, to test against. Simple rather than fast.
 
-use crate::attention::{AttentionShape, KeySpan, Queries, SEGMENTS};
+use crate::attention::{AttentionShape, KeySpan, Queries, SEGMENTS, SparseKeys};
 
 /// Σ a_i·b_i and Σ |a_i·b_i|.
 pub fn dot(a: &[f32], b: &[f32]) -> (f64, f64) {
@@ -21,6 +21,37 @@ pub struct ReferenceAttention {
     pub mass: Vec<[f64; SEGMENTS]>,
     /// Entropy within each segment in nats, `[rows, H, segments]`; NaN where the segment has no mass.
     pub entropy: Vec<[f64; SEGMENTS]>,
+}
+
+/// Attention in which rows read what `sparse` says of `keys`, which are those of all positions: `[rows, query_heads, head_dim]`.
+pub fn sparse_attention(
+    shape: &AttentionShape,
+    queries: &Queries<'_>,
+    keys: &KeySpan<'_>,
+    sparse: &SparseKeys,
+) -> Vec<f64> {
+    let (dim, group) = (shape.head_dim, shape.query_heads / shape.kv_heads);
+    let mut output = vec![];
+    for (index, query) in queries.data.chunks_exact(dim).take(queries.rows * shape.query_heads).enumerate() {
+        let (row, head) = (index / shape.query_heads, index % shape.query_heads);
+        let position = queries.first_position + row;
+        let start = keys.start_of(head / group).unwrap_or_default();
+        let one = |key: usize| KeySpan {
+            first_head: 0,
+            heads: 1,
+            keys: keys.keys.from_index(start + key * dim),
+            values: keys.values.from_index(start + key * dim),
+            len: 1,
+            first_position: key,
+            ..*keys
+        };
+        let spans: Vec<KeySpan<'_>> =
+            (0..=position).filter(|&key| sparse.reads(head, row, key)).map(one).collect();
+        let shape = AttentionShape { query_heads: 1, kv_heads: 1, ..*shape };
+        let query = Queries { data: query, rows: 1, first_position: position };
+        output.extend(attention(&shape, &query, &spans).output);
+    }
+    output
 }
 
 /// softmax(cap(q·kᵀ·scale))·v over the visible keys of all spans, one query and head at a time.

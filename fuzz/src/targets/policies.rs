@@ -93,7 +93,7 @@ fn mutate(input: &[u8], random: &mut Random) -> Option<Vec<u8>> {
 }
 
 fn seeds() -> Vec<Vec<u8>> {
-    const NAMES: [&str; 13] = [
+    const NAMES: [&str; 14] = [
         "full",
         "speed:24,speed:24+bos+5+100-120",
         "selfonly:3,pop:4,swiftkv:2",
@@ -104,6 +104,7 @@ fn seeds() -> Vec<Vec<u8>> {
         "sliminfer:1=64+read=0.3+swap=0.5",
         "sliminfer:scaled,sliminfer:llama-3.1-8b",
         "streaming:1k",
+        "minference:vertical=100+slash=2k,flexprefill:gamma=0.9+tau=0.2",
         "streaming:64+sinks=4",
         "512,1k,128k",
         "pop:9999999999999999999999",

@@ -73,6 +73,7 @@ pub(crate) fn run(arguments: &GenerateArguments) -> Result<ExitCode> {
             "kv_bytes": generation.kv_bytes,
             "kv_bytes_model": tokens * token_bytes,
             "transfers": generation.transfers,
+            "prefill_density": generation.prefill_density,
             "revivals": generation.revivals,
         }))?;
     } else {
@@ -107,9 +108,12 @@ fn summary(policy: &Policy, prompt_len: usize, generation: &Generation) -> Strin
         generation.transfers.as_ref().map_or(String::new(), |moved| format!("; {}", transfers(moved)));
     let revivals =
         generation.revivals.as_ref().map_or(String::new(), |revived| format!("; {}", revivals(revived)));
+    let density = generation.prefill_density.map_or(String::new(), |share| {
+        format!("; {:.1} % of the prompt's attention computed", 100.0 * share)
+    });
     let caveat = policy.caveat().map_or(String::new(), |caveat| format!("; {caveat}"));
     format!(
-        "[{policy}] {prompt_len} prompt tokens, {} generated; TTFT {:.2} s, {per_token}KV {}{transfers}{revivals}{repetition}{caveat}",
+        "[{policy}] {prompt_len} prompt tokens, {} generated; TTFT {:.2} s, {per_token}KV {}{transfers}{revivals}{density}{repetition}{caveat}",
         generation.tokens.len(),
         generation.ttft_s,
         output::bytes(generation.kv_bytes as f64)

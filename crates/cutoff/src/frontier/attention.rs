@@ -39,6 +39,7 @@ impl Attend for VariantAttention<'_> {
             groups: self.variants.iter().enumerate().map(group).collect(),
             at,
             store: self.store,
+            sparse: None,
             own: Some(kv),
             statistics: None,
         };

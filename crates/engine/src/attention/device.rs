@@ -3,7 +3,7 @@
 use super::{LayerAttention, LayerStatistics, RowGroup};
 use crate::kv::KeyRange;
 use crate::tensor::{DeviceTensor, Tensor};
-use crate::{Error, Result};
+use crate::{Decoder, Device as ModelDevice, Error, Result};
 use layerscope_kernels::attention::cuda::prefill::{self, Prefill};
 use layerscope_kernels::attention::cuda::spans::{self, DeviceKeySpan, SpanAttention, StatisticsOnDevice};
 use layerscope_kernels::cuda::{Buffer, Device, Element};
@@ -93,8 +93,11 @@ impl LayerAttention<'_> {
                 capacity: stored.capacity,
                 first_slot: stored.len - rows,
                 rows,
+                sparse: self.sparse.as_ref(),
                 output: output.numbers(),
             })?;
+        } else if self.sparse.is_some() {
+            return Err(elsewhere());
         }
         Ok(applies)
     }
@@ -190,6 +193,15 @@ impl LayerAttention<'_> {
             ..keys.attention(self.shape, self.positions()?, [q, output])
         })?)
     }
+}
+
+/// Whether the rows of a prefill may read some keys alone where the model runs: on the CPU always.
+pub(crate) fn supports_sparse_prefill(decoder: &Decoder) -> bool {
+    let ModelDevice::Cuda(device) = decoder.device() else { return true };
+    let shapes = (0..decoder.config().layers).map(|layer| decoder.attention_shape(layer));
+    let mut unlimited = shapes.filter(|shape| shape.window.is_none());
+    let is_bf16 = decoder.kv_precision().device_element() == Element::Bf16;
+    is_bf16 && unlimited.all(|shape| prefill::supports(&shape, device))
 }
 
 /// Key spans in a GPU's memory.

@@ -1,11 +1,12 @@
 //! The executor on the CPU.
 
 use super::{LayerAttention, LayerStatistics, RowGroup};
-use crate::Result;
 use crate::kv::{KeyRange, KvBuffer, by_slot};
 use crate::tensor::{Tensor, with_f32};
+use crate::{Error, Result};
 use layerscope_kernels::{
-    AttentionStatistics, KeySpan, Queries, Received, Segment, attention, attention_with_statistics,
+    AttentionStatistics, KeySpan, Queries, Received, Segment, SparseKeys, attention,
+    attention_with_statistics, sparse_attention,
 };
 use rayon::prelude::*;
 use std::ops::Range;
@@ -26,6 +27,9 @@ struct OwnRows {
 
 impl LayerAttention<'_> {
     pub(super) fn attend_on_host(&self, q: &Tensor) -> Result<(Tensor, Option<LayerStatistics>)> {
+        if let Some(sparse) = &self.sparse {
+            return Ok((self.attend_sparsely(q, sparse)?, None));
+        }
         let own = self.own_rows()?;
         let tasks = self.tasks(&own);
         let row_len = self.shape.query_heads * self.shape.head_dim;
@@ -60,6 +64,19 @@ impl LayerAttention<'_> {
             }
         })?;
         Ok((Tensor::from_vec(output, q.dims())?, statistics))
+    }
+
+    fn attend_sparsely(&self, q: &Tensor, sparse: &SparseKeys) -> Result<Tensor> {
+        let keys = self.groups.iter().flat_map(|group| self.spans(&by_slot(group.keys.clone())));
+        let ([keys], [first_position, ..]) = (&keys.collect::<Vec<_>>()[..], self.at.positions) else {
+            return Err(Error::misuse("rows of a sparse prefill read one run of keys; please report this"));
+        };
+        let mut output = vec![0.0; self.at.positions.len() * self.shape.query_heads * self.shape.head_dim];
+        with_f32(q, |data| {
+            let queries = Queries { data, rows: self.at.positions.len(), first_position: *first_position };
+            sparse_attention(&self.shape, &queries, keys, sparse, &mut output);
+        })?;
+        Tensor::from_vec(output, q.dims())
     }
 
     /// Groups as the kernel takes them.

@@ -70,6 +70,10 @@ impl LayerAttention<'_> {
                         let column = columns.of_slots[keys.group][keys.slot + key];
                         let heads = &stored[keys.group].heads;
                         for head in heads.start * group..heads.end * group {
+                            let key = keys.first_position + key;
+                            if self.sparse.as_ref().is_some_and(|sparse| !sparse.reads(head, row, key)) {
+                                continue;
+                            }
                             mask[(head * rows + row) * columns.count + column] = 0.0;
                         }
                     }

@@ -1,13 +1,14 @@
 //! Every policy by name, and how names are read.
 
 use super::{
-    Anchors, Cutoff, Policy, PolicyRules, full, lazyllm, pop, selfonly, sliminfer, speed, streaming, swiftkv,
+    Anchors, Cutoff, Policy, PolicyRules, full, lazyllm, pop, selfonly, sliminfer, sparse, speed, streaming,
+    swiftkv,
 };
 use crate::{Error, Result};
 use std::sync::Arc;
 
 /// Every policy.
-pub static POLICIES: [PolicyKind; 8] = [
+pub static POLICIES: [PolicyKind; 10] = [
     full::KIND,
     speed::KIND,
     selfonly::KIND,
@@ -16,6 +17,8 @@ pub static POLICIES: [PolicyKind; 8] = [
     sliminfer::KIND,
     lazyllm::KIND,
     streaming::KIND,
+    sparse::minference::KIND,
+    sparse::flexprefill::KIND,
 ];
 
 /// A policy without its numbers.

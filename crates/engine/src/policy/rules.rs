@@ -1,7 +1,7 @@
-//! What a policy is: three parts, each as under `full` where the policy does not say otherwise.
+//! What a policy is: its parts, each as under `full` where the policy does not say otherwise.
 
 use super::full::Full;
-use super::{Reach, Retention, Selection};
+use super::{PrefillPattern, Reach, Retention, Selection};
 use crate::ModelConfig;
 use std::fmt;
 use std::sync::Arc;
@@ -13,13 +13,14 @@ pub const UNTRAINED: &str = "efficiency-faithful, quality not representative";
 pub const ZERO_SHOT: &str =
     "zero-shot: not trained for its cutoff, as the paper's model is; training keeps more quality there";
 
-/// A policy, composed of its reach, its retention and its selection. `Display` is the name that parses back.
+/// A policy, composed of four parts. `Display` is the name that parses back.
 ///
-/// | part | says | SPEED | streaming | LazyLLM | SlimInfer | a set of heads |
-/// |---|---|---|---|---|---|---|
-/// | [`Reach`] | which prompt rows run through which depth | ✓ | | ✓ | ✓ | |
-/// | [`Retention`] | which KV stays, by layer and KV head | | ✓ | | ✓ | ✓ |
-/// | [`Selection`] | what a decode row reads of it | | | ✓ | ✓ | |
+/// | part | says | SPEED | streaming | LazyLLM | SlimInfer | a set of heads | MInference |
+/// |---|---|---|---|---|---|---|---|
+/// | [`Reach`] | which prompt rows run through which depth | ✓ | | ✓ | ✓ | | |
+/// | [`PrefillPattern`] | which keys prompt rows read in the prefill | | | | | | ✓ |
+/// | [`Retention`] | which KV stays, by layer and KV head | | ✓ | | ✓ | ✓ | |
+/// | [`Selection`] | what a decode row reads of it | | | ✓ | ✓ | | |
 ///
 /// The last prompt token is the first decode token: it runs full depth, as decode tokens do.
 pub trait PolicyRules: fmt::Display + Send + Sync {
@@ -36,6 +37,11 @@ pub trait PolicyRules: fmt::Display + Send + Sync {
     /// What decode rows read of the KV that is stored.
     fn selection(&self) -> &dyn Selection {
         &Full
+    }
+
+    /// Which keys prompt rows read in the prefill; `None`: all that they see.
+    fn prefill_pattern(&self) -> Option<&dyn PrefillPattern> {
+        None
     }
 
     /// Where keys and values come from at layers that rows do not run through; `None`: there are none.

@@ -143,9 +143,9 @@ impl Schedule {
         Self { prunings, origin: Origin::Default }
     }
 
-    /// The schedule that stands where none was asked for.
-    pub(super) fn as_default(self) -> Self {
-        Self { origin: Origin::Default, ..self }
+    /// [`Self::scaled_to`] where no schedule was asked for.
+    pub(super) fn standard(layers: usize) -> Self {
+        Self { origin: Origin::Default, ..Self::scaled_to(layers) }
     }
 
     /// Where it stands because none was asked for: the published schedule for a model of this shape, or else the scaled one.

@@ -159,7 +159,7 @@ impl BlockPruning {
             share.ok_or_else(|| argument.malformed())
         };
         let mut pruning = Self {
-            schedule: Schedule::scaled_to(argument.layers).as_default(),
+            schedule: Schedule::standard(argument.layers),
             pooling: Pooling::Units,
             asynchronous: true,
             read: 1.0,

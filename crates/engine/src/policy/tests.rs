@@ -35,6 +35,9 @@ fn names_parse_back() {
         "sliminfer:3=100",
         "sliminfer:2=8k+5=12.5%+max+read=0.5+swap=0.5+sync",
         "sliminfer:scaled+mean",
+        "minference",
+        "minference:vertical=2k+slash=100",
+        "flexprefill:gamma=0.9+tau=0.2",
         "streaming:1000",
         "lazyllm",
         "lazyllm:2=8k+5=12.5%",
@@ -87,6 +90,9 @@ fn wrong_names_are_told_what_there_is() {
         ("sliminfer:3=101%", "a schedule names layers"),
         ("sliminfer:3", "a schedule names layers"),
         ("sliminfer:swap=2", "give it as sliminfer[:LAYER=KEPT"),
+        ("minference:2k", "give it as minference[:vertical=N]"),
+        ("minference:vertical=0", "give it as minference[:vertical=N]"),
+        ("flexprefill:gamma=2", "give it as flexprefill[:gamma=SHARE]"),
         ("sliminfer:read=0", "give it as sliminfer[:LAYER=KEPT"),
         (
             "sliminfer:llama-3.1-8b",
@@ -305,7 +311,7 @@ proptest! {
 
     #[test]
     fn no_name_breaks_the_parser(
-        name in "(speed|pop|full|swiftkv|selfonly|sliminfer|streaming|lazyllm|x)?[:+0-9binosk=%.-]{0,12}"
+        name in "(speed|pop|full|swiftkv|selfonly|sliminfer|streaming|lazyllm|minference|flexprefill|x)?[:+0-9binosk=%.-]{0,12}"
     ) {
         if let Ok(policy) = Policy::parse(&name, LAYERS) {
             prop_assert_eq!(Policy::parse(&policy.to_string(), LAYERS).unwrap(), policy);

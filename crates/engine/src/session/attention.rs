@@ -5,8 +5,10 @@ use crate::attention::{LayerAttention, LayerStatistics, RowGroup};
 use crate::decoder::{Attend, Location};
 use crate::hooks::Hooks;
 use crate::kv::View;
-use crate::tensor::Tensor;
+use crate::policy::PromptChunk;
+use crate::tensor::{Tensor, with_f32};
 use crate::{Error, Result};
+use layerscope_kernels::SparseKeys;
 use std::ops::Range;
 
 /// Where a pass leaves its attention statistics.
@@ -88,7 +90,9 @@ impl Session {
         }
         let received =
             statistics.as_ref().map(|collected| if collected.received { self.prompt_len } else { 0 });
-        let (output, measured) = self.layer_attention(at, received).attend(q, hooks)?;
+        let sparse = if received.is_none() { self.sparse_keys(layer, positions, q)? } else { None };
+        let attention = LayerAttention { sparse, ..self.layer_attention(at, received) };
+        let (output, measured) = attention.attend(q, hooks)?;
         if let (Some(collected), Some(measured)) = (statistics, measured) {
             collected.layers.push(measured);
         }
@@ -96,6 +100,29 @@ impl Session {
             selection.after_attention(layer, q, &self.decoder, &mut self.store)?;
         }
         Ok(output)
+    }
+
+    /// What prompt rows read, where the policy has a pattern for them and that leaves anything out.
+    fn sparse_keys(&mut self, layer: usize, positions: &[usize], q: &Tensor) -> Result<Option<SparseKeys>> {
+        let shape = self.policy.attention_shape(&self.decoder, layer);
+        let pattern = self.policy.rules().prefill_pattern();
+        let Some(pattern) = pattern.filter(|_| self.is_prefilling() && shape.window.is_none()) else {
+            return Ok(None);
+        };
+        let mut keys = vec![];
+        for kv_head in 0..shape.kv_heads {
+            keys.extend(self.store.head_keys(layer, kv_head)?);
+        }
+        let sparse = with_f32(q, |queries| {
+            let (first_position, rows) = (positions[0], positions.len());
+            pattern.sparse_keys(&PromptChunk { shape, first_position, rows, queries, keys: &keys })
+        })?;
+        let heads = shape.query_heads as u64;
+        let all: u64 = positions.iter().map(|&position| heads * (position as u64 + 1)).sum();
+        let read = sparse.as_ref().map_or(all, |sparse| sparse.pairs()[0]);
+        let total = self.prefill_pairs.get_or_insert([0; 2]);
+        *total = [total[0] + read, total[1] + all];
+        Ok(sparse.filter(|sparse| !sparse.is_dense()))
     }
 
     /// What rows attend to whose keys are stored.
@@ -106,6 +133,7 @@ impl Session {
             at,
             store: &self.store,
             own: None,
+            sparse: None,
             statistics,
         }
     }

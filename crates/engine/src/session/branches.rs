@@ -138,6 +138,7 @@ impl Attend for BranchAttention<'_> {
             groups: groups.collect(),
             at,
             store: self.store,
+            sparse: None,
             own: None,
             statistics: None,
         };

@@ -7,6 +7,7 @@ mod lazyllm;
 mod reference;
 mod retention;
 mod sliminfer;
+mod sparse;
 mod streaming;
 mod together;
 mod windows;

@@ -50,7 +50,7 @@ pub(crate) struct Reference<'a> {
     /// (layer, query, key)
     pub(crate) hidden: &'a dyn Fn(usize, usize, usize) -> bool,
     pub(crate) projected: Option<Projected<'a>>,
-    /// (layer, KV head, query, key), where KV heads differ.
+    /// (layer, query head, query, key), where heads differ.
     pub(crate) hidden_by_head: Option<&'a dyn Fn(usize, usize, usize, usize) -> bool>,
 }
 
@@ -98,7 +98,7 @@ impl Attend for Masked<'_> {
         let scores = (q.transpose(0, 1)?.contiguous()?.matmul(&k.transpose(1, 2)?.contiguous()?)?
             * f64::from(shape.scale))?;
         let by_head = |head: usize, query: usize, key: usize| {
-            self.reference.hidden_by_head.is_some_and(|hidden| hidden(at.layer, head / group, query, key))
+            self.reference.hidden_by_head.is_some_and(|hidden| hidden(at.layer, head, query, key))
         };
         let mask: Vec<f32> = (0..shape.query_heads)
             .flat_map(|head| (0..rows).map(move |query| (head, query)))

@@ -58,7 +58,12 @@ fn expected_of_set(policy: &KeptHeads, sequence: &[u32], p: usize) -> Vec<Vec<f3
 
 fn by_head(sequence: &[u32], p: usize, hidden: &dyn Fn(usize, usize, usize, usize) -> bool) -> Vec<Vec<f32>> {
     let nothing = |_: usize, _: usize, _: usize| false;
-    whole_run(sequence, p, Reference { hidden: &nothing, projected: None, hidden_by_head: Some(hidden) })
+    let config = TINY.decoder.config();
+    let group = config.heads / config.kv_heads;
+    let by_query_head =
+        |layer: usize, head: usize, query: usize, key: usize| hidden(layer, head / group, query, key);
+    let hidden_by_head: Option<&dyn Fn(usize, usize, usize, usize) -> bool> = Some(&by_query_head);
+    whole_run(sequence, p, Reference { hidden: &nothing, projected: None, hidden_by_head })
 }
 
 /// What a (layer, KV head) kept.

@@ -17,6 +17,11 @@ struct PrefillAttentionParameters {
     float factor;
     // Where there is a soft cap, a score is tanh(product · cap_factor / (2 · log2 e)); 0 where there is none.
     float cap_factor;
+    // Where rows read some keys alone: the tiles of each head and block of rows, two numbers each, from tile_starts[head · blocks
+    // + block] to the next start; and the slots that gathered tiles are of.
+    const int* tile_starts;
+    const int* tiles;
+    const int* columns;
 };
 
 namespace prefill {
@@ -92,6 +97,42 @@ DEVICE void copy_tile(unsigned char* to, const unsigned char* keys, const unsign
         copy_tile<L, true>(to, keys, values, first, last);
     else
         copy_tile<L, false>(to, keys, values, first, last);
+}
+
+// Keys that a block of rows reads: the slots of a tile from `first` on, or, gathered, `count` of the columns from there on. The rows
+// of the first half read them where bit 0 of `readers` is set, those of the second half where bit 1 is.
+struct ListedTile {
+    int first, readers, count;
+    bool gathered;
+};
+
+DEVICE ListedTile listed_tile(const int* tiles, int index) {
+    const int flags = tiles[2 * index + 1];
+    return {tiles[2 * index], flags & 3, flags >> 3, (flags & 4) != 0};
+}
+
+// A tile of a list; zeros beyond its keys.
+template <class L>
+DEVICE void copy_listed(unsigned char* to, const unsigned char* keys, const unsigned char* values, const ListedTile& tile,
+                        const int* columns, int last) {
+    if (!tile.gathered) {
+        copy_tile<L>(to, keys, values, tile.first, last);
+        return;
+    }
+    constexpr int rows = L::threads / L::chunks / 8 * 8;
+    const unsigned thread = thread_index_anew();
+    const int row = thread / L::chunks, chunk = thread % L::chunks;
+    if (row >= rows) return;
+    to += L::offset(row, chunk);
+    UNROLLED
+    for (int pass = 0; pass < L::tile_keys / rows; pass++) {
+        const int index = row + pass * rows;
+        const bool wanted = index < tile.count;
+        const int key = columns[tile.first + (wanted ? index : 0)];
+        const uint64_t from = static_cast<uint64_t>(key) * L::row_bytes + chunk * 16;
+        copy_async_16(to + pass * rows * L::row_bytes, keys + from, wanted);
+        copy_async_16(to + pass * rows * L::row_bytes + L::tile_bytes, values + from, wanted);
+    }
 }
 
 template <class L>
@@ -176,6 +217,17 @@ DEVICE void mask(Scores<L>& scores, int distance, int window) {
             const bool seen = static_cast<unsigned>(mine + row - key) < static_cast<unsigned>(window);
             if (!seen) scores[tile][i / 4][i % 4] = -infinity();
         }
+}
+
+// −∞ from the key `count` on, for all rows.
+template <class L>
+DEVICE void mask_beyond(Scores<L>& scores, int count) {
+    const int mine = lane_index() % 4 * 2;
+    UNROLLED
+    for (int tile = 0; tile < L::row_tiles; tile++)
+        UNROLLED
+        for (int i = 0; i < L::step_keys / 8 * 4; i++)
+            if (mine + i / 4 * 8 + i % 2 >= count) scores[tile][i / 4][i % 4] = -infinity();
 }
 
 // Has each row's `largest` score keep up with the scores. Where one has grown much, what was summed before is scaled to it.
@@ -287,7 +339,8 @@ DEVICE void write(unsigned char* output, uint64_t stride, int rows, const Sums<L
     }
 }
 
-template <class L>
+// `listed`: the rows read the tiles of a list; otherwise all keys up to their own, or the window of them.
+template <class L, bool listed>
 DEVICE void attend(const PrefillAttentionParameters& p) {
     DYNAMIC_SHARED(unsigned char, shared);
     // Heads that share keys are neighbours in time, and the last rows, which see most keys, come first.
@@ -302,10 +355,21 @@ DEVICE void attend(const PrefillAttentionParameters& p) {
     const unsigned char* keys = p.keys + kv_head * p.head_stride;
     const unsigned char* values = p.values + kv_head * p.head_stride;
 
+    // The tiles of the list, or those from first_key to last_key.
+    const int list = listed ? head * grid_z() + grid_z() - 1 - block_z() : 0;
+    const int first_tile = listed ? p.tile_starts[list] : 0;
+    const int tiles = listed ? p.tile_starts[list + 1] - first_tile : (last_key - first_key) / L::tile_keys + 1;
+    const auto copy = [&](unsigned char* to, int tile) {
+        if (listed)
+            copy_listed<L>(to, keys, values, listed_tile(p.tiles, first_tile + tile), p.columns, last_key);
+        else
+            copy_tile<L>(to, keys, values, first_key + tile * L::tile_keys, last_key);
+    };
+
     copy_queries<L>(shared, p.queries + start, stride, rows);
     copy_async_commit();
     unsigned char* stages = shared + L::stages_at;
-    if (L::stages_at > 0) copy_tile<L>(stages, keys, values, first_key, last_key);
+    if (L::stages_at > 0) copy(stages, 0);
     copy_async_commit();
     copy_async_wait<1>();
     block_barrier();
@@ -317,7 +381,7 @@ DEVICE void attend(const PrefillAttentionParameters& p) {
         for (int pair = 0; pair < L::kept; pair++) load_queries<L>(queries[tile][pair], shared, query_lane, tile, pair);
     if (L::stages_at == 0) {
         block_barrier();
-        copy_tile<L>(stages, keys, values, first_key, last_key);
+        copy(stages, 0);
         copy_async_commit();
     }
 
@@ -337,16 +401,22 @@ DEVICE void attend(const PrefillAttentionParameters& p) {
     const int warp_first = first_slot + warp_row;
     const int warp_end = warp_first + L::warp_rows - 1;
     const int warp_last = warp_row >= rows ? -1 : warp_end < last_key ? warp_end : last_key;
-    const int tiles = (last_key - first_key) / L::tile_keys + 1;
+    const int half = warp_row / (L::rows / 2);
     NOT_UNROLLED
     for (int tile = 0; tile < tiles; tile++) {
         // This tile has arrived for all, and none has a use for the one before.
         copy_async_wait<0>();
         block_barrier();
-        const int tile_key = first_key + tile * L::tile_keys;
-        if (tile_key + L::tile_keys <= last_key)
-            copy_tile<L>(stages + (tile + 1) % 2 * L::stage_bytes, keys, values, tile_key + L::tile_keys, last_key);
+        if (tile + 1 < tiles) copy(stages + (tile + 1) % 2 * L::stage_bytes, tile + 1);
         copy_async_commit();
+        int tile_key = first_key + tile * L::tile_keys, gathered = 0;
+        if (listed) {
+            const ListedTile of_list = listed_tile(p.tiles, first_tile + tile);
+            if (!(of_list.readers >> half & 1)) continue;
+            // Gathered keys are before all rows.
+            tile_key = of_list.gathered ? -L::tile_keys : of_list.first;
+            gathered = of_list.gathered ? of_list.count : 0;
+        }
         UNROLLED
         for (int step = 0; step < L::tile_keys; step += L::step_keys) {
             const int first = tile_key + step, last = first + L::step_keys - 1;
@@ -356,6 +426,7 @@ DEVICE void attend(const PrefillAttentionParameters& p) {
             multiply_keys<L>(scores, queries, shared, query_lane, keys_at);
             if (p.cap_factor != 0.0f) cap<L>(scores, p.cap_factor);
             if (last > warp_first || first + p.window <= warp_last) mask<L>(scores, warp_first - first, p.window);
+            if (listed && gathered > 0 && gathered < step + L::step_keys) mask_beyond<L>(scores, gathered - step);
             keep_up<L>(scores, largest, totals, sums, p.factor);
             multiply_values<L>(sums, totals, scores, largest, p.factor, shared, keys_at + L::tile_bytes);
         }
@@ -369,18 +440,41 @@ DEVICE void attend(const PrefillAttentionParameters& p) {
 // Warps of 32 rows halve what is read from shared memory for each product, and take nearly all registers: two blocks of four
 // warps run at once, three where heads are small. Of 256 dimensions only 16 rows fit; then eight warps make up the 128 rows that
 // keep reading of keys from being the bound.
+namespace prefill {
+using Layout64 = Layout<64, 4, 2, 64, 32, 4>;
+using Layout80 = Layout<80, 4, 2, 64, 64, 5>;
+using Layout96 = Layout<96, 4, 2, 64, 64, 2>;
+using Layout128 = Layout<128, 4, 2, 64, 64, 0>;
+using Layout256 = Layout<256, 8, 1, 32, 32, 16>;
+}  // namespace prefill
+
 KERNEL_RESIDENT(prefill_attention_bf16_64, PrefillAttentionParameters, 128, 3) {
-    prefill::attend<prefill::Layout<64, 4, 2, 64, 32, 4>>(parameters);
+    prefill::attend<prefill::Layout64, false>(parameters);
 }
 KERNEL_RESIDENT(prefill_attention_bf16_80, PrefillAttentionParameters, 128, 2) {
-    prefill::attend<prefill::Layout<80, 4, 2, 64, 64, 5>>(parameters);
+    prefill::attend<prefill::Layout80, false>(parameters);
 }
 KERNEL_RESIDENT(prefill_attention_bf16_96, PrefillAttentionParameters, 128, 2) {
-    prefill::attend<prefill::Layout<96, 4, 2, 64, 64, 2>>(parameters);
+    prefill::attend<prefill::Layout96, false>(parameters);
 }
 KERNEL_RESIDENT(prefill_attention_bf16_128, PrefillAttentionParameters, 128, 2) {
-    prefill::attend<prefill::Layout<128, 4, 2, 64, 64, 0>>(parameters);
+    prefill::attend<prefill::Layout128, false>(parameters);
 }
 KERNEL(prefill_attention_bf16_256, PrefillAttentionParameters, 256) {
-    prefill::attend<prefill::Layout<256, 8, 1, 32, 32, 16>>(parameters);
+    prefill::attend<prefill::Layout256, false>(parameters);
+}
+KERNEL_RESIDENT(sparse_prefill_attention_bf16_64, PrefillAttentionParameters, 128, 3) {
+    prefill::attend<prefill::Layout64, true>(parameters);
+}
+KERNEL_RESIDENT(sparse_prefill_attention_bf16_80, PrefillAttentionParameters, 128, 2) {
+    prefill::attend<prefill::Layout80, true>(parameters);
+}
+KERNEL_RESIDENT(sparse_prefill_attention_bf16_96, PrefillAttentionParameters, 128, 2) {
+    prefill::attend<prefill::Layout96, true>(parameters);
+}
+KERNEL_RESIDENT(sparse_prefill_attention_bf16_128, PrefillAttentionParameters, 128, 2) {
+    prefill::attend<prefill::Layout128, true>(parameters);
+}
+KERNEL(sparse_prefill_attention_bf16_256, PrefillAttentionParameters, 256) {
+    prefill::attend<prefill::Layout256, true>(parameters);
 }

@@ -1,8 +1,9 @@
 #![allow(clippy::unwrap_used)]
 
 use super::{Kernel, Prefill, attention, supports};
+use crate::attention::sparse::tests::random_sets;
 use crate::cuda::{Device, Element, Numbers};
-use crate::{AttentionShape, KeySpan, Queries, Segment, reference};
+use crate::{AttentionShape, KeySpan, Queries, Segment, SparseKeys, reference};
 use half::bf16;
 
 /// What is asked for, apart from numbers.
@@ -75,6 +76,16 @@ fn poison(case: &Case, numbers: &mut [bf16]) {
 }
 
 fn run(case: &Case, queries: &[bf16], keys: &[bf16], values: &[bf16]) -> Vec<f32> {
+    run_sparse(case, queries, keys, values, None)
+}
+
+fn run_sparse(
+    case: &Case,
+    queries: &[bf16],
+    keys: &[bf16],
+    values: &[bf16],
+    sparse: Option<&SparseKeys>,
+) -> Vec<f32> {
     let device = Device::for_tests();
     let shape = case.shape();
     assert!(supports(&shape, &device));
@@ -93,6 +104,7 @@ fn run(case: &Case, queries: &[bf16], keys: &[bf16], values: &[bf16]) -> Vec<f32
         capacity: case.capacity(),
         first_slot: case.first_slot,
         rows: case.rows,
+        sparse,
         output,
     };
     attention(&prefill).unwrap();
@@ -105,6 +117,10 @@ fn wide(numbers: &[bf16]) -> Vec<f32> {
 
 /// Compares with the plain version on random numbers: each number, and all of them together, where rounding averages out.
 fn check(case: &Case) {
+    check_sparse(case, None);
+}
+
+fn check_sparse(case: &Case, sparse: Option<&SparseKeys>) {
     let shape = case.shape();
     let (query_len, key_len) =
         (case.rows * shape.query_heads * case.head_dim, case.kv_heads * case.capacity() * case.head_dim);
@@ -113,7 +129,7 @@ fn check(case: &Case) {
     let (mut keys, mut values) = (random(key_len, seed + 1), random(key_len, seed + 2));
     poison(case, &mut keys);
     poison(case, &mut values);
-    let output = run(case, &queries, &keys, &values);
+    let output = run_sparse(case, &queries, &keys, &values, sparse);
 
     let (queries, keys, values) = (wide(&queries), wide(&keys), wide(&values));
     let span = KeySpan {
@@ -127,7 +143,10 @@ fn check(case: &Case) {
         segment: Segment::Prompt,
     };
     let rows = Queries { data: &queries, rows: case.rows, first_position: case.first_slot };
-    let expected = reference::attention(&shape, &rows, &[span]).output;
+    let expected = match sparse {
+        None => reference::attention(&shape, &rows, &[span]).output,
+        Some(sparse) => reference::sparse_attention(&shape, &rows, &span, sparse),
+    };
     let mut squares = 0.0;
     for (index, (&is, &should)) in output.iter().zip(&expected).enumerate() {
         let difference = (f64::from(is) - should).abs();
@@ -148,6 +167,30 @@ fn every_head_size_matches_the_plain_version() {
         check(&Case { head_dim, group, rows: 5, first_slot: 200, unwritten: 3, ..PLAIN });
         check(&Case { head_dim, rows: 130, unwritten: 70, ..PLAIN });
     }
+}
+
+#[test]
+fn rows_read_their_sets_alone() {
+    let sets = |case: &Case, shares| {
+        random_sets(case.first_slot, case.rows, case.shape().query_heads, shares, case.rows as u64)
+    };
+    for (head_dim, group) in [(64, 3), (80, 1), (96, 2), (128, 2), (256, 1)] {
+        for (rows, first_slot) in [(200, 0), (70, 192), (5, 130)] {
+            let case = Case { head_dim, group, rows, first_slot, unwritten: 30, ..PLAIN };
+            for shares in [[0.5, 0.3], [0.0, 0.0], [0.0, 0.8]] {
+                check_sparse(&case, Some(&sets(&case, shares)));
+            }
+        }
+    }
+    let case = Case { kv_heads: 2, group: 2, rows: 150, first_slot: 64, soft_cap: Some(5.0), ..PLAIN };
+    check_sparse(&case, Some(&sets(&case, [0.3, 0.5])));
+    // Where all is read, the same tiles come in the same order.
+    let all = sets(&case, [2.0, 0.0]);
+    let shape = case.shape();
+    let queries = random(case.rows * shape.query_heads * case.head_dim, 1);
+    let numbers = |seed| random(case.kv_heads * case.capacity() * case.head_dim, seed);
+    let (keys, values) = (numbers(2), numbers(3));
+    assert_eq!(run_sparse(&case, &queries, &keys, &values, Some(&all)), run(&case, &queries, &keys, &values));
 }
 
 #[test]
