@@ -209,6 +209,24 @@ fn sigmoid(x: f32) -> f32 {
     (if x >= 0.0 { 1.0 } else { e }) / (1.0 + e)
 }
 
+/// e^x / Σ e^x; NaN where an x is NaN or +∞, or all are −∞.
+pub fn softmax(x: &mut [f32]) {
+    const LANES: usize = 16;
+    let (mut max, mut sum) = ([f32::NEG_INFINITY; LANES], [0.0; LANES]);
+    for chunk in x.chunks(LANES) {
+        max.iter_mut().zip(chunk).for_each(|(max, x)| *max = if *x > *max { *x } else { *max });
+    }
+    let max = max.into_iter().fold(f32::NEG_INFINITY, f32::max);
+    for chunk in x.chunks_mut(LANES) {
+        for (x, sum) in chunk.iter_mut().zip(&mut sum) {
+            *x = exp_nonpositive(*x - max);
+            *sum += *x;
+        }
+    }
+    let factor = 1.0 / sum.into_iter().sum::<f32>();
+    x.iter_mut().for_each(|x| *x *= factor);
+}
+
 /// c·tanh(x/c) of each x: the soft cap of scores and logits (Gemma 2).
 pub fn soft_cap(x: &mut [f32], cap: f32) {
     x.iter_mut().for_each(|x| *x = softly_capped(*x, cap));
@@ -311,6 +329,28 @@ mod tests {
             Activation::GeluTanh => {
                 0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3))).tanh())
             }
+        }
+    }
+
+    #[test]
+    fn softmax_is_pytorchs() {
+        for len in [1, 15, 16, 17, 100] {
+            let numbers: Vec<f32> = (0..len).map(|i| (i * 37 % 23) as f32 - 11.0).collect();
+            let total: f64 = numbers.iter().map(|&x| f64::from(x).exp()).sum();
+            let mut weights = numbers.clone();
+            softmax(&mut weights);
+            assert!(weights.iter().zip(&numbers).all(|(&w, &x)| close(w, f64::from(x).exp() / total)));
+            weights[0] = f32::NAN;
+            softmax(&mut weights);
+            assert!(weights.iter().all(|weight| weight.is_nan()));
+        }
+        let mut hidden = [0.0, f32::NEG_INFINITY];
+        softmax(&mut hidden);
+        assert_eq!(hidden, [1.0, 0.0]);
+        for undefined in [f32::INFINITY, f32::NEG_INFINITY] {
+            let mut numbers = [undefined; 3];
+            softmax(&mut numbers);
+            assert!(numbers.iter().all(|weight| weight.is_nan()));
         }
     }
 

@@ -1,6 +1,7 @@
 //! Attention of prompt rows in which each block of rows reads, in each query head, some of the keys alone.
 
 use super::{AttentionShape, Elements, KeySpan, Queries, attention};
+use crate::lanes::half;
 use rayon::prelude::*;
 use std::ops::Range;
 
@@ -144,12 +145,18 @@ fn one_head(
     let kv_head = head / (shape.query_heads / shape.kv_heads);
     let Some(start) = keys.start_of(kv_head) else { return vec![f32::NAN; positions.len() * dim] };
     // Single keys side by side; every row sees all of them, whatever their positions.
-    let gathered = |elements: Elements<'_>| -> Vec<f32> {
-        let of_key = |&key: &u32| {
+    let gathered = |elements: Elements<'_>| {
+        let mut gathered = Vec::with_capacity(set.columns.len() * dim);
+        for &key in &set.columns {
             let first = start + key as usize * dim;
-            elements.to_f32(first..first + dim)
-        };
-        set.columns.iter().flat_map(of_key).collect()
+            match elements {
+                Elements::F32(numbers) => gathered.extend_from_slice(&numbers[first..first + dim]),
+                Elements::F16(bits) => {
+                    gathered.extend(bits[first..first + dim].iter().map(|&bits| half(bits)))
+                }
+            }
+        }
+        gathered
     };
     let (column_keys, column_values) = (gathered(keys.keys), gathered(keys.values));
     let one_head = KeySpan { first_head: 0, heads: 1, ..*keys };

@@ -2,7 +2,8 @@
 
 use crate::policy::PromptChunk;
 use layerscope_kernels::SPARSE_BLOCK;
-use ndarray::{Array2, ArrayView2, ArrayView3, Axis, aview2, s};
+use layerscope_kernels::elementwise::softmax;
+use ndarray::{Array2, ArrayView2, Axis, aview1, aview2, s};
 
 impl PromptChunk<'_> {
     /// Number of keys.
@@ -15,10 +16,14 @@ impl PromptChunk<'_> {
         self.rows.min(SPARSE_BLOCK)
     }
 
-    fn queries_of(&self, head: usize) -> Array2<f32> {
-        let shape = (self.rows, self.shape.query_heads, self.shape.head_dim);
-        let queries = ArrayView3::from_shape(shape, &self.queries[..shape.0 * shape.1 * shape.2]);
-        queries.map_or_else(|_| Array2::zeros((0, 0)), |queries| queries.index_axis(Axis(1), head).to_owned())
+    /// Queries of a head of the last so many rows, `[rows, head_dim]`.
+    fn queries_of(&self, head: usize, rows: usize) -> Array2<f32> {
+        let (heads, dim) = (self.shape.query_heads, self.shape.head_dim);
+        let mut queries = Array2::zeros((rows, dim));
+        for (row, mut query) in (self.rows - rows..self.rows).zip(queries.outer_iter_mut()) {
+            query.assign(&aview1(&self.queries[(row * heads + head) * dim..][..dim]));
+        }
+        queries
     }
 
     fn keys_of(&self, head: usize) -> ArrayView2<'_, f32> {
@@ -40,9 +45,8 @@ impl PromptChunk<'_> {
 
     /// Attention of the last rows of a head over all keys, `[rows ≤ 64, keys]`.
     pub(super) fn last_rows(&self, head: usize) -> Array2<f32> {
-        let queries = self.queries_of(head);
-        let last = queries.slice(s![self.rows - self.observed().., ..]);
-        let mut scores = self.scores(&last, &self.keys_of(head));
+        let last = self.queries_of(head, self.observed());
+        let mut scores = self.scores(&last.view(), &self.keys_of(head));
         let first = self.key_count() - self.observed();
         for (row, mut scores) in scores.outer_iter_mut().enumerate() {
             scores.slice_mut(s![first + row + 1..]).fill(f32::NEG_INFINITY);
@@ -54,7 +58,7 @@ impl PromptChunk<'_> {
     /// Attention of the mean query of each block of rows over the mean key of each block of keys, `[blocks of rows, blocks of
     /// keys]`; a block sees those up to its own.
     pub(super) fn blocks(&self, head: usize) -> Array2<f32> {
-        let queries = self.queries_of(head);
+        let queries = self.queries_of(head, self.rows);
         let (queries, keys) = (means(&queries.view()), means(&self.keys_of(head)));
         let mut scores = self.scores(&queries.view(), &keys.view());
         for (block, mut scores) in scores.outer_iter_mut().enumerate() {
@@ -67,9 +71,11 @@ impl PromptChunk<'_> {
 
     /// Attention of the mean of the last rows' queries over the mean key of each block of keys.
     pub(super) fn last_rows_by_means(&self, head: usize) -> Vec<f32> {
-        let queries = self.queries_of(head);
-        let last = queries.slice(s![self.rows - self.observed().., ..]);
-        let mean = last.mean_axis(Axis(0)).unwrap_or_default().insert_axis(Axis(0));
+        let mean = self
+            .queries_of(head, self.observed())
+            .mean_axis(Axis(0))
+            .unwrap_or_default()
+            .insert_axis(Axis(0));
         let mut scores =
             self.scores(&mean.view(), &means(&self.keys_of(head)).view()).into_raw_vec_and_offset().0;
         softmax(&mut scores);
@@ -92,11 +98,4 @@ fn means(rows: &ArrayView2<'_, f32>) -> Array2<f32> {
 /// Sums over the columns of each block.
 pub(super) fn by_key_block(row: &[f32]) -> Vec<f32> {
     row.chunks(SPARSE_BLOCK).map(|block| block.iter().sum()).collect()
-}
-
-fn softmax(scores: &mut [f32]) {
-    let max = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    scores.iter_mut().for_each(|score| *score = (*score - max).exp());
-    let total: f32 = scores.iter().sum();
-    scores.iter_mut().for_each(|score| *score /= total);
 }

@@ -16,12 +16,16 @@ impl Lines {
         let (rows, keys) = last_rows.dim();
         let (mut vertical, mut slash) = (vec![0.0; keys], vec![0.0; keys]);
         for (row, weights) in last_rows.outer_iter().enumerate() {
-            let position = keys - rows + row;
-            for (key, weight) in weights.iter().enumerate().take(position + 1) {
-                vertical[key] += weight;
-                slash[position - key] += weight;
-            }
+            let weights = weights.to_slice().unwrap_or_default();
+            // Distances from the last key to the first, so that both sums go the same way.
+            let beyond = rows - 1 - row;
+            let pairs = vertical.iter_mut().zip(&mut slash[beyond..]).zip(weights);
+            pairs.for_each(|((by_key, by_distance), weight)| {
+                *by_key += weight;
+                *by_distance += weight;
+            });
         }
+        slash.reverse();
         Self { vertical, slash }
     }
 }
