@@ -8,6 +8,7 @@ use layerscope_diagnostics::record::Anchor;
 use layerscope_diagnostics::run::Run;
 use layerscope_engine::{Device, Interrupt, Model, ModelSource, Policy, Result, WeightsPrecision};
 use layerscope_recording::continuations::continue_failure_cases;
+use layerscope_recording::policies::record_policies;
 use layerscope_recording::spans::{SpanRequest, SpanTokens, remove_span};
 use std::path::Path;
 use std::sync::LazyLock;
@@ -59,6 +60,9 @@ fn record() -> Result<Vec<(String, Vec<u8>)>> {
     }
     let request = SpanRequest { prompt_id: "b", tokens: SpanTokens::At(1..5), answer: None, layers: None };
     remove_span(&run, &model, &request, &interrupt, &mut |_| {})?;
+    let policies = ["speed:1+bos", "lazyllm"].map(|name| Policy::parse_for(name, model.config()));
+    let policies: Vec<Policy> = policies.into_iter().collect::<Result<_>>()?;
+    record_policies(&run, &model, &policies, &interrupt, &mut |_| {})?;
     let bench = serde_json::to_vec(&bench(&model, &interrupt)?).expect("JSON");
     let mut files = read(&folder);
     files.push((layerscope_bench::FILE_NAME.to_owned(), bench));

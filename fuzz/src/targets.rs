@@ -16,7 +16,7 @@ pub mod tokenizer_json;
 use crate::Target;
 
 /// Every target.
-pub static TARGETS: [Target; 17] = [
+pub static TARGETS: [Target; 18] = [
     chat_template::TARGET,
     config_json::TARGET,
     gguf::TARGET,
@@ -30,6 +30,7 @@ pub static TARGETS: [Target; 17] = [
     run_files::BENCH_REPORT,
     run_files::CONTINUATIONS,
     run_files::MANIFEST,
+    run_files::POLICIES,
     run_files::SPANS,
     run_files::TABLE,
     safetensors::TARGET,

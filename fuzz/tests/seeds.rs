@@ -57,7 +57,7 @@ macro_rules! targets {
 
 targets! {
     bench_report chat_template comparison config_json gguf hub_listing model_reference needle policies prompts report
-    run_continuations run_manifest run_spans run_table safetensors tokenizer_json
+    run_continuations run_manifest run_policies run_spans run_table safetensors tokenizer_json
 }
 
 #[test]

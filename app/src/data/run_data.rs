@@ -4,6 +4,7 @@ use super::figure::{StepFigure, TokenFigure};
 use layerscope_bench::BenchReport;
 use layerscope_cutoff::cost::Savings;
 use layerscope_cutoff::recommend::{Evidence, FrontierSummary, Options, Recommendation, recommend};
+use layerscope_diagnostics::policies::{PolicySummary, summarise_policies};
 use layerscope_diagnostics::record::{Anchor, KNOCKOUT_KL, PromptSummary, SpanRecord};
 use layerscope_diagnostics::run::{Manifest, Run};
 use layerscope_diagnostics::summary::{RunSummary, Summary, summarise_by_layer, summarise_run};
@@ -27,6 +28,8 @@ pub struct RunData {
     pub knockout: Vec<Vec<Summary>>,
     /// Removed spans of the prompts.
     pub spans: Vec<SpanRecord>,
+    /// Attention under policies, means over prompts.
+    pub policies: Vec<PolicySummary>,
     /// The frontier of each recorded anchor.
     pub frontiers: Vec<FrontierSummary>,
     /// What cutoffs 1 … L save at the run's prompt lengths, for each of [`Anchor::ALL`].
@@ -60,6 +63,7 @@ impl RunData {
             frontiers: Anchor::ALL.iter().filter_map(|&a| FrontierSummary::new(evidence, a)).collect(),
             bench: layerscope_bench::read_of_run(folder).map_err(|error| error.to_string()),
             spans: run.spans()?,
+            policies: summarise_policies(&run.policies()?),
             prompts,
             summary,
         })

@@ -7,6 +7,7 @@ use eframe::egui::Ui;
 use layerscope_diagnostics::record::{KNOCKOUT_KL, LAYER_FIGURES};
 use layerscope_diagnostics::summary::{GroupSummary, Summary};
 use layerscope_figures::{Along, Chart, Curve, Ink, Style};
+use layerscope_report::under_policies::FIGURES;
 
 /// A chart's title, unit, figures with their names, whether it is logarithmic, and axis range.
 type ChartPlan =
@@ -73,7 +74,14 @@ pub fn charts(scene: &Scene<'_>) -> Vec<Chart> {
         selected: scene.state.selection.layers.iter().copied().collect(),
         ..Chart::new(*title, *unit, Along::Layers(scene.run.layers()))
     };
-    PLANS.iter().map(chart).collect()
+    let mut charts: Vec<Chart> = PLANS.iter().map(chart).collect();
+    let (run, policies) = (&scene.run.summary, &scene.run.policies);
+    if !policies.is_empty() {
+        let selected = || scene.state.selection.layers.iter().copied().collect();
+        let under = FIGURES.iter().map(|figure| figure.chart(run, policies, scene.run.layers()));
+        charts.extend(under.map(|chart| Chart { selected: selected(), ..chart }));
+    }
+    charts
 }
 
 fn curves(scene: &Scene<'_>, figures: &[(&str, &str)]) -> Vec<Curve> {

@@ -34,7 +34,7 @@ pub(crate) enum Command {
     Demo(DemoArguments),
     /// Record a model on a prompt file into a run folder; an interrupted run resumes
     #[command(
-        after_help = "Example:\n  layerscope record model.gguf --prompts prompts.jsonl --max-new-tokens 32 --out run\n\nA line of the prompt file:\n  {\"id\": \"a1\", \"category\": \"retrieval\", \"prompt\": \"…\"}\nInstead of \"prompt\" a line may have \"messages\": [{\"role\", \"content\"}], and an \"answer\" to be followed\ninstead of the model's own continuation. \"expected\" is what a right answer contains: whether each cutoff keeps it is\nrecorded, too. A \"span\", a part of the prompt's text, is what `layerscope diffusion` asks about."
+        after_help = "Example:\n  layerscope record model.gguf --prompts prompts.jsonl --max-new-tokens 32 --out run\n\nExample: attention under a policy beside the full model's, in the same folder:\n  layerscope record model.gguf --prompts prompts.jsonl --max-new-tokens 32 --out run --policy speed:24+bos\n\nA line of the prompt file:\n  {\"id\": \"a1\", \"category\": \"retrieval\", \"prompt\": \"…\"}\nInstead of \"prompt\" a line may have \"messages\": [{\"role\", \"content\"}], and an \"answer\" to be followed\ninstead of the model's own continuation. \"expected\" is what a right answer contains: whether each cutoff keeps it is\nrecorded, too. A \"span\", a part of the prompt's text, is what `layerscope diffusion` asks about."
     )]
     Record(RecordArguments),
     /// Print a run's figures by layer
@@ -167,6 +167,10 @@ pub(crate) struct RecordArguments {
     /// At the end, generate under the recommended cutoff from this many prompts that it changes most; 0 for none
     #[arg(long, default_value_t = DEFAULT_FAILURE_CASES)]
     pub(crate) failure_cases: usize,
+    /// Record attention under this policy, too, along the same text; may be given several times. A folder that has the prompts
+    /// gets the policy alone
+    #[arg(long, value_name = "POLICY")]
+    pub(crate) policy: Vec<String>,
     /// Run folder to write or resume
     #[arg(long)]
     pub(crate) out: PathBuf,

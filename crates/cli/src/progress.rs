@@ -9,6 +9,7 @@ use layerscope_engine::Result;
 use layerscope_models::Progress;
 use layerscope_recording::RecordingEvent;
 use layerscope_recording::continuations::ContinuationEvent;
+use layerscope_recording::policies::PolicyEvent;
 
 fn style(template: &str) -> ProgressStyle {
     ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())
@@ -107,6 +108,31 @@ impl SpansBar {
 
     pub(crate) fn finish(&self) {
         self.bar.finish_and_clear();
+    }
+}
+
+/// Progress of recording under policies.
+pub(crate) struct PoliciesBar(ProgressBar);
+
+impl PoliciesBar {
+    pub(crate) fn new() -> Self {
+        Self(ProgressBar::new(0).with_style(style("{prefix} {bar:30} {pos}/{len} {msg}, {elapsed} elapsed")))
+    }
+
+    pub(crate) fn observe(&self, event: PolicyEvent<'_>) {
+        match event {
+            PolicyEvent::Started { id, tokens } => {
+                name(&self.0, &format!("{id} under policies"));
+                self.0.set_length(tokens as u64);
+                self.0.set_position(0);
+            }
+            PolicyEvent::Tokens(more) => self.0.inc(more as u64),
+        }
+        show(&self.0, "tokens");
+    }
+
+    pub(crate) fn finish(&self) {
+        self.0.finish_and_clear();
     }
 }
 

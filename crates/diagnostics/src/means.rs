@@ -42,7 +42,7 @@ impl ProbedFigures {
         StepFigures {
             positions: (p - 1..).take(generated.len()).collect(),
             token_ids: generated.to_vec(),
-            attention: self.attention.means_over(HEADS),
+            attention: self.attention.by_step(),
             lens: self.lens.clone(),
         }
     }
@@ -54,6 +54,11 @@ impl AttentionFigures {
         Zip::from(&self.prompt_mass)
             .and(&self.prompt_entropy)
             .map_collect(|mass, entropy| mass * (1.0 - entropy))
+    }
+
+    /// Means over heads, `[L, N]`.
+    pub fn by_step(&self) -> AttentionMeans {
+        self.means_over(HEADS)
     }
 
     fn means_over(&self, axis: Axis) -> AttentionMeans {

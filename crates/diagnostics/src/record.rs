@@ -390,6 +390,26 @@ pub struct KnockoutRow {
     pub divergence: Divergence,
 }
 
+/// A prompt under a policy, along the full model's text or the given answer.
+#[derive(Debug, Clone)]
+pub struct PolicyRecord {
+    /// The prompt.
+    pub prompt_id: String,
+    /// Name of the policy.
+    pub policy: String,
+    /// How far the policy moves the next-token distributions from the full model's.
+    pub divergence: Divergence,
+    /// Attention of the decode queries, means over heads, `[L, N]`.
+    pub attention: AttentionMeans,
+}
+
+impl PolicyRecord {
+    /// Means over decode steps of a figure, by layer; those without a defined step are NaN.
+    pub fn by_layer(figure: &Array2<f64>) -> Vec<f64> {
+        figure.outer_iter().map(|steps| summary::mean(steps.iter().copied())).collect()
+    }
+}
+
 /// From which layer on a span of prompt tokens may vanish: what removing it costs, by the layer from which it is removed.
 #[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 pub struct SpanRecord {

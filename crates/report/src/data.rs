@@ -4,6 +4,7 @@ use crate::compare::Comparison;
 use layerscope_bench::BenchReport;
 use layerscope_cutoff::cost::Savings;
 use layerscope_cutoff::recommend::{FrontierSummary, Recommendation};
+use layerscope_diagnostics::policies::PolicySummary;
 use layerscope_diagnostics::record::{Anchor, Divergence, TextUnderCutoff, Timings};
 use layerscope_diagnostics::run::Manifest;
 use layerscope_diagnostics::spans::SpanReport;
@@ -57,6 +58,8 @@ pub struct RunReport {
     pub readings: Vec<Reading>,
     /// From which layer on spans of prompts may vanish, where that was asked (`layerscope diffusion`).
     pub spans: Vec<SpanReport>,
+    /// Attention under policies, where that was recorded (`layerscope record --policy`).
+    pub policies: Vec<PolicySummary>,
     /// Every recorded prompt.
     pub prompts: Vec<PromptFigures>,
     /// The prompts that diverge most at the recommended cutoff, worst first.
@@ -93,6 +96,9 @@ pub struct Reading {
     /// Prompt mass, mean over heads, `[L, N]`; whole in the run's `steps.parquet`.
     #[serde(skip)]
     pub prompt_mass_by_step: Pyramid,
+    /// The same under policies, by name; whole in the run's `policies.parquet`.
+    #[serde(skip)]
+    pub under: Vec<(String, Pyramid)>,
     /// How each prompt token is shown, length p.
     #[serde(skip)]
     pub tokens: Vec<String>,

@@ -16,6 +16,7 @@ mod read;
 mod schema;
 mod sections;
 pub mod spans;
+pub mod under_policies;
 
 pub use output::{File, ReportFormat, render, write};
 pub use policies::{trade_off, trade_off_svg};

@@ -7,7 +7,8 @@ use crate::data::{
 };
 use layerscope_cutoff::DEFAULT_FAILURE_CASES;
 use layerscope_cutoff::recommend::{Evidence, FrontierSummary, Options, Recommendation, recommend};
-use layerscope_diagnostics::record::{Anchor, Divergence, KNOCKOUT_KL, PromptSummary};
+use layerscope_diagnostics::policies::summarise_policies;
+use layerscope_diagnostics::record::{Anchor, Divergence, KNOCKOUT_KL, PolicyRecord, PromptSummary};
 use layerscope_diagnostics::run::{Continuations, Run};
 use layerscope_diagnostics::spans::SpanReport;
 use layerscope_diagnostics::summary::{
@@ -86,6 +87,7 @@ impl Source {
         let (cost, workloads) = (evidence.cost(), evidence.workloads());
         let layers = summarise_run(&prompts);
         let knockout = summarise_by_layer(&prompts, KNOCKOUT_KL);
+        let policies = run.policies()?;
         let report = RunReport {
             name: name(folder),
             manifest: run.manifest().clone(),
@@ -98,7 +100,8 @@ impl Source {
                 .collect(),
             correlations: correlations(&layers, &knockout.iter().map(|k| k.mean).collect::<Vec<_>>()),
             prompt_mass_by_head: by_head(&prompts),
-            readings: readings(&run, &prompts, &layers)?,
+            readings: readings(&run, &prompts, &layers, &policies)?,
+            policies: summarise_policies(&policies),
             prompts: prompts.iter().map(|prompt| figures(prompt, &recommendation)).collect(),
             failure_cases: failure_cases(&prompts, &recommendation, run.continuations()?.as_ref())?,
             spans: run.spans()?.into_iter().map(|span| SpanReport::new(span, options.tolerance)).collect(),
@@ -146,7 +149,12 @@ fn by_head(prompts: &[PromptSummary]) -> Vec<Vec<f64>> {
 }
 
 /// A typical prompt of each category, and the longest of the run.
-fn readings(run: &Run, prompts: &[PromptSummary], layers: &RunSummary) -> Result<Vec<Reading>> {
+fn readings(
+    run: &Run,
+    prompts: &[PromptSummary],
+    layers: &RunSummary,
+    policies: &[PolicyRecord],
+) -> Result<Vec<Reading>> {
     let mut chosen: Vec<(&PromptSummary, Chosen)> = vec![];
     for group in layers.categories.iter().take(SHOWN_CATEGORIES) {
         let means: Vec<f64> =
@@ -162,10 +170,10 @@ fn readings(run: &Run, prompts: &[PromptSummary], layers: &RunSummary) -> Result
     if let Some(longest) = longest.filter(|longest| chosen.iter().all(|(known, _)| known.id != longest.id)) {
         chosen.push((longest, Chosen::Longest));
     }
-    chosen.into_iter().map(|(prompt, why)| reading(run, &prompt.id, why)).collect()
+    chosen.into_iter().map(|(prompt, why)| reading(run, &prompt.id, why, policies)).collect()
 }
 
-fn reading(run: &Run, id: &str, chosen: Chosen) -> Result<Reading> {
+fn reading(run: &Run, id: &str, chosen: Chosen, policies: &[PolicyRecord]) -> Result<Reading> {
     let prompt = run.prompt(id)?;
     let received = run.tokens(id)?;
     let steps = run.steps(id)?.attention.prompt_mass.mapv(|mass| mass as f32);
@@ -173,6 +181,7 @@ fn reading(run: &Run, id: &str, chosen: Chosen) -> Result<Reading> {
         most_read: most_read(&received.mean, &prompt.prompt_token_text),
         received: Pyramid::from_array(&received.undefined_beyond_windows(&run.manifest().model).mean),
         prompt_mass_by_step: Pyramid::from_array(&steps),
+        under: policies.iter().filter(|record| record.prompt_id == id).map(under).collect(),
         prompt_id: prompt.id,
         category: prompt.category,
         chosen,
@@ -181,6 +190,12 @@ fn reading(run: &Run, id: &str, chosen: Chosen) -> Result<Reading> {
         tokens: prompt.prompt_token_text,
         generated: prompt.generated_token_text,
     })
+}
+
+/// A policy and the prompt mass by decode step under it.
+fn under(record: &PolicyRecord) -> (String, Pyramid) {
+    let steps = record.attention.prompt_mass.mapv(|mass| mass as f32);
+    (record.policy.clone(), Pyramid::from_array(&steps))
 }
 
 /// Position 0 receives most attention in nearly every layer, so it is omitted.

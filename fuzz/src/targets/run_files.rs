@@ -2,6 +2,7 @@
 
 use crate::mutate::{json, parquet};
 use crate::{Target, recorded, scratch};
+use layerscope_diagnostics::policies::summarise_policies;
 use layerscope_diagnostics::run::{self as folder, Run, Table};
 use layerscope_engine::Result;
 
@@ -64,6 +65,20 @@ pub const SPANS: Target = Target {
     },
     mutate: parquet::changed,
     seeds: || vec![recorded::file(folder::SPANS).to_vec()],
+};
+
+/// `policies.parquet`.
+pub const POLICIES: Target = Target {
+    name: "run_policies",
+    read: |input| {
+        let folder = recorded::with(&[(folder::POLICIES, input)]);
+        let run = Run::open(folder.path()).expect("a sound run");
+        if let Ok(records) = run.policies() {
+            let _ = summarise_policies(&records);
+        }
+    },
+    mutate: parquet::changed,
+    seeds: || vec![recorded::file(folder::POLICIES).to_vec()],
 };
 
 /// A number, for which of the tables, and its bytes.

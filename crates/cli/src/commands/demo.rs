@@ -38,6 +38,7 @@ pub(crate) fn run(arguments: &DemoArguments) -> Result<ExitCode> {
         ))?;
     }
     let recording = Recording {
+        policies: vec![],
         prompts: &prompts,
         max_new_tokens: NEW_TOKENS,
         failure_cases: DEFAULT_FAILURE_CASES,

@@ -3,16 +3,17 @@
 use crate::args::RecordArguments;
 use crate::commands::{recommend, show};
 use crate::interrupt::heeded;
-use crate::progress::{FailureCaseBar, RecordingBars};
+use crate::progress::{FailureCaseBar, PoliciesBar, RecordingBars};
 use crate::{models, output, terminal};
 use layerscope_cutoff::recommend::Recommendation;
 use layerscope_diagnostics::prompts::{PromptFile, read_prompts};
 use layerscope_diagnostics::run::{CONTINUATIONS, Continuation, Manifest, Run};
 use layerscope_engine::{
-    Device, DeviceChoice, Error, MemoryNeed, Model, OpenedModel, Policy, Result, WeightsPrecision,
+    Device, DeviceChoice, Error, MemoryNeed, Model, OpenedModel, Policy, Result, WeightsPrecision, caveats,
 };
 use layerscope_recording::RecordingEvent;
 use layerscope_recording::continuations::continue_failure_cases;
+use layerscope_recording::policies::record_policies;
 use serde_json::json;
 use std::fmt::Write;
 use std::path::Path;
@@ -22,6 +23,8 @@ use std::process::ExitCode;
 pub(crate) struct Recording<'a> {
     pub(crate) prompts: &'a PromptFile,
     pub(crate) max_new_tokens: usize,
+    /// Policies under which attention is recorded besides.
+    pub(crate) policies: Vec<Policy>,
     /// Number of prompts to generate from under the recommended cutoff.
     pub(crate) failure_cases: usize,
     /// The run folder.
@@ -35,9 +38,12 @@ pub(crate) fn run(arguments: &RecordArguments) -> Result<ExitCode> {
     let prompts = read_prompts(&arguments.prompts)?;
     let device = models::device(arguments.model.device)?;
     let opened = models::open(&arguments.model)?;
+    let parsed = |name: &String| Policy::parse_for(name, &opened.config);
+    let policies = arguments.policy.iter().map(parsed).collect::<Result<_>>()?;
     let need = memory_need(&opened, &prompts, &device, arguments);
     let model = models::load(opened, arguments.model.weights, &device, &need)?;
     let recording = Recording {
+        policies,
         prompts: &prompts,
         max_new_tokens: arguments.max_new_tokens as usize,
         failure_cases: arguments.failure_cases,
@@ -66,7 +72,7 @@ fn memory_need(
 
 /// The arguments that repeat a recording, with file names only: full paths may be private.
 fn command(arguments: &RecordArguments) -> Vec<String> {
-    let RecordArguments { model, prompts, max_new_tokens, failure_cases, out, json: _ } = arguments;
+    let RecordArguments { model, prompts, max_new_tokens, failure_cases, policy, out, json: _ } = arguments;
     let options = [
         ("--weights", WeightsPrecision::from(model.weights).name().to_owned()),
         ("--prompts", last_part(prompts)),
@@ -77,7 +83,8 @@ fn command(arguments: &RecordArguments) -> Vec<String> {
     let architecture = model.architecture.iter().map(|name| ("--architecture", name.clone()));
     let device = Some(model.device.device).filter(|&device| device != DeviceChoice::Auto);
     let device = device.iter().map(|device| ("--device", device.to_string()));
-    let options = options.into_iter().chain(architecture).chain(device);
+    let policies = policy.iter().map(|name| ("--policy", name.clone()));
+    let options = options.into_iter().chain(policies).chain(architecture).chain(device);
     let options = options.flat_map(|(name, value)| [name.to_owned(), value]);
     ["record".to_owned(), last_part(Path::new(&model.model))].into_iter().chain(options).collect()
 }
@@ -119,6 +126,7 @@ fn record_and_print(model: &Model, recording: &Recording<'_>) -> Result<ExitCode
         }
     };
     let cases = failure_cases(&run, model, &recommendation, recording.failure_cases)?;
+    under_policies(&run, model, &recording.policies)?;
     if recording.json {
         output::json(&json!({ "show": run.show()?, "recommendation": recommendation }))?;
         return Ok(code);
@@ -135,6 +143,21 @@ fn record_and_print(model: &Model, recording: &Recording<'_>) -> Result<ExitCode
         ));
     }
     Ok(code)
+}
+
+/// Records attention under policies.
+fn under_policies(run: &Run, model: &Model, policies: &[Policy]) -> Result<()> {
+    if policies.is_empty() {
+        return Ok(());
+    }
+    for caveat in caveats(policies) {
+        terminal::say(&format!("layerscope: {caveat}"));
+    }
+    let bar = PoliciesBar::new();
+    let recorded =
+        heeded(|interrupt| record_policies(run, model, policies, interrupt, &mut |event| bar.observe(event)));
+    bar.finish();
+    recorded
 }
 
 /// Returns the manifest and the number of failed prompts.

@@ -4,7 +4,8 @@ use crate::args::ShowArguments;
 use crate::output::{self, figure};
 use crate::terminal::{self, line};
 use layerscope_cutoff::recommend::{Kept, KeptByCutoff};
-use layerscope_diagnostics::record::{Anchor, PromptSummary};
+use layerscope_diagnostics::policies::summarise_policies;
+use layerscope_diagnostics::record::{Anchor, PolicyRecord, PromptSummary};
 use layerscope_diagnostics::run::{Manifest, Run, Status};
 use layerscope_diagnostics::summary::{mean, summarise_run};
 use layerscope_engine::{Error, Result};
@@ -39,7 +40,33 @@ pub(crate) fn overall(run: &Run) -> Result<String> {
     let prompts = prompts(run)?;
     let all: Vec<&PromptSummary> = prompts.iter().collect();
     let cutoffs = cutoff_table(&all);
-    Ok(format!("{}\n{}\n{LEGEND}\n\n{cutoffs}", heading(run.manifest(), &prompts), layer_table(&all)))
+    let (layers, policies) = (layer_table(&all), policy_table(&run.policies()?));
+    Ok(format!("{}\n{layers}\n{LEGEND}\n\n{cutoffs}{policies}", heading(run.manifest(), &prompts)))
+}
+
+/// What was recorded under policies; empty where nothing was.
+fn policy_table(records: &[PolicyRecord]) -> String {
+    if records.is_empty() {
+        return String::new();
+    }
+    let rows = summarise_policies(records).into_iter().map(|summary| {
+        let mean_of = |figures: &[f64]| figure(mean(figures.iter().copied()), 4);
+        vec![
+            line(&summary.policy).to_string(),
+            summary.prompts.to_string(),
+            figure(summary.divergence.kl, 4),
+            figure(summary.divergence.top1, 3),
+            mean_of(&summary.bos_mass),
+            mean_of(&summary.prompt_mass),
+            mean_of(&summary.decode_mass),
+        ]
+    });
+    let head = ["policy", "prompts", "KL", "top1", "BoS", "prompt", "decode"];
+    let table = output::table(&head, rows.collect());
+    format!(
+        "\n\n{table}\nUnder policies, along the same text. KL: nats per token, from the full model. BoS, prompt, decode: masses, means \
+         over layers."
+    )
 }
 
 fn by_category(run: &Run) -> Result<String> {

@@ -2,8 +2,8 @@
 //!
 //! [`RunWriter`] records into it, [`Run`] reads it. [`Manifest`] describes its content; [`Table`] lists its
 //! Parquet files, whose columns carry unit and description. Optional files are [`Continuations`], texts under
-//! a policy, written by [`ContinuationsWriter`], and [`SPANS`], written by [`SpansWriter`]. Undefined numbers
-//! are NaN in memory and null in files.
+//! a policy, written by [`ContinuationsWriter`], [`SPANS`], written by [`SpansWriter`], and [`POLICIES`], attention under
+//! policies, written by [`PoliciesWriter`]. Undefined numbers are NaN in memory and null in files.
 
 mod continuations;
 mod durable;
@@ -12,6 +12,7 @@ mod json_file;
 mod layout;
 mod manifest;
 mod parquet_file;
+mod policies;
 mod reader;
 mod received;
 mod row_groups;
@@ -30,9 +31,10 @@ pub use continuations::{CONTINUATIONS, Continuation, Continuations, Continuation
 pub use manifest::{
     BosToken, FailedPrompt, MANIFEST, Manifest, ModelInfo, PromptStates, SCHEMA_VERSION, Settings, Status,
 };
+pub use policies::{POLICIES, PoliciesWriter};
 pub use reader::Run;
 pub use schema::Table;
-pub use show::{ShowPrompt, ShowReport};
+pub use show::{ShowPolicy, ShowPrompt, ShowReport};
 pub use spans::{SPANS, SpansWriter};
 pub use writer::RunWriter;
 

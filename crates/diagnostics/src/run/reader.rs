@@ -14,10 +14,10 @@ use super::received;
 use super::rows_read::PromptRows;
 use super::schema::Table;
 use super::show::ShowReport;
-use super::spans;
 use super::table_file::TableFile;
 use super::tables::Tables;
-use crate::record::{PromptSummary, ReceivedFigures, SpanRecord, StepFigures};
+use super::{policies, spans};
+use crate::record::{PolicyRecord, PromptSummary, ReceivedFigures, SpanRecord, StepFigures};
 
 /// Attempts to open a folder that changes during opening, and the pause between them.
 const TRIES: usize = 20;
@@ -154,6 +154,14 @@ impl Run {
     /// [`Error::Input`] if the file is damaged.
     pub fn spans(&self) -> Result<Vec<SpanRecord>> {
         spans::read(self)
+    }
+
+    /// Attention under policies, by prompt; empty if there is none.
+    ///
+    /// # Errors
+    /// [`Error::Input`] if the file is damaged.
+    pub fn policies(&self) -> Result<Vec<PolicyRecord>> {
+        policies::read(self)
     }
 
     /// The output of `show --json`.

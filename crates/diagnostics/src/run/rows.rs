@@ -119,7 +119,7 @@ impl Columns {
         self.arrays.push(Arc::new(Float32Array::from_iter(values)));
     }
 
-    fn attention(&mut self, means: &AttentionMeans) {
+    pub(super) fn attention(&mut self, means: &AttentionMeans) {
         for figure in means.columns() {
             self.figures(figure.iter().copied());
         }

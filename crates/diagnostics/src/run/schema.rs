@@ -246,6 +246,32 @@ const TEXT: [Column; 3] = [
     )),
 ];
 
+/// `policies.parquet`, which a run may have in addition to its tables: one row per prompt × policy × layer × step.
+pub(super) const POLICIES: [Column; 13] = [
+    PROMPT_ID,
+    column("policy", Kind::Text, "none", "Name of the policy"),
+    LAYER,
+    STEP,
+    figure(
+        "kl",
+        "nats",
+        "Mean over the prompt's steps of KL(full || policy); the same in all rows of prompt and policy",
+    ),
+    figure("top1", "share of steps", "Steps with the same argmax; the same in all rows of prompt and policy"),
+    figure(
+        "dnll",
+        "nats",
+        "Mean negative log-likelihood of the continuation, less that under the full model; the same in all rows of prompt and \
+         policy",
+    ),
+    ATTENTION[0],
+    ATTENTION[1],
+    ATTENTION[2],
+    ATTENTION[3],
+    ATTENTION[4],
+    ATTENTION[5],
+];
+
 /// `spans.parquet`, which a run may have in addition to its tables: one row per prompt × span × layer.
 pub(super) const SPANS: [Column; 10] = [
     PROMPT_ID,
@@ -329,7 +355,10 @@ mod tests {
     #[test]
     fn every_column_has_unit_and_description() {
         let tables = Table::ALL.map(|table| (table.file_name(), table.schema()));
-        for (table, schema) in tables.into_iter().chain([("spans.parquet", schema_of(&SPANS))]) {
+        for (table, schema) in tables
+            .into_iter()
+            .chain([("spans.parquet", schema_of(&SPANS)), ("policies.parquet", schema_of(&POLICIES))])
+        {
             for field in schema.fields() {
                 for key in ["unit", "description"] {
                     let value = field.metadata().get(key).map(String::as_str);

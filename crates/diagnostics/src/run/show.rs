@@ -5,7 +5,7 @@ use serde::Serialize;
 
 use super::manifest::Manifest;
 use super::reader::Run;
-use crate::record::{FrontierRow, KnockoutRow, PromptSummary, SpanRecord};
+use crate::record::{Divergence, FrontierRow, KnockoutRow, PolicyRecord, PromptSummary, SpanRecord};
 
 /// A run as one JSON object. Undefined numbers are NaN, which serde_json writes as null.
 #[derive(Debug, Clone, Serialize)]
@@ -48,6 +48,41 @@ pub struct ShowPrompt {
     /// Removed spans; omitted if there are none.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub spans: Vec<SpanRecord>,
+    /// The prompt under policies; omitted if it was recorded under none.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub policies: Vec<ShowPolicy>,
+}
+
+/// A prompt under a policy: what the policy costs, and attention by layer, means over heads and steps.
+#[derive(Debug, Clone, Serialize)]
+pub struct ShowPolicy {
+    /// Name of the policy.
+    pub policy: String,
+    /// How far next-token distributions move from the full model's.
+    #[serde(flatten)]
+    pub divergence: Divergence,
+    /// Mass on position 0, length L.
+    pub bos_mass: Vec<f64>,
+    /// Mass on positions 1 … p−2, length L.
+    pub prompt_mass: Vec<f64>,
+    /// Mass on positions ≥ p−1, length L.
+    pub decode_mass: Vec<f64>,
+    /// Entropy within the prompt over ln(p−2), length L.
+    pub prompt_entropy: Vec<f64>,
+}
+
+impl From<PolicyRecord> for ShowPolicy {
+    fn from(record: PolicyRecord) -> Self {
+        let attention = &record.attention;
+        Self {
+            bos_mass: PolicyRecord::by_layer(&attention.bos_mass),
+            prompt_mass: PolicyRecord::by_layer(&attention.prompt_mass),
+            decode_mass: PolicyRecord::by_layer(&attention.decode_mass),
+            prompt_entropy: PolicyRecord::by_layer(&attention.prompt_entropy),
+            policy: record.policy,
+            divergence: record.divergence,
+        }
+    }
 }
 
 impl From<PromptSummary> for ShowPrompt {
@@ -68,6 +103,7 @@ impl From<PromptSummary> for ShowPrompt {
             frontier: prompt.frontier,
             knockout: prompt.knockout,
             spans: vec![],
+            policies: vec![],
         }
     }
 }
@@ -80,6 +116,11 @@ impl ShowReport {
         for span in run.spans()? {
             if let Some(prompt) = prompts.iter_mut().find(|prompt| prompt.id == span.prompt_id) {
                 prompt.spans.push(span);
+            }
+        }
+        for record in run.policies()? {
+            if let Some(prompt) = prompts.iter_mut().find(|prompt| prompt.id == record.prompt_id) {
+                prompt.policies.push(record.into());
             }
         }
         Ok(Self { manifest: run.manifest().clone(), prompts })

@@ -13,6 +13,7 @@ mod prompts;
 mod provenance;
 mod readings;
 mod spans;
+mod under_policies;
 
 use crate::data::{Report, RunReport};
 use crate::document::{Column, Document, Element, Section, column};
@@ -41,6 +42,9 @@ impl Document {
             ]);
             if !run.spans.is_empty() {
                 sections.push(place.section("spans", "Spans", spans::blocks(&place, report)));
+            }
+            if !run.policies.is_empty() {
+                sections.push(place.section("policies", "Under policies", under_policies::blocks(&place)));
             }
             if run.bench.is_some() {
                 sections.push(place.section("bench", "Measured", bench::blocks(&place)));
