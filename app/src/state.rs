@@ -256,6 +256,8 @@ pub struct ViewState {
     pub token_figure: TokenFigure,
     /// What the map shows of steps.
     pub step_figure: StepFigure,
+    /// The policy under which steps are shown, where the prompt was recorded under it; otherwise the full model.
+    pub under: Option<String>,
     /// What the head grid shows.
     pub head_figure: StepFigure,
     /// Prompt tokens shown; `None` for all.
@@ -303,6 +305,7 @@ impl Default for ViewState {
             columns: Columns::Tokens,
             token_figure: TokenFigure::default(),
             step_figure: StepFigure::default(),
+            under: None,
             head_figure: StepFigure::default(),
             token_window: None,
             step_window: None,

@@ -123,6 +123,8 @@ pub struct PromptMaps {
     received_mean: Pyramid,
     received_max: Pyramid,
     steps: Vec<Pyramid>,
+    /// The same under policies, by name, but for the logit lens.
+    under: Vec<(String, Vec<Pyramid>)>,
 }
 
 impl PromptMaps {
@@ -136,20 +138,26 @@ impl PromptMaps {
         let lens_kl = steps.lens.kl.mapv(f64::from);
         let step_map = |figure: StepFigure| pyramid_f64(figure.of(&steps.attention).unwrap_or(&lens_kl));
         let steps = StepFigure::ALL.into_iter().map(step_map).collect();
+        let under = run.policies()?.into_iter().filter(|record| record.prompt_id == id);
+        let under = under.map(|record| {
+            let of_figure = |figure: StepFigure| figure.of(&record.attention).map(pyramid_f64);
+            (record.policy.clone(), StepFigure::ALL.into_iter().filter_map(of_figure).collect())
+        });
+        let under = under.collect();
         let received = run.tokens(id)?.undefined_beyond_windows(&run.manifest().model);
         // One at a time, so that only one figure's values are in memory twice.
         let (mean, max) = (received.mean, received.max);
         let received_mean = Pyramid::from_array(&mean);
         drop(mean);
         let received_max = Pyramid::from_array(&max);
-        Ok(Self { prompt, received_mean, received_max, steps })
+        Ok(Self { prompt, received_mean, received_max, steps, under })
     }
 
     /// Maps without columns, for a prompt whose maps cannot be read.
     pub fn empty(prompt: usize) -> Self {
         let nothing = || Pyramid::new(1);
         let steps = StepFigure::ALL.iter().map(|_| nothing()).collect();
-        Self { prompt, received_mean: nothing(), received_max: nothing(), steps }
+        Self { prompt, received_mean: nothing(), received_max: nothing(), steps, under: vec![] }
     }
 
     /// Layer × prompt token.
@@ -166,9 +174,23 @@ impl PromptMaps {
         &self.steps[index]
     }
 
+    /// The same under a policy; of the full model where the prompt was not recorded under it, or the figure was not.
+    pub fn steps_under(&self, figure: StepFigure, policy: Option<&str>) -> &Pyramid {
+        let of_policy = self.under.iter().find(|(name, _)| Some(name.as_str()) == policy);
+        let index = StepFigure::ALL.iter().position(|known| *known == figure);
+        let found = of_policy.and_then(|(_, figures)| figures.get(index?));
+        found.unwrap_or_else(|| self.steps(figure))
+    }
+
+    /// The policies under which the prompt was recorded.
+    pub fn policies(&self) -> impl Iterator<Item = &str> {
+        self.under.iter().map(|(name, _)| name.as_str())
+    }
+
     /// Bytes in memory.
     pub fn bytes(&self) -> usize {
-        let all = self.steps.iter().chain([&self.received_mean, &self.received_max]);
+        let under = self.under.iter().flat_map(|(_, figures)| figures);
+        let all = self.steps.iter().chain(under).chain([&self.received_mean, &self.received_max]);
         all.map(Pyramid::bytes).sum()
     }
 }

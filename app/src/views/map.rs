@@ -1,9 +1,9 @@
 //! The map: layers × prompt tokens, or × decode steps, with strips of other figures on the same layer axis.
 
 use super::Scene;
-use crate::data::{Pyramid, exact, short};
+use crate::data::{PromptMaps, Pyramid, StepFigure, exact, short};
 use crate::design::{self, Palette, size, space};
-use crate::state::{Columns, Selection, Window};
+use crate::state::{Columns, Selection, ViewState, Window};
 use crate::widgets::{
     Column, CutoffLine, Direction, Figures, HeatMap, HeatMapImage, axis, colour_bar, token_label,
 };
@@ -39,7 +39,7 @@ pub fn show(ui: &mut Ui, scene: &mut Scene<'_>) {
     let state = &scene.state;
     let (values, name) = match state.columns {
         Columns::Tokens => (maps.tokens(state.token_figure), state.token_figure.description()),
-        Columns::Steps => (maps.steps(state.step_figure), state.step_figure.unit()),
+        Columns::Steps => (of_steps(maps, state), state.step_figure.unit()),
     };
     let heat = HeatMap {
         values,
@@ -59,7 +59,7 @@ pub fn show(ui: &mut Ui, scene: &mut Scene<'_>) {
         ui.add_space(size::AXIS);
         let name = match state.columns {
             Columns::Tokens => name.to_owned(),
-            Columns::Steps => format!("{}, {name}", state.step_figure.name()),
+            Columns::Steps => format!("{}, {name}", steps_name(maps, state)),
         };
         let width = (ui.available_width() - space::LARGE).min(420.0);
         colour_bar(ui, &image.scale(&heat), heat.colours, &name, width);
@@ -124,7 +124,7 @@ pub fn show(ui: &mut Ui, scene: &mut Scene<'_>) {
 }
 
 fn controls(ui: &mut Ui, scene: &mut Scene<'_>) {
-    use crate::data::{ScaleKind, StepFigure, TokenFigure};
+    use crate::data::{ScaleKind, TokenFigure};
     let state = &mut *scene.state;
     ui.horizontal_wrapped(|ui| {
         ui.selectable_value(&mut state.columns, Columns::Tokens, "Prompt tokens");
@@ -135,6 +135,9 @@ fn controls(ui: &mut Ui, scene: &mut Scene<'_>) {
                 choose(ui, "Figure", &mut state.token_figure, TokenFigure::ALL, TokenFigure::name)
             }
             Columns::Steps => choose(ui, "Figure", &mut state.step_figure, StepFigure::ALL, StepFigure::name),
+        }
+        if let Some(maps) = scene.maps.filter(|_| state.columns == Columns::Steps) {
+            choose_policy(ui, maps, state);
         }
         let scale = match state.columns {
             Columns::Tokens => &mut state.scale,
@@ -149,6 +152,39 @@ fn controls(ui: &mut Ui, scene: &mut Scene<'_>) {
             );
         }
     });
+}
+
+/// The full model, or a policy under which the prompt was recorded.
+fn choose_policy(ui: &mut Ui, maps: &PromptMaps, state: &mut ViewState) {
+    if maps.policies().next().is_none() {
+        return;
+    }
+    let shown = policy_shown(maps, state).unwrap_or("full").to_owned();
+    let response = ComboBox::from_id_salt("Under").selected_text(&shown).show_ui(ui, |ui| {
+        ui.selectable_value(&mut state.under, None, "full");
+        for policy in maps.policies() {
+            ui.selectable_value(&mut state.under, Some(policy.to_owned()), policy);
+        }
+    });
+    response.response.widget_info(|| WidgetInfo::labeled(Role::ComboBox, true, format!("Under: {shown}")));
+    response.response.on_hover_text("The policy under which the text was read");
+}
+
+/// The policy under which steps are shown.
+fn policy_shown<'a>(maps: &'a PromptMaps, state: &ViewState) -> Option<&'a str> {
+    let has_figure = state.step_figure != StepFigure::LensKl;
+    maps.policies().find(|policy| has_figure && Some(*policy) == state.under.as_deref())
+}
+
+/// What is shown of steps.
+fn of_steps<'a>(maps: &'a PromptMaps, state: &ViewState) -> &'a Pyramid {
+    maps.steps_under(state.step_figure, policy_shown(maps, state))
+}
+
+/// Its name.
+fn steps_name(maps: &PromptMaps, state: &ViewState) -> String {
+    let figure = state.step_figure.name();
+    policy_shown(maps, state).map_or_else(|| figure.to_owned(), |policy| format!("{figure} under {policy}"))
 }
 
 /// A labelled choice of a few options.
@@ -417,7 +453,7 @@ pub fn figures<'a>(scene: &'a Scene<'_>) -> Option<Figures<'a>> {
     let prompt = scene.prompt();
     let (values, first, tokens) = match scene.state.columns {
         Columns::Tokens => (maps.tokens(scene.state.token_figure), "position", &prompt.prompt_token_text),
-        Columns::Steps => (maps.steps(scene.state.step_figure), "step", &prompt.generated_token_text),
+        Columns::Steps => (of_steps(maps, scene.state), "step", &prompt.generated_token_text),
     };
     let unit = match scene.state.columns {
         Columns::Tokens => "share",

@@ -1,6 +1,6 @@
 //! The map for export.
 
-use super::Scene;
+use super::{Scene, of_steps, steps_name};
 use crate::data::Scale;
 use crate::state::{Columns, Window};
 use crate::views::picture;
@@ -13,16 +13,21 @@ const COLUMN: f64 = 13.0;
 pub fn picture(scene: &Scene<'_>, theme: Theme) -> Option<String> {
     let (maps, state, prompt) = (scene.maps?, &*scene.state, scene.prompt());
     let selection = &state.selection;
-    let of_steps = state.step_figure;
     let (values, title, unit, scale, window) = match state.columns {
         Columns::Tokens => {
             let figure = state.token_figure;
             let values = maps.tokens(figure);
-            (values, figure.name(), figure.description(), state.scale, state.token_window)
+            (values, figure.name().to_owned(), figure.description(), state.scale, state.token_window)
         }
         Columns::Steps => {
-            let values = maps.steps(of_steps);
-            (values, of_steps.name(), of_steps.unit(), state.share_scale, state.step_window)
+            let figure = state.step_figure;
+            (
+                of_steps(maps, state),
+                steps_name(maps, state),
+                figure.unit(),
+                state.share_scale,
+                state.step_window,
+            )
         }
     };
     let (column_name, column_texts, columns): (_, _, Vec<usize>) = match state.columns {
@@ -37,7 +42,7 @@ pub fn picture(scene: &Scene<'_>, theme: Theme) -> Option<String> {
     let scale = Scale::fit(scale, values, state.per_row, without_first);
     let window = window.unwrap_or(Window::all(values.columns())).within(values.columns());
     let map = Map {
-        title: title.into(),
+        title: title.clone(),
         unit: unit.into(),
         description: format!("{title}: {unit}, by layer and {column_name}"),
         values,
