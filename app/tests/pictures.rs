@@ -7,7 +7,7 @@ use eframe::egui::{Theme, Vec2};
 use egui_kittest::SnapshotResults;
 use egui_kittest::kittest::Queryable;
 use layerscope_app::state::View;
-use layerscope_diagnostics::record::{Divergence, SpanRecord, SpanRow};
+use layerscope_diagnostics::record::{Divergence, SpanMasses, SpanRecord, SpanRow};
 use layerscope_diagnostics::run::{Run, SpansWriter};
 use std::path::Path;
 use support::synthetic::{self, Sizes};
@@ -113,6 +113,7 @@ fn write_span(folder: &Path) {
                 dnll: 0.0,
             },
             decode_mass: if layer == layers { f64::NAN } else { 0.02 + 0.3 * (-90.0 * depth * depth).exp() },
+            masses: SpanMasses::UNDEFINED,
             found: None,
         }
     };

@@ -14,12 +14,14 @@ mod tests;
 
 use crate::answer::{Answer, Answered};
 use layerscope_diagnostics::probe::{TeacherForced, teacher_forced};
-use layerscope_diagnostics::record::{Divergence, SpanRow};
+use layerscope_diagnostics::record::{Divergence, SpanMasses, SpanRow};
 use layerscope_diagnostics::reference_distributions::StepComparison;
+use layerscope_diagnostics::summary::mean;
 use layerscope_engine::{
-    ComputeType, Decoder, Error, HookPoint, Hooks, Interrupt, Model, Policy, Result, Session, Site, Tensor,
-    check_interrupt, check_memory,
+    ComputeType, Decoder, Error, HookPoint, Hooks, Interrupt, LayerStatistics, Model, Policy, Result,
+    Session, Site, Tensor, check_interrupt, check_memory,
 };
+use layerscope_kernels::Segment;
 use std::cell::RefCell;
 use std::ops::Range;
 
@@ -192,22 +194,31 @@ impl<'m, 'q> Experiment<'m, 'q> {
             let argmax: Vec<u32> =
                 (0..distributions.steps()).map(|step| distributions.argmax(step)).collect();
             let found = self.found(&argmax, interrupt)?;
-            return Ok(SpanRow { layer, divergence: Divergence::ZERO, decode_mass: f64::NAN, found });
+            let masses = SpanMasses::UNDEFINED;
+            return Ok(SpanRow { layer, divergence: Divergence::ZERO, decode_mass: f64::NAN, masses, found });
         }
-        let x = self.rerun(layer, interrupt)?;
+        let mut without = vec![];
+        let x = self.rerun(layer, &mut without, interrupt)?;
         let compared = self.forced.distributions.compare(&self.model.decoder, &x)?;
         let argmax: Vec<u32> = compared.iter().map(|step| step.argmax).collect();
         Ok(SpanRow {
             layer,
             divergence: StepComparison::mean(&compared),
-            decode_mass: self.decode_mass(layer),
+            decode_mass: self.span_mass(layer, self.question.span.start),
+            masses: self.masses(layer, &without),
             found: self.found(&argmax, interrupt)?,
         })
     }
 
     /// Final residual stream `[N, d]` of the decode rows where the span is removed from a layer on: what comes after the span runs
-    /// anew from there. The session is left without decode rows.
-    fn rerun(&mut self, layer: usize, interrupt: &Interrupt) -> Result<Tensor> {
+    /// anew from there; their attention in the layers from there on is left in `statistics`. The session is left without decode
+    /// rows.
+    fn rerun(
+        &mut self,
+        layer: usize,
+        statistics: &mut Vec<LayerStatistics>,
+        interrupt: &Interrupt,
+    ) -> Result<Tensor> {
         let boundary = self.question.prompt.len() - 1;
         self.session.forget(layer, self.question.span.start)?;
         let mut first = self.question.span.end;
@@ -218,14 +229,35 @@ impl<'m, 'q> Experiment<'m, 'q> {
             first += x.rows();
         }
         check_interrupt(interrupt)?;
-        let x = self.session.resume(layer, &self.forced.residuals[layer], boundary, ComputeType::F32)?;
+        let x = self.session.resume_with_statistics(
+            layer,
+            &self.forced.residuals[layer],
+            boundary,
+            statistics,
+        )?;
         self.session.truncate(boundary)?;
         Ok(x)
     }
 
-    /// Share of the decode queries' attention on the span at a layer of the full model, mean over heads and steps.
-    fn decode_mass(&self, layer: usize) -> f64 {
-        let received = &self.forced.statistics[layer].received.sum[self.question.span.clone()];
+    /// Where attention goes in the layers from one on, with the span and without it.
+    fn masses(&self, layer: usize, without: &[LayerStatistics]) -> SpanMasses {
+        let full = &self.forced.statistics[layer..];
+        let layers = layer..layer + full.len();
+        // Position 0 is no part of the prompt's mass.
+        let span = mean(layers.map(|layer| self.span_mass(layer, self.question.span.start.max(1))));
+        SpanMasses {
+            span_full: span,
+            rest_full: mean_mass(full, Segment::Prompt) - span,
+            bos_after: mean_mass(without, Segment::Bos),
+            rest_after: mean_mass(without, Segment::Prompt),
+            decode_after: mean_mass(without, Segment::Decode),
+        }
+    }
+
+    /// Share of the decode queries' attention on the span, from a position on, at a layer of the full model, mean over heads and
+    /// steps.
+    fn span_mass(&self, layer: usize, first: usize) -> f64 {
+        let received = &self.forced.statistics[layer].received.sum[first..self.question.span.end.max(first)];
         let queries = self.model.decoder.config().heads * self.question.continuation.len();
         received.iter().map(|&sum| f64::from(sum)).sum::<f64>() / queries as f64
     }
@@ -243,6 +275,12 @@ impl<'m, 'q> Experiment<'m, 'q> {
         self.session.truncate(boundary)?;
         Ok(Some(found))
     }
+}
+
+/// Mass on a segment, mean over layers, heads and rows.
+fn mean_mass(layers: &[LayerStatistics], segment: Segment) -> f64 {
+    let rows = layers.iter().flat_map(|layer| &layer.rows.mass);
+    mean(rows.map(|mass| f64::from(mass[segment as usize])))
 }
 
 /// Hooks that keep the residual streams of the rows at `positions` where they enter each of the layers.

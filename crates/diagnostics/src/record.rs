@@ -363,8 +363,8 @@ pub struct TextUnderCutoff {
     /// The decode step whose token is the first to differ, 0 … N−1; null where none does. Before it, both texts are the same
     /// computation.
     pub departs: Option<usize>,
-    /// Whether the greedy text, as the model ends it, contains the expected answer. Null where no answer is expected, or the full
-    /// model does not give it.
+    /// Whether the greedy text, as the model ends it, contains the expected answer. Null where no answer is expected; where the full
+    /// model does not give it, false at cutoff L and null below.
     pub answered: Option<bool>,
 }
 
@@ -437,8 +437,43 @@ pub struct SpanRow {
     /// Share of the decode queries' attention that goes to the span at this layer of the full model, mean over heads and
     /// steps; NaN at L.
     pub decode_mass: f64,
+    /// Where attention goes at the layers without the span.
+    #[serde(flatten)]
+    pub masses: SpanMasses,
     /// Whether the greedy text without the span contains the answer; none where no answer was looked for.
     pub found: Option<bool>,
+}
+
+/// Shares of the decode queries' attention at the layers from which on a span is removed: means over these layers, heads and
+/// steps. NaN where it is removed from none.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, JsonSchema)]
+pub struct SpanMasses {
+    /// On the span, of the full model.
+    #[serde(rename = "span_mass_full")]
+    pub span_full: f64,
+    /// On the rest of the prompt, positions 1 … p−2, of the full model.
+    #[serde(rename = "rest_mass_full")]
+    pub rest_full: f64,
+    /// On position 0, without the span.
+    #[serde(rename = "bos_mass_after")]
+    pub bos_after: f64,
+    /// On the rest of the prompt, without the span.
+    #[serde(rename = "rest_mass_after")]
+    pub rest_after: f64,
+    /// On positions ≥ p−1, without the span.
+    #[serde(rename = "decode_mass_after")]
+    pub decode_after: f64,
+}
+
+impl SpanMasses {
+    /// Nothing is known.
+    pub const UNDEFINED: Self = Self {
+        span_full: f64::NAN,
+        rest_full: f64::NAN,
+        bos_after: f64::NAN,
+        rest_after: f64::NAN,
+        decode_after: f64::NAN,
+    };
 }
 
 /// Wall-clock times of one prompt, seconds.

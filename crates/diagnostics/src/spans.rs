@@ -1,6 +1,6 @@
 //! Removed spans: the result for one, and means over several.
 
-use crate::record::{Divergence, SpanRecord};
+use crate::record::{Divergence, SpanMasses, SpanRecord};
 use crate::summary::mean;
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -38,6 +38,9 @@ pub struct MeanSpanRow {
     pub divergence: Divergence,
     /// Mean share of attention on the span at this layer; NaN at L.
     pub decode_mass: f64,
+    /// Means of where attention goes at the layers without the spans.
+    #[serde(flatten)]
+    pub masses: SpanMasses,
     /// Share of the spans without which the answer is found, among those with one; NaN where there is none.
     pub found: f64,
 }
@@ -54,6 +57,13 @@ pub fn mean_by_layer(records: &[SpanRecord]) -> Vec<MeanSpanRow> {
             spans: divergences.len(),
             divergence: Divergence::mean_of_defined(&divergences),
             decode_mass: mean(rows().map(|row| row.decode_mass)),
+            masses: SpanMasses {
+                span_full: mean(rows().map(|row| row.masses.span_full)),
+                rest_full: mean(rows().map(|row| row.masses.rest_full)),
+                bos_after: mean(rows().map(|row| row.masses.bos_after)),
+                rest_after: mean(rows().map(|row| row.masses.rest_after)),
+                decode_after: mean(rows().map(|row| row.masses.decode_after)),
+            },
             found: mean(found),
         })
     });
@@ -106,6 +116,7 @@ mod tests {
             layer,
             divergence: Divergence { kl, top1: 1.0, dnll: 0.0 },
             decode_mass: f64::NAN,
+            masses: SpanMasses::UNDEFINED,
             found: None,
         };
         let layers = kl.iter().enumerate().map(row).collect();

@@ -205,11 +205,38 @@ impl Session {
         first_position: usize,
         compute: ComputeType,
     ) -> Result<Tensor> {
+        self.resume_rows(layer, x, first_position, compute, None)
+    }
+
+    /// The same in f32, which also leaves the masses and entropies of the layers from `layer` on in `statistics` (attention received
+    /// is not among them).
+    ///
+    /// # Errors
+    /// As [`Self::resume`].
+    pub fn resume_with_statistics(
+        &mut self,
+        layer: usize,
+        x: &Tensor,
+        first_position: usize,
+        statistics: &mut Vec<LayerStatistics>,
+    ) -> Result<Tensor> {
+        let collected = Collected { layers: statistics, received: false };
+        self.resume_rows(layer, x, first_position, ComputeType::F32, Some(collected))
+    }
+
+    fn resume_rows(
+        &mut self,
+        layer: usize,
+        x: &Tensor,
+        first_position: usize,
+        compute: ComputeType,
+        collected: Option<Collected<'_>>,
+    ) -> Result<Tensor> {
         self.device_steps = None;
         let positions = (first_position..first_position + x.rows()).collect();
         let depth = Depth::of_layers(layer..self.decoder.config().layers);
         let rows = ResidualRows { x: x.clone(), positions };
-        Ok(self.forward(rows, depth, &mut Hooks::none(), None, compute)?.x)
+        Ok(self.forward(rows, depth, &mut Hooks::none(), collected, compute)?.x)
     }
 
     /// Runs one more token; logits `[V]` of the next.

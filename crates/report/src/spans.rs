@@ -1,6 +1,7 @@
 //! Charts of removed spans, shared by report and viewer.
 
-use layerscope_diagnostics::record::{SpanRecord, SpanRow};
+use layerscope_diagnostics::record::{SpanMasses, SpanRecord, SpanRow};
+use layerscope_diagnostics::spans::mean_by_layer;
 use layerscope_diagnostics::summary::summarise;
 use layerscope_figures::{Along, Chart, Curve, Ink, Mark, Style};
 
@@ -41,6 +42,32 @@ pub fn decode_mass(spans: &[&SpanRecord], layers: usize) -> Chart {
          steps{}.",
         spread(spans)
     );
+    chart
+}
+
+/// Where attention goes at the layers from which spans are removed, with them and without: means over spans, by the first of these
+/// layers.
+pub fn masses_that_follow(spans: &[&SpanRecord], layers: usize) -> Chart {
+    let mut chart = Chart::new("Attention without the span", "share of attention", Along::Layers(layers));
+    chart.range = Some([0.0, 1.0]);
+    let means = mean_by_layer(&spans.iter().map(|&span| span.clone()).collect::<Vec<_>>());
+    let curve = |name: &str, ink: Ink, mass: fn(&SpanMasses) -> f64| {
+        let at = |layer: usize| {
+            means.iter().find(|row| row.layer == layer).map_or(f64::NAN, |row| mass(&row.masses))
+        };
+        Curve::new(name, ink, (0..layers).map(at).collect())
+    };
+    chart.curves = vec![
+        curve("span, full model", Ink::Decode, |masses| masses.span_full),
+        curve("rest of the prompt, full model", Ink::Text, |masses| masses.rest_full),
+        curve("rest of the prompt, without the span", Ink::Prompt, |masses| masses.rest_after)
+            .styled(Style::Dashed),
+        curve("position 0, without the span", Ink::Bos, |masses| masses.bos_after).styled(Style::Dashed),
+    ];
+    chart.description = "Share of the generating tokens' attention at the layers from one up, by the first of them: on the span and on \
+                         the rest of the prompt in the full model, and where it goes without the span. Means over these layers, \
+                         heads, decode steps and spans."
+        .into();
     chart
 }
 
@@ -90,6 +117,7 @@ mod tests {
             layer,
             divergence: Divergence { kl, top1: 1.0, dnll: 0.0 },
             decode_mass: 0.5,
+            masses: SpanMasses::UNDEFINED,
             found: None,
         };
         let layers = kl.iter().enumerate().map(row).collect();

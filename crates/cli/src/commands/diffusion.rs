@@ -139,12 +139,13 @@ fn print(run: &Run, records: &[SpanRecord], arguments: &DiffusionArguments) -> R
 
 const LEGEND: &str = "\
 KL, top-1, ΔNLL: what it costs where the span is gone from this layer up (the last row: nothing is removed), nats, share of steps
-span mass: share of the generating tokens' attention on the span at this layer of the full model";
+span mass: share of the generating tokens' attention on the span at this layer of the full model
+rest, rest without: share on the rest of the prompt at the layers from this one up, of the full model and without the span";
 
 /// A row per layer. With several spans, the row holds means and the number of spans.
 fn table(means: &[MeanSpanRow], several: bool) -> String {
     let answers = means.iter().any(|row| row.found.is_finite());
-    let mut header = vec!["from layer", "KL", "top-1", "ΔNLL", "span mass"];
+    let mut header = vec!["from layer", "KL", "top-1", "ΔNLL", "span mass", "rest", "rest without"];
     header.extend(answers.then_some("found"));
     header.extend(several.then_some("spans"));
     let rows = means.iter().map(|row| {
@@ -155,6 +156,8 @@ fn table(means: &[MeanSpanRow], several: bool) -> String {
             figure(cost.top1, 2),
             figure(cost.dnll, 4),
             figure(row.decode_mass, 4),
+            figure(row.masses.rest_full, 4),
+            figure(row.masses.rest_after, 4),
         ];
         cells.extend(answers.then(|| match several {
             true => figure(row.found, 2),

@@ -81,7 +81,30 @@ fn assert_logits_equal_the_policys(
     let interrupt = Interrupt::new(false);
     let mut experiment = Experiment::prepared(&MODEL, &question, layers, &interrupt, &mut |_| {}).unwrap();
     for &layer in layers.iter().rev() {
-        let x = experiment.rerun(layer, &interrupt).unwrap();
+        let mut without = vec![];
+        let x = experiment.rerun(layer, &mut without, &interrupt).unwrap();
+        let mut expected = vec![];
+        let removed = policy(layer, &question.span);
+        let mut session = Session::new(&MODEL.decoder, removed, prompt.len(), continuation.len()).unwrap();
+        session.prefill(prompt, &mut Hooks::none(), &interrupt, &mut |_| {}).unwrap();
+        session.truncate(prompt.len() - 1).unwrap();
+        let rows: Vec<u32> = prompt[prompt.len() - 1..]
+            .iter()
+            .chain(&continuation[..continuation.len() - 1])
+            .copied()
+            .collect();
+        session.teacher_forced(&rows, &mut Hooks::none(), &mut expected).unwrap();
+        for (without, expected) in without.iter().zip(&expected[layer..]) {
+            let masses = without.rows.mass.iter().flatten().zip(expected.rows.mass.iter().flatten());
+            assert!(masses.into_iter().all(|(a, b)| (a - b).abs() < 1e-4), "masses from layer {layer} on");
+        }
+        assert_eq!(without.len(), MODEL.config().layers - layer);
+        let masses = experiment.masses(layer, &without);
+        let sum = masses.bos_after + masses.rest_after + masses.decode_after;
+        assert!(
+            (sum - 1.0).abs() < 1e-4 && masses.span_full >= 0.0 && masses.rest_full > -1e-6,
+            "{masses:?}"
+        );
         let mut found = vec![];
         for_each_logits(&MODEL.decoder, &x, |_, logits| found.push(logits.to_vec())).unwrap();
         let expected = fed(policy(layer, &question.span), prompt, continuation);

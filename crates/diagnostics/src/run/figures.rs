@@ -56,7 +56,7 @@ pub(super) fn prompt<'a>(
         },
         layers: layers(&PromptRows::read(source(Table::Layers)?.get(), id, &[])?, model.layers)?,
         heads: heads(&PromptRows::read(source(Table::Heads)?.get(), id, &[])?, model)?,
-        frontier: frontier(&PromptRows::read(source(Table::Frontier)?.get(), id, &[])?, model.layers)?,
+        frontier: frontier(&PromptRows::read(source(Table::Frontier)?.get(), id, &[])?, model.layers, steps)?,
         knockout: knockout(&PromptRows::read(source(Table::Knockout)?.get(), id, &[])?, model.layers)?,
     };
     let lengths = [summary.prompt_tokens.len(), summary.prompt_token_text.len()];
@@ -123,7 +123,7 @@ pub(super) fn steps(rows: &PromptRows<'_>, layers: usize) -> Result<StepFigures>
     })
 }
 
-fn frontier(rows: &PromptRows<'_>, layers: usize) -> Result<Vec<FrontierRow>> {
+fn frontier(rows: &PromptRows<'_>, layers: usize, steps: usize) -> Result<Vec<FrontierRow>> {
     let anchors = rows.texts("anchor")?.into_iter();
     let keys = anchors.zip(rows.counts("cutoff")?);
     keys.zip(divergences(rows)?.into_iter().zip(texts(rows)?))
@@ -132,6 +132,9 @@ fn frontier(rows: &PromptRows<'_>, layers: usize) -> Result<Vec<FrontierRow>> {
                 Anchor::from_name(&anchor).ok_or_else(|| rows.damaged(format!("{anchor:?} is no anchor")))?;
             if !(1..=layers).contains(&cutoff) {
                 return Err(rows.damaged(format!("there is no cutoff {cutoff}")));
+            }
+            if let Some(step) = text.departs.filter(|&step| step >= steps) {
+                return Err(rows.damaged(format!("a text of {steps} steps departs at step {step}")));
             }
             Ok(FrontierRow { anchor, cutoff, divergence, text })
         })

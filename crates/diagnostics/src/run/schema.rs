@@ -91,7 +91,7 @@ pub(super) struct Column {
     pub(super) kind: Kind,
     /// Whether null means undefined.
     pub(super) nullable: bool,
-    /// Whether a run of schema 1 lacks it; it reads as null there.
+    /// Whether files of earlier versions lack it; it reads as null there.
     pub(super) since_2: bool,
     pub(super) unit: &'static str,
     pub(super) description: &'static str,
@@ -242,7 +242,7 @@ const TEXT: [Column; 3] = [
         "answered",
         Kind::Bool,
         "none",
-        "Whether the greedy text contains the expected answer; null where none is expected or the full model does not give it",
+        "Whether the greedy text contains the expected answer; null where none is expected, and below the last cutoff where the full model does not give it",
     )),
 ];
 
@@ -272,8 +272,13 @@ pub(super) const POLICIES: [Column; 13] = [
     ATTENTION[5],
 ];
 
+/// Which files of earlier versions lack.
+const fn span_mass(name: &'static str, description: &'static str) -> Column {
+    since_2(figure(name, "probability", description))
+}
+
 /// `spans.parquet`, which a run may have in addition to its tables: one row per prompt × span × layer.
-pub(super) const SPANS: [Column; 10] = [
+pub(super) const SPANS: [Column; 15] = [
     PROMPT_ID,
     column("first", Kind::Int, "tokens", "First prompt position of the span, from 0"),
     column("end", Kind::Int, "tokens", "One more than the last prompt position of the span"),
@@ -291,6 +296,20 @@ pub(super) const SPANS: [Column; 10] = [
         "decode_mass",
         "probability",
         "Attention mass of the full model's decode queries on the span at this layer, mean over heads and steps",
+    ),
+    span_mass("span_mass_full", "Mass on the span at the layers from this one on, of the full model"),
+    span_mass(
+        "rest_mass_full",
+        "Mass on the rest of the prompt at the layers from this one on, of the full model",
+    ),
+    span_mass("bos_mass_after", "Mass on position 0 at the layers from this one on, without the span"),
+    span_mass(
+        "rest_mass_after",
+        "Mass on the rest of the prompt at the layers from this one on, without the span",
+    ),
+    span_mass(
+        "decode_mass_after",
+        "Mass on positions from p - 1 on at the layers from this one on, without the span",
     ),
     optional(
         "found",

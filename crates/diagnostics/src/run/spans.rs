@@ -13,7 +13,7 @@ use super::rows_read::PromptRows;
 use super::schema::{SPANS as COLUMNS, Table, schema_of};
 use super::table_file::TableFile;
 use super::{Run, figures, layout, parquet_file};
-use crate::record::{SpanRecord, SpanRow};
+use crate::record::{SpanMasses, SpanRecord, SpanRow};
 
 /// The file's name in a run folder.
 pub const SPANS: &str = "spans.parquet";
@@ -42,12 +42,14 @@ fn spans(rows: &PromptRows<'_>, prompt_id: &str, p: usize, layers: usize) -> Res
     let mut records: Vec<SpanRecord> = vec![];
     let spans = rows.counts("first")?.into_iter().zip(rows.counts("end")?).zip(rows.texts("text")?);
     let costs = rows.counts("layer")?.into_iter().zip(figures::divergences(rows)?);
-    let seen = rows.figures("decode_mass")?.into_iter().zip(rows.optional_bools("found")?);
-    for ((((first, end), text), (layer, divergence)), (decode_mass, found)) in spans.zip(costs).zip(seen) {
+    let seen = rows.figures("decode_mass")?.into_iter().zip(rows.optional_bools("found")?).zip(masses(rows)?);
+    for ((((first, end), text), (layer, divergence)), ((decode_mass, found), masses)) in
+        spans.zip(costs).zip(seen)
+    {
         if first >= end || end >= p {
             return Err(rows.damaged(format!("{first} to {end} is no span of {p} tokens")));
         }
-        let row = SpanRow { layer, divergence, decode_mass, found };
+        let row = SpanRow { layer, divergence, decode_mass, masses, found };
         match records.iter_mut().find(|known| (known.first, known.end) == (first, end)) {
             Some(known) if known.text != text => {
                 return Err(rows.damaged(format!("the span {first} to {end} has two texts")));
@@ -70,6 +72,20 @@ fn spans(rows: &PromptRows<'_>, prompt_id: &str, p: usize, layers: usize) -> Res
         }
     }
     Ok(records)
+}
+
+fn masses(rows: &PromptRows<'_>) -> Result<Vec<SpanMasses>> {
+    let [span_full, rest_full] = [rows.figures("span_mass_full")?, rows.figures("rest_mass_full")?];
+    let [bos, rest] = [rows.figures("bos_mass_after")?, rows.figures("rest_mass_after")?];
+    let decode = rows.figures("decode_mass_after")?;
+    let of_row = |row: usize| SpanMasses {
+        span_full: span_full[row],
+        rest_full: rest_full[row],
+        bos_after: bos[row],
+        rest_after: rest[row],
+        decode_after: decode[row],
+    };
+    Ok((0..rows.len()).map(of_row).collect())
 }
 
 /// Adds spans to a run folder; holds the folder's lock until it is dropped.
@@ -125,6 +141,11 @@ fn batch(record: &SpanRecord) -> Result<arrow_array::RecordBatch> {
     columns.ints(rows.iter().map(|row| row.layer))?;
     columns.divergences(&rows.iter().map(|row| row.divergence).collect::<Vec<_>>());
     columns.figures(rows.iter().map(|row| row.decode_mass));
+    columns.figures(rows.iter().map(|row| row.masses.span_full));
+    columns.figures(rows.iter().map(|row| row.masses.rest_full));
+    columns.figures(rows.iter().map(|row| row.masses.bos_after));
+    columns.figures(rows.iter().map(|row| row.masses.rest_after));
+    columns.figures(rows.iter().map(|row| row.masses.decode_after));
     columns.bools(rows.iter().map(|row| row.found));
     columns.finish()
 }

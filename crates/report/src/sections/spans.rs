@@ -40,6 +40,12 @@ pub(super) fn blocks(place: &Place<'_>, report: &Report) -> Vec<Element> {
             spans::decode_mass(&records, place.layers()),
             masses(place, &records),
         ))),
+        Element::Figure(Box::new(figure(
+            place,
+            "spans-follow",
+            spans::masses_that_follow(&records, place.layers()),
+            masses_that_follow(place, &records),
+        ))),
         Element::Table(overview(place, report)),
     ]
 }
@@ -95,6 +101,31 @@ fn masses(place: &Place<'_>, records: &[&SpanRecord]) -> Table {
         caption: "Attention of the generating tokens on spans, by layer of the full model".into(),
         columns: names.into_iter().map(|(name, unit)| column(name, unit)).collect(),
         rows: rows(records, |row| row.layer < place.layers(), |row| vec![Cell::figure(row.decode_mass)]),
+    }
+}
+
+fn masses_that_follow(place: &Place<'_>, records: &[&SpanRecord]) -> Table {
+    let names = [("prompt", ""), ("first token", ""), ("last token", ""), ("removed from layer", "")];
+    let figures = [
+        ("span, full model", "share"),
+        ("rest of the prompt, full model", "share"),
+        ("position 0, without", "share"),
+        ("rest of the prompt, without", "share"),
+        ("decode tokens, without", "share"),
+    ];
+    Table {
+        id: place.id("spans-follow-data"),
+        caption: "Attention of the generating tokens at the layers from which spans are removed, means over these layers".into(),
+        columns: names.into_iter().chain(figures).map(|(name, unit)| column(name, unit)).collect(),
+        rows: rows(
+            records,
+            |row| row.layer < place.layers(),
+            |row| {
+                let masses = row.masses;
+                let all = [masses.span_full, masses.rest_full, masses.bos_after, masses.rest_after, masses.decode_after];
+                all.map(Cell::figure).into()
+            },
+        ),
     }
 }
 

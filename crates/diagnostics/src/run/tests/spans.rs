@@ -11,13 +11,23 @@ use super::super::schema::{SPANS as COLUMNS, Table, schema_of};
 use super::super::*;
 use super::hostile::refusal;
 use super::sample::*;
-use crate::record::{Divergence, SpanRecord, SpanRow};
+use crate::record::{Divergence, SpanMasses, SpanRecord, SpanRow};
 
 fn span(prompt: usize, first: usize, end: usize, kl: f64) -> SpanRecord {
     let row = |layer: usize| SpanRow {
         layer,
         divergence: Divergence { kl: if layer == LAYERS { 0.0 } else { kl }, top1: 0.5, dnll: -kl },
         decode_mass: if layer == LAYERS { f64::NAN } else { 0.25 },
+        masses: match layer == LAYERS {
+            true => SpanMasses::UNDEFINED,
+            false => SpanMasses {
+                span_full: 0.25,
+                rest_full: 0.5,
+                bos_after: 0.125,
+                rest_after: 0.625,
+                decode_after: 0.0625,
+            },
+        },
         found: [None, Some(false), Some(true)][layer % 3],
     };
     SpanRecord {

@@ -33,8 +33,12 @@ impl Lines {
 /// The indices of the `count` largest, in descending order; the first of equals.
 pub(super) fn largest(weights: &[f32], count: usize) -> Vec<usize> {
     let mut order: Vec<usize> = (0..weights.len()).collect();
-    order.sort_by(|&a, &b| weights[b].total_cmp(&weights[a]));
-    order.truncate(count);
+    let before = |a: &usize, b: &usize| weights[*b].total_cmp(&weights[*a]).then(a.cmp(b));
+    if count < order.len() {
+        order.select_nth_unstable_by(count, before);
+        order.truncate(count);
+    }
+    order.sort_unstable_by(before);
     order
 }
 
