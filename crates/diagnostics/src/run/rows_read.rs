@@ -66,17 +66,28 @@ impl<'a> PromptRows<'a> {
         Ok(all)
     }
 
-    /// The same with null where there is no such column, as in a run of an older schema.
+    /// The same with null where there is no such column, as in a file of an earlier version.
     fn gather_optional<T: Clone>(
         &self,
         name: &str,
         mut values: impl FnMut(&ArrayRef, &mut Vec<Option<T>>) -> Option<()>,
     ) -> Result<Vec<Option<T>>> {
-        let lacks = |batch: &RecordBatch| batch.column_by_name(name).is_none();
-        if self.batches.iter().any(lacks) {
-            return Ok(vec![None; self.len()]);
+        match self.lacks(name) {
+            true => Ok(vec![None; self.len()]),
+            false => self.gather(name, &mut values),
         }
-        self.gather(name, &mut values)
+    }
+
+    fn lacks(&self, name: &str) -> bool {
+        self.batches.iter().any(|batch| batch.column_by_name(name).is_none())
+    }
+
+    /// NaN where there is no such column, as in a file of an earlier version.
+    pub(super) fn optional_figures(&self, name: &str) -> Result<Vec<f64>> {
+        match self.lacks(name) {
+            true => Ok(vec![f64::NAN; self.len()]),
+            false => self.figures(name),
+        }
     }
 
     pub(super) fn figures(&self, name: &str) -> Result<Vec<f64>> {

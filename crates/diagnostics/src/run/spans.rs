@@ -75,9 +75,10 @@ fn spans(rows: &PromptRows<'_>, prompt_id: &str, p: usize, layers: usize) -> Res
 }
 
 fn masses(rows: &PromptRows<'_>) -> Result<Vec<SpanMasses>> {
-    let [span_full, rest_full] = [rows.figures("span_mass_full")?, rows.figures("rest_mass_full")?];
-    let [bos, rest] = [rows.figures("bos_mass_after")?, rows.figures("rest_mass_after")?];
-    let decode = rows.figures("decode_mass_after")?;
+    let [span_full, rest_full] =
+        [rows.optional_figures("span_mass_full")?, rows.optional_figures("rest_mass_full")?];
+    let [bos, rest] = [rows.optional_figures("bos_mass_after")?, rows.optional_figures("rest_mass_after")?];
+    let decode = rows.optional_figures("decode_mass_after")?;
     let of_row = |row: usize| SpanMasses {
         span_full: span_full[row],
         rest_full: rest_full[row],

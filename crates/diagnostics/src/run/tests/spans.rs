@@ -7,7 +7,7 @@ use arrow_array::RecordBatch;
 use layerscope_engine::Result;
 
 use super::super::rows::Columns;
-use super::super::schema::{SPANS as COLUMNS, Table, schema_of};
+use super::super::schema::{Column, SPANS as COLUMNS, Table, schema_of};
 use super::super::*;
 use super::hostile::refusal;
 use super::sample::*;
@@ -89,23 +89,44 @@ fn one_writes_at_a_time_and_a_run_resumes_beside_the_file() {
     assert_eq!(read(folder.path()), format!("{:?}", [span(0, 2, 4, 1.0)]));
 }
 
-/// Writes invalid rows.
+/// Writes rows one by one, each with the layer that it says.
 fn write(folder: &Path, rows: &[(SpanRecord, usize)]) {
+    write_as(folder, &COLUMNS, rows);
+}
+
+fn write_as(folder: &Path, schema: &[Column], rows: &[(SpanRecord, usize)]) {
     let batch = |(record, layer): &(SpanRecord, usize)| -> Result<RecordBatch> {
-        let mut columns = Columns::of_prompt(SPANS, schema_of(&COLUMNS), &record.prompt_id, 1);
+        let mut columns = Columns::of_prompt(SPANS, schema_of(schema), &record.prompt_id, 1);
         columns.ints([record.first])?;
         columns.ints([record.end])?;
         columns.texts([&record.text]);
         columns.ints([*layer])?;
         columns.divergences(&[record.layers[0].divergence]);
         columns.figures([0.5]);
+        (0..schema.iter().filter(|column| column.since_2).count()).for_each(|_| columns.figures([0.25]));
         columns.bools([None]);
         columns.finish()
     };
-    parquet_file::write(&folder.join(SPANS), &COLUMNS, |take| {
+    parquet_file::write(&folder.join(SPANS), schema, |take| {
         rows.iter().try_for_each(|row| take(batch(row)?))
     })
     .expect("write");
+}
+
+#[test]
+fn files_of_earlier_versions_lack_masses() {
+    let folder = tempfile::tempdir().expect("folder");
+    finished(folder.path(), 1);
+    let earlier: Vec<Column> = COLUMNS.into_iter().filter(|column| !column.since_2).collect();
+    assert_eq!(earlier.len(), COLUMNS.len() - 5);
+    let rows: Vec<(SpanRecord, usize)> = (0..=LAYERS).map(|layer| (span(0, 2, 4, 1.0), layer)).collect();
+    write_as(folder.path(), &earlier, &rows);
+    let read = Run::open(folder.path()).expect("open").spans().expect("sound");
+    assert_eq!((read.len(), read[0].layers.len()), (1, LAYERS + 1));
+    assert!(read[0].layers.iter().all(|row| row.decode_mass == 0.5 && row.masses.rest_after.is_nan()));
+    write(folder.path(), &rows);
+    let read = Run::open(folder.path()).expect("open").spans().expect("sound");
+    assert!(read[0].layers.iter().all(|row| row.masses.rest_after == 0.25));
 }
 
 #[test]
