@@ -208,6 +208,7 @@ proptest! {
         let expected = expected_of_set(&set(&heads, anchors.clone()), &sequence, p);
         let policy = Policy::new(set(&heads, anchors), layers());
         let actual = stepped(&policy, &sequence, p, &mut Hooks::none());
-        assert_within(1e-4, &actual, &expected, &format!("{policy}, p {p}"));
+        // Both in f32, and over random sets some logits are far from 0.
+        assert_within(5e-4, &actual, &expected, &format!("{policy}, p {p}"));
     }
 }
