@@ -77,7 +77,7 @@ impl Tier for SpillFile {
         written.map_err(|error| {
             Error::failure(format!(
                 "cannot write KV to a file in {}: {error}; make room there, set {FOLDER_VARIABLE} to another folder, or \
-                 use the policy with +resident",
+                 use the policy without +read",
                 self.folder.display()
             ))
         })?;

@@ -195,7 +195,7 @@ impl Drop for Transfers {
 fn ended() -> Error {
     Error::failure(
         "the thread that brings KV of the prompt back has ended, so no further token can be made: generate again, or use \
-         the policy with +resident",
+         the policy without +read",
     )
 }
 
