@@ -2,7 +2,7 @@
 //!
 //! The best layer to score blocks at is the one with the largest knockout KL: after its attention. Scores below that layer
 //! predict badly which blocks the output needs: on SmolLM2, keeping a quarter of the prompt costs 0.01 nats when the blocks
-//! are scored at that layer, and 0.6 at the depth that the paper's schedule scales to. Layers from the recommended cutoff on
+//! are scored at that layer, and 0.33 one layer earlier. Layers from the recommended cutoff on
 //! do not need the prompt, so almost all of it is dropped there.
 
 use crate::recommend::{RankedLayer, Recommendation};
