@@ -116,8 +116,11 @@ pub fn parse_prompts(file: &str, bytes: &[u8]) -> Result<Vec<Prompt>> {
 
 const EXAMPLE: &str = r#"{"id": "1", "category": "qa", "prompt": "Hello"}"#;
 
-/// Refuses an id or a category that is too long, with words to follow "has".
-pub(crate) fn check_name(name: &str) -> std::result::Result<(), String> {
+/// Refuses a name that is too long for a run folder: an id, a category or a policy's.
+///
+/// # Errors
+/// Words to follow "has".
+pub fn check_name(name: &str) -> std::result::Result<(), String> {
     match name.len() {
         0..=LONGEST_NAME => Ok(()),
         bytes => Err(format!("{bytes} bytes, more than the {LONGEST_NAME} that a name may have")),

@@ -3,10 +3,11 @@
 
 use crate::recorded_with;
 use layerscope_diagnostics::probe::{attention_figures, teacher_forced};
+use layerscope_diagnostics::prompts::check_name;
 use layerscope_diagnostics::record::{PolicyRecord, PromptSummary};
 use layerscope_diagnostics::reference_distributions::{ReferenceDistributions, StepComparison};
 use layerscope_diagnostics::run::{PoliciesWriter, Run};
-use layerscope_engine::{Hooks, Interrupt, Model, Policy, Result, Session, check_interrupt};
+use layerscope_engine::{Error, Hooks, Interrupt, Model, Policy, Result, Session, check_interrupt};
 
 /// Progress of recording under policies.
 #[derive(Debug, Clone, Copy)]
@@ -26,9 +27,8 @@ pub enum PolicyEvent<'a> {
 /// folder has under a policy are not run again.
 ///
 /// # Errors
-/// [`layerscope_engine::Error::Input`] if the model or its precision is not the run's, or memory does not suffice;
-/// [`layerscope_engine::Error::Interrupted`], which keeps finished prompts; [`layerscope_engine::Error::Failure`] if the folder
-/// cannot be written.
+/// [`Error::Input`] if the model or its precision is not the run's, a policy's name is too long for the folder, or memory does
+/// not suffice; [`Error::Interrupted`], which keeps finished prompts; [`Error::Failure`] if the folder cannot be written.
 pub fn record_policies(
     run: &Run,
     model: &Model,
@@ -37,10 +37,11 @@ pub fn record_policies(
     observe: &mut dyn FnMut(PolicyEvent<'_>),
 ) -> Result<()> {
     recorded_with::check(run, model)?;
+    let policies = distinct(policies)?;
     let mut writer = PoliciesWriter::open(run)?;
     for id in run.prompt_ids() {
-        let missing: Vec<&Policy> =
-            policies.iter().filter(|policy| !writer.has(id, &policy.to_string())).collect();
+        let is_missing = |policy: &&Policy| !writer.has(id, &policy.to_string());
+        let missing: Vec<&Policy> = policies.iter().copied().filter(is_missing).collect();
         if missing.is_empty() {
             continue;
         }
@@ -52,6 +53,22 @@ pub fn record_policies(
         writer.put(of_prompt(model, &prompt, &missing, interrupt, observe)?)?;
     }
     Ok(())
+}
+
+/// Each policy once: several names may stand for one, as all cutoffs of L do for `full`.
+fn distinct(policies: &[Policy]) -> Result<Vec<&Policy>> {
+    let mut distinct: Vec<&Policy> = vec![];
+    for policy in policies {
+        check_name(&policy.to_string()).map_err(|problem| {
+            Error::input(format!(
+                "policy {policy} cannot be recorded: its name has {problem}; give fewer anchors"
+            ))
+        })?;
+        if !distinct.contains(&policy) {
+            distinct.push(policy);
+        }
+    }
+    Ok(distinct)
 }
 
 fn of_prompt(
@@ -69,7 +86,7 @@ fn of_prompt(
             observe(PolicyEvent::Tokens(done - told));
             told = done;
         })?;
-        Ok::<Session, layerscope_engine::Error>(session)
+        Ok::<Session, Error>(session)
     };
     let full = Policy::full(decoder.config().layers);
     let mut session = prefilled(&full, observe)?;

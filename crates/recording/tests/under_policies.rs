@@ -128,3 +128,22 @@ fn policies_are_added_once_and_by_any_kind() {
         model.config().layers
     );
 }
+
+#[test]
+fn a_policy_that_is_named_twice_is_recorded_once_and_a_name_that_is_too_long_never() {
+    let (model, folder) = (model(), tempfile::tempdir().unwrap());
+    let run = recorded(&model, folder.path());
+    let interrupt = Interrupt::new(false);
+    let names = ["full", "speed:4", "speed:8", "speed:4+bos", "speed:4"];
+    record_policies(&run, &model, &policies(&model, &names.map(str::to_owned)), &interrupt, &mut |_| {})
+        .unwrap();
+    let known: Vec<String> = run.policies().unwrap().into_iter().map(|record| record.policy).collect();
+    assert_eq!(known[..3], ["full", "speed:4", "speed:4+bos"]);
+    assert_eq!(known.len(), 3 * run.prompt_ids().len());
+
+    let anchors: String = (0..100).map(|index| format!("+{}", 2 * index)).collect();
+    let long = policies(&model, &[format!("speed:4{anchors}")]);
+    let error = record_policies(&run, &model, &long, &interrupt, &mut |_| {}).unwrap_err();
+    assert!(matches!(error, Error::Input(_)) && error.to_string().contains("give fewer anchors"), "{error}");
+    assert_eq!(run.policies().unwrap().len(), known.len());
+}
