@@ -123,6 +123,15 @@ pub(super) fn steps(rows: &PromptRows<'_>, layers: usize) -> Result<StepFigures>
     })
 }
 
+/// Attention by layer and step, of rows that are a full grid.
+pub(super) fn attention_by_step(
+    rows: &PromptRows<'_>,
+    layers: usize,
+    steps: usize,
+) -> Result<AttentionMeans> {
+    Grid::new(rows, layers, steps, "step")?.attention(rows)
+}
+
 fn frontier(rows: &PromptRows<'_>, layers: usize, steps: usize) -> Result<Vec<FrontierRow>> {
     let anchors = rows.texts("anchor")?.into_iter();
     let keys = anchors.zip(rows.counts("cutoff")?);

@@ -5,6 +5,7 @@
 //! a policy, written by [`ContinuationsWriter`], [`SPANS`], written by [`SpansWriter`], and [`POLICIES`], attention under
 //! policies, written by [`PoliciesWriter`]. Undefined numbers are NaN in memory and null in files.
 
+mod added_table;
 mod continuations;
 mod durable;
 mod figures;

@@ -28,6 +28,31 @@ impl<'a> PromptRows<'a> {
         Ok(Self { file, prompt_id, batches })
     }
 
+    /// Its rows in runs of the same text in a column.
+    pub(super) fn runs_of(&self, name: &str) -> Result<Vec<(String, Self)>> {
+        let (texts, mut first) = (self.texts(name)?, 0);
+        let runs = texts.chunk_by(|a, b| a == b).map(|run| {
+            let rows = self.slice(first, run.len());
+            first += run.len();
+            (run[0].clone(), rows)
+        });
+        Ok(runs.collect())
+    }
+
+    /// `len` of its rows, from row `first` on.
+    fn slice(&self, first: usize, len: usize) -> Self {
+        let (mut before, mut batches) = (0, vec![]);
+        for batch in &self.batches {
+            let start = first.max(before);
+            let end = (first + len).min(before + batch.num_rows());
+            if start < end {
+                batches.push(batch.slice(start - before, end - start));
+            }
+            before += batch.num_rows();
+        }
+        Self { file: self.file, prompt_id: self.prompt_id, batches }
+    }
+
     pub(super) fn len(&self) -> usize {
         self.batches.iter().map(RecordBatch::num_rows).sum()
     }

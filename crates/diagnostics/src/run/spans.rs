@@ -1,18 +1,13 @@
 //! `spans.parquet`: the divergence when spans of prompts are removed, by layer. Recording does not write it;
 //! each removed span is added to it.
 
-use std::collections::BTreeSet;
-use std::fs::File;
-use std::path::PathBuf;
-
 use layerscope_engine::Result;
 
-use super::durable::{lock, rename, sync_folder, temporary_name};
+use super::added_table::{AddedTable, count_of_prompt, each_prompt};
 use super::rows::Columns;
 use super::rows_read::PromptRows;
-use super::schema::{SPANS as COLUMNS, Table, schema_of};
-use super::table_file::TableFile;
-use super::{Run, figures, layout, parquet_file};
+use super::schema::{SPANS as COLUMNS, schema_of};
+use super::{Run, figures};
 use crate::record::{SpanMasses, SpanRecord, SpanRow};
 
 /// The file's name in a run folder.
@@ -20,20 +15,12 @@ pub const SPANS: &str = "spans.parquet";
 
 /// The spans of a run, in the order of prompts and positions; empty if there is no file.
 pub(super) fn read(run: &Run) -> Result<Vec<SpanRecord>> {
-    let Some(file) = TableFile::open(run.folder().join(SPANS), &COLUMNS)? else { return Ok(vec![]) };
-    let known: BTreeSet<&String> = run.prompt_ids().iter().collect();
-    if let Some(id) = file.prompt_ids()?.iter().find(|id| !known.contains(id)) {
-        return Err(file.damaged(&format!("the run has no prompt {id:?}")));
-    }
     let mut records = vec![];
-    for id in run.prompt_ids() {
-        let rows = PromptRows::read(&file, id, &[])?;
-        if rows.len() > 0 {
-            let prompt = run.source(id, Table::Prompts)?;
-            let p = PromptRows::read(prompt.get(), id, &["p"])?.counts("p")?.first().copied().unwrap_or(0);
-            records.extend(spans(&rows, id, p, run.manifest().model.layers)?);
-        }
-    }
+    each_prompt(run, SPANS, &COLUMNS, |id, rows| {
+        let p = count_of_prompt(run, id, "p")?;
+        records.extend(spans(rows, id, p, run.manifest().model.layers)?);
+        Ok(())
+    })?;
     Ok(records)
 }
 
@@ -92,11 +79,8 @@ fn masses(rows: &PromptRows<'_>) -> Result<Vec<SpanMasses>> {
 /// Adds spans to a run folder; holds the folder's lock until it is dropped.
 #[derive(Debug)]
 pub struct SpansWriter {
-    folder: PathBuf,
-    /// The recorded prompts, in the order of the file.
-    prompt_ids: Vec<String>,
+    table: AddedTable,
     records: Vec<SpanRecord>,
-    _lock: File,
 }
 
 impl SpansWriter {
@@ -106,9 +90,7 @@ impl SpansWriter {
     /// [`layerscope_engine::Error::Input`] if the file is damaged, or another process is writing to the
     /// folder; [`layerscope_engine::Error::Failure`] if it cannot be written.
     pub fn open(run: &Run) -> Result<Self> {
-        let lock = lock(run.folder(), layout::LOCK)?;
-        let (folder, prompt_ids) = (run.folder().to_owned(), run.prompt_ids().to_vec());
-        Ok(Self { folder, prompt_ids, records: read(run)?, _lock: lock })
+        Ok(Self { table: AddedTable::lock(run, SPANS, &COLUMNS)?, records: read(run)? })
     }
 
     /// Adds a span, or replaces its earlier rows; durable once this returns.
@@ -116,18 +98,12 @@ impl SpansWriter {
     /// # Errors
     /// [`layerscope_engine::Error::Failure`] if the folder cannot be written; the earlier file is kept.
     pub fn put(&mut self, record: SpanRecord) -> Result<()> {
-        let key =
-            |of: &SpanRecord| (self.prompt_ids.iter().position(|id| *id == of.prompt_id), of.first, of.end);
+        let key = |of: &SpanRecord| (self.table.place(&of.prompt_id), of.first, of.end);
         let mut records = self.records.clone();
         records.retain(|known| key(known) != key(&record));
         records.push(record);
         records.sort_by_key(key);
-        let temporary = self.folder.join(temporary_name(SPANS));
-        parquet_file::write(&temporary, &COLUMNS, |take| {
-            records.iter().try_for_each(|record| take(batch(record)?))
-        })?;
-        rename(&temporary, &self.folder.join(SPANS))?;
-        sync_folder(&self.folder)?;
+        self.table.replace(records.iter().map(batch))?;
         self.records = records;
         Ok(())
     }
