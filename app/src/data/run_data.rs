@@ -138,8 +138,7 @@ impl PromptMaps {
         let lens_kl = steps.lens.kl.mapv(f64::from);
         let step_map = |figure: StepFigure| pyramid_f64(figure.of(&steps.attention).unwrap_or(&lens_kl));
         let steps = StepFigure::ALL.into_iter().map(step_map).collect();
-        let under = run.policies()?.into_iter().filter(|record| record.prompt_id == id);
-        let under = under.map(|record| {
+        let under = run.policies_of(id)?.into_iter().map(|record| {
             let of_figure = |figure: StepFigure| figure.of(&record.attention).map(pyramid_f64);
             (record.policy.clone(), StepFigure::ALL.into_iter().filter_map(of_figure).collect())
         });

@@ -169,9 +169,15 @@ pub struct TeacherForced {
     pub distributions: ReferenceDistributions,
 }
 
+/// Tokens of the decode rows of a continuation of at least one token: the last prompt token and all tokens of the continuation
+/// except the last.
+pub fn decode_rows(prompt: &[u32], continuation: &[u32]) -> Vec<u32> {
+    let (last, before_last) = (&prompt[prompt.len() - 1..], &continuation[..continuation.len() - 1]);
+    [last, before_last].concat()
+}
+
 /// Runs the decode rows of a continuation of at least one token through a session that has prefilled the
-/// prompt: the last prompt token and all tokens of the continuation except the last. They replace earlier
-/// decode rows of the session.
+/// prompt. They replace earlier decode rows of the session.
 ///
 /// # Errors
 /// [`Error::UndefinedLogits`].
@@ -181,12 +187,11 @@ pub fn teacher_forced(
     prompt: &[u32],
     continuation: &[u32],
 ) -> Result<TeacherForced> {
-    let (layers, boundary) = (decoder.config().layers, prompt.len() - 1);
-    let before_last = &continuation[..continuation.len() - 1];
-    let rows: Vec<u32> = prompt[boundary..].iter().chain(before_last).copied().collect();
-    session.truncate(boundary)?;
+    let layers = decoder.config().layers;
+    session.truncate(prompt.len() - 1)?;
     let mut statistics = vec![];
     let residuals = RefCell::new(vec![]);
+    let rows = decode_rows(prompt, continuation);
     session.teacher_forced(&rows, &mut residual_hooks(&residuals, layers), &mut statistics)?;
     let residuals = residuals.into_inner();
     let distributions = ReferenceDistributions::new(decoder, &residuals[layers], continuation)?;

@@ -2,7 +2,7 @@
 //! continuation.
 
 use crate::recorded_with;
-use layerscope_diagnostics::probe::{attention_figures, teacher_forced};
+use layerscope_diagnostics::probe::{attention_figures, decode_rows, teacher_forced};
 use layerscope_diagnostics::prompts::check_name;
 use layerscope_diagnostics::record::{PolicyRecord, PromptSummary};
 use layerscope_diagnostics::reference_distributions::{ReferenceDistributions, StepComparison};
@@ -110,10 +110,8 @@ fn under(
     mut session: Session,
     reference: &ReferenceDistributions,
 ) -> Result<PolicyRecord> {
-    let boundary = prompt.p - 1;
-    let before_last = &prompt.generated[..prompt.generated.len() - 1];
-    let rows: Vec<u32> = prompt.prompt_tokens[boundary..].iter().chain(before_last).copied().collect();
-    session.truncate(boundary)?;
+    let rows = decode_rows(&prompt.prompt_tokens, &prompt.generated);
+    session.truncate(prompt.p - 1)?;
     let mut statistics = vec![];
     let last = session.teacher_forced(&rows, &mut Hooks::none(), &mut statistics)?;
     let compared = reference.compare(&model.decoder, &last)?;

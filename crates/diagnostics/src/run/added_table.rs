@@ -13,11 +13,11 @@ use super::schema::{Column, Table};
 use super::table_file::TableFile;
 use super::{Run, layout, parquet_file};
 
-/// Calls `read` with the rows of each prompt that has some, in the order of the run's prompts; never where there is no file.
+/// Calls `read` with the rows of each of some prompts that has any; never where there is no file.
 pub(super) fn each_prompt(
     run: &Run,
-    name: &str,
-    columns: &[Column],
+    prompt_ids: &[String],
+    (name, columns): (&str, &[Column]),
     mut read: impl FnMut(&str, &PromptRows<'_>) -> Result<()>,
 ) -> Result<()> {
     let Some(file) = TableFile::open(run.folder().join(name), columns)? else { return Ok(()) };
@@ -25,7 +25,7 @@ pub(super) fn each_prompt(
     if let Some(id) = file.prompt_ids()?.iter().find(|id| !known.contains(id)) {
         return Err(file.damaged(&format!("the run has no prompt {id:?}")));
     }
-    for id in run.prompt_ids() {
+    for id in prompt_ids {
         let rows = PromptRows::read(&file, id, &[])?;
         if rows.len() > 0 {
             read(id, &rows)?;

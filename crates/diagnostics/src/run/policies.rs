@@ -14,10 +14,10 @@ use crate::record::PolicyRecord;
 /// The file's name in a run folder.
 pub const POLICIES: &str = "policies.parquet";
 
-/// The records of a run, in the order of prompts and in which policies were added; empty if there is no file.
-pub(super) fn read(run: &Run) -> Result<Vec<PolicyRecord>> {
+/// The records of some prompts, in the order in which policies were added; empty if there is no file.
+pub(super) fn read(run: &Run, prompt_ids: &[String]) -> Result<Vec<PolicyRecord>> {
     let mut records = vec![];
-    each_prompt(run, POLICIES, &COLUMNS, |id, rows| {
+    each_prompt(run, prompt_ids, (POLICIES, &COLUMNS), |id, rows| {
         let steps = count_of_prompt(run, id, "steps")?;
         records.extend(of_prompt(rows, id, [run.manifest().model.layers, steps])?);
         Ok(())
@@ -64,7 +64,7 @@ impl PoliciesWriter {
     /// [`layerscope_engine::Error::Input`] if the file is damaged, or another process is writing to the
     /// folder; [`layerscope_engine::Error::Failure`] if it cannot be written.
     pub fn open(run: &Run) -> Result<Self> {
-        Ok(Self { table: AddedTable::lock(run, POLICIES, &COLUMNS)?, records: read(run)? })
+        Ok(Self { table: AddedTable::lock(run, POLICIES, &COLUMNS)?, records: read(run, run.prompt_ids())? })
     }
 
     /// Whether a prompt is there under a policy.

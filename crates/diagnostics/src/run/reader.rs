@@ -161,7 +161,15 @@ impl Run {
     /// # Errors
     /// [`Error::Input`] if the file is damaged.
     pub fn policies(&self) -> Result<Vec<PolicyRecord>> {
-        policies::read(self)
+        policies::read(self, self.prompt_ids())
+    }
+
+    /// Attention of one prompt under policies; empty if there is none.
+    ///
+    /// # Errors
+    /// [`Error::Input`] if the file is damaged.
+    pub fn policies_of(&self, id: &str) -> Result<Vec<PolicyRecord>> {
+        policies::read(self, &[id.to_owned()])
     }
 
     /// The output of `show --json`.

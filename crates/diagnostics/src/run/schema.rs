@@ -272,7 +272,7 @@ pub(super) const POLICIES: [Column; 13] = [
     ATTENTION[5],
 ];
 
-/// Which files of earlier versions lack.
+/// A share of attention after a removal, which files of earlier versions lack.
 const fn span_mass(name: &'static str, description: &'static str) -> Column {
     since_2(figure(name, "probability", description))
 }

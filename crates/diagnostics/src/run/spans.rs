@@ -16,7 +16,7 @@ pub const SPANS: &str = "spans.parquet";
 /// The spans of a run, in the order of prompts and positions; empty if there is no file.
 pub(super) fn read(run: &Run) -> Result<Vec<SpanRecord>> {
     let mut records = vec![];
-    each_prompt(run, SPANS, &COLUMNS, |id, rows| {
+    each_prompt(run, run.prompt_ids(), (SPANS, &COLUMNS), |id, rows| {
         let p = count_of_prompt(run, id, "p")?;
         records.extend(spans(rows, id, p, run.manifest().model.layers)?);
         Ok(())

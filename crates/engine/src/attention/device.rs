@@ -97,7 +97,7 @@ impl LayerAttention<'_> {
                 output: output.numbers(),
             })?;
         } else if self.sparse.is_some() {
-            return Err(elsewhere());
+            return Err(Error::failure("rows cannot read some keys alone here; please report this"));
         }
         Ok(applies)
     }

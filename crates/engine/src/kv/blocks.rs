@@ -112,15 +112,15 @@ impl KvStore {
         Ok(LayerKeys { keys, layout: group.layout() })
     }
 
-    /// The stored keys of a KV head of a layer in f32, in the order of their slots: `[stored, head_dim]`.
+    /// The stored keys of a layer in f32, in the order of their slots: `[kv_heads, stored, head_dim]`.
     ///
     /// # Errors
     /// Where a GPU fails, or KV heads of the layer store different positions.
-    pub fn head_keys(&self, layer: usize, kv_head: usize) -> Result<Vec<f32>> {
-        let keys = self.keys(layer)?;
-        let mut numbers = vec![0.0; self.len(layer) * self.head_dim];
-        for (slot, key) in numbers.chunks_exact_mut(self.head_dim).enumerate() {
-            keys.key_of_head(kv_head, slot, key);
+    pub fn keys_by_head(&self, layer: usize) -> Result<Vec<f32>> {
+        let (keys, stored) = (self.keys(layer)?, self.len(layer));
+        let mut numbers = vec![0.0; self.kv_heads * stored * self.head_dim];
+        for (index, key) in numbers.chunks_exact_mut(self.head_dim).enumerate() {
+            keys.key_of_head(index / stored, index % stored, key);
         }
         Ok(numbers)
     }

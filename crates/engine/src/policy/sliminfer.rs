@@ -207,7 +207,7 @@ impl Retention for BlockPruning {
     }
 
     fn in_transit(&self, prefill_len: usize) -> usize {
-        let most = self.limited(prefill_len).into_iter().map(|(_, [kept, read])| kept.max(read)).max();
+        let most = self.limited(prefill_len).into_iter().map(|(_, [kept, _])| kept).max();
         most.map_or(0, |most| 2 * LAYERS_IN_TRANSIT * most * BLOCK)
     }
 }

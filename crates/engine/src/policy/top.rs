@@ -1,10 +1,22 @@
 //! The best of some scores.
 
+/// The indices of the `count` largest scores, in descending order; the first of equals.
+pub(super) fn largest(scores: &[f32], count: usize) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..scores.len()).collect();
+    let before = |a: &usize, b: &usize| scores[*b].total_cmp(&scores[*a]).then(a.cmp(b));
+    if count < order.len() {
+        order.select_nth_unstable_by(count, before);
+        order.truncate(count);
+    }
+    order.sort_unstable_by(before);
+    order
+}
+
 /// The indices of the `count` largest scores, the first of equals, ascending; index 0 is always among them.
 pub(super) fn top_with_first(scores: &[f32], count: usize) -> Vec<usize> {
-    let mut order: Vec<usize> = (1..scores.len()).collect();
-    order.sort_by(|&a, &b| scores[b].total_cmp(&scores[a]));
-    let mut top: Vec<usize> = std::iter::once(0).chain(order).take(count.min(scores.len())).collect();
+    let Some(rest) = scores.get(1..).filter(|_| count > 0) else { return vec![] };
+    let mut top: Vec<usize> = largest(rest, count - 1).into_iter().map(|index| index + 1).collect();
+    top.push(0);
     top.sort_unstable();
     top
 }

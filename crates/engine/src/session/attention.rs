@@ -109,20 +109,17 @@ impl Session {
         let Some(pattern) = pattern.filter(|_| self.is_prefilling() && shape.window.is_none()) else {
             return Ok(None);
         };
-        let mut keys = vec![];
-        for kv_head in 0..shape.kv_heads {
-            keys.extend(self.store.head_keys(layer, kv_head)?);
-        }
+        let keys = self.store.keys_by_head(layer)?;
         let sparse = with_f32(q, |queries| {
             let (first_position, rows) = (positions[0], positions.len());
             pattern.sparse_keys(&PromptChunk { shape, first_position, rows, queries, keys: &keys })
         })?;
-        let heads = shape.query_heads as u64;
-        let all: u64 = positions.iter().map(|&position| heads * (position as u64 + 1)).sum();
-        let read = sparse.as_ref().map_or(all, |sparse| sparse.pairs()[0]);
+        let seen = |&position: &usize| shape.query_heads as u64 * (position as u64 + 1);
+        let all: u64 = positions.iter().map(seen).sum();
+        let read = sparse.as_ref().map_or(all, SparseKeys::pairs);
         let total = self.prefill_pairs.get_or_insert([0; 2]);
         *total = [total[0] + read, total[1] + all];
-        Ok(sparse.filter(|sparse| !sparse.is_dense()))
+        Ok(sparse.filter(|_| read < all))
     }
 
     /// What rows attend to whose keys are stored.

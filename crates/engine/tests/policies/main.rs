@@ -329,8 +329,8 @@ impl Reach for ChosenBlocks {
         let queries = arrived.queries.unwrap();
         let last_row = queries.narrow(queries.rows() - 1, 1).unwrap().to_host().unwrap().get(0).unwrap();
         let query = last_row.sum(0).unwrap().to_vec1::<f32>().unwrap();
-        let keys = arrived.store.head_keys(self.pruned_after, 0).unwrap();
-        let keys: Vec<&[f32]> = keys.chunks_exact(shape.head_dim).collect();
+        let keys = arrived.store.keys_by_head(self.pruned_after).unwrap();
+        let keys: Vec<&[f32]> = keys.chunks_exact(shape.head_dim).take(arrived.prompt_len).collect();
         assert_eq!(keys.len(), arrived.prompt_len);
         let prefill = arrived.prompt_len - 1;
         let blocks: Vec<std::ops::Range<usize>> =

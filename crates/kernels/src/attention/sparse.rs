@@ -74,9 +74,9 @@ impl SparseKeys {
         in_blocks || set.columns.binary_search(&(key as u32)).is_ok()
     }
 
-    /// Pairs of a row and a key that are multiplied, over all heads, and those that there are.
-    pub fn pairs(&self) -> [u64; 2] {
-        let mut pairs = [0; 2];
+    /// Pairs of a row and a key that are multiplied, over all heads.
+    pub fn pairs(&self) -> u64 {
+        let mut pairs = 0;
         for (index, set) in self.sets.iter().enumerate() {
             for position in self.positions(index % self.row_blocks()) {
                 let of_block = |&block: &u32| {
@@ -84,17 +84,10 @@ impl SparseKeys {
                     (position + 1).saturating_sub(first).min(SPARSE_BLOCK)
                 };
                 let in_blocks: usize = set.blocks.iter().map(of_block).sum();
-                pairs[0] += (in_blocks + set.columns.len()) as u64;
-                pairs[1] += position as u64 + 1;
+                pairs += (in_blocks + set.columns.len()) as u64;
             }
         }
         pairs
-    }
-
-    /// Whether all rows read all keys.
-    pub fn is_dense(&self) -> bool {
-        let [read, all] = self.pairs();
-        read == all
     }
 }
 
@@ -192,6 +185,9 @@ pub(crate) mod tests {
     use crate::reference;
     use proptest::prelude::*;
 
+    /// Shares of [`random_sets`] that take every block.
+    pub(crate) const ALL: [f32; 2] = [f32::INFINITY, 0.0];
+
     /// Random sets: of each block and key that a block of rows sees, some.
     pub(crate) fn random_sets(
         first_position: usize,
@@ -205,7 +201,6 @@ pub(crate) mod tests {
             for first_row in (0..rows).step_by(SPARSE_BLOCK) {
                 let (first, last) =
                     (first_position + first_row, first_position + rows.min(first_row + SPARSE_BLOCK) - 1);
-                // Uniform between −1.73 and 1.73, about.
                 let draws = noise(seed ^ (head * 1_000 + first_row) as u64, 2 * last + 2);
                 let own = first / SPARSE_BLOCK;
                 let is_drawn = |index: usize, share: f32| draws[index] < 2.0 * share - 1.0;
@@ -229,7 +224,7 @@ pub(crate) mod tests {
             kv_heads in 1usize..3, group in 1usize..4,
             head_dim in prop::sample::select(vec![7usize, 16, 64]),
             rows in 1usize..200, first_position in 0usize..400,
-            shares in prop::sample::select(vec![[0.5f32, 0.3], [0.0, 0.0], [0.0, 0.9], [2.0, 0.0]]),
+            shares in prop::sample::select(vec![[0.5f32, 0.3], [0.0, 0.0], [0.0, 0.9], ALL]),
             soft_cap in prop::option::of(Just(5.0f32)), seed in any::<u64>(),
         ) {
             let shape = AttentionShape {
@@ -245,7 +240,9 @@ pub(crate) mod tests {
             };
             let queries = Queries { data: &queries, rows, first_position };
             let sparse = random_sets(first_position, rows, shape.query_heads, shares, seed);
-            prop_assert!(sparse.is_dense() || shares[0] <= 1.0);
+            let seen: usize = (first_position..len).map(|position| position + 1).sum();
+            let all = shape.query_heads * seen;
+            prop_assert!(sparse.pairs() as usize == all || shares != ALL);
             let mut output = vec![f32::NAN; queries.data.len()];
             sparse_attention(&shape, &queries, &span, &sparse, &mut output);
             let expected = reference::sparse_attention(&shape, &queries, &span, &sparse);
@@ -256,8 +253,8 @@ pub(crate) mod tests {
                 let of_row = |row: usize| (0..=first_position + row).filter(|&key| sparse.reads(head, row, key)).count();
                 (0..rows).map(of_row).sum::<usize>()
             });
-            prop_assert_eq!(sparse.pairs()[0] as usize, pairs.sum::<usize>());
-            if shares[0] > 1.0 {
+            prop_assert_eq!(sparse.pairs() as usize, pairs.sum::<usize>());
+            if shares == ALL {
                 let mut all = vec![f32::NAN; queries.data.len()];
                 attention(&shape, &queries, &[span], &mut all);
                 prop_assert!(all.iter().zip(&output).all(|(a, b)| (a - b).abs() < 1e-5));

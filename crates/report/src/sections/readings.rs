@@ -125,32 +125,46 @@ fn tokens(place: &Place<'_>, index: usize, reading: &Reading) -> Figure {
     }
 }
 
+/// Prompt mass by layer and decode step. `under` is nothing, or ` under` and a policy.
+pub(super) fn steps_map(
+    place: &Place<'_>,
+    reading: &Reading,
+    (title, under): (String, &str),
+    values: &Pyramid,
+) -> Drawing {
+    Drawing::Map(MapDrawing {
+        title,
+        unit: "share of attention".into(),
+        description: format!(
+            "Share of attention on the prompt{under} at each of {} decode steps and {} layers, mean over heads.",
+            reading.steps,
+            place.layers()
+        ),
+        values: values.clone(),
+        scale: ScaleKind::Linear,
+        without_first: false,
+        column_name: "decode step".into(),
+        column_texts: reading.generated.clone(),
+        cutoff: place.cutoff(),
+    })
+}
+
+/// The mean over layers at a decode step.
+pub(super) fn mean_of_step(values: &Pyramid, step: usize) -> f64 {
+    let column = values.column(step);
+    column.iter().map(|mass| f64::from(*mass)).sum::<f64>() / column.len().max(1) as f64
+}
+
 fn steps(place: &Place<'_>, index: usize, reading: &Reading) -> Figure {
     let id = place.id(&format!("steps-{}", index + 1));
     let steps = &reading.prompt_mass_by_step;
-    // Means over layers, by step.
     let row = |step: usize| {
-        let column = steps.column(step);
-        let mean = column.iter().map(|mass| f64::from(*mass)).sum::<f64>() / column.len().max(1) as f64;
-        let token = reading.generated.get(step).map_or("", String::as_str);
-        vec![Cell::count(step), Cell::Foreign(layerscope_figures::token_label(token)), Cell::figure(mean)]
+        let token = layerscope_figures::token_label(reading.generated.get(step).map_or("", String::as_str));
+        vec![Cell::count(step), Cell::Foreign(token), Cell::figure(mean_of_step(steps, step))]
     };
+    let title = format!("Prompt mass by decode step of prompt {}", reading.prompt_id);
     Figure {
-        drawing: Drawing::Map(MapDrawing {
-            title: format!("Prompt mass by decode step of prompt {}", reading.prompt_id),
-            unit: "share of attention".into(),
-            description: format!(
-                "Share of attention on the prompt at each of {} decode steps and {} layers, mean over heads.",
-                reading.steps,
-                place.layers()
-            ),
-            values: steps.clone(),
-            scale: ScaleKind::Linear,
-            without_first: false,
-            column_name: "decode step".into(),
-            column_texts: reading.generated.clone(),
-            cutoff: place.cutoff(),
-        }),
+        drawing: steps_map(place, reading, (title, ""), steps),
         table: Table {
             id: format!("{id}-data"),
             caption: format!(

@@ -1,9 +1,9 @@
 //! Attention under policies beside the full model's.
 
 use super::Place;
-use crate::document::{Cell, Column, Drawing, Element, Figure, Inline, MapDrawing, Table, column, plain};
+use super::readings::{mean_of_step, steps_map};
+use crate::document::{Cell, Column, Drawing, Element, Figure, Inline, Table, column, plain};
 use crate::under_policies::{FIGURES, PolicyFigure};
-use layerscope_figures::ScaleKind;
 
 pub(super) fn blocks(place: &Place<'_>) -> Vec<Element> {
     let mut blocks = vec![
@@ -25,29 +25,10 @@ pub(super) fn blocks(place: &Place<'_>) -> Vec<Element> {
         let full = ("full".to_owned(), reading.prompt_mass_by_step.clone());
         for (number, (policy, values)) in std::iter::once(&full).chain(&reading.under).enumerate() {
             let id = place.id(&format!("policy-steps-{}-{number}", index + 1));
-            // Means over layers, by step.
-            let row = |step: usize| {
-                let column = values.column(step);
-                let mean =
-                    column.iter().map(|mass| f64::from(*mass)).sum::<f64>() / column.len().max(1) as f64;
-                vec![Cell::count(step), Cell::figure(mean)]
-            };
+            let row = |step: usize| vec![Cell::count(step), Cell::figure(mean_of_step(values, step))];
+            let title = format!("Prompt mass under {policy}");
             blocks.push(Element::Figure(Box::new(Figure {
-                drawing: Drawing::Map(MapDrawing {
-                    title: format!("Prompt mass under {policy}"),
-                    unit: "share of attention".into(),
-                    description: format!(
-                        "Share of attention on the prompt under {policy} at each of {} decode steps and {} layers, mean over heads.",
-                        reading.steps,
-                        place.layers()
-                    ),
-                    values: values.clone(),
-                    scale: ScaleKind::Linear,
-                    without_first: false,
-                    column_name: "decode step".into(),
-                    column_texts: reading.generated.clone(),
-                    cutoff: place.cutoff(),
-                }),
+                drawing: steps_map(place, reading, (title, &format!(" under {policy}")), values),
                 table: Table {
                     id: format!("{id}-data"),
                     caption: format!(

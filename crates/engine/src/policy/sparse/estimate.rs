@@ -2,7 +2,7 @@
 
 use crate::policy::PromptChunk;
 use layerscope_kernels::SPARSE_BLOCK;
-use layerscope_kernels::elementwise::softmax;
+use layerscope_kernels::elementwise::{soft_cap, softmax};
 use ndarray::{Array2, ArrayView2, Axis, aview1, aview2, s};
 
 impl PromptChunk<'_> {
@@ -35,10 +35,9 @@ impl PromptChunk<'_> {
 
     fn scores(&self, queries: &ArrayView2<'_, f32>, keys: &ArrayView2<'_, f32>) -> Array2<f32> {
         let mut scores = queries.dot(&keys.t());
-        let scale = self.shape.scale;
-        match self.shape.soft_cap {
-            None => scores *= scale,
-            Some(cap) => scores.mapv_inplace(|score| cap * (score * scale / cap).tanh()),
+        scores *= self.shape.scale;
+        if let (Some(cap), Some(scores)) = (self.shape.soft_cap, scores.as_slice_memory_order_mut()) {
+            soft_cap(scores, cap);
         }
         scores
     }

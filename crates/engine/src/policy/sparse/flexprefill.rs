@@ -1,9 +1,10 @@
 //! `flexprefill`: each head's pattern and budget from its own attention (FlexPrefill, Lai et al. 2025, arXiv 2502.20766).
 
 use super::estimate::by_key_block;
-use super::vertical_slash::{Lines, largest, sets};
+use super::vertical_slash::{Lines, sets};
 use crate::Result;
 use crate::policy::registry::Argument;
+use crate::policy::top::largest;
 use crate::policy::{PolicyKind, PolicyRules, PrefillPattern, PromptChunk};
 use layerscope_kernels::{KeySet, SPARSE_BLOCK, SparseKeys};
 use rayon::prelude::*;

@@ -1,9 +1,10 @@
 //! `minference`: vertical and slash lines of fixed budgets in the prefill (MInference, Jiang et al. 2024, arXiv 2407.02490).
 
-use super::vertical_slash::{Lines, largest, sets};
+use super::vertical_slash::{Lines, sets};
 use crate::Result;
 use crate::policy::registry::Argument;
 use crate::policy::schedule::{parse_tokens, shown_tokens};
+use crate::policy::top::largest;
 use crate::policy::{PolicyKind, PolicyRules, PrefillPattern, PromptChunk};
 use layerscope_kernels::SparseKeys;
 use rayon::prelude::*;

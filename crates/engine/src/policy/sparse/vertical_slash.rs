@@ -30,18 +30,6 @@ impl Lines {
     }
 }
 
-/// The indices of the `count` largest, in descending order; the first of equals.
-pub(super) fn largest(weights: &[f32], count: usize) -> Vec<usize> {
-    let mut order: Vec<usize> = (0..weights.len()).collect();
-    let before = |a: &usize, b: &usize| weights[*b].total_cmp(&weights[*a]).then(a.cmp(b));
-    if count < order.len() {
-        order.select_nth_unstable_by(count, before);
-        order.truncate(count);
-    }
-    order.sort_unstable_by(before);
-    order
-}
-
 /// What each block of rows of a head reads: the keys on vertical lines, and every block of keys that a slash line crosses;
 /// besides them the rows' own blocks.
 pub(super) fn sets(chunk: &PromptChunk<'_>, vertical: &[usize], slash: &[usize]) -> Vec<KeySet> {

@@ -1,7 +1,7 @@
 #![allow(clippy::unwrap_used)]
 
 use super::{Kernel, Prefill, attention, supports};
-use crate::attention::sparse::tests::random_sets;
+use crate::attention::sparse::tests::{ALL, random_sets};
 use crate::cuda::{Device, Element, Numbers};
 use crate::{AttentionShape, KeySpan, Queries, Segment, SparseKeys, reference};
 use half::bf16;
@@ -185,7 +185,7 @@ fn rows_read_their_sets_alone() {
     let case = Case { kv_heads: 2, group: 2, rows: 150, first_slot: 64, soft_cap: Some(5.0), ..PLAIN };
     check_sparse(&case, Some(&sets(&case, [0.3, 0.5])));
     // Where all is read, the same tiles come in the same order.
-    let all = sets(&case, [2.0, 0.0]);
+    let all = sets(&case, ALL);
     let shape = case.shape();
     let queries = random(case.rows * shape.query_heads * case.head_dim, 1);
     let numbers = |seed| random(case.kv_heads * case.capacity() * case.head_dim, seed);
