@@ -44,10 +44,11 @@ pub use layerscope_kernels::matmul::ComputeType;
 pub use memory::{MemoryNeed, available_memory, check as check_memory, readable_bytes};
 pub use model::{Model, ModelFiles, ModelSource, OpenedModel, WeightType, folder_config, gguf_config};
 pub use policy::{
-    Anchors, Arrived, BLOCK, BlockPruning, CrossLayerKv, Cutoff, Eviction, Keep, LayerKv, LayerTokens,
-    POLICIES, Policy, PolicyKind, PolicyRules, Pooling, PrefillPattern, PromptChunk, Pruning, QUERY_WINDOW,
-    Reach, Retention, RevivalCounters, RunningSelection, Schedule, Selection, SequenceSetup, SinksAndWindow,
-    StoredHead, TokenPruning, TransferCounters, UNIT, UNTRAINED, ZERO_SHOT, caveats, policies_help,
+    Anchors, Arrived, BLOCK, BlockPruning, CrossLayerKv, Cutoff, Eviction, FoundPattern, HeadPattern,
+    HeadPatterns, Keep, LayerKv, LayerTokens, POLICIES, Policy, PolicyKind, PolicyRules, Pooling,
+    PrefillPattern, PromptChunk, Pruning, QUERY_WINDOW, Reach, Retention, RevivalCounters, RunningSelection,
+    Schedule, Selection, SequenceSetup, SinksAndWindow, StoredHead, TokenPruning, TransferCounters, UNIT,
+    UNTRAINED, ZERO_SHOT, caveats, policies_help, search_head_patterns,
 };
 pub use repetition::Repetition;
 pub use rows::ResidualRows;

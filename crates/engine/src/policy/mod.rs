@@ -36,6 +36,7 @@ pub use schedule::{Keep, Pruning, Schedule};
 pub use selection::{RunningSelection, Selection, SequenceSetup};
 use serde::{Serialize, Serializer};
 pub use sliminfer::{BLOCK, BlockPruning, Pooling, QUERY_WINDOW, TransferCounters, UNIT};
+pub use sparse::{FoundPattern, HeadPattern, HeadPatterns, search_head_patterns};
 use std::fmt;
 use std::sync::Arc;
 pub use window::SinksAndWindow;
@@ -80,7 +81,9 @@ impl Policy {
     /// # Errors
     /// As [`Self::parse`].
     pub fn parse_for(name: &str, config: &ModelConfig) -> Result<Self> {
-        Ok(Self::parse(name, config.layers)?.for_model(config))
+        let policy = Self::parse(name, config.layers)?;
+        policy.rules.check(config)?;
+        Ok(policy.for_model(config))
     }
 
     /// The same for a model: what the name leaves open follows its shape, and KV that no later row sees leaves layers with

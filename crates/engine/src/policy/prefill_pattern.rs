@@ -11,6 +11,8 @@ pub trait PrefillPattern: Send + Sync {
 
 /// Rows of the prompt that are about to attend in a layer.
 pub struct PromptChunk<'a> {
+    /// The layer.
+    pub layer: usize,
     /// Sizes and scale.
     pub shape: AttentionShape,
     /// Position of the first row.

@@ -54,6 +54,12 @@ pub trait PolicyRules: fmt::Display + Send + Sync {
         None
     }
 
+    /// # Errors
+    /// [`crate::Error::Input`] if it was made for a model of another shape.
+    fn check(&self, _config: &ModelConfig) -> crate::Result<()> {
+        Ok(())
+    }
+
     /// What it does with a prompt of `prefill_len` + 1 tokens in a model of `layers`, for people, where its name does not say
     /// it; `bytes` tells the size of so many layer-tokens of KV.
     fn plan(&self, _prefill_len: usize, _layers: usize, _bytes: &dyn Fn(usize) -> String) -> Option<String> {

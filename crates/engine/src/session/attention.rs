@@ -112,7 +112,7 @@ impl Session {
         let keys = self.store.keys_by_head(layer)?;
         let sparse = with_f32(q, |queries| {
             let (first_position, rows) = (positions[0], positions.len());
-            pattern.sparse_keys(&PromptChunk { shape, first_position, rows, queries, keys: &keys })
+            pattern.sparse_keys(&PromptChunk { layer, shape, first_position, rows, queries, keys: &keys })
         })?;
         let seen = |&position: &usize| shape.query_heads as u64 * (position as u64 + 1);
         let all: u64 = positions.iter().map(seen).sum();

@@ -4,7 +4,10 @@
 use super::reference::{Reference, TINY, whole_run_with};
 use super::{assert_within, pattern_hooks, sequence, stepped};
 use candle_core::Tensor as HostTensor;
-use layerscope_engine::{HookPoint, Hooks, Interrupt, Policy, Session, Site, Tensor};
+use layerscope_engine::{
+    HeadPattern, HeadPatterns, HookPoint, Hooks, Interrupt, Policy, Session, Site, Tensor,
+    search_head_patterns,
+};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
@@ -124,6 +127,43 @@ fn minference(vertical: usize, slash: usize) -> Box<Pattern> {
     })
 }
 
+/// The first keys, and the blocks of the last keys of each row.
+fn a_shape(first: usize, last: usize) -> impl Fn(&Scores<'_>, usize, (usize, usize)) -> Vec<BTreeSet<usize>> {
+    move |_, _, (start, end)| {
+        let of_rows = |first_row: usize| {
+            let rows = first_row..end.min(first_row + BLOCK);
+            let local: BTreeSet<usize> =
+                rows.flat_map(|row| (row + 1).saturating_sub(last)..=row).map(|key| key / BLOCK).collect();
+            let local = local.into_iter().flat_map(|block| block * BLOCK..(block + 1) * BLOCK);
+            (0..first).chain(local).collect()
+        };
+        (start..end).step_by(BLOCK).map(of_rows).collect()
+    }
+}
+
+/// The first block, the rows' own and those with the largest products of means, so many in all.
+fn blocks(count: usize) -> impl Fn(&Scores<'_>, usize, (usize, usize)) -> Vec<BTreeSet<usize>> {
+    move |scores, head, (start, end)| {
+        let of_rows = |first_row: usize| {
+            let last = end.min(first_row + BLOCK) - 1;
+            let query = scores.query(head, first_row..last + 1);
+            let products: Vec<f64> = (0..=last / BLOCK)
+                .map(|block| {
+                    scores.product(&query, &scores.key(head, block * BLOCK..end.min((block + 1) * BLOCK)))
+                })
+                .collect();
+            let mut chosen: BTreeSet<usize> = [0, first_row / BLOCK, last / BLOCK].into();
+            for block in descending(&products) {
+                if chosen.len() < count {
+                    chosen.insert(block);
+                }
+            }
+            chosen.into_iter().flat_map(|block| block * BLOCK..(block + 1) * BLOCK).collect()
+        };
+        (start..end).step_by(BLOCK).map(of_rows).collect()
+    }
+}
+
 /// The largest that make up a share of all.
 fn covering(weights: &[f64], share: f64) -> Vec<usize> {
     let (total, mut covered) = (weights.iter().sum::<f64>(), 0.0);
@@ -189,20 +229,25 @@ fn flexprefill(gamma: f64, tau: f64, kinds: Rc<RefCell<[usize; 2]>>) -> Box<Patt
     })
 }
 
-/// Logits of all steps, with what the prompt's rows do not read hidden from them.
-fn expected(pattern: &Pattern, sequence: &[u32], p: usize) -> Vec<Vec<f32>> {
-    let layers = TINY.decoder.config().layers;
-    let seen: Seen = Rc::new(RefCell::new(vec![[None, None]; layers]));
+/// Hooks that keep the queries and keys of all layers.
+fn seeing(seen: &Seen) -> Hooks<'static> {
     let mut hooks = Hooks::none();
-    for layer in 0..layers {
+    for layer in 0..seen.borrow().len() {
         for (which, site) in [Site::RotatedQuery, Site::RotatedKey].into_iter().enumerate() {
-            let seen = Rc::clone(&seen);
+            let seen = Rc::clone(seen);
             hooks.add(HookPoint { layer, site }, move |_, x| {
                 seen.borrow_mut()[layer][which] = Some(Tensor::from_array(x.to_owned())?.to_host()?);
                 Ok(None)
             });
         }
     }
+    hooks
+}
+
+/// Logits of all steps, with what the prompt's rows do not read hidden from them.
+fn expected(pattern: &Pattern, sequence: &[u32], p: usize) -> Vec<Vec<f32>> {
+    let layers = TINY.decoder.config().layers;
+    let seen: Seen = Rc::new(RefCell::new(vec![[None, None]; layers]));
     let known: RefCell<BTreeMap<(usize, usize), Sets>> = RefCell::default();
     let hidden = |layer: usize, head: usize, query: usize, key: usize| {
         if query >= p {
@@ -220,7 +265,7 @@ fn expected(pattern: &Pattern, sequence: &[u32], p: usize) -> Vec<Vec<f32>> {
     };
     let nothing = |_: usize, _: usize, _: usize| false;
     let reference = Reference { hidden: &nothing, projected: None, hidden_by_head: Some(&hidden) };
-    whole_run_with(sequence, p, reference, hooks)
+    whole_run_with(sequence, p, reference, seeing(&seen))
 }
 
 fn policy(name: &str) -> Policy {
@@ -247,6 +292,145 @@ fn minference_equals_a_masked_run() {
         let density = density(&policy, &sequence[..p]);
         assert!(p < 200 || (density > 0.2 && density < 0.95), "{density}");
     }
+}
+
+/// Heads in turn: blocks, an A-shape, lines, and lines that the file leaves out.
+#[test]
+fn patterns_of_a_file_equal_a_masked_run() {
+    let config = TINY.decoder.config();
+    let of_layer = |layer: usize| {
+        let kinds = [r#"["block_sparse", 3, 1, 0.5]"#, r#"["stream_llm", 70, 90, 0.25]"#];
+        let heads = (0..config.heads).filter_map(|head| Some((head, kinds.get((layer + head) % 3)?)));
+        let heads: Vec<String> = heads.map(|(head, kind)| format!(r#""{head}": {kind}"#)).collect();
+        format!("{{{}}}", heads.join(","))
+    };
+    let text = format!("[{}]", (0..config.layers).map(of_layer).collect::<Vec<_>>().join(","));
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("heads.json");
+    std::fs::write(&path, &text).unwrap();
+    let patterns = HeadPatterns::read(&path).unwrap();
+    std::fs::write(&path, patterns.to_json()).unwrap();
+    assert_eq!(HeadPatterns::read(&path).unwrap(), patterns);
+
+    let name = format!("minference:vertical=40+slash=110+heads={}", path.display());
+    let policy = Policy::parse_for(&name, config).unwrap();
+    assert_eq!(policy.to_string(), name);
+    for p in [300, 513, 640] {
+        let pattern = |scores: &Scores<'_>, chunk| {
+            let lines = minference(40, 110)(scores, chunk);
+            let of_head = |head| match (scores.layer + head) % 3 {
+                0 => blocks(3)(scores, head, chunk),
+                1 => a_shape(70, 90)(scores, head, chunk),
+                _ => lines[head].clone(),
+            };
+            (0..scores.heads()).map(of_head).collect()
+        };
+        let sequence = sequence(p + 3, p as u32);
+        let actual = stepped(&policy, &sequence, p, &mut Hooks::none());
+        assert_within(1e-4, &actual, &expected(&pattern, &sequence, p), &format!("p {p}"));
+        let density = density(&policy, &sequence[..p]);
+        assert!(density < 0.95, "{density}");
+    }
+}
+
+#[test]
+fn files_of_patterns_are_checked() {
+    let config = TINY.decoder.config();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("heads.json");
+    let refused = |text: &str| {
+        std::fs::write(&path, text).unwrap();
+        let name = format!("minference:heads={}", path.display());
+        Policy::parse_for(&name, config).unwrap_err().to_string()
+    };
+    assert!(refused("[{}]").contains("patterns for 1 layers of 0 heads"));
+    let head = format!(r#"[{{"{}": ["stream_llm", 1, 2, 0.5]}}]"#, config.heads);
+    let all = head.trim_matches(['[', ']']).to_owned() + &"]";
+    assert!(
+        refused(&format!("[{}]", vec![all.replace("]}]", "]}").as_str(); config.layers].join(",")))
+            .contains("heads")
+    );
+    assert!(refused(r#"[{"0": ["spiral", 1, 2, 0.5]}]"#).contains("no pattern is called \"spiral\""));
+    assert!(refused("{").contains("heads.json"));
+    std::fs::remove_file(&path).unwrap();
+    let name = format!("minference:heads={}", path.display());
+    assert!(Policy::parse_for(&name, config).unwrap_err().to_string().contains("cannot read"));
+}
+
+/// Each head's share of attention is that of the masked reference's sets, and the choice keeps at least what an A-shape of the same
+/// cost keeps.
+#[test]
+fn the_search_finds_what_keeps_most() {
+    let (p, tokens) = (640, 192);
+    let sequence = sequence(p, 5);
+    let mut told = vec![];
+    let interrupt = Interrupt::new(false);
+    let prompts = [sequence.clone()];
+    let found =
+        search_head_patterns(&TINY.decoder, &prompts, tokens, &interrupt, &mut |done| told.push(done))
+            .unwrap();
+    assert_eq!(told.last(), Some(&p));
+
+    let layers = TINY.decoder.config().layers;
+    let seen: Seen = Rc::new(RefCell::new(vec![[None, None]; layers]));
+    let nothing = |_: usize, _: usize, _: usize| false;
+    let reference = Reference { hidden: &nothing, projected: None, hidden_by_head: None };
+    whole_run_with(&sequence, p, reference, seeing(&seen));
+    let seen = seen.borrow();
+    let mut kinds = vec![];
+    for (layer, found) in found.layers().iter().enumerate() {
+        let [Some(queries), Some(keys)] = &seen[layer] else { panic!("seen") };
+        let (queries, keys) = (queries.to_vec3().unwrap(), keys.to_vec3().unwrap());
+        let scores = Scores { layer, queries: &queries, keys: &keys };
+        assert_eq!(found.len(), scores.heads());
+        for (&head, found) in found {
+            let [kept, pairs] = measured(&scores, head, found.pattern, tokens, p);
+            assert!((found.score - kept).abs() < 1e-5, "layer {layer}, head {head}: {found:?}, {kept}");
+            let a_shape = HeadPattern::AShape { first: tokens / 8, last: tokens - tokens / 8 };
+            let others = [a_shape, HeadPattern::Blocks(tokens / BLOCK)];
+            let [a_shape, blocks] = others.map(|other| measured(&scores, head, other, tokens, p));
+            assert!(
+                pairs <= a_shape[1] && kept >= a_shape[0] - 1e-5,
+                "layer {layer}, head {head}: {found:?}"
+            );
+            assert!(
+                blocks[1] > a_shape[1] || kept >= blocks[0] - 1e-5,
+                "layer {layer}, head {head}: {found:?}"
+            );
+            if !kinds.contains(&std::mem::discriminant(&found.pattern)) {
+                kinds.push(std::mem::discriminant(&found.pattern));
+            }
+        }
+    }
+    assert!(kinds.len() > 1, "all heads alike");
+
+    let short =
+        search_head_patterns(&TINY.decoder, &[sequence[..200].to_vec()], tokens, &interrupt, &mut |_| {});
+    assert!(short.unwrap_err().to_string().contains("too short"));
+}
+
+/// The share of attention that a pattern keeps, over rows from position `tokens` on of chunks up to `end`, and the pairs that it
+/// multiplies.
+fn measured(scores: &Scores<'_>, head: usize, pattern: HeadPattern, tokens: usize, end: usize) -> [f64; 2] {
+    let (mut kept, mut rows, mut pairs) = (0.0, 0, 0);
+    for start in (0..end).step_by(CHUNK) {
+        let chunk = (start, end.min(start + CHUNK));
+        let sets = match pattern {
+            HeadPattern::AShape { first, last } => a_shape(first, last)(scores, head, chunk),
+            HeadPattern::Blocks(count) => blocks(count)(scores, head, chunk),
+            HeadPattern::VerticalSlash { vertical, slash } => {
+                minference(vertical.max(30), slash.max(100))(scores, chunk).swap_remove(head)
+            }
+        };
+        for row in chunk.0.max(tokens)..chunk.1 {
+            let set = &sets[(row - chunk.0) / BLOCK];
+            let attention = scores.attention(head, row);
+            let read = attention.iter().enumerate().filter(|(key, _)| set.contains(key));
+            kept += read.clone().map(|(_, weight)| weight).sum::<f64>();
+            (rows, pairs) = (rows + 1, pairs + read.count());
+        }
+    }
+    [kept / rows as f64, pairs as f64]
 }
 
 #[test]

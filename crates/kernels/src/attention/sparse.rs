@@ -17,6 +17,20 @@ pub struct KeySet {
     pub columns: Vec<u32>,
 }
 
+impl KeySet {
+    /// Pairs of a row at one of `positions` and a key that are multiplied.
+    pub fn pairs(&self, positions: Range<usize>) -> u64 {
+        let in_blocks = |position: usize| -> usize {
+            let of_block = |&block: &u32| {
+                let first = block as usize * SPARSE_BLOCK;
+                (position + 1).saturating_sub(first).min(SPARSE_BLOCK)
+            };
+            self.blocks.iter().map(of_block).sum()
+        };
+        positions.map(|position| (in_blocks(position) + self.columns.len()) as u64).sum()
+    }
+}
+
 /// A [`KeySet`] for each query head and block of rows. Rows are in blocks of 64 from the first on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SparseKeys {
@@ -76,18 +90,8 @@ impl SparseKeys {
 
     /// Pairs of a row and a key that are multiplied, over all heads.
     pub fn pairs(&self) -> u64 {
-        let mut pairs = 0;
-        for (index, set) in self.sets.iter().enumerate() {
-            for position in self.positions(index % self.row_blocks()) {
-                let of_block = |&block: &u32| {
-                    let first = block as usize * SPARSE_BLOCK;
-                    (position + 1).saturating_sub(first).min(SPARSE_BLOCK)
-                };
-                let in_blocks: usize = set.blocks.iter().map(of_block).sum();
-                pairs += (in_blocks + set.columns.len()) as u64;
-            }
-        }
-        pairs
+        let sets = self.sets.iter().enumerate();
+        sets.map(|(index, set)| set.pairs(self.positions(index % self.row_blocks()))).sum()
     }
 }
 

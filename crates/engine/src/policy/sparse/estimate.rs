@@ -45,13 +45,29 @@ impl PromptChunk<'_> {
     /// Attention of the last rows of a head over all keys, `[rows ≤ 64, keys]`.
     pub(super) fn last_rows(&self, head: usize) -> Array2<f32> {
         let last = self.queries_of(head, self.observed());
-        let mut scores = self.scores(&last.view(), &self.keys_of(head));
-        let first = self.key_count() - self.observed();
+        self.attention(head, &last.view(), self.key_count() - self.observed())
+    }
+
+    /// Attention of rows at `first_position` … of a head over all keys, `[rows, keys]`.
+    fn attention(&self, head: usize, queries: &ArrayView2<'_, f32>, first_position: usize) -> Array2<f32> {
+        let mut scores = self.scores(queries, &self.keys_of(head));
         for (row, mut scores) in scores.outer_iter_mut().enumerate() {
-            scores.slice_mut(s![first + row + 1..]).fill(f32::NEG_INFINITY);
+            scores.slice_mut(s![first_position + row + 1..]).fill(f32::NEG_INFINITY);
             softmax(scores.as_slice_mut().unwrap_or_default());
         }
         scores
+    }
+
+    /// Attention of a head by key, summed over the rows of each block, `[blocks of rows, keys]`.
+    pub(super) fn attention_by_row_block(&self, head: usize) -> Array2<f32> {
+        let queries = self.queries_of(head, self.rows);
+        let mut sums = Array2::zeros((self.rows.div_ceil(SPARSE_BLOCK), self.key_count()));
+        let blocks = queries.axis_chunks_iter(Axis(0), SPARSE_BLOCK);
+        for (block, (mut sums, queries)) in sums.outer_iter_mut().zip(blocks).enumerate() {
+            let first_position = self.first_position + block * SPARSE_BLOCK;
+            sums.assign(&self.attention(head, &queries, first_position).sum_axis(Axis(0)));
+        }
+        sums
     }
 
     /// Attention of the mean query of each block of rows over the mean key of each block of keys, `[blocks of rows, blocks of

@@ -1,66 +1,70 @@
-//! `minference`: vertical and slash lines of fixed budgets in the prefill (MInference, Jiang et al. 2024, arXiv 2407.02490).
+//! `minference`: in the prefill each head reads a pattern, by default vertical and slash lines of fixed budgets (MInference, Jiang
+//! et al. 2024, arXiv 2407.02490).
 
-use super::vertical_slash::{Lines, sets};
-use crate::Result;
+use super::head_patterns::HeadPatterns;
+use super::pattern::{Estimates, HeadPattern};
 use crate::policy::registry::Argument;
 use crate::policy::schedule::{parse_tokens, shown_tokens};
-use crate::policy::top::largest;
 use crate::policy::{PolicyKind, PolicyRules, PrefillPattern, PromptChunk};
+use crate::{ModelConfig, Result};
 use layerscope_kernels::SparseKeys;
 use rayon::prelude::*;
 use std::fmt;
+use std::path::Path;
 use std::sync::Arc;
 
-/// Lines that the method's published configurations give most heads of Llama-3-8B.
+/// Lines that the method's published configurations give most heads of Llama-3-8B, and its code those that a configuration lacks.
 const VERTICAL: usize = 1_000;
 const SLASH: usize = 6_096;
-/// The first keys and the shortest distances, which are always read.
-const FIRST_KEYS: usize = 30;
-const SHORTEST_DISTANCES: usize = 100;
 
-/// Each head reads as many vertical and slash lines, those that the last 64 rows of a chunk read most.
-#[derive(Debug)]
+/// Patterns of a file, and lines for heads that it lacks.
 pub(in crate::policy) struct MInference {
     vertical: usize,
     slash: usize,
+    file: Option<(String, HeadPatterns)>,
 }
 
 pub(in crate::policy) const KIND: PolicyKind = PolicyKind {
     name: "minference",
-    syntax: "minference[:vertical=N][+slash=N]",
+    syntax: "minference[:vertical=N][+slash=N][+heads=FILE]",
     description: "In the prefill, each head reads the N keys (1000) and the N distances (6096) that the last 64 rows read \
-                  most; all KV is stored, and decode reads all",
+                  most, or its pattern in FILE, which `layerscope patterns` writes; all KV is stored, and decode reads all",
     standard_name: Some("minference"),
     parse,
 };
 
 fn parse(argument: &Argument<'_>) -> Result<Arc<dyn PolicyRules>> {
-    let mut lines = MInference { vertical: VERTICAL, slash: SLASH };
+    let mut policy = MInference { vertical: VERTICAL, slash: SLASH, file: None };
     for item in argument.items() {
         let tokens = |text: &str| parse_tokens(text).ok_or_else(|| argument.malformed());
         match item.split_once('=') {
-            Some(("vertical", text)) => lines.vertical = tokens(text)?,
-            Some(("slash", text)) => lines.slash = tokens(text)?,
+            Some(("vertical", text)) => policy.vertical = tokens(text)?,
+            Some(("slash", text)) => policy.slash = tokens(text)?,
+            Some(("heads", file)) => {
+                policy.file = Some((file.to_owned(), HeadPatterns::read(Path::new(file))?));
+            }
             _ => return Err(argument.malformed()),
         }
     }
-    Ok(Arc::new(lines))
+    Ok(Arc::new(policy))
+}
+
+impl MInference {
+    fn pattern(&self, layer: usize, head: usize) -> HeadPattern {
+        let own = self.file.as_ref().and_then(|(_, patterns)| patterns.of(layer, head));
+        own.unwrap_or(HeadPattern::VerticalSlash { vertical: self.vertical, slash: self.slash })
+    }
 }
 
 impl PrefillPattern for MInference {
     fn sparse_keys(&self, chunk: &PromptChunk<'_>) -> Option<SparseKeys> {
-        if self.vertical >= chunk.key_count() || self.slash >= chunk.key_count() {
+        let heads = chunk.shape.query_heads;
+        let patterns: Vec<HeadPattern> = (0..heads).map(|head| self.pattern(chunk.layer, head)).collect();
+        if patterns.iter().all(|pattern| pattern.is_dense(chunk)) {
             return None;
         }
-        let of_head = |head: usize| {
-            let mut lines = Lines::of(&chunk.last_rows(head));
-            lines.vertical.iter_mut().take(FIRST_KEYS).for_each(|weight| *weight = f32::INFINITY);
-            lines.slash.iter_mut().take(SHORTEST_DISTANCES).for_each(|weight| *weight = f32::INFINITY);
-            let vertical = largest(&lines.vertical, self.vertical.max(FIRST_KEYS));
-            sets(chunk, &vertical, &largest(&lines.slash, self.slash.max(SHORTEST_DISTANCES)))
-        };
-        let heads = chunk.shape.query_heads;
-        let sets: Vec<_> = (0..heads).into_par_iter().flat_map_iter(of_head).collect();
+        let of_head = |(head, pattern): (usize, HeadPattern)| pattern.sets(&Estimates::new(chunk, head));
+        let sets: Vec<_> = patterns.into_par_iter().enumerate().flat_map_iter(of_head).collect();
         Some(SparseKeys::new(chunk.first_position, chunk.rows, heads, sets))
     }
 }
@@ -70,11 +74,20 @@ impl PolicyRules for MInference {
         Some(self)
     }
 
+    fn check(&self, config: &ModelConfig) -> Result<()> {
+        self.file.as_ref().map_or(Ok(()), |(file, patterns)| patterns.check(file, config))
+    }
+
     fn caveat(&self) -> Option<&'static str> {
-        Some(
-            "vertical and slash lines for every head, where MInference searches each head's kind of pattern once for a \
-             model; lines are chosen for each chunk of the prompt",
-        )
+        Some(match self.file {
+            None => {
+                "vertical and slash lines for every head, where MInference searches each head's kind of pattern once for a model \
+                 (`layerscope patterns`); lines are chosen for each chunk of the prompt"
+            }
+            Some(_) => {
+                "patterns are chosen for each chunk of the prompt, where MInference chooses them for all of it"
+            }
+        })
     }
 }
 
@@ -82,8 +95,9 @@ impl fmt::Display for MInference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let given = [("vertical", self.vertical, VERTICAL), ("slash", self.slash, SLASH)];
         let given = given.into_iter().filter(|(_, lines, standard)| lines != standard);
-        let given: Vec<String> =
-            given.map(|(name, lines, _)| format!("{name}={}", shown_tokens(lines))).collect();
+        let lines = given.map(|(name, lines, _)| format!("{name}={}", shown_tokens(lines)));
+        let file = self.file.iter().map(|(file, _)| format!("heads={file}"));
+        let given: Vec<String> = lines.chain(file).collect();
         f.write_str(KIND.name)?;
         if given.is_empty() { Ok(()) } else { write!(f, ":{}", given.join("+")) }
     }

@@ -8,9 +8,9 @@ use super::value::{List, Value};
 use super::{Result, broken};
 
 /// Steps of the interpreter, far more than a template needs: a conversation of 1,000 messages takes about 100 thousand.
-const STEPS: usize = 10_000_000;
+const STEPS: usize = if cfg!(fuzzing) { 200_000 } else { 10_000_000 };
 /// Bytes, far more than a template needs beside the copies of its messages.
-const BYTES: usize = 32 << 20;
+const BYTES: usize = if cfg!(fuzzing) { 1 << 20 } else { 32 << 20 };
 /// Copies that a template may make of what it is given.
 const COPIES: usize = 32;
 /// Bytes that are searched or compared in about the time of a step.
