@@ -278,6 +278,29 @@ fn needles_are_looked_for_under_every_policy() {
 }
 
 #[test]
+fn each_heads_pattern_is_searched_and_used() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("heads.json");
+    let patterns = |arguments: &[&str]| {
+        let mut command = layerscope();
+        command.arg("patterns").arg(tiny_model()).args(arguments).arg("--out").arg(&file);
+        command
+    };
+    let found = json(&mut patterns(&["--tokens", "128", "--length", "400", "--json"]));
+    let heads: u64 =
+        found["kinds"].as_array().unwrap().iter().map(|kind| kind["heads"].as_u64().unwrap()).sum();
+    assert_eq!(heads, 8 * 4, "{found}");
+    let policies = format!("full,minference:heads={}", file.display());
+    let lengths = ["--lengths", "400", "--repeats", "1", "--new-tokens", "2", "--json", "--policies"];
+    let measured = json(layerscope().arg("bench").arg(tiny_model()).args(lengths).arg(&policies));
+    assert_eq!(measured["results"].as_array().unwrap().len(), 2);
+    refuse(&mut patterns(&["--tokens", "2k", "--length", "400"]), 2, &["too short", "2048"]);
+    let prompts = folder.path().join("short.jsonl");
+    std::fs::write(&prompts, r#"{"prompt": "Hi"}"#).unwrap();
+    refuse(&mut patterns(&["--prompts", prompts.to_str().unwrap()]), 2, &["short.jsonl", "--tokens"]);
+}
+
+#[test]
 fn needle_prompts_can_be_recorded() {
     let folder = tempfile::tempdir().unwrap();
     let (prompts, out) = (folder.path().join("needles.jsonl"), folder.path().join("run"));

@@ -70,6 +70,11 @@ pub(crate) enum Command {
         after_help = "Example:\n  layerscope needle model.gguf --policies full,speed:20,speed:20+bos --lengths 512,1k,2k\n\nExample: only the prompts, for `layerscope record`:\n  layerscope needle model.gguf --lengths 1k --write-prompts needles.jsonl"
     )]
     Needle(NeedleArguments),
+    /// Search for each head the pattern that the policy `minference` reads in the prefill, and write them to a file
+    #[command(
+        after_help = "Example:\n  layerscope patterns model.gguf --tokens 512 --out heads.json\n  layerscope generate model.gguf --prompt-file long.txt --policy minference:heads=heads.json"
+    )]
+    Patterns(PatternsArguments),
     /// Open the viewer: on a run, on a model, or on the embedded model's run
     #[command(
         after_help = "Examples:\n  layerscope view\n  layerscope view run\n  layerscope view run --screenshot map.png --size 1600x1000 --view map"
@@ -445,6 +450,31 @@ pub(crate) struct NeedleArguments {
 pub(crate) enum HaystackName {
     Sentences,
     Noise,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct PatternsArguments {
+    #[command(flatten)]
+    pub(crate) model: ModelArguments,
+    /// Keys that a head reads for each prompt token, about: patterns multiply no more pairs than the first and the last keys of this
+    /// number would
+    #[arg(long, default_value = "512", value_parser = length)]
+    pub(crate) tokens: usize,
+    /// Length of the prompts to search on, which hide a number; 1k is 1,024
+    #[arg(long, default_value = "2k", value_parser = length, conflicts_with = "prompts")]
+    pub(crate) length: usize,
+    /// Seed of their texts
+    #[arg(long, default_value_t = 1)]
+    pub(crate) seed: u64,
+    /// Search on the prompts of this prompt file instead, those of at least twice as many tokens as --tokens
+    #[arg(long)]
+    pub(crate) prompts: Option<PathBuf>,
+    /// File to write: JSON, in the format of the configurations that MInference publishes
+    #[arg(long)]
+    pub(crate) out: PathBuf,
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 #[derive(Debug, Args)]

@@ -136,6 +136,26 @@ impl PoliciesBar {
     }
 }
 
+/// A bar of prompt tokens.
+pub(crate) struct TokensBar(ProgressBar);
+
+impl TokensBar {
+    pub(crate) fn new(what: &str, tokens: usize) -> Self {
+        let bar = ProgressBar::new(tokens as u64)
+            .with_style(style("{prefix} {bar:30} {pos}/{len} tokens, {elapsed} elapsed, {eta} left"));
+        name(&bar, what);
+        Self(bar)
+    }
+
+    pub(crate) fn set(&self, done: usize) {
+        self.0.set_position(done as u64);
+    }
+
+    pub(crate) fn finish(&self) {
+        self.0.finish_and_clear();
+    }
+}
+
 /// Shows a spinner with a message while `work` runs.
 pub(crate) fn waiting<T>(what: &str, work: impl FnOnce() -> T) -> T {
     let spinner = ProgressBar::new_spinner().with_style(style("{spinner} {msg} {elapsed}"));

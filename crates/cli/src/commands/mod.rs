@@ -8,6 +8,7 @@ pub(crate) mod generate;
 pub(crate) mod inspect;
 pub(crate) mod models;
 pub(crate) mod needle;
+pub(crate) mod patterns;
 pub(crate) mod recommend;
 pub(crate) mod record;
 pub(crate) mod report;

@@ -344,12 +344,9 @@ fn files_of_patterns_are_checked() {
         Policy::parse_for(&name, config).unwrap_err().to_string()
     };
     assert!(refused("[{}]").contains("patterns for 1 layers of 0 heads"));
-    let head = format!(r#"[{{"{}": ["stream_llm", 1, 2, 0.5]}}]"#, config.heads);
-    let all = head.trim_matches(['[', ']']).to_owned() + &"]";
-    assert!(
-        refused(&format!("[{}]", vec![all.replace("]}]", "]}").as_str(); config.layers].join(",")))
-            .contains("heads")
-    );
+    let head = format!(r#"{{"{}": ["stream_llm", 1, 2, 0.5]}}"#, config.heads);
+    let heads = format!("layers of {} heads", config.heads + 1);
+    assert!(refused(&format!("[{}]", vec![head; config.layers].join(","))).contains(&heads));
     assert!(refused(r#"[{"0": ["spiral", 1, 2, 0.5]}]"#).contains("no pattern is called \"spiral\""));
     assert!(refused("{").contains("heads.json"));
     std::fs::remove_file(&path).unwrap();

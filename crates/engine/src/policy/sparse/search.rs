@@ -82,11 +82,13 @@ fn best(candidates: &[HeadPattern], measured: &[Measured]) -> FoundPattern {
     FoundPattern { pattern: *pattern, score: measured.kept / measured.rows.max(1) as f64 }
 }
 
+/// By query head of a layer, each candidate.
+type MeasuredHeads = BTreeMap<usize, Vec<Measured>>;
+
 /// Reads everything, and measures what the candidates would keep.
 struct Search {
     tokens: usize,
-    /// By layer and head, each candidate.
-    found: Arc<Mutex<Vec<BTreeMap<usize, Vec<Measured>>>>>,
+    found: Arc<Mutex<Vec<MeasuredHeads>>>,
 }
 
 impl Search {
