@@ -296,7 +296,7 @@ fn each_heads_pattern_is_searched_and_used() {
     assert_eq!(measured["results"].as_array().unwrap().len(), 2);
     refuse(&mut patterns(&["--tokens", "2k", "--length", "400"]), 2, &["too short", "2048"]);
     let prompts = folder.path().join("short.jsonl");
-    std::fs::write(&prompts, r#"{"prompt": "Hi"}"#).unwrap();
+    std::fs::write(&prompts, r#"{"id": "a", "prompt": "Hi"}"#).unwrap();
     refuse(&mut patterns(&["--prompts", prompts.to_str().unwrap()]), 2, &["short.jsonl", "--tokens"]);
 }
 
