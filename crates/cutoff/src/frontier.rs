@@ -166,7 +166,8 @@ fn through_layer(
         };
         let mut hooks = Hooks::none();
         let sequence_len = run.session.sequence_len();
-        let sequences = [SequenceRows { rows: group.len() * steps, sequence_len }];
+        let sequences =
+            [SequenceRows { rows: group.len() * steps, sequence_len, first_decode: run.prompt_len - 1 }];
         let mut pass = Pass {
             attend: &mut attend,
             hooks: &mut hooks,

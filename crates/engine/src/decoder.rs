@@ -3,10 +3,11 @@
 //! The decoder knows the architecture, not prompts, policies or caches: attention is whatever [`Attend`] does with queries, keys
 //! and values.
 
-mod experts;
+pub(crate) mod adapted;
+pub(crate) mod experts;
 mod forward;
 mod keys_values;
-mod layer;
+pub(crate) mod layer;
 mod load;
 mod on_device;
 mod parts;
@@ -15,6 +16,7 @@ pub(crate) mod rotary;
 pub use keys_values::KeysValuesOf;
 pub use on_device::RowsOnDevice;
 
+use crate::adapter::AdapterRows;
 use crate::hooks::Hooks;
 use crate::tensor::Tensor;
 use crate::weights::{Embedding, FileState, WeightsPrecision};
@@ -35,6 +37,8 @@ pub struct Decoder {
     final_norm: Norm,
     unembedding: Projection,
     rotary: RotaryTables,
+    /// Where an adapter is beside the weights: the rows it acts on.
+    adapter_rows: Option<AdapterRows>,
     precision: WeightsPrecision,
     device: Device,
     /// Files in which weights are read where they are.
@@ -95,6 +99,8 @@ pub struct SequenceRows {
     pub rows: usize,
     /// Most tokens that the sequence will have: LongRoPE rotates long ones by other angles.
     pub sequence_len: usize,
+    /// Position of its first decode row, p − 1: adapters of decode rows act from there on.
+    pub first_decode: usize,
 }
 
 impl Decoder {
@@ -104,6 +110,23 @@ impl Decoder {
     /// [`Error::Failure`] that names the file.
     pub fn check_files(&self) -> Result<()> {
         self.mapped_files.iter().try_for_each(FileState::check)
+    }
+
+    /// The same weights once more; clones share them.
+    fn shared(&self) -> Self {
+        Self {
+            config: self.config.clone(),
+            embedding: self.embedding.clone(),
+            position_embedding: self.position_embedding.clone(),
+            layers: self.layers.clone(),
+            final_norm: self.final_norm.clone(),
+            unembedding: self.unembedding.clone(),
+            rotary: RotaryTables::new(&self.config),
+            adapter_rows: self.adapter_rows,
+            precision: self.precision,
+            device: self.device.clone(),
+            mapped_files: self.mapped_files.clone(),
+        }
     }
 
     /// Architecture numbers.
@@ -156,6 +179,26 @@ impl Decoder {
         self.layers.iter().map(LayerWeights::step_bytes).sum::<usize>() + self.unembedding.bytes()
     }
 
+    pub(crate) fn final_norm(&self) -> &Norm {
+        &self.final_norm
+    }
+
+    pub(crate) fn unembedding(&self) -> &Projection {
+        &self.unembedding
+    }
+
+    /// cos and sin `[rows, half]` by which queries and keys of a layer are rotated, times the embedding's magnitude; `None` where
+    /// they are not.
+    pub(crate) fn rotation_of(
+        &self,
+        layer: usize,
+        positions: &[usize],
+        sequences: &[SequenceRows],
+    ) -> Result<Option<[Vec<f32>; 2]>> {
+        let angles = self.rotary.angles(positions, sequences);
+        angles.of_layer(layer).map(|rotary| rotary.on_host()).transpose()
+    }
+
     /// The type in which several rows are multiplied, where `wanted` is asked for.
     fn compute_type(&self, wanted: ComputeType) -> ComputeType {
         match self.precision {
@@ -164,7 +207,8 @@ impl Decoder {
         }
     }
 
-    fn layer(&self, layer: usize) -> Result<&LayerWeights> {
+    /// Weights of a layer.
+    pub(crate) fn layer(&self, layer: usize) -> Result<&LayerWeights> {
         self.layers.get(layer).ok_or(Error::UnknownLayer { layer, layers: self.layers.len() })
     }
 

@@ -1,5 +1,6 @@
 //! A hooked, config-driven decoder: weights, tokenizer, hook points, KV store, policies and generation.
 
+mod adapter;
 mod attention;
 mod config;
 mod decoder;
@@ -23,9 +24,11 @@ mod shapes;
 mod tensor;
 mod threads;
 mod tokenizer;
+pub mod training;
 mod undefined;
 mod weights;
 
+pub use adapter::{Adapter, AdapterInfo, AdapterRows, LowRank, Target};
 pub use attention::{LayerAttention, LayerStatistics, RowGroup};
 pub use config::{
     Activation, Experts, ModelConfig, NormKind, NormPlacement, QueryKeyNorm, RopeConfig, RopeFactors,

@@ -146,7 +146,7 @@ fn misuse_is_an_error_that_a_program_can_match_on() {
         let mut pass = Pass {
             attend: &mut Nothing,
             hooks: &mut Hooks::none(),
-            sequences: &[SequenceRows { rows: positions.len(), sequence_len: 8 }],
+            sequences: &[SequenceRows { rows: positions.len(), sequence_len: 8, first_decode: 0 }],
             compute: ComputeType::F32,
             rows_on_device: None,
         };

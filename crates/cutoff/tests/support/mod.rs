@@ -108,7 +108,7 @@ pub fn whole_run(
     let mut pass = Pass {
         attend,
         hooks,
-        sequences: &[SequenceRows { rows: positions.len(), sequence_len }],
+        sequences: &[SequenceRows { rows: positions.len(), sequence_len, first_decode: p - 1 }],
         compute: ComputeType::F32,
         rows_on_device: None,
     };

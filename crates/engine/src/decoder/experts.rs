@@ -4,45 +4,47 @@ use super::layer::Projection;
 use crate::weights::Linear;
 
 /// The experts of a layer.
-pub(super) struct ExpertLayer {
+#[derive(Clone)]
+pub(crate) struct ExpertLayer {
     /// Scores, `[experts, d]`.
-    pub(super) router: Linear,
-    pub(super) experts: Vec<Expert>,
+    pub(crate) router: Linear,
+    pub(crate) experts: Vec<Expert>,
     /// Experts that each row passes through.
-    pub(super) used: usize,
+    pub(crate) used: usize,
     /// Whether their weights are made to sum to 1.
-    pub(super) normalized: bool,
+    pub(crate) normalized: bool,
 }
 
 /// One gated MLP.
-pub(super) struct Expert {
-    pub(super) gate: Projection,
-    pub(super) up: Projection,
-    pub(super) down: Projection,
+#[derive(Clone)]
+pub(crate) struct Expert {
+    pub(crate) gate: Projection,
+    pub(crate) up: Projection,
+    pub(crate) down: Projection,
 }
 
 /// The rows that pass through an expert, ascending, and its weight for each.
 #[derive(Clone, Default)]
-pub(super) struct Route {
-    pub(super) rows: Vec<u32>,
-    pub(super) weights: Vec<f32>,
+pub(crate) struct Route {
+    pub(crate) rows: Vec<u32>,
+    pub(crate) weights: Vec<f32>,
 }
 
 impl ExpertLayer {
     /// Bytes of the matrices.
-    pub(super) fn bytes(&self) -> usize {
+    pub(crate) fn bytes(&self) -> usize {
         let expert = |expert: &Expert| expert.gate.bytes() + expert.up.bytes() + expert.down.bytes();
         self.router.bytes() + self.experts.iter().map(expert).sum::<usize>()
     }
 
     /// Bytes that one token reads: the router, and the experts that it chooses, which are equally large.
-    pub(super) fn step_bytes(&self) -> usize {
+    pub(crate) fn step_bytes(&self) -> usize {
         let router = self.router.bytes();
         router + (self.bytes() - router) / self.experts.len().max(1) * self.used.min(self.experts.len())
     }
 
     /// The route of each expert, from the router's scores `[rows, experts]`.
-    pub(super) fn route(&self, scores: &[f32]) -> Vec<Route> {
+    pub(crate) fn route(&self, scores: &[f32]) -> Vec<Route> {
         let count = self.experts.len();
         let mut routes = vec![Route::default(); count];
         for (row, scores) in (0u32..).zip(scores.chunks_exact(count)) {

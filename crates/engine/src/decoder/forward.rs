@@ -42,12 +42,15 @@ impl Decoder {
         let on_device = self.positions_on_device(positions, pass.rows_on_device)?;
         let angles = self.angles(positions, on_device.as_ref(), pass.sequences)?;
         let rows = self.product_rows(pass.sequences, positions.len())?;
+        let adapted = self.adapted_rows(positions, pass.sequences);
+        let adapted = adapted.as_deref();
         pass.compute = self.compute_type(pass.compute);
         for half in Depth::halves(depth) {
             let layer = half.layer();
             let at = Location { layer, positions, positions_on_device: on_device.as_deref() };
             let (weights, rotary) = (self.layer(layer)?, angles.of_layer(layer));
-            let mut layer = Layer { config: &self.config, weights, at, rotary, rows, pass: &mut *pass };
+            let mut layer =
+                Layer { config: &self.config, weights, at, rotary, rows, adapted, pass: &mut *pass };
             x = match (half.is_attention(), self.config.parallel_residual) {
                 (true, false) => layer.attention_half(x)?,
                 (false, false) => layer.mlp_half(x)?,
@@ -87,6 +90,8 @@ pub(super) struct Layer<'a, 'p, 'h> {
     rotary: Option<Rotary<'a>>,
     /// How rows are multiplied.
     pub(super) rows: ProductRows,
+    /// The rows that an adapter acts on; `None`: all.
+    pub(super) adapted: Option<&'a [u32]>,
     pub(super) pass: &'a mut Pass<'p, 'h>,
 }
 

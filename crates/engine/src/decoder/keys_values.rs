@@ -4,6 +4,7 @@ use super::layer::Projection;
 use super::{Decoder, RowsOnDevice, SequenceRows};
 use crate::hooks::{Hooks, Site};
 use crate::tensor::Tensor;
+use crate::weights::LinearMode;
 use crate::{ComputeType, Result};
 use std::ops::Range;
 
@@ -16,6 +17,8 @@ pub struct KeysValuesOf<'a> {
     pub shared_norm: Option<usize>,
     /// Most tokens that the sequence will have.
     pub sequence_len: usize,
+    /// As in [`SequenceRows`].
+    pub first_decode: usize,
     /// As in [`super::Pass`].
     pub compute: ComputeType,
     /// As in [`super::Pass`].
@@ -51,7 +54,9 @@ impl Decoder {
     ) -> Result<()> {
         self.check_residual(x, positions.len())?;
         let on_device = self.positions_on_device(positions, of.rows_on_device)?;
-        let sequence = [SequenceRows { rows: positions.len(), sequence_len: of.sequence_len }];
+        let KeysValuesOf { sequence_len, first_decode, .. } = of;
+        let sequence = [SequenceRows { rows: positions.len(), sequence_len, first_decode }];
+        let adapted = self.adapted_rows(positions, &sequence);
         let angles = self.angles(positions, on_device.as_ref(), &sequence)?;
         let compute = self.compute_type(of.compute);
         let shape = [positions.len(), self.config.kv_heads, self.config.head_dim];
@@ -62,8 +67,8 @@ impl Decoder {
                 Some(shared) => shared,
                 None => &self.attention_norm(layer, x, compute)?,
             };
-            let [k, v] =
-                Projection::forward_together([&weights.key, &weights.value], normed, compute.into())?;
+            let mode = LinearMode { adapted: adapted.as_deref(), ..compute.into() };
+            let [k, v] = Projection::forward_together([&weights.key, &weights.value], normed, mode)?;
             let k = hooks.visit(layer, Site::Key, positions, k.reshape(&shape)?)?;
             let v = hooks.visit(layer, Site::Value, positions, v.reshape(&shape)?)?;
             let k = weights.key_norm(k)?;

@@ -1,6 +1,7 @@
 //! Weights of a layer, and the small operations they stand for.
 
 use super::Location;
+use super::adapted::Addition;
 use super::experts::ExpertLayer;
 use crate::config::Activation;
 use crate::hooks::{Hooks, Site};
@@ -9,22 +10,24 @@ use crate::weights::{Linear, LinearCall, LinearMode};
 use crate::{ComputeType, Device, Result};
 
 /// Weights of one layer.
-pub(super) struct LayerWeights {
-    pub(super) attention_norm: Option<Norm>,
-    pub(super) query: Projection,
-    pub(super) key: Projection,
-    pub(super) value: Projection,
+#[derive(Clone)]
+pub(crate) struct LayerWeights {
+    pub(crate) attention_norm: Option<Norm>,
+    pub(crate) query: Projection,
+    pub(crate) key: Projection,
+    pub(crate) value: Projection,
     /// Of queries and of keys.
-    pub(super) query_key_norms: Option<[Norm; 2]>,
-    pub(super) attention_output: Projection,
-    pub(super) attention_post_norm: Option<Norm>,
-    pub(super) mlp_norm: Option<Norm>,
-    pub(super) mlp: Mlp,
-    pub(super) mlp_post_norm: Option<Norm>,
+    pub(crate) query_key_norms: Option<[Norm; 2]>,
+    pub(crate) attention_output: Projection,
+    pub(crate) attention_post_norm: Option<Norm>,
+    pub(crate) mlp_norm: Option<Norm>,
+    pub(crate) mlp: Mlp,
+    pub(crate) mlp_post_norm: Option<Norm>,
 }
 
 /// What a layer does after attention.
-pub(super) enum Mlp {
+#[derive(Clone)]
+pub(crate) enum Mlp {
     /// With a gate.
     Gated { gate: Projection, up: Projection, down: Projection },
     /// Without.
@@ -35,29 +38,32 @@ pub(super) enum Mlp {
 
 /// x·Wᵀ + bias.
 #[derive(Clone)]
-pub(super) struct Projection {
-    pub(super) weight: Linear,
+pub(crate) struct Projection {
+    pub(crate) weight: Linear,
     /// `[out]`.
-    pub(super) bias: Option<Tensor>,
+    pub(crate) bias: Option<Tensor>,
+    /// What an adapter adds.
+    pub(crate) addition: Option<Addition>,
 }
 
 /// RMSNorm, or LayerNorm where there is a bias.
-pub(super) struct Norm {
+#[derive(Clone)]
+pub(crate) struct Norm {
     /// `[d]`.
-    pub(super) weight: Tensor,
+    pub(crate) weight: Tensor,
     /// `[d]`.
-    pub(super) bias: Option<Tensor>,
-    pub(super) epsilon: f32,
+    pub(crate) bias: Option<Tensor>,
+    pub(crate) epsilon: f32,
 }
 
 impl LayerWeights {
     /// Bytes of the matrices.
-    pub(super) fn bytes(&self) -> usize {
+    pub(crate) fn bytes(&self) -> usize {
         self.bytes_with(ExpertLayer::bytes)
     }
 
     /// Bytes of the matrices that one token is multiplied with.
-    pub(super) fn step_bytes(&self) -> usize {
+    pub(crate) fn step_bytes(&self) -> usize {
         self.bytes_with(ExpertLayer::step_bytes)
     }
 
@@ -72,7 +78,7 @@ impl LayerWeights {
     }
 
     /// The norm of queries `[rows, H, head_dim]`, over as many elements as it has: those of a head, or of all heads.
-    pub(super) fn query_norm(&self, q: Tensor) -> Result<Tensor> {
+    pub(crate) fn query_norm(&self, q: Tensor) -> Result<Tensor> {
         match &self.query_key_norms {
             Some([norm, _]) => norm.forward(&q, None),
             None => Ok(q),
@@ -80,7 +86,7 @@ impl LayerWeights {
     }
 
     /// [`Self::query_norm`] of keys `[rows, kv_heads, head_dim]`.
-    pub(super) fn key_norm(&self, k: Tensor) -> Result<Tensor> {
+    pub(crate) fn key_norm(&self, k: Tensor) -> Result<Tensor> {
         match &self.query_key_norms {
             Some([_, norm]) => norm.forward(&k, None),
             None => Ok(k),
@@ -90,8 +96,8 @@ impl LayerWeights {
 
 impl Projection {
     /// Bytes of the matrix.
-    pub(super) fn bytes(&self) -> usize {
-        self.weight.bytes()
+    pub(crate) fn bytes(&self) -> usize {
+        self.weight.bytes() + self.addition.as_ref().map_or(0, Addition::bytes)
     }
 
     fn call(&self) -> LinearCall<'_> {
@@ -99,30 +105,31 @@ impl Projection {
     }
 
     /// `x [rows, in]` to `[rows, out]`.
-    pub(super) fn forward(&self, x: &Tensor, mode: LinearMode) -> Result<Tensor> {
+    pub(crate) fn forward(&self, x: &Tensor, mode: LinearMode<'_>) -> Result<Tensor> {
         let [y] = Self::forward_together([self], x, mode)?;
         Ok(y)
     }
 
     /// `residual [rows, out]` + the projection of `x [rows, in]`.
-    pub(super) fn forward_with_residual(
+    pub(crate) fn forward_with_residual(
         &self,
         x: &Tensor,
         residual: &Tensor,
-        mode: LinearMode,
+        mode: LinearMode<'_>,
     ) -> Result<Tensor> {
         let [y] = Linear::multiply([LinearCall { residual: Some(residual), ..self.call() }], x, mode)?;
-        Ok(y)
+        self.adapted(y, x, mode)
     }
 
     /// f(gate(x)) · up(x).
-    pub(super) fn forward_gated(
+    pub(crate) fn forward_gated(
         activation: Activation,
         [gate, up]: [&Self; 2],
         x: &Tensor,
-        mode: LinearMode,
+        mode: LinearMode<'_>,
     ) -> Result<Tensor> {
-        if gate.bias.is_none() && up.bias.is_none() {
+        let is_plain = |projection: &Self| projection.bias.is_none() && projection.addition.is_none();
+        if is_plain(gate) && is_plain(up) {
             let fused = Linear::multiply_gated(activation, [&gate.weight, &up.weight], x)?;
             if let Some(gated) = fused {
                 return Ok(gated);
@@ -133,23 +140,37 @@ impl Projection {
     }
 
     /// Several projections of the same rows, in one parallel operation.
-    pub(super) fn forward_together<const N: usize>(
+    pub(crate) fn forward_together<const N: usize>(
         projections: [&Self; N],
         x: &Tensor,
-        mode: LinearMode,
+        mode: LinearMode<'_>,
     ) -> Result<[Tensor; N]> {
-        Linear::multiply(projections.map(Self::call), x, mode)
+        let mut products = Linear::multiply(projections.map(Self::call), x, mode)?;
+        for (projection, product) in projections.into_iter().zip(&mut products) {
+            if projection.addition.is_some() {
+                *product = projection.adapted(product.clone(), x, mode)?;
+            }
+        }
+        Ok(products)
+    }
+
+    /// `y`, the product of the rows `x`, with what an adapter adds.
+    fn adapted(&self, y: Tensor, x: &Tensor, mode: LinearMode<'_>) -> Result<Tensor> {
+        match &self.addition {
+            Some(addition) => addition.add_to(y, x, mode),
+            None => Ok(y),
+        }
     }
 }
 
 impl Norm {
     /// `x` in rows as long as the weight; in the type in which rows are multiplied in `compute`, or in the type of `x`.
-    pub(super) fn forward(&self, x: &Tensor, compute: Option<ComputeType>) -> Result<Tensor> {
+    pub(crate) fn forward(&self, x: &Tensor, compute: Option<ComputeType>) -> Result<Tensor> {
         x.norm(&self.weight, self.bias.as_ref(), self.epsilon, compute)
     }
 
     /// [`Self::forward`] with a hook point, which shows the value before the learned weight and bias.
-    pub(super) fn forward_hooked(
+    pub(crate) fn forward_hooked(
         &self,
         x: &Tensor,
         at: Location<'_>,

@@ -37,6 +37,7 @@ impl Decoder {
                 Projection {
                     weight: embedding.clone(),
                     bias: loader.bias(Weight::Unembedding, config.vocab)?,
+                    addition: None,
                 }
             }
             false => loader.projection(Weight::Unembedding, config.vocab, d)?,
@@ -58,6 +59,7 @@ impl Decoder {
             final_norm,
             unembedding,
             rotary: RotaryTables::new(&config),
+            adapter_rows: None,
             precision,
             device: device.clone(),
             config,
@@ -138,7 +140,8 @@ impl Loader<'_> {
     }
 
     fn projection(&self, weight: Weight, rows: usize, columns: usize) -> Result<Projection> {
-        Ok(Projection { weight: self.matrix(weight, rows, columns)?, bias: self.bias(weight, rows)? })
+        let (matrix, bias) = (self.matrix(weight, rows, columns)?, self.bias(weight, rows)?);
+        Ok(Projection { weight: matrix, bias, addition: None })
     }
 
     fn matrix(&self, weight: Weight, rows: usize, columns: usize) -> Result<Linear> {

@@ -18,7 +18,7 @@ pub(super) struct Output<'a> {
     pub(super) site: Site,
 }
 
-impl Layer<'_, '_, '_> {
+impl<'p> Layer<'p, '_, '_> {
     /// Σ weight·expert(x) over the experts that each row is routed to; of each sequence on its own.
     pub(super) fn experts(&self, layer: &ExpertLayer, x: &Tensor) -> Result<Tensor> {
         if let [_] = self.pass.sequences {
@@ -84,8 +84,8 @@ impl Layer<'_, '_, '_> {
         }
     }
 
-    pub(super) fn mode(&self) -> LinearMode {
-        LinearMode { compute: self.pass.compute, rows: Some(self.rows) }
+    pub(super) fn mode(&self) -> LinearMode<'p> {
+        LinearMode { compute: self.pass.compute, rows: Some(self.rows), adapted: self.adapted }
     }
 
     /// `[rows, heads · head_dim]` to `[rows, heads, head_dim]`.

@@ -160,6 +160,11 @@ impl Angles<'_> {
 }
 
 impl Rotary<'_> {
+    /// cos and sin, `[rows, half]`.
+    pub(super) fn on_host(&self) -> Result<[Vec<f32>; 2]> {
+        self.angle.on_host().cloned()
+    }
+
     /// Rotates queries and keys.
     pub(super) fn apply_to_both(&self, both: [&Tensor; 2]) -> Result<[Tensor; 2]> {
         Tensor::both_rotated(both, self.angle, self.half)

@@ -117,12 +117,30 @@ impl KvStore {
     /// # Errors
     /// Where a GPU fails, or KV heads of the layer store different positions.
     pub fn keys_by_head(&self, layer: usize) -> Result<Vec<f32>> {
-        let (keys, stored) = (self.keys(layer)?, self.len(layer));
-        let mut numbers = vec![0.0; self.kv_heads * stored * self.head_dim];
-        for (index, key) in numbers.chunks_exact_mut(self.head_dim).enumerate() {
-            keys.key_of_head(index / stored, index % stored, key);
+        let keys = self.keys(layer)?;
+        Ok(self.by_head(layer, &keys))
+    }
+
+    /// The stored values of a layer, as [`Self::keys_by_head`].
+    ///
+    /// # Errors
+    /// As [`Self::keys_by_head`].
+    pub fn values_by_head(&self, layer: usize) -> Result<Vec<f32>> {
+        let group = self.whole(layer)?;
+        let values = match &group.memory {
+            Memory::Host { values, .. } => Cow::Borrowed(values.bytes()),
+            Memory::Device { values, .. } => Cow::Owned(values.to_vec()?),
+        };
+        Ok(self.by_head(layer, &LayerKeys { keys: values, layout: group.layout() }))
+    }
+
+    fn by_head(&self, layer: usize, stored: &LayerKeys<'_>) -> Vec<f32> {
+        let count = self.len(layer);
+        let mut numbers = vec![0.0; self.kv_heads * count * self.head_dim];
+        for (index, row) in numbers.chunks_exact_mut(self.head_dim).enumerate() {
+            stored.key_of_head(index / count, index % count, row);
         }
-        Ok(numbers)
+        numbers
     }
 
     /// Puts the tokens of a record, at consecutive positions from `first_position` on, into slots from `slot` on, in place of

@@ -65,7 +65,8 @@ impl<'a> Branches<'a> {
             self.stored += 1;
         }
         let stored_before = self.stored - tokens.len();
-        let sequences = [SequenceRows { rows: tokens.len(), sequence_len: self.session.sequence_len }];
+        let sequence_len = self.session.sequence_len;
+        let sequences = [SequenceRows { rows: tokens.len(), sequence_len, first_decode: boundary }];
         let mut attend = BranchAttention {
             shape: &|layer| decoder.attention_shape(layer),
             store: &mut self.session.store,

@@ -238,7 +238,8 @@ impl Step<'_> {
     ) -> Result<Tensor> {
         let mut attend = PlannedAttention { step: self, statistics };
         let mut hooks = Hooks::none();
-        let sequences = [SequenceRows { rows: 1, sequence_len: self.sequence_len }];
+        let sequences =
+            [SequenceRows { rows: 1, sequence_len: self.sequence_len, first_decode: self.position }];
         let mut pass = Pass {
             attend: &mut attend,
             hooks: &mut hooks,
@@ -254,6 +255,7 @@ impl Step<'_> {
         let of = KeysValuesOf {
             layers: first..self.plan.layers.len(),
             shared_norm: Some(first),
+            first_decode: self.position,
             sequence_len: self.sequence_len,
             compute: ComputeType::Bf16,
             rows_on_device: Some(&self.plan.row),

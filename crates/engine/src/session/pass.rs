@@ -211,6 +211,7 @@ fn through(
     let sequence = |(part, rows): (&Part<'_, '_>, &ResidualRows)| SequenceRows {
         rows: rows.len(),
         sequence_len: part.session.sequence_len,
+        first_decode: part.session.prompt_len - 1,
     };
     let sequences: Vec<SequenceRows> = parts.iter().zip(&rows).map(sequence).collect();
     let lengths: Vec<usize> = rows.iter().map(ResidualRows::len).collect();
@@ -290,6 +291,7 @@ impl Session {
         let of = KeysValuesOf {
             layers: first..self.decoder.config().layers,
             shared_norm,
+            first_decode: self.prompt_len - 1,
             sequence_len: self.sequence_len,
             compute,
             rows_on_device: None,

@@ -114,7 +114,7 @@ impl Linear {
     pub(crate) fn multiply<const N: usize>(
         calls: [LinearCall<'_>; N],
         x: &Tensor,
-        mode: LinearMode,
+        mode: LinearMode<'_>,
     ) -> Result<[Tensor; N]> {
         let matrices = calls.each_ref().map(|call| call.weight);
         let &[_, columns] = x.dims() else {
@@ -188,6 +188,26 @@ impl Linear {
         }
     }
 
+    /// Wᵀ, for products in `compute`: in bf16 or f32, in memory.
+    ///
+    /// # Errors
+    /// [`Error::Device`].
+    pub(crate) fn transposed(&self, compute: ComputeType) -> Result<Self> {
+        let (rows, columns) = self.rows_and_columns();
+        let numbers = self.to_tensor()?.to_vec()?;
+        let transposed = (0..columns).flat_map(|column| (0..rows).map(move |row| row * columns + column));
+        match compute {
+            ComputeType::F32 => {
+                Ok(Self::from_numbers(transposed.map(|index| numbers[index]).collect(), (columns, rows)))
+            }
+            ComputeType::Bf16 => {
+                let bits = transposed.map(|index| half::bf16::from_f32(numbers[index]).to_le_bytes());
+                let bytes: Vec<u8> = bits.flatten().collect();
+                Ok(Self::from_blocks(&bytes, WeightFormat::BF16, (columns, rows), true))
+            }
+        }
+    }
+
     /// All of W in f32, `[out, in]`, on the host.
     ///
     /// # Errors
@@ -206,16 +226,18 @@ impl Linear {
 
 /// How rows are multiplied.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct LinearMode {
+pub(crate) struct LinearMode<'a> {
     /// The type in which several rows are multiplied.
     pub(crate) compute: ComputeType,
     /// Which of the rows are multiplied together; `None`: all of them. On a GPU it makes no difference.
     pub(crate) rows: Option<ProductRows>,
+    /// The rows that adapters act on; `None`: all of them.
+    pub(crate) adapted: Option<&'a [u32]>,
 }
 
-impl From<ComputeType> for LinearMode {
+impl From<ComputeType> for LinearMode<'_> {
     fn from(compute: ComputeType) -> Self {
-        Self { compute, rows: None }
+        Self { compute, rows: None, adapted: None }
     }
 }
 
@@ -255,7 +277,7 @@ impl<'a> LinearCall<'a> {
 
 impl HostMatrix {
     /// The products of several matrices with the same rows.
-    fn multiply(matrices: &[&Self], x: &Tensor, mode: LinearMode) -> Result<Vec<Tensor>> {
+    fn multiply(matrices: &[&Self], x: &Tensor, mode: LinearMode<'_>) -> Result<Vec<Tensor>> {
         let rows = x.rows();
         let mut outputs: Vec<Vec<f32>> =
             matrices.iter().map(|matrix| vec![0.0; rows * matrix.rows]).collect();
@@ -289,6 +311,7 @@ pub(super) fn dequantized(blocks: &[u8], format: WeightFormat, elements: usize) 
 }
 
 /// Token embedding: a [`Linear`] read by row.
+#[derive(Clone)]
 pub struct Embedding(pub(crate) Linear);
 
 impl Embedding {

@@ -4,17 +4,17 @@
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Place {
     /// The tensor's name, ending in `.weight`.
-    pub(super) name: String,
-    pub(super) rows: RowOrder,
+    pub(crate) name: String,
+    pub(crate) rows: RowOrder,
     /// Whether the tensor is `[in, out]`.
-    pub(super) transposed: bool,
+    pub(crate) transposed: bool,
     /// Whether the file has the values minus 1.
     pub(super) plus_one: bool,
 }
 
 /// The rows of a tensor that belong to the weight, and their order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum RowOrder {
+pub(crate) enum RowOrder {
     /// All, in order.
     All,
     /// Those from `first` on, of `of`.
@@ -65,7 +65,7 @@ impl Place {
 
 impl RowOrder {
     /// How many rows the tensor has where the weight has `rows` of them.
-    pub(super) fn of(self, rows: usize) -> usize {
+    pub(crate) fn of(self, rows: usize) -> usize {
         match self {
             Self::All | Self::InPairs { .. } => rows,
             Self::From { of, .. } => of,
@@ -83,7 +83,7 @@ impl RowOrder {
     }
 
     /// The tensor's row that is row `row` of the weight's `rows`.
-    pub(super) fn source(self, row: usize, rows: usize) -> usize {
+    pub(crate) fn source(self, row: usize, rows: usize) -> usize {
         match self {
             Self::All => row,
             Self::From { first, .. } => first + row,

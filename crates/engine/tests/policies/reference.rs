@@ -173,7 +173,7 @@ pub(crate) fn whole_run_with(
     }
     let x = decoder.embed(sequence, &positions, &mut hooks).unwrap();
     let mut attend = Masked { reference, stopped };
-    let sequences = [SequenceRows { rows: sequence.len(), sequence_len: sequence.len() }];
+    let sequences = [SequenceRows { rows: sequence.len(), sequence_len: sequence.len(), first_decode: 0 }];
     let (attend, hooks) = (&mut attend, &mut hooks);
     let mut pass =
         Pass { attend, hooks, sequences: &sequences, compute: ComputeType::F32, rows_on_device: None };

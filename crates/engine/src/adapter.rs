@@ -1,0 +1,168 @@
+//! Low-rank adapters (LoRA, Hu et al. 2022): y = W·x + s·B·A·x for some of a model's matrices.
+
+mod peft;
+
+pub use peft::AdapterInfo;
+
+use crate::weights::Weight;
+use crate::{Error, ModelConfig, Result};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::fmt;
+
+/// The matrices of a layer that an adapter can add to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Target {
+    /// Query projection.
+    Query,
+    /// Key projection.
+    Key,
+    /// Value projection.
+    Value,
+    /// Attention output projection.
+    AttentionOutput,
+    /// Gate projection of the MLP.
+    Gate,
+    /// Up projection of the MLP.
+    Up,
+    /// Down projection of the MLP.
+    Down,
+}
+
+impl Target {
+    /// All of them.
+    pub const ALL: [Self; 7] =
+        [Self::Query, Self::Key, Self::Value, Self::AttentionOutput, Self::Gate, Self::Up, Self::Down];
+
+    /// Its name on the command line, as Llama's checkpoints have it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Query => "q_proj",
+            Self::Key => "k_proj",
+            Self::Value => "v_proj",
+            Self::AttentionOutput => "o_proj",
+            Self::Gate => "gate_proj",
+            Self::Up => "up_proj",
+            Self::Down => "down_proj",
+        }
+    }
+
+    pub(crate) fn weight(self, layer: usize) -> Weight {
+        match self {
+            Self::Query => Weight::Query(layer),
+            Self::Key => Weight::Key(layer),
+            Self::Value => Weight::Value(layer),
+            Self::AttentionOutput => Weight::AttentionOutput(layer),
+            Self::Gate => Weight::Gate(layer),
+            Self::Up => Weight::Up(layer),
+            Self::Down => Weight::Down(layer),
+        }
+    }
+
+    /// Rows and columns of the matrix; `None` where a model has none, or has experts in its place.
+    pub fn shape(self, config: &ModelConfig) -> Option<[usize; 2]> {
+        let (d, q, kv, f) = (config.hidden, config.query_width(), config.kv_width(), config.feed_forward);
+        let has_mlp = config.experts.is_none();
+        match self {
+            Self::Query => Some([q, d]),
+            Self::Key | Self::Value => Some([kv, d]),
+            Self::AttentionOutput => Some([d, q]),
+            Self::Gate => Some([f, d]).filter(|_| has_mlp && config.gated),
+            Self::Up => Some([f, d]).filter(|_| has_mlp),
+            Self::Down => Some([d, f]).filter(|_| has_mlp),
+        }
+    }
+}
+
+/// Which rows an adapter acts on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum AdapterRows {
+    /// Decode rows: positions from p − 1 on, p the number of prompt tokens. The prompt's KV is that of the base model.
+    Decode,
+    /// All rows.
+    All,
+}
+
+impl AdapterRows {
+    /// Its name on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Decode => "decode",
+            Self::All => "all",
+        }
+    }
+}
+
+/// What is added to one matrix: scale·B·A.
+#[derive(Clone, PartialEq)]
+pub struct LowRank {
+    /// A, `[rank, in]`.
+    pub a: Vec<f32>,
+    /// B, `[out, rank]`.
+    pub b: Vec<f32>,
+    /// Rank r.
+    pub rank: usize,
+    /// Factor: α/r, or α/√r where it is rank-stabilised (Kalajdzievski 2023).
+    pub scale: f32,
+}
+
+impl fmt::Debug for LowRank {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LowRank")
+            .field("rank", &self.rank)
+            .field("scale", &self.scale)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Low-rank additions to matrices of a model, by layer and target.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Adapter {
+    /// The rows it acts on.
+    pub rows: AdapterRows,
+    matrices: BTreeMap<(usize, Target), LowRank>,
+}
+
+impl Adapter {
+    /// From its matrices.
+    ///
+    /// # Errors
+    /// [`Error::Input`] where a matrix does not fit the model.
+    pub fn new(
+        rows: AdapterRows,
+        matrices: BTreeMap<(usize, Target), LowRank>,
+        config: &ModelConfig,
+    ) -> Result<Self> {
+        for (&(layer, target), matrix) in &matrices {
+            let fits =
+                target.shape(config).filter(|_| layer < config.layers).is_some_and(|[out, columns]| {
+                    let sizes = [(matrix.a.len(), columns), (matrix.b.len(), out)];
+                    sizes.into_iter().all(|(len, width)| matrix.rank.checked_mul(width) == Some(len))
+                });
+            if !fits || matrix.rank == 0 {
+                return Err(Error::input(format!(
+                    "the adapter's {} of layer {layer} is of another shape than this model's; it was made for another model",
+                    target.name()
+                )));
+            }
+        }
+        Ok(Self { rows, matrices })
+    }
+
+    /// The same for other rows.
+    #[must_use]
+    pub fn with_rows(self, rows: AdapterRows) -> Self {
+        Self { rows, ..self }
+    }
+
+    /// Its matrices by layer and target.
+    pub fn matrices(&self) -> &BTreeMap<(usize, Target), LowRank> {
+        &self.matrices
+    }
+
+    /// Number of its elements.
+    pub fn elements(&self) -> usize {
+        self.matrices.values().map(|matrix| matrix.a.len() + matrix.b.len()).sum()
+    }
+}

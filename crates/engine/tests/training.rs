@@ -1,0 +1,318 @@
+//! Adapters and their gradients against PyTorch, for every family (`fixtures/families/gradients.py`).
+
+#![allow(clippy::unwrap_used)]
+
+use candle_core::Tensor as HostTensor;
+use layerscope_engine::training::{
+    BackwardWeights, Gradients, TrainingSequence, Visibility, backward, forward, prefix, unembed_backward,
+};
+use layerscope_engine::{
+    Adapter, AdapterInfo, AdapterRows, ComputeType, Decoder, Device, Hooks, Interrupt, Policy, Session,
+    Target, WeightsPrecision, folder_config,
+};
+use std::collections::{BTreeMap, HashMap};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+const FAMILIES: [&str; 21] = [
+    "llama2",
+    "llama31",
+    "mistral",
+    "qwen2",
+    "qwen2_yarn",
+    "qwen3",
+    "qwen3_moe",
+    "qwen3_moe_dense",
+    "olmoe",
+    "gemma",
+    "gemma2",
+    "gemma3",
+    "phi3",
+    "phi4",
+    "smollm3",
+    "olmo2",
+    "granite",
+    "gpt_neox",
+    "gpt_neox_sequential",
+    "gpt2",
+    "starcoder2",
+];
+const PROMPT_LEN: usize = 30;
+
+fn folder(family: &str) -> PathBuf {
+    let crate_folder = std::env::var_os("CARGO_MANIFEST_DIR");
+    let crate_folder = crate_folder.map_or_else(|| env!("CARGO_MANIFEST_DIR").into(), PathBuf::from);
+    crate_folder.join("../../fixtures/families").join(family)
+}
+
+fn load(folder: &Path) -> Arc<Decoder> {
+    let (_, config, files) = folder_config(folder, None).unwrap();
+    let weights = files.weights(&config).unwrap();
+    let precision = WeightsPrecision::F32;
+    Arc::new(Decoder::load(config.clone(), &weights, precision, &Device::Cpu, &mut |_, _| Ok(())).unwrap())
+}
+
+struct Expected(HashMap<String, HostTensor>);
+
+impl Expected {
+    fn read(family: &str) -> Self {
+        let path = folder(family).join("gradients.safetensors");
+        Self(candle_core::safetensors::load(path, &candle_core::Device::Cpu).unwrap())
+    }
+
+    fn numbers(&self, name: &str) -> Vec<f32> {
+        let tensor = self.0.get(name).unwrap_or_else(|| panic!("{name}"));
+        tensor.to_dtype(candle_core::DType::F32).unwrap().flatten_all().unwrap().to_vec1().unwrap()
+    }
+
+    fn tokens(&self) -> Vec<u32> {
+        self.numbers("tokens").into_iter().map(|token| token as u32).collect()
+    }
+}
+
+/// The largest difference over the largest number.
+fn relative(actual: &[f32], expected: &[f32]) -> f32 {
+    assert_eq!(actual.len(), expected.len());
+    let largest = expected.iter().fold(0f32, |most, x| most.max(x.abs()));
+    let difference = actual.iter().zip(expected).fold(0f32, |most, (a, b)| most.max((a - b).abs()));
+    assert!(difference.is_finite(), "{actual:?}");
+    difference / largest.max(1e-6)
+}
+
+/// Gradients by the modules of the checkpoint, summed where it keeps several matrices in one: as an adapter is written.
+fn by_module(adapter: &Adapter, gradients: &Gradients, decoder: &Decoder) -> HashMap<String, HostTensor> {
+    let of_both = |of: &dyn Fn(&layerscope_engine::training::Gradient) -> [Vec<f32>; 2]| {
+        let matrices = gradients.iter().map(|(key, gradient)| {
+            let [a, b] = of(gradient);
+            let rank = adapter.matrices()[key].rank;
+            (*key, layerscope_engine::LowRank { a, b, rank, scale: 1.0 })
+        });
+        Adapter::new(AdapterRows::All, matrices.collect(), decoder.config()).unwrap()
+    };
+    let whole =
+        of_both(&|gradient| [gradient.a.iter().copied().collect(), gradient.b.iter().copied().collect()]);
+    let scratch = tempfile::tempdir().unwrap();
+    whole.write(scratch.path(), &info(AdapterRows::All), decoder.config()).unwrap();
+    let path = scratch.path().join("adapter_model.safetensors");
+    candle_core::safetensors::load(path, &candle_core::Device::Cpu).unwrap()
+}
+
+fn info(rows: AdapterRows) -> AdapterInfo {
+    let text = String::new;
+    AdapterInfo {
+        rows,
+        policy: text(),
+        model: text(),
+        model_sha256: text(),
+        prompts: text(),
+        prompts_sha256: text(),
+        layerscope: text(),
+    }
+}
+
+/// Gradients of a written adapter equal PyTorch's: matrices that a checkpoint keeps in one have one A each here, whose gradients add up,
+/// and rows of B of their own.
+fn check_gradients(family: &str, case: &str, actual: &HashMap<String, HostTensor>, expected: &Expected) {
+    let mut checked = 0;
+    for (name, tensor) in actual {
+        let module = name.trim_start_matches("base_model.model.").trim_end_matches(".weight");
+        let expected = &expected.0[&format!("{case}.{module}")];
+        let (actual, expected): (Vec<Vec<f32>>, Vec<Vec<f32>>) =
+            (tensor.to_vec2().unwrap(), expected.to_vec2().unwrap());
+        let rank = if module.ends_with("lora_A") { expected.len() } else { expected[0].len() };
+        let folded: Vec<f32> = match module.ends_with("lora_A") {
+            true => {
+                let sum = |row: usize, column: usize| -> f32 {
+                    actual.iter().skip(row).step_by(rank).map(|row| row[column]).sum()
+                };
+                let columns = expected[0].len();
+                (0..rank)
+                    .flat_map(|row| (0..columns).map(move |column| (row, column)))
+                    .map(|(r, c)| sum(r, c))
+                    .collect()
+            }
+            false => {
+                let folded = |row: &Vec<f32>| -> Vec<f32> {
+                    (0..rank).map(|column| row.iter().skip(column).step_by(rank).sum()).collect()
+                };
+                actual.iter().flat_map(folded).collect()
+            }
+        };
+        let difference = relative(&folded, &expected.concat());
+        assert!(difference < 5e-4, "{family}, {case}, {module}: {difference}");
+        checked += 1;
+    }
+    assert!(checked > 0);
+}
+
+fn sequence(
+    tokens: &[u32],
+    first_position: usize,
+    prefix: Vec<layerscope_engine::training::LayerKeys>,
+) -> TrainingSequence {
+    TrainingSequence {
+        tokens: tokens[first_position..].to_vec(),
+        first_position,
+        prompt_len: PROMPT_LEN,
+        prefix: Arc::new(prefix),
+    }
+}
+
+#[test]
+fn adapters_and_their_gradients_equal_pytorchs() {
+    for family in FAMILIES {
+        let (base, expected) = (load(&folder(family)), Expected::read(family));
+        let config = base.config();
+        let (tokens, weights) = (expected.tokens(), expected.numbers("weights"));
+        let (adapter, made_for) = Adapter::read(&folder(family).join("adapter"), config).unwrap();
+        assert_eq!((adapter.rows, made_for), (AdapterRows::All, None));
+        for (case, rows) in [("decode", AdapterRows::Decode), ("all", AdapterRows::All)] {
+            let adapter = adapter.clone().with_rows(rows);
+            let adapted = Arc::new(base.with_adapter(&adapter).unwrap());
+            let cutoff = match rows {
+                AdapterRows::Decode => config.layers,
+                AdapterRows::All => expected.numbers("cutoff")[0] as usize,
+            };
+            // As sessions run it: the prompt, then a token at a time.
+            let policy =
+                if cutoff == config.layers { "full".to_owned() } else { format!("speed:{cutoff}+bos") };
+            let policy = Policy::parse_for(&policy, config).unwrap();
+            let logits = expected.numbers(&format!("{case}.logits"));
+            let run = stepped(&adapted, &policy, &tokens);
+            assert!(
+                relative(&run.concat(), &logits) < 1e-4,
+                "{family}, {case}: {}",
+                relative(&run.concat(), &logits)
+            );
+
+            let sequence = match rows {
+                AdapterRows::All => sequence(&tokens, 0, vec![]),
+                AdapterRows::Decode => {
+                    let mut session = Session::resumable(&base, policy.clone(), PROMPT_LEN, 1).unwrap();
+                    session
+                        .prefill(
+                            &tokens[..PROMPT_LEN],
+                            &mut Hooks::none(),
+                            &Interrupt::new(false),
+                            &mut |_| {},
+                        )
+                        .unwrap();
+                    session.truncate(PROMPT_LEN - 1).unwrap();
+                    sequence(&tokens, PROMPT_LEN - 1, prefix(&session).unwrap())
+                }
+            };
+            let visibility = Visibility { cutoff, anchors: vec![0], self_only: false };
+            let batch = [sequence];
+            let tape = forward(&adapted, &batch, &visibility, ComputeType::F32).unwrap();
+            let steps = tokens.len() + 1 - PROMPT_LEN;
+            let before = tape.last_positions().len() - steps;
+            let last = tape.last().narrow(before, steps).unwrap();
+            let positions = &tape.last_positions()[before..];
+            let trained = adapted.unembed(&last, positions, &mut Hooks::none(), ComputeType::F32).unwrap();
+            let trained = trained.to_vec().unwrap();
+            assert!(relative(&trained, &logits) < 1e-4, "{family}, {case}: {}", relative(&trained, &logits));
+
+            let transposed = BackwardWeights::new(&base, ComputeType::F32).unwrap();
+            let decode = unembed_backward(&adapted, &transposed, &last, &trained, weights.clone()).unwrap();
+            let mut dlast = ndarray::Array2::zeros((before + steps, config.hidden));
+            dlast.slice_mut(ndarray::s![before.., ..]).assign(&decode);
+            let gradients =
+                backward(&adapted, &transposed, &adapter, (&batch, &visibility), &tape, dlast).unwrap();
+            assert_eq!(gradients.len(), adapter.matrices().len());
+            check_gradients(family, case, &by_module(&adapter, &gradients, &base), &expected);
+        }
+    }
+}
+
+/// Logits of the decode rows.
+fn stepped(decoder: &Arc<Decoder>, policy: &Policy, tokens: &[u32]) -> Vec<Vec<f32>> {
+    let mut session =
+        Session::new(decoder, policy.clone(), PROMPT_LEN, tokens.len() + 1 - PROMPT_LEN).unwrap();
+    let mut hooks = Hooks::none();
+    let first =
+        session.prefill(&tokens[..PROMPT_LEN], &mut hooks, &Interrupt::new(false), &mut |_| {}).unwrap();
+    let mut logits = vec![first.to_vec().unwrap()];
+    for &token in &tokens[PROMPT_LEN..] {
+        logits.push(session.step(token, &mut hooks).unwrap().to_vec().unwrap());
+    }
+    logits
+}
+
+#[test]
+fn what_is_written_is_read_again() {
+    for family in ["llama31", "phi3", "gpt2", "gpt_neox", "starcoder2"] {
+        let base = load(&folder(family));
+        let (adapter, _) = Adapter::read(&folder(family).join("adapter"), base.config()).unwrap();
+        let adapter = adapter.with_rows(AdapterRows::Decode);
+        let scratch = tempfile::tempdir().unwrap();
+        adapter.write(scratch.path(), &info(AdapterRows::Decode), base.config()).unwrap();
+        let (again, made_for) = Adapter::read(scratch.path(), base.config()).unwrap();
+        assert_eq!(made_for, Some(info(AdapterRows::Decode)));
+        assert_eq!(again.rows, AdapterRows::Decode);
+        let products = |adapter: &Adapter| -> BTreeMap<(usize, Target), Vec<f32>> {
+            let product = |matrix: &layerscope_engine::LowRank| {
+                let columns = matrix.a.len() / matrix.rank;
+                let a = ndarray::ArrayView2::from_shape((matrix.rank, columns), &matrix.a).unwrap();
+                let b =
+                    ndarray::ArrayView2::from_shape((matrix.b.len() / matrix.rank, matrix.rank), &matrix.b)
+                        .unwrap();
+                (b.dot(&a) * matrix.scale).into_iter().collect()
+            };
+            adapter.matrices().iter().map(|(key, matrix)| (*key, product(matrix))).collect()
+        };
+        let (before, after) = (products(&adapter), products(&again));
+        assert_eq!(before.keys().collect::<Vec<_>>(), after.keys().collect::<Vec<_>>());
+        for (key, before) in before {
+            assert!(relative(&after[&key], &before) < 1e-5, "{family} {key:?}");
+        }
+    }
+}
+
+#[test]
+fn what_is_not_understood_is_refused() {
+    let base = load(&folder("llama31"));
+    let scratch = tempfile::tempdir().unwrap();
+    let from = folder("llama31").join("adapter");
+    for file in ["adapter_config.json", "adapter_model.safetensors"] {
+        std::fs::copy(from.join(file), scratch.path().join(file)).unwrap();
+    }
+    let path = scratch.path().join("adapter_config.json");
+    let original: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
+    let with = |name: &str, value: serde_json::Value| {
+        let mut changed = original.clone();
+        changed[name] = value;
+        std::fs::write(&path, changed.to_string()).unwrap();
+        Adapter::read(scratch.path(), base.config())
+    };
+    for (name, value) in [
+        ("peft_type", "IA3".into()),
+        ("use_dora", true.into()),
+        ("bias", "lora_only".into()),
+        ("modules_to_save", serde_json::json!(["lm_head"])),
+        ("init_lora_weights", "pissa".into()),
+        ("alora_invocation_tokens", serde_json::json!([1, 2])),
+    ] {
+        let error = with(name, value).unwrap_err().to_string();
+        assert!(
+            error.contains("is not supported") && error.contains("adapter_config.json"),
+            "{name}: {error}"
+        );
+    }
+    let error = with("r", 7.into()).unwrap_err().to_string();
+    assert!(error.contains("rank 2") && error.contains('7'), "{error}");
+    let scale = |name: &str, value: serde_json::Value| {
+        let (adapter, _) = with(name, value).unwrap();
+        adapter.matrices()[&(0, Target::Query)].scale
+    };
+    assert_eq!(scale("lora_alpha", 5.0.into()), 2.5);
+    assert!((scale("use_rslora", true.into()) - 3.0 / 2f32.sqrt()).abs() < 1e-6);
+    assert_eq!(scale("alpha_pattern", serde_json::json!({"q_proj": 8.0})), 4.0);
+    assert_eq!(scale("alpha_pattern", serde_json::json!({"k_proj": 8.0})), 1.5);
+    // Of another model.
+    let other = load(&folder("qwen2"));
+    std::fs::write(&path, original.to_string()).unwrap();
+    let error = Adapter::read(scratch.path(), other.config()).unwrap_err().to_string();
+    assert!(error.contains("another") || error.contains("belongs to nothing"), "{error}");
+    let error = Adapter::read(&folder("llama31"), base.config()).unwrap_err().to_string();
+    assert!(error.contains("cannot read"), "{error}");
+}
