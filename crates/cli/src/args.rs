@@ -70,6 +70,11 @@ pub(crate) enum Command {
         after_help = "Example:\n  layerscope needle model.gguf --policies full,speed:20,speed:20+bos --lengths 512,1k,2k\n\nExample: only the prompts, for `layerscope record`:\n  layerscope needle model.gguf --lengths 1k --write-prompts needles.jsonl"
     )]
     Needle(NeedleArguments),
+    /// Teach a model a cutoff: train an adapter towards what the full model says
+    #[command(
+        after_help = "Example:\n  layerscope adapt model.gguf --policy speed:22+bos --prompts prompts.jsonl --out adapter\n  layerscope generate model.gguf --prompt 'Hello' --policy speed:22+bos --adapter adapter"
+    )]
+    Adapt(AdaptArguments),
     /// Search for each head the pattern that the policy `minference` reads in the prefill, and write them to a file
     #[command(
         after_help = "Example:\n  layerscope patterns model.gguf --tokens 512 --out heads.json\n  layerscope generate model.gguf --prompt-file long.txt --policy minference:heads=heads.json"
@@ -328,6 +333,8 @@ pub(crate) struct GenerateArguments {
     #[command(flatten)]
     pub(crate) model: ModelArguments,
     #[command(flatten)]
+    pub(crate) adapter: AdapterArguments,
+    #[command(flatten)]
     pub(crate) prompt: PromptArguments,
     /// Which prompt tokens exist at which layers, e.g. `full`, `speed:24+bos` or `pop:24`; `--help` lists all
     #[arg(long, default_value = "full", long_help = policy_help())]
@@ -367,6 +374,8 @@ pub(crate) struct BenchArguments {
     /// Run the model as one of this family, whatever its file says: for a new model that is a known one but for its name
     #[arg(long, value_name = "NAME", conflicts_with = "shape")]
     pub(crate) architecture: Option<String>,
+    #[command(flatten)]
+    pub(crate) adapter: AdapterArguments,
     #[command(flatten)]
     pub(crate) device: DeviceArguments,
     /// Instead of a model, random weights of this shape, for speed alone, e.g. llama-3.1-8b
@@ -414,6 +423,8 @@ fn quality_prompts(text: &str) -> Result<usize, String> {
 pub(crate) struct NeedleArguments {
     #[command(flatten)]
     pub(crate) model: ModelArguments,
+    #[command(flatten)]
+    pub(crate) adapter: AdapterArguments,
     /// Policies between commas, as `layerscope generate --help` lists them
     #[arg(long, default_value = "full")]
     pub(crate) policies: String,
@@ -450,6 +461,89 @@ pub(crate) struct NeedleArguments {
 pub(crate) enum HaystackName {
     Sentences,
     Noise,
+}
+
+/// An adapter beside a model's weights.
+#[derive(Debug, Args)]
+pub(crate) struct AdapterArguments {
+    /// Adapter to run beside the weights: a folder that `layerscope adapt` or PEFT wrote
+    #[arg(long, value_name = "FOLDER")]
+    pub(crate) adapter: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct AdaptArguments {
+    #[command(flatten)]
+    pub(crate) model: ModelArguments,
+    /// The policy to train for, with a cutoff, e.g. speed:22+bos or selfonly:22+bos
+    #[arg(long)]
+    pub(crate) policy: String,
+    /// Prompt file, JSON Lines; continuations are the prompts' answers or, without one, what the full model says
+    #[arg(long)]
+    pub(crate) prompts: PathBuf,
+    /// Folder for the adapter, in PEFT's format; one with an unfinished training of the same settings goes on
+    #[arg(long)]
+    pub(crate) out: PathBuf,
+    /// Rows that the adapter acts on: decode (the prompt's KV stays the base model's) or all
+    #[arg(long, value_enum, default_value_t = RowsName::Decode)]
+    pub(crate) rows: RowsName,
+    /// Rank of the adapter
+    #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=1_024))]
+    pub(crate) rank: u32,
+    /// The adapter's factor is alpha/rank; twice the rank where none is given
+    #[arg(long)]
+    pub(crate) alpha: Option<f64>,
+    /// Make the factor alpha/√rank
+    #[arg(long)]
+    pub(crate) rank_stabilised: bool,
+    /// Matrices that are adapted, between commas
+    #[arg(long, default_value = "q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj")]
+    pub(crate) targets: String,
+    /// Steps of training
+    #[arg(long, default_value_t = 400, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) steps: u32,
+    /// Prompts in a step
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) batch: u32,
+    /// Decode rows of each prompt
+    #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u32).range(2..))]
+    pub(crate) max_new_tokens: u32,
+    /// Highest learning rate; it rises over 20 steps and falls as half a cosine
+    #[arg(long, default_value_t = 1e-3)]
+    pub(crate) learning_rate: f64,
+    /// Share of the prompts that are held out
+    #[arg(long, value_name = "SHARE", default_value_t = 0.1)]
+    pub(crate) held_out: f64,
+    /// Steps between measurements on held-out prompts
+    #[arg(long, value_name = "STEPS", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) evaluate_every: u32,
+    /// Stop once the held-out KL is no larger, nats
+    #[arg(long, value_name = "NATS")]
+    pub(crate) target_kl: Option<f64>,
+    /// Weight of the cross-entropy of the continuations, 0 to 1; the rest is that of the KL divergence from the full model
+    #[arg(long, value_name = "WEIGHT", default_value_t = 0.0)]
+    pub(crate) sft: f64,
+    /// Seed of the adapter, of the order and of what is held out
+    #[arg(long, default_value_t = 0)]
+    pub(crate) seed: u64,
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub(crate) enum RowsName {
+    Decode,
+    All,
+}
+
+impl From<RowsName> for layerscope_engine::AdapterRows {
+    fn from(name: RowsName) -> Self {
+        match name {
+            RowsName::Decode => Self::Decode,
+            RowsName::All => Self::All,
+        }
+    }
 }
 
 #[derive(Debug, Args)]
@@ -556,6 +650,8 @@ fn pixels_per_point(text: &str) -> Result<f32, String> {
 pub(crate) struct CaptureArguments {
     #[command(flatten)]
     pub(crate) model: ModelArguments,
+    #[command(flatten)]
+    pub(crate) adapter: AdapterArguments,
     #[command(flatten)]
     pub(crate) prompt: PromptArguments,
     /// Hook point by its TransformerLens name; `blocks.*.…` means every layer; may be given several times

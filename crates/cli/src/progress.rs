@@ -136,6 +136,71 @@ impl PoliciesBar {
     }
 }
 
+/// A bar of training, with the last loss and held-out figures.
+pub(crate) struct AdaptBar {
+    bar: ProgressBar,
+    steps: usize,
+    held_out: String,
+    /// Whether evaluations are told line by line.
+    quiet: bool,
+}
+
+impl AdaptBar {
+    pub(crate) fn new(steps: usize, quiet: bool) -> Self {
+        let bar = ProgressBar::new(0)
+            .with_style(style("prompts {bar:30} {pos}/{len}, {elapsed} elapsed, {eta} left"));
+        Self { bar, steps, held_out: String::new(), quiet }
+    }
+
+    pub(crate) fn observe(&mut self, event: &layerscope_adapt::Event<'_>) {
+        use layerscope_adapt::Event;
+        match event {
+            Event::Prepared { done, all } => {
+                self.bar.set_length(*all as u64);
+                self.bar.set_position(*done as u64);
+            }
+            Event::LeftOut { id, reason } => {
+                self.bar.suspend(|| terminal::say(&format!("left out {id}: {reason}")));
+            }
+            Event::Started { trained, held_out, bytes, resumed } => {
+                self.bar.finish_and_clear();
+                let size = layerscope_engine::readable_bytes(*bytes as f64);
+                let mut line =
+                    format!("training on {trained} prompts, {held_out} held out, {size} of memory for both");
+                if *resumed > 0 {
+                    line += &format!("; going on from step {resumed}");
+                }
+                terminal::say(&line);
+                self.bar = ProgressBar::new(self.steps as u64)
+                    .with_style(style("step {pos}/{len} {bar:20} {elapsed} elapsed, {eta} left{msg}"));
+                self.bar.set_position(*resumed as u64);
+                self.bar.reset_eta();
+            }
+            Event::Step { step, loss } => {
+                show(&self.bar, &format!(", loss {loss:.3}{}", self.held_out));
+                self.bar.set_position(*step as u64);
+            }
+            Event::Evaluated { step, figures } => {
+                self.held_out = format!(", held-out KL {:.3}", figures.kl);
+                if !self.quiet {
+                    let answers = figures.answers.map(|share| format!(", answers {:.0} %", share * 100.0));
+                    let line = format!(
+                        "step {step}: held-out KL {:.4}, same top token {:.1} %{}",
+                        figures.kl,
+                        figures.top1 * 100.0,
+                        answers.unwrap_or_default()
+                    );
+                    self.bar.suspend(|| terminal::say(&line));
+                }
+            }
+        }
+    }
+
+    pub(crate) fn finish(&self) {
+        self.bar.finish_and_clear();
+    }
+}
+
 /// A bar of prompt tokens.
 pub(crate) struct TokensBar(ProgressBar);
 

@@ -51,7 +51,7 @@ pub use policy::{
     HeadPatterns, Keep, LayerKv, LayerTokens, POLICIES, Policy, PolicyKind, PolicyRules, Pooling,
     PrefillPattern, PromptChunk, Pruning, QUERY_WINDOW, Reach, Retention, RevivalCounters, RunningSelection,
     Schedule, Selection, SequenceSetup, SinksAndWindow, StoredHead, TokenPruning, TransferCounters, UNIT,
-    UNTRAINED, ZERO_SHOT, caveats, policies_help, search_head_patterns,
+    UNTRAINED, Visibility, ZERO_SHOT, caveats, policies_help, search_head_patterns,
 };
 pub use repetition::Repetition;
 pub use rows::ResidualRows;

@@ -12,6 +12,7 @@ pub use backward::{BackwardWeights, Gradient, Gradients, backward, unembed_backw
 
 use crate::decoder::{Pass, SequenceRows};
 use crate::hooks::{HookPoint, Hooks, Site};
+use crate::policy::Visibility;
 use crate::tensor::Tensor;
 use crate::{ComputeType, Decoder, Depth, Device, Error, Result, Session};
 use attention::{BatchAttention, SavedAttention};
@@ -23,7 +24,7 @@ use std::sync::Arc;
 /// Rows of one sequence.
 #[derive(Debug, Clone)]
 pub struct TrainingSequence {
-    /// Tokens of the rows, at consecutive positions.
+    /// Tokens of the rows, at consecutive positions; at least two decode rows are among them.
     pub tokens: Vec<u32>,
     /// Position of the first.
     pub first_position: usize,
@@ -37,24 +38,6 @@ impl TrainingSequence {
     /// Positions of the rows.
     pub fn positions(&self) -> Range<usize> {
         self.first_position..self.first_position + self.tokens.len()
-    }
-}
-
-/// Which rows exist at which layers, and what they read: a cutoff with its anchors.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Visibility {
-    /// Prompt rows but the anchors end at the entrance of this layer.
-    pub cutoff: usize,
-    /// Positions of prompt rows that run through all layers.
-    pub anchors: Vec<usize>,
-    /// Whether decode rows from the cutoff on read themselves and anchors alone.
-    pub self_only: bool,
-}
-
-impl Visibility {
-    /// Whether a row goes on from the cutoff.
-    fn goes_on(&self, position: usize, prompt_len: usize) -> bool {
-        position + 1 >= prompt_len || self.anchors.contains(&position)
     }
 }
 
@@ -114,6 +97,7 @@ pub fn prefix(session: &Session) -> Result<Prefix> {
     let of_layer = |layer| {
         let store = session.store();
         Ok(LayerKeys {
+            kv_heads: session.decoder().config().kv_heads,
             positions: store.positions(layer, 0),
             keys: store.keys_by_head(layer)?,
             values: store.values_by_head(layer)?,

@@ -4,11 +4,11 @@
 
 use candle_core::Tensor as HostTensor;
 use layerscope_engine::training::{
-    BackwardWeights, Gradients, TrainingSequence, Visibility, backward, forward, prefix, unembed_backward,
+    BackwardWeights, Gradients, TrainingSequence, backward, forward, prefix, unembed_backward,
 };
 use layerscope_engine::{
-    Adapter, AdapterInfo, AdapterRows, ComputeType, Decoder, Device, Hooks, Interrupt, Policy, Session,
-    Target, WeightsPrecision, folder_config,
+    Adapter, AdapterInfo, AdapterRows, Anchors, ComputeType, Decoder, Device, Hooks, Interrupt, Policy,
+    Session, Target, Visibility, WeightsPrecision, folder_config,
 };
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
@@ -201,7 +201,7 @@ fn adapters_and_their_gradients_equal_pytorchs() {
                     sequence(&tokens, PROMPT_LEN - 1, prefix(&session).unwrap())
                 }
             };
-            let visibility = Visibility { cutoff, anchors: vec![0], self_only: false };
+            let visibility = Visibility { cutoff, anchors: Anchors::bos(), self_only: false };
             let batch = [sequence];
             let tape = forward(&adapted, &batch, &visibility, ComputeType::F32).unwrap();
             let steps = tokens.len() + 1 - PROMPT_LEN;

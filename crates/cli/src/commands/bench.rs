@@ -210,6 +210,7 @@ fn model(arguments: &BenchArguments) -> Result<Subject> {
     let held = held.max_by_key(|held| held.iter().sum::<usize>()).unwrap_or_default();
     let need = opened.memory_need(arguments.weights.into(), &device, &held);
     let model = models::load(opened, arguments.weights, &device, &need)?;
+    let model = models::with_adapter(model, &arguments.adapter, &plan.policies)?;
     let prompts = parse_prompts(TEXT_NAME, TEXT)?;
     let text: Vec<String> = prompts.iter().map(Prompt::text).collect();
     Ok(Subject {

@@ -30,6 +30,7 @@ pub(crate) fn run(arguments: &CaptureArguments) -> Result<ExitCode> {
     let kept = policy.in_memory(prompt.len(), arguments.max_new_tokens.max(1), &device);
     let need = opened.memory_need(arguments.model.weights.into(), &device, &kept);
     let model = models::load(opened, arguments.model.weights, &device, &need)?;
+    let model = models::with_adapter(model, &arguments.adapter, std::slice::from_ref(&policy))?;
 
     let captured = RefCell::new(Captured::new());
     let mut hooks = Hooks::none();

@@ -22,6 +22,7 @@ pub(crate) fn run(arguments: &GenerateArguments) -> Result<ExitCode> {
     let held = policy.in_memory(prompt.len(), arguments.max_new_tokens, &device);
     let need = opened.memory_need(arguments.model.weights.into(), &device, &held);
     let model = models::load(opened, arguments.model.weights, &device, &need)?;
+    let model = models::with_adapter(model, &arguments.adapter, std::slice::from_ref(&policy))?;
     let settings = GenerationSettings {
         max_new_tokens: arguments.max_new_tokens,
         sampling,

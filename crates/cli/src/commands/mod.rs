@@ -1,5 +1,6 @@
 //! One module per command.
 
+pub(crate) mod adapt;
 pub(crate) mod bench;
 pub(crate) mod capture;
 pub(crate) mod demo;

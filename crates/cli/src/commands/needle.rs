@@ -31,6 +31,7 @@ pub(crate) fn run(arguments: &NeedleArguments) -> Result<ExitCode> {
     let kept = kept.max_by_key(|kept| kept.iter().sum::<usize>()).unwrap_or_default();
     let need = opened.memory_need(arguments.model.weights.into(), &device, &kept);
     let model = models::load(opened, arguments.model.weights, &device, &need)?;
+    let model = models::with_adapter(model, &arguments.adapter, &policies)?;
 
     let bar = NeedleBar::new(prompts.len() * policies.len());
     let results = heeded(|interrupt| {

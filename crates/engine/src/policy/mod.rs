@@ -28,7 +28,7 @@ pub use anchors::Anchors;
 use layerscope_kernels::AttentionShape;
 pub use lazyllm::{RevivalCounters, TokenPruning};
 pub use prefill_pattern::{PrefillPattern, PromptChunk};
-pub use reach::{Arrived, Cutoff, Reach};
+pub use reach::{Arrived, Cutoff, Reach, Visibility};
 pub use registry::{POLICIES, PolicyKind, policies_help};
 pub use retention::{Eviction, LayerKv, Retention, StoredHead};
 pub use rules::{CrossLayerKv, PolicyRules, UNTRAINED, ZERO_SHOT};
@@ -209,6 +209,11 @@ impl Policy {
             false => rows(point),
         });
         waiting.max().unwrap_or(0)
+    }
+
+    /// Which rows exist at which layers, where a cutoff and its anchors say it all; `None` under other policies.
+    pub fn visibility(&self) -> Option<Visibility> {
+        self.rules.visibility()
     }
 
     /// What it does with a prompt of so many tokens, for people, where its name does not say it; `bytes` tells the size of so

@@ -48,6 +48,24 @@ pub struct Arrived<'a> {
     pub store: &'a KvStore,
 }
 
+/// Which rows exist at which layers, and what they read: a cutoff with its anchors.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Visibility {
+    /// Prompt rows but the anchors end at the entrance of this layer.
+    pub cutoff: usize,
+    /// Positions of prompt rows that run through all layers.
+    pub anchors: Anchors,
+    /// Whether decode rows from the cutoff on read themselves and anchors alone.
+    pub self_only: bool,
+}
+
+impl Visibility {
+    /// Whether a row at a position goes on from the cutoff, in a sequence of so many prompt tokens.
+    pub fn goes_on(&self, position: usize, prompt_len: usize) -> bool {
+        position + 1 >= prompt_len || self.anchors.contains(position)
+    }
+}
+
 /// Prompt tokens stop at the entrance of a layer, all but the anchors.
 #[derive(Debug)]
 pub struct Cutoff {

@@ -1,7 +1,7 @@
 //! What a policy is: its parts, each as under `full` where the policy does not say otherwise.
 
 use super::full::Full;
-use super::{PrefillPattern, Reach, Retention, Selection};
+use super::{PrefillPattern, Reach, Retention, Selection, Visibility};
 use crate::ModelConfig;
 use std::fmt;
 use std::sync::Arc;
@@ -41,6 +41,11 @@ pub trait PolicyRules: fmt::Display + Send + Sync {
 
     /// Which keys prompt rows read in the prefill; `None`: all that they see.
     fn prefill_pattern(&self) -> Option<&dyn PrefillPattern> {
+        None
+    }
+
+    /// Which rows exist at which layers, where a cutoff and its anchors say it all.
+    fn visibility(&self) -> Option<Visibility> {
         None
     }
 

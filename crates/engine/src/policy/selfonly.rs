@@ -1,6 +1,6 @@
 //! `selfonly:c`: as SPEED, but decode tokens above the cutoff read themselves only.
 
-use super::{Cutoff, PolicyKind, PolicyRules, Reach, Selection, ZERO_SHOT};
+use super::{Cutoff, PolicyKind, PolicyRules, Reach, Selection, Visibility, ZERO_SHOT};
 use std::fmt;
 
 /// At layers ≥ c a decode row reads its own position and the anchors only. It keeps the KV that SPEED keeps.
@@ -18,6 +18,11 @@ pub(super) const KIND: PolicyKind = PolicyKind {
 impl PolicyRules for SelfOnly {
     fn reach(&self) -> &dyn Reach {
         &self.0
+    }
+
+    fn visibility(&self) -> Option<Visibility> {
+        let Cutoff { layer, anchors } = &self.0;
+        Some(Visibility { cutoff: *layer, anchors: anchors.clone(), self_only: true })
     }
 
     fn caveat(&self) -> Option<&'static str> {

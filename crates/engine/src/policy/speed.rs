@@ -1,6 +1,6 @@
 //! `speed:c`: shallow prefill, deep decode.
 
-use super::{Cutoff, PolicyKind, PolicyRules, Reach, ZERO_SHOT};
+use super::{Cutoff, PolicyKind, PolicyRules, Reach, Visibility, ZERO_SHOT};
 use std::fmt;
 
 /// Prompt tokens run through and keep KV in layers 0 … c−1 only; anchors exist everywhere. Above the cutoff, KV of the
@@ -19,6 +19,11 @@ pub(super) const KIND: PolicyKind = PolicyKind {
 impl PolicyRules for Speed {
     fn reach(&self) -> &dyn Reach {
         &self.0
+    }
+
+    fn visibility(&self) -> Option<Visibility> {
+        let Cutoff { layer, anchors } = &self.0;
+        Some(Visibility { cutoff: *layer, anchors: anchors.clone(), self_only: false })
     }
 
     fn caveat(&self) -> Option<&'static str> {

@@ -1,8 +1,9 @@
 //! Attention of a batch, forward and backward: rows read their sequence's prefix and, causally, its own rows.
 
-use super::{Rows, TrainingSequence, Visibility};
+use super::{Rows, TrainingSequence};
 use crate::decoder::{Attend, Location};
 use crate::hooks::Hooks;
+use crate::policy::{Anchors, Visibility};
 use crate::tensor::{Tensor, with_f32};
 use crate::{Decoder, Error, Result};
 use layerscope_kernels::AttentionShape;
@@ -20,6 +21,8 @@ pub struct LayerKeys {
     pub keys: Vec<f32>,
     /// Values, of the same shape.
     pub values: Vec<f32>,
+    /// KV heads.
+    pub kv_heads: usize,
 }
 
 /// What the rows of a sequence read beside each other, by layer; none where they read nothing else.
@@ -60,7 +63,7 @@ struct Unit<'a> {
     rows: Range<usize>,
     positions: &'a [usize],
     /// Positions from which on rows read themselves and the anchors alone, and the anchors.
-    self_only: Option<(usize, &'a [usize])>,
+    self_only: Option<(usize, &'a Anchors)>,
 }
 
 impl<'a> BatchAttention<'a> {
@@ -95,7 +98,7 @@ fn units<'a>(
                 kv_head,
                 rows: range.clone(),
                 positions: &rows.positions[range.clone()],
-                self_only: self_only.then_some((sequence.prompt_len - 1, visibility.anchors.as_slice())),
+                self_only: self_only.then_some((sequence.prompt_len - 1, &visibility.anchors)),
             });
         }
     }
@@ -148,7 +151,7 @@ impl Unit<'_> {
     fn sees(&self, row: usize, key: usize) -> bool {
         let in_window = self.shape.window.is_none_or(|window| row - key < window);
         let in_reach = match self.self_only {
-            Some((first_decode, anchors)) if row >= first_decode => row == key || anchors.contains(&key),
+            Some((first_decode, anchors)) if row >= first_decode => row == key || anchors.contains(key),
             _ => true,
         };
         in_window && in_reach

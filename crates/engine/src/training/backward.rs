@@ -2,10 +2,11 @@
 
 use super::attention::{self, matrix};
 use super::derivatives::{activation, norm as norm_gradient, rotation};
-use super::{Rows, SavedLayer, Tape, TrainingSequence, Visibility};
+use super::{Rows, SavedLayer, Tape, TrainingSequence};
 use crate::adapter::{Adapter, LowRank, Target};
 use crate::decoder::experts::{Expert, ExpertLayer};
 use crate::decoder::layer::{LayerWeights, Mlp, Norm, Projection};
+use crate::policy::Visibility;
 use crate::tensor::Tensor;
 use crate::weights::Linear;
 use crate::{ComputeType, Decoder, Error, Result};

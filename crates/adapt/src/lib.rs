@@ -1,0 +1,15 @@
+//! Teaches a model a cutoff: trains a low-rank adapter so that the model under a policy says what it says at full depth.
+//!
+//! With an adapter on decode rows the prompt's keys and values are the base model's: they are computed once for each prompt, and only
+//! the decode rows run forward and backward.
+
+mod checkpoint;
+mod data;
+mod loss;
+mod optimizer;
+mod train;
+
+pub use data::{Item, prepare};
+pub use loss::Figures;
+pub use optimizer::AdamW;
+pub use train::{Event, Outcome, Settings, adapt};

@@ -1,0 +1,120 @@
+//! `layerscope adapt`: trains an adapter for a cutoff.
+
+use crate::args::AdaptArguments;
+use crate::interrupt::heeded;
+use crate::progress::AdaptBar;
+use crate::{models, output, terminal};
+use layerscope_adapt::{Figures, Outcome, Settings};
+use layerscope_diagnostics::prompts::read_prompts;
+use layerscope_engine::{Error, Policy, Result, Target};
+use serde_json::json;
+use std::process::ExitCode;
+
+pub(crate) fn run(arguments: &AdaptArguments) -> Result<ExitCode> {
+    let device = models::device(arguments.model.device)?;
+    let prompts = read_prompts(&arguments.prompts)?;
+    let opened = models::open(&arguments.model)?;
+    let policy = Policy::parse_for(&arguments.policy, &opened.config)?;
+    let settings = settings(arguments, policy)?;
+    let full = Policy::full(opened.config.layers);
+    let longest = opened.config.context.min(1_024);
+    let need =
+        opened.memory_need(arguments.model.weights.into(), &device, &full.in_memory(longest, 1, &device));
+    let model = models::load(opened, arguments.model.weights, &device, &need)?;
+    let mut bar = AdaptBar::new(settings.steps, arguments.json);
+    let outcome = heeded(|interrupt| {
+        let observe = &mut |event: layerscope_adapt::Event<'_>| bar.observe(&event);
+        layerscope_adapt::adapt(&model, &prompts, &settings, &arguments.out, interrupt, observe)
+    });
+    bar.finish();
+    let outcome = outcome?;
+    let adapter = arguments.out.display().to_string();
+    if arguments.json {
+        output::json(&json!({
+            "steps": outcome.steps,
+            "tokens": outcome.tokens,
+            "seconds": outcome.seconds,
+            "before": outcome.before,
+            "after": outcome.after,
+            "full_depth": outcome.full_depth,
+            "adapter": adapter,
+            "model": model.name,
+            "policy": settings.policy,
+            "rows": settings.rows,
+            "interrupted": outcome.interrupted,
+            "layerscope": env!("CARGO_PKG_VERSION"),
+        }))?;
+    } else {
+        terminal::print(&text(&outcome, &settings))?;
+        terminal::say(&format!(
+            "adapter written to {adapter}; use it with --policy {} --adapter {adapter}",
+            settings.policy
+        ));
+    }
+    if outcome.interrupted {
+        terminal::say("layerscope: interrupted; the same command goes on from here");
+        return Ok(ExitCode::from(Error::Interrupted.exit_code()));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn settings(arguments: &AdaptArguments, policy: Policy) -> Result<Settings> {
+    let targets = arguments.targets.split(',').map(|name| {
+        let target = Target::ALL.into_iter().find(|target| target.name() == name.trim());
+        target.ok_or_else(|| {
+            let known: Vec<&str> = Target::ALL.map(Target::name).to_vec();
+            Error::input(format!("--targets: `{name}` is unknown (known: {})", known.join(", ")))
+        })
+    });
+    let positive = |value: f64, name: &str| match value > 0.0 && value.is_finite() {
+        true => Ok(value),
+        false => Err(Error::input(format!("{name} must be above 0"))),
+    };
+    let share = |value: f64, name: &str| match (0.0..=1.0).contains(&value) {
+        true => Ok(value),
+        false => Err(Error::input(format!("{name} must be between 0 and 1"))),
+    };
+    Ok(Settings {
+        policy,
+        rows: arguments.rows.into(),
+        rank: arguments.rank as usize,
+        alpha: positive(arguments.alpha.unwrap_or(2.0 * f64::from(arguments.rank)), "--alpha")?,
+        rank_stabilised: arguments.rank_stabilised,
+        targets: targets.collect::<Result<_>>()?,
+        learning_rate: positive(arguments.learning_rate, "--learning-rate")?,
+        steps: arguments.steps as usize,
+        batch: arguments.batch as usize,
+        max_new_tokens: arguments.max_new_tokens as usize,
+        held_out: share(arguments.held_out, "--held-out")?,
+        evaluate_every: arguments.evaluate_every as usize,
+        target_kl: arguments.target_kl.map(|kl| positive(kl, "--target-kl")).transpose()?,
+        sft: share(arguments.sft, "--sft")?,
+        seed: arguments.seed,
+    })
+}
+
+fn text(outcome: &Outcome, settings: &Settings) -> String {
+    let row = |name: String, figures: &Figures| {
+        let answers = figures.answers.map_or(f64::NAN, |share| share * 100.0);
+        vec![
+            name,
+            output::figure(figures.kl, 4),
+            output::figure(figures.top1 * 100.0, 1),
+            output::figure(answers, 0),
+        ]
+    };
+    let rows = vec![
+        row(format!("{}, before", settings.policy), &outcome.before),
+        row(format!("{}, after", settings.policy), &outcome.after),
+        row("full depth, after".to_owned(), &outcome.full_depth),
+    ];
+    format!(
+        "{}\n\nOn held-out prompts, against the model without the adapter at full depth: KL divergence of next-token distributions,\n\
+         nats per token; steps with the same top token; answers of which every token is the top token.\n\
+         {} steps, {} tokens, {:.0} s.",
+        output::table(&["", "KL nats", "same top %", "answers %"], rows),
+        outcome.steps,
+        outcome.tokens,
+        outcome.seconds
+    )
+}
