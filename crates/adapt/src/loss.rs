@@ -58,7 +58,9 @@ impl Objective {
             *s = factor * (q - (1.0 - self.sft) * (t - full).exp());
         }
         student[token] -= factor * self.sft;
-        RowLoss { kl: kl.max(0.0), nll, same_top: top_full == top, is_token: top == token }
+        // Rounding makes the divergence of equals negative; undefined stays undefined.
+        let kl = if kl < 0.0 { 0.0 } else { kl };
+        RowLoss { kl, nll, same_top: top_full == top, is_token: top == token }
     }
 
     pub(crate) fn of(self, row: &RowLoss) -> f64 {

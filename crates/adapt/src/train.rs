@@ -118,8 +118,8 @@ pub struct Outcome {
     pub before: Figures,
     /// Held-out figures with it.
     pub after: Figures,
-    /// The same at full depth: what the adapter does to the full model.
-    pub full_depth: Figures,
+    /// The same at full depth: what the adapter does to the full model. Not measured after an interrupt.
+    pub full_depth: Option<Figures>,
     /// Whether it was interrupted.
     pub interrupted: bool,
 }
@@ -227,9 +227,10 @@ pub fn adapt(
     };
     let full = Visibility { cutoff: model.config().layers, ..trainer.visibility.clone() };
     let full_depth = match settings.rows {
+        _ if interrupted => None,
         // Their prompts' keys above the cutoff are not kept.
-        AdapterRows::Decode => trainer.at_full_depth(model, prompts, &held_out, settings, interrupt)?,
-        AdapterRows::All => trainer.evaluate(&held_out, &full, settings.batch)?,
+        AdapterRows::Decode => Some(trainer.at_full_depth(model, prompts, &held_out, settings, interrupt)?),
+        AdapterRows::All => Some(trainer.evaluate(&held_out, &full, settings.batch)?),
     };
     let Progress { step, tokens, seconds, .. } = trainer.state.progress;
     Ok(Outcome { steps: step, tokens, seconds, before, after, full_depth, interrupted })

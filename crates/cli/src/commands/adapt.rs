@@ -103,11 +103,11 @@ fn text(outcome: &Outcome, settings: &Settings) -> String {
             output::figure(answers, 0),
         ]
     };
-    let rows = vec![
+    let mut rows = vec![
         row(format!("{}, before", settings.policy), &outcome.before),
         row(format!("{}, after", settings.policy), &outcome.after),
-        row("full depth, after".to_owned(), &outcome.full_depth),
     ];
+    rows.extend(outcome.full_depth.iter().map(|figures| row("full depth, after".to_owned(), figures)));
     format!(
         "{}\n\nOn held-out prompts, against the model without the adapter at full depth: KL divergence of next-token distributions,\n\
          nats per token; steps with the same top token; answers of which every token is the top token.\n\

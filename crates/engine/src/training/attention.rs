@@ -8,7 +8,7 @@ use crate::tensor::{Tensor, with_f32};
 use crate::{Decoder, Error, Result};
 use layerscope_kernels::AttentionShape;
 use layerscope_kernels::elementwise::{soft_cap, softmax};
-use ndarray::{Array1, Array2, ArrayView2, ArrayViewMut2, Axis, concatenate, s};
+use ndarray::{Array1, Array2, ArrayView2, ArrayViewMut2, Axis, s};
 use rayon::prelude::*;
 use std::ops::Range;
 
@@ -166,21 +166,19 @@ impl Unit<'_> {
     fn forward(&self, [q, k, v]: [&ArrayView2<'_, f32>; 3]) -> (Array2<f32>, SavedUnit) {
         let (q, rows) = (self.of_group(q), self.rows.len());
         let own = self.own(k);
-        let mut scores = match self.prefix() {
-            Some([keys, _]) => {
-                let parts = [q.dot(&keys.t()), q.dot(&own.t())];
-                concatenate(Axis(1), &[parts[0].view(), parts[1].view()]).unwrap_or_default()
-            }
-            None => q.dot(&own.t()),
-        };
-        scores *= self.shape.scale;
         let key_positions = self.key_positions();
-        let mut normalisers = Array1::zeros(0);
-        if let Some(cap) = self.shape.soft_cap {
-            scores.as_slice_mut().into_iter().for_each(|scores| soft_cap(scores, cap));
-            normalisers = Array1::zeros(scores.nrows());
+        let before = key_positions.len() - rows;
+        let mut scores = Array2::zeros((q.nrows(), key_positions.len()));
+        scores.slice_mut(s![.., before..]).assign(&q.dot(&own.t()));
+        if let Some([keys, _]) = self.prefix() {
+            scores.slice_mut(s![.., ..before]).assign(&q.dot(&keys.t()));
         }
-        for (index, mut scores) in scores.outer_iter_mut().enumerate() {
+        scores *= self.shape.scale;
+        let mut normalisers = Array1::zeros(if self.shape.soft_cap.is_some() { scores.nrows() } else { 0 });
+        for (index, scores) in numbers(&mut scores).chunks_exact_mut(key_positions.len()).enumerate() {
+            if let Some(cap) = self.shape.soft_cap {
+                soft_cap(scores, cap);
+            }
             let row = self.positions[index % rows];
             for (score, &key) in scores.iter_mut().zip(&key_positions) {
                 if key > row || !self.sees(row, key) {
@@ -191,9 +189,8 @@ impl Unit<'_> {
                 let max = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
                 *normaliser = max + scores.iter().map(|score| (score - max).exp()).sum::<f32>().ln();
             }
-            softmax(scores.as_slice_mut().unwrap_or_default());
+            softmax(scores);
         }
-        let before = key_positions.len() - rows;
         let mut z = scores.slice(s![.., before..]).dot(&self.own(v));
         if let Some([_, values]) = self.prefix() {
             z += &scores.slice(s![.., ..before]).dot(&values);
@@ -286,6 +283,14 @@ pub(super) fn backward(
         }
     }
     [dq, dk, dv]
+}
+
+/// The numbers of a matrix, row after row.
+pub(super) fn numbers(x: &mut Array2<f32>) -> &mut [f32] {
+    if !x.is_standard_layout() {
+        *x = x.as_standard_layout().into_owned();
+    }
+    x.as_slice_mut().unwrap_or_default()
 }
 
 /// Rows of a tensor, `[rows, rest]`.

@@ -1,5 +1,6 @@
 //! Derivatives of the small operations of a layer.
 
+use super::attention::numbers;
 use crate::config::Activation;
 use ndarray::{Array2, ArrayView2};
 
@@ -12,17 +13,15 @@ pub(super) fn norm(
     dy: &Array2<f32>,
 ) -> Array2<f32> {
     let n = weight.len();
-    let mut dx = dy.clone();
-    let runs = dx.as_slice_mut().unwrap_or_default().chunks_exact_mut(n);
-    let x = x.as_slice().unwrap_or_default().chunks_exact(n);
-    for (dx, x) in runs.zip(x) {
+    let (mut dx, mut x) = (dy.clone(), x.to_owned());
+    for (dx, x) in numbers(&mut dx).chunks_exact_mut(n).zip(numbers(&mut x).chunks_exact(n)) {
         let mean = if is_centred { x.iter().sum::<f32>() / n as f32 } else { 0.0 };
         let variance = x.iter().map(|x| (x - mean) * (x - mean)).sum::<f32>() / n as f32;
         let inverse = 1.0 / (variance + epsilon).sqrt();
         dx.iter_mut().zip(weight).for_each(|(dx, weight)| *dx *= weight);
         let along = dx.iter().zip(x).map(|(g, x)| g * (x - mean) * inverse).sum::<f32>() / n as f32;
         let shift = if is_centred { dx.iter().sum::<f32>() / n as f32 } else { 0.0 };
-        for (dx, x) in dx.iter_mut().zip(x) {
+        for (dx, x) in dx.iter_mut().zip(&*x) {
             *dx = inverse * (*dx - shift - (x - mean) * inverse * along);
         }
     }
@@ -53,11 +52,10 @@ pub(super) fn activation(f: Activation, x: f32) -> [f32; 2] {
 
 /// The gradient of what a rotation of pairs (i, i + half) by `[cos, sin]` `[rows, half]` was applied to, in place.
 pub(super) fn rotation([cos, sin]: [&[f32]; 2], head_dim: usize, dx: &mut Array2<f32>) {
-    let rows = dx.nrows();
+    let (rows, width) = dx.dim();
     let half = cos.len() / rows.max(1);
-    for (row, mut dx) in dx.outer_iter_mut().enumerate() {
+    for (row, dx) in numbers(dx).chunks_exact_mut(width).enumerate() {
         let angles = cos[row * half..].iter().zip(&sin[row * half..]).take(half);
-        let Some(dx) = dx.as_slice_mut() else { continue };
         for head in dx.chunks_exact_mut(head_dim) {
             for (i, (cos, sin)) in angles.clone().enumerate() {
                 let (a, b) = (head[i], head[i + half]);

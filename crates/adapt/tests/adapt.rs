@@ -1,0 +1,112 @@
+//! Training on the embedded model.
+
+#![allow(clippy::unwrap_used)]
+
+use layerscope_adapt::{Event, Outcome, Settings, adapt};
+use layerscope_diagnostics::prompts::{PromptFile, parse_prompts, prompts_sha256};
+use layerscope_engine::{
+    Adapter, AdapterRows, Device, Error, Interrupt, Model, ModelSource, Policy, Result, Target,
+    WeightsPrecision,
+};
+use std::path::Path;
+use std::sync::LazyLock;
+use std::sync::atomic::Ordering::SeqCst;
+
+const TINY: &[u8] = include_bytes!("../../../fixtures/tiny/layerscope-tiny.gguf");
+const PROMPTS: &[u8] = include_bytes!("../../../fixtures/tiny/demo.jsonl");
+
+static MODEL: LazyLock<Model> = LazyLock::new(|| {
+    let source = ModelSource::embedded("layerscope-tiny", TINY);
+    Model::load(&source, WeightsPrecision::Native, &Device::Cpu, &mut |_, _| Ok(())).unwrap()
+});
+
+fn settings(policy: &str) -> Settings {
+    Settings {
+        policy: Policy::parse_for(policy, MODEL.config()).unwrap(),
+        rows: AdapterRows::Decode,
+        rank: 8,
+        alpha: 16.0,
+        rank_stabilised: false,
+        targets: Target::ALL.to_vec(),
+        learning_rate: 2e-3,
+        steps: 40,
+        batch: 4,
+        max_new_tokens: 8,
+        held_out: 0.2,
+        evaluate_every: 20,
+        target_kl: None,
+        sft: 0.0,
+        seed: 0,
+    }
+}
+
+fn prompts() -> PromptFile {
+    PromptFile {
+        name: "demo.jsonl".to_owned(),
+        sha256: prompts_sha256(PROMPTS),
+        prompts: parse_prompts("demo.jsonl", PROMPTS).unwrap(),
+    }
+}
+
+fn train(settings: &Settings, folder: &Path) -> Result<Outcome> {
+    adapt(&MODEL, &prompts(), settings, folder, &Interrupt::new(false), &mut |_| {})
+}
+
+#[test]
+fn training_brings_the_model_under_a_cutoff_nearer_to_the_full_one() {
+    for (policy, rows) in [
+        ("speed:4+bos", AdapterRows::Decode),
+        ("selfonly:4+bos", AdapterRows::Decode),
+        ("speed:4+bos", AdapterRows::All),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        let outcome = train(&Settings { rows, ..settings(policy) }, folder.path()).unwrap();
+        assert!(outcome.before.kl > 0.1, "{policy} {rows:?}: {outcome:?}");
+        assert!(outcome.after.kl < 0.8 * outcome.before.kl, "{policy} {rows:?}: {outcome:?}");
+        assert!(outcome.full_depth.unwrap().kl > 0.0);
+        let (adapter, made_for) = Adapter::read(folder.path(), MODEL.config()).unwrap();
+        assert_eq!(adapter.rows, rows);
+        assert_eq!(made_for.unwrap().policy, policy);
+    }
+}
+
+/// Stopped at any step and started again, the same bytes come out.
+#[test]
+fn a_training_that_was_stopped_goes_on_to_the_same_bytes() {
+    let settings = Settings { steps: 9, ..settings("speed:4+bos") };
+    let whole = tempfile::tempdir().unwrap();
+    train(&settings, whole.path()).unwrap();
+    let bytes = |folder: &Path| std::fs::read(folder.join("adapter_model.safetensors")).unwrap();
+    for stop in [1, 4, 8] {
+        let folder = tempfile::tempdir().unwrap();
+        let interrupt = Interrupt::new(false);
+        let stopped = adapt(&MODEL, &prompts(), &settings, folder.path(), &interrupt, &mut |event| {
+            if matches!(event, Event::Step { step, .. } if step == stop) {
+                interrupt.store(true, SeqCst);
+            }
+        });
+        let stopped = stopped.unwrap();
+        assert_eq!((stopped.steps, stopped.interrupted), (stop, true));
+        assert_ne!(bytes(folder.path()), bytes(whole.path()));
+        let outcome = train(&settings, folder.path()).unwrap();
+        assert_eq!(outcome.steps, 9);
+        assert_eq!(bytes(folder.path()), bytes(whole.path()), "stopped at {stop}");
+    }
+}
+
+#[test]
+fn what_cannot_be_trained_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let refused = |settings: &Settings| -> Error { train(settings, folder.path()).unwrap_err() };
+    assert!(refused(&settings("full")).to_string().contains("no cutoff"));
+    assert!(refused(&settings("pop:4")).to_string().contains("no cutoff"));
+    let one = Settings { steps: 1, ..settings("speed:4+bos") };
+    train(&one, folder.path()).unwrap();
+    let other = Settings { rank: 4, ..one.clone() };
+    assert!(refused(&other).to_string().contains("other settings"));
+    std::fs::write(folder.path().join("training.safetensors"), b"nothing").unwrap();
+    assert!(refused(&one).to_string().contains("is damaged"));
+    let rate = Settings { learning_rate: 1e30, steps: 5, ..one };
+    std::fs::remove_file(folder.path().join("training.safetensors")).unwrap();
+    assert!(refused(&rate).to_string().contains("--learning-rate"));
+}
