@@ -1,5 +1,6 @@
 //! The targets: what each reads, its seeds and the form of its mutants.
 
+pub mod adapter;
 pub mod chat_template;
 pub mod config_json;
 pub mod gguf;
@@ -16,10 +17,12 @@ pub mod tokenizer_json;
 use crate::Target;
 
 /// Every target.
-pub static TARGETS: [Target; 18] = [
+pub static TARGETS: [Target; 20] = [
+    adapter::ADAPTER,
     chat_template::TARGET,
     config_json::TARGET,
     gguf::TARGET,
+    adapter::HEAD_PATTERNS,
     hub_listing::TARGET,
     model_reference::TARGET,
     needle::TARGET,

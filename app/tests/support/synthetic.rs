@@ -77,6 +77,7 @@ fn manifest(sizes: Sizes, ids: Vec<String>) -> Manifest {
         bos: Some(BosToken { id: 1, text: "<s>".into() }),
         weight_bytes: Some(1 << 28),
         row_weights: None,
+        adapter: None,
     };
     let settings = Settings {
         max_new_tokens: sizes.steps,

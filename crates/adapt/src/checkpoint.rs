@@ -26,7 +26,7 @@ impl Checkpoint {
     /// [`Error::Input`] where it is damaged, or of other settings.
     pub(crate) fn resume(&mut self, folder: &Path) -> Result<bool> {
         let path = folder.join(NAME);
-        let bytes = match std::fs::read(&path) {
+        let bytes = match layerscope_files::read(&path) {
             Ok(bytes) => bytes,
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(false),
             Err(error) => return Err(Error::io("read", &path, &error)),

@@ -30,7 +30,8 @@ impl Item {
 }
 
 /// Runs a prompt through the full model, once: its continuation of at most `max_new_tokens` tokens, the teacher's residual stream, and,
-/// for an adapter of decode rows, the prompt's keys and values that exist under a policy.
+/// for an adapter of decode rows, the prompt's keys and values that exist under a policy. `known` is the full model's text, where an
+/// earlier run has generated it.
 ///
 /// # Errors
 /// [`Error::Input`] on a prompt that cannot be run, or whose answer has fewer than two tokens; [`Error::Interrupted`].
@@ -39,6 +40,7 @@ pub fn prepare(
     prompt: &Prompt,
     (visibility, rows): (&Visibility, AdapterRows),
     max_new_tokens: usize,
+    known: Option<&[u32]>,
     interrupt: &Interrupt,
 ) -> Result<Item> {
     let tokenizer = &model.tokenizer;
@@ -55,9 +57,10 @@ pub fn prepare(
     let mut session = Session::resumable(&model.decoder, policy, p, steps)?;
     let first = session.prefill(&tokens, &mut Hooks::none(), interrupt, &mut |_| {})?;
     let is_answer = answer.is_some();
-    let continuation = match answer {
-        Some(answer) => answer,
-        None => {
+    let continuation = match (answer, known) {
+        (Some(answer), _) => answer,
+        (None, Some(known)) if known.len() == steps => known.to_vec(),
+        (None, _) => {
             continue_greedily(&mut session, first, steps, tokenizer.eos_ids(), interrupt, &mut |_, _| {})?
         }
     };

@@ -4,6 +4,7 @@
 //! the decode rows run forward and backward.
 
 mod checkpoint;
+mod continuations;
 mod data;
 mod loss;
 mod optimizer;

@@ -1,6 +1,7 @@
 //! The training loop.
 
 use crate::checkpoint::Checkpoint;
+use crate::continuations::Continuations;
 use crate::data::{Item, prepare};
 use crate::loss::{Figures, Objective, RowLoss};
 use crate::optimizer::AdamW;
@@ -10,7 +11,7 @@ use layerscope_engine::training::{
 };
 use layerscope_engine::{
     Adapter, AdapterInfo, AdapterRows, ComputeType, Decoder, Error, ErrorKind, Hooks, Interrupt, LowRank,
-    Model, Policy, Result, Target, Tensor, Visibility, check_interrupt,
+    Model, Policy, Result, Target, Tensor, Visibility, available_memory, check_interrupt, readable_bytes,
 };
 use ndarray::Array2;
 use rand::seq::SliceRandom;
@@ -23,6 +24,8 @@ use std::time::Instant;
 
 /// Steps over which the learning rate rises, at most.
 const WARM_UP: usize = 20;
+/// Memory that is left for training itself, bytes.
+const SPARE_BYTES: u64 = 512 << 20;
 /// Seconds between checkpoints.
 const CHECKPOINT_S: f64 = 60.0;
 
@@ -150,7 +153,7 @@ pub fn adapt(
 ) -> Result<Outcome> {
     let visibility = visibility(settings, model)?;
     std::fs::create_dir_all(folder).map_err(|error| Error::io("create", folder, &error))?;
-    let [trained, held_out] = items(model, prompts, settings, &visibility, interrupt, observe)?;
+    let [trained, held_out] = items(model, prompts, settings, &visibility, folder, interrupt, observe)?;
     let compute = match model.precision {
         layerscope_engine::WeightsPrecision::F32 => ComputeType::F32,
         layerscope_engine::WeightsPrecision::Native => ComputeType::Bf16,
@@ -254,17 +257,35 @@ fn items(
     prompts: &PromptFile,
     settings: &Settings,
     visibility: &Visibility,
+    folder: &Path,
     interrupt: &Interrupt,
     observe: &mut dyn FnMut(Event<'_>),
 ) -> Result<[Vec<Item>; 2]> {
     let mut order: Vec<&Prompt> = prompts.prompts.iter().collect();
     order.shuffle(&mut ChaCha8Rng::seed_from_u64(settings.seed));
     let all = order.len();
-    let mut items = vec![];
+    let (mut items, mut bytes) = (vec![], 0);
+    let of = format!("{} {} {}", model.sha256, prompts.sha256, settings.max_new_tokens);
+    let mut known = Continuations::read(folder, of)?;
     for (done, prompt) in order.into_iter().enumerate() {
         check_interrupt(interrupt)?;
-        match prepare(model, prompt, (visibility, settings.rows), settings.max_new_tokens, interrupt) {
-            Ok(item) => items.push(item),
+        let (steps, text) = (settings.max_new_tokens, known.of(&prompt.id));
+        match prepare(model, prompt, (visibility, settings.rows), steps, text, interrupt) {
+            Ok(item) => {
+                bytes += item.bytes();
+                if let Some(free) =
+                    available_memory().filter(|&free| free < item.bytes() as u64 + SPARE_BYTES)
+                {
+                    return Err(Error::input(format!(
+                        "{} of {all} prompts take {} of memory, and {} are left; give fewer or shorter prompts",
+                        items.len(),
+                        readable_bytes(bytes as f64),
+                        readable_bytes(free as f64)
+                    )));
+                }
+                known.add(&item);
+                items.push(item);
+            }
             Err(error) if error.kind() == ErrorKind::Input => {
                 observe(Event::LeftOut { id: &prompt.id, reason: error.to_string() });
             }
@@ -272,6 +293,7 @@ fn items(
         }
         observe(Event::Prepared { done: done + 1, all });
     }
+    known.write(folder)?;
     let held_out = ((items.len() as f64 * settings.held_out).round() as usize).max(1);
     if items.len() < held_out + 1 {
         return Err(Error::input(format!(
@@ -434,9 +456,12 @@ impl Trainer<'_> {
     ) -> Result<Figures> {
         let full = Visibility { cutoff: model.config().layers, ..self.visibility.clone() };
         let wanted = prompts.prompts.iter().filter(|prompt| held_out.iter().any(|item| item.id == prompt.id));
-        let items = wanted
-            .map(|prompt| prepare(model, prompt, (&full, self.rows), settings.max_new_tokens, interrupt))
-            .collect::<Result<Vec<_>>>()?;
+        let items = wanted.map(|prompt| {
+            let known =
+                held_out.iter().find(|item| item.id == prompt.id).map(|item| item.continuation.as_slice());
+            prepare(model, prompt, (&full, self.rows), settings.max_new_tokens, known, interrupt)
+        });
+        let items = items.collect::<Result<Vec<_>>>()?;
         self.evaluate(&items, &full, settings.batch)
     }
 }

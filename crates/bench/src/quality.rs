@@ -149,7 +149,7 @@ fn of_prompt(
     let decoder = &model.decoder;
     let (tokens, excluded) = (&prompt.tokens, model.tokenizer.eos_ids());
     observe(QualityEvent::Started { id: &prompt.id, policy: "full" });
-    let full = FullContinuation::of(decoder, tokens, plan.new_tokens, excluded, interrupt)?;
+    let full = FullContinuation::of(model.reference(), tokens, plan.new_tokens, excluded, interrupt)?;
     observe(QualityEvent::Finished);
     let mut results = vec![];
     for policy in &plan.policies {
@@ -166,6 +166,7 @@ fn of_prompt(
 
 /// The full model's greedy continuation of a prompt with its next-token distributions: the reference for policies.
 pub struct FullContinuation<'a> {
+    decoder: Arc<Decoder>,
     prompt: &'a [u32],
     tokens: Vec<u32>,
     distributions: ReferenceDistributions,
@@ -195,7 +196,7 @@ impl<'a> FullContinuation<'a> {
             })?;
         drop(session);
         let distributions = ReferenceDistributions::of_steps(logits, &tokens)?;
-        Ok(Self { prompt, tokens, distributions })
+        Ok(Self { decoder: Arc::clone(decoder), prompt, tokens, distributions })
     }
 
     /// The continuation, N tokens.
@@ -204,7 +205,7 @@ impl<'a> FullContinuation<'a> {
     }
 
     /// Divergence of a policy from the full model along the continuation: prefill under the policy, then step
-    /// by step. `full` itself has divergence 0 and is not run.
+    /// by step. The full model itself has divergence 0 and is not run.
     ///
     /// # Errors
     /// [`Error::Interrupted`]; errors of the model.
@@ -214,7 +215,8 @@ impl<'a> FullContinuation<'a> {
         policy: &Policy,
         interrupt: &Interrupt,
     ) -> Result<Divergence> {
-        if *policy == Policy::full(decoder.config().layers) {
+        let is_full = *policy == Policy::full(decoder.config().layers);
+        if is_full && Arc::ptr_eq(decoder, &self.decoder) {
             return Ok(Divergence::ZERO);
         }
         let mut session = Session::new(decoder, policy.clone(), self.prompt.len(), self.tokens.len())?;

@@ -168,6 +168,8 @@ pub(crate) struct DemoArguments {
 pub(crate) struct RecordArguments {
     #[command(flatten)]
     pub(crate) model: ModelArguments,
+    #[command(flatten)]
+    pub(crate) adapter: AdapterArguments,
     /// Prompt file, JSON Lines
     #[arg(long)]
     pub(crate) prompts: PathBuf,

@@ -6,13 +6,12 @@ use crate::progress::{self, FetchBar};
 use crate::terminal;
 use layerscope_diagnostics::run::Run;
 use layerscope_engine::{
-    Adapter, Device, DeviceChoice, Error, MemoryNeed, Model, ModelSource, OpenedModel, Policy, PromptText,
-    Result, Tokenizer, WeightsPrecision, check_memory,
+    Device, DeviceChoice, Error, MemoryNeed, Model, ModelSource, OpenedModel, Policy, PromptText, Result,
+    Tokenizer, WeightsPrecision, check_memory,
 };
 use layerscope_models::{LocalModel, Places, Reference, fetch};
 use std::io::Read;
 use std::path::Path;
-use std::sync::Arc;
 
 /// The embedded model's name.
 pub(crate) const EMBEDDED_NAME: &str = "layerscope-tiny";
@@ -104,30 +103,22 @@ pub(crate) fn load(
 /// The model with an adapter beside its weights, where one is named. Warns where it was made for another model or policy.
 pub(crate) fn with_adapter(model: Model, arguments: &AdapterArguments, policies: &[Policy]) -> Result<Model> {
     let Some(folder) = &arguments.adapter else { return Ok(model) };
-    let (adapter, made_for) = Adapter::read(folder, model.config())?;
-    if let Some(made_for) = made_for {
-        if made_for.model_sha256 != model.sha256 {
-            terminal::say(&format!(
-                "layerscope: {} was made for {}, whose weights are not those of {}",
-                folder.display(),
-                made_for.model,
-                model.name
-            ));
-        }
-        let others = policies.iter().map(Policy::to_string).filter(|name| *name != made_for.policy);
-        for other in others.filter(|name| name != "full") {
-            terminal::say(&format!(
-                "layerscope: {} was made for {}, not for {other}",
-                folder.display(),
-                made_for.policy
-            ));
-        }
+    let model = model.with_adapter(folder)?;
+    let made_for = model.adapter.as_ref().and_then(|adapter| adapter.made_for.as_ref());
+    let Some(made_for) = made_for else { return Ok(model) };
+    let folder = folder.display();
+    if made_for.model_sha256 != model.sha256 {
+        let other = &made_for.model;
+        terminal::say(&format!(
+            "layerscope: {folder} was made for {other}, whose weights are others than this model's"
+        ));
     }
-    let decoder = Arc::new(model.decoder.with_adapter(&adapter)?);
-    let name = folder
-        .file_name()
-        .map_or_else(|| folder.display().to_string(), |name| name.to_string_lossy().into_owned());
-    Ok(Model { name: format!("{} + {name}", model.name), decoder, ..model })
+    let others =
+        policies.iter().map(Policy::to_string).filter(|name| *name != made_for.policy && name != "full");
+    for other in others {
+        terminal::say(&format!("layerscope: {folder} was made for {}, not for {other}", made_for.policy));
+    }
+    Ok(model)
 }
 
 /// Loads a model from its path.

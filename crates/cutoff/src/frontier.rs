@@ -113,16 +113,27 @@ pub fn frontier(
             }
         }
     }
-    // A cutoff of L hides nothing: it is the full model.
-    let most_likely: Vec<u32> = (0..steps).map(|step| run.distributions.argmax(step)).collect();
-    let text = if run.greedy { TextUnderCutoff::SAME } else { TextUnderCutoff::UNKNOWN };
-    rows.extend(Anchor::ALL.map(|anchor| {
-        (FrontierRow { anchor, cutoff: layers, divergence: Divergence::ZERO, text }, most_likely.clone())
-    }));
+    let (divergence, text, most_likely) = at_full_depth(decoder, run)?;
+    rows.extend(
+        Anchor::ALL
+            .map(|anchor| (FrontierRow { anchor, cutoff: layers, divergence, text }, most_likely.clone())),
+    );
     rows.sort_by_key(|(row, _)| (row.anchor, row.cutoff));
     knockout.sort_by_key(|row| row.layer);
     let (rows, most_likely) = rows.into_iter().unzip();
     Ok(PromptFrontier { rows, most_likely, knockout })
+}
+
+/// A cutoff of L hides nothing: it is the full model, or, with an adapter, what the adapter makes of it.
+fn at_full_depth(decoder: &Decoder, run: &ProbedRun) -> Result<(Divergence, TextUnderCutoff, Vec<u32>)> {
+    if run.refers_to_another {
+        let compared = run.distributions.compare(decoder, &run.residuals[decoder.config().layers])?;
+        let most_likely = compared.iter().map(|step| step.argmax).collect();
+        return Ok((StepComparison::mean(&compared), text(run, &compared), most_likely));
+    }
+    let most_likely = (0..run.continuation.len()).map(|step| run.distributions.argmax(step)).collect();
+    let text = if run.greedy { TextUnderCutoff::SAME } else { TextUnderCutoff::UNKNOWN };
+    Ok((Divergence::ZERO, text, most_likely))
 }
 
 /// What becomes of the continuation where the steps compare like this.

@@ -86,6 +86,7 @@ fn manifest(layers: usize) -> Manifest {
         bos: None,
         weight_bytes: None,
         row_weights: None,
+        adapter: None,
     };
     let settings = Settings {
         max_new_tokens: STEPS,

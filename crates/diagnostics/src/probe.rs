@@ -61,8 +61,10 @@ pub struct ProbedRun {
     pub continuation: Vec<u32>,
     /// Residual stream of the N decode rows at the input of each layer, `[N, d]`; index L is the final one.
     pub residuals: Vec<Tensor>,
-    /// The full model's next-token distribution at each step, N.
+    /// The full model's next-token distribution at each step, N; of a model with an adapter, that of the model without.
     pub distributions: ReferenceDistributions,
+    /// Whether these are another model's than the one that ran.
+    pub refers_to_another: bool,
     /// Whether the continuation is the full model's greedy text, generated or given.
     pub greedy: bool,
     /// The probes' measurements.
@@ -97,6 +99,24 @@ pub fn run(
         Decoding::Given(tokens) => error.located(decoder, &[prompt, tokens].concat(), interrupt),
         Decoding::Greedy { .. } => error.located(decoder, prompt, interrupt),
     })
+}
+
+/// [`run`] of a model with an adapter along what the model without it said in `reference`, whose distributions it is compared with.
+///
+/// # Errors
+/// As [`run`].
+pub fn run_adapted(
+    decoder: &Arc<Decoder>,
+    prompt: &[u32],
+    reference: ProbedRun,
+    interrupt: &Interrupt,
+    progress: &mut dyn FnMut(usize),
+) -> Result<ProbedRun> {
+    let ProbedRun { continuation, distributions, greedy, generation_kl, timings, session, .. } = reference;
+    drop(session);
+    let adapted = run(decoder, prompt, &Decoding::Given(&continuation), interrupt, progress)?;
+    let timings = Timings { decode_s: timings.decode_s, ..adapted.timings };
+    Ok(ProbedRun { distributions, refers_to_another: true, greedy, generation_kl, timings, ..adapted })
 }
 
 /// [`run`]; undefined logits are not yet traced to the layer where they begin.
@@ -154,6 +174,7 @@ fn run_defined(
         session,
         residuals,
         distributions,
+        refers_to_another: false,
         timings: Timings { prefill_s, decode_s, probe_s: start.elapsed().as_secs_f64(), frontier_s: 0.0 },
     };
     Ok(run)

@@ -3,6 +3,7 @@
 mod peft;
 
 pub use peft::AdapterInfo;
+pub(crate) use peft::TENSORS as ADAPTER_TENSORS;
 
 use crate::weights::Weight;
 use crate::{Error, ModelConfig, Result};

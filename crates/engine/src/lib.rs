@@ -45,7 +45,9 @@ pub use hooks::{Hook, HookContext, HookPoint, Hooks, Observer, Site};
 pub use kv::{KeyRange, KvBuffer, KvPrecision, KvStore};
 pub use layerscope_kernels::matmul::ComputeType;
 pub use memory::{MemoryNeed, available_memory, check as check_memory, readable_bytes};
-pub use model::{Model, ModelFiles, ModelSource, OpenedModel, WeightType, folder_config, gguf_config};
+pub use model::{
+    Model, ModelAdapter, ModelFiles, ModelSource, OpenedModel, WeightType, folder_config, gguf_config,
+};
 pub use policy::{
     Anchors, Arrived, BLOCK, BlockPruning, CrossLayerKv, Cutoff, Eviction, FoundPattern, HeadPattern,
     HeadPatterns, Keep, LayerKv, LayerTokens, POLICIES, Policy, PolicyKind, PolicyRules, Pooling,

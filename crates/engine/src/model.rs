@@ -4,7 +4,9 @@ mod source;
 
 pub use source::{ModelFiles, ModelSource};
 
+use crate::adapter::{ADAPTER_TENSORS, Adapter, AdapterInfo, AdapterRows};
 use crate::memory::{self, MemoryNeed};
+use crate::policy::{Policy, ZERO_SHOT};
 use crate::weights::{GgufFile, SafetensorsFiles, WeightsPrecision};
 use crate::{Decoder, Device, Error, KvPrecision, ModelConfig, Result, Tokenizer};
 use sha2::{Digest, Sha256};
@@ -24,6 +26,23 @@ pub struct Model {
     pub tokenizer: Tokenizer,
     /// Precision of the weights.
     pub precision: WeightsPrecision,
+    /// The adapter beside the weights, where there is one.
+    pub adapter: Option<ModelAdapter>,
+}
+
+/// The adapter that a model runs with.
+#[derive(Clone)]
+pub struct ModelAdapter {
+    /// Name of its folder.
+    pub name: String,
+    /// SHA-256 of its matrices' file.
+    pub sha256: String,
+    /// The rows it acts on.
+    pub rows: AdapterRows,
+    /// What it was made for, where its folder says so.
+    pub made_for: Option<AdapterInfo>,
+    /// The model without it.
+    pub base: Arc<Decoder>,
 }
 
 /// A model whose config and tokenizer are read, but not its weights.
@@ -63,6 +82,43 @@ impl Model {
     /// Architecture numbers.
     pub fn config(&self) -> &ModelConfig {
         self.decoder.config()
+    }
+
+    /// The model that divergences refer to: without its adapter.
+    pub fn reference(&self) -> &Arc<Decoder> {
+        self.adapter.as_ref().map_or(&self.decoder, |adapter| &adapter.base)
+    }
+
+    /// What has to be said of a policy's output: an adapter that was made for it is its training.
+    pub fn caveat(&self, policy: &Policy) -> Option<&'static str> {
+        let made_for = self.adapter.as_ref().and_then(|adapter| adapter.made_for.as_ref());
+        let is_trained = made_for.is_some_and(|made_for| made_for.policy == policy.to_string());
+        policy.caveat().filter(|caveat| !(is_trained && *caveat == ZERO_SHOT))
+    }
+
+    /// [`Self::caveat`] of some policies, a sentence for each that needs one.
+    pub fn caveats(&self, policies: &[Policy]) -> Vec<String> {
+        policies.iter().filter_map(|policy| Some(format!("{policy}: {}", self.caveat(policy)?))).collect()
+    }
+
+    /// The same with the adapter of a folder beside its weights.
+    ///
+    /// # Errors
+    /// As [`Adapter::read`]; [`Error::Input`] where it has one already.
+    pub fn with_adapter(self, folder: &Path) -> Result<Self> {
+        let (adapter, made_for) = Adapter::read(folder, self.config())?;
+        let mut digest = Sha256::new();
+        hash_file(&folder.join(ADAPTER_TENSORS), &mut digest)?;
+        let decoder = Arc::new(self.decoder.with_adapter(&adapter)?);
+        let path = std::fs::canonicalize(folder).unwrap_or_else(|_| folder.to_owned());
+        let name = path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
+        let sha256 = hexadecimal(digest);
+        Ok(Self {
+            name: format!("{} + {name}", self.name),
+            adapter: Some(ModelAdapter { name, sha256, rows: adapter.rows, made_for, base: self.decoder }),
+            decoder,
+            ..self
+        })
     }
 }
 
@@ -150,8 +206,8 @@ impl OpenedModel {
                 decoder
             }
         };
-        let sha256 = digest.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
-        Ok(Model { name, sha256, decoder: Arc::new(decoder), tokenizer, precision })
+        let sha256 = hexadecimal(digest);
+        Ok(Model { name, sha256, decoder: Arc::new(decoder), tokenizer, precision, adapter: None })
     }
 }
 
@@ -226,6 +282,10 @@ pub fn folder_config(
     // Some checkpoints leave the flag out and the matrix with it.
     config.tied_embeddings |= !files.has_unembedding(&config)?;
     Ok((text, config, files))
+}
+
+fn hexadecimal(digest: Sha256) -> String {
+    digest.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 fn hash_file(path: &Path, digest: &mut Sha256) -> Result<()> {

@@ -46,10 +46,14 @@ fn folder(family: &str) -> PathBuf {
 }
 
 fn load(folder: &Path) -> Arc<Decoder> {
+    load_on(folder, &Device::Cpu)
+}
+
+fn load_on(folder: &Path, device: &Device) -> Arc<Decoder> {
     let (_, config, files) = folder_config(folder, None).unwrap();
     let weights = files.weights(&config).unwrap();
     let precision = WeightsPrecision::F32;
-    Arc::new(Decoder::load(config.clone(), &weights, precision, &Device::Cpu, &mut |_, _| Ok(())).unwrap())
+    Arc::new(Decoder::load(config.clone(), &weights, precision, device, &mut |_, _| Ok(())).unwrap())
 }
 
 struct Expected(HashMap<String, HostTensor>);
@@ -236,6 +240,31 @@ fn stepped(decoder: &Arc<Decoder>, policy: &Policy, tokens: &[u32]) -> Vec<Vec<f
         logits.push(session.step(token, &mut hooks).unwrap().to_vec().unwrap());
     }
     logits
+}
+
+/// On kernels of a GPU adapters run as on the CPU; training there is refused.
+#[cfg(target_os = "linux")]
+#[test]
+fn on_a_gpu() {
+    let device = Device::Cuda(layerscope_kernels::cuda::Device::for_tests());
+    for family in ["llama31", "gemma2", "gpt2", "phi3", "qwen3_moe"] {
+        let (base, expected) = (load_on(&folder(family), &device), Expected::read(family));
+        let (adapter, _) = Adapter::read(&folder(family).join("adapter"), base.config()).unwrap();
+        for (case, rows) in [("decode", AdapterRows::Decode), ("all", AdapterRows::All)] {
+            let cutoff = expected.numbers("cutoff")[0] as usize;
+            let name = if case == "all" { format!("speed:{cutoff}+bos") } else { "full".to_owned() };
+            let policy = Policy::parse_for(&name, base.config()).unwrap();
+            let adapted = Arc::new(base.with_adapter(&adapter.clone().with_rows(rows)).unwrap());
+            let run = stepped(&adapted, &policy, &expected.tokens()).concat();
+            let difference = relative(&run, &expected.numbers(&format!("{case}.logits")));
+            assert!(difference < 1e-3, "{family}, {case}: {difference}");
+        }
+    }
+    let base = load_on(&folder("llama31"), &device);
+    let batch = [sequence(&[1; PROMPT_LEN + 2], 0, vec![])];
+    let visibility = Visibility { cutoff: 1, anchors: Anchors::bos(), self_only: false };
+    let refused = forward(&base, &batch, &visibility, ComputeType::F32).err().unwrap();
+    assert!(refused.to_string().contains("--device cpu"), "{refused}");
 }
 
 #[test]

@@ -12,7 +12,7 @@ use layerscope_diagnostics::machine::Machine;
 use layerscope_diagnostics::probe::{self, Decoding};
 use layerscope_diagnostics::prompts::{Prompt, PromptFile};
 use layerscope_diagnostics::record::{Anchor, PromptRecord, PromptSummary};
-use layerscope_diagnostics::run::{BosToken, Manifest, ModelInfo, RunWriter, Settings};
+use layerscope_diagnostics::run::{AdapterRecord, BosToken, Manifest, ModelInfo, RunWriter, Settings};
 use layerscope_engine::{Error, ErrorKind, Interrupt, Model, Result, WeightsPrecision, check_interrupt};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -89,10 +89,17 @@ pub fn record_prompt(
         None => Decoding::Greedy { tokens: max_new_tokens, excluded: tokenizer.eos_ids() },
     };
     let steps = answer.as_ref().map_or(max_new_tokens, Vec::len);
-    observe(RecordingEvent::Started { id: &prompt.id, tokens: prompt_tokens.len() + steps });
-    let mut run = probe::run(&model.decoder, &prompt_tokens, &continuation, interrupt, &mut |done| {
+    let runs = if model.adapter.is_some() { 2 } else { 1 };
+    observe(RecordingEvent::Started { id: &prompt.id, tokens: runs * (prompt_tokens.len() + steps) });
+    let mut run = probe::run(model.reference(), &prompt_tokens, &continuation, interrupt, &mut |done| {
         observe(RecordingEvent::Tokens(done));
     })?;
+    if model.adapter.is_some() {
+        let before = prompt_tokens.len() + steps;
+        run = probe::run_adapted(&model.decoder, &prompt_tokens, run, interrupt, &mut |done| {
+            observe(RecordingEvent::Tokens(before + done));
+        })?;
+    }
     let start = Instant::now();
     let layers = model.config().layers;
     let mut frontier = frontier(&model.decoder, &run, interrupt, &mut |done| {
@@ -209,6 +216,12 @@ fn manifest(model: &Model, prompts: &PromptFile, max_new_tokens: usize) -> Resul
         bos: first.map(|id| BosToken { id, text: model.tokenizer.token_text(id) }),
         weight_bytes: Some(model.decoder.step_weight_bytes() as u64),
         row_weights: Some(config.row_weights()),
+        adapter: model.adapter.as_ref().map(|adapter| AdapterRecord {
+            name: adapter.name.clone(),
+            sha256: adapter.sha256.clone(),
+            rows: adapter.rows.name().to_owned(),
+            policy: adapter.made_for.as_ref().map(|made_for| made_for.policy.clone()),
+        }),
     };
     let settings = Settings {
         max_new_tokens,

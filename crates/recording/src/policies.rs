@@ -79,7 +79,7 @@ fn of_prompt(
     observe: &mut dyn FnMut(PolicyEvent<'_>),
 ) -> Result<Vec<PolicyRecord>> {
     let (decoder, tokens, continuation) = (&model.decoder, &prompt.prompt_tokens, &prompt.generated);
-    let prefilled = |policy: &Policy, observe: &mut dyn FnMut(PolicyEvent<'_>)| {
+    let prefilled = |decoder, policy: &Policy, observe: &mut dyn FnMut(PolicyEvent<'_>)| {
         let mut session = Session::new(decoder, policy.clone(), prompt.p, continuation.len())?;
         let mut told = 0;
         session.prefill(tokens, &mut Hooks::none(), interrupt, &mut |done| {
@@ -89,13 +89,13 @@ fn of_prompt(
         Ok::<Session, Error>(session)
     };
     let full = Policy::full(decoder.config().layers);
-    let mut session = prefilled(&full, observe)?;
-    let reference = teacher_forced(decoder, &mut session, tokens, continuation)?.distributions;
+    let mut session = prefilled(model.reference(), &full, observe)?;
+    let reference = teacher_forced(model.reference(), &mut session, tokens, continuation)?.distributions;
     drop(session);
     observe(PolicyEvent::Tokens(continuation.len()));
     let mut records = vec![];
     for policy in policies {
-        let session = prefilled(policy, observe)?;
+        let session = prefilled(decoder, policy, observe)?;
         records.push(under(model, prompt, policy, session, &reference)?);
         observe(PolicyEvent::Tokens(continuation.len()));
     }

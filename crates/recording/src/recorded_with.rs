@@ -9,7 +9,12 @@ use layerscope_engine::{Error, Model, Result};
 /// [`Error::Input`] if the weights or their precision differ.
 pub(crate) fn check(run: &Run, model: &Model) -> Result<()> {
     let manifest = run.manifest();
-    if model.sha256 == manifest.model.sha256 && model.precision.name() == manifest.weights {
+    let adapters = [
+        manifest.model.adapter.as_ref().map(|adapter| &adapter.sha256),
+        model.adapter.as_ref().map(|adapter| &adapter.sha256),
+    ];
+    let is_same = model.sha256 == manifest.model.sha256 && adapters[0] == adapters[1];
+    if is_same && model.precision.name() == manifest.weights {
         return Ok(());
     }
     Err(Error::input(format!(

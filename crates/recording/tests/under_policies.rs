@@ -5,9 +5,13 @@
 use layerscope_diagnostics::prompts::{PromptFile, parse_prompts, prompts_sha256};
 use layerscope_diagnostics::record::{Anchor, PolicyRecord};
 use layerscope_diagnostics::run::Run;
-use layerscope_engine::{Device, Error, Interrupt, Model, ModelSource, Policy, WeightsPrecision};
+use layerscope_engine::{
+    Adapter, AdapterInfo, AdapterRows, Device, Error, Interrupt, LowRank, Model, ModelSource, Policy, Target,
+    WeightsPrecision,
+};
 use layerscope_recording::policies::{PolicyEvent, record_policies};
 use layerscope_recording::record;
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 fn fixture(path: &str) -> PathBuf {
@@ -37,18 +41,69 @@ fn policies(model: &Model, names: &[String]) -> Vec<Policy> {
     names.iter().map(|name| Policy::parse_for(name, model.config()).unwrap()).collect()
 }
 
+/// The model with a random adapter.
+fn adapted(rows: AdapterRows) -> Model {
+    let model = model();
+    let config = model.config();
+    let mut state = 1u32;
+    let mut numbers = |len: usize, size: f32| -> Vec<f32> {
+        let number = |_| {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            size * ((state >> 8) as f32 / (1u32 << 23) as f32 - 1.0)
+        };
+        (0..len).map(number).collect()
+    };
+    let mut matrices = BTreeMap::new();
+    for layer in 0..config.layers {
+        for target in Target::ALL {
+            let [out, columns] = target.shape(config).unwrap();
+            let (a, b) = (numbers(4 * columns, 0.2), numbers(4 * out, 0.2));
+            matrices.insert((layer, target), LowRank { a, b, rank: 4, scale: 4.0 });
+        }
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let info = AdapterInfo {
+        rows,
+        policy: "speed:4+bos".to_owned(),
+        model: model.name.clone(),
+        model_sha256: model.sha256.clone(),
+        prompts: String::new(),
+        prompts_sha256: String::new(),
+        layerscope: String::new(),
+    };
+    Adapter::new(rows, matrices, config).unwrap().write(folder.path(), &info, config).unwrap();
+    model.with_adapter(folder.path()).unwrap()
+}
+
 #[test]
 fn a_cutoff_costs_what_the_frontier_says_and_full_is_the_run() {
-    let (model, folder) = (model(), tempfile::tempdir().unwrap());
-    let run = recorded(&model, folder.path());
+    check_cutoffs(&model());
+}
+
+/// Of an adapted model all is told against the model without the adapter, at full depth too.
+#[test]
+fn an_adapted_models_cutoffs_refer_to_the_model_without_adapter() {
+    for rows in [AdapterRows::Decode, AdapterRows::All] {
+        check_cutoffs(&adapted(rows));
+    }
+}
+
+fn check_cutoffs(model: &Model) {
+    let folder = tempfile::tempdir().unwrap();
+    let run = recorded(model, folder.path());
     let layers = model.config().layers;
+    let recorded_with = run.manifest().model.adapter.as_ref();
+    assert_eq!(
+        recorded_with.map(|adapter| &adapter.sha256),
+        model.adapter.as_ref().map(|adapter| &adapter.sha256)
+    );
     let cutoffs = (1..layers).flat_map(|cutoff| [format!("speed:{cutoff}"), format!("speed:{cutoff}+bos")]);
     let names: Vec<String> = ["full".to_owned()].into_iter().chain(cutoffs).collect();
     let mut left = 0;
     record_policies(
         &run,
-        &model,
-        &policies(&model, &names),
+        model,
+        &policies(model, &names),
         &Interrupt::new(false),
         &mut |event| match event {
             PolicyEvent::Started { tokens, .. } => left = tokens,
@@ -70,7 +125,9 @@ fn a_cutoff_costs_what_the_frontier_says_and_full_is_the_run() {
         let Some(cutoff) = record.policy.strip_prefix("speed:") else {
             assert_eq!(record.policy, "full");
             let cost = record.divergence;
-            assert!(cost.kl.abs() < 1e-6 && cost.top1 == 1.0, "{cost:?}");
+            let expected = prompt.at(Anchor::Bos, layers);
+            assert!((cost.kl - expected.kl).abs() < 1e-4 * (1.0 + expected.kl), "{cost:?} {expected:?}");
+            assert_eq!(expected.kl > 1e-3, model.adapter.is_some(), "{expected:?}");
             for (is, should) in [(&bos, &prompt.layers.bos_mass), (&read, &prompt.layers.prompt_mass)] {
                 assert!(is.iter().zip(should).all(|(a, b)| (a - b).abs() < 1e-6));
             }

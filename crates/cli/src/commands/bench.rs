@@ -91,7 +91,11 @@ pub(crate) fn run(arguments: &BenchArguments) -> Result<ExitCode> {
     let weight_bytes = subject.decoder().weight_bytes() as u64;
     let (layers, machine) = (subject.decoder().config().layers, Machine::with(subject.decoder().device()));
     let statistics = plan.statistics.then(|| "with attention statistics of every decode step".to_owned());
-    let notes = subject.notes.into_iter().chain(statistics).chain(plans).chain(caveats(&plan.policies));
+    let caveats = match &subject.weights {
+        Weights::Model(model) => model.caveats(&plan.policies),
+        Weights::Random(_) => caveats(&plan.policies),
+    };
+    let notes = subject.notes.into_iter().chain(statistics).chain(plans).chain(caveats);
     let report = BenchReport {
         results: measured.results,
         model: subject.name,

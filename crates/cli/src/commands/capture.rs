@@ -74,10 +74,10 @@ pub(crate) fn run(arguments: &CaptureArguments) -> Result<ExitCode> {
         ("prompt_tokens".to_owned(), json!(prompt).to_string()),
         ("generated".to_owned(), json!(generated).to_string()),
     ]);
-    metadata.extend(policy.caveat().map(|caveat| ("caveat".to_owned(), caveat.to_owned())));
+    metadata.extend(model.caveat(&policy).map(|caveat| ("caveat".to_owned(), caveat.to_owned())));
     write(&arguments.out, &tensors, metadata)?;
     report(arguments, &tensors)?;
-    if let Some(caveat) = policy.caveat() {
+    if let Some(caveat) = model.caveat(&policy) {
         terminal::say(&format!("[{policy}] {caveat}"));
     }
     Ok(ExitCode::SUCCESS)

@@ -5,8 +5,8 @@ use crate::interrupt::{self, heeded};
 use crate::terminal::{self, Reader};
 use crate::{models, output};
 use layerscope_engine::{
-    Generation, GenerationEvent, GenerationSettings, Policy, Repetition, Result, RevivalCounters, Sampling,
-    TransferCounters, generate,
+    Generation, GenerationEvent, GenerationSettings, Model, Policy, Repetition, Result, RevivalCounters,
+    Sampling, TransferCounters, generate,
 };
 use serde_json::json;
 use std::ops::ControlFlow;
@@ -64,7 +64,7 @@ pub(crate) fn run(arguments: &GenerateArguments) -> Result<ExitCode> {
             "model": model.name,
             "weights": model.precision,
             "policy": policy,
-            "caveat": policy.caveat(),
+            "caveat": model.caveat(&policy),
             "prompt_tokens": prompt,
             "tokens": generation.tokens,
             "text": model.tokenizer.decode_skipping_special(&generation.tokens)?,
@@ -79,7 +79,7 @@ pub(crate) fn run(arguments: &GenerateArguments) -> Result<ExitCode> {
         }))?;
     } else {
         terminal::print(&stream.finish()?)?;
-        terminal::say(&summary(&policy, prompt.len(), &generation));
+        terminal::say(&summary(&model, &policy, prompt.len(), &generation));
     }
     interrupt::check()?;
     Ok(ExitCode::SUCCESS)
@@ -93,7 +93,7 @@ fn sampling(arguments: &GenerateArguments) -> Result<Sampling> {
     Sampling::Random { temperature: temperature.unwrap_or(1.0), top_p, top_k, seed }.checked()
 }
 
-fn summary(policy: &Policy, prompt_len: usize, generation: &Generation) -> String {
+fn summary(model: &Model, policy: &Policy, prompt_len: usize, generation: &Generation) -> String {
     let per_token = match generation.tpot_s {
         Some(seconds) => format!("TPOT {:.1} ms ({:.1} tokens/s), ", seconds * 1e3, 1.0 / seconds),
         None => String::new(),
@@ -112,7 +112,7 @@ fn summary(policy: &Policy, prompt_len: usize, generation: &Generation) -> Strin
     let density = generation.prefill_density.map_or(String::new(), |share| {
         format!("; {:.1} % of the prompt's attention computed", 100.0 * share)
     });
-    let caveat = policy.caveat().map_or(String::new(), |caveat| format!("; {caveat}"));
+    let caveat = model.caveat(policy).map_or(String::new(), |caveat| format!("; {caveat}"));
     format!(
         "[{policy}] {prompt_len} prompt tokens, {} generated; TTFT {:.2} s, {per_token}KV {}{transfers}{revivals}{density}{repetition}{caveat}",
         generation.tokens.len(),

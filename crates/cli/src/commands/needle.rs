@@ -6,7 +6,7 @@ use crate::progress::NeedleBar;
 use crate::{models, output, terminal};
 use layerscope_bench::{parse_lengths, split_policies};
 use layerscope_diagnostics::needle::{self, Grid, Haystack, NeedleScore};
-use layerscope_engine::{Error, Policy, Result, caveats};
+use layerscope_engine::{Error, Policy, Result};
 use serde_json::json;
 use std::path::Path;
 use std::process::ExitCode;
@@ -57,11 +57,11 @@ pub(crate) fn run(arguments: &NeedleArguments) -> Result<ExitCode> {
             "max_new_tokens": arguments.max_new_tokens,
             "layerscope": env!("CARGO_PKG_VERSION"),
             "interrupted": results.interrupted,
-            "notes": caveats(&policies),
+            "notes": model.caveats(&policies),
         }))?;
     } else {
         terminal::print(&text(&grid, &all, &by_depth))?;
-        for note in caveats(&policies) {
+        for note in model.caveats(&policies) {
             terminal::print(&note)?;
         }
     }

@@ -9,7 +9,7 @@ use layerscope_cutoff::recommend::Recommendation;
 use layerscope_diagnostics::prompts::{PromptFile, read_prompts};
 use layerscope_diagnostics::run::{CONTINUATIONS, Continuation, Manifest, Run};
 use layerscope_engine::{
-    Device, DeviceChoice, Error, MemoryNeed, Model, OpenedModel, Policy, Result, WeightsPrecision, caveats,
+    Device, DeviceChoice, Error, MemoryNeed, Model, OpenedModel, Policy, Result, WeightsPrecision,
 };
 use layerscope_recording::RecordingEvent;
 use layerscope_recording::continuations::continue_failure_cases;
@@ -42,6 +42,7 @@ pub(crate) fn run(arguments: &RecordArguments) -> Result<ExitCode> {
     let policies = arguments.policy.iter().map(parsed).collect::<Result<_>>()?;
     let need = memory_need(&opened, &prompts, &device, arguments);
     let model = models::load(opened, arguments.model.weights, &device, &need)?;
+    let model = models::with_adapter(model, &arguments.adapter, &[])?;
     let recording = Recording {
         policies,
         prompts: &prompts,
@@ -72,7 +73,8 @@ fn memory_need(
 
 /// The arguments that repeat a recording, with file names only: full paths may be private.
 fn command(arguments: &RecordArguments) -> Vec<String> {
-    let RecordArguments { model, prompts, max_new_tokens, failure_cases, policy, out, json: _ } = arguments;
+    let RecordArguments { model, adapter, prompts, max_new_tokens, failure_cases, policy, out, json: _ } =
+        arguments;
     let options = [
         ("--weights", WeightsPrecision::from(model.weights).name().to_owned()),
         ("--prompts", last_part(prompts)),
@@ -84,7 +86,8 @@ fn command(arguments: &RecordArguments) -> Vec<String> {
     let device = Some(model.device.device).filter(|&device| device != DeviceChoice::Auto);
     let device = device.iter().map(|device| ("--device", device.to_string()));
     let policies = policy.iter().map(|name| ("--policy", name.clone()));
-    let options = options.into_iter().chain(policies).chain(architecture).chain(device);
+    let adapter = adapter.adapter.iter().map(|folder| ("--adapter", last_part(folder)));
+    let options = options.into_iter().chain(policies).chain(adapter).chain(architecture).chain(device);
     let options = options.flat_map(|(name, value)| [name.to_owned(), value]);
     ["record".to_owned(), last_part(Path::new(&model.model))].into_iter().chain(options).collect()
 }
@@ -150,7 +153,7 @@ fn under_policies(run: &Run, model: &Model, policies: &[Policy]) -> Result<()> {
     if policies.is_empty() {
         return Ok(());
     }
-    for caveat in caveats(policies) {
+    for caveat in model.caveats(policies) {
         terminal::say(&format!("layerscope: {caveat}"));
     }
     let bar = PoliciesBar::new();

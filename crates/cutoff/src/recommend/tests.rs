@@ -101,6 +101,7 @@ fn run_of(prompts: Vec<PromptSummary>) -> Recorded {
         bos: Some(BosToken { id: 1, text: "<s>".into() }),
         weight_bytes: Some(1 << 20),
         row_weights: None,
+        adapter: None,
     };
     let settings = Settings {
         max_new_tokens: 32,

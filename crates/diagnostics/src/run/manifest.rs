@@ -113,6 +113,22 @@ pub struct ModelInfo {
     /// that a token chooses.
     #[serde(default)]
     pub row_weights: Option<[u64; 2]>,
+    /// The adapter beside the weights, where there is one. Divergences refer to the model without it, along that model's text.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub adapter: Option<AdapterRecord>,
+}
+
+/// An adapter that a run was recorded with.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct AdapterRecord {
+    /// Name of its folder.
+    pub name: String,
+    /// SHA-256 of its matrices' file, lower-case hexadecimal.
+    pub sha256: String,
+    /// The rows it acts on: `decode` or `all`.
+    pub rows: String,
+    /// The policy that it was made for, where its folder says so.
+    pub policy: Option<String>,
 }
 
 /// The token at position 0.

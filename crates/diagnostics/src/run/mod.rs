@@ -30,7 +30,8 @@ mod writer;
 
 pub use continuations::{CONTINUATIONS, Continuation, Continuations, ContinuationsWriter};
 pub use manifest::{
-    BosToken, FailedPrompt, MANIFEST, Manifest, ModelInfo, PromptStates, SCHEMA_VERSION, Settings, Status,
+    AdapterRecord, BosToken, FailedPrompt, MANIFEST, Manifest, ModelInfo, PromptStates, SCHEMA_VERSION,
+    Settings, Status,
 };
 pub use policies::{POLICIES, PoliciesWriter};
 pub use reader::Run;

@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 const CONFIG: &str = "adapter_config.json";
-const TENSORS: &str = "adapter_model.safetensors";
+pub(crate) const TENSORS: &str = "adapter_model.safetensors";
 const INFO: &str = "layerscope.json";
 /// What PEFT puts before the names of a model's modules.
 const PREFIX: &str = "base_model.model.";

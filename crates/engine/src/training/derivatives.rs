@@ -21,7 +21,7 @@ pub(super) fn norm(
         dx.iter_mut().zip(weight).for_each(|(dx, weight)| *dx *= weight);
         let along = dx.iter().zip(x).map(|(g, x)| g * (x - mean) * inverse).sum::<f32>() / n as f32;
         let shift = if is_centred { dx.iter().sum::<f32>() / n as f32 } else { 0.0 };
-        for (dx, x) in dx.iter_mut().zip(&*x) {
+        for (dx, x) in dx.iter_mut().zip(x) {
             *dx = inverse * (*dx - shift - (x - mean) * inverse * along);
         }
     }

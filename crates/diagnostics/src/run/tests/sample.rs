@@ -33,6 +33,7 @@ pub(super) fn manifest(prompts: usize) -> Manifest {
         bos: Some(BosToken { id: 1, text: "<s>".into() }),
         weight_bytes: None,
         row_weights: None,
+        adapter: None,
     };
     let settings = Settings {
         max_new_tokens: 8,

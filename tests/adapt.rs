@@ -1,0 +1,88 @@
+//! `adapt` and `--adapter` on the embedded model.
+
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use serde_json::Value;
+use std::path::Path;
+use std::process::Command;
+use support::{demo_prompts, json, layerscope, refuse, stderr, tiny_model};
+
+fn adapt(out: &Path, arguments: &[&str]) -> Command {
+    let mut command = layerscope();
+    command.arg("adapt").arg(tiny_model()).args([
+        "--policy",
+        "speed:4+bos",
+        "--max-new-tokens",
+        "8",
+        "--prompts",
+    ]);
+    command.arg(demo_prompts()).arg("--out").arg(out).args(arguments);
+    command
+}
+
+fn generated(policy: &str, adapter: Option<&Path>) -> (Value, String) {
+    let mut command = layerscope();
+    command
+        .arg("generate")
+        .arg(tiny_model())
+        .args(["--prompt", "The lake of Belelland is Mundanra. What is the lake?"]);
+    command.args(["--policy", policy, "--max-new-tokens", "8", "--json"]);
+    command.args(adapter.into_iter().flat_map(|folder| ["--adapter".as_ref(), folder.as_os_str()]));
+    let output = support::run(&mut command);
+    (serde_json::from_slice(&output.stdout).unwrap(), stderr(&output))
+}
+
+#[test]
+fn an_adapter_is_trained_and_used() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("adapter");
+    let trained = json(&mut adapt(&out, &["--steps", "30", "--evaluate-every", "10", "--json"]));
+    assert_eq!((trained["steps"].as_u64(), trained["policy"].as_str()), (Some(30), Some("speed:4+bos")));
+    let kl = |when: &str| trained[when]["kl"].as_f64().unwrap();
+    assert!(kl("after") < kl("before"), "{trained}");
+    assert!(kl("full_depth") > 0.0);
+    for file in ["adapter_config.json", "adapter_model.safetensors", "layerscope.json"] {
+        assert!(out.join(file).is_file(), "{file}");
+    }
+    // The same command has nothing left to do.
+    let again = json(&mut adapt(&out, &["--steps", "30", "--evaluate-every", "10", "--json"]));
+    assert_eq!((&again["steps"], &again["after"]), (&trained["steps"], &trained["after"]));
+
+    let (plain, _) = generated("speed:4+bos", None);
+    let (adapted, said) = generated("speed:4+bos", Some(&out));
+    assert_ne!(plain["tokens"], adapted["tokens"]);
+    assert_eq!(adapted["model"], "layerscope-tiny.gguf + adapter");
+    assert!(!said.contains("was made for"), "{said}");
+    assert!(generated("speed:5", Some(&out)).1.contains("was made for speed:4+bos, not for speed:5"));
+
+    let mut needle = layerscope();
+    needle.arg("needle").arg(tiny_model()).args([
+        "--lengths",
+        "128",
+        "--depths",
+        "50",
+        "--samples",
+        "1",
+        "--json",
+    ]);
+    let found =
+        json(needle.args(["--policies", "full,speed:4+bos", "--max-new-tokens", "4", "--adapter"]).arg(&out));
+    assert_eq!(found["results"].as_array().unwrap().len(), 2);
+}
+
+#[test]
+fn what_cannot_be_trained_or_used_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("adapter");
+    refuse(&mut adapt(&out, &["--targets", "q_proj,x_proj"]), 2, &["x_proj", "down_proj"]);
+    refuse(&mut adapt(&out, &["--sft", "2"]), 2, &["--sft", "between 0 and 1"]);
+    refuse(&mut adapt(&out, &["--learning-rate", "0"]), 2, &["--learning-rate"]);
+    let mut full = layerscope();
+    full.arg("adapt").arg(tiny_model()).args(["--policy", "full", "--prompts"]).arg(demo_prompts());
+    refuse(full.arg("--out").arg(&out), 2, &["no cutoff", "speed:6+bos"]);
+    let mut generate = layerscope();
+    generate.arg("generate").arg(tiny_model()).args(["--prompt", "Hi", "--adapter"]).arg(folder.path());
+    refuse(&mut generate, 2, &["adapter_config.json", "cannot read"]);
+}
