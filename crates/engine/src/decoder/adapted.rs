@@ -1,6 +1,6 @@
 //! A decoder with an adapter beside its weights.
 
-use super::layer::{Mlp, Projection};
+use super::layer::Projection;
 use super::{Decoder, SequenceRows};
 use crate::adapter::{Adapter, AdapterRows, LowRank, Target};
 use crate::tensor::Tensor;
@@ -76,16 +76,7 @@ impl Decoder {
     fn projection_mut(&mut self, layer: usize, target: Target) -> Result<&mut Projection> {
         let layers = self.layers.len();
         let weights = self.layers.get_mut(layer).ok_or(Error::UnknownLayer { layer, layers })?;
-        let found = match (target, &mut weights.mlp) {
-            (Target::Query, _) => Some(&mut weights.query),
-            (Target::Key, _) => Some(&mut weights.key),
-            (Target::Value, _) => Some(&mut weights.value),
-            (Target::AttentionOutput, _) => Some(&mut weights.attention_output),
-            (Target::Gate, Mlp::Gated { gate, .. }) => Some(gate),
-            (Target::Up, Mlp::Gated { up, .. } | Mlp::Plain { up, .. }) => Some(up),
-            (Target::Down, Mlp::Gated { down, .. } | Mlp::Plain { down, .. }) => Some(down),
-            _ => None,
-        };
+        let found = weights.projection_mut(target);
         found.ok_or_else(|| Error::input(format!("layer {layer} has no {} to adapt", target.name())))
     }
 

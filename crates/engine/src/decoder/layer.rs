@@ -3,6 +3,7 @@
 use super::Location;
 use super::adapted::Addition;
 use super::experts::ExpertLayer;
+use crate::adapter::Target;
 use crate::config::Activation;
 use crate::hooks::{Hooks, Site};
 use crate::tensor::Tensor;
@@ -75,6 +76,34 @@ impl LayerWeights {
             Mlp::Experts(experts) => of_experts(experts),
         };
         attention.map(Projection::bytes).iter().sum::<usize>() + mlp
+    }
+
+    /// The matrix of a target; `None` where the layer has none, or has experts in its place.
+    pub(crate) fn projection(&self, target: Target) -> Option<&Projection> {
+        match (target, &self.mlp) {
+            (Target::Query, _) => Some(&self.query),
+            (Target::Key, _) => Some(&self.key),
+            (Target::Value, _) => Some(&self.value),
+            (Target::AttentionOutput, _) => Some(&self.attention_output),
+            (Target::Gate, Mlp::Gated { gate, .. }) => Some(gate),
+            (Target::Up, Mlp::Gated { up, .. } | Mlp::Plain { up, .. }) => Some(up),
+            (Target::Down, Mlp::Gated { down, .. } | Mlp::Plain { down, .. }) => Some(down),
+            _ => None,
+        }
+    }
+
+    /// As [`Self::projection`].
+    pub(crate) fn projection_mut(&mut self, target: Target) -> Option<&mut Projection> {
+        match (target, &mut self.mlp) {
+            (Target::Query, _) => Some(&mut self.query),
+            (Target::Key, _) => Some(&mut self.key),
+            (Target::Value, _) => Some(&mut self.value),
+            (Target::AttentionOutput, _) => Some(&mut self.attention_output),
+            (Target::Gate, Mlp::Gated { gate, .. }) => Some(gate),
+            (Target::Up, Mlp::Gated { up, .. } | Mlp::Plain { up, .. }) => Some(up),
+            (Target::Down, Mlp::Gated { down, .. } | Mlp::Plain { down, .. }) => Some(down),
+            _ => None,
+        }
     }
 
     /// The norm of queries `[rows, H, head_dim]`, over as many elements as it has: those of a head, or of all heads.

@@ -174,13 +174,15 @@ impl Unit<'_> {
             scores.slice_mut(s![.., ..before]).assign(&q.dot(&keys.t()));
         }
         scores *= self.shape.scale;
+        // The prefix is before all rows: nothing of it is hidden but by a window or a policy.
+        let masked = if self.shape.window.is_some() || self.self_only.is_some() { 0 } else { before };
         let mut normalisers = Array1::zeros(if self.shape.soft_cap.is_some() { scores.nrows() } else { 0 });
         for (index, scores) in numbers(&mut scores).chunks_exact_mut(key_positions.len()).enumerate() {
             if let Some(cap) = self.shape.soft_cap {
                 soft_cap(scores, cap);
             }
             let row = self.positions[index % rows];
-            for (score, &key) in scores.iter_mut().zip(&key_positions) {
+            for (score, &key) in scores[masked..].iter_mut().zip(&key_positions[masked..]) {
                 if key > row || !self.sees(row, key) {
                     *score = f32::NEG_INFINITY;
                 }
@@ -213,10 +215,14 @@ impl Unit<'_> {
         }
         // ∂L/∂s = P ∘ (∂L/∂P − Σ z·∂L/∂z), times the derivative of the soft cap, 1 − (s/cap)².
         let dots = (&z * dz).sum_axis(Axis(1));
-        for (index, (mut ds, p)) in ds.outer_iter_mut().zip(p.outer_iter()).enumerate() {
-            for (ds, p) in ds.iter_mut().zip(p) {
-                *ds = p * (*ds - dots[index]) * self.shape.scale;
-                if let (Some(cap), true) = (self.shape.soft_cap, *p > 0.0) {
+        let keys = p.ncols();
+        let rows =
+            numbers(&mut ds).chunks_exact_mut(keys).zip(p.as_slice().unwrap_or_default().chunks_exact(keys));
+        for (index, (ds, p)) in rows.enumerate() {
+            let dot = dots[index];
+            ds.iter_mut().zip(p).for_each(|(ds, p)| *ds = p * (*ds - dot) * self.shape.scale);
+            if let Some(cap) = self.shape.soft_cap {
+                for (ds, p) in ds.iter_mut().zip(p).filter(|(_, p)| **p > 0.0) {
                     let capped = (p.ln() + unit.normalisers[index]) / cap;
                     *ds *= 1.0 - capped * capped;
                 }

@@ -48,7 +48,7 @@ impl BackwardWeights {
         let layers = (0..decoder.config().layers).map(|layer| {
             let layer_weights = decoder.layer(layer)?;
             let matrices = Target::ALL.into_iter().filter_map(|target| {
-                let projection = projection(layer_weights, target).ok()?;
+                let projection = layer_weights.projection(target)?;
                 Some(projection.weight.transposed(compute).map(|transposed| (target, transposed)))
             });
             let (mut experts, mut router) = (vec![], None);
@@ -412,20 +412,6 @@ fn through_norm(norm: Option<&Norm>, x: &Array2<f32>, dy: Array2<f32>) -> Result
         }
         None => Ok(dy),
     }
-}
-
-fn projection(weights: &LayerWeights, target: Target) -> Result<&Projection> {
-    let found = match (target, &weights.mlp) {
-        (Target::Query, _) => Some(&weights.query),
-        (Target::Key, _) => Some(&weights.key),
-        (Target::Value, _) => Some(&weights.value),
-        (Target::AttentionOutput, _) => Some(&weights.attention_output),
-        (Target::Gate, Mlp::Gated { gate, .. }) => Some(gate),
-        (Target::Up, Mlp::Gated { up, .. } | Mlp::Plain { up, .. }) => Some(up),
-        (Target::Down, Mlp::Gated { down, .. } | Mlp::Plain { down, .. }) => Some(down),
-        _ => None,
-    };
-    found.ok_or_else(|| Error::misuse(format!("a layer has no {}", target.name())))
 }
 
 fn views(addition: &LowRank) -> Result<[ArrayView2<'_, f32>; 2]> {

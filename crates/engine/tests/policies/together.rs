@@ -2,7 +2,9 @@
 
 use super::reference::TINY;
 use super::{sequence, stepped};
-use layerscope_engine::{Decoder, Hooks, Policy, Session, Turn, advance_together};
+use layerscope_engine::{
+    Adapter, AdapterRows, Decoder, Hooks, LowRank, Policy, Session, Target, Turn, advance_together,
+};
 use std::sync::Arc;
 
 /// Logits of each sequence, `[sequence][step]`: all begin their prompts together, and each decodes while others still prefill.
@@ -46,6 +48,39 @@ fn prompts(lengths: &[(&'static str, usize, usize)]) -> Vec<(&'static str, Vec<u
         (name, sequence(p + steps, index as u32 + 3), p)
     };
     lengths.iter().enumerate().map(prompt).collect()
+}
+
+/// The model with an adapter whose numbers are all different.
+fn adapted(rows: AdapterRows) -> Arc<Decoder> {
+    let config = TINY.decoder.config();
+    let numbers =
+        |len: usize, seed: usize| (0..len).map(|i| ((i * 7919 + seed) % 1009) as f32 / 504.5 - 1.0).collect();
+    let matrices = (0..config.layers).flat_map(|layer| Target::ALL.map(|target| (layer, target)));
+    let matrices = matrices.map(|(layer, target)| {
+        let [out, columns] = target.shape(config).unwrap();
+        let (a, b) = (numbers(3 * columns, layer), numbers(3 * out, layer + 100));
+        ((layer, target), LowRank { a, b, rank: 3, scale: 0.01 })
+    });
+    let adapter = Adapter::new(rows, matrices.collect(), config).unwrap();
+    Arc::new(TINY.decoder.with_adapter(&adapter).unwrap())
+}
+
+/// Prompt rows of one sequence share passes with decode rows of another.
+#[test]
+fn an_adapter_acts_on_the_decode_rows_of_each_sequence() {
+    let sequences =
+        prompts(&[("full", 30, 6), ("speed:3+bos", 600, 4), ("pop:5", 17, 5), ("swiftkv:3", 2, 8)]);
+    for rows in [AdapterRows::Decode, AdapterRows::All] {
+        let decoder = adapted(rows);
+        let together = run_together(&decoder, &sequences);
+        for ((name, tokens, p), actual) in sequences.iter().zip(together) {
+            let policy = Policy::parse(name, TINY.decoder.config().layers).unwrap();
+            let alone = super::steps_of(&decoder, &policy, tokens, *p);
+            assert_eq!(actual, alone, "{name}, p {p}, {rows:?}");
+            let plain = super::steps_of(&TINY.decoder, &policy, tokens, *p);
+            assert_ne!(alone, plain, "{name}, p {p}, {rows:?}");
+        }
+    }
 }
 
 #[test]
