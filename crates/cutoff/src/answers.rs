@@ -33,9 +33,14 @@ pub fn judge_answers(
     let layers = model.config().layers;
     let (full, cut): (Vec<usize>, Vec<usize>) =
         (0..frontier.rows.len()).partition(|&row| frontier.rows[row].cutoff == layers);
-    // The full model has a row for each anchor, and one text.
-    let given = texts.judge(frontier, &full[..1], progress)?.first() == Some(&true);
-    full.iter().for_each(|&row| frontier.rows[row].text.answered = Some(given));
+    // At full depth the model has a row for each anchor, and one text.
+    let at_full_depth = texts.judge(frontier, &full[..1], progress)?.first() == Some(&true);
+    // With an adapter that text need not be the full model's, which is the continuation.
+    let given = match texts.run.refers_to_another {
+        true => texts.answered.is_in(&texts.run.continuation)?,
+        false => at_full_depth,
+    };
+    full.iter().for_each(|&row| frontier.rows[row].text.answered = Some(at_full_depth));
     if given {
         for (&row, kept) in cut.iter().zip(texts.judge(frontier, &cut, progress)?) {
             frontier.rows[row].text.answered = Some(kept);

@@ -440,8 +440,8 @@ fn gpu() -> Device {
 /// A copy of a family's folder with a changed config.
 fn changed(family: &str, change: impl Fn(&mut serde_json::Value)) -> tempfile::TempDir {
     let copy = tempfile::tempdir().unwrap();
-    for entry in std::fs::read_dir(folder(family)).unwrap() {
-        let path = entry.unwrap().path();
+    let paths = std::fs::read_dir(folder(family)).unwrap().map(|entry| entry.unwrap().path());
+    for path in paths.filter(|path| path.is_file()) {
         std::fs::copy(&path, copy.path().join(path.file_name().unwrap())).unwrap();
     }
     let path = copy.path().join("config.json");

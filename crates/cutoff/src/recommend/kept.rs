@@ -85,11 +85,15 @@ impl KeptByCutoff {
             kept: outcomes.iter().filter(|outcome| **outcome == Some(true)).count(),
             of: outcomes.iter().filter(|outcome| known(outcome)).count(),
         };
-        // At L the answer may be missing, which leaves nothing to keep.
+        // Where the full model gives no answer, texts under cutoffs are not judged, and there is nothing to keep at L.
+        let is_judged = |prompt: &&PromptSummary| {
+            layers == 1 || (1..layers).any(|cutoff| prompt.text_at(anchor, cutoff).answered.is_some())
+        };
         let answers = (1..=layers).map(|cutoff| {
-            let known =
-                |answered: &Option<bool>| answered.is_some() && (cutoff < layers || *answered == Some(true));
-            count(&known, at(cutoff).map(|text| text.answered).collect())
+            let judged = prompts.iter().copied().filter(is_judged);
+            let outcomes: Vec<Option<bool>> =
+                judged.map(|prompt| prompt.text_at(anchor, cutoff).answered).collect();
+            count(&Option::is_some, outcomes)
         });
         let texts = (1..=layers)
             .map(|cutoff| count(&Option::is_some, at(cutoff).map(|text| text.unchanged).collect()));
