@@ -86,3 +86,56 @@ fn what_cannot_be_trained_or_used_is_refused() {
     generate.arg("generate").arg(tiny_model()).args(["--prompt", "Hi", "--adapter"]).arg(folder.path());
     refuse(&mut generate, 2, &["adapter_config.json", "cannot read"]);
 }
+
+/// Killed at ten random moments, a training comes to the same bytes as one that was left alone.
+#[test]
+fn a_training_that_is_killed_goes_on_to_the_same_bytes() {
+    let folder = tempfile::tempdir().unwrap();
+    let arguments = ["--steps", "60", "--evaluate-every", "4", "--json"];
+    let whole = folder.path().join("whole");
+    let start = std::time::Instant::now();
+    json(&mut adapt(&whole, &arguments));
+    let all = start.elapsed();
+    let killed = folder.path().join("killed");
+    let mut random = std::process::id();
+    let (mut kills, mut runs) = (0, 0);
+    while kills < 10 {
+        runs += 1;
+        assert!(runs < 100, "{kills} kills in {runs} runs");
+        random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        let mut command = adapt(&killed, &arguments);
+        let command = command.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null());
+        let mut child = command.spawn().unwrap();
+        std::thread::sleep(all.mul_f64(f64::from(random >> 8) / f64::from(1 << 24)));
+        if child.try_wait().unwrap().is_some() {
+            // It was done before: once more from the start.
+            std::fs::remove_dir_all(&killed).unwrap();
+            continue;
+        }
+        child.kill().unwrap();
+        child.wait().unwrap();
+        kills += 1;
+    }
+    let outcome = json(&mut adapt(&killed, &arguments));
+    assert_eq!(outcome["steps"], 60);
+    let bytes = |folder: &Path| std::fs::read(folder.join("adapter_model.safetensors")).unwrap();
+    assert!(bytes(&killed) == bytes(&whole));
+}
+
+/// Time ends a training as steps do, and what does not fit into memory goes to a file, with the same result.
+#[test]
+fn limits_of_time_and_memory() {
+    let folder = tempfile::tempdir().unwrap();
+    let timed = folder.path().join("timed");
+    let outcome = json(&mut adapt(&timed, &["--minutes", "0.02", "--json"]));
+    assert!(
+        outcome["seconds"].as_f64().unwrap() >= 1.2 && outcome["steps"].as_u64().unwrap() > 1,
+        "{outcome}"
+    );
+    let bytes = |folder: &Path| std::fs::read(folder.join("adapter_model.safetensors")).unwrap();
+    let [in_memory, in_file] = ["memory", "file"].map(|name| folder.path().join(name));
+    json(&mut adapt(&in_memory, &["--steps", "6", "--json"]));
+    let output = support::run(&mut adapt(&in_file, &["--steps", "6", "--prompt-memory", "0"]));
+    assert!(stderr(&output).contains("keys of 15 prompts are in a file"), "{}", stderr(&output));
+    assert!(bytes(&in_memory) == bytes(&in_file));
+}

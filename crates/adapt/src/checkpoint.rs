@@ -1,16 +1,38 @@
 //! The state of a training, so that one that was stopped goes on to the same bytes.
 
+use crate::loss::Figures;
 use crate::optimizer::AdamW;
-use crate::train::Progress;
 use layerscope_engine::{Error, LowRank, Result, Target, write_file};
 use safetensors::tensor::{Dtype, TensorView};
 use safetensors::{SafeTensorError, SafeTensors};
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 const NAME: &str = "training.safetensors";
 const STATE: &str = "state";
+
+/// How far a training is.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Progress {
+    /// Everything that the result depends on.
+    settings: String,
+    pub(crate) step: usize,
+    /// Decode rows, and all rows, that ran forward and backward.
+    pub(crate) tokens: usize,
+    pub(crate) rows: usize,
+    pub(crate) seconds: f64,
+    /// Held-out figures without the adapter.
+    pub(crate) before: Option<Figures>,
+}
+
+impl Progress {
+    /// None yet, of a training with these settings.
+    pub(crate) fn of(settings: String) -> Self {
+        Self { settings, step: 0, tokens: 0, rows: 0, seconds: 0.0, before: None }
+    }
+}
 
 /// Matrices, moments and progress of a training.
 pub(crate) struct Checkpoint {

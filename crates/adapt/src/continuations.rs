@@ -44,7 +44,7 @@ impl Continuations {
     }
 
     pub(crate) fn add(&mut self, item: &Item) {
-        if !item.is_answer {
+        if item.is_own {
             self.tokens.insert(item.id.clone(), item.continuation.clone());
         }
     }

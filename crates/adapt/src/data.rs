@@ -1,99 +1,168 @@
 //! Prompts with what the full model says of them.
 
+use crate::settings::Continued;
+use crate::spill::{Spill, Spilled};
+use layerscope_diagnostics::needle::is_right;
 use layerscope_diagnostics::probe::{continue_greedily, decode_rows, teacher_forced};
 use layerscope_diagnostics::prompts::Prompt;
 use layerscope_engine::training::{LayerKeys, Prefix, TrainingSequence, prefix};
 use layerscope_engine::{
-    AdapterRows, Error, Hooks, Interrupt, Model, Policy, Result, Session, Tensor, Visibility,
+    AdapterRows, Error, Hooks, Interrupt, Model, Policy, Result, Session, Tensor, Tokenizer, Visibility,
 };
 use std::sync::Arc;
 
 /// A prompt, its continuation, and the full model's last residual stream along it.
-pub struct Item {
+pub(crate) struct Item {
     /// The prompt's id.
-    pub id: String,
+    pub(crate) id: String,
     /// Tokens of the continuation, N: the prompt's answer, or the full model's greedy text.
-    pub continuation: Vec<u32>,
-    /// Whether the continuation is the prompt's answer.
-    pub is_answer: bool,
+    pub(crate) continuation: Vec<u32>,
+    /// Whether the full model wrote it.
+    pub(crate) is_own: bool,
+    /// Of the continuation, the tokens up to the end of the prompt's answer; `None` where it does not give one.
+    pub(crate) answer_len: Option<usize>,
     /// Residual stream of the N decode rows behind the last layer of the full model, `[N, d]`.
     pub(crate) teacher: Tensor,
-    pub(crate) sequence: TrainingSequence,
+    /// Tokens of the rows that are trained, and the position of the first.
+    tokens: Vec<u32>,
+    first_position: usize,
+    prompt_len: usize,
+    /// The full model's keys and values of the prompt, all layers; nothing where prompt rows are trained, too.
+    keys: Keys,
+    /// Of anchors, in all layers.
+    anchors: Prefix,
+}
+
+enum Keys {
+    InMemory(Prefix),
+    InFile(Spilled),
 }
 
 impl Item {
     /// Bytes of what it keeps in memory.
-    pub fn bytes(&self) -> usize {
-        let prefix = self.sequence.prefix.iter().map(|layer| layer.keys.len() + layer.values.len());
-        (prefix.sum::<usize>() + self.teacher.elements()) * size_of::<f32>()
+    pub(crate) fn bytes(&self) -> usize {
+        let of = |layers: &Prefix| layers.iter().map(|layer| layer.bytes()).sum::<usize>();
+        let keys = match &self.keys {
+            Keys::InMemory(layers) => of(layers),
+            Keys::InFile(_) => 0,
+        };
+        keys + of(&self.anchors) + self.teacher.elements() * size_of::<f32>()
     }
-}
 
-/// Runs a prompt through the full model, once: its continuation of at most `max_new_tokens` tokens, the teacher's residual stream, and,
-/// for an adapter of decode rows, the prompt's keys and values that exist under a policy. `known` is the full model's text, where an
-/// earlier run has generated it.
-///
-/// # Errors
-/// [`Error::Input`] on a prompt that cannot be run, or whose answer has fewer than two tokens; [`Error::Interrupted`].
-pub fn prepare(
-    model: &Model,
-    prompt: &Prompt,
-    (visibility, rows): (&Visibility, AdapterRows),
-    max_new_tokens: usize,
-    known: Option<&[u32]>,
-    interrupt: &Interrupt,
-) -> Result<Item> {
-    let tokenizer = &model.tokenizer;
-    let tokens = tokenizer.encode_prompt(&prompt.content)?;
-    let p = tokens.len();
-    let answer = prompt.answer.as_ref().map(|answer| tokenizer.encode_fitting(answer)).transpose()?;
-    let answer = answer.map(|answer| answer.into_iter().take(max_new_tokens).collect::<Vec<u32>>());
-    let steps = answer.as_ref().map_or(max_new_tokens, Vec::len);
-    if p < 2 || steps < 2 {
-        let reason = "has fewer than two tokens, or an answer of fewer than two";
-        return Err(Error::input(format!("prompt {:?} {reason}; leave it out", prompt.id)));
-    }
-    let policy = Policy::full(model.config().layers);
-    let mut session = Session::resumable(&model.decoder, policy, p, steps)?;
-    let first = session.prefill(&tokens, &mut Hooks::none(), interrupt, &mut |_| {})?;
-    let is_answer = answer.is_some();
-    let continuation = match (answer, known) {
-        (Some(answer), _) => answer,
-        (None, Some(known)) if known.len() == steps => known.to_vec(),
-        (None, _) => {
-            continue_greedily(&mut session, first, steps, tokenizer.eos_ids(), interrupt, &mut |_, _| {})?
+    /// Moves the prompt's keys and values into a file.
+    ///
+    /// # Errors
+    /// [`Error::Failure`] where they cannot be written.
+    pub(crate) fn spill(&mut self, spill: &Arc<Spill>) -> Result<()> {
+        if let Keys::InMemory(layers) = &self.keys {
+            self.keys = Keys::InFile(spill.write(layers)?);
         }
-    };
-    let mut forced = teacher_forced(&model.decoder, &mut session, &tokens, &continuation)?;
-    let teacher = forced.residuals.pop().ok_or_else(|| Error::failure("the model has no layers"))?;
-    session.truncate(p - 1)?;
-    let decoded = decode_rows(&tokens, &continuation);
-    let sequence = match rows {
-        AdapterRows::Decode => TrainingSequence {
-            tokens: decoded,
-            first_position: p - 1,
-            prompt_len: p,
-            prefix: Arc::new(visible(prefix(&session)?, visibility)),
-        },
-        AdapterRows::All => TrainingSequence {
-            tokens: [&tokens[..p - 1], &decoded].concat(),
-            first_position: 0,
-            prompt_len: p,
-            prefix: Arc::default(),
-        },
-    };
-    Ok(Item { id: prompt.id.clone(), continuation, is_answer, teacher, sequence })
+        Ok(())
+    }
+
+    /// Its rows, with what they read under a policy: the full model's keys and values below the cutoff, from there on those of anchors.
+    ///
+    /// # Errors
+    /// [`Error::Failure`] where keys cannot be read back.
+    pub(crate) fn sequence(&self, visibility: &Visibility) -> Result<TrainingSequence> {
+        let mut prefix = match &self.keys {
+            Keys::InMemory(layers) => layers.iter().take(visibility.cutoff).cloned().collect(),
+            Keys::InFile(spilled) => spilled.read(visibility.cutoff)?,
+        };
+        prefix.extend(self.anchors.iter().skip(visibility.cutoff).cloned());
+        Ok(TrainingSequence {
+            tokens: self.tokens.clone(),
+            first_position: self.first_position,
+            prompt_len: self.prompt_len,
+            prefix,
+        })
+    }
 }
 
-/// What is there of the full model's keys and values under a policy: from the cutoff on those of anchors.
-fn visible(prefix: Prefix, visibility: &Visibility) -> Prefix {
-    let of_layer = |(layer, keys): (usize, LayerKeys)| match layer < visibility.cutoff {
-        true => keys,
-        false => anchors_of(&keys, visibility),
-    };
-    prefix.into_iter().enumerate().map(of_layer).collect()
+/// How prompts become items.
+pub(crate) struct Preparation<'a> {
+    pub(crate) model: &'a Model,
+    pub(crate) visibility: &'a Visibility,
+    pub(crate) rows: AdapterRows,
+    pub(crate) continued: Continued,
+    /// Most tokens of a continuation.
+    pub(crate) max_new_tokens: usize,
+    pub(crate) interrupt: &'a Interrupt,
 }
 
+impl Preparation<'_> {
+    /// Runs a prompt through the full model, once. `known` is the full model's text, where an earlier run has generated it.
+    ///
+    /// # Errors
+    /// [`Error::Input`] on a prompt that cannot be run, or whose answer has fewer than two tokens; [`Error::Interrupted`].
+    pub(crate) fn item(&self, prompt: &Prompt, known: Option<&[u32]>) -> Result<Item> {
+        let (model, tokenizer) = (self.model, &self.model.tokenizer);
+        let tokens = tokenizer.encode_prompt(&prompt.content)?;
+        let p = tokens.len();
+        let answer = prompt.answer.as_ref().filter(|_| self.continued == Continued::Answers);
+        let answer = answer.map(|answer| tokenizer.encode_fitting(answer)).transpose()?;
+        let answer = answer.map(|answer| answer.into_iter().take(self.max_new_tokens).collect::<Vec<u32>>());
+        let steps = answer.as_ref().map_or(self.max_new_tokens, Vec::len);
+        if p < 2 || steps < 2 {
+            let reason = "has fewer than two tokens, or an answer of fewer than two";
+            return Err(Error::input(format!("prompt {:?} {reason}; leave it out", prompt.id)));
+        }
+        let policy = Policy::full(model.config().layers);
+        let mut session = Session::resumable(&model.decoder, policy, p, steps)?;
+        let first = session.prefill(&tokens, &mut Hooks::none(), self.interrupt, &mut |_| {})?;
+        let is_own = answer.is_none();
+        let continuation = match (answer, known) {
+            (Some(answer), _) => answer,
+            (None, Some(known)) if known.len() == steps => known.to_vec(),
+            (None, _) => {
+                let no_end = tokenizer.eos_ids();
+                continue_greedily(&mut session, first, steps, no_end, self.interrupt, &mut |_, _| {})?
+            }
+        };
+        let mut forced = teacher_forced(&model.decoder, &mut session, &tokens, &continuation)?;
+        let teacher = forced.residuals.pop().ok_or_else(|| Error::failure("the model has no layers"))?;
+        session.truncate(p - 1)?;
+        let decoded = decode_rows(&tokens, &continuation);
+        let (tokens, first_position, keys) = match self.rows {
+            AdapterRows::Decode => (decoded, p - 1, prefix(&session)?),
+            AdapterRows::All => ([&tokens[..p - 1], &decoded].concat(), 0, vec![]),
+        };
+        let anchors = keys.iter().map(|layer| Arc::new(anchors_of(layer, self.visibility))).collect();
+        Ok(Item {
+            id: prompt.id.clone(),
+            answer_len: answer_len(tokenizer, prompt, &continuation, is_own)?,
+            continuation,
+            is_own,
+            teacher,
+            tokens,
+            first_position,
+            prompt_len: p,
+            keys: Keys::InMemory(keys),
+            anchors,
+        })
+    }
+}
+
+/// The tokens of a continuation up to the end of the prompt's answer.
+fn answer_len(
+    tokenizer: &Tokenizer,
+    prompt: &Prompt,
+    continuation: &[u32],
+    is_own: bool,
+) -> Result<Option<usize>> {
+    if !is_own {
+        return Ok(Some(continuation.len()));
+    }
+    let Some(expected) = prompt.expected() else { return Ok(None) };
+    for len in 1..=continuation.len() {
+        if is_right(expected, &tokenizer.decode_skipping_special(&continuation[..len])?) {
+            return Ok(Some(len));
+        }
+    }
+    Ok(None)
+}
+
+/// What of a layer's keys and values belongs to anchors.
 fn anchors_of(layer: &LayerKeys, visibility: &Visibility) -> LayerKeys {
     let count = layer.positions.len();
     let is_kept = |slot: &usize| visibility.anchors.contains(layer.positions[*slot]);
@@ -101,17 +170,14 @@ fn anchors_of(layer: &LayerKeys, visibility: &Visibility) -> LayerKeys {
     if slots.is_empty() {
         return LayerKeys::default();
     }
-    let row_len = |numbers: &[f32]| numbers.len() / count.max(1);
-    let select = |numbers: &[f32], heads: usize| -> Vec<f32> {
-        let dim = row_len(numbers) / heads;
-        let rows = (0..heads).flat_map(|head| slots.iter().map(move |slot| (head * count + slot) * dim));
-        rows.flat_map(|start| &numbers[start..start + dim]).copied().collect()
-    };
-    let heads = layer.kv_heads;
+    // Rows of head_dim numbers: KV head by KV head, position by position.
+    let heads = 0..layer.kv_heads;
+    let runs: Vec<usize> = heads.flat_map(|head| slots.iter().map(move |slot| head * count + slot)).collect();
+    let row_len = layer.keys.len() / (count * layer.kv_heads);
     LayerKeys {
         positions: slots.iter().map(|&slot| layer.positions[slot]).collect(),
-        keys: select(&layer.keys, heads),
-        values: select(&layer.values, heads),
-        kv_heads: heads,
+        keys: layer.keys.select(row_len, &runs),
+        values: layer.values.select(row_len, &runs),
+        kv_heads: layer.kv_heads,
     }
 }

@@ -8,9 +8,12 @@ mod continuations;
 mod data;
 mod loss;
 mod optimizer;
+mod settings;
+mod spill;
 mod train;
+mod trainer;
 
-pub use data::{Item, prepare};
 pub use loss::Figures;
 pub use optimizer::AdamW;
-pub use train::{Event, Outcome, Settings, adapt};
+pub use settings::{Continued, Settings};
+pub use train::{Event, Outcome, adapt};

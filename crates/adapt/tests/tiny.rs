@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
-use layerscope_adapt::{Event, Outcome, Settings, adapt};
+use layerscope_adapt::{Continued, Event, Outcome, Settings, adapt};
 use layerscope_diagnostics::prompts::{PromptFile, parse_prompts, prompts_sha256};
 use layerscope_engine::{
     Adapter, AdapterRows, Device, Error, Interrupt, Model, ModelSource, Policy, Result, Target,
@@ -30,6 +30,11 @@ fn settings(policy: &str) -> Settings {
         targets: Target::ALL.to_vec(),
         learning_rate: 2e-3,
         steps: 40,
+        minutes: None,
+        other_cutoffs: 0.0,
+        dropout: 0.0,
+        continued: Continued::Answers,
+        prompt_memory: None,
         batch: 4,
         max_new_tokens: 8,
         held_out: 0.2,

@@ -42,7 +42,7 @@ pub(crate) enum Command {
     Show(ShowArguments),
     /// Recommend a cutoff from a run, with reasons
     #[command(
-        after_help = "Example:\n  layerscope recommend run --tolerance 0.05\n\nExample: no answer may be lost:\n  layerscope recommend run --answers 1"
+        after_help = "Example:\n  layerscope recommend run --tolerance 0.05\n\nExample: no answer may be lost:\n  layerscope recommend run --answers 1\n\nExample: what an adapter has changed:\n  layerscope recommend adapted-run --before run"
     )]
     Recommend(RecommendArguments),
     /// Ask from which layer on a part of a recorded prompt may vanish
@@ -75,6 +75,9 @@ pub(crate) enum Command {
         after_help = "Example:\n  layerscope adapt model.gguf --policy speed:22+bos --prompts prompts.jsonl --out adapter\n  layerscope generate model.gguf --prompt 'Hello' --policy speed:22+bos --adapter adapter"
     )]
     Adapt(AdaptArguments),
+    /// Write a checkpoint with an adapter in its weights: a folder with safetensors, of the same types
+    #[command(after_help = "Example:\n  layerscope merge checkpoint --adapter adapter --out merged")]
+    Merge(MergeArguments),
     /// Search for each head the pattern that the policy `minference` reads in the prefill, and write them to a file
     #[command(
         after_help = "Example:\n  layerscope patterns model.gguf --tokens 512 --out heads.json\n  layerscope generate model.gguf --prompt-file long.txt --policy minference:heads=heads.json"
@@ -157,6 +160,9 @@ pub(crate) struct DemoArguments {
     /// Run folder to write
     #[arg(long, default_value = "layerscope-demo")]
     pub(crate) out: PathBuf,
+    /// Then teach the model a lower cutoff, two minutes, and show what that has changed
+    #[arg(long, conflicts_with = "json")]
+    pub(crate) adapt: bool,
     #[command(flatten)]
     pub(crate) device: DeviceArguments,
     /// Print one JSON object: the run as `show` and the recommendation as `recommend` print them
@@ -213,6 +219,9 @@ pub(crate) struct ShowArguments {
 pub(crate) struct RecommendArguments {
     /// Run folder
     pub(crate) run: PathBuf,
+    /// Another run of the same model, such as the one without an adapter, to compare with
+    #[arg(long, value_name = "RUN")]
+    pub(crate) before: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) judged: JudgeArguments,
     /// Print one JSON object
@@ -468,9 +477,24 @@ pub(crate) enum HaystackName {
 /// An adapter beside a model's weights.
 #[derive(Debug, Args)]
 pub(crate) struct AdapterArguments {
-    /// Adapter to run beside the weights: a folder that `layerscope adapt` or PEFT wrote
-    #[arg(long, value_name = "FOLDER")]
+    /// Adapter to run beside the weights: a folder that `layerscope adapt` or PEFT wrote, or a GGUF file of llama.cpp's
+    #[arg(long, value_name = "PATH")]
     pub(crate) adapter: Option<PathBuf>,
+    /// Add the adapter to the weights instead, which are then kept in bf16, or f32; only one of all rows
+    #[arg(long, requires = "adapter")]
+    pub(crate) merge: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct MergeArguments {
+    /// Folder with config.json, tokenizer.json and safetensors, or Hugging Face id
+    pub(crate) model: String,
+    /// Adapter of all rows: a folder that `layerscope adapt --rows all` or PEFT wrote, or a GGUF file of llama.cpp's
+    #[arg(long, value_name = "PATH")]
+    pub(crate) adapter: PathBuf,
+    /// Folder for the checkpoint
+    #[arg(long, value_name = "FOLDER")]
+    pub(crate) out: PathBuf,
 }
 
 #[derive(Debug, Args)]
@@ -501,9 +525,12 @@ pub(crate) struct AdaptArguments {
     /// Matrices that are adapted, between commas
     #[arg(long, default_value = "q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj")]
     pub(crate) targets: String,
-    /// Steps of training
-    #[arg(long, default_value_t = 400, value_parser = clap::value_parser!(u32).range(1..))]
-    pub(crate) steps: u32,
+    /// Steps of training; 400 where no --minutes are given
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) steps: Option<u32>,
+    /// Minutes of training, at most, without preparing the prompts
+    #[arg(long)]
+    pub(crate) minutes: Option<f64>,
     /// Prompts in a step
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) batch: u32,
@@ -513,6 +540,19 @@ pub(crate) struct AdaptArguments {
     /// Highest learning rate; it rises over 20 steps and falls as half a cosine
     #[arg(long, default_value_t = 1e-3)]
     pub(crate) learning_rate: f64,
+    /// Share of steps at a cutoff above the policy's, drawn evenly up to full depth, so that the adapted model stays near the full one
+    /// there, too
+    #[arg(long, value_name = "SHARE", default_value_t = 0.25)]
+    pub(crate) other_cutoffs: f64,
+    /// Dropout of the adapter's inputs
+    #[arg(long, value_name = "RATE", default_value_t = 0.0)]
+    pub(crate) dropout: f64,
+    /// What prompts with an answer are continued by: the answer, or the full model's own text
+    #[arg(long, value_enum, default_value_t = ContinuedName::Answers)]
+    pub(crate) continued: ContinuedName,
+    /// Most memory of prompts' keys and values, MiB; the rest goes to a file in --out. Half of what is free where none is given
+    #[arg(long, value_name = "MIB")]
+    pub(crate) prompt_memory: Option<u64>,
     /// Share of the prompts that are held out
     #[arg(long, value_name = "SHARE", default_value_t = 0.1)]
     pub(crate) held_out: f64,
@@ -531,6 +571,21 @@ pub(crate) struct AdaptArguments {
     /// Print one JSON object
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub(crate) enum ContinuedName {
+    Answers,
+    Own,
+}
+
+impl From<ContinuedName> for layerscope_adapt::Continued {
+    fn from(name: ContinuedName) -> Self {
+        match name {
+            ContinuedName::Answers => Self::Answers,
+            ContinuedName::Own => Self::Own,
+        }
+    }
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]

@@ -45,6 +45,7 @@ fn run(arguments: Arguments) -> Result<ExitCode> {
         Command::Bench(arguments) => commands::bench::run(&arguments),
         Command::Needle(arguments) => commands::needle::run(&arguments),
         Command::Adapt(arguments) => commands::adapt::run(&arguments),
+        Command::Merge(arguments) => commands::merge::run(&arguments),
         Command::Patterns(arguments) => commands::patterns::run(&arguments),
         Command::View(arguments) => commands::view::run(&arguments),
         Command::Capture(arguments) => commands::capture::run(&arguments),

@@ -103,7 +103,8 @@ pub(crate) fn load(
 /// The model with an adapter beside its weights, where one is named. Warns where it was made for another model or policy.
 pub(crate) fn with_adapter(model: Model, arguments: &AdapterArguments, policies: &[Policy]) -> Result<Model> {
     let Some(folder) = &arguments.adapter else { return Ok(model) };
-    let model = model.with_adapter(folder)?;
+    let model =
+        if arguments.merge { model.with_merged_adapter(folder)? } else { model.with_adapter(folder)? };
     let made_for = model.adapter.as_ref().and_then(|adapter| adapter.made_for.as_ref());
     let Some(made_for) = made_for else { return Ok(model) };
     let folder = folder.display();

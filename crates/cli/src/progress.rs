@@ -136,20 +136,22 @@ impl PoliciesBar {
     }
 }
 
+/// Ticks of a bar of training.
+const WHOLE: f64 = 1_000.0;
+
 /// A bar of training, with the last loss and held-out figures.
 pub(crate) struct AdaptBar {
     bar: ProgressBar,
-    steps: usize,
     held_out: String,
     /// Whether evaluations are told line by line.
     quiet: bool,
 }
 
 impl AdaptBar {
-    pub(crate) fn new(steps: usize, quiet: bool) -> Self {
+    pub(crate) fn new(quiet: bool) -> Self {
         let bar = ProgressBar::new(0)
             .with_style(style("prompts {bar:30} {pos}/{len}, {elapsed} elapsed, {eta} left"));
-        Self { bar, steps, held_out: String::new(), quiet }
+        Self { bar, held_out: String::new(), quiet }
     }
 
     pub(crate) fn observe(&mut self, event: &layerscope_adapt::Event<'_>) {
@@ -162,23 +164,25 @@ impl AdaptBar {
             Event::LeftOut { id, reason } => {
                 self.bar.suspend(|| terminal::say(&format!("left out {id}: {reason}")));
             }
-            Event::Started { trained, held_out, bytes, resumed } => {
+            Event::Started { trained, held_out, bytes, in_file, resumed } => {
                 self.bar.finish_and_clear();
                 let size = layerscope_engine::readable_bytes(*bytes as f64);
                 let mut line =
                     format!("training on {trained} prompts, {held_out} held out, {size} of memory for both");
+                if *in_file > 0 {
+                    line += &format!("; keys of {in_file} prompts are in a file");
+                }
                 if *resumed > 0 {
                     line += &format!("; going on from step {resumed}");
                 }
                 terminal::say(&line);
-                self.bar = ProgressBar::new(self.steps as u64)
-                    .with_style(style("step {pos}/{len} {bar:20} {elapsed} elapsed, {eta} left{msg}"));
-                self.bar.set_position(*resumed as u64);
+                self.bar = ProgressBar::new(WHOLE as u64)
+                    .with_style(style("{bar:20} {percent} %, {elapsed} elapsed, {eta} left{msg}"));
                 self.bar.reset_eta();
             }
-            Event::Step { step, loss } => {
-                show(&self.bar, &format!(", loss {loss:.3}{}", self.held_out));
-                self.bar.set_position(*step as u64);
+            Event::Step { step, loss, done } => {
+                show(&self.bar, &format!(", step {step}, loss {loss:.3}{}", self.held_out));
+                self.bar.set_position((done * WHOLE) as u64);
             }
             Event::Evaluated { step, figures } => {
                 self.held_out = format!(", held-out KL {:.3}", figures.kl);

@@ -112,9 +112,21 @@ pub fn run_adapted(
     interrupt: &Interrupt,
     progress: &mut dyn FnMut(usize),
 ) -> Result<ProbedRun> {
-    let ProbedRun { continuation, distributions, greedy, generation_kl, timings, session, .. } = reference;
-    drop(session);
-    let adapted = run(decoder, prompt, &Decoding::Given(&continuation), interrupt, progress)?;
+    let ProbedRun { continuation, distributions, greedy, generation_kl, timings, session, figures, .. } =
+        reference;
+    let adapted = if decoder.shares_prompts_with(session.decoder()) {
+        let session = session.with_adapted(decoder)?;
+        let curvature = figures.curvature_prompt_deg;
+        let run = probed(decoder, session, (prompt, &continuation), &[], curvature, interrupt);
+        progress(prompt.len() + continuation.len());
+        let run =
+            run.map_err(|error| error.located(decoder, &[prompt, &continuation].concat(), interrupt))?;
+        let timings = Timings { prefill_s: timings.prefill_s, ..run.timings };
+        ProbedRun { timings, ..run }
+    } else {
+        drop(session);
+        run(decoder, prompt, &Decoding::Given(&continuation), interrupt, progress)?
+    };
     let timings = Timings { decode_s: timings.decode_s, ..adapted.timings };
     Ok(ProbedRun { distributions, refers_to_another: true, greedy, generation_kl, timings, ..adapted })
 }
@@ -151,33 +163,50 @@ fn run_defined(
         }
     };
     let decode_s = if generated_logits.is_empty() { 0.0 } else { start.elapsed().as_secs_f64() };
+    let excluded = continuation.excluded();
+    let run = probed(decoder, session, (prompt, &tokens), excluded, curvature_prompt_deg, interrupt)?;
+    Ok(ProbedRun {
+        greedy: run.greedy || matches!(continuation, Decoding::Greedy { .. }),
+        generation_kl: mean_kl(&run.distributions, &generated_logits)?,
+        timings: Timings { prefill_s, decode_s, ..run.timings },
+        ..run
+    })
+}
 
+/// The teacher-forced pass, in a session that has prefilled the prompt; nothing was generated.
+fn probed(
+    decoder: &Decoder,
+    mut session: Session,
+    (prompt, continuation): (&[u32], &[u32]),
+    excluded: &[u32],
+    curvature_prompt_deg: Vec<f64>,
+    interrupt: &Interrupt,
+) -> Result<ProbedRun> {
+    let (steps, heads) = (continuation.len(), decoder.config().heads);
     let start = Instant::now();
     let TeacherForced { residuals, statistics, distributions } =
-        teacher_forced(decoder, &mut session, prompt, &tokens)?;
-    let distributions = distributions.excluding(continuation.excluded());
+        teacher_forced(decoder, &mut session, prompt, continuation)?;
+    let distributions = distributions.excluding(excluded);
     let likely = |(step, &token): (usize, &u32)| distributions.argmax(step) == token;
-    let greedy = matches!(continuation, Decoding::Greedy { .. }) || tokens.iter().enumerate().all(likely);
     let figures = ProbedFigures {
         curvature_prompt_deg,
         curvature_decode_deg: residuals.iter().map(trajectory_curvature).collect::<Result<_>>()?,
         lens: logit_lens(decoder, &residuals, &distributions, interrupt)?,
-        attention: attention_figures(&statistics, decoder.config().heads, steps, prompt.len()),
-        received: received_figures(&statistics, decoder.config().heads * steps),
+        attention: attention_figures(&statistics, heads, steps, prompt.len()),
+        received: received_figures(&statistics, heads * steps),
     };
-    let run = ProbedRun {
+    Ok(ProbedRun {
         prompt_len: prompt.len(),
-        greedy,
+        greedy: continuation.iter().enumerate().all(likely),
         figures,
-        generation_kl: mean_kl(&distributions, &generated_logits)?,
-        continuation: tokens,
+        generation_kl: None,
+        continuation: continuation.to_vec(),
         session,
         residuals,
         distributions,
         refers_to_another: false,
-        timings: Timings { prefill_s, decode_s, probe_s: start.elapsed().as_secs_f64(), frontier_s: 0.0 },
-    };
-    Ok(run)
+        timings: Timings { probe_s: start.elapsed().as_secs_f64(), ..Timings::default() },
+    })
 }
 
 /// The decode rows of a continuation, run in one pass.

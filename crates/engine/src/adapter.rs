@@ -1,15 +1,17 @@
 //! Low-rank adapters (LoRA, Hu et al. 2022): y = W·x + s·B·A·x for some of a model's matrices.
 
+mod gguf;
+mod merge;
 mod peft;
 
 pub use peft::AdapterInfo;
-pub(crate) use peft::TENSORS as ADAPTER_TENSORS;
 
 use crate::weights::Weight;
 use crate::{Error, ModelConfig, Result};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
+use std::path::{Path, PathBuf};
 
 /// The matrices of a layer that an adapter can add to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -149,6 +151,24 @@ impl Adapter {
             }
         }
         Ok(Self { rows, matrices })
+    }
+
+    /// Reads an adapter for a model: a folder of PEFT's, or a GGUF file of llama.cpp's; and what it was made for, `None` where nothing
+    /// says so, as with all but this program's own.
+    ///
+    /// # Errors
+    /// [`Error::Io`]; [`Error::Input`] or [`Error::MalformedFile`] where it has what is not understood, does not fit the model, or
+    /// adds nothing to it.
+    pub fn read(path: &Path, config: &ModelConfig) -> Result<(Self, Option<AdapterInfo>)> {
+        match path.is_file() {
+            true => Ok((Self::read_gguf(path, config)?, None)),
+            false => Self::read_peft(path, config),
+        }
+    }
+
+    /// The file that has an adapter's matrices.
+    pub(crate) fn tensors_file(path: &Path) -> PathBuf {
+        if path.is_file() { path.to_owned() } else { path.join(peft::TENSORS) }
     }
 
     /// The same for other rows.

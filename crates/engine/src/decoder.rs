@@ -26,6 +26,7 @@ use layerscope_kernels::AttentionShape;
 use layerscope_kernels::cuda::Buffer;
 use layerscope_kernels::matmul::ProductRows;
 use rotary::RotaryTables;
+use std::sync::Arc;
 
 /// Config and weights. `Send` and `Sync`: sequences on several threads can share one in an `Arc`.
 pub struct Decoder {
@@ -43,6 +44,8 @@ pub struct Decoder {
     device: Device,
     /// Files in which weights are read where they are.
     mapped_files: Vec<FileState>,
+    /// The same for all that share the weights.
+    weights: Arc<()>,
 }
 
 /// What attention does with new queries, keys and values: store them, choose the keys to see, attend.
@@ -126,6 +129,7 @@ impl Decoder {
             precision: self.precision,
             device: self.device.clone(),
             mapped_files: self.mapped_files.clone(),
+            weights: Arc::clone(&self.weights),
         }
     }
 

@@ -4,7 +4,7 @@ mod source;
 
 pub use source::{ModelFiles, ModelSource};
 
-use crate::adapter::{ADAPTER_TENSORS, Adapter, AdapterInfo, AdapterRows};
+use crate::adapter::{Adapter, AdapterInfo, AdapterRows};
 use crate::memory::{self, MemoryNeed};
 use crate::policy::{Policy, ZERO_SHOT};
 use crate::weights::{GgufFile, SafetensorsFiles, WeightsPrecision};
@@ -101,15 +101,31 @@ impl Model {
         policies.iter().filter_map(|policy| Some(format!("{policy}: {}", self.caveat(policy)?))).collect()
     }
 
-    /// The same with the adapter of a folder beside its weights.
+    /// The same with an adapter beside its weights: a folder of PEFT's, or a GGUF file.
     ///
     /// # Errors
     /// As [`Adapter::read`]; [`Error::Input`] where it has one already.
     pub fn with_adapter(self, folder: &Path) -> Result<Self> {
+        self.adapted(folder, Decoder::with_adapter)
+    }
+
+    /// The same with an adapter in its weights.
+    ///
+    /// # Errors
+    /// As [`Self::with_adapter`]; [`Error::Input`] on an adapter of decode rows.
+    pub fn with_merged_adapter(self, folder: &Path) -> Result<Self> {
+        self.adapted(folder, Decoder::merged)
+    }
+
+    fn adapted(
+        self,
+        folder: &Path,
+        adapted: impl FnOnce(&Decoder, &Adapter) -> Result<Decoder>,
+    ) -> Result<Self> {
         let (adapter, made_for) = Adapter::read(folder, self.config())?;
         let mut digest = Sha256::new();
-        hash_file(&folder.join(ADAPTER_TENSORS), &mut digest)?;
-        let decoder = Arc::new(self.decoder.with_adapter(&adapter)?);
+        hash_file(&Adapter::tensors_file(folder), &mut digest)?;
+        let decoder = Arc::new(adapted(&self.decoder, &adapter)?);
         let path = std::fs::canonicalize(folder).unwrap_or_else(|_| folder.to_owned());
         let name = path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
         let sha256 = hexadecimal(digest);

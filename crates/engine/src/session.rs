@@ -122,6 +122,22 @@ impl Session {
         })
     }
 
+    /// The same sequence, cut back to its prompt without the last token, for a model with an adapter of decode rows: the prompt's keys
+    /// and values are those of the model that this session is of.
+    ///
+    /// # Errors
+    /// [`Error::Misuse`] where the other model would have run the prompt otherwise, or where the prompt has not run.
+    pub fn with_adapted(mut self, adapted: &Arc<Decoder>) -> Result<Self> {
+        if !adapted.shares_prompts_with(&self.decoder) {
+            return Err(Error::misuse("the adapter acts on the prompt, too: run it again"));
+        }
+        self.truncate(self.prompt_len - 1)?;
+        self.decoder = Arc::clone(adapted);
+        self.queries = None;
+        self.device_steps = None;
+        Ok(self)
+    }
+
     /// The model.
     pub fn decoder(&self) -> &Arc<Decoder> {
         &self.decoder

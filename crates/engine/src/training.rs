@@ -6,16 +6,20 @@
 mod attention;
 mod backward;
 mod derivatives;
+mod dropout;
+mod product;
 
-pub use attention::{LayerKeys, Prefix};
+pub use attention::{LayerKeys, Numbers, Prefix};
 pub use backward::{BackwardWeights, Gradient, Gradients, backward, unembed_backward};
+pub use dropout::Dropout;
 
 use crate::decoder::{Pass, SequenceRows};
 use crate::hooks::{HookPoint, Hooks, Site};
 use crate::policy::Visibility;
 use crate::tensor::Tensor;
-use crate::{ComputeType, Decoder, Depth, Device, Error, Result, Session};
+use crate::{ComputeType, Decoder, Depth, Device, Error, KvPrecision, Result, Session};
 use attention::{BatchAttention, SavedAttention};
+use half::vec::HalfFloatVecExt;
 use ndarray::Array2;
 use std::cell::RefCell;
 use std::ops::Range;
@@ -31,7 +35,7 @@ pub struct TrainingSequence {
     /// Prompt tokens p; rows from p − 1 on are decode rows.
     pub prompt_len: usize,
     /// What rows read beside each other, by layer.
-    pub prefix: Arc<Prefix>,
+    pub prefix: Prefix,
 }
 
 impl TrainingSequence {
@@ -94,14 +98,18 @@ impl Tape {
 /// # Errors
 /// [`Error::Input`] where KV heads of a layer store different positions.
 pub fn prefix(session: &Session) -> Result<Prefix> {
+    let store = session.store();
+    let stored = |numbers: Vec<f32>| match session.decoder().kv_precision() {
+        KvPrecision::F16 => Numbers::F16(Vec::from_f32_slice(&numbers)),
+        KvPrecision::F32 | KvPrecision::Bf16 => Numbers::F32(numbers),
+    };
     let of_layer = |layer| {
-        let store = session.store();
-        Ok(LayerKeys {
-            kv_heads: session.decoder().config().kv_heads,
+        Ok(Arc::new(LayerKeys {
             positions: store.positions(layer, 0),
-            keys: store.keys_by_head(layer)?,
-            values: store.values_by_head(layer)?,
-        })
+            kv_heads: session.decoder().config().kv_heads,
+            keys: stored(store.keys_by_head(layer)?),
+            values: stored(store.values_by_head(layer)?),
+        }))
     };
     (0..session.decoder().config().layers).map(of_layer).collect()
 }

@@ -4,7 +4,7 @@
 
 use candle_core::Tensor as HostTensor;
 use layerscope_engine::training::{
-    BackwardWeights, Gradients, TrainingSequence, backward, forward, prefix, unembed_backward,
+    BackwardWeights, Dropout, Gradients, TrainingSequence, backward, forward, prefix, unembed_backward,
 };
 use layerscope_engine::{
     Adapter, AdapterInfo, AdapterRows, Anchors, ComputeType, Decoder, Device, Hooks, Interrupt, Policy,
@@ -152,13 +152,13 @@ fn check_gradients(family: &str, case: &str, actual: &HashMap<String, HostTensor
 fn sequence(
     tokens: &[u32],
     first_position: usize,
-    prefix: Vec<layerscope_engine::training::LayerKeys>,
+    prefix: layerscope_engine::training::Prefix,
 ) -> TrainingSequence {
     TrainingSequence {
         tokens: tokens[first_position..].to_vec(),
         first_position,
         prompt_len: PROMPT_LEN,
-        prefix: Arc::new(prefix),
+        prefix,
     }
 }
 
@@ -265,6 +265,103 @@ fn on_a_gpu() {
     let visibility = Visibility { cutoff: 1, anchors: Anchors::bos(), self_only: false };
     let refused = forward(&base, &batch, &visibility, ComputeType::F32).err().unwrap();
     assert!(refused.to_string().contains("--device cpu"), "{refused}");
+}
+
+/// Files of `gguf_adapters.py` have the same matrices as the folders of PEFT's.
+#[test]
+fn adapters_of_llama_cpp_are_read() {
+    for family in ["llama31", "granite", "qwen3", "gemma3", "phi3", "gpt_neox", "starcoder2"] {
+        let base = load(&folder(family));
+        let (expected, _) = Adapter::read(&folder(family).join("adapter"), base.config()).unwrap();
+        let (adapter, made_for) = Adapter::read(&folder(family).join("adapter.gguf"), base.config()).unwrap();
+        assert_eq!((&adapter, made_for), (&expected, None), "{family}");
+    }
+    let of_another = folder("llama31").join("adapter.gguf");
+    let refused = Adapter::read(&of_another, load(&folder("phi3")).config()).unwrap_err().to_string();
+    assert!(refused.contains("made for another model"), "{refused}");
+    let model = folder("llama31").join("model.gguf");
+    let refused = Adapter::read(&model, load(&folder("llama31")).config()).unwrap_err().to_string();
+    assert!(refused.contains("no LoRA adapter"), "{refused}");
+}
+
+/// A merged checkpoint says what the model says with the adapter beside it.
+#[test]
+fn merged_checkpoints_equal_models_with_adapters() {
+    for family in ["llama31", "qwen2", "gemma2", "phi3", "gpt2", "gpt_neox", "qwen3_moe"] {
+        let (base, expected) = (load(&folder(family)), Expected::read(family));
+        let (adapter, _) = Adapter::read(&folder(family).join("adapter"), base.config()).unwrap();
+        let scratch = tempfile::tempdir().unwrap();
+        let out = scratch.path().join("merged");
+        adapter.merge(&folder(family), &out, base.config(), &mut |_, _| Ok(())).unwrap();
+        let (merged, adapted) = (load(&out), Arc::new(base.with_adapter(&adapter).unwrap()));
+        let policy = Policy::full(base.config().layers);
+        let [merged, adapted, without] =
+            [&merged, &adapted, &base].map(|decoder| stepped(decoder, &policy, &expected.tokens()).concat());
+        // Weights are rounded to the checkpoint's type once more.
+        let difference = relative(&merged, &adapted);
+        assert!(difference < 0.1 * relative(&without, &adapted), "{family}: {difference}");
+        let in_memory = stepped(&Arc::new(base.merged(&adapter).unwrap()), &policy, &expected.tokens());
+        assert!(relative(&in_memory.concat(), &adapted) < 1e-4, "{family}");
+        let again = adapter.merge(&folder(family), &out, base.config(), &mut |_, _| Ok(())).unwrap_err();
+        assert!(again.to_string().contains("is there already"), "{again}");
+    }
+    let base = load(&folder("llama31"));
+    let (adapter, _) = Adapter::read(&folder("llama31").join("adapter"), base.config()).unwrap();
+    let scratch = tempfile::tempdir().unwrap();
+    let decode = adapter.with_rows(AdapterRows::Decode);
+    assert!(base.merged(&decode).err().unwrap().to_string().contains("leave out --merge"));
+    let refused = decode.merge(&folder("llama31"), scratch.path(), base.config(), &mut |_, _| Ok(()));
+    assert!(refused.unwrap_err().to_string().contains("decode rows alone"));
+}
+
+/// The gradient under dropout is that of the loss under the same dropout, by differences.
+#[test]
+fn gradients_under_dropout_are_the_losss_derivatives() {
+    let (base, expected) = (load(&folder("llama31")), Expected::read("llama31"));
+    let (adapter, _) = Adapter::read(&folder("llama31").join("adapter"), base.config()).unwrap();
+    let tokens = expected.tokens();
+    let batch = [sequence(&tokens, 0, vec![])];
+    let visibility = Visibility { cutoff: 1, anchors: Anchors::bos(), self_only: false };
+    let dropout = Some(Dropout { rate: 0.4, seed: 3 });
+    let weights = expected.numbers("weights");
+    let steps = tokens.len() + 1 - PROMPT_LEN;
+    let run = |adapter: &Adapter| {
+        let adapted = base.in_training(adapter, dropout).unwrap();
+        let tape = forward(&adapted, &batch, &visibility, ComputeType::F32).unwrap();
+        let before = tape.last_positions().len() - steps;
+        let last = tape.last().narrow(before, steps).unwrap();
+        let positions = &tape.last_positions()[before..];
+        let logits = adapted.unembed(&last, positions, &mut Hooks::none(), ComputeType::F32).unwrap();
+        let logits = logits.to_vec().unwrap();
+        let loss: f64 = logits.iter().zip(&weights).map(|(a, b)| f64::from(a * b)).sum();
+        (adapted, tape, before, last, logits, loss)
+    };
+    let (adapted, tape, before, last, logits, _) = run(&adapter);
+    let transposed = BackwardWeights::new(&base, ComputeType::F32).unwrap();
+    let decode = unembed_backward(&adapted, &transposed, &last, &logits, weights.clone()).unwrap();
+    let mut dlast = ndarray::Array2::zeros((before + steps, base.config().hidden));
+    dlast.slice_mut(ndarray::s![before.., ..]).assign(&decode);
+    let of = (batch.as_slice(), &visibility);
+    let gradients = backward(&adapted, &transposed, &adapter, of, &tape, dlast).unwrap();
+    for (layer, target) in [(0, Target::Query), (1, Target::Value), (1, Target::Down), (0, Target::Gate)] {
+        let gradient = &gradients[&(layer, target)];
+        for in_a in [true, false] {
+            let moved = |by: f32| {
+                let mut matrices = adapter.matrices().clone();
+                let matrix = matrices.get_mut(&(layer, target)).unwrap();
+                // Along the gradient, where differences are largest.
+                let (numbers, along) =
+                    if in_a { (&mut matrix.a, &gradient.a) } else { (&mut matrix.b, &gradient.b) };
+                let norm = along.iter().map(|x| x * x).sum::<f32>().sqrt();
+                numbers.iter_mut().zip(along).for_each(|(x, g)| *x += by * g / norm);
+                run(&Adapter::new(AdapterRows::All, matrices, base.config()).unwrap()).5
+            };
+            let along = if in_a { &gradient.a } else { &gradient.b };
+            let norm = f64::from(along.iter().map(|x| x * x).sum::<f32>().sqrt());
+            let difference = (moved(2e-4) - moved(-2e-4)) / 4e-4;
+            assert!((difference / norm - 1.0).abs() < 0.02, "{layer} {target:?} {in_a}: {difference} {norm}");
+        }
+    }
 }
 
 #[test]

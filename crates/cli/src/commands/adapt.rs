@@ -5,9 +5,10 @@ use crate::interrupt::heeded;
 use crate::progress::AdaptBar;
 use crate::{models, output, terminal};
 use layerscope_adapt::{Figures, Outcome, Settings};
-use layerscope_diagnostics::prompts::read_prompts;
-use layerscope_engine::{Error, Policy, Result, Target};
+use layerscope_diagnostics::prompts::{PromptFile, read_prompts};
+use layerscope_engine::{Error, Model, Policy, Result, Target};
 use serde_json::json;
+use std::path::Path;
 use std::process::ExitCode;
 
 pub(crate) fn run(arguments: &AdaptArguments) -> Result<ExitCode> {
@@ -21,18 +22,13 @@ pub(crate) fn run(arguments: &AdaptArguments) -> Result<ExitCode> {
     let need =
         opened.memory_need(arguments.model.weights.into(), &device, &full.in_memory(longest, 1, &device));
     let model = models::load(opened, arguments.model.weights, &device, &need)?;
-    let mut bar = AdaptBar::new(settings.steps, arguments.json);
-    let outcome = heeded(|interrupt| {
-        let observe = &mut |event: layerscope_adapt::Event<'_>| bar.observe(&event);
-        layerscope_adapt::adapt(&model, &prompts, &settings, &arguments.out, interrupt, observe)
-    });
-    bar.finish();
-    let outcome = outcome?;
+    let outcome = train(&model, &prompts, &settings, &arguments.out, arguments.json)?;
     let adapter = arguments.out.display().to_string();
     if arguments.json {
         output::json(&json!({
             "steps": outcome.steps,
             "tokens": outcome.tokens,
+            "rows_trained": outcome.rows,
             "seconds": outcome.seconds,
             "before": outcome.before,
             "after": outcome.after,
@@ -51,11 +47,30 @@ pub(crate) fn run(arguments: &AdaptArguments) -> Result<ExitCode> {
             settings.policy
         ));
     }
-    if outcome.interrupted {
-        terminal::say("layerscope: interrupted; the same command goes on from here");
-        return Ok(ExitCode::from(Error::Interrupted.exit_code()));
-    }
-    Ok(ExitCode::SUCCESS)
+    Ok(if outcome.interrupted { interrupted() } else { ExitCode::SUCCESS })
+}
+
+/// Trains, and shows how far it is.
+pub(crate) fn train(
+    model: &Model,
+    prompts: &PromptFile,
+    settings: &Settings,
+    out: &Path,
+    quiet: bool,
+) -> Result<Outcome> {
+    let mut bar = AdaptBar::new(quiet);
+    let outcome = heeded(|interrupt| {
+        let observe = &mut |event: layerscope_adapt::Event<'_>| bar.observe(&event);
+        layerscope_adapt::adapt(model, prompts, settings, out, interrupt, observe)
+    });
+    bar.finish();
+    outcome
+}
+
+/// Says how a training that was interrupted goes on.
+pub(crate) fn interrupted() -> ExitCode {
+    terminal::say("layerscope: interrupted; the same command goes on from here");
+    ExitCode::from(Error::Interrupted.exit_code())
 }
 
 fn settings(arguments: &AdaptArguments, policy: Policy) -> Result<Settings> {
@@ -82,7 +97,17 @@ fn settings(arguments: &AdaptArguments, policy: Policy) -> Result<Settings> {
         rank_stabilised: arguments.rank_stabilised,
         targets: targets.collect::<Result<_>>()?,
         learning_rate: positive(arguments.learning_rate, "--learning-rate")?,
-        steps: arguments.steps as usize,
+        steps: match (arguments.steps, arguments.minutes) {
+            (Some(steps), _) => steps as usize,
+            (None, None) => 400,
+            (None, Some(_)) => usize::MAX,
+        },
+        minutes: arguments.minutes.map(|minutes| positive(minutes, "--minutes")).transpose()?,
+        other_cutoffs: share(arguments.other_cutoffs, "--other-cutoffs")?,
+        dropout: share(arguments.dropout, "--dropout")
+            .and_then(|rate| positive(1.0 - rate, "1 minus --dropout").map(|_| rate as f32))?,
+        continued: arguments.continued.into(),
+        prompt_memory: arguments.prompt_memory.map(|mib| mib.saturating_mul(1 << 20)),
         batch: arguments.batch as usize,
         max_new_tokens: arguments.max_new_tokens as usize,
         held_out: share(arguments.held_out, "--held-out")?,
@@ -93,7 +118,7 @@ fn settings(arguments: &AdaptArguments, policy: Policy) -> Result<Settings> {
     })
 }
 
-fn text(outcome: &Outcome, settings: &Settings) -> String {
+pub(crate) fn text(outcome: &Outcome, settings: &Settings) -> String {
     let row = |name: String, figures: &Figures| {
         let answers = figures.answers.map_or(f64::NAN, |share| share * 100.0);
         vec![
@@ -111,10 +136,11 @@ fn text(outcome: &Outcome, settings: &Settings) -> String {
     format!(
         "{}\n\nOn held-out prompts, against the model without the adapter at full depth: KL divergence of next-token distributions,\n\
          nats per token; steps with the same top token; answers of which every token is the top token.\n\
-         {} steps, {} tokens, {:.0} s.",
+         {} steps, {} tokens, {:.0} s; {:.0} rows a second.",
         output::table(&["", "KL nats", "same top %", "answers %"], rows),
         outcome.steps,
         outcome.tokens,
-        outcome.seconds
+        outcome.seconds,
+        outcome.rows as f64 / outcome.seconds
     )
 }

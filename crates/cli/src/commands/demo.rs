@@ -2,14 +2,23 @@
 
 use crate::args::DemoArguments;
 use crate::commands::record::{self, Recording};
+use crate::commands::{adapt, recommend};
 use crate::{models, terminal};
+use layerscope_adapt::{Continued, Settings};
 use layerscope_cutoff::DEFAULT_FAILURE_CASES;
 use layerscope_diagnostics::prompts::{PromptFile, parse_prompts, prompts_sha256};
-use layerscope_engine::{Result, WeightsPrecision};
+use layerscope_diagnostics::run::Run;
+use layerscope_engine::{AdapterRows, Model, Policy, Result, Target, WeightsPrecision};
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 const PROMPTS_NAME: &str = "demo.jsonl";
 const PROMPTS: &[u8] = include_bytes!("../../../../fixtures/tiny/demo.jsonl");
+const LESSONS_NAME: &str = "adapt.jsonl";
+/// Prompts to learn from: names and places that the others do not have.
+const LESSONS: &[u8] = include_bytes!("../../../../fixtures/tiny/adapt.jsonl");
+/// The policy that the model is taught.
+const TAUGHT: &str = "speed:4+bos";
 /// Decode steps of each bundled prompt.
 pub(crate) const NEW_TOKENS: usize = 32;
 
@@ -47,13 +56,83 @@ pub(crate) fn run(arguments: &DemoArguments) -> Result<ExitCode> {
         json: arguments.json,
     };
     let code = record::record(&model, &recording)?;
+    if arguments.adapt && code == ExitCode::SUCCESS {
+        return adapted(model, arguments);
+    }
     if !arguments.json && code == ExitCode::SUCCESS {
         terminal::print(&format!(
             "\nNext:\n  layerscope show {out} --by-category        the same by kind of prompt\n  \
              layerscope recommend {out} --tolerance 0.02    a stricter cutoff\n  \
+             layerscope demo --adapt    teaches the model a lower cutoff\n  \
              layerscope record MODEL.gguf --prompts PROMPTS.jsonl --out RUN    your own model and prompts",
             out = arguments.out.display()
         ))?;
     }
     Ok(code)
+}
+
+/// Trains an adapter, records the same prompts with it, and shows both frontiers.
+fn adapted(model: Model, arguments: &DemoArguments) -> Result<ExitCode> {
+    let lessons = PromptFile {
+        name: LESSONS_NAME.to_owned(),
+        sha256: prompts_sha256(LESSONS),
+        prompts: parse_prompts(LESSONS_NAME, LESSONS)?,
+    };
+    let settings = Settings {
+        policy: Policy::parse_for(TAUGHT, model.config())?,
+        rows: AdapterRows::Decode,
+        rank: 32,
+        alpha: 64.0,
+        rank_stabilised: false,
+        targets: Target::ALL.to_vec(),
+        steps: 600,
+        minutes: None,
+        batch: 8,
+        max_new_tokens: NEW_TOKENS,
+        other_cutoffs: 0.25,
+        dropout: 0.0,
+        learning_rate: 3e-3,
+        held_out: 0.1,
+        evaluate_every: 100,
+        target_kl: None,
+        sft: 0.0,
+        continued: Continued::Own,
+        prompt_memory: None,
+        seed: 0,
+    };
+    let (adapter, out) = (beside(&arguments.out, "adapter"), beside(&arguments.out, "adapted"));
+    terminal::print(&format!(
+        "\nTeaching {} to answer under {TAUGHT}, on {} other prompts; the adapter goes to {}\n",
+        model.name,
+        lessons.prompts.len(),
+        adapter.display()
+    ))?;
+    let outcome = adapt::train(&model, &lessons, &settings, &adapter, false)?;
+    terminal::print(&adapt::text(&outcome, &settings))?;
+    if outcome.interrupted {
+        return Ok(adapt::interrupted());
+    }
+    let model = model.with_adapter(&adapter)?;
+    let recording = Recording {
+        policies: vec![],
+        prompts: &prompts()?,
+        max_new_tokens: NEW_TOKENS,
+        failure_cases: DEFAULT_FAILURE_CASES,
+        out: &out,
+        command: vec![],
+        json: false,
+    };
+    terminal::print(&format!("\nRecording the same prompts with the adapter into {}\n", out.display()))?;
+    let code = record::record(&model, &recording)?;
+    if code == ExitCode::SUCCESS {
+        let of = |folder: &Path| recommend::of_run(&Run::open(folder)?, recommend::Options::default());
+        terminal::print(&recommend::before_and_after(&of(&arguments.out)?, &of(&out)?))?;
+    }
+    Ok(code)
+}
+
+/// A folder beside another, with a longer name.
+fn beside(folder: &Path, what: &str) -> PathBuf {
+    let name = folder.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
+    folder.with_file_name(format!("{name}-{what}"))
 }

@@ -7,6 +7,7 @@ pub(crate) mod demo;
 pub(crate) mod diffusion;
 pub(crate) mod generate;
 pub(crate) mod inspect;
+pub(crate) mod merge;
 pub(crate) mod models;
 pub(crate) mod needle;
 pub(crate) mod patterns;

@@ -6,7 +6,7 @@ use layerscope_cutoff::block_schedule::{self, BlockSchedule};
 use layerscope_cutoff::recommend::{Evidence, Recommendation, Verdict, recommend};
 use layerscope_diagnostics::record::PromptSummary;
 use layerscope_diagnostics::run::Run;
-use layerscope_engine::Result;
+use layerscope_engine::{Error, Result};
 use serde::Serialize;
 use std::fmt::Write;
 use std::process::ExitCode;
@@ -17,12 +17,26 @@ pub(crate) fn run(arguments: &RecommendArguments) -> Result<ExitCode> {
     let run = Run::open(&arguments.run)?;
     let options = arguments.judged.options();
     let recommendation = of_run(&run, options)?;
+    let before = arguments.before.as_ref().map(|folder| of_run(&Run::open(folder)?, options)).transpose()?;
+    if let Some(before) = before.as_ref().filter(|before| before.layers != recommendation.layers) {
+        return Err(Error::input(format!(
+            "--before: a run of a model with {} layers, and this one's has {}; give a run of the same model",
+            before.layers, recommendation.layers
+        )));
+    }
     let sliminfer = block_schedule::from_recommendation(&recommendation);
     if arguments.json {
-        output::json(&RecommendJson { recommendation: &recommendation, sliminfer: &sliminfer })?;
+        output::json(&RecommendJson {
+            recommendation: &recommendation,
+            sliminfer: &sliminfer,
+            before: &before,
+        })?;
     } else {
         terminal::print(&text(&recommendation))?;
-        terminal::print(&pruning(sliminfer.as_ref()))?;
+        match &before {
+            Some(before) => terminal::print(&before_and_after(before, &recommendation))?,
+            None => terminal::print(&pruning(sliminfer.as_ref()))?,
+        }
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -32,6 +46,39 @@ struct RecommendJson<'a> {
     #[serde(flatten)]
     recommendation: &'a Recommendation,
     sliminfer: &'a Option<BlockSchedule>,
+    /// That of the run to compare with.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    before: &'a Option<Recommendation>,
+}
+
+/// Two frontiers side by side, such as of a model without and with an adapter, and what is recommended for each.
+pub(crate) fn before_and_after(before: &Recommendation, after: &Recommendation) -> String {
+    let rows = before.frontier.iter().zip(&after.frontier).map(|(before, after)| {
+        let percent = |share: f64| output::figure(share * 100.0, 1);
+        vec![
+            after.cutoff.to_string(),
+            output::figure(before.kl, 4),
+            output::figure(after.kl, 4),
+            percent(before.top1),
+            percent(after.top1),
+            percent(before.answers_kept),
+            percent(after.answers_kept),
+        ]
+    });
+    let header =
+        ["cutoff", "KL nats", "KL after", "same top %", "top after", "answers kept %", "answers after"];
+    let cut = |of: &Recommendation| match of.verdict {
+        Verdict::Cut => {
+            format!("{} of {} ({:.1}% of the KV saved)", of.l_cut, of.layers, of.kv_saved * 100.0)
+        }
+        _ => "full depth".to_owned(),
+    };
+    format!(
+        "\nBefore and after\n\n{}\n\nRecommended L_cut before: {}\nRecommended L_cut after:  {}",
+        output::table(&header, rows.collect()),
+        cut(before),
+        cut(after)
+    )
 }
 
 /// The recommended block pruning policy, as an alternative to a cutoff.

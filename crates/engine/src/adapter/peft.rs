@@ -3,7 +3,7 @@
 
 use super::{Adapter, AdapterRows, LowRank, Target};
 use crate::family::Family;
-use crate::weights::Place;
+use crate::weights::{Place, Weight};
 use crate::{Error, ModelConfig, Result, write_file};
 use layerscope_kernels::matmul::WeightFormat;
 use safetensors::tensor::{Dtype, TensorView};
@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 const CONFIG: &str = "adapter_config.json";
-pub(crate) const TENSORS: &str = "adapter_model.safetensors";
+pub(super) const TENSORS: &str = "adapter_model.safetensors";
 const INFO: &str = "layerscope.json";
 /// What PEFT puts before the names of a model's modules.
 const PREFIX: &str = "base_model.model.";
@@ -58,7 +58,7 @@ impl Adapter {
     /// # Errors
     /// [`Error::Io`]; [`Error::Input`] or [`Error::MalformedFile`] where it has what is not understood, does not fit the model, or
     /// adds nothing to it.
-    pub fn read(folder: &Path, config: &ModelConfig) -> Result<(Self, Option<AdapterInfo>)> {
+    pub(super) fn read_peft(folder: &Path, config: &ModelConfig) -> Result<(Self, Option<AdapterInfo>)> {
         let path = folder.join(CONFIG);
         let text = layerscope_files::read_text(&path).map_err(|error| Error::io("read", &path, &error))?;
         let entries: Value = serde_json::from_str(&text).map_err(|error| Error::damaged(&path, error))?;
@@ -68,7 +68,7 @@ impl Adapter {
         let info = read_info(folder)?;
         let rows = info.as_ref().map_or(AdapterRows::All, |info| info.rows);
         let tensors = Tensors::open(folder)?;
-        let places = Places::of(config)?;
+        let places = Places::in_hugging_face(config)?;
         let mut matrices = BTreeMap::new();
         for (layer, target, place) in places.0 {
             let Some([out, columns]) = target.shape(config) else { continue };
@@ -92,10 +92,8 @@ impl Adapter {
             }
             let alpha = pattern(&settings.alpha_pattern, &module).copied().unwrap_or(settings.lora_alpha);
             let divisor = if settings.use_rslora { (rank as f64).sqrt() } else { rank as f64 };
-            let b =
-                (0..out).flat_map(|row| &b[place.rows.source(row, out) * rank..][..rank]).copied().collect();
-            matrices
-                .insert((layer, target), LowRank { a: a.to_vec(), b, rank, scale: (alpha / divisor) as f32 });
+            let (a, b) = (a.to_vec(), place.rows_of(b, rank, out));
+            matrices.insert((layer, target), LowRank { a, b, rank, scale: (alpha / divisor) as f32 });
         }
         tensors.check_all_read()?;
         if matrices.is_empty() {
@@ -183,22 +181,35 @@ fn pattern<'a, T>(patterns: &'a BTreeMap<String, T>, module: &str) -> Option<&'a
     matching.max_by_key(|(name, _)| name.len()).map(|(_, value)| value)
 }
 
-/// Where a family's Hugging Face checkpoints keep the matrices that can be adapted.
-struct Places(Vec<(usize, Target, Place)>);
+/// Where checkpoints of a family keep the matrices that can be adapted.
+pub(super) struct Places(pub(super) Vec<(usize, Target, Place)>);
 
 impl Places {
-    fn of(config: &ModelConfig) -> Result<Self> {
-        let family = Family::named(config.family)?;
+    /// In Hugging Face's checkpoints.
+    pub(super) fn in_hugging_face(config: &ModelConfig) -> Result<Self> {
+        Ok(Self::by(config, Family::named(config.family)?.in_hugging_face))
+    }
+
+    /// In GGUF files.
+    pub(super) fn in_gguf(config: &ModelConfig) -> Result<Self> {
+        Ok(Self::by(config, Family::named(config.family)?.in_gguf))
+    }
+
+    fn by(config: &ModelConfig, place: fn(Weight, &ModelConfig) -> Place) -> Self {
         let places = (0..config.layers).flat_map(|layer| {
-            let of =
-                move |target: Target| (layer, target, (family.in_hugging_face)(target.weight(layer), config));
+            let of = move |target: Target| (layer, target, place(target.weight(layer), config));
             Target::ALL.into_iter().filter(|target| target.shape(config).is_some()).map(of)
         });
-        Ok(Self(places.collect()))
+        Self(places.collect())
     }
 }
 
 impl Place {
+    /// Of a tensor's B `[stored rows, rank]`, the rows of the matrix in their order.
+    pub(super) fn rows_of(&self, b: &[f32], rank: usize, out: usize) -> Vec<f32> {
+        (0..out).flat_map(|row| &b[self.rows.source(row, out) * rank..][..rank]).copied().collect()
+    }
+
     /// The module of a matrix.
     fn module(&self) -> String {
         let name = self.name.strip_suffix(".weight").unwrap_or(&self.name);
@@ -290,7 +301,7 @@ struct Modules {
 impl Modules {
     fn of(adapter: &Adapter, config: &ModelConfig) -> Result<Self> {
         let mut parts: BTreeMap<String, Vec<(Place, Target, &LowRank)>> = BTreeMap::new();
-        for (layer, target, place) in Places::of(config)?.0 {
+        for (layer, target, place) in Places::in_hugging_face(config)?.0 {
             if let Some(matrix) = adapter.matrices.get(&(layer, target)) {
                 parts.entry(place.module()).or_default().push((place, target, matrix));
             }

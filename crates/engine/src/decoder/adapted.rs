@@ -4,24 +4,29 @@ use super::layer::Projection;
 use super::{Decoder, SequenceRows};
 use crate::adapter::{Adapter, AdapterRows, LowRank, Target};
 use crate::tensor::Tensor;
+use crate::training::Dropout;
 use crate::weights::{Linear, LinearCall, LinearMode};
 use crate::{Device, Error, Result};
 use layerscope_kernels::matmul::ProductRows;
+use std::sync::Arc;
 
 /// A, and B times the scale.
 #[derive(Clone)]
 pub(crate) struct Addition {
     a: Linear,
     b: Linear,
+    /// While it is trained: what is dropped of x, and the matrix that this is of.
+    pub(crate) dropout: Option<(Dropout, (usize, Target))>,
 }
 
 impl Addition {
-    fn new(matrix: &LowRank, device: &Device) -> Result<Self> {
+    fn new(matrix: &LowRank, dropout: Option<(Dropout, (usize, Target))>, device: &Device) -> Result<Self> {
         let (columns, rows) = (matrix.a.len() / matrix.rank, matrix.b.len() / matrix.rank);
         let b = matrix.b.iter().map(|x| x * matrix.scale).collect();
         Ok(Self {
             a: Linear::from_numbers(matrix.a.clone(), (matrix.rank, columns)).to_device(device)?,
             b: Linear::from_numbers(b, (rows, matrix.rank)).to_device(device)?,
+            dropout,
         })
     }
 
@@ -48,7 +53,15 @@ impl Addition {
     }
 
     fn added(&self, y: &Tensor, x: &Tensor, mode: LinearMode<'_>) -> Result<Tensor> {
-        let [low] = Linear::multiply([LinearCall::of(&self.a)], x, mode)?;
+        let dropped = match self.dropout {
+            Some((dropout, matrix)) => {
+                let mut numbers = x.to_vec()?;
+                dropout.apply(matrix, &mut numbers);
+                Some(Tensor::from_vec(numbers, x.dims())?)
+            }
+            None => None,
+        };
+        let [low] = Linear::multiply([LinearCall::of(&self.a)], dropped.as_ref().unwrap_or(x), mode)?;
         let [sum] =
             Linear::multiply([LinearCall { residual: Some(y), ..LinearCall::of(&self.b) }], &low, mode)?;
         Ok(sum)
@@ -61,6 +74,14 @@ impl Decoder {
     /// # Errors
     /// [`Error::OutOfMemory`]; [`Error::Input`] where the model has an adapter already.
     pub fn with_adapter(&self, adapter: &Adapter) -> Result<Self> {
+        self.in_training(adapter, None)
+    }
+
+    /// [`Self::with_adapter`] for a step of training, with dropout.
+    ///
+    /// # Errors
+    /// As [`Self::with_adapter`].
+    pub fn in_training(&self, adapter: &Adapter, dropout: Option<Dropout>) -> Result<Self> {
         if self.adapter_rows.is_some() {
             return Err(Error::input("the model has an adapter already; give one"));
         }
@@ -68,9 +89,39 @@ impl Decoder {
         adapted.adapter_rows = Some(adapter.rows);
         for (&(layer, target), matrix) in adapter.matrices() {
             let projection = adapted.projection_mut(layer, target)?;
-            projection.addition = Some(Addition::new(matrix, &self.device)?);
+            let dropout = dropout.map(|dropout| (dropout, (layer, target)));
+            projection.addition = Some(Addition::new(matrix, dropout, &self.device)?);
         }
         Ok(adapted)
+    }
+
+    /// The same model with an adapter in its weights. The matrices that it adds to are kept in f32, or in bf16 where the others are as
+    /// their file has them.
+    ///
+    /// # Errors
+    /// [`Error::Input`] where the adapter acts on decode rows alone, or the model has one already; [`Error::Device`].
+    pub fn merged(&self, adapter: &Adapter) -> Result<Self> {
+        if adapter.rows == AdapterRows::Decode {
+            return Err(Error::input("an adapter of decode rows cannot be merged; leave out --merge"));
+        }
+        if self.adapter_rows.is_some() {
+            return Err(Error::input("the model has an adapter already; give one"));
+        }
+        let mut merged = self.shared();
+        merged.adapter_rows = Some(adapter.rows);
+        for (&(layer, target), matrix) in adapter.matrices() {
+            let precision = self.precision;
+            let projection = merged.projection_mut(layer, target)?;
+            projection.weight = projection.weight.plus(matrix, precision)?.to_device(&self.device)?;
+        }
+        Ok(merged)
+    }
+
+    /// Whether prompts have the same keys and values under this model, with its adapter, as under another: that without it.
+    pub fn shares_prompts_with(&self, base: &Self) -> bool {
+        self.adapter_rows == Some(AdapterRows::Decode)
+            && base.adapter_rows.is_none()
+            && Arc::ptr_eq(&self.weights, &base.weights)
     }
 
     fn projection_mut(&mut self, layer: usize, target: Target) -> Result<&mut Projection> {

@@ -8,6 +8,7 @@ use crate::config::{Experts, NormKind, NormPlacement, QueryKeyNorm};
 use crate::tensor::Tensor;
 use crate::weights::{Embedding, Linear, Weight, WeightSource, WeightsPrecision};
 use crate::{Device, Error, ModelConfig, Result};
+use std::sync::Arc;
 
 impl Decoder {
     /// Loads every weight, onto a device; `progress(done, all)` is called after each layer and may break off with an error.
@@ -53,6 +54,7 @@ impl Decoder {
         let in_place = precision == WeightsPrecision::Native && matches!(device, Device::Cpu);
         Ok(Self {
             mapped_files: if in_place { source.mapped_files() } else { vec![] },
+            weights: Arc::default(),
             embedding: Embedding(embedding),
             position_embedding,
             layers,

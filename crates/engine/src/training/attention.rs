@@ -1,16 +1,24 @@
 //! Attention of a batch, forward and backward: rows read their sequence's prefix and, causally, its own rows.
 
+use super::product::add_product;
 use super::{Rows, TrainingSequence};
 use crate::decoder::{Attend, Location};
 use crate::hooks::Hooks;
 use crate::policy::{Anchors, Visibility};
 use crate::tensor::{Tensor, with_f32};
 use crate::{Decoder, Error, Result};
+use half::f16;
+use half::slice::HalfFloatSliceExt;
 use layerscope_kernels::AttentionShape;
 use layerscope_kernels::elementwise::{soft_cap, softmax};
-use ndarray::{Array1, Array2, ArrayView2, ArrayViewMut2, Axis, s};
+use ndarray::{Array2, ArrayView2, ArrayViewMut2, Axis, CowArray, Ix2, s};
 use rayon::prelude::*;
+use std::borrow::Cow;
 use std::ops::Range;
+use std::sync::Arc;
+
+/// Query rows of a sequence that are multiplied together. Where a sequence has more, probabilities are computed again for gradients.
+const TILE_ROWS: usize = 64;
 
 /// Keys and values of a layer that are constants.
 #[derive(Debug, Clone, Default)]
@@ -18,15 +26,96 @@ pub struct LayerKeys {
     /// Positions, ascending.
     pub positions: Vec<usize>,
     /// Keys, rotated: `[kv_heads, positions, head_dim]`.
-    pub keys: Vec<f32>,
+    pub keys: Numbers,
     /// Values, of the same shape.
-    pub values: Vec<f32>,
+    pub values: Numbers,
     /// KV heads.
     pub kv_heads: usize,
 }
 
+impl LayerKeys {
+    /// Bytes of its keys and values.
+    pub fn bytes(&self) -> usize {
+        self.keys.bytes().len() + self.values.bytes().len()
+    }
+}
+
+/// Numbers in the type that a session stores keys in.
+#[derive(Debug, Clone)]
+pub enum Numbers {
+    /// Four bytes each.
+    F32(Vec<f32>),
+    /// Two bytes each.
+    F16(Vec<f16>),
+}
+
+impl Default for Numbers {
+    fn default() -> Self {
+        Self::F32(vec![])
+    }
+}
+
+impl Numbers {
+    /// In f32.
+    fn read(&self, range: Range<usize>) -> Cow<'_, [f32]> {
+        match self {
+            Self::F32(numbers) => Cow::Borrowed(numbers.get(range).unwrap_or_default()),
+            Self::F16(numbers) => {
+                let numbers = numbers.get(range).unwrap_or_default();
+                let mut wide = vec![0.0; numbers.len()];
+                numbers.convert_to_f32_slice(&mut wide);
+                Cow::Owned(wide)
+            }
+        }
+    }
+
+    /// Runs of `len` numbers, by index, one after the other.
+    #[must_use]
+    pub fn select(&self, len: usize, runs: &[usize]) -> Self {
+        let range = |run: &usize| run * len..(run + 1) * len;
+        match self {
+            Self::F32(numbers) => {
+                Self::F32(runs.iter().flat_map(|run| numbers[range(run)].to_vec()).collect())
+            }
+            Self::F16(numbers) => {
+                Self::F16(runs.iter().flat_map(|run| numbers[range(run)].to_vec()).collect())
+            }
+        }
+    }
+
+    /// How many they are.
+    pub fn len(&self) -> usize {
+        match self {
+            Self::F32(numbers) => numbers.len(),
+            Self::F16(numbers) => numbers.len(),
+        }
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Their bytes as they lie in memory.
+    pub fn bytes(&self) -> &[u8] {
+        match self {
+            Self::F32(numbers) => bytemuck::cast_slice(numbers),
+            Self::F16(numbers) => bytemuck::cast_slice(numbers),
+        }
+    }
+
+    /// As many numbers of the same type from [`Self::bytes`].
+    #[must_use]
+    pub fn with_bytes(&self, bytes: &[u8]) -> Self {
+        match self {
+            Self::F32(_) => Self::F32(bytemuck::pod_collect_to_vec(bytes)),
+            Self::F16(_) => Self::F16(bytemuck::pod_collect_to_vec(bytes)),
+        }
+    }
+}
+
 /// What the rows of a sequence read beside each other, by layer; none where they read nothing else.
-pub type Prefix = Vec<LayerKeys>;
+pub type Prefix = Vec<Arc<LayerKeys>>;
 
 /// Queries, keys and values of a layer `[rows, heads · head_dim]`, and the probabilities of each sequence and KV head.
 pub(super) struct SavedAttention {
@@ -35,14 +124,9 @@ pub(super) struct SavedAttention {
     pub(super) v: Array2<f32>,
     /// Attention-weighted values.
     pub(super) z: Array2<f32>,
-    units: Vec<SavedUnit>,
-}
-
-struct SavedUnit {
-    /// `[group · rows, prefix + rows]`, the rows of one query head after the other.
-    probabilities: Array2<f32>,
-    /// Where scores are soft-capped: ln Σ e^score of each row.
-    normalisers: Array1<f32>,
+    /// Probabilities `[group · rows, prefix + rows]` of each unit, the rows of one query head after the other; `None` where they are
+    /// computed again.
+    probabilities: Vec<Option<Array2<f32>>>,
 }
 
 /// Attention of a forward pass.
@@ -94,7 +178,11 @@ fn units<'a>(
         for kv_head in 0..shape.kv_heads {
             units.push(Unit {
                 shape,
-                prefix: sequence.prefix.get(layer).filter(|prefix| !prefix.positions.is_empty()),
+                prefix: sequence
+                    .prefix
+                    .get(layer)
+                    .map(Arc::as_ref)
+                    .filter(|prefix| !prefix.positions.is_empty()),
                 kv_head,
                 rows: range.clone(),
                 positions: &rows.positions[range.clone()],
@@ -105,135 +193,221 @@ fn units<'a>(
     units
 }
 
+/// Some rows of a unit, the keys that they read and their probabilities.
+struct Tile<'a> {
+    /// Rows, counted from the unit's first.
+    rows: Range<usize>,
+    /// Queries `[group · rows, head_dim]`, the rows of one query head after the other.
+    q: Array2<f32>,
+    /// `[group · rows, prefix + own]`.
+    probabilities: CowArray<'a, f32, Ix2>,
+    /// ∂capped/∂score where scores are soft-capped, of the same shape.
+    slopes: Option<Array2<f32>>,
+}
+
+/// Keys and values that a unit's rows read.
+struct UnitKeys<'a> {
+    /// Of the prefix, `[positions, head_dim]`.
+    prefix: Option<[Cow<'a, [f32]>; 2]>,
+    /// Of the rows.
+    own: [ArrayView2<'a, f32>; 2],
+    head_dim: usize,
+}
+
+impl UnitKeys<'_> {
+    fn prefix(&self, which: usize) -> Option<ArrayView2<'_, f32>> {
+        let numbers = &self.prefix.as_ref()?[which];
+        ArrayView2::from_shape((numbers.len() / self.head_dim, self.head_dim), numbers).ok()
+    }
+
+    /// Those of the first own rows.
+    fn own(&self, which: usize, rows: usize) -> ArrayView2<'_, f32> {
+        self.own[which].slice(s![..rows, ..])
+    }
+}
+
+const KEYS: usize = 0;
+const VALUES: usize = 1;
+
 impl Unit<'_> {
     fn group(&self) -> usize {
         self.shape.query_heads / self.shape.kv_heads
     }
 
-    /// Rows of the unit's query heads `[group · rows, head_dim]` out of `[rows, H · head_dim]`.
-    fn of_group(&self, x: &ArrayView2<'_, f32>) -> Array2<f32> {
+    /// Some rows of the unit's query heads `[group · rows, head_dim]` out of `[all rows, H · head_dim]`.
+    fn of_group(&self, x: &ArrayView2<'_, f32>, rows: &Range<usize>) -> Array2<f32> {
         let (dim, group) = (self.shape.head_dim, self.group());
-        let mut stacked = Array2::zeros((group * self.rows.len(), dim));
+        let mut stacked = Array2::zeros((group * rows.len(), dim));
         for head in 0..group {
             let column = (self.kv_head * group + head) * dim;
-            let from = x.slice(s![self.rows.clone(), column..column + dim]);
-            stacked.slice_mut(s![head * self.rows.len()..(head + 1) * self.rows.len(), ..]).assign(&from);
+            let of_pass = self.rows.start + rows.start..self.rows.start + rows.end;
+            let from = x.slice(s![of_pass, column..column + dim]);
+            stacked.slice_mut(s![head * rows.len()..(head + 1) * rows.len(), ..]).assign(&from);
         }
         stacked
     }
 
-    /// The inverse of [`Self::of_group`].
+    /// Puts rows of the unit's query heads, `[group, all rows of the unit, head_dim]`, where they belong in `x`.
     fn scatter(&self, stacked: &Array2<f32>, x: &mut ArrayViewMut2<'_, f32>) {
-        let (dim, group) = (self.shape.head_dim, self.group());
+        let (dim, group, rows) = (self.shape.head_dim, self.group(), self.rows.len());
         for head in 0..group {
             let column = (self.kv_head * group + head) * dim;
-            let from = stacked.slice(s![head * self.rows.len()..(head + 1) * self.rows.len(), ..]);
+            let from = stacked.slice(s![head * rows..(head + 1) * rows, ..]);
             x.slice_mut(s![self.rows.clone(), column..column + dim]).assign(&from);
         }
     }
 
-    fn own<'b>(&self, x: &'b ArrayView2<'_, f32>) -> ArrayView2<'b, f32> {
-        let column = self.kv_head * self.shape.head_dim;
-        x.slice(s![self.rows.clone(), column..column + self.shape.head_dim])
+    /// Writes a tile's rows into those of the whole unit.
+    fn place(&self, tile: &Range<usize>, of_tile: &Array2<f32>, whole: &mut Array2<f32>) {
+        for head in 0..self.group() {
+            let from = of_tile.slice(s![head * tile.len()..(head + 1) * tile.len(), ..]);
+            let start = head * self.rows.len() + tile.start;
+            whole.slice_mut(s![start..start + tile.len(), ..]).assign(&from);
+        }
     }
 
-    /// The prefix's keys and values of the head, `[positions, head_dim]`.
-    fn prefix(&self) -> Option<[ArrayView2<'_, f32>; 2]> {
-        let prefix = self.prefix?;
-        let (count, dim) = (prefix.positions.len(), self.shape.head_dim);
-        let start = self.kv_head * count * dim;
-        let keys = prefix.keys.get(start..start + count * dim)?;
-        let values = prefix.values.get(start..start + count * dim)?;
-        let view = |numbers| ArrayView2::from_shape((count, dim), numbers).ok();
-        Some([view(keys)?, view(values)?])
+    /// Rows that are multiplied together.
+    fn tiles(&self) -> impl Iterator<Item = Range<usize>> + use<> {
+        let rows = self.rows.len();
+        (0..rows).step_by(TILE_ROWS).map(move |start| start..rows.min(start + TILE_ROWS))
+    }
+
+    /// Keys and values out of those of all rows.
+    fn keys<'b>(&'b self, k: &'b Array2<f32>, v: &'b Array2<f32>) -> UnitKeys<'b> {
+        let dim = self.shape.head_dim;
+        let column = self.kv_head * dim;
+        let of_head = |x: &'b Array2<f32>| x.slice(s![self.rows.clone(), column..column + dim]);
+        let prefix = self.prefix.map(|prefix| {
+            let len = prefix.positions.len() * dim;
+            let range = self.kv_head * len..(self.kv_head + 1) * len;
+            [prefix.keys.read(range.clone()), prefix.values.read(range)]
+        });
+        UnitKeys { prefix, own: [of_head(k), of_head(v)], head_dim: dim }
     }
 
     fn sees(&self, row: usize, key: usize) -> bool {
-        let in_window = self.shape.window.is_none_or(|window| row - key < window);
         let in_reach = match self.self_only {
             Some((first_decode, anchors)) if row >= first_decode => row == key || anchors.contains(key),
             _ => true,
         };
-        in_window && in_reach
+        self.shape.sees(row, key) && in_reach
     }
 
-    /// Positions of the keys: the prefix's, then those of the rows.
-    fn key_positions(&self) -> Vec<usize> {
-        let prefix = self.prefix.iter().flat_map(|prefix| &prefix.positions);
-        prefix.chain(self.positions).copied().collect()
-    }
-
-    fn forward(&self, [q, k, v]: [&ArrayView2<'_, f32>; 3]) -> (Array2<f32>, SavedUnit) {
-        let (q, rows) = (self.of_group(q), self.rows.len());
-        let own = self.own(k);
-        let key_positions = self.key_positions();
-        let before = key_positions.len() - rows;
-        let mut scores = Array2::zeros((q.nrows(), key_positions.len()));
-        scores.slice_mut(s![.., before..]).assign(&q.dot(&own.t()));
-        if let Some([keys, _]) = self.prefix() {
-            scores.slice_mut(s![.., ..before]).assign(&q.dot(&keys.t()));
+    /// The probabilities of a tile's rows.
+    fn tile<'b>(&self, rows: Range<usize>, q: &Array2<f32>, keys: &UnitKeys<'_>) -> Tile<'b> {
+        let q = self.of_group(&q.view(), &rows);
+        let prefix = keys.prefix(KEYS);
+        let before = prefix.map_or(0, |prefix| prefix.nrows());
+        let mut scores = Array2::zeros((q.nrows(), before + rows.end));
+        let (mut of_prefix, mut of_own) = scores.view_mut().split_at(Axis(1), before);
+        if let Some(prefix) = prefix {
+            add_product(&mut of_prefix, &q.view(), &prefix.t(), self.shape.scale);
         }
-        scores *= self.shape.scale;
+        add_product(&mut of_own, &q.view(), &keys.own(KEYS, rows.end).t(), self.shape.scale);
+        let positions = self.prefix.iter().flat_map(|prefix| &prefix.positions);
+        let positions: Vec<usize> = positions.chain(&self.positions[..rows.end]).copied().collect();
         // The prefix is before all rows: nothing of it is hidden but by a window or a policy.
-        let masked = if self.shape.window.is_some() || self.self_only.is_some() { 0 } else { before };
-        let mut normalisers = Array1::zeros(if self.shape.soft_cap.is_some() { scores.nrows() } else { 0 });
-        for (index, scores) in numbers(&mut scores).chunks_exact_mut(key_positions.len()).enumerate() {
-            if let Some(cap) = self.shape.soft_cap {
+        let masked =
+            if self.shape.window.is_some() || self.self_only.is_some() { 0 } else { before + rows.start };
+        let mut slopes = self.shape.soft_cap.map(|_| Array2::zeros(scores.raw_dim()));
+        for (index, scores) in numbers(&mut scores).chunks_exact_mut(positions.len()).enumerate() {
+            if let (Some(cap), Some(slopes)) = (self.shape.soft_cap, &mut slopes) {
                 soft_cap(scores, cap);
+                // The derivative of cap · tanh(s / cap).
+                let slope = |score: &f32| 1.0 - (score / cap) * (score / cap);
+                slopes.row_mut(index).iter_mut().zip(&*scores).for_each(|(to, score)| *to = slope(score));
             }
-            let row = self.positions[index % rows];
-            for (score, &key) in scores[masked..].iter_mut().zip(&key_positions[masked..]) {
-                if key > row || !self.sees(row, key) {
+            let row = self.positions[rows.start + index % rows.len()];
+            for (score, &key) in scores[masked..].iter_mut().zip(&positions[masked..]) {
+                if !self.sees(row, key) {
                     *score = f32::NEG_INFINITY;
                 }
             }
-            if let Some(normaliser) = normalisers.get_mut(index) {
-                let max = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-                *normaliser = max + scores.iter().map(|score| (score - max).exp()).sum::<f32>().ln();
-            }
             softmax(scores);
         }
-        let mut z = scores.slice(s![.., before..]).dot(&self.own(v));
-        if let Some([_, values]) = self.prefix() {
-            z += &scores.slice(s![.., ..before]).dot(&values);
-        }
-        (z, SavedUnit { probabilities: scores, normalisers })
+        Tile { rows, q, probabilities: scores.into(), slopes }
     }
 
-    /// Gradients of the unit's queries, keys and values from that of its output `[group · rows, head_dim]`.
-    fn backward(&self, saved: &SavedAttention, unit: &SavedUnit, dz: &Array2<f32>) -> [Array2<f32>; 3] {
-        let (q, z) = (self.of_group(&saved.q.view()), self.of_group(&saved.z.view()));
-        let (k, v) = (saved.k.view(), saved.v.view());
-        let (own_keys, own_values) = (self.own(&k), self.own(&v));
-        let p = &unit.probabilities;
-        let before = p.ncols() - self.rows.len();
-        let mut ds = Array2::zeros(p.raw_dim());
-        ds.slice_mut(s![.., before..]).assign(&dz.dot(&own_values.t()));
-        let prefix = self.prefix();
-        if let Some([_, values]) = &prefix {
-            ds.slice_mut(s![.., ..before]).assign(&dz.dot(&values.t()));
-        }
-        // ∂L/∂s = P ∘ (∂L/∂P − Σ z·∂L/∂z), times the derivative of the soft cap, 1 − (s/cap)².
-        let dots = (&z * dz).sum_axis(Axis(1));
-        let keys = p.ncols();
-        let rows =
-            numbers(&mut ds).chunks_exact_mut(keys).zip(p.as_slice().unwrap_or_default().chunks_exact(keys));
-        for (index, (ds, p)) in rows.enumerate() {
-            let dot = dots[index];
-            ds.iter_mut().zip(p).for_each(|(ds, p)| *ds = p * (*ds - dot) * self.shape.scale);
-            if let Some(cap) = self.shape.soft_cap {
-                for (ds, p) in ds.iter_mut().zip(p).filter(|(_, p)| **p > 0.0) {
-                    let capped = (p.ln() + unit.normalisers[index]) / cap;
-                    *ds *= 1.0 - capped * capped;
-                }
+    /// The unit's output `[group · rows, head_dim]`, and its probabilities where they are kept.
+    fn forward(&self, [q, k, v]: [&Array2<f32>; 3]) -> (Array2<f32>, Option<Array2<f32>>) {
+        let keys = self.keys(k, v);
+        let mut z = Array2::zeros((self.group() * self.rows.len(), self.shape.head_dim));
+        let mut kept = None;
+        for rows in self.tiles() {
+            let tile = self.tile(rows, q, &keys);
+            let (of_prefix, of_own) =
+                tile.probabilities.view().split_at(Axis(1), tile.probabilities.ncols() - tile.rows.end);
+            let mut output = Array2::zeros(tile.q.raw_dim());
+            if let Some(values) = keys.prefix(VALUES) {
+                add_product(&mut output.view_mut(), &of_prefix, &values, 1.0);
             }
+            add_product(&mut output.view_mut(), &of_own, &keys.own(VALUES, tile.rows.end), 1.0);
+            self.place(&tile.rows, &output, &mut z);
+            kept = Some(tile).filter(|tile| tile.rows.len() == self.rows.len() && tile.slopes.is_none());
         }
-        let own = ds.slice(s![.., before..]);
-        let mut dq = own.dot(&own_keys);
-        if let Some([keys, _]) = &prefix {
-            dq += &ds.slice(s![.., ..before]).dot(keys);
+        (z, kept.map(|tile| tile.probabilities.into_owned()))
+    }
+
+    /// Gradients of the unit's queries, keys and values from that of the output.
+    fn backward(
+        &self,
+        saved: &SavedAttention,
+        probabilities: Option<&Array2<f32>>,
+        dz: &Array2<f32>,
+    ) -> [Array2<f32>; 3] {
+        let keys = self.keys(&saved.k, &saved.v);
+        let dim = self.shape.head_dim;
+        let mut dq = Array2::zeros((self.group() * self.rows.len(), dim));
+        let [mut dk, mut dv] = [(); 2].map(|()| Array2::zeros((self.rows.len(), dim)));
+        for rows in self.tiles() {
+            let tile = match probabilities {
+                Some(kept) => {
+                    let q = self.of_group(&saved.q.view(), &rows);
+                    Tile { rows, q, probabilities: kept.view().into(), slopes: None }
+                }
+                None => self.tile(rows, &saved.q, &keys),
+            };
+            let (z, dz) = (self.of_group(&saved.z.view(), &tile.rows), self.of_group(&dz.view(), &tile.rows));
+            let mut ds = self.score_gradients(&tile, &keys, &z, &dz);
+            let before = ds.ncols() - tile.rows.end;
+            let (of_prefix, of_own) = ds.view_mut().split_at(Axis(1), before);
+            let mut of_tile = Array2::zeros(tile.q.raw_dim());
+            if let Some(prefix) = keys.prefix(KEYS) {
+                add_product(&mut of_tile.view_mut(), &of_prefix.view(), &prefix, 1.0);
+            }
+            add_product(&mut of_tile.view_mut(), &of_own.view(), &keys.own(KEYS, tile.rows.end), 1.0);
+            self.place(&tile.rows, &of_tile, &mut dq);
+            let read = s![..tile.rows.end, ..];
+            add_product(&mut dk.slice_mut(read), &of_own.t(), &tile.q.view(), 1.0);
+            let own = tile.probabilities.slice(s![.., before..]);
+            add_product(&mut dv.slice_mut(read), &own.t(), &dz.view(), 1.0);
         }
-        [dq, own.t().dot(&q), p.slice(s![.., before..]).t().dot(dz)]
+        [dq, dk, dv]
+    }
+
+    /// ∂L/∂(q·k) = scale · P ∘ (∂L/∂P − Σ z·∂L/∂z), times the derivative of the soft cap.
+    fn score_gradients(
+        &self,
+        tile: &Tile<'_>,
+        keys: &UnitKeys<'_>,
+        z: &Array2<f32>,
+        dz: &Array2<f32>,
+    ) -> Array2<f32> {
+        let p = &tile.probabilities;
+        let mut ds = Array2::zeros(p.raw_dim());
+        let (mut of_prefix, mut of_own) = ds.view_mut().split_at(Axis(1), p.ncols() - tile.rows.end);
+        if let Some(values) = keys.prefix(VALUES) {
+            add_product(&mut of_prefix, &dz.view(), &values.t(), 1.0);
+        }
+        add_product(&mut of_own, &dz.view(), &keys.own(VALUES, tile.rows.end).t(), 1.0);
+        let dots = (z * dz).sum_axis(Axis(1));
+        for ((mut ds, p), dot) in ds.outer_iter_mut().zip(p.outer_iter()).zip(dots) {
+            ds.zip_mut_with(&p, |ds, &p| *ds = p * (*ds - dot) * self.shape.scale);
+        }
+        if let Some(slopes) = &tile.slopes {
+            ds *= slopes;
+        }
+        ds
     }
 }
 
@@ -250,19 +424,17 @@ impl Attend for BatchAttention<'_> {
         };
         let [q, k, v] = [matrix(q)?, matrix(k)?, matrix(v)?];
         let units = units(self.decoder, self.batch, self.visibility, &self.rows, at.layer);
-        let views = [&q.view(), &k.view(), &v.view()];
-        let outputs: Vec<(Array2<f32>, SavedUnit)> =
-            units.par_iter().map(|unit| unit.forward(views)).collect();
+        let outputs: Vec<_> = units.par_iter().map(|unit| unit.forward([&q, &k, &v])).collect();
         let mut z = Array2::zeros(q.raw_dim());
-        let mut saved = vec![];
-        for (unit, (output, of_unit)) in units.iter().zip(outputs) {
+        let mut probabilities = vec![];
+        for (unit, (output, kept)) in units.iter().zip(outputs) {
             unit.scatter(&output, &mut z.view_mut());
-            saved.push(of_unit);
+            probabilities.push(kept);
         }
         let shape = self.decoder.attention_shape(at.layer);
         let dims = [z.nrows(), shape.query_heads, shape.head_dim];
         let output = Tensor::from_vec(z.iter().copied().collect(), &dims)?;
-        self.saved.push(SavedAttention { q, k, v, z, units: saved });
+        self.saved.push(SavedAttention { q, k, v, z, probabilities });
         Ok(output)
     }
 }
@@ -277,9 +449,8 @@ pub(super) fn backward(
     dz: &Array2<f32>,
 ) -> [Array2<f32>; 3] {
     let units = units(decoder, batch, visibility, rows, layer);
-    let of_unit =
-        |(unit, of_unit): (&Unit<'_>, &SavedUnit)| unit.backward(saved, of_unit, &unit.of_group(&dz.view()));
-    let gradients: Vec<[Array2<f32>; 3]> = units.par_iter().zip(&saved.units).map(of_unit).collect();
+    let of_unit = |(unit, kept): (&Unit<'_>, &Option<Array2<f32>>)| unit.backward(saved, kept.as_ref(), dz);
+    let gradients: Vec<[Array2<f32>; 3]> = units.par_iter().zip(&saved.probabilities).map(of_unit).collect();
     let [mut dq, mut dk, mut dv] = [&saved.q, &saved.k, &saved.v].map(|x| Array2::zeros(x.raw_dim()));
     for (unit, [q, k, v]) in units.iter().zip(&gradients) {
         unit.scatter(q, &mut dq.view_mut());
@@ -305,3 +476,6 @@ pub(super) fn matrix(x: &Tensor) -> Result<Array2<f32>> {
     let width = numbers.len() / x.rows().max(1);
     Array2::from_shape_vec((x.rows(), width), numbers).map_err(|error| Error::failure(error.to_string()))
 }
+
+#[cfg(test)]
+mod tests;

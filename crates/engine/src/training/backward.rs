@@ -1,7 +1,8 @@
 //! The backward pass through the layers.
 
-use super::attention::{self, matrix};
+use super::attention::{self, matrix, numbers};
 use super::derivatives::{activation, norm as norm_gradient, rotation};
+use super::product::product;
 use super::{Rows, SavedLayer, Tape, TrainingSequence};
 use crate::adapter::{Adapter, LowRank, Target};
 use crate::decoder::experts::{Expert, ExpertLayer};
@@ -291,11 +292,22 @@ impl LayerBackward<'_> {
         let mut dx = matrix(&transposed.forward(&tensor(&dy.view())?, self.compute)?)?;
         if let Some(addition) = self.adapter.matrices().get(&(self.layer, target)) {
             let [a, b] = views(addition)?;
-            let low = x.dot(&a.t());
-            let dlow = dy.dot(&b) * addition.scale;
-            dx += &dlow.dot(&a);
-            let db = dy.t().dot(&low) * addition.scale;
-            self.gradients.insert((self.layer, target), Gradient { a: dlow.t().dot(x), b: db });
+            let projection = self.weights.projection(target);
+            let dropout = projection.and_then(|projection| projection.addition.as_ref()?.dropout);
+            let dropped = |mut x: Array2<f32>| {
+                if let Some((dropout, matrix)) = dropout {
+                    dropout.apply(matrix, numbers(&mut x));
+                }
+                x
+            };
+            let kept = dropout.map(|_| dropped(x.to_owned()));
+            let x = kept.as_ref().map_or(x.view(), |kept| kept.view());
+            let low = product(&x, &a.t(), 1.0);
+            let dlow = product(&dy.view(), &b, addition.scale);
+            dx += &dropped(product(&dlow.view(), &a, 1.0));
+            let gradient =
+                Gradient { a: product(&dlow.t(), &x, 1.0), b: product(&dy.t(), &low.view(), addition.scale) };
+            self.gradients.insert((self.layer, target), gradient);
         }
         Ok(dx)
     }

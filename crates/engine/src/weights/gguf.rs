@@ -84,6 +84,22 @@ impl GgufFile {
         }
     }
 
+    /// Names of all tensors.
+    pub(crate) fn tensor_names(&self) -> impl Iterator<Item = &str> {
+        self.header.tensors.keys().map(String::as_str)
+    }
+
+    /// Shape and elements of a tensor.
+    ///
+    /// # Errors
+    /// [`Error::MalformedFile`] where the file lacks it or is damaged.
+    pub(crate) fn numbers(&self, name: &str) -> Result<(Vec<usize>, Vec<f32>)> {
+        let tensor = self.tensor(name, true)?;
+        let elements = tensor.shape.iter().product();
+        let numbers = dequantized(tensor.bytes(), tensor.format, elements);
+        Ok((tensor.shape, numbers))
+    }
+
     /// Bytes and number of the weights, by type.
     pub(crate) fn weight_types(&self) -> Vec<WeightType> {
         WeightType::sums(self.header.tensors.values().map(|info| {

@@ -1,7 +1,9 @@
 //! Weight matrices: floats, or block-quantised as in the file.
 
+use super::WeightsPrecision;
 use super::bytes::FileBytes;
 use super::on_device::{DeviceLinearCall, DeviceMatrix};
+use crate::adapter::LowRank;
 use crate::tensor::{Tensor, mixed, with_f32};
 use crate::{Device, Error, Result};
 use layerscope_kernels::Activation;
@@ -200,12 +202,35 @@ impl Linear {
             ComputeType::F32 => {
                 Ok(Self::from_numbers(transposed.map(|index| numbers[index]).collect(), (columns, rows)))
             }
-            ComputeType::Bf16 => {
-                let bits = transposed.map(|index| half::bf16::from_f32(numbers[index]).to_le_bytes());
-                let bytes: Vec<u8> = bits.flatten().collect();
-                Ok(Self::from_blocks(&bytes, WeightFormat::BF16, (columns, rows), true))
+            ComputeType::Bf16 => Ok(Self::rounded(transposed.map(|index| numbers[index]), (columns, rows))),
+        }
+    }
+
+    /// W + s·B·A, in memory: in f32, or in bf16 where weights are as their file has them.
+    ///
+    /// # Errors
+    /// [`Error::Device`].
+    pub(crate) fn plus(&self, matrix: &LowRank, precision: WeightsPrecision) -> Result<Self> {
+        let (rows, columns) = self.rows_and_columns();
+        let mut numbers = self.to_tensor()?.to_vec()?;
+        for (row, numbers) in numbers.chunks_exact_mut(columns).enumerate() {
+            for (b, a) in
+                matrix.b[row * matrix.rank..].iter().zip(matrix.a.chunks_exact(columns)).take(matrix.rank)
+            {
+                let factor = matrix.scale * b;
+                numbers.iter_mut().zip(a).for_each(|(w, a)| *w += factor * a);
             }
         }
+        Ok(match precision {
+            WeightsPrecision::F32 => Self::from_numbers(numbers, (rows, columns)),
+            WeightsPrecision::Native => Self::rounded(numbers.into_iter(), (rows, columns)),
+        })
+    }
+
+    /// In bf16, in memory.
+    fn rounded(numbers: impl Iterator<Item = f32>, shape: (usize, usize)) -> Self {
+        let bytes: Vec<u8> = numbers.flat_map(|x| half::bf16::from_f32(x).to_le_bytes()).collect();
+        Self::from_blocks(&bytes, WeightFormat::BF16, shape, true)
     }
 
     /// All of W in f32, `[out, in]`, on the host.

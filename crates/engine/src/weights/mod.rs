@@ -18,6 +18,7 @@ pub use mapped::{FileState, explain_bus_errors};
 pub(crate) use place::Place;
 pub use random::{RandomWeights, ShapeWeights};
 pub use safetensors::SafetensorsFiles;
+pub(crate) use safetensors::without_wrapper;
 
 use crate::Result;
 use candle_core::Tensor;

@@ -166,7 +166,7 @@ fn is_no_weight(name: &str) -> bool {
 }
 
 /// The name of a decoder's tensor in a multimodal checkpoint.
-fn without_wrapper(name: &str) -> String {
+pub(crate) fn without_wrapper(name: &str) -> String {
     match name.strip_prefix("model.language_model.") {
         Some(rest) => format!("model.{rest}"),
         None => name.strip_prefix("language_model.").unwrap_or(name).to_owned(),

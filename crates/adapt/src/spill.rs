@@ -1,0 +1,125 @@
+//! Prompts' keys and values in a file, where they do not fit into memory.
+
+use layerscope_engine::training::{LayerKeys, Numbers, Prefix};
+use layerscope_engine::{Error, Result};
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// A file that is gone with the process.
+pub(crate) struct Spill {
+    file: Mutex<File>,
+    folder: PathBuf,
+}
+
+/// Where the keys and values of a prompt lie.
+pub(crate) struct Spilled {
+    spill: Arc<Spill>,
+    layers: Vec<SpilledLayer>,
+}
+
+struct SpilledLayer {
+    positions: Vec<usize>,
+    kv_heads: usize,
+    /// First byte of the keys; those of the values follow.
+    start: u64,
+    bytes: usize,
+    /// None of them, in their type.
+    empty: Numbers,
+}
+
+impl Spill {
+    /// # Errors
+    /// [`Error::Failure`] where no file can be made in the folder.
+    pub(crate) fn new(folder: &Path) -> Result<Arc<Self>> {
+        let file = tempfile::tempfile_in(folder).map_err(|error| Error::io("write in", folder, &error))?;
+        Ok(Arc::new(Self { file: Mutex::new(file), folder: folder.to_owned() }))
+    }
+
+    /// Puts a prompt's keys and values behind what is there.
+    ///
+    /// # Errors
+    /// [`Error::Failure`] where the disk is full.
+    pub(crate) fn write(self: &Arc<Self>, keys: &Prefix) -> Result<Spilled> {
+        let failed = |error: std::io::Error| Error::io("write keys of prompts in", &self.folder, &error);
+        let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut start = file.seek(SeekFrom::End(0)).map_err(failed)?;
+        let mut layers = vec![];
+        for layer in keys {
+            for numbers in [&layer.keys, &layer.values] {
+                file.write_all(numbers.bytes()).map_err(failed)?;
+            }
+            layers.push(SpilledLayer {
+                positions: layer.positions.clone(),
+                kv_heads: layer.kv_heads,
+                start,
+                bytes: layer.keys.bytes().len(),
+                empty: layer.keys.with_bytes(&[]),
+            });
+            start += layer.bytes() as u64;
+        }
+        Ok(Spilled { spill: Arc::clone(self), layers })
+    }
+}
+
+impl Spilled {
+    /// Keys and values of the first layers.
+    ///
+    /// # Errors
+    /// [`Error::Failure`] where the file cannot be read.
+    pub(crate) fn read(&self, layers: usize) -> Result<Prefix> {
+        let folder = &self.spill.folder;
+        let failed = |error: std::io::Error| Error::io("read keys of prompts in", folder, &error);
+        let mut file = self.spill.file.lock().unwrap_or_else(PoisonError::into_inner);
+        let of_layer = |layer: &SpilledLayer| {
+            file.seek(SeekFrom::Start(layer.start)).map_err(failed)?;
+            let mut both = [vec![0; layer.bytes], vec![0; layer.bytes]];
+            for bytes in &mut both {
+                file.read_exact(bytes).map_err(failed)?;
+            }
+            let [keys, values] = both.map(|bytes| layer.empty.with_bytes(&bytes));
+            Ok(Arc::new(LayerKeys {
+                positions: layer.positions.clone(),
+                keys,
+                values,
+                kv_heads: layer.kv_heads,
+            }))
+        };
+        self.layers.iter().take(layers).map(of_layer).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_comes_back() {
+        let folder = tempfile::tempdir().unwrap();
+        let spill = Spill::new(folder.path()).unwrap();
+        let layer = |first: usize, count: usize| {
+            let numbers = |start: usize| (start..start + 6 * count).map(|x| x as f32 * 0.5).collect();
+            Arc::new(LayerKeys {
+                positions: (first..first + count).collect(),
+                keys: Numbers::F32(numbers(first)),
+                values: Numbers::F32(numbers(first + 1_000)),
+                kv_heads: 2,
+            })
+        };
+        let prompts: Vec<Prefix> = vec![vec![layer(0, 3), layer(0, 0), layer(2, 1)], vec![layer(7, 2)]];
+        let spilled: Vec<Spilled> = prompts.iter().map(|keys| spill.write(keys).unwrap()).collect();
+        for (keys, spilled) in prompts.iter().zip(&spilled).rev() {
+            for count in 0..=keys.len() {
+                let read = spilled.read(count).unwrap();
+                assert_eq!(read.len(), count);
+                for (read, written) in read.iter().zip(keys) {
+                    assert_eq!(read.positions, written.positions);
+                    assert_eq!(read.keys.bytes(), written.keys.bytes());
+                    assert_eq!(read.values.bytes(), written.values.bytes());
+                }
+            }
+        }
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+    }
+}
