@@ -29,7 +29,7 @@ pub(crate) struct Item {
     prompt_len: usize,
     /// The full model's keys and values of the prompt, all layers; nothing where prompt rows are trained, too.
     keys: Keys,
-    /// Of anchors, in all layers.
+    /// Of anchors, from the policy's cutoff on.
     anchors: Prefix,
 }
 
@@ -82,6 +82,8 @@ impl Item {
 /// How prompts become items.
 pub(crate) struct Preparation<'a> {
     pub(crate) model: &'a Model,
+    /// The policy that is trained for, and what it shows.
+    pub(crate) policy: &'a Policy,
     pub(crate) visibility: &'a Visibility,
     pub(crate) rows: AdapterRows,
     pub(crate) continued: Continued,
@@ -97,8 +99,8 @@ impl Preparation<'_> {
     /// [`Error::Input`] on a prompt that cannot be run, or whose answer has fewer than two tokens; [`Error::Interrupted`].
     pub(crate) fn item(&self, prompt: &Prompt, known: Option<&[u32]>) -> Result<Item> {
         let (model, tokenizer) = (self.model, &self.model.tokenizer);
-        let tokens = tokenizer.encode_prompt(&prompt.content)?;
-        let p = tokens.len();
+        let prompt_tokens = tokenizer.encode_prompt(&prompt.content)?;
+        let p = prompt_tokens.len();
         let answer = prompt.answer.as_ref().filter(|_| self.continued == Continued::Answers);
         let answer = answer.map(|answer| tokenizer.encode_fitting(answer)).transpose()?;
         let answer = answer.map(|answer| answer.into_iter().take(self.max_new_tokens).collect::<Vec<u32>>());
@@ -107,9 +109,9 @@ impl Preparation<'_> {
             let reason = "has fewer than two tokens, or an answer of fewer than two";
             return Err(Error::input(format!("prompt {:?} {reason}; leave it out", prompt.id)));
         }
-        let policy = Policy::full(model.config().layers);
-        let mut session = Session::resumable(&model.decoder, policy, p, steps)?;
-        let first = session.prefill(&tokens, &mut Hooks::none(), self.interrupt, &mut |_| {})?;
+        let full = Policy::full(model.config().layers);
+        let mut session = Session::resumable(&model.decoder, full, p, steps)?;
+        let first = session.prefill(&prompt_tokens, &mut Hooks::none(), self.interrupt, &mut |_| {})?;
         let is_own = answer.is_none();
         let continuation = match (answer, known) {
             (Some(answer), _) => answer,
@@ -119,15 +121,24 @@ impl Preparation<'_> {
                 continue_greedily(&mut session, first, steps, no_end, self.interrupt, &mut |_, _| {})?
             }
         };
-        let mut forced = teacher_forced(&model.decoder, &mut session, &tokens, &continuation)?;
+        let mut forced = teacher_forced(&model.decoder, &mut session, &prompt_tokens, &continuation)?;
         let teacher = forced.residuals.pop().ok_or_else(|| Error::failure("the model has no layers"))?;
         session.truncate(p - 1)?;
-        let decoded = decode_rows(&tokens, &continuation);
+        let decoded = decode_rows(&prompt_tokens, &continuation);
         let (tokens, first_position, keys) = match self.rows {
             AdapterRows::Decode => (decoded, p - 1, prefix(&session)?),
-            AdapterRows::All => ([&tokens[..p - 1], &decoded].concat(), 0, vec![]),
+            AdapterRows::All => ([&prompt_tokens[..p - 1], &decoded].concat(), 0, vec![]),
         };
-        let anchors = keys.iter().map(|layer| Arc::new(anchors_of(layer, self.visibility))).collect();
+        let anchors = match keys.is_empty() || self.visibility.anchors.are_bos_alone() {
+            true => keys.iter().map(|layer| Arc::new(anchors_of(layer, self.visibility))).collect(),
+            // Theirs are of a shorter sequence than the full model's.
+            false => {
+                let mut cut = Session::resumable(&model.decoder, self.policy.clone(), p, steps)?;
+                cut.prefill(&prompt_tokens, &mut Hooks::none(), self.interrupt, &mut |_| {})?;
+                cut.truncate(p - 1)?;
+                prefix(&cut)?
+            }
+        };
         Ok(Item {
             id: prompt.id.clone(),
             answer_len: answer_len(tokenizer, prompt, &continuation, is_own)?,

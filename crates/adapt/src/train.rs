@@ -92,6 +92,8 @@ pub struct Outcome {
     pub after: Figures,
     /// The same at full depth: what the adapter does to the full model. Not measured after an interrupt.
     pub full_depth: Option<Figures>,
+    /// Ids of the prompts that were held out.
+    pub held_out: Vec<String>,
     /// Whether it was interrupted.
     pub interrupted: bool,
 }
@@ -195,7 +197,8 @@ pub fn adapt(
         false => Some(trainer.evaluate(&held_out, layers, settings.batch)?),
     };
     let Progress { step: steps, tokens, rows, seconds, .. } = trainer.state.progress;
-    Ok(Outcome { steps, tokens, rows, seconds, before, after, full_depth, interrupted })
+    let held_out = held_out.into_iter().map(|item| item.id).collect();
+    Ok(Outcome { steps, tokens, rows, seconds, before, after, full_depth, held_out, interrupted })
 }
 
 fn visibility(settings: &Settings, model: &Model) -> Result<Visibility> {
@@ -232,6 +235,7 @@ fn prepare(
     let all = order.len();
     let preparation = Preparation {
         model,
+        policy: &settings.policy,
         visibility,
         rows: settings.rows,
         continued: settings.continued,

@@ -66,6 +66,19 @@ impl Trainer<'_> {
         settings.learning_rate * rise * 0.5 * (1.0 + (std::f64::consts::PI * self.done(settings)).cos())
     }
 
+    /// The cutoff of a step: the policy's, or one above.
+    fn cutoff_of(&self, settings: &Settings, step: usize) -> usize {
+        let (cutoff, layers) = (self.visibility.cutoff, self.base.config().layers);
+        let mut random = ChaCha8Rng::seed_from_u64(settings.seed.wrapping_add(1));
+        random.set_stream(step as u64 + 1);
+        match random.random::<f64>() < settings.other_cutoffs {
+            // Other anchors' keys and values differ from cutoff to cutoff.
+            true if !self.visibility.anchors.are_bos_alone() => layers,
+            true => random.random_range(cutoff + 1..=layers),
+            false => cutoff,
+        }
+    }
+
     /// What rows read at another cutoff than the policy's.
     pub(crate) fn at(&self, cutoff: usize) -> Visibility {
         Visibility { cutoff, ..self.visibility.clone() }
@@ -97,8 +110,7 @@ impl Trainer<'_> {
         let start = Instant::now();
         let step = self.state.progress.step;
         let items = batch_of(items, settings, step);
-        let visibility =
-            self.at(cutoff_of(settings, step, self.visibility.cutoff, self.base.config().layers));
+        let visibility = self.at(self.cutoff_of(settings, step));
         let adapter = self.adapter()?;
         let dropout = Dropout { rate: settings.dropout, seed: settings.seed ^ ((step as u64) << 32) };
         let dropout = Some(dropout).filter(|dropout| dropout.rate > 0.0);
@@ -168,14 +180,4 @@ fn batch_of<'a>(items: &'a [Item], settings: &Settings, step: usize) -> Vec<&'a 
         settings.seed ^ (epoch as u64 + 1).wrapping_mul(0x9e37_79b9),
     ));
     order.into_iter().skip(index * settings.batch).take(settings.batch).collect()
-}
-
-/// The cutoff of a step: the policy's, or one above.
-fn cutoff_of(settings: &Settings, step: usize, cutoff: usize, layers: usize) -> usize {
-    let mut random = ChaCha8Rng::seed_from_u64(settings.seed.wrapping_add(1));
-    random.set_stream(step as u64 + 1);
-    match random.random::<f64>() < settings.other_cutoffs {
-        true => random.random_range(cutoff + 1..=layers),
-        false => cutoff,
-    }
 }

@@ -5,8 +5,8 @@
 use layerscope_adapt::{Continued, Event, Outcome, Settings, adapt};
 use layerscope_diagnostics::prompts::{PromptFile, parse_prompts, prompts_sha256};
 use layerscope_engine::{
-    Adapter, AdapterRows, Device, Error, Interrupt, Model, ModelSource, Policy, Result, Target,
-    WeightsPrecision,
+    Adapter, AdapterRows, Device, Error, Hooks, Interrupt, Model, ModelSource, Policy, Result, Session,
+    Target, WeightsPrecision, argmax,
 };
 use std::path::Path;
 use std::sync::LazyLock;
@@ -114,4 +114,66 @@ fn what_cannot_be_trained_is_refused() {
     let rate = Settings { learning_rate: 1e30, steps: 5, ..one };
     std::fs::remove_file(folder.path().join("training.safetensors")).unwrap();
     assert!(refused(&rate).to_string().contains("--learning-rate"));
+}
+
+/// Held-out figures before training are those of the policy's own generation, teacher-forced: KL(full ‖ policy).
+#[test]
+fn held_out_figures_are_those_of_the_policys_generation() {
+    let model = Model::load(
+        &ModelSource::embedded("layerscope-tiny", TINY),
+        WeightsPrecision::F32,
+        &Device::Cpu,
+        &mut |_, _| Ok(()),
+    )
+    .unwrap();
+    let mut prompts = prompts();
+    prompts.prompts.truncate(1);
+    let mut again = prompts.prompts[0].clone();
+    again.id = "again".to_owned();
+    prompts.prompts.push(again);
+    let tokens = model.tokenizer.encode_prompt(&prompts.prompts[0].content).unwrap();
+    let log_softmax = |logits: &[f32]| -> Vec<f64> {
+        let all: f64 = logits.iter().map(|x| f64::from(*x).exp()).sum();
+        logits.iter().map(|x| f64::from(*x) - all.ln()).collect()
+    };
+    for name in ["speed:4+bos", "speed:5", "selfonly:4+bos", "speed:4+bos+9-20", "selfonly:5+3-4"] {
+        let policy = Policy::parse_for(name, model.config()).unwrap();
+        for rows in [AdapterRows::Decode, AdapterRows::All] {
+            let folder = tempfile::tempdir().unwrap();
+            let settings =
+                Settings { steps: 1, rows, policy: policy.clone(), other_cutoffs: 1.0, ..settings(name) };
+            let outcome =
+                adapt(&model, &prompts, &settings, folder.path(), &Interrupt::new(false), &mut |_| {})
+                    .unwrap();
+            let run = |policy: Policy, given: Option<&[u32]>| {
+                let steps = settings.max_new_tokens;
+                let mut session = Session::new(&model.decoder, policy, tokens.len(), steps).unwrap();
+                let mut hooks = Hooks::none();
+                let first =
+                    session.prefill(&tokens, &mut hooks, &Interrupt::new(false), &mut |_| {}).unwrap();
+                let (mut logits, mut said) = (vec![first], vec![]);
+                for step in 0..steps {
+                    let likely = argmax(logits.last().unwrap(), model.tokenizer.eos_ids()).unwrap();
+                    said.push(given.map_or(likely, |given| given[step]));
+                    if step + 1 < steps {
+                        logits.push(session.step(said[step], &mut hooks).unwrap());
+                    }
+                }
+                let logits: Vec<Vec<f64>> =
+                    logits.iter().map(|x| log_softmax(&x.to_vec().unwrap())).collect();
+                (logits, said)
+            };
+            let (full, said) = run(Policy::full(model.config().layers), None);
+            let (cut, _) = run(policy.clone(), Some(&said));
+            let of_step = |(full, cut): (&Vec<f64>, &Vec<f64>)| -> f64 {
+                full.iter().zip(cut).map(|(p, q)| p.exp() * (p - q)).sum()
+            };
+            let expected = full.iter().zip(&cut).map(of_step).sum::<f64>() / full.len() as f64;
+            assert!(
+                (outcome.before.kl - expected).abs() < 1e-4 * expected.max(0.1),
+                "{name} {rows:?}: {} {expected}",
+                outcome.before.kl
+            );
+        }
+    }
 }

@@ -33,6 +33,7 @@ pub(crate) fn run(arguments: &AdaptArguments) -> Result<ExitCode> {
             "before": outcome.before,
             "after": outcome.after,
             "full_depth": outcome.full_depth,
+            "held_out": outcome.held_out,
             "adapter": adapter,
             "model": model.name,
             "policy": settings.policy,

@@ -58,6 +58,11 @@ impl Anchors {
         self.ranges.iter().any(|range| range.contains(&position))
     }
 
+    /// Whether position 0 is the only one, if there is any: then anchors have the full model's keys and values.
+    pub fn are_bos_alone(&self) -> bool {
+        self.ranges.iter().all(|range| range.end <= 1)
+    }
+
     /// How many of positions 0 … `len`−1 are anchors.
     pub fn within(&self, len: usize) -> usize {
         self.ranges.iter().map(|range| range.end.min(len).saturating_sub(range.start)).sum()
