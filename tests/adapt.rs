@@ -139,3 +139,22 @@ fn limits_of_time_and_memory() {
     assert!(stderr(&output).contains("keys of 15 prompts are in a file"), "{}", stderr(&output));
     assert!(bytes(&in_memory) == bytes(&in_file));
 }
+
+/// Before the user's eyes the embedded model's cutoff falls by a layer.
+#[test]
+fn the_demo_teaches_a_lower_cutoff() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = support::run(layerscope().args(["demo", "--adapt", "--out"]).arg(folder.path().join("run")));
+    let said = String::from_utf8(output.stdout).unwrap();
+    assert!(said.contains("Recommended L_cut before: 6 of 8"), "{said}");
+    assert!(said.contains("Recommended L_cut after:  5 of 8"), "{said}");
+    for name in ["run", "run-adapter", "run-adapted"] {
+        assert!(folder.path().join(name).is_dir(), "{name}");
+    }
+    let run = |name: &str| folder.path().join(name);
+    let mut recommend = layerscope();
+    let told = json(
+        recommend.arg("recommend").arg(run("run-adapted")).arg("--before").arg(run("run")).arg("--json"),
+    );
+    assert_eq!((told["before"]["l_cut"].as_u64(), told["l_cut"].as_u64()), (Some(6), Some(5)));
+}

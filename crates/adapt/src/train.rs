@@ -11,8 +11,8 @@ use crate::trainer::Trainer;
 use layerscope_diagnostics::prompts::{Prompt, PromptFile};
 use layerscope_engine::training::BackwardWeights;
 use layerscope_engine::{
-    AdapterInfo, ComputeType, Error, ErrorKind, Interrupt, LowRank, Model, Result, Target, Visibility,
-    WeightsPrecision, available_memory, check_interrupt, readable_bytes,
+    AdapterInfo, Anchors, ComputeType, Error, ErrorKind, Interrupt, LowRank, Model, Policy, Result, Target,
+    Visibility, WeightsPrecision, available_memory, check_interrupt, readable_bytes,
 };
 use rand::seq::SliceRandom;
 use rand::{RngExt, SeedableRng};
@@ -201,16 +201,20 @@ pub fn adapt(
     Ok(Outcome { steps, tokens, rows, seconds, before, after, full_depth, held_out, interrupted })
 }
 
+/// What rows read under the policy; full depth is one to learn answers under, as a measure for others.
 fn visibility(settings: &Settings, model: &Model) -> Result<Visibility> {
-    settings.policy.visibility().filter(|visibility| visibility.cutoff < model.config().layers).ok_or_else(
-        || {
-            Error::input(format!(
-                "policy {} has no cutoff to train for; give one such as speed:{}+bos",
-                settings.policy,
-                model.config().layers * 3 / 4
-            ))
-        },
-    )
+    let (policy, layers) = (&settings.policy, model.config().layers);
+    let is_full = *policy == Policy::full(layers);
+    if is_full && settings.sft > 0.0 {
+        return Ok(Visibility { cutoff: layers, anchors: Anchors::none(), self_only: false });
+    }
+    policy.visibility().filter(|visibility| visibility.cutoff < layers).ok_or_else(|| {
+        let instead = if is_full { ", or --sft 1 to learn answers at full depth" } else { "" };
+        Error::input(format!(
+            "policy {policy} has no cutoff to train for; give one such as speed:{}+bos{instead}",
+            layers * 3 / 4
+        ))
+    })
 }
 
 /// Prompts that were run through the full model.

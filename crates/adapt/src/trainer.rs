@@ -71,7 +71,7 @@ impl Trainer<'_> {
         let (cutoff, layers) = (self.visibility.cutoff, self.base.config().layers);
         let mut random = ChaCha8Rng::seed_from_u64(settings.seed.wrapping_add(1));
         random.set_stream(step as u64 + 1);
-        match random.random::<f64>() < settings.other_cutoffs {
+        match cutoff < layers && random.random::<f64>() < settings.other_cutoffs {
             // Other anchors' keys and values differ from cutoff to cutoff.
             true if !self.visibility.anchors.are_bos_alone() => layers,
             true => random.random_range(cutoff + 1..=layers),

@@ -18,7 +18,7 @@ const LESSONS_NAME: &str = "adapt.jsonl";
 /// Prompts to learn from: names and places that the others do not have.
 const LESSONS: &[u8] = include_bytes!("../../../../fixtures/tiny/adapt.jsonl");
 /// The policy that the model is taught.
-const TAUGHT: &str = "speed:4+bos";
+const TAUGHT: &str = "speed:5+bos";
 /// Decode steps of each bundled prompt.
 pub(crate) const NEW_TOKENS: usize = 32;
 
@@ -81,17 +81,17 @@ fn adapted(model: Model, arguments: &DemoArguments) -> Result<ExitCode> {
     let settings = Settings {
         policy: Policy::parse_for(TAUGHT, model.config())?,
         rows: AdapterRows::Decode,
-        rank: 32,
-        alpha: 64.0,
+        rank: 16,
+        alpha: 32.0,
         rank_stabilised: false,
         targets: Target::ALL.to_vec(),
         steps: 600,
         minutes: None,
         batch: 8,
         max_new_tokens: NEW_TOKENS,
-        other_cutoffs: 0.25,
+        other_cutoffs: 0.5,
         dropout: 0.0,
-        learning_rate: 3e-3,
+        learning_rate: 1e-3,
         held_out: 0.1,
         evaluate_every: 100,
         target_kl: None,
