@@ -636,6 +636,9 @@ pub(crate) struct ViewArguments {
     /// Run the model as one of this family, whatever its file says
     #[arg(long, value_name = "NAME", requires = "path")]
     pub(crate) architecture: Option<String>,
+    /// Adapter to run beside the model's weights: a folder that `layerscope adapt` or PEFT wrote, or a GGUF file of llama.cpp's
+    #[arg(long, value_name = "PATH", requires = "path")]
+    pub(crate) adapter: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) device: DeviceArguments,
     /// Draw the window into this PNG file instead of showing it; needs no display

@@ -76,7 +76,11 @@ impl Model {
     ) -> Result<Self> {
         let opened = OpenedModel::open(source)?;
         memory::check(&opened.name, &opened.memory_need(precision, device, &[]), device)?;
-        opened.load(precision, device, progress)
+        let model = opened.load(precision, device, progress)?;
+        match &source.adapter {
+            Some(adapter) => model.with_adapter(adapter),
+            None => Ok(model),
+        }
     }
 
     /// Architecture numbers.

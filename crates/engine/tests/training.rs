@@ -270,7 +270,7 @@ fn on_a_gpu() {
 /// Files of `gguf_adapters.py` have the same matrices as the folders of PEFT's.
 #[test]
 fn adapters_of_llama_cpp_are_read() {
-    for family in ["llama31", "granite", "qwen3", "gemma3", "phi3", "gpt_neox", "starcoder2"] {
+    for family in ["llama31", "granite", "qwen3", "gemma3", "phi3", "gpt2", "gpt_neox", "starcoder2"] {
         let base = load(&folder(family));
         let (expected, _) = Adapter::read(&folder(family).join("adapter"), base.config()).unwrap();
         let (adapter, made_for) = Adapter::read(&folder(family).join("adapter.gguf"), base.config()).unwrap();

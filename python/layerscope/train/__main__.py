@@ -111,7 +111,7 @@ def main():
         optimizer.zero_grad()
         if (step + 1) % a.evaluate_every == 0 or step + 1 == a.steps:
             now = evaluate(policy)
-            accelerator.print(f"step {step + 1}: loss {float(value):.4f}, held-out KL {now['kl']:.4f}, same top token "
+            accelerator.print(f"step {step + 1}: loss {float(value.detach()):.4f}, held-out KL {now['kl']:.4f}, same top token "
                               f"{100 * now['top1']:.1f} %, {time.time() - start:.0f} s")
     after = {"before": before, "after": evaluate(policy), "full_depth": evaluate(full), "seconds": time.time() - start}
     if accelerator.is_main_process:

@@ -13,7 +13,7 @@ use std::process::ExitCode;
 pub(crate) fn run(arguments: &ViewArguments) -> Result<ExitCode> {
     let runs_folder = PathBuf::from(".");
     let open = match &arguments.path {
-        Some(path) if !path.exists() || arguments.architecture.is_some() => {
+        Some(path) if !path.exists() || arguments.architecture.is_some() || arguments.adapter.is_some() => {
             let source = models::resolve(&path.to_string_lossy()).map_err(|error| match error.kind() {
                 ErrorKind::Input => Error::input(format!(
                     "there is no run folder, model or prompt file {}: {error}",
@@ -21,7 +21,8 @@ pub(crate) fn run(arguments: &ViewArguments) -> Result<ExitCode> {
                 )),
                 _ => error,
             })?;
-            Open::Model(source.of_architecture(arguments.architecture.as_deref()))
+            let source = source.of_architecture(arguments.architecture.as_deref());
+            Open::Model(source.with_adapter(arguments.adapter.clone()))
         }
         Some(path) => Open::Path(path.clone()),
         None => Open::Demo {

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-/// A model's files, its name, and its architecture if the user names one.
+/// A model's files, its name, and its architecture and adapter if the user names them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ModelSource {
     /// Display name.
@@ -11,6 +11,8 @@ pub struct ModelSource {
     pub files: ModelFiles,
     /// The architecture to assume instead of the one in the file.
     pub architecture: Option<String>,
+    /// An adapter to run beside its weights: a folder of PEFT's, or a GGUF file.
+    pub adapter: Option<PathBuf>,
 }
 
 /// Where a model's files are.
@@ -33,17 +35,22 @@ impl ModelSource {
 
     /// A file or folder under another name.
     pub fn named(name: impl Into<String>, path: impl Into<PathBuf>) -> Self {
-        Self { name: name.into(), files: ModelFiles::Path(path.into()), architecture: None }
+        Self { name: name.into(), files: ModelFiles::Path(path.into()), architecture: None, adapter: None }
     }
 
     /// A GGUF file that is part of the program.
     pub fn embedded(name: &str, bytes: &'static [u8]) -> Self {
-        Self { name: name.to_owned(), files: ModelFiles::Embedded(bytes), architecture: None }
+        Self { name: name.to_owned(), files: ModelFiles::Embedded(bytes), architecture: None, adapter: None }
     }
 
     /// The known model of that name, e.g. the one in a run's manifest.
     pub fn find<'a>(known: &'a [Self], name: &str) -> Option<&'a Self> {
         known.iter().find(|source| source.name == name)
+    }
+
+    /// The same model with an adapter, or without one.
+    pub fn with_adapter(self, adapter: Option<PathBuf>) -> Self {
+        Self { adapter, ..self }
     }
 
     /// The same model with an assumed architecture.
