@@ -145,7 +145,7 @@ pub fn forward(
             let saved = &saved;
             hooks.add(HookPoint { layer, site }, move |_, x| {
                 let rows = x.shape()[0];
-                let numbers: Vec<f32> = x.iter().copied().collect();
+                let numbers = x.as_slice().map_or_else(|| x.iter().copied().collect(), <[f32]>::to_vec);
                 let matrix = Array2::from_shape_vec((rows, numbers.len() / rows.max(1)), numbers);
                 let matrix = matrix.map_err(|error| Error::failure(error.to_string()))?;
                 let layer = &mut saved.borrow_mut()[layer];

@@ -433,7 +433,7 @@ impl Attend for BatchAttention<'_> {
         }
         let shape = self.decoder.attention_shape(at.layer);
         let dims = [z.nrows(), shape.query_heads, shape.head_dim];
-        let output = Tensor::from_vec(z.iter().copied().collect(), &dims)?;
+        let output = Tensor::from_vec(numbers(&mut z).to_vec(), &dims)?;
         self.saved.push(SavedAttention { q, k, v, z, probabilities });
         Ok(output)
     }

@@ -437,5 +437,6 @@ fn views(addition: &LowRank) -> Result<[ArrayView2<'_, f32>; 2]> {
 }
 
 fn tensor(x: &ArrayView2<'_, f32>) -> Result<Tensor> {
-    Tensor::from_vec(x.iter().copied().collect(), &[x.nrows(), x.ncols()])
+    let numbers = x.as_slice().map_or_else(|| x.iter().copied().collect(), <[f32]>::to_vec);
+    Tensor::from_vec(numbers, &[x.nrows(), x.ncols()])
 }

@@ -130,6 +130,25 @@ impl Panel<'_> {
     }
 }
 
+#[cfg(target_arch = "x86_64")]
+impl Panel<'_> {
+    /// The same of weights in bf16 as pairs, `rows [WIDTH, ⌈depth / 2⌉]`.
+    #[inline(always)]
+    fn pairs(&self, start: usize, depth: usize, rows: &mut Vec<f32>) {
+        let pairs = depth.div_ceil(2);
+        let format = self.weights.format;
+        let bytes = format.bytes(start)..format.bytes(start + depth);
+        rows.resize(WIDTH * pairs, 0.0);
+        for (row, rows) in rows.chunks_exact_mut(pairs).enumerate() {
+            if row < self.count {
+                bf16::pairs_of(&self.weights.row(self.first + row)[bytes.clone()], rows);
+            } else {
+                rows.fill(0.0);
+            }
+        }
+    }
+}
+
 struct PanelProduct<'a> {
     panel: Panel<'a>,
     activations: &'a Activations<'a>,
@@ -148,9 +167,9 @@ impl Operation for PanelProduct<'_> {
         buffers.sums.resize(rows * WIDTH, 0.0);
         for start in (0..columns).step_by(DEPTH) {
             let depth = DEPTH.min(columns - start);
-            panel.unpack(lanes, start, depth, &mut buffers.rows);
             match activations {
                 Activations::F32(x) => {
+                    panel.unpack(lanes, start, depth, &mut buffers.rows);
                     buffers.panel.resize(depth * WIDTH, 0.0);
                     interleave(&buffers.rows, depth, &mut buffers.panel);
                     let shape = (rows, depth, WIDTH);
@@ -168,7 +187,12 @@ impl Operation for PanelProduct<'_> {
                 #[cfg(target_arch = "x86_64")]
                 Activations::Bf16(x) => {
                     let pairs = depth.div_ceil(2);
-                    bf16::round_rows(&mut buffers.rows, depth);
+                    if panel.weights.format == WeightFormat::BF16 {
+                        panel.pairs(start, depth, &mut buffers.rows);
+                    } else {
+                        panel.unpack(lanes, start, depth, &mut buffers.rows);
+                        bf16::round_rows(&mut buffers.rows, depth);
+                    }
                     buffers.panel.resize(pairs * WIDTH, 0.0);
                     interleave(&buffers.rows[..pairs * WIDTH], pairs, &mut buffers.panel);
                     let x = bf16::PairRows { pairs: x, stride: columns.div_ceil(2), start: start / 2, rows };

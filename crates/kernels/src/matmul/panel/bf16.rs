@@ -6,8 +6,8 @@ use crate::lanes::Lanes;
 use pulp::Simd;
 use rayon::prelude::*;
 use std::arch::x86_64::{
-    __m512, __m512bh, _mm512_add_ps, _mm512_dpbf16_ps, _mm512_loadu_ps, _mm512_loadu_si512,
-    _mm512_set1_epi32, _mm512_setzero_ps, _mm512_storeu_ps,
+    __m512, __m512bh, __m512i, _mm512_add_ps, _mm512_cvtne2ps_pbh, _mm512_dpbf16_ps, _mm512_loadu_ps,
+    _mm512_loadu_si512, _mm512_set1_epi32, _mm512_setzero_ps, _mm512_storeu_ps, _mm512_storeu_si512,
 };
 
 /// Rows of x handled at once; 16 sums stay in registers.
@@ -63,12 +63,48 @@ impl Operation for RoundRow<'_> {
 pub(super) fn round_rows(rows: &mut [f32], depth: usize) {
     let pairs = depth.div_ceil(2);
     for row in 0..rows.len() / depth {
-        for pair in 0..pairs {
+        // Pairs are written at or before where they are read.
+        // SAFETY: the processor has the instructions, or there would be no products of pairs.
+        let done = unsafe { round_in_place(rows, row * depth, row * pairs, depth) };
+        for pair in done..pairs {
             let from = row * depth + 2 * pair;
             let len = if 2 * pair + 1 < depth { 2 } else { 1 };
-            // Pairs are written at or before where they are read.
             rows[row * pairs + pair] = f32::from_bits(round_pair(&rows[from..from + len]));
         }
+    }
+}
+
+/// Rounds numbers from `from` on to pairs from `to` on, which is not behind it, as many as fit into whole vectors; how many pairs
+/// that are.
+///
+/// # Safety
+/// AVX-512 F and BF16.
+#[target_feature(enable = "avx512f,avx512bf16")]
+unsafe fn round_in_place(numbers: &mut [f32], from: usize, to: usize, count: usize) -> usize {
+    assert!(to <= from && from + count <= numbers.len(), "numbers");
+    let vectors = count / (2 * LANES);
+    let numbers = numbers.as_mut_ptr();
+    for vector in 0..vectors {
+        // SAFETY: within the numbers; both vectors are read before the one is written, which ends before what is still to be read.
+        unsafe {
+            let at = numbers.add(from + vector * 2 * LANES);
+            let pairs = _mm512_cvtne2ps_pbh(_mm512_loadu_ps(at.add(LANES)), _mm512_loadu_ps(at));
+            let pairs = std::mem::transmute::<__m512bh, __m512i>(pairs);
+            _mm512_storeu_si512(numbers.add(to + vector * LANES).cast(), pairs);
+        }
+    }
+    vectors * LANES
+}
+
+/// Rows of bf16, two bytes a number, as pairs `[rows, ⌈depth / 2⌉]`.
+#[inline(always)]
+pub(super) fn pairs_of(row: &[u8], pairs: &mut [f32]) {
+    let (whole, rest) = row.as_chunks::<4>();
+    for (pair, bytes) in pairs.iter_mut().zip(whole) {
+        *pair = f32::from_bits(u32::from_le_bytes(*bytes));
+    }
+    if let (Some(last), &[low, high]) = (pairs.last_mut(), rest) {
+        *last = f32::from_bits(u32::from(u16::from_le_bytes([low, high])));
     }
 }
 
@@ -119,9 +155,14 @@ unsafe fn multiply_rows<const M: usize>(
     let (a, panel, sums) = (a.as_ptr(), panel.as_ptr(), sums.as_mut_ptr());
     let mut totals: [[__m512; 2]; M] = [[_mm512_setzero_ps(); 2]; M];
     for step in 0..pairs {
-        // SAFETY: within the panel, and an integer vector is as good a vector of bf16.
+        // SAFETY: within the panel, and an integer vector is as good a vector of bf16. (A closure would not be inlined: it would
+        // run without the instructions that this function may use.)
         let b: [__m512bh; 2] = unsafe {
-            [0, LANES].map(|at| std::mem::transmute(_mm512_loadu_si512(panel.add(step * WIDTH + at).cast())))
+            let at = panel.add(step * WIDTH);
+            [
+                std::mem::transmute::<__m512i, __m512bh>(_mm512_loadu_si512(at.cast())),
+                std::mem::transmute::<__m512i, __m512bh>(_mm512_loadu_si512(at.add(LANES).cast())),
+            ]
         };
         for (row, totals) in totals.iter_mut().enumerate() {
             // SAFETY: within the activations; as above.
