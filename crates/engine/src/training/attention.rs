@@ -108,8 +108,12 @@ impl Numbers {
     #[must_use]
     pub fn with_bytes(&self, bytes: &[u8]) -> Self {
         match self {
-            Self::F32(_) => Self::F32(bytemuck::pod_collect_to_vec(bytes)),
-            Self::F16(_) => Self::F16(bytemuck::pod_collect_to_vec(bytes)),
+            Self::F32(_) => {
+                Self::F32(bytes.as_chunks().0.iter().map(|bytes| f32::from_ne_bytes(*bytes)).collect())
+            }
+            Self::F16(_) => {
+                Self::F16(bytes.as_chunks().0.iter().map(|bytes| f16::from_ne_bytes(*bytes)).collect())
+            }
         }
     }
 }
