@@ -251,7 +251,6 @@ fn prepare(
     let most = settings.prompt_memory.or_else(|| Some(available_memory()? / 2)).unwrap_or(u64::MAX);
     let (mut items, mut bytes, mut in_file, mut spill) = (vec![], 0, 0, None);
     for (done, prompt) in order.into_iter().enumerate() {
-        check_interrupt(interrupt)?;
         match preparation.item(prompt, known.of(&prompt.id)) {
             Ok(mut item) => {
                 if bytes + item.bytes() as u64 > most {

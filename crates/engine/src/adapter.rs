@@ -110,6 +110,19 @@ pub struct LowRank {
     pub scale: f32,
 }
 
+impl LowRank {
+    /// A row of scale·B·A, `[in]`.
+    pub(crate) fn row(&self, row: usize) -> Vec<f32> {
+        let columns = self.a.len() / self.rank;
+        let mut sum = vec![0.0; columns];
+        for (b, a) in self.b[row * self.rank..][..self.rank].iter().zip(self.a.chunks_exact(columns)) {
+            let factor = self.scale * b;
+            sum.iter_mut().zip(a).for_each(|(sum, a)| *sum += factor * a);
+        }
+        sum
+    }
+}
+
 impl fmt::Debug for LowRank {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("LowRank")

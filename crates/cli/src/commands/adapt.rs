@@ -105,8 +105,10 @@ fn settings(arguments: &AdaptArguments, policy: Policy) -> Result<Settings> {
         },
         minutes: arguments.minutes.map(|minutes| positive(minutes, "--minutes")).transpose()?,
         other_cutoffs: share(arguments.other_cutoffs, "--other-cutoffs")?,
-        dropout: share(arguments.dropout, "--dropout")
-            .and_then(|rate| positive(1.0 - rate, "1 minus --dropout").map(|_| rate as f32))?,
+        dropout: match share(arguments.dropout, "--dropout")? {
+            1.0 => return Err(Error::input("--dropout must be below 1")),
+            rate => rate as f32,
+        },
         continued: arguments.continued.into(),
         prompt_memory: arguments.prompt_memory.map(|mib| mib.saturating_mul(1 << 20)),
         batch: arguments.batch as usize,

@@ -133,13 +133,10 @@ fn added(
         }
         for row in 0..out {
             let source = place.rows.source(row, out);
-            let b = &matrix.b[row * matrix.rank..][..matrix.rank];
-            for column in 0..columns {
-                let a = matrix.a.iter().skip(column).step_by(columns);
-                let sum: f32 = b.iter().zip(a).map(|(b, a)| b * a).sum();
+            for (column, addition) in matrix.row(row).into_iter().enumerate() {
                 let index =
                     if place.transposed { column * stored + source } else { source * columns + column };
-                numbers[index] += matrix.scale * sum;
+                numbers[index] += addition;
             }
         }
     }

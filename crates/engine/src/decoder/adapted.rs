@@ -82,11 +82,7 @@ impl Decoder {
     /// # Errors
     /// As [`Self::with_adapter`].
     pub fn in_training(&self, adapter: &Adapter, dropout: Option<Dropout>) -> Result<Self> {
-        if self.adapter_rows.is_some() {
-            return Err(Error::input("the model has an adapter already; give one"));
-        }
-        let mut adapted = self.shared();
-        adapted.adapter_rows = Some(adapter.rows);
+        let mut adapted = self.to_adapt(adapter)?;
         for (&(layer, target), matrix) in adapter.matrices() {
             let projection = adapted.projection_mut(layer, target)?;
             let dropout = dropout.map(|dropout| (dropout, (layer, target)));
@@ -104,17 +100,21 @@ impl Decoder {
         if adapter.rows == AdapterRows::Decode {
             return Err(Error::input("an adapter of decode rows cannot be merged; leave out --merge"));
         }
-        if self.adapter_rows.is_some() {
-            return Err(Error::input("the model has an adapter already; give one"));
-        }
-        let mut merged = self.shared();
-        merged.adapter_rows = Some(adapter.rows);
+        let mut merged = self.to_adapt(adapter)?;
         for (&(layer, target), matrix) in adapter.matrices() {
             let precision = self.precision;
             let projection = merged.projection_mut(layer, target)?;
             projection.weight = projection.weight.plus(matrix, precision)?.to_device(&self.device)?;
         }
         Ok(merged)
+    }
+
+    /// The same model, to which an adapter is about to be added.
+    fn to_adapt(&self, adapter: &Adapter) -> Result<Self> {
+        if self.adapter_rows.is_some() {
+            return Err(Error::input("the model has an adapter already; give one"));
+        }
+        Ok(Self { adapter_rows: Some(adapter.rows), ..self.shared() })
     }
 
     /// Whether prompts have the same keys and values under this model, with its adapter, as under another: that without it.

@@ -75,10 +75,10 @@ impl Numbers {
         let range = |run: &usize| run * len..(run + 1) * len;
         match self {
             Self::F32(numbers) => {
-                Self::F32(runs.iter().flat_map(|run| numbers[range(run)].to_vec()).collect())
+                Self::F32(runs.iter().flat_map(|run| &numbers[range(run)]).copied().collect())
             }
             Self::F16(numbers) => {
-                Self::F16(runs.iter().flat_map(|run| numbers[range(run)].to_vec()).collect())
+                Self::F16(runs.iter().flat_map(|run| &numbers[range(run)]).copied().collect())
             }
         }
     }

@@ -214,12 +214,7 @@ impl Linear {
         let (rows, columns) = self.rows_and_columns();
         let mut numbers = self.to_tensor()?.to_vec()?;
         for (row, numbers) in numbers.chunks_exact_mut(columns).enumerate() {
-            for (b, a) in
-                matrix.b[row * matrix.rank..].iter().zip(matrix.a.chunks_exact(columns)).take(matrix.rank)
-            {
-                let factor = matrix.scale * b;
-                numbers.iter_mut().zip(a).for_each(|(w, a)| *w += factor * a);
-            }
+            numbers.iter_mut().zip(matrix.row(row)).for_each(|(w, addition)| *w += addition);
         }
         Ok(match precision {
             WeightsPrecision::F32 => Self::from_numbers(numbers, (rows, columns)),
