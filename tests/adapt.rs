@@ -157,4 +157,23 @@ fn the_demo_teaches_a_lower_cutoff() {
         recommend.arg("recommend").arg(run("run-adapted")).arg("--before").arg(run("run")).arg("--json"),
     );
     assert_eq!((told["before"]["l_cut"].as_u64(), told["l_cut"].as_u64()), (Some(6), Some(5)));
+
+    // A report of both says what the adapter was made for, what training took and what it changed.
+    let info = std::fs::read_to_string(run("run-adapter").join("layerscope.json")).unwrap();
+    let training = serde_json::from_str::<Value>(&info).unwrap()["training"].take();
+    assert_eq!(training["steps"], 600);
+    let report = folder.path().join("report.json");
+    let page = folder.path().join("report.md");
+    let mut command = layerscope();
+    command.arg("report").args(["run", "run-adapted"].map(run)).arg("-o").arg(&report).arg("-o").arg(&page);
+    support::run(&mut command);
+    let report: Value = serde_json::from_slice(&std::fs::read(report).unwrap()).unwrap();
+    let adapter = &report["runs"][1]["manifest"]["model"]["adapter"];
+    assert_eq!(adapter["policy"], "speed:5+bos");
+    assert_eq!(adapter["training"]["kl_after"], training["after"]["kl"]);
+    assert_eq!(adapter["training"]["kl_full_depth"], training["full_depth"]["kl"]);
+    let page = std::fs::read_to_string(page).unwrap();
+    for words in ["Before and after at cutoff 5, by category", "600 steps on", "made for", "At full depth"] {
+        assert!(page.contains(words), "{words}");
+    }
 }

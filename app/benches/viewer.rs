@@ -170,6 +170,7 @@ fn stream(ctx: &Context, steps: usize) {
     let started = EngineEvent::GenerationStarted {
         side: 0,
         policy: "full".into(),
+        adapter: None,
         caveat: None,
         prompt_tokens: 1_000,
         kv_bytes: 1 << 20,
@@ -204,6 +205,7 @@ fn stream(ctx: &Context, steps: usize) {
                 state: &mut state,
                 policy: "speed:48+bos",
                 model: "made-up",
+                adapter: None,
                 busy: true,
                 has_prompt: false,
                 readout: &mut readout,

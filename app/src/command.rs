@@ -125,8 +125,17 @@ impl Order {
             Self::Reload => (COMMAND, Key::R),
             Self::Compare => (COMMAND_SHIFT, Key::O),
             Self::Show(view) => {
-                const KEYS: [Key; 8] =
-                    [Key::Num1, Key::Num2, Key::Num3, Key::Num4, Key::Num5, Key::Num6, Key::Num7, Key::Num8];
+                const KEYS: [Key; View::ALL.len()] = [
+                    Key::Num1,
+                    Key::Num2,
+                    Key::Num3,
+                    Key::Num4,
+                    Key::Num5,
+                    Key::Num6,
+                    Key::Num7,
+                    Key::Num8,
+                    Key::Num9,
+                ];
                 let index = View::ALL.iter().position(|known| *known == view)?;
                 (COMMAND, KEYS[index])
             }

@@ -2,6 +2,7 @@
 //!
 //! [`open_window`] shows it on a screen, [`screenshot`] draws it without one.
 
+pub mod adapting;
 pub mod command;
 pub mod data;
 pub mod design;

@@ -1,4 +1,4 @@
-//! The state of a live generation: full depth and the cutoff, side by side.
+//! The state of a live generation: full depth, the cutoff, and the cutoff with an adapter, side by side.
 
 use crate::data::{Pyramid, StepFigure};
 use crate::engine::message::{Candidate, Event, LiveAttention, LiveToken};
@@ -12,7 +12,9 @@ pub const LIVE_FIGURES: [StepFigure; 4] =
 /// Generations from one prompt under several policies, one after the other.
 #[derive(Debug, Clone, Default)]
 pub struct Live {
-    /// The sides, in the order in which they run.
+    /// Names of the sides that were asked for.
+    pub asked: Vec<String>,
+    /// The sides that have begun, in the order in which they run.
     pub sides: Vec<Side>,
     /// The cutoff whose predicted savings this generation measures; `None` if the other side is not SPEED,
     /// for which the frontier predicts.
@@ -24,6 +26,8 @@ pub struct Live {
 pub struct Side {
     /// The policy's name.
     pub policy: String,
+    /// The adapter's name.
+    pub adapter: Option<String>,
     /// A caveat to show with the output.
     pub caveat: Option<&'static str>,
     /// Prompt tokens p.
@@ -65,10 +69,11 @@ impl Live {
     /// Handles an event of the engine; `layers` is the model's number of layers.
     pub fn take(&mut self, event: &Event, layers: usize) {
         match event {
-            Event::GenerationStarted { side, policy, prompt_tokens, kv_bytes, caveat } => {
+            Event::GenerationStarted { side, policy, adapter, prompt_tokens, kv_bytes, caveat } => {
                 self.sides.truncate(*side);
                 self.sides.push(Side {
                     policy: policy.clone(),
+                    adapter: adapter.clone(),
                     caveat: *caveat,
                     prompt_tokens: *prompt_tokens,
                     prefilled: 0,
@@ -105,9 +110,9 @@ impl Live {
         }
     }
 
-    /// The first step at which the two sides have different tokens, or at which only one has ended.
-    pub fn divergence(&self) -> Option<usize> {
-        let [first, second] = self.sides.as_slice() else { return None };
+    /// The first step at which a side and the first have different tokens, or at which only one of them has ended.
+    pub fn divergence(&self, side: usize) -> Option<usize> {
+        let (first, second) = (self.sides.first()?, self.sides.get(side)?);
         let pairs = first.tokens.iter().zip(&second.tokens);
         if let Some(step) = pairs.enumerate().find(|(_, (a, b))| a.id != b.id).map(|(step, _)| step) {
             return Some(step);
@@ -117,9 +122,14 @@ impl Live {
         (a != b && ended(first) && ended(second)).then_some(a.min(b))
     }
 
-    /// The measured savings of the cutoff, after both sides have ended without a stop.
+    /// The first step at which any side differs from the first.
+    pub fn first_divergence(&self) -> Option<usize> {
+        (1..self.sides.len()).filter_map(|side| self.divergence(side)).min()
+    }
+
+    /// The measured savings of the cutoff, after full depth and the cutoff have ended without a stop.
     pub fn measured(&self) -> Option<LiveSavings> {
-        let [full, cut] = self.sides.as_slice() else { return None };
+        let [full, cut, ..] = self.sides.as_slice() else { return None };
         if full.ended != Some(false) || cut.ended != Some(false) {
             return None;
         }
@@ -156,8 +166,18 @@ impl Side {
         });
     }
 
+    /// Its policy and its adapter.
+    pub fn name(&self) -> String {
+        side_name(&self.policy, self.adapter.as_deref())
+    }
+
     /// Whether its policy is full depth.
     pub fn is_full(&self) -> bool {
         self.policy == "full"
     }
+}
+
+/// A policy, and the adapter with which it runs.
+pub fn side_name(policy: &str, adapter: Option<&str>) -> String {
+    adapter.map_or_else(|| policy.to_owned(), |adapter| format!("{policy} + {adapter}"))
 }

@@ -15,6 +15,8 @@ pub struct Recorder {
     pub max_new_tokens: usize,
     /// The run folder to write.
     pub folder: String,
+    /// Whether to record with the adapter, where there is one.
+    pub with_adapter: bool,
     /// The current or last recording.
     pub progress: Option<Progress>,
 }

@@ -28,11 +28,13 @@ pub enum View {
     Record,
     /// Two runs side by side.
     Compare,
+    /// Training an adapter.
+    Adapt,
 }
 
 impl View {
     /// All, in the order of their tabs.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Map,
         Self::Text,
         Self::Curves,
@@ -41,6 +43,7 @@ impl View {
         Self::Generate,
         Self::Record,
         Self::Compare,
+        Self::Adapt,
     ];
 
     /// Its name on its tab.
@@ -54,6 +57,7 @@ impl View {
             Self::Generate => "Generate",
             Self::Record => "Record",
             Self::Compare => "Compare",
+            Self::Adapt => "Adapt",
         }
     }
 
@@ -67,6 +71,7 @@ impl View {
             Self::Frontier => "What each cutoff costs and what it saves",
             Self::Generate => "Full depth and the cutoff side by side, live",
             Self::Record => "Record prompts with a model into a run",
+            Self::Adapt => "Teach the model the cutoff: train an adapter and watch the frontier",
             Self::Compare => "This run beside another: curves, differences, frontiers and recommendations",
         }
     }

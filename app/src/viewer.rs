@@ -11,6 +11,7 @@ mod progress;
 #[cfg(test)]
 mod tests;
 
+use crate::adapting::Adapting;
 use crate::command::Order;
 use crate::data::{PromptMaps, RunData, Task};
 use crate::engine::Engine;
@@ -69,6 +70,8 @@ pub enum Open {
         model: ModelSource,
         /// The prompts.
         prompts: PromptFile,
+        /// Prompts for adapters.
+        lessons: PromptFile,
         /// Decode steps of each prompt.
         max_new_tokens: usize,
         /// The run folder.
@@ -113,6 +116,9 @@ pub struct Viewer {
     live: Arc<Live>,
     form: Form,
     recorder: Recorder,
+    adapting: Adapting,
+    /// The adapter of the loaded model that was trained or opened last.
+    adapter: Option<PathBuf>,
     patterns: Arc<Vec<Pattern>>,
     reading_pattern_of: Option<usize>,
     /// Removed spans of the run's prompts: those in the run, and those measured since.
@@ -175,6 +181,8 @@ impl Viewer {
             live: Arc::default(),
             form: Form::default(),
             recorder: Recorder::new(),
+            adapting: Adapting::new(),
+            adapter: None,
             patterns: Arc::default(),
             reading_pattern_of: None,
             spans: Arc::default(),
@@ -190,9 +198,11 @@ impl Viewer {
         match viewer.launch.open.clone() {
             Open::Path(path) => viewer.open(&path),
             Open::Model(source) => viewer.open_model(source),
-            Open::Demo { model, prompts, max_new_tokens, folder } => {
+            Open::Demo { model, prompts, lessons, max_new_tokens, folder } => {
+                viewer.adapting.folder = folder.with_file_name("demo-adapter").display().to_string();
+                (viewer.adapting.bundled, viewer.adapting.minutes) = (Some(lessons), 1.0);
                 viewer.load(model);
-                viewer.send(Command::Record { prompts, max_new_tokens, folder });
+                viewer.send(Command::Record { prompts, max_new_tokens, folder, adapter: None });
             }
         }
         if let Some(view) = viewer.launch.view {
@@ -219,6 +229,11 @@ impl Viewer {
     /// The live generation.
     pub fn live(&self) -> &Live {
         &self.live
+    }
+
+    /// The training.
+    pub fn adapting(&self) -> &Adapting {
+        &self.adapting
     }
 
     /// Prompts done in the current or last recording.
@@ -250,6 +265,10 @@ impl Viewer {
         if path.join("config.json").is_file() || is("gguf") {
             return self.open_model(ModelSource::path(path));
         }
+        if path.join("adapter_config.json").is_file() {
+            self.adapter = Some(path.to_owned());
+            return self.say(format!("{} is ready for Generate and Record", path.display()), false);
+        }
         if is("jsonl") {
             return self.load_prompts(path);
         }
@@ -279,9 +298,11 @@ impl Viewer {
         // A name may be `owner/name:Q4_K_M`.
         let name = source.name.rsplit('/').next().unwrap_or_default().replace(':', "-");
         let stem = name.strip_suffix(".gguf").unwrap_or(&name);
-        self.recorder.folder = self.launch.runs_folder.join(format!("{stem}-run")).display().to_string();
+        let beside =
+            |what: &str| self.launch.runs_folder.join(format!("{stem}-{what}")).display().to_string();
+        (self.recorder.folder, self.adapting.folder) = (beside("run"), beside("adapter"));
         self.load(source);
-        if self.run.is_none() {
+        if self.run.is_none() && self.state.view != View::Adapt {
             self.state.view = View::Record;
         }
     }
@@ -292,6 +313,7 @@ impl Viewer {
             layerscope_files::read_text(path).map_err(|e| layerscope_engine::Error::io("read", path, &e))
         });
         match text {
+            Ok(_) if self.state.view == View::Adapt => self.adapting.prompts = path.display().to_string(),
             Ok(text) => {
                 self.recorder.text = text;
                 self.state.view = View::Record;

@@ -651,6 +651,7 @@ fn without_an_argument_the_model_within_is_recorded_on_the_spot() {
                 prompts: layerscope_diagnostics::prompts::parse_prompts("demo.jsonl", prompts)
                     .expect("a prompt"),
             },
+            lessons: support::lessons(4),
             max_new_tokens: 4,
             folder: folder.path().join("demo"),
         },
@@ -660,6 +661,51 @@ fn without_an_argument_the_model_within_is_recorded_on_the_spot() {
     wait_until(&mut window, |viewer| viewer.run().is_some() && !viewer.is_waiting());
     assert_eq!(viewer(&window).run().expect("a run").prompts.len(), 1);
     assert_eq!(viewer(&window).state().view, View::Map);
+}
+
+#[test]
+fn an_adapter_is_trained_stopped_and_compared() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut window = opened(&tiny_model());
+    show(&mut window, View::Adapt);
+    assert!(window.get_by_label("Train").accesskit_node().is_disabled());
+    let prompts = folder.path().join("prompts.jsonl");
+    std::fs::write(&prompts, support::lesson_lines(6)).expect("prompts");
+    fill(&mut window, Role::TextInput, "Prompts", &prompts.display().to_string());
+    let adapter = folder.path().join("taught");
+    fill(&mut window, Role::TextInput, "Adapter’s folder", &adapter.display().to_string());
+    window.get_by_label("Train").click();
+    window.run_steps(2);
+    let steps = |viewer: &layerscope_app::Viewer| {
+        viewer.adapting().progress.as_ref().map_or(0, |progress| progress.losses.len())
+    };
+    wait_until(&mut window, |viewer| steps(viewer) > 2);
+    window.get_by_label("Stop").click();
+    wait(&mut window);
+    assert_eq!(viewer(&window).errors().count(), 0);
+    let progress = viewer(&window).adapting().progress.as_ref().expect("a training");
+    let outcome = progress.outcome.as_ref().expect("what it changed");
+    assert!(outcome.steps > 2 && outcome.held_out == 1 && outcome.full_depth.is_none(), "{outcome:?}");
+    let cutoffs: Vec<usize> = progress.held_out[0].frontier.iter().map(|(cutoff, _)| *cutoff).collect();
+    assert!(cutoffs.contains(&progress.cutoff) && cutoffs.ends_with(&[8]), "{cutoffs:?}");
+    assert!(adapter.join("adapter_model.safetensors").is_file());
+
+    window.get_by_label("Generate with and without it").click();
+    window.run_steps(2);
+    fill(&mut window, Role::MultilineTextInput, "Prompt", prompt_of_the_model());
+    window.get_all_by_label("Generate").last().expect("a button").click();
+    window.run_steps(1);
+    wait(&mut window);
+    let names: Vec<String> = viewer(&window).live().sides.iter().map(|side| side.name()).collect();
+    let policy = viewer(&window).live().sides[1].policy.clone();
+    assert_eq!(names, ["full".to_owned(), policy.clone(), format!("{policy} + taught")]);
+    window.get_by_label_contains(&format!("Generated, {policy} + taught:"));
+    window.get_by_label("and with taught").click();
+    window.run_steps(2);
+    window.get_all_by_label("Generate").last().expect("a button").click();
+    window.run_steps(1);
+    wait(&mut window);
+    assert_eq!(viewer(&window).live().sides.len(), 2);
 }
 
 #[derive(Debug)]

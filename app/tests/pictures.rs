@@ -6,9 +6,13 @@ mod support;
 use eframe::egui::{Theme, Vec2};
 use egui_kittest::SnapshotResults;
 use egui_kittest::kittest::Queryable;
+use layerscope_app::adapting::Adapting;
+use layerscope_app::engine::Event;
 use layerscope_app::state::View;
+use layerscope_app::views::adapt::{self, AdaptScene};
 use layerscope_diagnostics::record::{Divergence, SpanMasses, SpanRecord, SpanRow};
 use layerscope_diagnostics::run::{Run, SpansWriter};
+use layerscope_engine::{AdapterTraining, HeldOutFigures};
 use std::path::Path;
 use support::synthetic::{self, Sizes};
 
@@ -97,6 +101,74 @@ fn removed_tokens_are_told_beside_the_text() {
         window.get_by_label("20–36").click();
         window.run_steps(4);
         results.add(window.try_snapshot(format!("text-span-{theme:?}").to_lowercase()));
+    }
+}
+
+/// A training of SmolLM2-135M-Instruct for cutoff 22, with the figures of `docs/adapting.md`, and losses between them.
+#[test]
+fn a_training_is_watched() {
+    let mut adapting = Adapting::new();
+    let policy = "speed:22+bos".to_owned();
+    adapting.take(&Event::TrainingStarted { policy, cutoff: 22, trained: 202, held_out: 22, resumed: 0 });
+    let mut step = 0;
+    let mut last = HeldOutFigures::default();
+    for (until, kl, top1, answers) in [
+        (0, 0.611, 0.794, 0.1),
+        (50, 0.265, 0.849, 0.5),
+        (100, 0.237, 0.866, 0.7),
+        (200, 0.229, 0.869, 0.7),
+        (400, 0.218, 0.872, 0.8),
+    ] {
+        while step < until {
+            step += 1;
+            let loss = 0.2 + 0.5 * (-(step as f64) / 40.0).exp() + 0.08 * (step as f64 * 1.7).sin();
+            adapting.take(&Event::TrainingStep { step, loss, done: step as f64 / 600.0 });
+        }
+        let figures = HeldOutFigures { kl, top1, answers: Some(answers) };
+        let below = 1.0 - step as f64 / 800.0;
+        let frontier =
+            [(11, 4.1), (15, 2.6), (18, 1.7), (22, kl), (24, 0.09 + 0.1 * kl), (27, 0.03), (30, 0.0)];
+        let frontier = frontier.map(|(cutoff, kl)| (cutoff, if cutoff < 22 { kl * below } else { kl }));
+        adapting.take(&Event::HeldOut { step, figures, frontier: frontier.to_vec() });
+        last = figures;
+    }
+    let training = AdapterTraining {
+        steps: 400,
+        tokens: 51_200,
+        rows: 51_200,
+        seconds: 455.0,
+        prompts: 202,
+        held_out: 22,
+        before: HeldOutFigures { kl: 0.611, top1: 0.794, answers: Some(0.1) },
+        after: last,
+        full_depth: Some(HeldOutFigures { kl: 0.09, top1: 0.91, answers: Some(0.9) }),
+    };
+    let mut results = SnapshotResults::new();
+    for theme in [Theme::Dark, Theme::Light] {
+        if theme == Theme::Light {
+            let training = training.clone();
+            adapting.take(&Event::TrainingEnded { folder: "adapter".into(), training, cancelled: false });
+        }
+        let mut adapting = adapting.clone();
+        let mut window = egui_kittest::Harness::builder()
+            .with_size(Vec2::new(1_080.0, 700.0))
+            .wgpu()
+            .build_ui(move |ui| {
+                layerscope_app::design::apply(ui.ctx());
+                ui.ctx().set_theme(theme);
+                let mut scene = AdaptScene {
+                    adapting: &mut adapting,
+                    model: Some("SmolLM2-135M-Instruct.Q4_1.gguf"),
+                    layers: 30,
+                    policy: Ok("speed:22+bos"),
+                    tolerance: 0.1,
+                    busy: theme == Theme::Dark,
+                    as_table: false,
+                };
+                adapt::show(ui, &mut scene);
+            });
+        window.run_steps(4);
+        results.add(window.try_snapshot(format!("adapt-training-{theme:?}").to_lowercase()));
     }
 }
 

@@ -1,7 +1,7 @@
 //! Generation under several policies, one after the other, with measurements per token.
 
 use super::candidates::most_likely;
-use super::message::{Candidate, Event, LiveAttention, LiveToken};
+use super::message::{Candidate, Event, LiveAttention, LiveToken, Under};
 use super::worker::Task;
 use layerscope_diagnostics::probe::attention_figures;
 use layerscope_engine::{
@@ -14,23 +14,25 @@ use std::ops::ControlFlow;
 /// Candidates shown per token.
 const CANDIDATES: usize = 20;
 
-/// Generates from a prompt under each policy in turn.
+/// Generates from a prompt for each side in turn.
 ///
 /// # Errors
-/// [`Error::Input`] on a prompt or policy that cannot be run; [`Error::Interrupted`].
+/// [`Error::Input`] on a prompt, policy or adapter that cannot be run; [`Error::Interrupted`].
 pub(super) fn generate(
     task: Task<'_, '_>,
     prompt: &PromptText,
-    policies: &[String],
+    sides: &[Under],
     max_new_tokens: usize,
 ) -> Result<()> {
     let model = task.model;
     let prompt = model.tokenizer.encode_prompt(prompt)?;
     // Parses all names first, so that an invalid one fails before the first run.
     let policies: Vec<Policy> =
-        policies.iter().map(|name| Policy::parse_for(name, model.config())).collect::<Result<_>>()?;
-    for (side, policy) in policies.into_iter().enumerate() {
+        sides.iter().map(|side| Policy::parse_for(&side.policy, model.config())).collect::<Result<_>>()?;
+    for (side, (policy, under)) in policies.into_iter().zip(sides).enumerate() {
         check_interrupt(task.interrupt)?;
+        let adapted = under.adapter.as_ref().map(|folder| model.with_adapter(folder)).transpose()?;
+        let task = Task { model: adapted.as_ref().unwrap_or(model), ..task };
         generate_side(task, &prompt, side, policy, max_new_tokens)?;
     }
     Ok(())
@@ -48,9 +50,10 @@ fn generate_side(
     decoder.config().check_sequence(prompt.len(), max_new_tokens)?;
     let held = policy.most_held(prompt.len(), max_new_tokens, decoder.device());
     let kv_bytes = decoder.sequence_need(&held).kv as usize;
-    let (name, caveat, prompt_tokens) = (policy.to_string(), policy.caveat(), prompt.len());
-    events
-        .send(Event::GenerationStarted { side, policy: name, prompt_tokens, kv_bytes, caveat }, interrupt)?;
+    let (name, caveat, prompt_tokens) = (policy.to_string(), model.caveat(&policy), prompt.len());
+    let adapter = model.adapter.as_ref().map(|adapter| adapter.name.clone());
+    let started = Event::GenerationStarted { side, policy: name, adapter, prompt_tokens, kv_bytes, caveat };
+    events.send(started, interrupt)?;
 
     let settings = GenerationSettings {
         max_new_tokens,

@@ -5,7 +5,9 @@
 use layerscope_cutoff::diffusion::DiffusionEvent;
 use layerscope_diagnostics::prompts::PromptFile;
 use layerscope_diagnostics::record::SpanRecord;
-use layerscope_engine::{DeviceChoice, ModelSource, PromptText, WeightsPrecision};
+use layerscope_engine::{
+    AdapterTraining, DeviceChoice, HeldOutFigures, ModelSource, PromptText, WeightsPrecision,
+};
 use std::ops::Range;
 use std::path::PathBuf;
 
@@ -29,13 +31,24 @@ pub enum Command {
         max_new_tokens: usize,
         /// The run folder.
         folder: PathBuf,
+        /// The adapter to record with.
+        adapter: Option<PathBuf>,
+    },
+    /// Train an adapter of the loaded model; a folder with an unfinished training of the same choices goes on.
+    Adapt {
+        /// The prompts.
+        prompts: PromptFile,
+        /// How to train.
+        training: Training,
+        /// The adapter's folder.
+        folder: PathBuf,
     },
     /// Generate from one prompt under several policies, one after the other, so that times are correct.
     Generate {
         /// The prompt.
         prompt: PromptText,
-        /// Names of policies, as [`layerscope_engine::Policy::parse`] takes them; the index of a policy is its side.
-        policies: Vec<String>,
+        /// The sides; a side is known by its index.
+        sides: Vec<Under>,
         /// At most this many tokens each.
         max_new_tokens: usize,
     },
@@ -62,10 +75,34 @@ pub enum Command {
     Cancel,
 }
 
+/// What a side of a generation runs under.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Under {
+    /// Name of a policy, as [`layerscope_engine::Policy::parse`] takes it.
+    pub policy: String,
+    /// The adapter's folder.
+    pub adapter: Option<PathBuf>,
+}
+
+/// How to train an adapter; everything else is as by default.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Training {
+    /// Name of the policy to train for, which has a cutoff.
+    pub policy: String,
+    /// Minutes of training, without preparing the prompts.
+    pub minutes: f64,
+    /// Rank of the adapter.
+    pub rank: usize,
+    /// Highest learning rate.
+    pub learning_rate: f64,
+    /// Decode rows of each prompt.
+    pub max_new_tokens: usize,
+}
+
 /// An event from the engine.
 ///
-/// Progress events (`Loading`, `PromptProgress`, `Prefilled`, `ReadingPattern`, `RemovingSpan`) are dropped
-/// while the channel is full. Other events are never dropped, except those of a cancelled command.
+/// Progress events (`Loading`, `PromptProgress`, `PromptsPrepared`, `TrainingStep`, `Prefilled`, `ReadingPattern`,
+/// `RemovingSpan`) are dropped while the channel is full. Other events are never dropped, except those of a cancelled command.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Event {
     /// Progress of loading.
@@ -117,12 +154,68 @@ pub enum Event {
         /// Whether it was cancelled before the last prompt.
         cancelled: bool,
     },
+    /// Prompts are run through the full model, before a training.
+    PromptsPrepared {
+        /// Prompts done.
+        done: usize,
+        /// Prompts in all.
+        all: usize,
+    },
+    /// A prompt cannot be trained on; training goes on with the others.
+    PromptLeftOut {
+        /// Its id.
+        id: String,
+        /// The reason, one sentence.
+        reason: String,
+    },
+    /// A training begins, or goes on.
+    TrainingStarted {
+        /// The policy, as the engine names it.
+        policy: String,
+        /// Its cutoff.
+        cutoff: usize,
+        /// Prompts to train on.
+        trained: usize,
+        /// Prompts held out.
+        held_out: usize,
+        /// Steps done earlier, in the same folder.
+        resumed: usize,
+    },
+    /// A step of training is done.
+    TrainingStep {
+        /// Its number, from 1 on.
+        step: usize,
+        /// Its loss, nats.
+        loss: f64,
+        /// How much of the training is done, in \[0, 1\].
+        done: f64,
+    },
+    /// Held-out prompts were measured.
+    HeldOut {
+        /// After so many steps.
+        step: usize,
+        /// What was measured under the policy.
+        figures: HeldOutFigures,
+        /// Mean KL at some cutoffs, `(cutoff, nats)`, ascending.
+        frontier: Vec<(usize, f64)>,
+    },
+    /// The training ended; the adapter is in its folder.
+    TrainingEnded {
+        /// The adapter's folder.
+        folder: PathBuf,
+        /// What it took, and what it changed.
+        training: AdapterTraining,
+        /// Whether it was cancelled.
+        cancelled: bool,
+    },
     /// A generation under one policy begins.
     GenerationStarted {
-        /// Index of the policy.
+        /// Index of the side.
         side: usize,
-        /// Its name.
+        /// The policy's name.
         policy: String,
+        /// The adapter's name.
+        adapter: Option<String>,
         /// Prompt tokens p.
         prompt_tokens: usize,
         /// Bytes of KV that it will hold.
@@ -132,7 +225,7 @@ pub enum Event {
     },
     /// Progress of prefill.
     Prefilled {
-        /// Index of the policy.
+        /// Index of the side.
         side: usize,
         /// Tokens done.
         done: usize,
@@ -143,7 +236,7 @@ pub enum Event {
     Token(Box<LiveToken>),
     /// A generation ended or was cancelled.
     GenerationEnded {
-        /// Index of the policy.
+        /// Index of the side.
         side: usize,
         /// Time to first token, seconds; `None` if it was stopped before.
         ttft_s: Option<f64>,
@@ -229,7 +322,7 @@ pub struct LoadedModel {
 /// A generated token with its measurements.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LiveToken {
-    /// Index of the policy.
+    /// Index of the side.
     pub side: usize,
     /// Its decode step; 0 is the first token.
     pub step: usize,

@@ -1,8 +1,10 @@
-//! The engine behind the window: one thread that loads, records, generates, reads patterns and removes spans, one command at a time.
+//! The engine behind the window: one thread that loads, records, trains, generates, reads patterns and removes spans, one command at a
+//! time.
 //!
 //! [`Engine`] is the window's side. Commands and events pass through bounded channels ([`message`]); the only
 //! other shared state is a cancel flag.
 
+mod adapting;
 mod candidates;
 mod events;
 mod generation;

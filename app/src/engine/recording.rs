@@ -5,7 +5,7 @@ use super::worker::Task;
 use layerscope_diagnostics::prompts::PromptFile;
 use layerscope_engine::{Error, Result};
 use layerscope_recording::RecordingEvent;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Records prompts into a folder.
 ///
@@ -16,8 +16,11 @@ pub(super) fn record(
     prompts: &PromptFile,
     max_new_tokens: usize,
     folder: PathBuf,
+    adapter: Option<&Path>,
 ) -> Result<()> {
     let Task { model, events, interrupt } = task;
+    let adapted = adapter.map(|adapter| model.with_adapter(adapter)).transpose()?;
+    let model = adapted.as_ref().unwrap_or(model);
     // If a cancel makes `send` fail, the recording stops too.
     let send = |event| {
         let _ = events.send(event, interrupt);

@@ -2,7 +2,7 @@
 //! holds the engine at that event: no test depends on which thread is faster.
 #![allow(clippy::unwrap_used)]
 
-use super::message::{LiveToken, Pattern};
+use super::message::{LiveToken, Pattern, Training, Under};
 use super::{Command, Engine, Event};
 use layerscope_diagnostics::prompts::{PromptFile, read_prompts};
 use layerscope_diagnostics::run::Run;
@@ -33,7 +33,7 @@ fn load() -> Command {
 fn generate(prompt: &str, policies: &[&str], max_new_tokens: usize) -> Command {
     Command::Generate {
         prompt: PromptText::Plain(prompt.to_owned()),
-        policies: policies.iter().map(ToString::to_string).collect(),
+        sides: policies.iter().map(|policy| Under { policy: policy.to_string(), adapter: None }).collect(),
         max_new_tokens,
     }
 }
@@ -45,7 +45,7 @@ fn prompts(count: usize) -> PromptFile {
 }
 
 fn record(count: usize, folder: &Path) -> Command {
-    Command::Record { prompts: prompts(count), max_new_tokens: 6, folder: folder.to_owned() }
+    Command::Record { prompts: prompts(count), max_new_tokens: 6, folder: folder.to_owned(), adapter: None }
 }
 
 /// Waits for the next event.
@@ -416,4 +416,83 @@ fn a_panic_is_said_and_the_engine_goes_on() {
         "{events:?}"
     );
     assert_eq!(tokens(&perform(&engine, generate(ENDLESS, &["full"], 5)), 0).len(), 5);
+}
+
+fn adapt(folder: &Path) -> Command {
+    let prompts = read_prompts(&fixture("adapt.jsonl")).unwrap();
+    let training = Training {
+        policy: "speed:5+bos".into(),
+        minutes: 0.01,
+        rank: 4,
+        learning_rate: 1e-3,
+        max_new_tokens: 6,
+    };
+    Command::Adapt {
+        prompts: PromptFile { prompts: prompts.prompts.into_iter().take(8).collect(), ..prompts },
+        training,
+        folder: folder.to_owned(),
+    }
+}
+
+#[test]
+fn trains_an_adapter_and_runs_with_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let (adapter, run) = (folder.path().join("taught"), folder.path().join("run"));
+    let engine = loaded();
+    let events = perform(&engine, adapt(&adapter));
+    assert_eq!(events[0], Event::PromptsPrepared { done: 1, all: 8 });
+    let started = events.iter().find_map(|event| match event {
+        Event::TrainingStarted { policy, cutoff, trained, held_out, resumed } => {
+            Some((policy.as_str(), *cutoff, *trained, *held_out, *resumed))
+        }
+        _ => None,
+    });
+    assert_eq!(started, Some(("speed:5+bos", 5, 7, 1, 0)));
+    let measured = events.iter().filter_map(|event| match event {
+        Event::HeldOut { step, figures, frontier } => Some((*step, figures.kl, frontier)),
+        _ => None,
+    });
+    for (step, kl, frontier) in measured {
+        let at = |cutoff: usize| frontier.iter().find(|(known, _)| *known == cutoff).unwrap().1;
+        assert!((at(5) - kl).abs() < 1e-9);
+        assert!(step > 0 || at(8) < 1e-6, "without an adapter full depth is the full model");
+    }
+    let Some(Event::TrainingEnded { folder: written, training, cancelled: false }) = events.last() else {
+        panic!("{:?}", events.last())
+    };
+    assert_eq!((written.as_path(), training.prompts, training.full_depth.is_some()), (&*adapter, 7, true));
+
+    let mut under = vec![Under { policy: "speed:5+bos".into(), adapter: None }; 2];
+    under[1].adapter = Some(adapter.clone());
+    let command =
+        Command::Generate { prompt: PromptText::Plain("The lake".into()), sides: under, max_new_tokens: 4 };
+    let names: Vec<Option<String>> = perform(&engine, command)
+        .into_iter()
+        .filter_map(|event| match event {
+            Event::GenerationStarted { adapter, .. } => Some(adapter),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(names, [None, Some("taught".into())]);
+    let Command::Record { prompts, max_new_tokens, folder, .. } = record(1, &run) else { unreachable!() };
+    perform(&engine, Command::Record { prompts, max_new_tokens, folder, adapter: Some(adapter) });
+    let recorded = Run::open(&run).unwrap().manifest().model.adapter.clone().unwrap();
+    assert_eq!(recorded.training.unwrap().steps, training.steps);
+}
+
+#[test]
+fn a_cancel_ends_a_training_and_keeps_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let (engine, go_on) = loaded_and_held();
+    let Command::Adapt { prompts, training, folder } = adapt(folder.path()) else { unreachable!() };
+    let training = Training { minutes: 60.0, ..training };
+    engine.send(Command::Adapt { prompts, training, folder: folder.clone() }).unwrap();
+    hold_at(&engine, &go_on, |event| matches!(event, Event::TrainingStep { step: 2, .. }));
+    engine.send(Command::Cancel).unwrap();
+    drop(go_on);
+    let events = rest(&engine);
+    let Some(Event::TrainingEnded { training, cancelled: true, .. }) = events.last() else {
+        panic!("{events:?}")
+    };
+    assert!(training.steps >= 2 && folder.join("training.safetensors").is_file());
 }

@@ -3,7 +3,7 @@
 use super::events::Events;
 use super::message::{Command, Event, LoadedModel};
 use super::pattern::PatternReader;
-use super::{generation, recording, span};
+use super::{adapting, generation, recording, span};
 use layerscope_engine::{
     DeviceChoice, Error, Interrupt, Model, ModelSource, Result, WeightsPrecision, check_interrupt, guarded,
 };
@@ -75,11 +75,14 @@ fn perform(
         Command::LoadModel { source, precision, device } => {
             return load(&source, precision, device, events, interrupt).map(Some);
         }
-        Command::Record { prompts, max_new_tokens, folder } => {
-            recording::record(task()?, &prompts, max_new_tokens, folder)?;
+        Command::Record { prompts, max_new_tokens, folder, adapter } => {
+            recording::record(task()?, &prompts, max_new_tokens, folder, adapter.as_deref())?;
         }
-        Command::Generate { prompt, policies, max_new_tokens } => {
-            generation::generate(task()?, &prompt, &policies, max_new_tokens)?;
+        Command::Adapt { prompts, training, folder } => {
+            adapting::adapt(task()?, &prompts, &training, folder)?;
+        }
+        Command::Generate { prompt, sides, max_new_tokens } => {
+            generation::generate(task()?, &prompt, &sides, max_new_tokens)?;
         }
         Command::ReadPattern { prompt_tokens, continuation, layers } => {
             patterns.read(task()?, prompt_tokens, &continuation, &layers)?;

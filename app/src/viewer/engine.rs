@@ -2,8 +2,8 @@
 
 use super::Viewer;
 use crate::engine::Engine;
-use crate::engine::message::{Command, LoadedModel};
-use crate::live::Live;
+use crate::engine::message::{Command, LoadedModel, Under};
+use crate::live::{Live, side_name};
 use crate::state::View;
 use crate::views::{Removing, generate};
 use layerscope_diagnostics::record::Anchor;
@@ -73,15 +73,26 @@ impl Viewer {
             Ok(policy) => policy,
             Err(error) => return self.say_error(error.to_string()),
         };
+        let mut sides = vec![
+            Under { policy: Policy::full(layers).to_string(), adapter: None },
+            Under { policy: policy.to_string(), adapter: None },
+        ];
+        let adapter = self.adapter.clone().filter(|_| self.form.with_adapter);
+        sides.extend(adapter.map(|adapter| Under { policy: policy.to_string(), adapter: Some(adapter) }));
+        let name = |side: &Under| {
+            let adapter = side.adapter.as_ref().and_then(|folder| folder.file_name());
+            side_name(&side.policy, adapter.map(|name| name.to_string_lossy()).as_deref())
+        };
+        let asked = sides.iter().map(name).collect();
         let command = Command::Generate {
             prompt: PromptText::Plain(self.form.prompt.clone()),
-            policies: vec![Policy::full(layers).to_string(), policy.to_string()],
+            sides,
             max_new_tokens: self.form.max_new_tokens,
         };
         // The frontier predicts SPEED, so only SPEED measures its savings.
         let measures =
             cutoff < layers && Policy::speed(cutoff, bos, layers).is_ok_and(|speed| speed == policy);
-        self.live = Arc::new(Live { cutoff: measures.then_some(cutoff), ..Live::default() });
+        self.live = Arc::new(Live { asked, cutoff: measures.then_some(cutoff), ..Live::default() });
         self.send(command);
     }
 
@@ -163,10 +174,34 @@ impl Viewer {
             prompts,
             max_new_tokens: self.recorder.max_new_tokens,
             folder: PathBuf::from(self.recorder.folder.trim()),
+            adapter: self.adapter.clone().filter(|_| self.recorder.with_adapter),
         });
         match recording {
             Ok(command) => self.send(command),
             Err(error) => self.say_error(error.to_string()),
         }
+    }
+
+    /// Trains an adapter for the policy at the marker's cutoff.
+    pub(super) fn adapt(&mut self) {
+        if !self.needs_model() {
+            return;
+        }
+        let command = self.policy().and_then(|policy| {
+            Ok(Command::Adapt {
+                prompts: self.adapting.prompt_file()?,
+                training: self.adapting.training(policy.to_string()),
+                folder: PathBuf::from(self.adapting.folder.trim()),
+            })
+        });
+        match command {
+            Ok(command) => self.send(command),
+            Err(error) => self.say_error(error.to_string()),
+        }
+    }
+
+    /// The name of the adapter that can be used.
+    pub(super) fn adapter_name(&self) -> Option<String> {
+        Some(self.adapter.as_ref()?.file_name()?.to_string_lossy().into_owned())
     }
 }

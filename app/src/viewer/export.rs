@@ -1,11 +1,13 @@
 //! Exports the current view as a picture or as data, and the run as a report.
 
 use super::{Shared, Viewer};
+use crate::adapting::Progress;
 use crate::data::Task;
 use crate::design;
 use crate::export::{Drawing, ExportFormat, png};
 use crate::live::Live;
 use crate::state::{View, ViewState};
+use crate::views::adapt;
 use crate::views::generate::{self, Form, LiveScene};
 use eframe::egui::{CentralPanel, Context, Frame, Theme, Ui, Vec2, vec2};
 use layerscope_engine::{Error, Result, write_file};
@@ -47,6 +49,14 @@ impl Viewer {
                 form: self.form.clone(),
                 policy: self.policy_name(),
                 model: self.model.as_ref().map_or(String::new(), |model| model.name.clone()),
+            },
+            (View::Adapt, _) => match &self.adapting.progress {
+                Some(progress) if !progress.held_out.is_empty() => Content::Adapting {
+                    progress: Box::new(progress.clone()),
+                    layers: self.layers(),
+                    tolerance: self.state.tolerance,
+                },
+                _ => return self.say_error("nothing is trained yet; train an adapter first"),
             },
             (_, Some(shared)) if !shared.run.prompts.is_empty() => {
                 Content::Run(Shared { is_picture: true, ..shared })
@@ -95,6 +105,7 @@ struct Subject {
 enum Content {
     Run(Shared),
     Live { live: Arc<Live>, form: Form, policy: String, model: String },
+    Adapting { progress: Box<Progress>, layers: usize, tolerance: f64 },
 }
 
 impl Subject {
@@ -115,6 +126,7 @@ impl Subject {
     fn csv(&mut self) -> Result<String> {
         match &self.content {
             Content::Live { live, .. } => Ok(generate::figures(live).to_csv()),
+            Content::Adapting { progress, .. } => Ok(adapt::figures(progress).to_csv()),
             Content::Run(shared) => {
                 let (mut readout, mut actions) = (None, vec![]);
                 let scene = shared.scene(&mut self.state, &mut readout, &mut actions);
@@ -152,9 +164,13 @@ impl Subject {
             Content::Run(shared) => shared.scene(state, &mut readout, &mut actions).show(ui),
             Content::Live { live, form, policy, model } => {
                 let readout = &mut readout;
+                let (adapter, busy, has_prompt) = (None, false, false);
                 let mut scene =
-                    LiveScene { form, live, state, policy, model, busy: false, has_prompt: false, readout };
+                    LiveScene { form, live, state, policy, model, adapter, busy, has_prompt, readout };
                 generate::show(ui, &mut scene);
+            }
+            Content::Adapting { progress, layers, tolerance } => {
+                adapt::picture(ui, progress, *layers, *tolerance)
             }
         }
     }

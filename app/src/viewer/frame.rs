@@ -4,6 +4,7 @@ use super::{Shared, Viewer};
 use crate::command::Order;
 use crate::design::{self, space};
 use crate::state::View;
+use crate::views::adapt::{self, AdaptScene};
 use crate::views::generate::{self, LiveScene};
 use crate::views::record;
 use eframe::egui::{CentralPanel, Frame, Panel, RichText, Ui};
@@ -59,7 +60,8 @@ impl Viewer {
         match self.state.view {
             View::Record => {
                 let model = self.model.as_ref().map(|model| model.name.clone());
-                match record::show(ui, &mut self.recorder, model.as_deref(), busy) {
+                let adapter = self.adapter_name();
+                match record::show(ui, &mut self.recorder, model.as_deref(), adapter.as_deref(), busy) {
                     Some(record::Asked::Record) => self.record(),
                     Some(record::Asked::Cancel) => self.stop(),
                     Some(record::Asked::OpenModel | record::Asked::LoadPrompts) => self.obey(Order::Open),
@@ -67,6 +69,7 @@ impl Viewer {
                 }
             }
             View::Generate => self.generate_view(ui, busy),
+            View::Adapt => self.adapt_view(ui, busy),
             _ => self.run_view(ui, busy),
         }
     }
@@ -74,13 +77,14 @@ impl Viewer {
     fn generate_view(&mut self, ui: &mut Ui, busy: bool) {
         let live = self.live.clone();
         let model = self.model.as_ref().map_or("the model is loaded when it is needed", |m| m.name.as_str());
-        let (policy, model) = (self.policy_name(), model.to_owned());
+        let (policy, model, adapter) = (self.policy_name(), model.to_owned(), self.adapter_name());
         let mut scene = LiveScene {
             form: &mut self.form,
             live: &live,
             state: &mut self.state,
             policy: &policy,
             model: &model,
+            adapter: adapter.as_deref(),
             busy,
             has_prompt: self.run.as_ref().is_some_and(|run| !run.prompts.is_empty()),
             readout: &mut self.readout,
@@ -91,6 +95,38 @@ impl Viewer {
             Some(generate::Asked::TakePrompt) => {
                 let prompt = self.run.as_ref().and_then(|run| run.prompts.get(self.state.prompt));
                 self.form.prompt = prompt.map_or(String::new(), |prompt| prompt.text.clone());
+            }
+            None => {}
+        }
+    }
+
+    fn adapt_view(&mut self, ui: &mut Ui, busy: bool) {
+        let model = self.model.as_ref().map(|model| model.name.clone());
+        let layers = self.layers();
+        let policy = match self.policy() {
+            Ok(policy) if policy.visibility().is_some_and(|visibility| visibility.cutoff < layers) => {
+                Ok(policy.to_string())
+            }
+            Ok(policy) => Err(format!("{policy} has no cutoff; move the cutoff below {layers}")),
+            Err(error) => Err(error.to_string()),
+        };
+        let mut scene = AdaptScene {
+            adapting: &mut self.adapting,
+            model: model.as_deref(),
+            layers,
+            policy: policy.as_deref().map_err(String::as_str),
+            tolerance: self.state.tolerance,
+            busy,
+            as_table: self.state.as_table,
+        };
+        match adapt::show(ui, &mut scene) {
+            Some(adapt::Asked::Adapt) => self.adapt(),
+            Some(adapt::Asked::Cancel) => self.stop(),
+            Some(adapt::Asked::Open) => self.obey(Order::Open),
+            Some(adapt::Asked::Generate) => self.state.view = View::Generate,
+            Some(adapt::Asked::Record) => {
+                self.recorder.with_adapter = true;
+                self.state.view = View::Record;
             }
             None => {}
         }

@@ -144,6 +144,7 @@ impl Viewer {
         let layers = self.model.as_ref().map_or(0, |model| model.layers);
         Arc::make_mut(&mut self.live).take(&event, layers);
         let recorded = self.recorder.take(&event);
+        let adapted = self.adapting.take(&event);
         match event {
             Event::Loading { done, all } => self.doing = Some(format!("loading layer {done} of {all}")),
             Event::Loaded(model) => {
@@ -153,6 +154,9 @@ impl Viewer {
                     let text =
                         format!("{} is not the model of this run ({})", model.name, run.manifest.model.name);
                     self.say(text, false);
+                }
+                if self.model.as_ref().is_some_and(|known| known.sha256 != model.sha256) {
+                    self.adapter = None;
                 }
                 if self.run.is_none() {
                     // The default cutoff without measurements is three quarters.
@@ -171,6 +175,11 @@ impl Viewer {
                     self.open_run(&folder);
                 }
             }
+            Event::PromptsPrepared { done, all } => {
+                self.doing = Some(format!("running prompts, {done} of {all}"));
+            }
+            Event::TrainingStep { step, .. } => self.doing = Some(format!("training, step {step}")),
+            Event::TrainingEnded { .. } => self.adapter = adapted,
             Event::GenerationStarted { policy, .. } => self.doing = Some(format!("generating, {policy}")),
             Event::GenerationEnded { .. } => {
                 if let Some(measured) = self.live.measured() {

@@ -8,6 +8,7 @@ use crate::widgets::{Column, Figures, cell, count};
 use eframe::egui::{Grid, RichText, ScrollArea, Ui, vec2};
 use layerscope_cutoff::recommend::{Recommendation, Verdict};
 use layerscope_diagnostics::record::KNOCKOUT_KL;
+use layerscope_diagnostics::run::AdapterRecord;
 use layerscope_diagnostics::summary::{Difference, Pairing, Summary};
 use layerscope_engine::{Error, Result};
 use layerscope_figures::{Along, Chart, Curve, Ink, Mark, Style, Theme};
@@ -53,7 +54,7 @@ pub fn show(ui: &mut Ui, scene: &mut Scene<'_>) {
     ScrollArea::vertical().auto_shrink(false).show(ui, |ui| {
         header(ui, scene, second);
         match scene.compared {
-            Some(Ok(compared)) => recommendations(ui, compared),
+            Some(Ok(compared)) => recommendations(ui, compared, [scene.run, second]),
             Some(Err(sentence)) => {
                 ui.label(sentence);
             }
@@ -99,7 +100,7 @@ fn about(run: &RunData) -> String {
 }
 
 /// Both recommendations, whether they agree, and the divergence of each in the other run.
-fn recommendations(ui: &mut Ui, compared: &RunPair) {
+fn recommendations(ui: &mut Ui, compared: &RunPair, runs: [&RunData; 2]) {
     let palette = design::palette(ui);
     design::card(palette).show(ui, |ui| {
         ui.set_width(ui.available_width());
@@ -111,12 +112,17 @@ fn recommendations(ui: &mut Ui, compared: &RunPair) {
             }
             ui.end_row();
             let recommendations = &compared.recommendations;
-            let rows = [
+            let mut rows = vec![
                 ("recommended cutoff", recommendations.each_ref().map(cutoff)),
                 ("mean KL there", recommendations.each_ref().map(kl)),
                 ("KV saved", recommendations.each_ref().map(|one| format!("{:.1} %", one.kv_saved * 100.0))),
                 ("as deep in the other run", [0, 1].map(|side| elsewhere(compared, side))),
             ];
+            if runs.iter().any(|run| run.manifest.model.adapter.is_some()) {
+                rows.push(("KL at full depth", recommendations.each_ref().map(at_full_depth)));
+                rows.push(("adapter", runs.map(adapter)));
+                rows.push(("its training", runs.map(training)));
+            }
             for (name, texts) in rows {
                 ui.weak(name);
                 for text in texts {
@@ -144,6 +150,35 @@ fn kl(recommendation: &Recommendation) -> String {
         short(recommendation.kl as f32),
         short(recommendation.kl_upper95 as f32)
     )
+}
+
+/// What an adapter does to the model where nothing is cut.
+fn at_full_depth(recommendation: &Recommendation) -> String {
+    let kl = recommendation.frontier.last().map_or(f64::NAN, |full| full.kl);
+    format!("{} nats", short(kl as f32))
+}
+
+fn adapter(run: &RunData) -> String {
+    match &run.manifest.model.adapter {
+        None => "none".into(),
+        Some(AdapterRecord { name, policy: None, .. }) => name.clone(),
+        Some(AdapterRecord { name, policy: Some(policy), .. }) => format!("{name}, for {policy}"),
+    }
+}
+
+/// What the training of a run's adapter took.
+fn training(run: &RunData) -> String {
+    let adapter = run.manifest.model.adapter.as_ref();
+    adapter.and_then(|adapter| adapter.training.as_ref()).map_or("–".into(), |training| {
+        format!(
+            "{} steps on {}, {:.1} minutes; held-out KL {} → {} nats",
+            training.steps,
+            count(training.prompts, "prompt"),
+            training.seconds / 60.0,
+            short(training.kl_before as f32),
+            short(training.kl_after as f32)
+        )
+    })
 }
 
 /// The divergence of a run's recommendation in the other run.

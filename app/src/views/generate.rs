@@ -1,4 +1,4 @@
-//! Live generation: full depth and the cutoff side by side.
+//! Live generation: full depth, the cutoff and the cutoff with an adapter, side by side.
 
 use super::map::choose;
 use crate::data::{Pyramid, StepFigure, exact};
@@ -24,11 +24,19 @@ pub struct Form {
     pub figure: StepFigure,
     /// Which side the live map shows.
     pub side: usize,
+    /// Whether the policy runs with the adapter, too, where there is one.
+    pub with_adapter: bool,
 }
 
 impl Default for Form {
     fn default() -> Self {
-        Self { prompt: String::new(), max_new_tokens: 64, figure: StepFigure::PromptMass, side: 0 }
+        Self {
+            prompt: String::new(),
+            max_new_tokens: 64,
+            figure: StepFigure::PromptMass,
+            side: 0,
+            with_adapter: true,
+        }
     }
 }
 
@@ -51,10 +59,12 @@ pub struct LiveScene<'a> {
     pub live: &'a Live,
     /// The view's state.
     pub state: &'a mut ViewState,
-    /// Layers of the model, and the policy at the cutoff.
+    /// The policy at the cutoff.
     pub policy: &'a str,
     /// The model's name, or why it is not available.
     pub model: &'a str,
+    /// The name of the adapter that can be used.
+    pub adapter: Option<&'a str>,
     /// Whether the engine is busy.
     pub busy: bool,
     /// Whether a run with a current prompt is open.
@@ -69,31 +79,34 @@ pub fn show(ui: &mut Ui, scene: &mut LiveScene<'_>) -> Option<Asked> {
     ui.add_space(space::SMALL);
     if scene.live.sides.is_empty() {
         ui.weak(
-            "Generates twice, first at full depth, then under the policy chosen, at the cutoff, and shows where the two \
-             part. Never both at once, so that the times are true.",
+            "Generates at full depth, then under the policy chosen, at the cutoff, and with an adapter where there is one, and \
+             shows where the texts part. Never two at once, so that the times are true.",
         );
         return asked;
     }
     let palette = design::palette(ui);
-    let divergence = scene.live.divergence();
+    let divergence = scene.live.first_divergence();
     let table = if divergence.is_some() { 118.0 } else { 0.0 };
     let height = ((ui.available_height() - table) * 0.45).max(130.0);
-    ui.columns(2, |columns| {
+    let live = scene.live;
+    ui.columns(live.asked.len().max(2), |columns| {
         for (index, ui) in columns.iter_mut().enumerate() {
-            match scene.live.sides.get(index) {
-                Some(side) => pane(ui, palette, side, divergence, height),
+            match live.sides.get(index) {
+                // The first side is marked where any other departs from it.
+                Some(side) if index == 0 => pane(ui, palette, side, divergence, height),
+                Some(side) => pane(ui, palette, side, live.divergence(index), height),
                 None => {
                     design::card(palette).show(ui, |ui| {
                         ui.set_min_size(vec2(ui.available_width(), height));
-                        ui.strong(scene.policy);
-                        ui.weak("waits for full depth to end");
+                        ui.strong(live.asked.get(index).map_or(scene.policy, String::as_str));
+                        ui.weak("waits for its turn");
                     });
                 }
             }
         }
     });
     if let Some(step) = divergence {
-        candidates(ui, palette, scene.live, step);
+        candidates(ui, palette, live, step);
     }
     live_map(ui, scene);
     if ui.input(|input| input.key_pressed(eframe::egui::Key::Escape)) && scene.busy {
@@ -134,6 +147,9 @@ fn controls(ui: &mut Ui, scene: &mut LiveScene<'_>) -> Option<Asked> {
         ui.label("full, then");
         policy_kinds(ui, &mut scene.state.policy);
         ui.label(RichText::new(scene.policy).monospace().color(design::palette(ui).cutoff));
+        if let Some(adapter) = scene.adapter {
+            ui.checkbox(&mut scene.form.with_adapter, format!("and with {adapter}"));
+        }
         ui.weak(format!("· {}", scene.model));
     });
     asked
@@ -183,7 +199,7 @@ fn pane(ui: &mut Ui, palette: &Palette, side: &Side, divergence: Option<usize>, 
         ui.set_min_size(vec2(ui.available_width(), height));
         ui.horizontal(|ui| {
             let colour = if side.is_full() { palette.text } else { palette.cutoff };
-            ui.label(RichText::new(&side.policy).monospace().strong().color(colour));
+            ui.label(RichText::new(side.name()).monospace().strong().color(colour));
             ui.weak(status(side));
             if let Some(Repetition { period, rounds }) = side.repetition {
                 let looping =
@@ -198,7 +214,7 @@ fn pane(ui: &mut Ui, palette: &Palette, side: &Side, divergence: Option<usize>, 
         ui.separator();
         let above = if side.caveat.is_some() { 98.0 } else { 78.0 };
         ScrollArea::vertical()
-            .id_salt(&side.policy)
+            .id_salt(side.name())
             .auto_shrink(false)
             .max_height(height - above)
             .stick_to_bottom(side.ended.is_none())
@@ -206,7 +222,7 @@ fn pane(ui: &mut Ui, palette: &Palette, side: &Side, divergence: Option<usize>, 
                 // Columns are justified; text is not.
                 ui.with_layout(Layout::top_down(Align::Min), |ui| {
                     let label = ui.label(text(palette, side, divergence));
-                    let name = || format!("Generated, {}: {}", side.policy, plain(side));
+                    let name = || format!("Generated, {}: {}", side.name(), plain(side));
                     label.widget_info(|| WidgetInfo::labeled(Role::Label, true, name()));
                 });
             });
@@ -311,7 +327,7 @@ fn candidates(ui: &mut Ui, palette: &Palette, live: &Live, step: usize) {
         }
         ui.end_row();
         for side in &live.sides {
-            ui.label(&side.policy);
+            ui.label(side.name());
             let Some(token) = side.tokens.get(step) else {
                 ui.weak("had ended");
                 ui.end_row();
@@ -335,7 +351,7 @@ fn live_map(ui: &mut Ui, scene: &mut LiveScene<'_>) {
     ui.horizontal_wrapped(|ui| {
         choose(ui, "Live figure", &mut scene.form.figure, LIVE_FIGURES, StepFigure::name);
         for (index, side) in scene.live.sides.iter().enumerate() {
-            ui.selectable_value(&mut scene.form.side, index, &side.policy);
+            ui.selectable_value(&mut scene.form.side, index, side.name());
         }
     });
     let shown = scene.form.side.min(scene.live.sides.len() - 1);
@@ -424,7 +440,7 @@ pub fn figures(live: &Live) -> Figures<'_> {
             let token = &side.tokens[step];
             let own = token.top.iter().find(|candidate| candidate.id == token.id);
             vec![
-                side.policy.clone(),
+                side.name(),
                 step.to_string(),
                 token.id.to_string(),
                 token_label(&token.token),

@@ -1,6 +1,7 @@
 //! The views. Each draws data in memory and changes only the view's state; it requests work of the engine,
 //! files and dialogs by an [`Action`].
 
+pub mod adapt;
 pub mod compare;
 pub mod curves;
 pub mod frontier;
@@ -136,7 +137,7 @@ impl Scene<'_> {
             View::Heads => heads::show(ui, self),
             View::Frontier => frontier::show(ui, self),
             View::Compare => compare::show(ui, self),
-            View::Generate | View::Record => {}
+            View::Generate | View::Record | View::Adapt => {}
         }
     }
 
@@ -160,7 +161,7 @@ impl Scene<'_> {
             View::Heads => Some(heads::figures(self)),
             View::Frontier => frontier::figures(self),
             View::Compare => compare::figures(self),
-            View::Generate | View::Record => None,
+            View::Generate | View::Record | View::Adapt => None,
         }
     }
 }

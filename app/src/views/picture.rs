@@ -31,7 +31,7 @@ impl Scene<'_> {
             View::Frontier if policies::are_shown(self) => policies::picture(self, theme),
             View::Frontier => Some(self.charts(&frontier::charts(self), &frontier::bands(self), theme)),
             View::Compare => Some(compare::picture(self, theme)?),
-            View::Text | View::Generate | View::Record => None,
+            View::Text | View::Generate | View::Record | View::Adapt => None,
         })
     }
 

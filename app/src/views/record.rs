@@ -19,8 +19,14 @@ pub enum Asked {
     LoadPrompts,
 }
 
-/// Draws the form and the progress; `model` is the loaded model's name.
-pub fn show(ui: &mut Ui, recorder: &mut Recorder, model: Option<&str>, busy: bool) -> Option<Asked> {
+/// Draws the form and the progress; `model` is the loaded model's name, `adapter` that of the adapter that can be used.
+pub fn show(
+    ui: &mut Ui,
+    recorder: &mut Recorder,
+    model: Option<&str>,
+    adapter: Option<&str>,
+    busy: bool,
+) -> Option<Asked> {
     let mut asked = None;
     let palette = design::palette(ui);
     ui.horizontal_wrapped(|ui| {
@@ -31,6 +37,10 @@ pub fn show(ui: &mut Ui, recorder: &mut Recorder, model: Option<&str>, busy: boo
         };
         if ui.add_enabled(!busy, Button::new("Open a model …")).clicked() {
             asked = Some(Asked::OpenModel);
+        }
+        if let Some(adapter) = adapter {
+            let with = ui.checkbox(&mut recorder.with_adapter, format!("with {adapter}"));
+            with.on_hover_text("Divergences are then from the model without the adapter");
         }
     });
     ui.add_space(space::SMALL);
@@ -114,7 +124,7 @@ fn show_progress(ui: &mut Ui, progress: &Progress) {
 }
 
 /// A duration as text.
-fn about(time: Duration) -> String {
+pub(super) fn about(time: Duration) -> String {
     match time.as_secs() {
         0..=1 => "a second".into(),
         seconds @ 2..90 => format!("{seconds} seconds"),

@@ -9,6 +9,7 @@ use eframe::egui::{Key, Modifiers, Theme, Vec2};
 use egui_kittest::Harness;
 use layerscope_app::state::View;
 use layerscope_app::{Launch, Open, Remembered, Viewer};
+use layerscope_diagnostics::prompts::{PromptFile, parse_prompts, prompts_sha256};
 use layerscope_engine::{DeviceChoice, ModelSource};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -22,6 +23,23 @@ const PATIENCE: Duration = Duration::from_secs(120);
 /// The embedded model.
 pub(crate) fn tiny_model() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../fixtures/tiny/layerscope-tiny.gguf")
+}
+
+/// The first prompts that `layerscope demo --adapt` trains on.
+pub(crate) fn lesson_lines(count: usize) -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fixtures/tiny/adapt.jsonl");
+    let lines = std::fs::read_to_string(path).expect("prompts");
+    lines.lines().take(count).map(|line| format!("{line}\n")).collect()
+}
+
+/// The same as a prompt file.
+pub(crate) fn lessons(count: usize) -> PromptFile {
+    let lines = lesson_lines(count);
+    PromptFile {
+        name: "adapt.jsonl".into(),
+        sha256: prompts_sha256(lines.as_bytes()),
+        prompts: parse_prompts("adapt.jsonl", lines.as_bytes()).expect("prompts"),
+    }
 }
 
 /// Options that open a path, with the embedded model available by name.

@@ -1,8 +1,7 @@
 //! The state of a training, so that one that was stopped goes on to the same bytes.
 
-use crate::loss::Figures;
 use crate::optimizer::AdamW;
-use layerscope_engine::{Error, LowRank, Result, Target, write_file};
+use layerscope_engine::{Error, HeldOutFigures, LowRank, Result, Target, write_file};
 use safetensors::tensor::{Dtype, TensorView};
 use safetensors::{SafeTensorError, SafeTensors};
 use serde::{Deserialize, Serialize};
@@ -24,7 +23,7 @@ pub(crate) struct Progress {
     pub(crate) rows: usize,
     pub(crate) seconds: f64,
     /// Held-out figures without the adapter.
-    pub(crate) before: Option<Figures>,
+    pub(crate) before: Option<HeldOutFigures>,
 }
 
 impl Progress {

@@ -7,7 +7,8 @@ use layerscope_diagnostics::probe::{continue_greedily, decode_rows, teacher_forc
 use layerscope_diagnostics::prompts::Prompt;
 use layerscope_engine::training::{LayerKeys, Prefix, TrainingSequence, prefix};
 use layerscope_engine::{
-    AdapterRows, Error, Hooks, Interrupt, Model, Policy, Result, Session, Tensor, Tokenizer, Visibility,
+    AdapterRows, Error, Hooks, Interrupt, KvPrecision, Model, Policy, Result, Session, Tensor, Tokenizer,
+    Visibility,
 };
 use std::sync::Arc;
 
@@ -93,6 +94,23 @@ pub(crate) struct Preparation<'a> {
 }
 
 impl Preparation<'_> {
+    /// Bytes that prompts take in memory at most, known from their lengths.
+    pub(crate) fn expected_bytes(&self, prompts: &[Prompt]) -> u64 {
+        let config = self.model.config();
+        let number = match self.model.decoder.kv_precision() {
+            KvPrecision::F16 => size_of::<u16>(),
+            KvPrecision::F32 | KvPrecision::Bf16 => size_of::<f32>(),
+        };
+        let keys = match self.rows {
+            AdapterRows::Decode => 2 * config.layers * config.kv_width() * number,
+            AdapterRows::All => 0,
+        };
+        let teacher = self.max_new_tokens * config.hidden * size_of::<f32>();
+        let encoded =
+            prompts.iter().filter_map(|prompt| self.model.tokenizer.encode_prompt(&prompt.content).ok());
+        encoded.map(|tokens| (tokens.len() * keys + teacher) as u64).sum()
+    }
+
     /// Runs a prompt through the full model, once. `known` is the full model's text, where an earlier run has generated it.
     ///
     /// # Errors

@@ -13,7 +13,6 @@ mod spill;
 mod train;
 mod trainer;
 
-pub use loss::Figures;
 pub use optimizer::AdamW;
 pub use settings::{Continued, Settings};
 pub use train::{Event, Outcome, adapt};

@@ -3,18 +3,6 @@
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
-/// Means over decode rows.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
-pub struct Figures {
-    /// KL divergence from the full model, nats.
-    pub kl: f64,
-    /// Share of rows with the full model's top token.
-    pub top1: f64,
-    /// Share of answers of which every token is the top token, along the answer; NaN in memory, null in files, where no prompt
-    /// has an answer.
-    pub answers: Option<f64>,
-}
-
 /// What is learned.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Objective {

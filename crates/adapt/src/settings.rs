@@ -9,8 +9,8 @@ pub struct Settings {
     pub policy: Policy,
     /// The rows that the adapter acts on.
     pub rows: AdapterRows,
-    /// Rank r.
-    pub rank: usize,
+    /// Rank r; `None` to train every element of the matrices.
+    pub rank: Option<usize>,
     /// α; the adapter's factor is α/r, or α/√r.
     pub alpha: f64,
     /// Whether the factor is α/√r (Kalajdzievski 2023).
@@ -45,6 +45,8 @@ pub struct Settings {
     /// Most bytes of prompts' keys and values in memory; the rest goes to a file in the adapter's folder. `None` for half of what is
     /// free.
     pub prompt_memory: Option<u64>,
+    /// Whether each measurement on held-out prompts covers some cutoffs beside the policy's. Changes nothing in the result.
+    pub with_frontier: bool,
     /// Seed of the adapter, of the order and of what is held out.
     pub seed: u64,
 }
@@ -59,8 +61,35 @@ pub enum Continued {
 }
 
 impl Settings {
+    /// The defaults.
+    pub fn new(policy: Policy) -> Self {
+        Self {
+            policy,
+            rows: AdapterRows::Decode,
+            rank: Some(16),
+            alpha: 32.0,
+            rank_stabilised: false,
+            targets: Target::ALL.to_vec(),
+            other_cutoffs: 0.25,
+            dropout: 0.0,
+            learning_rate: 1e-3,
+            steps: 400,
+            minutes: None,
+            batch: 4,
+            max_new_tokens: 32,
+            held_out: 0.1,
+            evaluate_every: 50,
+            target_kl: None,
+            sft: 0.0,
+            continued: Continued::Answers,
+            prompt_memory: None,
+            with_frontier: false,
+            seed: 0,
+        }
+    }
+
     /// All that the result depends on.
     pub(crate) fn identity(&self) -> String {
-        format!("{:?}", Self { prompt_memory: None, ..self.clone() })
+        format!("{:?}", Self { prompt_memory: None, with_frontier: false, ..self.clone() })
     }
 }

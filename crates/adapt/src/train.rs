@@ -3,7 +3,7 @@
 use crate::checkpoint::{Checkpoint, Progress};
 use crate::continuations::Continuations;
 use crate::data::{Item, Preparation};
-use crate::loss::{Figures, Objective};
+use crate::loss::Objective;
 use crate::optimizer::AdamW;
 use crate::settings::Settings;
 use crate::spill::Spill;
@@ -11,13 +11,13 @@ use crate::trainer::Trainer;
 use layerscope_diagnostics::prompts::{Prompt, PromptFile};
 use layerscope_engine::training::BackwardWeights;
 use layerscope_engine::{
-    AdapterInfo, Anchors, ComputeType, Error, ErrorKind, Interrupt, LowRank, Model, Policy, Result, Target,
-    Visibility, WeightsPrecision, available_memory, check_interrupt, readable_bytes,
+    AdapterInfo, AdapterTraining, Anchors, ComputeType, Error, ErrorKind, HeldOutFigures, Interrupt, LowRank,
+    Model, Policy, Result, Target, Visibility, WeightsPrecision, available_memory, check_interrupt,
+    readable_bytes,
 };
 use rand::seq::SliceRandom;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
-use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Instant;
@@ -30,6 +30,15 @@ const CHECKPOINT_S: f64 = 60.0;
 /// What happens.
 #[derive(Debug, Clone)]
 pub enum Event<'a> {
+    /// Prompts are about to be run through the full model.
+    Preparing {
+        /// Bytes of their keys and values and of the full model's last residual streams, at most.
+        bytes: u64,
+        /// So many of them stay in memory; the rest goes to a file.
+        most: u64,
+        /// Bytes of the weights' transposed copies.
+        transposed: usize,
+    },
     /// Prompts have been run through the full model.
     Prepared {
         /// So many,
@@ -71,27 +80,17 @@ pub enum Event<'a> {
         /// After so many steps.
         step: usize,
         /// What was measured.
-        figures: Figures,
+        figures: HeldOutFigures,
+        /// Mean KL at some cutoffs, `(cutoff, nats)`, ascending; empty unless asked for.
+        frontier: Vec<(usize, f64)>,
     },
 }
 
 /// What training did.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone)]
 pub struct Outcome {
-    /// Steps that were made.
-    pub steps: usize,
-    /// Decode rows that were trained on.
-    pub tokens: usize,
-    /// Rows that ran forward and backward, prompt rows among them where those are trained, too.
-    pub rows: usize,
-    /// Seconds of training, without preparing the prompts.
-    pub seconds: f64,
-    /// Held-out figures without the adapter.
-    pub before: Figures,
-    /// Held-out figures with it.
-    pub after: Figures,
-    /// The same at full depth: what the adapter does to the full model. Not measured after an interrupt.
-    pub full_depth: Option<Figures>,
+    /// What it took, and what it changed.
+    pub training: AdapterTraining,
     /// Ids of the prompts that were held out.
     pub held_out: Vec<String>,
     /// Whether it was interrupted.
@@ -119,8 +118,22 @@ pub fn adapt(
         WeightsPrecision::Native => ComputeType::Bf16,
     };
     let transposed = BackwardWeights::new(&model.decoder, compute)?;
+    let preparation = Preparation {
+        model,
+        policy: &settings.policy,
+        visibility: &visibility,
+        rows: settings.rows,
+        continued: settings.continued,
+        max_new_tokens: settings.max_new_tokens,
+        interrupt,
+    };
+    let most = settings.prompt_memory.or_else(|| Some(available_memory()? / 2)).unwrap_or(u64::MAX);
+    let bytes = preparation.expected_bytes(&prompts.prompts);
+    observe(Event::Preparing { bytes, most, transposed: transposed.bytes() });
     let Prepared { trained, held_out, in_file } =
-        prepare(model, prompts, settings, &visibility, folder, interrupt, observe)?;
+        prepare(&preparation, prompts, settings, most, folder, observe)?;
+    let matrices = initial(model, settings);
+    check_room(&matrices)?;
     let mut trainer = Trainer {
         base: &model.decoder,
         transposed,
@@ -128,7 +141,7 @@ pub fn adapt(
         compute,
         rows: settings.rows,
         state: Checkpoint {
-            matrices: initial(model, settings),
+            matrices,
             optimizer: AdamW::default(),
             progress: Progress::of(format!(
                 "{} {} {} {:?}",
@@ -151,7 +164,11 @@ pub fn adapt(
         None => trainer.evaluate(&held_out, cutoff, settings.batch)?,
     };
     trainer.state.progress.before = Some(before);
-    observe(Event::Evaluated { step: resumed, figures: before });
+    let frontier = |trainer: &Trainer<'_>| match settings.with_frontier {
+        true => trainer.frontier(&held_out, settings.batch),
+        false => Ok(vec![]),
+    };
+    observe(Event::Evaluated { step: resumed, figures: before, frontier: frontier(&trainer)? });
     let (mut after, mut checkpointed, mut interrupted) = (None, Instant::now(), false);
     while trainer.done(settings) < 1.0 {
         if check_interrupt(interrupt).is_err() {
@@ -165,7 +182,7 @@ pub fn adapt(
         let mut is_due = checkpointed.elapsed().as_secs_f64() > CHECKPOINT_S;
         if done >= 1.0 || step.is_multiple_of(settings.evaluate_every) {
             let figures = trainer.evaluate(&held_out, cutoff, settings.batch)?;
-            observe(Event::Evaluated { step, figures });
+            observe(Event::Evaluated { step, figures, frontier: frontier(&trainer)? });
             after = Some(figures);
             is_due = true;
             if settings.target_kl.is_some_and(|target| figures.kl <= target) {
@@ -178,16 +195,6 @@ pub fn adapt(
         }
     }
     trainer.state.write(folder)?;
-    let info = AdapterInfo {
-        rows: settings.rows,
-        policy: settings.policy.to_string(),
-        model: model.name.clone(),
-        model_sha256: model.sha256.clone(),
-        prompts: prompts.name.clone(),
-        prompts_sha256: prompts.sha256.clone(),
-        layerscope: env!("CARGO_PKG_VERSION").to_owned(),
-    };
-    trainer.adapter()?.write(folder, &info, model.config())?;
     let after = match after {
         Some(after) => after,
         None => trainer.evaluate(&held_out, cutoff, settings.batch)?,
@@ -197,8 +204,30 @@ pub fn adapt(
         false => Some(trainer.evaluate(&held_out, layers, settings.batch)?),
     };
     let Progress { step: steps, tokens, rows, seconds, .. } = trainer.state.progress;
+    let training = AdapterTraining {
+        steps,
+        tokens,
+        rows,
+        seconds,
+        prompts: of_trained,
+        held_out: of_held_out,
+        before,
+        after,
+        full_depth,
+    };
+    let info = AdapterInfo {
+        rows: settings.rows,
+        policy: settings.policy.to_string(),
+        model: model.name.clone(),
+        model_sha256: model.sha256.clone(),
+        prompts: prompts.name.clone(),
+        prompts_sha256: prompts.sha256.clone(),
+        layerscope: env!("CARGO_PKG_VERSION").to_owned(),
+        training: Some(training.clone()),
+    };
+    trainer.adapter()?.write(folder, &info, model.config())?;
     let held_out = held_out.into_iter().map(|item| item.id).collect();
-    Ok(Outcome { steps, tokens, rows, seconds, before, after, full_depth, held_out, interrupted })
+    Ok(Outcome { training, held_out, interrupted })
 }
 
 /// What rows read under the policy; full depth is one to learn answers under, as a measure for others.
@@ -225,30 +254,20 @@ struct Prepared {
     in_file: usize,
 }
 
+/// Runs prompts through the full model, in a random order; at most so many bytes stay in memory.
 fn prepare(
-    model: &Model,
+    preparation: &Preparation<'_>,
     prompts: &PromptFile,
     settings: &Settings,
-    visibility: &Visibility,
+    most: u64,
     folder: &Path,
-    interrupt: &Interrupt,
     observe: &mut dyn FnMut(Event<'_>),
 ) -> Result<Prepared> {
     let mut order: Vec<&Prompt> = prompts.prompts.iter().collect();
     order.shuffle(&mut ChaCha8Rng::seed_from_u64(settings.seed));
-    let all = order.len();
-    let preparation = Preparation {
-        model,
-        policy: &settings.policy,
-        visibility,
-        rows: settings.rows,
-        continued: settings.continued,
-        max_new_tokens: settings.max_new_tokens,
-        interrupt,
-    };
+    let (all, model) = (order.len(), preparation.model);
     let of = format!("{} {} {}", model.sha256, prompts.sha256, settings.max_new_tokens);
     let mut known = Continuations::read(folder, of)?;
-    let most = settings.prompt_memory.or_else(|| Some(available_memory()? / 2)).unwrap_or(u64::MAX);
     let (mut items, mut bytes, mut in_file, mut spill) = (vec![], 0, 0, None);
     for (done, prompt) in order.into_iter().enumerate() {
         match preparation.item(prompt, known.of(&prompt.id)) {
@@ -302,15 +321,33 @@ fn check_memory(prompts: usize, bytes: u64) -> Result<()> {
     }
 }
 
-/// A is uniform within ±1/√in, B is zero: as PEFT begins.
+/// Two moments, gradients and a copy in the decoder come with what is trained.
+fn check_room(matrices: &BTreeMap<(usize, Target), LowRank>) -> Result<()> {
+    let elements: usize = matrices.values().map(|matrix| matrix.a.len() + matrix.b.len()).sum();
+    let need = (elements * size_of::<f32>() * 4) as u64;
+    match available_memory() {
+        Some(free) if free < need => Err(Error::input(format!(
+            "training {elements} elements takes {} more of memory, and {} are left; give a lower --rank, or fewer --targets",
+            readable_bytes(need as f64),
+            readable_bytes(free as f64)
+        ))),
+        _ => Ok(()),
+    }
+}
+
+/// A is uniform within ±1/√in, B is zero: as PEFT begins. Additions of full rank are zero.
 fn initial(model: &Model, settings: &Settings) -> BTreeMap<(usize, Target), LowRank> {
     let mut random = ChaCha8Rng::seed_from_u64(settings.seed);
-    let (config, rank) = (model.config(), settings.rank);
-    let divisor = if settings.rank_stabilised { (rank as f64).sqrt() } else { rank as f64 };
+    let config = model.config();
     let mut matrices = BTreeMap::new();
     for layer in 0..config.layers {
         for &target in &settings.targets {
-            let Some([out, columns]) = target.shape(config) else { continue };
+            let Some(shape @ [out, columns]) = target.shape(config) else { continue };
+            let Some(rank) = settings.rank else {
+                matrices.insert((layer, target), LowRank::of_full_rank(shape));
+                continue;
+            };
+            let divisor = if settings.rank_stabilised { (rank as f64).sqrt() } else { rank as f64 };
             let bound = 1.0 / (columns as f32).sqrt();
             let a = (0..rank * columns).map(|_| bound * (2.0 * random.random::<f32>() - 1.0)).collect();
             let scale = (settings.alpha / divisor) as f32;

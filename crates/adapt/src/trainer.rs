@@ -2,13 +2,13 @@
 
 use crate::checkpoint::Checkpoint;
 use crate::data::Item;
-use crate::loss::{Figures, Objective, RowLoss};
+use crate::loss::{Objective, RowLoss};
 use crate::settings::Settings;
 use layerscope_engine::training::{
     BackwardWeights, Dropout, Tape, TrainingSequence, backward, forward, unembed_backward,
 };
 use layerscope_engine::{
-    Adapter, AdapterRows, ComputeType, Decoder, Error, Hooks, Result, Tensor, Visibility,
+    Adapter, AdapterRows, ComputeType, Decoder, Error, HeldOutFigures, Hooks, Result, Tensor, Visibility,
 };
 use ndarray::Array2;
 use rand::seq::SliceRandom;
@@ -144,8 +144,20 @@ impl Trainer<'_> {
         Ok(loss)
     }
 
+    /// Mean KL of items at some cutoffs, `(cutoff, nats)`, ascending: at the policy's alone, and at full depth, where other anchors'
+    /// keys and values differ from cutoff to cutoff.
+    pub(crate) fn frontier(&self, items: &[Item], batch: usize) -> Result<Vec<(usize, f64)>> {
+        let (cutoff, layers) = (self.visibility.cutoff, self.base.config().layers);
+        let cutoffs = match self.visibility.anchors.are_bos_alone() {
+            true => shown_cutoffs(cutoff, layers),
+            false => vec![cutoff, layers],
+        };
+        let of = |cutoff: usize| Ok((cutoff, self.evaluate(items, cutoff, batch)?.kl));
+        cutoffs.into_iter().map(of).collect()
+    }
+
     /// Runs items at a cutoff, so many at a time.
-    pub(crate) fn evaluate(&self, items: &[Item], cutoff: usize, batch: usize) -> Result<Figures> {
+    pub(crate) fn evaluate(&self, items: &[Item], cutoff: usize, batch: usize) -> Result<HeldOutFigures> {
         let (adapted, visibility) = (self.base.with_adapter(&self.adapter()?)?, self.at(cutoff));
         let (mut rows, mut answers): (Vec<RowLoss>, Vec<bool>) = (vec![], vec![]);
         for items in items.chunks(batch) {
@@ -163,12 +175,25 @@ impl Trainer<'_> {
         let share = |of: &mut dyn Iterator<Item = bool>, count: usize| {
             of.filter(|is| *is).count() as f64 / count.max(1) as f64
         };
-        Ok(Figures {
+        Ok(HeldOutFigures {
             kl: rows.iter().map(|row| row.kl).sum::<f64>() / rows.len().max(1) as f64,
             top1: share(&mut rows.iter().map(|row| row.same_top), rows.len()),
             answers: (!answers.is_empty()).then(|| share(&mut answers.iter().copied(), answers.len())),
         })
     }
+}
+
+/// Cutoffs of a frontier that is shown while training goes on: few, since each is a pass over the prompts.
+const SHOWN_CUTOFFS: usize = 8;
+
+/// About [`SHOWN_CUTOFFS`] cutoffs from halfway below the policy's to full depth, the policy's among them; ascending.
+fn shown_cutoffs(cutoff: usize, layers: usize) -> Vec<usize> {
+    let lowest = cutoff.div_ceil(2);
+    let step = (layers - lowest).div_ceil(SHOWN_CUTOFFS).max(1);
+    let mut cutoffs: Vec<usize> = (lowest..=layers).rev().step_by(step).chain([cutoff]).collect();
+    cutoffs.sort_unstable();
+    cutoffs.dedup();
+    cutoffs
 }
 
 /// The prompts of a step: each epoch has an order of its own.
@@ -180,4 +205,23 @@ fn batch_of<'a>(items: &'a [Item], settings: &Settings, step: usize) -> Vec<&'a 
         settings.seed ^ (epoch as u64 + 1).wrapping_mul(0x9e37_79b9),
     ));
     order.into_iter().skip(index * settings.batch).take(settings.batch).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shown_cutoffs_are_few_and_have_the_policys() {
+        assert_eq!(shown_cutoffs(22, 30), [12, 15, 18, 21, 22, 24, 27, 30]);
+        assert_eq!(shown_cutoffs(5, 8), [3, 4, 5, 6, 7, 8]);
+        assert_eq!(shown_cutoffs(1, 1), [1]);
+        for layers in 1..100 {
+            for cutoff in 1..=layers {
+                let cutoffs = shown_cutoffs(cutoff, layers);
+                assert!(cutoffs.contains(&cutoff) && cutoffs.ends_with(&[layers]), "{cutoff} of {layers}");
+                assert!(cutoffs.len() <= SHOWN_CUTOFFS + 2, "{cutoffs:?}");
+            }
+        }
+    }
 }

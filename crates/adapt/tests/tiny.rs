@@ -2,11 +2,11 @@
 
 #![allow(clippy::unwrap_used)]
 
-use layerscope_adapt::{Continued, Event, Outcome, Settings, adapt};
+use layerscope_adapt::{Event, Outcome, Settings, adapt};
 use layerscope_diagnostics::prompts::{PromptFile, parse_prompts, prompts_sha256};
 use layerscope_engine::{
-    Adapter, AdapterRows, Device, Error, Hooks, Interrupt, Model, ModelSource, Policy, Result, Session,
-    Target, WeightsPrecision, argmax,
+    Adapter, AdapterRows, Device, Error, Hooks, Interrupt, LowRank, Model, ModelSource, Policy, Result,
+    Session, WeightsPrecision, argmax,
 };
 use std::path::Path;
 use std::sync::LazyLock;
@@ -22,26 +22,15 @@ static MODEL: LazyLock<Model> = LazyLock::new(|| {
 
 fn settings(policy: &str) -> Settings {
     Settings {
-        policy: Policy::parse_for(policy, MODEL.config()).unwrap(),
-        rows: AdapterRows::Decode,
-        rank: 8,
+        rank: Some(8),
         alpha: 16.0,
-        rank_stabilised: false,
-        targets: Target::ALL.to_vec(),
         learning_rate: 2e-3,
         steps: 40,
-        minutes: None,
         other_cutoffs: 0.0,
-        dropout: 0.0,
-        continued: Continued::Answers,
-        prompt_memory: None,
-        batch: 4,
         max_new_tokens: 8,
         held_out: 0.2,
         evaluate_every: 20,
-        target_kl: None,
-        sft: 0.0,
-        seed: 0,
+        ..Settings::new(Policy::parse_for(policy, MODEL.config()).unwrap())
     }
 }
 
@@ -66,13 +55,40 @@ fn training_brings_the_model_under_a_cutoff_nearer_to_the_full_one() {
     ] {
         let folder = tempfile::tempdir().unwrap();
         let outcome = train(&Settings { rows, ..settings(policy) }, folder.path()).unwrap();
-        assert!(outcome.before.kl > 0.1, "{policy} {rows:?}: {outcome:?}");
-        assert!(outcome.after.kl < 0.8 * outcome.before.kl, "{policy} {rows:?}: {outcome:?}");
-        assert!(outcome.full_depth.unwrap().kl > 0.0);
+        let training = outcome.training;
+        assert!(training.before.kl > 0.1, "{policy} {rows:?}: {training:?}");
+        assert!(training.after.kl < 0.8 * training.before.kl, "{policy} {rows:?}: {training:?}");
+        assert!(training.full_depth.unwrap().kl > 0.0);
         let (adapter, made_for) = Adapter::read(folder.path(), MODEL.config()).unwrap();
         assert_eq!(adapter.rows, rows);
-        assert_eq!(made_for.unwrap().policy, policy);
+        let made_for = made_for.unwrap();
+        assert_eq!((made_for.policy.as_str(), made_for.training), (policy, Some(training)));
     }
+}
+
+/// Every element of the matrices, and a frontier beside each measurement, which changes nothing.
+#[test]
+fn matrices_are_trained_whole() {
+    let rank = None;
+    let full = Settings { rank, learning_rate: 2e-4, rows: AdapterRows::All, ..settings("speed:4+bos") };
+    let [folder, other] = [(); 2].map(|()| tempfile::tempdir().unwrap());
+    let outcome = train(&full, folder.path()).unwrap().training;
+    assert!(outcome.after.kl < 0.8 * outcome.before.kl, "{outcome:?}");
+    let (adapter, _) = Adapter::read(folder.path(), MODEL.config()).unwrap();
+    assert!(adapter.matrices().values().all(LowRank::is_of_full_rank));
+    let mut frontiers = vec![];
+    let watched = Settings { with_frontier: true, ..full };
+    adapt(&MODEL, &prompts(), &watched, other.path(), &Interrupt::new(false), &mut |event| {
+        if let Event::Evaluated { figures, frontier, .. } = event {
+            let at_policy = frontier.iter().find(|(cutoff, _)| *cutoff == 4).unwrap().1;
+            assert!((at_policy - figures.kl).abs() < 1e-9);
+            frontiers.push(frontier);
+        }
+    })
+    .unwrap();
+    assert_eq!(frontiers.len(), 3);
+    let bytes = |folder: &Path| std::fs::read(folder.join("adapter_model.safetensors")).unwrap();
+    assert!(bytes(folder.path()) == bytes(other.path()));
 }
 
 /// Stopped at any step and started again, the same bytes come out.
@@ -91,10 +107,10 @@ fn a_training_that_was_stopped_goes_on_to_the_same_bytes() {
             }
         });
         let stopped = stopped.unwrap();
-        assert_eq!((stopped.steps, stopped.interrupted), (stop, true));
+        assert_eq!((stopped.training.steps, stopped.interrupted), (stop, true));
         assert_ne!(bytes(folder.path()), bytes(whole.path()));
         let outcome = train(&settings, folder.path()).unwrap();
-        assert_eq!(outcome.steps, 9);
+        assert_eq!(outcome.training.steps, 9);
         assert_eq!(bytes(folder.path()), bytes(whole.path()), "stopped at {stop}");
     }
 }
@@ -107,7 +123,7 @@ fn what_cannot_be_trained_is_refused() {
     assert!(refused(&settings("pop:4")).to_string().contains("no cutoff"));
     let one = Settings { steps: 1, ..settings("speed:4+bos") };
     train(&one, folder.path()).unwrap();
-    let other = Settings { rank: 4, ..one.clone() };
+    let other = Settings { rank: Some(4), ..one.clone() };
     assert!(refused(&other).to_string().contains("other settings"));
     std::fs::write(folder.path().join("training.safetensors"), b"nothing").unwrap();
     assert!(refused(&one).to_string().contains("is damaged"));
@@ -170,9 +186,9 @@ fn held_out_figures_are_those_of_the_policys_generation() {
             };
             let expected = full.iter().zip(&cut).map(of_step).sum::<f64>() / full.len() as f64;
             assert!(
-                (outcome.before.kl - expected).abs() < 1e-4 * expected.max(0.1),
+                (outcome.training.before.kl - expected).abs() < 1e-4 * expected.max(0.1),
                 "{name} {rows:?}: {} {expected}",
-                outcome.before.kl
+                outcome.training.before.kl
             );
         }
     }

@@ -513,9 +513,9 @@ pub(crate) struct AdaptArguments {
     /// Rows that the adapter acts on: decode (the prompt's KV stays the base model's) or all
     #[arg(long, value_enum, default_value_t = RowsName::Decode)]
     pub(crate) rows: RowsName,
-    /// Rank of the adapter
-    #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=1_024))]
-    pub(crate) rank: u32,
+    /// Rank of the adapter, or full to train every element of the matrices, which takes 16 bytes of memory an element
+    #[arg(long, default_value = "16", value_parser = rank)]
+    pub(crate) rank: Rank,
     /// The adapter's factor is alpha/rank; twice the rank where none is given
     #[arg(long)]
     pub(crate) alpha: Option<f64>,
@@ -537,9 +537,9 @@ pub(crate) struct AdaptArguments {
     /// Decode rows of each prompt
     #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u32).range(2..))]
     pub(crate) max_new_tokens: u32,
-    /// Highest learning rate; it rises over 20 steps and falls as half a cosine
-    #[arg(long, default_value_t = 1e-3)]
-    pub(crate) learning_rate: f64,
+    /// Highest learning rate; it rises over 20 steps and falls as half a cosine. 0.001 where none is given, 0.00002 with --rank full
+    #[arg(long)]
+    pub(crate) learning_rate: Option<f64>,
     /// Share of steps at a cutoff above the policy's, drawn evenly up to full depth, so that the adapted model stays near the full one
     /// there, too
     #[arg(long, value_name = "SHARE", default_value_t = 0.25)]
@@ -571,6 +571,21 @@ pub(crate) struct AdaptArguments {
     /// Print one JSON object
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// A rank; `None` for full.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Rank(pub(crate) Option<u32>);
+
+fn rank(text: &str) -> Result<Rank, String> {
+    const MOST: u32 = 1_024;
+    match text {
+        "full" => Ok(Rank(None)),
+        _ => match text.parse() {
+            Ok(rank @ 1..=MOST) => Ok(Rank(Some(rank))),
+            _ => Err(format!("a number from 1 to {MOST}, or full")),
+        },
+    }
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -669,6 +684,7 @@ pub(crate) enum ViewName {
     Generate,
     Record,
     Compare,
+    Adapt,
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]

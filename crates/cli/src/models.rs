@@ -105,8 +105,7 @@ pub(crate) fn with_adapter(model: Model, arguments: &AdapterArguments, policies:
     let Some(folder) = &arguments.adapter else { return Ok(model) };
     let model =
         if arguments.merge { model.with_merged_adapter(folder)? } else { model.with_adapter(folder)? };
-    let made_for = model.adapter.as_ref().and_then(|adapter| adapter.made_for.as_ref());
-    let Some(made_for) = made_for else { return Ok(model) };
+    let Some(made_for) = model.made_for() else { return Ok(model) };
     let folder = folder.display();
     if made_for.model_sha256 != model.sha256 {
         let other = &made_for.model;

@@ -157,6 +157,18 @@ impl AdaptBar {
     pub(crate) fn observe(&mut self, event: &layerscope_adapt::Event<'_>) {
         use layerscope_adapt::Event;
         match event {
+            Event::Preparing { bytes, most, transposed } => {
+                let size = |bytes: u64| layerscope_engine::readable_bytes(bytes as f64);
+                let rest = match bytes > most {
+                    true => format!(", {} of it in a file", size(bytes - most)),
+                    false => String::new(),
+                };
+                terminal::say(&format!(
+                    "prompts will take up to {}{rest}, and transposed weights {}",
+                    size(*bytes),
+                    size(*transposed as u64)
+                ));
+            }
             Event::Prepared { done, all } => {
                 self.bar.set_length(*all as u64);
                 self.bar.set_position(*done as u64);
@@ -184,7 +196,7 @@ impl AdaptBar {
                 show(&self.bar, &format!(", step {step}, loss {loss:.3}{}", self.held_out));
                 self.bar.set_position((done * WHOLE) as u64);
             }
-            Event::Evaluated { step, figures } => {
+            Event::Evaluated { step, figures, .. } => {
                 self.held_out = format!(", held-out KL {:.3}", figures.kl);
                 if !self.quiet {
                     let answers = figures.answers.map(|share| format!(", answers {:.0} %", share * 100.0));

@@ -1,14 +1,16 @@
 //! Low-rank adapters (LoRA, Hu et al. 2022): y = W·x + s·B·A·x for some of a model's matrices.
 
 mod gguf;
+mod info;
 mod merge;
 mod peft;
 
-pub use peft::AdapterInfo;
+pub use info::{AdapterInfo, AdapterTraining, HeldOutFigures};
 
 use crate::weights::Weight;
 use crate::{Error, ModelConfig, Result};
 use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -100,7 +102,7 @@ impl AdapterRows {
 /// What is added to one matrix: scale·B·A.
 #[derive(Clone, PartialEq)]
 pub struct LowRank {
-    /// A, `[rank, in]`.
+    /// A, `[rank, in]`; empty where it is the identity, so that B is all that is added, `[out, in]`.
     pub a: Vec<f32>,
     /// B, `[out, rank]`.
     pub b: Vec<f32>,
@@ -111,9 +113,37 @@ pub struct LowRank {
 }
 
 impl LowRank {
+    /// An addition of any rank, `[out, columns]`, of zeros.
+    pub fn of_full_rank([out, columns]: [usize; 2]) -> Self {
+        Self { a: vec![], b: vec![0.0; out * columns], rank: columns, scale: 1.0 }
+    }
+
+    /// Whether A is the identity.
+    pub fn is_of_full_rank(&self) -> bool {
+        self.a.is_empty()
+    }
+
+    /// Columns of A: those of the matrix that is added to.
+    pub(crate) fn columns(&self) -> usize {
+        if self.is_of_full_rank() { self.rank } else { self.a.len() / self.rank.max(1) }
+    }
+
+    /// A with all its elements.
+    pub(crate) fn whole_a(&self) -> Cow<'_, [f32]> {
+        if !self.is_of_full_rank() {
+            return Cow::Borrowed(&self.a);
+        }
+        let mut identity = vec![0.0; self.rank * self.rank];
+        identity.iter_mut().step_by(self.rank + 1).for_each(|one| *one = 1.0);
+        Cow::Owned(identity)
+    }
+
     /// A row of scale·B·A, `[in]`.
     pub(crate) fn row(&self, row: usize) -> Vec<f32> {
-        let columns = self.a.len() / self.rank;
+        let columns = self.columns();
+        if self.is_of_full_rank() {
+            return self.b[row * columns..][..columns].iter().map(|x| self.scale * x).collect();
+        }
         let mut sum = vec![0.0; columns];
         for (b, a) in self.b[row * self.rank..][..self.rank].iter().zip(self.a.chunks_exact(columns)) {
             let factor = self.scale * b;
@@ -153,8 +183,12 @@ impl Adapter {
         for (&(layer, target), matrix) in &matrices {
             let fits =
                 target.shape(config).filter(|_| layer < config.layers).is_some_and(|[out, columns]| {
-                    let sizes = [(matrix.a.len(), columns), (matrix.b.len(), out)];
-                    sizes.into_iter().all(|(len, width)| matrix.rank.checked_mul(width) == Some(len))
+                    let has = |len: usize, width: usize| matrix.rank.checked_mul(width) == Some(len);
+                    let a_fits = match matrix.is_of_full_rank() {
+                        true => matrix.rank == columns,
+                        false => has(matrix.a.len(), columns),
+                    };
+                    a_fits && has(matrix.b.len(), out)
                 });
             if !fits || matrix.rank == 0 {
                 return Err(Error::input(format!(

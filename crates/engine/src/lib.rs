@@ -28,7 +28,7 @@ pub mod training;
 mod undefined;
 mod weights;
 
-pub use adapter::{Adapter, AdapterInfo, AdapterRows, LowRank, Target};
+pub use adapter::{Adapter, AdapterInfo, AdapterRows, AdapterTraining, HeldOutFigures, LowRank, Target};
 pub use attention::{LayerAttention, LayerStatistics, RowGroup};
 pub use config::{
     Activation, Experts, ModelConfig, NormKind, NormPlacement, QueryKeyNorm, RopeConfig, RopeFactors,

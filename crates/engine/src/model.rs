@@ -23,7 +23,7 @@ pub struct Model {
     /// Config and weights.
     pub decoder: Arc<Decoder>,
     /// Tokenizer and chat template.
-    pub tokenizer: Tokenizer,
+    pub tokenizer: Arc<Tokenizer>,
     /// Precision of the weights.
     pub precision: WeightsPrecision,
     /// The adapter beside the weights, where there is one.
@@ -93,10 +93,14 @@ impl Model {
         self.adapter.as_ref().map_or(&self.decoder, |adapter| &adapter.base)
     }
 
+    /// What its adapter was made for, where there is one that says so.
+    pub fn made_for(&self) -> Option<&AdapterInfo> {
+        self.adapter.as_ref()?.made_for.as_ref()
+    }
+
     /// What has to be said of a policy's output: an adapter that was made for it is its training.
     pub fn caveat(&self, policy: &Policy) -> Option<&'static str> {
-        let made_for = self.adapter.as_ref().and_then(|adapter| adapter.made_for.as_ref());
-        let is_trained = made_for.is_some_and(|made_for| made_for.policy == policy.to_string());
+        let is_trained = self.made_for().is_some_and(|made_for| made_for.policy == policy.to_string());
         policy.caveat().filter(|caveat| !(is_trained && *caveat == ZERO_SHOT))
     }
 
@@ -105,11 +109,11 @@ impl Model {
         policies.iter().filter_map(|policy| Some(format!("{policy}: {}", self.caveat(policy)?))).collect()
     }
 
-    /// The same with an adapter beside its weights: a folder of PEFT's, or a GGUF file.
+    /// The same with an adapter beside its weights, which both share: a folder of PEFT's, or a GGUF file.
     ///
     /// # Errors
     /// As [`Adapter::read`]; [`Error::Input`] where it has one already.
-    pub fn with_adapter(self, folder: &Path) -> Result<Self> {
+    pub fn with_adapter(&self, folder: &Path) -> Result<Self> {
         self.adapted(folder, Decoder::with_adapter)
     }
 
@@ -117,12 +121,12 @@ impl Model {
     ///
     /// # Errors
     /// As [`Self::with_adapter`]; [`Error::Input`] on an adapter of decode rows.
-    pub fn with_merged_adapter(self, folder: &Path) -> Result<Self> {
+    pub fn with_merged_adapter(&self, folder: &Path) -> Result<Self> {
         self.adapted(folder, Decoder::merged)
     }
 
     fn adapted(
-        self,
+        &self,
         folder: &Path,
         adapted: impl FnOnce(&Decoder, &Adapter) -> Result<Decoder>,
     ) -> Result<Self> {
@@ -133,11 +137,14 @@ impl Model {
         let path = std::fs::canonicalize(folder).unwrap_or_else(|_| folder.to_owned());
         let name = path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
         let sha256 = hexadecimal(digest);
+        let base = Arc::clone(&self.decoder);
         Ok(Self {
             name: format!("{} + {name}", self.name),
-            adapter: Some(ModelAdapter { name, sha256, rows: adapter.rows, made_for, base: self.decoder }),
+            sha256: self.sha256.clone(),
             decoder,
-            ..self
+            tokenizer: Arc::clone(&self.tokenizer),
+            precision: self.precision,
+            adapter: Some(ModelAdapter { name, sha256, rows: adapter.rows, made_for, base }),
         })
     }
 }
@@ -227,7 +234,14 @@ impl OpenedModel {
             }
         };
         let sha256 = hexadecimal(digest);
-        Ok(Model { name, sha256, decoder: Arc::new(decoder), tokenizer, precision, adapter: None })
+        Ok(Model {
+            name,
+            sha256,
+            decoder: Arc::new(decoder),
+            tokenizer: Arc::new(tokenizer),
+            precision,
+            adapter: None,
+        })
     }
 }
 

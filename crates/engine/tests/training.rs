@@ -7,8 +7,8 @@ use layerscope_engine::training::{
     BackwardWeights, Dropout, Gradients, TrainingSequence, backward, forward, prefix, unembed_backward,
 };
 use layerscope_engine::{
-    Adapter, AdapterInfo, AdapterRows, Anchors, ComputeType, Decoder, Device, Hooks, Interrupt, Policy,
-    Session, Target, Visibility, WeightsPrecision, folder_config,
+    Adapter, AdapterInfo, AdapterRows, Anchors, ComputeType, Decoder, Device, Hooks, Interrupt, LowRank,
+    Policy, Session, Target, Visibility, WeightsPrecision, folder_config,
 };
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
@@ -111,6 +111,7 @@ fn info(rows: AdapterRows) -> AdapterInfo {
         prompts: text(),
         prompts_sha256: text(),
         layerscope: text(),
+        training: None,
     }
 }
 
@@ -312,6 +313,60 @@ fn merged_checkpoints_equal_models_with_adapters() {
     assert!(base.merged(&decode).err().unwrap().to_string().contains("leave out --merge"));
     let refused = decode.merge(&folder("llama31"), scratch.path(), base.config(), &mut |_, _| Ok(()));
     assert!(refused.unwrap_err().to_string().contains("decode rows alone"));
+}
+
+/// With an addition of any rank the gradient is that of the matrix, G: those of A and B are s·Bᵀ·G and s·G·Aᵀ.
+#[test]
+fn gradients_of_full_rank_are_those_of_the_matrices() {
+    for family in ["llama31", "gemma2", "gpt2", "phi3"] {
+        let (base, expected) = (load(&folder(family)), Expected::read(family));
+        let (low_rank, _) = Adapter::read(&folder(family).join("adapter"), base.config()).unwrap();
+        let whole = low_rank.matrices().iter().map(|(&(layer, target), matrix)| {
+            let shape @ [out, columns] = target.shape(base.config()).unwrap();
+            let a = ndarray::ArrayView2::from_shape((matrix.rank, columns), &matrix.a).unwrap();
+            let b = ndarray::ArrayView2::from_shape((out, matrix.rank), &matrix.b).unwrap();
+            let b = (b.dot(&a) * matrix.scale).into_raw_vec_and_offset().0;
+            ((layer, target), LowRank { b, ..LowRank::of_full_rank(shape) })
+        });
+        let whole = Adapter::new(AdapterRows::All, whole.collect(), base.config()).unwrap();
+        let tokens = expected.tokens();
+        let batch = [sequence(&tokens, 0, vec![])];
+        let visibility = Visibility { cutoff: 1, anchors: Anchors::bos(), self_only: false };
+        let transposed = BackwardWeights::new(&base, ComputeType::F32).unwrap();
+        let gradients = [&low_rank, &whole].map(|adapter| {
+            let adapted = base.with_adapter(adapter).unwrap();
+            let tape = forward(&adapted, &batch, &visibility, ComputeType::F32).unwrap();
+            let shape = (tape.last().rows(), base.config().hidden);
+            let dlast = ndarray::Array2::from_shape_fn(shape, |(row, column)| {
+                ((row * 7 + column * 3) % 11) as f32 - 5.0
+            });
+            backward(&adapted, &transposed, adapter, (&batch, &visibility), &tape, dlast).unwrap()
+        });
+        let [of_low_rank, of_whole] = &gradients;
+        for (key, matrix) in low_rank.matrices() {
+            let (g, expected) = (&of_whole[key].b, &of_low_rank[key]);
+            let a = ndarray::ArrayView2::from_shape((matrix.rank, g.ncols()), &matrix.a).unwrap();
+            let b = ndarray::ArrayView2::from_shape((g.nrows(), matrix.rank), &matrix.b).unwrap();
+            let flat = |x: ndarray::Array2<f32>| x.iter().copied().collect::<Vec<f32>>();
+            for (actual, expected) in
+                [(b.t().dot(g) * matrix.scale, &expected.a), (g.dot(&a.t()) * matrix.scale, &expected.b)]
+            {
+                let difference = relative(&flat(actual), &flat(expected.clone()));
+                assert!(difference < 1e-3, "{family}, {key:?}: {difference}");
+            }
+            assert_eq!(of_whole[key].a.len(), 0);
+        }
+        // Written and read again it is the same, and merged as well.
+        let scratch = tempfile::tempdir().unwrap();
+        whole.write(scratch.path(), &info(AdapterRows::All), base.config()).unwrap();
+        let (read, _) = Adapter::read(scratch.path(), base.config()).unwrap();
+        let policy = Policy::full(base.config().layers);
+        let run = |decoder: Decoder| stepped(&Arc::new(decoder), &policy, &tokens).concat();
+        let logits = run(base.with_adapter(&whole).unwrap());
+        for other in [base.with_adapter(&read), base.merged(&whole), base.with_adapter(&low_rank)] {
+            assert!(relative(&run(other.unwrap()), &logits) < 1e-4, "{family}");
+        }
+    }
 }
 
 /// The gradient under dropout is that of the loss under the same dropout, by differences.

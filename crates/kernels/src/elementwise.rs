@@ -211,6 +211,22 @@ fn sigmoid(x: f32) -> f32 {
 
 /// e^x / Σ e^x; NaN where an x is NaN or +∞, or all are −∞.
 pub fn softmax(x: &mut [f32]) {
+    Instructions::best().dispatch(Softmax(x));
+}
+
+struct Softmax<'a>(&'a mut [f32]);
+
+impl Operation for Softmax<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd, L: Lanes>(self, _: S, _: L) {
+        softmax_of(self.0);
+    }
+}
+
+#[inline(always)]
+fn softmax_of(x: &mut [f32]) {
     const LANES: usize = 16;
     let (mut max, mut sum) = ([f32::NEG_INFINITY; LANES], [0.0; LANES]);
     for chunk in x.chunks(LANES) {
@@ -225,6 +241,34 @@ pub fn softmax(x: &mut [f32]) {
     }
     let factor = 1.0 / sum.into_iter().sum::<f32>();
     x.iter_mut().for_each(|x| *x *= factor);
+}
+
+/// The gradient of a loss by the x of `p` = [`softmax`](x), times `factor`: `p·(∂L/∂p − dot)·factor` in place of ∂L/∂p, where `dot` is
+/// Σ p·∂L/∂p.
+///
+/// # Panics
+/// If sizes do not agree.
+pub fn softmax_gradient(p: &[f32], gradient: &mut [f32], dot: f32, factor: f32) {
+    assert_eq!(p.len(), gradient.len(), "probabilities and gradients");
+    Instructions::best().dispatch(SoftmaxGradient { p, gradient, dot, factor });
+}
+
+struct SoftmaxGradient<'a> {
+    p: &'a [f32],
+    gradient: &'a mut [f32],
+    dot: f32,
+    factor: f32,
+}
+
+impl Operation for SoftmaxGradient<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd, L: Lanes>(self, _: S, _: L) {
+        for (gradient, p) in self.gradient.iter_mut().zip(self.p) {
+            *gradient = p * (*gradient - self.dot) * self.factor;
+        }
+    }
 }
 
 /// c·tanh(x/c) of each x: the soft cap of scores and logits (Gemma 2).

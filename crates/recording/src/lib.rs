@@ -12,8 +12,12 @@ use layerscope_diagnostics::machine::Machine;
 use layerscope_diagnostics::probe::{self, Decoding};
 use layerscope_diagnostics::prompts::{Prompt, PromptFile};
 use layerscope_diagnostics::record::{Anchor, PromptRecord, PromptSummary};
-use layerscope_diagnostics::run::{AdapterRecord, BosToken, Manifest, ModelInfo, RunWriter, Settings};
-use layerscope_engine::{Error, ErrorKind, Interrupt, Model, Result, WeightsPrecision, check_interrupt};
+use layerscope_diagnostics::run::{
+    AdapterRecord, BosToken, Manifest, ModelInfo, RunWriter, Settings, TrainingRecord,
+};
+use layerscope_engine::{
+    Error, ErrorKind, Interrupt, Model, ModelAdapter, Result, WeightsPrecision, check_interrupt,
+};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Instant;
@@ -191,6 +195,26 @@ pub fn record(
     writer.finish().cloned()
 }
 
+fn adapter_record(adapter: &ModelAdapter) -> AdapterRecord {
+    let made_for = adapter.made_for.as_ref();
+    AdapterRecord {
+        name: adapter.name.clone(),
+        sha256: adapter.sha256.clone(),
+        rows: adapter.rows.name().to_owned(),
+        policy: made_for.map(|made_for| made_for.policy.clone()),
+        training: made_for.and_then(|made_for| made_for.training.as_ref()).map(|training| TrainingRecord {
+            steps: training.steps,
+            tokens: training.tokens,
+            seconds: training.seconds,
+            prompts: training.prompts,
+            held_out: training.held_out,
+            kl_before: training.before.kl,
+            kl_after: training.after.kl,
+            kl_full_depth: training.full_depth.map(|figures| figures.kl),
+        }),
+    }
+}
+
 fn manifest(model: &Model, prompts: &PromptFile, max_new_tokens: usize) -> Result<Manifest> {
     let config = model.config();
     let windowed: Vec<usize> = (0..config.layers).filter(|&l| config.windows[l].is_some()).collect();
@@ -216,12 +240,7 @@ fn manifest(model: &Model, prompts: &PromptFile, max_new_tokens: usize) -> Resul
         bos: first.map(|id| BosToken { id, text: model.tokenizer.token_text(id) }),
         weight_bytes: Some(model.decoder.step_weight_bytes() as u64),
         row_weights: Some(config.row_weights()),
-        adapter: model.adapter.as_ref().map(|adapter| AdapterRecord {
-            name: adapter.name.clone(),
-            sha256: adapter.sha256.clone(),
-            rows: adapter.rows.name().to_owned(),
-            policy: adapter.made_for.as_ref().map(|made_for| made_for.policy.clone()),
-        }),
+        adapter: model.adapter.as_ref().map(adapter_record),
     };
     let settings = Settings {
         max_new_tokens,

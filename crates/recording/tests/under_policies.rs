@@ -70,6 +70,7 @@ fn adapted(rows: AdapterRows) -> Model {
         prompts: String::new(),
         prompts_sha256: String::new(),
         layerscope: String::new(),
+        training: None,
     };
     Adapter::new(rows, matrices, config).unwrap().write(folder.path(), &info, config).unwrap();
     model.with_adapter(folder.path()).unwrap()

@@ -4,9 +4,9 @@ use crate::args::AdaptArguments;
 use crate::interrupt::heeded;
 use crate::progress::AdaptBar;
 use crate::{models, output, terminal};
-use layerscope_adapt::{Figures, Outcome, Settings};
+use layerscope_adapt::{Outcome, Settings};
 use layerscope_diagnostics::prompts::{PromptFile, read_prompts};
-use layerscope_engine::{Error, Model, Policy, Result, Target};
+use layerscope_engine::{AdapterTraining, Error, HeldOutFigures, Model, Policy, Result, Target};
 use serde_json::json;
 use std::path::Path;
 use std::process::ExitCode;
@@ -24,15 +24,16 @@ pub(crate) fn run(arguments: &AdaptArguments) -> Result<ExitCode> {
     let model = models::load(opened, arguments.model.weights, &device, &need)?;
     let outcome = train(&model, &prompts, &settings, &arguments.out, arguments.json)?;
     let adapter = arguments.out.display().to_string();
+    let training = &outcome.training;
     if arguments.json {
         output::json(&json!({
-            "steps": outcome.steps,
-            "tokens": outcome.tokens,
-            "rows_trained": outcome.rows,
-            "seconds": outcome.seconds,
-            "before": outcome.before,
-            "after": outcome.after,
-            "full_depth": outcome.full_depth,
+            "steps": training.steps,
+            "tokens": training.tokens,
+            "rows_trained": training.rows,
+            "seconds": training.seconds,
+            "before": training.before,
+            "after": training.after,
+            "full_depth": training.full_depth,
             "held_out": outcome.held_out,
             "adapter": adapter,
             "model": model.name,
@@ -42,7 +43,7 @@ pub(crate) fn run(arguments: &AdaptArguments) -> Result<ExitCode> {
             "layerscope": env!("CARGO_PKG_VERSION"),
         }))?;
     } else {
-        terminal::print(&text(&outcome, &settings))?;
+        terminal::print(&text(training, &settings))?;
         terminal::say(&format!(
             "adapter written to {adapter}; use it with --policy {} --adapter {adapter}",
             settings.policy
@@ -93,11 +94,18 @@ fn settings(arguments: &AdaptArguments, policy: Policy) -> Result<Settings> {
     Ok(Settings {
         policy,
         rows: arguments.rows.into(),
-        rank: arguments.rank as usize,
-        alpha: positive(arguments.alpha.unwrap_or(2.0 * f64::from(arguments.rank)), "--alpha")?,
+        rank: arguments.rank.0.map(|rank| rank as usize),
+        alpha: positive(
+            arguments.alpha.unwrap_or(2.0 * f64::from(arguments.rank.0.unwrap_or(1))),
+            "--alpha",
+        )?,
         rank_stabilised: arguments.rank_stabilised,
         targets: targets.collect::<Result<_>>()?,
-        learning_rate: positive(arguments.learning_rate, "--learning-rate")?,
+        learning_rate: match (arguments.learning_rate, arguments.rank.0) {
+            (Some(rate), _) => positive(rate, "--learning-rate")?,
+            (None, Some(_)) => 1e-3,
+            (None, None) => 2e-5,
+        },
         steps: match (arguments.steps, arguments.minutes) {
             (Some(steps), _) => steps as usize,
             (None, None) => 400,
@@ -117,12 +125,13 @@ fn settings(arguments: &AdaptArguments, policy: Policy) -> Result<Settings> {
         evaluate_every: arguments.evaluate_every as usize,
         target_kl: arguments.target_kl.map(|kl| positive(kl, "--target-kl")).transpose()?,
         sft: share(arguments.sft, "--sft")?,
+        with_frontier: false,
         seed: arguments.seed,
     })
 }
 
-pub(crate) fn text(outcome: &Outcome, settings: &Settings) -> String {
-    let row = |name: String, figures: &Figures| {
+pub(crate) fn text(training: &AdapterTraining, settings: &Settings) -> String {
+    let row = |name: String, figures: &HeldOutFigures| {
         let answers = figures.answers.map_or(f64::NAN, |share| share * 100.0);
         vec![
             name,
@@ -132,18 +141,18 @@ pub(crate) fn text(outcome: &Outcome, settings: &Settings) -> String {
         ]
     };
     let mut rows = vec![
-        row(format!("{}, before", settings.policy), &outcome.before),
-        row(format!("{}, after", settings.policy), &outcome.after),
+        row(format!("{}, before", settings.policy), &training.before),
+        row(format!("{}, after", settings.policy), &training.after),
     ];
-    rows.extend(outcome.full_depth.iter().map(|figures| row("full depth, after".to_owned(), figures)));
+    rows.extend(training.full_depth.iter().map(|figures| row("full depth, after".to_owned(), figures)));
     format!(
         "{}\n\nOn held-out prompts, against the model without the adapter at full depth: KL divergence of next-token distributions,\n\
          nats per token; steps with the same top token; answers of which every token is the top token.\n\
          {} steps, {} tokens, {:.0} s; {:.0} rows a second.",
         output::table(&["", "KL nats", "same top %", "answers %"], rows),
-        outcome.steps,
-        outcome.tokens,
-        outcome.seconds,
-        outcome.rows as f64 / outcome.seconds
+        training.steps,
+        training.tokens,
+        training.seconds,
+        training.rows as f64 / training.seconds
     )
 }

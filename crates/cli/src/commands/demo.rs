@@ -8,7 +8,7 @@ use layerscope_adapt::{Continued, Settings};
 use layerscope_cutoff::DEFAULT_FAILURE_CASES;
 use layerscope_diagnostics::prompts::{PromptFile, parse_prompts, prompts_sha256};
 use layerscope_diagnostics::run::Run;
-use layerscope_engine::{AdapterRows, Model, Policy, Result, Target, WeightsPrecision};
+use layerscope_engine::{Model, Policy, Result, WeightsPrecision};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -24,10 +24,19 @@ pub(crate) const NEW_TOKENS: usize = 32;
 
 /// The bundled prompts.
 pub(crate) fn prompts() -> Result<PromptFile> {
+    bundled(PROMPTS_NAME, PROMPTS)
+}
+
+/// The bundled prompts to learn from.
+pub(crate) fn lessons() -> Result<PromptFile> {
+    bundled(LESSONS_NAME, LESSONS)
+}
+
+fn bundled(name: &str, lines: &[u8]) -> Result<PromptFile> {
     Ok(PromptFile {
-        name: PROMPTS_NAME.to_owned(),
-        sha256: prompts_sha256(PROMPTS),
-        prompts: parse_prompts(PROMPTS_NAME, PROMPTS)?,
+        name: name.to_owned(),
+        sha256: prompts_sha256(lines),
+        prompts: parse_prompts(name, lines)?,
     })
 }
 
@@ -73,32 +82,15 @@ pub(crate) fn run(arguments: &DemoArguments) -> Result<ExitCode> {
 
 /// Trains an adapter, records the same prompts with it, and shows both frontiers.
 fn adapted(model: Model, arguments: &DemoArguments) -> Result<ExitCode> {
-    let lessons = PromptFile {
-        name: LESSONS_NAME.to_owned(),
-        sha256: prompts_sha256(LESSONS),
-        prompts: parse_prompts(LESSONS_NAME, LESSONS)?,
-    };
+    let lessons = lessons()?;
     let settings = Settings {
-        policy: Policy::parse_for(TAUGHT, model.config())?,
-        rows: AdapterRows::Decode,
-        rank: 16,
-        alpha: 32.0,
-        rank_stabilised: false,
-        targets: Target::ALL.to_vec(),
         steps: 600,
-        minutes: None,
         batch: 8,
         max_new_tokens: NEW_TOKENS,
         other_cutoffs: 0.5,
-        dropout: 0.0,
-        learning_rate: 1e-3,
-        held_out: 0.1,
         evaluate_every: 100,
-        target_kl: None,
-        sft: 0.0,
         continued: Continued::Own,
-        prompt_memory: None,
-        seed: 0,
+        ..Settings::new(Policy::parse_for(TAUGHT, model.config())?)
     };
     let (adapter, out) = (beside(&arguments.out, "adapter"), beside(&arguments.out, "adapted"));
     terminal::print(&format!(
@@ -108,7 +100,7 @@ fn adapted(model: Model, arguments: &DemoArguments) -> Result<ExitCode> {
         adapter.display()
     ))?;
     let outcome = adapt::train(&model, &lessons, &settings, &adapter, false)?;
-    terminal::print(&adapt::text(&outcome, &settings))?;
+    terminal::print(&adapt::text(&outcome.training, &settings))?;
     if outcome.interrupted {
         return Ok(adapt::interrupted());
     }

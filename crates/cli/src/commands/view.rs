@@ -28,6 +28,7 @@ pub(crate) fn run(arguments: &ViewArguments) -> Result<ExitCode> {
         None => Open::Demo {
             model: models::embedded(),
             prompts: demo::prompts()?,
+            lessons: demo::lessons()?,
             max_new_tokens: demo::NEW_TOKENS,
             folder: cache_folder().unwrap_or_else(std::env::temp_dir).join("demo"),
         },
@@ -68,6 +69,7 @@ impl From<ViewName> for View {
             ViewName::Generate => Self::Generate,
             ViewName::Record => Self::Record,
             ViewName::Compare => Self::Compare,
+            ViewName::Adapt => Self::Adapt,
         }
     }
 }

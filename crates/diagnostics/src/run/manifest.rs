@@ -119,7 +119,7 @@ pub struct ModelInfo {
 }
 
 /// An adapter that a run was recorded with.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct AdapterRecord {
     /// Name of its folder.
     pub name: String,
@@ -129,6 +129,31 @@ pub struct AdapterRecord {
     pub rows: String,
     /// The policy that it was made for, where its folder says so.
     pub policy: Option<String>,
+    /// How it was trained, where its folder says so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub training: Option<TrainingRecord>,
+}
+
+/// What the training of an adapter took, and what it changed on prompts that were held out of it: mean KL from the full model without
+/// the adapter, nats.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct TrainingRecord {
+    /// Steps.
+    pub steps: usize,
+    /// Decode rows that were trained on.
+    pub tokens: usize,
+    /// Seconds, without preparing the prompts.
+    pub seconds: f64,
+    /// Prompts that it was trained on.
+    pub prompts: usize,
+    /// Prompts that were held out.
+    pub held_out: usize,
+    /// Under the policy, without the adapter.
+    pub kl_before: f64,
+    /// Under the policy, with it.
+    pub kl_after: f64,
+    /// At full depth, with it; null where training was interrupted.
+    pub kl_full_depth: Option<f64>,
 }
 
 /// The token at position 0.

@@ -31,7 +31,7 @@ mod writer;
 pub use continuations::{CONTINUATIONS, Continuation, Continuations, ContinuationsWriter};
 pub use manifest::{
     AdapterRecord, BosToken, FailedPrompt, MANIFEST, Manifest, ModelInfo, PromptStates, SCHEMA_VERSION,
-    Settings, Status,
+    Settings, Status, TrainingRecord,
 };
 pub use policies::{POLICIES, PoliciesWriter};
 pub use reader::Run;

@@ -1,7 +1,7 @@
 //! Adapters in the format of PEFT: a folder with `adapter_config.json` and `adapter_model.safetensors`. What the format has no word
 //! for (which rows, which policy, which model and data) is in `layerscope.json` beside them.
 
-use super::{Adapter, AdapterRows, LowRank, Target};
+use super::{Adapter, AdapterInfo, AdapterRows, LowRank, Target};
 use crate::family::Family;
 use crate::weights::{Place, Weight};
 use crate::{Error, ModelConfig, Result, write_file};
@@ -19,25 +19,6 @@ pub(super) const TENSORS: &str = "adapter_model.safetensors";
 const INFO: &str = "layerscope.json";
 /// What PEFT puts before the names of a model's modules.
 const PREFIX: &str = "base_model.model.";
-
-/// What an adapter was made for.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct AdapterInfo {
-    /// The rows it acts on.
-    pub rows: AdapterRows,
-    /// The policy it was trained under.
-    pub policy: String,
-    /// Name of the model.
-    pub model: String,
-    /// SHA-256 of the model, as in a run's manifest.
-    pub model_sha256: String,
-    /// Name of the prompt file.
-    pub prompts: String,
-    /// SHA-256 of the prompt file.
-    pub prompts_sha256: String,
-    /// Version of layerscope that made it.
-    pub layerscope: String,
-}
 
 /// The entries of `adapter_config.json` that matter. The others are checked one by one.
 #[derive(Deserialize)]
@@ -92,7 +73,8 @@ impl Adapter {
             }
             let alpha = pattern(&settings.alpha_pattern, &module).copied().unwrap_or(settings.lora_alpha);
             let divisor = if settings.use_rslora { (rank as f64).sqrt() } else { rank as f64 };
-            let (a, b) = (a.to_vec(), place.rows_of(b, rank, out));
+            let b = place.rows_of(b, rank, out);
+            let a = if rank == columns && is_identity(a, rank) { vec![] } else { a.to_vec() };
             matrices.insert((layer, target), LowRank { a, b, rank, scale: (alpha / divisor) as f32 });
         }
         tensors.check_all_read()?;
@@ -139,6 +121,11 @@ fn read_info(folder: &Path) -> Result<Option<AdapterInfo>> {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(Error::io("read", &path, &error)),
     }
+}
+
+fn is_identity(matrix: &[f32], size: usize) -> bool {
+    let is_right = |(index, x): (usize, &f32)| *x == if index % (size + 1) == 0 { 1.0 } else { 0.0 };
+    matrix.iter().enumerate().all(is_right)
 }
 
 /// Refuses settings that would change the result and are not understood.
@@ -324,7 +311,7 @@ impl Modules {
                     let factor = matrix.scale / scale;
                     b[to..to + matrix.rank].iter_mut().zip(from).for_each(|(to, from)| *to = from * factor);
                 }
-                a.extend_from_slice(&matrix.a);
+                a.extend_from_slice(&matrix.whole_a());
                 first += matrix.rank;
             }
             let columns = a.len() / rank;

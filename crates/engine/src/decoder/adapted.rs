@@ -10,10 +10,10 @@ use crate::{Device, Error, Result};
 use layerscope_kernels::matmul::ProductRows;
 use std::sync::Arc;
 
-/// A, and B times the scale.
+/// A, unless it is the identity, and B times the scale.
 #[derive(Clone)]
 pub(crate) struct Addition {
-    a: Linear,
+    a: Option<Linear>,
     b: Linear,
     /// While it is trained: what is dropped of x, and the matrix that this is of.
     pub(crate) dropout: Option<(Dropout, (usize, Target))>,
@@ -21,17 +21,17 @@ pub(crate) struct Addition {
 
 impl Addition {
     fn new(matrix: &LowRank, dropout: Option<(Dropout, (usize, Target))>, device: &Device) -> Result<Self> {
-        let (columns, rows) = (matrix.a.len() / matrix.rank, matrix.b.len() / matrix.rank);
+        let (columns, rows) = (matrix.columns(), matrix.b.len() / matrix.rank);
+        let a = match matrix.is_of_full_rank() {
+            true => None,
+            false => Some(Linear::from_numbers(matrix.a.clone(), (matrix.rank, columns)).to_device(device)?),
+        };
         let b = matrix.b.iter().map(|x| x * matrix.scale).collect();
-        Ok(Self {
-            a: Linear::from_numbers(matrix.a.clone(), (matrix.rank, columns)).to_device(device)?,
-            b: Linear::from_numbers(b, (rows, matrix.rank)).to_device(device)?,
-            dropout,
-        })
+        Ok(Self { a, b: Linear::from_numbers(b, (rows, matrix.rank)).to_device(device)?, dropout })
     }
 
     pub(super) fn bytes(&self) -> usize {
-        self.a.bytes() + self.b.bytes()
+        self.a.as_ref().map_or(0, Linear::bytes) + self.b.bytes()
     }
 
     /// Adds s·B·A·x to `y [rows, out]`, for the adapted of the rows `x [rows, in]`.
@@ -45,11 +45,18 @@ impl Addition {
             ProductRows { together, alone: adapted.len() - together }
         });
         let mode = LinearMode { rows, ..mode };
-        let [low] = Linear::multiply([LinearCall::of(&self.a)], &x.select(adapted)?, mode)?;
+        let low = self.low(x.select(adapted)?, mode)?;
         let [more] = Linear::multiply([LinearCall::of(&self.b)], &low, mode)?;
         let mut y = y;
         y.add_weighted_rows(&more, adapted, &vec![1.0; adapted.len()])?;
         Ok(y)
+    }
+
+    /// A·x.
+    fn low(&self, x: Tensor, mode: LinearMode<'_>) -> Result<Tensor> {
+        let Some(a) = &self.a else { return Ok(x) };
+        let [low] = Linear::multiply([LinearCall::of(a)], &x, mode)?;
+        Ok(low)
     }
 
     fn added(&self, y: &Tensor, x: &Tensor, mode: LinearMode<'_>) -> Result<Tensor> {
@@ -61,7 +68,7 @@ impl Addition {
             }
             None => None,
         };
-        let [low] = Linear::multiply([LinearCall::of(&self.a)], dropped.as_ref().unwrap_or(x), mode)?;
+        let low = self.low(dropped.unwrap_or_else(|| x.clone()), mode)?;
         let [sum] =
             Linear::multiply([LinearCall { residual: Some(y), ..LinearCall::of(&self.b) }], &low, mode)?;
         Ok(sum)

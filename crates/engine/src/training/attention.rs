@@ -10,7 +10,7 @@ use crate::{Decoder, Error, Result};
 use half::f16;
 use half::slice::HalfFloatSliceExt;
 use layerscope_kernels::AttentionShape;
-use layerscope_kernels::elementwise::{soft_cap, softmax};
+use layerscope_kernels::elementwise::{soft_cap, softmax, softmax_gradient};
 use ndarray::{Array2, ArrayView2, ArrayViewMut2, Axis, CowArray, Ix2, s};
 use rayon::prelude::*;
 use std::borrow::Cow;
@@ -405,8 +405,10 @@ impl Unit<'_> {
         }
         add_product(&mut of_own, &dz.view(), &keys.own(VALUES, tile.rows.end).t(), 1.0);
         let dots = (z * dz).sum_axis(Axis(1));
-        for ((mut ds, p), dot) in ds.outer_iter_mut().zip(p.outer_iter()).zip(dots) {
-            ds.zip_mut_with(&p, |ds, &p| *ds = p * (*ds - dot) * self.shape.scale);
+        let (columns, p) = (p.ncols(), p.as_standard_layout());
+        let rows = p.as_slice().unwrap_or_default().chunks_exact(columns);
+        for ((ds, p), dot) in numbers(&mut ds).chunks_exact_mut(columns).zip(rows).zip(dots) {
+            softmax_gradient(p, ds, dot, self.shape.scale);
         }
         if let Some(slopes) = &tile.slopes {
             ds *= slopes;

@@ -4,7 +4,7 @@ use super::attention::{self, matrix, numbers};
 use super::derivatives::{activation, norm as norm_gradient, rotation};
 use super::product::product;
 use super::{Rows, SavedLayer, Tape, TrainingSequence};
-use crate::adapter::{Adapter, LowRank, Target};
+use crate::adapter::{Adapter, Target};
 use crate::decoder::experts::{Expert, ExpertLayer};
 use crate::decoder::layer::{LayerWeights, Mlp, Norm, Projection};
 use crate::policy::Visibility;
@@ -31,7 +31,7 @@ struct TransposedLayer {
 /// Gradients of one matrix's addition.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Gradient {
-    /// Of A, `[rank, in]`.
+    /// Of A, `[rank, in]`; empty where A is the identity, which is not trained.
     pub a: Array2<f32>,
     /// Of B, `[out, rank]`.
     pub b: Array2<f32>,
@@ -291,7 +291,6 @@ impl LayerBackward<'_> {
         let transposed = transposed.ok_or_else(|| Error::misuse("a matrix is missing"))?;
         let mut dx = matrix(&transposed.forward(&tensor(&dy.view())?, self.compute)?)?;
         if let Some(addition) = self.adapter.matrices().get(&(self.layer, target)) {
-            let [a, b] = views(addition)?;
             let projection = self.weights.projection(target);
             let dropout = projection.and_then(|projection| projection.addition.as_ref()?.dropout);
             let dropped = |mut x: Array2<f32>| {
@@ -302,11 +301,20 @@ impl LayerBackward<'_> {
             };
             let kept = dropout.map(|_| dropped(x.to_owned()));
             let x = kept.as_ref().map_or(x.view(), |kept| kept.view());
-            let low = product(&x, &a.t(), 1.0);
+            let (a, b) = (view(&addition.a, addition.columns())?, view(&addition.b, addition.rank)?);
             let dlow = product(&dy.view(), &b, addition.scale);
-            dx += &dropped(product(&dlow.view(), &a, 1.0));
-            let gradient =
-                Gradient { a: product(&dlow.t(), &x, 1.0), b: product(&dy.t(), &low.view(), addition.scale) };
+            let gradient = match addition.is_of_full_rank() {
+                true => {
+                    dx += &dropped(dlow);
+                    Gradient { a: Array2::zeros((0, 0)), b: product(&dy.t(), &x, addition.scale) }
+                }
+                false => {
+                    dx += &dropped(product(&dlow.view(), &a, 1.0));
+                    let low = product(&x, &a.t(), 1.0);
+                    let b = product(&dy.t(), &low.view(), addition.scale);
+                    Gradient { a: product(&dlow.t(), &x, 1.0), b }
+                }
+            };
             self.gradients.insert((self.layer, target), gradient);
         }
         Ok(dx)
@@ -426,14 +434,10 @@ fn through_norm(norm: Option<&Norm>, x: &Array2<f32>, dy: Array2<f32>) -> Result
     }
 }
 
-fn views(addition: &LowRank) -> Result<[ArrayView2<'_, f32>; 2]> {
-    let (columns, rows) = (addition.a.len() / addition.rank, addition.b.len() / addition.rank);
-    let a = ArrayView2::from_shape((addition.rank, columns), &addition.a);
-    let b = ArrayView2::from_shape((rows, addition.rank), &addition.b);
-    match (a, b) {
-        (Ok(a), Ok(b)) => Ok([a, b]),
-        _ => Err(Error::misuse("an adapter's matrix has another size than its rank says")),
-    }
+fn view(numbers: &[f32], columns: usize) -> Result<ArrayView2<'_, f32>> {
+    let rows = numbers.len() / columns.max(1);
+    ArrayView2::from_shape((rows, columns), numbers)
+        .map_err(|_| Error::misuse("an adapter's matrix has another size than its rank says"))
 }
 
 fn tensor(x: &ArrayView2<'_, f32>) -> Result<Tensor> {

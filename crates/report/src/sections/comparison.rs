@@ -1,6 +1,6 @@
 //! Comparison with the first run: figures, differences with intervals, frontiers and recommendations.
 
-use super::{run_ink, run_style, spread};
+use super::{adapter, run_ink, run_style, spread};
 use crate::compare::FigureDifference;
 use crate::data::{Report, RunComparison, RunReport};
 use crate::document::{Cell, Column, Drawing, Element, Figure, Inline, Section, Table, column, plain};
@@ -18,6 +18,7 @@ pub(super) fn section(report: &Report) -> Section {
     for (index, comparison) in report.comparisons.iter().enumerate() {
         blocks.push(Element::Heading(format!("{} against {}", comparison.second, comparison.first)));
         blocks.push(Element::Paragraph(verdict(comparison)));
+        blocks.extend(adapter::before_and_after(report, index + 1));
         blocks.push(Element::Paragraph(plain(how(comparison))));
         for (figure, title, unit, _) in compared() {
             let of_figure = comparison.comparison.figures.iter().find(|of| of.figure == figure);

@@ -1,5 +1,6 @@
 //! The report's sections.
 
+mod adapter;
 mod answer;
 mod bench;
 mod causes;

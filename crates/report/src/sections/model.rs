@@ -1,6 +1,6 @@
 //! The model and its settings.
 
-use super::Place;
+use super::{Place, adapter};
 use crate::document::{Cell, Element, Table, column};
 
 pub(super) fn blocks(place: &Place<'_>) -> Vec<Element> {
@@ -49,6 +49,7 @@ pub(super) fn blocks(place: &Place<'_>) -> Vec<Element> {
             },
         ),
     ]);
+    rows.extend(model.adapter.iter().flat_map(adapter::rows));
     vec![Element::Table(Table {
         id: place.id("model-table"),
         caption: "The model and how it was run".into(),

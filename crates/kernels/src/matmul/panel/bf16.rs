@@ -1,9 +1,6 @@
 //! Products of bf16 pairs, summed in f32: twice as many multiplications per instruction as in f32.
 
 use super::WIDTH;
-use crate::instructions::Operation;
-use crate::lanes::Lanes;
-use pulp::Simd;
 use rayon::prelude::*;
 use std::arch::x86_64::{
     __m512, __m512bh, __m512i, _mm512_add_ps, _mm512_cvtne2ps_pbh, _mm512_dpbf16_ps, _mm512_loadu_ps,
@@ -33,29 +30,34 @@ pub(super) fn rounded(x: &[f32], rows: usize) -> Vec<u32> {
     let mut pairs = vec![0; rows * columns.div_ceil(2)];
     let each_row = pairs.par_chunks_exact_mut(columns.div_ceil(2)).zip(x.par_chunks_exact(columns));
     each_row.with_min_len(16).for_each(|(pairs, x)| {
-        crate::Instructions::best().dispatch(RoundRow { x, pairs });
+        // SAFETY: the processor has the instructions, or there would be no products of pairs.
+        let done = unsafe { round_row(x, pairs) };
+        for (pair, x) in pairs[done..].iter_mut().zip(x[2 * done..].chunks(2)) {
+            *pair = round_pair(x);
+        }
     });
     pairs
 }
 
-struct RoundRow<'a> {
-    x: &'a [f32],
-    pairs: &'a mut [u32],
-}
-
-impl Operation for RoundRow<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<S: Simd, L: Lanes>(self, _: S, _: L) {
-        let (whole, rest) = self.x.as_chunks::<2>();
-        for (pair, x) in self.pairs.iter_mut().zip(whole) {
-            *pair = round_pair(x);
-        }
-        if let (Some(last), [_]) = (self.pairs.last_mut(), rest) {
-            *last = round_pair(rest);
+/// Rounds numbers to pairs, as many as fit into whole vectors; how many pairs that are.
+///
+/// # Safety
+/// AVX-512 F and BF16.
+#[target_feature(enable = "avx512f,avx512bf16")]
+unsafe fn round_row(x: &[f32], pairs: &mut [u32]) -> usize {
+    assert_eq!(pairs.len(), x.len().div_ceil(2), "pairs");
+    let (numbers, to) = (x.as_ptr(), pairs.as_mut_ptr());
+    let vectors = x.len() / (2 * LANES);
+    for vector in 0..vectors {
+        // SAFETY: within both.
+        unsafe {
+            let at = numbers.add(vector * 2 * LANES);
+            let rounded = _mm512_cvtne2ps_pbh(_mm512_loadu_ps(at.add(LANES)), _mm512_loadu_ps(at));
+            let rounded = std::mem::transmute::<__m512bh, __m512i>(rounded);
+            _mm512_storeu_si512(to.add(vector * LANES).cast(), rounded);
         }
     }
+    vectors * LANES
 }
 
 /// Rounds `[rows, depth]` in place to pairs `[rows, ⌈depth / 2⌉]`, which take the first half of the buffer.
