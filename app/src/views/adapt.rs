@@ -49,8 +49,9 @@ pub fn show(ui: &mut Ui, scene: &mut AdaptScene<'_>) -> Option<Asked> {
     let Some(progress) = &scene.adapting.progress else {
         ui.weak(
             "Trains a low-rank adapter beside the weights, so that the model under a cutoff says what it says at full depth. The \
-             adapter acts on decode rows alone: the prompt’s keys and values, and the model without it, stay as they are. A tenth \
-             of the prompts is held out, measured and never trained on.",
+             adapter acts on decode rows alone: the prompt’s keys and values, and the model without it, stay as they are. Put the \
+             cutoff below the recommended one, and give prompts like those that the model will run. A tenth of them is held out, \
+             measured and never trained on.",
         );
         return asked;
     };

@@ -5,10 +5,10 @@ use crate::spill::{Spill, Spilled};
 use layerscope_diagnostics::needle::is_right;
 use layerscope_diagnostics::probe::{continue_greedily, decode_rows, teacher_forced};
 use layerscope_diagnostics::prompts::Prompt;
-use layerscope_engine::training::{LayerKeys, Prefix, TrainingSequence, prefix};
+use layerscope_engine::training::{KeyType, LayerKeys, Prefix, TrainingSequence, prefix};
 use layerscope_engine::{
-    AdapterRows, Error, Hooks, Interrupt, KvPrecision, Model, Policy, Result, Session, Tensor, Tokenizer,
-    Visibility,
+    AdapterRows, ComputeType, Error, Hooks, Interrupt, KvPrecision, Model, Policy, Result, Session, Tensor,
+    Tokenizer, Visibility,
 };
 use std::sync::Arc;
 
@@ -87,6 +87,8 @@ pub(crate) struct Preparation<'a> {
     pub(crate) policy: &'a Policy,
     pub(crate) visibility: &'a Visibility,
     pub(crate) rows: AdapterRows,
+    /// The type of products.
+    pub(crate) compute: ComputeType,
     pub(crate) continued: Continued,
     /// Most tokens of a continuation.
     pub(crate) max_new_tokens: usize,
@@ -97,10 +99,8 @@ impl Preparation<'_> {
     /// Bytes that prompts take in memory at most, known from their lengths.
     pub(crate) fn expected_bytes(&self, prompts: &[Prompt]) -> u64 {
         let config = self.model.config();
-        let number = match self.model.decoder.kv_precision() {
-            KvPrecision::F16 => size_of::<u16>(),
-            KvPrecision::F32 | KvPrecision::Bf16 => size_of::<f32>(),
-        };
+        let in_two_bytes = self.model.decoder.kv_precision() == KvPrecision::F16;
+        let number = KeyType::for_products(self.compute, in_two_bytes).bytes();
         let keys = match self.rows {
             AdapterRows::Decode => 2 * config.layers * config.kv_width() * number,
             AdapterRows::All => 0,
@@ -144,7 +144,7 @@ impl Preparation<'_> {
         session.truncate(p - 1)?;
         let decoded = decode_rows(&prompt_tokens, &continuation);
         let (tokens, first_position, keys) = match self.rows {
-            AdapterRows::Decode => (decoded, p - 1, prefix(&session)?),
+            AdapterRows::Decode => (decoded, p - 1, prefix(&session, self.compute)?),
             AdapterRows::All => ([&prompt_tokens[..p - 1], &decoded].concat(), 0, vec![]),
         };
         let anchors = match keys.is_empty() || self.visibility.anchors.are_bos_alone() {
@@ -154,7 +154,7 @@ impl Preparation<'_> {
                 let mut cut = Session::resumable(&model.decoder, self.policy.clone(), p, steps)?;
                 cut.prefill(&prompt_tokens, &mut Hooks::none(), self.interrupt, &mut |_| {})?;
                 cut.truncate(p - 1)?;
-                prefix(&cut)?
+                prefix(&cut, self.compute)?
             }
         };
         Ok(Item {
@@ -193,20 +193,7 @@ fn answer_len(
 
 /// What of a layer's keys and values belongs to anchors.
 fn anchors_of(layer: &LayerKeys, visibility: &Visibility) -> LayerKeys {
-    let count = layer.positions.len();
     let is_kept = |slot: &usize| visibility.anchors.contains(layer.positions[*slot]);
-    let slots: Vec<usize> = (0..count).filter(is_kept).collect();
-    if slots.is_empty() {
-        return LayerKeys::default();
-    }
-    // Rows of head_dim numbers: KV head by KV head, position by position.
-    let heads = 0..layer.kv_heads;
-    let runs: Vec<usize> = heads.flat_map(|head| slots.iter().map(move |slot| head * count + slot)).collect();
-    let row_len = layer.keys.len() / (count * layer.kv_heads);
-    LayerKeys {
-        positions: slots.iter().map(|&slot| layer.positions[slot]).collect(),
-        keys: layer.keys.select(row_len, &runs),
-        values: layer.values.select(row_len, &runs),
-        kv_heads: layer.kv_heads,
-    }
+    let slots: Vec<usize> = (0..layer.positions.len()).filter(is_kept).collect();
+    layer.select(&slots)
 }

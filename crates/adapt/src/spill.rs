@@ -1,6 +1,6 @@
 //! Prompts' keys and values in a file, where they do not fit into memory.
 
-use layerscope_engine::training::{LayerKeys, Numbers, Prefix};
+use layerscope_engine::training::{LayerKeys, Prefix};
 use layerscope_engine::{Error, Result};
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -20,13 +20,12 @@ pub(crate) struct Spilled {
 }
 
 struct SpilledLayer {
-    positions: Vec<usize>,
-    kv_heads: usize,
     /// First byte of the keys; those of the values follow.
     start: u64,
-    bytes: usize,
-    /// None of them, in their type.
-    empty: Numbers,
+    /// Bytes of the keys, and of the values.
+    bytes: [usize; 2],
+    /// All but the numbers.
+    empty: LayerKeys,
 }
 
 impl Spill {
@@ -47,17 +46,12 @@ impl Spill {
         let mut start = file.seek(SeekFrom::End(0)).map_err(failed)?;
         let mut layers = vec![];
         for layer in keys {
-            for numbers in [&layer.keys, &layer.values] {
-                file.write_all(numbers.bytes()).map_err(failed)?;
+            for numbers in layer.to_bytes() {
+                file.write_all(numbers).map_err(failed)?;
             }
-            layers.push(SpilledLayer {
-                positions: layer.positions.clone(),
-                kv_heads: layer.kv_heads,
-                start,
-                bytes: layer.keys.bytes().len(),
-                empty: layer.keys.with_bytes(&[]),
-            });
-            start += layer.bytes() as u64;
+            let bytes = layer.to_bytes().map(<[u8]>::len);
+            layers.push(SpilledLayer { start, bytes, empty: layer.without_numbers() });
+            start += bytes.iter().sum::<usize>() as u64;
         }
         Ok(Spilled { spill: Arc::clone(self), layers })
     }
@@ -74,17 +68,11 @@ impl Spilled {
         let mut file = self.spill.file.lock().unwrap_or_else(PoisonError::into_inner);
         let of_layer = |layer: &SpilledLayer| {
             file.seek(SeekFrom::Start(layer.start)).map_err(failed)?;
-            let mut both = [vec![0; layer.bytes], vec![0; layer.bytes]];
+            let mut both = layer.bytes.map(|bytes| vec![0; bytes]);
             for bytes in &mut both {
                 file.read_exact(bytes).map_err(failed)?;
             }
-            let [keys, values] = both.map(|bytes| layer.empty.with_bytes(&bytes));
-            Ok(Arc::new(LayerKeys {
-                positions: layer.positions.clone(),
-                keys,
-                values,
-                kv_heads: layer.kv_heads,
-            }))
+            Ok(Arc::new(layer.empty.with_bytes(both)))
         };
         self.layers.iter().take(layers).map(of_layer).collect()
     }
@@ -94,21 +82,21 @@ impl Spilled {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+    use layerscope_engine::training::KeyType;
 
     #[test]
     fn what_is_written_comes_back() {
         let folder = tempfile::tempdir().unwrap();
         let spill = Spill::new(folder.path()).unwrap();
-        let layer = |first: usize, count: usize| {
+        let layer = |first: usize, count: usize, kind: KeyType| {
             let numbers = |start: usize| (start..start + 6 * count).map(|x| x as f32 * 0.5).collect();
-            Arc::new(LayerKeys {
-                positions: (first..first + count).collect(),
-                keys: Numbers::F32(numbers(first)),
-                values: Numbers::F32(numbers(first + 1_000)),
-                kv_heads: 2,
-            })
+            let positions = (first..first + count).collect();
+            Arc::new(LayerKeys::new(positions, 2, kind, [numbers(first), numbers(first + 1_000)]))
         };
-        let prompts: Vec<Prefix> = vec![vec![layer(0, 3), layer(0, 0), layer(2, 1)], vec![layer(7, 2)]];
+        let prompts: Vec<Prefix> = vec![
+            vec![layer(0, 3, KeyType::F32), layer(0, 0, KeyType::F32), layer(2, 1, KeyType::F16)],
+            vec![layer(7, 2, KeyType::Bf16)],
+        ];
         let spilled: Vec<Spilled> = prompts.iter().map(|keys| spill.write(keys).unwrap()).collect();
         for (keys, spilled) in prompts.iter().zip(&spilled).rev() {
             for count in 0..=keys.len() {
@@ -116,8 +104,8 @@ mod tests {
                 assert_eq!(read.len(), count);
                 for (read, written) in read.iter().zip(keys) {
                     assert_eq!(read.positions, written.positions);
-                    assert_eq!(read.keys.bytes(), written.keys.bytes());
-                    assert_eq!(read.values.bytes(), written.values.bytes());
+                    assert_eq!(read.to_bytes(), written.to_bytes());
+                    assert_eq!(read.bytes(), written.bytes());
                 }
             }
         }

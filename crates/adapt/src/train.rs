@@ -123,6 +123,7 @@ pub fn adapt(
         policy: &settings.policy,
         visibility: &visibility,
         rows: settings.rows,
+        compute,
         continued: settings.continued,
         max_new_tokens: settings.max_new_tokens,
         interrupt,

@@ -7,11 +7,12 @@ mod attention;
 mod backward;
 mod derivatives;
 mod dropout;
+mod keys;
 mod product;
 
-pub use attention::{LayerKeys, Numbers, Prefix};
 pub use backward::{BackwardWeights, Gradient, Gradients, backward, unembed_backward};
 pub use dropout::Dropout;
+pub use keys::{KeyType, LayerKeys, Prefix};
 
 use crate::decoder::{Pass, SequenceRows};
 use crate::hooks::{HookPoint, Hooks, Site};
@@ -19,7 +20,6 @@ use crate::policy::Visibility;
 use crate::tensor::Tensor;
 use crate::{ComputeType, Decoder, Depth, Device, Error, KvPrecision, Result, Session};
 use attention::{BatchAttention, SavedAttention};
-use half::vec::HalfFloatVecExt;
 use ndarray::Array2;
 use std::cell::RefCell;
 use std::ops::Range;
@@ -93,23 +93,17 @@ impl Tape {
     }
 }
 
-/// The keys and values that a session stores, as constants: of a prompt without its last token, say.
+/// The keys and values that a session stores, as constants for products in `compute`: of a prompt without its last token, say.
 ///
 /// # Errors
 /// [`Error::Input`] where KV heads of a layer store different positions.
-pub fn prefix(session: &Session) -> Result<Prefix> {
+pub fn prefix(session: &Session, compute: ComputeType) -> Result<Prefix> {
     let store = session.store();
-    let stored = |numbers: Vec<f32>| match session.decoder().kv_precision() {
-        KvPrecision::F16 => Numbers::F16(Vec::from_f32_slice(&numbers)),
-        KvPrecision::F32 | KvPrecision::Bf16 => Numbers::F32(numbers),
-    };
+    let kind = KeyType::for_products(compute, session.decoder().kv_precision() == KvPrecision::F16);
     let of_layer = |layer| {
-        Ok(Arc::new(LayerKeys {
-            positions: store.positions(layer, 0),
-            kv_heads: session.decoder().config().kv_heads,
-            keys: stored(store.keys_by_head(layer)?),
-            values: stored(store.values_by_head(layer)?),
-        }))
+        let numbers = [store.keys_by_head(layer)?, store.values_by_head(layer)?];
+        let kv_heads = session.decoder().config().kv_heads;
+        Ok(Arc::new(LayerKeys::new(store.positions(layer, 0), kv_heads, kind, numbers)))
     };
     (0..session.decoder().config().layers).map(of_layer).collect()
 }

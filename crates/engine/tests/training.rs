@@ -203,7 +203,7 @@ fn adapters_and_their_gradients_equal_pytorchs() {
                         )
                         .unwrap();
                     session.truncate(PROMPT_LEN - 1).unwrap();
-                    sequence(&tokens, PROMPT_LEN - 1, prefix(&session).unwrap())
+                    sequence(&tokens, PROMPT_LEN - 1, prefix(&session, ComputeType::F32).unwrap())
                 }
             };
             let visibility = Visibility { cutoff, anchors: Anchors::bos(), self_only: false };

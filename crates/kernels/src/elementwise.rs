@@ -211,36 +211,37 @@ fn sigmoid(x: f32) -> f32 {
 
 /// e^x / Σ e^x; NaN where an x is NaN or +∞, or all are −∞.
 pub fn softmax(x: &mut [f32]) {
-    Instructions::best().dispatch(Softmax(x));
+    softmax_of_parts([x]);
 }
 
-struct Softmax<'a>(&'a mut [f32]);
+/// [`softmax`] of numbers that lie in several parts.
+pub fn softmax_of_parts<const N: usize>(parts: [&mut [f32]; N]) {
+    Instructions::best().dispatch(Softmax(parts));
+}
 
-impl Operation for Softmax<'_> {
+struct Softmax<'a, const N: usize>([&'a mut [f32]; N]);
+
+impl<const N: usize> Operation for Softmax<'_, N> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd, L: Lanes>(self, _: S, _: L) {
-        softmax_of(self.0);
-    }
-}
-
-#[inline(always)]
-fn softmax_of(x: &mut [f32]) {
-    const LANES: usize = 16;
-    let (mut max, mut sum) = ([f32::NEG_INFINITY; LANES], [0.0; LANES]);
-    for chunk in x.chunks(LANES) {
-        max.iter_mut().zip(chunk).for_each(|(max, x)| *max = if *x > *max { *x } else { *max });
-    }
-    let max = max.into_iter().fold(f32::NEG_INFINITY, f32::max);
-    for chunk in x.chunks_mut(LANES) {
-        for (x, sum) in chunk.iter_mut().zip(&mut sum) {
-            *x = exp_nonpositive(*x - max);
-            *sum += *x;
+        const LANES: usize = 16;
+        let mut parts = self.0;
+        let (mut max, mut sum) = ([f32::NEG_INFINITY; LANES], [0.0; LANES]);
+        for chunk in parts.iter().flat_map(|x| x.chunks(LANES)) {
+            max.iter_mut().zip(chunk).for_each(|(max, x)| *max = if *x > *max { *x } else { *max });
         }
+        let max = max.into_iter().fold(f32::NEG_INFINITY, f32::max);
+        for chunk in parts.iter_mut().flat_map(|x| x.chunks_mut(LANES)) {
+            for (x, sum) in chunk.iter_mut().zip(&mut sum) {
+                *x = exp_nonpositive(*x - max);
+                *sum += *x;
+            }
+        }
+        let factor = 1.0 / sum.into_iter().sum::<f32>();
+        parts.into_iter().flatten().for_each(|x| *x *= factor);
     }
-    let factor = 1.0 / sum.into_iter().sum::<f32>();
-    x.iter_mut().for_each(|x| *x *= factor);
 }
 
 /// The gradient of a loss by the x of `p` = [`softmax`](x), times `factor`: `p·(∂L/∂p − dot)·factor` in place of ∂L/∂p, where `dot` is

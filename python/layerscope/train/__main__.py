@@ -93,11 +93,12 @@ def main():
             here = int(batch.decode_real.sum())
             rows, kl = rows + here, kl + here * float(loss(teacher, student, batch)[1])
             same += int((teacher.argmax(-1) == student.argmax(-1))[batch.decode_real].sum())
-        return {"kl": kl / rows, "top1": same / rows}
+        return {"kl": kl / rows, "top1": same / rows, "answers": None}
 
     before, start, draw = evaluate(policy), time.time(), random.Random(a.seed + 1)
     accelerator.print(f"step 0: held-out KL {before['kl']:.4f}, same top token {100 * before['top1']:.1f} %")
     world, rank = accelerator.num_processes, accelerator.process_index
+    counts = torch.zeros(2, dtype=torch.long, device=accelerator.device)  # decode rows, and all rows that are trained
     for step in range(a.steps):
         order = draw.sample(trained, min(a.batch * world, len(trained)))
         batch = Batch.of(order[rank::world] or order[:1], accelerator.device)
@@ -109,18 +110,23 @@ def main():
         accelerator.clip_grad_norm_(bare.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
+        prompt_rows = batch.prompt_real.sum() if a.rows == "all" else 0
+        counts += torch.stack([batch.decode_real.sum(), batch.decode_real.sum() + prompt_rows])
         if (step + 1) % a.evaluate_every == 0 or step + 1 == a.steps:
             now = evaluate(policy)
             accelerator.print(f"step {step + 1}: loss {float(value.detach()):.4f}, held-out KL {now['kl']:.4f}, same top token "
                               f"{100 * now['top1']:.1f} %, {time.time() - start:.0f} s")
-    after = {"before": before, "after": evaluate(policy), "full_depth": evaluate(full), "seconds": time.time() - start}
+    seconds = time.time() - start
+    tokens, rows = accelerator.reduce(counts).tolist()
+    training = {"steps": a.steps, "tokens": tokens, "rows": rows, "seconds": seconds, "prompts": len(trained), "held_out": len(held_out),
+                "before": before, "after": evaluate(policy), "full_depth": evaluate(full)}
     if accelerator.is_main_process:
         bare.save_pretrained(a.out)
         model_files = sorted(Path(a.model).glob(a.gguf or "*.safetensors")) if Path(a.model).is_dir() else []
         info = {"rows": a.rows, "policy": a.policy, "model": Path(a.model).name, "model_sha256": sha256(model_files),
-                "prompts": Path(a.prompts).name, "prompts_sha256": sha256([Path(a.prompts)]), "layerscope": "python"}
+                "prompts": Path(a.prompts).name, "prompts_sha256": sha256([Path(a.prompts)]), "layerscope": "python", "training": training}
         (a.out / "layerscope.json").write_text(json.dumps(info, indent=2) + "\n")
-        print(json.dumps(after))
+        print(json.dumps(training))
 
 
 def sha256(files):

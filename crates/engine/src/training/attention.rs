@@ -1,125 +1,22 @@
 //! Attention of a batch, forward and backward: rows read their sequence's prefix and, causally, its own rows.
 
-use super::product::add_product;
+use super::keys::{HeadMatrix, LayerKeys, Which};
+use super::product::{add_product, product};
 use super::{Rows, TrainingSequence};
 use crate::decoder::{Attend, Location};
 use crate::hooks::Hooks;
 use crate::policy::{Anchors, Visibility};
 use crate::tensor::{Tensor, with_f32};
 use crate::{Decoder, Error, Result};
-use half::f16;
-use half::slice::HalfFloatSliceExt;
 use layerscope_kernels::AttentionShape;
-use layerscope_kernels::elementwise::{soft_cap, softmax, softmax_gradient};
+use layerscope_kernels::elementwise::{soft_cap, softmax_gradient, softmax_of_parts};
 use ndarray::{Array2, ArrayView2, ArrayViewMut2, Axis, CowArray, Ix2, s};
 use rayon::prelude::*;
-use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;
 
 /// Query rows of a sequence that are multiplied together. Where a sequence has more, probabilities are computed again for gradients.
 const TILE_ROWS: usize = 64;
-
-/// Keys and values of a layer that are constants.
-#[derive(Debug, Clone, Default)]
-pub struct LayerKeys {
-    /// Positions, ascending.
-    pub positions: Vec<usize>,
-    /// Keys, rotated: `[kv_heads, positions, head_dim]`.
-    pub keys: Numbers,
-    /// Values, of the same shape.
-    pub values: Numbers,
-    /// KV heads.
-    pub kv_heads: usize,
-}
-
-impl LayerKeys {
-    /// Bytes of its keys and values.
-    pub fn bytes(&self) -> usize {
-        self.keys.bytes().len() + self.values.bytes().len()
-    }
-}
-
-/// Numbers in the type that a session stores keys in.
-#[derive(Debug, Clone)]
-pub enum Numbers {
-    /// Four bytes each.
-    F32(Vec<f32>),
-    /// Two bytes each.
-    F16(Vec<f16>),
-}
-
-impl Default for Numbers {
-    fn default() -> Self {
-        Self::F32(vec![])
-    }
-}
-
-impl Numbers {
-    /// In f32.
-    fn read(&self, range: Range<usize>) -> Cow<'_, [f32]> {
-        match self {
-            Self::F32(numbers) => Cow::Borrowed(numbers.get(range).unwrap_or_default()),
-            Self::F16(numbers) => {
-                let numbers = numbers.get(range).unwrap_or_default();
-                let mut wide = vec![0.0; numbers.len()];
-                numbers.convert_to_f32_slice(&mut wide);
-                Cow::Owned(wide)
-            }
-        }
-    }
-
-    /// Runs of `len` numbers, by index, one after the other.
-    #[must_use]
-    pub fn select(&self, len: usize, runs: &[usize]) -> Self {
-        let range = |run: &usize| run * len..(run + 1) * len;
-        match self {
-            Self::F32(numbers) => {
-                Self::F32(runs.iter().flat_map(|run| &numbers[range(run)]).copied().collect())
-            }
-            Self::F16(numbers) => {
-                Self::F16(runs.iter().flat_map(|run| &numbers[range(run)]).copied().collect())
-            }
-        }
-    }
-
-    /// How many they are.
-    pub fn len(&self) -> usize {
-        match self {
-            Self::F32(numbers) => numbers.len(),
-            Self::F16(numbers) => numbers.len(),
-        }
-    }
-
-    /// Whether there are none.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    /// Their bytes as they lie in memory.
-    pub fn bytes(&self) -> &[u8] {
-        match self {
-            Self::F32(numbers) => bytemuck::cast_slice(numbers),
-            Self::F16(numbers) => bytemuck::cast_slice(numbers),
-        }
-    }
-
-    /// As many numbers of the same type from [`Self::bytes`].
-    #[must_use]
-    pub fn with_bytes(&self, bytes: &[u8]) -> Self {
-        match self {
-            Self::F32(_) => {
-                Self::F32(bytes.as_chunks().0.iter().map(|bytes| f32::from_ne_bytes(*bytes)).collect())
-            }
-            Self::F16(_) => {
-                Self::F16(bytes.as_chunks().0.iter().map(|bytes| f16::from_ne_bytes(*bytes)).collect())
-            }
-        }
-    }
-}
-
-/// What the rows of a sequence read beside each other, by layer; none where they read nothing else.
-pub type Prefix = Vec<Arc<LayerKeys>>;
 
 /// Queries, keys and values of a layer `[rows, heads · head_dim]`, and the probabilities of each sequence and KV head.
 pub(super) struct SavedAttention {
@@ -128,10 +25,15 @@ pub(super) struct SavedAttention {
     pub(super) v: Array2<f32>,
     /// Attention-weighted values.
     pub(super) z: Array2<f32>,
-    /// Probabilities `[group · rows, prefix + rows]` of each unit, the rows of one query head after the other; `None` where they are
-    /// computed again.
-    probabilities: Vec<Option<Array2<f32>>>,
+    /// Probabilities of each unit; `None` where they are computed again.
+    probabilities: Vec<Option<Parts>>,
 }
+
+/// Numbers for keys of the prefix, and for those of the rows: `[group · rows, keys]`, the rows of one query head after the other.
+type Parts = [Array2<f32>; 2];
+
+const PREFIX: usize = 0;
+const OWN: usize = 1;
 
 /// Attention of a forward pass.
 pub(super) struct BatchAttention<'a> {
@@ -203,35 +105,55 @@ struct Tile<'a> {
     rows: Range<usize>,
     /// Queries `[group · rows, head_dim]`, the rows of one query head after the other.
     q: Array2<f32>,
-    /// `[group · rows, prefix + own]`.
-    probabilities: CowArray<'a, f32, Ix2>,
-    /// ∂capped/∂score where scores are soft-capped, of the same shape.
-    slopes: Option<Array2<f32>>,
+    /// As [`Parts`].
+    probabilities: [CowArray<'a, f32, Ix2>; 2],
+    /// ∂capped/∂score where scores are soft-capped.
+    slopes: Option<Parts>,
 }
 
 /// Keys and values that a unit's rows read.
 struct UnitKeys<'a> {
-    /// Of the prefix, `[positions, head_dim]`.
-    prefix: Option<[Cow<'a, [f32]>; 2]>,
-    /// Of the rows.
+    prefix: Option<&'a LayerKeys>,
+    kv_head: usize,
+    /// Keys and values of the rows.
     own: [ArrayView2<'a, f32>; 2],
-    head_dim: usize,
 }
 
 impl UnitKeys<'_> {
-    fn prefix(&self, which: usize) -> Option<ArrayView2<'_, f32>> {
-        let numbers = &self.prefix.as_ref()?[which];
-        ArrayView2::from_shape((numbers.len() / self.head_dim, self.head_dim), numbers).ok()
+    fn prefix(&self, which: Which) -> Option<HeadMatrix<'_>> {
+        Some(self.prefix?.of_head(self.kv_head, which))
     }
 
     /// Those of the first own rows.
-    fn own(&self, which: usize, rows: usize) -> ArrayView2<'_, f32> {
-        self.own[which].slice(s![..rows, ..])
+    fn own(&self, which: Which, rows: usize) -> ArrayView2<'_, f32> {
+        self.own[which as usize].slice(s![..rows, ..])
+    }
+
+    /// `factor · x · Kᵀ` for keys or values of the prefix, and for those of the first own rows.
+    fn times_transposed(&self, which: Which, rows: usize, x: &ArrayView2<'_, f32>, factor: f32) -> Parts {
+        let of_prefix = match self.prefix(which) {
+            Some(prefix) => prefix.times_transposed(x, factor),
+            None => Array2::zeros((x.nrows(), 0)),
+        };
+        [of_prefix, product(x, &self.own(which, rows).t(), factor)]
+    }
+
+    /// The sum of `x · K` for the prefix and for the first own rows.
+    fn times(
+        &self,
+        which: Which,
+        rows: usize,
+        [of_prefix, of_own]: [&ArrayView2<'_, f32>; 2],
+    ) -> Array2<f32> {
+        let own = self.own(which, rows);
+        let mut sum = match self.prefix(which) {
+            Some(prefix) => prefix.times(of_prefix),
+            None => Array2::zeros((of_own.nrows(), own.ncols())),
+        };
+        add_product(&mut sum.view_mut(), of_own, &own, 1.0);
+        sum
     }
 }
-
-const KEYS: usize = 0;
-const VALUES: usize = 1;
 
 impl Unit<'_> {
     fn group(&self) -> usize {
@@ -281,12 +203,7 @@ impl Unit<'_> {
         let dim = self.shape.head_dim;
         let column = self.kv_head * dim;
         let of_head = |x: &'b Array2<f32>| x.slice(s![self.rows.clone(), column..column + dim]);
-        let prefix = self.prefix.map(|prefix| {
-            let len = prefix.positions.len() * dim;
-            let range = self.kv_head * len..(self.kv_head + 1) * len;
-            [prefix.keys.read(range.clone()), prefix.values.read(range)]
-        });
-        UnitKeys { prefix, own: [of_head(k), of_head(v)], head_dim: dim }
+        UnitKeys { prefix: self.prefix, kv_head: self.kv_head, own: [of_head(k), of_head(v)] }
     }
 
     fn sees(&self, row: usize, key: usize) -> bool {
@@ -300,63 +217,63 @@ impl Unit<'_> {
     /// The probabilities of a tile's rows.
     fn tile<'b>(&self, rows: Range<usize>, q: &Array2<f32>, keys: &UnitKeys<'_>) -> Tile<'b> {
         let q = self.of_group(&q.view(), &rows);
-        let prefix = keys.prefix(KEYS);
-        let before = prefix.map_or(0, |prefix| prefix.nrows());
-        let mut scores = Array2::zeros((q.nrows(), before + rows.end));
-        let (mut of_prefix, mut of_own) = scores.view_mut().split_at(Axis(1), before);
-        if let Some(prefix) = prefix {
-            add_product(&mut of_prefix, &q.view(), &prefix.t(), self.shape.scale);
-        }
-        add_product(&mut of_own, &q.view(), &keys.own(KEYS, rows.end).t(), self.shape.scale);
-        let positions = self.prefix.iter().flat_map(|prefix| &prefix.positions);
-        let positions: Vec<usize> = positions.chain(&self.positions[..rows.end]).copied().collect();
+        let mut scores = keys.times_transposed(Which::Keys, rows.end, &q.view(), self.shape.scale);
+        let of_prefix = self.prefix.map_or(&[][..], |prefix| &prefix.positions);
         // The prefix is before all rows: nothing of it is hidden but by a window or a policy.
-        let masked =
-            if self.shape.window.is_some() || self.self_only.is_some() { 0 } else { before + rows.start };
-        let mut slopes = self.shape.soft_cap.map(|_| Array2::zeros(scores.raw_dim()));
-        for (index, scores) in numbers(&mut scores).chunks_exact_mut(positions.len()).enumerate() {
-            if let (Some(cap), Some(slopes)) = (self.shape.soft_cap, &mut slopes) {
-                soft_cap(scores, cap);
-                // The derivative of cap · tanh(s / cap).
-                let slope = |score: &f32| 1.0 - (score / cap) * (score / cap);
-                slopes.row_mut(index).iter_mut().zip(&*scores).for_each(|(to, score)| *to = slope(score));
-            }
+        let all_visible = self.shape.window.is_none() && self.self_only.is_none();
+        let masked = if all_visible { [of_prefix.len(), rows.start] } else { [0, 0] };
+        let mut slopes =
+            self.shape.soft_cap.map(|_| scores.each_ref().map(|part| Array2::zeros(part.raw_dim())));
+        for index in 0..q.nrows() {
             let row = self.positions[rows.start + index % rows.len()];
-            for (score, &key) in scores[masked..].iter_mut().zip(&positions[masked..]) {
-                if !self.sees(row, key) {
-                    *score = f32::NEG_INFINITY;
+            let mut of_row =
+                scores.each_mut().map(|part| part.row_mut(index).into_slice().unwrap_or_default());
+            if let (Some(cap), Some(slopes)) = (self.shape.soft_cap, &mut slopes) {
+                for (scores, slopes) in of_row.iter_mut().zip(slopes) {
+                    soft_cap(scores, cap);
+                    // The derivative of cap · tanh(s / cap).
+                    let slope = |score: &f32| 1.0 - (score / cap) * (score / cap);
+                    slopes
+                        .row_mut(index)
+                        .iter_mut()
+                        .zip(&**scores)
+                        .for_each(|(to, score)| *to = slope(score));
                 }
             }
-            softmax(scores);
+            for ((scores, positions), masked) in
+                of_row.iter_mut().zip([of_prefix, &self.positions[..rows.end]]).zip(masked)
+            {
+                for (score, &key) in scores[masked..].iter_mut().zip(&positions[masked..]) {
+                    if !self.sees(row, key) {
+                        *score = f32::NEG_INFINITY;
+                    }
+                }
+            }
+            softmax_of_parts(of_row);
         }
-        Tile { rows, q, probabilities: scores.into(), slopes }
+        Tile { rows, q, probabilities: scores.map(CowArray::from), slopes }
     }
 
     /// The unit's output `[group · rows, head_dim]`, and its probabilities where they are kept.
-    fn forward(&self, [q, k, v]: [&Array2<f32>; 3]) -> (Array2<f32>, Option<Array2<f32>>) {
+    fn forward(&self, [q, k, v]: [&Array2<f32>; 3]) -> (Array2<f32>, Option<Parts>) {
         let keys = self.keys(k, v);
         let mut z = Array2::zeros((self.group() * self.rows.len(), self.shape.head_dim));
         let mut kept = None;
         for rows in self.tiles() {
             let tile = self.tile(rows, q, &keys);
-            let (of_prefix, of_own) =
-                tile.probabilities.view().split_at(Axis(1), tile.probabilities.ncols() - tile.rows.end);
-            let mut output = Array2::zeros(tile.q.raw_dim());
-            if let Some(values) = keys.prefix(VALUES) {
-                add_product(&mut output.view_mut(), &of_prefix, &values, 1.0);
-            }
-            add_product(&mut output.view_mut(), &of_own, &keys.own(VALUES, tile.rows.end), 1.0);
+            let [of_prefix, of_own] = tile.probabilities.each_ref().map(|part| part.view());
+            let output = keys.times(Which::Values, tile.rows.end, [&of_prefix, &of_own]);
             self.place(&tile.rows, &output, &mut z);
             kept = Some(tile).filter(|tile| tile.rows.len() == self.rows.len() && tile.slopes.is_none());
         }
-        (z, kept.map(|tile| tile.probabilities.into_owned()))
+        (z, kept.map(|tile| tile.probabilities.map(CowArray::into_owned)))
     }
 
     /// Gradients of the unit's queries, keys and values from that of the output.
     fn backward(
         &self,
         saved: &SavedAttention,
-        probabilities: Option<&Array2<f32>>,
+        probabilities: Option<&Parts>,
         dz: &Array2<f32>,
     ) -> [Array2<f32>; 3] {
         let keys = self.keys(&saved.k, &saved.v);
@@ -367,24 +284,19 @@ impl Unit<'_> {
             let tile = match probabilities {
                 Some(kept) => {
                     let q = self.of_group(&saved.q.view(), &rows);
-                    Tile { rows, q, probabilities: kept.view().into(), slopes: None }
+                    let probabilities = kept.each_ref().map(|part| CowArray::from(part.view()));
+                    Tile { rows, q, probabilities, slopes: None }
                 }
                 None => self.tile(rows, &saved.q, &keys),
             };
             let (z, dz) = (self.of_group(&saved.z.view(), &tile.rows), self.of_group(&dz.view(), &tile.rows));
-            let mut ds = self.score_gradients(&tile, &keys, &z, &dz);
-            let before = ds.ncols() - tile.rows.end;
-            let (of_prefix, of_own) = ds.view_mut().split_at(Axis(1), before);
-            let mut of_tile = Array2::zeros(tile.q.raw_dim());
-            if let Some(prefix) = keys.prefix(KEYS) {
-                add_product(&mut of_tile.view_mut(), &of_prefix.view(), &prefix, 1.0);
-            }
-            add_product(&mut of_tile.view_mut(), &of_own.view(), &keys.own(KEYS, tile.rows.end), 1.0);
+            let ds = self.score_gradients(&tile, &keys, &z, &dz);
+            let [of_prefix, of_own] = ds.each_ref().map(|part| part.view());
+            let of_tile = keys.times(Which::Keys, tile.rows.end, [&of_prefix, &of_own]);
             self.place(&tile.rows, &of_tile, &mut dq);
             let read = s![..tile.rows.end, ..];
             add_product(&mut dk.slice_mut(read), &of_own.t(), &tile.q.view(), 1.0);
-            let own = tile.probabilities.slice(s![.., before..]);
-            add_product(&mut dv.slice_mut(read), &own.t(), &dz.view(), 1.0);
+            add_product(&mut dv.slice_mut(read), &tile.probabilities[OWN].t(), &dz.view(), 1.0);
         }
         [dq, dk, dv]
     }
@@ -396,24 +308,25 @@ impl Unit<'_> {
         keys: &UnitKeys<'_>,
         z: &Array2<f32>,
         dz: &Array2<f32>,
-    ) -> Array2<f32> {
-        let p = &tile.probabilities;
-        let mut ds = Array2::zeros(p.raw_dim());
-        let (mut of_prefix, mut of_own) = ds.view_mut().split_at(Axis(1), p.ncols() - tile.rows.end);
-        if let Some(values) = keys.prefix(VALUES) {
-            add_product(&mut of_prefix, &dz.view(), &values.t(), 1.0);
-        }
-        add_product(&mut of_own, &dz.view(), &keys.own(VALUES, tile.rows.end).t(), 1.0);
+    ) -> Parts {
         let dots = (z * dz).sum_axis(Axis(1));
-        let (columns, p) = (p.ncols(), p.as_standard_layout());
-        let rows = p.as_slice().unwrap_or_default().chunks_exact(columns);
-        for ((ds, p), dot) in numbers(&mut ds).chunks_exact_mut(columns).zip(rows).zip(dots) {
-            softmax_gradient(p, ds, dot, self.shape.scale);
+        let mut gradients = keys.times_transposed(Which::Values, tile.rows.end, &dz.view(), 1.0);
+        for part in [PREFIX, OWN] {
+            let p = tile.probabilities[part].as_standard_layout();
+            for (index, dot) in dots.iter().enumerate() {
+                let gradient = gradients[part].row_mut(index).into_slice().unwrap_or_default();
+                softmax_gradient(
+                    p.row(index).to_slice().unwrap_or_default(),
+                    gradient,
+                    *dot,
+                    self.shape.scale,
+                );
+            }
+            if let Some(slopes) = &tile.slopes {
+                gradients[part] *= &slopes[part];
+            }
         }
-        if let Some(slopes) = &tile.slopes {
-            ds *= slopes;
-        }
-        ds
+        gradients
     }
 }
 
@@ -455,7 +368,7 @@ pub(super) fn backward(
     dz: &Array2<f32>,
 ) -> [Array2<f32>; 3] {
     let units = units(decoder, batch, visibility, rows, layer);
-    let of_unit = |(unit, kept): (&Unit<'_>, &Option<Array2<f32>>)| unit.backward(saved, kept.as_ref(), dz);
+    let of_unit = |(unit, kept): (&Unit<'_>, &Option<Parts>)| unit.backward(saved, kept.as_ref(), dz);
     let gradients: Vec<[Array2<f32>; 3]> = units.par_iter().zip(&saved.probabilities).map(of_unit).collect();
     let [mut dq, mut dk, mut dv] = [&saved.q, &saved.k, &saved.v].map(|x| Array2::zeros(x.raw_dim()));
     for (unit, [q, k, v]) in units.iter().zip(&gradients) {

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 use super::*;
+use crate::training::KeyType;
 
 /// Numbers between −1 and 1 that look random.
 fn numbers_of(seed: usize, rows: usize, columns: usize) -> Array2<f32> {
@@ -90,12 +91,8 @@ fn outputs_and_gradients_are_those_of_f64_at_any_size() {
                 soft_cap,
                 sinks: 0,
             };
-            let constants = LayerKeys {
-                positions: (0..prefix).collect(),
-                keys: Numbers::F32(prefix_keys.iter().copied().collect()),
-                values: Numbers::F32(prefix_values.iter().copied().collect()),
-                kv_heads: 1,
-            };
+            let numbers = [&prefix_keys, &prefix_values].map(|part| part.iter().copied().collect());
+            let constants = LayerKeys::new((0..prefix).collect(), 1, KeyType::F32, numbers);
             let positions: Vec<usize> = (prefix..prefix + rows).collect();
             let anchors = Anchors::bos();
             let unit = Unit {
