@@ -1,5 +1,6 @@
 //! How far the adapted model under a policy is from the full model, along the continuations, and the gradient of that.
 
+use layerscope_kernels::distribution::{Distribution, DistributionComparison};
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
@@ -32,41 +33,19 @@ impl Objective {
     }
 
     fn of_row(self, teacher: &[f32], student: &mut [f32], token: usize, factor: f32) -> RowLoss {
-        let [full, own] = [log_normaliser(teacher), log_normaliser(student)];
-        let mut kl = 0.0;
-        for (t, s) in teacher.iter().zip(&*student) {
-            let log_p = t - full;
-            kl += f64::from(log_p.exp()) * f64::from(log_p - (s - own));
-        }
-        let (top_full, top) = (top(teacher), top(student));
-        let nll = f64::from(own - student[token]);
-        for (t, s) in teacher.iter().zip(&mut *student) {
-            let q = (*s - own).exp();
-            // ∂KL/∂logit = q − p, and ∂NLL/∂logit = q − 1 at the token and q elsewhere.
-            *s = factor * (q - (1.0 - self.sft) * (t - full).exp());
-        }
+        let full = Distribution::new(teacher);
+        let DistributionComparison { kl, same_argmax, argmax, log_normaliser } = full.compare(student);
+        let nll = log_normaliser - f64::from(student[token]);
+        // ∂KL/∂logit = q − p, and ∂NLL/∂logit = q − 1 at the token and q elsewhere.
+        full.difference(student, log_normaliser, 1.0 - self.sft, factor);
         student[token] -= factor * self.sft;
-        // Rounding makes the divergence of equals negative; undefined stays undefined.
-        let kl = if kl < 0.0 { 0.0 } else { kl };
-        RowLoss { kl, nll, same_top: top_full == top, is_token: top == token }
+        RowLoss { kl, nll, same_top: same_argmax, is_token: argmax == token }
     }
 
     pub(crate) fn of(self, row: &RowLoss) -> f64 {
         let sft = f64::from(self.sft);
         sft * row.nll + (1.0 - sft) * row.kl
     }
-}
-
-/// ln Σ e^x.
-fn log_normaliser(logits: &[f32]) -> f32 {
-    let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let sum: f64 = logits.iter().map(|logit| f64::from((logit - max).exp())).sum();
-    max + sum.ln() as f32
-}
-
-fn top(logits: &[f32]) -> usize {
-    let best = logits.iter().enumerate().reduce(|best, other| if other.1 > best.1 { other } else { best });
-    best.map_or(0, |(index, _)| index)
 }
 
 #[cfg(test)]

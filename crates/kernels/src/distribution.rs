@@ -93,6 +93,47 @@ impl Distribution {
     }
 }
 
+impl Distribution {
+    /// Puts `factor · (q − share · p)` in the place of logits, of which q is the distribution and whose [`DistributionComparison`] has this
+    /// log-normaliser. With a share of 1 that is the gradient of KL(p ‖ q), times the factor.
+    ///
+    /// # Panics
+    /// If the rows differ in length.
+    pub fn difference(&self, logits: &mut [f32], log_normaliser: f64, share: f32, factor: f32) {
+        assert_eq!(logits.len(), self.probabilities.len(), "rows of one vocabulary");
+        let log_normaliser = log_normaliser as f32;
+        Instructions::best().dispatch(Difference {
+            p: &self.probabilities,
+            logits,
+            log_normaliser,
+            share,
+            factor,
+        });
+    }
+}
+
+struct Difference<'a> {
+    p: &'a [f32],
+    logits: &'a mut [f32],
+    log_normaliser: f32,
+    share: f32,
+    factor: f32,
+}
+
+impl Operation for Difference<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd, L: Lanes>(self, _: S, _: L) {
+        for (x, p) in self.logits.iter_mut().zip(self.p) {
+            // The normaliser is rounded: the largest logit may exceed it.
+            let shifted = *x - self.log_normaliser;
+            let q = exp_nonpositive(if shifted > 0.0 { 0.0 } else { shifted });
+            *x = self.factor * (q - self.share * p);
+        }
+    }
+}
+
 fn position_of(logits: &[f32], max: f32) -> usize {
     logits.iter().position(|&x| x == max).unwrap_or(0)
 }
@@ -201,6 +242,11 @@ mod tests {
             let log_q = reference::log_softmax(&q);
             prop_assert!((comparison.log_normaliser - f64::from(q[0]) + log_q[0]).abs() < 1e-5);
             prop_assert!((distribution.nll(p[0]) + reference::log_softmax(&p)[0]).abs() < 1e-5);
+            let mut difference = q.clone();
+            distribution.difference(&mut difference, comparison.log_normaliser, 0.75, 2.0);
+            for ((actual, log_p), log_q) in difference.iter().zip(reference::log_softmax(&p)).zip(log_q) {
+                prop_assert!((f64::from(*actual) - 2.0 * (log_q.exp() - 0.75 * log_p.exp())).abs() < 1e-5);
+            }
         }
     }
 
