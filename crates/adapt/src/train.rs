@@ -117,6 +117,8 @@ pub fn adapt(
         WeightsPrecision::F32 => ComputeType::F32,
         WeightsPrecision::Native => ComputeType::Bf16,
     };
+    let matrices = initial(model, settings);
+    check_room(&matrices)?;
     let transposed = BackwardWeights::new(&model.decoder, compute)?;
     let preparation = Preparation {
         model,
@@ -133,8 +135,6 @@ pub fn adapt(
     observe(Event::Preparing { bytes, most, transposed: transposed.bytes() });
     let Prepared { trained, held_out, in_file } =
         prepare(&preparation, prompts, settings, most, folder, observe)?;
-    let matrices = initial(model, settings);
-    check_room(&matrices)?;
     let mut trainer = Trainer {
         base: &model.decoder,
         transposed,
@@ -165,11 +165,11 @@ pub fn adapt(
         None => trainer.evaluate(&held_out, cutoff, settings.batch)?,
     };
     trainer.state.progress.before = Some(before);
-    let frontier = |trainer: &Trainer<'_>| match settings.with_frontier {
-        true => trainer.frontier(&held_out, settings.batch),
+    let frontier = |trainer: &Trainer<'_>, figures: &HeldOutFigures| match settings.with_frontier {
+        true => trainer.frontier(&held_out, figures, settings.batch),
         false => Ok(vec![]),
     };
-    observe(Event::Evaluated { step: resumed, figures: before, frontier: frontier(&trainer)? });
+    observe(Event::Evaluated { step: resumed, figures: before, frontier: frontier(&trainer, &before)? });
     let (mut after, mut checkpointed, mut interrupted) = (None, Instant::now(), false);
     while trainer.done(settings) < 1.0 {
         if check_interrupt(interrupt).is_err() {
@@ -183,7 +183,7 @@ pub fn adapt(
         let mut is_due = checkpointed.elapsed().as_secs_f64() > CHECKPOINT_S;
         if done >= 1.0 || step.is_multiple_of(settings.evaluate_every) {
             let figures = trainer.evaluate(&held_out, cutoff, settings.batch)?;
-            observe(Event::Evaluated { step, figures, frontier: frontier(&trainer)? });
+            observe(Event::Evaluated { step, figures, frontier: frontier(&trainer, &figures)? });
             after = Some(figures);
             is_due = true;
             if settings.target_kl.is_some_and(|target| figures.kl <= target) {
@@ -312,26 +312,24 @@ fn prepare(
 
 /// Of prompt rows that are trained, residual streams stay in memory.
 fn check_memory(prompts: usize, bytes: u64) -> Result<()> {
-    match available_memory() {
-        Some(free) if free < SPARE_BYTES => Err(Error::input(format!(
-            "{prompts} prompts take {} of memory, and {} are left; give --prompt-memory, or fewer or shorter prompts",
-            readable_bytes(bytes as f64),
-            readable_bytes(free as f64)
-        ))),
-        _ => Ok(()),
-    }
+    let size = readable_bytes(bytes as f64);
+    let mend = "give --prompt-memory, or fewer or shorter prompts";
+    check_free(SPARE_BYTES, &format!("{prompts} prompts take {size} of memory"), mend)
 }
 
 /// Two moments, gradients and a copy in the decoder come with what is trained.
 fn check_room(matrices: &BTreeMap<(usize, Target), LowRank>) -> Result<()> {
     let elements: usize = matrices.values().map(|matrix| matrix.a.len() + matrix.b.len()).sum();
     let need = (elements * size_of::<f32>() * 4) as u64;
+    let what = format!("training {elements} elements takes {} more of memory", readable_bytes(need as f64));
+    check_free(need, &what, "give a lower --rank, or fewer --targets")
+}
+
+fn check_free(need: u64, what: &str, mend: &str) -> Result<()> {
     match available_memory() {
-        Some(free) if free < need => Err(Error::input(format!(
-            "training {elements} elements takes {} more of memory, and {} are left; give a lower --rank, or fewer --targets",
-            readable_bytes(need as f64),
-            readable_bytes(free as f64)
-        ))),
+        Some(free) if free < need => {
+            Err(Error::input(format!("{what}, and {} are left; {mend}", readable_bytes(free as f64))))
+        }
         _ => Ok(()),
     }
 }

@@ -144,15 +144,23 @@ impl Trainer<'_> {
         Ok(loss)
     }
 
-    /// Mean KL of items at some cutoffs, `(cutoff, nats)`, ascending: at the policy's alone, and at full depth, where other anchors'
-    /// keys and values differ from cutoff to cutoff.
-    pub(crate) fn frontier(&self, items: &[Item], batch: usize) -> Result<Vec<(usize, f64)>> {
+    /// Mean KL of items at some cutoffs, `(cutoff, nats)`, ascending, of which `own` is at the policy's: at that alone, and at full
+    /// depth, where other anchors' keys and values differ from cutoff to cutoff.
+    pub(crate) fn frontier(
+        &self,
+        items: &[Item],
+        own: &HeldOutFigures,
+        batch: usize,
+    ) -> Result<Vec<(usize, f64)>> {
         let (cutoff, layers) = (self.visibility.cutoff, self.base.config().layers);
         let cutoffs = match self.visibility.anchors.are_bos_alone() {
             true => shown_cutoffs(cutoff, layers),
             false => vec![cutoff, layers],
         };
-        let of = |cutoff: usize| Ok((cutoff, self.evaluate(items, cutoff, batch)?.kl));
+        let of = |other: usize| match other == cutoff {
+            true => Ok((other, own.kl)),
+            false => Ok((other, self.evaluate(items, other, batch)?.kl)),
+        };
         cutoffs.into_iter().map(of).collect()
     }
 

@@ -141,7 +141,8 @@ impl LayerKeys {
             Numbers::F16(_) => Numbers::F16(vec![]),
             Numbers::Bf16 { .. } => Numbers::Bf16 { rows: vec![], columns: vec![] },
         };
-        Self { numbers: self.numbers.each_ref().map(none), ..self.clone() }
+        let numbers = self.numbers.each_ref().map(none);
+        Self { positions: self.positions.clone(), kv_heads: self.kv_heads, numbers }
     }
 
     /// The same with numbers from [`Self::to_bytes`].
