@@ -7,6 +7,9 @@
 //! answers is judged by KL alone. A cutoff of which any prompt's row is missing does not qualify; c = L, the full model, always
 //! does. If the smallest such cutoff saves less than 5 % of the KV bytes, the recommendation is to keep full depth. A run in which
 //! any KL is undefined gets no recommendation at all.
+//!
+//! Where a run has an adapter and the cutoff that this was made for holds, larger ones are not asked for: the adapter is left
+//! away there.
 
 mod answers;
 mod diagnostic;
@@ -396,7 +399,7 @@ fn categories(frontier: &FrontierSummary, l_cut: usize, options: &Options) -> Ve
             answers: group.kept.answers_at(l_cut).of,
             answers_kept: group.kept.answers_at(l_cut).share(),
             text_unchanged: group.kept.texts_at(l_cut).share(),
-            exact_l_cut: group.smallest_passing(options),
+            exact_l_cut: frontier.smallest_passing_of(group, options),
         })
         .collect()
 }

@@ -1,5 +1,6 @@
 //! What a recommendation rests on.
 
+use super::FrontierPoint;
 use crate::cost::{CostModel, Workload};
 use layerscope_diagnostics::record::{Anchor, PromptSummary};
 use layerscope_diagnostics::run::{Manifest, ModelInfo};
@@ -57,6 +58,14 @@ impl<'a> Evidence<'a> {
             "no recommendation from a run of {} with undefined figures: prompt `{id}`: {reason}",
             self.model().name
         ))
+    }
+
+    /// The cutoff that the run's adapter was made for, where that is one with this anchor.
+    pub(super) fn adapted_to(self, anchor: Anchor) -> Option<usize> {
+        let made_for = self.model().adapter.as_ref()?.policy.as_ref()?;
+        let layers = self.layers();
+        let policy = |cutoff| FrontierPoint { cutoff, anchor }.policy(layers).ok();
+        (1..=layers).find(|&cutoff| policy(cutoff).is_some_and(|policy| policy.to_string() == *made_for))
     }
 
     /// The anchors of which any prompt has frontier rows.

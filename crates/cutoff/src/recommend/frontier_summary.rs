@@ -23,6 +23,9 @@ pub struct FrontierSummary {
     /// Prompts without any defined KL, which count nowhere else.
     #[serde(skip)]
     pub left_out: usize,
+    /// The cutoff that the run's adapter was made for with this anchor, if it was.
+    #[serde(skip)]
+    pub adapted_to: Option<usize>,
 }
 
 /// The frontier of a group of prompts.
@@ -70,6 +73,7 @@ impl FrontierSummary {
         Some(Self {
             anchor,
             left_out: evidence.prompts.len() - all.len(),
+            adapted_to: evidence.adapted_to(anchor),
             groups: std::iter::once(overall).chain(categories).collect(),
         })
     }
@@ -98,9 +102,26 @@ impl FrontierSummary {
         self.overall().kept.judged(options.criterion, cutoff).reaches(options.kept)
     }
 
-    /// The smallest cutoff that passes, as does every larger one.
+    /// The smallest cutoff that passes, as does every larger one; up to the one that the adapter was made for, where that passes.
     pub fn smallest_passing(&self, options: &Options) -> usize {
-        smallest(self.overall().cutoffs.len(), |cutoff| self.passes(cutoff, options))
+        self.smallest(|cutoff| self.passes(cutoff, options))
+    }
+
+    /// A category's own smallest passing cutoff.
+    pub fn smallest_passing_of(&self, category: &FrontierGroup, options: &Options) -> usize {
+        self.smallest(|cutoff| {
+            let judged = category.kept.judged(options.criterion, cutoff);
+            category.passes(cutoff, options) && judged.reaches(options.kept)
+        })
+    }
+
+    /// Goes down from full depth, which always passes, or from the adapter's own cutoff: nobody needs the adapter above that one.
+    fn smallest(&self, passes: impl Fn(usize) -> bool) -> usize {
+        let mut cutoff = self.adapted_to.filter(|&own| passes(own)).unwrap_or(self.overall().cutoffs.len());
+        while cutoff > 1 && passes(cutoff - 1) {
+            cutoff -= 1;
+        }
+        cutoff
     }
 }
 
@@ -159,24 +180,6 @@ impl FrontierGroup {
         let judged = self.kept.judged(options.criterion, cutoff);
         self.within(cutoff, options.tolerance) && !judged.falls_short(options.kept)
     }
-
-    /// The group's own smallest passing cutoff.
-    pub fn smallest_passing(&self, options: &Options) -> usize {
-        let passes = |cutoff| {
-            let judged = self.kept.judged(options.criterion, cutoff);
-            self.passes(cutoff, options) && judged.reaches(options.kept)
-        };
-        smallest(self.cutoffs.len(), passes)
-    }
-}
-
-/// The smallest cutoff that passes, as does every larger one up to `layers`, which always does.
-fn smallest(layers: usize, passes: impl Fn(usize) -> bool) -> usize {
-    let mut cutoff = layers;
-    while cutoff > 1 && passes(cutoff - 1) {
-        cutoff -= 1;
-    }
-    cutoff
 }
 
 /// A prompt's divergences at cutoffs 1 … L; `None` where no KL is defined. A missing row is undefined, but for the full

@@ -20,6 +20,7 @@ pub(super) fn reasons(
 ) -> Vec<String> {
     let mut reasons = vec![tolerance(recommendation, frontier, at_exact, options)];
     reasons.extend(answers::reasons(recommendation, evidence, frontier, options));
+    reasons.extend(adapted(recommendation, frontier, options));
     reasons.extend(edge(recommendation, frontier, options));
     reasons.extend(gap(recommendation));
     reasons.extend(categories(recommendation));
@@ -94,6 +95,19 @@ fn tolerance(
         frontier.overall().upper95_at(last),
         failing.join(", ")
     )
+}
+
+/// Larger cutoffs than the adapter's own that do not pass.
+fn adapted(recommendation: &Recommendation, frontier: &FrontierSummary, options: &Options) -> Option<String> {
+    let own = frontier.adapted_to.filter(|own| recommendation.exact_l_cut <= *own)?;
+    let failing = (own..recommendation.layers).filter(|cutoff| !frontier.passes(*cutoff, options));
+    let failing: Vec<String> = failing.map(|cutoff| cutoff.to_string()).collect();
+    (!failing.is_empty()).then(|| {
+        format!(
+            "The adapter was made for cutoff {own}. With it, larger ones do not pass ({}); leave it away there.",
+            failing.join(", ")
+        )
+    })
 }
 
 fn edge(recommendation: &Recommendation, frontier: &FrontierSummary, options: &Options) -> Option<String> {

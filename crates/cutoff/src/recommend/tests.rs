@@ -5,7 +5,7 @@ use layerscope_diagnostics::record::{
     AttentionMeans, Divergence, FrontierRow, KnockoutRow, LayerFigures, PromptSummary, TextUnderCutoff,
     Timings,
 };
-use layerscope_diagnostics::run::{BosToken, FailedPrompt, Manifest, ModelInfo, Settings};
+use layerscope_diagnostics::run::{AdapterRecord, BosToken, FailedPrompt, Manifest, ModelInfo, Settings};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 
@@ -177,6 +177,37 @@ fn without_a_knee_full_depth_is_kept_and_said() {
 fn a_dip_below_a_hump_does_not_count() {
     let recommendation = six(&[3.0, 0.01, 1.5, 0.04, 0.02, 0.01, 0.001, 0.0]).recommended();
     assert_eq!(recommendation.l_cut, 4);
+}
+
+#[test]
+fn an_adapter_is_judged_up_to_its_own_cutoff() {
+    let adapted = |made_for: &str, kl: &[f64]| {
+        let mut run = six(kl);
+        run.manifest.model.adapter = Some(AdapterRecord {
+            name: "adapter".into(),
+            sha256: String::new(),
+            rows: "decode".into(),
+            policy: Some(made_for.into()),
+            training: None,
+        });
+        run.recommended()
+    };
+    // Larger cutoffs than its own do not hold; without the adapter they would rule out all below.
+    let kl = [3.0, 2.0, 0.04, 0.04, 0.2, 0.3, 0.02, 0.15];
+    let recommendation = adapted("speed:4+bos", &kl);
+    assert_eq!((recommendation.l_cut, six(&kl).recommended().l_cut), (3, 7));
+    assert!(says(
+        &recommendation,
+        "The adapter was made for cutoff 4. With it, larger ones do not pass (5, 6); leave it away there."
+    ));
+    assert!(recommendation.categories.iter().all(|category| category.exact_l_cut == 3));
+    // Made for another anchor, for a cutoff that does not hold, or for no cutoff.
+    for made_for in ["speed:4", "speed:5+bos", "full"] {
+        let recommendation = adapted(made_for, &kl);
+        assert_eq!(recommendation.l_cut, 7, "{made_for}");
+        assert!(!says(&recommendation, "The adapter was made for"));
+    }
+    assert!(!says(&adapted("speed:7+bos", &kl), "The adapter was made for"));
 }
 
 #[test]
