@@ -35,6 +35,7 @@ mod tests {
         CostModel {
             layers: 30,
             windows: vec![],
+            kv_heads: 3,
             bytes_per_layer_token: 1_536,
             step_weight_bytes: 98_000_000,
             row_weights: [884_736, 2_654_208],

@@ -88,6 +88,7 @@ pub(crate) fn measurements(
     let cost = CostModel {
         layers: config.layers,
         windows: config.windows.clone(),
+        kv_heads: config.kv_heads,
         bytes_per_layer_token: bytes_per_layer_token(
             config.kv_heads,
             config.head_dim,

@@ -58,6 +58,8 @@ pub struct CostModel {
     pub layers: usize,
     /// Of each layer, how many keys up to its own a row sees; none where it sees all. May be shorter than L.
     pub windows: Vec<Option<usize>>,
+    /// KV heads.
+    pub kv_heads: usize,
     /// Bytes of one token's K and V at one layer.
     pub bytes_per_layer_token: u64,
     /// Bytes of the weights that a decode step reads: of experts those that a token chooses, of an embedding that is not the
@@ -106,6 +108,7 @@ impl CostModel {
         Self {
             layers: model.layers,
             windows: (0..model.windowed_layers.last().map_or(0, |last| last + 1)).map(windowed).collect(),
+            kv_heads: model.kv_heads,
             bytes_per_layer_token: bytes_per_layer_token(model.kv_heads, model.head_dim, kv_element_bytes),
             step_weight_bytes: model.weight_bytes.unwrap_or_else(|| WEIGHT_BYTES.saturating_mul(weights)),
             row_weights,
@@ -119,9 +122,13 @@ impl CostModel {
         let policy = policy.clone().with_windows(&self.windows);
         // The last prompt token is the first decode token.
         let prompt_len = workload.prompt_tokens + 1;
-        let kept =
-            |decode_len: usize| policy.capacity(prompt_len, decode_len).into_iter().sum::<usize>() as u64;
-        let bytes = |tokens: u64| tokens.saturating_mul(self.bytes_per_layer_token);
+        // Keys of all KV heads.
+        let kept = |decode_len: usize| {
+            let by_head = policy.capacity_by_head(prompt_len, decode_len, self.kv_heads);
+            by_head.into_iter().flatten().sum::<usize>() as u64
+        };
+        let kv_heads = self.kv_heads.max(1) as u64;
+        let bytes = |keys: u64| keys.saturating_mul(self.bytes_per_layer_token / kv_heads);
         let [attention, feed_forward] = self.row_weights.map(|weights| 2.0 * weights as f64);
         let pair = 4.0 * self.query_width as f64;
         let rows = policy.prefill_rows(prompt_len);
@@ -135,7 +142,7 @@ impl CostModel {
             })
             .sum();
         let first_row = self.layers as f64 * (attention + feed_forward)
-            + pair * kept(1) as f64
+            + pair * kept(1) as f64 / kv_heads as f64
             + 2.0 * self.unembedding_weights as f64;
         Cost {
             layer_tokens: policy.layer_tokens(prompt_len, workload.decode_tokens).block as u64,
@@ -211,6 +218,7 @@ mod tests {
         CostModel {
             layers: 32,
             windows: vec![],
+            kv_heads: 8,
             bytes_per_layer_token: bytes_per_layer_token(8, 128, 2),
             step_weight_bytes: 16_000_000_000,
             row_weights: [2 * 4_096 * (32 + 8) * 128, 3 * 4_096 * 14_336],
@@ -236,6 +244,7 @@ mod tests {
         let tiny = CostModel {
             layers: 3,
             windows: vec![],
+            kv_heads: 1,
             bytes_per_layer_token: 1,
             step_weight_bytes: 100,
             row_weights: [5, 7],
@@ -292,6 +301,7 @@ mod tests {
             let model = CostModel {
                 layers,
                 windows: vec![Some(b.max(1)); 3],
+                kv_heads: 8,
                 bytes_per_layer_token: bytes_per_layer_token(b, b, b),
                 step_weight_bytes: u64::MAX,
                 row_weights: [u64::MAX; 2],

@@ -73,8 +73,8 @@ impl LayerAttention<'_> {
 
     /// Whether a group reads all keys that are stored.
     fn reads_everything(&self, group: &RowGroup) -> bool {
-        let stored: usize = self.store.next_slots(self.at.layer).iter().sum();
-        group.keys.iter().map(|keys| keys.len).sum::<usize>() == stored
+        let read: usize = group.keys.iter().map(|keys| keys.heads.len() * keys.len).sum();
+        read == self.store.stored_keys(self.at.layer)
     }
 }
 

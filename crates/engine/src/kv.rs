@@ -113,6 +113,11 @@ impl KvStore {
         }
     }
 
+    /// Keys stored in a layer, summed over KV heads.
+    pub(crate) fn stored_keys(&self, layer: usize) -> usize {
+        self.layers[layer].iter().map(|group| group.heads.len() * group.len()).sum()
+    }
+
     /// Slots behind the stored ones, one for each group of KV heads.
     pub(crate) fn next_slots(&self, layer: usize) -> Vec<usize> {
         self.layers[layer].iter().map(HeadGroup::len).collect()

@@ -49,8 +49,8 @@ pub use model::{
     Model, ModelAdapter, ModelFiles, ModelSource, OpenedModel, WeightType, folder_config, gguf_config,
 };
 pub use policy::{
-    Anchors, Arrived, BLOCK, BlockPruning, CrossLayerKv, Cutoff, Eviction, FoundPattern, HeadPattern,
-    HeadPatterns, Keep, LayerKv, LayerTokens, POLICIES, Policy, PolicyKind, PolicyRules, Pooling,
+    Anchors, Arrived, BLOCK, BlockPruning, CrossLayerKv, Cutoff, Ends, Eviction, FoundPattern, HeadPattern,
+    HeadPatterns, HeadSet, Keep, LayerKv, LayerTokens, POLICIES, Policy, PolicyKind, PolicyRules, Pooling,
     PrefillPattern, PromptChunk, Pruning, QUERY_WINDOW, Reach, Retention, RevivalCounters, RunningSelection,
     Schedule, Selection, SequenceSetup, SinksAndWindow, StoredHead, TokenPruning, TransferCounters, UNIT,
     UNTRAINED, Visibility, ZERO_SHOT, caveats, policies_help, search_head_patterns,

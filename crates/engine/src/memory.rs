@@ -82,8 +82,8 @@ impl MemoryNeed {
         let (prompt_len, steps, layers) = (prompt_len as u64, steps as u64, self.layers);
         let float = size_of::<f32>() as u64;
         let row = steps.saturating_mul(config.hidden as u64 * float);
-        // The residual stream at each boundary, and as many again for each kind of cutoff and for knockouts.
-        let streams = row.saturating_mul(4 * (layers + 1));
+        // The residual stream at each boundary, and as many again for each kind of cutoff, for knockouts and for each KV head's.
+        let streams = row.saturating_mul((4 + config.kv_heads as u64) * (layers + 1));
         let distributions = steps.saturating_mul(3 * config.vocab as u64 * float);
         let received = prompt_len.saturating_mul(layers * 4 * float);
         let probes = streams.saturating_add(distributions).saturating_add(received);

@@ -93,7 +93,7 @@ fn mutate(input: &[u8], random: &mut Random) -> Option<Vec<u8>> {
 }
 
 fn seeds() -> Vec<Vec<u8>> {
-    const NAMES: [&str; 14] = [
+    const NAMES: [&str; 15] = [
         "full",
         "speed:24,speed:24+bos+5+100-120",
         "selfonly:3,pop:4,swiftkv:2",
@@ -106,6 +106,7 @@ fn seeds() -> Vec<Vec<u8>> {
         "streaming:1k",
         "minference:vertical=100+slash=2k,flexprefill:gamma=0.9+tau=0.2",
         "streaming:64+sinks=4",
+        "keep:0-2+4.0-1+bos+window=64,speed:3+bos+keep:none+sinks=4",
         "512,1k,128k",
         "pop:9999999999999999999999",
     ];

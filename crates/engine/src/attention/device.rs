@@ -8,6 +8,7 @@ use layerscope_kernels::attention::cuda::prefill::{self, Prefill};
 use layerscope_kernels::attention::cuda::spans::{self, DeviceKeySpan, SpanAttention, StatisticsOnDevice};
 use layerscope_kernels::cuda::{Buffer, Device, Element};
 use layerscope_kernels::{AttentionShape, AttentionStatistics, Received, SEGMENTS, Segment};
+use std::ops::Range;
 
 /// Copies of rows see at most this many spans apart from each other.
 const SPANS_BY_COPY: usize = 32;
@@ -132,7 +133,7 @@ impl LayerAttention<'_> {
         Ok(())
     }
 
-    /// All groups at once, as copies of the same rows that tell apart which spans they see.
+    /// As many groups at once as tell apart few enough spans.
     fn attend_with_own_rows(
         &self,
         q: &DeviceTensor,
@@ -142,17 +143,34 @@ impl LayerAttention<'_> {
         let (Some(keys), Some(values)) = (keys.on_device(), values.on_device()) else {
             return Err(elsewhere());
         };
-        let Some(first) = self.groups.first() else { return Ok(()) };
-        let (device, rows) = (q.device(), first.rows.len());
-        let mut stored: Vec<&KeyRange> = vec![];
-        for range in self.groups.iter().flat_map(|group| &group.keys) {
-            if !stored.contains(&range) {
-                stored.push(range);
-            }
+        let mut groups = &self.groups[..];
+        while let Some(RowGroup { rows: Range { start, .. }, .. }) = groups.first() {
+            let (together, stored) = sharing_spans(groups);
+            let rows = groups[..together].iter().map(|group| group.rows.len()).sum();
+            let narrowed = |tensor: &DeviceTensor| tensor.narrow(*start, rows);
+            let own = [&narrowed(keys)?, &narrowed(values)?];
+            self.attend_as_copies(&groups[..together], &stored, &narrowed(q)?, own, &narrowed(output)?)?;
+            groups = &groups[together..];
         }
-        if stored.len() >= SPANS_BY_COPY || self.groups.iter().any(|group| group.rows.len() != rows) {
+        Ok(())
+    }
+
+    /// Groups as copies of the same rows, which see some of these stored keys, and each its own.
+    fn attend_as_copies(
+        &self,
+        groups: &[RowGroup],
+        stored: &[&KeyRange],
+        q: &DeviceTensor,
+        [keys, values]: [&DeviceTensor; 2],
+        output: &DeviceTensor,
+    ) -> Result<()> {
+        let Some(first) = groups.first() else { return Ok(()) };
+        let (device, rows) = (q.device(), first.rows.len());
+        if stored.len() >= SPANS_BY_COPY || groups.iter().any(|group| group.rows.len() != rows) {
             return Err(Error::failure("copies of rows differ too much; please report this"));
         }
+        let positions = &self.at.positions[first.rows.start..first.rows.start + q.dims()[0]];
+        let positions: Vec<i32> = positions.iter().map(|&position| position as i32).collect();
         let mut all = stored
             .iter()
             .map(|keys| self.store.device_span(self.at.layer, keys).ok_or_else(elsewhere))
@@ -179,7 +197,7 @@ impl LayerAttention<'_> {
                 stored.iter().enumerate().map(|(bit, keys)| u32::from(group.keys.contains(keys)) << bit);
             bits.sum::<u32>() | 1 << stored.len()
         };
-        let visible: Vec<u32> = self.groups.iter().map(visible).collect();
+        let visible: Vec<u32> = groups.iter().map(visible).collect();
         let keys = DeviceKeys {
             spans: &device.upload(&all)?,
             count: all.len(),
@@ -190,9 +208,22 @@ impl LayerAttention<'_> {
         Ok(spans::attention(&SpanAttention {
             rows_per_copy: rows,
             visible_spans: Some(&device.upload(&visible)?),
-            ..keys.attention(self.shape, self.positions()?, [q, output])
+            ..keys.attention(self.shape, &device.upload(&positions)?, [q, output])
         })?)
     }
+}
+
+/// How many of the first groups see few enough different ranges of keys, at least one, and those ranges.
+fn sharing_spans(groups: &[RowGroup]) -> (usize, Vec<&KeyRange>) {
+    let mut stored: Vec<&KeyRange> = vec![];
+    for (index, group) in groups.iter().enumerate() {
+        let new: Vec<&KeyRange> = group.keys.iter().filter(|keys| !stored.contains(keys)).collect();
+        if index > 0 && stored.len() + new.len() >= SPANS_BY_COPY {
+            return (index, stored);
+        }
+        stored.extend(new);
+    }
+    (groups.len(), stored)
 }
 
 /// Whether the rows of a prefill may read some keys alone where the model runs: on the CPU always.

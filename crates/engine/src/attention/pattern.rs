@@ -26,7 +26,7 @@ impl LayerAttention<'_> {
             None => scores,
         };
         let shape = (self.shape.query_heads, positions.len(), columns.count);
-        let mask = HostTensor::from_vec(self.mask(&stored, &columns), shape, &Device::Cpu)?;
+        let mask = HostTensor::from_vec(self.mask(&columns), shape, &Device::Cpu)?;
         let scores = Tensor::from((scores + mask)?);
         let scores = hooks.visit(layer, Site::AttentionScores, positions, scores)?.to_host()?;
         let pattern = Tensor::from(candle_nn::ops::softmax_last_dim(&scores)?);
@@ -58,7 +58,7 @@ impl LayerAttention<'_> {
     }
 
     /// 0 where a row of a head reads a key and −∞ elsewhere, `[H, rows, keys]`.
-    fn mask(&self, stored: &[Gathered], columns: &Columns) -> Vec<f32> {
+    fn mask(&self, columns: &Columns) -> Vec<f32> {
         let (rows, group) = (self.at.positions.len(), self.shape.query_heads / self.shape.kv_heads);
         let mut mask = vec![f32::NEG_INFINITY; self.shape.query_heads * rows * columns.count];
         for of_group in &self.groups {
@@ -68,8 +68,7 @@ impl LayerAttention<'_> {
                         |key: &usize| self.shape.sees(self.at.positions[row], keys.first_position + key);
                     for key in (0..keys.len).filter(is_seen) {
                         let column = columns.of_slots[keys.group][keys.slot + key];
-                        let heads = &stored[keys.group].heads;
-                        for head in heads.start * group..heads.end * group {
+                        for head in keys.heads.start * group..keys.heads.end * group {
                             let key = keys.first_position + key;
                             if self.sparse.as_ref().is_some_and(|sparse| !sparse.reads(head, row, key)) {
                                 continue;

@@ -24,6 +24,8 @@ pub(crate) struct View<'a> {
 pub struct KeyRange {
     /// Which group of KV heads of the layer.
     pub(crate) group: usize,
+    /// KV heads of that group.
+    pub(crate) heads: Range<usize>,
     pub(crate) slot: usize,
     /// Number of the first key among the rows' positions; the others follow it.
     pub(crate) first_position: usize,
@@ -37,6 +39,20 @@ impl KeyRange {
         self.segment
     }
 
+    /// The same keys of those of its KV heads that are in a range.
+    pub fn of_heads(&self, heads: Range<usize>) -> Option<Self> {
+        let heads = self.heads.start.max(heads.start)..self.heads.end.min(heads.end);
+        (!heads.is_empty()).then(|| Self { heads, ..self.clone() })
+    }
+
+    /// Those of its keys that are at some positions.
+    pub fn of_positions(&self, positions: Range<usize>) -> Option<Self> {
+        let first = positions.start.max(self.first_position);
+        let end = positions.end.min(self.first_position + self.len);
+        let slot = self.slot + first.saturating_sub(self.first_position);
+        (first < end).then(|| Self { slot, first_position: first, len: end - first, ..self.clone() })
+    }
+
     /// What is left where the keys at some of the first positions are not visible.
     fn visible(self, visible: &[bool]) -> Vec<Self> {
         let is_visible = |at: usize| visible.get(self.first_position + at).is_none_or(|visible| *visible);
@@ -46,7 +62,7 @@ impl KeyRange {
             let len = (at..self.len).take_while(|&next| is_visible(next) == is_visible(at)).count();
             if is_visible(at) {
                 let (slot, first_position) = (self.slot + at, self.first_position + at);
-                ranges.push(Self { slot, first_position, len, ..self });
+                ranges.push(Self { slot, first_position, len, ..self.clone() });
             }
             at += len;
         }
@@ -80,24 +96,25 @@ impl KvStore {
 
     /// The slots behind the stored ones, of each group of KV heads: the next token's, at `position`.
     pub(crate) fn next_ranges(&self, layer: usize, position: usize) -> Vec<KeyRange> {
-        let next = |(group, slot)| KeyRange {
+        let next = |(group, of_group): (usize, &HeadGroup)| KeyRange {
             group,
-            slot,
+            heads: of_group.heads.clone(),
+            slot: of_group.len(),
             first_position: position,
             len: 1,
             segment: Segment::Decode,
         };
-        self.next_slots(layer).into_iter().enumerate().map(next).collect()
+        self.layers[layer].iter().enumerate().map(next).collect()
     }
 
     /// A range as kernels on the host read it; `None` where it is on a GPU.
     pub(crate) fn span(&self, layer: usize, range: &KeyRange) -> Option<KeySpan<'_>> {
         let group = &self.layers[layer][range.group];
         let Memory::Host { keys, values } = &group.memory else { return None };
-        let start = range.slot * self.head_dim;
+        let start = group.first_element(range);
         Some(KeySpan {
-            first_head: group.heads.start,
-            heads: group.heads.len(),
+            first_head: range.heads.start,
+            heads: range.heads.len(),
             keys: keys.elements().from_index(start),
             values: values.elements().from_index(start),
             head_stride: group.capacity * self.head_dim,
@@ -111,7 +128,7 @@ impl KvStore {
     pub(crate) fn device_span(&self, layer: usize, range: &KeyRange) -> Option<DeviceKeySpan> {
         let group = &self.layers[layer][range.group];
         let store = group.on_device()?;
-        let start = (range.slot * self.head_dim * self.precision.element_bytes()) as u64;
+        let start = (group.first_element(range) * self.precision.element_bytes()) as u64;
         Some(DeviceKeySpan {
             keys: store.keys.address() + start,
             values: store.values.address() + start,
@@ -122,13 +139,18 @@ impl KvStore {
             first_position: range.first_position as u32,
             segment: range.segment as u32,
             grows: 0,
-            first_head: group.heads.start as u32,
-            heads: group.heads.len() as u32,
+            first_head: range.heads.start as u32,
+            heads: range.heads.len() as u32,
         })
     }
 }
 
 impl HeadGroup {
+    /// Index of the first element of a range's first head.
+    fn first_element(&self, range: &KeyRange) -> usize {
+        self.element(range.heads.start - self.heads.start, range.slot)
+    }
+
     fn ranges(&self, group: usize, segments: &[(Segment, Range<usize>)]) -> Vec<KeyRange> {
         let mut ranges = vec![];
         let mut slot = 0;
@@ -139,6 +161,7 @@ impl HeadGroup {
                 if first < end {
                     ranges.push(KeyRange {
                         group,
+                        heads: self.heads.clone(),
                         slot: slot + first - run.first_position,
                         first_position: first,
                         len: end - first,
@@ -159,6 +182,7 @@ pub(crate) fn by_slot(ranges: Vec<KeyRange>) -> Vec<KeyRange> {
         match joined.last_mut() {
             Some(last)
                 if last.group == range.group
+                    && last.heads == range.heads
                     && last.slot + last.len == range.slot
                     && last.segment == range.segment =>
             {

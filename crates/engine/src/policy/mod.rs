@@ -2,6 +2,8 @@
 
 mod anchors;
 mod full;
+mod head_set;
+mod keep;
 mod lazyllm;
 mod pop;
 mod prefill_pattern;
@@ -25,6 +27,8 @@ mod window;
 use crate::memory::rows_at_once;
 use crate::{Decoder, Depth, Device, ModelConfig, Result};
 pub use anchors::Anchors;
+pub use head_set::HeadSet;
+pub use keep::Ends;
 use layerscope_kernels::AttentionShape;
 pub use lazyllm::{RevivalCounters, TokenPruning};
 pub use prefill_pattern::{PrefillPattern, PromptChunk};
@@ -114,23 +118,30 @@ impl Policy {
             Eviction::Sliding(window) => {
                 Some(own.filter(|own| own.window <= window.window).unwrap_or(window))
             }
-            Eviction::Never => own.filter(|_| !self.rules.selection().refers_to_stored()),
-            Eviction::BeforeDecode => None,
+            Eviction::Never | Eviction::BeforeDecode => {
+                own.filter(|_| !self.rules.selection().refers_to_stored())
+            }
         }
     }
 
     /// Prefill tokens that a layer keeps, for the KV head that keeps most or for one of them.
     fn kept(&self, layer: LayerKv, kv_head: Option<usize>) -> usize {
         let retention = self.rules.retention();
-        match (self.sliding(layer.layer), kv_head) {
-            (Some(window), _) => {
-                let unseen = window.unseen(layer.prefill_len);
-                let before = |position: usize| self.stored_of(layer.layer, position.min(layer.prefill_len));
-                layer.stored - (before(unseen.end) - before(unseen.start))
+        match (retention.eviction(), kv_head) {
+            (Eviction::Sliding(_), _) => self.unevicted(layer).stored,
+            (Eviction::Never | Eviction::BeforeDecode, None) => retention.kept(self.unevicted(layer)),
+            (Eviction::Never | Eviction::BeforeDecode, Some(head)) => {
+                retention.kept_by_head(self.unevicted(layer), head)
             }
-            (None, None) => retention.kept(layer),
-            (None, Some(head)) => retention.kept_by_head(layer, head),
         }
+    }
+
+    /// A layer without what no later row sees.
+    pub(crate) fn unevicted(&self, layer: LayerKv) -> LayerKv {
+        let Some(window) = self.sliding(layer.layer) else { return layer };
+        let unseen = window.unseen(layer.prefill_len);
+        let before = |position: usize| self.stored_of(layer.layer, position.min(layer.prefill_len));
+        LayerKv { stored: layer.stored - (before(unseen.end) - before(unseen.start)), ..layer }
     }
 
     /// Everything everywhere.

@@ -67,7 +67,7 @@ impl Visibility {
 }
 
 /// Prompt tokens stop at the entrance of a layer, all but the anchors.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Cutoff {
     /// Prompt tokens run through layers 0 … this−1.
     pub layer: usize,

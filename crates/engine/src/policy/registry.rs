@@ -1,16 +1,17 @@
 //! Every policy by name, and how names are read.
 
 use super::{
-    Anchors, Cutoff, Policy, PolicyRules, full, lazyllm, pop, selfonly, sliminfer, sparse, speed, streaming,
-    swiftkv,
+    Anchors, Cutoff, Policy, PolicyRules, full, keep, lazyllm, pop, selfonly, sliminfer, sparse, speed,
+    streaming, swiftkv,
 };
 use crate::{Error, Result};
 use std::sync::Arc;
 
 /// Every policy.
-pub static POLICIES: [PolicyKind; 10] = [
+pub static POLICIES: [PolicyKind; 11] = [
     full::KIND,
     speed::KIND,
+    keep::KIND,
     selfonly::KIND,
     pop::KIND,
     swiftkv::KIND,
@@ -74,6 +75,13 @@ pub fn policies_help() -> String {
 
 /// The rules of a name.
 pub(super) fn parse(name: &str, layers: usize) -> Result<Arc<dyn PolicyRules>> {
+    if let Some((before, set)) = keep::behind_cutoff(name) {
+        let before = argument(before, layers)?;
+        return match before.kind.name == speed::KIND.name {
+            true => keep::composed(before.cutoff_of_less_than_all()?, &argument(set, layers)?),
+            false => Err(before.malformed()),
+        };
+    }
     let argument = argument(name, layers)?;
     (argument.kind.parse)(&argument)
 }
@@ -121,6 +129,12 @@ impl Argument<'_> {
         rules: fn(Cutoff) -> R,
     ) -> Result<Arc<dyn PolicyRules>> {
         Ok(self.unless_full(self.parsed_cutoff()?, rules))
+    }
+
+    /// A cutoff with anchors; `None` where it is that of the full model.
+    fn cutoff_of_less_than_all(&self) -> Result<Option<Cutoff>> {
+        let cutoff = self.parsed_cutoff()?;
+        Ok(Some(cutoff).filter(|cutoff| cutoff.layer < self.layers))
     }
 
     fn unless_full<R: PolicyRules + 'static>(

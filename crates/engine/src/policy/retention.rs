@@ -14,7 +14,7 @@ pub trait Retention: Send + Sync {
     }
 
     /// Of the prefill tokens that a layer stores, how many stay; of its KV heads, for the one that keeps most. Not asked under
-    /// [`Eviction::Sliding`], which says it.
+    /// [`Eviction::Sliding`], which says it. What a window of the model's has passed is not stored.
     fn kept(&self, layer: LayerKv) -> usize {
         layer.stored
     }
@@ -73,6 +73,8 @@ pub struct StoredHead<'a> {
     pub layer: usize,
     /// The KV head.
     pub kv_head: usize,
+    /// Prefill tokens (the prompt but its last token).
+    pub prefill_len: usize,
     /// Positions, in the order of their slots.
     pub positions: &'a [usize],
     pub(crate) keys: &'a LayerKeys<'a>,

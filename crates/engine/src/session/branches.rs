@@ -9,8 +9,8 @@ use crate::tensor::Tensor;
 use crate::{ComputeType, Depth, Error, Policy, Result};
 use layerscope_kernels::Segment;
 
-/// What a branch sees of the prompt's keys at a layer: `(branch, layer, segment)`. Its own decode tokens it always sees.
-pub type Sees<'a> = &'a dyn Fn(usize, usize, Segment) -> bool;
+/// What a branch sees of some of the prompt's keys at a layer: `(branch, layer, keys)`. Its own decode tokens it always sees.
+pub type Sees<'a> = &'a dyn Fn(usize, usize, &KeyRange) -> Vec<KeyRange>;
 
 /// Branches of a sequence. Rows are multiplied in f32 whatever the weights.
 pub struct Branches<'a> {
@@ -65,6 +65,7 @@ impl<'a> Branches<'a> {
             self.stored += 1;
         }
         let stored_before = self.stored - tokens.len();
+        let kv_heads = decoder.config().kv_heads;
         let sequence_len = self.session.sequence_len;
         let sequences = [SequenceRows { rows: tokens.len(), sequence_len, first_decode: boundary }];
         let mut attend = BranchAttention {
@@ -75,6 +76,7 @@ impl<'a> Branches<'a> {
             tokens,
             own: &self.own,
             stored_before,
+            kv_heads,
         };
         let mut pass = Pass {
             attend: &mut attend,
@@ -106,6 +108,7 @@ struct BranchAttention<'a> {
     own: &'a [Vec<usize>],
     /// Decode tokens stored before this step.
     stored_before: usize,
+    kv_heads: usize,
 }
 
 impl Attend for BranchAttention<'_> {
@@ -124,15 +127,16 @@ impl Attend for BranchAttention<'_> {
         let behind = self.store.len(at.layer) - self.stored_before;
         self.store.append(at.layer, at.positions, k, v)?;
         let groups = self.tokens.iter().enumerate().map(|(row, token)| {
-            let seen = prompt.iter().filter(|keys| (self.sees)(token.branch, at.layer, keys.segment()));
+            let seen = prompt.iter().flat_map(|keys| (self.sees)(token.branch, at.layer, keys));
             let own = self.own[token.branch].iter().enumerate().map(|(step, &index)| KeyRange {
                 group: 0,
+                heads: 0..self.kv_heads,
                 slot: behind + index,
                 first_position: self.boundary + step,
                 len: 1,
                 segment: Segment::Decode,
             });
-            RowGroup { rows: row..row + 1, keys: seen.cloned().chain(own).collect(), measured: false }
+            RowGroup { rows: row..row + 1, keys: seen.chain(own).collect(), measured: false }
         });
         let attention = LayerAttention {
             shape: (self.shape)(at.layer),

@@ -219,13 +219,14 @@ impl Session {
                 let stored = StoredHead {
                     layer,
                     kv_head,
+                    prefill_len: self.prompt_len - 1,
                     positions: &positions,
                     keys: &keys,
                     queries: queries.as_ref(),
                     shape: self.decoder.attention_shape(layer),
                 };
                 let keep = retention.keep_mask(&stored)?;
-                let expected = retention.kept_by_head(as_stored[layer], kv_head);
+                let expected = retention.kept_by_head(self.policy.unevicted(as_stored[layer]), kv_head);
                 if keep.len() != positions.len() || keep.iter().filter(|keep| **keep).count() != expected {
                     return Err(Error::failure(format!(
                         "policy {} keeps another number of tokens at layer {layer}, KV head {kv_head} than the {expected} \

@@ -1,59 +1,47 @@
-//! Policies that are retention alone: an arbitrary set of (layer, KV head) that keeps the prompt, and the top positions of
-//! each KV head by score. Nothing but their own few lines knows them.
+//! Policies that are retention: a set of (layer, KV head) that keeps the prompt, and, as one of a user's own, the top positions of
+//! each KV head by score.
 
 use super::reference::{Reference, TINY, whole_run};
 use super::{assert_within, sequence, stepped, stepped_on};
 use layerscope_engine::{
-    Anchors, Eviction, Hooks, LayerKv, Policy, PolicyRules, Result, Retention, StoredHead,
+    Ends, Eviction, HeadSet, Hooks, LayerKv, Policy, PolicyRules, Result, Retention, StoredHead,
 };
 use proptest::prelude::*;
 use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::{Arc, Mutex};
 
-/// The KV heads of a set keep the whole prompt, the others its anchors.
-struct KeptHeads {
-    heads: BTreeSet<(usize, usize)>,
-    anchors: Anchors,
+/// KV heads that keep the whole prompt; the others keep its first and last tokens, and above a cutoff position 0 is all there is.
+#[derive(Debug, Clone, Default)]
+struct Kept {
+    heads: Vec<(usize, usize)>,
+    ends: Ends,
+    cutoff: Option<usize>,
 }
 
-impl PolicyRules for KeptHeads {
-    fn retention(&self) -> &dyn Retention {
-        self
-    }
-}
-
-impl Retention for KeptHeads {
-    fn eviction(&self) -> Eviction {
-        Eviction::BeforeDecode
-    }
-
-    fn kept_by_head(&self, layer: LayerKv, kv_head: usize) -> usize {
-        match self.heads.contains(&(layer.layer, kv_head)) {
-            true => layer.stored,
-            false => self.anchors.within(layer.prefill_len),
-        }
+impl Kept {
+    fn policy(&self) -> Policy {
+        let set = HeadSet::of(self.heads.iter().copied(), TINY.decoder.config().kv_heads);
+        let Ends { first, last } = self.ends;
+        let cutoff = self.cutoff.map_or(String::new(), |cutoff| format!("speed:{cutoff}+bos+"));
+        let name = format!("{cutoff}keep:{set}+sinks={first}+window={last}");
+        let policy = Policy::parse_for(&name, TINY.decoder.config()).unwrap();
+        assert_eq!(Policy::parse_for(&policy.to_string(), TINY.decoder.config()).unwrap(), policy);
+        policy
     }
 
-    fn keep_mask(&self, stored: &StoredHead<'_>) -> Result<Vec<bool>> {
-        let all = self.heads.contains(&(stored.layer, stored.kv_head));
-        Ok(stored.positions.iter().map(|&position| all || self.anchors.contains(position)).collect())
+    /// The mask that says the same.
+    fn expected(&self, sequence: &[u32], p: usize) -> Vec<Vec<f32>> {
+        let hidden = |layer: usize, head: usize, query: usize, key: usize| {
+            let is_cut = self.cutoff.is_some_and(|cutoff| layer >= cutoff);
+            let kept = match is_cut {
+                true => key == 0,
+                false => self.heads.contains(&(layer, head)) || self.ends.contain(key, p - 1),
+            };
+            query + 1 >= p && key + 1 < p && !kept
+        };
+        by_head(sequence, p, &hidden)
     }
-}
-
-impl fmt::Display for KeptHeads {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "keep:{:?}{}", self.heads, self.anchors)
-    }
-}
-
-/// The mask that says the same.
-fn expected_of_set(policy: &KeptHeads, sequence: &[u32], p: usize) -> Vec<Vec<f32>> {
-    let hidden = |layer: usize, head: usize, query: usize, key: usize| {
-        let kept = policy.heads.contains(&(layer, head)) || policy.anchors.contains(key);
-        query + 1 >= p && key + 1 < p && !kept
-    };
-    by_head(sequence, p, &hidden)
 }
 
 fn by_head(sequence: &[u32], p: usize, hidden: &dyn Fn(usize, usize, usize, usize) -> bool) -> Vec<Vec<f32>> {
@@ -116,8 +104,8 @@ impl fmt::Display for TopPositions {
     }
 }
 
-fn set(heads: &[(usize, usize)], anchors: Anchors) -> KeptHeads {
-    KeptHeads { heads: heads.iter().copied().collect(), anchors }
+fn kept(heads: &[(usize, usize)], first: usize, last: usize) -> Kept {
+    Kept { heads: heads.to_vec(), ends: Ends { first, last }, cutoff: None }
 }
 
 fn layers() -> usize {
@@ -126,18 +114,49 @@ fn layers() -> usize {
 
 #[test]
 fn a_set_of_heads_equals_a_mask() {
-    for (heads, anchors) in [
-        (vec![], Anchors::none()),
-        (vec![(0, 0), (3, 1), (7, 0)], Anchors::bos()),
-        (vec![(0, 1), (1, 0), (1, 1), (6, 1)], Anchors::of(vec![0..2, 9..12])),
+    for kept in [
+        kept(&[], 0, 0),
+        kept(&[(0, 0), (3, 1), (7, 0)], 1, 0),
+        kept(&[(0, 1), (1, 0), (1, 1), (6, 1)], 4, 9),
+        Kept { cutoff: Some(5), ..kept(&[(0, 0), (2, 1), (3, 0), (3, 1), (6, 1)], 1, 3) },
     ] {
         for p in [1, 2, 3, 40, 513, 700] {
             let sequence = sequence(p + 4, p as u32);
-            let expected = expected_of_set(&set(&heads, anchors.clone()), &sequence, p);
-            let policy = Policy::new(set(&heads, anchors.clone()), layers());
+            let policy = kept.policy();
             let actual = stepped(&policy, &sequence, p, &mut Hooks::none());
-            assert_within(1e-4, &actual, &expected, &format!("{policy}, p {p}"));
+            assert_within(1e-4, &actual, &kept.expected(&sequence, p), &format!("{policy}, p {p}"));
         }
+    }
+}
+
+#[test]
+fn names_of_sets() {
+    let name = |name: &str| Policy::parse_for(name, TINY.decoder.config()).map(|policy| policy.to_string());
+    for (given, written) in [
+        ("keep:0-3", "keep:0-3"),
+        ("keep:3+1+2+0", "keep:0-3"),
+        ("keep:none+bos", "keep:none+bos"),
+        ("keep:2.0-1+3+7.1+bos+window=64", "keep:2-3+7.1+bos+window=64"),
+        ("keep:2.1+sinks=4", "keep:2.1+sinks=4"),
+        ("keep:5+sinks=1+window=0", "keep:5+bos"),
+        ("speed:6+bos+keep:0-2+4.1+bos", "speed:6+bos+keep:0-2+4.1+bos"),
+        ("speed:8+keep:0", "keep:0"),
+    ] {
+        assert_eq!(name(given).unwrap(), written);
+    }
+    for wrong in [
+        "keep",
+        "keep:",
+        "keep:x",
+        "keep:3-1",
+        "keep:1.2.3",
+        "keep:8",
+        "keep:0.2",
+        "keep:0+sinks",
+        "pop:3+keep:1",
+        "speed:9+keep:1",
+    ] {
+        assert_eq!(name(wrong).unwrap_err().exit_code(), 2, "{wrong}");
     }
 }
 
@@ -146,12 +165,13 @@ fn with_every_head_kept_it_is_the_full_model_and_the_pattern_says_the_same() {
     let heads: Vec<_> = (0..layers()).flat_map(|layer| [(layer, 0), (layer, 1)]).collect();
     let sequence = sequence(63, 4);
     let full = stepped(&Policy::full(layers()), &sequence, 60, &mut Hooks::none());
-    let all = Policy::new(set(&heads, Anchors::none()), layers());
+    let all = kept(&heads, 0, 0).policy();
+    assert_eq!(all.to_string(), "keep:0-7");
     assert_within(1e-4, &stepped(&all, &sequence, 60, &mut Hooks::none()), &full, "all heads");
-    let some = || Policy::new(set(&heads[3..11], Anchors::bos()), layers());
-    let plain = stepped(&some(), &sequence, 60, &mut Hooks::none());
+    let some = kept(&heads[3..11], 1, 2).policy();
+    let plain = stepped(&some, &sequence, 60, &mut Hooks::none());
     let mut hooks = super::pattern_hooks(layers());
-    assert_within(1e-4, &stepped(&some(), &sequence, 60, &mut hooks), &plain, "pattern");
+    assert_within(1e-4, &stepped(&some, &sequence, 60, &mut hooks), &plain, "pattern");
 }
 
 #[test]
@@ -184,10 +204,9 @@ fn on_a_gpu_both_equal_a_mask() {
     let heads = [(0, 0), (3, 1), (7, 0), (7, 1)];
     for p in [1, 2, 70] {
         let sequence = sequence(p + 5, p as u32);
-        let expected = expected_of_set(&set(&heads, Anchors::bos()), &sequence, p);
-        let policy = Policy::new(set(&heads, Anchors::bos()), layers());
-        let actual = stepped_on(&decoder, &policy, &sequence, p, &mut Hooks::none());
-        assert_within(1e-3, &actual, &expected, &format!("p {p}"));
+        let kept = Kept { cutoff: Some(7), ..kept(&heads, 2, 5) };
+        let actual = stepped_on(&decoder, &kept.policy(), &sequence, p, &mut Hooks::none());
+        assert_within(1e-3, &actual, &kept.expected(&sequence, p), &format!("p {p}"));
         check_top(p, 9, 3, &|policy, sequence, p, hooks| stepped_on(&decoder, policy, sequence, p, hooks));
     }
 }
@@ -198,17 +217,18 @@ proptest! {
     #[test]
     fn random_sets_equal_a_mask(
         heads in proptest::collection::vec((0usize..8, 0usize..2), 0..16),
-        anchors in proptest::collection::vec(0usize..50, 0..4),
+        first in 0usize..5,
+        last in 0usize..60,
+        cutoff in proptest::option::of(1usize..8),
         p in 1usize..50,
         steps in 0usize..4,
         seed in 0u32..1000,
     ) {
-        let anchors = Anchors::of(anchors.into_iter().map(|at| at..at + 1).collect());
+        let kept = Kept { heads, ends: Ends { first, last }, cutoff };
         let sequence = sequence(p + steps, seed);
-        let expected = expected_of_set(&set(&heads, anchors.clone()), &sequence, p);
-        let policy = Policy::new(set(&heads, anchors), layers());
+        let policy = kept.policy();
         let actual = stepped(&policy, &sequence, p, &mut Hooks::none());
         // Both in f32, and over random sets some logits are far from 0.
-        assert_within(5e-4, &actual, &expected, &format!("{policy}, p {p}"));
+        assert_within(5e-4, &actual, &kept.expected(&sequence, p), &format!("{policy}, p {p}"));
     }
 }
