@@ -4,7 +4,7 @@ use super::message::{Event, RecordingStage};
 use super::worker::Task;
 use layerscope_diagnostics::prompts::PromptFile;
 use layerscope_engine::{Error, Result};
-use layerscope_recording::RecordingEvent;
+use layerscope_recording::{Recorded, RecordingEvent};
 use std::path::{Path, PathBuf};
 
 /// Records prompts into a folder.
@@ -26,31 +26,34 @@ pub(super) fn record(
         let _ = events.send(event, interrupt);
     };
     let mut all_tokens = 0;
-    let recorded =
-        layerscope_recording::record(model, prompts, max_new_tokens, &folder, &[], interrupt, &mut |event| {
-            match event {
-                RecordingEvent::Resumed { done, all } => send(Event::RecordingStarted { done, all }),
-                RecordingEvent::Started { id, tokens } => {
-                    all_tokens = tokens;
-                    send(Event::PromptStarted { id: id.to_owned(), tokens });
-                }
-                RecordingEvent::Tokens(done) => {
-                    events.progress(progress(RecordingStage::Tokens { done, all: all_tokens }));
-                }
-                RecordingEvent::FrontierLayers { done, all } => {
-                    events.progress(progress(RecordingStage::Frontier { done, all }));
-                }
-                RecordingEvent::Texts { done, all } => {
-                    events.progress(progress(RecordingStage::Texts { done, all }));
-                }
-                RecordingEvent::Finished(record) => {
-                    send(Event::PromptFinished { id: record.summary.id.clone() })
-                }
-                RecordingEvent::Failed { id, reason } => {
-                    send(Event::PromptFailed { id: id.to_owned(), reason: reason.to_owned() });
-                }
+    let recorded = layerscope_recording::record(
+        model,
+        prompts,
+        Recorded::steps(max_new_tokens),
+        &folder,
+        &[],
+        interrupt,
+        &mut |event| match event {
+            RecordingEvent::Resumed { done, all } => send(Event::RecordingStarted { done, all }),
+            RecordingEvent::Started { id, tokens } => {
+                all_tokens = tokens;
+                send(Event::PromptStarted { id: id.to_owned(), tokens });
             }
-        });
+            RecordingEvent::Tokens(done) => {
+                events.progress(progress(RecordingStage::Tokens { done, all: all_tokens }));
+            }
+            RecordingEvent::FrontierLayers { done, all } => {
+                events.progress(progress(RecordingStage::Frontier { done, all }));
+            }
+            RecordingEvent::Texts { done, all } => {
+                events.progress(progress(RecordingStage::Texts { done, all }));
+            }
+            RecordingEvent::Finished(record) => send(Event::PromptFinished { id: record.summary.id.clone() }),
+            RecordingEvent::Failed { id, reason } => {
+                send(Event::PromptFailed { id: id.to_owned(), reason: reason.to_owned() });
+            }
+        },
+    );
     let cancelled = match recorded {
         Ok(_) => false,
         Err(Error::Interrupted) => true,

@@ -25,7 +25,16 @@ fn run() -> TempDir {
     prompts.prompts.truncate(2);
     let folder = tempfile::tempdir().unwrap();
     let interrupt = Interrupt::new(false);
-    layerscope_recording::record(&model, &prompts, 4, folder.path(), &[], &interrupt, &mut |_| {}).unwrap();
+    layerscope_recording::record(
+        &model,
+        &prompts,
+        layerscope_recording::Recorded::steps(4),
+        folder.path(),
+        &[],
+        &interrupt,
+        &mut |_| {},
+    )
+    .unwrap();
     folder
 }
 

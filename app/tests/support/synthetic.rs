@@ -184,6 +184,7 @@ fn record(sizes: Sizes, index: usize, scripts: bool) -> PromptRecord {
             .map(|layer| KnockoutRow {
                 layer,
                 divergence: divergence(0.4 * f64::from(noise(layer, index, 5)).powi(3)),
+                by_kv_head: vec![],
             })
             .collect(),
     };

@@ -9,7 +9,7 @@ use layerscope_bench::{
     BenchPlan, BenchReport, BenchResults, FullContinuation, Machine, PromptTokens, QualityEvent, measure,
     measure_quality, quality_grid, to_parquet,
 };
-use layerscope_cutoff::frontier::frontier;
+use layerscope_cutoff::frontier::{CausalMap, frontier};
 use layerscope_diagnostics::probe::{self, Decoding};
 use layerscope_diagnostics::record::{Anchor, Divergence};
 use layerscope_diagnostics::reference_distributions::ReferenceDistributions;
@@ -32,7 +32,7 @@ fn speed_costs_what_the_exact_frontier_says() {
     assert_eq!(full.tokens(), run.continuation);
     let layers = model.config().layers;
     let mut most: f64 = 0.0;
-    for row in frontier(&model.decoder, &run, &interrupt, &mut |_| {}).unwrap().rows {
+    for row in frontier(&model.decoder, &run, CausalMap::Heads, &interrupt, &mut |_| {}).unwrap().rows {
         let policy = Policy::speed(row.cutoff, row.anchor == Anchor::Bos, layers).unwrap();
         let Divergence { kl, top1, dnll } = full.divergence(&model.decoder, &policy, &interrupt).unwrap();
         let exact = row.divergence;

@@ -4,43 +4,46 @@
 //! it equals the full model's. Under teacher forcing, so do the decode tokens' residual streams at the entrance of
 //! layer c. So each cutoff starts from the recorded residuals at its own layer and runs only the layers above, over
 //! the N decode rows, seeing the anchor and the decode tokens: Σ_c (L−c)·N layer-tokens in all. Hiding the prompt at
-//! layer k alone (knockout) starts likewise, and from layer k+1 on sees everything again.
+//! layer k alone (knockout) starts likewise, and from layer k+1 on sees everything again; hiding it from one KV head of a layer, too.
 //!
 //! All variants go up through the layers together, so that each weight is read once per layer.
 
-mod attention;
-
-use attention::VariantAttention;
+use crate::copies::{Recorded, RowCopy};
 use layerscope_diagnostics::probe::ProbedRun;
 use layerscope_diagnostics::record::{Anchor, Divergence, FrontierRow, KnockoutRow, TextUnderCutoff};
 use layerscope_diagnostics::reference_distributions::StepComparison;
-use layerscope_engine::{
-    ComputeType, Decoder, Depth, Device, Error, Hooks, Interrupt, Pass, Policy, Result, SequenceRows, Tensor,
-    check_interrupt,
-};
+use layerscope_engine::{Decoder, Interrupt, KeyRange, ModelConfig, Result, Tensor, check_interrupt};
 use layerscope_kernels::Segment;
+use std::collections::BTreeMap;
 
 /// What a copy of the decode rows sees of the prompt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Variant {
+pub(crate) enum Variant {
     /// From layer `cutoff` on: the anchor and the decode tokens.
     Cutoff { anchor: Anchor, cutoff: usize },
     /// At layer `layer` alone: position 0 and the decode tokens; everything elsewhere.
     Knockout { layer: usize },
+    /// The same of one KV head of the layer.
+    HeadKnockout { layer: usize, kv_head: usize },
 }
 
-impl Variant {
-    fn sees(self, layer: usize, segment: Segment) -> bool {
-        match (self, segment) {
-            (Self::Cutoff { anchor, .. }, segment) => sees(anchor, segment),
-            (Self::Knockout { layer: hidden }, Segment::Prompt) => layer != hidden,
-            (Self::Knockout { .. }, Segment::Bos | Segment::Decode) => true,
-        }
+impl RowCopy for Variant {
+    fn sees(&self, layer: usize, keys: &KeyRange) -> Vec<KeyRange> {
+        let all = 0..usize::MAX;
+        let heads = match (*self, keys.segment()) {
+            (Self::Cutoff { anchor, cutoff }, segment) if layer >= cutoff && !sees(anchor, segment) => vec![],
+            (Self::Knockout { layer: hidden }, Segment::Prompt) if hidden == layer => vec![],
+            (Self::HeadKnockout { layer: hidden, kv_head }, Segment::Prompt) if hidden == layer => {
+                vec![0..kv_head, kv_head + 1..usize::MAX]
+            }
+            _ => vec![all],
+        };
+        heads.into_iter().filter_map(|heads| keys.of_heads(heads)).collect()
     }
 }
 
 /// What a decode row sees at and above a cutoff.
-pub(crate) fn sees(anchor: Anchor, segment: Segment) -> bool {
+fn sees(anchor: Anchor, segment: Segment) -> bool {
     match segment {
         Segment::Bos => anchor == Anchor::Bos,
         Segment::Prompt => false,
@@ -59,7 +62,34 @@ pub struct PromptFrontier {
     pub knockout: Vec<KnockoutRow>,
 }
 
-/// Computes both from a recorded run.
+/// The units of the causal map.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CausalMap {
+    /// Layers.
+    Layers,
+    /// Layers, and each KV head of each layer.
+    Heads,
+}
+
+impl CausalMap {
+    /// With heads where they take no more multiplications than all else that is recorded of prompts of so many tokens.
+    pub fn affordable(config: &ModelConfig, prompt_lens: &[usize], steps: usize) -> Self {
+        let (layers, heads, steps) = (config.layers as f64, config.kv_heads as f64, steps as f64);
+        let layer = config.row_weights().map(|weights| weights as f64).iter().sum::<f64>();
+        let unembedding = (config.vocab * config.hidden) as f64;
+        // A kind of variant that starts at every layer: the rows of the layers above, and their logits.
+        let variants = steps * layers * ((layers + 1.0) / 2.0 * layer + unembedding);
+        let tokens: f64 = prompt_lens.iter().map(|&len| len as f64 + steps).sum();
+        let prompts = prompt_lens.len() as f64;
+        let run = tokens * layers * layer + prompts * steps * (layers + 1.0) * unembedding;
+        match heads * variants * prompts <= run + 3.0 * variants * prompts {
+            true => Self::Heads,
+            false => Self::Layers,
+        }
+    }
+}
+
+/// Computes them from a recorded run.
 ///
 /// `progress(layer)` is told how many layers are done.
 ///
@@ -68,25 +98,28 @@ pub struct PromptFrontier {
 pub fn frontier(
     decoder: &Decoder,
     run: &ProbedRun,
+    map: CausalMap,
     interrupt: &Interrupt,
     progress: &mut dyn FnMut(usize),
 ) -> Result<PromptFrontier> {
-    let (layers, steps) = (decoder.config().layers, run.continuation.len());
-    // Under it, each layer stores the prompt as at most three ranges of keys.
-    if *run.session.policy() != Policy::full(layers) {
-        return Err(Error::failure("a frontier starts from a run of the full model; please report this"));
-    }
-    let positions: Vec<usize> = (run.prompt_len - 1..).take(steps).collect();
+    let recorded = Recorded::new(decoder, run)?;
+    let (layers, steps) = (decoder.config().layers, recorded.steps());
+    // A layer's only KV head is the layer.
+    let heads = match (map, decoder.config().kv_heads) {
+        (CausalMap::Layers, _) | (CausalMap::Heads, 1) => 0,
+        (CausalMap::Heads, heads) => heads,
+    };
     let mut active: Vec<(Variant, Tensor)> = vec![];
     for layer in 0..layers {
         check_interrupt(interrupt)?;
         let entering = &run.residuals[layer];
         // Within its own layer a knockout is the anchored cutoff: one copy serves both and is shared out afterwards.
         active.push((Variant::Knockout { layer }, entering.clone()));
+        active.extend((0..heads).map(|kv_head| (Variant::HeadKnockout { layer, kv_head }, entering.clone())));
         if layer > 0 {
             active.push((Variant::Cutoff { anchor: Anchor::None, cutoff: layer }, entering.clone()));
         }
-        active = through_layer(decoder, run, active, layer, &positions)?;
+        active = recorded.through_layer(active, layer)?;
         if layer > 0 {
             let shared = active.iter().find(|(variant, _)| *variant == Variant::Knockout { layer });
             if let Some((_, x)) = shared {
@@ -96,8 +129,8 @@ pub fn frontier(
         }
         progress(layer + 1);
     }
-    let (mut rows, mut knockout) = (vec![], vec![]);
-    for batch in active.chunks((rows_at_once(decoder) / steps).max(1)) {
+    let (mut rows, mut knockout, mut by_head) = (vec![], vec![], BTreeMap::new());
+    for batch in active.chunks(recorded.at_once()) {
         check_interrupt(interrupt)?;
         let x: Vec<&Tensor> = batch.iter().map(|(_, x)| x).collect();
         let compared = run.distributions.compare(decoder, &Tensor::cat(&x)?)?;
@@ -109,7 +142,8 @@ pub fn frontier(
                     let most_likely = compared.iter().map(|step| step.argmax).collect();
                     rows.push((FrontierRow { anchor, cutoff, divergence, text }, most_likely));
                 }
-                Variant::Knockout { layer } => knockout.push(KnockoutRow { layer, divergence }),
+                Variant::Knockout { layer } => knockout.push((layer, divergence)),
+                Variant::HeadKnockout { layer, kv_head } => _ = by_head.insert((layer, kv_head), divergence),
             }
         }
     }
@@ -119,7 +153,13 @@ pub fn frontier(
             .map(|anchor| (FrontierRow { anchor, cutoff: layers, divergence, text }, most_likely.clone())),
     );
     rows.sort_by_key(|(row, _)| (row.anchor, row.cutoff));
-    knockout.sort_by_key(|row| row.layer);
+    knockout.sort_by_key(|(layer, _)| *layer);
+    let knockout = knockout.into_iter().map(|(layer, divergence)| {
+        let of_heads = by_head.range((layer, 0)..(layer + 1, 0)).map(|(_, divergence)| *divergence).collect();
+        let by_kv_head = if map == CausalMap::Heads && heads == 0 { vec![divergence] } else { of_heads };
+        KnockoutRow { layer, divergence, by_kv_head }
+    });
+    let knockout = knockout.collect();
     let (rows, most_likely) = rows.into_iter().unzip();
     Ok(PromptFrontier { rows, most_likely, knockout })
 }
@@ -145,53 +185,4 @@ fn text(run: &ProbedRun, compared: &[StepComparison]) -> TextUnderCutoff {
         Some(step) if !compared[step].kl.is_finite() => TextUnderCutoff::UNKNOWN,
         departs => TextUnderCutoff::departing(departs),
     }
-}
-
-/// Rows that go through a layer at once: bounds memory, and products of so many run at full speed.
-fn rows_at_once(decoder: &Decoder) -> usize {
-    match decoder.device() {
-        Device::Cpu => 512,
-        Device::Cuda(_) => 2_048,
-    }
-}
-
-/// Every variant's rows through one layer.
-fn through_layer(
-    decoder: &Decoder,
-    run: &ProbedRun,
-    active: Vec<(Variant, Tensor)>,
-    layer: usize,
-    positions: &[usize],
-) -> Result<Vec<(Variant, Tensor)>> {
-    let steps = positions.len();
-    let mut after = Vec::with_capacity(active.len() + 1);
-    for group in active.chunks((rows_at_once(decoder) / steps).max(1)) {
-        let variants: Vec<Variant> = group.iter().map(|(variant, _)| *variant).collect();
-        let rows: Vec<&Tensor> = group.iter().map(|(_, x)| x).collect();
-        let mut attend = VariantAttention {
-            decoder,
-            store: run.session.store(),
-            prompt_len: run.prompt_len,
-            variants: &variants,
-            steps,
-        };
-        let mut hooks = Hooks::none();
-        let sequence_len = run.session.sequence_len();
-        let sequences =
-            [SequenceRows { rows: group.len() * steps, sequence_len, first_decode: run.prompt_len - 1 }];
-        let mut pass = Pass {
-            attend: &mut attend,
-            hooks: &mut hooks,
-            sequences: &sequences,
-            compute: ComputeType::F32,
-            rows_on_device: None,
-        };
-        let positions = positions.repeat(group.len());
-        let depth = Depth::of_layers(layer..layer + 1);
-        let x = decoder.forward(Tensor::cat(&rows)?, &positions, depth, &mut pass)?;
-        for (index, variant) in variants.into_iter().enumerate() {
-            after.push((variant, x.narrow(index * steps, steps)?));
-        }
-    }
-    Ok(after)
 }

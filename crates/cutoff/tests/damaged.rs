@@ -3,7 +3,7 @@
 
 #![allow(clippy::unwrap_used)]
 
-use layerscope_cutoff::frontier::frontier;
+use layerscope_cutoff::frontier::{CausalMap, frontier};
 use layerscope_diagnostics::probe::{self, Decoding};
 use layerscope_diagnostics::record::Anchor;
 use layerscope_engine::{
@@ -72,7 +72,7 @@ fn kl(decoder: &Arc<Decoder>, family: &Family) -> Result<Vec<Option<f64>>> {
     let (prompt, continuation) = family.tokens.split_at(family.prompt_len);
     let interrupt = Interrupt::new(false);
     let run = probe::run(decoder, prompt, &Decoding::Given(continuation), &interrupt, &mut |_| {})?;
-    let rows = frontier(decoder, &run, &interrupt, &mut |_| {})?.rows;
+    let rows = frontier(decoder, &run, CausalMap::Layers, &interrupt, &mut |_| {})?.rows;
     let with_bos = rows.iter().filter(|row| row.anchor == Anchor::Bos);
     Ok(with_bos
         .map(|row| {

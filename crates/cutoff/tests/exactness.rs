@@ -5,7 +5,7 @@
 mod support;
 
 use layerscope_cutoff::cost::bytes_per_layer_token;
-use layerscope_cutoff::frontier::frontier;
+use layerscope_cutoff::frontier::{CausalMap, frontier};
 use layerscope_diagnostics::probe::{self, Decoding};
 use layerscope_diagnostics::record::{Anchor, Divergence};
 use layerscope_engine::{Decoder, Hooks, Interrupt, Policy, Session};
@@ -71,7 +71,7 @@ proptest! {
         let run = probe::run(
             &model.decoder, &prompt, &Decoding::Given(&answer), &interrupt, &mut |_| {},
         ).unwrap();
-        let actual = frontier(&model.decoder, &run, &interrupt, &mut |_| {}).unwrap();
+        let actual = frontier(&model.decoder, &run, CausalMap::Heads, &interrupt, &mut |_| {}).unwrap();
         prop_assert_eq!(actual.rows.len(), 2 * layers);
         prop_assert_eq!(actual.knockout.len(), layers);
 
@@ -111,7 +111,7 @@ fn every_cutoff_of_every_family_equals_a_whole_rerun_and_a_session() {
         let decoder = family(name);
         let layers = decoder.config().layers;
         let run = probe::run(&decoder, &prompt, &Decoding::Given(&answer), &interrupt, &mut |_| {}).unwrap();
-        let actual = frontier(&decoder, &run, &interrupt, &mut |_| {}).unwrap();
+        let actual = frontier(&decoder, &run, CausalMap::Heads, &interrupt, &mut |_| {}).unwrap();
         let full = fed(&decoder, Policy::full(layers), &prompt, &answer);
         for row in &actual.rows {
             let policy = Policy::speed(row.cutoff, row.anchor == Anchor::Bos, layers).unwrap();
@@ -161,7 +161,7 @@ proptest! {
         let run = probe::run(
             &model.decoder, &prompt, &Decoding::Given(&answer), &interrupt, &mut |_| {},
         ).unwrap();
-        let actual = frontier(&model.decoder, &run, &interrupt, &mut |_| {}).unwrap();
+        let actual = frontier(&model.decoder, &run, CausalMap::Heads, &interrupt, &mut |_| {}).unwrap();
         let full = fed(&model.decoder, Policy::full(layers), &prompt, &answer);
         for index in &chosen {
             let row = index.get(&actual.rows);
@@ -226,7 +226,7 @@ fn where_nothing_reads_above_a_layer_the_cut_there_costs_nothing() {
         let interrupt = Interrupt::new(false);
         let continuation = Decoding::Greedy { tokens: 7, excluded: &[] };
         let run = probe::run(&model.decoder, &prompt, &continuation, &interrupt, &mut |_| {}).unwrap();
-        let actual = frontier(&model.decoder, &run, &interrupt, &mut |_| {}).unwrap();
+        let actual = frontier(&model.decoder, &run, CausalMap::Heads, &interrupt, &mut |_| {}).unwrap();
         for row in actual.rows.iter().filter(|row| row.cutoff >= from) {
             assert!(row.divergence.kl < 1e-6, "cutoff {}: {}", row.cutoff, row.divergence.kl);
             assert_eq!(row.divergence.top1, 1.0);

@@ -381,13 +381,16 @@ impl TextUnderCutoff {
 }
 
 /// One layer of the causal map: the prompt hidden from the decode queries at this layer alone.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct KnockoutRow {
     /// The layer.
     pub layer: usize,
     /// What hiding the prompt there costs.
     #[serde(flatten)]
     pub divergence: Divergence,
+    /// What hiding it from one KV head of the layer costs, for each head; empty where that was not measured.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub by_kv_head: Vec<Divergence>,
 }
 
 /// A prompt under a policy, along the full model's text or the given answer.

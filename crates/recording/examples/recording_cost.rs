@@ -8,7 +8,7 @@
 
 #![allow(clippy::print_stdout)]
 
-use layerscope_cutoff::frontier::frontier;
+use layerscope_cutoff::frontier::{CausalMap, frontier};
 use layerscope_diagnostics::probe::{self, Decoding};
 use layerscope_engine::{
     Decoder, Device, DeviceChoice, Interrupt, Model, ModelSource, Result, Shape, ShapeWeights,
@@ -37,7 +37,7 @@ fn main() -> Result<()> {
         let continuation = Decoding::Greedy { tokens: steps, excluded: &[] };
         let run = probe::run(&decoder, &prompt, &continuation, &interrupt, &mut |_| {})?;
         let start = Instant::now();
-        frontier(&decoder, &run, &interrupt, &mut |_| {})?;
+        frontier(&decoder, &run, CausalMap::Layers, &interrupt, &mut |_| {})?;
         let frontier_s = start.elapsed().as_secs_f64();
         let t = run.timings;
         if argument(5) == Some("json") {

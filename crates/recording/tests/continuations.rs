@@ -11,6 +11,7 @@ use layerscope_diagnostics::prompts::{PromptFile, parse_prompts, prompts_sha256}
 use layerscope_diagnostics::record::{Anchor, PromptSummary};
 use layerscope_diagnostics::run::{CONTINUATIONS, Continuation, Run};
 use layerscope_engine::{Device, Error, Interrupt, Model, ModelSource, Result, WeightsPrecision};
+use layerscope_recording::Recorded;
 use layerscope_recording::continuations::{ContinuationEvent, continue_failure_cases};
 use std::path::Path;
 use std::sync::LazyLock;
@@ -35,8 +36,16 @@ fn recorded() -> TempDir {
     };
     let folder = tempfile::tempdir().unwrap();
     let interrupt = Interrupt::new(false);
-    layerscope_recording::record(&MODEL, &prompts, NEW_TOKENS, folder.path(), &[], &interrupt, &mut |_| {})
-        .unwrap();
+    layerscope_recording::record(
+        &MODEL,
+        &prompts,
+        Recorded::steps(NEW_TOKENS),
+        folder.path(),
+        &[],
+        &interrupt,
+        &mut |_| {},
+    )
+    .unwrap();
     folder
 }
 

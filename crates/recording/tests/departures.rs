@@ -11,7 +11,7 @@ use layerscope_engine::{
     Device, GenerationSettings, Hooks, Interrupt, Model, ModelSource, Sampling, Session, WeightsPrecision,
     generate,
 };
-use layerscope_recording::record_prompt;
+use layerscope_recording::{Recorded, record_prompt};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
@@ -82,7 +82,9 @@ fn check(model: &Model, prompts: &[Prompt], new_tokens: usize, chosen: impl Fn(u
     let mut departed = 0;
     let mut answers = [0; 2];
     for (index, prompt) in prompts.iter().enumerate() {
-        let record = record_prompt(model, prompt, new_tokens, &Interrupt::new(false), &mut |_| {}).unwrap();
+        let record =
+            record_prompt(model, prompt, Recorded::steps(new_tokens), &Interrupt::new(false), &mut |_| {})
+                .unwrap();
         let prompt = &record.summary;
         let expected = prompt.expected.as_deref().unwrap();
         let full = is_right(expected, &text_under(model, &prompt.prompt_tokens, None, new_tokens));
@@ -136,7 +138,8 @@ fn given_answers_are_judged_by_the_text_that_the_model_writes() {
     let start: String = own.chars().take(own.chars().count() / 2).collect();
     for (answer, is_own) in [(start.as_str(), true), ("Certainly not this.", false)] {
         let given = Prompt { answer: Some(answer.to_owned()), expected: None, ..prompt.clone() };
-        let record = record_prompt(&model, &given, 16, &Interrupt::new(false), &mut |_| {}).unwrap();
+        let record =
+            record_prompt(&model, &given, Recorded::steps(16), &Interrupt::new(false), &mut |_| {}).unwrap();
         let summary = &record.summary;
         assert_eq!(summary.expected.as_deref(), Some(answer.trim()));
         let full = summary.frontier.iter().find(|row| row.cutoff == model.config().layers).unwrap();

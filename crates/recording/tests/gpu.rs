@@ -11,7 +11,7 @@ use layerscope_diagnostics::probe::{self, Decoding};
 use layerscope_diagnostics::prompts::Prompt;
 use layerscope_diagnostics::record::{Divergence, ProbedFigures, PromptRecord, SpanRow};
 use layerscope_engine::{Device, Interrupt, Model, ModelSource, PromptText, WeightsPrecision};
-use layerscope_recording::record_prompt;
+use layerscope_recording::{Recorded, record_prompt};
 use std::path::Path;
 
 fn load(precision: WeightsPrecision, device: &Device) -> Model {
@@ -35,7 +35,7 @@ fn recorded(
         span: None,
     };
     let interrupt = Interrupt::new(false);
-    let record = record_prompt(&model, &prompt, 6, &interrupt, &mut |_| {}).unwrap();
+    let record = record_prompt(&model, &prompt, Recorded::steps(6), &interrupt, &mut |_| {}).unwrap();
     let (tokens, decoding) = (&record.summary.prompt_tokens, Decoding::Given(&record.summary.generated));
     let run = probe::run(&model.decoder, tokens, &decoding, &interrupt, &mut |_| {}).unwrap();
     let figures = run.figures;

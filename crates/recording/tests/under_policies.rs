@@ -10,7 +10,7 @@ use layerscope_engine::{
     WeightsPrecision,
 };
 use layerscope_recording::policies::{PolicyEvent, record_policies};
-use layerscope_recording::record;
+use layerscope_recording::{Recorded, record};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -33,7 +33,7 @@ fn recorded(model: &Model, folder: &Path) -> Run {
         prompts: parse_prompts("prompts.jsonl", &bytes).unwrap(),
     };
     let interrupt = Interrupt::new(false);
-    record(model, &prompts, 10, folder, &[], &interrupt, &mut |_| {}).unwrap();
+    record(model, &prompts, Recorded::steps(10), folder, &[], &interrupt, &mut |_| {}).unwrap();
     Run::open(folder).unwrap()
 }
 

@@ -31,10 +31,10 @@ pub fn family(name: &str) -> Arc<Decoder> {
     Arc::new(decoder.unwrap())
 }
 
-/// Whole-sequence attention in f64 where `hidden(layer, query, key)` says what a query does not see.
+/// Whole-sequence attention in f64 where `hidden(layer, KV head, query, key)` says what a query does not see.
 struct Naive<'a> {
     decoder: &'a Decoder,
-    hidden: &'a dyn Fn(usize, usize, usize) -> bool,
+    hidden: &'a dyn Fn(usize, usize, usize, usize) -> bool,
 }
 
 impl Attend for Naive<'_> {
@@ -60,7 +60,7 @@ impl Attend for Naive<'_> {
                     };
                     let visible: Vec<usize> = (0..=query)
                         .filter(|&key| shape.window.is_none_or(|window| query - key < window))
-                        .filter(|&key| !(self.hidden)(at.layer, query, key))
+                        .filter(|&key| !(self.hidden)(at.layer, kv_head, query, key))
                         .collect();
                     let scores: Vec<f64> = visible
                         .iter()
@@ -98,6 +98,16 @@ pub fn whole_run(
     sequence: &[u32],
     p: usize,
     hidden: &dyn Fn(usize, usize, usize) -> bool,
+) -> Vec<Vec<f32>> {
+    whole_run_by_head(decoder, sequence, p, &|layer, _, query, key| hidden(layer, query, key))
+}
+
+/// The same where KV heads see different keys: `hidden(layer, KV head, query, key)`.
+pub fn whole_run_by_head(
+    decoder: &Arc<Decoder>,
+    sequence: &[u32],
+    p: usize,
+    hidden: &dyn Fn(usize, usize, usize, usize) -> bool,
 ) -> Vec<Vec<f32>> {
     let positions: Vec<usize> = (0..sequence.len()).collect();
     let mut hooks = Hooks::none();

@@ -57,7 +57,7 @@ pub(super) fn prompt<'a>(
         layers: layers(&PromptRows::read(source(Table::Layers)?.get(), id, &[])?, model.layers)?,
         heads: heads(&PromptRows::read(source(Table::Heads)?.get(), id, &[])?, model)?,
         frontier: frontier(&PromptRows::read(source(Table::Frontier)?.get(), id, &[])?, model.layers, steps)?,
-        knockout: knockout(&PromptRows::read(source(Table::Knockout)?.get(), id, &[])?, model.layers)?,
+        knockout: knockout(&PromptRows::read(source(Table::Knockout)?.get(), id, &[])?, model)?,
     };
     let lengths = [summary.prompt_tokens.len(), summary.prompt_token_text.len()];
     let step_lengths = [summary.generated.len(), summary.generated_token_text.len()];
@@ -159,14 +159,32 @@ fn texts(rows: &PromptRows<'_>) -> Result<Vec<TextUnderCutoff>> {
     Ok(all.map(|(departs, (unchanged, answered))| TextUnderCutoff { unchanged, departs, answered }).collect())
 }
 
-fn knockout(rows: &PromptRows<'_>, layers: usize) -> Result<Vec<KnockoutRow>> {
+fn knockout(rows: &PromptRows<'_>, model: &ModelInfo) -> Result<Vec<KnockoutRow>> {
     let keys = rows.counts("layer")?.into_iter();
-    keys.zip(divergences(rows)?)
-        .map(|(layer, divergence)| {
-            if layer >= layers {
+    keys.zip(divergences(rows)?.into_iter().zip(by_kv_head(rows, model.kv_heads)?))
+        .map(|(layer, (divergence, by_kv_head))| {
+            if layer >= model.layers {
                 return Err(rows.damaged(format!("there is no layer {layer}")));
             }
-            Ok(KnockoutRow { layer, divergence })
+            Ok(KnockoutRow { layer, divergence, by_kv_head })
+        })
+        .collect()
+}
+
+/// What hiding the prompt from each KV head costs, in each row; empty where that was not measured.
+fn by_kv_head(rows: &PromptRows<'_>, kv_heads: usize) -> Result<Vec<Vec<Divergence>>> {
+    let lists = ["kl_by_kv_head", "top1_by_kv_head", "dnll_by_kv_head"].map(|name| rows.figure_lists(name));
+    let [kl, top1, dnll] = lists;
+    let (top1, dnll) = (top1?, dnll?);
+    let rows_of_lists = kl?.into_iter().zip(top1.into_iter().zip(dnll));
+    rows_of_lists
+        .map(|(kl, (top1, dnll))| {
+            let heads = kl.len();
+            if (heads > 0 && heads != kv_heads) || [top1.len(), dnll.len()] != [heads; 2] {
+                return Err(rows.damaged(format!("figures of {heads} KV heads instead of {kv_heads}")));
+            }
+            let of_head = |(kl, (top1, dnll))| Divergence { kl, top1, dnll };
+            Ok(kl.into_iter().zip(top1.into_iter().zip(dnll)).map(of_head).collect())
         })
         .collect()
 }

@@ -15,7 +15,7 @@ use crate::prompts::check_name;
 use crate::record::Anchor;
 
 /// Version of the run folder's layout; newer ones are rejected.
-pub const SCHEMA_VERSION: u32 = 2;
+pub const SCHEMA_VERSION: u32 = 3;
 
 /// The manifest's file name.
 pub const MANIFEST: &str = "manifest.json";
@@ -278,6 +278,12 @@ impl Manifest {
         }
         if self.model.layers == 0 || self.model.heads == 0 {
             return Err("a model without layers or heads".into());
+        }
+        if !(1..=self.model.heads).contains(&self.model.kv_heads) {
+            return Err(format!(
+                "a model with {} heads and {} KV heads",
+                self.model.heads, self.model.kv_heads
+            ));
         }
         Ok(())
     }

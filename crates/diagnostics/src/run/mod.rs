@@ -3,7 +3,7 @@
 //! [`RunWriter`] records into it, [`Run`] reads it. [`Manifest`] describes its content; [`Table`] lists its
 //! Parquet files, whose columns carry unit and description. Optional files are [`Continuations`], texts under
 //! a policy, written by [`ContinuationsWriter`], [`SPANS`], written by [`SpansWriter`], and [`POLICIES`], attention under
-//! policies, written by [`PoliciesWriter`]. Undefined numbers are NaN in memory and null in files.
+//! policies, written by [`PoliciesWriter`], and [`Sets`], searched sets of KV heads, written by [`SetsWriter`]. Undefined numbers are NaN in memory and null in files.
 
 mod added_table;
 mod continuations;
@@ -20,6 +20,7 @@ mod row_groups;
 mod rows;
 mod rows_read;
 mod schema;
+mod sets;
 mod show;
 mod spans;
 mod table_bytes;
@@ -36,6 +37,7 @@ pub use manifest::{
 pub use policies::{POLICIES, PoliciesWriter};
 pub use reader::Run;
 pub use schema::Table;
+pub use sets::{JudgedSet, SETS, SearchUnits, SetSearch, Sets, SetsWriter};
 pub use show::{ShowPolicy, ShowPrompt, ShowReport};
 pub use spans::{SPANS, SpansWriter};
 pub use writer::RunWriter;

@@ -13,6 +13,7 @@ use super::manifest::{MANIFEST, Manifest};
 use super::received;
 use super::rows_read::PromptRows;
 use super::schema::Table;
+use super::sets::Sets;
 use super::show::ShowReport;
 use super::table_file::TableFile;
 use super::tables::Tables;
@@ -146,6 +147,14 @@ impl Run {
     /// [`Error::Input`] if the file is damaged or of a newer version.
     pub fn continuations(&self) -> Result<Option<Continuations>> {
         Continuations::read(self)
+    }
+
+    /// Searched sets of KV heads; `None` if there are none.
+    ///
+    /// # Errors
+    /// [`Error::Input`] if the file is damaged or of a newer version.
+    pub fn sets(&self) -> Result<Option<Sets>> {
+        Sets::read(self)
     }
 
     /// The removed spans, by prompt and position; empty if there are none.

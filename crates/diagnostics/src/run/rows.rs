@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use arrow_array::builder::{ListBuilder, StringBuilder, UInt32Builder};
+use arrow_array::builder::{Float64Builder, ListBuilder, StringBuilder, UInt32Builder};
 use arrow_array::{
     ArrayRef, BooleanArray, Float32Array, Float64Array, Int32Array, RecordBatch, StringArray, UInt32Array,
 };
@@ -112,6 +112,16 @@ impl Columns {
     pub(super) fn figures(&mut self, values: impl IntoIterator<Item = f64>) {
         let values = values.into_iter().map(defined);
         self.arrays.push(Arc::new(Float64Array::from_iter(values)));
+    }
+
+    /// Lists of figures; NaN becomes null, and so does an empty list.
+    fn figure_lists(&mut self, lists: impl IntoIterator<Item = Vec<f64>>) {
+        let mut builder = ListBuilder::new(Float64Builder::new());
+        for list in lists {
+            builder.values().extend(list.iter().copied().map(defined));
+            builder.append(!list.is_empty());
+        }
+        self.arrays.push(Arc::new(builder.finish()));
     }
 
     fn singles(&mut self, values: impl IntoIterator<Item = f32>) {
@@ -229,6 +239,11 @@ fn knockout(record: &PromptRecord) -> Result<RecordBatch> {
     columns.ints(rows.iter().map(|row| row.layer))?;
     let divergences: Vec<_> = rows.iter().map(|row| row.divergence).collect();
     columns.divergences(&divergences);
+    let figures: [fn(&Divergence) -> f64; 3] =
+        [|of_head| of_head.kl, |of_head| of_head.top1, |of_head| of_head.dnll];
+    for figure in figures {
+        columns.figure_lists(rows.iter().map(|row| row.by_kv_head.iter().map(figure).collect()));
+    }
     columns.finish()
 }
 

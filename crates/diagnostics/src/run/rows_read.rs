@@ -123,6 +123,21 @@ impl<'a> PromptRows<'a> {
         })
     }
 
+    /// Lists of figures, null in them NaN; empty for null, and where there is no such column, as in a file of an earlier version.
+    pub(super) fn figure_lists(&self, name: &str) -> Result<Vec<Vec<f64>>> {
+        let lists = self.gather_optional(name, |array, all| {
+            for list in array.as_list_opt::<i32>()?.iter() {
+                let values = |list: ArrayRef| {
+                    let values = list.as_primitive_opt::<Float64Type>()?.iter();
+                    Some(values.map(|value| value.unwrap_or(f64::NAN)).collect::<Vec<f64>>())
+                };
+                all.push(list.map(|list| values(list).ok_or(())).transpose().ok()?);
+            }
+            Some(())
+        })?;
+        Ok(lists.into_iter().map(Option::unwrap_or_default).collect())
+    }
+
     pub(super) fn ints(&self, name: &str) -> Result<Vec<i32>> {
         self.gather(name, |array, all| {
             let values = array.as_primitive_opt::<Int32Type>()?;

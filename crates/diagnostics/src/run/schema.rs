@@ -60,7 +60,7 @@ impl Table {
             }
             Self::Tokens => TOKENS.to_vec(),
             Self::Frontier => [&[PROMPT_ID, ANCHOR, CUTOFF][..], &DIVERGENCE, &TEXT].concat(),
-            Self::Knockout => [&[PROMPT_ID, LAYER][..], &DIVERGENCE].concat(),
+            Self::Knockout => [&[PROMPT_ID, LAYER][..], &DIVERGENCE, &BY_KV_HEAD].concat(),
         }
     }
 }
@@ -80,6 +80,7 @@ pub(super) enum Kind {
     TokenId,
     TokenIdList,
     Float,
+    FloatList,
     /// f32, for the one large table.
     Single,
 }
@@ -91,8 +92,8 @@ pub(super) struct Column {
     pub(super) kind: Kind,
     /// Whether null means undefined.
     pub(super) nullable: bool,
-    /// Whether files of earlier versions lack it; it reads as null there.
-    pub(super) since_2: bool,
+    /// Whether files of earlier schemas lack it; it reads as null there.
+    pub(super) later: bool,
     pub(super) unit: &'static str,
     pub(super) description: &'static str,
 }
@@ -108,6 +109,7 @@ impl Column {
             Kind::TokenId => DataType::UInt32,
             Kind::TokenIdList => list(DataType::UInt32),
             Kind::Float => DataType::Float64,
+            Kind::FloatList => DataType::List(Arc::new(Field::new_list_field(DataType::Float64, true))),
             Kind::Single => DataType::Float32,
         };
         let metadata: Metadata =
@@ -117,7 +119,7 @@ impl Column {
 }
 
 const fn column(name: &'static str, kind: Kind, unit: &'static str, description: &'static str) -> Column {
-    Column { name, kind, nullable: false, since_2: false, unit, description }
+    Column { name, kind, nullable: false, later: false, unit, description }
 }
 
 const fn figure(name: &'static str, unit: &'static str, description: &'static str) -> Column {
@@ -220,31 +222,50 @@ const fn optional(name: &'static str, kind: Kind, unit: &'static str, descriptio
     Column { nullable: true, ..column(name, kind, unit, description) }
 }
 
-/// A column that runs of schema 1 lack.
-const fn since_2(column: Column) -> Column {
-    Column { since_2: true, ..column }
+/// A column that runs of earlier schemas lack.
+const fn later(column: Column) -> Column {
+    Column { later: true, ..column }
 }
 
 const TEXT: [Column; 3] = [
-    since_2(optional(
+    later(optional(
         "unchanged",
         Kind::Bool,
         "none",
         "Whether the greedy text is the full model's; null where the continuation was given and the full model would write another",
     )),
-    since_2(optional(
+    later(optional(
         "departs",
         Kind::Int,
         "step",
         "The first decode step whose token differs; null where none does",
     )),
-    since_2(optional(
+    later(optional(
         "answered",
         Kind::Bool,
         "none",
         "Whether the greedy text contains the expected answer; null where none is expected, and below the last cutoff where the full model does not give it",
     )),
 ];
+
+/// Of a prompt that is hidden from one KV head, for each head of the layer.
+const BY_KV_HEAD: [Column; 3] = [
+    by_kv_head(
+        "kl_by_kv_head",
+        "nats",
+        "KL with the prompt hidden from one KV head of the layer, for each head; null where not measured",
+    ),
+    by_kv_head("top1_by_kv_head", "share of steps", "Steps with the same argmax then"),
+    by_kv_head(
+        "dnll_by_kv_head",
+        "nats",
+        "Mean negative log-likelihood of the continuation then, less that under the full model",
+    ),
+];
+
+const fn by_kv_head(name: &'static str, unit: &'static str, description: &'static str) -> Column {
+    later(optional(name, Kind::FloatList, unit, description))
+}
 
 /// `policies.parquet`, which a run may have in addition to its tables: one row per prompt × policy × layer × step.
 pub(super) const POLICIES: [Column; 13] = [
@@ -274,7 +295,7 @@ pub(super) const POLICIES: [Column; 13] = [
 
 /// A share of attention after a removal, which files of earlier versions lack.
 const fn span_mass(name: &'static str, description: &'static str) -> Column {
-    since_2(figure(name, "probability", description))
+    later(figure(name, "probability", description))
 }
 
 /// `spans.parquet`, which a run may have in addition to its tables: one row per prompt × span × layer.
@@ -350,7 +371,7 @@ const PROMPTS: [Column; 17] = [
         "none",
         "Whether the continuation was given instead of generated greedily",
     ),
-    since_2(optional(
+    later(optional(
         "expected",
         Kind::Text,
         "none",

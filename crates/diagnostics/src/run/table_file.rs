@@ -217,7 +217,7 @@ fn check_columns(schema: &Schema, columns: &[Column]) -> std::result::Result<(),
                     wanted.data_type()
                 ));
             }
-            Err(_) if column.since_2 => {}
+            Err(_) if column.later => {}
             Err(_) => return Err(format!("the column {} is missing", wanted.name())),
         }
     }

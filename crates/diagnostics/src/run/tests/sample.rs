@@ -97,6 +97,8 @@ pub(super) fn sized_record(
             .map(|layer| KnockoutRow {
                 layer,
                 divergence: divergence(if layer == 0 { f64::NAN } else { 0.25 }),
+                // Measured of one prompt alone.
+                by_kv_head: if index == 1 { vec![divergence(0.125); 1] } else { vec![] },
             })
             .collect(),
         generated,

@@ -103,7 +103,7 @@ fn write_as(folder: &Path, schema: &[Column], rows: &[(SpanRecord, usize)]) {
         columns.ints([*layer])?;
         columns.divergences(&[record.layers[0].divergence]);
         columns.figures([0.5]);
-        (0..schema.iter().filter(|column| column.since_2).count()).for_each(|_| columns.figures([0.25]));
+        (0..schema.iter().filter(|column| column.later).count()).for_each(|_| columns.figures([0.25]));
         columns.bools([None]);
         columns.finish()
     };
@@ -117,7 +117,7 @@ fn write_as(folder: &Path, schema: &[Column], rows: &[(SpanRecord, usize)]) {
 fn files_of_earlier_versions_lack_masses() {
     let folder = tempfile::tempdir().expect("folder");
     finished(folder.path(), 1);
-    let earlier: Vec<Column> = COLUMNS.into_iter().filter(|column| !column.since_2).collect();
+    let earlier: Vec<Column> = COLUMNS.into_iter().filter(|column| !column.later).collect();
     assert_eq!(earlier.len(), COLUMNS.len() - 5);
     let rows: Vec<(SpanRecord, usize)> = (0..=LAYERS).map(|layer| (span(0, 2, 4, 1.0), layer)).collect();
     write_as(folder.path(), &earlier, &rows);
