@@ -3,12 +3,15 @@
 use crate::scratch;
 use layerscope_bench::{BenchPlan, BenchReport, Machine, PromptTokens};
 use layerscope_cutoff::recommend::FrontierPoint;
+use layerscope_cutoff::search::SearchOptions;
 use layerscope_diagnostics::prompts::{PromptFile, parse_prompts, prompts_sha256};
 use layerscope_diagnostics::record::Anchor;
 use layerscope_diagnostics::run::Run;
-use layerscope_engine::{Device, Interrupt, Model, ModelSource, Policy, Result, WeightsPrecision};
+use layerscope_engine::{Device, Ends, Interrupt, Model, ModelSource, Policy, Result, WeightsPrecision};
+use layerscope_recording::Recorded;
 use layerscope_recording::continuations::continue_failure_cases;
 use layerscope_recording::policies::record_policies;
+use layerscope_recording::sets::search_sets;
 use layerscope_recording::spans::{SpanRequest, SpanTokens, remove_span};
 use std::path::Path;
 use std::sync::LazyLock;
@@ -52,7 +55,15 @@ fn record() -> Result<Vec<(String, Vec<u8>)>> {
         sha256: prompts_sha256(PROMPTS),
         prompts: parse_prompts("prompts.jsonl", PROMPTS)?,
     };
-    layerscope_recording::record(&model, &prompts, NEW_TOKENS, &folder, &[], &interrupt, &mut |_| {})?;
+    layerscope_recording::record(
+        &model,
+        &prompts,
+        Recorded::steps(NEW_TOKENS),
+        &folder,
+        &[],
+        &interrupt,
+        &mut |_| {},
+    )?;
     let run = Run::open(&folder)?;
     for cutoff in [1, 2] {
         let point = FrontierPoint { cutoff, anchor: Anchor::Bos };
@@ -63,6 +74,14 @@ fn record() -> Result<Vec<(String, Vec<u8>)>> {
     let policies = ["speed:1+bos", "lazyllm"].map(|name| Policy::parse_for(name, model.config()));
     let policies: Vec<Policy> = policies.into_iter().collect::<Result<_>>()?;
     record_policies(&run, &model, &policies, &interrupt, &mut |_| {})?;
+    let options = SearchOptions {
+        heads: true,
+        ends: Ends { first: 1, last: 0 },
+        cutoff: None,
+        worst_kl: 0.5,
+        at_once: 4,
+    };
+    search_sets(&run, &model, &options, Some(2), &interrupt, &mut |_| {})?;
     let bench = serde_json::to_vec(&bench(&model, &interrupt)?).expect("JSON");
     let mut files = read(&folder);
     files.push((layerscope_bench::FILE_NAME.to_owned(), bench));

@@ -17,7 +17,7 @@ pub mod tokenizer_json;
 use crate::Target;
 
 /// Every target.
-pub static TARGETS: [Target; 20] = [
+pub static TARGETS: [Target; 21] = [
     adapter::ADAPTER,
     chat_template::TARGET,
     config_json::TARGET,
@@ -32,6 +32,7 @@ pub static TARGETS: [Target; 20] = [
     reports::COMPARISON,
     run_files::BENCH_REPORT,
     run_files::CONTINUATIONS,
+    run_files::SETS,
     run_files::MANIFEST,
     run_files::POLICIES,
     run_files::SPANS,

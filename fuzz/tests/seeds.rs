@@ -57,7 +57,7 @@ macro_rules! targets {
 
 targets! {
     adapter bench_report chat_template comparison config_json gguf head_patterns hub_listing model_reference needle policies prompts report
-    run_continuations run_manifest run_policies run_spans run_table safetensors tokenizer_json
+    run_continuations run_manifest run_policies run_sets run_spans run_table safetensors tokenizer_json
 }
 
 #[test]

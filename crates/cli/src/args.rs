@@ -50,6 +50,11 @@ pub(crate) enum Command {
         after_help = "Examples:\n  layerscope diffusion run --prompt a1 --span 'The key is under the mat.'\n  layerscope diffusion run --prompt a1 --tokens 120-139 --answer mat\n\nExample: every prompt that names a span, as needle prompts do:\n  layerscope needle model.gguf --lengths 1k --write-prompts needles.jsonl\n  layerscope record model.gguf --prompts needles.jsonl --out run\n  layerscope diffusion run\n\nWhat is found is kept in the run folder's spans.parquet, which `show --json`, `report` and `view` read."
     )]
     Diffusion(DiffusionArguments),
+    /// Search the layers or KV heads that may forget the prompt: a set for every budget of KV
+    #[command(
+        after_help = "Examples:\n  layerscope search run\n  layerscope search run --units layers\n  layerscope search run --cutoff 26 --last 32\n\nWhat is found is kept in the run folder's sets.json, and any set is a policy:\n  layerscope generate model.gguf --policy keep:0-9+12.0-1+bos --prompt 'Hello'"
+    )]
+    Search(SearchArguments),
     /// Write a report that others can check: HTML, PDF, Markdown or JSON
     #[command(
         after_help = "Examples:\n  layerscope report run -o report.html\n  layerscope report run -o report.pdf -o report.json\n\nExample: two models, two precisions or two prompt sets side by side:\n  layerscope report before after -o comparison.html\n\nFigures measured by `layerscope bench MODEL --out run` are shown where the run folder has them."
@@ -182,6 +187,9 @@ pub(crate) struct RecordArguments {
     /// Decode steps per prompt
     #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) max_new_tokens: u32,
+    /// Whether to measure what each KV head's reading of the prompt is worth: auto (where it costs less than the rest), on or off
+    #[arg(long, value_enum, default_value_t = HeadsArgument::Auto)]
+    pub(crate) heads: HeadsArgument,
     /// At the end, generate under the recommended cutoff from this many prompts that it changes most; 0 for none
     #[arg(long, default_value_t = DEFAULT_FAILURE_CASES)]
     pub(crate) failure_cases: usize,
@@ -195,6 +203,24 @@ pub(crate) struct RecordArguments {
     /// Print one JSON object: the run as `show` and the recommendation as `recommend` print them
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// Whether the causal map goes by KV head.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum HeadsArgument {
+    Auto,
+    On,
+    Off,
+}
+
+impl HeadsArgument {
+    pub(crate) fn wanted(self) -> Option<bool> {
+        match self {
+            Self::Auto => None,
+            Self::On => Some(true),
+            Self::Off => Some(false),
+        }
+    }
 }
 
 #[derive(Debug, Args)]
@@ -297,6 +323,52 @@ pub(crate) struct DiffusionArguments {
     /// Print one JSON object
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct SearchArguments {
+    /// Run folder
+    pub(crate) run: PathBuf,
+    /// What is dropped one after the other
+    #[arg(long, value_enum, default_value_t = UnitsArgument::Heads)]
+    pub(crate) units: UnitsArgument,
+    /// First prompt tokens that a dropped unit still shows
+    #[arg(long, value_name = "TOKENS", default_value_t = 1)]
+    pub(crate) first: usize,
+    /// Last prompt tokens that a dropped unit still shows
+    #[arg(long, value_name = "TOKENS", default_value_t = 0)]
+    pub(crate) last: usize,
+    /// End the prompt at this layer, too, as speed:CUTOFF+bos does; units are then those below it
+    #[arg(long)]
+    pub(crate) cutoff: Option<usize>,
+    /// Prompts of the run to search on, spread over its categories; sets are judged on the others. Two thirds of them, at most 24,
+    /// where none is given
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) search_prompts: Option<u32>,
+    /// Units that are tried at each step, at least
+    #[arg(long, value_name = "COUNT", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) at_once: u32,
+    /// End the search beyond this mean KL divergence, nats per token
+    #[arg(long, value_name = "NATS", default_value_t = 0.5)]
+    pub(crate) worst_kl: f64,
+    /// Mean KL divergence from the full model that is acceptable, nats per token
+    #[arg(long, value_name = "NATS", default_value_t = DEFAULT_TOLERANCE)]
+    pub(crate) tolerance: f64,
+    /// The run's model, where it is not found by its name: a path, a name or a Hugging Face id
+    #[arg(long)]
+    pub(crate) model: Option<String>,
+    #[command(flatten)]
+    pub(crate) device: DeviceArguments,
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// What a search drops.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum UnitsArgument {
+    Heads,
+    Layers,
 }
 
 /// `120-139` or `120`, the last one included, as a range without it.

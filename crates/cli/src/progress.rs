@@ -10,6 +10,7 @@ use layerscope_models::Progress;
 use layerscope_recording::RecordingEvent;
 use layerscope_recording::continuations::ContinuationEvent;
 use layerscope_recording::policies::PolicyEvent;
+use layerscope_recording::sets::SetsEvent;
 
 fn style(template: &str) -> ProgressStyle {
     ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())
@@ -108,6 +109,33 @@ impl SpansBar {
 
     pub(crate) fn finish(&self) {
         self.bar.finish_and_clear();
+    }
+}
+
+/// A bar of a search for sets.
+pub(crate) struct SearchBar(ProgressBar);
+
+impl SearchBar {
+    pub(crate) fn new() -> Self {
+        Self(ProgressBar::new(0).with_style(style("{prefix} {bar:30} {pos}/{len} {msg}, {elapsed} elapsed")))
+    }
+
+    pub(crate) fn observe(&self, event: SetsEvent<'_>) {
+        let (what, done, all, message) = match event {
+            SetsEvent::Running { done, all } => ("running", done, all, "prompts".to_owned()),
+            SetsEvent::Dropped { done, all, kl } => {
+                ("searching", done, all, format!("dropped, KL {kl:.4} nats"))
+            }
+            SetsEvent::Judging { id, done, all } => ("judging", done, all, format!("prompts, {id}")),
+        };
+        name(&self.0, what);
+        self.0.set_length(all as u64);
+        self.0.set_position(done as u64);
+        show(&self.0, &message);
+    }
+
+    pub(crate) fn finish(&self) {
+        self.0.finish_and_clear();
     }
 }
 

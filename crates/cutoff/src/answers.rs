@@ -1,15 +1,17 @@
-//! Whether the text under each cutoff still gives the answer that the full model gives.
+//! Whether the text under each cutoff, or set of KV heads, still gives the answer that the full model gives.
 //!
-//! While a cutoff's most likely tokens are those of the continuation, its text is the full model's. So a text that departs after
-//! the answer keeps it, and is not generated. The others are, all together: they share the prompt's KV and read of it what their
-//! cutoff leaves ([`Branches`]).
+//! While the most likely tokens are those of the continuation, the text is the full model's. So a text that departs after the answer
+//! keeps it, and is not generated. The others are, all together: they share the prompt's KV and read of it what their cutoff or
+//! set leaves ([`Branches`]).
 
 use crate::answer::{Answer, Answered};
-use crate::frontier::{PromptFrontier, sees};
+use crate::copies::RowCopy;
+use crate::frontier::{PromptFrontier, Variant};
+use crate::search::{OnPrompt, Shown};
 use layerscope_diagnostics::probe::ProbedRun;
-use layerscope_diagnostics::record::{Anchor, FrontierRow};
+use layerscope_diagnostics::record::FrontierRow;
 use layerscope_engine::{
-    BranchToken, Branches, Interrupt, Model, Result, argmax, check_interrupt, check_memory,
+    BranchToken, Branches, Interrupt, KeyRange, Model, Result, argmax, check_interrupt, check_memory,
 };
 
 /// Fills in [`layerscope_diagnostics::record::TextUnderCutoff::answered`] of each row of a run's frontier. The run's session loses
@@ -31,22 +33,47 @@ pub fn judge_answers(
     let answered = Answered { tokenizer: &model.tokenizer, answer };
     let mut texts = Texts { model, answered, run, last_prompt_token, interrupt };
     let layers = model.config().layers;
+    let of_row = |row: &usize| {
+        let FrontierRow { anchor, cutoff, .. } = frontier.rows[*row];
+        (Variant::Cutoff { anchor, cutoff }, &frontier.most_likely[*row][..])
+    };
     let (full, cut): (Vec<usize>, Vec<usize>) =
         (0..frontier.rows.len()).partition(|&row| frontier.rows[row].cutoff == layers);
     // At full depth the model has a row for each anchor, and one text.
-    let at_full_depth = texts.judge(frontier, &full[..1], progress)?.first() == Some(&true);
+    let at_full_depth =
+        texts.judge(full.iter().take(1).map(of_row).collect(), progress)?.first() == Some(&true);
     // With an adapter that text need not be the full model's, which is the continuation.
     let given = match texts.run.refers_to_another {
         true => texts.answered.is_in(&texts.run.continuation)?,
         false => at_full_depth,
     };
+    let kept = if given { texts.judge(cut.iter().map(of_row).collect(), progress)? } else { vec![] };
     full.iter().for_each(|&row| frontier.rows[row].text.answered = Some(at_full_depth));
-    if given {
-        for (&row, kept) in cut.iter().zip(texts.judge(frontier, &cut, progress)?) {
-            frontier.rows[row].text.answered = Some(kept);
-        }
+    for (&row, kept) in cut.iter().zip(kept) {
+        frontier.rows[row].text.answered = Some(kept);
     }
     Ok(())
+}
+
+/// Whether the text under each set contains the answer, given the most likely tokens along the continuation under it.
+/// The run's session loses its decode tokens, as in [`judge_answers`].
+///
+/// # Errors
+/// As [`judge_answers`].
+pub fn judge_sets(
+    model: &Model,
+    run: &mut ProbedRun,
+    last_prompt_token: u32,
+    sets: &[(&Shown, &[u32])],
+    answer: &Answer<'_>,
+    interrupt: &Interrupt,
+    progress: &mut dyn FnMut(usize, usize),
+) -> Result<Vec<bool>> {
+    let answered = Answered { tokenizer: &model.tokenizer, answer };
+    let prompt_len = run.prompt_len;
+    let mut texts = Texts { model, answered, run, last_prompt_token, interrupt };
+    let copies = sets.iter().map(|(shown, most_likely)| (OnPrompt::new(shown, prompt_len), *most_likely));
+    texts.judge(copies.collect(), progress)
 }
 
 /// The texts of a prompt.
@@ -60,8 +87,6 @@ struct Texts<'a> {
 
 /// A text that is generated.
 struct Text {
-    anchor: Anchor,
-    cutoff: usize,
     tokens: Vec<u32>,
     /// Tokens that it has in common with the continuation.
     same: usize,
@@ -69,23 +94,21 @@ struct Text {
 }
 
 impl Texts<'_> {
-    /// Whether the texts under the cutoffs of some rows contain the answer.
-    fn judge(
+    /// Whether texts contain the answer, each with what it sees and the most likely tokens along the continuation.
+    fn judge<C: RowCopy>(
         &mut self,
-        frontier: &PromptFrontier,
-        rows: &[usize],
+        copies: Vec<(C, &[u32])>,
         progress: &mut dyn FnMut(usize, usize),
     ) -> Result<Vec<bool>> {
         let continuation = &self.run.continuation;
-        let mut texts: Vec<Text> = vec![];
-        for &row in rows {
-            let most_likely = &frontier.most_likely[row];
+        let mut texts: Vec<(C, Text)> = vec![];
+        for (copy, most_likely) in copies {
             let same = continuation.iter().zip(most_likely).take_while(|(a, b)| a == b).count();
             let answered = self.answered.along(continuation, most_likely)?;
-            let FrontierRow { anchor, cutoff, .. } = frontier.rows[row];
-            texts.push(Text { anchor, cutoff, tokens: vec![], same, answered });
+            texts.push((copy, Text { tokens: vec![], same, answered }));
         }
-        let mut open: Vec<&mut Text> = texts.iter_mut().filter(|text| text.answered.is_none()).collect();
+        let open = texts.iter_mut().filter(|(_, text)| text.answered.is_none());
+        let mut open: Vec<(&C, &mut Text)> = open.map(|(copy, text)| (&*copy, text)).collect();
         let most = self.answered.answer.max_new_tokens;
         let (mut done, all) = (0, open.len() * most);
         let at_once = self.texts_at_once(open.len());
@@ -93,24 +116,25 @@ impl Texts<'_> {
             self.generate(batch, &mut |tokens| progress(done + tokens, all))?;
             done += batch.len() * most;
         }
-        Ok(texts.iter().map(|text| text.answered == Some(true)).collect())
+        Ok(texts.iter().map(|(_, text)| text.answered == Some(true)).collect())
     }
 
     /// Generates texts until each contains the answer, ends or is long enough.
-    fn generate(&mut self, texts: &mut [&mut Text], progress: &mut dyn FnMut(usize)) -> Result<()> {
+    fn generate<C: RowCopy>(
+        &mut self,
+        texts: &mut [(&C, &mut Text)],
+        progress: &mut dyn FnMut(usize),
+    ) -> Result<()> {
         let most = self.answered.answer.max_new_tokens;
         let continuation = &self.run.continuation;
-        let points: Vec<(Anchor, usize)> = texts.iter().map(|text| (text.anchor, text.cutoff)).collect();
-        let sees = |text: usize, layer: usize, segment| {
-            let (anchor, cutoff) = points[text];
-            layer < cutoff || sees(anchor, segment)
-        };
+        let copies: Vec<&C> = texts.iter().map(|(copy, _)| *copy).collect();
+        let sees = |text: usize, layer: usize, keys: &KeyRange| copies[text].sees(layer, keys);
         let mut branches = Branches::new(&mut self.run.session, texts.len(), texts.len() * most, &sees)?;
         for step in 0..most {
             check_interrupt(self.interrupt)?;
-            let open = (0..texts.len()).filter(|&text| texts[text].answered.is_none());
+            let open = (0..texts.len()).filter(|&text| texts[text].1.answered.is_none());
             let next = open.map(|branch| {
-                let token = texts[branch].tokens.last().copied().unwrap_or(self.last_prompt_token);
+                let token = texts[branch].1.tokens.last().copied().unwrap_or(self.last_prompt_token);
                 BranchToken { branch, token }
             });
             let next: Vec<BranchToken> = next.collect();
@@ -119,7 +143,7 @@ impl Texts<'_> {
             }
             let logits = branches.step(&next)?;
             for (row, next) in next.iter().enumerate() {
-                let text = &mut *texts[next.branch];
+                let text = &mut *texts[next.branch].1;
                 let token = match continuation[..text.same].get(step) {
                     Some(known) => *known,
                     None => argmax(&logits.narrow(row, 1)?, &[])?,

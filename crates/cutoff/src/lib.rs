@@ -4,10 +4,12 @@
 mod answer;
 pub mod answers;
 pub mod block_schedule;
+mod copies;
 pub mod cost;
 pub mod diffusion;
 pub mod frontier;
 pub mod recommend;
+pub mod search;
 
 pub use answer::Answer;
 

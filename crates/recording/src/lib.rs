@@ -3,11 +3,12 @@
 pub mod continuations;
 pub mod policies;
 mod recorded_with;
+pub mod sets;
 pub mod spans;
 
 use layerscope_cutoff::Answer;
 use layerscope_cutoff::answers::judge_answers;
-use layerscope_cutoff::frontier::{PromptFrontier, frontier};
+use layerscope_cutoff::frontier::{CausalMap, PromptFrontier, frontier};
 use layerscope_diagnostics::machine::Machine;
 use layerscope_diagnostics::probe::{self, Decoding};
 use layerscope_diagnostics::prompts::{Prompt, PromptFile};
@@ -66,18 +67,48 @@ pub enum RecordingEvent<'a> {
     },
 }
 
-/// Records one prompt with at most `max_new_tokens` decode steps of the greedy continuation or the prompt's
-/// answer.
+/// What is recorded of each prompt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Recorded {
+    /// Decode steps, at most: of the greedy continuation or the prompt's answer.
+    pub max_new_tokens: usize,
+    /// Whether the causal map goes by KV head, too; [`CausalMap::affordable`] where nothing is said.
+    pub heads: Option<bool>,
+}
+
+impl Recorded {
+    /// So many decode steps; heads where they are affordable.
+    pub fn steps(max_new_tokens: usize) -> Self {
+        Self { max_new_tokens, heads: None }
+    }
+
+    /// The causal map of some prompts.
+    fn map(self, model: &Model, prompts: &[Prompt]) -> CausalMap {
+        let encoded = prompts.iter().filter_map(|prompt| model.tokenizer.encode_prompt(&prompt.content).ok());
+        match self.heads {
+            Some(true) => CausalMap::Heads,
+            Some(false) => CausalMap::Layers,
+            None => {
+                let lengths: Vec<usize> = encoded.map(|tokens| tokens.len()).collect();
+                CausalMap::affordable(model.config(), &lengths, self.max_new_tokens)
+            }
+        }
+    }
+}
+
+/// Records one prompt.
 ///
 /// # Errors
 /// [`Error::Input`] on a prompt that cannot be run; [`Error::Interrupted`].
 pub fn record_prompt(
     model: &Model,
     prompt: &Prompt,
-    max_new_tokens: usize,
+    recorded: Recorded,
     interrupt: &Interrupt,
     observe: &mut dyn FnMut(RecordingEvent<'_>),
 ) -> Result<PromptRecord> {
+    let map = recorded.map(model, std::slice::from_ref(prompt));
+    let max_new_tokens = recorded.max_new_tokens;
     let tokenizer = &model.tokenizer;
     let prompt_tokens = tokenizer.encode_prompt(&prompt.content)?;
     let answer = match &prompt.answer {
@@ -106,7 +137,7 @@ pub fn record_prompt(
     }
     let start = Instant::now();
     let layers = model.config().layers;
-    let mut frontier = frontier(&model.decoder, &run, interrupt, &mut |done| {
+    let mut frontier = frontier(&model.decoder, &run, map, interrupt, &mut |done| {
         observe(RecordingEvent::FrontierLayers { done, all: layers });
     })?;
     let expected = prompt.expected();
@@ -156,27 +187,29 @@ pub fn record_prompt(
 pub fn record(
     model: &Model,
     prompts: &PromptFile,
-    max_new_tokens: usize,
+    recorded: Recorded,
     folder: &Path,
     command: &[String],
     interrupt: &Interrupt,
     observe: &mut dyn FnMut(RecordingEvent<'_>),
 ) -> Result<Manifest> {
-    if max_new_tokens == 0 {
+    if recorded.max_new_tokens == 0 {
         return Err(Error::input("--max-new-tokens must be at least 1"));
     }
+    let map = recorded.map(model, &prompts.prompts);
+    let each = Recorded { heads: Some(map == CausalMap::Heads), ..recorded };
     let wanted = Manifest {
         machine: Some(Machine::with(model.decoder.device())),
         command: command.to_vec(),
-        ..manifest(model, prompts, max_new_tokens)?
+        ..manifest(model, prompts, each.max_new_tokens, map)?
     };
     let mut writer = RunWriter::create_or_resume(folder, wanted)?;
     let pending: Vec<&Prompt> = prompts.prompts.iter().filter(|p| !writer.is_done(&p.id)).collect();
     let all = prompts.prompts.len();
     observe(RecordingEvent::Resumed { done: all - pending.len(), all });
     for prompt in pending {
-        let recorded = check_interrupt(interrupt)
-            .and_then(|()| record_prompt(model, prompt, max_new_tokens, interrupt, observe));
+        let recorded =
+            check_interrupt(interrupt).and_then(|()| record_prompt(model, prompt, each, interrupt, observe));
         match recorded {
             Ok(record) => {
                 writer.append(&record)?;
@@ -215,7 +248,7 @@ fn adapter_record(adapter: &ModelAdapter) -> AdapterRecord {
     }
 }
 
-fn manifest(model: &Model, prompts: &PromptFile, max_new_tokens: usize) -> Result<Manifest> {
+fn manifest(model: &Model, prompts: &PromptFile, max_new_tokens: usize, map: CausalMap) -> Result<Manifest> {
     let config = model.config();
     let windowed: Vec<usize> = (0..config.layers).filter(|&l| config.windows[l].is_some()).collect();
     // The `bos` anchor keeps position 0, whatever its token is.
@@ -247,7 +280,7 @@ fn manifest(model: &Model, prompts: &PromptFile, max_new_tokens: usize) -> Resul
         anchors: Anchor::ALL.to_vec(),
         prompts_file: prompts.name.clone(),
         prompts_sha256: prompts.sha256.clone(),
-        other: BTreeMap::new(),
+        other: BTreeMap::from([("heads".to_owned(), (map == CausalMap::Heads).into())]),
     };
     let ids = prompts.prompts.iter().map(|p| p.id.clone()).collect();
     let spans = prompts.prompts.iter().filter_map(|p| Some((p.id.clone(), p.span.clone()?)));

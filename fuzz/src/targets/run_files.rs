@@ -43,6 +43,17 @@ pub const CONTINUATIONS: Target = Target {
     seeds: || vec![recorded::file(folder::CONTINUATIONS).to_vec()],
 };
 
+/// `sets.json`.
+pub const SETS: Target = Target {
+    name: "run_sets",
+    read: |input| {
+        let folder = recorded::with(&[(folder::SETS, input)]);
+        let _ = Run::open(folder.path()).expect("a sound run").sets();
+    },
+    mutate: json::changed,
+    seeds: || vec![recorded::file(folder::SETS).to_vec()],
+};
+
 /// `bench.json`.
 pub const BENCH_REPORT: Target = Target {
     name: "bench_report",

@@ -9,6 +9,7 @@ use layerscope_cutoff::DEFAULT_FAILURE_CASES;
 use layerscope_diagnostics::prompts::{PromptFile, parse_prompts, prompts_sha256};
 use layerscope_diagnostics::run::Run;
 use layerscope_engine::{Model, Policy, Result, WeightsPrecision};
+use layerscope_recording::Recorded;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -58,7 +59,7 @@ pub(crate) fn run(arguments: &DemoArguments) -> Result<ExitCode> {
     let recording = Recording {
         policies: vec![],
         prompts: &prompts,
-        max_new_tokens: NEW_TOKENS,
+        recorded: Recorded::steps(NEW_TOKENS),
         failure_cases: DEFAULT_FAILURE_CASES,
         out: &arguments.out,
         command: vec!["demo".to_owned(), "--out".to_owned(), record::last_part(&arguments.out)],
@@ -108,7 +109,7 @@ fn adapted(model: Model, arguments: &DemoArguments) -> Result<ExitCode> {
     let recording = Recording {
         policies: vec![],
         prompts: &prompts()?,
-        max_new_tokens: NEW_TOKENS,
+        recorded: Recorded::steps(NEW_TOKENS),
         failure_cases: DEFAULT_FAILURE_CASES,
         out: &out,
         command: vec![],

@@ -14,6 +14,7 @@ pub(crate) mod patterns;
 pub(crate) mod recommend;
 pub(crate) mod record;
 pub(crate) mod report;
+pub(crate) mod search;
 pub(crate) mod show;
 #[cfg_attr(not(feature = "viewer"), path = "no_viewer.rs")]
 pub(crate) mod view;

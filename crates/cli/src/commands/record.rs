@@ -11,9 +11,9 @@ use layerscope_diagnostics::run::{CONTINUATIONS, Continuation, Manifest, Run};
 use layerscope_engine::{
     Device, DeviceChoice, Error, MemoryNeed, Model, OpenedModel, Policy, Result, WeightsPrecision,
 };
-use layerscope_recording::RecordingEvent;
 use layerscope_recording::continuations::continue_failure_cases;
 use layerscope_recording::policies::record_policies;
+use layerscope_recording::{Recorded, RecordingEvent};
 use serde_json::json;
 use std::fmt::Write;
 use std::path::Path;
@@ -22,7 +22,7 @@ use std::process::ExitCode;
 /// What to record, and how to print the result.
 pub(crate) struct Recording<'a> {
     pub(crate) prompts: &'a PromptFile,
-    pub(crate) max_new_tokens: usize,
+    pub(crate) recorded: Recorded,
     /// Policies under which attention is recorded besides.
     pub(crate) policies: Vec<Policy>,
     /// Number of prompts to generate from under the recommended cutoff.
@@ -46,7 +46,10 @@ pub(crate) fn run(arguments: &RecordArguments) -> Result<ExitCode> {
     let recording = Recording {
         policies,
         prompts: &prompts,
-        max_new_tokens: arguments.max_new_tokens as usize,
+        recorded: Recorded {
+            max_new_tokens: arguments.max_new_tokens as usize,
+            heads: arguments.heads.wanted(),
+        },
         failure_cases: arguments.failure_cases,
         out: &arguments.out,
         command: command(arguments),
@@ -73,8 +76,17 @@ fn memory_need(
 
 /// The arguments that repeat a recording, with file names only: full paths may be private.
 fn command(arguments: &RecordArguments) -> Vec<String> {
-    let RecordArguments { model, adapter, prompts, max_new_tokens, failure_cases, policy, out, json: _ } =
-        arguments;
+    let RecordArguments {
+        model,
+        adapter,
+        prompts,
+        max_new_tokens,
+        heads,
+        failure_cases,
+        policy,
+        out,
+        json: _,
+    } = arguments;
     let options = [
         ("--weights", WeightsPrecision::from(model.weights).name().to_owned()),
         ("--prompts", last_part(prompts)),
@@ -86,8 +98,10 @@ fn command(arguments: &RecordArguments) -> Vec<String> {
     let device = Some(model.device.device).filter(|&device| device != DeviceChoice::Auto);
     let device = device.iter().map(|device| ("--device", device.to_string()));
     let policies = policy.iter().map(|name| ("--policy", name.clone()));
+    let heads = heads.wanted().map(|on| ("--heads", if on { "on" } else { "off" }.to_owned()));
     let adapter = adapter.adapter.iter().map(|folder| ("--adapter", last_part(folder)));
-    let options = options.into_iter().chain(policies).chain(adapter).chain(architecture).chain(device);
+    let options =
+        options.into_iter().chain(heads).chain(policies).chain(adapter).chain(architecture).chain(device);
     let options = options.flat_map(|(name, value)| [name.to_owned(), value]);
     ["record".to_owned(), last_part(Path::new(&model.model))].into_iter().chain(options).collect()
 }
@@ -165,11 +179,11 @@ fn under_policies(run: &Run, model: &Model, policies: &[Policy]) -> Result<()> {
 
 /// Returns the manifest and the number of failed prompts.
 fn record_prompts(model: &Model, recording: &Recording<'_>) -> Result<(Manifest, usize)> {
-    let Recording { prompts, max_new_tokens, out, command, .. } = recording;
+    let Recording { prompts, recorded: what, out, command, .. } = recording;
     let mut bars = RecordingBars::new(prompts.prompts.len());
     let recorded = heeded(|interrupt| {
         let observe = &mut |event: RecordingEvent<'_>| bars.observe(event);
-        layerscope_recording::record(model, prompts, *max_new_tokens, out, command, interrupt, observe)
+        layerscope_recording::record(model, prompts, *what, out, command, interrupt, observe)
     });
     bars.finish();
     Ok((recorded?, bars.failures()))

@@ -77,7 +77,7 @@ fn prompt(id: usize, category: &str, kl: &[f64]) -> PromptSummary {
         },
         frontier: rows(Anchor::Bos, 1.0).chain(rows(Anchor::None, 2.0)).collect(),
         knockout: (0..kl.len())
-            .map(|layer| KnockoutRow { layer, divergence: divergence(layer as f64) })
+            .map(|layer| KnockoutRow { layer, divergence: divergence(layer as f64), by_kv_head: vec![] })
             .collect(),
     }
 }

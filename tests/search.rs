@@ -1,0 +1,108 @@
+//! `layerscope search` on the embedded model's run: sets that hold on other prompts, run as policies, and errors.
+
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use support::{demo_prompts, json, layerscope, refuse, run, succeed, tiny_model};
+
+/// A run of the bundled prompts.
+fn recorded(folder: &Path) -> PathBuf {
+    let out = folder.join("run");
+    let mut record = layerscope();
+    record.arg("record").arg(tiny_model()).arg("--prompts").arg(demo_prompts()).arg("--out").arg(&out);
+    succeed(record.args(["--max-new-tokens", "24", "--weights", "f32", "--failure-cases", "0"]));
+    out
+}
+
+fn search(run: &Path, arguments: &[&str]) -> Command {
+    let mut command = layerscope();
+    command.arg("search").arg(run).arg("--model").arg(tiny_model()).args(arguments);
+    command
+}
+
+fn number(value: &Value) -> f64 {
+    value.as_f64().unwrap()
+}
+
+#[test]
+fn sets_are_found_judged_on_others_kept_and_run_as_policies() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = recorded(folder.path());
+    let found = json(&mut search(&out, &["--json"]))["search"].clone();
+    let sets = found["sets"].as_array().unwrap();
+    assert_eq!(
+        (found["units"].as_str().unwrap(), found["searched"].as_array().unwrap().len()),
+        ("heads", 10)
+    );
+    let ids = |name: &str| found[name].as_array().unwrap().iter().map(|id| id.as_str().unwrap().to_owned());
+    assert!(ids("judged").all(|id| ids("searched").all(|other| other != id)));
+    assert_eq!(number(&sets[0]["kv_kept"]), 1.0);
+    assert!(number(&sets[0]["kl"]) < 1e-6);
+    assert!(sets.windows(2).all(|pair| number(&pair[1]["kv_kept"]) < number(&pair[0]["kv_kept"])));
+    // A quarter of the KV goes at next to no cost, on prompts that the search has not seen.
+    let cheap = sets.iter().rfind(|set| number(&set["kl"]) < 0.01).unwrap();
+    assert!(number(&cheap["kv_kept"]) < 0.75, "{cheap}");
+    assert_eq!(cheap["answers_kept"], cheap["answers"]);
+
+    // The run under that policy, along the same text, says the same.
+    let policy = cheap["policy"].as_str().unwrap();
+    let mut record = layerscope();
+    record.arg("record").arg(tiny_model()).arg("--prompts").arg(demo_prompts()).arg("--out").arg(&out);
+    record.args(["--max-new-tokens", "24", "--weights", "f32", "--failure-cases", "0", "--policy", policy]);
+    succeed(&mut record);
+    let shown = json(layerscope().arg("show").arg(&out).arg("--json"));
+    let judged: Vec<f64> = shown["prompts"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter(|prompt| ids("judged").any(|id| prompt["id"] == id.as_str()))
+        .map(|prompt| number(&prompt["policies"][0]["kl"]))
+        .collect();
+    let mean = judged.iter().sum::<f64>() / judged.len() as f64;
+    assert!((mean - number(&cheap["kl"])).abs() < 1e-4, "{mean} {cheap}");
+    // Each head of each layer was measured while recording.
+    let row = &shown["prompts"][0]["knockout"][3];
+    assert_eq!(row["by_kv_head"].as_array().unwrap().len(), 2);
+
+    // A search of another kind is kept beside it; the table names the set for the tolerance.
+    let text = succeed(&mut search(
+        &out,
+        &["--units", "layers", "--cutoff", "6", "--last", "4", "--search-prompts", "3"],
+    ));
+    assert!(
+        text.contains("layers that no longer see the prompt but for its first 1 and last 4 tokens"),
+        "{text}"
+    );
+    assert!(text.contains("speed:6+bos+keep:"), "{text}");
+    let kept: Value = serde_json::from_slice(&std::fs::read(out.join("sets.json")).unwrap()).unwrap();
+    assert_eq!(kept["searches"].as_array().unwrap().len(), 2);
+
+    // The text of a prompt stays the same under it.
+    let prompts = std::fs::read_to_string(demo_prompts()).unwrap();
+    let prompt: Value = serde_json::from_str(prompts.lines().next().unwrap()).unwrap();
+    let text = |policy: &str| {
+        let mut generate = layerscope();
+        generate.arg("generate").arg(tiny_model()).args(["--policy", policy, "--max-new-tokens", "6"]);
+        succeed(generate.args(["--prompt", prompt["prompt"].as_str().unwrap()]))
+    };
+    assert_eq!(text(policy), text("full"));
+}
+
+#[test]
+fn what_cannot_be_searched_is_said() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = recorded(folder.path());
+    refuse(&mut search(&out, &["--cutoff", "9"]), 2, &["--cutoff must be between 1 and 8"]);
+    refuse(&mut search(&out, &["--worst-kl", "nan"]), 2, &["--worst-kl must be a number of nats"]);
+    refuse(&mut search(&folder.path().join("none"), &[]), 2, &["none"]);
+    std::fs::write(out.join("sets.json"), "{\"schema\": 1, \"searches\": 3}").unwrap();
+    refuse(&mut search(&out, &["--search-prompts", "1"]), 2, &["sets.json", "delete it"]);
+    let mut generate = layerscope();
+    generate.arg("generate").arg(tiny_model()).args(["--policy", "keep:3-12", "--prompt", "a"]);
+    refuse(&mut generate, 2, &["layer 8", "last one is 7"]);
+    assert!(run(&mut search(&out, &["--units", "rows"])).status.code() == Some(2));
+}
