@@ -7,7 +7,7 @@ mod support;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use support::{demo_prompts, json, layerscope, refuse, run, succeed, tiny_model};
+use support::{demo_prompts, json, layerscope, refuse, run, stderr, succeed, tiny_model};
 
 /// A run of the bundled prompts.
 fn recorded(folder: &Path) -> PathBuf {
@@ -81,6 +81,51 @@ fn sets_are_found_judged_on_others_kept_and_run_as_policies() {
     let kept: Value = serde_json::from_slice(&std::fs::read(out.join("sets.json")).unwrap()).unwrap();
     assert_eq!(kept["searches"].as_array().unwrap().len(), 2);
 
+    // The best policy for a budget is one of the sets, and keeps no more than that.
+    let fitting = json(layerscope().args(["recommend", "--kv-budget", "75%", "--json"]).arg(&out));
+    let best = &fitting["choices"][0];
+    assert!(number(&best["kv_kept"]) <= 0.75 && best["kind"] == "set", "{best}");
+    assert!(
+        sets.iter().any(|set| set["policy"] == best["policy"] && number(&set["kl"]) == number(&best["kl"]))
+    );
+    let cutoff =
+        fitting["choices"].as_array().unwrap().iter().find(|choice| choice["kind"] == "cutoff").unwrap();
+    assert!(number(&cutoff["kl"]) > number(&best["kl"]));
+    let bytes = succeed(layerscope().args(["recommend", "--kv-budget", "1MiB", "--context", "1k"]).arg(&out));
+    assert!(bytes.contains("For 1.0 MiB of KV, 1024 prompt tokens") && bytes.contains("keep:"), "{bytes}");
+
+    // Its heads in a file are the same policy; a model of another shape refuses them.
+    let heads = folder.path().join("heads.json");
+    succeed(layerscope().args(["recommend", "--kv-budget", "75%", "--write-heads"]).arg(&heads).arg(&out));
+    let said = |policy: String| {
+        let mut generate = layerscope();
+        generate.arg("generate").arg(tiny_model()).args([
+            "--policy",
+            &policy,
+            "--max-new-tokens",
+            "6",
+            "--prompt",
+        ]);
+        succeed(generate.arg("The lake is Mundanra. What is the lake?"))
+    };
+    let from_file = said(format!("keep:heads={}+bos", heads.display()));
+    assert_eq!(from_file, said(best["policy"].as_str().unwrap().to_owned()));
+    let other = std::fs::read_to_string(&heads).unwrap().replace("\"layers\": 8", "\"layers\": 9");
+    std::fs::write(&heads, other).unwrap();
+    let mut generate = layerscope();
+    generate.arg("generate").arg(tiny_model()).args(["--prompt", "a", "--policy"]);
+    let name = format!("keep:heads={}", heads.display());
+    refuse(generate.arg(name), 2, &["heads.json", "9 layers with 2 KV heads", "layerscope search"]);
+
+    // The report draws both searches beside the cutoffs.
+    let report = folder.path().join("report.json");
+    succeed(layerscope().arg("report").arg(&out).arg("-o").arg(&report));
+    let report: Value = serde_json::from_slice(&std::fs::read(&report).unwrap()).unwrap();
+    let curves = report["runs"][0]["budgets"].as_array().unwrap();
+    let names: Vec<&str> = curves.iter().map(|curve| curve["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["cutoffs", "KV heads", "layers below 6, first 1 and last 4 tokens shown"]);
+    assert!(curves.iter().all(|curve| curve["points"].as_array().unwrap().len() > 3));
+
     // The text of a prompt stays the same under it.
     let prompts = std::fs::read_to_string(demo_prompts()).unwrap();
     let prompt: Value = serde_json::from_str(prompts.lines().next().unwrap()).unwrap();
@@ -104,5 +149,16 @@ fn what_cannot_be_searched_is_said() {
     let mut generate = layerscope();
     generate.arg("generate").arg(tiny_model()).args(["--policy", "keep:3-12", "--prompt", "a"]);
     refuse(&mut generate, 2, &["layer 8", "last one is 7"]);
+    let budget = |budget: &str| {
+        let mut recommend = layerscope();
+        recommend.arg("recommend").arg(&out).args(["--kv-budget", budget]);
+        recommend
+    };
+    let refused = run(&mut budget("50"));
+    assert_eq!(refused.status.code(), Some(2));
+    assert!(stderr(&refused).contains("`50` is no budget; give a share such as 50%"));
+    std::fs::remove_file(out.join("sets.json")).unwrap();
+    refuse(&mut budget("1KiB"), 2, &["fits into 1.0 KiB", "layerscope search"]);
+    assert!(succeed(&mut budget("60%")).contains("layerscope search RUN finds better"));
     assert!(run(&mut search(&out, &["--units", "rows"])).status.code() == Some(2));
 }

@@ -1,6 +1,7 @@
 //! The command-line arguments.
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use layerscope_cutoff::budget::KvBudget;
 use layerscope_cutoff::recommend::{Criterion, Options};
 use layerscope_cutoff::{DEFAULT_FAILURE_CASES, DEFAULT_KEPT, DEFAULT_TOLERANCE};
 use layerscope_diagnostics::record::Anchor;
@@ -42,7 +43,7 @@ pub(crate) enum Command {
     Show(ShowArguments),
     /// Recommend a cutoff from a run, with reasons
     #[command(
-        after_help = "Example:\n  layerscope recommend run --tolerance 0.05\n\nExample: no answer may be lost:\n  layerscope recommend run --answers 1\n\nExample: what an adapter has changed:\n  layerscope recommend adapted-run --before run"
+        after_help = "Example:\n  layerscope recommend run --tolerance 0.05\n\nExample: no answer may be lost:\n  layerscope recommend run --answers 1\n\nExample: what an adapter has changed:\n  layerscope recommend adapted-run --before run\n\nExample: the best policy that keeps half of the KV, after layerscope search run:\n  layerscope recommend run --kv-budget 50%"
     )]
     Recommend(RecommendArguments),
     /// Ask from which layer on a part of a recorded prompt may vanish
@@ -248,6 +249,15 @@ pub(crate) struct RecommendArguments {
     /// Another run of the same model, such as the one without an adapter, to compare with
     #[arg(long, value_name = "RUN")]
     pub(crate) before: Option<PathBuf>,
+    /// The best policy whose KV fits: a share of the full model's such as 50%, or bytes of a sequence such as 800MiB or 24GB
+    #[arg(long, value_name = "BUDGET", conflicts_with = "before")]
+    pub(crate) kv_budget: Option<KvBudget>,
+    /// Write the KV heads of the best policy to this file, which keep:heads=FILE reads
+    #[arg(long, value_name = "FILE", requires = "kv_budget")]
+    pub(crate) write_heads: Option<PathBuf>,
+    /// Prompt tokens that the budget is for, e.g. 32k; the run's mean where none are given
+    #[arg(long, value_name = "TOKENS", requires = "kv_budget", value_parser = length)]
+    pub(crate) context: Option<usize>,
     #[command(flatten)]
     pub(crate) judged: JudgeArguments,
     /// Print one JSON object

@@ -4,6 +4,7 @@
 mod answer;
 pub mod answers;
 pub mod block_schedule;
+pub mod budget;
 mod copies;
 pub mod cost;
 pub mod diffusion;

@@ -50,10 +50,11 @@ pub use model::{
 };
 pub use policy::{
     Anchors, Arrived, BLOCK, BlockPruning, CrossLayerKv, Cutoff, Ends, Eviction, FoundPattern, HeadPattern,
-    HeadPatterns, HeadSet, Keep, LayerKv, LayerTokens, POLICIES, Policy, PolicyKind, PolicyRules, Pooling,
-    PrefillPattern, PromptChunk, Pruning, QUERY_WINDOW, Reach, Retention, RevivalCounters, RunningSelection,
-    Schedule, Selection, SequenceSetup, SinksAndWindow, StoredHead, TokenPruning, TransferCounters, UNIT,
-    UNTRAINED, Visibility, ZERO_SHOT, caveats, policies_help, search_head_patterns,
+    HeadPatterns, HeadSet, HeadSetFile, Keep, LayerKv, LayerTokens, POLICIES, Policy, PolicyKind,
+    PolicyRules, Pooling, PrefillPattern, PromptChunk, Pruning, QUERY_WINDOW, Reach, Retention,
+    RevivalCounters, RunningSelection, Schedule, Selection, SequenceSetup, SinksAndWindow, StoredHead,
+    TokenPruning, TransferCounters, UNIT, UNTRAINED, Visibility, ZERO_SHOT, caveats, policies_help,
+    search_head_patterns,
 };
 pub use repetition::Repetition;
 pub use rows::ResidualRows;

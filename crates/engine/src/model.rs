@@ -100,6 +100,9 @@ impl Model {
 
     /// What has to be said of a policy's output: an adapter that was made for it is its training.
     pub fn caveat(&self, policy: &Policy) -> Option<&'static str> {
+        if policy.rules().searched_on().is_some_and(|sha256| sha256 != self.sha256) {
+            return Some("its KV heads were searched on another model");
+        }
         let is_trained = self.made_for().is_some_and(|made_for| made_for.policy == policy.to_string());
         policy.caveat().filter(|caveat| !(is_trained && *caveat == ZERO_SHOT))
     }

@@ -3,12 +3,14 @@
 use crate::args::RecommendArguments;
 use crate::{output, terminal};
 use layerscope_cutoff::block_schedule::{self, BlockSchedule};
+use layerscope_cutoff::budget::{Budget, Fitting, Kind, fitting};
 use layerscope_cutoff::recommend::{Evidence, Recommendation, Verdict, recommend};
 use layerscope_diagnostics::record::PromptSummary;
 use layerscope_diagnostics::run::Run;
-use layerscope_engine::{Error, Result};
+use layerscope_engine::{Error, HeadSetFile, Result};
 use serde::Serialize;
 use std::fmt::Write;
+use std::path::Path;
 use std::process::ExitCode;
 
 pub(crate) use layerscope_cutoff::recommend::Options;
@@ -16,6 +18,10 @@ pub(crate) use layerscope_cutoff::recommend::Options;
 pub(crate) fn run(arguments: &RecommendArguments) -> Result<ExitCode> {
     let run = Run::open(&arguments.run)?;
     let options = arguments.judged.options();
+    if let Some(kv) = arguments.kv_budget {
+        let budget = Budget { kv, context: arguments.context, anchor: options.anchor };
+        return within_budget(&run, budget, arguments);
+    }
     let recommendation = of_run(&run, options)?;
     let before = arguments.before.as_ref().map(|folder| of_run(&Run::open(folder)?, options)).transpose()?;
     if let Some(before) = before.as_ref().filter(|before| before.layers != recommendation.layers) {
@@ -39,6 +45,97 @@ pub(crate) fn run(arguments: &RecommendArguments) -> Result<ExitCode> {
         }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// The best policies that fit into a budget of KV.
+fn within_budget(run: &Run, budget: Budget, arguments: &RecommendArguments) -> Result<ExitCode> {
+    let prompts = run.prompts().map(|prompt| prompt.map(PromptSummary::without_prompt_tokens));
+    let prompts: Vec<PromptSummary> = prompts.collect::<Result<_>>()?;
+    let sets = run.sets()?;
+    let fitting = fitting(Evidence { manifest: run.manifest(), prompts: &prompts }, sets.as_ref(), budget)?;
+    if let Some(path) = &arguments.write_heads {
+        write_heads(run, &fitting, path)?;
+    }
+    match arguments.json {
+        true => output::json(&fitting)?,
+        false => terminal::print(&budget_text(&fitting, sets.is_some()))?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Writes the set of the best policy, for the run's model.
+fn write_heads(run: &Run, fitting: &Fitting, path: &Path) -> Result<()> {
+    let best = &fitting.choices[0].policy;
+    let heads = HeadSetFile::heads_of(best).ok_or_else(|| {
+        Error::input(format!(
+            "--write-heads: the best policy for this budget is {best}, which is no set of KV heads"
+        ))
+    })?;
+    let model = run.manifest().model.clone();
+    HeadSetFile {
+        heads,
+        layers: model.layers,
+        kv_heads: model.kv_heads,
+        model: model.name,
+        sha256: model.sha256,
+        policy: best.clone(),
+    }
+    .write(path)
+}
+
+fn budget_text(fitting: &Fitting, searched: bool) -> String {
+    let Fitting { bytes, prompt_tokens, steps, prompts, choices } = fitting;
+    let percent = |share: f64| output::figure(share * 100.0, 1);
+    let rows = choices.iter().map(|choice| {
+        vec![
+            kind(choice.kind).to_owned(),
+            percent(choice.kv_kept),
+            output::figure(choice.kl, 4),
+            output::figure(choice.kl_upper95, 4),
+            percent(choice.top1),
+            if choice.answers == 0 {
+                "–".into()
+            } else {
+                format!("{}/{}", choice.answers_kept, choice.answers)
+            },
+            percent(choice.predicted_ttft_saved),
+            percent(choice.predicted_tpot_saved),
+            choice.longest_prompt.to_string(),
+        ]
+    });
+    let header = [
+        "best",
+        "KV kept %",
+        "KL nats",
+        "≤ 95 %",
+        "same top %",
+        "answers",
+        "TTFT −%",
+        "TPOT −%",
+        "longest prompt",
+    ];
+    let mut text = format!(
+        "\nFor {} of KV, {prompt_tokens} prompt tokens and {steps} steps, judged on {prompts} prompts:\n\n{}\n\n\
+         TTFT and TPOT: predicted savings; longest prompt: tokens whose KV fits, at most the model's context\n",
+        output::bytes(*bytes),
+        output::table(&header, rows.collect())
+    );
+    for choice in choices {
+        let _ = write!(text, "\n{}: policy {}", kind(choice.kind), terminal::line(&choice.policy));
+    }
+    if !searched {
+        text.push_str("\n\nNo sets of KV heads are searched yet: layerscope search RUN finds better policies for most budgets.");
+    }
+    text
+}
+
+fn kind(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Full => "full",
+        Kind::Cutoff => "cutoff",
+        Kind::Set => "set",
+        Kind::CutoffAndSet => "cutoff and set",
+    }
 }
 
 #[derive(Serialize)]

@@ -1,9 +1,12 @@
-//! Sets of KV heads.
+//! Sets of KV heads, and their files.
 
-use crate::{Error, ModelConfig, Result};
+use super::keep;
+use crate::{Error, ModelConfig, Result, write_file};
+use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::ops::RangeInclusive;
+use std::path::Path;
 
 /// KV heads of some layers. `Display` is what [`Self::parse`] reads: whole layers and ranges of them, single heads and ranges of
 /// them, `0-9+12.0-1`.
@@ -114,6 +117,68 @@ impl fmt::Display for HeadSet {
             }
         }
         if items.is_empty() { f.write_str(NOTHING) } else { f.write_str(&items.join("+")) }
+    }
+}
+
+/// A set in a file, with the model that it was searched on.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HeadSetFile {
+    /// The set, as [`HeadSet`] shows it.
+    pub heads: String,
+    /// Layers of the model.
+    pub layers: usize,
+    /// KV heads of each of its layers.
+    pub kv_heads: usize,
+    /// The model's name.
+    pub model: String,
+    /// SHA-256 of its weights, lower-case hexadecimal.
+    pub sha256: String,
+    /// The whole policy, with what the other heads keep.
+    pub policy: String,
+}
+
+impl HeadSetFile {
+    /// The set of a policy's name, `keep:…` or `speed:…+keep:…`; `None` where that names no heads.
+    pub fn heads_of(policy: &str) -> Option<String> {
+        let set = keep::behind_cutoff(policy).map_or(policy, |(_, set)| set).strip_prefix("keep:")?;
+        let mut heads = HeadSet::default();
+        let named = set.split('+').take_while(|item| heads.parse_item(item).is_some()).count();
+        (named > 0).then(|| heads.to_string())
+    }
+
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// [`Error::Input`] if it cannot be read or is of another format.
+    pub fn read(path: &Path) -> Result<(HeadSet, Self)> {
+        let text = layerscope_files::read_text(path).map_err(|error| Error::io("read", path, &error))?;
+        let file: Self = serde_json::from_str(&text).map_err(|error| Error::damaged(path, error))?;
+        let mut set = HeadSet::default();
+        for item in file.heads.split('+').filter(|item| *item != NOTHING) {
+            let wrong = || Error::damaged(path, format_args!("{item:?} names no layers and no KV heads"));
+            set.parse_item(item).ok_or_else(wrong)?;
+        }
+        Ok((set, file))
+    }
+
+    /// # Errors
+    /// [`Error::Failure`] where it cannot be written.
+    pub fn write(&self, path: &Path) -> Result<()> {
+        let text = serde_json::to_string_pretty(self).map_err(|error| Error::failure(error.to_string()))?;
+        write_file(path, format!("{text}\n").as_bytes())
+    }
+
+    /// # Errors
+    /// [`Error::Input`] if it is for a model of another shape.
+    pub(super) fn check(&self, name: &str, config: &ModelConfig) -> Result<()> {
+        match [self.layers, self.kv_heads] == [config.layers, config.kv_heads] {
+            true => Ok(()),
+            false => Err(Error::input(format!(
+                "{name} is a set of {}, which has {} layers with {} KV heads each; this model has {} with {}: search one for it \
+                 with layerscope search",
+                self.model, self.layers, self.kv_heads, config.layers, config.kv_heads
+            ))),
+        }
     }
 }
 

@@ -1,12 +1,13 @@
 //! `keep:SET`: the KV heads of a set keep the prompt, the others only its ends.
 
-use super::head_set::{HeadSet, NOTHING};
+use super::head_set::{HeadSet, HeadSetFile, NOTHING};
 use super::registry::Argument;
 use super::{
     Anchors, Cutoff, Eviction, LayerKv, PolicyKind, PolicyRules, Reach, Retention, StoredHead, full,
 };
 use crate::{ModelConfig, Result};
 use std::fmt;
+use std::path::Path;
 use std::sync::Arc;
 
 /// Which prompt tokens a KV head keeps that is not in the set.
@@ -34,9 +35,11 @@ impl Ends {
 
 /// A set of KV heads that keep the prompt. Its rows run through all layers, or down to a cutoff: what a head does not keep is
 /// evicted before the first decode token attends.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct KeptHeads {
     set: HeadSet,
+    /// Where the set is from a file: its name and content.
+    file: Option<(String, HeadSetFile)>,
     ends: Ends,
     cutoff: Option<Cutoff>,
 }
@@ -45,8 +48,8 @@ pub(super) const KIND: PolicyKind = PolicyKind {
     name: "keep",
     syntax: "keep:SET[+bos|+sinks=N][+window=N]",
     description: "KV heads of the SET keep the whole prompt, as in keep:0-9+12.0-1 (layers 0 to 9, KV heads 0 and 1 of layer 12); \
-                  the others keep position 0 (bos), the first N tokens (sinks), the last N (window). Behind a cutoff: \
-                  speed:25+bos+keep:SET",
+                  the others keep position 0 (bos), the first N tokens (sinks), the last N (window). heads=FILE is a SET that \
+                  `layerscope recommend --write-heads` wrote. Behind a cutoff: speed:25+bos+keep:SET",
     standard_name: Some("keep:0+bos"),
     parse: |argument| Ok(Arc::new(parse(argument)?)),
 };
@@ -66,15 +69,21 @@ pub(super) fn composed(cutoff: Option<Cutoff>, set: &Argument<'_>) -> Result<Arc
 }
 
 fn parse(argument: &Argument<'_>) -> Result<KeptHeads> {
-    let (mut set, mut ends) = (HeadSet::default(), Ends::default());
+    let (mut set, mut ends, mut file) = (HeadSet::default(), Ends::default(), None);
     for item in argument.items() {
         let number = |text: &str| text.parse().ok();
         let known = match item.split_once('=') {
             Some(("sinks", tokens)) => number(tokens).map(|tokens| ends.first = tokens),
             Some(("window", tokens)) => number(tokens).map(|tokens| ends.last = tokens),
+            Some(("heads", name)) if set == HeadSet::default() => {
+                let (of_file, content) = HeadSetFile::read(Path::new(name))?;
+                (set, file) = (of_file, Some((name.to_owned(), content)));
+                Some(())
+            }
             Some(_) => None,
             None if item == "bos" => Some(ends.first = 1),
             None if item == NOTHING => Some(()),
+            None if file.is_some() => None,
             None => set.parse_item(item),
         };
         known.ok_or_else(|| argument.malformed())?;
@@ -82,7 +91,7 @@ fn parse(argument: &Argument<'_>) -> Result<KeptHeads> {
     if argument.items().next().is_none() {
         return Err(argument.malformed());
     }
-    Ok(KeptHeads { set, ends, cutoff: None })
+    Ok(KeptHeads { set, file, ends, cutoff: None })
 }
 
 impl KeptHeads {
@@ -133,12 +142,18 @@ impl PolicyRules for KeptHeads {
     }
 
     fn check(&self, config: &ModelConfig) -> Result<()> {
+        if let Some((name, file)) = &self.file {
+            file.check(name, config)?;
+        }
         self.set.check(config)
     }
 
+    fn searched_on(&self) -> Option<&str> {
+        self.file.as_ref().map(|(_, file)| &file.sha256[..])
+    }
+
     fn for_model(&self, config: &ModelConfig) -> Option<Arc<dyn PolicyRules>> {
-        let set = self.set.clone().with_whole_layers(config.kv_heads);
-        Some(Arc::new(Self { set, ends: self.ends, cutoff: self.cutoff.clone() }))
+        Some(Arc::new(Self { set: self.set.clone().with_whole_layers(config.kv_heads), ..self.clone() }))
     }
 }
 
@@ -147,7 +162,10 @@ impl fmt::Display for KeptHeads {
         if let Some(cutoff) = &self.cutoff {
             write!(f, "speed:{cutoff}+")?;
         }
-        write!(f, "{}:{}", KIND.name, self.set)?;
+        match &self.file {
+            Some((name, _)) => write!(f, "{}:heads={name}", KIND.name)?,
+            None => write!(f, "{}:{}", KIND.name, self.set)?,
+        }
         match self.ends.first {
             0 => {}
             1 => write!(f, "{}", Anchors::bos())?,

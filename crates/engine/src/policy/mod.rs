@@ -27,7 +27,7 @@ mod window;
 use crate::memory::rows_at_once;
 use crate::{Decoder, Depth, Device, ModelConfig, Result};
 pub use anchors::Anchors;
-pub use head_set::HeadSet;
+pub use head_set::{HeadSet, HeadSetFile};
 pub use keep::Ends;
 use layerscope_kernels::AttentionShape;
 pub use lazyllm::{RevivalCounters, TokenPruning};

@@ -65,6 +65,11 @@ pub trait PolicyRules: fmt::Display + Send + Sync {
         Ok(())
     }
 
+    /// SHA-256 of the weights that it was searched on, where it was.
+    fn searched_on(&self) -> Option<&str> {
+        None
+    }
+
     /// What it does with a prompt of `prefill_len` + 1 tokens in a model of `layers`, for people, where its name does not say
     /// it; `bytes` tells the size of so many layer-tokens of KV.
     fn plan(&self, _prefill_len: usize, _layers: usize, _bytes: &dyn Fn(usize) -> String) -> Option<String> {
