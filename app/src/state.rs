@@ -1,6 +1,6 @@
 //! The state of the view: plain data for undo and for saving between sessions.
 
-use crate::data::{ScaleKind, StepFigure, TokenFigure};
+use crate::data::{HeadFigure, ScaleKind, StepFigure, TokenFigure};
 use crate::design::ColourMap;
 use layerscope_cutoff::recommend::{Criterion, Options};
 use layerscope_diagnostics::record::Anchor;
@@ -264,7 +264,7 @@ pub struct ViewState {
     /// The policy under which steps are shown, where the prompt was recorded under it; otherwise the full model.
     pub under: Option<String>,
     /// What the head grid shows.
-    pub head_figure: StepFigure,
+    pub head_figure: HeadFigure,
     /// Prompt tokens shown; `None` for all.
     pub token_window: Option<Window>,
     /// Decode steps shown; `None` for all.
@@ -311,7 +311,7 @@ impl Default for ViewState {
             token_figure: TokenFigure::default(),
             step_figure: StepFigure::default(),
             under: None,
-            head_figure: StepFigure::default(),
+            head_figure: HeadFigure::default(),
             token_window: None,
             step_window: None,
             scale: ScaleKind::Log,

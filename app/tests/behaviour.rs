@@ -544,6 +544,11 @@ fn single_heads_are_read_from_the_model() {
     window.drop_at(head);
     window.run_steps(2);
     assert_eq!(viewer(&window).state().selection.heads.iter().copied().collect::<Vec<_>>(), [(3, 0)]);
+    window.get_by_label("Figure: Prompt mass").click();
+    window.run_steps(2);
+    window.get_by_label("Knockout KL").click();
+    window.run_steps(2);
+    window.get_by_label_contains("Head grid: Knockout KL, 8 layers by 4 heads");
     show(&mut window, View::Text);
     window.get_by_label("Read these heads and steps").click();
     window.run_steps(1);

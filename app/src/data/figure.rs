@@ -1,6 +1,6 @@
 //! The figures that maps can show.
 
-use layerscope_diagnostics::record::AttentionMeans;
+use layerscope_diagnostics::record::{AttentionMeans, PromptSummary};
 use ndarray::Array2;
 use serde::{Deserialize, Serialize};
 
@@ -102,4 +102,68 @@ impl StepFigure {
             Self::LensKl => return None,
         })
     }
+}
+
+/// A figure of each query head.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum HeadFigure {
+    /// What hiding the prompt from its KV head costs.
+    Knockout,
+    /// Where its attention goes.
+    #[serde(untagged)]
+    Attention(StepFigure),
+}
+
+impl Default for HeadFigure {
+    fn default() -> Self {
+        Self::Attention(StepFigure::default())
+    }
+}
+
+impl HeadFigure {
+    /// The figures that a prompt has.
+    pub fn of_prompt(prompt: &PromptSummary) -> Vec<Self> {
+        let knockout = Some(Self::Knockout).filter(|_| knockout_by_head(prompt).is_some());
+        StepFigure::of_heads().map(Self::Attention).chain(knockout).collect()
+    }
+
+    /// Its displayed name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Attention(figure) => figure.name(),
+            Self::Knockout => "Knockout KL",
+        }
+    }
+
+    /// Its unit.
+    pub fn unit(self) -> &'static str {
+        match self {
+            Self::Attention(figure) => figure.unit(),
+            Self::Knockout => "nats, prompt hidden from the KV head alone",
+        }
+    }
+
+    /// Its values, `[L, H]`; `None` where a prompt has none.
+    pub fn values(self, prompt: &PromptSummary) -> Option<Array2<f64>> {
+        match self {
+            Self::Attention(figure) => figure.of(&prompt.heads).cloned(),
+            Self::Knockout => knockout_by_head(prompt),
+        }
+    }
+}
+
+/// KL with the prompt hidden from the KV head that each query head reads, `[L, H]`; `None` where that was not measured.
+fn knockout_by_head(prompt: &PromptSummary) -> Option<Array2<f64>> {
+    let (layers, heads) = prompt.heads.prompt_mass.dim();
+    let kv_heads = prompt.knockout.first()?.by_kv_head.len();
+    if kv_heads == 0 || heads % kv_heads != 0 {
+        return None;
+    }
+    let mut values = Array2::from_elem((layers, heads), f64::NAN);
+    for row in prompt.knockout.iter().filter(|row| row.layer < layers && row.by_kv_head.len() == kv_heads) {
+        for head in 0..heads {
+            values[[row.layer, head]] = row.by_kv_head[head / (heads / kv_heads)].kl;
+        }
+    }
+    Some(values)
 }

@@ -6,7 +6,7 @@ mod run_data;
 mod task;
 
 pub use comparison::RunPair;
-pub use figure::{StepFigure, TokenFigure};
+pub use figure::{HeadFigure, StepFigure, TokenFigure};
 pub use layerscope_figures::{Pyramid, Scale, ScaleKind, exact, short};
 pub use run_data::{PromptMaps, RunData};
 pub use task::Task;

@@ -2,7 +2,7 @@
 
 use super::map::choose;
 use super::{Scene, picture};
-use crate::data::{Pyramid, Scale, ScaleKind, StepFigure, exact};
+use crate::data::{HeadFigure, Pyramid, Scale, ScaleKind, exact};
 use crate::design::{self, ColourMap, Palette, size, space};
 use crate::state::Selection;
 use crate::widgets::{Column, CutoffLine, Direction, Figures, axis, cell, colour_bar};
@@ -24,7 +24,7 @@ const COLUMN: f64 = 26.0;
 
 /// Draws the grid.
 pub fn show(ui: &mut Ui, scene: &mut Scene<'_>) {
-    scene.state.head_figure = shown(scene.state.head_figure);
+    scene.state.head_figure = shown(scene);
     let figure = scene.state.head_figure;
     if !scene.is_picture {
         controls(ui, scene);
@@ -32,9 +32,10 @@ pub fn show(ui: &mut Ui, scene: &mut Scene<'_>) {
     grid(ui, scene, figure);
 }
 
-/// The displayed figure; heads have no logit lens.
-fn shown(figure: StepFigure) -> StepFigure {
-    if figure == StepFigure::LensKl { StepFigure::default() } else { figure }
+/// The displayed figure: the chosen one, if the prompt has it.
+fn shown(scene: &Scene<'_>) -> HeadFigure {
+    let chosen = scene.state.head_figure;
+    if HeadFigure::of_prompt(scene.prompt()).contains(&chosen) { chosen } else { HeadFigure::default() }
 }
 
 fn pyramid(values: &Array2<f64>) -> Pyramid {
@@ -45,7 +46,8 @@ fn pyramid(values: &Array2<f64>) -> Pyramid {
 
 fn controls(ui: &mut Ui, scene: &mut Scene<'_>) {
     ui.horizontal_wrapped(|ui| {
-        choose(ui, "Figure", &mut scene.state.head_figure, StepFigure::of_heads(), StepFigure::name);
+        let figures = HeadFigure::of_prompt(scene.prompt());
+        choose(ui, "Figure", &mut scene.state.head_figure, figures, HeadFigure::name);
         choose(ui, "Scale", &mut scene.state.share_scale, ScaleKind::ALL, ScaleKind::name);
         choose(ui, "Colours", &mut scene.state.colour_map, ColourMap::ALL, ColourMap::name);
         ui.checkbox(&mut scene.state.per_row, "Per layer")
@@ -58,8 +60,8 @@ fn controls(ui: &mut Ui, scene: &mut Scene<'_>) {
     });
 }
 
-fn grid(ui: &mut Ui, scene: &mut Scene<'_>, figure: StepFigure) {
-    let Some(values) = figure.of(&scene.prompt().heads).cloned() else { return };
+fn grid(ui: &mut Ui, scene: &mut Scene<'_>, figure: HeadFigure) {
+    let Some(values) = figure.values(scene.prompt()) else { return };
     let (layers, heads) = values.dim();
     let pyramid = pyramid(&values);
     let scale = Scale::fit(scene.state.share_scale, &pyramid, scene.state.per_row, false);
@@ -145,7 +147,19 @@ fn frame(ui: &Ui, palette: &Palette, cell: Rect) {
 fn describe(scene: &Scene<'_>, values: &Array2<f64>, layer: usize, head: usize) -> String {
     let figure = scene.state.head_figure;
     let value = values.get([layer, head]).copied().unwrap_or(f64::NAN);
-    format!("layer {layer}, head {head}\n{}: {} {}", figure.name(), exact(value as f32), figure.unit())
+    let kv_head = match figure {
+        HeadFigure::Attention(_) => String::new(),
+        HeadFigure::Knockout => {
+            let model = &scene.run.manifest.model;
+            format!(" (KV head {})", head / (model.heads / model.kv_heads.max(1)).max(1))
+        }
+    };
+    format!(
+        "layer {layer}, head {head}{kv_head}\n{}: {} {}",
+        figure.name(),
+        exact(value as f32),
+        figure.unit()
+    )
 }
 
 /// The heads with the largest values.
@@ -171,8 +185,8 @@ fn rank(ui: &mut Ui, scene: &mut Scene<'_>, values: &Array2<f64>) {
 
 /// The grid for export, with frames around the selection; `None` if the run lacks the figure.
 pub fn picture(scene: &Scene<'_>, theme: Theme) -> Option<String> {
-    let figure = shown(scene.state.head_figure);
-    let pyramid = pyramid(figure.of(&scene.prompt().heads)?);
+    let figure = shown(scene);
+    let pyramid = pyramid(&figure.values(scene.prompt())?);
     let scale = Scale::fit(scene.state.share_scale, &pyramid, scene.state.per_row, false);
     let map = Map {
         title: format!("{} of each head", figure.name()),
@@ -201,16 +215,17 @@ pub fn picture(scene: &Scene<'_>, theme: Theme) -> Option<String> {
 /// One row per layer and head.
 pub fn figures<'a>(scene: &'a Scene<'_>) -> Figures<'a> {
     let mut columns = vec![Column::new("layer", ""), Column::new("head", "")];
-    columns.extend(StepFigure::of_heads().map(|figure| Column::new(figure.name(), figure.unit())));
-    let means = &scene.prompt().heads;
+    let shown = HeadFigure::of_prompt(scene.prompt());
+    columns.extend(shown.iter().map(|figure| Column::new(figure.name(), figure.unit())));
+    let values: Vec<_> = shown.iter().filter_map(|figure| figure.values(scene.prompt())).collect();
     let heads = scene.run.heads();
     Figures {
         columns,
         rows: scene.run.layers() * heads,
         row: Box::new(move |row| {
             let at = [row / heads, row % heads];
-            let value = |figure: StepFigure| figure.of(means).and_then(|values| values.get(at)).copied();
-            let figures = StepFigure::of_heads().map(|figure| cell(value(figure).unwrap_or(f64::NAN)));
+            let value = |values: &Array2<f64>| values.get(at).copied().unwrap_or(f64::NAN);
+            let figures = values.iter().map(|values| cell(value(values)));
             at.iter().map(usize::to_string).chain(figures).collect()
         }),
     }

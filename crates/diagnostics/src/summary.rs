@@ -345,6 +345,25 @@ pub fn ranges(numbers: &[usize]) -> String {
     ranges.into_iter().map(text).collect::<Vec<_>>().join(", ")
 }
 
+/// Mean KL over prompts with the prompt hidden from one KV head of a layer, by layer and head; empty where it was not measured
+/// of every prompt.
+pub fn knockout_by_kv_head(prompts: &[PromptSummary]) -> Vec<Vec<f64>> {
+    let Some(first) = prompts.first() else { return vec![] };
+    let (layers, heads) =
+        (first.knockout.len(), first.knockout.first().map_or(0, |row| row.by_kv_head.len()));
+    let of = |prompt: &PromptSummary, layer: usize, head: usize| {
+        let row = prompt.knockout.iter().find(|row| row.layer == layer)?;
+        row.by_kv_head.get(head).map(|divergence| divergence.kl)
+    };
+    let mean_of = |layer, head| {
+        let kl: Vec<f64> = prompts.iter().map(|prompt| of(prompt, layer, head)).collect::<Option<_>>()?;
+        Some(mean(kl))
+    };
+    let of_layer = |layer| (0..heads).map(|head| mean_of(layer, head)).collect::<Option<Vec<f64>>>();
+    let all: Option<Vec<Vec<f64>>> = (0..layers).map(of_layer).collect();
+    all.filter(|_| heads > 0).unwrap_or_default()
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;

@@ -2,6 +2,7 @@
 
 use crate::compare::Comparison;
 use layerscope_bench::BenchReport;
+use layerscope_cutoff::budget::BudgetCurve;
 use layerscope_cutoff::cost::Savings;
 use layerscope_cutoff::recommend::{FrontierSummary, Recommendation};
 use layerscope_diagnostics::policies::PolicySummary;
@@ -50,6 +51,8 @@ pub struct RunReport {
     pub layers: RunSummary,
     /// The causal layer map: KL by layer, nats, over all prompts.
     pub knockout: Vec<Summary>,
+    /// The same by layer and KV head, means over prompts; empty where it was not measured.
+    pub knockout_by_kv_head: Vec<Vec<f64>>,
     /// How the causal layer map goes with the figures of attention, over layers.
     pub correlations: Vec<Correlation>,
     /// Prompt mass per layer and head, mean over prompts: L lists of length H.
@@ -60,6 +63,8 @@ pub struct RunReport {
     pub spans: Vec<SpanReport>,
     /// Attention under policies, where that was recorded (`layerscope record --policy`).
     pub policies: Vec<PolicySummary>,
+    /// KL against KV bytes, where sets of KV heads were searched (`layerscope search`).
+    pub budgets: Vec<BudgetCurve>,
     /// Every recorded prompt.
     pub prompts: Vec<PromptFigures>,
     /// The prompts that diverge most at the recommended cutoff, worst first.

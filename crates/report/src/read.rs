@@ -6,13 +6,14 @@ use crate::data::{
     RunComparison, RunReport,
 };
 use layerscope_cutoff::DEFAULT_FAILURE_CASES;
+use layerscope_cutoff::budget::curves;
 use layerscope_cutoff::recommend::{Evidence, FrontierSummary, Options, Recommendation, recommend};
 use layerscope_diagnostics::policies::summarise_policies;
 use layerscope_diagnostics::record::{Anchor, Divergence, KNOCKOUT_KL, PolicyRecord, PromptSummary};
 use layerscope_diagnostics::run::{Continuations, Run};
 use layerscope_diagnostics::spans::SpanReport;
 use layerscope_diagnostics::summary::{
-    RunSummary, largest, rank_correlation, summarise_by_layer, summarise_run,
+    RunSummary, knockout_by_kv_head, largest, rank_correlation, summarise_by_layer, summarise_run,
 };
 use layerscope_engine::{Error, Result};
 use layerscope_figures::Pyramid;
@@ -104,11 +105,16 @@ impl Source {
             policies: summarise_policies(&policies),
             prompts: prompts.iter().map(|prompt| figures(prompt, &recommendation)).collect(),
             failure_cases: failure_cases(&prompts, &recommendation, run.continuations()?.as_ref())?,
+            budgets: match run.sets()? {
+                Some(sets) => curves(evidence, &sets, options.anchor)?,
+                None => vec![],
+            },
             spans: run.spans()?.into_iter().map(|span| SpanReport::new(span, options.tolerance)).collect(),
             bench: layerscope_bench::read_of_run(folder)?,
             recommendation,
             layers,
             knockout,
+            knockout_by_kv_head: knockout_by_kv_head(&prompts),
         };
         Ok(Self { report, prompts })
     }

@@ -1,21 +1,71 @@
 //! The causal layer map, compared with attention.
 
 use super::{Place, spread, summary_cells, summary_columns};
-use crate::document::{Cell, Drawing, Element, Figure, Table, column, plain};
+use crate::document::{Cell, Drawing, Element, Figure, MapDrawing, Table, column, plain};
 use layerscope_cutoff::recommend::RankedLayer;
-use layerscope_figures::{Along, Chart, Ink};
+use layerscope_diagnostics::summary::largest;
+use layerscope_figures::{Along, Chart, Ink, Pyramid, ScaleKind};
+
+/// KV heads in the ranking.
+const RANKED_HEADS: usize = 12;
 
 pub(super) fn blocks(place: &Place<'_>) -> Vec<Element> {
-    vec![
+    let mut blocks = vec![
         Element::Paragraph(plain(
             "Attention shows what a layer looks at, not what the output needs. Here the prompt is hidden from the generating \
              tokens at one layer alone, all else untouched: what that moves is a cause. The rank correlations say how far the \
              figures of attention tell the same story.",
         )),
         Element::Figure(Box::new(knockout(place))),
-        Element::Table(correlations(place)),
-        Element::Table(ranking(place)),
-    ]
+    ];
+    blocks.extend(heads(place).map(|figure| Element::Figure(Box::new(figure))));
+    blocks.extend([Element::Table(correlations(place)), Element::Table(ranking(place))]);
+    blocks
+}
+
+/// The map by KV head, beside what its query heads read; nothing where it was not measured.
+fn heads(place: &Place<'_>) -> Option<Figure> {
+    let rows = &place.run.knockout_by_kv_head;
+    let heads = rows.first().map(Vec::len)?;
+    let group = place.run.manifest.model.heads / heads;
+    let flat: Vec<f32> = rows.iter().flatten().map(|kl| *kl as f32).collect();
+    let row = |index: usize| {
+        let (layer, head) = (index / heads, index % heads);
+        let masses = place.run.prompt_mass_by_head.get(layer).map_or(&[][..], Vec::as_slice);
+        let of_group = masses.iter().skip(head * group).take(group);
+        let read = of_group.copied().fold(f64::NAN, f64::max);
+        vec![Cell::count(layer), Cell::count(head), Cell::figure(rows[layer][head]), Cell::figure(read)]
+    };
+    Some(Figure {
+        id: place.id("knockout-heads"),
+        drawing: Drawing::Map(MapDrawing {
+            title: "Causal map by KV head".into(),
+            unit: "KL, nats, logarithmic".into(),
+            description: format!(
+                "Mean KL divergence when the prompt is hidden from the generating tokens at one KV head alone, for each of {} layers \
+                 and {heads} KV heads.",
+                rows.len()
+            ),
+            values: Pyramid::from_rows(&flat, rows.len(), heads),
+            scale: ScaleKind::Log,
+            without_first: false,
+            column_name: "KV head".into(),
+            column_texts: vec![],
+            cutoff: place.cutoff(),
+        }),
+        table: Table {
+            id: place.id("knockout-heads-data"),
+            caption: format!("The {RANKED_HEADS} KV heads that cost most; all are in knockout.parquet"),
+            columns: vec![
+                column("layer", ""),
+                column("KV head", ""),
+                column("KL", "nats"),
+                column("prompt mass of the query head of it that reads most", "share"),
+            ],
+            rows: largest(rows.iter().flatten().copied(), RANKED_HEADS).into_iter().map(row).collect(),
+        },
+        wide: false,
+    })
 }
 
 fn knockout(place: &Place<'_>) -> Figure {

@@ -3,6 +3,7 @@
 mod adapter;
 mod answer;
 mod bench;
+mod budgets;
 mod causes;
 mod comparison;
 mod cutoffs;
@@ -41,6 +42,9 @@ impl Document {
                 place.section("causes", "Causes beside correlations", causes::blocks(&place)),
                 place.section("readings", "What is read", readings::blocks(&place)),
             ]);
+            if !run.budgets.is_empty() {
+                sections.push(place.section("budgets", "Budgets of KV", budgets::blocks(&place, report)));
+            }
             if !run.spans.is_empty() {
                 sections.push(place.section("spans", "Spans", spans::blocks(&place, report)));
             }
