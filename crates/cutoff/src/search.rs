@@ -187,11 +187,12 @@ fn run_sets(
     let layers = recorded.decoder.config().layers;
     let mut active: Vec<(Candidate<'_>, Tensor)> = vec![];
     let mut kept: Vec<Vec<Tensor>> = sets.iter().map(|_| vec![]).collect();
-    for layer in sets.iter().map(|(first, _)| *first).min().unwrap_or(layers)..layers {
+    let lowest = sets.iter().map(|(first, _)| *first).min().unwrap_or(layers);
+    for (layer, entering) in streams.iter().enumerate().take(layers).skip(lowest) {
         check_interrupt(interrupt)?;
         let beginning = sets.iter().enumerate().filter(|(_, (first, _))| *first == layer);
         active.extend(beginning.map(|(index, (_, shown))| {
-            (Candidate { index, seen: OnPrompt::new(shown, recorded.run.prompt_len) }, streams[layer].clone())
+            (Candidate { index, seen: OnPrompt::new(shown, recorded.run.prompt_len) }, entering.clone())
         }));
         for (candidate, x) in &active {
             kept[candidate.index].push(x.clone());

@@ -144,6 +144,10 @@ fn split(prompts: &[PromptSummary], count: usize) -> (Vec<&PromptSummary>, Vec<&
 fn run_again(model: &Model, prompt: &PromptSummary, interrupt: &Interrupt) -> Result<ProbedRun> {
     let (tokens, text) = (&prompt.prompt_tokens, Decoding::Given(&prompt.generated));
     let run = probe::run(model.reference(), tokens, &text, interrupt, &mut |_| {})?;
+    // As it was recorded: greedily, and without ending the text.
+    let excluded = if prompt.answer_given { &[][..] } else { model.tokenizer.eos_ids() };
+    let distributions = run.distributions.excluding(excluded);
+    let run = ProbedRun { distributions, greedy: !prompt.answer_given, ..run };
     match model.adapter {
         Some(_) => probe::run_adapted(&model.decoder, tokens, run, interrupt, &mut |_| {}),
         None => Ok(run),
@@ -200,9 +204,10 @@ fn judge(
         let mut run = run_again(model, prompt, interrupt)?;
         let priced = price(&model.decoder, &run, &shown, interrupt)?;
         if run.greedy {
+            let full = choices(model, &run)?;
             judgement.unchanged.1 += 1;
             for (count, steps) in judgement.unchanged.0.iter_mut().zip(&priced) {
-                let same = steps.iter().zip(&run.continuation).all(|(step, token)| step.choice == *token);
+                let same = steps.iter().map(|step| step.choice).eq(full.iter().copied());
                 *count += usize::from(same);
             }
         }
@@ -223,6 +228,16 @@ fn judge(
         judgement.divergences.push(priced.iter().map(|steps| StepComparison::mean(steps)).collect());
     }
     Ok(judgement)
+}
+
+/// The tokens with which the full model's greedy text goes on at each step. Where the weights are quantised these need not all be
+/// the recorded ones, which were generated in other arithmetic.
+fn choices(model: &Model, run: &ProbedRun) -> Result<Vec<u32>> {
+    if run.refers_to_another {
+        return Ok(run.continuation.clone());
+    }
+    let compared = run.distributions.compare(&model.decoder, &run.residuals[model.config().layers])?;
+    Ok(compared.iter().map(|step| step.choice).collect())
 }
 
 impl Judgement {

@@ -71,22 +71,19 @@ pub(super) fn composed(cutoff: Option<Cutoff>, set: &Argument<'_>) -> Result<Arc
 fn parse(argument: &Argument<'_>) -> Result<KeptHeads> {
     let (mut set, mut ends, mut file) = (HeadSet::default(), Ends::default(), None);
     for item in argument.items() {
-        let number = |text: &str| text.parse().ok();
-        let known = match item.split_once('=') {
-            Some(("sinks", tokens)) => number(tokens).map(|tokens| ends.first = tokens),
-            Some(("window", tokens)) => number(tokens).map(|tokens| ends.last = tokens),
+        let number = |text: &str| text.parse().ok().ok_or_else(|| argument.malformed());
+        match item.split_once('=') {
+            Some(("sinks", tokens)) => ends.first = number(tokens)?,
+            Some(("window", tokens)) => ends.last = number(tokens)?,
             Some(("heads", name)) if set == HeadSet::default() => {
                 let (of_file, content) = HeadSetFile::read(Path::new(name))?;
                 (set, file) = (of_file, Some((name.to_owned(), content)));
-                Some(())
             }
-            Some(_) => None,
-            None if item == "bos" => Some(ends.first = 1),
-            None if item == NOTHING => Some(()),
-            None if file.is_some() => None,
-            None => set.parse_item(item),
-        };
-        known.ok_or_else(|| argument.malformed())?;
+            None if item == "bos" => ends.first = 1,
+            None if item == NOTHING => {}
+            None if file.is_none() => set.parse_item(item).ok_or_else(|| argument.malformed())?,
+            _ => return Err(argument.malformed()),
+        }
     }
     if argument.items().next().is_none() {
         return Err(argument.malformed());
