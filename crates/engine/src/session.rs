@@ -52,7 +52,7 @@ pub struct Session {
     /// Queries of the rows that came last, `[rows, H, head_dim]`, in the last attention that they went through.
     queries: Option<Tensor>,
     /// Of each layer, queries of the last prefill rows that the retention looks at.
-    observed: BTreeMap<usize, Tensor>,
+    observed: BTreeMap<usize, Vec<Tensor>>,
     /// What chooses rows and keys from data.
     selection: Option<Box<dyn RunningSelection>>,
     /// Pairs of a prompt row and a key that were multiplied, and those that there are, under a policy with a prefill pattern.
@@ -95,7 +95,8 @@ impl Session {
             .sequence_need(&policy.in_memory(prompt_len, decode_len, device))
             .with_residuals(decoder.config(), policy.rows_waiting(prompt_len));
         memory::check(&name, &need, device)?;
-        let store = KvStore::new(decoder.config(), &held, decoder.kv_precision(), device)?;
+        let begins_with = if policy.runs_by_layer() { vec![0; held.len()] } else { held };
+        let store = KvStore::new(decoder.config(), &begins_with, decoder.kv_precision(), device)?;
         let is_dense = policy.rules().prefill_pattern().is_none();
         if !is_dense && !crate::attention::device::supports_sparse_prefill(decoder) {
             return Err(Error::input(format!(

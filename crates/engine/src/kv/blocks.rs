@@ -112,6 +112,19 @@ impl KvStore {
         Ok(LayerKeys { keys, layout: group.layout() })
     }
 
+    /// All values of a layer, as keys are.
+    ///
+    /// # Errors
+    /// Where a GPU fails.
+    pub(crate) fn values(&self, layer: usize) -> Result<LayerKeys<'_>> {
+        let group = self.whole(layer)?;
+        let values = match &group.memory {
+            Memory::Host { values, .. } => Cow::Borrowed(values.bytes()),
+            Memory::Device { values, .. } => Cow::Owned(values.to_vec()?),
+        };
+        Ok(LayerKeys { keys: values, layout: group.layout() })
+    }
+
     /// The stored keys of a layer in f32, in the order of their slots: `[kv_heads, stored, head_dim]`.
     ///
     /// # Errors
@@ -126,12 +139,7 @@ impl KvStore {
     /// # Errors
     /// As [`Self::keys_by_head`].
     pub fn values_by_head(&self, layer: usize) -> Result<Vec<f32>> {
-        let group = self.whole(layer)?;
-        let values = match &group.memory {
-            Memory::Host { values, .. } => Cow::Borrowed(values.bytes()),
-            Memory::Device { values, .. } => Cow::Owned(values.to_vec()?),
-        };
-        Ok(self.by_head(layer, &LayerKeys { keys: values, layout: group.layout() }))
+        Ok(self.by_head(layer, &self.values(layer)?))
     }
 
     fn by_head(&self, layer: usize, stored: &LayerKeys<'_>) -> Vec<f32> {

@@ -12,6 +12,7 @@ mod registry;
 mod retention;
 mod rules;
 mod schedule;
+mod scored;
 mod selection;
 mod selfonly;
 mod sliminfer;
@@ -195,29 +196,48 @@ impl Policy {
         self.stored(prompt_len).map(held).collect()
     }
 
-    /// Tokens of one layer's KV that are in memory at most, where the model runs: those of [`Self::most_held`], those of a
-    /// layer that is written anew as others are evicted from it, and, where KV moves, those in transit.
+    /// Tokens of one layer's KV that are in memory at most, where the model runs: those of [`Self::most_held`] (under policies that
+    /// run by layer, of one layer at a time, beside what the others keep), those of a layer that is written anew as others are
+    /// evicted from it, and, where KV moves, those in transit.
     pub fn in_memory(&self, prompt_len: usize, decode_len: usize, device: &Device) -> Vec<usize> {
-        let mut tokens = self.most_held(prompt_len, decode_len, device);
-        let shrinks = tokens != self.capacity(prompt_len, decode_len)
-            || self.rules.retention().eviction() == Eviction::BeforeDecode;
-        tokens.extend(tokens.iter().copied().max().filter(|_| shrinks));
+        let held = self.most_held(prompt_len, decode_len, device);
+        let kept = self.capacity(prompt_len, decode_len);
+        let one_more = held.iter().copied().max().filter(|_| held != kept || self.runs_by_layer());
+        let mut tokens = if self.runs_by_layer() { kept } else { held };
+        tokens.extend(one_more);
         tokens
             .extend(Some(self.rules.retention().in_transit(prompt_len.saturating_sub(1))).filter(|&n| n > 0));
         tokens
     }
 
-    /// Residual streams `[d]` of prompt rows that wait at most between stages: those that are kept, and, where a policy decides
-    /// once all have arrived, those that arrive.
+    /// Whether all rows of the prefill run through a layer before any runs through the next one, so that what the layer does not
+    /// keep is evicted first.
+    pub(crate) fn runs_by_layer(&self) -> bool {
+        self.rules.retention().eviction() == Eviction::BeforeDecode && self.rules.cross_layer_kv().is_none()
+    }
+
+    /// Where the stages of the prefill end, ascending; the last one with the last layer.
+    pub(crate) fn stage_ends(&self) -> Vec<Depth> {
+        let mut ends = self.rules.reach().pruning_points();
+        let first = if self.runs_by_layer() { 1 } else { self.layers };
+        ends.extend((first..=self.layers).map(Depth::entering));
+        ends.sort_unstable();
+        ends.dedup();
+        ends
+    }
+
+    /// Residual streams `[d]` of prompt rows that wait at most between stages: those that have yet to enter one, those that are
+    /// kept, and, where a policy decides once all have arrived, those that arrive.
     pub fn rows_waiting(&self, prompt_len: usize) -> usize {
         let prefill_len = prompt_len.saturating_sub(1);
         let rows = |depth| self.rules.reach().rows_at(depth, prefill_len);
         let late = self.rules.selection().refers_to_stored();
-        let points = self.rules.reach().pruning_points();
-        let before = std::iter::once(Depth::entering(0)).chain(points.iter().copied());
-        let waiting = points.iter().zip(before).map(|(&point, before)| match late {
-            true => rows(before) + rows(point),
-            false => rows(point),
+        let ends = self.stage_ends();
+        let before = std::iter::once(Depth::entering(0)).chain(ends.iter().copied());
+        let stages = ends.iter().zip(before).take(ends.len() - 1);
+        let waiting = stages.map(|(&end, start)| match late {
+            true => rows(start) + rows(end),
+            false => rows(end).max(if start > Depth::entering(0) { rows(start) } else { 0 }),
         });
         waiting.max().unwrap_or(0)
     }

@@ -1,14 +1,14 @@
 //! Every policy by name, and how names are read.
 
 use super::{
-    Anchors, Cutoff, Policy, PolicyRules, full, keep, lazyllm, pop, selfonly, sliminfer, sparse, speed,
-    streaming, swiftkv,
+    Anchors, Cutoff, Policy, PolicyRules, full, keep, lazyllm, pop, scored, selfonly, sliminfer, sparse,
+    speed, streaming, swiftkv,
 };
 use crate::{Error, Result};
 use std::sync::Arc;
 
 /// Every policy.
-pub static POLICIES: [PolicyKind; 11] = [
+pub static POLICIES: [PolicyKind; 16] = [
     full::KIND,
     speed::KIND,
     keep::KIND,
@@ -20,6 +20,11 @@ pub static POLICIES: [PolicyKind; 11] = [
     streaming::KIND,
     sparse::minference::KIND,
     sparse::flexprefill::KIND,
+    scored::KINDS[0],
+    scored::KINDS[1],
+    scored::KINDS[2],
+    scored::KINDS[3],
+    scored::KINDS[4],
 ];
 
 /// A policy without its numbers.

@@ -1,9 +1,10 @@
 //! Retention: which KV stays after the prefill, by layer and KV head.
 
 use super::SinksAndWindow;
-use crate::Result;
+use crate::decoder::SequenceRows;
 use crate::kv::LayerKeys;
 use crate::tensor::{Tensor, with_f32};
+use crate::{Decoder, KvStore, Result};
 use layerscope_kernels::AttentionShape;
 
 /// Which KV stays after the prefill.
@@ -80,17 +81,52 @@ pub struct StoredHead<'a> {
     pub(crate) keys: &'a LayerKeys<'a>,
     pub(crate) queries: Option<&'a Tensor>,
     pub(crate) shape: AttentionShape,
+    pub(crate) store: &'a KvStore,
+    pub(crate) decoder: &'a Decoder,
+    pub(crate) sequence_len: usize,
 }
 
 impl StoredHead<'_> {
+    /// KV heads of the layer. Before anything is evicted, all of them store the same positions.
+    pub fn kv_heads(&self) -> usize {
+        self.shape.kv_heads
+    }
+
     /// Keys, rotated, `[stored, head_dim]`.
     pub fn keys(&self) -> Vec<f32> {
+        self.keys_of(self.kv_head)
+    }
+
+    /// Keys of any KV head of the layer.
+    pub(super) fn keys_of(&self, kv_head: usize) -> Vec<f32> {
+        self.numbers(self.keys, kv_head)
+    }
+
+    /// Values, `[stored, head_dim]`.
+    ///
+    /// # Errors
+    /// Where a GPU fails.
+    pub fn values(&self) -> Result<Vec<f32>> {
+        Ok(self.numbers(&self.store.values(self.layer)?, self.kv_head))
+    }
+
+    fn numbers(&self, of_layer: &LayerKeys<'_>, kv_head: usize) -> Vec<f32> {
         let dim = self.shape.head_dim;
-        let mut keys = vec![0.0; self.positions.len() * dim];
-        for (slot, key) in keys.chunks_exact_mut(dim).enumerate() {
-            self.keys.key_of_head(self.kv_head, slot, key);
+        let mut numbers = vec![0.0; self.positions.len() * dim];
+        for (slot, of_slot) in numbers.chunks_exact_mut(dim).enumerate() {
+            of_layer.key_of_head(kv_head, slot, of_slot);
         }
-        keys
+        numbers
+    }
+
+    /// cos and sin `[positions, half]` by which the layer rotates queries and keys, pairs (i, i + half); `None` where it rotates none.
+    pub(super) fn rotation(&self, positions: &[usize]) -> Result<Option<[Vec<f32>; 2]>> {
+        let rows = SequenceRows {
+            rows: positions.len(),
+            sequence_len: self.sequence_len,
+            first_decode: self.prefill_len,
+        };
+        self.decoder.rotation_of(self.layer, positions, &[rows])
     }
 
     /// Queries, rotated, of the heads that share this KV head, of the last [`Retention::observed_rows`] prefill rows:
@@ -99,11 +135,16 @@ impl StoredHead<'_> {
     /// # Errors
     /// Where a GPU fails.
     pub fn queries(&self) -> Result<Vec<f32>> {
+        self.queries_of(self.kv_head)
+    }
+
+    /// Those of any KV head of the layer.
+    pub(super) fn queries_of(&self, kv_head: usize) -> Result<Vec<f32>> {
         let Some(queries) = self.queries else { return Ok(vec![]) };
         let (dim, group) = (self.shape.head_dim, self.shape.query_heads / self.shape.kv_heads);
         with_f32(queries, |queries| {
             let rows = queries.chunks_exact(self.shape.query_heads * dim);
-            rows.flat_map(|row| &row[self.kv_head * group * dim..][..group * dim]).copied().collect()
+            rows.flat_map(|row| &row[kv_head * group * dim..][..group * dim]).copied().collect()
         })
     }
 }

@@ -84,7 +84,7 @@ impl Keep {
         }
     }
 
-    fn parse(text: &str) -> Option<Self> {
+    pub(super) fn parse(text: &str) -> Option<Self> {
         if let Some(percent) = text.strip_suffix('%') {
             let percent: f64 = percent.parse().ok()?;
             return (percent > 0.0 && percent <= 100.0).then_some(Self::Percent(percent));

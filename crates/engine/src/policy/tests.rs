@@ -42,6 +42,12 @@ fn names_parse_back() {
         "lazyllm",
         "lazyllm:2=8k+5=12.5%",
         "streaming:2k+sinks=0",
+        "snapkv:25%",
+        "snapkv:1k+window=16",
+        "pyramidkv:12.5%",
+        "h2o:50%",
+        "tova:100",
+        "expected:75%",
     ] {
         let policy = Policy::parse(name, LAYERS).unwrap();
         assert_eq!(policy.to_string(), name);
@@ -71,6 +77,12 @@ fn wrong_names_are_told_what_there_is() {
         ("speed:0", "between 1 and 8"),
         ("speed:9+bos", "between 1 and 8"),
         ("speed:", "speed:CUTOFF[+ANCHORS]"),
+        ("snapkv", "snapkv:KEEP[+window=N]"),
+        ("snapkv:50%+25%", "snapkv:KEEP[+window=N]"),
+        ("snapkv:50%+window=0", "snapkv:KEEP[+window=N]"),
+        ("snapkv:50%+window=8+window=8", "snapkv:KEEP[+window=N]"),
+        ("h2o:50%+window=8", "h2o:KEEP"),
+        ("expected:0%", "expected:KEEP"),
         ("speed", "speed:CUTOFF[+ANCHORS]"),
         ("speed:-1", "speed:CUTOFF[+ANCHORS]"),
         ("speed:3+eos", "speed:CUTOFF[+ANCHORS]"),

@@ -177,14 +177,15 @@ impl Session {
         if wanted == 0 || self.prefill.is_none() {
             return Ok(());
         }
-        let joined = match self.observed.remove(&layer) {
-            Some(before) => Tensor::cat(&[&before, q])?,
-            None => q.clone(),
-        };
-        let rows = joined.rows().min(wanted);
+        let rows = q.rows().min(wanted);
         // A copy of its own: a part of a chunk would keep the whole.
-        let last: Vec<u32> = (joined.rows() - rows..joined.rows()).map(|row| row as u32).collect();
-        self.observed.insert(layer, joined.select(&last)?);
+        let last: Vec<u32> = (q.rows() - rows..q.rows()).map(|row| row as u32).collect();
+        let pieces = self.observed.entry(layer).or_default();
+        pieces.push(if rows < q.rows() { q.select(&last)? } else { q.clone() });
+        let mut more: usize = pieces.iter().map(Tensor::rows).sum();
+        while more - pieces[0].rows() >= wanted {
+            more -= pieces.remove(0).rows();
+        }
         Ok(())
     }
 
@@ -199,4 +200,14 @@ impl Session {
         let (_, measured) = attention.attend(&last, &mut Hooks::none())?;
         Ok(measured.map_or(vec![], |measured| measured.received.sum))
     }
+}
+
+/// The last of all rows of some tensors, at most so many.
+pub(super) fn last_rows(pieces: &[Tensor], wanted: usize) -> Result<Tensor> {
+    let all = match pieces {
+        [one] => one.clone(),
+        _ => Tensor::cat(&pieces.iter().collect::<Vec<_>>())?,
+    };
+    let rows = all.rows().min(wanted);
+    all.narrow(all.rows() - rows, rows)
 }

@@ -4,6 +4,7 @@ use super::attention::{Collected, Part, StoredAttention};
 use super::{Session, flattened};
 use crate::decoder::{KeysValuesOf, Pass, SequenceRows};
 use crate::hooks::Hooks;
+use crate::memory::rows_at_once;
 use crate::policy::CrossLayerKv;
 use crate::rows::ResidualRows;
 use crate::tensor::Tensor;
@@ -76,11 +77,16 @@ struct Sequence<'a, 's> {
     statistics: Option<Collected<'s>>,
     /// The row whose logits are wanted, once it has come through all layers.
     last: Option<ResidualRows>,
+    /// How much of its prompt the pass may still begin, in rows times half-layers: as much as a chunk through all layers has.
+    left: usize,
 }
 
 impl<'a, 's> Sequence<'a, 's> {
     fn new(session: &'a mut Session, token: Option<u32>, statistics: Option<Collected<'s>>) -> Self {
-        Self { session, token, statistics, last: None }
+        let layers = session.decoder.config().layers;
+        let left =
+            rows_at_once(session.decoder.device()) * Depth::halves(Depth::of_layers(0..layers)).count();
+        Self { session, token, statistics, last: None, left }
     }
 
     /// That there is a token exactly where no prompt goes in.
@@ -98,10 +104,18 @@ impl<'a, 's> Sequence<'a, 's> {
         if let Some(token) = self.token {
             return self.session.begin_step(&[token], hooks);
         }
-        match self.session.next_chunk(hooks)? {
+        match self.next_chunk(hooks)? {
             Some(work) => Ok(work),
             None => self.session.last_prompt_token(hooks),
         }
+    }
+
+    /// The next chunk of its prompt, if one is left.
+    fn next_chunk(&mut self, hooks: &mut Hooks<'_>) -> Result<Option<Work>> {
+        let work = self.session.next_chunk(hooks)?;
+        let cost = |work: &Work| work.rows.len() * Depth::halves(work.depth.clone()).count();
+        self.left = self.left.saturating_sub(work.as_ref().map_or(0, cost));
+        Ok(work)
     }
 
     /// Rows have come to the end of their range; what is left to do with them in this pass.
@@ -112,7 +126,7 @@ impl<'a, 's> Sequence<'a, 's> {
                 // All but the last token of the prompt has run; that is the first decode row.
                 return self.session.last_prompt_token(hooks).map(Some);
             }
-            return Ok(None);
+            return if self.last.is_none() && self.left > 0 { self.next_chunk(hooks) } else { Ok(None) };
         }
         let end = Depth::entering(self.session.decoder.config().layers);
         if at < end {

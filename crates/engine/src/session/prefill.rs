@@ -1,5 +1,6 @@
 //! The prefill: the prompt through the stages that its policy makes.
 
+use super::attention::last_rows;
 use super::pass::Work;
 use super::{Interrupt, Session, check_interrupt};
 use crate::hooks::Hooks;
@@ -9,6 +10,7 @@ use crate::policy::{Arrived, Eviction, StoredHead};
 use crate::rows::ResidualRows;
 use crate::tensor::Tensor;
 use crate::{ComputeType, Depth, Error, Result};
+use std::collections::VecDeque;
 use std::ops::Range;
 
 /// A prompt on its way through the layers.
@@ -19,19 +21,42 @@ pub(super) struct Prefill {
     ends: Vec<Depth>,
     /// The stage that rows are in.
     stage: usize,
-    /// What enters it: tokens at first, then the rows that the stage before kept.
-    entering: Option<ResidualRows>,
-    /// Rows of the stage that were taken into it.
-    taken: usize,
+    /// Rows that have yet to enter it. Tokens enter the first one.
+    waiting: VecDeque<ResidualRows>,
     /// Rows at its end that are not known to be kept or not.
     arrived: Vec<ResidualRows>,
     /// Rows that are kept.
-    kept: Vec<ResidualRows>,
+    kept: VecDeque<ResidualRows>,
+    /// Rows times half-layers that have run, and that there are.
+    work: [usize; 2],
+}
+
+impl Prefill {
+    /// The depth of the stage that rows are in.
+    fn depth(&self) -> Range<Depth> {
+        let start = self.stage.checked_sub(1).map_or(Depth::entering(0), |before| self.ends[before]);
+        start..self.ends[self.stage]
+    }
+
+    /// The next rows that enter a stage behind the first, at most so many.
+    fn next_rows(&mut self, at_once: usize) -> Result<ResidualRows> {
+        let (mut pieces, mut room) = (vec![], at_once);
+        while room > 0 {
+            let Some(rows) = self.waiting.pop_front() else { break };
+            let len = rows.len().min(room);
+            if len < rows.len() {
+                self.waiting.push_front(rows.narrow(len, rows.len() - len)?);
+            }
+            room -= len;
+            pieces.push(if len < rows.len() { rows.narrow(0, len)? } else { rows });
+        }
+        ResidualRows::joined(pieces)
+    }
 }
 
 impl Session {
     /// Runs the prompt, in chunks, as deep as the policy says; logits `[V]` of its last token.
-    /// `progress(done)` is told after each chunk how many tokens have gone in.
+    /// `progress(done)` is told again and again how much of it has run, in tokens.
     ///
     /// # Errors
     /// [`Error::Failure`] where the prompt is of another length, or something went in before; [`Error::Interrupted`], or
@@ -47,7 +72,7 @@ impl Session {
         loop {
             check_interrupt(interrupt)?;
             let logits = self.advance(None, hooks, None)?;
-            progress(self.len);
+            progress(self.prefilled());
             if let Some(logits) = logits {
                 return Ok(logits);
             }
@@ -65,19 +90,21 @@ impl Session {
                 self.prompt_len
             )));
         }
-        let end = Depth::entering(self.decoder.config().layers);
-        let ends = self.policy.rules().reach().pruning_points().into_iter().chain([end]).collect();
+        let layers = self.decoder.config().layers;
         let last = usize::from(self.policy.rules().retention().eviction() == Eviction::BeforeDecode);
         self.last_token = prompt.last().copied().filter(|_| last == 1);
-        self.prefill = Some(Prefill {
+        let prefill = Prefill {
             tokens: prompt[..prompt.len() - last].to_vec(),
-            ends,
+            ends: self.policy.stage_ends(),
             stage: 0,
-            entering: None,
-            taken: 0,
+            waiting: VecDeque::new(),
             arrived: vec![],
-            kept: vec![],
-        });
+            kept: VecDeque::new(),
+            work: [0, self.policy.prefill_rows(prompt.len()).iter().flatten().sum()],
+        };
+        let first = if prefill.tokens.is_empty() { 0..layers } else { layers_of(&prefill.depth()) };
+        self.reserve(first)?;
+        self.prefill = Some(prefill);
         Ok(())
     }
 
@@ -86,24 +113,32 @@ impl Session {
         self.prefill.is_some()
     }
 
+    /// How much of a prompt has run, in tokens: those that have gone in, less what layers above have yet to run.
+    fn prefilled(&self) -> usize {
+        match &self.prefill {
+            Some(Prefill { tokens, work: [done, all], .. }) => {
+                let share = *done as f64 / (*all).max(1) as f64;
+                ((tokens.len() as f64 * share) as usize).min(self.len)
+            }
+            None => self.len,
+        }
+    }
+
     /// The next chunk of a prompt that is on its way; `None` where only its last token is left to run, as a decode row.
     pub(super) fn next_chunk(&mut self, hooks: &mut Hooks<'_>) -> Result<Option<Work>> {
         let at_once = rows_at_once(self.decoder.device());
         let Some(prefill) = &mut self.prefill else { return Ok(None) };
-        let count = prefill.entering.as_ref().map_or(prefill.tokens.len(), ResidualRows::len);
-        if count == 0 {
+        if prefill.tokens.is_empty() {
             return Ok(None);
         }
-        let (first, len) = (prefill.taken, at_once.min(count - prefill.taken));
-        let start = prefill.stage.checked_sub(1).map_or(Depth::entering(0), |before| prefill.ends[before]);
-        let depth = start..prefill.ends[prefill.stage];
-        prefill.taken += len;
-        let rows = match &prefill.entering {
-            Some(rows) => rows.narrow(first, len)?,
-            None => {
-                let tokens = prefill.tokens[first..first + len].to_vec();
+        let depth = prefill.depth();
+        let rows = match prefill.stage {
+            0 => {
+                let tokens = &prefill.tokens[self.len..];
+                let tokens = tokens[..at_once.min(tokens.len())].to_vec();
                 self.embed(&tokens, hooks)?
             }
+            _ => prefill.next_rows(at_once)?,
         };
         Ok(Some(Work { rows, depth }))
     }
@@ -117,55 +152,73 @@ impl Session {
         let Some(mut prefill) = self.prefill.take() else {
             return Err(Error::failure("no prompt is on its way; please report this"));
         };
-        let (stage, end) = (prefill.stage, prefill.ends[prefill.stage]);
-        let start = stage.checked_sub(1).map_or(Depth::entering(0), |before| prefill.ends[before]);
-        self.evict_unseen(start.next_attention()..end.next_attention())?;
+        let Range { start, end } = prefill.depth();
+        let next = match prefill.stage {
+            0 => Some(self.len).filter(|&len| len < prefill.tokens.len()),
+            _ => prefill.waiting.front().map(|rows| rows.positions[0]),
+        };
+        self.evict_unseen(layers_of(&(start..end)), next)?;
+        prefill.work[0] += chunk.len() * Depth::halves(start..end).count();
         prefill.arrived.push(chunk);
         let positions: Vec<usize> =
             prefill.arrived.iter().flat_map(|rows| &rows.positions).copied().collect();
-        let is_last_stage = stage + 1 == prefill.ends.len();
+        let is_last_stage = prefill.stage + 1 == prefill.ends.len();
         if let Some(keep) = self.keep_mask(end, is_last_stage, &positions)? {
             let rows = ResidualRows::joined(std::mem::take(&mut prefill.arrived))?;
             let drop: Vec<bool> = keep.iter().map(|keep| !keep).collect();
             prefill.kept.extend(rows.select(&keep)?);
             self.drop_rows(end, &rows, &drop, hooks)?;
             if self.policy.rules().cross_layer_kv().is_some() {
-                self.evict_unseen(end.next_attention()..self.decoder.config().layers)?;
+                self.evict_unseen(end.next_attention()..self.decoder.config().layers, next)?;
             }
         }
-        let count = prefill.entering.as_ref().map_or(prefill.tokens.len(), ResidualRows::len);
-        if prefill.taken < count {
+        if next.is_some() {
             self.prefill = Some(prefill);
             return Ok(None);
         }
         if let Some(selection) = &mut self.selection {
             selection.stage_ended(end.next_attention(), &mut self.store)?;
         }
-        self.evict_before_decode(start..end)?;
-        let kept = std::mem::take(&mut prefill.kept);
-        let kept = if kept.is_empty() { None } else { Some(ResidualRows::joined(kept)?) };
+        self.evict_before_decode(layers_of(&(start..end)))?;
         if is_last_stage {
-            return Ok(kept);
+            let kept = Vec::from(prefill.kept);
+            return if kept.is_empty() { Ok(None) } else { ResidualRows::joined(kept).map(Some) };
         }
         // Without rows, which is where the last prompt token runs on its own, there is nothing left of the prefill.
-        if kept.is_none() {
-            for stage in stage + 1..prefill.ends.len() {
-                self.evict_before_decode(prefill.ends[stage - 1]..prefill.ends[stage])?;
+        if prefill.kept.is_empty() {
+            for layer in end.next_attention()..self.decoder.config().layers {
+                self.reserve(layer..layer + 1)?;
+                self.evict_before_decode(layer..layer + 1)?;
             }
             return Ok(None);
         }
-        (prefill.entering, prefill.taken, prefill.stage) = (kept, 0, stage + 1);
+        prefill.waiting = std::mem::take(&mut prefill.kept);
+        prefill.stage += 1;
+        self.reserve(layers_of(&prefill.depth()))?;
         self.prefill = Some(prefill);
         Ok(None)
     }
 
-    /// Which of the rows at `positions` are kept at a pruning point, if that can be told; at the end it is the last prompt token
-    /// alone.
+    /// Reserves what the prefill stores at some layers, where it was not reserved as the sequence began.
+    fn reserve(&mut self, layers: Range<usize>) -> Result<()> {
+        if !self.policy.runs_by_layer() {
+            return Ok(());
+        }
+        let decode_len = self.sequence_len + 1 - self.prompt_len;
+        let held = self.policy.most_held(self.prompt_len, decode_len, self.decoder.device());
+        layers.into_iter().try_for_each(|layer| self.store.grow(layer, held[layer]))
+    }
+
+    /// Which of the rows at `positions` are kept at the end of a stage, if that can be told: all where it is no pruning point, and
+    /// at the last one the last prompt token alone.
     fn keep_mask(&mut self, point: Depth, is_end: bool, positions: &[usize]) -> Result<Option<Vec<bool>>> {
         let prompt_len = self.prompt_len;
         let is_last = |position: &usize| position + 1 == prompt_len;
         let keep = match is_end {
             true => Some(vec![false; positions.len()]),
+            false if !self.policy.rules().reach().pruning_points().contains(&point) => {
+                Some(vec![true; positions.len()])
+            }
             false => {
                 let scores = self.selection.as_ref().is_some_and(|selection| selection.scores_by_attention());
                 let received = match scores && positions.last().is_some_and(is_last) {
@@ -183,15 +236,16 @@ impl Session {
         Ok(keep.map(|keep| keep.iter().zip(positions).map(|(keep, at)| *keep || is_last(at)).collect()))
     }
 
-    /// Evicts the keys of some layers that no row sees from the first decode token on, or from the next one if
-    /// that is before it.
-    fn evict_unseen(&mut self, layers: Range<usize>) -> Result<()> {
-        let next = self.len.min(self.prompt_len - 1);
+    /// Evicts the keys of some layers that no row sees from the first decode token on, or from the prompt row on that comes to
+    /// these layers next.
+    fn evict_unseen(&mut self, layers: Range<usize>, next: Option<usize>) -> Result<()> {
+        let is_complete = next.is_none() && self.len == self.prompt_len;
+        let next = next.unwrap_or(self.len).min(self.prompt_len - 1);
         let mut capacity = vec![];
         for layer in layers {
             let Some(window) = self.policy.sliding(layer) else { continue };
             // With the prompt's last token, what is left is all that a layer needs room for.
-            if self.len == self.prompt_len && capacity.is_empty() {
+            if is_complete && capacity.is_empty() {
                 capacity = self.policy.capacity(self.prompt_len, self.sequence_len + 1 - self.prompt_len);
             }
             let capacity = capacity.get(layer).copied().unwrap_or(self.store.capacity(layer));
@@ -200,18 +254,18 @@ impl Session {
         Ok(())
     }
 
-    /// Evicts what the retention does not keep in the layers of a stage, which hold the prompt but its last token.
-    fn evict_before_decode(&mut self, stage: Range<Depth>) -> Result<()> {
+    /// Evicts what the retention does not keep in some layers, which hold the prompt but its last token.
+    fn evict_before_decode(&mut self, layers: Range<usize>) -> Result<()> {
         let retention = self.policy.rules().retention();
         if retention.eviction() != Eviction::BeforeDecode {
             return Ok(());
         }
         let (kv_heads, decode_len) =
             (self.decoder.config().kv_heads, self.sequence_len + 1 - self.prompt_len);
-        let layers = stage.start.next_attention()..stage.end.next_attention();
         let as_stored: Vec<_> = self.policy.stored(self.prompt_len).collect();
         for layer in layers {
             let queries = self.observed.remove(&layer);
+            let queries = queries.map(|pieces| last_rows(&pieces, retention.observed_rows())).transpose()?;
             let mut kept = vec![];
             let keys = self.store.keys(layer)?;
             for kv_head in 0..kv_heads {
@@ -224,6 +278,9 @@ impl Session {
                     keys: &keys,
                     queries: queries.as_ref(),
                     shape: self.decoder.attention_shape(layer),
+                    store: &self.store,
+                    decoder: &self.decoder,
+                    sequence_len: self.sequence_len,
                 };
                 let keep = retention.keep_mask(&stored)?;
                 let expected = retention.kept_by_head(self.policy.unevicted(as_stored[layer]), kv_head);
@@ -262,6 +319,11 @@ impl Session {
             None => Ok(()),
         }
     }
+}
+
+/// The layers whose attention is within a range of depth.
+fn layers_of(depth: &Range<Depth>) -> Range<usize> {
+    depth.start.next_attention()..depth.end.next_attention()
 }
 
 /// The indices that are true, as ranges.

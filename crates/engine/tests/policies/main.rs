@@ -6,6 +6,7 @@
 mod lazyllm;
 mod reference;
 mod retention;
+mod scored;
 mod sliminfer;
 mod sparse;
 mod streaming;

@@ -17,7 +17,7 @@ pub(crate) struct Tiny {
 }
 
 /// This crate's folder where the tests run, which need not be where they were compiled.
-fn crate_folder() -> PathBuf {
+pub(crate) fn crate_folder() -> PathBuf {
     std::env::var_os("CARGO_MANIFEST_DIR").map_or_else(|| env!("CARGO_MANIFEST_DIR").into(), PathBuf::from)
 }
 

@@ -4,7 +4,8 @@
 use super::reference::{Reference, TINY, whole_run};
 use super::{assert_within, sequence, stepped, stepped_on};
 use layerscope_engine::{
-    Ends, Eviction, HeadSet, Hooks, LayerKv, Policy, PolicyRules, Result, Retention, StoredHead,
+    Device, Ends, Eviction, HeadSet, Hooks, LayerKv, Policy, PolicyRules, Result, Retention, Session,
+    StoredHead, Turn, advance_together,
 };
 use proptest::prelude::*;
 use std::collections::BTreeSet;
@@ -44,7 +45,11 @@ impl Kept {
     }
 }
 
-fn by_head(sequence: &[u32], p: usize, hidden: &dyn Fn(usize, usize, usize, usize) -> bool) -> Vec<Vec<f32>> {
+pub(crate) fn by_head(
+    sequence: &[u32],
+    p: usize,
+    hidden: &dyn Fn(usize, usize, usize, usize) -> bool,
+) -> Vec<Vec<f32>> {
     let nothing = |_: usize, _: usize, _: usize| false;
     let config = TINY.decoder.config();
     let group = config.heads / config.kv_heads;
@@ -126,6 +131,39 @@ fn a_set_of_heads_equals_a_mask() {
             let actual = stepped(&policy, &sequence, p, &mut Hooks::none());
             assert_within(1e-4, &actual, &kept.expected(&sequence, p), &format!("{policy}, p {p}"));
         }
+    }
+}
+
+#[test]
+fn what_is_not_kept_is_gone_before_the_next_layer_runs() {
+    let p = 2_000;
+    let sequence = sequence(p, 3);
+    for kept in
+        [kept(&[(0, 0), (5, 1)], 1, 8), Kept { cutoff: Some(6), ..kept(&[(2, 0), (2, 1), (3, 1)], 4, 0) }]
+    {
+        let policy = kept.policy();
+        let mut session = Session::new(&TINY.decoder, policy.clone(), p, 2).unwrap();
+        let config = TINY.decoder.config();
+        let token_bytes = 2 * config.head_dim * session.store().precision().element_bytes();
+        let by_head = policy.capacity_by_head(p, 2, config.kv_heads);
+        let all: usize = by_head.iter().flatten().sum();
+        let one_layer = config.kv_heads * (p - 1 + 2);
+        session.begin_prefill(&sequence).unwrap();
+        let mut passes = 0;
+        loop {
+            let mut turns = [Turn { session: &mut session, token: None }];
+            let logits = advance_together(&mut turns).unwrap().remove(0);
+            passes += 1;
+            assert!(session.store().allocated_bytes() <= (all + one_layer) * token_bytes, "{policy}");
+            if logits.is_some() {
+                break;
+            }
+        }
+        assert!((3..9).contains(&passes), "{passes} passes");
+        assert_eq!(session.store().allocated_bytes(), all * token_bytes, "{policy}");
+        let most: usize = policy.in_memory(p, 2, &Device::Cpu).iter().sum();
+        let by_layer: usize = policy.capacity(p, 2).iter().sum();
+        assert_eq!(most, by_layer + p - 1 + 2);
     }
 }
 
