@@ -81,6 +81,18 @@ fn sets_are_found_judged_on_others_kept_and_run_as_policies() {
     let kept: Value = serde_json::from_slice(&std::fs::read(out.join("sets.json")).unwrap()).unwrap();
     assert_eq!(kept["searches"].as_array().unwrap().len(), 2);
 
+    // Where heads look is a worse guide than what they cost: at three quarters of the KV, the set costs more.
+    let by_mass = json(&mut search(&out, &["--order", "mass", "--json"]))["search"].clone();
+    let at = |sets: &Value| {
+        let sets = sets.as_array().unwrap().clone();
+        number(&sets.iter().rfind(|set| number(&set["kv_kept"]) >= 0.75).unwrap()["kl"])
+    };
+    assert!(at(&found["sets"]) <= at(&by_mass["sets"]), "{by_mass}");
+    assert_eq!(
+        (by_mass["order"].as_str(), by_mass["searched"].clone()),
+        (Some("mass"), found["searched"].clone())
+    );
+
     // The best policy for a budget is one of the sets, and keeps no more than that.
     let fitting = json(layerscope().args(["recommend", "--kv-budget", "75%", "--json"]).arg(&out));
     let best = &fitting["choices"][0];
@@ -117,13 +129,21 @@ fn sets_are_found_judged_on_others_kept_and_run_as_policies() {
     let name = format!("keep:heads={}", heads.display());
     refuse(generate.arg(name), 2, &["heads.json", "9 layers with 2 KV heads", "layerscope search"]);
 
-    // The report draws both searches beside the cutoffs.
+    // The report draws all searches beside the cutoffs.
     let report = folder.path().join("report.json");
     succeed(layerscope().arg("report").arg(&out).arg("-o").arg(&report));
     let report: Value = serde_json::from_slice(&std::fs::read(&report).unwrap()).unwrap();
     let curves = report["runs"][0]["budgets"].as_array().unwrap();
     let names: Vec<&str> = curves.iter().map(|curve| curve["name"].as_str().unwrap()).collect();
-    assert_eq!(names, ["cutoffs", "KV heads", "layers below 6, first 1 and last 4 tokens shown"]);
+    assert_eq!(
+        names,
+        [
+            "cutoffs",
+            "KV heads",
+            "layers below 6, first 1 and last 4 tokens shown",
+            "KV heads, by attention mass"
+        ]
+    );
     assert!(curves.iter().all(|curve| curve["points"].as_array().unwrap().len() > 3));
 
     // The text of a prompt stays the same under it.

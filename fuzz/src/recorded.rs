@@ -6,7 +6,7 @@ use layerscope_cutoff::recommend::FrontierPoint;
 use layerscope_cutoff::search::SearchOptions;
 use layerscope_diagnostics::prompts::{PromptFile, parse_prompts, prompts_sha256};
 use layerscope_diagnostics::record::Anchor;
-use layerscope_diagnostics::run::Run;
+use layerscope_diagnostics::run::{Run, SearchOrder};
 use layerscope_engine::{Device, Ends, Interrupt, Model, ModelSource, Policy, Result, WeightsPrecision};
 use layerscope_recording::Recorded;
 use layerscope_recording::continuations::continue_failure_cases;
@@ -76,6 +76,7 @@ fn record() -> Result<Vec<(String, Vec<u8>)>> {
     record_policies(&run, &model, &policies, &interrupt, &mut |_| {})?;
     let options = SearchOptions {
         heads: true,
+        order: SearchOrder::Joint,
         ends: Ends { first: 1, last: 0 },
         cutoff: None,
         worst_kl: 0.5,

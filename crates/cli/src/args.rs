@@ -5,6 +5,7 @@ use layerscope_cutoff::budget::KvBudget;
 use layerscope_cutoff::recommend::{Criterion, Options};
 use layerscope_cutoff::{DEFAULT_FAILURE_CASES, DEFAULT_KEPT, DEFAULT_TOLERANCE};
 use layerscope_diagnostics::record::Anchor;
+use layerscope_diagnostics::run::SearchOrder;
 use layerscope_engine::{DeviceChoice, WeightsPrecision};
 use std::ops::Range;
 use std::path::PathBuf;
@@ -342,6 +343,9 @@ pub(crate) struct SearchArguments {
     /// What is dropped one after the other
     #[arg(long, value_enum, default_value_t = UnitsArgument::Heads)]
     pub(crate) units: UnitsArgument,
+    /// In which order: by the exact joint KL, by what each costs alone, or by its attention mass on the prompt
+    #[arg(long, value_enum, default_value_t = OrderArgument::Joint)]
+    pub(crate) order: OrderArgument,
     /// First prompt tokens that a dropped unit still shows
     #[arg(long, value_name = "TOKENS", default_value_t = 1)]
     pub(crate) first: usize,
@@ -379,6 +383,24 @@ pub(crate) struct SearchArguments {
 pub(crate) enum UnitsArgument {
     Heads,
     Layers,
+}
+
+/// In which order a search drops.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub(crate) enum OrderArgument {
+    Joint,
+    Knockout,
+    Mass,
+}
+
+impl From<OrderArgument> for SearchOrder {
+    fn from(order: OrderArgument) -> Self {
+        match order {
+            OrderArgument::Joint => Self::Joint,
+            OrderArgument::Knockout => Self::Knockout,
+            OrderArgument::Mass => Self::Mass,
+        }
+    }
 }
 
 /// `120-139` or `120`, the last one included, as a range without it.

@@ -5,7 +5,7 @@
 use crate::cost::{Cost, Workload, saved_share};
 use crate::recommend::{Evidence, FrontierPoint, FrontierSummary};
 use layerscope_diagnostics::record::{Anchor, PromptSummary};
-use layerscope_diagnostics::run::{SearchUnits, SetSearch, Sets};
+use layerscope_diagnostics::run::{SearchOrder, SearchUnits, SetSearch, Sets};
 use layerscope_engine::{Error, Policy, Result, readable_bytes};
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -258,7 +258,12 @@ fn name(search: &SetSearch, layers: usize) -> String {
         (first, 0) => format!(", first {first} tokens shown"),
         (first, last) => format!(", first {first} and last {last} tokens shown"),
     };
-    format!("{units}{below}{shown}")
+    let by = match search.order {
+        SearchOrder::Joint => "",
+        SearchOrder::Knockout => ", by what each costs alone",
+        SearchOrder::Mass => ", by attention mass",
+    };
+    format!("{units}{below}{shown}{by}")
 }
 
 /// The prompts that policies are compared on.

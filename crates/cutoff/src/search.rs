@@ -10,11 +10,14 @@
 //! Not every unit is tried at each step: what a unit added when it was last tried orders them, and only units that could still be
 //! the best are tried again. That is exact where a unit never costs less once others are dropped. It mostly holds; how often it
 //! did not is counted ([`Found::cheaper_than_before`]).
+//!
+//! Two plainer orders ([`SearchOrder`]), by what each unit costs alone and by where it looks, are there to be compared with.
 
 use crate::copies::{Recorded, RowCopy};
 use layerscope_diagnostics::probe::ProbedRun;
 use layerscope_diagnostics::record::Divergence;
 use layerscope_diagnostics::reference_distributions::StepComparison;
+use layerscope_diagnostics::run::SearchOrder;
 use layerscope_engine::{
     Decoder, Ends, Error, HeadSet, Interrupt, KeyRange, Result, Tensor, check_interrupt,
 };
@@ -34,6 +37,8 @@ pub struct Unit {
 pub struct SearchOptions {
     /// Units are KV heads; else layers.
     pub heads: bool,
+    /// In which order they are dropped.
+    pub order: SearchOrder,
     /// What a dropped unit still shows of the prompt.
     pub ends: Ends,
     /// Prompt rows end here: layers from this one on show position 0 alone, and are no units.
@@ -265,8 +270,23 @@ pub fn search(
     let mut search = Search::begun(decoder, runs, start.clone(), interrupt)?;
     let mut units = search.units(options);
     let mut found = Found { before: search.divergence, dropped: vec![], tried: 0, cheaper_than_before: 0 };
+    let at_once = options.at_once.max(1);
+    let mut settled = match options.order {
+        SearchOrder::Joint => None,
+        SearchOrder::Knockout => Some(search.by_cost_alone(&mut units, at_once, &mut found, interrupt)?),
+        SearchOrder::Mass => Some(search.by_mass(&units)),
+    }
+    .map(Vec::into_iter);
     while !units.is_empty() && search.divergence.kl <= options.worst_kl {
-        let (unit, tried) = search.cheapest(&mut units, options.at_once.max(1), &mut found, interrupt)?;
+        let (unit, tried) = match settled.as_mut().map(Iterator::next) {
+            None => search.cheapest(&mut units, at_once, &mut found, interrupt)?,
+            Some(None) => break,
+            Some(Some(unit)) => {
+                found.tried += 1;
+                let tried = search.tried(&[(unit.layer, search.shown.without(unit))], interrupt)?.pop();
+                (unit, tried.ok_or_else(|| Error::failure("a set did not run; please report this"))?)
+            }
+        };
         units.remove(&unit);
         search.accept(unit, tried);
         found.dropped.push(Dropped { unit, divergence: search.divergence });
@@ -379,6 +399,40 @@ impl<'a> Search<'a> {
         let (unit, _, tried) =
             best.ok_or_else(|| Error::failure("no unit has a defined KL; please report this"))?;
         Ok((unit, tried))
+    }
+
+    /// All units by what each costs alone for each key that it frees.
+    fn by_cost_alone(
+        &self,
+        units: &mut BTreeMap<Unit, Cost>,
+        at_once: usize,
+        found: &mut Found,
+        interrupt: &Interrupt,
+    ) -> Result<Vec<Unit>> {
+        // None was tried before, so all are.
+        self.cheapest(units, at_once, found, interrupt)?;
+        let mut order: Vec<(Unit, f64)> =
+            units.iter().map(|(unit, cost)| (*unit, cost.added / cost.keys)).collect();
+        order.sort_by(|a, b| a.1.total_cmp(&b.1));
+        Ok(order.into_iter().map(|(unit, _)| unit).collect())
+    }
+
+    /// All units by the share of their decode rows' attention on positions 1 … p−2, mean over prompts, steps and query heads.
+    fn by_mass(&self, units: &BTreeMap<Unit, Cost>) -> Vec<Unit> {
+        let kv_heads = self.shown.whole.first().map_or(1, Vec::len);
+        let of_prompt = |recorded: &Recorded<'_>, unit: &Unit| {
+            let mass = &recorded.run.figures.attention.prompt_mass;
+            let (_, heads, steps) = mass.dim();
+            let group = heads / kv_heads;
+            let own = unit.kv_head.map_or(0..heads, |head| head * group..(head + 1) * group);
+            let of_head = |head| (0..steps).map(move |step| f64::from(mass[[unit.layer, head, step]]));
+            let count = (own.len() * steps) as f64;
+            own.flat_map(of_head).sum::<f64>() / count
+        };
+        let mass = |unit: &Unit| self.recorded.iter().map(|recorded| of_prompt(recorded, unit)).sum::<f64>();
+        let mut order: Vec<(Unit, f64)> = units.keys().map(|unit| (*unit, mass(unit))).collect();
+        order.sort_by(|a, b| a.1.total_cmp(&b.1));
+        order.into_iter().map(|(unit, _)| unit).collect()
     }
 
     /// Sets, each from the layer where it first differs from the one so far: means over prompts, and each prompt's streams.

@@ -8,6 +8,7 @@ use layerscope_cutoff::frontier::{CausalMap, frontier};
 use layerscope_cutoff::search::{SearchOptions, Shown, Unit, search};
 use layerscope_diagnostics::probe::{self, Decoding, ProbedRun};
 use layerscope_diagnostics::reference_distributions::StepComparison;
+use layerscope_diagnostics::run::SearchOrder;
 use layerscope_engine::{Decoder, Ends, Interrupt, Policy};
 use layerscope_kernels::reference;
 use proptest::prelude::*;
@@ -150,6 +151,21 @@ fn the_causal_map_by_head_equals_sets_of_one_head() {
     assert!(layers.iter().all(|row| row.by_kv_head.is_empty()));
 }
 
+/// Attention of a unit's query heads on positions 1 … p−2, mean over prompts and steps.
+fn prompt_mass(runs: &[&ProbedRun], unit: Unit) -> f64 {
+    let of_run = |run: &&ProbedRun| {
+        let mass = &run.figures.attention.prompt_mass;
+        let (_, heads, steps) = mass.dim();
+        let of_unit = |head: &usize| unit.kv_head.is_none_or(|kv_head| head / (heads / 2) == kv_head);
+        let own: Vec<f64> = (0..heads)
+            .filter(of_unit)
+            .flat_map(|head| (0..steps).map(move |step| f64::from(mass[[unit.layer, head, step]])))
+            .collect();
+        own.iter().sum::<f64>() / own.len() as f64
+    };
+    runs.iter().map(of_run).sum()
+}
+
 #[test]
 fn the_search_finds_what_trying_everything_finds() {
     let decoder = &MODEL.decoder;
@@ -160,7 +176,14 @@ fn the_search_finds_what_trying_everything_finds() {
     let runs: Vec<&ProbedRun> = runs.iter().collect();
     for (heads, cutoff) in [(true, None), (false, None), (true, Some(6))] {
         let ends = Ends { first: 1, last: 4 };
-        let everything = SearchOptions { heads, ends, cutoff, worst_kl: f64::INFINITY, at_once: usize::MAX };
+        let everything = SearchOptions {
+            heads,
+            order: SearchOrder::Joint,
+            ends,
+            cutoff,
+            worst_kl: f64::INFINITY,
+            at_once: usize::MAX,
+        };
         let (start, all) = search(decoder, &runs, &everything, &NOT, &mut |_, _| {}).unwrap();
         let count = if heads { 2 } else { 1 } * cutoff.unwrap_or(8);
         assert_eq!(all.dropped.len(), count);
@@ -181,6 +204,25 @@ fn the_search_finds_what_trying_everything_finds() {
         let least =
             units.min_by(|a, b| mean(&start.without(*a)).total_cmp(&mean(&start.without(*b)))).unwrap();
         assert_eq!(all.dropped[0].unit, least);
+        // Plainer orders: what each costs alone, and where it looks. Their sets are priced jointly, too.
+        for (order, tried) in [(SearchOrder::Knockout, 2 * count), (SearchOrder::Mass, count)] {
+            let plain = SearchOptions { order, ..everything };
+            let (_, found) = search(decoder, &runs, &plain, &NOT, &mut |_, _| {}).unwrap();
+            assert_eq!((found.dropped.len(), found.tried), (count, tried));
+            let alone: Vec<f64> = found
+                .dropped
+                .iter()
+                .map(|dropped| match order {
+                    SearchOrder::Mass => prompt_mass(&runs, dropped.unit),
+                    _ => mean(&start.without(dropped.unit)),
+                })
+                .collect();
+            assert!(alone.is_sorted_by(|a, b| *a <= b + 1e-9), "{order:?}: {alone:?}");
+            let third =
+                found.dropped[..3].iter().fold(start.clone(), |shown, dropped| shown.without(dropped.unit));
+            let expected = mean(&third) / runs.len() as f64;
+            assert!((found.dropped[2].divergence.kl - expected).abs() < 1e-6, "{order:?}");
+        }
         // Trying few at once comes to nearly the same with far less work.
         let lazy = SearchOptions { at_once: 2, ..everything };
         let (_, lazy) = search(decoder, &runs, &lazy, &NOT, &mut |_, _| {}).unwrap();

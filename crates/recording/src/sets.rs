@@ -97,6 +97,7 @@ pub fn search_sets(
     let kept = kv_kept(run, model, &summaries)?;
     let found = SetSearch {
         units: if options.heads { SearchUnits::Heads } else { SearchUnits::Layers },
+        order: options.order,
         first: options.ends.first,
         last: options.ends.last,
         cutoff: options.cutoff.unwrap_or(layers),

@@ -60,6 +60,7 @@ fn options(arguments: &SearchArguments, layers: usize) -> Result<SearchOptions> 
     }
     Ok(SearchOptions {
         heads: arguments.units == UnitsArgument::Heads,
+        order: arguments.order.into(),
         ends: Ends { first: arguments.first, last: arguments.last },
         cutoff: *cutoff,
         worst_kl: *worst_kl,

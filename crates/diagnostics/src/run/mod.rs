@@ -37,7 +37,7 @@ pub use manifest::{
 pub use policies::{POLICIES, PoliciesWriter};
 pub use reader::Run;
 pub use schema::Table;
-pub use sets::{JudgedSet, SETS, SearchUnits, SetSearch, Sets, SetsWriter};
+pub use sets::{JudgedSet, SETS, SearchOrder, SearchUnits, SetSearch, Sets, SetsWriter};
 pub use show::{ShowPolicy, ShowPrompt, ShowReport};
 pub use spans::{SPANS, SpansWriter};
 pub use writer::RunWriter;

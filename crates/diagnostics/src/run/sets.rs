@@ -40,11 +40,27 @@ pub enum SearchUnits {
     Layers,
 }
 
+/// In which order units are dropped.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum SearchOrder {
+    /// Always the one that adds least KL for each key that it frees, with all that were dropped before it.
+    #[default]
+    Joint,
+    /// By the KL for each key that dropping it alone costs.
+    Knockout,
+    /// By the attention of decode rows on positions 1 … p−2, as methods that choose heads by where they look do.
+    Mass,
+}
+
 /// A search: sets that keep less and less of the prompt.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct SetSearch {
     /// What was dropped one after the other.
     pub units: SearchUnits,
+    /// In which order.
+    #[serde(default)]
+    pub order: SearchOrder,
     /// First prompt tokens that a dropped unit still shows.
     pub first: usize,
     /// Prompt tokens before the last one that it shows.
@@ -94,7 +110,7 @@ pub struct JudgedSet {
 impl SetSearch {
     /// Whether another search has the same question.
     fn asks_as(&self, other: &Self) -> bool {
-        let question = |search: &Self| (search.units, search.first, search.last, search.cutoff);
+        let question = |search: &Self| (search.units, search.order, search.first, search.last, search.cutoff);
         question(self) == question(other)
     }
 }
