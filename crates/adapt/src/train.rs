@@ -270,9 +270,15 @@ fn prepare(
     let of = format!("{} {} {}", model.sha256, prompts.sha256, settings.max_new_tokens);
     let mut known = Continuations::read(folder, of)?;
     let (mut items, mut bytes, mut in_file, mut spill) = (vec![], 0, 0, None);
+    let mut written = Instant::now();
     for (done, prompt) in order.into_iter().enumerate() {
         match preparation.item(prompt, known.of(&prompt.id)) {
             Ok(mut item) => {
+                known.add(&item);
+                if written.elapsed().as_secs_f64() > CHECKPOINT_S {
+                    known.write(folder)?;
+                    written = Instant::now();
+                }
                 if bytes + item.bytes() as u64 > most {
                     let spill = match &spill {
                         Some(spill) => spill,
@@ -282,18 +288,19 @@ fn prepare(
                     in_file += 1;
                 }
                 bytes += item.bytes() as u64;
-                check_memory(items.len(), bytes)?;
-                known.add(&item);
+                if let Err(error) = check_memory(items.len(), bytes) {
+                    known.write(folder)?;
+                    return Err(error);
+                }
                 items.push(item);
             }
             Err(error) if error.kind() == ErrorKind::Input => {
                 observe(Event::LeftOut { id: &prompt.id, reason: error.to_string() });
             }
-            Err(error @ Error::Interrupted) => {
+            Err(error) => {
                 known.write(folder)?;
                 return Err(error);
             }
-            Err(error) => return Err(error),
         }
         observe(Event::Prepared { done: done + 1, all });
     }
