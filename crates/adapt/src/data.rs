@@ -5,7 +5,7 @@ use crate::spill::{Spill, Spilled};
 use layerscope_diagnostics::needle::is_right;
 use layerscope_diagnostics::probe::{continue_greedily, decode_rows, teacher_forced};
 use layerscope_diagnostics::prompts::Prompt;
-use layerscope_engine::training::{KeyType, LayerKeys, Prefix, TrainingSequence, prefix};
+use layerscope_engine::training::{HeadKeys, KeyType, Prefix, TrainingSequence, prefix};
 use layerscope_engine::{
     AdapterRows, ComputeType, Error, Hooks, Interrupt, KvPrecision, Model, Policy, Result, Session, Tensor,
     Tokenizer, Visibility,
@@ -30,8 +30,8 @@ pub(crate) struct Item {
     prompt_len: usize,
     /// The full model's keys and values of the prompt, all layers; nothing where prompt rows are trained, too.
     keys: Keys,
-    /// Of anchors, from the policy's cutoff on.
-    anchors: Prefix,
+    /// What the policy leaves, by layer and KV head, where that is not what the full model has.
+    left: Vec<Vec<Option<Arc<HeadKeys>>>>,
 }
 
 enum Keys {
@@ -39,15 +39,24 @@ enum Keys {
     InFile(Spilled),
 }
 
+/// What rows are trained or measured under.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Under {
+    /// The policy.
+    Policy,
+    /// Another cutoff, all keys below it there; of L it is full depth.
+    Cutoff(usize),
+}
+
 impl Item {
     /// Bytes of what it keeps in memory.
     pub(crate) fn bytes(&self) -> usize {
-        let of = |layers: &Prefix| layers.iter().map(|layer| layer.bytes()).sum::<usize>();
-        let keys = match &self.keys {
-            Keys::InMemory(layers) => of(layers),
+        let keys: usize = match &self.keys {
+            Keys::InMemory(layers) => layers.iter().flatten().map(|head| head.bytes()).sum(),
             Keys::InFile(_) => 0,
         };
-        keys + of(&self.anchors) + self.teacher.elements() * size_of::<f32>()
+        let left: usize = self.left.iter().flatten().flatten().map(|head| head.bytes()).sum();
+        keys + left + self.teacher.elements() * size_of::<f32>()
     }
 
     /// Moves the prompt's keys and values into a file.
@@ -61,16 +70,31 @@ impl Item {
         Ok(())
     }
 
-    /// Its rows, with what they read under a policy: the full model's keys and values below the cutoff, from there on those of anchors.
+    /// Its rows, with what of the prompt they read.
     ///
     /// # Errors
     /// [`Error::Failure`] where keys cannot be read back.
-    pub(crate) fn sequence(&self, visibility: &Visibility) -> Result<TrainingSequence> {
-        let mut prefix = match &self.keys {
-            Keys::InMemory(layers) => layers.iter().take(visibility.cutoff).cloned().collect(),
-            Keys::InFile(spilled) => spilled.read(visibility.cutoff)?,
+    pub(crate) fn sequence(&self, under: Under) -> Result<TrainingSequence> {
+        let first_left = match under {
+            Under::Policy => 0,
+            Under::Cutoff(cutoff) => cutoff,
         };
-        prefix.extend(self.anchors.iter().skip(visibility.cutoff).cloned());
+        let is_left = |layer: usize| layer >= first_left && self.left[layer].iter().all(Option::is_some);
+        let wanted = (0..self.left.len()).rev().find(|&layer| !is_left(layer)).map_or(0, |layer| layer + 1);
+        let mut prefix: Prefix = match &self.keys {
+            Keys::InMemory(layers) => layers.iter().take(wanted).cloned().collect(),
+            Keys::InFile(spilled) => spilled.read(wanted)?,
+        };
+        for (layer, left) in self.left.iter().enumerate().skip(first_left) {
+            match prefix.get_mut(layer) {
+                Some(heads) => heads.iter_mut().zip(left).for_each(|(head, left)| {
+                    if let Some(left) = left {
+                        *head = Arc::clone(left);
+                    }
+                }),
+                None => prefix.push(left.iter().flatten().cloned().collect()),
+            }
+        }
         Ok(TrainingSequence {
             tokens: self.tokens.clone(),
             first_position: self.first_position,
@@ -106,9 +130,21 @@ impl Preparation<'_> {
             AdapterRows::All => 0,
         };
         let teacher = self.max_new_tokens * config.hidden * size_of::<f32>();
-        let encoded =
-            prompts.iter().filter_map(|prompt| self.model.tokenizer.encode_prompt(&prompt.content).ok());
-        encoded.map(|tokens| (tokens.len() * keys + teacher) as u64).sum()
+        let of_prompt = |prompt: &Prompt| {
+            let p = self.model.tokenizer.encode_prompt(&prompt.content).ok()?.len();
+            let left = 2 * self.tokens_left(p) * config.head_dim * number;
+            Some((p * keys + left + teacher) as u64)
+        };
+        prompts.iter().filter_map(of_prompt).sum()
+    }
+
+    /// Prompt tokens that the policy leaves, summed over the KV heads that keep a part of them.
+    fn tokens_left(&self, prompt_len: usize) -> usize {
+        if self.rows == AdapterRows::All {
+            return 0;
+        }
+        let kept = self.policy.capacity_by_head(prompt_len, 0, self.model.config().kv_heads);
+        kept.into_iter().flatten().filter(|&tokens| tokens + 1 < prompt_len).sum()
     }
 
     /// Runs a prompt through the full model, once. `known` is the full model's text, where an earlier run has generated it.
@@ -147,16 +183,7 @@ impl Preparation<'_> {
             AdapterRows::Decode => (decoded, p - 1, prefix(&session, self.compute)?),
             AdapterRows::All => ([&prompt_tokens[..p - 1], &decoded].concat(), 0, vec![]),
         };
-        let anchors = match keys.is_empty() || self.visibility.anchors.are_bos_alone() {
-            true => keys.iter().map(|layer| Arc::new(anchors_of(layer, self.visibility))).collect(),
-            // Theirs are of a shorter sequence than the full model's.
-            false => {
-                let mut cut = Session::resumable(&model.decoder, self.policy.clone(), p, steps)?;
-                cut.prefill(&prompt_tokens, &mut Hooks::none(), self.interrupt, &mut |_| {})?;
-                cut.truncate(p - 1)?;
-                prefix(&cut, self.compute)?
-            }
-        };
+        let left = self.left(&keys, &prompt_tokens, steps)?;
         Ok(Item {
             id: prompt.id.clone(),
             answer_len: answer_len(tokenizer, prompt, &continuation, is_own)?,
@@ -167,8 +194,49 @@ impl Preparation<'_> {
             first_position,
             prompt_len: p,
             keys: Keys::InMemory(keys),
-            anchors,
+            left,
         })
+    }
+
+    /// What the policy leaves of the full model's keys of a prompt.
+    fn left(
+        &self,
+        keys: &Prefix,
+        prompt_tokens: &[u32],
+        steps: usize,
+    ) -> Result<Vec<Vec<Option<Arc<HeadKeys>>>>> {
+        let Visibility { cutoff, anchors, .. } = self.visibility;
+        if !self.policy.evicts_before_decode() && anchors.are_bos_alone() {
+            let of_head = |layer: usize, head: &HeadKeys| {
+                (layer >= *cutoff).then(|| Arc::new(head.select(|position| anchors.contains(position))))
+            };
+            let of_layer = |(layer, heads): (usize, &Vec<Arc<HeadKeys>>)| {
+                heads.iter().map(|head| of_head(layer, head)).collect()
+            };
+            return Ok(keys.iter().enumerate().map(of_layer).collect());
+        }
+        if keys.is_empty() {
+            return Ok(vec![]);
+        }
+        let decoder = &self.model.decoder;
+        let p = prompt_tokens.len();
+        let mut session = Session::resumable(decoder, self.policy.clone(), p, steps)?;
+        session.prefill(prompt_tokens, &mut Hooks::none(), self.interrupt, &mut |_| {})?;
+        session.truncate(p - 1)?;
+        // From the cutoff on, anchors' keys are of a shorter sequence than the full model's.
+        let own = prefix(&session, self.compute)?;
+        let of_head = |layer: usize, (full, own): (&Arc<HeadKeys>, Arc<HeadKeys>)| {
+            if layer >= *cutoff {
+                return Some(own);
+            }
+            let is_whole = full.positions == own.positions;
+            (!is_whole)
+                .then(|| Arc::new(full.select(|position| own.positions.binary_search(&position).is_ok())))
+        };
+        let of_layer = |(layer, (full, own)): (usize, (&Vec<_>, Vec<_>))| {
+            full.iter().zip(own).map(|heads| of_head(layer, heads)).collect()
+        };
+        Ok(keys.iter().zip(own).enumerate().map(of_layer).collect())
     }
 }
 
@@ -189,11 +257,4 @@ fn answer_len(
         }
     }
     Ok(None)
-}
-
-/// What of a layer's keys and values belongs to anchors.
-fn anchors_of(layer: &LayerKeys, visibility: &Visibility) -> LayerKeys {
-    let is_kept = |slot: &usize| visibility.anchors.contains(layer.positions[*slot]);
-    let slots: Vec<usize> = (0..layer.positions.len()).filter(is_kept).collect();
-    layer.select(&slots)
 }

@@ -1,6 +1,6 @@
 //! Prompts' keys and values in a file, where they do not fit into memory.
 
-use layerscope_engine::training::{LayerKeys, Prefix};
+use layerscope_engine::training::{HeadKeys, Prefix};
 use layerscope_engine::{Error, Result};
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -20,12 +20,16 @@ pub(crate) struct Spilled {
 }
 
 struct SpilledLayer {
-    /// First byte of the keys; those of the values follow.
+    /// First byte of the first head's keys; those of its values follow, then the next head's.
     start: u64,
+    heads: Vec<SpilledHead>,
+}
+
+struct SpilledHead {
     /// Bytes of the keys, and of the values.
     bytes: [usize; 2],
     /// All but the numbers.
-    empty: LayerKeys,
+    empty: HeadKeys,
 }
 
 impl Spill {
@@ -46,12 +50,16 @@ impl Spill {
         let mut start = file.seek(SeekFrom::End(0)).map_err(failed)?;
         let mut layers = vec![];
         for layer in keys {
-            for numbers in layer.to_bytes() {
-                file.write_all(numbers).map_err(failed)?;
+            let (first, mut heads) = (start, vec![]);
+            for head in layer {
+                for numbers in head.to_bytes() {
+                    file.write_all(numbers).map_err(failed)?;
+                }
+                let bytes = head.to_bytes().map(<[u8]>::len);
+                heads.push(SpilledHead { bytes, empty: head.without_numbers() });
+                start += bytes.iter().sum::<usize>() as u64;
             }
-            let bytes = layer.to_bytes().map(<[u8]>::len);
-            layers.push(SpilledLayer { start, bytes, empty: layer.without_numbers() });
-            start += bytes.iter().sum::<usize>() as u64;
+            layers.push(SpilledLayer { start: first, heads });
         }
         Ok(Spilled { spill: Arc::clone(self), layers })
     }
@@ -68,11 +76,14 @@ impl Spilled {
         let mut file = self.spill.file.lock().unwrap_or_else(PoisonError::into_inner);
         let of_layer = |layer: &SpilledLayer| {
             file.seek(SeekFrom::Start(layer.start)).map_err(failed)?;
-            let mut both = layer.bytes.map(|bytes| vec![0; bytes]);
-            for bytes in &mut both {
-                file.read_exact(bytes).map_err(failed)?;
-            }
-            Ok(Arc::new(layer.empty.with_bytes(both)))
+            let of_head = |head: &SpilledHead| {
+                let mut both = head.bytes.map(|bytes| vec![0; bytes]);
+                for bytes in &mut both {
+                    file.read_exact(bytes).map_err(failed)?;
+                }
+                Ok(Arc::new(head.empty.with_bytes(both)))
+            };
+            layer.heads.iter().map(of_head).collect()
         };
         self.layers.iter().take(layers).map(of_layer).collect()
     }
@@ -88,21 +99,25 @@ mod tests {
     fn what_is_written_comes_back() {
         let folder = tempfile::tempdir().unwrap();
         let spill = Spill::new(folder.path()).unwrap();
-        let layer = |first: usize, count: usize, kind: KeyType| {
-            let numbers = |start: usize| (start..start + 6 * count).map(|x| x as f32 * 0.5).collect();
+        let head = |first: usize, count: usize, kind: KeyType| {
+            let numbers = |start: usize| (start..start + 3 * count).map(|x| x as f32 * 0.5).collect();
             let positions = (first..first + count).collect();
-            Arc::new(LayerKeys::new(positions, 2, kind, [numbers(first), numbers(first + 1_000)]))
+            Arc::new(HeadKeys::new(positions, kind, [numbers(first), numbers(first + 1_000)]))
         };
         let prompts: Vec<Prefix> = vec![
-            vec![layer(0, 3, KeyType::F32), layer(0, 0, KeyType::F32), layer(2, 1, KeyType::F16)],
-            vec![layer(7, 2, KeyType::Bf16)],
+            vec![
+                vec![head(0, 3, KeyType::F32), head(1, 2, KeyType::F32)],
+                vec![head(0, 0, KeyType::F32); 2],
+                vec![head(2, 1, KeyType::F16), head(0, 4, KeyType::F16)],
+            ],
+            vec![vec![head(7, 2, KeyType::Bf16)]],
         ];
         let spilled: Vec<Spilled> = prompts.iter().map(|keys| spill.write(keys).unwrap()).collect();
         for (keys, spilled) in prompts.iter().zip(&spilled).rev() {
             for count in 0..=keys.len() {
                 let read = spilled.read(count).unwrap();
                 assert_eq!(read.len(), count);
-                for (read, written) in read.iter().zip(keys) {
+                for (read, written) in read.iter().flatten().zip(keys.iter().flatten()) {
                     assert_eq!(read.positions, written.positions);
                     assert_eq!(read.to_bytes(), written.to_bytes());
                     assert_eq!(read.bytes(), written.bytes());

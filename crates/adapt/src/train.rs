@@ -2,7 +2,7 @@
 
 use crate::checkpoint::{Checkpoint, Progress};
 use crate::continuations::Continuations;
-use crate::data::{Item, Preparation};
+use crate::data::{Item, Preparation, Under};
 use crate::loss::Objective;
 use crate::optimizer::AdamW;
 use crate::settings::Settings;
@@ -11,9 +11,9 @@ use crate::trainer::Trainer;
 use layerscope_diagnostics::prompts::{Prompt, PromptFile};
 use layerscope_engine::training::BackwardWeights;
 use layerscope_engine::{
-    AdapterInfo, AdapterTraining, Anchors, ComputeType, Error, ErrorKind, HeldOutFigures, Interrupt, LowRank,
-    Model, Policy, Result, Target, Visibility, WeightsPrecision, available_memory, check_interrupt,
-    readable_bytes,
+    AdapterInfo, AdapterRows, AdapterTraining, Anchors, ComputeType, Error, ErrorKind, HeldOutFigures,
+    Interrupt, LowRank, Model, Policy, Result, Target, Visibility, WeightsPrecision, available_memory,
+    check_interrupt, readable_bytes,
 };
 use rand::seq::SliceRandom;
 use rand::{RngExt, SeedableRng};
@@ -135,6 +135,7 @@ pub fn adapt(
     observe(Event::Preparing { bytes, most, transposed: transposed.bytes() });
     let Prepared { trained, held_out, in_file } =
         prepare(&preparation, prompts, settings, most, folder, observe)?;
+    let is_cutoff = visibility.cutoff < layers && !settings.policy.evicts_before_decode();
     let mut trainer = Trainer {
         base: &model.decoder,
         transposed,
@@ -152,9 +153,10 @@ pub fn adapt(
                 model.precision
             )),
         },
+        is_cutoff,
+        has_cutoffs_above: is_cutoff && visibility.anchors.are_bos_alone(),
         visibility,
     };
-    let cutoff = trainer.visibility.cutoff;
     trainer.state.resume(folder)?;
     let bytes = trained.iter().chain(&held_out).map(Item::bytes).sum::<usize>() + trainer.transposed.bytes();
     let resumed = trainer.state.progress.step;
@@ -162,7 +164,7 @@ pub fn adapt(
     observe(Event::Started { trained: of_trained, held_out: of_held_out, bytes, in_file, resumed });
     let before = match trainer.state.progress.before {
         Some(before) => before,
-        None => trainer.evaluate(&held_out, cutoff, settings.batch)?,
+        None => trainer.evaluate(&held_out, Under::Policy, settings.batch)?,
     };
     trainer.state.progress.before = Some(before);
     let frontier = |trainer: &Trainer<'_>, figures: &HeldOutFigures| match settings.with_frontier {
@@ -182,7 +184,7 @@ pub fn adapt(
         after = None;
         let mut is_due = checkpointed.elapsed().as_secs_f64() > CHECKPOINT_S;
         if done >= 1.0 || step.is_multiple_of(settings.evaluate_every) {
-            let figures = trainer.evaluate(&held_out, cutoff, settings.batch)?;
+            let figures = trainer.evaluate(&held_out, Under::Policy, settings.batch)?;
             observe(Event::Evaluated { step, figures, frontier: frontier(&trainer, &figures)? });
             after = Some(figures);
             is_due = true;
@@ -198,11 +200,11 @@ pub fn adapt(
     trainer.state.write(folder)?;
     let after = match after {
         Some(after) => after,
-        None => trainer.evaluate(&held_out, cutoff, settings.batch)?,
+        None => trainer.evaluate(&held_out, Under::Policy, settings.batch)?,
     };
     let full_depth = match interrupted {
         true => None,
-        false => Some(trainer.evaluate(&held_out, layers, settings.batch)?),
+        false => Some(trainer.evaluate(&held_out, Under::Cutoff(layers), settings.batch)?),
     };
     let Progress { step: steps, tokens, rows, seconds, .. } = trainer.state.progress;
     let training = AdapterTraining {
@@ -238,11 +240,19 @@ fn visibility(settings: &Settings, model: &Model) -> Result<Visibility> {
     if is_full && settings.sft > 0.0 {
         return Ok(Visibility { cutoff: layers, anchors: Anchors::none(), self_only: false });
     }
-    policy.visibility().filter(|visibility| visibility.cutoff < layers).ok_or_else(|| {
+    let evicts = policy.evicts_before_decode();
+    if evicts && settings.rows == AdapterRows::All {
+        return Err(Error::input(format!(
+            "an adapter for {policy} is one of decode rows; use --rows decode"
+        )));
+    }
+    policy.rows_by_cutoff().filter(|visibility| evicts || visibility.cutoff < layers).ok_or_else(|| {
         let instead = if is_full { ", or --sft 1 to learn answers at full depth" } else { "" };
         Error::input(format!(
-            "policy {policy} has no cutoff to train for; give one such as speed:{}+bos{instead}",
-            layers * 3 / 4
+            "no adapter can be trained for {policy}; give a cutoff such as speed:{}+bos, or a set of KV heads such as \
+             keep:0-{}+bos{instead}",
+            layers * 3 / 4,
+            layers / 2
         ))
     })
 }

@@ -1,7 +1,7 @@
 //! Steps of training, and measurements.
 
 use crate::checkpoint::Checkpoint;
-use crate::data::Item;
+use crate::data::{Item, Under};
 use crate::loss::{Objective, RowLoss};
 use crate::settings::Settings;
 use layerscope_engine::training::{
@@ -26,6 +26,10 @@ pub(crate) struct Trainer<'a> {
     pub(crate) transposed: BackwardWeights,
     /// Of the policy that is trained for.
     pub(crate) visibility: Visibility,
+    /// Whether the policy is a cutoff, and nothing else.
+    pub(crate) is_cutoff: bool,
+    /// Whether cutoffs between the policy's and full depth are others of its kind.
+    pub(crate) has_cutoffs_above: bool,
     pub(crate) objective: Objective,
     pub(crate) compute: ComputeType,
     pub(crate) rows: AdapterRows,
@@ -66,27 +70,29 @@ impl Trainer<'_> {
         settings.learning_rate * rise * 0.5 * (1.0 + (std::f64::consts::PI * self.done(settings)).cos())
     }
 
-    /// The cutoff of a step: the policy's, or one above.
-    fn cutoff_of(&self, settings: &Settings, step: usize) -> usize {
+    /// What a step runs under: the policy, or a cutoff above its own.
+    fn under(&self, settings: &Settings, step: usize) -> Under {
         let (cutoff, layers) = (self.visibility.cutoff, self.base.config().layers);
         let mut random = ChaCha8Rng::seed_from_u64(settings.seed.wrapping_add(1));
         random.set_stream(step as u64 + 1);
-        match cutoff < layers && random.random::<f64>() < settings.other_cutoffs {
-            // Other anchors' keys and values differ from cutoff to cutoff.
-            true if !self.visibility.anchors.are_bos_alone() => layers,
-            true => random.random_range(cutoff + 1..=layers),
-            false => cutoff,
+        match random.random::<f64>() < settings.other_cutoffs {
+            true if !self.has_cutoffs_above => Under::Cutoff(layers),
+            true => Under::Cutoff(random.random_range(cutoff + 1..=layers)),
+            false => Under::Policy,
         }
     }
 
-    /// What rows read at another cutoff than the policy's.
-    pub(crate) fn at(&self, cutoff: usize) -> Visibility {
-        Visibility { cutoff, ..self.visibility.clone() }
+    fn visibility(&self, under: Under) -> Visibility {
+        match under {
+            Under::Policy => self.visibility.clone(),
+            Under::Cutoff(cutoff) => Visibility { cutoff, ..self.visibility.clone() },
+        }
     }
 
-    fn forward(&self, adapted: &Decoder, items: &[&Item], visibility: &Visibility) -> Result<Ran> {
-        let batch = items.iter().map(|item| item.sequence(visibility)).collect::<Result<Vec<_>>>()?;
-        let tape = forward(adapted, &batch, visibility, self.compute)?;
+    fn forward(&self, adapted: &Decoder, items: &[&Item], under: Under) -> Result<Ran> {
+        let batch = items.iter().map(|item| item.sequence(under)).collect::<Result<Vec<_>>>()?;
+        let visibility = self.visibility(under);
+        let tape = forward(adapted, &batch, &visibility, self.compute)?;
         let mut decode = vec![];
         let mut first = 0;
         for sequence in &batch {
@@ -110,13 +116,13 @@ impl Trainer<'_> {
         let start = Instant::now();
         let step = self.state.progress.step;
         let items = batch_of(items, settings, step);
-        let visibility = self.at(self.cutoff_of(settings, step));
+        let under = self.under(settings, step);
         let adapter = self.adapter()?;
         let dropout = Dropout { rate: settings.dropout, seed: settings.seed ^ ((step as u64) << 32) };
         let dropout = Some(dropout).filter(|dropout| dropout.rate > 0.0);
         let adapted = self.base.in_training(&adapter, dropout)?;
         let Ran { batch, tape, decode, last, teacher, student, tokens } =
-            self.forward(&adapted, &items, &visibility)?;
+            self.forward(&adapted, &items, under)?;
         let mut gradient = student.clone();
         let losses = self.objective.gradient(&teacher, &mut gradient, &tokens);
         drop(teacher);
@@ -125,6 +131,7 @@ impl Trainer<'_> {
         for (row, gradient) in decode.iter().zip(by_row.outer_iter()) {
             dlast.row_mut(*row as usize).assign(&gradient);
         }
+        let visibility = self.visibility(under);
         let of = (batch.as_slice(), &visibility);
         let gradients = backward(&adapted, &self.transposed, &adapter, of, &tape, dlast)?;
         let loss = losses.iter().map(|row| self.objective.of(row)).sum::<f64>() / losses.len().max(1) as f64;
@@ -144,8 +151,8 @@ impl Trainer<'_> {
         Ok(loss)
     }
 
-    /// Mean KL of items at some cutoffs, `(cutoff, nats)`, ascending, of which `own` is at the policy's: at that alone, and at full
-    /// depth, where other anchors' keys and values differ from cutoff to cutoff.
+    /// Mean KL of items at some cutoffs, `(cutoff, nats)`, ascending, of which `own` is at the policy's, if it is a cutoff: at that
+    /// alone, and at full depth, where other anchors' keys and values differ from cutoff to cutoff.
     pub(crate) fn frontier(
         &self,
         items: &[Item],
@@ -153,24 +160,25 @@ impl Trainer<'_> {
         batch: usize,
     ) -> Result<Vec<(usize, f64)>> {
         let (cutoff, layers) = (self.visibility.cutoff, self.base.config().layers);
-        let cutoffs = match self.visibility.anchors.are_bos_alone() {
+        let cutoffs = match self.has_cutoffs_above {
             true => shown_cutoffs(cutoff, layers),
-            false => vec![cutoff, layers],
+            false if self.is_cutoff => vec![cutoff, layers],
+            false => vec![layers],
         };
-        let of = |other: usize| match other == cutoff {
+        let of = |other: usize| match other == cutoff && self.is_cutoff {
             true => Ok((other, own.kl)),
-            false => Ok((other, self.evaluate(items, other, batch)?.kl)),
+            false => Ok((other, self.evaluate(items, Under::Cutoff(other), batch)?.kl)),
         };
         cutoffs.into_iter().map(of).collect()
     }
 
-    /// Runs items at a cutoff, so many at a time.
-    pub(crate) fn evaluate(&self, items: &[Item], cutoff: usize, batch: usize) -> Result<HeldOutFigures> {
-        let (adapted, visibility) = (self.base.with_adapter(&self.adapter()?)?, self.at(cutoff));
+    /// Runs items, so many at a time.
+    pub(crate) fn evaluate(&self, items: &[Item], under: Under, batch: usize) -> Result<HeldOutFigures> {
+        let adapted = self.base.with_adapter(&self.adapter()?)?;
         let (mut rows, mut answers): (Vec<RowLoss>, Vec<bool>) = (vec![], vec![]);
         for items in items.chunks(batch) {
             let items: Vec<&Item> = items.iter().collect();
-            let Ran { teacher, mut student, tokens, .. } = self.forward(&adapted, &items, &visibility)?;
+            let Ran { teacher, mut student, tokens, .. } = self.forward(&adapted, &items, under)?;
             let losses = self.objective.gradient(&teacher, &mut student, &tokens);
             let mut of_items = losses.as_slice();
             for item in items {

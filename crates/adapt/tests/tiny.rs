@@ -52,6 +52,7 @@ fn training_brings_the_model_under_a_cutoff_nearer_to_the_full_one() {
         ("speed:4+bos", AdapterRows::Decode),
         ("selfonly:4+bos", AdapterRows::Decode),
         ("speed:4+bos", AdapterRows::All),
+        ("keep:0-3+bos", AdapterRows::Decode),
     ] {
         let folder = tempfile::tempdir().unwrap();
         let outcome = train(&Settings { rows, ..settings(policy) }, folder.path()).unwrap();
@@ -119,8 +120,10 @@ fn a_training_that_was_stopped_goes_on_to_the_same_bytes() {
 fn what_cannot_be_trained_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let refused = |settings: &Settings| -> Error { train(settings, folder.path()).unwrap_err() };
-    assert!(refused(&settings("full")).to_string().contains("no cutoff"));
-    assert!(refused(&settings("pop:4")).to_string().contains("no cutoff"));
+    assert!(refused(&settings("full")).to_string().contains("--sft 1"));
+    assert!(refused(&settings("pop:4")).to_string().contains("no adapter can be trained for pop:4"));
+    let all = Settings { rows: AdapterRows::All, ..settings("keep:0-3+bos") };
+    assert!(refused(&all).to_string().contains("--rows decode"));
     let one = Settings { steps: 1, ..settings("speed:4+bos") };
     train(&one, folder.path()).unwrap();
     let other = Settings { rank: Some(4), ..one.clone() };
@@ -152,9 +155,21 @@ fn held_out_figures_are_those_of_the_policys_generation() {
         let all: f64 = logits.iter().map(|x| f64::from(*x).exp()).sum();
         logits.iter().map(|x| f64::from(*x) - all.ln()).collect()
     };
-    for name in ["speed:4+bos", "speed:5", "selfonly:4+bos", "speed:4+bos+9-20", "selfonly:5+3-4"] {
+    let cutoffs = ["speed:4+bos", "speed:5", "selfonly:4+bos", "speed:4+bos+9-20", "selfonly:5+3-4"];
+    let kept = [
+        "keep:0-2+4.0+bos",
+        "keep:1+3.1+sinks=2+window=5",
+        "speed:5+bos+keep:0-1+3.0+bos",
+        "speed:6+2-4+keep:0-2+4.1+window=7",
+        "snapkv:30%",
+        "expected:12",
+    ];
+    for name in cutoffs.into_iter().chain(kept) {
         let policy = Policy::parse_for(name, model.config()).unwrap();
         for rows in [AdapterRows::Decode, AdapterRows::All] {
+            if rows == AdapterRows::All && kept.contains(&name) {
+                continue;
+            }
             let folder = tempfile::tempdir().unwrap();
             let settings =
                 Settings { steps: 1, rows, policy: policy.clone(), other_cutoffs: 1.0, ..settings(name) };

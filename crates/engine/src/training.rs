@@ -12,7 +12,7 @@ mod product;
 
 pub use backward::{BackwardWeights, Gradient, Gradients, backward, unembed_backward};
 pub use dropout::Dropout;
-pub use keys::{KeyType, LayerKeys, Prefix};
+pub use keys::{HeadKeys, KeyType, Prefix};
 
 use crate::decoder::{Pass, SequenceRows};
 use crate::hooks::{HookPoint, Hooks, Site};
@@ -96,16 +96,17 @@ impl Tape {
 /// The keys and values that a session stores, as constants for products in `compute`: of a prompt without its last token, say.
 ///
 /// # Errors
-/// [`Error::Input`] where KV heads of a layer store different positions.
+/// Where a GPU fails.
 pub fn prefix(session: &Session, compute: ComputeType) -> Result<Prefix> {
     let store = session.store();
     let kind = KeyType::for_products(compute, session.decoder().kv_precision() == KvPrecision::F16);
-    let of_layer = |layer| {
-        let numbers = [store.keys_by_head(layer)?, store.values_by_head(layer)?];
-        let kv_heads = session.decoder().config().kv_heads;
-        Ok(Arc::new(LayerKeys::new(store.positions(layer, 0), kv_heads, kind, numbers)))
+    let config = session.decoder().config();
+    let of_head = |layer, head| {
+        let numbers = store.keys_and_values_of(layer, head)?;
+        Ok(Arc::new(HeadKeys::new(store.positions(layer, head), kind, numbers)))
     };
-    (0..session.decoder().config().layers).map(of_layer).collect()
+    let of_layer = |layer| (0..config.kv_heads).map(|head| of_head(layer, head)).collect();
+    (0..config.layers).map(of_layer).collect()
 }
 
 /// Runs a batch through all layers, in `compute`, and keeps what the backward pass needs.

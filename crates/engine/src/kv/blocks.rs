@@ -1,7 +1,7 @@
 //! Blocks of tokens on their way out of the store and back into it.
 
 use super::evict::{Evicted, Layout};
-use super::group::{Memory, PositionRun, joined};
+use super::group::{HeadGroup, Memory, PositionRun, joined};
 use super::{KvBuffer, KvPrecision, KvStore};
 use crate::{Error, Result};
 use half::{bf16, f16};
@@ -63,7 +63,7 @@ impl Layout {
     }
 }
 
-/// The keys of a layer, on the host.
+/// The keys of KV heads of a layer, or their values, on the host.
 pub(crate) struct LayerKeys<'a> {
     /// `[kv_heads, capacity, head_dim]`.
     keys: Cow<'a, [u8]>,
@@ -71,6 +71,15 @@ pub(crate) struct LayerKeys<'a> {
 }
 
 impl LayerKeys<'_> {
+    /// Those of a head in its first slots in f32, `[slots, head_dim]`.
+    fn of_head(&self, head: usize, slots: usize) -> Vec<f32> {
+        let mut numbers = vec![0.0; slots * self.layout.head_dim];
+        for (slot, key) in numbers.chunks_exact_mut(self.layout.head_dim).enumerate() {
+            self.key_of_head(head, slot, key);
+        }
+        numbers
+    }
+
     /// Writes the key in a slot in f32, `[kv_heads, head_dim]`.
     pub(crate) fn key(&self, slot: usize, key: &mut [f32]) {
         for (head, key) in key.chunks_exact_mut(self.layout.head_dim).enumerate() {
@@ -93,6 +102,24 @@ fn widen<const N: usize>(bytes: &[u8], numbers: &mut [f32], number: impl Fn([u8;
     numbers.iter_mut().zip(bytes.as_chunks().0).for_each(|(to, &bytes)| *to = number(bytes));
 }
 
+impl HeadGroup {
+    fn keys(&self) -> Result<LayerKeys<'_>> {
+        let keys = match &self.memory {
+            Memory::Host { keys, .. } => Cow::Borrowed(keys.bytes()),
+            Memory::Device { keys, .. } => Cow::Owned(keys.to_vec()?),
+        };
+        Ok(LayerKeys { keys, layout: self.layout() })
+    }
+
+    fn values(&self) -> Result<LayerKeys<'_>> {
+        let values = match &self.memory {
+            Memory::Host { values, .. } => Cow::Borrowed(values.bytes()),
+            Memory::Device { values, .. } => Cow::Owned(values.to_vec()?),
+        };
+        Ok(LayerKeys { keys: values, layout: self.layout() })
+    }
+}
+
 impl KvStore {
     /// Bytes of a record of so many tokens.
     pub(crate) fn record_bytes(&self, tokens: usize) -> usize {
@@ -104,12 +131,7 @@ impl KvStore {
     /// # Errors
     /// Where a GPU fails.
     pub(crate) fn keys(&self, layer: usize) -> Result<LayerKeys<'_>> {
-        let group = self.whole(layer)?;
-        let keys = match &group.memory {
-            Memory::Host { keys, .. } => Cow::Borrowed(keys.bytes()),
-            Memory::Device { keys, .. } => Cow::Owned(keys.to_vec()?),
-        };
-        Ok(LayerKeys { keys, layout: group.layout() })
+        self.whole(layer)?.keys()
     }
 
     /// All values of a layer, as keys are.
@@ -117,12 +139,7 @@ impl KvStore {
     /// # Errors
     /// Where a GPU fails.
     pub(crate) fn values(&self, layer: usize) -> Result<LayerKeys<'_>> {
-        let group = self.whole(layer)?;
-        let values = match &group.memory {
-            Memory::Host { values, .. } => Cow::Borrowed(values.bytes()),
-            Memory::Device { values, .. } => Cow::Owned(values.to_vec()?),
-        };
-        Ok(LayerKeys { keys: values, layout: group.layout() })
+        self.whole(layer)?.values()
     }
 
     /// The stored keys of a layer in f32, in the order of their slots: `[kv_heads, stored, head_dim]`.
@@ -130,25 +147,19 @@ impl KvStore {
     /// # Errors
     /// Where a GPU fails, or KV heads of the layer store different positions.
     pub fn keys_by_head(&self, layer: usize) -> Result<Vec<f32>> {
-        let keys = self.keys(layer)?;
-        Ok(self.by_head(layer, &keys))
+        let (keys, count) = (self.keys(layer)?, self.len(layer));
+        Ok((0..self.kv_heads).flat_map(|head| keys.of_head(head, count)).collect())
     }
 
-    /// The stored values of a layer, as [`Self::keys_by_head`].
+    /// The stored keys and values of a KV head in f32, in the order of their slots: `[stored, head_dim]` each.
     ///
     /// # Errors
-    /// As [`Self::keys_by_head`].
-    pub fn values_by_head(&self, layer: usize) -> Result<Vec<f32>> {
-        Ok(self.by_head(layer, &self.values(layer)?))
-    }
-
-    fn by_head(&self, layer: usize, stored: &LayerKeys<'_>) -> Vec<f32> {
-        let count = self.len(layer);
-        let mut numbers = vec![0.0; self.kv_heads * count * self.head_dim];
-        for (index, row) in numbers.chunks_exact_mut(self.head_dim).enumerate() {
-            stored.key_of_head(index / count, index % count, row);
-        }
-        numbers
+    /// Where a GPU fails.
+    pub(crate) fn keys_and_values_of(&self, layer: usize, kv_head: usize) -> Result<[Vec<f32>; 2]> {
+        let group = self.layers[layer].iter().find(|group| group.heads.contains(&kv_head));
+        let Some(group) = group else { return Ok([vec![], vec![]]) };
+        let (head, count) = (kv_head - group.heads.start, group.len());
+        Ok([group.keys()?.of_head(head, count), group.values()?.of_head(head, count)])
     }
 
     /// Puts the tokens of a record, at consecutive positions from `first_position` on, into slots from `slot` on, in place of

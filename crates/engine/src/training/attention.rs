@@ -1,6 +1,6 @@
 //! Attention of a batch, forward and backward: rows read their sequence's prefix and, causally, its own rows.
 
-use super::keys::{HeadMatrix, LayerKeys, Which};
+use super::keys::{HeadKeys, HeadMatrix, Which};
 use super::product::{add_product, product};
 use super::{Rows, TrainingSequence};
 use crate::decoder::{Attend, Location};
@@ -47,7 +47,7 @@ pub(super) struct BatchAttention<'a> {
 /// One KV head of one sequence in a layer.
 struct Unit<'a> {
     shape: AttentionShape,
-    prefix: Option<&'a LayerKeys>,
+    prefix: Option<&'a HeadKeys>,
     kv_head: usize,
     /// Its rows in the pass, and their positions.
     rows: Range<usize>,
@@ -82,13 +82,10 @@ fn units<'a>(
         first = range.end;
         let self_only = visibility.self_only && layer >= visibility.cutoff;
         for kv_head in 0..shape.kv_heads {
+            let prefix = sequence.prefix.get(layer).and_then(|heads| heads.get(kv_head));
             units.push(Unit {
                 shape,
-                prefix: sequence
-                    .prefix
-                    .get(layer)
-                    .map(Arc::as_ref)
-                    .filter(|prefix| !prefix.positions.is_empty()),
+                prefix: prefix.map(Arc::as_ref).filter(|prefix| !prefix.positions.is_empty()),
                 kv_head,
                 rows: range.clone(),
                 positions: &rows.positions[range.clone()],
@@ -113,15 +110,14 @@ struct Tile<'a> {
 
 /// Keys and values that a unit's rows read.
 struct UnitKeys<'a> {
-    prefix: Option<&'a LayerKeys>,
-    kv_head: usize,
+    prefix: Option<&'a HeadKeys>,
     /// Keys and values of the rows.
     own: [ArrayView2<'a, f32>; 2],
 }
 
 impl UnitKeys<'_> {
     fn prefix(&self, which: Which) -> Option<HeadMatrix<'_>> {
-        Some(self.prefix?.of_head(self.kv_head, which))
+        Some(self.prefix?.matrix(which))
     }
 
     /// Those of the first own rows.
@@ -203,7 +199,7 @@ impl Unit<'_> {
         let dim = self.shape.head_dim;
         let column = self.kv_head * dim;
         let of_head = |x: &'b Array2<f32>| x.slice(s![self.rows.clone(), column..column + dim]);
-        UnitKeys { prefix: self.prefix, kv_head: self.kv_head, own: [of_head(k), of_head(v)] }
+        UnitKeys { prefix: self.prefix, own: [of_head(k), of_head(v)] }
     }
 
     fn sees(&self, row: usize, key: usize) -> bool {

@@ -8,22 +8,19 @@ use layerscope_kernels::Instructions;
 use layerscope_kernels::matmul::{ComputeType, Product, WeightFormat, Weights, multiply};
 use ndarray::{Array2, ArrayView2};
 use std::borrow::Cow;
-use std::ops::Range;
 use std::sync::Arc;
 
-/// Keys and values of a layer that are constants.
+/// Keys and values of a KV head that are constants.
 #[derive(Debug, Clone, Default)]
-pub struct LayerKeys {
+pub struct HeadKeys {
     /// Positions, ascending.
     pub positions: Vec<usize>,
-    /// KV heads.
-    pub kv_heads: usize,
-    /// Keys, rotated, and values, each `[kv_heads, positions, head_dim]`.
+    /// Keys, rotated, and values, each `[positions, head_dim]`.
     numbers: [Numbers; 2],
 }
 
-/// What the rows of a sequence read beside each other, by layer; none where they read nothing else.
-pub type Prefix = Vec<Arc<LayerKeys>>;
+/// What the rows of a sequence read beside each other, by layer and KV head; none where they read nothing else.
+pub type Prefix = Vec<Vec<Arc<HeadKeys>>>;
 
 /// Which of the two.
 #[derive(Debug, Clone, Copy)]
@@ -32,12 +29,12 @@ pub(super) enum Which {
     Values,
 }
 
-/// Numbers `[kv_heads, positions, head_dim]`.
+/// Numbers `[positions, head_dim]`.
 #[derive(Debug, Clone)]
 enum Numbers {
     F32(Vec<f32>),
     F16(Vec<f16>),
-    /// For products of bf16: bytes of `[kv_heads, positions, head_dim]`, and of `[kv_heads, head_dim, positions]`.
+    /// For products of bf16: bytes of `[positions, head_dim]`, and of `[head_dim, positions]`.
     Bf16 {
         rows: Vec<u8>,
         columns: Vec<u8>,
@@ -82,20 +79,18 @@ impl Default for Numbers {
     }
 }
 
-impl LayerKeys {
-    /// Of numbers `[kv_heads, positions, head_dim]`.
-    pub fn new(positions: Vec<usize>, kv_heads: usize, kind: KeyType, numbers: [Vec<f32>; 2]) -> Self {
-        let count = positions.len() * kv_heads;
+impl HeadKeys {
+    /// Of keys and values `[positions, head_dim]`.
+    pub fn new(positions: Vec<usize>, kind: KeyType, numbers: [Vec<f32>; 2]) -> Self {
+        let count = positions.len();
         let numbers = numbers.map(|numbers| match kind {
             KeyType::F32 => Numbers::F32(numbers),
             KeyType::F16 => Numbers::F16(Vec::from_f32_slice(&numbers)),
             KeyType::Bf16 => {
-                let dim = numbers.len() / count.max(1);
-                let rows = numbers.iter().flat_map(|x| bf16::from_f32(*x).to_le_bytes()).collect();
-                Numbers::bf16(rows, kv_heads, dim)
+                Numbers::bf16(numbers.iter().flat_map(|x| bf16::from_f32(*x).to_le_bytes()).collect(), count)
             }
         });
-        Self { positions, kv_heads, numbers }
+        Self { positions, numbers }
     }
 
     /// Bytes in memory.
@@ -103,24 +98,20 @@ impl LayerKeys {
         self.numbers.iter().map(Numbers::len_bytes).sum()
     }
 
-    /// Width of a head.
+    /// Width of the head.
     fn head_dim(&self) -> usize {
-        self.numbers[0].len() / (self.positions.len() * self.kv_heads).max(1)
+        self.numbers[0].len() / self.positions.len().max(1)
     }
 
-    /// Some of the positions, by index.
+    /// Some of the positions.
     #[must_use]
-    pub fn select(&self, slots: &[usize]) -> Self {
-        if slots.is_empty() {
-            return Self::default();
-        }
-        let (count, dim) = (self.positions.len(), self.head_dim());
-        let runs: Vec<usize> =
-            (0..self.kv_heads).flat_map(|head| slots.iter().map(move |slot| head * count + slot)).collect();
+    pub fn select(&self, chosen: impl Fn(usize) -> bool) -> Self {
+        let slots: Vec<usize> =
+            (0..self.positions.len()).filter(|&slot| chosen(self.positions[slot])).collect();
+        let dim = self.head_dim();
         Self {
             positions: slots.iter().map(|&slot| self.positions[slot]).collect(),
-            kv_heads: self.kv_heads,
-            numbers: self.numbers.each_ref().map(|numbers| numbers.select(dim, &runs, self.kv_heads)),
+            numbers: self.numbers.each_ref().map(|numbers| numbers.select(dim, &slots)),
         }
     }
 
@@ -141,48 +132,38 @@ impl LayerKeys {
             Numbers::F16(_) => Numbers::F16(vec![]),
             Numbers::Bf16 { .. } => Numbers::Bf16 { rows: vec![], columns: vec![] },
         };
-        let numbers = self.numbers.each_ref().map(none);
-        Self { positions: self.positions.clone(), kv_heads: self.kv_heads, numbers }
+        Self { positions: self.positions.clone(), numbers: self.numbers.each_ref().map(none) }
     }
 
     /// The same with numbers from [`Self::to_bytes`].
     #[must_use]
     pub fn with_bytes(&self, bytes: [Vec<u8>; 2]) -> Self {
-        let count = (self.positions.len() * self.kv_heads).max(1);
         let mut kinds = self.numbers.iter();
         let numbers = bytes.map(|bytes| match kinds.next() {
             Some(Numbers::F16(_)) => {
                 Numbers::F16(bytes.as_chunks().0.iter().map(|x| f16::from_ne_bytes(*x)).collect())
             }
-            Some(Numbers::Bf16 { .. }) => {
-                let dim = bytes.len() / size_of::<bf16>() / count;
-                Numbers::bf16(bytes, self.kv_heads, dim)
-            }
+            Some(Numbers::Bf16 { .. }) => Numbers::bf16(bytes, self.positions.len()),
             _ => Numbers::F32(bytes.as_chunks().0.iter().map(|x| f32::from_ne_bytes(*x)).collect()),
         });
-        Self { positions: self.positions.clone(), kv_heads: self.kv_heads, numbers }
+        Self { positions: self.positions.clone(), numbers }
     }
 
-    /// Keys or values of one head.
-    pub(super) fn of_head(&self, head: usize, which: Which) -> HeadMatrix<'_> {
-        let (positions, dim) = (self.positions.len(), self.head_dim());
-        let len = positions * dim;
-        let range = head * len..(head + 1) * len;
-        let numbers = &self.numbers[which as usize];
-        HeadMatrix { positions, dim, numbers: numbers.of_head(range) }
+    /// Keys or values.
+    pub(super) fn matrix(&self, which: Which) -> HeadMatrix<'_> {
+        let numbers = self.numbers[which as usize].for_products();
+        HeadMatrix { positions: self.positions.len(), dim: self.head_dim(), numbers }
     }
 }
 
 impl Numbers {
-    /// From bytes of bf16, `[kv_heads, positions, head_dim]`.
-    fn bf16(rows: Vec<u8>, kv_heads: usize, dim: usize) -> Self {
-        let of_head = rows.len() / kv_heads.max(1);
+    /// From bytes of bf16, `[positions, head_dim]`.
+    fn bf16(rows: Vec<u8>, positions: usize) -> Self {
+        let numbers: &[[u8; 2]] = rows.as_chunks().0;
+        let dim = numbers.len() / positions.max(1);
         let mut columns = Vec::with_capacity(rows.len());
-        for head in rows.chunks_exact(of_head.max(1)) {
-            let numbers: &[[u8; 2]] = head.as_chunks().0;
-            for column in 0..dim {
-                columns.extend(numbers.iter().skip(column).step_by(dim).flatten());
-            }
+        for column in 0..dim {
+            columns.extend(numbers.iter().skip(column).step_by(dim).flatten());
         }
         Self::Bf16 { rows, columns }
     }
@@ -204,29 +185,26 @@ impl Numbers {
     }
 
     /// Runs of `len` numbers, by index, one after the other.
-    fn select(&self, len: usize, runs: &[usize], kv_heads: usize) -> Self {
+    fn select(&self, len: usize, runs: &[usize]) -> Self {
         fn chosen<T: Copy>(numbers: &[T], len: usize, runs: &[usize]) -> Vec<T> {
             runs.iter().flat_map(|run| &numbers[run * len..(run + 1) * len]).copied().collect()
         }
         match self {
             Self::F32(numbers) => Self::F32(chosen(numbers, len, runs)),
             Self::F16(numbers) => Self::F16(chosen(numbers, len, runs)),
-            Self::Bf16 { rows, .. } => Self::bf16(chosen(rows, len * size_of::<bf16>(), runs), kv_heads, len),
+            Self::Bf16 { rows, .. } => Self::bf16(chosen(rows, len * size_of::<bf16>(), runs), runs.len()),
         }
     }
 
-    fn of_head(&self, range: Range<usize>) -> HeadNumbers<'_> {
+    fn for_products(&self) -> HeadNumbers<'_> {
         match self {
-            Self::F32(numbers) => HeadNumbers::F32(Cow::Borrowed(&numbers[range])),
+            Self::F32(numbers) => HeadNumbers::F32(Cow::Borrowed(numbers)),
             Self::F16(numbers) => {
-                let mut wide = vec![0.0; range.len()];
-                numbers[range].convert_to_f32_slice(&mut wide);
+                let mut wide = vec![0.0; numbers.len()];
+                numbers.convert_to_f32_slice(&mut wide);
                 HeadNumbers::F32(Cow::Owned(wide))
             }
-            Self::Bf16 { rows, columns } => {
-                let bytes = range.start * size_of::<bf16>()..range.end * size_of::<bf16>();
-                HeadNumbers::Bf16 { rows: &rows[bytes.clone()], columns: &columns[bytes] }
-            }
+            Self::Bf16 { rows, columns } => HeadNumbers::Bf16 { rows, columns },
         }
     }
 }
@@ -287,46 +265,42 @@ mod tests {
 
     #[test]
     fn products_and_parts_of_every_type() {
-        let (heads, dim) = (3, 10);
+        let dim = 10;
         for count in [1, 2, 31, 32, 33, 150] {
-            let both = [numbers(1, heads * count * dim), numbers(2, heads * count * dim)];
+            let both = [numbers(1, count * dim), numbers(2, count * dim)];
             let positions: Vec<usize> = (5..5 + count).collect();
             for (kind, accuracy) in [(KeyType::F32, 1e-5), (KeyType::F16, 1e-2), (KeyType::Bf16, 5e-2)] {
-                let keys = LayerKeys::new(positions.clone(), heads, kind, both.clone());
+                let keys = HeadKeys::new(positions.clone(), kind, both.clone());
                 let again = keys.without_numbers().with_bytes(keys.to_bytes().map(<[u8]>::to_vec));
                 let slots: Vec<usize> = (0..count).step_by(2).collect();
-                let part = again.select(&slots);
+                let part = again.select(|position| (position - 5).is_multiple_of(2));
                 assert_eq!(part.positions, slots.iter().map(|slot| slot + 5).collect::<Vec<_>>());
                 for (which, all) in [Which::Keys, Which::Values].into_iter().zip(&both) {
-                    for head in 0..heads {
-                        let whole =
-                            Array2::from_shape_fn((count, dim), |(p, d)| all[(head * count + p) * dim + d]);
-                        let some = Array2::from_shape_fn((slots.len(), dim), |(p, d)| whole[[slots[p], d]]);
-                        for (matrix, expected) in [(&again, whole), (&part, some)] {
-                            let matrix = matrix.of_head(head, which);
-                            let close = |actual: Array2<f32>, expected: Array2<f32>| {
-                                let most =
-                                    (actual - expected).mapv(f32::abs).fold(0.0, |a: f32, b| a.max(*b));
-                                assert!(
-                                    most < accuracy * (count as f32).sqrt().max(3.0),
-                                    "{kind:?} {count}: {most}"
-                                );
-                            };
-                            for rows in [1, 2, 9] {
-                                let x = Array2::from_shape_vec((rows, dim), numbers(3, rows * dim)).unwrap();
-                                close(matrix.times_transposed(&x.view(), 0.5), x.dot(&expected.t()) * 0.5);
-                                let y = Array2::from_shape_vec(
-                                    (rows, expected.nrows()),
-                                    numbers(4, rows * expected.nrows()),
-                                );
-                                let y = y.unwrap();
-                                close(matrix.times(&y.view()), y.dot(&expected));
-                            }
+                    let whole = Array2::from_shape_fn((count, dim), |(p, d)| all[p * dim + d]);
+                    let some = Array2::from_shape_fn((slots.len(), dim), |(p, d)| whole[[slots[p], d]]);
+                    for (matrix, expected) in [(&again, whole), (&part, some)] {
+                        let matrix = matrix.matrix(which);
+                        let close = |actual: Array2<f32>, expected: Array2<f32>| {
+                            let most = (actual - expected).mapv(f32::abs).fold(0.0, |a: f32, b| a.max(*b));
+                            assert!(
+                                most < accuracy * (count as f32).sqrt().max(3.0),
+                                "{kind:?} {count}: {most}"
+                            );
+                        };
+                        for rows in [1, 2, 9] {
+                            let x = Array2::from_shape_vec((rows, dim), numbers(3, rows * dim)).unwrap();
+                            close(matrix.times_transposed(&x.view(), 0.5), x.dot(&expected.t()) * 0.5);
+                            let y = Array2::from_shape_vec(
+                                (rows, expected.nrows()),
+                                numbers(4, rows * expected.nrows()),
+                            );
+                            let y = y.unwrap();
+                            close(matrix.times(&y.view()), y.dot(&expected));
                         }
                     }
                 }
             }
         }
-        assert_eq!(LayerKeys::default().select(&[]).bytes(), 0);
+        assert_eq!(HeadKeys::default().select(|_| true).bytes(), 0);
     }
 }

@@ -92,7 +92,7 @@ fn outputs_and_gradients_are_those_of_f64_at_any_size() {
                 sinks: 0,
             };
             let numbers = [&prefix_keys, &prefix_values].map(|part| part.iter().copied().collect());
-            let constants = LayerKeys::new((0..prefix).collect(), 1, KeyType::F32, numbers);
+            let constants = HeadKeys::new((0..prefix).collect(), KeyType::F32, numbers);
             let positions: Vec<usize> = (prefix..prefix + rows).collect();
             let anchors = Anchors::bos();
             let unit = Unit {
