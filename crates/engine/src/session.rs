@@ -86,7 +86,7 @@ impl Session {
     }
 
     fn with(decoder: &Arc<Decoder>, policy: Policy, prompt_len: usize, decode_len: usize) -> Result<Self> {
-        decoder.config().check_sequence(prompt_len, decode_len)?;
+        decoder.config().check_sequence(prompt_len, decode_len.max(policy.read_again(prompt_len)))?;
         decoder.check_files()?;
         let (name, device) =
             (format!("a sequence of {} tokens", prompt_len - 1 + decode_len), decoder.device());

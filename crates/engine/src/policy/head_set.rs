@@ -1,6 +1,6 @@
 //! Sets of KV heads, and their files.
 
-use super::keep;
+use super::keep::{self, Ends};
 use crate::{Error, ModelConfig, Result, write_file};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -144,6 +144,16 @@ impl HeadSetFile {
         let mut heads = HeadSet::default();
         let named = set.split('+').take_while(|item| heads.parse_item(item).is_some()).count();
         (named > 0).then(|| heads.to_string())
+    }
+
+    /// What the whole policy says that the other heads keep.
+    pub(super) fn ends(&self) -> Ends {
+        let set = keep::behind_cutoff(&self.policy).map_or(&self.policy[..], |(_, set)| set);
+        let mut ends = Ends::default();
+        for item in set.split('+') {
+            let _ = ends.parse_item(item);
+        }
+        ends
     }
 
     /// Reads a file.

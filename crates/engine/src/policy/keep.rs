@@ -20,6 +20,17 @@ pub struct Ends {
 }
 
 impl Ends {
+    /// Takes what an item of a name says; `None` where that names no ends.
+    pub(super) fn parse_item(&mut self, item: &str) -> Option<()> {
+        match item.split_once('=') {
+            None if item == "bos" => self.first = 1,
+            Some(("sinks", tokens)) => self.first = tokens.parse().ok()?,
+            Some(("window", tokens)) => self.last = tokens.parse().ok()?,
+            _ => return None,
+        }
+        Some(())
+    }
+
     /// Whether a position is among them, of a prompt whose last token is at position `prefill_len`.
     pub fn contain(self, position: usize, prefill_len: usize) -> bool {
         position < self.first || position >= prefill_len.saturating_sub(self.last)
@@ -49,7 +60,7 @@ pub(super) const KIND: PolicyKind = PolicyKind {
     syntax: "keep:SET[+bos|+sinks=N][+window=N]",
     description: "KV heads of the SET keep the whole prompt, as in keep:0-9+12.0-1 (layers 0 to 9, KV heads 0 and 1 of layer 12); \
                   the others keep position 0 (bos), the first N tokens (sinks), the last N (window). heads=FILE is a SET that \
-                  `layerscope recommend --write-heads` wrote. Behind a cutoff: speed:25+bos+keep:SET",
+                  `layerscope recommend --write-heads` wrote, with what its other heads keep. Behind a cutoff: speed:25+bos+keep:SET",
     standard_name: Some("keep:0+bos"),
     parse: |argument| Ok(Arc::new(parse(argument)?)),
 };
@@ -69,17 +80,14 @@ pub(super) fn composed(cutoff: Option<Cutoff>, set: &Argument<'_>) -> Result<Arc
 }
 
 fn parse(argument: &Argument<'_>) -> Result<KeptHeads> {
-    let (mut set, mut ends, mut file) = (HeadSet::default(), Ends::default(), None);
+    let (mut set, mut ends, mut file) = (HeadSet::default(), None::<Ends>, None);
     for item in argument.items() {
-        let number = |text: &str| text.parse().ok().ok_or_else(|| argument.malformed());
         match item.split_once('=') {
-            Some(("sinks", tokens)) => ends.first = number(tokens)?,
-            Some(("window", tokens)) => ends.last = number(tokens)?,
             Some(("heads", name)) if set == HeadSet::default() => {
                 let (of_file, content) = HeadSetFile::read(Path::new(name))?;
                 (set, file) = (of_file, Some((name.to_owned(), content)));
             }
-            None if item == "bos" => ends.first = 1,
+            _ if ends.get_or_insert_default().parse_item(item).is_some() => {}
             None if item == NOTHING => {}
             None if file.is_none() => set.parse_item(item).ok_or_else(|| argument.malformed())?,
             _ => return Err(argument.malformed()),
@@ -88,6 +96,8 @@ fn parse(argument: &Argument<'_>) -> Result<KeptHeads> {
     if argument.items().next().is_none() {
         return Err(argument.malformed());
     }
+    // Those that the file's set was searched with, where the name says none.
+    let ends = ends.or_else(|| file.as_ref().map(|(_, content)| content.ends())).unwrap_or_default();
     Ok(KeptHeads { set, file, ends, cutoff: None })
 }
 

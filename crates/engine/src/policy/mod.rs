@@ -186,12 +186,13 @@ impl Policy {
     /// Tokens whose KV each layer has at most at any time: [`Self::capacity`], or what the prefill puts there before a part
     /// of it is evicted.
     pub fn most_held(&self, prompt_len: usize, decode_len: usize, device: &Device) -> Vec<usize> {
+        let read_again = self.read_again(prompt_len);
         let held = |layer: LayerKv| {
             let stored = match self.sliding(layer.layer) {
                 Some(window) => window.most_of(layer.stored, rows_at_once(device)),
                 None => layer.stored,
             };
-            self.kept(layer, None).max(stored) + decode_len
+            self.kept(layer, None).max(stored + read_again) + decode_len
         };
         self.stored(prompt_len).map(held).collect()
     }
@@ -213,7 +214,12 @@ impl Policy {
     /// Whether all rows of the prefill run through a layer before any runs through the next one, so that what the layer does not
     /// keep is evicted first.
     pub(crate) fn runs_by_layer(&self) -> bool {
-        self.rules.retention().eviction() == Eviction::BeforeDecode && self.rules.cross_layer_kv().is_none()
+        self.evicts_before_decode() && self.rules.cross_layer_kv().is_none()
+    }
+
+    /// Tokens that the prefill reads a second time.
+    pub(crate) fn read_again(&self, prompt_len: usize) -> usize {
+        if self.rules.retention().reads_twice() { prompt_len.saturating_sub(1) } else { 0 }
     }
 
     /// Where the stages of the prefill end, ascending; the last one with the last layer.
@@ -230,7 +236,7 @@ impl Policy {
     /// kept, and, where a policy decides once all have arrived, those that arrive.
     pub fn rows_waiting(&self, prompt_len: usize) -> usize {
         let prefill_len = prompt_len.saturating_sub(1);
-        let rows = |depth| self.rules.reach().rows_at(depth, prefill_len);
+        let rows = |depth| self.rules.reach().rows_at(depth, prefill_len) + self.read_again(prompt_len);
         let late = self.rules.selection().refers_to_stored();
         let ends = self.stage_ends();
         let before = std::iter::once(Depth::entering(0)).chain(ends.iter().copied());
@@ -245,6 +251,26 @@ impl Policy {
     /// Which rows exist at which layers, where a cutoff and its anchors say it all; `None` under other policies.
     pub fn visibility(&self) -> Option<Visibility> {
         self.rules.visibility()
+    }
+
+    /// Which rows exist at which layers, where they are those of the full model or of a cutoff, and prompt rows read what these
+    /// read: what an adapter of decode rows can be trained for. What of it the policy evicts before decode is not said.
+    pub fn rows_by_cutoff(&self) -> Option<Visibility> {
+        self.visibility().or_else(|| {
+            let reach = self.rules.reach();
+            let visibility = match reach.cutoff() {
+                Some(Cutoff { layer, anchors }) => {
+                    Visibility { cutoff: *layer, anchors: anchors.clone(), self_only: false }
+                }
+                None => Visibility { cutoff: self.layers, anchors: Anchors::none(), self_only: false },
+            };
+            Some(visibility).filter(|_| self.evicts_before_decode())
+        })
+    }
+
+    /// Whether each KV head keeps a part of the prompt that is chosen once, before decode.
+    pub fn evicts_before_decode(&self) -> bool {
+        self.rules.retention().eviction() == Eviction::BeforeDecode
     }
 
     /// What it does with a prompt of so many tokens, for people, where its name does not say it; `bytes` tells the size of so
@@ -282,10 +308,11 @@ impl Policy {
         }
     }
 
-    /// Prefill rows (the prompt but its last token) that run through each layer's attention and through its feed-forward network.
+    /// Prefill rows (the prompt but its last token, or twice that) that run through each layer's attention and through its
+    /// feed-forward network.
     pub fn prefill_rows(&self, prompt_len: usize) -> Vec<[usize; 2]> {
         let prefill_len = prompt_len.saturating_sub(1);
-        let rows = |half| self.rules.reach().rows_at(half, prefill_len);
+        let rows = |half| self.rules.reach().rows_at(half, prefill_len) + self.read_again(prompt_len);
         let halves: Vec<usize> = Depth::halves(Depth::of_layers(0..self.layers)).map(rows).collect();
         halves.chunks_exact(2).map(|halves| [halves[0], halves[1]]).collect()
     }
@@ -294,7 +321,7 @@ impl Policy {
     /// them).
     pub fn layer_tokens(&self, prompt_len: usize, decode_len: usize) -> LayerTokens {
         let prefill_len = prompt_len.saturating_sub(1);
-        let rows = |depth| self.rules.reach().rows_at(depth, prefill_len);
+        let rows = |depth| self.rules.reach().rows_at(depth, prefill_len) + self.read_again(prompt_len);
         let halves = Depth::halves(Depth::of_layers(0..self.layers));
         let block = halves.map(|half| rows(half) + decode_len).sum::<usize>() / 2;
         let projected = match self.rules.cross_layer_kv() {

@@ -28,6 +28,11 @@ pub trait Reach: Send + Sync {
     fn keep_mask(&self, arrived: &Arrived<'_>) -> Option<Vec<bool>> {
         Some(vec![true; arrived.positions.len()])
     }
+
+    /// The cutoff, where rows are dropped at one alone, by their positions.
+    fn cutoff(&self) -> Option<&Cutoff> {
+        None
+    }
 }
 
 /// Rows that have arrived at a pruning point.
@@ -86,6 +91,10 @@ impl Reach for Cutoff {
 
     fn keep_mask(&self, arrived: &Arrived<'_>) -> Option<Vec<bool>> {
         Some(arrived.positions.iter().map(|&position| self.anchors.contains(position)).collect())
+    }
+
+    fn cutoff(&self) -> Option<&Cutoff> {
+        Some(self)
     }
 }
 

@@ -8,7 +8,7 @@ use crate::{Error, Result};
 use std::sync::Arc;
 
 /// Every policy.
-pub static POLICIES: [PolicyKind; 16] = [
+pub static POLICIES: [PolicyKind; 17] = [
     full::KIND,
     speed::KIND,
     keep::KIND,
@@ -25,6 +25,7 @@ pub static POLICIES: [PolicyKind; 16] = [
     scored::KINDS[2],
     scored::KINDS[3],
     scored::KINDS[4],
+    scored::KINDS[5],
 ];
 
 /// A policy without its numbers.

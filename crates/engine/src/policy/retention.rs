@@ -39,6 +39,12 @@ pub trait Retention: Send + Sync {
         0
     }
 
+    /// Whether the prompt but its last token runs twice, the second time behind the first, for [`Self::keep_mask`] to look at what
+    /// that reads. What the second reading stores is never kept.
+    fn reads_twice(&self) -> bool {
+        false
+    }
+
     /// Tokens of one layer's KV that take memory of the device while they move elsewhere or come back.
     fn in_transit(&self, _prefill_len: usize) -> usize {
         0
@@ -78,6 +84,8 @@ pub struct StoredHead<'a> {
     pub prefill_len: usize,
     /// Positions, in the order of their slots.
     pub positions: &'a [usize],
+    /// Positions of the second reading's tokens, in the slots behind them.
+    pub(crate) read_again: &'a [usize],
     pub(crate) keys: &'a LayerKeys<'a>,
     pub(crate) queries: Option<&'a Tensor>,
     pub(crate) shape: AttentionShape,
@@ -92,7 +100,7 @@ impl StoredHead<'_> {
         self.shape.kv_heads
     }
 
-    /// Keys, rotated, `[stored, head_dim]`.
+    /// Keys, rotated, `[stored, head_dim]`; then those of a second reading.
     pub fn keys(&self) -> Vec<f32> {
         self.keys_of(self.kv_head)
     }
@@ -102,7 +110,7 @@ impl StoredHead<'_> {
         self.numbers(self.keys, kv_head)
     }
 
-    /// Values, `[stored, head_dim]`.
+    /// Values, `[stored, head_dim]`; then those of a second reading.
     ///
     /// # Errors
     /// Where a GPU fails.
@@ -112,7 +120,7 @@ impl StoredHead<'_> {
 
     fn numbers(&self, of_layer: &LayerKeys<'_>, kv_head: usize) -> Vec<f32> {
         let dim = self.shape.head_dim;
-        let mut numbers = vec![0.0; self.positions.len() * dim];
+        let mut numbers = vec![0.0; (self.positions.len() + self.read_again.len()) * dim];
         for (slot, of_slot) in numbers.chunks_exact_mut(dim).enumerate() {
             of_layer.key_of_head(kv_head, slot, of_slot);
         }

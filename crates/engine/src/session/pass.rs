@@ -222,10 +222,14 @@ fn through(
     for (part, rows) in parts.iter_mut().zip(&rows) {
         part.session.project_shared(rows, depth.start, hooks, compute)?;
     }
+    let reads_again = |(part, rows): (&Part<'_, '_>, &ResidualRows)| part.session.reads_again(rows);
+    // What reads again is no part of the sequence: it is shown to nobody.
+    let mut unseen = Hooks::none();
+    let hooks = if parts.iter().zip(&rows).any(reads_again) { &mut unseen } else { hooks };
     let sequence = |(part, rows): (&Part<'_, '_>, &ResidualRows)| SequenceRows {
         rows: rows.len(),
         sequence_len: part.session.sequence_len,
-        first_decode: part.session.prompt_len - 1,
+        first_decode: if part.session.reads_again(rows) { usize::MAX } else { part.session.prompt_len - 1 },
     };
     let sequences: Vec<SequenceRows> = parts.iter().zip(&rows).map(sequence).collect();
     let lengths: Vec<usize> = rows.iter().map(ResidualRows::len).collect();

@@ -15,8 +15,10 @@ use std::ops::Range;
 
 /// A prompt on its way through the layers.
 pub(super) struct Prefill {
-    /// The prompt; without its last token where KV is evicted before that attends.
+    /// The prompt; without its last token where KV is evicted before that attends, and twice where it is read twice.
     tokens: Vec<u32>,
+    /// Of them, those of the first reading.
+    first_reading: usize,
     /// Where stages end, ascending; the last one ends with the last layer.
     ends: Vec<Depth>,
     /// The stage that rows are in.
@@ -41,8 +43,10 @@ impl Prefill {
     /// The next rows that enter a stage behind the first, at most so many.
     fn next_rows(&mut self, at_once: usize) -> Result<ResidualRows> {
         let (mut pieces, mut room) = (vec![], at_once);
+        let is_again = |rows: &ResidualRows| rows.positions[0] >= self.first_reading;
+        let again = self.waiting.front().map(is_again);
         while room > 0 {
-            let Some(rows) = self.waiting.pop_front() else { break };
+            let Some(rows) = self.waiting.pop_front_if(|rows| Some(is_again(rows)) == again) else { break };
             let len = rows.len().min(room);
             if len < rows.len() {
                 self.waiting.push_front(rows.narrow(len, rows.len() - len)?);
@@ -91,10 +95,13 @@ impl Session {
             )));
         }
         let layers = self.decoder.config().layers;
-        let last = usize::from(self.policy.rules().retention().eviction() == Eviction::BeforeDecode);
+        let last = usize::from(self.policy.evicts_before_decode());
         self.last_token = prompt.last().copied().filter(|_| last == 1);
+        let first_reading = prompt.len() - last;
+        let again = &prompt[..self.policy.read_again(prompt.len())];
         let prefill = Prefill {
-            tokens: prompt[..prompt.len() - last].to_vec(),
+            tokens: [&prompt[..first_reading], again].concat(),
+            first_reading,
             ends: self.policy.stage_ends(),
             stage: 0,
             waiting: VecDeque::new(),
@@ -108,6 +115,12 @@ impl Session {
         Ok(())
     }
 
+    /// Whether rows on their way are those of a prompt's second reading.
+    pub(super) fn reads_again(&self, rows: &ResidualRows) -> bool {
+        let first_reading = self.prefill.as_ref().map(|prefill| prefill.first_reading);
+        rows.positions.first().zip(first_reading).is_some_and(|(first, len)| *first >= len)
+    }
+
     /// Whether a prompt was taken and has not run to its end.
     pub fn is_prefilling(&self) -> bool {
         self.prefill.is_some()
@@ -116,9 +129,9 @@ impl Session {
     /// How much of a prompt has run, in tokens: those that have gone in, less what layers above have yet to run.
     fn prefilled(&self) -> usize {
         match &self.prefill {
-            Some(Prefill { tokens, work: [done, all], .. }) => {
+            Some(Prefill { first_reading, work: [done, all], .. }) => {
                 let share = *done as f64 / (*all).max(1) as f64;
-                ((tokens.len() as f64 * share) as usize).min(self.len)
+                ((*first_reading as f64 * share) as usize).min(self.len)
             }
             None => self.len,
         }
@@ -134,7 +147,9 @@ impl Session {
         let depth = prefill.depth();
         let rows = match prefill.stage {
             0 => {
-                let tokens = &prefill.tokens[self.len..];
+                let is_first = self.len < prefill.first_reading;
+                let end = if is_first { prefill.first_reading } else { prefill.tokens.len() };
+                let tokens = &prefill.tokens[self.len..end];
                 let tokens = tokens[..at_once.min(tokens.len())].to_vec();
                 self.embed(&tokens, hooks)?
             }
@@ -157,6 +172,10 @@ impl Session {
             0 => Some(self.len).filter(|&len| len < prefill.tokens.len()),
             _ => prefill.waiting.front().map(|rows| rows.positions[0]),
         };
+        if next.is_none() {
+            // A second reading leaves nothing.
+            self.len = self.len.min(prefill.first_reading);
+        }
         self.evict_unseen(layers_of(&(start..end)), next)?;
         prefill.work[0] += chunk.len() * Depth::halves(start..end).count();
         prefill.arrived.push(chunk);
@@ -213,7 +232,8 @@ impl Session {
     /// at the last one the last prompt token alone.
     fn keep_mask(&mut self, point: Depth, is_end: bool, positions: &[usize]) -> Result<Option<Vec<bool>>> {
         let prompt_len = self.prompt_len;
-        let is_last = |position: &usize| position + 1 == prompt_len;
+        let has_last = !self.policy.evicts_before_decode();
+        let is_last = |position: &usize| has_last && position + 1 == prompt_len;
         let keep = match is_end {
             true => Some(vec![false; positions.len()]),
             false if !self.policy.rules().reach().pruning_points().contains(&point) => {
@@ -269,12 +289,15 @@ impl Session {
             let mut kept = vec![];
             let keys = self.store.keys(layer)?;
             for kv_head in 0..kv_heads {
-                let positions = self.store.positions(layer, kv_head);
+                let stored = self.store.positions(layer, kv_head);
+                let of_prompt = stored.partition_point(|&position| position + 1 < self.prompt_len);
+                let (positions, read_again) = stored.split_at(of_prompt);
                 let stored = StoredHead {
                     layer,
                     kv_head,
                     prefill_len: self.prompt_len - 1,
-                    positions: &positions,
+                    positions,
+                    read_again,
                     keys: &keys,
                     queries: queries.as_ref(),
                     shape: self.decoder.attention_shape(layer),
@@ -282,7 +305,7 @@ impl Session {
                     decoder: &self.decoder,
                     sequence_len: self.sequence_len,
                 };
-                let keep = retention.keep_mask(&stored)?;
+                let mut keep = retention.keep_mask(&stored)?;
                 let expected = retention.kept_by_head(self.policy.unevicted(as_stored[layer]), kv_head);
                 if keep.len() != positions.len() || keep.iter().filter(|keep| **keep).count() != expected {
                     return Err(Error::failure(format!(
@@ -291,6 +314,7 @@ impl Session {
                         self.policy
                     )));
                 }
+                keep.resize(positions.len() + read_again.len(), false);
                 kept.push(KeptSlots { slots: ranges(&keep), capacity: expected + decode_len });
             }
             drop(keys);

@@ -3,6 +3,7 @@
 
 mod expected;
 mod h2o;
+mod kvzip;
 mod observed;
 mod snapkv;
 mod tova;
@@ -15,8 +16,8 @@ use crate::Result;
 use std::fmt;
 use std::sync::Arc;
 
-pub(super) const KINDS: [PolicyKind; 5] =
-    [snapkv::KIND, snapkv::PYRAMID, h2o::KIND, tova::KIND, expected::KIND];
+pub(super) const KINDS: [PolicyKind; 6] =
+    [snapkv::KIND, snapkv::PYRAMID, h2o::KIND, tova::KIND, expected::KIND, kvzip::KIND];
 
 /// How tokens score.
 trait Method: fmt::Display + Send + Sync {
@@ -35,6 +36,11 @@ trait Method: fmt::Display + Send + Sync {
     /// How many tokens a layer keeps; `mean` for most methods, which is what layers keep in the mean.
     fn count(&self, _layer: LayerKv, mean: usize) -> usize {
         mean
+    }
+
+    /// As [`Retention::reads_twice`].
+    fn reads_twice(&self) -> bool {
+        false
     }
 
     /// What has to be said wherever its output is shown.
@@ -103,6 +109,10 @@ impl<M: Method + 'static> Retention for Scored<M> {
 
     fn observed_rows(&self) -> usize {
         self.method.observed_rows()
+    }
+
+    fn reads_twice(&self) -> bool {
+        self.method.reads_twice()
     }
 }
 
