@@ -169,6 +169,11 @@ pub fn ink(theme: Theme, ink: Ink) -> Color32 {
     colour32(ink.colour(figure_theme(theme)))
 }
 
+/// The shade over something of which a share is absent.
+pub fn veil(palette: &Palette, absent: f64) -> Color32 {
+    palette.absent.gamma_multiply(absent.clamp(0.0, 1.0) as f32)
+}
+
 /// A colour at an opacity, for bands and shades.
 pub fn faded(colour: Color32, opacity: f32) -> Color32 {
     colour.gamma_multiply(opacity)

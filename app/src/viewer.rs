@@ -1,5 +1,6 @@
 //! The window's state: open runs, running work and the current view.
 
+mod budget_card;
 mod comparing;
 mod cutoff_panel;
 mod dialogs;
@@ -31,6 +32,7 @@ use layerscope_diagnostics::prompts::{PromptFile, read_prompts};
 use layerscope_diagnostics::record::SpanRecord;
 use layerscope_diagnostics::run::MANIFEST;
 use layerscope_engine::{DeviceChoice, ModelFiles, ModelSource};
+use ndarray::Array2;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -436,6 +438,7 @@ struct Shared {
     spans: Arc<Vec<SpanRecord>>,
     removing: Option<Removing>,
     measured: Vec<LiveSavings>,
+    kept: Option<Array2<f64>>,
     second: Option<Arc<RunData>>,
     compared: Option<Arc<Compared>>,
     model_is_loaded: bool,
@@ -457,6 +460,7 @@ impl Shared {
             spans: &self.spans,
             removing: self.removing.as_ref(),
             measured: &self.measured,
+            kept: self.kept.as_ref(),
             second: self.second.as_deref(),
             compared: self.compared.as_ref().map(|compared| &compared.outcome),
             model_is_loaded: self.model_is_loaded,

@@ -8,6 +8,7 @@ use eframe::egui::{Event, Key, Modifiers, PointerButton, Pos2, Vec2, pos2, vec2}
 use egui_kittest::kittest::{NodeT, Queryable};
 use layerscope_app::state::{Columns, View};
 use layerscope_diagnostics::run::Run;
+use layerscope_engine::Policy;
 use layerscope_figures::{Ink, Pen, TextAnchor};
 use std::path::Path;
 use support::synthetic::{self, Sizes};
@@ -121,6 +122,48 @@ fn the_cutoff_is_dragged_typed_and_moved_with_keys() {
     window.key_press_modifiers(Modifiers::COMMAND, Key::Z);
     window.run_steps(2);
     assert_eq!(viewer(&window).state().cutoff, recommended);
+}
+
+/// A budget takes the best searched set, which everything then follows; the marker, once moved, takes over again.
+#[test]
+fn a_budget_of_kv_is_dragged() {
+    let run = made_up();
+    synthetic::write_sets(run.path(), SIZES);
+    let mut window = opened(run.path());
+    let policy = |window: &Window| viewer(window).state().policy.clone();
+    assert_eq!(policy(&window), "speed");
+    let sets = viewer(&window).run().expect("the run").sets.clone();
+    assert!(sets.windows(2).all(|pair| pair[0].kv_kept > pair[1].kv_kept && pair[0].kl < pair[1].kl));
+    for set in &sets[1..4] {
+        window.get_by_role_and_label(Role::Slider, "KV budget").decrement_accesskit();
+        window.run_steps(2);
+        assert_eq!(policy(&window), set.policy);
+        window.get_by_label(&format!("KL of the set: {}", set.kl));
+    }
+    let data = viewer(&window).run().expect("the run");
+    let kept = data.kept(&Policy::parse(&sets[3].policy, SIZES.layers).expect("a policy"), SIZES.positions);
+    let dropped = (1 + 16 + 1) as f64 / SIZES.positions as f64;
+    for ((layer, head), share) in kept.indexed_iter() {
+        let is_dropped = head == 0 && layer + 3 >= SIZES.layers;
+        assert_eq!(*share, if is_dropped { dropped } else { 1.0 }, "{layer} {head}");
+    }
+    window.get_by_label_contains("Cutoff of 12 layers, map").decrement_accesskit();
+    window.run_steps(2);
+    assert_eq!(policy(&window), "speed");
+    window.key_press_modifiers(Modifiers::COMMAND, Key::Z);
+    window.run_steps(2);
+    assert_eq!(policy(&window), sets[3].policy);
+    window.get_by_label("Back to the cutoff").click();
+    window.run_steps(2);
+    assert_eq!(policy(&window), "speed");
+}
+
+#[test]
+fn damaged_sets_leave_the_run_open() {
+    let run = made_up();
+    std::fs::write(run.path().join("sets.json"), "{").expect("a file");
+    let window = opened(run.path());
+    assert!(window.query_by_label_contains("sets.json").is_some());
 }
 
 #[test]

@@ -3,6 +3,7 @@
 
 mod support;
 
+use eframe::egui::accesskit::Role;
 use eframe::egui::{Theme, Vec2};
 use egui_kittest::SnapshotResults;
 use egui_kittest::kittest::Queryable;
@@ -33,6 +34,26 @@ fn every_view_looks_as_it_should() {
             let name = format!("{}-{theme:?}", view.name()).to_lowercase();
             results.add(window.try_snapshot(name));
         }
+    }
+}
+
+#[test]
+fn a_budget_shows_what_each_head_keeps() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let run = folder.path().join("made-up");
+    synthetic::write(&run, SIZES, false);
+    synthetic::write_sets(&run, SIZES);
+    let mut results = SnapshotResults::new();
+    let views = [(View::Heads, Theme::Light), (View::Map, Theme::Dark), (View::Frontier, Theme::Light)];
+    for (view, theme) in views {
+        let launch = layerscope_app::Launch { view: Some(view), theme: Some(theme), ..support::launch(&run) };
+        let mut window = support::window(launch, Vec2::new(1_280.0, 860.0));
+        support::wait(&mut window);
+        for _ in 0..7 {
+            window.get_by_role_and_label(Role::Slider, "KV budget").decrement_accesskit();
+            window.run_steps(2);
+        }
+        results.add(window.try_snapshot(format!("budget-{}-{theme:?}", view.name()).to_lowercase()));
     }
 }
 

@@ -2,13 +2,14 @@
 
 use super::figure::{StepFigure, TokenFigure};
 use layerscope_bench::BenchReport;
+use layerscope_cutoff::budget::{BudgetCurve, BudgetPoint, curves};
 use layerscope_cutoff::cost::Savings;
 use layerscope_cutoff::recommend::{Evidence, FrontierSummary, Options, Recommendation, recommend};
 use layerscope_diagnostics::policies::{PolicySummary, summarise_policies};
 use layerscope_diagnostics::record::{Anchor, KNOCKOUT_KL, PromptSummary, SpanRecord};
 use layerscope_diagnostics::run::{Manifest, Run};
 use layerscope_diagnostics::summary::{RunSummary, Summary, summarise_by_layer, summarise_run};
-use layerscope_engine::Result;
+use layerscope_engine::{Policy, Result};
 use layerscope_figures::Pyramid;
 use ndarray::Array2;
 use std::path::{Path, PathBuf};
@@ -34,6 +35,10 @@ pub struct RunData {
     pub frontiers: Vec<FrontierSummary>,
     /// What cutoffs 1 … L save at the run's prompt lengths, for each of [`Anchor::ALL`].
     savings: [Vec<Savings>; 2],
+    /// What each budget of KV costs, if sets were searched, or why they cannot be read.
+    pub budgets: std::result::Result<Vec<BudgetCurve>, String>,
+    /// The best sets: each costs less than all that keep no more KV; the one that keeps most first.
+    pub sets: Vec<BudgetPoint>,
     /// Measurements of policies, if the run folder has some, or why they cannot be read.
     pub bench: std::result::Result<Option<BenchReport>, String>,
 }
@@ -55,8 +60,15 @@ impl RunData {
             let cutoffs = 1..=evidence.layers();
             cutoffs.map(|cutoff| cost.savings(cutoff, anchor == Anchor::Bos, &workloads)).collect()
         });
+        let budgets = run.sets().and_then(|sets| match sets {
+            Some(sets) => curves(evidence, &sets, Anchor::Bos),
+            None => Ok(vec![]),
+        });
+        let budgets = budgets.map_err(|error| error.to_string());
         Ok(Self {
             folder: folder.to_owned(),
+            sets: best_sets(budgets.as_deref().unwrap_or_default()),
+            budgets,
             savings,
             manifest: run.manifest().clone(),
             knockout: knockout.map(|category| knockout_summary(&prompts, category)).collect(),
@@ -101,6 +113,16 @@ impl RunData {
         saved.copied().unwrap_or_default()
     }
 
+    /// Share of the full model's tokens that each KV head has at a prompt's end under a policy, `[layer, KV head]`.
+    pub fn kept(&self, policy: &Policy, prompt_len: usize) -> Array2<f64> {
+        let (windows, kv_heads) = (self.evidence().cost().windows, self.manifest.model.kv_heads);
+        let tokens = |policy: Policy| policy.with_windows(&windows).capacity_by_head(prompt_len, 1, kv_heads);
+        let (full, kept) = (tokens(Policy::full(self.layers())), tokens(policy.clone()));
+        Array2::from_shape_fn((self.layers(), kv_heads), |(layer, head)| {
+            kept[layer][head] as f64 / full[layer][head] as f64
+        })
+    }
+
     /// The recommendation.
     ///
     /// # Errors
@@ -108,6 +130,19 @@ impl RunData {
     pub fn recommend(&self, options: Options) -> Result<Recommendation> {
         recommend(self.evidence(), options)
     }
+}
+
+/// The sets of searches, which follow the cutoffs.
+fn best_sets(budgets: &[BudgetCurve]) -> Vec<BudgetPoint> {
+    let mut sets: Vec<&BudgetPoint> = budgets.iter().skip(1).flat_map(|curve| &curve.points).collect();
+    sets.sort_by(|a, b| a.kv_kept.total_cmp(&b.kv_kept).then(a.kl.total_cmp(&b.kl)));
+    let mut least = f64::INFINITY;
+    sets.retain(|set| {
+        let is_best = set.kl < least;
+        least = least.min(set.kl);
+        is_best
+    });
+    sets.into_iter().rev().cloned().collect()
 }
 
 fn knockout_summary(prompts: &[PromptSummary], category: Option<&str>) -> Vec<Summary> {

@@ -25,6 +25,9 @@ impl Viewer {
             if let Some(frontier) = frontier {
                 in_card(ui, |ui| cost(ui, palette, frontier, self.state.cutoff, &self.state.options()));
             }
+            if run.budgets.is_err() || !run.sets.is_empty() {
+                in_card(ui, |ui| self.budget_card(ui, &run));
+            }
             in_card(ui, |ui| self.recommendation_card(ui));
             if let Some(frontier) = frontier {
                 in_card(ui, |ui| categories(ui, palette, frontier, self.state.cutoff, &self.state.options()));
@@ -152,7 +155,7 @@ fn criterion_name(criterion: Criterion) -> &'static str {
     }
 }
 
-fn row(ui: &mut Ui, name: &str, figure: &str, about: &str) {
+pub(super) fn row(ui: &mut Ui, name: &str, figure: &str, about: &str) {
     ui.label(RichText::new(name).weak()).on_hover_text(about);
     ui.label(RichText::new(figure).monospace()).on_hover_text(about);
     ui.end_row();

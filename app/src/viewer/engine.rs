@@ -8,6 +8,7 @@ use crate::state::View;
 use crate::views::{Removing, generate};
 use layerscope_diagnostics::record::Anchor;
 use layerscope_engine::{ModelSource, Policy, PromptText, Result, WeightsPrecision};
+use ndarray::Array2;
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -52,6 +53,15 @@ impl Viewer {
     /// Its name, or the error.
     pub(super) fn policy_name(&self) -> String {
         self.policy().map_or_else(|error| error.to_string(), |policy| policy.to_string())
+    }
+
+    /// Share of the full model's tokens that each KV head has at the current prompt's end under the chosen policy, where that is more
+    /// than a cutoff; `[layer, KV head]`.
+    pub(super) fn kept(&self) -> Option<Array2<f64>> {
+        let run = self.run.as_ref()?;
+        let prompt = run.prompts.get(self.state.prompt)?;
+        let policy = self.policy().ok().filter(|_| !generate::is_by_cutoff(&self.state.policy))?;
+        (self.layers() == run.layers()).then(|| run.kept(&policy, prompt.p))
     }
 
     /// Cutoff, whether position 0 is an anchor, and layers.

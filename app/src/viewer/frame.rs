@@ -14,6 +14,7 @@ impl Viewer {
     /// Draws the window and runs the user's commands.
     pub fn frame(&mut self, ui: &mut Ui) {
         self.progress();
+        let (cutoff, policy) = (self.state.cutoff, self.state.policy.clone());
         self.take_dropped_files(ui);
         if !self.dialogs.takes_keys() {
             for order in Order::pressed(ui.ctx()) {
@@ -49,6 +50,7 @@ impl Viewer {
             self.view(ui);
         });
         self.show_dialogs(ui);
+        self.follow_marker((cutoff, &policy));
         let moving = ui.input(|input| input.pointer.any_down());
         if self.run.is_some() && !self.follow_recommendation {
             self.history.observe(&self.state, moving);
@@ -157,6 +159,7 @@ impl Viewer {
             spans: Arc::clone(&self.spans),
             removing: self.removing.clone(),
             measured: self.measured.clone(),
+            kept: self.kept(),
             second: self.second.run.clone(),
             compared: self.second.compared.clone(),
             model_is_loaded: self.model.is_some() || self.model_of_run().is_some(),

@@ -4,10 +4,11 @@ use super::{Scene, charts_in_rows, policies};
 use crate::state::FrontierChart;
 use crate::widgets::{Column, Figures, cell};
 use eframe::egui::Ui;
+use layerscope_cutoff::budget::BudgetPoint;
 use layerscope_cutoff::cost::Savings;
 use layerscope_cutoff::recommend::FrontierGroup;
 use layerscope_diagnostics::record::{Anchor, Divergence};
-use layerscope_figures::{Along, Chart, Curve, Ink, Style};
+use layerscope_figures::{Along, Chart, Curve, Ink, Mark, Style};
 
 /// Savings of a cutoff measured by live generation, relative to full depth.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -66,7 +67,7 @@ pub fn charts(scene: &Scene<'_>) -> Vec<Chart> {
         ..Chart::new(title, unit, along.clone())
     };
     let share = Some([0.0, 1.0]);
-    vec![
+    let mut charts = vec![
         Chart {
             logarithmic: true,
             level: Some((scene.state.tolerance, "tolerance".into())),
@@ -76,7 +77,33 @@ pub fn charts(scene: &Scene<'_>) -> Vec<Chart> {
         Chart { range: share, ..chart("Answers and texts", "share of prompts", kept(scene)) },
         chart("ΔNLL", "nats per token of the continuation", costs(scene, |d| d.dnll, false)),
         Chart { range: share, ..chart("Saved", "share, at this run’s lengths", savings(scene)) },
-    ]
+    ];
+    charts.extend(budgets(scene));
+    charts
+}
+
+/// KL against the share of the KV bytes that stays, for cutoffs and for each search of sets.
+fn budgets(scene: &Scene<'_>) -> Option<Chart> {
+    let curves = scene.run.budgets.as_ref().ok().filter(|curves| !curves.is_empty())?;
+    let along = Along::Values { name: "KV bytes kept, %".into(), range: [0.0, 100.0] };
+    let in_use = scene.run.sets.iter().find(|set| set.policy == scene.state.policy);
+    let mark =
+        |set: &BudgetPoint| Mark { at: 100.0 * set.kv_kept, name: "KV budget".into(), ink: Ink::Cutoff };
+    Some(Chart {
+        logarithmic: true,
+        level: Some((scene.state.tolerance, "tolerance".into())),
+        curves: curves
+            .iter()
+            .enumerate()
+            .map(|(index, curve)| {
+                let kept = curve.points.iter().map(|point| 100.0 * point.kv_kept).collect();
+                let kl = curve.points.iter().map(|point| point.kl).collect();
+                Curve::series(curve.name.clone(), index, kl).placed(kept)
+            })
+            .collect(),
+        marks: in_use.map(mark).into_iter().collect(),
+        ..Chart::new("Budget of KV", "KL(full, policy), nats per token", along)
+    })
 }
 
 fn costs(scene: &Scene<'_>, figure: fn(&Divergence) -> f64, band: bool) -> Vec<Curve> {

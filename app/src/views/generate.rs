@@ -161,6 +161,11 @@ fn kind(chosen: &str) -> &'static PolicyKind {
     PolicyKind::named(name).or_else(|| PolicyKind::named("speed")).unwrap_or(&POLICIES[0])
 }
 
+/// Whether the chosen policy follows the marker.
+pub(crate) fn is_by_cutoff(chosen: &str) -> bool {
+    kind(chosen).by_cutoff()
+}
+
 /// The chosen policy for a model of `layers` layers: by its full name, or by its kind at the cutoff.
 ///
 /// # Errors

@@ -105,6 +105,14 @@ fn grid(ui: &mut Ui, scene: &mut Scene<'_>, figure: HeadFigure) {
         mesh.add_colored_rect(cell_of(layer, head), colour);
     }
     painter.add(Shape::mesh(mesh));
+    if let Some(kept) = scene.kept {
+        for layer in 0..layers {
+            for head in 0..heads {
+                let share = kept[[layer, kv_head_of(scene, head)]];
+                painter.rect_filled(cell_of(layer, head), 0.0, design::veil(palette, 1.0 - share));
+            }
+        }
+    }
     axis::layers(painter, palette, grid, layers);
     let step = axis::step(f64::from(grid.width()) / heads as f64, 26.0);
     let ticks = (0..heads).step_by(step).map(|head| ((head as f32 + 0.5) / heads as f32, head.to_string()));
@@ -147,19 +155,26 @@ fn frame(ui: &Ui, palette: &Palette, cell: Rect) {
 fn describe(scene: &Scene<'_>, values: &Array2<f64>, layer: usize, head: usize) -> String {
     let figure = scene.state.head_figure;
     let value = values.get([layer, head]).copied().unwrap_or(f64::NAN);
-    let kv_head = match figure {
-        HeadFigure::Attention(_) => String::new(),
-        HeadFigure::Knockout => {
-            let model = &scene.run.manifest.model;
-            format!(" (KV head {})", head / (model.heads / model.kv_heads.max(1)).max(1))
-        }
+    let kv_head = kv_head_of(scene, head);
+    let named = match figure {
+        HeadFigure::Attention(_) if scene.kept.is_none() => String::new(),
+        _ => format!(" (KV head {kv_head})"),
     };
+    let kept = scene.kept.and_then(|kept| kept.get([layer, kv_head])).map_or(String::new(), |share| {
+        format!("\nkeeps {:.0} % of its prompt tokens under {}", 100.0 * share, scene.state.policy)
+    });
     format!(
-        "layer {layer}, head {head}{kv_head}\n{}: {} {}",
+        "layer {layer}, head {head}{named}\n{}: {} {}{kept}",
         figure.name(),
         exact(value as f32),
         figure.unit()
     )
+}
+
+/// The KV head that a query head reads.
+fn kv_head_of(scene: &Scene<'_>, head: usize) -> usize {
+    let model = &scene.run.manifest.model;
+    head / (model.heads / model.kv_heads.max(1)).max(1)
 }
 
 /// The heads with the largest values.

@@ -110,8 +110,18 @@ pub fn show(ui: &mut Ui, scene: &mut Scene<'_>) {
         layers: values.rows(),
     };
     strips::show(ui, scene, Rect::from_min_max(pos2(right, area.top()), area.max), rows);
-    if scene.state.columns == Columns::Tokens {
-        CutoffLine { area: rows, ..line }.veil(ui, cutoff);
+    match scene.kept {
+        _ if scene.state.columns != Columns::Tokens => {}
+        None => CutoffLine { area: rows, ..line }.veil(ui, cutoff),
+        Some(kept) => {
+            for (layer, of_heads) in kept.outer_iter().enumerate() {
+                let height = rows.height() / values.rows() as f32;
+                let top = rows.top() + layer as f32 * height;
+                let row = Rect::from_x_y_ranges(rows.x_range(), top..=top + height);
+                let gone = 1.0 - of_heads.mean().unwrap_or(1.0);
+                painter.rect_filled(row, 0.0, design::veil(palette, gone));
+            }
+        }
     }
     line.show(ui, "map", &mut cutoff);
     line.handle(ui, cutoff);

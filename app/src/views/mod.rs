@@ -22,6 +22,7 @@ use layerscope_cutoff::diffusion::DiffusionEvent;
 use layerscope_diagnostics::record::PromptSummary;
 use layerscope_diagnostics::record::SpanRecord;
 use layerscope_figures::Chart;
+use ndarray::Array2;
 use std::ops::Range;
 
 /// Minimum width for three columns of charts.
@@ -99,6 +100,9 @@ pub struct Scene<'a> {
     pub removing: Option<&'a Removing>,
     /// Savings of cutoffs measured by live generation.
     pub measured: &'a [frontier::LiveSavings],
+    /// Share of the full model's tokens that each KV head has at the prompt's end under the chosen policy, where that is more than a
+    /// cutoff; `[layer, KV head]`.
+    pub kept: Option<&'a Array2<f64>>,
     /// The run that is compared with.
     pub second: Option<&'a RunData>,
     /// The comparison, or why there is none; `None` until it is computed.
