@@ -9,12 +9,57 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use support::{demo_prompts, json, layerscope, refuse, run, stderr, succeed, tiny_model};
 
+#[test]
+fn a_run_with_an_adapter_is_searched_with_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let adapter = folder.path().join("adapter");
+    let mut adapt = layerscope();
+    adapt.arg("adapt").arg(tiny_model()).arg("--prompts").arg(demo_prompts()).arg("--out").arg(&adapter);
+    succeed(adapt.args([
+        "--policy",
+        "keep:0-3+bos",
+        "--steps",
+        "10",
+        "--max-new-tokens",
+        "8",
+        "--weights",
+        "f32",
+    ]));
+    let out = recorded_with(folder.path(), &["--adapter", adapter.to_str().unwrap()]);
+    refuse(&mut search(&out, &[]), 2, &["was recorded with the adapter", "give the model the same one"]);
+    let few =
+        ["--search-prompts", "3", "--worst-kl", "0.3", "--json", "--adapter", adapter.to_str().unwrap()];
+    let found = json(&mut search(&out, &few))["search"].clone();
+    // With nothing dropped it is the adapter's distance from the full model.
+    let shown = json(layerscope().arg("show").arg(&out).arg("--json"));
+    let judged: Vec<&str> =
+        found["judged"].as_array().unwrap().iter().map(|id| id.as_str().unwrap()).collect();
+    let at_full_depth: Vec<f64> = shown["prompts"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter(|prompt| judged.iter().any(|id| prompt["id"] == **id))
+        .map(|prompt| {
+            let rows = prompt["frontier"].as_array().unwrap();
+            number(&rows.iter().find(|row| row["cutoff"] == 8 && row["anchor"] == "bos").unwrap()["kl"])
+        })
+        .collect();
+    let mean = at_full_depth.iter().sum::<f64>() / at_full_depth.len() as f64;
+    let kl = number(&found["sets"][0]["kl"]);
+    assert!(kl > 1e-5 && (kl - mean).abs() < 1e-4 * mean.max(0.1), "{kl} {mean}");
+}
+
 /// A run of the bundled prompts.
 fn recorded(folder: &Path) -> PathBuf {
+    recorded_with(folder, &[])
+}
+
+fn recorded_with(folder: &Path, arguments: &[&str]) -> PathBuf {
     let out = folder.join("run");
     let mut record = layerscope();
     record.arg("record").arg(tiny_model()).arg("--prompts").arg(demo_prompts()).arg("--out").arg(&out);
-    succeed(record.args(["--max-new-tokens", "24", "--weights", "f32", "--failure-cases", "0"]));
+    record.args(["--max-new-tokens", "24", "--weights", "f32", "--failure-cases", "0"]);
+    succeed(record.args(arguments));
     out
 }
 
@@ -82,12 +127,13 @@ fn sets_are_found_judged_on_others_kept_and_run_as_policies() {
     assert_eq!(kept["searches"].as_array().unwrap().len(), 2);
 
     // Where heads look is a worse guide than what they cost: at three quarters of the KV, the set costs more.
-    let by_mass = json(&mut search(&out, &["--order", "mass", "--json"]))["search"].clone();
+    let by_mass = json(&mut search(&out, &["--order", "mass", "--last", "0", "--json"]))["search"].clone();
+    let by_cost = json(&mut search(&out, &["--last", "0", "--json"]))["search"].clone();
     let at = |sets: &Value| {
         let sets = sets.as_array().unwrap().clone();
         number(&sets.iter().rfind(|set| number(&set["kv_kept"]) >= 0.75).unwrap()["kl"])
     };
-    assert!(at(&found["sets"]) <= at(&by_mass["sets"]), "{by_mass}");
+    assert!(at(&by_cost["sets"]) <= at(&by_mass["sets"]), "{by_mass}");
     assert_eq!(
         (by_mass["order"].as_str(), by_mass["searched"].clone()),
         (Some("mass"), found["searched"].clone())
@@ -97,9 +143,8 @@ fn sets_are_found_judged_on_others_kept_and_run_as_policies() {
     let fitting = json(layerscope().args(["recommend", "--kv-budget", "75%", "--json"]).arg(&out));
     let best = &fitting["choices"][0];
     assert!(number(&best["kv_kept"]) <= 0.75 && best["kind"] == "set", "{best}");
-    assert!(
-        sets.iter().any(|set| set["policy"] == best["policy"] && number(&set["kl"]) == number(&best["kl"]))
-    );
+    let mut searched = [&found, &by_mass, &by_cost].into_iter().flat_map(|of| of["sets"].as_array().unwrap());
+    assert!(searched.any(|set| set["policy"] == best["policy"] && number(&set["kl"]) == number(&best["kl"])));
     let cutoff =
         fitting["choices"].as_array().unwrap().iter().find(|choice| choice["kind"] == "cutoff").unwrap();
     assert!(number(&cutoff["kl"]) > number(&best["kl"]));
@@ -120,7 +165,7 @@ fn sets_are_found_judged_on_others_kept_and_run_as_policies() {
         ]);
         succeed(generate.arg("The lake is Mundanra. What is the lake?"))
     };
-    let from_file = said(format!("keep:heads={}+bos", heads.display()));
+    let from_file = said(format!("keep:heads={}", heads.display()));
     assert_eq!(from_file, said(best["policy"].as_str().unwrap().to_owned()));
     let other = std::fs::read_to_string(&heads).unwrap().replace("\"layers\": 8", "\"layers\": 9");
     std::fs::write(&heads, other).unwrap();
@@ -128,6 +173,11 @@ fn sets_are_found_judged_on_others_kept_and_run_as_policies() {
     generate.arg("generate").arg(tiny_model()).args(["--prompt", "a", "--policy"]);
     let name = format!("keep:heads={}", heads.display());
     refuse(generate.arg(name), 2, &["heads.json", "9 layers with 2 KV heads", "layerscope search"]);
+
+    // `show` has the heads that cost most, and what each search has found.
+    let text = succeed(layerscope().arg("show").arg(&out));
+    assert!(text.contains("hidden at one KV head alone (layer.head), nats: "), "{text}");
+    assert!(text.contains("KV heads, first 1 and last 16 tokens shown"), "{text}");
 
     // The report draws all searches beside the cutoffs.
     let report = folder.path().join("report.json");
@@ -139,9 +189,10 @@ fn sets_are_found_judged_on_others_kept_and_run_as_policies() {
         names,
         [
             "cutoffs",
-            "KV heads",
+            "KV heads, first 1 and last 16 tokens shown",
             "layers below 6, first 1 and last 4 tokens shown",
-            "KV heads, by attention mass"
+            "KV heads, by attention mass",
+            "KV heads"
         ]
     );
     assert!(curves.iter().all(|curve| curve["points"].as_array().unwrap().len() > 3));

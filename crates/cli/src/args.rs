@@ -77,7 +77,7 @@ pub(crate) enum Command {
         after_help = "Example:\n  layerscope needle model.gguf --policies full,speed:20,speed:20+bos --lengths 512,1k,2k\n\nExample: only the prompts, for `layerscope record`:\n  layerscope needle model.gguf --lengths 1k --write-prompts needles.jsonl"
     )]
     Needle(NeedleArguments),
-    /// Teach a model a cutoff: train an adapter towards what the full model says
+    /// Teach a model a cutoff or a set of KV heads: train an adapter towards what the full model says
     #[command(
         after_help = "Example:\n  layerscope adapt model.gguf --policy speed:22+bos --prompts prompts.jsonl --out adapter\n  layerscope generate model.gguf --prompt 'Hello' --policy speed:22+bos --adapter adapter"
     )]
@@ -350,7 +350,7 @@ pub(crate) struct SearchArguments {
     #[arg(long, value_name = "TOKENS", default_value_t = 1)]
     pub(crate) first: usize,
     /// Last prompt tokens that a dropped unit still shows
-    #[arg(long, value_name = "TOKENS", default_value_t = 0)]
+    #[arg(long, value_name = "TOKENS", default_value_t = 16)]
     pub(crate) last: usize,
     /// End the prompt at this layer, too, as speed:CUTOFF+bos does; units are then those below it
     #[arg(long)]
@@ -371,6 +371,9 @@ pub(crate) struct SearchArguments {
     /// The run's model, where it is not found by its name: a path, a name or a Hugging Face id
     #[arg(long)]
     pub(crate) model: Option<String>,
+    /// The run's adapter, where it was recorded with one
+    #[arg(long)]
+    pub(crate) adapter: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) device: DeviceArguments,
     /// Print one JSON object
@@ -605,7 +608,8 @@ pub(crate) struct MergeArguments {
 pub(crate) struct AdaptArguments {
     #[command(flatten)]
     pub(crate) model: ModelArguments,
-    /// The policy to train for, with a cutoff, e.g. speed:22+bos or selfonly:22+bos
+    /// The policy to train for: one with a cutoff, e.g. speed:22+bos or selfonly:22+bos, or one that evicts a part of the prompt
+    /// before decode, e.g. keep:0-9+bos+window=16
     #[arg(long)]
     pub(crate) policy: String,
     /// Prompt file, JSON Lines; continuations are the prompts' answers or, without one, what the full model says

@@ -135,7 +135,9 @@ pub(crate) fn load_source(
 /// one with the name in the run's manifest. The caller checks that its bytes are the same.
 pub(crate) fn of_run(run: &Run, name: Option<&str>, device: DeviceArguments) -> Result<Model> {
     let precision = precision_of(run)?;
-    let recorded = &run.manifest().model.name;
+    let model = &run.manifest().model;
+    let with_adapter = model.adapter.as_ref().and_then(|adapter| model.name.strip_suffix(&adapter.name));
+    let recorded = with_adapter.and_then(|name| name.strip_suffix(" + ")).unwrap_or(&model.name);
     let source = match name {
         Some(name) => resolve(name)?,
         None => ModelSource::find(&named(), recorded).cloned().ok_or_else(|| {

@@ -241,13 +241,13 @@ pub fn curves(evidence: Evidence<'_>, sets: &Sets, anchor: Anchor) -> Result<Vec
             answers_kept: set.answers_kept,
             answers: set.answers,
         });
-        BudgetCurve { name: name(search, evidence.layers()), points: points.collect() }
+        BudgetCurve { name: search_name(search, evidence.layers()), points: points.collect() }
     }));
     Ok(curves)
 }
 
 /// What a search drops and shows.
-fn name(search: &SetSearch, layers: usize) -> String {
+pub fn search_name(search: &SetSearch, layers: usize) -> String {
     let units = match search.units {
         SearchUnits::Heads => "KV heads",
         SearchUnits::Layers => "layers",

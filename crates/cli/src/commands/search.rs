@@ -17,6 +17,10 @@ pub(crate) fn run(arguments: &SearchArguments) -> Result<ExitCode> {
     let layers = run.manifest().model.layers;
     let options = options(arguments, layers)?;
     let model = models::of_run(&run, arguments.model.as_deref(), arguments.device)?;
+    let model = match &arguments.adapter {
+        Some(folder) => model.with_adapter(folder)?,
+        None => model,
+    };
     let bar = SearchBar::new();
     let found = heeded(|interrupt| {
         search_sets(

@@ -3,11 +3,12 @@
 use crate::args::ShowArguments;
 use crate::output::{self, figure};
 use crate::terminal::{self, line};
+use layerscope_cutoff::budget::search_name;
 use layerscope_cutoff::recommend::{Kept, KeptByCutoff};
 use layerscope_diagnostics::policies::summarise_policies;
 use layerscope_diagnostics::record::{Anchor, PolicyRecord, PromptSummary};
 use layerscope_diagnostics::run::{Manifest, Run, Status};
-use layerscope_diagnostics::summary::{mean, summarise_run};
+use layerscope_diagnostics::summary::{knockout_by_kv_head, largest, mean, summarise_run};
 use layerscope_engine::{Error, Result};
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -41,8 +42,62 @@ pub(crate) fn overall(run: &Run) -> Result<String> {
     let all: Vec<&PromptSummary> = prompts.iter().collect();
     let cutoffs = cutoff_table(&all);
     let (layers, policies) = (layer_table(&all), policy_table(&run.policies()?));
-    Ok(format!("{}\n{layers}\n{LEGEND}\n\n{cutoffs}{policies}", heading(run.manifest(), &prompts)))
+    let (heads, sets) = (head_lines(&prompts), set_lines(run)?);
+    Ok(format!(
+        "{}\n{layers}\n{LEGEND}{heads}\n\n{cutoffs}{policies}{sets}",
+        heading(run.manifest(), &prompts)
+    ))
 }
+
+/// KV heads that are told by name.
+const HEADS: usize = 8;
+/// KL below which hiding the prompt from a KV head alone is next to nothing, nats.
+const NEXT_TO_NOTHING: f64 = 0.001;
+
+/// The KV heads that cost most without the prompt; empty where that was not measured.
+fn head_lines(prompts: &[PromptSummary]) -> String {
+    let by_head = knockout_by_kv_head(prompts);
+    let heads = by_head.first().map_or(0, Vec::len);
+    if heads < 2 {
+        return String::new();
+    }
+    let all = || by_head.iter().flatten().copied();
+    let most = largest(all(), HEADS).into_iter().map(|index| {
+        let (layer, head) = (index / heads, index % heads);
+        format!("{layer}.{head} {}", figure(by_head[layer][head], 4))
+    });
+    let small = all().filter(|kl| *kl < NEXT_TO_NOTHING).count();
+    format!(
+        "\nprompt hidden at one KV head alone (layer.head), nats: {}; {small} of {} below {NEXT_TO_NOTHING}",
+        most.collect::<Vec<_>>().join(", "),
+        all().count()
+    )
+}
+
+/// What each search of sets has found: the KV that the best set within tolerances keeps; empty where nothing was searched.
+fn set_lines(run: &Run) -> Result<String> {
+    let Some(sets) = run.sets()? else { return Ok(String::new()) };
+    let layers = run.manifest().model.layers;
+    let rows = sets.searches.iter().map(|search| {
+        let kept = |tolerance: f64| {
+            let within = search.sets.iter().filter(|set| set.judged.kl <= tolerance);
+            let least = within.map(|set| set.kv_kept).fold(f64::NAN, f64::min);
+            figure(100.0 * least, 1)
+        };
+        let mut row = vec![search_name(search, layers), search.judged.len().to_string()];
+        row.extend(TOLERANCES.map(kept));
+        row
+    });
+    let header = ["dropped", "prompts", "KV % ≤ 0.01", "≤ 0.03", "≤ 0.1", "≤ 0.3"];
+    let table = output::table(&header, rows.collect());
+    Ok(format!(
+        "\n\n{table}\nSearched sets: the least share of the KV bytes that stays within so many nats of KL, on prompts that the search did \
+         not look at\nwhere there are others. `layerscope recommend RUN --kv-budget 50%` names the best policy for a budget."
+    ))
+}
+
+/// KL of the columns of searched sets, nats.
+const TOLERANCES: [f64; 4] = [0.01, 0.03, 0.1, 0.3];
 
 /// What was recorded under policies; empty where nothing was.
 fn policy_table(records: &[PolicyRecord]) -> String {
