@@ -1,5 +1,6 @@
 //! A run with an adapter: how it was trained, and what changed against a run of the same model without it.
 
+use super::budgets;
 use crate::data::{Report, RunReport};
 use crate::document::{Cell, Element, Inline, Table, Texts, column, four_digits, plain};
 use layerscope_cutoff::recommend::{FrontierGroup, FrontierSummary};
@@ -56,6 +57,13 @@ pub(super) fn before_and_after(report: &Report, second: usize) -> Vec<Element> {
         Element::Paragraph(sentence(adapter, frontiers, layers)),
         Element::Table(by_category(frontiers, cutoff, second)),
     ];
+    if !before.budgets.is_empty() && !after.budgets.is_empty() {
+        let ids = ["budgets", "budgets-data"].map(|id| format!("adapter-{second}-{id}"));
+        let curves =
+            [budgets::named(&before.budgets, ""), budgets::named(&after.budgets, ", with the adapter")];
+        let figure = budgets::frontier(ids, "Budget frontier, before and after", &curves.concat(), report);
+        blocks.push(Element::Figure(Box::new(figure)));
+    }
     blocks.extend(texts(before, after));
     blocks
 }
