@@ -118,7 +118,8 @@ pub fn search_sets(
     Ok(found)
 }
 
-/// Prompts for the search, spread over categories, and the others; all of them where that leaves none.
+/// Prompts for the search and the others; all of them where that leaves none. Those for the search are spread over categories, and
+/// evenly over each, since prompts beside each other in a file are often alike in length.
 fn split(prompts: &[PromptSummary], count: usize) -> (Vec<&PromptSummary>, Vec<&PromptSummary>) {
     let mut categories: Vec<(&str, Vec<usize>)> = vec![];
     for (index, prompt) in prompts.iter().enumerate() {
@@ -127,11 +128,21 @@ fn split(prompts: &[PromptSummary], count: usize) -> (Vec<&PromptSummary>, Vec<&
             None => categories.push((&prompt.category, vec![index])),
         }
     }
-    let longest = categories.iter().map(|(_, members)| members.len()).max().unwrap_or(0);
-    let in_turn = (0..longest).flat_map(|turn| {
-        categories.iter().filter_map(move |(_, members)| members.get(turn)).copied().collect::<Vec<_>>()
-    });
-    let chosen: Vec<usize> = in_turn.take(count).collect();
+    let mut wanted = vec![0; categories.len()];
+    let mut left = count.min(prompts.len());
+    while left > 0 {
+        for ((_, members), wanted) in categories.iter().zip(&mut wanted) {
+            if *wanted < members.len() && left > 0 {
+                *wanted += 1;
+                left -= 1;
+            }
+        }
+    }
+    let evenly = |(members, wanted): (&Vec<usize>, usize)| -> Vec<usize> {
+        (0..wanted).map(|index| members[(2 * index + 1) * members.len() / (2 * wanted)]).collect()
+    };
+    let members = categories.iter().map(|(_, members)| members);
+    let chosen: Vec<usize> = members.zip(wanted).flat_map(evenly).collect();
     let of = |searched: bool| -> Vec<&PromptSummary> {
         let is_chosen = |index: &usize| chosen.contains(index) == searched;
         (0..prompts.len()).filter(is_chosen).map(|index| &prompts[index]).collect()
