@@ -34,8 +34,8 @@ pub struct Progress {
     pub stage: Stage,
     /// The policy that it trains for.
     pub policy: String,
-    /// Its cutoff.
-    pub cutoff: usize,
+    /// Its cutoff, where that is all it is.
+    pub cutoff: Option<usize>,
     /// Prompts trained on, and held out.
     pub prompts: [usize; 2],
     /// The loss of each step, `(step, nats)`.
@@ -169,7 +169,7 @@ impl Progress {
         Self {
             stage,
             policy: String::new(),
-            cutoff: 0,
+            cutoff: None,
             prompts: [0, 0],
             losses: vec![],
             held_out: vec![],
@@ -220,7 +220,13 @@ mod tests {
         let progress = adapting.progress.as_ref().expect("a training");
         assert_eq!((progress.share(), progress.left_out.len()), (0.75, 1));
         let policy = "speed:5+bos".to_owned();
-        adapting.take(&Event::TrainingStarted { policy, cutoff: 5, trained: 2, held_out: 1, resumed: 0 });
+        adapting.take(&Event::TrainingStarted {
+            policy,
+            cutoff: Some(5),
+            trained: 2,
+            held_out: 1,
+            resumed: 0,
+        });
         adapting.take(&step(1, 0.25));
         adapting.take(&step(2, 0.5));
         let progress = adapting.progress.as_ref().expect("a training");

@@ -15,6 +15,7 @@ use layerscope_diagnostics::record::{Divergence, SpanMasses, SpanRecord, SpanRow
 use layerscope_diagnostics::run::{Run, SpansWriter};
 use layerscope_engine::{AdapterTraining, HeldOutFigures};
 use std::path::Path;
+use support::sets;
 use support::synthetic::{self, Sizes};
 
 const SIZES: Sizes = Sizes { layers: 12, heads: 8, steps: 16, positions: 240, prompts: 9 };
@@ -42,7 +43,7 @@ fn a_budget_shows_what_each_head_keeps() {
     let folder = tempfile::tempdir().expect("a folder");
     let run = folder.path().join("made-up");
     synthetic::write(&run, SIZES, false);
-    synthetic::write_sets(&run, SIZES);
+    sets::write(&run, SIZES);
     let mut results = SnapshotResults::new();
     let views = [(View::Heads, Theme::Light), (View::Map, Theme::Dark), (View::Frontier, Theme::Light)];
     for (view, theme) in views {
@@ -130,7 +131,13 @@ fn removed_tokens_are_told_beside_the_text() {
 fn a_training_is_watched() {
     let mut adapting = Adapting::new();
     let policy = "speed:22+bos".to_owned();
-    adapting.take(&Event::TrainingStarted { policy, cutoff: 22, trained: 202, held_out: 22, resumed: 0 });
+    adapting.take(&Event::TrainingStarted {
+        policy,
+        cutoff: Some(22),
+        trained: 202,
+        held_out: 22,
+        resumed: 0,
+    });
     let mut step = 0;
     let mut last = HeldOutFigures::default();
     for (until, kl, top1, answers) in [

@@ -13,7 +13,7 @@ const EVALUATE_EVERY: usize = 25;
 /// Trains an adapter into a folder.
 ///
 /// # Errors
-/// As [`layerscope_adapt::adapt`]; [`Error::Input`] on a policy without a cutoff.
+/// As [`layerscope_adapt::adapt`]; [`Error::Input`] on a policy that no adapter is trained for.
 pub(super) fn adapt(
     task: Task<'_, '_>,
     prompts: &PromptFile,
@@ -28,7 +28,8 @@ pub(super) fn adapt(
         )));
     }
     let policy = Policy::parse_for(&training.policy, model.config())?;
-    let (name, cutoff) = (policy.to_string(), policy.visibility().map_or(0, |visibility| visibility.cutoff));
+    let name = policy.to_string();
+    let cutoff = policy.visibility().map(|visibility| visibility.cutoff);
     let settings = Settings {
         rank: Some(training.rank),
         alpha: 2.0 * training.rank as f64,

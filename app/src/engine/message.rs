@@ -87,7 +87,7 @@ pub struct Under {
 /// How to train an adapter; everything else is as by default.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Training {
-    /// Name of the policy to train for, which has a cutoff.
+    /// Name of the policy to train for.
     pub policy: String,
     /// Minutes of training, without preparing the prompts.
     pub minutes: f64,
@@ -172,8 +172,8 @@ pub enum Event {
     TrainingStarted {
         /// The policy, as the engine names it.
         policy: String,
-        /// Its cutoff.
-        cutoff: usize,
+        /// Its cutoff, where that is all it is.
+        cutoff: Option<usize>,
         /// Prompts to train on.
         trained: usize,
         /// Prompts held out.

@@ -447,7 +447,7 @@ fn trains_an_adapter_and_runs_with_it() {
         }
         _ => None,
     });
-    assert_eq!(started, Some(("speed:5+bos", 5, 7, 1, 0)));
+    assert_eq!(started, Some(("speed:5+bos", Some(5), 7, 1, 0)));
     let measured = events.iter().filter_map(|event| match event {
         Event::HeldOut { step, figures, frontier } => Some((*step, figures.kl, frontier)),
         _ => None,

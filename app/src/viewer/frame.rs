@@ -106,10 +106,16 @@ impl Viewer {
         let model = self.model.as_ref().map(|model| model.name.clone());
         let layers = self.layers();
         let policy = match self.policy() {
-            Ok(policy) if policy.visibility().is_some_and(|visibility| visibility.cutoff < layers) => {
+            Ok(policy)
+                if policy
+                    .rows_by_cutoff()
+                    .is_some_and(|rows| rows.cutoff < layers || policy.evicts_before_decode()) =>
+            {
                 Ok(policy.to_string())
             }
-            Ok(policy) => Err(format!("{policy} has no cutoff; move the cutoff below {layers}")),
+            Ok(policy) => Err(format!(
+                "no adapter can be trained for {policy}; move the cutoff below {layers}, or choose a budget of KV"
+            )),
             Err(error) => Err(error.to_string()),
         };
         let mut scene = AdaptScene {

@@ -32,7 +32,7 @@ pub struct AdaptScene<'a> {
     pub model: Option<&'a str>,
     /// Layers of the model.
     pub layers: usize,
-    /// The policy to train for, at the marker's cutoff, or why there is none.
+    /// The policy to train for, or why there is none.
     pub policy: Result<&'a str, &'a str>,
     /// Largest mean KL accepted, nats.
     pub tolerance: f64,
@@ -48,10 +48,10 @@ pub fn show(ui: &mut Ui, scene: &mut AdaptScene<'_>) -> Option<Asked> {
     ui.add_space(space::SMALL);
     let Some(progress) = &scene.adapting.progress else {
         ui.weak(
-            "Trains a low-rank adapter beside the weights, so that the model under a cutoff says what it says at full depth. The \
-             adapter acts on decode rows alone: the prompt’s keys and values, and the model without it, stay as they are. Put the \
-             cutoff below the recommended one, and give prompts like those that the model will run. A tenth of them is held out, \
-             measured and never trained on.",
+            "Trains a low-rank adapter beside the weights, so that the model under a cutoff, or within a budget of KV, says what it \
+             says at full depth. The adapter acts on decode rows alone: the prompt’s keys and values, and the model without it, \
+             stay as they are. Put the cutoff below the recommended one, and give prompts like those that the model will run. A \
+             tenth of them is held out, measured and never trained on.",
         );
         return asked;
     };
@@ -243,7 +243,9 @@ fn charts(progress: &Progress, layers: usize, tolerance: f64) -> Vec<Chart> {
     ];
     let mut same = Chart::new("Same top token", "share of held-out steps", by_step());
     same.curves = vec![curve("same top token", Ink::Cutoff, &|measured| measured.figures.top1)];
-    let mut charts = vec![loss, frontier(progress, layers, tolerance), same];
+    let mut charts = vec![loss];
+    charts.extend(progress.cutoff.map(|cutoff| frontier(progress, cutoff, layers, tolerance)));
+    charts.push(same);
     if held_out.iter().any(|measured| measured.figures.answers.is_some()) {
         let share = |measured: &Measurement| measured.figures.answers.unwrap_or(f64::NAN);
         let mut answers = Chart::new("Whole answers", "share of held-out answers", by_step());
@@ -267,7 +269,7 @@ fn smoothed(losses: &[(usize, f64)]) -> (Vec<f64>, Vec<f64>) {
 }
 
 /// The frontier before and now.
-fn frontier(progress: &Progress, layers: usize, tolerance: f64) -> Chart {
+fn frontier(progress: &Progress, cutoff: usize, layers: usize, tolerance: f64) -> Chart {
     let held_out = &progress.held_out;
     let lowest = held_out.iter().filter_map(|measured| Some(measured.frontier.first()?.0)).min().unwrap_or(1);
     let range = [lowest as f64 - 0.5, layers as f64 + 0.5];
@@ -275,7 +277,7 @@ fn frontier(progress: &Progress, layers: usize, tolerance: f64) -> Chart {
     let mut chart = Chart::new("Frontier of held-out prompts", "KL(full, cut), nats per token", along);
     chart.logarithmic = true;
     chart.level = Some((tolerance, "tolerance".into())).filter(|(tolerance, _)| *tolerance > 0.0);
-    chart.marks.push(Mark { at: progress.cutoff as f64, name: progress.policy.clone(), ink: Ink::Cutoff });
+    chart.marks.push(Mark { at: cutoff as f64, name: progress.policy.clone(), ink: Ink::Cutoff });
     let curve = |measured: &Measurement, ink, style| {
         let name = match measured.step {
             0 => "without the adapter".to_owned(),

@@ -2,6 +2,7 @@
 
 #![allow(dead_code)]
 
+pub(crate) mod sets;
 pub(crate) mod synthetic;
 
 use eframe::egui::accesskit::Role;

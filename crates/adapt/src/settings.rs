@@ -5,7 +5,7 @@ use layerscope_engine::{AdapterRows, Policy, Target};
 /// How to train.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// The policy to train under; it has a cutoff.
+    /// The policy to train under: one with a cutoff, or one that evicts before decode.
     pub policy: Policy,
     /// The rows that the adapter acts on.
     pub rows: AdapterRows,
