@@ -3,6 +3,7 @@
 pub mod adapter;
 pub mod chat_template;
 pub mod config_json;
+pub mod eval;
 pub mod gguf;
 pub mod hub_listing;
 pub mod model_reference;
@@ -17,10 +18,11 @@ pub mod tokenizer_json;
 use crate::Target;
 
 /// Every target.
-pub static TARGETS: [Target; 21] = [
+pub static TARGETS: [Target; 23] = [
     adapter::ADAPTER,
     chat_template::TARGET,
     config_json::TARGET,
+    eval::EVALUATION,
     gguf::TARGET,
     adapter::HEAD_PATTERNS,
     hub_listing::TARGET,
@@ -38,6 +40,7 @@ pub static TARGETS: [Target; 21] = [
     run_files::SPANS,
     run_files::TABLE,
     safetensors::TARGET,
+    eval::TASKS,
     tokenizer_json::TARGET,
 ];
 

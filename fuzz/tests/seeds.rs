@@ -56,8 +56,8 @@ macro_rules! targets {
 }
 
 targets! {
-    adapter bench_report chat_template comparison config_json gguf head_patterns hub_listing model_reference needle policies prompts report
-    run_continuations run_manifest run_policies run_sets run_spans run_table safetensors tokenizer_json
+    adapter bench_report chat_template comparison config_json evaluation gguf head_patterns hub_listing model_reference needle policies prompts report
+    run_continuations run_manifest run_policies run_sets run_spans run_table safetensors tasks tokenizer_json
 }
 
 #[test]

@@ -77,6 +77,11 @@ pub(crate) enum Command {
         after_help = "Example:\n  layerscope needle model.gguf --policies full,speed:20,speed:20+bos --lengths 512,1k,2k\n\nExample: only the prompts, for `layerscope record`:\n  layerscope needle model.gguf --lengths 1k --write-prompts needles.jsonl"
     )]
     Needle(NeedleArguments),
+    /// Judge policies by tasks: choices by their likelihood, generated texts by their answers
+    #[command(
+        after_help = "Examples:\n  layerscope eval model.gguf --tasks tasks.jsonl --policies full,speed:24+bos\n  layerscope eval model.gguf --tasks fixtures/prompts/answers-held-out.jsonl --policies full,speed:24+bos --out run\n\nLines of the task file; a prompt file with answers is one, too:\n  {\"id\": \"q1\", \"category\": \"qa\", \"prompt\": \"…\", \"expected\": \"Paris\"}\n  {\"id\": \"m1\", \"prompt\": \"…\", \"choices\": [\" A\", \" B\"], \"answer\": 1}\n  {\"id\": \"s1\", \"prompt\": \"…\", \"answers\": [\"…\"], \"metric\": \"rouge_l\", \"stop\": [\"\\n\"], \"max_new_tokens\": 40}\nMetrics: contains (where none is given), exact_match, f1, rouge_l. \"few_shot\" is put before the prompt."
+    )]
+    Eval(EvalArguments),
     /// Teach a model a cutoff or a set of KV heads: train an adapter towards what the full model says
     #[command(
         after_help = "Example:\n  layerscope adapt model.gguf --policy speed:22+bos --prompts prompts.jsonl --out adapter\n  layerscope generate model.gguf --prompt 'Hello' --policy speed:22+bos --adapter adapter"
@@ -535,6 +540,36 @@ pub(crate) struct BenchArguments {
 
 fn quality_prompts(text: &str) -> Result<usize, String> {
     text.parse().map_err(|_| "give a number of prompts, or --quality alone, behind the model".to_owned())
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct EvalArguments {
+    #[command(flatten)]
+    pub(crate) model: ModelArguments,
+    #[command(flatten)]
+    pub(crate) adapter: AdapterArguments,
+    /// Task file, JSON Lines
+    #[arg(long)]
+    pub(crate) tasks: PathBuf,
+    /// Policies between commas, as `layerscope generate --help` lists them; all are compared with the first
+    #[arg(long, default_value = "full")]
+    pub(crate) policies: String,
+    /// Only the first so many items
+    #[arg(long, value_name = "ITEMS", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) limit: Option<u32>,
+    /// Do not put prompts into the chat template, as lm-evaluation-harness does unless told otherwise
+    #[arg(long)]
+    pub(crate) raw: bool,
+    /// Most tokens of a generated text, where the item says nothing
+    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) max_new_tokens: u32,
+    /// Folder for an eval.json with every item's scores, such as a run's; one that has items of the same tasks, model and settings
+    /// goes on
+    #[arg(long)]
+    pub(crate) out: Option<PathBuf>,
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 #[derive(Debug, Args)]

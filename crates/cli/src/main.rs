@@ -45,6 +45,7 @@ fn run(arguments: Arguments) -> Result<ExitCode> {
         Command::Generate(arguments) => commands::generate::run(&arguments),
         Command::Bench(arguments) => commands::bench::run(&arguments),
         Command::Needle(arguments) => commands::needle::run(&arguments),
+        Command::Eval(arguments) => commands::eval::run(&arguments),
         Command::Adapt(arguments) => commands::adapt::run(&arguments),
         Command::Merge(arguments) => commands::merge::run(&arguments),
         Command::Patterns(arguments) => commands::patterns::run(&arguments),

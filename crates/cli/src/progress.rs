@@ -361,6 +361,33 @@ impl NeedleBar {
     }
 }
 
+/// A bar over the items of an evaluation.
+pub(crate) struct EvalBar(ProgressBar);
+
+impl EvalBar {
+    pub(crate) fn new(items: usize) -> Self {
+        let template = "items {bar:30} {pos}/{len}, {elapsed} elapsed, {eta} left, {msg}";
+        Self(ProgressBar::new(items as u64).with_style(style(template)))
+    }
+
+    pub(crate) fn observe(&self, event: layerscope_eval::Event<'_>) {
+        match event {
+            layerscope_eval::Event::Started { id, policy } => show(&self.0, &format!("{policy} on {id}")),
+            layerscope_eval::Event::Finished => self.0.inc(1),
+            layerscope_eval::Event::LeftOut { .. } => {}
+        }
+    }
+
+    /// Says something above the bar.
+    pub(crate) fn suspend(&self, say: impl FnOnce()) {
+        self.0.suspend(say);
+    }
+
+    pub(crate) fn finish(&self) {
+        self.0.finish_and_clear();
+    }
+}
+
 /// A bar while failure cases are generated, with the current one.
 pub(crate) struct FailureCaseBar {
     bar: ProgressBar,

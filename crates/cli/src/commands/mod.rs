@@ -5,6 +5,7 @@ pub(crate) mod bench;
 pub(crate) mod capture;
 pub(crate) mod demo;
 pub(crate) mod diffusion;
+pub(crate) mod eval;
 pub(crate) mod generate;
 pub(crate) mod inspect;
 pub(crate) mod merge;

@@ -180,6 +180,11 @@ impl Tokenizer {
         Ok(ids)
     }
 
+    /// Whether prompts go through a chat template.
+    pub fn has_chat_template(&self) -> bool {
+        self.template.is_some()
+    }
+
     /// The text that a prompt becomes through the chat template, ending where the assistant is to speak.
     ///
     /// Without a chat template it is the plain text, or that of a single message.

@@ -1,0 +1,18 @@
+//! Judges policies by tasks: prompts with answers, or with choices of which one is right.
+//!
+//! Generated answers are compared with the right ones; of choices, the likelihood is that of the decode rows behind the prompt, so
+//! that what a policy drops of the prompt is dropped for them, too.
+
+mod likelihood;
+mod metric;
+mod results;
+mod run;
+mod summary;
+mod task;
+
+pub use likelihood::{Likelihood, likelihoods};
+pub use metric::Metric;
+pub use results::{EVAL, Evaluation, ItemResult, Settings};
+pub use run::{Event, evaluate};
+pub use summary::{Cell, Row, summarise};
+pub use task::{Item, TaskFile, parse_tasks, read_tasks};

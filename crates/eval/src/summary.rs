@@ -1,0 +1,86 @@
+//! Scores by category and policy, and how they differ from the first policy's.
+
+use crate::results::{Evaluation, ItemResult};
+use layerscope_diagnostics::summary::{Difference, Pairing, differences, mean};
+use serde::Serialize;
+use std::collections::BTreeSet;
+
+/// A category, or all items, by one metric.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Row {
+    /// The category; all items where there is none.
+    pub category: Option<String>,
+    /// The metric.
+    pub metric: String,
+    /// Items that all policies have run.
+    pub items: usize,
+    /// One for each policy, in their order.
+    pub cells: Vec<Cell>,
+}
+
+/// A policy in a row.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Cell {
+    /// The policy's name.
+    pub policy: String,
+    /// Mean score, 0 to 1.
+    pub score: f64,
+    /// Its difference from the first policy's, item by item; `None` for that one itself.
+    pub difference: Option<Difference>,
+}
+
+/// Rows by metric, all items first, then categories by name. Items count that every policy has run.
+pub fn summarise(evaluation: &Evaluation, policies: &[String]) -> Vec<Row> {
+    let of_policy = |policy: &String| -> Vec<&ItemResult> {
+        evaluation.results.iter().filter(|result| result.policy == *policy).collect()
+    };
+    let by_policy: Vec<Vec<&ItemResult>> = policies.iter().map(of_policy).collect();
+    let Some(first) = by_policy.first() else { return vec![] };
+    let done: Vec<Vec<&ItemResult>> = first
+        .iter()
+        .filter_map(|result| {
+            by_policy.iter().map(|of| of.iter().find(|other| other.id == result.id).copied()).collect()
+        })
+        .collect();
+    let metrics: BTreeSet<&String> = done.iter().flat_map(|items| items[0].scores.keys()).collect();
+    let categories: BTreeSet<&String> = done.iter().map(|items| &items[0].category).collect();
+    let mut rows = vec![];
+    for metric in metrics {
+        let several = categories.len() > 1;
+        let groups = std::iter::once(None).chain(categories.iter().copied().map(Some).filter(|_| several));
+        for category in groups {
+            let scores = done.iter().filter(|items| category.is_none_or(|name| items[0].category == *name));
+            let scores: Vec<Vec<f64>> = scores
+                .filter_map(|items| items.iter().map(|item| item.scores.get(metric).copied()).collect())
+                .collect();
+            if scores.is_empty() {
+                continue;
+            }
+            rows.push(Row {
+                category: category.cloned(),
+                metric: metric.clone(),
+                items: scores.len(),
+                cells: cells(policies, &scores),
+            });
+        }
+    }
+    rows
+}
+
+/// `scores[item][policy]`.
+fn cells(policies: &[String], scores: &[Vec<f64>]) -> Vec<Cell> {
+    let of_policy = |index: usize| -> Vec<[f64; 1]> { scores.iter().map(|of| [of[index]]).collect() };
+    let first = of_policy(0);
+    let first: Vec<&[f64]> = first.iter().map(|score| &score[..]).collect();
+    let cell = |(index, policy): (usize, &String)| {
+        let own = of_policy(index);
+        let rows: Vec<&[f64]> = own.iter().map(|score| &score[..]).collect();
+        let difference = (index > 0).then(|| differences(&first, &rows, Pairing::Paired));
+        Cell {
+            policy: policy.clone(),
+            score: mean(own.iter().map(|score| score[0])),
+            difference: difference.and_then(|found| found.first().copied()),
+        }
+    };
+    policies.iter().enumerate().map(cell).collect()
+}

@@ -1,0 +1,5 @@
+//! The target `evaluation` as a program of libFuzzer.
+
+#![no_main]
+
+layerscope_fuzz::fuzz!(eval::EVALUATION);
