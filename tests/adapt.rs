@@ -81,7 +81,11 @@ fn what_cannot_be_trained_or_used_is_refused() {
     refuse(&mut adapt(&out, &["--learning-rate", "0"]), 2, &["--learning-rate"]);
     let mut full = layerscope();
     full.arg("adapt").arg(tiny_model()).args(["--policy", "full", "--prompts"]).arg(demo_prompts());
-    refuse(full.arg("--out").arg(&out), 2, &["no cutoff", "speed:6+bos"]);
+    refuse(
+        full.arg("--out").arg(&out),
+        2,
+        &["no adapter can be trained for full", "speed:6+bos", "keep:0-4+bos"],
+    );
     let mut generate = layerscope();
     generate.arg("generate").arg(tiny_model()).args(["--prompt", "Hi", "--adapter"]).arg(folder.path());
     refuse(&mut generate, 2, &["adapter_config.json", "cannot read"]);

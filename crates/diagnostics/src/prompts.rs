@@ -116,14 +116,29 @@ pub fn parse_prompts(file: &str, bytes: &[u8]) -> Result<Vec<Prompt>> {
 
 const EXAMPLE: &str = r#"{"id": "1", "category": "qa", "prompt": "Hello"}"#;
 
-/// Refuses a name that is too long for a run folder: an id, a category or a policy's.
+/// Bytes that a policy's name has at most: one that names every KV head of a large model fits.
+const LONGEST_POLICY: usize = 8_192;
+
+/// Refuses an id or a category that is too long for a run folder.
 ///
 /// # Errors
 /// Words to follow "has".
 pub fn check_name(name: &str) -> std::result::Result<(), String> {
+    check_length(name, LONGEST_NAME)
+}
+
+/// Refuses a policy's name that is too long for a run folder.
+///
+/// # Errors
+/// As [`check_name`].
+pub fn check_policy_name(name: &str) -> std::result::Result<(), String> {
+    check_length(name, LONGEST_POLICY)
+}
+
+fn check_length(name: &str, most: usize) -> std::result::Result<(), String> {
     match name.len() {
-        0..=LONGEST_NAME => Ok(()),
-        bytes => Err(format!("{bytes} bytes, more than the {LONGEST_NAME} that a name may have")),
+        bytes if bytes <= most => Ok(()),
+        bytes => Err(format!("{bytes} bytes, more than the {most} that a name may have")),
     }
 }
 

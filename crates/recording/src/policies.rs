@@ -3,7 +3,7 @@
 
 use crate::recorded_with;
 use layerscope_diagnostics::probe::{attention_figures, decode_rows, teacher_forced};
-use layerscope_diagnostics::prompts::check_name;
+use layerscope_diagnostics::prompts::check_policy_name;
 use layerscope_diagnostics::record::{PolicyRecord, PromptSummary};
 use layerscope_diagnostics::reference_distributions::{ReferenceDistributions, StepComparison};
 use layerscope_diagnostics::run::{PoliciesWriter, Run};
@@ -59,7 +59,7 @@ pub fn record_policies(
 fn distinct(policies: &[Policy]) -> Result<Vec<&Policy>> {
     let mut distinct: Vec<&Policy> = vec![];
     for policy in policies {
-        check_name(&policy.to_string()).map_err(|problem| {
+        check_policy_name(&policy.to_string()).map_err(|problem| {
             Error::input(format!(
                 "policy {policy} cannot be recorded: its name has {problem}; give fewer anchors"
             ))

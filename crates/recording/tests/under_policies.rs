@@ -199,7 +199,7 @@ fn a_policy_that_is_named_twice_is_recorded_once_and_a_name_that_is_too_long_nev
     assert_eq!(known[..3], ["full", "speed:4", "speed:4+bos"]);
     assert_eq!(known.len(), 3 * run.prompt_ids().len());
 
-    let anchors: String = (0..100).map(|index| format!("+{}", 2 * index)).collect();
+    let anchors: String = (0..2_000).map(|index| format!("+{}", 2 * index)).collect();
     let long = policies(&model, &[format!("speed:4{anchors}")]);
     let error = record_policies(&run, &model, &long, &interrupt, &mut |_| {}).unwrap_err();
     assert!(matches!(error, Error::Input(_)) && error.to_string().contains("give fewer anchors"), "{error}");

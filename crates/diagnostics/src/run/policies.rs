@@ -8,7 +8,7 @@ use super::rows::Columns;
 use super::rows_read::PromptRows;
 use super::schema::{POLICIES as COLUMNS, schema_of};
 use super::{Run, figures};
-use crate::prompts::check_name;
+use crate::prompts::check_policy_name;
 use crate::record::PolicyRecord;
 
 /// The file's name in a run folder.
@@ -33,7 +33,7 @@ fn of_prompt(
 ) -> Result<Vec<PolicyRecord>> {
     let mut records: Vec<PolicyRecord> = vec![];
     for (policy, rows) in rows.runs_of("policy")? {
-        check_name(&policy).map_err(|problem| rows.damaged(format!("a policy has {problem}")))?;
+        check_policy_name(&policy).map_err(|problem| rows.damaged(format!("a policy has {problem}")))?;
         if records.iter().any(|known| known.policy == policy) {
             return Err(rows.damaged(format!("policy {policy} has a layer and step twice")));
         }
