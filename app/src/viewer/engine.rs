@@ -56,8 +56,11 @@ impl Viewer {
     }
 
     /// Share of the full model's tokens that each KV head has at the current prompt's end under the chosen policy, where that is more
-    /// than a cutoff; `[layer, KV head]`.
+    /// than a cutoff, for the views that show it; `[layer, KV head]`.
     pub(super) fn kept(&self) -> Option<Array2<f64>> {
+        if !matches!(self.state.view, View::Heads | View::Map) {
+            return None;
+        }
         let run = self.run.as_ref()?;
         let prompt = run.prompts.get(self.state.prompt)?;
         let policy = self.policy().ok().filter(|_| !generate::is_by_cutoff(&self.state.policy))?;

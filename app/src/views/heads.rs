@@ -108,7 +108,7 @@ fn grid(ui: &mut Ui, scene: &mut Scene<'_>, figure: HeadFigure) {
     if let Some(kept) = scene.kept {
         for layer in 0..layers {
             for head in 0..heads {
-                let share = kept[[layer, kv_head_of(scene, head)]];
+                let share = kept.get([layer, kv_head_of(scene, head)]).copied().unwrap_or(1.0);
                 painter.rect_filled(cell_of(layer, head), 0.0, design::veil(palette, 1.0 - share));
             }
         }

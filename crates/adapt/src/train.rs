@@ -100,8 +100,8 @@ pub struct Outcome {
 /// Trains an adapter and writes it into a folder. A folder with an unfinished training of the same settings goes on.
 ///
 /// # Errors
-/// [`Error::Input`] where no adapter is trained for the policy, prompts do not suffice or the folder has another training; [`Error::Failure`]
-/// where the folder cannot be written. An interrupt ends training early; what is done is kept.
+/// [`Error::Input`] where no adapter is trained for the policy, prompts do not suffice or the folder has another training;
+/// [`Error::Failure`] where the folder cannot be written. An interrupt ends training early; what is done is kept.
 pub fn adapt(
     model: &Model,
     prompts: &PromptFile,

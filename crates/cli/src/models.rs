@@ -172,13 +172,7 @@ pub(crate) fn prompt_tokens(arguments: &PromptArguments, tokenizer: &Tokenizer) 
         return Err(Error::input("the prompt is empty; give some text"));
     }
     if arguments.raw {
-        let mut tokens = tokenizer.encode_fitting(&text)?;
-        if let Some(bos) =
-            tokenizer.bos_id().filter(|bos| tokenizer.adds_bos() && tokens.first() != Some(bos))
-        {
-            tokens.insert(0, bos);
-        }
-        return Ok(tokens);
+        return Ok(tokenizer.with_bos(tokenizer.encode_fitting(&text)?));
     }
     tokenizer.encode_prompt(&PromptText::Plain(text))
 }

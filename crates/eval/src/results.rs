@@ -134,9 +134,4 @@ impl Evaluation {
         let text = serde_json::to_string(self).map_err(|error| Error::failure(error.to_string()))?;
         write_file(&folder.join(EVAL), format!("{text}\n").as_bytes())
     }
-
-    /// What an item came to under a policy, if it is done.
-    pub fn of(&self, policy: &str, id: &str) -> Option<&ItemResult> {
-        self.results.iter().find(|result| result.policy == policy && result.id == id)
-    }
 }

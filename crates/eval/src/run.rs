@@ -7,7 +7,7 @@ use layerscope_engine::{
     Error, GenerationEvent, GenerationSettings, Interrupt, Model, Policy, PromptText, Result, Sampling,
     Tokenizer, check_interrupt, generate,
 };
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::ops::ControlFlow;
 
 /// What happens.
@@ -45,10 +45,12 @@ pub fn evaluate(
     observe: &mut dyn FnMut(Event<'_>),
     save: &mut dyn FnMut(&Evaluation) -> Result<()>,
 ) -> Result<()> {
+    let done: HashSet<(String, String)> =
+        evaluation.results.iter().map(|result| (result.policy.clone(), result.id.clone())).collect();
     for item in items {
         for policy in policies {
             let name = policy.to_string();
-            if evaluation.of(&name, &item.id).is_some() {
+            if done.contains(&(name.clone(), item.id.clone())) {
                 observe(Event::Finished);
                 continue;
             }
@@ -163,7 +165,7 @@ fn text(
 
 fn prompt_tokens(tokenizer: &Tokenizer, content: &PromptText, raw: bool) -> Result<Vec<u32>> {
     match (raw, content) {
-        (true, PromptText::Plain(text)) => Ok(with_bos(tokenizer, tokenizer.encode_fitting(text)?)),
+        (true, PromptText::Plain(text)) => Ok(tokenizer.with_bos(tokenizer.encode_fitting(text)?)),
         _ => tokenizer.encode_prompt(content),
     }
 }
@@ -187,12 +189,5 @@ fn split(
         return Err(Error::input("the prompt has no tokens before its choices; give it some text"));
     }
     let behind = whole.get(prompt.len()..).unwrap_or_default().to_vec();
-    Ok((with_bos(tokenizer, whole[..prompt.len().min(whole.len())].to_vec()), behind))
-}
-
-fn with_bos(tokenizer: &Tokenizer, tokens: Vec<u32>) -> Vec<u32> {
-    match tokenizer.bos_id().filter(|bos| tokenizer.adds_bos() && tokens.first() != Some(bos)) {
-        Some(bos) => std::iter::once(bos).chain(tokens).collect(),
-        None => tokens,
-    }
+    Ok((tokenizer.with_bos(whole[..prompt.len().min(whole.len())].to_vec()), behind))
 }

@@ -3,7 +3,7 @@
 use crate::results::{Evaluation, ItemResult};
 use layerscope_diagnostics::summary::{Difference, Pairing, differences, mean};
 use serde::Serialize;
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 
 /// A category, or all items, by one metric.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -31,17 +31,16 @@ pub struct Cell {
 
 /// Rows by metric, all items first, then categories by name. Items count that every policy has run.
 pub fn summarise(evaluation: &Evaluation, policies: &[String]) -> Vec<Row> {
-    let of_policy = |policy: &String| -> Vec<&ItemResult> {
-        evaluation.results.iter().filter(|result| result.policy == *policy).collect()
+    let Some(first) = policies.first() else { return vec![] };
+    let mut by_name: HashMap<(&str, &str), &ItemResult> = HashMap::new();
+    for result in &evaluation.results {
+        by_name.entry((&result.policy, &result.id)).or_insert(result);
+    }
+    let of_all = |result: &ItemResult| -> Option<Vec<&ItemResult>> {
+        policies.iter().map(|policy| by_name.get(&(&policy[..], &result.id[..])).copied()).collect()
     };
-    let by_policy: Vec<Vec<&ItemResult>> = policies.iter().map(of_policy).collect();
-    let Some(first) = by_policy.first() else { return vec![] };
-    let done: Vec<Vec<&ItemResult>> = first
-        .iter()
-        .filter_map(|result| {
-            by_policy.iter().map(|of| of.iter().find(|other| other.id == result.id).copied()).collect()
-        })
-        .collect();
+    let of_first = evaluation.results.iter().filter(|result| result.policy == *first);
+    let done: Vec<Vec<&ItemResult>> = of_first.filter_map(of_all).collect();
     let metrics: BTreeSet<&String> = done.iter().flat_map(|items| items[0].scores.keys()).collect();
     let categories: BTreeSet<&String> = done.iter().map(|items| &items[0].category).collect();
     let mut rows = vec![];

@@ -180,6 +180,14 @@ impl Tokenizer {
         Ok(ids)
     }
 
+    /// The ids with the BoS token before them, where the model wants one and they do not begin with it.
+    pub fn with_bos(&self, mut ids: Vec<u32>) -> Vec<u32> {
+        if let Some(bos) = self.bos_id().filter(|bos| self.adds_bos() && ids.first() != Some(bos)) {
+            ids.insert(0, bos);
+        }
+        ids
+    }
+
     /// Whether prompts go through a chat template.
     pub fn has_chat_template(&self) -> bool {
         self.template.is_some()
