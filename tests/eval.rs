@@ -75,6 +75,14 @@ fn what_cannot_be_judged_is_said() {
     std::fs::write(&out, "{").unwrap();
     let there = folder.path().to_str().unwrap();
     refuse(&mut eval(&tasks, &["--out", there]), 2, &["eval.json is no evaluation", "delete it"]);
+    let file = folder.path().join("file");
+    std::fs::write(&file, "").unwrap();
+    refuse(&mut eval(&tasks, &["--out", file.to_str().unwrap()]), 1, &["file"]);
+    // The second reading does not fit.
+    let long = format!("{{\"id\": \"a\", \"prompt\": \"{}\", \"expected\": \"x\"}}\n", "a ".repeat(600));
+    std::fs::write(&tasks, long).unwrap();
+    let said = stderr(&run(&mut eval(&tasks, &["--raw", "--policies", "kvzip:50%"])));
+    assert!(said.contains("reads the prompt twice") && said.contains("context of 1024"), "{said}");
     // An item longer than the context is left out; with no other there is nothing to tell.
     std::fs::write(
         &tasks,

@@ -86,7 +86,14 @@ impl Session {
     }
 
     fn with(decoder: &Arc<Decoder>, policy: Policy, prompt_len: usize, decode_len: usize) -> Result<Self> {
-        decoder.config().check_sequence(prompt_len, decode_len.max(policy.read_again(prompt_len)))?;
+        decoder.config().check_sequence(prompt_len, decode_len)?;
+        let read = prompt_len - 1 + policy.read_again(prompt_len);
+        if read > decoder.config().context {
+            return Err(Error::input(format!(
+                "policy {policy} reads the prompt twice, {read} tokens, which exceeds the model's context of {}; shorten the prompt",
+                decoder.config().context
+            )));
+        }
         decoder.check_files()?;
         let (name, device) =
             (format!("a sequence of {} tokens", prompt_len - 1 + decode_len), decoder.device());

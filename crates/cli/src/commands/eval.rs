@@ -34,6 +34,10 @@ pub(crate) fn run(arguments: &EvalArguments) -> Result<ExitCode> {
         Some(folder) => Evaluation::resume(folder, settings)?,
         None => Evaluation::new(settings),
     };
+    // A folder that cannot be written is said before anything runs.
+    if let Some(folder) = &arguments.out {
+        evaluation.write(folder)?;
+    }
     let bar = EvalBar::new(tasks.items.len() * policies.len());
     let mut written = Instant::now();
     let ended = heeded(|interrupt| {
