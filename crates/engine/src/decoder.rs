@@ -95,7 +95,7 @@ pub struct Pass<'a, 'h> {
 }
 
 /// Rows of one sequence in a pass. In f32 they get the same bits whatever other sequences share the pass; for that, sequences
-/// with a single row come last.
+/// with a single decode row come last.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SequenceRows {
     /// How many.
@@ -104,6 +104,16 @@ pub struct SequenceRows {
     pub sequence_len: usize,
     /// Position of its first decode row, p − 1: adapters of decode rows act from there on.
     pub first_decode: usize,
+}
+
+/// From so many single decode rows on, unpacking weights once for all is faster than multiplying each row alone.
+const SHARING: usize = 6;
+
+impl SequenceRows {
+    /// Whether it is a single decode row, the first of these rows being at a position.
+    pub(crate) fn is_alone(&self, position: usize) -> bool {
+        self.rows == 1 && position >= self.first_decode
+    }
 }
 
 impl Decoder {
@@ -216,17 +226,35 @@ impl Decoder {
         self.layers.get(layer).ok_or(Error::UnknownLayer { layer, layers: self.layers.len() })
     }
 
-    /// That so many rows are those of the sequences, single ones last; how they are multiplied.
-    fn product_rows(&self, sequences: &[SequenceRows], rows: usize) -> Result<ProductRows> {
-        let together: usize =
-            sequences.iter().take_while(|sequence| sequence.rows != 1).map(|sequence| sequence.rows).sum();
-        let alone = sequences.iter().skip_while(|sequence| sequence.rows != 1);
-        match together + alone.clone().count() == rows && alone.clone().all(|sequence| sequence.rows == 1) {
-            true => Ok(ProductRows { together, alone: rows - together }),
-            false => {
-                Err(Error::misuse("the rows of a pass are not those of its sequences, single ones last"))
-            }
+    /// That rows at these positions are those of the sequences, single decode rows last; how they are multiplied: single decode
+    /// rows alone, unless they are many and not to be multiplied in f32; all others together.
+    fn product_rows(
+        &self,
+        sequences: &[SequenceRows],
+        positions: &[usize],
+        compute: ComputeType,
+    ) -> Result<ProductRows> {
+        let mut at = 0;
+        let alone: Vec<bool> = sequences
+            .iter()
+            .map(|sequence| {
+                let position = positions.get(at).copied().unwrap_or(0);
+                at += sequence.rows;
+                sequence.is_alone(position)
+            })
+            .collect();
+        let count = alone.iter().filter(|alone| **alone).count();
+        if at != positions.len() || !alone.is_sorted() {
+            return Err(Error::misuse("the rows of a pass are not those of its sequences, single ones last"));
         }
+        // Alone each row would unpack the weights anew.
+        let share_weights =
+            count >= SHARING && compute == ComputeType::Bf16 && matches!(self.device(), Device::Cpu);
+        Ok(if share_weights {
+            ProductRows { together: at, alone: 0 }
+        } else {
+            ProductRows { together: at - count, alone: count }
+        })
     }
 
     /// That `x` is a residual stream `[rows, d]`.

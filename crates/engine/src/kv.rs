@@ -4,6 +4,7 @@ mod blocks;
 mod buffer;
 mod evict;
 mod group;
+mod prefix;
 mod ranges;
 
 use crate::tensor::Tensor;

@@ -53,8 +53,8 @@ pub use policy::{
     HeadPatterns, HeadSet, HeadSetFile, Keep, LayerKv, LayerTokens, POLICIES, Policy, PolicyKind,
     PolicyRules, Pooling, PrefillPattern, PromptChunk, Pruning, QUERY_WINDOW, Reach, Retention,
     RevivalCounters, RunningSelection, Schedule, Selection, SequenceSetup, SinksAndWindow, StoredHead,
-    TokenPruning, TransferCounters, UNIT, UNTRAINED, Visibility, ZERO_SHOT, caveats, policies_help,
-    search_head_patterns,
+    TokenPruning, TransferCounters, UNIT, UNTRAINED, Visibility, ZERO_SHOT, caveats, names_a_file,
+    policies_help, search_head_patterns,
 };
 pub use repetition::Repetition;
 pub use rows::ResidualRows;

@@ -5,6 +5,7 @@ mod branches;
 mod device_steps;
 mod pass;
 mod prefill;
+mod prefix;
 
 use crate::attention::LayerStatistics;
 use crate::decoder::Decoder;

@@ -41,10 +41,10 @@ impl Decoder {
         self.check_residual(&x, positions.len())?;
         let on_device = self.positions_on_device(positions, pass.rows_on_device)?;
         let angles = self.angles(positions, on_device.as_ref(), pass.sequences)?;
-        let rows = self.product_rows(pass.sequences, positions.len())?;
         let adapted = self.adapted_rows(positions, pass.sequences);
         let adapted = adapted.as_deref();
         pass.compute = self.compute_type(pass.compute);
+        let rows = self.product_rows(pass.sequences, positions, pass.compute)?;
         for half in Depth::halves(depth) {
             let layer = half.layer();
             let at = Location { layer, positions, positions_on_device: on_device.as_deref() };

@@ -34,7 +34,7 @@ use layerscope_kernels::AttentionShape;
 pub use lazyllm::{RevivalCounters, TokenPruning};
 pub use prefill_pattern::{PrefillPattern, PromptChunk};
 pub use reach::{Arrived, Cutoff, Reach, Visibility};
-pub use registry::{POLICIES, PolicyKind, policies_help};
+pub use registry::{POLICIES, PolicyKind, names_a_file, policies_help};
 pub use retention::{Eviction, LayerKv, Retention, StoredHead};
 pub use rules::{CrossLayerKv, PolicyRules, UNTRAINED, ZERO_SHOT};
 pub use schedule::{Keep, Pruning, Schedule};
@@ -266,6 +266,25 @@ impl Policy {
             };
             Some(visibility).filter(|_| self.evicts_before_decode())
         })
+    }
+
+    /// Up to which layer all prompt rows run, and whether position 0 goes on to the last, where the prompt's keys and values are the
+    /// full model's wherever there are any, and stay; `None` under other policies. Sequences whose prompts begin alike can share
+    /// them then.
+    pub(crate) fn full_prompt_rows(&self) -> Option<(usize, bool)> {
+        let rules = self.rules();
+        let is_plain = rules.prefill_pattern().is_none()
+            && rules.cross_layer_kv().is_none()
+            && rules.retention().eviction() == Eviction::Never
+            && !rules.selection().refers_to_stored();
+        let found = match (rules.reach().cutoff(), rules.reach().pruning_points().is_empty()) {
+            (Some(Cutoff { layer, anchors }), _) => {
+                anchors.are_bos_alone().then(|| (*layer, anchors.contains(0)))
+            }
+            (None, true) => Some((self.layers, true)),
+            (None, false) => None,
+        };
+        found.filter(|_| is_plain)
     }
 
     /// Whether each KV head keeps a part of the prompt that is chosen once, before decode.

@@ -92,6 +92,12 @@ pub(super) fn parse(name: &str, layers: usize) -> Result<Arc<dyn PolicyRules>> {
     (argument.kind.parse)(&argument)
 }
 
+/// Whether reading a policy's name opens a file that it names: programs that take names from others may not want that.
+pub fn names_a_file(name: &str) -> bool {
+    let (kind, text) = name.split_once(':').unwrap_or((name, ""));
+    name.contains("heads=") || (kind == sparse::minference::KIND.name && !text.is_empty())
+}
+
 /// A name, split into its kind and what follows.
 pub(super) fn argument(name: &str, layers: usize) -> Result<Argument<'_>> {
     let (kind, text) = match name.split_once(':') {

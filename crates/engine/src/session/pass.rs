@@ -171,8 +171,8 @@ fn run(sequences: &mut [Sequence<'_, '_>], hooks: &mut Hooks<'_>, compute: Compu
             .filter_map(|(index, (sequence, work))| Some((index, sequence, work.as_ref()?)))
             .filter(|(_, _, work)| work.depth.start == start)
             .collect();
-        // Single rows come last, as the decoder wants them.
-        together.sort_by_key(|(_, _, work)| work.rows.len() == 1);
+        // Single decode rows come last, as the decoder wants them.
+        together.sort_by_key(|(_, sequence, work)| sequence.session.runs_alone(&work.rows));
         for (index, sequence, work) in together {
             let first = rows.iter().map(ResidualRows::len).sum::<usize>();
             let statistics = sequence.statistics.as_mut().map(Collected::again);
@@ -226,12 +226,8 @@ fn through(
     // What reads again is no part of the sequence: it is shown to nobody.
     let mut unseen = Hooks::none();
     let hooks = if parts.iter().zip(&rows).any(reads_again) { &mut unseen } else { hooks };
-    let sequence = |(part, rows): (&Part<'_, '_>, &ResidualRows)| SequenceRows {
-        rows: rows.len(),
-        sequence_len: part.session.sequence_len,
-        first_decode: if part.session.reads_again(rows) { usize::MAX } else { part.session.prompt_len - 1 },
-    };
-    let sequences: Vec<SequenceRows> = parts.iter().zip(&rows).map(sequence).collect();
+    let sequences: Vec<SequenceRows> =
+        parts.iter().zip(&rows).map(|(part, rows)| part.session.sequence_rows(rows)).collect();
     let lengths: Vec<usize> = rows.iter().map(ResidualRows::len).collect();
     let ResidualRows { x, positions } = ResidualRows::joined(rows)?;
     let mut attend = StoredAttention { parts };
@@ -245,6 +241,16 @@ fn through(
 }
 
 impl Session {
+    fn sequence_rows(&self, rows: &ResidualRows) -> SequenceRows {
+        let first_decode = if self.reads_again(rows) { usize::MAX } else { self.prompt_len - 1 };
+        SequenceRows { rows: rows.len(), sequence_len: self.sequence_len, first_decode }
+    }
+
+    /// Whether rows are a single decode row.
+    fn runs_alone(&self, rows: &ResidualRows) -> bool {
+        rows.positions.first().is_some_and(|&position| self.sequence_rows(rows).is_alone(position))
+    }
+
     /// Rows through the half-layers of `depth`; multiplied in `compute`.
     pub(super) fn forward(
         &mut self,

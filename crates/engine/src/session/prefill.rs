@@ -29,6 +29,8 @@ pub(super) struct Prefill {
     arrived: Vec<ResidualRows>,
     /// Rows that are kept.
     kept: VecDeque<ResidualRows>,
+    /// Whether the last of the waiting rows runs alone.
+    last_apart: bool,
     /// Rows times half-layers that have run, and that there are.
     work: [usize; 2],
 }
@@ -40,12 +42,29 @@ impl Prefill {
         start..self.ends[self.stage]
     }
 
+    /// All but so much of its work is done already.
+    pub(super) fn skip(&mut self, left: usize) {
+        self.work[0] = self.work[1].saturating_sub(left);
+    }
+
+    /// Has the last of the waiting rows run in a chunk of its own.
+    fn set_last_row_apart(&mut self) -> Result<()> {
+        let Some(rows) = self.waiting.pop_back() else { return Ok(()) };
+        let before = rows.len() - 1;
+        if before > 0 {
+            self.waiting.push_back(rows.narrow(0, before)?);
+        }
+        self.last_apart = true;
+        self.waiting.push_back(rows.narrow(before, 1)?);
+        Ok(())
+    }
+
     /// The next rows that enter a stage behind the first, at most so many.
     fn next_rows(&mut self, at_once: usize) -> Result<ResidualRows> {
         let (mut pieces, mut room) = (vec![], at_once);
         let is_again = |rows: &ResidualRows| rows.positions[0] >= self.first_reading;
         let again = self.waiting.front().map(is_again);
-        while room > 0 {
+        while room > 0 && (pieces.is_empty() || !self.last_apart || self.waiting.len() > 1) {
             let Some(rows) = self.waiting.pop_front_if(|rows| Some(is_again(rows)) == again) else { break };
             let len = rows.len().min(room);
             if len < rows.len() {
@@ -107,6 +126,7 @@ impl Session {
             waiting: VecDeque::new(),
             arrived: vec![],
             kept: VecDeque::new(),
+            last_apart: false,
             work: [0, self.policy.prefill_rows(prompt.len()).iter().flatten().sum()],
         };
         let first = if prefill.tokens.is_empty() { 0..layers } else { layers_of(&prefill.depth()) };
@@ -150,7 +170,9 @@ impl Session {
                 let is_first = self.len < prefill.first_reading;
                 let end = if is_first { prefill.first_reading } else { prefill.tokens.len() };
                 let tokens = &prefill.tokens[self.len..end];
-                let tokens = tokens[..at_once.min(tokens.len())].to_vec();
+                // A prompt that goes on from another's has its chunks where it would have them alone.
+                let room = at_once - self.len % at_once;
+                let tokens = tokens[..room.min(tokens.len())].to_vec();
                 self.embed(&tokens, hooks)?
             }
             _ => prefill.next_rows(at_once)?,
@@ -212,6 +234,10 @@ impl Session {
             return Ok(None);
         }
         prefill.waiting = std::mem::take(&mut prefill.kept);
+        // Whether anchors run or were taken over makes no difference to the first decode row then.
+        if self.policy.full_prompt_rows().is_some() {
+            prefill.set_last_row_apart()?;
+        }
         prefill.stage += 1;
         self.reserve(layers_of(&prefill.depth()))?;
         self.prefill = Some(prefill);

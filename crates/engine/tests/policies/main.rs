@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod lazyllm;
+mod prefix;
 mod reference;
 mod retention;
 mod scored;
