@@ -82,6 +82,11 @@ pub(crate) enum Command {
         after_help = "Examples:\n  layerscope eval model.gguf --tasks tasks.jsonl --policies full,speed:24+bos\n  layerscope eval model.gguf --tasks fixtures/prompts/answers-held-out.jsonl --policies full,speed:24+bos --out run\n\nLines of the task file; a prompt file with answers is one, too:\n  {\"id\": \"q1\", \"category\": \"qa\", \"prompt\": \"…\", \"expected\": \"Paris\"}\n  {\"id\": \"m1\", \"prompt\": \"…\", \"choices\": [\" A\", \" B\"], \"answer\": 1}\n  {\"id\": \"s1\", \"prompt\": \"…\", \"answers\": [\"…\"], \"metric\": \"rouge_l\", \"stop\": [\"\\n\"], \"max_new_tokens\": 40}\nMetrics: contains (where none is given), exact_match, f1, rouge_l. \"few_shot\" is put before the prompt."
     )]
     Eval(EvalArguments),
+    /// Serve a model to OpenAI's clients; every request names its policy: MODEL@speed:24+bos
+    #[command(
+        after_help = "Examples:\n  layerscope serve model.gguf\n  layerscope serve model.gguf --policy full --policy speed:24+bos --port 8000\n\nThen, where the model is called model:\n  curl http://127.0.0.1:8080/v1/chat/completions -d '{\"model\": \"model@speed:24+bos\", \"messages\": [{\"role\": \"user\", \"content\": \"Hello\"}]}'\n  curl http://127.0.0.1:8080/v1/score -d '{\"context\": \"The capital of France is\", \"continuations\": [\" Paris\", \" Rome\"], \"policy\": \"speed:24+bos\"}'\nEvery path and field is in docs/serving.md."
+    )]
+    Serve(ServeArguments),
     /// Teach a model a cutoff or a set of KV heads: train an adapter towards what the full model says
     #[command(
         after_help = "Example:\n  layerscope adapt model.gguf --policy speed:22+bos --prompts prompts.jsonl --out adapter\n  layerscope generate model.gguf --prompt 'Hello' --policy speed:22+bos --adapter adapter"
@@ -570,6 +575,59 @@ pub(crate) struct EvalArguments {
     /// Print one JSON object
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ServeArguments {
+    #[command(flatten)]
+    pub(crate) model: ModelArguments,
+    #[command(flatten)]
+    pub(crate) adapter: AdapterArguments,
+    /// A policy to list, as `layerscope generate --help` has them; again for more. The first is that of requests that name none: full,
+    /// or the one that an adapter was made for, where none is given
+    #[arg(long = "policy", value_name = "POLICY")]
+    pub(crate) policies: Vec<String>,
+    /// Interface to listen on; one that other machines reach needs --api-key
+    #[arg(long, default_value = "127.0.0.1")]
+    pub(crate) host: String,
+    /// Port to listen on; 0 takes a free one
+    #[arg(long, default_value_t = 8080)]
+    pub(crate) port: u16,
+    /// Key that clients must send as bearer token; LAYERSCOPE_API_KEY is read where it is not given
+    #[arg(long, value_name = "KEY")]
+    pub(crate) api_key: Option<String>,
+    /// The model's name in requests; that of its file where none is given
+    #[arg(long)]
+    pub(crate) name: Option<String>,
+    /// Web page whose scripts may send requests, as https://host:port; again for more
+    #[arg(long = "allow-origin", value_name = "ORIGIN")]
+    pub(crate) allow_origins: Vec<String>,
+    /// Answer /metrics, for Prometheus
+    #[arg(long)]
+    pub(crate) metrics: bool,
+    /// Most sequences that run at once
+    #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub(crate) max_sequences: u32,
+    /// Most sequences that wait; more are refused with status 429
+    #[arg(long, default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) queue: u32,
+    /// Memory for keys and values, of running sequences and of prompts kept for those that begin alike, such as 800MiB or 4GB; half
+    /// of what is free where none is given
+    #[arg(long, value_name = "BYTES", value_parser = bytes)]
+    pub(crate) kv_memory: Option<u64>,
+    /// New tokens of a chat whose request does not say how many
+    #[arg(long, value_name = "TOKENS", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) default_max_tokens: u32,
+    /// Longest time from a request's arrival to its end, seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) timeout: u32,
+}
+
+fn bytes(text: &str) -> Result<u64, String> {
+    match text.parse() {
+        Ok(KvBudget::Bytes(bytes)) => Ok(bytes as u64),
+        _ => Err("give bytes such as 800MiB or 4GB".to_owned()),
+    }
 }
 
 #[derive(Debug, Args)]

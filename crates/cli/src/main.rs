@@ -28,8 +28,8 @@ fn main() -> ExitCode {
 fn run(arguments: Arguments) -> Result<ExitCode> {
     layerscope_engine::keep_freed_memory();
     layerscope_engine::explain_bus_errors();
-    // The viewer's engine runs on its own thread, which creates the pool.
-    if !matches!(arguments.command, Command::View(_)) {
+    // The engines of the viewer and of the server run on threads of their own, which create the pool.
+    if !matches!(arguments.command, Command::View(_) | Command::Serve(_)) {
         layerscope_engine::one_pool()?;
     }
     interrupt::install()?;
@@ -46,6 +46,7 @@ fn run(arguments: Arguments) -> Result<ExitCode> {
         Command::Bench(arguments) => commands::bench::run(&arguments),
         Command::Needle(arguments) => commands::needle::run(&arguments),
         Command::Eval(arguments) => commands::eval::run(&arguments),
+        Command::Serve(arguments) => commands::serve::run(arguments),
         Command::Adapt(arguments) => commands::adapt::run(&arguments),
         Command::Merge(arguments) => commands::merge::run(&arguments),
         Command::Patterns(arguments) => commands::patterns::run(&arguments),

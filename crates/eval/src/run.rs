@@ -172,7 +172,10 @@ fn prompt_tokens(tokenizer: &Tokenizer, content: &PromptText, raw: bool) -> Resu
 
 /// The tokens of a prompt and of a choice behind it. Text is tokenized as a whole and cut where the prompt alone ends, spaces at the
 /// prompt's end counted to the choice, as lm-evaluation-harness does; behind a chat template's prompt a choice is tokenized alone.
-fn split(
+///
+/// # Errors
+/// [`Error::Input`] where the prompt has no tokens.
+pub fn split(
     tokenizer: &Tokenizer,
     content: &PromptText,
     choice: &str,

@@ -16,6 +16,8 @@ pub(crate) mod recommend;
 pub(crate) mod record;
 pub(crate) mod report;
 pub(crate) mod search;
+#[cfg_attr(not(feature = "server"), path = "no_server.rs")]
+pub(crate) mod serve;
 pub(crate) mod show;
 #[cfg_attr(not(feature = "viewer"), path = "no_viewer.rs")]
 pub(crate) mod view;

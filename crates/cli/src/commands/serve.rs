@@ -1,0 +1,67 @@
+//! `layerscope serve`: an OpenAI-compatible server.
+
+use crate::args::ServeArguments;
+use crate::interrupt::heeded;
+use crate::{models, output, terminal};
+use layerscope_engine::{Policy, Result};
+use layerscope_server::{Event, Loaded, Options, serve};
+use std::process::ExitCode;
+use std::time::Duration;
+
+/// Where the key is read that no argument gives.
+const KEY_VARIABLE: &str = "LAYERSCOPE_API_KEY";
+
+pub(crate) fn run(arguments: ServeArguments) -> Result<ExitCode> {
+    let key = arguments.api_key.clone().or_else(|| std::env::var(KEY_VARIABLE).ok());
+    let options = Options {
+        host: arguments.host.clone(),
+        port: arguments.port,
+        name: arguments.name.clone(),
+        api_key: key.filter(|key| !key.is_empty()),
+        allow_origins: arguments.allow_origins.clone(),
+        metrics: arguments.metrics,
+        max_sequences: arguments.max_sequences as usize,
+        queue: arguments.queue as usize,
+        kv_memory: arguments.kv_memory,
+        default_max_tokens: arguments.default_max_tokens as usize,
+        timeout: Duration::from_secs(arguments.timeout.into()),
+    };
+    let load = move || load(&arguments);
+    heeded(|interrupt| {
+        serve(options, load, interrupt, &|event| match event {
+            Event::Listening { url } => terminal::say(&format!("layerscope: listening on {url}")),
+            Event::Ready { id, kv_memory } => terminal::say(&format!(
+                "layerscope: serving {id}, {} for keys and values; Ctrl-C stops",
+                output::bytes(kv_memory as f64)
+            )),
+            Event::Stopping => {
+                terminal::say("layerscope: stopping; what runs is finished, a second Ctrl-C ends it at once")
+            }
+        })
+    })?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn load(arguments: &ServeArguments) -> Result<Loaded> {
+    let device = models::device(arguments.model.device)?;
+    let opened = models::open(&arguments.model)?;
+    let config = opened.config.clone();
+    let mut policies: Vec<Policy> = vec![];
+    for name in &arguments.policies {
+        let policy = Policy::parse_for(name, &config)?;
+        if !policies.contains(&policy) {
+            policies.push(policy);
+        }
+    }
+    let need = opened.memory_need(arguments.model.weights.into(), &device, &vec![0; config.layers]);
+    let model = models::load(opened, arguments.model.weights, &device, &need)?;
+    let model = models::with_adapter(model, &arguments.adapter, &policies)?;
+    if policies.is_empty() {
+        let made_for = model.made_for().map(|made_for| made_for.policy.as_str());
+        policies.push(Policy::parse_for(made_for.unwrap_or("full"), &config)?);
+    }
+    for caveat in model.caveats(&policies) {
+        terminal::say(&format!("layerscope: {caveat}"));
+    }
+    Ok(Loaded { model, policies })
+}
