@@ -9,6 +9,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 use support::{fixtures, json as json_of, layerscope, refuse, run, smollm2, stderr, tiny_model};
@@ -91,16 +92,14 @@ fn generated(policy: &str, tokens: &str) -> Value {
         policy,
         "--max-new-tokens",
         tokens,
-        "--weights",
-        "f32",
         "--json",
     ]))
 }
 
 #[test]
 fn texts_are_those_of_generate_whatever_runs_beside_them() {
-    // In f32 a text's bits do not depend on what runs beside it.
-    let server = Server::start(&["--weights", "f32", "--policy", "full", "--policy", "speed:4+bos"]);
+    // A text's bits do not depend on what runs beside it.
+    let server = Server::start(&["--policy", "full", "--policy", "speed:4+bos"]);
     assert_eq!(server.get("/health").0, 200);
     let models: Value = serde_json::from_str(&server.get("/v1/models").1).unwrap();
     let ids: Vec<&str> =
@@ -415,6 +414,49 @@ fn memory_is_given_back_and_shared_by_what_policies_keep() {
     }
     assert_eq!(server.figure("layerscope_kv_bytes{policy=\"full\"}"), 0.0);
     assert_eq!(server.get("/health").0, 200);
+}
+
+/// A policy is charged what it keeps: of the same memory SPEED's sequences take less, and more of them run at a time.
+#[test]
+fn the_same_memory_holds_more_sequences_of_a_policy_that_keeps_less() {
+    let prompt: Vec<u32> = (0..600).map(|index| index * 7_919 % 500 + 3).collect();
+    let most_at_a_time = |policy: &str, memory: &str| {
+        let server = Server::start(&["--kv-memory", memory, "--policy", policy]);
+        let ended = AtomicUsize::new(0);
+        let mut most = 0.0f64;
+        std::thread::scope(|scope| {
+            for index in 0..8 {
+                let (server, ended, mut prompt) = (&server, &ended, prompt.clone());
+                prompt[0] = 3 + index;
+                scope.spawn(move || {
+                    let body = json!({"model": format!("tiny@{policy}"), "prompt": prompt, "max_tokens": 64, "temperature": 0, "ignore_eos": true});
+                    let answer = server.ok("/v1/completions", body);
+                    assert_eq!(answer["usage"]["completion_tokens"], 64);
+                    ended.fetch_add(1, SeqCst);
+                });
+            }
+            while ended.load(SeqCst) < 8 {
+                most = most.max(server.figure("layerscope_running_sequences"));
+            }
+        });
+        most
+    };
+    let kept = |policy: &str| {
+        let found = json_of(layerscope().arg("generate").arg(tiny_model()).args([
+            "--prompt",
+            PROMPT,
+            "--policy",
+            policy,
+            "--max-new-tokens",
+            "1",
+            "--json",
+        ]));
+        found["kv_bytes"].as_u64().unwrap()
+    };
+    assert!(kept("full") > 3 * kept("speed:2"));
+    // Room for two whole sequences.
+    let (full, speed) = (most_at_a_time("full", "2700KiB"), most_at_a_time("speed:2", "2700KiB"));
+    assert!(full <= 2.0 && speed >= 2.0 * full, "{full} and {speed} sequences at a time");
 }
 
 /// The first signal lets what runs finish.

@@ -94,7 +94,7 @@ pub struct Pass<'a, 'h> {
     pub rows_on_device: Option<&'a RowsOnDevice>,
 }
 
-/// Rows of one sequence in a pass. In f32 they get the same bits whatever other sequences share the pass; for that, sequences
+/// Rows of one sequence in a pass. On a CPU they get the same bits whatever other sequences share the pass; for that, sequences
 /// with a single decode row come last.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SequenceRows {
@@ -105,9 +105,6 @@ pub struct SequenceRows {
     /// Position of its first decode row, p − 1: adapters of decode rows act from there on.
     pub first_decode: usize,
 }
-
-/// From so many single decode rows on, unpacking weights once for all is faster than multiplying each row alone.
-const SHARING: usize = 6;
 
 impl SequenceRows {
     /// Whether it is a single decode row, the first of these rows being at a position.
@@ -227,13 +224,8 @@ impl Decoder {
     }
 
     /// That rows at these positions are those of the sequences, single decode rows last; how they are multiplied: single decode
-    /// rows alone, unless they are many and not to be multiplied in f32; all others together.
-    fn product_rows(
-        &self,
-        sequences: &[SequenceRows],
-        positions: &[usize],
-        compute: ComputeType,
-    ) -> Result<ProductRows> {
+    /// rows alone, all others together.
+    fn product_rows(&self, sequences: &[SequenceRows], positions: &[usize]) -> Result<ProductRows> {
         let mut at = 0;
         let alone: Vec<bool> = sequences
             .iter()
@@ -247,14 +239,7 @@ impl Decoder {
         if at != positions.len() || !alone.is_sorted() {
             return Err(Error::misuse("the rows of a pass are not those of its sequences, single ones last"));
         }
-        // Alone each row would unpack the weights anew.
-        let share_weights =
-            count >= SHARING && compute == ComputeType::Bf16 && matches!(self.device(), Device::Cpu);
-        Ok(if share_weights {
-            ProductRows { together: at, alone: 0 }
-        } else {
-            ProductRows { together: at - count, alone: count }
-        })
+        Ok(ProductRows { together: at - count, alone: count })
     }
 
     /// That `x` is a residual stream `[rows, d]`.

@@ -3,7 +3,7 @@
 #![allow(clippy::print_stdout)]
 
 use layerscope_kernels::Instructions;
-use layerscope_kernels::matmul::{ComputeType, Product, WeightFormat, Weights, multiply_with};
+use layerscope_kernels::matmul::{ComputeType, Product, ProductRows, WeightFormat, Weights, multiply_with};
 use std::hint::black_box;
 use std::time::Instant;
 
@@ -14,10 +14,25 @@ fn median(mut times: Vec<f64>) -> f64 {
 
 fn main() {
     let wanted: Vec<String> = std::env::args().skip(1).filter(|name| !name.starts_with('-')).collect();
-    println!("{} threads, {:?}", rayon::current_num_threads(), Instructions::best());
+    let instructions = match std::env::var("INSTRUCTIONS") {
+        Ok(name) => Instructions::available().into_iter().find(|known| format!("{known:?}") == name),
+        Err(_) => None,
+    };
+    let instructions = instructions.unwrap_or(Instructions::best());
+    println!("{} threads, {instructions:?}", rayon::current_num_threads());
     println!(
-        "{:>6} {:>12} {:>14} {:>14} {:>12} {:>12}",
-        "", "W", "f32 GFLOP/s", "bf16 GFLOP/s", "row GB/s", "row µs"
+        "{:>6} {:>12} {:>12} {:>12} {:>9} {:>8} {:>8} {:>8} {:>8} {:>9} {:>9}",
+        "",
+        "W",
+        "f32 GFLOP/s",
+        "bf16 GFLOP/s",
+        "row GB/s",
+        "1 µs",
+        "2 µs",
+        "4 µs",
+        "8 µs",
+        "8 f32 µs",
+        "8 bf16 µs"
     );
     for format in WeightFormat::ALL {
         if !wanted.is_empty() && !wanted.contains(&format!("{format:?}")) {
@@ -40,30 +55,39 @@ fn main() {
                 let times = (0..7).map(|round| {
                     let mut products = [Product { weights: weights(round % copies), output: &mut y }];
                     let start = Instant::now();
-                    multiply_with(Instructions::best(), black_box(&x), m, &mut products, compute);
+                    multiply_with(instructions, black_box(&x), m, &mut products, compute);
                     start.elapsed().as_secs_f64()
                 });
                 speeds.push(2e-9 * (m * n * k) as f64 / median(times.collect()));
             }
-            let (x, mut y) = (vec![0.1; k], vec![0.0; n]);
-            let times = (0..3).map(|_| {
-                let start = Instant::now();
-                for copy in 0..copies {
-                    let mut products = [Product { weights: weights(copy), output: &mut y }];
-                    multiply_with(Instructions::best(), black_box(&x), 1, &mut products, ComputeType::Bf16);
-                }
-                start.elapsed().as_secs_f64() / copies as f64
+            let few = [(0, 1), (0, 2), (0, 4), (0, 8), (8, 0), (8, 0)]
+                .map(|(together, alone)| ProductRows { together, alone });
+            let computes = [ComputeType::F32; 5].into_iter().chain([ComputeType::Bf16]);
+            let few = few.into_iter().zip(computes).map(|(rows, compute)| {
+                let (x, mut y) = (vec![0.1; rows.count() * k], vec![0.0; rows.count() * n]);
+                let times = (0..3).map(|_| {
+                    let start = Instant::now();
+                    for copy in 0..copies {
+                        let mut products = [Product { weights: weights(copy), output: &mut y }];
+                        multiply_with(instructions, black_box(&x), rows, &mut products, compute);
+                    }
+                    start.elapsed().as_secs_f64() / copies as f64
+                });
+                median(times.collect())
             });
-            let seconds = median(times.collect());
-            println!(
-                "{:>6} {:>12} {:>14.0} {:>14.0} {:>12.1} {:>12.1}",
+            let few: Vec<f64> = few.collect();
+            print!(
+                "{:>6} {:>12} {:>12.0} {:>12.0} {:>9.1}",
                 format!("{format:?}"),
                 format!("{n}×{k}"),
                 speeds[0],
                 speeds[1],
-                1e-9 * bytes as f64 / seconds,
-                1e6 * seconds,
+                1e-9 * bytes as f64 / few[0],
             );
+            for seconds in few {
+                print!(" {:>8.1}", 1e6 * seconds);
+            }
+            println!();
         }
     }
 }

@@ -18,6 +18,9 @@ pub(crate) trait Lanes: Copy {
     /// Thirty-two i16.
     type Words: Copy;
 
+    /// Rows of activations whose sums fit the registers: a power of two, eight at most.
+    const ROWS: usize;
+
     fn unsigned(self, bytes: &[u8; LANES]) -> Self::Integers;
     fn signed(self, bytes: &[u8; LANES]) -> Self::Integers;
     fn and(self, a: Self::Integers, b: u8) -> Self::Integers;
@@ -70,6 +73,8 @@ impl Lanes for Plain {
     type Floats = [f32; LANES];
     type Integers = [i32; LANES];
     type Words = [i16; 2 * LANES];
+
+    const ROWS: usize = 2;
 
     #[inline(always)]
     fn unsigned(self, bytes: &[u8; LANES]) -> [i32; LANES] {

@@ -1,7 +1,8 @@
 //! Products of activations with weight matrices in the formats of files: y = x·Wᵀ, W in any [`WeightFormat`].
 //!
 //! Many rows: 32 rows of W at a time are dequantised into a panel that stays in cache, which then multiplies all rows of x.
-//! One row: each row of W is dequantised in registers, so that memory bandwidth is the limit. On a GPU ([`cuda`]) few rows are
+//! Rows that are multiplied alone: each row of W is dequantised in registers, once for up to eight of them, and memory bandwidth
+//! is the limit of one. On a GPU ([`cuda`]) few rows are
 //! multiplied that way, too; for many, W is dequantised first.
 
 mod blocks;
@@ -31,11 +32,13 @@ pub struct Weights<'a> {
 
 impl<'a> Weights<'a> {
     /// Bytes of one row.
+    #[inline(always)]
     pub fn row_bytes(&self) -> usize {
         self.format.bytes(self.columns)
     }
 
     /// The bytes of one row.
+    #[inline(always)]
     fn row(&self, row: usize) -> &'a [u8] {
         &self.data[row * self.row_bytes()..][..self.row_bytes()]
     }

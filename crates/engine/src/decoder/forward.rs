@@ -6,6 +6,7 @@ use super::rotary::Rotary;
 use super::{Decoder, Location, Pass};
 use crate::hooks::{Hooks, Site};
 use crate::tensor::Tensor;
+use crate::weights::LinearMode;
 use crate::{ComputeType, Depth, ModelConfig, Result};
 use layerscope_kernels::matmul::ProductRows;
 use std::ops::Range;
@@ -44,7 +45,7 @@ impl Decoder {
         let adapted = self.adapted_rows(positions, pass.sequences);
         let adapted = adapted.as_deref();
         pass.compute = self.compute_type(pass.compute);
-        let rows = self.product_rows(pass.sequences, positions, pass.compute)?;
+        let rows = self.product_rows(pass.sequences, positions)?;
         for half in Depth::halves(depth) {
             let layer = half.layer();
             let at = Location { layer, positions, positions_on_device: on_device.as_deref() };
@@ -72,12 +73,34 @@ impl Decoder {
         hooks: &mut Hooks<'_>,
         compute: ComputeType,
     ) -> Result<Tensor> {
+        self.unembed_as(x, positions, hooks, compute.into())
+    }
+
+    /// [`Self::unembed`] of rows of which each is multiplied as if it were alone.
+    pub(crate) fn unembed_each(
+        &self,
+        x: &Tensor,
+        positions: &[usize],
+        hooks: &mut Hooks<'_>,
+    ) -> Result<Tensor> {
+        let rows = ProductRows { together: 0, alone: positions.len() };
+        let mode = LinearMode { rows: Some(rows), ..ComputeType::F32.into() };
+        self.unembed_as(x, positions, hooks, mode)
+    }
+
+    fn unembed_as(
+        &self,
+        x: &Tensor,
+        positions: &[usize],
+        hooks: &mut Hooks<'_>,
+        mode: LinearMode<'_>,
+    ) -> Result<Tensor> {
         self.check_residual(x, positions.len())?;
         let at = Location { layer: 0, positions, positions_on_device: None };
         // Logits are f32, and so is what they are made from.
         let f32 = Some(ComputeType::F32);
         let normed = self.final_norm.forward_hooked(x, at, Site::FinalNormalized, hooks, f32)?;
-        let logits = self.unembedding.forward(&normed, compute.into())?;
+        let logits = self.unembedding.forward(&normed, mode)?;
         logits.scaled(self.config.logit_scale)?.soft_capped(self.config.logit_soft_cap)
     }
 }

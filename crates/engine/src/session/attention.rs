@@ -9,6 +9,7 @@ use crate::policy::PromptChunk;
 use crate::tensor::{Tensor, with_f32};
 use crate::{Error, Result};
 use layerscope_kernels::SparseKeys;
+use rayon::prelude::*;
 use std::ops::Range;
 
 /// Where a pass leaves its attention statistics.
@@ -48,25 +49,40 @@ impl Attend for StoredAttention<'_, '_, '_> {
         if let [part] = &mut *self.parts {
             return part.session.attend(at, q, kv, part.statistics.as_mut(), hooks);
         }
-        let mut outputs = vec![];
-        for Part { session, rows, statistics } in &mut *self.parts {
-            let positions = &at.positions[rows.clone()];
-            let on_device = session.decoder.positions_on_device(positions, None)?;
-            let at = Location { positions, positions_on_device: on_device.as_deref(), ..at };
-            let own = |x: &Tensor| x.narrow(rows.start, rows.len());
-            let (q, kv) = (own(q)?, kv.map(|kv| kv.map(own)));
-            let kv = match kv {
-                Some([k, v]) => Some([k?, v?]),
-                None => None,
-            };
-            let kv = kv.as_ref().map(|[k, v]| [k, v]);
-            outputs.push(session.attend(at, &q, kv, statistics.as_mut(), hooks)?);
-        }
-        Tensor::cat(&outputs.iter().collect::<Vec<_>>())
+        let each = |part: &mut Part<'_, '_>, hooks: &mut Hooks<'_>| part.attend(at, q, kv, hooks);
+        // A single row is too little work to share out among threads: each thread takes whole sequences.
+        let outputs: Result<Vec<Tensor>> = match hooks.is_empty() && at.positions_on_device.is_none() {
+            true => self.parts.par_iter_mut().map(|part| each(part, &mut Hooks::none())).collect(),
+            false => self.parts.iter_mut().map(|part| each(part, hooks)).collect(),
+        };
+        Tensor::cat(&outputs?.iter().collect::<Vec<_>>())
     }
 
     fn has_keys_values(&self, layer: usize) -> bool {
         self.parts.iter().all(|part| part.session.policy.shares_norm_at(layer))
+    }
+}
+
+impl Part<'_, '_> {
+    /// Attention of its rows of a pass.
+    fn attend(
+        &mut self,
+        at: Location<'_>,
+        q: &Tensor,
+        kv: Option<[&Tensor; 2]>,
+        hooks: &mut Hooks<'_>,
+    ) -> Result<Tensor> {
+        let Self { session, rows, statistics } = self;
+        let positions = &at.positions[rows.clone()];
+        let on_device = session.decoder.positions_on_device(positions, None)?;
+        let at = Location { positions, positions_on_device: on_device.as_deref(), ..at };
+        let own = |x: &Tensor| x.narrow(rows.start, rows.len());
+        let kv = match kv {
+            Some([k, v]) => Some([own(k)?, own(v)?]),
+            None => None,
+        };
+        let kv = kv.as_ref().map(|[k, v]| [k, v]);
+        session.attend(at, &own(q)?, kv, statistics.as_mut(), hooks)
     }
 }
 

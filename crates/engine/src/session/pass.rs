@@ -30,7 +30,7 @@ pub struct Turn<'a> {
 /// prompt of those that are prefilling, a token of the others. For each, logits `[V]` of its next token, or `None` where more of
 /// its prompt is to come.
 ///
-/// In f32 every sequence gets the bits that it gets alone.
+/// On a CPU every sequence gets the bits that it gets alone.
 ///
 /// # Errors
 /// [`Error::Failure`] where sequences are of different models, or one gets a token while its prompt goes in or none when it has;
@@ -196,16 +196,16 @@ fn run(sequences: &mut [Sequence<'_, '_>], hooks: &mut Hooks<'_>, compute: Compu
 /// Logits of the rows that have come through all layers.
 fn logits(sequences: Vec<Sequence<'_, '_>>, hooks: &mut Hooks<'_>) -> Result<Vec<Option<Tensor>>> {
     let decoder = sequences.first().map(|sequence| Arc::clone(&sequence.session.decoder));
-    let mut logits = vec![];
-    for sequence in sequences {
-        logits.push(match (sequence.last, &decoder) {
-            (Some(last), Some(decoder)) => {
-                Some(flattened(&decoder.unembed(&last.x, &last.positions, hooks, ComputeType::Bf16)?)?)
-            }
-            _ => None,
-        });
-    }
-    Ok(logits)
+    let arrived: Vec<bool> = sequences.iter().map(|sequence| sequence.last.is_some()).collect();
+    let last: Vec<ResidualRows> = sequences.into_iter().filter_map(|sequence| sequence.last).collect();
+    let Some(decoder) = decoder.filter(|_| !last.is_empty()) else {
+        return Ok(arrived.iter().map(|_| None).collect());
+    };
+    let last = ResidualRows::joined(last)?;
+    let of_rows = decoder.unembed_each(&last.x, &last.positions, hooks)?;
+    let mut row = 0..;
+    let mut next = || row.next().map(|row| flattened(&of_rows.narrow(row, 1)?)).transpose();
+    arrived.into_iter().map(|arrived| if arrived { next() } else { Ok(None) }).collect()
 }
 
 /// The rows of parts, one after the other, through the half-layers of `depth`; multiplied in `compute`.

@@ -12,6 +12,8 @@ impl Lanes for Avx512 {
     type Integers = __m512i;
     type Words = __m512i;
 
+    const ROWS: usize = 8;
+
     #[inline(always)]
     fn unsigned(self, bytes: &[u8; LANES]) -> __m512i {
         // SAFETY: `self` proves AVX-512; `bytes` is as long as what is loaded.
@@ -226,6 +228,8 @@ impl Lanes for Avx2 {
     type Floats = [__m256; 2];
     type Integers = [__m256i; 2];
     type Words = [__m256i; 2];
+
+    const ROWS: usize = 4;
 
     #[inline(always)]
     fn unsigned(self, bytes: &[u8; LANES]) -> [__m256i; 2] {

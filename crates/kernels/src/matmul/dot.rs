@@ -1,173 +1,381 @@
-//! The product of one row of W with one row of activations, without dequantising the row first.
+//! The product of one row of W with a few rows of activations, without dequantising the row first.
 //!
-//! Σ w·x = Σ_groups scale·Σ q·x + offset·Σ x: the sums of x are the same for every row of W and made once; what is left for
-//! each group is its product with the quants and one for its scale.
+//! Σ w·x = Σ_groups scale·Σ q·x + offset·Σ x: the sums of x are the same for every row of W and made once. The quants are
+//! unpacked once for all rows of activations, and each of these gets the bits that it has alone.
 
 use super::WeightFormat;
 use super::blocks::{Block32, Block256, Offset};
-use super::format::by_block;
+use crate::instructions::Operation;
 use crate::lanes::{LANES, Lanes};
+use pulp::Simd;
+use std::marker::PhantomData;
 
-/// A row of activations and its sums.
+/// Columns whose products are summed apart: activations of that many fit the L1 cache. Whole blocks of every format.
+pub(super) const STRIP: usize = 1024;
+
+/// Numbers of one vector, where no load of it touches two cache lines.
+#[derive(Clone, Copy)]
+#[repr(align(64))]
+struct Vector<T, const N: usize>([T; N]);
+
+type Floats16 = Vector<f32, LANES>;
+
+/// Up to eight rows of activations that meet each row of W at the same time, with what products with some formats need beside. The
+/// rows take turns: sixteen elements of each, or what belongs to them, then the next sixteen.
 pub(super) struct Activations<'a> {
-    x: &'a [f32],
-    /// Σ x over each 16 elements.
-    of_16: Vec<f32>,
-    /// Σ x over each 32 elements.
-    of_32: Vec<f32>,
-    /// Σ x over each 32 elements of a block of 256, eight zeros after each eight.
-    of_32_by_8: Vec<f32>,
-    /// x in sixteen bits, in units that each 32 elements have in common.
-    rounded: Vec<i16>,
-    /// These units, eight zeros after each eight.
-    units_by_8: Vec<f32>,
-    /// These units, each twice.
-    units_by_16: Vec<f32>,
+    /// How many rows.
+    pub(super) count: usize,
+    /// The rows, one after the other.
+    rows: &'a [f32],
+    columns: usize,
+    /// x, `[columns / 16, count, 16]`.
+    x: Vec<Floats16>,
+    /// Σ x over each 32 elements of each row, `[columns / 32, 16]`; zeros behind the last row.
+    of_32: Vec<Floats16>,
+    /// x and its sums as blocks of 256 need them.
+    words: Words,
+}
+
+/// x in sixteen bits, in units that each 32 elements have in common.
+#[derive(Default)]
+struct Words {
+    /// x in these units, `[columns / 32, count, 32]`.
+    rounded: Vec<Vector<i16, { 2 * LANES }>>,
+    /// Σ x over each 16 elements, `[columns / 256, count, 16]`.
+    of_16: Vec<Floats16>,
+    /// Σ x over each 32 elements, eight zeros after each eight.
+    of_32: Vec<Floats16>,
+    /// The units, each twice.
+    units_by_16: Vec<Floats16>,
+    /// The units, eight zeros after each eight.
+    units_by_32: Vec<Floats16>,
+}
+
+/// Makes the [`Activations`] of rows `[rows, columns]` for products with matrices of some formats.
+pub(super) struct Prepare<'a, F> {
+    pub(super) x: &'a [f32],
+    pub(super) columns: usize,
+    pub(super) formats: F,
+}
+
+impl<'a, F: Iterator<Item = WeightFormat> + Clone> Operation for Prepare<'a, F> {
+    type Output = Vec<Activations<'a>>;
+
+    #[inline(always)]
+    fn run<S: Simd, L: Lanes>(self, _: S, l: L) -> Vec<Activations<'a>> {
+        let Self { mut x, columns, formats } = self;
+        let mut groups = vec![];
+        while !x.is_empty() {
+            let rows;
+            let count = match (x.len() / columns).min(L::ROWS) {
+                8.. => 8,
+                4.. => 4,
+                2.. => 2,
+                _ => 1,
+            };
+            (rows, x) = x.split_at(count * columns);
+            groups.push(Activations::new(l, rows, count, formats.clone()));
+        }
+        groups
+    }
 }
 
 impl<'a> Activations<'a> {
-    pub(super) fn new(x: &'a [f32]) -> Self {
-        let of_16: Vec<f32> = x.chunks(16).map(|x| x.iter().sum()).collect();
-        let of_32: Vec<f32> = of_16.chunks(2).map(|two| two.iter().sum()).collect();
-        let (mut rounded, mut units) = (Vec::with_capacity(x.len()), Vec::with_capacity(of_32.len()));
-        for x in x.chunks(32) {
-            let unit = unit(x);
-            // NaN and what is infinite make the unit NaN, which the product then shows.
-            rounded.extend(x.iter().map(|x| (x / unit).round_ties_even() as i16));
-            units.push(unit);
-        }
-        let units_by_16 = units.iter().flat_map(|&unit| [unit; 2]).collect();
-        Self {
-            x,
-            of_16,
-            of_32_by_8: eight_by_eight(&of_32),
-            of_32,
-            rounded,
-            units_by_8: eight_by_eight(&units),
-            units_by_16,
-        }
-    }
-}
-
-/// The unit in which numbers are whole and at most 2¹⁵ − 1; NaN where one of them is not finite.
-fn unit(x: &[f32]) -> f32 {
-    let most = x.iter().fold(0f32, |most, x| most.max(x.abs()));
-    let finite = x.iter().all(|x| x.is_finite());
-    match (finite, most > f32::MIN_POSITIVE) {
-        (false, _) => f32::NAN,
-        (true, true) => most / f32::from(i16::MAX),
-        // Nothing, or next to nothing.
-        (true, false) => 1.0,
-    }
-}
-
-/// Eight zeros after each eight numbers.
-fn eight_by_eight(numbers: &[f32]) -> Vec<f32> {
-    let mut spread = Vec::with_capacity(2 * numbers.len());
-    for eight in numbers.chunks(8) {
-        spread.extend(eight);
-        spread.resize(spread.len().next_multiple_of(LANES), 0.0);
-    }
-    spread
-}
-
-/// Σ w_i·x_i over a row of whole blocks.
-#[inline(always)]
-pub(super) fn dot<L: Lanes>(l: L, format: WeightFormat, row: &[u8], x: &Activations<'_>) -> f32 {
-    by_block!(
-        format,
-        floats => floats(l, format, row, x.x),
-        B of 32 => blocks_of_32::<L, B>(l, row, x),
-        of 256 => blocks_of_256::<L, B>(l, row, x)
-    )
-}
-
-#[inline(always)]
-fn floats<L: Lanes>(l: L, format: WeightFormat, row: &[u8], x: &[f32]) -> f32 {
-    let (groups, rest) = x.as_chunks::<LANES>();
-    let rest_bytes = &row[format.bytes(groups.len() * LANES)..];
-    let mut sums = [l.splat(0.0); 4];
-    let (fours, last) = groups.as_chunks::<4>();
-    macro_rules! sum_up {
-        ($from:ident, $bytes:literal) => {{
-            let (bytes, _) = row.as_chunks::<$bytes>();
-            let (bytes_of_fours, bytes_of_last) = bytes.as_chunks::<4>();
-            for (x, w) in fours.iter().zip(bytes_of_fours) {
-                for part in 0..4 {
-                    sums[part] = l.multiply_add(l.$from(&w[part]), l.load(&x[part]), sums[part]);
+    #[inline(always)]
+    fn new<L: Lanes>(
+        l: L,
+        rows: &'a [f32],
+        count: usize,
+        formats: impl Iterator<Item = WeightFormat>,
+    ) -> Self {
+        let columns = rows.len() / count;
+        let mut made = Self { count, rows, columns, x: vec![], of_32: vec![], words: Words::default() };
+        for format in formats {
+            let elements = format.block().0;
+            if elements == 256 && made.words.rounded.is_empty() {
+                made.words = Words::new(l, rows, count);
+            }
+            if elements < 256 && made.x.is_empty() {
+                made.x = vec![Vector([0.0; LANES]); columns / LANES * count];
+                for (row, x) in rows.chunks_exact(columns).enumerate() {
+                    for (at, x) in x.as_chunks().0.iter().enumerate() {
+                        made.x[at * count + row] = Vector(*x);
+                    }
                 }
             }
-            for (x, w) in last.iter().zip(bytes_of_last) {
-                sums[0] = l.multiply_add(l.$from(w), l.load(x), sums[0]);
+            if elements == 32 && made.of_32.is_empty() {
+                made.of_32 = vec![Vector([0.0; LANES]); columns / 32];
+                for (row, x) in rows.chunks_exact(columns).enumerate() {
+                    for (x, sums) in x.as_chunks().0.iter().zip(&mut made.of_32) {
+                        let [low, upper] = halves(x);
+                        sums.0[row] = l.sum(l.load(low)) + l.sum(l.load(upper));
+                    }
+                }
             }
-        }};
+        }
+        made
     }
-    match format {
-        WeightFormat::F32 => sum_up!(load_bytes, 64),
-        WeightFormat::F16 => sum_up!(widen_f16, 32),
-        _ => sum_up!(widen_bf16, 32),
+
+    /// Elements behind the last sixteen of a row.
+    fn rest(&self, row: usize) -> &'a [f32] {
+        let row = &self.rows[row * self.columns..][..self.columns];
+        row.as_chunks::<LANES>().1
     }
-    let mut total = l.sum(l.add(l.add(sums[0], sums[1]), l.add(sums[2], sums[3])));
-    for (x, bytes) in rest.iter().zip(rest_bytes.chunks(format.block().1)) {
-        total += x * format.float(bytes);
-    }
-    total
 }
 
 #[inline(always)]
-fn blocks_of_32<L: Lanes, B: Block32>(l: L, row: &[u8], x: &Activations<'_>) -> f32 {
-    let (mut sum, mut offset_sum) = (l.splat(0.0), 0.0);
-    for ((block, x), of_x) in row.chunks_exact(B::BYTES).zip(x.x.as_chunks::<32>().0).zip(&x.of_32) {
-        let (scales, [scale, next]) = B::scale(l, block);
-        match B::OFFSET {
-            Offset::None => {}
-            Offset::OfScale(factor) => offset_sum += scale * (factor * of_x),
-            Offset::NextToScale => offset_sum += next * of_x,
+fn halves(x: &[f32; 2 * LANES]) -> [&[f32; LANES]; 2] {
+    let (halves, _) = x.as_chunks();
+    [&halves[0], &halves[1]]
+}
+
+impl Words {
+    #[inline(always)]
+    fn new<L: Lanes>(l: L, rows: &[f32], count: usize) -> Self {
+        let blocks = rows.len() / 256;
+        let of_blocks = || vec![Vector([0.0; LANES]); blocks];
+        let mut words = Self {
+            rounded: vec![Vector([0; 2 * LANES]); blocks * 8],
+            of_16: of_blocks(),
+            of_32: of_blocks(),
+            units_by_16: of_blocks(),
+            units_by_32: of_blocks(),
+        };
+        let blocks_of_row = blocks / count;
+        for (index, x) in rows.as_chunks::<256>().0.iter().enumerate() {
+            let (row, block) = (index / blocks_of_row, index % blocks_of_row);
+            let to = block * count + row;
+            for (at, x) in x.as_chunks::<{ 2 * LANES }>().0.iter().enumerate() {
+                let unit = round(x, &mut words.rounded[(block * 8 + at) * count + row].0);
+                let [low, upper] = halves(x);
+                let sums = [l.sum(l.load(low)), l.sum(l.load(upper))];
+                for half in 0..2 {
+                    words.of_16[to].0[2 * at + half] = sums[half];
+                    words.units_by_16[to].0[2 * at + half] = unit;
+                }
+                words.of_32[to].0[at] = sums[0] + sums[1];
+                words.units_by_32[to].0[at] = unit;
+            }
         }
-        let [low, upper] = B::quants(l, block);
-        let (x, _) = x.as_chunks::<LANES>();
-        let products = l.multiply(l.float(low), l.load(&x[0]));
-        let products = l.multiply_add(l.float(upper), l.load(&x[1]), products);
-        sum = l.multiply_add(products, scales, sum);
+        words
     }
-    l.sum(sum) + offset_sum
+}
+
+/// Rounds numbers to whole units, at most 2¹⁵ − 1 of them; the unit. It is NaN where one of the numbers is not finite, which the
+/// product then shows.
+#[inline(always)]
+fn round(x: &[f32; 32], rounded: &mut [i16; 32]) -> f32 {
+    let mut magnitude = 0;
+    for x in x {
+        // Bits of magnitudes are in their order; those of what is not finite are the largest.
+        magnitude = magnitude.max(x.to_bits() & i32::MAX as u32);
+    }
+    let most = f32::from_bits(magnitude);
+    let unit = if !most.is_finite() {
+        f32::NAN
+    } else if most > f32::MIN_POSITIVE {
+        most / f32::from(i16::MAX)
+    } else {
+        // Nothing, or next to nothing.
+        1.0
+    };
+    for (rounded, x) in rounded.iter_mut().zip(x) {
+        *rounded = (x / unit).round_ties_even() as i16;
+    }
+    unit
+}
+
+/// Weights of a format, times activations.
+pub(super) trait Dots {
+    /// Σ w_i·x_i over the columns of a strip, whole blocks from column `start` on, for each of M rows of activations; `start` is
+    /// a multiple of [`STRIP`].
+    fn dots<L: Lanes, const M: usize>(
+        self,
+        l: L,
+        weights: &[u8],
+        x: &Activations<'_>,
+        start: usize,
+    ) -> [f32; M];
+}
+
+/// Weights in one of the float formats.
+#[derive(Clone, Copy)]
+pub(super) struct Floats(pub(super) WeightFormat);
+
+/// Weights in blocks of 32.
+pub(super) struct Of32<B>(pub(super) PhantomData<B>);
+
+impl<B> Copy for Of32<B> {}
+
+impl<B> Clone for Of32<B> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+/// Weights in blocks of 256.
+pub(super) struct Of256<B>(pub(super) PhantomData<B>);
+
+impl<B> Copy for Of256<B> {}
+
+impl<B> Clone for Of256<B> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+/// The groups of M from an index on.
+#[inline(always)]
+fn of_rows<T, const M: usize>(groups: &[T], start: usize) -> &[[T; M]] {
+    &groups.as_chunks().0[start..]
+}
+
+impl Dots for Floats {
+    #[inline(always)]
+    fn dots<L: Lanes, const M: usize>(
+        self,
+        l: L,
+        weights: &[u8],
+        x: &Activations<'_>,
+        start: usize,
+    ) -> [f32; M] {
+        let groups = of_rows::<_, M>(&x.x, start / LANES);
+        let mut sums = [[l.splat(0.0); 2]; M];
+        macro_rules! sum_up {
+            ($from:ident, $bytes:literal) => {{
+                let (bytes, rest) = weights.as_chunks::<$bytes>();
+                let (twos, last) = bytes.as_chunks::<2>();
+                let (twos_of_x, _) = groups.as_chunks::<2>();
+                for (w, x) in twos.iter().zip(twos_of_x) {
+                    for part in 0..2 {
+                        let w = l.$from(&w[part]);
+                        for m in 0..M {
+                            sums[m][part] = l.multiply_add(w, l.load(&x[part][m].0), sums[m][part]);
+                        }
+                    }
+                }
+                for (w, x) in last.iter().zip(&groups[2 * twos.len()..]) {
+                    let w = l.$from(w);
+                    for m in 0..M {
+                        sums[m][0] = l.multiply_add(w, l.load(&x[m].0), sums[m][0]);
+                    }
+                }
+                rest
+            }};
+        }
+        let rest = match self.0 {
+            WeightFormat::F32 => sum_up!(load_bytes, 64),
+            WeightFormat::F16 => sum_up!(widen_f16, 32),
+            _ => sum_up!(widen_bf16, 32),
+        };
+        let mut totals = [0.0; M];
+        for m in 0..M {
+            totals[m] = l.sum(l.add(sums[m][0], sums[m][1]));
+            // Only the last strip has a rest.
+            for (bytes, x) in rest.chunks(self.0.block().1).zip(x.rest(m)) {
+                totals[m] += x * self.0.float(bytes);
+            }
+        }
+        totals
+    }
+}
+
+/// q·scale is exact in f32: quants have eight bits at most, scales eleven.
+impl<B: Block32> Dots for Of32<B> {
+    #[inline(always)]
+    fn dots<L: Lanes, const M: usize>(
+        self,
+        l: L,
+        weights: &[u8],
+        x: &Activations<'_>,
+        start: usize,
+    ) -> [f32; M] {
+        let (of_blocks, _) = of_rows::<_, M>(&x.x, start / LANES).as_chunks::<2>();
+        let mut sums = [[l.splat(0.0); 2]; M];
+        // Of each row in a lane of its own.
+        let mut offset_sums = l.splat(0.0);
+        let of_blocks = of_blocks.iter().zip(&x.of_32[start / 32..]);
+        for (block, (x, sums_of)) in weights.chunks_exact(B::BYTES).zip(of_blocks) {
+            let (scales, [_, next]) = B::scale(l, block);
+            let [low, upper] = B::quants(l, block);
+            let (low, upper) = (l.multiply(l.float(low), scales), l.multiply(l.float(upper), scales));
+            for m in 0..M {
+                sums[m][0] = l.multiply_add(low, l.load(&x[0][m].0), sums[m][0]);
+                sums[m][1] = l.multiply_add(upper, l.load(&x[1][m].0), sums[m][1]);
+            }
+            let offsets = match B::OFFSET {
+                Offset::None => continue,
+                Offset::OfScale(factor) => l.multiply(scales, l.splat(factor)),
+                Offset::NextToScale => l.splat(next),
+            };
+            offset_sums = l.multiply_add(offsets, l.load(&sums_of.0), offset_sums);
+        }
+        let mut offsets = [0.0; LANES];
+        l.store(offset_sums, &mut offsets);
+        let mut totals = [0.0; M];
+        for m in 0..M {
+            totals[m] = l.sum(l.add(sums[m][0], sums[m][1])) + offsets[m];
+        }
+        totals
+    }
 }
 
 /// Activations are rounded to sixteen bits, 32 at a time: products of pairs are then whole numbers, twice as many at once.
-#[inline(always)]
-fn blocks_of_256<L: Lanes, B: Block256>(l: L, row: &[u8], x: &Activations<'_>) -> f32 {
-    let mut totals = [l.splat(0.0); 2];
-    let mut offset_sum = l.splat(0.0);
-    let (sums, units) =
-        if B::GROUPS == 8 { (&x.of_32_by_8, &x.units_by_8) } else { (&x.of_16, &x.units_by_16) };
-    let x_of = x.rounded.as_chunks::<256>().0.iter();
-    let sums_of = sums.as_chunks::<LANES>().0.iter().zip(units.as_chunks::<LANES>().0);
-    for ((block, x), (sums, units)) in row.chunks_exact(B::BYTES).zip(x_of).zip(sums_of) {
-        let [scales, offsets] = B::scales(l, block);
-        offset_sum = l.multiply_add(offsets, l.load(sums), offset_sum);
-        let mut scale_of = [0.0; LANES];
-        l.store(l.multiply(scales, l.load(units)), &mut scale_of);
-        let (x, _) = x.as_chunks::<{ 2 * LANES }>();
-        macro_rules! part {
-            ($at:literal) => {{
-                let products = l.float(l.pair_products(B::words(l, block, $at), l.load_words(&x[$at])));
-                let scale = if B::GROUPS == 8 {
-                    l.splat(scale_of[$at])
-                } else {
-                    l.splat_two(scale_of[2 * $at], scale_of[2 * $at + 1])
-                };
-                totals[$at % 2] = l.multiply_add(products, scale, totals[$at % 2]);
-            }};
+impl<B: Block256> Dots for Of256<B> {
+    #[inline(always)]
+    fn dots<L: Lanes, const M: usize>(
+        self,
+        l: L,
+        weights: &[u8],
+        x: &Activations<'_>,
+        start: usize,
+    ) -> [f32; M] {
+        let words = &x.words;
+        let (sums_of, units_of) = match B::GROUPS {
+            8 => (&words.of_32, &words.units_by_32),
+            _ => (&words.of_16, &words.units_by_16),
+        };
+        let (x_of_blocks, _) = of_rows::<_, M>(&words.rounded, start / 32).as_chunks::<8>();
+        let (sums_of, units_of) =
+            (of_rows::<_, M>(sums_of, start / 256), of_rows::<_, M>(units_of, start / 256));
+        let mut sums = [[l.splat(0.0); 2]; M];
+        let mut offset_sums = [l.splat(0.0); M];
+        let of_blocks = x_of_blocks.iter().zip(sums_of.iter().zip(units_of));
+        for (block, (x, (sums_of, units_of))) in weights.chunks_exact(B::BYTES).zip(of_blocks) {
+            let [scales, offsets] = B::scales(l, block);
+            let mut scales_of = [[0.0; LANES]; M];
+            for m in 0..M {
+                offset_sums[m] = l.multiply_add(offsets, l.load(&sums_of[m].0), offset_sums[m]);
+                l.store(l.multiply(scales, l.load(&units_of[m].0)), &mut scales_of[m]);
+            }
+            macro_rules! part {
+                ($at:literal) => {{
+                    let words = B::words(l, block, $at);
+                    for m in 0..M {
+                        let products = l.float(l.pair_products(words, l.load_words(&x[$at][m].0)));
+                        let scale = if B::GROUPS == 8 {
+                            l.splat(scales_of[m][$at])
+                        } else {
+                            l.splat_two(scales_of[m][2 * $at], scales_of[m][2 * $at + 1])
+                        };
+                        sums[m][$at % 2] = l.multiply_add(products, scale, sums[m][$at % 2]);
+                    }
+                }};
+            }
+            // Written out, so that the shifts of each part are known when compiling.
+            part!(0);
+            part!(1);
+            part!(2);
+            part!(3);
+            part!(4);
+            part!(5);
+            part!(6);
+            part!(7);
         }
-        // Written out, so that the shifts of each part are known when compiling.
-        part!(0);
-        part!(1);
-        part!(2);
-        part!(3);
-        part!(4);
-        part!(5);
-        part!(6);
-        part!(7);
+        let mut totals = [0.0; M];
+        for m in 0..M {
+            totals[m] = l.sum(l.add(l.add(sums[m][0], sums[m][1]), offset_sums[m]));
+        }
+        totals
     }
-    l.sum(l.add(l.add(totals[0], totals[1]), offset_sum))
 }

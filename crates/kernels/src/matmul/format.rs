@@ -179,6 +179,7 @@ impl WeightFormat {
     ];
 
     /// Elements of a block, and its bytes.
+    #[inline(always)]
     pub const fn block(self) -> (usize, usize) {
         by_block!(
             self,
@@ -189,6 +190,7 @@ impl WeightFormat {
     }
 
     /// Bytes of `columns` elements, which must be whole blocks.
+    #[inline(always)]
     pub const fn bytes(self, columns: usize) -> usize {
         let (elements, bytes) = self.block();
         columns / elements * bytes

@@ -1,27 +1,33 @@
-//! One row of activations: each row of W is dequantised in registers.
+//! Rows of activations, each as if it were alone: each row of W is dequantised in registers, once for a few of them.
 
-use super::dot::{Activations, dot};
-use super::{Product, Weights};
+use super::dot::{Activations, Dots, Floats, Of32, Of256, Prepare, STRIP};
+use super::format::by_block;
+use super::{Product, WeightFormat, Weights};
 use crate::Instructions;
 use crate::instructions::Operation;
 use crate::lanes::Lanes;
 use pulp::Simd;
 use rayon::prelude::*;
+use std::marker::PhantomData;
 
 /// Fewest bytes of weights of a task.
 const TASK_BYTES: usize = 32 << 10;
 /// Tasks for each thread, so that a delayed thread does not delay the others.
 const TASKS_PER_THREAD: usize = 4;
 
-/// Rows of W that several rows of activations meet one after the other.
+/// Rows of W that a strip of activations meets before the next strip comes, where all strips together do not fit the L1 cache.
 const CACHED_ROWS: usize = 16;
+/// Activations that leave room for weights in the L1 cache.
+const CACHED_ACTIVATIONS: usize = 6 << 10;
 
 /// Rows of `x`, each as if it were alone.
 pub(super) fn multiply(instructions: Instructions, x: &[f32], products: &mut [Product<'_>]) {
     let bytes: usize = products.iter().map(|product| product.weights.data.len()).sum();
     let share = (bytes / (rayon::current_num_threads() * TASKS_PER_THREAD)).max(TASK_BYTES);
     let columns = products.first().map_or(1, |product| product.weights.columns);
-    let x: &Vec<Activations<'_>> = &x.chunks(columns).map(Activations::new).collect();
+    let formats = products.iter().map(|product| product.weights.format);
+    let rows = x.len() / columns;
+    let x = &instructions.dispatch(Prepare { x, columns, formats });
     // Some rows of a matrix each, and their outputs, one slice for each row of activations.
     let mut tasks: Vec<(Weights<'_>, usize)> = vec![];
     let mut outputs: Vec<&mut [f32]> = vec![];
@@ -38,9 +44,9 @@ pub(super) fn multiply(instructions: Instructions, x: &[f32], products: &mut [Pr
         instructions.dispatch(RowProducts { x, weights, first, outputs });
     };
     if tasks.len() == 1 {
-        tasks.iter().zip(outputs.chunks_mut(x.len())).for_each(run);
+        tasks.iter().zip(outputs.chunks_mut(rows)).for_each(run);
     } else {
-        tasks.par_iter().zip(outputs.par_chunks_mut(x.len())).with_max_len(1).for_each(run);
+        tasks.par_iter().zip(outputs.par_chunks_mut(rows)).with_max_len(1).for_each(run);
     }
 }
 
@@ -56,17 +62,81 @@ impl Operation for RowProducts<'_, '_> {
     type Output = ();
 
     #[inline(always)]
-    fn run<S: Simd, L: Lanes>(self, _: S, lanes: L) {
-        let Self { x, weights, first, outputs } = self;
+    fn run<S: Simd, L: Lanes>(mut self, _: S, lanes: L) {
+        by_block!(
+            self.weights.format,
+            floats => self.with_each(lanes, Floats(self.weights.format)),
+            B of 32 => self.with_each(lanes, Of32::<B>(PhantomData)),
+            of 256 => self.with_each(lanes, Of256::<B>(PhantomData))
+        );
+    }
+}
+
+impl RowProducts<'_, '_> {
+    /// The products with each group of activations.
+    #[inline(always)]
+    fn with_each<L: Lanes, D: Dots + Copy>(&mut self, lanes: L, dots: D) {
+        let mut first = 0;
+        for x in self.x {
+            first += match x.count {
+                8 => self.products::<L, D, 8>(lanes, dots, x, first),
+                4 => self.products::<L, D, 4>(lanes, dots, x, first),
+                2 => self.products::<L, D, 2>(lanes, dots, x, first),
+                _ => self.products::<L, D, 1>(lanes, dots, x, first),
+            };
+        }
+    }
+
+    /// The products with M rows of activations, whose outputs begin with the one `at`; M.
+    #[inline(always)]
+    fn products<L: Lanes, D: Dots + Copy, const M: usize>(
+        &mut self,
+        lanes: L,
+        dots: D,
+        x: &Activations<'_>,
+        at: usize,
+    ) -> usize {
+        let columns = self.weights.columns;
+        let outputs = &mut self.outputs[at..][..M];
         let rows = outputs.first().map_or(0, |output| output.len());
-        // Several rows of activations meet few rows of W at a time, which then come from the cache.
-        let at_once = if x.len() == 1 { rows } else { CACHED_ROWS };
-        for start in (0..rows).step_by(at_once.max(1)) {
-            for (x, output) in x.iter().zip(&mut *outputs) {
-                for (index, y) in output[start..rows.min(start + at_once)].iter_mut().enumerate() {
-                    *y = dot(lanes, weights.format, weights.row(first + start + index), x);
+        let at_once = if M * columns <= CACHED_ACTIVATIONS { 1 } else { CACHED_ROWS };
+        for first in (0..rows).step_by(at_once) {
+            for start in (0..columns).step_by(STRIP) {
+                let next = if start + STRIP < columns { (0, start + STRIP) } else { (at_once, 0) };
+                for row in first..rows.min(first + at_once) {
+                    if at_once > 1 && row + next.0 < rows {
+                        prefetch(self.weights.strip(self.first + row + next.0, next.1));
+                    }
+                    let products: [f32; M] =
+                        dots.dots(lanes, self.weights.strip(self.first + row, start), x, start);
+                    for (output, product) in outputs.iter_mut().zip(products) {
+                        output[row] = if start == 0 { product } else { output[row] + product };
+                    }
                 }
             }
         }
+        M
     }
+}
+
+impl<'a> Weights<'a> {
+    /// Bytes of the columns of a strip of a row.
+    #[inline(always)]
+    fn strip(&self, row: usize, start: usize) -> &'a [u8] {
+        let columns = start..self.columns.min(start + STRIP);
+        &self.row(row)[self.format.bytes(columns.start)..self.format.bytes(columns.end)]
+    }
+}
+
+/// Asks for bytes ahead of their use: strips of rows are too short for the processor to see where reading goes on.
+#[inline(always)]
+fn prefetch(bytes: &[u8]) {
+    #[cfg(target_arch = "x86_64")]
+    for line in bytes.chunks(64) {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        // SAFETY: every x86-64 processor has SSE; the address is of the slice.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(line.as_ptr().cast()) };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = bytes;
 }

@@ -170,3 +170,36 @@ fn extreme_activations_stay_finite_and_nan_is_seen() {
         }
     }
 }
+
+#[test]
+fn rows_multiplied_alone_have_the_same_bits_however_many_they_are() {
+    for instructions in Instructions::available() {
+        for (seed, format) in (50..).zip(WeightFormat::ALL) {
+            // More columns than a strip has, with a rest where there may be one.
+            let (n, k) = (19, if format.is_quantized() { 1024 + 256 } else { 1024 + 21 });
+            let data = random_weights(format, n, k, seed);
+            let weights = Weights { data: &data, format, rows: n, columns: k };
+            let x = noise(seed + 7, 15 * k);
+            let products = |x: &[f32]| {
+                let alone = x.len() / k;
+                let mut y = vec![f32::NAN; alone * n];
+                let products = &mut [Product { weights, output: &mut y }];
+                multiply_with(
+                    instructions,
+                    x,
+                    ProductRows { together: 0, alone },
+                    products,
+                    ComputeType::F32,
+                );
+                y
+            };
+            let each: Vec<f32> = x.chunks(k).flat_map(products).collect();
+            let quants = format.block().0 == 256;
+            assert!(error(weights, &x, 15, &each) < if quants { 3e-5 } else { 2e-6 }, "{format:?}");
+            for count in [2, 3, 6, 8, 15] {
+                let together = products(&x[..count * k]);
+                assert!(together == each[..count * n], "{instructions:?} {format:?} {count}");
+            }
+        }
+    }
+}
