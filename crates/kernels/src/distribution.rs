@@ -39,6 +39,35 @@ pub struct DistributionComparison {
     pub log_normaliser: f64,
 }
 
+/// Index of the largest logit, the first of equals; `None` where one is not finite, and where there is none.
+pub fn argmax(logits: &[f32]) -> Option<usize> {
+    let largest = Instructions::best().dispatch(Largest { logits });
+    largest.is_finite().then(|| position_of(logits, largest))
+}
+
+/// The largest logit; NaN where one is not finite, −∞ where there is none.
+struct Largest<'a> {
+    logits: &'a [f32],
+}
+
+impl Operation for Largest<'_> {
+    type Output = f32;
+
+    #[inline(always)]
+    fn run<S: Simd, L: Lanes>(self, _: S, _: L) -> f32 {
+        // A number that is not finite times zero is NaN, and stays it.
+        let mut zeros = [0f32; LANES];
+        let (chunks, rest) = self.logits.as_chunks::<LANES>();
+        for chunk in chunks {
+            for lane in 0..LANES {
+                zeros[lane] += chunk[lane] * 0.0;
+            }
+        }
+        let zero = zeros.iter().sum::<f32>() + rest.iter().map(|x| x * 0.0).sum::<f32>();
+        if zero.is_nan() { f32::NAN } else { row_max(self.logits) }
+    }
+}
+
 impl Distribution {
     /// The distribution of one row of logits.
     pub fn new(logits: &[f32]) -> Self {
@@ -273,5 +302,21 @@ mod tests {
         assert_eq!(distribution.argmax(), 1);
         assert!(distribution.compare(&[0.0, 5.0, 4.0, 5.0]).same_argmax);
         assert!(!distribution.compare(&[6.0, 5.0, 4.0, 5.0]).same_argmax);
+        for len in [1, 15, 16, 17, 100] {
+            let logits: Vec<f32> = (0..len).map(|i| -1.0 - (i * 7 % 13) as f32).collect();
+            for at in [0, len / 2, len - 1] {
+                let with = |x: f32| {
+                    let mut logits = logits.clone();
+                    logits[at] = x;
+                    super::argmax(&logits)
+                };
+                assert_eq!(with(3.0), Some(at));
+                assert_eq!(with(-1.0), Some(0));
+                for undefined in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+                    assert_eq!(with(undefined), None, "{undefined} at {at} of {len}");
+                }
+            }
+        }
+        assert_eq!(super::argmax(&[]), None);
     }
 }

@@ -1,6 +1,7 @@
 //! Keys or values on the host.
 
 use crate::{Device, WeightsPrecision};
+use half::slice::{HalfBitsSliceExt, HalfFloatSliceExt};
 use half::{bf16, f16};
 use layerscope_kernels::Elements;
 use layerscope_kernels::cuda::Element;
@@ -72,10 +73,16 @@ impl KvBuffer {
         match self {
             Self::F32(to) => to[at..at + numbers.len()].copy_from_slice(numbers),
             Self::F16(to) => {
-                for (to, &x) in to[at..at + numbers.len()].iter_mut().zip(numbers) {
-                    // What is too large for f16 becomes its largest number rather than infinite; NaN stays NaN.
-                    let most = f16::MAX.to_f32();
-                    *to = f16::from_f32(x.clamp(-most, most)).to_bits();
+                // What is too large for f16 becomes its largest number rather than infinite; NaN stays NaN.
+                let most = f16::MAX.to_f32();
+                let to: &mut [f16] = to[at..at + numbers.len()].reinterpret_cast_mut();
+                let mut clamped = [0.0; 64];
+                for (to, numbers) in to.chunks_mut(64).zip(numbers.chunks(64)) {
+                    let clamped = &mut clamped[..numbers.len()];
+                    for (clamped, x) in clamped.iter_mut().zip(numbers) {
+                        *clamped = x.clamp(-most, most);
+                    }
+                    to.convert_from_f32_slice(clamped);
                 }
             }
         }

@@ -5,6 +5,7 @@ use super::{DeviceTensor, HostTensor, Tensor, heads_of};
 use crate::decoder::rotary::Angle;
 use crate::{ComputeType, Error, Result};
 use candle_core::{CpuStorage, Device, InplaceOp1, Layout, Storage};
+use layerscope_kernels::distribution::argmax;
 use layerscope_kernels::{Activation, cuda, elementwise};
 
 impl Operations for HostTensor {
@@ -115,11 +116,12 @@ impl Operations for HostTensor {
 
     fn argmax(&self, excluded: &[u32]) -> Result<Option<u32>> {
         with_numbers(self, |numbers| {
+            let most = argmax(numbers)?;
+            if !excluded.contains(&(most as u32)) {
+                return Some(most as u32);
+            }
             let mut best: Option<(u32, f32)> = None;
             for (id, &number) in (0u32..).zip(numbers) {
-                if !number.is_finite() {
-                    return None;
-                }
                 if best.is_none_or(|(_, top)| number > top) && !excluded.contains(&id) {
                     best = Some((id, number));
                 }

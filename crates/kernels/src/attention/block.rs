@@ -153,8 +153,9 @@ struct Buffers {
 }
 
 impl Buffers {
-    fn new(dim: usize) -> Self {
-        Self { widened: vec![], transposed: vec![0.0; dim * KEY_TILE] }
+    fn new(block: &QueryBlock<'_>) -> Self {
+        let transposed = if block.len() >= TRANSPOSE_FROM { block.shape.head_dim * KEY_TILE } else { 0 };
+        Self { widened: vec![], transposed: vec![0.0; transposed] }
     }
 }
 
@@ -276,7 +277,7 @@ impl Operation for TilePass<'_> {
         let (dim, padded) = (block.shape.head_dim, block.padded_dim());
         let queries = block.scaled_queries();
         let mut state = Partial::empty(block);
-        let mut buffers = Buffers::new(dim);
+        let mut buffers = Buffers::new(block);
         let mut scores = vec![0.0; block.len() * KEY_TILE];
         let mut padded_values = vec![0.0; if padded == dim { 0 } else { KEY_TILE * padded }];
         for &tile in tiles {
@@ -359,7 +360,7 @@ impl Operation for ReceivedPass<'_> {
         let Self { block, spans, finished, positions } = self;
         let queries = block.scaled_queries();
         let mut received = Received::new(positions);
-        let mut buffers = Buffers::new(block.shape.head_dim);
+        let mut buffers = Buffers::new(block);
         let mut scores = vec![0.0; block.len() * KEY_TILE];
         let scale: Vec<f32> = (0..block.len()).map(|entry| (1.0 / finished.total(entry)) as f32).collect();
         for tile in block.tiles(spans) {

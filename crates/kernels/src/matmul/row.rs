@@ -96,39 +96,40 @@ impl RowProducts<'_, '_> {
         x: &Activations<'_>,
         at: usize,
     ) -> usize {
-        let columns = self.weights.columns;
+        let Weights { data, format, columns, .. } = self.weights;
+        let (row_bytes, strip_bytes) = (format.bytes(columns), format.bytes(STRIP));
         let outputs = &mut self.outputs[at..][..M];
         let rows = outputs.first().map_or(0, |output| output.len());
+        let data = &data[self.first * row_bytes..][..rows * row_bytes];
+        let strips = columns.div_ceil(STRIP);
         let at_once = if M * columns <= CACHED_ACTIVATIONS { 1 } else { CACHED_ROWS };
-        for first in (0..rows).step_by(at_once) {
-            for start in (0..columns).step_by(STRIP) {
-                let next = if start + STRIP < columns { (0, start + STRIP) } else { (at_once, 0) };
+        let mut first = 0;
+        while first < rows {
+            for strip in 0..strips {
+                let bytes = strip * strip_bytes..row_bytes.min((strip + 1) * strip_bytes);
+                // Where the strip lies that is read after these rows' strips: the processor would not foresee it.
+                let ahead = if strip + 1 < strips { strip_bytes } else { at_once * row_bytes - bytes.start };
                 for row in first..rows.min(first + at_once) {
-                    if at_once > 1 && row + next.0 < rows {
-                        prefetch(self.weights.strip(self.first + row + next.0, next.1));
+                    let start = row * row_bytes + bytes.start;
+                    if at_once > 1
+                        && let Some(next) = data.get(start + ahead..start + ahead + bytes.len())
+                    {
+                        prefetch(next);
                     }
-                    let products: [f32; M] =
-                        dots.dots(lanes, self.weights.strip(self.first + row, start), x, start);
+                    let weights = &data[start..][..bytes.len()];
+                    let products: [f32; M] = dots.dots(lanes, weights, x, strip * STRIP);
                     for (output, product) in outputs.iter_mut().zip(products) {
-                        output[row] = if start == 0 { product } else { output[row] + product };
+                        output[row] = if strip == 0 { product } else { output[row] + product };
                     }
                 }
             }
+            first += at_once;
         }
         M
     }
 }
 
-impl<'a> Weights<'a> {
-    /// Bytes of the columns of a strip of a row.
-    #[inline(always)]
-    fn strip(&self, row: usize, start: usize) -> &'a [u8] {
-        let columns = start..self.columns.min(start + STRIP);
-        &self.row(row)[self.format.bytes(columns.start)..self.format.bytes(columns.end)]
-    }
-}
-
-/// Asks for bytes ahead of their use: strips of rows are too short for the processor to see where reading goes on.
+/// Asks for bytes ahead of their use.
 #[inline(always)]
 fn prefetch(bytes: &[u8]) {
     #[cfg(target_arch = "x86_64")]
