@@ -637,6 +637,27 @@ fn failure_cases_and_measurements_are_shown_where_the_run_has_them() {
     let figure = &select(&after, "#bench-quality-256 svg");
     assert_eq!(figure.len(), 2, "one for wide and one for narrow pages");
     assert!(text(figure[0]).contains("speed:6+bos") && text(figure[0]).contains("KV bytes / full"));
+    assert!(select(&after, "#evaluation").is_empty());
+    let mut eval = layerscope();
+    eval.arg("eval").arg(tiny_model()).arg("--tasks").arg(demo_prompts());
+    eval.args(["--policies", "full,speed:6+bos", "--max-new-tokens", "8", "--json", "--out"]);
+    let judged = json(eval.arg(&out));
+    succeed(&mut report(&[&out], &[&html]));
+    let tables = html_tables(&page(&html));
+    let of_cells = |index: usize, figure: &dyn Fn(&Value) -> f64| -> Vec<f64> {
+        judged["rows"].as_array().unwrap().iter().map(|row| 100.0 * figure(&row["cells"][index])).collect()
+    };
+    let scores = &tables["evaluation-scores"];
+    equal(&scores.numbers(3), &of_cells(0, &|cell| cell["score"].as_f64().unwrap()), "full");
+    equal(&scores.numbers(4), &of_cells(1, &|cell| cell["score"].as_f64().unwrap()), "speed:6+bos");
+    let differences = of_cells(1, &|cell| cell["difference"]["mean"].as_f64().unwrap());
+    equal(&tables["evaluation-differences"].numbers(4), &differences, "difference");
+    let file = out.join("eval.json");
+    let of_another =
+        std::fs::read_to_string(&file).unwrap().replace("\"model_sha256\":\"", "\"model_sha256\":\"0");
+    std::fs::write(&file, of_another).unwrap();
+    refuse(&mut report(&[&out], &[&html]), 2, &["eval.json", "another model"]);
+    std::fs::remove_file(&file).unwrap();
     let continuations: Value =
         serde_json::from_slice(&std::fs::read(out.join("continuations.json")).unwrap()).unwrap();
     let entries = continuations["entries"].as_array().unwrap();

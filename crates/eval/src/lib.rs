@@ -14,5 +14,5 @@ pub use likelihood::{Likelihood, TokenLikelihood, likelihood_behind, likelihoods
 pub use metric::Metric;
 pub use results::{EVAL, Evaluation, ItemResult, Settings};
 pub use run::{Event, evaluate, split};
-pub use summary::{Cell, Row, summarise};
+pub use summary::{Cell, EvaluationSummary, Row, summarise};
 pub use task::{Item, TaskFile, parse_tasks, read_tasks};

@@ -2,6 +2,7 @@
 
 use crate::likelihood::Likelihood;
 use layerscope_engine::{Error, Model, Result, write_file};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -12,7 +13,7 @@ pub const EVAL: &str = "eval.json";
 const SCHEMA: u32 = 1;
 
 /// What an evaluation depends on beside items and policies.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Settings {
     /// The model's name.
     pub model: String,
@@ -105,6 +106,15 @@ impl Evaluation {
             )));
         }
         Ok(found)
+    }
+
+    /// The one in a run folder; `None` where there is none.
+    ///
+    /// # Errors
+    /// As [`Self::read`].
+    pub fn read_of_run(folder: &Path) -> Result<Option<Self>> {
+        let path = folder.join(EVAL);
+        if path.exists() { Self::read(&path).map(Some) } else { Ok(None) }
     }
 
     /// Reads a file.

@@ -1,12 +1,13 @@
 //! Scores by category and policy, and how they differ from the first policy's.
 
-use crate::results::{Evaluation, ItemResult};
+use crate::results::{Evaluation, ItemResult, Settings};
 use layerscope_diagnostics::summary::{Difference, Pairing, differences, mean};
+use schemars::JsonSchema;
 use serde::Serialize;
 use std::collections::{BTreeSet, HashMap};
 
 /// A category, or all items, by one metric.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 pub struct Row {
     /// The category; all items where there is none.
     pub category: Option<String>,
@@ -19,7 +20,7 @@ pub struct Row {
 }
 
 /// A policy in a row.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 pub struct Cell {
     /// The policy's name.
     pub policy: String,
@@ -27,6 +28,30 @@ pub struct Cell {
     pub score: f64,
     /// Its difference from the first policy's, item by item; `None` for that one itself.
     pub difference: Option<Difference>,
+}
+
+/// An evaluation in short.
+#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
+pub struct EvaluationSummary {
+    /// What it depends on.
+    #[serde(flatten)]
+    pub settings: Settings,
+    /// The policies, in the order in which they ran.
+    pub policies: Vec<String>,
+    /// Scores by metric and category.
+    pub rows: Vec<Row>,
+}
+
+impl From<Evaluation> for EvaluationSummary {
+    fn from(evaluation: Evaluation) -> Self {
+        let mut policies: Vec<String> = vec![];
+        for result in &evaluation.results {
+            if !policies.contains(&result.policy) {
+                policies.push(result.policy.clone());
+            }
+        }
+        Self { rows: summarise(&evaluation, &policies), policies, settings: evaluation.settings }
+    }
 }
 
 /// Rows by metric, all items first, then categories by name. Items count that every policy has run.

@@ -10,6 +10,7 @@ use layerscope_diagnostics::record::{Anchor, Divergence, TextUnderCutoff, Timing
 use layerscope_diagnostics::run::Manifest;
 use layerscope_diagnostics::spans::SpanReport;
 use layerscope_diagnostics::summary::{RunSummary, Summary};
+use layerscope_eval::EvaluationSummary;
 use layerscope_figures::Pyramid;
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -69,6 +70,8 @@ pub struct RunReport {
     pub prompts: Vec<PromptFigures>,
     /// The prompts that diverge most at the recommended cutoff, worst first.
     pub failure_cases: Vec<FailureCase>,
+    /// Scores of policies at tasks, where the run folder holds them (`layerscope eval --out RUN`).
+    pub evaluation: Option<EvaluationSummary>,
     /// Measured times and memory, where the run folder holds them (`layerscope bench --out RUN`).
     pub bench: Option<BenchReport>,
 }

@@ -7,6 +7,7 @@ mod budgets;
 mod causes;
 mod comparison;
 mod cutoffs;
+mod evaluation;
 mod failures;
 mod layers;
 mod method;
@@ -50,6 +51,9 @@ impl Document {
             }
             if !run.policies.is_empty() {
                 sections.push(place.section("policies", "Under policies", under_policies::blocks(&place)));
+            }
+            if run.evaluation.is_some() {
+                sections.push(place.section("evaluation", "Answers to tasks", evaluation::blocks(&place)));
             }
             if run.bench.is_some() {
                 sections.push(place.section("bench", "Measured", bench::blocks(&place)));
