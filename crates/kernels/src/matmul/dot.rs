@@ -149,8 +149,8 @@ impl Words {
                 let unit = round(x, &mut words.rounded[(block * 8 + at) * count + row].0);
                 let [low, upper] = halves(x);
                 let sums = [l.sum(l.load(low)), l.sum(l.load(upper))];
-                for half in 0..2 {
-                    words.of_16[to].0[2 * at + half] = sums[half];
+                for (half, sum) in sums.into_iter().enumerate() {
+                    words.of_16[to].0[2 * at + half] = sum;
                     words.units_by_16[to].0[2 * at + half] = unit;
                 }
                 words.of_32[to].0[at] = sums[0] + sums[1];

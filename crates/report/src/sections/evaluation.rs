@@ -11,11 +11,16 @@ pub(super) fn blocks(place: &Place<'_>) -> Vec<Element> {
         Inline::Plain("Answers to the items of ".into()),
         Inline::Foreign(settings.tasks.clone()),
         Inline::Plain(format!(
-            " (layerscope eval, {} weights): means over the items that every policy has run. acc: the likeliest choice is the right \
-             one; acc_norm: the likeliest by log-likelihood per character.",
+            " (layerscope eval, {} weights): means over the items that every policy has run.",
             settings.weights
         )),
     ];
+    if evaluation.rows.iter().any(|row| row.metric == "acc") {
+        intro.push(Inline::Plain(
+            " acc: the likeliest choice is the right one; acc_norm: the likeliest by log-likelihood per character."
+                .into(),
+        ));
+    }
     if settings.adapter_sha256.is_some() {
         intro.push(Inline::Plain(" The model ran with an adapter.".into()));
     }
