@@ -23,7 +23,8 @@ impl Display {
     /// `None` with a message if this machine lacks the tools; with `LAYERSCOPE_REQUIRE_DISPLAY`, a failure.
     fn open() -> Option<Self> {
         let server = Command::new("Xvfb")
-            .args(["-displayfd", "1", "-screen", "0", "1280x800x24", "-nolisten", "tcp"])
+            // Without `-noreset` it starts anew when its last client leaves, and refuses those that come meanwhile.
+            .args(["-displayfd", "1", "-screen", "0", "1280x800x24", "-nolisten", "tcp", "-noreset"])
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
             .spawn();
