@@ -2,8 +2,7 @@
 //!
 //! Many rows: 32 rows of W at a time are dequantised into a panel that stays in cache, which then multiplies all rows of x.
 //! Rows that are multiplied alone: each row of W is dequantised in registers, once for up to eight of them, and memory bandwidth
-//! is the limit of one. On a GPU ([`cuda`]) few rows are
-//! multiplied that way, too; for many, W is dequantised first.
+//! is the limit of one. On a GPU ([`cuda`]) few rows are multiplied that way, too; for many, W is dequantised first.
 
 mod blocks;
 pub mod cuda;

@@ -127,7 +127,7 @@ impl Source {
     }
 }
 
-/// Scores at tasks, of the run's model.
+/// Scores at tasks, of the run's model; `None` also where no item has run under every policy.
 fn evaluation(folder: &Path, run: &Run) -> Result<Option<EvaluationSummary>> {
     let Some(found) = Evaluation::read_of_run(folder)? else { return Ok(None) };
     if found.settings.model_sha256 != run.manifest().model.sha256 {
@@ -136,7 +136,7 @@ fn evaluation(folder: &Path, run: &Run) -> Result<Option<EvaluationSummary>> {
             folder.join(EVAL).display()
         )));
     }
-    Ok(Some(found.into()))
+    Ok(Some(EvaluationSummary::from(found)).filter(|found| !found.rows.is_empty()))
 }
 
 fn name(folder: &PathBuf) -> String {

@@ -185,44 +185,27 @@ fn round(x: &[f32; 32], rounded: &mut [i16; 32]) -> f32 {
     unit
 }
 
-/// Weights of a format, times activations.
+/// Weights of a kind of format, times activations.
 pub(super) trait Dots {
     /// Σ w_i·x_i over the columns of a strip, whole blocks from column `start` on, for each of M rows of activations; `start` is
     /// a multiple of [`STRIP`].
     fn dots<L: Lanes, const M: usize>(
-        self,
         l: L,
+        format: WeightFormat,
         weights: &[u8],
         x: &Activations<'_>,
         start: usize,
     ) -> [f32; M];
 }
 
-/// Weights in one of the float formats.
-#[derive(Clone, Copy)]
-pub(super) struct Floats(pub(super) WeightFormat);
+/// The float formats.
+pub(super) struct Floats;
 
-/// Weights in blocks of 32.
-pub(super) struct Of32<B>(pub(super) PhantomData<B>);
+/// A block type of 32 elements.
+pub(super) struct Of32<B>(PhantomData<B>);
 
-impl<B> Copy for Of32<B> {}
-
-impl<B> Clone for Of32<B> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-/// Weights in blocks of 256.
-pub(super) struct Of256<B>(pub(super) PhantomData<B>);
-
-impl<B> Copy for Of256<B> {}
-
-impl<B> Clone for Of256<B> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
+/// A block type of 256 elements.
+pub(super) struct Of256<B>(PhantomData<B>);
 
 /// The groups of M from an index on.
 #[inline(always)]
@@ -233,8 +216,8 @@ fn of_rows<T, const M: usize>(groups: &[T], start: usize) -> &[[T; M]] {
 impl Dots for Floats {
     #[inline(always)]
     fn dots<L: Lanes, const M: usize>(
-        self,
         l: L,
+        format: WeightFormat,
         weights: &[u8],
         x: &Activations<'_>,
         start: usize,
@@ -263,7 +246,7 @@ impl Dots for Floats {
                 rest
             }};
         }
-        let rest = match self.0 {
+        let rest = match format {
             WeightFormat::F32 => sum_up!(load_bytes, 64),
             WeightFormat::F16 => sum_up!(widen_f16, 32),
             _ => sum_up!(widen_bf16, 32),
@@ -272,8 +255,8 @@ impl Dots for Floats {
         for m in 0..M {
             totals[m] = l.sum(l.add(sums[m][0], sums[m][1]));
             // Only the last strip has a rest.
-            for (bytes, x) in rest.chunks(self.0.block().1).zip(x.rest(m)) {
-                totals[m] += x * self.0.float(bytes);
+            for (bytes, x) in rest.chunks(format.block().1).zip(x.rest(m)) {
+                totals[m] += x * format.float(bytes);
             }
         }
         totals
@@ -284,8 +267,8 @@ impl Dots for Floats {
 impl<B: Block32> Dots for Of32<B> {
     #[inline(always)]
     fn dots<L: Lanes, const M: usize>(
-        self,
         l: L,
+        _: WeightFormat,
         weights: &[u8],
         x: &Activations<'_>,
         start: usize,
@@ -324,8 +307,8 @@ impl<B: Block32> Dots for Of32<B> {
 impl<B: Block256> Dots for Of256<B> {
     #[inline(always)]
     fn dots<L: Lanes, const M: usize>(
-        self,
         l: L,
+        _: WeightFormat,
         weights: &[u8],
         x: &Activations<'_>,
         start: usize,

@@ -8,7 +8,6 @@ use crate::instructions::Operation;
 use crate::lanes::Lanes;
 use pulp::Simd;
 use rayon::prelude::*;
-use std::marker::PhantomData;
 
 /// Fewest bytes of weights of a task.
 const TASK_BYTES: usize = 32 << 10;
@@ -65,9 +64,9 @@ impl Operation for RowProducts<'_, '_> {
     fn run<S: Simd, L: Lanes>(mut self, _: S, lanes: L) {
         by_block!(
             self.weights.format,
-            floats => self.with_each(lanes, Floats(self.weights.format)),
-            B of 32 => self.with_each(lanes, Of32::<B>(PhantomData)),
-            of 256 => self.with_each(lanes, Of256::<B>(PhantomData))
+            floats => self.with_each::<L, Floats>(lanes),
+            B of 32 => self.with_each::<L, Of32<B>>(lanes),
+            of 256 => self.with_each::<L, Of256<B>>(lanes)
         );
     }
 }
@@ -75,24 +74,23 @@ impl Operation for RowProducts<'_, '_> {
 impl RowProducts<'_, '_> {
     /// The products with each group of activations.
     #[inline(always)]
-    fn with_each<L: Lanes, D: Dots + Copy>(&mut self, lanes: L, dots: D) {
+    fn with_each<L: Lanes, D: Dots>(&mut self, lanes: L) {
         let mut first = 0;
         for x in self.x {
             first += match x.count {
-                8 => self.products::<L, D, 8>(lanes, dots, x, first),
-                4 => self.products::<L, D, 4>(lanes, dots, x, first),
-                2 => self.products::<L, D, 2>(lanes, dots, x, first),
-                _ => self.products::<L, D, 1>(lanes, dots, x, first),
+                8 => self.products::<L, D, 8>(lanes, x, first),
+                4 => self.products::<L, D, 4>(lanes, x, first),
+                2 => self.products::<L, D, 2>(lanes, x, first),
+                _ => self.products::<L, D, 1>(lanes, x, first),
             };
         }
     }
 
     /// The products with M rows of activations, whose outputs begin with the one `at`; M.
     #[inline(always)]
-    fn products<L: Lanes, D: Dots + Copy, const M: usize>(
+    fn products<L: Lanes, D: Dots, const M: usize>(
         &mut self,
         lanes: L,
-        dots: D,
         x: &Activations<'_>,
         at: usize,
     ) -> usize {
@@ -117,7 +115,7 @@ impl RowProducts<'_, '_> {
                         prefetch(next);
                     }
                     let weights = &data[start..][..bytes.len()];
-                    let products: [f32; M] = dots.dots(lanes, weights, x, strip * STRIP);
+                    let products: [f32; M] = D::dots(lanes, format, weights, x, strip * STRIP);
                     for (output, product) in outputs.iter_mut().zip(products) {
                         output[row] = if strip == 0 { product } else { output[row] + product };
                     }

@@ -16,6 +16,8 @@ use tokio::sync::mpsc::{Receiver, channel, unbounded_channel};
 
 /// Pieces that wait for a slow client before the text is held back.
 const PIECES_AHEAD: usize = 64;
+/// Most likely tokens that a request may ask for beside each token.
+pub(super) const MOST_TOP: usize = 20;
 /// Sequences of one request.
 pub(super) const MOST_SEQUENCES: usize = 256;
 
@@ -170,6 +172,18 @@ pub(super) fn with(head: &impl Serialize, more: Value) -> Value {
         all.extend(more);
     }
     value
+}
+
+/// An answer: choices, what they took, and what OpenAI's answers do not say.
+pub(super) fn answer(
+    head: &Head,
+    choices: &[Value],
+    prompt_tokens: usize,
+    policy: &Policy,
+    wholes: &[Whole],
+) -> Value {
+    let usage = Usage::of(prompt_tokens, wholes);
+    with(head, json!({"choices": choices, "usage": usage, "layerscope": extension(policy, wholes)}))
 }
 
 /// Runs work that takes a while, such as tokenizing a long prompt, beside the connections.

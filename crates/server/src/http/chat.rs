@@ -1,6 +1,6 @@
 //! `/v1/chat/completions`.
 
-use super::answer::{Head, Usage, Wanted, Whole, beside, collect, extension, generate, start, with};
+use super::answer::{Head, MOST_TOP, Wanted, Whole, answer, beside, collect, generate, start, with};
 use super::body::{Body, SamplingFields, Stop, model_of, refuse_unserved};
 use super::error::Refused;
 use super::stream::{Chunks, stream};
@@ -15,9 +15,6 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::sync::Arc;
-
-/// Most likely tokens that a request may ask for.
-const MOST_TOP: usize = 20;
 
 #[derive(Debug, Deserialize)]
 pub(super) struct ChatRequest {
@@ -152,15 +149,7 @@ pub(super) async fn complete(
         })
         .collect();
     let head = Head::new(served, "chatcmpl", "chat.completion", id);
-    let answer = with(
-        &head,
-        json!({
-            "choices": choices,
-            "usage": Usage::of(prompt.len(), &wholes),
-            "layerscope": extension(&policy, &wholes),
-        }),
-    );
-    Ok(axum::Json(answer).into_response())
+    Ok(axum::Json(answer(&head, &choices, prompt.len(), &policy, &wholes)).into_response())
 }
 
 /// What the model says of tokens, as chats have it.
@@ -211,12 +200,6 @@ impl Chunks for ChatChunks {
     }
 
     fn end(&mut self, wholes: &[Whole]) -> Option<Value> {
-        let usage = Usage::of(self.prompt_tokens, wholes);
-        self.usage.then(|| {
-            with(
-                &self.head,
-                json!({"choices": [], "usage": usage, "layerscope": extension(&self.policy, wholes)}),
-            )
-        })
+        self.usage.then(|| answer(&self.head, &[], self.prompt_tokens, &self.policy, wholes))
     }
 }

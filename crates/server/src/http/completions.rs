@@ -1,7 +1,7 @@
 //! `/v1/completions`, with what lm-evaluation-harness and olmo-eval ask of it.
 
 use super::answer::{
-    Head, MOST_SEQUENCES, Usage, Wanted, Whole, beside, collect, extension, generate, start, with,
+    Head, MOST_SEQUENCES, MOST_TOP, Wanted, Whole, answer, beside, collect, generate, start, with,
 };
 use super::body::{Body, SamplingFields, Stop, model_of, refuse_unserved};
 use super::chat::StreamOptions;
@@ -20,8 +20,6 @@ use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Most likely tokens that a request may ask for.
-const MOST_TOP: usize = 20;
 /// New tokens where a request does not say how many, as OpenAI has it.
 const DEFAULT_MAX_TOKENS: usize = 16;
 
@@ -152,15 +150,7 @@ pub(super) async fn complete(
     for (index, whole) in wholes.iter().enumerate() {
         choices.push(asked.choice(&tokenizer, index, &prompts[index / count], whole)?);
     }
-    let answer = with(
-        &head,
-        json!({
-            "choices": choices,
-            "usage": Usage::of(prompt_tokens, &wholes),
-            "layerscope": extension(&policy, &wholes),
-        }),
-    );
-    Ok(axum::Json(answer).into_response())
+    Ok(axum::Json(answer(&head, &choices, prompt_tokens, &policy, &wholes)).into_response())
 }
 
 fn boundary(boundary: Option<&Boundary>, index: usize, prompts: usize) -> Result<Option<usize>, Refused> {
@@ -367,12 +357,6 @@ impl Chunks for CompletionChunks {
     }
 
     fn end(&mut self, wholes: &[Whole]) -> Option<Value> {
-        let usage = Usage::of(self.prompt_tokens, wholes);
-        self.usage.then(|| {
-            with(
-                &self.head,
-                json!({"choices": [], "usage": usage, "layerscope": extension(&self.policy, wholes)}),
-            )
-        })
+        self.usage.then(|| answer(&self.head, &[], self.prompt_tokens, &self.policy, wholes))
     }
 }
