@@ -10,6 +10,7 @@
 mod block;
 pub mod cuda;
 mod elements;
+mod few;
 mod sparse;
 
 pub use elements::Elements;
@@ -26,7 +27,8 @@ pub const SEGMENTS: usize = 3;
 const KEY_TILE: usize = 64;
 /// Query rows times heads of a group handled at once.
 const QUERY_TILE: usize = 192;
-/// Up to this many query rows, keys are split among tasks, since there are too few query blocks for all threads.
+/// Up to this many query rows, keys are split among tasks, since there are too few query blocks for all threads; and products of
+/// queries and keys may be summed in another order.
 const FEW_ROWS: usize = 4;
 /// Key tiles of one task when keys are split.
 const TILES_PER_SPLIT: usize = 16;

@@ -61,6 +61,8 @@ pub(crate) trait Lanes: Copy {
     /// a·b + c, rounded once where the processor can.
     fn multiply_add(self, a: Self::Floats, b: Self::Floats, c: Self::Floats) -> Self::Floats;
     fn sum(self, a: Self::Floats) -> f32;
+    /// The sum of each, all in the same order.
+    fn sums(self, a: [Self::Floats; 4]) -> [f32; 4];
     /// Two f16: the first one sixteen times, and both.
     fn two_halves(self, bytes: &[u8; 4]) -> (Self::Floats, [f32; 2]);
 }
@@ -237,6 +239,11 @@ impl Lanes for Plain {
     }
 
     #[inline(always)]
+    fn sums(self, a: [[f32; LANES]; 4]) -> [f32; 4] {
+        a.map(|a| self.sum(a))
+    }
+
+    #[inline(always)]
     fn two_halves(self, bytes: &[u8; 4]) -> ([f32; LANES], [f32; 2]) {
         let two = two_halves(bytes);
         ([two[0]; LANES], two)
@@ -359,6 +366,12 @@ mod tests {
             let fused: [f32; LANES] = std::array::from_fn(|i| pa[i].mul_add(pb[i], 3.5));
             assert_eq!(floats(lanes.multiply_add(a, lanes.load(&pb), lanes.splat(3.5))), bits(fused));
             assert!((lanes.sum(b) - Plain.sum(pb)).abs() < 1e-3);
+            let sums = lanes.sums([b, lanes.add(b, b), lanes.splat(2.0), b]);
+            let sum = Plain.sum(pb);
+            for (actual, expected) in sums.into_iter().zip([sum, 2.0 * sum, 32.0, sum]) {
+                assert!((actual - expected).abs() < 2e-3, "{sums:?}");
+            }
+            assert_eq!(sums[0].to_bits(), sums[3].to_bits());
         }
     }
 

@@ -1,18 +1,18 @@
 //! One block of query rows of one KV head against tiles of keys.
 
-use super::{AttentionShape, KEY_TILE, KeySpan, Queries, Received, SEGMENTS};
+use super::few;
+use super::{AttentionShape, FEW_ROWS, KEY_TILE, KeySpan, Queries, Received, SEGMENTS};
 use crate::elementwise::softly_capped;
 use crate::exp::exp_nonpositive;
 use crate::instructions::Operation;
-use crate::lanes::Lanes;
+use crate::lanes::{LANES, Lanes};
 use crate::rows::row_max;
 use crate::tile::{COLUMN_ALIGNMENT, accumulate, dot, transpose};
 use pulp::Simd;
 use std::ops::Range;
 
-/// From this many rows on, keys are transposed.
+/// From this many entries on, keys are transposed.
 const TRANSPOSE_FROM: usize = 8;
-const LANES: usize = 16;
 
 /// Query rows × the heads of one group. Entry `i` is row `first_row + i / group`, head `kv_head·group + i % group`.
 pub(super) struct QueryBlock<'a> {
@@ -42,6 +42,19 @@ impl<'a> QueryBlock<'a> {
     /// Number of entries.
     pub(super) fn len(&self) -> usize {
         self.rows * self.group()
+    }
+
+    /// Whether keys and values meet the entries in registers: few entries, of whole vectors.
+    #[inline(always)]
+    fn is_few<L: Lanes>(&self) -> bool {
+        let few = self.queries.rows <= FEW_ROWS && self.len() <= few::most::<L>();
+        few && self.shape.head_dim.is_multiple_of(LANES)
+    }
+
+    /// Whether keys are transposed. Always with more than a few rows, so that a row of a chunk has the same bits wherever it stands there
+    /// and however many others there are.
+    fn is_transposed(&self) -> bool {
+        self.queries.rows > FEW_ROWS || self.len() >= TRANSPOSE_FROM
     }
 
     fn position(&self, entry: usize) -> usize {
@@ -121,13 +134,18 @@ impl<'a> QueryBlock<'a> {
         let span = &spans[tile.span];
         let start = tile.head_start + tile.start * dim;
         let Buffers { widened, transposed } = buffers;
-        let keys = span.keys.widened(lanes, start..start + tile.len * dim, widened);
-        if self.len() >= TRANSPOSE_FROM {
+        let range = start..start + tile.len * dim;
+        if self.is_few::<L>() {
+            few::scores(lanes, queries, span.keys.within(range), dim, scores);
+        } else if self.is_transposed() {
+            let keys = span.keys.widened(lanes, range, widened);
+            transposed.resize(dim * KEY_TILE, 0.0);
             transpose(keys, tile.len, dim, transposed, KEY_TILE);
             scores.fill(0.0);
             let shape = (self.len(), dim, KEY_TILE);
             accumulate(simd, shape, queries, dim, transposed, KEY_TILE, scores, KEY_TILE);
         } else {
+            let keys = span.keys.widened(lanes, range, widened);
             for (row, query) in scores.chunks_exact_mut(KEY_TILE).zip(queries.chunks_exact(dim)) {
                 for (score, key) in row.iter_mut().zip(keys.chunks_exact(dim)) {
                     *score = dot(simd, query, key);
@@ -146,17 +164,11 @@ impl<'a> QueryBlock<'a> {
 }
 
 /// A tile's keys or values in f32 where they are stored otherwise, and its keys transposed.
+#[derive(Default)]
 struct Buffers {
     widened: Vec<f32>,
     /// `[head_dim, KEY_TILE]`.
     transposed: Vec<f32>,
-}
-
-impl Buffers {
-    fn new(block: &QueryBlock<'_>) -> Self {
-        let transposed = if block.len() >= TRANSPOSE_FROM { block.shape.head_dim * KEY_TILE } else { 0 };
-        Self { widened: vec![], transposed: vec![0.0; transposed] }
-    }
 }
 
 /// The online softmax's state after some tiles; one entry per block entry.
@@ -277,9 +289,10 @@ impl Operation for TilePass<'_> {
         let (dim, padded) = (block.shape.head_dim, block.padded_dim());
         let queries = block.scaled_queries();
         let mut state = Partial::empty(block);
-        let mut buffers = Buffers::new(block);
+        let mut buffers = Buffers::default();
         let mut scores = vec![0.0; block.len() * KEY_TILE];
-        let mut padded_values = vec![0.0; if padded == dim { 0 } else { KEY_TILE * padded }];
+        let mut padded_values =
+            vec![0.0; if padded == dim || block.is_few::<L>() { 0 } else { KEY_TILE * padded }];
         for &tile in tiles {
             block.score(simd, lanes, &queries, spans, tile, &mut buffers, &mut scores);
             let span = &spans[tile.span];
@@ -307,6 +320,11 @@ impl Operation for TilePass<'_> {
                 }
             }
             let start = tile.head_start + tile.start * dim;
+            if block.is_few::<L>() {
+                let values = span.values.within(start..start + tile.len * dim);
+                few::accumulate(lanes, &scores, values, dim, &mut state.output, padded);
+                continue;
+            }
             let values = span.values.widened(lanes, start..start + tile.len * dim, &mut buffers.widened);
             let values = if padded == dim {
                 values
@@ -360,7 +378,7 @@ impl Operation for ReceivedPass<'_> {
         let Self { block, spans, finished, positions } = self;
         let queries = block.scaled_queries();
         let mut received = Received::new(positions);
-        let mut buffers = Buffers::new(block);
+        let mut buffers = Buffers::default();
         let mut scores = vec![0.0; block.len() * KEY_TILE];
         let scale: Vec<f32> = (0..block.len()).map(|entry| (1.0 / finished.total(entry)) as f32).collect();
         for tile in block.tiles(spans) {

@@ -43,6 +43,14 @@ impl<'a> Elements<'a> {
         }
     }
 
+    /// Some of them.
+    pub(super) fn within(self, range: Range<usize>) -> Self {
+        match self {
+            Self::F32(elements) => Self::F32(&elements[range]),
+            Self::F16(elements) => Self::F16(&elements[range]),
+        }
+    }
+
     /// Some of them in f32.
     ///
     /// # Panics

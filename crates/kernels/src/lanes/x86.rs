@@ -208,6 +208,24 @@ impl Lanes for Avx512 {
     }
 
     #[inline(always)]
+    fn sums(self, [a, b, c, d]: [__m512; 4]) -> [f32; 4] {
+        // SAFETY: `self` proves AVX-512; `to` is as long as what is stored.
+        unsafe {
+            // Quarters of a, b, c and d, next to each other in each 128 bits.
+            let ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+            let cd = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+            let (ab, cd) = (_mm512_castps_pd(ab), _mm512_castps_pd(cd));
+            let low = _mm512_castpd_ps(_mm512_unpacklo_pd(ab, cd));
+            let four = _mm512_add_ps(low, _mm512_castpd_ps(_mm512_unpackhi_pd(ab, cd)));
+            let two = _mm512_add_ps(four, _mm512_shuffle_f32x4::<0b01_00_11_10>(four, four));
+            let one = _mm512_add_ps(two, _mm512_shuffle_f32x4::<0b10_11_00_01>(two, two));
+            let mut to = [0.0; 4];
+            _mm_storeu_ps(to.as_mut_ptr(), _mm512_castps512_ps128(one));
+            to
+        }
+    }
+
+    #[inline(always)]
     fn two_halves(self, bytes: &[u8; 4]) -> (__m512, [f32; 2]) {
         // Both are loaded though often one is wanted: inserting a single f16 into a register that holds a sum would make
         // each block wait for the one before.
@@ -481,6 +499,19 @@ impl Lanes for Avx2 {
             let four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
             let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
             _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)))
+        }
+    }
+
+    #[inline(always)]
+    fn sums(self, a: [[__m256; 2]; 4]) -> [f32; 4] {
+        // SAFETY: `self` proves AVX2; `to` is as long as what is stored.
+        unsafe {
+            let [a, b, c, d] = a.map(|a| _mm256_add_ps(a[0], a[1]));
+            let eight = _mm256_hadd_ps(_mm256_hadd_ps(a, b), _mm256_hadd_ps(c, d));
+            let four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
+            let mut to = [0.0; 4];
+            _mm_storeu_ps(to.as_mut_ptr(), four);
+            to
         }
     }
 

@@ -12,7 +12,7 @@ use rayon::prelude::*;
 /// Fewest bytes of weights of a task.
 const TASK_BYTES: usize = 32 << 10;
 /// Tasks for each thread, so that a delayed thread does not delay the others.
-const TASKS_PER_THREAD: usize = 4;
+const TASKS_PER_THREAD: usize = 2;
 
 /// Rows of W that a strip of activations meets before the next strip comes, where all strips together do not fit the L1 cache.
 const CACHED_ROWS: usize = 16;

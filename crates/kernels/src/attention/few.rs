@@ -1,0 +1,189 @@
+//! Scores and weighted values of a few queries, as decode rows have them: keys and values go from where they are stored straight into
+//! registers, and meet up to four queries there.
+//!
+//! A product of a query and a key has the same bits wherever the two stand.
+
+use super::{Elements, KEY_TILE};
+use crate::lanes::{LANES, Lanes};
+
+/// Keys whose products are summed over lanes together.
+const KEYS: usize = 4;
+
+/// A number as it is stored.
+trait Stored: Copy {
+    fn load<L: Lanes>(l: L, x: &[Self; LANES]) -> L::Floats;
+}
+
+impl Stored for f32 {
+    #[inline(always)]
+    fn load<L: Lanes>(l: L, x: &[Self; LANES]) -> L::Floats {
+        l.load(x)
+    }
+}
+
+/// The bits of an f16.
+impl Stored for u16 {
+    #[inline(always)]
+    fn load<L: Lanes>(l: L, x: &[Self; LANES]) -> L::Floats {
+        l.widen_f16(bytemuck::cast_ref::<[u16; LANES], [u8; 2 * LANES]>(x))
+    }
+}
+
+/// Most entries of a block for which this is faster than transposed keys.
+#[inline(always)]
+pub(super) fn most<L: Lanes>() -> usize {
+    if L::ROWS == 8 { 32 } else { 7 }
+}
+
+/// Queries that the registers have room for.
+#[inline(always)]
+fn at_once<L: Lanes>() -> usize {
+    if L::ROWS == 8 { 4 } else { 1 }
+}
+
+/// q·k of queries `[n, dim]` and keys `[k, dim]` into `scores[n, KEY_TILE]`, `dim` a multiple of [`LANES`].
+#[inline(always)]
+pub(super) fn scores<L: Lanes>(l: L, queries: &[f32], keys: Elements<'_>, dim: usize, scores: &mut [f32]) {
+    match keys {
+        Elements::F32(keys) => scores_of(l, queries, keys, dim, scores),
+        Elements::F16(keys) => scores_of(l, queries, keys, dim, scores),
+    }
+}
+
+#[inline(always)]
+fn scores_of<L: Lanes, T: Stored>(l: L, queries: &[f32], keys: &[T], dim: usize, scores: &mut [f32]) {
+    let mut scores = scores.chunks_mut(at_once::<L>() * KEY_TILE);
+    for queries in queries.chunks(at_once::<L>() * dim) {
+        let Some(scores) = scores.next() else { return };
+        match queries.len() / dim {
+            1 => scores_of_rows::<L, T, 1>(l, queries, keys, dim, scores),
+            2 => scores_of_rows::<L, T, 2>(l, queries, keys, dim, scores),
+            3 => scores_of_rows::<L, T, 3>(l, queries, keys, dim, scores),
+            _ => scores_of_rows::<L, T, 4>(l, queries, keys, dim, scores),
+        }
+    }
+}
+
+#[inline(always)]
+fn scores_of_rows<L: Lanes, T: Stored, const M: usize>(
+    l: L,
+    queries: &[f32],
+    keys: &[T],
+    dim: usize,
+    scores: &mut [f32],
+) {
+    let vectors = dim / LANES;
+    let (queries, _) = queries.as_chunks::<LANES>();
+    let queries: [&[[f32; LANES]]; M] = std::array::from_fn(|row| &queries[row * vectors..][..vectors]);
+    let (keys, _) = keys.as_chunks::<LANES>();
+    for (index, keys) in keys.chunks(KEYS * vectors).enumerate() {
+        let count = keys.len() / vectors;
+        // Where fewer are left, the last one stands in for the others.
+        let keys: [&[[T; LANES]]; KEYS] =
+            std::array::from_fn(|key| &keys[key.min(count - 1) * vectors..][..vectors]);
+        let mut sums = [[l.splat(0.0); KEYS]; M];
+        for at in 0..vectors {
+            let mut of_keys = [l.splat(0.0); KEYS];
+            for key in 0..KEYS {
+                of_keys[key] = T::load(l, &keys[key][at]);
+            }
+            for row in 0..M {
+                let query = l.load(&queries[row][at]);
+                for key in 0..KEYS {
+                    sums[row][key] = l.multiply_add(query, of_keys[key], sums[row][key]);
+                }
+            }
+        }
+        for row in 0..M {
+            let products = l.sums(sums[row]);
+            scores[row * KEY_TILE + KEYS * index..][..count].copy_from_slice(&products[..count]);
+        }
+    }
+}
+
+/// `output[n, dim] += weights[n, k] · values[k, dim]`, rows of weights [`KEY_TILE`] and of outputs `stride` elements apart, `dim` a multiple
+/// of [`LANES`].
+#[inline(always)]
+pub(super) fn accumulate<L: Lanes>(
+    l: L,
+    weights: &[f32],
+    values: Elements<'_>,
+    dim: usize,
+    output: &mut [f32],
+    stride: usize,
+) {
+    match values {
+        Elements::F32(values) => accumulate_of(l, weights, values, dim, output, stride),
+        Elements::F16(values) => accumulate_of(l, weights, values, dim, output, stride),
+    }
+}
+
+#[inline(always)]
+fn accumulate_of<L: Lanes, T: Stored>(
+    l: L,
+    weights: &[f32],
+    values: &[T],
+    dim: usize,
+    output: &mut [f32],
+    stride: usize,
+) {
+    let mut output = output.chunks_mut(at_once::<L>() * stride);
+    for weights in weights.chunks(at_once::<L>() * KEY_TILE) {
+        let Some(output) = output.next() else { return };
+        match weights.len() / KEY_TILE {
+            1 => accumulate_rows::<L, T, 1>(l, weights, values, dim, output, stride),
+            2 => accumulate_rows::<L, T, 2>(l, weights, values, dim, output, stride),
+            3 => accumulate_rows::<L, T, 3>(l, weights, values, dim, output, stride),
+            _ => accumulate_rows::<L, T, 4>(l, weights, values, dim, output, stride),
+        }
+    }
+}
+
+#[inline(always)]
+fn accumulate_rows<L: Lanes, T: Stored, const M: usize>(
+    l: L,
+    weights: &[f32],
+    values: &[T],
+    dim: usize,
+    output: &mut [f32],
+    stride: usize,
+) {
+    let mut column = 0;
+    while column + 4 * LANES <= dim {
+        accumulate_columns::<L, T, M, 4>(l, weights, values, dim, column, output, stride);
+        column += 4 * LANES;
+    }
+    while column < dim {
+        accumulate_columns::<L, T, M, 1>(l, weights, values, dim, column, output, stride);
+        column += LANES;
+    }
+}
+
+/// V vectors of columns, whose sums stay in registers.
+#[inline(always)]
+fn accumulate_columns<L: Lanes, T: Stored, const M: usize, const V: usize>(
+    l: L,
+    weights: &[f32],
+    values: &[T],
+    dim: usize,
+    column: usize,
+    output: &mut [f32],
+    stride: usize,
+) {
+    let mut sums = [[l.splat(0.0); V]; M];
+    for (key, value) in values.chunks_exact(dim).enumerate() {
+        let (value, _) = value[column..].as_chunks::<LANES>();
+        for row in 0..M {
+            let weight = l.splat(weights[row * KEY_TILE + key]);
+            for vector in 0..V {
+                sums[row][vector] = l.multiply_add(weight, T::load(l, &value[vector]), sums[row][vector]);
+            }
+        }
+    }
+    for row in 0..M {
+        let (output, _) = output[row * stride + column..].as_chunks_mut::<LANES>();
+        for vector in 0..V {
+            l.store(l.add(l.load(&output[vector]), sums[row][vector]), &mut output[vector]);
+        }
+    }
+}
