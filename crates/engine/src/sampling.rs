@@ -22,6 +22,9 @@ pub enum Sampling {
     },
 }
 
+/// Below it tokens are as good as greedy, and logits divided by it may be infinite.
+const LEAST_TEMPERATURE: f64 = 1e-5;
+
 /// Chooses one token after another from logits `[V]`; needs neither a session nor a loop.
 ///
 /// ```
@@ -49,6 +52,9 @@ impl Sampler {
         let Sampling::Random { temperature, top_p, top_k, seed } = sampling.checked()? else {
             return Ok(Self { random: None });
         };
+        if temperature < LEAST_TEMPERATURE {
+            return Ok(Self { random: None });
+        }
         let sampling = match (top_k, top_p) {
             (None, None) => CandleSampling::All { temperature },
             (Some(k), None) => CandleSampling::TopK { k, temperature },
@@ -115,6 +121,15 @@ mod tests {
         let mut sampler = Sampler::new(Sampling::Greedy).unwrap();
         assert_eq!(sampler.sample(&logits(&[0.0, 2.0, 2.0])).unwrap(), 1);
         assert_eq!(argmax(&logits(&[0.0, 2.0, 2.0]), &[1]).unwrap(), 2);
+    }
+
+    #[test]
+    fn next_to_no_temperature_is_greedy() {
+        for temperature in [1e-300, 1e-40, 1e-6, 1e-5] {
+            let sampling = Sampling::Random { temperature, top_p: Some(0.9), top_k: None, seed: 1 };
+            let mut sampler = Sampler::new(sampling).unwrap();
+            assert_eq!(sampler.sample(&logits(&[-80.0, 90.0, 89.0])).unwrap(), 1);
+        }
     }
 
     #[test]
