@@ -94,3 +94,48 @@ fn what_cannot_be_judged_is_said() {
     assert_eq!(output.status.code(), Some(2), "{said}");
     assert!(["item a", "left out", "no item of"].iter().all(|words| said.contains(words)), "{said}");
 }
+
+/// Result files of one task under a policy, as lm-evaluation-harness writes them.
+fn write_results(folder: &Path, policy: &str, scores: &[f64]) {
+    std::fs::create_dir_all(folder).unwrap();
+    let accuracy = scores.iter().sum::<f64>() / scores.len() as f64;
+    let results = serde_json::json!({
+        "results": {"quiz": {"acc,none": accuracy, "acc_stderr,none": 0.1, "ppl,none": 9.5}},
+        "configs": {"quiz": {}},
+        "config": {"model": "layerscope", "model_args": {"policy": policy}},
+        "n-samples": {"quiz": {"original": 4, "effective": scores.len()}},
+        "lm_eval_version": "0.4.13",
+    });
+    std::fs::write(folder.join("results_2026.json"), results.to_string()).unwrap();
+    let line = |(index, score): (usize, &f64)| {
+        format!("{{\"doc_id\": {index}, \"filter\": \"none\", \"acc\": {score}}}\n")
+    };
+    let samples: String = scores.iter().enumerate().map(line).collect();
+    std::fs::write(folder.join("samples_quiz_2026.jsonl"), samples).unwrap();
+}
+
+#[test]
+fn policies_are_compared_by_files_of_the_harness() {
+    let folder = tempfile::tempdir().unwrap();
+    let of = |policy: &str| folder.path().join(policy.replace(':', "-"));
+    write_results(&of("speed:4"), "speed:4", &[1.0, 0.0, 0.0, 0.0]);
+    write_results(&of("full"), "full", &[1.0, 1.0, 1.0, 0.0]);
+    let run = folder.path().join("run");
+    let found = layerscope().arg("lm-eval").arg(folder.path()).arg("--out").arg(&run).output().unwrap();
+    assert!(found.status.success());
+    let (text, said) = (String::from_utf8_lossy(&found.stdout), String::from_utf8_lossy(&found.stderr));
+    assert!(text.contains("75.0") && text.contains("25.0 (-50.0 [") && !text.contains('*'), "{text}");
+    assert!(said.contains("left out: ppl of quiz"), "{said}");
+    let written: Value = serde_json::from_slice(&std::fs::read(run.join("lm-eval.json")).unwrap()).unwrap();
+    assert_eq!(written["rows"][0]["cells"][1]["difference"]["mean"], -0.5);
+    std::fs::remove_file(of("full").join("samples_quiz_2026.jsonl")).unwrap();
+    let text = succeed(layerscope().arg("lm-eval").arg(of("full")).arg(of("speed:4")));
+    assert!(text.contains("acc*") && text.contains("standard errors"), "{text}");
+    let tasks = demo_prompts();
+    refuse(
+        layerscope().arg("lm-eval").arg(&tasks),
+        2,
+        &["demo.jsonl is no result file of lm-evaluation-harness"],
+    );
+    refuse(layerscope().arg("lm-eval").arg(&run), 2, &["results_….json", "--output_path"]);
+}

@@ -499,7 +499,7 @@ fn real_clients_get_what_they_expect() {
     }
     let Some(model) = smollm2() else { return };
     let server = Server::of(&model, &["--weights", "f32"]);
-    let cache = tempfile::tempdir().unwrap();
+    let (cache, results) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let output = run(Command::new(python)
         .arg(fixtures().join("serve/clients.py"))
         .args([&server.url, "speed:24+bos"])
@@ -507,8 +507,18 @@ fn real_clients_get_what_they_expect() {
         .arg("4")
         .env("PYTHONPATH", fixtures().join("../python"))
         .env("HF_HOME", cache.path())
+        .env("LAYERSCOPE_RESULTS", results.path())
         .env("HF_HUB_OFFLINE", "1"));
     assert!(output.status.success(), "{}", stderr(&output));
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(said.contains("greedy flags that differ 0"), "{said}");
+    // The harness's own files say the same of the policies.
+    let found = json_of(layerscope().arg("lm-eval").arg(results.path()).arg("--json"));
+    assert_eq!(found["policies"], json!(["full", "speed:24+bos"]));
+    let rows = found["rows"].as_array().unwrap();
+    let acc = rows.iter().find(|row| row["metric"] == "acc").unwrap();
+    assert_eq!((acc["items"].as_u64(), acc["pairing"].as_str()), (Some(4), Some("paired")));
+    let (_, of_cutoff) = said.split_once("differ from full, acc ").unwrap();
+    let of_cutoff: f64 = of_cutoff.lines().next().unwrap().trim().parse().unwrap();
+    assert!((acc["cells"][1]["score"].as_f64().unwrap() - of_cutoff).abs() < 1e-9, "{acc}");
 }

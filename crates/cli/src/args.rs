@@ -82,6 +82,11 @@ pub(crate) enum Command {
         after_help = "Examples:\n  layerscope eval model.gguf --tasks tasks.jsonl --policies full,speed:24+bos\n  layerscope eval model.gguf --tasks fixtures/prompts/answers-held-out.jsonl --policies full,speed:24+bos --out run\n\nLines of the task file; a prompt file with answers is one, too:\n  {\"id\": \"q1\", \"category\": \"qa\", \"prompt\": \"…\", \"expected\": \"Paris\"}\n  {\"id\": \"m1\", \"prompt\": \"…\", \"choices\": [\" A\", \" B\"], \"answer\": 1}\n  {\"id\": \"s1\", \"prompt\": \"…\", \"answers\": [\"…\"], \"metric\": \"rouge_l\", \"stop\": [\"\\n\"], \"max_new_tokens\": 40}\nMetrics: contains (where none is given), exact_match, f1, rouge_l. \"few_shot\" is put before the prompt."
     )]
     Eval(EvalArguments),
+    /// Compare policies by result files of lm-evaluation-harness
+    #[command(
+        after_help = "Examples:\n  layerscope lm-eval results\n  layerscope lm-eval results/full results/speed --out run\n\nlm_eval writes such files with --output_path; with --log_samples, policies are compared item by item. How to run it under a policy is in docs/serving.md."
+    )]
+    LmEval(LmEvalArguments),
     /// Serve a model to OpenAI's clients; every request names its policy: MODEL@speed:24+bos
     #[command(
         after_help = "Examples:\n  layerscope serve model.gguf\n  layerscope serve model.gguf --policy full --policy speed:24+bos --port 8000\n\nThen, where the model is called model:\n  curl http://127.0.0.1:8080/v1/chat/completions -d '{\"model\": \"model@speed:24+bos\", \"messages\": [{\"role\": \"user\", \"content\": \"Hello\"}]}'\n  curl http://127.0.0.1:8080/v1/score -d '{\"context\": \"The capital of France is\", \"continuations\": [\" Paris\", \" Rome\"], \"policy\": \"speed:24+bos\"}'\nEvery path and field is in docs/serving.md."
@@ -570,6 +575,19 @@ pub(crate) struct EvalArguments {
     pub(crate) max_new_tokens: u32,
     /// Folder for an eval.json with every item's scores, such as a run's; one that has items of the same tasks, model and settings
     /// goes on
+    #[arg(long)]
+    pub(crate) out: Option<PathBuf>,
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct LmEvalArguments {
+    /// Result files, or folders that have some; the first policy is what others are compared with, of a folder's that is full
+    #[arg(required = true)]
+    pub(crate) results: Vec<PathBuf>,
+    /// Run folder for an lm-eval.json, which the report and the viewer show
     #[arg(long)]
     pub(crate) out: Option<PathBuf>,
     /// Print one JSON object

@@ -6,6 +6,7 @@ mod interrupt;
 mod models;
 mod output;
 mod progress;
+mod scores;
 mod terminal;
 
 use args::{Arguments, Command};
@@ -46,6 +47,7 @@ fn run(arguments: Arguments) -> Result<ExitCode> {
         Command::Bench(arguments) => commands::bench::run(&arguments),
         Command::Needle(arguments) => commands::needle::run(&arguments),
         Command::Eval(arguments) => commands::eval::run(&arguments),
+        Command::LmEval(arguments) => commands::lm_eval::run(&arguments),
         Command::Serve(arguments) => commands::serve::run(arguments),
         Command::Adapt(arguments) => commands::adapt::run(&arguments),
         Command::Merge(arguments) => commands::merge::run(&arguments),

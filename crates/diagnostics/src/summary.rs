@@ -12,9 +12,10 @@ use ndarray_stats::{MaybeNan, Quantile1dExt};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use schemars::JsonSchema;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::record::{LAYER_FIGURES, PromptSummary};
+use crate::undefined::number_or_null;
 
 /// Resamples of the bootstrap; a fuzzer looks at what is summarised, not at how exactly.
 pub const RESAMPLES: usize = if cfg!(fuzzing) { 20 } else { 2_000 };
@@ -140,18 +141,21 @@ pub fn mean_upper_bound95(rows: &[&[f64]]) -> Vec<f64> {
 }
 
 /// How one figure differs between two groups of prompts. NaN where it is undefined in either.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Difference {
     /// Mean of the second group less that of the first.
+    #[serde(deserialize_with = "number_or_null")]
     pub mean: f64,
     /// Lower end of its 95 % bootstrap interval over prompts.
+    #[serde(deserialize_with = "number_or_null")]
     pub lower95: f64,
     /// Upper end of its 95 % bootstrap interval over prompts.
+    #[serde(deserialize_with = "number_or_null")]
     pub upper95: f64,
 }
 
 /// Which prompts of two groups belong together.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Pairing {
     /// Row i of both groups is the same prompt: differences are taken prompt by prompt, and prompts are resampled.

@@ -1,6 +1,7 @@
 //! `eval.json`: what each item of a task file came to under each policy.
 
 use crate::likelihood::Likelihood;
+use crate::summary::Scored;
 use layerscope_engine::{Error, Model, Result, write_file};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -115,6 +116,16 @@ impl Evaluation {
     pub fn read_of_run(folder: &Path) -> Result<Option<Self>> {
         let path = folder.join(EVAL);
         if path.exists() { Self::read(&path).map(Some) } else { Ok(None) }
+    }
+
+    /// The scores of each item under each policy.
+    pub fn scored(&self) -> impl Iterator<Item = Scored<'_>> {
+        self.results.iter().map(|ItemResult { id, category, policy, scores, .. }| Scored {
+            policy,
+            id,
+            category,
+            scores,
+        })
     }
 
     /// Reads a file.

@@ -1,13 +1,16 @@
 //! Scores by category and policy, and how they differ from the first policy's.
 
-use crate::results::{Evaluation, ItemResult, Settings};
+use crate::harness::{HARNESS, Harness, HarnessScores};
+use crate::results::{EVAL, Evaluation, Settings};
 use layerscope_diagnostics::summary::{Difference, Pairing, differences, mean};
+use layerscope_engine::{Error, Result};
 use schemars::JsonSchema;
-use serde::Serialize;
-use std::collections::{BTreeSet, HashMap};
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::path::Path;
 
 /// A category, or all items, by one metric.
-#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Row {
     /// The category; all items where there is none.
     pub category: Option<String>,
@@ -15,31 +18,73 @@ pub struct Row {
     pub metric: String,
     /// Items that all policies have run.
     pub items: usize,
+    /// Whether differences are taken item by item, or from means and their standard errors.
+    pub pairing: Pairing,
     /// One for each policy, in their order.
     pub cells: Vec<Cell>,
 }
 
 /// A policy in a row.
-#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Cell {
     /// The policy's name.
     pub policy: String,
     /// Mean score, 0 to 1.
     pub score: f64,
-    /// Its difference from the first policy's, item by item; `None` for that one itself.
+    /// Its difference from the first policy's; `None` for that one itself.
     pub difference: Option<Difference>,
 }
 
-/// An evaluation in short.
+/// Scores in short.
 #[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 pub struct EvaluationSummary {
-    /// What it depends on.
-    #[serde(flatten)]
-    pub settings: Settings,
-    /// The policies, in the order in which they ran.
+    /// Where they come from.
+    pub source: Source,
+    /// The policies, in the order in which they ran; all are compared with the first.
     pub policies: Vec<String>,
     /// Scores by metric and category.
     pub rows: Vec<Row>,
+}
+
+/// Where scores come from.
+#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Source {
+    /// `layerscope eval`.
+    Layerscope(Settings),
+    /// Result files of lm-evaluation-harness.
+    LmEval(Harness),
+}
+
+impl EvaluationSummary {
+    /// What a run folder holds: of `layerscope eval`, and of lm-evaluation-harness; without those that have no item in common to all policies.
+    ///
+    /// # Errors
+    /// As [`Evaluation::read`]; [`Error::Input`] where the scores are of another model than `model_sha256`.
+    pub fn of_run(folder: &Path, model_sha256: &str) -> Result<Vec<Self>> {
+        let own = Evaluation::read_of_run(folder)?;
+        if own.as_ref().is_some_and(|own| own.settings.model_sha256 != model_sha256) {
+            let path = folder.join(EVAL);
+            return Err(Error::input(format!(
+                "{} is of another model than the run; move it out of the folder",
+                path.display()
+            )));
+        }
+        let path = folder.join(HARNESS);
+        let harness = if path.exists() { Some(HarnessScores::read(&path)?) } else { None };
+        let all = own.map(Self::from).into_iter().chain(harness.map(Self::from));
+        Ok(all.filter(|summary| !summary.rows.is_empty()).collect())
+    }
+
+    /// Whether some differences are not taken item by item.
+    pub fn has_unpaired(&self) -> bool {
+        self.rows.iter().any(|row| row.pairing == Pairing::Unpaired)
+    }
+
+    /// Whether a metric is among the rows'.
+    pub fn has_metric(&self, metric: &str) -> bool {
+        self.rows.iter().any(|row| row.metric == metric)
+    }
 }
 
 impl From<Evaluation> for EvaluationSummary {
@@ -50,40 +95,69 @@ impl From<Evaluation> for EvaluationSummary {
                 policies.push(result.policy.clone());
             }
         }
-        Self { rows: summarise(&evaluation, &policies), policies, settings: evaluation.settings }
+        let rows = summarise(evaluation.scored(), &policies);
+        Self { source: Source::Layerscope(evaluation.settings), policies, rows }
     }
 }
 
-/// Rows by metric, all items first, then categories by name. Items count that every policy has run.
-pub fn summarise(evaluation: &Evaluation, policies: &[String]) -> Vec<Row> {
-    let Some(first) = policies.first() else { return vec![] };
-    let mut by_name: HashMap<(&str, &str), &ItemResult> = HashMap::new();
-    for result in &evaluation.results {
-        by_name.entry((&result.policy, &result.id)).or_insert(result);
+impl From<HarnessScores> for EvaluationSummary {
+    fn from(scores: HarnessScores) -> Self {
+        Self { source: Source::LmEval(scores.harness), policies: scores.policies, rows: scores.rows }
     }
-    let of_all = |result: &ItemResult| -> Option<Vec<&ItemResult>> {
-        policies.iter().map(|policy| by_name.get(&(&policy[..], &result.id[..])).copied()).collect()
+}
+
+/// An item's scores under a policy.
+#[derive(Debug, Clone, Copy)]
+pub struct Scored<'a> {
+    /// The policy's name.
+    pub policy: &'a str,
+    /// The item.
+    pub id: &'a str,
+    /// Its category.
+    pub category: &'a str,
+    /// By metric, 0 to 1.
+    pub scores: &'a BTreeMap<String, f64>,
+}
+
+/// Rows by metric, all items first, then categories by name. Items count that every policy has run.
+pub fn summarise<'a>(results: impl Iterator<Item = Scored<'a>>, policies: &[String]) -> Vec<Row> {
+    let Some(first) = policies.first() else { return vec![] };
+    let mut by_name: HashMap<(&str, &str), Scored<'_>> = HashMap::new();
+    let mut of_first = vec![];
+    for result in results {
+        by_name.entry((result.policy, result.id)).or_insert(result);
+        if result.policy == first {
+            of_first.push(result.id);
+        }
+    }
+    let of_all = |id: &str| -> Option<Vec<Scored<'_>>> {
+        policies.iter().map(|policy| by_name.get(&(policy.as_str(), id)).copied()).collect()
     };
-    let of_first = evaluation.results.iter().filter(|result| result.policy == *first);
-    let done: Vec<Vec<&ItemResult>> = of_first.filter_map(of_all).collect();
+    let done: Vec<Vec<Scored<'_>>> = of_first.into_iter().filter_map(of_all).collect();
     let metrics: BTreeSet<&String> = done.iter().flat_map(|items| items[0].scores.keys()).collect();
-    let categories: BTreeSet<&String> = done.iter().map(|items| &items[0].category).collect();
+    let several = done.iter().any(|items| items[0].category != done[0][0].category);
     let mut rows = vec![];
     for metric in metrics {
-        let several = categories.len() > 1;
-        let groups = std::iter::once(None).chain(categories.iter().copied().map(Some).filter(|_| several));
+        let scores_of = |items: &Vec<Scored<'_>>| -> Option<Vec<f64>> {
+            items.iter().map(|item| item.scores.get(metric).copied()).collect()
+        };
+        let scored = done.iter().filter_map(|items| Some((items[0].category, scores_of(items)?)));
+        let scored: Vec<(&str, Vec<f64>)> = scored.collect();
+        let categories: BTreeSet<&str> = scored.iter().map(|(category, _)| *category).collect();
+        // A metric of one category has no row of all items, but where there is no other category.
+        let all = (categories.len() > 1 || !several).then_some(None);
+        let groups = all.into_iter().chain(categories.into_iter().map(Some).filter(|_| several));
         for category in groups {
-            let scores = done.iter().filter(|items| category.is_none_or(|name| items[0].category == *name));
-            let scores: Vec<Vec<f64>> = scores
-                .filter_map(|items| items.iter().map(|item| item.scores.get(metric).copied()).collect())
-                .collect();
+            let scores = scored.iter().filter(|(own, _)| category.is_none_or(|name| *own == name));
+            let scores: Vec<&Vec<f64>> = scores.map(|(_, scores)| scores).collect();
             if scores.is_empty() {
                 continue;
             }
             rows.push(Row {
-                category: category.cloned(),
+                category: category.map(str::to_owned),
                 metric: metric.clone(),
                 items: scores.len(),
+                pairing: Pairing::Paired,
                 cells: cells(policies, &scores),
             });
         }
@@ -92,7 +166,7 @@ pub fn summarise(evaluation: &Evaluation, policies: &[String]) -> Vec<Row> {
 }
 
 /// `scores[item][policy]`.
-fn cells(policies: &[String], scores: &[Vec<f64>]) -> Vec<Cell> {
+fn cells(policies: &[String], scores: &[&Vec<f64>]) -> Vec<Cell> {
     let of_policy = |index: usize| -> Vec<[f64; 1]> { scores.iter().map(|of| [of[index]]).collect() };
     let first = of_policy(0);
     let first: Vec<&[f64]> = first.iter().map(|score| &score[..]).collect();

@@ -115,7 +115,7 @@ fn an_evaluation_goes_on_where_it_was_stopped() {
     assert!(Evaluation::resume(folder.path(), others).unwrap_err().to_string().contains("other settings"));
 
     let names: Vec<String> = both.iter().map(Policy::to_string).collect();
-    let rows = summarise(&whole, &names);
+    let rows = summarise(whole.scored(), &names);
     let mean = |policy: &str| {
         let scores: Vec<f64> =
             whole.results.iter().filter(|r| r.policy == policy).map(|r| r.scores["contains"]).collect();

@@ -1,7 +1,7 @@
 //! Figures as data and as SVG, for the report and the viewer's export, with shared colours and scales.
 //!
 //! A [`Chart`] holds curves over layers or cutoffs, a [`Map`] a [`Pyramid`] of layers × columns with a
-//! [`Scale`], and a [`TradeOff`] plots quality against cost, with one point per policy. All have a title, a
+//! [`Scale`], a [`TradeOff`] plots quality against cost, with one point per policy, and [`Scores`] stand in lines. All have a title, a
 //! unit and axes, and render to SVG of any size. Undefined values are NaN.
 
 mod axis;
@@ -11,6 +11,7 @@ mod map;
 mod number;
 mod pyramid;
 mod scale;
+mod scores;
 mod svg;
 mod trade_off;
 mod visible;
@@ -22,6 +23,7 @@ pub use map::{ColumnRange, Map, Outline, pixels};
 pub use number::{exact, short, token_label};
 pub use pyramid::Pyramid;
 pub use scale::{Scale, ScaleKind};
+pub use scores::{ScoreMark, ScoreRow, Scores};
 pub use svg::{Canvas, Colours, FIGURE_FONTS, Panels, Pen, SMALL, Surface, TITLE, TextAnchor, style_sheet};
 pub use trade_off::{TradeOff, TradeOffPoint, TradeOffRow};
 pub use visible::{acts, visible, visible_line};

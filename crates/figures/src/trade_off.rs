@@ -4,6 +4,8 @@ mod drawing;
 mod labels;
 mod scales;
 
+pub(crate) use drawing::marker;
+
 use crate::colour::Ink;
 
 /// Policies by cost and quality loss. Lower left is better.

@@ -70,8 +70,8 @@ pub struct RunReport {
     pub prompts: Vec<PromptFigures>,
     /// The prompts that diverge most at the recommended cutoff, worst first.
     pub failure_cases: Vec<FailureCase>,
-    /// Scores of policies at tasks, where the run folder holds them (`layerscope eval --out RUN`).
-    pub evaluation: Option<EvaluationSummary>,
+    /// Scores of policies at tasks, where the run folder holds them (`layerscope eval --out RUN`, `layerscope lm-eval --out RUN`).
+    pub evaluations: Vec<EvaluationSummary>,
     /// Measured times and memory, where the run folder holds them (`layerscope bench --out RUN`).
     pub bench: Option<BenchReport>,
 }

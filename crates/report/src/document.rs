@@ -1,6 +1,8 @@
 //! The report as a document: headings, text, tables and figures, independent of the output format.
 
-use layerscope_figures::{Canvas, Chart, ColourMap, ColumnRange, Map, Pyramid, Scale, ScaleKind, TradeOff};
+use layerscope_figures::{
+    Canvas, Chart, ColourMap, ColumnRange, Map, Pyramid, Scale, ScaleKind, Scores, TradeOff,
+};
 
 /// A document.
 #[derive(Debug)]
@@ -242,6 +244,7 @@ impl Figure {
             Drawing::Chart(chart) => &chart.title,
             Drawing::Map(map) => &map.title,
             Drawing::TradeOff(figure) => &figure.title,
+            Drawing::Scores(figure) => &figure.title,
         }
     }
 
@@ -251,6 +254,7 @@ impl Figure {
             Drawing::Chart(chart) => &chart.description,
             Drawing::Map(map) => &map.description,
             Drawing::TradeOff(figure) => &figure.description,
+            Drawing::Scores(figure) => &figure.description,
         }
     }
 
@@ -267,6 +271,7 @@ impl Figure {
             }
             Drawing::Chart(_) => [width, height],
             Drawing::TradeOff(figure) => [width, figure.height(width, true)],
+            Drawing::Scores(figure) => [width, figure.height(width, true)],
         }
     }
 
@@ -276,6 +281,7 @@ impl Figure {
             Drawing::Chart(chart) => &mut chart.title,
             Drawing::Map(map) => &mut map.title,
             Drawing::TradeOff(figure) => &mut figure.title,
+            Drawing::Scores(figure) => &mut figure.title,
         };
         *old = title(old);
     }
@@ -286,6 +292,7 @@ impl Figure {
             Drawing::Chart(chart) => chart.to_svg(canvas),
             Drawing::Map(map) => map.draw(|map| map.to_svg(canvas)),
             Drawing::TradeOff(figure) => figure.to_svg(canvas),
+            Drawing::Scores(figure) => figure.to_svg(canvas),
         }
     }
 }
@@ -299,6 +306,8 @@ pub(crate) enum Drawing {
     Map(MapDrawing),
     /// Policies by quality and costs.
     TradeOff(TradeOff),
+    /// Policies by scores at tasks.
+    Scores(Scores),
 }
 
 /// A map that holds its values.

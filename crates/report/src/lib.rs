@@ -14,6 +14,7 @@ mod pdf;
 mod policies;
 mod read;
 mod schema;
+mod scores;
 mod sections;
 pub mod spans;
 pub mod under_policies;
@@ -22,6 +23,7 @@ pub use output::{File, ReportFormat, render, write};
 pub use policies::{trade_off, trade_off_svg};
 
 pub use schema::schema;
+pub use scores::scores;
 
 pub use data::{
     Chosen, Correlation, FailureCase, PromptFigures, REPORT_SCHEMA, ReadToken, Reading, Report,

@@ -16,10 +16,10 @@ use layerscope_diagnostics::summary::{
     RunSummary, knockout_by_kv_head, largest, rank_correlation, summarise_by_layer, summarise_run,
 };
 use layerscope_engine::{Error, Result};
-use layerscope_eval::{EVAL, Evaluation, EvaluationSummary};
+use layerscope_eval::EvaluationSummary;
 use layerscope_figures::Pyramid;
 use ndarray::Array2;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 /// Most categories with an example prompt each.
 const SHOWN_CATEGORIES: usize = 5;
@@ -111,7 +111,7 @@ impl Source {
                 None => vec![],
             },
             spans: run.spans()?.into_iter().map(|span| SpanReport::new(span, options.tolerance)).collect(),
-            evaluation: evaluation(folder, &run)?,
+            evaluations: EvaluationSummary::of_run(folder, &run.manifest().model.sha256)?,
             bench: layerscope_bench::read_of_run(folder)?,
             recommendation,
             layers,
@@ -125,18 +125,6 @@ impl Source {
         let evidence = Evidence { manifest: &self.report.manifest, prompts: &self.prompts };
         ComparedRun { evidence, recommendation: &self.report.recommendation }
     }
-}
-
-/// Scores at tasks, of the run's model; `None` also where no item has run under every policy.
-fn evaluation(folder: &Path, run: &Run) -> Result<Option<EvaluationSummary>> {
-    let Some(found) = Evaluation::read_of_run(folder)? else { return Ok(None) };
-    if found.settings.model_sha256 != run.manifest().model.sha256 {
-        return Err(Error::input(format!(
-            "{} is of another model than the run; move it out of the folder",
-            folder.join(EVAL).display()
-        )));
-    }
-    Ok(Some(EvaluationSummary::from(found)).filter(|found| !found.rows.is_empty()))
 }
 
 fn name(folder: &PathBuf) -> String {

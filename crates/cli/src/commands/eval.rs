@@ -3,10 +3,10 @@
 use crate::args::EvalArguments;
 use crate::interrupt::heeded;
 use crate::progress::EvalBar;
-use crate::{models, output, terminal};
+use crate::{models, output, scores, terminal};
 use layerscope_bench::split_policies;
 use layerscope_engine::{Error, Policy, Result};
-use layerscope_eval::{Cell, Evaluation, Event, Row, Settings, evaluate, read_tasks, summarise};
+use layerscope_eval::{Evaluation, Event, Settings, evaluate, read_tasks, summarise};
 use serde_json::json;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -65,7 +65,7 @@ pub(crate) fn run(arguments: &EvalArguments) -> Result<ExitCode> {
         ended?;
     }
     let names: Vec<String> = policies.iter().map(Policy::to_string).collect();
-    let rows = summarise(&evaluation, &names);
+    let rows = summarise(evaluation.scored(), &names);
     if arguments.json {
         output::json(&json!({
             "rows": rows,
@@ -76,7 +76,7 @@ pub(crate) fn run(arguments: &EvalArguments) -> Result<ExitCode> {
             "layerscope": env!("CARGO_PKG_VERSION"),
         }))?;
     } else {
-        terminal::print(&text(&rows, &names))?;
+        terminal::print(&scores::text(&rows, &names))?;
         for note in model.caveats(&policies) {
             terminal::print(&note)?;
         }
@@ -90,29 +90,4 @@ pub(crate) fn run(arguments: &EvalArguments) -> Result<ExitCode> {
         return Err(Error::input(format!("no item of {} could be run", arguments.tasks.display())));
     }
     Ok(ExitCode::SUCCESS)
-}
-
-/// A row for each metric and category, a column for each policy.
-fn text(rows: &[Row], policies: &[String]) -> String {
-    let percent = |share: f64| output::figure(100.0 * share, 1);
-    let signed = |share: f64| if share.is_finite() { format!("{:+.1}", 100.0 * share) } else { "–".into() };
-    let cell = |cell: &Cell| match &cell.difference {
-        None => percent(cell.score),
-        Some(found) => {
-            let [mean, lower, upper] = [found.mean, found.lower95, found.upper95].map(signed);
-            format!("{} ({mean} [{lower}, {upper}])", percent(cell.score))
-        }
-    };
-    let lines = rows.iter().map(|row| {
-        let category = row.category.clone().unwrap_or_else(|| "all".to_owned());
-        let names = [category, row.metric.clone(), row.items.to_string()];
-        names.into_iter().chain(row.cells.iter().map(cell)).collect()
-    });
-    let header: Vec<&str> =
-        ["category", "metric", "items"].into_iter().chain(policies.iter().map(String::as_str)).collect();
-    let table = output::table(&header, lines.collect());
-    format!(
-        "{table}\n\nScores in %, mean over items; in brackets the difference from the first policy, item by item, with its 95 % bootstrap \
-         interval.\nacc: the likeliest choice is the right one; acc_norm: the likeliest by log-likelihood per character."
-    )
 }

@@ -199,7 +199,7 @@ fn along(points: &[[f64; 2]]) -> Vec<[f64; 2]> {
 }
 
 /// The outline of a kind's points: eight shapes that differ without colour.
-fn marker(kind: usize, [x, y]: [f64; 2]) -> Vec<[f64; 2]> {
+pub(crate) fn marker(kind: usize, [x, y]: [f64; 2]) -> Vec<[f64; 2]> {
     let around = |corners: usize, turn: f64, radius: &dyn Fn(usize) -> f64| -> Vec<[f64; 2]> {
         let corner = |index: usize| {
             let angle = (index as f64 / corners as f64 + turn) * TAU;

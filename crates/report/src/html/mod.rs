@@ -211,7 +211,7 @@ fn drawing(figure: &Figure, canvas: &Canvas<'_>) -> Markup {
         Drawing::Map(_) if figure.wide => html! {
             div.drawing tabindex="0" role="region" aria-label=(visible(figure.title())) { (PreEscaped(svg)) }
         },
-        Drawing::Chart(_) | Drawing::TradeOff(_) if figure.wide => {
+        Drawing::Chart(_) | Drawing::TradeOff(_) | Drawing::Scores(_) if figure.wide => {
             let id = format!("{}-small", figure.id);
             let small = figure.to_svg(&Canvas { size: figure.size(NARROW, NARROW), id: &id, ..*canvas });
             html! {

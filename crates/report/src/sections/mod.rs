@@ -52,7 +52,7 @@ impl Document {
             if !run.policies.is_empty() {
                 sections.push(place.section("policies", "Under policies", under_policies::blocks(&place)));
             }
-            if run.evaluation.is_some() {
+            if !run.evaluations.is_empty() {
                 sections.push(place.section("evaluation", "Answers to tasks", evaluation::blocks(&place)));
             }
             if run.bench.is_some() {
