@@ -49,7 +49,7 @@ impl Engine {
             .name("engine".into())
             .stack_size(STACK)
             .spawn(move || {
-                // Fails if another engine has already created the pool, which is then used.
+                // Where threads cannot be started, the first request says so.
                 let _ = layerscope_engine::one_pool();
                 worker::run(&requests, &teller);
             })

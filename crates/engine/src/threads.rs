@@ -4,19 +4,20 @@ use crate::{Error, Result};
 
 /// Makes rayon's global pool, one thread per physical core; `RAYON_NUM_THREADS` overrules the number. The calling thread
 /// becomes one of them: call it first on the thread that runs the model, for which handing out work then costs no
-/// change of threads (a decode step does so a hundred times).
+/// change of threads (a decode step does so a hundred times). A pool that the program already has stays as it is.
 ///
 /// # Errors
-/// [`Error::Failure`] where there is a pool already, or threads cannot be started.
+/// [`Error::Failure`] where threads cannot be started.
 pub fn one_pool() -> Result<()> {
     let wanted = std::env::var("RAYON_NUM_THREADS").ok().and_then(|threads| threads.parse().ok());
     let threads =
         wanted.filter(|&threads| threads > 0).unwrap_or(num_cpus::get_physical().min(num_cpus::get()));
-    rayon::ThreadPoolBuilder::new()
-        .num_threads(threads)
-        .use_current_thread()
-        .build_global()
-        .map_err(|e| Error::failure(format!("cannot start threads: {e}")))
+    let built = rayon::ThreadPoolBuilder::new().num_threads(threads).use_current_thread().build_global();
+    // An error without a cause says that there is a pool.
+    match built.as_ref().err().and_then(std::error::Error::source) {
+        None => Ok(()),
+        Some(cause) => Err(Error::failure(format!("cannot start threads: {cause}"))),
+    }
 }
 
 /// Tells glibc's allocator to keep freed memory for the next activations rather than return it to the system, which would
@@ -41,5 +42,15 @@ pub fn return_freed_memory() {
     // SAFETY: the allocator takes its own lock.
     unsafe {
         libc::malloc_trim(0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn a_pool_that_is_there_is_used() {
+        let threads = rayon::current_num_threads();
+        super::one_pool().unwrap();
+        assert_eq!(rayon::current_num_threads(), threads);
     }
 }
