@@ -17,7 +17,8 @@ use std::path::Path;
 use std::sync::LazyLock;
 use tempfile::TempDir;
 
-const MODEL: &[u8] = include_bytes!("../../fixtures/tiny/layerscope-tiny.gguf");
+/// The embedded model.
+pub(crate) const MODEL: &[u8] = include_bytes!("../../fixtures/tiny/layerscope-tiny.gguf");
 const PROMPTS: &[u8] = br#"{"id": "a", "category": "facts", "prompt": "The lake is Mundanra. The song is Xanormi. What is the lake?"}
 {"id": "b", "category": "facts", "prompt": "The mouse lives in Osirnia. Where does the mouse live?", "span": "The mouse lives in Osirnia."}
 {"id": "c", "prompt": "One two three", "answer": " four five"}"#;

@@ -11,6 +11,7 @@ pub mod needle;
 pub mod policies;
 pub mod prompts;
 pub mod reports;
+pub mod requests;
 pub mod run_files;
 pub mod safetensors;
 pub mod tokenizer_json;
@@ -18,7 +19,7 @@ pub mod tokenizer_json;
 use crate::Target;
 
 /// Every target.
-pub static TARGETS: [Target; 23] = [
+pub static TARGETS: [Target; 25] = [
     adapter::ADAPTER,
     chat_template::TARGET,
     config_json::TARGET,
@@ -26,12 +27,14 @@ pub static TARGETS: [Target; 23] = [
     gguf::TARGET,
     adapter::HEAD_PATTERNS,
     hub_listing::TARGET,
+    eval::HARNESS,
     model_reference::TARGET,
     needle::TARGET,
     policies::TARGET,
     prompts::TARGET,
     reports::REPORT,
     reports::COMPARISON,
+    requests::TARGET,
     run_files::BENCH_REPORT,
     run_files::CONTINUATIONS,
     run_files::SETS,

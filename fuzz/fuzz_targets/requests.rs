@@ -1,0 +1,5 @@
+//! The target `requests` as a program of libFuzzer.
+
+#![no_main]
+
+layerscope_fuzz::fuzz!(requests::TARGET);
