@@ -207,6 +207,7 @@ fn stream(ctx: &Context, steps: usize) {
                 model: "made-up",
                 adapter: None,
                 busy: true,
+                chats: false,
                 has_prompt: false,
                 readout: &mut readout,
             };

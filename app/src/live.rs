@@ -1,19 +1,21 @@
 //! The state of a live generation: full depth, the cutoff, and the cutoff with an adapter, side by side.
 
 use crate::data::{Pyramid, StepFigure};
-use crate::engine::message::{Candidate, Event, LiveAttention, LiveToken};
+use crate::engine::message::{Candidate, Event, LiveAttention, LiveToken, Under};
 use crate::views::frontier::LiveSavings;
-use layerscope_engine::Repetition;
+use layerscope_engine::{Message, PromptText, Repetition};
 
 /// The figures that decode steps show live.
 pub const LIVE_FIGURES: [StepFigure; 4] =
     [StepFigure::PromptMass, StepFigure::BosMass, StepFigure::DecodeMass, StepFigure::PromptEntropy];
 
-/// Generations from one prompt under several policies, one after the other.
+/// Generations under several policies, one after the other.
 #[derive(Debug, Clone, Default)]
 pub struct Live {
     /// Names of the sides that were asked for.
     pub asked: Vec<String>,
+    /// What they run, in the same order.
+    pub under: Vec<Under>,
     /// The sides that have begun, in the order in which they run.
     pub sides: Vec<Side>,
     /// The cutoff whose predicted savings this generation measures; `None` if the other side is not SPEED,
@@ -127,6 +129,31 @@ impl Live {
         (1..self.sides.len()).filter_map(|side| self.divergence(side)).min()
     }
 
+    /// What a side's prompt has before the last message, as a conversation.
+    pub fn earlier(&self, side: usize) -> &[Message] {
+        match self.under.get(side).map(|under| &under.prompt) {
+            Some(PromptText::Messages(messages)) => messages.split_last().map_or(&[], |(_, earlier)| earlier),
+            _ => &[],
+        }
+    }
+
+    /// Every side with its own answer and the user's next message behind it; `None` until all have ended.
+    pub fn reply(&self, text: &str) -> Option<Vec<Under>> {
+        let ended = self.sides.iter().filter(|side| side.ended.is_some()).count();
+        if ended == 0 || ended < self.under.len() {
+            return None;
+        }
+        let next = |(under, side): (&Under, &Side)| {
+            let mut messages = match &under.prompt {
+                PromptText::Plain(text) => vec![Message::new("user", text)],
+                PromptText::Messages(messages) => messages.clone(),
+            };
+            messages.extend([Message::new("assistant", side.text()), Message::new("user", text)]);
+            Under { prompt: PromptText::Messages(messages), ..under.clone() }
+        };
+        Some(self.under.iter().zip(&self.sides).map(next).collect())
+    }
+
     /// The measured savings of the cutoff, after full depth and the cutoff have ended without a stop.
     pub fn measured(&self) -> Option<LiveSavings> {
         let [full, cut, ..] = self.sides.as_slice() else { return None };
@@ -169,6 +196,12 @@ impl Side {
     /// Its policy and its adapter.
     pub fn name(&self) -> String {
         side_name(&self.policy, self.adapter.as_deref())
+    }
+
+    /// Its text so far.
+    pub fn text(&self) -> String {
+        let text: String = self.tokens.iter().map(|token| token.text.as_str()).collect();
+        text + &self.text_rest
     }
 
     /// Whether its policy is full depth.

@@ -85,17 +85,20 @@ pub enum FrontierChart {
     Cutoffs,
     /// Measured policies, where the run folder has measurements of their quality.
     Policies,
+    /// Scores at tasks, where the run folder has some.
+    Answers,
 }
 
 impl FrontierChart {
-    /// Both.
-    pub const ALL: [Self; 2] = [Self::Cutoffs, Self::Policies];
+    /// All.
+    pub const ALL: [Self; 3] = [Self::Cutoffs, Self::Policies, Self::Answers];
 
     /// Its name.
     pub fn name(self) -> &'static str {
         match self {
             Self::Cutoffs => "Cutoffs",
             Self::Policies => "Policies",
+            Self::Answers => "Answers",
         }
     }
 
@@ -106,6 +109,7 @@ impl FrontierChart {
             Self::Policies => {
                 "What policies cost in quality beside time and memory, as layerscope bench measured them"
             }
+            Self::Answers => "How policies score at tasks, by layerscope eval or lm-evaluation-harness",
         }
     }
 }

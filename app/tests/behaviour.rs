@@ -466,6 +466,79 @@ fn another_policy_is_chosen_by_key_remembered_and_its_caveat_shown() {
 }
 
 #[test]
+fn further_policies_run_beside_the_chosen_one() {
+    let mut window = opened(&tiny_model());
+    show(&mut window, View::Generate);
+    fill(&mut window, Role::MultilineTextInput, "Prompt", prompt_of_the_model());
+    window.get_by_label("Add").click();
+    window.run_steps(2);
+    window.get_by_label("Policy: speed").click();
+    window.run_steps(2);
+    window.get_by_label("pop").click();
+    window.run_steps(2);
+    window.get_all_by_label("Generate").last().expect("a button").click();
+    window.run_steps(1);
+    wait(&mut window);
+    let kinds = |window: &Window| -> Vec<String> {
+        let kind = |name: &str| name.split(':').next().unwrap_or_default().to_owned();
+        viewer(window).live().sides.iter().map(|side| kind(&side.policy)).collect()
+    };
+    assert_eq!(kinds(&window), ["full", "pop", "speed"]);
+    window.get_by_label_contains(" ×").click();
+    window.run_steps(2);
+    window.get_all_by_label("Generate").last().expect("a button").click();
+    window.run_steps(1);
+    wait(&mut window);
+    assert_eq!(kinds(&window), ["full", "pop"]);
+    assert!(window.query_by_label("Reply").is_none(), "the model has no chat template");
+}
+
+/// A tiny model that has letters for tokens and a chat template.
+fn model_that_chats(folder: &Path) {
+    let family = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fixtures/families/llama2");
+    for name in ["config.json", "model.safetensors"] {
+        std::fs::copy(family.join(name), folder.join(name)).expect("a copy");
+    }
+    let vocab: serde_json::Map<String, serde_json::Value> =
+        (0..32u32).filter_map(|id| Some((char::from_u32(97 + id)?.to_string(), id.into()))).collect();
+    let bytes = serde_json::json!({ "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true });
+    let tokenizer = serde_json::json!({
+        "version": "1.0", "added_tokens": [], "pre_tokenizer": bytes, "decoder": bytes,
+        "model": { "type": "BPE", "vocab": vocab, "merges": [] },
+    });
+    std::fs::write(folder.join("tokenizer.json"), tokenizer.to_string()).expect("a tokenizer");
+    let template = "{% for message in messages %}{{ message.content }}{% endfor %}";
+    std::fs::write(folder.join("chat_template.jinja"), template).expect("a template");
+}
+
+#[test]
+fn every_side_goes_on_from_its_own_answer() {
+    let folder = tempfile::tempdir().expect("a folder");
+    model_that_chats(folder.path());
+    let mut window = opened(folder.path());
+    show(&mut window, View::Generate);
+    fill(&mut window, Role::MultilineTextInput, "Prompt", "abcdef");
+    window.get_all_by_label("Generate").last().expect("a button").click();
+    window.run_steps(1);
+    wait(&mut window);
+    let first: Vec<String> = viewer(&window).live().sides.iter().map(|side| side.text()).collect();
+    assert_eq!(first.len(), 2, "{:?}", viewer(&window).errors().collect::<Vec<_>>());
+    fill(&mut window, Role::MultilineTextInput, "Prompt", "ghi");
+    window.get_by_label("Reply").click();
+    window.run_steps(1);
+    wait(&mut window);
+    let live = viewer(&window).live();
+    assert_eq!(live.sides.len(), 2, "{:?}", viewer(&window).errors().collect::<Vec<_>>());
+    for (index, (side, answer)) in live.sides.iter().zip(&first).enumerate() {
+        assert!(side.prompt_tokens > "abcdefghi".len());
+        let said: Vec<&str> = live.earlier(index).iter().map(|message| message.content.as_str()).collect();
+        assert_eq!(said, ["abcdef", answer]);
+    }
+    assert_eq!(window.get_all_by_label("abcdef").count(), 2);
+    assert_eq!(live.measured(), None, "the prompts differ");
+}
+
+#[test]
 fn a_policy_without_a_cutoff_is_named_and_a_wrong_name_is_told() {
     let mut window = opened(&tiny_model());
     show(&mut window, View::Generate);

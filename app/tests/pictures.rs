@@ -98,6 +98,29 @@ fn measured_policies_are_set_against_their_costs() {
     }
 }
 
+/// Scores of SmolLM2-135M-Instruct by lm-evaluation-harness on BIG-Bench Hard, added to the synthetic run.
+#[test]
+fn scores_stand_beside_their_differences() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let run = folder.path().join("made-up");
+    synthetic::write(&run, SIZES, false);
+    let scores = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/support/lm-eval.json");
+    std::fs::copy(scores, run.join("lm-eval.json")).expect("scores");
+    let mut results = SnapshotResults::new();
+    for (theme, size) in [(Theme::Dark, Vec2::new(1_440.0, 860.0)), (Theme::Light, Vec2::new(900.0, 640.0))] {
+        let launch = layerscope_app::Launch {
+            view: Some(View::Frontier),
+            theme: Some(theme),
+            ..support::launch(&run)
+        };
+        let mut window = support::window(launch, size);
+        support::wait(&mut window);
+        window.get_by_label("Answers").click();
+        window.run_steps(4);
+        results.add(window.try_snapshot(format!("answers-{theme:?}").to_lowercase()));
+    }
+}
+
 #[test]
 fn a_map_of_few_tokens_names_them() {
     let folder = tempfile::tempdir().expect("a folder");

@@ -10,6 +10,7 @@ use layerscope_diagnostics::record::{Anchor, KNOCKOUT_KL, PromptSummary, SpanRec
 use layerscope_diagnostics::run::{Manifest, Run};
 use layerscope_diagnostics::summary::{RunSummary, Summary, summarise_by_layer, summarise_run};
 use layerscope_engine::{Policy, Result};
+use layerscope_eval::EvaluationSummary;
 use layerscope_figures::Pyramid;
 use ndarray::Array2;
 use std::path::{Path, PathBuf};
@@ -41,6 +42,8 @@ pub struct RunData {
     pub sets: Vec<BudgetPoint>,
     /// Measurements of policies, if the run folder has some, or why they cannot be read.
     pub bench: std::result::Result<Option<BenchReport>, String>,
+    /// Scores of policies at tasks, if the run folder has some, or why they cannot be read.
+    pub evaluations: std::result::Result<Vec<EvaluationSummary>, String>,
 }
 
 impl RunData {
@@ -74,6 +77,8 @@ impl RunData {
             knockout: knockout.map(|category| knockout_summary(&prompts, category)).collect(),
             frontiers: Anchor::ALL.iter().filter_map(|&a| FrontierSummary::new(evidence, a)).collect(),
             bench: layerscope_bench::read_of_run(folder).map_err(|error| error.to_string()),
+            evaluations: EvaluationSummary::of_run(folder, &run.manifest().model.sha256)
+                .map_err(|error| error.to_string()),
             spans: run.spans()?,
             policies: summarise_policies(&run.policies()?),
             prompts,

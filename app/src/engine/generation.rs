@@ -5,8 +5,8 @@ use super::message::{Candidate, Event, LiveAttention, LiveToken, Under};
 use super::worker::Task;
 use layerscope_diagnostics::probe::attention_figures;
 use layerscope_engine::{
-    Error, GeneratedToken, GenerationEvent, GenerationSettings, LayerStatistics, Model, Policy, PromptText,
-    Result, Sampling, TokenStream, check_interrupt, with_f32,
+    Error, GeneratedToken, GenerationEvent, GenerationSettings, LayerStatistics, Model, Policy, Result,
+    Sampling, TokenStream, check_interrupt, with_f32,
 };
 use ndarray::{Array3, ArrayView2, Axis};
 use std::ops::ControlFlow;
@@ -14,26 +14,34 @@ use std::ops::ControlFlow;
 /// Candidates shown per token.
 const CANDIDATES: usize = 20;
 
-/// Generates from a prompt for each side in turn.
+/// Generates for each side in turn.
 ///
 /// # Errors
 /// [`Error::Input`] on a prompt, policy or adapter that cannot be run; [`Error::Interrupted`].
 pub(super) fn generate(
     task: Task<'_, '_>,
-    prompt: &PromptText,
     sides: &[Under],
     max_new_tokens: usize,
+    sampling: Sampling,
 ) -> Result<()> {
     let model = task.model;
-    let prompt = model.tokenizer.encode_prompt(prompt)?;
-    // Parses all names first, so that an invalid one fails before the first run.
-    let policies: Vec<Policy> =
-        sides.iter().map(|side| Policy::parse_for(&side.policy, model.config())).collect::<Result<_>>()?;
-    for (side, (policy, under)) in policies.into_iter().zip(sides).enumerate() {
+    // Reads all of it first, so that what is invalid fails before the first run.
+    let read = |side: &Under| {
+        let policy = Policy::parse_for(&side.policy, model.config())?;
+        Ok((policy, model.tokenizer.encode_prompt(&side.prompt)?))
+    };
+    let read: Vec<(Policy, Vec<u32>)> = sides.iter().map(read).collect::<Result<_>>()?;
+    for (side, ((policy, prompt), under)) in read.into_iter().zip(sides).enumerate() {
         check_interrupt(task.interrupt)?;
         let adapted = under.adapter.as_ref().map(|folder| model.with_adapter(folder)).transpose()?;
         let task = Task { model: adapted.as_ref().unwrap_or(model), ..task };
-        generate_side(task, &prompt, side, policy, max_new_tokens)?;
+        let settings = GenerationSettings {
+            max_new_tokens,
+            sampling,
+            stop_tokens: model.tokenizer.eos_ids(),
+            statistics: true,
+        };
+        generate_side(task, &prompt, side, policy, &settings)?;
     }
     Ok(())
 }
@@ -43,8 +51,9 @@ fn generate_side(
     prompt: &[u32],
     side: usize,
     policy: Policy,
-    max_new_tokens: usize,
+    settings: &GenerationSettings,
 ) -> Result<()> {
+    let max_new_tokens = settings.max_new_tokens;
     let Task { model, events, interrupt } = task;
     let decoder = &model.decoder;
     decoder.config().check_sequence(prompt.len(), max_new_tokens)?;
@@ -55,16 +64,10 @@ fn generate_side(
     let started = Event::GenerationStarted { side, policy: name, adapter, prompt_tokens, kv_bytes, caveat };
     events.send(started, interrupt)?;
 
-    let settings = GenerationSettings {
-        max_new_tokens,
-        sampling: Sampling::Greedy,
-        stop_tokens: model.tokenizer.eos_ids(),
-        statistics: true,
-    };
     let mut view = View { model, side, prompt_tokens, stream: model.tokenizer.stream(true), step: 0 };
     let mut shown = Ok(());
     let generated =
-        layerscope_engine::generate(&model.decoder, prompt, policy, &settings, interrupt, &mut |event| {
+        layerscope_engine::generate(&model.decoder, prompt, policy, settings, interrupt, &mut |event| {
             match event {
                 GenerationEvent::Prefilled(done) => {
                     events.progress(Event::Prefilled { side, done, all: prompt_tokens });

@@ -6,7 +6,7 @@ use layerscope_cutoff::diffusion::DiffusionEvent;
 use layerscope_diagnostics::prompts::PromptFile;
 use layerscope_diagnostics::record::SpanRecord;
 use layerscope_engine::{
-    AdapterTraining, DeviceChoice, HeldOutFigures, ModelSource, PromptText, WeightsPrecision,
+    AdapterTraining, DeviceChoice, HeldOutFigures, ModelSource, PromptText, Sampling, WeightsPrecision,
 };
 use std::ops::Range;
 use std::path::PathBuf;
@@ -43,14 +43,14 @@ pub enum Command {
         /// The adapter's folder.
         folder: PathBuf,
     },
-    /// Generate from one prompt under several policies, one after the other, so that times are correct.
+    /// Generate under several policies, one after the other, so that times are correct.
     Generate {
-        /// The prompt.
-        prompt: PromptText,
         /// The sides; a side is known by its index.
         sides: Vec<Under>,
         /// At most this many tokens each.
         max_new_tokens: usize,
+        /// How tokens are chosen; random ones from the same seed on every side.
+        sampling: Sampling,
     },
     /// Read the attention pattern of the given layers over a prompt and its continuation, for every head and step.
     ReadPattern {
@@ -75,9 +75,11 @@ pub enum Command {
     Cancel,
 }
 
-/// What a side of a generation runs under.
+/// What a side of a generation runs, and under what.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Under {
+    /// The prompt.
+    pub prompt: PromptText,
     /// Name of a policy, as [`layerscope_engine::Policy::parse`] takes it.
     pub policy: String,
     /// The adapter's folder.
@@ -317,6 +319,8 @@ pub struct LoadedModel {
     pub precision: &'static str,
     /// Its device.
     pub device: String,
+    /// Whether it has a chat template, without which there are no conversations.
+    pub has_chat_template: bool,
 }
 
 /// A generated token with its measurements.

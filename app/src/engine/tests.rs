@@ -6,7 +6,7 @@ use super::message::{LiveToken, Pattern, Training, Under};
 use super::{Command, Engine, Event};
 use layerscope_diagnostics::prompts::{PromptFile, read_prompts};
 use layerscope_diagnostics::run::Run;
-use layerscope_engine::{Device, DeviceChoice, Model, ModelSource, PromptText, WeightsPrecision};
+use layerscope_engine::{Device, DeviceChoice, Model, ModelSource, PromptText, Sampling, WeightsPrecision};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -31,10 +31,12 @@ fn load() -> Command {
 }
 
 fn generate(prompt: &str, policies: &[&str], max_new_tokens: usize) -> Command {
+    let prompt = PromptText::Plain(prompt.to_owned());
+    let side = |policy: &&str| Under { prompt: prompt.clone(), policy: policy.to_string(), adapter: None };
     Command::Generate {
-        prompt: PromptText::Plain(prompt.to_owned()),
-        sides: policies.iter().map(|policy| Under { policy: policy.to_string(), adapter: None }).collect(),
+        sides: policies.iter().map(side).collect(),
         max_new_tokens,
+        sampling: Sampling::Greedy,
     }
 }
 
@@ -217,6 +219,21 @@ fn generates_side_by_side() {
         }
     }
     assert!(bytes[0] == bytes[1] && bytes[2] < bytes[0], "{bytes:?}");
+}
+
+#[test]
+fn random_tokens_come_from_a_seed() {
+    let engine = loaded();
+    let texts = |seed: u64| -> [Vec<u32>; 2] {
+        let mut command = generate(ENDLESS, &["full", "full"], 12);
+        let Command::Generate { sampling, .. } = &mut command else { unreachable!() };
+        *sampling = Sampling::Random { temperature: 1.5, top_p: None, top_k: None, seed };
+        let events = perform(&engine, command);
+        [0, 1].map(|side| tokens(&events, side).into_iter().map(|token| token.id).collect())
+    };
+    let [first, second] = texts(1);
+    assert_eq!(first, second);
+    assert!((2..6).any(|seed| texts(seed)[0] != first));
 }
 
 fn check_token(token: &LiveToken, step: usize) {
@@ -462,10 +479,9 @@ fn trains_an_adapter_and_runs_with_it() {
     };
     assert_eq!((written.as_path(), training.prompts, training.full_depth.is_some()), (&*adapter, 7, true));
 
-    let mut under = vec![Under { policy: "speed:5+bos".into(), adapter: None }; 2];
-    under[1].adapter = Some(adapter.clone());
-    let command =
-        Command::Generate { prompt: PromptText::Plain("The lake".into()), sides: under, max_new_tokens: 4 };
+    let mut command = generate("The lake", &["speed:5+bos"; 2], 4);
+    let Command::Generate { sides, .. } = &mut command else { unreachable!() };
+    sides[1].adapter = Some(adapter.clone());
     let names: Vec<Option<String>> = perform(&engine, command)
         .into_iter()
         .filter_map(|event| match event {

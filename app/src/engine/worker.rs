@@ -81,8 +81,8 @@ fn perform(
         Command::Adapt { prompts, training, folder } => {
             adapting::adapt(task()?, &prompts, &training, folder)?;
         }
-        Command::Generate { prompt, sides, max_new_tokens } => {
-            generation::generate(task()?, &prompt, &sides, max_new_tokens)?;
+        Command::Generate { sides, max_new_tokens, sampling } => {
+            generation::generate(task()?, &sides, max_new_tokens, sampling)?;
         }
         Command::ReadPattern { prompt_tokens, continuation, layers } => {
             patterns.read(task()?, prompt_tokens, &continuation, &layers)?;
@@ -115,6 +115,7 @@ fn load(
         context: config.context,
         precision: precision.name(),
         device: device.to_string(),
+        has_chat_template: model.tokenizer.has_chat_template(),
     };
     check_interrupt(interrupt)?;
     events.send(Event::Loaded(loaded), interrupt)?;

@@ -5,7 +5,8 @@ use crate::engine::Engine;
 use crate::engine::message::{Command, LoadedModel, Under};
 use crate::live::{Live, side_name};
 use crate::state::View;
-use crate::views::{Removing, generate};
+use crate::views::Removing;
+use crate::views::generate::{self, Form};
 use layerscope_diagnostics::record::Anchor;
 use layerscope_engine::{ModelSource, Policy, PromptText, Result, WeightsPrecision};
 use ndarray::Array2;
@@ -86,27 +87,43 @@ impl Viewer {
             Ok(policy) => policy,
             Err(error) => return self.say_error(error.to_string()),
         };
-        let mut sides = vec![
-            Under { policy: Policy::full(layers).to_string(), adapter: None },
-            Under { policy: policy.to_string(), adapter: None },
-        ];
+        let mut names = vec![Policy::full(layers).to_string(), policy.to_string()];
+        for more in &self.form.more {
+            if !names.contains(more) {
+                names.push(more.clone());
+            }
+        }
+        let prompt = PromptText::Plain(self.form.prompt.clone());
+        let side = |policy: String| Under { prompt: prompt.clone(), policy, adapter: None };
+        let mut sides: Vec<Under> = names.into_iter().map(side).collect();
         let adapter = self.adapter.clone().filter(|_| self.form.with_adapter);
-        sides.extend(adapter.map(|adapter| Under { policy: policy.to_string(), adapter: Some(adapter) }));
+        sides.extend(adapter.map(|adapter| Under { adapter: Some(adapter), ..side(policy.to_string()) }));
+        // The frontier predicts SPEED, so only SPEED measures its savings.
+        let measures =
+            cutoff < layers && Policy::speed(cutoff, bos, layers).is_ok_and(|speed| speed == policy);
+        self.generate_sides(sides, measures.then_some(cutoff));
+    }
+
+    /// Sends the text as the next message of every side's conversation.
+    pub(super) fn reply(&mut self) {
+        if self.engine.as_ref().is_some_and(Engine::is_busy) || self.model.is_none() {
+            return;
+        }
+        let Some(sides) = self.live.reply(self.form.prompt.trim()) else { return };
+        self.form.prompt.clear();
+        // Sides have prompts of their own, so that their times do not compare.
+        self.generate_sides(sides, None);
+    }
+
+    fn generate_sides(&mut self, sides: Vec<Under>, cutoff: Option<usize>) {
         let name = |side: &Under| {
             let adapter = side.adapter.as_ref().and_then(|folder| folder.file_name());
             side_name(&side.policy, adapter.map(|name| name.to_string_lossy()).as_deref())
         };
         let asked = sides.iter().map(name).collect();
-        let command = Command::Generate {
-            prompt: PromptText::Plain(self.form.prompt.clone()),
-            sides,
-            max_new_tokens: self.form.max_new_tokens,
-        };
-        // The frontier predicts SPEED, so only SPEED measures its savings.
-        let measures =
-            cutoff < layers && Policy::speed(cutoff, bos, layers).is_ok_and(|speed| speed == policy);
-        self.live = Arc::new(Live { asked, cutoff: measures.then_some(cutoff), ..Live::default() });
-        self.send(command);
+        self.live = Arc::new(Live { asked, under: sides.clone(), cutoff, ..Live::default() });
+        let Form { max_new_tokens, .. } = self.form;
+        self.send(Command::Generate { sides, max_new_tokens, sampling: self.form.sampling() });
     }
 
     /// Loads the run's model, if none is loaded and its path is known; returns whether one is loaded or

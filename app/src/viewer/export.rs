@@ -164,9 +164,9 @@ impl Subject {
             Content::Run(shared) => shared.scene(state, &mut readout, &mut actions).show(ui),
             Content::Live { live, form, policy, model } => {
                 let readout = &mut readout;
-                let (adapter, busy, has_prompt) = (None, false, false);
+                let (adapter, busy, has_prompt, chats) = (None, false, false, false);
                 let mut scene =
-                    LiveScene { form, live, state, policy, model, adapter, busy, has_prompt, readout };
+                    LiveScene { form, live, state, policy, model, adapter, busy, has_prompt, chats, readout };
                 generate::show(ui, &mut scene);
             }
             Content::Adapting { progress, layers, tolerance } => {

@@ -89,10 +89,16 @@ impl Viewer {
             adapter: adapter.as_deref(),
             busy,
             has_prompt: self.run.as_ref().is_some_and(|run| !run.prompts.is_empty()),
+            chats: self.model.as_ref().is_some_and(|model| model.has_chat_template),
             readout: &mut self.readout,
         };
         match generate::show(ui, &mut scene) {
             Some(generate::Asked::Generate) => self.generate(),
+            Some(generate::Asked::Reply) => self.reply(),
+            Some(generate::Asked::Keep) => match self.policy() {
+                Ok(policy) => self.form.more.push(policy.to_string()),
+                Err(error) => self.say_error(error.to_string()),
+            },
             Some(generate::Asked::Stop) => self.stop(),
             Some(generate::Asked::TakePrompt) => {
                 let prompt = self.run.as_ref().and_then(|run| run.prompts.get(self.state.prompt));

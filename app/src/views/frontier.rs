@@ -1,6 +1,6 @@
 //! The frontier: divergence and savings by cutoff.
 
-use super::{Scene, charts_in_rows, policies};
+use super::{Scene, answers, charts_in_rows, policies};
 use crate::state::FrontierChart;
 use crate::widgets::{Column, Figures, cell};
 use eframe::egui::Ui;
@@ -23,9 +23,15 @@ pub struct LiveSavings {
 
 /// Draws the charts.
 pub fn show(ui: &mut Ui, scene: &mut Scene<'_>) {
-    if policies::are_there(scene) && !scene.is_picture {
+    let there = |chart: &FrontierChart| match chart {
+        FrontierChart::Cutoffs => true,
+        FrontierChart::Policies => policies::are_there(scene),
+        FrontierChart::Answers => answers::are_there(scene),
+    };
+    let choices: Vec<FrontierChart> = FrontierChart::ALL.into_iter().filter(there).collect();
+    if choices.len() > 1 && !scene.is_picture {
         ui.horizontal(|ui| {
-            for chart in FrontierChart::ALL {
+            for chart in choices {
                 let label = ui.selectable_label(scene.state.frontier_chart == chart, chart.name());
                 if label.on_hover_text(chart.description()).clicked() {
                     scene.state.frontier_chart = chart;
@@ -35,6 +41,9 @@ pub fn show(ui: &mut Ui, scene: &mut Scene<'_>) {
     }
     if policies::are_shown(scene) {
         return policies::show(ui, scene);
+    }
+    if answers::are_shown(scene) {
+        return answers::show(ui, scene);
     }
     ui.horizontal_wrapped(|ui| {
         let several = scene.run.categories().count() > 1;
@@ -176,6 +185,9 @@ fn savings(scene: &Scene<'_>) -> Vec<Curve> {
 pub fn figures<'a>(scene: &'a Scene<'_>) -> Option<Figures<'a>> {
     if policies::are_shown(scene) {
         return policies::figures(scene);
+    }
+    if answers::are_shown(scene) {
+        return answers::figures(scene);
     }
     let layers = scene.run.layers();
     let groups: Vec<(Anchor, &FrontierGroup)> = scene

@@ -11,7 +11,10 @@ use eframe::egui::{
     Stroke, StrokeKind, TextEdit, TextFormat, TextStyle, Ui, WidgetInfo, accesskit::Role, pos2,
     text::LayoutJob, vec2,
 };
-use layerscope_engine::{POLICIES, Policy, PolicyKind, Repetition, Result};
+use layerscope_engine::{POLICIES, Policy, PolicyKind, Repetition, Result, Sampling};
+
+/// Least width of a side, points; more sides than fit scroll.
+const LEAST_SIDE: f32 = 250.0;
 
 /// The form.
 #[derive(Debug, Clone)]
@@ -26,6 +29,25 @@ pub struct Form {
     pub side: usize,
     /// Whether the policy runs with the adapter, too, where there is one.
     pub with_adapter: bool,
+    /// Names of further policies to run.
+    pub more: Vec<String>,
+    /// Logits are divided by this; greedy at 0.
+    pub temperature: f64,
+    /// Of the most likely tokens, those that together have this probability are chosen from.
+    pub top_p: f64,
+    /// Seed of random choices, the same on every side.
+    pub seed: u64,
+}
+
+impl Form {
+    /// How tokens are chosen.
+    pub fn sampling(&self) -> Sampling {
+        let Self { temperature, top_p, seed, .. } = *self;
+        if temperature <= 0.0 {
+            return Sampling::Greedy;
+        }
+        Sampling::Random { temperature, top_p: (top_p < 1.0).then_some(top_p), top_k: None, seed }
+    }
 }
 
 impl Default for Form {
@@ -36,6 +58,10 @@ impl Default for Form {
             figure: StepFigure::PromptMass,
             side: 0,
             with_adapter: true,
+            more: vec![],
+            temperature: 0.0,
+            top_p: 1.0,
+            seed: 1,
         }
     }
 }
@@ -45,8 +71,12 @@ impl Default for Form {
 pub enum Asked {
     /// Generate.
     Generate,
+    /// Go on with every side's conversation.
+    Reply,
     /// Stop.
     Stop,
+    /// Keep the chosen policy, to run it when another is chosen.
+    Keep,
     /// Copy the text of the current prompt.
     TakePrompt,
 }
@@ -69,6 +99,8 @@ pub struct LiveScene<'a> {
     pub busy: bool,
     /// Whether a run with a current prompt is open.
     pub has_prompt: bool,
+    /// Whether the model can hold a conversation.
+    pub chats: bool,
     /// For the status line.
     pub readout: &'a mut Option<String>,
 }
@@ -79,8 +111,8 @@ pub fn show(ui: &mut Ui, scene: &mut LiveScene<'_>) -> Option<Asked> {
     ui.add_space(space::SMALL);
     if scene.live.sides.is_empty() {
         ui.weak(
-            "Generates at full depth, then under the policy chosen, at the cutoff, and with an adapter where there is one, and \
-             shows where the texts part. Never two at once, so that the times are true.",
+            "Generates at full depth, then under the policy chosen, at the cutoff, under those added to it, and with an adapter where \
+             there is one, and shows where the texts part. Never two at once, so that the times are true.",
         );
         return asked;
     }
@@ -89,21 +121,25 @@ pub fn show(ui: &mut Ui, scene: &mut LiveScene<'_>) -> Option<Asked> {
     let table = if divergence.is_some() { 118.0 } else { 0.0 };
     let height = ((ui.available_height() - table) * 0.45).max(130.0);
     let live = scene.live;
-    ui.columns(live.asked.len().max(2), |columns| {
-        for (index, ui) in columns.iter_mut().enumerate() {
-            match live.sides.get(index) {
-                // The first side is marked where any other departs from it.
-                Some(side) if index == 0 => pane(ui, palette, side, divergence, height),
-                Some(side) => pane(ui, palette, side, live.divergence(index), height),
-                None => {
-                    design::card(palette).show(ui, |ui| {
-                        ui.set_min_size(vec2(ui.available_width(), height));
-                        ui.strong(live.asked.get(index).map_or(scene.policy, String::as_str));
-                        ui.weak("waits for its turn");
-                    });
+    let sides = live.asked.len().max(2);
+    ScrollArea::horizontal().id_salt("sides").show(ui, |ui| {
+        ui.set_width(ui.available_width().max(sides as f32 * LEAST_SIDE));
+        ui.columns(sides, |columns| {
+            for (index, ui) in columns.iter_mut().enumerate() {
+                match live.sides.get(index) {
+                    // The first side is marked where any other departs from it.
+                    Some(_) if index == 0 => pane(ui, palette, live, index, divergence, height),
+                    Some(_) => pane(ui, palette, live, index, live.divergence(index), height),
+                    None => {
+                        design::card(palette).show(ui, |ui| {
+                            ui.set_min_size(vec2(ui.available_width(), height));
+                            ui.strong(live.asked.get(index).map_or(scene.policy, String::as_str));
+                            ui.weak("waits for its turn");
+                        });
+                    }
                 }
             }
-        }
+        });
     });
     if let Some(step) = divergence {
         candidates(ui, palette, live, step);
@@ -137,22 +173,64 @@ fn controls(ui: &mut Ui, scene: &mut LiveScene<'_>) -> Option<Asked> {
             if ui.add_enabled(ready, button).clicked() {
                 asked = Some(Asked::Generate);
             }
+            if scene.chats && scene.live.reply("").is_some() {
+                let reply = ui.add_enabled(ready, Button::new("Reply"));
+                let about = "Sends the text as the next message: every side goes on from its own answer";
+                if reply.on_hover_text(about).clicked() {
+                    asked = Some(Asked::Reply);
+                }
+            }
         }
         let label = ui.label("new tokens");
         ui.add(DragValue::new(&mut scene.form.max_new_tokens).range(1..=100_000)).labelled_by(label.id);
         if scene.has_prompt && ui.button("Take the run’s prompt").clicked() {
             asked = Some(Asked::TakePrompt);
         }
-        ui.separator();
+        sampling(ui, scene.form);
+    });
+    ui.horizontal_wrapped(|ui| {
         ui.label("full, then");
         policy_kinds(ui, &mut scene.state.policy);
         ui.label(RichText::new(scene.policy).monospace().color(design::palette(ui).cutoff));
+        if more_policies(ui, &mut scene.form.more, scene.policy) {
+            asked = Some(Asked::Keep);
+        }
         if let Some(adapter) = scene.adapter {
             ui.checkbox(&mut scene.form.with_adapter, format!("and with {adapter}"));
         }
         ui.weak(format!("· {}", scene.model));
     });
     asked
+}
+
+/// How tokens are chosen.
+fn sampling(ui: &mut Ui, form: &mut Form) {
+    let label = ui.label("temperature");
+    let temperature = DragValue::new(&mut form.temperature).range(0.0..=2.0).speed(0.01).max_decimals(2);
+    ui.add(temperature).labelled_by(label.id).on_hover_text("0 takes the most likely token");
+    if form.temperature > 0.0 {
+        let label = ui.label("top-p");
+        let top_p = DragValue::new(&mut form.top_p).range(0.05..=1.0).speed(0.01).max_decimals(2);
+        ui.add(top_p).labelled_by(label.id);
+        let label = ui.label("seed");
+        ui.add(DragValue::new(&mut form.seed)).labelled_by(label.id).on_hover_text("The same on every side");
+    }
+}
+
+/// The policies that run beside the chosen one; returns whether that one shall be kept with them.
+fn more_policies(ui: &mut Ui, more: &mut Vec<String>, chosen: &str) -> bool {
+    let mut dropped = None;
+    for (index, policy) in more.iter().enumerate().filter(|(_, policy)| *policy != chosen) {
+        let chip = ui.button(RichText::new(format!("{policy} ×")).monospace());
+        if chip.on_hover_text("Do not run it").clicked() {
+            dropped = Some(index);
+        }
+    }
+    if let Some(index) = dropped {
+        more.remove(index);
+    }
+    let add = ui.add_enabled(!more.iter().any(|policy| policy == chosen), Button::new("Add"));
+    add.on_hover_text("Runs this policy, too, when another is chosen").clicked()
 }
 
 /// The kind of the chosen policy; SPEED if it is unknown.
@@ -199,7 +277,8 @@ fn policy_kinds(ui: &mut Ui, chosen: &mut String) {
     edit.on_hover_text(shown.syntax);
 }
 
-fn pane(ui: &mut Ui, palette: &Palette, side: &Side, divergence: Option<usize>, height: f32) {
+fn pane(ui: &mut Ui, palette: &Palette, live: &Live, index: usize, divergence: Option<usize>, height: f32) {
+    let side = &live.sides[index];
     design::card(palette).show(ui, |ui| {
         ui.set_min_size(vec2(ui.available_width(), height));
         ui.horizontal(|ui| {
@@ -226,8 +305,12 @@ fn pane(ui: &mut Ui, palette: &Palette, side: &Side, divergence: Option<usize>, 
             .show(ui, |ui| {
                 // Columns are justified; text is not.
                 ui.with_layout(Layout::top_down(Align::Min), |ui| {
+                    for message in live.earlier(index) {
+                        ui.label(RichText::new(&message.role).small().weak());
+                        ui.label(RichText::new(&message.content).weak());
+                    }
                     let label = ui.label(text(palette, side, divergence));
-                    let name = || format!("Generated, {}: {}", side.name(), plain(side));
+                    let name = || format!("Generated, {}: {}", side.name(), side.text());
                     label.widget_info(|| WidgetInfo::labeled(Role::Label, true, name()));
                 });
             });
@@ -282,11 +365,6 @@ pub(crate) fn bytes(bytes: f64) -> String {
         _ if bytes >= 1e3 => format!("{:.1} kB", bytes / 1e3),
         _ => format!("{bytes:.0} B"),
     }
-}
-
-fn plain(side: &Side) -> String {
-    let text: String = side.tokens.iter().map(|token| token.text.as_str()).collect();
-    text + &side.text_rest
 }
 
 /// The text, with the first different token highlighted and the text after it dimmed.

@@ -2,6 +2,7 @@
 //! files and dialogs by an [`Action`].
 
 pub mod adapt;
+pub mod answers;
 pub mod compare;
 pub mod curves;
 pub mod frontier;

@@ -1,6 +1,6 @@
 //! Views as SVG images for export, drawn by the figures crate.
 
-use super::{Scene, compare, curves, frontier, heads, map, policies};
+use super::{Scene, answers, compare, curves, frontier, heads, map, policies};
 use crate::state::View;
 use layerscope_engine::{Error, Result};
 use layerscope_figures::{Canvas, Chart, Colours, Map, Outline, Panels, Theme};
@@ -29,6 +29,7 @@ impl Scene<'_> {
             View::Curves => Some(self.charts(&curves::charts(self), &curves::spread(self), theme)),
             View::Heads => Some(heads::picture(self, theme).ok_or_else(reading)?),
             View::Frontier if policies::are_shown(self) => policies::picture(self, theme),
+            View::Frontier if answers::are_shown(self) => answers::picture(self, theme),
             View::Frontier => Some(self.charts(&frontier::charts(self), &frontier::bands(self), theme)),
             View::Compare => Some(compare::picture(self, theme)?),
             View::Text | View::Generate | View::Record | View::Adapt => None,

@@ -5,11 +5,30 @@ use eframe::egui::{
     Color32, Mesh, Painter, Pos2, Rect, Response, Role, Sense, Shape, Stroke, Theme, Ui, Vec2, WidgetInfo,
     epaint::TextShape, pos2, vec2,
 };
-use layerscope_figures::{Ink, Pen, Surface, TextAnchor, TradeOff};
+use layerscope_figures::{Ink, Pen, Scores, Surface, TextAnchor, TradeOff};
 use std::f32::consts::FRAC_PI_2;
 
 /// Draws the figure at this size, with a tooltip for the point under the pointer; returns the tooltip's text.
 pub fn trade_off(ui: &mut Ui, figure: &TradeOff, size: Vec2) -> (Response, Option<String>) {
+    let label = format!("Figure: {}. {}", figure.title, figure.description);
+    let points = [f64::from(size.x), f64::from(size.y)];
+    drawn(ui, size, label, |surface| figure.draw(points, false, surface))
+}
+
+/// The same of scores, as high as they are.
+pub fn scores(ui: &mut Ui, figure: &Scores, width: f32) -> (Response, Option<String>) {
+    let label = format!("Figure: {}. {}", figure.title, figure.description);
+    let points = f64::from(width);
+    let size = vec2(width, figure.height(points, false) as f32);
+    drawn(ui, size, label, |surface| figure.draw(points, false, surface))
+}
+
+fn drawn(
+    ui: &mut Ui,
+    size: Vec2,
+    label: String,
+    draw: impl FnOnce(&mut dyn Surface),
+) -> (Response, Option<String>) {
     let (area, response) = ui.allocate_exact_size(size, Sense::hover());
     let mut window = Window {
         painter: ui.painter_at(area),
@@ -18,9 +37,8 @@ pub fn trade_off(ui: &mut Ui, figure: &TradeOff, size: Vec2) -> (Response, Optio
         pointer: response.hover_pos(),
         hovered: None,
     };
-    figure.draw([f64::from(size.x), f64::from(size.y)], false, &mut window);
+    draw(&mut window);
     let hovered = window.hovered.map(|(_, text)| text);
-    let label = format!("Figure: {}. {}", figure.title, figure.description);
     response.widget_info(|| WidgetInfo::labeled(Role::Canvas, true, label.clone()));
     let response = match &hovered {
         Some(text) => response.on_hover_text_at_pointer(text),

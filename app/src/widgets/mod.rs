@@ -11,7 +11,7 @@ mod table;
 pub use chart::chart;
 pub use colour_bar::colour_bar;
 pub use cutoff_line::{CutoffLine, Direction};
-pub use figure::trade_off;
+pub use figure::{scores, trade_off};
 pub use heat_map::{HeatMap, HeatMapImage};
 pub use layerscope_figures::token_label;
 pub use table::{Column, Figures, cell, figures_table};
