@@ -46,9 +46,17 @@ fn an_adapter_is_trained_and_used() {
     for file in ["adapter_config.json", "adapter_model.safetensors", "layerscope.json"] {
         assert!(out.join(file).is_file(), "{file}");
     }
+    let measured = trained["measured"].as_array().unwrap();
+    let steps: Vec<u64> = measured.iter().map(|at| at["step"].as_u64().unwrap()).collect();
+    assert_eq!(steps, [0, 10, 20, 30]);
+    assert!(measured.is_sorted_by_key(|at| at["seconds"].as_f64().unwrap()));
+    let ends = [(&measured[0], "before"), (&measured[3], "after")];
+    assert!(ends.iter().all(|(at, when)| at["kl"] == trained[when]["kl"]), "{trained}");
     // The same command has nothing left to do.
     let again = json(&mut adapt(&out, &["--steps", "30", "--evaluate-every", "10", "--json"]));
-    assert_eq!((&again["steps"], &again["after"]), (&trained["steps"], &trained["after"]));
+    for name in ["steps", "after", "measured"] {
+        assert_eq!(again[name], trained[name], "{name}");
+    }
 
     let (plain, _) = generated("speed:4+bos", None);
     let (adapted, said) = generated("speed:4+bos", Some(&out));

@@ -140,6 +140,8 @@ fn generation_is_reproducible_and_speed_at_full_depth_is_full() {
         |seed| generate(&["--ignore-eos", "--temperature", "2.5", "--seed", seed])["tokens"].clone();
     assert_eq!(sampled("7"), sampled("7"));
     assert_ne!(sampled("7"), sampled("8"));
+    let greedy = generate(&["--ignore-eos", "--temperature", "0", "--top-p", "0.5"]);
+    assert_eq!(greedy["tokens"], full["tokens"]);
     let shallow = generate(&["--ignore-eos", "--policy", "speed:2+bos"]);
     assert_eq!(shallow["kv_bytes"], shallow["kv_bytes_model"]);
     assert!(shallow["kv_bytes"].as_u64() < full["kv_bytes"].as_u64());

@@ -12,7 +12,9 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
-use support::{fixtures, json as json_of, layerscope, refuse, run, smollm2, stderr, tiny_model};
+use support::{
+    demo_prompts, fixtures, json as json_of, layerscope, refuse, run, smollm2, stderr, tiny_model,
+};
 use ureq::Agent;
 
 const PROMPT: &str =
@@ -279,7 +281,67 @@ fn a_prompt_that_begins_alike_goes_on_from_the_first() {
     }
     // What a streaming policy leaves is nobody else's.
     assert_eq!(cached(&ask("streaming:16", ends[0])), 0);
-    assert!(server.figure("layerscope_prefix_tokens_total{policy=\"speed:3\"}") > 100.0);
+    assert!(server.figure("layerscope_prefix_tokens_total{model=\"tiny\",policy=\"speed:3\"}") > 100.0);
+}
+
+#[test]
+fn the_model_without_its_adapter_is_served_beside_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let adapter = folder.path().join("taught");
+    let mut adapt = layerscope();
+    adapt.arg("adapt").arg(tiny_model()).args([
+        "--policy",
+        "speed:4+bos",
+        "--steps",
+        "12",
+        "--max-new-tokens",
+        "8",
+    ]);
+    assert!(run(adapt.arg("--prompts").arg(demo_prompts()).arg("--out").arg(&adapter)).status.success());
+    let with_adapter = ["--weights", "f32", "--adapter", adapter.to_str().unwrap()];
+    let (server, plain) = (Server::start(&with_adapter), Server::start(&["--weights", "f32"]));
+    let models: Value = serde_json::from_str(&server.get("/v1/models").1).unwrap();
+    let models = models["data"].as_array().unwrap();
+    let ids: Vec<&str> = models.iter().map(|model| model["id"].as_str().unwrap()).collect();
+    let [speed, full] = ["tiny@speed:4+bos", "tiny@full"];
+    assert_eq!(ids, ["tiny", speed, full, "tiny:base", "tiny:base@speed:4+bos", "tiny:base@full"]);
+    assert_eq!(models[0]["layerscope"]["policy"], "speed:4+bos", "what the adapter was made for");
+    assert_eq!(models[0]["layerscope"]["adapter"], "taught");
+    assert_eq!(models[3]["layerscope"]["adapter"], Value::Null);
+
+    let long = [PROMPT; 20].join(" ");
+    let body = |model: &str| json!({"model": model, "prompt": long, "max_tokens": 8, "temperature": 0, "logprobs": 1});
+    let tokens = |answer: &Value| answer["choices"][0]["logprobs"]["token_logprobs"].clone();
+    let cached = |answer: &Value| answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap();
+    let fresh =
+        [speed, full].map(|model| tokens(&Server::start(&with_adapter).ok("/v1/completions", body(model))));
+    // Both answer at once, and each as it does alone.
+    std::thread::scope(|scope| {
+        let base = scope.spawn(|| server.ok("/v1/completions", body("tiny:base@full")));
+        let adapted = server.ok("/v1/completions", body(full));
+        assert_eq!(tokens(&adapted), fresh[1]);
+        assert_eq!(tokens(&base.join().unwrap()), tokens(&plain.ok("/v1/completions", body(full))));
+    });
+    // The prompt ran the same weights, and serves both.
+    for (model, expected) in [
+        (speed, fresh[0].clone()),
+        ("tiny:base@speed:4+bos", tokens(&plain.ok("/v1/completions", body(speed)))),
+    ] {
+        let answer = server.ok("/v1/completions", body(model));
+        assert!(cached(&answer) > 100, "{answer}");
+        assert_eq!(tokens(&answer), expected, "{model}");
+    }
+    // Which rows the adapter acts on depends on where the prompt ends.
+    let echo = |model: &str| {
+        server.post(
+            "/v1/completions",
+            &json!({"model": model, "prompt": PROMPT, "max_tokens": 1, "logprobs": 1, "echo": true}),
+        )
+    };
+    let (status, refused) = echo(full);
+    assert_eq!((status, refused["error"]["param"].as_str()), (400, Some("prompt_boundary")));
+    assert!(refused["error"]["message"].as_str().unwrap().contains("tiny:base@full"), "{refused}");
+    assert_eq!(echo("tiny:base@full").0, 200);
 }
 
 #[test]
@@ -412,7 +474,7 @@ fn memory_is_given_back_and_shared_by_what_policies_keep() {
         assert!(begun.elapsed() < Duration::from_secs(20), "sequences that nobody reads go on");
         std::thread::sleep(Duration::from_millis(20));
     }
-    assert_eq!(server.figure("layerscope_kv_bytes{policy=\"full\"}"), 0.0);
+    assert_eq!(server.figure("layerscope_kv_bytes{model=\"tiny\",policy=\"full\"}"), 0.0);
     assert_eq!(server.get("/health").0, 200);
 }
 

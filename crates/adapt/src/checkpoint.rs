@@ -22,14 +22,26 @@ pub(crate) struct Progress {
     pub(crate) tokens: usize,
     pub(crate) rows: usize,
     pub(crate) seconds: f64,
-    /// Held-out figures without the adapter.
-    pub(crate) before: Option<HeldOutFigures>,
+    /// Held-out figures, from those without the adapter on.
+    pub(crate) measured: Vec<Measured>,
+}
+
+/// Held-out figures on the way.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Measured {
+    /// After so many steps.
+    pub step: usize,
+    /// After so many seconds of training, without preparing the prompts.
+    pub seconds: f64,
+    /// What was measured.
+    #[serde(flatten)]
+    pub figures: HeldOutFigures,
 }
 
 impl Progress {
     /// None yet, of a training with these settings.
     pub(crate) fn of(settings: String) -> Self {
-        Self { settings, step: 0, tokens: 0, rows: 0, seconds: 0.0, before: None }
+        Self { settings, step: 0, tokens: 0, rows: 0, seconds: 0.0, measured: vec![] }
     }
 }
 

@@ -13,6 +13,7 @@ mod spill;
 mod train;
 mod trainer;
 
+pub use checkpoint::Measured;
 pub use optimizer::AdamW;
 pub use settings::{Continued, Settings};
 pub use train::{Event, Outcome, adapt};

@@ -1,6 +1,6 @@
 //! The training loop.
 
-use crate::checkpoint::{Checkpoint, Progress};
+use crate::checkpoint::{Checkpoint, Measured, Progress};
 use crate::continuations::Continuations;
 use crate::data::{Item, Preparation, Under};
 use crate::loss::Objective;
@@ -91,6 +91,8 @@ pub enum Event<'a> {
 pub struct Outcome {
     /// What it took, and what it changed.
     pub training: AdapterTraining,
+    /// Held-out figures, from those without the adapter on.
+    pub measured: Vec<Measured>,
     /// Ids of the prompts that were held out.
     pub held_out: Vec<String>,
     /// Whether it was interrupted.
@@ -162,11 +164,14 @@ pub fn adapt(
     let resumed = trainer.state.progress.step;
     let (of_trained, of_held_out) = (trained.len(), held_out.len());
     observe(Event::Started { trained: of_trained, held_out: of_held_out, bytes, in_file, resumed });
-    let before = match trainer.state.progress.before {
-        Some(before) => before,
-        None => trainer.evaluate(&held_out, Under::Policy, settings.batch)?,
+    let before = match trainer.state.progress.measured.first() {
+        Some(measured) => measured.figures,
+        None => {
+            let figures = trainer.evaluate(&held_out, Under::Policy, settings.batch)?;
+            trainer.state.progress.measured.push(Measured { step: 0, seconds: 0.0, figures });
+            figures
+        }
     };
-    trainer.state.progress.before = Some(before);
     let frontier = |trainer: &Trainer<'_>, figures: &HeldOutFigures| match settings.with_frontier {
         true => trainer.frontier(&held_out, figures, settings.batch),
         false => Ok(vec![]),
@@ -185,6 +190,8 @@ pub fn adapt(
         let mut is_due = checkpointed.elapsed().as_secs_f64() > CHECKPOINT_S;
         if done >= 1.0 || step.is_multiple_of(settings.evaluate_every) {
             let figures = trainer.evaluate(&held_out, Under::Policy, settings.batch)?;
+            let seconds = trainer.state.progress.seconds;
+            trainer.state.progress.measured.push(Measured { step, seconds, figures });
             observe(Event::Evaluated { step, figures, frontier: frontier(&trainer, &figures)? });
             after = Some(figures);
             is_due = true;
@@ -206,7 +213,8 @@ pub fn adapt(
         true => None,
         false => Some(trainer.evaluate(&held_out, Under::Cutoff(layers), settings.batch)?),
     };
-    let Progress { step: steps, tokens, rows, seconds, .. } = trainer.state.progress;
+    let Progress { step: steps, tokens, rows, seconds, ref measured, .. } = trainer.state.progress;
+    let measured = measured.clone();
     let training = AdapterTraining {
         steps,
         tokens,
@@ -230,7 +238,7 @@ pub fn adapt(
     };
     trainer.adapter()?.write(folder, &info, model.config())?;
     let held_out = held_out.into_iter().map(|item| item.id).collect();
-    Ok(Outcome { training, held_out, interrupted })
+    Ok(Outcome { training, measured, held_out, interrupted })
 }
 
 /// What rows read under the policy; full depth is one to learn answers under, as a measure for others.

@@ -25,6 +25,12 @@ const EXAMPLES: &str = "Examples:
 #[derive(Debug, Parser)]
 #[command(name = "layerscope", version, after_help = EXAMPLES, max_term_width = 110)]
 pub(crate) struct Arguments {
+    /// Threads that compute; one per physical core where none are given
+    #[arg(long, global = true, value_name = "N", value_parser = clap::value_parser!(u16).range(1..), help_heading = "For every command")]
+    pub(crate) threads: Option<u16>,
+    /// Show no progress; warnings and errors are told
+    #[arg(long, short, global = true, help_heading = "For every command")]
+    pub(crate) quiet: bool,
     #[command(subcommand)]
     pub(crate) command: Command,
 }
@@ -475,7 +481,7 @@ pub(crate) struct GenerateArguments {
     /// At most this many tokens
     #[arg(long, default_value_t = 128)]
     pub(crate) max_new_tokens: usize,
-    /// Sample at this temperature instead of taking the most likely token
+    /// Sample at this temperature; 0, as where no option of sampling is given, takes the most likely token
     #[arg(long)]
     pub(crate) temperature: Option<f64>,
     /// Sample among the most likely tokens that together have this probability

@@ -29,6 +29,12 @@ fn main() -> ExitCode {
 fn run(arguments: Arguments) -> Result<ExitCode> {
     layerscope_engine::keep_freed_memory();
     layerscope_engine::explain_bus_errors();
+    if let Some(threads) = arguments.threads {
+        layerscope_engine::use_threads(threads.into());
+    }
+    if arguments.quiet {
+        progress::be_quiet();
+    }
     // The engines of the viewer and of the server run on threads of their own, which create the pool.
     if !matches!(arguments.command, Command::View(_) | Command::Serve(_)) {
         layerscope_engine::one_pool()?;

@@ -1,4 +1,6 @@
-//! Progress bars on standard error; nothing is drawn if it is not a terminal.
+//! Progress on standard error: bars on a terminal, lines elsewhere.
+
+mod log;
 
 use crate::terminal;
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -11,9 +13,45 @@ use layerscope_recording::RecordingEvent;
 use layerscope_recording::continuations::ContinuationEvent;
 use layerscope_recording::policies::PolicyEvent;
 use layerscope_recording::sets::SetsEvent;
+use log::Log;
+use std::io::IsTerminal;
+use std::sync::atomic::{AtomicBool, Ordering};
 
+/// Whether `--quiet` was given.
+static QUIET: AtomicBool = AtomicBool::new(false);
+
+/// Shows no progress from now on.
+pub(crate) fn be_quiet() {
+    QUIET.store(true, Ordering::Relaxed);
+}
+
+fn on_terminal() -> bool {
+    std::io::stderr().is_terminal()
+}
+
+/// Where bars are drawn.
+fn target() -> ProgressDrawTarget {
+    match (QUIET.load(Ordering::Relaxed), on_terminal()) {
+        (true, _) => ProgressDrawTarget::hidden(),
+        (false, true) => ProgressDrawTarget::stderr(),
+        (false, false) => ProgressDrawTarget::term_like_with_hz(Box::new(Log::new()), 1),
+    }
+}
+
+/// A bar of so many units.
+fn bar(length: usize, template: &str) -> ProgressBar {
+    ProgressBar::with_draw_target(Some(length as u64), target()).with_style(style(template))
+}
+
+/// Lines have no drawings.
 fn style(template: &str) -> ProgressStyle {
-    ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())
+    let mut template = template.to_owned();
+    if !on_terminal() {
+        for drawing in ["{bar:30} ", "{bar:20} ", "{spinner} "] {
+            template = template.replace(drawing, "");
+        }
+    }
+    ProgressStyle::with_template(&template).unwrap_or_else(|_| ProgressStyle::default_bar())
 }
 
 /// The bar's message: names are escaped as everywhere.
@@ -30,7 +68,7 @@ fn name(bar: &ProgressBar, prefix: &str) {
 
 /// Runs `load` and shows how many layers it has loaded; `load` reports them through its argument.
 pub(crate) fn loading<T>(load: impl FnOnce(&mut dyn FnMut(usize, usize) -> Result<()>) -> T) -> T {
-    let bar = ProgressBar::new(0).with_style(style("loading {bar:30} {pos}/{len} layers"));
+    let bar = bar(0, "loading {bar:30} {pos}/{len} layers");
     let loaded = load(&mut |done, all| {
         bar.set_length(all as u64);
         bar.set_position(done as u64);
@@ -54,7 +92,7 @@ impl FetchBar {
         match progress {
             Progress::Bytes { file, done, all } => {
                 if self.0.is_hidden() {
-                    self.0.set_draw_target(ProgressDrawTarget::stderr());
+                    self.0.set_draw_target(target());
                     // Bytes that are already on disk do not count towards the speed.
                     self.0.set_position(done);
                     self.0.reset_eta();
@@ -82,7 +120,7 @@ pub(crate) struct SpansBar {
 impl SpansBar {
     pub(crate) fn new(spans: usize) -> Self {
         let template = "{prefix} {bar:30} {pos}/{len} {msg}, {elapsed} elapsed";
-        Self { bar: ProgressBar::new(0).with_style(style(template)), done: 0, spans }
+        Self { bar: bar(0, template), done: 0, spans }
     }
 
     /// Starts the next span.
@@ -117,7 +155,7 @@ pub(crate) struct SearchBar(ProgressBar);
 
 impl SearchBar {
     pub(crate) fn new() -> Self {
-        Self(ProgressBar::new(0).with_style(style("{prefix} {bar:30} {pos}/{len} {msg}, {elapsed} elapsed")))
+        Self(bar(0, "{prefix} {bar:30} {pos}/{len} {msg}, {elapsed} elapsed"))
     }
 
     pub(crate) fn observe(&self, event: SetsEvent<'_>) {
@@ -144,7 +182,7 @@ pub(crate) struct PoliciesBar(ProgressBar);
 
 impl PoliciesBar {
     pub(crate) fn new() -> Self {
-        Self(ProgressBar::new(0).with_style(style("{prefix} {bar:30} {pos}/{len} {msg}, {elapsed} elapsed")))
+        Self(bar(0, "{prefix} {bar:30} {pos}/{len} {msg}, {elapsed} elapsed"))
     }
 
     pub(crate) fn observe(&self, event: PolicyEvent<'_>) {
@@ -177,8 +215,7 @@ pub(crate) struct AdaptBar {
 
 impl AdaptBar {
     pub(crate) fn new(quiet: bool) -> Self {
-        let bar = ProgressBar::new(0)
-            .with_style(style("prompts {bar:30} {pos}/{len}, {elapsed} elapsed, {eta} left"));
+        let bar = bar(0, "prompts {bar:30} {pos}/{len}, {elapsed} elapsed, {eta} left");
         Self { bar, held_out: String::new(), quiet }
     }
 
@@ -216,8 +253,7 @@ impl AdaptBar {
                     line += &format!("; going on from step {resumed}");
                 }
                 terminal::say(&line);
-                self.bar = ProgressBar::new(WHOLE as u64)
-                    .with_style(style("{bar:20} {percent} %, {elapsed} elapsed, {eta} left{msg}"));
+                self.bar = bar(WHOLE as usize, "{bar:20} {percent} %, {elapsed} elapsed, {eta} left{msg}");
                 self.bar.reset_eta();
             }
             Event::Step { step, loss, done } => {
@@ -250,8 +286,7 @@ pub(crate) struct TokensBar(ProgressBar);
 
 impl TokensBar {
     pub(crate) fn new(what: &str, tokens: usize) -> Self {
-        let bar = ProgressBar::new(tokens as u64)
-            .with_style(style("{prefix} {bar:30} {pos}/{len} tokens, {elapsed} elapsed, {eta} left"));
+        let bar = bar(tokens, "{prefix} {bar:30} {pos}/{len} tokens, {elapsed} elapsed, {eta} left");
         name(&bar, what);
         Self(bar)
     }
@@ -267,7 +302,7 @@ impl TokensBar {
 
 /// Shows a spinner with a message while `work` runs.
 pub(crate) fn waiting<T>(what: &str, work: impl FnOnce() -> T) -> T {
-    let spinner = ProgressBar::new_spinner().with_style(style("{spinner} {msg} {elapsed}"));
+    let spinner = bar(0, "{spinner} {msg} {elapsed}");
     show(&spinner, what);
     spinner.enable_steady_tick(std::time::Duration::from_millis(100));
     let done = work();
@@ -285,9 +320,9 @@ pub(crate) struct BenchBars {
 
 impl BenchBars {
     pub(crate) fn new(plan: &BenchPlan) -> Self {
-        let bars = MultiProgress::new();
-        let all = ProgressBar::new(0).with_style(style("measuring {bar:30} {elapsed} elapsed, {eta} left"));
-        let present = ProgressBar::new(0).with_style(style("  {bar:20} {pos}/{len} tokens, {msg}"));
+        let bars = MultiProgress::with_draw_target(target());
+        let all = bar(0, "measuring {bar:30} {elapsed} elapsed, {eta} left");
+        let present = bar(0, "  {bar:20} {pos}/{len} tokens, {msg}");
         let (all, present) = (bars.add(all), bars.add(present));
         Self { all, present, repeats: plan.repeats, new_tokens: plan.new_tokens }
     }
@@ -322,8 +357,8 @@ pub(crate) struct QualityBar(ProgressBar);
 
 impl QualityBar {
     pub(crate) fn new(plan: &BenchPlan, prompts: usize) -> Self {
-        let bar = ProgressBar::new((prompts * (plan.policies.len() + 1)) as u64)
-            .with_style(style("quality {bar:30} {pos}/{len}, {elapsed} elapsed, {eta} left, {msg}"));
+        let all = prompts * (plan.policies.len() + 1);
+        let bar = bar(all, "quality {bar:30} {pos}/{len}, {elapsed} elapsed, {eta} left, {msg}");
         bar.enable_steady_tick(std::time::Duration::from_millis(250));
         Self(bar)
     }
@@ -346,7 +381,7 @@ pub(crate) struct NeedleBar(ProgressBar);
 impl NeedleBar {
     pub(crate) fn new(generations: usize) -> Self {
         let template = "needles {bar:30} {pos}/{len}, {elapsed} elapsed, {eta} left, {msg}";
-        Self(ProgressBar::new(generations as u64).with_style(style(template)))
+        Self(bar(generations, template))
     }
 
     pub(crate) fn observe(&self, event: NeedleEvent<'_>) {
@@ -367,7 +402,7 @@ pub(crate) struct EvalBar(ProgressBar);
 impl EvalBar {
     pub(crate) fn new(items: usize) -> Self {
         let template = "items {bar:30} {pos}/{len}, {elapsed} elapsed, {eta} left, {msg}";
-        Self(ProgressBar::new(items as u64).with_style(style(template)))
+        Self(bar(items, template))
     }
 
     pub(crate) fn observe(&self, event: layerscope_eval::Event<'_>) {
@@ -397,8 +432,7 @@ pub(crate) struct FailureCaseBar {
 
 impl FailureCaseBar {
     pub(crate) fn new() -> Self {
-        let bar = ProgressBar::new(0)
-            .with_style(style("failure cases {bar:30} {pos}/{len}, {elapsed} elapsed, {msg}"));
+        let bar = bar(0, "failure cases {bar:30} {pos}/{len}, {elapsed} elapsed, {msg}");
         Self { bar, id: String::new(), tokens: 0 }
     }
 
@@ -431,12 +465,10 @@ pub(crate) struct RecordingBars {
 
 impl RecordingBars {
     pub(crate) fn new(prompts: usize) -> Self {
-        let bars = MultiProgress::new();
-        let prompts = bars.add(
-            ProgressBar::new(prompts as u64)
-                .with_style(style("recording {bar:30} {pos}/{len} prompts, {elapsed} elapsed, {eta} left")),
-        );
-        let present = bars.add(ProgressBar::new(0).with_style(style("  {prefix} {bar:20} {msg}")));
+        let bars = MultiProgress::with_draw_target(target());
+        let prompts =
+            bars.add(bar(prompts, "recording {bar:30} {pos}/{len} prompts, {elapsed} elapsed, {eta} left"));
+        let present = bars.add(bar(0, "  {prefix} {bar:20} {msg}"));
         Self { bars, prompts, present, failures: 0 }
     }
 
@@ -491,9 +523,9 @@ impl RecordingBars {
     /// Prints a line above the bars, which stays; also if standard error is not a terminal.
     fn say(&self, line: &str) {
         // `suspend` panics where the terminal is gone.
-        match self.bars.is_hidden() {
-            true => terminal::say(line),
-            false => drop(self.bars.println(terminal::line(line))),
+        match on_terminal() && !self.bars.is_hidden() {
+            true => drop(self.bars.println(terminal::line(line))),
+            false => terminal::say(line),
         }
     }
 }

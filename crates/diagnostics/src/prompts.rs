@@ -21,7 +21,7 @@ pub const LONGEST_NAME: usize = 256;
 /// One line of a prompt file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Prompt {
-    /// Unique within the file, at most [`LONGEST_NAME`] bytes.
+    /// Unique within the file, at most [`LONGEST_NAME`] bytes; the line's number where the line gives none.
     pub id: String,
     /// Category for summaries, at most [`LONGEST_NAME`] bytes; [`UNCATEGORISED`] by default.
     pub category: String,
@@ -97,10 +97,10 @@ pub fn parse_prompts(file: &str, bytes: &[u8]) -> Result<Vec<Prompt>> {
         if line.is_empty() {
             continue;
         }
-        let prompt = parse_line(line).map_err(at)?;
+        let prompt = parse_line(line, number).map_err(at)?;
         if let Some(first) = line_of_id.insert(prompt.id.clone(), number) {
             return Err(at(format!(
-                "the id {:?} is already used on line {first}; give each prompt its own id",
+                "the id {:?} is already used on line {first}; give each prompt its own id, or none: then it is the line's number",
                 prompt.id
             )));
         }
@@ -142,8 +142,8 @@ fn check_length(name: &str, most: usize) -> std::result::Result<(), String> {
     }
 }
 
-/// Parses one line; the error is the problem and its remedy, without file and line.
-fn parse_line(line: &str) -> std::result::Result<Prompt, String> {
+/// Parses the line of that number; the error is the problem and its remedy, without file and line.
+fn parse_line(line: &str, number: usize) -> std::result::Result<Prompt, String> {
     let value: Value = serde_json::from_str(line).map_err(|error| {
         // serde_json's message ends with a line number, which is always 1 here.
         let message = error.to_string();
@@ -156,12 +156,11 @@ fn parse_line(line: &str) -> std::result::Result<Prompt, String> {
     let Value::Object(fields) = value else {
         return Err(format!("{} instead of a JSON object; write e.g. {EXAMPLE}", kind(&value)));
     };
-    let id = text(&fields, "id")?
-        .filter(|id| !id.trim().is_empty())
-        .ok_or("no \"id\"; give the prompt a unique, non-empty id")?;
+    let id = text(&fields, "id")?.filter(|id| !id.trim().is_empty());
+    let id = id.map_or_else(|| number.to_string(), str::to_owned);
     let category =
         text(&fields, "category")?.filter(|category| !category.trim().is_empty()).unwrap_or(UNCATEGORISED);
-    for (field, name) in [("id", id), ("category", category)] {
+    for (field, name) in [("id", id.as_str()), ("category", category)] {
         check_name(name).map_err(|problem| format!("the \"{field}\" has {problem}; shorten it"))?;
     }
     let content = match (text(&fields, "prompt")?, present(&fields, "messages")) {
@@ -192,7 +191,7 @@ fn parse_line(line: &str) -> std::result::Result<Prompt, String> {
         return Err("the \"span\" is empty; leave it out, or give a part of the prompt's text".into());
     }
     Ok(Prompt {
-        id: id.to_owned(),
+        id,
         category: category.to_owned(),
         content,
         answer: answer.map(str::to_owned),
@@ -291,15 +290,21 @@ mod tests {
     }
 
     #[test]
+    fn prompts_without_an_id_are_numbered_by_their_lines() {
+        let file = b"{\"prompt\":\"x\"}\n\n{\"id\":\" \",\"prompt\":\"y\"}\n{\"id\":\"z\",\"prompt\":\"z\"}";
+        let ids = parse_prompts("prompts.jsonl", file).unwrap().into_iter().map(|prompt| prompt.id);
+        assert_eq!(ids.collect::<Vec<_>>(), ["1", "3", "z"]);
+    }
+
+    #[test]
     fn refusals_name_line_and_mend() {
-        let cases: [(&[u8], &[&str]); 17] = [
+        let cases: [(&[u8], &[&str]); 16] = [
             (b"", &["prompts.jsonl holds no prompts"]),
             (b"\n \n", &["holds no prompts"]),
             (b"\n{\"id\":\"a\"", &["line 2", "not valid JSON", "column"]),
             (b"[1]", &["line 1", "a list instead of a JSON object"]),
-            (b"{\"prompt\":\"x\"}", &["no \"id\""]),
             (b"{\"id\":7,\"prompt\":\"x\"}", &["\"id\" is a number", "quotes"]),
-            (b"{\"id\":\" \",\"prompt\":\"x\"}", &["no \"id\""]),
+            (b"{\"prompt\":\"x\"}\n{\"id\":\"1\",\"prompt\":\"x\"}", &["line 2", "already used on line 1"]),
             (b"{\"id\":\"a\"}", &["neither \"prompt\" nor \"messages\""]),
             (b"{\"id\":\"a\",\"prompt\":\"x\",\"messages\":[]}", &["both \"prompt\" and \"messages\""]),
             (b"{\"id\":\"a\",\"prompt\":\" \\n\"}", &["is empty"]),

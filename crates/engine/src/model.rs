@@ -14,7 +14,8 @@ use std::io::Read;
 use std::path::Path;
 use std::sync::Arc;
 
-/// A loaded model.
+/// A loaded model. A clone shares its weights.
+#[derive(Clone)]
 pub struct Model {
     /// Display name.
     pub name: String,

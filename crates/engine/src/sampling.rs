@@ -11,7 +11,7 @@ pub enum Sampling {
     Greedy,
     /// A random token.
     Random {
-        /// Logits are divided by this; above 0.
+        /// Logits are divided by this; next to 0 the most likely token is taken.
         temperature: f64,
         /// Keep only the most likely tokens that together have this probability.
         top_p: Option<f64>,
@@ -85,8 +85,8 @@ impl Sampling {
     /// [`Error::Input`] on a temperature, top-p or top-k out of range.
     pub fn checked(self) -> Result<Self> {
         if let Self::Random { temperature, top_p, top_k, .. } = self {
-            if !(temperature > 0.0 && temperature.is_finite()) {
-                return Err(Error::input(format!("temperature {temperature} must be above 0")));
+            if !(temperature >= 0.0 && temperature.is_finite()) {
+                return Err(Error::input(format!("temperature {temperature} must be 0 or more")));
             }
             if top_p.is_some_and(|p| !(p > 0.0 && p <= 1.0)) {
                 return Err(Error::input("top-p must be above 0 and at most 1"));
@@ -125,7 +125,7 @@ mod tests {
 
     #[test]
     fn next_to_no_temperature_is_greedy() {
-        for temperature in [1e-300, 1e-40, 1e-6, 1e-5] {
+        for temperature in [0.0, 1e-300, 1e-40, 1e-6, 1e-5] {
             let sampling = Sampling::Random { temperature, top_p: Some(0.9), top_k: None, seed: 1 };
             let mut sampler = Sampler::new(sampling).unwrap();
             assert_eq!(sampler.sample(&logits(&[-80.0, 90.0, 89.0])).unwrap(), 1);

@@ -1,17 +1,26 @@
 //! What a program sets up once: one thread pool, and memory that is kept for the next use.
 
 use crate::{Error, Result};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Makes rayon's global pool, one thread per physical core; `RAYON_NUM_THREADS` overrules the number. The calling thread
-/// becomes one of them: call it first on the thread that runs the model, for which handing out work then costs no
+/// Threads that [`one_pool`] makes; 0 where nobody said.
+static WANTED: AtomicUsize = AtomicUsize::new(0);
+
+/// Sets how many threads [`one_pool`] makes.
+pub fn use_threads(threads: usize) {
+    WANTED.store(threads, Ordering::Relaxed);
+}
+
+/// Makes rayon's global pool, one thread per physical core where neither [`use_threads`] nor `RAYON_NUM_THREADS` says another number. The
+/// calling thread becomes one of them: call it first on the thread that runs the model, for which handing out work then costs no
 /// change of threads (a decode step does so a hundred times). A pool that the program already has stays as it is.
 ///
 /// # Errors
 /// [`Error::Failure`] where threads cannot be started.
 pub fn one_pool() -> Result<()> {
-    let wanted = std::env::var("RAYON_NUM_THREADS").ok().and_then(|threads| threads.parse().ok());
-    let threads =
-        wanted.filter(|&threads| threads > 0).unwrap_or(num_cpus::get_physical().min(num_cpus::get()));
+    let said = Some(WANTED.load(Ordering::Relaxed)).filter(|&threads| threads > 0);
+    let variable = || std::env::var("RAYON_NUM_THREADS").ok()?.parse().ok().filter(|&threads| threads > 0);
+    let threads = said.or_else(variable).unwrap_or(num_cpus::get_physical().min(num_cpus::get()));
     let built = rayon::ThreadPoolBuilder::new().num_threads(threads).use_current_thread().build_global();
     // An error without a cause says that there is a pool.
     match built.as_ref().err().and_then(std::error::Error::source) {

@@ -1,6 +1,7 @@
 //! What a request asks of the thread that runs the model, and what comes back.
 
-use layerscope_engine::{Policy, Sampling};
+use crate::served::Under;
+use layerscope_engine::Sampling;
 use layerscope_eval::{Likelihood, TokenLikelihood};
 use std::sync::Arc;
 use std::time::Instant;
@@ -15,7 +16,7 @@ pub(crate) enum Message {
 
 /// A sequence that is to run.
 pub(crate) struct Job {
-    pub(crate) policy: Policy,
+    pub(crate) under: Under,
     pub(crate) prompt: Arc<[u32]>,
     pub(crate) task: Task,
     /// Nobody listens once this is closed, and the sequence ends.

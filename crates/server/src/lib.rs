@@ -54,6 +54,8 @@ pub struct Options {
 pub struct Loaded {
     /// The model.
     pub model: Model,
+    /// The same without the adapter that `model` has beside its weights; served as `NAME:base`.
+    pub base: Option<Model>,
     /// The first is that of requests that name none; all are listed.
     pub policies: Vec<Policy>,
 }
@@ -107,7 +109,7 @@ pub fn serve(
             let loaded = load()?;
             let served = Served::new(loaded, &settings, jobs)?;
             let scheduler = Scheduler::new(&served, inbox, counted);
-            let said = (served.id(), served.kv_memory());
+            let said = (served.name().to_owned(), served.kv_memory());
             let _ = inner.set(served);
             let _ = ready.send(said);
             scheduler.run();

@@ -1,7 +1,7 @@
 //! Figures for Prometheus.
 
 use crate::job::Figures;
-use layerscope_engine::Policy;
+use crate::served::Under;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
@@ -12,11 +12,14 @@ use prometheus_client::registry::{Registry, Unit};
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
-/// Policies that have figures of their own; those that come later share one label.
-const MOST_POLICIES: usize = 64;
+/// Models under policies that have figures of their own; those that come later share one label.
+const MOST_LABELS: usize = 64;
+/// The policy of that label.
+const OTHER: &str = "other";
 
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, EncodeLabelSet)]
 struct Label {
+    model: String,
     policy: String,
 }
 
@@ -31,7 +34,7 @@ pub(crate) struct Metrics {
     prefix_tokens: Family<Label, Counter>,
     running: Gauge,
     waiting: Gauge,
-    policies: Mutex<Vec<String>>,
+    known: Mutex<Vec<Label>>,
 }
 
 impl Metrics {
@@ -67,7 +70,7 @@ impl Metrics {
         );
         registry.register("running_sequences", "Sequences that run", running.clone());
         registry.register("waiting_sequences", "Sequences that wait", waiting.clone());
-        let policies = Mutex::default();
+        let known = Mutex::default();
         Self {
             registry,
             ttft,
@@ -79,7 +82,7 @@ impl Metrics {
             prefix_tokens,
             running,
             waiting,
-            policies,
+            known,
         }
     }
 
@@ -90,29 +93,30 @@ impl Metrics {
         Ok(text)
     }
 
-    fn label(&self, policy: &Policy) -> Label {
-        let name = policy.to_string();
-        let mut known = self.policies.lock().unwrap_or_else(PoisonError::into_inner);
-        if known.contains(&name) {
-            return Label { policy: name };
+    fn label(&self, under: &Under) -> Label {
+        let label = Label { model: under.named.name.clone(), policy: under.policy.to_string() };
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        if known.contains(&label) {
+            return label;
         }
-        if known.len() >= MOST_POLICIES {
-            return Label { policy: "other".to_owned() };
+        let is_new = known.iter().filter(|known| known.policy != OTHER).count() < MOST_LABELS;
+        let label = if is_new { label } else { Label { policy: OTHER.to_owned(), ..label } };
+        if !known.contains(&label) {
+            known.push(label.clone());
         }
-        known.push(name.clone());
-        Label { policy: name }
+        label
     }
 
     /// A request was admitted.
-    pub(crate) fn prompt_tokens(&self, policy: &Policy, tokens: usize, taken_over: usize) {
-        let label = self.label(policy);
+    pub(crate) fn prompt_tokens(&self, under: &Under, tokens: usize, taken_over: usize) {
+        let label = self.label(under);
         self.prompt_tokens.get_or_create(&label).inc_by(tokens as u64);
         self.prefix_tokens.get_or_create(&label).inc_by(taken_over as u64);
     }
 
     /// A sequence has ended.
-    pub(crate) fn ended(&self, policy: &Policy, figures: &Figures) {
-        let label = self.label(policy);
+    pub(crate) fn ended(&self, under: &Under, figures: &Figures) {
+        let label = self.label(under);
         self.queue.get_or_create(&label).observe(figures.queued_s);
         if let Some(ttft) = figures.ttft_s {
             self.ttft.get_or_create(&label).observe(ttft);
@@ -128,16 +132,15 @@ impl Metrics {
     }
 
     /// Bytes of keys and values of the sequences that run, and of kept prefixes.
-    pub(crate) fn kv<'a>(&self, sequences: impl Iterator<Item = (&'a Policy, usize)>, prefixes: u64) {
-        let mut by_policy: BTreeMap<String, usize> = BTreeMap::new();
-        for (policy, bytes) in sequences {
-            *by_policy.entry(self.label(policy).policy).or_default() += bytes;
+    pub(crate) fn kv<'a>(&self, sequences: impl Iterator<Item = (&'a Under, usize)>, prefixes: u64) {
+        let mut by_label: BTreeMap<Label, usize> = BTreeMap::new();
+        for (under, bytes) in sequences {
+            *by_label.entry(self.label(under)).or_default() += bytes;
         }
-        let mut known = self.policies.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        known.push("other".to_owned());
-        for policy in known {
-            let bytes = by_policy.get(&policy).copied().unwrap_or(0);
-            self.kv.get_or_create(&Label { policy }).set(bytes as i64);
+        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        for label in known {
+            let bytes = by_label.get(&label).copied().unwrap_or(0);
+            self.kv.get_or_create(&label).set(bytes as i64);
         }
         self.prefix_kv.set(prefixes as i64);
     }

@@ -19,13 +19,17 @@ struct Kept {
 }
 
 impl Prefixes {
-    /// Keeps a sequence that has ended, in the place of those under the same policy that it begins with.
+    /// Keeps a sequence that has ended, in the place of those of the same model and policy that it begins with.
     pub(crate) fn keep(&mut self, prompt: Arc<[u32]>, session: Session) {
         if prompt.len() < FEWEST_SHARED {
             return;
         }
-        self.kept
-            .retain(|kept| kept.session.policy() != session.policy() || !prompt.starts_with(&kept.prompt));
+        let replaces = |kept: &Kept| {
+            kept.session.policy() == session.policy()
+                && Arc::ptr_eq(kept.session.decoder(), session.decoder())
+                && prompt.starts_with(&kept.prompt)
+        };
+        self.kept.retain(|kept| !replaces(kept));
         self.kept.push_back(Kept { prompt, session });
     }
 

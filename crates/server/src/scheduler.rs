@@ -5,7 +5,7 @@ use crate::metrics::Metrics;
 use crate::prefixes::Prefixes;
 use crate::sequence::{Sequence, Stage, decode_len};
 use crate::served::Served;
-use layerscope_engine::{Decoder, Error, Result, Session, Tensor, Turn, advance_together};
+use layerscope_engine::{Error, Result, Session, Tensor, Turn, advance_together};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -16,7 +16,6 @@ use std::time::{Duration, Instant};
 const ROWS_BESIDE: usize = 512;
 
 pub(crate) struct Scheduler {
-    decoder: Arc<Decoder>,
     messages: Receiver<Message>,
     waiting: VecDeque<Job>,
     running: Vec<Sequence>,
@@ -36,7 +35,6 @@ impl Scheduler {
     pub(crate) fn new(served: &Served, messages: Receiver<Message>, metrics: Arc<Metrics>) -> Self {
         let limits = served.limits();
         Self {
-            decoder: Arc::clone(served.decoder()),
             messages,
             waiting: VecDeque::new(),
             running: vec![],
@@ -119,7 +117,7 @@ impl Scheduler {
     fn admit(&mut self) {
         while self.running.len() < self.max_sequences {
             let Some(job) = self.waiting.front() else { break };
-            let need = kv_need(&self.decoder, job);
+            let need = kv_need(job);
             let used: u64 = self.running.iter().map(|sequence| sequence.kv_bytes).sum();
             if used + need > self.kv_memory && !self.running.is_empty() {
                 break;
@@ -135,7 +133,7 @@ impl Scheduler {
                     self.queued.fetch_sub(1, Ordering::Relaxed);
                     let events = job.events.clone();
                     let begun = begun.and_then(|(session, shared)| {
-                        self.metrics.prompt_tokens(&job.policy, job.prompt.len(), shared);
+                        self.metrics.prompt_tokens(&job.under, job.prompt.len(), shared);
                         Sequence::new(job, session, need, shared)
                     });
                     match begun {
@@ -153,12 +151,13 @@ impl Scheduler {
 
     /// A session whose prompt goes in, and how many of its tokens were taken over from another.
     fn begin(&mut self, job: &Job, for_prefixes: u64) -> Result<(Session, usize)> {
+        let policy = &job.under.policy;
         let new =
-            |decoder| Session::new(decoder, job.policy.clone(), job.prompt.len(), decode_len(&job.task));
-        let mut session = match new(&self.decoder) {
+            || Session::new(job.under.decoder(), policy.clone(), job.prompt.len(), decode_len(&job.task));
+        let mut session = match new() {
             Err(Error::OutOfMemory { .. }) => {
                 self.prefixes.shrink_to(0);
-                new(&self.decoder)?
+                new()?
             }
             session => session?,
         };
@@ -187,12 +186,12 @@ impl Scheduler {
             return;
         }
         let sequence = &mut self.running[with_given[self.passes % with_given.len()]];
-        if let Err(error) = sequence.run_given(&self.decoder) {
+        if let Err(error) = sequence.run_given() {
             sequence.fail(error.into());
         }
     }
 
-    /// One pass: a token of each sequence that decodes, and chunks of prompts.
+    /// A token of each sequence that decodes, and chunks of prompts: one pass for each model.
     fn pass(&mut self) {
         let takes_part = self.taking_part();
         if takes_part.is_empty() {
@@ -205,20 +204,12 @@ impl Scheduler {
             .filter(|(index, _)| takes_part.contains(index))
             .map(|(_, sequence)| sequence)
             .collect();
-        let logits = advance(&mut sequences);
-        match logits {
-            Ok(logits) => {
-                for (sequence, logits) in sequences.into_iter().zip(logits) {
-                    let taken = logits.map_or(Ok(()), |logits| sequence.take(&logits));
-                    if let Err(error) = taken {
-                        sequence.fail(error.into());
-                    }
-                }
-            }
-            Err(error) => {
-                let failure = Failure::from(error);
-                sequences.into_iter().for_each(|sequence| sequence.fail(failure.clone()));
-            }
+        while let Some(first) = sequences.first() {
+            let decoder = Arc::clone(first.session.decoder());
+            let (of_model, others) =
+                sequences.into_iter().partition(|sequence| Arc::ptr_eq(sequence.session.decoder(), &decoder));
+            pass_of(of_model);
+            sequences = others;
         }
     }
 
@@ -251,7 +242,7 @@ impl Scheduler {
             }
             let Sequence { session, prompt, .. } = {
                 let ended = self.running.swap_remove(index);
-                self.metrics.ended(ended.session.policy(), &ended.figures());
+                self.metrics.ended(&ended.under, &ended.figures());
                 ended
             };
             let used: u64 = self.running.iter().map(|sequence| sequence.kv_bytes).sum();
@@ -267,15 +258,31 @@ impl Scheduler {
     }
 
     fn count_kv(&self) {
-        let running = self.running.iter().map(|sequence| &sequence.session);
-        self.metrics.kv(
-            running.map(|session| (session.policy(), session.store().allocated_bytes())),
-            self.prefixes.bytes(),
-        );
+        let allocated = |sequence: &Sequence| sequence.session.store().allocated_bytes();
+        let running = self.running.iter().map(|sequence| (&sequence.under, allocated(sequence)));
+        self.metrics.kv(running, self.prefixes.bytes());
     }
 }
 
-/// Runs one pass; logits of those that have some.
+/// Runs one pass of sequences of the same model.
+fn pass_of(mut sequences: Vec<&mut Sequence>) {
+    match advance(&mut sequences) {
+        Ok(logits) => {
+            for (sequence, logits) in sequences.into_iter().zip(logits) {
+                let taken = logits.map_or(Ok(()), |logits| sequence.take(&logits));
+                if let Err(error) = taken {
+                    sequence.fail(error.into());
+                }
+            }
+        }
+        Err(error) => {
+            let failure = Failure::from(error);
+            sequences.into_iter().for_each(|sequence| sequence.fail(failure.clone()));
+        }
+    }
+}
+
+/// Logits of those that have some.
 fn advance(sequences: &mut [&mut Sequence]) -> Result<Vec<Option<Tensor>>> {
     let token = |sequence: &Sequence| match sequence.stage {
         Stage::Token(token) => Some(token),
@@ -295,7 +302,8 @@ fn advance(sequences: &mut [&mut Sequence]) -> Result<Vec<Option<Tensor>>> {
 }
 
 /// Bytes of keys and values that a job's sequence takes at most.
-pub(crate) fn kv_need(decoder: &Decoder, job: &Job) -> u64 {
-    let in_memory = job.policy.in_memory(job.prompt.len(), decode_len(&job.task), decoder.device());
+pub(crate) fn kv_need(job: &Job) -> u64 {
+    let decoder = job.under.decoder();
+    let in_memory = job.under.policy.in_memory(job.prompt.len(), decode_len(&job.task), decoder.device());
     decoder.sequence_need(&in_memory).kv
 }

@@ -2,7 +2,8 @@
 
 use crate::choose::Chooser;
 use crate::job::{EndReason, Event, Failure, Figures, Generate, Job, Task};
-use layerscope_engine::{ComputeType, Decoder, Error, Hooks, Result, Session, Tensor};
+use crate::served::Under;
+use layerscope_engine::{ComputeType, Error, Hooks, Result, Session, Tensor};
 use layerscope_eval::{TokenLikelihood, likelihood_behind};
 use std::sync::Arc;
 use std::time::Instant;
@@ -13,6 +14,7 @@ const FORCED_AT_ONCE: usize = 128;
 
 /// A sequence that runs.
 pub(crate) struct Sequence {
+    pub(crate) under: Under,
     pub(crate) session: Session,
     pub(crate) prompt: Arc<[u32]>,
     pub(crate) stage: Stage,
@@ -63,7 +65,7 @@ impl Sequence {
     /// # Errors
     /// Where a number of the sampling is out of range.
     pub(crate) fn new(job: Job, session: Session, kv_bytes: u64, taken_over: usize) -> Result<Self> {
-        let Job { prompt, task, events, arrived, .. } = job;
+        let Job { under, prompt, task, events, arrived } = job;
         let task = match task {
             Task::Generate(generate) => {
                 let chooser = Chooser::new(generate.choice.clone())?;
@@ -72,6 +74,7 @@ impl Sequence {
             Task::Score(continuations) => Running::Score(continuations),
         };
         let sequence = Self {
+            under,
             session,
             prompt,
             stage: Stage::Prompt,
@@ -174,10 +177,10 @@ impl Sequence {
     ///
     /// # Errors
     /// Whatever fails beneath.
-    pub(crate) fn run_given(&mut self, decoder: &Arc<Decoder>) -> Result<()> {
+    pub(crate) fn run_given(&mut self) -> Result<()> {
         match self.stage {
             Stage::Forced(from) => self.run_forced(from),
-            Stage::Score(index) => self.score(index, decoder),
+            Stage::Score(index) => self.score(index),
             Stage::Prompt | Stage::Token(_) | Stage::Ended => Ok(()),
         }
     }
@@ -213,7 +216,7 @@ impl Sequence {
         self.choose(&Tensor::from_vec(numbers[numbers.len() - vocab..].to_vec(), &[vocab])?)
     }
 
-    fn score(&mut self, index: usize, decoder: &Arc<Decoder>) -> Result<()> {
+    fn score(&mut self, index: usize) -> Result<()> {
         let Running::Score(continuations) = &self.task else { return Ok(()) };
         let likelihood = likelihood_behind(&mut self.session, &self.prompt, &continuations[index])?;
         self.first_token.get_or_insert_with(Instant::now);
@@ -228,7 +231,7 @@ impl Sequence {
         self.stage = Stage::Score(self.scored);
         // What decode rows move under such policies does not come back: the prompt runs again.
         if self.session.policy().rules().selection().refers_to_stored() {
-            let policy = self.session.policy().clone();
+            let (decoder, policy) = (self.under.decoder(), self.under.policy.clone());
             self.session = Session::new(decoder, policy, self.prompt.len(), longest)?;
             self.session.begin_prefill(&self.prompt)?;
             self.stage = Stage::Prompt;

@@ -3,24 +3,63 @@
 use crate::job::{Job, Message};
 use crate::scheduler::kv_need;
 use crate::{Loaded, Options};
-use layerscope_engine::{Decoder, Error, Model, Policy, Result, names_a_file};
+use layerscope_engine::{
+    AdapterRows, Decoder, Error, Model, ModelConfig, Policy, Result, Tokenizer, names_a_file,
+};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+/// What a model's name ends in where its adapter is left away.
+const BASE: &str = ":base";
+
 pub(crate) struct Served {
-    pub(crate) model: Model,
+    /// The first is that of requests that name none; the second, if there is one, is the same without its adapter.
+    pub(crate) models: Vec<Arc<Named>>,
     /// The first is that of requests that name none.
     pub(crate) policies: Vec<Policy>,
-    /// The model's name in requests.
-    pub(crate) name: String,
     /// When it was loaded, seconds since 1970.
     pub(crate) created: u64,
     limits: Limits,
     kv_memory: u64,
     messages: Mutex<Sender<Message>>,
     queued: Arc<AtomicUsize>,
+}
+
+/// A model by its name in requests.
+pub(crate) struct Named {
+    pub(crate) name: String,
+    pub(crate) model: Model,
+}
+
+impl Named {
+    pub(crate) fn adapts_decode_rows(&self) -> bool {
+        self.model.adapter.as_ref().is_some_and(|adapter| adapter.rows == AdapterRows::Decode)
+    }
+}
+
+/// What a request runs: a model under a policy.
+#[derive(Clone)]
+pub(crate) struct Under {
+    pub(crate) named: Arc<Named>,
+    pub(crate) policy: Policy,
+}
+
+impl Under {
+    /// The id that says all of it.
+    pub(crate) fn id(&self) -> String {
+        format!("{}@{}", self.named.name, self.policy)
+    }
+
+    pub(crate) fn decoder(&self) -> &Arc<Decoder> {
+        &self.named.model.decoder
+    }
+
+    /// Whether a token's likelihood depends on where the prompt before it ends.
+    pub(crate) fn depends_on_the_prompts_end(&self) -> bool {
+        self.policy.to_string() != "full" || self.named.adapts_decode_rows()
+    }
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -44,8 +83,9 @@ pub(crate) enum Refusal {
 
 impl Served {
     pub(crate) fn new(loaded: Loaded, options: &Options, messages: Sender<Message>) -> Result<Self> {
-        let Loaded { model, policies } = loaded;
-        let name = options.name.clone().unwrap_or_else(|| as_id(&model.name));
+        let Loaded { model, base, policies } = loaded;
+        let without_adapter = base.as_ref().unwrap_or(&model);
+        let name = options.name.clone().unwrap_or_else(|| as_id(&without_adapter.name));
         if name.is_empty() || name.contains(['@', ',']) || name.chars().any(char::is_whitespace) {
             return Err(Error::input(format!(
                 "--name {name:?}: a model's name in requests has no blanks, `@` or `,`; give another"
@@ -61,11 +101,28 @@ impl Served {
             default_max_tokens: options.default_max_tokens,
         };
         let (messages, queued) = (Mutex::new(messages), Arc::default());
-        Ok(Self { model, policies, name, created, limits, kv_memory, messages, queued })
+        let base = base.map(|model| Named { name: format!("{name}{BASE}"), model });
+        let models = std::iter::once(Named { name, model }).chain(base).map(Arc::new).collect();
+        Ok(Self { models, policies, created, limits, kv_memory, messages, queued })
     }
 
-    pub(crate) fn decoder(&self) -> &Arc<Decoder> {
-        &self.model.decoder
+    /// The name of the model that requests without a name get.
+    pub(crate) fn name(&self) -> &str {
+        &self.models[0].name
+    }
+
+    /// All models have the same.
+    pub(crate) fn tokenizer(&self) -> &Arc<Tokenizer> {
+        &self.models[0].model.tokenizer
+    }
+
+    /// All models have the same.
+    pub(crate) fn config(&self) -> &ModelConfig {
+        self.models[0].model.config()
+    }
+
+    pub(crate) fn sha256(&self) -> &str {
+        &self.models[0].model.sha256
     }
 
     pub(crate) fn limits(&self) -> Limits {
@@ -80,25 +137,21 @@ impl Served {
         Arc::clone(&self.queued)
     }
 
-    /// The id of requests that name no policy.
-    pub(crate) fn id(&self) -> String {
-        self.name.clone()
-    }
-
-    /// The id under a policy.
-    pub(crate) fn id_under(&self, policy: &Policy) -> String {
-        format!("{}@{policy}", self.name)
-    }
-
-    /// The policy that a model id names; `None` where it names another model.
+    /// What a model id names; `None` where it names another model.
     ///
     /// # Errors
     /// [`Error::Input`] on a policy that the model does not have.
-    pub(crate) fn policy(&self, id: &str) -> Option<Result<Policy>> {
-        match id.strip_prefix(&self.name)? {
-            "" => self.policies.first().cloned().map(Ok),
-            rest => Some(self.policy_named(rest.strip_prefix('@')?)),
-        }
+    pub(crate) fn under(&self, id: &str) -> Option<Result<Under>> {
+        let (name, policy) = match id.split_once('@') {
+            Some((name, policy)) => (name, Some(policy)),
+            None => (id, None),
+        };
+        let named = Arc::clone(self.models.iter().find(|named| named.name == name)?);
+        let policy = match policy {
+            None => Ok(self.policies.first()?.clone()),
+            Some(policy) => self.policy_named(policy),
+        };
+        Some(policy.map(|policy| Under { named, policy }))
     }
 
     /// A policy by its name: a listed one, or any that reads no file.
@@ -114,7 +167,7 @@ impl Served {
                 "policy {name} reads a file, which only the server may name: start it with --policy {name}"
             )));
         }
-        Policy::parse_for(name, self.model.config())
+        Policy::parse_for(name, self.config())
     }
 
     /// Has jobs run.
@@ -122,7 +175,7 @@ impl Served {
     /// # Errors
     /// Where too many wait, or one takes more memory than there is; none of them runs then.
     pub(crate) fn submit(&self, jobs: Vec<Job>) -> std::result::Result<(), Refusal> {
-        let need = jobs.iter().map(|job| kv_need(self.decoder(), job)).max().unwrap_or(0);
+        let need = jobs.iter().map(kv_need).max().unwrap_or(0);
         if need > self.kv_memory {
             return Err(Refusal::TooLarge { need, memory: self.kv_memory });
         }

@@ -80,7 +80,7 @@ fn start() -> String {
         let source = ModelSource::embedded("layerscope-tiny", MODEL);
         let model = Model::load(&source, WeightsPrecision::Native, &Device::Cpu, &mut |_, _| Ok(()))?;
         let policies = vec![Policy::full(model.config().layers)];
-        Ok(Loaded { model, policies })
+        Ok(Loaded { model, base: None, policies })
     };
     // The server's thread would be one of a pool that it makes; other targets need all of a pool's threads.
     rayon::current_num_threads();

@@ -34,6 +34,7 @@ pub(crate) fn run(arguments: &AdaptArguments) -> Result<ExitCode> {
             "before": training.before,
             "after": training.after,
             "full_depth": training.full_depth,
+            "measured": outcome.measured,
             "held_out": outcome.held_out,
             "adapter": adapter,
             "model": model.name,

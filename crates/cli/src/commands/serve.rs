@@ -55,6 +55,8 @@ fn load(arguments: &ServeArguments) -> Result<Loaded> {
     }
     let need = opened.memory_need(arguments.model.weights.into(), &device, &vec![0; config.layers]);
     let model = models::load(opened, arguments.model.weights, &device, &need)?;
+    // Merged, an adapter leaves no model without it.
+    let base = (arguments.adapter.adapter.is_some() && !arguments.adapter.merge).then(|| model.clone());
     let model = models::with_adapter(model, &arguments.adapter, &policies)?;
     if policies.is_empty() {
         let made_for = model.made_for().map(|made_for| made_for.policy.as_str());
@@ -63,5 +65,5 @@ fn load(arguments: &ServeArguments) -> Result<Loaded> {
     for caveat in model.caveats(&policies) {
         terminal::say(&format!("layerscope: {caveat}"));
     }
-    Ok(Loaded { model, policies })
+    Ok(Loaded { model, base, policies })
 }

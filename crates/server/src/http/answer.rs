@@ -3,7 +3,7 @@
 use super::error::Refused;
 use crate::http::State;
 use crate::job::{EndReason, Figures, Generate, Job, Task};
-use crate::served::Served;
+use crate::served::{Served, Under};
 use crate::text::{Piece, Update, follow};
 use layerscope_engine::Policy;
 use layerscope_eval::{Likelihood, TokenLikelihood};
@@ -28,10 +28,10 @@ pub(super) struct Wanted {
     pub(super) stop: Vec<String>,
 }
 
-/// Has sequences run under a policy; what comes of them.
+/// Has sequences run; what comes of them.
 pub(super) fn start(
     served: &Served,
-    policy: &Policy,
+    under: &Under,
     wanted: Vec<Wanted>,
 ) -> Result<Receiver<Update>, Refused> {
     if wanted.len() > MOST_SEQUENCES {
@@ -39,7 +39,7 @@ pub(super) fn start(
             "a request has at most {MOST_SEQUENCES} sequences; send several requests"
         )));
     }
-    let config = served.model.config();
+    let config = served.config();
     let (updates, receiver) = channel(PIECES_AHEAD);
     let (mut jobs, mut followed) = (vec![], vec![]);
     for (index, Wanted { prompt, task, stop }) in wanted.into_iter().enumerate() {
@@ -56,12 +56,12 @@ pub(super) fn start(
         }
         config.check_sequence(prompt.len(), crate::sequence::decode_len(&task).max(1))?;
         let (events, inbox) = unbounded_channel();
-        jobs.push(Job { policy: policy.clone(), prompt, task, events, arrived: Instant::now() });
+        jobs.push(Job { under: under.clone(), prompt, task, events, arrived: Instant::now() });
         followed.push((index, inbox, stop));
     }
     served.submit(jobs)?;
     for (index, inbox, stop) in followed {
-        let tokenizer = Arc::clone(&served.model.tokenizer);
+        let tokenizer = Arc::clone(served.tokenizer());
         tokio::spawn(follow(index, tokenizer, inbox, stop, updates.clone()));
     }
     Ok(receiver)
@@ -160,7 +160,7 @@ impl Head {
     pub(super) fn new(served: &Served, prefix: &str, object: &'static str, model: String) -> Self {
         let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
         let id = format!("{prefix}-{:016x}{:016x}", random(), random());
-        let fingerprint = served.model.sha256.get(..12).unwrap_or_default();
+        let fingerprint = served.sha256().get(..12).unwrap_or_default();
         Self { id, object, created, model, system_fingerprint: format!("fp_{fingerprint}") }
     }
 }
@@ -204,6 +204,6 @@ pub(super) fn generate(
     likelihoods: Option<usize>,
     ignore_eos: bool,
 ) -> Generate {
-    let stop_tokens = if ignore_eos { vec![] } else { served.model.tokenizer.eos_ids().to_vec() };
+    let stop_tokens = if ignore_eos { vec![] } else { served.tokenizer().eos_ids().to_vec() };
     Generate { forced: vec![], max_new_tokens, choice, stop_tokens, likelihoods }
 }

@@ -4,11 +4,11 @@ use super::answer::random;
 use super::error::Refused;
 use crate::http::State;
 use crate::job::Choice;
-use crate::served::Served;
+use crate::served::{Served, Under};
 use axum::body::Bytes;
 use axum::extract::{FromRequest, Request};
 use axum::http::StatusCode;
-use layerscope_engine::{Policy, Sampling};
+use layerscope_engine::Sampling;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -85,14 +85,10 @@ impl SamplingFields {
         if !(0.0..=100.0).contains(&temperature) {
             return Err(Refused::field("temperature", "temperature is 0 or more, at most 100"));
         }
-        let sampling = if temperature == 0.0 {
-            Sampling::Greedy
-        } else {
-            let seed = self.seed.map_or_else(random, |seed| seed as u64);
-            let top_k = self.top_k.filter(|&top_k| top_k > 0).and_then(|top_k| usize::try_from(top_k).ok());
-            let top_p = self.top_p.filter(|&top_p| top_p != 1.0);
-            Sampling::Random { temperature, top_p, top_k, seed: seed.wrapping_add(index as u64) }.checked()?
-        };
+        let seed = self.seed.map_or_else(random, |seed| seed as u64).wrapping_add(index as u64);
+        let top_k = self.top_k.filter(|&top_k| top_k > 0).and_then(|top_k| usize::try_from(top_k).ok());
+        let top_p = self.top_p.filter(|&top_p| top_p != 1.0);
+        let sampling = Sampling::Random { temperature, top_p, top_k, seed }.checked()?;
         let [presence_penalty, frequency_penalty] =
             [self.presence_penalty, self.frequency_penalty].map(|penalty| penalty.unwrap_or(0.0));
         if ![presence_penalty, frequency_penalty].iter().all(|penalty| penalty.abs() <= 2.0) {
@@ -147,22 +143,20 @@ pub(super) fn refuse_unserved(fields: &BTreeMap<String, Value>) -> Result<(), Re
     Ok(())
 }
 
-/// The id and the policy that a request asks for.
+/// The id that a request asks for, and what it names.
 pub(super) fn model_of(
     served: &Served,
     model: Option<&str>,
     policy: Option<&str>,
-) -> Result<(String, Policy), Refused> {
-    let id = model.filter(|model| !model.is_empty()).unwrap_or(&served.name);
-    let named = match served.policy(id) {
-        None => return Err(Refused::model(id, &served.name)),
-        Some(named) => named.map_err(|error| Refused::field("model", error.to_string()))?,
+) -> Result<(String, Under), Refused> {
+    let id = model.filter(|model| !model.is_empty()).unwrap_or(served.name());
+    let mut under = match served.under(id) {
+        None => return Err(Refused::model(id, served)),
+        Some(under) => under.map_err(|error| Refused::field("model", error.to_string()))?,
     };
-    let named = match policy {
-        None => named,
-        Some(policy) => {
-            served.policy_named(policy).map_err(|error| Refused::field("policy", error.to_string()))?
-        }
-    };
-    Ok((id.to_owned(), named))
+    if let Some(policy) = policy {
+        under.policy =
+            served.policy_named(policy).map_err(|error| Refused::field("policy", error.to_string()))?;
+    }
+    Ok((id.to_owned(), under))
 }

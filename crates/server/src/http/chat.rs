@@ -92,11 +92,11 @@ pub(super) async fn complete(
 ) -> Result<Response, Refused> {
     refuse_unserved(&request.others)?;
     let served = state.served()?;
-    let (id, policy) = model_of(served, request.model.as_deref(), request.policy.as_deref())?;
+    let (id, under) = model_of(served, request.model.as_deref(), request.policy.as_deref())?;
     let prompt = messages(request.messages)?;
     let prompt: Arc<[u32]> =
-        beside(&state, move |served| Ok(served.model.tokenizer.encode_prompt(&prompt)?)).await?.into();
-    let room = served.model.config().context.saturating_sub(prompt.len() - 1).max(1);
+        beside(&state, move |served| Ok(served.tokenizer().encode_prompt(&prompt)?)).await?.into();
+    let room = served.config().context.saturating_sub(prompt.len() - 1).max(1);
     let wanted = request.max_completion_tokens.or(request.max_tokens);
     let max_tokens = wanted.unwrap_or_else(|| served.limits().default_max_tokens.min(room));
     if max_tokens == 0 {
@@ -123,15 +123,22 @@ pub(super) async fn complete(
             stop: stop.clone(),
         });
     }
-    let updates = start(served, &policy, sequences)?;
+    let updates = start(served, &under, sequences)?;
     if request.stream == Some(true) {
         let head = Head::new(served, "chatcmpl", "chat.completion.chunk", id);
         let usage = request.stream_options.is_some_and(|options| options.include_usage);
-        let tokenizer = Arc::clone(&served.model.tokenizer);
+        let tokenizer = Arc::clone(served.tokenizer());
         return stream(
             updates,
             count,
-            ChatChunks { head, policy, tokenizer, prompt_tokens: prompt.len(), usage, with_likelihoods },
+            ChatChunks {
+                head,
+                policy: under.policy,
+                tokenizer,
+                prompt_tokens: prompt.len(),
+                usage,
+                with_likelihoods,
+            },
         )
         .await;
     }
@@ -143,13 +150,13 @@ pub(super) async fn complete(
             json!({
                 "index": index,
                 "message": {"role": "assistant", "content": whole.text, "refusal": null},
-                "logprobs": with_likelihoods.then(|| logprobs(&served.model.tokenizer, &whole.likelihoods)),
+                "logprobs": with_likelihoods.then(|| logprobs(served.tokenizer(), &whole.likelihoods)),
                 "finish_reason": whole.reason(),
             })
         })
         .collect();
     let head = Head::new(served, "chatcmpl", "chat.completion", id);
-    Ok(axum::Json(answer(&head, &choices, prompt.len(), &policy, &wholes)).into_response())
+    Ok(axum::Json(answer(&head, &choices, prompt.len(), &under.policy, &wholes)).into_response())
 }
 
 /// What the model says of tokens, as chats have it.

@@ -9,7 +9,7 @@ use super::error::Refused;
 use super::stream::{Chunks, stream};
 use crate::http::State;
 use crate::job::Task;
-use crate::served::Served;
+use crate::served::{Served, Under};
 use crate::text::Piece;
 use axum::extract::State as Extracted;
 use axum::response::{IntoResponse, Response};
@@ -74,7 +74,7 @@ pub(super) fn encode(tokenizer: &Tokenizer, text: &str, special: bool) -> Result
 }
 
 fn tokens(served: &Served, prompts: Prompts, special: bool) -> Result<Vec<Vec<u32>>, Refused> {
-    let text = |text: String| encode(&served.model.tokenizer, &text, special);
+    let text = |text: String| encode(served.tokenizer(), &text, special);
     match prompts {
         Prompts::Text(one) => Ok(vec![text(one)?]),
         Prompts::Texts(texts) => texts.into_iter().map(text).collect(),
@@ -89,7 +89,7 @@ pub(super) async fn complete(
 ) -> Result<Response, Refused> {
     refuse_unserved(&request.others)?;
     let served = state.served()?;
-    let (id, policy) = model_of(served, request.model.as_deref(), request.policy.as_deref())?;
+    let (id, under) = model_of(served, request.model.as_deref(), request.policy.as_deref())?;
     let special = request.add_special_tokens != Some(false);
     let texts = request.prompt.clone();
     let prompts = beside(&state, move |served| tokens(served, texts, special)).await?;
@@ -97,7 +97,7 @@ pub(super) async fn complete(
     if prompts.is_empty() || prompts.len().saturating_mul(count) > MOST_SEQUENCES {
         return Err(Refused::field("prompt", format!("a request has 1 to {MOST_SEQUENCES} sequences")));
     }
-    let asked = Asked::new(&request, served, &policy)?;
+    let asked = Asked::new(&request, served, &under)?;
     let stop = request.stop.clone().texts()?;
     let mut sequences = vec![];
     for (index, prompt) in prompts.iter().enumerate() {
@@ -122,8 +122,8 @@ pub(super) async fn complete(
         }
     }
     let (sequence_count, prompt_tokens) = (sequences.len(), prompts.iter().map(Vec::len).sum());
-    let updates = start(served, &policy, sequences)?;
-    let tokenizer = Arc::clone(&served.model.tokenizer);
+    let updates = start(served, &under, sequences)?;
+    let tokenizer = Arc::clone(served.tokenizer());
     let usage = request.stream_options.is_some_and(|options| options.include_usage);
     let head = Head::new(served, "cmpl", "text_completion", id);
     if request.stream == Some(true) {
@@ -136,7 +136,7 @@ pub(super) async fn complete(
         let offsets = vec![0; sequence_count];
         let chunks = CompletionChunks {
             head,
-            policy,
+            policy: under.policy,
             tokenizer,
             prompt_tokens,
             usage,
@@ -150,7 +150,7 @@ pub(super) async fn complete(
     for (index, whole) in wholes.iter().enumerate() {
         choices.push(asked.choice(&tokenizer, index, &prompts[index / count], whole)?);
     }
-    Ok(axum::Json(answer(&head, &choices, prompt_tokens, &policy, &wholes)).into_response())
+    Ok(axum::Json(answer(&head, &choices, prompt_tokens, &under.policy, &wholes)).into_response())
 }
 
 fn boundary(boundary: Option<&Boundary>, index: usize, prompts: usize) -> Result<Option<usize>, Refused> {
@@ -170,17 +170,15 @@ struct Asked {
     logprobs: Option<usize>,
     echo: bool,
     prompt_logprobs: Option<usize>,
-    is_full: bool,
 }
 
 impl Asked {
-    fn new(request: &CompletionRequest, served: &Served, policy: &Policy) -> Result<Self, Refused> {
+    fn new(request: &CompletionRequest, served: &Served, under: &Under) -> Result<Self, Refused> {
         let asked = Self {
             max_tokens: request.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS),
             logprobs: request.logprobs,
             echo: request.echo == Some(true),
             prompt_logprobs: request.prompt_logprobs,
-            is_full: policy.to_string() == "full",
         };
         if asked.logprobs.max(asked.prompt_logprobs) > Some(MOST_TOP) {
             return Err(Refused::field("logprobs", format!("logprobs is at most {MOST_TOP}")));
@@ -188,14 +186,15 @@ impl Asked {
         if asked.max_tokens == 0 && !asked.echo && asked.prompt_logprobs.is_none() {
             return Err(Refused::field("max_tokens", "max_tokens is at least 1, or 0 with \"echo\": true"));
         }
-        if asked.scores_prompt() && !asked.is_full && request.prompt_boundary.is_none() {
-            let id = served.id_under(policy);
+        if asked.scores_prompt() && under.depends_on_the_prompts_end() && request.prompt_boundary.is_none() {
+            let whole = served.models.iter().find(|named| !named.adapts_decode_rows());
+            let whole = whole.map_or_else(String::new, |named| format!(", or ask {}@full", named.name));
             return Err(Refused::field(
                 "prompt_boundary",
                 format!(
-                    "{id} drops a part of the prompt, so likelihoods of echoed tokens depend on where the prompt ends: say it with \
-                     \"prompt_boundary\" (tokens), ask /v1/score, or ask {}@full",
-                    served.name
+                    "likelihoods of echoed tokens depend on where the prompt ends under {}: say it with \"prompt_boundary\" (tokens), or \
+                     ask /v1/score{whole}",
+                    under.id()
                 ),
             ));
         }

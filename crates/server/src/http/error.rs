@@ -1,7 +1,7 @@
 //! Errors in the form that OpenAI's clients expect.
 
 use crate::job::Failure;
-use crate::served::Refusal;
+use crate::served::{Refusal, Served};
 use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -41,9 +41,11 @@ impl Refused {
         Self::new(StatusCode::NOT_FOUND, "invalid_request_error", message)
     }
 
-    pub(crate) fn model(id: &str, known: &str) -> Self {
+    pub(crate) fn model(id: &str, served: &Served) -> Self {
+        let known: Vec<&str> = served.models.iter().map(|named| named.name.as_str()).collect();
+        let (names, first) = (known.join(" or "), served.name());
         let message = format!(
-            "the model {id:?} is not served here; ask for {known:?} or {known}@POLICY, as in GET /v1/models"
+            "the model {id:?} is not served here; ask for {names}, with a policy as {first}@POLICY, as in GET /v1/models"
         );
         Self { code: Some("model_not_found"), param: Some("model"), ..Self::not_found(message) }
     }

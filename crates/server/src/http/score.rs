@@ -42,7 +42,7 @@ enum TextOrTokens {
 type Cut = (Vec<u32>, Vec<u32>);
 
 fn cut(served: &Served, prompt: &Prompt, continuation: TextOrTokens) -> Result<Cut, Refused> {
-    let tokenizer = &served.model.tokenizer;
+    let tokenizer = served.tokenizer();
     Ok(match (prompt, continuation) {
         (Prompt::Text(text), TextOrTokens::Text(more)) => {
             split(tokenizer, &PromptText::Plain(text.clone()), &more, true)?
@@ -65,7 +65,7 @@ pub(super) async fn score(
     Body(request): Body<ScoreRequest>,
 ) -> Result<Response, Refused> {
     let served = state.served()?;
-    let (id, policy) = model_of(served, request.model.as_deref(), request.policy.as_deref())?;
+    let (id, under) = model_of(served, request.model.as_deref(), request.policy.as_deref())?;
     let count = request.continuations.len();
     if count == 0 || count > MOST_CONTINUATIONS {
         return Err(Refused::field(
@@ -78,7 +78,7 @@ pub(super) async fn score(
         let prompt = match (context, turns) {
             (Some(TextOrTokens::Text(text)), None) => Prompt::Text(text),
             (Some(TextOrTokens::Tokens(tokens)), None) => Prompt::Tokens(tokens),
-            (None, Some(turns)) => Prompt::Tokens(served.model.tokenizer.encode_prompt(&messages(turns)?)?),
+            (None, Some(turns)) => Prompt::Tokens(served.tokenizer().encode_prompt(&messages(turns)?)?),
             _ => return Err(Refused::field("context", "give either \"context\" or \"messages\"")),
         };
         continuations.into_iter().map(|continuation| cut(served, &prompt, continuation)).collect()
@@ -102,7 +102,7 @@ pub(super) async fn score(
     });
     let wanted: Vec<Wanted> = wanted.collect();
     let sequences = wanted.len();
-    let wholes = collect(start(served, &policy, wanted)?, sequences).await?;
+    let wholes = collect(start(served, &under, wanted)?, sequences).await?;
     let mut results: Vec<Value> = vec![Value::Null; count];
     for (indices, whole) in by_prompt.values().zip(&wholes) {
         for (&index, likelihood) in indices.iter().zip(&whole.scored) {
@@ -116,7 +116,7 @@ pub(super) async fn score(
         json!({
             "results": results,
             "usage": Usage::of(prompt_tokens, &wholes),
-            "layerscope": extension(&policy, &wholes),
+            "layerscope": extension(&under.policy, &wholes),
         }),
     );
     Ok(axum::Json(answer).into_response())

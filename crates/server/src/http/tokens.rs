@@ -26,8 +26,8 @@ pub(super) async fn tokenize(
 ) -> Result<Json<Value>, Refused> {
     let special = request.add_special_tokens != Some(false);
     let tokens = beside(&state, move |served| match (request.prompt, request.messages) {
-        (Some(prompt), None) => encode(&served.model.tokenizer, &prompt, special),
-        (None, Some(turns)) => Ok(served.model.tokenizer.encode_prompt(&messages(turns)?)?),
+        (Some(prompt), None) => encode(served.tokenizer(), &prompt, special),
+        (None, Some(turns)) => Ok(served.tokenizer().encode_prompt(&messages(turns)?)?),
         _ => Err(Refused::field("prompt", "give either \"prompt\" or \"messages\"")),
     })
     .await?;
@@ -44,13 +44,13 @@ pub(super) async fn detokenize(
     Extracted(state): Extracted<State>,
     Body(request): Body<DetokenizeRequest>,
 ) -> Result<Json<Value>, Refused> {
-    let text = beside(&state, move |served| Ok(served.model.tokenizer.decode(&request.tokens)?)).await?;
+    let text = beside(&state, move |served| Ok(served.tokenizer().decode(&request.tokens)?)).await?;
     Ok(Json(json!({"prompt": text})))
 }
 
 pub(super) async fn info(Extracted(state): Extracted<State>) -> Result<Json<Value>, Refused> {
     let served = state.served()?;
-    let tokenizer = &served.model.tokenizer;
+    let tokenizer = served.tokenizer();
     let text = |id: Option<u32>| id.map(|id| tokenizer.token_text(id));
     let eos = tokenizer.eos_ids().first().copied();
     Ok(Json(json!({
@@ -62,6 +62,6 @@ pub(super) async fn info(Extracted(state): Extracted<State>) -> Result<Json<Valu
         "adds_bos": tokenizer.adds_bos(),
         "chat_template": tokenizer.chat_template(),
         "vocab_size": tokenizer.vocab_size(),
-        "max_model_len": served.model.config().context,
+        "max_model_len": served.config().context,
     })))
 }
