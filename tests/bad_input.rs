@@ -160,7 +160,7 @@ fn arguments_beyond_the_model() {
         2,
         &["speed:3+x", "give it as speed:CUTOFF[+ANCHORS]"],
     );
-    refuse(generate(&tiny).args(["--temperature=-1"]), 2, &["temperature"]);
+    refuse(generate(&tiny).args(["--temperature", "-1"]), 2, &["temperature -1 must be 0 or more"]);
     refuse(layerscope().arg("generate").arg(&tiny).args(["--prompt", ""]), 2, &["empty"]);
     refuse(
         layerscope().arg("generate").arg(&tiny).args(["--max-new-tokens", "99999999", "--prompt", "a"]),

@@ -10,13 +10,13 @@ mod scores;
 mod terminal;
 
 use args::{Arguments, Command};
-use clap::Parser;
+use clap::{CommandFactory, FromArgMatches};
 use layerscope_engine::Result;
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    let done = match Arguments::try_parse() {
+    let done = match arguments() {
         Ok(arguments) => run(arguments),
         Err(error) => terminal::explain(&error),
     };
@@ -24,6 +24,16 @@ fn main() -> ExitCode {
         terminal::say(&format!("layerscope: {error}"));
         ExitCode::from(error.exit_code())
     })
+}
+
+/// The arguments. A number below 0 is a value like others, for the command to refuse in its own words.
+fn arguments() -> std::result::Result<Arguments, clap::Error> {
+    let with_numbers = |argument: clap::Arg| {
+        let takes_values = argument.get_action().takes_values() && !argument.is_positional();
+        argument.allow_negative_numbers(takes_values)
+    };
+    let command = Arguments::command().mut_subcommands(|command| command.mut_args(with_numbers));
+    Arguments::from_arg_matches(&command.try_get_matches()?)
 }
 
 fn run(arguments: Arguments) -> Result<ExitCode> {

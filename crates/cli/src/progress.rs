@@ -3,7 +3,9 @@
 mod log;
 
 use crate::terminal;
-use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::{
+    HumanDuration, MultiProgress, ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle,
+};
 use layerscope_bench::{BenchEvent, BenchPlan, QualityEvent};
 use layerscope_cutoff::diffusion::DiffusionEvent;
 use layerscope_diagnostics::needle::NeedleEvent;
@@ -51,7 +53,14 @@ fn style(template: &str) -> ProgressStyle {
             template = template.replace(drawing, "");
         }
     }
-    ProgressStyle::with_template(&template).unwrap_or_else(|_| ProgressStyle::default_bar())
+    let style = ProgressStyle::with_template(&template).unwrap_or_else(|_| ProgressStyle::default_bar());
+    style.with_key("eta", |state: &ProgressState, out: &mut dyn std::fmt::Write| {
+        // Nothing is known before the first unit.
+        let _ = match state.pos() {
+            0 => out.write_char('–'),
+            _ => write!(out, "{:#}", HumanDuration(state.eta())),
+        };
+    })
 }
 
 /// The bar's message: names are escaped as everywhere.

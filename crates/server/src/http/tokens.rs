@@ -31,7 +31,7 @@ pub(super) async fn tokenize(
         _ => Err(Refused::field("prompt", "give either \"prompt\" or \"messages\"")),
     })
     .await?;
-    let context = state.served()?.model.config().context;
+    let context = state.served()?.config().context;
     Ok(Json(json!({"tokens": tokens, "count": tokens.len(), "max_model_len": context})))
 }
 
