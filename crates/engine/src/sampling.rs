@@ -148,7 +148,12 @@ mod tests {
     #[test]
     fn undefined_logits_and_numbers_out_of_range_are_errors() {
         let random = |temperature, top_p, top_k| Sampling::Random { temperature, top_p, top_k, seed: 0 };
-        for wrong in [random(0.0, None, None), random(1.0, Some(0.0), None), random(1.0, None, Some(0))] {
+        for wrong in [
+            random(-0.1, None, None),
+            random(f64::NAN, None, None),
+            random(1.0, Some(0.0), None),
+            random(1.0, None, Some(0)),
+        ] {
             assert_eq!(Sampler::new(wrong).err().unwrap().exit_code(), 2);
         }
         let undefined = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY];
