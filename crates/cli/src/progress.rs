@@ -16,7 +16,6 @@ use layerscope_recording::continuations::ContinuationEvent;
 use layerscope_recording::policies::PolicyEvent;
 use layerscope_recording::sets::SetsEvent;
 use log::Log;
-use std::io::IsTerminal;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Whether `--quiet` was given.
@@ -27,13 +26,9 @@ pub(crate) fn be_quiet() {
     QUIET.store(true, Ordering::Relaxed);
 }
 
-fn on_terminal() -> bool {
-    std::io::stderr().is_terminal()
-}
-
 /// Where bars are drawn.
 fn target() -> ProgressDrawTarget {
-    match (QUIET.load(Ordering::Relaxed), on_terminal()) {
+    match (QUIET.load(Ordering::Relaxed), terminal::is_there()) {
         (true, _) => ProgressDrawTarget::hidden(),
         (false, true) => ProgressDrawTarget::stderr(),
         (false, false) => ProgressDrawTarget::term_like_with_hz(Box::new(Log::new()), 1),
@@ -48,7 +43,7 @@ fn bar(length: usize, template: &str) -> ProgressBar {
 /// Lines have no drawings.
 fn style(template: &str) -> ProgressStyle {
     let mut template = template.to_owned();
-    if !on_terminal() {
+    if !terminal::is_there() {
         for drawing in ["{bar:30} ", "{bar:20} ", "{spinner} "] {
             template = template.replace(drawing, "");
         }
@@ -532,7 +527,7 @@ impl RecordingBars {
     /// Prints a line above the bars, which stays; also if standard error is not a terminal.
     fn say(&self, line: &str) {
         // `suspend` panics where the terminal is gone.
-        match on_terminal() && !self.bars.is_hidden() {
+        match terminal::is_there() && !self.bars.is_hidden() {
             true => drop(self.bars.println(terminal::line(line))),
             false => terminal::say(line),
         }

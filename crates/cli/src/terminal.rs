@@ -4,7 +4,7 @@
 use layerscope_engine::{Error, Result};
 use layerscope_figures::{acts, visible, visible_line};
 use std::borrow::Cow;
-use std::io::{ErrorKind, Write};
+use std::io::{ErrorKind, IsTerminal, Write};
 use std::process::ExitCode;
 
 /// Longest line on standard error, characters, and what is left of a longer one at both ends.
@@ -66,6 +66,12 @@ pub(crate) fn say(line: &str) {
 #[allow(clippy::disallowed_methods)]
 fn say_escaped(text: &str) {
     let _ = std::io::stderr().lock().write_all(format!("{text}\n").as_bytes());
+}
+
+/// Whether standard error is a terminal.
+#[allow(clippy::disallowed_methods)]
+pub(crate) fn is_there() -> bool {
+    std::io::stderr().is_terminal()
 }
 
 /// A text as one line, not too long.

@@ -292,7 +292,7 @@ mod tests {
     #[test]
     fn prompts_without_an_id_are_numbered_by_their_lines() {
         let file = b"{\"prompt\":\"x\"}\n\n{\"id\":\" \",\"prompt\":\"y\"}\n{\"id\":\"z\",\"prompt\":\"z\"}";
-        let ids = parse_prompts("prompts.jsonl", file).unwrap().into_iter().map(|prompt| prompt.id);
+        let ids = parse_prompts("prompts.jsonl", file).expect("prompts").into_iter().map(|prompt| prompt.id);
         assert_eq!(ids.collect::<Vec<_>>(), ["1", "3", "z"]);
     }
 

@@ -59,7 +59,7 @@ mod tests {
     #[test]
     fn a_pool_that_is_there_is_used() {
         let threads = rayon::current_num_threads();
-        super::one_pool().unwrap();
+        super::one_pool().expect("a pool");
         assert_eq!(rayon::current_num_threads(), threads);
     }
 }
