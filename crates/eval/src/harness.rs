@@ -96,7 +96,7 @@ impl HarnessScores {
 }
 
 /// Reads result files, and all that are in folders. Policies are in the order in which they come; of a folder's, `full` is the first. Where a
-/// policy has run a task twice, the later file counts.
+/// policy has run a task twice, the later file counts; where several models have run under it, each is one of its own.
 ///
 /// # Errors
 /// [`Error::Input`] where there is no result file, one cannot be read, or no task was run under every policy.
@@ -122,6 +122,7 @@ pub fn read_harness(paths: &[PathBuf]) -> Result<HarnessScores> {
         found.sort_by_key(|file| file.run.policy != "full");
         files.extend(found);
     }
+    tell_models_apart(&mut files);
     let mut policies: Vec<String> = vec![];
     for file in &files {
         if !policies.contains(&file.run.policy) {
@@ -154,6 +155,19 @@ pub fn read_harness(paths: &[PathBuf]) -> Result<HarnessScores> {
         rows,
         policies,
     })
+}
+
+/// Policies under which several models have run are named with the model: a model with and without an adapter, say.
+fn tell_models_apart(files: &mut [ResultFile]) {
+    let mut models: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for HarnessRun { policy, model, .. } in files.iter().map(|file| &file.run) {
+        models.entry(policy.clone()).or_default().insert(model.clone());
+    }
+    for HarnessRun { policy, model, .. } in files.iter_mut().map(|file| &mut file.run) {
+        if !model.is_empty() && models[policy].len() > 1 {
+            *policy = format!("{policy} of {model}");
+        }
+    }
 }
 
 /// Rows from items where every policy has them, otherwise from the scores of tasks.
@@ -499,6 +513,21 @@ mod tests {
         let difference = scores.rows[0].cells[1].difference.unwrap();
         assert_eq!((scores.rows[0].pairing, difference.mean), (Pairing::Unpaired, 0.25));
         assert!((difference.upper95 - 0.25 - 1.96 * 0.1 * 2f64.sqrt()).abs() < 1e-5);
+    }
+
+    #[test]
+    fn models_under_one_policy_are_told_apart() {
+        let folder = tempfile::tempdir().unwrap();
+        for (name, accuracy) in [("m", 0.75), ("m:base", 0.5)] {
+            let of_model = folder.path().join(name.replace(':', "-"));
+            write(&of_model, "full", accuracy, &[]);
+            let file = of_model.join(format!("results_{DATE}.json"));
+            let text = std::fs::read_to_string(&file).unwrap().replace("\"tiny\"", &format!("{name:?}"));
+            std::fs::write(&file, text).unwrap();
+        }
+        let scores = read_harness(&[folder.path().to_owned()]).unwrap();
+        assert_eq!(scores.policies, ["full of m", "full of m:base"]);
+        assert_eq!(scores.rows[0].cells[1].difference.unwrap().mean, -0.25);
     }
 
     #[test]
