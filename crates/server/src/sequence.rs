@@ -54,7 +54,7 @@ enum Running {
 /// Tokens that a job runs behind its prompt at most, the last prompt token counted among them.
 pub(crate) fn decode_len(task: &Task) -> usize {
     match task {
-        Task::Generate(generate) => generate.forced.len() + generate.max_new_tokens,
+        Task::Generate(generate) => generate.forced.len().saturating_add(generate.max_new_tokens),
         Task::Score(continuations) => continuations.iter().map(Vec::len).max().unwrap_or(0),
     }
 }
