@@ -161,7 +161,9 @@ pub fn read_harness(paths: &[PathBuf]) -> Result<HarnessScores> {
 fn tell_models_apart(files: &mut [ResultFile]) {
     let mut models: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     for HarnessRun { policy, model, .. } in files.iter().map(|file| &file.run) {
-        models.entry(policy.clone()).or_default().insert(model.clone());
+        // One without a name may be any of them.
+        let known = models.entry(policy.clone()).or_default();
+        known.extend(Some(model.clone()).filter(|model| !model.is_empty()));
     }
     for HarnessRun { policy, model, .. } in files.iter_mut().map(|file| &mut file.run) {
         if !model.is_empty() && models[policy].len() > 1 {
