@@ -40,9 +40,9 @@ class Masks(unittest.TestCase):
         p, total = 9, 14
         positions = torch.arange(total)[None]
         real = torch.ones_like(positions, dtype=torch.bool)
-        lengths = torch.tensor([[[p]]])
+        lengths = torch.tensor([[[[p]]]])
         for name, anchors in [("speed:2", set()), ("speed:2+bos", {0}), ("selfonly:2+bos+3-4", {0, 3, 4})]:
-            policy = Policy.parse(name, 4)
+            policy = Policy.parse(name, 4, 2)
             for layer in range(4):
                 mask = dense(policy.sees(layer, lengths), positions, positions, real)[0, 0] == 0
                 for query in range(p - 1, total):  # decode rows
@@ -56,14 +56,46 @@ class Masks(unittest.TestCase):
                 # FlexAttention's masks are the same.
                 from torch.nn.attention.flex_attention import create_mask
                 sees = policy.sees(layer, torch.tensor(p))
-                flex = create_mask(lambda b, h, q, k: sees(q, k), 1, 1, total, total, device="cpu")[0, 0]
+                flex = create_mask(lambda b, h, q, k: sees(h, q, k), 1, 1, total, total, device="cpu")[0, 0]
                 self.assertTrue(torch.equal(flex, mask))
                 self.assertIsNotNone(blocks(sees, positions, positions, real))
 
-    def test_names_without_a_cutoff_are_refused(self):
-        for name in ["full", "speed:0", "speed:4", "speed:2+x", "streaming:3"]:
+    def test_heads_outside_a_set_keep_the_ends_of_the_prompt(self):
+        p, total, layers, kv_heads = 9, 14, 4, 3
+        positions = torch.arange(total)[None]
+        real = torch.ones_like(positions, dtype=torch.bool)
+        kept = {(0, head) for head in range(kv_heads)} | {(2, 1), (2, 2)}
+        for name, cutoff, ends in [("keep:0+2.1-2", 4, set()), ("keep:0+2.1-2+bos+window=3", 4, {0, 5, 6, 7}),
+                                   ("keep:0+2.1+2.2+sinks=2", 4, {0, 1}), ("speed:3+bos+keep:0+2.1-2+window=1", 3, {7})]:
+            policy = Policy.parse(name, layers, kv_heads)
+            for layer in range(layers):
+                mask = dense(policy.sees(layer, torch.tensor([[[[p]]]])), positions, positions, real, kv_heads=kv_heads, of_each=2)[0] == 0
+                for head in range(2 * kv_heads):
+                    for query in range(total if layer < cutoff else 0):
+                        whole = query < p - 1 or (layer, head // 2) in kept
+                        for key in range(total):
+                            expected = key <= query and (whole or key >= p - 1 or key in ends)
+                            # With one KV head, rows that a cutoff makes are the same for all.
+                            self.assertEqual(bool(mask[head % mask.shape[0], query, key]), expected, (name, layer, head, query, key))
+                    for query in range(p - 1, total if layer >= cutoff else 0):
+                        self.assertEqual({key for key in range(total) if mask[head % mask.shape[0], query, key]}, {0, *range(p - 1, query + 1)})
+                self.assertIsNotNone(blocks(policy.sees(layer, torch.tensor(p)), positions, positions, real, kv_heads=kv_heads, of_each=2))
+
+    def test_a_set_of_a_file_has_the_ends_that_it_was_searched_with(self):
+        with tempfile.TemporaryDirectory() as home:
+            path = Path(home) / "half.json"
+            path.write_text(json.dumps({"heads": "0+2.1", "layers": 4, "kv_heads": 2, "model": "m", "sha256": "", "policy": "keep:0+2.1+bos+window=16"}))
+            searched = Policy.parse(f"keep:heads={path}", 4, 2).kept
+            self.assertEqual((searched.first, searched.last, sorted(searched.heads)), (1, 16, [(0, 0), (0, 1), (2, 1)]))
+            given = Policy.parse(f"keep:heads={path}+sinks=4", 4, 2).kept
+            self.assertEqual((given.first, given.last), (4, 0))
             with self.assertRaises(ValueError):
-                Policy.parse(name, 4)
+                Policy.parse(f"keep:heads={path}", 5, 2)
+
+    def test_names_without_a_cutoff_or_a_set_are_refused(self):
+        for name in ["full", "speed:0", "speed:4", "speed:2+x", "streaming:3", "keep:4", "keep:0.2", "keep:x", "selfonly:2+keep:0", "full+keep:0"]:
+            with self.assertRaises(ValueError):
+                Policy.parse(name, 4, 2)
 
 
 class Gradients(unittest.TestCase):
@@ -75,10 +107,10 @@ class Gradients(unittest.TestCase):
             tokens, cutoff = expected["tokens"].tolist(), int(expected["cutoff"][0])
             model = PeftModel.from_pretrained(load(family), FAMILIES / family / "adapter", is_trainable=True).eval()
             layers = model.config.num_hidden_layers
-            full = Policy("full", layers)
+            full = Policy.full(layers)
             item = Item("x", tokens[:PROMPT_LEN], tokens[PROMPT_LEN:] + [0])
             batch = Batch.of([item], "cpu")
-            for case, policy in [("decode", full), ("all", Policy.parse(f"speed:{cutoff}+bos", layers))]:
+            for case, policy in [("decode", full), ("all", Policy.parse(f"speed:{cutoff}+bos", layers, 1))]:
                 model.zero_grad()
                 logits = Passes(model, case).logits(batch, policy, full)[0]
                 self.assertLess(relative(logits, expected[f"{case}.logits"]), 1e-4, (family, case))
@@ -92,7 +124,8 @@ class Gradients(unittest.TestCase):
         expected = load_file(FAMILIES / "llama31" / "gradients.safetensors")
         tokens = expected["tokens"].tolist()
         model = PeftModel.from_pretrained(load("llama31"), FAMILIES / "llama31" / "adapter").eval()
-        full, policy = Policy("full", 4), Policy.parse("speed:1+bos", model.config.num_hidden_layers)
+        layers = model.config.num_hidden_layers
+        full, policy = Policy.full(layers), Policy.parse("speed:1+bos", layers, 1)
         short, long = Item("s", tokens[:11], tokens[11:14]), Item("l", tokens[:PROMPT_LEN], tokens[PROMPT_LEN:])
         for rows in ("decode", "all"):
             passes = Passes(model, rows)
@@ -106,18 +139,20 @@ class Gradients(unittest.TestCase):
 class AgainstLayerscope(unittest.TestCase):
     """The same prompts, continuations and adapter: the same loss, and the same gradient, which the first moments of AdamW tell."""
 
-    def check(self, family, rows):
+    def check(self, family, rows, kept=None):
         with tempfile.TemporaryDirectory() as home:
             home = Path(home)
             folder = checkpoint(family, home)
             prompts = home / "prompts.jsonl"
             texts = ["helloworldabc", "thequickbrownfoxjumpsover", "lazydogs", "abcdefghijkl"]
             prompts.write_text("".join(json.dumps({"id": text, "prompt": text}) + "\n" for text in texts))
-            cutoff = load(family).config.num_hidden_layers // 2
+            config = load(family).config
+            layers, kv_heads = config.num_hidden_layers, config.num_key_value_heads
+            policy = kept or f"speed:{layers // 2}+bos"
             states = []
             for steps in (1, 2):
                 out = home / f"adapter-{steps}"
-                command = [os.environ["LAYERSCOPE"], "adapt", folder, "--weights", "f32", "--policy", f"speed:{cutoff}+bos", "--prompts", prompts,
+                command = [os.environ["LAYERSCOPE"], "adapt", folder, "--weights", "f32", "--policy", policy, "--prompts", prompts,
                            "--out", out, "--rows", rows, "--steps", steps, "--batch", 3, "--max-new-tokens", 6, "--held-out", 0.25,
                            "--other-cutoffs", 0, "--rank", 4, "--learning-rate", 0.05, "--sft", 0.25, "--evaluate-every", 1, "--json"]
                 # The first step of both is the same; the second begins with its adapter.
@@ -129,7 +164,7 @@ class AgainstLayerscope(unittest.TestCase):
             held_out = states[0][1]["held_out"]
             trained = Batch.of([item for text, item in items.items() if text not in held_out], "cpu")
             model = PeftModel.from_pretrained(load(family), states[0][0], is_trainable=True).eval()
-            policy, full = Policy.parse(f"speed:{cutoff}+bos", 99), Policy("full", model.config.num_hidden_layers)
+            policy, full = Policy.parse(policy, layers, kv_heads), Policy.full(layers)
             passes = Passes(model, rows)
             unseen = Batch.of([items[text] for text in held_out], "cpu")
             _, kl = loss(passes.teacher(unseen, full), passes.logits(unseen, policy, full), unseen)
@@ -157,6 +192,12 @@ class AgainstLayerscope(unittest.TestCase):
             for rows in ["decode", "all"]:
                 with self.subTest(family=family, rows=rows):
                     self.check(family, rows)
+
+    def test_loss_and_gradients_for_a_set_of_kv_heads(self):
+        for family in ["llama31", "gemma2"]:
+            for kept in ["keep:0+1.0+bos+window=2", "speed:1+bos+keep:0.1+bos"]:
+                with self.subTest(family=family, kept=kept):
+                    self.check(family, "decode", kept)
 
 
 def checkpoint(family, home):

@@ -26,7 +26,7 @@ def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", help="folder or Hugging Face id")
     parser.add_argument("--gguf", help="GGUF file in that folder")
-    parser.add_argument("--policy", required=True, help="speed:C or selfonly:C, with anchors, e.g. speed:22+bos")
+    parser.add_argument("--policy", required=True, help="speed:C or selfonly:C, with anchors, e.g. speed:22+bos; keep:SET, behind speed:C or not")
     parser.add_argument("--prompts", required=True, help="prompt file, JSON Lines")
     parser.add_argument("--continuations", help="continuations.json of `layerscope adapt`, instead of generating texts")
     parser.add_argument("--out", required=True, type=Path, help="folder for the adapter, in PEFT's format")
@@ -38,7 +38,7 @@ def arguments():
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--max-new-tokens", type=int, default=32)
     parser.add_argument("--learning-rate", type=float, default=1e-3)
-    parser.add_argument("--other-cutoffs", type=float, default=0.25, help="share of steps at a cutoff above the policy's")
+    parser.add_argument("--other-cutoffs", type=float, default=0.25, help="share of steps at a cutoff above the policy's, or, beside a set, at full depth")
     parser.add_argument("--held-out", type=float, default=0.1)
     parser.add_argument("--evaluate-every", type=int, default=50)
     parser.add_argument("--sft", type=float, default=0.0)
@@ -54,9 +54,15 @@ def main():
     options = {"gguf_file": a.gguf} if a.gguf else {}
     tokenizer = AutoTokenizer.from_pretrained(a.model, **options)
     model = AutoModelForCausalLM.from_pretrained(a.model, dtype=getattr(torch, a.dtype), attn_implementation=a.attention, **options)
-    layers = model.config.get_text_config().num_hidden_layers
-    policy = Policy.parse(a.policy, layers)
-    full = policy.at(layers)
+    config = model.config.get_text_config()
+    layers = config.num_hidden_layers
+    try:
+        policy = Policy.parse(a.policy, layers, getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
+    except (ValueError, OSError) as error:
+        raise SystemExit(str(error)) from None
+    if policy.kept and a.rows == "all":
+        raise SystemExit(f"{a.policy}: an adapter for a set of KV heads acts on decode rows; leave out --rows all")
+    full, others = Policy.full(layers), policy.others(layers)
     model.to(accelerator.device).eval()
 
     @torch.no_grad()
@@ -102,7 +108,7 @@ def main():
     for step in range(a.steps):
         order = draw.sample(trained, min(a.batch * world, len(trained)))
         batch = Batch.of(order[rank::world] or order[:1], accelerator.device)
-        under = policy.at(draw.randint(policy.cutoff + 1, layers)) if draw.random() < a.other_cutoffs else policy
+        under = draw.choice(others) if draw.random() < a.other_cutoffs else policy
         for group in optimizer.param_groups:
             group["lr"] = rate(step)
         value, _ = loss(passes.teacher(batch, full), passes.logits(batch, under, full), batch, a.sft)

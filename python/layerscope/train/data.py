@@ -66,7 +66,7 @@ class Batch:
     decode_real: torch.Tensor
     positions: torch.Tensor  # of the decode rows
     targets: torch.Tensor  # what each decode row yields
-    prompt_len: torch.Tensor  # [B, 1, 1]
+    prompt_len: torch.Tensor  # [B, 1, 1, 1]
 
     @classmethod
     def of(cls, items, device):
@@ -81,4 +81,4 @@ class Batch:
         targets, _ = padded([item.continuation for item in items])
         first = torch.tensor([[len(item.prompt) - 1] for item in items], device=device)
         positions = first + torch.arange(decode.shape[1], device=device)
-        return cls(prompt, prompt_real, decode, decode_real, positions, targets, (first + 1)[:, :, None])
+        return cls(prompt, prompt_real, decode, decode_real, positions, targets, (first + 1)[:, :, None, None])

@@ -47,6 +47,9 @@ class Passes:
         # What is called: the model, or what accelerate has made of it.
         self.model, self.wrapped, self.rows, self.flex = model, wrapped or model, rows, flex
         self.windows = windows(model)
+        config = model.config.get_text_config()
+        kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        self.heads = {"kv_heads": kv_heads, "of_each": config.num_attention_heads // kv_heads}
 
     def base(self):
         return self.model.disable_adapter() if hasattr(self.model, "disable_adapter") else contextlib.nullcontext()
@@ -55,13 +58,14 @@ class Passes:
         made = {}
 
         def mask_of(layer):
-            kind = (layer >= policy.cutoff, self.windows[layer])
+            kind = (policy.kind(layer), self.windows[layer])
             if kind not in made:
-                sees = policy.sees(layer, prompt_len)
+                # Heads differ where a set is kept alone.
+                heads = self.heads if policy.kept and layer < policy.cutoff else {}
                 if self.flex:
-                    made[kind] = masks.blocks(policy.sees(layer, prompt_len.flatten()[0]), queries, keys, real, self.windows[layer])
+                    made[kind] = masks.blocks(policy.sees(layer, prompt_len.flatten()[0]), queries, keys, real, self.windows[layer], **heads)
                 else:
-                    made[kind] = masks.dense(sees, queries, keys, real, self.windows[layer], self.dtype())
+                    made[kind] = masks.dense(policy.sees(layer, prompt_len), queries, keys, real, self.windows[layer], self.dtype(), **heads)
             return made[kind]
 
         with masked(self.model, mask_of):
