@@ -54,6 +54,8 @@ pub struct Session {
     queries: Option<Tensor>,
     /// Of each layer, queries of the last prefill rows that the retention looks at.
     observed: BTreeMap<usize, Vec<Tensor>>,
+    /// Where KV heads compete for what is kept: scores of the heads of the layers that have run, until all have.
+    competing: Vec<Vec<f32>>,
     /// What chooses rows and keys from data.
     selection: Option<Box<dyn RunningSelection>>,
     /// Pairs of a prompt row and a key that were multiplied, and those that there are, under a policy with a prefill pattern.
@@ -125,6 +127,7 @@ impl Session {
             last_token: None,
             queries: None,
             observed: BTreeMap::new(),
+            competing: vec![],
             selection,
             prefill_pairs: None,
             device_steps: None,

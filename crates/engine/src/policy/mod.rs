@@ -22,7 +22,7 @@ mod streaming;
 mod swiftkv;
 #[cfg(test)]
 mod tests;
-mod top;
+pub(crate) mod top;
 mod window;
 
 use crate::memory::rows_at_once;
@@ -170,7 +170,7 @@ impl Policy {
 
     /// Tokens whose KV each layer has room for after the prefill, before any comes back that was dropped, for a prompt of
     /// `prompt_len` tokens and `decode_len` decode tokens (the last prompt token is the first of them); length L. Of a layer's
-    /// KV heads it is that of the one with most.
+    /// KV heads it is that of the one with most, or the mean where heads compete.
     pub fn capacity(&self, prompt_len: usize, decode_len: usize) -> Vec<usize> {
         let kept = |layer| self.kept(layer, None) + decode_len;
         self.stored(prompt_len).map(kept).collect()
@@ -198,13 +198,20 @@ impl Policy {
     }
 
     /// Tokens of one layer's KV that are in memory at most, where the model runs: those of [`Self::most_held`] (under policies that
-    /// run by layer, of one layer at a time, beside what the others keep), those of a layer that is written anew as others are
+    /// run by layer, of one layer at a time, beside what the others keep, or hold until heads have competed), those of a layer that is written anew as others are
     /// evicted from it, and, where KV moves, those in transit.
     pub fn in_memory(&self, prompt_len: usize, decode_len: usize, device: &Device) -> Vec<usize> {
         let held = self.most_held(prompt_len, decode_len, device);
         let kept = self.capacity(prompt_len, decode_len);
         let one_more = held.iter().copied().max().filter(|_| held != kept || self.runs_by_layer());
-        let mut tokens = if self.runs_by_layer() { kept } else { held };
+        let read_again = self.read_again(prompt_len);
+        let mut tokens = match self.runs_by_layer() {
+            true if self.rules.retention().shares_out() => {
+                held.iter().map(|held| held - read_again).collect()
+            }
+            true => kept,
+            false => held,
+        };
         tokens.extend(one_more);
         tokens
             .extend(Some(self.rules.retention().in_transit(prompt_len.saturating_sub(1))).filter(|&n| n > 0));

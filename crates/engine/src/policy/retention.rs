@@ -14,8 +14,9 @@ pub trait Retention: Send + Sync {
         Eviction::Never
     }
 
-    /// Of the prefill tokens that a layer stores, how many stay; of its KV heads, for the one that keeps most. Not asked under
-    /// [`Eviction::Sliding`], which says it. What a window of the model's has passed is not stored.
+    /// Of the prefill tokens that a layer stores, how many stay; of its KV heads, for the one that keeps most, or in the mean where
+    /// [`Self::shares_out`]. Not asked under [`Eviction::Sliding`], which says it. What a window of the model's has passed is not
+    /// stored.
     fn kept(&self, layer: LayerKv) -> usize {
         layer.stored
     }
@@ -34,13 +35,26 @@ pub trait Retention: Send + Sync {
         Ok(vec![true; stored.positions.len()])
     }
 
-    /// Of how many of the last prefill rows [`Self::keep_mask`] looks at the queries.
+    /// Whether KV heads of all layers compete for the tokens that [`Self::kept_by_head`] counts: those with the largest
+    /// [`Self::scores`] stay. [`Self::keep_mask`] is not asked then, and nothing is evicted before all layers have run.
+    fn shares_out(&self) -> bool {
+        false
+    }
+
+    /// Scores of the tokens of a KV head where heads compete; an infinite one comes before all others.
+    ///
+    /// # Errors
+    /// Whatever fails beneath.
+    fn scores(&self, stored: &StoredHead<'_>) -> Result<Vec<f32>> {
+        Ok(vec![0.0; stored.positions.len()])
+    }
+
+    /// Of how many of the last prefill rows [`Self::keep_mask`] or [`Self::scores`] looks at the queries.
     fn observed_rows(&self) -> usize {
         0
     }
 
-    /// Whether the prompt but its last token runs twice, the second time behind the first, for [`Self::keep_mask`] to look at what
-    /// that reads. What the second reading stores is never kept.
+    /// Whether the prompt but its last token runs twice, the second time behind the first, to look at what that reads. What the second reading stores is never kept.
     fn reads_twice(&self) -> bool {
         false
     }

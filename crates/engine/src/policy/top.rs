@@ -1,7 +1,7 @@
 //! The best of some scores.
 
 /// The indices of the `count` largest scores, in descending order; the first of equals.
-pub(super) fn largest(scores: &[f32], count: usize) -> Vec<usize> {
+pub(crate) fn largest(scores: &[f32], count: usize) -> Vec<usize> {
     let mut order: Vec<usize> = (0..scores.len()).collect();
     let before = |a: &usize, b: &usize| scores[*b].total_cmp(&scores[*a]).then(a.cmp(b));
     if count < order.len() {

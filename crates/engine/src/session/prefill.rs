@@ -6,6 +6,7 @@ use super::{Interrupt, Session, check_interrupt};
 use crate::hooks::Hooks;
 use crate::kv::KeptSlots;
 use crate::memory::rows_at_once;
+use crate::policy::top::largest;
 use crate::policy::{Arrived, Eviction, StoredHead};
 use crate::rows::ResidualRows;
 use crate::tensor::Tensor;
@@ -249,8 +250,7 @@ impl Session {
         if !self.policy.runs_by_layer() {
             return Ok(());
         }
-        let decode_len = self.sequence_len + 1 - self.prompt_len;
-        let held = self.policy.most_held(self.prompt_len, decode_len, self.decoder.device());
+        let held = self.policy.most_held(self.prompt_len, self.decode_len(), self.decoder.device());
         layers.into_iter().try_for_each(|layer| self.store.grow(layer, held[layer]))
     }
 
@@ -292,7 +292,7 @@ impl Session {
             let Some(window) = self.policy.sliding(layer) else { continue };
             // With the prompt's last token, what is left is all that a layer needs room for.
             if is_complete && capacity.is_empty() {
-                capacity = self.policy.capacity(self.prompt_len, self.sequence_len + 1 - self.prompt_len);
+                capacity = self.policy.capacity(self.prompt_len, self.decode_len());
             }
             let capacity = capacity.get(layer).copied().unwrap_or(self.store.capacity(layer));
             self.store.evict(layer, window.unseen(next), capacity)?;
@@ -302,51 +302,120 @@ impl Session {
 
     /// Evicts what the retention does not keep in some layers, which hold the prompt but its last token.
     fn evict_before_decode(&mut self, layers: Range<usize>) -> Result<()> {
-        let retention = self.policy.rules().retention();
+        let policy = self.policy.clone();
+        let retention = policy.rules().retention();
         if retention.eviction() != Eviction::BeforeDecode {
             return Ok(());
         }
-        let (kv_heads, decode_len) =
-            (self.decoder.config().kv_heads, self.sequence_len + 1 - self.prompt_len);
-        let as_stored: Vec<_> = self.policy.stored(self.prompt_len).collect();
+        let end = layers.end;
         for layer in layers {
-            let queries = self.observed.remove(&layer);
-            let queries = queries.map(|pieces| last_rows(&pieces, retention.observed_rows())).transpose()?;
-            let mut kept = vec![];
-            let keys = self.store.keys(layer)?;
-            for kv_head in 0..kv_heads {
-                let stored = self.store.positions(layer, kv_head);
-                let of_prompt = stored.partition_point(|&position| position + 1 < self.prompt_len);
-                let (positions, read_again) = stored.split_at(of_prompt);
-                let stored = StoredHead {
-                    layer,
-                    kv_head,
-                    prefill_len: self.prompt_len - 1,
-                    positions,
-                    read_again,
-                    keys: &keys,
-                    queries: queries.as_ref(),
-                    shape: self.decoder.attention_shape(layer),
-                    store: &self.store,
-                    decoder: &self.decoder,
-                    sequence_len: self.sequence_len,
-                };
-                let mut keep = retention.keep_mask(&stored)?;
-                let expected = retention.kept_by_head(self.policy.unevicted(as_stored[layer]), kv_head);
-                if keep.len() != positions.len() || keep.iter().filter(|keep| **keep).count() != expected {
-                    return Err(Error::failure(format!(
-                        "policy {} keeps another number of tokens at layer {layer}, KV head {kv_head} than the {expected} \
-                         that it said",
-                        self.policy
-                    )));
-                }
-                keep.resize(positions.len() + read_again.len(), false);
-                kept.push(KeptSlots { slots: ranges(&keep), capacity: expected + decode_len });
+            if retention.shares_out() {
+                let scores = self.of_heads(layer, &|stored| retention.scores(stored))?;
+                // What is read a second time leaves at once.
+                let first = scores.iter().map(|scores| vec![true; scores.len()]).collect();
+                self.competing.extend(scores);
+                self.keep(layer, first, 0)?;
+            } else {
+                let kept = self.of_heads(layer, &|stored| retention.keep_mask(stored))?;
+                self.keep_as_said(layer, kept)?;
             }
-            drop(keys);
-            self.store.keep_by_head(layer, &kept)?;
+        }
+        if retention.shares_out() && end == self.decoder.config().layers { self.share_out() } else { Ok(()) }
+    }
+
+    /// Evicts from all layers but the largest of the scores of all their KV heads.
+    fn share_out(&mut self) -> Result<()> {
+        let kv_heads = self.decoder.config().kv_heads;
+        let kept: usize = (self.policy.capacity_by_head(self.prompt_len, 0, kv_heads).iter().flatten()).sum();
+        let scores = std::mem::take(&mut self.competing);
+        let mut is_kept = vec![false; scores.iter().map(Vec::len).sum()];
+        for index in largest(&scores.concat(), kept) {
+            is_kept[index] = true;
+        }
+        let mut rest = &is_kept[..];
+        let decode_len = self.decode_len();
+        for (layer, heads) in scores.chunks(kv_heads).enumerate() {
+            let mut of_head = |scores: &Vec<f32>| {
+                let (of_head, others) = rest.split_at(scores.len());
+                rest = others;
+                of_head.to_vec()
+            };
+            let kept = heads.iter().map(&mut of_head).collect();
+            self.keep(layer, kept, decode_len)?;
         }
         Ok(())
+    }
+
+    /// What is found out about each KV head of a layer that holds the prompt but its last token.
+    fn of_heads<T>(
+        &mut self,
+        layer: usize,
+        find: &dyn Fn(&StoredHead<'_>) -> Result<Vec<T>>,
+    ) -> Result<Vec<Vec<T>>> {
+        let observed_rows = self.policy.rules().retention().observed_rows();
+        let queries = self.observed.remove(&layer);
+        let queries = queries.map(|pieces| last_rows(&pieces, observed_rows)).transpose()?;
+        let keys = self.store.keys(layer)?;
+        let of_head = |kv_head| {
+            let stored = self.store.positions(layer, kv_head);
+            let of_prompt = stored.partition_point(|&position| position + 1 < self.prompt_len);
+            let (positions, read_again) = stored.split_at(of_prompt);
+            let found = find(&StoredHead {
+                layer,
+                kv_head,
+                prefill_len: self.prompt_len - 1,
+                positions,
+                read_again,
+                keys: &keys,
+                queries: queries.as_ref(),
+                shape: self.decoder.attention_shape(layer),
+                store: &self.store,
+                decoder: &self.decoder,
+                sequence_len: self.sequence_len,
+            })?;
+            match found.len() == positions.len() {
+                true => Ok(found),
+                false => Err(Error::failure(format!(
+                    "policy {} says nothing of some tokens at layer {layer}, KV head {kv_head}; please report this",
+                    self.policy
+                ))),
+            }
+        };
+        (0..self.decoder.config().kv_heads).map(of_head).collect()
+    }
+
+    /// [`Self::keep`], where the policy said how many.
+    fn keep_as_said(&mut self, layer: usize, kept: Vec<Vec<bool>>) -> Result<()> {
+        let stored = self.policy.stored(self.prompt_len).nth(layer);
+        for (kv_head, kept) in kept.iter().enumerate() {
+            let expected = stored.map_or(0, |stored| {
+                self.policy.rules().retention().kept_by_head(self.policy.unevicted(stored), kv_head)
+            });
+            if kept.iter().filter(|kept| **kept).count() != expected {
+                return Err(Error::failure(format!(
+                    "policy {} keeps another number of tokens at layer {layer}, KV head {kv_head} than the {expected} that it said",
+                    self.policy
+                )));
+            }
+        }
+        self.keep(layer, kept, self.decode_len())
+    }
+
+    /// Evicts the prompt's tokens that KV heads of a layer do not keep, `[kv_heads][stored]`, and all behind them; each head has room
+    /// for `more` tokens then.
+    fn keep(&mut self, layer: usize, kept: Vec<Vec<bool>>, more: usize) -> Result<()> {
+        let slots = |kept: Vec<bool>| {
+            let slots = ranges(&kept);
+            let count: usize = slots.iter().map(ExactSizeIterator::len).sum();
+            KeptSlots { slots, capacity: count + more }
+        };
+        let kept: Vec<KeptSlots> = kept.into_iter().map(slots).collect();
+        self.store.keep_by_head(layer, &kept)
+    }
+
+    /// Decode tokens, the prompt's last one among them.
+    fn decode_len(&self) -> usize {
+        self.sequence_len + 1 - self.prompt_len
     }
 
     /// Rows are dropped at a pruning point: a selection may keep their residual streams, and they leave the KV that they have at

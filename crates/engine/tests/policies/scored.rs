@@ -3,14 +3,23 @@
 
 use super::reference::{TINY, crate_folder};
 use super::retention::by_head;
-use super::{assert_within, sequence, stepped};
+use super::{assert_within, run, sequence, stepped};
 use layerscope_engine::{
     Decoder, Device, Hooks, Interrupt, KvStore, Policy, Session, WeightsPrecision, folder_config,
 };
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-const METHODS: [&str; 6] = ["snapkv", "pyramidkv", "h2o", "tova", "expected", "kvzip"];
+/// Names with KEEP to be filled in.
+const METHODS: [&str; 7] = [
+    "snapkv:KEEP",
+    "pyramidkv:KEEP",
+    "h2o:KEEP",
+    "tova:KEEP",
+    "expected:KEEP",
+    "kvzip:KEEP",
+    "kvzip:KEEP+even",
+];
 
 /// What each KV head of each layer keeps of a prompt whose last token is at position `p` − 1.
 fn kept(store: &KvStore, layers: usize, kv_heads: usize, p: usize) -> Vec<Vec<Vec<usize>>> {
@@ -45,11 +54,24 @@ fn what_is_kept_is_what_kvpress_and_pytorch_keep() {
             ("expected", "expected:50%"),
             ("h2o", "h2o:30"),
             ("tova", "tova:50%"),
-            ("kvzip", "kvzip:50%"),
+            ("kvzip", "kvzip:50%+even"),
         ] {
             if family == "phi3" && ["expected", "kvzip"].contains(&method) {
                 // There the queries to come, or the second reading, turn by LongRoPE's angles for long sequences.
                 continue;
+            }
+            if method == "kvzip" {
+                let policy = Policy::parse_for("kvzip:50%", &config).unwrap();
+                let session = after_prefill(&decoder, &policy, &prompt);
+                let kept = kept(session.store(), config.layers, config.kv_heads, prompt.len());
+                for (layer, kept) in kept.iter().enumerate() {
+                    let mask = expected[&format!("kvzip.shared.{layer}")].to_vec2::<i64>().unwrap();
+                    for (head, (kept, mask)) in kept.iter().zip(&mask).enumerate() {
+                        let mask = mask.iter().enumerate().filter(|(_, is_kept)| **is_kept == 1);
+                        let expected: Vec<usize> = mask.map(|(position, _)| position).collect();
+                        assert_eq!(*kept, expected, "{family}, {policy}, layer {layer}, KV head {head}");
+                    }
+                }
             }
             let policy = Policy::parse_for(name, &config).unwrap();
             let session = after_prefill(&decoder, &policy, &prompt);
@@ -70,7 +92,7 @@ fn what_follows_equals_a_mask() {
     let config = TINY.decoder.config();
     for method in METHODS {
         for (p, keep) in [(1, "25%"), (2, "1"), (40, "25%"), (600, "50%"), (600, "40")] {
-            let policy = Policy::parse_for(&format!("{method}:{keep}"), config).unwrap();
+            let policy = Policy::parse_for(&method.replace("KEEP", keep), config).unwrap();
             let sequence = sequence(p + 3, 5);
             let session = after_prefill(&TINY.decoder, &policy, &sequence[..p]);
             let kept: Vec<Vec<BTreeSet<usize>>> = kept(session.store(), config.layers, config.kv_heads, p)
@@ -78,14 +100,19 @@ fn what_follows_equals_a_mask() {
                 .map(|heads| heads.into_iter().map(BTreeSet::from_iter).collect())
                 .collect();
             let counts = policy.capacity_by_head(p, 1, config.kv_heads);
-            for (layer, heads) in kept.iter().enumerate() {
+            for (layer, heads) in kept.iter().enumerate().filter(|_| *method != *"kvzip:KEEP") {
                 let of_heads: Vec<usize> = heads.iter().map(|kept| kept.len() + 1).collect();
                 assert_eq!(of_heads, counts[layer], "{policy}, layer {layer}");
             }
+            let all: usize = kept.iter().flatten().map(|kept| kept.len() + 1).sum();
+            assert_eq!(all, counts.iter().flatten().sum::<usize>(), "{policy}");
             let hidden = |layer: usize, head: usize, query: usize, key: usize| {
                 query + 1 >= p && key + 1 < p && !kept[layer][head].contains(&key)
             };
-            let actual = stepped(&policy, &sequence, p, &mut Hooks::none());
+            let (actual, session) = run(&TINY.decoder, &policy, &sequence, p, &mut Hooks::none());
+            let counts = policy.capacity_by_head(p, sequence.len() + 1 - p, config.kv_heads);
+            let bytes = counts.iter().flatten().sum::<usize>() * 2 * config.head_dim * size_of::<f32>();
+            assert_eq!(session.store().allocated_bytes(), bytes, "{policy}, p {p}");
             assert_within(1e-3, &actual, &by_head(&sequence, p, &hidden), &format!("{policy}, p {p}"));
         }
     }
@@ -116,7 +143,7 @@ fn with_everything_kept_it_is_the_full_model() {
     let sequence = sequence(53, 6);
     let full = stepped(&Policy::full(config.layers), &sequence, 50, &mut Hooks::none());
     for method in METHODS {
-        let policy = Policy::parse_for(&format!("{method}:100%"), config).unwrap();
+        let policy = Policy::parse_for(&method.replace("KEEP", "100%"), config).unwrap();
         assert_within(1e-4, &stepped(&policy, &sequence, 50, &mut Hooks::none()), &full, method);
     }
 }
@@ -128,8 +155,8 @@ fn on_a_gpu_the_same_is_kept() {
     let config = decoder.config();
     let prompt = sequence(90, 9);
     for method in METHODS {
-        let window = if method.ends_with("kv") { "+window=8" } else { "" };
-        let policy = Policy::parse_for(&format!("{method}:50%{window}"), config).unwrap();
+        let window = if method.ends_with("kv:KEEP") { "+window=8" } else { "" };
+        let policy = Policy::parse_for(&(method.replace("KEEP", "50%") + window), config).unwrap();
         let of = |decoder| {
             let session = after_prefill(decoder, &policy, &prompt);
             kept(session.store(), config.layers, config.kv_heads, prompt.len())

@@ -1,6 +1,6 @@
 //! `kvzip:KEEP`: scores of KVzip (Kim et al. 2025, arXiv 2505.23416).
 
-use super::{Method, Scored, parse};
+use super::{Method, Scored, parse_items};
 use crate::Result;
 use crate::policy::registry::Argument;
 use crate::policy::{PolicyKind, PolicyRules, StoredHead};
@@ -9,21 +9,29 @@ use std::sync::Arc;
 
 pub(super) const KIND: PolicyKind = PolicyKind {
     name: "kvzip",
-    syntax: "kvzip:KEEP",
-    description: "Each KV head keeps KEEP prompt tokens (25% or 1k), those that some row reads most when the prompt is read a second \
-                  time; the prefill takes twice as long or more",
+    syntax: "kvzip:KEEP[+even]",
+    description: "KV heads keep KEEP prompt tokens in the mean (25% or 1k), those that some row reads most when the prompt is read a \
+                  second time, wherever they are; each head as many with +even. The prefill takes twice as long or more",
     standard_name: Some("kvzip:50%"),
     parse: parse_kvzip,
 };
 
 /// Tokens at the start that are always kept.
 const SINKS: usize = 4;
+const EVEN: &str = "even";
 
-struct KvZip;
+struct KvZip {
+    /// Whether each head keeps as many.
+    even: bool,
+}
 
 fn parse_kvzip(argument: &Argument<'_>) -> Result<Arc<dyn PolicyRules>> {
-    let (keep, []) = parse(argument, [])?;
-    Ok(Scored::rules(KvZip, keep))
+    let (even, others): (Vec<&str>, Vec<&str>) = argument.items().partition(|item| *item == EVEN);
+    if even.len() > 1 {
+        return Err(argument.malformed());
+    }
+    let (keep, []) = parse_items(argument, others.into_iter(), [])?;
+    Ok(Scored::rules(KvZip { even: !even.is_empty() }, keep))
 }
 
 impl Method for KvZip {
@@ -45,20 +53,21 @@ impl Method for KvZip {
         Ok(scores)
     }
 
+    fn shares_out(&self) -> bool {
+        !self.even
+    }
+
     fn reads_twice(&self) -> bool {
         true
     }
 
     fn caveat(&self) -> Option<&'static str> {
-        Some(
-            "keeps as many tokens at every KV head, where the paper shares them out over all, and reads the prompt again without \
-             being told to repeat it",
-        )
+        Some("reads the prompt again without being told to repeat it, as the paper tells its models")
     }
 }
 
 impl fmt::Display for KvZip {
-    fn fmt(&self, _: &mut fmt::Formatter<'_>) -> fmt::Result {
-        Ok(())
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.even { write!(f, "+{EVEN}") } else { Ok(()) }
     }
 }

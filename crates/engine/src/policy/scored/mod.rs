@@ -38,6 +38,11 @@ trait Method: fmt::Display + Send + Sync {
         mean
     }
 
+    /// As [`Retention::shares_out`].
+    fn shares_out(&self) -> bool {
+        false
+    }
+
     /// As [`Retention::reads_twice`].
     fn reads_twice(&self) -> bool {
         false
@@ -68,8 +73,17 @@ impl<M: Method + 'static> Scored<M> {
 
 /// What KEEP says, and the values of the options that may follow it, in the order of `options`; `None` where one is not given.
 fn parse<const N: usize>(argument: &Argument<'_>, options: [&str; N]) -> Result<(Keep, [Option<usize>; N])> {
+    parse_items(argument, argument.items(), options)
+}
+
+/// The same of some of an argument's items.
+fn parse_items<'a, const N: usize>(
+    argument: &Argument<'_>,
+    items: impl Iterator<Item = &'a str>,
+    options: [&str; N],
+) -> Result<(Keep, [Option<usize>; N])> {
     let (mut keep, mut values) = (None, [None; N]);
-    for item in argument.items() {
+    for item in items {
         let Some((name, number)) = item.split_once('=') else {
             let given = keep.replace(Keep::parse(item).ok_or_else(|| argument.malformed())?);
             given.map_or(Ok(()), |_| Err(argument.malformed()))?;
@@ -107,6 +121,14 @@ impl<M: Method + 'static> Retention for Scored<M> {
         Ok(keep)
     }
 
+    fn shares_out(&self) -> bool {
+        self.method.shares_out()
+    }
+
+    fn scores(&self, stored: &StoredHead<'_>) -> Result<Vec<f32>> {
+        self.method.scores(stored, self.keep.tokens(stored.positions.len()))
+    }
+
     fn observed_rows(&self) -> usize {
         self.method.observed_rows()
     }
@@ -125,7 +147,7 @@ impl<M: Method + 'static> PolicyRules for Scored<M> {
         let kept = |layer| self.count(LayerKv { layer, prefill_len, stored: prefill_len }) + 1;
         let all: usize = (0..layers).map(kept).sum();
         Some(format!(
-            "of {} prompt tokens each KV head keeps {} in the mean, {} in all",
+            "of {} prompt tokens a KV head keeps {} in the mean, {} in all",
             prefill_len + 1,
             all / layers.max(1),
             bytes(all)
