@@ -18,7 +18,7 @@ pub(crate) trait Lanes: Copy {
     /// Thirty-two i16.
     type Words: Copy;
 
-    /// Rows of activations whose sums fit the registers: a power of two, eight at most.
+    /// Rows of activations whose sums fit the registers beside weights that are being unpacked: a power of two, eight at most.
     const ROWS: usize;
 
     fn unsigned(self, bytes: &[u8; LANES]) -> Self::Integers;
@@ -41,6 +41,7 @@ pub(crate) trait Lanes: Copy {
     /// Signed bytes, eight at a time, times −1 where a bit is set; no such one is −128.
     fn negated_words(self, bytes: [u64; 4], negative: u32) -> Self::Words;
     fn load_words(self, words: &[i16; 2 * LANES]) -> Self::Words;
+    fn store_words(self, words: Self::Words, to: &mut [i16; 2 * LANES]);
     fn and_words(self, a: Self::Words, b: u8) -> Self::Words;
     fn or_words(self, a: Self::Words, b: Self::Words) -> Self::Words;
     fn shift_words_right<const BITS: u32>(self, a: Self::Words) -> Self::Words;
@@ -153,6 +154,11 @@ impl Lanes for Plain {
     #[inline(always)]
     fn load_words(self, words: &[i16; 2 * LANES]) -> [i16; 2 * LANES] {
         *words
+    }
+
+    #[inline(always)]
+    fn store_words(self, words: [i16; 2 * LANES], to: &mut [i16; 2 * LANES]) {
+        *to = words;
     }
 
     #[inline(always)]

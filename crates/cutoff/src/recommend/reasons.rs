@@ -1,6 +1,6 @@
 //! The recommendation's reasons, in plain sentences.
 
-use super::frontier_summary::{BOUND_PROMPTS, FrontierSummary};
+use super::frontier_summary::{BOUND_PROMPTS, FrontierGroup, FrontierSummary};
 use super::{CategoryOutcome, Evidence, Options, RankedLayer, Recommendation, Verdict};
 use super::{answers, windows};
 use crate::cost::Savings;
@@ -125,18 +125,28 @@ fn edge(recommendation: &Recommendation, frontier: &FrontierSummary, options: &O
     let times = kl_below / recommendation.kl;
     let sharp =
         if times.is_finite() && times >= 1.0 { format!(", {times:.1} times as much") } else { String::new() };
-    // All prompts together come first; where they pass, a category is what stops the cutoff.
-    let first_failing = frontier.groups.iter().find(|group| !group.passes(below, options));
+    // Where all prompts together pass, categories are what stops the cutoff.
+    let what = answers::what(options.criterion);
     let judged = frontier.overall().kept.judged(options.criterion, below);
-    let stops = match first_failing.map(|group| group.category.as_ref()) {
-        Some(Some(category)) => format!("; the category {category} no longer passes there"),
-        None => format!(
-            ", but only {} of {} {} are kept there",
-            judged.kept,
-            judged.of,
-            answers::what(options.criterion)
-        ),
-        Some(None) => String::new(),
+    let failing: Vec<_> = frontier.groups.iter().filter(|group| !group.passes(below, options)).collect();
+    let names = |groups: Vec<&FrontierGroup>| {
+        groups.iter().filter_map(|group| group.category.as_deref()).collect::<Vec<_>>().join(", ")
+    };
+    let stops = if failing.is_empty() {
+        format!(", but only {} of {} {what} are kept there", judged.kept, judged.of)
+    } else if failing.iter().any(|group| group.category.is_none()) {
+        String::new()
+    } else {
+        let (keep_too_few, exceed): (Vec<_>, Vec<_>) =
+            failing.into_iter().partition(|group| group.within(below, options.tolerance));
+        let mut stops = String::new();
+        if !exceed.is_empty() {
+            stops.push_str(&format!("; above the tolerance: {}", names(exceed)));
+        }
+        if !keep_too_few.is_empty() {
+            stops.push_str(&format!("; too few {what} kept: {}", names(keep_too_few)));
+        }
+        stops
     };
     Some(format!(
         "One layer below, at {below}, it is {kl_below:.4} nats (95 % upper bound {upper:.4}){sharp}{stops}."

@@ -219,6 +219,17 @@ fn one_bad_category_holds_the_cutoff_up() {
     assert_eq!(recommendation.l_cut, 4);
     let text = recommendation.reasons.join(" ");
     assert!(text.contains("math suffers first") && text.contains("code would allow a cutoff of 2"), "{text}");
+    assert!(text.contains("; above the tolerance: math."), "{text}");
+}
+
+#[test]
+fn all_categories_that_fail_below_are_named() {
+    let mut prompts: Vec<_> = (0..60).map(|id| prompt(id, "code", &[2.0, 0.01, 0.01, 0.0])).collect();
+    prompts.extend((60..63).map(|id| prompt(id, "math", &[2.0, 0.3, 0.01, 0.0])));
+    prompts.extend((63..66).map(|id| prompt(id, "qa", &[2.0, 0.2, 0.01, 0.0])));
+    let recommendation = run_of(prompts).recommended();
+    assert_eq!(recommendation.l_cut, 3);
+    assert!(says(&recommendation, "; above the tolerance: math, qa."));
 }
 
 #[test]

@@ -109,6 +109,12 @@ impl Lanes for Avx512 {
     }
 
     #[inline(always)]
+    fn store_words(self, words: __m512i, to: &mut [i16; 2 * LANES]) {
+        // SAFETY: `self` proves AVX-512; `to` is as long as what is stored.
+        unsafe { _mm512_storeu_si512(to.as_mut_ptr().cast(), words) }
+    }
+
+    #[inline(always)]
     fn and_words(self, a: __m512i, b: u8) -> __m512i {
         // SAFETY: `self` proves AVX-512.
         unsafe { _mm512_and_si512(a, _mm512_set1_epi16(i16::from(b))) }
@@ -247,7 +253,7 @@ impl Lanes for Avx2 {
     type Integers = [__m256i; 2];
     type Words = [__m256i; 2];
 
-    const ROWS: usize = 4;
+    const ROWS: usize = 2;
 
     #[inline(always)]
     fn unsigned(self, bytes: &[u8; LANES]) -> [__m256i; 2] {
@@ -386,6 +392,15 @@ impl Lanes for Avx2 {
         // SAFETY: `self` proves AVX2; `words` is as long as what is loaded.
         unsafe {
             [_mm256_loadu_si256(words.as_ptr().cast()), _mm256_loadu_si256(words.as_ptr().add(16).cast())]
+        }
+    }
+
+    #[inline(always)]
+    fn store_words(self, words: [__m256i; 2], to: &mut [i16; 2 * LANES]) {
+        // SAFETY: `self` proves AVX2; `to` is as long as what is stored.
+        unsafe {
+            _mm256_storeu_si256(to.as_mut_ptr().cast(), words[0]);
+            _mm256_storeu_si256(to.as_mut_ptr().add(16).cast(), words[1]);
         }
     }
 

@@ -1,7 +1,8 @@
 //! The product of one row of W with a few rows of activations, without dequantising the row first.
 //!
 //! Σ w·x = Σ_groups scale·Σ q·x + offset·Σ x: the sums of x are the same for every row of W and made once. The quants are
-//! unpacked once for all rows of activations, and each of these gets the bits that it has alone.
+//! unpacked once for all rows of activations, and each of these gets the bits that it has alone. Where the sums of all rows do not fit
+//! the registers, quants go to memory, and a few rows of activations at a time meet them there.
 
 use super::WeightFormat;
 use super::blocks::{Block32, Block256, Offset};
@@ -67,7 +68,7 @@ impl<'a, F: Iterator<Item = WeightFormat> + Clone> Operation for Prepare<'a, F> 
         let mut groups = vec![];
         while !x.is_empty() {
             let rows;
-            let count = match (x.len() / columns).min(L::ROWS) {
+            let count = match x.len() / columns {
                 8.. => 8,
                 4.. => 4,
                 2.. => 2,
@@ -185,6 +186,24 @@ fn round(x: &[f32; 32], rounded: &mut [i16; 32]) -> f32 {
     unit
 }
 
+/// Weights of a strip, unpacked.
+pub(super) struct Unpacked {
+    floats: [Floats16; STRIP / LANES],
+    words: [Vector<i16, { 2 * LANES }>; STRIP / (2 * LANES)],
+}
+
+impl Default for Unpacked {
+    fn default() -> Self {
+        Self {
+            floats: [Vector([0.0; LANES]); STRIP / LANES],
+            words: [Vector([0; 2 * LANES]); STRIP / (2 * LANES)],
+        }
+    }
+}
+
+/// Rows of activations that meet unpacked floats at a time: their sums over every other sixteen elements fit the registers.
+const FEW: usize = 4;
+
 /// Weights of a kind of format, times activations.
 pub(super) trait Dots {
     /// Σ w_i·x_i over the columns of a strip, whole blocks from column `start` on, for each of M rows of activations; `start` is
@@ -195,6 +214,7 @@ pub(super) trait Dots {
         weights: &[u8],
         x: &Activations<'_>,
         start: usize,
+        unpacked: &mut Unpacked,
     ) -> [f32; M];
 }
 
@@ -213,6 +233,38 @@ fn of_rows<T, const M: usize>(groups: &[T], start: usize) -> &[[T; M]] {
     &groups.as_chunks().0[start..]
 }
 
+/// Σ w·x over even and over odd groups of sixteen, for each of M rows.
+#[inline(always)]
+fn sums_of_floats<L: Lanes, const M: usize>(
+    l: L,
+    w: &[Floats16],
+    x: &[[Floats16; M]],
+) -> [[L::Floats; 2]; M] {
+    let mut sums = [[l.splat(0.0); 2]; M];
+    let (twos, last) = w.as_chunks::<2>();
+    let (twos_of_x, last_of_x) = x[..w.len()].as_chunks::<2>();
+    for first in (0..M).step_by(FEW) {
+        for part in 0..2 {
+            let mut few = [l.splat(0.0); FEW];
+            for (w, x) in twos.iter().zip(twos_of_x) {
+                let (w, x) = (l.load(&w[part].0), &x[part]);
+                for m in 0..FEW.min(M) {
+                    few[m] = l.multiply_add(w, l.load(&x[first + m].0), few[m]);
+                }
+            }
+            if let ([w], [x], 0) = (last, last_of_x, part) {
+                for m in 0..FEW.min(M) {
+                    few[m] = l.multiply_add(l.load(&w.0), l.load(&x[first + m].0), few[m]);
+                }
+            }
+            for m in 0..FEW.min(M) {
+                sums[first + m][part] = few[m];
+            }
+        }
+    }
+    sums
+}
+
 impl Dots for Floats {
     #[inline(always)]
     fn dots<L: Lanes, const M: usize>(
@@ -221,26 +273,34 @@ impl Dots for Floats {
         weights: &[u8],
         x: &Activations<'_>,
         start: usize,
+        unpacked: &mut Unpacked,
     ) -> [f32; M] {
         let groups = of_rows::<_, M>(&x.x, start / LANES);
         let mut sums = [[l.splat(0.0); 2]; M];
         macro_rules! sum_up {
             ($from:ident, $bytes:literal) => {{
                 let (bytes, rest) = weights.as_chunks::<$bytes>();
-                let (twos, last) = bytes.as_chunks::<2>();
-                let (twos_of_x, _) = groups.as_chunks::<2>();
-                for (w, x) in twos.iter().zip(twos_of_x) {
-                    for part in 0..2 {
-                        let w = l.$from(&w[part]);
-                        for m in 0..M {
-                            sums[m][part] = l.multiply_add(w, l.load(&x[part][m].0), sums[m][part]);
+                if M > L::ROWS {
+                    for (w, to) in bytes.iter().zip(&mut unpacked.floats) {
+                        l.store(l.$from(w), &mut to.0);
+                    }
+                    sums = sums_of_floats(l, &unpacked.floats[..bytes.len()], groups);
+                } else {
+                    let (twos, last) = bytes.as_chunks::<2>();
+                    let (twos_of_x, _) = groups.as_chunks::<2>();
+                    for (w, x) in twos.iter().zip(twos_of_x) {
+                        for part in 0..2 {
+                            let w = l.$from(&w[part]);
+                            for m in 0..M {
+                                sums[m][part] = l.multiply_add(w, l.load(&x[part][m].0), sums[m][part]);
+                            }
                         }
                     }
-                }
-                for (w, x) in last.iter().zip(&groups[2 * twos.len()..]) {
-                    let w = l.$from(w);
-                    for m in 0..M {
-                        sums[m][0] = l.multiply_add(w, l.load(&x[m].0), sums[m][0]);
+                    for (w, x) in last.iter().zip(&groups[2 * twos.len()..]) {
+                        let w = l.$from(w);
+                        for m in 0..M {
+                            sums[m][0] = l.multiply_add(w, l.load(&x[m].0), sums[m][0]);
+                        }
                     }
                 }
                 rest
@@ -272,19 +332,26 @@ impl<B: Block32> Dots for Of32<B> {
         weights: &[u8],
         x: &Activations<'_>,
         start: usize,
+        unpacked: &mut Unpacked,
     ) -> [f32; M] {
-        let (of_blocks, _) = of_rows::<_, M>(&x.x, start / LANES).as_chunks::<2>();
+        let groups = of_rows::<_, M>(&x.x, start / LANES);
         let mut sums = [[l.splat(0.0); 2]; M];
         // Of each row in a lane of its own.
         let mut offset_sums = l.splat(0.0);
-        let of_blocks = of_blocks.iter().zip(&x.of_32[start / 32..]);
-        for (block, (x, sums_of)) in weights.chunks_exact(B::BYTES).zip(of_blocks) {
+        let of_blocks = groups.as_chunks::<2>().0.iter().zip(&x.of_32[start / 32..]);
+        let blocks = weights.chunks_exact(B::BYTES).zip(unpacked.floats.as_chunks_mut::<2>().0);
+        for ((block, to), (x, sums_of)) in blocks.zip(of_blocks) {
             let (scales, [_, next]) = B::scale(l, block);
             let [low, upper] = B::quants(l, block);
             let (low, upper) = (l.multiply(l.float(low), scales), l.multiply(l.float(upper), scales));
-            for m in 0..M {
-                sums[m][0] = l.multiply_add(low, l.load(&x[0][m].0), sums[m][0]);
-                sums[m][1] = l.multiply_add(upper, l.load(&x[1][m].0), sums[m][1]);
+            if M > L::ROWS {
+                l.store(low, &mut to[0].0);
+                l.store(upper, &mut to[1].0);
+            } else {
+                for m in 0..M {
+                    sums[m][0] = l.multiply_add(low, l.load(&x[0][m].0), sums[m][0]);
+                    sums[m][1] = l.multiply_add(upper, l.load(&x[1][m].0), sums[m][1]);
+                }
             }
             let offsets = match B::OFFSET {
                 Offset::None => continue,
@@ -292,6 +359,9 @@ impl<B: Block32> Dots for Of32<B> {
                 Offset::NextToScale => l.splat(next),
             };
             offset_sums = l.multiply_add(offsets, l.load(&sums_of.0), offset_sums);
+        }
+        if M > L::ROWS {
+            sums = sums_of_floats(l, &unpacked.floats[..2 * (weights.len() / B::BYTES)], groups);
         }
         let mut offsets = [0.0; LANES];
         l.store(offset_sums, &mut offsets);
@@ -312,6 +382,7 @@ impl<B: Block256> Dots for Of256<B> {
         weights: &[u8],
         x: &Activations<'_>,
         start: usize,
+        unpacked: &mut Unpacked,
     ) -> [f32; M] {
         let words = &x.words;
         let (sums_of, units_of) = match B::GROUPS {
@@ -321,43 +392,55 @@ impl<B: Block256> Dots for Of256<B> {
         let (x_of_blocks, _) = of_rows::<_, M>(&words.rounded, start / 32).as_chunks::<8>();
         let (sums_of, units_of) =
             (of_rows::<_, M>(sums_of, start / 256), of_rows::<_, M>(units_of, start / 256));
-        let mut sums = [[l.splat(0.0); 2]; M];
-        let mut offset_sums = [l.splat(0.0); M];
-        let of_blocks = x_of_blocks.iter().zip(sums_of.iter().zip(units_of));
-        for (block, (x, (sums_of, units_of))) in weights.chunks_exact(B::BYTES).zip(of_blocks) {
-            let [scales, offsets] = B::scales(l, block);
-            let mut scales_of = [[0.0; LANES]; M];
-            for m in 0..M {
-                offset_sums[m] = l.multiply_add(offsets, l.load(&sums_of[m].0), offset_sums[m]);
-                l.store(l.multiply(scales, l.load(&units_of[m].0)), &mut scales_of[m]);
-            }
-            macro_rules! part {
-                ($at:literal) => {{
-                    let words = B::words(l, block, $at);
-                    for m in 0..M {
-                        let products = l.float(l.pair_products(words, l.load_words(&x[$at][m].0)));
-                        let scale = if B::GROUPS == 8 {
-                            l.splat(scales_of[m][$at])
-                        } else {
-                            l.splat_two(scales_of[m][2 * $at], scales_of[m][2 * $at + 1])
-                        };
-                        sums[m][$at % 2] = l.multiply_add(products, scale, sums[m][$at % 2]);
-                    }
-                }};
-            }
-            // Written out, so that the shifts of each part are known when compiling.
-            part!(0);
-            part!(1);
-            part!(2);
-            part!(3);
-            part!(4);
-            part!(5);
-            part!(6);
-            part!(7);
-        }
         let mut totals = [0.0; M];
-        for m in 0..M {
-            totals[m] = l.sum(l.add(l.add(sums[m][0], sums[m][1]), offset_sums[m]));
+        // As many rows at a time as have room; the first ones unpack for all.
+        let at_once = M.min(L::ROWS);
+        for first in (0..M).step_by(at_once) {
+            let mut sums = [[l.splat(0.0); 2]; M];
+            let mut offset_sums = [l.splat(0.0); M];
+            let of_blocks = x_of_blocks.iter().zip(sums_of.iter().zip(units_of));
+            let blocks = weights.chunks_exact(B::BYTES).zip(unpacked.words.as_chunks_mut::<8>().0);
+            for ((block, to), (x, (sums_of, units_of))) in blocks.zip(of_blocks) {
+                let [scales, offsets] = B::scales(l, block);
+                let mut scales_of = [[0.0; LANES]; M];
+                for m in 0..at_once {
+                    offset_sums[m] = l.multiply_add(offsets, l.load(&sums_of[first + m].0), offset_sums[m]);
+                    l.store(l.multiply(scales, l.load(&units_of[first + m].0)), &mut scales_of[m]);
+                }
+                macro_rules! part {
+                    ($at:literal) => {{
+                        let words = match first {
+                            0 => B::words(l, block, $at),
+                            _ => l.load_words(&to[$at].0),
+                        };
+                        if first == 0 && M > L::ROWS {
+                            l.store_words(words, &mut to[$at].0);
+                        }
+                        for m in 0..at_once {
+                            let products =
+                                l.float(l.pair_products(words, l.load_words(&x[$at][first + m].0)));
+                            let scale = if B::GROUPS == 8 {
+                                l.splat(scales_of[m][$at])
+                            } else {
+                                l.splat_two(scales_of[m][2 * $at], scales_of[m][2 * $at + 1])
+                            };
+                            sums[m][$at % 2] = l.multiply_add(products, scale, sums[m][$at % 2]);
+                        }
+                    }};
+                }
+                // Written out, so that the shifts of each part are known when compiling.
+                part!(0);
+                part!(1);
+                part!(2);
+                part!(3);
+                part!(4);
+                part!(5);
+                part!(6);
+                part!(7);
+            }
+            for m in 0..at_once {
+                totals[first + m] = l.sum(l.add(l.add(sums[m][0], sums[m][1]), offset_sums[m]));
+            }
         }
         totals
     }

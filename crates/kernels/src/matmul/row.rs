@@ -1,6 +1,6 @@
 //! Rows of activations, each as if it were alone: each row of W is dequantised in registers, once for a few of them.
 
-use super::dot::{Activations, Dots, Floats, Of32, Of256, Prepare, STRIP};
+use super::dot::{Activations, Dots, Floats, Of32, Of256, Prepare, STRIP, Unpacked};
 use super::format::by_block;
 use super::{Product, WeightFormat, Weights};
 use crate::Instructions;
@@ -101,6 +101,7 @@ impl RowProducts<'_, '_> {
         let data = &data[self.first * row_bytes..][..rows * row_bytes];
         let strips = columns.div_ceil(STRIP);
         let at_once = if M * columns <= CACHED_ACTIVATIONS { 1 } else { CACHED_ROWS };
+        let mut unpacked = Unpacked::default();
         let mut first = 0;
         while first < rows {
             for strip in 0..strips {
@@ -115,7 +116,7 @@ impl RowProducts<'_, '_> {
                         prefetch(next);
                     }
                     let weights = &data[start..][..bytes.len()];
-                    let products: [f32; M] = D::dots(lanes, format, weights, x, strip * STRIP);
+                    let products: [f32; M] = D::dots(lanes, format, weights, x, strip * STRIP, &mut unpacked);
                     for (output, product) in outputs.iter_mut().zip(products) {
                         output[row] = if strip == 0 { product } else { output[row] + product };
                     }
