@@ -532,12 +532,8 @@ impl Lanes for Avx2 {
 
     #[inline(always)]
     fn two_halves(self, bytes: &[u8; 4]) -> ([__m256; 2], [f32; 2]) {
-        // SAFETY: `self` proves F16C.
-        unsafe {
-            let two = _mm_cvtph_ps(_mm_cvtsi32_si128(i32::from_le_bytes(*bytes)));
-            let scale = _mm256_broadcastss_ps(two);
-            ([scale, scale], [_mm_cvtss_f32(two), _mm_cvtss_f32(_mm_movehdup_ps(two))])
-        }
+        let two = super::two_halves(bytes);
+        (self.splat(two[0]), two)
     }
 }
 
