@@ -91,6 +91,10 @@ class Masks(unittest.TestCase):
             self.assertEqual((given.first, given.last), (4, 0))
             with self.assertRaises(ValueError):
                 Policy.parse(f"keep:heads={path}", 5, 2)
+            for damaged in ["{", "{}", "[]", "null", '{"heads": 3, "layers": 4, "kv_heads": 2, "policy": "keep:0"}']:
+                path.write_text(damaged)
+                with self.assertRaisesRegex(ValueError, "is no set of KV heads"):
+                    Policy.parse(f"keep:heads={path}", 4, 2)
 
     def test_names_without_a_cutoff_or_a_set_are_refused(self):
         for name in ["full", "speed:0", "speed:4", "speed:2+x", "streaming:3", "keep:4", "keep:0.2", "keep:x", "selfonly:2+keep:0", "full+keep:0"]:

@@ -18,6 +18,7 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from . import Batch, Passes, Policy, loss, read
+from .passes import kv_heads
 
 WARM_UP = 20
 
@@ -54,10 +55,9 @@ def main():
     options = {"gguf_file": a.gguf} if a.gguf else {}
     tokenizer = AutoTokenizer.from_pretrained(a.model, **options)
     model = AutoModelForCausalLM.from_pretrained(a.model, dtype=getattr(torch, a.dtype), attn_implementation=a.attention, **options)
-    config = model.config.get_text_config()
-    layers = config.num_hidden_layers
+    layers = model.config.get_text_config().num_hidden_layers
     try:
-        policy = Policy.parse(a.policy, layers, getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
+        policy = Policy.parse(a.policy, layers, kv_heads(model))
     except (ValueError, OSError) as error:
         raise SystemExit(str(error)) from None
     if policy.kept and a.rows == "all":

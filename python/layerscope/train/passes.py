@@ -25,6 +25,12 @@ def windows(model):
     return [config.sliding_window if kind == "sliding_attention" else None for kind in kinds]
 
 
+def kv_heads(model):
+    """KV heads of each layer."""
+    config = model.config.get_text_config()
+    return getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+
+
 @contextlib.contextmanager
 def masked(model, mask_of):
     """Each layer gets the mask that `mask_of(layer)` returns."""
@@ -47,9 +53,8 @@ class Passes:
         # What is called: the model, or what accelerate has made of it.
         self.model, self.wrapped, self.rows, self.flex = model, wrapped or model, rows, flex
         self.windows = windows(model)
-        config = model.config.get_text_config()
-        kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        self.heads = {"kv_heads": kv_heads, "of_each": config.num_attention_heads // kv_heads}
+        heads = kv_heads(model)
+        self.heads = {"kv_heads": heads, "of_each": model.config.get_text_config().num_attention_heads // heads}
 
     def base(self):
         return self.model.disable_adapter() if hasattr(self.model, "disable_adapter") else contextlib.nullcontext()

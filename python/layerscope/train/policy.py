@@ -22,13 +22,17 @@ class Kept:
     @classmethod
     def parse(cls, items, layers, kv_heads):
         """The set of the items of a name behind `keep:`."""
-        if items and items[0].startswith("heads="):
-            found = json.loads(Path(items[0].removeprefix("heads=")).read_text())
-            if [found["layers"], found["kv_heads"]] != [layers, kv_heads]:
-                raise ValueError(f"{items[0].removeprefix('heads=')} is a set of a model with {found['layers']} layers of {found['kv_heads']} KV heads")
+        if items[0].startswith("heads="):
+            path = items[0].removeprefix("heads=")
+            try:
+                found = json.loads(Path(path).read_text())
+                shape, heads, searched = [found["layers"], found["kv_heads"]], found["heads"].split("+"), found["policy"].split("keep:")[1].split("+")
+            except (ValueError, LookupError, TypeError, AttributeError):
+                raise ValueError(f"{path} is no set of KV heads; layerscope recommend --write-heads writes one") from None
+            if shape != [layers, kv_heads]:
+                raise ValueError(f"{path} is a set of a model with {shape[0]} layers of {shape[1]} KV heads")
             ends = [item for item in items[1:] if ENDS.fullmatch(item)]
-            searched = found["policy"].split("keep:")[1].split("+")
-            items = [*found["heads"].split("+"), *items[1:], *([] if ends else filter(ENDS.fullmatch, searched))]
+            items = [*heads, *items[1:], *([] if ends else filter(ENDS.fullmatch, searched))]
         heads, first, last = set(), 0, 0
         for item in items:
             units = re.fullmatch(r"(\d+)(?:-(\d+)|\.(\d+)(?:-(\d+))?)?", item)

@@ -198,8 +198,8 @@ impl Policy {
     }
 
     /// Tokens of one layer's KV that are in memory at most, where the model runs: those of [`Self::most_held`] (under policies that
-    /// run by layer, of one layer at a time, beside what the others keep, or hold until heads have competed), those of a layer that is written anew as others are
-    /// evicted from it, and, where KV moves, those in transit.
+    /// run by layer, of one layer at a time, beside what the others keep, or hold until heads have competed), those of a layer that
+    /// is written anew as others are evicted from it, and, where KV moves, those in transit.
     pub fn in_memory(&self, prompt_len: usize, decode_len: usize, device: &Device) -> Vec<usize> {
         let held = self.most_held(prompt_len, decode_len, device);
         let kept = self.capacity(prompt_len, decode_len);

@@ -54,7 +54,8 @@ pub trait Retention: Send + Sync {
         0
     }
 
-    /// Whether the prompt but its last token runs twice, the second time behind the first, to look at what that reads. What the second reading stores is never kept.
+    /// Whether the prompt but its last token runs twice, the second time behind the first, to look at what that reads. What the
+    /// second reading stores is never kept.
     fn reads_twice(&self) -> bool {
         false
     }
