@@ -5,6 +5,8 @@ Each notebook gets a new kernel of this Python, in the folder notebooks, as Jupy
 the notebook, the cell and the traceback. Without --write the outputs are thrown away, after checking that each cell
 gives outputs of the same kinds as the committed file has; with it they are stored in the file.
 
+The package `layerscope` is that of this repository.
+
 Environment: LAYERSCOPE, the binary (else `layerscope` on PATH); LAYERSCOPE_RUN and LAYERSCOPE_OTHER_RUN, run folders
 of your own. With these the kinds of output are not compared, because another run may have other figures to show.
 """
@@ -33,7 +35,9 @@ class Failed(Exception):
 
 
 def prepare_environment(scratch):
-    """Paths that hold from any folder, and no settings of the user's Jupyter and IPython."""
+    """Paths that hold from any folder, this repository's package, and no settings of the user's Jupyter and IPython."""
+    paths = [str(FOLDER.parent / "python"), os.environ.get("PYTHONPATH")]
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     if os.sep in os.environ.get("LAYERSCOPE", ""):
         os.environ["LAYERSCOPE"] = str(Path(os.environ["LAYERSCOPE"]).resolve())
     for name in OWN_RUNS:

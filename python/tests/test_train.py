@@ -1,7 +1,7 @@
 """The PyTorch trainer against goldens of autograd on dense models, and against `layerscope adapt`.
 
     python3 -m venv ref && ref/bin/pip install torch transformers peft accelerate
-    PYTHONPATH=python LAYERSCOPE=target/release/layerscope ref/bin/python -m unittest discover python/tests
+    PYTHONPATH=python LAYERSCOPE=target/release/layerscope ref/bin/python -m unittest discover python/tests --pattern test_train.py
 """
 
 import json

@@ -1,0 +1,14 @@
+"""The package's version."""
+
+import importlib.metadata
+
+
+def version() -> str:
+    """That of the installed package; in a source tree, where none is installed, that of the program."""
+    try:
+        return importlib.metadata.version("layerscope")
+    except importlib.metadata.PackageNotFoundError:
+        from ._command import run
+
+        printed: str = run("--version")
+        return printed.split()[-1]
