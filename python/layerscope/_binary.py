@@ -36,8 +36,8 @@ def find_binary() -> str:
     found = shutil.which("layerscope")
     if found is None:
         raise LayerscopeNotFound(
-            "the layerscope program is neither installed with this package nor on PATH; "
-            "install the package from a wheel, or name the program in the environment variable LAYERSCOPE"
+            "the layerscope program is neither installed beside this package nor on PATH; "
+            "put it on PATH, or name it in the environment variable LAYERSCOPE"
         )
     return os.path.abspath(found)
 

@@ -108,7 +108,7 @@ class Run:
 
     @property
     def frontier(self) -> "pl.DataFrame":
-        """A row per prompt, anchor (`bos`, `none`) and cutoff (1 … L): what it costs to let the prompt stop there.
+        """A row per prompt, anchor (`bos`, `none`) and cutoff (1 … L): what it costs to truncate the prompt's prefill there.
 
         `kl` and `dnll` in nats per token, `top1` a share of steps; `unchanged`, `departs` and `answered` say what becomes of the text.
 
