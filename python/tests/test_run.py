@@ -128,7 +128,7 @@ class Finding(unittest.TestCase):
             self.assertIn("no recommendation: the environment variable LAYERSCOPE", repr(Run(DEMO)))
             self.assertIsNone(Run(DEMO)._repr_html_())
         code = "import layerscope\ntry: layerscope.find_binary()\nexcept layerscope.LayerscopeNotFound as error: print(error)"
-        self.assertIn("neither installed with this package nor on PATH", python(code, PYTHONPATH=str(PACKAGE.parent), **self.own))
+        self.assertIn("neither installed beside this package nor on PATH", python(code, PYTHONPATH=str(PACKAGE.parent), **self.own))
 
     def test_as_a_module(self):
         copy_of_package(self.home / "target")
