@@ -14,7 +14,7 @@ class LayerscopeNotFound(FileNotFoundError):
 def find_binary() -> str:
     """The path of the `layerscope` program.
 
-    Looked for in this order: what the environment variable `LAYERSCOPE` names, the program that was installed with this
+    Looked for in this order: what the environment variable `LAYERSCOPE` names, a program that was installed beside this
     package, `PATH`.
 
     Raises `LayerscopeNotFound` where it is in none of these.

@@ -15,9 +15,12 @@ MESSAGE_HEADER, SCHEMA_FIELDS, FIELD_NAME, FIELD_METADATA, KEY, VALUE = 2, 1, 0,
 
 
 def columns(path: Path) -> dict[str, dict[str, str]]:
-    """By column: `{"unit": …, "description": …}`."""
+    """By column: `{"unit": …, "description": …}`; nothing where another program wrote the file without them."""
+    encoded = pl.read_parquet_metadata(path).get("ARROW:schema")
+    if encoded is None:
+        return {}
     # Eight bytes come before the message: a marker and the length.
-    buffer = _Buffer(base64.b64decode(pl.read_parquet_metadata(path)["ARROW:schema"])[8:])
+    buffer = _Buffer(base64.b64decode(encoded)[8:])
     schema = buffer.follow(buffer.field(buffer.follow(0), MESSAGE_HEADER))
     return {
         buffer.text(buffer.field(column, FIELD_NAME)): {
@@ -41,12 +44,16 @@ class _Buffer:
         return at + self.number("I", at)
 
     def field(self, table: int, index: int) -> int:
-        """Where the field of that number lies in a table."""
+        """Where the field of that number lies in a table; 0 where the table lacks it."""
         layout = table - self.number("i", table)
-        return table + self.number("H", layout + 4 + 2 * index)
+        place = 4 + 2 * index
+        offset = self.number("H", layout + place) if place < self.number("H", layout) else 0
+        return table + offset if offset else 0
 
     def tables(self, at: int) -> list[int]:
-        """The tables of a list."""
+        """The tables of a list; none where there is no list."""
+        if not at:
+            return []
         start = self.follow(at)
         return [self.follow(start + 4 + 4 * index) for index in range(self.number("I", start))]
 

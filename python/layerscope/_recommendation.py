@@ -37,7 +37,7 @@ class Recommendation:
     kv_saved: float
     """Share of the KV bytes that are never allocated, at the run's prompt lengths, 0 to 1."""
     prompts: int
-    """Prompts that it rests on."""
+    """Prompts that it is based on."""
     reasons: list[str]
     """The reasons, a sentence each."""
     figures: dict[str, Any] = field(repr=False)

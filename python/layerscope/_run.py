@@ -1,8 +1,10 @@
 """A run folder in Python: its manifest, its tables as frames, and what the program says of it."""
 
+import contextlib
 import functools
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -48,7 +50,10 @@ class Run:
     @functools.cached_property
     def manifest(self) -> dict[str, Any]:
         """What was run and how: `manifest.json`."""
-        return self._json("manifest.json") or {}
+        manifest = self._json("manifest.json")
+        if not isinstance(manifest, dict) or not {"model", "prompts", "status", "weights"} <= manifest.keys():
+            raise ValueError(f"{self.path / 'manifest.json'} is no manifest of a run; restore it or record the run again")
+        return manifest
 
     @property
     def model(self) -> dict[str, Any]:
@@ -293,7 +298,7 @@ class Run:
         except FileNotFoundError:
             return None
         except ValueError as error:
-            raise ValueError(f"{self.path / name} is damaged: {error}") from None
+            raise ValueError(f"{self.path / name} is damaged ({error}); restore it or write it again") from None
         return content
 
     def _parquet(self, name: str) -> Path:
@@ -310,10 +315,27 @@ class Run:
 
     def _frame(self, name: str) -> "pl.DataFrame":
         if name not in self._frames:
-            self._frames[name] = self.scan(name).collect()
+            with _damage_named(self._parquet(name)):
+                self._frames[name] = self.scan(name).collect()
         return self._frames[name]
 
     def _notes(self, name: str) -> dict[str, dict[str, str]]:
         from ._columns import columns
 
-        return columns(self._parquet(name))
+        path = self._parquet(name)
+        with _damage_named(path):
+            notes = columns(path)
+        if not notes or not all("unit" in note for note in notes.values()):
+            raise ValueError(f"{path} has no units: another program wrote it; restore it or record the run again")
+        return notes
+
+
+@contextlib.contextmanager
+def _damage_named(path: Path) -> Iterator[None]:
+    """Says which table cannot be read."""
+    import polars as pl
+
+    try:
+        yield
+    except pl.exceptions.ComputeError as error:
+        raise ValueError(f"{path} is damaged ({error}); restore it or record the run again") from None

@@ -314,6 +314,24 @@ class Reading(unittest.TestCase):
         (damaged / "manifest.json").write_text("{")
         with self.assertRaisesRegex(ValueError, "manifest.json is damaged"):
             Run(damaged).manifest
+        (damaged / "manifest.json").write_text("{}")
+        with self.assertRaisesRegex(ValueError, "manifest.json is no manifest of a run; restore it or record the run again"):
+            Run(damaged).model
+
+    def test_tables_that_are_damaged_or_of_another_program(self):
+        import polars as pl
+
+        damaged = HOME / "damaged tables"
+        shutil.copytree(DEMO, damaged)
+        layers = damaged / "layers.parquet"
+        layers.write_bytes(layers.read_bytes()[:1000])
+        for read in (lambda run: run.layers, lambda run: run.units("layers")):
+            with self.assertRaisesRegex(ValueError, r"layers\.parquet is damaged \(.*\); restore it or record the run again"):
+                read(Run(damaged))
+        Run(DEMO).frontier.write_parquet(damaged / "frontier.parquet")
+        self.assertTrue(Run(damaged).frontier.equals(pl.read_parquet(DEMO / "frontier.parquet")))
+        with self.assertRaisesRegex(ValueError, r"frontier\.parquet has no units: another program wrote it"):
+            Run(damaged).units("frontier")
 
     def test_tables_that_are_not_yet_in_their_place(self):
         moving = HOME / "moving"
