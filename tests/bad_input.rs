@@ -35,6 +35,20 @@ impl Folder {
     }
 }
 
+#[test]
+fn vector_instructions_that_are_not_there() {
+    let output = run(layerscope().args(["models"]).env("LAYERSCOPE_INSTRUCTIONS", "avx1024"));
+    let message = stderr(&output);
+    assert_eq!(output.status.code(), Some(2), "{message}");
+    assert!(
+        message.contains("LAYERSCOPE_INSTRUCTIONS is avx1024, but this processor has plain"),
+        "{message}"
+    );
+    // Those that every processor has.
+    let output = run(generate(&tiny_model()).env("LAYERSCOPE_INSTRUCTIONS", "plain"));
+    assert!(output.status.success(), "{}", stderr(&output));
+}
+
 /// A damaged file may still load (a flipped weight), but must not cause a panic, a crash or long output.
 fn survives(command: &mut std::process::Command) {
     let output = run(command);

@@ -39,6 +39,7 @@ fn arguments() -> std::result::Result<Arguments, clap::Error> {
 fn run(arguments: Arguments) -> Result<ExitCode> {
     layerscope_engine::keep_freed_memory();
     layerscope_engine::explain_bus_errors();
+    layerscope_engine::choose_instructions()?;
     if let Some(threads) = arguments.threads {
         layerscope_engine::use_threads(threads.into());
     }

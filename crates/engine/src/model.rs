@@ -219,6 +219,13 @@ impl OpenedModel {
         progress: &mut dyn FnMut(usize, usize) -> Result<()>,
     ) -> Result<Model> {
         let Self { name, config, tokenizer, files } = self;
+        // Of weights that are dequantised or that a GPU gets, the file is read only once.
+        if precision == WeightsPrecision::Native && matches!(device, Device::Cpu) {
+            match &files {
+                Files::Gguf(file) => file.copy_to_huge_pages(),
+                Files::Safetensors(_, files) => files.copy_to_huge_pages(),
+            }
+        }
         let mut digest = Sha256::new();
         let decoder = match &files {
             Files::Gguf(file) => {

@@ -1,6 +1,7 @@
-//! What a program sets up once: one thread pool, and memory that is kept for the next use.
+//! What a program sets up once: one thread pool, its vector instructions, and memory that is kept for the next use.
 
 use crate::{Error, Result};
+use layerscope_kernels::Instructions;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Threads that [`one_pool`] makes; 0 where nobody said.
@@ -26,6 +27,30 @@ pub fn one_pool() -> Result<()> {
     match built.as_ref().err().and_then(std::error::Error::source) {
         None => Ok(()),
         Some(cause) => Err(Error::failure(format!("cannot start threads: {cause}"))),
+    }
+}
+
+/// Runs kernels with the vector instructions that `LAYERSCOPE_INSTRUCTIONS` names, where it is set: to see what others do, call it before
+/// anything is computed.
+///
+/// # Errors
+/// [`Error::Input`] where this processor has none of that name.
+pub fn choose_instructions() -> Result<()> {
+    let Some(wanted) = std::env::var_os("LAYERSCOPE_INSTRUCTIONS") else { return Ok(()) };
+    let available = Instructions::available();
+    match available.iter().find(|instructions| wanted == instructions.name()) {
+        Some(instructions) => {
+            instructions.choose();
+            Ok(())
+        }
+        None => {
+            let names: Vec<_> = available.iter().map(|instructions| instructions.name()).collect();
+            Err(Error::Input(format!(
+                "LAYERSCOPE_INSTRUCTIONS is {}, but this processor has {}",
+                wanted.to_string_lossy().escape_debug(),
+                names.join(", ")
+            )))
+        }
     }
 }
 

@@ -12,6 +12,21 @@ fn median(mut times: Vec<f64>) -> f64 {
     times[times.len() / 2]
 }
 
+/// As weights are where the system allows it.
+fn in_huge_pages(memory: &mut [std::mem::MaybeUninit<u8>]) {
+    #[cfg(target_os = "linux")]
+    {
+        unsafe extern "C" {
+            fn madvise(start: *mut std::ffi::c_void, length: usize, advice: i32) -> i32;
+        }
+        const PAGE: usize = 4096;
+        const HUGE_PAGES: i32 = 14;
+        let start = memory.as_mut_ptr().map_addr(|address| address.next_multiple_of(PAGE));
+        // SAFETY: whole pages of this memory; a failure changes nothing.
+        unsafe { madvise(start.cast(), memory.len().saturating_sub(PAGE) / PAGE * PAGE, HUGE_PAGES) };
+    }
+}
+
 fn main() {
     let wanted: Vec<String> = std::env::args().skip(1).filter(|name| !name.starts_with('-')).collect();
     let instructions = match std::env::var("INSTRUCTIONS") {
@@ -21,7 +36,7 @@ fn main() {
     let instructions = instructions.unwrap_or(Instructions::best());
     println!("{} threads, {instructions:?}", rayon::current_num_threads());
     println!(
-        "{:>6} {:>12} {:>12} {:>12} {:>9} {:>8} {:>8} {:>8} {:>8} {:>9} {:>9}",
+        "{:>6} {:>12} {:>12} {:>12} {:>9} {:>8} {:>8} {:>8} {:>8} {:>9} {:>9} {:>8} {:>8} {:>8}",
         "",
         "W",
         "f32 GFLOP/s",
@@ -32,7 +47,10 @@ fn main() {
         "4 µs",
         "8 µs",
         "8 f32 µs",
-        "8 bf16 µs"
+        "8 bf16 µs",
+        "1 i8 µs",
+        "8 i8 µs",
+        "i8 GB/s"
     );
     for format in WeightFormat::ALL {
         if !wanted.is_empty() && !wanted.contains(&format!("{format:?}")) {
@@ -45,11 +63,13 @@ fn main() {
             let bytes = n * format.bytes(k);
             // Enough copies that a row's product reads from memory, as a decode step does.
             let copies = ((256 << 20) / bytes).clamp(1, 512);
-            let data: Vec<u8> = (0..copies * bytes).map(|i| (i * 31 % 61) as u8).collect();
+            let mut data: Vec<u8> = Vec::with_capacity(copies * bytes);
+            in_huge_pages(data.spare_capacity_mut());
+            data.extend((0..copies * bytes).map(|i| (i * 31 % 61) as u8));
             let weights =
                 |copy: usize| Weights { data: &data[copy * bytes..][..bytes], format, rows: n, columns: k };
             let mut speeds = vec![];
-            for compute in [ComputeType::F32, ComputeType::Bf16] {
+            for compute in [ComputeType::F32, ComputeType::Reduced] {
                 let m = 512;
                 let (x, mut y) = (vec![0.1; m * k], vec![0.0; m * n]);
                 let times = (0..7).map(|round| {
@@ -60,9 +80,9 @@ fn main() {
                 });
                 speeds.push(2e-9 * (m * n * k) as f64 / median(times.collect()));
             }
-            let few = [(0, 1), (0, 2), (0, 4), (0, 8), (8, 0), (8, 0)]
+            let few = [(0, 1), (0, 2), (0, 4), (0, 8), (8, 0), (8, 0), (0, 1), (0, 8)]
                 .map(|(together, alone)| ProductRows { together, alone });
-            let computes = [ComputeType::F32; 5].into_iter().chain([ComputeType::Bf16]);
+            let computes = [ComputeType::F32; 5].into_iter().chain([ComputeType::Reduced; 3]);
             let few = few.into_iter().zip(computes).map(|(rows, compute)| {
                 let (x, mut y) = (vec![0.1; rows.count() * k], vec![0.0; rows.count() * n]);
                 let times = (0..3).map(|_| {
@@ -84,10 +104,10 @@ fn main() {
                 speeds[1],
                 1e-9 * bytes as f64 / few[0],
             );
-            for seconds in few {
+            for seconds in &few {
                 print!(" {:>8.1}", 1e6 * seconds);
             }
-            println!();
+            println!(" {:>8.1}", 1e-9 * bytes as f64 / few[6]);
         }
     }
 }

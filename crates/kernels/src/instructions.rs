@@ -2,8 +2,9 @@
 
 #[cfg(target_arch = "x86_64")]
 use crate::lanes::{Avx2, Avx512};
-use crate::lanes::{Lanes, Plain};
+use crate::lanes::{ByteLanes, Lanes, Plain};
 use pulp::{Scalar, Simd, WithSimd};
+use std::sync::OnceLock;
 
 /// A set of vector instructions that kernels are compiled for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -16,13 +17,18 @@ pub enum Instructions {
     /// AVX-512 F, BW, CD, DQ and VL.
     #[cfg(target_arch = "x86_64")]
     Avx512,
-    /// AVX-512 with products of bf16 pairs.
+    /// AVX-512 with products of bytes (VNNI).
+    #[cfg(target_arch = "x86_64")]
+    Avx512Vnni,
+    /// AVX-512 with products of bytes and of bf16 pairs.
     #[cfg(target_arch = "x86_64")]
     Avx512Bf16,
     /// NEON.
     #[cfg(target_arch = "aarch64")]
     Neon,
 }
+
+static BEST: OnceLock<Instructions> = OnceLock::new();
 
 impl Instructions {
     /// All that this processor has, plain first and best last.
@@ -35,8 +41,12 @@ impl Instructions {
             }
             if pulp::x86::V4::is_available() {
                 available.push(Self::Avx512);
-                if std::arch::is_x86_feature_detected!("avx512bf16") {
-                    available.push(Self::Avx512Bf16);
+                if std::arch::is_x86_feature_detected!("avx512vnni") {
+                    available.push(Self::Avx512Vnni);
+                    // Every processor that multiplies bf16 multiplies bytes.
+                    if std::arch::is_x86_feature_detected!("avx512bf16") {
+                        available.push(Self::Avx512Bf16);
+                    }
                 }
             }
         }
@@ -47,10 +57,31 @@ impl Instructions {
         available
     }
 
-    /// The best that this processor has.
+    /// The best that this processor has, or what [`Self::choose`] has chosen.
     pub fn best() -> Self {
-        static BEST: std::sync::OnceLock<Instructions> = std::sync::OnceLock::new();
         *BEST.get_or_init(|| Self::available().pop().unwrap_or(Self::Plain))
+    }
+
+    /// Makes these what kernels run with from now on; only before the first one has run.
+    pub fn choose(self) {
+        let _ = BEST.set(self);
+    }
+
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Plain => "plain",
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2 => "avx2",
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512 => "avx512",
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512Vnni => "avx512vnni",
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512Bf16 => "avx512bf16",
+            #[cfg(target_arch = "aarch64")]
+            Self::Neon => "neon",
+        }
     }
 
     /// Whether products of bf16 pairs are there.
@@ -61,6 +92,34 @@ impl Instructions {
         false
     }
 
+    /// [`Self::dispatch`] of an operation on bytes, for which registers of AVX2 are wide enough.
+    #[inline]
+    pub(crate) fn dispatch_bytes<Op: ByteOperation>(self, operation: Op) -> Op::Output {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512Vnni | Self::Avx512Bf16 if std::arch::is_x86_feature_detected!("avx512vnni") => {
+                if let Some(simd) = pulp::x86::V4::try_new() {
+                    // SAFETY: the processor has AVX-512 and VNNI.
+                    return unsafe { with_vnni(simd, operation) };
+                }
+            }
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2 | Self::Avx512 => {
+                if let Some(simd) = pulp::x86::V3::try_new() {
+                    return Simd::vectorize(simd, WithBytes { operation, lanes: Avx2::<false>(simd) });
+                }
+            }
+            #[cfg(target_arch = "aarch64")]
+            Self::Neon => {
+                if let Some(simd) = pulp::aarch64::Neon::try_new() {
+                    return Simd::vectorize(simd, WithBytes { operation, lanes: Plain });
+                }
+            }
+            _ => {}
+        }
+        Simd::vectorize(Scalar, WithBytes { operation, lanes: Plain })
+    }
+
     /// Runs an operation compiled for these instructions; plainly where the processor lacks them.
     #[inline]
     pub(crate) fn dispatch<Op: Operation>(self, operation: Op) -> Op::Output {
@@ -68,11 +127,11 @@ impl Instructions {
             #[cfg(target_arch = "x86_64")]
             Self::Avx2 => {
                 if let Some(simd) = pulp::x86::V3::try_new() {
-                    return Simd::vectorize(simd, With { operation, lanes: Avx2(simd) });
+                    return Simd::vectorize(simd, With { operation, lanes: Avx2::<false>(simd) });
                 }
             }
             #[cfg(target_arch = "x86_64")]
-            Self::Avx512 | Self::Avx512Bf16 => {
+            Self::Avx512 | Self::Avx512Vnni | Self::Avx512Bf16 => {
                 if let Some(simd) = pulp::x86::V4::try_new() {
                     return Simd::vectorize(simd, With { operation, lanes: Avx512(simd) });
                 }
@@ -95,6 +154,24 @@ pub(crate) trait Operation {
     fn run<S: Simd, L: Lanes>(self, simd: S, lanes: L) -> Self::Output;
 }
 
+/// The same, of products of bytes.
+pub(crate) trait ByteOperation {
+    type Output;
+    fn run<L: ByteLanes>(self, lanes: L) -> Self::Output;
+}
+
+/// Runs an operation compiled for AVX-512 and VNNI.
+///
+/// # Safety
+/// The processor has VNNI and F16C.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(
+    enable = "sse3,ssse3,sse4.1,sse4.2,popcnt,avx,avx2,bmi1,bmi2,f16c,fma,lzcnt,avx512f,avx512bw,avx512cd,avx512dq,avx512vl,avx512vnni"
+)]
+unsafe fn with_vnni<Op: ByteOperation>(simd: pulp::x86::V4, operation: Op) -> Op::Output {
+    operation.run(Avx2::<true>(*simd))
+}
+
 struct With<Op, L> {
     operation: Op,
     lanes: L,
@@ -106,5 +183,19 @@ impl<Op: Operation, L: Lanes> WithSimd for With<Op, L> {
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) -> Op::Output {
         self.operation.run(simd, self.lanes)
+    }
+}
+
+struct WithBytes<Op, L> {
+    operation: Op,
+    lanes: L,
+}
+
+impl<Op: ByteOperation, L: ByteLanes> WithSimd for WithBytes<Op, L> {
+    type Output = Op::Output;
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, _: S) -> Op::Output {
+        self.operation.run(self.lanes)
     }
 }

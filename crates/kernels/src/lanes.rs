@@ -1,10 +1,13 @@
 //! Sixteen numbers at a time: what unpacking weights needs beyond `pulp`, which has no widening of bytes.
 
+mod bytes;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) use x86::{Avx2, Avx512};
+
+pub(crate) use bytes::{BYTES, ByteLanes};
 
 /// Numbers in a group.
 pub(crate) const LANES: usize = 16;
@@ -66,6 +69,8 @@ pub(crate) trait Lanes: Copy {
     fn sums(self, a: [Self::Floats; 4]) -> [f32; 4];
     /// Two f16: the first one sixteen times, and both.
     fn two_halves(self, bytes: &[u8; 4]) -> (Self::Floats, [f32; 2]);
+    /// The columns of sixteen rows.
+    fn transposed(self, rows: [Self::Floats; LANES]) -> [Self::Floats; LANES];
 }
 
 /// Loops over arrays, for any processor.
@@ -254,6 +259,11 @@ impl Lanes for Plain {
         let two = two_halves(bytes);
         ([two[0]; LANES], two)
     }
+
+    #[inline(always)]
+    fn transposed(self, rows: [[f32; LANES]; LANES]) -> [[f32; LANES]; LANES] {
+        std::array::from_fn(|column| rows.map(|row| row[column]))
+    }
 }
 
 #[inline(always)]
@@ -378,6 +388,11 @@ mod tests {
                 assert!((actual - expected).abs() < 2e-3, "{sums:?}");
             }
             assert_eq!(sums[0].to_bits(), sums[3].to_bits());
+            let rows: [[f32; LANES]; LANES] = std::array::from_fn(|row| pb.map(|x| x + (100 * row) as f32));
+            let columns = lanes.transposed(rows.map(|row| lanes.load(&row)));
+            for (actual, expected) in columns.into_iter().zip(Plain.transposed(rows)) {
+                assert_eq!(floats(actual), bits(expected));
+            }
         }
     }
 
@@ -385,7 +400,7 @@ mod tests {
     #[test]
     fn vector_instructions_equal_the_plain_ones() {
         if let Some(simd) = pulp::x86::V3::try_new() {
-            equals_plain(Avx2(simd));
+            equals_plain(Avx2::<false>(simd));
         }
         if let Some(simd) = pulp::x86::V4::try_new() {
             equals_plain(Avx512(simd));

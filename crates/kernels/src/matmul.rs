@@ -1,8 +1,8 @@
 //! Products of activations with weight matrices in the formats of files: y = x·Wᵀ, W in any [`WeightFormat`].
 //!
 //! Many rows: 32 rows of W at a time are dequantised into a panel that stays in cache, which then multiplies all rows of x.
-//! Rows that are multiplied alone: each row of W is dequantised in registers, once for up to eight of them, and memory bandwidth
-//! is the limit of one. On a GPU ([`cuda`]) few rows are multiplied that way, too; for many, W is dequantised first.
+//! Rows that are multiplied alone: each row of W is unpacked in registers, once for up to eight of them, and memory bandwidth
+//! is the limit of one; quants that fit bytes are multiplied as whole numbers where activations may be rounded. On a GPU ([`cuda`]) few rows are multiplied that way, too; for many, W is dequantised first.
 
 mod blocks;
 pub mod cuda;
@@ -61,13 +61,14 @@ pub struct Product<'a> {
     pub output: &'a mut [f32],
 }
 
-/// The type in which several rows are multiplied. A single row is always f32: memory bandwidth is its limit.
+/// The type in which activations are multiplied; sums of products are in f32.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ComputeType {
-    /// f32.
+    /// f32; sixteen bits for single rows with blocks of 256 elements.
     F32,
-    /// bf16 with sums in f32, where weights are quantised or bf16 and the processor multiplies bf16; f32 otherwise.
-    Bf16,
+    /// Fewer bits where that is faster. Several rows: bf16, where weights are quantised or bf16 and the processor multiplies
+    /// bf16. A single row: eight bits in units of 32 elements each, where quants fit bytes. f32 otherwise.
+    Reduced,
 }
 
 /// Rows of activations. A single row is multiplied otherwise than several, and sums come in another order; rows that are
@@ -136,7 +137,7 @@ pub fn multiply_with(
         );
     }
     if counts.alone > 0 {
-        row::multiply(instructions, alone, &mut parts(products, counts.together..rows));
+        row::multiply(instructions, alone, &mut parts(products, counts.together..rows), compute);
     }
 }
 

@@ -39,7 +39,7 @@ pub fn advance_together(turns: &mut [Turn<'_>]) -> Result<Vec<Option<Tensor>>> {
     let mut hooks = Hooks::none();
     let mut sequences: Vec<Sequence<'_, '_>> =
         turns.iter_mut().map(|turn| Sequence::new(turn.session, turn.token, None)).collect();
-    run(&mut sequences, &mut hooks, ComputeType::Bf16)?;
+    run(&mut sequences, &mut hooks, ComputeType::Reduced)?;
     logits(sequences, &mut hooks)
 }
 
@@ -52,7 +52,7 @@ impl Session {
         statistics: Option<Collected<'_>>,
     ) -> Result<Option<Tensor>> {
         let mut sequences = [Sequence::new(self, token, statistics)];
-        run(&mut sequences, hooks, ComputeType::Bf16)?;
+        run(&mut sequences, hooks, ComputeType::Reduced)?;
         Ok(logits(sequences.into(), hooks)?.pop().flatten())
     }
 

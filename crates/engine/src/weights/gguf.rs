@@ -35,6 +35,11 @@ impl GgufFile {
         Self::read(path.to_owned(), FileBytes::map(path)?)
     }
 
+    /// Reads the file into huge pages, where that can be: decode steps then read weights faster.
+    pub(crate) fn copy_to_huge_pages(&self) {
+        self.bytes.copy_to_huge_pages();
+    }
+
     /// Reads a file in memory; `name` stands for its path in messages.
     ///
     /// # Errors

@@ -1,4 +1,4 @@
-//! Mapped weight files, which must stay as they are while a model runs: weights are read where they are in the file.
+//! Mapped weight files, which must stay as they are while a model runs: weights may be read where they are in the file.
 
 use crate::{Error, Result};
 use memmap2::Mmap;
@@ -9,6 +9,7 @@ use std::time::SystemTime;
 /// A whole mapped file.
 pub(super) struct MappedFile {
     map: Mmap,
+    file: File,
     pub(super) state: FileState,
     #[cfg(unix)]
     watched: &'static bus_error::Watched,
@@ -46,19 +47,25 @@ impl FileState {
 }
 
 impl MappedFile {
-    pub(super) fn map(path: &Path, file: &File) -> Result<Self> {
+    pub(super) fn map(path: &Path, file: File) -> Result<Self> {
         // SAFETY: the map is only read. A file that others shorten meanwhile is the documented risk of mapping: `check` finds
         // it between prompts, and a read beyond the end raises SIGBUS.
-        let map = unsafe { Mmap::map(file) }.map_err(|e| Error::io("map the model", path, &e))?;
-        let state = FileState::of(path, file)?;
+        let map = unsafe { Mmap::map(&file) }.map_err(|e| Error::io("map the model", path, &e))?;
+        let state = FileState::of(path, &file)?;
         #[cfg(unix)]
         let watched = bus_error::watch(path, &map);
         Ok(Self {
             map,
+            file,
             state,
             #[cfg(unix)]
             watched,
         })
+    }
+
+    /// The file, opened.
+    pub(super) fn file(&self) -> &File {
+        &self.file
     }
 }
 

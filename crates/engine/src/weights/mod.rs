@@ -1,9 +1,10 @@
-//! Weights: their sources (GGUF or safetensors files, memory-mapped, or random numbers) and their products.
+//! Weights: their sources (GGUF or safetensors files, mapped or in huge pages, or random numbers) and their products.
 
 mod bytes;
 mod file;
 mod float8;
 mod gguf;
+mod huge_pages;
 mod linear;
 mod mapped;
 mod on_device;

@@ -3,12 +3,14 @@
 //! w = q·scale + offset throughout. Functions here are compiled into their callers, with the vector instructions of these;
 //! closures would not be, so there are none.
 
+mod bytes;
 mod grid;
 mod grid_tables;
 mod k;
 mod nonlinear;
 mod ternary;
 
+pub(super) use bytes::{ByteBlock, Eight};
 pub(super) use grid::{IQ1M, IQ1S, IQ2S, IQ2XS, IQ2XXS, IQ3S, IQ3XXS};
 pub(super) use k::{Q2K, Q3K, Q4K, Q5K, Q6K, Q8K};
 pub(super) use nonlinear::{IQ4NL, IQ4XS, MXFP4};

@@ -5,14 +5,19 @@
 //! the registers, quants go to memory, and a few rows of activations at a time meet them there.
 
 use super::WeightFormat;
-use super::blocks::{Block32, Block256, Offset};
+use super::blocks::{Block32, Block256, ByteBlock, Offset};
 use crate::instructions::Operation;
-use crate::lanes::{LANES, Lanes};
+use crate::lanes::{BYTES, ByteLanes, LANES, Lanes};
 use pulp::Simd;
 use std::marker::PhantomData;
 
-/// Columns whose products are summed apart: activations of that many fit the L1 cache. Whole blocks of every format.
-pub(super) const STRIP: usize = 1024;
+/// Columns whose products are summed apart: eight rows of activations of that many fit the L1 cache. Whole blocks of every format.
+const STRIP: usize = 1024;
+/// The same of activations of eight bits.
+const STRIP_OF_BYTES: usize = 2048;
+/// Activations that leave room for weights in the L1 cache.
+const CACHED: usize = 6 << 10;
+const CACHED_OF_BYTES: usize = 10 << 10;
 
 /// Numbers of one vector, where no load of it touches two cache lines.
 #[derive(Clone, Copy)]
@@ -35,6 +40,8 @@ pub(super) struct Activations<'a> {
     of_32: Vec<Floats16>,
     /// x and its sums as blocks of 256 need them.
     words: Words,
+    /// x and its sums as products of bytes need them.
+    bytes: Bytes,
 }
 
 /// x in sixteen bits, in units that each 32 elements have in common.
@@ -42,7 +49,24 @@ pub(super) struct Activations<'a> {
 struct Words {
     /// x in these units, `[columns / 32, count, 32]`.
     rounded: Vec<Vector<i16, { 2 * LANES }>>,
-    /// Σ x over each 16 elements, `[columns / 256, count, 16]`.
+    sums: Sums,
+}
+
+/// x in eight bits, in units that each 32 elements have in common; the last 256 elements are filled up with zeros. Σ x is that of
+/// rounded x, since the error is then that of Σ w·x for weights about zero.
+#[derive(Default)]
+struct Bytes {
+    /// x in these units, `[columns / 64, count, 64]`.
+    rounded: Vec<Vector<i8, BYTES>>,
+    /// −128·Σ x over each four, in these units, as often; empty where no weights are signed.
+    starts: Vec<Vector<i32, LANES>>,
+    sums: Sums,
+}
+
+/// Sums of x over parts of 256 elements, and the units of these parts, `[columns / 256, count, 16]` each.
+#[derive(Default)]
+struct Sums {
+    /// Σ x over each 16 elements.
     of_16: Vec<Floats16>,
     /// Σ x over each 32 elements, eight zeros after each eight.
     of_32: Vec<Floats16>,
@@ -57,6 +81,8 @@ pub(super) struct Prepare<'a, F> {
     pub(super) x: &'a [f32],
     pub(super) columns: usize,
     pub(super) formats: F,
+    /// Whether they may be rounded to eight bits.
+    pub(super) rounded: bool,
 }
 
 impl<'a, F: Iterator<Item = WeightFormat> + Clone> Operation for Prepare<'a, F> {
@@ -64,7 +90,7 @@ impl<'a, F: Iterator<Item = WeightFormat> + Clone> Operation for Prepare<'a, F> 
 
     #[inline(always)]
     fn run<S: Simd, L: Lanes>(self, _: S, l: L) -> Vec<Activations<'a>> {
-        let Self { mut x, columns, formats } = self;
+        let Self { mut x, columns, formats, rounded } = self;
         let mut groups = vec![];
         while !x.is_empty() {
             let rows;
@@ -75,7 +101,7 @@ impl<'a, F: Iterator<Item = WeightFormat> + Clone> Operation for Prepare<'a, F> 
                 _ => 1,
             };
             (rows, x) = x.split_at(count * columns);
-            groups.push(Activations::new(l, rows, count, formats.clone()));
+            groups.push(Activations::new(l, rows, count, formats.clone(), rounded));
         }
         groups
     }
@@ -88,11 +114,29 @@ impl<'a> Activations<'a> {
         rows: &'a [f32],
         count: usize,
         formats: impl Iterator<Item = WeightFormat>,
+        rounded: bool,
     ) -> Self {
         let columns = rows.len() / count;
-        let mut made = Self { count, rows, columns, x: vec![], of_32: vec![], words: Words::default() };
+        let mut made = Self {
+            count,
+            rows,
+            columns,
+            x: vec![],
+            of_32: vec![],
+            words: Words::default(),
+            bytes: Bytes::default(),
+        };
         for format in formats {
             let elements = format.block().0;
+            if rounded && let Some(signed) = format.signed_bytes() {
+                if made.bytes.rounded.is_empty() {
+                    made.bytes = Bytes::new(rows, count);
+                }
+                if signed && made.bytes.starts.is_empty() {
+                    made.bytes.start();
+                }
+                continue;
+            }
             if elements == 256 && made.words.rounded.is_empty() {
                 made.words = Words::new(l, rows, count);
             }
@@ -130,18 +174,72 @@ fn halves(x: &[f32; 2 * LANES]) -> [&[f32; LANES]; 2] {
     [&halves[0], &halves[1]]
 }
 
+impl Bytes {
+    #[inline(always)]
+    fn new(rows: &[f32], count: usize) -> Self {
+        let columns = rows.len() / count;
+        let blocks = columns.div_ceil(256);
+        let mut bytes = Self {
+            rounded: vec![Vector([0; BYTES]); blocks * 4 * count],
+            starts: vec![],
+            sums: Sums::new(blocks * count),
+        };
+        for (row, x) in rows.chunks_exact(columns).enumerate() {
+            for (at, x) in x.as_chunks().0.iter().enumerate() {
+                let (block, group) = (at / 8, at % 8);
+                let to = &mut bytes.rounded[at / 2 * count + row].0[at % 2 * 32..][..32];
+                let unit = round_to_bytes(x, to);
+                let sums = [&to[..16], &to[16..]].map(|to| to.iter().map(|&x| i32::from(x)).sum::<i32>());
+                bytes.sums.set(block * count + row, group, unit, sums.map(|sum| unit * sum as f32));
+            }
+        }
+        bytes
+    }
+
+    /// Makes [`Self::starts`].
+    #[inline(always)]
+    fn start(&mut self) {
+        self.starts = vec![Vector([0; LANES]); self.rounded.len()];
+        for (x, starts) in self.rounded.iter().zip(&mut self.starts) {
+            for (x, start) in x.0.as_chunks::<4>().0.iter().zip(&mut starts.0) {
+                *start = -128 * x.iter().map(|&x| i32::from(x)).sum::<i32>();
+            }
+        }
+    }
+}
+
+impl Sums {
+    fn new(blocks: usize) -> Self {
+        let zeros = || vec![Vector([0.0; LANES]); blocks];
+        Self { of_16: zeros(), of_32: zeros(), units_by_16: zeros(), units_by_32: zeros() }
+    }
+
+    /// Those of 32 elements of a block.
+    #[inline(always)]
+    fn set(&mut self, block: usize, at: usize, unit: f32, sums: [f32; 2]) {
+        for (half, sum) in sums.into_iter().enumerate() {
+            self.of_16[block].0[2 * at + half] = sum;
+            self.units_by_16[block].0[2 * at + half] = unit;
+        }
+        self.of_32[block].0[at] = sums[0] + sums[1];
+        self.units_by_32[block].0[at] = unit;
+    }
+
+    /// Σ x and units of blocks with so many groups.
+    #[inline(always)]
+    fn of(&self, groups: usize) -> (&[Floats16], &[Floats16]) {
+        match groups {
+            8 => (&self.of_32, &self.units_by_32),
+            _ => (&self.of_16, &self.units_by_16),
+        }
+    }
+}
+
 impl Words {
     #[inline(always)]
     fn new<L: Lanes>(l: L, rows: &[f32], count: usize) -> Self {
         let blocks = rows.len() / 256;
-        let of_blocks = || vec![Vector([0.0; LANES]); blocks];
-        let mut words = Self {
-            rounded: vec![Vector([0; 2 * LANES]); blocks * 8],
-            of_16: of_blocks(),
-            of_32: of_blocks(),
-            units_by_16: of_blocks(),
-            units_by_32: of_blocks(),
-        };
+        let mut words = Self { rounded: vec![Vector([0; 2 * LANES]); blocks * 8], sums: Sums::new(blocks) };
         let blocks_of_row = blocks / count;
         for (index, x) in rows.as_chunks::<256>().0.iter().enumerate() {
             let (row, block) = (index / blocks_of_row, index % blocks_of_row);
@@ -150,12 +248,7 @@ impl Words {
                 let unit = round(x, &mut words.rounded[(block * 8 + at) * count + row].0);
                 let [low, upper] = halves(x);
                 let sums = [l.sum(l.load(low)), l.sum(l.load(upper))];
-                for (half, sum) in sums.into_iter().enumerate() {
-                    words.of_16[to].0[2 * at + half] = sum;
-                    words.units_by_16[to].0[2 * at + half] = unit;
-                }
-                words.of_32[to].0[at] = sums[0] + sums[1];
-                words.units_by_32[to].0[at] = unit;
+                words.sums.set(to, at, unit, sums);
             }
         }
         words
@@ -166,30 +259,52 @@ impl Words {
 /// product then shows.
 #[inline(always)]
 fn round(x: &[f32; 32], rounded: &mut [i16; 32]) -> f32 {
-    let mut magnitude = 0;
-    for x in x {
-        // Bits of magnitudes are in their order; those of what is not finite are the largest.
-        magnitude = magnitude.max(x.to_bits() & i32::MAX as u32);
-    }
-    let most = f32::from_bits(magnitude);
-    let unit = if !most.is_finite() {
-        f32::NAN
-    } else if most > f32::MIN_POSITIVE {
-        most / f32::from(i16::MAX)
-    } else {
-        // Nothing, or next to nothing.
-        1.0
-    };
+    let unit = unit(x, i16::MAX.into());
     for (rounded, x) in rounded.iter_mut().zip(x) {
         *rounded = (x / unit).round_ties_even() as i16;
     }
     unit
 }
 
+/// The same, at most 127 units.
+#[inline(always)]
+fn round_to_bytes(x: &[f32; 32], rounded: &mut [i8]) -> f32 {
+    let unit = unit(x, i8::MAX.into());
+    let units = 1.0 / unit;
+    for (rounded, x) in rounded.iter_mut().zip(x) {
+        // Where one is the smallest step of a float, sums are rounded to whole numbers, and their low bits are these.
+        const WHOLE: f32 = 12_582_912.0;
+        *rounded = (x * units + WHOLE).to_bits() as i8;
+    }
+    unit
+}
+
+/// A unit in which no number is larger than so many.
+#[inline(always)]
+fn unit(x: &[f32; 32], largest: f32) -> f32 {
+    let mut magnitude = 0;
+    for x in x {
+        // Bits of magnitudes are in their order; those of what is not finite are the largest.
+        magnitude = magnitude.max(x.to_bits() & i32::MAX as u32);
+    }
+    let most = f32::from_bits(magnitude);
+    if !most.is_finite() {
+        f32::NAN
+    } else if most > f32::MIN_POSITIVE * largest {
+        most / largest
+    } else {
+        // Nothing, or next to nothing.
+        1.0
+    }
+}
+
 /// Weights of a strip, unpacked.
 pub(super) struct Unpacked {
     floats: [Floats16; STRIP / LANES],
     words: [Vector<i16, { 2 * LANES }>; STRIP / (2 * LANES)],
+    bytes: [Vector<u8, BYTES>; STRIP_OF_BYTES / BYTES],
+    /// Blocks of 32 behind the last eight, and zeros.
+    rest: [u8; MOST_BYTES],
 }
 
 impl Default for Unpacked {
@@ -197,6 +312,8 @@ impl Default for Unpacked {
         Self {
             floats: [Vector([0.0; LANES]); STRIP / LANES],
             words: [Vector([0; 2 * LANES]); STRIP / (2 * LANES)],
+            bytes: [Vector([0; BYTES]); STRIP_OF_BYTES / BYTES],
+            rest: [0; MOST_BYTES],
         }
     }
 }
@@ -205,10 +322,15 @@ impl Default for Unpacked {
 const FEW: usize = 4;
 
 /// Weights of a kind of format, times activations.
-pub(super) trait Dots {
+pub(super) trait Dots<L: Lanes> {
+    /// Columns whose products are summed apart.
+    const STRIP: usize = STRIP;
+    /// Activations that leave room for weights in the L1 cache.
+    const CACHED: usize = CACHED;
+
     /// Σ w_i·x_i over the columns of a strip, whole blocks from column `start` on, for each of M rows of activations; `start` is
-    /// a multiple of [`STRIP`].
-    fn dots<L: Lanes, const M: usize>(
+    /// a multiple of [`Self::STRIP`], and `unpacked` is for the rows of one matrix.
+    fn dots<const M: usize>(
         l: L,
         format: WeightFormat,
         weights: &[u8],
@@ -226,6 +348,9 @@ pub(super) struct Of32<B>(PhantomData<B>);
 
 /// A block type of 256 elements.
 pub(super) struct Of256<B>(PhantomData<B>);
+
+/// A block type whose quants fit bytes, times activations of eight bits.
+pub(super) struct OfBytes<B>(PhantomData<B>);
 
 /// The groups of M from an index on.
 #[inline(always)]
@@ -265,9 +390,9 @@ fn sums_of_floats<L: Lanes, const M: usize>(
     sums
 }
 
-impl Dots for Floats {
+impl<L: Lanes> Dots<L> for Floats {
     #[inline(always)]
-    fn dots<L: Lanes, const M: usize>(
+    fn dots<const M: usize>(
         l: L,
         format: WeightFormat,
         weights: &[u8],
@@ -324,9 +449,9 @@ impl Dots for Floats {
 }
 
 /// q·scale is exact in f32: quants have eight bits at most, scales eleven.
-impl<B: Block32> Dots for Of32<B> {
+impl<L: Lanes, B: Block32> Dots<L> for Of32<B> {
     #[inline(always)]
-    fn dots<L: Lanes, const M: usize>(
+    fn dots<const M: usize>(
         l: L,
         _: WeightFormat,
         weights: &[u8],
@@ -374,9 +499,9 @@ impl<B: Block32> Dots for Of32<B> {
 }
 
 /// Activations are rounded to sixteen bits, 32 at a time: products of pairs are then whole numbers, twice as many at once.
-impl<B: Block256> Dots for Of256<B> {
+impl<L: Lanes, B: Block256> Dots<L> for Of256<B> {
     #[inline(always)]
-    fn dots<L: Lanes, const M: usize>(
+    fn dots<const M: usize>(
         l: L,
         _: WeightFormat,
         weights: &[u8],
@@ -385,10 +510,7 @@ impl<B: Block256> Dots for Of256<B> {
         unpacked: &mut Unpacked,
     ) -> [f32; M] {
         let words = &x.words;
-        let (sums_of, units_of) = match B::GROUPS {
-            8 => (&words.of_32, &words.units_by_32),
-            _ => (&words.of_16, &words.units_by_16),
-        };
+        let (sums_of, units_of) = words.sums.of(B::GROUPS);
         let (x_of_blocks, _) = of_rows::<_, M>(&words.rounded, start / 32).as_chunks::<8>();
         let (sums_of, units_of) =
             (of_rows::<_, M>(sums_of, start / 256), of_rows::<_, M>(units_of, start / 256));
@@ -440,6 +562,112 @@ impl<B: Block256> Dots for Of256<B> {
             }
             for m in 0..at_once {
                 totals[first + m] = l.sum(l.add(l.add(sums[m][0], sums[m][1]), offset_sums[m]));
+            }
+        }
+        totals
+    }
+}
+
+/// Most bytes that 256 elements take.
+const MOST_BYTES: usize = 8 * 34;
+
+/// Sums over four products are whole numbers; those of 256 elements are added up before they meet the sum of the row, so that
+/// a row of products waits for one addition per block.
+impl<L: ByteLanes, B: ByteBlock> Dots<L> for OfBytes<B> {
+    const STRIP: usize = STRIP_OF_BYTES;
+    const CACHED: usize = CACHED_OF_BYTES;
+
+    #[inline(always)]
+    fn dots<const M: usize>(
+        l: L,
+        _: WeightFormat,
+        weights: &[u8],
+        x: &Activations<'_>,
+        start: usize,
+        unpacked: &mut Unpacked,
+    ) -> [f32; M] {
+        let bytes = &x.bytes;
+        let (sums_of, units_of) = bytes.sums.of(B::GROUPS);
+        let (x_of_blocks, _) = of_rows::<_, M>(&bytes.rounded, start / BYTES).as_chunks::<4>();
+        let starts_of_blocks: &[[[Vector<i32, LANES>; M]; 4]] = match B::SIGNED {
+            true => of_rows::<_, M>(&bytes.starts, start / BYTES).as_chunks::<4>().0,
+            false => &[],
+        };
+        let (sums_of, units_of) =
+            (of_rows::<_, M>(sums_of, start / 256), of_rows::<_, M>(units_of, start / 256));
+        let (whole, rest) = weights.split_at(weights.len() / B::BYTES * B::BYTES);
+        let Unpacked { bytes: unpacked, rest: last, .. } = unpacked;
+        let mut last_block: &[u8] = &[];
+        if !rest.is_empty() {
+            // Each row has as many.
+            last[..rest.len()].copy_from_slice(rest);
+            last_block = &last[..B::BYTES];
+        }
+        let parts = [(whole, 4), (last_block, (4 * rest.len()).div_ceil(B::BYTES))];
+        let mut totals = [0.0; M];
+        // As many rows at a time as have room; the first ones unpack for all.
+        let at_once = M.min(L::ROWS);
+        for first in (0..M).step_by(at_once) {
+            let mut sums = [l.splat(0.0); M];
+            let mut index = 0;
+            for (of, quarters) in parts {
+                for block in of.chunks_exact(B::BYTES) {
+                    let x = &x_of_blocks[index];
+                    let [scales, offsets] = B::scales(l, block);
+                    let mut scales_of = [Vector([0.0; LANES]); M];
+                    let mut of_block = [l.splat(0.0); M];
+                    for m in 0..at_once {
+                        l.store(
+                            l.multiply(scales, l.load(&units_of[index][first + m].0)),
+                            &mut scales_of[m].0,
+                        );
+                        if B::OFFSETS {
+                            of_block[m] = l.multiply(offsets, l.load(&sums_of[index][first + m].0));
+                        }
+                    }
+                    macro_rules! quarter {
+                        ($at:literal) => {{
+                            let quants = match first {
+                                0 => B::quants(l, block, $at),
+                                _ => l.load_64(&unpacked[4 * index + $at].0),
+                            };
+                            if first == 0 && M > L::ROWS {
+                                l.store_64(quants, &mut unpacked[4 * index + $at].0);
+                            }
+                            for m in 0..at_once {
+                                let x = l.load_64(bytemuck::cast_ref(&x[$at][first + m].0));
+                                let products = match B::SIGNED {
+                                    true => l.signed_byte_products(
+                                        quants,
+                                        x,
+                                        &starts_of_blocks[index][$at][first + m].0,
+                                    ),
+                                    false => l.byte_products(quants, x),
+                                };
+                                let scales = l.spread(&scales_of[m].0, B::GROUPS, $at);
+                                of_block[m] = l.multiply_add(l.float(products), scales, of_block[m]);
+                            }
+                        }};
+                    }
+                    // Written out, so that the shifts of each quarter are known when compiling.
+                    quarter!(0);
+                    if quarters > 1 {
+                        quarter!(1);
+                    }
+                    if quarters > 2 {
+                        quarter!(2);
+                    }
+                    if quarters > 3 {
+                        quarter!(3);
+                    }
+                    for m in 0..at_once {
+                        sums[m] = l.add(sums[m], of_block[m]);
+                    }
+                    index += 1;
+                }
+            }
+            for m in 0..at_once {
+                totals[first + m] = l.sum(sums[m]);
             }
         }
         totals

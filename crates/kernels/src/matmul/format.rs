@@ -146,6 +146,69 @@ macro_rules! by_block {
 }
 pub(super) use by_block;
 
+/// What is to be done with block types whose quants fit bytes, `$Block` being the type that describes 256 elements, and with others.
+macro_rules! by_byte_block {
+    ($format:expr, $Block:ident => $of_bytes:expr, others => $others:expr) => {{
+        use crate::matmul::blocks;
+        match $format {
+            WeightFormat::Q4_0 => {
+                type $Block = blocks::Eight<blocks::Q4_0>;
+                $of_bytes
+            }
+            WeightFormat::Q4_1 => {
+                type $Block = blocks::Eight<blocks::Q4_1>;
+                $of_bytes
+            }
+            WeightFormat::Q5_0 => {
+                type $Block = blocks::Eight<blocks::Q5_0>;
+                $of_bytes
+            }
+            WeightFormat::Q5_1 => {
+                type $Block = blocks::Eight<blocks::Q5_1>;
+                $of_bytes
+            }
+            WeightFormat::Q8_0 => {
+                type $Block = blocks::Eight<blocks::Q8_0>;
+                $of_bytes
+            }
+            WeightFormat::IQ4NL => {
+                type $Block = blocks::Eight<blocks::IQ4NL>;
+                $of_bytes
+            }
+            WeightFormat::MXFP4 => {
+                type $Block = blocks::Eight<blocks::MXFP4>;
+                $of_bytes
+            }
+            WeightFormat::Q2K => {
+                type $Block = blocks::Q2K;
+                $of_bytes
+            }
+            WeightFormat::Q3K => {
+                type $Block = blocks::Q3K;
+                $of_bytes
+            }
+            WeightFormat::Q4K => {
+                type $Block = blocks::Q4K;
+                $of_bytes
+            }
+            WeightFormat::Q5K => {
+                type $Block = blocks::Q5K;
+                $of_bytes
+            }
+            WeightFormat::Q6K => {
+                type $Block = blocks::Q6K;
+                $of_bytes
+            }
+            WeightFormat::IQ4XS => {
+                type $Block = blocks::IQ4XS;
+                $of_bytes
+            }
+            _ => $others,
+        }
+    }};
+}
+pub(super) use by_byte_block;
+
 impl WeightFormat {
     /// All formats.
     pub const ALL: [Self; 27] = [
@@ -194,6 +257,11 @@ impl WeightFormat {
     pub const fn bytes(self, columns: usize) -> usize {
         let (elements, bytes) = self.block();
         columns / elements * bytes
+    }
+
+    /// Whether single rows are multiplied in whole numbers where activations may be rounded, and if so, whether weights are signed.
+    pub(super) const fn signed_bytes(self) -> Option<bool> {
+        by_byte_block!(self, B => Some(<B as blocks::ByteBlock>::SIGNED), others => None)
     }
 
     /// Whether elements are packed into blocks with common scales.

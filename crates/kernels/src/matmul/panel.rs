@@ -6,7 +6,7 @@ mod bf16;
 use super::{ComputeType, Product, WeightFormat, Weights};
 use crate::Instructions;
 use crate::instructions::Operation;
-use crate::lanes::Lanes;
+use crate::lanes::{LANES, Lanes};
 use crate::tile::accumulate;
 use pulp::Simd;
 use rayon::prelude::*;
@@ -77,7 +77,7 @@ pub(super) fn multiply(
 ) {
     let in_bf16 = |format: WeightFormat| {
         instructions.has_bf16()
-            && compute == ComputeType::Bf16
+            && compute == ComputeType::Reduced
             && (format.is_quantized() || format == WeightFormat::BF16)
     };
     let plain = Activations::F32(x);
@@ -171,7 +171,7 @@ impl Operation for PanelProduct<'_> {
                 Activations::F32(x) => {
                     panel.unpack(lanes, start, depth, &mut buffers.rows);
                     buffers.panel.resize(depth * WIDTH, 0.0);
-                    interleave(&buffers.rows, depth, &mut buffers.panel);
+                    interleave(lanes, &buffers.rows, depth, &mut buffers.panel);
                     let shape = (rows, depth, WIDTH);
                     accumulate(
                         simd,
@@ -194,7 +194,7 @@ impl Operation for PanelProduct<'_> {
                         bf16::round_rows(&mut buffers.rows, depth);
                     }
                     buffers.panel.resize(pairs * WIDTH, 0.0);
-                    interleave(&buffers.rows[..pairs * WIDTH], pairs, &mut buffers.panel);
+                    interleave(lanes, &buffers.rows[..pairs * WIDTH], pairs, &mut buffers.panel);
                     let x = bf16::PairRows { pairs: x, stride: columns.div_ceil(2), start: start / 2, rows };
                     bf16::accumulate(x, pairs, &buffers.panel, &mut buffers.sums);
                 }
@@ -205,14 +205,28 @@ impl Operation for PanelProduct<'_> {
 
 /// `panel [depth, WIDTH]` from `rows [WIDTH, depth]`.
 #[inline(always)]
-fn interleave(rows: &[f32], depth: usize, panel: &mut [f32]) {
-    const SIDE: usize = 16;
-    for first in (0..WIDTH).step_by(SIDE) {
-        let rows: [&[f32]; SIDE] = std::array::from_fn(|row| &rows[(first + row) * depth..][..depth]);
-        for step in 0..depth {
-            let to = &mut panel[step * WIDTH + first..][..SIDE];
-            for row in 0..SIDE {
-                to[row] = rows[row][step];
+fn interleave<L: Lanes>(l: L, rows: &[f32], depth: usize, panel: &mut [f32]) {
+    let whole = depth / LANES * LANES;
+    for first in (0..WIDTH).step_by(LANES) {
+        let rows = &rows[first * depth..][..LANES * depth];
+        for start in (0..whole).step_by(LANES) {
+            let mut block = [l.splat(0.0); LANES];
+            for (row, block) in rows.chunks_exact(depth).zip(&mut block) {
+                if let Some(row) = row[start..].first_chunk() {
+                    *block = l.load(row);
+                }
+            }
+            let columns = l.transposed(block);
+            for (step, column) in columns.into_iter().enumerate() {
+                if let Some(to) = panel[(start + step) * WIDTH + first..].first_chunk_mut() {
+                    l.store(column, to);
+                }
+            }
+        }
+        for step in whole..depth {
+            let to = &mut panel[step * WIDTH + first..][..LANES];
+            for (row, to) in rows.chunks_exact(depth).zip(to) {
+                *to = row[step];
             }
         }
     }

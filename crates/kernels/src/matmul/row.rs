@@ -1,11 +1,11 @@
-//! Rows of activations, each as if it were alone: each row of W is dequantised in registers, once for a few of them.
+//! Rows of activations, each as if it were alone: each row of W is unpacked in registers, once for a few of them.
 
-use super::dot::{Activations, Dots, Floats, Of32, Of256, Prepare, STRIP, Unpacked};
-use super::format::by_block;
-use super::{Product, WeightFormat, Weights};
+use super::dot::{Activations, Dots, Floats, Of32, Of256, OfBytes, Prepare, Unpacked};
+use super::format::{by_block, by_byte_block};
+use super::{ComputeType, Product, WeightFormat, Weights};
 use crate::Instructions;
-use crate::instructions::Operation;
-use crate::lanes::Lanes;
+use crate::instructions::{ByteOperation, Operation};
+use crate::lanes::{ByteLanes, Lanes};
 use pulp::Simd;
 use rayon::prelude::*;
 
@@ -16,17 +16,21 @@ const TASKS_PER_THREAD: usize = 2;
 
 /// Rows of W that a strip of activations meets before the next strip comes, where all strips together do not fit the L1 cache.
 const CACHED_ROWS: usize = 16;
-/// Activations that leave room for weights in the L1 cache.
-const CACHED_ACTIVATIONS: usize = 6 << 10;
 
 /// Rows of `x`, each as if it were alone.
-pub(super) fn multiply(instructions: Instructions, x: &[f32], products: &mut [Product<'_>]) {
+pub(super) fn multiply(
+    instructions: Instructions,
+    x: &[f32],
+    products: &mut [Product<'_>],
+    compute: ComputeType,
+) {
+    let rounded = compute == ComputeType::Reduced;
     let bytes: usize = products.iter().map(|product| product.weights.data.len()).sum();
     let share = (bytes / (rayon::current_num_threads() * TASKS_PER_THREAD)).max(TASK_BYTES);
     let columns = products.first().map_or(1, |product| product.weights.columns);
     let formats = products.iter().map(|product| product.weights.format);
     let rows = x.len() / columns;
-    let x = &instructions.dispatch(Prepare { x, columns, formats });
+    let x = &instructions.dispatch(Prepare { x, columns, formats, rounded });
     // Some rows of a matrix each, and their outputs, one slice for each row of activations.
     let mut tasks: Vec<(Weights<'_>, usize)> = vec![];
     let mut outputs: Vec<&mut [f32]> = vec![];
@@ -40,7 +44,12 @@ pub(super) fn multiply(instructions: Instructions, x: &[f32], products: &mut [Pr
         }
     }
     let run = |(&(weights, first), outputs): (&(Weights<'_>, usize), &mut [&mut [f32]])| {
-        instructions.dispatch(RowProducts { x, weights, first, outputs });
+        let products = RowProducts { x, weights, first, outputs };
+        if rounded && weights.format.signed_bytes().is_some() {
+            instructions.dispatch_bytes(ByteProducts(products));
+        } else {
+            instructions.dispatch(products);
+        }
     };
     if tasks.len() == 1 {
         tasks.iter().zip(outputs.chunks_mut(rows)).for_each(run);
@@ -71,10 +80,26 @@ impl Operation for RowProducts<'_, '_> {
     }
 }
 
+/// The same of a format whose quants fit bytes, with activations rounded to eight bits.
+struct ByteProducts<'a, 'o>(RowProducts<'a, 'o>);
+
+impl ByteOperation for ByteProducts<'_, '_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: ByteLanes>(mut self, lanes: L) {
+        by_byte_block!(
+            self.0.weights.format,
+            B => self.0.with_each::<L, OfBytes<B>>(lanes),
+            others => {}
+        );
+    }
+}
+
 impl RowProducts<'_, '_> {
     /// The products with each group of activations.
     #[inline(always)]
-    fn with_each<L: Lanes, D: Dots>(&mut self, lanes: L) {
+    fn with_each<L: Lanes, D: Dots<L>>(&mut self, lanes: L) {
         let mut first = 0;
         for x in self.x {
             first += match x.count {
@@ -88,19 +113,19 @@ impl RowProducts<'_, '_> {
 
     /// The products with M rows of activations, whose outputs begin with the one `at`; M.
     #[inline(always)]
-    fn products<L: Lanes, D: Dots, const M: usize>(
+    fn products<L: Lanes, D: Dots<L>, const M: usize>(
         &mut self,
         lanes: L,
         x: &Activations<'_>,
         at: usize,
     ) -> usize {
         let Weights { data, format, columns, .. } = self.weights;
-        let (row_bytes, strip_bytes) = (format.bytes(columns), format.bytes(STRIP));
+        let (row_bytes, strip_bytes) = (format.bytes(columns), format.bytes(D::STRIP));
         let outputs = &mut self.outputs[at..][..M];
         let rows = outputs.first().map_or(0, |output| output.len());
         let data = &data[self.first * row_bytes..][..rows * row_bytes];
-        let strips = columns.div_ceil(STRIP);
-        let at_once = if M * columns <= CACHED_ACTIVATIONS { 1 } else { CACHED_ROWS };
+        let strips = columns.div_ceil(D::STRIP);
+        let at_once = if M * columns <= D::CACHED { 1 } else { CACHED_ROWS };
         let mut unpacked = Unpacked::default();
         let mut first = 0;
         while first < rows {
@@ -116,7 +141,8 @@ impl RowProducts<'_, '_> {
                         prefetch(next);
                     }
                     let weights = &data[start..][..bytes.len()];
-                    let products: [f32; M] = D::dots(lanes, format, weights, x, strip * STRIP, &mut unpacked);
+                    let products: [f32; M] =
+                        D::dots(lanes, format, weights, x, strip * D::STRIP, &mut unpacked);
                     for (output, product) in outputs.iter_mut().zip(products) {
                         output[row] = if strip == 0 { product } else { output[row] + product };
                     }

@@ -91,12 +91,13 @@ fn check(instructions: Instructions, format: WeightFormat, (m, n, k): (usize, us
     let data = random_weights(format, n, k, seed);
     let weights = Weights { data: &data, format, rows: n, columns: k };
     let x = noise(seed + 7, m * k);
-    for compute in [ComputeType::F32, ComputeType::Bf16] {
+    for compute in [ComputeType::F32, ComputeType::Reduced] {
         let mut y = vec![f32::NAN; m * n];
         multiply_with(instructions, &x, m, &mut [Product { weights, output: &mut y }], compute);
-        let in_bf16 = compute == ComputeType::Bf16 && instructions.has_bf16() && m > 1;
+        let in_bf16 = compute == ComputeType::Reduced && instructions.has_bf16() && m > 1;
+        let in_bytes = compute == ComputeType::Reduced && m == 1 && format.signed_bytes().is_some();
         let in_words = m == 1 && format.block().0 == 256;
-        let tolerance = match (in_bf16, in_words) {
+        let tolerance = match (in_bf16 || in_bytes, in_words) {
             (true, _) => 4e-3,
             // Activations of sixteen bits.
             (_, true) => 3e-5,
@@ -165,7 +166,7 @@ fn extreme_activations_stay_finite_and_nan_is_seen() {
             let mut x = noise(3, m * 256);
             x[5] = value;
             let mut y = vec![0.0; m * 33];
-            multiply(&x, m, &mut [Product { weights, output: &mut y }], ComputeType::Bf16);
+            multiply(&x, m, &mut [Product { weights, output: &mut y }], ComputeType::Reduced);
             assert_eq!(y[..33].iter().all(|y| y.is_finite()), finite, "{m} {value}");
         }
     }
@@ -180,25 +181,52 @@ fn rows_multiplied_alone_have_the_same_bits_however_many_they_are() {
             let data = random_weights(format, n, k, seed);
             let weights = Weights { data: &data, format, rows: n, columns: k };
             let x = noise(seed + 7, 15 * k);
-            let products = |x: &[f32]| {
-                let alone = x.len() / k;
-                let mut y = vec![f32::NAN; alone * n];
-                let products = &mut [Product { weights, output: &mut y }];
-                multiply_with(
-                    instructions,
-                    x,
-                    ProductRows { together: 0, alone },
-                    products,
-                    ComputeType::F32,
-                );
-                y
-            };
-            let each: Vec<f32> = x.chunks(k).flat_map(products).collect();
-            let quants = format.block().0 == 256;
-            assert!(error(weights, &x, 15, &each) < if quants { 3e-5 } else { 2e-6 }, "{format:?}");
-            for count in [2, 3, 6, 8, 15] {
-                let together = products(&x[..count * k]);
-                assert!(together == each[..count * n], "{instructions:?} {format:?} {count}");
+            for compute in [ComputeType::F32, ComputeType::Reduced] {
+                let products = |x: &[f32]| alone(instructions, weights, x, compute);
+                let each: Vec<f32> = x.chunks(k).flat_map(products).collect();
+                let tolerance = match (compute, format.signed_bytes()) {
+                    (ComputeType::Reduced, Some(_)) => 2e-3,
+                    _ if format.block().0 == 256 => 3e-5,
+                    _ => 2e-6,
+                };
+                let error = error(weights, &x, 15, &each);
+                assert!(error < tolerance, "{instructions:?} {format:?} {compute:?}: {error:e}");
+                for count in [2, 3, 6, 8, 15] {
+                    let together = products(&x[..count * k]);
+                    assert!(together == each[..count * n], "{instructions:?} {format:?} {compute:?} {count}");
+                }
+            }
+        }
+    }
+}
+
+/// Rows of x, each multiplied as if it were alone.
+fn alone(instructions: Instructions, weights: Weights<'_>, x: &[f32], compute: ComputeType) -> Vec<f32> {
+    let alone = x.len() / weights.columns;
+    let mut y = vec![f32::NAN; alone * weights.rows];
+    let products = &mut [Product { weights, output: &mut y }];
+    multiply_with(instructions, x, ProductRows { together: 0, alone }, products, compute);
+    y
+}
+
+/// Activations are rounded alike and the products are whole numbers, so that only the order of sums of blocks differs.
+#[test]
+fn products_of_bytes_are_the_same_with_any_instructions() {
+    for (seed, format) in (90..).zip(WeightFormat::ALL) {
+        if format.signed_bytes().is_none() {
+            continue;
+        }
+        let blocks = if format.block().0 == 32 { 2 * 8 + 3 } else { 2 };
+        let (n, k) = (11, blocks * format.block().0);
+        let data = random_weights(format, n, k, seed);
+        let weights = Weights { data: &data, format, rows: n, columns: k };
+        let x = noise(seed + 7, 3 * k);
+        let plain = alone(Instructions::Plain, weights, &x, ComputeType::Reduced);
+        for instructions in Instructions::available() {
+            let y = alone(instructions, weights, &x, ComputeType::Reduced);
+            let size = plain.iter().fold(0f32, |most, y| most.max(y.abs()));
+            for (y, plain) in y.iter().zip(&plain) {
+                assert!((y - plain).abs() < 1e-5 * size, "{instructions:?} {format:?}: {y} {plain}");
             }
         }
     }

@@ -1,6 +1,6 @@
 //! K-quants: groups of 16 or 32 with scales of their own, which have a scale in common.
 
-use super::{Block256, Bytes256, bytes, eights, half_at, nibbles, two_bit_words, two_bits, word_at};
+use super::{Block256, Bytes256, bytes, eights, nibbles, two_bit_words, two_bits, word_at};
 use crate::lanes::Lanes;
 
 /// Low or high four bits of 32 bytes, as words.
@@ -30,8 +30,8 @@ impl Block256 for Q2K {
     #[inline(always)]
     fn scales<L: Lanes>(l: L, block: &[u8]) -> [L::Floats; 2] {
         let [scales, minima] = nibbles(l, bytes(block, 0));
-        let (d, minimum) = (half_at(block, 80), half_at(block, 82));
-        [l.multiply(l.float(scales), l.splat(d)), l.multiply(l.float(minima), l.splat(-minimum))]
+        let (d, [_, minimum]) = l.two_halves(bytes(block, 80));
+        [l.multiply(l.float(scales), d), l.multiply(l.float(minima), l.splat(-minimum))]
     }
 }
 
@@ -87,7 +87,8 @@ impl Block256 for Q3K {
             first >> 4 & 0x0f0f_0f0f | upper(4),
             second >> 4 & 0x0f0f_0f0f | upper(6),
         ];
-        let d = l.splat(half_at(block, 108));
+        let (_, [_, d]) = l.two_halves(bytes(block, 106));
+        let d = l.splat(d);
         let scales = l.multiply(l.add(l.float(l.unsigned(&packed(words))), l.splat(-32.0)), d);
         [scales, l.multiply(scales, l.splat(-4.0))]
     }
@@ -106,13 +107,13 @@ fn packed(words: [u32; 4]) -> [u8; 16] {
 /// Scales and offsets of the eight groups of a Q4_K or Q5_K block: six bits each, packed into twelve bytes.
 #[inline(always)]
 fn eight_scales<L: Lanes>(l: L, block: &[u8]) -> [L::Floats; 2] {
-    let (d, minimum) = (half_at(block, 0), half_at(block, 2));
+    let (d, [_, minimum]) = l.two_halves(bytes(block, 0));
     let (low, middle, high) = (word_at(block, 4), word_at(block, 8), word_at(block, 12));
     // Four bytes at a time: groups 0 … 3 whole, groups 4 … 7 from four low bits and two high ones.
     let scales = [low & 0x3f3f_3f3f, high & 0x0f0f_0f0f | (low >> 6 & 0x0303_0303) << 4];
     let minima = [middle & 0x3f3f_3f3f, high >> 4 & 0x0f0f_0f0f | (middle >> 6 & 0x0303_0303) << 4];
     [
-        l.multiply(l.float(l.unsigned(&packed([scales[0], scales[1], 0, 0]))), l.splat(d)),
+        l.multiply(l.float(l.unsigned(&packed([scales[0], scales[1], 0, 0]))), d),
         l.multiply(l.float(l.unsigned(&packed([minima[0], minima[1], 0, 0]))), l.splat(-minimum)),
     ]
 }
@@ -224,7 +225,8 @@ impl Block256 for Q6K {
 
     #[inline(always)]
     fn scales<L: Lanes>(l: L, block: &[u8]) -> [L::Floats; 2] {
-        let scales = l.multiply(l.float(l.signed(bytes(block, 192))), l.splat(half_at(block, 208)));
+        let (_, [_, d]) = l.two_halves(bytes(block, 206));
+        let scales = l.multiply(l.float(l.signed(bytes(block, 192))), l.splat(d));
         [scales, l.multiply(scales, l.splat(-32.0))]
     }
 }

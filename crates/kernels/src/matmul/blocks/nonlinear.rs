@@ -1,12 +1,13 @@
 //! Four bits that index a table of values, which is denser near 0.
 
-use super::{Block32, Block256, Offset, bytes, half_at};
+use super::{Block32, Block256, Offset, bytes};
 use crate::lanes::Lanes;
 
 /// `kvalues_iq4nl` of ggml.
-const VALUES: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
+pub(super) const VALUES: [i8; 16] =
+    [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
 /// Twice the numbers of a float of four bits (e2m1; Open Compute Project, Microscaling Formats 1.0).
-const TWICE_E2M1: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
+pub(super) const TWICE_E2M1: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
 
 pub(in super::super) struct IQ4NL;
 
@@ -40,7 +41,7 @@ impl Block32 for MXFP4 {
 
 /// 2^(exponent − 128): half of what e8m0 means, since quants are doubled.
 #[inline(always)]
-fn half_power_of_two(exponent: u8) -> f32 {
+pub(super) fn half_power_of_two(exponent: u8) -> f32 {
     let exponent = u32::from(exponent);
     // The two lowest ones are subnormal.
     f32::from_bits(if exponent < 2 { 0x0020_0000 << exponent } else { (exponent - 1) << 23 })
@@ -75,7 +76,7 @@ impl Block256 for IQ4XS {
         let high = (high | high << 12) & 0x000f_000f_000f_000f;
         let high = (high | high << 6) & 0x0303_0303_0303_0303;
         let scales = l.unsigned(&u128::from(low | high << 4).to_le_bytes());
-        let d = l.splat(half_at(block, 0));
+        let (d, _) = l.two_halves(bytes(block, 0));
         [l.multiply(l.add(l.float(scales), l.splat(-32.0)), d), l.splat(0.0)]
     }
 }
