@@ -207,8 +207,7 @@ def layouts(wheel, home, version):
 
     tool.pip(*alone, "--prefix", home / "prefix")
     (package_folder,) = (home / "prefix").rglob("layerscope/__init__.py")
-    (program,) = (home / "prefix").rglob(f"*/{PROGRAM}") if WINDOWS else (home / "prefix").rglob(f"bin/{PROGRAM}")
-    found(version, "--prefix", program, sys.executable, PYTHONPATH=package_folder.parent.parent)
+    found(version, "--prefix", installed(home / "prefix"), sys.executable, PYTHONPATH=package_folder.parent.parent)
 
     # Not in a virtual environment, which has no user's folder.
     base = getattr(sys, "_base_executable", sys.executable)
@@ -216,8 +215,7 @@ def layouts(wheel, home, version):
     outside = [base, "-m", "pip", "--disable-pip-version-check", "--quiet"]
     if subprocess.run([base, "-m", "pip", "--version"], capture_output=True).returncode == 0:
         run([*outside, *alone, "--user"], **user)
-        (program,) = [path for path in (home / "user").rglob(PROGRAM) if path.is_file()]
-        found(version, "--user", program, base, PYTHONUSERBASE=home / "user")
+        found(version, "--user", installed(home / "user"), base, PYTHONUSERBASE=home / "user")
     else:
         print(f"  --user: not tried, {base} has no pip")
 
@@ -228,6 +226,12 @@ def layouts(wheel, home, version):
     exposed = run([home / "programs" / PROGRAM, "--version"]).split()
     if exposed != ["layerscope", version]:
         fail(f"pipx's program says {exposed}")
+
+
+def installed(prefix):
+    """The program below a prefix."""
+    (program,) = prefix.rglob(f"{'Scripts' if WINDOWS else 'bin'}/{PROGRAM}")
+    return program
 
 
 def found(version, layout, program, python, **variables):
