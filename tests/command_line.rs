@@ -401,3 +401,39 @@ fn help_has_examples_and_completions_are_scripts() {
     }
     assert_eq!(run(layerscope().arg("recrod")).status.code(), Some(2));
 }
+
+#[test]
+fn every_command_has_a_man_page() {
+    let folder = tempfile::tempdir().unwrap();
+    let pages = folder.path().join("share/man1");
+    succeed(layerscope().arg("man").arg(&pages));
+    let help = succeed(layerscope().arg("--help"));
+    let commands = help.split("Commands:").nth(1).unwrap().split("Options:").next().unwrap();
+    let commands = commands.lines().filter_map(|line| line.strip_prefix("  "));
+    let commands = commands.filter(|line| !line.starts_with(' ')).map(|line| line.split(' ').next().unwrap());
+    let mut expected: Vec<_> = commands
+        .filter(|command| *command != "help")
+        .map(|command| format!("layerscope-{command}.1"))
+        .chain(["layerscope.1".to_owned()])
+        .collect();
+    expected.sort();
+    assert!(expected.len() > 20, "{expected:?}");
+    let files = std::fs::read_dir(&pages).unwrap().map(|entry| entry.unwrap().file_name());
+    let mut names: Vec<_> = files.map(|name| name.into_string().unwrap()).collect();
+    names.sort();
+    assert_eq!(names, expected);
+
+    let page = |name: &str| std::fs::read_to_string(pages.join(name)).unwrap();
+    let title = format!(".TH layerscope-record 1  \"layerscope {}\"", env!("CARGO_PKG_VERSION"));
+    let record = page("layerscope-record.1");
+    assert!(record.contains(&title), "{record}");
+    // Each of its lines stays one.
+    let example = ".nf\nExample:\n  layerscope record model.gguf \\-\\-prompts prompts.jsonl";
+    assert!(record.contains(example), "{record}");
+    assert!(page("layerscope.1").contains("layerscope\\-record(1)"));
+
+    let file = pages.join("layerscope.1");
+    let output = run(layerscope().arg("man").arg(&file));
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stderr(&output).starts_with("layerscope: cannot create "), "{}", stderr(&output));
+}

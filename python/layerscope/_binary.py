@@ -52,5 +52,10 @@ def _folders() -> Iterator[Path]:
     # PREFIX/lib/python3.X/site-packages or PREFIX\Lib\site-packages: environments, `pip install --prefix`, `--user`.
     if site.name in ("site-packages", "dist-packages"):
         yield site.parents[1 if os.name == "nt" else 2] / scripts.name
+        # ROOT\Python3X\site-packages with ROOT\Python3X\Scripts: `--user` on Windows.
+        yield site.parent / scripts.name
+    # __pypackages__/3.X/lib with __pypackages__/3.X/bin: PDM without an environment.
+    if site.name == "lib":
+        yield site.parent / scripts.name
     yield scripts
     yield Path(sysconfig.get_path("scripts", scheme=sysconfig.get_preferred_scheme("user")))

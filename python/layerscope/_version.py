@@ -5,10 +5,12 @@ import importlib.metadata
 
 def version() -> str:
     """That of the installed package; in a source tree, where none is installed, that of the program."""
-    try:
-        return importlib.metadata.version("layerscope")
-    except importlib.metadata.PackageNotFoundError:
-        from ._command import run
+    for name in ("layerscope", "layerscope-cuda"):
+        try:
+            return importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    from ._command import run
 
-        printed: str = run("--version")
-        return printed.split()[-1]
+    printed: str = run("--version")
+    return printed.split()[-1]

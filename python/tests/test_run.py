@@ -89,7 +89,10 @@ class Finding(unittest.TestCase):
         version = f"python{sys.version_info.major}.{sys.version_info.minor}"
         on_path = fake(self.home / "path")
         for name, site, scripts in [("--target", "", "bin"), ("--prefix", f"lib/{version}/site-packages", "bin"),
-                                    ("--prefix on Debian", f"local/lib/{version}/dist-packages", "local/bin")]:
+                                    ("--prefix on Debian", f"local/lib/{version}/dist-packages", "local/bin"),
+                                    ("--prefix on Fedora", f"lib64/{version}/site-packages", "bin"),
+                                    ("--user on macOS", "lib/python/site-packages", "bin"),
+                                    ("PDM's __pypackages__", "lib", "bin")]:
             with self.subTest(name):
                 prefix = self.home / name
                 copy_of_package(prefix / site)
@@ -108,6 +111,41 @@ class Finding(unittest.TestCase):
         self.assertEqual(python(FIND, interpreter=interpreter, **self.own), program)
         shutil.rmtree(site / "layerscope")
         self.assertEqual(python(FIND, interpreter=interpreter, PYTHONPATH=str(PACKAGE.parent), **self.own), program)
+
+    def test_in_an_environment_below_another(self):
+        # As with `--system-site-packages`, and as uv layers environments: the package of one, the interpreter of another.
+        below, above = self.home / "below", self.home / "above"
+        for environment in (below, above):
+            subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
+        program = fake(below / "bin")
+        (site,) = (below / "lib").glob("python*/site-packages")
+        copy_of_package(site)
+        (other,) = (above / "lib").glob("python*/site-packages")
+        (other / "below.pth").write_text(f"{site}\n")
+        self.assertEqual(python(FIND, interpreter=str(above / "bin" / "python"), **self.own), program)
+
+    def test_of_pipx(self):
+        # Programs are linked into a folder of PATH; the package finds its own, not the link.
+        environment = self.home / "pipx" / "venvs" / "layerscope"
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
+        program = fake(environment / "bin")
+        (site,) = (environment / "lib").glob("python*/site-packages")
+        copy_of_package(site)
+        links = self.home / "links"
+        links.mkdir()
+        (links / "layerscope").symlink_to(program)
+        self.assertEqual(python(FIND, interpreter=str(environment / "bin" / "python"), PATH=str(links), **self.own), program)
+
+    def test_of_files_that_are_links(self):
+        # uv may link a package's files to its cache.
+        cache, site = self.home / "cache", self.home / "prefix" / "lib" / "python3" / "site-packages"
+        copy_of_package(cache)
+        (site / "layerscope").mkdir(parents=True)
+        for file in (cache / "layerscope").iterdir():
+            (site / "layerscope" / file.name).symlink_to(file)
+        fake(self.home / "bin")
+        program = fake(self.home / "prefix" / "bin")
+        self.assertEqual(python(FIND, PYTHONPATH=str(site), PATH=str(self.home / "bin"), **self.own), program)
 
     def test_of_the_user(self):
         program = fake(self.home / "user" / "bin")
@@ -143,11 +181,14 @@ class Finding(unittest.TestCase):
         self.assertRegex(done.stderr, r"^layerscope: the layerscope program is neither .*\n$")
 
     def test_the_version_is_the_installed_one(self):
-        copy_of_package(self.home / "target")
-        metadata = self.home / "target" / "layerscope-9.8.7.dist-info"
-        metadata.mkdir()
-        (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: layerscope\nVersion: 9.8.7\n")
-        self.assertEqual(python("import layerscope; print(layerscope.__version__)", PYTHONPATH=str(self.home / "target")), "9.8.7")
+        for name in ("layerscope", "layerscope-cuda"):
+            with self.subTest(name):
+                site = self.home / name
+                copy_of_package(site)
+                metadata = site / f"{name.replace('-', '_')}-9.8.7.dist-info"
+                metadata.mkdir()
+                (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 9.8.7\n")
+                self.assertEqual(python("import layerscope; print(layerscope.__version__)", PYTHONPATH=str(site)), "9.8.7")
 
 
 class Module(unittest.TestCase):

@@ -138,6 +138,12 @@ pub(crate) enum Command {
         /// The shell
         shell: clap_complete::Shell,
     },
+    /// Write man pages: one of the program and one of each command
+    #[command(after_help = "Example:\n  layerscope man ~/.local/share/man/man1\n  man layerscope-record")]
+    Man {
+        /// Folder; made where there is none
+        folder: PathBuf,
+    },
 }
 
 /// A model and how it is loaded.

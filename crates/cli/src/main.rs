@@ -74,6 +74,7 @@ fn run(arguments: Arguments) -> Result<ExitCode> {
         Command::Models(arguments) => commands::models::run(&arguments),
         Command::Inspect(arguments) => commands::inspect::run(&arguments),
         Command::Completions { shell } => commands::completions(shell),
+        Command::Man { folder } => commands::man::run(&folder),
     }
 }
 

@@ -17,6 +17,8 @@ pub(crate) mod fixtures;
 mod memory;
 mod packs;
 pub mod store;
+#[cfg(feature = "cuda")]
+mod wheels;
 
 pub use backend::{DeviceInformation, Element, Gemm};
 pub use device::{Device, Graph};

@@ -6,11 +6,14 @@ import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
-from lm_eval.api.model import LM
-from lm_eval.api.registry import register_model
-from lm_eval.models.utils import handle_stop_sequences
-from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
-from tqdm import tqdm
+try:
+    from lm_eval.api.model import LM
+    from lm_eval.api.registry import register_model
+    from lm_eval.models.utils import handle_stop_sequences
+    from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+    from tqdm import tqdm
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(f"layerscope.lm_eval needs {error.name}: pip install 'layerscope[lm-eval]'", name=error.name) from None
 
 
 @register_model("layerscope")

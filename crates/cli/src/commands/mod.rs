@@ -9,6 +9,7 @@ pub(crate) mod eval;
 pub(crate) mod generate;
 pub(crate) mod inspect;
 pub(crate) mod lm_eval;
+pub(crate) mod man;
 pub(crate) mod merge;
 pub(crate) mod models;
 pub(crate) mod needle;

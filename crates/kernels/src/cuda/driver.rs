@@ -71,8 +71,7 @@ impl Driver {
                 _ => format!("there is no GPU {index}: they are cuda:0 to cuda:{}", count - 1),
             }));
         }
-        // SAFETY: only looks whether the library can be loaded.
-        if !unsafe { blas_sys::is_culib_present() } {
+        if !super::wheels::cublas_is_present() {
             return Err(DeviceError::Unavailable(
                 "cuBLAS (libcublas of CUDA 12 or 13) is not found: install the CUDA libraries, or put their folder into \
                  LD_LIBRARY_PATH"
