@@ -146,7 +146,7 @@ pub fn show(ui: &mut Ui, scene: &mut Scene<'_>) {
         },
     };
     if scene.readout.is_none() {
-        let hint = "point at a token, click pins it, ← → walk, ↑ ↓ change the layer; drag over the prompt selects tokens";
+        let hint = "point at a token, click pins it, arrow keys walk along the text and through the layers; drag over the prompt selects tokens";
         *scene.readout = Some(hint.into());
     }
     if below > 0.0 {
@@ -615,11 +615,11 @@ fn tie(
 
 /// Buttons at the page's edges that scroll to what is lit behind them.
 fn point_to_hidden(ui: &mut Ui, cache: &mut Cache, area: Rect, hidden: Hidden) {
-    let sides = [(hidden.above, "↑", area.top() + 2.0), (hidden.below, "↓", area.bottom() - 26.0)];
-    for (tokens, arrow, top) in sides {
+    let sides = [(hidden.above, "above", area.top() + 2.0), (hidden.below, "below", area.bottom() - 26.0)];
+    for (tokens, side, top) in sides {
         let Some(strongest) = tokens.first() else { continue };
-        let text = format!("{arrow} {} lit", tokens.len());
-        let button = Rect::from_min_size(pos2(area.right() - 72.0, top), vec2(70.0, 24.0));
+        let text = format!("{} {side}", tokens.len());
+        let button = Rect::from_min_size(pos2(area.right() - 76.0, top), vec2(74.0, 24.0));
         let button = ui.put(button, Button::new(text));
         if button.on_hover_text("Scroll to the strongest of them").clicked() {
             cache.scroll_to(*strongest);

@@ -295,7 +295,7 @@ fn list(ui: &mut Ui, scene: &Scene<'_>, about: &About<'_>, entries: usize) -> Op
     let Some((lit, _)) = about.lit.zip(about.subject) else {
         let text = match about.subject {
             None => {
-                "Point at a generated token to see what it reads, at a prompt token to see what reads it. A click pins, ← → walk, ↑ ↓ change the layer."
+                "Point at a generated token to see what it reads, at a prompt token to see what reads it. A click pins; the arrow keys walk along the text and through the layers."
             }
             Some(_) => {
                 "This run was recorded before single reads were kept. Record it again, or open its model and read its attention."
