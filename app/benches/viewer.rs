@@ -63,10 +63,15 @@ fn main() {
     assert!(quick || viewer.state().cutoff < before, "the cutoff moved");
     frame(&ctx, vec![tab(Key::Num2)], |ui| viewer.frame(ui));
     let times = (0..10).map(|_| frame(&ctx, vec![], |ui| viewer.frame(ui)).0);
-    report("text, laid out", times.collect());
+    report("reading, laid out", times.collect());
     let down = vec![Event::PointerMoved(ON_THE_MAP), wheel(-200.0)];
     let times = (0..frames).map(|_| frame(&ctx, down.clone(), |ui| viewer.frame(ui)).0);
-    report("text, scrolling", times.collect());
+    report("reading, scrolling", times.collect());
+    let times = (0..frames).map(|index| {
+        let at = pos2(420.0 + (index * 7 % 500) as f32, 200.0 + (index * 13 % 600) as f32);
+        frame(&ctx, vec![Event::PointerMoved(at)], |ui| viewer.frame(ui)).0
+    });
+    report("reading, pointing at tokens", times.collect());
     for (view, key) in [("curves", Key::Num3), ("heads", Key::Num4), ("frontier", Key::Num5)] {
         frame(&ctx, vec![tab(key)], |ui| viewer.frame(ui));
         let times = (0..frames).map(|_| frame(&ctx, vec![], |ui| viewer.frame(ui)).0);

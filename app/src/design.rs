@@ -23,6 +23,8 @@ pub mod space {
 pub mod size {
     /// Body text.
     pub const TEXT: f32 = 13.0;
+    /// Text that is read as a page, at least.
+    pub const READING: f32 = 16.0;
     /// Axis labels and captions.
     pub const CAPTION: f32 = 11.0;
     /// Headings of cards and views.
@@ -192,6 +194,11 @@ pub fn figures() -> FontId {
 /// Prompt text.
 pub fn body() -> FontId {
     FontId::new(size::TEXT, FontFamily::Proportional)
+}
+
+/// Text that is read as a page, enlarged by a factor.
+pub fn reading(factor: f32) -> FontId {
+    FontId::new((size::READING * factor).round(), FontFamily::Proportional)
 }
 
 /// Sets a context's themes, type sizes and spacing.

@@ -14,8 +14,9 @@ pub enum View {
     /// Layers × prompt tokens, or × decode steps.
     #[default]
     Map,
-    /// The prompt's text, shaded.
-    Text,
+    /// Prompt and generated text as a page: which token reads which.
+    #[serde(alias = "Text")]
+    Reading,
     /// Figures by layer.
     Curves,
     /// Layers × heads.
@@ -36,7 +37,7 @@ impl View {
     /// All, in the order of their tabs.
     pub const ALL: [Self; 9] = [
         Self::Map,
-        Self::Text,
+        Self::Reading,
         Self::Curves,
         Self::Heads,
         Self::Frontier,
@@ -50,7 +51,7 @@ impl View {
     pub fn name(self) -> &'static str {
         match self {
             Self::Map => "Map",
-            Self::Text => "Text",
+            Self::Reading => "Reading",
             Self::Curves => "Curves",
             Self::Heads => "Heads",
             Self::Frontier => "Frontier",
@@ -65,7 +66,9 @@ impl View {
     pub fn description(self) -> &'static str {
         match self {
             Self::Map => "Which prompt tokens each layer reads, or how reading changes from step to step",
-            Self::Text => "The prompt's text, shaded by the attention that each token receives",
+            Self::Reading => {
+                "The text as a page: which prompt tokens a generated token reads, and which read a prompt token"
+            }
             Self::Curves => "Masses, entropy, selectivity, straightening, logit lens and knockout by layer",
             Self::Heads => "Layers by heads: which heads read the prompt",
             Self::Frontier => "What each cutoff costs and what it saves",
@@ -278,7 +281,7 @@ pub struct ViewState {
     /// Colour scale of maps over steps and heads, whose figures are mostly shares.
     pub share_scale: ScaleKind,
     /// Scale of the shades behind text.
-    pub text_scale: ScaleKind,
+    pub shading: ScaleKind,
     /// Colours.
     pub colour_map: ColourMap,
     /// Whether each layer has its own scale.
@@ -320,8 +323,8 @@ impl Default for ViewState {
             step_window: None,
             scale: ScaleKind::Log,
             share_scale: ScaleKind::Linear,
-            // Keeps text readable: shades only the tokens with most attention.
-            text_scale: ScaleKind::Linear,
+            // Attention is so uneven that a linear scale shows three tokens of a prompt.
+            shading: ScaleKind::Percentile,
             colour_map: ColourMap::default(),
             per_row: false,
             leave_out_bos: true,

@@ -384,7 +384,7 @@ impl Viewer {
             }
             Order::RemoveSpan => {
                 if let Some(span) = self.state.selection.tokens() {
-                    self.state.view = View::Text;
+                    self.state.view = View::Reading;
                     self.remove_span(span);
                 }
             }

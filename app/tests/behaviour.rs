@@ -183,7 +183,7 @@ fn a_selection_shows_in_every_view() {
     window.run_steps(2);
     let selection = &viewer(&window).state().selection;
     assert_eq!((selection.layers.iter().copied().collect::<Vec<_>>(), selection.token), (vec![2], Some(40)));
-    show(&mut window, View::Text);
+    show(&mut window, View::Reading);
     window.get_by_label("layer 2");
 
     show(&mut window, View::Heads);
@@ -223,7 +223,7 @@ fn scripts_are_read_as_they_are_written() {
         );
     window.run_steps(2);
     wait(&mut window);
-    show(&mut window, View::Text);
+    show(&mut window, View::Reading);
     // Characters split over several tokens are joined; a stray byte stays visible.
     window.get_by_label_contains("世界 مرحبا بك 😀 naïve");
     window.get_by_label_contains("<0xE4>");
@@ -666,7 +666,7 @@ fn single_heads_are_read_from_the_model() {
     window.get_by_label("Knockout KL").click();
     window.run_steps(2);
     window.get_by_label_contains("Head grid: Knockout KL, 8 layers by 4 heads");
-    show(&mut window, View::Text);
+    show(&mut window, View::Reading);
     window.get_by_label("Read these heads and steps").click();
     window.run_steps(1);
     wait(&mut window);
@@ -676,15 +676,65 @@ fn single_heads_are_read_from_the_model() {
 }
 
 #[test]
+fn a_generated_token_lights_what_it_reads_and_a_prompt_token_what_reads_it() {
+    let run = made_up();
+    let mut window = opened(run.path());
+    show(&mut window, View::Reading);
+    wait(&mut window);
+    assert!(viewer_layers(&window).is_empty(), "the knockout's peak, as nothing is selected");
+    // The generated text begins with these words, and no line of the prompt has them.
+    let generated = window.get_by_label_contains("The quick").rect();
+    window.hover_at(generated.left_center() + vec2(6.0, 0.0));
+    window.run_steps(3);
+    window.get_by_label_contains("step 0: “The”");
+    window.get_by_label("Reads most");
+    assert!(window.query_all_by_label_contains("Reads most: ").count() > 3);
+    assert!(viewer(&window).state().selection.is_empty(), "pointing pins nothing");
+
+    click(&mut window, generated.left_center() + vec2(6.0, 0.0), Modifiers::NONE);
+    let steps = |window: &Window| viewer(window).state().selection.steps.iter().copied().collect::<Vec<_>>();
+    assert_eq!(steps(&window), [0]);
+    for (key, step) in [(Key::ArrowRight, 1), (Key::ArrowRight, 2), (Key::ArrowLeft, 1)] {
+        window.key_press(key);
+        window.run_steps(2);
+        assert_eq!(steps(&window), [step]);
+    }
+    window.key_press(Key::ArrowDown);
+    window.run_steps(2);
+    let layer = *viewer_layers(&window).first().expect("a layer");
+    window.get_by_label(&format!("layer {layer}"));
+    window.key_press(Key::ArrowUp);
+    window.run_steps(2);
+    assert_eq!(viewer_layers(&window), [layer - 1]);
+
+    // What it reads most is among the prompt's tokens; pointing there tells which steps read it.
+    let line = window.get_all_by_label_contains("sleeps").next().expect("a line").rect();
+    click(&mut window, line.left_center() + vec2(60.0, 0.0), Modifiers::NONE);
+    assert!(steps(&window).is_empty() && viewer(&window).state().selection.token.is_some());
+    window.get_by_label("Read most by");
+    window.get_by_label_contains("Prompt token ");
+    window.key_press(Key::Escape);
+    window.run_steps(2);
+    window.hover_at(pos2(4.0, 4.0));
+    window.run_steps(2);
+    window.get_by_label("All generated tokens");
+}
+
+fn viewer_layers(window: &Window) -> Vec<usize> {
+    viewer(window).state().selection.layers.iter().copied().collect()
+}
+
+#[test]
 fn selected_tokens_vanish_from_each_layer_on() {
     let folder = recorded();
     let run = folder.path().join("run");
     let mut window = opened(&run);
-    show(&mut window, View::Text);
+    show(&mut window, View::Reading);
     wait(&mut window);
     // A click, then a shift-click further on in the same line.
     let line = window.get_all_by_label_contains("Question: one").next().expect("a line of the prompt").rect();
-    let at = |points: f32| pos2(line.left() + points, line.center().y);
+    // A short text is set large.
+    let at = |points: f32| pos2(line.left() + points * line.height() / 22.0, line.center().y);
     click(&mut window, at(80.0), Modifiers::NONE);
     let one = viewer(&window).state().selection.tokens().expect("a token");
     click(&mut window, at(125.0), Modifiers::SHIFT);
@@ -722,7 +772,7 @@ fn selected_tokens_vanish_from_each_layer_on() {
     // Measured spans are listed, also after the run is reopened.
     let name = format!("{}–{}", several.start, several.end - 1);
     let mut window = opened(&run);
-    show(&mut window, View::Text);
+    show(&mut window, View::Reading);
     wait(&mut window);
     window.get_by_label(&name).click();
     window.run_steps(3);
@@ -747,7 +797,7 @@ fn click(window: &mut Window, at: Pos2, modifiers: Modifiers) {
 fn tokens_cannot_vanish_without_the_runs_model() {
     let run = made_up();
     let mut window = opened(run.path());
-    show(&mut window, View::Text);
+    show(&mut window, View::Reading);
     wait(&mut window);
     let line = window.get_all_by_label_contains("sleeps").next().expect("a line").rect();
     click(&mut window, line.left_center() + vec2(60.0, 0.0), Modifiers::NONE);
@@ -981,7 +1031,7 @@ fn a_token_selected_in_the_map_is_scrolled_to_in_the_text() {
     window.drop_at(at);
     window.run_steps(2);
     let token = viewer(&window).state().selection.token.expect("a token");
-    show(&mut window, View::Text);
+    show(&mut window, View::Reading);
     window.run_steps(4);
     // The pointer is put where the line must be: in the middle of the text, where it finds tokens nearby.
     let line = window.get_all_by_label_contains("sleeps").nth(8).expect("a line in sight").rect();

@@ -4,7 +4,7 @@
 mod support;
 
 use eframe::egui::accesskit::Role;
-use eframe::egui::{Theme, Vec2};
+use eframe::egui::{Key, Theme, Vec2};
 use egui_kittest::SnapshotResults;
 use egui_kittest::kittest::Queryable;
 use layerscope_app::adapting::Adapting;
@@ -140,12 +140,43 @@ fn removed_tokens_are_told_beside_the_text() {
     let mut results = SnapshotResults::new();
     for theme in [Theme::Dark, Theme::Light] {
         let launch =
-            layerscope_app::Launch { view: Some(View::Text), theme: Some(theme), ..support::launch(&run) };
+            layerscope_app::Launch { view: Some(View::Reading), theme: Some(theme), ..support::launch(&run) };
         let mut window = support::window(launch, Vec2::new(1_080.0, 640.0));
         support::wait(&mut window);
         window.get_by_label("20–36").click();
         window.run_steps(4);
-        results.add(window.try_snapshot(format!("text-span-{theme:?}").to_lowercase()));
+        results.add(window.try_snapshot(format!("reading-span-{theme:?}").to_lowercase()));
+    }
+}
+
+/// A pinned generated token with what it reads, and a pointed prompt token, on pages of 66 and of 7,824 tokens and in windows from small
+/// to large.
+#[test]
+fn a_page_is_read_at_any_size() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut results = SnapshotResults::new();
+    for (positions, width, height, theme) in [
+        (66, 800.0, 600.0, Theme::Dark),
+        (66, 1_280.0, 800.0, Theme::Light),
+        (66, 2_560.0, 1_440.0, Theme::Dark),
+        (7_824, 800.0, 600.0, Theme::Light),
+        (7_824, 1_280.0, 800.0, Theme::Dark),
+        (7_824, 1_920.0, 1_200.0, Theme::Light),
+    ] {
+        let run = folder.path().join(format!("{positions}"));
+        if !run.exists() {
+            synthetic::write(&run, Sizes { layers: 30, heads: 9, steps: 64, positions, prompts: 3 }, false);
+        }
+        let launch =
+            layerscope_app::Launch { view: Some(View::Reading), theme: Some(theme), ..support::launch(&run) };
+        let mut window = support::window(launch, Vec2::new(width, height));
+        support::wait(&mut window);
+        for _ in 0..12 {
+            window.key_press(Key::ArrowRight);
+            window.run_steps(2);
+        }
+        window.run_steps(3);
+        results.add(window.try_snapshot(format!("reading-{positions}-{width}")));
     }
 }
 

@@ -95,7 +95,8 @@ class Run:
 
     @property
     def steps(self) -> "pl.DataFrame":
-        """A row per prompt, layer and decode step: the figures of attention as mean over heads, and the logit lens.
+        """A row per prompt, layer and decode step: the figures of attention as mean over heads, the logit lens, and lists
+        of the prompt positions that the step reads most (`read_positions` with `read_mass`; of single heads `head_read_positions`).
 
             >>> run.steps.group_by("step").agg(pl.mean("prompt_mass")).sort("step")
         """

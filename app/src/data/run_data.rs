@@ -6,6 +6,7 @@ use layerscope_cutoff::budget::{BudgetCurve, BudgetPoint, curves};
 use layerscope_cutoff::cost::Savings;
 use layerscope_cutoff::recommend::{Evidence, FrontierSummary, Options, Recommendation, recommend};
 use layerscope_diagnostics::policies::{PolicySummary, summarise_policies};
+use layerscope_diagnostics::reads::{Read, RowReads};
 use layerscope_diagnostics::record::{Anchor, KNOCKOUT_KL, PromptSummary, SpanRecord};
 use layerscope_diagnostics::run::{Manifest, Run};
 use layerscope_diagnostics::summary::{RunSummary, Summary, summarise_by_layer, summarise_run};
@@ -165,6 +166,7 @@ pub struct PromptMaps {
     steps: Vec<Pyramid>,
     /// The same under policies, by name, but for the logit lens.
     under: Vec<(String, Vec<Pyramid>)>,
+    reads: Option<Array2<RowReads>>,
 }
 
 impl PromptMaps {
@@ -183,20 +185,26 @@ impl PromptMaps {
             (record.policy.clone(), StepFigure::ALL.into_iter().filter_map(of_figure).collect())
         });
         let under = under.collect();
+        let reads = run.reads(id)?;
         let received = run.tokens(id)?.undefined_beyond_windows(&run.manifest().model);
         // One at a time, so that only one figure's values are in memory twice.
         let (mean, max) = (received.mean, received.max);
         let received_mean = Pyramid::from_array(&mean);
         drop(mean);
         let received_max = Pyramid::from_array(&max);
-        Ok(Self { prompt, received_mean, received_max, steps, under })
+        Ok(Self { prompt, received_mean, received_max, steps, under, reads })
     }
 
     /// Maps without columns, for a prompt whose maps cannot be read.
     pub fn empty(prompt: usize) -> Self {
         let nothing = || Pyramid::new(1);
         let steps = StepFigure::ALL.iter().map(|_| nothing()).collect();
-        Self { prompt, received_mean: nothing(), received_max: nothing(), steps, under: vec![] }
+        Self { prompt, received_mean: nothing(), received_max: nothing(), steps, under: vec![], reads: None }
+    }
+
+    /// The prompt positions that each decode step reads most, `[L, N]`; `None` where the run was recorded before they were kept.
+    pub fn reads(&self) -> Option<&Array2<RowReads>> {
+        self.reads.as_ref()
     }
 
     /// Layer × prompt token.
@@ -230,7 +238,11 @@ impl PromptMaps {
     pub fn bytes(&self) -> usize {
         let under = self.under.iter().flat_map(|(_, figures)| figures);
         let all = self.steps.iter().chain(under).chain([&self.received_mean, &self.received_max]);
-        all.map(Pyramid::bytes).sum()
+        let reads = self.reads.iter().flatten().map(|row| {
+            let listed = (row.mean.len() + row.heads.len()) * size_of::<Read>();
+            size_of::<RowReads>() + listed + row.ends.len() * size_of::<usize>()
+        });
+        all.map(Pyramid::bytes).chain(reads).sum()
     }
 }
 

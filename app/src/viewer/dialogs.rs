@@ -274,6 +274,7 @@ fn help(ui: &mut Ui) -> Outcome {
                 ("drop", "open a run, a model or prompts; with Shift: compare with that run"),
                 ("Tab", "reach every control, the map and the cutoff's line among them"),
                 ("arrows", "move the cutoff's line, or pan the map, where they have the focus"),
+                ("arrows", "in Reading: walk along the text, and through the layers"),
                 ("+  −  Home", "zoom the map, or show all of it, where it has the focus"),
             ] {
                 ui.label(RichText::new(keys).monospace());

@@ -11,8 +11,8 @@ pub mod heads;
 pub mod map;
 mod picture;
 pub mod policies;
+pub mod reading;
 pub mod record;
-pub mod text;
 
 use crate::data::{PromptMaps, RunData, RunPair};
 use crate::engine::message::Pattern;
@@ -137,7 +137,7 @@ impl Scene<'_> {
         }
         match self.state.view {
             View::Map => map::show(ui, self),
-            View::Text => text::show(ui, self),
+            View::Reading => reading::show(ui, self),
             View::Curves => curves::show(ui, self),
             View::Heads => heads::show(ui, self),
             View::Frontier => frontier::show(ui, self),
@@ -161,7 +161,7 @@ impl Scene<'_> {
     pub fn figures(&self) -> Option<Figures<'_>> {
         match self.state.view {
             View::Map => map::figures(self),
-            View::Text => text::figures(self),
+            View::Reading => reading::figures(self),
             View::Curves => Some(curves::figures(self)),
             View::Heads => Some(heads::figures(self)),
             View::Frontier => frontier::figures(self),

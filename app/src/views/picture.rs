@@ -32,7 +32,7 @@ impl Scene<'_> {
             View::Frontier if answers::are_shown(self) => answers::picture(self, theme),
             View::Frontier => Some(self.charts(&frontier::charts(self), &frontier::bands(self), theme)),
             View::Compare => Some(compare::picture(self, theme)?),
-            View::Text | View::Generate | View::Record | View::Adapt => None,
+            View::Reading | View::Generate | View::Record | View::Adapt => None,
         })
     }
 

@@ -1,5 +1,6 @@
 //! Synthetic runs of any size, the same on every machine, only for tests of the viewer.
 
+use layerscope_diagnostics::reads::{LEAST_OF_HEAD, OF_HEAD, OF_MEAN, Read, RowReads};
 use layerscope_diagnostics::record::{
     Anchor, AttentionFigures, Divergence, FrontierRow, KnockoutRow, LensFigures, ProbedFigures, PromptRecord,
     PromptSummary, ReceivedFigures, TextUnderCutoff, Timings,
@@ -89,6 +90,36 @@ fn manifest(sizes: Sizes, ids: Vec<String>) -> Manifest {
     Manifest::new(model, "f32", "cpu", 4, settings, ids)
 }
 
+/// What a step reads: a head follows the text from step to step, or finds the hot token and what is beside it.
+fn row_reads(sizes: Sizes, layer: usize, step: usize, prompt_mass: &Array3<f32>) -> RowReads {
+    let Sizes { heads, positions, .. } = sizes;
+    let mut row = RowReads::default();
+    let mut sums: BTreeMap<u32, f32> = BTreeMap::new();
+    for head in 0..heads {
+        let mass = prompt_mass[(layer, head, step)];
+        let place = match (layer + head) % 3 {
+            0 => hot_token(sizes) + step % 4,
+            1 => step * 5 + head,
+            _ => (noise(layer, head, step / 3) * positions as f32) as usize,
+        };
+        let mut taken = std::collections::BTreeSet::new();
+        for rank in 0..OF_HEAD {
+            let beside = place + if rank < 4 { rank } else { rank * (7 + head) };
+            let position = (1 + beside % (positions - 2)) as u32;
+            let attention = mass * 0.6_f32.powi(rank as i32 + 2);
+            if attention >= LEAST_OF_HEAD && taken.insert(position) {
+                row.heads.push(Read { position, attention });
+                *sums.entry(position).or_default() += attention / heads as f32;
+            }
+        }
+        row.ends.push(row.heads.len());
+    }
+    row.mean = sums.into_iter().map(|(position, attention)| Read { position, attention }).collect();
+    row.mean.sort_by(|a, b| b.attention.total_cmp(&a.attention));
+    row.mean.truncate(OF_MEAN);
+    row
+}
+
 fn record(sizes: Sizes, index: usize, scripts: bool) -> PromptRecord {
     let Sizes { layers, heads, steps, positions, .. } = sizes;
     let depth = |layer: usize| layer as f32 / layers as f32;
@@ -137,6 +168,7 @@ fn record(sizes: Sizes, index: usize, scripts: bool) -> PromptRecord {
     };
     let prompt_token_text: Vec<String> = (0..positions).map(|at| token(at).to_owned()).collect();
     let generated_token_text: Vec<String> = (0..steps).map(|at| WORDS[at % WORDS.len()].to_owned()).collect();
+    let reads = Array2::from_shape_fn((layers, steps), |(l, s)| row_reads(sizes, l, s, &prompt_mass));
     let figures = ProbedFigures {
         attention: AttentionFigures {
             bos_mass,
@@ -146,6 +178,7 @@ fn record(sizes: Sizes, index: usize, scripts: bool) -> PromptRecord {
             prompt_entropy,
         },
         received: ReceivedFigures { mean, max },
+        reads: Some(reads),
         curvature_prompt_deg: curve(12.0),
         curvature_decode_deg: curve(8.0),
         lens: LensFigures {
@@ -189,5 +222,5 @@ fn record(sizes: Sizes, index: usize, scripts: bool) -> PromptRecord {
             .collect(),
     };
     let steps = figures.by_step(positions, &summary.generated);
-    PromptRecord { summary, steps, received: figures.received }
+    PromptRecord { summary, steps, received: figures.received, reads: figures.reads }
 }

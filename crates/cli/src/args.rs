@@ -908,7 +908,9 @@ pub(crate) struct ViewArguments {
 #[value(rename_all = "PascalCase")]
 pub(crate) enum ViewName {
     Map,
-    Text,
+    // Its former name.
+    #[value(alias = "Text")]
+    Reading,
     Curves,
     Heads,
     Frontier,

@@ -125,6 +125,7 @@ impl<C: RowCopy> Attend for CopiesAttention<'_, C> {
             sparse: None,
             own: Some(kv),
             statistics: None,
+            reads: None,
         };
         Ok(attention.attend(q, hooks)?.0)
     }

@@ -115,6 +115,7 @@ fn record(layers: usize, positions: usize) -> PromptRecord {
             prompt_entropy_nats: figure,
         },
         received: ReceivedFigures { max: mean.mapv(|mean| 2.0 * mean), mean },
+        reads: None,
         curvature_prompt_deg: vec![90.0; layers + 1],
         curvature_decode_deg: vec![90.0; layers + 1],
         lens: LensFigures { kl: Array2::zeros((layers, STEPS)), top1: Array2::zeros((layers, STEPS)) },
@@ -140,5 +141,5 @@ fn record(layers: usize, positions: usize) -> PromptRecord {
         timings: Timings::default(),
     };
     let steps = figures.by_step(positions, &summary.generated);
-    PromptRecord { summary, steps, received: figures.received }
+    PromptRecord { summary, steps, received: figures.received, reads: None }
 }

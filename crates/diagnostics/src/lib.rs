@@ -8,6 +8,7 @@ pub mod needle;
 pub mod policies;
 pub mod probe;
 pub mod prompts;
+pub mod reads;
 pub mod record;
 pub mod reference_distributions;
 pub mod run;

@@ -5,13 +5,14 @@
 //! weights.
 
 use crate::curvature::Curvature;
+use crate::reads::{self, RowReads};
 use crate::record::{AttentionFigures, LensFigures, ProbedFigures, ReceivedFigures, Timings};
 use crate::reference_distributions::{LOGIT_ROWS, ReferenceDistributions};
 use layerscope_engine::{
     Decoder, Error, HookPoint, Hooks, Interrupt, LayerStatistics, Policy, Result, Session, Site, Tensor,
     argmax, check_interrupt,
 };
-use layerscope_kernels::Segment;
+use layerscope_kernels::{ReadLimits, Segment};
 use ndarray::{Array2, Array3};
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -185,7 +186,7 @@ fn probed(
     let (steps, heads) = (continuation.len(), decoder.config().heads);
     let start = Instant::now();
     let TeacherForced { residuals, statistics, distributions } =
-        teacher_forced(decoder, &mut session, prompt, continuation)?;
+        forced(decoder, &mut session, (prompt, continuation), Some(reads::limits(prompt.len())))?;
     let distributions = distributions.excluding(excluded);
     let likely = |(step, &token): (usize, &u32)| distributions.argmax(step) == token;
     let figures = ProbedFigures {
@@ -194,6 +195,7 @@ fn probed(
         lens: logit_lens(decoder, &residuals, &distributions, interrupt)?,
         attention: attention_figures(&statistics, heads, steps, prompt.len()),
         received: received_figures(&statistics, heads * steps),
+        reads: step_reads(statistics, steps),
     };
     Ok(ProbedRun {
         prompt_len: prompt.len(),
@@ -237,12 +239,27 @@ pub fn teacher_forced(
     prompt: &[u32],
     continuation: &[u32],
 ) -> Result<TeacherForced> {
+    forced(decoder, session, (prompt, continuation), None)
+}
+
+/// [`teacher_forced`], which also lists what each row reads within the limits.
+fn forced(
+    decoder: &Decoder,
+    session: &mut Session,
+    (prompt, continuation): (&[u32], &[u32]),
+    limits: Option<ReadLimits>,
+) -> Result<TeacherForced> {
     let layers = decoder.config().layers;
     session.truncate(prompt.len() - 1)?;
     let mut statistics = vec![];
     let residuals = RefCell::new(vec![]);
     let rows = decode_rows(prompt, continuation);
-    session.teacher_forced(&rows, &mut residual_hooks(&residuals, layers), &mut statistics)?;
+    let mut hooks = residual_hooks(&residuals, layers);
+    match limits {
+        Some(limits) => session.teacher_forced_with_reads(&rows, &mut hooks, &mut statistics, limits)?,
+        None => session.teacher_forced(&rows, &mut hooks, &mut statistics)?,
+    };
+    drop(hooks);
     let residuals = residuals.into_inner();
     let distributions = ReferenceDistributions::new(decoder, &residuals[layers], continuation)?;
     Ok(TeacherForced { residuals, statistics, distributions })
@@ -376,6 +393,13 @@ fn received_figures(statistics: &[LayerStatistics], queries: usize) -> ReceivedF
         }),
         max: Array2::from_shape_fn(shape, |(layer, position)| statistics[layer].received.max[position]),
     }
+}
+
+/// What each step reads at each layer, `[L, N]`; `None` where a layer has not listed it.
+fn step_reads(statistics: Vec<LayerStatistics>, steps: usize) -> Option<Array2<RowReads>> {
+    let layers = statistics.len();
+    let all = statistics.into_iter().flat_map(|layer| layer.received.reads).collect();
+    Array2::from_shape_vec((layers, steps), all).ok()
 }
 
 fn mean_kl(distributions: &ReferenceDistributions, logits: &[Tensor]) -> Result<Option<f64>> {

@@ -4,6 +4,7 @@
 //! Layers ℓ = 0 … L−1, heads h = 0 … H−1 (query heads), decode steps s = 0 … N−1. Step s is the query at position
 //! p−1+s of a sequence whose prompt has p tokens. Undefined values are NaN in memory and null in files.
 
+use crate::reads::RowReads;
 use crate::summary;
 use ndarray::{Array2, Array3};
 use schemars::JsonSchema;
@@ -18,6 +19,9 @@ pub struct PromptRecord {
     pub steps: StepFigures,
     /// Attention received by each prompt position, per layer.
     pub received: ReceivedFigures,
+    /// The prompt positions that each decode step reads most, `[L, N]`, within [`crate::reads::limits`]; `None` where they were not
+    /// recorded.
+    pub reads: Option<Array2<RowReads>>,
 }
 
 /// One recorded prompt without its long tables. Undefined values are NaN.
@@ -229,6 +233,8 @@ pub struct ProbedFigures {
     pub attention: AttentionFigures,
     /// Attention received by each prompt position, per layer.
     pub received: ReceivedFigures,
+    /// The prompt positions that each decode step reads most, `[L, N]`; `None` where they were not asked for.
+    pub reads: Option<Array2<RowReads>>,
     /// Mean curvature over prompt positions 0 … p−1, degrees; length L+1, index 0 is the embedding output.
     pub curvature_prompt_deg: Vec<f64>,
     /// Mean curvature over decode positions p−1 … p−2+N, degrees; length L+1.

@@ -4,13 +4,14 @@
 pub(crate) mod device;
 mod host;
 mod pattern;
+mod reads;
 
 use crate::decoder::Location;
 use crate::hooks::{Hooks, Site};
 use crate::kv::{KeyRange, KvStore};
 use crate::tensor::Tensor;
 use crate::{Error, Result};
-use layerscope_kernels::{AttentionShape, AttentionStatistics, Received, SparseKeys};
+use layerscope_kernels::{AttentionShape, AttentionStatistics, ReadLimits, Received, SparseKeys};
 use std::ops::Range;
 
 /// What the rows of a layer attend to.
@@ -31,6 +32,8 @@ pub struct LayerAttention<'a> {
     /// AttentionStatistics of the groups that are measured, and attention received by prompt positions 0 … this−1; `None` where no
     /// statistics are wanted.
     pub statistics: Option<usize>,
+    /// What is listed of the prompt positions that each measured row reads; only with attention received.
+    pub reads: Option<ReadLimits>,
 }
 
 /// Rows that read the same keys, each those at or before its own position.
@@ -48,7 +51,8 @@ pub struct RowGroup {
 pub struct LayerStatistics {
     /// Mass and entropy, index `row · H + head`.
     pub rows: AttentionStatistics,
-    /// Attention received by prompt positions 0 … p−1; without positions where it was not asked for.
+    /// Attention received by prompt positions 0 … p−1, and the strongest of them by row; without positions where it was not
+    /// asked for.
     pub received: Received,
 }
 

@@ -19,6 +19,7 @@ use crate::{ComputeType, Depth, Error, Policy, Result};
 use attention::Collected;
 pub use branches::{BranchToken, Branches, Sees};
 use device_steps::DeviceSteps;
+use layerscope_kernels::ReadLimits;
 use pass::Work;
 pub use pass::{Turn, advance_together};
 use prefill::Prefill;
@@ -248,7 +249,7 @@ impl Session {
         first_position: usize,
         statistics: &mut Vec<LayerStatistics>,
     ) -> Result<Tensor> {
-        let collected = Collected { layers: statistics, received: false };
+        let collected = Collected { layers: statistics, received: false, reads: None };
         self.resume_rows(layer, x, first_position, ComputeType::F32, Some(collected))
     }
 
@@ -298,7 +299,7 @@ impl Session {
         if hooks.is_empty() && self.can_step_on_device() {
             return self.step_on_device(token, statistics);
         }
-        let collected = statistics.map(|layers| Collected { layers, received: false });
+        let collected = statistics.map(|layers| Collected { layers, received: false, reads: None });
         let logits = self.advance(Some(token), hooks, collected)?;
         logits.ok_or_else(|| Error::failure("a step has no logits; please report this"))
     }
@@ -314,6 +315,31 @@ impl Session {
         hooks: &mut Hooks<'_>,
         statistics: &mut Vec<LayerStatistics>,
     ) -> Result<Tensor> {
+        self.forced(tokens, hooks, statistics, None)
+    }
+
+    /// [`Self::teacher_forced`], which also lists the prompt positions that each row reads most. On a GPU, the host lists them from a
+    /// copy of each layer's keys in f32.
+    ///
+    /// # Errors
+    /// As [`Self::teacher_forced`].
+    pub fn teacher_forced_with_reads(
+        &mut self,
+        tokens: &[u32],
+        hooks: &mut Hooks<'_>,
+        statistics: &mut Vec<LayerStatistics>,
+        limits: ReadLimits,
+    ) -> Result<Tensor> {
+        self.forced(tokens, hooks, statistics, Some(limits))
+    }
+
+    fn forced(
+        &mut self,
+        tokens: &[u32],
+        hooks: &mut Hooks<'_>,
+        statistics: &mut Vec<LayerStatistics>,
+        reads: Option<ReadLimits>,
+    ) -> Result<Tensor> {
         // Where each row chooses what the layers above read, rows go one by one, and prompt rows may go on beside them.
         let together = self.selection.as_ref().is_none_or(|selection| selection.choice_points().is_empty());
         if !together && !hooks.is_empty() {
@@ -324,14 +350,14 @@ impl Session {
         }
         if together {
             let Work { rows, depth } = self.begin_step(tokens, hooks)?;
-            let collected = Collected { layers: statistics, received: true };
+            let collected = Collected { layers: statistics, received: true, reads };
             return Ok(self.forward(rows, depth, hooks, Some(collected), ComputeType::F32)?.x);
         }
         let mut x = vec![];
         let mut of_rows = vec![];
         for &token in tokens {
             let mut layers = vec![];
-            let collected = Collected { layers: &mut layers, received: true };
+            let collected = Collected { layers: &mut layers, received: true, reads: reads.clone() };
             x.push(self.advance_in_f32(token, hooks, Some(collected))?);
             of_rows.push(layers);
         }

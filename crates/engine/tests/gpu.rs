@@ -9,6 +9,7 @@ use layerscope_engine::{
     Decoder, Device, GgufFile, Hooks, Interrupt, LayerStatistics, MemoryNeed, Policy, Session, Shape,
     ShapeWeights, WeightsPrecision, gguf_config,
 };
+use layerscope_kernels::ReadLimits;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -51,7 +52,14 @@ fn run(decoder: &Arc<Decoder>, name: &str, p: usize, steps: usize) -> (Vec<Vec<f
         logits.push(step.unwrap().to_vec().unwrap());
     }
     session.truncate(p - 1).unwrap();
-    session.teacher_forced(&sequence[p - 1..], &mut hooks, &mut statistics).unwrap();
+    let limits = ReadLimits {
+        positions: 1..(p - 1).max(1),
+        of_head: 4,
+        least_of_head: 1e-3,
+        of_mean: 6,
+        least_of_mean: 0.0,
+    };
+    session.teacher_forced_with_reads(&sequence[p - 1..], &mut hooks, &mut statistics, limits).unwrap();
     (logits, statistics)
 }
 
@@ -91,6 +99,16 @@ fn check(
         let queries = expected.rows.mass.len() as f32;
         for (a, b) in actual.received.sum.iter().zip(&expected.received.sum) {
             assert!((a - b).abs() < queries * statistics_bar, "{what}: received {a} instead of {b}");
+        }
+        assert_eq!(actual.received.reads.len(), expected.received.reads.len(), "{what}");
+        for (actual, expected) in actual.received.reads.iter().zip(&expected.received.reads) {
+            assert_eq!(actual.ends.len(), expected.ends.len(), "{what}");
+            let heads = (0..expected.ends.len()).map(|head| (actual.of_head(head), expected.of_head(head)));
+            for (actual, expected) in heads.chain([(&actual.mean[..], &expected.mean[..])]) {
+                // Near ties may change places, so the strongest is compared by its attention.
+                let [a, b] = [actual, expected].map(|list| list.first().map_or(0.0, |read| read.attention));
+                assert!((a - b).abs() < 10.0 * statistics_bar, "{what}: strongest read {a} instead of {b}");
+            }
         }
     }
 }

@@ -11,13 +11,15 @@ mod block;
 pub mod cuda;
 mod elements;
 mod few;
+mod received;
 mod sparse;
 
 pub use elements::Elements;
+pub use received::{Read, ReadLimits, Received, RowReads};
 pub use sparse::{KeySet, SPARSE_BLOCK, SparseKeys, sparse_attention};
 
 use crate::Instructions;
-use block::{Partial, QueryBlock, ReceivedPass};
+use block::{Partial, QueryBlock};
 use rayon::prelude::*;
 
 /// Number of [`Segment`]s.
@@ -120,36 +122,6 @@ pub struct AttentionStatistics {
     pub entropy: Vec<[f32; SEGMENTS]>,
 }
 
-/// Attention received by key positions 0 … len−1, over all query rows and heads given so far.
-#[derive(Debug, Clone)]
-pub struct Received {
-    /// Sum of probabilities.
-    pub sum: Vec<f32>,
-    /// Largest probability.
-    pub max: Vec<f32>,
-}
-
-impl Received {
-    /// Zeros for positions 0 … `positions`−1.
-    pub fn new(positions: usize) -> Self {
-        Self { sum: vec![0.0; positions], max: vec![0.0; positions] }
-    }
-
-    /// Adds what other rows give the same positions.
-    pub fn add(&mut self, other: &Self) {
-        for (total, x) in self.sum.iter_mut().zip(&other.sum) {
-            *total += x;
-        }
-        for (largest, &x) in self.max.iter_mut().zip(&other.max) {
-            *largest = largest.max(x);
-        }
-        // `f32::max` passes over NaN.
-        for (largest, total) in self.max.iter_mut().zip(&self.sum) {
-            *largest = if total.is_nan() { f32::NAN } else { *largest };
-        }
-    }
-}
-
 /// softmax(q·kᵀ·scale)·v, `[rows, query_heads, head_dim]`, each query seeing the keys at or before its position.
 ///
 /// NaN as PyTorch's softmax has it: a row yields NaN where a score is NaN or +∞, where all are −∞, and where it sees no key.
@@ -161,7 +133,7 @@ pub fn attention(shape: &AttentionShape, queries: &Queries<'_>, spans: &[KeySpan
 }
 
 /// [`attention`], with the mass and entropy of each row, head and segment, and, where asked for, the attention that
-/// each key position receives from these rows.
+/// each key position receives from these rows, with the positions that each row reads most.
 ///
 /// # Panics
 /// As [`attention`].
@@ -219,18 +191,7 @@ fn run(
         }
     }
     if let Some(received) = received {
-        let parts: Vec<Received> = blocks
-            .par_iter()
-            .zip(&finished)
-            .map(|(block, finished)| {
-                let positions = received.sum.len();
-                instructions.dispatch(ReceivedPass { block, spans, finished, positions })
-            })
-            .collect();
-        // In the order of the blocks, so that the sums do not depend on timing.
-        for part in parts {
-            received.add(&part);
-        }
+        received::add(instructions, (&blocks, &finished), spans, received);
     }
 }
 

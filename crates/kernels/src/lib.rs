@@ -17,8 +17,9 @@ mod tile;
 pub mod trajectory;
 
 pub use attention::{
-    AttentionShape, AttentionStatistics, Elements, KeySet, KeySpan, Queries, Received, SEGMENTS,
-    SPARSE_BLOCK, Segment, SparseKeys, attention, attention_with_statistics, sparse_attention,
+    AttentionShape, AttentionStatistics, Elements, KeySet, KeySpan, Queries, Read, ReadLimits, Received,
+    RowReads, SEGMENTS, SPARSE_BLOCK, Segment, SparseKeys, attention, attention_with_statistics,
+    sparse_attention,
 };
 pub use elementwise::Activation;
 pub use instructions::Instructions;

@@ -173,7 +173,7 @@ pub fn record_prompt(
         frontier: rows,
         knockout,
     };
-    Ok(PromptRecord { summary, steps: by_step, received: figures.received })
+    Ok(PromptRecord { summary, steps: by_step, received: figures.received, reads: figures.reads })
 }
 
 /// Records every prompt of a file into a run folder, except those that the folder already has. `command` is

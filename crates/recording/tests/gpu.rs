@@ -9,6 +9,7 @@ use layerscope_cutoff::Answer;
 use layerscope_cutoff::diffusion::{Question, diffusion};
 use layerscope_diagnostics::probe::{self, Decoding};
 use layerscope_diagnostics::prompts::Prompt;
+use layerscope_diagnostics::reads::RowReads;
 use layerscope_diagnostics::record::{Divergence, ProbedFigures, PromptRecord, SpanRow};
 use layerscope_engine::{Device, Interrupt, Model, ModelSource, PromptText, WeightsPrecision};
 use layerscope_recording::{Recorded, record_prompt};
@@ -77,6 +78,10 @@ fn check(actual: &(PromptRecord, ProbedFigures), expected: &(PromptRecord, Probe
     let (received, wanted) = (&actual.0.received, &expected.0.received);
     close("mean received", &received.mean, &wanted.mean, bar);
     close("most received", &received.max, &wanted.max, bar);
+    let strongest = |row: &RowReads| row.mean.first().map_or(0.0, |read| read.attention);
+    let [reads, wanted] = [actual, expected]
+        .map(|(record, _)| record.reads.as_ref().unwrap().iter().map(strongest).collect::<Vec<f32>>());
+    close("strongest reads", &reads, &wanted, bar);
     let (lens, wanted) = (&actual.0.steps.lens, &expected.0.steps.lens);
     close("lens", &lens.kl, &wanted.kl, bar);
     assert_eq!(lens.top1.last(), wanted.top1.last());

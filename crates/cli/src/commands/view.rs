@@ -62,7 +62,7 @@ impl From<ViewName> for View {
     fn from(name: ViewName) -> Self {
         match name {
             ViewName::Map => Self::Map,
-            ViewName::Text => Self::Text,
+            ViewName::Reading => Self::Reading,
             ViewName::Curves => Self::Curves,
             ViewName::Heads => Self::Heads,
             ViewName::Frontier => Self::Frontier,

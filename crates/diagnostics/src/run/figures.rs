@@ -224,13 +224,13 @@ impl Places {
 }
 
 /// Rows keyed by layer and a second index, as `[layers, width]`.
-struct Grid {
+pub(super) struct Grid {
     place: Places,
     shape: (usize, usize),
 }
 
 impl Grid {
-    fn new(rows: &PromptRows<'_>, layers: usize, width: usize, key: &str) -> Result<Self> {
+    pub(super) fn new(rows: &PromptRows<'_>, layers: usize, width: usize, key: &str) -> Result<Self> {
         rows.expect_len(layers.checked_mul(width))?;
         let keys = rows.counts("layer")?.into_iter().zip(rows.counts(key)?);
         let at = keys.map(|(layer, index)| {
@@ -240,7 +240,11 @@ impl Grid {
         Ok(Self { place: Places::new(rows, at.collect(), layers * width, key)?, shape: (layers, width) })
     }
 
-    fn array<T: Clone + Default>(&self, rows: &PromptRows<'_>, values: Vec<T>) -> Result<Array2<T>> {
+    pub(super) fn array<T: Clone + Default>(
+        &self,
+        rows: &PromptRows<'_>,
+        values: Vec<T>,
+    ) -> Result<Array2<T>> {
         Array2::from_shape_vec(self.shape, self.place.put(values))
             .map_err(|_| rows.damaged("its rows are not a full grid"))
     }

@@ -15,7 +15,7 @@ use crate::prompts::check_name;
 use crate::record::Anchor;
 
 /// Version of the run folder's layout; newer ones are rejected.
-pub const SCHEMA_VERSION: u32 = 3;
+pub const SCHEMA_VERSION: u32 = 4;
 
 /// The manifest's file name.
 pub const MANIFEST: &str = "manifest.json";

@@ -15,6 +15,7 @@ mod manifest;
 mod parquet_file;
 mod policies;
 mod reader;
+mod reads;
 mod received;
 mod row_groups;
 mod rows;

@@ -38,6 +38,10 @@ fn properties(columns: &[Column]) -> WriterProperties {
         if matches!(column.kind, Kind::Float | Kind::Single) {
             properties = properties.set_column_dictionary_enabled(column.name.into(), false);
         }
+        if column.kind == Kind::SingleList {
+            let item = ColumnPath::new(vec![column.name.into(), "list".into(), "item".into()]);
+            properties = properties.set_column_dictionary_enabled(item, false);
+        }
     }
     properties.build()
 }

@@ -5,19 +5,22 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use layerscope_engine::{Error, Result};
+use ndarray::Array2;
 
 use super::continuations::Continuations;
 use super::figures;
 use super::layout;
 use super::manifest::{MANIFEST, Manifest};
+use super::reads;
 use super::received;
 use super::rows_read::PromptRows;
-use super::schema::Table;
+use super::schema::{READS, Table};
 use super::sets::Sets;
 use super::show::ShowReport;
 use super::table_file::TableFile;
 use super::tables::Tables;
 use super::{policies, spans};
+use crate::reads::RowReads;
 use crate::record::{PolicyRecord, PromptSummary, ReceivedFigures, SpanRecord, StepFigures};
 
 /// Attempts to open a folder that changes during opening, and the pause between them.
@@ -128,7 +131,21 @@ impl Run {
     /// As [`Self::prompt`].
     pub fn steps(&self, id: &str) -> Result<StepFigures> {
         let file = self.source(id, Table::Steps)?;
-        figures::steps(&PromptRows::read(file.get(), id, &[])?, self.manifest.model.layers)
+        let columns = Table::Steps.columns();
+        let listed = |name: &str| READS.iter().any(|column| column.name == name);
+        // The lists are most of the table.
+        let names: Vec<&str> =
+            columns.iter().map(|column| column.name).filter(|name| !listed(name)).collect();
+        figures::steps(&PromptRows::read(file.get(), id, &names)?, self.manifest.model.layers)
+    }
+
+    /// The prompt positions that each decode step reads most, `[L, N]`; `None` in runs of schemas before 4.
+    ///
+    /// # Errors
+    /// As [`Self::prompt`].
+    pub fn reads(&self, id: &str) -> Result<Option<Array2<RowReads>>> {
+        let file = self.source(id, Table::Steps)?;
+        reads::reads(file.get(), id, self.manifest.model.layers)
     }
 
     /// The attention received by each prompt position, `[L, p]`; ids and texts of the tokens are in

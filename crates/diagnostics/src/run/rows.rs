@@ -2,15 +2,19 @@
 
 use std::sync::Arc;
 
-use arrow_array::builder::{Float64Builder, ListBuilder, StringBuilder, UInt32Builder};
+use arrow_array::builder::{
+    Float32Builder, Float64Builder, Int32Builder, ListBuilder, StringBuilder, UInt32Builder,
+};
 use arrow_array::{
     ArrayRef, BooleanArray, Float32Array, Float64Array, Int32Array, RecordBatch, StringArray, UInt32Array,
 };
 use arrow_schema::{DataType, Field, SchemaRef};
 use layerscope_engine::{Error, Result};
+use ndarray::Array2;
 
 use super::manifest::ModelInfo;
 use super::schema::Table;
+use crate::reads::{Read, RowReads};
 use crate::record::{AttentionMeans, Divergence, PromptRecord};
 
 /// Passes the rows of `table` for one prompt batch by batch, so that the large table is never in memory as a
@@ -34,7 +38,7 @@ pub(super) fn batches(
 
 /// Rejects a record whose array sizes do not match each other or the model.
 pub(super) fn check_shapes(record: &PromptRecord, model: &ModelInfo) -> Result<()> {
-    let PromptRecord { summary, steps: by_step, received } = record;
+    let PromptRecord { summary, steps: by_step, received, reads } = record;
     let (layers, heads, steps, p) = (model.layers, model.heads, summary.steps, summary.p);
     // Curvatures of the residual stream include the embedding output.
     let layer_figure_fits =
@@ -47,6 +51,9 @@ pub(super) fn check_shapes(record: &PromptRecord, model: &ModelInfo) -> Result<(
         && [summary.prompt_tokens.len(), summary.prompt_token_text.len()] == [p; 2]
         && [summary.generated.len(), summary.generated_token_text.len()] == [steps; 2]
         && [by_step.positions.len(), by_step.token_ids.len()] == [steps; 2]
+        && reads.as_ref().is_none_or(|reads| {
+            reads.dim() == (layers, steps) && reads.iter().all(|row| row.ends.len() == heads)
+        })
         && p > 0;
     if fits {
         Ok(())
@@ -122,6 +129,50 @@ impl Columns {
             builder.append(!list.is_empty());
         }
         self.arrays.push(Arc::new(builder.finish()));
+    }
+
+    /// Lists of what rows read; null where there are none. `of_row` gives those of a row.
+    fn read_lists<'a>(
+        &mut self,
+        rows: usize,
+        reads: Option<impl Iterator<Item = &'a RowReads> + Clone>,
+        of_row: impl Fn(&'a RowReads) -> &'a [Read],
+    ) -> Result<()> {
+        let item = |data_type| Field::new_list_field(data_type, false);
+        let mut positions = ListBuilder::new(Int32Builder::new()).with_field(item(DataType::Int32));
+        let mut attention = ListBuilder::new(Float32Builder::new()).with_field(item(DataType::Float32));
+        for row in reads.clone().into_iter().flatten() {
+            for read in of_row(row) {
+                positions.values().append_value(int(read.position as usize)?);
+                attention.values().append_value(read.attention);
+            }
+            positions.append(true);
+            attention.append(true);
+        }
+        if reads.is_none() {
+            (0..rows).for_each(|_| positions.append(false));
+            (0..rows).for_each(|_| attention.append(false));
+        }
+        self.arrays.push(Arc::new(positions.finish()));
+        self.arrays.push(Arc::new(attention.finish()));
+        Ok(())
+    }
+
+    /// How many reads each head of a row has; null where there are none.
+    fn read_counts(&mut self, rows: usize, reads: Option<&Array2<RowReads>>) -> Result<()> {
+        let item = Field::new_list_field(DataType::Int32, false);
+        let mut counts = ListBuilder::new(Int32Builder::new()).with_field(item);
+        for row in reads.into_iter().flatten() {
+            for head in 0..row.ends.len() {
+                counts.values().append_value(int(row.of_head(head).len())?);
+            }
+            counts.append(true);
+        }
+        if reads.is_none() {
+            (0..rows).for_each(|_| counts.append(false));
+        }
+        self.arrays.push(Arc::new(counts.finish()));
+        Ok(())
     }
 
     fn singles(&mut self, values: impl IntoIterator<Item = f32>) {
@@ -205,6 +256,10 @@ fn steps(record: &PromptRecord) -> Result<RecordBatch> {
     columns.attention(&figures.attention);
     columns.figures(figures.lens.kl.iter().map(|kl| f64::from(*kl)));
     columns.token_ids(figures.lens.top1.iter().copied());
+    let (rows, reads) = (layers * steps, record.reads.as_ref());
+    columns.read_lists(rows, reads.map(|reads| reads.iter()), |row| &row.mean)?;
+    columns.read_counts(rows, reads)?;
+    columns.read_lists(rows, reads.map(|reads| reads.iter()), |row| &row.heads)?;
     columns.finish()
 }
 

@@ -1,8 +1,8 @@
 //! Typed access to the rows of one prompt in one table; null becomes NaN.
 
 use arrow_array::cast::AsArray;
-use arrow_array::types::{Float64Type, Int32Type, UInt32Type};
-use arrow_array::{ArrayRef, RecordBatch};
+use arrow_array::types::{ArrowPrimitiveType, Float32Type, Float64Type, Int32Type, UInt32Type};
+use arrow_array::{Array, ArrayRef, RecordBatch};
 use layerscope_engine::{Error, Result};
 
 use super::table_file::TableFile;
@@ -136,6 +136,29 @@ impl<'a> PromptRows<'a> {
             Some(())
         })?;
         Ok(lists.into_iter().map(Option::unwrap_or_default).collect())
+    }
+
+    /// Lists of integers; `None` where there is none, as in a file of an earlier version.
+    pub(super) fn int_lists(&self, name: &str) -> Result<Vec<Option<Vec<i32>>>> {
+        self.lists::<Int32Type>(name)
+    }
+
+    /// Lists of f32, as [`Self::int_lists`].
+    pub(super) fn single_lists(&self, name: &str) -> Result<Vec<Option<Vec<f32>>>> {
+        self.lists::<Float32Type>(name)
+    }
+
+    fn lists<T: ArrowPrimitiveType>(&self, name: &str) -> Result<Vec<Option<Vec<T::Native>>>> {
+        self.gather_optional(name, |array, all| {
+            for list in array.as_list_opt::<i32>()?.iter() {
+                let values = |list: ArrayRef| {
+                    let values = list.as_primitive_opt::<T>().filter(|values| values.null_count() == 0)?;
+                    Some(values.values().to_vec())
+                };
+                all.push(list.map(|list| values(list).ok_or(())).transpose().ok()?);
+            }
+            Some(())
+        })
     }
 
     pub(super) fn ints(&self, name: &str) -> Result<Vec<i32>> {

@@ -55,8 +55,8 @@ impl Table {
             }
             Self::Heads => [&[PROMPT_ID, LAYER, HEAD][..], &ATTENTION].concat(),
             Self::Steps => {
-                [&[PROMPT_ID, LAYER, STEP, STEP_POSITION, STEP_TOKEN][..], &ATTENTION, &[LENS_KL, LENS_TOP1]]
-                    .concat()
+                let keys = [PROMPT_ID, LAYER, STEP, STEP_POSITION, STEP_TOKEN];
+                [&keys[..], &ATTENTION, &[LENS_KL, LENS_TOP1], &READS].concat()
             }
             Self::Tokens => TOKENS.to_vec(),
             Self::Frontier => [&[PROMPT_ID, ANCHOR, CUTOFF][..], &DIVERGENCE, &TEXT].concat(),
@@ -83,6 +83,8 @@ pub(super) enum Kind {
     FloatList,
     /// f32, for the one large table.
     Single,
+    IntList,
+    SingleList,
 }
 
 /// One column of a table.
@@ -111,6 +113,8 @@ impl Column {
             Kind::Float => DataType::Float64,
             Kind::FloatList => DataType::List(Arc::new(Field::new_list_field(DataType::Float64, true))),
             Kind::Single => DataType::Float32,
+            Kind::IntList => list(DataType::Int32),
+            Kind::SingleList => list(DataType::Float32),
         };
         let metadata: Metadata =
             [("unit", self.unit), ("description", self.description)].into_iter().collect();
@@ -245,6 +249,40 @@ const TEXT: [Column; 3] = [
         Kind::Bool,
         "none",
         "Whether the greedy text contains the expected answer; null where none is expected, and below the last cutoff where the full model does not give it",
+    )),
+];
+
+/// What each step reads of the prompt most.
+pub(super) const READS: [Column; 5] = [
+    later(optional(
+        "read_positions",
+        Kind::IntList,
+        "tokens",
+        "Prompt positions, of 1 to p - 2, with most attention by the mean over heads, strongest first; at most 32",
+    )),
+    later(optional(
+        "read_mass",
+        Kind::SingleList,
+        "probability",
+        "Attention on each of read_positions, mean over heads",
+    )),
+    later(optional(
+        "head_reads",
+        Kind::IntList,
+        "positions",
+        "How many of head_read_positions are of each head: at most 8, each with at least 0.01 of the attention",
+    )),
+    later(optional(
+        "head_read_positions",
+        Kind::IntList,
+        "tokens",
+        "Prompt positions with most attention of head 0, strongest first, then those of head 1, and so on",
+    )),
+    later(optional(
+        "head_read_attention",
+        Kind::SingleList,
+        "probability",
+        "Attention of the head on each of head_read_positions",
     )),
 ];
 

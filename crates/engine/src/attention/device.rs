@@ -29,7 +29,11 @@ impl LayerAttention<'_> {
         let rows: usize = self.measured().map(|group| group.rows.len()).sum();
         let measured = Measured::new(q.device(), rows * self.shape.query_heads, positions)?;
         self.attend_by_group(q, &output, Some(&measured))?;
-        Ok((output.into(), Some(measured.to_host()?)))
+        let mut statistics = measured.to_host()?;
+        if let Some(limits) = &self.reads {
+            statistics.received.reads = self.reads_of_device(q, positions, limits)?;
+        }
+        Ok((output.into(), Some(statistics)))
     }
 
     fn measured(&self) -> impl Iterator<Item = &RowGroup> {
@@ -328,7 +332,7 @@ impl Measured {
         let [sum, max] = self.received.each_ref().map(DeviceTensor::to_vec);
         Ok(LayerStatistics {
             rows: AttentionStatistics { mass: by_segment(&self.mass)?, entropy: by_segment(&self.entropy)? },
-            received: Received { sum: sum?, max: max? },
+            received: Received { sum: sum?, max: max?, ..Received::default() },
         })
     }
 }

@@ -36,7 +36,7 @@ impl LayerAttention<'_> {
         let mut output = vec![0.0; self.at.positions.len() * row_len];
         let mut statistics = self.statistics.map(|positions| LayerStatistics {
             rows: AttentionStatistics::default(),
-            received: Received::new(positions),
+            received: Received::with_reads(positions, self.reads.clone()),
         });
         with_f32(q, |q| {
             let outputs = split(&mut output, tasks.iter().map(|task| task.rows.len() * row_len));
@@ -152,7 +152,7 @@ impl LayerAttention<'_> {
 }
 
 /// (first row, rows) of each run of consecutive positions.
-fn runs(positions: &[usize]) -> Vec<(usize, usize)> {
+pub(super) fn runs(positions: &[usize]) -> Vec<(usize, usize)> {
     let mut runs: Vec<(usize, usize)> = vec![];
     for (row, &position) in positions.iter().enumerate() {
         match runs.last_mut() {

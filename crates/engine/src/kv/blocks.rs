@@ -151,6 +151,21 @@ impl KvStore {
         Ok((0..self.kv_heads).flat_map(|head| keys.of_head(head, count)).collect())
     }
 
+    /// The stored keys of each KV head of a layer in f32, in the order of their slots: `[stored, head_dim]` each.
+    ///
+    /// # Errors
+    /// Where a GPU fails.
+    pub(crate) fn keys_of_heads(&self, layer: usize) -> Result<Vec<Vec<f32>>> {
+        let mut of_heads = vec![vec![]; self.kv_heads];
+        for group in &self.layers[layer] {
+            let (keys, count) = (group.keys()?, group.len());
+            for (index, head) in group.heads.clone().enumerate() {
+                of_heads[head] = keys.of_head(index, count);
+            }
+        }
+        Ok(of_heads)
+    }
+
     /// The stored keys and values of a KV head in f32, in the order of their slots: `[stored, head_dim]` each.
     ///
     /// # Errors

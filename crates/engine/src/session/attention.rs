@@ -8,7 +8,7 @@ use crate::kv::View;
 use crate::policy::PromptChunk;
 use crate::tensor::{Tensor, with_f32};
 use crate::{Error, Result};
-use layerscope_kernels::SparseKeys;
+use layerscope_kernels::{ReadLimits, SparseKeys};
 use rayon::prelude::*;
 use std::ops::Range;
 
@@ -17,12 +17,14 @@ pub(super) struct Collected<'a> {
     pub(super) layers: &'a mut Vec<LayerStatistics>,
     /// Whether attention received is summed up, which takes a second pass over the keys.
     pub(super) received: bool,
+    /// What is listed of the prompt positions that each row reads; only where attention received is summed up.
+    pub(super) reads: Option<ReadLimits>,
 }
 
 impl Collected<'_> {
     /// The same place, for one pass of several.
     pub(super) fn again(&mut self) -> Collected<'_> {
-        Collected { layers: &mut *self.layers, received: self.received }
+        Collected { layers: &mut *self.layers, received: self.received, reads: self.reads.clone() }
     }
 }
 
@@ -107,7 +109,8 @@ impl Session {
         let received =
             statistics.as_ref().map(|collected| if collected.received { self.prompt_len } else { 0 });
         let sparse = if received.is_none() { self.sparse_keys(layer, positions, q)? } else { None };
-        let attention = LayerAttention { sparse, ..self.layer_attention(at, received) };
+        let reads = statistics.as_ref().and_then(|collected| collected.reads.clone());
+        let attention = LayerAttention { sparse, reads, ..self.layer_attention(at, received) };
         let (output, measured) = attention.attend(q, hooks)?;
         if let (Some(collected), Some(measured)) = (statistics, measured) {
             collected.layers.push(measured);
@@ -148,6 +151,7 @@ impl Session {
             own: None,
             sparse: None,
             statistics,
+            reads: None,
         }
     }
 

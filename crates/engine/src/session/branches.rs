@@ -146,6 +146,7 @@ impl Attend for BranchAttention<'_> {
             sparse: None,
             own: None,
             statistics: None,
+            reads: None,
         };
         Ok(attention.attend(q, hooks)?.0)
     }

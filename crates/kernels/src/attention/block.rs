@@ -1,7 +1,7 @@
 //! One block of query rows of one KV head against tiles of keys.
 
 use super::few;
-use super::{AttentionShape, FEW_ROWS, KEY_TILE, KeySpan, Queries, Received, SEGMENTS};
+use super::{AttentionShape, FEW_ROWS, KEY_TILE, KeySpan, Queries, SEGMENTS};
 use crate::elementwise::softly_capped;
 use crate::exp::exp_nonpositive;
 use crate::instructions::Operation;
@@ -30,8 +30,22 @@ pub(super) struct Tile {
     /// Index of the first element of the block's KV head.
     head_start: usize,
     start: usize,
-    len: usize,
-    first_position: usize,
+    pub(super) len: usize,
+    pub(super) first_position: usize,
+}
+
+impl Tile {
+    /// The part of it at some positions; `None` where there is none.
+    pub(super) fn within(self, positions: Range<usize>) -> Option<Self> {
+        let from = positions.start.max(self.first_position);
+        let to = positions.end.min(self.first_position + self.len);
+        (from < to).then(|| Self {
+            start: self.start + from - self.first_position,
+            len: to - from,
+            first_position: from,
+            ..self
+        })
+    }
 }
 
 impl<'a> QueryBlock<'a> {
@@ -55,6 +69,12 @@ impl<'a> QueryBlock<'a> {
     /// and however many others there are.
     fn is_transposed(&self) -> bool {
         self.queries.rows > FEW_ROWS || self.len() >= TRANSPOSE_FROM
+    }
+
+    /// The row of an entry and its query head.
+    pub(super) fn row_and_head(&self, entry: usize) -> (usize, usize) {
+        let group = self.group();
+        (self.first_row + entry / group, self.kv_head * group + entry % group)
     }
 
     fn position(&self, entry: usize) -> usize {
@@ -88,7 +108,7 @@ impl<'a> QueryBlock<'a> {
 
     /// The columns of a tile that an entry does not see: those between the sinks and its window, and those after its position.
     #[inline(always)]
-    fn hidden(&self, entry: usize, tile: Tile) -> [Range<usize>; 2] {
+    pub(super) fn hidden(&self, entry: usize, tile: Tile) -> [Range<usize>; 2] {
         let column = |position: usize| position.saturating_sub(tile.first_position).min(tile.len);
         let next = self.position(entry) + 1;
         let window_start = self.shape.window.map_or(0, |window| column(next.saturating_sub(window)));
@@ -97,7 +117,7 @@ impl<'a> QueryBlock<'a> {
     }
 
     /// The queries, scaled, entry by entry: `[len, head_dim]`.
-    fn scaled_queries(&self) -> Vec<f32> {
+    pub(super) fn scaled_queries(&self) -> Vec<f32> {
         let (dim, group) = (self.shape.head_dim, self.group());
         let mut scaled = Vec::with_capacity(self.len() * dim);
         for row in self.first_row..self.first_row + self.rows {
@@ -120,7 +140,7 @@ impl<'a> QueryBlock<'a> {
     /// Scores of all entries against a tile into `scores[len, KEY_TILE]`; −∞ where hidden.
     #[inline(always)]
     #[allow(clippy::too_many_arguments)]
-    fn score<S: Simd, L: Lanes>(
+    pub(super) fn score<S: Simd, L: Lanes>(
         &self,
         simd: S,
         lanes: L,
@@ -165,7 +185,7 @@ impl<'a> QueryBlock<'a> {
 
 /// A tile's keys or values in f32 where they are stored otherwise, and its keys transposed.
 #[derive(Default)]
-struct Buffers {
+pub(super) struct Buffers {
     widened: Vec<f32>,
     /// `[head_dim, KEY_TILE]`.
     transposed: Vec<f32>,
@@ -173,7 +193,7 @@ struct Buffers {
 
 /// The online softmax's state after some tiles; one entry per block entry.
 pub(super) struct Partial {
-    max: Vec<f32>,
+    pub(super) max: Vec<f32>,
     /// ℓ_g of each segment.
     sum: Vec<[f64; SEGMENTS]>,
     /// t_g of each segment.
@@ -243,7 +263,8 @@ impl Partial {
         merged
     }
 
-    fn total(&self, entry: usize) -> f64 {
+    /// Σℓ of an entry.
+    pub(super) fn total(&self, entry: usize) -> f64 {
         self.sum[entry].iter().sum()
     }
 
@@ -360,51 +381,4 @@ fn exponentiate<const WEIGHTED: bool>(row: &mut [f32], max: f32) -> (f32, f32) {
         }
     }
     (sum.iter().sum(), weighted.iter().sum())
-}
-
-/// Second pass, once maxima and sums are known: the probability that each key position receives.
-pub(super) struct ReceivedPass<'a> {
-    pub(super) block: &'a QueryBlock<'a>,
-    pub(super) spans: &'a [KeySpan<'a>],
-    pub(super) finished: &'a Partial,
-    pub(super) positions: usize,
-}
-
-impl Operation for ReceivedPass<'_> {
-    type Output = Received;
-
-    #[inline(always)]
-    fn run<S: Simd, L: Lanes>(self, simd: S, lanes: L) -> Received {
-        let Self { block, spans, finished, positions } = self;
-        let queries = block.scaled_queries();
-        let mut received = Received::new(positions);
-        let mut buffers = Buffers::default();
-        let mut scores = vec![0.0; block.len() * KEY_TILE];
-        let scale: Vec<f32> = (0..block.len()).map(|entry| (1.0 / finished.total(entry)) as f32).collect();
-        for tile in block.tiles(spans) {
-            if tile.first_position >= positions {
-                continue;
-            }
-            block.score(simd, lanes, &queries, spans, tile, &mut buffers, &mut scores);
-            let len = tile.len.min(positions - tile.first_position);
-            let sums = &mut received.sum[tile.first_position..][..len];
-            let maxima = &mut received.max[tile.first_position..][..len];
-            for (entry, row) in scores.chunks_exact(KEY_TILE).enumerate() {
-                let (max, scale) = (finished.max[entry], scale[entry]);
-                if !scale.is_finite() {
-                    // An undefined softmax gives NaN to every key that the row sees.
-                    let [before, after] = block.hidden(entry, tile);
-                    let seen = (0..len).filter(|column| !before.contains(column) && !after.contains(column));
-                    seen.for_each(|column| sums[column] = f32::NAN);
-                    continue;
-                }
-                for ((sum, largest), &score) in sums.iter_mut().zip(&mut *maxima).zip(row) {
-                    let p = exp_nonpositive(score - max) * scale;
-                    *sum += p;
-                    *largest = if p > *largest { p } else { *largest };
-                }
-            }
-        }
-        received
-    }
 }

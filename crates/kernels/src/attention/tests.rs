@@ -145,7 +145,14 @@ proptest! {
         for instructions in Instructions::available() {
         let mut output = vec![f32::NAN; q.len()];
         let positions = first_position + 1;
-        let mut received = Received::new(positions);
+        let limits = ReadLimits {
+            positions: 1..positions.saturating_sub(1).max(1),
+            of_head: (seed >> 5) as usize % 5,
+            least_of_head: 0.003,
+            of_mean: (seed >> 9) as usize % 9,
+            least_of_mean: 0.0,
+        };
+        let mut received = Received::with_reads(positions, Some(limits.clone()));
         let rows_and_heads = rows * shape.query_heads;
         let mut statistics = AttentionStatistics {
             mass: vec![[0.0; SEGMENTS]; rows_and_heads],
@@ -182,7 +189,104 @@ proptest! {
             let largest = if sum[position].is_nan() { f64::NAN } else { max[position] };
             prop_assert!(agree(received.max[position], largest, 1e-5));
         }
+        prop_assert_eq!(received.reads.len(), rows);
+        let heads = shape.query_heads;
+        for (row, reads) in received.reads.iter().enumerate() {
+            let mut mean = vec![0.0; positions];
+            for head in 0..heads {
+                let mut own = vec![0.0; positions];
+                for &(position, p) in expected.probabilities[row * heads + head].iter().filter(|(at, _)| *at < positions) {
+                    own[position] = p;
+                    mean[position] += p / heads as f64;
+                }
+                check_reads(reads.of_head(head), &own, &limits.positions, limits.of_head, limits.least_of_head)?;
+            }
+            prop_assert!(reads.of_head(heads).is_empty());
+            check_reads(&reads.mean, &mean, &limits.positions, limits.of_mean, 1e-30)?;
         }
+        }
+    }
+}
+
+/// That a list has the strongest positions in order, each with its attention, and lacks none that belongs there.
+fn check_reads(
+    reads: &[Read],
+    attention: &[f64],
+    listed: &std::ops::Range<usize>,
+    most: usize,
+    least: f32,
+) -> Result<(), TestCaseError> {
+    let within = 1e-5;
+    let mut bar = f64::from(least);
+    prop_assert!(reads.len() <= most);
+    for (index, read) in reads.iter().enumerate() {
+        let position = read.position as usize;
+        prop_assert!(listed.contains(&position));
+        prop_assert!((f64::from(read.attention) - attention[position]).abs() < within);
+        prop_assert!(read.attention >= least);
+        let before = reads[..index].last();
+        prop_assert!(before.is_none_or(|before| before.attention >= read.attention));
+        prop_assert!(reads[..index].iter().all(|before| before.position != read.position));
+    }
+    if let Some(last) = reads.last().filter(|_| reads.len() == most) {
+        bar = bar.max(f64::from(last.attention));
+    }
+    for position in listed.clone().filter(|_| most > 0) {
+        let is_listed = reads.iter().any(|read| read.position as usize == position);
+        let x = attention[position];
+        prop_assert!(is_listed || x.is_nan() || x < bar + within, "{x} at {position} is missing");
+        prop_assert!(!is_listed || !x.is_nan());
+    }
+    Ok(())
+}
+
+/// More positions than a chunk has: the strongest of all are found, wherever they lie.
+#[test]
+fn the_strongest_positions_of_a_long_prompt() {
+    let shape = AttentionShape {
+        query_heads: 4,
+        kv_heads: 2,
+        head_dim: 16,
+        scale: 1.5,
+        soft_cap: None,
+        window: None,
+        sinks: 0,
+    };
+    let len = 1500;
+    let (keys, values) = (noise(7, 2 * len * 16), noise(8, 2 * len * 16));
+    let q = noise(9, 3 * 4 * 16);
+    // Spans that no chunk is aligned with.
+    let span = |first: usize, len: usize, segment| KeySpan {
+        keys: Elements::from(&keys[first * 16..]),
+        values: Elements::from(&values[first * 16..]),
+        first_head: 0,
+        heads: 2,
+        head_stride: 1500 * 16,
+        len,
+        first_position: first,
+        segment,
+    };
+    let spans = [span(0, 1, Segment::Bos), span(1, 1400, Segment::Prompt), span(1401, 99, Segment::Decode)];
+    let queries = Queries { data: &q, rows: 3, first_position: 1497 };
+    let expected = reference::attention(&shape, &queries, &spans);
+    let limits =
+        ReadLimits { positions: 1..1401, of_head: 8, least_of_head: 1e-4, of_mean: 32, least_of_mean: 0.0 };
+    let mut received = Received::with_reads(1402, Some(limits.clone()));
+    let mut output = vec![0.0; q.len()];
+    attention_with_statistics(&shape, &queries, &spans, &mut output, Some(&mut received));
+    for (row, reads) in received.reads.iter().enumerate() {
+        let mut mean = vec![0.0; 1500];
+        for head in 0..4 {
+            let mut own = vec![0.0; 1500];
+            for &(position, p) in &expected.probabilities[row * 4 + head] {
+                own[position] = p;
+                mean[position] += p / 4.0;
+            }
+            assert_eq!(reads.of_head(head).len(), 8);
+            check_reads(reads.of_head(head), &own, &limits.positions, 8, 1e-4).expect("of a head");
+        }
+        assert_eq!(reads.mean.len(), 32);
+        check_reads(&reads.mean, &mean, &limits.positions, 32, 0.0).expect("of the mean");
     }
 }
 

@@ -146,6 +146,7 @@ fn read_all(run: &Path) -> Result<(), Error> {
     for id in run.prompt_ids() {
         run.prompt(id)?;
         run.steps(id)?;
+        run.reads(id)?;
         run.tokens(id)?;
     }
     Ok(())

@@ -18,7 +18,8 @@ fn close(a: f64, b: f64) -> bool {
 
 /// Checks every figure of `q{index}` against plain loops over its record.
 fn check_prompt(run: &Run, index: usize) {
-    let PromptRecord { summary: wanted, steps: wanted_steps, received: wanted_received } = record(index);
+    let PromptRecord { summary: wanted, steps: wanted_steps, received: wanted_received, reads } =
+        record(index);
     let prompt = run.prompt(&wanted.id).expect("prompt");
     assert_eq!(prompt.category, wanted.category);
     assert_eq!(prompt.text, wanted.text);
@@ -84,6 +85,7 @@ fn check_prompt(run: &Run, index: usize) {
     let received = run.tokens(&wanted.id).expect("tokens");
     assert_eq!(received.mean, wanted_received.mean);
     assert_eq!(received.max, wanted_received.max);
+    assert_eq!(run.reads(&wanted.id).expect("reads"), reads);
 }
 
 #[test]
@@ -157,11 +159,13 @@ fn tables_with_several_prompts_in_one_row_group_read_the_same() {
 fn runs_of_schema_1_are_read_with_what_they_lack_unknown() {
     let folder = tempfile::tempdir().expect("folder");
     finished(folder.path(), 2);
-    for table in [Table::Prompts, Table::Frontier] {
+    for table in [Table::Prompts, Table::Frontier, Table::Steps] {
         let path = folder.path().join(table.file_name());
         let reader =
             ParquetRecordBatchReaderBuilder::try_new(fs::File::open(&path).expect("file")).expect("table");
-        let of_schema_1 = |name: &str| !["expected", "unchanged", "departs", "answered"].contains(&name);
+        let later = ["expected", "unchanged", "departs", "answered"];
+        let of_schema_1 =
+            |name: &str| !later.contains(&name) && !name.contains("read_") && name != "head_reads";
         let known: Vec<usize> = (0..table.schema().fields().len())
             .filter(|&column| of_schema_1(table.schema().field(column).name()))
             .collect();
@@ -183,6 +187,8 @@ fn runs_of_schema_1_are_read_with_what_they_lack_unknown() {
     assert!(prompt.frontier.iter().all(|row| row.text == TextUnderCutoff::UNKNOWN));
     let wanted = record(1).summary.frontier[0].divergence;
     assert!(close(prompt.frontier[0].divergence.kl, wanted.kl));
+    assert_eq!(run.reads("q1").expect("no reads"), None);
+    assert_eq!(run.steps("q1").expect("steps").token_ids, record(1).steps.token_ids);
 }
 
 #[test]

@@ -9,6 +9,7 @@ use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use super::super::{BosToken, Manifest, ModelInfo, RunWriter, Settings, Table};
+use crate::reads::{Read, RowReads};
 use crate::record::*;
 
 pub(super) const LAYERS: usize = 3;
@@ -104,7 +105,7 @@ pub(super) fn sized_record(
         generated,
     };
     let steps = figures.by_step(p, &summary.generated);
-    PromptRecord { summary, steps, received: figures.received }
+    PromptRecord { summary, steps, received: figures.received, reads: figures.reads }
 }
 
 /// The probes' measurements of prompt `q{index}`.
@@ -134,6 +135,7 @@ fn sized_figures(index: usize, layers: usize, heads: usize, steps: usize, p: usi
             prompt_entropy_nats,
         },
         received: ReceivedFigures { max: received.mapv(|mean| mean * 2.0), mean: received },
+        reads: (index != 2).then(|| reads(index, layers, heads, steps, p)),
         curvature_prompt_deg: curve.clone(),
         curvature_decode_deg: curve.iter().map(|degrees| degrees + 1.0).collect(),
         lens: LensFigures {
@@ -143,6 +145,25 @@ fn sized_figures(index: usize, layers: usize, heads: usize, steps: usize, p: usi
             }),
         },
     }
+}
+
+/// Lists of all lengths, empty ones among them.
+fn reads(index: usize, layers: usize, heads: usize, steps: usize, p: usize) -> Array2<RowReads> {
+    Array2::from_shape_fn((layers, steps), |(layer, step)| {
+        let list = |salt: usize, most: usize| {
+            let count = (index + layer + step * 3 + salt) % (most + 1);
+            (0..count).map(move |at| Read {
+                position: (1 + (at + salt) % (p - 2)) as u32,
+                attention: 0.5 / (at + salt + 1) as f32,
+            })
+        };
+        let mut row = RowReads { mean: list(0, 5).collect(), ..RowReads::default() };
+        for head in 0..heads {
+            row.heads.extend(list(head + 1, 3));
+            row.ends.push(row.heads.len());
+        }
+        row
+    })
 }
 
 /// A finished run of `prompts` prompts.

@@ -2,9 +2,9 @@
 //! measure it.
 
 use super::super::{Action, Scene};
-use crate::design::{self, space};
+use crate::design::space;
 use crate::widgets::{chart, token_label};
-use eframe::egui::{Color32, Label, ProgressBar, Rect, RichText, Ui, pos2, vec2};
+use eframe::egui::{Label, ProgressBar, RichText, Ui, vec2};
 use layerscope_cutoff::diffusion::DiffusionEvent;
 use layerscope_diagnostics::record::SpanRecord;
 use layerscope_report::spans::{decode_mass, divergence};
@@ -139,11 +139,4 @@ fn positions(span: &Range<usize>) -> String {
 fn capital(text: &str) -> String {
     let mut characters = text.chars();
     characters.next().map_or_else(String::new, |first| first.to_uppercase().chain(characters).collect())
-}
-
-/// A bar below a selected token.
-pub(super) fn mark(ui: &Ui, cell: Rect) {
-    let colour: Color32 = design::palette(ui).accent;
-    let bar = Rect::from_min_max(pos2(cell.left(), cell.bottom() - 3.0), cell.max);
-    ui.painter().rect_filled(bar, 0.0, colour);
 }

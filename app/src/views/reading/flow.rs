@@ -1,7 +1,7 @@
 //! Joins tokens into readable pieces and breaks them into lines.
 
-use crate::design;
-use eframe::egui::{Galley, Ui};
+use eframe::egui::text::LayoutJob;
+use eframe::egui::{Color32, FontId, Galley, TextFormat, Ui};
 use std::ops::Range;
 
 /// Most pieces measured per frame.
@@ -81,22 +81,24 @@ pub(super) struct Flow {
     starts: Vec<usize>,
     /// The width that `starts` are for.
     width: f32,
+    /// What `widths` are for.
+    font: Option<FontId>,
     scale: f32,
 }
 
 impl Flow {
     /// Lays out more pieces, or restarts if the width changed; returns whether all are laid out.
-    pub(super) fn lay_out(&mut self, ui: &Ui, pieces: &[Piece], width: f32) -> bool {
-        if self.scale != ui.ctx().pixels_per_point() {
-            *self = Self { scale: ui.ctx().pixels_per_point(), ..Self::default() };
+    pub(super) fn lay_out(&mut self, ui: &Ui, pieces: &[Piece], font: &FontId, width: f32) -> bool {
+        let scale = ui.ctx().pixels_per_point();
+        if self.scale != scale || self.font.as_ref() != Some(font) {
+            *self = Self { scale, font: Some(font.clone()), ..Self::default() };
         }
         let measured = self.widths.len();
         if measured < pieces.len() {
-            let font = design::body();
             let end = pieces.len().min(measured + PER_FRAME);
             ui.fonts_mut(|fonts| {
                 for piece in &pieces[measured..end] {
-                    let width = piece.text.chars().map(|character| fonts.glyph_width(&font, character)).sum();
+                    let width = piece.text.chars().map(|character| fonts.glyph_width(font, character)).sum();
                     self.widths.push(width);
                 }
             });
@@ -108,9 +110,19 @@ impl Flow {
         self.widths.len() == pieces.len()
     }
 
+    /// The type that is laid out.
+    pub(super) fn font(&self) -> Option<&FontId> {
+        self.font.as_ref()
+    }
+
     /// Number of lines.
     pub(super) fn lines(&self) -> usize {
         self.starts.len()
+    }
+
+    /// Lines that the same pieces would have with type larger by a factor.
+    pub(super) fn lines_enlarged(&self, pieces: &[Piece], factor: f32, width: f32) -> usize {
+        break_lines(&self.widths, &pieces[..self.widths.len()], width / factor).len()
     }
 
     /// The pieces of a line.
@@ -139,6 +151,18 @@ fn break_lines(widths: &[f32], pieces: &[Piece], width: f32) -> Vec<usize> {
         fresh = piece.ends_line;
     }
     starts
+}
+
+/// A line as one text, so that joined scripts stay joined; the marks of line breaks are weak.
+pub(super) fn job(text: &str, font: &FontId, colour: Color32, weak: Color32) -> LayoutJob {
+    let mut job = LayoutJob::default();
+    job.wrap.max_width = f32::INFINITY;
+    let body = text.trim_end_matches('¶');
+    job.append(body, 0.0, TextFormat::simple(font.clone(), colour));
+    if body.len() < text.len() {
+        job.append(&text[body.len()..], 0.0, TextFormat::simple(font.clone(), weak));
+    }
+    job
 }
 
 /// Left and right edge of each piece in a line laid out as one text, points.
