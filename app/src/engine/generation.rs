@@ -40,6 +40,7 @@ pub(super) fn generate(
             sampling,
             stop_tokens: model.tokenizer.eos_ids(),
             statistics: true,
+            rounded: false,
         };
         generate_side(task, &prompt, side, policy, &settings)?;
     }

@@ -117,7 +117,7 @@ pub fn adapt(
     std::fs::create_dir_all(folder).map_err(|error| Error::io("create", folder, &error))?;
     let compute = match model.precision {
         WeightsPrecision::F32 => ComputeType::F32,
-        WeightsPrecision::Native => ComputeType::Reduced,
+        WeightsPrecision::Native => ComputeType::Bf16,
     };
     let matrices = initial(model, settings);
     check_room(&matrices)?;

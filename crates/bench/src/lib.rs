@@ -158,6 +158,7 @@ fn sample(
         sampling: Sampling::Greedy,
         stop_tokens: &[],
         statistics: plan.statistics,
+        rounded: true,
     };
     let peak_known = memory::reset_peak(decoder.device()).is_ok();
     let mut generated = 0;

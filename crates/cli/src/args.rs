@@ -487,6 +487,10 @@ pub(crate) struct GenerateArguments {
     /// At most this many tokens
     #[arg(long, default_value_t = 128)]
     pub(crate) max_new_tokens: usize,
+    /// Multiply the rows of generated tokens as exactly as `record` does: without it, on a CPU, their activations are rounded to
+    /// eight bits where weights are quantised, which is faster
+    #[arg(long)]
+    pub(crate) exact: bool,
     /// Sample at this temperature; 0, as where no option of sampling is given, takes the most likely token
     #[arg(long)]
     pub(crate) temperature: Option<f64>,

@@ -225,7 +225,7 @@ impl<'m, 'q> Experiment<'m, 'q> {
         // As the prefill ran them: in its chunks and its arithmetic.
         for x in std::mem::take(&mut self.behind[layer]) {
             check_interrupt(interrupt)?;
-            self.session.resume(layer, &x, first, ComputeType::Reduced)?;
+            self.session.resume(layer, &x, first, ComputeType::Bf16)?;
             first += x.rows();
         }
         check_interrupt(interrupt)?;

@@ -47,6 +47,7 @@ fn main() -> Result<()> {
                 sampling: Sampling::Greedy,
                 stop_tokens: &[],
                 statistics,
+                rounded: false,
             };
             let policy = Policy::full(model.config().layers);
             let ignore = &mut |_: GenerationEvent<'_>| ControlFlow::Continue(());

@@ -41,6 +41,8 @@ pub struct GenerationSettings<'a> {
     pub stop_tokens: &'a [u32],
     /// Whether decode steps keep their attention statistics.
     pub statistics: bool,
+    /// Whether single rows may be multiplied in eight bits ([`Session::round_single_rows`]).
+    pub rounded: bool,
 }
 
 /// What happens while generating.
@@ -94,6 +96,9 @@ fn generate_defined(
     observe: &mut dyn FnMut(GenerationEvent<'_>) -> ControlFlow<()>,
 ) -> Result<Generation> {
     let mut session = Session::new(decoder, policy, prompt.len(), settings.max_new_tokens)?;
+    if settings.rounded {
+        session.round_single_rows();
+    }
     let mut sampler = Sampler::new(settings.sampling)?;
     let mut generation = Generation {
         tokens: vec![],

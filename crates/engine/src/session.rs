@@ -61,6 +61,8 @@ pub struct Session {
     selection: Option<Box<dyn RunningSelection>>,
     /// Pairs of a prompt row and a key that were multiplied, and those that there are, under a policy with a prefill pattern.
     prefill_pairs: Option<[u64; 2]>,
+    /// Whether single rows may be multiplied in eight bits.
+    rounds_single_rows: bool,
     /// On a GPU: what decode steps share.
     device_steps: Option<DeviceSteps>,
 }
@@ -87,6 +89,12 @@ impl Session {
         decode_len: usize,
     ) -> Result<Self> {
         Self::with(decoder, policy, prompt_len, decode_len)
+    }
+
+    /// Multiplies single rows, those of decode steps, in eight bits on the CPU where weights are quantised: faster, and about 0.001 nats
+    /// per token from what they are otherwise on a small model. For texts that are to be read, not for figures.
+    pub fn round_single_rows(&mut self) {
+        self.rounds_single_rows = true;
     }
 
     fn with(decoder: &Arc<Decoder>, policy: Policy, prompt_len: usize, decode_len: usize) -> Result<Self> {
@@ -129,6 +137,7 @@ impl Session {
             queries: None,
             observed: BTreeMap::new(),
             competing: vec![],
+            rounds_single_rows: false,
             selection,
             prefill_pairs: None,
             device_steps: None,

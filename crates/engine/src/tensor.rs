@@ -1,6 +1,6 @@
 //! Numbers with a shape, on the CPU or on a GPU.
 //!
-//! On the CPU they are f32. On a GPU they are f32 or, where several rows are multiplied in [`ComputeType::Reduced`], bf16; the
+//! On the CPU they are f32. On a GPU they are f32 or, where several rows are multiplied in [`ComputeType::Bf16`], bf16; the
 //! residual stream is always f32.
 
 mod host;

@@ -4,7 +4,7 @@
 
 use layerscope_engine::{
     Attend, ComputeType, Decoder, Depth, Device, Error, GgufFile, HookPoint, Hooks, Interrupt, Location,
-    Pass, Policy, Result, SequenceRows, Session, Tensor, WeightsPrecision, gguf_config,
+    Pass, Policy, Result, SequenceRows, Session, Shape, ShapeWeights, Tensor, WeightsPrecision, gguf_config,
 };
 use ndarray::{ArrayD, Axis};
 use std::collections::HashMap;
@@ -187,4 +187,33 @@ fn misuse_is_an_error_that_a_program_can_match_on() {
         matches!(Policy::parse("sped:2", layers), Err(Error::UnknownPolicy { known, .. }) if known[0].starts_with("speed"))
     );
     assert!(matches!(Policy::parse("speed:999", layers), Err(Error::InvalidPolicy { .. })));
+}
+
+/// Rounded to eight bits, activations of single rows change logits a little where weights are quantised, and nothing elsewhere.
+#[test]
+fn single_rows_in_eight_bits_stay_close() {
+    let shape = Shape::named("smollm2-135m").expect("a shape").cut_to(3).expect("three layers");
+    for weights in ShapeWeights::ALL {
+        let decoder = shape
+            .decoder(weights, WeightsPrecision::Native, &Device::Cpu, 3, &mut |_, _| Ok(()))
+            .expect("a decoder");
+        let decoder = Arc::new(decoder);
+        let logits = |rounds: bool| {
+            let mut session = Session::new(&decoder, Policy::full(3), 5, 2).expect("a session");
+            if rounds {
+                session.round_single_rows();
+            }
+            session
+                .prefill(&[0, 7, 49_151, 300, 5], &mut Hooks::none(), &Interrupt::new(false), &mut |_| {})
+                .expect("a prefill");
+            let stepped = session.step(11, &mut Hooks::none()).expect("a step");
+            stepped.to_vec().expect("logits")
+        };
+        let (exact, rounded) = (logits(false), logits(true));
+        let quantised = !matches!(weights, ShapeWeights::F16 | ShapeWeights::Bf16 | ShapeWeights::F32);
+        let size = exact.iter().map(|x| x * x).sum::<f32>().sqrt();
+        let change = exact.iter().zip(&rounded).map(|(a, b)| (a - b).powi(2)).sum::<f32>().sqrt();
+        assert!(change < 0.05 * size, "{weights}: {change} of {size}");
+        assert_eq!(change > 0.0, quantised, "{weights}");
+    }
 }

@@ -134,6 +134,7 @@ fn text(
         sampling: Sampling::Greedy,
         stop_tokens: model.tokenizer.eos_ids(),
         statistics: false,
+        rounded: false,
     };
     let end = |text: &str| stop.iter().filter_map(|stop| text.find(stop.as_str())).min();
     let mut tokens = vec![];

@@ -69,7 +69,7 @@ fn main() {
             let weights =
                 |copy: usize| Weights { data: &data[copy * bytes..][..bytes], format, rows: n, columns: k };
             let mut speeds = vec![];
-            for compute in [ComputeType::F32, ComputeType::Reduced] {
+            for compute in [ComputeType::F32, ComputeType::Bf16] {
                 let m = 512;
                 let (x, mut y) = (vec![0.1; m * k], vec![0.0; m * n]);
                 let times = (0..7).map(|round| {
@@ -82,7 +82,11 @@ fn main() {
             }
             let few = [(0, 1), (0, 2), (0, 4), (0, 8), (8, 0), (8, 0), (0, 1), (0, 8)]
                 .map(|(together, alone)| ProductRows { together, alone });
-            let computes = [ComputeType::F32; 5].into_iter().chain([ComputeType::Reduced; 3]);
+            let computes = [ComputeType::F32; 5].into_iter().chain([
+                ComputeType::Bf16,
+                ComputeType::Int8,
+                ComputeType::Int8,
+            ]);
             let few = few.into_iter().zip(computes).map(|(rows, compute)| {
                 let (x, mut y) = (vec![0.1; rows.count() * k], vec![0.0; rows.count() * n]);
                 let times = (0..3).map(|_| {

@@ -66,9 +66,10 @@ pub struct Product<'a> {
 pub enum ComputeType {
     /// f32; sixteen bits for single rows with blocks of 256 elements.
     F32,
-    /// Fewer bits where that is faster. Several rows: bf16, where weights are quantised or bf16 and the processor multiplies
-    /// bf16. A single row: eight bits in units of 32 elements each, where quants fit bytes. f32 otherwise.
-    Reduced,
+    /// Several rows in bf16, where weights are quantised or bf16 and the processor multiplies bf16; all else as in [`Self::F32`].
+    Bf16,
+    /// As [`Self::Bf16`], and single rows in eight bits, in units that each 32 elements have in common, where quants fit bytes.
+    Int8,
 }
 
 /// Rows of activations. A single row is multiplied otherwise than several, and sums come in another order; rows that are

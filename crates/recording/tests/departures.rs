@@ -57,6 +57,7 @@ fn text_under(model: &Model, tokens: &[u32], point: Option<FrontierPoint>, max_n
         sampling: Sampling::Greedy,
         stop_tokens: model.tokenizer.eos_ids(),
         statistics: false,
+        rounded: false,
     };
     let policy = point.policy(layers).unwrap();
     let interrupt = Interrupt::new(false);

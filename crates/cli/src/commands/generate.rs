@@ -28,6 +28,7 @@ pub(crate) fn run(arguments: &GenerateArguments) -> Result<ExitCode> {
         sampling,
         stop_tokens: if arguments.ignore_eos { &[] } else { model.tokenizer.eos_ids() },
         statistics: false,
+        rounded: !arguments.exact,
     };
     if !arguments.json {
         let token_bytes = need.kv_token_layer as f64;

@@ -206,6 +206,7 @@ fn answers_are_found_where_the_policys_text_has_them() {
         sampling: Sampling::Greedy,
         stop_tokens: MODEL.tokenizer.eos_ids(),
         statistics: false,
+        rounded: false,
     };
     let texts: Vec<String> = (0..=layers)
         .map(|layer| {

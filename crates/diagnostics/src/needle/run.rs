@@ -111,6 +111,7 @@ fn outcome(
         sampling: Sampling::Greedy,
         stop_tokens: model.tokenizer.eos_ids(),
         statistics: false,
+        rounded: false,
     };
     let caveat = policy.caveat();
     let generation = generate(&model.decoder, &prompt.tokens, policy, &settings, interrupt, &mut |_| {

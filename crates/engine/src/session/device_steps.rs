@@ -225,7 +225,7 @@ impl Step<'_> {
         let x = self.through(x, Depth::of_layers(0..shared), statistics.as_ref())?;
         self.project_shared(&x, shared)?;
         let x = self.through(x, Depth::of_layers(shared..config.layers), statistics.as_ref())?;
-        let logits = decoder.unembed(&x, &[self.position], &mut Hooks::none(), ComputeType::Reduced)?;
+        let logits = decoder.unembed(&x, &[self.position], &mut Hooks::none(), ComputeType::Bf16)?;
         store::advance(&plan.row.positions, 1, &plan.decoded)?;
         Ok(Output { logits: flattened(&logits)?, statistics })
     }
@@ -244,7 +244,7 @@ impl Step<'_> {
             attend: &mut attend,
             hooks: &mut hooks,
             sequences: &sequences,
-            compute: ComputeType::Reduced,
+            compute: ComputeType::Bf16,
             rows_on_device: Some(&self.plan.row),
         };
         self.decoder.forward(x, &[self.position], depth, &mut pass)
@@ -257,7 +257,7 @@ impl Step<'_> {
             shared_norm: Some(first),
             first_decode: self.position,
             sequence_len: self.sequence_len,
-            compute: ComputeType::Reduced,
+            compute: ComputeType::Bf16,
             rows_on_device: Some(&self.plan.row),
         };
         if of.layers.is_empty() {

@@ -30,7 +30,7 @@ pub struct Turn<'a> {
 /// prompt of those that are prefilling, a token of the others. For each, logits `[V]` of its next token, or `None` where more of
 /// its prompt is to come.
 ///
-/// On a CPU every sequence gets the bits that it gets alone.
+/// On a CPU every sequence gets the bits that it gets alone, if all round single rows ([`Session::round_single_rows`]) or none does.
 ///
 /// # Errors
 /// [`Error::Failure`] where sequences are of different models, or one gets a token while its prompt goes in or none when it has;
@@ -39,7 +39,8 @@ pub fn advance_together(turns: &mut [Turn<'_>]) -> Result<Vec<Option<Tensor>>> {
     let mut hooks = Hooks::none();
     let mut sequences: Vec<Sequence<'_, '_>> =
         turns.iter_mut().map(|turn| Sequence::new(turn.session, turn.token, None)).collect();
-    run(&mut sequences, &mut hooks, ComputeType::Reduced)?;
+    let compute = compute(&sequences);
+    run(&mut sequences, &mut hooks, compute)?;
     logits(sequences, &mut hooks)
 }
 
@@ -52,7 +53,8 @@ impl Session {
         statistics: Option<Collected<'_>>,
     ) -> Result<Option<Tensor>> {
         let mut sequences = [Sequence::new(self, token, statistics)];
-        run(&mut sequences, hooks, ComputeType::Reduced)?;
+        let compute = compute(&sequences);
+        run(&mut sequences, hooks, compute)?;
         Ok(logits(sequences.into(), hooks)?.pop().flatten())
     }
 
@@ -67,6 +69,14 @@ impl Session {
         run(&mut sequence, hooks, ComputeType::F32)?;
         let [sequence] = sequence;
         sequence.last.map(|last| last.x).ok_or_else(|| Error::failure("no row is left; please report this"))
+    }
+}
+
+/// The type in which a pass multiplies; sequences that round single rows share passes only with others that do.
+fn compute(sequences: &[Sequence<'_, '_>]) -> ComputeType {
+    match sequences.iter().all(|sequence| sequence.session.rounds_single_rows) {
+        true => ComputeType::Int8,
+        false => ComputeType::Bf16,
     }
 }
 

@@ -433,7 +433,7 @@ impl Session {
         }
         match rows.select(drop)? {
             Some(dropped) => {
-                self.project_keys_values(&dropped, point.next_attention(), hooks, ComputeType::Reduced)
+                self.project_keys_values(&dropped, point.next_attention(), hooks, ComputeType::Bf16)
             }
             None => Ok(()),
         }

@@ -135,7 +135,7 @@ impl DeviceTensor {
     /// The type of these rows in products: few rows are f32, since memory sets their pace.
     fn product_element(&self, compute: ComputeType) -> Element {
         match compute {
-            ComputeType::Reduced if self.rows() > matmul::cuda::FEW_ROWS => Element::Bf16,
+            ComputeType::Bf16 | ComputeType::Int8 if self.rows() > matmul::cuda::FEW_ROWS => Element::Bf16,
             _ => Element::F32,
         }
     }

@@ -56,7 +56,7 @@ impl KeyType {
     /// The type for products in `compute`, of keys that a session keeps in two bytes, or in four.
     pub fn for_products(compute: ComputeType, in_two_bytes: bool) -> Self {
         match (compute, in_two_bytes) {
-            (ComputeType::Reduced, _) if Instructions::best().has_bf16() => Self::Bf16,
+            (ComputeType::Bf16 | ComputeType::Int8, _) if Instructions::best().has_bf16() => Self::Bf16,
             (_, true) => Self::F16,
             (_, false) => Self::F32,
         }
@@ -250,7 +250,7 @@ fn in_bf16(x: &ArrayView2<'_, f32>, data: &[u8], [rows, columns]: [usize; 2]) ->
     let numbers = x.as_slice().unwrap_or_default();
     let mut output = vec![0.0; x.nrows() * rows];
     let weights = Weights { data, format: WeightFormat::BF16, rows, columns };
-    multiply(numbers, x.nrows(), &mut [Product { weights, output: &mut output }], ComputeType::Reduced);
+    multiply(numbers, x.nrows(), &mut [Product { weights, output: &mut output }], ComputeType::Bf16);
     Array2::from_shape_vec((x.nrows(), rows), output).expect("an output for each row of both")
 }
 

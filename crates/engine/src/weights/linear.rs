@@ -114,7 +114,7 @@ impl Linear {
 
     /// Several linear layers on the same rows `x [rows, in]`, in one parallel operation.
     ///
-    /// Sums are in f32; in [`ComputeType::Reduced`] activations may be rounded.
+    /// Sums are in f32; activations may be rounded, as [`ComputeType`] says.
     ///
     /// # Errors
     /// On shapes that do not match.
@@ -207,7 +207,7 @@ impl Linear {
             ComputeType::F32 => {
                 Ok(Self::from_numbers(transposed.map(|index| numbers[index]).collect(), (columns, rows)))
             }
-            ComputeType::Reduced => {
+            ComputeType::Bf16 | ComputeType::Int8 => {
                 Ok(Self::rounded(transposed.map(|index| numbers[index]), (columns, rows)))
             }
         }
@@ -413,10 +413,11 @@ mod tests {
                 }
             };
             close(&kept.forward(&x, ComputeType::F32).unwrap(), &product, 1e-5);
-            close(&kept.forward(&x, ComputeType::Reduced).unwrap(), &product, 1e-2);
-            close(&widened.forward(&x, ComputeType::Reduced).unwrap(), &product, 1e-5);
+            close(&kept.forward(&x, ComputeType::Bf16).unwrap(), &product, 1e-2);
+            close(&widened.forward(&x, ComputeType::Bf16).unwrap(), &product, 1e-5);
             let row = x.narrow(1, 1).unwrap();
-            close(&kept.forward(&row, ComputeType::Reduced).unwrap(), &product.narrow(1, 1).unwrap(), 1e-2);
+            close(&kept.forward(&row, ComputeType::Bf16).unwrap(), &product.narrow(1, 1).unwrap(), 1e-4);
+            close(&kept.forward(&row, ComputeType::Int8).unwrap(), &product.narrow(1, 1).unwrap(), 1e-2);
             let last = rows as u32 - 1;
             let read = numbers(&Embedding(kept).forward(&[last, 0, last]).unwrap());
             let all = numbers(&widened.to_tensor().unwrap());

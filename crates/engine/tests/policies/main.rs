@@ -188,6 +188,7 @@ fn at_all_layers_every_policy_generates_what_the_full_model_does() {
         sampling: Sampling::Greedy,
         stop_tokens: &[],
         statistics: false,
+        rounded: false,
     };
     let tokens = |policy: Policy, prompt: &[u32]| {
         let interrupt = Interrupt::new(false);

@@ -77,7 +77,7 @@ pub(super) fn multiply(
 ) {
     let in_bf16 = |format: WeightFormat| {
         instructions.has_bf16()
-            && compute == ComputeType::Reduced
+            && compute != ComputeType::F32
             && (format.is_quantized() || format == WeightFormat::BF16)
     };
     let plain = Activations::F32(x);

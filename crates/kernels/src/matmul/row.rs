@@ -24,7 +24,7 @@ pub(super) fn multiply(
     products: &mut [Product<'_>],
     compute: ComputeType,
 ) {
-    let rounded = compute == ComputeType::Reduced;
+    let rounded = compute == ComputeType::Int8;
     let bytes: usize = products.iter().map(|product| product.weights.data.len()).sum();
     let share = (bytes / (rayon::current_num_threads() * TASKS_PER_THREAD)).max(TASK_BYTES);
     let columns = products.first().map_or(1, |product| product.weights.columns);

@@ -91,11 +91,11 @@ fn check(instructions: Instructions, format: WeightFormat, (m, n, k): (usize, us
     let data = random_weights(format, n, k, seed);
     let weights = Weights { data: &data, format, rows: n, columns: k };
     let x = noise(seed + 7, m * k);
-    for compute in [ComputeType::F32, ComputeType::Reduced] {
+    for compute in [ComputeType::F32, ComputeType::Bf16, ComputeType::Int8] {
         let mut y = vec![f32::NAN; m * n];
         multiply_with(instructions, &x, m, &mut [Product { weights, output: &mut y }], compute);
-        let in_bf16 = compute == ComputeType::Reduced && instructions.has_bf16() && m > 1;
-        let in_bytes = compute == ComputeType::Reduced && m == 1 && format.signed_bytes().is_some();
+        let in_bf16 = compute != ComputeType::F32 && instructions.has_bf16() && m > 1;
+        let in_bytes = compute == ComputeType::Int8 && m == 1 && format.signed_bytes().is_some();
         let in_words = m == 1 && format.block().0 == 256;
         let tolerance = match (in_bf16 || in_bytes, in_words) {
             (true, _) => 4e-3,
@@ -166,7 +166,7 @@ fn extreme_activations_stay_finite_and_nan_is_seen() {
             let mut x = noise(3, m * 256);
             x[5] = value;
             let mut y = vec![0.0; m * 33];
-            multiply(&x, m, &mut [Product { weights, output: &mut y }], ComputeType::Reduced);
+            multiply(&x, m, &mut [Product { weights, output: &mut y }], ComputeType::Int8);
             assert_eq!(y[..33].iter().all(|y| y.is_finite()), finite, "{m} {value}");
         }
     }
@@ -181,11 +181,11 @@ fn rows_multiplied_alone_have_the_same_bits_however_many_they_are() {
             let data = random_weights(format, n, k, seed);
             let weights = Weights { data: &data, format, rows: n, columns: k };
             let x = noise(seed + 7, 15 * k);
-            for compute in [ComputeType::F32, ComputeType::Reduced] {
+            for compute in [ComputeType::F32, ComputeType::Bf16, ComputeType::Int8] {
                 let products = |x: &[f32]| alone(instructions, weights, x, compute);
                 let each: Vec<f32> = x.chunks(k).flat_map(products).collect();
                 let tolerance = match (compute, format.signed_bytes()) {
-                    (ComputeType::Reduced, Some(_)) => 2e-3,
+                    (ComputeType::Int8, Some(_)) => 2e-3,
                     _ if format.block().0 == 256 => 3e-5,
                     _ => 2e-6,
                 };
@@ -221,9 +221,9 @@ fn products_of_bytes_are_the_same_with_any_instructions() {
         let data = random_weights(format, n, k, seed);
         let weights = Weights { data: &data, format, rows: n, columns: k };
         let x = noise(seed + 7, 3 * k);
-        let plain = alone(Instructions::Plain, weights, &x, ComputeType::Reduced);
+        let plain = alone(Instructions::Plain, weights, &x, ComputeType::Int8);
         for instructions in Instructions::available() {
-            let y = alone(instructions, weights, &x, ComputeType::Reduced);
+            let y = alone(instructions, weights, &x, ComputeType::Int8);
             let size = plain.iter().fold(0f32, |most, y| most.max(y.abs()));
             for (y, plain) in y.iter().zip(&plain) {
                 assert!((y - plain).abs() < 1e-5 * size, "{instructions:?} {format:?}: {y} {plain}");
