@@ -3,7 +3,7 @@
 use super::super::Scene;
 use super::page::label;
 use super::shades::{Chosen, Lit, Subject};
-use crate::data::{PromptMaps, StepFigure, TokenFigure, exact};
+use crate::data::{PromptMaps, StepFigure, TokenFigure, exact, short};
 use crate::design::{self, Palette, size, space};
 use crate::state::Selection;
 use eframe::egui::text::LayoutJob;
@@ -106,7 +106,7 @@ fn masses(ui: &mut Ui, scene: &Scene<'_>, about: &About<'_>) {
         let received = about.maps.tokens(TokenFigure::ReceivedMean);
         let share = mean(&|layer| value(received, layer, token));
         let at = about.chosen.name(scene.run.layers());
-        let text = format!("receives {} of the attention at {at}, mean over heads and steps", exact(share));
+        let text = format!("receives {} of the attention at {at}, mean over heads and steps", short(share));
         ui.add(Label::new(RichText::new(text).weak()).wrap());
         return;
     }
@@ -324,7 +324,7 @@ fn list(ui: &mut Ui, scene: &Scene<'_>, about: &About<'_>, entries: usize) -> Op
             ui.painter().rect_stroke(rect, 2.0, Stroke::new(1.0, palette.selection), StrokeKind::Inside);
         }
         let number = FontId::new(size::TEXT, FontFamily::Monospace);
-        let value = format!("{attention:.3}");
+        let value = if attention < 1e-3 { short(attention) } else { format!("{attention:.3}") };
         ui.painter().text(
             rect.left_center() + vec2(4.0, 0.0),
             Align2::LEFT_CENTER,
@@ -385,6 +385,6 @@ mod tests {
         assert_eq!(around(&tokens, 2), ["a b ", " c", "  d"]);
         assert_eq!(around(&tokens, 3)[1], " \\n ");
         assert_eq!(around(&tokens, 0)[0], "");
-        assert_eq!(around(&tokens, 9), ["", "", ""]);
+        assert_eq!(around(&tokens, 20), ["", "", ""]);
     }
 }
