@@ -8,8 +8,8 @@ use crate::design::{self, size, space};
 use crate::state::Selection;
 use crate::widgets::{Column, Figures, cell, count, token_label};
 use eframe::egui::{
-    Button, FontId, Id, Key, Modifiers, Rect, Response, RichText, Sense, Shape, Ui, UiBuilder, WidgetInfo,
-    accesskit::Role, pos2, vec2,
+    Button, FontId, Id, Key, Label, Modifiers, Rect, Response, RichText, Sense, Shape, Ui, UiBuilder,
+    WidgetInfo, accesskit::Role, pos2, vec2,
 };
 use layerscope_diagnostics::record::PromptSummary;
 use ndarray::Array2;
@@ -37,7 +37,7 @@ const MEASURE: f32 = 60.0;
 /// A text of at most so many tokens is set as large as the page allows.
 const SHORT: usize = 3_000;
 /// By how much, largest first.
-const ENLARGED: [f32; 6] = [1.75, 1.625, 1.5, 1.375, 1.25, 1.125];
+const ENLARGED: [f32; 9] = [2.5, 2.25, 2.0, 1.75, 1.625, 1.5, 1.375, 1.25, 1.125];
 /// Height of a heading.
 const HEADING: f32 = 26.0;
 /// The part of the page that the generated text has at most.
@@ -110,7 +110,9 @@ pub fn show(ui: &mut Ui, scene: &mut Scene<'_>) {
     let lit = subject.and_then(lit_by);
     let shades = shades(&mut cache, scene, maps, &chosen);
     let by_head = cache.by_head(maps, run.heads(), subject);
-    if pinned != cache.pinned && pinned.as_ref().is_some_and(is_there) {
+    // Where lines are is known once all are laid out and one frame was drawn.
+    let is_ready = cache.sight.1 > 0.0 && cache.prompt.flow.is_whole(&cache.prompt.pieces);
+    if is_ready && pinned != cache.pinned && pinned.as_ref().is_some_and(is_there) {
         cache.bring_into_sight(pinned, pinned.and_then(lit_by).as_ref());
     }
 
@@ -145,6 +147,10 @@ pub fn show(ui: &mut Ui, scene: &mut Scene<'_>) {
             now => now,
         },
     };
+    if !is_ready && pinned.is_some() {
+        cache.pinned = None;
+        ui.ctx().request_repaint();
+    }
     if scene.readout.is_none() {
         let hint = "point at a token, click pins it, arrow keys walk along the text and through the layers; drag over the prompt selects tokens";
         *scene.readout = Some(hint.into());
@@ -301,7 +307,7 @@ fn controls(ui: &mut Ui, scene: &mut Scene<'_>, prompt: &PromptSummary) {
             let steps =
                 if selection.steps.is_empty() { "all".into() } else { selection.steps.len().to_string() };
             if lacking.is_empty() || !scene.model_is_loaded {
-                ui.weak(format!("{heads} heads, {steps} steps"));
+                ui.add(Label::new(RichText::new(format!("{heads} heads, {steps} steps")).weak()).extend());
             } else if ui
                 .button("Read these heads and steps")
                 .on_hover_text("Every prompt token’s attention, from the model; the run keeps the strongest")
@@ -326,7 +332,7 @@ fn layers(ui: &mut Ui, scene: &mut Scene<'_>, prompt: &PromptSummary) {
     if ui.button("‹").on_hover_text("Previous layer").clicked() {
         *selection = [only.map_or_else(|| strongest_layer(prompt), |layer| layer.saturating_sub(1))].into();
     }
-    ui.label(chosen.name(all));
+    ui.add(Label::new(chosen.name(all)).extend());
     if ui.button("›").on_hover_text("Next layer").clicked() {
         *selection = [only.map_or_else(|| strongest_layer(prompt), |layer| (layer + 1).min(all - 1))].into();
     }

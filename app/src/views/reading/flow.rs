@@ -107,6 +107,11 @@ impl Flow {
             self.width = width;
             self.starts = break_lines(&self.widths, &pieces[..self.widths.len()], width);
         }
+        self.is_whole(pieces)
+    }
+
+    /// Whether all of these pieces are laid out.
+    pub(super) fn is_whole(&self, pieces: &[Piece]) -> bool {
         self.widths.len() == pieces.len()
     }
 

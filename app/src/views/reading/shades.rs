@@ -116,7 +116,7 @@ impl Lit {
             ScaleKind::Linear => share,
             // Two decades.
             ScaleKind::Log => 1.0 + share.log10() / 2.0,
-            ScaleKind::Percentile => 1.0 - place as f32 / self.tokens.len().max(12) as f32,
+            ScaleKind::Percentile => 1.0 - place as f32 / self.tokens.len().clamp(12, 24) as f32,
         };
         ink.clamp(0.06, 1.0)
     }

@@ -3,7 +3,7 @@
 use super::super::Scene;
 use super::page::label;
 use super::shades::{Chosen, Lit, Subject};
-use crate::data::{PromptMaps, StepFigure, TokenFigure, exact};
+use crate::data::{PromptMaps, StepFigure, TokenFigure, exact, short};
 use crate::design::{self, Palette, size, space};
 use crate::state::Selection;
 use eframe::egui::text::LayoutJob;
@@ -23,7 +23,7 @@ const ENTRIES: [usize; 2] = [4, 12];
 const TITLE: f32 = 24.0;
 const HEADING: f32 = 22.0;
 /// A strip narrower than this has what it tells one below the other.
-const NARROW: f32 = 300.0;
+const NARROW: f32 = 290.0;
 /// Tokens shown on each side of one in the list.
 const AROUND: usize = 5;
 
@@ -65,7 +65,7 @@ pub(super) fn show(ui: &mut Ui, scene: &mut Scene<'_>, about: &About<'_>) -> Opt
     let layers = run.layers();
     let is_narrow = area.width() < NARROW;
     let told = if is_narrow { 84.0 } else { 44.0 };
-    let left = area.height() - TITLE - told - HEADING - LAYER[0] * layers as f32;
+    let left = area.height() - TITLE - told - 2.0 * HEADING - space::MEDIUM - LAYER[0] * layers as f32;
     let entries = ((left / ENTRY) as usize).clamp(ENTRIES[0], ENTRIES[1]);
     let mut rest = area;
     ui.scope_builder(cut(&mut rest, TITLE), |ui| {
@@ -106,7 +106,7 @@ fn masses(ui: &mut Ui, scene: &Scene<'_>, about: &About<'_>) {
         let received = about.maps.tokens(TokenFigure::ReceivedMean);
         let share = mean(&|layer| value(received, layer, token));
         let at = about.chosen.name(scene.run.layers());
-        let text = format!("receives {} of the attention at {at}, mean over heads and steps", exact(share));
+        let text = format!("receives {} of the attention at {at}, mean over heads and steps", short(share));
         ui.add(Label::new(RichText::new(text).weak()).wrap());
         return;
     }
@@ -114,18 +114,18 @@ fn masses(ui: &mut Ui, scene: &Scene<'_>, about: &About<'_>) {
         .map(|figure| mean(&|layer| mass(scene, about, figure, layer)));
     let (rect, _) = ui.allocate_exact_size(vec2(ui.available_width(), 14.0), Sense::hover());
     stacked(ui, palette, rect, shares);
-    ui.spacing_mut().item_spacing.y = 2.0;
-    ui.horizontal_wrapped(|ui| {
-        for (name, share, colour) in [
-            ("BoS", shares[0], palette.bos),
-            ("prompt", shares[1], palette.prompt),
-            ("generated", shares[2], palette.decode),
-        ] {
-            let (square, _) = ui.allocate_exact_size(Vec2::splat(13.0), Sense::hover());
-            ui.painter().rect_filled(square.shrink(1.5), 2.0, colour);
-            ui.label(format!("{name} {:.0} %", share * 100.0));
-        }
-    });
+    // One below the other where three do not fit side by side.
+    let is_narrow = rect.width() < NARROW;
+    let parts = [("BoS", palette.bos), ("prompt", palette.prompt), ("generated", palette.decode)];
+    let mut at = rect.left_bottom() + vec2(0.0, space::SMALL + 10.0);
+    for ((name, colour), share) in parts.into_iter().zip(shares) {
+        let square = Rect::from_center_size(at + vec2(6.0, 0.0), Vec2::splat(10.0));
+        ui.painter().rect_filled(square, 2.0, colour);
+        let text = format!("{name} {:.0} %", share * 100.0);
+        let beside = at + vec2(17.0, 0.0);
+        let told = ui.painter().text(beside, Align2::LEFT_CENTER, text, design::body(), palette.text);
+        at = if is_narrow { at + vec2(0.0, 20.0) } else { pos2(told.right() + space::LARGE, at.y) };
+    }
 }
 
 /// A mass of the subject at a layer.
@@ -324,7 +324,7 @@ fn list(ui: &mut Ui, scene: &Scene<'_>, about: &About<'_>, entries: usize) -> Op
             ui.painter().rect_stroke(rect, 2.0, Stroke::new(1.0, palette.selection), StrokeKind::Inside);
         }
         let number = FontId::new(size::TEXT, FontFamily::Monospace);
-        let value = format!("{attention:.3}");
+        let value = if attention < 1e-3 { short(attention) } else { format!("{attention:.3}") };
         ui.painter().text(
             rect.left_center() + vec2(4.0, 0.0),
             Align2::LEFT_CENTER,
@@ -385,6 +385,6 @@ mod tests {
         assert_eq!(around(&tokens, 2), ["a b ", " c", "  d"]);
         assert_eq!(around(&tokens, 3)[1], " \\n ");
         assert_eq!(around(&tokens, 0)[0], "");
-        assert_eq!(around(&tokens, 9), ["", "", ""]);
+        assert_eq!(around(&tokens, 20), ["", "", ""]);
     }
 }
