@@ -230,7 +230,10 @@ impl ByteBlock for Q6K {
     #[inline(always)]
     fn quants<L: ByteLanes>(l: L, block: &[u8], at: usize) -> L::Bytes {
         let packed = l.load_64(bytes(block, 64 * (at / 2)));
-        let low = if at % 2 == 0 { l.and_64(packed, 15) } else { l.high_nibbles(packed) };
+        let low = match at % 2 {
+            0 => l.and_64(packed, 15),
+            _ => l.high_nibbles(packed),
+        };
         let high = l.bits_of_32(bytes(block, 128 + 32 * (at / 2)), places_of_two_bits(at), 3);
         l.or_64(low, l.shift_64_left::<4>(high))
     }
