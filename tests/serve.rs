@@ -521,6 +521,32 @@ fn the_same_memory_holds_more_sequences_of_a_policy_that_keeps_less() {
     assert!(full <= 2.0 && speed >= 2.0 * full, "{full} and {speed} sequences at a time");
 }
 
+/// Rows of generated tokens are rounded, those of given ones are not, whichever share the model; `--exact` rounds none.
+#[test]
+fn only_generated_tokens_are_rounded() {
+    let Some(model) = smollm2() else { return };
+    let (server, exact) = (Server::of(&model, &[]), Server::of(&model, &["--exact"]));
+    let text = |server: &Server| {
+        let body = json!({"prompt": PROMPT, "max_tokens": 16, "temperature": 0, "logprobs": 1, "ignore_eos": true});
+        server.ok("/v1/completions", body)["choices"][0]["logprobs"]["token_logprobs"].clone()
+    };
+    let score = |server: &Server| {
+        let body = json!({"context": PROMPT, "continuations": [" Mundanra", " Osirnia, where it lives"]});
+        server.ok("/v1/score", body)["results"].clone()
+    };
+    let (rounded, scored) = (text(&server), score(&exact));
+    assert_ne!(rounded, text(&exact), "the first server rounds");
+    std::thread::scope(|scope| {
+        let texts = [(); 4].map(|()| scope.spawn(|| text(&server)));
+        for _ in 0..4 {
+            assert_eq!(score(&server), scored);
+        }
+        for beside in texts {
+            assert_eq!(beside.join().unwrap(), rounded);
+        }
+    });
+}
+
 /// The first signal lets what runs finish.
 #[cfg(unix)]
 #[test]

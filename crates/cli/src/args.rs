@@ -636,6 +636,10 @@ pub(crate) struct ServeArguments {
     /// Web page whose scripts may send requests, as https://host:port; again for more
     #[arg(long = "allow-origin", value_name = "ORIGIN")]
     pub(crate) allow_origins: Vec<String>,
+    /// Multiply the rows of generated tokens as exactly as those of scored ones, for evaluations: without it, on a CPU, their
+    /// activations are rounded to eight bits where weights are quantised, which is faster
+    #[arg(long)]
+    pub(crate) exact: bool,
     /// Answer /metrics, for Prometheus
     #[arg(long)]
     pub(crate) metrics: bool,

@@ -97,6 +97,11 @@ impl Session {
         self.rounds_single_rows = true;
     }
 
+    /// Whether single rows may be multiplied in eight bits.
+    pub fn rounds_single_rows(&self) -> bool {
+        self.rounds_single_rows
+    }
+
     fn with(decoder: &Arc<Decoder>, policy: Policy, prompt_len: usize, decode_len: usize) -> Result<Self> {
         decoder.config().check_sequence(prompt_len, decode_len)?;
         let read = prompt_len - 1 + policy.read_again(prompt_len);

@@ -31,6 +31,13 @@ pub(crate) enum Task {
     Score(Vec<Vec<u32>>),
 }
 
+impl Task {
+    /// Whether all it yields is a generated text, and no likelihood of given tokens.
+    pub(crate) fn generates_alone(&self) -> bool {
+        matches!(self, Self::Generate(generate) if generate.forced.is_empty())
+    }
+}
+
 /// Text to generate.
 #[derive(Debug, Clone)]
 pub(crate) struct Generate {

@@ -36,6 +36,8 @@ pub struct Options {
     pub api_key: Option<String>,
     /// Web pages whose scripts may send requests, as `https://host:port`.
     pub allow_origins: Vec<String>,
+    /// Whether the rows of generated tokens are multiplied as exactly as those of scored ones.
+    pub exact: bool,
     /// Whether `/metrics` answers.
     pub metrics: bool,
     /// Most sequences that run at once.

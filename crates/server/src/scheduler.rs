@@ -25,6 +25,8 @@ pub(crate) struct Scheduler {
     kv_memory: u64,
     max_sequences: usize,
     timeout: Duration,
+    /// Whether generated tokens' rows are not rounded.
+    exact: bool,
     /// Nothing new comes.
     stopping: bool,
     /// Counts passes, so that given tokens of several sequences take turns.
@@ -44,6 +46,7 @@ impl Scheduler {
             kv_memory: served.kv_memory(),
             max_sequences: limits.max_sequences,
             timeout: limits.timeout,
+            exact: limits.exact,
             stopping: false,
             passes: 0,
         }
@@ -161,6 +164,9 @@ impl Scheduler {
             }
             session => session?,
         };
+        if job.task.generates_alone() && !self.exact {
+            session.round_single_rows();
+        }
         let running = self.running.iter().map(|sequence| (&*sequence.prompt, &sequence.session));
         let shared = match self.prefixes.longest(&session, &job.prompt, running) {
             Some((other, len)) => {
@@ -191,7 +197,7 @@ impl Scheduler {
         }
     }
 
-    /// A token of each sequence that decodes, and chunks of prompts: one pass for each model.
+    /// A token of each sequence that decodes, and chunks of prompts: one pass for each model, and for those that round and those that do not.
     fn pass(&mut self) {
         let takes_part = self.taking_part();
         if takes_part.is_empty() {
@@ -205,10 +211,12 @@ impl Scheduler {
             .map(|(_, sequence)| sequence)
             .collect();
         while let Some(first) = sequences.first() {
-            let decoder = Arc::clone(first.session.decoder());
-            let (of_model, others) =
-                sequences.into_iter().partition(|sequence| Arc::ptr_eq(sequence.session.decoder(), &decoder));
-            pass_of(of_model);
+            let (decoder, rounds) = (Arc::clone(first.session.decoder()), first.session.rounds_single_rows());
+            let (alike, others) = sequences.into_iter().partition(|sequence| {
+                let session = &sequence.session;
+                Arc::ptr_eq(session.decoder(), &decoder) && session.rounds_single_rows() == rounds
+            });
+            pass_of(alike);
             sequences = others;
         }
     }
@@ -264,7 +272,7 @@ impl Scheduler {
     }
 }
 
-/// Runs one pass of sequences of the same model.
+/// Runs one pass of sequences of the same model that round alike.
 fn pass_of(mut sequences: Vec<&mut Sequence>) {
     match advance(&mut sequences) {
         Ok(logits) => {

@@ -68,6 +68,8 @@ pub(crate) struct Limits {
     pub(crate) queue: usize,
     pub(crate) timeout: Duration,
     pub(crate) default_max_tokens: usize,
+    /// Whether generated tokens' rows are not rounded.
+    pub(crate) exact: bool,
 }
 
 /// Why jobs were not taken.
@@ -99,6 +101,7 @@ impl Served {
             queue: options.queue,
             timeout: options.timeout,
             default_max_tokens: options.default_max_tokens,
+            exact: options.exact,
         };
         let (messages, queued) = (Mutex::new(messages), Arc::default());
         let base = base.map(|model| Named { name: format!("{name}{BASE}"), model });

@@ -19,6 +19,7 @@ pub(crate) fn run(arguments: ServeArguments) -> Result<ExitCode> {
         name: arguments.name.clone(),
         api_key: key.filter(|key| !key.is_empty()),
         allow_origins: arguments.allow_origins.clone(),
+        exact: arguments.exact,
         metrics: arguments.metrics,
         max_sequences: arguments.max_sequences as usize,
         queue: arguments.queue as usize,
