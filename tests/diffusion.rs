@@ -1,4 +1,4 @@
-//! `layerscope diffusion` on the embedded model: one span by text and by tokens, all prompts with a span,
+//! `layerscope span-ablation` on the embedded model: one span by text and by tokens, all prompts with a span,
 //! stored results and errors.
 
 #![allow(clippy::unwrap_used)]

@@ -139,7 +139,7 @@ fn check_figures(model: &Path, golden: &str, out: &Path) {
             let expected = &expected["knockout_bos"][row["layer"].to_string()];
             compared += compare(row, expected, &format!("{id}: knockout {}", row["layer"]));
         }
-        assert_eq!(compared, 3 * layers, "both anchors and the causal map");
+        assert_eq!(compared, 3 * layers, "both anchors and attention knockout");
     }
     assert_eq!(prompts.len(), golden.as_array().unwrap().len());
 }

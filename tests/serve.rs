@@ -527,7 +527,8 @@ fn only_generated_tokens_are_rounded() {
     let Some(model) = smollm2() else { return };
     let (server, exact) = (Server::of(&model, &[]), Server::of(&model, &["--exact"]));
     let text = |server: &Server| {
-        let body = json!({"prompt": PROMPT, "max_tokens": 16, "temperature": 0, "logprobs": 1, "ignore_eos": true});
+        let body =
+            json!({"prompt": PROMPT, "max_tokens": 16, "temperature": 0, "logprobs": 1, "ignore_eos": true});
         server.ok("/v1/completions", body)["choices"][0]["logprobs"]["token_logprobs"].clone()
     };
     let score = |server: &Server| {

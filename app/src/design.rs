@@ -26,7 +26,7 @@ pub mod size {
     /// Text that is read as a page, at least.
     pub const READING: f32 = 16.0;
     /// Axis labels and captions.
-    pub const CAPTION: f32 = 11.0;
+    pub const CAPTION: f32 = 12.0;
     /// Headings of cards and views.
     pub const HEADING: f32 = 15.0;
     /// The main number of a card.

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 TABLES = ("prompts", "layers", "heads", "steps", "tokens", "frontier", "knockout", "spans", "policies")
 # What writes the tables that a recording does not.
-ADDED_BY = {"spans": "layerscope diffusion {run}", "policies": "layerscope record MODEL --prompts FILE --out {run} --policy POLICY"}
+ADDED_BY = {"spans": "layerscope span-ablation {run}", "policies": "layerscope record MODEL --prompts FILE --out {run} --policy POLICY"}
 
 
 class Run:
@@ -132,7 +132,7 @@ class Run:
 
     @property
     def spans(self) -> "pl.DataFrame":
-        """A row per prompt, span and layer: what it costs to remove a part of the prompt from that layer on. `layerscope diffusion` adds it.
+        """A row per prompt, span and layer: what it costs to remove a part of the prompt from that layer on. `layerscope span-ablation` adds it.
 
             >>> run.spans.filter(prompt_id="a1").select("layer", "kl")
         """

@@ -341,7 +341,7 @@ class Reading(unittest.TestCase):
     def test_what_is_no_run_or_lacks_a_table(self):
         with self.assertRaisesRegex(FileNotFoundError, "holds no run: there is no manifest.json in it; name the folder that"):
             Run(HOME)
-        with self.assertRaisesRegex(FileNotFoundError, f"has no table spans; `layerscope diffusion {re.escape(str(DEMO))}` adds it"):
+        with self.assertRaisesRegex(FileNotFoundError, f"has no table spans; `layerscope span-ablation {re.escape(str(DEMO))}` adds it"):
             self.run_folder.spans
         with self.assertRaisesRegex(FileNotFoundError, "has no table policies; `layerscope record .*--policy POLICY` adds it"):
             self.run_folder.policies

@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 INTRODUCTION = """\
 `tests/gpu/accept.py` measures, `tests/gpu/page.py` makes this page; [docs/gpu.md](../gpu.md) tells how. Times are medians of one
 sitting: TTFT from a prompt's token ids to the first token, TPOT a step from token to token, batch 1. `speed:24+bos` is the full
-model whose prompt stops after 24 of 32 layers, but for position 0. `pop` and `swiftkv` are efficiency-faithful, quality not
+model whose prefill stops after 24 of 32 layers, but for position 0. `pop` and `swiftkv` are efficiency-faithful, quality not
 representative: no model is trained for them here. All weights are random, which speed does not notice.
 """
 NOTHING = """\
@@ -228,7 +228,7 @@ def costs(record):
         )
     if found := record.get("frontier"):
         parts.append(
-            f"The exact frontier of every cutoff with both anchors, with the causal map, takes {found['frontier_s']:.3g} s at "
+            f"The exact frontier of every cutoff with both anchors, with attention knockout, takes {found['frontier_s']:.3g} s at "
             f"{found['length']:,} tokens and {found['steps']} decode steps, where one recorded prefill takes {found['prefill_s']:.3g} s."
         )
     return " ".join(parts) or "Not measured."

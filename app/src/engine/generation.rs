@@ -37,7 +37,7 @@ pub(super) fn generate(
         let task = Task { model: adapted.as_ref().unwrap_or(model), ..task };
         let settings = GenerationSettings {
             max_new_tokens,
-            sampling,
+            choice: sampling.into(),
             stop_tokens: model.tokenizer.eos_ids(),
             statistics: true,
             rounded: false,

@@ -227,7 +227,7 @@ fn random_tokens_come_from_a_seed() {
     let texts = |seed: u64| -> [Vec<u32>; 2] {
         let mut command = generate(ENDLESS, &["full", "full"], 12);
         let Command::Generate { sampling, .. } = &mut command else { unreachable!() };
-        *sampling = Sampling::Random { temperature: 1.5, top_p: None, top_k: None, seed };
+        *sampling = Sampling::Random { temperature: 1.5, top_p: None, top_k: None, min_p: None, seed };
         let events = perform(&engine, command);
         [0, 1].map(|side| tokens(&events, side).into_iter().map(|token| token.id).collect())
     };

@@ -193,7 +193,7 @@ fn cost(ui: &mut Ui, palette: &Palette, frontier: &FrontierSummary, cutoff: usiz
     let verdict = match frontier.groups.iter().all(|group| group.within(cutoff, options.tolerance)) {
         _ if passes => "within the tolerance for every category",
         true => "within the tolerance, but too much is lost",
-        false => "beyond the tolerance",
+        false => "exceeds the tolerance",
     };
     ui.label(RichText::new(verdict).small().color(if passes { palette.good } else { palette.cutoff }));
     Grid::new("cost").num_columns(2).spacing(vec2(space::MEDIUM, 2.0)).show(ui, |ui| {
@@ -209,7 +209,7 @@ fn cost(ui: &mut Ui, palette: &Palette, frontier: &FrontierSummary, cutoff: usiz
         if cutoff > 1 {
             row(
                 ui,
-                "KL one layer up",
+                &format!("KL at cutoff {}", cutoff - 1),
                 &short(overall.at(cutoff - 1).kl as f32),
                 "how sharp the edge is, nats",
             );
@@ -271,10 +271,14 @@ fn card(ui: &mut Ui, palette: &Palette, recommendation: &Recommendation, cutoff:
     if ui.add_enabled(!there, Button::new(text)).clicked() {
         go = true;
     }
-    let roomy = ui.ctx().content_rect().height() > 860.0;
-    CollapsingHeader::new("Reasons").default_open(roomy).show(ui, |ui| {
+    let mut caveats = recommendation.caveats.join("; ");
+    if let Some(first) = caveats.get_mut(..1) {
+        first.make_ascii_uppercase();
+    }
+    ui.weak(caveats + ".");
+    CollapsingHeader::new("Why").show(ui, |ui| {
         for reason in &recommendation.reasons {
-            ui.label(RichText::new(format!("• {reason}")).small());
+            ui.label(format!("• {reason}"));
         }
     });
     go

@@ -46,7 +46,13 @@ impl Form {
         if temperature <= 0.0 {
             return Sampling::Greedy;
         }
-        Sampling::Random { temperature, top_p: (top_p < 1.0).then_some(top_p), top_k: None, seed }
+        Sampling::Random {
+            temperature,
+            top_p: (top_p < 1.0).then_some(top_p),
+            top_k: None,
+            min_p: None,
+            seed,
+        }
     }
 }
 
@@ -112,7 +118,7 @@ pub fn show(ui: &mut Ui, scene: &mut LiveScene<'_>) -> Option<Asked> {
     if scene.live.sides.is_empty() {
         ui.weak(
             "Generates at full depth, then under the policy chosen, at the cutoff, under those added to it, and with an adapter where \
-             there is one, and shows where the texts part. Never two at once, so that the times are true.",
+             there is one, and shows where outputs diverge. Never two at once, so that the times are true.",
         );
         return asked;
     }

@@ -155,7 +155,7 @@ fn sample(
     check_interrupt(interrupt)?;
     let settings = GenerationSettings {
         max_new_tokens: plan.new_tokens,
-        sampling: Sampling::Greedy,
+        choice: Sampling::Greedy.into(),
         stop_tokens: &[],
         statistics: plan.statistics,
         rounded: true,

@@ -42,7 +42,7 @@ pub(crate) enum Command {
     Demo(DemoArguments),
     /// Record a model on a prompt file into a run folder; an interrupted run resumes
     #[command(
-        after_help = "Example:\n  layerscope record model.gguf --prompts prompts.jsonl --max-new-tokens 32 --out run\n\nExample: attention under a policy beside the full model's, in the same folder:\n  layerscope record model.gguf --prompts prompts.jsonl --max-new-tokens 32 --out run --policy speed:24+bos\n\nA line of the prompt file:\n  {\"id\": \"a1\", \"category\": \"retrieval\", \"prompt\": \"…\"}\nInstead of \"prompt\" a line may have \"messages\": [{\"role\", \"content\"}], and an \"answer\" to be followed\ninstead of the model's own continuation. \"expected\" is what a right answer contains: whether each cutoff keeps it is\nrecorded, too. A \"span\", a part of the prompt's text, is what `layerscope diffusion` asks about."
+        after_help = "Example:\n  layerscope record model.gguf --prompts prompts.jsonl --max-new-tokens 32 --out run\n\nExample: attention under a policy beside the full model's, in the same folder:\n  layerscope record model.gguf --prompts prompts.jsonl --max-new-tokens 32 --out run --policy speed:24+bos\n\nA line of the prompt file:\n  {\"id\": \"a1\", \"category\": \"retrieval\", \"prompt\": \"…\"}\nInstead of \"prompt\" a line may have \"messages\": [{\"role\", \"content\"}], and an \"answer\" to be followed\ninstead of the model's own continuation. \"expected\" is what a right answer contains: whether each cutoff keeps it is\nrecorded, too. A \"span\", a part of the prompt's text, is what `layerscope span-ablation` asks about."
     )]
     Record(RecordArguments),
     /// Print a run's figures by layer
@@ -55,7 +55,9 @@ pub(crate) enum Command {
     Recommend(RecommendArguments),
     /// Ask from which layer on a part of a recorded prompt may vanish
     #[command(
-        after_help = "Examples:\n  layerscope diffusion run --prompt a1 --span 'The key is under the mat.'\n  layerscope diffusion run --prompt a1 --tokens 120-139 --answer mat\n\nExample: every prompt that names a span, as needle prompts do:\n  layerscope needle model.gguf --lengths 1k --write-prompts needles.jsonl\n  layerscope record model.gguf --prompts needles.jsonl --out run\n  layerscope diffusion run\n\nWhat is found is kept in the run folder's spans.parquet, which `show --json`, `report` and `view` read."
+        name = "span-ablation",
+        visible_alias = "diffusion",
+        after_help = "Examples:\n  layerscope span-ablation run --prompt a1 --span 'The key is under the mat.'\n  layerscope span-ablation run --prompt a1 --tokens 120-139 --answer mat\n\nExample: every prompt that names a span, as needle prompts do:\n  layerscope needle model.gguf --lengths 1k --write-prompts needles.jsonl\n  layerscope record model.gguf --prompts needles.jsonl --out run\n  layerscope span-ablation run\n\nWhat is found is kept in the run folder's spans.parquet, which `show --json`, `report` and `view` read."
     )]
     Diffusion(DiffusionArguments),
     /// Search the layers or KV heads that may forget the prompt: a set for every budget of KV
@@ -73,6 +75,11 @@ pub(crate) enum Command {
         after_help = "Example:\n  layerscope generate model.gguf --policy speed:24+bos --prompt 'Why is the sky blue?'"
     )]
     Generate(GenerateArguments),
+    /// Chat with a model under any policy: each answer says what it took in TTFT, TPOT and KV
+    #[command(
+        after_help = "Example:\n  layerscope chat model.gguf --policy speed:24+bos\n\nIn the chat, /policy NAME changes the policy and /again asks the last question anew, so that policies can be compared on it; /help\nlists all commands. Ctrl-C ends an answer, Ctrl-D the chat."
+    )]
+    Chat(ChatArguments),
     /// Measure time, memory, KV and quality of policies at prompt lengths, beside the cost model's predictions
     #[command(
         after_help = "Examples:\n  layerscope bench model.gguf --policies full,speed:24,speed:24+bos --lengths 1k,2k,4k,8k\n  layerscope bench model.gguf --policies full,speed:20,speed:24+bos --lengths 1k,4k --quality 8 --out run\n  layerscope bench --shape llama-3.1-8b --layers 4 --lengths 1k --out bench.parquet\n\nExample: with one repeat, to see how long it takes:\n  layerscope bench model.gguf --repeats 1 --lengths 1k"
@@ -234,7 +241,7 @@ pub(crate) struct RecordArguments {
     pub(crate) json: bool,
 }
 
-/// Whether the causal map goes by KV head.
+/// Whether attention knockout goes by KV head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum HeadsArgument {
     Auto,
@@ -288,6 +295,9 @@ pub(crate) struct RecommendArguments {
     pub(crate) context: Option<usize>,
     #[command(flatten)]
     pub(crate) judged: JudgeArguments,
+    /// Also say why, in sentences, and which blocks of the prompt could be pruned instead
+    #[arg(long, conflicts_with_all = ["json", "kv_budget"])]
+    pub(crate) why: bool,
     /// Print one JSON object
     #[arg(long)]
     pub(crate) json: bool,
@@ -491,6 +501,26 @@ pub(crate) struct GenerateArguments {
     /// eight bits where weights are quantised, which is faster
     #[arg(long)]
     pub(crate) exact: bool,
+    #[command(flatten)]
+    pub(crate) sampling: SamplingArguments,
+    /// End the text before this one; again for more
+    #[arg(long = "stop", value_name = "TEXT")]
+    pub(crate) stops: Vec<String>,
+    /// Go on after an end-of-sequence token
+    #[arg(long)]
+    pub(crate) ignore_eos: bool,
+    /// Print one JSON object instead of streaming, with each token's text and log-probability; its text is exact, while streamed
+    /// text shows control characters (`␛`)
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// With --json: so many most likely tokens at each step, with their log-probabilities
+    #[arg(long, value_name = "COUNT", requires = "json")]
+    pub(crate) top_logprobs: Option<usize>,
+}
+
+/// How tokens are chosen.
+#[derive(Debug, Args)]
+pub(crate) struct SamplingArguments {
     /// Sample at this temperature; 0, as where no option of sampling is given, takes the most likely token
     #[arg(long)]
     pub(crate) temperature: Option<f64>,
@@ -500,15 +530,38 @@ pub(crate) struct GenerateArguments {
     /// Sample among this many most likely tokens
     #[arg(long)]
     pub(crate) top_k: Option<usize>,
+    /// Sample among tokens that are at least this share as likely as the most likely one, 0 to 1
+    #[arg(long, value_name = "SHARE")]
+    pub(crate) min_p: Option<f64>,
+    /// Divide the logits of tokens that prompt or text already has by this where they are above 0, and multiply them where they
+    /// are below; 1 changes nothing
+    #[arg(long, value_name = "FACTOR", default_value_t = 1.0)]
+    pub(crate) repetition_penalty: f32,
     /// Seed of the sampler
     #[arg(long, default_value_t = 0)]
     pub(crate) seed: u64,
-    /// Go on after an end-of-sequence token
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ChatArguments {
+    #[command(flatten)]
+    pub(crate) model: ModelArguments,
+    #[command(flatten)]
+    pub(crate) adapter: AdapterArguments,
+    /// Which prompt tokens exist at which layers, e.g. `full`, `speed:24+bos` or `pop:24`; `--help` lists all
+    #[arg(long, default_value = "full", long_help = policy_help())]
+    pub(crate) policy: String,
+    /// What the model is told before the first turn
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) system: Option<String>,
+    /// At most this many tokens an answer
+    #[arg(long, default_value_t = 512)]
+    pub(crate) max_new_tokens: usize,
+    /// Multiply the rows of generated tokens as exactly as `record` does, as in `layerscope generate`
     #[arg(long)]
-    pub(crate) ignore_eos: bool,
-    /// Print one JSON object instead of streaming; its text is exact, while streamed text shows control characters (`␛`)
-    #[arg(long)]
-    pub(crate) json: bool,
+    pub(crate) exact: bool,
+    #[command(flatten)]
+    pub(crate) sampling: SamplingArguments,
 }
 
 #[derive(Debug, Args)]

@@ -45,6 +45,11 @@ pub(crate) fn check() -> Result<()> {
     if INTERRUPT.load(SeqCst) { Err(Error::Interrupted) } else { Ok(()) }
 }
 
+/// Whether a signal came within [`heeded`] work, which then goes on as if none had come: for work that it ended a part of.
+pub(crate) fn taken() -> bool {
+    INTERRUPT.swap(false, SeqCst)
+}
+
 /// Whether the program was started with `nohup`.
 #[cfg(unix)]
 fn hangups_are_ignored() -> bool {

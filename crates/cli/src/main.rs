@@ -61,6 +61,7 @@ fn run(arguments: Arguments) -> Result<ExitCode> {
         Command::Search(arguments) => commands::search::run(&arguments),
         Command::Report(arguments) => commands::report::run(&arguments),
         Command::Generate(arguments) => commands::generate::run(&arguments),
+        Command::Chat(arguments) => commands::chat::run(&arguments),
         Command::Bench(arguments) => commands::bench::run(&arguments),
         Command::Needle(arguments) => commands::needle::run(&arguments),
         Command::Eval(arguments) => commands::eval::run(&arguments),

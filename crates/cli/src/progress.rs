@@ -17,6 +17,10 @@ use layerscope_recording::policies::PolicyEvent;
 use layerscope_recording::sets::SetsEvent;
 use log::Log;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// What takes less needs no bar.
+const BEFORE_A_BAR: Duration = Duration::from_secs(1);
 
 /// Whether `--quiet` was given.
 static QUIET: AtomicBool = AtomicBool::new(false);
@@ -530,6 +534,37 @@ impl RecordingBars {
         match terminal::is_there() && !self.bars.is_hidden() {
             true => drop(self.bars.println(terminal::line(line))),
             false => terminal::say(line),
+        }
+    }
+}
+
+/// A bar while a prompt goes in, once that takes a while.
+pub(crate) struct PrefillBar {
+    bar: Option<ProgressBar>,
+    tokens: usize,
+    begun: Instant,
+}
+
+impl PrefillBar {
+    /// For a prompt of so many tokens.
+    pub(crate) fn new(tokens: usize) -> Self {
+        Self { bar: None, tokens, begun: Instant::now() }
+    }
+
+    /// So many of them have run.
+    pub(crate) fn prefilled(&mut self, done: usize) {
+        if self.bar.is_none() && self.begun.elapsed() > BEFORE_A_BAR {
+            self.bar = Some(bar(self.tokens, "prefill {bar:30} {pos}/{len} tokens, {eta} left"));
+        }
+        if let Some(bar) = &self.bar {
+            bar.set_position(done as u64);
+        }
+    }
+
+    /// The first token is there.
+    pub(crate) fn finish(&mut self) {
+        if let Some(bar) = self.bar.take() {
+            bar.finish_and_clear();
         }
     }
 }

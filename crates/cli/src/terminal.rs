@@ -63,6 +63,11 @@ pub(crate) fn say(line: &str) {
     say_escaped(&self::line(line));
 }
 
+/// Lines on standard error, each as [`say`] has it.
+pub(crate) fn say_lines(lines: &str) {
+    lines.lines().for_each(say);
+}
+
 #[allow(clippy::disallowed_methods)]
 fn say_escaped(text: &str) {
     let _ = std::io::stderr().lock().write_all(format!("{text}\n").as_bytes());

@@ -1,4 +1,4 @@
-//! A schedule for `sliminfer` from a run's causal map and frontier.
+//! A schedule for `sliminfer` from a run's attention knockout and frontier.
 //!
 //! The best layer to score blocks at is the one with the largest knockout KL: after its attention. Scores below that layer
 //! predict badly which blocks the output needs: on SmolLM2, keeping a quarter of the prompt costs 0.01 nats when the blocks
@@ -13,7 +13,7 @@ const KEPT_AFTER_READING: f64 = 25.0;
 /// Share kept from the layer below the cutoff, percent: the last share of the default schedule.
 const KEPT_AT_THE_CUTOFF: f64 = 6.25;
 
-/// A schedule with what it rests on. What it costs is measured by `bench --quality`.
+/// A schedule with what it is based on. What it costs is measured by `bench --quality`.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct BlockSchedule {
     /// The policy, as `--policy` takes it.

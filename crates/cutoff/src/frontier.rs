@@ -1,4 +1,4 @@
-//! The exact frontier and the causal layer map, from one recorded run.
+//! The exact frontier and attention knockout, from one recorded run.
 //!
 //! Two identities make every cutoff cheap and exact. By causality, the KV that a cutoff c leaves in the layers below
 //! it equals the full model's. Under teacher forcing, so do the decode tokens' residual streams at the entrance of
@@ -62,7 +62,7 @@ pub struct PromptFrontier {
     pub knockout: Vec<KnockoutRow>,
 }
 
-/// The units of the causal map.
+/// The units of attention knockout.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CausalMap {
     /// Layers.

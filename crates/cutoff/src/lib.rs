@@ -1,4 +1,4 @@
-//! The exact cutoff frontier, the causal layer map, how spans of a prompt diffuse into later tokens, the cost model and the
+//! The exact cutoff frontier, attention knockout, how spans of a prompt diffuse into later tokens, the cost model and the
 //! recommendation.
 
 mod answer;

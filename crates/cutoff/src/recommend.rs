@@ -150,8 +150,10 @@ pub struct Recommendation {
     pub kv_bytes_full: f64,
     /// KV bytes under the cutoff, mean per prompt.
     pub kv_bytes_cut: f64,
-    /// Plain sentences that say why, and what to beware of.
+    /// Why, a plain sentence each.
     pub reasons: Vec<String>,
+    /// What to beware of, a short clause each.
+    pub caveats: Vec<String>,
     /// Whether a cutoff is recommended at all.
     pub verdict: Verdict,
     /// Largest mean KL accepted, nats.
@@ -172,9 +174,9 @@ pub struct Recommendation {
     pub text_unchanged: f64,
     /// The smallest cutoff that passes, whether or not it saves enough.
     pub exact_l_cut: usize,
-    /// Prompts that the recommendation rests on.
+    /// Prompts that the recommendation is based on.
     pub prompts: usize,
-    /// Recorded prompts without any defined KL, which it does not rest on.
+    /// Recorded prompts without any defined KL, which it is not based on.
     pub prompts_left_out: usize,
     /// Each category on its own.
     pub categories: Vec<CategoryOutcome>,
@@ -328,6 +330,7 @@ pub fn recommend(evidence: Evidence<'_>, options: Options) -> Result<Recommendat
         kv_bytes_full: per_prompt(saved.kv_bytes_full),
         kv_bytes_cut: per_prompt(saved.kv_bytes_cut),
         reasons: Vec::new(),
+        caveats: Vec::new(),
         verdict,
         tolerance,
         criterion,
@@ -361,6 +364,7 @@ pub fn recommend(evidence: Evidence<'_>, options: Options) -> Result<Recommendat
         causal_layers: causal_layers(evidence),
         reading_layers: ranked(&diagnostic::prompt_mass(evidence)),
     };
+    recommendation.caveats = reasons::caveats(&recommendation, evidence, &frontier);
     recommendation.reasons = reasons::reasons(&recommendation, evidence, &frontier, &at_exact, &options);
     Ok(recommendation)
 }

@@ -1,4 +1,4 @@
-//! The frontier and the causal map against naive whole reruns, on the embedded model.
+//! The frontier and attention knockout against naive whole reruns, on the embedded model.
 
 #![allow(clippy::unwrap_used)]
 

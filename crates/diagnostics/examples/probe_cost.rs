@@ -44,7 +44,7 @@ fn main() -> Result<()> {
         for statistics in [false, true] {
             let settings = GenerationSettings {
                 max_new_tokens: new_tokens,
-                sampling: Sampling::Greedy,
+                choice: Sampling::Greedy.into(),
                 stop_tokens: &[],
                 statistics,
                 rounded: false,

@@ -31,7 +31,7 @@ pub struct Prompt {
     pub answer: Option<String>,
     /// What a right text contains; [`Self::answer`] by default.
     pub expected: Option<String>,
-    /// The span of the prompt's text to remove by `layerscope diffusion`.
+    /// The span of the prompt's text to remove by `layerscope span-ablation`.
     pub span: Option<String>,
 }
 

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 /// Everything recorded for one prompt.
 #[derive(Debug, Clone)]
 pub struct PromptRecord {
-    /// The prompt, its figures by layer and by head, frontier and causal map.
+    /// The prompt, its figures by layer and by head, frontier and attention knockout.
     pub summary: PromptSummary,
     /// Figures by layer and decode step.
     pub steps: StepFigures,
@@ -61,7 +61,7 @@ pub struct PromptSummary {
     pub heads: AttentionMeans,
     /// The exact cutoff frontier, in the recorded order.
     pub frontier: Vec<FrontierRow>,
-    /// The causal layer map, in the recorded order.
+    /// Attention knockout, in the recorded order.
     pub knockout: Vec<KnockoutRow>,
 }
 
@@ -113,7 +113,7 @@ impl PromptSummary {
     }
 }
 
-/// Name of the causal layer map's KL, which is not a column of `layers.parquet`.
+/// Name of attention knockout's KL, which is not a column of `layers.parquet`.
 pub const KNOCKOUT_KL: &str = "knockout_kl";
 
 /// Number of per-layer figures.
@@ -386,7 +386,7 @@ impl TextUnderCutoff {
     }
 }
 
-/// One layer of the causal map: the prompt hidden from the decode queries at this layer alone.
+/// One layer of attention knockout: the prompt hidden from the decode queries at this layer alone.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct KnockoutRow {
     /// The layer.
@@ -494,6 +494,6 @@ pub struct Timings {
     pub decode_s: f64,
     /// The teacher-forced pass with every probe.
     pub probe_s: f64,
-    /// Frontier and causal map.
+    /// Frontier and attention knockout.
     pub frontier_s: f64,
 }

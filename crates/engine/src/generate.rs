@@ -5,7 +5,7 @@ use crate::hooks::Hooks;
 use crate::policy::{RevivalCounters, TransferCounters};
 use crate::session::{Interrupt, Session, check_interrupt};
 use crate::tensor::Tensor;
-use crate::{Decoder, Policy, Result, Sampler, Sampling};
+use crate::{Choice, Chooser, Decoder, Error, Policy, Result};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,6 +15,8 @@ use std::time::{Duration, Instant};
 pub struct Generation {
     /// The generated tokens; an end-of-sequence token is not among them.
     pub tokens: Vec<u32>,
+    /// How many prompt tokens' keys and values were taken over from an earlier generation.
+    pub taken_over: usize,
     /// Time to first token, seconds.
     pub ttft_s: f64,
     /// Mean time per output token after the first, seconds, without the observer's; `None` for fewer than two tokens.
@@ -36,7 +38,7 @@ pub struct GenerationSettings<'a> {
     /// At most this many tokens.
     pub max_new_tokens: usize,
     /// How tokens are chosen.
-    pub sampling: Sampling,
+    pub choice: Choice,
     /// Tokens that end the text.
     pub stop_tokens: &'a [u32],
     /// Whether decode steps keep their attention statistics.
@@ -66,14 +68,27 @@ pub struct GeneratedToken<'a> {
     pub elapsed_s: f64,
 }
 
+/// A generation's prompt with its keys and values, which a later one that begins alike takes over.
+pub struct Previous {
+    prompt: Vec<u32>,
+    session: Session,
+}
+
+impl Previous {
+    /// How many of a prompt's first tokens `session` can take over.
+    fn shared_with(&self, session: &Session, prompt: &[u32]) -> usize {
+        let alike = prompt.iter().zip(&self.prompt).take_while(|(a, b)| a == b).count();
+        if alike == 0 { 0 } else { session.can_take_over(&self.session, alike) }
+    }
+}
+
 /// Generates from a prompt of token ids under a policy; `observe` sees each chunk of the prefill and each token, and may
 /// break off at a token.
 ///
 /// # Errors
-/// [`Error::EmptyPrompt`](crate::Error::EmptyPrompt), [`Error::ContextExceeded`](crate::Error::ContextExceeded);
-/// [`Error::Interrupted`](crate::Error::Interrupted) during prefill (during
+/// [`Error::EmptyPrompt`], [`Error::ContextExceeded`]; [`Error::Interrupted`] during prefill (during
 /// decoding an interrupt ends the text early instead, so that nothing is lost);
-/// [`Error::UndefinedLogits`](crate::Error::UndefinedLogits), with the layer where they begin.
+/// [`Error::UndefinedLogits`], with the layer where they begin.
 pub fn generate(
     decoder: &Arc<Decoder>,
     prompt: &[u32],
@@ -82,12 +97,16 @@ pub fn generate(
     interrupt: &Interrupt,
     observe: &mut dyn FnMut(GenerationEvent<'_>) -> ControlFlow<()>,
 ) -> Result<Generation> {
-    generate_defined(decoder, prompt, policy, settings, interrupt, observe)
-        .map_err(|error| error.located(decoder, prompt, interrupt))
+    generate_after(&mut None, decoder, prompt, policy, settings, interrupt, observe)
 }
 
-/// [`generate`]; undefined logits are not yet traced to the layer where they begin.
-fn generate_defined(
+/// [`generate`], which takes over what it can of an earlier generation's prompt, as the turns of a conversation begin alike, and
+/// leaves its own behind. The text is the same as without.
+///
+/// # Errors
+/// As [`generate`]; the earlier generation then stays.
+pub fn generate_after(
+    previous: &mut Option<Previous>,
     decoder: &Arc<Decoder>,
     prompt: &[u32],
     policy: Policy,
@@ -95,13 +114,35 @@ fn generate_defined(
     interrupt: &Interrupt,
     observe: &mut dyn FnMut(GenerationEvent<'_>) -> ControlFlow<()>,
 ) -> Result<Generation> {
-    let mut session = Session::new(decoder, policy, prompt.len(), settings.max_new_tokens)?;
+    generate_defined(previous, decoder, prompt, policy, settings, interrupt, observe)
+        .map_err(|error| error.located(decoder, prompt, interrupt))
+}
+
+/// [`generate_after`]; undefined logits are not yet traced to the layer where they begin.
+fn generate_defined(
+    previous: &mut Option<Previous>,
+    decoder: &Arc<Decoder>,
+    prompt: &[u32],
+    policy: Policy,
+    settings: &GenerationSettings<'_>,
+    interrupt: &Interrupt,
+    observe: &mut dyn FnMut(GenerationEvent<'_>) -> ControlFlow<()>,
+) -> Result<Generation> {
+    let new = || Session::new(decoder, policy.clone(), prompt.len(), settings.max_new_tokens);
+    let mut session = match new() {
+        // There is no room for both.
+        Err(Error::OutOfMemory { .. }) if previous.take().is_some() => new()?,
+        session => session?,
+    };
     if settings.rounded {
         session.round_single_rows();
     }
-    let mut sampler = Sampler::new(settings.sampling)?;
+    let mut chooser = Chooser::new(settings.choice.clone(), prompt)?;
+    let earlier = previous.as_ref().map(|previous| (previous, previous.shared_with(&session, prompt)));
+    let earlier = earlier.filter(|&(_, len)| len > 0);
     let mut generation = Generation {
         tokens: vec![],
+        taken_over: earlier.map_or(0, |(_, len)| len),
         ttft_s: 0.0,
         tpot_s: None,
         kv_bytes: session.store().allocated_bytes(),
@@ -113,11 +154,15 @@ fn generate_defined(
         return Ok(generation);
     }
     let start = Instant::now();
-    let mut logits = session.prefill(prompt, &mut Hooks::none(), interrupt, &mut |done| {
+    match earlier {
+        Some((previous, len)) => session.begin_prefill_after(prompt, &previous.session, len)?,
+        None => session.begin_prefill(prompt)?,
+    }
+    let mut logits = session.finish_prefill(&mut Hooks::none(), interrupt, &mut |done| {
         let _ = observe(GenerationEvent::Prefilled(done));
     })?;
     let mut statistics = vec![];
-    let mut token = sampler.sample(&logits)?;
+    let mut token = chooser.choose(&logits)?;
     generation.ttft_s = start.elapsed().as_secs_f64();
     let mut decoding = Duration::ZERO;
     while !settings.stop_tokens.contains(&token) {
@@ -139,7 +184,7 @@ fn generate_defined(
         } else {
             session.step(token, &mut Hooks::none())?
         };
-        token = sampler.sample(&logits)?;
+        token = chooser.choose(&logits)?;
         decoding += step.elapsed();
         generation.tpot_s = Some(decoding.as_secs_f64() / generation.tokens.len() as f64);
     }
@@ -147,5 +192,6 @@ fn generate_defined(
     generation.transfers = session.transfers().cloned();
     generation.prefill_density = session.prefill_density();
     generation.revivals = session.revivals().cloned();
+    *previous = Some(Previous { prompt: prompt.to_vec(), session });
     Ok(generation)
 }

@@ -2,6 +2,7 @@
 
 mod adapter;
 mod attention;
+mod chooser;
 mod config;
 mod decoder;
 mod depth;
@@ -30,6 +31,7 @@ mod weights;
 
 pub use adapter::{Adapter, AdapterInfo, AdapterRows, AdapterTraining, HeldOutFigures, LowRank, Target};
 pub use attention::{LayerAttention, LayerStatistics, RowGroup};
+pub use chooser::{Choice, Chooser};
 pub use config::{
     Activation, Experts, ModelConfig, NormKind, NormPlacement, QueryKeyNorm, RopeConfig, RopeFactors,
     RopeScaling,
@@ -39,7 +41,9 @@ pub use depth::Depth;
 pub use device::{Device, DeviceChoice};
 pub use error::{Error, ErrorKind, Result};
 pub use file::write_file;
-pub use generate::{GeneratedToken, Generation, GenerationEvent, GenerationSettings, generate};
+pub use generate::{
+    GeneratedToken, Generation, GenerationEvent, GenerationSettings, Previous, generate, generate_after,
+};
 pub use guard::{guarded, is_guarded};
 pub use hooks::{Hook, HookContext, HookPoint, Hooks, Observer, Site};
 pub use kv::{KeyRange, KvBuffer, KvPrecision, KvStore};
@@ -63,7 +67,7 @@ pub use session::{BranchToken, Branches, Interrupt, Sees, Session, Turn, advance
 pub use shapes::Shape;
 pub use tensor::{DeviceTensor, Tensor, with_f32};
 pub use threads::{choose_instructions, keep_freed_memory, one_pool, return_freed_memory, use_threads};
-pub use tokenizer::{Message, PromptText, TokenStream, Tokenizer};
+pub use tokenizer::{Message, PromptText, StopTexts, TokenStream, Tokenizer};
 pub use undefined::UndefinedFrom;
 pub use weights::{
     Embedding, FileState, GgufFile, Linear, RandomWeights, SafetensorsFiles, ShapeWeights, Weight,

@@ -131,7 +131,7 @@ fn text(
 ) -> Result<String> {
     let settings = GenerationSettings {
         max_new_tokens,
-        sampling: Sampling::Greedy,
+        choice: Sampling::Greedy.into(),
         stop_tokens: model.tokenizer.eos_ids(),
         statistics: false,
         rounded: false,

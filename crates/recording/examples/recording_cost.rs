@@ -49,7 +49,7 @@ fn main() -> Result<()> {
         }
         println!(
             "round {round}: p {p}, N {steps}: prefill {:.2} s ({:.0} tokens/s), decode {:.2} s ({:.1} tokens/s), probes \
-             {:.2} s, frontier and causal map {frontier_s:.2} s = {:.2}x the recorded run",
+             {:.2} s, frontier and attention knockout {frontier_s:.2} s = {:.2}x the recorded run",
             t.prefill_s,
             p as f64 / t.prefill_s,
             t.decode_s,

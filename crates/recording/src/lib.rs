@@ -72,7 +72,7 @@ pub enum RecordingEvent<'a> {
 pub struct Recorded {
     /// Decode steps, at most: of the greedy continuation or the prompt's answer.
     pub max_new_tokens: usize,
-    /// Whether the causal map goes by KV head, too; [`CausalMap::affordable`] where nothing is said.
+    /// Whether attention knockout goes by KV head, too; [`CausalMap::affordable`] where nothing is said.
     pub heads: Option<bool>,
 }
 
@@ -82,7 +82,7 @@ impl Recorded {
         Self { max_new_tokens, heads: None }
     }
 
-    /// The causal map of some prompts.
+    /// Attention knockout of some prompts.
     fn map(self, model: &Model, prompts: &[Prompt]) -> CausalMap {
         let encoded = prompts.iter().filter_map(|prompt| model.tokenizer.encode_prompt(&prompt.content).ok());
         match self.heads {

@@ -54,7 +54,7 @@ fn text_under(model: &Model, tokens: &[u32], point: Option<FrontierPoint>, max_n
         .unwrap_or(FrontierPoint { cutoff: layers, anchor: layerscope_diagnostics::record::Anchor::None });
     let settings = GenerationSettings {
         max_new_tokens,
-        sampling: Sampling::Greedy,
+        choice: Sampling::Greedy.into(),
         stop_tokens: model.tokenizer.eos_ids(),
         statistics: false,
         rounded: false,

@@ -1,4 +1,4 @@
-//! A recorded prompt on a GPU, with frontier and causal map, compared with the CPU; on the emulated GPU
+//! A recorded prompt on a GPU, with frontier and attention knockout, compared with the CPU; on the emulated GPU
 //! unless a real one is tested.
 
 // The emulation exists only on Linux.

@@ -39,7 +39,7 @@ pub struct ComparedRun<'a> {
 pub struct Comparison {
     /// How prompts were compared.
     pub pairing: Pairing,
-    /// Prompts of the first and of the second run that it rests on.
+    /// Prompts of the first and of the second run that it is based on.
     pub prompts: [usize; 2],
     /// Layers that differences are given for: those of the shallower model.
     pub layers: usize,

@@ -50,17 +50,17 @@ pub struct RunReport {
     pub savings: Vec<Savings>,
     /// Figures by layer, overall and per category.
     pub layers: RunSummary,
-    /// The causal layer map: KL by layer, nats, over all prompts.
+    /// Attention knockout: KL by layer, nats, over all prompts.
     pub knockout: Vec<Summary>,
     /// The same by layer and KV head, means over prompts; empty where it was not measured.
     pub knockout_by_kv_head: Vec<Vec<f64>>,
-    /// How the causal layer map goes with the figures of attention, over layers.
+    /// How attention knockout goes with the figures of attention, over layers.
     pub correlations: Vec<Correlation>,
     /// Prompt mass per layer and head, mean over prompts: L lists of length H.
     pub prompt_mass_by_head: Vec<Vec<f64>>,
     /// Prompts that stand for their categories, with what they read.
     pub readings: Vec<Reading>,
-    /// From which layer on spans of prompts may vanish, where that was asked (`layerscope diffusion`).
+    /// From which layer on spans of prompts may vanish, where that was asked (`layerscope span-ablation`).
     pub spans: Vec<SpanReport>,
     /// Attention under policies, where that was recorded (`layerscope record --policy`).
     pub policies: Vec<PolicySummary>,

@@ -42,6 +42,13 @@ pub(crate) enum Element {
     Paragraph(Vec<Inline>),
     /// A bulleted list.
     List(Vec<Vec<Inline>>),
+    /// A bulleted list that is folded away where the format can fold.
+    Folded {
+        /// What it is about.
+        title: &'static str,
+        /// Its items.
+        items: Vec<Vec<Inline>>,
+    },
     /// The answer, highlighted.
     Answer(Answer),
     /// A table.

@@ -32,11 +32,10 @@ impl Writer<'_> {
         match block {
             Element::Heading(text) => self.line(format_args!("### {}\n", line(text))),
             Element::Paragraph(words) => self.line(format_args!("{}\n", inline(words))),
-            Element::List(items) => {
-                for item in items {
-                    self.line(format_args!("- {}", inline(item)));
-                }
-                self.line("");
+            Element::List(items) => self.list(items),
+            Element::Folded { title, items } => {
+                self.line(format_args!("**{title}**\n"));
+                self.list(items);
             }
             Element::Answer(answer) => self.answer(answer),
             Element::Table(table) => {
@@ -51,6 +50,13 @@ impl Writer<'_> {
 
     fn line(&mut self, line: impl std::fmt::Display) {
         let _ = writeln!(self.text, "{line}");
+    }
+
+    fn list(&mut self, items: &[Vec<Inline>]) {
+        for item in items {
+            self.line(format_args!("- {}", inline(item)));
+        }
+        self.line("");
     }
 
     fn answer(&mut self, answer: &Answer) {

@@ -27,7 +27,7 @@ const SHOWN_CATEGORIES: usize = 5;
 const MOST_READ: usize = 12;
 /// Characters shown of a prompt's beginning, and of its end.
 const SHOWN_CHARACTERS: usize = 400;
-/// Figures that are correlated with the causal layer map.
+/// Figures that are correlated with attention knockout.
 const CORRELATED: [&str; 5] =
     ["prompt_mass", "selectivity", "prompt_entropy", "lens_kl", "straightening_prompt_deg"];
 

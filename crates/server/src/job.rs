@@ -1,7 +1,7 @@
 //! What a request asks of the thread that runs the model, and what comes back.
 
 use crate::served::Under;
-use layerscope_engine::Sampling;
+use layerscope_engine::Choice;
 use layerscope_eval::{Likelihood, TokenLikelihood};
 use std::sync::Arc;
 use std::time::Instant;
@@ -48,18 +48,6 @@ pub(crate) struct Generate {
     pub(crate) stop_tokens: Vec<u32>,
     /// For each token its likelihood and those of so many most likely ones.
     pub(crate) likelihoods: Option<usize>,
-}
-
-/// How tokens are chosen.
-#[derive(Debug, Clone)]
-pub(crate) struct Choice {
-    pub(crate) sampling: Sampling,
-    /// Taken off a token's logit once it was generated.
-    pub(crate) presence_penalty: f32,
-    /// Taken off as often as it was generated.
-    pub(crate) frequency_penalty: f32,
-    /// Added to logits.
-    pub(crate) bias: Vec<(u32, f32)>,
 }
 
 /// What a sequence yields.

@@ -4,7 +4,6 @@
 //! under different policies join and leave at every step. What they yield goes back through a channel of each ([`job`]), and becomes
 //! text where the request is answered ([`text`]).
 
-mod choose;
 mod http;
 mod job;
 mod metrics;

@@ -1,9 +1,8 @@
 //! A running sequence: its session, where it is, and what it yields.
 
-use crate::choose::Chooser;
 use crate::job::{EndReason, Event, Failure, Figures, Generate, Job, Task};
 use crate::served::Under;
-use layerscope_engine::{ComputeType, Error, Hooks, Result, Session, Tensor};
+use layerscope_engine::{Chooser, ComputeType, Error, Hooks, Result, Session, Tensor};
 use layerscope_eval::{TokenLikelihood, likelihood_behind};
 use std::sync::Arc;
 use std::time::Instant;
@@ -68,7 +67,8 @@ impl Sequence {
         let Job { under, prompt, task, events, arrived } = job;
         let task = match task {
             Task::Generate(generate) => {
-                let chooser = Chooser::new(generate.choice.clone())?;
+                let chooser =
+                    Chooser::new(generate.choice.clone(), &[&prompt[..], &generate.forced].concat())?;
                 Running::Generate(Box::new((generate, chooser)))
             }
             Task::Score(continuations) => Running::Score(continuations),

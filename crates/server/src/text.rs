@@ -1,7 +1,7 @@
 //! Tokens as they come, as text that ends at a stop text.
 
 use crate::job::{EndReason, Event, Failure, Figures};
-use layerscope_engine::Tokenizer;
+use layerscope_engine::{StopTexts, Tokenizer};
 use layerscope_eval::{Likelihood, TokenLikelihood};
 use std::sync::Arc;
 use tokio::sync::mpsc::{Sender, UnboundedReceiver};
@@ -33,7 +33,7 @@ pub(crate) async fn follow(
     out: Sender<Update>,
 ) {
     let mut decoded = tokenizer.stream(true);
-    let mut stops = Stops::new(stop);
+    let mut stops = StopTexts::new(stop);
     loop {
         let event = tokio::select! {
             event = events.recv() => event,
@@ -85,58 +85,5 @@ pub(crate) async fn follow(
         if out.send((index, Ok(piece))).await.is_err() || is_last {
             return;
         }
-    }
-}
-
-/// Finds stop texts, and holds back what may be the beginning of one.
-struct Stops {
-    stops: Vec<String>,
-    held: String,
-}
-
-impl Stops {
-    fn new(stops: Vec<String>) -> Self {
-        Self { stops, held: String::new() }
-    }
-
-    /// The text that can be shown, and whether a stop text came.
-    fn push(&mut self, text: &str) -> (String, bool) {
-        self.held.push_str(text);
-        let found = self.stops.iter().filter_map(|stop| self.held.find(stop.as_str())).min();
-        if let Some(at) = found {
-            self.held.truncate(at);
-            return (std::mem::take(&mut self.held), true);
-        }
-        let begins = |stop: &String| {
-            let longest = self.held.len().min(stop.len().saturating_sub(1));
-            (1..=longest).rev().find(|&len| stop.is_char_boundary(len) && self.held.ends_with(&stop[..len]))
-        };
-        let held = self.stops.iter().filter_map(begins).max().unwrap_or(0);
-        let rest = self.held.split_off(self.held.len() - held);
-        (std::mem::replace(&mut self.held, rest), false)
-    }
-
-    /// What was held back.
-    fn finish(&mut self) -> String {
-        std::mem::take(&mut self.held)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn text_ends_before_the_first_stop_text_and_nothing_of_one_is_shown() {
-        let mut stops = Stops::new(vec!["\n\n".to_owned(), "END".to_owned()]);
-        assert_eq!(stops.push("a\n"), ("a".to_owned(), false));
-        assert_eq!(stops.push("bE"), ("\nb".to_owned(), false));
-        assert_eq!(stops.push("N"), (String::new(), false));
-        assert_eq!(stops.push("é"), ("ENé".to_owned(), false));
-        assert_eq!(stops.push("x\n\nyEND"), ("x".to_owned(), true));
-        let mut stops = Stops::new(vec!["é!".to_owned()]);
-        assert_eq!(stops.push("caf\u{e9}"), ("caf".to_owned(), false));
-        assert_eq!(stops.finish(), "é");
-        assert_eq!(Stops::new(vec![]).push("all"), ("all".to_owned(), false));
     }
 }

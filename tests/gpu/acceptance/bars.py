@@ -102,7 +102,7 @@ def frontier(figures):
     found = figures.get("frontier")
     value = found["frontier_s"] / found["prefill_s"] if found else None
     length = f" at {found['length']:,}" if found else ""
-    yield bar(f"exact frontier{length} / one prefill", value, AT_MOST, 1.0, "×", "with the causal map")
+    yield bar(f"exact frontier{length} / one prefill", value, AT_MOST, 1.0, "×", "with attention knockout")
 
 
 def sentence(row):

@@ -88,7 +88,7 @@ def with_statistics(context, limit):
 
 
 def frontier(context, limit):
-    """What the exact frontier costs: a recorded run, then every cutoff with both anchors and the causal map."""
+    """What the exact frontier costs: a recorded run, then every cutoff with both anchors and attention knockout."""
     now = plan(context)
     tokens, steps = (now.middle, 64) if not context.dry_run else (64, 4)
     command = [context.program("recording_cost"), f"shape:{now.shape}", tokens, steps, "native", context.device, "json"]

@@ -1,4 +1,4 @@
-//! The strips next to the map, on the same layer axis: attention masses, causal layer map and frontier.
+//! The strips next to the map, on the same layer axis: attention masses, attention knockout and frontier.
 
 use super::{Scene, shown, swatch};
 use crate::data::StepFigure;
@@ -30,7 +30,7 @@ type Draw = fn(&mut Strip<'_>, &Scene<'_>);
 /// Draws the strips into `area`, their layers in the rows of `rows`.
 pub(super) fn show(ui: &mut Ui, scene: &mut Scene<'_>, area: Rect, rows: Rect) {
     let strips: [(&str, Draw); 3] =
-        [("Attention goes to", masses), ("KL at the cutoff", frontier), ("KL if hidden here", knockout)];
+        [("Attention goes to", masses), ("KL at the cutoff", frontier), ("Attention knockout KL", knockout)];
     let mut left = area.left();
     for (index, width) in WIDTHS.into_iter().enumerate() {
         if left + width > area.right() + 1.0 {
@@ -238,7 +238,7 @@ fn frontier_at(scene: &Scene<'_>, share: f32) -> String {
     }
 }
 
-/// The causal layer map of the current prompt: the divergence when the prompt is hidden at one layer.
+/// Attention knockout of the current prompt: the divergence when the prompt is hidden at one layer.
 fn knockout(strip: &mut Strip<'_>, scene: &Scene<'_>) {
     strip.kl_axis();
     let at = pos2(strip.plot.left(), strip.head + 13.0);

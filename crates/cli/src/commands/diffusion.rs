@@ -1,4 +1,4 @@
-//! `layerscope diffusion`: from which layer on a span of a recorded prompt can be removed.
+//! `layerscope span-ablation`: from which layer on a span of a recorded prompt can be removed.
 
 use crate::args::{DiffusionArguments, positions};
 use crate::interrupt::heeded;

@@ -1,19 +1,20 @@
 //! `layerscope generate`: streams text generated under a policy.
 
-use crate::args::GenerateArguments;
+use crate::args::{GenerateArguments, SamplingArguments};
 use crate::interrupt::{self, heeded};
 use crate::terminal::{self, Reader};
-use crate::{models, output};
+use crate::{models, output, progress};
 use layerscope_engine::{
-    Generation, GenerationEvent, GenerationSettings, Model, Policy, Repetition, Result, RevivalCounters,
-    Sampling, TransferCounters, generate,
+    Choice, Generation, GenerationEvent, GenerationSettings, Model, Policy, Repetition, Result,
+    RevivalCounters, Sampling, StopTexts, TransferCounters, generate,
 };
-use serde_json::json;
+use layerscope_eval::TokenLikelihood;
+use serde_json::{Value, json};
 use std::ops::ControlFlow;
 use std::process::ExitCode;
 
 pub(crate) fn run(arguments: &GenerateArguments) -> Result<ExitCode> {
-    let sampling = sampling(arguments)?;
+    let choice = choice(&arguments.sampling)?;
     let device = models::device(arguments.model.device)?;
     let opened = models::open(&arguments.model)?;
     let policy = Policy::parse_for(&arguments.policy, &opened.config)?;
@@ -25,7 +26,7 @@ pub(crate) fn run(arguments: &GenerateArguments) -> Result<ExitCode> {
     let model = models::with_adapter(model, &arguments.adapter, std::slice::from_ref(&policy))?;
     let settings = GenerationSettings {
         max_new_tokens: arguments.max_new_tokens,
-        sampling,
+        choice,
         stop_tokens: if arguments.ignore_eos { &[] } else { model.tokenizer.eos_ids() },
         statistics: false,
         rounded: !arguments.exact,
@@ -36,31 +37,61 @@ pub(crate) fn run(arguments: &GenerateArguments) -> Result<ExitCode> {
         plan.into_iter().for_each(|plan| terminal::say(&format!("[{policy}] {plan}")));
     }
     let mut stream = model.tokenizer.stream(true);
-    let mut failed = None;
+    let mut stops = StopTexts::new(arguments.stops.clone());
+    let (mut text, mut stopped, mut failed) = (String::new(), false, None);
+    let mut likelihoods = vec![];
+    let mut bar = progress::PrefillBar::new(prompt.len());
     let generation = heeded(|interrupt| {
         generate(&model.decoder, &prompt, policy.clone(), &settings, interrupt, &mut |event| {
-            let GenerationEvent::Token(generated) = event else { return ControlFlow::Continue(()) };
-            let written = stream.push(generated.token).and_then(|text| match text {
-                Some(text) if !arguments.json => terminal::write(&text),
-                _ => Ok(Reader::Reads),
-            });
-            match written {
-                Ok(Reader::Reads) => return ControlFlow::Continue(()),
-                Ok(Reader::Left) => {}
+            let generated = match event {
+                GenerationEvent::Token(generated) => generated,
+                GenerationEvent::Prefilled(done) => {
+                    bar.prefilled(done);
+                    return ControlFlow::Continue(());
+                }
+            };
+            bar.finish();
+            let mut take = || -> Result<Reader> {
+                if arguments.json {
+                    let logits = generated.logits.to_vec()?;
+                    let top = arguments.top_logprobs.unwrap_or(0);
+                    likelihoods.push(TokenLikelihood::of(&logits, generated.token, top));
+                }
+                let piece;
+                (piece, stopped) = stops.push(&stream.push(generated.token)?.unwrap_or_default());
+                text.push_str(&piece);
+                if arguments.json { Ok(Reader::Reads) } else { terminal::write(&piece) }
+            };
+            match take() {
+                Ok(Reader::Reads) if !stopped => return ControlFlow::Continue(()),
+                Ok(_) => {}
                 Err(error) => failed = Some(error),
             }
             ControlFlow::Break(())
         })
-    })?;
+    });
+    bar.finish();
+    let generation = generation?;
     if let Some(error) = failed {
         return Err(error);
     }
+    let mut rest = String::new();
+    if !stopped {
+        (rest, stopped) = stops.push(&stream.finish()?);
+        if !stopped {
+            rest += &stops.finish();
+        }
+    }
+    text.push_str(&rest);
     if arguments.json {
         // As a policy reserves it: p − 1 prefill tokens; the last prompt token is a decode token.
         let config = model.config();
         let token_bytes =
             2 * config.kv_heads * config.head_dim * model.decoder.kv_precision().element_bytes();
         let tokens: usize = policy.capacity(prompt.len(), arguments.max_new_tokens).iter().sum();
+        let texts = |tokens: &[u32]| -> Vec<String> {
+            tokens.iter().map(|&token| model.tokenizer.token_text(token)).collect()
+        };
         output::json(&json!({
             "model": model.name,
             "weights": model.precision,
@@ -68,7 +99,11 @@ pub(crate) fn run(arguments: &GenerateArguments) -> Result<ExitCode> {
             "caveat": model.caveat(&policy),
             "prompt_tokens": prompt,
             "tokens": generation.tokens,
-            "text": model.tokenizer.decode_skipping_special(&generation.tokens)?,
+            "token_texts": texts(&generation.tokens),
+            "logprobs": likelihoods.iter().map(|likelihood| likelihood.log_probability).collect::<Vec<_>>(),
+            "top_logprobs": arguments.top_logprobs.map(|_| likelihoods.iter().map(|likelihood| top(&model, likelihood)).collect::<Vec<_>>()),
+            "text": text,
+            "ended_by": ended_by(&generation, arguments.max_new_tokens, stopped),
             "repetition": Repetition::at_end_of(&generation.tokens),
             "ttft_s": generation.ttft_s,
             "tpot_s": generation.tpot_s,
@@ -79,22 +114,49 @@ pub(crate) fn run(arguments: &GenerateArguments) -> Result<ExitCode> {
             "revivals": generation.revivals,
         }))?;
     } else {
-        terminal::print(&stream.finish()?)?;
+        terminal::print(&rest)?;
         terminal::say(&summary(&model, &policy, prompt.len(), &generation));
     }
     interrupt::check()?;
     Ok(ExitCode::SUCCESS)
 }
 
-fn sampling(arguments: &GenerateArguments) -> Result<Sampling> {
-    let GenerateArguments { temperature, top_p, top_k, seed, .. } = *arguments;
-    if temperature.is_none() && top_p.is_none() && top_k.is_none() {
-        return Ok(Sampling::Greedy);
-    }
-    Sampling::Random { temperature: temperature.unwrap_or(1.0), top_p, top_k, seed }.checked()
+/// How tokens are chosen.
+///
+/// # Errors
+/// [`layerscope_engine::Error::Input`] on a number out of range.
+pub(super) fn choice(arguments: &SamplingArguments) -> Result<Choice> {
+    let SamplingArguments { temperature, top_p, top_k, min_p, repetition_penalty, seed } = *arguments;
+    let is_greedy = temperature.is_none() && top_p.is_none() && top_k.is_none() && min_p.is_none();
+    let sampling = match is_greedy {
+        true => Sampling::Greedy,
+        false => Sampling::Random { temperature: temperature.unwrap_or(1.0), top_p, top_k, min_p, seed }
+            .checked()?,
+    };
+    Ok(Choice { repetition_penalty, ..sampling.into() })
 }
 
-fn summary(model: &Model, policy: &Policy, prompt_len: usize, generation: &Generation) -> String {
+/// The most likely tokens of a step.
+fn top(model: &Model, likelihood: &TokenLikelihood) -> Value {
+    let token = |&(token, logprob): &(u32, f64)| json!({"token": token, "text": model.tokenizer.token_text(token), "logprob": logprob});
+    likelihood.top.iter().map(token).collect()
+}
+
+/// Why a text ended.
+fn ended_by(generation: &Generation, max_new_tokens: usize, stopped: bool) -> &'static str {
+    if stopped {
+        "stop_text"
+    } else if interrupt::check().is_err() {
+        "interrupt"
+    } else if generation.tokens.len() == max_new_tokens {
+        "length"
+    } else {
+        "end_token"
+    }
+}
+
+/// One line on what a generation took.
+pub(super) fn summary(model: &Model, policy: &Policy, prompt_len: usize, generation: &Generation) -> String {
     let per_token = match generation.tpot_s {
         Some(seconds) => format!("TPOT {:.1} ms ({:.1} tokens/s), ", seconds * 1e3, 1.0 / seconds),
         None => String::new(),
@@ -106,6 +168,10 @@ fn summary(model: &Model, policy: &Policy, prompt_len: usize, generation: &Gener
         }
         None => String::new(),
     };
+    let taken_over = match generation.taken_over {
+        0 => String::new(),
+        tokens => format!(" ({tokens} taken over from the turns before)"),
+    };
     let transfers =
         generation.transfers.as_ref().map_or(String::new(), |moved| format!("; {}", transfers(moved)));
     let revivals =
@@ -115,7 +181,7 @@ fn summary(model: &Model, policy: &Policy, prompt_len: usize, generation: &Gener
     });
     let caveat = model.caveat(policy).map_or(String::new(), |caveat| format!("; {caveat}"));
     format!(
-        "[{policy}] {prompt_len} prompt tokens, {} generated; TTFT {:.2} s, {per_token}KV {}{transfers}{revivals}{density}{repetition}{caveat}",
+        "[{policy}] {prompt_len} prompt tokens{taken_over}, {} generated; TTFT {:.2} s, {per_token}KV {}{transfers}{revivals}{density}{repetition}{caveat}",
         generation.tokens.len(),
         generation.ttft_s,
         output::bytes(generation.kv_bytes as f64)

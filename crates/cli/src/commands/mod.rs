@@ -3,6 +3,7 @@
 pub(crate) mod adapt;
 pub(crate) mod bench;
 pub(crate) mod capture;
+pub(crate) mod chat;
 pub(crate) mod demo;
 pub(crate) mod diffusion;
 pub(crate) mod eval;

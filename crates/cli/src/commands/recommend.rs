@@ -4,7 +4,7 @@ use crate::args::RecommendArguments;
 use crate::{output, terminal};
 use layerscope_cutoff::block_schedule::{self, BlockSchedule};
 use layerscope_cutoff::budget::{Budget, Fitting, Kind, fitting};
-use layerscope_cutoff::recommend::{Evidence, Recommendation, Verdict, recommend};
+use layerscope_cutoff::recommend::{CategoryOutcome, Evidence, Recommendation, Verdict, recommend};
 use layerscope_diagnostics::record::PromptSummary;
 use layerscope_diagnostics::run::Run;
 use layerscope_engine::{Error, HeadSetFile, Result};
@@ -39,9 +39,14 @@ pub(crate) fn run(arguments: &RecommendArguments) -> Result<ExitCode> {
         })?;
     } else {
         terminal::print(&text(&recommendation))?;
-        match &before {
-            Some(before) => terminal::print(&before_and_after(before, &recommendation))?,
-            None => terminal::print(&pruning(sliminfer.as_ref()))?,
+        if let Some(before) = &before {
+            terminal::print(&before_and_after(before, &recommendation))?;
+        }
+        if arguments.why {
+            terminal::print(&why(&recommendation))?;
+            terminal::print(&pruning(sliminfer.as_ref()))?;
+        } else {
+            terminal::say("--why says why, and which blocks of the prompt could be pruned instead");
         }
     }
     Ok(ExitCode::SUCCESS)
@@ -202,21 +207,71 @@ pub(crate) fn of_run(run: &Run, options: Options) -> Result<Recommendation> {
     recommend(Evidence { manifest: run.manifest(), prompts: &prompts }, options)
 }
 
+/// The answer at a glance: what is recommended, what it costs each category, and what to beware of.
 pub(crate) fn text(recommendation: &Recommendation) -> String {
-    let mut text = match recommendation.verdict {
+    let headline = match recommendation.verdict {
         Verdict::Cut => format!(
-            "\nRecommended L_cut: {} of {} layers (policy {}), {:.1} % less KV\n",
+            "Recommended L_cut: {} of {} layers (policy {}), {:.1} % less KV",
             recommendation.l_cut,
             recommendation.layers,
             recommendation.policy_name().unwrap_or_default(),
             recommendation.kv_saved * 100.0
         ),
         Verdict::KeepFullDepth => {
-            format!("\nRecommended: keep full depth, all {} layers\n", recommendation.layers)
+            format!("Recommended: keep full depth, all {} layers", recommendation.layers)
         }
     };
-    for reason in &recommendation.reasons {
-        let _ = write!(text, "\n  - {}", terminal::line(reason));
+    let mut caveats = recommendation.caveats.join("; ");
+    if let Some(first) = caveats.get_mut(..1) {
+        first.make_ascii_uppercase();
     }
-    text
+    format!("\n{headline}\n\n{}\n\n{}.", by_category(recommendation), terminal::line(&caveats))
+}
+
+/// What the cutoff costs all prompts and each category. Where full depth is recommended, it is the cutoff below that would.
+fn by_category(recommendation: &Recommendation) -> String {
+    let l_cut = recommendation.l_cut;
+    let cuts = recommendation.verdict == Verdict::Cut;
+    let all = CategoryOutcome {
+        category: "all".to_owned(),
+        prompts: recommendation.prompts,
+        kl: recommendation.kl,
+        kl_upper95: recommendation.kl_upper95,
+        kl_below: recommendation.kl_below,
+        top1: recommendation.top1,
+        answers: recommendation.answers,
+        answers_kept: recommendation.answers_kept,
+        text_unchanged: recommendation.text_unchanged,
+        exact_l_cut: recommendation.exact_l_cut,
+    };
+    let categories = match &recommendation.categories[..] {
+        [_] => &[],
+        several => several,
+    };
+    let row = |of: &CategoryOutcome| {
+        let mut row = vec![of.category.clone(), of.prompts.to_string(), of.exact_l_cut.to_string()];
+        if cuts {
+            row.push(output::figure(of.kl, 4));
+        }
+        row.push(output::figure(of.kl_below, 4));
+        if cuts {
+            let kept = (of.answers_kept * of.answers as f64).round();
+            row.push(output::figure(of.text_unchanged * 100.0, 0));
+            row.push(if of.answers == 0 { "–".to_owned() } else { format!("{kept} of {}", of.answers) });
+        }
+        row
+    };
+    let [at, below] = [l_cut, l_cut - 1].map(|cutoff| format!("KL at {cutoff}, nats"));
+    let header: &[&str] = match cuts {
+        true => &["", "prompts", "passes from", &at, &below, "texts unchanged %", "answers kept"],
+        false => &["", "prompts", "passes from", &below],
+    };
+    output::table(header, std::iter::once(&all).chain(categories).map(row).collect())
+}
+
+/// Why, a sentence each.
+pub(crate) fn why(recommendation: &Recommendation) -> String {
+    let reasons = recommendation.reasons.iter();
+    let reasons: String = reasons.map(|reason| format!("\n  - {}", terminal::line(reason))).collect();
+    format!("\nWhy\n{reasons}")
 }

@@ -203,7 +203,7 @@ fn answers_are_found_where_the_policys_text_has_them() {
     let all: Vec<usize> = (0..layers).collect();
     let settings = GenerationSettings {
         max_new_tokens: 12,
-        sampling: Sampling::Greedy,
+        choice: Sampling::Greedy.into(),
         stop_tokens: MODEL.tokenizer.eos_ids(),
         statistics: false,
         rounded: false,

@@ -1,5 +1,5 @@
 //! The cutoff that the diagnostics alone would suggest, as papers choose it: from where the prompt is read and where
-//! trajectories straighten. It rests on correlations and stands beside the exact frontier, never in its place.
+//! trajectories straighten. It is based on correlations and stands beside the exact frontier, never in its place.
 //!
 //! With every figure averaged over prompts,
 //!

@@ -1,4 +1,4 @@
-//! What a recommendation rests on.
+//! What a recommendation is based on.
 
 use super::FrontierPoint;
 use crate::cost::{CostModel, Workload};

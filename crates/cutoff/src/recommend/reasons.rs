@@ -29,7 +29,6 @@ pub(super) fn reasons(
     reasons.extend(causes(recommendation));
     reasons.extend(other_anchor(recommendation, evidence));
     reasons.extend(windows::reasons(recommendation, evidence, frontier));
-    reasons.extend(cautions(recommendation, evidence, frontier));
     reasons
 }
 
@@ -276,36 +275,33 @@ fn other_anchor(recommendation: &Recommendation, evidence: Evidence<'_>) -> Opti
     ))
 }
 
-fn cautions(
+/// What to beware of, a clause each.
+pub(super) fn caveats(
     recommendation: &Recommendation,
     evidence: Evidence<'_>,
     frontier: &FrontierSummary,
 ) -> Vec<String> {
-    let mut cautions = vec![];
-    if recommendation.prompts < FEW_PROMPTS {
-        cautions.push(format!(
-            "Caution: this rests on {} prompt{}; record more of your own workload before you rely on it.",
-            recommendation.prompts,
-            if recommendation.prompts == 1 { "" } else { "s" }
-        ));
-    } else {
-        cautions.push(format!("This rests on {} prompts.", recommendation.prompts));
+    let prompts = |count: usize| if count == 1 { "1 prompt".to_owned() } else { format!("{count} prompts") };
+    let few = if recommendation.prompts < FEW_PROMPTS { "only " } else { "" };
+    let mut caveats = vec![format!("based on {few}{}", prompts(recommendation.prompts))];
+    if recommendation.answers == 0 {
+        caveats.push("answers were not judged".to_owned());
     }
     let small = frontier.categories().iter().filter(|group| !group.judged_by_bound);
     let small: Vec<&str> = small.filter_map(|group| group.category.as_deref()).collect();
     if !small.is_empty() && recommendation.categories.len() > 1 {
-        cautions.push(format!(
-            "Judged by the mean alone, having fewer than {BOUND_PROMPTS} prompts: {}.",
+        caveats.push(format!(
+            "fewer than {BOUND_PROMPTS} prompts of {}: judged by their mean alone",
             small.join(", ")
         ));
     }
     let missing = evidence.not_recorded() + frontier.left_out;
     if missing > 0 {
-        cautions.push(format!(
-            "{missing} prompt{} of the run {} not in it: failed, unfinished or without a frontier.",
-            if missing == 1 { "" } else { "s" },
-            if missing == 1 { "is" } else { "are" }
-        ));
+        caveats.push(format!("{} failed or unfinished, and left out", prompts(missing)));
     }
-    cautions
+    caveats.extend(windows::caveat(evidence));
+    if recommendation.verdict == Verdict::Cut {
+        caveats.push("TTFT and TPOT savings are predictions".to_owned());
+    }
+    caveats
 }

@@ -78,13 +78,23 @@ fn steepest_edge(
     ))
 }
 
+/// Prompts that fit into the window with all that follows them; `None` where none does, or there is no window.
+fn within(evidence: Evidence<'_>) -> Option<usize> {
+    let window = evidence.model().window?;
+    let lengths = evidence.workloads().into_iter().map(|one| one.prompt_tokens + one.decode_tokens);
+    Some(lengths.filter(|&tokens| tokens <= window).count()).filter(|&within| within > 0)
+}
+
+/// The same, as a clause.
+pub(super) fn caveat(evidence: Evidence<'_>) -> Option<String> {
+    let all = evidence.prompts.len();
+    within(evidence).map(|within| format!("{within} of {all} prompts fit into the sliding window"))
+}
+
 /// Whether the prompts are long enough for windows to matter.
 fn prompts_within(evidence: Evidence<'_>) -> Option<String> {
-    let window = evidence.model().window?;
-    let fits = |tokens: usize| tokens <= window;
-    let lengths = evidence.workloads().into_iter().map(|one| one.prompt_tokens + one.decode_tokens);
-    let (within, all) = (lengths.filter(|&tokens| fits(tokens)).count(), evidence.prompts.len());
-    (within > 0).then(|| {
+    let all = evidence.prompts.len();
+    within(evidence).map(|within| {
         format!(
             "Caution: {within} of {all} prompts fit into the window with all that follows them, so that the windowed layers \
              read them whole; on longer prompts they read less, and the cutoff may lie elsewhere."

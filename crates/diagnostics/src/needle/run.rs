@@ -108,7 +108,7 @@ fn outcome(
 ) -> Result<Outcome> {
     let settings = GenerationSettings {
         max_new_tokens,
-        sampling: Sampling::Greedy,
+        choice: Sampling::Greedy.into(),
         stop_tokens: model.tokenizer.eos_ids(),
         statistics: false,
         rounded: false,

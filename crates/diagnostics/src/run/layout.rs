@@ -3,7 +3,7 @@
 //! ```text
 //! RUN/manifest.json, *.parquet   the run for readers; replaced only by renames
 //! RUN/continuations.json         optional texts under policies; replaced only by renames, not merged
-//! RUN/spans.parquet              optional removed spans (`layerscope diffusion`); likewise
+//! RUN/spans.parquet              optional removed spans (`layerscope span-ablation`); likewise
 //! RUN/policies.parquet           optional attention under policies (`layerscope record --policy`); likewise
 //! RUN/sets.json                  optional sets of KV heads (`layerscope search`); likewise
 //! RUN/bench.json                 optional measurements (`layerscope bench`)

@@ -111,7 +111,7 @@ impl Run {
         &self.ids
     }
 
-    /// A prompt's means per layer and head, frontier, causal map, tokens and continuation.
+    /// A prompt's means per layer and head, frontier, attention knockout, tokens and continuation.
     ///
     /// # Errors
     /// [`Error::Input`] if there is no such prompt or its rows are damaged.

@@ -423,7 +423,7 @@ const PROMPTS: [Column; 17] = [
     figure("prefill_s", "seconds", "Prompt to first token (time to first token)"),
     figure("decode_s", "seconds", "All further greedy tokens; 0 where the answer was given"),
     figure("probe_s", "seconds", "The teacher-forced pass with every probe"),
-    figure("frontier_s", "seconds", "Frontier and causal map"),
+    figure("frontier_s", "seconds", "Frontier and attention knockout"),
 ];
 
 #[cfg(test)]

@@ -43,7 +43,7 @@ pub struct ShowPrompt {
     pub curvature_prompt_deg: Vec<f64>,
     /// The exact cutoff frontier.
     pub frontier: Vec<FrontierRow>,
-    /// The causal layer map.
+    /// Attention knockout.
     pub knockout: Vec<KnockoutRow>,
     /// Removed spans; omitted if there are none.
     #[serde(skip_serializing_if = "Vec::is_empty")]

@@ -93,6 +93,19 @@ impl Session {
         progress: &mut dyn FnMut(usize),
     ) -> Result<Tensor> {
         self.begin_prefill(prompt)?;
+        self.finish_prefill(hooks, interrupt, progress)
+    }
+
+    /// Runs what is left of a prompt that [`Self::begin_prefill`] or [`Self::begin_prefill_after`] took, as [`Self::prefill`] does.
+    ///
+    /// # Errors
+    /// As [`Self::prefill`].
+    pub fn finish_prefill(
+        &mut self,
+        hooks: &mut Hooks<'_>,
+        interrupt: &Interrupt,
+        progress: &mut dyn FnMut(usize),
+    ) -> Result<Tensor> {
         loop {
             check_interrupt(interrupt)?;
             let logits = self.advance(None, hooks, None)?;

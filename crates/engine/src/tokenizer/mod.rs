@@ -11,6 +11,7 @@ mod jinja;
 mod length;
 mod pre_tokenizer;
 mod sentencepiece;
+mod stop_texts;
 mod stream;
 mod template;
 
@@ -24,6 +25,7 @@ use crate::{Error, Result};
 use length::TokenLengths;
 use template::ChatTemplate;
 
+pub use stop_texts::StopTexts;
 pub use stream::TokenStream;
 
 /// Tokens that end a turn or a text in well-known model families.

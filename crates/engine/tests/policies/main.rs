@@ -185,7 +185,7 @@ fn at_all_layers_every_policy_generates_what_the_full_model_does() {
     let layers = TINY.decoder.config().layers;
     let settings = GenerationSettings {
         max_new_tokens: 12,
-        sampling: Sampling::Greedy,
+        choice: Sampling::Greedy.into(),
         stop_tokens: &[],
         statistics: false,
         rounded: false,

@@ -92,6 +92,9 @@ fn block(block: &Element) -> Markup {
         Element::Heading(text) => html! { h3 { (foreign(text)) } },
         Element::Paragraph(words) => html! { p { (inline(words)) } },
         Element::List(items) => html! { ul { @for item in items { li { (inline(item)) } } } },
+        Element::Folded { title, items } => html! {
+            details { summary { (title) } ul { @for item in items { li { (inline(item)) } } } }
+        },
         Element::Answer(answer) => self::answer(answer),
         Element::Table(table) => self::table(table),
         Element::Figure(figure) => self::figure(figure),

@@ -84,6 +84,10 @@ impl Layout<'_> {
                 let items: Vec<Value> = items.iter().map(|item| self.words(item)).collect();
                 json!({ "kind": "list", "items": items })
             }
+            Element::Folded { title, items } => {
+                let items: Vec<Value> = items.iter().map(|item| self.words(item)).collect();
+                json!({ "kind": "list", "title": title, "items": items })
+            }
             Element::Answer(answer) => {
                 let facts = answer.facts.iter().map(|fact| {
                     json!({

@@ -13,14 +13,26 @@ pub(super) fn section(report: &Report) -> Section {
             blocks.push(Element::Heading(run.name.clone()));
         }
         blocks.push(Element::Answer(answer(run, report)));
+        blocks.push(Element::Table(cutoffs::categories(&place)));
+        blocks.push(Element::Paragraph(plain(caveats(run))));
         let mut frontier = Element::Figure(Box::new(cutoffs::divergence(&place, report)));
         place.name(&mut frontier);
         blocks.push(frontier);
-        blocks.push(Element::List(
-            run.recommendation.reasons.iter().map(|reason| plain(reason.clone())).collect(),
-        ));
+        blocks.push(Element::Folded {
+            title: "Why",
+            items: run.recommendation.reasons.iter().map(|reason| plain(reason.clone())).collect(),
+        });
     }
     Section { id: "answer".into(), title: "The answer".into(), blocks }
+}
+
+/// What to beware of, as a sentence.
+fn caveats(run: &RunReport) -> String {
+    let mut sentence = run.recommendation.caveats.join("; ");
+    if let Some(first) = sentence.get_mut(..1) {
+        first.make_ascii_uppercase();
+    }
+    sentence + "."
 }
 
 fn answer(run: &RunReport, report: &Report) -> Answer {
@@ -99,7 +111,7 @@ fn answer(run: &RunReport, report: &Report) -> Answer {
         ]);
     }
     facts.push(Fact {
-        name: "Rests on",
+        name: "Based on",
         cell: Cell::count(recommendation.prompts),
         unit: if recommendation.prompts == 1 { "prompt" } else { "prompts" },
         note: match recommendation.categories.len() {

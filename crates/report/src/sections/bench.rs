@@ -50,7 +50,7 @@ pub(super) fn blocks(place: &Place<'_>) -> Vec<Element> {
     blocks.push(Element::Table(table(place, bench)));
     if bench.interrupted {
         blocks.push(Element::Paragraph(plain(
-            "The measurement was broken off: the last figures rest on fewer repeats.",
+            "The measurement was broken off: the last figures are based on fewer repeats.",
         )));
     }
     if !bench.notes.is_empty() {

@@ -1,4 +1,4 @@
-//! The causal layer map, compared with attention.
+//! Attention knockout, compared with attention.
 
 use super::{Place, spread, summary_cells, summary_columns};
 use crate::document::{Cell, Drawing, Element, Figure, MapDrawing, Table, column, plain};
@@ -39,7 +39,7 @@ fn heads(place: &Place<'_>) -> Option<Figure> {
     Some(Figure {
         id: place.id("knockout-heads"),
         drawing: Drawing::Map(MapDrawing {
-            title: "Causal map by KV head".into(),
+            title: "Attention knockout by KV head".into(),
             unit: "KL, nats, logarithmic".into(),
             description: format!(
                 "Mean KL divergence when the prompt is hidden from the generating tokens at one KV head alone, for each of {} layers \
@@ -70,7 +70,7 @@ fn heads(place: &Place<'_>) -> Option<Figure> {
 
 fn knockout(place: &Place<'_>) -> Figure {
     let mut chart = Chart::new(
-        "Causal layer map",
+        "Attention knockout",
         "KL(full ‖ prompt hidden at this layer), nats",
         Along::Layers(place.layers()),
     );

@@ -39,7 +39,7 @@ fn compared() -> impl Iterator<Item = (&'static str, &'static str, &'static str,
         ("selectivity", "Selectivity", "prompt mass · (1 − entropy)", false),
         ("straightening_prompt_deg", "Trajectory straightening", "degrees", false),
         ("lens_kl", "Logit lens", "KL(final ‖ lens), nats", true),
-        (KNOCKOUT_KL, "Causal layer map", "KL, prompt hidden, nats", true),
+        (KNOCKOUT_KL, "Attention knockout", "KL, prompt hidden, nats", true),
     ]
     .into_iter()
 }

@@ -38,8 +38,6 @@ pub(super) fn blocks(place: &Place<'_>, report: &Report) -> Vec<Element> {
         Element::Figure(Box::new(kept(place))),
         Element::Figure(Box::new(likelihood(place))),
         Element::Figure(Box::new(savings(place))),
-        Element::Heading("By category, at the recommended cutoff".into()),
-        Element::Table(categories(place)),
     ]);
     blocks
 }
@@ -281,7 +279,8 @@ fn figure(place: &Place<'_>, id: &str, chart: Chart, table: Table) -> Figure {
     Figure { id: place.id(id), drawing: Drawing::Chart(chart), table, wide: false }
 }
 
-fn categories(place: &Place<'_>) -> Table {
+/// What the recommended cutoff costs each category.
+pub(super) fn categories(place: &Place<'_>) -> Table {
     let columns = vec![
         column("category", ""),
         column("prompts", ""),

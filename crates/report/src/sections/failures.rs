@@ -59,7 +59,7 @@ fn summary(case: &FailureCase) -> Vec<Inline> {
                 None => Inline::Plain("the end".into()),
             };
             vec![
-                Inline::Plain(format!("They part at token {step}: ")),
+                Inline::Plain(format!("Outputs diverge at token {step}: ")),
                 token(&case.full),
                 Inline::Plain(" at full depth, ".into()),
                 token(cut),

@@ -53,7 +53,7 @@ const DEFINITIONS: [[&str; 3]; 17] = [
         "A text that departs after the answer keeps it; one that departs before is generated under the cut.",
     ],
     ["ΔNLL", "NLL under the cut − NLL under the full model", "Mean over the continuation’s tokens, nats."],
-    ["knockout KL", "mean over steps of KL(full ‖ prompt hidden at layer ℓ)", "The causal layer map."],
+    ["knockout KL", "mean over steps of KL(full ‖ prompt hidden at layer ℓ)", "Attention knockout."],
     [
         "divergence of a removed span",
         "mean over steps of KL(full ‖ span removed from layer ℓ on)",

@@ -200,7 +200,7 @@ pub(super) async fn beside<T: Send + 'static>(
 pub(super) fn generate(
     served: &Served,
     max_new_tokens: usize,
-    choice: crate::job::Choice,
+    choice: layerscope_engine::Choice,
     likelihoods: Option<usize>,
     ignore_eos: bool,
 ) -> Generate {

@@ -3,12 +3,11 @@
 use super::answer::random;
 use super::error::Refused;
 use crate::http::State;
-use crate::job::Choice;
 use crate::served::{Served, Under};
 use axum::body::Bytes;
 use axum::extract::{FromRequest, Request};
 use axum::http::StatusCode;
-use layerscope_engine::Sampling;
+use layerscope_engine::{Choice, Sampling};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -72,9 +71,11 @@ pub(super) struct SamplingFields {
     temperature: Option<f64>,
     top_p: Option<f64>,
     top_k: Option<i64>,
+    min_p: Option<f64>,
     seed: Option<i64>,
     presence_penalty: Option<f32>,
     frequency_penalty: Option<f32>,
+    repetition_penalty: Option<f32>,
     logit_bias: Option<BTreeMap<String, f32>>,
 }
 
@@ -88,11 +89,15 @@ impl SamplingFields {
         let seed = self.seed.map_or_else(random, |seed| seed as u64).wrapping_add(index as u64);
         let top_k = self.top_k.filter(|&top_k| top_k > 0).and_then(|top_k| usize::try_from(top_k).ok());
         let top_p = self.top_p.filter(|&top_p| top_p != 1.0);
-        let sampling = Sampling::Random { temperature, top_p, top_k, seed }.checked()?;
+        let sampling = Sampling::Random { temperature, top_p, top_k, min_p: self.min_p, seed }.checked()?;
         let [presence_penalty, frequency_penalty] =
             [self.presence_penalty, self.frequency_penalty].map(|penalty| penalty.unwrap_or(0.0));
         if ![presence_penalty, frequency_penalty].iter().all(|penalty| penalty.abs() <= 2.0) {
             return Err(Refused::bad("presence_penalty and frequency_penalty are between -2 and 2"));
+        }
+        let repetition_penalty = self.repetition_penalty.unwrap_or(1.0);
+        if !(repetition_penalty > 0.0 && repetition_penalty <= 2.0) {
+            return Err(Refused::field("repetition_penalty", "repetition_penalty is above 0, at most 2"));
         }
         let mut bias = vec![];
         for (token, &by) in self.logit_bias.iter().flatten() {
@@ -106,7 +111,7 @@ impl SamplingFields {
                 }
             }
         }
-        Ok(Choice { sampling, presence_penalty, frequency_penalty, bias })
+        Ok(Choice { sampling, repetition_penalty, presence_penalty, frequency_penalty, bias })
     }
 }
 
@@ -126,8 +131,8 @@ pub(super) fn refuse_unserved(fields: &BTreeMap<String, Value>) -> Result<(), Re
     for (name, value) in fields {
         let is_harmless = is_none(value)
             || match name.as_str() {
-                "repetition_penalty" | "length_penalty" | "best_of" => one(value),
-                "min_p" | "min_tokens" => zero(value),
+                "length_penalty" | "best_of" => one(value),
+                "min_tokens" => zero(value),
                 "response_format" => text(value),
                 "tools" | "tool_choice" | "functions" | "function_call" | "suffix" | "audio"
                 | "use_beam_search" | "guided_json" | "guided_regex" | "guided_choice" | "guided_grammar"
