@@ -80,7 +80,31 @@ fn show_and_recommend_print_the_contracts_json() {
     ] {
         assert!(recommendation.get(key).is_some(), "`{key}` is missing");
     }
-    assert!(recommendation["reasons"].as_array().unwrap().iter().all(Value::is_string));
+    let strings = |name: &str| -> Vec<String> {
+        recommendation[name]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|text| text.as_str().unwrap().to_owned())
+            .collect()
+    };
+    let (reasons, caveats) = (strings("reasons"), strings("caveats"));
+    assert_eq!(caveats[0], format!("based on {} prompts", recommendation["prompts"]));
+    // The answer at a glance: a headline, a row for each category, one line of caveats. The reasons on request.
+    let glance = succeed(layerscope().arg("recommend").arg(&out));
+    let lines: Vec<&str> = glance.lines().filter(|line| !line.is_empty()).collect();
+    assert!(lines[0].starts_with("Recommended"), "{glance}");
+    assert_eq!(lines.len(), 1 + 2 + recommendation["categories"].as_array().unwrap().len() + 1, "{glance}");
+    for category in recommendation["categories"].as_array().unwrap() {
+        assert!(
+            lines.iter().any(|line| line.starts_with(category["category"].as_str().unwrap())),
+            "{glance}"
+        );
+    }
+    assert!(lines[lines.len() - 1].starts_with("Based on"), "{glance}");
+    assert!(!glance.contains(&reasons[0]));
+    let why = succeed(layerscope().arg("recommend").arg(&out).arg("--why"));
+    assert!(why.starts_with(&glance) && reasons.iter().all(|reason| why.contains(reason)), "{why}");
     // A large tolerance lowers the cutoff; a tiny one keeps full depth.
     let at = |tolerance: &str| {
         json(layerscope().arg("recommend").arg(&out).args(["--json", "--tolerance", tolerance]))["l_cut"]

@@ -15,7 +15,7 @@ use layerscope_app::engine::message::{Event as EngineEvent, LiveAttention, LiveT
 use layerscope_app::live::Live;
 use layerscope_app::state::{View, ViewState};
 use layerscope_app::views::generate::{self, Form, LiveScene};
-use layerscope_app::{Launch, Open, Remembered, Theme, Viewer};
+use layerscope_app::{Launch, Open, Remembered, SeenModels, Theme, Viewer};
 use std::time::Instant;
 
 #[path = "../tests/support/synthetic.rs"]
@@ -89,6 +89,8 @@ fn open(ctx: &Context, folder: &std::path::Path, sizes: synthetic::Sizes) -> Vie
     let launch = Launch {
         open: Open::Path(folder.to_owned()),
         models: vec![],
+        model_of_runs: None,
+        seen: SeenModels::default(),
         runs_folder: ".".into(),
         view: Some(View::Map),
         theme: Some(Theme::Dark),

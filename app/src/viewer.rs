@@ -47,6 +47,10 @@ pub struct Launch {
     pub open: Open,
     /// Models that can be loaded by name: built-in models and models on this disk.
     pub models: Vec<ModelSource>,
+    /// The model of runs, where the user names one.
+    pub model_of_runs: Option<ModelSource>,
+    /// What this machine knows of models that it has loaded.
+    pub seen: SeenModels,
     /// Default folder of recordings.
     pub runs_folder: PathBuf,
     /// The initial view; the saved one by default.
@@ -57,6 +61,22 @@ pub struct Launch {
     pub drawn_in_software: bool,
     /// The device of models.
     pub device: DeviceChoice,
+}
+
+/// Where models of a SHA-256 were loaded from.
+#[derive(Debug, Clone, Copy)]
+pub struct SeenModels {
+    /// Keeps it.
+    pub remember: fn(&str, &Path),
+    /// Tells it.
+    pub remembered: fn(&str) -> Option<PathBuf>,
+}
+
+impl Default for SeenModels {
+    /// Nothing is known, and nothing kept.
+    fn default() -> Self {
+        Self { remember: |_, _| {}, remembered: |_| None }
+    }
 }
 
 /// What to open.
@@ -146,6 +166,8 @@ struct Recommended {
 struct Notice {
     text: String,
     is_error: bool,
+    /// Whether a model mends it, so that it goes once one is loaded.
+    asks_for_model: bool,
 }
 
 impl Viewer {
@@ -336,8 +358,16 @@ impl Viewer {
     }
 
     fn say(&mut self, text: impl Into<String>, is_error: bool) {
+        self.notice(Notice { text: text.into(), is_error, asks_for_model: false });
+    }
+
+    /// An error until a model is loaded.
+    fn ask_for_model(&mut self, text: String) {
+        self.notice(Notice { text, is_error: true, asks_for_model: true });
+    }
+
+    fn notice(&mut self, notice: Notice) {
         const KEPT: usize = 3;
-        let notice = Notice { text: text.into(), is_error };
         self.notices.retain(|known| *known != notice);
         self.notices.push(notice);
         if self.notices.len() > KEPT {

@@ -40,6 +40,8 @@ class Recommendation:
     """Prompts that it is based on."""
     reasons: list[str]
     """The reasons, a sentence each."""
+    caveats: list[str]
+    """What to beware of, a clause each."""
     figures: dict[str, Any] = field(repr=False)
     """All of `layerscope recommend --json`, by category and by cutoff, too."""
 

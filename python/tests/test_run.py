@@ -408,7 +408,7 @@ class Recommending(unittest.TestCase):
     def test_fields_are_those_of_the_program(self):
         answer, figures = Run(DEMO).recommendation(tolerance=0.2, criterion="kl"), layerscope.run("recommend", DEMO, tolerance=0.2, criterion="kl")
         self.assertEqual(answer.figures, figures)
-        for name in ("l_cut", "layers", "anchor", "exact_l_cut", "tolerance", "kl", "kl_upper95", "top1", "answers_kept", "kv_saved", "reasons"):
+        for name in ("l_cut", "layers", "anchor", "exact_l_cut", "tolerance", "kl", "kl_upper95", "top1", "answers_kept", "kv_saved", "reasons", "caveats"):
             self.assertEqual(getattr(answer, name), figures[name], name)
 
     def test_policies_can_be_generated_with(self):

@@ -309,6 +309,8 @@ pub struct LoadedModel {
     pub name: String,
     /// SHA-256 as in a run's manifest.
     pub sha256: String,
+    /// Its file or folder; `None` for a built-in model.
+    pub path: Option<PathBuf>,
     /// Layers L.
     pub layers: usize,
     /// Query heads H.

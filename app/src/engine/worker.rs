@@ -110,6 +110,7 @@ fn load(
     let loaded = LoadedModel {
         name: model.name.clone(),
         sha256: model.sha256.clone(),
+        path: model.path.clone(),
         layers: config.layers,
         heads: config.heads,
         context: config.context,

@@ -4,13 +4,13 @@ use super::Viewer;
 use crate::command::Order;
 use crate::data::{RunData, short};
 use crate::design::{self, Palette, size, space};
-use crate::views::generate::bytes;
 use eframe::egui::{
     Button, CollapsingHeader, ComboBox, DragValue, Grid, RichText, ScrollArea, Ui, WidgetInfo,
     accesskit::Role, vec2,
 };
 use layerscope_cutoff::recommend::{Criterion, FrontierSummary, Kept, Options, Recommendation, Verdict};
 use layerscope_diagnostics::record::Anchor;
+use layerscope_engine::readable_bytes;
 
 impl Viewer {
     pub(super) fn cutoff_panel(&mut self, ui: &mut Ui) {
@@ -41,7 +41,7 @@ impl Viewer {
         ui.label(RichText::new("Saved at this run’s lengths").strong());
         Grid::new("savings").num_columns(2).spacing(vec2(space::MEDIUM, 2.0)).show(ui, |ui| {
             let prompts = run.prompts.len().max(1) as f64;
-            let each = |sum: u64| bytes(sum as f64 / prompts);
+            let each = |sum: u64| readable_bytes(sum as f64 / prompts);
             row(ui, "KV", &percent(saved.kv_saved), "share of the bytes of keys and values");
             let from_to = format!("{} → {}", each(saved.kv_bytes_full), each(saved.kv_bytes_cut));
             row(ui, "", &from_to, "mean per prompt");

@@ -139,18 +139,20 @@ impl Viewer {
             }
             None => {
                 let name = self.run.as_ref().map_or("a model", |run| run.manifest.model.name.as_str());
-                self.say_error(format!(
-                    "open {name} first (its GGUF file or folder): it was not found by its name"
+                self.ask_for_model(format!(
+                    "open {name} first (its GGUF file or folder): it was found neither by its name nor where it was loaded from before"
                 ));
                 false
             }
         }
     }
 
-    /// The source of the run's model, by its name.
+    /// The source of the run's model: the one that the user names, that of its name, or where it was loaded from before.
     pub(super) fn model_of_run(&self) -> Option<ModelSource> {
-        let name = &self.run.as_ref()?.manifest.model.name;
-        ModelSource::find(&self.launch.models, name).cloned()
+        let model = &self.run.as_ref()?.manifest.model;
+        let named = || ModelSource::find(&self.launch.models, &model.name).cloned();
+        let seen = || (self.launch.seen.remembered)(&model.sha256).map(ModelSource::path);
+        self.launch.model_of_runs.clone().or_else(named).or_else(seen)
     }
 
     pub(super) fn read_pattern(&mut self, layers: Vec<usize>) {

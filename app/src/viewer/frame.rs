@@ -1,5 +1,6 @@
 //! One frame of the window.
 
+use super::panels::NARROW;
 use super::{Shared, Viewer};
 use crate::command::Order;
 use crate::design::{self, space};
@@ -27,9 +28,7 @@ impl Viewer {
         Panel::bottom("status").frame(panel).show(ui, |ui| self.status_bar(ui));
         // Displayed in the next frame, because the status line is laid out before the view.
         self.readout = None;
-        // A narrow window has no list of prompts; keys change the prompt.
-        const ROOM_FOR_PROMPTS: f32 = 960.0;
-        if self.run.is_some() && ui.available_width() >= ROOM_FOR_PROMPTS {
+        if self.run.is_some() && ui.ctx().content_rect().width() >= NARROW {
             Panel::left("prompts")
                 .frame(panel)
                 .default_size(design::size::LEFT_PANEL)

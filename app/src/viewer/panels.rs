@@ -7,8 +7,11 @@ use crate::export::ExportFormat;
 use crate::state::View;
 use crate::widgets::{count, token_label};
 use eframe::egui::text::LayoutJob;
-use eframe::egui::{Align, Button, Layout, RichText, ScrollArea, TextFormat, TextStyle, Theme, Ui};
+use eframe::egui::{Align, Button, ComboBox, Layout, RichText, ScrollArea, TextFormat, TextStyle, Theme, Ui};
 use std::path::PathBuf;
+
+/// Windows of less width have menus instead of tabs and of the list of prompts.
+pub(super) const NARROW: f32 = 1_080.0;
 
 impl Viewer {
     pub(super) fn top_bar(&mut self, ui: &mut Ui) {
@@ -18,13 +21,11 @@ impl Viewer {
                 order = Some(Order::Open);
             }
             ui.separator();
-            for view in View::ALL {
-                let text = RichText::new(view.name());
-                let tab = ui.selectable_label(self.state.view == view, text);
-                let about = format!("{}\n{}", view.description(), hint(ui, Order::Show(view)));
-                if tab.on_hover_text(about).clicked() {
-                    order = Some(Order::Show(view));
-                }
+            if ui.ctx().content_rect().width() < NARROW {
+                order = order.or(self.view_menu(ui));
+                self.prompt_menu(ui);
+            } else {
+                order = order.or(self.view_tabs(ui));
             }
             ui.with_layout(Layout::right_to_left(Align::Center), |ui| {
                 if ui.button("Help").on_hover_text(hint(ui, Order::Help)).clicked() {
@@ -32,10 +33,6 @@ impl Viewer {
                 }
                 if ui.button("Commands").on_hover_text(hint(ui, Order::Palette)).clicked() {
                     order = Some(Order::Palette);
-                }
-                // In a narrow window, the rest is in the command palette.
-                if ui.available_width() < 300.0 {
-                    return;
                 }
                 let other = if ui.theme() == Theme::Dark { "Light" } else { "Dark" };
                 if ui.button(other).on_hover_text(hint(ui, Order::Theme)).clicked() {
@@ -68,6 +65,49 @@ impl Viewer {
         });
     }
 
+    fn view_tabs(&self, ui: &mut Ui) -> Option<Order> {
+        let mut order = None;
+        for view in View::ALL {
+            let tab = ui.selectable_label(self.state.view == view, view.name());
+            if tab.on_hover_text(about(ui, view)).clicked() {
+                order = Some(Order::Show(view));
+            }
+        }
+        order
+    }
+
+    /// The views in a narrow window.
+    fn view_menu(&self, ui: &mut Ui) -> Option<Order> {
+        let mut order = None;
+        ComboBox::from_id_salt("view").selected_text(self.state.view.name()).width(88.0).show_ui(ui, |ui| {
+            for view in View::ALL {
+                let item = ui.selectable_label(self.state.view == view, view.name());
+                if item.on_hover_text(about(ui, view)).clicked() {
+                    order = Some(Order::Show(view));
+                }
+            }
+        });
+        order
+    }
+
+    /// The prompts in a narrow window, which has no room for their list.
+    fn prompt_menu(&mut self, ui: &mut Ui) {
+        let Some(run) = self.run.clone() else { return };
+        let Some(shown) = run.prompts.get(self.state.prompt) else { return };
+        let mut chosen = None;
+        ComboBox::from_id_salt("prompt").selected_text(&shown.id).width(110.0).truncate().show_ui(ui, |ui| {
+            for (index, prompt) in run.prompts.iter().enumerate() {
+                let text = format!("{} · {} · {} tokens", prompt.id, prompt.category, prompt.p);
+                if ui.selectable_label(self.state.prompt == index, text).clicked() {
+                    chosen = Some(index);
+                }
+            }
+        });
+        if let Some(index) = chosen {
+            self.show_prompt(index);
+        }
+    }
+
     pub(super) fn status_bar(&mut self, ui: &mut Ui) {
         ui.horizontal(|ui| {
             ui.with_layout(Layout::right_to_left(Align::Center), |ui| {
@@ -84,10 +124,15 @@ impl Viewer {
                 }
                 ui.with_layout(Layout::left_to_right(Align::Center), |ui| {
                     let text = self.readout.clone().unwrap_or_else(|| {
-                        "scroll zooms, drag pans, click selects, drag the orange line to move the cutoff"
-                            .into()
+                        match (self.state.view, &self.run) {
+                            (View::Map, Some(_)) => {
+                                "scroll zooms, drag pans, click selects, drag the orange line to move the cutoff"
+                            }
+                            _ => "",
+                        }
+                        .into()
                     });
-                    ui.add(eframe::egui::Label::new(RichText::new(text).small()).truncate());
+                    ui.add(eframe::egui::Label::new(text).truncate());
                 });
             });
         });
@@ -148,6 +193,11 @@ impl Viewer {
             self.open(&path);
         }
     }
+}
+
+/// What a view shows, for tooltips.
+fn about(ui: &Ui, view: View) -> String {
+    format!("{}\n{}", view.description(), hint(ui, Order::Show(view)))
 }
 
 /// A command's shortcut, for tooltips.

@@ -162,6 +162,10 @@ impl Viewer {
                     // The default cutoff without measurements is three quarters.
                     self.state.cutoff = self.state.cutoff.min((model.layers * 3).div_ceil(4)).max(1);
                 }
+                self.notices.retain(|notice| !notice.asks_for_model);
+                if let Some(path) = &model.path {
+                    (self.launch.seen.remember)(&model.sha256, path);
+                }
                 self.model = Some(model);
             }
             Event::RecordingStarted { .. } | Event::PromptStarted { .. } => {

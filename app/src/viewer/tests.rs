@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
-use super::{Launch, Open, Recommended, Remembered, Viewer};
+use super::{Launch, Open, Recommended, Remembered, SeenModels, Viewer};
 use crate::data::{PromptMaps, Task};
 use eframe::egui::Context;
 use layerscope_diagnostics::prompts::read_prompts;
@@ -43,6 +43,8 @@ fn opened(folder: &Path) -> Viewer {
     let launch = Launch {
         open: Open::Path(folder.to_owned()),
         models: vec![],
+        model_of_runs: None,
+        seen: SeenModels::default(),
         runs_folder: std::env::temp_dir(),
         view: None,
         theme: None,

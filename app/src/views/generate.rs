@@ -11,7 +11,7 @@ use eframe::egui::{
     Stroke, StrokeKind, TextEdit, TextFormat, TextStyle, Ui, WidgetInfo, accesskit::Role, pos2,
     text::LayoutJob, vec2,
 };
-use layerscope_engine::{POLICIES, Policy, PolicyKind, Repetition, Result, Sampling};
+use layerscope_engine::{POLICIES, Policy, PolicyKind, Repetition, Result, Sampling, readable_bytes};
 
 /// Least width of a side, points; more sides than fit scroll.
 const LEAST_SIDE: f32 = 250.0;
@@ -350,7 +350,7 @@ fn metrics(ui: &mut Ui, side: &Side) {
                 side.tpot_s.map_or("–".into(), milliseconds),
                 "Mean time per output token after the first",
             ),
-            ("KV", bytes(side.kv_bytes as f64), "Bytes of keys and values allocated"),
+            ("KV", readable_bytes(side.kv_bytes as f64), "Bytes of keys and values allocated"),
         ] {
             ui.vertical(|ui| {
                 ui.label(RichText::new(name).small().weak());
@@ -361,16 +361,6 @@ fn metrics(ui: &mut Ui, side: &Side) {
             ui.add_space(space::MEDIUM);
         }
     });
-}
-
-/// Bytes with a unit.
-pub(crate) fn bytes(bytes: f64) -> String {
-    match bytes {
-        _ if bytes >= 1e9 => format!("{:.2} GB", bytes / 1e9),
-        _ if bytes >= 1e6 => format!("{:.1} MB", bytes / 1e6),
-        _ if bytes >= 1e3 => format!("{:.1} kB", bytes / 1e3),
-        _ => format!("{bytes:.0} B"),
-    }
 }
 
 /// The text, with the first different token highlighted and the text after it dimmed.

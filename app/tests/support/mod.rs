@@ -9,7 +9,7 @@ use eframe::egui::accesskit::Role;
 use eframe::egui::{Key, Modifiers, Theme, Vec2};
 use egui_kittest::Harness;
 use layerscope_app::state::View;
-use layerscope_app::{Launch, Open, Remembered, Viewer};
+use layerscope_app::{Launch, Open, Remembered, SeenModels, Viewer};
 use layerscope_diagnostics::prompts::{PromptFile, parse_prompts, prompts_sha256};
 use layerscope_engine::{DeviceChoice, ModelSource};
 use std::path::{Path, PathBuf};
@@ -48,6 +48,8 @@ pub(crate) fn launch(path: &Path) -> Launch {
     Launch {
         open: Open::Path(path.to_owned()),
         models: vec![ModelSource::path(tiny_model())],
+        model_of_runs: None,
+        seen: SeenModels::default(),
         runs_folder: std::env::temp_dir(),
         view: None,
         theme: Some(Theme::Dark),

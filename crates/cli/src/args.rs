@@ -940,6 +940,10 @@ pub(crate) struct ViewArguments {
     /// Run folder, model or prompt file, or a model by its name or Hugging Face id; the embedded model recorded on the spot
     /// where none is given
     pub(crate) path: Option<PathBuf>,
+    /// The model of the run, to generate and record with: a path, a name or a Hugging Face id; where none is given, the one of its
+    /// name, or the file that it was loaded from before
+    #[arg(long, value_name = "MODEL", requires = "path")]
+    pub(crate) model: Option<String>,
     /// Run the model as one of this family, whatever its file says
     #[arg(long, value_name = "NAME", requires = "path")]
     pub(crate) architecture: Option<String>,

@@ -11,7 +11,7 @@ use layerscope_engine::{
 };
 use layerscope_models::{LocalModel, Places, Reference, fetch};
 use std::io::Read;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// The embedded model's name.
 pub(crate) const EMBEDDED_NAME: &str = "layerscope-tiny";
@@ -97,7 +97,21 @@ pub(crate) fn load(
     need: &MemoryNeed,
 ) -> Result<Model> {
     check_memory(&opened.name, need, device)?;
-    progress::loading(|progress| opened.load(weights.into(), device, progress))
+    let model = progress::loading(|progress| opened.load(weights.into(), device, progress))?;
+    if let Some(path) = &model.path {
+        remember(&model.sha256, path);
+    }
+    Ok(model)
+}
+
+/// Remembers where a model was loaded from, so that its runs find it again.
+pub(crate) fn remember(sha256: &str, path: &Path) {
+    layerscope_models::remember(&Places::from_environment(), sha256, path);
+}
+
+/// Where the model of a SHA-256 was loaded from before, if it is still there.
+pub(crate) fn remembered(sha256: &str) -> Option<PathBuf> {
+    layerscope_models::remembered(&Places::from_environment(), sha256)
 }
 
 /// The model with an adapter beside its weights, where one is named. Warns where it was made for another model or policy.
@@ -132,7 +146,7 @@ pub(crate) fn load_source(
 }
 
 /// The model that a run was recorded with, in the run's precision: the one that the user gives, or else the
-/// one with the name in the run's manifest. The caller checks that its bytes are the same.
+/// one with the name in the run's manifest, or the file that it was loaded from before. The caller checks that its bytes are the same.
 pub(crate) fn of_run(run: &Run, name: Option<&str>, device: DeviceArguments) -> Result<Model> {
     let precision = precision_of(run)?;
     let model = &run.manifest().model;
@@ -140,12 +154,16 @@ pub(crate) fn of_run(run: &Run, name: Option<&str>, device: DeviceArguments) -> 
     let recorded = with_adapter.and_then(|name| name.strip_suffix(" + ")).unwrap_or(&model.name);
     let source = match name {
         Some(name) => resolve(name)?,
-        None => ModelSource::find(&named(), recorded).cloned().ok_or_else(|| {
-            Error::input(format!(
-                "{} was recorded with {recorded}, which was not found by its name; give its file or folder with --model",
-                run.folder().display()
-            ))
-        })?,
+        None => {
+            let seen = || remembered(&model.sha256).map(ModelSource::path);
+            ModelSource::find(&named(), recorded).cloned().or_else(seen).ok_or_else(|| {
+                Error::input(format!(
+                    "{} was recorded with {recorded}, which was found neither by its name nor where it was loaded from before; \
+                     give its file or folder with --model",
+                    run.folder().display()
+                ))
+            })?
+        }
     };
     load_source(&source, precision, device)
 }

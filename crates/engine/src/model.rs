@@ -11,7 +11,7 @@ use crate::weights::{GgufFile, SafetensorsFiles, WeightsPrecision};
 use crate::{Decoder, Device, Error, KvPrecision, ModelConfig, Result, Tokenizer};
 use sha2::{Digest, Sha256};
 use std::io::Read;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// A loaded model. A clone shares its weights.
@@ -21,6 +21,8 @@ pub struct Model {
     pub name: String,
     /// SHA-256 of the GGUF file; of a folder, of its `config.json` and weight files in order of name.
     pub sha256: String,
+    /// Where its file or folder is, as an absolute path; `None` for a model that is part of the program.
+    pub path: Option<PathBuf>,
     /// Config and weights.
     pub decoder: Arc<Decoder>,
     /// Tokenizer and chat template.
@@ -54,6 +56,7 @@ pub struct OpenedModel {
     pub config: ModelConfig,
     /// Tokenizer and chat template.
     pub tokenizer: Tokenizer,
+    path: Option<PathBuf>,
     files: Files,
 }
 
@@ -145,6 +148,7 @@ impl Model {
         Ok(Self {
             name: format!("{} + {name}", self.name),
             sha256: self.sha256.clone(),
+            path: self.path.clone(),
             decoder,
             tokenizer: Arc::clone(&self.tokenizer),
             precision: self.precision,
@@ -178,7 +182,11 @@ impl OpenedModel {
             )));
         }
         let tokenizer = tokenizer.within(config.context);
-        Ok(Self { name: source.name.clone(), config, tokenizer, files })
+        let path = match &source.files {
+            ModelFiles::Path(path) => std::path::absolute(path).ok(),
+            ModelFiles::Embedded(_) => None,
+        };
+        Ok(Self { name: source.name.clone(), path, config, tokenizer, files })
     }
 
     fn gguf(file: GgufFile, architecture: Option<&str>) -> Result<(ModelConfig, Tokenizer, Files)> {
@@ -218,7 +226,7 @@ impl OpenedModel {
         device: &Device,
         progress: &mut dyn FnMut(usize, usize) -> Result<()>,
     ) -> Result<Model> {
-        let Self { name, config, tokenizer, files } = self;
+        let Self { name, path, config, tokenizer, files } = self;
         // Of weights that are dequantised or that a GPU gets, the file is read only once.
         if precision == WeightsPrecision::Native && matches!(device, Device::Cpu) {
             match &files {
@@ -248,6 +256,7 @@ impl OpenedModel {
         Ok(Model {
             name,
             sha256,
+            path,
             decoder: Arc::new(decoder),
             tokenizer: Arc::new(tokenizer),
             precision,

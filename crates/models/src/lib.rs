@@ -23,6 +23,7 @@ mod hub;
 mod local;
 mod places;
 mod reference;
+mod seen;
 mod text;
 
 pub use error::{Error, ErrorKind, Result};
@@ -30,3 +31,4 @@ pub use hub::{Progress, fetch};
 pub use local::{LocalModel, ModelFormat, Origin, local_models};
 pub use places::{HubPlaces, Places, Token};
 pub use reference::{HubReference, Reference, Wanted};
+pub use seen::{remember, remembered};

@@ -35,6 +35,12 @@ pub(crate) fn run(arguments: &GenerateArguments) -> Result<ExitCode> {
         let token_bytes = need.kv_token_layer as f64;
         let plan = policy.plan(prompt.len(), &|tokens| output::bytes(tokens as f64 * token_bytes));
         plan.into_iter().for_each(|plan| terminal::say(&format!("[{policy}] {plan}")));
+        if let Some(position) = policy.visibility().and_then(|seen| seen.anchors.first_beyond(prompt.len())) {
+            let tokens = prompt.len();
+            terminal::say(&format!(
+                "[{policy}] the prompt has {tokens} tokens, so that there is no anchor at {position}"
+            ));
+        }
     }
     let mut stream = model.tokenizer.stream(true);
     let mut stops = StopTexts::new(arguments.stops.clone());

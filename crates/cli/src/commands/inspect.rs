@@ -58,6 +58,13 @@ pub(crate) fn run(arguments: &InspectArguments) -> Result<ExitCode> {
         let _ = write!(text, " ({device}: {} are free)", output::bytes(free as f64));
     }
     let _ = write!(text, "\n{}", memory_table(&memory, free));
+    if context > opened.config.context {
+        let longest = opened.config.context;
+        let _ = write!(
+            text,
+            "\nThe model takes at most {longest} tokens, its context: longer sequences are refused."
+        );
+    }
     if let Some(template) = opened.tokenizer.chat_template().filter(|_| arguments.template) {
         let _ = write!(text, "\n\nchat template\n{template}");
     }

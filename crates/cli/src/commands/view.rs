@@ -4,7 +4,7 @@ use crate::args::{ThemeName, ViewArguments, ViewName};
 use crate::commands::demo;
 use crate::models;
 use layerscope_app::state::View;
-use layerscope_app::{Launch, Open, Theme, open_window, screenshot, vec2};
+use layerscope_app::{Launch, Open, SeenModels, Theme, open_window, screenshot, vec2};
 use layerscope_engine::{Error, ErrorKind, Result};
 use layerscope_models::Places;
 use std::path::{Path, PathBuf};
@@ -36,6 +36,8 @@ pub(crate) fn run(arguments: &ViewArguments) -> Result<ExitCode> {
     let launch = Launch {
         open,
         models: models::named(),
+        model_of_runs: arguments.model.as_deref().map(models::resolve).transpose()?,
+        seen: SeenModels { remember: models::remember, remembered: models::remembered },
         runs_folder,
         view: arguments.view.map(View::from),
         theme: arguments.theme.map(Theme::from),

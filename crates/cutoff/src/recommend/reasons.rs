@@ -5,6 +5,7 @@ use super::{CategoryOutcome, Evidence, Options, RankedLayer, Recommendation, Ver
 use super::{answers, windows};
 use crate::cost::Savings;
 use layerscope_diagnostics::record::Anchor;
+use layerscope_engine::readable_bytes;
 
 /// Fewer prompts than this deserve a caution.
 const FEW_PROMPTS: usize = 5;
@@ -204,16 +205,12 @@ fn savings(recommendation: &Recommendation) -> Option<String> {
         "At this run's prompt lengths it saves {:.1} % of the KV bytes ({} instead of {} a prompt) and {:.1} % of \
          the prefill's FLOPs; predicted, not measured: {:.1} % of TTFT and {:.1} % of TPOT.",
         recommendation.kv_saved * 100.0,
-        megabytes(recommendation.kv_bytes_cut),
-        megabytes(recommendation.kv_bytes_full),
+        readable_bytes(recommendation.kv_bytes_cut),
+        readable_bytes(recommendation.kv_bytes_full),
         recommendation.flops_saved * 100.0,
         recommendation.predicted_ttft_saved * 100.0,
         recommendation.predicted_tpot_saved * 100.0
     ))
-}
-
-fn megabytes(bytes: f64) -> String {
-    if bytes < 1e9 { format!("{:.2} MB", bytes / 1e6) } else { format!("{:.2} GB", bytes / 1e9) }
 }
 
 fn diagnostics(recommendation: &Recommendation) -> String {

@@ -67,6 +67,12 @@ impl Anchors {
     pub fn within(&self, len: usize) -> usize {
         self.ranges.iter().map(|range| range.end.min(len).saturating_sub(range.start)).sum()
     }
+
+    /// The first anchor at position `len` or behind it.
+    pub fn first_beyond(&self, len: usize) -> Option<usize> {
+        let first = self.ranges.iter().find(|range| range.end > len)?;
+        Some(first.start.max(len))
+    }
 }
 
 impl fmt::Display for Anchors {

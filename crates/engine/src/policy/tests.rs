@@ -295,6 +295,7 @@ proptest! {
         prop_assert_eq!(&kept, &positions);
         let within = positions.range(..prefill).count();
         prop_assert_eq!(anchors.within(prefill), within);
+        prop_assert_eq!(anchors.first_beyond(prefill), positions.range(prefill..).next().copied());
         let capacity = policy.capacity(prefill + 1, 3);
         prop_assert!(capacity[..cutoff].iter().all(|&tokens| tokens == prefill + 3));
         prop_assert!(capacity[cutoff..].iter().all(|&tokens| tokens == within + 3));
