@@ -7,6 +7,7 @@ use layerscope_cutoff::{DEFAULT_FAILURE_CASES, DEFAULT_KEPT, DEFAULT_TOLERANCE};
 use layerscope_diagnostics::record::Anchor;
 use layerscope_diagnostics::run::SearchOrder;
 use layerscope_engine::{DeviceChoice, WeightsPrecision};
+use layerscope_recording::Shard;
 use std::ops::Range;
 use std::path::PathBuf;
 
@@ -45,6 +46,11 @@ pub(crate) enum Command {
         after_help = "Example:\n  layerscope record model.gguf --prompts prompts.jsonl --max-new-tokens 32 --out run\n\nExample: attention under a policy beside the full model's, in the same folder:\n  layerscope record model.gguf --prompts prompts.jsonl --max-new-tokens 32 --out run --policy speed:24+bos\n\nA line of the prompt file:\n  {\"id\": \"a1\", \"category\": \"retrieval\", \"prompt\": \"…\"}\nInstead of \"prompt\" a line may have \"messages\": [{\"role\", \"content\"}], and an \"answer\" to be followed\ninstead of the model's own continuation. \"expected\" is what a right answer contains: whether each cutoff keeps it is\nrecorded, too. A \"span\", a part of the prompt's text, is what `layerscope span-ablation` asks about."
     )]
     Record(RecordArguments),
+    /// Merge runs of one model and prompt file, such as the shards of several machines
+    #[command(
+        after_help = "Example: four machines record a share each, and one merges them:\n  layerscope record model.gguf --prompts prompts.jsonl --shard 2/4 --out shards\n  layerscope merge-runs shards --out run\n\nExample: an array of Slurm:\n  sbatch --array=1-4 --wrap 'layerscope record model.gguf --prompts prompts.jsonl --shard auto --out shards'\n\nMerging again adds what has been recorded since."
+    )]
+    MergeRuns(MergeRunsArguments),
     /// Print a run's figures by layer
     #[command(after_help = "Example:\n  layerscope show run --by-category")]
     Show(ShowArguments),
@@ -236,9 +242,24 @@ pub(crate) struct RecordArguments {
     /// Run folder to write or resume
     #[arg(long)]
     pub(crate) out: PathBuf,
+    /// Record only a share of the prompts, such as 2/4, into a folder of its own within --out; auto takes the share of a task of Slurm,
+    /// SkyPilot, MPI or torchrun. `layerscope merge-runs` puts shares together
+    #[arg(long, value_name = "NUMBER/OF", value_parser = shard, conflicts_with = "json")]
+    pub(crate) shard: Option<Shard>,
     /// Print one JSON object: the run as `show` and the recommendation as `recommend` print them
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+fn shard(text: &str) -> Result<Shard, String> {
+    if text != "auto" {
+        return text.parse();
+    }
+    Shard::of_task(&|name| std::env::var(name).ok()).ok_or_else(|| {
+        "no scheduler's task is known here (SLURM_ARRAY_TASK_ID and _COUNT, SKYPILOT_NODE_RANK, RANK and WORLD_SIZE …); give NUMBER/OF, e.g. \
+         2/4"
+            .to_owned()
+    })
 }
 
 /// Whether attention knockout goes by KV head.
@@ -257,6 +278,19 @@ impl HeadsArgument {
             Self::Off => Some(false),
         }
     }
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct MergeRunsArguments {
+    /// Run folders, or folders that hold run folders
+    #[arg(required = true)]
+    pub(crate) runs: Vec<PathBuf>,
+    /// Run folder to write, or to add to
+    #[arg(long)]
+    pub(crate) out: PathBuf,
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 #[derive(Debug, Args)]

@@ -55,6 +55,7 @@ fn run(arguments: Arguments) -> Result<ExitCode> {
     match arguments.command {
         Command::Demo(arguments) => commands::demo::run(&arguments),
         Command::Record(arguments) => commands::record::run(&arguments),
+        Command::MergeRuns(arguments) => commands::merge_runs::run(&arguments),
         Command::Show(arguments) => commands::show::run(&arguments),
         Command::Recommend(arguments) => commands::recommend::run(&arguments),
         Command::Diffusion(arguments) => commands::diffusion::run(&arguments),

@@ -4,7 +4,10 @@ pub mod continuations;
 pub mod policies;
 mod recorded_with;
 pub mod sets;
+mod shard;
 pub mod spans;
+
+pub use shard::Shard;
 
 use layerscope_cutoff::Answer;
 use layerscope_cutoff::answers::judge_answers;
@@ -30,7 +33,7 @@ pub enum RecordingEvent<'a> {
     Resumed {
         /// Prompts already done.
         done: usize,
-        /// Prompts of the file.
+        /// Prompts of the file, or of the share of it that is recorded.
         all: usize,
     },
     /// A prompt begins.
@@ -74,12 +77,14 @@ pub struct Recorded {
     pub max_new_tokens: usize,
     /// Whether attention knockout goes by KV head, too; [`CausalMap::affordable`] where nothing is said.
     pub heads: Option<bool>,
+    /// The share of the prompts that is recorded; all where there is none.
+    pub shard: Option<Shard>,
 }
 
 impl Recorded {
     /// So many decode steps; heads where they are affordable.
     pub fn steps(max_new_tokens: usize) -> Self {
-        Self { max_new_tokens, heads: None }
+        Self { max_new_tokens, heads: None, shard: None }
     }
 
     /// Attention knockout of some prompts.
@@ -204,8 +209,9 @@ pub fn record(
         ..manifest(model, prompts, each.max_new_tokens, map)?
     };
     let mut writer = RunWriter::create_or_resume(folder, wanted)?;
-    let pending: Vec<&Prompt> = prompts.prompts.iter().filter(|p| !writer.is_done(&p.id)).collect();
-    let all = prompts.prompts.len();
+    let own = prompts.prompts.iter().filter(|p| recorded.shard.is_none_or(|shard| shard.has(&p.id)));
+    let all = own.clone().count();
+    let pending: Vec<&Prompt> = own.filter(|p| !writer.is_done(&p.id)).collect();
     observe(RecordingEvent::Resumed { done: all - pending.len(), all });
     for prompt in pending {
         let recorded =

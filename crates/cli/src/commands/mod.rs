@@ -12,6 +12,7 @@ pub(crate) mod inspect;
 pub(crate) mod lm_eval;
 pub(crate) mod man;
 pub(crate) mod merge;
+pub(crate) mod merge_runs;
 pub(crate) mod models;
 pub(crate) mod needle;
 pub(crate) mod patterns;

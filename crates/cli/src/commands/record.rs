@@ -43,15 +43,20 @@ pub(crate) fn run(arguments: &RecordArguments) -> Result<ExitCode> {
     let need = memory_need(&opened, &prompts, &device, arguments);
     let model = models::load(opened, arguments.model.weights, &device, &need)?;
     let model = models::with_adapter(model, &arguments.adapter, &[])?;
+    let out = match arguments.shard {
+        Some(shard) => arguments.out.join(shard.folder_name()),
+        None => arguments.out.clone(),
+    };
     let recording = Recording {
         policies,
         prompts: &prompts,
         recorded: Recorded {
             max_new_tokens: arguments.max_new_tokens as usize,
             heads: arguments.heads.wanted(),
+            shard: arguments.shard,
         },
         failure_cases: arguments.failure_cases,
-        out: &arguments.out,
+        out: &out,
         command: command(arguments),
         json: arguments.json,
     };
@@ -85,6 +90,8 @@ fn command(arguments: &RecordArguments) -> Vec<String> {
         failure_cases,
         policy,
         out,
+        // All shares together are the run.
+        shard: _,
         json: _,
     } = arguments;
     let options = [
@@ -134,6 +141,15 @@ fn record_and_print(model: &Model, recording: &Recording<'_>) -> Result<ExitCode
         return Ok(code);
     }
     let run = Run::open(recording.out)?;
+    if let Some(shard) = recording.recorded.shard {
+        under_policies(&run, model, &recording.policies)?;
+        terminal::say(&format!(
+            "layerscope: shard {shard} with {} prompts is in {}; `layerscope merge-runs` puts shards together",
+            manifest.prompts.done.len(),
+            recording.out.display()
+        ));
+        return Ok(code);
+    }
     let recommendation = match recommend::of_run(&run, recommend::Options::default()) {
         Ok(recommendation) => recommendation,
         Err(error) if recording.json => return Err(error),

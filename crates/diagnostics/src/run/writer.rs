@@ -11,6 +11,7 @@ use super::durable::{self, create_folder, remove_folder, rename, replace_file, s
 use super::layout;
 use super::manifest::{FailedPrompt, MANIFEST, Manifest, Status};
 use super::parquet_file::{self, Merger};
+use super::reader::Run;
 use super::rows;
 use super::rows_read::PromptRows;
 use super::schema::Table;
@@ -121,13 +122,11 @@ impl RunWriter {
         let index = self.pending_index(&record.summary.id)?;
         rows::check_shapes(record, &self.manifest.model)?;
         self.settle()?;
-        let unfinished = layout::unfinished_part(&self.run, index);
-        let written = self.write_part(record, index, &unfinished);
-        if written.is_err() {
-            // Removes the partial files, which may fill the disk; the first error is returned.
-            let _ = remove_folder(&unfinished);
-        }
-        written?;
+        self.write_part(index, |table, path| {
+            parquet_file::write(path, &table.columns(), |take| {
+                rows::batches(table, record, &self.manifest.model, take)
+            })
+        })?;
         let done =
             Done { place: Place::Part, native_kl: record.summary.native_kl.filter(|kl| kl.is_finite()) };
         self.done.insert(index, done);
@@ -148,6 +147,50 @@ impl RunWriter {
         self.failed.insert(index, failed);
         self.manifest.status = Status::Running;
         self.save()
+    }
+
+    /// Takes over the prompts of another run that this one lacks, their rows unchanged; how many. [`Self::finish`] puts them into the
+    /// tables.
+    ///
+    /// # Errors
+    /// [`Error::Input`] where the other run has another model, other weights, settings or prompts, or was begun by another version;
+    /// [`Error::Failure`] where the folder cannot be written; what was taken over is kept.
+    pub fn take(&mut self, other: &Run) -> Result<usize> {
+        let there = other.manifest();
+        let version = (there.layerscope != self.manifest.layerscope)
+            .then(|| format!("layerscope {}, not {}", there.layerscope, self.manifest.layerscope));
+        if let Some(difference) = there.difference(&self.manifest).or(version) {
+            return Err(Error::input(format!(
+                "{} was recorded with {difference}; runs of one model, prompt file and settings can be merged",
+                other.folder().display()
+            )));
+        }
+        self.settle()?;
+        there.device.clone_into(&mut self.device);
+        let mut taken = 0;
+        for id in other.prompt_ids().iter().filter(|id| !self.is_done(id)).cloned().collect::<Vec<_>>() {
+            let index = self.pending_index(&id)?;
+            self.write_part(index, |table, path| {
+                let mut copied = Merger::create(path, table)?;
+                copied.append(other.source(&id, table)?.get(), &id)?;
+                copied.finish()
+            })?;
+            let done = self.check_part(index)?;
+            self.done.insert(index, done);
+            self.failed.remove(&index);
+            self.note_device();
+            taken += 1;
+        }
+        for failed in &there.prompts.failed {
+            if let Some(index) =
+                self.index_of_id.get(&failed.id).filter(|index| !self.done.contains_key(index))
+            {
+                self.failed.insert(*index, failed.clone());
+            }
+        }
+        self.manifest.status = Status::Running;
+        self.save()?;
+        Ok(taken)
     }
 
     /// Merges recorded prompts into the run's tables, and marks the run complete if no prompt is left.
@@ -198,7 +241,23 @@ impl RunWriter {
         }
     }
 
-    fn write_part(&self, record: &PromptRecord, index: usize, unfinished: &Path) -> Result<()> {
+    /// Writes a prompt's rows of each table by `write`.
+    fn write_part(&self, index: usize, write: impl Fn(Table, &Path) -> Result<()>) -> Result<()> {
+        let unfinished = layout::unfinished_part(&self.run, index);
+        let written = self.write_unfinished_part(index, &unfinished, write);
+        if written.is_err() {
+            // Removes the partial files, which may fill the disk; the first error is returned.
+            let _ = remove_folder(&unfinished);
+        }
+        written
+    }
+
+    fn write_unfinished_part(
+        &self,
+        index: usize,
+        unfinished: &Path,
+        write: impl Fn(Table, &Path) -> Result<()>,
+    ) -> Result<()> {
         let parts = layout::parts(&self.run);
         if !parts.exists() {
             create_folder(&parts)?;
@@ -207,10 +266,7 @@ impl RunWriter {
         remove_folder(unfinished)?;
         create_folder(unfinished)?;
         for table in Table::ALL {
-            let path = unfinished.join(table.file_name());
-            parquet_file::write(&path, &table.columns(), |take| {
-                rows::batches(table, record, &self.manifest.model, take)
-            })?;
+            write(table, &unfinished.join(table.file_name()))?;
         }
         sync_folder(unfinished)?;
         rename(unfinished, &layout::part(&self.run, index))?;

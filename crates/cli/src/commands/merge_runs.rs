@@ -1,0 +1,160 @@
+//! `layerscope merge-runs`: puts runs of one model and prompt file together.
+
+use crate::args::MergeRunsArguments;
+use crate::{output, terminal};
+use layerscope_diagnostics::run::{
+    MANIFEST, Manifest, PoliciesWriter, PromptStates, Run, RunWriter, SETS, SpansWriter,
+};
+use layerscope_engine::{Error, Result};
+use serde_json::json;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+/// Most prompts that a sentence names.
+const NAMED: usize = 8;
+
+pub(crate) fn run(arguments: &MergeRunsArguments) -> Result<ExitCode> {
+    let out = &arguments.out;
+    let folders = run_folders(&arguments.runs)?;
+    let is_out = |folder: &&PathBuf| {
+        folder.canonicalize().ok().is_some_and(|path| out.canonicalize().ok() == Some(path))
+    };
+    if let Some(folder) = folders.iter().find(is_out) {
+        return Err(Error::input(format!(
+            "--out {} is one of the runs to merge; choose another",
+            folder.display()
+        )));
+    }
+    let runs: Vec<Run> = folders.iter().map(|folder| Run::open(folder)).collect::<Result<_>>()?;
+    let doubled = doubled(&runs);
+    for (id, [first, second]) in &doubled {
+        let (first, second) = (first.display(), second.display());
+        terminal::say(&format!("layerscope: prompt {id:?} is in {first} and in {second}; the first counts"));
+    }
+    output::check_folder(out)?;
+    let mut writer = RunWriter::create_or_resume(out, empty(runs[0].manifest()))?;
+    let mut taken = 0;
+    for run in &runs {
+        taken += writer.take(run)?;
+    }
+    let manifest = writer.finish()?.clone();
+    drop(writer);
+    let merged = Run::open(out)?;
+    add_tables(&merged, &runs)?;
+    let PromptStates { ids, failed, .. } = &manifest.prompts;
+    let known =
+        |id: &&String| merged.prompt_ids().contains(id) || failed.iter().any(|failed| failed.id == **id);
+    let missing: Vec<&String> = ids.iter().filter(|id| !known(id)).collect();
+    if arguments.json {
+        output::json(&json!({
+            "run": out,
+            "runs": folders,
+            "prompts": merged.prompt_ids().len(),
+            "taken": taken,
+            "missing": missing,
+            "failed": failed,
+            "doubled": doubled.keys().collect::<Vec<_>>(),
+        }))?;
+    } else {
+        terminal::print(&format!(
+            "{} of {} prompts are in {}, {taken} of them new",
+            merged.prompt_ids().len(),
+            ids.len(),
+            out.display()
+        ))?;
+    }
+    for failed in failed {
+        terminal::say(&format!("layerscope: prompt {:?} failed: {}", failed.id, failed.reason));
+    }
+    if !missing.is_empty() {
+        let named: Vec<String> = missing.iter().take(NAMED).map(|id| format!("{id:?}")).collect();
+        let more = if missing.len() > NAMED { ", …" } else { "" };
+        terminal::say(&format!(
+            "layerscope: {} missing: {}{more}; record the rest, and merge again",
+            if missing.len() == 1 {
+                "1 prompt is".to_owned()
+            } else {
+                format!("{} prompts are", missing.len())
+            },
+            named.join(", ")
+        ));
+    }
+    Ok(if missing.is_empty() && failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(2) })
+}
+
+/// The run folders of some folders: themselves, or those right within, by name.
+fn run_folders(folders: &[PathBuf]) -> Result<Vec<PathBuf>> {
+    let mut found = vec![];
+    for folder in folders {
+        if folder.join(MANIFEST).exists() {
+            found.push(folder.clone());
+            continue;
+        }
+        let entries = std::fs::read_dir(folder).map_err(|error| Error::io("read", folder, &error))?;
+        let within = entries.filter_map(|entry| Some(entry.ok()?.path()));
+        let mut within: Vec<PathBuf> = within.filter(|path| path.join(MANIFEST).exists()).collect();
+        if within.is_empty() {
+            return Err(Error::input(format!(
+                "{} holds no run, nor a folder with one; name the --out folders of layerscope record",
+                folder.display()
+            )));
+        }
+        within.sort();
+        found.extend(within);
+    }
+    Ok(found)
+}
+
+/// The manifest of a run that has no prompt yet.
+fn empty(of: &Manifest) -> Manifest {
+    let prompts = PromptStates { done: vec![], failed: vec![], ..of.prompts.clone() };
+    Manifest { prompts, revision: 0, native_kl: None, ..of.clone() }
+}
+
+/// Prompts that several runs have, with the first two.
+fn doubled(runs: &[Run]) -> BTreeMap<String, [&Path; 2]> {
+    let mut of: BTreeMap<&String, &Path> = BTreeMap::new();
+    let mut doubled = BTreeMap::new();
+    for run in runs {
+        for id in run.prompt_ids() {
+            match of.get(id) {
+                Some(&first) => {
+                    doubled.entry(id.clone()).or_insert([first, run.folder()]);
+                }
+                None => {
+                    of.insert(id, run.folder());
+                }
+            }
+        }
+    }
+    doubled
+}
+
+/// Attention under policies and removed spans of the prompts, where runs have any. Searched sets are of a run's own prompts.
+fn add_tables(merged: &Run, runs: &[Run]) -> Result<()> {
+    let mut policies = PoliciesWriter::open(merged)?;
+    let (mut records, mut seen) = (vec![], BTreeSet::new());
+    for record in runs.iter().map(Run::policies).collect::<Result<Vec<_>>>()?.into_iter().flatten() {
+        let is_new = seen.insert((record.prompt_id.clone(), record.policy.clone()));
+        if is_new && !policies.has(&record.prompt_id, &record.policy) {
+            records.push(record);
+        }
+    }
+    if !records.is_empty() {
+        policies.put(records)?;
+    }
+    drop(policies);
+    let mut spans = SpansWriter::open(merged)?;
+    for record in runs.iter().map(Run::spans).collect::<Result<Vec<_>>>()?.into_iter().flatten() {
+        spans.put(record)?;
+    }
+    drop(spans);
+    for run in runs.iter().filter(|run| run.folder().join(SETS).exists()) {
+        terminal::say(&format!(
+            "layerscope: the sets of {} were searched on its prompts alone and are left out; `layerscope search` searches anew",
+            run.folder().display()
+        ));
+    }
+    Ok(())
+}
