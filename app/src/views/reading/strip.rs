@@ -186,7 +186,12 @@ fn layer_rows(ui: &mut Ui, scene: &mut Scene<'_>, about: &About<'_>, row: f32) {
         font.clone(),
         palette.weak_text,
     );
-    let caption = if cells.width() > 150.0 { "strongest read of each head" } else { "heads" };
+    let caption = match about.by_head {
+        // Older runs have no lists of what heads read.
+        None => "heads: not recorded",
+        Some(_) if cells.width() > 150.0 => "strongest read of each head",
+        Some(_) => "heads",
+    };
     painter.text(
         pos2(cells.left(), area.top() + 8.0),
         Align2::LEFT_CENTER,
