@@ -46,7 +46,9 @@ fn every_command_works_after_the_ones_before_it() {
     let folder = tempfile::tempdir().unwrap();
     let [bin, scripts] = ["bin", "fixtures"].map(|name| folder.path().join(name));
     let prompts = scripts.join("prompts");
-    [&bin, &prompts].map(|path| std::fs::create_dir_all(path).unwrap());
+    for path in [&bin, &prompts] {
+        std::fs::create_dir_all(path).unwrap();
+    }
     std::fs::write(bin.join("layerscope"), SHIM).unwrap();
     // As the real one, where the model is there already.
     let fetched = format!("#!/bin/sh\necho '{}'\n", model.display());

@@ -63,7 +63,9 @@ mod tests {
             (name == "LAYERSCOPE_CACHE").then(|| cache.parent().unwrap().as_os_str().to_owned())
         });
         let [a, b] = ["a.gguf", "b.gguf"].map(|name| folder.path().join(name));
-        [&a, &b].map(|path| std::fs::write(path, "x").unwrap());
+        for path in [&a, &b] {
+            std::fs::write(path, "x").unwrap();
+        }
         assert_eq!(remembered(&places, "1"), None);
         remember(&places, "1", &a);
         remember(&places, "2", &a);

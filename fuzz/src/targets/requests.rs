@@ -69,6 +69,7 @@ fn start() -> String {
         name: Some("tiny".to_owned()),
         api_key: None,
         allow_origins: vec![],
+        exact: false,
         metrics: false,
         max_sequences: 8,
         queue: 64,
