@@ -97,7 +97,7 @@ fn show_and_recommend_print_the_contracts_json() {
     assert_eq!(lines.len(), 1 + 2 + recommendation["categories"].as_array().unwrap().len() + 1, "{glance}");
     for category in recommendation["categories"].as_array().unwrap() {
         assert!(
-            lines.iter().any(|line| line.starts_with(category["category"].as_str().unwrap())),
+            lines.iter().any(|line| line.trim_start().starts_with(category["category"].as_str().unwrap())),
             "{glance}"
         );
     }

@@ -115,7 +115,11 @@ impl Chat<'_> {
                 0 => terminal::say("nothing was asked yet"),
                 turns => {
                     self.turns.truncate(turns - 2);
-                    terminal::say(&format!("taken back; {} questions are left", self.turns.len() / 2));
+                    let left = self.turns.len() / 2;
+                    terminal::say(&format!(
+                        "taken back; {left} question{} left",
+                        if left == 1 { " is" } else { "s are" }
+                    ));
                 }
             },
             ("system", text) => {
