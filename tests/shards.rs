@@ -9,8 +9,7 @@ use std::path::Path;
 use std::process::Command;
 use support::{demo_prompts, json, layerscope, refuse, run, stderr, succeed, tiny_model};
 
-const TABLES: [&str; 8] = [
-    "prompts.parquet",
+const TABLES: [&str; 7] = [
     "layers.parquet",
     "heads.parquet",
     "frontier.parquet",
@@ -67,6 +66,9 @@ fn shards_put_together_are_the_run_of_one_machine() {
     assert_eq!(found["missing"].as_array().unwrap().len(), 0);
     assert_eq!(found["doubled"].as_array().unwrap().len(), 0);
     assert_eq!(found["taken"].as_u64().unwrap() as usize, ids(&whole).len() - of_first.len());
+    // Of these tables one has the seconds that a prompt took; its figures are those that are shown.
+    let shown = |run: &Path| json(layerscope().arg("show").arg(run).arg("--json"))["prompts"].clone();
+    assert_eq!(shown(&merged), shown(&whole));
     for table in TABLES {
         let bytes = |run: &Path| std::fs::read(run.join(table)).unwrap();
         assert!(bytes(&merged) == bytes(&whole), "{table} differs");

@@ -30,6 +30,13 @@ STYLE = """
 .layerscope-run .hover:hover { fill: var(--figure-text); fill-opacity: .07; }
 .layerscope-run ul { padding-left: 1.25rem; }
 .layerscope-run li { margin: .15rem 0; }
+.layerscope-run .scroll { overflow-x: auto; margin: 0 0 .75rem; }
+.layerscope-run table { border-collapse: collapse; border: 0; margin: 0; font-size: .85rem; }
+.layerscope-run caption { text-align: left; color: var(--figure-weak-text); }
+.layerscope-run tr { background: none; }
+.layerscope-run :is(th, td) { padding: .15rem .75rem .15rem 0; border: 0; border-bottom: 1px solid var(--figure-grid); text-align: left; color: inherit; }
+.layerscope-run :is(th, td).number { text-align: right; font-variant-numeric: tabular-nums; }
+.layerscope-run summary { cursor: pointer; font-size: .85rem; }
 """
 
 

@@ -237,7 +237,7 @@ fn categories(ui: &mut Ui, palette: &Palette, frontier: &FrontierSummary, cutoff
                 let colour = if within { palette.text } else { palette.cutoff };
                 ui.label(if within { "" } else { "!" });
                 ui.label(RichText::new(group.category.as_deref().unwrap_or_default()).color(colour));
-                let kl = short(group.at(cutoff).kl as f32);
+                let kl = format!("{:.4}", group.at(cutoff).kl);
                 let answers = group.kept.answers_at(cutoff);
                 let answered = match answers.of {
                     0 => String::new(),

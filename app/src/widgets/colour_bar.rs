@@ -12,7 +12,7 @@ use eframe::egui::{
 pub fn colour_bar(ui: &mut Ui, scale: &Scale, colours: ColourMap, name: &str, width: f32) -> Response {
     let palette = design::palette(ui);
     let (rect, response) = ui.allocate_exact_size(vec2(width, 32.0), Sense::hover());
-    let undefined_width = 74.0;
+    let undefined_width = 84.0;
     let bar = Rect::from_min_size(rect.min, vec2(width - undefined_width, size::COLOUR_BAR));
     let painter = ui.painter();
     let id = response.id.with(colours);

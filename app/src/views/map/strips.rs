@@ -167,7 +167,7 @@ fn masses(strip: &mut Strip<'_>, scene: &Scene<'_>) {
     strip.unit("share");
     let mut x = strip.plot.left();
     for (name, colour) in ["prompt", "BoS", "decode"].into_iter().zip(colours) {
-        x += swatch(&strip.painter, strip.palette, pos2(x, strip.head + 15.0), colour, name) + 6.0;
+        x += swatch(&strip.painter, strip.palette, pos2(x, strip.head + 15.0), colour, name) + 2.0;
     }
 }
 

@@ -3,7 +3,7 @@
 use crate::args::MergeRunsArguments;
 use crate::{output, terminal};
 use layerscope_diagnostics::run::{
-    MANIFEST, Manifest, PoliciesWriter, PromptStates, Run, RunWriter, SETS, SpansWriter,
+    MANIFEST, Manifest, PoliciesWriter, PromptStates, Run, RunWriter, SETS, SpansWriter, check_alike,
 };
 use layerscope_engine::{Error, Result};
 use serde_json::json;
@@ -27,6 +27,7 @@ pub(crate) fn run(arguments: &MergeRunsArguments) -> Result<ExitCode> {
         )));
     }
     let runs: Vec<Run> = folders.iter().map(|folder| Run::open(folder)).collect::<Result<_>>()?;
+    runs.iter().try_for_each(|run| check_alike(runs[0].manifest(), run))?;
     let doubled = doubled(&runs);
     for (id, [first, second]) in &doubled {
         let (first, second) = (first.display(), second.display());

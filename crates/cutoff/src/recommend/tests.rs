@@ -155,12 +155,11 @@ fn a_sharp_knee_is_found_and_explained() {
     let other = recommendation.other_anchor.as_ref().unwrap();
     assert_eq!((other.anchor, other.exact_l_cut), (Anchor::None, 4));
     let text = recommendation.reasons.join(" ");
-    for part in
-        ["cutoff 4 of 8", "0.0400", "One layer below", "37.5 times", "KV bytes", "hurts most", "6 prompts"]
-    {
+    for part in ["cutoff 4 of 8", "0.0400", "One layer below", "37.5 times", "KV bytes", "hurts most"] {
         assert!(text.contains(part), "`{part}` is not in {text}");
     }
     assert!(recommendation.reasons.iter().all(|reason| reason.ends_with('.')));
+    assert_eq!(recommendation.caveats[0], "based on 6 prompts");
 }
 
 #[test]
@@ -243,7 +242,7 @@ fn scatter_over_prompts_counts_through_the_upper_bound() {
 fn single_prompts_missing_rows_and_one_layer() {
     let recommendation = run_of(vec![prompt(0, "code", &[1.0, 0.01, 0.0])]).recommended();
     assert_eq!(recommendation.l_cut, 2);
-    assert!(recommendation.reasons.iter().any(|reason| reason.contains("Caution")));
+    assert_eq!(recommendation.caveats[0], "based on only 1 prompt");
     let recommendation = six(&[1.0, f64::NAN, 0.01, 0.0]).recommended();
     assert_eq!(recommendation.l_cut, 3);
     assert!(recommendation.kl_below.is_nan());
@@ -287,6 +286,10 @@ fn says(recommendation: &Recommendation, part: &str) -> bool {
     recommendation.reasons.iter().any(|reason| reason.contains(part))
 }
 
+fn warns(recommendation: &Recommendation, part: &str) -> bool {
+    recommendation.caveats.iter().any(|caveat| caveat.contains(part))
+}
+
 #[test]
 fn one_missing_row_rules_a_cutoff_out_and_a_prompt_without_rows_is_left_out() {
     let mut run = six(&[5.0, 0.03, 0.02, 0.01, 0.0]);
@@ -296,7 +299,7 @@ fn one_missing_row_rules_a_cutoff_out_and_a_prompt_without_rows_is_left_out() {
     run.prompts[2].frontier.clear();
     let recommendation = run.recommended();
     assert_eq!((recommendation.l_cut, recommendation.prompts, recommendation.prompts_left_out), (2, 5, 1));
-    assert!(says(&recommendation, "1 prompt of the run is not in it"));
+    assert!(warns(&recommendation, "1 prompt failed or unfinished, and left out"));
 }
 
 #[test]
@@ -346,7 +349,7 @@ fn a_small_category_is_judged_by_its_mean_and_a_third_prompt_brings_the_bound() 
     let recommendation = run.recommended();
     assert_eq!(recommendation.l_cut, 2);
     assert!(recommendation.categories[1].kl_upper95.is_nan());
-    assert!(says(&recommendation, "Judged by the mean alone"));
+    assert!(warns(&recommendation, "judged by their mean alone"));
     run.prompts.push(prompt(14, "math", &[1.0, 0.01, 0.0]));
     assert_eq!(run.recommended().l_cut, 3);
 }

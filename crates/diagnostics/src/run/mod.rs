@@ -41,7 +41,7 @@ pub use schema::Table;
 pub use sets::{JudgedSet, SETS, SearchOrder, SearchUnits, SetSearch, Sets, SetsWriter};
 pub use show::{ShowPolicy, ShowPrompt, ShowReport};
 pub use spans::{SPANS, SpansWriter};
-pub use writer::RunWriter;
+pub use writer::{RunWriter, check_alike};
 
 #[cfg(test)]
 mod tests;

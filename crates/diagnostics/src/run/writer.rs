@@ -156,15 +156,8 @@ impl RunWriter {
     /// [`Error::Input`] where the other run has another model, other weights, settings or prompts, or was begun by another version;
     /// [`Error::Failure`] where the folder cannot be written; what was taken over is kept.
     pub fn take(&mut self, other: &Run) -> Result<usize> {
+        check_alike(&self.manifest, other)?;
         let there = other.manifest();
-        let version = (there.layerscope != self.manifest.layerscope)
-            .then(|| format!("layerscope {}, not {}", there.layerscope, self.manifest.layerscope));
-        if let Some(difference) = there.difference(&self.manifest).or(version) {
-            return Err(Error::input(format!(
-                "{} was recorded with {difference}; runs of one model, prompt file and settings can be merged",
-                other.folder().display()
-            )));
-        }
         self.settle()?;
         there.device.clone_into(&mut self.device);
         let mut taken = 0;
@@ -395,6 +388,23 @@ impl RunWriter {
         self.update_states();
         self.manifest.touch();
         replace_file(&self.run, MANIFEST, &self.manifest.to_json()?)
+    }
+}
+
+/// Checks that a run has the model, prompts, settings and version of another one, whose manifest is given, so that both can be merged.
+///
+/// # Errors
+/// [`Error::Input`], which says what differs.
+pub fn check_alike(manifest: &Manifest, other: &Run) -> Result<()> {
+    let there = other.manifest();
+    let version = (there.layerscope != manifest.layerscope)
+        .then(|| format!("layerscope {}, not {}", there.layerscope, manifest.layerscope));
+    match there.difference(manifest).or(version) {
+        None => Ok(()),
+        Some(difference) => Err(Error::input(format!(
+            "{} was recorded with {difference}; runs of one model, prompt file and settings can be merged",
+            other.folder().display()
+        ))),
     }
 }
 

@@ -93,7 +93,7 @@ fn block(block: &Element) -> Markup {
         Element::Paragraph(words) => html! { p { (inline(words)) } },
         Element::List(items) => html! { ul { @for item in items { li { (inline(item)) } } } },
         Element::Folded { title, items } => html! {
-            details { summary { (title) } ul { @for item in items { li { (inline(item)) } } } }
+            details.why { summary { (title) } ul { @for item in items { li { (inline(item)) } } } }
         },
         Element::Answer(answer) => self::answer(answer),
         Element::Table(table) => self::table(table),
