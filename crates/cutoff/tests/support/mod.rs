@@ -109,12 +109,26 @@ pub fn whole_run_by_head(
     p: usize,
     hidden: &dyn Fn(usize, usize, usize, usize) -> bool,
 ) -> Vec<Vec<f32>> {
+    whole_run_with_hooks(decoder, sequence, p, hidden, &mut Hooks::none())
+}
+
+/// Logits after the last token of a whole run with hooks.
+pub fn logits_with_hooks(decoder: &Arc<Decoder>, prompt: &[u32], hooks: &mut Hooks<'_>) -> Vec<f32> {
+    whole_run_with_hooks(decoder, prompt, prompt.len(), &|_, _, _, _| false, hooks).remove(0)
+}
+
+fn whole_run_with_hooks(
+    decoder: &Arc<Decoder>,
+    sequence: &[u32],
+    p: usize,
+    hidden: &dyn Fn(usize, usize, usize, usize) -> bool,
+    hooks: &mut Hooks<'_>,
+) -> Vec<Vec<f32>> {
     let positions: Vec<usize> = (0..sequence.len()).collect();
-    let mut hooks = Hooks::none();
-    let x = decoder.embed(sequence, &positions, &mut hooks).unwrap();
+    let x = decoder.embed(sequence, &positions, hooks).unwrap();
     let mut attend = Naive { decoder, hidden };
     let sequence_len = sequence.len();
-    let (attend, hooks) = (&mut attend, &mut hooks);
+    let attend = &mut attend;
     let mut pass = Pass {
         attend,
         hooks,
