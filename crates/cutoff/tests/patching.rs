@@ -6,14 +6,14 @@ mod support;
 
 use layerscope_cutoff::patching::{PatchEvent, PatchQuestion, patch};
 use layerscope_diagnostics::patching::{PatchDirection, PatchFigures, PatchMap, PatchMetric, PatchSite};
-use layerscope_engine::{Decoder, Error, HookPoint, Hooks, Interrupt, Result, Site};
+use layerscope_engine::{Decoder, Device, Error, HookPoint, Hooks, Interrupt, Result, Site};
 use layerscope_kernels::reference;
 use ndarray::{ArrayD, s};
 use proptest::prelude::*;
 use std::cell::RefCell;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use support::{MODEL, family, logits_with_hooks};
+use support::{MODEL, family, family_on, logits_with_hooks};
 
 fn hooked(site: PatchSite) -> Site {
     match site {
@@ -156,6 +156,26 @@ fn every_family_is_patched_as_it_is_run() {
         for site in PatchSite::ALL {
             assert_exact(&decoder, &question(&clean, &corrupted, site), 5);
         }
+    }
+}
+
+/// On a GPU, or where there is none on the emulated one.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_gpu_gives_the_same_map() {
+    let device = Device::Cuda(layerscope_kernels::cuda::Device::for_tests());
+    let [on_host, on_device] = [&Device::Cpu, &device].map(|device| family_on("gemma3", device));
+    let clean = tokens(9, 5, on_host.config().vocab);
+    let mut corrupted = clean.clone();
+    corrupted[5] += 1;
+    for site in PatchSite::ALL {
+        let question = PatchQuestion { layers: Some(&[0, 1]), ..question(&clean, &corrupted, site) };
+        let [host, device] = [&on_host, &on_device].map(|decoder| patched(decoder, &question).unwrap());
+        for (host, device) in host.cells.iter().flatten().zip(device.cells.iter().flatten()) {
+            let differences = [host.logit_diff - device.logit_diff, host.kl - device.kl];
+            assert!(differences.iter().all(|x| x.abs() < 1e-3), "{site:?}: {host:?} {device:?}");
+        }
+        assert!(device.is_complete());
     }
 }
 

@@ -23,11 +23,14 @@ pub fn load(path: &Path) -> Model {
 
 /// A family's tiny random model (`fixtures/families`).
 pub fn family(name: &str) -> Arc<Decoder> {
+    family_on(name, &Device::Cpu)
+}
+
+pub fn family_on(name: &str, device: &Device) -> Arc<Decoder> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/families").join(name);
     let (_, config, files) = folder_config(&folder, None).unwrap();
     let weights = files.weights(&config).unwrap();
-    let decoder =
-        Decoder::load(config.clone(), &weights, WeightsPrecision::F32, &Device::Cpu, &mut |_, _| Ok(()));
+    let decoder = Decoder::load(config.clone(), &weights, WeightsPrecision::F32, device, &mut |_, _| Ok(()));
     Arc::new(decoder.unwrap())
 }
 
