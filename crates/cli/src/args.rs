@@ -406,8 +406,8 @@ pub(crate) struct PatchArguments {
     /// Positions, from 0, e.g. 0,5,10-20 or last; all where none are given
     #[arg(long)]
     pub(crate) positions: Option<String>,
-    /// Precision of the weights: as the file has them, or dequantised to f32 for figures to be compared with others; that of the run
-    /// folder
+    /// Precision of the weights: as the file has them (native, where none is given), or dequantised to f32 for figures to be compared with
+    /// others. Of a run folder it is the run's
     #[arg(long, value_enum)]
     pub(crate) weights: Option<Weights>,
     /// Of a run folder: its model, where it is not found by its name: a path, a name or a Hugging Face id
