@@ -4,6 +4,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use layerscope_cutoff::budget::KvBudget;
 use layerscope_cutoff::recommend::{Criterion, Options};
 use layerscope_cutoff::{DEFAULT_FAILURE_CASES, DEFAULT_KEPT, DEFAULT_TOLERANCE};
+use layerscope_diagnostics::patching::{PatchMetric, PatchSite};
 use layerscope_diagnostics::record::Anchor;
 use layerscope_diagnostics::run::SearchOrder;
 use layerscope_engine::{DeviceChoice, WeightsPrecision};
@@ -66,6 +67,11 @@ pub(crate) enum Command {
         after_help = "Examples:\n  layerscope span-ablation run --prompt a1 --span 'The key is under the mat.'\n  layerscope span-ablation run --prompt a1 --tokens 120-139 --answer mat\n\nExample: every prompt that names a span, as needle prompts do:\n  layerscope needle model.gguf --lengths 1k --write-prompts needles.jsonl\n  layerscope record model.gguf --prompts needles.jsonl --out run\n  layerscope span-ablation run\n\nWhat is found is kept in the run folder's spans.parquet, which `show --json`, `report` and `view` read."
     )]
     Diffusion(DiffusionArguments),
+    /// Patch activations of one prompt's run into another's: which layers, positions and heads carry the answer
+    #[command(
+        after_help = "Examples:\n  layerscope patch model.gguf --raw --clean 'The Eiffel Tower is in the city of' --corrupted 'The Space Needle is in the city of' --answer ' Paris' --wrong ' Seattle'\n  layerscope patch model.gguf --raw --clean 'A: 2+3=' --corrupted 'A: 2+4=' --what head --positions last --out heads.svg\n\nExample: two recorded prompts:\n  layerscope patch run --clean a1 --corrupted a2 --out map.parquet\n\nBoth prompts must have as many tokens. An effect of 0 is the corrupted run, 1 the clean one."
+    )]
+    Patch(PatchArguments),
     /// Search the layers or KV heads that may forget the prompt: a set for every budget of KV
     #[command(
         after_help = "Examples:\n  layerscope search run\n  layerscope search run --units layers\n  layerscope search run --cutoff 26 --last 32\n\nWhat is found is kept in the run folder's sets.json, and any set is a policy:\n  layerscope generate model.gguf --policy keep:0-9+12.0-1+bos --prompt 'Hello'"
@@ -405,6 +411,86 @@ pub(crate) struct DiffusionArguments {
     /// Print one JSON object
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct PatchArguments {
+    /// Model as `layerscope generate` takes it (a file, a folder, a name or a Hugging Face id), or a run folder
+    #[arg(value_name = "MODEL|RUN")]
+    pub(crate) model: String,
+    /// Clean prompt; a model with a chat template sees it as the user's message. Of a run folder: a prompt's id
+    #[arg(long, value_name = "TEXT|ID")]
+    pub(crate) clean: String,
+    /// Corrupted prompt, of as many tokens; of a run folder: a prompt's id
+    #[arg(long, value_name = "TEXT|ID")]
+    pub(crate) corrupted: String,
+    /// Give the texts to the model as they are, without chat template
+    #[arg(long)]
+    pub(crate) raw: bool,
+    /// Answer, one token with its leading space; the clean run's most likely next token where none is given
+    #[arg(long, value_name = "TOKEN")]
+    pub(crate) answer: Option<String>,
+    /// Wrong answer, one token; the corrupted run's most likely next token where none is given
+    #[arg(long, value_name = "TOKEN")]
+    pub(crate) wrong: Option<String>,
+    /// What is patched: the residual stream before a layer, what attention or MLP adds to it (each at one position), or the output of
+    /// one head at all --positions
+    #[arg(long, value_parser = patch_site(), default_value = PatchSite::ResidPre.name())]
+    pub(crate) what: PatchSite,
+    /// Patch the corrupted run's activations into the clean run, instead of the clean run's into the corrupted one
+    #[arg(long)]
+    pub(crate) noising: bool,
+    /// What the effect is measured by: logit-diff (answer less wrong answer), or kl (from the clean run); logit-diff where a token
+    /// is given
+    #[arg(long, value_enum)]
+    pub(crate) metric: Option<MetricArgument>,
+    /// Layers, e.g. 0,5,10-20; all where none are given
+    #[arg(long)]
+    pub(crate) layers: Option<String>,
+    /// Positions, from 0, e.g. 0,5,10-20 or last; all where none are given
+    #[arg(long)]
+    pub(crate) positions: Option<String>,
+    /// Precision of the weights: as the file has them (native, where none is given), or dequantised to f32 for figures to be compared with
+    /// others. Of a run folder it is the run's
+    #[arg(long, value_enum)]
+    pub(crate) weights: Option<Weights>,
+    /// Of a run folder: its model, where it is not found by its name: a path, a name or a Hugging Face id
+    #[arg(long = "model", value_name = "MODEL")]
+    pub(crate) run_model: Option<String>,
+    /// Run the model as one of this family, whatever its file says
+    #[arg(long, value_name = "NAME")]
+    pub(crate) architecture: Option<String>,
+    #[command(flatten)]
+    pub(crate) device: DeviceArguments,
+    /// File to write as well: .json, .parquet or .svg, a figure
+    #[arg(long)]
+    pub(crate) out: Option<PathBuf>,
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// A site by its name in files.
+fn patch_site() -> impl clap::builder::TypedValueParser<Value = PatchSite> {
+    use clap::builder::{PossibleValuesParser, TypedValueParser};
+    PossibleValuesParser::new(PatchSite::ALL.map(PatchSite::name))
+        .try_map(|name| PatchSite::from_name(&name).ok_or("no activation"))
+}
+
+/// What the effect of a patch is measured by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum MetricArgument {
+    LogitDiff,
+    Kl,
+}
+
+impl From<MetricArgument> for PatchMetric {
+    fn from(metric: MetricArgument) -> Self {
+        match metric {
+            MetricArgument::LogitDiff => Self::LogitDiff,
+            MetricArgument::Kl => Self::Kl,
+        }
+    }
 }
 
 #[derive(Debug, Args)]

@@ -59,6 +59,7 @@ fn run(arguments: Arguments) -> Result<ExitCode> {
         Command::Show(arguments) => commands::show::run(&arguments),
         Command::Recommend(arguments) => commands::recommend::run(&arguments),
         Command::Diffusion(arguments) => commands::diffusion::run(&arguments),
+        Command::Patch(arguments) => commands::patch::run(&arguments),
         Command::Search(arguments) => commands::search::run(&arguments),
         Command::Report(arguments) => commands::report::run(&arguments),
         Command::Generate(arguments) => commands::generate::run(&arguments),

@@ -8,6 +8,7 @@ use indicatif::{
 };
 use layerscope_bench::{BenchEvent, BenchPlan, QualityEvent};
 use layerscope_cutoff::diffusion::DiffusionEvent;
+use layerscope_cutoff::patching::PatchEvent;
 use layerscope_diagnostics::needle::NeedleEvent;
 use layerscope_engine::Result;
 use layerscope_models::Progress;
@@ -155,6 +156,33 @@ impl SpansBar {
 
     pub(crate) fn finish(&self) {
         self.bar.finish_and_clear();
+    }
+}
+
+/// A bar while activations are patched.
+pub(crate) struct PatchBar(ProgressBar);
+
+impl PatchBar {
+    pub(crate) fn new() -> Self {
+        Self(bar(0, "{msg} {bar:30} {percent} %, {elapsed} elapsed, {eta} left"))
+    }
+
+    pub(crate) fn observe(&self, event: PatchEvent) {
+        let (done, all, what) = match event {
+            PatchEvent::Tokens { done, all } => (done, all, "running both prompts"),
+            PatchEvent::Rows { done, all } => (done, all, "patching"),
+        };
+        if self.0.message() != what {
+            show(&self.0, what);
+            self.0.set_position(0);
+            self.0.reset_eta();
+        }
+        self.0.set_length(all as u64);
+        self.0.set_position(done as u64);
+    }
+
+    pub(crate) fn finish(&self) {
+        self.0.finish_and_clear();
     }
 }
 

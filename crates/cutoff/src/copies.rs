@@ -1,5 +1,5 @@
-//! Copies of a recorded run's decode rows that go up through the layers together: each reads its own decode keys and, of the recorded
-//! prompt, what it may see. So each weight is read once per layer for all of them.
+//! Copies of rows of a recorded sequence that go up through the layers together: each reads its own keys and, of those that are
+//! stored, what it may see. So each weight is read once per layer for all of them.
 
 use layerscope_diagnostics::probe::ProbedRun;
 use layerscope_engine::{
@@ -7,11 +7,97 @@ use layerscope_engine::{
     Pass, Policy, Result, RowGroup, SequenceRows, Tensor,
 };
 use layerscope_kernels::Segment;
+use std::ops::Range;
 
-/// A copy of the decode rows.
+/// A copy of the rows.
 pub(crate) trait RowCopy {
     /// What of some of the prompt's stored keys it sees at a layer.
     fn sees(&self, layer: usize, keys: &KeyRange) -> Vec<KeyRange>;
+}
+
+/// The rows that are copied: where they are, what is stored beside them, and how they are multiplied.
+#[derive(Clone, Copy)]
+pub(crate) struct CopiedRows<'a> {
+    pub(crate) decoder: &'a Decoder,
+    /// Keys and values of the full model, of the prompt at least.
+    pub(crate) store: &'a KvStore,
+    /// Prompt tokens p; of what is stored, copies see positions 0 … p−2 at most.
+    pub(crate) prompt_len: usize,
+    /// Most tokens that the sequence has.
+    pub(crate) sequence_len: usize,
+    /// Position of the first row of a copy.
+    pub(crate) first: usize,
+    /// Rows of a copy, at consecutive positions.
+    pub(crate) rows: usize,
+    /// As in [`SequenceRows`].
+    pub(crate) first_decode: usize,
+    /// The type in which rows are multiplied.
+    pub(crate) compute: ComputeType,
+}
+
+/// Rows that go through a layer at once: bounds memory, and products of so many rows run at full speed.
+pub(crate) fn rows_at_once(device: &Device) -> usize {
+    match device {
+        Device::Cpu => 512,
+        Device::Cuda(_) => 2_048,
+    }
+}
+
+impl CopiedRows<'_> {
+    /// Copies that go through a layer at once.
+    pub(crate) fn at_once(self) -> usize {
+        (rows_at_once(self.decoder.device()) / self.rows).max(1)
+    }
+
+    /// The rows of every copy, `[rows, d]` each, through one layer.
+    ///
+    /// # Errors
+    /// Whatever fails beneath.
+    pub(crate) fn through_layer<C: RowCopy>(
+        self,
+        copies: Vec<(C, Tensor)>,
+        layer: usize,
+    ) -> Result<Vec<(C, Tensor)>> {
+        let mut after = Vec::with_capacity(copies.len());
+        let mut copies = copies.into_iter().peekable();
+        while copies.peek().is_some() {
+            let (group, rows): (Vec<C>, Vec<Tensor>) = copies.by_ref().take(self.at_once()).unzip();
+            let rows = Tensor::cat(&rows.iter().collect::<Vec<_>>())?;
+            let x = self.through(&group, rows, Depth::of_layers(layer..layer + 1), &mut Hooks::none())?;
+            for (index, copy) in group.into_iter().enumerate() {
+                after.push((copy, x.narrow(index * self.rows, self.rows)?));
+            }
+        }
+        Ok(after)
+    }
+
+    /// The rows of copies, one copy after the other in `x [copies · rows, d]`, through half-layers, all at once.
+    ///
+    /// # Errors
+    /// Whatever fails beneath.
+    pub(crate) fn through<C: RowCopy>(
+        self,
+        copies: &[C],
+        x: Tensor,
+        depth: Range<Depth>,
+        hooks: &mut Hooks<'_>,
+    ) -> Result<Tensor> {
+        let mut attend = CopiesAttention { of: self, copies };
+        let sequences = [SequenceRows {
+            rows: copies.len() * self.rows,
+            sequence_len: self.sequence_len,
+            first_decode: self.first_decode,
+        }];
+        let mut pass = Pass {
+            attend: &mut attend,
+            hooks,
+            sequences: &sequences,
+            compute: self.compute,
+            rows_on_device: None,
+        };
+        let positions: Vec<usize> = (self.first..).take(self.rows).collect();
+        self.decoder.forward(x, &positions.repeat(copies.len()), depth, &mut pass)
+    }
 }
 
 /// A recorded run and the model that it is of.
@@ -39,16 +125,12 @@ impl<'a> Recorded<'a> {
         self.run.continuation.len()
     }
 
-    /// Copies that go through a layer at once: bounds memory, and products of so many rows run at full speed.
+    /// Copies of the decode rows that go through a layer at once.
     pub(crate) fn at_once(self) -> usize {
-        let rows = match self.decoder.device() {
-            Device::Cpu => 512,
-            Device::Cuda(_) => 2_048,
-        };
-        (rows / self.steps()).max(1)
+        self.decode_rows().at_once()
     }
 
-    /// The rows of every copy, `[N, d]` each, through one layer.
+    /// The decode rows of every copy, `[N, d]` each, through one layer.
     ///
     /// # Errors
     /// Whatever fails beneath.
@@ -57,47 +139,27 @@ impl<'a> Recorded<'a> {
         copies: Vec<(C, Tensor)>,
         layer: usize,
     ) -> Result<Vec<(C, Tensor)>> {
-        let (steps, prompt_len) = (self.steps(), self.run.prompt_len);
-        let positions: Vec<usize> = (prompt_len - 1..).take(steps).collect();
-        let mut after = Vec::with_capacity(copies.len());
-        let mut copies = copies.into_iter().peekable();
-        while copies.peek().is_some() {
-            let (group, rows): (Vec<C>, Vec<Tensor>) = copies.by_ref().take(self.at_once()).unzip();
-            let mut attend = CopiesAttention {
-                decoder: self.decoder,
-                store: self.run.session.store(),
-                prompt_len,
-                copies: &group,
-                steps,
-            };
-            let sequence_len = self.run.session.sequence_len();
-            let sequences =
-                [SequenceRows { rows: group.len() * steps, sequence_len, first_decode: prompt_len - 1 }];
-            let mut pass = Pass {
-                attend: &mut attend,
-                hooks: &mut Hooks::none(),
-                sequences: &sequences,
-                compute: ComputeType::F32,
-                rows_on_device: None,
-            };
-            let positions = positions.repeat(group.len());
-            let depth = Depth::of_layers(layer..layer + 1);
-            let rows = Tensor::cat(&rows.iter().collect::<Vec<_>>())?;
-            let x = self.decoder.forward(rows, &positions, depth, &mut pass)?;
-            for (index, copy) in group.into_iter().enumerate() {
-                after.push((copy, x.narrow(index * steps, steps)?));
-            }
+        self.decode_rows().through_layer(copies, layer)
+    }
+
+    fn decode_rows(self) -> CopiedRows<'a> {
+        let (session, prompt_len) = (&self.run.session, self.run.prompt_len);
+        CopiedRows {
+            decoder: self.decoder,
+            store: session.store(),
+            prompt_len,
+            sequence_len: session.sequence_len(),
+            first: prompt_len - 1,
+            rows: self.steps(),
+            first_decode: prompt_len - 1,
+            compute: ComputeType::F32,
         }
-        Ok(after)
     }
 }
 
 struct CopiesAttention<'a, C> {
-    decoder: &'a Decoder,
-    store: &'a KvStore,
-    prompt_len: usize,
+    of: CopiedRows<'a>,
     copies: &'a [C],
-    steps: usize,
 }
 
 impl<C: RowCopy> Attend for CopiesAttention<'_, C> {
@@ -109,19 +171,20 @@ impl<C: RowCopy> Attend for CopiesAttention<'_, C> {
         hooks: &mut Hooks<'_>,
     ) -> Result<Tensor> {
         let kv = kv.ok_or_else(|| Error::failure("copies of rows have no keys; please report this"))?;
-        let stored = self.store.key_ranges(at.layer, self.prompt_len);
+        let CopiedRows { decoder, store, prompt_len, rows, .. } = self.of;
+        let stored = store.key_ranges(at.layer, prompt_len);
         let of_prompt: Vec<&KeyRange> =
             stored.iter().filter(|keys| keys.segment() != Segment::Decode).collect();
         let group = |(index, copy): (usize, &C)| RowGroup {
-            rows: index * self.steps..(index + 1) * self.steps,
+            rows: index * rows..(index + 1) * rows,
             keys: of_prompt.iter().flat_map(|keys| copy.sees(at.layer, keys)).collect(),
             measured: false,
         };
         let attention = LayerAttention {
-            shape: self.decoder.attention_shape(at.layer),
+            shape: decoder.attention_shape(at.layer),
             groups: self.copies.iter().enumerate().map(group).collect(),
             at,
-            store: self.store,
+            store,
             sparse: None,
             own: Some(kv),
             statistics: None,

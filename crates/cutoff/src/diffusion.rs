@@ -13,6 +13,7 @@
 mod tests;
 
 use crate::answer::{Answer, Answered};
+use crate::kept::keep_rows;
 use layerscope_diagnostics::probe::{TeacherForced, teacher_forced};
 use layerscope_diagnostics::record::{Divergence, SpanMasses, SpanRow};
 use layerscope_diagnostics::reference_distributions::StepComparison;
@@ -179,7 +180,11 @@ impl<'m, 'q> Experiment<'m, 'q> {
         let full = Policy::full(depth);
         let mut session = Session::resumable(decoder, full, prompt.len(), question.decode_rows())?;
         let behind = RefCell::new(vec![vec![]; depth]);
-        let mut hooks = kept_behind(&behind, question.rows_behind(), layers);
+        let mut hooks = Hooks::none();
+        for &layer in layers {
+            let point = HookPoint { layer, site: Site::ResidPre };
+            keep_rows(&mut hooks, point, question.rows_behind(), &behind, layer);
+        }
         session.prefill(prompt, &mut hooks, interrupt, progress)?;
         drop(hooks);
         let forced = teacher_forced(decoder, &mut session, prompt, question.continuation)?;
@@ -281,29 +286,4 @@ impl<'m, 'q> Experiment<'m, 'q> {
 fn mean_mass(layers: &[LayerStatistics], segment: Segment) -> f64 {
     let rows = layers.iter().flat_map(|layer| &layer.rows.mass);
     mean(rows.map(|mass| f64::from(mass[segment as usize])))
-}
-
-/// Hooks that keep the residual streams of the rows at `positions` where they enter each of the layers.
-fn kept_behind<'a>(
-    behind: &'a RefCell<Vec<Vec<Tensor>>>,
-    positions: Range<usize>,
-    layers: &[usize],
-) -> Hooks<'a> {
-    let mut hooks = Hooks::none();
-    for &layer in layers {
-        let positions = positions.clone();
-        hooks.observe(HookPoint { layer, site: Site::ResidPre }, move |context, x| {
-            let wanted: Vec<u32> = (0u32..)
-                .zip(context.positions)
-                .filter(|(_, position)| positions.contains(position))
-                .map(|(row, _)| row)
-                .collect();
-            if !wanted.is_empty() {
-                // A copy of its own: a part of a chunk would keep the whole.
-                behind.borrow_mut()[layer].push(x.select(&wanted)?);
-            }
-            Ok(())
-        });
-    }
-    hooks
 }

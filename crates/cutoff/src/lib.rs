@@ -1,5 +1,5 @@
-//! The exact cutoff frontier, attention knockout, how spans of a prompt diffuse into later tokens, the cost model and the
-//! recommendation.
+//! The exact cutoff frontier, attention knockout, how spans of a prompt diffuse into later tokens, activation patching, the cost
+//! model and the recommendation.
 
 mod answer;
 pub mod answers;
@@ -9,6 +9,8 @@ mod copies;
 pub mod cost;
 pub mod diffusion;
 pub mod frontier;
+mod kept;
+pub mod patching;
 pub mod recommend;
 pub mod search;
 

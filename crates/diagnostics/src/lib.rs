@@ -5,6 +5,7 @@ mod curvature;
 pub mod machine;
 mod means;
 pub mod needle;
+pub mod patching;
 pub mod policies;
 pub mod probe;
 pub mod prompts;

@@ -169,6 +169,11 @@ impl Decoder {
             .with_sequence(&self.config, kept)
     }
 
+    /// Whether an adapter is beside the weights.
+    pub fn has_adapter(&self) -> bool {
+        self.adapter_rows.is_some()
+    }
+
     /// Where the weights are and the model runs.
     pub fn device(&self) -> &Device {
         &self.device

@@ -211,10 +211,12 @@ pub enum ColourMap {
     Cividis,
     /// Black over magenta to cream (van der Walt & Smith 2015).
     Magma,
+    /// Red over white to blue, for values on both sides of 0 (Brewer's RdBu).
+    RedBlue,
 }
 
 impl ColourMap {
-    /// All of them.
+    /// Those for values from 0 up.
     pub const ALL: [Self; 3] = [Self::Viridis, Self::Cividis, Self::Magma];
 
     /// Its name.
@@ -223,17 +225,19 @@ impl ColourMap {
             Self::Viridis => "Viridis",
             Self::Cividis => "Cividis",
             Self::Magma => "Magma",
+            Self::RedBlue => "Red to blue",
         }
     }
 
     /// Its colours from the lower to the upper end, computed once.
     pub fn colours(self) -> &'static [Colour; 256] {
-        static TABLES: [OnceLock<[Colour; 256]>; 3] = [const { OnceLock::new() }; 3];
+        static TABLES: [OnceLock<[Colour; 256]>; 4] = [const { OnceLock::new() }; 4];
         TABLES[self as usize].get_or_init(|| {
             let gradient: Box<dyn Gradient> = match self {
                 Self::Viridis => Box::new(colorgrad::preset::viridis()),
                 Self::Cividis => Box::new(colorgrad::preset::cividis()),
                 Self::Magma => Box::new(colorgrad::preset::magma()),
+                Self::RedBlue => Box::new(colorgrad::preset::rd_bu()),
             };
             std::array::from_fn(|index| {
                 let [r, g, b, _] = gradient.at(index as f32 / 255.0).to_rgba8();

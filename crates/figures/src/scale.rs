@@ -70,6 +70,12 @@ impl Scale {
         Self { kind, ends: rows, quantiles, per_row }
     }
 
+    /// A linear scale from `-limit` to `limit`, for [`crate::ColourMap::RedBlue`]; to 1 where the limit is not above 0.
+    pub fn symmetric(limit: f32) -> Self {
+        let limit = if limit > 0.0 && limit.is_finite() { limit } else { 1.0 };
+        Self { kind: ScaleKind::Linear, ends: vec![(-limit, limit)], quantiles: vec![], per_row: false }
+    }
+
     /// The kind of scale.
     pub fn kind(&self) -> ScaleKind {
         self.kind
@@ -123,9 +129,10 @@ impl Scale {
                 decades.map(|decade| (self.position(0, 10_f32.powi(decade)), power(decade))).collect()
             }
             ScaleKind::Linear => {
-                let upper = self.ends[0].1;
-                let step = round_step(f64::from(upper) / 5.0) as f32;
-                let ticks = (0..=5).map(|tick| tick as f32 * step).filter(|value| *value <= upper);
+                let (lower, upper) = self.ends[0];
+                let step = round_step(f64::from(upper - lower) / 5.0) as f32;
+                let ticks = (-5..=5).map(|tick: i8| f32::from(tick) * step);
+                let ticks = ticks.filter(|value| (lower..=upper).contains(value));
                 ticks.map(|value| (self.position(0, value), short(value))).collect()
             }
         }
@@ -170,6 +177,17 @@ mod tests {
         let percentile = Scale::fit(ScaleKind::Percentile, &values, false, false);
         assert!(percentile.position(0, 0.1) < percentile.position(0, 1.0));
         assert!(percentile.position(0, f32::NAN).is_nan());
+    }
+
+    #[test]
+    fn a_symmetric_scale_has_0_in_its_middle() {
+        let scale = Scale::symmetric(1.5);
+        assert_eq!([-1.5, 0.0, 0.75, 2.0].map(|value| scale.position(0, value)), [0.0, 0.5, 0.75, 1.0]);
+        assert!(scale.position(0, f32::NAN).is_nan());
+        let ticks = scale.ticks();
+        assert!(ticks.contains(&(0.5, "0".into())) && ticks.len() >= 3, "{ticks:?}");
+        assert!(ticks.iter().all(|(position, _)| (0.0..=1.0).contains(position)));
+        assert_eq!(Scale::symmetric(f32::NAN).value_at(1.0), 1.0);
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Recording: measures every prompt of a file with probes and frontier, and writes the run folder.
 
 pub mod continuations;
+pub mod patching;
 pub mod policies;
 mod recorded_with;
 pub mod sets;

@@ -9,6 +9,7 @@ mod document;
 mod html;
 mod markdown;
 mod output;
+mod patching;
 #[cfg_attr(not(feature = "pdf"), path = "no_pdf.rs")]
 mod pdf;
 mod policies;
@@ -20,6 +21,7 @@ pub mod spans;
 pub mod under_policies;
 
 pub use output::{File, ReportFormat, render, write};
+pub use patching::patching_svg;
 pub use policies::{trade_off, trade_off_svg};
 
 pub use schema::schema;

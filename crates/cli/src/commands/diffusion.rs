@@ -1,6 +1,7 @@
 //! `layerscope span-ablation`: from which layer on a span of a recorded prompt can be removed.
 
-use crate::args::{DiffusionArguments, positions};
+use super::chosen;
+use crate::args::DiffusionArguments;
 use crate::interrupt::heeded;
 use crate::output::{self, figure};
 use crate::progress::SpansBar;
@@ -19,8 +20,11 @@ pub(crate) fn run(arguments: &DiffusionArguments) -> Result<ExitCode> {
     }
     let run = Run::open(&arguments.run)?;
     let spans = spans(&run, arguments)?;
-    let layers =
-        arguments.layers.as_ref().map(|text| layers(text, run.manifest().model.layers)).transpose()?;
+    let layers = arguments
+        .layers
+        .as_ref()
+        .map(|text| chosen(text, run.manifest().model.layers, "layer"))
+        .transpose()?;
     let model = models::of_run(&run, arguments.model.as_deref(), arguments.device)?;
     let requests = spans.iter().map(|(prompt_id, tokens)| SpanRequest {
         prompt_id,
@@ -61,23 +65,6 @@ fn spans(run: &Run, arguments: &DiffusionArguments) -> Result<Vec<(String, SpanT
         )));
     }
     Ok(spans)
-}
-
-/// Parses `0,5,10-20` as layers of a model with `layers` layers.
-fn layers(text: &str, all: usize) -> Result<Vec<usize>> {
-    let mut layers = vec![];
-    for part in text.split(',') {
-        match positions(part) {
-            Ok(range) if range.end <= all => layers.extend(range),
-            _ => {
-                return Err(Error::input(format!(
-                    "`{part}` is not a layer or range of layers from 0 to {}; give them as in --layers 0,5,10-20",
-                    all.saturating_sub(1)
-                )));
-            }
-        }
-    }
-    Ok(layers)
 }
 
 struct Done {

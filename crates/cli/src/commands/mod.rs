@@ -15,6 +15,7 @@ pub(crate) mod merge;
 pub(crate) mod merge_runs;
 pub(crate) mod models;
 pub(crate) mod needle;
+pub(crate) mod patch;
 pub(crate) mod patterns;
 pub(crate) mod recommend;
 pub(crate) mod record;
@@ -26,10 +27,28 @@ pub(crate) mod show;
 #[cfg_attr(not(feature = "viewer"), path = "no_viewer.rs")]
 pub(crate) mod view;
 
-use crate::args::Arguments;
+use crate::args::{Arguments, positions};
 use clap::CommandFactory;
-use layerscope_engine::Result;
+use layerscope_engine::{Error, Result};
 use std::process::ExitCode;
+
+/// Parses `0,5,10-20` as numbers below `all`, the number of layers or positions; `last` is the last one.
+fn chosen(text: &str, all: usize, name: &str) -> Result<Vec<usize>> {
+    let last = all.saturating_sub(1);
+    let mut chosen = vec![];
+    for part in text.split(',') {
+        match positions(part) {
+            Ok(range) if range.end <= all => chosen.extend(range),
+            _ if part.trim() == "last" => chosen.push(last),
+            _ => {
+                return Err(Error::input(format!(
+                    "`{part}` is not a {name} or range of {name}s from 0 to {last}; give them as in --{name}s 0,5,10-20"
+                )));
+            }
+        }
+    }
+    Ok(chosen)
+}
 
 pub(crate) fn completions(shell: clap_complete::Shell) -> Result<ExitCode> {
     let mut script = vec![];

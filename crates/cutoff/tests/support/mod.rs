@@ -23,11 +23,14 @@ pub fn load(path: &Path) -> Model {
 
 /// A family's tiny random model (`fixtures/families`).
 pub fn family(name: &str) -> Arc<Decoder> {
+    family_on(name, &Device::Cpu)
+}
+
+pub fn family_on(name: &str, device: &Device) -> Arc<Decoder> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/families").join(name);
     let (_, config, files) = folder_config(&folder, None).unwrap();
     let weights = files.weights(&config).unwrap();
-    let decoder =
-        Decoder::load(config.clone(), &weights, WeightsPrecision::F32, &Device::Cpu, &mut |_, _| Ok(()));
+    let decoder = Decoder::load(config.clone(), &weights, WeightsPrecision::F32, device, &mut |_, _| Ok(()));
     Arc::new(decoder.unwrap())
 }
 
@@ -109,12 +112,26 @@ pub fn whole_run_by_head(
     p: usize,
     hidden: &dyn Fn(usize, usize, usize, usize) -> bool,
 ) -> Vec<Vec<f32>> {
+    whole_run_with_hooks(decoder, sequence, p, hidden, &mut Hooks::none())
+}
+
+/// Logits after the last token of a whole run with hooks.
+pub fn logits_with_hooks(decoder: &Arc<Decoder>, prompt: &[u32], hooks: &mut Hooks<'_>) -> Vec<f32> {
+    whole_run_with_hooks(decoder, prompt, prompt.len(), &|_, _, _, _| false, hooks).remove(0)
+}
+
+fn whole_run_with_hooks(
+    decoder: &Arc<Decoder>,
+    sequence: &[u32],
+    p: usize,
+    hidden: &dyn Fn(usize, usize, usize, usize) -> bool,
+    hooks: &mut Hooks<'_>,
+) -> Vec<Vec<f32>> {
     let positions: Vec<usize> = (0..sequence.len()).collect();
-    let mut hooks = Hooks::none();
-    let x = decoder.embed(sequence, &positions, &mut hooks).unwrap();
+    let x = decoder.embed(sequence, &positions, hooks).unwrap();
     let mut attend = Naive { decoder, hidden };
     let sequence_len = sequence.len();
-    let (attend, hooks) = (&mut attend, &mut hooks);
+    let attend = &mut attend;
     let mut pass = Pass {
         attend,
         hooks,

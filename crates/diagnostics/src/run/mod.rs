@@ -13,6 +13,7 @@ mod json_file;
 mod layout;
 mod manifest;
 mod parquet_file;
+mod patching;
 mod policies;
 mod reader;
 mod reads;
@@ -35,6 +36,7 @@ pub use manifest::{
     AdapterRecord, BosToken, FailedPrompt, MANIFEST, Manifest, ModelInfo, PromptStates, SCHEMA_VERSION,
     Settings, Status, TrainingRecord,
 };
+pub use patching::write_patching;
 pub use policies::{POLICIES, PoliciesWriter};
 pub use reader::Run;
 pub use schema::Table;

@@ -96,7 +96,7 @@ impl Columns {
         Ok(())
     }
 
-    fn optional_ints(&mut self, values: impl IntoIterator<Item = Option<usize>>) -> Result<()> {
+    pub(super) fn optional_ints(&mut self, values: impl IntoIterator<Item = Option<usize>>) -> Result<()> {
         let values: Vec<Option<i32>> =
             values.into_iter().map(|value| value.map(int).transpose()).collect::<Result<_>>()?;
         self.arrays.push(Arc::new(Int32Array::from(values)));
@@ -109,6 +109,10 @@ impl Columns {
 
     pub(super) fn texts<T: AsRef<str>>(&mut self, values: impl IntoIterator<Item = T>) {
         self.arrays.push(Arc::new(StringArray::from_iter_values(values)));
+    }
+
+    pub(super) fn optional_texts(&mut self, values: impl IntoIterator<Item = Option<String>>) {
+        self.arrays.push(Arc::new(StringArray::from_iter(values)));
     }
 
     pub(super) fn bools(&mut self, values: impl IntoIterator<Item = Option<bool>>) {

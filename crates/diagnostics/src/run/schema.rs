@@ -336,6 +336,42 @@ const fn span_mass(name: &'static str, description: &'static str) -> Column {
     later(figure(name, "probability", description))
 }
 
+/// A table of patches: one row per layer × position, or layer × head.
+pub(super) const PATCHING: [Column; 14] = [
+    column("prompt_id", Kind::Text, "none", "Name of the clean prompt"),
+    column("corrupted_id", Kind::Text, "none", "Name of the corrupted prompt"),
+    column(
+        "site",
+        Kind::Text,
+        "none",
+        "What is replaced: resid_pre (residual stream before the layer), attn_out, mlp_out or head (output of a head)",
+    ),
+    column(
+        "direction",
+        Kind::Text,
+        "none",
+        "denoising: the corrupted run gets the clean activation; noising: the clean run gets the corrupted one",
+    ),
+    column("metric", Kind::Text, "none", "What the effect is measured by: logit-diff or kl"),
+    column("answer", Kind::Text, "none", "Token of the answer"),
+    column("wrong", Kind::Text, "none", "Token of the wrong answer"),
+    column("layer", Kind::Int, "index", "Layer, from 0"),
+    optional("position", Kind::Int, "tokens", "Prompt position, from 0; null for heads"),
+    optional("head", Kind::Int, "index", "Query head, from 0; null for other sites"),
+    optional("token", Kind::Text, "none", "The clean prompt's token at the position; null for heads"),
+    figure(
+        "logit_diff",
+        "logits",
+        "Logit of the answer less that of the wrong answer, after the last position of the patched run",
+    ),
+    figure("kl", "nats", "KL(clean || patched) of the next-token distributions after the last position"),
+    figure(
+        "effect",
+        "none",
+        "The metric on the scale on which the corrupted run is 0 and the clean run is 1",
+    ),
+];
+
 /// `spans.parquet`, which a run may have in addition to its tables: one row per prompt × span × layer.
 pub(super) const SPANS: [Column; 15] = [
     PROMPT_ID,
@@ -433,10 +469,11 @@ mod tests {
     #[test]
     fn every_column_has_unit_and_description() {
         let tables = Table::ALL.map(|table| (table.file_name(), table.schema()));
-        for (table, schema) in tables
-            .into_iter()
-            .chain([("spans.parquet", schema_of(&SPANS)), ("policies.parquet", schema_of(&POLICIES))])
-        {
+        for (table, schema) in tables.into_iter().chain([
+            ("spans.parquet", schema_of(&SPANS)),
+            ("policies.parquet", schema_of(&POLICIES)),
+            ("patches", schema_of(&PATCHING)),
+        ]) {
             for field in schema.fields() {
                 for key in ["unit", "description"] {
                     let value = field.metadata().get(key).map(String::as_str);

@@ -1,0 +1,274 @@
+//! A map of activation patches: what replacing single activations of one prompt's run by those of another does to the next token.
+
+use schemars::JsonSchema;
+use serde::Serialize;
+
+/// Which activations are replaced.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum PatchSite {
+    /// The residual stream where it enters a layer, at one position (`hook_resid_pre`).
+    ResidPre,
+    /// What a layer's attention adds to the residual stream, at one position (`hook_attn_out`).
+    AttnOut,
+    /// What a layer's MLP adds to the residual stream, at one position (`hook_mlp_out`).
+    MlpOut,
+    /// The output of one attention head before the output projection, at several positions at once (`attn.hook_z`).
+    Head,
+}
+
+impl PatchSite {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::ResidPre, Self::AttnOut, Self::MlpOut, Self::Head];
+
+    /// Its name in arguments and files.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::ResidPre => "resid_pre",
+            Self::AttnOut => "attn_out",
+            Self::MlpOut => "mlp_out",
+            Self::Head => "head",
+        }
+    }
+
+    /// The site of a name.
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|site| site.name() == name)
+    }
+
+    /// What it is, in words.
+    pub fn words(self) -> &'static str {
+        match self {
+            Self::ResidPre => "residual stream before the layer",
+            Self::AttnOut => "attention output",
+            Self::MlpOut => "MLP output",
+            Self::Head => "output of one attention head",
+        }
+    }
+
+    /// What the columns of a map are.
+    pub fn column_name(self) -> &'static str {
+        match self {
+            Self::Head => "head",
+            _ => "position",
+        }
+    }
+}
+
+/// Which run is patched.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum PatchDirection {
+    /// The corrupted run gets activations of the clean one: which of them suffice to restore the answer?
+    Denoising,
+    /// The clean run gets activations of the corrupted one: which of them are needed for the answer?
+    Noising,
+}
+
+impl PatchDirection {
+    /// Its name in files.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Denoising => "denoising",
+            Self::Noising => "noising",
+        }
+    }
+}
+
+/// What an effect is measured by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum PatchMetric {
+    /// Logit of the answer minus logit of the wrong answer.
+    LogitDiff,
+    /// KL(clean ‖ patched), nats.
+    Kl,
+}
+
+impl PatchMetric {
+    /// Its name in arguments and files.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::LogitDiff => "logit-diff",
+            Self::Kl => "kl",
+        }
+    }
+}
+
+/// The next token after the last position of a run. Undefined values are NaN.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, JsonSchema)]
+pub struct PatchFigures {
+    /// Logit of the answer minus logit of the wrong answer.
+    pub logit_diff: f64,
+    /// KL(clean ‖ this run) of the next-token distributions, nats.
+    pub kl: f64,
+}
+
+/// A token with its text.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
+pub struct PatchToken {
+    /// Its id.
+    pub id: u32,
+    /// How it is shown.
+    pub text: String,
+}
+
+/// One of the two prompts.
+#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
+pub struct PatchedPrompt {
+    /// Its id in a run folder; `clean` or `corrupted` where its text was given.
+    pub id: String,
+    /// Its tokens, length p.
+    pub tokens: Vec<PatchToken>,
+    /// The most likely next token.
+    pub next: PatchToken,
+    /// The figures of its run without a patch.
+    #[serde(flatten)]
+    pub figures: PatchFigures,
+}
+
+/// A map of layers × positions, or layers × heads.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PatchMap {
+    /// What is replaced.
+    pub site: PatchSite,
+    /// In which run.
+    pub direction: PatchDirection,
+    /// What the effect is measured by.
+    pub metric: PatchMetric,
+    /// The clean prompt.
+    pub clean: PatchedPrompt,
+    /// The corrupted prompt, of as many tokens.
+    pub corrupted: PatchedPrompt,
+    /// The answer.
+    pub answer: PatchToken,
+    /// The wrong answer.
+    pub wrong: PatchToken,
+    /// The rows: layers, ascending.
+    pub layers: Vec<usize>,
+    /// The columns: positions or heads, ascending.
+    pub columns: Vec<usize>,
+    /// Of heads, the positions at which they are replaced; empty at the other sites.
+    pub head_positions: Vec<usize>,
+    /// A cell for each row and column, row by row; `None` where it was not computed, since the work was interrupted.
+    pub cells: Vec<Option<PatchFigures>>,
+}
+
+impl PatchMap {
+    /// The cell of a row and a column, by their places in the map.
+    pub fn cell(&self, row: usize, column: usize) -> Option<PatchFigures> {
+        self.cells.get(row * self.columns.len() + column).copied().flatten()
+    }
+
+    /// The metric on the scale on which the corrupted run is 0 and the clean run is 1; NaN where both runs are equal by it.
+    pub fn effect(&self, figures: PatchFigures) -> f64 {
+        let by_metric = |figures: PatchFigures| match self.metric {
+            PatchMetric::LogitDiff => figures.logit_diff,
+            PatchMetric::Kl => figures.kl,
+        };
+        let [clean, corrupted] = [&self.clean, &self.corrupted].map(|prompt| by_metric(prompt.figures));
+        if clean == corrupted {
+            return f64::NAN;
+        }
+        (by_metric(figures) - corrupted) / (clean - corrupted)
+    }
+
+    /// The effect without a patch: that of the run that is patched.
+    pub fn unpatched_effect(&self) -> f64 {
+        match self.direction {
+            PatchDirection::Denoising => 0.0,
+            PatchDirection::Noising => 1.0,
+        }
+    }
+
+    /// Effects of a row, a value for each column; NaN where undefined or not computed.
+    pub fn effects(&self, row: usize) -> Vec<f64> {
+        let of_column = |column| self.cell(row, column).map_or(f64::NAN, |cell| self.effect(cell));
+        (0..self.columns.len()).map(of_column).collect()
+    }
+
+    /// Cells that are computed.
+    pub fn done(&self) -> usize {
+        self.cells.iter().flatten().count()
+    }
+
+    /// Whether all are.
+    pub fn is_complete(&self) -> bool {
+        self.done() == self.cells.len()
+    }
+
+    /// (row, column) of the cells whose effect is defined, those first that are farthest from the unpatched run.
+    pub fn strongest(&self) -> Vec<(usize, usize)> {
+        let strength = |effect: f64| (effect - self.unpatched_effect()).abs();
+        let mut cells: Vec<(f64, (usize, usize))> = (0..self.layers.len())
+            .flat_map(|row| {
+                self.effects(row).into_iter().enumerate().map(move |(at, effect)| (effect, (row, at)))
+            })
+            .filter(|(effect, _)| effect.is_finite())
+            .map(|(effect, place)| (strength(effect), place))
+            .collect();
+        cells.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
+        cells.into_iter().map(|(_, place)| place).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn map(metric: PatchMetric, direction: PatchDirection) -> PatchMap {
+        let token = |id| PatchToken { id, text: format!("t{id}") };
+        let prompt = |id: &str, logit_diff, kl| PatchedPrompt {
+            id: id.into(),
+            tokens: vec![token(1), token(2)],
+            next: token(3),
+            figures: PatchFigures { logit_diff, kl },
+        };
+        let cell = |logit_diff, kl| Some(PatchFigures { logit_diff, kl });
+        PatchMap {
+            site: PatchSite::ResidPre,
+            direction,
+            metric,
+            clean: prompt("clean", 3.0, 0.0),
+            corrupted: prompt("corrupted", -1.0, 2.0),
+            answer: token(3),
+            wrong: token(4),
+            layers: vec![0, 2],
+            columns: vec![0, 1],
+            head_positions: vec![],
+            cells: vec![cell(-1.0, 2.0), cell(1.0, 0.5), cell(4.0, 0.1), None],
+        }
+    }
+
+    #[test]
+    fn the_corrupted_run_is_0_and_the_clean_run_is_1() {
+        let by_logits = map(PatchMetric::LogitDiff, PatchDirection::Denoising);
+        assert_eq!(by_logits.effects(0), [0.0, 0.5]);
+        assert_eq!(by_logits.effects(1)[0], 1.25);
+        assert!(by_logits.effects(1)[1].is_nan());
+        assert_eq!((by_logits.done(), by_logits.is_complete()), (3, false));
+        let by_kl = map(PatchMetric::Kl, PatchDirection::Denoising);
+        assert_eq!(by_kl.effects(0), [0.0, 0.75]);
+    }
+
+    #[test]
+    fn the_strongest_are_farthest_from_the_run_that_is_patched() {
+        let denoising = map(PatchMetric::LogitDiff, PatchDirection::Denoising);
+        assert_eq!(denoising.strongest(), [(1, 0), (0, 1), (0, 0)]);
+        let noising = map(PatchMetric::LogitDiff, PatchDirection::Noising);
+        assert_eq!(noising.strongest(), [(0, 0), (0, 1), (1, 0)]);
+    }
+
+    #[test]
+    fn runs_that_are_equal_have_no_scale() {
+        let mut map = map(PatchMetric::LogitDiff, PatchDirection::Denoising);
+        map.corrupted.figures.logit_diff = map.clean.figures.logit_diff;
+        assert!(map.effects(0)[0].is_nan() && map.strongest().is_empty());
+    }
+
+    #[test]
+    fn names_are_read_back() {
+        assert!(PatchSite::ALL.iter().all(|&site| PatchSite::from_name(site.name()) == Some(site)));
+        assert_eq!(PatchSite::from_name("resid"), None);
+    }
+}
