@@ -6,8 +6,12 @@ use crate::design::{self, space};
 use crate::export::ExportFormat;
 use crate::state::View;
 use crate::widgets::{count, token_label};
+use eframe::egui::accesskit::Role;
 use eframe::egui::text::LayoutJob;
-use eframe::egui::{Align, Button, ComboBox, Layout, RichText, ScrollArea, TextFormat, TextStyle, Theme, Ui};
+use eframe::egui::{
+    Align, Button, ComboBox, Layout, Response, RichText, ScrollArea, TextFormat, TextStyle, Theme, Ui,
+    WidgetInfo,
+};
 use std::path::PathBuf;
 
 /// Windows of less width have menus instead of tabs and of the list of prompts.
@@ -79,14 +83,18 @@ impl Viewer {
     /// The views in a narrow window.
     fn view_menu(&self, ui: &mut Ui) -> Option<Order> {
         let mut order = None;
-        ComboBox::from_id_salt("view").selected_text(self.state.view.name()).width(88.0).show_ui(ui, |ui| {
-            for view in View::ALL {
-                let item = ui.selectable_label(self.state.view == view, view.name());
-                if item.on_hover_text(about(ui, view)).clicked() {
-                    order = Some(Order::Show(view));
+        let menu = ComboBox::from_id_salt("view").selected_text(self.state.view.name()).width(88.0).show_ui(
+            ui,
+            |ui| {
+                for view in View::ALL {
+                    let item = ui.selectable_label(self.state.view == view, view.name());
+                    if item.on_hover_text(about(ui, view)).clicked() {
+                        order = Some(Order::Show(view));
+                    }
                 }
-            }
-        });
+            },
+        );
+        name_menu(menu.response, format!("View: {}", self.state.view.name()));
         order
     }
 
@@ -95,14 +103,18 @@ impl Viewer {
         let Some(run) = self.run.clone() else { return };
         let Some(shown) = run.prompts.get(self.state.prompt) else { return };
         let mut chosen = None;
-        ComboBox::from_id_salt("prompt").selected_text(&shown.id).width(110.0).truncate().show_ui(ui, |ui| {
-            for (index, prompt) in run.prompts.iter().enumerate() {
-                let text = format!("{} · {} · {} tokens", prompt.id, prompt.category, prompt.p);
-                if ui.selectable_label(self.state.prompt == index, text).clicked() {
-                    chosen = Some(index);
+        let menu = ComboBox::from_id_salt("prompt").selected_text(&shown.id).width(110.0).truncate().show_ui(
+            ui,
+            |ui| {
+                for (index, prompt) in run.prompts.iter().enumerate() {
+                    let text = format!("{} · {} · {} tokens", prompt.id, prompt.category, prompt.p);
+                    if ui.selectable_label(self.state.prompt == index, text).clicked() {
+                        chosen = Some(index);
+                    }
                 }
-            }
-        });
+            },
+        );
+        name_menu(menu.response, format!("Prompt: {}", shown.id));
         if let Some(index) = chosen {
             self.show_prompt(index);
         }
@@ -193,6 +205,11 @@ impl Viewer {
             self.open(&path);
         }
     }
+}
+
+/// Tells screen readers what a menu chooses.
+fn name_menu(menu: Response, name: String) {
+    menu.widget_info(|| WidgetInfo::labeled(Role::ComboBox, true, &name));
 }
 
 /// What a view shows, for tooltips.
