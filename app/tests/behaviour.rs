@@ -352,10 +352,10 @@ fn the_palette_and_the_help_sheet() {
     window.key_press(Key::F1);
     // The sheet reaches its size after some frames.
     window.run_steps(10);
-    window.get_by_label("Move the cutoff one layer deeper");
+    window.get_by_label("Raise the cutoff by one layer");
     window.get_by_label("Close").click();
     window.run_steps(3);
-    assert!(window.query_by_label("Move the cutoff one layer deeper").is_none());
+    assert!(window.query_by_label("Raise the cutoff by one layer").is_none());
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! One frame of the window.
 
-use super::panels::NARROW;
+use super::panels::ROOM_FOR_PROMPTS;
 use super::{Shared, Viewer};
 use crate::command::Order;
 use crate::design::{self, space};
@@ -28,7 +28,7 @@ impl Viewer {
         Panel::bottom("status").frame(panel).show(ui, |ui| self.status_bar(ui));
         // Displayed in the next frame, because the status line is laid out before the view.
         self.readout = None;
-        if self.run.is_some() && ui.ctx().content_rect().width() >= NARROW {
+        if self.run.is_some() && ui.ctx().content_rect().width() >= ROOM_FOR_PROMPTS {
             Panel::left("prompts")
                 .frame(panel)
                 .default_size(design::size::LEFT_PANEL)

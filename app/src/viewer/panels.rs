@@ -14,8 +14,10 @@ use eframe::egui::{
 };
 use std::path::PathBuf;
 
-/// Windows of less width have menus instead of tabs and of the list of prompts.
-pub(super) const NARROW: f32 = 1_080.0;
+/// Windows of less width have a menu of the views instead of tabs.
+const ROOM_FOR_TABS: f32 = 1_180.0;
+/// Windows of less width have a menu of the prompts instead of their list.
+pub(super) const ROOM_FOR_PROMPTS: f32 = 1_000.0;
 
 impl Viewer {
     pub(super) fn top_bar(&mut self, ui: &mut Ui) {
@@ -25,11 +27,11 @@ impl Viewer {
                 order = Some(Order::Open);
             }
             ui.separator();
-            if ui.ctx().content_rect().width() < NARROW {
-                order = order.or(self.view_menu(ui));
+            let width = ui.ctx().content_rect().width();
+            let view = if width < ROOM_FOR_TABS { self.view_menu(ui) } else { self.view_tabs(ui) };
+            order = order.or(view);
+            if width < ROOM_FOR_PROMPTS {
                 self.prompt_menu(ui);
-            } else {
-                order = order.or(self.view_tabs(ui));
             }
             ui.with_layout(Layout::right_to_left(Align::Center), |ui| {
                 if ui.button("Help").on_hover_text(hint(ui, Order::Help)).clicked() {
