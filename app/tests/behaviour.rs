@@ -212,7 +212,7 @@ fn scripts_are_read_as_they_are_written() {
     synthetic::write(run.path(), SIZES, true);
     let launch = support::launch(run.path());
     let mut window = egui_kittest::Harness::builder()
-        .with_size(Vec2::new(1_100.0, 700.0))
+        .with_size(Vec2::new(1_200.0, 700.0))
         .allow_missing_glyphs()
         .build_ui_state(
             move |ui, viewer: &mut Option<layerscope_app::Viewer>| {
