@@ -188,7 +188,7 @@ fn layer_rows(ui: &mut Ui, scene: &mut Scene<'_>, about: &About<'_>, row: f32) {
     );
     let caption = match about.by_head {
         // Older runs have no lists of what heads read.
-        None => "heads: not recorded",
+        None => "no heads kept",
         Some(_) if cells.width() > 150.0 => "strongest read of each head",
         Some(_) => "heads",
     };
