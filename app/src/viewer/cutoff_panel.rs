@@ -271,11 +271,7 @@ fn card(ui: &mut Ui, palette: &Palette, recommendation: &Recommendation, cutoff:
     if ui.add_enabled(!there, Button::new(text)).clicked() {
         go = true;
     }
-    let mut caveats = recommendation.caveats.join("; ");
-    if let Some(first) = caveats.get_mut(..1) {
-        first.make_ascii_uppercase();
-    }
-    ui.weak(caveats + ".");
+    ui.weak(recommendation.caveat());
     CollapsingHeader::new("Why").show(ui, |ui| {
         for reason in &recommendation.reasons {
             ui.label(format!("• {reason}"));

@@ -199,6 +199,15 @@ impl Recommendation {
         (self.verdict == Verdict::Cut).then_some(point)
     }
 
+    /// The caveats as one sentence.
+    pub fn caveat(&self) -> String {
+        let mut sentence = self.caveats.join("; ");
+        if let Some(first) = sentence.get_mut(..1) {
+            first.make_ascii_uppercase();
+        }
+        sentence + "."
+    }
+
     /// Name of the policy that cuts there, e.g. `speed:24+bos`; `None` where full depth is to be kept.
     pub fn policy_name(&self) -> Option<String> {
         self.point().and_then(|point| point.policy(self.layers).ok()).map(|policy| policy.to_string())

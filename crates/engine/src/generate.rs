@@ -104,7 +104,7 @@ pub fn generate(
 /// leaves its own behind. The text is the same as without.
 ///
 /// # Errors
-/// As [`generate`]; the earlier generation then stays.
+/// As [`generate`]; the earlier generation then stays, unless there was no memory for both.
 pub fn generate_after(
     previous: &mut Option<Previous>,
     decoder: &Arc<Decoder>,

@@ -221,11 +221,7 @@ pub(crate) fn text(recommendation: &Recommendation) -> String {
             format!("Recommended: keep full depth, all {} layers", recommendation.layers)
         }
     };
-    let mut caveats = recommendation.caveats.join("; ");
-    if let Some(first) = caveats.get_mut(..1) {
-        first.make_ascii_uppercase();
-    }
-    format!("\n{headline}\n\n{}\n\n{}.", by_category(recommendation), terminal::line(&caveats))
+    format!("\n{headline}\n\n{}\n\n{}", by_category(recommendation), terminal::line(&recommendation.caveat()))
 }
 
 /// What the cutoff costs all prompts and each category. Where full depth is recommended, it is the cutoff below that would.

@@ -14,7 +14,7 @@ pub(super) fn section(report: &Report) -> Section {
         }
         blocks.push(Element::Answer(answer(run, report)));
         blocks.push(Element::Table(cutoffs::categories(&place)));
-        blocks.push(Element::Paragraph(plain(caveats(run))));
+        blocks.push(Element::Paragraph(plain(run.recommendation.caveat())));
         let mut frontier = Element::Figure(Box::new(cutoffs::divergence(&place, report)));
         place.name(&mut frontier);
         blocks.push(frontier);
@@ -24,15 +24,6 @@ pub(super) fn section(report: &Report) -> Section {
         });
     }
     Section { id: "answer".into(), title: "The answer".into(), blocks }
-}
-
-/// What to beware of, as a sentence.
-fn caveats(run: &RunReport) -> String {
-    let mut sentence = run.recommendation.caveats.join("; ");
-    if let Some(first) = sentence.get_mut(..1) {
-        first.make_ascii_uppercase();
-    }
-    sentence + "."
 }
 
 fn answer(run: &RunReport, report: &Report) -> Answer {
