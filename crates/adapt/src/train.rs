@@ -75,7 +75,7 @@ pub enum Event<'a> {
         /// How much of the training is done, 0 to 1.
         done: f64,
     },
-    /// Held-out prompts were measured.
+    /// Held-out prompts were measured, by this run or by an earlier one that it goes on from.
     Evaluated {
         /// After so many steps.
         step: usize,
@@ -176,7 +176,11 @@ pub fn adapt(
         true => trainer.frontier(&held_out, figures, settings.batch),
         false => Ok(vec![]),
     };
-    observe(Event::Evaluated { step: resumed, figures: before, frontier: frontier(&trainer, &before)? });
+    // With those that an earlier run measured; cutoffs can be measured of the present matrices alone.
+    for Measured { step, figures, .. } in trainer.state.progress.measured.clone() {
+        let frontier = if step == resumed { frontier(&trainer, &figures)? } else { vec![] };
+        observe(Event::Evaluated { step, figures, frontier });
+    }
     let (mut after, mut checkpointed, mut interrupted) = (None, Instant::now(), false);
     while trainer.done(settings) < 1.0 {
         if check_interrupt(interrupt).is_err() {

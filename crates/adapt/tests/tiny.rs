@@ -110,9 +110,20 @@ fn a_training_that_was_stopped_goes_on_to_the_same_bytes() {
         let stopped = stopped.unwrap();
         assert_eq!((stopped.training.steps, stopped.interrupted), (stop, true));
         assert_ne!(bytes(folder.path()), bytes(whole.path()));
-        let outcome = train(&settings, folder.path()).unwrap();
+        let mut seen = vec![];
+        let outcome =
+            adapt(&MODEL, &prompts(), &settings, folder.path(), &Interrupt::new(false), &mut |event| {
+                if let Event::Evaluated { step, figures, .. } = event {
+                    seen.push((step, figures));
+                }
+            });
+        let outcome = outcome.unwrap();
         assert_eq!(outcome.training.steps, 9);
         assert_eq!(bytes(folder.path()), bytes(whole.path()), "stopped at {stop}");
+        // What was measured before the stop is told again.
+        let measured: Vec<_> =
+            outcome.measured.iter().map(|measured| (measured.step, measured.figures)).collect();
+        assert_eq!(seen, measured);
     }
 }
 

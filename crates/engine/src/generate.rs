@@ -43,7 +43,7 @@ pub struct GenerationSettings<'a> {
     pub stop_tokens: &'a [u32],
     /// Whether decode steps keep their attention statistics.
     pub statistics: bool,
-    /// Whether single rows may be multiplied in eight bits ([`Session::round_single_rows`]).
+    /// Whether single rows may be multiplied in eight bits ([`Session::round_activations`]).
     pub rounded: bool,
 }
 
@@ -135,7 +135,7 @@ fn generate_defined(
         session => session?,
     };
     if settings.rounded {
-        session.round_single_rows();
+        session.round_activations();
     }
     let mut chooser = Chooser::new(settings.choice.clone(), prompt)?;
     let earlier = previous.as_ref().map(|previous| (previous, previous.shared_with(&session, prompt)));

@@ -201,7 +201,7 @@ fn single_rows_in_eight_bits_stay_close() {
         let logits = |rounds: bool| {
             let mut session = Session::new(&decoder, Policy::full(3), 5, 2).expect("a session");
             if rounds {
-                session.round_single_rows();
+                session.round_activations();
             }
             session
                 .prefill(&[0, 7, 49_151, 300, 5], &mut Hooks::none(), &Interrupt::new(false), &mut |_| {})

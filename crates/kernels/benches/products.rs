@@ -1,4 +1,5 @@
-//! Speed of products with weights: arithmetic of many rows, bytes of one. `cargo bench --bench products [FORMAT…]`
+//! Speed of products with weights: arithmetic of many rows, bytes of one. `cargo bench --bench products [FORMAT…]`; `COLUMNS=i8`
+//! measures only columns whose names begin so.
 
 #![allow(clippy::print_stdout)]
 
@@ -27,30 +28,40 @@ fn in_huge_pages(memory: &mut [std::mem::MaybeUninit<u8>]) {
     }
 }
 
+/// What is measured: a name, rows, and how they are multiplied. Many rows are measured in GFLOP/s, few in µs.
+const COLUMNS: [(&str, ProductRows, ComputeType); 11] = [
+    ("f32 512", together(512), ComputeType::F32),
+    ("bf16 512", together(512), ComputeType::Bf16),
+    ("i8 512", alone(512), ComputeType::Int8),
+    ("f32 1", alone(1), ComputeType::F32),
+    ("f32 2", alone(2), ComputeType::F32),
+    ("f32 4", alone(4), ComputeType::F32),
+    ("f32 8", alone(8), ComputeType::F32),
+    ("f32 8 together", together(8), ComputeType::F32),
+    ("bf16 8 together", together(8), ComputeType::Bf16),
+    ("i8 1", alone(1), ComputeType::Int8),
+    ("i8 8", alone(8), ComputeType::Int8),
+];
+
+const fn together(together: usize) -> ProductRows {
+    ProductRows { together, alone: 0 }
+}
+
+const fn alone(alone: usize) -> ProductRows {
+    ProductRows { together: 0, alone }
+}
+
 fn main() {
     let wanted: Vec<String> = std::env::args().skip(1).filter(|name| !name.starts_with('-')).collect();
+    let columns = std::env::var("COLUMNS").unwrap_or_default();
     let instructions = match std::env::var("INSTRUCTIONS") {
         Ok(name) => Instructions::available().into_iter().find(|known| format!("{known:?}") == name),
         Err(_) => None,
     };
     let instructions = instructions.unwrap_or(Instructions::best());
-    println!("{} threads, {instructions:?}", rayon::current_num_threads());
     println!(
-        "{:>6} {:>12} {:>12} {:>12} {:>9} {:>8} {:>8} {:>8} {:>8} {:>9} {:>9} {:>8} {:>8} {:>8}",
-        "",
-        "W",
-        "f32 GFLOP/s",
-        "bf16 GFLOP/s",
-        "row GB/s",
-        "1 µs",
-        "2 µs",
-        "4 µs",
-        "8 µs",
-        "8 f32 µs",
-        "8 bf16 µs",
-        "1 i8 µs",
-        "8 i8 µs",
-        "i8 GB/s"
+        "{} threads, {instructions:?}; 512 rows in GFLOP/s, few in µs and GB/s of weights",
+        rayon::current_num_threads()
     );
     for format in WeightFormat::ALL {
         if !wanted.is_empty() && !wanted.contains(&format!("{format:?}")) {
@@ -68,28 +79,15 @@ fn main() {
             data.extend((0..copies * bytes).map(|i| (i * 31 % 61) as u8));
             let weights =
                 |copy: usize| Weights { data: &data[copy * bytes..][..bytes], format, rows: n, columns: k };
-            let mut speeds = vec![];
-            for compute in [ComputeType::F32, ComputeType::Bf16] {
-                let m = 512;
+            print!("{:>6} {:>10}", format!("{format:?}"), format!("{n}×{k}"));
+            for (name, rows, compute) in COLUMNS {
+                if !name.starts_with(&columns) {
+                    continue;
+                }
+                let m = rows.count();
                 let (x, mut y) = (vec![0.1; m * k], vec![0.0; m * n]);
-                let times = (0..7).map(|round| {
-                    let mut products = [Product { weights: weights(round % copies), output: &mut y }];
-                    let start = Instant::now();
-                    multiply_with(instructions, black_box(&x), m, &mut products, compute);
-                    start.elapsed().as_secs_f64()
-                });
-                speeds.push(2e-9 * (m * n * k) as f64 / median(times.collect()));
-            }
-            let few = [(0, 1), (0, 2), (0, 4), (0, 8), (8, 0), (8, 0), (0, 1), (0, 8)]
-                .map(|(together, alone)| ProductRows { together, alone });
-            let computes = [ComputeType::F32; 5].into_iter().chain([
-                ComputeType::Bf16,
-                ComputeType::Int8,
-                ComputeType::Int8,
-            ]);
-            let few = few.into_iter().zip(computes).map(|(rows, compute)| {
-                let (x, mut y) = (vec![0.1; rows.count() * k], vec![0.0; rows.count() * n]);
-                let times = (0..3).map(|_| {
+                let copies = if m == 512 { 1 } else { copies };
+                let times = (0..7).map(|_| {
                     let start = Instant::now();
                     for copy in 0..copies {
                         let mut products = [Product { weights: weights(copy), output: &mut y }];
@@ -97,21 +95,13 @@ fn main() {
                     }
                     start.elapsed().as_secs_f64() / copies as f64
                 });
-                median(times.collect())
-            });
-            let few: Vec<f64> = few.collect();
-            print!(
-                "{:>6} {:>12} {:>12.0} {:>12.0} {:>9.1}",
-                format!("{format:?}"),
-                format!("{n}×{k}"),
-                speeds[0],
-                speeds[1],
-                1e-9 * bytes as f64 / few[0],
-            );
-            for seconds in &few {
-                print!(" {:>8.1}", 1e6 * seconds);
+                let seconds = median(times.collect());
+                match m {
+                    512 => print!("  {name}: {:.0}", 2e-9 * (m * n * k) as f64 / seconds),
+                    _ => print!("  {name}: {:.1} {:.1}", 1e6 * seconds, 1e-9 * bytes as f64 / seconds),
+                }
             }
-            println!(" {:>8.1}", 1e-9 * bytes as f64 / few[6]);
+            println!();
         }
     }
 }

@@ -92,7 +92,7 @@ impl Instructions {
         false
     }
 
-    /// [`Self::dispatch`] of an operation on bytes, for which registers of AVX2 are wide enough.
+    /// [`Self::dispatch`] of an operation on bytes; AVX-512 without products of bytes has no advantage over AVX2.
     #[inline]
     pub(crate) fn dispatch_bytes<Op: ByteOperation>(self, operation: Op) -> Op::Output {
         match self {
@@ -104,9 +104,10 @@ impl Instructions {
                 }
             }
             #[cfg(target_arch = "x86_64")]
-            Self::Avx2 | Self::Avx512 => {
+            Self::Avx2 | Self::Avx512 if std::arch::is_x86_feature_detected!("f16c") => {
                 if let Some(simd) = pulp::x86::V3::try_new() {
-                    return Simd::vectorize(simd, WithBytes { operation, lanes: Avx2::<false>(simd) });
+                    // SAFETY: the processor has AVX2 and F16C.
+                    return unsafe { with_f16c(simd, operation) };
                 }
             }
             #[cfg(target_arch = "aarch64")]
@@ -127,13 +128,13 @@ impl Instructions {
             #[cfg(target_arch = "x86_64")]
             Self::Avx2 => {
                 if let Some(simd) = pulp::x86::V3::try_new() {
-                    return Simd::vectorize(simd, With { operation, lanes: Avx2::<false>(simd) });
+                    return Simd::vectorize(simd, With { operation, lanes: Avx2(simd) });
                 }
             }
             #[cfg(target_arch = "x86_64")]
             Self::Avx512 | Self::Avx512Vnni | Self::Avx512Bf16 => {
                 if let Some(simd) = pulp::x86::V4::try_new() {
-                    return Simd::vectorize(simd, With { operation, lanes: Avx512(simd) });
+                    return Simd::vectorize(simd, With { operation, lanes: Avx512::<false>(simd) });
                 }
             }
             #[cfg(target_arch = "aarch64")]
@@ -169,7 +170,17 @@ pub(crate) trait ByteOperation {
     enable = "sse3,ssse3,sse4.1,sse4.2,popcnt,avx,avx2,bmi1,bmi2,f16c,fma,lzcnt,avx512f,avx512bw,avx512cd,avx512dq,avx512vl,avx512vnni"
 )]
 unsafe fn with_vnni<Op: ByteOperation>(simd: pulp::x86::V4, operation: Op) -> Op::Output {
-    operation.run(Avx2::<true>(*simd))
+    operation.run(Avx512::<true>(simd))
+}
+
+/// Runs an operation compiled for AVX2 and F16C, which every processor with AVX2 has, but AVX2 does not prove.
+///
+/// # Safety
+/// The processor has F16C.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "sse3,ssse3,sse4.1,sse4.2,popcnt,avx,avx2,bmi1,bmi2,f16c,fma,lzcnt")]
+unsafe fn with_f16c<Op: ByteOperation>(simd: pulp::x86::V3, operation: Op) -> Op::Output {
+    operation.run(Avx2(simd))
 }
 
 struct With<Op, L> {

@@ -2,12 +2,14 @@
 //!
 //! Many rows: 32 rows of W at a time are dequantised into a panel that stays in cache, which then multiplies all rows of x.
 //! Rows that are multiplied alone: each row of W is unpacked in registers, once for up to eight of them, and memory bandwidth
-//! is the limit of one; quants that fit bytes are multiplied as whole numbers where activations may be rounded. On a GPU ([`cuda`]) few rows are multiplied that way, too; for many, W is dequantised first.
+//! is the limit of one. Where activations may be rounded, quants that fit bytes are multiplied as whole numbers, sixteen rows of W
+//! at a time. On a GPU ([`cuda`]) few rows are multiplied alone; for many, W is dequantised first.
 
 mod blocks;
 pub mod cuda;
 mod dot;
 mod format;
+mod integer;
 mod panel;
 mod row;
 
@@ -68,7 +70,8 @@ pub enum ComputeType {
     F32,
     /// Several rows in bf16, where weights are quantised or bf16 and the processor multiplies bf16; all else as in [`Self::F32`].
     Bf16,
-    /// As [`Self::Bf16`], and single rows in eight bits, in units that each 32 elements have in common, where quants fit bytes.
+    /// Eight bits, in units that each 32 elements have in common, where quants fit bytes: of single rows, and of several where the
+    /// processor does not multiply bf16. All else as in [`Self::Bf16`].
     Int8,
 }
 
@@ -127,24 +130,32 @@ pub fn multiply_with(
         assert_eq!(weights.data.len(), weights.rows * weights.row_bytes(), "bytes of the matrix");
         assert_eq!(output.len(), rows * weights.rows, "output");
     }
-    let (together, alone) = x.split_at(counts.together * columns);
-    if counts.together > 0 {
-        panel::multiply(
-            instructions,
-            together,
-            counts.together,
-            &mut parts(products, 0..counts.together),
-            compute,
-        );
-    }
-    if counts.alone > 0 {
-        row::multiply(instructions, alone, &mut parts(products, counts.together..rows), compute);
+    for (rows, alone) in [(0..counts.together, false), (counts.together..rows, true)] {
+        if rows.is_empty() {
+            continue;
+        }
+        let x = &x[rows.start * columns..rows.end * columns];
+        // Products of bf16 are as fast as those of bytes where there are many.
+        let rounded = compute == ComputeType::Int8 && (alone || !instructions.has_bf16());
+        let (mut of_bytes, mut others): (Vec<_>, Vec<_>) =
+            products.iter_mut().partition(|product| rounded && product.weights.format.has_bytes());
+        if !of_bytes.is_empty() {
+            integer::multiply(instructions, x, &mut parts(&mut of_bytes, rows.clone()));
+        }
+        if others.is_empty() {
+            continue;
+        }
+        let products = &mut parts(&mut others, rows.clone());
+        match alone {
+            true => row::multiply(instructions, x, products),
+            false => panel::multiply(instructions, x, rows.len(), products, compute),
+        }
     }
 }
 
 /// The products of some of the rows.
-fn parts<'a>(products: &'a mut [Product<'_>], rows: Range<usize>) -> Vec<Product<'a>> {
-    let part = |product: &'a mut Product<'_>| {
+fn parts<'a>(products: &'a mut [&mut Product<'_>], rows: Range<usize>) -> Vec<Product<'a>> {
+    let part = |product: &'a mut &mut Product<'_>| {
         let (weights, width) = (product.weights, product.weights.rows);
         Product { weights, output: &mut product.output[rows.start * width..rows.end * width] }
     };

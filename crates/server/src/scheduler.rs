@@ -165,7 +165,7 @@ impl Scheduler {
             session => session?,
         };
         if job.task.generates_alone() && !self.exact {
-            session.round_single_rows();
+            session.round_activations();
         }
         let running = self.running.iter().map(|sequence| (&*sequence.prompt, &sequence.session));
         let shared = match self.prefixes.longest(&session, &job.prompt, running) {
@@ -211,10 +211,10 @@ impl Scheduler {
             .map(|(_, sequence)| sequence)
             .collect();
         while let Some(first) = sequences.first() {
-            let (decoder, rounds) = (Arc::clone(first.session.decoder()), first.session.rounds_single_rows());
+            let (decoder, rounds) = (Arc::clone(first.session.decoder()), first.session.rounds());
             let (alike, others) = sequences.into_iter().partition(|sequence| {
                 let session = &sequence.session;
-                Arc::ptr_eq(session.decoder(), &decoder) && session.rounds_single_rows() == rounds
+                Arc::ptr_eq(session.decoder(), &decoder) && session.rounds() == rounds
             });
             pass_of(alike);
             sequences = others;

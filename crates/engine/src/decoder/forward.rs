@@ -76,15 +76,17 @@ impl Decoder {
         self.unembed_as(x, positions, hooks, compute.into())
     }
 
-    /// [`Self::unembed`] of rows of which each is multiplied as if it were alone.
+    /// [`Self::unembed`] of rows of which each is multiplied as if it were alone: in eight bits where a pass multiplies so, else in f32.
     pub(crate) fn unembed_each(
         &self,
         x: &Tensor,
         positions: &[usize],
         hooks: &mut Hooks<'_>,
+        compute: ComputeType,
     ) -> Result<Tensor> {
         let rows = ProductRows { together: 0, alone: positions.len() };
-        let mode = LinearMode { rows: Some(rows), ..ComputeType::F32.into() };
+        let compute = if compute == ComputeType::Int8 { compute } else { ComputeType::F32 };
+        let mode = LinearMode { rows: Some(rows), ..compute.into() };
         self.unembed_as(x, positions, hooks, mode)
     }
 

@@ -30,7 +30,7 @@ pub struct Turn<'a> {
 /// prompt of those that are prefilling, a token of the others. For each, logits `[V]` of its next token, or `None` where more of
 /// its prompt is to come.
 ///
-/// On a CPU every sequence gets the bits that it gets alone, if all round single rows ([`Session::round_single_rows`]) or none does.
+/// On a CPU every sequence gets the bits that it gets alone, if all round single rows ([`Session::round_activations`]) or none does.
 ///
 /// # Errors
 /// [`Error::Failure`] where sequences are of different models, or one gets a token while its prompt goes in or none when it has;
@@ -41,7 +41,7 @@ pub fn advance_together(turns: &mut [Turn<'_>]) -> Result<Vec<Option<Tensor>>> {
         turns.iter_mut().map(|turn| Sequence::new(turn.session, turn.token, None)).collect();
     let compute = compute(&sequences);
     run(&mut sequences, &mut hooks, compute)?;
-    logits(sequences, &mut hooks)
+    logits(sequences, &mut hooks, compute)
 }
 
 impl Session {
@@ -55,7 +55,7 @@ impl Session {
         let mut sequences = [Sequence::new(self, token, statistics)];
         let compute = compute(&sequences);
         run(&mut sequences, hooks, compute)?;
-        Ok(logits(sequences.into(), hooks)?.pop().flatten())
+        Ok(logits(sequences.into(), hooks, compute)?.pop().flatten())
     }
 
     /// The final residual stream of a decode token that runs alone, in f32.
@@ -74,7 +74,7 @@ impl Session {
 
 /// The type in which a pass multiplies; sequences that round single rows share passes only with others that do.
 fn compute(sequences: &[Sequence<'_, '_>]) -> ComputeType {
-    match sequences.iter().all(|sequence| sequence.session.rounds_single_rows) {
+    match sequences.iter().all(|sequence| sequence.session.rounds) {
         true => ComputeType::Int8,
         false => ComputeType::Bf16,
     }
@@ -204,7 +204,11 @@ fn run(sequences: &mut [Sequence<'_, '_>], hooks: &mut Hooks<'_>, compute: Compu
 }
 
 /// Logits of the rows that have come through all layers.
-fn logits(sequences: Vec<Sequence<'_, '_>>, hooks: &mut Hooks<'_>) -> Result<Vec<Option<Tensor>>> {
+fn logits(
+    sequences: Vec<Sequence<'_, '_>>,
+    hooks: &mut Hooks<'_>,
+    compute: ComputeType,
+) -> Result<Vec<Option<Tensor>>> {
     let decoder = sequences.first().map(|sequence| Arc::clone(&sequence.session.decoder));
     let arrived: Vec<bool> = sequences.iter().map(|sequence| sequence.last.is_some()).collect();
     let last: Vec<ResidualRows> = sequences.into_iter().filter_map(|sequence| sequence.last).collect();
@@ -212,7 +216,7 @@ fn logits(sequences: Vec<Sequence<'_, '_>>, hooks: &mut Hooks<'_>) -> Result<Vec
         return Ok(arrived.iter().map(|_| None).collect());
     };
     let last = ResidualRows::joined(last)?;
-    let of_rows = decoder.unembed_each(&last.x, &last.positions, hooks)?;
+    let of_rows = decoder.unembed_each(&last.x, &last.positions, hooks, compute)?;
     let mut row = 0..;
     let mut next = || row.next().map(|row| flattened(&of_rows.narrow(row, 1)?)).transpose();
     arrived.into_iter().map(|arrived| if arrived { next() } else { Ok(None) }).collect()

@@ -3,6 +3,7 @@
 use super::Session;
 use crate::memory::rows_at_once;
 use crate::{Error, Result};
+use layerscope_kernels::Instructions;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -19,7 +20,9 @@ impl Session {
         let same_rows = Arc::ptr_eq(&self.decoder, &other.decoder)
             || self.decoder.shares_prompts_with(&other.decoder)
             || other.decoder.shares_prompts_with(&self.decoder);
-        let same_type = self.store.precision() == other.store.precision();
+        // Without bf16, prompt rows are rounded as well as single ones.
+        let same_rounding = Instructions::best().has_bf16() || self.rounds == other.rounds;
+        let same_type = self.store.precision() == other.store.precision() && same_rounding;
         if !(has_run && same_rows && same_type && other.shares_its_prompt()) {
             return 0;
         }

@@ -1,45 +1,105 @@
-//! Sixty-four bytes at a time: two groups of 32 quants, and their products with activations of eight bits. Sums of products are
-//! whole numbers, the same with any instructions.
+//! Four bytes of each of sixteen rows at a time: quants of a weight matrix, and their products with activations of eight bits. Sums
+//! of products are whole numbers, the same with any instructions.
 
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
 use super::{LANES, Lanes, Plain};
 
-/// Bytes of a group of vectors: four for each of [`LANES`] sums.
+/// Bytes of a vector: four of each of [`LANES`] rows.
 pub(crate) const BYTES: usize = 4 * LANES;
 
-/// Vector instructions on groups of 64 bytes.
+/// What the quants of a format are.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Quants {
+    /// Whether they are signed; they then come from [`ByteLanes::signed_quants`], and −128·Σ x goes with their products.
+    pub(crate) signed: bool,
+    /// The largest magnitude.
+    pub(crate) most: i32,
+}
+
+/// The same part of sixteen rows that follow each other.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct SixteenRows<'a> {
+    data: &'a [u8],
+    stride: usize,
+    bytes: usize,
+}
+
+impl<'a> SixteenRows<'a> {
+    /// The first `bytes` of each row; rows begin `stride` bytes apart.
+    ///
+    /// # Panics
+    /// If there are fewer bytes.
+    #[inline(always)]
+    pub(crate) fn new(data: &'a [u8], stride: usize, bytes: usize) -> Self {
+        assert!(stride >= bytes && data.len() >= (LANES - 1) * stride + bytes, "sixteen rows");
+        Self { data, stride, bytes }
+    }
+
+    /// N bytes of one row from an offset on.
+    #[inline(always)]
+    pub(crate) fn part<const N: usize>(self, row: usize, at: usize) -> &'a [u8; N] {
+        assert!(row < LANES && at + N <= self.bytes, "bytes of a row");
+        // SAFETY: `new` made sure of `bytes` bytes in each of the rows; these are among them.
+        unsafe { &*self.data.as_ptr().add(row * self.stride + at).cast() }
+    }
+
+    /// Four bytes of each row, as a whole number.
+    #[inline(always)]
+    pub(crate) fn words(self, at: usize) -> [u32; LANES] {
+        let mut words = [0; LANES];
+        for row in 0..LANES {
+            words[row] = u32::from_le_bytes(*self.part(row, at));
+        }
+        words
+    }
+
+    /// Two bytes of each row, as a whole number.
+    #[inline(always)]
+    pub(crate) fn halves(self, at: usize) -> [u32; LANES] {
+        let mut halves = [0; LANES];
+        for row in 0..LANES {
+            halves[row] = u16::from_le_bytes(*self.part(row, at)).into();
+        }
+        halves
+    }
+}
+
+/// Vector instructions on four bytes of each of sixteen rows.
 pub(crate) trait ByteLanes: Lanes {
-    /// Sixty-four u8 or i8.
+    /// Four u8 or i8 of each row, row by row.
     type Bytes: Copy;
 
     fn load_64(self, bytes: &[u8; BYTES]) -> Self::Bytes;
     fn store_64(self, bytes: Self::Bytes, to: &mut [u8; BYTES]);
-    fn two_of_32(self, a: &[u8; 32], b: &[u8; 32]) -> Self::Bytes;
-    /// The low four bits of each byte of a, the high ones, those of b.
-    fn nibbles_of_16(self, a: &[u8; 16], b: &[u8; 16]) -> Self::Bytes;
-    /// Each byte shifted right, by so many bits for the first 32 results and so many for the last 32, and masked; the mask has no bit
-    /// that another byte's bits are shifted to.
-    fn bits_of_32(self, packed: &[u8; 32], right: [u32; 2], mask: u8) -> Self::Bytes;
-    /// Entries of a table; indices are below sixteen.
-    fn entries_of(self, table: &[i8; 16], indices: Self::Bytes) -> Self::Bytes;
-    fn and_64(self, a: Self::Bytes, mask: u8) -> Self::Bytes;
-    fn or_64(self, a: Self::Bytes, b: Self::Bytes) -> Self::Bytes;
+    /// Sixteen bytes of each row from an offset on, four in each vector.
+    fn columns(self, rows: SixteenRows<'_>, at: usize) -> [Self::Bytes; 4];
+    /// Each byte shifted right and masked; the mask has no bit that another byte's bits are shifted to.
+    fn bits(self, a: Self::Bytes, right: u32, mask: u8) -> Self::Bytes;
     /// Of bytes that lose no bits.
     fn shift_64_left<const BITS: u32>(self, a: Self::Bytes) -> Self::Bytes;
-    /// The high four bits of each byte.
-    fn high_nibbles(self, a: Self::Bytes) -> Self::Bytes;
-    /// `value` where a bit is set, else 0; the lowest bit is the first byte's.
-    fn bytes_where_set(self, bits: u64, value: u8) -> Self::Bytes;
-    /// Σ w·x over each four: w is 0 … 127, x is −127 … 127.
-    fn byte_products(self, w: Self::Bytes, x: Self::Bytes) -> Self::Integers;
-    /// The same of signed w. `start` is −128·Σ x over each four.
-    fn signed_byte_products(self, w: Self::Bytes, x: Self::Bytes, start: &[i32; LANES]) -> Self::Integers;
-    /// Of 8 or 16 numbers those that belong to a quarter of 256 elements, each as often as sums of four elements have it.
-    fn spread(self, of: &[f32; LANES], numbers: usize, quarter: usize) -> Self::Floats;
-    /// The even ones and the odd ones, eight zeros behind each.
-    fn alternating(self, a: Self::Floats) -> [Self::Floats; 2];
+    fn or_64(self, a: Self::Bytes, b: Self::Bytes) -> Self::Bytes;
+    /// Entries of a table; indices are below sixteen.
+    fn entries_of(self, table: &[i8; 16], indices: Self::Bytes) -> Self::Bytes;
+    /// `value` for each of four bits of a row's number from bit `first` on that is set, else 0; `first` is a multiple of four.
+    fn where_bits(self, numbers: &[u32; LANES], first: u32, value: u8) -> Self::Bytes;
+    /// A row's four bytes as one number.
+    fn integers(self, a: Self::Bytes) -> Self::Integers;
+    /// One of the four bytes of each number, signed: shifted left by so many bits it is the highest.
+    fn signed_byte<const LEFT: u32>(self, a: Self::Integers) -> Self::Integers;
+    /// The low and the high half of each number as f16.
+    fn two_halves_each(self, numbers: &[u32; LANES]) -> [Self::Floats; 2];
+    /// Signed quants as [`Self::products`] takes them.
+    fn signed_quants(self, w: Self::Bytes) -> Self::Bytes;
+    /// Σ w·x of each row; x is −127 … 127.
+    fn products<const N: usize>(
+        self,
+        w: &[Self::Bytes; N],
+        x: &[[i8; 4]; N],
+        quants: Quants,
+        start: i32,
+    ) -> Self::Integers;
 }
 
 impl ByteLanes for Plain {
@@ -56,33 +116,15 @@ impl ByteLanes for Plain {
     }
 
     #[inline(always)]
-    fn two_of_32(self, a: &[u8; 32], b: &[u8; 32]) -> [u8; BYTES] {
-        std::array::from_fn(|i| if i < 32 { a[i] } else { b[i - 32] })
+    fn columns(self, rows: SixteenRows<'_>, at: usize) -> [[u8; BYTES]; 4] {
+        std::array::from_fn(|column| {
+            std::array::from_fn(|i| rows.part::<1>(i / 4, at + 4 * column + i % 4)[0])
+        })
     }
 
     #[inline(always)]
-    fn nibbles_of_16(self, a: &[u8; 16], b: &[u8; 16]) -> [u8; BYTES] {
-        std::array::from_fn(|i| (if i < 32 { a } else { b })[i % 16] >> (i / 16 % 2 * 4) & 15)
-    }
-
-    #[inline(always)]
-    fn bits_of_32(self, packed: &[u8; 32], right: [u32; 2], mask: u8) -> [u8; BYTES] {
-        std::array::from_fn(|i| packed[i % 32] >> right[i / 32] & mask)
-    }
-
-    #[inline(always)]
-    fn entries_of(self, table: &[i8; 16], indices: [u8; BYTES]) -> [u8; BYTES] {
-        indices.map(|index| table[usize::from(index)] as u8)
-    }
-
-    #[inline(always)]
-    fn and_64(self, a: [u8; BYTES], mask: u8) -> [u8; BYTES] {
-        a.map(|byte| byte & mask)
-    }
-
-    #[inline(always)]
-    fn or_64(self, a: [u8; BYTES], b: [u8; BYTES]) -> [u8; BYTES] {
-        std::array::from_fn(|i| a[i] | b[i])
+    fn bits(self, a: [u8; BYTES], right: u32, mask: u8) -> [u8; BYTES] {
+        a.map(|byte| byte >> right & mask)
     }
 
     #[inline(always)]
@@ -91,36 +133,61 @@ impl ByteLanes for Plain {
     }
 
     #[inline(always)]
-    fn high_nibbles(self, a: [u8; BYTES]) -> [u8; BYTES] {
-        a.map(|byte| byte >> 4)
+    fn or_64(self, a: [u8; BYTES], b: [u8; BYTES]) -> [u8; BYTES] {
+        std::array::from_fn(|i| a[i] | b[i])
     }
 
     #[inline(always)]
-    fn bytes_where_set(self, bits: u64, value: u8) -> [u8; BYTES] {
-        std::array::from_fn(|i| (bits >> i & 1) as u8 * value)
+    fn entries_of(self, table: &[i8; 16], indices: [u8; BYTES]) -> [u8; BYTES] {
+        indices.map(|index| table[usize::from(index)] as u8)
     }
 
     #[inline(always)]
-    fn byte_products(self, w: [u8; BYTES], x: [u8; BYTES]) -> [i32; LANES] {
-        let product = |i: usize| i32::from(w[i]) * i32::from(x[i] as i8);
-        std::array::from_fn(|i| (4 * i..4 * i + 4).map(product).sum())
+    fn where_bits(self, numbers: &[u32; LANES], first: u32, value: u8) -> [u8; BYTES] {
+        std::array::from_fn(|i| (numbers[i / 4] >> (first + i as u32 % 4) & 1) as u8 * value)
     }
 
     #[inline(always)]
-    fn signed_byte_products(self, w: [u8; BYTES], x: [u8; BYTES], _: &[i32; LANES]) -> [i32; LANES] {
-        let product = |i: usize| i32::from(w[i] as i8) * i32::from(x[i] as i8);
-        std::array::from_fn(|i| (4 * i..4 * i + 4).map(product).sum())
+    fn integers(self, a: [u8; BYTES]) -> [i32; LANES] {
+        std::array::from_fn(|i| i32::from_le_bytes(std::array::from_fn(|j| a[4 * i + j])))
     }
 
     #[inline(always)]
-    fn spread(self, of: &[f32; LANES], numbers: usize, quarter: usize) -> [f32; LANES] {
-        std::array::from_fn(|i| of[(quarter * LANES + i) * numbers / (4 * LANES)])
+    fn signed_byte<const LEFT: u32>(self, a: [i32; LANES]) -> [i32; LANES] {
+        a.map(|number| number << LEFT >> 24)
     }
 
     #[inline(always)]
-    fn alternating(self, a: [f32; LANES]) -> [[f32; LANES]; 2] {
-        let every_other = |first: usize| std::array::from_fn(|i| if i < 8 { a[2 * i + first] } else { 0.0 });
-        [every_other(0), every_other(1)]
+    fn two_halves_each(self, numbers: &[u32; LANES]) -> [[f32; LANES]; 2] {
+        [
+            numbers.map(|number| super::half(number as u16)),
+            numbers.map(|number| super::half((number >> 16) as u16)),
+        ]
+    }
+
+    #[inline(always)]
+    fn signed_quants(self, w: [u8; BYTES]) -> [u8; BYTES] {
+        w
+    }
+
+    #[inline(always)]
+    fn products<const N: usize>(
+        self,
+        w: &[[u8; BYTES]; N],
+        x: &[[i8; 4]; N],
+        quants: Quants,
+        _: i32,
+    ) -> [i32; LANES] {
+        let quant = |byte: u8| if quants.signed { i32::from(byte as i8) } else { i32::from(byte) };
+        let mut sums = [0; LANES];
+        for (w, x) in w.iter().zip(x) {
+            for (i, sum) in sums.iter_mut().enumerate() {
+                for j in 0..4 {
+                    *sum += quant(w[4 * i + j]) * i32::from(x[j]);
+                }
+            }
+        }
+        sums
     }
 }
 
@@ -141,79 +208,97 @@ mod tests {
         to
     }
 
-    /// Every operation yields the same bits as the plain one.
-    fn equals_plain<L: ByteLanes>(l: L, a: [u8; 64], b: [u8; 64], bits: u64) {
-        let part = |of: &[u8; 64], at: usize| -> [u8; 16] { std::array::from_fn(|i| of[at + i]) };
-        let half = |of: &[u8; 64], at: usize| -> [u8; 32] { std::array::from_fn(|i| of[at + i]) };
-        macro_rules! same {
-            ($lanes:ident => $made:expr) => {{
-                let actual = {
-                    let $lanes = l;
-                    stored($lanes, $made)
-                };
-                let $lanes = Plain;
-                assert_eq!(actual, stored($lanes, $made), "{}", stringify!($made));
-            }};
-        }
-        same!(p => p.load_64(&a));
-        same!(p => p.two_of_32(&half(&a, 0), &half(&b, 32)));
-        same!(p => p.nibbles_of_16(&part(&a, 0), &part(&b, 16)));
-        same!(p => p.bits_of_32(&half(&a, 7), [0, 4], 15));
-        same!(p => p.bits_of_32(&half(&a, 7), [6, 1], 3));
-        same!(p => p.and_64(p.load_64(&a), 0x5a));
-        same!(p => p.or_64(p.load_64(&a), p.load_64(&b)));
-        same!(p => p.shift_64_left::<4>(p.and_64(p.load_64(&a), 15)));
-        same!(p => p.high_nibbles(p.load_64(&a)));
-        same!(p => p.bytes_where_set(bits, 16));
-        let table = part(&b, 3).map(|byte| byte as i8);
-        same!(p => p.entries_of(&table, p.and_64(p.load_64(&a), 15)));
-        let x = b.map(|byte| if byte == 128 { 127 } else { byte });
-        let start: [i32; LANES] =
-            std::array::from_fn(|i| -128 * (0..4).map(|j| i32::from(x[4 * i + j] as i8)).sum::<i32>());
-        let products = |of: [u32; LANES], plain: [u32; LANES]| assert_eq!(of, plain);
-        products(
-            floats(l, l.float(l.byte_products(l.and_64(l.load_64(&a), 127), l.load_64(&x)))),
-            floats(Plain, Plain.float(Plain.byte_products(Plain.and_64(a, 127), x))),
-        );
-        products(
-            floats(l, l.float(l.signed_byte_products(l.load_64(&a), l.load_64(&x), &start))),
-            floats(Plain, Plain.float(Plain.signed_byte_products(a, x, &start))),
-        );
-        let numbers: [f32; LANES] = std::array::from_fn(|i| f32::from(a[i]) - 100.0);
-        for of in [8, 16] {
-            for quarter in 0..4 {
-                let spread = l.spread(&numbers, of, quarter);
-                assert_eq!(
-                    floats(l, spread),
-                    Plain.spread(&numbers, of, quarter).map(f32::to_bits),
-                    "{of} {quarter}"
-                );
+    /// Σ w·x, with quants of `data`.
+    fn products<L: ByteLanes, const N: usize>(
+        l: L,
+        quants: Quants,
+        data: &[u8],
+        x: &[[i8; 4]; N],
+    ) -> [u32; LANES] {
+        let start = -128 * x.iter().flatten().map(|&x| i32::from(x)).sum::<i32>();
+        let mut w = [l.load_64(&[0; BYTES]); N];
+        for (w, bytes) in w.iter_mut().zip(data.as_chunks::<BYTES>().0) {
+            let bytes = bytes.map(|byte| match quants.signed {
+                true => (i32::from(byte as i8) % (quants.most + 1)) as u8,
+                false => byte % (quants.most + 1) as u8,
+            });
+            *w = l.load_64(&bytes);
+            if quants.signed {
+                *w = l.signed_quants(*w);
             }
         }
-        for (actual, expected) in l.alternating(l.load(&numbers)).into_iter().zip(Plain.alternating(numbers))
-        {
-            assert_eq!(floats(l, actual), expected.map(f32::to_bits));
+        floats(l, l.float(l.products(&w, x, quants, start)))
+    }
+
+    /// Every operation yields the same bits as the plain one.
+    fn equals_plain<L: ByteLanes>(l: L, data: &[u8; 1024]) {
+        let a: [u8; BYTES] = std::array::from_fn(|i| data[i]);
+        let b: [u8; BYTES] = std::array::from_fn(|i| data[64 + i]);
+        let numbers: [u32; LANES] =
+            std::array::from_fn(|i| u32::from_le_bytes(std::array::from_fn(|j| data[128 + 4 * i + j])));
+        let rows = SixteenRows::new(data, 61, 40);
+        macro_rules! same {
+            ($lanes:ident, $of:ident => $made:expr) => {{
+                let actual = {
+                    let $lanes = l;
+                    $of($lanes, $made)
+                };
+                let $lanes = Plain;
+                assert_eq!(actual, $of($lanes, $made), "{}", stringify!($made));
+            }};
+        }
+        same!(p, stored => p.load_64(&a));
+        for column in 0..4 {
+            same!(p, stored => p.columns(rows, 3)[column]);
+            same!(p, stored => p.columns(rows, 24)[column]);
+        }
+        for right in [0, 1, 4, 6] {
+            same!(p, stored => p.bits(p.load_64(&a), right, 3));
+        }
+        same!(p, stored => p.or_64(p.load_64(&a), p.load_64(&b)));
+        same!(p, stored => p.shift_64_left::<4>(p.bits(p.load_64(&a), 0, 15)));
+        let table: [i8; 16] = std::array::from_fn(|i| b[3 + i] as i8);
+        same!(p, stored => p.entries_of(&table, p.bits(p.load_64(&a), 4, 15)));
+        for first in (0..32).step_by(4) {
+            same!(p, stored => p.where_bits(&numbers, first, 16));
+        }
+        same!(p, floats => p.float(p.integers(p.load_64(&a))));
+        same!(p, floats => p.float(p.signed_byte::<8>(p.integers(p.load_64(&a)))));
+        let finite = numbers.map(|number| number & 0xbbff_bbff);
+        same!(p, floats => p.two_halves_each(&finite)[0]);
+        same!(p, floats => p.two_halves_each(&finite)[1]);
+        let x: [[i8; 4]; 8] =
+            std::array::from_fn(|i| std::array::from_fn(|j| (data[700 + 4 * i + j] as i8).max(-127)));
+        let extreme = x.map(|x| x.map(|x| if x < 0 { -127 } else { 127 }));
+        for x in [&x, &extreme] {
+            for (signed, most) in
+                [(false, 3), (false, 15), (false, 31), (false, 63), (true, 12), (true, 127), (true, 128)]
+            {
+                let quants = Quants { signed, most };
+                assert_eq!(products(l, quants, data, x), products(Plain, quants, data, x));
+                let x: &[_; 4] = x.first_chunk().unwrap();
+                assert_eq!(products(l, quants, data, x), products(Plain, quants, data, x));
+            }
         }
     }
 
     #[cfg(target_arch = "x86_64")]
     proptest! {
         #[test]
-        fn vector_instructions_equal_the_plain_ones(
-            a in prop::array::uniform32(any::<u8>()),
-            b in prop::array::uniform32(any::<u8>()),
-            bits in any::<u64>(),
-        ) {
-            use super::super::Avx2;
-            let a: [u8; 64] = std::array::from_fn(|i| a[i % 32].wrapping_add((i / 32 * 97) as u8));
-            let b: [u8; 64] = std::array::from_fn(|i| b[i % 32].wrapping_mul(1 + (i / 32 * 2) as u8));
-            if let Some(simd) = pulp::x86::V3::try_new() {
-                equals_plain(Avx2::<false>(simd), a, b, bits);
+        fn vector_instructions_equal_the_plain_ones(seed in prop::array::uniform32(any::<u8>())) {
+            use super::super::{Avx2, Avx512};
+            let data: [u8; 1024] = std::array::from_fn(|i| {
+                seed[i % 32].wrapping_mul(1 + (i / 32 * 2) as u8).wrapping_add((i / 64 * 97) as u8)
+            });
+            if let Some(simd) = pulp::x86::V3::try_new()
+                && std::arch::is_x86_feature_detected!("f16c")
+            {
+                equals_plain(Avx2(simd), &data);
             }
             if let Some(simd) = pulp::x86::V4::try_new()
                 && std::arch::is_x86_feature_detected!("avx512vnni")
             {
-                equals_plain(Avx2::<true>(*simd), a, b, bits);
+                equals_plain(Avx512::<true>(simd), &data);
             }
         }
     }

@@ -3,11 +3,11 @@
 use super::{LANES, Lanes};
 use std::arch::x86_64::*;
 
-/// AVX-512 F, BW, CD, DQ and VL: one register for sixteen numbers.
+/// AVX-512 F, BW, CD, DQ and VL: one register for sixteen numbers. Whoever makes one with `VNNI` has made sure of that, too.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Avx512(pub(crate) pulp::x86::V4);
+pub(crate) struct Avx512<const VNNI: bool = false>(pub(crate) pulp::x86::V4);
 
-impl Lanes for Avx512 {
+impl<const VNNI: bool> Lanes for Avx512<VNNI> {
     type Floats = __m512;
     type Integers = __m512i;
     type Words = __m512i;
@@ -278,17 +278,16 @@ impl Lanes for Avx512 {
     }
 }
 
-/// AVX2 and FMA: two registers for sixteen numbers. Whoever makes one with `VNNI` has made sure of AVX-512 and VNNI, too: products of bytes
-/// take no less time in registers twice as wide on some processors, and scales are broadcast as they are loaded.
+/// AVX2 and FMA: two registers for sixteen numbers.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Avx2<const VNNI: bool = false>(pub(crate) pulp::x86::V3);
+pub(crate) struct Avx2(pub(crate) pulp::x86::V3);
 
-impl<const VNNI: bool> Lanes for Avx2<VNNI> {
+impl Lanes for Avx2 {
     type Floats = [__m256; 2];
     type Integers = [__m256i; 2];
     type Words = [__m256i; 2];
 
-    const ROWS: usize = if VNNI { 8 } else { 2 };
+    const ROWS: usize = 2;
 
     #[inline(always)]
     fn unsigned(self, bytes: &[u8; LANES]) -> [__m256i; 2] {
@@ -508,14 +507,7 @@ impl<const VNNI: bool> Lanes for Avx2<VNNI> {
     #[inline(always)]
     fn widen_f16(self, bytes: &[u8; 2 * LANES]) -> [__m256; 2] {
         // SAFETY: `self` proves AVX2; `bytes` is as long as what is loaded.
-        unsafe {
-            if VNNI {
-                let [low, high] =
-                    [_mm_loadu_si128(bytes.as_ptr().cast()), _mm_loadu_si128(bytes.as_ptr().add(16).cast())];
-                return [_mm256_cvtph_ps(low), _mm256_cvtph_ps(high)];
-            }
-            [eight_halves(bytes.as_ptr()), eight_halves(bytes.as_ptr().add(16))]
-        }
+        unsafe { [eight_halves(bytes.as_ptr()), eight_halves(bytes.as_ptr().add(16))] }
     }
 
     #[inline(always)]
@@ -574,14 +566,6 @@ impl<const VNNI: bool> Lanes for Avx2<VNNI> {
 
     #[inline(always)]
     fn two_halves(self, bytes: &[u8; 4]) -> ([__m256; 2], [f32; 2]) {
-        if VNNI {
-            // SAFETY: `self` proves AVX-512, and every processor that has it has F16C.
-            unsafe {
-                let two = _mm_cvtph_ps(_mm_cvtsi32_si128(i32::from_le_bytes(*bytes)));
-                let both = [_mm_cvtss_f32(two), _mm_cvtss_f32(_mm_movehdup_ps(two))];
-                return ([_mm256_broadcastss_ps(two); 2], both);
-            }
-        }
         let two = super::two_halves(bytes);
         (self.splat(two[0]), two)
     }

@@ -5,24 +5,16 @@
 //! the registers, quants go to memory, and a few rows of activations at a time meet them there.
 
 use super::WeightFormat;
-use super::blocks::{Block32, Block256, ByteBlock, Offset};
+use super::blocks::{Block32, Block256, Offset, Vector};
 use crate::instructions::Operation;
-use crate::lanes::{BYTES, ByteLanes, LANES, Lanes};
+use crate::lanes::{LANES, Lanes};
 use pulp::Simd;
 use std::marker::PhantomData;
 
 /// Columns whose products are summed apart: eight rows of activations of that many fit the L1 cache. Whole blocks of every format.
-const STRIP: usize = 1024;
-/// The same of activations of eight bits.
-const STRIP_OF_BYTES: usize = 2048;
+pub(super) const STRIP: usize = 1024;
 /// Activations that leave room for weights in the L1 cache.
-const CACHED: usize = 6 << 10;
-const CACHED_OF_BYTES: usize = 10 << 10;
-
-/// Numbers of one vector, where no load of it touches two cache lines.
-#[derive(Clone, Copy)]
-#[repr(align(64))]
-struct Vector<T, const N: usize>([T; N]);
+pub(super) const CACHED: usize = 6 << 10;
 
 type Floats16 = Vector<f32, LANES>;
 
@@ -40,8 +32,6 @@ pub(super) struct Activations<'a> {
     of_32: Vec<Floats16>,
     /// x and its sums as blocks of 256 need them.
     words: Words,
-    /// x and its sums as products of bytes need them.
-    bytes: Bytes,
 }
 
 /// x in sixteen bits, in units that each 32 elements have in common.
@@ -49,17 +39,6 @@ pub(super) struct Activations<'a> {
 struct Words {
     /// x in these units, `[columns / 32, count, 32]`.
     rounded: Vec<Vector<i16, { 2 * LANES }>>,
-    sums: Sums,
-}
-
-/// x in eight bits, in units that each 32 elements have in common; the last 256 elements are filled up with zeros. Σ x is that of
-/// rounded x, since the error is then that of Σ w·x for weights about zero.
-#[derive(Default)]
-struct Bytes {
-    /// x in these units, `[columns / 64, count, 64]`.
-    rounded: Vec<Vector<i8, BYTES>>,
-    /// −128·Σ x over each four, in these units, as often; empty where no weights are signed.
-    starts: Vec<Vector<i32, LANES>>,
     sums: Sums,
 }
 
@@ -81,8 +60,6 @@ pub(super) struct Prepare<'a, F> {
     pub(super) x: &'a [f32],
     pub(super) columns: usize,
     pub(super) formats: F,
-    /// Whether they may be rounded to eight bits.
-    pub(super) rounded: bool,
 }
 
 impl<'a, F: Iterator<Item = WeightFormat> + Clone> Operation for Prepare<'a, F> {
@@ -90,7 +67,7 @@ impl<'a, F: Iterator<Item = WeightFormat> + Clone> Operation for Prepare<'a, F> 
 
     #[inline(always)]
     fn run<S: Simd, L: Lanes>(self, _: S, l: L) -> Vec<Activations<'a>> {
-        let Self { mut x, columns, formats, rounded } = self;
+        let Self { mut x, columns, formats } = self;
         let mut groups = vec![];
         while !x.is_empty() {
             let rows;
@@ -101,7 +78,7 @@ impl<'a, F: Iterator<Item = WeightFormat> + Clone> Operation for Prepare<'a, F> 
                 _ => 1,
             };
             (rows, x) = x.split_at(count * columns);
-            groups.push(Activations::new(l, rows, count, formats.clone(), rounded));
+            groups.push(Activations::new(l, rows, count, formats.clone()));
         }
         groups
     }
@@ -114,29 +91,11 @@ impl<'a> Activations<'a> {
         rows: &'a [f32],
         count: usize,
         formats: impl Iterator<Item = WeightFormat>,
-        rounded: bool,
     ) -> Self {
         let columns = rows.len() / count;
-        let mut made = Self {
-            count,
-            rows,
-            columns,
-            x: vec![],
-            of_32: vec![],
-            words: Words::default(),
-            bytes: Bytes::default(),
-        };
+        let mut made = Self { count, rows, columns, x: vec![], of_32: vec![], words: Words::default() };
         for format in formats {
             let elements = format.block().0;
-            if rounded && let Some(signed) = format.signed_bytes() {
-                if made.bytes.rounded.is_empty() {
-                    made.bytes = Bytes::new(rows, count);
-                }
-                if signed && made.bytes.starts.is_empty() {
-                    made.bytes.start();
-                }
-                continue;
-            }
             if elements == 256 && made.words.rounded.is_empty() {
                 made.words = Words::new(l, rows, count);
             }
@@ -172,40 +131,6 @@ impl<'a> Activations<'a> {
 fn halves(x: &[f32; 2 * LANES]) -> [&[f32; LANES]; 2] {
     let (halves, _) = x.as_chunks();
     [&halves[0], &halves[1]]
-}
-
-impl Bytes {
-    #[inline(always)]
-    fn new(rows: &[f32], count: usize) -> Self {
-        let columns = rows.len() / count;
-        let blocks = columns.div_ceil(256);
-        let mut bytes = Self {
-            rounded: vec![Vector([0; BYTES]); blocks * 4 * count],
-            starts: vec![],
-            sums: Sums::new(blocks * count),
-        };
-        for (row, x) in rows.chunks_exact(columns).enumerate() {
-            for (at, x) in x.as_chunks().0.iter().enumerate() {
-                let (block, group) = (at / 8, at % 8);
-                let to = &mut bytes.rounded[at / 2 * count + row].0[at % 2 * 32..][..32];
-                let unit = round_to_bytes(x, to);
-                let sums = [&to[..16], &to[16..]].map(|to| to.iter().map(|&x| i32::from(x)).sum::<i32>());
-                bytes.sums.set(block * count + row, group, unit, sums.map(|sum| unit * sum as f32));
-            }
-        }
-        bytes
-    }
-
-    /// Makes [`Self::starts`].
-    #[inline(always)]
-    fn start(&mut self) {
-        self.starts = vec![Vector([0; LANES]); self.rounded.len()];
-        for (x, starts) in self.rounded.iter().zip(&mut self.starts) {
-            for (x, start) in x.0.as_chunks::<4>().0.iter().zip(&mut starts.0) {
-                *start = -128 * x.iter().map(|&x| i32::from(x)).sum::<i32>();
-            }
-        }
-    }
 }
 
 impl Sums {
@@ -266,22 +191,9 @@ fn round(x: &[f32; 32], rounded: &mut [i16; 32]) -> f32 {
     unit
 }
 
-/// The same, at most 127 units.
-#[inline(always)]
-fn round_to_bytes(x: &[f32; 32], rounded: &mut [i8]) -> f32 {
-    let unit = unit(x, i8::MAX.into());
-    let units = 1.0 / unit;
-    for (rounded, x) in rounded.iter_mut().zip(x) {
-        // Where one is the smallest step of a float, sums are rounded to whole numbers, and their low bits are these.
-        const WHOLE: f32 = 12_582_912.0;
-        *rounded = (x * units + WHOLE).to_bits() as i8;
-    }
-    unit
-}
-
 /// A unit in which no number is larger than so many.
 #[inline(always)]
-fn unit(x: &[f32; 32], largest: f32) -> f32 {
+pub(super) fn unit(x: &[f32; 32], largest: f32) -> f32 {
     let mut magnitude = 0;
     for x in x {
         // Bits of magnitudes are in their order; those of what is not finite are the largest.
@@ -302,9 +214,6 @@ fn unit(x: &[f32; 32], largest: f32) -> f32 {
 pub(super) struct Unpacked {
     floats: [Floats16; STRIP / LANES],
     words: [Vector<i16, { 2 * LANES }>; STRIP / (2 * LANES)],
-    bytes: [Vector<u8, BYTES>; STRIP_OF_BYTES / BYTES],
-    /// Blocks of 32 behind the last eight, and zeros.
-    rest: [u8; MOST_BYTES],
 }
 
 impl Default for Unpacked {
@@ -312,8 +221,6 @@ impl Default for Unpacked {
         Self {
             floats: [Vector([0.0; LANES]); STRIP / LANES],
             words: [Vector([0; 2 * LANES]); STRIP / (2 * LANES)],
-            bytes: [Vector([0; BYTES]); STRIP_OF_BYTES / BYTES],
-            rest: [0; MOST_BYTES],
         }
     }
 }
@@ -323,13 +230,8 @@ const FEW: usize = 4;
 
 /// Weights of a kind of format, times activations.
 pub(super) trait Dots<L: Lanes> {
-    /// Columns whose products are summed apart.
-    const STRIP: usize = STRIP;
-    /// Activations that leave room for weights in the L1 cache.
-    const CACHED: usize = CACHED;
-
     /// Σ w_i·x_i over the columns of a strip, whole blocks from column `start` on, for each of M rows of activations; `start` is
-    /// a multiple of [`Self::STRIP`], and `unpacked` is for the rows of one matrix.
+    /// a multiple of [`STRIP`], and `unpacked` is for the rows of one matrix.
     fn dots<const M: usize>(
         l: L,
         format: WeightFormat,
@@ -348,9 +250,6 @@ pub(super) struct Of32<B>(PhantomData<B>);
 
 /// A block type of 256 elements.
 pub(super) struct Of256<B>(PhantomData<B>);
-
-/// A block type whose quants fit bytes, times activations of eight bits.
-pub(super) struct OfBytes<B>(PhantomData<B>);
 
 /// The groups of M from an index on.
 #[inline(always)]
@@ -562,112 +461,6 @@ impl<L: Lanes, B: Block256> Dots<L> for Of256<B> {
             }
             for m in 0..at_once {
                 totals[first + m] = l.sum(l.add(l.add(sums[m][0], sums[m][1]), offset_sums[m]));
-            }
-        }
-        totals
-    }
-}
-
-/// Most bytes that 256 elements take.
-const MOST_BYTES: usize = 8 * 34;
-
-/// Sums over four products are whole numbers; those of 256 elements are added up before they meet the sum of the row, so that
-/// a row of products waits for one addition per block.
-impl<L: ByteLanes, B: ByteBlock> Dots<L> for OfBytes<B> {
-    const STRIP: usize = STRIP_OF_BYTES;
-    const CACHED: usize = CACHED_OF_BYTES;
-
-    #[inline(always)]
-    fn dots<const M: usize>(
-        l: L,
-        _: WeightFormat,
-        weights: &[u8],
-        x: &Activations<'_>,
-        start: usize,
-        unpacked: &mut Unpacked,
-    ) -> [f32; M] {
-        let bytes = &x.bytes;
-        let (sums_of, units_of) = bytes.sums.of(B::GROUPS);
-        let (x_of_blocks, _) = of_rows::<_, M>(&bytes.rounded, start / BYTES).as_chunks::<4>();
-        let starts_of_blocks: &[[[Vector<i32, LANES>; M]; 4]] = match B::SIGNED {
-            true => of_rows::<_, M>(&bytes.starts, start / BYTES).as_chunks::<4>().0,
-            false => &[],
-        };
-        let (sums_of, units_of) =
-            (of_rows::<_, M>(sums_of, start / 256), of_rows::<_, M>(units_of, start / 256));
-        let (whole, rest) = weights.split_at(weights.len() / B::BYTES * B::BYTES);
-        let Unpacked { bytes: unpacked, rest: last, .. } = unpacked;
-        let mut last_block: &[u8] = &[];
-        if !rest.is_empty() {
-            // Each row has as many.
-            last[..rest.len()].copy_from_slice(rest);
-            last_block = &last[..B::BYTES];
-        }
-        let parts = [(whole, 4), (last_block, (4 * rest.len()).div_ceil(B::BYTES))];
-        let mut totals = [0.0; M];
-        // As many rows at a time as have room; the first ones unpack for all.
-        let at_once = M.min(L::ROWS);
-        for first in (0..M).step_by(at_once) {
-            let mut sums = [l.splat(0.0); M];
-            let mut index = 0;
-            for (of, quarters) in parts {
-                for block in of.chunks_exact(B::BYTES) {
-                    let x = &x_of_blocks[index];
-                    let [scales, offsets] = B::scales(l, block);
-                    let mut scales_of = [Vector([0.0; LANES]); M];
-                    let mut of_block = [l.splat(0.0); M];
-                    for m in 0..at_once {
-                        l.store(
-                            l.multiply(scales, l.load(&units_of[index][first + m].0)),
-                            &mut scales_of[m].0,
-                        );
-                        if B::OFFSETS {
-                            of_block[m] = l.multiply(offsets, l.load(&sums_of[index][first + m].0));
-                        }
-                    }
-                    macro_rules! quarter {
-                        ($at:literal) => {{
-                            let quants = match first {
-                                0 => B::quants(l, block, $at),
-                                _ => l.load_64(&unpacked[4 * index + $at].0),
-                            };
-                            if first == 0 && M > L::ROWS {
-                                l.store_64(quants, &mut unpacked[4 * index + $at].0);
-                            }
-                            for m in 0..at_once {
-                                let x = l.load_64(bytemuck::cast_ref(&x[$at][first + m].0));
-                                let products = match B::SIGNED {
-                                    true => l.signed_byte_products(
-                                        quants,
-                                        x,
-                                        &starts_of_blocks[index][$at][first + m].0,
-                                    ),
-                                    false => l.byte_products(quants, x),
-                                };
-                                let scales = l.spread(&scales_of[m].0, B::GROUPS, $at);
-                                of_block[m] = l.multiply_add(l.float(products), scales, of_block[m]);
-                            }
-                        }};
-                    }
-                    // Written out, so that the shifts of each quarter are known when compiling.
-                    quarter!(0);
-                    if quarters > 1 {
-                        quarter!(1);
-                    }
-                    if quarters > 2 {
-                        quarter!(2);
-                    }
-                    if quarters > 3 {
-                        quarter!(3);
-                    }
-                    for m in 0..at_once {
-                        sums[m] = l.add(sums[m], of_block[m]);
-                    }
-                    index += 1;
-                }
-            }
-            for m in 0..at_once {
-                totals[first + m] = l.sum(sums[m]);
             }
         }
         totals

@@ -152,31 +152,31 @@ macro_rules! by_byte_block {
         use crate::matmul::blocks;
         match $format {
             WeightFormat::Q4_0 => {
-                type $Block = blocks::Eight<blocks::Q4_0>;
+                type $Block = blocks::Q4_0;
                 $of_bytes
             }
             WeightFormat::Q4_1 => {
-                type $Block = blocks::Eight<blocks::Q4_1>;
+                type $Block = blocks::Q4_1;
                 $of_bytes
             }
             WeightFormat::Q5_0 => {
-                type $Block = blocks::Eight<blocks::Q5_0>;
+                type $Block = blocks::Q5_0;
                 $of_bytes
             }
             WeightFormat::Q5_1 => {
-                type $Block = blocks::Eight<blocks::Q5_1>;
+                type $Block = blocks::Q5_1;
                 $of_bytes
             }
             WeightFormat::Q8_0 => {
-                type $Block = blocks::Eight<blocks::Q8_0>;
+                type $Block = blocks::Q8_0;
                 $of_bytes
             }
             WeightFormat::IQ4NL => {
-                type $Block = blocks::Eight<blocks::IQ4NL>;
+                type $Block = blocks::IQ4NL;
                 $of_bytes
             }
             WeightFormat::MXFP4 => {
-                type $Block = blocks::Eight<blocks::MXFP4>;
+                type $Block = blocks::MXFP4;
                 $of_bytes
             }
             WeightFormat::Q2K => {
@@ -259,9 +259,9 @@ impl WeightFormat {
         columns / elements * bytes
     }
 
-    /// Whether single rows are multiplied in whole numbers where activations may be rounded, and if so, whether weights are signed.
-    pub(super) const fn signed_bytes(self) -> Option<bool> {
-        by_byte_block!(self, B => Some(<B as blocks::ByteBlock>::SIGNED), others => None)
+    /// Whether quants fit bytes, so that rows are multiplied in whole numbers where activations may be rounded.
+    pub(super) const fn has_bytes(self) -> bool {
+        by_byte_block!(self, B => <B as blocks::ByteBlock>::COLUMNS > 0, others => false)
     }
 
     /// Whether elements are packed into blocks with common scales.

@@ -1,11 +1,11 @@
 //! Rows of activations, each as if it were alone: each row of W is unpacked in registers, once for a few of them.
 
-use super::dot::{Activations, Dots, Floats, Of32, Of256, OfBytes, Prepare, Unpacked};
-use super::format::{by_block, by_byte_block};
-use super::{ComputeType, Product, WeightFormat, Weights};
+use super::dot::{Activations, CACHED, Dots, Floats, Of32, Of256, Prepare, STRIP, Unpacked};
+use super::format::by_block;
+use super::{Product, WeightFormat, Weights};
 use crate::Instructions;
-use crate::instructions::{ByteOperation, Operation};
-use crate::lanes::{ByteLanes, Lanes};
+use crate::instructions::Operation;
+use crate::lanes::{LANES, Lanes};
 use pulp::Simd;
 use rayon::prelude::*;
 
@@ -18,24 +18,29 @@ const TASKS_PER_THREAD: usize = 2;
 const CACHED_ROWS: usize = 16;
 
 /// Rows of `x`, each as if it were alone.
-pub(super) fn multiply(
-    instructions: Instructions,
-    x: &[f32],
-    products: &mut [Product<'_>],
-    compute: ComputeType,
-) {
-    let rounded = compute == ComputeType::Int8;
-    let bytes: usize = products.iter().map(|product| product.weights.data.len()).sum();
-    let share = (bytes / (rayon::current_num_threads() * TASKS_PER_THREAD)).max(TASK_BYTES);
+pub(super) fn multiply(instructions: Instructions, x: &[f32], products: &mut [Product<'_>]) {
     let columns = products.first().map_or(1, |product| product.weights.columns);
     let formats = products.iter().map(|product| product.weights.format);
     let rows = x.len() / columns;
-    let x = &instructions.dispatch(Prepare { x, columns, formats, rounded });
-    // Some rows of a matrix each, and their outputs, one slice for each row of activations.
+    let x = &instructions.dispatch(Prepare { x, columns, formats });
+    in_tasks(products, rows, |weights, first, outputs| {
+        instructions.dispatch(RowProducts { x, weights, first, outputs });
+    });
+}
+
+/// Runs tasks of some rows of a matrix each: its first row, and their outputs, one slice for each of `rows` rows of activations. Tasks begin at
+/// multiples of sixteen rows.
+pub(super) fn in_tasks(
+    products: &mut [Product<'_>],
+    rows: usize,
+    run: impl Fn(Weights<'_>, usize, &mut [&mut [f32]]) + Sync,
+) {
+    let bytes: usize = products.iter().map(|product| product.weights.data.len()).sum();
+    let share = (bytes / (rayon::current_num_threads() * TASKS_PER_THREAD)).max(TASK_BYTES);
     let mut tasks: Vec<(Weights<'_>, usize)> = vec![];
     let mut outputs: Vec<&mut [f32]> = vec![];
     for Product { weights, output } in products {
-        let rows_per_task = share.div_ceil(weights.row_bytes());
+        let rows_per_task = share.div_ceil(weights.row_bytes()).next_multiple_of(LANES);
         let mut of_rows: Vec<_> =
             output.chunks_mut(weights.rows).map(|output| output.chunks_mut(rows_per_task)).collect();
         for first in (0..weights.rows).step_by(rows_per_task) {
@@ -44,12 +49,7 @@ pub(super) fn multiply(
         }
     }
     let run = |(&(weights, first), outputs): (&(Weights<'_>, usize), &mut [&mut [f32]])| {
-        let products = RowProducts { x, weights, first, outputs };
-        if rounded && weights.format.signed_bytes().is_some() {
-            instructions.dispatch_bytes(ByteProducts(products));
-        } else {
-            instructions.dispatch(products);
-        }
+        run(weights, first, outputs);
     };
     if tasks.len() == 1 {
         tasks.iter().zip(outputs.chunks_mut(rows)).for_each(run);
@@ -80,22 +80,6 @@ impl Operation for RowProducts<'_, '_> {
     }
 }
 
-/// The same of a format whose quants fit bytes, with activations rounded to eight bits.
-struct ByteProducts<'a, 'o>(RowProducts<'a, 'o>);
-
-impl ByteOperation for ByteProducts<'_, '_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<L: ByteLanes>(mut self, lanes: L) {
-        by_byte_block!(
-            self.0.weights.format,
-            B => self.0.with_each::<L, OfBytes<B>>(lanes),
-            others => {}
-        );
-    }
-}
-
 impl RowProducts<'_, '_> {
     /// The products with each group of activations.
     #[inline(always)]
@@ -120,12 +104,12 @@ impl RowProducts<'_, '_> {
         at: usize,
     ) -> usize {
         let Weights { data, format, columns, .. } = self.weights;
-        let (row_bytes, strip_bytes) = (format.bytes(columns), format.bytes(D::STRIP));
+        let (row_bytes, strip_bytes) = (format.bytes(columns), format.bytes(STRIP));
         let outputs = &mut self.outputs[at..][..M];
         let rows = outputs.first().map_or(0, |output| output.len());
         let data = &data[self.first * row_bytes..][..rows * row_bytes];
-        let strips = columns.div_ceil(D::STRIP);
-        let at_once = if M * columns <= D::CACHED { 1 } else { CACHED_ROWS };
+        let strips = columns.div_ceil(STRIP);
+        let at_once = if M * columns <= CACHED { 1 } else { CACHED_ROWS };
         let mut unpacked = Unpacked::default();
         let mut first = 0;
         while first < rows {
@@ -141,8 +125,7 @@ impl RowProducts<'_, '_> {
                         prefetch(next);
                     }
                     let weights = &data[start..][..bytes.len()];
-                    let products: [f32; M] =
-                        D::dots(lanes, format, weights, x, strip * D::STRIP, &mut unpacked);
+                    let products: [f32; M] = D::dots(lanes, format, weights, x, strip * STRIP, &mut unpacked);
                     for (output, product) in outputs.iter_mut().zip(products) {
                         output[row] = if strip == 0 { product } else { output[row] + product };
                     }

@@ -1,10 +1,171 @@
-//! AVX2, and VNNI in registers of AVX2.
+//! AVX2 with F16C, and AVX-512 with VNNI.
 
-use super::super::{Avx2, LANES, Lanes};
-use super::{BYTES, ByteLanes};
+use super::super::{Avx2, Avx512, LANES};
+use super::{BYTES, ByteLanes, Quants, SixteenRows};
 use std::arch::x86_64::*;
 
-impl<const VNNI: bool> ByteLanes for Avx2<VNNI> {
+/// One of four bits for each byte of four.
+const FOUR_BITS: i32 = 0x0804_0201;
+
+impl ByteLanes for Avx512<true> {
+    type Bytes = __m512i;
+
+    #[inline(always)]
+    fn load_64(self, bytes: &[u8; BYTES]) -> __m512i {
+        // SAFETY: `self` proves AVX-512; `bytes` is as long as what is loaded.
+        unsafe { _mm512_loadu_si512(bytes.as_ptr().cast()) }
+    }
+
+    #[inline(always)]
+    fn store_64(self, bytes: __m512i, to: &mut [u8; BYTES]) {
+        // SAFETY: `self` proves AVX-512; `to` is as long as what is stored.
+        unsafe { _mm512_storeu_si512(to.as_mut_ptr().cast(), bytes) }
+    }
+
+    #[inline(always)]
+    fn columns(self, rows: SixteenRows<'_>, at: usize) -> [__m512i; 4] {
+        // SAFETY: `self` proves AVX-512; parts are as long as what is loaded.
+        unsafe {
+            let mut fours = [_mm512_setzero_si512(); 4];
+            for i in 0..4 {
+                // Rows i, 4 + i, 8 + i, 12 + i.
+                let a = _mm_loadu_si128(rows.part::<16>(i, at).as_ptr().cast());
+                let b = _mm_loadu_si128(rows.part::<16>(4 + i, at).as_ptr().cast());
+                let c = _mm_loadu_si128(rows.part::<16>(8 + i, at).as_ptr().cast());
+                let d = _mm_loadu_si128(rows.part::<16>(12 + i, at).as_ptr().cast());
+                let low = _mm256_inserti128_si256::<1>(_mm256_castsi128_si256(a), b);
+                let high = _mm256_inserti128_si256::<1>(_mm256_castsi128_si256(c), d);
+                fours[i] = _mm512_inserti64x4::<1>(_mm512_castsi256_si512(low), high);
+            }
+            let [a, b, c, d] = fours;
+            let (ab, cd) = (_mm512_unpacklo_epi32(a, b), _mm512_unpacklo_epi32(c, d));
+            let (ab_high, cd_high) = (_mm512_unpackhi_epi32(a, b), _mm512_unpackhi_epi32(c, d));
+            [
+                _mm512_unpacklo_epi64(ab, cd),
+                _mm512_unpackhi_epi64(ab, cd),
+                _mm512_unpacklo_epi64(ab_high, cd_high),
+                _mm512_unpackhi_epi64(ab_high, cd_high),
+            ]
+        }
+    }
+
+    #[inline(always)]
+    fn bits(self, a: __m512i, right: u32, mask: u8) -> __m512i {
+        // SAFETY: `self` proves AVX-512.
+        unsafe {
+            let shifted = if right == 0 { a } else { _mm512_srl_epi16(a, _mm_cvtsi32_si128(right as i32)) };
+            _mm512_and_si512(shifted, _mm512_set1_epi8(mask as i8))
+        }
+    }
+
+    #[inline(always)]
+    fn shift_64_left<const BITS: u32>(self, a: __m512i) -> __m512i {
+        // SAFETY: `self` proves AVX-512.
+        unsafe { _mm512_slli_epi16::<BITS>(a) }
+    }
+
+    #[inline(always)]
+    fn or_64(self, a: __m512i, b: __m512i) -> __m512i {
+        // SAFETY: `self` proves AVX-512.
+        unsafe { _mm512_or_si512(a, b) }
+    }
+
+    #[inline(always)]
+    fn entries_of(self, table: &[i8; 16], indices: __m512i) -> __m512i {
+        // SAFETY: `self` proves AVX-512; `table` is as long as what is loaded.
+        unsafe {
+            let table = _mm512_broadcast_i32x4(_mm_loadu_si128(table.as_ptr().cast()));
+            _mm512_shuffle_epi8(table, indices)
+        }
+    }
+
+    #[inline(always)]
+    fn where_bits(self, numbers: &[u32; LANES], first: u32, value: u8) -> __m512i {
+        // SAFETY: `self` proves AVX-512; `numbers` are as long as what is loaded.
+        unsafe {
+            let numbers = _mm512_loadu_si512(numbers.as_ptr().cast());
+            let four = _mm512_srl_epi32(numbers, _mm_cvtsi32_si128(first as i32));
+            let byte_of_each =
+                _mm512_broadcast_i32x4(_mm_setr_epi32(0, 0x0404_0404, 0x0808_0808, 0x0c0c_0c0c));
+            let set =
+                _mm512_test_epi8_mask(_mm512_shuffle_epi8(four, byte_of_each), _mm512_set1_epi32(FOUR_BITS));
+            _mm512_maskz_set1_epi8(set, value as i8)
+        }
+    }
+
+    #[inline(always)]
+    fn integers(self, a: __m512i) -> __m512i {
+        a
+    }
+
+    #[inline(always)]
+    fn signed_byte<const LEFT: u32>(self, a: __m512i) -> __m512i {
+        // SAFETY: `self` proves AVX-512.
+        unsafe { _mm512_srai_epi32::<24>(_mm512_slli_epi32::<LEFT>(a)) }
+    }
+
+    #[inline(always)]
+    fn two_halves_each(self, numbers: &[u32; LANES]) -> [__m512; 2] {
+        // SAFETY: `self` proves AVX-512; `numbers` are as long as what is loaded.
+        unsafe {
+            let numbers = _mm512_loadu_si512(numbers.as_ptr().cast());
+            [
+                _mm512_cvtph_ps(_mm512_cvtepi32_epi16(numbers)),
+                _mm512_cvtph_ps(_mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(numbers))),
+            ]
+        }
+    }
+
+    /// 128 more, which is unsigned.
+    #[inline(always)]
+    fn signed_quants(self, w: __m512i) -> __m512i {
+        // SAFETY: `self` proves AVX-512.
+        unsafe { _mm512_xor_si512(w, _mm512_set1_epi8(-128)) }
+    }
+
+    #[inline(always)]
+    fn products<const N: usize>(
+        self,
+        w: &[__m512i; N],
+        x: &[[i8; 4]; N],
+        quants: Quants,
+        start: i32,
+    ) -> __m512i {
+        // SAFETY: `self` proves AVX-512 and VNNI.
+        unsafe {
+            let mut sums = if quants.signed { _mm512_set1_epi32(start) } else { _mm512_setzero_si512() };
+            for i in 0..N {
+                let x = _mm512_set1_epi32(i32::from_le_bytes([
+                    x[i][0] as u8,
+                    x[i][1] as u8,
+                    x[i][2] as u8,
+                    x[i][3] as u8,
+                ]));
+                sums = _mm512_dpbusd_epi32(sums, w[i], x);
+            }
+            sums
+        }
+    }
+}
+
+/// f16 that [`_mm256_packus_epi32`] has packed.
+///
+/// # Safety
+/// AVX2 and F16C.
+#[inline(always)]
+unsafe fn sixteen_halves(packed: __m256i) -> [__m256; 2] {
+    // SAFETY: the caller has AVX2 and F16C.
+    unsafe {
+        let halves = _mm256_permute4x64_epi64::<0b11_01_10_00>(packed);
+        [
+            _mm256_cvtph_ps(_mm256_castsi256_si128(halves)),
+            _mm256_cvtph_ps(_mm256_extracti128_si256::<1>(halves)),
+        ]
+    }
+}
+
+impl ByteLanes for Avx2 {
+    /// Eight rows each.
     type Bytes = [__m256i; 2];
 
     #[inline(always)]
@@ -25,35 +186,59 @@ impl<const VNNI: bool> ByteLanes for Avx2<VNNI> {
     }
 
     #[inline(always)]
-    fn two_of_32(self, a: &[u8; 32], b: &[u8; 32]) -> [__m256i; 2] {
-        // SAFETY: `self` proves AVX2; both are as long as what is loaded.
-        unsafe { [_mm256_loadu_si256(a.as_ptr().cast()), _mm256_loadu_si256(b.as_ptr().cast())] }
-    }
-
-    #[inline(always)]
-    fn nibbles_of_16(self, a: &[u8; 16], b: &[u8; 16]) -> [__m256i; 2] {
-        // SAFETY: `self` proves AVX2; both are as long as what is loaded.
+    fn columns(self, rows: SixteenRows<'_>, at: usize) -> [[__m256i; 2]; 4] {
+        // SAFETY: `self` proves AVX2; parts are as long as what is loaded.
         unsafe {
-            let [a, b] = [a, b].map(|packed| _mm_loadu_si128(packed.as_ptr().cast()));
-            let four_bits = _mm256_set1_epi8(15);
-            [
-                _mm256_and_si256(_mm256_set_m128i(_mm_srli_epi16::<4>(a), a), four_bits),
-                _mm256_and_si256(_mm256_set_m128i(_mm_srli_epi16::<4>(b), b), four_bits),
-            ]
+            let mut columns = [[_mm256_setzero_si256(); 2]; 4];
+            for half in 0..2 {
+                let mut fours = [_mm256_setzero_si256(); 4];
+                for i in 0..4 {
+                    // Rows i and 4 + i of eight.
+                    let a = _mm_loadu_si128(rows.part::<16>(8 * half + i, at).as_ptr().cast());
+                    let b = _mm_loadu_si128(rows.part::<16>(8 * half + 4 + i, at).as_ptr().cast());
+                    fours[i] = _mm256_inserti128_si256::<1>(_mm256_castsi128_si256(a), b);
+                }
+                let [a, b, c, d] = fours;
+                let (ab, cd) = (_mm256_unpacklo_epi32(a, b), _mm256_unpacklo_epi32(c, d));
+                let (ab_high, cd_high) = (_mm256_unpackhi_epi32(a, b), _mm256_unpackhi_epi32(c, d));
+                columns[0][half] = _mm256_unpacklo_epi64(ab, cd);
+                columns[1][half] = _mm256_unpackhi_epi64(ab, cd);
+                columns[2][half] = _mm256_unpacklo_epi64(ab_high, cd_high);
+                columns[3][half] = _mm256_unpackhi_epi64(ab_high, cd_high);
+            }
+            columns
         }
     }
 
     #[inline(always)]
-    fn bits_of_32(self, packed: &[u8; 32], right: [u32; 2], mask: u8) -> [__m256i; 2] {
-        // SAFETY: `self` proves AVX2; `packed` is as long as what is loaded.
+    fn bits(self, a: [__m256i; 2], right: u32, mask: u8) -> [__m256i; 2] {
+        // SAFETY: `self` proves AVX2.
         unsafe {
-            let packed = _mm256_loadu_si256(packed.as_ptr().cast());
             let mask = _mm256_set1_epi8(mask as i8);
+            if right == 0 {
+                return [_mm256_and_si256(a[0], mask), _mm256_and_si256(a[1], mask)];
+            }
+            let by = _mm_cvtsi32_si128(right as i32);
             [
-                _mm256_and_si256(_mm256_srl_epi16(packed, _mm_cvtsi32_si128(right[0] as i32)), mask),
-                _mm256_and_si256(_mm256_srl_epi16(packed, _mm_cvtsi32_si128(right[1] as i32)), mask),
+                _mm256_and_si256(_mm256_srl_epi16(a[0], by), mask),
+                _mm256_and_si256(_mm256_srl_epi16(a[1], by), mask),
             ]
         }
+    }
+
+    #[inline(always)]
+    fn shift_64_left<const BITS: u32>(self, a: [__m256i; 2]) -> [__m256i; 2] {
+        // SAFETY: `self` proves AVX2.
+        unsafe {
+            let by = _mm_cvtsi32_si128(BITS as i32);
+            [_mm256_sll_epi16(a[0], by), _mm256_sll_epi16(a[1], by)]
+        }
+    }
+
+    #[inline(always)]
+    fn or_64(self, a: [__m256i; 2], b: [__m256i; 2]) -> [__m256i; 2] {
+        // SAFETY: `self` proves AVX2.
+        unsafe { [_mm256_or_si256(a[0], b[0]), _mm256_or_si256(a[1], b[1])] }
     }
 
     #[inline(always)]
@@ -66,128 +251,96 @@ impl<const VNNI: bool> ByteLanes for Avx2<VNNI> {
     }
 
     #[inline(always)]
-    fn and_64(self, a: [__m256i; 2], mask: u8) -> [__m256i; 2] {
-        // SAFETY: `self` proves AVX2.
+    fn where_bits(self, numbers: &[u32; LANES], first: u32, value: u8) -> [__m256i; 2] {
+        // SAFETY: `self` proves AVX2; `numbers` are as long as what is loaded.
         unsafe {
-            let mask = _mm256_set1_epi8(mask as i8);
-            [_mm256_and_si256(a[0], mask), _mm256_and_si256(a[1], mask)]
-        }
-    }
-
-    #[inline(always)]
-    fn or_64(self, a: [__m256i; 2], b: [__m256i; 2]) -> [__m256i; 2] {
-        // SAFETY: `self` proves AVX2.
-        unsafe { [_mm256_or_si256(a[0], b[0]), _mm256_or_si256(a[1], b[1])] }
-    }
-
-    #[inline(always)]
-    fn shift_64_left<const BITS: u32>(self, a: [__m256i; 2]) -> [__m256i; 2] {
-        // SAFETY: `self` proves AVX2.
-        unsafe {
-            let by = _mm_cvtsi32_si128(BITS as i32);
-            [_mm256_sll_epi32(a[0], by), _mm256_sll_epi32(a[1], by)]
-        }
-    }
-
-    #[inline(always)]
-    fn high_nibbles(self, a: [__m256i; 2]) -> [__m256i; 2] {
-        // SAFETY: `self` proves AVX2.
-        unsafe {
-            let four_bits = _mm256_set1_epi8(15);
-            [
-                _mm256_and_si256(_mm256_srli_epi16::<4>(a[0]), four_bits),
-                _mm256_and_si256(_mm256_srli_epi16::<4>(a[1]), four_bits),
-            ]
-        }
-    }
-
-    #[inline(always)]
-    fn bytes_where_set(self, bits: u64, value: u8) -> [__m256i; 2] {
-        // SAFETY: `self` proves AVX2.
-        unsafe {
-            let places = _mm256_set1_epi64x(0x8040_2010_0804_0201u64 as i64);
-            let eight_times_each = _mm256_setr_epi8(
-                0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 2, 2, 2, 2, 2, 2, 2, 2, 3, 3, 3, 3, 3, 3, 3,
-                3,
-            );
-            let [low, high] = [bits as u32, (bits >> 32) as u32].map(|bits| _mm256_set1_epi32(bits as i32));
+            let by = _mm_cvtsi32_si128(first as i32);
+            let places = _mm256_set1_epi32(FOUR_BITS);
+            let byte_of_each =
+                _mm256_broadcastsi128_si256(_mm_setr_epi32(0, 0x0404_0404, 0x0808_0808, 0x0c0c_0c0c));
             let value = _mm256_set1_epi8(value as i8);
-            let [low, high] = [
-                _mm256_and_si256(_mm256_shuffle_epi8(low, eight_times_each), places),
-                _mm256_and_si256(_mm256_shuffle_epi8(high, eight_times_each), places),
-            ];
-            [
-                _mm256_and_si256(_mm256_cmpeq_epi8(low, places), value),
-                _mm256_and_si256(_mm256_cmpeq_epi8(high, places), value),
-            ]
-        }
-    }
-
-    #[inline(always)]
-    fn byte_products(self, w: [__m256i; 2], x: [__m256i; 2]) -> [__m256i; 2] {
-        // SAFETY: `self` proves AVX2, with VNNI where it says so.
-        unsafe {
-            if VNNI {
-                let zeros = _mm256_setzero_si256();
-                return [_mm256_dpbusd_epi32(zeros, w[0], x[0]), _mm256_dpbusd_epi32(zeros, w[1], x[1])];
+            let mut bytes = [_mm256_setzero_si256(); 2];
+            for half in 0..2 {
+                let numbers = _mm256_loadu_si256(numbers.as_ptr().add(8 * half).cast());
+                let four = _mm256_shuffle_epi8(_mm256_srl_epi32(numbers, by), byte_of_each);
+                let set = _mm256_cmpeq_epi8(_mm256_and_si256(four, places), places);
+                bytes[half] = _mm256_and_si256(set, value);
             }
-            let ones = _mm256_set1_epi16(1);
-            [
-                _mm256_madd_epi16(_mm256_maddubs_epi16(w[0], x[0]), ones),
-                _mm256_madd_epi16(_mm256_maddubs_epi16(w[1], x[1]), ones),
-            ]
+            bytes
         }
     }
 
     #[inline(always)]
-    fn signed_byte_products(self, w: [__m256i; 2], x: [__m256i; 2], start: &[i32; LANES]) -> [__m256i; 2] {
-        // SAFETY: `self` proves AVX2, with VNNI where it says so; `start` is as long as what is loaded.
-        unsafe {
-            if VNNI {
-                // Σ (w + 128)·x − 128·Σ x.
-                let start = [
-                    _mm256_loadu_si256(start.as_ptr().cast()),
-                    _mm256_loadu_si256(start.as_ptr().add(8).cast()),
-                ];
-                let highest = _mm256_set1_epi8(-128);
-                return [
-                    _mm256_dpbusd_epi32(start[0], _mm256_xor_si256(w[0], highest), x[0]),
-                    _mm256_dpbusd_epi32(start[1], _mm256_xor_si256(w[1], highest), x[1]),
-                ];
-            }
-            let magnitudes = [_mm256_abs_epi8(w[0]), _mm256_abs_epi8(w[1])];
-            self.byte_products(magnitudes, [_mm256_sign_epi8(x[0], w[0]), _mm256_sign_epi8(x[1], w[1])])
-        }
+    fn integers(self, a: [__m256i; 2]) -> [__m256i; 2] {
+        a
     }
 
     #[inline(always)]
-    fn spread(self, of: &[f32; LANES], numbers: usize, quarter: usize) -> [__m256; 2] {
-        if numbers == 8 {
-            return self.splat_two(of[2 * quarter], of[2 * quarter + 1]);
-        }
-        let a = (quarter % 2 * 4) as i32;
-        let (b, c, d) = (a + 1, a + 2, a + 3);
-        // SAFETY: `self` proves AVX2; eight of sixteen numbers are loaded.
-        unsafe {
-            let of = _mm256_loadu_ps(of.as_ptr().add(quarter / 2 * 8));
-            [
-                _mm256_permutevar8x32_ps(of, _mm256_setr_epi32(a, a, a, a, b, b, b, b)),
-                _mm256_permutevar8x32_ps(of, _mm256_setr_epi32(c, c, c, c, d, d, d, d)),
-            ]
-        }
-    }
-
-    #[inline(always)]
-    fn alternating(self, a: [__m256; 2]) -> [[__m256; 2]; 2] {
+    fn signed_byte<const LEFT: u32>(self, a: [__m256i; 2]) -> [__m256i; 2] {
         // SAFETY: `self` proves AVX2.
         unsafe {
-            let even = _mm256_castps_pd(_mm256_shuffle_ps::<0b10_00_10_00>(a[0], a[1]));
-            let odd = _mm256_castps_pd(_mm256_shuffle_ps::<0b11_01_11_01>(a[0], a[1]));
-            let zeros = _mm256_setzero_ps();
+            let by = _mm_cvtsi32_si128(LEFT as i32);
             [
-                [_mm256_castpd_ps(_mm256_permute4x64_pd::<0b11_01_10_00>(even)), zeros],
-                [_mm256_castpd_ps(_mm256_permute4x64_pd::<0b11_01_10_00>(odd)), zeros],
+                _mm256_srai_epi32::<24>(_mm256_sll_epi32(a[0], by)),
+                _mm256_srai_epi32::<24>(_mm256_sll_epi32(a[1], by)),
             ]
+        }
+    }
+
+    #[inline(always)]
+    fn two_halves_each(self, numbers: &[u32; LANES]) -> [[__m256; 2]; 2] {
+        // SAFETY: `self` proves AVX2, with F16C where bytes are multiplied; `numbers` are as long as what is loaded.
+        unsafe {
+            let a = _mm256_loadu_si256(numbers.as_ptr().cast());
+            let b = _mm256_loadu_si256(numbers.as_ptr().add(8).cast());
+            let low = _mm256_set1_epi32(0xffff);
+            let low = _mm256_packus_epi32(_mm256_and_si256(a, low), _mm256_and_si256(b, low));
+            let high = _mm256_packus_epi32(_mm256_srli_epi32::<16>(a), _mm256_srli_epi32::<16>(b));
+            [sixteen_halves(low), sixteen_halves(high)]
+        }
+    }
+
+    #[inline(always)]
+    fn signed_quants(self, w: [__m256i; 2]) -> [__m256i; 2] {
+        w
+    }
+
+    #[inline(always)]
+    fn products<const N: usize>(
+        self,
+        w: &[[__m256i; 2]; N],
+        x: &[[i8; 4]; N],
+        quants: Quants,
+        _: i32,
+    ) -> [__m256i; 2] {
+        // Products of two pairs are added in sixteen bits as long as these suffice.
+        let at_once = (i16::MAX as i32 / (2 * 127 * quants.most)) as usize;
+        // SAFETY: `self` proves AVX2.
+        unsafe {
+            let ones = _mm256_set1_epi16(1);
+            let mut sums = [_mm256_setzero_si256(); 2];
+            for half in 0..2 {
+                let mut few = _mm256_setzero_si256();
+                for i in 0..N {
+                    let x = _mm256_set1_epi32(i32::from_le_bytes([
+                        x[i][0] as u8,
+                        x[i][1] as u8,
+                        x[i][2] as u8,
+                        x[i][3] as u8,
+                    ]));
+                    let w = w[i][half];
+                    let products = match quants.signed {
+                        // |w|·(x with the sign of w).
+                        true => _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w)),
+                        false => _mm256_maddubs_epi16(w, x),
+                    };
+                    few = if i % at_once == 0 { products } else { _mm256_add_epi16(few, products) };
+                    if i % at_once + 1 == at_once || i + 1 == N {
+                        sums[half] = _mm256_add_epi32(sums[half], _mm256_madd_epi16(few, ones));
+                    }
+                }
+            }
+            sums
         }
     }
 }

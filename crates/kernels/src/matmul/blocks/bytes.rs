@@ -1,252 +1,494 @@
-//! Blocks whose quants fit a byte, 256 elements at a time, for integer products with activations of eight bits.
+//! Blocks whose quants fit a byte, those of sixteen rows at a time, for integer products with activations of eight bits.
 
 use super::k::{Q2K, Q3K, Q4K, Q5K, Q6K};
 use super::nonlinear::{IQ4NL, IQ4XS, MXFP4, TWICE_E2M1, VALUES};
-use super::{Block32, Block256, Offset, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, bytes, word_at};
-use crate::lanes::{ByteLanes, LANES};
-use std::marker::PhantomData;
+use super::{Block32, Block256, Offset, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0};
+use crate::lanes::{BYTES, ByteLanes, LANES, Quants, SixteenRows};
 
-/// 256 elements with 8 or 16 scales and offsets.
-pub(in super::super) trait ByteBlock {
-    /// Bytes of 256 elements.
-    const BYTES: usize;
-    /// Groups with a scale of their own: 8 or 16.
-    const GROUPS: usize;
-    /// Whether quants are signed; what is unsigned is below 128.
-    const SIGNED: bool;
+/// Numbers of one vector, where no load of it touches two cache lines.
+#[derive(Clone, Copy)]
+#[repr(align(64))]
+pub(in crate::matmul) struct Vector<T, const N: usize>(pub(in crate::matmul) [T; N]);
+
+/// 256 columns of sixteen rows, unpacked.
+pub(in crate::matmul) struct Span {
+    /// Columns 4i … 4i + 3 of each row, as products take them.
+    pub(in crate::matmul) quants: [Vector<u8, BYTES>; 64],
+    /// Those of each group of columns, of each row.
+    pub(in crate::matmul) scales: [Vector<f32, LANES>; 16],
+    pub(in crate::matmul) offsets: [Vector<f32, LANES>; 16],
+}
+
+impl Default for Span {
+    fn default() -> Self {
+        let zeros = [Vector([0.0; LANES]); 16];
+        Self { quants: [Vector([0; BYTES]); 64], scales: zeros, offsets: zeros }
+    }
+}
+
+impl Span {
+    #[inline(always)]
+    fn set_quants<L: ByteLanes, B: ByteBlock>(&mut self, l: L, at: usize, quants: [L::Bytes; 4]) {
+        for i in 0..4 {
+            let quants = if B::QUANTS.signed { l.signed_quants(quants[i]) } else { quants[i] };
+            l.store_64(quants, &mut self.quants[at + i].0);
+        }
+    }
+
+    #[inline(always)]
+    fn set_scales<L: ByteLanes>(&mut self, l: L, group: usize, scales: L::Floats, offsets: L::Floats) {
+        l.store(scales, &mut self.scales[group].0);
+        l.store(offsets, &mut self.offsets[group].0);
+    }
+}
+
+/// Bytes that are needed some time later: they are asked for a few at a time, in the order of memory.
+pub(in crate::matmul) struct Ahead<'a>(pub(in crate::matmul) &'a [u8]);
+
+impl Ahead<'_> {
+    #[inline(always)]
+    fn ask(&mut self, bytes: usize) {
+        let (now, later) = self.0.split_at(bytes.min(self.0.len()));
+        self.0 = later;
+        #[cfg(target_arch = "x86_64")]
+        for line in now.chunks(64) {
+            use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+            // SAFETY: every x86-64 processor has SSE; the address is of the slice.
+            unsafe { _mm_prefetch::<_MM_HINT_T1>(line.as_ptr().cast()) };
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = now;
+    }
+}
+
+/// A block type with quants of at most eight bits.
+pub(in crate::matmul) trait ByteBlock {
+    /// Columns of a block: 32 or 256.
+    const COLUMNS: usize;
+    /// Bytes of a block.
+    const BLOCK_BYTES: usize;
+    /// Columns with a scale of their own: 16 or 32.
+    const GROUP: usize;
+    const QUANTS: Quants;
     /// Whether there are offsets.
     const OFFSETS: bool;
 
-    /// Elements 64·at … 64·at + 63.
-    fn quants<L: ByteLanes>(l: L, block: &[u8], at: usize) -> L::Bytes;
-
-    /// Scale and offset of each group; what is beyond [`Self::GROUPS`] is not used.
-    fn scales<L: ByteLanes>(l: L, block: &[u8]) -> [L::Floats; 2];
+    /// Unpacks some groups of 32 columns, at most eight; `rows` has the bytes of these. As many bytes are asked for ahead.
+    fn unpack<L: ByteLanes>(
+        l: L,
+        rows: SixteenRows<'_>,
+        groups: usize,
+        ahead: &mut Ahead<'_>,
+        span: &mut Span,
+    );
 }
 
-/// Eight blocks of 32 elements.
-pub(in super::super) struct Eight<B>(PhantomData<B>);
+/// A block of 32 columns of sixteen rows at once.
+trait Columns32: Block32 {
+    const QUANTS: Quants;
 
-/// A block of 32 elements, two of which are unpacked at once.
-pub(in super::super) trait Pair: Block32 {
-    const SIGNED: bool;
+    /// Columns 4i … 4i + 3 and 16 + 4i … 16 + 4i + 3 of the block that begins at a byte.
+    fn columns<L: ByteLanes>(l: L, rows: SixteenRows<'_>, at: usize) -> [[L::Bytes; 4]; 2];
 
-    /// The quants of both.
-    fn pair<L: ByteLanes>(l: L, a: &[u8], b: &[u8]) -> L::Bytes;
-
-    /// As of [`ByteBlock`], of eight blocks.
+    /// Scales and offsets of some blocks. All bytes are gathered first, because numbers of four bytes cannot be read as vectors right
+    /// behind.
     #[inline(always)]
-    fn eight_scales<L: ByteLanes>(l: L, blocks: &[u8]) -> [L::Floats; 2] {
-        // Two f16 of each block; where there is no offset, the second is not used.
-        let mut halves = [0; 4 * 8];
-        for (at, to) in halves.as_chunks_mut::<4>().0.iter_mut().enumerate() {
-            *to = *bytes(blocks, at * Self::BYTES);
+    fn scales<L: ByteLanes>(l: L, rows: SixteenRows<'_>, blocks: usize, span: &mut Span) {
+        let mut numbers = [[0; LANES]; 8];
+        for (block, numbers) in numbers[..blocks].iter_mut().enumerate() {
+            *numbers = match Self::OFFSET {
+                Offset::NextToScale => rows.words(block * Self::BYTES),
+                _ => rows.halves(block * Self::BYTES),
+            };
         }
-        let [scales, next] = l.alternating(l.widen_f16(&halves));
-        match Self::OFFSET {
-            Offset::OfScale(factor) => [scales, l.multiply(scales, l.splat(factor))],
-            Offset::None | Offset::NextToScale => [scales, next],
+        for (block, numbers) in numbers[..blocks].iter().enumerate() {
+            let [scales, next] = l.two_halves_each(numbers);
+            let offsets = match Self::OFFSET {
+                Offset::OfScale(factor) => l.multiply(scales, l.splat(factor)),
+                _ => next,
+            };
+            span.set_scales(l, block, scales, offsets);
         }
     }
 }
 
-impl<B: Pair> ByteBlock for Eight<B> {
-    const BYTES: usize = 8 * B::BYTES;
-    const GROUPS: usize = 8;
-    const SIGNED: bool = B::SIGNED;
+impl<B: Columns32> ByteBlock for B {
+    const COLUMNS: usize = 32;
+    const BLOCK_BYTES: usize = B::BYTES;
+    const GROUP: usize = 32;
+    const QUANTS: Quants = <B as Columns32>::QUANTS;
     const OFFSETS: bool = !matches!(B::OFFSET, Offset::None);
 
     #[inline(always)]
-    fn quants<L: ByteLanes>(l: L, blocks: &[u8], at: usize) -> L::Bytes {
-        let a = &blocks[2 * at * B::BYTES..];
-        B::pair(l, &a[..B::BYTES], &a[B::BYTES..][..B::BYTES])
-    }
-
-    #[inline(always)]
-    fn scales<L: ByteLanes>(l: L, blocks: &[u8]) -> [L::Floats; 2] {
-        B::eight_scales(l, blocks)
-    }
-}
-
-impl Pair for Q4_0 {
-    const SIGNED: bool = false;
-
-    #[inline(always)]
-    fn pair<L: ByteLanes>(l: L, a: &[u8], b: &[u8]) -> L::Bytes {
-        l.nibbles_of_16(bytes(a, 2), bytes(b, 2))
-    }
-}
-
-impl Pair for Q4_1 {
-    const SIGNED: bool = false;
-
-    #[inline(always)]
-    fn pair<L: ByteLanes>(l: L, a: &[u8], b: &[u8]) -> L::Bytes {
-        l.nibbles_of_16(bytes(a, 4), bytes(b, 4))
-    }
-}
-
-/// Two times 32 bits.
-#[inline(always)]
-fn two_words(a: u32, b: u32) -> u64 {
-    u64::from(a) | u64::from(b) << 32
-}
-
-impl Pair for Q5_0 {
-    const SIGNED: bool = false;
-
-    #[inline(always)]
-    fn pair<L: ByteLanes>(l: L, a: &[u8], b: &[u8]) -> L::Bytes {
-        let low = l.nibbles_of_16(bytes(a, 6), bytes(b, 6));
-        l.or_64(low, l.bytes_where_set(two_words(word_at(a, 2), word_at(b, 2)), 16))
-    }
-}
-
-impl Pair for Q5_1 {
-    const SIGNED: bool = false;
-
-    #[inline(always)]
-    fn pair<L: ByteLanes>(l: L, a: &[u8], b: &[u8]) -> L::Bytes {
-        let low = l.nibbles_of_16(bytes(a, 8), bytes(b, 8));
-        l.or_64(low, l.bytes_where_set(two_words(word_at(a, 4), word_at(b, 4)), 16))
-    }
-}
-
-impl Pair for Q8_0 {
-    const SIGNED: bool = true;
-
-    #[inline(always)]
-    fn pair<L: ByteLanes>(l: L, a: &[u8], b: &[u8]) -> L::Bytes {
-        l.two_of_32(bytes(a, 2), bytes(b, 2))
-    }
-}
-
-impl Pair for IQ4NL {
-    const SIGNED: bool = true;
-
-    #[inline(always)]
-    fn pair<L: ByteLanes>(l: L, a: &[u8], b: &[u8]) -> L::Bytes {
-        l.entries_of(&VALUES, l.nibbles_of_16(bytes(a, 2), bytes(b, 2)))
-    }
-}
-
-impl Pair for MXFP4 {
-    const SIGNED: bool = true;
-
-    #[inline(always)]
-    fn pair<L: ByteLanes>(l: L, a: &[u8], b: &[u8]) -> L::Bytes {
-        l.entries_of(&TWICE_E2M1, l.nibbles_of_16(bytes(a, 1), bytes(b, 1)))
-    }
-
-    #[inline(always)]
-    fn eight_scales<L: ByteLanes>(l: L, blocks: &[u8]) -> [L::Floats; 2] {
-        let mut scales = [0.0; LANES];
-        for at in 0..8 {
-            scales[at] = super::nonlinear::half_power_of_two(blocks[at * Self::BYTES]);
+    fn unpack<L: ByteLanes>(
+        l: L,
+        rows: SixteenRows<'_>,
+        groups: usize,
+        ahead: &mut Ahead<'_>,
+        span: &mut Span,
+    ) {
+        B::scales(l, rows, groups, span);
+        for group in 0..groups {
+            ahead.ask(LANES * B::BYTES);
+            let [low, upper] = B::columns(l, rows, group * B::BYTES);
+            span.set_quants::<L, B>(l, 8 * group, low);
+            span.set_quants::<L, B>(l, 8 * group + 4, upper);
         }
-        [l.load(&scales), l.splat(0.0)]
     }
 }
 
-macro_rules! as_of_block_256 {
-    () => {
-        const BYTES: usize = <Self as Block256>::BYTES;
-        const GROUPS: usize = <Self as Block256>::GROUPS;
+/// Some bits of each byte.
+#[inline(always)]
+fn bits<L: ByteLanes>(l: L, [a, b, c, d]: [L::Bytes; 4], right: u32, mask: u8) -> [L::Bytes; 4] {
+    [l.bits(a, right, mask), l.bits(b, right, mask), l.bits(c, right, mask), l.bits(d, right, mask)]
+}
 
+/// The low four bits of sixteen bytes, and the high ones.
+#[inline(always)]
+fn nibbles<L: ByteLanes>(l: L, rows: SixteenRows<'_>, at: usize) -> [[L::Bytes; 4]; 2] {
+    let packed = l.columns(rows, at);
+    [bits(l, packed, 0, 15), bits(l, packed, 4, 15)]
+}
+
+/// The same, with a fifth bit from a number of four bytes.
+#[inline(always)]
+fn five_bits<L: ByteLanes>(l: L, rows: SixteenRows<'_>, at: usize, high: usize) -> [[L::Bytes; 4]; 2] {
+    let mut quants = nibbles(l, rows, at);
+    let high = rows.words(high);
+    for half in 0..2 {
+        for i in 0..4 {
+            let fifth = l.where_bits(&high, (16 * half + 4 * i) as u32, 16);
+            quants[half][i] = l.or_64(quants[half][i], fifth);
+        }
+    }
+    quants
+}
+
+/// The same as indices into a table.
+#[inline(always)]
+fn entries<L: ByteLanes>(l: L, table: &[i8; 16], [a, b, c, d]: [L::Bytes; 4]) -> [L::Bytes; 4] {
+    [l.entries_of(table, a), l.entries_of(table, b), l.entries_of(table, c), l.entries_of(table, d)]
+}
+
+impl Columns32 for Q4_0 {
+    const QUANTS: Quants = Quants { signed: false, most: 15 };
+
+    #[inline(always)]
+    fn columns<L: ByteLanes>(l: L, rows: SixteenRows<'_>, at: usize) -> [[L::Bytes; 4]; 2] {
+        nibbles(l, rows, at + 2)
+    }
+}
+
+impl Columns32 for Q4_1 {
+    const QUANTS: Quants = Quants { signed: false, most: 15 };
+
+    #[inline(always)]
+    fn columns<L: ByteLanes>(l: L, rows: SixteenRows<'_>, at: usize) -> [[L::Bytes; 4]; 2] {
+        nibbles(l, rows, at + 4)
+    }
+}
+
+impl Columns32 for Q5_0 {
+    const QUANTS: Quants = Quants { signed: false, most: 31 };
+
+    #[inline(always)]
+    fn columns<L: ByteLanes>(l: L, rows: SixteenRows<'_>, at: usize) -> [[L::Bytes; 4]; 2] {
+        five_bits(l, rows, at + 6, at + 2)
+    }
+}
+
+impl Columns32 for Q5_1 {
+    const QUANTS: Quants = Quants { signed: false, most: 31 };
+
+    #[inline(always)]
+    fn columns<L: ByteLanes>(l: L, rows: SixteenRows<'_>, at: usize) -> [[L::Bytes; 4]; 2] {
+        five_bits(l, rows, at + 8, at + 4)
+    }
+}
+
+impl Columns32 for Q8_0 {
+    const QUANTS: Quants = Quants { signed: true, most: 128 };
+
+    #[inline(always)]
+    fn columns<L: ByteLanes>(l: L, rows: SixteenRows<'_>, at: usize) -> [[L::Bytes; 4]; 2] {
+        [l.columns(rows, at + 2), l.columns(rows, at + 18)]
+    }
+}
+
+impl Columns32 for IQ4NL {
+    const QUANTS: Quants = Quants { signed: true, most: 127 };
+
+    #[inline(always)]
+    fn columns<L: ByteLanes>(l: L, rows: SixteenRows<'_>, at: usize) -> [[L::Bytes; 4]; 2] {
+        let [low, upper] = nibbles(l, rows, at + 2);
+        [entries(l, &VALUES, low), entries(l, &VALUES, upper)]
+    }
+}
+
+impl Columns32 for MXFP4 {
+    const QUANTS: Quants = Quants { signed: true, most: 12 };
+
+    #[inline(always)]
+    fn columns<L: ByteLanes>(l: L, rows: SixteenRows<'_>, at: usize) -> [[L::Bytes; 4]; 2] {
+        let [low, upper] = nibbles(l, rows, at + 1);
+        [entries(l, &TWICE_E2M1, low), entries(l, &TWICE_E2M1, upper)]
+    }
+
+    #[inline(always)]
+    fn scales<L: ByteLanes>(l: L, rows: SixteenRows<'_>, blocks: usize, span: &mut Span) {
+        for block in 0..blocks {
+            let mut scales = [0.0; LANES];
+            for row in 0..LANES {
+                let [exponent] = *rows.part(row, block * Self::BYTES);
+                scales[row] = super::nonlinear::half_power_of_two(exponent);
+            }
+            span.set_scales(l, block, l.load(&scales), l.splat(0.0));
+        }
+    }
+}
+
+/// A block of 256 columns of sixteen rows at once.
+trait Columns256: Block256 {
+    const QUANTS: Quants;
+    const OFFSETS: bool;
+
+    /// Columns 64·quarter + 16·part + 4i … + 3, and the same of columns 32 behind them; there are two parts.
+    fn columns<L: ByteLanes>(l: L, rows: SixteenRows<'_>, quarter: usize, part: usize) -> [[L::Bytes; 4]; 2];
+
+    /// Scales and offsets of all groups: row by row, and then those of all rows for each group.
+    #[inline(always)]
+    fn scales_of_rows<L: ByteLanes>(l: L, rows: SixteenRows<'_>, span: &mut Span) {
+        let (mut scales, mut offsets) = ([l.splat(0.0); LANES], [l.splat(0.0); LANES]);
+        for row in 0..LANES {
+            [scales[row], offsets[row]] = Self::scales_of_row(l, rows, row);
+        }
+        let (scales, offsets) = (l.transposed(scales), l.transposed(offsets));
+        for group in 0..Self::GROUPS {
+            span.set_scales(l, group, scales[group], offsets[group]);
+        }
+    }
+
+    /// As of [`Block256::scales`], of one row.
+    fn scales_of_row<L: ByteLanes>(l: L, rows: SixteenRows<'_>, row: usize) -> [L::Floats; 2];
+}
+
+/// What is the same for each block of 256.
+macro_rules! byte_block {
+    ($Block:ident) => {
+        impl ByteBlock for $Block {
+            const COLUMNS: usize = 256;
+            const BLOCK_BYTES: usize = <Self as Block256>::BYTES;
+            const GROUP: usize = 256 / <Self as Block256>::GROUPS;
+            const QUANTS: Quants = <Self as Columns256>::QUANTS;
+            const OFFSETS: bool = <Self as Columns256>::OFFSETS;
+
+            #[inline(always)]
+            fn unpack<L: ByteLanes>(
+                l: L,
+                rows: SixteenRows<'_>,
+                _: usize,
+                ahead: &mut Ahead<'_>,
+                span: &mut Span,
+            ) {
+                Self::scales_of_rows(l, rows, span);
+                macro_rules! quarter {
+                    ($at:literal) => {{
+                        ahead.ask(LANES * Self::BLOCK_BYTES / 4);
+                        for part in 0..2 {
+                            let [low, upper] = Self::columns(l, rows, $at, part);
+                            span.set_quants::<L, Self>(l, 16 * $at + 4 * part, low);
+                            span.set_quants::<L, Self>(l, 16 * $at + 4 * part + 8, upper);
+                        }
+                    }};
+                }
+                // Written out, so that the shifts of each quarter are known when compiling.
+                quarter!(0);
+                quarter!(1);
+                quarter!(2);
+                quarter!(3);
+            }
+        }
+    };
+}
+
+byte_block!(Q2K);
+byte_block!(Q3K);
+byte_block!(Q4K);
+byte_block!(Q5K);
+byte_block!(Q6K);
+byte_block!(IQ4XS);
+
+macro_rules! scales_of_one_row {
+    () => {
         #[inline(always)]
-        fn scales<L: ByteLanes>(l: L, block: &[u8]) -> [L::Floats; 2] {
+        fn scales_of_row<L: ByteLanes>(l: L, rows: SixteenRows<'_>, row: usize) -> [L::Floats; 2] {
+            let block: &[u8; <Self as Block256>::BYTES] = rows.part(row, 0);
             <Self as Block256>::scales(l, block)
         }
     };
 }
 
-/// Two bits of 32 bytes for each half of the 64 elements: their places in the bytes.
+/// Low bits, and high ones shifted left.
 #[inline(always)]
-fn places_of_two_bits(at: usize) -> [u32; 2] {
-    let first = 4 * (at % 2) as u32;
-    [first, first + 2]
+fn joined<L: ByteLanes, const BITS: u32>(l: L, mut low: [L::Bytes; 4], high: [L::Bytes; 4]) -> [L::Bytes; 4] {
+    for i in 0..4 {
+        low[i] = l.or_64(low[i], l.shift_64_left::<BITS>(high[i]));
+    }
+    low
 }
 
-/// One bit of 32 bytes for each half of the 64 elements.
+/// Two bits of each of sixteen bytes for columns of both halves of a quarter.
 #[inline(always)]
-fn places_of_bits(at: usize) -> [u32; 2] {
-    let first = 2 * at as u32;
-    [first, first + 1]
+fn two_bits<L: ByteLanes>(l: L, rows: SixteenRows<'_>, at: usize, quarter: usize) -> [[L::Bytes; 4]; 2] {
+    let packed = l.columns(rows, at);
+    let first = 4 * (quarter % 2) as u32;
+    [bits(l, packed, first, 3), bits(l, packed, first + 2, 3)]
 }
 
-impl ByteBlock for Q2K {
-    as_of_block_256!();
-    const SIGNED: bool = false;
+/// The same of one bit.
+#[inline(always)]
+fn one_bit<L: ByteLanes>(l: L, rows: SixteenRows<'_>, at: usize, quarter: usize) -> [[L::Bytes; 4]; 2] {
+    let packed = l.columns(rows, at);
+    let first = 2 * quarter as u32;
+    [bits(l, packed, first, 1), bits(l, packed, first + 1, 1)]
+}
+
+impl Columns256 for Q2K {
+    const QUANTS: Quants = Quants { signed: false, most: 3 };
     const OFFSETS: bool = true;
+    scales_of_one_row!();
 
     #[inline(always)]
-    fn quants<L: ByteLanes>(l: L, block: &[u8], at: usize) -> L::Bytes {
-        l.bits_of_32(bytes(block, 16 + at / 2 * 32), places_of_two_bits(at), 3)
+    fn columns<L: ByteLanes>(l: L, rows: SixteenRows<'_>, quarter: usize, part: usize) -> [[L::Bytes; 4]; 2] {
+        two_bits(l, rows, 16 + quarter / 2 * 32 + 16 * part, quarter)
     }
 }
 
-impl ByteBlock for Q3K {
-    as_of_block_256!();
-    const SIGNED: bool = false;
+impl Columns256 for Q3K {
+    const QUANTS: Quants = Quants { signed: false, most: 7 };
     const OFFSETS: bool = true;
+    scales_of_one_row!();
 
     #[inline(always)]
-    fn quants<L: ByteLanes>(l: L, block: &[u8], at: usize) -> L::Bytes {
-        let low = l.bits_of_32(bytes(block, 32 + at / 2 * 32), places_of_two_bits(at), 3);
-        let third = l.bits_of_32(bytes(block, 0), places_of_bits(at), 1);
-        l.or_64(low, l.shift_64_left::<2>(third))
+    fn columns<L: ByteLanes>(l: L, rows: SixteenRows<'_>, quarter: usize, part: usize) -> [[L::Bytes; 4]; 2] {
+        let [low, upper] = two_bits(l, rows, 32 + quarter / 2 * 32 + 16 * part, quarter);
+        let [third, upper_third] = one_bit(l, rows, 16 * part, quarter);
+        [joined::<L, 2>(l, low, third), joined::<L, 2>(l, upper, upper_third)]
     }
 }
 
-impl ByteBlock for Q4K {
-    as_of_block_256!();
-    const SIGNED: bool = false;
+/// Scales and offsets of Q4_K and Q5_K, all rows at once: as [`Block256::scales`] of these.
+#[inline(always)]
+fn eight_scales<L: ByteLanes>(l: L, rows: SixteenRows<'_>, span: &mut Span) {
+    let [_, low, middle, high] = l.columns(rows, 0);
+    let (low, middle, high) = (l.integers(low), l.integers(middle), l.integers(high));
+    let [d, minimum] = l.two_halves_each(&rows.words(0));
+    let minimum = l.multiply(minimum, l.splat(-1.0));
+    macro_rules! group {
+        ($at:literal) => {{
+            let whole = [l.shift_right::<{ 8 * $at }>(low), l.shift_right::<{ 8 * $at }>(middle)];
+            let scales = l.multiply(l.float(l.and(whole[0], 63)), d);
+            let offsets = l.multiply(l.float(l.and(whole[1], 63)), minimum);
+            span.set_scales(l, $at, scales, offsets);
+            // Of group 4 + $at: four low bits and two high ones.
+            let four = [
+                l.and(l.shift_right::<{ 8 * $at }>(high), 15),
+                l.and(l.shift_right::<{ 8 * $at + 4 }>(high), 15),
+            ];
+            let two = [l.and(l.shift_right::<6>(whole[0]), 3), l.and(l.shift_right::<6>(whole[1]), 3)];
+            let scales = l.multiply(l.float(l.or(four[0], l.shift_left::<4>(two[0]))), d);
+            let offsets = l.multiply(l.float(l.or(four[1], l.shift_left::<4>(two[1]))), minimum);
+            span.set_scales(l, 4 + $at, scales, offsets);
+        }};
+    }
+    group!(0);
+    group!(1);
+    group!(2);
+    group!(3);
+}
+
+impl Columns256 for Q4K {
+    const QUANTS: Quants = Quants { signed: false, most: 15 };
     const OFFSETS: bool = true;
+    scales_of_one_row!();
 
     #[inline(always)]
-    fn quants<L: ByteLanes>(l: L, block: &[u8], at: usize) -> L::Bytes {
-        l.bits_of_32(bytes(block, 16 + at * 32), [0, 4], 15)
+    fn scales_of_rows<L: ByteLanes>(l: L, rows: SixteenRows<'_>, span: &mut Span) {
+        eight_scales(l, rows, span);
+    }
+
+    #[inline(always)]
+    fn columns<L: ByteLanes>(l: L, rows: SixteenRows<'_>, quarter: usize, part: usize) -> [[L::Bytes; 4]; 2] {
+        nibbles(l, rows, 16 + quarter * 32 + 16 * part)
     }
 }
 
-impl ByteBlock for Q5K {
-    as_of_block_256!();
-    const SIGNED: bool = false;
+impl Columns256 for Q5K {
+    const QUANTS: Quants = Quants { signed: false, most: 31 };
     const OFFSETS: bool = true;
+    scales_of_one_row!();
 
     #[inline(always)]
-    fn quants<L: ByteLanes>(l: L, block: &[u8], at: usize) -> L::Bytes {
-        let low = l.bits_of_32(bytes(block, 48 + at * 32), [0, 4], 15);
-        let fifth = l.bits_of_32(bytes(block, 16), places_of_bits(at), 1);
-        l.or_64(low, l.shift_64_left::<4>(fifth))
+    fn scales_of_rows<L: ByteLanes>(l: L, rows: SixteenRows<'_>, span: &mut Span) {
+        eight_scales(l, rows, span);
+    }
+
+    #[inline(always)]
+    fn columns<L: ByteLanes>(l: L, rows: SixteenRows<'_>, quarter: usize, part: usize) -> [[L::Bytes; 4]; 2] {
+        let [low, upper] = nibbles(l, rows, 48 + quarter * 32 + 16 * part);
+        let [fifth, upper_fifth] = one_bit(l, rows, 16 + 16 * part, quarter);
+        [joined::<L, 4>(l, low, fifth), joined::<L, 4>(l, upper, upper_fifth)]
     }
 }
 
-impl ByteBlock for Q6K {
-    as_of_block_256!();
-    const SIGNED: bool = false;
+impl Columns256 for Q6K {
+    const QUANTS: Quants = Quants { signed: false, most: 63 };
     const OFFSETS: bool = true;
+    scales_of_one_row!();
+
+    /// As [`Block256::scales`], all rows at once.
+    #[inline(always)]
+    fn scales_of_rows<L: ByteLanes>(l: L, rows: SixteenRows<'_>, span: &mut Span) {
+        let [d, _] = l.two_halves_each(&rows.halves(208));
+        for (four, scales) in l.columns(rows, 192).into_iter().enumerate() {
+            let scales = l.integers(scales);
+            macro_rules! group {
+                ($at:literal) => {{
+                    let scales = l.multiply(l.float(l.signed_byte::<{ 24 - 8 * $at }>(scales)), d);
+                    span.set_scales(l, 4 * four + $at, scales, l.multiply(scales, l.splat(-32.0)));
+                }};
+            }
+            group!(0);
+            group!(1);
+            group!(2);
+            group!(3);
+        }
+    }
 
     #[inline(always)]
-    fn quants<L: ByteLanes>(l: L, block: &[u8], at: usize) -> L::Bytes {
-        let packed = l.load_64(bytes(block, 64 * (at / 2)));
-        let low = match at % 2 {
-            0 => l.and_64(packed, 15),
-            _ => l.high_nibbles(packed),
-        };
-        let high = l.bits_of_32(bytes(block, 128 + 32 * (at / 2)), places_of_two_bits(at), 3);
-        l.or_64(low, l.shift_64_left::<4>(high))
+    fn columns<L: ByteLanes>(l: L, rows: SixteenRows<'_>, quarter: usize, part: usize) -> [[L::Bytes; 4]; 2] {
+        let at = quarter / 2 * 64 + 16 * part;
+        let right = 4 * (quarter % 2) as u32;
+        let (low, upper) = (l.columns(rows, at), l.columns(rows, at + 32));
+        let [high, upper_high] = two_bits(l, rows, 128 + quarter / 2 * 32 + 16 * part, quarter);
+        [
+            joined::<L, 4>(l, bits(l, low, right, 15), high),
+            joined::<L, 4>(l, bits(l, upper, right, 15), upper_high),
+        ]
     }
 }
 
-impl ByteBlock for IQ4XS {
-    as_of_block_256!();
-    const SIGNED: bool = true;
+impl Columns256 for IQ4XS {
+    const QUANTS: Quants = Quants { signed: true, most: 127 };
     const OFFSETS: bool = false;
+    scales_of_one_row!();
 
     #[inline(always)]
-    fn quants<L: ByteLanes>(l: L, block: &[u8], at: usize) -> L::Bytes {
-        let packed = l.nibbles_of_16(bytes(block, 8 + at * 32), bytes(block, 24 + at * 32));
-        l.entries_of(&VALUES, packed)
+    fn columns<L: ByteLanes>(l: L, rows: SixteenRows<'_>, quarter: usize, part: usize) -> [[L::Bytes; 4]; 2] {
+        // Low and high four bits of sixteen bytes are 32 columns.
+        let at = 8 + quarter * 32;
+        let right = 4 * part as u32;
+        let (low, upper) = (l.columns(rows, at), l.columns(rows, at + 16));
+        [entries(l, &VALUES, bits(l, low, right, 15)), entries(l, &VALUES, bits(l, upper, right, 15))]
     }
 }

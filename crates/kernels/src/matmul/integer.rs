@@ -1,0 +1,272 @@
+//! Products in whole numbers: activations of eight bits times quants that fit bytes, sixteen rows of W at a time.
+//!
+//! Columns of sixteen rows are unpacked so that each instruction multiplies four columns of all of them with four activations; sums
+//! over 16 or 32 columns are whole numbers and then meet the scales. The rows of activations share what is unpacked, and each of
+//! them gets the bits that it has alone.
+
+use super::blocks::{Ahead, ByteBlock, Span, Vector};
+use super::format::by_byte_block;
+use super::row::in_tasks;
+use super::{Product, WeightFormat, Weights};
+use crate::Instructions;
+use crate::instructions::{ByteOperation, Operation};
+use crate::lanes::{ByteLanes, LANES, Lanes, SixteenRows};
+use pulp::Simd;
+use rayon::prelude::*;
+use std::ops::Range;
+
+/// Columns that are unpacked at a time.
+const SPAN: usize = 256;
+/// Columns that have a unit of activations in common.
+const GROUP: usize = 32;
+/// Rows of activations that meet unpacked columns before the next ones come, so that both stay in cache.
+const MOST_ROWS: usize = 128;
+/// Groups that a task rounds.
+const TASK_GROUPS: usize = 512;
+
+/// Activations in eight bits, in units that each 32 have in common. Σ x is that of rounded x, since the error is then that of Σ w·x
+/// for weights about zero.
+struct Rounded {
+    /// In units, `[rows, columns / 32]`.
+    x: Vec<[[i8; 4]; 8]>,
+    /// What belongs to them, as often.
+    sums: Vec<GroupSums>,
+    /// `columns / 32`.
+    groups: usize,
+}
+
+#[derive(Clone, Copy, Default)]
+struct GroupSums {
+    unit: f32,
+    /// Σ x over each 16 columns.
+    of_16: [f32; 2],
+    /// Σ x over all.
+    of_32: f32,
+    /// −128·Σ x in units.
+    start: i32,
+}
+
+impl Rounded {
+    /// Of rows `[rows, columns]`; columns are whole groups of 32.
+    fn new(instructions: Instructions, x: &[f32], columns: usize) -> Self {
+        let groups = columns / GROUP;
+        let mut rounded = Self {
+            x: vec![[[0; 4]; 8]; x.len() / GROUP],
+            sums: vec![GroupSums::default(); x.len() / GROUP],
+            groups,
+        };
+        let x = x.as_chunks::<GROUP>().0;
+        let round = |((x, to), sums)| instructions.dispatch(Round { x, to, sums });
+        if x.len() < 2 * TASK_GROUPS {
+            round(((x, &mut rounded.x[..]), &mut rounded.sums[..]));
+        } else {
+            x.par_chunks(TASK_GROUPS)
+                .zip(rounded.x.par_chunks_mut(TASK_GROUPS))
+                .zip(rounded.sums.par_chunks_mut(TASK_GROUPS))
+                .for_each(round);
+        }
+        rounded
+    }
+}
+
+struct Round<'a> {
+    x: &'a [[f32; GROUP]],
+    to: &'a mut [[[i8; 4]; 8]],
+    sums: &'a mut [GroupSums],
+}
+
+impl Operation for Round<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd, L: Lanes>(self, _: S, _: L) {
+        for ((x, to), sums) in self.x.iter().zip(self.to).zip(self.sums) {
+            let bytes: &mut [i8; GROUP] = bytemuck::cast_mut(to);
+            let unit = round_to_bytes(x, bytes);
+            let (mut first, mut second) = (0, 0);
+            for i in 0..GROUP / 2 {
+                first += i32::from(bytes[i]);
+                second += i32::from(bytes[GROUP / 2 + i]);
+            }
+            *sums = GroupSums {
+                unit,
+                of_16: [unit * first as f32, unit * second as f32],
+                of_32: unit * (first + second) as f32,
+                start: -128 * (first + second),
+            };
+        }
+    }
+}
+
+/// Rounds numbers to whole units, at most 127 of them; the unit. It is NaN where one of the numbers is not finite, which the product
+/// then shows.
+#[inline(always)]
+fn round_to_bytes(x: &[f32; GROUP], rounded: &mut [i8; GROUP]) -> f32 {
+    let unit = super::dot::unit(x, i8::MAX.into());
+    let units = 1.0 / unit;
+    for (rounded, x) in rounded.iter_mut().zip(x) {
+        // Where one is the smallest step of a float, sums are rounded to whole numbers, and their low bits are these.
+        const WHOLE: f32 = 12_582_912.0;
+        *rounded = (x * units + WHOLE).to_bits() as i8;
+    }
+    unit
+}
+
+/// Rows of activations times each of `products`, whose formats all have quants of bytes.
+pub(super) fn multiply(instructions: Instructions, x: &[f32], products: &mut [Product<'_>]) {
+    let columns = products.first().map_or(1, |product| product.weights.columns);
+    let rounded = &Rounded::new(instructions, x, columns);
+    let rows = x.len() / columns.max(1);
+    in_tasks(products, rows, |weights, first, outputs| {
+        instructions.dispatch_bytes(IntegerProducts { x: rounded, weights, first, outputs });
+    });
+}
+
+/// All rows of activations times some rows of W.
+struct IntegerProducts<'a, 'o> {
+    x: &'a Rounded,
+    weights: Weights<'a>,
+    /// The first of the rows of W.
+    first: usize,
+    /// A slice for each row of activations, as long as there are rows of W.
+    outputs: &'a mut [&'o mut [f32]],
+}
+
+impl ByteOperation for IntegerProducts<'_, '_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: ByteLanes>(mut self, lanes: L) {
+        by_byte_block!(
+            self.weights.format,
+            B => self.products::<L, B>(lanes),
+            others => {}
+        );
+    }
+}
+
+impl IntegerProducts<'_, '_> {
+    #[inline(always)]
+    fn products<L: ByteLanes, B: ByteBlock>(&mut self, l: L) {
+        let rows = self.outputs.first().map_or(0, |output| output.len());
+        let row_bytes = self.weights.row_bytes();
+        let behind = &self.weights.data[self.first * row_bytes..];
+        let mut filled = vec![];
+        let mut span = Span::default();
+        let mut sums = vec![Vector([0.0; LANES]); MOST_ROWS.min(self.outputs.len())];
+        for first in (0..rows).step_by(LANES) {
+            let count = LANES.min(rows - first);
+            let data = &behind[first * row_bytes..];
+            let sixteen = if count == LANES {
+                data
+            } else {
+                // Rows that are not there are zeros, and nobody reads their sums.
+                filled.extend_from_slice(&data[..count * row_bytes]);
+                filled.resize(LANES * row_bytes, 0);
+                &filled
+            };
+            self.sixteen::<L, B>(l, sixteen, first..first + count, &mut span, &mut sums);
+        }
+    }
+
+    /// The products with sixteen rows of W, of which `rows` are asked for.
+    #[inline(always)]
+    fn sixteen<L: ByteLanes, B: ByteBlock>(
+        &mut self,
+        l: L,
+        data: &[u8],
+        rows: Range<usize>,
+        span: &mut Span,
+        sums: &mut [Vector<f32, LANES>],
+    ) {
+        let groups = self.x.groups;
+        let row_bytes = self.weights.row_bytes();
+        for first in (0..self.outputs.len()).step_by(MOST_ROWS) {
+            let count = MOST_ROWS.min(self.outputs.len() - first);
+            sums[..count].fill(Vector([0.0; LANES]));
+            for at in (0..groups).step_by(SPAN / GROUP) {
+                let here = (SPAN / GROUP).min(groups - at);
+                let bytes = here * GROUP / B::COLUMNS * B::BLOCK_BYTES;
+                let start = at * GROUP / B::COLUMNS * B::BLOCK_BYTES;
+                // The next sixteen rows follow.
+                let ahead = if first == 0 { LANES * (row_bytes + start) } else { data.len() };
+                let mut ahead = Ahead(data.get(ahead..).unwrap_or_default());
+                B::unpack(l, SixteenRows::new(&data[start..], row_bytes, bytes), here, &mut ahead, span);
+                let mut row = 0;
+                while row < count {
+                    row += match count - row {
+                        8.. => self.rows::<L, B, 8>(l, span, first + row, at..at + here, &mut sums[row..]),
+                        4.. => self.rows::<L, B, 4>(l, span, first + row, at..at + here, &mut sums[row..]),
+                        2.. => self.rows::<L, B, 2>(l, span, first + row, at..at + here, &mut sums[row..]),
+                        _ => self.rows::<L, B, 1>(l, span, first + row, at..at + here, &mut sums[row..]),
+                    };
+                }
+            }
+            for (output, sums) in self.outputs[first..].iter_mut().zip(&sums[..count]) {
+                output[rows.clone()].copy_from_slice(&sums.0[..rows.len()]);
+            }
+        }
+    }
+
+    /// Adds the products of M rows of activations with a span; M.
+    #[inline(always)]
+    fn rows<L: ByteLanes, B: ByteBlock, const M: usize>(
+        &self,
+        l: L,
+        span: &Span,
+        first: usize,
+        groups: Range<usize>,
+        totals: &mut [Vector<f32, LANES>],
+    ) -> usize {
+        let mut x: [&[[[i8; 4]; 8]]; M] = [&[]; M];
+        let mut sums_of: [&[GroupSums]; M] = [&[]; M];
+        let mut totals_of = [l.splat(0.0); M];
+        for m in 0..M {
+            let of_row = (first + m) * self.x.groups;
+            x[m] = &self.x.x[of_row + groups.start..of_row + groups.end];
+            sums_of[m] = &self.x.sums[of_row + groups.start..of_row + groups.end];
+            totals_of[m] = l.load(&totals[m].0);
+        }
+        for (group, quants) in span.quants.as_chunks::<8>().0[..groups.len()].iter().enumerate() {
+            if B::GROUP == GROUP {
+                let mut w = [l.load_64(&quants[0].0); 8];
+                for i in 1..8 {
+                    w[i] = l.load_64(&quants[i].0);
+                }
+                let (scales, offsets) = (l.load(&span.scales[group].0), l.load(&span.offsets[group].0));
+                for m in 0..M {
+                    let sums = &sums_of[m][group];
+                    let products = l.products(&w, &x[m][group], B::QUANTS, sums.start);
+                    let scales = l.multiply(scales, l.splat(sums.unit));
+                    totals_of[m] = l.multiply_add(l.float(products), scales, totals_of[m]);
+                    if B::OFFSETS {
+                        totals_of[m] = l.multiply_add(offsets, l.splat(sums.of_32), totals_of[m]);
+                    }
+                }
+            } else {
+                for half in 0..2 {
+                    let mut w = [l.load_64(&quants[4 * half].0); 4];
+                    for i in 1..4 {
+                        w[i] = l.load_64(&quants[4 * half + i].0);
+                    }
+                    let scales = l.load(&span.scales[2 * group + half].0);
+                    let offsets = l.load(&span.offsets[2 * group + half].0);
+                    for m in 0..M {
+                        let sums = &sums_of[m][group];
+                        let x = &x[m][group].as_chunks::<4>().0[half];
+                        let products = l.products(&w, x, B::QUANTS, 0);
+                        let scales = l.multiply(scales, l.splat(sums.unit));
+                        totals_of[m] = l.multiply_add(l.float(products), scales, totals_of[m]);
+                        if B::OFFSETS {
+                            totals_of[m] = l.multiply_add(offsets, l.splat(sums.of_16[half]), totals_of[m]);
+                        }
+                    }
+                }
+            }
+        }
+        for m in 0..M {
+            l.store(totals_of[m], &mut totals[m].0);
+        }
+        M
+    }
+}
