@@ -2,7 +2,7 @@
 
 use super::attention::{self, matrix, numbers};
 use super::derivatives::{activation, norm as norm_gradient, rotation};
-use super::product::product;
+use crate::product::product;
 use super::{Rows, SavedLayer, Tape, TrainingSequence};
 use crate::adapter::{Adapter, Target};
 use crate::decoder::experts::{Expert, ExpertLayer};
