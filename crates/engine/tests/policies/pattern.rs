@@ -104,7 +104,7 @@ fn probabilities_times_values_are_what_attention_puts_out() {
         "pop:2",
         "swiftkv:1",
         "streaming:32+sinks=4",
-        "keep:L0H0+L3H1+bos+window=16",
+        "keep:0+3.1+bos+window=16",
         "snapkv:40%",
         "h2o:40%",
         "kvzip:40%",
