@@ -5,6 +5,7 @@
 //! keys each row reads, so that windows, sinks, soft caps, groups of heads and policies are those of the engine. A tile is then
 //! products of these queries and keys, divided by each row's sum over all keys that it reads.
 
+mod exponentials;
 mod rows;
 mod scores;
 mod tile;

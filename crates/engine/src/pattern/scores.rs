@@ -1,8 +1,9 @@
 //! Scores of a layer's queries and keys, and what each row's probabilities are divided by.
 
+use super::exponentials::{largest, run};
 use super::watch::LayerReads;
 use crate::product::write_product;
-use layerscope_kernels::elementwise::{soft_cap, softmax_of_parts};
+use layerscope_kernels::elementwise::soft_cap;
 use ndarray::{ArrayView, ArrayView2, ArrayViewMut2, ShapeBuilder};
 use std::ops::Range;
 use std::sync::OnceLock;
@@ -10,7 +11,7 @@ use std::sync::OnceLock;
 /// Rows whose normalisers are computed together.
 pub(super) const NORMALISED: usize = 256;
 /// Rows that are multiplied together.
-pub(super) const ROWS: usize = 64;
+pub(super) const ROWS: usize = 128;
 /// Keys that are multiplied together.
 pub(super) const KEYS: usize = 1_024;
 
@@ -75,9 +76,9 @@ impl LayerScores {
                 self.scores(head, &rows, &keys, &mut buffers.scores);
                 for (row, sum) in rows.clone().zip(&mut sums) {
                     self.reads.visible(row, head, &keys, &mut buffers.visible);
-                    let scores = &mut buffers.scores[(row - rows.start) * keys.len()..][..keys.len()];
+                    let scores = &buffers.scores[(row - rows.start) * keys.len()..][..keys.len()];
                     for range in &buffers.visible {
-                        sum.add(&mut scores[range.start - keys.start..range.end - keys.start]);
+                        sum.add(&scores[range.start - keys.start..range.end - keys.start]);
                     }
                 }
             }
@@ -86,31 +87,26 @@ impl LayerScores {
         normalisers
     }
 
-    /// The probabilities of some rows of a head within a block of [`NORMALISED`], on some keys: calls `see(row, keys, probabilities)`
-    /// for each run of keys that a row reads, with positions counted from the first of `rows` and `keys`.
-    pub(super) fn probabilities(
+    /// Scores of some rows of a head within a block of [`NORMALISED`], on some keys: calls `see(row, keys, scores, normaliser)` for each
+    /// run of keys that a row reads, with positions counted from the first of `rows` and `keys`. A probability is
+    /// e^(score − normaliser).
+    pub(super) fn runs(
         &self,
         head: usize,
         rows: &Range<usize>,
         keys: &Range<usize>,
         ScoreBlock { scores, visible }: &mut ScoreBlock,
-        see: &mut dyn FnMut(usize, Range<usize>, &[f32]),
+        see: &mut dyn FnMut(usize, Range<usize>, &mut [f32], f32),
     ) {
         self.scores(head, rows, keys, scores);
         let block = rows.start / NORMALISED;
         let normalisers = self.normalisers(head, block);
         for (index, row) in rows.clone().enumerate() {
             self.reads.visible(row, head, keys, visible);
-            let normaliser = normalisers[row - block * NORMALISED];
             for range in &*visible {
                 let range = range.start - keys.start..range.end - keys.start;
                 let scores = &mut scores[index * keys.len()..][range.clone()];
-                // e^(s − n) = p_s / p_n, where both are among the numbers of one softmax.
-                let mut beside = [normaliser];
-                softmax_of_parts([scores, &mut beside]);
-                let factor = 1.0 / beside[0];
-                scores.iter_mut().for_each(|p| *p *= factor);
-                see(index, range, scores);
+                see(index, range, scores, normalisers[row - block * NORMALISED]);
             }
         }
     }
@@ -130,21 +126,13 @@ impl Default for LogSum {
 }
 
 impl LogSum {
-    /// Adds e^x of each x, which are overwritten.
-    fn add(&mut self, x: &mut [f32]) {
-        let mut largest = [f32::NEG_INFINITY; 16];
-        for part in x.chunks(16) {
-            largest.iter_mut().zip(part).for_each(|(max, x)| *max = if *x > *max { *x } else { *max });
-        }
-        let max = largest.into_iter().fold(f32::NEG_INFINITY, f32::max);
+    /// Adds e^x of each x.
+    fn add(&mut self, x: &[f32]) {
+        let max = largest(x);
         if max == f32::NEG_INFINITY && !x.iter().any(|x| x.is_nan()) {
             return;
         }
-        // With the largest once more, its probability is 1 / (Σ e^(x − max) + 1).
-        let mut beside = [max];
-        softmax_of_parts([x, &mut beside]);
-        let sum = 1.0 / f64::from(beside[0]) - 1.0;
-        let max = f64::from(max);
+        let (sum, max) = (f64::from(run(x, max).sum), f64::from(max));
         if self.sum == 0.0 {
             (self.max, self.sum) = (max, sum);
         } else {
@@ -173,7 +161,7 @@ mod tests {
             let (first, rest) = x.split_at(at.min(x.len()));
             let mut sum = LogSum::default();
             for part in [first, rest] {
-                sum.add(&mut part.to_vec());
+                sum.add(part);
             }
             let plain = x.iter().map(|&x| f64::from(x).exp()).sum::<f64>().ln();
             prop_assert!((f64::from(sum.logarithm()) - plain).abs() < 1e-5, "{} {plain}", sum.logarithm());
@@ -184,10 +172,10 @@ mod tests {
     fn nothing_is_minus_infinity_and_nan_stays() {
         assert_eq!(LogSum::default().logarithm(), f32::NEG_INFINITY);
         let mut sum = LogSum::default();
-        sum.add(&mut [f32::NEG_INFINITY]);
+        sum.add(&[f32::NEG_INFINITY]);
         assert_eq!(sum.logarithm(), f32::NEG_INFINITY);
-        sum.add(&mut [1.0, f32::NAN]);
-        sum.add(&mut [2.0]);
+        sum.add(&[1.0, f32::NAN]);
+        sum.add(&[2.0]);
         assert!(sum.logarithm().is_nan());
     }
 }

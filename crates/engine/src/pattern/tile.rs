@@ -1,5 +1,6 @@
 //! Cells of a tile from probabilities.
 
+use super::exponentials::{Run, exp, exponentials, run};
 use super::rows::{PatternHeads, PatternTile, TileRequest, UNSEEN};
 use super::scores::{KEYS, LayerScores, NORMALISED, ROWS, ScoreBlock};
 use crate::session::{Interrupt, check_interrupt};
@@ -152,41 +153,80 @@ fn block_cells(
     let across = keys.len().div_ceil(wide);
     let mut cells = vec![Cell::EMPTY; block.cell_rows() * across];
     let (mut buffers, mut pairs) = (ScoreBlock::default(), vec![]);
-    let share = match how {
-        PatternHeads::Mean => 1.0 / heads.len() as f32,
-        PatternHeads::One(_) | PatternHeads::Max => 1.0,
-    };
     let end = keys.end.min(block.rows.end);
     for start in (keys.start..end).step_by(KEYS) {
         let some = start..end.min(start + KEYS);
-        pairs.clear();
-        pairs.resize(block.rows.len() * some.len(), UNREAD);
-        for head in heads.clone() {
-            scores.probabilities(head, &block.rows, &some, &mut buffers, &mut |row, range, of_row| {
-                let pairs = &mut pairs[row * some.len()..][range];
-                match how {
-                    PatternHeads::One(_) => pairs.copy_from_slice(of_row),
-                    PatternHeads::Mean => pairs.iter_mut().zip(of_row).for_each(|(mean, p)| {
-                        *mean = if *mean == UNREAD { p * share } else { *mean + p * share };
-                    }),
-                    PatternHeads::Max => pairs.iter_mut().zip(of_row).for_each(|(most, p)| {
-                        *most = if p.is_nan() || *p > *most { *p } else { *most };
-                    }),
+        let grid = Grid { block, some: &some, first: keys.start, wide, across };
+        match how {
+            PatternHeads::One(head) => {
+                scores.runs(head, &block.rows, &some, &mut buffers, &mut |row, range, of_row, normaliser| {
+                    grid.parts(row, range.clone(), |cell, part| {
+                        let part = &of_row[part.start - range.start..part.end - range.start];
+                        let Run { max, sum } = run(part, normaliser);
+                        let undefined = sum.is_nan();
+                        cells[cell].merge(Cell {
+                            max: exp(max - normaliser),
+                            sum,
+                            read: part.len() as u32,
+                            undefined,
+                        });
+                    });
+                });
+            }
+            PatternHeads::Mean | PatternHeads::Max => {
+                pairs.clear();
+                pairs.resize(block.rows.len() * some.len(), UNREAD);
+                for head in heads.clone() {
+                    scores.runs(head, &block.rows, &some, &mut buffers, &mut |row, range, of_row, normaliser| {
+                        exponentials(of_row, normaliser);
+                        add_head(&mut pairs[row * some.len()..][range], of_row, how, heads.len());
+                    });
                 }
-            });
-        }
-        for (index, of_row) in pairs.chunks_exact(some.len()).enumerate() {
-            let cells = &mut cells[block.cell_row(index) * across..][..across];
-            let mut from = 0;
-            while from < of_row.len() {
-                let column = (some.start + from - keys.start) / wide;
-                let to = ((column + 1) * wide + keys.start - some.start).min(of_row.len());
-                cells[column].merge(reduced(&of_row[from..to]));
-                from = to;
+                for (row, of_row) in pairs.chunks_exact(some.len()).enumerate() {
+                    grid.parts(row, 0..some.len(), |cell, part| cells[cell].merge(reduced(&of_row[part])));
+                }
             }
         }
     }
     cells
+}
+
+/// Adds what a head's row gives some keys to what others give them.
+fn add_head(pairs: &mut [f32], of_head: &[f32], how: PatternHeads, heads: usize) {
+    let share = 1.0 / heads as f32;
+    match how {
+        PatternHeads::Mean => pairs.iter_mut().zip(of_head).for_each(|(mean, p)| {
+            *mean = if *mean == UNREAD { 0.0 } else { *mean } + p * share;
+        }),
+        PatternHeads::One(_) | PatternHeads::Max => pairs.iter_mut().zip(of_head).for_each(|(most, p)| {
+            *most = if p.is_nan() || *p > *most { *p } else { *most };
+        }),
+    }
+}
+
+/// Where the pairs of a block of rows and some keys are among its cells.
+struct Grid<'a> {
+    block: &'a Block,
+    some: &'a Range<usize>,
+    /// The first key of the tile.
+    first: usize,
+    wide: usize,
+    across: usize,
+}
+
+impl Grid<'_> {
+    /// Cuts a run of a row's keys, counted from the first of `some`, where cells end: calls `f(cell, keys)`.
+    fn parts(&self, row: usize, keys: Range<usize>, mut f: impl FnMut(usize, Range<usize>)) {
+        let first_cell = self.block.cell_row(row) * self.across;
+        let before = self.some.start - self.first;
+        let mut from = keys.start;
+        while from < keys.end {
+            let column = (before + from) / self.wide;
+            let to = ((column + 1) * self.wide - before).min(keys.end);
+            f(first_cell + column, from..to);
+            from = to;
+        }
+    }
 }
 
 /// Maximum, sum and number of the pairs that are read.
