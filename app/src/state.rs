@@ -70,7 +70,9 @@ impl View {
     pub fn description(self) -> &'static str {
         match self {
             Self::Map => "Which prompt tokens each layer reads, or how reading changes from step to step",
-            Self::Pattern => "The attention pattern: which key each query reads, of a layer and head, at any zoom",
+            Self::Pattern => {
+                "The attention pattern: which key each query reads, of a layer and head, at any zoom"
+            }
             Self::Reading => {
                 "The text as a page: which prompt tokens a generated token reads, and which read a prompt token"
             }

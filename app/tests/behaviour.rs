@@ -736,13 +736,18 @@ fn a_pattern_is_computed_zoomed_and_exported() {
     window.run_steps(2);
     wait(&mut window);
     assert!(viewer(&window).state().pattern.queries.is_none());
-    let svg = exported(&mut window, Modifiers::COMMAND | Modifiers::SHIFT, &folder.path().join("pattern.svg"));
+    let svg =
+        exported(&mut window, Modifiers::COMMAND | Modifiers::SHIFT, &folder.path().join("pattern.svg"));
     let svg = String::from_utf8(svg).expect("text");
     for text in ["Attention pattern, layer", "share of attention", "query", "key (position)"] {
         assert!(svg.contains(text), "{text}");
     }
-    let csv =
-        exported_by(&mut window, Modifiers::COMMAND | Modifiers::SHIFT, Key::C, &folder.path().join("pattern.csv"));
+    let csv = exported_by(
+        &mut window,
+        Modifiers::COMMAND | Modifiers::SHIFT,
+        Key::C,
+        &folder.path().join("pattern.csv"),
+    );
     let csv = String::from_utf8(csv).expect("text");
     let data = Run::open(&run).expect("a run");
     let data = data.prompt(&data.prompt_ids()[0]).expect("a prompt");

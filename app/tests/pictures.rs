@@ -196,7 +196,14 @@ fn a_pattern_is_seen_at_any_size() {
         ("tokens", whole, 3, 1_920.0, 1_200.0, Theme::Light),
         ("heads", &["Whole text", "Compute the whole text", "All heads"], 0, 1_280.0, 800.0, Theme::Dark),
         ("heads", &["Whole text", "Compute the whole text", "All heads"], 0, 800.0, 600.0, Theme::Light),
-        ("layers", &["Whole text", "Compute the whole text", "All layers"], 0, 1_920.0, 1_200.0, Theme::Light),
+        (
+            "layers",
+            &["Whole text", "Compute the whole text", "All layers"],
+            0,
+            1_920.0,
+            1_200.0,
+            Theme::Light,
+        ),
         ("layers", &["Whole text", "Compute the whole text", "All layers"], 0, 800.0, 600.0, Theme::Dark),
     ] {
         let launch =

@@ -280,14 +280,16 @@ mod tests {
         let mut places: Vec<[usize; 2]> = sight.tiles().iter().map(|tile| tile.place).collect();
         places.sort_unstable();
         assert_eq!(places, [[0, 0], [1, 0], [1, 1]]);
-        let zoomed = Sight::new(3, PatternHeads::Mean, [window(700.0, 760.0), window(10.5, 50.0)], [500.0; 2]);
+        let zoomed =
+            Sight::new(3, PatternHeads::Mean, [window(700.0, 760.0), window(10.5, 50.0)], [500.0; 2]);
         assert_eq!((zoomed.level, zoomed.tiles().len()), ([0, 0], 1));
         assert_eq!(zoomed.tiles()[0].request().rows, 512..768);
     }
 
     #[test]
     fn cells_come_from_tiles_and_coarser_ones_stand_in() {
-        let sight = Sight::new(0, PatternHeads::One(2), [window(600.0, 700.0), window(240.0, 300.0)], [200.0; 2]);
+        let sight =
+            Sight::new(0, PatternHeads::One(2), [window(600.0, 700.0), window(240.0, 300.0)], [200.0; 2]);
         assert_eq!(sight.level, [0, 0]);
         let mut tiles = Tiles::default();
         assert!(sight.cells(&tiles, CellFigure::Max).values.iter().all(|value| value.is_nan()));
@@ -315,7 +317,8 @@ mod tests {
     #[test]
     fn old_tiles_make_room() {
         let mut tiles = Tiles::default();
-        let key = |place: usize| TileKey { layer: 0, heads: PatternHeads::Max, level: [0, 0], place: [place, 0] };
+        let key =
+            |place: usize| TileKey { layer: 0, heads: PatternHeads::Max, level: [0, 0], place: [place, 0] };
         for place in 0..KEPT / (TILE * TILE * 8) + 3 {
             tiles.put(key(place), tile(&key(place)));
         }

@@ -378,7 +378,9 @@ fn tiles_are_what_patterns_are_and_a_text_runs_once() {
     assert!(runs(&first));
     let tiles: Vec<_> = first
         .iter()
-        .filter_map(|event| if let Event::PatternTile { key, tile } = event { Some((*key, tile.clone())) } else { None })
+        .filter_map(|event| {
+            if let Event::PatternTile { key, tile } = event { Some((*key, tile.clone())) } else { None }
+        })
         .collect();
     assert_eq!(tiles.iter().map(|(key, _)| key.heads).collect::<Vec<_>>(), [0, 2].map(PatternHeads::One));
     for ((_, tile), head) in tiles.iter().zip([0, 2]) {

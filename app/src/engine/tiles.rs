@@ -60,9 +60,10 @@ fn read(task: Task<'_, '_>, text: &Arc<TextTokens>, policy: &str, layers: &[usiz
     let tokens = PatternText { prompt: &text.prompt, continuation: &text.continuation, policy: &parsed };
     let all = tokens.rows();
     task.events.progress(Event::ReadingPattern { done: 0, all });
-    let pattern = TextPattern::read(decoder, tokens, layers, TextPattern::room(), task.interrupt, &mut |done| {
-        task.events.progress(Event::ReadingPattern { done, all });
-    })?;
+    let pattern =
+        TextPattern::read(decoder, tokens, layers, TextPattern::room(), task.interrupt, &mut |done| {
+            task.events.progress(Event::ReadingPattern { done, all });
+        })?;
     Ok(Read { text: Arc::clone(text), policy: policy.to_owned(), pattern })
 }
 

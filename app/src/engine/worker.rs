@@ -72,7 +72,10 @@ fn perform(
         Some(model) => Ok(Task { model, events, interrupt }),
         None => Err(Error::input("no model is loaded; open one first")),
     };
-    if !matches!(command, Command::PatternTiles { .. } | Command::ReadPattern { .. } | Command::Generate { .. }) {
+    if !matches!(
+        command,
+        Command::PatternTiles { .. } | Command::ReadPattern { .. } | Command::Generate { .. }
+    ) {
         // Others need the memory.
         tiles.forget();
     }
@@ -92,7 +95,9 @@ fn perform(
         Command::ReadPattern { prompt_tokens, continuation, layers } => {
             patterns.read(task()?, prompt_tokens, &continuation, &layers)?;
         }
-        Command::PatternTiles { text, policy, tiles: keys } => tiles.compute(task()?, &text, &policy, &keys)?,
+        Command::PatternTiles { text, policy, tiles: keys } => {
+            tiles.compute(task()?, &text, &policy, &keys)?
+        }
         Command::RemoveSpan { folder, prompt_id, span } => span::remove(task()?, folder, &prompt_id, span)?,
         // Handled by the window's side and never queued.
         Command::Cancel => {}

@@ -7,7 +7,9 @@ use crate::data::{CellFigure, Scale, ScaleKind, Sight, exact};
 use crate::design::{self, ColourMap, size, space};
 use crate::state::{OverHeads, PatternLayout, PatternRows, Window};
 use crate::widgets::{colour_bar_with_stripes, token_label};
-use eframe::egui::{ComboBox, Label, Rect, RichText, Sense, Ui, UiBuilder, WidgetInfo, accesskit::Role, vec2};
+use eframe::egui::{
+    ComboBox, Label, Rect, RichText, Sense, Ui, UiBuilder, WidgetInfo, accesskit::Role, vec2,
+};
 use layerscope_diagnostics::record::PromptSummary;
 use layerscope_engine::PatternHeads;
 use layerscope_figures::{Cells, Pyramid, UNSEEN};
@@ -178,7 +180,8 @@ fn one(ui: &mut Ui, scene: &mut Scene<'_>) {
     let subject = Subject::of(scene);
     let whole = ui.available_rect_before_wrap();
     let place = plot::Place::new(Rect::from_min_max(whole.min + vec2(0.0, LEGEND), whole.max), scene);
-    let sight = Sight::new(subject.layer, subject.heads, windows(scene), [place.grid.height(), place.grid.width()]);
+    let sight =
+        Sight::new(subject.layer, subject.heads, windows(scene), [place.grid.height(), place.grid.width()]);
     if source(scene) == Source::Tiles && !scene.is_picture {
         let lacking = sight.tiles().into_iter().filter(|key| !scene.tiles.tiles.has(key)).collect();
         scene.actions.push(Action::Tiles(lacking));
@@ -232,7 +235,11 @@ fn controls(ui: &mut Ui, scene: &mut Scene<'_>) {
         ui.separator();
         let rows = &mut scene.state.pattern.rows;
         for (one, name, about) in [
-            (PatternRows::Generated, "Generated rows", "What the prompt’s last token and the generated ones read"),
+            (
+                PatternRows::Generated,
+                "Generated rows",
+                "What the prompt’s last token and the generated ones read",
+            ),
             (PatternRows::Text, "Whole text", "Every query of the text"),
         ] {
             if ui.selectable_label(*rows == one, name).on_hover_text(about).clicked() {
@@ -244,13 +251,15 @@ fn controls(ui: &mut Ui, scene: &mut Scene<'_>) {
         choose_subject(ui, scene);
         choose(ui, "Scale", &mut scene.state.pattern.scale, ScaleKind::ALL, ScaleKind::name);
         choose(ui, "Colours", &mut scene.state.colour_map, ColourMap::ALL, ColourMap::name);
-        ui.checkbox(&mut scene.state.leave_out_bos, "Leave out BoS")
-            .on_hover_text("Fit the colours without position 0: it takes most of the attention at most layers");
+        ui.checkbox(&mut scene.state.leave_out_bos, "Leave out BoS").on_hover_text(
+            "Fit the colours without position 0: it takes most of the attention at most layers",
+        );
         if scene.tiles.is_on {
             ui.checkbox(&mut scene.state.pattern.under_policy, "Under the policy").on_hover_text(
                 "Read the text under the chosen policy and cutoff; what does not exist there is striped",
             );
-        } else if scene.model_is_loaded && ui.button("Compute from the model").on_hover_text(ABOUT).clicked() {
+        } else if scene.model_is_loaded && ui.button("Compute from the model").on_hover_text(ABOUT).clicked()
+        {
             scene.actions.push(Action::ComputePattern);
         }
     });
@@ -265,11 +274,12 @@ fn choose_subject(ui: &mut Ui, scene: &mut Scene<'_>) {
     let mut chosen = subject;
     if scene.state.pattern.layout != PatternLayout::Layers {
         let name = format!("Layer {}", subject.layer);
-        let menu = ComboBox::from_id_salt("pattern layer").selected_text(&name).width(84.0).show_ui(ui, |ui| {
-            for layer in 0..layers {
-                ui.selectable_value(&mut chosen.layer, layer, format!("Layer {layer}"));
-            }
-        });
+        let menu =
+            ComboBox::from_id_salt("pattern layer").selected_text(&name).width(84.0).show_ui(ui, |ui| {
+                for layer in 0..layers {
+                    ui.selectable_value(&mut chosen.layer, layer, format!("Layer {layer}"));
+                }
+            });
         menu.response.widget_info(|| WidgetInfo::labeled(Role::ComboBox, true, &name));
     }
     if scene.state.pattern.layout == PatternLayout::One {

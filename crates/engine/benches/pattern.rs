@@ -28,10 +28,14 @@ fn main() {
     let text = PatternText { prompt: &tokens, continuation: &[], policy: &policy };
     let never = Interrupt::new(false);
     let start = Instant::now();
-    let pattern =
-        TextPattern::read(&model.decoder, text, &[], TextPattern::room(), &never, &mut |_| {}).expect("a text");
+    let pattern = TextPattern::read(&model.decoder, text, &[], TextPattern::room(), &never, &mut |_| {})
+        .expect("a text");
     let layers = pattern.layers().count();
-    println!("{}: {rows} tokens run in {:.1} s, {layers} layers kept", model.name, start.elapsed().as_secs_f64());
+    println!(
+        "{}: {rows} tokens run in {:.1} s, {layers} layers kept",
+        model.name,
+        start.elapsed().as_secs_f64()
+    );
     let time = |name: &str, request: &TileRequest| {
         let start = Instant::now();
         let tile = pattern.tile(request, &never).expect("a tile");

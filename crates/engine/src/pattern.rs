@@ -94,7 +94,9 @@ impl TextPattern {
         let tokens: Vec<u32> = text.prompt[boundary..].iter().chain(decoded).copied().collect();
         session.teacher_forced(&tokens, &mut Hooks::none(), &mut vec![])?;
         progress(rows);
-        let watched = session.watched().ok_or_else(|| Error::failure("no attention was watched; please report this"))?;
+        let watched = session
+            .watched()
+            .ok_or_else(|| Error::failure("no attention was watched; please report this"))?;
         let layers = watched.into_layers().map(|(layer, read)| (layer, LayerScores::new(read)));
         Ok(Self { rows, layers: layers.collect() })
     }

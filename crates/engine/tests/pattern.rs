@@ -3,8 +3,8 @@
 #![allow(clippy::unwrap_used, clippy::print_stderr)]
 
 use layerscope_engine::{
-    Device, Interrupt, Model, ModelSource, PatternHeads, PatternText, Policy, TextPattern, TileRequest, UNSEEN,
-    WeightsPrecision,
+    Device, Interrupt, Model, ModelSource, PatternHeads, PatternText, Policy, TextPattern, TileRequest,
+    UNSEEN, WeightsPrecision,
 };
 use serde_json::Value;
 use std::path::{Path, PathBuf};
@@ -69,8 +69,7 @@ fn check(model: &Path, golden: &str) {
         let at = |index: usize| pair[index].as_u64().unwrap() as usize;
         let (layer, head, query, key) = (at(0), at(1), at(2), at(3));
         let heads = PatternHeads::One(head);
-        let request =
-            TileRequest { layer, heads, rows: query..query + 1, keys: key..key + 1, cell: [1, 1] };
+        let request = TileRequest { layer, heads, rows: query..query + 1, keys: key..key + 1, cell: [1, 1] };
         let actual = pattern.tile(&request, &never).unwrap().max[0];
         let what = format!("layer {layer}, head {head}, query {query}, key {key}");
         compare(actual, number(&pair[4]).unwrap(), &what);

@@ -252,9 +252,7 @@ impl Matrix<'_> {
                     if value != UNSEEN {
                         let colour = match value.is_nan() {
                             true => stripes[(row + column) % 2],
-                            false => {
-                                self.colours.colours()[(self.scale.position(0, value) * 255.0) as usize]
-                            }
+                            false => self.colours.colours()[(self.scale.position(0, value) * 255.0) as usize],
                         };
                         cell(svg, self.place(area, row..row + 1, column..column + 1), &colour.to_string());
                     }
@@ -267,7 +265,8 @@ impl Matrix<'_> {
                 let ColumnRange { start, end } = self.span[axis];
                 let size = self.cells.cell[axis].max(1) as f64;
                 let is_whole = |edge: f64| (edge - self.cells.first[axis] as f64) % size == 0.0;
-                let fine = if is_whole(start) && is_whole(end) { 1.0 } else { (points * 2.0 / cells as f64).ceil() };
+                let fine =
+                    if is_whole(start) && is_whole(end) { 1.0 } else { (points * 2.0 / cells as f64).ceil() };
                 (cells * fine.max(1.0) as usize).min(MOST_PIXELS)
             };
             let size = [pixels(1, columns.len(), width), pixels(0, rows.len(), height)];
@@ -292,7 +291,12 @@ impl Matrix<'_> {
     }
 
     /// The area of some cells.
-    fn place(&self, [left, top, width, height]: [f64; 4], rows: Range<usize>, columns: Range<usize>) -> [f64; 4] {
+    fn place(
+        &self,
+        [left, top, width, height]: [f64; 4],
+        rows: Range<usize>,
+        columns: Range<usize>,
+    ) -> [f64; 4] {
         let edge = |axis: usize, index: usize| {
             let position = (self.cells.first[axis] + index * self.cells.cell[axis]) as f64;
             ((position - self.span[axis].start) / self.span[axis].width()).clamp(0.0, 1.0)
@@ -369,7 +373,12 @@ impl Matrix<'_> {
             svg.upwards([11.0, top + height / 2.0], Ink::WeakText, &self.axes[0]);
         } else {
             let below = if texts { 104.0 } else { 34.0 };
-            svg.text([left + width / 2.0, top + height + below], TextAnchor::Middle, Ink::WeakText, &self.axes[1]);
+            svg.text(
+                [left + width / 2.0, top + height + below],
+                TextAnchor::Middle,
+                Ink::WeakText,
+                &self.axes[1],
+            );
         }
     }
 
@@ -492,7 +501,10 @@ mod tests {
             }
             assert_eq!(svg.matches("stroke-width=\"1.4\"").count(), 2);
         }
-        assert!(few.contains("&lt;7&gt;") && few.contains("query 15: “&lt;15&gt;”\nkey 8: “&lt;8&gt;”\n1.0"), "{few}");
+        assert!(
+            few.contains("&lt;7&gt;") && few.contains("query 15: “&lt;15&gt;”\nkey 8: “&lt;8&gt;”\n1.0"),
+            "{few}"
+        );
         assert!(!few.contains("<image") && many.contains("<image"));
         assert!(many.len() < 200_000, "{}", many.len());
     }

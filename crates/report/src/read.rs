@@ -211,7 +211,8 @@ fn reading(run: &Run, id: &str, chosen: Chosen, policies: &[PolicyRecord]) -> Re
 /// What the decode steps read at the layer at which hiding the prompt costs most.
 fn pattern(prompt: &PromptSummary, reads: &Array2<RowReads>, bos_mass: &Array2<f64>) -> Option<ReadPattern> {
     let cost = |row: &&KnockoutRow| row.layer < reads.nrows() && !row.divergence.kl.is_nan();
-    let costliest = prompt.knockout.iter().filter(cost).max_by(|a, b| a.divergence.kl.total_cmp(&b.divergence.kl));
+    let costliest =
+        prompt.knockout.iter().filter(cost).max_by(|a, b| a.divergence.kl.total_cmp(&b.divergence.kl));
     let layer = costliest?.layer;
     let boundary = prompt.p.saturating_sub(1);
     let wide = boundary.div_ceil(MOST_COLUMNS).max(1);
@@ -230,7 +231,9 @@ fn pattern(prompt: &PromptSummary, reads: &Array2<RowReads>, bos_mass: &Array2<f
         .row(layer)
         .iter()
         .enumerate()
-        .flat_map(|(step, of_step)| of_step.mean.iter().map(move |r| (step, r.position as usize, r.attention)))
+        .flat_map(|(step, of_step)| {
+            of_step.mean.iter().map(move |r| (step, r.position as usize, r.attention))
+        })
         .collect();
     strongest.sort_by(|a, b| b.2.total_cmp(&a.2));
     strongest.truncate(MOST_READ);

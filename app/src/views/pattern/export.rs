@@ -1,6 +1,8 @@
 //! The pattern as SVG, and as a table.
 
-use super::{Extent, RECORD, Source, Subject, cells, plot, scale, source, stripes, texts, token_at, unit, windows};
+use super::{
+    Extent, RECORD, Source, Subject, cells, plot, scale, source, stripes, texts, token_at, unit, windows,
+};
 use crate::data::{CellFigure, Sight};
 use crate::state::PatternLayout;
 use crate::views::Scene;
@@ -27,7 +29,8 @@ fn sight(scene: &Scene<'_>) -> Sight {
         level: [about.level[0].saturating_sub(by[0]), about.level[1].saturating_sub(by[1])],
         ..about.clone()
     };
-    let mut steps: Vec<[u8; 2]> = (0..=4).flat_map(|rows| (0..=4).map(move |columns| [rows, columns])).collect();
+    let mut steps: Vec<[u8; 2]> =
+        (0..=4).flat_map(|rows| (0..=4).map(move |columns| [rows, columns])).collect();
     steps.sort_by_key(|[rows, columns]| rows + columns);
     let is_there = |sight: &Sight| sight.tiles().iter().all(|key| scene.tiles.tiles.has(key));
     steps.into_iter().map(finer).find(is_there).unwrap_or(about)
@@ -91,7 +94,8 @@ pub fn figures<'a>(scene: &'a Scene<'_>) -> Option<Figures<'a>> {
         Source::Tiles => Some(sight.cells(&scene.tiles.tiles, CellFigure::Mean)),
         Source::Record => None,
     };
-    let seen: Vec<usize> = (0..largest.values.len()).filter(|&index| largest.values[index] != UNSEEN).collect();
+    let seen: Vec<usize> =
+        (0..largest.values.len()).filter(|&index| largest.values[index] != UNSEEN).collect();
     let mut columns = vec![Column::new("layer", ""), Column::new("heads", "")];
     for what in ["query", "key"] {
         columns.push(Column::new(what, ""));

@@ -4,9 +4,7 @@ use super::{Source, cells, scale, source, windows};
 use crate::data::{CellFigure, Scale, Sight};
 use crate::design;
 use crate::views::Scene;
-use eframe::egui::{
-    Color32, ColorImage, Id, Painter, Rect, TextureHandle, TextureOptions, Ui, Vec2, pos2,
-};
+use eframe::egui::{Color32, ColorImage, Id, Painter, Rect, TextureHandle, TextureOptions, Ui, Vec2, pos2};
 use layerscope_figures::{Cells, ColumnRange, matrix_pixels};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Arc, Mutex, PoisonError};

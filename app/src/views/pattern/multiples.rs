@@ -90,7 +90,8 @@ impl Grid {
 
     /// The place of a pattern, counted from the grid's corner.
     fn place(&self, index: usize) -> Rect {
-        let corner = vec2((index % self.columns) as f32 * self.step.x, (index / self.columns) as f32 * self.step.y);
+        let corner =
+            vec2((index % self.columns) as f32 * self.step.x, (index / self.columns) as f32 * self.step.y);
         Rect::from_min_size((corner + vec2(0.0, self.above)).to_pos2(), self.size)
     }
 
@@ -210,7 +211,12 @@ fn patterns(ui: &mut Ui, scene: &mut Scene<'_>, grid: &Grid, texture: &TextureHa
         axis::layers(painter, palette, whole_area, layers);
         let step = axis::step(f64::from(grid.step.x), 26.0);
         let share = |head: usize| (head as f32 + 0.5) / grid.columns as f32;
-        axis::foot(painter, palette, whole_area, (0..grid.columns).step_by(step).map(|head| (share(head), head.to_string())));
+        axis::foot(
+            painter,
+            palette,
+            whole_area,
+            (0..grid.columns).step_by(step).map(|head| (share(head), head.to_string())),
+        );
         let below = pos2(whole_area.center().x, whole_area.bottom() + 20.0);
         painter.text(below, Align2::CENTER_TOP, "query head", design::caption(), palette.weak_text);
     }

@@ -48,7 +48,9 @@ pub fn recorded_cells(
         };
         for query in queries {
             let step = query.checked_sub(boundary);
-            let Some((step, of_step)) = step.and_then(|step| Some((step, of_steps.get(step)?))) else { continue };
+            let Some((step, of_step)) = step.and_then(|step| Some((step, of_steps.get(step)?))) else {
+                continue;
+            };
             let list = match heads {
                 PatternHeads::One(head) => of_step.of_head(head),
                 PatternHeads::Mean => &of_step.mean[..],
@@ -81,9 +83,10 @@ mod tests {
             row(vec![read(2, 0.3)], vec![read(2, 0.4), read(3, 0.2)], 1),
             row(vec![read(1, 0.1), read(3, 0.05)], vec![read(1, 0.6)], 0),
         ]);
-        let cells = |heads, rows: Range<usize>, columns: Range<usize>, cell, bos: Option<&dyn Fn(usize) -> f32>| {
-            recorded_cells(reads.view(), heads, 5, &CellRange { rows, columns, cell }, bos)
-        };
+        let cells =
+            |heads, rows: Range<usize>, columns: Range<usize>, cell, bos: Option<&dyn Fn(usize) -> f32>| {
+                recorded_cells(reads.view(), heads, 5, &CellRange { rows, columns, cell }, bos)
+            };
         let (nan, no) = (f32::NAN, UNSEEN);
         let same = |actual: Vec<f32>, expected: &[f32]| {
             assert_eq!(format!("{actual:?}"), format!("{expected:?}"));

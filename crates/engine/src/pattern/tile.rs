@@ -53,7 +53,10 @@ pub(super) fn compute(
         .collect();
     let mut cells = vec![Cell::EMPTY; down * across];
     for (block, of_block) in blocks.iter().zip(of_blocks?) {
-        cells[block.first_cell_row * across..].iter_mut().zip(of_block).for_each(|(cell, more)| cell.merge(more));
+        cells[block.first_cell_row * across..]
+            .iter_mut()
+            .zip(of_block)
+            .for_each(|(cell, more)| cell.merge(more));
     }
     let last_row = |index: usize| (rows.start + (index + 1) * tall).min(rows.end) - 1;
     let value = |index: usize, of: fn(&Cell) -> f32| {
@@ -177,10 +180,16 @@ fn block_cells(
                 pairs.clear();
                 pairs.resize(block.rows.len() * some.len(), UNREAD);
                 for head in heads.clone() {
-                    scores.runs(head, &block.rows, &some, &mut buffers, &mut |row, range, of_row, normaliser| {
-                        exponentials(of_row, normaliser);
-                        add_head(&mut pairs[row * some.len()..][range], of_row, how, heads.len());
-                    });
+                    scores.runs(
+                        head,
+                        &block.rows,
+                        &some,
+                        &mut buffers,
+                        &mut |row, range, of_row, normaliser| {
+                            exponentials(of_row, normaliser);
+                            add_head(&mut pairs[row * some.len()..][range], of_row, how, heads.len());
+                        },
+                    );
                 }
                 for (row, of_row) in pairs.chunks_exact(some.len()).enumerate() {
                     grid.parts(row, 0..some.len(), |cell, part| cells[cell].merge(reduced(&of_row[part])));

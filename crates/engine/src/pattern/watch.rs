@@ -166,7 +166,13 @@ impl LayerReads {
     }
 
     /// The keys among some positions that a row reads in a query head, as ranges that ascend.
-    pub(super) fn visible(&self, row: usize, head: usize, keys: &Range<usize>, visible: &mut Vec<Range<usize>>) {
+    pub(super) fn visible(
+        &self,
+        row: usize,
+        head: usize,
+        keys: &Range<usize>,
+        visible: &mut Vec<Range<usize>>,
+    ) {
         visible.clear();
         let Some(of_row) = self.of_rows.get(row).copied().flatten() else { return };
         let reading = &self.readings[of_row.reading as usize];

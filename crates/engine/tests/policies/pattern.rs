@@ -2,8 +2,8 @@
 //! hook point behind attention shows. Cells against the single pairs.
 
 use super::reference::TINY;
-use super::windows::family;
 use super::sequence;
+use super::windows::family;
 use layerscope_engine::{
     Decoder, Device, HookPoint, Hooks, Interrupt, PatternHeads, PatternText, PatternTile, Policy, Session,
     Site, TextPattern, TileRequest, UNSEEN,
@@ -206,7 +206,8 @@ fn a_text_keeps_as_many_layers_as_there_is_room_for() {
     let room = 2 * TextPattern::layer_bytes(config, text.rows()) + 1;
     let never = Interrupt::new(false);
     let mut done = 0;
-    let pattern = TextPattern::read(&TINY.decoder, text, &[2], room, &never, &mut |rows| done = rows).unwrap();
+    let pattern =
+        TextPattern::read(&TINY.decoder, text, &[2], room, &never, &mut |rows| done = rows).unwrap();
     assert_eq!((pattern.layers().collect::<Vec<_>>(), done), (vec![2, 3], 40));
     assert!(pattern.has_layer(3) && !pattern.has_layer(0));
     let request = TileRequest { layer: 0, heads: PatternHeads::Mean, rows: 0..4, keys: 0..4, cell: [1, 1] };

@@ -35,7 +35,9 @@ struct Hover {
 pub(super) fn data(figure: &Figure, canvas: &Canvas<'_>) -> Markup {
     let hover = match &figure.drawing {
         Drawing::Map(map) if !map.draw(|map| map.tells_values()) => hover(map, canvas),
-        Drawing::Pattern(pattern) if !pattern.draw(|matrix| matrix.tells_values()) => of_pattern(pattern, canvas),
+        Drawing::Pattern(pattern) if !pattern.draw(|matrix| matrix.tells_values()) => {
+            of_pattern(pattern, canvas)
+        }
         _ => return html! {},
     };
     // Escapes `<`, because a token may contain `</script>`.

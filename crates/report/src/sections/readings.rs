@@ -2,7 +2,9 @@
 
 use super::Place;
 use crate::data::{Chosen, ReadPattern, ReadToken, Reading};
-use crate::document::{Cell, Drawing, Element, Figure, Inline, MapDrawing, PatternDrawing, Table, column, plain};
+use crate::document::{
+    Cell, Drawing, Element, Figure, Inline, MapDrawing, PatternDrawing, Table, column, plain,
+};
 use layerscope_diagnostics::reads::OF_MEAN;
 use layerscope_diagnostics::summary::largest;
 use layerscope_figures::{Pyramid, ScaleKind};
@@ -32,7 +34,10 @@ pub(super) fn blocks(place: &Place<'_>) -> Vec<Element> {
         blocks.push(Element::Figure(Box::new(tokens(place, index, reading))));
         blocks.push(Element::Figure(Box::new(steps(place, index, reading))));
         blocks.extend(
-            reading.pattern.as_ref().map(|read| Element::Figure(Box::new(pattern(place, index, reading, read)))),
+            reading
+                .pattern
+                .as_ref()
+                .map(|read| Element::Figure(Box::new(pattern(place, index, reading, read)))),
         );
     }
     blocks
