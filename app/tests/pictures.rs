@@ -192,8 +192,8 @@ fn a_pattern_is_seen_at_any_size() {
         ("record", &[][..], 0, 800.0, 600.0, Theme::Light),
         ("whole", whole, 0, 1_280.0, 800.0, Theme::Light),
         ("whole", whole, 0, 2_560.0, 1_440.0, Theme::Dark),
-        ("tokens", whole, 4, 1_280.0, 800.0, Theme::Dark),
-        ("tokens", whole, 3, 1_920.0, 1_200.0, Theme::Light),
+        ("tokens", whole, 7, 1_280.0, 800.0, Theme::Dark),
+        ("tokens", whole, 5, 1_920.0, 1_200.0, Theme::Light),
         ("heads", &["Whole text", "Compute the whole text", "All heads"], 0, 1_280.0, 800.0, Theme::Dark),
         ("heads", &["Whole text", "Compute the whole text", "All heads"], 0, 800.0, 600.0, Theme::Light),
         (

@@ -6,6 +6,7 @@ use crate::engine::Engine;
 use crate::engine::message::{Command, TextTokens};
 use crate::state::View;
 use crate::views::SharedTiles;
+use crate::widgets::count;
 use eframe::egui::Ui;
 use layerscope_engine::PatternTile;
 use std::collections::HashSet;
@@ -147,6 +148,10 @@ impl Viewer {
         }
         if self.tiling.is_computing {
             ui.ctx().request_repaint_after(PACE);
+            if self.tiling.reading.is_none() {
+                self.doing =
+                    Some(format!("computing attention, {} to come", count(self.tiling.wanted.len(), "tile")));
+            }
             let is_wanted = self.tiling.wanted.iter().any(|key| self.tiling.asked.contains(key));
             // While the text runs, nothing is taken back: it would have to run again.
             if !is_wanted && self.tiling.reading.is_none() && !self.tiling.wanted.is_empty() {

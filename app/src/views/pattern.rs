@@ -207,7 +207,7 @@ pub(super) fn legend(ui: &mut Ui, scene: &Scene<'_>, scale: &Scale, unit: &str, 
     ui.scope_builder(UiBuilder::new().max_rect(place), |ui| {
         ui.horizontal_top(|ui| {
             ui.add_space(size::AXIS);
-            let width = (ui.available_width() * 0.5).clamp(200.0, 420.0);
+            let width = (ui.available_width() * 0.4).clamp(190.0, 420.0);
             let stripes = stripes(scene);
             colour_bar_with_stripes(ui, scale, scene.state.colour_map, unit, width, stripes);
             let under = match scene.state.pattern.under_policy {

@@ -20,7 +20,7 @@ const NAME: f32 = 18.0;
 /// Least height of a pattern.
 const LEAST: f32 = 18.0;
 /// Cells of a small pattern, each way, at most.
-const CELLS: f32 = 128.0;
+const CELLS: f32 = 256.0;
 
 #[derive(Default)]
 struct Kept {
@@ -68,9 +68,10 @@ impl Grid {
             vec2(across.max(LEAST), height)
         };
         let best = (1..=heads.max(1)).max_by(|a, b| {
+            // As large as possible; of equal ones, those that fill the room.
             let shape = |columns: usize| {
                 let size = fit(columns);
-                size.x.min(size.y * wide) * size.y.min(size.x / wide)
+                size.x.min(size.y * wide) * size.y.min(size.x / wide) + size.x * size.y / 1e3
             };
             shape(*a).total_cmp(&shape(*b))
         });

@@ -14,8 +14,11 @@ use eframe::egui::{
 
 /// Least height of a row, and width of a column, with its token.
 const LABELLED: [f32; 2] = [13.0, 13.0];
-/// Room for tokens beside rows and below columns.
+/// Room for tokens beside rows and below columns, and below columns that are wide enough for them.
 const TOKENS: [f32; 2] = [92.0, 74.0];
+const ACROSS: [f32; 2] = [84.0, 16.0];
+/// Room for the name of the axis of queries, whose numbers have up to six digits.
+const BESIDE: f32 = 22.0;
 /// Characters of a token that are shown.
 const SHORT: usize = 11;
 
@@ -24,30 +27,31 @@ const SHORT: usize = 11;
 pub(super) struct Place {
     /// The cells.
     pub(super) grid: Rect,
-    /// Whether rows and columns have their tokens.
-    labelled: [bool; 2],
+    /// Room for tokens beside rows and below columns; 0 where there are none.
+    tokens: [f32; 2],
 }
 
 impl Place {
     pub(super) fn new(area: Rect, scene: &Scene<'_>) -> Self {
         let [queries, keys] = windows(scene);
-        // Positions beside the rows have up to six digits.
         let plain = Rect::from_min_max(
-            pos2(area.left() + size::AXIS + 14.0, area.top() + 2.0),
+            pos2(area.left() + size::AXIS + BESIDE, area.top() + 2.0),
             pos2(area.right() - space::MEDIUM, (area.bottom() - 38.0).max(area.top() + 60.0)),
         );
-        let labelled = [
-            plain.height() / queries.width() as f32 >= LABELLED[0],
-            (plain.width() - TOKENS[0]) / keys.width() as f32 >= LABELLED[1],
-        ];
+        let beside = match plain.height() / queries.width() as f32 >= LABELLED[0] {
+            true => TOKENS[0],
+            false => 0.0,
+        };
+        let column = (plain.width() - beside) / keys.width() as f32;
+        let below = match column {
+            _ if column < LABELLED[1] => 0.0,
+            _ if column < ACROSS[0] => TOKENS[1],
+            _ => ACROSS[1],
+        };
         let mut grid = plain;
-        if labelled[0] {
-            grid.min.x += TOKENS[0];
-        }
-        if labelled[1] {
-            grid.max.y = (grid.max.y - TOKENS[1]).max(grid.top() + 60.0);
-        }
-        Self { grid, labelled }
+        grid.min.x += beside;
+        grid.max.y = (grid.max.y - below).max(grid.top() + 60.0);
+        Self { grid, tokens: [beside, below] }
     }
 }
 
@@ -196,7 +200,7 @@ fn rows(painter: &Painter, palette: &Palette, place: &Place, scene: &Scene<'_>) 
             painter.text(at, Align2::RIGHT_CENTER, position, design::figures(), palette.weak_text);
         }
     }
-    if place.labelled[0] {
+    if place.tokens[0] > 0.0 {
         for position in first..last {
             let Some(token) = token_at(scene.prompt(), position) else { continue };
             let y = y(position);
@@ -206,7 +210,7 @@ fn rows(painter: &Painter, palette: &Palette, place: &Place, scene: &Scene<'_>) 
             }
         }
     }
-    let beside = grid.left() - if place.labelled[0] { TOKENS[0] } else { 0.0 } - size::AXIS - 6.0;
+    let beside = grid.left() - place.tokens[0] - size::AXIS - BESIDE / 2.0 - 2.0;
     axis::vertical_name(painter, palette, pos2(beside, grid.center().y), "query");
 }
 
@@ -219,9 +223,8 @@ fn columns(painter: &Painter, palette: &Palette, place: &Place, scene: &Scene<'_
     let ticks = (first.next_multiple_of(step)..last).step_by(step);
     let ticks = ticks.map(|position| (share(window, position as f64 + 0.5), position.to_string()));
     axis::foot(painter, palette, grid, ticks.filter(|(share, _)| (0.0..=1.0).contains(share)));
-    let mut below = 20.0;
-    if place.labelled[1] {
-        below += TOKENS[1];
+    let below = 20.0 + place.tokens[1];
+    if place.tokens[1] > 0.0 {
         for position in first..last {
             let Some(token) = token_at(scene.prompt(), position) else { continue };
             let x = grid.left() + share(window, position as f64 + 0.5) * grid.width();
