@@ -24,6 +24,9 @@ pub(super) struct LayerScores {
     rows: usize,
 }
 
+/// Takes a run of keys that a row reads: the row, the keys, their scores, and the row's normaliser.
+pub(super) type SeeRun<'a> = dyn FnMut(usize, Range<usize>, &mut [f32], f32) + 'a;
+
 /// Scores of some rows, and buffers.
 #[derive(Default)]
 pub(super) struct ScoreBlock {
@@ -96,7 +99,7 @@ impl LayerScores {
         rows: &Range<usize>,
         keys: &Range<usize>,
         ScoreBlock { scores, visible }: &mut ScoreBlock,
-        see: &mut dyn FnMut(usize, Range<usize>, &mut [f32], f32),
+        see: &mut SeeRun<'_>,
     ) {
         self.scores(head, rows, keys, scores);
         let block = rows.start / NORMALISED;
