@@ -15,7 +15,7 @@ use eframe::egui::{
 use std::path::PathBuf;
 
 /// Windows of less width have a menu of the views instead of tabs.
-const ROOM_FOR_TABS: f32 = 1_250.0;
+const ROOM_FOR_TABS: f32 = 1_200.0;
 /// Windows of less width have a menu of the prompts instead of their list.
 pub(super) const ROOM_FOR_PROMPTS: f32 = 1_000.0;
 
