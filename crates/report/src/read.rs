@@ -3,7 +3,7 @@
 use crate::compare::{ComparedRun, compare};
 use crate::data::{
     Chosen, Correlation, FailureCase, PromptFigures, REPORT_SCHEMA, ReadPattern, ReadToken, Reading, Report,
-    RunComparison, RunReport,
+    RunComparison, RunReport, StrongRead,
 };
 use layerscope_cutoff::DEFAULT_FAILURE_CASES;
 use layerscope_cutoff::budget::curves;
@@ -227,15 +227,16 @@ fn pattern(prompt: &PromptSummary, reads: &Array2<RowReads>, bos_mass: &Array2<f
     let bos = |step: usize| bos_mass.get([layer, step]).map_or(f32::NAN, |mass| *mass as f32);
     let values = recorded_cells(reads.row(layer), PatternHeads::Mean, prompt.p, &range, Some(&bos));
     let cells = Cells { first: [boundary, 0], cell: range.cell, columns: range.columns.len(), values };
-    let mut strongest: Vec<(usize, usize, f32)> = reads
-        .row(layer)
-        .iter()
-        .enumerate()
-        .flat_map(|(step, of_step)| {
-            of_step.mean.iter().map(move |r| (step, r.position as usize, r.attention))
-        })
-        .collect();
-    strongest.sort_by(|a, b| b.2.total_cmp(&a.2));
+    let listed = reads.row(layer);
+    let mut strongest: Vec<StrongRead> = vec![];
+    for (step, of_step) in listed.iter().enumerate() {
+        strongest.extend(of_step.mean.iter().map(|read| StrongRead {
+            step,
+            position: read.position as usize,
+            attention: f64::from(read.attention),
+        }));
+    }
+    strongest.sort_by(|a, b| b.attention.total_cmp(&a.attention));
     strongest.truncate(MOST_READ);
     Some(ReadPattern { layer, cells, strongest })
 }

@@ -1,7 +1,7 @@
 //! Heat maps: which heads read the prompt, which tokens they read, and how this changes by step.
 
 use super::Place;
-use crate::data::{Chosen, ReadPattern, ReadToken, Reading};
+use crate::data::{Chosen, ReadPattern, ReadToken, Reading, StrongRead};
 use crate::document::{
     Cell, Drawing, Element, Figure, Inline, MapDrawing, PatternDrawing, Table, column, plain,
 };
@@ -140,13 +140,13 @@ fn pattern(place: &Place<'_>, index: usize, reading: &Reading, read: &ReadPatter
     let token = |texts: &[String], index: usize| {
         Cell::Foreign(layerscope_figures::token_label(texts.get(index).map_or("", String::as_str)))
     };
-    let row = |&(step, position, attention): &(usize, usize, f32)| {
+    let row = |read: &StrongRead| {
         vec![
-            Cell::count(step),
-            token(&reading.generated, step),
-            Cell::count(position),
-            token(&reading.tokens, position),
-            Cell::figure(f64::from(attention)),
+            Cell::count(read.step),
+            token(&reading.generated, read.step),
+            Cell::count(read.position),
+            token(&reading.tokens, read.position),
+            Cell::figure(read.attention),
         ]
     };
     let groups = match cells.cell[1] {
