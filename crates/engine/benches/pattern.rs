@@ -1,5 +1,5 @@
-//! Times of the attention pattern at 8,192 tokens of SmolLM2's shape with random weights, or of a model's file: running the text, then
-//! tiles of 256 × 256 cells at every zoom, of one head and of the mean over heads. `cargo bench -p layerscope-engine --bench pattern [MODEL]`
+//! Times of the attention pattern at 8,192 tokens of a model's file: running the text, then tiles of 256 × 256 cells at several zooms, of
+//! one head and of the mean over heads. `cargo bench -p layerscope-engine --bench pattern -- MODEL.gguf`
 
 #![allow(clippy::print_stdout, clippy::unwrap_used, clippy::expect_used)]
 
