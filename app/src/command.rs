@@ -127,6 +127,8 @@ impl Order {
             Self::Show(view) => {
                 const KEYS: [Key; View::ALL.len()] = [
                     Key::Num1,
+                    // The others keep the numbers that they had before there was this one.
+                    Key::P,
                     Key::Num2,
                     Key::Num3,
                     Key::Num4,

@@ -14,6 +14,8 @@ pub enum View {
     /// Layers × prompt tokens, or × decode steps.
     #[default]
     Map,
+    /// Queries × keys of a layer and head.
+    Pattern,
     /// Prompt and generated text as a page: which token reads which.
     #[serde(alias = "Text")]
     Reading,
@@ -35,8 +37,9 @@ pub enum View {
 
 impl View {
     /// All, in the order of their tabs.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Map,
+        Self::Pattern,
         Self::Reading,
         Self::Curves,
         Self::Heads,
@@ -51,6 +54,7 @@ impl View {
     pub fn name(self) -> &'static str {
         match self {
             Self::Map => "Map",
+            Self::Pattern => "Pattern",
             Self::Reading => "Reading",
             Self::Curves => "Curves",
             Self::Heads => "Heads",
@@ -66,6 +70,9 @@ impl View {
     pub fn description(self) -> &'static str {
         match self {
             Self::Map => "Which prompt tokens each layer reads, or how reading changes from step to step",
+            Self::Pattern => {
+                "The attention pattern: which key each query reads, of a layer and head, at any zoom"
+            }
             Self::Reading => {
                 "The text as a page: which prompt tokens a generated token reads, and which read a prompt token"
             }
@@ -125,6 +132,105 @@ pub enum Columns {
     Tokens,
     /// Decode steps.
     Steps,
+}
+
+/// How much of the attention pattern is shown at once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub enum PatternLayout {
+    /// One layer and head, or one layer over its heads.
+    #[default]
+    One,
+    /// All heads of a layer.
+    Heads,
+    /// All heads of all layers.
+    Layers,
+}
+
+impl PatternLayout {
+    /// All.
+    pub const ALL: [Self; 3] = [Self::One, Self::Heads, Self::Layers];
+
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::One => "One pattern",
+            Self::Heads => "All heads",
+            Self::Layers => "All layers",
+        }
+    }
+
+    /// What it shows, in a sentence.
+    pub fn description(self) -> &'static str {
+        match self {
+            Self::One => "One layer and head, or one layer over its heads",
+            Self::Heads => "Every head of the layer; click into one",
+            Self::Layers => "Every head of every layer; click into one",
+        }
+    }
+}
+
+/// Which queries the attention pattern shows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub enum PatternRows {
+    /// The prompt's last token and the generated ones.
+    #[default]
+    Generated,
+    /// All.
+    Text,
+}
+
+/// How heads are taken together where none is selected.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub enum OverHeads {
+    /// The mean.
+    #[default]
+    Mean,
+    /// The maximum.
+    Max,
+}
+
+/// What the attention pattern shows. Its layer and head are those of the selection.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct PatternState {
+    /// How much at once.
+    pub layout: PatternLayout,
+    /// Which queries.
+    pub rows: PatternRows,
+    /// How heads are taken together where none is selected.
+    pub over: OverHeads,
+    /// Queries shown; `None` for all.
+    pub queries: Option<Window>,
+    /// Keys shown; `None` for all.
+    pub keys: Option<Window>,
+    /// A selected query of the prompt, which no other view has.
+    pub query: Option<usize>,
+    /// Colour scale.
+    pub scale: ScaleKind,
+    /// Whether the text is read under the chosen policy rather than by the full model.
+    pub under_policy: bool,
+}
+
+impl Default for PatternState {
+    fn default() -> Self {
+        Self {
+            layout: PatternLayout::One,
+            rows: PatternRows::Generated,
+            over: OverHeads::Mean,
+            queries: None,
+            keys: None,
+            query: None,
+            scale: ScaleKind::Log,
+            under_policy: false,
+        }
+    }
+}
+
+impl PatternState {
+    /// Forgets what is of one prompt.
+    pub fn leave_prompt(&mut self) {
+        (self.queries, self.keys, self.query) = (None, None, None);
+    }
 }
 
 /// The selection, shared by all views.
@@ -216,8 +322,14 @@ impl Window {
     /// Zooms in by `factor` (out if below 1), keeping the column `at` in place.
     #[must_use]
     pub fn zoomed(self, factor: f64, at: f64, columns: usize) -> Self {
+        self.zoomed_to(factor, at, columns, Self::LEAST)
+    }
+
+    /// [`Self::zoomed`], down to `least` columns.
+    #[must_use]
+    pub fn zoomed_to(self, factor: f64, at: f64, columns: usize, least: f64) -> Self {
         let all = (columns as f64).max(1.0);
-        let width = (self.width() / factor).clamp(Self::LEAST.min(all), all);
+        let width = (self.width() / factor).clamp(least.min(all), all);
         let share = if self.width() > 0.0 { ((at - self.start) / self.width()).clamp(0.0, 1.0) } else { 0.5 };
         let start = (at - share * width).clamp(0.0, all - width);
         Self { start, end: start + width }
@@ -262,6 +374,8 @@ pub struct ViewState {
     pub selection: Selection,
     /// What the frontier view shows.
     pub frontier_chart: FrontierChart,
+    /// What the attention pattern shows.
+    pub pattern: PatternState,
     /// What the map's columns are.
     pub columns: Columns,
     /// What the map shows of tokens.
@@ -314,6 +428,7 @@ impl Default for ViewState {
             criterion: Criterion::Answers,
             selection: Selection::default(),
             frontier_chart: FrontierChart::default(),
+            pattern: PatternState::default(),
             columns: Columns::Tokens,
             token_figure: TokenFigure::default(),
             step_figure: StepFigure::default(),

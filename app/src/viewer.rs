@@ -8,6 +8,7 @@ mod engine;
 mod export;
 mod frame;
 mod panels;
+mod pattern;
 mod progress;
 #[cfg(test)]
 mod tests;
@@ -22,7 +23,7 @@ use crate::recorder::Recorder;
 use crate::state::{History, Selection, View, ViewState};
 use crate::views::frontier::LiveSavings;
 use crate::views::generate::Form;
-use crate::views::{Action, Removing, Scene};
+use crate::views::{Action, Removing, Scene, SharedTiles};
 use comparing::{Compared, Second};
 use dialogs::Dialogs;
 use eframe::egui::{Context, Theme, ViewportCommand};
@@ -33,6 +34,7 @@ use layerscope_diagnostics::record::SpanRecord;
 use layerscope_diagnostics::run::MANIFEST;
 use layerscope_engine::{DeviceChoice, ModelFiles, ModelSource};
 use ndarray::Array2;
+use pattern::Tiling;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -143,6 +145,7 @@ pub struct Viewer {
     adapter: Option<PathBuf>,
     patterns: Arc<Vec<Pattern>>,
     reading_pattern_of: Option<usize>,
+    tiling: Tiling,
     /// Removed spans of the run's prompts: those in the run, and those measured since.
     spans: Arc<Vec<SpanRecord>>,
     removing: Option<Removing>,
@@ -177,6 +180,7 @@ impl Viewer {
         let mut state = remembered.state;
         (state.prompt, state.selection) = (0, Selection::default());
         (state.token_window, state.step_window) = (None, None);
+        state.pattern.leave_prompt();
         if state.view == View::Compare {
             // Does not reopen the second run.
             state.view = View::Map;
@@ -209,6 +213,7 @@ impl Viewer {
             adapter: None,
             patterns: Arc::default(),
             reading_pattern_of: None,
+            tiling: Tiling::default(),
             spans: Arc::default(),
             removing: None,
             measured: vec![],
@@ -278,6 +283,7 @@ impl Viewer {
             || self.exporting.is_some()
             || self.second.is_waiting()
             || self.engine.as_ref().is_some_and(Engine::is_busy)
+            || self.tiling.is_waiting()
     }
 
     /// Opens whatever is at a path: a run folder, a model or a prompt file.
@@ -397,7 +403,10 @@ impl Viewer {
                     self.state.cutoff = cut.l_cut;
                 }
             }
-            Order::WholePrompt => (self.state.token_window, self.state.step_window) = (None, None),
+            Order::WholePrompt => {
+                (self.state.token_window, self.state.step_window) = (None, None);
+                (self.state.pattern.queries, self.state.pattern.keys) = (None, None);
+            }
             Order::LeaveOutBos => self.state.leave_out_bos = !self.state.leave_out_bos,
             Order::ByCategory => self.state.by_category = !self.state.by_category,
             Order::Table => self.state.as_table = !self.state.as_table,
@@ -444,6 +453,7 @@ impl Viewer {
             (self.state.selection.token, self.state.selection.span) = (None, None);
             self.state.selection.steps.clear();
             (self.state.token_window, self.state.step_window) = (None, None);
+            self.state.pattern.leave_prompt();
             self.patterns = Arc::default();
         }
     }
@@ -451,6 +461,8 @@ impl Viewer {
     fn act(&mut self, action: Action) {
         match action {
             Action::ReadPattern(layers) => self.read_pattern(layers),
+            Action::ComputePattern => self.compute_pattern(),
+            Action::Tiles(keys) => self.want_tiles(keys),
             Action::CompareWith => self.obey(Order::Compare),
             Action::CloseSecondRun => self.close_second_run(),
             Action::RemoveSpan(span) => self.remove_span(span),
@@ -465,6 +477,7 @@ struct Shared {
     run: Arc<RunData>,
     maps: Option<Arc<PromptMaps>>,
     patterns: Arc<Vec<Pattern>>,
+    tiles: SharedTiles,
     spans: Arc<Vec<SpanRecord>>,
     removing: Option<Removing>,
     measured: Vec<LiveSavings>,
@@ -487,6 +500,7 @@ impl Shared {
             run: &self.run,
             maps: self.maps.as_deref(),
             patterns: &self.patterns,
+            tiles: &self.tiles,
             spans: &self.spans,
             removing: self.removing.as_ref(),
             measured: &self.measured,

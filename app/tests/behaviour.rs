@@ -676,6 +676,101 @@ fn single_heads_are_read_from_the_model() {
 }
 
 #[test]
+fn a_pattern_is_read_from_the_run_and_linked_with_the_other_views() {
+    let run = made_up();
+    let mut window = opened(run.path());
+    show(&mut window, View::Pattern);
+    wait(&mut window);
+    window.get_by_label_contains("strongest positions only");
+    let grid = window.get_by_label_contains("Pattern: layer").rect();
+    let all = SIZES.positions - 1 + SIZES.steps;
+    let at = |step: usize, key: usize| {
+        let share = vec2((key as f32 + 0.5) / all as f32, (step as f32 + 0.5) / SIZES.steps as f32);
+        grid.min + share * grid.size()
+    };
+    click(&mut window, at(3, 40), Modifiers::NONE);
+    let selection = viewer(&window).state().selection.clone();
+    assert_eq!((selection.steps.into_iter().collect::<Vec<_>>(), selection.token), (vec![3], Some(40)));
+    click(&mut window, at(3, 44), Modifiers::SHIFT);
+    assert_eq!(viewer(&window).state().selection.tokens(), Some(40..45));
+    // A head chosen among the heads is the pattern's, and one chosen among small patterns is selected there.
+    show(&mut window, View::Heads);
+    let heads = window.get_by_label_contains("Head grid").rect();
+    click(&mut window, heads.min + vec2(1.5 / 4.0, 4.5 / 12.0) * heads.size(), Modifiers::NONE);
+    show(&mut window, View::Pattern);
+    window.get_by_label_contains("Pattern: layer 4, head 1");
+    window.get_by_label("All heads").click();
+    window.run_steps(3);
+    let small = window.get_by_label("Small patterns: 4 heads").rect();
+    click(&mut window, small.min + vec2(0.1, 0.3) * small.size(), Modifiers::NONE);
+    assert_eq!(viewer(&window).state().selection.heads.iter().copied().collect::<Vec<_>>(), [(4, 0)]);
+    window.get_by_label_contains("Pattern: layer 4, head 0");
+    window.get_by_label("All layers").click();
+    window.run_steps(3);
+    window.get_by_label("Small patterns: 48 heads");
+}
+
+#[test]
+fn a_pattern_is_computed_zoomed_and_exported() {
+    let folder = recorded();
+    let run = folder.path().join("run");
+    let mut window = opened(&run);
+    show(&mut window, View::Pattern);
+    wait(&mut window);
+    window.get_by_label("Whole text").click();
+    window.run_steps(2);
+    window.get_by_label("Compute the whole text").click();
+    window.run_steps(2);
+    wait(&mut window);
+    assert_eq!(viewer(&window).errors().collect::<Vec<_>>(), Vec::<&str>::new());
+    assert!(window.query_by_label_contains("strongest positions only").is_none());
+    let grid = window.get_by_label_contains("Pattern: layer").rect();
+    // The lower left corner: the last query and position 0.
+    click(&mut window, grid.left_bottom() + vec2(4.0, -4.0), Modifiers::NONE);
+    window.key_press(Key::Plus);
+    window.run_steps(2);
+    wait(&mut window);
+    let state = viewer(&window).state().pattern.clone();
+    assert!(state.queries.is_some() && state.keys.is_some());
+    window.key_press(Key::Home);
+    window.run_steps(2);
+    wait(&mut window);
+    assert!(viewer(&window).state().pattern.queries.is_none());
+    let svg =
+        exported(&mut window, Modifiers::COMMAND | Modifiers::SHIFT, &folder.path().join("pattern.svg"));
+    let svg = String::from_utf8(svg).expect("text");
+    for text in ["Attention pattern, layer", "share of attention", "query", "key (position)"] {
+        assert!(svg.contains(text), "{text}");
+    }
+    let csv = exported_by(
+        &mut window,
+        Modifiers::COMMAND | Modifiers::SHIFT,
+        Key::C,
+        &folder.path().join("pattern.csv"),
+    );
+    let csv = String::from_utf8(csv).expect("text");
+    let data = Run::open(&run).expect("a run");
+    let data = data.prompt(&data.prompt_ids()[0]).expect("a prompt");
+    let rows = data.p + data.steps - 1;
+    let mut sums = vec![0.0; rows];
+    let mut pairs = 0;
+    for line in csv.lines().skip(1) {
+        let cells: Vec<&str> = line.split(',').collect();
+        let query: usize = cells[2].parse().expect("a query");
+        sums[query] += cells[cells.len() - 1].parse::<f64>().expect("a share");
+        pairs += 1;
+    }
+    assert_eq!(pairs, rows * (rows + 1) / 2, "{}", csv.lines().next().expect("a header"));
+    assert!(sums.iter().all(|sum| (sum - 1.0).abs() < 1e-3), "{sums:?}");
+    // Every head of every layer comes, too.
+    window.get_by_label("All layers").click();
+    window.run_steps(2);
+    wait(&mut window);
+    window.get_by_label("Small patterns: 32 heads");
+    assert_eq!(viewer(&window).errors().count(), 0);
+}
+
+#[test]
 fn a_generated_token_lights_what_it_reads_and_a_prompt_token_what_reads_it() {
     let run = made_up();
     let mut window = opened(run.path());

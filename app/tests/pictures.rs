@@ -180,6 +180,59 @@ fn a_page_is_read_at_any_size() {
     }
 }
 
+/// The pattern of a real text of the embedded model, one head and all, zoomed to its tokens, and under a cutoff.
+#[test]
+fn a_pattern_is_seen_at_any_size() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let run = folder.path().join("run");
+    support::record(&run);
+    let mut results = SnapshotResults::new();
+    let whole: &[&str] = &["Whole text", "Compute the whole text"];
+    for (name, labels, keys, width, height, theme) in [
+        ("record", &[][..], 0, 800.0, 600.0, Theme::Light),
+        ("whole", whole, 0, 1_280.0, 800.0, Theme::Light),
+        ("whole", whole, 0, 2_560.0, 1_440.0, Theme::Dark),
+        ("tokens", whole, 7, 1_280.0, 800.0, Theme::Dark),
+        ("tokens", whole, 5, 1_920.0, 1_200.0, Theme::Light),
+        ("heads", &["Whole text", "Compute the whole text", "All heads"], 0, 1_280.0, 800.0, Theme::Dark),
+        ("heads", &["Whole text", "Compute the whole text", "All heads"], 0, 800.0, 600.0, Theme::Light),
+        (
+            "layers",
+            &["Whole text", "Compute the whole text", "All layers"],
+            0,
+            1_920.0,
+            1_200.0,
+            Theme::Light,
+        ),
+        ("layers", &["Whole text", "Compute the whole text", "All layers"], 0, 800.0, 600.0, Theme::Dark),
+    ] {
+        let launch =
+            layerscope_app::Launch { view: Some(View::Pattern), theme: Some(theme), ..support::launch(&run) };
+        let mut window = support::window(launch, Vec2::new(width, height));
+        support::wait(&mut window);
+        for label in labels {
+            window.get_by_label(label).click();
+            window.run_steps(2);
+            support::wait(&mut window);
+        }
+        if keys > 0 {
+            let grid = window.get_by_label_contains("Pattern: layer").rect();
+            let at = grid.min + grid.size() * Vec2::new(0.3, 0.6);
+            window.drag_at(at);
+            window.drop_at(at);
+            window.run_steps(2);
+        }
+        for _ in 0..keys {
+            window.key_press(Key::Plus);
+            window.run_steps(2);
+            support::wait(&mut window);
+        }
+        window.hover_at(eframe::egui::pos2(2.0, 2.0));
+        window.run_steps(8);
+        results.add(window.try_snapshot(format!("pattern-{name}-{width}")));
+    }
+}
+
 /// A training of SmolLM2-135M-Instruct for cutoff 22, with the figures of `docs/adapting.md`, and losses between them.
 #[test]
 fn a_training_is_watched() {

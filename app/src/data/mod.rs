@@ -2,11 +2,13 @@
 
 mod comparison;
 mod figure;
+mod pattern;
 mod run_data;
 mod task;
 
 pub use comparison::RunPair;
 pub use figure::{HeadFigure, StepFigure, TokenFigure};
 pub use layerscope_figures::{Pyramid, Scale, ScaleKind, exact, short};
+pub use pattern::{CellFigure, Sight, TILE, TileKey, Tiles, lacking};
 pub use run_data::{PromptMaps, RunData};
 pub use task::Task;

@@ -2,14 +2,17 @@
 //!
 //! Both are plain data, so that the engine could run in another process or on another machine.
 
+use crate::data::TileKey;
 use layerscope_cutoff::diffusion::DiffusionEvent;
 use layerscope_diagnostics::prompts::PromptFile;
 use layerscope_diagnostics::record::SpanRecord;
 use layerscope_engine::{
-    AdapterTraining, DeviceChoice, HeldOutFigures, ModelSource, PromptText, Sampling, WeightsPrecision,
+    AdapterTraining, DeviceChoice, HeldOutFigures, ModelSource, PatternTile, PromptText, Sampling,
+    WeightsPrecision,
 };
 use std::ops::Range;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 /// A command to the engine. The engine runs one at a time, in order.
 #[derive(Debug, Clone)]
@@ -61,6 +64,15 @@ pub enum Command {
         /// The requested layers.
         layers: Vec<usize>,
     },
+    /// Compute tiles of the attention pattern of a text; the text runs first, unless it is the one that ran last.
+    PatternTiles {
+        /// The text.
+        text: Arc<TextTokens>,
+        /// Name of the policy that it is read under.
+        policy: String,
+        /// The tiles, in this order.
+        tiles: Vec<TileKey>,
+    },
     /// Remove a span of a recorded prompt from each layer on, with the run's model, and write the result to
     /// the run folder.
     RemoveSpan {
@@ -73,6 +85,15 @@ pub enum Command {
     },
     /// Stop the running command within one token or one prefill chunk, and drop queued commands.
     Cancel,
+}
+
+/// A prompt and what follows it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TextTokens {
+    /// Token ids of the prompt.
+    pub prompt: Vec<u32>,
+    /// Token ids of the continuation.
+    pub continuation: Vec<u32>,
 }
 
 /// What a side of a generation runs, and under what.
@@ -260,6 +281,13 @@ pub enum Event {
     },
     /// The attention pattern of a layer.
     Pattern(Pattern),
+    /// A tile of the attention pattern of the text that was asked for last.
+    PatternTile {
+        /// Which.
+        key: TileKey,
+        /// The tile.
+        tile: Arc<PatternTile>,
+    },
     /// Progress of removing a span.
     RemovingSpan(DiffusionEvent),
     /// A span was removed from each layer on; the result is in the run folder.

@@ -1,4 +1,4 @@
-//! The engine behind the window: one thread that loads, records, trains, generates, reads patterns and removes spans, one command at a
+//! The engine behind the window: one thread that loads, records, trains, generates, reads patterns, computes their tiles and removes spans, one command at a
 //! time.
 //!
 //! [`Engine`] is the window's side. Commands and events pass through bounded channels ([`message`]); the only
@@ -13,6 +13,7 @@ pub mod message;
 mod pattern;
 mod recording;
 mod span;
+mod tiles;
 mod worker;
 
 #[cfg(test)]

@@ -2,11 +2,14 @@
 //! holds the engine at that event: no test depends on which thread is faster.
 #![allow(clippy::unwrap_used)]
 
-use super::message::{LiveToken, Pattern, Training, Under};
+use super::message::{LiveToken, Pattern, TextTokens, Training, Under};
 use super::{Command, Engine, Event};
+use crate::data::TileKey;
 use layerscope_diagnostics::prompts::{PromptFile, read_prompts};
 use layerscope_diagnostics::run::Run;
-use layerscope_engine::{Device, DeviceChoice, Model, ModelSource, PromptText, Sampling, WeightsPrecision};
+use layerscope_engine::{
+    Device, DeviceChoice, Model, ModelSource, PatternHeads, PromptText, Sampling, WeightsPrecision,
+};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -351,6 +354,59 @@ fn patterns_are_what_was_recorded() {
         let largest = pattern(&again[0]).values.iter().zip(&patterns[5].values).map(|(a, b)| (a - b).abs());
         assert!(largest.fold(0.0, f32::max) < 1e-5);
     }
+}
+
+#[test]
+fn tiles_are_what_patterns_are_and_a_text_runs_once() {
+    let engine = loaded();
+    let prompt: Vec<u32> = (1..=40).collect();
+    let continuation: Vec<u32> = (50..=56).collect();
+    let read = Command::ReadPattern {
+        prompt_tokens: prompt.clone(),
+        continuation: continuation.clone(),
+        layers: vec![3],
+    };
+    let whole = perform(&engine, read);
+    let whole = pattern(whole.last().unwrap());
+    let text = Arc::new(TextTokens { prompt, continuation });
+    let key = |heads| TileKey { layer: 3, heads, level: [0, 0], place: [0, 0] };
+    let compute = |policy: &str, tiles: Vec<TileKey>| {
+        perform(&engine, Command::PatternTiles { text: text.clone(), policy: policy.into(), tiles })
+    };
+    let first = compute("full", vec![key(PatternHeads::One(0)), key(PatternHeads::One(2))]);
+    let runs = |events: &[Event]| events.iter().any(|event| matches!(event, Event::ReadingPattern { .. }));
+    assert!(runs(&first));
+    let tiles: Vec<_> = first
+        .iter()
+        .filter_map(|event| {
+            if let Event::PatternTile { key, tile } = event { Some((*key, tile.clone())) } else { None }
+        })
+        .collect();
+    assert_eq!(tiles.iter().map(|(key, _)| key.heads).collect::<Vec<_>>(), [0, 2].map(PatternHeads::One));
+    for ((_, tile), head) in tiles.iter().zip([0, 2]) {
+        assert_eq!((tile.rows, tile.columns), (46, 46));
+        for step in 0..7 {
+            for position in 0..40 {
+                let expected = whole.values[(head * 7 + step) * 40 + position];
+                let actual = tile.at(39 + step, position);
+                assert!((actual - expected).abs() < 1e-5, "head {head}, step {step}, position {position}");
+            }
+        }
+    }
+    // Again: the text has run. Under another policy it runs again, and the prompt's rows are not there.
+    assert!(!runs(&compute("full", vec![key(PatternHeads::Mean)])));
+    let under = compute("speed:2+bos", vec![key(PatternHeads::Max)]);
+    assert!(runs(&under));
+    let Some(Event::PatternTile { tile, .. }) = under.last() else { panic!("{under:?}") };
+    assert!(tile.at(20, 20).is_nan() && tile.at(40, 20).is_nan() && tile.at(40, 0) > 0.0);
+    let failure = |policy: &str, tiles| match compute(policy, tiles).last() {
+        Some(Event::Failed(sentence)) => sentence.clone(),
+        other => panic!("{other:?}"),
+    };
+    assert!(failure("speed:99", vec![key(PatternHeads::Mean)]).contains("between 1 and 8"));
+    let deep = TileKey { layer: 8, ..key(PatternHeads::Mean) };
+    assert!(failure("full", vec![deep]).contains("between 0 and 7"));
+    assert!(failure("full", vec![key(PatternHeads::One(4))]).contains("head 4"));
 }
 
 fn pattern(event: &Event) -> &Pattern {

@@ -3,6 +3,7 @@
 use super::events::Events;
 use super::message::{Command, Event, LoadedModel};
 use super::pattern::PatternReader;
+use super::tiles::TileReader;
 use super::{adapting, generation, recording, span};
 use layerscope_engine::{
     DeviceChoice, Error, Interrupt, Model, ModelSource, Result, WeightsPrecision, check_interrupt, guarded,
@@ -35,9 +36,9 @@ pub(super) fn run(requests: &Receiver<Request>, events: &Events) {
 
 /// Runs commands with one model, or none, until another is loaded, which it returns, or the window is closed.
 fn serve(model: Option<&Model>, requests: &Receiver<Request>, events: &Events) -> Option<Model> {
-    let mut patterns = PatternReader::default();
+    let (mut patterns, mut tiles) = (PatternReader::default(), TileReader::default());
     for Request { command, interrupt } in requests {
-        let work = || perform(command, model, &mut patterns, events, &interrupt);
+        let work = || perform(command, model, (&mut patterns, &mut tiles), events, &interrupt);
         let mut loaded = None;
         match guarded(|| Ok::<_, Infallible>(work())) {
             Ok(Ok(model)) => loaded = model,
@@ -62,7 +63,7 @@ fn serve(model: Option<&Model>, requests: &Receiver<Request>, events: &Events) -
 fn perform(
     command: Command,
     model: Option<&Model>,
-    patterns: &mut PatternReader,
+    (patterns, tiles): (&mut PatternReader, &mut TileReader),
     events: &Events,
     interrupt: &Interrupt,
 ) -> Result<Option<Model>> {
@@ -71,6 +72,13 @@ fn perform(
         Some(model) => Ok(Task { model, events, interrupt }),
         None => Err(Error::input("no model is loaded; open one first")),
     };
+    if !matches!(
+        command,
+        Command::PatternTiles { .. } | Command::ReadPattern { .. } | Command::Generate { .. }
+    ) {
+        // Others need the memory.
+        tiles.forget();
+    }
     match command {
         Command::LoadModel { source, precision, device } => {
             return load(&source, precision, device, events, interrupt).map(Some);
@@ -86,6 +94,9 @@ fn perform(
         }
         Command::ReadPattern { prompt_tokens, continuation, layers } => {
             patterns.read(task()?, prompt_tokens, &continuation, &layers)?;
+        }
+        Command::PatternTiles { text, policy, tiles: keys } => {
+            tiles.compute(task()?, &text, &policy, &keys)?
         }
         Command::RemoveSpan { folder, prompt_id, span } => span::remove(task()?, folder, &prompt_id, span)?,
         // Handled by the window's side and never queued.

@@ -27,6 +27,8 @@ impl Viewer {
     }
 
     pub(super) fn send(&mut self, command: Command) {
+        // Tiles make way: they are asked for again when they are in sight and nothing else is to be done.
+        self.stop_tiles();
         let ctx = self.ctx.clone();
         let pace = if self.launch.drawn_in_software { PACE_IN_SOFTWARE } else { PACE };
         let wake = move || ctx.request_repaint_after(pace);
@@ -76,7 +78,7 @@ impl Viewer {
 
     pub(super) fn generate(&mut self) {
         self.state.view = View::Generate;
-        if self.form.prompt.trim().is_empty() || self.engine.as_ref().is_some_and(Engine::is_busy) {
+        if self.form.prompt.trim().is_empty() || self.is_busy() {
             return;
         }
         if !self.needs_model() {
@@ -106,7 +108,7 @@ impl Viewer {
 
     /// Sends the text as the next message of every side's conversation.
     pub(super) fn reply(&mut self) {
-        if self.engine.as_ref().is_some_and(Engine::is_busy) || self.model.is_none() {
+        if self.is_busy() || self.model.is_none() {
             return;
         }
         let Some(sides) = self.live.reply(self.form.prompt.trim()) else { return };

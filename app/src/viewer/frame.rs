@@ -50,6 +50,7 @@ impl Viewer {
         });
         self.show_dialogs(ui);
         self.follow_marker((cutoff, &policy));
+        self.send_tiles(ui);
         let moving = ui.input(|input| input.pointer.any_down());
         if self.run.is_some() && !self.follow_recommendation {
             self.history.observe(&self.state, moving);
@@ -57,7 +58,7 @@ impl Viewer {
     }
 
     fn view(&mut self, ui: &mut Ui) {
-        let busy = self.engine.as_ref().is_some_and(crate::engine::Engine::is_busy);
+        let busy = self.is_busy();
         match self.state.view {
             View::Record => {
                 let model = self.model.as_ref().map(|model| model.name.clone());
@@ -167,6 +168,7 @@ impl Viewer {
             run: self.run.clone()?,
             maps: self.maps_in_front(),
             patterns: Arc::clone(&self.patterns),
+            tiles: self.tiles_shown(),
             spans: Arc::clone(&self.spans),
             removing: self.removing.clone(),
             measured: self.measured.clone(),

@@ -15,7 +15,7 @@ use eframe::egui::{
 use std::path::PathBuf;
 
 /// Windows of less width have a menu of the views instead of tabs.
-const ROOM_FOR_TABS: f32 = 1_180.0;
+const ROOM_FOR_TABS: f32 = 1_200.0;
 /// Windows of less width have a menu of the prompts instead of their list.
 pub(super) const ROOM_FOR_PROMPTS: f32 = 1_000.0;
 
@@ -141,6 +141,9 @@ impl Viewer {
                         match (self.state.view, &self.run) {
                             (View::Map, Some(_)) => {
                                 "scroll zooms, drag pans, click selects, drag the orange line to move the cutoff"
+                            }
+                            (View::Pattern, Some(_)) => {
+                                "scroll zooms, with Shift keys alone, with Alt queries alone; drag pans, click selects"
                             }
                             _ => "",
                         }

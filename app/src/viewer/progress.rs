@@ -52,12 +52,14 @@ impl Viewer {
         (self.maps, self.reading) = (vec![], None);
         (self.recommendation, self.recommending) = (None, None);
         (self.patterns, self.reading_pattern_of) = (Arc::default(), None);
+        self.tiling.leave();
         self.spans = Arc::new(run.spans.clone());
         self.second.forget_comparison();
         if !again {
             let state = &mut self.state;
             (state.prompt, state.selection) = (0, Selection::default());
             (state.token_window, state.step_window) = (None, None);
+            state.pattern.leave_prompt();
             state.cutoff = run.layers();
             self.measured.clear();
             self.history.clear();
@@ -192,6 +194,7 @@ impl Viewer {
                 }
             }
             Event::ReadingPattern { done, all } => {
+                self.tiling.reading = Some([done, all]).filter(|_| done < all);
                 self.doing = Some(format!("reading attention, {done} of {all} tokens"));
             }
             // Ignores a pattern of a prompt that is no longer current.
@@ -200,6 +203,7 @@ impl Viewer {
                 patterns.retain(|known| known.layer != pattern.layer);
                 patterns.push(pattern);
             }
+            Event::PatternTile { key, tile } => self.tiling.take(key, tile),
             Event::RemovingSpan(progress) => {
                 let (DiffusionEvent::Tokens { done, all } | DiffusionEvent::Layers { done, all }) = progress;
                 self.doing = Some(format!("removing tokens, {done} of {all}"));
@@ -217,9 +221,13 @@ impl Viewer {
                 spans.push(record);
                 spans.sort_by_key(|span| (span.first, span.end));
             }
-            Event::Failed(sentence) => self.say_error(sentence),
+            Event::Failed(sentence) => {
+                self.tiling.failed();
+                self.say_error(sentence);
+            }
             Event::Idle => {
                 self.doing = None;
+                self.tiling.ended();
                 if !self.engine.as_ref().is_some_and(Engine::is_busy) {
                     self.removing = None;
                 }

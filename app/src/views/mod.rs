@@ -9,12 +9,13 @@ pub mod frontier;
 pub mod generate;
 pub mod heads;
 pub mod map;
+pub mod pattern;
 mod picture;
 pub mod policies;
 pub mod reading;
 pub mod record;
 
-use crate::data::{PromptMaps, RunData, RunPair};
+use crate::data::{PromptMaps, RunData, RunPair, TileKey, Tiles};
 use crate::engine::message::Pattern;
 use crate::state::{View, ViewState};
 use crate::widgets::{Figures, chart, count};
@@ -25,6 +26,7 @@ use layerscope_diagnostics::record::SpanRecord;
 use layerscope_figures::Chart;
 use ndarray::Array2;
 use std::ops::Range;
+use std::sync::Arc;
 
 /// Minimum width for three columns of charts.
 const THREE_COLUMNS: f32 = 980.0;
@@ -66,6 +68,10 @@ fn chart_rows(
 pub enum Action {
     /// Compute the attention patterns of these layers for the current prompt; needs the model.
     ReadPattern(Vec<usize>),
+    /// Compute the attention pattern of the prompts that are shown, from now on; needs the model.
+    ComputePattern,
+    /// Compute these tiles of the current prompt's attention pattern, in this order, rather than those asked for before.
+    Tiles(Vec<TileKey>),
     /// Choose another run to compare with.
     CompareWith,
     /// Stop comparing.
@@ -85,6 +91,19 @@ pub struct Removing {
     pub progress: Option<DiffusionEvent>,
 }
 
+/// The tiles of the current prompt's attention pattern.
+#[derive(Debug, Clone, Default)]
+pub struct SharedTiles {
+    /// Those that are computed.
+    pub tiles: Arc<Tiles>,
+    /// Whether they are computed as they come into sight.
+    pub is_on: bool,
+    /// Rows of the text that have run, and all, while it runs.
+    pub reading: Option<[usize; 2]>,
+    /// Name of the policy that the text is read under.
+    pub policy: String,
+}
+
 /// The data that the views of a run draw.
 pub struct Scene<'a> {
     /// The view's state.
@@ -95,6 +114,8 @@ pub struct Scene<'a> {
     pub maps: Option<&'a PromptMaps>,
     /// Attention patterns of the current prompt that were read, by layer.
     pub patterns: &'a [Pattern],
+    /// Tiles of the current prompt's attention pattern.
+    pub tiles: &'a SharedTiles,
     /// The removed spans of the run's prompts.
     pub spans: &'a [SpanRecord],
     /// The span that is being removed.
@@ -137,6 +158,7 @@ impl Scene<'_> {
         }
         match self.state.view {
             View::Map => map::show(ui, self),
+            View::Pattern => pattern::show(ui, self),
             View::Reading => reading::show(ui, self),
             View::Curves => curves::show(ui, self),
             View::Heads => heads::show(ui, self),
@@ -161,6 +183,7 @@ impl Scene<'_> {
     pub fn figures(&self) -> Option<Figures<'_>> {
         match self.state.view {
             View::Map => map::figures(self),
+            View::Pattern => pattern::figures(self),
             View::Reading => reading::figures(self),
             View::Curves => Some(curves::figures(self)),
             View::Heads => Some(heads::figures(self)),

@@ -1,6 +1,6 @@
 //! Views as SVG images for export, drawn by the figures crate.
 
-use super::{Scene, answers, compare, curves, frontier, heads, map, policies};
+use super::{Scene, answers, compare, curves, frontier, heads, map, pattern, policies};
 use crate::state::View;
 use layerscope_engine::{Error, Result};
 use layerscope_figures::{Canvas, Chart, Colours, Map, Outline, Panels, Theme};
@@ -26,6 +26,7 @@ impl Scene<'_> {
         Ok(match self.state.view {
             _ if self.state.as_table => None,
             View::Map => Some(map::picture(self, theme).ok_or_else(reading)?),
+            View::Pattern => pattern::picture(self, theme)?,
             View::Curves => Some(self.charts(&curves::charts(self), &curves::spread(self), theme)),
             View::Heads => Some(heads::picture(self, theme).ok_or_else(reading)?),
             View::Frontier if policies::are_shown(self) => policies::picture(self, theme),

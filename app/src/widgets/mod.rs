@@ -9,7 +9,7 @@ mod heat_map;
 mod table;
 
 pub use chart::chart;
-pub use colour_bar::colour_bar;
+pub use colour_bar::{colour_bar, colour_bar_with_stripes};
 pub use cutoff_line::{CutoffLine, Direction};
 pub use figure::{scores, trade_off};
 pub use heat_map::{HeatMap, HeatMapImage};

@@ -33,6 +33,20 @@ pub(crate) fn lesson_lines(count: usize) -> String {
     lines.lines().take(count).map(|line| format!("{line}\n")).collect()
 }
 
+/// Records prompts of the embedded model into a folder.
+pub(crate) fn record(folder: &Path) {
+    let open = Open::Demo {
+        model: ModelSource::path(tiny_model()),
+        prompts: lessons(2),
+        lessons: lessons(1),
+        max_new_tokens: 24,
+        folder: folder.to_owned(),
+    };
+    let mut window = window(Launch { open, ..launch(folder) }, Vec2::new(800.0, 600.0));
+    wait(&mut window);
+    wait(&mut window);
+}
+
 /// The same as a prompt file.
 pub(crate) fn lessons(count: usize) -> PromptFile {
     let lines = lesson_lines(count);

@@ -1093,6 +1093,7 @@ pub(crate) struct ViewArguments {
 #[value(rename_all = "PascalCase")]
 pub(crate) enum ViewName {
     Map,
+    Pattern,
     // Its former name.
     #[value(alias = "Text")]
     Reading,

@@ -1,6 +1,9 @@
 //! Which prompt positions each decode step reads most: the sparse record that a run keeps, so that its text can be read without the
 //! model.
 
+mod cells;
+
+pub use cells::{CellRange, recorded_cells};
 use layerscope_kernels::ReadLimits;
 pub use layerscope_kernels::{Read, RowReads};
 

@@ -16,7 +16,9 @@ mod hooks;
 mod kv;
 mod memory;
 mod model;
+mod pattern;
 mod policy;
+mod product;
 mod repetition;
 mod rows;
 mod sampling;
@@ -52,6 +54,7 @@ pub use memory::{MemoryNeed, available_memory, check as check_memory, readable_b
 pub use model::{
     Model, ModelAdapter, ModelFiles, ModelSource, OpenedModel, WeightType, folder_config, gguf_config,
 };
+pub use pattern::{PatternHeads, PatternText, PatternTile, TextPattern, TileRequest, UNSEEN};
 pub use policy::{
     Anchors, Arrived, BLOCK, BlockPruning, CrossLayerKv, Cutoff, Ends, Eviction, FoundPattern, HeadPattern,
     HeadPatterns, HeadSet, HeadSetFile, Keep, LayerKv, LayerTokens, POLICIES, Policy, PolicyKind,

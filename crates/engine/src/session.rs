@@ -12,6 +12,7 @@ use crate::decoder::Decoder;
 use crate::hooks::Hooks;
 use crate::kv::KvStore;
 use crate::memory;
+use crate::pattern::Watch;
 use crate::policy::{RevivalCounters, RunningSelection, SequenceSetup, TransferCounters};
 use crate::rows::ResidualRows;
 use crate::tensor::Tensor;
@@ -65,6 +66,8 @@ pub struct Session {
     rounds: bool,
     /// On a GPU: what decode steps share.
     device_steps: Option<DeviceSteps>,
+    /// What is kept of what attention reads.
+    watch: Option<Watch>,
 }
 
 impl Session {
@@ -147,7 +150,18 @@ impl Session {
             selection,
             prefill_pairs: None,
             device_steps: None,
+            watch: None,
         })
+    }
+
+    /// Keeps what attention reads from now on.
+    pub(crate) fn watch(&mut self, watch: Watch) {
+        self.watch = Some(watch);
+    }
+
+    /// What was kept of what attention read.
+    pub(crate) fn watched(&mut self) -> Option<Watch> {
+        self.watch.take()
     }
 
     /// The same sequence, cut back to its prompt without the last token, for a model with an adapter of decode rows: the prompt's keys
@@ -232,6 +246,9 @@ impl Session {
     /// Where a GPU fails.
     pub fn forget(&mut self, layer: usize, position: usize) -> Result<()> {
         self.store.truncate(layer, position)?;
+        if let Some(watch) = &mut self.watch {
+            watch.forget(layer, position);
+        }
         self.device_steps = None;
         Ok(())
     }

@@ -8,7 +8,6 @@ mod backward;
 mod derivatives;
 mod dropout;
 mod keys;
-mod product;
 
 pub use backward::{BackwardWeights, Gradient, Gradients, backward, unembed_backward};
 pub use dropout::Dropout;

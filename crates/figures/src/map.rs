@@ -380,7 +380,7 @@ impl Map<'_> {
     }
 }
 
-fn cell(svg: &mut Svg, place: [f64; 4], fill: &str) {
+pub(crate) fn cell(svg: &mut Svg, place: [f64; 4], fill: &str) {
     let [x, y, width, height] = place.map(number);
     svg.raw(format_args!(
         "<rect x=\"{x}\" y=\"{y}\" width=\"{width}\" height=\"{height}\" fill=\"{fill}\"/>"
@@ -389,7 +389,7 @@ fn cell(svg: &mut Svg, place: [f64; 4], fill: &str) {
 
 /// Images cannot use CSS custom properties: on pages with both themes, stripes have the light theme's
 /// colours.
-fn undefined(colours: Colours) -> [Colour; 2] {
+pub(crate) fn undefined(colours: Colours) -> [Colour; 2] {
     match colours {
         Colours::Of(theme) => theme.palette().undefined,
         Colours::Properties => Theme::Light.palette().undefined,
@@ -397,7 +397,7 @@ fn undefined(colours: Colours) -> [Colour; 2] {
 }
 
 /// Pixels as PNG in Base64.
-fn png(pixels: &[Colour], width: usize, height: usize) -> String {
+pub(crate) fn png(pixels: &[Colour], width: usize, height: usize) -> String {
     let bytes: Vec<u8> = pixels.iter().flat_map(|colour| colour.rgb).collect();
     let mut png = vec![];
     let mut encoder = Encoder::new(&mut png, width as u32, height as u32);

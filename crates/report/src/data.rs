@@ -11,7 +11,7 @@ use layerscope_diagnostics::run::Manifest;
 use layerscope_diagnostics::spans::SpanReport;
 use layerscope_diagnostics::summary::{RunSummary, Summary};
 use layerscope_eval::EvaluationSummary;
-use layerscope_figures::Pyramid;
+use layerscope_figures::{Cells, Pyramid};
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -107,6 +107,9 @@ pub struct Reading {
     /// The same under policies, by name; whole in the run's `policies.parquet`.
     #[serde(skip)]
     pub under: Vec<(String, Pyramid)>,
+    /// The strongest prompt positions of each decode step, at one layer; null where the run was recorded before they were kept. Whole in
+    /// the run's `steps.parquet`.
+    pub pattern: Option<ReadPattern>,
     /// How each prompt token is shown, length p.
     #[serde(skip)]
     pub tokens: Vec<String>,
@@ -115,6 +118,29 @@ pub struct Reading {
     pub generated: Vec<String>,
     /// The positions that receive most attention after position 0, most first.
     pub most_read: Vec<ReadToken>,
+}
+
+/// Decode steps × prompt positions at one layer, means over heads.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct ReadPattern {
+    /// The layer at which hiding the prompt costs most.
+    pub layer: usize,
+    /// The cells; 0 where a position is weaker than what is recorded.
+    #[serde(skip)]
+    pub cells: Cells,
+    /// The strongest pairs behind position 0.
+    pub strongest: Vec<StrongRead>,
+}
+
+/// A decode step and a prompt position that it reads.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct StrongRead {
+    /// The decode step.
+    pub step: usize,
+    /// The position.
+    pub position: usize,
+    /// Attention on it, mean over heads.
+    pub attention: f64,
 }
 
 /// Why a prompt is shown.

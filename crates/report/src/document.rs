@@ -1,7 +1,7 @@
 //! The report as a document: headings, text, tables and figures, independent of the output format.
 
 use layerscope_figures::{
-    Canvas, Chart, ColourMap, ColumnRange, Map, Pyramid, Scale, ScaleKind, Scores, TradeOff,
+    Canvas, Cells, Chart, ColourMap, ColumnRange, Map, Matrix, Pyramid, Scale, ScaleKind, Scores, TradeOff,
 };
 
 /// A document.
@@ -250,6 +250,7 @@ impl Figure {
         match &self.drawing {
             Drawing::Chart(chart) => &chart.title,
             Drawing::Map(map) => &map.title,
+            Drawing::Pattern(pattern) => &pattern.title,
             Drawing::TradeOff(figure) => &figure.title,
             Drawing::Scores(figure) => &figure.title,
         }
@@ -260,6 +261,7 @@ impl Figure {
         match &self.drawing {
             Drawing::Chart(chart) => &chart.description,
             Drawing::Map(map) => &map.description,
+            Drawing::Pattern(pattern) => &pattern.description,
             Drawing::TradeOff(figure) => &figure.description,
             Drawing::Scores(figure) => &figure.description,
         }
@@ -276,6 +278,9 @@ impl Figure {
             Drawing::Map(map) => {
                 [width, height + (map.values.rows() as f64 - ROWS).clamp(0.0, MOST_ROWS_MORE) * ROW]
             }
+            Drawing::Pattern(pattern) => {
+                [width, height + (pattern.cells.rows() as f64 - ROWS).clamp(0.0, MOST_ROWS_MORE) * ROW]
+            }
             Drawing::Chart(_) => [width, height],
             Drawing::TradeOff(figure) => [width, figure.height(width, true)],
             Drawing::Scores(figure) => [width, figure.height(width, true)],
@@ -287,6 +292,7 @@ impl Figure {
         let old = match &mut self.drawing {
             Drawing::Chart(chart) => &mut chart.title,
             Drawing::Map(map) => &mut map.title,
+            Drawing::Pattern(pattern) => &mut pattern.title,
             Drawing::TradeOff(figure) => &mut figure.title,
             Drawing::Scores(figure) => &mut figure.title,
         };
@@ -298,6 +304,7 @@ impl Figure {
         match &self.drawing {
             Drawing::Chart(chart) => chart.to_svg(canvas),
             Drawing::Map(map) => map.draw(|map| map.to_svg(canvas)),
+            Drawing::Pattern(pattern) => pattern.to_svg(canvas),
             Drawing::TradeOff(figure) => figure.to_svg(canvas),
             Drawing::Scores(figure) => figure.to_svg(canvas),
         }
@@ -311,6 +318,8 @@ pub(crate) enum Drawing {
     Chart(Chart),
     /// Layers × columns.
     Map(MapDrawing),
+    /// Queries × keys.
+    Pattern(PatternDrawing),
     /// Policies by quality and costs.
     TradeOff(TradeOff),
     /// Policies by scores at tasks.
@@ -356,6 +365,57 @@ impl MapDrawing {
             column_name: self.column_name.clone(),
             column_texts: &self.column_texts,
             cutoff: self.cutoff,
+        })
+    }
+}
+
+/// Names of the axes of a pattern.
+pub(crate) const QUERY: &str = "query (position)";
+pub(crate) const KEY: &str = "prompt token (position)";
+
+/// A part of an attention pattern that holds its cells.
+#[derive(Debug)]
+pub(crate) struct PatternDrawing {
+    /// Its title.
+    pub(crate) title: String,
+    /// What the colours measure, with the unit.
+    pub(crate) unit: String,
+    /// What it shows, in a sentence or two.
+    pub(crate) description: String,
+    /// The cells. The colours are fitted without position 0.
+    pub(crate) cells: Cells,
+    /// A text for each position of the text.
+    pub(crate) texts: Vec<String>,
+}
+
+impl PatternDrawing {
+    fn to_svg(&self, canvas: &Canvas<'_>) -> String {
+        self.draw(|matrix| matrix.to_svg(canvas))
+    }
+
+    /// Calls `with` with the figure.
+    pub(crate) fn draw<T>(&self, with: impl FnOnce(&Matrix<'_>) -> T) -> T {
+        let lines = self.cells.values.chunks_exact(self.cells.columns.max(1));
+        let known: Vec<f32> =
+            lines.flat_map(|line| line.iter().skip(1)).copied().filter(|value| value.is_finite()).collect();
+        let scale = Scale::fit(ScaleKind::Log, &Pyramid::from_rows(&known, 1, known.len()), false, false);
+        let first = self.cells.first[0] as f64;
+        with(&Matrix {
+            title: self.title.clone(),
+            unit: self.unit.clone(),
+            description: self.description.clone(),
+            cells: &self.cells,
+            scale: &scale,
+            colours: ColourMap::Viridis,
+            span: [
+                ColumnRange { start: first, end: first + self.cells.rows() as f64 },
+                ColumnRange { start: 0.0, end: (self.cells.columns * self.cells.cell[1]) as f64 },
+            ],
+            axes: [QUERY.into(), KEY.into()],
+            texts: &self.texts,
+            boundary: None,
+            stripes: None,
+            selected: [vec![], vec![]],
         })
     }
 }

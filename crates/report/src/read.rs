@@ -2,22 +2,25 @@
 
 use crate::compare::{ComparedRun, compare};
 use crate::data::{
-    Chosen, Correlation, FailureCase, PromptFigures, REPORT_SCHEMA, ReadToken, Reading, Report,
-    RunComparison, RunReport,
+    Chosen, Correlation, FailureCase, PromptFigures, REPORT_SCHEMA, ReadPattern, ReadToken, Reading, Report,
+    RunComparison, RunReport, StrongRead,
 };
 use layerscope_cutoff::DEFAULT_FAILURE_CASES;
 use layerscope_cutoff::budget::curves;
 use layerscope_cutoff::recommend::{Evidence, FrontierSummary, Options, Recommendation, recommend};
 use layerscope_diagnostics::policies::summarise_policies;
-use layerscope_diagnostics::record::{Anchor, Divergence, KNOCKOUT_KL, PolicyRecord, PromptSummary};
+use layerscope_diagnostics::reads::{CellRange, RowReads, recorded_cells};
+use layerscope_diagnostics::record::{
+    Anchor, Divergence, KNOCKOUT_KL, KnockoutRow, PolicyRecord, PromptSummary,
+};
 use layerscope_diagnostics::run::{Continuations, Run};
 use layerscope_diagnostics::spans::SpanReport;
 use layerscope_diagnostics::summary::{
     RunSummary, knockout_by_kv_head, largest, rank_correlation, summarise_by_layer, summarise_run,
 };
-use layerscope_engine::{Error, Result};
+use layerscope_engine::{Error, PatternHeads, Result};
 use layerscope_eval::EvaluationSummary;
-use layerscope_figures::Pyramid;
+use layerscope_figures::{Cells, Pyramid};
 use ndarray::Array2;
 use std::path::PathBuf;
 
@@ -25,6 +28,8 @@ use std::path::PathBuf;
 const SHOWN_CATEGORIES: usize = 5;
 /// Positions in the ranking of the most-read tokens.
 const MOST_READ: usize = 12;
+/// Columns of cells of a pattern.
+const MOST_COLUMNS: usize = 1_024;
 /// Characters shown of a prompt's beginning, and of its end.
 const SHOWN_CHARACTERS: usize = 400;
 /// Figures that are correlated with attention knockout.
@@ -184,8 +189,11 @@ fn readings(
 fn reading(run: &Run, id: &str, chosen: Chosen, policies: &[PolicyRecord]) -> Result<Reading> {
     let prompt = run.prompt(id)?;
     let received = run.tokens(id)?;
-    let steps = run.steps(id)?.attention.prompt_mass.mapv(|mass| mass as f32);
+    let attention = run.steps(id)?.attention;
+    let steps = attention.prompt_mass.mapv(|mass| mass as f32);
+    let reads = run.reads(id)?;
     Ok(Reading {
+        pattern: reads.and_then(|reads| pattern(&prompt, &reads, &attention.bos_mass)),
         most_read: most_read(&received.mean, &prompt.prompt_token_text),
         received: Pyramid::from_array(&received.undefined_beyond_windows(&run.manifest().model).mean),
         prompt_mass_by_step: Pyramid::from_array(&steps),
@@ -198,6 +206,39 @@ fn reading(run: &Run, id: &str, chosen: Chosen, policies: &[PolicyRecord]) -> Re
         tokens: prompt.prompt_token_text,
         generated: prompt.generated_token_text,
     })
+}
+
+/// What the decode steps read at the layer at which hiding the prompt costs most.
+fn pattern(prompt: &PromptSummary, reads: &Array2<RowReads>, bos_mass: &Array2<f64>) -> Option<ReadPattern> {
+    let cost = |row: &&KnockoutRow| row.layer < reads.nrows() && !row.divergence.kl.is_nan();
+    let costliest =
+        prompt.knockout.iter().filter(cost).max_by(|a, b| a.divergence.kl.total_cmp(&b.divergence.kl));
+    let layer = costliest?.layer;
+    let boundary = prompt.p.saturating_sub(1);
+    let wide = boundary.div_ceil(MOST_COLUMNS).max(1);
+    let range = CellRange {
+        rows: boundary..boundary + reads.ncols(),
+        columns: 0..boundary.div_ceil(wide),
+        cell: [1, wide],
+    };
+    if range.columns.is_empty() {
+        return None;
+    }
+    let bos = |step: usize| bos_mass.get([layer, step]).map_or(f32::NAN, |mass| *mass as f32);
+    let values = recorded_cells(reads.row(layer), PatternHeads::Mean, prompt.p, &range, Some(&bos));
+    let cells = Cells { first: [boundary, 0], cell: range.cell, columns: range.columns.len(), values };
+    let listed = reads.row(layer);
+    let mut strongest: Vec<StrongRead> = vec![];
+    for (step, of_step) in listed.iter().enumerate() {
+        strongest.extend(of_step.mean.iter().map(|read| StrongRead {
+            step,
+            position: read.position as usize,
+            attention: f64::from(read.attention),
+        }));
+    }
+    strongest.sort_by(|a, b| b.attention.total_cmp(&a.attention));
+    strongest.truncate(MOST_READ);
+    Some(ReadPattern { layer, cells, strongest })
 }
 
 /// A policy and the prompt mass by decode step under it.

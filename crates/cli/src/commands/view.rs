@@ -64,6 +64,7 @@ impl From<ViewName> for View {
     fn from(name: ViewName) -> Self {
         match name {
             ViewName::Map => Self::Map,
+            ViewName::Pattern => Self::Pattern,
             ViewName::Reading => Self::Reading,
             ViewName::Curves => Self::Curves,
             ViewName::Heads => Self::Heads,

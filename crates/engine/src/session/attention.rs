@@ -110,8 +110,15 @@ impl Session {
             statistics.as_ref().map(|collected| if collected.received { self.prompt_len } else { 0 });
         let sparse = if received.is_none() { self.sparse_keys(layer, positions, q)? } else { None };
         let reads = statistics.as_ref().and_then(|collected| collected.reads.clone());
+        let mut watch = self.watch.take();
         let attention = LayerAttention { sparse, reads, ..self.layer_attention(at, received) };
         let (output, measured) = attention.attend(q, hooks)?;
+        // What is read a second time is no part of the sequence.
+        let is_again = self.prefill.as_ref().is_some_and(|prefill| prefill.is_again(positions));
+        if let Some(watch) = watch.as_mut().filter(|_| !is_again) {
+            watch.note(&attention, q)?;
+        }
+        self.watch = watch;
         if let (Some(collected), Some(measured)) = (statistics, measured) {
             collected.layers.push(measured);
         }

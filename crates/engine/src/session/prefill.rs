@@ -43,6 +43,11 @@ impl Prefill {
         start..self.ends[self.stage]
     }
 
+    /// Whether rows at these positions are those of a second reading.
+    pub(super) fn is_again(&self, positions: &[usize]) -> bool {
+        positions.first().is_some_and(|&first| first >= self.first_reading)
+    }
+
     /// All but so much of its work is done already.
     pub(super) fn skip(&mut self, left: usize) {
         self.work[0] = self.work[1].saturating_sub(left);
@@ -151,8 +156,7 @@ impl Session {
 
     /// Whether rows on their way are those of a prompt's second reading.
     pub(super) fn reads_again(&self, rows: &ResidualRows) -> bool {
-        let first_reading = self.prefill.as_ref().map(|prefill| prefill.first_reading);
-        rows.positions.first().zip(first_reading).is_some_and(|(first, len)| *first >= len)
+        self.prefill.as_ref().is_some_and(|prefill| prefill.is_again(&rows.positions))
     }
 
     /// Whether a prompt was taken and has not run to its end.

@@ -1,11 +1,11 @@
 //! Attention of a batch, forward and backward: rows read their sequence's prefix and, causally, its own rows.
 
 use super::keys::{HeadKeys, HeadMatrix, Which};
-use super::product::{add_product, product};
 use super::{Rows, TrainingSequence};
 use crate::decoder::{Attend, Location};
 use crate::hooks::Hooks;
 use crate::policy::{Anchors, Visibility};
+use crate::product::{add_product, product};
 use crate::tensor::{Tensor, with_f32};
 use crate::{Decoder, Error, Result};
 use layerscope_kernels::AttentionShape;

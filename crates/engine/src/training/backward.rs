@@ -2,12 +2,12 @@
 
 use super::attention::{self, matrix, numbers};
 use super::derivatives::{activation, norm as norm_gradient, rotation};
-use super::product::product;
 use super::{Rows, SavedLayer, Tape, TrainingSequence};
 use crate::adapter::{Adapter, Target};
 use crate::decoder::experts::{Expert, ExpertLayer};
 use crate::decoder::layer::{LayerWeights, Mlp, Norm, Projection};
 use crate::policy::Visibility;
+use crate::product::product;
 use crate::tensor::Tensor;
 use crate::weights::Linear;
 use crate::{ComputeType, Decoder, Error, Result};

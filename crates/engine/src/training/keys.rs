@@ -1,6 +1,6 @@
 //! Keys and values of prompts, which training takes as constants, and products with them.
 
-use super::product::product;
+use crate::product::product;
 use half::slice::HalfFloatSliceExt;
 use half::vec::HalfFloatVecExt;
 use half::{bf16, f16};

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod lazyllm;
+mod pattern;
 mod prefix;
 mod reference;
 mod retention;

@@ -1,6 +1,6 @@
 //! A map's data for hovering; a row has at most [`MOST_GROUPS`] values.
 
-use crate::document::{Drawing, Figure, MapDrawing};
+use crate::document::{Drawing, Figure, KEY, MapDrawing, PatternDrawing, QUERY};
 use base64::{Engine, prelude::BASE64_STANDARD};
 use layerscope_figures::visible_line;
 use layerscope_figures::{Canvas, token_label};
@@ -16,6 +16,9 @@ const MOST_TEXTS: usize = 4_096;
 #[derive(Serialize)]
 struct Hover {
     rows: usize,
+    /// What a row is, and the number of the first.
+    row: &'static str,
+    first: usize,
     columns: usize,
     /// Columns per value.
     group: usize,
@@ -28,17 +31,41 @@ struct Hover {
     values: String,
 }
 
-/// The values of a map that has too many cells for SVG tooltips.
+/// The values of a map or pattern that has too many cells for SVG tooltips.
 pub(super) fn data(figure: &Figure, canvas: &Canvas<'_>) -> Markup {
-    let Drawing::Map(map) = &figure.drawing else { return html! {} };
-    if map.draw(|map| map.tells_values()) {
-        return html! {};
-    }
+    let hover = match &figure.drawing {
+        Drawing::Map(map) if !map.draw(|map| map.tells_values()) => hover(map, canvas),
+        Drawing::Pattern(pattern) if !pattern.draw(|matrix| matrix.tells_values()) => {
+            of_pattern(pattern, canvas)
+        }
+        _ => return html! {},
+    };
     // Escapes `<`, because a token may contain `</script>`.
-    let json = serde_json::to_string(&hover(map, canvas)).unwrap_or_default().replace('<', "\\u003c");
+    let json = serde_json::to_string(&hover).unwrap_or_default().replace('<', "\\u003c");
     html! {
         p.readout aria-hidden="true" hidden { "Point at the map to read its values." }
         script type="application/json" class="hover-data" { (PreEscaped(json)) }
+    }
+}
+
+fn of_pattern(pattern: &PatternDrawing, canvas: &Canvas<'_>) -> Hover {
+    let cells = &pattern.cells;
+    let columns = cells.columns * cells.cell[1];
+    let texts = if columns <= MOST_TEXTS { &pattern.texts[..columns.min(pattern.texts.len())] } else { &[] };
+    let bytes: Vec<u8> = cells.values.iter().flat_map(|value| value.to_le_bytes()).collect();
+    let [width, height] = canvas.size;
+    let [left, top, across, down] = pattern.draw(|matrix| matrix.area(canvas));
+    Hover {
+        rows: cells.rows(),
+        row: QUERY,
+        first: cells.first[0],
+        columns,
+        group: cells.cell[1],
+        area: [left / width, top / height, across / width, down / height],
+        column: KEY.into(),
+        unit: pattern.unit.split([',', ';']).next().unwrap_or_default().to_owned(),
+        texts: texts.iter().map(|text| visible_line(&token_label(text))).collect(),
+        values: BASE64_STANDARD.encode(bytes),
     }
 }
 
@@ -60,6 +87,8 @@ fn hover(map: &MapDrawing, canvas: &Canvas<'_>) -> Hover {
     let [left, top, across, down] = map.draw(|map| map.cells(canvas));
     Hover {
         rows,
+        row: "layer",
+        first: 0,
         columns,
         group,
         area: [left / width, top / height, across / width, down / height],

@@ -207,11 +207,11 @@ fn figure(figure: &Figure) -> Markup {
     }
 }
 
-/// A wide map scrolls on small screens; a wide chart is drawn a second time for them.
+/// A wide map or pattern scrolls on small screens; a wide chart is drawn a second time for them.
 fn drawing(figure: &Figure, canvas: &Canvas<'_>) -> Markup {
     let svg = figure.to_svg(canvas);
     match &figure.drawing {
-        Drawing::Map(_) if figure.wide => html! {
+        Drawing::Map(_) | Drawing::Pattern(_) if figure.wide => html! {
             div.drawing tabindex="0" role="region" aria-label=(visible(figure.title())) { (PreEscaped(svg)) }
         },
         Drawing::Chart(_) | Drawing::TradeOff(_) | Drawing::Scores(_) if figure.wide => {

@@ -25,6 +25,6 @@ for (const element of document.querySelectorAll("script.hover-data")) {
     const place = first === last ? `${first}` : `${first} to ${last}, largest`;
     const text = data.texts[first] === undefined || first !== last ? "" : ` “${data.texts[first]}”`;
     const shown = Number.isNaN(value) ? "undefined" : `${value.toPrecision(4)} (${data.unit})`;
-    readout.textContent = `layer ${row}, ${data.column} ${place}${text}: ${shown}`;
+    readout.textContent = `${data.row} ${data.first + row}, ${data.column} ${place}${text}: ${shown}`;
   });
 }

@@ -1,8 +1,11 @@
 //! Heat maps: which heads read the prompt, which tokens they read, and how this changes by step.
 
 use super::Place;
-use crate::data::{Chosen, ReadToken, Reading};
-use crate::document::{Cell, Drawing, Element, Figure, Inline, MapDrawing, Table, column, plain};
+use crate::data::{Chosen, ReadPattern, ReadToken, Reading, StrongRead};
+use crate::document::{
+    Cell, Drawing, Element, Figure, Inline, MapDrawing, PatternDrawing, Table, column, plain,
+};
+use layerscope_diagnostics::reads::OF_MEAN;
 use layerscope_diagnostics::summary::largest;
 use layerscope_figures::{Pyramid, ScaleKind};
 
@@ -30,6 +33,12 @@ pub(super) fn blocks(place: &Place<'_>) -> Vec<Element> {
         ]));
         blocks.push(Element::Figure(Box::new(tokens(place, index, reading))));
         blocks.push(Element::Figure(Box::new(steps(place, index, reading))));
+        blocks.extend(
+            reading
+                .pattern
+                .as_ref()
+                .map(|read| Element::Figure(Box::new(pattern(place, index, reading, read)))),
+        );
     }
     blocks
 }
@@ -119,6 +128,58 @@ fn tokens(place: &Place<'_>, index: usize, reading: &Reading) -> Figure {
                 column("received there", "share"),
             ],
             rows: reading.most_read.iter().map(row).collect(),
+        },
+        id,
+        wide: true,
+    }
+}
+
+fn pattern(place: &Place<'_>, index: usize, reading: &Reading, read: &ReadPattern) -> Figure {
+    let id = place.id(&format!("pattern-{}", index + 1));
+    let ReadPattern { layer, cells, strongest } = read;
+    let token = |texts: &[String], index: usize| {
+        Cell::Foreign(layerscope_figures::token_label(texts.get(index).map_or("", String::as_str)))
+    };
+    let row = |read: &StrongRead| {
+        vec![
+            Cell::count(read.step),
+            token(&reading.generated, read.step),
+            Cell::count(read.position),
+            token(&reading.tokens, read.position),
+            Cell::figure(read.attention),
+        ]
+    };
+    let groups = match cells.cell[1] {
+        1 => String::new(),
+        wide => format!(" A cell is the largest of {wide} positions."),
+    };
+    Figure {
+        drawing: Drawing::Pattern(PatternDrawing {
+            title: format!("What prompt {} reads at layer {layer}, token by token", reading.prompt_id),
+            unit: "share of attention, logarithmic; position 0 left out of the scale".into(),
+            description: format!(
+                "Share of attention of each of {} decode steps on each prompt token at layer {layer}, where hiding the prompt costs \
+                 most, mean over heads; strongest positions only, at most {OF_MEAN} of a step.{groups}",
+                reading.steps
+            ),
+            cells: cells.clone(),
+            texts: reading.tokens.iter().chain(&reading.generated).cloned().collect(),
+        }),
+        table: Table {
+            id: format!("{id}-data"),
+            caption: format!(
+                "The strongest reads of prompt {} at layer {layer}, behind position 0, mean over heads; those of all layers and heads \
+                 are in steps.parquet",
+                reading.prompt_id
+            ),
+            columns: vec![
+                column("step", ""),
+                column("yields", ""),
+                column("position", ""),
+                column("token", ""),
+                column("attention", "share"),
+            ],
+            rows: strongest.iter().map(row).collect(),
         },
         id,
         wide: true,

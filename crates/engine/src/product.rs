@@ -7,7 +7,7 @@ use ndarray::{Array2, ArrayView2, ArrayViewMut2};
 const SHARED_FROM: usize = 1 << 22;
 
 /// `factor · a · b`, of `[m, k]` and `[k, n]`, on all threads where it is large.
-pub(super) fn product(a: &ArrayView2<'_, f32>, b: &ArrayView2<'_, f32>, factor: f32) -> Array2<f32> {
+pub(crate) fn product(a: &ArrayView2<'_, f32>, b: &ArrayView2<'_, f32>, factor: f32) -> Array2<f32> {
     let mut output = Array2::zeros((a.nrows(), b.ncols()));
     let is_large = a.len() * b.ncols() >= SHARED_FROM;
     let threads = if is_large { Parallelism::Rayon(0) } else { Parallelism::None };
@@ -16,13 +16,23 @@ pub(super) fn product(a: &ArrayView2<'_, f32>, b: &ArrayView2<'_, f32>, factor: 
 }
 
 /// Adds `factor · a · b` to `sum`, on this thread.
-pub(super) fn add_product(
+pub(crate) fn add_product(
     sum: &mut ArrayViewMut2<'_, f32>,
     a: &ArrayView2<'_, f32>,
     b: &ArrayView2<'_, f32>,
     factor: f32,
 ) {
     multiply(sum, a, b, [1.0, factor], Parallelism::None);
+}
+
+/// `factor · a · b` in place of `output`, on this thread.
+pub(crate) fn write_product(
+    output: &mut ArrayViewMut2<'_, f32>,
+    a: &ArrayView2<'_, f32>,
+    b: &ArrayView2<'_, f32>,
+    factor: f32,
+) {
+    multiply(output, a, b, [0.0, factor], Parallelism::None);
 }
 
 /// output = kept · output + factor · a · b.
@@ -90,6 +100,8 @@ mod tests {
             add_product(&mut sum.view_mut().reversed_axes(), &a.view(), &b.t(), 1.0);
             add_product(&mut sum.view_mut().reversed_axes(), &a.view(), &b.t(), 2.0);
             close(&sum.t().to_owned(), 3.0);
+            write_product(&mut sum.view_mut().reversed_axes(), &a.view(), &b.t(), 0.5);
+            close(&sum.t().to_owned(), 0.5);
         }
         let a = Array2::from_shape_fn((6, 8), |(i, j)| (i * 8 + j) as f32);
         let every_second = a.slice(s![..;2, 1..;3]);
