@@ -1,0 +1,128 @@
+//! Jobs as a Slurm array: a script, and its submission.
+
+use super::Planned;
+use crate::terminal;
+use layerscope_engine::{Error, Result, write_file};
+use layerscope_sweep::Job;
+use std::process::{Command, ExitCode};
+
+pub(super) fn run(planned: &Planned, jobs: Option<u16>) -> Result<ExitCode> {
+    let undone = planned.undone()?;
+    let path = planned.layout.script();
+    write_file(&path, script(planned)?.as_bytes())?;
+    let at_once = jobs.or(planned.sweep.slurm.jobs);
+    let numbers: Vec<usize> = undone.iter().map(|job: &Job| job.number).collect();
+    let script = quoted(&path.display().to_string());
+    let array = format!("--array={}{}", ranges(&numbers), at_once.map_or(String::new(), |jobs| format!("%{jobs}")));
+    let log = planned.layout.out.join("logs").join("slurm-collect-%j.log").display().to_string();
+    if numbers.is_empty() {
+        terminal::say(&format!(
+            "layerscope: every job is done; `layerscope {}` writes table and report",
+            quoted_words(&planned.command(&["--collect"]))
+        ));
+        return Ok(ExitCode::SUCCESS);
+    }
+    let submit = |arguments: &[&str]| -> Option<Result<String>> {
+        let output = Command::new("sbatch").args(arguments).arg(&path).output();
+        let output = match output {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return None,
+            Err(error) => return Some(Err(Error::failure(format!("cannot start sbatch: {error}")))),
+            Ok(output) => output,
+        };
+        let said = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
+        Some(match output.status.success() {
+            true => Ok(said(&output.stdout)),
+            false => Err(Error::failure(format!("sbatch refused {}: {}", path.display(), said(&output.stderr)))),
+        })
+    };
+    let Some(submitted) = submit(&["--parsable", &array]) else {
+        terminal::print(&format!("wrote {}", path.display()))?;
+        terminal::say("layerscope: there is no sbatch here; where there is one, these commands submit the sweep:");
+        terminal::print(&format!(
+            "id=$(sbatch --parsable {array} {script})\nsbatch --dependency=afterany:${{id%%;*}} --output={} {script}",
+            quoted(&log)
+        ))?;
+        return Ok(ExitCode::SUCCESS);
+    };
+    // NUMBER or NUMBER;CLUSTER
+    let submitted = submitted?;
+    let id = submitted.split(';').next().unwrap_or_default().to_owned();
+    let dependency = format!("--dependency=afterany:{id}");
+    let collecting = submit(&["--parsable", &dependency, &format!("--output={log}")]).transpose()?.unwrap_or_default();
+    terminal::print(&format!(
+        "submitted {} jobs as array {id}, and {collecting}, which writes table and report once they have ended",
+        numbers.len()
+    ))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The script of a task of the array, which does its job, and of the job behind it, which collects.
+fn script(planned: &Planned) -> Result<String> {
+    let program = std::env::current_exe()
+        .map_err(|error| Error::failure(format!("cannot find the layerscope program: {error}")))?;
+    let program = quoted(&program.display().to_string());
+    // Slurm replaces what follows a % in file names.
+    let log = planned.layout.out.display().to_string().replace('%', "%%");
+    if log.contains(['"', '\n', '\\']) {
+        return Err(Error::input(format!(
+            "the name of {log} has a quote, a backslash or a line break, which scripts of Slurm cannot have; choose another --out"
+        )));
+    }
+    let slurm = &planned.sweep.slurm;
+    let options: String = slurm.options.iter().map(|option| format!("#SBATCH {option}\n")).collect();
+    let setup: String = slurm.setup.iter().map(|line| format!("{line}\n")).collect();
+    let [job, collect] = [&["--job"][..], &["--collect"][..]].map(|more| quoted_words(&planned.command(more)));
+    Ok(format!(
+        "#!/bin/bash
+# Written by layerscope sweep. A task of an array does the job of its number; without an array, what is recorded is collected.
+#SBATCH --job-name=layerscope-sweep
+#SBATCH --output=\"{log}/logs/slurm-%A_%a.log\"
+#SBATCH --open-mode=append
+# A preempted task starts again, and goes on where it stopped. A minute before its time is over, a task ends its prompt and stops.
+#SBATCH --requeue
+#SBATCH --signal=B:TERM@60
+{options}{setup}if [ -n \"$SLURM_ARRAY_TASK_ID\" ]; then
+    exec {program} {job} \"$SLURM_ARRAY_TASK_ID\"
+fi
+exec {program} {collect}
+"
+    ))
+}
+
+/// Ascending numbers as `1-3,7`.
+fn ranges(numbers: &[usize]) -> String {
+    let runs = numbers.chunk_by(|a, b| a + 1 == *b).filter_map(|run| Some((run.first()?, run.last()?)));
+    let text = runs.map(|(first, last)| if first == last { first.to_string() } else { format!("{first}-{last}") });
+    text.collect::<Vec<_>>().join(",")
+}
+
+fn quoted_words(words: &[String]) -> String {
+    words.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" ")
+}
+
+/// A word of a shell's command.
+fn quoted(word: &str) -> String {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/._-+@:=,%".contains(&byte);
+    match !word.is_empty() && word.bytes().all(plain) {
+        true => word.to_owned(),
+        false => format!("'{}'", word.replace('\'', "'\\''")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_as_slurm_takes_them() {
+        assert_eq!(ranges(&[1, 2, 3, 7, 9, 10]), "1-3,7,9-10");
+        assert_eq!(ranges(&[]), "");
+    }
+
+    #[test]
+    fn words_of_a_shell() {
+        assert_eq!(quoted("/a/b@c+d.gguf"), "/a/b@c+d.gguf");
+        assert_eq!(quoted("it's $HOME"), "'it'\\''s $HOME'");
+        assert_eq!(quoted(""), "''");
+    }
+}
