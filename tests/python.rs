@@ -25,7 +25,8 @@ fn passes(tests: &str, module: &str, required: &str) {
     let python = std::env::var_os("LAYERSCOPE_PYTHON").unwrap_or_else(|| "python3".into());
     let found = Command::new(&python).args(["-c", &format!("import {module}")]).output();
     if !found.is_ok_and(|found| found.status.success()) {
-        let message = format!("{} has no {module}; pip install it, or set LAYERSCOPE_PYTHON", python.display());
+        let message =
+            format!("{} has no {module}; pip install it, or set LAYERSCOPE_PYTHON", python.display());
         assert!(std::env::var_os(required).is_none(), "{message}");
         eprintln!("skipped: {message}");
         return;

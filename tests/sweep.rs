@@ -4,8 +4,8 @@
 
 mod support;
 
+use arrow_array::RecordBatch;
 use arrow_array::cast::AsArray;
-use arrow_array::{Array, RecordBatch};
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -27,7 +27,11 @@ fn prepared(more: &str) -> (tempfile::TempDir, PathBuf) {
     let folder = tempfile::tempdir().unwrap();
     with_tokenizer("llama2", folder.path());
     std::fs::copy(tiny_model(), folder.path().join("tiny.gguf")).unwrap();
-    std::fs::copy(demo_prompts(), folder.path().join("demo.jsonl")).unwrap();
+    // Those that fit the checkpoint's context, in which a letter is a token.
+    let prompts = std::fs::read_to_string(demo_prompts()).unwrap();
+    let short: Vec<&str> = prompts.lines().filter(|line| line.len() < 440).collect();
+    assert!(short.len() > 5, "{}", short.len());
+    std::fs::write(folder.path().join("demo.jsonl"), short.join("\n")).unwrap();
     let file = folder.path().join("sweep.toml");
     let text = format!(
         "models = [\"tiny.gguf\", \"llama2\"]\nprompts = [\"demo.jsonl\"]\npolicies = [\"streaming:16\"]\nmax-new-tokens = 4\n{more}"
@@ -55,7 +59,11 @@ fn assert_as_recorded(file: &Path) {
     for (model, name) in [("tiny.gguf", "tiny@demo"), ("llama2", "llama2@demo")] {
         let (whole, swept) = (file.with_file_name(format!("whole-{name}")), run_of(file, name));
         let mut record = layerscope();
-        record.arg("record").arg(file.with_file_name(model)).arg("--prompts").arg(file.with_file_name("demo.jsonl"));
+        record
+            .arg("record")
+            .arg(file.with_file_name(model))
+            .arg("--prompts")
+            .arg(file.with_file_name("demo.jsonl"));
         record.args(["--max-new-tokens", "4", "--failure-cases", "0", "--policy", "streaming:16", "--out"]);
         succeed(record.arg(&whole));
         for table in TABLES {
@@ -70,8 +78,12 @@ fn assert_as_recorded(file: &Path) {
 
 fn table(file: &Path) -> RecordBatch {
     let file = File::open(out(file).join("sweep.parquet")).unwrap();
-    let batches: Vec<RecordBatch> =
-        ParquetRecordBatchReaderBuilder::try_new(file).unwrap().build().unwrap().map(Result::unwrap).collect();
+    let batches: Vec<RecordBatch> = ParquetRecordBatchReaderBuilder::try_new(file)
+        .unwrap()
+        .build()
+        .unwrap()
+        .map(Result::unwrap)
+        .collect();
     arrow_select(batches)
 }
 
@@ -97,7 +109,10 @@ fn a_sweep_is_the_runs_of_single_processes_and_a_table_that_ranks_them() {
     let output = run(sweep(&file).args(["--jobs", "2"]));
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     let printed = String::from_utf8(output.stdout.clone()).unwrap();
-    assert!(printed.contains("1. ") && printed.contains("2. ") && printed.contains("sweep.html"), "{printed}");
+    assert!(
+        printed.contains("1. ") && printed.contains("2. ") && printed.contains("sweep.html"),
+        "{printed}"
+    );
     let said = stderr(&output);
     assert_eq!(said.lines().filter(|line| line.contains(": done in ")).count(), 6, "{said}");
     assert_as_recorded(&file);
@@ -107,9 +122,11 @@ fn a_sweep_is_the_runs_of_single_processes_and_a_table_that_ranks_them() {
     let (runs, categories) = (texts(&batch, "run"), texts(&batch, "category"));
     let recommended = batch.column_by_name("recommended").unwrap().as_boolean().clone();
     let kl = batch.column_by_name("kl").unwrap().as_primitive::<arrow_array::types::Float64Type>().clone();
-    let cutoffs = batch.column_by_name("cutoff").unwrap().as_primitive::<arrow_array::types::Int64Type>().clone();
+    let cutoffs =
+        batch.column_by_name("cutoff").unwrap().as_primitive::<arrow_array::types::Int64Type>().clone();
     for name in ["tiny@demo", "llama2@demo"] {
-        let of_run: Vec<usize> = (0..batch.num_rows()).filter(|&row| runs[row].as_deref() == Some(name)).collect();
+        let of_run: Vec<usize> =
+            (0..batch.num_rows()).filter(|&row| runs[row].as_deref() == Some(name)).collect();
         let chosen: Vec<usize> = of_run
             .iter()
             .copied()
@@ -146,7 +163,8 @@ fn killed_and_stopped_midway_it_goes_on() {
     use std::time::{Duration, Instant};
     let (_folder, file) = prepared("");
     let started = || {
-        let child = sweep(&file).args(["--jobs", "2"]).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        let child =
+            sweep(&file).args(["--jobs", "2"]).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
         let deadline = Instant::now() + Duration::from_secs(120);
         while !run_of(&file, "tiny@demo").join("manifest.json").exists() && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(5));
@@ -180,11 +198,13 @@ fn a_job_that_fails_is_named_and_the_others_go_on() {
     assert_eq!(output.status.code(), Some(1), "{said}");
     let log = out(&file).canonicalize().unwrap().join("logs").join("broken@demo.log");
     assert!(log.exists());
-    for part in ["1 of 2 jobs is not done", "job 2, broken@demo: ", "broken@demo.log", "broken@demo is left out"] {
+    for part in
+        ["1 of 2 jobs is not done", "job 2, broken@demo: ", "broken@demo.log", "broken@demo is left out"]
+    {
         assert!(said.contains(part), "{part:?} is not in {said}");
     }
     assert!(texts(&table(&file), "run").iter().all(|name| name.as_deref() == Some("tiny@demo")));
-    // Mended, only that job runs.
+    // Mended, only that job runs. A prompt that is longer than the model's context is named, and its answer is none.
     std::fs::copy(tiny_model(), folder.path().join("broken.gguf")).unwrap();
     let output = run(&mut sweep(&file));
     let said = stderr(&output);
@@ -192,18 +212,51 @@ fn a_job_that_fails_is_named_and_the_others_go_on() {
     assert_eq!(said.lines().filter(|line| line.contains(": done in ")).count(), 1, "{said}");
 }
 
+#[test]
+fn a_prompt_that_cannot_be_recorded_is_named_and_counts_as_wrong() {
+    let (folder, file) = prepared("");
+    let long = format!(
+        "{{\"id\": \"long\", \"category\": \"long\", \"prompt\": \"{}\", \"expected\": \"a\"}}",
+        "a b ".repeat(200)
+    );
+    let prompts = folder.path().join("demo.jsonl");
+    let text = std::fs::read_to_string(&prompts).unwrap();
+    std::fs::write(&prompts, format!("{text}\n{long}\n")).unwrap();
+    let output = run(&mut sweep(&file));
+    let said = stderr(&output);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    for part in [
+        "job 2, llama2@demo: a prompt could not be recorded, such as \"long\"",
+        "llama2@demo: 1 prompt could not be recorded",
+    ] {
+        assert!(said.contains(part), "{part:?} is not in {said}");
+    }
+    let output = run(sweep(&file).args(["--collect", "--json"]));
+    let ranking: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let ranked = ranking["ranking"][0]["ranked"].as_array().unwrap();
+    assert!(
+        ranked.iter().all(|candidate| candidate["row"]["expected"] == ranked[0]["row"]["expected"]),
+        "{ranking}"
+    );
+}
+
 #[cfg(unix)]
 #[test]
 fn the_script_for_slurm_does_the_jobs_and_collects() {
     use std::os::unix::fs::PermissionsExt;
-    let (folder, file) = prepared("shards = 2\n[slurm]\noptions = [\"--partition=short\"]\nsetup = [\"export SET_UP=1\"]\njobs = 3\n");
+    let (folder, file) = prepared(
+        "shards = 2\n[slurm]\noptions = [\"--partition=short\"]\nsetup = [\"export SET_UP=1\"]\njobs = 3\n",
+    );
     // Without sbatch, the commands are printed.
     let nowhere = folder.path().join("nowhere");
     let printed = succeed(sweep(&file).args(["--runner", "slurm"]).env("PATH", &nowhere));
     assert!(printed.contains("id=$(sbatch --parsable --array=1-4%3 "), "{printed}");
     let script = out(&file).join("sweep.sbatch");
     let text = std::fs::read_to_string(&script).unwrap();
-    assert!(text.contains("#SBATCH --partition=short\nexport SET_UP=1\n") && text.contains("#SBATCH --requeue\n"), "{text}");
+    assert!(
+        text.contains("#SBATCH --partition=short\nexport SET_UP=1\n") && text.contains("#SBATCH --requeue\n"),
+        "{text}"
+    );
     // Each task, as Slurm would start it; the third before the others.
     let task = |number: Option<usize>| {
         let mut command = Command::new("bash");
@@ -220,7 +273,8 @@ fn the_script_for_slurm_does_the_jobs_and_collects() {
     std::fs::create_dir(&bin).unwrap();
     let sbatch = bin.join("sbatch");
     let said = folder.path().join("said");
-    std::fs::write(&sbatch, format!("#!/bin/sh\necho \"$@\" >> {}\necho '17;cluster'\n", said.display())).unwrap();
+    std::fs::write(&sbatch, format!("#!/bin/sh\necho \"$@\" >> {}\necho '17;cluster'\n", said.display()))
+        .unwrap();
     std::fs::set_permissions(&sbatch, std::fs::Permissions::from_mode(0o755)).unwrap();
     let path = format!("{}:{}", bin.display(), std::env::var("PATH").unwrap());
     let printed = succeed(sweep(&file).args(["--runner", "slurm", "--jobs", "2"]).env("PATH", path));
@@ -244,5 +298,9 @@ fn what_is_wrong_is_refused_in_a_sentence() {
     refuse(&mut sweep(&folder.path().join("nowhere.toml")), 2, &["nowhere.toml"]);
     std::fs::write(&file, "models = []\nprompts = []\n").unwrap();
     refuse(&mut sweep(&file), 2, &["sweep.toml, line 1", "models is empty"]);
-    refuse(layerscope().arg("sweep").arg(&file).arg("--out").arg(folder.path().join("no/where")), 2, &["line 1"]);
+    refuse(
+        layerscope().arg("sweep").arg(&file).arg("--out").arg(folder.path().join("no/where")),
+        2,
+        &["line 1"],
+    );
 }

@@ -110,8 +110,10 @@ def _run(ray: Any, binary: str, asked: argparse.Namespace, plan: dict[str, Any])
     total = len(jobs)
     mine = not ray.is_initialized()
     if mine:
-        address = asked.address or plan["ray"]["address"] or os.environ.get("RAY_ADDRESS")
-        ray.init(address=address, log_to_driver=False, configure_logging=False)
+        address = asked.address or plan["ray"]["address"] or os.environ.get("RAY_ADDRESS") or "local"
+        # Nobody looks at the dashboard of a cluster that ends with this process.
+        alone = {"include_dashboard": False} if address == "local" else {}
+        ray.init(address=address, log_to_driver=False, configure_logging=False, **alone)
     workers, cpus, gpus = _shares(ray, asked, plan["ray"], total)
     command = _sweep(binary, asked, plan["out"]) + (["--device", asked.device] if asked.device else [])
     actor = ray.remote(Worker).options(num_cpus=cpus, num_gpus=gpus, max_restarts=-1, max_task_retries=RETRIES)

@@ -198,7 +198,10 @@ impl Sweep {
         let written: Written = toml::from_str(text).map_err(|error| {
             let line = error.span().map_or(String::new(), |span| format!(", line {}", at.line(&span)));
             let message = error.message().replace('\n', " ");
-            Error::input(format!("{}{line}: {message}; `layerscope sweep --help` shows such a file", shown.display()))
+            Error::input(format!(
+                "{}{line}: {message}; `layerscope sweep --help` shows such a file",
+                shown.display()
+            ))
         })?;
         let folder = file.parent().unwrap_or(Path::new(""));
         let steps = written.max_new_tokens.map_or((0..0, 32), |steps| (steps.span(), *steps.get_ref()));
@@ -207,7 +210,10 @@ impl Sweep {
         }
         let shards = written.shards.map_or((0..0, 1), |shards| (shards.span(), *shards.get_ref()));
         if !(1..=MOST_SHARDS).contains(&shards.1) {
-            return Err(at.wrong(&shards.0, &format!("shards is {}; give a number from 1 to {MOST_SHARDS}", shards.1)));
+            return Err(at.wrong(
+                &shards.0,
+                &format!("shards is {}; give a number from 1 to {MOST_SHARDS}", shards.1),
+            ));
         }
         let cells = at.cells(folder, &written.models, &written.prompts, &written.adapters)?;
         let judge = written.judge.map_or_else(|| Ok(Judge::default()), |judge| at.judge(judge))?;
@@ -264,7 +270,11 @@ impl At<'_> {
         prompts: &Spanned<Vec<Spanned<String>>>,
         adapters: &[WrittenAdapter],
     ) -> Result<Vec<Cell>> {
-        self.distinct(models, "models", "a path, a name that `layerscope models` lists or a Hugging Face id")?;
+        self.distinct(
+            models,
+            "models",
+            "a path, a name that `layerscope models` lists or a Hugging Face id",
+        )?;
         self.distinct(prompts, "prompts", "a prompt file")?;
         let models = models.get_ref();
         for prompts in prompts.get_ref().iter() {
@@ -275,7 +285,8 @@ impl At<'_> {
             let of = adapter.model.as_ref();
             match of {
                 Some(of) if !models.iter().any(|model| model.get_ref() == of.get_ref()) => {
-                    let sentence = format!("{:?} is none of the models; name one as `models` has it", of.get_ref());
+                    let sentence =
+                        format!("{:?} is none of the models; name one as `models` has it", of.get_ref());
                     return Err(self.wrong(&of.span(), &sentence));
                 }
                 None if models.len() > 1 => {
@@ -286,12 +297,17 @@ impl At<'_> {
             }
         }
         let mut names = Names::default();
-        let model_names: Vec<String> = models.iter().map(|model| names.of(model.get_ref(), &[".gguf"])).collect();
+        let model_names: Vec<String> =
+            models.iter().map(|model| names.of(model.get_ref(), &[".gguf"])).collect();
         let mut names = Names::default();
-        let adapter_names: Vec<String> = adapters.iter().map(|adapter| names.of(adapter.path.get_ref(), &[".gguf"])).collect();
+        let adapter_names: Vec<String> =
+            adapters.iter().map(|adapter| names.of(adapter.path.get_ref(), &[".gguf"])).collect();
         let mut names = Names::default();
-        let prompt_names: Vec<String> =
-            prompts.get_ref().iter().map(|prompts| names.of(prompts.get_ref(), &[".jsonl", ".json"])).collect();
+        let prompt_names: Vec<String> = prompts
+            .get_ref()
+            .iter()
+            .map(|prompts| names.of(prompts.get_ref(), &[".jsonl", ".json"]))
+            .collect();
         let mut cells = vec![];
         for (model, model_name) in models.iter().zip(&model_names) {
             let here = folder.join(model.get_ref());
@@ -348,7 +364,10 @@ impl At<'_> {
         match found.exists() {
             true => Ok(()),
             false => {
-                let sentence = format!("there is no {}; name {what}, relative to the folder of this file", found.display());
+                let sentence = format!(
+                    "there is no {}; name {what}, relative to the folder of this file",
+                    found.display()
+                );
                 Err(self.wrong(&path.span(), &sentence))
             }
         }
@@ -365,7 +384,9 @@ impl At<'_> {
                 return Err(self.wrong(&policy.span(), &sentence));
             }
             if policies[..index].iter().any(|earlier| earlier.get_ref() == name) {
-                return Err(self.wrong(&policy.span(), &format!("policy {name:?} is named twice; remove one")));
+                return Err(
+                    self.wrong(&policy.span(), &format!("policy {name:?} is named twice; remove one"))
+                );
             }
         }
         Ok(policies.iter().map(|policy| policy.get_ref().clone()).collect())
@@ -406,16 +427,25 @@ impl At<'_> {
         if *jobs == Some(0) {
             return Err(self.wrong(&slurm.span(), "jobs of [slurm] is at least 1"));
         }
-        if let Some(option) = options.iter().find(|option| !option.starts_with('-') || option.contains('\n')) {
-            let sentence = format!("{option:?} is no option of sbatch; options begin with a dash, e.g. \"--partition=gpu\"");
+        if let Some(option) = options.iter().find(|option| !option.starts_with('-') || option.contains('\n'))
+        {
+            let sentence = format!(
+                "{option:?} is no option of sbatch; options begin with a dash, e.g. \"--partition=gpu\""
+            );
             return Err(self.wrong(&slurm.span(), &sentence));
         }
-        if let Some(option) = options.iter().find(|option| option.starts_with("--array") || option.starts_with("-a")) {
-            let sentence = format!("{option:?}: the array is the sweep's jobs; remove it, or say `jobs = N` for at most N at once");
+        if let Some(option) =
+            options.iter().find(|option| option.starts_with("--array") || option.starts_with("-a"))
+        {
+            let sentence = format!(
+                "{option:?}: the array is the sweep's jobs; remove it, or say `jobs = N` for at most N at once"
+            );
             return Err(self.wrong(&slurm.span(), &sentence));
         }
         if let Some(line) = setup.iter().find(|line| line.contains('\n')) {
-            return Err(self.wrong(&slurm.span(), &format!("{line:?} is more than a line; give each its own entry")));
+            return Err(
+                self.wrong(&slurm.span(), &format!("{line:?} is more than a line; give each its own entry"))
+            );
         }
         Ok(slurm.into_inner())
     }
@@ -424,7 +454,9 @@ impl At<'_> {
         let Ray { workers, cpus, gpus, .. } = ray.get_ref();
         let negative = [cpus, gpus].into_iter().flatten().any(|number| !number.is_finite() || *number < 0.0);
         if *workers == Some(0) || negative {
-            return Err(self.wrong(&ray.span(), "workers of [ray] is at least 1, cpus and gpus are at least 0"));
+            return Err(
+                self.wrong(&ray.span(), "workers of [ray] is at least 1, cpus and gpus are at least 0")
+            );
         }
         Ok(ray.into_inner())
     }

@@ -101,7 +101,8 @@ impl Sweep {
     /// [`Error::Input`] where the prompt file cannot be read.
     pub fn recorded(&self, job: &Job) -> Result<Value> {
         let cell = &self.cells[job.cell];
-        let prompts = layerscope_files::read(&cell.prompts).map_err(|error| Error::io("read", &cell.prompts, &error))?;
+        let prompts = layerscope_files::read(&cell.prompts)
+            .map_err(|error| Error::io("read", &cell.prompts, &error))?;
         Ok(json!({
             "model": cell.model_as_written,
             "adapter": cell.adapter_name,

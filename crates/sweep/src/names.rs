@@ -16,8 +16,11 @@ impl Names {
         let last = path.trim_end_matches(['/', '\\']).rsplit(['/', '\\']).next().unwrap_or_default();
         let stem = endings.iter().find_map(|ending| last.strip_suffix(ending)).unwrap_or(last);
         let allowed = |character: char| character.is_ascii_alphanumeric() || "._-".contains(character);
-        let name: String =
-            stem.chars().map(|character| if allowed(character) { character } else { '-' }).take(LONGEST).collect();
+        let name: String = stem
+            .chars()
+            .map(|character| if allowed(character) { character } else { '-' })
+            .take(LONGEST)
+            .collect();
         let name = match name.trim_matches(['.', '-']) {
             "" => "unnamed".to_owned(),
             name => name.to_owned(),
@@ -39,7 +42,14 @@ mod tests {
     #[test]
     fn names_are_short_and_differ() {
         let mut names = Names::default();
-        let given = ["models/a.gguf", "other/A.gguf", "owner/name:Q4_K_M", "checkpoints/step-100/", "../..", "a b.gguf"];
+        let given = [
+            "models/a.gguf",
+            "other/A.gguf",
+            "owner/name:Q4_K_M",
+            "checkpoints/step-100/",
+            "../..",
+            "a b.gguf",
+        ];
         let found = given.map(|path| names.of(path, &[".gguf"]));
         assert_eq!(found, ["a", "A-2", "name-Q4_K_M", "step-100", "unnamed", "a-b"]);
     }

@@ -57,9 +57,13 @@ pub fn rank(results: &Results) -> Vec<Workload<'_>> {
     }
     let workload = |prompt_set| {
         let is_candidate = |row: &&Row| {
-            row.prompt_set == prompt_set && row.category.is_none() && row.recommended && row.kind == Kind::Cutoff
+            row.prompt_set == prompt_set
+                && row.category.is_none()
+                && row.recommended
+                && row.kind == Kind::Cutoff
         };
-        let mut ranked: Vec<Candidate<'_>> = results.rows.iter().filter(is_candidate).map(Candidate::new).collect();
+        let mut ranked: Vec<Candidate<'_>> =
+            results.rows.iter().filter(is_candidate).map(Candidate::new).collect();
         ranked.sort_by(Candidate::before);
         let best = ranked.first()?.right;
         let as_good = |of: &Candidate<'_>| best.is_nan() || of.right_ci95[1] >= best;

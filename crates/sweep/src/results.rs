@@ -3,6 +3,7 @@
 use crate::jobs::Cell;
 use layerscope_cutoff::cost::{CostModel, Workload, saved_share};
 use layerscope_cutoff::recommend::{Criterion, Evidence, FrontierGroup, FrontierSummary, Options, recommend};
+use layerscope_diagnostics::prompts::{Prompt, read_prompts};
 use layerscope_diagnostics::record::{Anchor, Divergence, PolicyRecord, PromptSummary};
 use layerscope_diagnostics::run::Run;
 use layerscope_diagnostics::summary::{mean, mean_upper_bound95};
@@ -98,7 +99,7 @@ pub struct Row {
     pub dnll: f64,
     /// Share of prompts whose greedy text is the full model's.
     pub text_unchanged: f64,
-    /// Prompts with an expected answer.
+    /// Prompts with an expected answer, also those that could not be recorded.
     pub expected: usize,
     /// Of these, prompts whose text has it under the policy. Texts under cutoffs are judged where the full model gives the answer.
     pub right: Option<usize>,
@@ -142,7 +143,7 @@ pub fn rows_of_run(cell: &Cell, run: &Run, options: Options) -> Result<Vec<Row>>
     let policies = run.policies()?;
     let frontiers: Vec<FrontierSummary> =
         Anchor::ALL.into_iter().filter_map(|anchor| FrontierSummary::new(evidence, anchor)).collect();
-    let of_cell = OfCell { cell, run, options, cost: evidence.cost() };
+    let of_cell = OfCell { cell, run, options, cost: evidence.cost(), unanswered: unanswered(cell, run)? };
     let mut rows = vec![];
     for category in groups(&prompts) {
         let members: Vec<&PromptSummary> =
@@ -158,7 +159,19 @@ pub fn rows_of_run(cell: &Cell, run: &Run, options: Options) -> Result<Vec<Row>>
     Ok(rows)
 }
 
-/// All prompts, then each category by name; where there is one category, it is all prompts.
+/// Categories of the prompts that expect an answer and could not be recorded: as good as answered wrongly.
+fn unanswered(cell: &Cell, run: &Run) -> Result<Vec<String>> {
+    let failed = &run.manifest().prompts.failed;
+    if failed.is_empty() {
+        return Ok(vec![]);
+    }
+    let prompts = read_prompts(&cell.prompts)?.prompts.into_iter();
+    let is_one =
+        |prompt: &Prompt| prompt.expected().is_some() && failed.iter().any(|failed| failed.id == prompt.id);
+    Ok(prompts.filter(is_one).map(|prompt| prompt.category).collect())
+}
+
+/// All prompts, then each category by name.
 fn groups(prompts: &[PromptSummary]) -> Vec<Option<&str>> {
     let mut categories: Vec<&str> = prompts.iter().map(|prompt| prompt.category.as_str()).collect();
     categories.sort_unstable();
@@ -171,6 +184,7 @@ struct OfCell<'a> {
     run: &'a Run,
     options: Options,
     cost: CostModel,
+    unanswered: Vec<String>,
 }
 
 /// Prompts of a category, or all.
@@ -182,13 +196,19 @@ struct Group<'a> {
 
 impl Group<'_> {
     /// The rows of cutoffs 1 … L.
-    fn cutoffs(&self, frontier: &FrontierSummary, of: &FrontierGroup, recommended: Option<usize>) -> Vec<Row> {
+    fn cutoffs(
+        &self,
+        frontier: &FrontierSummary,
+        of: &FrontierGroup,
+        recommended: Option<usize>,
+    ) -> Vec<Row> {
         let layers = self.cell.run.manifest().model.layers;
         let bos = frontier.anchor == Anchor::Bos;
         (1..=layers)
             .map(|cutoff| {
                 let policy = Policy::speed(cutoff, bos, layers).unwrap_or_else(|_| Policy::full(layers));
-                let answered = |prompt: &&&PromptSummary| prompt.text_at(frontier.anchor, cutoff).answered == Some(true);
+                let answered =
+                    |prompt: &&&PromptSummary| prompt.text_at(frontier.anchor, cutoff).answered == Some(true);
                 let passes = match self.category {
                     None => frontier.passes(cutoff, &self.cell.options),
                     Some(_) => cutoff == layers || of.passes(cutoff, &self.cell.options),
@@ -234,7 +254,8 @@ impl Group<'_> {
             let kl: Vec<[f64; 1]> = divergences.iter().map(|divergence| [divergence.kl]).collect();
             let bound = mean_upper_bound95(&kl.iter().map(<[f64; 1]>::as_slice).collect::<Vec<_>>());
             let mean = Divergence::mean(&divergences);
-            let upper = if mean.kl.is_finite() { bound.first().copied().unwrap_or(f64::NAN) } else { f64::NAN };
+            let upper =
+                if mean.kl.is_finite() { bound.first().copied().unwrap_or(f64::NAN) } else { f64::NAN };
             Some(Row {
                 prompts: members.len(),
                 kl_upper95: upper,
@@ -243,6 +264,13 @@ impl Group<'_> {
             })
         };
         names.iter().filter_map(row).collect()
+    }
+
+    /// Prompts that expect an answer.
+    fn expected(&self) -> usize {
+        let of_category = |category: &&String| self.category.is_none_or(|of| *category == of);
+        self.members.iter().filter(|prompt| prompt.expected.is_some()).count()
+            + self.cell.unanswered.iter().filter(of_category).count()
     }
 
     /// Whether a policy passes, of which the divergence alone is known.
@@ -273,8 +301,10 @@ impl Group<'_> {
             members.iter().map(|prompt| Workload::new(prompt.p, prompt.steps)).collect();
         let costs = Costs::new(cost, &Policy::full(manifest.model.layers), &workloads);
         let under = policy.map_or(Costs::UNKNOWN, |policy| Costs::new(cost, policy, &workloads));
-        let saved = |full: f64, under: f64| if under.is_finite() { saved_share(full, under) } else { f64::NAN };
-        let seconds = |of: &dyn Fn(&PromptSummary) -> f64| members.iter().map(|prompt| of(prompt)).sum::<f64>();
+        let saved =
+            |full: f64, under: f64| if under.is_finite() { saved_share(full, under) } else { f64::NAN };
+        let seconds =
+            |of: &dyn Fn(&PromptSummary) -> f64| members.iter().map(|prompt| of(prompt)).sum::<f64>();
         Row {
             run: cell.name.clone(),
             model: cell.model_name.clone(),
@@ -299,7 +329,7 @@ impl Group<'_> {
             top1: divergence.top1,
             dnll: divergence.dnll,
             text_unchanged: f64::NAN,
-            expected: self.members.iter().filter(|prompt| prompt.expected.is_some()).count(),
+            expected: self.expected(),
             right: None,
             answers: None,
             answers_kept: f64::NAN,
@@ -332,11 +362,15 @@ impl Costs {
     const UNKNOWN: Self = Self { kv_bytes: f64::NAN, ttft_flops: f64::NAN, step_bytes: f64::NAN };
 
     fn new(cost: &CostModel, policy: &Policy, workloads: &[Workload]) -> Self {
-        let costs: Vec<_> = workloads.iter().map(|workload| (cost.cost(policy, *workload), workload)).collect();
+        let costs: Vec<_> =
+            workloads.iter().map(|workload| (cost.cost(policy, *workload), workload)).collect();
         Self {
             kv_bytes: costs.iter().map(|(cost, _)| cost.kv_bytes as f64).sum(),
             ttft_flops: costs.iter().map(|(cost, _)| cost.ttft_flops).sum(),
-            step_bytes: costs.iter().map(|(cost, workload)| cost.step_bytes * workload.decode_tokens as f64).sum(),
+            step_bytes: costs
+                .iter()
+                .map(|(cost, workload)| cost.step_bytes * workload.decode_tokens as f64)
+                .sum(),
         }
     }
 }

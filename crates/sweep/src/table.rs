@@ -15,7 +15,8 @@ use std::sync::Arc;
 /// # Errors
 /// [`Error::Failure`] if it cannot be encoded.
 pub fn to_parquet(results: &Results) -> Result<Vec<u8>> {
-    encode(&results.rows).map_err(|error| Error::failure(format!("cannot write the results as Parquet: {error}")))
+    encode(&results.rows)
+        .map_err(|error| Error::failure(format!("cannot write the results as Parquet: {error}")))
 }
 
 fn encode(rows: &[Row]) -> std::result::Result<Vec<u8>, ParquetError> {
@@ -78,9 +79,12 @@ fn columns(rows: &[Row]) -> Vec<Column> {
             Some(row.kind.name().to_owned())
         }),
         text("policy", "Policy", &|row| Some(row.policy.clone())),
-        count("cutoff", "layers", "Cutoff, 1 to L, where L is the full model; null for other policies", &|row| {
-            row.cutoff.and_then(of)
-        }),
+        count(
+            "cutoff",
+            "layers",
+            "Cutoff, 1 to L, where L is the full model; null for other policies",
+            &|row| row.cutoff.and_then(of),
+        ),
         text("anchor", "Prompt tokens that keep KV at every layer; null for other policies", &|row| {
             row.anchor.map(|anchor| anchor.name().to_owned())
         }),
@@ -102,16 +106,24 @@ fn columns(rows: &[Row]) -> Vec<Column> {
             "Share of prompts whose greedy text is the full model's; null where unknown",
             &|row| row.text_unchanged,
         ),
-        count("expected", "prompts", "Prompts with an expected answer", &|row| of(row.expected)),
+        count(
+            "expected",
+            "prompts",
+            "Prompts with an expected answer, also those that could not be recorded",
+            &|row| of(row.expected),
+        ),
         count(
             "right",
             "prompts",
             "Of these, prompts whose text has the answer; below full depth those that the full model answers are judged; null for other policies",
             &|row| row.right.and_then(of),
         ),
-        count("answers", "prompts", "Prompts whose expected answer the full model gives; null for other policies", &|row| {
-            row.answers.and_then(of)
-        }),
+        count(
+            "answers",
+            "prompts",
+            "Prompts whose expected answer the full model gives; null for other policies",
+            &|row| row.answers.and_then(of),
+        ),
         number("answers_kept", "share", "Share of answers that are kept; null where there is none", &|row| {
             row.answers_kept
         }),
@@ -120,23 +132,36 @@ fn columns(rows: &[Row]) -> Vec<Column> {
             "Whether tolerance and criterion hold; null where answers or texts under the policy are unknown",
             &|row| row.passes,
         ),
-        truth("recommended", "Whether it is the cutoff that the run recommends", &|row| Some(row.recommended)),
+        truth("recommended", "Whether it is the cutoff that the run recommends", &|row| {
+            Some(row.recommended)
+        }),
         number("kv_bytes", "bytes", "KV after the last decode token, mean per prompt", &|row| row.kv_bytes),
         number("kv_bytes_full", "bytes", "The same of the full model", &|row| row.kv_bytes_full),
         number("kv_saved", "share", "Share of the KV bytes saved", &|row| row.kv_saved),
-        number("predicted_ttft_saved", "share", "Prediction: share of the time to first token saved", &|row| {
-            row.predicted_ttft_saved
-        }),
-        number("predicted_tpot_saved", "share", "Prediction: share of the time per output token saved", &|row| {
-            row.predicted_tpot_saved
-        }),
+        number(
+            "predicted_ttft_saved",
+            "share",
+            "Prediction: share of the time to first token saved",
+            &|row| row.predicted_ttft_saved,
+        ),
+        number(
+            "predicted_tpot_saved",
+            "share",
+            "Prediction: share of the time per output token saved",
+            &|row| row.predicted_tpot_saved,
+        ),
         count("weight_bytes", "bytes", "Weights that a decode step reads; null where unknown", &|row| {
             row.weight_bytes
         }),
-        number("full_ttft_s", "seconds", "Time to first token of the full model while it was recorded, mean", &|row| {
-            row.full_ttft_s
+        number(
+            "full_ttft_s",
+            "seconds",
+            "Time to first token of the full model while it was recorded, mean",
+            &|row| row.full_ttft_s,
+        ),
+        number("record_s", "seconds", "Time that recording the prompts took, without policies", &|row| {
+            row.record_s
         }),
-        number("record_s", "seconds", "Time that recording the prompts took, without policies", &|row| row.record_s),
         text("layerscope", "Version of layerscope that recorded", &|row| Some(row.layerscope.clone())),
     ]
 }
@@ -151,12 +176,22 @@ mod tests {
 
     #[test]
     fn every_column_has_a_unit_and_unknown_values_are_null() {
-        let unknown = Row { text_unchanged: f64::NAN, passes: None, cutoff: None, anchor: None, ..row("b", None, f64::NAN) };
+        let unknown = Row {
+            text_unchanged: f64::NAN,
+            passes: None,
+            cutoff: None,
+            anchor: None,
+            ..row("b", None, f64::NAN)
+        };
         let bytes = to_parquet(&results(vec![row("a", Some(3), 7.0), unknown])).unwrap();
         let reader = ParquetRecordBatchReaderBuilder::try_new(bytes::Bytes::from(bytes)).unwrap();
         for field in reader.schema().fields() {
             for key in ["unit", "description"] {
-                assert!(field.metadata().get(key).is_some_and(|text| !text.is_empty()), "{}: {key}", field.name());
+                assert!(
+                    field.metadata().get(key).is_some_and(|text| !text.is_empty()),
+                    "{}: {key}",
+                    field.name()
+                );
             }
         }
         let batch = reader.build().unwrap().next().unwrap().unwrap();

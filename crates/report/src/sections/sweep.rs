@@ -22,7 +22,8 @@ impl Document {
         }
         sections.extend([method(results), provenance(results)]);
         let runs = ranked.iter().map(|of| of.ranked.len()).sum::<usize>();
-        let counted = |count: usize, what: &str| format!("{count} {what}{}", if count == 1 { "" } else { "s" });
+        let counted =
+            |count: usize, what: &str| format!("{count} {what}{}", if count == 1 { "" } else { "s" });
         Self {
             title: "Which model, at which cutoff".into(),
             subtitle: format!(
@@ -111,9 +112,11 @@ fn best_answer(best: &Candidate<'_>, results: &Results) -> Answer {
             note: "predicted from FLOPs".into(),
         },
     ]);
+    let with = row.adapter.as_ref().map_or(String::new(), |adapter| format!(" with {adapter}"));
+    let model = format!("{}{with}", row.model);
     let headline = match (row.cutoff, cuts) {
-        (Some(cutoff), true) => format!("Cut at {cutoff} of {} layers", row.layers),
-        _ => format!("Keep full depth: all {} layers", row.layers),
+        (Some(cutoff), true) => format!("{model}: cut at {cutoff} of {} layers", row.layers),
+        _ => format!("{model}: keep full depth, all {} layers", row.layers),
     };
     Answer { run: row.run.clone(), headline, policy: cuts.then(|| row.policy.clone()), facts }
 }
@@ -210,9 +213,10 @@ fn cutoffs<'a>(results: &'a Results, run: &str) -> Vec<&'a Row> {
 }
 
 fn frontiers(results: &Results, ranked: &[Workload<'_>]) -> Section {
-    let figures = ranked.iter().enumerate().map(|(index, workload)| {
-        Element::Figure(Box::new(frontier(results, index, workload)))
-    });
+    let figures = ranked
+        .iter()
+        .enumerate()
+        .map(|(index, workload)| Element::Figure(Box::new(frontier(results, index, workload))));
     Section { id: "frontiers".into(), title: "What each cutoff costs".into(), blocks: figures.collect() }
 }
 
@@ -377,8 +381,8 @@ fn method(results: &Results) -> Section {
             results.tolerance
         ),
         "Runs of a prompt set are ranked by the share of prompts whose text at that cutoff has the expected answer; of as many, and \
-         where none is expected, the one with less KV per prompt comes first. The intervals are Wilson’s. Below full depth, prompts \
-         that the full model answers wrongly count as wrong."
+         where none is expected, the one with less KV per prompt comes first. The intervals are Wilson’s. Prompts that could \
+         not be recorded count as wrong, and so do, below full depth, those that the full model answers wrongly."
             .into(),
         "KV is what remains after the last decode token, by the cost model, mean over the prompts. TTFT at full depth was measured \
          while recording, on whatever machine ran the job; savings of TTFT and TPOT are predictions."

@@ -103,7 +103,10 @@ fn a_small_file_has_the_defaults_of_record() {
     let jobs = sweep.jobs();
     assert_eq!(jobs.iter().map(|job| job.name.as_str()).collect::<Vec<_>>(), ["a@questions"]);
     let arguments = sweep.arguments(&jobs[0], &Layout::new(Path::new("/out")).expect("a layout")).join(" ");
-    assert!(arguments.ends_with("--out /out/runs/a@questions") && !arguments.contains("--shard"), "{arguments}");
+    assert!(
+        arguments.ends_with("--out /out/runs/a@questions") && !arguments.contains("--shard"),
+        "{arguments}"
+    );
 }
 
 #[test]
@@ -120,7 +123,10 @@ fn what_is_wrong_is_said_with_line_and_mend() {
     ];
     for (text, said) in cases {
         let sentence = read(text).expect_err(text);
-        assert!(sentence.contains("sweep.toml, line ") && sentence.contains(said), "{said:?} is not in {sentence}");
+        assert!(
+            sentence.contains("sweep.toml, line ") && sentence.contains(said),
+            "{said:?} is not in {sentence}"
+        );
         assert!(!sentence.contains('\n'), "{sentence}");
     }
     let added = [

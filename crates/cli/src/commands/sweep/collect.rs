@@ -13,7 +13,8 @@ pub(super) fn run(planned: &Planned, failed: &[FailedJob], json: bool) -> Result
     let results = progress::waiting("reading the runs", || results(planned))?;
     let (table, report) = (planned.layout.table(), planned.layout.report());
     write_file(&table, &to_parquet(&results)?)?;
-    let files = progress::waiting("writing the report", || layerscope_report::render_sweep(&results, &report))?;
+    let files =
+        progress::waiting("writing the report", || layerscope_report::render_sweep(&results, &report))?;
     layerscope_report::write(&files)?;
     let ranked = rank(&results);
     if json {
@@ -58,7 +59,11 @@ fn results(planned: &Planned) -> Result<Results> {
             Ok(Finished { rows: of_cell, failed }) => {
                 rows.extend(of_cell);
                 if failed > 0 {
-                    notes.push(format!("{}: {failed} prompts failed and are left out; its log names them", cell.name));
+                    let prompts = if failed == 1 { "prompt" } else { "prompts" };
+                    notes.push(format!(
+                        "{}: {failed} {prompts} could not be recorded; its log says why",
+                        cell.name
+                    ));
                 }
             }
             Err(error @ Error::Interrupted) => return Err(error),
@@ -124,7 +129,8 @@ fn text(workload: &Workload<'_>) -> String {
             output::figure(row.kv_saved * 100.0, 1),
         ]
     };
-    let header = ["run", "policy", "cutoff", "right", "KL nats", "texts unchanged %", "KV per prompt", "KV saved %"];
+    let header =
+        ["run", "policy", "cutoff", "right", "KL nats", "texts unchanged %", "KV per prompt", "KV saved %"];
     let rows = workload.ranked.iter().enumerate().map(row).collect();
     let mut text = format!("\n{}\n\n{}", terminal::line(workload.prompt_set), output::table(&header, rows));
     if let Some(cheapest) = workload.ranked.get(workload.cheapest).filter(|_| workload.cheapest > 0) {

@@ -5,6 +5,7 @@ use crate::interrupt::heeded;
 use crate::progress::SweepBar;
 use crate::terminal;
 use layerscope_diagnostics::machine::Machine;
+use layerscope_diagnostics::run::Run;
 use layerscope_engine::{Error, Interrupt, Result};
 use layerscope_sweep::Job;
 use std::collections::VecDeque;
@@ -12,10 +13,8 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
 use std::sync::atomic::Ordering::SeqCst;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-/// Pause between looks at the processes.
-const PAUSE: Duration = Duration::from_millis(50);
 /// Last bytes of a log that are searched for its error.
 const END_OF_LOG: u64 = 16 << 10;
 
@@ -87,7 +86,7 @@ impl Pool<'_> {
             if !stopping && interrupt.load(SeqCst) {
                 stopping = true;
                 self.bar.say("layerscope: stopping; every process ends its prompt first");
-                self.slots.iter_mut().flatten().for_each(|running| terminate(&mut running.child));
+                self.slots.iter_mut().flatten().for_each(|running| super::terminate(&mut running.child));
             }
             for slot in 0..self.slots.len() {
                 if let Some(running) = self.slots[slot].take_if(|running| has_ended(&mut running.child)) {
@@ -100,7 +99,7 @@ impl Pool<'_> {
             if self.slots.iter().all(Option::is_none) {
                 return Ok(stopping);
             }
-            std::thread::sleep(PAUSE);
+            std::thread::sleep(super::PAUSE);
         }
     }
 
@@ -118,9 +117,7 @@ impl Pool<'_> {
         let device = devices.get(slot % devices.len().max(1)).or(sweep.settings.device.as_ref());
         command.args(device.into_iter().flat_map(|device| ["--device", device]));
         command.stdin(Stdio::null()).stdout(log).stderr(second);
-        // Ctrl-C in a terminal reaches this process alone, which passes it on once.
-        #[cfg(unix)]
-        std::os::unix::process::CommandExt::process_group(&mut command, 0);
+        super::in_a_group_of_its_own(&mut command);
         let child = command
             .spawn()
             .map_err(|error| Error::failure(format!("cannot start {}: {error}", self.program.display())))?;
@@ -130,13 +127,16 @@ impl Pool<'_> {
 
     fn ended(&mut self, running: Running, stopping: bool) -> Result<()> {
         let Running { job, mut child, started } = running;
-        let status = child.wait().map_err(|error| Error::failure(format!("cannot wait for a process: {error}")))?;
+        let status =
+            child.wait().map_err(|error| Error::failure(format!("cannot wait for a process: {error}")))?;
         let Planned { sweep, layout, jobs } = self.planned;
         let which = format!("job {} of {}, {}", job.number, jobs.len(), job.name);
         if status.success() && sweep.is_done(&job, layout)? {
             self.bar.done(&format!("layerscope: {which}: done in {:.0} s", started.elapsed().as_secs_f64()));
         } else if !stopping {
-            let reason = format!("{}; its log is {}", why(status, &layout.log(&job)), layout.log(&job).display());
+            let failed = failed_prompts(&layout.recording(sweep, &job));
+            let why = failed.unwrap_or_else(|| why(status, &layout.log(&job)));
+            let reason = format!("{why}; its log is {}", layout.log(&job).display());
             self.bar.done(&format!("layerscope: {which}: failed: {reason}"));
             self.failed.push(FailedJob { job, reason });
         }
@@ -146,6 +146,18 @@ impl Pool<'_> {
 
 fn has_ended(child: &mut Child) -> bool {
     !matches!(child.try_wait(), Ok(None))
+}
+
+/// The prompts that a job could not record, where it recorded all others.
+fn failed_prompts(folder: &Path) -> Option<String> {
+    let run = Run::open(folder).ok()?;
+    let failed = &run.manifest().prompts.failed;
+    let first = failed.first()?;
+    let others = match failed.len() {
+        1 => "a prompt".to_owned(),
+        count => format!("{count} prompts"),
+    };
+    Some(format!("{others} could not be recorded, such as {:?}: {}", first.id, first.reason))
 }
 
 /// Why a process failed: the last error in its log, or how it ended.
@@ -174,16 +186,3 @@ fn end_of(path: &Path) -> Option<String> {
     file.take(END_OF_LOG).read_to_end(&mut bytes).ok()?;
     Some(String::from_utf8_lossy(&bytes).into_owned())
 }
-
-/// Asks a process to end after the prompt in hand.
-#[cfg(unix)]
-fn terminate(child: &mut Child) {
-    if let Ok(id) = i32::try_from(child.id()) {
-        // SAFETY: the process is this one's child and was not waited for, so the id is its own.
-        unsafe { libc::kill(id, libc::SIGTERM) };
-    }
-}
-
-/// Ctrl-C in a console reaches the processes by itself.
-#[cfg(not(unix))]
-fn terminate(_: &mut Child) {}

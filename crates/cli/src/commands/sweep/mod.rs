@@ -11,7 +11,11 @@ use crate::{output, terminal};
 use layerscope_engine::{Error, Result};
 use layerscope_sweep::{Job, Layout, Runner, Sweep};
 use serde_json::json;
-use std::process::ExitCode;
+use std::process::{Child, Command, ExitCode};
+use std::time::Duration;
+
+/// Pause between looks at processes that were started.
+const PAUSE: Duration = Duration::from_millis(50);
 
 /// A sweep, where its files are, and its jobs.
 struct Planned {
@@ -49,7 +53,8 @@ pub(crate) fn run(arguments: &SweepArguments) -> Result<ExitCode> {
         return job::run(&planned, number, arguments.with_parent);
     }
     if arguments.collect {
-        let failed = planned.undone()?.into_iter().map(|job| FailedJob { job, reason: "it is not done".into() });
+        let failed =
+            planned.undone()?.into_iter().map(|job| FailedJob { job, reason: "it is not done".into() });
         return collect::run(&planned, &failed.collect::<Vec<_>>(), arguments.json);
     }
     match arguments.runner.map(Runner::from).or(planned.sweep.runner).unwrap_or(Runner::Local) {
@@ -108,3 +113,24 @@ fn dry_run(planned: &Planned, json: bool) -> Result<ExitCode> {
     terminal::say(&format!("{undone} of {} jobs are to do; without --dry-run they run", jobs.len()));
     Ok(ExitCode::SUCCESS)
 }
+
+/// Ctrl-C in a terminal reaches this process alone, which passes it on once.
+fn in_a_group_of_its_own(command: &mut Command) {
+    #[cfg(unix)]
+    std::os::unix::process::CommandExt::process_group(command, 0);
+    #[cfg(not(unix))]
+    let _ = command;
+}
+
+/// Asks a process to stop and keep what is done.
+#[cfg(unix)]
+fn terminate(child: &mut Child) {
+    if let Ok(id) = i32::try_from(child.id()) {
+        // SAFETY: the process is this one's child and was not waited for, so the id is its own.
+        unsafe { libc::kill(id, libc::SIGTERM) };
+    }
+}
+
+/// Ctrl-C in a console reaches the processes by itself.
+#[cfg(not(unix))]
+fn terminate(_: &mut Child) {}

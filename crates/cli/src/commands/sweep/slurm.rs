@@ -13,7 +13,8 @@ pub(super) fn run(planned: &Planned, jobs: Option<u16>) -> Result<ExitCode> {
     let at_once = jobs.or(planned.sweep.slurm.jobs);
     let numbers: Vec<usize> = undone.iter().map(|job: &Job| job.number).collect();
     let script = quoted(&path.display().to_string());
-    let array = format!("--array={}{}", ranges(&numbers), at_once.map_or(String::new(), |jobs| format!("%{jobs}")));
+    let array =
+        format!("--array={}{}", ranges(&numbers), at_once.map_or(String::new(), |jobs| format!("%{jobs}")));
     let log = planned.layout.out.join("logs").join("slurm-collect-%j.log").display().to_string();
     if numbers.is_empty() {
         terminal::say(&format!(
@@ -32,12 +33,16 @@ pub(super) fn run(planned: &Planned, jobs: Option<u16>) -> Result<ExitCode> {
         let said = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
         Some(match output.status.success() {
             true => Ok(said(&output.stdout)),
-            false => Err(Error::failure(format!("sbatch refused {}: {}", path.display(), said(&output.stderr)))),
+            false => {
+                Err(Error::failure(format!("sbatch refused {}: {}", path.display(), said(&output.stderr))))
+            }
         })
     };
     let Some(submitted) = submit(&["--parsable", &array]) else {
         terminal::print(&format!("wrote {}", path.display()))?;
-        terminal::say("layerscope: there is no sbatch here; where there is one, these commands submit the sweep:");
+        terminal::say(
+            "layerscope: there is no sbatch here; where there is one, these commands submit the sweep:",
+        );
         terminal::print(&format!(
             "id=$(sbatch --parsable {array} {script})\nsbatch --dependency=afterany:${{id%%;*}} --output={} {script}",
             quoted(&log)
@@ -48,10 +53,11 @@ pub(super) fn run(planned: &Planned, jobs: Option<u16>) -> Result<ExitCode> {
     let submitted = submitted?;
     let id = submitted.split(';').next().unwrap_or_default().to_owned();
     let dependency = format!("--dependency=afterany:{id}");
-    let collecting = submit(&["--parsable", &dependency, &format!("--output={log}")]).transpose()?.unwrap_or_default();
+    let collecting =
+        submit(&["--parsable", &dependency, &format!("--output={log}")]).transpose()?.unwrap_or_default();
     terminal::print(&format!(
-        "submitted {} jobs as array {id}, and {collecting}, which writes table and report once they have ended",
-        numbers.len()
+        "submitted {} as array {id}, and {collecting}, which writes table and report once they have ended",
+        if numbers.len() == 1 { "1 job".to_owned() } else { format!("{} jobs", numbers.len()) }
     ))?;
     Ok(ExitCode::SUCCESS)
 }
@@ -71,7 +77,8 @@ fn script(planned: &Planned) -> Result<String> {
     let slurm = &planned.sweep.slurm;
     let options: String = slurm.options.iter().map(|option| format!("#SBATCH {option}\n")).collect();
     let setup: String = slurm.setup.iter().map(|line| format!("{line}\n")).collect();
-    let [job, collect] = [&["--job"][..], &["--collect"][..]].map(|more| quoted_words(&planned.command(more)));
+    let [job, collect] =
+        [&["--job"][..], &["--collect"][..]].map(|more| quoted_words(&planned.command(more)));
     Ok(format!(
         "#!/bin/bash
 # Written by layerscope sweep. A task of an array does the job of its number; without an array, what is recorded is collected.
@@ -92,7 +99,8 @@ exec {program} {collect}
 /// Ascending numbers as `1-3,7`.
 fn ranges(numbers: &[usize]) -> String {
     let runs = numbers.chunk_by(|a, b| a + 1 == *b).filter_map(|run| Some((run.first()?, run.last()?)));
-    let text = runs.map(|(first, last)| if first == last { first.to_string() } else { format!("{first}-{last}") });
+    let text =
+        runs.map(|(first, last)| if first == last { first.to_string() } else { format!("{first}-{last}") });
     text.collect::<Vec<_>>().join(",")
 }
 
