@@ -1,7 +1,7 @@
 //! The Python package passes its tests with the binary.
 //!
-//! They need a Python (`LAYERSCOPE_PYTHON`, else `python3`) with polars, or Ray; where there is none the test says so and passes, unless
-//! `LAYERSCOPE_REQUIRE_JUPYTER`, or `LAYERSCOPE_REQUIRE_RAY`, is set.
+//! They need a Python (`LAYERSCOPE_PYTHON`, else `python3`) with what `passes` is told; where that is missing the test says so and
+//! passes, unless the environment requires it.
 
 #![allow(clippy::print_stderr, clippy::unwrap_used)]
 
@@ -20,7 +20,12 @@ fn a_sweep_runs_on_ray() {
     passes("test_sweep_ray.py", "ray", "LAYERSCOPE_REQUIRE_RAY");
 }
 
-/// Runs a file of tests that needs a Python module.
+#[test]
+fn run_folders_go_to_an_object_store_and_back() {
+    passes("test_store.py", "moto.server, obstore, polars", "LAYERSCOPE_REQUIRE_STORE");
+}
+
+/// Runs a file of tests that needs Python modules; they are required where the environment has the variable `required`.
 fn passes(tests: &str, module: &str, required: &str) {
     let python = std::env::var_os("LAYERSCOPE_PYTHON").unwrap_or_else(|| "python3".into());
     let found = Command::new(&python).args(["-c", &format!("import {module}")]).output();
