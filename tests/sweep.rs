@@ -217,7 +217,7 @@ fn a_prompt_that_cannot_be_recorded_is_named_and_counts_as_wrong() {
     let (folder, file) = prepared("");
     let long = format!(
         "{{\"id\": \"long\", \"category\": \"long\", \"prompt\": \"{}\", \"expected\": \"a\"}}",
-        "a b ".repeat(200)
+        "ab".repeat(400)
     );
     let prompts = folder.path().join("demo.jsonl");
     let text = std::fs::read_to_string(&prompts).unwrap();

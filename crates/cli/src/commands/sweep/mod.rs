@@ -59,7 +59,7 @@ pub(crate) fn run(arguments: &SweepArguments) -> Result<ExitCode> {
     }
     match arguments.runner.map(Runner::from).or(planned.sweep.runner).unwrap_or(Runner::Local) {
         Runner::Local => local::run(&planned, arguments.jobs, arguments.json),
-        Runner::Slurm => slurm::run(&planned, arguments.jobs),
+        Runner::Slurm => slurm::run(&planned, arguments.jobs, arguments.json),
         Runner::Ray => ray::run(&planned, arguments),
     }
 }

@@ -1,65 +1,75 @@
 //! Jobs as a Slurm array: a script, and its submission.
 
-use super::Planned;
-use crate::terminal;
+use super::{Planned, collect};
+use crate::{output, terminal};
 use layerscope_engine::{Error, Result, write_file};
-use layerscope_sweep::Job;
+use serde_json::json;
+use std::io::ErrorKind;
+use std::path::Path;
 use std::process::{Command, ExitCode};
 
-pub(super) fn run(planned: &Planned, jobs: Option<u16>) -> Result<ExitCode> {
-    let undone = planned.undone()?;
+pub(super) fn run(planned: &Planned, jobs: Option<u16>, json: bool) -> Result<ExitCode> {
+    let numbers: Vec<usize> = planned.undone()?.iter().map(|job| job.number).collect();
+    if numbers.is_empty() {
+        return collect::run(planned, &[], json);
+    }
     let path = planned.layout.script();
     write_file(&path, script(planned)?.as_bytes())?;
-    let at_once = jobs.or(planned.sweep.slurm.jobs);
-    let numbers: Vec<usize> = undone.iter().map(|job: &Job| job.number).collect();
-    let script = quoted(&path.display().to_string());
-    let array =
-        format!("--array={}{}", ranges(&numbers), at_once.map_or(String::new(), |jobs| format!("%{jobs}")));
-    let log = planned.layout.out.join("logs").join("slurm-collect-%j.log").display().to_string();
-    if numbers.is_empty() {
-        terminal::say(&format!(
-            "layerscope: every job is done; `layerscope {}` writes table and report",
-            quoted_words(&planned.command(&["--collect"]))
-        ));
+    let at_once = jobs.or(planned.sweep.slurm.jobs).map_or(String::new(), |jobs| format!("%{jobs}"));
+    let array = format!("--array={}{at_once}", ranges(&numbers));
+    let log = format!("--output={}/logs/slurm-collect-%j.log", folder_of_logs(planned)?);
+    let submitted = submit(&path, &[&array])?;
+    let collecting = match &submitted {
+        Some(id) => submit(&path, &[&format!("--dependency=afterany:{id}"), &log])?,
+        None => None,
+    };
+    if json {
+        output::json(&json!({ "script": path, "jobs": numbers, "array": submitted, "collect": collecting }))?;
         return Ok(ExitCode::SUCCESS);
     }
-    let submit = |arguments: &[&str]| -> Option<Result<String>> {
-        let output = Command::new("sbatch").args(arguments).arg(&path).output();
-        let output = match output {
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return None,
-            Err(error) => return Some(Err(Error::failure(format!("cannot start sbatch: {error}")))),
-            Ok(output) => output,
-        };
-        let said = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
-        Some(match output.status.success() {
-            true => Ok(said(&output.stdout)),
-            false => {
-                Err(Error::failure(format!("sbatch refused {}: {}", path.display(), said(&output.stderr))))
-            }
-        })
-    };
-    let Some(submitted) = submit(&["--parsable", &array]) else {
+    let Some((array_id, collecting)) = submitted.zip(collecting) else {
         terminal::print(&format!("wrote {}", path.display()))?;
         terminal::say(
             "layerscope: there is no sbatch here; where there is one, these commands submit the sweep:",
         );
+        let script = quoted(&path.display().to_string());
         terminal::print(&format!(
-            "id=$(sbatch --parsable {array} {script})\nsbatch --dependency=afterany:${{id%%;*}} --output={} {script}",
+            "id=$(sbatch --parsable {array} {script})\nsbatch --dependency=afterany:${{id%%;*}} {} {script}",
             quoted(&log)
         ))?;
         return Ok(ExitCode::SUCCESS);
     };
-    // NUMBER or NUMBER;CLUSTER
-    let submitted = submitted?;
-    let id = submitted.split(';').next().unwrap_or_default().to_owned();
-    let dependency = format!("--dependency=afterany:{id}");
-    let collecting =
-        submit(&["--parsable", &dependency, &format!("--output={log}")]).transpose()?.unwrap_or_default();
     terminal::print(&format!(
-        "submitted {} as array {id}, and {collecting}, which writes table and report once they have ended",
+        "submitted {} as array {array_id}, and {collecting}, which writes table and report once they have ended",
         if numbers.len() == 1 { "1 job".to_owned() } else { format!("{} jobs", numbers.len()) }
     ))?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Submits the script, and returns the number that it got; none where there is no `sbatch`.
+fn submit(script: &Path, options: &[&str]) -> Result<Option<String>> {
+    let output = match Command::new("sbatch").arg("--parsable").args(options).arg(script).output() {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(Error::failure(format!("cannot start sbatch: {error}"))),
+        Ok(output) => output,
+    };
+    let said = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
+    if !output.status.success() {
+        return Err(Error::failure(format!("sbatch refused {}: {}", script.display(), said(&output.stderr))));
+    }
+    // NUMBER or NUMBER;CLUSTER
+    Ok(said(&output.stdout).split(';').next().map(str::to_owned))
+}
+
+/// The folder of everything, as file names in options of Slurm have it, which replaces what follows a %.
+fn folder_of_logs(planned: &Planned) -> Result<String> {
+    let folder = planned.layout.out.display().to_string();
+    match folder.contains(['"', '\n', '\\']) {
+        true => Err(Error::input(format!(
+            "the name of {folder} has a quote, a backslash or a line break, which scripts of Slurm cannot have; choose another --out"
+        ))),
+        false => Ok(folder.replace('%', "%%")),
+    }
 }
 
 /// The script of a task of the array, which does its job, and of the job behind it, which collects.
@@ -67,13 +77,7 @@ fn script(planned: &Planned) -> Result<String> {
     let program = std::env::current_exe()
         .map_err(|error| Error::failure(format!("cannot find the layerscope program: {error}")))?;
     let program = quoted(&program.display().to_string());
-    // Slurm replaces what follows a % in file names.
-    let log = planned.layout.out.display().to_string().replace('%', "%%");
-    if log.contains(['"', '\n', '\\']) {
-        return Err(Error::input(format!(
-            "the name of {log} has a quote, a backslash or a line break, which scripts of Slurm cannot have; choose another --out"
-        )));
-    }
+    let log = folder_of_logs(planned)?;
     let slurm = &planned.sweep.slurm;
     let options: String = slurm.options.iter().map(|option| format!("#SBATCH {option}\n")).collect();
     let setup: String = slurm.setup.iter().map(|line| format!("{line}\n")).collect();
