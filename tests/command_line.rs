@@ -408,6 +408,7 @@ fn help_has_examples_and_completions_are_scripts() {
     let commands = [
         "demo",
         "record",
+        "sweep",
         "show",
         "recommend",
         "generate",

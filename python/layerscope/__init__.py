@@ -15,8 +15,21 @@ from ._command import LayerscopeError, run
 from ._recommendation import Recommendation
 from ._record import record
 from ._run import Run
+from ._store import StoreError, pull, push
 
-__all__ = ["LayerscopeError", "LayerscopeNotFound", "Recommendation", "Run", "__version__", "find_binary", "record", "run"]
+__all__ = [
+    "LayerscopeError",
+    "LayerscopeNotFound",
+    "Recommendation",
+    "Run",
+    "StoreError",
+    "__version__",
+    "find_binary",
+    "pull",
+    "push",
+    "record",
+    "run",
+]
 
 __version__: str
 

@@ -1,5 +1,9 @@
 //! The command-line arguments.
 
+mod sweep;
+
+pub(crate) use sweep::SweepArguments;
+
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use layerscope_cutoff::budget::KvBudget;
 use layerscope_cutoff::recommend::{Criterion, Options};
@@ -52,6 +56,9 @@ pub(crate) enum Command {
         after_help = "Example: four machines record a share each, and one merges them:\n  layerscope record model.gguf --prompts prompts.jsonl --shard 2/4 --out shards\n  layerscope merge-runs shards --out run\n\nExample: an array of Slurm:\n  sbatch --array=1-4 --wrap 'layerscope record model.gguf --prompts prompts.jsonl --shard auto --out shards'\n\nMerging again adds what has been recorded since."
     )]
     MergeRuns(MergeRunsArguments),
+    /// Record models, with adapters, on prompt sets under policies, and rank them: which model, at which cutoff
+    #[command(after_help = sweep::EXAMPLES)]
+    Sweep(SweepArguments),
     /// Print a run's figures by layer
     #[command(after_help = "Example:\n  layerscope show run --by-category")]
     Show(ShowArguments),

@@ -56,6 +56,7 @@ fn run(arguments: Arguments) -> Result<ExitCode> {
         Command::Demo(arguments) => commands::demo::run(&arguments),
         Command::Record(arguments) => commands::record::run(&arguments),
         Command::MergeRuns(arguments) => commands::merge_runs::run(&arguments),
+        Command::Sweep(arguments) => commands::sweep::run(&arguments),
         Command::Show(arguments) => commands::show::run(&arguments),
         Command::Recommend(arguments) => commands::recommend::run(&arguments),
         Command::Diffusion(arguments) => commands::diffusion::run(&arguments),

@@ -213,6 +213,37 @@ impl SearchBar {
     }
 }
 
+/// A bar over the jobs of a sweep; each that ends is told in a line.
+pub(crate) struct SweepBar(ProgressBar);
+
+impl SweepBar {
+    pub(crate) fn new(jobs: usize, done: usize) -> Self {
+        let bar = bar(jobs, "jobs {bar:30} {pos}/{len}, {elapsed} elapsed, {msg}");
+        bar.set_position(done as u64);
+        Self(bar)
+    }
+
+    pub(crate) fn started(&self, job: &str) {
+        show(&self.0, job);
+    }
+
+    pub(crate) fn done(&self, line: &str) {
+        self.0.inc(1);
+        if !QUIET.load(Ordering::Relaxed) {
+            self.say(line);
+        }
+    }
+
+    /// Prints a line above the bar.
+    pub(crate) fn say(&self, line: &str) {
+        self.0.suspend(|| terminal::say(line));
+    }
+
+    pub(crate) fn finish(&self) {
+        self.0.finish_and_clear();
+    }
+}
+
 /// Progress of recording under policies.
 pub(crate) struct PoliciesBar(ProgressBar);
 

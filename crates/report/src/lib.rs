@@ -20,7 +20,7 @@ mod sections;
 pub mod spans;
 pub mod under_policies;
 
-pub use output::{File, ReportFormat, render, write};
+pub use output::{File, ReportFormat, render, render_sweep, write};
 pub use patching::patching_svg;
 pub use policies::{trade_off, trade_off_svg};
 

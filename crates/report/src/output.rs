@@ -3,6 +3,8 @@
 use crate::data::Report;
 use crate::document::Document;
 use layerscope_engine::{Error, Result, write_file};
+use layerscope_sweep::Results;
+use serde::Serialize;
 use std::path::{Path, PathBuf};
 
 /// A format.
@@ -83,13 +85,28 @@ pub struct File {
 /// # Errors
 /// [`Error::Input`] if the extension is not of a format of this build; [`Error::Failure`] if rendering fails.
 pub fn render(report: &Report, path: &Path) -> Result<Vec<File>> {
-    let document = || Document::of(report);
+    rendered(&|| Document::of(report), &|| json(report), path)
+}
+
+/// Renders the results of a sweep in the format of `path`'s extension. Writes nothing.
+///
+/// # Errors
+/// As [`render`].
+pub fn render_sweep(results: &Results, path: &Path) -> Result<Vec<File>> {
+    rendered(&|| Document::of_sweep(results), &|| json(results), path)
+}
+
+fn rendered(
+    document: &dyn Fn() -> Document,
+    json: &dyn Fn() -> Result<Vec<u8>>,
+    path: &Path,
+) -> Result<Vec<File>> {
     let one = |bytes| vec![File { path: path.to_owned(), bytes }];
     Ok(match ReportFormat::of(path)? {
         ReportFormat::Html => one(crate::html::html(&document()).into_bytes()),
         ReportFormat::Pdf => one(crate::pdf::pdf(&document())?),
         ReportFormat::Markdown => markdown(&document(), path),
-        ReportFormat::Json => one(json(report)?),
+        ReportFormat::Json => one(json()?),
     })
 }
 
@@ -125,7 +142,7 @@ fn in_url(name: &str) -> String {
     name.bytes().map(byte).collect()
 }
 
-fn json(report: &Report) -> Result<Vec<u8>> {
+fn json(report: &impl Serialize) -> Result<Vec<u8>> {
     let mut bytes = serde_json::to_vec_pretty(report)
         .map_err(|error| Error::failure(format!("cannot write the report as JSON: {error}")))?;
     bytes.push(b'\n');

@@ -15,38 +15,10 @@ use std::process::ExitCode;
 const NAMED: usize = 8;
 
 pub(crate) fn run(arguments: &MergeRunsArguments) -> Result<ExitCode> {
-    let out = &arguments.out;
     let folders = run_folders(&arguments.runs)?;
-    let is_out = |folder: &&PathBuf| {
-        folder.canonicalize().ok().is_some_and(|path| out.canonicalize().ok() == Some(path))
-    };
-    if let Some(folder) = folders.iter().find(is_out) {
-        return Err(Error::input(format!(
-            "--out {} is one of the runs to merge; choose another",
-            folder.display()
-        )));
-    }
-    let runs: Vec<Run> = folders.iter().map(|folder| Run::open(folder)).collect::<Result<_>>()?;
-    runs.iter().try_for_each(|run| check_alike(runs[0].manifest(), run))?;
-    let doubled = doubled(&runs);
-    for (id, [first, second]) in &doubled {
-        let (first, second) = (first.display(), second.display());
-        terminal::say(&format!("layerscope: prompt {id:?} is in {first} and in {second}; the first counts"));
-    }
-    output::check_folder(out)?;
-    let mut writer = RunWriter::create_or_resume(out, empty(runs[0].manifest()))?;
-    let mut taken = 0;
-    for run in &runs {
-        taken += writer.take(run)?;
-    }
-    let manifest = writer.finish()?.clone();
-    drop(writer);
-    let merged = Run::open(out)?;
-    add_tables(&merged, &runs)?;
-    let PromptStates { ids, failed, .. } = &manifest.prompts;
-    let known =
-        |id: &&String| merged.prompt_ids().contains(id) || failed.iter().any(|failed| failed.id == **id);
-    let missing: Vec<&String> = ids.iter().filter(|id| !known(id)).collect();
+    let out = &arguments.out;
+    let Merged { run: merged, taken, missing, doubled } = merge(&folders, out)?;
+    let PromptStates { ids, failed, .. } = &merged.manifest().prompts;
     if arguments.json {
         output::json(&json!({
             "run": out,
@@ -55,7 +27,7 @@ pub(crate) fn run(arguments: &MergeRunsArguments) -> Result<ExitCode> {
             "taken": taken,
             "missing": missing,
             "failed": failed,
-            "doubled": doubled.keys().collect::<Vec<_>>(),
+            "doubled": doubled,
         }))?;
     } else {
         terminal::print(&format!(
@@ -82,6 +54,57 @@ pub(crate) fn run(arguments: &MergeRunsArguments) -> Result<ExitCode> {
         ));
     }
     Ok(if missing.is_empty() && failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(2) })
+}
+
+/// Runs that were put together.
+pub(crate) struct Merged {
+    /// The run of all.
+    pub(crate) run: Run,
+    /// Prompts that it did not have before.
+    pub(crate) taken: usize,
+    /// Prompts that no run has, by id.
+    pub(crate) missing: Vec<String>,
+    /// Prompts that several runs have, by id.
+    pub(crate) doubled: Vec<String>,
+}
+
+/// Puts the runs of these folders together in `out`.
+///
+/// # Errors
+/// [`Error::Input`] where they are not of one model, prompt file, precision, settings and version, or `out` is one of them.
+pub(crate) fn merge(folders: &[PathBuf], out: &Path) -> Result<Merged> {
+    let is_out = |folder: &&PathBuf| {
+        folder.canonicalize().ok().is_some_and(|path| out.canonicalize().ok() == Some(path))
+    };
+    if let Some(folder) = folders.iter().find(is_out) {
+        return Err(Error::input(format!(
+            "--out {} is one of the runs to merge; choose another",
+            folder.display()
+        )));
+    }
+    let runs: Vec<Run> = folders.iter().map(|folder| Run::open(folder)).collect::<Result<_>>()?;
+    let first = runs.first().ok_or_else(|| Error::input("name a run folder to merge"))?.manifest();
+    runs.iter().try_for_each(|run| check_alike(first, run))?;
+    let doubled = doubled(&runs);
+    for (id, [first, second]) in &doubled {
+        let (first, second) = (first.display(), second.display());
+        terminal::say(&format!("layerscope: prompt {id:?} is in {first} and in {second}; the first counts"));
+    }
+    output::check_folder(out)?;
+    let mut writer = RunWriter::create_or_resume(out, empty(first))?;
+    let mut taken = 0;
+    for run in &runs {
+        taken += writer.take(run)?;
+    }
+    writer.finish()?;
+    drop(writer);
+    let merged = Run::open(out)?;
+    add_tables(&merged, &runs)?;
+    let PromptStates { ids, failed, .. } = &merged.manifest().prompts;
+    let known =
+        |id: &&String| merged.prompt_ids().contains(id) || failed.iter().any(|failed| failed.id == **id);
+    let missing: Vec<String> = ids.iter().filter(|id| !known(id)).cloned().collect();
+    Ok(Merged { taken, missing, doubled: doubled.into_keys().collect(), run: merged })
 }
 
 /// The run folders of some folders: themselves, or those right within, by name.

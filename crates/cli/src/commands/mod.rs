@@ -24,6 +24,7 @@ pub(crate) mod search;
 #[cfg_attr(not(feature = "server"), path = "no_server.rs")]
 pub(crate) mod serve;
 pub(crate) mod show;
+pub(crate) mod sweep;
 #[cfg_attr(not(feature = "viewer"), path = "no_viewer.rs")]
 pub(crate) mod view;
 

@@ -16,6 +16,7 @@ mod prompts;
 mod provenance;
 mod readings;
 mod spans;
+mod sweep;
 mod under_policies;
 
 use crate::data::{Report, RunReport};

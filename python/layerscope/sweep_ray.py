@@ -1,0 +1,166 @@
+"""Runs the jobs of a sweep on a Ray cluster: an actor per GPU or group of cores calls the program.
+
+    python -m layerscope.sweep_ray sweep.toml --out sweep
+    python -m layerscope.sweep_ray sweep.toml --out sweep --address auto --workers 8 --gpus 1
+
+The folder, the models and the prompt files must be where every node sees them. A job whose actor or node is lost runs again and goes on
+where it stopped, since every finished prompt is kept; so does the same command after an interruption.
+"""
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+from ._binary import LayerscopeNotFound, find_binary
+
+# Times that a job is tried anew after its actor was lost. Nodes that are preempted do not count.
+RETRIES = 5
+INTERRUPTED = 130
+
+
+def main(arguments: list[str] | None = None) -> int:
+    asked = _asked(arguments)
+    try:
+        import ray
+    except ImportError:
+        print("layerscope: Ray is not installed; pip install 'layerscope[ray]'", file=sys.stderr)
+        return 2
+    try:
+        binary = find_binary()
+    except LayerscopeNotFound as error:
+        print(f"layerscope: {error}", file=sys.stderr)
+        return 2
+    plan = _plan(binary, asked)
+    if isinstance(plan, int):
+        return plan
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        failed = _run(ray, binary, asked, plan)
+    except KeyboardInterrupt:
+        print(f"layerscope: interrupted; the same command resumes {plan['out']}", file=sys.stderr)
+        return INTERRUPTED
+    for name, reason in failed.items():
+        print(f"layerscope: {name}: {reason}", file=sys.stderr)
+    collected = subprocess.run([*_sweep(binary, asked, plan["out"]), "--collect", *(["--json"] if asked.json else [])])
+    return collected.returncode or (1 if failed else 0)
+
+
+def _asked(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m layerscope.sweep_ray",
+        description="Runs the jobs of a sweep on a Ray cluster, then writes sweep.parquet and sweep.html.",
+        epilog="Example: python -m layerscope.sweep_ray sweep.toml --out sweep --address auto",
+    )
+    parser.add_argument("file", help="sweep.toml")
+    parser.add_argument("--out", metavar="FOLDER", help="folder that every node sees; what the file says where none is given")
+    parser.add_argument("--address", help="address of the cluster, e.g. auto; one on this machine where none is given")
+    parser.add_argument("--workers", type=int, metavar="N", help="actors; one per GPU, or else one per node")
+    parser.add_argument("--cpus", type=float, metavar="N", help="cores of each actor; all, shared evenly, where nothing is said")
+    parser.add_argument("--gpus", type=float, metavar="N", help="GPUs of each actor; 1 where the cluster has any")
+    parser.add_argument("--device", help="where jobs run, as layerscope record takes it")
+    parser.add_argument("--json", action="store_true", help="print one JSON object: the ranking")
+    return parser.parse_args(arguments)
+
+
+def _sweep(binary: str, asked: argparse.Namespace, out: str | None) -> list[str]:
+    command = [binary, "sweep", os.path.abspath(asked.file)]
+    return command + (["--out", out] if out else [])
+
+
+def _plan(binary: str, asked: argparse.Namespace) -> dict[str, Any] | int:
+    """The jobs and what `[ray]` of the file says, or the exit code of the program that says what is wrong."""
+    out = os.path.abspath(asked.out) if asked.out else None
+    listed = subprocess.run([*_sweep(binary, asked, out), "--dry-run", "--json"], stdout=subprocess.PIPE, encoding="utf-8")
+    if listed.returncode:
+        return listed.returncode
+    return json.loads(listed.stdout)
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+class Worker:
+    """Does one job at a time. Ray starts it anew where it is lost, and calls it again with the same job."""
+
+    def __init__(self, command: list[str], threads: int) -> None:
+        self.command, self.threads = command, threads
+
+    def do(self, job: int, log: str) -> int:
+        """The exit code of the job."""
+        Path(log).parent.mkdir(parents=True, exist_ok=True)
+        with open(log, "ab") as output:
+            # The program ends with this process, so that no lost actor's job goes on beside its repetition.
+            options = ["--job", str(job), "--with-parent", str(os.getpid())]
+            command = [self.command[0], "--threads", str(self.threads), *self.command[1:], *options]
+            return subprocess.run(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output).returncode
+
+
+def _run(ray: Any, binary: str, asked: argparse.Namespace, plan: dict[str, Any]) -> dict[str, str]:
+    """Does every job that is not done, and says why some failed, by name."""
+    jobs = deque(job for job in plan["jobs"] if not job["done"])
+    if not jobs:
+        return {}
+    total = len(jobs)
+    mine = not ray.is_initialized()
+    if mine:
+        address = asked.address or plan["ray"]["address"] or os.environ.get("RAY_ADDRESS") or "local"
+        # Nobody looks at the dashboard of a cluster that ends with this process.
+        alone = {"include_dashboard": False} if address == "local" else {}
+        ray.init(address=address, log_to_driver=False, configure_logging=False, **alone)
+    workers, cpus, gpus = _shares(ray, asked, plan["ray"], total)
+    command = _sweep(binary, asked, plan["out"]) + (["--device", asked.device] if asked.device else [])
+    actor = ray.remote(Worker).options(num_cpus=cpus, num_gpus=gpus, max_restarts=-1, max_task_retries=RETRIES)
+    idle = [actor.remote(command, max(1, int(cpus))) for _ in range(workers)]
+    running: dict[Any, tuple[Any, dict[str, Any]]] = {}
+    failed: dict[str, str] = {}
+    try:
+        while jobs or running:
+            while jobs and idle:
+                worker, job = idle.pop(), jobs.popleft()
+                running[worker.do.remote(job["job"], job["log"])] = (worker, job)
+            for reference in ray.wait(list(running))[0]:
+                worker, job = running.pop(reference)
+                reason = _outcome(ray, reference, job)
+                if reason:
+                    failed[job["name"]] = reason
+                idle.append(worker)
+                done = total - len(jobs) - len(running)
+                print(f"layerscope: {done} of {total}: {job['name']}: {reason or 'done'}", file=sys.stderr, flush=True)
+    finally:
+        for worker in [*idle, *(worker for worker, _ in running.values())]:
+            ray.kill(worker)
+        if mine:
+            ray.shutdown()
+    return failed
+
+
+def _outcome(ray: Any, reference: Any, job: dict[str, Any]) -> str | None:
+    """Why a job failed; none where it is done."""
+    try:
+        code = ray.get(reference)
+    except ray.exceptions.RayError as error:
+        return f"its worker was lost {RETRIES + 1} times ({type(error).__name__}); its log is {job['log']}"
+    return f"it ended with exit code {code}; its log is {job['log']}" if code else None
+
+
+def _shares(ray: Any, asked: argparse.Namespace, said: dict[str, Any], jobs: int) -> tuple[int, float, float]:
+    """Number of actors, and cores and GPUs of each."""
+    has = ray.cluster_resources()
+    all_cpus, all_gpus = has.get("CPU", 1.0), has.get("GPU", 0.0)
+    nodes = sum(1 for node in ray.nodes() if node["Alive"])
+    gpus = next((number for number in (asked.gpus, said["gpus"]) if number is not None), 1.0 if all_gpus else 0.0)
+    by_resource = int(all_gpus // gpus) if gpus else nodes
+    workers = max(1, min(asked.workers or said["workers"] or by_resource, jobs))
+    cpus = next((number for number in (asked.cpus, said["cpus"]) if number is not None), max(1.0, all_cpus // workers))
+    return workers, float(cpus), float(gpus)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
