@@ -316,6 +316,9 @@ impl Manifest {
                 start(&wanted.model.sha256)
             ));
         }
+        if let Some(difference) = adapter_difference(&self.model.adapter, &wanted.model.adapter) {
+            return Some(difference);
+        }
         if self.weights != wanted.weights {
             return differs("--weights", &self.weights, &wanted.weights);
         }
@@ -348,6 +351,19 @@ impl Manifest {
             let shown = |value: Option<&Value>| value.map_or("unset".to_owned(), Value::to_string);
             (here != there).then(|| differs(key, &shown(here), &shown(there))).flatten()
         })
+    }
+}
+
+/// Why a recording with one adapter cannot resume that with another: "… not …".
+fn adapter_difference(here: &Option<AdapterRecord>, there: &Option<AdapterRecord>) -> Option<String> {
+    let known = |of: &AdapterRecord| format!("{}, SHA-256 {}…", of.name, start(&of.sha256));
+    match (here, there) {
+        (Some(here), Some(there)) if here.sha256 != there.sha256 => {
+            Some(format!("another adapter ({}, not {})", known(here), known(there)))
+        }
+        (Some(here), None) => Some(format!("the adapter {}, not without", here.name)),
+        (None, Some(there)) => Some(format!("no adapter, not with {}", there.name)),
+        _ => None,
     }
 }
 

@@ -56,6 +56,33 @@ fn another_run_in_the_folder_is_refused_with_the_difference() {
 }
 
 #[test]
+fn a_run_with_another_adapter_is_refused() {
+    let with = |adapter: Option<&str>| {
+        let mut wanted = manifest(2);
+        wanted.model.adapter = adapter.map(|sha256| AdapterRecord {
+            name: "adapter".into(),
+            sha256: sha256.into(),
+            rows: "decode".into(),
+            policy: None,
+            training: None,
+        });
+        wanted
+    };
+    let [one, other, none] = [with(Some("0123456789")), with(Some("abcdefghij")), with(None)];
+    for (first, then, said) in [
+        (&one, &other, "another adapter (adapter, SHA-256 01234567…, not adapter, SHA-256 abcdefgh…)"),
+        (&one, &none, "the adapter adapter, not without"),
+        (&none, &one, "no adapter, not with adapter"),
+    ] {
+        let folder = tempfile::tempdir().expect("folder");
+        drop(RunWriter::create_or_resume(folder.path(), first.clone()).expect("create"));
+        let message = refusal(RunWriter::create_or_resume(folder.path(), then.clone()));
+        assert!(message.contains(said), "{message}");
+        drop(RunWriter::create_or_resume(folder.path(), first.clone()).expect("the same"));
+    }
+}
+
+#[test]
 fn two_recordings_at_once_are_refused() {
     let folder = tempfile::tempdir().expect("folder");
     let first = RunWriter::create_or_resume(folder.path(), manifest(1)).expect("create");
