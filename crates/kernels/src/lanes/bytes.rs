@@ -49,8 +49,8 @@ impl<'a> SixteenRows<'a> {
     #[inline(always)]
     pub(crate) fn words(self, at: usize) -> [u32; LANES] {
         let mut words = [0; LANES];
-        for row in 0..LANES {
-            words[row] = u32::from_le_bytes(*self.part(row, at));
+        for (row, word) in words.iter_mut().enumerate() {
+            *word = u32::from_le_bytes(*self.part(row, at));
         }
         words
     }
@@ -59,8 +59,8 @@ impl<'a> SixteenRows<'a> {
     #[inline(always)]
     pub(crate) fn halves(self, at: usize) -> [u32; LANES] {
         let mut halves = [0; LANES];
-        for row in 0..LANES {
-            halves[row] = u16::from_le_bytes(*self.part(row, at)).into();
+        for (row, half) in halves.iter_mut().enumerate() {
+            *half = u16::from_le_bytes(*self.part(row, at)).into();
         }
         halves
     }
@@ -276,7 +276,7 @@ mod tests {
             {
                 let quants = Quants { signed, most };
                 assert_eq!(products(l, quants, data, x), products(Plain, quants, data, x));
-                let x: &[_; 4] = x.first_chunk().unwrap();
+                let x: &[_; 4] = x.first_chunk().expect("four of eight");
                 assert_eq!(products(l, quants, data, x), products(Plain, quants, data, x));
             }
         }

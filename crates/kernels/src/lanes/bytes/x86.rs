@@ -27,7 +27,7 @@ impl ByteLanes for Avx512<true> {
         // SAFETY: `self` proves AVX-512; parts are as long as what is loaded.
         unsafe {
             let mut fours = [_mm512_setzero_si512(); 4];
-            for i in 0..4 {
+            for (i, four) in fours.iter_mut().enumerate() {
                 // Rows i, 4 + i, 8 + i, 12 + i.
                 let a = _mm_loadu_si128(rows.part::<16>(i, at).as_ptr().cast());
                 let b = _mm_loadu_si128(rows.part::<16>(4 + i, at).as_ptr().cast());
@@ -35,7 +35,7 @@ impl ByteLanes for Avx512<true> {
                 let d = _mm_loadu_si128(rows.part::<16>(12 + i, at).as_ptr().cast());
                 let low = _mm256_inserti128_si256::<1>(_mm256_castsi128_si256(a), b);
                 let high = _mm256_inserti128_si256::<1>(_mm256_castsi128_si256(c), d);
-                fours[i] = _mm512_inserti64x4::<1>(_mm512_castsi256_si512(low), high);
+                *four = _mm512_inserti64x4::<1>(_mm512_castsi256_si512(low), high);
             }
             let [a, b, c, d] = fours;
             let (ab, cd) = (_mm512_unpacklo_epi32(a, b), _mm512_unpacklo_epi32(c, d));
@@ -164,6 +164,33 @@ unsafe fn sixteen_halves(packed: __m256i) -> [__m256; 2] {
     }
 }
 
+/// Sixteen bytes of each of eight rows, four in each vector.
+///
+/// # Safety
+/// AVX2.
+#[inline(always)]
+unsafe fn eight_columns(rows: SixteenRows<'_>, first: usize, at: usize) -> [__m256i; 4] {
+    // SAFETY: the caller has AVX2; parts are as long as what is loaded.
+    unsafe {
+        let mut fours = [_mm256_setzero_si256(); 4];
+        for (i, four) in fours.iter_mut().enumerate() {
+            // Rows i and 4 + i.
+            let a = _mm_loadu_si128(rows.part::<16>(first + i, at).as_ptr().cast());
+            let b = _mm_loadu_si128(rows.part::<16>(first + 4 + i, at).as_ptr().cast());
+            *four = _mm256_inserti128_si256::<1>(_mm256_castsi128_si256(a), b);
+        }
+        let [a, b, c, d] = fours;
+        let (ab, cd) = (_mm256_unpacklo_epi32(a, b), _mm256_unpacklo_epi32(c, d));
+        let (ab_high, cd_high) = (_mm256_unpackhi_epi32(a, b), _mm256_unpackhi_epi32(c, d));
+        [
+            _mm256_unpacklo_epi64(ab, cd),
+            _mm256_unpackhi_epi64(ab, cd),
+            _mm256_unpacklo_epi64(ab_high, cd_high),
+            _mm256_unpackhi_epi64(ab_high, cd_high),
+        ]
+    }
+}
+
 impl ByteLanes for Avx2 {
     /// Eight rows each.
     type Bytes = [__m256i; 2];
@@ -189,24 +216,8 @@ impl ByteLanes for Avx2 {
     fn columns(self, rows: SixteenRows<'_>, at: usize) -> [[__m256i; 2]; 4] {
         // SAFETY: `self` proves AVX2; parts are as long as what is loaded.
         unsafe {
-            let mut columns = [[_mm256_setzero_si256(); 2]; 4];
-            for half in 0..2 {
-                let mut fours = [_mm256_setzero_si256(); 4];
-                for i in 0..4 {
-                    // Rows i and 4 + i of eight.
-                    let a = _mm_loadu_si128(rows.part::<16>(8 * half + i, at).as_ptr().cast());
-                    let b = _mm_loadu_si128(rows.part::<16>(8 * half + 4 + i, at).as_ptr().cast());
-                    fours[i] = _mm256_inserti128_si256::<1>(_mm256_castsi128_si256(a), b);
-                }
-                let [a, b, c, d] = fours;
-                let (ab, cd) = (_mm256_unpacklo_epi32(a, b), _mm256_unpacklo_epi32(c, d));
-                let (ab_high, cd_high) = (_mm256_unpackhi_epi32(a, b), _mm256_unpackhi_epi32(c, d));
-                columns[0][half] = _mm256_unpacklo_epi64(ab, cd);
-                columns[1][half] = _mm256_unpackhi_epi64(ab, cd);
-                columns[2][half] = _mm256_unpacklo_epi64(ab_high, cd_high);
-                columns[3][half] = _mm256_unpackhi_epi64(ab_high, cd_high);
-            }
-            columns
+            let [low, high] = [eight_columns(rows, 0, at), eight_columns(rows, 8, at)];
+            [[low[0], high[0]], [low[1], high[1]], [low[2], high[2]], [low[3], high[3]]]
         }
     }
 
@@ -260,11 +271,11 @@ impl ByteLanes for Avx2 {
                 _mm256_broadcastsi128_si256(_mm_setr_epi32(0, 0x0404_0404, 0x0808_0808, 0x0c0c_0c0c));
             let value = _mm256_set1_epi8(value as i8);
             let mut bytes = [_mm256_setzero_si256(); 2];
-            for half in 0..2 {
+            for (half, bytes) in bytes.iter_mut().enumerate() {
                 let numbers = _mm256_loadu_si256(numbers.as_ptr().add(8 * half).cast());
                 let four = _mm256_shuffle_epi8(_mm256_srl_epi32(numbers, by), byte_of_each);
                 let set = _mm256_cmpeq_epi8(_mm256_and_si256(four, places), places);
-                bytes[half] = _mm256_and_si256(set, value);
+                *bytes = _mm256_and_si256(set, value);
             }
             bytes
         }

@@ -155,11 +155,8 @@ fn nibbles<L: ByteLanes>(l: L, rows: SixteenRows<'_>, at: usize) -> [[L::Bytes; 
 fn five_bits<L: ByteLanes>(l: L, rows: SixteenRows<'_>, at: usize, high: usize) -> [[L::Bytes; 4]; 2] {
     let mut quants = nibbles(l, rows, at);
     let high = rows.words(high);
-    for half in 0..2 {
-        for i in 0..4 {
-            let fifth = l.where_bits(&high, (16 * half + 4 * i) as u32, 16);
-            quants[half][i] = l.or_64(quants[half][i], fifth);
-        }
+    for (i, quants) in quants.as_flattened_mut().iter_mut().enumerate() {
+        *quants = l.or_64(*quants, l.where_bits(&high, 4 * i as u32, 16));
     }
     quants
 }
@@ -238,9 +235,9 @@ impl Columns32 for MXFP4 {
     fn scales<L: ByteLanes>(l: L, rows: SixteenRows<'_>, blocks: usize, span: &mut Span) {
         for block in 0..blocks {
             let mut scales = [0.0; LANES];
-            for row in 0..LANES {
+            for (row, scale) in scales.iter_mut().enumerate() {
                 let [exponent] = *rows.part(row, block * Self::BYTES);
-                scales[row] = super::nonlinear::half_power_of_two(exponent);
+                *scale = super::nonlinear::half_power_of_two(exponent);
             }
             span.set_scales(l, block, l.load(&scales), l.splat(0.0));
         }
