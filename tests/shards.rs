@@ -7,17 +7,7 @@ mod support;
 use serde_json::Value;
 use std::path::Path;
 use std::process::Command;
-use support::{demo_prompts, json, layerscope, refuse, run, stderr, succeed, tiny_model};
-
-const TABLES: [&str; 7] = [
-    "layers.parquet",
-    "heads.parquet",
-    "frontier.parquet",
-    "knockout.parquet",
-    "steps.parquet",
-    "tokens.parquet",
-    "policies.parquet",
-];
+use support::{TABLES, demo_prompts, json, layerscope, refuse, run, stderr, succeed, tiny_model};
 
 fn record(out: &Path) -> Command {
     let mut command = layerscope();

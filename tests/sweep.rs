@@ -10,17 +10,9 @@ use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use support::{demo_prompts, json, layerscope, refuse, run, stderr, succeed, tiny_model, with_tokenizer};
-
-const TABLES: [&str; 7] = [
-    "layers.parquet",
-    "heads.parquet",
-    "frontier.parquet",
-    "knockout.parquet",
-    "steps.parquet",
-    "tokens.parquet",
-    "policies.parquet",
-];
+use support::{
+    TABLES, demo_prompts, json, layerscope, refuse, run, stderr, succeed, tiny_model, with_tokenizer,
+};
 
 /// A folder with a sweep of two models on the demo's prompts, in shares, and what else its file says.
 fn prepared(more: &str) -> (tempfile::TempDir, PathBuf) {

@@ -6,6 +6,17 @@ use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+/// The tables of a run folder that a recording with policies writes.
+pub const TABLES: [&str; 7] = [
+    "layers.parquet",
+    "heads.parquet",
+    "frontier.parquet",
+    "knockout.parquet",
+    "steps.parquet",
+    "tokens.parquet",
+    "policies.parquet",
+];
+
 pub fn layerscope() -> Command {
     Command::new(env!("CARGO_BIN_EXE_layerscope"))
 }

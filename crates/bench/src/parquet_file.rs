@@ -1,64 +1,27 @@
 //! Measurements as a Parquet table; every column carries `unit` and `description`.
 
 use crate::{BenchReport, Measurement, Quality};
-use arrow_array::{ArrayRef, Float64Array, Int64Array, RecordBatch, StringArray};
-use arrow_schema::{Field, Metadata, Schema};
-use layerscope_engine::{Error, Result};
-use parquet::arrow::arrow_writer::ArrowWriter;
-use parquet::basic::Compression;
-use parquet::errors::ParquetError;
-use parquet::file::properties::WriterProperties;
-use std::sync::Arc;
+use layerscope_diagnostics::table::{self, Column};
+use layerscope_engine::Result;
 
 /// Encodes a Parquet file in memory, one row per policy and length. Undefined numbers are null.
 ///
 /// # Errors
-/// [`Error::Failure`] if it cannot be encoded.
+/// [`layerscope_engine::Error::Failure`] if it cannot be encoded.
 pub fn to_parquet(report: &BenchReport) -> Result<Vec<u8>> {
-    encode(report)
-        .map_err(|error| Error::failure(format!("cannot write the measurements as Parquet: {error}")))
-}
-
-fn encode(report: &BenchReport) -> std::result::Result<Vec<u8>, ParquetError> {
-    let (fields, columns): (Vec<Field>, Vec<ArrayRef>) = columns(report)
-        .into_iter()
-        .map(|column| {
-            let metadata: Metadata =
-                [("unit", column.unit), ("description", column.description)].into_iter().collect();
-            let data_type = column.values.data_type().clone();
-            (Field::new(column.name, data_type, true).with_metadata(metadata), column.values)
-        })
-        .unzip();
-    let schema = Arc::new(Schema::new(fields));
-    let properties =
-        WriterProperties::builder().set_created_by("layerscope".into()).set_compression(Compression::SNAPPY);
-    let mut file = vec![];
-    let mut writer = ArrowWriter::try_new(&mut file, schema.clone(), Some(properties.build()))?;
-    writer.write(&RecordBatch::try_new(schema, columns)?)?;
-    writer.close()?;
-    Ok(file)
-}
-
-struct Column {
-    name: &'static str,
-    unit: &'static str,
-    description: &'static str,
-    values: ArrayRef,
+    table::to_parquet("measurements", columns(report))
 }
 
 fn columns(report: &BenchReport) -> Vec<Column> {
     let rows = &report.results;
     let text = |name, description, value: &dyn Fn(&Measurement) -> String| {
-        let values = Arc::new(StringArray::from_iter_values(rows.iter().map(value)));
-        Column { name, unit: "none", description, values }
+        Column::text(name, description, rows.iter().map(|row| Some(value(row))))
     };
     let count = |name, unit, description, value: &dyn Fn(&Measurement) -> Option<u64>| {
-        let values = rows.iter().map(|row| value(row).and_then(|value| i64::try_from(value).ok()));
-        Column { name, unit, description, values: Arc::new(values.collect::<Int64Array>()) }
+        Column::count(name, unit, description, rows.iter().map(value))
     };
     let number = |name, unit, description, value: &dyn Fn(&Measurement) -> f64| {
-        let values = rows.iter().map(|row| Some(value(row)).filter(|value| value.is_finite()));
-        Column { name, unit, description, values: Arc::new(values.collect::<Float64Array>()) }
+        Column::number(name, unit, description, rows.iter().map(value))
     };
     let quality = |name, unit, description, value: fn(&Quality) -> f64| {
         number(name, unit, description, &|row| row.quality.as_ref().map_or(f64::NAN, value))

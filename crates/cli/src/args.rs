@@ -624,8 +624,8 @@ pub(crate) struct GenerateArguments {
     /// At most this many tokens
     #[arg(long, default_value_t = 128)]
     pub(crate) max_new_tokens: usize,
-    /// Multiply the rows of generated tokens as exactly as `record` does: without it, on a CPU, their activations are rounded to
-    /// eight bits where weights are quantised, which is faster
+    /// Multiply as exactly as `record` does: without it, on a CPU, the activations of generated tokens are rounded to eight bits
+    /// where weights are quantised, which is faster, and those of the prompt, too, where the processor does not multiply bf16
     #[arg(long)]
     pub(crate) exact: bool,
     #[command(flatten)]
@@ -684,7 +684,7 @@ pub(crate) struct ChatArguments {
     /// At most this many tokens an answer
     #[arg(long, default_value_t = 512)]
     pub(crate) max_new_tokens: usize,
-    /// Multiply the rows of generated tokens as exactly as `record` does, as in `layerscope generate`
+    /// Multiply as exactly as `record` does, as in `layerscope generate`
     #[arg(long)]
     pub(crate) exact: bool,
     #[command(flatten)]
@@ -816,8 +816,9 @@ pub(crate) struct ServeArguments {
     /// Web page whose scripts may send requests, as https://host:port; again for more
     #[arg(long = "allow-origin", value_name = "ORIGIN")]
     pub(crate) allow_origins: Vec<String>,
-    /// Multiply the rows of generated tokens as exactly as those of scored ones, for evaluations: without it, on a CPU, their
-    /// activations are rounded to eight bits where weights are quantised, which is faster
+    /// Multiply as exactly for texts as for scores, for evaluations: without it, on a CPU, the activations of generated tokens are
+    /// rounded to eight bits where weights are quantised, which is faster, and those of their prompts, too, where the processor does
+    /// not multiply bf16
     #[arg(long)]
     pub(crate) exact: bool,
     /// Answer /metrics, for Prometheus

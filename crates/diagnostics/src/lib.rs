@@ -15,4 +15,5 @@ pub mod reference_distributions;
 pub mod run;
 pub mod spans;
 pub mod summary;
+pub mod table;
 pub mod undefined;

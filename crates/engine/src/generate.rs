@@ -43,7 +43,7 @@ pub struct GenerationSettings<'a> {
     pub stop_tokens: &'a [u32],
     /// Whether decode steps keep their attention statistics.
     pub statistics: bool,
-    /// Whether single rows may be multiplied in eight bits ([`Session::round_activations`]).
+    /// Whether activations may be rounded to eight bits ([`Session::round_activations`]).
     pub rounded: bool,
 }
 

@@ -7,6 +7,7 @@
 mod axis;
 mod chart;
 pub mod colour;
+mod heat;
 mod map;
 mod matrix;
 mod number;

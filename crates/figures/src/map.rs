@@ -1,13 +1,12 @@
 //! Heat maps of layers × columns.
 
 use crate::axis::whole_ticks;
-use crate::colour::{Colour, ColourMap, Ink, Theme};
+use crate::colour::{Colour, ColourMap, Ink};
+use crate::heat::{cell, image, scale_bar, striped, undefined};
 use crate::number::{exact, token_label};
 use crate::pyramid::Pyramid;
 use crate::scale::Scale;
-use crate::svg::{Canvas, Colours, Pen, SMALL, Svg, TextAnchor, number, text_width};
-use base64::{Engine, prelude::BASE64_STANDARD};
-use png::{ColorType, Compression, Encoder, Filter};
+use crate::svg::{Canvas, Pen, SMALL, Svg, TextAnchor, text_width};
 use std::ops::Range;
 
 /// A range of columns with fractional ends.
@@ -207,34 +206,12 @@ impl Map<'_> {
         // The unit follows the bar on the same line.
         let free = canvas.size[0] - left - 122.0 - text_width(&self.unit, SMALL);
         let width = (canvas.size[0] * 0.34).min(free).clamp(120.0, 260.0);
-        let colours = self.colours.colours();
-        const STEPS: usize = 64;
-        let step = width / STEPS as f64;
-        for index in 0..STEPS {
-            let colour = colours[index * 255 / (STEPS - 1)];
-            // Slightly wider, so that no gap is visible between two.
-            cell(svg, [left + index as f64 * step, top, step + 0.5, height], &colour.to_string());
-        }
-        svg.frame([left, top, width, height], Pen::new(Ink::Line, 1.0));
-        let mut free_from = f64::NEG_INFINITY;
-        for (position, text) in self.scale.ticks() {
-            let x = left + f64::from(position) * width;
-            let half = text_width(&text, SMALL) / 2.0;
-            if x - half >= free_from {
-                svg.line([x, top + height], [x, top + height + 3.0], Pen::new(Ink::Line, 1.0));
-                svg.text([x, top + height + 14.0], TextAnchor::Middle, Ink::WeakText, &text);
-                free_from = x + half + 6.0;
-            }
-        }
+        scale_bar(svg, [left, top, width, height], self.colours, self.scale);
         let right = left + width + 18.0;
         if !self.shows_undefined() {
             return svg.text([right, top + height], TextAnchor::Start, Ink::Text, &self.unit);
         }
-        let stripes = undefined(canvas.colours);
-        for (index, colour) in [0, 1, 0, 1].map(|stripe| stripes[stripe]).iter().enumerate() {
-            cell(svg, [right + 4.0 * index as f64, top, 4.0, height], &colour.to_string());
-        }
-        svg.text([right + 21.0, top + height], TextAnchor::Start, Ink::WeakText, "undefined");
+        striped(svg, canvas.colours, [right, top, height], "undefined");
         svg.text([right + 90.0, top + height], TextAnchor::Start, Ink::Text, &self.unit);
     }
 
@@ -255,13 +232,7 @@ impl Map<'_> {
             // With fractional ends, uses the finest pixels, so that columns are at their positions.
             let whole = self.span.start.fract() == 0.0 && self.span.end.fract() == 0.0;
             let width = if whole { columns.len().min(MOST_PIXELS) } else { MOST_PIXELS };
-            let image = png(&pixels(self.span, width), width, rows);
-            let [x, y, width, height] = area.map(number);
-            svg.raw(format_args!(
-                "<image x=\"{x}\" y=\"{y}\" width=\"{width}\" height=\"{height}\" preserveAspectRatio=\"none\" \
-                 image-rendering=\"optimizeSpeed\" style=\"image-rendering:pixelated\" \
-                 href=\"data:image/png;base64,{image}\"/>"
-            ));
+            image(svg, area, &pixels(self.span, width), [width, rows]);
         }
         svg.frame(area, Pen::new(Ink::Line, 1.0));
         if self.tells_values() {
@@ -380,39 +351,12 @@ impl Map<'_> {
     }
 }
 
-pub(crate) fn cell(svg: &mut Svg, place: [f64; 4], fill: &str) {
-    let [x, y, width, height] = place.map(number);
-    svg.raw(format_args!(
-        "<rect x=\"{x}\" y=\"{y}\" width=\"{width}\" height=\"{height}\" fill=\"{fill}\"/>"
-    ));
-}
-
-/// Images cannot use CSS custom properties: on pages with both themes, stripes have the light theme's
-/// colours.
-pub(crate) fn undefined(colours: Colours) -> [Colour; 2] {
-    match colours {
-        Colours::Of(theme) => theme.palette().undefined,
-        Colours::Properties => Theme::Light.palette().undefined,
-    }
-}
-
-/// Pixels as PNG in Base64.
-pub(crate) fn png(pixels: &[Colour], width: usize, height: usize) -> String {
-    let bytes: Vec<u8> = pixels.iter().flat_map(|colour| colour.rgb).collect();
-    let mut png = vec![];
-    let mut encoder = Encoder::new(&mut png, width as u32, height as u32);
-    encoder.set_color(ColorType::Rgb);
-    encoder.set_compression(Compression::Fast);
-    encoder.set_filter(Filter::Adaptive);
-    // Encoding into memory with matching sizes does not fail; if it did, the image would be empty.
-    let _ = encoder.write_header().and_then(|mut writer| writer.write_image_data(&bytes));
-    BASE64_STANDARD.encode(png)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::colour::Theme;
     use crate::scale::ScaleKind;
+    use crate::svg::{Colours, number};
 
     const UNDEFINED: [Colour; 2] = [Colour { rgb: [255, 0, 0] }, Colour { rgb: [0, 0, 255] }];
 

@@ -2,10 +2,11 @@
 
 use crate::axis::whole_ticks;
 use crate::colour::{Colour, ColourMap, Ink};
-use crate::map::{ColumnRange, cell, png, undefined};
+use crate::heat::{cell, image, scale_bar, striped, undefined};
+use crate::map::ColumnRange;
 use crate::number::{exact, token_label};
 use crate::scale::Scale;
-use crate::svg::{Canvas, Colours, Pen, SMALL, Svg, TextAnchor, number, text_width};
+use crate::svg::{Canvas, Colours, Pen, SMALL, Svg, TextAnchor, text_width};
 use std::ops::Range;
 
 /// The value of a cell all of whose keys come after its queries: nothing is drawn.
@@ -208,32 +209,12 @@ impl Matrix<'_> {
         let named = self.stripes.map_or(0.0, |stripes| 36.0 + text_width(stripes, SMALL));
         let free = canvas.size[0] - left - 40.0 - named - text_width(&self.unit, SMALL);
         let width = (canvas.size[0] * 0.3).min(free).clamp(96.0, 260.0);
-        let colours = self.colours.colours();
-        const STEPS: usize = 64;
-        let step = width / STEPS as f64;
-        for index in 0..STEPS {
-            let colour = colours[index * 255 / (STEPS - 1)];
-            cell(svg, [left + index as f64 * step, top, step + 0.5, height], &colour.to_string());
-        }
-        svg.frame([left, top, width, height], Pen::new(Ink::Line, 1.0));
-        let mut free_from = f64::NEG_INFINITY;
-        for (position, text) in self.scale.ticks() {
-            let half = text_width(&text, SMALL) / 2.0;
-            let x = left + f64::from(position) * width;
-            if x - half >= free_from {
-                svg.line([x, top + height], [x, top + height + 3.0], Pen::new(Ink::Line, 1.0));
-                svg.text([x, top + height + 14.0], TextAnchor::Middle, Ink::WeakText, &text);
-                free_from = x + half + 6.0;
-            }
-        }
+        scale_bar(svg, [left, top, width, height], self.colours, self.scale);
         let mut right = left + width + 16.0;
         svg.text([right, top + height], TextAnchor::Start, Ink::Text, &self.unit);
         if let Some(stripes) = self.stripes {
             right += text_width(&self.unit, SMALL) + 16.0;
-            for (index, colour) in [0, 1, 0, 1].map(|of| undefined(canvas.colours)[of]).iter().enumerate() {
-                cell(svg, [right + 4.0 * index as f64, top, 4.0, height], &colour.to_string());
-            }
-            svg.text([right + 21.0, top + height], TextAnchor::Start, Ink::WeakText, stripes);
+            striped(svg, canvas.colours, [right, top, height], stripes);
         }
     }
 
@@ -275,14 +256,8 @@ impl Matrix<'_> {
                 Colours::Of(theme) => theme.palette().background,
                 Colours::Properties => crate::Theme::Light.palette().background,
             };
-            let image = matrix_pixels(self.cells, self.span, size, self.scale, self.colours, stripes, blank);
-            let image = png(&image, size[0], size[1]);
-            let [x, y, width, height] = area.map(number);
-            svg.raw(format_args!(
-                "<image x=\"{x}\" y=\"{y}\" width=\"{width}\" height=\"{height}\" preserveAspectRatio=\"none\" \
-                 image-rendering=\"optimizeSpeed\" style=\"image-rendering:pixelated\" \
-                 href=\"data:image/png;base64,{image}\"/>"
-            ));
+            let pixels = matrix_pixels(self.cells, self.span, size, self.scale, self.colours, stripes, blank);
+            image(svg, area, &pixels, size);
         }
         svg.frame([left, top, width, height], Pen::new(Ink::Line, 1.0));
         if self.tells_values() {

@@ -1,10 +1,10 @@
 //! e^x for f32, written so that loops over it vectorise.
 
-/// e^x for x ≤ 0, within 2 ulp; exactly 0 below −87, so that hidden scores (−∞) weigh nothing; NaN of NaN.
+/// e^x for x ≤ 0, and a little above it, within 2 ulp; exactly 0 below −87, so that hidden scores (−∞) weigh nothing; NaN of NaN.
 ///
 /// Cody–Waite reduction x = n·ln 2 + r, |r| ≤ ln 2 / 2, and the Cephes polynomial for e^r.
 #[inline(always)]
-pub(crate) fn exp_nonpositive(x: f32) -> f32 {
+pub fn exp_nonpositive(x: f32) -> f32 {
     const SMALLEST: f32 = -87.0;
     // Adding 1.5·2²³ rounds to the nearest integer and leaves it in the low mantissa bits.
     const ROUND: f32 = 12_582_912.0;

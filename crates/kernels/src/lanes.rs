@@ -73,6 +73,26 @@ pub(crate) trait Lanes: Copy {
     fn transposed(self, rows: [Self::Floats; LANES]) -> [Self::Floats; LANES];
 }
 
+/// Asks for bytes ahead of their use; into the L2 cache if that is `FAR` away.
+#[inline(always)]
+pub(crate) fn prefetch<const FAR: bool>(bytes: &[u8]) {
+    #[cfg(target_arch = "x86_64")]
+    for line in bytes.chunks(64) {
+        use std::arch::x86_64::{_MM_HINT_T0, _MM_HINT_T1, _mm_prefetch};
+        let line = line.as_ptr().cast();
+        // SAFETY: every x86-64 processor has SSE; the address is of the slice.
+        unsafe {
+            if FAR {
+                _mm_prefetch::<_MM_HINT_T1>(line);
+            } else {
+                _mm_prefetch::<_MM_HINT_T0>(line);
+            }
+        }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = bytes;
+}
+
 /// Loops over arrays, for any processor.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Plain;

@@ -22,4 +22,5 @@ pub use attention::{
     sparse_attention,
 };
 pub use elementwise::Activation;
+pub use exp::exp_nonpositive;
 pub use instructions::Instructions;

@@ -75,6 +75,14 @@ pub enum ComputeType {
     Int8,
 }
 
+impl ComputeType {
+    /// Whether several rows, too, are multiplied in eight bits with given instructions: where they have no products of bf16, which are
+    /// as fast.
+    pub fn rounds_many(self, instructions: Instructions) -> bool {
+        self == Self::Int8 && !instructions.has_bf16()
+    }
+}
+
 /// Rows of activations. A single row is multiplied otherwise than several, and sums come in another order; rows that are
 /// multiplied alone get the same bits whatever other rows there are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -135,8 +143,7 @@ pub fn multiply_with(
             continue;
         }
         let x = &x[rows.start * columns..rows.end * columns];
-        // Products of bf16 are as fast as those of bytes where there are many.
-        let rounded = compute == ComputeType::Int8 && (alone || !instructions.has_bf16());
+        let rounded = if alone { compute == ComputeType::Int8 } else { compute.rounds_many(instructions) };
         let (mut of_bytes, mut others): (Vec<_>, Vec<_>) =
             products.iter_mut().partition(|product| rounded && product.weights.format.has_bytes());
         if !of_bytes.is_empty() {

@@ -35,7 +35,7 @@ pub struct Options {
     pub api_key: Option<String>,
     /// Web pages whose scripts may send requests, as `https://host:port`.
     pub allow_origins: Vec<String>,
-    /// Whether the rows of generated tokens are multiplied as exactly as those of scored ones.
+    /// Whether texts are multiplied as exactly as scores.
     pub exact: bool,
     /// Whether `/metrics` answers.
     pub metrics: bool,

@@ -25,7 +25,7 @@ pub(crate) struct Scheduler {
     kv_memory: u64,
     max_sequences: usize,
     timeout: Duration,
-    /// Whether generated tokens' rows are not rounded.
+    /// Whether activations of texts are not rounded.
     exact: bool,
     /// Nothing new comes.
     stopping: bool,

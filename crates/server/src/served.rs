@@ -68,7 +68,7 @@ pub(crate) struct Limits {
     pub(crate) queue: usize,
     pub(crate) timeout: Duration,
     pub(crate) default_max_tokens: usize,
-    /// Whether generated tokens' rows are not rounded.
+    /// Whether activations of texts are not rounded.
     pub(crate) exact: bool,
 }
 

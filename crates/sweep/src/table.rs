@@ -1,67 +1,29 @@
 //! The results as a Parquet table; every column carries `unit` and `description`.
 
 use crate::results::{Results, Row};
-use arrow_array::{ArrayRef, BooleanArray, Float64Array, Int64Array, RecordBatch, StringArray};
-use arrow_schema::{Field, Metadata, Schema};
-use layerscope_engine::{Error, Result};
-use parquet::arrow::arrow_writer::ArrowWriter;
-use parquet::basic::Compression;
-use parquet::errors::ParquetError;
-use parquet::file::properties::WriterProperties;
-use std::sync::Arc;
+use layerscope_diagnostics::table::{self, Column};
+use layerscope_engine::Result;
 
 /// Encodes a Parquet file in memory, one row per cell, category and policy. Undefined numbers are null.
 ///
 /// # Errors
-/// [`Error::Failure`] if it cannot be encoded.
+/// [`layerscope_engine::Error::Failure`] if it cannot be encoded.
 pub fn to_parquet(results: &Results) -> Result<Vec<u8>> {
-    encode(&results.rows)
-        .map_err(|error| Error::failure(format!("cannot write the results as Parquet: {error}")))
-}
-
-fn encode(rows: &[Row]) -> std::result::Result<Vec<u8>, ParquetError> {
-    let (fields, columns): (Vec<Field>, Vec<ArrayRef>) = columns(rows)
-        .into_iter()
-        .map(|column| {
-            let metadata: Metadata =
-                [("unit", column.unit), ("description", column.description)].into_iter().collect();
-            let data_type = column.values.data_type().clone();
-            (Field::new(column.name, data_type, true).with_metadata(metadata), column.values)
-        })
-        .unzip();
-    let schema = Arc::new(Schema::new(fields));
-    let properties =
-        WriterProperties::builder().set_created_by("layerscope".into()).set_compression(Compression::SNAPPY);
-    let mut file = vec![];
-    let mut writer = ArrowWriter::try_new(&mut file, schema.clone(), Some(properties.build()))?;
-    writer.write(&RecordBatch::try_new(schema, columns)?)?;
-    writer.close()?;
-    Ok(file)
-}
-
-struct Column {
-    name: &'static str,
-    unit: &'static str,
-    description: &'static str,
-    values: ArrayRef,
+    table::to_parquet("results", columns(&results.rows))
 }
 
 fn columns(rows: &[Row]) -> Vec<Column> {
     let text = |name, description, value: &dyn Fn(&Row) -> Option<String>| {
-        let values: StringArray = rows.iter().map(value).collect();
-        Column { name, unit: "none", description, values: Arc::new(values) }
+        Column::text(name, description, rows.iter().map(value))
     };
     let count = |name, unit, description, value: &dyn Fn(&Row) -> Option<u64>| {
-        let values = rows.iter().map(|row| value(row).and_then(|value| i64::try_from(value).ok()));
-        Column { name, unit, description, values: Arc::new(values.collect::<Int64Array>()) }
+        Column::count(name, unit, description, rows.iter().map(value))
     };
     let number = |name, unit, description, value: &dyn Fn(&Row) -> f64| {
-        let values = rows.iter().map(|row| Some(value(row)).filter(|value| value.is_finite()));
-        Column { name, unit, description, values: Arc::new(values.collect::<Float64Array>()) }
+        Column::number(name, unit, description, rows.iter().map(value))
     };
     let truth = |name, description, value: &dyn Fn(&Row) -> Option<bool>| {
-        let values: BooleanArray = rows.iter().map(value).collect();
-        Column { name, unit: "none", description, values: Arc::new(values) }
+        Column::truth(name, description, rows.iter().map(value))
     };
     let of = |count: usize| Some(count as u64);
     vec![

@@ -1,5 +1,6 @@
 //! Maxima and sums of exponentials over runs of scores, in the vector instructions that the processor has.
 
+use layerscope_kernels::exp_nonpositive as exp;
 use pulp::Arch;
 
 const LANES: usize = 16;
@@ -62,27 +63,6 @@ pub(super) fn exponentials(scores: &mut [f32], less: f32) {
             rest.iter_mut().for_each(|x| *x = exp(*x - less));
         },
     );
-}
-
-/// e^x for x that are at most about 0, as the attention kernels have it: Cody–Waite reduction, the Cephes polynomial; 0 below −87.
-#[inline(always)]
-pub(super) fn exp(x: f32) -> f32 {
-    const SMALLEST: f32 = -87.0;
-    const ROUND: f32 = 12_582_912.0;
-    const LN2_HIGH: f32 = 0.693_359_4;
-    const LN2_LOW: f32 = -2.121_944_4e-4;
-    // Unlike `f32::max`, this keeps NaN.
-    let clamped = if x < SMALLEST { SMALLEST } else { x };
-    let shifted = clamped * std::f32::consts::LOG2_E + ROUND;
-    let n = shifted - ROUND;
-    let r = clamped - n * LN2_HIGH - n * LN2_LOW;
-    let mut polynomial = 1.987_569_2e-4;
-    for coefficient in [1.398_199_9e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5] {
-        polynomial = polynomial * r + coefficient;
-    }
-    let fraction = polynomial * r * r + r + 1.0;
-    let power_of_two = f32::from_bits((shifted.to_bits().wrapping_add(127)) << 23);
-    if x < SMALLEST { 0.0 } else { fraction * power_of_two }
 }
 
 #[cfg(test)]

@@ -1,10 +1,11 @@
 //! Cells of a tile from probabilities.
 
-use super::exponentials::{Run, exp, exponentials, run};
+use super::exponentials::{Run, exponentials, run};
 use super::rows::{PatternHeads, PatternTile, TileRequest, UNSEEN};
 use super::scores::{KEYS, LayerScores, NORMALISED, ROWS, ScoreBlock};
 use crate::session::{Interrupt, check_interrupt};
 use crate::{Error, Result};
+use layerscope_kernels::exp_nonpositive;
 use rayon::prelude::*;
 use std::ops::Range;
 
@@ -168,7 +169,7 @@ fn block_cells(
                         let Run { max, sum } = run(part, normaliser);
                         let undefined = sum.is_nan();
                         cells[cell].merge(Cell {
-                            max: exp(max - normaliser),
+                            max: exp_nonpositive(max - normaliser),
                             sum,
                             read: part.len() as u32,
                             undefined,

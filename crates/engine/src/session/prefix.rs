@@ -2,8 +2,9 @@
 
 use super::Session;
 use crate::memory::rows_at_once;
-use crate::{Error, Result};
+use crate::{Device, Error, Result};
 use layerscope_kernels::Instructions;
+use layerscope_kernels::matmul::ComputeType;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -20,9 +21,8 @@ impl Session {
         let same_rows = Arc::ptr_eq(&self.decoder, &other.decoder)
             || self.decoder.shares_prompts_with(&other.decoder)
             || other.decoder.shares_prompts_with(&self.decoder);
-        // Without bf16, prompt rows are rounded as well as single ones.
-        let same_rounding = Instructions::best().has_bf16() || self.rounds == other.rounds;
-        let same_type = self.store.precision() == other.store.precision() && same_rounding;
+        let same_type = self.store.precision() == other.store.precision()
+            && self.rounds_prompts() == other.rounds_prompts();
         if !(has_run && same_rows && same_type && other.shares_its_prompt()) {
             return 0;
         }
@@ -38,6 +38,13 @@ impl Session {
             positions.into_iter().all(|positions| other.store.holds(layer, positions))
         });
         if complete { len } else { 0 }
+    }
+
+    /// Whether the rows of its prompt are multiplied in eight bits.
+    fn rounds_prompts(&self) -> bool {
+        self.rounds
+            && matches!(self.decoder.device(), Device::Cpu)
+            && ComputeType::Int8.rounds_many(Instructions::best())
     }
 
     /// Whether other sequences may take over its prompt's keys and values.

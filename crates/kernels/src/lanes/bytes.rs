@@ -45,6 +45,12 @@ impl<'a> SixteenRows<'a> {
         unsafe { &*self.data.as_ptr().add(row * self.stride + at).cast() }
     }
 
+    /// The bytes of one row.
+    #[inline(always)]
+    pub(crate) fn row(self, row: usize) -> &'a [u8] {
+        &self.data[row * self.stride..][..self.bytes]
+    }
+
     /// Four bytes of each row, as a whole number.
     #[inline(always)]
     pub(crate) fn words(self, at: usize) -> [u32; LANES] {

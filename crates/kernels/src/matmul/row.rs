@@ -5,7 +5,7 @@ use super::format::by_block;
 use super::{Product, WeightFormat, Weights};
 use crate::Instructions;
 use crate::instructions::Operation;
-use crate::lanes::{LANES, Lanes};
+use crate::lanes::{LANES, Lanes, prefetch};
 use pulp::Simd;
 use rayon::prelude::*;
 
@@ -122,7 +122,7 @@ impl RowProducts<'_, '_> {
                     if at_once > 1
                         && let Some(next) = data.get(start + ahead..start + ahead + bytes.len())
                     {
-                        prefetch(next);
+                        prefetch::<false>(next);
                     }
                     let weights = &data[start..][..bytes.len()];
                     let products: [f32; M] = D::dots(lanes, format, weights, x, strip * STRIP, &mut unpacked);
@@ -135,17 +135,4 @@ impl RowProducts<'_, '_> {
         }
         M
     }
-}
-
-/// Asks for bytes ahead of their use.
-#[inline(always)]
-fn prefetch(bytes: &[u8]) {
-    #[cfg(target_arch = "x86_64")]
-    for line in bytes.chunks(64) {
-        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        // SAFETY: every x86-64 processor has SSE; the address is of the slice.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(line.as_ptr().cast()) };
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = bytes;
 }

@@ -3,7 +3,7 @@
 use super::k::{Q2K, Q3K, Q4K, Q5K, Q6K};
 use super::nonlinear::{IQ4NL, IQ4XS, MXFP4, TWICE_E2M1, VALUES};
 use super::{Block32, Block256, Offset, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0};
-use crate::lanes::{BYTES, ByteLanes, LANES, Quants, SixteenRows};
+use crate::lanes::{BYTES, ByteLanes, LANES, Quants, SixteenRows, prefetch};
 
 /// Numbers of one vector, where no load of it touches two cache lines.
 #[derive(Clone, Copy)]
@@ -50,14 +50,7 @@ impl Ahead<'_> {
     fn ask(&mut self, bytes: usize) {
         let (now, later) = self.0.split_at(bytes.min(self.0.len()));
         self.0 = later;
-        #[cfg(target_arch = "x86_64")]
-        for line in now.chunks(64) {
-            use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
-            // SAFETY: every x86-64 processor has SSE; the address is of the slice.
-            unsafe { _mm_prefetch::<_MM_HINT_T1>(line.as_ptr().cast()) };
-        }
-        #[cfg(not(target_arch = "x86_64"))]
-        let _ = now;
+        prefetch::<true>(now);
     }
 }
 
@@ -257,16 +250,13 @@ trait Columns256: Block256 {
     fn scales_of_rows<L: ByteLanes>(l: L, rows: SixteenRows<'_>, span: &mut Span) {
         let (mut scales, mut offsets) = ([l.splat(0.0); LANES], [l.splat(0.0); LANES]);
         for row in 0..LANES {
-            [scales[row], offsets[row]] = Self::scales_of_row(l, rows, row);
+            [scales[row], offsets[row]] = Self::scales(l, rows.row(row));
         }
         let (scales, offsets) = (l.transposed(scales), l.transposed(offsets));
         for group in 0..Self::GROUPS {
             span.set_scales(l, group, scales[group], offsets[group]);
         }
     }
-
-    /// As of [`Block256::scales`], of one row.
-    fn scales_of_row<L: ByteLanes>(l: L, rows: SixteenRows<'_>, row: usize) -> [L::Floats; 2];
 }
 
 /// What is the same for each block of 256.
@@ -315,16 +305,6 @@ byte_block!(Q5K);
 byte_block!(Q6K);
 byte_block!(IQ4XS);
 
-macro_rules! scales_of_one_row {
-    () => {
-        #[inline(always)]
-        fn scales_of_row<L: ByteLanes>(l: L, rows: SixteenRows<'_>, row: usize) -> [L::Floats; 2] {
-            let block: &[u8; <Self as Block256>::BYTES] = rows.part(row, 0);
-            <Self as Block256>::scales(l, block)
-        }
-    };
-}
-
 /// Low bits, and high ones shifted left.
 #[inline(always)]
 fn joined<L: ByteLanes, const BITS: u32>(l: L, mut low: [L::Bytes; 4], high: [L::Bytes; 4]) -> [L::Bytes; 4] {
@@ -353,7 +333,6 @@ fn one_bit<L: ByteLanes>(l: L, rows: SixteenRows<'_>, at: usize, quarter: usize)
 impl Columns256 for Q2K {
     const QUANTS: Quants = Quants { signed: false, most: 3 };
     const OFFSETS: bool = true;
-    scales_of_one_row!();
 
     #[inline(always)]
     fn columns<L: ByteLanes>(l: L, rows: SixteenRows<'_>, quarter: usize, part: usize) -> [[L::Bytes; 4]; 2] {
@@ -364,7 +343,6 @@ impl Columns256 for Q2K {
 impl Columns256 for Q3K {
     const QUANTS: Quants = Quants { signed: false, most: 7 };
     const OFFSETS: bool = true;
-    scales_of_one_row!();
 
     #[inline(always)]
     fn columns<L: ByteLanes>(l: L, rows: SixteenRows<'_>, quarter: usize, part: usize) -> [[L::Bytes; 4]; 2] {
@@ -407,7 +385,6 @@ fn eight_scales<L: ByteLanes>(l: L, rows: SixteenRows<'_>, span: &mut Span) {
 impl Columns256 for Q4K {
     const QUANTS: Quants = Quants { signed: false, most: 15 };
     const OFFSETS: bool = true;
-    scales_of_one_row!();
 
     #[inline(always)]
     fn scales_of_rows<L: ByteLanes>(l: L, rows: SixteenRows<'_>, span: &mut Span) {
@@ -423,7 +400,6 @@ impl Columns256 for Q4K {
 impl Columns256 for Q5K {
     const QUANTS: Quants = Quants { signed: false, most: 31 };
     const OFFSETS: bool = true;
-    scales_of_one_row!();
 
     #[inline(always)]
     fn scales_of_rows<L: ByteLanes>(l: L, rows: SixteenRows<'_>, span: &mut Span) {
@@ -441,7 +417,6 @@ impl Columns256 for Q5K {
 impl Columns256 for Q6K {
     const QUANTS: Quants = Quants { signed: false, most: 63 };
     const OFFSETS: bool = true;
-    scales_of_one_row!();
 
     /// As [`Block256::scales`], all rows at once.
     #[inline(always)]
@@ -478,7 +453,6 @@ impl Columns256 for Q6K {
 impl Columns256 for IQ4XS {
     const QUANTS: Quants = Quants { signed: true, most: 127 };
     const OFFSETS: bool = false;
-    scales_of_one_row!();
 
     #[inline(always)]
     fn columns<L: ByteLanes>(l: L, rows: SixteenRows<'_>, quarter: usize, part: usize) -> [[L::Bytes; 4]; 2] {
