@@ -150,6 +150,27 @@ fn quality_stands_beside_times_where_it_is_asked_for() {
 }
 
 #[test]
+fn keys_and_values_in_eight_bits_take_half_the_memory_and_have_a_kl() {
+    let report = json(bench(&QUALITY).args(["--json", "--kv", "q8_0"]));
+    let in_f16 = json(bench(&QUALITY).args(["--json", "--kv", "f16"]));
+    assert!(report["notes"].as_array().unwrap().iter().any(|note| note == "keys and values in q8_0"));
+    let both = |name: &str, at: usize| [&report, &in_f16].map(|report| report["results"][at][name].clone());
+    for (index, result) in report["results"].as_array().unwrap().iter().enumerate() {
+        assert_eq!(result["kv_bytes"], result["kv_bytes_model"]);
+        let [eight, sixteen] = both("kv_bytes", index).map(|bytes| bytes.as_u64().unwrap());
+        assert_eq!(64 * eight, 34 * sixteen);
+        // The full model with keys and values in f16 is what both are compared with.
+        let [eight, sixteen] = both("quality", index).map(|quality| quality["kl"].as_f64().unwrap());
+        if result["policy"] == "full" {
+            assert!(eight > 0.0 && eight < 0.01 && sixteen == 0.0, "{eight} {sixteen}");
+        } else {
+            assert!(eight > 1e-4 && (eight - sixteen).abs() < 0.2 * sixteen + 0.01, "{eight} {sixteen}");
+        }
+    }
+    refuse(bench(&SMALL).args(["--kv", "bf16", "--device", "cpu"]), 2, &["CPU", "--kv bf16"]);
+}
+
+#[test]
 fn quality_that_cannot_be_measured_is_refused() {
     let small = ["--new-tokens", "4", "--repeats", "1"];
     refuse(bench(&small).args(["--lengths", "20,300", "--quality"]), 2, &["20", "needle", "longer"]);

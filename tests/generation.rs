@@ -82,6 +82,23 @@ fn sampling_and_penalties_change_texts_as_they_say() {
     }
 }
 
+#[test]
+fn keys_and_values_are_kept_in_the_type_that_is_asked_for() {
+    let kv = |arguments: &[&str]| {
+        let found = generated(arguments);
+        assert_eq!(found["kv_bytes"], found["kv_bytes_model"]);
+        (found["kv"].as_str().unwrap().to_owned(), found["kv_bytes"].as_u64().unwrap())
+    };
+    let (name, bytes) = kv(&[]);
+    assert_eq!(name, "f16");
+    assert_eq!(kv(&["--weights", "f32"]), ("f32".to_owned(), 2 * bytes));
+    assert_eq!(kv(&["--kv", "f32"]), ("f32".to_owned(), 2 * bytes));
+    assert_eq!(kv(&["--kv", "q8_0"]), ("q8_0".to_owned(), bytes * 34 / 64));
+    assert_eq!(kv(&["--weights", "f32", "--kv", "q8_0"]), ("q8_0".to_owned(), bytes * 34 / 64));
+    let mut command = layerscope();
+    refuse(command.arg("generate").arg(tiny_model()).args(["--prompt", PROMPT, "--kv", "q4_0"]), 2, &["q8_0"]);
+}
+
 fn chat(model: &std::path::Path, arguments: &[&str], lines: &[&str]) -> std::process::Output {
     let mut command = layerscope();
     command.arg("chat").arg(model).args(["--max-new-tokens", "24"]).args(arguments);

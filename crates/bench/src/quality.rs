@@ -112,10 +112,11 @@ pub fn measure_quality(
     interrupt: &Interrupt,
     observe: &mut dyn FnMut(QualityEvent<'_>),
 ) -> Result<()> {
+    let reference = &model.reference()?;
     for &length in &plan.lengths {
         let mut done: Vec<Vec<(Divergence, bool)>> = vec![vec![]; plan.policies.len()];
         for prompt in prompts.iter().filter(|prompt| prompt.length == length) {
-            match of_prompt(model, plan, prompt, interrupt, observe) {
+            match of_prompt(model, reference, plan, prompt, interrupt, observe) {
                 Err(Error::Interrupted) => {
                     measured.interrupted = true;
                     break;
@@ -141,6 +142,7 @@ pub fn measure_quality(
 /// Divergence of each policy from the full model on one prompt, and whether it retrieves the number.
 fn of_prompt(
     model: &Model,
+    reference: &Arc<Decoder>,
     plan: &BenchPlan,
     prompt: &NeedlePrompt,
     interrupt: &Interrupt,
@@ -149,7 +151,7 @@ fn of_prompt(
     let decoder = &model.decoder;
     let (tokens, excluded) = (&prompt.tokens, model.tokenizer.eos_ids());
     observe(QualityEvent::Started { id: &prompt.id, policy: "full" });
-    let full = FullContinuation::of(model.reference(), tokens, plan.new_tokens, excluded, interrupt)?;
+    let full = FullContinuation::of(reference, tokens, plan.new_tokens, excluded, interrupt)?;
     observe(QualityEvent::Finished);
     let mut results = vec![];
     for policy in &plan.policies {

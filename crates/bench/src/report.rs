@@ -2,7 +2,7 @@
 
 use crate::prediction::predict;
 use crate::{BenchPlan, Machine, Quality, Sample, Statistics, Transfers};
-use layerscope_cutoff::cost::{CostModel, Workload, bytes_per_layer_token};
+use layerscope_cutoff::cost::{CostModel, Workload};
 use layerscope_diagnostics::undefined::number_or_null;
 use layerscope_engine::{Decoder, WeightsPrecision};
 use schemars::JsonSchema;
@@ -89,11 +89,8 @@ pub(crate) fn measurements(
         layers: config.layers,
         windows: config.windows.clone(),
         kv_heads: config.kv_heads,
-        bytes_per_layer_token: bytes_per_layer_token(
-            config.kv_heads,
-            config.head_dim,
-            decoder.kv_precision().element_bytes(),
-        ),
+        bytes_per_layer_token: 2
+            * decoder.kv_precision().bytes(config.kv_heads * config.head_dim) as u64,
         step_weight_bytes: decoder.step_weight_bytes() as u64,
         row_weights: config.row_weights(),
         unembedding_weights: (config.vocab as u64).saturating_mul(config.hidden as u64),

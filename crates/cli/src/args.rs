@@ -11,7 +11,7 @@ use layerscope_cutoff::{DEFAULT_FAILURE_CASES, DEFAULT_KEPT, DEFAULT_TOLERANCE};
 use layerscope_diagnostics::patching::{PatchMetric, PatchSite};
 use layerscope_diagnostics::record::Anchor;
 use layerscope_diagnostics::run::SearchOrder;
-use layerscope_engine::{DeviceChoice, WeightsPrecision};
+use layerscope_engine::{DeviceChoice, KvPrecision, WeightsPrecision};
 use layerscope_recording::Shard;
 use std::ops::Range;
 use std::path::PathBuf;
@@ -629,6 +629,8 @@ pub(crate) struct GenerateArguments {
     #[arg(long)]
     pub(crate) exact: bool,
     #[command(flatten)]
+    pub(crate) kv: KvArguments,
+    #[command(flatten)]
     pub(crate) sampling: SamplingArguments,
     /// End the text before this one; again for more
     #[arg(long = "stop", value_name = "TEXT")]
@@ -669,6 +671,35 @@ pub(crate) struct SamplingArguments {
     pub(crate) seed: u64,
 }
 
+/// The type of keys and values.
+#[derive(Debug, Args)]
+pub(crate) struct KvArguments {
+    /// Keep keys and values in this type. q8_0 has eight bits an element in blocks of 32, about half the memory of f16, on a CPU; where
+    /// none is given, f16, f32 with f32 weights, bf16 on a GPU
+    #[arg(long, value_name = "TYPE", value_enum)]
+    pub(crate) kv: Option<KvType>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum KvType {
+    F32,
+    F16,
+    Bf16,
+    #[value(name = "q8_0")]
+    Q8,
+}
+
+impl From<KvType> for KvPrecision {
+    fn from(kv: KvType) -> Self {
+        match kv {
+            KvType::F32 => Self::F32,
+            KvType::F16 => Self::F16,
+            KvType::Bf16 => Self::Bf16,
+            KvType::Q8 => Self::Q8,
+        }
+    }
+}
+
 #[derive(Debug, Args)]
 pub(crate) struct ChatArguments {
     #[command(flatten)]
@@ -687,6 +718,8 @@ pub(crate) struct ChatArguments {
     /// Multiply as exactly as `record` does, as in `layerscope generate`
     #[arg(long)]
     pub(crate) exact: bool,
+    #[command(flatten)]
+    pub(crate) kv: KvArguments,
     #[command(flatten)]
     pub(crate) sampling: SamplingArguments,
 }
@@ -728,6 +761,8 @@ pub(crate) struct BenchArguments {
     /// Counted repeats, after one warm-up at each length
     #[arg(long, default_value_t = layerscope_bench::DEFAULT_REPEATS)]
     pub(crate) repeats: usize,
+    #[command(flatten)]
+    pub(crate) kv: KvArguments,
     /// Also compute the attention statistics of every decode step, to see what they cost
     #[arg(long)]
     pub(crate) statistics: bool,
@@ -821,6 +856,8 @@ pub(crate) struct ServeArguments {
     /// not multiply bf16
     #[arg(long)]
     pub(crate) exact: bool,
+    #[command(flatten)]
+    pub(crate) kv: KvArguments,
     /// Answer /metrics, for Prometheus
     #[arg(long)]
     pub(crate) metrics: bool,

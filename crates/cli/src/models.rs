@@ -1,12 +1,12 @@
 //! Finding, fetching and loading models.
 
-use crate::args::{AdapterArguments, DeviceArguments, ModelArguments, PromptArguments, Weights};
+use crate::args::{AdapterArguments, DeviceArguments, KvArguments, ModelArguments, PromptArguments, Weights};
 use crate::interrupt::{self, heeded};
 use crate::progress::{self, FetchBar};
 use crate::terminal;
 use layerscope_diagnostics::run::Run;
 use layerscope_engine::{
-    Device, DeviceChoice, Error, MemoryNeed, Model, ModelSource, OpenedModel, Policy, PromptText, Result,
+    Device, DeviceChoice, Error, KvPrecision, MemoryNeed, Model, ModelSource, OpenedModel, Policy, PromptText, Result,
     Tokenizer, WeightsPrecision, check_memory,
 };
 use layerscope_models::{LocalModel, Places, Reference, fetch};
@@ -87,6 +87,28 @@ pub(crate) fn device(arguments: DeviceArguments) -> Result<Device> {
             Ok(Device::Cpu)
         }
     }
+}
+
+/// Memory for a model of which keys and values are kept in the type that is asked for, `kept` tokens at each layer.
+///
+/// # Errors
+/// [`Error::Input`] where it cannot keep them in that type.
+pub(crate) fn memory_need(
+    opened: &OpenedModel,
+    weights: Weights,
+    device: &Device,
+    kv: &KvArguments,
+    kept: &[usize],
+) -> Result<MemoryNeed> {
+    let need = opened.memory_need(weights.into(), device, kept);
+    let Some(kv) = kv.kv.map(KvPrecision::from) else { return Ok(need) };
+    kv.check(&opened.config, weights.into(), device)?;
+    Ok(need.with_kv(&opened.config, kv))
+}
+
+/// The model with keys and values in the type that is asked for.
+pub(crate) fn with_kv(model: Model, kv: &KvArguments) -> Result<Model> {
+    kv.kv.map_or(Ok(model.clone()), |kv| model.with_kv(kv.into()))
 }
 
 /// Loads the weights if the device's memory suffices for them and the work.

@@ -41,6 +41,8 @@ pub struct Decoder {
     /// Where an adapter is beside the weights: the rows it acts on.
     adapter_rows: Option<AdapterRows>,
     precision: WeightsPrecision,
+    /// The type of keys and values.
+    kv: KvPrecision,
     device: Device,
     /// Files in which weights are read where they are.
     mapped_files: Vec<FileState>,
@@ -134,6 +136,7 @@ impl Decoder {
             rotary: RotaryTables::new(&self.config),
             adapter_rows: self.adapter_rows,
             precision: self.precision,
+            kv: self.kv,
             device: self.device.clone(),
             mapped_files: self.mapped_files.clone(),
             weights: Arc::clone(&self.weights),
@@ -158,9 +161,18 @@ impl Decoder {
         }
     }
 
-    /// The type of keys and values that goes with the weights.
+    /// The type of keys and values.
     pub fn kv_precision(&self) -> KvPrecision {
-        KvPrecision::with(self.precision, &self.device)
+        self.kv
+    }
+
+    /// The same model, which keeps keys and values in a type.
+    ///
+    /// # Errors
+    /// As [`KvPrecision::check`].
+    pub fn with_kv(&self, kv: KvPrecision) -> Result<Self> {
+        kv.check(&self.config, self.precision, &self.device)?;
+        Ok(Self { kv, ..self.shared() })
     }
 
     /// Memory that a sequence takes beside the weights where it keeps `kept` tokens at each layer.

@@ -38,7 +38,7 @@ pub struct MemoryNeed {
 impl MemoryNeed {
     /// Of weights of `bytes` alone, on a device.
     pub(crate) fn of_weights(config: &ModelConfig, kv: KvPrecision, bytes: u64, device: &Device) -> Self {
-        let kv_token_layer = 2 * (config.kv_width() * kv.element_bytes()) as u64;
+        let kv_token_layer = 2 * kv.bytes(config.kv_width()) as u64;
         let layers = config.layers as u64;
         Self {
             weights: bytes,
@@ -75,6 +75,14 @@ impl MemoryNeed {
             activations: rows.saturating_mul(row_bytes).saturating_add(logits),
             ..self
         }
+    }
+
+    /// With keys and values in another type.
+    #[must_use]
+    pub fn with_kv(self, config: &ModelConfig, kv: KvPrecision) -> Self {
+        let kv_token_layer = 2 * kv.bytes(config.kv_width()) as u64;
+        let tokens = self.kv / self.kv_token_layer.max(1);
+        Self { kv: tokens.saturating_mul(kv_token_layer), kv_token_layer, ..self }
     }
 
     /// With the recording of a prompt of `prompt_len` tokens and `steps` decode steps.

@@ -92,9 +92,14 @@ impl Model {
         self.decoder.config()
     }
 
-    /// The model that divergences refer to: without its adapter.
-    pub fn reference(&self) -> &Arc<Decoder> {
-        self.adapter.as_ref().map_or(&self.decoder, |adapter| &adapter.base)
+    /// The model that divergences refer to: without its adapter, with keys and values in the type that goes with its weights.
+    ///
+    /// # Errors
+    /// As [`KvPrecision::check`].
+    pub fn reference(&self) -> Result<Arc<Decoder>> {
+        let base = self.adapter.as_ref().map_or(&self.decoder, |adapter| &adapter.base);
+        let kv = KvPrecision::with(self.precision, base.device());
+        if kv == base.kv_precision() { Ok(Arc::clone(base)) } else { Ok(Arc::new(base.with_kv(kv)?)) }
     }
 
     /// What its adapter was made for, where there is one that says so.
@@ -130,6 +135,14 @@ impl Model {
     /// As [`Self::with_adapter`]; [`Error::Input`] on an adapter of decode rows.
     pub fn with_merged_adapter(&self, folder: &Path) -> Result<Self> {
         self.adapted(folder, Decoder::merged)
+    }
+
+    /// The same, which keeps keys and values in a type.
+    ///
+    /// # Errors
+    /// As [`KvPrecision::check`].
+    pub fn with_kv(&self, kv: KvPrecision) -> Result<Self> {
+        Ok(Self { decoder: Arc::new(self.decoder.with_kv(kv)?), ..self.clone() })
     }
 
     fn adapted(

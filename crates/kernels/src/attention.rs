@@ -14,7 +14,7 @@ mod few;
 mod received;
 mod sparse;
 
-pub use elements::Elements;
+pub use elements::{Elements, Q8Block};
 pub use received::{Read, ReadLimits, Received, RowReads};
 pub use sparse::{KeySet, SPARSE_BLOCK, SparseKeys, sparse_attention};
 

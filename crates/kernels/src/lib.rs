@@ -17,8 +17,8 @@ mod tile;
 pub mod trajectory;
 
 pub use attention::{
-    AttentionShape, AttentionStatistics, Elements, KeySet, KeySpan, Queries, Read, ReadLimits, Received,
-    RowReads, SEGMENTS, SPARSE_BLOCK, Segment, SparseKeys, attention, attention_with_statistics,
+    AttentionShape, AttentionStatistics, Elements, KeySet, KeySpan, Q8Block, Queries, Read, ReadLimits,
+    Received, RowReads, SEGMENTS, SPARSE_BLOCK, Segment, SparseKeys, attention, attention_with_statistics,
     sparse_attention,
 };
 pub use elementwise::Activation;

@@ -132,7 +132,7 @@ pub fn record_prompt(
     let steps = answer.as_ref().map_or(max_new_tokens, Vec::len);
     let runs = if model.adapter.is_some() { 2 } else { 1 };
     observe(RecordingEvent::Started { id: &prompt.id, tokens: runs * (prompt_tokens.len() + steps) });
-    let mut run = probe::run(model.reference(), &prompt_tokens, &continuation, interrupt, &mut |done| {
+    let mut run = probe::run(&model.reference()?, &prompt_tokens, &continuation, interrupt, &mut |done| {
         observe(RecordingEvent::Tokens(done));
     })?;
     if model.adapter.is_some() {
@@ -295,7 +295,7 @@ fn manifest(model: &Model, prompts: &PromptFile, max_new_tokens: usize, map: Cau
         info,
         model.precision.name(),
         model.decoder.device().kind(),
-        model.decoder.kv_precision().element_bytes(),
+        model.decoder.kv_precision().bytes(1),
         settings,
         ids,
     );

@@ -89,8 +89,9 @@ fn of_prompt(
         Ok::<Session, Error>(session)
     };
     let full = Policy::full(decoder.config().layers);
-    let mut session = prefilled(model.reference(), &full, observe)?;
-    let reference = teacher_forced(model.reference(), &mut session, tokens, continuation)?.distributions;
+    let base = model.reference()?;
+    let mut session = prefilled(&base, &full, observe)?;
+    let reference = teacher_forced(&base, &mut session, tokens, continuation)?.distributions;
     drop(session);
     observe(PolicyEvent::Tokens(continuation.len()));
     let mut records = vec![];

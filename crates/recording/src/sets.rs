@@ -155,7 +155,7 @@ fn split(prompts: &[PromptSummary], count: usize) -> (Vec<&PromptSummary>, Vec<&
 /// A recorded prompt, along its recorded text.
 fn run_again(model: &Model, prompt: &PromptSummary, interrupt: &Interrupt) -> Result<ProbedRun> {
     let (tokens, text) = (&prompt.prompt_tokens, Decoding::Given(&prompt.generated));
-    let run = probe::run(model.reference(), tokens, &text, interrupt, &mut |_| {})?;
+    let run = probe::run(&model.reference()?, tokens, &text, interrupt, &mut |_| {})?;
     // As it was recorded: greedily, and without ending the text.
     let excluded = if prompt.answer_given { &[][..] } else { model.tokenizer.eos_ids() };
     let distributions = run.distributions.excluding(excluded);

@@ -12,7 +12,7 @@ use layerscope_diagnostics::needle::NeedlePrompt;
 use layerscope_diagnostics::prompts::{Prompt, parse_prompts};
 use layerscope_diagnostics::run::Run;
 use layerscope_engine::{
-    Decoder, Error, Model, ModelConfig, Policy, Result, Shape, ShapeWeights, WeightsPrecision, caveats,
+    Decoder, Error, KvPrecision, Model, ModelConfig, Policy, Result, Shape, ShapeWeights, WeightsPrecision, caveats,
     check_memory,
 };
 use std::path::{Path, PathBuf};
@@ -95,7 +95,9 @@ pub(crate) fn run(arguments: &BenchArguments) -> Result<ExitCode> {
         Weights::Model(model) => model.caveats(&plan.policies),
         Weights::Random(_) => caveats(&plan.policies),
     };
-    let notes = subject.notes.into_iter().chain(statistics).chain(plans).chain(caveats);
+    let kv = subject.decoder().kv_precision().name();
+    let kv = arguments.kv.kv.map(|_| format!("keys and values in {kv}"));
+    let notes = subject.notes.into_iter().chain(kv).chain(statistics).chain(plans).chain(caveats);
     let report = BenchReport {
         results: measured.results,
         model: subject.name,
@@ -182,12 +184,15 @@ fn random_weights(arguments: &BenchArguments, name: &str) -> Result<Subject> {
     let device = models::device(arguments.device)?;
     let need = shape.memory_need(weights, precision, &device);
     let need = need.with_sequence(shape.config(), &plan.most_in_memory(&device));
+    let kv = arguments.kv.kv.map_or(KvPrecision::with(precision, &device), KvPrecision::from);
+    kv.check(shape.config(), precision, &device)?;
+    let need = need.with_kv(shape.config(), kv);
     check_memory(&format!("random weights of shape {shape}"), &need, &device)?;
     let decoder = progress::loading(|progress| shape.decoder(weights, precision, &device, SEED, progress))?;
     Ok(Subject {
         name: shape.to_string(),
         prompt: PromptTokens::Random { vocab: decoder.config().vocab, seed: SEED },
-        weights: Weights::Random(Arc::new(decoder)),
+        weights: Weights::Random(Arc::new(decoder.with_kv(kv)?)),
         needles: vec![],
         notes: vec![format!("random weights ({weights}) of shape {shape}: speed only")],
     })
@@ -212,8 +217,9 @@ fn model(arguments: &BenchArguments) -> Result<Subject> {
     let device = models::device(arguments.device)?;
     let held = full.into_iter().chain([plan.most_in_memory(&device)]);
     let held = held.max_by_key(|held| held.iter().sum::<usize>()).unwrap_or_default();
-    let need = opened.memory_need(arguments.weights.into(), &device, &held);
+    let need = models::memory_need(&opened, arguments.weights, &device, &arguments.kv, &held)?;
     let model = models::load(opened, arguments.weights, &device, &need)?;
+    let model = models::with_kv(model, &arguments.kv)?;
     let model = models::with_adapter(model, &arguments.adapter, &plan.policies)?;
     let prompts = parse_prompts(TEXT_NAME, TEXT)?;
     let text: Vec<String> = prompts.iter().map(Prompt::text).collect();

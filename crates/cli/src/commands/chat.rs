@@ -36,8 +36,9 @@ pub(crate) fn run(arguments: &ChatArguments) -> Result<ExitCode> {
     }
     let policy = Policy::parse_for(&arguments.policy, &opened.config)?;
     let held = policy.in_memory(1, arguments.max_new_tokens.min(opened.config.context), &device);
-    let need = opened.memory_need(arguments.model.weights.into(), &device, &held);
+    let need = models::memory_need(&opened, arguments.model.weights, &device, &arguments.kv, &held)?;
     let model = models::load(opened, arguments.model.weights, &device, &need)?;
+    let model = models::with_kv(model, &arguments.kv)?;
     let model = models::with_adapter(model, &arguments.adapter, std::slice::from_ref(&policy))?;
     let mut chat = Chat {
         model: &model,

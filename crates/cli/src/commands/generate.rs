@@ -5,7 +5,7 @@ use crate::interrupt::{self, heeded};
 use crate::terminal::{self, Reader};
 use crate::{models, output, progress};
 use layerscope_engine::{
-    Choice, Generation, GenerationEvent, GenerationSettings, Model, Policy, Repetition, Result,
+    Choice, Generation, GenerationEvent, GenerationSettings, KvPrecision, Model, Policy, Repetition, Result,
     RevivalCounters, Sampling, StopTexts, TransferCounters, generate,
 };
 use layerscope_eval::TokenLikelihood;
@@ -21,8 +21,9 @@ pub(crate) fn run(arguments: &GenerateArguments) -> Result<ExitCode> {
     let prompt = models::prompt_tokens(&arguments.prompt, &opened.tokenizer)?;
     opened.config.check_sequence(prompt.len(), arguments.max_new_tokens)?;
     let held = policy.in_memory(prompt.len(), arguments.max_new_tokens, &device);
-    let need = opened.memory_need(arguments.model.weights.into(), &device, &held);
+    let need = models::memory_need(&opened, arguments.model.weights, &device, &arguments.kv, &held)?;
     let model = models::load(opened, arguments.model.weights, &device, &need)?;
+    let model = models::with_kv(model, &arguments.kv)?;
     let model = models::with_adapter(model, &arguments.adapter, std::slice::from_ref(&policy))?;
     let settings = GenerationSettings {
         max_new_tokens: arguments.max_new_tokens,
@@ -93,7 +94,7 @@ pub(crate) fn run(arguments: &GenerateArguments) -> Result<ExitCode> {
         // As a policy reserves it: p − 1 prefill tokens; the last prompt token is a decode token.
         let config = model.config();
         let token_bytes =
-            2 * config.kv_heads * config.head_dim * model.decoder.kv_precision().element_bytes();
+            2 * model.decoder.kv_precision().bytes(config.kv_heads * config.head_dim);
         let tokens: usize = policy.capacity(prompt.len(), arguments.max_new_tokens).iter().sum();
         let texts = |tokens: &[u32]| -> Vec<String> {
             tokens.iter().map(|&token| model.tokenizer.token_text(token)).collect()
@@ -101,6 +102,7 @@ pub(crate) fn run(arguments: &GenerateArguments) -> Result<ExitCode> {
         output::json(&json!({
             "model": model.name,
             "weights": model.precision,
+            "kv": model.decoder.kv_precision().name(),
             "policy": policy,
             "caveat": model.caveat(&policy),
             "prompt_tokens": prompt,
@@ -185,9 +187,11 @@ pub(super) fn summary(model: &Model, policy: &Policy, prompt_len: usize, generat
     let density = generation.prefill_density.map_or(String::new(), |share| {
         format!("; {:.1} % of the prompt's attention computed", 100.0 * share)
     });
+    let kv = model.decoder.kv_precision();
+    let kv = if kv == KvPrecision::Q8 { format!(" in {}", kv.name()) } else { String::new() };
     let caveat = model.caveat(policy).map_or(String::new(), |caveat| format!("; {caveat}"));
     format!(
-        "[{policy}] {prompt_len} prompt tokens{taken_over}, {} generated; TTFT {:.2} s, {per_token}KV {}{transfers}{revivals}{density}{repetition}{caveat}",
+        "[{policy}] {prompt_len} prompt tokens{taken_over}, {} generated; TTFT {:.2} s, {per_token}KV {}{kv}{transfers}{revivals}{density}{repetition}{caveat}",
         generation.tokens.len(),
         generation.ttft_s,
         output::bytes(generation.kv_bytes as f64)

@@ -54,8 +54,9 @@ fn load(arguments: &ServeArguments) -> Result<Loaded> {
             policies.push(policy);
         }
     }
-    let need = opened.memory_need(arguments.model.weights.into(), &device, &vec![0; config.layers]);
+    let need = models::memory_need(&opened, arguments.model.weights, &device, &arguments.kv, &vec![0; config.layers])?;
     let model = models::load(opened, arguments.model.weights, &device, &need)?;
+    let model = models::with_kv(model, &arguments.kv)?;
     // Merged, an adapter leaves no model without it.
     let base = (arguments.adapter.adapter.is_some() && !arguments.adapter.merge).then(|| model.clone());
     let model = models::with_adapter(model, &arguments.adapter, &policies)?;

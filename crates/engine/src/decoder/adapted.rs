@@ -129,6 +129,7 @@ impl Decoder {
         self.adapter_rows == Some(AdapterRows::Decode)
             && base.adapter_rows.is_none()
             && Arc::ptr_eq(&self.weights, &base.weights)
+            && self.kv == base.kv
     }
 
     fn projection_mut(&mut self, layer: usize, target: Target) -> Result<&mut Projection> {

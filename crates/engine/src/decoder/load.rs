@@ -63,6 +63,7 @@ impl Decoder {
             rotary: RotaryTables::new(&config),
             adapter_rows: None,
             precision,
+            kv: KvPrecision::with(precision, device),
             device: device.clone(),
             config,
         })

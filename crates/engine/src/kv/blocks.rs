@@ -5,6 +5,7 @@ use super::group::{HeadGroup, Memory, PositionRun, joined};
 use super::{KvBuffer, KvPrecision, KvStore};
 use crate::{Error, Result};
 use half::{bf16, f16};
+use layerscope_kernels::Q8Block;
 use layerscope_kernels::cuda::store::{self, Append};
 use layerscope_kernels::cuda::{Buffer, Numbers};
 use std::borrow::Cow;
@@ -57,7 +58,7 @@ impl Evicted {
 
 impl Layout {
     fn bytes_of(&self, head: usize, slot: usize) -> Range<usize> {
-        let width = self.head_dim * self.precision.element_bytes();
+        let width = self.precision.bytes(self.head_dim);
         let start = (head * self.capacity + slot) * width;
         start..start + width
     }
@@ -94,6 +95,11 @@ impl LayerKeys<'_> {
             KvPrecision::F32 => widen(bytes, key, f32::from_ne_bytes),
             KvPrecision::F16 => widen(bytes, key, |bytes| f16::from_ne_bytes(bytes).to_f32()),
             KvPrecision::Bf16 => widen(bytes, key, |bytes| bf16::from_ne_bytes(bytes).to_f32()),
+            KvPrecision::Q8 => {
+                for (to, block) in key.as_chunks_mut().0.iter_mut().zip(bytes.as_chunks().0) {
+                    *to = bytemuck::cast::<[u8; size_of::<Q8Block>()], Q8Block>(*block).to_f32();
+                }
+            }
         }
     }
 }
@@ -123,7 +129,7 @@ impl HeadGroup {
 impl KvStore {
     /// Bytes of a record of so many tokens.
     pub(crate) fn record_bytes(&self, tokens: usize) -> usize {
-        2 * tokens * self.kv_heads * self.head_dim * self.precision.element_bytes()
+        2 * self.precision.bytes(tokens * self.kv_heads * self.head_dim)
     }
 
     /// All keys of a layer.
@@ -237,6 +243,7 @@ impl KvBuffer {
         match self {
             Self::F32(numbers) => bytemuck::cast_slice(numbers),
             Self::F16(numbers) => bytemuck::cast_slice(numbers),
+            Self::Q8(blocks) => bytemuck::cast_slice(blocks),
         }
     }
 
@@ -250,6 +257,10 @@ impl KvBuffer {
             Self::F16(to) => {
                 bytemuck::cast_slice_mut::<_, u8>(&mut to[at..at + bytes.len() / size_of::<u16>()])
                     .copy_from_slice(bytes);
+            }
+            Self::Q8(to) => {
+                let blocks = &mut to[at / Q8Block::ELEMENTS..][..bytes.len() / size_of::<Q8Block>()];
+                bytemuck::cast_slice_mut::<_, u8>(blocks).copy_from_slice(bytes);
             }
         }
     }

@@ -213,7 +213,7 @@ impl Memory {
                 Self::Host { keys: KvBuffer::zeros(precision, len), values: KvBuffer::zeros(precision, len) }
             }
             Device::Cuda(device) => {
-                let bytes = len * precision.element_bytes();
+                let bytes = precision.bytes(len);
                 Self::Device { keys: device.reserve(bytes)?, values: device.reserve(bytes)? }
             }
         })
@@ -242,16 +242,16 @@ impl Memory {
         len: usize,
         precision: KvPrecision,
     ) -> Result<()> {
-        let bytes = precision.element_bytes();
+        let bytes = |elements| precision.bytes(elements);
         match (self, other) {
             (Self::Host { keys, values }, Self::Host { keys: other_keys, values: other_values }) => {
                 for (numbers, other) in [(keys, other_keys), (values, other_values)] {
-                    numbers.write_bytes(to, &other.bytes()[from * bytes..(from + len) * bytes]);
+                    numbers.write_bytes(to, &other.bytes()[bytes(from)..bytes(from + len)]);
                 }
             }
             (Self::Device { keys, values }, Self::Device { keys: other_keys, values: other_values }) => {
                 for (numbers, other) in [(keys, other_keys), (values, other_values)] {
-                    numbers.copy_from(to * bytes, other, from * bytes, len * bytes)?;
+                    numbers.copy_from(bytes(to), other, bytes(from), bytes(len))?;
                 }
             }
             _ => return Err(Error::failure("KV is on two devices; please report this")),

@@ -128,7 +128,7 @@ impl KvStore {
     pub(crate) fn device_span(&self, layer: usize, range: &KeyRange) -> Option<DeviceKeySpan> {
         let group = &self.layers[layer][range.group];
         let store = group.on_device()?;
-        let start = (group.first_element(range) * self.precision.element_bytes()) as u64;
+        let start = self.precision.bytes(group.first_element(range)) as u64;
         Some(DeviceKeySpan {
             keys: store.keys.address() + start,
             values: store.values.address() + start,

@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod kv;
 mod lazyllm;
 mod pattern;
 mod prefix;

@@ -144,7 +144,7 @@ fn what_is_not_kept_is_gone_before_the_next_layer_runs() {
         let policy = kept.policy();
         let mut session = Session::new(&TINY.decoder, policy.clone(), p, 2).unwrap();
         let config = TINY.decoder.config();
-        let token_bytes = 2 * config.head_dim * session.store().precision().element_bytes();
+        let token_bytes = 2 * session.store().precision().bytes(config.head_dim);
         let by_head = policy.capacity_by_head(p, 2, config.kv_heads);
         let all: usize = by_head.iter().flatten().sum();
         let one_layer = config.kv_heads * (p - 1 + 2);

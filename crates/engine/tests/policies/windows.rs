@@ -53,7 +53,7 @@ fn check(device: &Device, names: &[&str], policies: &[&str]) {
                 assert!(most < 1e-4, "{name}, {policy}, step {step}: {most}");
             }
             let account = policy.for_model(config).capacity(P, STEPS);
-            let bytes = 2 * config.kv_heads * config.head_dim * decoder.kv_precision().element_bytes();
+            let bytes = 2 * decoder.kv_precision().bytes(config.kv_heads * config.head_dim);
             assert_eq!(session.store().allocated_bytes(), account.iter().sum::<usize>() * bytes, "{name}");
             for (layer, window) in config.windows.iter().enumerate() {
                 let positions = session.store().positions(layer, 0);

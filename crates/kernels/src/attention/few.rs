@@ -3,29 +3,46 @@
 //!
 //! A product of a query and a key has the same bits wherever the two stand.
 
-use super::{Elements, KEY_TILE};
+use super::{Elements, KEY_TILE, Q8Block};
 use crate::lanes::{LANES, Lanes};
 
 /// Keys whose products are summed over lanes together.
 const KEYS: usize = 4;
 
-/// A number as it is stored.
+/// Numbers as they are stored, a few vectors in each.
 trait Stored: Copy {
-    fn load<L: Lanes>(l: L, x: &[Self; LANES]) -> L::Floats;
+    /// How many vectors.
+    const VECTORS: usize;
+
+    /// One of those of consecutive numbers.
+    fn load<L: Lanes>(l: L, x: &[Self], vector: usize) -> L::Floats;
 }
 
-impl Stored for f32 {
+impl Stored for [f32; LANES] {
+    const VECTORS: usize = 1;
+
     #[inline(always)]
-    fn load<L: Lanes>(l: L, x: &[Self; LANES]) -> L::Floats {
-        l.load(x)
+    fn load<L: Lanes>(l: L, x: &[Self], vector: usize) -> L::Floats {
+        l.load(&x[vector])
     }
 }
 
-/// The bits of an f16.
-impl Stored for u16 {
+/// The bits of f16.
+impl Stored for [u16; LANES] {
+    const VECTORS: usize = 1;
+
     #[inline(always)]
-    fn load<L: Lanes>(l: L, x: &[Self; LANES]) -> L::Floats {
-        l.widen_f16(bytemuck::cast_ref::<[u16; LANES], [u8; 2 * LANES]>(x))
+    fn load<L: Lanes>(l: L, x: &[Self], vector: usize) -> L::Floats {
+        l.widen_f16(bytemuck::cast_ref::<[u16; LANES], [u8; 2 * LANES]>(&x[vector]))
+    }
+}
+
+impl Stored for Q8Block {
+    const VECTORS: usize = Self::ELEMENTS / LANES;
+
+    #[inline(always)]
+    fn load<L: Lanes>(l: L, x: &[Self], vector: usize) -> L::Floats {
+        x[vector / Self::VECTORS].vector(l, vector % Self::VECTORS)
     }
 }
 
@@ -45,8 +62,9 @@ fn at_once<L: Lanes>() -> usize {
 #[inline(always)]
 pub(super) fn scores<L: Lanes>(l: L, queries: &[f32], keys: Elements<'_>, dim: usize, scores: &mut [f32]) {
     match keys {
-        Elements::F32(keys) => scores_of(l, queries, keys, dim, scores),
-        Elements::F16(keys) => scores_of(l, queries, keys, dim, scores),
+        Elements::F32(keys) => scores_of(l, queries, keys.as_chunks::<LANES>().0, dim, scores),
+        Elements::F16(keys) => scores_of(l, queries, keys.as_chunks::<LANES>().0, dim, scores),
+        Elements::Q8(keys) => scores_of(l, queries, keys, dim, scores),
     }
 }
 
@@ -75,17 +93,16 @@ fn scores_of_rows<L: Lanes, T: Stored, const M: usize>(
     let vectors = dim / LANES;
     let (queries, _) = queries.as_chunks::<LANES>();
     let queries: [&[[f32; LANES]]; M] = std::array::from_fn(|row| &queries[row * vectors..][..vectors]);
-    let (keys, _) = keys.as_chunks::<LANES>();
-    for (index, keys) in keys.chunks(KEYS * vectors).enumerate() {
-        let count = keys.len() / vectors;
+    let units = vectors / T::VECTORS;
+    for (index, keys) in keys.chunks(KEYS * units).enumerate() {
+        let count = keys.len() / units;
         // Where fewer are left, the last one stands in for the others.
-        let keys: [&[[T; LANES]]; KEYS] =
-            std::array::from_fn(|key| &keys[key.min(count - 1) * vectors..][..vectors]);
+        let keys: [&[T]; KEYS] = std::array::from_fn(|key| &keys[key.min(count - 1) * units..][..units]);
         let mut sums = [[l.splat(0.0); KEYS]; M];
         for at in 0..vectors {
             let mut of_keys = [l.splat(0.0); KEYS];
             for key in 0..KEYS {
-                of_keys[key] = T::load(l, &keys[key][at]);
+                of_keys[key] = T::load(l, keys[key], at);
             }
             for row in 0..M {
                 let query = l.load(&queries[row][at]);
@@ -113,8 +130,13 @@ pub(super) fn accumulate<L: Lanes>(
     stride: usize,
 ) {
     match values {
-        Elements::F32(values) => accumulate_of(l, weights, values, dim, output, stride),
-        Elements::F16(values) => accumulate_of(l, weights, values, dim, output, stride),
+        Elements::F32(values) => {
+            accumulate_of(l, weights, values.as_chunks::<LANES>().0, dim, output, stride);
+        }
+        Elements::F16(values) => {
+            accumulate_of(l, weights, values.as_chunks::<LANES>().0, dim, output, stride);
+        }
+        Elements::Q8(values) => accumulate_of(l, weights, values, dim, output, stride),
     }
 }
 
@@ -171,12 +193,12 @@ fn accumulate_columns<L: Lanes, T: Stored, const M: usize, const V: usize>(
     stride: usize,
 ) {
     let mut sums = [[l.splat(0.0); V]; M];
-    for (key, value) in values.chunks_exact(dim).enumerate() {
-        let (value, _) = value[column..].as_chunks::<LANES>();
+    let at = column / LANES;
+    for (key, value) in values.chunks_exact(dim / LANES / T::VECTORS).enumerate() {
         for row in 0..M {
             let weight = l.splat(weights[row * KEY_TILE + key]);
             for vector in 0..V {
-                sums[row][vector] = l.multiply_add(weight, T::load(l, &value[vector]), sums[row][vector]);
+                sums[row][vector] = l.multiply_add(weight, T::load(l, value, at + vector), sums[row][vector]);
             }
         }
     }

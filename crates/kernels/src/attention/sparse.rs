@@ -1,7 +1,6 @@
 //! Attention of prompt rows in which each block of rows reads, in each query head, some of the keys alone.
 
 use super::{AttentionShape, Elements, KeySpan, Queries, attention};
-use crate::lanes::half;
 use rayon::prelude::*;
 use std::ops::Range;
 
@@ -146,12 +145,7 @@ fn one_head(
         let mut gathered = Vec::with_capacity(set.columns.len() * dim);
         for &key in &set.columns {
             let first = start + key as usize * dim;
-            match elements {
-                Elements::F32(numbers) => gathered.extend_from_slice(&numbers[first..first + dim]),
-                Elements::F16(bits) => {
-                    gathered.extend(bits[first..first + dim].iter().map(|&bits| half(bits)))
-                }
-            }
+            gathered.extend(elements.to_f32(first..first + dim));
         }
         gathered
     };

@@ -85,6 +85,23 @@ fn problem() -> impl Strategy<Value = Problem> {
         )
 }
 
+/// Keys or values in one of the types.
+enum Stored {
+    F32(Vec<f32>),
+    F16(Vec<u16>),
+    Q8(Vec<Q8Block>),
+}
+
+impl Stored {
+    fn elements(&self) -> Elements<'_> {
+        match self {
+            Self::F32(numbers) => Elements::F32(numbers),
+            Self::F16(bits) => Elements::F16(bits),
+            Self::Q8(blocks) => Elements::Q8(blocks),
+        }
+    }
+}
+
 /// Reproducible values of roughly unit variance (SplitMix64, sum of uniforms).
 pub(super) fn noise(seed: u64, len: usize) -> Vec<f32> {
     let mut state = seed;
@@ -122,21 +139,24 @@ proptest! {
             let place = place % numbers.len();
             numbers[place] = number;
         }
-        // Every other problem stores keys and values as f16.
-        let in_f16 = seed % 2 == 1;
-        let to_f16 = |numbers: &Vec<f32>| -> Vec<u16> {
-            numbers.iter().map(|&x| half::f16::from_f32(x).to_bits()).collect()
+        // One of three types each; blocks only where heads are of whole ones.
+        let store = |numbers: &[f32]| match (seed >> 16) % 3 {
+            1 => Stored::F16(numbers.iter().map(|&x| half::f16::from_f32(x).to_bits()).collect()),
+            2 if shape.head_dim % Q8Block::ELEMENTS == 0 => {
+                Stored::Q8(numbers.as_chunks().0.iter().map(Q8Block::rounded).collect())
+            }
+            _ => Stored::F32(numbers.to_vec()),
         };
-        let halves: Vec<[Vec<u16>; 2]> =
-            buffers.iter().map(|(keys, values, _)| [to_f16(keys), to_f16(values)]).collect();
+        let stored: Vec<[Stored; 2]> =
+            buffers.iter().map(|(keys, values, _)| [store(keys), store(values)]).collect();
         let spans: Vec<KeySpan<'_>> = spans.iter().zip(&buffers)
-            .zip(&halves)
+            .zip(&stored)
             .zip(&heads)
-            .map(|(((&(first_position, len, segment), (keys, values, head_stride)), halves), heads)| KeySpan {
+            .map(|(((&(first_position, len, segment), (_, _, head_stride)), [keys, values]), heads)| KeySpan {
                 first_head: heads.start,
                 heads: heads.len(),
-                keys: if in_f16 { Elements::F16(&halves[0]) } else { keys[..].into() },
-                values: if in_f16 { Elements::F16(&halves[1]) } else { values[..].into() },
+                keys: keys.elements(),
+                values: values.elements(),
                 head_stride: *head_stride, len, first_position, segment,
             }).collect();
         let queries = Queries { data: &q, rows, first_position };
