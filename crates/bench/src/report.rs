@@ -89,8 +89,7 @@ pub(crate) fn measurements(
         layers: config.layers,
         windows: config.windows.clone(),
         kv_heads: config.kv_heads,
-        bytes_per_layer_token: 2
-            * decoder.kv_precision().bytes(config.kv_heads * config.head_dim) as u64,
+        bytes_per_layer_token: 2 * decoder.kv_precision().bytes(config.kv_heads * config.head_dim) as u64,
         step_weight_bytes: decoder.step_weight_bytes() as u64,
         row_weights: config.row_weights(),
         unembedding_weights: (config.vocab as u64).saturating_mul(config.hidden as u64),

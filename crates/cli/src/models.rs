@@ -6,8 +6,8 @@ use crate::progress::{self, FetchBar};
 use crate::terminal;
 use layerscope_diagnostics::run::Run;
 use layerscope_engine::{
-    Device, DeviceChoice, Error, KvPrecision, MemoryNeed, Model, ModelSource, OpenedModel, Policy, PromptText, Result,
-    Tokenizer, WeightsPrecision, check_memory,
+    Device, DeviceChoice, Error, KvPrecision, MemoryNeed, Model, ModelSource, OpenedModel, Policy,
+    PromptText, Result, Tokenizer, WeightsPrecision, check_memory,
 };
 use layerscope_models::{LocalModel, Places, Reference, fetch};
 use std::io::Read;

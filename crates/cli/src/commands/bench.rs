@@ -12,8 +12,8 @@ use layerscope_diagnostics::needle::NeedlePrompt;
 use layerscope_diagnostics::prompts::{Prompt, parse_prompts};
 use layerscope_diagnostics::run::Run;
 use layerscope_engine::{
-    Decoder, Error, KvPrecision, Model, ModelConfig, Policy, Result, Shape, ShapeWeights, WeightsPrecision, caveats,
-    check_memory,
+    Decoder, Error, KvPrecision, Model, ModelConfig, Policy, Result, Shape, ShapeWeights, WeightsPrecision,
+    caveats, check_memory,
 };
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;

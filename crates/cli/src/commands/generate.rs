@@ -93,8 +93,7 @@ pub(crate) fn run(arguments: &GenerateArguments) -> Result<ExitCode> {
     if arguments.json {
         // As a policy reserves it: p − 1 prefill tokens; the last prompt token is a decode token.
         let config = model.config();
-        let token_bytes =
-            2 * model.decoder.kv_precision().bytes(config.kv_heads * config.head_dim);
+        let token_bytes = 2 * model.decoder.kv_precision().bytes(config.kv_heads * config.head_dim);
         let tokens: usize = policy.capacity(prompt.len(), arguments.max_new_tokens).iter().sum();
         let texts = |tokens: &[u32]| -> Vec<String> {
             tokens.iter().map(|&token| model.tokenizer.token_text(token)).collect()

@@ -54,7 +54,13 @@ fn load(arguments: &ServeArguments) -> Result<Loaded> {
             policies.push(policy);
         }
     }
-    let need = models::memory_need(&opened, arguments.model.weights, &device, &arguments.kv, &vec![0; config.layers])?;
+    let need = models::memory_need(
+        &opened,
+        arguments.model.weights,
+        &device,
+        &arguments.kv,
+        &vec![0; config.layers],
+    )?;
     let model = models::load(opened, arguments.model.weights, &device, &need)?;
     let model = models::with_kv(model, &arguments.kv)?;
     // Merged, an adapter leaves no model without it.

@@ -3,8 +3,8 @@
 use crate::{Device, Error, ModelConfig, Result, WeightsPrecision};
 use half::slice::{HalfBitsSliceExt, HalfFloatSliceExt};
 use half::{bf16, f16};
-use layerscope_kernels::{Elements, Q8Block};
 use layerscope_kernels::cuda::Element;
+use layerscope_kernels::{Elements, Q8Block};
 
 /// In which type keys and values are kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -61,7 +61,10 @@ impl KvPrecision {
             (_, Device::Cuda(_)) => format!("a GPU keeps keys and values in {}", of_weights.name()),
             (Self::Bf16, Device::Cpu) => "a CPU does not keep keys and values in bf16".to_owned(),
             (Self::Q8, Device::Cpu) if !config.head_dim.is_multiple_of(Q8Block::ELEMENTS) => {
-                format!("q8_0 needs heads of a multiple of 32 elements, and this model's have {}", config.head_dim)
+                format!(
+                    "q8_0 needs heads of a multiple of 32 elements, and this model's have {}",
+                    config.head_dim
+                )
             }
             (Self::F32 | Self::F16 | Self::Q8, Device::Cpu) => return Ok(()),
         };

@@ -1,9 +1,7 @@
 //! Keys and values in eight bits: the same as in f32, each rounded before it is stored.
 
 use super::{TINY, assert_within, run, sequence};
-use layerscope_engine::{
-    Device, HookPoint, Hooks, KvPrecision, ModelConfig, Policy, Site, WeightsPrecision,
-};
+use layerscope_engine::{Device, HookPoint, Hooks, KvPrecision, ModelConfig, Policy, Site, WeightsPrecision};
 use layerscope_kernels::Q8Block;
 use std::sync::Arc;
 

@@ -1,8 +1,8 @@
 //! Keys and values as they are stored: in f32, in f16, or in eight bits, converted tile by tile.
 
 use crate::lanes::{LANES, Lanes, half};
-use bytemuck::{Pod, Zeroable};
 use ::half::f16;
+use bytemuck::{Pod, Zeroable};
 use std::ops::Range;
 
 /// Consecutive elements of a head in eight bits with a scale in common, as ggml's Q8_0 has them: element i is `scale · quants[i]`.

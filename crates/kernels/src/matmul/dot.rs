@@ -5,7 +5,7 @@
 //! the registers, quants go to memory, and a few rows of activations at a time meet them there.
 
 use super::WeightFormat;
-use super::blocks::{Block32, Block256, Offset, Vector};
+use super::blocks::{Block32, Block256, Offset, Vector, dequantize_32, dequantize_256};
 use crate::instructions::Operation;
 use crate::lanes::{LANES, Lanes};
 use pulp::Simd;
@@ -228,11 +228,12 @@ impl Default for Unpacked {
 /// Rows of activations that meet unpacked floats at a time: their sums over every other sixteen elements fit the registers.
 const FEW: usize = 4;
 
-/// Weights of a kind of format, times activations.
-pub(super) trait Dots<L: Lanes> {
+/// A kind of format. What is compiled for one is a function of its own for each set of instructions: all of them in one take a compiler
+/// minutes.
+pub(super) trait Kind {
     /// Σ w_i·x_i over the columns of a strip, whole blocks from column `start` on, for each of M rows of activations; `start` is
     /// a multiple of [`STRIP`], and `unpacked` is for the rows of one matrix.
-    fn dots<const M: usize>(
+    fn dots<L: Lanes, const M: usize>(
         l: L,
         format: WeightFormat,
         weights: &[u8],
@@ -240,6 +241,9 @@ pub(super) trait Dots<L: Lanes> {
         start: usize,
         unpacked: &mut Unpacked,
     ) -> [f32; M];
+
+    /// Whole blocks in f32.
+    fn dequantize<L: Lanes>(l: L, format: WeightFormat, blocks: &[u8], output: &mut [f32]);
 }
 
 /// The float formats.
@@ -289,9 +293,14 @@ fn sums_of_floats<L: Lanes, const M: usize>(
     sums
 }
 
-impl<L: Lanes> Dots<L> for Floats {
+impl Kind for Floats {
     #[inline(always)]
-    fn dots<const M: usize>(
+    fn dequantize<L: Lanes>(l: L, format: WeightFormat, blocks: &[u8], output: &mut [f32]) {
+        format.widen(l, blocks, output);
+    }
+
+    #[inline(always)]
+    fn dots<L: Lanes, const M: usize>(
         l: L,
         format: WeightFormat,
         weights: &[u8],
@@ -348,9 +357,14 @@ impl<L: Lanes> Dots<L> for Floats {
 }
 
 /// q·scale is exact in f32: quants have eight bits at most, scales eleven.
-impl<L: Lanes, B: Block32> Dots<L> for Of32<B> {
+impl<B: Block32> Kind for Of32<B> {
     #[inline(always)]
-    fn dots<const M: usize>(
+    fn dequantize<L: Lanes>(l: L, _: WeightFormat, blocks: &[u8], output: &mut [f32]) {
+        dequantize_32::<L, B>(l, blocks, output);
+    }
+
+    #[inline(always)]
+    fn dots<L: Lanes, const M: usize>(
         l: L,
         _: WeightFormat,
         weights: &[u8],
@@ -398,9 +412,14 @@ impl<L: Lanes, B: Block32> Dots<L> for Of32<B> {
 }
 
 /// Activations are rounded to sixteen bits, 32 at a time: products of pairs are then whole numbers, twice as many at once.
-impl<L: Lanes, B: Block256> Dots<L> for Of256<B> {
+impl<B: Block256> Kind for Of256<B> {
     #[inline(always)]
-    fn dots<const M: usize>(
+    fn dequantize<L: Lanes>(l: L, _: WeightFormat, blocks: &[u8], output: &mut [f32]) {
+        dequantize_256::<L, B>(l, blocks, output);
+    }
+
+    #[inline(always)]
+    fn dots<L: Lanes, const M: usize>(
         l: L,
         _: WeightFormat,
         weights: &[u8],

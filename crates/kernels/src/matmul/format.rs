@@ -2,7 +2,8 @@
 //!
 //! Layouts are those of ggml (`ggml-common.h`), each described once, in `blocks`.
 
-use super::blocks::{Block32, Block256, dequantize_32, dequantize_256};
+use super::blocks::{Block32, Block256};
+use super::dot::{Floats, Kind, Of32, Of256};
 use crate::lanes::{LANES, Lanes, Plain};
 use half::{bf16, f16};
 
@@ -274,23 +275,18 @@ impl WeightFormat {
     /// # Panics
     /// If `output` is not as long as `blocks` say.
     pub fn dequantize(self, blocks: &[u8], output: &mut [f32]) {
-        self.dequantize_with(Plain, blocks, output);
-    }
-
-    #[inline(always)]
-    pub(super) fn dequantize_with<L: Lanes>(self, lanes: L, blocks: &[u8], output: &mut [f32]) {
         assert_eq!(output.len() * self.block().1, blocks.len() * self.block().0, "blocks and elements");
         by_block!(
             self,
-            floats => self.widen(lanes, blocks, output),
-            B of 32 => dequantize_32::<L, B>(lanes, blocks, output),
-            of 256 => dequantize_256::<L, B>(lanes, blocks, output)
+            floats => Floats::dequantize(Plain, self, blocks, output),
+            B of 32 => Of32::<B>::dequantize(Plain, self, blocks, output),
+            of 256 => Of256::<B>::dequantize(Plain, self, blocks, output)
         );
     }
 
     /// Floats to f32.
     #[inline(always)]
-    fn widen<L: Lanes>(self, l: L, bytes: &[u8], output: &mut [f32]) {
+    pub(super) fn widen<L: Lanes>(self, l: L, bytes: &[u8], output: &mut [f32]) {
         let (groups, rest) = output.as_chunks_mut::<LANES>();
         let rest_bytes = &bytes[self.bytes(groups.len() * LANES)..];
         match self {

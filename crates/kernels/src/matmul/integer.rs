@@ -13,6 +13,7 @@ use crate::instructions::{ByteOperation, Operation};
 use crate::lanes::{ByteLanes, LANES, Lanes, SixteenRows};
 use pulp::Simd;
 use rayon::prelude::*;
+use std::marker::PhantomData;
 use std::ops::Range;
 
 /// Columns that are unpacked at a time.
@@ -118,36 +119,30 @@ pub(super) fn multiply(instructions: Instructions, x: &[f32], products: &mut [Pr
     let rounded = &Rounded::new(instructions, x, columns);
     let rows = x.len() / columns.max(1);
     in_tasks(products, rows, |weights, first, outputs| {
-        instructions.dispatch_bytes(IntegerProducts { x: rounded, weights, first, outputs });
+        by_byte_block!(
+            weights.format,
+            B => instructions.dispatch_bytes(IntegerProducts::<B> { x: rounded, weights, first, outputs, block: PhantomData }),
+            others => {}
+        );
     });
 }
 
 /// All rows of activations times some rows of W.
-struct IntegerProducts<'a, 'o> {
+struct IntegerProducts<'a, 'o, B> {
     x: &'a Rounded,
     weights: Weights<'a>,
     /// The first of the rows of W.
     first: usize,
     /// A slice for each row of activations, as long as there are rows of W.
     outputs: &'a mut [&'o mut [f32]],
+    block: PhantomData<B>,
 }
 
-impl ByteOperation for IntegerProducts<'_, '_> {
+impl<B: ByteBlock> ByteOperation for IntegerProducts<'_, '_, B> {
     type Output = ();
 
     #[inline(always)]
-    fn run<L: ByteLanes>(mut self, lanes: L) {
-        by_byte_block!(
-            self.weights.format,
-            B => self.products::<L, B>(lanes),
-            others => {}
-        );
-    }
-}
-
-impl IntegerProducts<'_, '_> {
-    #[inline(always)]
-    fn products<L: ByteLanes, B: ByteBlock>(&mut self, l: L) {
+    fn run<L: ByteLanes>(mut self, l: L) {
         let rows = self.outputs.first().map_or(0, |output| output.len());
         let row_bytes = self.weights.row_bytes();
         let behind = &self.weights.data[self.first * row_bytes..];
@@ -165,13 +160,15 @@ impl IntegerProducts<'_, '_> {
                 filled.resize(LANES * row_bytes, 0);
                 &filled
             };
-            self.sixteen::<L, B>(l, sixteen, first..first + count, &mut span, &mut sums);
+            self.sixteen(l, sixteen, first..first + count, &mut span, &mut sums);
         }
     }
+}
 
+impl<B: ByteBlock> IntegerProducts<'_, '_, B> {
     /// The products with sixteen rows of W, of which `rows` are asked for.
     #[inline(always)]
-    fn sixteen<L: ByteLanes, B: ByteBlock>(
+    fn sixteen<L: ByteLanes>(
         &mut self,
         l: L,
         data: &[u8],
@@ -195,10 +192,10 @@ impl IntegerProducts<'_, '_> {
                 let mut row = 0;
                 while row < count {
                     row += match count - row {
-                        8.. => self.rows::<L, B, 8>(l, span, first + row, at..at + here, &mut sums[row..]),
-                        4.. => self.rows::<L, B, 4>(l, span, first + row, at..at + here, &mut sums[row..]),
-                        2.. => self.rows::<L, B, 2>(l, span, first + row, at..at + here, &mut sums[row..]),
-                        _ => self.rows::<L, B, 1>(l, span, first + row, at..at + here, &mut sums[row..]),
+                        8.. => self.rows::<L, 8>(l, span, first + row, at..at + here, &mut sums[row..]),
+                        4.. => self.rows::<L, 4>(l, span, first + row, at..at + here, &mut sums[row..]),
+                        2.. => self.rows::<L, 2>(l, span, first + row, at..at + here, &mut sums[row..]),
+                        _ => self.rows::<L, 1>(l, span, first + row, at..at + here, &mut sums[row..]),
                     };
                 }
             }
@@ -210,7 +207,7 @@ impl IntegerProducts<'_, '_> {
 
     /// Adds the products of M rows of activations with a span; M.
     #[inline(always)]
-    fn rows<L: ByteLanes, B: ByteBlock, const M: usize>(
+    fn rows<L: ByteLanes, const M: usize>(
         &self,
         l: L,
         span: &Span,

@@ -3,6 +3,8 @@
 #[cfg(target_arch = "x86_64")]
 mod bf16;
 
+use super::dot::{Floats, Kind, Of32, Of256};
+use super::format::by_block;
 use super::{ComputeType, Product, WeightFormat, Weights};
 use crate::Instructions;
 use crate::instructions::Operation;
@@ -11,6 +13,8 @@ use crate::tile::accumulate;
 use pulp::Simd;
 use rayon::prelude::*;
 use std::cell::RefCell;
+use std::marker::PhantomData;
+use std::ops::Range;
 
 /// Rows of W in a panel: columns of the output.
 const WIDTH: usize = 32;
@@ -98,7 +102,7 @@ pub(super) fn multiply(
         BUFFERS.with_borrow_mut(|buffers| {
             let count = WIDTH.min(weights.rows - first);
             let panel = Panel { weights, first, count };
-            instructions.dispatch(PanelProduct { panel, activations, rows, buffers });
+            instructions.dispatch(PanelProduct { instructions, panel, activations, rows, buffers });
             // SAFETY: the outputs outlive the loop; no two tasks share columns of one of them.
             unsafe { columns.write(first, count, &buffers.sums) };
         });
@@ -116,13 +120,50 @@ struct Panel<'a> {
 impl Panel<'_> {
     /// Columns `start .. start + depth` of its rows in f32: `rows [WIDTH, depth]`, zeros below the last row.
     #[inline(always)]
-    fn unpack<L: Lanes>(&self, lanes: L, start: usize, depth: usize, rows: &mut Vec<f32>) {
-        let format = self.weights.format;
-        let bytes = format.bytes(start)..format.bytes(start + depth);
+    fn unpack(&self, instructions: Instructions, start: usize, depth: usize, rows: &mut Vec<f32>) {
         rows.resize(WIDTH * depth, 0.0);
-        for (row, unpacked) in rows.chunks_exact_mut(depth).enumerate() {
-            if row < self.count {
-                format.dequantize_with(lanes, &self.weights.row(self.first + row)[bytes.clone()], unpacked);
+        let format = self.weights.format;
+        let columns = format.bytes(start)..format.bytes(start + depth);
+        by_block!(
+            format,
+            floats => instructions.dispatch(Unpack::<Floats>::new(self, columns, depth, rows)),
+            B of 32 => instructions.dispatch(Unpack::<Of32<B>>::new(self, columns, depth, rows)),
+            of 256 => instructions.dispatch(Unpack::<Of256<B>>::new(self, columns, depth, rows))
+        );
+    }
+}
+
+/// The rows of a panel in f32.
+struct Unpack<'a, K> {
+    panel: &'a Panel<'a>,
+    /// Bytes of a row.
+    columns: Range<usize>,
+    depth: usize,
+    /// `[WIDTH, depth]`.
+    rows: &'a mut [f32],
+    kind: PhantomData<K>,
+}
+
+impl<'a, K: Kind> Unpack<'a, K> {
+    fn new(panel: &'a Panel<'a>, columns: Range<usize>, depth: usize, rows: &'a mut [f32]) -> Self {
+        Self { panel, columns, depth, rows, kind: PhantomData }
+    }
+}
+
+impl<K: Kind> Operation for Unpack<'_, K> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd, L: Lanes>(self, _: S, lanes: L) {
+        let Panel { weights, first, count } = *self.panel;
+        for (row, unpacked) in self.rows.chunks_exact_mut(self.depth).enumerate() {
+            if row < count {
+                K::dequantize(
+                    lanes,
+                    weights.format,
+                    &weights.row(first + row)[self.columns.clone()],
+                    unpacked,
+                );
             } else {
                 unpacked.fill(0.0);
             }
@@ -150,6 +191,7 @@ impl Panel<'_> {
 }
 
 struct PanelProduct<'a> {
+    instructions: Instructions,
     panel: Panel<'a>,
     activations: &'a Activations<'a>,
     rows: usize,
@@ -161,7 +203,7 @@ impl Operation for PanelProduct<'_> {
 
     #[inline(always)]
     fn run<S: Simd, L: Lanes>(self, simd: S, lanes: L) {
-        let Self { panel, activations, rows, buffers } = self;
+        let Self { instructions, panel, activations, rows, buffers } = self;
         let columns = panel.weights.columns;
         buffers.sums.clear();
         buffers.sums.resize(rows * WIDTH, 0.0);
@@ -169,7 +211,7 @@ impl Operation for PanelProduct<'_> {
             let depth = DEPTH.min(columns - start);
             match activations {
                 Activations::F32(x) => {
-                    panel.unpack(lanes, start, depth, &mut buffers.rows);
+                    panel.unpack(instructions, start, depth, &mut buffers.rows);
                     buffers.panel.resize(depth * WIDTH, 0.0);
                     interleave(lanes, &buffers.rows, depth, &mut buffers.panel);
                     let shape = (rows, depth, WIDTH);
@@ -190,7 +232,7 @@ impl Operation for PanelProduct<'_> {
                     if panel.weights.format == WeightFormat::BF16 {
                         panel.pairs(start, depth, &mut buffers.rows);
                     } else {
-                        panel.unpack(lanes, start, depth, &mut buffers.rows);
+                        panel.unpack(instructions, start, depth, &mut buffers.rows);
                         bf16::round_rows(&mut buffers.rows, depth);
                     }
                     buffers.panel.resize(pairs * WIDTH, 0.0);

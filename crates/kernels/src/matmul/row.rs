@@ -1,6 +1,6 @@
 //! Rows of activations, each as if it were alone: each row of W is unpacked in registers, once for a few of them.
 
-use super::dot::{Activations, CACHED, Dots, Floats, Of32, Of256, Prepare, STRIP, Unpacked};
+use super::dot::{Activations, CACHED, Floats, Kind, Of32, Of256, Prepare, STRIP, Unpacked};
 use super::format::by_block;
 use super::{Product, WeightFormat, Weights};
 use crate::Instructions;
@@ -8,6 +8,7 @@ use crate::instructions::Operation;
 use crate::lanes::{LANES, Lanes, prefetch};
 use pulp::Simd;
 use rayon::prelude::*;
+use std::marker::PhantomData;
 
 /// Fewest bytes of weights of a task.
 const TASK_BYTES: usize = 32 << 10;
@@ -24,7 +25,12 @@ pub(super) fn multiply(instructions: Instructions, x: &[f32], products: &mut [Pr
     let rows = x.len() / columns;
     let x = &instructions.dispatch(Prepare { x, columns, formats });
     in_tasks(products, rows, |weights, first, outputs| {
-        instructions.dispatch(RowProducts { x, weights, first, outputs });
+        by_block!(
+            weights.format,
+            floats => instructions.dispatch(RowProducts::<Floats>::new(x, weights, first, outputs)),
+            B of 32 => instructions.dispatch(RowProducts::<Of32<B>>::new(x, weights, first, outputs)),
+            of 256 => instructions.dispatch(RowProducts::<Of256<B>>::new(x, weights, first, outputs))
+        );
     });
 }
 
@@ -58,51 +64,46 @@ pub(super) fn in_tasks(
     }
 }
 
-struct RowProducts<'a, 'o> {
+struct RowProducts<'a, 'o, K> {
     x: &'a [Activations<'a>],
     weights: Weights<'a>,
     /// The first of the rows.
     first: usize,
     outputs: &'a mut [&'o mut [f32]],
+    kind: PhantomData<K>,
 }
 
-impl Operation for RowProducts<'_, '_> {
+impl<K: Kind> Operation for RowProducts<'_, '_, K> {
     type Output = ();
 
-    #[inline(always)]
-    fn run<S: Simd, L: Lanes>(mut self, _: S, lanes: L) {
-        by_block!(
-            self.weights.format,
-            floats => self.with_each::<L, Floats>(lanes),
-            B of 32 => self.with_each::<L, Of32<B>>(lanes),
-            of 256 => self.with_each::<L, Of256<B>>(lanes)
-        );
-    }
-}
-
-impl RowProducts<'_, '_> {
     /// The products with each group of activations.
     #[inline(always)]
-    fn with_each<L: Lanes, D: Dots<L>>(&mut self, lanes: L) {
+    fn run<S: Simd, L: Lanes>(mut self, _: S, lanes: L) {
         let mut first = 0;
         for x in self.x {
             first += match x.count {
-                8 => self.products::<L, D, 8>(lanes, x, first),
-                4 => self.products::<L, D, 4>(lanes, x, first),
-                2 => self.products::<L, D, 2>(lanes, x, first),
-                _ => self.products::<L, D, 1>(lanes, x, first),
+                8 => self.products::<L, 8>(lanes, x, first),
+                4 => self.products::<L, 4>(lanes, x, first),
+                2 => self.products::<L, 2>(lanes, x, first),
+                _ => self.products::<L, 1>(lanes, x, first),
             };
         }
+    }
+}
+
+impl<'a, 'o, K: Kind> RowProducts<'a, 'o, K> {
+    fn new(
+        x: &'a [Activations<'a>],
+        weights: Weights<'a>,
+        first: usize,
+        outputs: &'a mut [&'o mut [f32]],
+    ) -> Self {
+        Self { x, weights, first, outputs, kind: PhantomData }
     }
 
     /// The products with M rows of activations, whose outputs begin with the one `at`; M.
     #[inline(always)]
-    fn products<L: Lanes, D: Dots<L>, const M: usize>(
-        &mut self,
-        lanes: L,
-        x: &Activations<'_>,
-        at: usize,
-    ) -> usize {
+    fn products<L: Lanes, const M: usize>(&mut self, lanes: L, x: &Activations<'_>, at: usize) -> usize {
         let Weights { data, format, columns, .. } = self.weights;
         let (row_bytes, strip_bytes) = (format.bytes(columns), format.bytes(STRIP));
         let outputs = &mut self.outputs[at..][..M];
@@ -125,7 +126,7 @@ impl RowProducts<'_, '_> {
                         prefetch::<false>(next);
                     }
                     let weights = &data[start..][..bytes.len()];
-                    let products: [f32; M] = D::dots(lanes, format, weights, x, strip * STRIP, &mut unpacked);
+                    let products: [f32; M] = K::dots(lanes, format, weights, x, strip * STRIP, &mut unpacked);
                     for (output, product) in outputs.iter_mut().zip(products) {
                         output[row] = if strip == 0 { product } else { output[row] + product };
                     }
