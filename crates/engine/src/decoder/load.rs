@@ -7,7 +7,7 @@ use super::rotary::RotaryTables;
 use crate::config::{Experts, NormKind, NormPlacement, QueryKeyNorm};
 use crate::tensor::Tensor;
 use crate::weights::{Embedding, Linear, Weight, WeightSource, WeightsPrecision};
-use crate::{Device, Error, ModelConfig, Result};
+use crate::{Device, Error, KvPrecision, ModelConfig, Result};
 use std::sync::Arc;
 
 impl Decoder {

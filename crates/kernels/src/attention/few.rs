@@ -82,6 +82,8 @@ fn scores_of<L: Lanes, T: Stored>(l: L, queries: &[f32], keys: &[T], dim: usize,
     }
 }
 
+// Queries and keys have the same index.
+#[allow(clippy::needless_range_loop)]
 #[inline(always)]
 fn scores_of_rows<L: Lanes, T: Stored, const M: usize>(
     l: L,
@@ -197,8 +199,8 @@ fn accumulate_columns<L: Lanes, T: Stored, const M: usize, const V: usize>(
     for (key, value) in values.chunks_exact(dim / LANES / T::VECTORS).enumerate() {
         for row in 0..M {
             let weight = l.splat(weights[row * KEY_TILE + key]);
-            for vector in 0..V {
-                sums[row][vector] = l.multiply_add(weight, T::load(l, value, at + vector), sums[row][vector]);
+            for (vector, sum) in sums[row].iter_mut().enumerate() {
+                *sum = l.multiply_add(weight, T::load(l, value, at + vector), *sum);
             }
         }
     }
