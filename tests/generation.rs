@@ -97,9 +97,12 @@ fn keys_and_values_are_kept_in_the_type_that_is_asked_for() {
     assert_eq!(kv(&["--weights", "f32", "--kv", "q8_0"]), ("q8_0".to_owned(), bytes * 34 / 64));
     let mut command = layerscope();
     refuse(
-        command.arg("generate").arg(tiny_model()).args(["--prompt", PROMPT, "--kv", "q4_0"]),
+        command
+            .arg("generate")
+            .arg(tiny_model())
+            .args(["--prompt", PROMPT, "--kv", "bf16", "--device", "cpu"]),
         2,
-        &["q8_0"],
+        &["CPU", "--kv bf16"],
     );
 }
 
