@@ -42,6 +42,8 @@ pub enum Order {
     Redo,
     /// Measure from which layer on the selected tokens can be removed.
     RemoveSpan,
+    /// Patch the chosen prompt into the current one's run.
+    Patch,
     /// Generate, live.
     Generate,
     /// Stop the engine's work.
@@ -80,6 +82,7 @@ impl Order {
             Self::Undo,
             Self::Redo,
             Self::RemoveSpan,
+            Self::Patch,
             Self::Generate,
             Self::Stop,
         ];
@@ -108,6 +111,7 @@ impl Order {
             Self::Undo => "Undo".into(),
             Self::Redo => "Redo".into(),
             Self::RemoveSpan => "Ask from which layer the selected tokens may vanish".into(),
+            Self::Patch => "Patch the chosen pair of prompts".into(),
             Self::Generate => "Generate side by side".into(),
             Self::Stop => "Stop what the model does".into(),
             Self::Export(format) => format!("Export {} as {} …", format.contents(), format.name()),
@@ -127,12 +131,13 @@ impl Order {
             Self::Show(view) => {
                 const KEYS: [Key; View::ALL.len()] = [
                     Key::Num1,
-                    // The others keep the numbers that they had before there was this one.
+                    // The others keep the numbers that they had before there were this one and Patching.
                     Key::P,
                     Key::Num2,
                     Key::Num3,
                     Key::Num4,
                     Key::Num5,
+                    Key::T,
                     Key::Num6,
                     Key::Num7,
                     Key::Num8,
@@ -154,6 +159,7 @@ impl Order {
             Self::Undo => (COMMAND, Key::Z),
             Self::Redo => (COMMAND_SHIFT, Key::Z),
             Self::RemoveSpan => (COMMAND, Key::L),
+            Self::Patch => (COMMAND_SHIFT, Key::T),
             Self::Generate => (COMMAND, Key::Enter),
             Self::Stop => (COMMAND, Key::Period),
             Self::Export(ExportFormat::Png) => (COMMAND, Key::E),

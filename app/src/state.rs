@@ -3,6 +3,7 @@
 use crate::data::{HeadFigure, ScaleKind, StepFigure, TokenFigure};
 use crate::design::ColourMap;
 use layerscope_cutoff::recommend::{Criterion, Options};
+use layerscope_diagnostics::patching::{PatchDirection, PatchMetric, PatchSite};
 use layerscope_diagnostics::record::Anchor;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
@@ -25,6 +26,8 @@ pub enum View {
     Heads,
     /// What each cutoff costs and saves.
     Frontier,
+    /// Activation patches between two prompts.
+    Patching,
     /// Live generation.
     Generate,
     /// Recording a run.
@@ -37,13 +40,14 @@ pub enum View {
 
 impl View {
     /// All, in the order of their tabs.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Map,
         Self::Pattern,
         Self::Reading,
         Self::Curves,
         Self::Heads,
         Self::Frontier,
+        Self::Patching,
         Self::Generate,
         Self::Record,
         Self::Compare,
@@ -59,6 +63,7 @@ impl View {
             Self::Curves => "Curves",
             Self::Heads => "Heads",
             Self::Frontier => "Frontier",
+            Self::Patching => "Patching",
             Self::Generate => "Generate",
             Self::Record => "Record",
             Self::Compare => "Compare",
@@ -79,6 +84,9 @@ impl View {
             Self::Curves => "Masses, entropy, selectivity, straightening, logit lens and knockout by layer",
             Self::Heads => "Layers by heads: which heads read the prompt",
             Self::Frontier => "What each cutoff costs and what it saves",
+            Self::Patching => {
+                "Activations of one prompt put into the run of another: which layers, positions and heads carry the answer"
+            }
             Self::Generate => "Full depth and the cutoff side by side, live",
             Self::Record => "Record prompts with a model into a run",
             Self::Adapt => "Teach the model the cutoff: train an adapter and watch the frontier",
@@ -233,6 +241,30 @@ impl PatternState {
     }
 }
 
+/// What the patching view asks and shows. The clean prompt is the current one.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct PatchState {
+    /// Id of the corrupted prompt; the first that can be patched where this one cannot.
+    pub corrupted: Option<String>,
+    /// What is replaced.
+    pub site: PatchSite,
+    /// In which run.
+    pub direction: PatchDirection,
+    /// What the effect is measured by.
+    pub metric: PatchMetric,
+    /// The answer; the clean run's most likely next token where it is empty.
+    pub answer: String,
+    /// The wrong answer; the corrupted run's most likely next token where it is empty.
+    pub wrong: String,
+    /// Whether heads are replaced at the last position alone.
+    pub last_only: bool,
+    /// The question of the map that is shown; the first of the current prompt where there is none of it.
+    pub shown: Option<String>,
+    /// Columns shown; `None` for all.
+    pub window: Option<Window>,
+}
+
 /// The selection, shared by all views.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Selection {
@@ -376,6 +408,8 @@ pub struct ViewState {
     pub frontier_chart: FrontierChart,
     /// What the attention pattern shows.
     pub pattern: PatternState,
+    /// What the patching view asks and shows.
+    pub patching: PatchState,
     /// What the map's columns are.
     pub columns: Columns,
     /// What the map shows of tokens.
@@ -429,6 +463,7 @@ impl Default for ViewState {
             selection: Selection::default(),
             frontier_chart: FrontierChart::default(),
             pattern: PatternState::default(),
+            patching: PatchState::default(),
             columns: Columns::Tokens,
             token_figure: TokenFigure::default(),
             step_figure: StepFigure::default(),

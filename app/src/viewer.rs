@@ -8,6 +8,7 @@ mod engine;
 mod export;
 mod frame;
 mod panels;
+mod patching;
 mod pattern;
 mod progress;
 #[cfg(test)]
@@ -15,7 +16,7 @@ mod tests;
 
 use crate::adapting::Adapting;
 use crate::command::Order;
-use crate::data::{PromptMaps, RunData, Task};
+use crate::data::{DrawnPatches, PromptMaps, RunData, Task};
 use crate::engine::Engine;
 use crate::engine::message::{Command, LoadedModel, Pattern};
 use crate::live::Live;
@@ -23,7 +24,7 @@ use crate::recorder::Recorder;
 use crate::state::{History, Selection, View, ViewState};
 use crate::views::frontier::LiveSavings;
 use crate::views::generate::Form;
-use crate::views::{Action, Removing, Scene, SharedTiles};
+use crate::views::{Action, Patching, Removing, Scene, SharedTiles};
 use comparing::{Compared, Second};
 use dialogs::Dialogs;
 use eframe::egui::{Context, Theme, ViewportCommand};
@@ -149,6 +150,9 @@ pub struct Viewer {
     /// Removed spans of the run's prompts: those in the run, and those measured since.
     spans: Arc<Vec<SpanRecord>>,
     removing: Option<Removing>,
+    /// Maps of activation patches: those in the run, and those computed since, or why they cannot be read.
+    patches: Arc<std::result::Result<Vec<DrawnPatches>, String>>,
+    patching: Option<Patching>,
     measured: Vec<LiveSavings>,
     notices: Vec<Notice>,
     dialogs: Dialogs,
@@ -216,6 +220,8 @@ impl Viewer {
             tiling: Tiling::default(),
             spans: Arc::default(),
             removing: None,
+            patches: Arc::new(Ok(vec![])),
+            patching: None,
             measured: vec![],
             notices: vec![],
             dialogs: Dialogs::default(),
@@ -406,6 +412,7 @@ impl Viewer {
             Order::WholePrompt => {
                 (self.state.token_window, self.state.step_window) = (None, None);
                 (self.state.pattern.queries, self.state.pattern.keys) = (None, None);
+                self.state.patching.window = None;
             }
             Order::LeaveOutBos => self.state.leave_out_bos = !self.state.leave_out_bos,
             Order::ByCategory => self.state.by_category = !self.state.by_category,
@@ -426,6 +433,10 @@ impl Viewer {
                     self.state.view = View::Reading;
                     self.remove_span(span);
                 }
+            }
+            Order::Patch => {
+                self.state.view = View::Patching;
+                self.patch_chosen();
             }
             Order::Generate => self.generate(),
             Order::Stop => self.stop(),
@@ -454,6 +465,7 @@ impl Viewer {
             self.state.selection.steps.clear();
             (self.state.token_window, self.state.step_window) = (None, None);
             self.state.pattern.leave_prompt();
+            self.state.patching.window = None;
             self.patterns = Arc::default();
         }
     }
@@ -466,6 +478,8 @@ impl Viewer {
             Action::CompareWith => self.obey(Order::Compare),
             Action::CloseSecondRun => self.close_second_run(),
             Action::RemoveSpan(span) => self.remove_span(span),
+            Action::Patch(asked) => self.patch(*asked),
+            Action::ShowPrompt(prompt) => self.show_prompt(prompt),
             Action::Stop => self.stop(),
         }
     }
@@ -480,6 +494,8 @@ struct Shared {
     tiles: SharedTiles,
     spans: Arc<Vec<SpanRecord>>,
     removing: Option<Removing>,
+    patches: Arc<std::result::Result<Vec<DrawnPatches>, String>>,
+    patching: Option<Patching>,
     measured: Vec<LiveSavings>,
     kept: Option<Array2<f64>>,
     second: Option<Arc<RunData>>,
@@ -503,6 +519,8 @@ impl Shared {
             tiles: &self.tiles,
             spans: &self.spans,
             removing: self.removing.as_ref(),
+            patches: self.patches.as_ref().as_deref().map_err(String::as_str),
+            patching: self.patching.as_ref(),
             measured: &self.measured,
             kept: self.kept.as_ref(),
             second: self.second.as_deref(),

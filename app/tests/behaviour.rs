@@ -212,7 +212,7 @@ fn scripts_are_read_as_they_are_written() {
     synthetic::write(run.path(), SIZES, true);
     let launch = support::launch(run.path());
     let mut window = egui_kittest::Harness::builder()
-        .with_size(Vec2::new(1_200.0, 700.0))
+        .with_size(Vec2::new(1_280.0, 700.0))
         .allow_missing_glyphs()
         .build_ui_state(
             move |ui, viewer: &mut Option<layerscope_app::Viewer>| {
@@ -886,6 +886,93 @@ fn click(window: &mut Window, at: Pos2, modifiers: Modifiers) {
     }
     window.event(Event::ModifiersChanged(Modifiers::NONE));
     window.run_steps(2);
+}
+
+#[test]
+fn a_pair_is_patched_shown_kept_and_exported() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let run = folder.path().join("run");
+    support::record_prompts(support::pair(), &run);
+    let mut window = opened(&run);
+    show(&mut window, View::Patching);
+    // The one of as many tokens is offered, and it is said why the other is not.
+    window.get_by_label("Corrupted prompt: carl").click();
+    window.run_steps(3);
+    window.get_by_label_contains("1 other prompt has not");
+    window.get_by_label("Corrupted prompt: carl").click();
+    window.run_steps(3);
+    window.get_by_label_contains("No map of prompt anna is in the run folder yet");
+    fill(&mut window, Role::TextInput, "Answer", "A");
+    fill(&mut window, Role::TextInput, "Wrong answer", "C");
+    window.get_by_role_and_label(Role::Button, "Patch").click();
+    window.run_steps(1);
+    wait(&mut window);
+    assert_eq!(viewer(&window).errors().count(), 0, "{:?}", viewer(&window).errors().collect::<Vec<_>>());
+    let kept = Run::open(&run).expect("the run").patches().expect("maps");
+    let map = &kept[0];
+    assert!(kept.len() == 1 && map.is_complete());
+    assert_eq!((map.answer.text.as_str(), map.wrong.text.as_str()), ("A", "C"));
+
+    // The strongest patch, pointed at and clicked.
+    let (row, at) = map.strongest()[0];
+    let (layer, column) = (map.layers[row], map.columns[at]);
+    let grid = window.get_by_label_contains("Map of patches: anna / carl").rect();
+    let share = vec2(
+        (column as f32 + 0.5) / map.columns.len() as f32,
+        (layer as f32 + 0.5) / map.layers.len() as f32,
+    );
+    click(&mut window, grid.min + grid.size() * share, Modifiers::NONE);
+    window.run_steps(2);
+    window.get_by_label_contains(&format!("layer {layer}, position {column}  ·  "));
+    assert_eq!(viewer_layers(&window), [layer]);
+    assert_eq!(viewer(&window).state().selection.token, Some(column));
+
+    let table = exported_by(
+        &mut window,
+        Modifiers::COMMAND | Modifiers::SHIFT,
+        Key::C,
+        &folder.path().join("map.csv"),
+    );
+    let table = String::from_utf8(table).expect("text");
+    assert!(table.starts_with("layer,position,clean token,corrupted token,effect,"), "{table}");
+    assert_eq!(table.lines().count(), 1 + map.cells.len());
+    let svg = exported(&mut window, Modifiers::COMMAND | Modifiers::SHIFT, &folder.path().join("map.svg"));
+    let svg = String::from_utf8(svg).expect("text");
+    assert!(svg.contains("residual stream before the layer") && svg.contains("anna / carl"), "{svg}");
+
+    // Heads beside it; both are listed when the run is opened again, and shown without a model.
+    window.get_by_label("Patched: residual stream before the layer").click();
+    window.run_steps(3);
+    window.get_by_label("output of one attention head").click();
+    window.run_steps(3);
+    window.get_by_role_and_label(Role::Button, "Patch").click();
+    window.run_steps(1);
+    wait(&mut window);
+    window.get_by_label_contains("Map of patches: anna / carl: output of one attention head");
+    let launch =
+        layerscope_app::Launch { models: vec![], view: Some(View::Patching), ..support::launch(&run) };
+    let mut window = support::window(launch, Vec2::new(1_280.0, 760.0));
+    wait(&mut window);
+    window.get_by_label_contains("Map of patches: anna / carl: ");
+    window.get_by_label_contains("Map: anna / carl").click();
+    window.run_steps(3);
+    window.get_all_by_label_contains("output of one attention head").next().expect("the other map").click();
+    window.run_steps(3);
+    window.get_by_label_contains("Map of patches: anna / carl: output of one attention head");
+}
+
+#[test]
+fn a_prompt_without_a_partner_is_told_why() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let run = folder.path().join("run");
+    support::record_prompts(support::lessons(1), &run);
+    let mut window = opened(&run);
+    show(&mut window, View::Patching);
+    window.get_by_label_contains("Patching needs two prompts of as many tokens");
+    // The palette says the same.
+    window.key_press_modifiers(Modifiers::COMMAND | Modifiers::SHIFT, Key::T);
+    window.run_steps(3);
+    assert_eq!(window.get_all_by_label_contains("Patching needs two prompts of as many tokens").count(), 2);
 }
 
 #[test]

@@ -15,8 +15,8 @@ use layerscope_diagnostics::record::{Divergence, SpanMasses, SpanRecord, SpanRow
 use layerscope_diagnostics::run::{Run, SpansWriter};
 use layerscope_engine::{AdapterTraining, HeldOutFigures};
 use std::path::Path;
-use support::sets;
 use support::synthetic::{self, Sizes};
+use support::{patches, sets};
 
 const SIZES: Sizes = Sizes { layers: 12, heads: 8, steps: 16, positions: 240, prompts: 9 };
 
@@ -230,6 +230,44 @@ fn a_pattern_is_seen_at_any_size() {
         window.hover_at(eframe::egui::pos2(2.0, 2.0));
         window.run_steps(8);
         results.add(window.try_snapshot(format!("pattern-{name}-{width}")));
+    }
+}
+
+/// A map of positions that lacks a column, one of heads, and a long one, in windows from small to large.
+#[test]
+fn patches_are_seen_at_any_size() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut results = SnapshotResults::new();
+    for (positions, heads, width, height, theme) in [
+        (24, false, 800.0, 600.0, Theme::Light),
+        (24, false, 1_280.0, 800.0, Theme::Dark),
+        (24, true, 1_280.0, 800.0, Theme::Light),
+        (24, true, 800.0, 600.0, Theme::Dark),
+        (240, false, 1_280.0, 800.0, Theme::Light),
+        (240, false, 2_560.0, 1_440.0, Theme::Dark),
+    ] {
+        let run = folder.path().join(format!("{positions}"));
+        if !run.exists() {
+            synthetic::write(&run, Sizes { layers: 30, heads: 9, positions, prompts: 4, ..SIZES }, false);
+            patches::write(&run);
+        }
+        let launch = layerscope_app::Launch {
+            view: Some(View::Patching),
+            theme: Some(theme),
+            ..support::launch(&run)
+        };
+        let mut window = support::window(launch, Vec2::new(width, height));
+        support::wait(&mut window);
+        if heads {
+            window.get_by_label_contains("Map: prompt-1").click();
+            window.run_steps(3);
+            window.get_by_label_contains("one attention head").click();
+            window.run_steps(3);
+        }
+        window.hover_at(eframe::egui::pos2(2.0, 2.0));
+        window.run_steps(8);
+        let what = if heads { "heads".to_owned() } else { positions.to_string() };
+        results.add(window.try_snapshot(format!("patching-{what}-{width}")));
     }
 }
 

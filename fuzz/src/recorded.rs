@@ -4,12 +4,14 @@ use crate::scratch;
 use layerscope_bench::{BenchPlan, BenchReport, Machine, PromptTokens};
 use layerscope_cutoff::recommend::FrontierPoint;
 use layerscope_cutoff::search::SearchOptions;
+use layerscope_diagnostics::patching::{PatchDirection, PatchSite};
 use layerscope_diagnostics::prompts::{PromptFile, parse_prompts, prompts_sha256};
 use layerscope_diagnostics::record::Anchor;
 use layerscope_diagnostics::run::{Run, SearchOrder};
 use layerscope_engine::{Device, Ends, Interrupt, Model, ModelSource, Policy, Result, WeightsPrecision};
 use layerscope_recording::Recorded;
 use layerscope_recording::continuations::continue_failure_cases;
+use layerscope_recording::patching::{PatchRequest, patch_prompts};
 use layerscope_recording::policies::record_policies;
 use layerscope_recording::sets::search_sets;
 use layerscope_recording::spans::{SpanRequest, SpanTokens, remove_span};
@@ -21,7 +23,9 @@ use tempfile::TempDir;
 pub(crate) const MODEL: &[u8] = include_bytes!("../../fixtures/tiny/layerscope-tiny.gguf");
 const PROMPTS: &[u8] = br#"{"id": "a", "category": "facts", "prompt": "The lake is Mundanra. The song is Xanormi. What is the lake?"}
 {"id": "b", "category": "facts", "prompt": "The mouse lives in Osirnia. Where does the mouse live?", "span": "The mouse lives in Osirnia."}
-{"id": "c", "prompt": "One two three", "answer": " four five"}"#;
+{"id": "c", "prompt": "One two three", "answer": " four five"}
+{"id": "d", "prompt": "Anna has a red box. Who has the red box?"}
+{"id": "e", "prompt": "Carl has a red box. Who has the red box?"}"#;
 const NEW_TOKENS: usize = 4;
 
 /// Files of a run folder by name, manifest first.
@@ -84,6 +88,18 @@ fn record() -> Result<Vec<(String, Vec<u8>)>> {
         at_once: 4,
     };
     search_sets(&run, &model, &options, Some(2), &interrupt, &mut |_| {})?;
+    let request = |site| PatchRequest {
+        site,
+        direction: PatchDirection::Denoising,
+        metric: None,
+        answer: None,
+        wrong: None,
+        layers: None,
+        positions: None,
+    };
+    for site in [PatchSite::ResidPre, PatchSite::Head] {
+        patch_prompts(&run, &model, ["d", "e"], &request(site), &interrupt, &mut |_| {})?;
+    }
     let bench = serde_json::to_vec(&bench(&model, &interrupt)?).expect("JSON");
     let mut files = read(&folder);
     files.push((layerscope_bench::FILE_NAME.to_owned(), bench));

@@ -19,7 +19,7 @@ pub mod tokenizer_json;
 use crate::Target;
 
 /// Every target.
-pub static TARGETS: [Target; 25] = [
+pub static TARGETS: [Target; 26] = [
     adapter::ADAPTER,
     chat_template::TARGET,
     config_json::TARGET,
@@ -39,6 +39,7 @@ pub static TARGETS: [Target; 25] = [
     run_files::CONTINUATIONS,
     run_files::SETS,
     run_files::MANIFEST,
+    run_files::PATCHES,
     run_files::POLICIES,
     run_files::SPANS,
     run_files::TABLE,

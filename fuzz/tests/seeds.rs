@@ -57,7 +57,7 @@ macro_rules! targets {
 
 targets! {
     adapter bench_report chat_template comparison config_json evaluation gguf head_patterns hub_listing lm_eval model_reference needle policies prompts report requests
-    run_continuations run_manifest run_policies run_sets run_spans run_table safetensors tasks tokenizer_json
+    run_continuations run_manifest run_patches run_policies run_sets run_spans run_table safetensors tasks tokenizer_json
 }
 
 #[test]

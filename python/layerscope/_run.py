@@ -15,9 +15,13 @@ if TYPE_CHECKING:
     import pandas as pd
     import polars as pl
 
-TABLES = ("prompts", "layers", "heads", "steps", "tokens", "frontier", "knockout", "spans", "policies")
+TABLES = ("prompts", "layers", "heads", "steps", "tokens", "frontier", "knockout", "spans", "policies", "patches")
 # What writes the tables that a recording does not.
-ADDED_BY = {"spans": "layerscope span-ablation {run}", "policies": "layerscope record MODEL --prompts FILE --out {run} --policy POLICY"}
+ADDED_BY = {
+    "spans": "layerscope span-ablation {run}",
+    "policies": "layerscope record MODEL --prompts FILE --out {run} --policy POLICY",
+    "patches": "layerscope patch {run} --clean ID --corrupted ID",
+}
 
 
 class Run:
@@ -145,6 +149,16 @@ class Run:
             >>> run.policies.group_by("policy", "layer").agg(pl.mean("prompt_mass"))
         """
         return self.table("policies")
+
+    @property
+    def patches(self) -> "pl.DataFrame":
+        """A row per map of activation patches, layer and position, or layer and head. `layerscope patch` adds a map.
+
+        `effect` is 0 where the patched run is as the corrupted one and 1 where it is as the clean one; null where it was not computed.
+
+            >>> run.patches.filter(map=0).pivot("position", index="layer", values="effect")
+        """
+        return self.table("patches")
 
     @overload
     def table(self, name: str, as_: Literal["polars"] = "polars") -> "pl.DataFrame": ...

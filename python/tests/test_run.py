@@ -345,6 +345,8 @@ class Reading(unittest.TestCase):
             self.run_folder.spans
         with self.assertRaisesRegex(FileNotFoundError, "has no table policies; `layerscope record .*--policy POLICY` adds it"):
             self.run_folder.policies
+        with self.assertRaisesRegex(FileNotFoundError, "has no table patches; `layerscope patch .* --clean ID --corrupted ID` adds it"):
+            self.run_folder.patches
         with self.assertRaisesRegex(ValueError, "there is no table layer; the tables of a run are prompts, layers"):
             self.run_folder.table("layer")
         damaged = HOME / "damaged"
@@ -384,7 +386,11 @@ class Reading(unittest.TestCase):
 
     def test_tables_that_diffusion_and_policies_add(self):
         prompts, run = HOME / "span.jsonl", HOME / "span"
-        prompts.write_text('{"id": "a", "prompt": "The lake of Belelland is Mun.", "span": "Belelland"}\n')
+        prompts.write_text(
+            '{"id": "a", "prompt": "The lake of Belelland is Mun.", "span": "Belelland"}\n'
+            '{"id": "b", "prompt": "Anna has a red box. Who has the red box?"}\n'
+            '{"id": "c", "prompt": "Carl has a red box. Who has the red box?"}\n'
+        )
         policies = ["speed:6+bos", "streaming:4"]
         with contextlib.redirect_stderr(io.StringIO()) as shown:
             recorded = layerscope.record("layerscope-tiny", prompts=prompts, out=run, max_new_tokens=4, policy=policies, quiet=True)
@@ -392,6 +398,12 @@ class Reading(unittest.TestCase):
         self.assertEqual(set(recorded.policies["policy"]), set(policies))
         layerscope.run("diffusion", run, quiet=True)
         self.assertEqual(Run(run).spans["layer"].to_list(), list(range(9)))
+        layerscope.run("patch", run, clean="b", corrupted="c", what="head", positions="last", quiet=True)
+        patches = Run(run).patches
+        self.assertEqual(set(patches["corrupted_id"]), {"c"})
+        effects = patches.filter(map=0).pivot("head", index="layer", values="effect")
+        self.assertEqual(effects.shape, (8, 1 + self.run_folder.model["heads"]))
+        self.assertEqual(Run(run).units("patches")["kl"], "nats")
         self.assertEqual(recorded.units("policies")["kl"], "nats")
 
     def test_reports(self):

@@ -2,6 +2,7 @@
 
 mod comparison;
 mod figure;
+mod patches;
 mod pattern;
 mod run_data;
 mod task;
@@ -9,6 +10,7 @@ mod task;
 pub use comparison::RunPair;
 pub use figure::{HeadFigure, StepFigure, TokenFigure};
 pub use layerscope_figures::{Pyramid, Scale, ScaleKind, exact, short};
+pub use patches::DrawnPatches;
 pub use pattern::{CellFigure, Sight, TILE, TileKey, Tiles, lacking};
 pub use run_data::{PromptMaps, RunData};
 pub use task::Task;

@@ -1,10 +1,12 @@
 //! A run folder in memory: all small tables, and a prompt's maps on demand.
 
+use super::DrawnPatches;
 use super::figure::{StepFigure, TokenFigure};
 use layerscope_bench::BenchReport;
 use layerscope_cutoff::budget::{BudgetCurve, BudgetPoint, curves};
 use layerscope_cutoff::cost::Savings;
 use layerscope_cutoff::recommend::{Evidence, FrontierSummary, Options, Recommendation, recommend};
+use layerscope_diagnostics::patching::PatchMap;
 use layerscope_diagnostics::policies::{PolicySummary, summarise_policies};
 use layerscope_diagnostics::reads::{Read, RowReads};
 use layerscope_diagnostics::record::{Anchor, KNOCKOUT_KL, PromptSummary, SpanRecord};
@@ -15,6 +17,7 @@ use layerscope_eval::EvaluationSummary;
 use layerscope_figures::Pyramid;
 use ndarray::Array2;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// A run, without its long tables.
 #[derive(Debug)]
@@ -31,6 +34,8 @@ pub struct RunData {
     pub knockout: Vec<Vec<Summary>>,
     /// Removed spans of the prompts.
     pub spans: Vec<SpanRecord>,
+    /// Maps of activation patches between prompts, or why they cannot be read.
+    pub patches: std::result::Result<Vec<DrawnPatches>, String>,
     /// Attention under policies, means over prompts.
     pub policies: Vec<PolicySummary>,
     /// The frontier of each recorded anchor.
@@ -81,6 +86,10 @@ impl RunData {
             evaluations: EvaluationSummary::of_run(folder, &run.manifest().model.sha256)
                 .map_err(|error| error.to_string()),
             spans: run.spans()?,
+            patches: match run.patches() {
+                Ok(maps) => Ok(drawn(maps, evidence.layers())),
+                Err(error) => Err(error.to_string()),
+            },
             policies: summarise_policies(&run.policies()?),
             prompts,
             summary,
@@ -244,6 +253,10 @@ impl PromptMaps {
         });
         all.map(Pyramid::bytes).chain(reads).sum()
     }
+}
+
+fn drawn(maps: Vec<PatchMap>, layers: usize) -> Vec<DrawnPatches> {
+    maps.into_iter().map(|map| DrawnPatches::new(Arc::new(map), layers)).collect()
 }
 
 fn pyramid_f64(values: &Array2<f64>) -> Pyramid {

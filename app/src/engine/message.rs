@@ -4,12 +4,15 @@
 
 use crate::data::TileKey;
 use layerscope_cutoff::diffusion::DiffusionEvent;
+use layerscope_cutoff::patching::PatchEvent;
+use layerscope_diagnostics::patching::PatchMap;
 use layerscope_diagnostics::prompts::PromptFile;
 use layerscope_diagnostics::record::SpanRecord;
 use layerscope_engine::{
     AdapterTraining, DeviceChoice, HeldOutFigures, ModelSource, PatternTile, PromptText, Sampling,
     WeightsPrecision,
 };
+use layerscope_recording::patching::PatchRequest;
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -83,6 +86,17 @@ pub enum Command {
         /// Positions of the span.
         span: Range<usize>,
     },
+    /// Patch activations of a recorded prompt into the run of another, with the run's model, and add the map to the run folder.
+    Patch {
+        /// The run folder.
+        folder: PathBuf,
+        /// The clean and the corrupted prompt.
+        prompts: [String; 2],
+        /// What is asked.
+        request: PatchRequest,
+        /// The adapter that the run was recorded with.
+        adapter: Option<PathBuf>,
+    },
     /// Stop the running command within one token or one prefill chunk, and drop queued commands.
     Cancel,
 }
@@ -125,7 +139,7 @@ pub struct Training {
 /// An event from the engine.
 ///
 /// Progress events (`Loading`, `PromptProgress`, `PromptsPrepared`, `TrainingStep`, `Prefilled`, `ReadingPattern`,
-/// `RemovingSpan`) are dropped while the channel is full. Other events are never dropped, except those of a cancelled command.
+/// `RemovingSpan`, `Patching`) are dropped while the channel is full. Other events are never dropped, except those of a cancelled command.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Event {
     /// Progress of loading.
@@ -296,6 +310,17 @@ pub enum Event {
         folder: PathBuf,
         /// The result.
         record: SpanRecord,
+    },
+    /// Progress of patching.
+    Patching(PatchEvent),
+    /// A map of patches is done, or as much of it as was computed before a cancel; it is in the run folder.
+    Patched {
+        /// The run folder.
+        folder: PathBuf,
+        /// The map.
+        map: Arc<PatchMap>,
+        /// False where the folder keeps an earlier map of the same question, of which more is computed.
+        kept: bool,
     },
     /// A command failed, with one sentence for the user. No other event reports the failure.
     Failed(String),

@@ -1,5 +1,5 @@
-//! The engine behind the window: one thread that loads, records, trains, generates, reads patterns, computes their tiles and removes spans, one command at a
-//! time.
+//! The engine behind the window: one thread that loads, records, trains, generates, reads patterns, computes their tiles, removes spans
+//! and patches, one command at a time.
 //!
 //! [`Engine`] is the window's side. Commands and events pass through bounded channels ([`message`]); the only
 //! other shared state is a cancel flag.
@@ -10,6 +10,7 @@ mod events;
 mod generation;
 mod handle;
 pub mod message;
+mod patching;
 mod pattern;
 mod recording;
 mod span;

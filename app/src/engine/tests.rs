@@ -5,11 +5,14 @@
 use super::message::{LiveToken, Pattern, TextTokens, Training, Under};
 use super::{Command, Engine, Event};
 use crate::data::TileKey;
-use layerscope_diagnostics::prompts::{PromptFile, read_prompts};
+use layerscope_cutoff::patching::PatchEvent;
+use layerscope_diagnostics::patching::{PatchDirection, PatchSite};
+use layerscope_diagnostics::prompts::{PromptFile, parse_prompts, read_prompts};
 use layerscope_diagnostics::run::Run;
 use layerscope_engine::{
     Device, DeviceChoice, Model, ModelSource, PatternHeads, PromptText, Sampling, WeightsPrecision,
 };
+use layerscope_recording::patching::PatchRequest;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -567,4 +570,73 @@ fn a_cancel_ends_a_training_and_keeps_it() {
         panic!("{events:?}")
     };
     assert!(training.steps >= 2 && folder.join("training.safetensors").is_file());
+}
+
+/// Records two prompts of as many tokens, longer with `more`.
+fn recorded_pair(engine: &Engine, folder: &Path, more: usize) {
+    let text = |name: &str| format!("{name} has a red box. {}", "The lake is blue. ".repeat(more));
+    let lines = ["Anna", "Carl"]
+        .map(|name| format!("{{\"id\": \"{name}\", \"prompt\": \"{}\"}}\n", text(name)))
+        .concat();
+    let prompts = PromptFile {
+        name: "pair.jsonl".into(),
+        sha256: "00".into(),
+        prompts: parse_prompts("pair.jsonl", lines.as_bytes()).unwrap(),
+    };
+    let record = Command::Record { prompts, max_new_tokens: 2, folder: folder.to_owned(), adapter: None };
+    let events = perform(engine, record);
+    assert!(!events.iter().any(|event| matches!(event, Event::Failed(_))), "{events:?}");
+}
+
+fn patch(folder: &Path, site: PatchSite) -> Command {
+    Command::Patch {
+        folder: folder.to_owned(),
+        prompts: ["Anna", "Carl"].map(str::to_owned),
+        request: PatchRequest {
+            site,
+            direction: PatchDirection::Denoising,
+            metric: None,
+            answer: None,
+            wrong: None,
+            layers: None,
+            positions: None,
+        },
+        adapter: None,
+    }
+}
+
+#[test]
+fn maps_of_patches_are_in_the_run_folder() {
+    let folder = tempfile::tempdir().unwrap();
+    let engine = loaded();
+    recorded_pair(&engine, folder.path(), 1);
+    let events = perform(&engine, patch(folder.path(), PatchSite::Head));
+    let [.., Event::Patched { map, kept, .. }] = &events[..] else { panic!("{events:?}") };
+    assert!(map.is_complete() && *kept);
+    assert!(events.iter().any(|event| matches!(event, Event::Patching(PatchEvent::Rows { .. }))));
+    assert_eq!(Run::open(folder.path()).unwrap().patches().unwrap(), [(**map).clone()]);
+    let unknown = patch(Path::new("absent"), PatchSite::Head);
+    assert!(
+        matches!(&perform(&engine, unknown)[..], [Event::Failed(sentence)] if sentence.contains("absent"))
+    );
+}
+
+#[test]
+fn a_cancelled_map_keeps_what_is_computed() {
+    let folder = tempfile::tempdir().unwrap();
+    recorded_pair(&loaded(), folder.path(), 12);
+    let (engine, go_on) = loaded_and_held();
+    engine.send(patch(folder.path(), PatchSite::ResidPre)).unwrap();
+    hold_at(
+        &engine,
+        &go_on,
+        |event| matches!(event, Event::Patching(PatchEvent::Rows { done, all }) if 3 * done > *all),
+    );
+    engine.send(Command::Cancel).unwrap();
+    drop(go_on);
+    let events = rest(&engine);
+    let [.., Event::Patched { map, kept: true, .. }] = &events[..] else { panic!("{events:?}") };
+    assert!(map.done() > 0 && !map.is_complete());
+    let kept = Run::open(folder.path()).unwrap().patches().unwrap();
+    assert_eq!(kept[0].done(), map.done());
 }

@@ -4,7 +4,7 @@ use super::events::Events;
 use super::message::{Command, Event, LoadedModel};
 use super::pattern::PatternReader;
 use super::tiles::TileReader;
-use super::{adapting, generation, recording, span};
+use super::{adapting, generation, patching, recording, span};
 use layerscope_engine::{
     DeviceChoice, Error, Interrupt, Model, ModelSource, Result, WeightsPrecision, check_interrupt, guarded,
 };
@@ -99,6 +99,9 @@ fn perform(
             tiles.compute(task()?, &text, &policy, &keys)?
         }
         Command::RemoveSpan { folder, prompt_id, span } => span::remove(task()?, folder, &prompt_id, span)?,
+        Command::Patch { folder, prompts, request, adapter } => {
+            patching::patch(task()?, folder, &prompts, &request, adapter.as_deref())?;
+        }
         // Handled by the window's side and never queued.
         Command::Cancel => {}
     }

@@ -184,7 +184,7 @@ impl Viewer {
 
     /// [`Self::needs_model`] for exactly the run's model in the run's precision, because the result is stored
     /// in the run.
-    fn needs_model_of_run(&mut self) -> bool {
+    pub(super) fn needs_model_of_run(&mut self) -> bool {
         let Some(manifest) = self.run.as_ref().map(|run| &run.manifest) else { return false };
         let is_it = |model: &LoadedModel| {
             model.sha256 == manifest.model.sha256 && model.precision == manifest.weights

@@ -171,6 +171,8 @@ impl Viewer {
             tiles: self.tiles_shown(),
             spans: Arc::clone(&self.spans),
             removing: self.removing.clone(),
+            patches: Arc::clone(&self.patches),
+            patching: self.patching.clone(),
             measured: self.measured.clone(),
             kept: self.kept(),
             second: self.second.run.clone(),

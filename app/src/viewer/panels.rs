@@ -15,7 +15,7 @@ use eframe::egui::{
 use std::path::PathBuf;
 
 /// Windows of less width have a menu of the views instead of tabs.
-const ROOM_FOR_TABS: f32 = 1_200.0;
+const ROOM_FOR_TABS: f32 = 1_280.0;
 /// Windows of less width have a menu of the prompts instead of their list.
 pub(super) const ROOM_FOR_PROMPTS: f32 = 1_000.0;
 
@@ -139,7 +139,7 @@ impl Viewer {
                 ui.with_layout(Layout::left_to_right(Align::Center), |ui| {
                     let text = self.readout.clone().unwrap_or_else(|| {
                         match (self.state.view, &self.run) {
-                            (View::Map, Some(_)) => {
+                            (View::Map | View::Patching, Some(_)) => {
                                 "scroll zooms, drag pans, click selects, drag the orange line to move the cutoff"
                             }
                             (View::Pattern, Some(_)) => {

@@ -4,7 +4,7 @@ use super::{Recommended, Viewer};
 use crate::data::{PromptMaps, Task};
 use crate::engine::Engine;
 use crate::engine::message::Event;
-use crate::state::{Selection, View};
+use crate::state::{PatchState, Selection, View};
 use layerscope_cutoff::diffusion::DiffusionEvent;
 use layerscope_diagnostics::record::SpanRecord;
 use layerscope_engine::Result;
@@ -54,12 +54,14 @@ impl Viewer {
         (self.patterns, self.reading_pattern_of) = (Arc::default(), None);
         self.tiling.leave();
         self.spans = Arc::new(run.spans.clone());
+        self.patches = Arc::new(run.patches.clone());
         self.second.forget_comparison();
         if !again {
             let state = &mut self.state;
             (state.prompt, state.selection) = (0, Selection::default());
             (state.token_window, state.step_window) = (None, None);
             state.pattern.leave_prompt();
+            state.patching = PatchState::default();
             state.cutoff = run.layers();
             self.measured.clear();
             self.history.clear();
@@ -221,6 +223,13 @@ impl Viewer {
                 spans.push(record);
                 spans.sort_by_key(|span| (span.first, span.end));
             }
+            Event::Patching(progress) => self.patches_go_on(progress),
+            // If the run is no longer open, the map is in its folder.
+            Event::Patched { folder, map, kept }
+                if self.run.as_ref().is_some_and(|run| run.folder == folder) =>
+            {
+                self.take_patches(map, kept);
+            }
             Event::Failed(sentence) => {
                 self.tiling.failed();
                 self.say_error(sentence);
@@ -229,7 +238,7 @@ impl Viewer {
                 self.doing = None;
                 self.tiling.ended();
                 if !self.engine.as_ref().is_some_and(Engine::is_busy) {
-                    self.removing = None;
+                    (self.removing, self.patching) = (None, None);
                 }
             }
             _ => {}

@@ -441,6 +441,7 @@ fn live_map(ui: &mut Ui, scene: &mut LiveScene<'_>) {
         colours: scene.state.colour_map,
         per_row: false,
         without_first: false,
+        limit: None,
     };
     let image = HeatMapImage::of(ui, ui.scope_id().with(("live map", shown)));
     let name = format!("{}, {}, mean over heads", scene.form.figure.name(), scene.form.figure.unit());

@@ -18,9 +18,12 @@ mod strips;
 pub use picture::picture;
 
 /// Height of the strip that shows the whole prompt.
-const OVERVIEW: f32 = 22.0;
+pub(super) const OVERVIEW: f32 = 22.0;
 /// Minimum width of a column with its token's text.
-const LABELLED_COLUMN: f32 = 12.0;
+pub(super) const LABELLED_COLUMN: f32 = 12.0;
+
+/// Characters of a token that are shown.
+const SHORT: usize = 9;
 
 /// Draws the map.
 pub fn show(ui: &mut Ui, scene: &mut Scene<'_>) {
@@ -50,6 +53,7 @@ pub fn show(ui: &mut Ui, scene: &mut Scene<'_>) {
         colours: state.colour_map,
         per_row: state.per_row,
         without_first: state.leave_out_bos && state.columns == Columns::Tokens,
+        limit: None,
     };
     let window = scene.run.manifest.model.window;
     let windowed = state.columns == Columns::Tokens && window.is_some_and(|window| window < scene.prompt().p);
@@ -216,7 +220,7 @@ pub(crate) fn choose<T: Copy + PartialEq>(
 }
 
 /// An overview of the prompt with a frame around the visible part; pressing or dragging moves the frame.
-fn overview_strip(
+pub(super) fn overview_strip(
     ui: &mut Ui,
     area: Rect,
     image: &HeatMapImage,
@@ -245,7 +249,7 @@ fn overview_strip(
 }
 
 /// Zooms by wheel, pans by dragging and keys, shows all on a double click.
-fn interact(ui: &mut Ui, rows: Rect, mut window: Window, columns: usize) -> (Response, Window) {
+pub(super) fn interact(ui: &mut Ui, rows: Rect, mut window: Window, columns: usize) -> (Response, Window) {
     let response = ui.interact(rows, ui.scope_id().with("map"), Sense::click_and_drag());
     let per_point = window.width() / f64::from(rows.width());
     if response.dragged() {
@@ -318,7 +322,7 @@ fn column_axis(
         for (column, token) in tokens.iter().enumerate().take(last).skip(first) {
             let x = rows.left() + share(column as f64 + 0.5) * rows.width();
             if rows.x_range().contains(x) {
-                token_below(painter, palette, pos2(x, rows.bottom() + 20.0), token, column_width);
+                token_below(painter, palette, pos2(x, rows.bottom() + 20.0), token, (column_width, SHORT));
             }
         }
         78.0
@@ -329,10 +333,16 @@ fn column_axis(
     painter.text(at, Align2::CENTER_TOP, name, design::caption(), palette.weak_text);
 }
 
-/// A token's text below its column: horizontal if it fits, else vertical.
-fn token_below(painter: &Painter, palette: &Palette, at: Pos2, token: &str, column_width: f32) {
+/// At most so many characters of a token's text below its column of this width: horizontal if it fits, else vertical.
+pub(super) fn token_below(
+    painter: &Painter,
+    palette: &Palette,
+    at: Pos2,
+    token: &str,
+    (column_width, most): (f32, usize),
+) {
     let label = token_label(token);
-    let mut short: String = label.chars().take(9).collect();
+    let mut short: String = label.chars().take(most).collect();
     if short.len() < label.len() {
         short.push('…');
     }

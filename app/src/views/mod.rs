@@ -9,21 +9,24 @@ pub mod frontier;
 pub mod generate;
 pub mod heads;
 pub mod map;
+pub mod patching;
 pub mod pattern;
 mod picture;
 pub mod policies;
 pub mod reading;
 pub mod record;
 
-use crate::data::{PromptMaps, RunData, RunPair, TileKey, Tiles};
+use crate::data::{DrawnPatches, PromptMaps, RunData, RunPair, TileKey, Tiles};
 use crate::engine::message::Pattern;
 use crate::state::{View, ViewState};
 use crate::widgets::{Figures, chart, count};
 use eframe::egui::{ScrollArea, Ui, Vec2, vec2};
 use layerscope_cutoff::diffusion::DiffusionEvent;
+use layerscope_cutoff::patching::PatchEvent;
 use layerscope_diagnostics::record::PromptSummary;
 use layerscope_diagnostics::record::SpanRecord;
 use layerscope_figures::Chart;
+use layerscope_recording::patching::PatchRequest;
 use ndarray::Array2;
 use std::ops::Range;
 use std::sync::Arc;
@@ -78,8 +81,30 @@ pub enum Action {
     CloseSecondRun,
     /// Remove these tokens of the current prompt from each layer on; needs the run's model.
     RemoveSpan(Range<usize>),
+    /// Patch the current prompt and another, which is the corrupted one; needs the run's model.
+    Patch(Box<PatchAsked>),
+    /// Show a prompt of the run, by its index.
+    ShowPrompt(usize),
     /// Stop the engine's work.
     Stop,
+}
+
+/// A pair of prompts, and what is asked of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PatchAsked {
+    /// Ids of the clean and of the corrupted prompt.
+    pub prompts: [String; 2],
+    /// What is asked.
+    pub request: PatchRequest,
+}
+
+/// Patches that are being computed.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Patching {
+    /// Ids of the clean and of the corrupted prompt.
+    pub prompts: [String; 2],
+    /// Progress; `None` before it has started.
+    pub progress: Option<PatchEvent>,
 }
 
 /// A span that is being removed.
@@ -120,6 +145,10 @@ pub struct Scene<'a> {
     pub spans: &'a [SpanRecord],
     /// The span that is being removed.
     pub removing: Option<&'a Removing>,
+    /// The maps of activation patches between prompts, or why they cannot be read.
+    pub patches: Result<&'a [DrawnPatches], &'a str>,
+    /// The patches that are being computed.
+    pub patching: Option<&'a Patching>,
     /// Savings of cutoffs measured by live generation.
     pub measured: &'a [frontier::LiveSavings],
     /// Share of the full model's tokens that each KV head has at the prompt's end under the chosen policy, where that is more than a
@@ -163,6 +192,7 @@ impl Scene<'_> {
             View::Curves => curves::show(ui, self),
             View::Heads => heads::show(ui, self),
             View::Frontier => frontier::show(ui, self),
+            View::Patching => patching::show(ui, self),
             View::Compare => compare::show(ui, self),
             View::Generate | View::Record | View::Adapt => {}
         }
@@ -188,6 +218,7 @@ impl Scene<'_> {
             View::Curves => Some(curves::figures(self)),
             View::Heads => Some(heads::figures(self)),
             View::Frontier => frontier::figures(self),
+            View::Patching => patching::figures(self),
             View::Compare => compare::figures(self),
             View::Generate | View::Record | View::Adapt => None,
         }

@@ -1,6 +1,6 @@
 //! Views as SVG images for export, drawn by the figures crate.
 
-use super::{Scene, answers, compare, curves, frontier, heads, map, pattern, policies};
+use super::{Scene, answers, compare, curves, frontier, heads, map, patching, pattern, policies};
 use crate::state::View;
 use layerscope_engine::{Error, Result};
 use layerscope_figures::{Canvas, Chart, Colours, Map, Outline, Panels, Theme};
@@ -32,6 +32,7 @@ impl Scene<'_> {
             View::Frontier if policies::are_shown(self) => policies::picture(self, theme),
             View::Frontier if answers::are_shown(self) => answers::picture(self, theme),
             View::Frontier => Some(self.charts(&frontier::charts(self), &frontier::bands(self), theme)),
+            View::Patching => Some(patching::picture(self, theme)?),
             View::Compare => Some(compare::picture(self, theme)?),
             View::Reading | View::Generate | View::Record | View::Adapt => None,
         })

@@ -20,6 +20,8 @@ pub struct HeatMap<'a> {
     pub per_row: bool,
     /// Whether the first column is omitted.
     pub without_first: bool,
+    /// Where there is one, the scale goes evenly from −limit to limit instead.
+    pub limit: Option<f32>,
 }
 
 /// The inputs of a heat map's image.
@@ -32,7 +34,7 @@ struct Key {
     without_first: bool,
     colours: ColourMap,
     undefined: [Colour; 2],
-    scale: (ScaleKind, bool),
+    scale: (ScaleKind, bool, Option<f32>),
 }
 
 #[derive(Default)]
@@ -57,6 +59,9 @@ impl HeatMapImage {
 
     /// The scale fitted to a map's values.
     pub fn scale(&self, map: &HeatMap<'_>) -> Arc<Scale> {
+        if let Some(limit) = map.limit {
+            return Arc::new(Scale::symmetric(limit));
+        }
         let mut cache = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         // While columns stream in, percentiles are refitted only occasionally.
         let columns = match map.scale {
@@ -88,7 +93,7 @@ impl HeatMapImage {
             without_first: map.without_first,
             colours: map.colours,
             undefined: design::figure_theme(ui.theme()).palette().undefined,
-            scale: (map.scale, map.per_row),
+            scale: (map.scale, map.per_row, map.limit),
         };
         if cache.key.as_ref() != Some(&key) {
             let image = draw(map, &scale, window, pixels, key.undefined);

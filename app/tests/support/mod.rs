@@ -2,6 +2,7 @@
 
 #![allow(dead_code)]
 
+pub(crate) mod patches;
 pub(crate) mod sets;
 pub(crate) mod synthetic;
 
@@ -35,9 +36,14 @@ pub(crate) fn lesson_lines(count: usize) -> String {
 
 /// Records prompts of the embedded model into a folder.
 pub(crate) fn record(folder: &Path) {
+    record_prompts(lessons(2), folder);
+}
+
+/// Records these prompts.
+pub(crate) fn record_prompts(prompts: PromptFile, folder: &Path) {
     let open = Open::Demo {
         model: ModelSource::path(tiny_model()),
-        prompts: lessons(2),
+        prompts,
         lessons: lessons(1),
         max_new_tokens: 24,
         folder: folder.to_owned(),
@@ -45,6 +51,22 @@ pub(crate) fn record(folder: &Path) {
     let mut window = window(Launch { open, ..launch(folder) }, Vec2::new(800.0, 600.0));
     wait(&mut window);
     wait(&mut window);
+}
+
+/// Two prompts of as many tokens and one of fewer.
+pub(crate) fn pair() -> PromptFile {
+    let prompt = |id: &str, text: &str| format!("{{\"id\": \"{id}\", \"prompt\": \"{text}\"}}\n");
+    let lines = [
+        prompt("anna", "Anna has a red box. Who has the red box?"),
+        prompt("carl", "Carl has a red box. Who has the red box?"),
+        prompt("short", "Short."),
+    ]
+    .concat();
+    PromptFile {
+        name: "pair.jsonl".into(),
+        sha256: prompts_sha256(lines.as_bytes()),
+        prompts: parse_prompts("pair.jsonl", lines.as_bytes()).expect("prompts"),
+    }
 }
 
 /// The same as a prompt file.

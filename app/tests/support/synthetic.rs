@@ -194,7 +194,7 @@ fn record(sizes: Sizes, index: usize, scripts: bool) -> PromptRecord {
         text: prompt_token_text.concat(),
         p: positions,
         steps,
-        prompt_tokens: (0..positions as u32).collect(),
+        prompt_tokens: (0..positions as u32).map(|at| at + index as u32).collect(),
         prompt_token_text,
         generated: (0..steps as u32).collect(),
         generated_text: generated_token_text.concat(),

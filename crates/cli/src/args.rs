@@ -76,7 +76,7 @@ pub(crate) enum Command {
     Diffusion(DiffusionArguments),
     /// Patch activations of one prompt's run into another's: which layers, positions and heads carry the answer
     #[command(
-        after_help = "Examples:\n  layerscope patch model.gguf --raw --clean 'The Eiffel Tower is in the city of' --corrupted 'The Space Needle is in the city of' --answer ' Paris' --wrong ' Seattle'\n  layerscope patch model.gguf --raw --clean 'A: 2+3=' --corrupted 'A: 2+4=' --what head --positions last --out heads.svg\n\nExample: two recorded prompts:\n  layerscope patch run --clean a1 --corrupted a2 --out map.parquet\n\nBoth prompts must have as many tokens. An effect of 0 is the corrupted run, 1 the clean one."
+        after_help = "Examples:\n  layerscope patch model.gguf --raw --clean 'The Eiffel Tower is in the city of' --corrupted 'The Space Needle is in the city of' --answer ' Paris' --wrong ' Seattle'\n  layerscope patch model.gguf --raw --clean 'A: 2+3=' --corrupted 'A: 2+4=' --what head --positions last --out heads.svg\n\nExample: two recorded prompts:\n  layerscope patch run --clean a1 --corrupted a2\n\nBoth prompts must have as many tokens. An effect of 0 is the corrupted run, 1 the clean one. Of recorded prompts the map is kept in the run folder's patches.parquet, which `show`, `report` and `view` read."
     )]
     Patch(PatchArguments),
     /// Search the layers or KV heads that may forget the prompt: a set for every budget of KV
@@ -467,6 +467,8 @@ pub(crate) struct PatchArguments {
     /// Run the model as one of this family, whatever its file says
     #[arg(long, value_name = "NAME")]
     pub(crate) architecture: Option<String>,
+    #[command(flatten)]
+    pub(crate) adapter: AdapterArguments,
     #[command(flatten)]
     pub(crate) device: DeviceArguments,
     /// File to write as well: .json, .parquet or .svg, a figure
@@ -1145,6 +1147,7 @@ pub(crate) enum ViewName {
     Curves,
     Heads,
     Frontier,
+    Patching,
     Generate,
     Record,
     Compare,

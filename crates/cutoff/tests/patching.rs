@@ -6,11 +6,14 @@ mod support;
 
 use layerscope_cutoff::patching::{PatchEvent, PatchQuestion, patch};
 use layerscope_diagnostics::patching::{PatchDirection, PatchFigures, PatchMap, PatchMetric, PatchSite};
-use layerscope_engine::{Decoder, Device, Error, HookPoint, Hooks, Interrupt, Result, Site};
+use layerscope_engine::{
+    Adapter, AdapterRows, Decoder, Device, Error, HookPoint, Hooks, Interrupt, LowRank, Result, Site, Target,
+};
 use layerscope_kernels::reference;
 use ndarray::{ArrayD, s};
 use proptest::prelude::*;
 use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use support::{MODEL, family, family_on, logits_with_hooks};
@@ -156,6 +159,49 @@ fn every_family_is_patched_as_it_is_run() {
         for site in PatchSite::ALL {
             assert_exact(&decoder, &question(&clean, &corrupted, site), 5);
         }
+    }
+}
+
+/// A random adapter of every matrix of the embedded model.
+fn adapter(rows: AdapterRows) -> Adapter {
+    let config = MODEL.decoder.config();
+    let mut state = 7u32;
+    let mut numbers = |len: usize| -> Vec<f32> {
+        let number = |_| {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            0.1 * ((state >> 8) as f32 / (1u32 << 23) as f32 - 1.0)
+        };
+        (0..len).map(number).collect()
+    };
+    let mut matrices = BTreeMap::new();
+    for layer in 0..config.layers {
+        for target in Target::ALL {
+            let [out, columns] = target.shape(config).unwrap();
+            let (a, b) = (numbers(4 * columns), numbers(4 * out));
+            matrices.insert((layer, target), LowRank { a, b, rank: 4, scale: 2.0 });
+        }
+    }
+    Adapter::new(rows, matrices, config).unwrap()
+}
+
+/// One of all rows, and one of decode rows, which acts on the prompt's last token alone.
+#[test]
+fn adapted_models_are_patched_as_they_run() {
+    let clean = tokens(24, 7, 900);
+    let mut corrupted = clean.clone();
+    (corrupted[6], corrupted[23]) = (55, 77);
+    let plain = patched(&MODEL.decoder, &question(&clean, &corrupted, PatchSite::Head)).unwrap();
+    let mut told = vec![plain.corrupted.figures];
+    for rows in [AdapterRows::All, AdapterRows::Decode] {
+        let decoder = Arc::new(MODEL.decoder.with_adapter(&adapter(rows)).unwrap());
+        for site in PatchSite::ALL {
+            for direction in PatchDirection::ALL {
+                assert_exact(&decoder, &PatchQuestion { direction, ..question(&clean, &corrupted, site) }, 5);
+            }
+        }
+        let map = patched(&decoder, &question(&clean, &corrupted, PatchSite::ResidPre)).unwrap();
+        assert!(told.iter().all(|other| (other.kl - map.corrupted.figures.kl).abs() > 1e-3), "{told:?}");
+        told.push(map.corrupted.figures);
     }
 }
 

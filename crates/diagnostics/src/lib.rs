@@ -9,6 +9,7 @@ pub mod patching;
 pub mod policies;
 pub mod probe;
 pub mod prompts;
+pub mod ranges;
 pub mod reads;
 pub mod record;
 pub mod reference_distributions;

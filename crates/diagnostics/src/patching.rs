@@ -1,13 +1,19 @@
 //! A map of activation patches: what replacing single activations of one prompt's run by those of another does to the next token.
 
+mod report;
+
+use crate::ranges;
+pub use report::{PatchReport, StrongPatch, UnpatchedRun};
 use schemars::JsonSchema;
-use serde::Serialize;
+use serde::{Deserialize, Serialize, Serializer};
+use std::sync::Arc;
 
 /// Which activations are replaced.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum PatchSite {
     /// The residual stream where it enters a layer, at one position (`hook_resid_pre`).
+    #[default]
     ResidPre,
     /// What a layer's attention adds to the residual stream, at one position (`hook_attn_out`).
     AttnOut,
@@ -56,16 +62,20 @@ impl PatchSite {
 }
 
 /// Which run is patched.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum PatchDirection {
     /// The corrupted run gets activations of the clean one: which of them suffice to restore the answer?
+    #[default]
     Denoising,
     /// The clean run gets activations of the corrupted one: which of them are needed for the answer?
     Noising,
 }
 
 impl PatchDirection {
+    /// Both.
+    pub const ALL: [Self; 2] = [Self::Denoising, Self::Noising];
+
     /// Its name in files.
     pub fn name(self) -> &'static str {
         match self {
@@ -73,25 +83,47 @@ impl PatchDirection {
             Self::Noising => "noising",
         }
     }
+
+    /// The direction of a name.
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|direction| direction.name() == name)
+    }
+
+    /// The run that activations are taken from, and the one that is patched.
+    pub fn runs(self) -> [&'static str; 2] {
+        match self {
+            Self::Denoising => ["clean", "corrupted"],
+            Self::Noising => ["corrupted", "clean"],
+        }
+    }
 }
 
 /// What an effect is measured by.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum PatchMetric {
     /// Logit of the answer minus logit of the wrong answer.
     LogitDiff,
     /// KL(clean ‖ patched), nats.
+    #[default]
     Kl,
 }
 
 impl PatchMetric {
+    /// Both.
+    pub const ALL: [Self; 2] = [Self::LogitDiff, Self::Kl];
+
     /// Its name in arguments and files.
     pub fn name(self) -> &'static str {
         match self {
             Self::LogitDiff => "logit-diff",
             Self::Kl => "kl",
         }
+    }
+
+    /// The metric of a name.
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|metric| metric.name() == name)
     }
 }
 
@@ -118,13 +150,19 @@ pub struct PatchToken {
 pub struct PatchedPrompt {
     /// Its id in a run folder; `clean` or `corrupted` where its text was given.
     pub id: String,
-    /// Its tokens, length p.
-    pub tokens: Vec<PatchToken>,
+    /// Its tokens, length p. Maps of one prompt share them.
+    #[serde(serialize_with = "each")]
+    #[schemars(with = "Vec<PatchToken>")]
+    pub tokens: Arc<[PatchToken]>,
     /// The most likely next token.
     pub next: PatchToken,
     /// The figures of its run without a patch.
     #[serde(flatten)]
     pub figures: PatchFigures,
+}
+
+fn each<S: Serializer>(tokens: &Arc<[PatchToken]>, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_seq(tokens.iter())
 }
 
 /// A map of layers × positions, or layers × heads.
@@ -181,6 +219,52 @@ impl PatchMap {
         }
     }
 
+    /// Whether another map answers the same question: with the same prompts, activations and answers.
+    pub fn asks_as(&self, other: &Self) -> bool {
+        let prompts = |map: &Self| [map.clean.id.clone(), map.corrupted.id.clone()];
+        let asked = |map: &Self| (map.site, map.direction, map.metric, map.answer.id, map.wrong.id);
+        prompts(self) == prompts(other)
+            && asked(self) == asked(other)
+            && self.layers == other.layers
+            && self.columns == other.columns
+            && self.head_positions == other.head_positions
+    }
+
+    /// What is replaced, in words, and where; of a head at which positions.
+    pub fn what(&self) -> String {
+        let words = self.site.words();
+        match self.head_positions[..] {
+            _ if self.site != PatchSite::Head => words.to_owned(),
+            [position] => format!("{words}, at position {position}"),
+            _ if self.head_positions.len() == self.clean.tokens.len() => format!("{words}, at all positions"),
+            _ => format!("{words}, at positions {}", ranges::text(&self.head_positions)),
+        }
+    }
+
+    /// The question in a line, for a model of so many layers: both prompts, what is replaced in which run, and what measures it.
+    pub fn question(&self, layers: usize) -> String {
+        let [source, base] = self.direction.runs();
+        let metric = match self.metric {
+            PatchMetric::Kl => "by KL".to_owned(),
+            PatchMetric::LogitDiff => {
+                format!("by logits {:?} − {:?}", self.answer.text, self.wrong.text)
+            }
+        };
+        let mut question = format!(
+            "{} / {}: {}, {source} into {base}, {metric}",
+            self.clean.id,
+            self.corrupted.id,
+            self.what()
+        );
+        if self.layers.len() < layers {
+            question.push_str(&format!(", layers {}", ranges::text(&self.layers)));
+        }
+        if self.site != PatchSite::Head && self.columns.len() < self.clean.tokens.len() {
+            question.push_str(&format!(", positions {}", ranges::text(&self.columns)));
+        }
+        question
+    }
+
     /// Effects of a row, a value for each column; NaN where undefined or not computed.
     pub fn effects(&self, row: usize) -> Vec<f64> {
         let of_column = |column| self.cell(row, column).map_or(f64::NAN, |cell| self.effect(cell));
@@ -220,7 +304,7 @@ mod tests {
         let token = |id| PatchToken { id, text: format!("t{id}") };
         let prompt = |id: &str, logit_diff, kl| PatchedPrompt {
             id: id.into(),
-            tokens: vec![token(1), token(2)],
+            tokens: [token(1), token(2)].into(),
             next: token(3),
             figures: PatchFigures { logit_diff, kl },
         };
@@ -270,5 +354,34 @@ mod tests {
     fn names_are_read_back() {
         assert!(PatchSite::ALL.iter().all(|&site| PatchSite::from_name(site.name()) == Some(site)));
         assert_eq!(PatchSite::from_name("resid"), None);
+        for direction in PatchDirection::ALL {
+            assert_eq!(PatchDirection::from_name(direction.name()), Some(direction));
+        }
+        assert!(PatchMetric::ALL.iter().all(|&metric| PatchMetric::from_name(metric.name()) == Some(metric)));
+        assert_eq!((PatchDirection::from_name("noise"), PatchMetric::from_name("KL")), (None, None));
+    }
+
+    #[test]
+    fn a_report_names_the_strongest() {
+        let report = PatchReport::from(map(PatchMetric::LogitDiff, PatchDirection::Denoising));
+        assert_eq!((report.cells, report.done, report.strongest.len()), (4, 3, 3));
+        let first = &report.strongest[0];
+        assert_eq!((first.layer, first.position, first.head, first.effect), (2, Some(0), None, 1.25));
+        assert_eq!(first.clean_token.as_deref(), Some("t1"));
+        let json = serde_json::to_value(&report).expect("JSON");
+        assert_eq!(json["strongest"][0]["logit_diff"], 4.0);
+        assert_eq!(json["corrupted"]["kl"], 2.0);
+        assert!(json.get("map").is_none());
+    }
+
+    #[test]
+    fn questions_differ_in_what_is_asked() {
+        let one = map(PatchMetric::LogitDiff, PatchDirection::Denoising);
+        let mut other = one.clone();
+        other.cells[3] = other.cells[0];
+        assert!(one.asks_as(&other));
+        other.layers[1] = 3;
+        assert!(!one.asks_as(&other));
+        assert!(!one.asks_as(&map(PatchMetric::Kl, PatchDirection::Denoising)));
     }
 }

@@ -136,6 +136,8 @@ const MOST_PIXELS: usize = 2_048;
 const MOST_HOVERS: usize = 400;
 /// Minimum width of a column with text.
 const TEXT_COLUMN: f64 = 12.0;
+/// Characters of a text that are shown below its column.
+const SHORT: usize = 9;
 
 impl Map<'_> {
     /// The area of the cells on a canvas: left, top, width and height.
@@ -337,7 +339,7 @@ impl Map<'_> {
             let shown = self.column_texts.iter().enumerate();
             for (column, text) in shown.take(last + 1).skip(self.span.start.max(0.0) as usize) {
                 let label = token_label(text);
-                let mut short: String = label.chars().take(8).collect();
+                let mut short: String = label.chars().take(SHORT).collect();
                 if short.len() < label.len() {
                     short.push('…');
                 }

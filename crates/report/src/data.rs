@@ -5,6 +5,7 @@ use layerscope_bench::BenchReport;
 use layerscope_cutoff::budget::BudgetCurve;
 use layerscope_cutoff::cost::Savings;
 use layerscope_cutoff::recommend::{FrontierSummary, Recommendation};
+use layerscope_diagnostics::patching::PatchReport;
 use layerscope_diagnostics::policies::PolicySummary;
 use layerscope_diagnostics::record::{Anchor, Divergence, TextUnderCutoff, Timings};
 use layerscope_diagnostics::run::Manifest;
@@ -62,6 +63,8 @@ pub struct RunReport {
     pub readings: Vec<Reading>,
     /// From which layer on spans of prompts may vanish, where that was asked (`layerscope span-ablation`).
     pub spans: Vec<SpanReport>,
+    /// Maps of activation patches between prompts, where there are some (`layerscope patch`).
+    pub patches: Vec<PatchReport>,
     /// Attention under policies, where that was recorded (`layerscope record --policy`).
     pub policies: Vec<PolicySummary>,
     /// KL against KV bytes, where sets of KV heads were searched (`layerscope search`).

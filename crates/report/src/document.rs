@@ -1,5 +1,6 @@
 //! The report as a document: headings, text, tables and figures, independent of the output format.
 
+use crate::patching::PatchFigure;
 use layerscope_figures::{
     Canvas, Cells, Chart, ColourMap, ColumnRange, Map, Matrix, Pyramid, Scale, ScaleKind, Scores, TradeOff,
 };
@@ -250,6 +251,7 @@ impl Figure {
         match &self.drawing {
             Drawing::Chart(chart) => &chart.title,
             Drawing::Map(map) => &map.title,
+            Drawing::Patches(patches) => &patches.title,
             Drawing::Pattern(pattern) => &pattern.title,
             Drawing::TradeOff(figure) => &figure.title,
             Drawing::Scores(figure) => &figure.title,
@@ -261,6 +263,7 @@ impl Figure {
         match &self.drawing {
             Drawing::Chart(chart) => &chart.description,
             Drawing::Map(map) => &map.description,
+            Drawing::Patches(patches) => &patches.description,
             Drawing::Pattern(pattern) => &pattern.description,
             Drawing::TradeOff(figure) => &figure.description,
             Drawing::Scores(figure) => &figure.description,
@@ -274,13 +277,11 @@ impl Figure {
         const MOST_ROWS_MORE: f64 = 60.0;
         const ROW: f64 = 6.0;
         let [width, height] = if self.wide { wide } else { narrow };
+        let of_rows = |rows: usize| [width, height + (rows as f64 - ROWS).clamp(0.0, MOST_ROWS_MORE) * ROW];
         match &self.drawing {
-            Drawing::Map(map) => {
-                [width, height + (map.values.rows() as f64 - ROWS).clamp(0.0, MOST_ROWS_MORE) * ROW]
-            }
-            Drawing::Pattern(pattern) => {
-                [width, height + (pattern.cells.rows() as f64 - ROWS).clamp(0.0, MOST_ROWS_MORE) * ROW]
-            }
+            Drawing::Map(map) => of_rows(map.values.rows()),
+            Drawing::Patches(patches) => of_rows(patches.values.rows()),
+            Drawing::Pattern(pattern) => of_rows(pattern.cells.rows()),
             Drawing::Chart(_) => [width, height],
             Drawing::TradeOff(figure) => [width, figure.height(width, true)],
             Drawing::Scores(figure) => [width, figure.height(width, true)],
@@ -292,6 +293,7 @@ impl Figure {
         let old = match &mut self.drawing {
             Drawing::Chart(chart) => &mut chart.title,
             Drawing::Map(map) => &mut map.title,
+            Drawing::Patches(patches) => &mut patches.title,
             Drawing::Pattern(pattern) => &mut pattern.title,
             Drawing::TradeOff(figure) => &mut figure.title,
             Drawing::Scores(figure) => &mut figure.title,
@@ -304,6 +306,7 @@ impl Figure {
         match &self.drawing {
             Drawing::Chart(chart) => chart.to_svg(canvas),
             Drawing::Map(map) => map.draw(|map| map.to_svg(canvas)),
+            Drawing::Patches(patches) => patches.map().to_svg(canvas),
             Drawing::Pattern(pattern) => pattern.to_svg(canvas),
             Drawing::TradeOff(figure) => figure.to_svg(canvas),
             Drawing::Scores(figure) => figure.to_svg(canvas),
@@ -318,6 +321,8 @@ pub(crate) enum Drawing {
     Chart(Chart),
     /// Layers × columns.
     Map(MapDrawing),
+    /// Layers × positions or heads of activation patches.
+    Patches(PatchFigure),
     /// Queries × keys.
     Pattern(PatternDrawing),
     /// Policies by quality and costs.

@@ -21,7 +21,7 @@ pub mod spans;
 pub mod under_policies;
 
 pub use output::{File, ReportFormat, render, render_sweep, write};
-pub use patching::patching_svg;
+pub use patching::{PatchFigure, patching_svg};
 pub use policies::{trade_off, trade_off_svg};
 
 pub use schema::schema;

@@ -8,6 +8,7 @@ use crate::data::{
 use layerscope_cutoff::DEFAULT_FAILURE_CASES;
 use layerscope_cutoff::budget::curves;
 use layerscope_cutoff::recommend::{Evidence, FrontierSummary, Options, Recommendation, recommend};
+use layerscope_diagnostics::patching::PatchReport;
 use layerscope_diagnostics::policies::summarise_policies;
 use layerscope_diagnostics::reads::{CellRange, RowReads, recorded_cells};
 use layerscope_diagnostics::record::{
@@ -116,6 +117,7 @@ impl Source {
                 None => vec![],
             },
             spans: run.spans()?.into_iter().map(|span| SpanReport::new(span, options.tolerance)).collect(),
+            patches: run.patches()?.into_iter().map(PatchReport::from).collect(),
             evaluations: EvaluationSummary::of_run(folder, &run.manifest().model.sha256)?,
             bench: layerscope_bench::read_of_run(folder)?,
             recommendation,

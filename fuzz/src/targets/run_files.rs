@@ -2,9 +2,11 @@
 
 use crate::mutate::{json, parquet};
 use crate::{Target, recorded, scratch};
+use layerscope_diagnostics::patching::PatchReport;
 use layerscope_diagnostics::policies::summarise_policies;
 use layerscope_diagnostics::run::{self as folder, Run, Table};
 use layerscope_engine::Result;
+use layerscope_report::patching_svg;
 
 /// What a run folder is read for.
 fn read_all(run: &Run) -> Result<()> {
@@ -76,6 +78,21 @@ pub const SPANS: Target = Target {
     },
     mutate: parquet::changed,
     seeds: || vec![recorded::file(folder::SPANS).to_vec()],
+};
+
+/// `patches.parquet`.
+pub const PATCHES: Target = Target {
+    name: "run_patches",
+    read: |input| {
+        let folder = recorded::with(&[(folder::PATCHES, input)]);
+        let run = Run::open(folder.path()).expect("a sound run");
+        for map in run.patches().unwrap_or_default() {
+            let _ = patching_svg(&map, "model");
+            let _ = PatchReport::from(map);
+        }
+    },
+    mutate: parquet::changed,
+    seeds: || vec![recorded::file(folder::PATCHES).to_vec()],
 };
 
 /// `policies.parquet`.

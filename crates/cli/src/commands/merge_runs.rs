@@ -3,7 +3,8 @@
 use crate::args::MergeRunsArguments;
 use crate::{output, terminal};
 use layerscope_diagnostics::run::{
-    MANIFEST, Manifest, PoliciesWriter, PromptStates, Run, RunWriter, SETS, SpansWriter, check_alike,
+    MANIFEST, Manifest, PatchesWriter, PoliciesWriter, PromptStates, Run, RunWriter, SETS, SpansWriter,
+    check_alike,
 };
 use layerscope_engine::{Error, Result};
 use serde_json::json;
@@ -155,7 +156,7 @@ fn doubled(runs: &[Run]) -> BTreeMap<String, [&Path; 2]> {
     doubled
 }
 
-/// Attention under policies and removed spans of the prompts, where runs have any. Searched sets are of a run's own prompts.
+/// Attention under policies, removed spans and activation patches of the prompts, where runs have any. Searched sets are of a run's own prompts.
 fn add_tables(merged: &Run, runs: &[Run]) -> Result<()> {
     let mut policies = PoliciesWriter::open(merged)?;
     let (mut records, mut seen) = (vec![], BTreeSet::new());
@@ -174,6 +175,11 @@ fn add_tables(merged: &Run, runs: &[Run]) -> Result<()> {
         spans.put(record)?;
     }
     drop(spans);
+    let mut patches = PatchesWriter::open(merged)?;
+    for map in runs.iter().map(Run::patches).collect::<Result<Vec<_>>>()?.into_iter().flatten() {
+        patches.put(map)?;
+    }
+    drop(patches);
     for run in runs.iter().filter(|run| run.folder().join(SETS).exists()) {
         terminal::say(&format!(
             "layerscope: the sets of {} were searched on its prompts alone and are left out; `layerscope search` searches anew",

@@ -7,124 +7,124 @@ use crate::args::{ModelArguments, PatchArguments, Weights};
 use crate::interrupt::heeded;
 use crate::progress::PatchBar;
 use crate::{models, terminal};
-use layerscope_cutoff::patching::{PatchQuestion, patch};
+use layerscope_cutoff::patching::PatchEvent;
 use layerscope_diagnostics::patching::{PatchDirection, PatchMap};
-use layerscope_diagnostics::run::{MANIFEST, Run};
-use layerscope_engine::{Error, Model, Policy, PromptText, Result, Tokenizer};
-use layerscope_recording::patching::recorded_pair;
+use layerscope_diagnostics::run::{MANIFEST, PATCHES, Run};
+use layerscope_engine::{Error, Interrupt, Model, Policy, PromptText, Result, Tokenizer};
+use layerscope_recording::patching::{KeptPatches, PatchRequest, patch_prompts, patch_tokens};
 use output::Destination;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 pub(crate) fn run(arguments: &PatchArguments) -> Result<ExitCode> {
     let destination = arguments.out.as_deref().map(Destination::of).transpose()?;
-    let pair = match Path::new(&arguments.model).join(MANIFEST).is_file() {
-        true => Pair::recorded(arguments)?,
-        false => Pair::of_texts(arguments)?,
+    let done = match Path::new(&arguments.model).join(MANIFEST).is_file() {
+        true => of_recorded(arguments)?,
+        false => of_texts(arguments)?,
     };
-    let map = pair.patched(arguments)?;
+    let Done { map, model, file, kept } = &done;
     if let Some(destination) = &destination {
-        destination.write(&map, &pair.model)?;
+        destination.write(map, model)?;
     }
-    output::print(&map, &pair.model, arguments)?;
+    output::print(map, model, arguments, file.as_deref().filter(|_| *kept))?;
     if map.is_complete() {
         return Ok(ExitCode::SUCCESS);
     }
-    terminal::say(&format!("layerscope: interrupted; {}", output::done(&map)));
+    let earlier = match file {
+        Some(file) if !kept => format!("; {} keeps its earlier map, of which more is done", file.display()),
+        _ => String::new(),
+    };
+    terminal::say(&format!("layerscope: interrupted; {}{earlier}", output::done(map)));
     Ok(ExitCode::from(Error::Interrupted.exit_code()))
 }
 
-/// Two prompts and the model that runs them.
-struct Pair {
+/// A map and the model that it is of.
+struct Done {
+    map: PatchMap,
     model: Model,
-    /// Names of the clean and of the corrupted prompt.
-    ids: [String; 2],
-    /// Their tokens.
-    tokens: [Vec<u32>; 2],
+    /// The file of the run folder for maps.
+    file: Option<PathBuf>,
+    /// Whether it has this one.
+    kept: bool,
 }
 
-impl Pair {
-    fn of_texts(arguments: &PatchArguments) -> Result<Self> {
-        if arguments.run_model.is_some() {
-            return Err(Error::input(format!(
-                "--model is for a run folder, which {} is not (it has no {MANIFEST}); leave it out",
-                arguments.model
-            )));
-        }
-        let device = models::device(arguments.device)?;
-        let weights = arguments.weights.unwrap_or(Weights::Native);
-        let opened = models::open(&ModelArguments {
-            model: arguments.model.clone(),
-            weights,
-            architecture: arguments.architecture.clone(),
-            device: arguments.device,
-        })?;
-        let tokens = |name, text| prompt_tokens(name, text, arguments.raw, &opened.tokenizer);
-        let tokens = [tokens("clean", &arguments.clean)?, tokens("corrupted", &arguments.corrupted)?];
-        let len = tokens[0].len();
-        opened.config.check_sequence(len, 1)?;
-        let kept = Policy::full(opened.config.layers).in_memory(len, 1, &device);
-        let need = opened.memory_need(weights.into(), &device, &kept);
-        let model = models::load(opened, weights, &device, &need)?;
-        Ok(Self { model, ids: ["clean", "corrupted"].map(str::to_owned), tokens })
+fn of_texts(arguments: &PatchArguments) -> Result<Done> {
+    if arguments.run_model.is_some() {
+        return Err(Error::input(format!(
+            "--model is for a run folder, which {} is not (it has no {MANIFEST}); leave it out",
+            arguments.model
+        )));
     }
+    let device = models::device(arguments.device)?;
+    let weights = arguments.weights.unwrap_or(Weights::Native);
+    let opened = models::open(&ModelArguments {
+        model: arguments.model.clone(),
+        weights,
+        architecture: arguments.architecture.clone(),
+        device: arguments.device,
+    })?;
+    let tokens = |name, text| prompt_tokens(name, text, arguments.raw, &opened.tokenizer);
+    let [clean, corrupted] = [tokens("clean", &arguments.clean)?, tokens("corrupted", &arguments.corrupted)?];
+    opened.config.check_sequence(clean.len(), 1)?;
+    let request = request(arguments, [opened.config.layers, clean.len()])?;
+    let kept = Policy::full(opened.config.layers).in_memory(clean.len(), 1, &device);
+    let need = opened.memory_need(weights.into(), &device, &kept);
+    let model = models::load(opened, weights, &device, &need)?;
+    let model = models::with_adapter(model, &arguments.adapter, &[])?;
+    let map =
+        shown(|interrupt, observe| patch_tokens(&model, [&clean, &corrupted], &request, interrupt, observe))?;
+    Ok(Done { map, model, file: None, kept: false })
+}
 
-    fn recorded(arguments: &PatchArguments) -> Result<Self> {
-        let given = [
-            ("--raw", arguments.raw),
-            ("--weights", arguments.weights.is_some()),
-            ("--architecture", arguments.architecture.is_some()),
-        ];
-        if let Some((name, _)) = given.iter().find(|(_, given)| *given) {
-            return Err(Error::input(format!(
-                "{} is a run folder, whose prompts and model are as they were recorded; leave {name} out",
-                arguments.model
-            )));
-        }
-        let run = Run::open(Path::new(&arguments.model))?;
-        let ids = [arguments.clean.clone(), arguments.corrupted.clone()];
-        // Before the model is loaded.
-        for id in &ids {
-            run.prompt(id)?;
-        }
-        let model = models::of_run(&run, arguments.run_model.as_deref(), arguments.device)?;
-        let tokens = recorded_pair(&run, &model, [&ids[0], &ids[1]])?;
-        Ok(Self { model, ids, tokens })
+fn of_recorded(arguments: &PatchArguments) -> Result<Done> {
+    let given = [
+        ("--raw", arguments.raw),
+        ("--weights", arguments.weights.is_some()),
+        ("--architecture", arguments.architecture.is_some()),
+    ];
+    if let Some((name, _)) = given.iter().find(|(_, given)| *given) {
+        return Err(Error::input(format!(
+            "{} is a run folder, whose prompts and model are as they were recorded; leave {name} out",
+            arguments.model
+        )));
     }
+    let run = Run::open(Path::new(&arguments.model))?;
+    let ids = [arguments.clean.as_str(), arguments.corrupted.as_str()];
+    // Before the model is loaded.
+    let [clean, corrupted] = ids.map(|id| run.prompt(id));
+    corrupted?;
+    let request = request(arguments, [run.manifest().model.layers, clean?.p])?;
+    let model = models::of_run(&run, arguments.run_model.as_deref(), arguments.device)?;
+    let model = models::with_adapter(model, &arguments.adapter, &[])?;
+    let KeptPatches { map, kept } =
+        shown(|interrupt, observe| patch_prompts(&run, &model, ids, &request, interrupt, observe))?;
+    Ok(Done { map, model, file: Some(run.folder().join(PATCHES)), kept })
+}
 
-    fn patched(&self, arguments: &PatchArguments) -> Result<PatchMap> {
-        let (Model { tokenizer, decoder, .. }, [clean, corrupted]) = (&self.model, &self.tokens);
-        let answer = |name, text: &Option<String>| {
-            text.as_deref().map(|text| one_token(name, text, tokenizer)).transpose()
-        };
-        let layers = arguments.layers.as_deref();
-        let layers = layers.map(|text| chosen(text, decoder.config().layers, "layer")).transpose()?;
-        let positions = arguments.positions.as_deref();
-        let positions = positions.map(|text| chosen(text, clean.len(), "position")).transpose()?;
-        let question = PatchQuestion {
-            clean,
-            corrupted,
-            site: arguments.what,
-            direction: match arguments.noising {
-                true => PatchDirection::Noising,
-                false => PatchDirection::Denoising,
-            },
-            metric: arguments.metric.map(Into::into),
-            answer: answer("answer", &arguments.answer)?,
-            wrong: answer("wrong", &arguments.wrong)?,
-            layers: layers.as_deref(),
-            positions: positions.as_deref(),
-        };
-        let bar = PatchBar::new();
-        let token_text = |id| tokenizer.token_text(id);
-        let map = heeded(|interrupt| {
-            patch(decoder, &question, &token_text, interrupt, &mut |event| bar.observe(event))
-        });
-        bar.finish();
-        let mut map = map?;
-        [map.clean.id, map.corrupted.id] = self.ids.clone();
-        Ok(map)
-    }
+/// What is asked of a model of so many layers and prompts of so many tokens.
+fn request(arguments: &PatchArguments, [layers, p]: [usize; 2]) -> Result<PatchRequest> {
+    let places =
+        |text: &Option<String>, all, name| text.as_deref().map(|text| chosen(text, all, name)).transpose();
+    Ok(PatchRequest {
+        site: arguments.what,
+        direction: match arguments.noising {
+            true => PatchDirection::Noising,
+            false => PatchDirection::Denoising,
+        },
+        metric: arguments.metric.map(Into::into),
+        answer: arguments.answer.clone(),
+        wrong: arguments.wrong.clone(),
+        layers: places(&arguments.layers, layers, "layer")?,
+        positions: places(&arguments.positions, p, "position")?,
+    })
+}
+
+/// Runs what can be interrupted, with its progress.
+fn shown<T>(work: impl FnOnce(&Interrupt, &mut dyn FnMut(PatchEvent)) -> Result<T>) -> Result<T> {
+    let bar = PatchBar::new();
+    let done = heeded(|interrupt| work(interrupt, &mut |event| bar.observe(event)));
+    bar.finish();
+    done
 }
 
 fn prompt_tokens(name: &str, text: &str, raw: bool, tokenizer: &Tokenizer) -> Result<Vec<u32>> {
@@ -134,22 +134,5 @@ fn prompt_tokens(name: &str, text: &str, raw: bool, tokenizer: &Tokenizer) -> Re
     match raw {
         true => Ok(tokenizer.with_bos(tokenizer.encode_fitting(text)?)),
         false => tokenizer.encode_prompt(&PromptText::Plain(text.to_owned())),
-    }
-}
-
-/// The token that a text is.
-fn one_token(name: &str, text: &str, tokenizer: &Tokenizer) -> Result<u32> {
-    match tokenizer.encode_fitting(text)?[..] {
-        [token] => Ok(token),
-        ref tokens => {
-            let shown: Vec<String> =
-                tokens.iter().take(8).map(|&id| format!("{:?}", tokenizer.token_text(id))).collect();
-            Err(Error::input(format!(
-                "--{name} {text:?} is {} tokens ({}), not one; give one token as it follows the prompt, with its leading space if it \
-                 has one",
-                tokens.len(),
-                shown.join(", ")
-            )))
-        }
     }
 }

@@ -5,6 +5,7 @@ use crate::output::{self, figure};
 use crate::terminal::{self, line};
 use layerscope_cutoff::budget::search_name;
 use layerscope_cutoff::recommend::{Kept, KeptByCutoff};
+use layerscope_diagnostics::patching::{PatchMap, PatchReport};
 use layerscope_diagnostics::policies::summarise_policies;
 use layerscope_diagnostics::record::{Anchor, PolicyRecord, PromptSummary};
 use layerscope_diagnostics::run::{Manifest, Run, Status};
@@ -21,6 +22,7 @@ pub(crate) fn run(arguments: &ShowArguments) -> Result<ExitCode> {
         if let Some(id) = &arguments.prompt_id {
             known(&run, id)?;
             report.prompts.retain(|prompt| prompt.id == *id);
+            report.patches.retain(|map| [&map.clean, &map.corrupted].iter().any(|of| of.prompt_id == *id));
         }
         output::json(&report)?;
     } else if arguments.summary_json {
@@ -42,9 +44,9 @@ pub(crate) fn overall(run: &Run) -> Result<String> {
     let all: Vec<&PromptSummary> = prompts.iter().collect();
     let cutoffs = cutoff_table(&all);
     let (layers, policies) = (layer_table(&all), policy_table(&run.policies()?));
-    let (heads, sets) = (head_lines(&prompts), set_lines(run)?);
+    let (heads, sets, patches) = (head_lines(&prompts), set_lines(run)?, patch_table(run.patches()?));
     Ok(format!(
-        "{}\n{layers}\n{LEGEND}{heads}\n\n{cutoffs}{policies}{sets}",
+        "{}\n{layers}\n{LEGEND}{heads}\n\n{cutoffs}{policies}{sets}{patches}",
         heading(run.manifest(), &prompts)
     ))
 }
@@ -121,6 +123,39 @@ fn policy_table(records: &[PolicyRecord]) -> String {
     format!(
         "\n\n{table}\nUnder policies, along the same text. KL: nats per token, from the full model. BoS, prompt, decode: masses, means \
          over layers."
+    )
+}
+
+/// The maps of activation patches; empty where there are none.
+fn patch_table(maps: Vec<PatchMap>) -> String {
+    if maps.is_empty() {
+        return String::new();
+    }
+    let rows = maps.into_iter().map(PatchReport::from).map(|map| {
+        let strongest = map.strongest.first().map_or("–".to_owned(), |patch| {
+            let column = patch.position.or(patch.head).unwrap_or(0);
+            format!(
+                "{} at layer {}, {} {column}",
+                figure(patch.effect, 3),
+                patch.layer,
+                map.site.column_name()
+            )
+        });
+        let shown = |text: &str| line(text).to_string();
+        vec![
+            shown(&map.clean.prompt_id),
+            shown(&map.corrupted.prompt_id),
+            map.site.name().to_owned(),
+            map.direction.name().to_owned(),
+            map.metric.name().to_owned(),
+            format!("{}/{}", map.done, map.cells),
+            strongest,
+        ]
+    });
+    let head = ["clean", "corrupted", "patched", "direction", "metric", "cells", "strongest effect"];
+    format!(
+        "\n\n{}\nActivation patches between prompts: effect 0 is as in the corrupted run, 1 as in the clean run.",
+        output::table(&head, rows.collect())
     )
 }
 

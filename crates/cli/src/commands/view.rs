@@ -69,6 +69,7 @@ impl From<ViewName> for View {
             ViewName::Curves => Self::Curves,
             ViewName::Heads => Self::Heads,
             ViewName::Frontier => Self::Frontier,
+            ViewName::Patching => Self::Patching,
             ViewName::Generate => Self::Generate,
             ViewName::Record => Self::Record,
             ViewName::Compare => Self::Compare,

@@ -5,6 +5,7 @@
 //! RUN/continuations.json         optional texts under policies; replaced only by renames, not merged
 //! RUN/spans.parquet              optional removed spans (`layerscope span-ablation`); likewise
 //! RUN/policies.parquet           optional attention under policies (`layerscope record --policy`); likewise
+//! RUN/patches.parquet            optional maps of activation patches (`layerscope patch`); likewise
 //! RUN/sets.json                  optional sets of KV heads (`layerscope search`); likewise
 //! RUN/bench.json                 optional measurements (`layerscope bench`)
 //! RUN/parts/00007/*.parquet      prompt 7 of the list, complete: renamed after it was synced

@@ -3,7 +3,7 @@
 //! [`RunWriter`] records into it, [`Run`] reads it. [`Manifest`] describes its content; [`Table`] lists its
 //! Parquet files, whose columns carry unit and description. Optional files are [`Continuations`], texts under
 //! a policy, written by [`ContinuationsWriter`], [`SPANS`], written by [`SpansWriter`], and [`POLICIES`], attention under
-//! policies, written by [`PoliciesWriter`], and [`Sets`], searched sets of KV heads, written by [`SetsWriter`]. Undefined numbers are NaN in memory and null in files.
+//! policies, written by [`PoliciesWriter`], [`PATCHES`], maps of activation patches, written by [`PatchesWriter`], and [`Sets`], searched sets of KV heads, written by [`SetsWriter`]. Undefined numbers are NaN in memory and null in files.
 
 mod added_table;
 mod continuations;
@@ -13,7 +13,7 @@ mod json_file;
 mod layout;
 mod manifest;
 mod parquet_file;
-mod patching;
+mod patches;
 mod policies;
 mod reader;
 mod reads;
@@ -36,7 +36,7 @@ pub use manifest::{
     AdapterRecord, BosToken, FailedPrompt, MANIFEST, Manifest, ModelInfo, PromptStates, SCHEMA_VERSION,
     Settings, Status, TrainingRecord,
 };
-pub use patching::write_patching;
+pub use patches::{PATCHES, PatchesWriter, write_patching};
 pub use policies::{POLICIES, PoliciesWriter};
 pub use reader::Run;
 pub use schema::Table;

@@ -19,7 +19,8 @@ use super::sets::Sets;
 use super::show::ShowReport;
 use super::table_file::TableFile;
 use super::tables::Tables;
-use super::{policies, spans};
+use super::{patches, policies, spans};
+use crate::patching::PatchMap;
 use crate::reads::RowReads;
 use crate::record::{PolicyRecord, PromptSummary, ReceivedFigures, SpanRecord, StepFigures};
 
@@ -196,6 +197,14 @@ impl Run {
     /// [`Error::Input`] if the file is damaged.
     pub fn policies_of(&self, id: &str) -> Result<Vec<PolicyRecord>> {
         policies::read(self, &[id.to_owned()])
+    }
+
+    /// The maps of activation patches, by clean and corrupted prompt; empty if there are none.
+    ///
+    /// # Errors
+    /// [`Error::Input`] if the file is damaged.
+    pub fn patches(&self) -> Result<Vec<PatchMap>> {
+        patches::read(self)
     }
 
     /// The output of `show --json`.

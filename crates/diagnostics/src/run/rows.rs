@@ -103,7 +103,7 @@ impl Columns {
         Ok(())
     }
 
-    fn token_ids(&mut self, values: impl IntoIterator<Item = u32>) {
+    pub(super) fn token_ids(&mut self, values: impl IntoIterator<Item = u32>) {
         self.arrays.push(Arc::new(UInt32Array::from_iter_values(values)));
     }
 

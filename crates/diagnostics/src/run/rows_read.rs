@@ -8,7 +8,7 @@ use layerscope_engine::{Error, Result};
 use super::table_file::TableFile;
 
 /// Bytes of text that a column has at most for one prompt: a small file can repeat a long text any number of times.
-const MOST_TEXT: usize = 256 << 20;
+pub(super) const MOST_TEXT: usize = 256 << 20;
 
 /// The rows of one prompt.
 pub(super) struct PromptRows<'a> {
@@ -30,13 +30,59 @@ impl<'a> PromptRows<'a> {
 
     /// Its rows in runs of the same text in a column.
     pub(super) fn runs_of(&self, name: &str) -> Result<Vec<(String, Self)>> {
-        let (texts, mut first) = (self.texts(name)?, 0);
-        let runs = texts.chunk_by(|a, b| a == b).map(|run| {
+        Ok(self.runs(&self.texts(name)?))
+    }
+
+    /// Its rows in runs of the same number in a column.
+    pub(super) fn runs_of_count(&self, name: &str) -> Result<Vec<(usize, Self)>> {
+        Ok(self.runs(&self.counts(name)?))
+    }
+
+    fn runs<T: PartialEq + Clone>(&self, values: &[T]) -> Vec<(T, Self)> {
+        let mut first = 0;
+        let runs = values.chunk_by(|a, b| a == b).map(|run| {
             let rows = self.slice(first, run.len());
             first += run.len();
             (run[0].clone(), rows)
         });
-        Ok(runs.collect())
+        runs.collect()
+    }
+
+    /// The text that all rows have in a column; `None` where all have null. It takes its bytes of `room`.
+    pub(super) fn one_text(&self, name: &str, room: &mut usize) -> Result<Option<String>> {
+        let other = || self.damaged(format!("the column {name} holds other or too many values"));
+        let mut one: Option<Option<String>> = None;
+        for array in self.column(name) {
+            for text in array?.as_string_view_opt().ok_or_else(other)? {
+                match &one {
+                    Some(known) if known.as_deref() == text => {}
+                    Some(_) => return Err(self.damaged(format!("{name} differs where it must not"))),
+                    None => {
+                        *room = room.checked_sub(text.map_or(0, str::len)).ok_or_else(other)?;
+                        one = Some(text.map(str::to_owned));
+                    }
+                }
+            }
+        }
+        Ok(one.flatten())
+    }
+
+    /// The token id that all rows have in a column.
+    pub(super) fn one_token_id(&self, name: &str) -> Result<u32> {
+        self.one(name, &self.token_ids(name)?)
+    }
+
+    /// The figure that all rows have in a column.
+    pub(super) fn one_figure(&self, name: &str) -> Result<f64> {
+        let bits: Vec<u64> = self.figures(name)?.into_iter().map(f64::to_bits).collect();
+        self.one(name, &bits).map(f64::from_bits)
+    }
+
+    fn one<T: Copy + PartialEq>(&self, name: &str, values: &[T]) -> Result<T> {
+        match values.split_first() {
+            Some((first, rest)) if rest.iter().all(|value| value == first) => Ok(*first),
+            _ => Err(self.damaged(format!("{name} differs where it must not"))),
+        }
     }
 
     /// `len` of its rows, from row `first` on.

@@ -336,10 +336,11 @@ const fn span_mass(name: &'static str, description: &'static str) -> Column {
     later(figure(name, "probability", description))
 }
 
-/// A table of patches: one row per layer × position, or layer × head.
-pub(super) const PATCHING: [Column; 14] = [
+/// `patches.parquet`, which a run may have in addition to its tables: one row per map × layer × position, or map × layer × head.
+pub(super) const PATCHES: [Column; 28] = [
     column("prompt_id", Kind::Text, "none", "Name of the clean prompt"),
     column("corrupted_id", Kind::Text, "none", "Name of the corrupted prompt"),
+    column("map", Kind::Int, "index", "Number of the map within the file, from 0"),
     column(
         "site",
         Kind::Text,
@@ -354,11 +355,26 @@ pub(super) const PATCHING: [Column; 14] = [
     ),
     column("metric", Kind::Text, "none", "What the effect is measured by: logit-diff or kl"),
     column("answer", Kind::Text, "none", "Token of the answer"),
+    column("answer_id", Kind::TokenId, "token id", "Token of the answer"),
     column("wrong", Kind::Text, "none", "Token of the wrong answer"),
-    column("layer", Kind::Int, "index", "Layer, from 0"),
+    column("wrong_id", Kind::TokenId, "token id", "Token of the wrong answer"),
+    optional(
+        "head_positions",
+        Kind::Text,
+        "none",
+        "Positions at which a head is replaced, all at once, as in 0,5,10-20; null for other sites",
+    ),
+    LAYER,
     optional("position", Kind::Int, "tokens", "Prompt position, from 0; null for heads"),
     optional("head", Kind::Int, "index", "Query head, from 0; null for other sites"),
     optional("token", Kind::Text, "none", "The clean prompt's token at the position; null for heads"),
+    optional(
+        "corrupted_token",
+        Kind::Text,
+        "none",
+        "The corrupted prompt's token at the position; null for heads",
+    ),
+    column("done", Kind::Bool, "none", "Whether the cell was computed before the work was interrupted"),
     figure(
         "logit_diff",
         "logits",
@@ -370,6 +386,22 @@ pub(super) const PATCHING: [Column; 14] = [
         "none",
         "The metric on the scale on which the corrupted run is 0 and the clean run is 1",
     ),
+    column("clean_next", Kind::Text, "none", "Most likely next token of the clean run"),
+    column("clean_next_id", Kind::TokenId, "token id", "Most likely next token of the clean run"),
+    column("corrupted_next", Kind::Text, "none", "Most likely next token of the corrupted run"),
+    column("corrupted_next_id", Kind::TokenId, "token id", "Most likely next token of the corrupted run"),
+    figure(
+        "clean_logit_diff",
+        "logits",
+        "Logit of the answer less that of the wrong answer, of the clean run",
+    ),
+    figure(
+        "corrupted_logit_diff",
+        "logits",
+        "Logit of the answer less that of the wrong answer, of the corrupted run",
+    ),
+    figure("clean_kl", "nats", "KL(clean || clean): 0"),
+    figure("corrupted_kl", "nats", "KL(clean || corrupted) of the next-token distributions"),
 ];
 
 /// `spans.parquet`, which a run may have in addition to its tables: one row per prompt × span × layer.
@@ -472,7 +504,7 @@ mod tests {
         for (table, schema) in tables.into_iter().chain([
             ("spans.parquet", schema_of(&SPANS)),
             ("policies.parquet", schema_of(&POLICIES)),
-            ("patches", schema_of(&PATCHING)),
+            ("patches.parquet", schema_of(&PATCHES)),
         ]) {
             for field in schema.fields() {
                 for key in ["unit", "description"] {

@@ -5,6 +5,7 @@ use serde::Serialize;
 
 use super::manifest::Manifest;
 use super::reader::Run;
+use crate::patching::PatchReport;
 use crate::record::{Divergence, FrontierRow, KnockoutRow, PolicyRecord, PromptSummary, SpanRecord};
 
 /// A run as one JSON object. Undefined numbers are NaN, which serde_json writes as null.
@@ -14,6 +15,9 @@ pub struct ShowReport {
     pub manifest: Manifest,
     /// The recorded prompts, in the order of the prompt file.
     pub prompts: Vec<ShowPrompt>,
+    /// Maps of activation patches between them; omitted if there are none.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub patches: Vec<PatchReport>,
 }
 
 /// One prompt of a [`ShowReport`]. Per-layer figures are means over heads and decode steps.
@@ -123,6 +127,7 @@ impl ShowReport {
                 prompt.policies.push(record.into());
             }
         }
-        Ok(Self { manifest: run.manifest().clone(), prompts })
+        let patches = run.patches()?.into_iter().map(PatchReport::from).collect();
+        Ok(Self { manifest: run.manifest().clone(), prompts, patches })
     }
 }

@@ -1,9 +1,9 @@
 //! A map's data for hovering; a row has at most [`MOST_GROUPS`] values.
 
-use crate::document::{Drawing, Figure, KEY, MapDrawing, PatternDrawing, QUERY};
+use crate::document::{Drawing, Figure, KEY, PatternDrawing, QUERY};
 use base64::{Engine, prelude::BASE64_STANDARD};
 use layerscope_figures::visible_line;
-use layerscope_figures::{Canvas, token_label};
+use layerscope_figures::{Canvas, Map, token_label};
 use maud::{Markup, PreEscaped, html};
 use serde::Serialize;
 
@@ -19,6 +19,8 @@ struct Hover {
     /// What a row is, and the number of the first.
     row: &'static str,
     first: usize,
+    /// The first column, and how many there are.
+    start: usize,
     columns: usize,
     /// Columns per value.
     group: usize,
@@ -34,7 +36,8 @@ struct Hover {
 /// The values of a map or pattern that has too many cells for SVG tooltips.
 pub(super) fn data(figure: &Figure, canvas: &Canvas<'_>) -> Markup {
     let hover = match &figure.drawing {
-        Drawing::Map(map) if !map.draw(|map| map.tells_values()) => hover(map, canvas),
+        Drawing::Map(map) if !map.draw(|map| map.tells_values()) => map.draw(|map| hover(map, canvas)),
+        Drawing::Patches(patches) if !patches.map().tells_values() => hover(&patches.map(), canvas),
         Drawing::Pattern(pattern) if !pattern.draw(|matrix| matrix.tells_values()) => {
             of_pattern(pattern, canvas)
         }
@@ -59,6 +62,7 @@ fn of_pattern(pattern: &PatternDrawing, canvas: &Canvas<'_>) -> Hover {
         rows: cells.rows(),
         row: QUERY,
         first: cells.first[0],
+        start: 0,
         columns,
         group: cells.cell[1],
         area: [left / width, top / height, across / width, down / height],
@@ -69,26 +73,32 @@ fn of_pattern(pattern: &PatternDrawing, canvas: &Canvas<'_>) -> Hover {
     }
 }
 
-fn hover(map: &MapDrawing, canvas: &Canvas<'_>) -> Hover {
-    let (rows, columns) = (map.values.rows(), map.values.columns());
+/// Of a map whose columns are whole.
+fn hover(map: &Map<'_>, canvas: &Canvas<'_>) -> Hover {
+    let (rows, start) = (map.values.rows(), map.span.start as usize);
+    let columns = (map.span.end as usize).saturating_sub(start);
     let group = columns.div_ceil(MOST_GROUPS).max(1);
     let groups = columns.div_ceil(group);
     let mut values = vec![0.0_f32; rows * groups];
     for index in 0..groups {
         for row in 0..rows {
             let columns = index * group..((index + 1) * group).min(columns);
-            let largest = columns.map(|column| map.values.value(row, column)).fold(f32::NAN, f32::max);
-            values[row * groups + index] = largest;
+            let values_of_row = columns.map(|column| map.values.value(row, start + column));
+            values[row * groups + index] = values_of_row.fold(f32::NAN, f32::max);
         }
     }
     let bytes: Vec<u8> = values.into_iter().flat_map(f32::to_le_bytes).collect();
-    let texts = if columns <= MOST_TEXTS { &map.column_texts[..] } else { &[] };
+    let texts = match map.column_texts.get(start..) {
+        Some(texts) if columns <= MOST_TEXTS => texts,
+        _ => &[],
+    };
     let [width, height] = canvas.size;
-    let [left, top, across, down] = map.draw(|map| map.cells(canvas));
+    let [left, top, across, down] = map.cells(canvas);
     Hover {
         rows,
         row: "layer",
         first: 0,
+        start,
         columns,
         group,
         area: [left / width, top / height, across / width, down / height],

@@ -211,7 +211,7 @@ fn figure(figure: &Figure) -> Markup {
 fn drawing(figure: &Figure, canvas: &Canvas<'_>) -> Markup {
     let svg = figure.to_svg(canvas);
     match &figure.drawing {
-        Drawing::Map(_) | Drawing::Pattern(_) if figure.wide => html! {
+        Drawing::Map(_) | Drawing::Patches(_) | Drawing::Pattern(_) if figure.wide => html! {
             div.drawing tabindex="0" role="region" aria-label=(visible(figure.title())) { (PreEscaped(svg)) }
         },
         Drawing::Chart(_) | Drawing::TradeOff(_) | Drawing::Scores(_) if figure.wide => {

@@ -22,7 +22,8 @@ for (const element of document.querySelectorAll("script.hover-data")) {
     const first = group * data.group;
     const last = Math.min(first + data.group, data.columns) - 1;
     const value = values.getFloat32(4 * (row * groups + group), true);
-    const place = first === last ? `${first}` : `${first} to ${last}, largest`;
+    const [from, to] = [data.start + first, data.start + last];
+    const place = first === last ? `${from}` : `${from} to ${to}, largest`;
     const text = data.texts[first] === undefined || first !== last ? "" : ` “${data.texts[first]}”`;
     const shown = Number.isNaN(value) ? "undefined" : `${value.toPrecision(4)} (${data.unit})`;
     readout.textContent = `${data.row} ${data.first + row}, ${data.column} ${place}${text}: ${shown}`;

@@ -12,6 +12,7 @@ mod failures;
 mod layers;
 mod method;
 mod model;
+mod patches;
 mod prompts;
 mod provenance;
 mod readings;
@@ -49,6 +50,9 @@ impl Document {
             }
             if !run.spans.is_empty() {
                 sections.push(place.section("spans", "Spans", spans::blocks(&place, report)));
+            }
+            if !run.patches.is_empty() {
+                sections.push(place.section("patches", "Activation patches", patches::blocks(&place)));
             }
             if !run.policies.is_empty() {
                 sections.push(place.section("policies", "Under policies", under_policies::blocks(&place)));

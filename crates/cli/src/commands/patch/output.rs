@@ -3,7 +3,7 @@
 use crate::args::PatchArguments;
 use crate::output::{self, figure};
 use crate::terminal;
-use layerscope_diagnostics::patching::{PatchDirection, PatchFigures, PatchMap, PatchMetric, PatchSite};
+use layerscope_diagnostics::patching::{PatchFigures, PatchMap, PatchMetric, PatchSite};
 use layerscope_diagnostics::run::write_patching;
 use layerscope_engine::{Error, Model, Result, write_file};
 use layerscope_report::patching_svg;
@@ -51,15 +51,21 @@ impl Destination {
     }
 }
 
-pub(super) fn print(map: &PatchMap, model: &Model, arguments: &PatchArguments) -> Result<()> {
+/// Prints a map; `kept` is the run folder's file that has it now.
+pub(super) fn print(
+    map: &PatchMap,
+    model: &Model,
+    arguments: &PatchArguments,
+    kept: Option<&Path>,
+) -> Result<()> {
     if arguments.json {
         return output::json(&as_json(map, model));
     }
     terminal::print(&text(map, model))?;
-    match &arguments.out {
-        Some(out) => terminal::print(&format!("\nwritten to {}", out.display())),
-        None => Ok(()),
-    }
+    let written = arguments.out.iter().map(|out| format!("written to {}", out.display()));
+    let kept = kept.map(|kept| format!("kept in {}", kept.display()));
+    let lines: Vec<String> = written.chain(kept).collect();
+    if lines.is_empty() { Ok(()) } else { terminal::print(&format!("\n{}", lines.join("\n"))) }
 }
 
 fn as_json(map: &PatchMap, model: &Model) -> Value {
@@ -112,14 +118,7 @@ pub(super) fn done(map: &PatchMap) -> String {
 const STRONGEST: usize = 10;
 
 fn text(map: &PatchMap, model: &Model) -> String {
-    let [source, base] = match map.direction {
-        PatchDirection::Denoising => ["clean", "corrupted"],
-        PatchDirection::Noising => ["corrupted", "clean"],
-    };
-    let what = match map.site {
-        PatchSite::Head => format!("{}, {}", map.site.words(), at_positions(map)),
-        _ => map.site.words().to_owned(),
-    };
+    let ([source, base], what) = (map.direction.runs(), map.what());
     let prompt = |name: &str, of: &layerscope_diagnostics::patching::PatchedPrompt| {
         terminal::line(&format!(
             "{name}: most likely next token {:?}, logit difference {}, KL {} nats",
@@ -156,15 +155,6 @@ fn text(map: &PatchMap, model: &Model) -> String {
         format!("\nthe strongest of each layer\n{}", table(map, of_rows.into_iter())),
     ]
     .join("\n")
-}
-
-/// Where a head is replaced.
-fn at_positions(map: &PatchMap) -> String {
-    match map.head_positions[..] {
-        [position] => format!("at position {position}"),
-        _ if map.head_positions.len() == map.clean.tokens.len() => "at all positions".to_owned(),
-        _ => format!("at {} positions", map.head_positions.len()),
-    }
 }
 
 fn table(map: &PatchMap, places: impl Iterator<Item = (usize, usize)>) -> String {

@@ -2,6 +2,7 @@
 
 use super::{Planned, collect};
 use crate::{output, terminal};
+use layerscope_diagnostics::ranges;
 use layerscope_engine::{Error, Result, write_file};
 use serde_json::json;
 use std::io::ErrorKind;
@@ -16,7 +17,7 @@ pub(super) fn run(planned: &Planned, jobs: Option<u16>, json: bool) -> Result<Ex
     let path = planned.layout.script();
     write_file(&path, script(planned)?.as_bytes())?;
     let at_once = jobs.or(planned.sweep.slurm.jobs).map_or(String::new(), |jobs| format!("%{jobs}"));
-    let array = format!("--array={}{at_once}", ranges(&numbers));
+    let array = format!("--array={}{at_once}", ranges::text(&numbers));
     let log = format!("--output={}/logs/slurm-collect-%j.log", folder_of_logs(planned)?);
     let submitted = submit(&path, &[&array])?;
     let collecting = match &submitted {
@@ -100,14 +101,6 @@ exec {program} {collect}
     ))
 }
 
-/// Ascending numbers as `1-3,7`.
-fn ranges(numbers: &[usize]) -> String {
-    let runs = numbers.chunk_by(|a, b| a + 1 == *b).filter_map(|run| Some((run.first()?, run.last()?)));
-    let text =
-        runs.map(|(first, last)| if first == last { first.to_string() } else { format!("{first}-{last}") });
-    text.collect::<Vec<_>>().join(",")
-}
-
 fn quoted_words(words: &[String]) -> String {
     words.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" ")
 }
@@ -124,12 +117,6 @@ fn quoted(word: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn numbers_as_slurm_takes_them() {
-        assert_eq!(ranges(&[1, 2, 3, 7, 9, 10]), "1-3,7,9-10");
-        assert_eq!(ranges(&[]), "");
-    }
 
     #[test]
     fn words_of_a_shell() {

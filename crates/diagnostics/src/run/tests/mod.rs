@@ -3,6 +3,7 @@
 mod continuations;
 mod crash;
 mod hostile;
+mod patches;
 mod policies;
 mod received;
 mod round_trip;
