@@ -2,6 +2,7 @@
 
 #![allow(dead_code)]
 
+pub(crate) mod remote;
 pub(crate) mod sets;
 pub(crate) mod synthetic;
 
@@ -69,6 +70,7 @@ pub(crate) fn launch(path: &Path) -> Launch {
         theme: Some(Theme::Dark),
         drawn_in_software: false,
         device: DeviceChoice::Cpu,
+        host: None,
     }
 }
 
