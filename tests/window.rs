@@ -8,7 +8,7 @@ use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
-use support::{fixtures, layerscope, smollm2, succeed};
+use support::{fixtures, layerscope, smollm2, stderr, succeed};
 
 /// Only a hang takes longer.
 const PATIENCE: Duration = Duration::from_secs(180);
@@ -51,6 +51,23 @@ impl Drop for Display {
         let _ = self.server.kill();
         let _ = self.server.wait();
     }
+}
+
+#[test]
+fn a_window_on_a_machine_that_cannot_be_reached_ends_with_a_sentence() {
+    let Some(display) = Display::open() else { return };
+    let runtime = tempfile::tempdir().unwrap();
+    let output = layerscope()
+        .args(["view", "ssh://gpu-box/run", "--ssh", "no-such-ssh"])
+        .env("DISPLAY", &display.name)
+        .env_remove("WAYLAND_DISPLAY")
+        .env("XDG_RUNTIME_DIR", runtime.path())
+        .env("XDG_DATA_HOME", runtime.path())
+        .output()
+        .unwrap();
+    let said = stderr(&output);
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(said.contains("there is no program no-such-ssh; install"), "{said}");
 }
 
 /// Polls until there is a result.

@@ -96,6 +96,7 @@ fn open(ctx: &Context, folder: &std::path::Path, sizes: synthetic::Sizes) -> Vie
         theme: Some(Theme::Dark),
         drawn_in_software: false,
         device: layerscope_engine::DeviceChoice::Cpu,
+        host: None,
     };
     let mut viewer = Viewer::new(ctx, launch, Remembered::default());
     viewer.settle().expect("the run opens");

@@ -1,7 +1,7 @@
 //! The state of a training, and the form for the next one.
 
 use crate::engine::message::{Event, Training};
-use layerscope_diagnostics::prompts::{PromptFile, read_prompts};
+use layerscope_diagnostics::prompts::PromptFile;
 use layerscope_engine::{AdapterTraining, HeldOutFigures, Result};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -94,14 +94,14 @@ impl Adapting {
         }
     }
 
-    /// The prompts of the file, or the bundled ones.
+    /// The prompts of the file, which `read` reads, or the bundled ones.
     ///
     /// # Errors
-    /// As [`read_prompts`].
-    pub fn prompt_file(&self) -> Result<PromptFile> {
+    /// Those of `read`.
+    pub fn prompt_file(&self, read: &dyn Fn(&Path) -> Result<PromptFile>) -> Result<PromptFile> {
         match (self.prompts.trim(), &self.bundled) {
             ("", Some(bundled)) => Ok(bundled.clone()),
-            (path, _) => read_prompts(Path::new(path)),
+            (path, _) => read(Path::new(path)),
         }
     }
 

@@ -14,6 +14,8 @@ pub enum Order {
     Reload,
     /// Compare the run with another.
     Compare,
+    /// Connect anew to the other machine.
+    Reconnect,
     /// Show a view.
     Show(View),
     /// Show the next prompt of the run.
@@ -67,7 +69,7 @@ const COMMAND_SHIFT: Modifiers = Modifiers::COMMAND.plus(Modifiers::SHIFT);
 impl Order {
     /// All, in the order of the palette and the help sheet.
     pub fn all() -> impl Iterator<Item = Self> {
-        let first = [Self::Open, Self::Reload, Self::Compare];
+        let first = [Self::Open, Self::Reload, Self::Compare, Self::Reconnect];
         let rest = [
             Self::NextPrompt,
             Self::PreviousPrompt,
@@ -97,6 +99,7 @@ impl Order {
             Self::Open => "Open a run folder or a model …".into(),
             Self::Reload => "Read the run again".into(),
             Self::Compare => "Compare with another run …".into(),
+            Self::Reconnect => "Reconnect to the other machine".into(),
             Self::Show(view) => format!("Show {}", view.name()),
             Self::NextPrompt => "Next prompt".into(),
             Self::PreviousPrompt => "Previous prompt".into(),
@@ -128,6 +131,7 @@ impl Order {
             Self::Open => (COMMAND, Key::O),
             Self::Reload => (COMMAND, Key::R),
             Self::Compare => (COMMAND_SHIFT, Key::O),
+            Self::Reconnect => (COMMAND_SHIFT, Key::N),
             Self::Show(view) => {
                 const KEYS: [Key; View::ALL.len()] = [
                     Key::Num1,

@@ -17,5 +17,5 @@ pub mod widgets;
 mod window;
 
 pub use eframe::egui::{Theme, vec2};
-pub use viewer::{Launch, Open, Remembered, SeenModels, Viewer, screenshot};
+pub use viewer::{Host, Launch, Open, Remembered, SeenModels, Viewer, screenshot};
 pub use window::open_window;

@@ -31,7 +31,7 @@ pub struct Side {
     /// The adapter's name.
     pub adapter: Option<String>,
     /// A caveat to show with the output.
-    pub caveat: Option<&'static str>,
+    pub caveat: Option<String>,
     /// Prompt tokens p.
     pub prompt_tokens: usize,
     /// Prompt tokens processed.
@@ -76,7 +76,7 @@ impl Live {
                 self.sides.push(Side {
                     policy: policy.clone(),
                     adapter: adapter.clone(),
-                    caveat: *caveat,
+                    caveat: caveat.clone(),
                     prompt_tokens: *prompt_tokens,
                     prefilled: 0,
                     tokens: vec![],
@@ -96,7 +96,7 @@ impl Live {
             }
             Event::Token(token) => {
                 if let Some(side) = self.sides.get_mut(token.side) {
-                    side.push(token, layers);
+                    side.push(token);
                 }
             }
             Event::GenerationEnded { side, ttft_s, tpot_s, kv_bytes, text_rest, cancelled } => {
@@ -170,7 +170,7 @@ impl Live {
 }
 
 impl Side {
-    fn push(&mut self, token: &LiveToken, layers: usize) {
+    fn push(&mut self, token: &LiveToken) {
         self.prefilled = self.prompt_tokens;
         if token.step == 0 {
             self.ttft_s = Some(token.elapsed_s);
@@ -182,7 +182,7 @@ impl Side {
         for (map, figure) in self.maps.iter_mut().zip(of) {
             let mut column: Vec<f32> = token.attention.iter().map(figure).collect();
             // The first token's query is part of the prefill, which keeps no statistics.
-            column.resize(layers, f32::NAN);
+            column.resize(map.rows(), f32::NAN);
             map.push(&column);
         }
         self.tokens.push(Shown {

@@ -6,17 +6,20 @@ mod cutoff_panel;
 mod dialogs;
 mod engine;
 mod export;
+mod fetching;
+mod files;
 mod frame;
 mod panels;
 mod patching;
 mod pattern;
 mod progress;
+mod remote;
 #[cfg(test)]
 mod tests;
 
 use crate::adapting::Adapting;
 use crate::command::Order;
-use crate::data::{DrawnPatches, PromptMaps, RunData, Task};
+use crate::data::{DrawnPatches, Found, PromptMaps, RunData, Task, look};
 use crate::engine::Engine;
 use crate::engine::message::{Command, LoadedModel, Pattern};
 use crate::live::Live;
@@ -29,13 +32,16 @@ use comparing::{Compared, Second};
 use dialogs::Dialogs;
 use eframe::egui::{Context, Theme, ViewportCommand};
 pub use export::screenshot;
+use fetching::Fetching;
+use files::Files;
 use layerscope_cutoff::recommend::{Options, Recommendation};
-use layerscope_diagnostics::prompts::{PromptFile, read_prompts};
+use layerscope_diagnostics::prompts::PromptFile;
 use layerscope_diagnostics::record::SpanRecord;
-use layerscope_diagnostics::run::MANIFEST;
 use layerscope_engine::{DeviceChoice, ModelFiles, ModelSource};
 use ndarray::Array2;
 use pattern::Tiling;
+pub use remote::Host;
+use remote::There;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -64,6 +70,8 @@ pub struct Launch {
     pub drawn_in_software: bool,
     /// The device of models.
     pub device: DeviceChoice,
+    /// The machine of run folders, models and engine, where that is another.
+    pub host: Option<Host>,
 }
 
 /// Where models of a SHA-256 were loaded from.
@@ -89,6 +97,8 @@ pub enum Open {
     Path(PathBuf),
     /// A model.
     Model(ModelSource),
+    /// Nothing yet.
+    Nothing,
     /// A built-in model and prompts, recorded at start.
     Demo {
         /// The model.
@@ -123,6 +133,8 @@ pub struct Viewer {
     history: History<ViewState>,
     launch: Launch,
     recent: Vec<PathBuf>,
+    /// Of a window on another machine: those of this one, to be remembered.
+    recent_here: Option<Vec<PathBuf>>,
     dark: Option<bool>,
     run: Option<Arc<RunData>>,
     opening: Option<(PathBuf, Task<RunData>)>,
@@ -135,7 +147,11 @@ pub struct Viewer {
     /// Whether to move the cutoff to the recommendation as soon as there is one.
     follow_recommendation: bool,
     engine: Option<Engine>,
+    there: Option<There>,
+    fetching: Fetching,
     model: Option<LoadedModel>,
+    /// Where the model that was asked for last comes from.
+    loaded_from: Option<ModelSource>,
     /// The engine's current work, for the status line.
     doing: Option<String>,
     live: Arc<Live>,
@@ -193,11 +209,16 @@ impl Viewer {
         if let Some(dark) = dark {
             ctx.set_theme(if dark { Theme::Dark } else { Theme::Light });
         }
+        let (recent, recent_here) = match &launch.host {
+            None => (remembered.recent, None),
+            Some(_) => (vec![], Some(remembered.recent)),
+        };
         let mut viewer = Self {
             ctx: ctx.clone(),
             state,
             history: History::default(),
-            recent: remembered.recent,
+            recent,
+            recent_here,
             dark,
             run: None,
             opening: None,
@@ -208,7 +229,10 @@ impl Viewer {
             second: Second::default(),
             follow_recommendation: false,
             engine: None,
+            there: launch.host.clone().map(|host| There::new(host, launch.open.clone(), ctx)),
+            fetching: Fetching::default(),
             model: None,
+            loaded_from: None,
             doing: None,
             live: Arc::default(),
             form: Form::default(),
@@ -230,15 +254,8 @@ impl Viewer {
             view_size: eframe::egui::vec2(1_000.0, 640.0),
             launch,
         };
-        match viewer.launch.open.clone() {
-            Open::Path(path) => viewer.open(&path),
-            Open::Model(source) => viewer.open_model(source),
-            Open::Demo { model, prompts, lessons, max_new_tokens, folder } => {
-                viewer.adapting.folder = folder.with_file_name("demo-adapter").display().to_string();
-                (viewer.adapting.bundled, viewer.adapting.minutes) = (Some(lessons), 1.0);
-                viewer.load(model);
-                viewer.send(Command::Record { prompts, max_new_tokens, folder, adapter: None });
-            }
+        if viewer.there.is_none() {
+            viewer.open_first(viewer.launch.open.clone());
         }
         if let Some(view) = viewer.launch.view {
             viewer.state.view = view;
@@ -246,9 +263,25 @@ impl Viewer {
         viewer
     }
 
+    /// Opens what the window was started with.
+    fn open_first(&mut self, open: Open) {
+        match open {
+            Open::Path(path) => self.open(&path),
+            Open::Model(source) => self.open_model(source),
+            Open::Nothing => {}
+            Open::Demo { model, prompts, lessons, max_new_tokens, folder } => {
+                self.adapting.folder = folder.with_file_name("demo-adapter").display().to_string();
+                (self.adapting.bundled, self.adapting.minutes) = (Some(lessons), 1.0);
+                self.load(model);
+                self.send(Command::Record { prompts, max_new_tokens, folder, adapter: None });
+            }
+        }
+    }
+
     /// The state to save.
     pub fn remembered(&self) -> Remembered {
-        Remembered { state: self.state.clone(), recent: self.recent.clone(), dark: self.dark }
+        let recent = self.recent_here.as_ref().unwrap_or(&self.recent).clone();
+        Remembered { state: self.state.clone(), recent, dark: self.dark }
     }
 
     /// The view's state.
@@ -278,7 +311,8 @@ impl Viewer {
 
     /// The error messages in the window.
     pub fn errors(&self) -> impl Iterator<Item = &str> {
-        self.notices.iter().filter(|notice| notice.is_error).map(|notice| notice.text.as_str())
+        let told = self.notices.iter().filter(|notice| notice.is_error).map(|notice| notice.text.as_str());
+        self.connection_lost().into_iter().chain(told)
     }
 
     /// Whether something is being read, recorded or generated.
@@ -290,40 +324,50 @@ impl Viewer {
             || self.second.is_waiting()
             || self.engine.as_ref().is_some_and(Engine::is_busy)
             || self.tiling.is_waiting()
+            || self.fetching.is_waiting()
+            || self.there.as_ref().is_some_and(There::is_waiting)
     }
 
-    /// Opens whatever is at a path: a run folder, a model or a prompt file.
+    /// Opens whatever is at a path, of the window's machine: a run folder, a model or a prompt file.
     pub fn open(&mut self, path: &Path) {
-        let is = |extension: &str| path.extension().is_some_and(|e| e.eq_ignore_ascii_case(extension));
-        if path.file_name().is_some_and(|name| name == MANIFEST) {
-            return self.open_run(path.parent().unwrap_or(Path::new(".")));
+        match self.files() {
+            Ok(Files::Here) => self.open_found(path, look(path), None),
+            Ok(Files::There(link)) => self.look_there(link, path),
+            Err(error) => self.say_error(error.to_string()),
         }
-        if path.join("config.json").is_file() || is("gguf") {
-            return self.open_model(ModelSource::path(path));
-        }
-        if path.join("adapter_config.json").is_file() {
-            self.adapter = Some(path.to_owned());
-            return self.say(format!("{} is ready for Generate and Record", path.display()), false);
-        }
-        if is("jsonl") {
-            return self.load_prompts(path);
-        }
-        if path.is_file() {
-            return self.say_error(format!(
-                "{} is no run folder, model (.gguf) or prompt file (.jsonl); choose one of these",
-                path.display()
-            ));
-        }
+    }
+
+    fn open_found(&mut self, path: &Path, found: Found, model: Option<ModelSource>) {
+        let folder = match found {
+            Found::Model => return self.open_model(model.unwrap_or_else(|| ModelSource::path(path))),
+            Found::Adapter => {
+                self.adapter = Some(path.to_owned());
+                return self.say(format!("{} is ready for Generate and Record", path.display()), false);
+            }
+            Found::Prompts => return self.load_prompts(path),
+            Found::Other => {
+                return self.say_error(format!(
+                    "{} is no run folder, model (.gguf) or prompt file (.jsonl); choose one of these",
+                    path.display()
+                ));
+            }
+            Found::Run(folder) => folder,
+            Found::Nothing => path.to_owned(),
+        };
         if self.state.view == View::Record {
             self.state.view = View::Map;
         }
-        self.open_run(path);
+        self.open_run(&folder);
     }
 
     fn open_run(&mut self, folder: &Path) {
+        let files = match self.files() {
+            Ok(files) => files,
+            Err(error) => return self.say_error(error.to_string()),
+        };
         let (ctx, folder) = (self.ctx.clone(), folder.to_owned());
         let read = folder.clone();
-        let task = Task::start(move || ctx.request_repaint(), move || RunData::read(&read));
+        let task = Task::start(move || ctx.request_repaint(), move || files.run(&read));
         self.opening = Some((folder, task));
     }
 
@@ -344,11 +388,18 @@ impl Viewer {
     }
 
     fn load_prompts(&mut self, path: &Path) {
-        // Parses it as prompts first, so that an invalid file does not replace the typed text.
-        let text = read_prompts(path).and_then(|_| {
-            layerscope_files::read_text(path).map_err(|e| layerscope_engine::Error::io("read", path, &e))
-        });
-        match text {
+        if self.state.view == View::Adapt && self.there.is_some() {
+            // It is read once it is needed.
+            self.adapting.prompts = path.display().to_string();
+            return;
+        }
+        let files = match self.files() {
+            Ok(Files::Here) => Files::Here,
+            Ok(there) => return self.load_prompts_there(there, path),
+            Err(error) => return self.say_error(error.to_string()),
+        };
+        // Parsed as prompts first, so that an invalid file does not replace the typed text.
+        match files.prompt_text(path) {
             Ok(_) if self.state.view == View::Adapt => self.adapting.prompts = path.display().to_string(),
             Ok(text) => {
                 self.recorder.text = text;
@@ -359,7 +410,10 @@ impl Viewer {
     }
 
     fn remember(&mut self, path: &Path) {
-        let path = path.canonicalize().unwrap_or(path.to_owned());
+        let path = match self.there {
+            None => path.canonicalize().unwrap_or(path.to_owned()),
+            Some(_) => path.to_owned(),
+        };
         self.recent.retain(|known| *known != path);
         self.recent.insert(0, path);
         self.recent.truncate(RECENT);
@@ -399,6 +453,7 @@ impl Viewer {
                 }
             }
             Order::Compare => self.dialogs.compare_with(),
+            Order::Reconnect => self.reconnect(),
             Order::Show(view) => self.state.view = view,
             Order::NextPrompt => self.show_prompt((self.state.prompt + 1).min(prompts.saturating_sub(1))),
             Order::PreviousPrompt => self.show_prompt(self.state.prompt.saturating_sub(1)),
@@ -475,6 +530,7 @@ impl Viewer {
             Action::ReadPattern(layers) => self.read_pattern(layers),
             Action::ComputePattern => self.compute_pattern(),
             Action::Tiles(keys) => self.want_tiles(keys),
+            Action::Want(wants) => self.fetching.want(wants),
             Action::CompareWith => self.obey(Order::Compare),
             Action::CloseSecondRun => self.close_second_run(),
             Action::RemoveSpan(span) => self.remove_span(span),

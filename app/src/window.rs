@@ -1,32 +1,42 @@
 //! The window on the screen.
 
 use crate::viewer::{Launch, Remembered, Viewer};
-use eframe::egui::{Context, Ui, ViewportBuilder, vec2};
+use eframe::egui::{Context, Ui, ViewportBuilder, ViewportCommand, vec2};
 use layerscope_engine::{Error, Result};
+use std::sync::{Arc, OnceLock};
 
 /// Key of the window's saved state.
 const NAME: &str = "layerscope";
 
-struct Window(Viewer);
+struct Window {
+    viewer: Viewer,
+    /// Why it was started in vain, for [`open_window`].
+    in_vain: Arc<OnceLock<String>>,
+}
 
 impl eframe::App for Window {
-    fn logic(&mut self, _: &Context, _: &mut eframe::Frame) {
-        self.0.progress();
+    fn logic(&mut self, ctx: &Context, _: &mut eframe::Frame) {
+        self.viewer.progress();
+        if let Some(reason) = self.viewer.started_in_vain() {
+            self.in_vain.get_or_init(|| reason.to_owned());
+            ctx.send_viewport_cmd(ViewportCommand::Close);
+        }
     }
 
     fn ui(&mut self, ui: &mut Ui, _: &mut eframe::Frame) {
-        self.0.frame(ui);
+        self.viewer.frame(ui);
     }
 
     fn save(&mut self, storage: &mut dyn eframe::Storage) {
-        eframe::set_value(storage, eframe::APP_KEY, &self.0.remembered());
+        eframe::set_value(storage, eframe::APP_KEY, &self.viewer.remembered());
     }
 }
 
 /// Shows the viewer until the user closes it. A running recording keeps its finished prompts.
 ///
 /// # Errors
-/// [`Error::Failure`] if no window can be opened.
+/// [`Error::Failure`] if no window can be opened; [`Error::Input`] if the other machine that it is to be on cannot be reached, or has
+/// nothing at the path.
 pub fn open_window(launch: Launch) -> Result<()> {
     let options = eframe::NativeOptions {
         viewport: ViewportBuilder::default()
@@ -36,6 +46,8 @@ pub fn open_window(launch: Launch) -> Result<()> {
             .with_min_inner_size(vec2(800.0, 500.0)),
         ..Default::default()
     };
+    let in_vain = Arc::new(OnceLock::new());
+    let told = Arc::clone(&in_vain);
     let create = |creation: &eframe::CreationContext<'_>| -> std::result::Result<Box<dyn eframe::App>, _> {
         let remembered = creation.storage.and_then(|storage| eframe::get_value(storage, eframe::APP_KEY));
         let remembered: Remembered = remembered.unwrap_or_default();
@@ -46,7 +58,7 @@ pub fn open_window(launch: Launch) -> Result<()> {
             drawn_in_software: creation.wgpu_render_state.as_ref().is_some_and(in_software),
             ..launch
         };
-        Ok(Box::new(Window(Viewer::new(&creation.egui_ctx, launch, remembered))))
+        Ok(Box::new(Window { viewer: Viewer::new(&creation.egui_ctx, launch, remembered), in_vain: told }))
     };
     eframe::run_native(NAME, options, Box::new(create)).map_err(|error| {
         // The message starts with the location in the library.
@@ -56,5 +68,6 @@ pub fn open_window(launch: Launch) -> Result<()> {
             "no window can be opened ({reason}); on a machine without a display, use layerscope view RUN --screenshot \
              out.png"
         ))
-    })
+    })?;
+    in_vain.get().map_or(Ok(()), |reason| Err(Error::input(reason)))
 }

@@ -462,7 +462,7 @@ fn another_policy_is_chosen_by_key_remembered_and_its_caveat_shown() {
     assert!(live.sides[1].policy.starts_with("pop:"));
     assert_eq!(live.sides[0].kv_bytes, live.sides[1].kv_bytes);
     assert_eq!(live.measured(), None, "what is predicted is SPEED's");
-    window.get_by_label(live.sides[1].caveat.expect("untrained"));
+    window.get_by_label(live.sides[1].caveat.as_deref().expect("untrained"));
 }
 
 #[test]

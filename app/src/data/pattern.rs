@@ -17,7 +17,7 @@ const KEPT: usize = 384 << 20;
 const STAND_INS: u8 = 8;
 
 /// A tile: a layer and heads, the logarithm of a cell's queries and keys, and which of the tiles.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 pub struct TileKey {
     /// The layer.
     pub layer: usize,

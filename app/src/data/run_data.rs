@@ -1,20 +1,17 @@
-//! A run folder in memory: all small tables, and a prompt's maps on demand.
+//! A run folder in memory: all small tables.
 
 use super::DrawnPatches;
-use super::figure::{StepFigure, TokenFigure};
 use layerscope_bench::BenchReport;
 use layerscope_cutoff::budget::{BudgetCurve, BudgetPoint, curves};
 use layerscope_cutoff::cost::Savings;
 use layerscope_cutoff::recommend::{Evidence, FrontierSummary, Options, Recommendation, recommend};
 use layerscope_diagnostics::patching::PatchMap;
 use layerscope_diagnostics::policies::{PolicySummary, summarise_policies};
-use layerscope_diagnostics::reads::{Read, RowReads};
 use layerscope_diagnostics::record::{Anchor, KNOCKOUT_KL, PromptSummary, SpanRecord};
 use layerscope_diagnostics::run::{Manifest, Run};
 use layerscope_diagnostics::summary::{RunSummary, Summary, summarise_by_layer, summarise_run};
-use layerscope_engine::{Policy, Result};
+use layerscope_engine::{ModelSource, Policy, Result};
 use layerscope_eval::EvaluationSummary;
-use layerscope_figures::Pyramid;
 use ndarray::Array2;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -50,6 +47,8 @@ pub struct RunData {
     pub bench: std::result::Result<Option<BenchReport>, String>,
     /// Scores of policies at tasks, if the run folder has some, or why they cannot be read.
     pub evaluations: std::result::Result<Vec<EvaluationSummary>, String>,
+    /// Its model, where it was found on the other machine that the run is on.
+    pub model: Option<ModelSource>,
 }
 
 impl RunData {
@@ -93,6 +92,7 @@ impl RunData {
             policies: summarise_policies(&run.policies()?),
             prompts,
             summary,
+            model: None,
         })
     }
 
@@ -165,100 +165,6 @@ fn knockout_summary(prompts: &[PromptSummary], category: Option<&str>) -> Vec<Su
     summarise_by_layer(members, KNOCKOUT_KL)
 }
 
-/// A prompt's layer × token and layer × step maps.
-#[derive(Debug)]
-pub struct PromptMaps {
-    /// Index of the prompt in the run.
-    pub prompt: usize,
-    received_mean: Pyramid,
-    received_max: Pyramid,
-    steps: Vec<Pyramid>,
-    /// The same under policies, by name, but for the logit lens.
-    under: Vec<(String, Vec<Pyramid>)>,
-    reads: Option<Array2<RowReads>>,
-}
-
-impl PromptMaps {
-    /// Reads the maps of the prompt at an index of the run.
-    ///
-    /// # Errors
-    /// As [`Run::tokens`]; the folder is reopened, because it may have changed.
-    pub fn read(folder: &Path, prompt: usize, id: &str) -> Result<Self> {
-        let run = Run::open(folder)?;
-        let steps = run.steps(id)?;
-        let lens_kl = steps.lens.kl.mapv(f64::from);
-        let step_map = |figure: StepFigure| pyramid_f64(figure.of(&steps.attention).unwrap_or(&lens_kl));
-        let steps = StepFigure::ALL.into_iter().map(step_map).collect();
-        let under = run.policies_of(id)?.into_iter().map(|record| {
-            let of_figure = |figure: StepFigure| figure.of(&record.attention).map(pyramid_f64);
-            (record.policy.clone(), StepFigure::ALL.into_iter().filter_map(of_figure).collect())
-        });
-        let under = under.collect();
-        let reads = run.reads(id)?;
-        let received = run.tokens(id)?.undefined_beyond_windows(&run.manifest().model);
-        // One at a time, so that only one figure's values are in memory twice.
-        let (mean, max) = (received.mean, received.max);
-        let received_mean = Pyramid::from_array(&mean);
-        drop(mean);
-        let received_max = Pyramid::from_array(&max);
-        Ok(Self { prompt, received_mean, received_max, steps, under, reads })
-    }
-
-    /// Maps without columns, for a prompt whose maps cannot be read.
-    pub fn empty(prompt: usize) -> Self {
-        let nothing = || Pyramid::new(1);
-        let steps = StepFigure::ALL.iter().map(|_| nothing()).collect();
-        Self { prompt, received_mean: nothing(), received_max: nothing(), steps, under: vec![], reads: None }
-    }
-
-    /// The prompt positions that each decode step reads most, `[L, N]`; `None` where the run was recorded before they were kept.
-    pub fn reads(&self) -> Option<&Array2<RowReads>> {
-        self.reads.as_ref()
-    }
-
-    /// Layer × prompt token.
-    pub fn tokens(&self, figure: TokenFigure) -> &Pyramid {
-        match figure {
-            TokenFigure::ReceivedMean => &self.received_mean,
-            TokenFigure::ReceivedMax => &self.received_max,
-        }
-    }
-
-    /// Layer × decode step.
-    pub fn steps(&self, figure: StepFigure) -> &Pyramid {
-        let index = StepFigure::ALL.iter().position(|known| *known == figure).unwrap_or(0);
-        &self.steps[index]
-    }
-
-    /// The same under a policy; of the full model where the prompt was not recorded under it, or the figure was not.
-    pub fn steps_under(&self, figure: StepFigure, policy: Option<&str>) -> &Pyramid {
-        let of_policy = self.under.iter().find(|(name, _)| Some(name.as_str()) == policy);
-        let index = StepFigure::ALL.iter().position(|known| *known == figure);
-        let found = of_policy.and_then(|(_, figures)| figures.get(index?));
-        found.unwrap_or_else(|| self.steps(figure))
-    }
-
-    /// The policies under which the prompt was recorded.
-    pub fn policies(&self) -> impl Iterator<Item = &str> {
-        self.under.iter().map(|(name, _)| name.as_str())
-    }
-
-    /// Bytes in memory.
-    pub fn bytes(&self) -> usize {
-        let under = self.under.iter().flat_map(|(_, figures)| figures);
-        let all = self.steps.iter().chain(under).chain([&self.received_mean, &self.received_max]);
-        let reads = self.reads.iter().flatten().map(|row| {
-            let listed = (row.mean.len() + row.heads.len()) * size_of::<Read>();
-            size_of::<RowReads>() + listed + row.ends.len() * size_of::<usize>()
-        });
-        all.map(Pyramid::bytes).chain(reads).sum()
-    }
-}
-
 fn drawn(maps: Vec<PatchMap>, layers: usize) -> Vec<DrawnPatches> {
     maps.into_iter().map(|map| DrawnPatches::new(Arc::new(map), layers)).collect()
-}
-
-fn pyramid_f64(values: &Array2<f64>) -> Pyramid {
-    Pyramid::from_array(&values.mapv(|value| value as f32))
 }

@@ -60,7 +60,8 @@ fn generate_side(
     decoder.config().check_sequence(prompt.len(), max_new_tokens)?;
     let held = policy.most_held(prompt.len(), max_new_tokens, decoder.device());
     let kv_bytes = decoder.sequence_need(&held).kv as usize;
-    let (name, caveat, prompt_tokens) = (policy.to_string(), model.caveat(&policy), prompt.len());
+    let (name, caveat, prompt_tokens) =
+        (policy.to_string(), model.caveat(&policy).map(str::to_owned), prompt.len());
     let adapter = model.adapter.as_ref().map(|adapter| adapter.name.clone());
     let started = Event::GenerationStarted { side, policy: name, adapter, prompt_tokens, kv_bytes, caveat };
     events.send(started, interrupt)?;

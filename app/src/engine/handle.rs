@@ -2,7 +2,7 @@
 
 use super::events::Events;
 use super::message::{Command, Event};
-use super::worker::{self, Request};
+use super::worker::{self, Request, Resolve};
 use layerscope_engine::{Error, Interrupt, Result};
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
@@ -21,7 +21,7 @@ const STACK: usize = 8 << 20;
 ///
 /// Dropping it stops the work like [`Command::Cancel`] and waits for the thread to end; recorded prompts are
 /// kept.
-pub struct Engine {
+pub struct LocalEngine {
     /// The channels; `None` only while being dropped.
     commands: Option<SyncSender<Request>>,
     events: Option<Receiver<Event>>,
@@ -33,14 +33,23 @@ pub struct Engine {
     thread: Option<JoinHandle<()>>,
 }
 
-impl Engine {
+impl LocalEngine {
     /// Starts the engine's thread, which calls `wake` after each event to redraw the window.
     pub fn start(wake: impl Fn() + Send + 'static) -> Self {
-        Self::with_room(EVENTS, wake)
+        Self::with_room(EVENTS, None, wake)
+    }
+
+    /// [`Self::start`] with a way to find the models of names and ids, which a window elsewhere cannot resolve.
+    pub(super) fn resolving(resolve: Resolve, wake: impl Fn() + Send + 'static) -> Self {
+        Self::with_room(EVENTS, Some(resolve), wake)
     }
 
     /// [`Self::start`] with this capacity for events.
-    pub(super) fn with_room(events: usize, wake: impl Fn() + Send + 'static) -> Self {
+    pub(super) fn with_room(
+        events: usize,
+        resolve: Option<Resolve>,
+        wake: impl Fn() + Send + 'static,
+    ) -> Self {
         let (commands, requests) = sync_channel(COMMANDS);
         let (sender, events) = sync_channel(events);
         let teller = Events::new(sender, wake);
@@ -51,7 +60,7 @@ impl Engine {
             .spawn(move || {
                 // Where threads cannot be started, the first request says so.
                 let _ = layerscope_engine::one_pool();
-                worker::run(&requests, &teller);
+                worker::run(&requests, &teller, resolve);
             })
             .ok();
         Self {
@@ -114,7 +123,7 @@ impl Engine {
     }
 }
 
-impl Drop for Engine {
+impl Drop for LocalEngine {
     fn drop(&mut self) {
         self.cancel();
         // Closed channels end the thread, even while it waits on a full event channel.

@@ -1,7 +1,8 @@
 //! Messages between window and engine: commands and events.
 //!
-//! Both are plain data, so that the engine could run in another process or on another machine.
+//! Both are plain data: with a remote engine they cross a pipe ([`super::remote`]), whose protocol has a number of its own.
 
+use super::remote::plain;
 use crate::data::TileKey;
 use layerscope_cutoff::diffusion::DiffusionEvent;
 use layerscope_cutoff::patching::PatchEvent;
@@ -13,16 +14,18 @@ use layerscope_engine::{
     WeightsPrecision,
 };
 use layerscope_recording::patching::PatchRequest;
+use serde::{Deserialize, Serialize};
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 /// A command to the engine. The engine runs one at a time, in order.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub enum Command {
     /// Load a model, which replaces the loaded one; the loaded one stays if this fails or is cancelled.
     LoadModel {
         /// Where it comes from.
+        #[serde(with = "plain::source")]
         source: ModelSource,
         /// How its weights are kept.
         precision: WeightsPrecision,
@@ -102,7 +105,7 @@ pub enum Command {
 }
 
 /// A prompt and what follows it.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TextTokens {
     /// Token ids of the prompt.
     pub prompt: Vec<u32>,
@@ -111,7 +114,7 @@ pub struct TextTokens {
 }
 
 /// What a side of a generation runs, and under what.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Under {
     /// The prompt.
     pub prompt: PromptText,
@@ -122,7 +125,7 @@ pub struct Under {
 }
 
 /// How to train an adapter; everything else is as by default.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Training {
     /// Name of the policy to train for.
     pub policy: String,
@@ -140,7 +143,7 @@ pub struct Training {
 ///
 /// Progress events (`Loading`, `PromptProgress`, `PromptsPrepared`, `TrainingStep`, `Prefilled`, `ReadingPattern`,
 /// `RemovingSpan`, `Patching`) are dropped while the channel is full. Other events are never dropped, except those of a cancelled command.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum Event {
     /// Progress of loading.
     Loading {
@@ -258,7 +261,7 @@ pub enum Event {
         /// Bytes of KV that it will hold.
         kv_bytes: usize,
         /// A caveat to show with the output.
-        caveat: Option<&'static str>,
+        caveat: Option<String>,
     },
     /// Progress of prefill.
     Prefilled {
@@ -309,6 +312,7 @@ pub enum Event {
         /// The run folder.
         folder: PathBuf,
         /// The result.
+        #[serde(with = "plain::span")]
         record: SpanRecord,
     },
     /// Progress of patching.
@@ -318,6 +322,7 @@ pub enum Event {
         /// The run folder.
         folder: PathBuf,
         /// The map.
+        #[serde(with = "plain::patches")]
         map: Arc<PatchMap>,
         /// False where the folder keeps an earlier map of the same question, of which more is computed.
         kept: bool,
@@ -330,7 +335,7 @@ pub enum Event {
 }
 
 /// A step of recording a prompt.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum RecordingStage {
     /// Prefill and decode.
     Tokens {
@@ -356,7 +361,7 @@ pub enum RecordingStage {
 }
 
 /// A loaded model.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LoadedModel {
     /// Its displayed name.
     pub name: String,
@@ -371,7 +376,7 @@ pub struct LoadedModel {
     /// Longest sequence, tokens.
     pub context: usize,
     /// Precision of its weights, as text.
-    pub precision: &'static str,
+    pub precision: String,
     /// Its device.
     pub device: String,
     /// Whether it has a chat template, without which there are no conversations.
@@ -379,7 +384,7 @@ pub struct LoadedModel {
 }
 
 /// A generated token with its measurements.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct LiveToken {
     /// Index of the side.
     pub side: usize,
@@ -401,7 +406,7 @@ pub struct LiveToken {
 }
 
 /// A candidate for the next token.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Candidate {
     /// Its id.
     pub id: u32,
@@ -412,7 +417,7 @@ pub struct Candidate {
 }
 
 /// One layer's attention at one decode step, means over heads.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct LiveAttention {
     /// Mass on position 0.
     pub bos_mass: f32,
@@ -426,7 +431,7 @@ pub struct LiveAttention {
 }
 
 /// Attention of one layer's decode queries on the prompt.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Pattern {
     /// The layer.
     pub layer: usize,

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 use super::message::{LiveToken, Pattern, TextTokens, Training, Under};
-use super::{Command, Engine, Event};
+use super::{Command, Event, LocalEngine as Engine};
 use crate::data::TileKey;
 use layerscope_cutoff::patching::PatchEvent;
 use layerscope_diagnostics::patching::{PatchDirection, PatchSite};
@@ -153,7 +153,7 @@ fn loads_a_model() {
     let (last, before) = events.split_last().unwrap();
     assert_eq!(before.last(), Some(&Event::Loading { done: 8, all: 8 }));
     let Event::Loaded(model) = last else { panic!("{last:?}") };
-    assert_eq!((model.layers, model.heads, model.context, model.precision), (8, 4, 1024, "native"));
+    assert_eq!((model.layers, model.heads, model.context, model.precision.as_str()), (8, 4, 1024, "native"));
     assert_eq!(model.sha256.len(), 64);
 }
 
@@ -433,7 +433,7 @@ fn dropping_ends_a_generation() {
 fn choked() -> Engine {
     let told = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&told);
-    let engine = Engine::with_room(4, move || {
+    let engine = Engine::with_room(4, None, move || {
         counted.fetch_add(1, Ordering::SeqCst);
     });
     perform(&engine, load());

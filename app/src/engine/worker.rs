@@ -6,11 +6,15 @@ use super::pattern::PatternReader;
 use super::tiles::TileReader;
 use super::{adapting, generation, patching, recording, span};
 use layerscope_engine::{
-    DeviceChoice, Error, Interrupt, Model, ModelSource, Result, WeightsPrecision, check_interrupt, guarded,
+    DeviceChoice, Error, Interrupt, Model, ModelFiles, ModelSource, Result, WeightsPrecision,
+    check_interrupt, guarded,
 };
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
+
+/// Finds the model of a path, a name or an id.
+pub(super) type Resolve = fn(&str) -> Result<ModelSource>;
 
 /// A command and its cancel flag.
 pub(super) struct Request {
@@ -27,18 +31,29 @@ pub(super) struct Task<'m, 'a> {
 }
 
 /// Runs commands until the window is closed.
-pub(super) fn run(requests: &Receiver<Request>, events: &Events) {
+pub(super) fn run(requests: &Receiver<Request>, events: &Events, resolve: Option<Resolve>) {
     let mut model = None;
-    while let Some(loaded) = serve(model.as_ref(), requests, events) {
+    while let Some(loaded) = serve(model.as_ref(), requests, events, resolve) {
         model = Some(loaded);
     }
 }
 
 /// Runs commands with one model, or none, until another is loaded, which it returns, or the window is closed.
-fn serve(model: Option<&Model>, requests: &Receiver<Request>, events: &Events) -> Option<Model> {
+fn serve(
+    model: Option<&Model>,
+    requests: &Receiver<Request>,
+    events: &Events,
+    resolve: Option<Resolve>,
+) -> Option<Model> {
     let (mut patterns, mut tiles) = (PatternReader::default(), TileReader::default());
     for Request { command, interrupt } in requests {
-        let work = || perform(command, model, (&mut patterns, &mut tiles), events, &interrupt);
+        let command = match (command, resolve) {
+            (Command::LoadModel { source, precision, device }, Some(resolve)) => {
+                resolved(source, resolve).map(|source| Command::LoadModel { source, precision, device })
+            }
+            (command, _) => Ok(command),
+        };
+        let work = || perform(command?, model, (&mut patterns, &mut tiles), events, &interrupt);
         let mut loaded = None;
         match guarded(|| Ok::<_, Infallible>(work())) {
             Ok(Ok(model)) => loaded = model,
@@ -108,6 +123,18 @@ fn perform(
     Ok(None)
 }
 
+/// The source itself, or what its path names where there is no such file.
+fn resolved(source: ModelSource, resolve: Resolve) -> Result<ModelSource> {
+    let ModelSource { architecture, adapter, .. } = &source;
+    match &source.files {
+        ModelFiles::Path(path) if !path.exists() => {
+            let found = resolve(&path.to_string_lossy())?;
+            Ok(found.of_architecture(architecture.as_deref()).with_adapter(adapter.clone()))
+        }
+        _ => Ok(source),
+    }
+}
+
 fn load(
     source: &ModelSource,
     precision: WeightsPrecision,
@@ -128,7 +155,7 @@ fn load(
         layers: config.layers,
         heads: config.heads,
         context: config.context,
-        precision: precision.name(),
+        precision: precision.name().to_owned(),
         device: device.to_string(),
         has_chat_template: model.tokenizer.has_chat_template(),
     };

@@ -27,6 +27,7 @@ pub struct Drawing {
     /// Width and height, points.
     pub(super) size: Vec2,
     pub(super) pixels_per_point: f32,
+    passes: usize,
 }
 
 impl Drawing {
@@ -37,32 +38,39 @@ impl Drawing {
         size: Vec2,
         pixels_per_point: f32,
         passes: usize,
-        mut ui: impl FnMut(&mut Ui),
+        ui: impl FnMut(&mut Ui),
     ) -> Self {
         // No animations, because there is no later frame.
         ctx.all_styles_mut(|style| style.animation_time = 0.0);
-        let mut drawing = Self { ctx, shapes: vec![], textures: BTreeMap::new(), size, pixels_per_point };
-        for pass in 0..passes.max(1) {
+        let textures = BTreeMap::new();
+        let mut drawing = Self { ctx, shapes: vec![], textures, size, pixels_per_point, passes: 0 };
+        drawing.go_on(passes.max(1), ui);
+        drawing
+    }
+
+    /// Runs `ui` again, `passes` times, because something it draws has come. Keeps the last pass.
+    pub fn go_on(&mut self, passes: usize, mut ui: impl FnMut(&mut Ui)) {
+        for _ in 0..passes {
             let mut input = RawInput {
-                screen_rect: Some(Rect::from_min_size(Pos2::ZERO, size)),
-                time: Some(pass as f64 / 60.0),
+                screen_rect: Some(Rect::from_min_size(Pos2::ZERO, self.size)),
+                time: Some(self.passes as f64 / 60.0),
                 max_texture_side: Some(WIDEST_TEXTURE),
                 ..RawInput::default()
             };
             input.viewports.entry(ViewportId::ROOT).or_default().native_pixels_per_point =
-                Some(pixels_per_point);
-            let mut output = drawing.ctx.run_ui(input, &mut ui);
+                Some(self.pixels_per_point);
+            self.passes += 1;
+            let mut output = self.ctx.run_ui(input, &mut ui);
             for (id, deltas) in output.textures_delta.set.drain() {
                 for delta in deltas {
                     let ImageData::Color(image) = delta.image;
-                    drawing.update(id, &image, delta.options, delta.pos);
+                    self.update(id, &image, delta.options, delta.pos);
                 }
             }
             // Freed textures may still be drawn in this pass, so keeps them all.
             output.textures_delta.free.clear();
-            drawing.shapes = output.shapes;
+            self.shapes = output.shapes;
         }
-        drawing
     }
 
     fn update(&mut self, id: TextureId, patch: &ColorImage, options: TextureOptions, at: Option<[usize; 2]>) {

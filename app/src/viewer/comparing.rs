@@ -29,6 +29,11 @@ impl Second {
         self.opening.is_some() || self.comparing.is_some()
     }
 
+    /// Gives up a run that is being read.
+    pub(super) fn stop_opening(&mut self) {
+        self.opening = None;
+    }
+
     /// Clears the comparison, because one of the runs has changed.
     pub(super) fn forget_comparison(&mut self) {
         (self.comparing, self.compared) = (None, None);
@@ -43,8 +48,12 @@ impl Viewer {
         if self.run.is_none() {
             return self.open(folder);
         }
+        let files = match self.files() {
+            Ok(files) => files,
+            Err(error) => return self.say_error(error.to_string()),
+        };
         let (ctx, read) = (self.ctx.clone(), folder.to_owned());
-        let task = Task::start(move || ctx.request_repaint(), move || RunData::read(&read));
+        let task = Task::start(move || ctx.request_repaint(), move || files.run(&read));
         self.second.opening = Some((folder.to_owned(), task));
     }
 

@@ -99,7 +99,7 @@ impl Viewer {
     fn open_dialog(&mut self, ui: &mut Ui, path: &mut String) -> Outcome {
         ui.set_width(520.0);
         ui.heading("Open a run folder, a model or a prompt file");
-        let label = ui.label("Path");
+        let label = ui.label(self.path_label("Path"));
         let entered = path_field(ui, path, label.id);
         let mut outcome = Outcome::Stay;
         ui.horizontal(|ui| {
@@ -108,10 +108,11 @@ impl Viewer {
             if ready && (open || entered) {
                 outcome = Outcome::Open(PathBuf::from(path.trim()));
             }
-            if ui.button("Browse for a folder …").clicked() {
+            let is_here = self.there.is_none();
+            if is_here && ui.button("Browse for a folder …").clicked() {
                 self.browse(ui, rfd::AsyncFileDialog::new().pick_folder());
             }
-            if ui.button("Browse for a file …").clicked() {
+            if is_here && ui.button("Browse for a file …").clicked() {
                 let dialog = rfd::AsyncFileDialog::new()
                     .add_filter("Models and prompts", &["gguf", "jsonl", "json"])
                     .pick_file();
@@ -150,7 +151,7 @@ impl Viewer {
     fn compare_dialog(&mut self, ui: &mut Ui, path: &mut String) -> Outcome {
         ui.set_width(520.0);
         ui.heading("Compare with another run");
-        let label = ui.label("Run folder");
+        let label = ui.label(self.path_label("Run folder"));
         let entered = path_field(ui, path, label.id);
         let mut outcome = Outcome::Stay;
         ui.horizontal(|ui| {
@@ -159,14 +160,16 @@ impl Viewer {
             if ready && (compare || entered) {
                 outcome = Outcome::Compare(PathBuf::from(path.trim()));
             }
-            if ui.button("Browse …").clicked() {
+            if self.there.is_none() && ui.button("Browse …").clicked() {
                 self.browse(ui, rfd::AsyncFileDialog::new().pick_folder());
             }
             if ui.button("Cancel").clicked() {
                 outcome = Outcome::Close;
             }
         });
-        let runs = self.recent.iter().filter(|recent| recent.join(MANIFEST).is_file());
+        // Those of another machine are not looked at here.
+        let is_run = |recent: &&PathBuf| self.there.is_some() || recent.join(MANIFEST).is_file();
+        let runs = self.recent.iter().filter(is_run);
         let mut runs = runs.peekable();
         if runs.peek().is_some() {
             ui.separator();
@@ -180,10 +183,15 @@ impl Viewer {
         outcome
     }
 
+    /// Says which machine a path is of, where that is another.
+    fn path_label(&self, what: &str) -> String {
+        self.there.as_ref().map_or_else(|| what.to_owned(), |there| format!("{what} on {}", there.host()))
+    }
+
     fn export_dialog(&mut self, ui: &mut Ui, format: ExportFormat, path: &mut String) -> Outcome {
         ui.set_width(520.0);
         ui.heading(format!("Export as {}", format.name()));
-        let label = ui.label("File");
+        let label = ui.label(if self.there.is_some() { "File on this machine" } else { "File" });
         let entered = path_field(ui, path, label.id);
         let mut outcome = Outcome::Stay;
         ui.horizontal(|ui| {

@@ -1,8 +1,8 @@
 //! The viewer's use of the engine.
 
 use super::Viewer;
-use crate::engine::Engine;
 use crate::engine::message::{Command, LoadedModel, Under};
+use crate::engine::{Engine, LocalEngine};
 use crate::live::{Live, side_name};
 use crate::state::View;
 use crate::views::Removing;
@@ -22,17 +22,24 @@ const PACE: Duration = Duration::from_millis(80);
 const PACE_IN_SOFTWARE: Duration = Duration::from_millis(500);
 impl Viewer {
     pub(super) fn load(&mut self, source: ModelSource) {
-        let device = self.launch.device;
-        self.send(Command::LoadModel { source, precision: WeightsPrecision::Native, device });
+        self.load_as(source, WeightsPrecision::Native);
+    }
+
+    fn load_as(&mut self, source: ModelSource, precision: WeightsPrecision) {
+        self.loaded_from = Some(source.clone());
+        self.send(Command::LoadModel { source, precision, device: self.launch.device });
     }
 
     pub(super) fn send(&mut self, command: Command) {
         // Tiles make way: they are asked for again when they are in sight and nothing else is to be done.
         self.stop_tiles();
+        if let Err(error) = self.files() {
+            return self.say_error(error.to_string());
+        }
         let ctx = self.ctx.clone();
         let pace = if self.launch.drawn_in_software { PACE_IN_SOFTWARE } else { PACE };
         let wake = move || ctx.request_repaint_after(pace);
-        let engine = self.engine.get_or_insert_with(|| Engine::start(wake));
+        let engine = self.engine.get_or_insert_with(|| Engine::Here(LocalEngine::start(wake)));
         if let Err(error) = engine.send(command) {
             self.say_error(error.to_string());
         }
@@ -151,7 +158,11 @@ impl Viewer {
 
     /// The source of the run's model: the one that the user names, that of its name, or where it was loaded from before.
     pub(super) fn model_of_run(&self) -> Option<ModelSource> {
-        let model = &self.run.as_ref()?.manifest.model;
+        let run = self.run.as_ref()?;
+        if self.there.is_some() {
+            return self.launch.model_of_runs.clone().or_else(|| run.model.clone());
+        }
+        let model = &run.manifest.model;
         let named = || ModelSource::find(&self.launch.models, &model.name).cloned();
         let seen = || (self.launch.seen.remembered)(&model.sha256).map(ModelSource::path);
         self.launch.model_of_runs.clone().or_else(named).or_else(seen)
@@ -194,8 +205,7 @@ impl Viewer {
         }
         match (self.model_of_run(), WeightsPrecision::from_name(&manifest.weights)) {
             (Some(source), Some(precision)) => {
-                let device = self.launch.device;
-                self.send(Command::LoadModel { source, precision, device });
+                self.load_as(source, precision);
                 true
             }
             // The engine rejects the same model under another name if its precision differs.
@@ -221,14 +231,24 @@ impl Viewer {
         if !self.needs_model() {
             return;
         }
-        let command = self.policy().and_then(|policy| {
+        let files = self.files();
+        let training = self.policy().map(|policy| self.adapting.training(policy.to_string()));
+        let (files, training) = match (files, training) {
+            (Ok(files), Ok(training)) => (files, training),
+            (Err(error), _) | (_, Err(error)) => return self.say_error(error.to_string()),
+        };
+        let adapting = self.adapting.clone();
+        let command = move || {
             Ok(Command::Adapt {
-                prompts: self.adapting.prompt_file()?,
-                training: self.adapting.training(policy.to_string()),
-                folder: PathBuf::from(self.adapting.folder.trim()),
+                prompts: adapting.prompt_file(&|path| files.prompts(path))?,
+                training,
+                folder: PathBuf::from(adapting.folder.trim()),
             })
-        });
-        match command {
+        };
+        if self.there.is_some() {
+            return self.prepare(command);
+        }
+        match command() {
             Ok(command) => self.send(command),
             Err(error) => self.say_error(error.to_string()),
         }

@@ -1,5 +1,6 @@
 //! Exports the current view as a picture or as data, and the run as a report.
 
+use super::files::Files;
 use super::{Shared, Viewer};
 use crate::adapting::Progress;
 use crate::data::Task;
@@ -7,11 +8,12 @@ use crate::design;
 use crate::export::{Drawing, ExportFormat, png};
 use crate::live::Live;
 use crate::state::{View, ViewState};
+use crate::views::Sought;
 use crate::views::adapt;
 use crate::views::generate::{self, Form, LiveScene};
 use eframe::egui::{CentralPanel, Context, Frame, Theme, Ui, Vec2, vec2};
 use layerscope_engine::{Error, Result, write_file};
-use layerscope_report::{Report, ReportFormat, render};
+use layerscope_report::ReportFormat;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -19,6 +21,8 @@ use std::sync::Arc;
 const PIXELS_PER_POINT: f32 = 2.0;
 /// Minimum size of an exported part of the window, points.
 const LEAST: Vec2 = vec2(900.0, 680.0);
+/// Rows of a table in a picture, at most.
+const ROWS: usize = 512;
 /// Passes until a layout has settled.
 const PASSES: usize = 4;
 
@@ -63,11 +67,18 @@ impl Viewer {
             }
             _ => return self.say_error("there is nothing to export yet; open a run first"),
         };
+        let files = match self.files() {
+            Ok(files) => files,
+            Err(error) => return self.say_error(error.to_string()),
+        };
         // Large enough for all content, independent of the window.
         let size = self.view_size.max(LEAST);
         let mut subject = Subject { content, state: self.state.clone(), theme: self.ctx.theme(), size };
         let ctx = self.ctx.clone();
-        let work = move || write(path, &subject.file(format)?);
+        let work = move || {
+            subject.complete(&files, format)?;
+            write(path, &subject.file(format)?)
+        };
         self.exporting = Some(Task::start(move || ctx.request_repaint(), work));
     }
 
@@ -77,6 +88,10 @@ impl Viewer {
         };
         let second = self.second_run().map(|second| second.folder.clone());
         let folders: Vec<PathBuf> = std::iter::once(run.folder.clone()).chain(second).collect();
+        let files = match self.files() {
+            Ok(files) => files,
+            Err(error) => return self.say_error(error.to_string()),
+        };
         let options = self.state.options();
         let ctx = self.ctx.clone();
         let work = move || {
@@ -86,8 +101,7 @@ impl Viewer {
             } else {
                 path.with_added_extension(format.extension())
             };
-            let report = Report::read(&folders, options)?;
-            layerscope_report::write(&render(&report, &path)?)?;
+            layerscope_report::write(&files.report(folders, options, &path)?)?;
             Ok(path)
         };
         self.exporting = Some(Task::start(move || ctx.request_repaint(), work));
@@ -109,6 +123,26 @@ enum Content {
 }
 
 impl Subject {
+    /// Fetches what the file needs and what has not come yet.
+    fn complete(&mut self, files: &Files, format: ExportFormat) -> Result<()> {
+        let Content::Run(shared) = &mut self.content else { return Ok(()) };
+        let (mut readout, mut actions) = (None, vec![]);
+        let look = match format {
+            ExportFormat::Csv => Sought::Whole,
+            // As many rows as a picture shows.
+            _ if self.state.as_table => Sought::Table(0..ROWS),
+            _ => Sought::PICTURE,
+        };
+        let wants = shared.scene(&mut self.state, &mut readout, &mut actions).wants(&look);
+        let prompt = shared.run.prompts.get(self.state.prompt).map(|prompt| prompt.id.clone());
+        if let (Some(maps), Some(id)) = (&mut shared.maps, prompt)
+            && !wants.is_empty()
+        {
+            files.complete(&shared.run, Arc::make_mut(maps), &id, wants)?;
+        }
+        Ok(())
+    }
+
     /// The file's bytes.
     fn file(&mut self, format: ExportFormat) -> Result<Vec<u8>> {
         if format == ExportFormat::Csv {
@@ -192,6 +226,11 @@ pub fn screenshot(launch: super::Launch, size: Vec2, pixels_per_point: f32, path
     let mut viewer = Viewer::new(&ctx, launch, super::Remembered::default());
     ctx.set_theme(theme);
     viewer.settle()?;
-    let drawing = Drawing::of(ctx, size, pixels_per_point, PASSES, |ui| viewer.frame(ui));
+    let mut drawing = Drawing::of(ctx, size, pixels_per_point, PASSES, |ui| viewer.frame(ui));
+    // A frame may have wanted more.
+    while viewer.is_waiting() {
+        viewer.settle()?;
+        drawing.go_on(PASSES, |ui| viewer.frame(ui));
+    }
     write(path.to_owned(), &drawing.to_png(design::palette_of(theme).background)?).map(drop)
 }

@@ -1,6 +1,7 @@
 //! One frame of the window.
 
-use super::panels::ROOM_FOR_PROMPTS;
+use super::panels::{ROOM_FOR_PROMPTS, hint};
+use super::remote::There;
 use super::{Shared, Viewer};
 use crate::command::Order;
 use crate::design::{self, space};
@@ -15,6 +16,7 @@ impl Viewer {
     /// Draws the window and runs the user's commands.
     pub fn frame(&mut self, ui: &mut Ui) {
         self.progress();
+        self.fetching.begin();
         let (cutoff, policy) = (self.state.cutoff, self.state.policy.clone());
         self.take_dropped_files(ui);
         if !self.dialogs.takes_keys() {
@@ -51,6 +53,7 @@ impl Viewer {
         self.show_dialogs(ui);
         self.follow_marker((cutoff, &policy));
         self.send_tiles(ui);
+        self.send_wants();
         let moving = ui.input(|input| input.pointer.any_down());
         if self.run.is_some() && !self.follow_recommendation {
             self.history.observe(&self.state, moving);
@@ -189,7 +192,18 @@ impl Viewer {
             ui.label(RichText::new("layerscope").size(design::size::FIGURE).strong());
             ui.label("How deep does a language model need its prompt to go?");
             ui.add_space(space::LARGE);
+            let (is_here, is_coming) =
+                (self.there.is_none(), self.there.as_ref().is_some_and(There::is_coming));
+            if let Some(there) = &self.there {
+                ui.weak(format!("on {}", there.host()));
+            }
             match &self.opening {
+                _ if is_coming => {
+                    ui.spinner();
+                    ui.label("connecting …");
+                }
+                // The notice above says what to do.
+                _ if self.connection_lost().is_some() => {}
                 Some((folder, _)) => {
                     ui.spinner();
                     ui.label(format!("reading {}", folder.display()));
@@ -205,7 +219,9 @@ impl Viewer {
                     if ui.button("Open a run folder or a model …").clicked() {
                         self.obey(Order::Open);
                     }
-                    ui.weak("or drop one here");
+                    if is_here {
+                        ui.weak("or drop one here");
+                    }
                     self.recent_list(ui);
                 }
             }
@@ -216,7 +232,9 @@ impl Viewer {
         let (dropped, shift) = ui.input(|input| (input.raw.dropped_files.clone(), input.modifiers.shift));
         for file in dropped {
             let path = file.path().to_owned();
-            if shift || self.state.view == View::Compare {
+            if self.there.is_some() {
+                self.take_dropped_here(&path);
+            } else if shift || self.state.view == View::Compare {
                 self.compare_with(&path);
             } else {
                 self.open(&path);
@@ -226,6 +244,21 @@ impl Viewer {
 
     fn show_notices(&mut self, ui: &mut Ui) {
         let palette = design::palette(ui);
+        let mut again = false;
+        if let Some(reason) = self.connection_lost() {
+            design::card(palette).show(ui, |ui| {
+                ui.horizontal_wrapped(|ui| {
+                    ui.label(RichText::new(reason).color(palette.error));
+                    if self.run.is_some() {
+                        ui.weak("What is shown stays; finished prompts of a recording are in its folder.");
+                    }
+                    again = ui.button("Reconnect").on_hover_text(hint(ui, Order::Reconnect)).clicked();
+                });
+            });
+        }
+        if again {
+            self.reconnect();
+        }
         let mut closed = None;
         for (index, notice) in self.notices.iter().enumerate() {
             design::card(palette).show(ui, |ui| {

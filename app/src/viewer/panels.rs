@@ -132,7 +132,13 @@ impl Viewer {
                     }
                     (None, None) => String::new(),
                 };
-                ui.weak(model);
+                let there = self.there.as_ref().map(|there| match there.gone() {
+                    Some(_) => format!("{}, not connected", there.host()),
+                    None if there.is_coming() => format!("connecting to {}", there.host()),
+                    None => there.host().to_owned(),
+                });
+                let parts = [there, Some(model).filter(|model| !model.is_empty())];
+                ui.weak(parts.into_iter().flatten().collect::<Vec<_>>().join(" · "));
                 if self.opening.is_some() || self.reading.is_some() || self.exporting.is_some() {
                     ui.spinner();
                 }

@@ -16,8 +16,11 @@ const MAPS_KEPT: usize = 512 << 20;
 impl Viewer {
     /// Handles results since the last frame.
     pub fn progress(&mut self) {
+        self.progress_there();
         self.take_opened();
         self.take_maps();
+        self.take_parts();
+        self.send_wants();
         self.take_recommendation();
         self.take_second_run();
         self.take_comparison();
@@ -53,6 +56,7 @@ impl Viewer {
         (self.recommendation, self.recommending) = (None, None);
         (self.patterns, self.reading_pattern_of) = (Arc::default(), None);
         self.tiling.leave();
+        self.fetching.forget();
         self.spans = Arc::new(run.spans.clone());
         self.patches = Arc::new(run.patches.clone());
         self.second.forget_comparison();
@@ -112,11 +116,9 @@ impl Viewer {
         } else if self.reading.is_none()
             && let Some(summary) = run.prompts.get(prompt)
         {
+            let Ok(files) = self.files() else { return };
             let (ctx, id) = (self.ctx.clone(), summary.id.clone());
-            let task = Task::start(
-                move || ctx.request_repaint(),
-                move || PromptMaps::read(&run.folder, prompt, &id),
-            );
+            let task = Task::start(move || ctx.request_repaint(), move || files.maps(&run, prompt, &id));
             self.reading = Some((prompt, task));
         }
     }
@@ -144,7 +146,7 @@ impl Viewer {
         }
     }
 
-    fn take_event(&mut self, event: Event) {
+    pub(super) fn take_event(&mut self, event: Event) {
         let layers = self.model.as_ref().map_or(0, |model| model.layers);
         Arc::make_mut(&mut self.live).take(&event, layers);
         let recorded = self.recorder.take(&event);
@@ -167,7 +169,7 @@ impl Viewer {
                     self.state.cutoff = self.state.cutoff.min((model.layers * 3).div_ceil(4)).max(1);
                 }
                 self.notices.retain(|notice| !notice.asks_for_model);
-                if let Some(path) = &model.path {
+                if let Some(path) = model.path.as_ref().filter(|_| self.there.is_none()) {
                     (self.launch.seen.remember)(&model.sha256, path);
                 }
                 self.model = Some(model);

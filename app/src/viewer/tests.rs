@@ -50,6 +50,7 @@ fn opened(folder: &Path) -> Viewer {
         theme: None,
         drawn_in_software: false,
         device: DeviceChoice::Cpu,
+        host: None,
     };
     let mut viewer = Viewer::new(&Context::default(), launch, Remembered::default());
     until(&mut viewer, |viewer| viewer.recommendation.is_some() && viewer.reading.is_none());

@@ -298,7 +298,7 @@ fn pane(ui: &mut Ui, palette: &Palette, live: &Live, index: usize, divergence: O
             }
         });
         metrics(ui, side);
-        if let Some(caveat) = side.caveat {
+        if let Some(caveat) = &side.caveat {
             ui.label(RichText::new(caveat).color(palette.warning));
         }
         ui.separator();
@@ -525,7 +525,7 @@ pub fn figures(live: &Live) -> Figures<'_> {
                 token.id.to_string(),
                 token_label(&token.token),
                 cell(own.map_or(f64::NAN, |candidate| candidate.probability)),
-                side.caveat.unwrap_or_default().to_owned(),
+                side.caveat.clone().unwrap_or_default(),
             ]
         }),
     }

@@ -1,21 +1,25 @@
 //! The map: layers × prompt tokens, or × decode steps, with strips of other figures on the same layer axis.
 
-use super::Scene;
-use crate::data::{PromptMaps, Pyramid, StepFigure, exact, short};
+use super::{Action, Scene, Sought};
+use crate::data::{MapKey, PromptMaps, Pyramid, ScaleKind, StepFigure, Want, exact, short};
 use crate::design::{self, Palette, size, space};
 use crate::state::{Columns, Selection, ViewState, Window};
 use crate::widgets::{
-    Column, CutoffLine, Direction, Figures, HeatMap, HeatMapImage, axis, colour_bar, token_label,
+    Column, CutoffLine, Direction, Figures, HeatMap, HeatMapImage, axis, colour_bar, pixels_across,
+    token_label,
 };
 use eframe::egui::{
     Align2, Color32, ComboBox, EventFilter, Key, Label, Painter, Pos2, Rect, Response, RichText, Sense,
     Shape, Stroke, StrokeKind, Ui, WidgetInfo, accesskit::Role, epaint::TextShape, pos2, vec2,
 };
+use layerscope_figures::ColumnRange;
+use std::collections::BTreeSet;
 
 mod picture;
 mod strips;
 
 pub use picture::picture;
+pub(super) use strips::MASSES;
 
 /// Height of the strip that shows the whole prompt.
 pub(super) const OVERVIEW: f32 = 22.0;
@@ -135,10 +139,11 @@ pub fn show(ui: &mut Ui, scene: &mut Scene<'_>) {
         Columns::Tokens => scene.state.token_window = shown,
         Columns::Steps => scene.state.step_window = shown,
     }
+    scene.want(&Sought::Drawn(pixels_across(ui, rows)));
 }
 
 fn controls(ui: &mut Ui, scene: &mut Scene<'_>) {
-    use crate::data::{ScaleKind, TokenFigure};
+    use crate::data::TokenFigure;
     let state = &mut *scene.state;
     ui.horizontal_wrapped(|ui| {
         ui.selectable_value(&mut state.columns, Columns::Tokens, "Prompt tokens");
@@ -192,7 +197,53 @@ fn policy_shown<'a>(maps: &'a PromptMaps, state: &ViewState) -> Option<&'a str> 
 
 /// What is shown of steps.
 fn of_steps<'a>(maps: &'a PromptMaps, state: &ViewState) -> &'a Pyramid {
+    maps.map(&key_of_steps(maps, state)).unwrap_or_else(|| maps.steps(state.step_figure))
+}
+
+fn key_of_steps(maps: &PromptMaps, state: &ViewState) -> MapKey {
     maps.steps_under(state.step_figure, policy_shown(maps, state))
+}
+
+/// What the view needs of maps and what is not there yet.
+pub(super) fn wants(scene: &Scene<'_>, maps: &PromptMaps, look: &Sought) -> Vec<Want> {
+    let state = &scene.state;
+    let (key, window, scale) = match state.columns {
+        Columns::Tokens => (MapKey::Tokens(state.token_figure), state.token_window, state.scale),
+        Columns::Steps => (key_of_steps(maps, state), state.step_window, state.share_scale),
+    };
+    let Some(values) = maps.map(&key) else { return vec![] };
+    let columns = values.columns();
+    let parts = match look {
+        Sought::Drawn(pixels) => {
+            let without_first = state.leave_out_bos && state.columns == Columns::Tokens;
+            let of_window = |window: Window| {
+                let span = ColumnRange { start: window.start, end: window.end };
+                layerscope_figures::lacking(values, span, *pixels, without_first)
+            };
+            let mut parts = of_window(window.unwrap_or(Window::all(columns)).within(columns));
+            // The strip above the map shows all.
+            let overview = of_window(Window::all(columns));
+            let known: BTreeSet<_> = parts.iter().copied().collect();
+            parts.extend(overview.into_iter().filter(|part| !known.contains(part)));
+            let sample = values.lacking_sample(without_first).filter(|_| scale == ScaleKind::Percentile);
+            sample.into_iter().chain(parts).collect()
+        }
+        Sought::Table(rows) => values.lacking_columns(rows.clone()),
+        Sought::Whole => values.lacking_columns(0..columns),
+    };
+    let mut wants: Vec<Want> = parts.into_iter().map(|part| Want::Part(key.clone(), part)).collect();
+    for figure in strips::MASSES {
+        for step in &state.selection.steps {
+            wants.extend(step_wants(maps, figure, *step));
+        }
+    }
+    wants
+}
+
+/// What is not there of a step figure's column.
+pub(super) fn step_wants(maps: &PromptMaps, figure: StepFigure, step: usize) -> impl Iterator<Item = Want> {
+    let parts = maps.steps(figure).lacking_columns(step..step + 1);
+    parts.into_iter().map(move |part| Want::Part(MapKey::Steps(figure), part))
 }
 
 /// Its name.
@@ -383,6 +434,15 @@ fn select(
     }
     let text = describe(scene, values, layer, column);
     *scene.readout = Some(text.replace('\n', "  ·  "));
+    // Not of every column that the pointer passes.
+    if !values.has_column(column) && ui.input(|input| input.pointer.is_still()) {
+        let key = match (scene.state.columns, scene.maps) {
+            (Columns::Steps, Some(maps)) => key_of_steps(maps, scene.state),
+            _ => MapKey::Tokens(scene.state.token_figure),
+        };
+        let parts = values.lacking_columns(column..column + 1).into_iter();
+        scene.actions.push(Action::Want(parts.map(|part| Want::Part(key.clone(), part)).collect()));
+    }
     response.clone().on_hover_text_at_pointer(text);
     if response.clicked() {
         let extend = ui.input(|input| input.modifiers.shift);
@@ -397,7 +457,7 @@ fn select(
 
 fn describe(scene: &Scene<'_>, values: &Pyramid, layer: usize, column: usize) -> String {
     let prompt = scene.prompt();
-    let value = exact(values.value(layer, column));
+    let value = if values.has_column(column) { exact(values.value(layer, column)) } else { "…".into() };
     let model = &scene.run.manifest.model;
     let windowed = match model.window.filter(|_| model.windowed_layers.contains(&layer)) {
         None => String::new(),
@@ -486,8 +546,16 @@ pub fn figures<'a>(scene: &'a Scene<'_>) -> Option<Figures<'a>> {
         rows: values.columns(),
         row: Box::new(move |column| {
             let token = tokens.get(column).map_or(String::new(), |token| token_label(token));
-            let figures = values.column(column).iter().map(|value| crate::widgets::cell(f64::from(*value)));
-            [column.to_string(), token].into_iter().chain(figures).collect()
+            let mut cells = vec![column.to_string(), token];
+            match values.has_column(column) {
+                true => {
+                    let figures = values.column(column).iter();
+                    cells.extend(figures.map(|value| crate::widgets::cell(f64::from(*value))));
+                }
+                // It is being fetched.
+                false => cells.extend((0..values.rows()).map(|_| "…".to_owned())),
+            }
+            cells
         }),
     })
 }

@@ -15,8 +15,9 @@ mod picture;
 pub mod policies;
 pub mod reading;
 pub mod record;
+mod wants;
 
-use crate::data::{DrawnPatches, PromptMaps, RunData, RunPair, TileKey, Tiles};
+use crate::data::{DrawnPatches, PromptMaps, RunData, RunPair, TileKey, Tiles, Want};
 use crate::engine::message::Pattern;
 use crate::state::{View, ViewState};
 use crate::widgets::{Figures, chart, count};
@@ -30,6 +31,7 @@ use layerscope_recording::patching::PatchRequest;
 use ndarray::Array2;
 use std::ops::Range;
 use std::sync::Arc;
+pub use wants::Sought;
 
 /// Minimum width for three columns of charts.
 const THREE_COLUMNS: f32 = 980.0;
@@ -75,6 +77,8 @@ pub enum Action {
     ComputePattern,
     /// Compute these tiles of the current prompt's attention pattern, in this order, rather than those asked for before.
     Tiles(Vec<TileKey>),
+    /// Fetch these parts of the current prompt's maps, in this order.
+    Want(Vec<Want>),
     /// Choose another run to compare with.
     CompareWith,
     /// Stop comparing.
@@ -179,11 +183,12 @@ impl Scene<'_> {
         if self.is_picture {
             ui.weak(self.caption());
         }
-        if self.state.as_table
-            && let Some(figures) = self.figures()
-        {
-            crate::widgets::figures_table(ui, &figures);
-            return;
+        let rows = match self.state.as_table {
+            true => self.figures().map(|figures| crate::widgets::figures_table(ui, &figures)),
+            false => None,
+        };
+        if let Some(rows) = rows {
+            return self.want(&Sought::Table(rows));
         }
         match self.state.view {
             View::Map => map::show(ui, self),
@@ -195,6 +200,14 @@ impl Scene<'_> {
             View::Patching => patching::show(ui, self),
             View::Compare => compare::show(ui, self),
             View::Generate | View::Record | View::Adapt => {}
+        }
+    }
+
+    /// Asks for what the current view needs and what is not there yet.
+    fn want(&mut self, look: &Sought) {
+        let wants = self.wants(look);
+        if !wants.is_empty() {
+            self.actions.push(Action::Want(wants));
         }
     }
 

@@ -2,8 +2,8 @@
 //! from the model as it comes into sight; of the generated rows the run itself has the strongest positions.
 
 use super::map::choose;
-use super::{Action, Scene};
-use crate::data::{CellFigure, Scale, ScaleKind, Sight, exact};
+use super::{Action, Scene, Sought};
+use crate::data::{CellFigure, MapKey, PromptMaps, Scale, ScaleKind, Sight, StepFigure, Want, exact};
 use crate::design::{self, ColourMap, size, space};
 use crate::state::{OverHeads, PatternLayout, PatternRows, Window};
 use crate::widgets::{colour_bar_with_stripes, token_label};
@@ -125,6 +125,22 @@ pub(super) fn cells(scene: &Scene<'_>, sight: &Sight, figure: CellFigure) -> Opt
     }
 }
 
+/// What the view needs of maps and what is not there yet.
+pub(super) fn wants(scene: &Scene<'_>, maps: &PromptMaps) -> Vec<Want> {
+    if source(scene) == Source::Tiles {
+        return vec![];
+    }
+    let bos = StepFigure::BosMass;
+    let parts = maps.steps(bos).lacking_columns(0..maps.steps(bos).columns());
+    let parts = parts.into_iter().map(|part| Want::Part(MapKey::Steps(bos), part));
+    parts.chain(maps.lacking_reads()).collect()
+}
+
+/// Whether what the run recorded is still to come.
+pub(super) fn is_coming(scene: &Scene<'_>) -> bool {
+    source(scene) == Source::Record && scene.maps.is_none_or(|maps| !maps.lacking_reads().is_empty())
+}
+
 /// Colours fitted to cells; without position 0, if that is left out and others are in sight.
 pub(super) fn scale<'a>(scene: &Scene<'_>, all: impl Iterator<Item = &'a Cells>) -> Scale {
     let leaves_out = scene.state.leave_out_bos;
@@ -163,7 +179,8 @@ pub fn show(ui: &mut Ui, scene: &mut Scene<'_>) {
     if !scene.is_picture {
         controls(ui, scene);
     }
-    if scene.maps.is_none() && source(scene) == Source::Record {
+    scene.want(&Sought::PICTURE);
+    if is_coming(scene) {
         ui.horizontal(|ui| {
             ui.spinner();
             ui.label("reading the prompt’s maps …");

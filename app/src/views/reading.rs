@@ -1,9 +1,9 @@
 //! Prompt and generated text as a page: which prompt tokens a generated token reads, and which generated tokens read a prompt token, at
 //! the layers and heads selected.
 
-use super::map::choose;
-use super::{Action, Scene};
-use crate::data::{PromptMaps, Pyramid, Scale, ScaleKind, TokenFigure, exact, short};
+use super::map::{MASSES, choose, step_wants};
+use super::{Action, Scene, Sought};
+use crate::data::{MapKey, PromptMaps, Pyramid, Scale, ScaleKind, TokenFigure, Want, exact, short};
 use crate::design::{self, size, space};
 use crate::state::Selection;
 use crate::widgets::{Column, Figures, cell, count, token_label};
@@ -13,6 +13,7 @@ use eframe::egui::{
 };
 use layerscope_diagnostics::record::PromptSummary;
 use ndarray::Array2;
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -100,15 +101,19 @@ pub fn show(ui: &mut Ui, scene: &mut Scene<'_>) {
     };
     let subject = pointed.or(pinned).filter(is_there);
     let source = Source::of(maps, scene.patterns, &chosen);
+    let leaves_out_bos = scene.state.leave_out_bos;
     let lit_by = |subject| match (source, subject) {
-        (Some(source), Subject::Step(step)) => {
-            Some(source.read_by(step, &chosen, maps, scene.state.leave_out_bos))
-        }
+        (Some(source), Subject::Step(step)) => Some(source.read_by(step, &chosen, maps, leaves_out_bos)),
         (Some(source), Subject::Token(token)) => Some(source.readers(token, prompt.steps, &chosen)),
         (None, _) => None,
     };
     let lit = subject.and_then(lit_by);
     let shades = shades(&mut cache, scene, maps, &chosen);
+    scene.want(&Sought::PICTURE);
+    let wants = pointed.map_or(vec![], |subject| subject_wants(maps, subject));
+    if !wants.is_empty() {
+        scene.actions.push(Action::Want(wants));
+    }
     let by_head = cache.by_head(maps, run.heads(), subject);
     // Where lines are is known once all are laid out and one frame was drawn.
     let is_ready = cache.sight.1 > 0.0 && cache.prompt.flow.is_whole(&cache.prompt.pieces);
@@ -351,36 +356,55 @@ fn lacking(scene: &Scene<'_>, chosen: &Chosen) -> Vec<usize> {
     chosen.layers.iter().copied().filter(|layer| !is_read(layer)).collect()
 }
 
-/// Attention received by each token: of single heads and steps where their patterns are read, else the mean over all of them.
-fn values(scene: &Scene<'_>, pyramid: &Pyramid, chosen: &Chosen) -> Vec<f32> {
+/// Whether single heads or steps are selected whose patterns are read.
+fn is_of_patterns(scene: &Scene<'_>, chosen: &Chosen) -> bool {
     let selection = &scene.state.selection;
     let finer = !selection.heads.is_empty() || !selection.steps.is_empty();
-    if !finer || !lacking(scene, chosen).is_empty() {
-        return of_layers(scene.state.token_figure, pyramid, &chosen.layers);
+    finer && lacking(scene, chosen).is_empty()
+}
+
+/// What the page needs of maps and what is not there yet.
+pub(super) fn wants(scene: &Scene<'_>, maps: &PromptMaps) -> Vec<Want> {
+    let chosen = Chosen::of(&scene.state.selection, scene.prompt());
+    let figure = scene.state.token_figure;
+    let mut wants = vec![];
+    if !is_of_patterns(scene, &chosen) && maps.over_layers(figure, &chosen.layers).is_none() {
+        wants.push(Want::OverLayers(figure, chosen.layers.clone()));
+    }
+    let pinned = Subject::pinned(&scene.state.selection);
+    wants.extend(pinned.into_iter().flat_map(|subject| subject_wants(maps, subject)));
+    wants.extend(maps.lacking_reads());
+    wants
+}
+
+/// What is told of a token beside the page and is not there yet.
+fn subject_wants(maps: &PromptMaps, subject: Subject) -> Vec<Want> {
+    match subject {
+        Subject::Step(step) => MASSES.into_iter().flat_map(|figure| step_wants(maps, figure, step)).collect(),
+        Subject::Token(token) => {
+            let figure = TokenFigure::ReceivedMean;
+            let parts = maps.tokens(figure).lacking_columns(token..token + 1);
+            parts.into_iter().map(|part| Want::Part(MapKey::Tokens(figure), part)).collect()
+        }
+    }
+}
+
+/// Attention received by each token: of single heads and steps where their patterns are read, else the mean over all of them.
+fn values(scene: &Scene<'_>, maps: &PromptMaps, chosen: &Chosen) -> Vec<f32> {
+    let (selection, figure) = (&scene.state.selection, scene.state.token_figure);
+    if !is_of_patterns(scene, chosen) {
+        let known = maps.over_layers(figure, &chosen.layers).map(Cow::into_owned);
+        return known.unwrap_or_else(|| vec![f32::NAN; maps.tokens(figure).columns()]);
     }
     let step = selection.steps.first().copied().filter(|_| selection.steps.len() == 1);
     shades::attention(scene.patterns, chosen, step, scene.state.token_figure)
 }
 
-/// The mean over some layers; for maxima, the maximum.
-fn of_layers(figure: TokenFigure, pyramid: &Pyramid, layers: &[usize]) -> Vec<f32> {
-    let known: Vec<usize> = layers.iter().copied().filter(|layer| *layer < pyramid.rows()).collect();
-    let of = |column: usize| {
-        let values = pyramid.column(column);
-        let values = known.iter().map(|layer| values[*layer]);
-        match figure {
-            TokenFigure::ReceivedMax => values.fold(f32::NAN, f32::max),
-            TokenFigure::ReceivedMean => values.sum::<f32>() / known.len() as f32,
-        }
-    };
-    (0..pyramid.columns()).map(of).collect()
-}
-
 fn shades(cache: &mut Cache, scene: &Scene<'_>, maps: &PromptMaps, chosen: &Chosen) -> Arc<Shades> {
     let state = &scene.state;
-    let pyramid = maps.tokens(state.token_figure);
     let key = key(&(
-        pyramid.id(),
+        maps.tokens(state.token_figure).id(),
+        maps.over_layers_is_there(state.token_figure, &chosen.layers),
         chosen,
         &state.selection.steps,
         scene.patterns.len(),
@@ -392,7 +416,7 @@ fn shades(cache: &mut Cache, scene: &Scene<'_>, maps: &PromptMaps, chosen: &Chos
     {
         return shades.clone();
     }
-    let values = values(scene, pyramid, chosen);
+    let values = values(scene, maps, chosen);
     let row = Pyramid::from_rows(&values, 1, values.len());
     let scale = Scale::fit(state.shading, &row, false, state.leave_out_bos);
     let ink = |(token, value): (usize, &f32)| match token == 0 && state.leave_out_bos {
@@ -743,7 +767,7 @@ fn key(parts: &impl Hash) -> u64 {
 pub fn figures<'a>(scene: &'a Scene<'_>) -> Option<Figures<'a>> {
     let maps = scene.maps?;
     let chosen = Chosen::of(&scene.state.selection, scene.prompt());
-    let values = values(scene, maps.tokens(scene.state.token_figure), &chosen);
+    let values = values(scene, maps, &chosen);
     let tokens = &scene.prompt().prompt_token_text;
     let read = match (Subject::pinned(&scene.state.selection), Source::of(maps, scene.patterns, &chosen)) {
         (Some(Subject::Step(step)), Some(source)) if step < scene.prompt().steps => {

@@ -83,8 +83,7 @@ impl HeatMapImage {
     pub fn paint(&self, ui: &Ui, painter: &Painter, area: Rect, map: &HeatMap<'_>, window: Window) {
         let scale = self.scale(map);
         let mut cache = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let widest = ui.input(|input| input.max_texture_side);
-        let pixels = ((area.width() * ui.ctx().pixels_per_point()).round() as usize).clamp(1, widest);
+        let pixels = pixels_across(ui, area);
         let key = Key {
             values: map.values.id(),
             columns: map.values.columns(),
@@ -110,6 +109,12 @@ impl HeatMapImage {
             painter.image(texture.id(), area, whole, Color32::WHITE);
         }
     }
+}
+
+/// Pixels of a heat map across an area.
+pub fn pixels_across(ui: &Ui, area: Rect) -> usize {
+    let widest = ui.input(|input| input.max_texture_side);
+    ((area.width() * ui.ctx().pixels_per_point()).round() as usize).clamp(1, widest)
 }
 
 /// One pixel a row, `pixels` wide.

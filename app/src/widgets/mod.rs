@@ -12,7 +12,7 @@ pub use chart::chart;
 pub use colour_bar::{colour_bar, colour_bar_with_stripes};
 pub use cutoff_line::{CutoffLine, Direction};
 pub use figure::{scores, trade_off};
-pub use heat_map::{HeatMap, HeatMapImage};
+pub use heat_map::{HeatMap, HeatMapImage, pixels_across};
 pub use layerscope_figures::token_label;
 pub use table::{Column, Figures, cell, figures_table};
 

@@ -3,6 +3,7 @@
 use crate::data::exact;
 use eframe::egui::{Align, Layout, RichText, ScrollArea, TextStyle, Ui};
 use egui_extras::{Column as TableColumn, TableBuilder};
+use std::ops::Range;
 
 /// A column's name and unit.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -65,8 +66,9 @@ pub fn cell(value: f64) -> String {
     if value.is_nan() { String::new() } else { exact(value as f32) }
 }
 
-/// Shows the table; computes only visible rows.
-pub fn figures_table(ui: &mut Ui, figures: &Figures<'_>) {
+/// Shows the table; computes only visible rows, and returns which these are.
+pub fn figures_table(ui: &mut Ui, figures: &Figures<'_>) -> Range<usize> {
+    let mut visible = 0..0;
     let height = ui.text_style_height(&TextStyle::Body) + 2.0;
     ScrollArea::horizontal().show(ui, |ui| {
         TableBuilder::new(ui)
@@ -85,7 +87,9 @@ pub fn figures_table(ui: &mut Ui, figures: &Figures<'_>) {
             })
             .body(|body| {
                 body.rows(height, figures.rows, |mut row| {
-                    for text in (figures.row)(row.index()) {
+                    let index = row.index();
+                    visible = if visible.is_empty() { index..index + 1 } else { visible.start..index + 1 };
+                    for text in (figures.row)(index) {
                         row.col(|ui| {
                             ui.label(RichText::new(text).monospace());
                         });
@@ -93,6 +97,7 @@ pub fn figures_table(ui: &mut Ui, figures: &Figures<'_>) {
                 });
             });
     });
+    visible
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 #![allow(dead_code)]
 
 pub(crate) mod patches;
+pub(crate) mod remote;
 pub(crate) mod sets;
 pub(crate) mod synthetic;
 
@@ -91,6 +92,7 @@ pub(crate) fn launch(path: &Path) -> Launch {
         theme: Some(Theme::Dark),
         drawn_in_software: false,
         device: DeviceChoice::Cpu,
+        host: None,
     }
 }
 

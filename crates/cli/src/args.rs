@@ -139,9 +139,11 @@ pub(crate) enum Command {
     Patterns(PatternsArguments),
     /// Open the viewer: on a run, on a model, or on the embedded model's run
     #[command(
-        after_help = "Examples:\n  layerscope view\n  layerscope view run\n  layerscope view run --screenshot map.png --size 1600x1000 --view map"
+        after_help = "Examples:\n  layerscope view\n  layerscope view run\n  layerscope view run --screenshot map.png --size 1600x1000 --view map\n  layerscope view ssh://gpu-box/data/run"
     )]
     View(ViewArguments),
+    /// Run an engine for the viewer of another machine, which starts this by ssh
+    Engine(EngineArguments),
     /// Write chosen activations to a safetensors file
     #[command(
         after_help = "Example:\n  layerscope capture model.gguf --prompt 'Hello' --hook 'blocks.*.hook_resid_post' --out activations.safetensors"
@@ -1105,7 +1107,8 @@ pub(crate) struct PatternsArguments {
 #[derive(Debug, Args)]
 pub(crate) struct ViewArguments {
     /// Run folder, model or prompt file, or a model by its name or Hugging Face id; the embedded model recorded on the spot
-    /// where none is given
+    /// where none is given; ssh://[user@]host[:port]/path for one on another machine, whose layerscope then reads, records and
+    /// generates
     pub(crate) path: Option<PathBuf>,
     /// The model of the run, to generate and record with: a path, a name or a Hugging Face id; where none is given, the one of its
     /// name, or the file that it was loaded from before
@@ -1119,6 +1122,13 @@ pub(crate) struct ViewArguments {
     pub(crate) adapter: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) device: DeviceArguments,
+    /// The ssh program with its first arguments, for a path on another machine; what LAYERSCOPE_SSH names, or ssh, where none is
+    /// given
+    #[arg(long, value_name = "COMMAND", requires = "path")]
+    pub(crate) ssh: Option<String>,
+    /// The layerscope program on the other machine, where it is not found by its name
+    #[arg(long, value_name = "PATH", requires = "path")]
+    pub(crate) remote_layerscope: Option<String>,
     /// Draw the window into this PNG file instead of showing it; needs no display
     #[arg(long)]
     pub(crate) screenshot: Option<PathBuf>,
@@ -1134,6 +1144,13 @@ pub(crate) struct ViewArguments {
     /// Light or dark
     #[arg(long, value_enum)]
     pub(crate) theme: Option<ThemeName>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct EngineArguments {
+    /// Take messages on standard input and give them on standard output
+    #[arg(long)]
+    pub(crate) stdio: bool,
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]

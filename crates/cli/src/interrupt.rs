@@ -31,9 +31,9 @@ pub(crate) fn install() -> Result<()> {
 
 /// Runs work that looks at the flag often and, once it is set, stops and keeps what is done.
 pub(crate) fn heeded<T>(work: impl FnOnce(&Interrupt) -> T) -> T {
-    HEEDED.store(true, SeqCst);
+    let outer = HEEDED.swap(true, SeqCst);
     let done = work(&INTERRUPT);
-    HEEDED.store(false, SeqCst);
+    HEEDED.store(outer, SeqCst);
     done
 }
 

@@ -47,7 +47,7 @@ fn run(arguments: Arguments) -> Result<ExitCode> {
         progress::be_quiet();
     }
     // The engines of the viewer and of the server run on threads of their own, which create the pool.
-    if !matches!(arguments.command, Command::View(_) | Command::Serve(_)) {
+    if !matches!(arguments.command, Command::View(_) | Command::Engine(_) | Command::Serve(_)) {
         layerscope_engine::one_pool()?;
     }
     interrupt::install()?;
@@ -74,6 +74,7 @@ fn run(arguments: Arguments) -> Result<ExitCode> {
         Command::Merge(arguments) => commands::merge::run(&arguments),
         Command::Patterns(arguments) => commands::patterns::run(&arguments),
         Command::View(arguments) => commands::view::run(&arguments),
+        Command::Engine(arguments) => commands::engine::run(&arguments),
         Command::Capture(arguments) => commands::capture::run(&arguments),
         Command::Models(arguments) => commands::models::run(&arguments),
         Command::Inspect(arguments) => commands::inspect::run(&arguments),

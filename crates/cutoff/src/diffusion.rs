@@ -42,7 +42,7 @@ pub struct Question<'a> {
 }
 
 /// How far it has come.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum DiffusionEvent {
     /// So many prompt tokens went through the model.
     Tokens {

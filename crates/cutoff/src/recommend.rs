@@ -42,7 +42,7 @@ const LEAST_SAVING: f64 = 0.05;
 const RANKED: usize = 3;
 
 /// What the user may choose.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, serde::Deserialize)]
 pub struct Options {
     /// Largest mean KL accepted, nats.
     pub tolerance: f64,

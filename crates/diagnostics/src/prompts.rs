@@ -19,7 +19,7 @@ pub const UNCATEGORISED: &str = "uncategorised";
 pub const LONGEST_NAME: usize = 256;
 
 /// One line of a prompt file.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Prompt {
     /// Unique within the file, at most [`LONGEST_NAME`] bytes; the line's number where the line gives none.
     pub id: String,
@@ -54,7 +54,7 @@ impl Prompt {
 }
 
 /// A whole prompt file.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct PromptFile {
     /// The file's name without its folder.
     pub name: String,

@@ -17,7 +17,7 @@ pub enum Device {
 }
 
 /// Which one is wanted.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum DeviceChoice {
     /// The first GPU where there is one that can be used, else the CPU.
     #[default]

@@ -5,7 +5,7 @@ use crate::{Error, Result};
 use candle_transformers::generation::{LogitsProcessor, Sampling as CandleSampling};
 
 /// How the next token is chosen.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, serde::Serialize, serde::Deserialize)]
 pub enum Sampling {
     /// The most likely token; the first of equals.
     Greedy,

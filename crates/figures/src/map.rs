@@ -4,9 +4,10 @@ use crate::axis::whole_ticks;
 use crate::colour::{Colour, ColourMap, Ink};
 use crate::heat::{cell, image, scale_bar, striped, undefined};
 use crate::number::{exact, token_label};
-use crate::pyramid::Pyramid;
+use crate::pyramid::{Pyramid, PyramidPart};
 use crate::scale::Scale;
 use crate::svg::{Canvas, Pen, SMALL, Svg, TextAnchor, text_width};
+use std::collections::BTreeSet;
 use std::ops::Range;
 
 /// A range of columns with fractional ends.
@@ -47,26 +48,14 @@ pub fn pixels(
     let mut previous = usize::MAX..usize::MAX;
     let per_pixel = span.width() / width as f64;
     for pixel in 0..width {
-        let start = span.start + pixel as f64 * per_pixel;
-        let first = start.max(0.0) as usize;
-        let mut columns = first..((start + per_pixel).ceil().max(0.0) as usize).max(first + 1);
-        if per_pixel < 1.0 {
-            // Zoomed in, a pixel shows the column at its centre.
-            let column = (start + per_pixel / 2.0).max(0.0) as usize;
-            columns = column..column + 1;
-        }
-        if without_first {
-            columns.start = columns.start.max(1);
-        }
+        let columns = under(pixel, span, per_pixel, without_first);
         if columns != previous {
             if columns.is_empty() {
                 largest.fill(f32::NAN);
+            } else if is_one_by_one(&columns, without_first) {
+                values.max_of_each(columns.clone(), &mut largest);
             } else {
                 values.max_over(columns.clone(), &mut largest);
-                if without_first && columns.start < 8 {
-                    // Near the edge, groups would include the omitted column.
-                    max_of_each(values, columns.clone(), &mut largest);
-                }
             }
             previous = columns;
         }
@@ -80,14 +69,48 @@ pub fn pixels(
     pixels
 }
 
-/// The first pixels of a zoomed-out map cover many columns; only a bounded number is read one by one.
-fn max_of_each(values: &Pyramid, columns: std::ops::Range<usize>, largest: &mut [f32]) {
-    largest.fill(f32::NAN);
-    for column in columns {
-        for (largest, &value) in largest.iter_mut().zip(values.column(column)) {
-            *largest = largest.max(value);
-        }
+/// The columns under a pixel.
+fn under(pixel: usize, span: ColumnRange, per_pixel: f64, without_first: bool) -> Range<usize> {
+    let start = span.start + pixel as f64 * per_pixel;
+    let first = start.max(0.0) as usize;
+    let mut columns = first..((start + per_pixel).ceil().max(0.0) as usize).max(first + 1);
+    if per_pixel < 1.0 {
+        // Zoomed in, a pixel shows the column at its centre.
+        let column = (start + per_pixel / 2.0).max(0.0) as usize;
+        columns = column..column + 1;
     }
+    if without_first {
+        columns.start = columns.start.max(1);
+    }
+    columns
+}
+
+/// Whether columns are read one by one: near the edge, groups would include the omitted column. These are the first pixels of a
+/// zoomed-out map, of which each covers many columns.
+fn is_one_by_one(columns: &Range<usize>, without_first: bool) -> bool {
+    without_first && columns.start < 8
+}
+
+/// The parts that [`pixels`] would read and that are not there, coarse ones first.
+pub fn lacking(values: &Pyramid, span: ColumnRange, width: usize, without_first: bool) -> Vec<PyramidPart> {
+    if values.is_whole() {
+        return vec![];
+    }
+    let per_pixel = span.width() / width as f64;
+    let mut parts = BTreeSet::new();
+    for pixel in 0..width {
+        let columns = under(pixel, span, per_pixel, without_first);
+        let columns = columns.start..columns.end.min(values.columns());
+        let (level, _) = values.level_for(columns.len());
+        let level = if is_one_by_one(&columns, without_first) { 0 } else { level };
+        values.note_lacking(level, columns, &mut parts);
+    }
+    let mut parts: Vec<PyramidPart> = parts.into_iter().collect();
+    parts.sort_by_key(|part| match *part {
+        PyramidPart::Groups { level, index } => (std::cmp::Reverse(level), index),
+        PyramidPart::Sample { .. } => (std::cmp::Reverse(0), 0),
+    });
+    parts
 }
 
 /// A heat map of layers (downwards) × columns.
@@ -384,6 +407,38 @@ mod tests {
             assert!(pixels[997..].contains(&brightest), "{span:?}");
             assert!(!pixels[..997].contains(&brightest));
             half /= 1.3;
+        }
+    }
+
+    #[test]
+    fn parts_of_what_is_in_sight_draw_the_same_picture() {
+        let (rows, columns) = (4, 70_000);
+        let values: Vec<f32> = (0..rows * columns).map(|i| ((i * 7_919) % 1_009) as f32).collect();
+        let whole = Pyramid::from_rows(&values, rows, columns);
+        let scale = Scale::fit(ScaleKind::Linear, &whole, false, true);
+        let picture = |values: &Pyramid, span, without_first| {
+            pixels(values, &scale, ColourMap::Viridis, span, 640, without_first, UNDEFINED)
+        };
+        for (start, end) in [(0.0, 70_000.0), (0.0, 3_000.5), (20_000.25, 41_000.0), (69_990.0, 70_000.0)] {
+            let span = ColumnRange { start, end };
+            for without_first in [true, false] {
+                let mut partial = Pyramid::from_top(whole.top(64)).expect("a top");
+                let parts = lacking(&partial, span, 640, without_first);
+                assert!(parts.is_sorted_by_key(|part| match part {
+                    PyramidPart::Groups { level, .. } => std::cmp::Reverse(*level),
+                    PyramidPart::Sample { .. } => std::cmp::Reverse(0),
+                }));
+                let mut sent = 0;
+                for part in parts {
+                    let values = whole.part(part).expect("a part");
+                    sent += values.len();
+                    assert!(partial.put(part, values));
+                }
+                // At most 16 groups under a pixel, a third more of coarser levels, and parts cut at both ends.
+                assert!(sent < rows * (640 * 16 * 4 / 3 + 8 * 512), "{sent} of {span:?}");
+                assert!(lacking(&partial, span, 640, without_first).is_empty());
+                assert_eq!(picture(&partial, span, without_first), picture(&whole, span, without_first));
+            }
         }
     }
 

@@ -1,7 +1,11 @@
 //! Values of layers × columns with maxima over groups of 4, 16, 64 … columns: any zoom level reads a few
 //! values per pixel, and a single large column never disappears.
 
+mod parts;
+
 use ndarray::Array2;
+use parts::Partial;
+pub use parts::{PyramidPart, PyramidTop};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -17,14 +21,20 @@ pub struct Pyramid {
     levels: Vec<Vec<f32>>,
     /// Largest value of each row over all columns except the first, which may be an attention sink.
     row_max_after_first: Vec<f32>,
+    /// Of one whose values are elsewhere, what is there; levels of which nothing is there are empty.
+    partial: Option<Box<Partial>>,
 }
 
 impl Pyramid {
     /// An empty pyramid of `rows` rows.
     pub fn new(rows: usize) -> Self {
+        let (id, row_max_after_first) = (Self::next_id(), vec![f32::NAN; rows]);
+        Self { id, rows, levels: vec![vec![]], row_max_after_first, partial: None }
+    }
+
+    fn next_id() -> u64 {
         static NEXT: AtomicU64 = AtomicU64::new(0);
-        let id = NEXT.fetch_add(1, Ordering::Relaxed);
-        Self { id, rows, levels: vec![vec![]], row_max_after_first: vec![f32::NAN; rows] }
+        NEXT.fetch_add(1, Ordering::Relaxed)
     }
 
     /// From values row by row, `[rows, columns]`.
@@ -78,7 +88,7 @@ impl Pyramid {
         }
     }
 
-    /// Appends a column.
+    /// Appends a column to a pyramid that is whole.
     ///
     /// # Panics
     /// If `column` has another number of rows.
@@ -102,7 +112,7 @@ impl Pyramid {
         self.raise();
     }
 
-    /// Unique id of the pyramid. Pushing changes the content and the number of columns, not the id.
+    /// Unique id of the pyramid. Pushing changes the content and the number of columns, not the id; a part that has come changes it.
     pub fn id(&self) -> u64 {
         self.id
     }
@@ -114,19 +124,22 @@ impl Pyramid {
 
     /// Number of columns.
     pub fn columns(&self) -> usize {
-        self.levels[0].len().checked_div(self.rows).unwrap_or(0)
-    }
-
-    /// The value; NaN if it is undefined or out of range.
-    pub fn value(&self, row: usize, column: usize) -> f32 {
-        if row >= self.rows {
-            return f32::NAN;
+        match &self.partial {
+            Some(partial) => partial.columns,
+            None => self.levels[0].len().checked_div(self.rows).unwrap_or(0),
         }
-        self.levels[0].get(column * self.rows + row).copied().unwrap_or(f32::NAN)
     }
 
-    /// The values of a column, one per row; empty if it is out of range.
+    /// The value; NaN if it is undefined, out of range or not there yet.
+    pub fn value(&self, row: usize, column: usize) -> f32 {
+        self.column(column).get(row).copied().unwrap_or(f32::NAN)
+    }
+
+    /// The values of a column, one per row; empty if it is out of range or not there yet.
     pub fn column(&self, column: usize) -> &[f32] {
+        if !self.has_column(column) {
+            return &[];
+        }
         let start = column.saturating_mul(self.rows);
         self.levels[0].get(start..start + self.rows).unwrap_or(&[])
     }
@@ -143,17 +156,27 @@ impl Pyramid {
         largest
     }
 
-    /// Writes the largest value of each row over the columns of `range` to `largest`. The range is extended
-    /// to whole groups, by at most a quarter of its length at each end.
-    pub fn max_over(&self, range: Range<usize>, largest: &mut [f32]) {
-        largest.fill(f32::NAN);
-        let range = range.start..range.end.min(self.columns());
+    /// The level of which so many columns are read, and the columns of its groups.
+    pub(crate) fn level_for(&self, columns: usize) -> (usize, usize) {
         let (mut level, mut size) = (0, 1);
-        while level + 1 < self.levels.len() && size * GROUP * GROUP <= range.len() {
+        while level + 1 < self.levels.len() && size * GROUP * GROUP <= columns {
             level += 1;
             size *= GROUP;
         }
+        (level, size)
+    }
+
+    /// Writes the largest value of each row over the columns of `range` to `largest`. The range is extended
+    /// to whole groups, by at most a quarter of its length at each end, or to coarser ones where those are not there yet.
+    pub fn max_over(&self, range: Range<usize>, largest: &mut [f32]) {
+        largest.fill(f32::NAN);
+        let range = range.start..range.end.min(self.columns());
+        let (level, size) = self.level_for(range.len());
         let groups = range.start / size..range.end.div_ceil(size);
+        if self.partial.is_some() {
+            groups.for_each(|group| max_into(largest, self.group(level, group)));
+            return;
+        }
         let values = &self.levels[level];
         let end = (groups.end * self.rows).min(values.len());
         for column in values[(groups.start * self.rows).min(end)..end].chunks_exact(self.rows.max(1)) {
@@ -163,6 +186,9 @@ impl Pyramid {
 
     /// Up to `count` defined values, evenly spread, in no particular order.
     pub fn sample(&self, count: usize, without_first: bool) -> Vec<f32> {
+        if let Some(sample) = self.sample_of_parts(without_first) {
+            return sample.iter().copied().filter(|value| !value.is_nan()).collect();
+        }
         let first = if without_first { self.rows.min(self.levels[0].len()) } else { 0 };
         let values = &self.levels[0][first..];
         // A step that is coprime to the number of rows visits all rows.
@@ -184,9 +210,20 @@ impl Pyramid {
 impl Clone for Pyramid {
     /// A copy with its own id, because it may change separately.
     fn clone(&self) -> Self {
-        let copy = Self::new(self.rows);
-        Self { levels: self.levels.clone(), row_max_after_first: self.row_max_after_first.clone(), ..copy }
+        Self {
+            id: Self::next_id(),
+            rows: self.rows,
+            levels: self.levels.clone(),
+            row_max_after_first: self.row_max_after_first.clone(),
+            partial: self.partial.clone(),
+        }
     }
+}
+
+/// Levels of so many columns.
+fn levels_of(columns: usize) -> usize {
+    let above = std::iter::successors(Some(columns), |groups| (*groups > 1).then(|| groups.div_ceil(GROUP)));
+    above.count()
 }
 
 /// Elementwise maximum that ignores NaN.

@@ -34,7 +34,7 @@ impl ScaleKind {
 /// Most decades of a logarithmic bar.
 const DECADES: f32 = 5.0;
 /// Number of values sampled for percentiles.
-const SAMPLED: usize = 1 << 15;
+pub(crate) const SAMPLED: usize = 1 << 15;
 /// Steps between percentiles.
 const QUANTILES: usize = 255;
 

@@ -109,7 +109,8 @@ impl Strip<'_> {
 }
 
 /// The scope of the masses.
-const MASSES: [StepFigure; 3] = [StepFigure::PromptMass, StepFigure::BosMass, StepFigure::DecodeMass];
+pub(in crate::views) const MASSES: [StepFigure; 3] =
+    [StepFigure::PromptMass, StepFigure::BosMass, StepFigure::DecodeMass];
 
 /// Prompt, BoS and decode mass of a layer, which sum to 1: over its selected heads, else the selected steps,
 /// else all.

@@ -1,7 +1,7 @@
 //! Cells as a texture of the size of the screen's area, kept until anything changes.
 
 use super::{Source, cells, scale, source, windows};
-use crate::data::{CellFigure, Scale, Sight};
+use crate::data::{CellFigure, Scale, Sight, StepFigure};
 use crate::design;
 use crate::views::Scene;
 use eframe::egui::{Color32, ColorImage, Id, Painter, Rect, TextureHandle, TextureOptions, Ui, Vec2, pos2};
@@ -34,7 +34,9 @@ fn cache(ui: &Ui) -> Cache {
 pub(super) fn key(scene: &Scene<'_>) -> impl Hash {
     let tiles = &scene.tiles;
     let state = &scene.state;
-    let maps = scene.maps.map(|maps| maps.tokens(Default::default()).id());
+    let maps = scene.maps.map(|maps| {
+        (maps.tokens(Default::default()).id(), maps.steps(StepFigure::BosMass).id(), maps.reads().is_some())
+    });
     (
         (tiles.tiles.version(), tiles.policy.clone(), source(scene) == Source::Tiles, state.prompt),
         (state.pattern.scale.name(), state.leave_out_bos, state.colour_map.name(), maps),

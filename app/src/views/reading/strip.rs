@@ -302,6 +302,7 @@ fn list(ui: &mut Ui, scene: &Scene<'_>, about: &About<'_>, entries: usize) -> Op
             None => {
                 "Point at a generated token to see what it reads, at a prompt token to see what reads it. A click pins; the arrow keys walk along the text and through the layers."
             }
+            Some(_) if !about.maps.lacking_reads().is_empty() => "reading what each token reads …",
             Some(_) => {
                 "This run was recorded before single reads were kept. Record it again, or open its model and read its attention."
             }

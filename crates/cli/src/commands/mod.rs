@@ -6,6 +6,8 @@ pub(crate) mod capture;
 pub(crate) mod chat;
 pub(crate) mod demo;
 pub(crate) mod diffusion;
+#[cfg_attr(not(feature = "viewer"), path = "no_engine.rs")]
+pub(crate) mod engine;
 pub(crate) mod eval;
 pub(crate) mod generate;
 pub(crate) mod inspect;

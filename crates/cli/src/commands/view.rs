@@ -3,15 +3,21 @@
 use crate::args::{ThemeName, ViewArguments, ViewName};
 use crate::commands::demo;
 use crate::models;
+use layerscope_app::engine::remote::{Ssh, SshTarget};
 use layerscope_app::state::View;
-use layerscope_app::{Launch, Open, SeenModels, Theme, open_window, screenshot, vec2};
-use layerscope_engine::{Error, ErrorKind, Result};
+use layerscope_app::{Host, Launch, Open, SeenModels, Theme, open_window, screenshot, vec2};
+use layerscope_engine::{Error, ErrorKind, ModelSource, Result};
 use layerscope_models::Places;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
 
 pub(crate) fn run(arguments: &ViewArguments) -> Result<ExitCode> {
     let runs_folder = PathBuf::from(".");
+    let ssh = arguments.path.as_deref().and_then(Path::to_str).filter(|path| SshTarget::is_meant(path));
+    if let Some(address) = ssh {
+        return there(arguments, address);
+    }
     let open = match &arguments.path {
         Some(path) if !path.exists() || arguments.architecture.is_some() || arguments.adapter.is_some() => {
             let source = models::resolve(&path.to_string_lossy()).map_err(|error| match error.kind() {
@@ -43,7 +49,46 @@ pub(crate) fn run(arguments: &ViewArguments) -> Result<ExitCode> {
         theme: arguments.theme.map(Theme::from),
         drawn_in_software: false,
         device: arguments.device.device,
+        host: None,
     };
+    show(arguments, launch)
+}
+
+/// Shows what is on another machine.
+fn there(arguments: &ViewArguments, address: &str) -> Result<ExitCode> {
+    let target = SshTarget::parse(address)?;
+    let source = |path: &Path| {
+        let source = ModelSource::path(path).of_architecture(arguments.architecture.as_deref());
+        source.with_adapter(arguments.adapter.clone())
+    };
+    let open = match &target.path {
+        Some(path) if arguments.architecture.is_some() || arguments.adapter.is_some() => {
+            Open::Model(source(path))
+        }
+        Some(path) => Open::Path(path.clone()),
+        None => Open::Nothing,
+    };
+    let command = arguments.ssh.clone().or_else(|| std::env::var("LAYERSCOPE_SSH").ok());
+    let command = command.unwrap_or_else(|| "ssh".into());
+    let ssh = Ssh::new(target, &command, arguments.remote_layerscope.clone())?;
+    let host = Host { name: ssh.host(), reach: Arc::new(move || ssh.start()) };
+    let launch = Launch {
+        open,
+        models: vec![],
+        // Resolved by the engine there.
+        model_of_runs: arguments.model.as_ref().map(|model| ModelSource::named(model, model)),
+        seen: SeenModels::default(),
+        runs_folder: PathBuf::from("."),
+        view: arguments.view.map(View::from),
+        theme: arguments.theme.map(Theme::from),
+        drawn_in_software: false,
+        device: arguments.device.device,
+        host: Some(host),
+    };
+    show(arguments, launch)
+}
+
+fn show(arguments: &ViewArguments, launch: Launch) -> Result<ExitCode> {
     match &arguments.screenshot {
         Some(path) => {
             let (width, height) = arguments.size;

@@ -12,6 +12,7 @@ mod figures;
 mod json_file;
 mod layout;
 mod manifest;
+mod mirror;
 mod parquet_file;
 mod patches;
 mod policies;
@@ -36,6 +37,7 @@ pub use manifest::{
     AdapterRecord, BosToken, FailedPrompt, MANIFEST, Manifest, ModelInfo, PromptStates, SCHEMA_VERSION,
     Settings, Status, TrainingRecord,
 };
+pub use mirror::{SmallFile, small_files, write_mirror};
 pub use patches::{PATCHES, PatchesWriter, write_patching};
 pub use policies::{POLICIES, PoliciesWriter};
 pub use reader::Run;

@@ -25,8 +25,8 @@ use crate::reads::RowReads;
 use crate::record::{PolicyRecord, PromptSummary, ReceivedFigures, SpanRecord, StepFigures};
 
 /// Attempts to open a folder that changes during opening, and the pause between them.
-const TRIES: usize = 20;
-const PAUSE: Duration = Duration::from_millis(50);
+pub(super) const TRIES: usize = 20;
+pub(super) const PAUSE: Duration = Duration::from_millis(50);
 
 /// An open run folder. Prompts are read on demand.
 #[derive(Debug)]
@@ -254,7 +254,7 @@ impl Source<'_> {
 
 /// Changes whenever a recording changes the folder's tables: the manifest's revision, and whether a move is
 /// in progress.
-fn state(folder: &Path) -> Result<(u64, bool)> {
+pub(super) fn state(folder: &Path) -> Result<(u64, bool)> {
     let moving = layout::merged(folder).exists();
     let manifest = Manifest::read(folder, &layout::manifest(folder));
     // The manifest may have moved between the check and the read.

@@ -33,7 +33,7 @@ pub const UNSEEN: f32 = f32::NEG_INFINITY;
 
 /// Cells of attention probabilities, row by row. [`UNSEEN`] where all keys come after the queries; NaN where a key before a query
 /// exists and none of them is read — it does not exist, or lies beyond a window — or where a softmax is undefined.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct PatternTile {
     /// Rows of cells.
     pub rows: usize,

@@ -60,7 +60,7 @@ impl Message {
 }
 
 /// A prompt as the user gives it, before the chat template.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum PromptText {
     /// A text; with a chat template it becomes one user message.
     Plain(String),

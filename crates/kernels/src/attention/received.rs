@@ -76,7 +76,7 @@ pub struct ReadLimits {
 }
 
 /// A position that a query reads.
-#[derive(Debug, Clone, Copy, PartialEq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Default, serde::Serialize, serde::Deserialize)]
 pub struct Read {
     /// The key's position.
     pub position: u32,
@@ -94,7 +94,7 @@ impl Read {
 
 /// The positions that a query row reads most; strongest first, of equal ones the first position first. Where a softmax is undefined,
 /// nothing is listed.
-#[derive(Debug, Clone, PartialEq, Default)]
+#[derive(Debug, Clone, PartialEq, Default, serde::Serialize, serde::Deserialize)]
 pub struct RowReads {
     /// By the mean over heads.
     pub mean: Vec<Read>,

@@ -1,0 +1,139 @@
+//! Frames on their way out: live ones before bulk, which waits while there is too much of it.
+
+use std::collections::VecDeque;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// Bytes of bulk that wait at most, besides one frame.
+const MOST_BULK: usize = 1 << 20;
+/// Live frames after which there is no room for more.
+const MOST_LIVE: usize = 256;
+
+/// Frames that wait to be written.
+#[derive(Debug, Default)]
+pub(super) struct Outbox {
+    waiting: Mutex<Waiting>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Waiting {
+    live: VecDeque<Vec<u8>>,
+    bulk: VecDeque<Vec<u8>>,
+    bulk_bytes: usize,
+    is_closed: bool,
+}
+
+/// What there is to write.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Next {
+    Frame(Vec<u8>),
+    /// Nothing for a while.
+    Nothing,
+    Closed,
+}
+
+impl Outbox {
+    fn lock(&self) -> MutexGuard<'_, Waiting> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Puts a live frame; never waits. Whoever has many asks for [`Self::has_room`] first.
+    pub(super) fn put(&self, frame: Vec<u8>) {
+        let mut waiting = self.lock();
+        if !waiting.is_closed {
+            waiting.live.push_back(frame);
+        }
+        self.changed.notify_all();
+    }
+
+    /// Whether more live frames should be put.
+    pub(super) fn has_room(&self) -> bool {
+        self.lock().live.len() < MOST_LIVE
+    }
+
+    /// Puts a frame of bulk; waits while there is too much. Returns whether the box is open.
+    pub(super) fn put_bulk(&self, frame: Vec<u8>) -> bool {
+        let mut waiting = self.lock();
+        while waiting.bulk_bytes > MOST_BULK && !waiting.is_closed {
+            waiting = self.changed.wait(waiting).unwrap_or_else(PoisonError::into_inner);
+        }
+        if !waiting.is_closed {
+            waiting.bulk_bytes += frame.len();
+            waiting.bulk.push_back(frame);
+        }
+        self.changed.notify_all();
+        !waiting.is_closed
+    }
+
+    /// Takes the next frame; waits at most so long. What was put before the box was closed is still given.
+    pub(super) fn next(&self, patience: Duration) -> Next {
+        let waiting = self.lock();
+        let is_idle =
+            |waiting: &mut Waiting| waiting.live.is_empty() && waiting.bulk.is_empty() && !waiting.is_closed;
+        let waited = self.changed.wait_timeout_while(waiting, patience, is_idle);
+        let (mut waiting, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        let next = waiting.live.pop_front().or_else(|| {
+            let frame = waiting.bulk.pop_front()?;
+            waiting.bulk_bytes -= frame.len();
+            Some(frame)
+        });
+        self.changed.notify_all();
+        match next {
+            Some(frame) => Next::Frame(frame),
+            None if waiting.is_closed => Next::Closed,
+            None => Next::Nothing,
+        }
+    }
+
+    /// Lets nothing more in.
+    pub(super) fn close(&self) {
+        self.lock().is_closed = true;
+        self.changed.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+    use std::thread;
+
+    const PATIENCE: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn what_is_live_goes_first_and_bulk_waits() {
+        let outbox = Arc::new(Outbox::default());
+        let sender = Arc::clone(&outbox);
+        let bulk = thread::spawn(move || (0..4).all(|_| sender.put_bulk(vec![7; MOST_BULK])));
+        while outbox.lock().bulk.len() < 2 {
+            thread::yield_now();
+        }
+        outbox.put(vec![1]);
+        assert_eq!(outbox.next(PATIENCE), Next::Frame(vec![1]));
+        for _ in 0..4 {
+            assert_eq!(outbox.next(PATIENCE), Next::Frame(vec![7; MOST_BULK]));
+        }
+        assert!(bulk.join().expect("a thread"));
+        assert_eq!(outbox.next(Duration::ZERO), Next::Nothing);
+    }
+
+    #[test]
+    fn closing_lets_out_what_is_there_and_nobody_wait() {
+        let outbox = Arc::new(Outbox::default());
+        while outbox.has_room() {
+            outbox.put(vec![2]);
+        }
+        outbox.put_bulk(vec![7; MOST_BULK + 1]);
+        let sender = Arc::clone(&outbox);
+        let waits = thread::spawn(move || sender.put_bulk(vec![8]));
+        outbox.close();
+        assert!(!waits.join().expect("a thread"));
+        outbox.put(vec![3]);
+        for _ in 0..MOST_LIVE {
+            assert_eq!(outbox.next(PATIENCE), Next::Frame(vec![2]));
+        }
+        assert_eq!(outbox.next(PATIENCE), Next::Frame(vec![7; MOST_BULK + 1]));
+        assert_eq!(outbox.next(PATIENCE), Next::Closed);
+    }
+}

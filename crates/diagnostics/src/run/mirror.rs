@@ -1,0 +1,153 @@
+//! A run folder without its long tables, for a reader on another machine: its small files, and a folder that can be opened with
+//! them.
+//!
+//! The long tables of the mirror have no rows. Of an unfinished run the small tables of its parts are there, too.
+
+use std::fs;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+use layerscope_engine::{Error, Result};
+
+use super::manifest::MANIFEST;
+use super::parquet_file;
+use super::policies::POLICIES;
+use super::reader::{PAUSE, Run, TRIES, state};
+use super::schema::Table;
+use super::sets::SETS;
+use super::spans::SPANS;
+use super::{durable, layout};
+
+/// The tables whose rows grow with prompt or text.
+const LONG: [Table; 2] = [Table::Steps, Table::Tokens];
+/// Files beside the tables that views show.
+const ADDED: [&str; 3] = [SPANS, POLICIES, SETS];
+
+/// A small file of a run folder.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SmallFile {
+    /// Its path in the run folder, with `/` between folders.
+    pub name: String,
+    /// Its bytes.
+    pub bytes: Vec<u8>,
+}
+
+/// Everything but the long tables and the texts under policies, of one moment; of `others`, files that other programs put into the
+/// folder, those that are there.
+///
+/// # Errors
+/// As [`Run::open`].
+pub fn small_files(folder: &Path, others: &[&str]) -> Result<Vec<SmallFile>> {
+    for _ in 0..TRIES {
+        let before = state(folder)?;
+        Run::open(folder)?;
+        let files = read(folder, others);
+        if state(folder)? == before {
+            return files;
+        }
+        std::thread::sleep(PAUSE);
+    }
+    Err(Error::input(format!(
+        "{} keeps changing while it is read; wait until the recording is done",
+        folder.display()
+    )))
+}
+
+fn read(folder: &Path, others: &[&str]) -> Result<Vec<SmallFile>> {
+    let mut files = vec![];
+    let mut take = |name: String, path: PathBuf| match layerscope_files::read(&path) {
+        Ok(bytes) => {
+            files.push(SmallFile { name, bytes });
+            Ok(true)
+        }
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(Error::io("read", &path, &error)),
+    };
+    take(MANIFEST.into(), layout::manifest(folder))?;
+    for table in short() {
+        let name = table.file_name();
+        if !take(name.into(), layout::merged(folder).join(name))? {
+            take(name.into(), folder.join(name))?;
+        }
+    }
+    for index in layout::part_indices(folder)? {
+        for table in short() {
+            take(part_name(index, table), layout::part(folder, index).join(table.file_name()))?;
+        }
+    }
+    for name in ADDED.iter().chain(others) {
+        take((*name).into(), folder.join(name))?;
+    }
+    Ok(files)
+}
+
+/// Writes small files of a run into an empty folder, which [`Run::open`] then opens.
+///
+/// # Errors
+/// [`Error::Input`] on a file that is none of a run's and none of `others`; [`Error::Failure`] if the folder cannot be written.
+pub fn write_mirror(folder: &Path, files: &[SmallFile], others: &[&str]) -> Result<()> {
+    for SmallFile { name, bytes } in files {
+        if !is_known(name, others) {
+            return Err(Error::input(format!("{name:?} is no small file of a run")));
+        }
+        let path = folder.join(name);
+        if let Some(parent) = path.parent() {
+            fs::create_dir_all(parent).map_err(|error| durable::write_error(parent, &error))?;
+        }
+        fs::write(&path, bytes).map_err(|error| durable::write_error(&path, &error))?;
+    }
+    // A run has all tables or none.
+    if files.iter().any(|file| file.name == Table::Prompts.file_name()) {
+        for table in LONG {
+            parquet_file::write(&folder.join(table.file_name()), &table.columns(), |_| Ok(()))?;
+        }
+    }
+    Ok(())
+}
+
+fn short() -> impl Iterator<Item = Table> {
+    Table::ALL.into_iter().filter(|table| !LONG.contains(table))
+}
+
+fn part_name(index: usize, table: Table) -> String {
+    format!("parts/{index:05}/{}", table.file_name())
+}
+
+/// Whether a run has such a small file. Nothing else may be written, whoever names it.
+fn is_known(name: &str, others: &[&str]) -> bool {
+    let of_part = || {
+        let (index, _) = name.strip_prefix("parts/")?.split_once('/')?;
+        let index = index.parse().ok()?;
+        short().find(|table| part_name(index, *table) == name)
+    };
+    let added = ADDED.iter().chain(others).any(|known| *known == name);
+    let is_table = short().any(|table| table.file_name() == name);
+    name == MANIFEST || is_table || added || of_part().is_some()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_files_of_runs_are_written() {
+        for name in [MANIFEST, "prompts.parquet", "parts/00007/heads.parquet", "bench.json", SPANS] {
+            assert!(is_known(name, &["bench.json"]), "{name}");
+        }
+        for name in [
+            "../manifest.json",
+            "/etc/passwd",
+            "tokens.parquet",
+            "parts/7/heads.parquet",
+            "parts/00007/../heads.parquet",
+            "parts/00007/tokens.parquet",
+            "bench.json",
+            "",
+        ] {
+            assert!(!is_known(name, &[]), "{name}");
+        }
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = SmallFile { name: "../out".into(), bytes: vec![] };
+        assert!(write_mirror(folder.path(), &[file], &[]).is_err());
+    }
+}
