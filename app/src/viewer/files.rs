@@ -50,6 +50,7 @@ impl Files {
         (run.folder, run.model) = (folder.to_owned(), model);
         run.budgets = run.budgets.map_err(named);
         run.bench = run.bench.map_err(named);
+        run.patches = run.patches.map_err(named);
         run.evaluations = run.evaluations.map_err(named);
         Ok(run)
     }

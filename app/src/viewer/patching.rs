@@ -43,8 +43,11 @@ impl Viewer {
 
     /// Shows a map that was computed.
     pub(super) fn take_patches(&mut self, map: Arc<PatchMap>, kept: bool) {
-        let layers = self.layers();
-        let drawn = DrawnPatches::new(map, layers);
+        let Some(model) = self.run.as_ref().map(|run| run.manifest.model.clone()) else { return };
+        if !map.fits(model.layers, model.heads) {
+            return self.say_error("the map that the engine sent does not fit the run");
+        }
+        let drawn = DrawnPatches::new(map, model.layers);
         self.state.patching.shown = Some(drawn.question.clone());
         self.state.patching.window = None;
         if !kept {

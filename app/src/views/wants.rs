@@ -35,6 +35,7 @@ impl Scene<'_> {
             View::Curves
             | View::Heads
             | View::Frontier
+            | View::Patching
             | View::Generate
             | View::Record
             | View::Compare

@@ -128,7 +128,7 @@ impl PatchMetric {
 }
 
 /// The next token after the last position of a run. Undefined values are NaN.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct PatchFigures {
     /// Logit of the answer minus logit of the wrong answer.
     pub logit_diff: f64,
@@ -137,7 +137,7 @@ pub struct PatchFigures {
 }
 
 /// A token with its text.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct PatchToken {
     /// Its id.
     pub id: u32,
@@ -271,6 +271,19 @@ impl PatchMap {
         (0..self.columns.len()).map(of_column).collect()
     }
 
+    /// Whether its layers and columns are some of a model's and its prompts', in order, with a cell for each pair of them.
+    pub fn fits(&self, layers: usize, heads: usize) -> bool {
+        let (p, is_head) = (self.clean.tokens.len(), self.site == PatchSite::Head);
+        let ascend = |places: &[usize], most: usize| {
+            places.is_sorted_by(|a, b| a < b) && places.last().is_some_and(|last| *last < most)
+        };
+        self.corrupted.tokens.len() == p
+            && ascend(&self.layers, layers)
+            && ascend(&self.columns, if is_head { heads } else { p })
+            && (if is_head { ascend(&self.head_positions, p) } else { self.head_positions.is_empty() })
+            && self.cells.len() == self.layers.len() * self.columns.len()
+    }
+
     /// Cells that are computed.
     pub fn done(&self) -> usize {
         self.cells.iter().flatten().count()
@@ -322,6 +335,20 @@ mod tests {
             head_positions: vec![],
             cells: vec![cell(-1.0, 2.0), cell(1.0, 0.5), cell(4.0, 0.1), None],
         }
+    }
+
+    #[test]
+    fn a_map_fits_the_model_and_prompts_that_it_is_of() {
+        let made = || map(PatchMetric::Kl, PatchDirection::Noising);
+        assert!(made().fits(3, 1));
+        assert!(!made().fits(2, 1), "its last layer is 2");
+        assert!(!PatchMap { cells: vec![], ..made() }.fits(3, 1));
+        assert!(!PatchMap { layers: vec![2, 0], ..made() }.fits(3, 1));
+        assert!(!PatchMap { columns: vec![1, 2], ..made() }.fits(3, 1), "the prompts have two tokens");
+        assert!(!PatchMap { head_positions: vec![0], ..made() }.fits(3, 1));
+        let of_heads = PatchMap { site: PatchSite::Head, head_positions: vec![1], ..made() };
+        assert!(of_heads.fits(3, 2));
+        assert!(!of_heads.fits(3, 1));
     }
 
     #[test]

@@ -5,9 +5,10 @@ use layerscope_cutoff::patching::{PatchEvent, PatchQuestion, patch};
 use layerscope_diagnostics::patching::{PatchDirection, PatchMap, PatchMetric, PatchSite};
 use layerscope_diagnostics::run::{PatchesWriter, Run};
 use layerscope_engine::{Error, Interrupt, Model, Result, Tokenizer};
+use serde::{Deserialize, Serialize};
 
 /// What is asked of two recorded prompts, or of two texts.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PatchRequest {
     /// What is replaced.
     pub site: PatchSite,

@@ -140,3 +140,82 @@ pub(in crate::engine) mod span {
         Ok(SpanRecord { prompt_id, first, end, text, layers: layers.into_iter().map(row).collect() })
     }
 }
+
+/// A map of patches.
+pub(in crate::engine) mod patches {
+    use layerscope_diagnostics::patching::{
+        PatchDirection, PatchFigures, PatchMap, PatchMetric, PatchSite, PatchToken, PatchedPrompt,
+    };
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+    use std::sync::Arc;
+
+    #[derive(Serialize, Deserialize)]
+    struct Prompt {
+        id: String,
+        tokens: Vec<PatchToken>,
+        next: PatchToken,
+        figures: PatchFigures,
+    }
+
+    #[derive(Serialize, Deserialize)]
+    struct Map {
+        asked: (PatchSite, PatchDirection, PatchMetric),
+        prompts: [Prompt; 2],
+        answers: [PatchToken; 2],
+        layers: Vec<usize>,
+        columns: Vec<usize>,
+        head_positions: Vec<usize>,
+        cells: Vec<Option<PatchFigures>>,
+    }
+
+    pub(in crate::engine) fn serialize<S: Serializer>(
+        map: &Arc<PatchMap>,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        let map = PatchMap::clone(map);
+        let prompts = [map.clean, map.corrupted].map(|PatchedPrompt { id, tokens, next, figures }| Prompt {
+            id,
+            tokens: tokens.to_vec(),
+            next,
+            figures,
+        });
+        let plain = Map {
+            asked: (map.site, map.direction, map.metric),
+            prompts,
+            answers: [map.answer, map.wrong],
+            layers: map.layers,
+            columns: map.columns,
+            head_positions: map.head_positions,
+            cells: map.cells,
+        };
+        plain.serialize(serializer)
+    }
+
+    pub(in crate::engine) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Arc<PatchMap>, D::Error> {
+        let Map { asked, prompts, answers, layers, columns, head_positions, cells } =
+            Map::deserialize(deserializer)?;
+        let (site, direction, metric) = asked;
+        let [clean, corrupted] = prompts.map(|Prompt { id, tokens, next, figures }| PatchedPrompt {
+            id,
+            tokens: tokens.into(),
+            next,
+            figures,
+        });
+        let [answer, wrong] = answers;
+        Ok(Arc::new(PatchMap {
+            site,
+            direction,
+            metric,
+            clean,
+            corrupted,
+            answer,
+            wrong,
+            layers,
+            columns,
+            head_positions,
+            cells,
+        }))
+    }
+}

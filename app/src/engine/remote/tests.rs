@@ -11,6 +11,10 @@ use crate::engine::message::{
 use crate::engine::{Command, Event};
 use crate::viewer::SeenModels;
 use layerscope_cutoff::diffusion::DiffusionEvent;
+use layerscope_cutoff::patching::PatchEvent;
+use layerscope_diagnostics::patching::{
+    PatchDirection, PatchFigures, PatchMap, PatchMetric, PatchSite, PatchToken, PatchedPrompt,
+};
 use layerscope_diagnostics::prompts::{Prompt, PromptFile, read_prompts};
 use layerscope_diagnostics::reads::{Read as Position, RowReads};
 use layerscope_diagnostics::record::{Divergence, SpanMasses, SpanRecord, SpanRow};
@@ -20,6 +24,7 @@ use layerscope_engine::{
     PatternTile, PromptText, Result, Sampling, WeightsPrecision,
 };
 use layerscope_figures::{Pyramid, PyramidPart};
+use layerscope_recording::patching::PatchRequest;
 use proptest::collection::vec;
 use proptest::option::of as maybe;
 use proptest::prelude::*;
@@ -161,8 +166,71 @@ fn command() -> impl Strategy<Value = Command> {
             prompt_id,
             span: start..end
         }),
+        (path(), [text(), text()], patch_request(), maybe(path())).prop_map(
+            |(folder, prompts, request, adapter)| Command::Patch { folder, prompts, request, adapter }
+        ),
         Just(Command::Cancel),
     ]
+}
+
+fn patch_request() -> impl Strategy<Value = PatchRequest> {
+    let asked = (patch_site(), patch_direction(), maybe(patch_metric()));
+    let numbers = || maybe(vec(count(), 0..4));
+    (asked, [maybe(text()), maybe(text())], numbers(), numbers()).prop_map(
+        |((site, direction, metric), [answer, wrong], layers, positions)| PatchRequest {
+            site,
+            direction,
+            metric,
+            answer,
+            wrong,
+            layers,
+            positions,
+        },
+    )
+}
+
+fn patch_site() -> impl Strategy<Value = PatchSite> {
+    prop::sample::select(PatchSite::ALL.to_vec())
+}
+
+fn patch_direction() -> impl Strategy<Value = PatchDirection> {
+    prop::sample::select(PatchDirection::ALL.to_vec())
+}
+
+fn patch_metric() -> impl Strategy<Value = PatchMetric> {
+    prop::sample::select(PatchMetric::ALL.to_vec())
+}
+
+fn patch_map() -> impl Strategy<Value = PatchMap> {
+    let token = || (any::<u32>(), text()).prop_map(|(id, text)| PatchToken { id, text });
+    let figures = || (number(), number()).prop_map(|(logit_diff, kl)| PatchFigures { logit_diff, kl });
+    let prompt = || {
+        (text(), vec(token(), 0..4), token(), figures()).prop_map(|(id, tokens, next, figures)| {
+            PatchedPrompt { id, tokens: tokens.into(), next, figures }
+        })
+    };
+    let numbers = || vec(count(), 0..4);
+    let asked = (patch_site(), patch_direction(), patch_metric());
+    let places = (numbers(), numbers(), numbers());
+    (asked, [prompt(), prompt()], [token(), token()], places, vec(maybe(figures()), 0..9)).prop_map(
+        |(asked, [clean, corrupted], [answer, wrong], places, cells)| {
+            let (site, direction, metric) = asked;
+            let (layers, columns, head_positions) = places;
+            PatchMap {
+                site,
+                direction,
+                metric,
+                clean,
+                corrupted,
+                answer,
+                wrong,
+                layers,
+                columns,
+                head_positions,
+                cells,
+            }
+        },
+    )
 }
 
 fn figures() -> impl Strategy<Value = HeldOutFigures> {
@@ -285,6 +353,10 @@ fn live_event() -> impl Strategy<Value = Event> {
         (count(), count()).prop_map(|(done, all)| DiffusionEvent::Tokens { done, all }),
         (count(), count()).prop_map(|(done, all)| DiffusionEvent::Layers { done, all }),
     ];
+    let patching = prop_oneof![
+        (count(), count()).prop_map(|(done, all)| PatchEvent::Tokens { done, all }),
+        (count(), count()).prop_map(|(done, all)| PatchEvent::Rows { done, all }),
+    ];
     prop_oneof![
         (count(), count()).prop_map(|(done, all)| Event::Loading { done, all }),
         model.prop_map(Event::Loaded),
@@ -315,6 +387,12 @@ fn live_event() -> impl Strategy<Value = Event> {
         (tile_key(), tile).prop_map(|(key, tile)| Event::PatternTile { key, tile }),
         removing.prop_map(Event::RemovingSpan),
         (path(), span()).prop_map(|(folder, record)| Event::SpanRemoved { folder, record }),
+        patching.prop_map(Event::Patching),
+        (path(), patch_map(), any::<bool>()).prop_map(|(folder, map, kept)| Event::Patched {
+            folder,
+            map: Arc::new(map),
+            kept
+        }),
         text().prop_map(Event::Failed),
         Just(Event::Idle),
     ]

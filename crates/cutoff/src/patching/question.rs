@@ -28,7 +28,7 @@ pub struct PatchQuestion<'a> {
 }
 
 /// How far it has come.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum PatchEvent {
     /// So many tokens of both prompts went through the model.
     Tokens {

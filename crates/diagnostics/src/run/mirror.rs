@@ -11,6 +11,7 @@ use layerscope_engine::{Error, Result};
 
 use super::manifest::MANIFEST;
 use super::parquet_file;
+use super::patches::PATCHES;
 use super::policies::POLICIES;
 use super::reader::{PAUSE, Run, TRIES, state};
 use super::schema::Table;
@@ -21,7 +22,7 @@ use super::{durable, layout};
 /// The tables whose rows grow with prompt or text.
 const LONG: [Table; 2] = [Table::Steps, Table::Tokens];
 /// Files beside the tables that views show.
-const ADDED: [&str; 3] = [SPANS, POLICIES, SETS];
+const ADDED: [&str; 4] = [SPANS, POLICIES, SETS, PATCHES];
 
 /// A small file of a run folder.
 #[derive(Debug, Clone, PartialEq, Eq)]
