@@ -15,7 +15,7 @@ from typing import IO, Any
 from ._binary import find_binary
 
 # The commands that have no `--json`.
-PRINT_TEXT = frozenset({"chat", "completions", "help", "man", "merge", "report", "serve", "view"})
+PRINT_TEXT = frozenset({"chat", "completions", "engine", "help", "man", "merge", "report", "serve", "view"})
 
 # How a program is started that does not get the Ctrl-C of a terminal, and the signal that is Ctrl-C to it.
 if sys.platform == "win32":
@@ -46,7 +46,7 @@ def run(*arguments: object, json: bool = True, check: bool = True, **flags: obje
     `layerscope COMMAND --help`.
 
     Progress, warnings and errors are shown on standard error; `quiet=True` leaves progress out. Without `json`, and for the
-    commands that print none (chat, completions, help, man, merge, report, serve, view), the printed text is returned; where nothing is printed, None.
+    commands that print none (chat, completions, engine, help, man, merge, report, serve, view), the printed text is returned; where nothing is printed, None.
 
     A failure raises `LayerscopeError`, unless `check` is false. Ctrl-C interrupts the program as in a terminal: it finishes the piece
     in hand and keeps what is done, and then `KeyboardInterrupt` is raised; a second one ends the program at once.
