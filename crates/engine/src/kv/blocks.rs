@@ -96,8 +96,10 @@ impl LayerKeys<'_> {
             KvPrecision::F16 => widen(bytes, key, |bytes| f16::from_ne_bytes(bytes).to_f32()),
             KvPrecision::Bf16 => widen(bytes, key, |bytes| bf16::from_ne_bytes(bytes).to_f32()),
             KvPrecision::Q8 => {
-                for (to, block) in key.as_chunks_mut().0.iter_mut().zip(bytes.as_chunks().0) {
-                    *to = bytemuck::cast::<[u8; size_of::<Q8Block>()], Q8Block>(*block).to_f32();
+                for (to, block) in
+                    key.as_chunks_mut().0.iter_mut().zip(bytes.chunks_exact(size_of::<Q8Block>()))
+                {
+                    *to = bytemuck::pod_read_unaligned::<Q8Block>(block).to_f32();
                 }
             }
         }
