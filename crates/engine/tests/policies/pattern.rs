@@ -139,7 +139,8 @@ static LONG: LazyLock<TextPattern> = LazyLock::new(|| {
     read(&TINY.decoder, &policy, &sequence(605, 1), 600)
 });
 
-/// A cell of single pairs, in f64: the maximum and the mean of what is read.
+/// A cell of single pairs, in f64: the maximum and the mean of what is read. Products of other shapes add in another order, so
+/// that f32 scores, and with them probabilities, differ by a few parts in a million.
 fn plain(pairs: &[f32], rows: &Range<usize>, keys: &Range<usize>) -> [f32; 2] {
     let all = rows.clone().flat_map(|row| keys.clone().map(move |key| pairs[row * LONG.rows() + key]));
     let seen: Vec<f32> = all.filter(|x| *x != UNSEEN).collect();
@@ -177,7 +178,7 @@ proptest! {
             let (row, column) = (rows.start + index / actual.columns * tall, keys.start + index % actual.columns * wide);
             let expected = plain(&single, &(row..rows.end.min(row + tall)), &(column..keys.end.min(column + wide)));
             for (actual, expected) in [*max, *mean].into_iter().zip(expected) {
-                let same = actual == expected || (actual - expected).abs() < 1e-6 || actual.is_nan() && expected.is_nan();
+                let same = actual == expected || (actual - expected).abs() < 1e-5 || actual.is_nan() && expected.is_nan();
                 prop_assert!(same, "{} {}", actual, expected);
             }
         }
