@@ -125,7 +125,7 @@ impl Served {
     }
 
     pub(crate) fn sha256(&self) -> &str {
-        &self.models[0].model.sha256
+        self.models[0].model.sha256()
     }
 
     pub(crate) fn limits(&self) -> Limits {
