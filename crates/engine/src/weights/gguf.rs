@@ -70,7 +70,9 @@ impl GgufFile {
 
     /// Gives up the arrays that only a tokenizer is made from: a third of what a tokenizer takes.
     pub(crate) fn forget_vocabulary(&mut self) {
-        self.header.metadata.retain(|key, value| !(key.starts_with("tokenizer.") && matches!(value, Value::Array(_))));
+        self.header
+            .metadata
+            .retain(|key, value| !(key.starts_with("tokenizer.") && matches!(value, Value::Array(_))));
     }
 
     /// The file's path, for messages.

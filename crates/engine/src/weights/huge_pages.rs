@@ -43,7 +43,9 @@ fn read_parts(file: &File, to: &mut [u8]) -> io::Result<()> {
         let start = |(index, to)| Builder::new().spawn_scoped(scope, move || read_at(file, to, index * part));
         let threads: Vec<ScopedJoinHandle<'_, _>> =
             to.chunks_mut(part).enumerate().map(start).collect::<io::Result<_>>()?;
-        threads.into_iter().try_for_each(|thread| thread.join().unwrap_or_else(|_| Err(io::ErrorKind::Other.into())))
+        threads
+            .into_iter()
+            .try_for_each(|thread| thread.join().unwrap_or_else(|_| Err(io::ErrorKind::Other.into())))
     })
 }
 
