@@ -11,7 +11,7 @@ const LEAST: usize = 32 << 20;
 const HUGE_PAGE: usize = 2 << 20;
 
 /// A file's content in huge pages.
-pub(super) struct HugePages {
+pub(crate) struct HugePages {
     map: MmapMut,
     /// Where the content begins: at a huge page.
     start: usize,
