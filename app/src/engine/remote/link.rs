@@ -391,7 +391,7 @@ impl Program {
 }
 
 /// Whether the sizes that an event names are those of what it holds: views rely on them.
-fn is_sound(event: &Event) -> bool {
+pub(super) fn is_sound(event: &Event) -> bool {
     match event {
         Event::Loaded(model) => model.layers.max(model.heads) <= MOST_LAYERS,
         Event::Pattern(Pattern { heads, steps, positions, values, .. }) => {

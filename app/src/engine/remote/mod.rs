@@ -26,6 +26,8 @@ pub use question::{Answer, Answered, MapPart, MapTops, PromptOf, Question};
 pub use service::{Machine, serve};
 pub use ssh::Ssh;
 pub use websocket::WebSocket;
+#[doc(hidden)]
+pub use wire::reread;
 pub use wire::{MOST_FRAME, PROTOCOL};
 
 use std::time::Duration;

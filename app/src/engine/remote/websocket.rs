@@ -8,6 +8,7 @@ use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream, ToSocketAddrs};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
+use tungstenite::error::ProtocolError;
 use tungstenite::handshake::HandshakeError;
 use tungstenite::handshake::client::Response;
 use tungstenite::http::{HeaderValue, StatusCode, Uri};
@@ -170,7 +171,9 @@ impl Write for Half {
 fn io_error(error: SocketError) -> io::Error {
     match error {
         SocketError::Io(error) => error,
-        SocketError::ConnectionClosed | SocketError::AlreadyClosed => ErrorKind::BrokenPipe.into(),
+        SocketError::ConnectionClosed
+        | SocketError::AlreadyClosed
+        | SocketError::Protocol(ProtocolError::ResetWithoutClosingHandshake) => ErrorKind::BrokenPipe.into(),
         error => io::Error::new(ErrorKind::InvalidData, visible_line(&error.to_string())),
     }
 }
