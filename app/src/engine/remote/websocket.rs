@@ -282,14 +282,15 @@ mod tests {
             let mut come = vec![0; expected.len()];
             input.read_exact(&mut come).expect("bytes");
             assert_eq!(come, expected);
-            // The other way's end is this one's.
-            assert!(matches!(input.read(&mut [0]), Ok(0) | Err(_)));
+            input
         });
         output.write_all(&long).expect("bytes");
         output.flush().expect("a message");
+        let mut input = reads.join().expect("a reader");
+        // One way's end is the other's.
         drop(output);
+        assert!(matches!(input.read(&mut [0]), Ok(0) | Err(_)));
         served.join().expect("a server");
-        reads.join().expect("a reader");
     }
 
     #[test]
