@@ -55,8 +55,10 @@ impl Server {
     /// The status and the rest of the answer to a request of a path with headers.
     fn get(&self, path: &str, headers: &str) -> (u16, String) {
         let mut stream = self.ask(path, headers);
+        // Not before the answer has begun: a server may give up a request whose connection is half closed.
+        let mut answer = vec![0; 1];
+        stream.read_exact(&mut answer).unwrap();
         stream.shutdown(Shutdown::Write).unwrap();
-        let mut answer = vec![];
         let _ = stream.read_to_end(&mut answer);
         let answer = String::from_utf8_lossy(&answer).into_owned();
         (answer.split(' ').nth(1).unwrap().parse().unwrap(), answer)
