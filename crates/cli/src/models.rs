@@ -60,7 +60,7 @@ fn error(error: layerscope_models::Error) -> Error {
     }
 }
 
-/// A model without its weights, of which reading may begin: configuration, tokenizer and tensor list.
+/// A model that is about to be loaded: configuration, tokenizer and tensor list. A thread may read its weights meanwhile.
 pub(crate) fn open(arguments: &ModelArguments, device: &Device) -> Result<OpenedModel> {
     let source = resolve(&arguments.model)?.of_architecture(arguments.architecture.as_deref());
     OpenedModel::open_to_load(&source, arguments.weights.into(), device)
@@ -121,7 +121,7 @@ pub(crate) fn load(
 ) -> Result<Model> {
     check_memory(&opened.name, need, device)?;
     let model = progress::loading(|progress| opened.load(weights.into(), device, progress))?;
-    // To hash a large file takes seconds, so a path that is known is not looked at again; `record` hashes it in any case.
+    // Hashing a large file takes seconds, so a known path is not hashed again; `record` always hashes its model.
     if let Some(path) = &model.path
         && !layerscope_models::is_known(&Places::from_environment(), path)
     {

@@ -92,8 +92,8 @@ impl Model {
         self.decoder.config()
     }
 
-    /// SHA-256 of the GGUF file; of a folder, of its `config.json` and weight files in order of name. Of weights that stay as
-    /// their file has them it is computed when first asked for, about a second for each gigabyte.
+    /// SHA-256 of the GGUF file; of a folder, of its `config.json` and weight files in order of name. On a CPU in native precision the
+    /// first call computes it, which takes seconds for a large file.
     pub fn sha256(&self) -> &str {
         self.hash.get()
     }
@@ -210,8 +210,8 @@ impl OpenedModel {
         Self::opened(source, false)
     }
 
-    /// The same of a model that [`Self::load`] gets in this precision onto this device: where its weights stay as their file has them,
-    /// that is read while the tokenizer is made.
+    /// [`Self::open`] for a model that is about to be loaded in this precision onto this device: on a CPU in native precision a thread
+    /// reads its files meanwhile.
     ///
     /// # Errors
     /// As [`Self::open`].

@@ -182,7 +182,7 @@ mod tests {
 
     #[test]
     fn what_could_be_an_option_or_a_command_is_refused() {
-        for text in [
+        let by_ssh = [
             "http://gpu/run",
             "ssh://",
             "ssh:///run",
@@ -198,20 +198,21 @@ mod tests {
             "ssh://[::1]x/run",
             "ssh://gpu/%ff",
             "ssh://gpu/a%0Ab",
-        ] {
-            let error = Address::parse(text).expect_err(text);
-            assert!(error.to_string().contains("give ssh://"), "{error}");
-        }
-        for text in [
+        ];
+        let to_a_server = [
             "ws://",
             "ws://me@gpu/run",
             "ws://gpu\r\nX: y/run",
             "ws://gpu:0/run",
             "ws://gpu/~/run",
             "ws://gpu/%ff",
-        ] {
+        ];
+        let with = |mend| move |text: &'static str| (text, mend);
+        for (text, mend) in
+            by_ssh.map(with("give ssh://")).into_iter().chain(to_a_server.map(with("give ws://")))
+        {
             let error = Address::parse(text).expect_err(text);
-            assert!(error.to_string().contains("give ws://"), "{error}");
+            assert!(error.to_string().contains(mend), "{error}");
         }
         let error = Address::parse("wss://gpu/run").expect_err("TLS").to_string();
         assert!(error.contains("ssh -L"), "{error}");

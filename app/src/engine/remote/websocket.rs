@@ -4,7 +4,7 @@ use super::address::Address;
 use super::link::Pipes;
 use layerscope_engine::{Error, Result};
 use layerscope_figures::visible_line;
-use std::io::{self, ErrorKind, Read, Write};
+use std::io::{self, BufWriter, ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream, ToSocketAddrs};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -88,7 +88,7 @@ impl WebSocket {
         stream.set_read_timeout(Some(SILENCE)).map_err(failed)?;
         let input = Input { socket, rest: Bytes::new() };
         let socket = tungstenite::WebSocket::from_raw_socket(writing, Role::Client, Some(config));
-        let output = Output { socket, pending: vec![] };
+        let output = BufWriter::with_capacity(MOST_MESSAGE, Output { socket });
         Ok(Pipes { input: Box::new(input), output: Box::new(output), program: None })
     }
 
@@ -202,28 +202,20 @@ impl Read for Input {
     }
 }
 
-/// The stream of bytes to the engine: a message with each flush, or several where it is long. Both ways end with it.
+/// The stream of bytes to the engine: each write is a message. Both ways end with it.
 struct Output {
     socket: tungstenite::WebSocket<Half>,
-    pending: Vec<u8>,
 }
 
 impl Write for Output {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        if self.pending.len() == MOST_MESSAGE {
-            self.flush()?;
-        }
-        let taken = bytes.len().min(MOST_MESSAGE - self.pending.len());
-        self.pending.extend_from_slice(&bytes[..taken]);
-        Ok(taken)
+        let message = &bytes[..bytes.len().min(MOST_MESSAGE)];
+        let sent = self.socket.send(Message::Binary(message.to_vec().into()));
+        sent.map(|()| message.len()).map_err(io_error)
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        if self.pending.is_empty() {
-            return Ok(());
-        }
-        let message = Message::Binary(std::mem::take(&mut self.pending).into());
-        self.socket.send(message).map_err(io_error)
+        Ok(())
     }
 }
 

@@ -20,8 +20,8 @@ impl FileBytes {
         Ok(Self::Mapped(MappedFile::map(path, file)?, OnceLock::new()))
     }
 
-    /// Reads a mapped file into huge pages, where that can be, so that each decode step reads it faster; once. Waits where that is being
-    /// done.
+    /// Reads a mapped file into huge pages, where that can be, so that each decode step reads it faster. Only the first call reads;
+    /// others wait for it.
     pub(crate) fn copy_to_huge_pages(&self) {
         if let Self::Mapped(file, pages) = self {
             pages.get_or_init(|| HugePages::read(file.file(), file.as_ref().len()));

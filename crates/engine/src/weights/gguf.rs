@@ -68,7 +68,7 @@ impl GgufFile {
         &self.bytes
     }
 
-    /// Gives up the arrays that only a tokenizer is made from: a third of what a tokenizer takes.
+    /// Drops the arrays that only the tokenizer is built from.
     pub(crate) fn forget_vocabulary(&mut self) {
         self.header
             .metadata

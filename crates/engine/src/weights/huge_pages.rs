@@ -35,8 +35,8 @@ impl HugePages {
     }
 }
 
-/// Reads a file by as many threads as compute, not by these themselves: one of them may wait for what is read. Huge pages are zeroed as
-/// they are first written.
+/// Reads a file with as many threads as the pool has, but outside the pool: its only thread may be waiting for this file. The system
+/// zeroes a huge page when it is first written, so several threads are faster.
 fn read_parts(file: &File, to: &mut [u8]) -> io::Result<()> {
     let part = to.len().div_ceil(rayon::current_num_threads()).next_multiple_of(HUGE_PAGE);
     thread::scope(|scope| {

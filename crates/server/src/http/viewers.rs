@@ -8,7 +8,7 @@ use axum::extract::ws::{Message, WebSocket, WebSocketUpgrade};
 use axum::response::Response;
 use futures_util::{SinkExt, StreamExt};
 use layerscope_engine::Interrupt;
-use std::io::{self, ErrorKind, Read, Write};
+use std::io::{self, BufWriter, ErrorKind, Read, Write};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -72,7 +72,7 @@ async fn carry(socket: WebSocket, viewer: Viewer, place: OwnedSemaphorePermit, s
     let (over, is_over) = oneshot::channel::<()>();
     let work = move || {
         let input = Input { messages, rest: Bytes::new() };
-        let output = Output { messages: given, pending: vec![] };
+        let output = BufWriter::with_capacity(MOST_MESSAGE, Output { messages: given });
         // What is wrong with a window, the window knows: it reads the greeting first.
         let _ = viewer(Box::new(input), Box::new(output), &stop);
         drop((place, over));
@@ -135,27 +135,19 @@ impl Read for Input {
     }
 }
 
-/// What a viewer is sent, by a thread that writes: a message with each flush, or several where it is long.
+/// What a viewer is sent, by a thread that writes: each write is a message.
 struct Output {
     messages: Sender<Vec<u8>>,
-    pending: Vec<u8>,
 }
 
 impl Write for Output {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        if self.pending.len() == MOST_MESSAGE {
-            self.flush()?;
-        }
-        let taken = bytes.len().min(MOST_MESSAGE - self.pending.len());
-        self.pending.extend_from_slice(&bytes[..taken]);
-        Ok(taken)
+        let message = &bytes[..bytes.len().min(MOST_MESSAGE)];
+        let sent = self.messages.blocking_send(message.to_vec());
+        sent.map(|()| message.len()).map_err(|_| ErrorKind::BrokenPipe.into())
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        if self.pending.is_empty() {
-            return Ok(());
-        }
-        let sent = self.messages.blocking_send(std::mem::take(&mut self.pending));
-        sent.map_err(|_| ErrorKind::BrokenPipe.into())
+        Ok(())
     }
 }
