@@ -337,22 +337,20 @@ fn who_asks_without_listening_is_sent_away() {
     let (link, _engine, is_shut) = gated(&server);
     is_shut.store(true, Ordering::Relaxed);
     let path = fixtures().join("tiny/demo.jsonl");
-    let (start, before) = (Instant::now(), link.traffic().sent);
-    let mut sent = before;
+    let start = Instant::now();
+    let (mut sent, mut since) = (link.traffic().sent, start);
     // It reads what is asked until too many answers wait, and then no more.
-    loop {
+    while since.elapsed() < Duration::from_secs(2) {
         for _ in 0..5_000 {
             link.ask_then(Question::Prompts { path: path.clone() }, drop);
         }
         std::thread::sleep(Duration::from_millis(200));
         let now = link.traffic().sent;
-        if now == sent {
-            break;
+        if now != sent {
+            (sent, since) = (now, Instant::now());
         }
-        sent = now;
         assert!(start.elapsed() < PATIENCE, "{sent} bytes were taken");
     }
-    assert!(sent > before);
     is_shut.store(false, Ordering::Relaxed);
     while link.broken().is_none() {
         assert!(start.elapsed() < PATIENCE, "the server still listens");
