@@ -271,6 +271,7 @@ fn a_server_that_ends_keeps_prompts_and_is_found_again() {
             assert_eq!(server.terminate(), Some(0));
         } else {
             server.process.kill().unwrap();
+            server.process.wait().unwrap();
         }
         let start = Instant::now();
         while !until(&link, &engine, |_| false) && link.broken().is_none() {
