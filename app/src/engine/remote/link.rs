@@ -14,7 +14,7 @@ use std::process::{Child, ExitStatus};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::thread::{self, Builder};
+use std::thread::{self, Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
 /// Most bytes of an answer.
@@ -40,6 +40,8 @@ pub struct Program {
     pub child: Child,
     /// The end of what it wrote to its standard error.
     pub said: Arc<Mutex<String>>,
+    /// Reads that until it is closed.
+    pub listener: JoinHandle<()>,
     /// Why it ended, in a sentence.
     pub explain: Explain,
 }
@@ -226,7 +228,7 @@ impl Drop for Link {
         let shared = Arc::clone(&self.shared);
         let _ = spawn("end of the connection", move || {
             if let Some(mut program) = lock(&shared.program).take()
-                && wait(&mut program.child, ENDING).is_none()
+                && program.ended().is_none()
             {
                 let _ = program.child.kill();
                 let _ = program.child.wait();
@@ -383,10 +385,17 @@ impl Shared {
 
 impl Program {
     /// Why it ended.
-    fn explained(&mut self) -> String {
-        let status = wait(&mut self.child, ENDING);
+    pub(super) fn explained(&mut self) -> String {
+        let status = self.ended();
+        // Its last words may still be in the pipe; a process that it has left behind may never close that.
+        wait(ENDING, || self.listener.is_finished().then_some(()));
         let said = lock(&self.said).clone();
         (self.explain)(status, &said)
+    }
+
+    /// How it ended, if it does within [`ENDING`].
+    fn ended(&mut self) -> Option<ExitStatus> {
+        wait(ENDING, || self.child.try_wait().transpose()).and_then(io::Result::ok)
     }
 }
 
@@ -407,13 +416,13 @@ pub(super) fn is_sound(event: &Event) -> bool {
     }
 }
 
-/// Waits for a program, at most so long.
-fn wait(child: &mut Child, patience: Duration) -> Option<ExitStatus> {
+/// What comes of asking again and again, at most so long.
+fn wait<T>(patience: Duration, mut ask: impl FnMut() -> Option<T>) -> Option<T> {
     let start = Instant::now();
     loop {
-        match child.try_wait() {
-            Ok(None) if start.elapsed() < patience => thread::sleep(Duration::from_millis(5)),
-            ended => return ended.ok().flatten(),
+        match ask() {
+            None if start.elapsed() < patience => thread::sleep(Duration::from_millis(5)),
+            answer => return answer,
         }
     }
 }

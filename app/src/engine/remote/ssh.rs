@@ -89,11 +89,11 @@ impl Ssh {
         };
         let said = Arc::new(Mutex::new(String::new()));
         let kept = Arc::clone(&said);
-        std::thread::spawn(move || keep(errors, &kept));
+        let listener = std::thread::spawn(move || keep(errors, &kept));
         let (host, there) = (self.address.to_string(), self.layerscope.clone());
         let explain =
             move |status: Option<ExitStatus>, said: &str| explain(&host, there.as_deref(), status, said);
-        let program = Some(Program { child, said, explain: Box::new(explain) });
+        let program = Some(Program { child, said, listener, explain: Box::new(explain) });
         Ok(Pipes { input: Box::new(input), output: Box::new(output), program })
     }
 }
@@ -192,6 +192,16 @@ mod tests {
         assert_eq!(words("a 'b c' d\"\"e ''"), Some(["a", "b c", "de", ""].map(String::from).to_vec()));
         assert_eq!(words("a 'b"), None);
         assert!(Ssh::new(address("ssh://gpu"), " ", None).is_err());
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn last_words_are_waited_for() {
+        // What it leaves behind speaks later than it ends.
+        let late = "sh -c '(exec >/dev/null; sleep 0.3; echo too late >&2) & exit 255'";
+        let ssh = Ssh::new(address("ssh://gpu"), late, None).expect("ssh");
+        let told = ssh.start().expect("a shell").program.expect("a program").explained();
+        assert_eq!(told, "ssh cannot reach gpu, or has lost it: too late");
     }
 
     #[cfg(unix)]
