@@ -16,7 +16,8 @@ pub(crate) const BYTES: usize = 4 * LANES;
 pub(crate) struct Quants {
     /// Whether they are signed; they then come from [`ByteLanes::signed_quants`], and −128·Σ x goes with their products.
     pub(crate) signed: bool,
-    /// The largest magnitude.
+    /// The largest magnitude; other processors have no use for it.
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
     pub(crate) most: i32,
 }
 

@@ -155,9 +155,9 @@ impl<const DOTPROD: bool> Lanes for Neon<DOTPROD> {
 
     #[inline(always)]
     fn store_words(self, words: [int16x8_t; 4], to: &mut [i16; 2 * LANES]) {
-        for i in 0..4 {
+        for (i, eight) in words.into_iter().enumerate() {
             // SAFETY: eight of 32 words are stored at a time.
-            unsafe { vst1q_s16(to.as_mut_ptr().add(8 * i), words[i]) }
+            unsafe { vst1q_s16(to.as_mut_ptr().add(8 * i), eight) }
         }
     }
 
@@ -222,9 +222,9 @@ impl<const DOTPROD: bool> Lanes for Neon<DOTPROD> {
 
     #[inline(always)]
     fn store(self, x: [float32x4_t; 4], to: &mut [f32; LANES]) {
-        for i in 0..4 {
+        for (i, four) in x.into_iter().enumerate() {
             // SAFETY: four of sixteen numbers are stored at a time.
-            unsafe { vst1q_f32(to.as_mut_ptr().add(4 * i), x[i]) }
+            unsafe { vst1q_f32(to.as_mut_ptr().add(4 * i), four) }
         }
     }
 

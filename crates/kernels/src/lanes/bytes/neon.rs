@@ -18,27 +18,23 @@ impl ByteLanes for Neon<true> {
 
     #[inline(always)]
     fn store_64(self, bytes: [uint8x16_t; 4], to: &mut [u8; BYTES]) {
-        for i in 0..4 {
+        for (i, sixteen) in bytes.into_iter().enumerate() {
             // SAFETY: sixteen of 64 bytes are stored at a time.
-            unsafe { vst1q_u8(to.as_mut_ptr().add(16 * i), bytes[i]) }
+            unsafe { vst1q_u8(to.as_mut_ptr().add(16 * i), sixteen) }
         }
     }
 
     #[inline(always)]
     fn columns(self, rows: SixteenRows<'_>, at: usize) -> [[uint8x16_t; 4]; 4] {
-        let mut columns = [self.load_64(&[0; BYTES]); 4];
-        for four in 0..4 {
-            // SAFETY: parts are as long as what is loaded.
-            unsafe {
-                let part = transposed_4(each!(i => {
+        // SAFETY: parts are as long as what is loaded.
+        unsafe {
+            let parts = each!(four => {
+                transposed_4(each!(i => {
                     vreinterpretq_u32_u8(vld1q_u8(rows.part::<16>(4 * four + i, at).as_ptr()))
-                }));
-                for i in 0..4 {
-                    columns[i][four] = vreinterpretq_u8_u32(part[i]);
-                }
-            }
+                }))
+            });
+            each!(column => each!(four => vreinterpretq_u8_u32(parts[four][column])))
         }
-        columns
     }
 
     #[inline(always)]
