@@ -1,13 +1,16 @@
-//! The viewer on another machine, over a real sshd on loopback with a port, keys and a configuration of its own.
+//! The viewer on another machine: over a real sshd on loopback with a port, keys and a configuration of its own, and over a WebSocket
+//! of `layerscope serve`.
 
 #![allow(clippy::print_stderr, clippy::unwrap_used)]
 
+#[path = "remote/sockets.rs"]
+mod sockets;
 mod support;
 #[path = "../app/tests/support/synthetic.rs"]
 mod synthetic;
 
 use layerscope_app::engine::message::{Command as EngineCommand, Event, Under};
-use layerscope_app::engine::remote::{Answer, Link, Question, RemoteEngine, Ssh, SshTarget};
+use layerscope_app::engine::remote::{Address, Answer, Link, Question, RemoteEngine, Ssh};
 use layerscope_diagnostics::prompts::{PromptFile, read_prompts};
 use layerscope_diagnostics::run::Run;
 use layerscope_engine::{DeviceChoice, ModelSource, PromptText, Sampling, WeightsPrecision};
@@ -119,7 +122,7 @@ impl Server {
 
     /// Connects to an engine there; the process that leads to it.
     fn connect(&self) -> (Link, RemoteEngine, u32) {
-        let target = SshTarget::parse("ssh://gpu-box").unwrap();
+        let target = Address::parse("ssh://gpu-box").unwrap();
         let there = env!("CARGO_BIN_EXE_layerscope").to_owned();
         let pipes = Ssh::new(target, &self.ssh(), Some(there)).unwrap().start().unwrap();
         let process = pipes.program.as_ref().unwrap().child.id();
@@ -322,7 +325,7 @@ fn what_goes_wrong_is_said_in_a_sentence() {
             vec![],
             "ssh cannot reach nowhere, or has lost it: ssh: connect to host 127.0.0.1 port 1",
         ),
-        ("ssh://-oProxyCommand=true/x", vec![], "names no host that ssh can be given"),
+        ("ssh://-oProxyCommand=true/x", vec![], "names no host that can be connected to"),
         (
             "ssh://gpu-box/no/such/run",
             vec!["--remote-layerscope".into(), env!("CARGO_BIN_EXE_layerscope").to_owned()],

@@ -4,6 +4,7 @@ pub mod adapter;
 pub mod chat_template;
 pub mod config_json;
 pub mod eval;
+pub mod frames;
 pub mod gguf;
 pub mod hub_listing;
 pub mod model_reference;
@@ -19,11 +20,12 @@ pub mod tokenizer_json;
 use crate::Target;
 
 /// Every target.
-pub static TARGETS: [Target; 26] = [
+pub static TARGETS: [Target; 27] = [
     adapter::ADAPTER,
     chat_template::TARGET,
     config_json::TARGET,
     eval::EVALUATION,
+    frames::TARGET,
     gguf::TARGET,
     adapter::HEAD_PATTERNS,
     hub_listing::TARGET,

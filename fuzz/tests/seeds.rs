@@ -56,7 +56,7 @@ macro_rules! targets {
 }
 
 targets! {
-    adapter bench_report chat_template comparison config_json evaluation gguf head_patterns hub_listing lm_eval model_reference needle policies prompts report requests
+    adapter bench_report chat_template comparison config_json evaluation frames gguf head_patterns hub_listing lm_eval model_reference needle policies prompts report requests
     run_continuations run_manifest run_patches run_policies run_sets run_spans run_table safetensors tasks tokenizer_json
 }
 

@@ -1,19 +1,16 @@
 //! The window's side of the engine.
 
 use super::events::Events;
+use super::inbox::{COMMANDS, EVENTS, Inbox, full};
 use super::message::{Command, Event};
 use super::worker::{self, Request, Resolve};
 use layerscope_engine::{Error, Interrupt, Result};
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, TrySendError, sync_channel};
+use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
 use std::thread::{Builder, JoinHandle};
 
-/// Capacity of the command channel.
-const COMMANDS: usize = 16;
-/// Capacity of the event channel.
-const EVENTS: usize = 1024;
 /// Stack size, as of a main thread, because this thread renders chat templates of users.
 const STACK: usize = 8 << 20;
 
@@ -24,12 +21,10 @@ const STACK: usize = 8 << 20;
 pub struct LocalEngine {
     /// The channels; `None` only while being dropped.
     commands: Option<SyncSender<Request>>,
-    events: Option<Receiver<Event>>,
+    inbox: Option<Inbox>,
     /// Cancel flag of all commands sent since the last cancel. Each cancel sets it and installs a new flag,
     /// so that it affects all older commands and no newer one.
     interrupt: RefCell<Arc<Interrupt>>,
-    /// Commands whose [`Event::Idle`] was not received yet.
-    unfinished: Cell<usize>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -65,9 +60,8 @@ impl LocalEngine {
             .ok();
         Self {
             commands: Some(commands),
-            events: Some(events),
+            inbox: Some(Inbox::new(events)),
             interrupt: RefCell::default(),
-            unfinished: Cell::new(0),
             thread,
         }
     }
@@ -86,36 +80,22 @@ impl LocalEngine {
         let commands = self.commands.as_ref().ok_or_else(stopped)?;
         match commands.try_send(Request { command, interrupt }) {
             Ok(()) => {
-                self.unfinished.set(self.unfinished.get() + 1);
+                self.inbox.iter().for_each(Inbox::expect_idle);
                 Ok(())
             }
-            Err(TrySendError::Full(_)) => Err(Error::failure(format!(
-                "the engine has {COMMANDS} commands waiting already; wait for one to end, or cancel"
-            ))),
+            Err(TrySendError::Full(_)) => Err(full()),
             Err(TrySendError::Disconnected(_)) => Err(stopped()),
         }
     }
 
     /// The next event, if any.
     pub fn try_event(&self) -> Option<Event> {
-        match self.events.as_ref()?.try_recv() {
-            Ok(event) => {
-                if matches!(event, Event::Idle) {
-                    self.unfinished.set(self.unfinished.get().saturating_sub(1));
-                }
-                Some(event)
-            }
-            Err(TryRecvError::Empty) => None,
-            Err(TryRecvError::Disconnected) => {
-                self.unfinished.set(0);
-                None
-            }
-        }
+        self.inbox.as_ref()?.try_event()
     }
 
     /// Whether a command is running or queued, according to the events received so far.
     pub fn is_busy(&self) -> bool {
-        self.unfinished.get() > 0
+        self.inbox.as_ref().is_some_and(Inbox::is_busy)
     }
 
     fn cancel(&self) {
@@ -128,7 +108,7 @@ impl Drop for LocalEngine {
         self.cancel();
         // Closed channels end the thread, even while it waits on a full event channel.
         self.commands = None;
-        self.events = None;
+        self.inbox = None;
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }

@@ -2,13 +2,15 @@
 //! and patches, one command at a time.
 //!
 //! [`LocalEngine`] is the window's side. Commands and events pass through bounded channels ([`message`]); the only
-//! other shared state is a cancel flag. With an engine on another machine they cross two pipes ([`remote`]).
+//! other shared state is a cancel flag. With an engine on another machine they cross two pipes or a WebSocket
+//! ([`remote`]).
 
 mod adapting;
 mod candidates;
 mod events;
 mod generation;
 mod handle;
+mod inbox;
 pub mod message;
 mod patching;
 mod pattern;

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 use super::message::{LiveToken, Pattern, TextTokens, Training, Under};
-use super::{Command, Event, LocalEngine as Engine};
+use super::{Command, Engine, Event, LocalEngine};
 use crate::data::TileKey;
 use layerscope_cutoff::patching::PatchEvent;
 use layerscope_diagnostics::patching::{PatchDirection, PatchSite};
@@ -20,11 +20,11 @@ use std::sync::mpsc::{Sender, channel};
 use std::time::{Duration, Instant};
 
 /// Only a deadlock takes longer.
-const PATIENCE: Duration = Duration::from_secs(60);
+pub(super) const PATIENCE: Duration = Duration::from_secs(60);
 /// A prompt with a long continuation.
-const ENDLESS: &str = "Tell me a long story";
+pub(super) const ENDLESS: &str = "Tell me a long story";
 
-fn fixture(name: &str) -> PathBuf {
+pub(super) fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../fixtures/tiny").join(name)
 }
 
@@ -32,11 +32,11 @@ fn source() -> ModelSource {
     ModelSource::path(fixture("layerscope-tiny.gguf"))
 }
 
-fn load() -> Command {
+pub(super) fn load() -> Command {
     Command::LoadModel { source: source(), precision: WeightsPrecision::Native, device: DeviceChoice::Cpu }
 }
 
-fn generate(prompt: &str, policies: &[&str], max_new_tokens: usize) -> Command {
+pub(super) fn generate(prompt: &str, policies: &[&str], max_new_tokens: usize) -> Command {
     let prompt = PromptText::Plain(prompt.to_owned());
     let side = |policy: &&str| Under { prompt: prompt.clone(), policy: policy.to_string(), adapter: None };
     Command::Generate {
@@ -52,12 +52,16 @@ fn prompts(count: usize) -> PromptFile {
     prompts
 }
 
-fn record(count: usize, folder: &Path) -> Command {
+pub(super) fn record(count: usize, folder: &Path) -> Command {
     Command::Record { prompts: prompts(count), max_new_tokens: 6, folder: folder.to_owned(), adapter: None }
 }
 
+fn here(wake: impl Fn() + Send + 'static) -> Engine {
+    Engine::Here(LocalEngine::start(wake))
+}
+
 /// Waits for the next event.
-fn next(engine: &Engine) -> Event {
+pub(super) fn next(engine: &Engine) -> Event {
     let start = Instant::now();
     loop {
         if let Some(event) = engine.try_event() {
@@ -69,11 +73,11 @@ fn next(engine: &Engine) -> Event {
 }
 
 /// The events of the next command that ends, without its [`Event::Idle`].
-fn rest(engine: &Engine) -> Vec<Event> {
+pub(super) fn rest(engine: &Engine) -> Vec<Event> {
     std::iter::repeat_with(|| next(engine)).take_while(|event| *event != Event::Idle).collect()
 }
 
-fn perform(engine: &Engine, command: Command) -> Vec<Event> {
+pub(super) fn perform(engine: &Engine, command: Command) -> Vec<Event> {
     engine.send(command).unwrap();
     assert!(engine.is_busy());
     let events = rest(engine);
@@ -82,7 +86,7 @@ fn perform(engine: &Engine, command: Command) -> Vec<Event> {
 }
 
 fn loaded() -> Engine {
-    let engine = Engine::start(|| {});
+    let engine = here(|| {});
     perform(&engine, load());
     engine
 }
@@ -90,7 +94,7 @@ fn loaded() -> Engine {
 /// An engine that waits after each event for a permit; dropping the sender releases it for good.
 fn held() -> (Engine, Sender<()>) {
     let (go_on, gate) = channel();
-    let engine = Engine::start(move || {
+    let engine = here(move || {
         let _ = gate.recv();
     });
     (engine, go_on)
@@ -148,7 +152,7 @@ fn side(event: &Event) -> Option<usize> {
 
 #[test]
 fn loads_a_model() {
-    let engine = Engine::start(|| {});
+    let engine = here(|| {});
     let events = perform(&engine, load());
     let (last, before) = events.split_last().unwrap();
     assert_eq!(before.last(), Some(&Event::Loading { done: 8, all: 8 }));
@@ -159,7 +163,7 @@ fn loads_a_model() {
 
 #[test]
 fn says_what_cannot_be_done_and_goes_on() {
-    let engine = Engine::start(|| {});
+    let engine = here(|| {});
     let failure = |command| match perform(&engine, command).as_slice() {
         [Event::Failed(sentence)] => sentence.clone(),
         other => panic!("{other:?}"),
@@ -433,9 +437,9 @@ fn dropping_ends_a_generation() {
 fn choked() -> Engine {
     let told = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&told);
-    let engine = Engine::with_room(4, None, move || {
+    let engine = Engine::Here(LocalEngine::with_room(4, None, move || {
         counted.fetch_add(1, Ordering::SeqCst);
-    });
+    }));
     perform(&engine, load());
     let before = told.load(Ordering::SeqCst);
     engine.send(generate(ENDLESS, &["full", "speed:4"], 1000)).unwrap();
@@ -483,7 +487,7 @@ fn a_full_queue_is_said() {
 fn a_panic_is_said_and_the_engine_goes_on() {
     let armed = Arc::new(AtomicBool::new(false));
     let trap = Arc::clone(&armed);
-    let engine = Engine::start(move || assert!(!trap.swap(false, Ordering::SeqCst), "a trap"));
+    let engine = here(move || assert!(!trap.swap(false, Ordering::SeqCst), "a trap"));
     perform(&engine, load());
     armed.store(true, Ordering::SeqCst);
     let events = perform(&engine, generate("Hello", &["full"], 5));

@@ -150,7 +150,7 @@ fn load(
     let config = model.config();
     let loaded = LoadedModel {
         name: model.name.clone(),
-        sha256: model.sha256.clone(),
+        sha256: model.sha256().to_owned(),
         path: model.path.clone(),
         layers: config.layers,
         heads: config.heads,

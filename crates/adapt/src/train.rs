@@ -150,7 +150,7 @@ pub fn adapt(
             progress: Progress::of(format!(
                 "{} {} {} {:?}",
                 settings.identity(),
-                model.sha256,
+                model.sha256(),
                 prompts.sha256,
                 model.precision
             )),
@@ -234,7 +234,7 @@ pub fn adapt(
         rows: settings.rows,
         policy: settings.policy.to_string(),
         model: model.name.clone(),
-        model_sha256: model.sha256.clone(),
+        model_sha256: model.sha256().to_owned(),
         prompts: prompts.name.clone(),
         prompts_sha256: prompts.sha256.clone(),
         layerscope: env!("CARGO_PKG_VERSION").to_owned(),
@@ -289,7 +289,7 @@ fn prepare(
     let mut order: Vec<&Prompt> = prompts.prompts.iter().collect();
     order.shuffle(&mut ChaCha8Rng::seed_from_u64(settings.seed));
     let (all, model) = (order.len(), preparation.model);
-    let of = format!("{} {} {}", model.sha256, prompts.sha256, settings.max_new_tokens);
+    let of = format!("{} {} {}", model.sha256(), prompts.sha256, settings.max_new_tokens);
     let mut known = Continuations::read(folder, of)?;
     let (mut items, mut bytes, mut in_file, mut spill) = (vec![], 0, 0, None);
     let mut written = Instant::now();

@@ -121,7 +121,7 @@ pub(crate) enum Command {
     LmEval(LmEvalArguments),
     /// Serve a model to OpenAI's clients; every request names its policy: MODEL@speed:24+bos
     #[command(
-        after_help = "Examples:\n  layerscope serve model.gguf\n  layerscope serve model.gguf --policy full --policy speed:24+bos --port 8000\n\nThen, where the model is called model:\n  curl http://127.0.0.1:8080/v1/chat/completions -d '{\"model\": \"model@speed:24+bos\", \"messages\": [{\"role\": \"user\", \"content\": \"Hello\"}]}'\n  curl http://127.0.0.1:8080/v1/score -d '{\"context\": \"The capital of France is\", \"continuations\": [\" Paris\", \" Rome\"], \"policy\": \"speed:24+bos\"}'\nEvery path and field is in docs/serving.md."
+        after_help = "Examples:\n  layerscope serve model.gguf\n  layerscope serve model.gguf --policy full --policy speed:24+bos --port 8000\n\nThen, where the model is called model:\n  curl http://127.0.0.1:8080/v1/chat/completions -d '{\"model\": \"model@speed:24+bos\", \"messages\": [{\"role\": \"user\", \"content\": \"Hello\"}]}'\n  curl http://127.0.0.1:8080/v1/score -d '{\"context\": \"The capital of France is\", \"continuations\": [\" Paris\", \" Rome\"], \"policy\": \"speed:24+bos\"}'\nEvery path and field is in docs/serving.md.\n\nExample: a viewer on another machine, over a tunnel of ssh:\n  LAYERSCOPE_API_KEY=key layerscope serve model.gguf --viewer\n  ssh -L 8080:127.0.0.1:8080 gpu-box\n  LAYERSCOPE_API_KEY=key layerscope view ws://127.0.0.1:8080/data/run"
     )]
     Serve(ServeArguments),
     /// Teach a model a cutoff or a set of KV heads: train an adapter towards what the full model says
@@ -139,7 +139,7 @@ pub(crate) enum Command {
     Patterns(PatternsArguments),
     /// Open the viewer: on a run, on a model, or on the embedded model's run
     #[command(
-        after_help = "Examples:\n  layerscope view\n  layerscope view run\n  layerscope view run --screenshot map.png --size 1600x1000 --view map\n  layerscope view ssh://gpu-box/data/run"
+        after_help = "Examples:\n  layerscope view\n  layerscope view run\n  layerscope view run --screenshot map.png --size 1600x1000 --view map\n  layerscope view ssh://gpu-box/data/run\n  LAYERSCOPE_API_KEY=key layerscope view ws://gpu-box:8080/data/run"
     )]
     View(ViewArguments),
     /// Run an engine for the viewer of another machine, which starts this by ssh
@@ -881,6 +881,10 @@ pub(crate) struct ServeArguments {
     /// Longest time from a request's arrival to its end, seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) timeout: u32,
+    /// Let viewers in: `layerscope view ws://HOST:PORT/RUN` on another machine. Whoever has the key can then do here what your
+    /// account can: read run folders and models, run models, write run folders; so it needs --api-key
+    #[arg(long)]
+    pub(crate) viewer: bool,
 }
 
 fn bytes(text: &str) -> Result<u64, String> {
@@ -1108,7 +1112,7 @@ pub(crate) struct PatternsArguments {
 pub(crate) struct ViewArguments {
     /// Run folder, model or prompt file, or a model by its name or Hugging Face id; the embedded model recorded on the spot
     /// where none is given; ssh://[user@]host[:port]/path for one on another machine, whose layerscope then reads, records and
-    /// generates
+    /// generates, or ws://host[:port]/path where `layerscope serve --viewer` runs there
     pub(crate) path: Option<PathBuf>,
     /// The model of the run, to generate and record with: a path, a name or a Hugging Face id; where none is given, the one of its
     /// name, or the file that it was loaded from before
@@ -1129,6 +1133,9 @@ pub(crate) struct ViewArguments {
     /// The layerscope program on the other machine, where it is not found by its name
     #[arg(long, value_name = "PATH", requires = "path")]
     pub(crate) remote_layerscope: Option<String>,
+    /// Key of the server, for ws://; LAYERSCOPE_API_KEY is read where it is not given
+    #[arg(long, value_name = "KEY", requires = "path")]
+    pub(crate) api_key: Option<String>,
     /// Draw the window into this PNG file instead of showing it; needs no display
     #[arg(long)]
     pub(crate) screenshot: Option<PathBuf>,

@@ -60,9 +60,10 @@ fn error(error: layerscope_models::Error) -> Error {
     }
 }
 
-/// A model without its weights: configuration, tokenizer and tensor list.
-pub(crate) fn open(arguments: &ModelArguments) -> Result<OpenedModel> {
-    open_named(&arguments.model, arguments.architecture.as_deref())
+/// A model that is about to be loaded: configuration, tokenizer and tensor list. A thread may read its weights meanwhile.
+pub(crate) fn open(arguments: &ModelArguments, device: &Device) -> Result<OpenedModel> {
+    let source = resolve(&arguments.model)?.of_architecture(arguments.architecture.as_deref());
+    OpenedModel::open_to_load(&source, arguments.weights.into(), device)
 }
 
 /// Opens the model of a path, name or id without loading its weights.
@@ -120,8 +121,11 @@ pub(crate) fn load(
 ) -> Result<Model> {
     check_memory(&opened.name, need, device)?;
     let model = progress::loading(|progress| opened.load(weights.into(), device, progress))?;
-    if let Some(path) = &model.path {
-        remember(&model.sha256, path);
+    // Hashing a large file takes seconds, so a known path is not hashed again; `record` always hashes its model.
+    if let Some(path) = &model.path
+        && !layerscope_models::is_known(&Places::from_environment(), path)
+    {
+        remember(model.sha256(), path);
     }
     Ok(model)
 }
@@ -143,7 +147,7 @@ pub(crate) fn with_adapter(model: Model, arguments: &AdapterArguments, policies:
         if arguments.merge { model.with_merged_adapter(folder)? } else { model.with_adapter(folder)? };
     let Some(made_for) = model.made_for() else { return Ok(model) };
     let folder = folder.display();
-    if made_for.model_sha256 != model.sha256 {
+    if made_for.model_sha256 != model.sha256() {
         let other = &made_for.model;
         terminal::say(&format!(
             "layerscope: {folder} was made for {other}, whose weights are others than this model's"

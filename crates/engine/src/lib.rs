@@ -69,7 +69,9 @@ pub use sampling::{Sampler, Sampling, argmax};
 pub use session::{BranchToken, Branches, Interrupt, Sees, Session, Turn, advance_together, check_interrupt};
 pub use shapes::Shape;
 pub use tensor::{DeviceTensor, Tensor, with_f32};
-pub use threads::{choose_instructions, keep_freed_memory, one_pool, return_freed_memory, use_threads};
+pub use threads::{
+    choose_instructions, keep_freed_memory, one_pool, pool_for_several, return_freed_memory, use_threads,
+};
 pub use tokenizer::{Message, PromptText, StopTexts, TokenStream, Tokenizer};
 pub use undefined::UndefinedFrom;
 pub use weights::{

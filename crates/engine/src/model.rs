@@ -1,5 +1,6 @@
 //! A model from a GGUF file or a Hugging Face folder: first opened (config and tokenizer), then loaded (weights).
 
+mod hash;
 mod source;
 
 pub use source::{ModelFiles, ModelSource};
@@ -7,20 +8,19 @@ pub use source::{ModelFiles, ModelSource};
 use crate::adapter::{Adapter, AdapterInfo, AdapterRows};
 use crate::memory::{self, MemoryNeed};
 use crate::policy::{Policy, ZERO_SHOT};
-use crate::weights::{GgufFile, SafetensorsFiles, WeightsPrecision};
+use crate::weights::{FileBytes, GgufFile, SafetensorsFiles, WeightsPrecision};
 use crate::{Decoder, Device, Error, KvPrecision, ModelConfig, Result, Tokenizer};
-use sha2::{Digest, Sha256};
-use std::io::Read;
+use hash::FileHash;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::{slice, thread};
 
 /// A loaded model. A clone shares its weights.
 #[derive(Clone)]
 pub struct Model {
     /// Display name.
     pub name: String,
-    /// SHA-256 of the GGUF file; of a folder, of its `config.json` and weight files in order of name.
-    pub sha256: String,
+    hash: FileHash,
     /// Where its file or folder is, as an absolute path; `None` for a model that is part of the program.
     pub path: Option<PathBuf>,
     /// Config and weights.
@@ -78,7 +78,7 @@ impl Model {
         device: &Device,
         progress: &mut dyn FnMut(usize, usize) -> Result<()>,
     ) -> Result<Self> {
-        let opened = OpenedModel::open(source)?;
+        let opened = OpenedModel::open_to_load(source, precision, device)?;
         memory::check(&opened.name, &opened.memory_need(precision, device, &[]), device)?;
         let model = opened.load(precision, device, progress)?;
         match &source.adapter {
@@ -90,6 +90,12 @@ impl Model {
     /// Architecture numbers.
     pub fn config(&self) -> &ModelConfig {
         self.decoder.config()
+    }
+
+    /// SHA-256 of the GGUF file; of a folder, of its `config.json` and weight files in order of name. On a CPU in native precision the
+    /// first call computes it, which takes seconds for a large file.
+    pub fn sha256(&self) -> &str {
+        self.hash.get()
     }
 
     /// The model that divergences refer to: without its adapter, with keys and values in the type that goes with its weights.
@@ -109,7 +115,7 @@ impl Model {
 
     /// What has to be said of a policy's output: an adapter that was made for it is its training.
     pub fn caveat(&self, policy: &Policy) -> Option<&'static str> {
-        if policy.rules().searched_on().is_some_and(|sha256| sha256 != self.sha256) {
+        if policy.rules().searched_on().is_some_and(|sha256| sha256 != self.sha256()) {
             return Some("its KV heads were searched on another model");
         }
         let is_trained = self.made_for().is_some_and(|made_for| made_for.policy == policy.to_string());
@@ -151,16 +157,14 @@ impl Model {
         adapted: impl FnOnce(&Decoder, &Adapter) -> Result<Decoder>,
     ) -> Result<Self> {
         let (adapter, made_for) = Adapter::read(folder, self.config())?;
-        let mut digest = Sha256::new();
-        hash_file(&Adapter::tensors_file(folder), &mut digest)?;
+        let sha256 = hash::of_file(&Adapter::tensors_file(folder))?;
         let decoder = Arc::new(adapted(&self.decoder, &adapter)?);
         let path = std::fs::canonicalize(folder).unwrap_or_else(|_| folder.to_owned());
         let name = path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
-        let sha256 = hexadecimal(digest);
         let base = Arc::clone(&self.decoder);
         Ok(Self {
             name: format!("{} + {name}", self.name),
-            sha256: self.sha256.clone(),
+            hash: self.hash.clone(),
             path: self.path.clone(),
             decoder,
             tokenizer: Arc::clone(&self.tokenizer),
@@ -170,21 +174,70 @@ impl Model {
     }
 }
 
+impl Files {
+    /// The bytes of the weight files.
+    fn bytes(&self) -> &[Arc<FileBytes>] {
+        match self {
+            Self::Gguf(file) => slice::from_ref(file.bytes()),
+            Self::Safetensors(_, files) => files.bytes(),
+        }
+    }
+
+    /// The hash of [`Model::sha256`], once it is asked for.
+    fn hash(&self) -> FileHash {
+        let text = match self {
+            Self::Gguf(_) => String::new(),
+            Self::Safetensors(text, _) => text.clone(),
+        };
+        let files = self.bytes().to_vec();
+        FileHash::later(move || {
+            hash::of([text.as_bytes()].into_iter().chain(files.iter().map(|file| (**file).as_ref())))
+        })
+    }
+}
+
+/// Whether weights stay as their file has them, and are multiplied from there.
+fn stay(precision: WeightsPrecision, device: &Device) -> bool {
+    precision == WeightsPrecision::Native && matches!(device, Device::Cpu)
+}
+
 impl OpenedModel {
     /// Reads a model's config and tokenizer.
     ///
     /// # Errors
     /// [`Error::Io`], [`Error::MalformedFile`], [`Error::UnsupportedFamily`].
     pub fn open(source: &ModelSource) -> Result<Self> {
+        Self::opened(source, false)
+    }
+
+    /// [`Self::open`] for a model that is about to be loaded in this precision onto this device: on a CPU in native precision a thread
+    /// reads its files meanwhile.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub fn open_to_load(source: &ModelSource, precision: WeightsPrecision, device: &Device) -> Result<Self> {
+        Self::opened(source, stay(precision, device))
+    }
+
+    fn opened(source: &ModelSource, read_weights: bool) -> Result<Self> {
         let architecture = source.architecture.as_deref();
+        let begin = |files: &[Arc<FileBytes>]| {
+            if read_weights {
+                let files = files.to_vec();
+                // Where no thread can be started, `load` reads them.
+                let read = move || files.iter().for_each(|file| file.copy_to_huge_pages());
+                let _ = thread::Builder::new().name("weights".into()).spawn(read);
+            }
+        };
         let (config, tokenizer, files) = match &source.files {
             ModelFiles::Path(path) if path.is_dir() => {
                 let (text, config, files) = folder_config(path, architecture)?;
+                begin(files.bytes());
                 (config, Tokenizer::from_directory(path)?, Files::Safetensors(text, files))
             }
-            ModelFiles::Path(path) => Self::gguf(GgufFile::open(path)?, architecture)?,
+            ModelFiles::Path(path) => Self::gguf(GgufFile::open(path)?, architecture, begin)?,
             ModelFiles::Embedded(bytes) => {
-                Self::gguf(GgufFile::in_memory(&source.name, *bytes)?, architecture)?
+                Self::gguf(GgufFile::in_memory(&source.name, *bytes)?, architecture, begin)?
             }
         };
         let (known, rows) = (tokenizer.vocab_size(), config.vocab);
@@ -202,9 +255,15 @@ impl OpenedModel {
         Ok(Self { name: source.name.clone(), path, config, tokenizer, files })
     }
 
-    fn gguf(file: GgufFile, architecture: Option<&str>) -> Result<(ModelConfig, Tokenizer, Files)> {
+    fn gguf(
+        mut file: GgufFile,
+        architecture: Option<&str>,
+        begin: impl FnOnce(&[Arc<FileBytes>]),
+    ) -> Result<(ModelConfig, Tokenizer, Files)> {
         let config = gguf_config(&file, architecture)?;
+        begin(slice::from_ref(file.bytes()));
         let tokenizer = Tokenizer::from_gguf(file.metadata(), file.path())?;
+        file.forget_vocabulary();
         Ok((config, tokenizer, Files::Gguf(file)))
     }
 
@@ -240,35 +299,27 @@ impl OpenedModel {
         progress: &mut dyn FnMut(usize, usize) -> Result<()>,
     ) -> Result<Model> {
         let Self { name, path, config, tokenizer, files } = self;
+        let stays = stay(precision, device);
         // Of weights that are dequantised or that a GPU gets, the file is read only once.
-        if precision == WeightsPrecision::Native && matches!(device, Device::Cpu) {
-            match &files {
-                Files::Gguf(file) => file.copy_to_huge_pages(),
-                Files::Safetensors(_, files) => files.copy_to_huge_pages(),
-            }
+        if stays {
+            files.bytes().iter().for_each(|file| file.copy_to_huge_pages());
         }
-        let mut digest = Sha256::new();
         let decoder = match &files {
             Files::Gguf(file) => {
-                let decoder =
-                    Decoder::load(config.clone(), &file.weights(&config)?, precision, device, progress)?;
-                digest.update(file.bytes());
-                decoder
+                Decoder::load(config.clone(), &file.weights(&config)?, precision, device, progress)?
             }
-            Files::Safetensors(text, files) => {
-                let decoder =
-                    Decoder::load(config.clone(), &files.weights(&config)?, precision, device, progress)?;
-                digest.update(text.as_bytes());
-                for path in files.files() {
-                    hash_file(path, &mut digest)?;
-                }
-                decoder
+            Files::Safetensors(_, files) => {
+                Decoder::load(config.clone(), &files.weights(&config)?, precision, device, progress)?
             }
         };
-        let sha256 = hexadecimal(digest);
+        let hash = files.hash();
+        if !stays {
+            // Nothing else keeps the file.
+            hash.get();
+        }
         Ok(Model {
             name,
-            sha256,
+            hash,
             path,
             decoder: Arc::new(decoder),
             tokenizer: Arc::new(tokenizer),
@@ -349,20 +400,4 @@ pub fn folder_config(
     // Some checkpoints leave the flag out and the matrix with it.
     config.tied_embeddings |= !files.has_unembedding(&config)?;
     Ok((text, config, files))
-}
-
-fn hexadecimal(digest: Sha256) -> String {
-    digest.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-fn hash_file(path: &Path, digest: &mut Sha256) -> Result<()> {
-    let error = |e: std::io::Error| Error::io("read the weights", path, &e);
-    let mut file = layerscope_files::open(path).map_err(error)?;
-    let mut buffer = vec![0; 1 << 20];
-    loop {
-        match file.read(&mut buffer).map_err(error)? {
-            0 => return Ok(()),
-            read => digest.update(&buffer[..read]),
-        }
-    }
 }

@@ -4,10 +4,10 @@ use crate::{Error, Result};
 use layerscope_kernels::Instructions;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Threads that [`one_pool`] makes; 0 where nobody said.
+/// Threads of the pool; 0 where nobody said.
 static WANTED: AtomicUsize = AtomicUsize::new(0);
 
-/// Sets how many threads [`one_pool`] makes.
+/// Sets how many threads [`one_pool`] and [`pool_for_several`] make.
 pub fn use_threads(threads: usize) {
     WANTED.store(threads, Ordering::Relaxed);
 }
@@ -19,10 +19,23 @@ pub fn use_threads(threads: usize) {
 /// # Errors
 /// [`Error::Failure`] where threads cannot be started.
 pub fn one_pool() -> Result<()> {
+    build(rayon::ThreadPoolBuilder::use_current_thread)
+}
+
+/// The same pool where several threads run models: no caller is one of its threads, which would lack while that caller waits for
+/// something else. Call it before anything calls [`one_pool`].
+///
+/// # Errors
+/// [`Error::Failure`] where threads cannot be started.
+pub fn pool_for_several() -> Result<()> {
+    build(|pool| pool)
+}
+
+fn build(whose: impl FnOnce(rayon::ThreadPoolBuilder) -> rayon::ThreadPoolBuilder) -> Result<()> {
     let said = Some(WANTED.load(Ordering::Relaxed)).filter(|&threads| threads > 0);
     let variable = || std::env::var("RAYON_NUM_THREADS").ok()?.parse().ok().filter(|&threads| threads > 0);
     let threads = said.or_else(variable).unwrap_or(num_cpus::get_physical().min(num_cpus::get()));
-    let built = rayon::ThreadPoolBuilder::new().num_threads(threads).use_current_thread().build_global();
+    let built = whose(rayon::ThreadPoolBuilder::new().num_threads(threads)).build_global();
     // An error without a cause says that there is a pool.
     match built.as_ref().err().and_then(std::error::Error::source) {
         None => Ok(()),

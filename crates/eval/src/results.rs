@@ -39,7 +39,7 @@ impl Settings {
     pub fn new(model: &Model, tasks: &crate::TaskFile, raw: bool, max_new_tokens: usize) -> Self {
         Self {
             model: model.name.clone(),
-            model_sha256: model.sha256.clone(),
+            model_sha256: model.sha256().to_owned(),
             adapter_sha256: model.adapter.as_ref().map(|adapter| adapter.sha256.clone()),
             weights: model.precision.name().to_owned(),
             tasks: tasks.name.clone(),

@@ -1,5 +1,5 @@
 //! Values of layers × columns with maxima over groups of 4, 16, 64 … columns: any zoom level reads a few
-//! values per pixel, and a single large column never disappears.
+//! values per pixel, and a single large column never disappears. Of values with a sign the one farthest from zero is kept.
 
 mod parts;
 
@@ -18,6 +18,7 @@ const GROUP: usize = 4;
 pub struct Pyramid {
     id: u64,
     rows: usize,
+    keeps: Keeps,
     levels: Vec<Vec<f32>>,
     /// Largest value of each row over all columns except the first, which may be an attention sink.
     row_max_after_first: Vec<f32>,
@@ -29,7 +30,7 @@ impl Pyramid {
     /// An empty pyramid of `rows` rows.
     pub fn new(rows: usize) -> Self {
         let (id, row_max_after_first) = (Self::next_id(), vec![f32::NAN; rows]);
-        Self { id, rows, levels: vec![vec![]], row_max_after_first, partial: None }
+        Self { id, rows, keeps: Keeps::Largest, levels: vec![vec![]], row_max_after_first, partial: None }
     }
 
     fn next_id() -> u64 {
@@ -42,8 +43,21 @@ impl Pyramid {
     /// # Panics
     /// If `values` is not of that size.
     pub fn from_rows(values: &[f32], rows: usize, columns: usize) -> Self {
+        Self::keeping(Keeps::Largest, values, rows, columns)
+    }
+
+    /// [`Self::from_rows`] of values with a sign: a maximum is the value farthest from zero, so that strong negative ones are seen
+    /// at every zoom.
+    ///
+    /// # Panics
+    /// As [`Self::from_rows`].
+    pub fn from_signed_rows(values: &[f32], rows: usize, columns: usize) -> Self {
+        Self::keeping(Keeps::Farthest, values, rows, columns)
+    }
+
+    fn keeping(keeps: Keeps, values: &[f32], rows: usize, columns: usize) -> Self {
         assert_eq!(values.len(), rows * columns, "values are rows × columns");
-        let mut pyramid = Self::new(rows);
+        let mut pyramid = Self { keeps, ..Self::new(rows) };
         let mut base = vec![0.0; values.len()];
         // In bands of columns, so that the data stays in the CPU cache.
         const BAND: usize = 64;
@@ -58,7 +72,7 @@ impl Pyramid {
         pyramid.levels[0] = base;
         pyramid.raise();
         for column in pyramid.levels[0].chunks_exact(rows.max(1)).skip(1) {
-            max_into(&mut pyramid.row_max_after_first, column);
+            keeps.merge(&mut pyramid.row_max_after_first, column);
         }
         pyramid
     }
@@ -81,7 +95,7 @@ impl Pyramid {
                 let start = above.len();
                 above.resize(start + self.rows, f32::NAN);
                 for column in group.chunks_exact(self.rows) {
-                    max_into(&mut above[start..], column);
+                    self.keeps.merge(&mut above[start..], column);
                 }
             }
             self.levels.push(above);
@@ -95,7 +109,7 @@ impl Pyramid {
     pub fn push(&mut self, column: &[f32]) {
         assert_eq!(column.len(), self.rows, "a column has all rows");
         if self.columns() > 0 {
-            max_into(&mut self.row_max_after_first, column);
+            self.keeps.merge(&mut self.row_max_after_first, column);
         }
         let rows = self.rows;
         self.levels[0].extend_from_slice(column);
@@ -106,7 +120,7 @@ impl Pyramid {
             if values.len() < (index + 1) * rows {
                 values.resize((index + 1) * rows, f32::NAN);
             }
-            max_into(&mut values[index * rows..], column);
+            self.keeps.merge(&mut values[index * rows..], column);
         }
         // The top level had one column. With two, it needs a next level.
         self.raise();
@@ -151,7 +165,7 @@ impl Pyramid {
         }
         let mut largest = vec![f32::NAN; self.rows];
         for column in self.levels[self.levels.len() - 1].chunks_exact(self.rows.max(1)) {
-            max_into(&mut largest, column);
+            self.keeps.merge(&mut largest, column);
         }
         largest
     }
@@ -174,13 +188,13 @@ impl Pyramid {
         let (level, size) = self.level_for(range.len());
         let groups = range.start / size..range.end.div_ceil(size);
         if self.partial.is_some() {
-            groups.for_each(|group| max_into(largest, self.group(level, group)));
+            groups.for_each(|group| self.keeps.merge(largest, self.group(level, group)));
             return;
         }
         let values = &self.levels[level];
         let end = (groups.end * self.rows).min(values.len());
         for column in values[(groups.start * self.rows).min(end)..end].chunks_exact(self.rows.max(1)) {
-            max_into(largest, column);
+            self.keeps.merge(largest, column);
         }
     }
 
@@ -213,6 +227,7 @@ impl Clone for Pyramid {
         Self {
             id: Self::next_id(),
             rows: self.rows,
+            keeps: self.keeps,
             levels: self.levels.clone(),
             row_max_after_first: self.row_max_after_first.clone(),
             partial: self.partial.clone(),
@@ -226,11 +241,26 @@ fn levels_of(columns: usize) -> usize {
     above.count()
 }
 
-/// Elementwise maximum that ignores NaN.
-fn max_into(largest: &mut [f32], values: &[f32]) {
-    for (largest, &value) in largest.iter_mut().zip(values) {
-        // f32::max returns the other value if one is NaN.
-        *largest = largest.max(value);
+/// Which of several values a group keeps.
+#[derive(Debug, Clone, Copy)]
+enum Keeps {
+    /// The largest.
+    Largest,
+    /// The one farthest from zero; of two as far, the positive one.
+    Farthest,
+}
+
+impl Keeps {
+    /// Elementwise; ignores NaN.
+    fn merge(self, kept: &mut [f32], values: &[f32]) {
+        for (kept, &value) in kept.iter_mut().zip(values) {
+            // f32::max returns the other value if one is NaN.
+            *kept = match self {
+                Self::Farthest if kept.abs() > value.abs() => *kept,
+                Self::Farthest if value.abs() > kept.abs() => value,
+                _ => kept.max(value),
+            };
+        }
     }
 }
 
@@ -308,6 +338,23 @@ mod tests {
             }
             assert!((1..=2).contains(&seen), "{seen} of {pixels} pixels");
         }
+    }
+
+    #[test]
+    fn a_strong_negative_value_is_seen_at_every_zoom() {
+        let (columns, strong) = (1_000, 377);
+        let mut values = vec![0.25; columns];
+        values[strong] = -0.5;
+        values[0] = f32::NAN;
+        let signed = Pyramid::from_signed_rows(&values, 1, columns);
+        let mut largest = [0.0];
+        for width in [1, 3, 40, 700] {
+            signed.max_over(strong..strong + width, &mut largest);
+            assert_eq!(largest, [-0.5], "{width}");
+        }
+        assert_eq!(signed.row_max(false), [-0.5]);
+        assert_eq!(Pyramid::from_rows(&values, 1, columns).row_max(false), [0.25]);
+        assert_eq!(Pyramid::from_signed_rows(&[-0.5, 0.5], 1, 2).row_max(false), [0.5]);
     }
 
     #[test]

@@ -31,4 +31,4 @@ pub use hub::{Progress, fetch};
 pub use local::{LocalModel, ModelFormat, Origin, local_models};
 pub use places::{HubPlaces, Places, Token};
 pub use reference::{HubReference, Reference, Wanted};
-pub use seen::{remember, remembered};
+pub use seen::{is_known, remember, remembered};

@@ -24,6 +24,11 @@ pub fn remember(places: &Places, sha256: &str, path: &Path) {
     }
 }
 
+/// Whether some model was loaded from a path.
+pub fn is_known(places: &Places, path: &Path) -> bool {
+    file(places).is_some_and(|file| read(&file).values().any(|known| known == path))
+}
+
 /// Where the model of a hash was loaded from last, if something is still there.
 pub fn remembered(places: &Places, sha256: &str) -> Option<PathBuf> {
     read(&file(places)?).remove(sha256).filter(|path| path.exists())
@@ -67,7 +72,9 @@ mod tests {
             std::fs::write(path, "x").unwrap();
         }
         assert_eq!(remembered(&places, "1"), None);
+        assert!(!is_known(&places, &a));
         remember(&places, "1", &a);
+        assert!(is_known(&places, &a) && !is_known(&places, &b));
         remember(&places, "2", &a);
         remember(&places, "1", &b);
         assert_eq!([remembered(&places, "1"), remembered(&places, "2")], [Some(b.clone()), Some(a)]);

@@ -265,7 +265,7 @@ fn manifest(model: &Model, prompts: &PromptFile, max_new_tokens: usize, map: Cau
         .find_map(|prompt| model.tokenizer.encode_prompt(&prompt.content).ok()?.first().copied());
     let info = ModelInfo {
         name: model.name.clone(),
-        sha256: model.sha256.clone(),
+        sha256: model.sha256().to_owned(),
         architecture: config.architecture.clone(),
         layers: config.layers,
         heads: config.heads,

@@ -13,7 +13,7 @@ pub(crate) fn check(run: &Run, model: &Model) -> Result<()> {
         manifest.model.adapter.as_ref().map(|adapter| &adapter.sha256),
         model.adapter.as_ref().map(|adapter| &adapter.sha256),
     ];
-    let is_same = model.sha256 == manifest.model.sha256 && model.precision.name() == manifest.weights;
+    let is_same = model.sha256() == manifest.model.sha256 && model.precision.name() == manifest.weights;
     if is_same && adapters[0] == adapters[1] {
         return Ok(());
     }

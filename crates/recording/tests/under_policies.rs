@@ -66,7 +66,7 @@ fn adapted(rows: AdapterRows) -> Model {
         rows,
         policy: "speed:4+bos".to_owned(),
         model: model.name.clone(),
-        model_sha256: model.sha256.clone(),
+        model_sha256: model.sha256().to_owned(),
         prompts: String::new(),
         prompts_sha256: String::new(),
         layerscope: String::new(),

@@ -72,7 +72,7 @@ impl PatchFigure {
                 map.site.words(),
                 map.site.column_name(),
             ),
-            values: Pyramid::from_rows(&values, rows, columns),
+            values: Pyramid::from_signed_rows(&values, rows, columns),
             scale: Scale::symmetric(limit),
             first: map.columns.first().copied().unwrap_or(0),
             column_name: map.site.column_name(),

@@ -17,10 +17,15 @@ use layerscope_engine::{Error, Interrupt, Model, Policy, Result};
 use metrics::Metrics;
 use scheduler::Scheduler;
 use served::Served;
+use std::io::{Read, Write};
 use std::net::{TcpListener, ToSocketAddrs};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock, mpsc};
 use std::time::Duration;
+
+/// Serves one viewer of another machine: takes what it sends and gives what it is sent, until either way is closed or the interrupt
+/// is set.
+pub type Viewer = fn(Box<dyn Read + Send>, Box<dyn Write + Send>, &Interrupt) -> Result<()>;
 
 /// Where and how to serve.
 #[derive(Debug, Clone)]
@@ -49,6 +54,8 @@ pub struct Options {
     pub default_max_tokens: usize,
     /// Longest time from a request's arrival to its end.
     pub timeout: Duration,
+    /// Serves viewers at `/viewer/engine`, a WebSocket; `None` lets none in. It needs a key.
+    pub viewer: Option<Viewer>,
 }
 
 /// A model and the policies it is served under.
@@ -83,7 +90,7 @@ pub enum Event<'a> {
 /// Serves until the interrupt is set, then finishes what runs. `load` is called on the thread that runs the model.
 ///
 /// # Errors
-/// [`Error::Input`] where the address cannot be listened on, or is open to others without a key; whatever `load` says.
+/// [`Error::Input`] where the address cannot be listened on, or is open to others or to viewers without a key; whatever `load` says.
 pub fn serve(
     options: Options,
     load: impl FnOnce() -> Result<Loaded> + Send + 'static,
@@ -91,6 +98,10 @@ pub fn serve(
     told: &(dyn Fn(Event<'_>) + Sync),
 ) -> Result<()> {
     let listener = listen(&options)?;
+    if options.viewer.is_some() {
+        // What runs models for viewers needs threads while the model's own thread waits for requests.
+        layerscope_engine::pool_for_several()?;
+    }
     let io = |action: &str, error: std::io::Error| Error::failure(format!("cannot {action}: {error}"));
     let address = listener.local_addr().map_err(|error| io("tell the server's address", error))?;
     listener.set_nonblocking(true).map_err(|error| io("listen", error))?;
@@ -123,7 +134,7 @@ pub fn serve(
     let engine = engine.map_err(|error| io("start a thread", error))?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| io("start the server", error))?;
-    let state = http::State { options, served, metrics };
+    let state = http::State { options, served, metrics, viewers: Arc::default() };
     runtime.block_on(async {
         let stop = async {
             tokio::select! {
@@ -150,7 +161,13 @@ pub fn serve(
 
 /// Whether only this machine can connect to an address.
 fn listen(options: &Options) -> Result<TcpListener> {
-    let Options { host, port, api_key, .. } = options;
+    let Options { host, port, api_key, viewer, .. } = options;
+    if api_key.is_none() && viewer.is_some() {
+        return Err(Error::input(
+            "--viewer lets whoever connects read and write files with your account, and other accounts of this machine can connect \
+             to 127.0.0.1, too: give a key with --api-key or LAYERSCOPE_API_KEY",
+        ));
+    }
     let bare = host.trim_start_matches('[').trim_end_matches(']');
     let addresses = (bare, *port).to_socket_addrs().map(Iterator::collect::<Vec<_>>);
     let addresses = addresses

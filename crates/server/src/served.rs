@@ -21,6 +21,8 @@ pub(crate) struct Served {
     pub(crate) policies: Vec<Policy>,
     /// When it was loaded, seconds since 1970.
     pub(crate) created: u64,
+    /// The model's files, in answers.
+    pub(crate) fingerprint: String,
     limits: Limits,
     kv_memory: u64,
     messages: Mutex<Sender<Message>>,
@@ -103,10 +105,12 @@ impl Served {
             default_max_tokens: options.default_max_tokens,
             exact: options.exact,
         };
+        // Hashed while the model loads, not with the first answer: a large file takes seconds.
+        let fingerprint = format!("fp_{}", model.sha256().get(..12).unwrap_or_default());
         let (messages, queued) = (Mutex::new(messages), Arc::default());
         let base = base.map(|model| Named { name: format!("{name}{BASE}"), model });
         let models = std::iter::once(Named { name, model }).chain(base).map(Arc::new).collect();
-        Ok(Self { models, policies, created, limits, kv_memory, messages, queued })
+        Ok(Self { models, policies, created, fingerprint, limits, kv_memory, messages, queued })
     }
 
     /// The name of the model that requests without a name get.
@@ -122,10 +126,6 @@ impl Served {
     /// All models have the same.
     pub(crate) fn config(&self) -> &ModelConfig {
         self.models[0].model.config()
-    }
-
-    pub(crate) fn sha256(&self) -> &str {
-        &self.models[0].model.sha256
     }
 
     pub(crate) fn limits(&self) -> Limits {

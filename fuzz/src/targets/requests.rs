@@ -76,6 +76,7 @@ fn start() -> String {
         kv_memory: Some(64 << 20),
         default_max_tokens: 4,
         timeout: Duration::from_secs(2),
+        viewer: None,
     };
     let load = || {
         let source = ModelSource::embedded("layerscope-tiny", MODEL);

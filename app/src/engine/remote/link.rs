@@ -4,23 +4,19 @@ use super::outbox::{Next, Outbox};
 use super::question::{Answered, Question};
 use super::wire::{self, NotGreeted, PROTOCOL, ToEngine, ToWindow};
 use super::{BEAT, MOST_FRAME, WINDOW_PATIENCE};
+use crate::engine::inbox::{EVENTS, Inbox, full};
 use crate::engine::message::{Command, Event, Pattern};
 use layerscope_engine::{Error, Result};
-use std::cell::Cell;
 use std::collections::HashMap;
 use std::fmt;
 use std::io::{self, BufReader, Read, Write};
 use std::process::{Child, ExitStatus};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
+use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::{self, Builder};
 use std::time::{Duration, Instant};
 
-/// Capacity for events, as of an engine here.
-const EVENTS: usize = 1024;
-/// Commands that may wait, as of an engine here.
-const COMMANDS: usize = 16;
 /// Most bytes of an answer.
 const MOST_ANSWER: usize = 1 << 30;
 /// Most layers, and heads of a layer, of a model elsewhere.
@@ -162,7 +158,7 @@ impl Link {
         *lock(&shared.heard) = Instant::now();
         let watched = Arc::downgrade(&shared);
         spawn("watch over the engine", move || watch(&watched))?;
-        let engine = RemoteEngine { shared: Arc::clone(&shared), events: come, unfinished: Cell::new(0) };
+        let engine = RemoteEngine { shared: Arc::clone(&shared), inbox: Inbox::new(come) };
         Ok((Self { shared }, engine))
     }
 
@@ -243,9 +239,7 @@ impl Drop for Link {
 /// [`crate::engine::LocalEngine`] does.
 pub struct RemoteEngine {
     shared: Arc<Shared>,
-    events: Receiver<Event>,
-    /// Commands whose [`Event::Idle`] was not received yet.
-    unfinished: Cell<usize>,
+    inbox: Inbox,
 }
 
 impl RemoteEngine {
@@ -258,36 +252,24 @@ impl RemoteEngine {
             return Err(Error::failure(reason));
         }
         let counts = !matches!(command, Command::Cancel);
-        if counts && self.unfinished.get() > COMMANDS {
-            return Err(Error::failure(format!(
-                "the engine has {COMMANDS} commands waiting already; wait for one to end, or cancel"
-            )));
+        if counts && self.inbox.is_full() {
+            return Err(full());
         }
         self.shared.outbox.put(wire::frame(&ToEngine::Command(command))?);
-        self.unfinished.set(self.unfinished.get() + usize::from(counts));
+        if counts {
+            self.inbox.expect_idle();
+        }
         Ok(())
     }
 
     /// The next event, if any.
     pub fn try_event(&self) -> Option<Event> {
-        match self.events.try_recv() {
-            Ok(event) => {
-                if matches!(event, Event::Idle) {
-                    self.unfinished.set(self.unfinished.get().saturating_sub(1));
-                }
-                Some(event)
-            }
-            Err(TryRecvError::Empty) => None,
-            Err(TryRecvError::Disconnected) => {
-                self.unfinished.set(0);
-                None
-            }
-        }
+        self.inbox.try_event()
     }
 
     /// Whether a command is running or queued, according to the events received so far.
     pub fn is_busy(&self) -> bool {
-        self.unfinished.get() > 0
+        self.inbox.is_busy()
     }
 }
 
@@ -383,6 +365,9 @@ impl Shared {
         let host = &self.host;
         match problem {
             NotGreeted::Silent => self.ended(),
+            NotGreeted::Other(text) if lock(&self.program).is_none() => {
+                format!("{host} began with “{text}” rather than as an engine does")
+            }
             NotGreeted::Other(text) => format!(
                 "{host} began with “{text}” rather than as an engine does; its shell must print nothing at the start of a command \
                  over ssh"
@@ -406,7 +391,7 @@ impl Program {
 }
 
 /// Whether the sizes that an event names are those of what it holds: views rely on them.
-fn is_sound(event: &Event) -> bool {
+pub(super) fn is_sound(event: &Event) -> bool {
     match event {
         Event::Loaded(model) => model.layers.max(model.heads) <= MOST_LAYERS,
         Event::Pattern(Pattern { heads, steps, positions, values, .. }) => {

@@ -6,8 +6,11 @@ use std::time::Duration;
 
 /// Bytes of bulk that wait at most, besides one frame.
 const MOST_BULK: usize = 1 << 20;
-/// Live frames after which there is no room for more.
+/// Live frames, and bytes of them, after which there is no room for more.
 const MOST_LIVE: usize = 256;
+const MOST_LIVE_BYTES: usize = 16 << 20;
+/// Live frames that are put although there is no room, after which the other side counts as gone: it asks, and does not listen.
+const MOST_UNHEARD: usize = 4096;
 
 /// Frames that wait to be written.
 #[derive(Debug, Default)]
@@ -19,6 +22,7 @@ pub(super) struct Outbox {
 #[derive(Debug, Default)]
 struct Waiting {
     live: VecDeque<Vec<u8>>,
+    live_bytes: usize,
     bulk: VecDeque<Vec<u8>>,
     bulk_bytes: usize,
     is_closed: bool,
@@ -41,7 +45,11 @@ impl Outbox {
     /// Puts a live frame; never waits. Whoever has many asks for [`Self::has_room`] first.
     pub(super) fn put(&self, frame: Vec<u8>) {
         let mut waiting = self.lock();
+        if waiting.live.len() >= MOST_UNHEARD {
+            *waiting = Waiting { is_closed: true, ..Waiting::default() };
+        }
         if !waiting.is_closed {
+            waiting.live_bytes += frame.len();
             waiting.live.push_back(frame);
         }
         self.changed.notify_all();
@@ -49,7 +57,8 @@ impl Outbox {
 
     /// Whether more live frames should be put.
     pub(super) fn has_room(&self) -> bool {
-        self.lock().live.len() < MOST_LIVE
+        let waiting = self.lock();
+        waiting.live.len() < MOST_LIVE && waiting.live_bytes < MOST_LIVE_BYTES
     }
 
     /// Puts a frame of bulk; waits while there is too much. Returns whether the box is open.
@@ -73,11 +82,17 @@ impl Outbox {
             |waiting: &mut Waiting| waiting.live.is_empty() && waiting.bulk.is_empty() && !waiting.is_closed;
         let waited = self.changed.wait_timeout_while(waiting, patience, is_idle);
         let (mut waiting, _) = waited.unwrap_or_else(PoisonError::into_inner);
-        let next = waiting.live.pop_front().or_else(|| {
-            let frame = waiting.bulk.pop_front()?;
-            waiting.bulk_bytes -= frame.len();
-            Some(frame)
-        });
+        let next = match waiting.live.pop_front() {
+            Some(frame) => {
+                waiting.live_bytes -= frame.len();
+                Some(frame)
+            }
+            None => {
+                let frame = waiting.bulk.pop_front();
+                waiting.bulk_bytes -= frame.as_ref().map_or(0, Vec::len);
+                frame
+            }
+        };
         self.changed.notify_all();
         match next {
             Some(frame) => Next::Frame(frame),
@@ -134,6 +149,19 @@ mod tests {
             assert_eq!(outbox.next(PATIENCE), Next::Frame(vec![2]));
         }
         assert_eq!(outbox.next(PATIENCE), Next::Frame(vec![7; MOST_BULK + 1]));
+        assert_eq!(outbox.next(PATIENCE), Next::Closed);
+    }
+
+    #[test]
+    fn few_large_frames_are_many_and_nobody_asks_without_end() {
+        let outbox = Outbox::default();
+        outbox.put(vec![1; MOST_LIVE_BYTES]);
+        assert!(!outbox.has_room());
+        assert_eq!(outbox.next(PATIENCE), Next::Frame(vec![1; MOST_LIVE_BYTES]));
+        assert!(outbox.has_room());
+        (0..MOST_UNHEARD).for_each(|_| outbox.put(vec![2]));
+        assert!(!outbox.lock().is_closed);
+        outbox.put(vec![2]);
         assert_eq!(outbox.next(PATIENCE), Next::Closed);
     }
 }

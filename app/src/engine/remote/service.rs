@@ -13,12 +13,14 @@ use layerscope_engine::{Error, Interrupt, ModelSource, Result, guarded};
 use std::io::{BufReader, ErrorKind, Read, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::thread::{self, Builder};
 use std::time::{Duration, Instant};
 
 /// Time between looks at the interrupt.
 const LOOK: Duration = Duration::from_millis(200);
+/// Messages that were read and wait; the window's way is not read further meanwhile.
+const MESSAGES: usize = 64;
 /// Questions that are answered at once.
 const MOST_QUESTIONS: usize = 64;
 
@@ -56,13 +58,14 @@ pub fn serve(
     let unwritable = |error| Error::failure(format!("cannot write to the window ({error})"));
     let greeting = wire::greeting(PROTOCOL, env!("CARGO_PKG_VERSION"));
     wire::write(&mut output, &greeting).map_err(unwritable)?;
-    let (happens, happenings) = channel();
+    let (happens, happenings) = sync_channel(MESSAGES);
     let (outbox, pending) = (Arc::new(Outbox::default()), Arc::new(AtomicBool::new(false)));
     // Wakes that have not been looked at are one.
     let (sender, is_pending) = (happens.clone(), Arc::clone(&pending));
     let wake = move || {
-        if !is_pending.swap(true, Ordering::AcqRel) {
-            let _ = sender.send(Happening::Wake);
+        // Where messages wait, events are passed on behind each of them, so that nobody has to wait here.
+        if !is_pending.swap(true, Ordering::AcqRel) && sender.try_send(Happening::Wake).is_err() {
+            is_pending.store(false, Ordering::Release);
         }
     };
     let sender = happens.clone();
@@ -90,7 +93,7 @@ fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<thread::Joi
 }
 
 /// Reads messages until there are none.
-fn read(input: impl Read, happens: &Sender<Happening>) {
+fn read(input: impl Read, happens: &SyncSender<Happening>) {
     let mut input = BufReader::new(input);
     let problem = match wire::read_greeting(&mut input) {
         Ok(_) => loop {

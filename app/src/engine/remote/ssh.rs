@@ -1,101 +1,19 @@
 //! The system's own ssh as the way to an engine: configuration, agent and jump hosts are the user's.
 
+use super::address::Address;
 use super::link::{Pipes, Program};
 use layerscope_engine::{Error, Result};
-use std::fmt;
 use std::io::{ErrorKind, Read};
-use std::path::PathBuf;
 use std::process::{Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// What remote addresses begin with.
-const SCHEME: &str = "ssh://";
 /// Bytes kept of what ssh and the engine say on standard error.
 const SAID: usize = 8 << 10;
-
-/// A host, and perhaps a path on it: `ssh://[user@]host[:port][/path]`.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SshTarget {
-    user: Option<String>,
-    host: String,
-    port: Option<u16>,
-    /// The path: absolute, or from the user's home where it began with `~/`; `None` where none is given.
-    pub path: Option<PathBuf>,
-}
-
-impl SshTarget {
-    /// Whether a text is meant as a remote address.
-    pub fn is_meant(text: &str) -> bool {
-        text.get(..SCHEME.len()).is_some_and(|start| start.eq_ignore_ascii_case(SCHEME))
-    }
-
-    /// Reads `ssh://[user@]host[:port][/path]`; `%20` in the path is a space, and `/~/runs` begins at the user's home.
-    ///
-    /// # Errors
-    /// [`Error::Input`] if it is none, or if user or host could be taken for options or for parts of a command.
-    pub fn parse(text: &str) -> Result<Self> {
-        let refuse = |problem: &str| {
-            Error::input(format!("{text} {problem}; give ssh://[user@]host[:port]/path/of/a/run"))
-        };
-        let rest = text.get(SCHEME.len()..).filter(|_| Self::is_meant(text));
-        let rest = rest.ok_or_else(|| refuse("is no remote address"))?;
-        let (authority, path) = rest.find('/').map_or((rest, ""), |slash| rest.split_at(slash));
-        let (user, address) = match authority.rsplit_once('@') {
-            Some((user, address)) => (Some(user), address),
-            None => (None, authority),
-        };
-        let (host, port) = match address.strip_prefix('[').and_then(|inner| inner.split_once(']')) {
-            Some((host, "")) => (host, None),
-            Some((host, port)) => (host, Some(port.strip_prefix(':').unwrap_or("none"))),
-            None => address.split_once(':').map_or((address, None), |(host, port)| (host, Some(port))),
-        };
-        let is_plain = |name: &str, others: &str| {
-            !name.is_empty()
-                && !name.starts_with('-')
-                && name.chars().all(|c| c.is_alphanumeric() || others.contains(c))
-        };
-        if !is_plain(host, ".-_:%") {
-            return Err(refuse("names no host that ssh can be given"));
-        }
-        if user.is_some_and(|user| !is_plain(user, ".-_+")) {
-            return Err(refuse("names no user that ssh can be given"));
-        }
-        let port = port.map(|port| port.parse::<u16>().ok().filter(|port| *port > 0));
-        let port = match port {
-            Some(None) => return Err(refuse("has a port that is no number from 1 to 65535")),
-            port => port.flatten(),
-        };
-        let decoded = percent_encoding::percent_decode_str(path).decode_utf8();
-        let decoded = decoded.map_err(|_| refuse("has a path that is no UTF-8"))?;
-        if decoded.chars().any(char::is_control) {
-            return Err(refuse("has control characters in its path"));
-        }
-        let path = match decoded.as_ref() {
-            "" | "/" => None,
-            "/~" | "/~/" => Some(PathBuf::from(".")),
-            path => Some(PathBuf::from(path.strip_prefix("/~/").unwrap_or(path))),
-        };
-        Ok(Self { user: user.map(str::to_owned), host: host.to_owned(), port, path })
-    }
-
-    /// What ssh is given as its destination.
-    fn destination(&self) -> String {
-        self.user.as_ref().map_or(self.host.clone(), |user| format!("{user}@{}", self.host))
-    }
-}
-
-impl fmt::Display for SshTarget {
-    /// The host for sentences and the status line.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.destination())?;
-        self.port.map_or(Ok(()), |port| write!(f, ":{port}"))
-    }
-}
 
 /// How to reach an engine by ssh.
 #[derive(Debug, Clone)]
 pub struct Ssh {
-    target: SshTarget,
+    address: Address,
     /// The program with its first arguments.
     words: Vec<String>,
     /// The program on the other machine, where it is not found by its name.
@@ -107,7 +25,7 @@ impl Ssh {
     ///
     /// # Errors
     /// [`Error::Input`] if the command is empty or a quote in it is open, or the path is empty or has control characters.
-    pub fn new(target: SshTarget, command: &str, layerscope: Option<String>) -> Result<Self> {
+    pub fn new(address: Address, command: &str, layerscope: Option<String>) -> Result<Self> {
         let words = words(command).filter(|words| !words.is_empty()).ok_or_else(|| {
             Error::input(format!(
                 "{command:?} is no command; give a program and its arguments, as in --ssh 'ssh -F config'"
@@ -118,12 +36,7 @@ impl Ssh {
                 "--remote-layerscope is no path; give that of the program on the other machine",
             ));
         }
-        Ok(Self { target, words, layerscope })
-    }
-
-    /// The host for sentences and the status line.
-    pub fn host(&self) -> String {
-        self.target.to_string()
+        Ok(Self { address, words, layerscope })
     }
 
     /// The program and its arguments.
@@ -131,10 +44,10 @@ impl Ssh {
         let mut arguments = self.words[1..].to_vec();
         // No terminal is asked for: bytes must pass as they are.
         arguments.push("-T".into());
-        if let Some(port) = self.target.port {
+        if let Some(port) = self.address.port {
             arguments.extend(["-p".into(), port.to_string()]);
         }
-        arguments.extend(["--".into(), self.target.destination(), self.remote_command()]);
+        arguments.extend(["--".into(), self.address.destination(), self.remote_command()]);
         (&self.words[0], arguments)
     }
 
@@ -177,7 +90,7 @@ impl Ssh {
         let said = Arc::new(Mutex::new(String::new()));
         let kept = Arc::clone(&said);
         std::thread::spawn(move || keep(errors, &kept));
-        let (host, there) = (self.host(), self.layerscope.clone());
+        let (host, there) = (self.address.to_string(), self.layerscope.clone());
         let explain =
             move |status: Option<ExitStatus>, said: &str| explain(&host, there.as_deref(), status, said);
         let program = Some(Program { child, said, explain: Box::new(explain) });
@@ -250,63 +163,14 @@ fn words(command: &str) -> Option<Vec<String>> {
 mod tests {
     use super::*;
 
-    fn target(text: &str) -> SshTarget {
-        SshTarget::parse(text).expect("an address")
-    }
-
-    #[test]
-    fn addresses_name_user_host_port_and_path() {
-        let parts = |text: &str| {
-            let SshTarget { user, host, port, path } = target(text);
-            (
-                user.unwrap_or_default(),
-                host,
-                port.unwrap_or(0),
-                path.unwrap_or_default().display().to_string(),
-            )
-        };
-        let expected =
-            |user: &str, host: &str, port, path: &str| (user.into(), host.into(), port, path.into());
-        assert_eq!(parts("ssh://gpu/data/run"), expected("", "gpu", 0, "/data/run"));
-        assert_eq!(
-            parts("SSH://me@gpu.lab:2222/data/my%20run"),
-            expected("me", "gpu.lab", 2222, "/data/my run")
-        );
-        assert_eq!(parts("ssh://gpu/~/runs/a"), expected("", "gpu", 0, "runs/a"));
-        assert_eq!(parts("ssh://gpu/~"), expected("", "gpu", 0, "."));
-        assert_eq!(parts("ssh://gpu"), expected("", "gpu", 0, ""));
-        assert_eq!(parts("ssh://[::1]:22/r"), expected("", "::1", 22, "/r"));
-        assert_eq!(target("ssh://me@gpu:22/x").to_string(), "me@gpu:22");
-    }
-
-    #[test]
-    fn what_could_be_an_option_or_a_command_is_refused() {
-        for text in [
-            "http://gpu/run",
-            "ssh://",
-            "ssh:///run",
-            "ssh://-oProxyCommand=touch%20x/run",
-            "ssh://-l@gpu/run",
-            "ssh://me:secret@gpu/run",
-            "ssh://gpu;reboot/run",
-            "ssh://$(reboot)/run",
-            "ssh://a b/run",
-            "ssh://gpu:0/run",
-            "ssh://gpu:99999/run",
-            "ssh://gpu:/run",
-            "ssh://[::1]x/run",
-            "ssh://gpu/%ff",
-            "ssh://gpu/a%0Ab",
-        ] {
-            let error = SshTarget::parse(text).expect_err(text);
-            assert!(error.to_string().contains("give ssh://"), "{error}");
-        }
+    fn address(text: &str) -> Address {
+        Address::parse(text).expect("an address")
     }
 
     #[test]
     fn the_command_is_one_word_for_the_other_shell() {
         let ssh = |layerscope: Option<&str>| {
-            Ssh::new(target("ssh://me@gpu:2222/r"), "ssh -F 'my config' -v", layerscope.map(str::to_owned))
+            Ssh::new(address("ssh://me@gpu:2222/r"), "ssh -F 'my config' -v", layerscope.map(str::to_owned))
                 .expect("ssh")
         };
         let quiet = ssh(Some("/opt/it's/layerscope"));
@@ -327,7 +191,7 @@ mod tests {
         }
         assert_eq!(words("a 'b c' d\"\"e ''"), Some(["a", "b c", "de", ""].map(String::from).to_vec()));
         assert_eq!(words("a 'b"), None);
-        assert!(Ssh::new(target("ssh://gpu"), " ", None).is_err());
+        assert!(Ssh::new(address("ssh://gpu"), " ", None).is_err());
     }
 
     #[cfg(unix)]

@@ -3,19 +3,20 @@
 
 use super::question::{Answer, MapPart, PromptOf, Question};
 use super::wire::{self, NotGreeted, ToEngine, ToWindow};
-use super::{Link, MOST_FRAME, Machine, PROTOCOL, Pipes, RemoteEngine, serve};
+use super::{Link, MOST_FRAME, Machine, PROTOCOL, Pipes, serve};
 use crate::data::{Found, MapKey, StepFigure, TileKey, TokenFigure, Want};
 use crate::engine::message::{
     Candidate, LiveAttention, LiveToken, LoadedModel, Pattern, RecordingStage, TextTokens, Training, Under,
 };
-use crate::engine::{Command, Event};
+use crate::engine::tests::{ENDLESS, PATIENCE, load, next, perform, record, rest};
+use crate::engine::{Command, Engine, Event};
 use crate::viewer::SeenModels;
 use layerscope_cutoff::diffusion::DiffusionEvent;
 use layerscope_cutoff::patching::PatchEvent;
 use layerscope_diagnostics::patching::{
     PatchDirection, PatchFigures, PatchMap, PatchMetric, PatchSite, PatchToken, PatchedPrompt,
 };
-use layerscope_diagnostics::prompts::{Prompt, PromptFile, read_prompts};
+use layerscope_diagnostics::prompts::{Prompt, PromptFile};
 use layerscope_diagnostics::reads::{Read as Position, RowReads};
 use layerscope_diagnostics::record::{Divergence, SpanMasses, SpanRecord, SpanRow};
 use layerscope_diagnostics::run::Run;
@@ -31,13 +32,10 @@ use proptest::prelude::*;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::io::{BufReader, PipeWriter, Write, pipe};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
-
-/// Only a deadlock takes longer.
-const PATIENCE: Duration = Duration::from_secs(60);
 
 fn text() -> impl Strategy<Value = String> {
     prop_oneof![Just(String::new()), "[a-z ]{1,9}", "\\PC{0,9}"]
@@ -548,56 +546,17 @@ fn machine() -> Machine {
 }
 
 /// An engine at the other end of two pipes, and the thread that serves it.
-fn connected() -> (Link, RemoteEngine, JoinHandle<Result<()>>) {
+fn connected() -> (Link, Engine, JoinHandle<Result<()>>) {
     let (from_window, to_engine) = pipe().unwrap();
     let (from_engine, to_window) = pipe().unwrap();
     let served = std::thread::spawn(move || serve(from_window, to_window, machine(), &Interrupt::new(false)));
     let pipes = Pipes { input: Box::new(from_engine), output: Box::new(to_engine), program: None };
     let (link, engine) = Link::connect("box", pipes, || {}).unwrap();
-    (link, engine, served)
-}
-
-fn next(engine: &RemoteEngine) -> Event {
-    let start = Instant::now();
-    loop {
-        if let Some(event) = engine.try_event() {
-            return event;
-        }
-        assert!(start.elapsed() < PATIENCE, "the engine says nothing");
-        std::thread::sleep(Duration::from_millis(1));
-    }
-}
-
-fn perform(engine: &RemoteEngine, command: Command) -> Vec<Event> {
-    engine.send(command).unwrap();
-    assert!(engine.is_busy());
-    let events = std::iter::repeat_with(|| next(engine)).take_while(|event| *event != Event::Idle).collect();
-    assert!(!engine.is_busy());
-    events
-}
-
-fn fixture(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../fixtures/tiny").join(name)
-}
-
-fn load() -> Command {
-    let source = ModelSource::path(fixture("layerscope-tiny.gguf"));
-    Command::LoadModel { source, precision: WeightsPrecision::Native, device: DeviceChoice::Cpu }
-}
-
-fn record(count: usize, folder: &Path) -> Command {
-    let mut prompts = read_prompts(&fixture("demo.jsonl")).unwrap();
-    prompts.prompts.truncate(count);
-    Command::Record { prompts, max_new_tokens: 6, folder: folder.to_owned(), adapter: None }
+    (link, Engine::There(engine), served)
 }
 
 fn generate(max_new_tokens: usize) -> Command {
-    let side = Under {
-        prompt: PromptText::Plain("Tell me a long story".into()),
-        policy: "full".into(),
-        adapter: None,
-    };
-    Command::Generate { sides: vec![side], max_new_tokens, sampling: Sampling::Greedy }
+    crate::engine::tests::generate(ENDLESS, &["full"], max_new_tokens)
 }
 
 #[test]
@@ -626,8 +585,7 @@ fn an_engine_elsewhere_does_what_one_here_does() {
     engine.send(generate(1_000)).unwrap();
     while !matches!(next(&engine), Event::Token(_)) {}
     engine.send(Command::Cancel).unwrap();
-    let rest: Vec<Event> =
-        std::iter::repeat_with(|| next(&engine)).take_while(|event| *event != Event::Idle).collect();
+    let rest = rest(&engine);
     assert!(matches!(rest.last(), Some(Event::GenerationEnded { cancelled: true, .. })), "{rest:?}");
     // Too many at once are refused here.
     let refused = (0..40).find_map(|_| engine.send(generate(1)).err()).unwrap();
@@ -776,6 +734,7 @@ fn nobody_waits_for_an_engine_that_is_gone() {
     to_window.write_all(&wire::greeting(PROTOCOL, "0")).unwrap();
     let pipes = Pipes { input: Box::new(from_engine), output: Box::new(to_engine), program: None };
     let (link, engine) = Link::connect("box", pipes, || {}).unwrap();
+    let engine = Engine::There(engine);
     engine.send(generate(3)).unwrap();
     let event = wire::frame(&ToWindow::Event(Event::Failed("the last words".into()))).unwrap();
     std::thread::scope(|scope| {

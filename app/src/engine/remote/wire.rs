@@ -160,3 +160,27 @@ pub(super) fn write(output: &mut impl Write, bytes: &[u8]) -> io::Result<()> {
     output.write_all(bytes)?;
     output.flush()
 }
+
+/// Reads what one side sends as the other side does, a greeting and messages until one is none, and writes the same again: for tests
+/// with hostile bytes.
+#[doc(hidden)]
+pub fn reread(stream: &[u8], is_from_window: bool) -> Vec<u8> {
+    let mut input = io::BufReader::new(stream);
+    let mut again = vec![];
+    if read_greeting(&mut input).is_ok() {
+        again = greeting(PROTOCOL, env!("CARGO_PKG_VERSION"));
+        if is_from_window {
+            while let Ok(Some(message)) = read::<ToEngine>(&mut input) {
+                again.extend(frame(&message).unwrap_or_default());
+            }
+        } else {
+            while let Ok(Some(message)) = read::<ToWindow>(&mut input) {
+                if let ToWindow::Event(event) = &message {
+                    super::link::is_sound(event);
+                }
+                again.extend(frame(&message).unwrap_or_default());
+            }
+        }
+    }
+    again
+}

@@ -30,7 +30,7 @@ type Draw = fn(&mut Strip<'_>, &Scene<'_>);
 /// Draws the strips into `area`, their layers in the rows of `rows`.
 pub(super) fn show(ui: &mut Ui, scene: &mut Scene<'_>, area: Rect, rows: Rect) {
     let strips: [(&str, Draw); 3] =
-        [("Attention goes to", masses), ("KL at the cutoff", frontier), ("Attention knockout KL", knockout)];
+        [("Attention goes to", masses), ("KL at the cutoff", frontier), ("Knockout KL", knockout)];
     let mut left = area.left();
     for (index, width) in WIDTHS.into_iter().enumerate() {
         if left + width > area.right() + 1.0 {

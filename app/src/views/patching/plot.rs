@@ -131,9 +131,8 @@ fn column_axis(painter: &Painter, palette: &Palette, rows: Rect, window: Window,
     let step = axis::step(f64::from(width), if drawn.map.site == PatchSite::Head { 26.0 } else { 46.0 });
     let ticks = (first.next_multiple_of(step)..last).step_by(step);
     axis::foot(painter, palette, rows, ticks.map(|column| (share(column as f64 + 0.5), column.to_string())));
-    let mut below = 20.0;
-    if !figure.texts.is_empty() && width >= LABELLED_COLUMN {
-        below = 100.0;
+    let has_tokens = !figure.texts.is_empty() && width >= LABELLED_COLUMN;
+    if has_tokens {
         for (column, token) in figure.texts.iter().enumerate().take(last).skip(first) {
             let x = rows.left() + share(column as f64 + 0.5) * rows.width();
             if rows.x_range().contains(x) {
@@ -141,9 +140,10 @@ fn column_axis(painter: &Painter, palette: &Palette, rows: Rect, window: Window,
             }
         }
     }
-    let name = match drawn.map.site {
-        PatchSite::Head => "query head",
-        _ => "position, with its token: clean, or clean|corrupted",
+    let (name, below) = match drawn.map.site {
+        PatchSite::Head => ("query head", 20.0),
+        _ if has_tokens => ("position, with its token: clean, or clean|corrupted", 100.0),
+        _ => ("position", 20.0),
     };
     let at = pos2(rows.center().x, rows.bottom() + below);
     painter.text(at, Align2::CENTER_TOP, name, design::caption(), palette.weak_text);

@@ -14,7 +14,7 @@ use std::process::ExitCode;
 pub(crate) fn run(arguments: &AdaptArguments) -> Result<ExitCode> {
     let device = models::device(arguments.model.device)?;
     let prompts = read_prompts(&arguments.prompts)?;
-    let opened = models::open(&arguments.model)?;
+    let opened = models::open(&arguments.model, &device)?;
     let policy = Policy::parse_for(&arguments.policy, &opened.config)?;
     let settings = settings(arguments, policy)?;
     let full = Policy::full(opened.config.layers);

@@ -51,7 +51,7 @@ impl Subject {
     /// SHA-256 of the model; `None` for random weights.
     fn sha256(&self) -> Option<&str> {
         match &self.weights {
-            Weights::Model(model) => Some(&model.sha256),
+            Weights::Model(model) => Some(model.sha256()),
             Weights::Random(_) => None,
         }
     }

@@ -16,7 +16,7 @@ type Captured = BTreeMap<HookPoint, Vec<ArrayD<f32>>>;
 
 pub(crate) fn run(arguments: &CaptureArguments) -> Result<ExitCode> {
     let device = models::device(arguments.model.device)?;
-    let opened = models::open(&arguments.model)?;
+    let opened = models::open(&arguments.model, &device)?;
     let layers = opened.config.layers;
     let mut points = vec![];
     for name in &arguments.hooks {
@@ -68,7 +68,7 @@ pub(crate) fn run(arguments: &CaptureArguments) -> Result<ExitCode> {
     let mut metadata = HashMap::from([
         ("layerscope".to_owned(), env!("CARGO_PKG_VERSION").to_owned()),
         ("model".to_owned(), model.name.clone()),
-        ("model_sha256".to_owned(), model.sha256.clone()),
+        ("model_sha256".to_owned(), model.sha256().to_owned()),
         ("weights".to_owned(), model.precision.name().to_owned()),
         ("policy".to_owned(), policy.to_string()),
         ("prompt_tokens".to_owned(), json!(prompt).to_string()),

@@ -27,3 +27,9 @@ pub(crate) fn run(arguments: &EngineArguments) -> Result<ExitCode> {
     heeded(|interrupt| serve(std::io::stdin(), std::io::stdout(), MACHINE, interrupt))?;
     Ok(ExitCode::SUCCESS)
 }
+
+/// What serves a viewer that `layerscope serve` lets in.
+#[cfg(feature = "server")]
+pub(crate) fn viewer() -> Result<layerscope_server::Viewer> {
+    Ok(|input, output, interrupt| serve(input, output, MACHINE, interrupt))
+}

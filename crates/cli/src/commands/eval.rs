@@ -18,7 +18,7 @@ pub(crate) fn run(arguments: &EvalArguments) -> Result<ExitCode> {
     let mut tasks = read_tasks(&arguments.tasks)?;
     tasks.items.truncate(arguments.limit.map_or(usize::MAX, |limit| limit as usize));
     let device = models::device(arguments.model.device)?;
-    let opened = models::open(&arguments.model)?;
+    let opened = models::open(&arguments.model, &device)?;
     let mut policies: Vec<Policy> = vec![];
     for name in split_policies(&arguments.policies) {
         let policy = Policy::parse_for(&name, &opened.config)?;

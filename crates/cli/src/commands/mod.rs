@@ -53,6 +53,13 @@ fn chosen(text: &str, all: usize, name: &str) -> Result<Vec<usize>> {
     Ok(chosen)
 }
 
+/// The key of a server: the one given, or that of a variable, which other accounts cannot see as they see arguments.
+#[cfg(any(feature = "server", feature = "viewer"))]
+fn api_key(given: Option<&String>) -> Option<String> {
+    let key = given.cloned().or_else(|| std::env::var("LAYERSCOPE_API_KEY").ok());
+    key.filter(|key| !key.is_empty())
+}
+
 pub(crate) fn completions(shell: clap_complete::Shell) -> Result<ExitCode> {
     let mut script = vec![];
     clap_complete::generate(shell, &mut Arguments::command(), "layerscope", &mut script);

@@ -20,7 +20,7 @@ pub(crate) fn run(arguments: &NeedleArguments) -> Result<ExitCode> {
         output::check_folder(path)?;
     }
     let device = models::device(arguments.model.device)?;
-    let opened = models::open(&arguments.model)?;
+    let opened = models::open(&arguments.model, &device)?;
     let names = split_policies(&arguments.policies);
     let policies =
         names.iter().map(|name| Policy::parse_for(name, &opened.config)).collect::<Result<Vec<_>>>()?;
@@ -98,7 +98,7 @@ fn grid(arguments: &NeedleArguments) -> Result<Grid> {
 
 fn write_prompts(arguments: &NeedleArguments, grid: &Grid, path: &Path) -> Result<ExitCode> {
     output::check_folder(path)?;
-    let opened = models::open(&arguments.model)?;
+    let opened = models::open_named(&arguments.model.model, arguments.model.architecture.as_deref())?;
     let prompts = grid.prompts(&opened.tokenizer, &UNHEEDED)?;
     let lines: Vec<_> = prompts.iter().map(needle::NeedlePrompt::line).collect();
     layerscope_engine::write_file(path, &output::json_lines(&lines)?)?;

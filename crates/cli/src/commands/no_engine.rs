@@ -10,3 +10,10 @@ pub(crate) fn run(arguments: &EngineArguments) -> Result<ExitCode> {
         "this build leaves out the viewer and its engine; build it with `cargo run --release --features viewer -- engine{stdio}`"
     )))
 }
+
+#[cfg(feature = "server")]
+pub(crate) fn viewer() -> Result<layerscope_server::Viewer> {
+    Err(Error::input(
+        "this build leaves out the viewer and its engine; build it with `cargo run --release --features full -- serve MODEL --viewer`",
+    ))
+}

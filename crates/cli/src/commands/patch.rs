@@ -57,12 +57,13 @@ fn of_texts(arguments: &PatchArguments) -> Result<Done> {
     }
     let device = models::device(arguments.device)?;
     let weights = arguments.weights.unwrap_or(Weights::Native);
-    let opened = models::open(&ModelArguments {
+    let model = ModelArguments {
         model: arguments.model.clone(),
         weights,
         architecture: arguments.architecture.clone(),
         device: arguments.device,
-    })?;
+    };
+    let opened = models::open(&model, &device)?;
     let tokens = |name, text| prompt_tokens(name, text, arguments.raw, &opened.tokenizer);
     let [clean, corrupted] = [tokens("clean", &arguments.clean)?, tokens("corrupted", &arguments.corrupted)?];
     opened.config.check_sequence(clean.len(), 1)?;

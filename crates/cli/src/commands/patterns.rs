@@ -17,7 +17,7 @@ const KINDS: [&str; 3] = ["vertical and slash lines", "A-shape", "blocks"];
 pub(crate) fn run(arguments: &PatternsArguments) -> Result<ExitCode> {
     output::check_folder(&arguments.out)?;
     let device = models::device(arguments.model.device)?;
-    let opened = models::open(&arguments.model)?;
+    let opened = models::open(&arguments.model, &device)?;
     let prompts = prompts(arguments, &opened)?;
     let longest = prompts.iter().map(Vec::len).max().unwrap_or(0);
     opened.config.check_sequence(longest, 1)?;

@@ -37,11 +37,14 @@ pub(crate) struct Recording<'a> {
 pub(crate) fn run(arguments: &RecordArguments) -> Result<ExitCode> {
     let prompts = read_prompts(&arguments.prompts)?;
     let device = models::device(arguments.model.device)?;
-    let opened = models::open(&arguments.model)?;
+    let opened = models::open(&arguments.model, &device)?;
     let parsed = |name: &String| Policy::parse_for(name, &opened.config);
     let policies = arguments.policy.iter().map(parsed).collect::<Result<_>>()?;
     let need = memory_need(&opened, &prompts, &device, arguments);
     let model = models::load(opened, arguments.model.weights, &device, &need)?;
+    if let Some(path) = &model.path {
+        models::remember(model.sha256(), path);
+    }
     let model = models::with_adapter(model, &arguments.adapter, &[])?;
     let out = match arguments.shard {
         Some(shard) => arguments.out.join(shard.folder_name()),

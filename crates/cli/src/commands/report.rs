@@ -40,7 +40,7 @@ fn generate_failure_cases(folder: &Path, arguments: &ReportArguments, options: O
     let precision = models::precision_of(&run)?;
     for name in &arguments.model {
         let model = models::load_source(&models::resolve(name)?, precision, arguments.device)?;
-        if model.sha256 == manifest.model.sha256 {
+        if model.sha256() == manifest.model.sha256 {
             record::failure_cases(&run, &model, &recommendation, DEFAULT_FAILURE_CASES)?;
             return Ok(());
         }

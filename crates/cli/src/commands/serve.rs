@@ -1,5 +1,6 @@
 //! `layerscope serve`: an OpenAI-compatible server.
 
+use super::{api_key, engine};
 use crate::args::ServeArguments;
 use crate::interrupt::heeded;
 use crate::{models, output, terminal};
@@ -8,16 +9,12 @@ use layerscope_server::{Event, Loaded, Options, serve};
 use std::process::ExitCode;
 use std::time::Duration;
 
-/// Where the key is read that no argument gives.
-const KEY_VARIABLE: &str = "LAYERSCOPE_API_KEY";
-
 pub(crate) fn run(arguments: ServeArguments) -> Result<ExitCode> {
-    let key = arguments.api_key.clone().or_else(|| std::env::var(KEY_VARIABLE).ok());
     let options = Options {
         host: arguments.host.clone(),
         port: arguments.port,
         name: arguments.name.clone(),
-        api_key: key.filter(|key| !key.is_empty()),
+        api_key: api_key(arguments.api_key.as_ref()),
         allow_origins: arguments.allow_origins.clone(),
         exact: arguments.exact,
         metrics: arguments.metrics,
@@ -26,11 +23,21 @@ pub(crate) fn run(arguments: ServeArguments) -> Result<ExitCode> {
         kv_memory: arguments.kv_memory,
         default_max_tokens: arguments.default_max_tokens as usize,
         timeout: Duration::from_secs(arguments.timeout.into()),
+        viewer: arguments.viewer.then(engine::viewer).transpose()?,
     };
+    let lets_viewers_in = arguments.viewer;
     let load = move || load(&arguments);
     heeded(|interrupt| {
         serve(options, load, interrupt, &|event| match event {
-            Event::Listening { url } => terminal::say(&format!("layerscope: listening on {url}")),
+            Event::Listening { url } => {
+                terminal::say(&format!("layerscope: listening on {url}"));
+                if lets_viewers_in {
+                    let address = url.trim_start_matches("http://");
+                    terminal::say(&format!(
+                        "layerscope: viewers connect by `layerscope view ws://{address}/RUN`"
+                    ));
+                }
+            }
             Event::Ready { id, kv_memory } => terminal::say(&format!(
                 "layerscope: serving {id}, {} for keys and values; Ctrl-C stops",
                 output::bytes(kv_memory as f64)
@@ -45,7 +52,7 @@ pub(crate) fn run(arguments: ServeArguments) -> Result<ExitCode> {
 
 fn load(arguments: &ServeArguments) -> Result<Loaded> {
     let device = models::device(arguments.model.device)?;
-    let opened = models::open(&arguments.model)?;
+    let opened = models::open(&arguments.model, &device)?;
     let config = opened.config.clone();
     let mut policies: Vec<Policy> = vec![];
     for name in &arguments.policies {

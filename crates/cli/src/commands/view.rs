@@ -1,9 +1,9 @@
 //! `layerscope view`: the viewer, in a window or as a picture file.
 
 use crate::args::{ThemeName, ViewArguments, ViewName};
-use crate::commands::demo;
+use crate::commands::{api_key, demo};
 use crate::models;
-use layerscope_app::engine::remote::{Ssh, SshTarget};
+use layerscope_app::engine::remote::{Address, Pipes, Scheme, Ssh, WebSocket};
 use layerscope_app::state::View;
 use layerscope_app::{Host, Launch, Open, SeenModels, Theme, open_window, screenshot, vec2};
 use layerscope_engine::{Error, ErrorKind, ModelSource, Result};
@@ -14,8 +14,8 @@ use std::sync::Arc;
 
 pub(crate) fn run(arguments: &ViewArguments) -> Result<ExitCode> {
     let runs_folder = PathBuf::from(".");
-    let ssh = arguments.path.as_deref().and_then(Path::to_str).filter(|path| SshTarget::is_meant(path));
-    if let Some(address) = ssh {
+    let address = arguments.path.as_deref().and_then(Path::to_str).filter(|path| Address::is_meant(path));
+    if let Some(address) = address {
         return there(arguments, address);
     }
     let open = match &arguments.path {
@@ -56,22 +56,31 @@ pub(crate) fn run(arguments: &ViewArguments) -> Result<ExitCode> {
 
 /// Shows what is on another machine.
 fn there(arguments: &ViewArguments, address: &str) -> Result<ExitCode> {
-    let target = SshTarget::parse(address)?;
+    let address = Address::parse(address)?;
     let source = |path: &Path| {
         let source = ModelSource::path(path).of_architecture(arguments.architecture.as_deref());
         source.with_adapter(arguments.adapter.clone())
     };
-    let open = match &target.path {
+    let open = match &address.path {
         Some(path) if arguments.architecture.is_some() || arguments.adapter.is_some() => {
             Open::Model(source(path))
         }
         Some(path) => Open::Path(path.clone()),
         None => Open::Nothing,
     };
-    let command = arguments.ssh.clone().or_else(|| std::env::var("LAYERSCOPE_SSH").ok());
-    let command = command.unwrap_or_else(|| "ssh".into());
-    let ssh = Ssh::new(target, &command, arguments.remote_layerscope.clone())?;
-    let host = Host { name: ssh.host(), reach: Arc::new(move || ssh.start()) };
+    let name = address.to_string();
+    let reach: Arc<dyn Fn() -> Result<Pipes> + Send + Sync> = match address.scheme {
+        Scheme::Ssh => {
+            let command = arguments.ssh.clone().or_else(|| std::env::var("LAYERSCOPE_SSH").ok());
+            let command = command.unwrap_or_else(|| "ssh".into());
+            let ssh = Ssh::new(address, &command, arguments.remote_layerscope.clone())?;
+            Arc::new(move || ssh.start())
+        }
+        Scheme::WebSocket => {
+            let socket = WebSocket::new(address, api_key(arguments.api_key.as_ref()))?;
+            Arc::new(move || socket.connect())
+        }
+    };
     let launch = Launch {
         open,
         models: vec![],
@@ -83,7 +92,7 @@ fn there(arguments: &ViewArguments, address: &str) -> Result<ExitCode> {
         theme: arguments.theme.map(Theme::from),
         drawn_in_software: false,
         device: arguments.device.device,
-        host: Some(host),
+        host: Some(Host { name, reach }),
     };
     show(arguments, launch)
 }

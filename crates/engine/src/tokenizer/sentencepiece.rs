@@ -7,6 +7,7 @@
 use std::cmp::Ordering;
 use std::collections::HashSet;
 
+use rayon::prelude::*;
 use tokenizers::decoders::byte_fallback::ByteFallback;
 use tokenizers::decoders::fuse::Fuse;
 use tokenizers::decoders::sequence::Sequence as DecoderSequence;
@@ -227,17 +228,13 @@ fn merges(
     let mut is_piece = vec![false; vocabulary.tokens.len()];
     pieces.iter().for_each(|&id| is_piece[id] = true);
     let known = |text: &str| vocab.get(text).is_some_and(|&id| is_piece[id as usize]);
-    let mut merges = Vec::with_capacity(2 * pieces.len());
-    for id in pieces {
+    let cuts = |id: usize| {
         let piece = vocabulary.tokens[id].as_ref();
-        for (cut, _) in piece.char_indices().rev() {
-            let (left, right) = piece.split_at(cut);
-            if known(left) && known(right) {
-                merges.push((left.to_owned(), right.to_owned()));
-            }
-        }
-    }
-    merges
+        let cuts = piece.char_indices().rev().map(|(cut, _)| piece.split_at(cut));
+        cuts.filter(|(left, right)| known(left) && known(right))
+    };
+    let merges = pieces.into_par_iter().flat_map_iter(cuts);
+    merges.map(|(left, right)| (left.to_owned(), right.to_owned())).collect()
 }
 
 /// The control, user-defined and unknown tokens, matched in the text as it is given.

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::OnceLock;
 
 /// A whole file.
-pub(super) enum FileBytes {
+pub(crate) enum FileBytes {
     /// And read into huge pages, once that was asked for and can be.
     Mapped(MappedFile, OnceLock<Option<HugePages>>),
     InMemory(Cow<'static, [u8]>),
@@ -20,8 +20,9 @@ impl FileBytes {
         Ok(Self::Mapped(MappedFile::map(path, file)?, OnceLock::new()))
     }
 
-    /// Reads a mapped file into huge pages, where that can be, so that each decode step reads it faster; once.
-    pub(super) fn copy_to_huge_pages(&self) {
+    /// Reads a mapped file into huge pages, where that can be, so that each decode step reads it faster. Only the first call reads;
+    /// others wait for it.
+    pub(crate) fn copy_to_huge_pages(&self) {
         if let Self::Mapped(file, pages) = self {
             pages.get_or_init(|| HugePages::read(file.file(), file.as_ref().len()));
         }

@@ -35,11 +35,6 @@ impl GgufFile {
         Self::read(path.to_owned(), FileBytes::map(path)?)
     }
 
-    /// Reads the file into huge pages, where that can be: decode steps then read weights faster.
-    pub(crate) fn copy_to_huge_pages(&self) {
-        self.bytes.copy_to_huge_pages();
-    }
-
     /// Reads a file in memory; `name` stands for its path in messages.
     ///
     /// # Errors
@@ -69,8 +64,15 @@ impl GgufFile {
     }
 
     /// The whole file.
-    pub fn bytes(&self) -> &[u8] {
-        (*self.bytes).as_ref()
+    pub(crate) fn bytes(&self) -> &Arc<FileBytes> {
+        &self.bytes
+    }
+
+    /// Drops the arrays that only the tokenizer is built from.
+    pub(crate) fn forget_vocabulary(&mut self) {
+        self.header
+            .metadata
+            .retain(|key, value| !(key.starts_with("tokenizer.") && matches!(value, Value::Array(_))));
     }
 
     /// The file's path, for messages.
@@ -189,7 +191,7 @@ impl TensorFiles for GgufFile {
         let start = usize::try_from(info.offset).ok().and_then(|at| at.checked_add(self.header.data_start));
         let range =
             start.and_then(|start| Some(start..start.checked_add(blocks?.checked_mul(block_bytes)?)?));
-        match range.filter(|range| self.bytes().get(range.clone()).is_some()) {
+        match range.filter(|range| (**self.bytes()).as_ref().get(range.clone()).is_some()) {
             Some(range) => {
                 let bytes = TensorBytes::InFile(Arc::clone(&self.bytes), range);
                 Ok(FileTensor { bytes, format, shape })

@@ -2,15 +2,16 @@
 //! translation of their addresses.
 
 use memmap2::MmapMut;
-use rayon::prelude::*;
 use std::fs::File;
+use std::io;
+use std::thread::{self, Builder, ScopedJoinHandle};
 
 /// Smallest file that is worth it: smaller ones stay in the processor's caches for the most part.
 const LEAST: usize = 32 << 20;
 const HUGE_PAGE: usize = 2 << 20;
 
 /// A file's content in huge pages.
-pub(super) struct HugePages {
+pub(crate) struct HugePages {
     map: MmapMut,
     /// Where the content begins: at a huge page.
     start: usize,
@@ -29,12 +30,23 @@ impl HugePages {
         advise(&map).ok()?;
         let start = map.as_ptr().align_offset(HUGE_PAGE);
         let mut pages = Self { map, start, len };
-        // A few huge pages at a time, by all threads: they are zeroed as they are first written.
-        let part = 4 * HUGE_PAGE;
-        let parts = pages.map[start..][..len].par_chunks_mut(part).enumerate();
-        parts.try_for_each(|(index, to)| read_at(file, to, index * part)).ok()?;
+        read_parts(file, &mut pages.map[start..][..len]).ok()?;
         Some(pages)
     }
+}
+
+/// Reads a file with as many threads as the pool has, but outside the pool: its only thread may be waiting for this file. The system
+/// zeroes a huge page when it is first written, so several threads are faster.
+fn read_parts(file: &File, to: &mut [u8]) -> io::Result<()> {
+    let part = to.len().div_ceil(rayon::current_num_threads()).next_multiple_of(HUGE_PAGE);
+    thread::scope(|scope| {
+        let start = |(index, to)| Builder::new().spawn_scoped(scope, move || read_at(file, to, index * part));
+        let threads: Vec<ScopedJoinHandle<'_, _>> =
+            to.chunks_mut(part).enumerate().map(start).collect::<io::Result<_>>()?;
+        threads
+            .into_iter()
+            .try_for_each(|thread| thread.join().unwrap_or_else(|_| Err(io::ErrorKind::Other.into())))
+    })
 }
 
 impl AsRef<[u8]> for HugePages {
@@ -71,23 +83,23 @@ fn available() -> bool {
 }
 
 #[cfg(target_os = "linux")]
-fn advise(map: &MmapMut) -> std::io::Result<()> {
+fn advise(map: &MmapMut) -> io::Result<()> {
     map.advise(memmap2::Advice::HugePage)
 }
 
 #[cfg(not(target_os = "linux"))]
-fn advise(_: &MmapMut) -> std::io::Result<()> {
-    Err(std::io::ErrorKind::Unsupported.into())
+fn advise(_: &MmapMut) -> io::Result<()> {
+    Err(io::ErrorKind::Unsupported.into())
 }
 
 #[cfg(unix)]
-fn read_at(file: &File, to: &mut [u8], offset: usize) -> std::io::Result<()> {
+fn read_at(file: &File, to: &mut [u8], offset: usize) -> io::Result<()> {
     std::os::unix::fs::FileExt::read_exact_at(file, to, offset as u64)
 }
 
 #[cfg(not(unix))]
-fn read_at(_: &File, _: &mut [u8], _: usize) -> std::io::Result<()> {
-    Err(std::io::ErrorKind::Unsupported.into())
+fn read_at(_: &File, _: &mut [u8], _: usize) -> io::Result<()> {
+    Err(io::ErrorKind::Unsupported.into())
 }
 
 #[cfg(all(test, target_os = "linux"))]

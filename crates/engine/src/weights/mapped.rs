@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 /// A whole mapped file.
-pub(super) struct MappedFile {
+pub(crate) struct MappedFile {
     map: Mmap,
     file: File,
     pub(super) state: FileState,

@@ -12,6 +12,7 @@ mod place;
 mod random;
 mod safetensors;
 
+pub(crate) use bytes::FileBytes;
 pub use gguf::GgufFile;
 pub use linear::{Embedding, Linear};
 pub(crate) use linear::{LinearCall, LinearMode};

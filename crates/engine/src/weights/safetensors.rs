@@ -18,8 +18,8 @@ use std::sync::Arc;
 pub struct SafetensorsFiles {
     folder: PathBuf,
     files: Vec<PathBuf>,
-    /// The same as they were when they were mapped.
-    mapped: Vec<FileState>,
+    /// The same, mapped.
+    mapped: Vec<Arc<FileBytes>>,
     tensors: HashMap<String, Stored>,
 }
 
@@ -42,7 +42,7 @@ impl SafetensorsFiles {
         let (mut mapped, mut tensors) = (vec![], HashMap::new());
         for path in &files {
             let file = Arc::new(FileBytes::map(path)?);
-            mapped.extend(file.state().cloned());
+            mapped.push(Arc::clone(&file));
             let (header_len, header) =
                 SafeTensors::read_metadata((*file).as_ref()).map_err(|e| open_error(path, &e))?;
             for (name, info) in header.tensors() {
@@ -54,13 +54,6 @@ impl SafetensorsFiles {
             }
         }
         Ok(Self { folder: folder.to_owned(), files, mapped, tensors })
-    }
-
-    /// Reads the files into huge pages, where that can be: decode steps then read weights faster.
-    pub(crate) fn copy_to_huge_pages(&self) {
-        for stored in self.tensors.values() {
-            stored.file.copy_to_huge_pages();
-        }
     }
 
     /// A tensor by its name.
@@ -76,6 +69,11 @@ impl SafetensorsFiles {
     /// The files, in order of their names.
     pub fn files(&self) -> &[PathBuf] {
         &self.files
+    }
+
+    /// The bytes of each.
+    pub(crate) fn bytes(&self) -> &[Arc<FileBytes>] {
+        &self.mapped
     }
 
     /// Bytes and number of the weights, by type.
@@ -106,7 +104,7 @@ impl SafetensorsFiles {
 
 impl TensorFiles for SafetensorsFiles {
     fn mapped(&self) -> Vec<FileState> {
-        self.mapped.clone()
+        self.mapped.iter().filter_map(|file| file.state().cloned()).collect()
     }
 
     fn path(&self) -> &Path {

@@ -1,6 +1,6 @@
 //! A pyramid whose values are elsewhere: its top is there first, the rest comes part by part, and coarser levels stand in meanwhile.
 
-use super::{GROUP, Pyramid, levels_of, max_into};
+use super::{GROUP, Pyramid, levels_of};
 use crate::scale::SAMPLED;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
@@ -209,7 +209,7 @@ impl Pyramid {
     pub(crate) fn max_of_each(&self, columns: Range<usize>, largest: &mut [f32]) {
         largest.fill(f32::NAN);
         for column in columns.start..columns.end.min(self.columns()) {
-            max_into(largest, self.group(0, column));
+            self.keeps.merge(largest, self.group(0, column));
         }
     }
 }

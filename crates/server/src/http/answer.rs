@@ -160,8 +160,7 @@ impl Head {
     pub(super) fn new(served: &Served, prefix: &str, object: &'static str, model: String) -> Self {
         let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
         let id = format!("{prefix}-{:016x}{:016x}", random(), random());
-        let fingerprint = served.sha256().get(..12).unwrap_or_default();
-        Self { id, object, created, model, system_fingerprint: format!("fp_{fingerprint}") }
+        Self { id, object, created, model, system_fingerprint: served.fingerprint.clone() }
     }
 }
 

@@ -2,7 +2,6 @@
 
 use super::{State, router};
 use hyper_util::rt::{TokioIo, TokioTimer};
-use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
 use layerscope_engine::{Error, Result};
 use std::future::Future;
@@ -10,7 +9,7 @@ use std::net::TcpListener;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, watch};
 use tokio_io_timeout::TimeoutStream;
 
 /// Connections at once; others wait to be accepted.
@@ -25,9 +24,10 @@ pub(crate) async fn serve(state: State, listener: TcpListener, stop: impl Future
     let failure = |error: std::io::Error| Error::failure(format!("cannot listen: {error}"));
     let listener = tokio::net::TcpListener::from_std(listener).map_err(failure)?;
     let longest = state.options.timeout;
+    let viewers = Arc::clone(&state.viewers);
     let router = router(state);
     let connections = Arc::new(Semaphore::new(MOST_CONNECTIONS));
-    let graceful = GracefulShutdown::new();
+    let (stopping, is_stopping) = watch::channel(false);
     let mut stop = pin!(stop);
     loop {
         let place = tokio::select! {
@@ -51,18 +51,29 @@ pub(crate) async fn serve(state: State, listener: TcpListener, stop: impl Future
         let connection = hyper::server::conn::http1::Builder::new()
             .timer(TokioTimer::new())
             .header_read_timeout(HEADER_TIME)
-            .serve_connection(TokioIo::new(Box::pin(stream)), service);
-        let connection = graceful.watch(connection);
+            .serve_connection(TokioIo::new(Box::pin(stream)), service)
+            .with_upgrades();
+        let mut is_stopping = is_stopping.clone();
         tokio::spawn(async move {
+            let mut connection = pin!(connection);
             // A client that leaves is no error.
-            let _ = connection.await;
+            tokio::select! {
+                _ = connection.as_mut() => {}
+                _ = is_stopping.changed() => {
+                    connection.as_mut().graceful_shutdown();
+                    let _ = connection.await;
+                }
+            }
             drop(place);
         });
     }
     drop(listener);
+    viewers.stop();
+    let _ = stopping.send(true);
     tokio::select! {
-        () = graceful.shutdown() => {}
+        _ = connections.acquire_many(MOST_CONNECTIONS as u32) => {}
         () = tokio::time::sleep(longest) => {}
     }
+    viewers.ended().await;
     Ok(())
 }

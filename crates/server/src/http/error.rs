@@ -70,6 +70,11 @@ impl Refused {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "service_unavailable", "the model is loading; try again")
     }
 
+    pub(crate) fn viewers(most: usize) -> Self {
+        let message = format!("{most} viewers are connected already; close one, or try again later");
+        Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", message)
+    }
+
     pub(crate) fn engine(message: impl Into<String>) -> Self {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", message)
     }

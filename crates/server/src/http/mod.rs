@@ -11,11 +11,14 @@ mod models;
 mod score;
 mod stream;
 mod tokens;
+mod viewers;
 
 use crate::Options;
 use crate::metrics::Metrics;
 use crate::served::Served;
 use axum::Router;
+use axum::extract::ws::WebSocketUpgrade;
+use axum::extract::ws::rejection::WebSocketUpgradeRejection;
 use axum::extract::{DefaultBodyLimit, State as Extracted};
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::middleware::from_fn_with_state;
@@ -26,6 +29,7 @@ use error::Refused;
 use std::sync::{Arc, OnceLock};
 use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::cors::{AllowHeaders, AllowMethods, CorsLayer};
+use viewers::Viewers;
 
 /// A request's body has at most so many bytes.
 const MOST_BODY_BYTES: usize = 32 << 20;
@@ -37,6 +41,7 @@ pub(crate) struct State {
     /// Empty while the model loads.
     pub(crate) served: Arc<OnceLock<Served>>,
     pub(crate) metrics: Arc<Metrics>,
+    pub(crate) viewers: Arc<Viewers>,
 }
 
 impl State {
@@ -64,6 +69,14 @@ fn router(state: State) -> Router {
         .route("/tokenizer_info", get(tokens::info));
     if state.options.metrics {
         router = router.route("/metrics", get(metrics));
+    }
+    if let Some(viewer) = state.options.viewer {
+        let connect =
+            async move |Extracted(state): Extracted<State>,
+                        upgrade: Result<WebSocketUpgrade, WebSocketUpgradeRejection>| {
+                state.viewers.connect(viewer, upgrade)
+            };
+        router = router.route("/viewer/engine", get(connect));
     }
     router
         .layer(from_fn_with_state(state.clone(), guard::key))

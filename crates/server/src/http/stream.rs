@@ -81,7 +81,7 @@ async fn send(sender: &Sender<Event>, data: String) -> Result<(), ()> {
 
 struct Events(Receiver<Event>);
 
-impl futures_core::Stream for Events {
+impl futures_util::Stream for Events {
     type Item = Result<Event, Infallible>;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
