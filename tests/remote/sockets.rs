@@ -271,6 +271,7 @@ fn a_server_that_ends_keeps_prompts_and_is_found_again() {
             assert_eq!(server.terminate(), Some(0));
         } else {
             server.process.kill().unwrap();
+            server.process.wait().unwrap();
         }
         let start = Instant::now();
         while !until(&link, &engine, |_| false) && link.broken().is_none() {
@@ -337,8 +338,13 @@ fn who_asks_without_listening_is_sent_away() {
     let (link, _engine, is_shut) = gated(&server);
     is_shut.store(true, Ordering::Relaxed);
     let path = fixtures().join("tiny/demo.jsonl");
-    let start = Instant::now();
-    let (mut sent, mut since) = (link.traffic().sent, start);
+    let (start, before) = (Instant::now(), link.traffic().sent);
+    link.ask_then(Question::Prompts { path: path.clone() }, drop);
+    while link.traffic().sent == before {
+        assert!(start.elapsed() < PATIENCE, "the first question is not sent");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let (mut sent, mut since) = (link.traffic().sent, Instant::now());
     // It reads what is asked until too many answers wait, and then no more.
     while since.elapsed() < Duration::from_secs(2) {
         for _ in 0..5_000 {
@@ -351,6 +357,7 @@ fn who_asks_without_listening_is_sent_away() {
         }
         assert!(start.elapsed() < PATIENCE, "{sent} bytes were taken");
     }
+    assert!(sent > before);
     is_shut.store(false, Ordering::Relaxed);
     while link.broken().is_none() {
         assert!(start.elapsed() < PATIENCE, "the server still listens");
