@@ -1,5 +1,7 @@
 //! Which vector instructions kernels run with: the best that the processor has, detected at run time.
 
+#[cfg(target_arch = "aarch64")]
+use crate::lanes::Neon;
 #[cfg(target_arch = "x86_64")]
 use crate::lanes::{Avx2, Avx512};
 use crate::lanes::{ByteLanes, Lanes, Plain};
@@ -14,6 +16,9 @@ pub enum Instructions {
     /// AVX2 and FMA.
     #[cfg(target_arch = "x86_64")]
     Avx2,
+    /// AVX2 and FMA with products of bytes (AVX-VNNI).
+    #[cfg(target_arch = "x86_64")]
+    Avx2Vnni,
     /// AVX-512 F, BW, CD, DQ and VL.
     #[cfg(target_arch = "x86_64")]
     Avx512,
@@ -26,6 +31,9 @@ pub enum Instructions {
     /// NEON.
     #[cfg(target_arch = "aarch64")]
     Neon,
+    /// NEON with products of bytes.
+    #[cfg(target_arch = "aarch64")]
+    NeonDotprod,
 }
 
 static BEST: OnceLock<Instructions> = OnceLock::new();
@@ -38,6 +46,9 @@ impl Instructions {
         {
             if pulp::x86::V3::is_available() {
                 available.push(Self::Avx2);
+                if std::arch::is_x86_feature_detected!("avxvnni") {
+                    available.push(Self::Avx2Vnni);
+                }
             }
             if pulp::x86::V4::is_available() {
                 available.push(Self::Avx512);
@@ -53,6 +64,9 @@ impl Instructions {
         #[cfg(target_arch = "aarch64")]
         if pulp::aarch64::Neon::is_available() {
             available.push(Self::Neon);
+            if std::arch::is_aarch64_feature_detected!("dotprod") {
+                available.push(Self::NeonDotprod);
+            }
         }
         available
     }
@@ -74,6 +88,8 @@ impl Instructions {
             #[cfg(target_arch = "x86_64")]
             Self::Avx2 => "avx2",
             #[cfg(target_arch = "x86_64")]
+            Self::Avx2Vnni => "avx2vnni",
+            #[cfg(target_arch = "x86_64")]
             Self::Avx512 => "avx512",
             #[cfg(target_arch = "x86_64")]
             Self::Avx512Vnni => "avx512vnni",
@@ -81,6 +97,8 @@ impl Instructions {
             Self::Avx512Bf16 => "avx512bf16",
             #[cfg(target_arch = "aarch64")]
             Self::Neon => "neon",
+            #[cfg(target_arch = "aarch64")]
+            Self::NeonDotprod => "neondotprod",
         }
     }
 
@@ -104,11 +122,26 @@ impl Instructions {
                 }
             }
             #[cfg(target_arch = "x86_64")]
+            Self::Avx2Vnni
+                if std::arch::is_x86_feature_detected!("avxvnni")
+                    && std::arch::is_x86_feature_detected!("f16c") =>
+            {
+                if let Some(simd) = pulp::x86::V3::try_new() {
+                    // SAFETY: the processor has AVX2, F16C and AVX-VNNI.
+                    return unsafe { with_avx_vnni(simd, operation) };
+                }
+            }
+            #[cfg(target_arch = "x86_64")]
             Self::Avx2 | Self::Avx512 if std::arch::is_x86_feature_detected!("f16c") => {
                 if let Some(simd) = pulp::x86::V3::try_new() {
                     // SAFETY: the processor has AVX2 and F16C.
                     return unsafe { with_f16c(simd, operation) };
                 }
+            }
+            #[cfg(target_arch = "aarch64")]
+            Self::NeonDotprod if std::arch::is_aarch64_feature_detected!("dotprod") => {
+                // SAFETY: the processor has products of bytes.
+                return unsafe { with_dotprod(operation) };
             }
             #[cfg(target_arch = "aarch64")]
             Self::Neon => {
@@ -126,9 +159,9 @@ impl Instructions {
     pub(crate) fn dispatch<Op: Operation>(self, operation: Op) -> Op::Output {
         match self {
             #[cfg(target_arch = "x86_64")]
-            Self::Avx2 => {
+            Self::Avx2 | Self::Avx2Vnni => {
                 if let Some(simd) = pulp::x86::V3::try_new() {
-                    return Simd::vectorize(simd, With { operation, lanes: Avx2(simd) });
+                    return Simd::vectorize(simd, With { operation, lanes: Avx2::<false>(simd) });
                 }
             }
             #[cfg(target_arch = "x86_64")]
@@ -138,9 +171,9 @@ impl Instructions {
                 }
             }
             #[cfg(target_arch = "aarch64")]
-            Self::Neon => {
+            Self::Neon | Self::NeonDotprod => {
                 if let Some(simd) = pulp::aarch64::Neon::try_new() {
-                    return Simd::vectorize(simd, With { operation, lanes: Plain });
+                    return Simd::vectorize(simd, With { operation, lanes: Neon::<false> });
                 }
             }
             Self::Plain => {}
@@ -180,7 +213,27 @@ unsafe fn with_vnni<Op: ByteOperation>(simd: pulp::x86::V4, operation: Op) -> Op
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "sse3,ssse3,sse4.1,sse4.2,popcnt,avx,avx2,bmi1,bmi2,f16c,fma,lzcnt")]
 unsafe fn with_f16c<Op: ByteOperation>(simd: pulp::x86::V3, operation: Op) -> Op::Output {
-    operation.run(Avx2(simd))
+    operation.run(Avx2::<false>(simd))
+}
+
+/// The same with AVX-VNNI.
+///
+/// # Safety
+/// The processor has F16C and AVX-VNNI.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "sse3,ssse3,sse4.1,sse4.2,popcnt,avx,avx2,bmi1,bmi2,f16c,fma,lzcnt,avxvnni")]
+unsafe fn with_avx_vnni<Op: ByteOperation>(simd: pulp::x86::V3, operation: Op) -> Op::Output {
+    operation.run(Avx2::<true>(simd))
+}
+
+/// Runs an operation compiled for NEON with products of bytes.
+///
+/// # Safety
+/// The processor has these.
+#[cfg(target_arch = "aarch64")]
+#[target_feature(enable = "neon,dotprod")]
+unsafe fn with_dotprod<Op: ByteOperation>(operation: Op) -> Op::Output {
+    operation.run(Neon::<true>)
 }
 
 struct With<Op, L> {

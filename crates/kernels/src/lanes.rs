@@ -1,9 +1,13 @@
 //! Sixteen numbers at a time: what unpacking weights needs beyond `pulp`, which has no widening of bytes.
 
 mod bytes;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
+#[cfg(target_arch = "aarch64")]
+pub(crate) use neon::Neon;
 #[cfg(target_arch = "x86_64")]
 pub(crate) use x86::{Avx2, Avx512};
 
@@ -77,11 +81,11 @@ pub(crate) trait Lanes: Copy {
 #[inline(always)]
 pub(crate) fn prefetch<const FAR: bool>(bytes: &[u8]) {
     #[cfg(target_arch = "x86_64")]
-    for line in bytes.chunks(64) {
+    for start in (0..bytes.len()).step_by(64) {
         use std::arch::x86_64::{_MM_HINT_T0, _MM_HINT_T1, _mm_prefetch};
-        let line = line.as_ptr().cast();
         // SAFETY: every x86-64 processor has SSE; the address is of the slice.
         unsafe {
+            let line = bytes.as_ptr().add(start).cast();
             if FAR {
                 _mm_prefetch::<_MM_HINT_T1>(line);
             } else {
@@ -319,7 +323,6 @@ mod tests {
     }
 
     /// Every operation of another set of instructions yields the same bits as the plain one.
-    #[cfg(target_arch = "x86_64")]
     fn equals_plain<L: Lanes>(lanes: L) {
         let floats = |x: L::Floats| {
             let mut to = [0.0; LANES];
@@ -416,14 +419,18 @@ mod tests {
         }
     }
 
-    #[cfg(target_arch = "x86_64")]
     #[test]
     fn vector_instructions_equal_the_plain_ones() {
-        if let Some(simd) = pulp::x86::V3::try_new() {
-            equals_plain(Avx2(simd));
-        }
-        if let Some(simd) = pulp::x86::V4::try_new() {
-            equals_plain(Avx512::<false>(simd));
+        #[cfg(target_arch = "aarch64")]
+        equals_plain(Neon::<false>);
+        #[cfg(target_arch = "x86_64")]
+        {
+            if let Some(simd) = pulp::x86::V3::try_new() {
+                equals_plain(Avx2::<false>(simd));
+            }
+            if let Some(simd) = pulp::x86::V4::try_new() {
+                equals_plain(Avx512::<false>(simd));
+            }
         }
     }
 }

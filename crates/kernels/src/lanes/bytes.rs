@@ -1,6 +1,8 @@
 //! Four bytes of each of sixteen rows at a time: quants of a weight matrix, and their products with activations of eight bits. Sums
 //! of products are whole numbers, the same with any instructions.
 
+#[cfg(target_arch = "aarch64")]
+mod neon;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
@@ -14,7 +16,8 @@ pub(crate) const BYTES: usize = 4 * LANES;
 pub(crate) struct Quants {
     /// Whether they are signed; they then come from [`ByteLanes::signed_quants`], and −128·Σ x goes with their products.
     pub(crate) signed: bool,
-    /// The largest magnitude.
+    /// The largest magnitude; other processors have no use for it.
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
     pub(crate) most: i32,
 }
 
@@ -288,23 +291,30 @@ mod tests {
         }
     }
 
-    #[cfg(target_arch = "x86_64")]
     proptest! {
         #[test]
         fn vector_instructions_equal_the_plain_ones(seed in prop::array::uniform32(any::<u8>())) {
-            use super::super::{Avx2, Avx512};
             let data: [u8; 1024] = std::array::from_fn(|i| {
                 seed[i % 32].wrapping_mul(1 + (i / 32 * 2) as u8).wrapping_add((i / 64 * 97) as u8)
             });
-            if let Some(simd) = pulp::x86::V3::try_new()
-                && std::arch::is_x86_feature_detected!("f16c")
-            {
-                equals_plain(Avx2(simd), &data);
+            #[cfg(target_arch = "aarch64")]
+            if std::arch::is_aarch64_feature_detected!("dotprod") {
+                equals_plain(super::super::Neon::<true>, &data);
             }
-            if let Some(simd) = pulp::x86::V4::try_new()
-                && std::arch::is_x86_feature_detected!("avx512vnni")
+            #[cfg(target_arch = "x86_64")]
             {
-                equals_plain(Avx512::<true>(simd), &data);
+                use super::super::{Avx2, Avx512};
+                if let Some(simd) = pulp::x86::V3::try_new()
+                    && std::arch::is_x86_feature_detected!("f16c")
+                {
+                    equals_plain(Avx2::<false>(simd), &data);
+                    equals_plain(Avx2::<true>(simd), &data);
+                }
+                if let Some(simd) = pulp::x86::V4::try_new()
+                    && std::arch::is_x86_feature_detected!("avx512vnni")
+                {
+                    equals_plain(Avx512::<true>(simd), &data);
+                }
             }
         }
     }

@@ -278,11 +278,11 @@ impl<const VNNI: bool> Lanes for Avx512<VNNI> {
     }
 }
 
-/// AVX2 and FMA: two registers for sixteen numbers.
+/// AVX2 and FMA: two registers for sixteen numbers. Whoever makes one with `VNNI` has made sure of AVX-VNNI, too.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Avx2(pub(crate) pulp::x86::V3);
+pub(crate) struct Avx2<const VNNI: bool = false>(pub(crate) pulp::x86::V3);
 
-impl Lanes for Avx2 {
+impl<const VNNI: bool> Lanes for Avx2<VNNI> {
     type Floats = [__m256; 2];
     type Integers = [__m256i; 2];
     type Words = [__m256i; 2];

@@ -1,4 +1,4 @@
-//! AVX2 with F16C, and AVX-512 with VNNI.
+//! AVX2 with F16C, with and without AVX-VNNI, and AVX-512 with VNNI.
 
 use super::super::{Avx2, Avx512, LANES};
 use super::{BYTES, ByteLanes, Quants, SixteenRows};
@@ -164,7 +164,27 @@ unsafe fn sixteen_halves(packed: __m256i) -> [__m256; 2] {
     }
 }
 
-impl ByteLanes for Avx2 {
+/// To each sum the products of its four bytes of `w`, without a sign, and of `x`, with one. Tests run on processors without the
+/// instruction, too.
+///
+/// # Safety
+/// AVX-VNNI; in tests AVX2.
+#[inline(always)]
+unsafe fn plus_products(sums: __m256i, w: __m256i, x: __m256i) -> __m256i {
+    // SAFETY: the caller has what is used.
+    unsafe {
+        #[cfg(test)]
+        if !std::arch::is_x86_feature_detected!("avxvnni") {
+            let odd = _mm256_madd_epi16(_mm256_srli_epi16::<8>(w), _mm256_srai_epi16::<8>(x));
+            let even = _mm256_and_si256(w, _mm256_set1_epi16(0xff));
+            let even = _mm256_madd_epi16(even, _mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(x)));
+            return _mm256_add_epi32(sums, _mm256_add_epi32(even, odd));
+        }
+        _mm256_dpbusd_avx_epi32(sums, w, x)
+    }
+}
+
+impl<const VNNI: bool> ByteLanes for Avx2<VNNI> {
     /// Eight rows each.
     type Bytes = [__m256i; 2];
 
@@ -302,9 +322,17 @@ impl ByteLanes for Avx2 {
         }
     }
 
+    /// With VNNI 128 more, which is unsigned.
     #[inline(always)]
     fn signed_quants(self, w: [__m256i; 2]) -> [__m256i; 2] {
-        w
+        if !VNNI {
+            return w;
+        }
+        // SAFETY: `self` proves AVX2.
+        unsafe {
+            let more = _mm256_set1_epi8(-128);
+            [_mm256_xor_si256(w[0], more), _mm256_xor_si256(w[1], more)]
+        }
     }
 
     #[inline(always)]
@@ -313,8 +341,26 @@ impl ByteLanes for Avx2 {
         w: &[[__m256i; 2]; N],
         x: &[[i8; 4]; N],
         quants: Quants,
-        _: i32,
+        start: i32,
     ) -> [__m256i; 2] {
+        if VNNI {
+            // SAFETY: `self` proves AVX-VNNI; where tests have none, they have AVX2.
+            return unsafe {
+                let mut sums =
+                    [if quants.signed { _mm256_set1_epi32(start) } else { _mm256_setzero_si256() }; 2];
+                for i in 0..N {
+                    let x = _mm256_set1_epi32(i32::from_le_bytes([
+                        x[i][0] as u8,
+                        x[i][1] as u8,
+                        x[i][2] as u8,
+                        x[i][3] as u8,
+                    ]));
+                    sums[0] = plus_products(sums[0], w[i][0], x);
+                    sums[1] = plus_products(sums[1], w[i][1], x);
+                }
+                sums
+            };
+        }
         // Products of two pairs are added in sixteen bits as long as these suffice.
         let at_once = (i16::MAX as i32 / (2 * 127 * quants.most)) as usize;
         // SAFETY: `self` proves AVX2.

@@ -28,10 +28,10 @@ impl Default for Span {
 
 impl Span {
     #[inline(always)]
-    fn set_quants<L: ByteLanes, B: ByteBlock>(&mut self, l: L, at: usize, quants: [L::Bytes; 4]) {
+    fn set_quants<L: ByteLanes, B: ByteBlock>(&mut self, l: L, column: usize, quants: [L::Bytes; 4]) {
         for i in 0..4 {
             let quants = if B::QUANTS.signed { l.signed_quants(quants[i]) } else { quants[i] };
-            l.store_64(quants, &mut self.quants[at + i].0);
+            l.store_64(quants, &mut self.quants[column / 4 + i].0);
         }
     }
 
@@ -48,7 +48,8 @@ pub(in crate::matmul) struct Ahead<'a>(pub(in crate::matmul) &'a [u8]);
 impl Ahead<'_> {
     #[inline(always)]
     fn ask(&mut self, bytes: usize) {
-        let (now, later) = self.0.split_at(bytes.min(self.0.len()));
+        // Where there are as many, their number is known when compiling, and nothing is left of the loop.
+        let (now, later) = self.0.split_at_checked(bytes).unwrap_or((self.0, &[]));
         self.0 = later;
         prefetch::<true>(now);
     }
@@ -124,8 +125,8 @@ impl<B: Columns32> ByteBlock for B {
         for group in 0..groups {
             ahead.ask(LANES * B::BYTES);
             let [low, upper] = B::columns(l, rows, group * B::BYTES);
-            span.set_quants::<L, B>(l, 8 * group, low);
-            span.set_quants::<L, B>(l, 8 * group + 4, upper);
+            span.set_quants::<L, B>(l, 32 * group, low);
+            span.set_quants::<L, B>(l, 32 * group + 16, upper);
         }
     }
 }
@@ -242,8 +243,9 @@ trait Columns256: Block256 {
     const QUANTS: Quants;
     const OFFSETS: bool;
 
-    /// Columns 64·quarter + 16·part + 4i … + 3, and the same of columns 32 behind them; there are two parts.
-    fn columns<L: ByteLanes>(l: L, rows: SixteenRows<'_>, quarter: usize, part: usize) -> [[L::Bytes; 4]; 2];
+    /// Unpacks a quarter of the columns, those that share most bytes: of most types columns 128·half + 16·part + 32i … + 15, i from 0
+    /// to 3; there are two halves of two parts.
+    fn quarter<L: ByteLanes>(l: L, rows: SixteenRows<'_>, half: usize, part: usize, span: &mut Span);
 
     /// Scales and offsets of all groups: row by row, and then those of all rows for each group.
     #[inline(always)]
@@ -278,21 +280,17 @@ macro_rules! byte_block {
                 span: &mut Span,
             ) {
                 Self::scales_of_rows(l, rows, span);
-                macro_rules! quarter {
-                    ($at:literal) => {{
-                        ahead.ask(LANES * Self::BLOCK_BYTES / 4);
+                macro_rules! half {
+                    ($half:literal) => {{
                         for part in 0..2 {
-                            let [low, upper] = Self::columns(l, rows, $at, part);
-                            span.set_quants::<L, Self>(l, 16 * $at + 4 * part, low);
-                            span.set_quants::<L, Self>(l, 16 * $at + 4 * part + 8, upper);
+                            ahead.ask(LANES * Self::BLOCK_BYTES / 4);
+                            Self::quarter(l, rows, $half, part, span);
                         }
                     }};
                 }
-                // Written out, so that the shifts of each quarter are known when compiling.
-                quarter!(0);
-                quarter!(1);
-                quarter!(2);
-                quarter!(3);
+                // Written out, so that the shifts of each half are known when compiling.
+                half!(0);
+                half!(1);
             }
         }
     };
@@ -314,29 +312,18 @@ fn joined<L: ByteLanes, const BITS: u32>(l: L, mut low: [L::Bytes; 4], high: [L:
     low
 }
 
-/// Two bits of each of sixteen bytes for columns of both halves of a quarter.
-#[inline(always)]
-fn two_bits<L: ByteLanes>(l: L, rows: SixteenRows<'_>, at: usize, quarter: usize) -> [[L::Bytes; 4]; 2] {
-    let packed = l.columns(rows, at);
-    let first = 4 * (quarter % 2) as u32;
-    [bits(l, packed, first, 3), bits(l, packed, first + 2, 3)]
-}
-
-/// The same of one bit.
-#[inline(always)]
-fn one_bit<L: ByteLanes>(l: L, rows: SixteenRows<'_>, at: usize, quarter: usize) -> [[L::Bytes; 4]; 2] {
-    let packed = l.columns(rows, at);
-    let first = 2 * quarter as u32;
-    [bits(l, packed, first, 1), bits(l, packed, first + 1, 1)]
-}
-
 impl Columns256 for Q2K {
     const QUANTS: Quants = Quants { signed: false, most: 3 };
     const OFFSETS: bool = true;
 
     #[inline(always)]
-    fn columns<L: ByteLanes>(l: L, rows: SixteenRows<'_>, quarter: usize, part: usize) -> [[L::Bytes; 4]; 2] {
-        two_bits(l, rows, 16 + quarter / 2 * 32 + 16 * part, quarter)
+    fn quarter<L: ByteLanes>(l: L, rows: SixteenRows<'_>, half: usize, part: usize, span: &mut Span) {
+        let packed = l.columns(rows, 16 + 32 * half + 16 * part);
+        let first = 128 * half + 16 * part;
+        span.set_quants::<L, Self>(l, first, bits(l, packed, 0, 3));
+        span.set_quants::<L, Self>(l, first + 32, bits(l, packed, 2, 3));
+        span.set_quants::<L, Self>(l, first + 64, bits(l, packed, 4, 3));
+        span.set_quants::<L, Self>(l, first + 96, bits(l, packed, 6, 3));
     }
 }
 
@@ -345,10 +332,20 @@ impl Columns256 for Q3K {
     const OFFSETS: bool = true;
 
     #[inline(always)]
-    fn columns<L: ByteLanes>(l: L, rows: SixteenRows<'_>, quarter: usize, part: usize) -> [[L::Bytes; 4]; 2] {
-        let [low, upper] = two_bits(l, rows, 32 + quarter / 2 * 32 + 16 * part, quarter);
-        let [third, upper_third] = one_bit(l, rows, 16 * part, quarter);
-        [joined::<L, 2>(l, low, third), joined::<L, 2>(l, upper, upper_third)]
+    fn quarter<L: ByteLanes>(l: L, rows: SixteenRows<'_>, half: usize, part: usize, span: &mut Span) {
+        let (low, third) = (l.columns(rows, 32 + 32 * half + 16 * part), l.columns(rows, 16 * part));
+        let (first, bit) = (128 * half + 16 * part, 4 * half as u32);
+        macro_rules! columns {
+            ($i:literal) => {{
+                let third = bits(l, third, bit + $i, 1);
+                let quants = joined::<L, 2>(l, bits(l, low, 2 * $i, 3), third);
+                span.set_quants::<L, Self>(l, first + 32 * $i, quants);
+            }};
+        }
+        columns!(0);
+        columns!(1);
+        columns!(2);
+        columns!(3);
     }
 }
 
@@ -392,8 +389,13 @@ impl Columns256 for Q4K {
     }
 
     #[inline(always)]
-    fn columns<L: ByteLanes>(l: L, rows: SixteenRows<'_>, quarter: usize, part: usize) -> [[L::Bytes; 4]; 2] {
-        nibbles(l, rows, 16 + quarter * 32 + 16 * part)
+    fn quarter<L: ByteLanes>(l: L, rows: SixteenRows<'_>, half: usize, part: usize, span: &mut Span) {
+        let first = 128 * half + 64 * part;
+        for of_16 in [0, 16] {
+            let [low, upper] = nibbles(l, rows, 16 + first / 2 + of_16);
+            span.set_quants::<L, Self>(l, first + of_16, low);
+            span.set_quants::<L, Self>(l, first + of_16 + 32, upper);
+        }
     }
 }
 
@@ -407,10 +409,20 @@ impl Columns256 for Q5K {
     }
 
     #[inline(always)]
-    fn columns<L: ByteLanes>(l: L, rows: SixteenRows<'_>, quarter: usize, part: usize) -> [[L::Bytes; 4]; 2] {
-        let [low, upper] = nibbles(l, rows, 48 + quarter * 32 + 16 * part);
-        let [fifth, upper_fifth] = one_bit(l, rows, 16 + 16 * part, quarter);
-        [joined::<L, 4>(l, low, fifth), joined::<L, 4>(l, upper, upper_fifth)]
+    fn quarter<L: ByteLanes>(l: L, rows: SixteenRows<'_>, half: usize, part: usize, span: &mut Span) {
+        let fifth = l.columns(rows, 16 + 16 * part);
+        let (first, bit) = (128 * half + 16 * part, 4 * half as u32);
+        macro_rules! columns {
+            ($of_64:literal) => {{
+                let [low, upper] = nibbles(l, rows, 48 + 64 * half + 32 * $of_64 + 16 * part);
+                let low = joined::<L, 4>(l, low, bits(l, fifth, bit + 2 * $of_64, 1));
+                let upper = joined::<L, 4>(l, upper, bits(l, fifth, bit + 2 * $of_64 + 1, 1));
+                span.set_quants::<L, Self>(l, first + 64 * $of_64, low);
+                span.set_quants::<L, Self>(l, first + 64 * $of_64 + 32, upper);
+            }};
+        }
+        columns!(0);
+        columns!(1);
     }
 }
 
@@ -438,15 +450,17 @@ impl Columns256 for Q6K {
     }
 
     #[inline(always)]
-    fn columns<L: ByteLanes>(l: L, rows: SixteenRows<'_>, quarter: usize, part: usize) -> [[L::Bytes; 4]; 2] {
-        let at = quarter / 2 * 64 + 16 * part;
-        let right = 4 * (quarter % 2) as u32;
-        let (low, upper) = (l.columns(rows, at), l.columns(rows, at + 32));
-        let [high, upper_high] = two_bits(l, rows, 128 + quarter / 2 * 32 + 16 * part, quarter);
-        [
-            joined::<L, 4>(l, bits(l, low, right, 15), high),
-            joined::<L, 4>(l, bits(l, upper, right, 15), upper_high),
-        ]
+    fn quarter<L: ByteLanes>(l: L, rows: SixteenRows<'_>, half: usize, part: usize, span: &mut Span) {
+        // Two high bits of four columns lie in one byte, four low ones of two.
+        let high = l.columns(rows, 128 + 32 * half + 16 * part);
+        let first = 128 * half + 16 * part;
+        for (behind, right) in [(0, 0), (32, 2)] {
+            let low = l.columns(rows, 64 * half + 16 * part + behind);
+            let quants = joined::<L, 4>(l, bits(l, low, 0, 15), bits(l, high, right, 3));
+            let upper = joined::<L, 4>(l, bits(l, low, 4, 15), bits(l, high, right + 4, 3));
+            span.set_quants::<L, Self>(l, first + behind, quants);
+            span.set_quants::<L, Self>(l, first + behind + 64, upper);
+        }
     }
 }
 
@@ -455,11 +469,13 @@ impl Columns256 for IQ4XS {
     const OFFSETS: bool = false;
 
     #[inline(always)]
-    fn columns<L: ByteLanes>(l: L, rows: SixteenRows<'_>, quarter: usize, part: usize) -> [[L::Bytes; 4]; 2] {
-        // Low and high four bits of sixteen bytes are 32 columns.
-        let at = 8 + quarter * 32;
-        let right = 4 * part as u32;
-        let (low, upper) = (l.columns(rows, at), l.columns(rows, at + 16));
-        [entries(l, &VALUES, bits(l, low, right, 15)), entries(l, &VALUES, bits(l, upper, right, 15))]
+    fn quarter<L: ByteLanes>(l: L, rows: SixteenRows<'_>, half: usize, part: usize, span: &mut Span) {
+        let first = 128 * half + 64 * part;
+        for of_32 in 0..2 {
+            // Low and high four bits of sixteen bytes are 32 columns that follow each other.
+            let [low, upper] = nibbles(l, rows, 8 + first / 2 + 16 * of_32);
+            span.set_quants::<L, Self>(l, first + 32 * of_32, entries(l, &VALUES, low));
+            span.set_quants::<L, Self>(l, first + 32 * of_32 + 16, entries(l, &VALUES, upper));
+        }
     }
 }
