@@ -213,7 +213,8 @@ fn how_long_things_take() {
     let run = server.path("run");
     synthetic::write(&run, sizes, false);
     let picture = server.path("picture.png");
-    let mut times = [vec![], vec![]];
+    let socket = sockets::Server::with_viewers();
+    let mut times = [vec![], vec![], vec![]];
     for _ in 0..5 {
         let start = Instant::now();
         let mut command = layerscope();
@@ -223,14 +224,25 @@ fn how_long_things_take() {
         let start = Instant::now();
         assert!(server.view(&run, &server.ssh(), &picture).status.success());
         times[1].push(start.elapsed());
+        let start = Instant::now();
+        assert!(socket.view(&run, &picture).status.success());
+        times[2].push(start.elapsed());
     }
-    let [here, there] = times;
+    let [here, there, over_websocket] = times;
     spread("a picture of a run here, from the command to the file", here);
     spread("of the same over ssh", there);
-
+    spread("over a WebSocket", over_websocket);
+    eprintln!("over ssh:");
     let (link, engine, _) = server.connect();
+    how_long_answers_take(&link, &engine, &run);
+    eprintln!("over a WebSocket:");
+    let (link, engine) = socket.connect();
+    how_long_answers_take(&link, &engine, &run);
+}
+
+fn how_long_answers_take(link: &Link, engine: &RemoteEngine, run: &Path) {
     engine.send(load()).unwrap();
-    assert!(until(&link, &engine, |event| *event == Event::Idle));
+    assert!(until(link, engine, |event| *event == Event::Idle));
     let round_trip = || {
         let start = Instant::now();
         assert!(link.ask(Question::Prompts { path: "/no/such/prompts.jsonl".into() }).is_err());
@@ -244,20 +256,13 @@ fn how_long_things_take() {
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 while is_bulk && !done.load(Ordering::Relaxed) {
-                    link.ask(Question::Run { folder: run.clone() }).unwrap();
+                    link.ask(Question::Run { folder: run.to_owned() }).unwrap();
                 }
             });
-            let side =
-                Under { prompt: PromptText::Plain("A story".into()), policy: "full".into(), adapter: None };
-            let generate = EngineCommand::Generate {
-                sides: vec![side],
-                max_new_tokens: 400,
-                sampling: Sampling::Greedy,
-            };
-            engine.send(generate).unwrap();
+            engine.send(generate(400)).unwrap();
             // How much later each token came than the quickest one, after it was computed; that one took less than a round trip.
             let (start, mut came) = (Instant::now(), vec![]);
-            assert!(until(&link, &engine, |event| {
+            assert!(until(link, engine, |event| {
                 if let Event::Token(token) = event {
                     came.push(start.elapsed().as_secs_f64() - token.elapsed_s);
                 }
@@ -364,6 +369,12 @@ fn load() -> EngineCommand {
 
 fn record(folder: &Path) -> EngineCommand {
     EngineCommand::Record { prompts: prompts(), max_new_tokens: 12, folder: folder.to_owned(), adapter: None }
+}
+
+fn generate(max_new_tokens: usize) -> EngineCommand {
+    let prompt = PromptText::Plain("Tell me a long story".into());
+    let side = Under { prompt, policy: "full".into(), adapter: None };
+    EngineCommand::Generate { sides: vec![side], max_new_tokens, sampling: Sampling::Greedy }
 }
 
 /// Takes events until `so` holds of one, or the connection has gone; returns whether it held.

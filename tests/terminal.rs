@@ -231,7 +231,24 @@ fn ended(mut child: Child, within: Duration) -> (Option<i32>, String) {
     (output.status.code(), stderr(&output))
 }
 
-const SOON: Duration = Duration::from_secs(5);
+/// Far longer than what ends at once takes on a busy machine.
+const SOON: Duration = Duration::from_secs(20);
+
+/// Waits until a program listens for interrupts.
+#[cfg(target_os = "linux")]
+fn listens(child: &Child) {
+    let end = Instant::now() + Duration::from_secs(60);
+    let caught = || {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap();
+        let mask = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap().trim();
+        u64::from_str_radix(mask, 16).unwrap()
+    };
+    const INTERRUPT: u64 = 1 << (libc::SIGINT - 1);
+    while caught() & INTERRUPT == 0 {
+        assert!(Instant::now() < end, "it never listens for signals");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
 
 /// Waits for input that does not come.
 fn waiting() -> Command {
@@ -250,7 +267,8 @@ fn the_first_signal_ends_what_keeps_nothing() {
         command.arg("--default-signal=HUP").arg(env!("CARGO_BIN_EXE_layerscope")).args(waiting().get_args());
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let child = command.spawn().unwrap();
-        std::thread::sleep(Duration::from_millis(700));
+        listens(&child);
+        std::thread::sleep(Duration::from_millis(300));
         signal(&child, name);
         let (code, message) = ended(child, SOON);
         assert_eq!(code, Some(130), "{name}: {message}");

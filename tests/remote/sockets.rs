@@ -1,17 +1,17 @@
 //! The viewer over a WebSocket of `layerscope serve --viewer`.
 
-use super::{NOTICE, PATIENCE, load, pixels, prompts, record, until};
+use super::{NOTICE, PATIENCE, generate, load, pixels, prompts, record, until};
 use crate::support::{fixtures, layerscope, refuse, stderr, tiny_model};
 use crate::synthetic;
 use layerscope_app::engine::LocalEngine;
-use layerscope_app::engine::message::{Command as EngineCommand, Event, Under};
+use layerscope_app::engine::message::Event;
 use layerscope_app::engine::remote::{Address, Answer, Link, Pipes, Question, RemoteEngine, WebSocket};
 use layerscope_diagnostics::run::Run;
-use layerscope_engine::{PromptText, Sampling};
 use std::collections::BTreeSet;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
-use std::process::{Child, Stdio};
+use std::path::Path;
+use std::process::{Child, Output, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 const KEY: &str = "a key of ours";
 
 /// A server on loopback, stopped when it is dropped.
-struct Server {
+pub(super) struct Server {
     process: Child,
     /// Host and port.
     address: String,
@@ -39,7 +39,7 @@ impl Server {
     }
 
     /// One that lets viewers in.
-    fn with_viewers() -> Self {
+    pub(super) fn with_viewers() -> Self {
         Self::start(&["--port", "0", "--viewer"])
     }
 
@@ -48,8 +48,16 @@ impl Server {
         WebSocket::new(address, Some(KEY.to_owned())).unwrap()
     }
 
-    fn connect(&self) -> (Link, RemoteEngine) {
+    pub(super) fn connect(&self) -> (Link, RemoteEngine) {
         Link::connect("gpu-box", self.socket().connect().unwrap(), || {}).unwrap()
+    }
+
+    /// `layerscope view` of a path there, drawn into a file.
+    pub(super) fn view(&self, path: &Path, picture: &Path) -> Output {
+        let address = format!("ws://{}{}", self.address, path.display()).replace(' ', "%20");
+        let mut command = layerscope();
+        command.args(["view", &address, "--view", "Map", "--theme", "dark", "--screenshot"]).arg(picture);
+        command.env("LAYERSCOPE_API_KEY", KEY).output().unwrap()
     }
 
     /// The status and the rest of the answer to a request of a path with headers.
@@ -105,12 +113,6 @@ fn upgrade(more: &str) -> String {
     )
 }
 
-fn generate(max_new_tokens: usize) -> EngineCommand {
-    let prompt = PromptText::Plain("Tell me a long story".into());
-    let side = Under { prompt, policy: "full".into(), adapter: None };
-    EngineCommand::Generate { sides: vec![side], max_new_tokens, sampling: Sampling::Greedy }
-}
-
 #[test]
 fn a_run_over_a_websocket_is_drawn_as_here() {
     let server = Server::with_viewers();
@@ -118,11 +120,9 @@ fn a_run_over_a_websocket_is_drawn_as_here() {
     let [run, here, there] = ["a run", "here.png", "there.png"].map(|name| folder.path().join(name));
     let sizes = synthetic::Sizes { layers: 16, heads: 4, steps: 16, positions: 5_000, prompts: 2 };
     synthetic::write(&run, sizes, true);
-    let address = format!("ws://{}{}", server.address, run.display()).replace(' ', "%20");
-    for (path, picture) in [(run.display().to_string(), &here), (address, &there)] {
-        let mut command = layerscope();
-        command.args(["view", &path, "--view", "Map", "--theme", "dark", "--screenshot"]).arg(picture);
-        let drawn = command.env("LAYERSCOPE_API_KEY", KEY).output().unwrap();
+    let mut command = layerscope();
+    command.arg("view").arg(&run).args(["--view", "Map", "--theme", "dark", "--screenshot"]).arg(&here);
+    for drawn in [command.output().unwrap(), server.view(&run, &there)] {
         assert!(drawn.status.success(), "{}", stderr(&drawn));
     }
     // The other machine's name moves glyphs in the texture that text is drawn from, which may round a pixel otherwise.
