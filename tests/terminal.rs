@@ -231,8 +231,7 @@ fn ended(mut child: Child, within: Duration) -> (Option<i32>, String) {
     (output.status.code(), stderr(&output))
 }
 
-/// Far longer than what ends at once takes on a busy machine.
-const SOON: Duration = Duration::from_secs(20);
+const SOON: Duration = Duration::from_secs(5);
 
 /// Waits until a program listens for interrupts.
 #[cfg(target_os = "linux")]

@@ -40,7 +40,7 @@ pub struct Program {
     pub child: Child,
     /// The end of what it wrote to its standard error.
     pub said: Arc<Mutex<String>>,
-    /// Reads that until it is closed.
+    /// The thread that reads it; it ends when standard error is closed.
     pub listener: JoinHandle<()>,
     /// Why it ended, in a sentence.
     pub explain: Explain,
@@ -416,7 +416,7 @@ pub(super) fn is_sound(event: &Event) -> bool {
     }
 }
 
-/// What comes of asking again and again, at most so long.
+/// Asks every five milliseconds until there is an answer, at most so long.
 fn wait<T>(patience: Duration, mut ask: impl FnMut() -> Option<T>) -> Option<T> {
     let start = Instant::now();
     loop {

@@ -135,17 +135,18 @@ impl ByteLanes for Avx512<true> {
         unsafe {
             let mut sums = if quants.signed { _mm512_set1_epi32(start) } else { _mm512_setzero_si512() };
             for i in 0..N {
-                let x = _mm512_set1_epi32(i32::from_le_bytes([
-                    x[i][0] as u8,
-                    x[i][1] as u8,
-                    x[i][2] as u8,
-                    x[i][3] as u8,
-                ]));
+                let x = _mm512_set1_epi32(word(x[i]));
                 sums = _mm512_dpbusd_epi32(sums, w[i], x);
             }
             sums
         }
     }
+}
+
+/// Four activations as one number, which fills a vector.
+#[inline(always)]
+fn word([a, b, c, d]: [i8; 4]) -> i32 {
+    i32::from_le_bytes([a as u8, b as u8, c as u8, d as u8])
 }
 
 /// f16 that [`_mm256_packus_epi32`] has packed.
@@ -164,8 +165,8 @@ unsafe fn sixteen_halves(packed: __m256i) -> [__m256; 2] {
     }
 }
 
-/// To each sum the products of its four bytes of `w`, without a sign, and of `x`, with one. Tests run on processors without the
-/// instruction, too.
+/// Adds to each sum the products of four unsigned bytes of `w` with four signed bytes of `x`. In tests, a processor without the
+/// instruction computes the same sums by others.
 ///
 /// # Safety
 /// AVX-VNNI; in tests AVX2.
@@ -349,12 +350,7 @@ impl<const VNNI: bool> ByteLanes for Avx2<VNNI> {
                 let mut sums =
                     [if quants.signed { _mm256_set1_epi32(start) } else { _mm256_setzero_si256() }; 2];
                 for i in 0..N {
-                    let x = _mm256_set1_epi32(i32::from_le_bytes([
-                        x[i][0] as u8,
-                        x[i][1] as u8,
-                        x[i][2] as u8,
-                        x[i][3] as u8,
-                    ]));
+                    let x = _mm256_set1_epi32(word(x[i]));
                     sums[0] = plus_products(sums[0], w[i][0], x);
                     sums[1] = plus_products(sums[1], w[i][1], x);
                 }
@@ -370,12 +366,7 @@ impl<const VNNI: bool> ByteLanes for Avx2<VNNI> {
             for half in 0..2 {
                 let mut few = _mm256_setzero_si256();
                 for i in 0..N {
-                    let x = _mm256_set1_epi32(i32::from_le_bytes([
-                        x[i][0] as u8,
-                        x[i][1] as u8,
-                        x[i][2] as u8,
-                        x[i][3] as u8,
-                    ]));
+                    let x = _mm256_set1_epi32(word(x[i]));
                     let w = w[i][half];
                     let products = match quants.signed {
                         // |w|·(x with the sign of w).
