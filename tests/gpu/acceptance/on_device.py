@@ -25,7 +25,14 @@ def libtest(output):
     named = lambda outcome: sorted(name for name, found in results.items() if found == outcome)
     found = {"passed": len(named("ok")), "failed": named("FAILED"), "ignored": len(named("ignored"))}
     complete = re.search(r"^test result: ", output.stdout, re.M) is not None
-    return found | {"complete": complete and not output.timed_out, "seconds": round(output.seconds, 1)}
+    found |= {"complete": complete and not output.timed_out, "seconds": round(output.seconds, 1)}
+    return found | ({"said": said(output)} if found["failed"] or not found["complete"] else {})
+
+
+def said(output):
+    """The first lines of each failed test, or the last words of a program that did not come to its end."""
+    parts = re.findall(r"^---- (\S+) stdout ----\n(.*?)(?=^---- |^failures:$)", output.stdout, re.M | re.S)
+    return {name: text.strip()[:600] for name, text in parts} or output.last_words()
 
 
 def tests_on_device(context, limit):
@@ -40,8 +47,6 @@ def tests_on_device(context, limit):
             break
         output = run([context.program(program)], left, **variables(program, context.device))
         found[program] = libtest(output)
-        if not found[program]["passed"] and not found[program]["failed"]:
-            found[program]["said"] = output.last_words()
     context.figures["tests"] = found
     return "; ".join(f"{program} {sentence(result)}" for program, result in found.items())
 
