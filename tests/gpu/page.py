@@ -60,7 +60,8 @@ def make(root):
     records = []
     for path in sorted(folder.glob("*.json")):
         record = json.loads(path.read_text())
-        if not record["dry_run"]:
+        # Those of processors are lists, by machine, and have a page of their own.
+        if isinstance(record, dict) and not record["dry_run"]:
             records.append((path, record))
     records.sort(key=lambda pair: pair[1]["measured"], reverse=True)
     parts = ["# Benchmarks on GPUs\n", INTRODUCTION if records else NOTHING]

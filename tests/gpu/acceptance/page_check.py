@@ -24,7 +24,8 @@ def check(make):
 
         assert made().splitlines()[2] == "Nothing has been measured on a GPU yet."
         write(page.with_name("dry.json"), measurement(commit) | {"dry_run": True})
-        assert "Nothing has been measured" in made(), "dry runs are no measurements"
+        write(page.with_name("cpu.json"), [{"processor": "Made-up processor", "rows": []}])
+        assert "Nothing has been measured" in made(), "dry runs are no measurements, nor are those of processors"
         write(page.with_name("card.json"), measurement(commit))
         text = made()
         for words in ["## Made-up card", "has not changed since", "speed:24+bos", "1.32", "| **failed** |", "out of memory", "Policies"]:

@@ -16,7 +16,7 @@ VOCAB, BOS, EOS = 1770, 1765, 1766
 
 def compare(found, expected):
     """The largest differences between two runs of the same prompts, over the prompts whose texts are the same; `worst` is
-    that of the statistics, so of all but the KL.
+    that of the statistics, so of all but the KL; `kl_at` is where that differs most.
 
     Masses and entropy as they are, curvature as a share of 180 degrees, the frontier's KL as a share of the KL or, below
     one nat, in nats.
@@ -25,13 +25,16 @@ def compare(found, expected):
     same = [(a, b) for a, b in pairs if a["generated"] == b["generated"]]
     differences = {"prompts": len(pairs), "same_text": len(same), "masses": 0.0, "entropy": 0.0, "curvature": 0.0, "kl": 0.0}
 
-    def widen(key, a, b, unit=1.0):
+    def widen(key, a, b, unit=1.0, at=None):
         if (a is None) != (b is None):
             raise Failed(f"{key}: one side has no figure where the other has {a if b is None else b}")
         if a is not None:
             if not (math.isfinite(a) and math.isfinite(b)):
                 raise Failed(f"{key}: {a} beside {b}")
-            differences[key] = max(differences[key], abs(a - b) / unit)
+            off = abs(a - b) / unit
+            if at and off > differences[key]:
+                differences[key + "_at"] = at | {"found": a, "expected": b}
+            differences[key] = max(differences[key], off)
 
     for a, b in same:
         for name in MASSES:
@@ -44,7 +47,8 @@ def compare(found, expected):
         for cut, other in zip(a.get("frontier", []), b.get("frontier", []), strict=True):
             if (cut["anchor"], cut["cutoff"]) != (other["anchor"], other["cutoff"]):
                 raise Failed("the frontiers have different cutoffs")
-            widen("kl", cut["kl"], other["kl"], unit=max(1.0, other["kl"]))
+            where = {"prompt": a["id"], "anchor": cut["anchor"], "cutoff": cut["cutoff"]}
+            widen("kl", cut["kl"], other["kl"], unit=max(1.0, other["kl"]), at=where)
     if not same:
         raise Failed("no prompt was continued with the same text, so that there is nothing to compare")
     differences["worst"] = max(differences[key] for key in ["masses", "entropy", "curvature"])

@@ -13,7 +13,7 @@ class Plan:
     shape: str
     layers: int | None
     policies: str
-    # Prompt lengths, the last of them the longest, and how often each is measured.
+    # Prompt lengths, the last of them the longest, which fills a context of 128K with the new tokens, and how often each is measured.
     lengths: dict
     new_tokens: int
     # The length at which statistics and the frontier are measured.
@@ -22,11 +22,11 @@ class Plan:
 
 
 PAPER = Plan(
-    "llama-3.1-8b", None, "full,speed:24+bos,pop:24,swiftkv:24,sliminfer", {8_192: 3, 32_768: 3, 131_072: 1}, 128, 32_768, 8
+    "llama-3.1-8b", None, "full,speed:24+bos,pop:24,swiftkv:24,sliminfer", {8_192: 3, 32_768: 3, 130_944: 1}, 128, 32_768, 8
 )
 # The same with repeats as in the paper, where there is time.
 PAPER_IN_FULL = Plan(
-    "llama-3.1-8b", None, "full,speed:24+bos,pop:24,swiftkv:24,sliminfer", {8_192: 5, 32_768: 5, 131_072: 5}, 128, 32_768, 16
+    "llama-3.1-8b", None, "full,speed:24+bos,pop:24,swiftkv:24,sliminfer", {8_192: 5, 32_768: 5, 130_944: 5}, 128, 32_768, 16
 )
 SMALL = Plan("smollm2-135m", 4, "full,speed:3+bos,pop:3,swiftkv:3,sliminfer:1=64", {64: 1, 128: 1, 256: 1}, 8, 128, 2)
 
