@@ -4,7 +4,6 @@
 pub(crate) mod device;
 mod host;
 mod pattern;
-mod reads;
 
 use crate::decoder::Location;
 use crate::hooks::{Hooks, Site};

@@ -5,13 +5,16 @@ use crate::kv::KeyRange;
 use crate::tensor::{DeviceTensor, Tensor};
 use crate::{Decoder, Device as ModelDevice, Error, Result};
 use layerscope_kernels::attention::cuda::prefill::{self, Prefill};
+use layerscope_kernels::attention::cuda::reads;
 use layerscope_kernels::attention::cuda::spans::{self, DeviceKeySpan, SpanAttention, StatisticsOnDevice};
 use layerscope_kernels::cuda::{Buffer, Device, Element};
-use layerscope_kernels::{AttentionShape, AttentionStatistics, Received, SEGMENTS, Segment};
+use layerscope_kernels::{AttentionShape, AttentionStatistics, Received, RowReads, SEGMENTS, Segment};
 use std::ops::Range;
 
 /// Copies of rows see at most this many spans apart from each other.
 const SPANS_BY_COPY: usize = 32;
+/// Bytes of the probabilities of the rows that are listed at once, if more than one.
+const LISTED_BYTES: usize = 128 << 20;
 
 impl LayerAttention<'_> {
     pub(super) fn attend_on_device(&self, q: &DeviceTensor) -> Result<(Tensor, Option<LayerStatistics>)> {
@@ -28,11 +31,9 @@ impl LayerAttention<'_> {
         };
         let rows: usize = self.measured().map(|group| group.rows.len()).sum();
         let measured = Measured::new(q.device(), rows * self.shape.query_heads, positions)?;
-        self.attend_by_group(q, &output, Some(&measured))?;
+        let reads = self.attend_by_group(q, &output, Some(&measured))?;
         let mut statistics = measured.to_host()?;
-        if let Some(limits) = &self.reads {
-            statistics.received.reads = self.reads_of_device(q, positions, limits)?;
-        }
+        statistics.received.reads = reads;
         Ok((output.into(), Some(statistics)))
     }
 
@@ -40,17 +41,18 @@ impl LayerAttention<'_> {
         self.groups.iter().filter(|group| group.measured)
     }
 
-    /// One launch for each group.
+    /// One launch for each group, or where rows are listed, for some rows of it; what they read.
     fn attend_by_group(
         &self,
         q: &DeviceTensor,
         output: &DeviceTensor,
         measured: Option<&Measured>,
-    ) -> Result<()> {
+    ) -> Result<Vec<RowReads>> {
         let heads = self.shape.query_heads;
         let first_measured = self.measured().next().map_or(0, |group| group.rows.start);
-        for group in &self.groups {
-            let (first, rows) = (group.rows.start, group.rows.len());
+        let mut reads = vec![];
+        for (group, Range { start: first, end }) in self.groups.iter().flat_map(|group| self.pieces(group)) {
+            let rows = end - first;
             let measured = match measured.filter(|_| group.measured) {
                 Some(measured) => Some(measured.narrow((first - first_measured) * heads, rows * heads)?),
                 None => None,
@@ -58,15 +60,25 @@ impl LayerAttention<'_> {
             let (q, output) = (q.narrow(first, rows)?, output.narrow(first, rows)?);
             let keys = self.device_spans(&group.keys)?;
             if rows == self.at.positions.len() {
-                self.attend_to(&keys, self.positions()?, [&q, &output], measured.as_ref())?;
+                reads.extend(self.attend_to(&keys, self.positions()?, [&q, &output], measured.as_ref())?);
             } else {
-                let positions: Vec<i32> =
-                    self.at.positions[group.rows.clone()].iter().map(|&p| p as i32).collect();
+                let positions: Vec<i32> = self.at.positions[first..end].iter().map(|&p| p as i32).collect();
                 let positions = q.device().upload(&positions)?;
-                self.attend_to(&keys, &positions, [&q, &output], measured.as_ref())?;
+                reads.extend(self.attend_to(&keys, &positions, [&q, &output], measured.as_ref())?);
             }
         }
-        Ok(())
+        Ok(reads)
+    }
+
+    /// A group's rows: all at once, or where they are listed, as many as there is to be memory for.
+    fn pieces<'g>(&self, group: &'g RowGroup) -> impl Iterator<Item = (&'g RowGroup, Range<usize>)> {
+        let row_bytes = 4 * self.shape.query_heads * self.statistics.unwrap_or(0).max(1);
+        let most = match self.reads.as_ref().filter(|_| group.measured) {
+            Some(_) => (LISTED_BYTES / row_bytes).max(1),
+            None => group.rows.len().max(1),
+        };
+        let end = group.rows.end;
+        group.rows.clone().step_by(most).map(move |first| (group, first..end.min(first + most)))
     }
 
     fn device_spans(&self, keys: &[KeyRange]) -> Result<Vec<DeviceKeySpan>> {
@@ -107,14 +119,14 @@ impl LayerAttention<'_> {
         Ok(applies)
     }
 
-    /// Attention of rows at `positions` (i32) over spans.
+    /// Attention of rows at `positions` (i32) over spans; what they read, where it is listed.
     fn attend_to(
         &self,
         keys: &[DeviceKeySpan],
         positions: &Buffer,
         [q, output]: [&DeviceTensor; 2],
         measured: Option<&Measured>,
-    ) -> Result<()> {
+    ) -> Result<Vec<RowReads>> {
         let on_device = q.device().upload(keys)?;
         let keys = DeviceKeys {
             spans: &on_device,
@@ -130,11 +142,16 @@ impl LayerAttention<'_> {
             ..keys.attention(self.shape, positions, [q, output])
         };
         spans::attention(&attention)?;
-        if let Some(measured) = normalisers {
-            let [sum, max] = measured.received.each_ref().map(DeviceTensor::numbers);
-            spans::received(&attention, measured.positions, sum, max)?;
-        }
-        Ok(())
+        let Some(measured) = normalisers else { return Ok(vec![]) };
+        let [sum, max] = measured.received.each_ref().map(DeviceTensor::numbers);
+        let Some(limits) = &self.reads else {
+            spans::received(&attention, measured.positions, sum, max, None)?;
+            return Ok(vec![]);
+        };
+        let sizes = [q.dims()[0], self.shape.query_heads, measured.positions];
+        let probabilities = DeviceTensor::zeros(q.device(), Element::F32, &sizes)?;
+        spans::received(&attention, measured.positions, sum, max, Some(probabilities.numbers()))?;
+        Ok(reads::strongest(probabilities.numbers(), sizes, limits)?)
     }
 
     /// As many groups at once as tell apart few enough spans.
@@ -301,10 +318,7 @@ struct Measured {
 impl Measured {
     fn new(device: &Device, rows_and_heads: usize, positions: usize) -> Result<Self> {
         let figures = |width| DeviceTensor::undefined(device, Element::F32, &[rows_and_heads, width]);
-        let zeros = || match positions {
-            0 => DeviceTensor::undefined(device, Element::F32, &[0]),
-            _ => DeviceTensor::upload(device, &vec![0.0; positions], &[positions]),
-        };
+        let zeros = || DeviceTensor::zeros(device, Element::F32, &[positions]);
         Ok(Self {
             mass: figures(SEGMENTS)?,
             entropy: figures(SEGMENTS)?,

@@ -152,7 +152,7 @@ impl LayerAttention<'_> {
 }
 
 /// (first row, rows) of each run of consecutive positions.
-pub(super) fn runs(positions: &[usize]) -> Vec<(usize, usize)> {
+fn runs(positions: &[usize]) -> Vec<(usize, usize)> {
     let mut runs: Vec<(usize, usize)> = vec![];
     for (row, &position) in positions.iter().enumerate() {
         match runs.last_mut() {

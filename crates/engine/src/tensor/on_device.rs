@@ -28,6 +28,16 @@ impl DeviceTensor {
         Ok(Self { buffer: Arc::new(buffer), element, first: 0, dims: dims.to_vec() })
     }
 
+    /// Zeros of these dimensions.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`].
+    pub fn zeros(device: &Device, element: Element, dims: &[usize]) -> Result<Self> {
+        let tensor = Self::undefined(device, element, dims)?;
+        tensor.buffer.clear()?;
+        Ok(tensor)
+    }
+
     /// Numbers from the host, in f32.
     ///
     /// # Errors

@@ -1,4 +1,5 @@
 //! Attention on GPUs.
 
 pub mod prefill;
+pub mod reads;
 pub mod spans;

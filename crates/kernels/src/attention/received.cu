@@ -19,6 +19,8 @@ struct Parameters {
     const float* normalisers;
     float* sum;
     float* max;
+    // Where each probability goes, [rows, query_heads, count], zeros before; or null.
+    float* probabilities;
     uint32_t count, unused;
 };
 
@@ -168,6 +170,8 @@ DEVICE void receive(const Parameters& parameters) {
                             const float probability = seen ? exp2_fast(scores[e][k] - maximum) * scale : 0.0f;
                             sum[k] += probability;
                             max[k] = fmaxf(max[k], probability);
+                            if (parameters.probabilities && seen && at < static_cast<int>(parameters.count))
+                                parameters.probabilities[uint64_t{tiles.row_and_head[own_entry + e]} * parameters.count + at] = probability;
                         }
                     }
                 }

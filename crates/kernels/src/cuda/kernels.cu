@@ -3,6 +3,7 @@
 
 #include "../attention/merge.cu"
 #include "../attention/prefill.cu"
+#include "../attention/reads.cu"
 #include "../attention/received.cu"
 #include "../attention/spans.cu"
 #include "../distribution.cu"

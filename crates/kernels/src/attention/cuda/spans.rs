@@ -168,6 +168,7 @@ struct ReceivedParameters {
     normalisers: u64,
     sum: u64,
     max: u64,
+    probabilities: u64,
     count: u32,
     unused: u32,
 }
@@ -223,7 +224,8 @@ pub fn attention(a: &SpanAttention<'_>) -> Result<(), DeviceError> {
 }
 
 /// Adds the attention that key positions 0 … `count`−1 receive from these rows, over all heads: f32 `[count]` sums of
-/// probabilities, and the largest. [`attention`] has filled [`SpanAttention::normalisers`] before.
+/// probabilities, and the largest. [`attention`] has filled [`SpanAttention::normalisers`] before. Where there are `probabilities`, f32
+/// `[rows, query_heads, count]` of zeros, each is left there.
 ///
 /// # Errors
 /// Where the device fails.
@@ -235,8 +237,12 @@ pub fn received(
     count: usize,
     sum: Numbers<'_>,
     max: Numbers<'_>,
+    probabilities: Option<Numbers<'_>>,
 ) -> Result<(), DeviceError> {
     check(a);
+    let all = a.rows * a.shape.query_heads * count;
+    let fits = |numbers: Numbers<'_>| numbers.element() == Element::F32 && numbers.len() >= all;
+    assert!(probabilities.is_none_or(fits), "a place for each probability");
     assert!(sum.len() >= count && max.len() >= count && count <= MOST_POSITION, "sizes of what is received");
     assert!(sum.element() == Element::F32 && max.element() == Element::F32, "what is received is in f32");
     let normalisers = a.normalisers.map_or(0, |normalisers| normalisers.address());
@@ -246,6 +252,7 @@ pub fn received(
         normalisers,
         sum: sum.address(),
         max: max.address(),
+        probabilities: probabilities.map_or(0, |numbers| numbers.address()),
         count: count as u32,
         unused: 0,
     };

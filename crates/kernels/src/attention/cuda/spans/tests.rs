@@ -145,6 +145,8 @@ struct Run {
     entropy: Vec<f32>,
     sum: Vec<f32>,
     max: Vec<f32>,
+    /// `[rows, heads, positions]`.
+    probabilities: Vec<f32>,
 }
 
 fn run(device: &Device, problem: &Problem, seed: u64, with_statistics: bool) -> Run {
@@ -230,6 +232,7 @@ fn run(device: &Device, problem: &Problem, seed: u64, with_statistics: bool) -> 
         entropy: vec![],
         sum: vec![],
         max: vec![],
+        probabilities: vec![],
     };
     if with_statistics {
         let count = problem.first_position + 1;
@@ -237,7 +240,9 @@ fn run(device: &Device, problem: &Problem, seed: u64, with_statistics: bool) -> 
         let sum = device.upload(&vec![0.5f32; count]).unwrap();
         let max = device.upload(&vec![0.001f32; count]).unwrap();
         let [sum, max] = [&sum, &max].map(|buffer| Numbers::all(buffer, Element::F32));
-        received(&a, count, sum, max).unwrap();
+        let probabilities = device.upload(&vec![0f32; heads * count]).unwrap();
+        received(&a, count, sum, max, Some(Numbers::all(&probabilities, Element::F32))).unwrap();
+        run.probabilities = probabilities.to_vec().unwrap();
         run.mass = mass.to_vec().unwrap();
         run.entropy = entropy.to_vec().unwrap();
         run.sum = sum.to_vec().unwrap();
@@ -307,11 +312,19 @@ fn check_problem(problem: &Problem, seed: u64) {
                     assert!(run.entropy[at].is_nan() || run.mass[at] > 0.0, "{}", run.entropy[at]);
                 }
             }
+            let count = sum.len();
+            let mut probabilities = vec![0.0; count];
             for &(position, p) in &expected.probabilities[i] {
+                if let Some(probability) = probabilities.get_mut(position) {
+                    *probability = p;
+                }
                 if let (Some(sum), Some(max)) = (sum.get_mut(position), max.get_mut(position)) {
                     *sum += p;
                     *max = if sum.is_nan() { f64::NAN } else { p.max(*max) };
                 }
+            }
+            for (&x, &p) in run.probabilities[(first_row * heads + i) * count..].iter().zip(&probabilities) {
+                close("probability", x, p, 1e-5);
             }
         }
     }
