@@ -72,7 +72,7 @@ def sanitizer(context, limit):
     found["memcheck recording"] = result
     groups = test_groups(context)
     for kind, share in [("memcheck", 0.7), ("racecheck", 1.0)]:
-        errors, tested = 0, 0
+        errors, tested, told = 0, 0, []
         for group in groups:
             if left(share) < 10:
                 break
@@ -82,9 +82,10 @@ def sanitizer(context, limit):
             if result["errors"] is None or not libtest(output)["passed"]:
                 break
             errors, tested = errors + result["errors"], tested + len(group)
+            told += [result["said"]] if "said" in result else []
         total = sum(map(len, groups))
         if tested:
-            found[f"{kind} kernels"] = {"errors": errors, "tests": tested, "of": total}
+            found[f"{kind} kernels"] = {"errors": errors, "tests": tested, "of": total} | ({"said": told} if told else {})
     words = [f"{name}: {result['errors']} errors" + coverage(result) for name, result in found.items()]
     return "; ".join(word.replace("None errors", "not finished") for word in words)
 

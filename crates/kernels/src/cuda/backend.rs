@@ -77,6 +77,8 @@ pub(super) struct Launch<'a> {
     pub(super) shared_bytes: usize,
     /// The bytes of the struct, some of which may be padding.
     pub(super) parameters: *const c_void,
+    // The driver knows them; the emulation checks them.
+    #[cfg_attr(all(feature = "cuda", not(feature = "cuda-emulation")), expect(dead_code))]
     pub(super) parameter_bytes: usize,
     pub(super) lifetime: std::marker::PhantomData<&'a ()>,
 }

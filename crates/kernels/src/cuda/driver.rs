@@ -175,8 +175,10 @@ impl Backend for Driver {
 
     fn allocate(&self, bytes: usize) -> Result<u64> {
         self.context.enter()?;
+        // Kernels read 16 bytes at once, the last of which may begin before the end. The driver aligns memory to more than that, but
+        // compute-sanitizer tells them from what was asked for.
         // SAFETY: given back by `free`.
-        unsafe { result::malloc_sync(bytes) }.map_err(|error| match error.0 {
+        unsafe { result::malloc_sync(bytes.next_multiple_of(16)) }.map_err(|error| match error.0 {
             sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => {
                 let free = self.memory().map_or(0, |(free, _)| free);
                 DeviceError::OutOfMemory { wanted: bytes, free }
