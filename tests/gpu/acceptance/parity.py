@@ -60,14 +60,16 @@ def by_id(prompts):
 
 
 def demo(context, limit):
-    """The embedded model on its prompts, on the device and on the CPU."""
+    """The embedded model on its prompts: on the device with weights as they are, and on the CPU in f32, since processors that multiply
+    bf16 round weights as they are in ways of their own."""
     program, left = context.program("layerscope"), countdown(limit)
+    tiny = ROOT / "fixtures" / "tiny"
 
-    def record(device):
-        out = context.scratch / f"demo-{device}"
-        return run_json([program, "demo", "--json", "--device", device, "--out", out], left())
+    def record(device, weights):
+        command = [program, "record", tiny / "layerscope-tiny.gguf", "--prompts", tiny / "demo.jsonl", "--json", "--weights", weights]
+        return run_json([*command, "--device", device, "--out", context.scratch / f"demo-{device}-{weights}"], left())
 
-    found, expected = record(context.device), record("cpu")
+    found, expected = record(context.device, "native"), record("cpu", "f32")
     differences = compare(found["show"]["prompts"], expected["show"]["prompts"])
     cutoffs = [run["recommendation"]["l_cut"] for run in (found, expected)]
     context.figures.setdefault("parity", {})["demo"] = differences | {"l_cut": cutoffs[0], "l_cut_cpu": cutoffs[1]}
