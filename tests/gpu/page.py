@@ -4,6 +4,7 @@
     python3 tests/gpu/page.py             # reads docs/benchmarks/*.json, writes README.md and the plots beside them
     python3 tests/gpu/page.py --check     # tests this script on made-up figures in a temporary folder, and docs/gpu.md's table
 
+A file may have `"remarks"`, sentences written by hand: why something failed, what was done about it. They stand above its tables.
 Needs nothing but Python 3.10 and git.
 """
 
@@ -100,7 +101,7 @@ def section(path, record, stale):
     rows = record["bars"]
     counts = ", ".join(f"{sum(row['status'] == status for row in rows)} {status}" for status in ("passed", "failed", "not measured"))
     parts = [
-        f"## {machine.get('gpu', 'unknown GPU')}, {record['measured'][:10]}\n", f"{stale}\n", machine_sentence(machine),
+        f"## {machine.get('gpu', 'unknown GPU')}, {record['measured'][:10]}\n", f"{stale}\n", machine_sentence(machine), *remarks(record),
         f"\n### What has to be reached: {counts}\n", bars_table(rows),
     ]
     if record.get("bench"):
@@ -111,6 +112,11 @@ def section(path, record, stale):
     parts += ["\n### What ran\n", table(["section", "", "seconds", ""], [
         [part["title"], part["status"], f"{part['seconds']:.0f}", part["note"]] for part in record["sections"]])]
     return "\n".join(parts) + f"\n\nAll figures: [{path.name}]({path.name})\n"
+
+
+def remarks(record):
+    """What whoever looked at the figures wrote into the file, a sentence each."""
+    return ["", *[f"- {sentence}" for sentence in record["remarks"]]] if record.get("remarks") else []
 
 
 def machine_sentence(machine):

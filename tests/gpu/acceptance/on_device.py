@@ -77,7 +77,9 @@ def sanitizer(context, limit):
             if left(share) < 10:
                 break
             command = [context.program("kernels-tests"), "--exact", "--test-threads", "1", *group]
-            result, output = check(tool, kind, command, left(share), **variables("kernels-tests"))
+            # Some tests ask for more memory than there is: what the driver refuses is no wrong access.
+            options = ["--report-api-errors", "no"] if kind == "memcheck" else []
+            result, output = check(tool, kind, command, left(share), *options, **variables("kernels-tests"))
             # Where nothing ran, nothing was checked.
             if result["errors"] is None or not libtest(output)["passed"]:
                 break
@@ -104,9 +106,9 @@ def recording(context):
     return [*command, "--device", context.device, "--max-new-tokens", "6", "--failure-cases", "1"]
 
 
-def check(tool, kind, command, limit, **more):
+def check(tool, kind, command, limit, *options, **more):
     """Errors that the tool found in a run of a program, none known where it did not finish; and what was printed."""
-    output = run([tool, "--tool", kind, "--error-exitcode", "86", *command], limit, **more)
+    output = run([tool, "--tool", kind, "--error-exitcode", "86", *options, *command], limit, **more)
     printed = output.stdout + output.stderr
     summary = re.findall(r"(?:ERROR SUMMARY: (\d+) error|RACECHECK SUMMARY: (\d+) hazard)", printed)
     if not summary or output.timed_out or "Device not supported" in printed:

@@ -26,9 +26,9 @@ def check(make):
         write(page.with_name("dry.json"), measurement(commit) | {"dry_run": True})
         write(page.with_name("cpu.json"), [{"processor": "Made-up processor", "rows": []}])
         assert "Nothing has been measured" in made(), "dry runs are no measurements, nor are those of processors"
-        write(page.with_name("card.json"), measurement(commit))
+        write(page.with_name("card.json"), measurement(commit) | {"remarks": ["What is odd here."]})
         text = made()
-        for words in ["## Made-up card", "has not changed since", "speed:24+bos", "1.32", "| **failed** |", "out of memory", "Policies"]:
+        for words in ["\n- What is odd here.\n", "## Made-up card", "has not changed since", "speed:24+bos", "1.32", "| **failed** |", "out of memory", "Policies"]:
             assert words in text, words
         for picture in ["card-policies.svg", "card-pytorch.svg"]:
             assert f"({picture})" in text
