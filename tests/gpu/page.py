@@ -173,8 +173,9 @@ def by_length(record, figure, policies):
 
 def policies_plot(record):
     policies = policies_of(record)
-    full_depth = max((1 / row["ttft_ratio_model"] for row in record["bench"] if row.get("ttft_ratio_model")), default=None)
-    mark = (full_depth, f"limit {full_depth:.3f}") if full_depth else None
+    cut = [row for row in record["bench"] if row["policy"].startswith("speed") and row.get("ttft_ratio_model")]
+    limit = max((1 / row["ttft_ratio_model"] for row in cut), default=None)
+    mark = (limit, f"limit of speed: {limit:.3f}") if limit else None
     gain = lambda key: by_length(record, lambda row: 1 / row[key] if row.get(key) else None, policies)
     panels = [
         plots.bars("TTFT gain over full", "×", gain("ttft_ratio"), policies, mark),
