@@ -1,11 +1,10 @@
 //! A prompt whose first tokens ran in another sequence has the bits that it has alone.
 
-use super::reference::TINY;
+use super::reference::{TINY, crate_folder};
 use super::{sequence, windows};
 use layerscope_engine::{
     Decoder, Device, GgufFile, Hooks, Interrupt, Policy, Session, WeightsPrecision, gguf_config,
 };
-use std::path::Path;
 use std::sync::Arc;
 
 fn begun(decoder: &Arc<Decoder>, policy: &str, prompt: &[u32]) -> Session {
@@ -58,7 +57,7 @@ fn check(decoder: &Arc<Decoder>, policies: [&str; 2], lengths: [usize; 2], alike
 }
 
 fn tiny(precision: WeightsPrecision) -> Arc<Decoder> {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/tiny/layerscope-tiny.gguf");
+    let path = crate_folder().join("../../fixtures/tiny/layerscope-tiny.gguf");
     let file = GgufFile::open(&path).unwrap();
     let mut config = gguf_config(&file, None).unwrap();
     config.context = 4096;

@@ -1,17 +1,17 @@
 //! Layers with a window keep the KV that a later row sees, and no more, under every policy.
 
+use super::reference::crate_folder;
 use super::run;
 use layerscope_engine::{
     Decoder, Device, Hooks, Interrupt, Policy, Session, WeightsPrecision, folder_config,
 };
-use std::path::Path;
 use std::sync::Arc;
 
 const P: usize = 130;
 const STEPS: usize = 6;
 
 pub(super) fn family(name: &str, device: &Device) -> Arc<Decoder> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/families").join(name);
+    let folder = crate_folder().join("../../fixtures/families").join(name);
     let (_, mut config, files) = folder_config(&folder, None).unwrap();
     if !config.learned_positions {
         // Some tests take longer prompts than such a model was made for.

@@ -8,7 +8,7 @@ use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys;
 use std::collections::HashMap;
 use std::ffi::{CString, c_int, c_void};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 /// Machine code of every kernel, for several architectures, where the driver can read its headers.
 static KERNELS: &Aligned<[u8]> = &Aligned(*include_bytes!(concat!(env!("OUT_DIR"), "/kernels.fatbin")));
@@ -20,6 +20,45 @@ struct Aligned<T: ?Sized>(T);
 const SHARED_BYTES: usize = 48 << 10;
 /// Workspace of cuBLAS, as much as it takes by itself on Hopper; allocated beforehand, so that graphs need none.
 const BLAS_BYTES: usize = 32 << 20;
+
+/// cuBLAS and the driver wait for all of a context's work where they load or leave a module or a handle, which spoils what another
+/// thread captures in that context: so neither happens during the other, in the whole process.
+static CAPTURES: Captures = Captures { state: Mutex::new((0, false)), changed: Condvar::new() };
+
+struct Captures {
+    /// Captures that are under way, and whether a thread has all to itself.
+    state: Mutex<(usize, bool)>,
+    changed: Condvar,
+}
+
+impl Captures {
+    fn begin(&self) {
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = self.changed.wait_while(state, |(_, alone)| *alone);
+        waited.unwrap_or_else(PoisonError::into_inner).0 += 1;
+    }
+
+    fn end(&self) {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).0 -= 1;
+        self.changed.notify_all();
+    }
+
+    /// Does something while nothing is captured.
+    fn without<T>(&self, work: impl FnOnce() -> T) -> T {
+        struct Alone<'a>(&'a Captures);
+        impl Drop for Alone<'_> {
+            fn drop(&mut self) {
+                self.0.state.lock().unwrap_or_else(PoisonError::into_inner).1 = false;
+                self.0.changed.notify_all();
+            }
+        }
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = self.changed.wait_while(state, |(captures, alone)| *captures > 0 || *alone);
+        waited.unwrap_or_else(PoisonError::into_inner).1 = true;
+        let _alone = Alone(self);
+        work()
+    }
+}
 
 pub(super) struct Driver {
     information: DeviceInformation,
@@ -86,6 +125,11 @@ impl Driver {
                 information.name, information.compute_capability.0, information.compute_capability.1
             )));
         }
+        CAPTURES.without(|| Self::load(device, information))
+    }
+
+    /// Loads the kernels and cuBLAS.
+    fn load(device: sys::CUdevice, information: DeviceInformation) -> Result<Self> {
         // SAFETY: the device exists; the context is released when the last that uses it goes.
         let context = Arc::new(unsafe { Context::new(device) }?);
         let image: *const c_void = KERNELS.0.as_ptr().cast();
@@ -325,16 +369,22 @@ impl Backend for Driver {
 
     fn begin_capture(&self) -> Result<()> {
         self.context.enter()?;
+        CAPTURES.begin();
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: as above.
-        unsafe { result::stream::begin_capture(self.context.stream, mode) }.map_err(failure)
+        let begun = unsafe { result::stream::begin_capture(self.context.stream, mode) };
+        begun.inspect_err(|_| CAPTURES.end()).map_err(failure)
     }
 
     fn end_capture(&self) -> Result<Box<dyn Captured>> {
-        self.context.enter()?;
+        let entered = self.context.enter();
+        // SAFETY: as above.
+        let graph = unsafe { result::stream::end_capture(self.context.stream) };
+        CAPTURES.end();
+        entered?;
         // SAFETY: the graph is destroyed once it is made executable.
         unsafe {
-            let graph = result::stream::end_capture(self.context.stream).map_err(failure)?;
+            let graph = graph.map_err(failure)?;
             if graph.is_null() {
                 return Err(DeviceError::Failure("nothing was captured; please report this".to_owned()));
             }
@@ -384,13 +434,13 @@ impl Drop for Driver {
             return;
         }
         // SAFETY: made by `open`, used by nothing any more.
-        unsafe {
+        CAPTURES.without(|| unsafe {
             let _ = result::stream::synchronize(self.context.stream);
             let blas = self.blas.get_mut().unwrap_or_else(PoisonError::into_inner);
             let _ = blas::destroy_handle(*blas);
             let _ = result::free_sync(self.blas_memory);
             let _ = result::module::unload(self.module);
-        }
+        });
     }
 }
 
