@@ -132,6 +132,19 @@ DEVICE void multiply(const spans::Problem& p, Tiles& tiles, const Key* keys, uin
     }
 }
 
+// Leaves the probabilities of this thread's entries and positions where they are wanted; those that are not seen are zeros already.
+DEVICE void keep(const Parameters& parameters, const Tiles& tiles, unsigned first_entry, int start,
+                 const float (&probabilities)[OWN_ENTRIES][OWN_POSITIONS]) {
+    const int thread = static_cast<int>(thread_index());
+    const int position = start + thread % POSITION_THREADS * OWN_POSITIONS, entry = thread / POSITION_THREADS * OWN_ENTRIES;
+    for (int e = 0; e < OWN_ENTRIES; e++) {
+        float* row = parameters.probabilities + static_cast<uint64_t>(tiles.row_and_head[entry + e]) * parameters.count + position;
+        if (first_entry + entry + e >= parameters.problem.entries) continue;
+        for (int k = 0; k < OWN_POSITIONS; k++)
+            if (probabilities[e][k] != 0.0f && position + k < static_cast<int>(parameters.count)) row[k] = probabilities[e][k];
+    }
+}
+
 template <typename Key>
 DEVICE void receive(const Parameters& parameters) {
     const spans::Problem& p = parameters.problem;
@@ -170,10 +183,10 @@ DEVICE void receive(const Parameters& parameters) {
                             const float probability = seen ? exp2_fast(scores[e][k] - maximum) * scale : 0.0f;
                             sum[k] += probability;
                             max[k] = fmaxf(max[k], probability);
-                            if (parameters.probabilities && seen && at < static_cast<int>(parameters.count))
-                                parameters.probabilities[uint64_t{tiles.row_and_head[own_entry + e]} * parameters.count + at] = probability;
+                            scores[e][k] = probability;
                         }
                     }
+                    if (parameters.probabilities) keep(parameters, tiles, first_entry, start, scores);
                 }
             }
         }
