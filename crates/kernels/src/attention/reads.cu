@@ -30,7 +30,7 @@ struct ListParameters {
     uint32_t unused;
 };
 
-// Of the lists' candidates the strongest, of equal ones the first position.
+// A position that may come next in a list: the strongest does, of equal ones the first position.
 struct Candidate {
     float attention;
     int position;
