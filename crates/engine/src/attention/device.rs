@@ -59,13 +59,15 @@ impl LayerAttention<'_> {
             };
             let (q, output) = (q.narrow(first, rows)?, output.narrow(first, rows)?);
             let keys = self.device_spans(&group.keys)?;
-            if rows == self.at.positions.len() {
-                reads.extend(self.attend_to(&keys, self.positions()?, [&q, &output], measured.as_ref())?);
+            let uploaded;
+            let positions = if rows == self.at.positions.len() {
+                self.positions()?
             } else {
                 let positions: Vec<i32> = self.at.positions[first..end].iter().map(|&p| p as i32).collect();
-                let positions = q.device().upload(&positions)?;
-                reads.extend(self.attend_to(&keys, &positions, [&q, &output], measured.as_ref())?);
-            }
+                uploaded = q.device().upload(&positions)?;
+                &uploaded
+            };
+            reads.extend(self.attend_to(&keys, positions, [&q, &output], measured.as_ref())?);
         }
         Ok(reads)
     }

@@ -174,7 +174,7 @@ impl Operations for DeviceTensor {
     }
 
     fn zeros(&self, dims: &[usize]) -> Result<Tensor> {
-        Ok(Self::upload(self.device(), &vec![0.0; dims.iter().product()], dims)?.into())
+        Ok(Self::zeros(self.device(), Element::F32, dims)?.into())
     }
 
     fn reshape(&self, dims: &[usize]) -> Result<Tensor> {
