@@ -5,6 +5,13 @@
 /// Cody–Waite reduction x = n·ln 2 + r, |r| ≤ ln 2 / 2, and the Cephes polynomial for e^r.
 #[inline(always)]
 pub fn exp_nonpositive(x: f32) -> f32 {
+    exp::<false>(x)
+}
+
+/// [`exp_nonpositive`], with products and sums in one instruction where `FUSED`, which only loops may ask for that are compiled with
+/// such an instruction.
+#[inline(always)]
+pub(crate) fn exp<const FUSED: bool>(x: f32) -> f32 {
     const SMALLEST: f32 = -87.0;
     // Adding 1.5·2²³ rounds to the nearest integer and leaves it in the low mantissa bits.
     const ROUND: f32 = 12_582_912.0;
@@ -14,23 +21,24 @@ pub fn exp_nonpositive(x: f32) -> f32 {
 
     // Unlike `f32::max`, this keeps NaN; it is one instruction all the same.
     let clamped = if x < SMALLEST { SMALLEST } else { x };
-    let shifted = clamped * std::f32::consts::LOG2_E + ROUND;
+    let times_plus = |a: f32, b: f32, c: f32| if FUSED { a.mul_add(b, c) } else { a * b + c };
+    let shifted = times_plus(clamped, std::f32::consts::LOG2_E, ROUND);
     let n = shifted - ROUND;
-    let r = clamped - n * LN2_HIGH - n * LN2_LOW;
+    let r = times_plus(n, -LN2_LOW, times_plus(n, -LN2_HIGH, clamped));
     let mut polynomial = 1.987_569_2e-4;
-    polynomial = polynomial * r + 1.398_199_9e-3;
-    polynomial = polynomial * r + 8.333_452e-3;
-    polynomial = polynomial * r + 4.166_579_6e-2;
-    polynomial = polynomial * r + 1.666_666_5e-1;
-    polynomial = polynomial * r + 0.5;
-    let fraction = polynomial * r * r + r + 1.0;
+    polynomial = times_plus(polynomial, r, 1.398_199_9e-3);
+    polynomial = times_plus(polynomial, r, 8.333_452e-3);
+    polynomial = times_plus(polynomial, r, 4.166_579_6e-2);
+    polynomial = times_plus(polynomial, r, 1.666_666_5e-1);
+    polynomial = times_plus(polynomial, r, 0.5);
+    let fraction = times_plus(polynomial * r, r, r) + 1.0;
     let power_of_two = f32::from_bits((shifted.to_bits().wrapping_add(127)) << 23);
     if x < SMALLEST { 0.0 } else { fraction * power_of_two }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::exp_nonpositive;
+    use super::{exp, exp_nonpositive};
 
     #[test]
     fn agrees_with_f64() {
@@ -39,6 +47,8 @@ mod tests {
             let expected = f64::from(x).exp();
             let relative = (f64::from(exp_nonpositive(x)) - expected).abs() / expected;
             assert!(relative < 2.5e-7, "e^{x}: off by {relative:e}");
+            let relative = (f64::from(exp::<true>(x)) - expected).abs() / expected;
+            assert!(relative < 2.5e-7, "e^{x}, fused: off by {relative:e}");
         }
     }
 

@@ -28,6 +28,9 @@ pub enum Instructions {
     /// AVX-512 with products of bytes and of bf16 pairs.
     #[cfg(target_arch = "x86_64")]
     Avx512Bf16,
+    /// The same with products of bf16 on tiles (AMX).
+    #[cfg(target_arch = "x86_64")]
+    Amx,
     /// NEON.
     #[cfg(target_arch = "aarch64")]
     Neon,
@@ -57,6 +60,9 @@ impl Instructions {
                     // Every processor that multiplies bf16 multiplies bytes.
                     if std::arch::is_x86_feature_detected!("avx512bf16") {
                         available.push(Self::Avx512Bf16);
+                        if crate::amx::are_available() {
+                            available.push(Self::Amx);
+                        }
                     }
                 }
             }
@@ -95,6 +101,8 @@ impl Instructions {
             Self::Avx512Vnni => "avx512vnni",
             #[cfg(target_arch = "x86_64")]
             Self::Avx512Bf16 => "avx512bf16",
+            #[cfg(target_arch = "x86_64")]
+            Self::Amx => "amx",
             #[cfg(target_arch = "aarch64")]
             Self::Neon => "neon",
             #[cfg(target_arch = "aarch64")]
@@ -102,10 +110,18 @@ impl Instructions {
         }
     }
 
-    /// Whether products of bf16 pairs are there.
+    /// Whether products of bf16 are there, of pairs or on tiles.
     pub fn has_bf16(self) -> bool {
         #[cfg(target_arch = "x86_64")]
-        return self == Self::Avx512Bf16;
+        return matches!(self, Self::Avx512Bf16 | Self::Amx);
+        #[cfg(not(target_arch = "x86_64"))]
+        false
+    }
+
+    /// Whether products of bf16 on tiles are there.
+    pub(crate) fn has_amx(self) -> bool {
+        #[cfg(target_arch = "x86_64")]
+        return self == Self::Amx;
         #[cfg(not(target_arch = "x86_64"))]
         false
     }
@@ -115,7 +131,9 @@ impl Instructions {
     pub(crate) fn dispatch_bytes<Op: ByteOperation>(self, operation: Op) -> Op::Output {
         match self {
             #[cfg(target_arch = "x86_64")]
-            Self::Avx512Vnni | Self::Avx512Bf16 if std::arch::is_x86_feature_detected!("avx512vnni") => {
+            Self::Avx512Vnni | Self::Avx512Bf16 | Self::Amx
+                if std::arch::is_x86_feature_detected!("avx512vnni") =>
+            {
                 if let Some(simd) = pulp::x86::V4::try_new() {
                     // SAFETY: the processor has AVX-512 and VNNI.
                     return unsafe { with_vnni(simd, operation) };
@@ -165,7 +183,7 @@ impl Instructions {
                 }
             }
             #[cfg(target_arch = "x86_64")]
-            Self::Avx512 | Self::Avx512Vnni | Self::Avx512Bf16 => {
+            Self::Avx512 | Self::Avx512Vnni | Self::Avx512Bf16 | Self::Amx => {
                 if let Some(simd) = pulp::x86::V4::try_new() {
                     return Simd::vectorize(simd, With { operation, lanes: Avx512::<false>(simd) });
                 }

@@ -27,6 +27,8 @@ pub(crate) trait Lanes: Copy {
 
     /// Rows of activations whose sums fit the registers beside weights that are being unpacked: a power of two, eight at most.
     const ROWS: usize;
+    /// Whether a·b + c is one instruction.
+    const FUSED: bool;
 
     fn unsigned(self, bytes: &[u8; LANES]) -> Self::Integers;
     fn signed(self, bytes: &[u8; LANES]) -> Self::Integers;
@@ -69,6 +71,8 @@ pub(crate) trait Lanes: Copy {
     /// a·b + c, rounded once where the processor can.
     fn multiply_add(self, a: Self::Floats, b: Self::Floats, c: Self::Floats) -> Self::Floats;
     fn sum(self, a: Self::Floats) -> f32;
+    /// The largest number; none is NaN.
+    fn largest(self, a: Self::Floats) -> f32;
     /// The sum of each, all in the same order.
     fn sums(self, a: [Self::Floats; 4]) -> [f32; 4];
     /// Two f16: the first one sixteen times, and both.
@@ -107,6 +111,7 @@ impl Lanes for Plain {
     type Words = [i16; 2 * LANES];
 
     const ROWS: usize = 2;
+    const FUSED: bool = false;
 
     #[inline(always)]
     fn unsigned(self, bytes: &[u8; LANES]) -> [i32; LANES] {
@@ -271,6 +276,11 @@ impl Lanes for Plain {
     #[inline(always)]
     fn sum(self, a: [f32; LANES]) -> f32 {
         a.iter().sum()
+    }
+
+    #[inline(always)]
+    fn largest(self, a: [f32; LANES]) -> f32 {
+        a.into_iter().fold(f32::NEG_INFINITY, f32::max)
     }
 
     #[inline(always)]

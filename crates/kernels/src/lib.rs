@@ -3,6 +3,8 @@
 //!
 //! All data are row-major `f32` slices. Vector width is chosen at run time (AVX-512, AVX2 with FMA, NEON or plain).
 
+#[cfg(target_arch = "x86_64")]
+mod amx;
 pub mod attention;
 pub mod cuda;
 pub mod distribution;
@@ -10,6 +12,7 @@ pub mod elementwise;
 mod exp;
 mod instructions;
 mod lanes;
+mod line;
 pub mod matmul;
 pub mod reference;
 mod rows;

@@ -3,16 +3,20 @@
 use super::few;
 use super::{AttentionShape, FEW_ROWS, KEY_TILE, KeySpan, Queries, SEGMENTS};
 use crate::elementwise::softly_capped;
-use crate::exp::exp_nonpositive;
+use crate::exp::{exp, exp_nonpositive};
 use crate::instructions::Operation;
 use crate::lanes::{LANES, Lanes};
-use crate::rows::row_max;
+use crate::line::Line;
 use crate::tile::{COLUMN_ALIGNMENT, accumulate, dot, transpose};
 use pulp::Simd;
+use std::marker::PhantomData;
 use std::ops::Range;
 
 /// From this many entries on, keys are transposed.
 const TRANSPOSE_FROM: usize = 8;
+
+/// Rows of scores, weights and outputs come in blocks of as many.
+const ROWS: usize = 16;
 
 /// Query rows × the heads of one group. Entry `i` is row `first_row + i / group`, head `kv_head·group + i % group`.
 pub(super) struct QueryBlock<'a> {
@@ -35,6 +39,12 @@ pub(super) struct Tile {
 }
 
 impl Tile {
+    /// Where its keys and values are in their span.
+    pub(super) fn elements(self, dim: usize) -> Range<usize> {
+        let start = self.head_start + self.start * dim;
+        start..start + self.len * dim
+    }
+
     /// The part of it at some positions; `None` where there is none.
     pub(super) fn within(self, positions: Range<usize>) -> Option<Self> {
         let from = positions.start.max(self.first_position);
@@ -82,8 +92,13 @@ impl<'a> QueryBlock<'a> {
     }
 
     /// Columns of the output accumulator: head_dim, padded.
-    fn padded_dim(&self) -> usize {
+    pub(super) fn padded_dim(&self) -> usize {
         self.shape.head_dim.next_multiple_of(COLUMN_ALIGNMENT)
+    }
+
+    /// Zeros for a row of so many columns of each entry, whole lines each, and of rows that fill the last block of [`ROWS`].
+    fn lines(&self, columns: usize) -> Vec<Line> {
+        vec![Line::default(); self.len().next_multiple_of(ROWS) * columns / LANES]
     }
 
     /// The key tiles that at least one row of the block sees, in order.
@@ -128,13 +143,13 @@ impl<'a> QueryBlock<'a> {
     }
 
     /// One pass over some tiles.
-    pub(super) fn pass<'b>(
+    pub(super) fn pass<'b, P: TileProducts>(
         &'b self,
         spans: &'b [KeySpan<'b>],
         tiles: &'b [Tile],
         with_statistics: bool,
-    ) -> TilePass<'b> {
-        TilePass { block: self, spans, tiles, with_statistics }
+    ) -> TilePass<'b, P> {
+        TilePass { block: self, spans, tiles, with_statistics, products: PhantomData }
     }
 
     /// Scores of all entries against a tile into `scores[len, KEY_TILE]`; −∞ where hidden.
@@ -150,11 +165,26 @@ impl<'a> QueryBlock<'a> {
         buffers: &mut Buffers,
         scores: &mut [f32],
     ) {
+        self.multiply(simd, lanes, queries, &spans[tile.span], tile, buffers, scores);
+        self.finish(tile, scores);
+    }
+
+    /// q·k of all entries and the keys of a tile.
+    #[inline(always)]
+    #[allow(clippy::too_many_arguments)]
+    fn multiply<S: Simd, L: Lanes>(
+        &self,
+        simd: S,
+        lanes: L,
+        queries: &[f32],
+        span: &KeySpan<'_>,
+        tile: Tile,
+        buffers: &mut Buffers,
+        scores: &mut [f32],
+    ) {
         let dim = self.shape.head_dim;
-        let span = &spans[tile.span];
-        let start = tile.head_start + tile.start * dim;
         let Buffers { widened, transposed } = buffers;
-        let range = start..start + tile.len * dim;
+        let range = tile.elements(dim);
         if self.is_few::<L>() {
             few::scores(lanes, queries, span.keys.within(range), dim, scores);
         } else if self.is_transposed() {
@@ -172,6 +202,11 @@ impl<'a> QueryBlock<'a> {
                 }
             }
         }
+    }
+
+    /// Scores of products: capped, and −∞ where hidden.
+    #[inline(always)]
+    fn finish(&self, tile: Tile, scores: &mut [f32]) {
         if let Some(cap) = self.shape.soft_cap {
             scores.iter_mut().for_each(|score| *score = softly_capped(*score, cap));
         }
@@ -198,8 +233,8 @@ pub(super) struct Partial {
     sum: Vec<[f64; SEGMENTS]>,
     /// t_g of each segment.
     weighted: Vec<[f64; SEGMENTS]>,
-    /// Σ e^{s−m} v, `[len, padded head_dim]`.
-    output: Vec<f32>,
+    /// Σ e^{s−m} v, `[len, padded head_dim]`; rows are whole blocks of [`ROWS`].
+    output: Vec<Line>,
     padded_dim: usize,
 }
 
@@ -209,13 +244,17 @@ impl Partial {
             max: vec![f32::NEG_INFINITY; block.len()],
             sum: vec![[0.0; SEGMENTS]; block.len()],
             weighted: vec![[0.0; SEGMENTS]; block.len()],
-            output: vec![0.0; block.len() * block.padded_dim()],
+            output: block.lines(block.padded_dim()),
             padded_dim: block.padded_dim(),
         }
     }
 
+    fn output_of(&self, entry: usize) -> &[f32] {
+        &bytemuck::cast_slice(&self.output)[entry * self.padded_dim..][..self.padded_dim]
+    }
+
     fn output_row(&mut self, entry: usize) -> &mut [f32] {
-        &mut self.output[entry * self.padded_dim..][..self.padded_dim]
+        &mut bytemuck::cast_slice_mut(&mut self.output)[entry * self.padded_dim..][..self.padded_dim]
     }
 
     /// Rescales an entry to a maximum at least as large as its own.
@@ -254,8 +293,7 @@ impl Partial {
                     merged.sum[entry][segment] += part.sum[entry][segment];
                     merged.weighted[entry][segment] += part.weighted[entry][segment];
                 }
-                let other = &part.output[entry * part.padded_dim..][..part.padded_dim];
-                for (x, y) in merged.output_row(entry).iter_mut().zip(other) {
+                for (x, y) in merged.output_row(entry).iter_mut().zip(part.output_of(entry)) {
                     *x += y;
                 }
             }
@@ -271,8 +309,7 @@ impl Partial {
     /// The attention output of an entry; NaN where a score is NaN or +∞, or all are −∞, as softmax has it.
     pub(super) fn write_output(&self, entry: usize, dim: usize, output: &mut [f32]) {
         let scale = (1.0 / self.total(entry)) as f32;
-        let row = &self.output[entry * self.padded_dim..][..dim];
-        for (out, x) in output.iter_mut().zip(row) {
+        for (out, x) in output[..dim].iter_mut().zip(self.output_of(entry)) {
             *out = x * scale;
         }
     }
@@ -294,35 +331,122 @@ impl Partial {
     }
 }
 
-pub(super) struct TilePass<'a> {
+/// What multiplies queries with keys, and weights with values. Scores and weights are `[len, KEY_TILE]`, the output
+/// `[len, padded head_dim]`, both of whole blocks of [`ROWS`] rows.
+pub(super) trait TileProducts {
+    fn new(block: &QueryBlock<'_>) -> Self;
+
+    /// q·k of all entries and the keys of a tile.
+    fn multiply_keys<S: Simd, L: Lanes>(
+        &mut self,
+        with: (S, L),
+        block: &QueryBlock<'_>,
+        span: &KeySpan<'_>,
+        tile: Tile,
+        scores: &mut [Line],
+    );
+
+    /// Adds the products of weights with the values of a tile.
+    fn add_values<S: Simd, L: Lanes>(
+        &mut self,
+        with: (S, L),
+        block: &QueryBlock<'_>,
+        span: &KeySpan<'_>,
+        tile: Tile,
+        weights: &[Line],
+        output: &mut [Line],
+    );
+}
+
+/// Products in f32.
+pub(super) struct F32Products {
+    queries: Vec<f32>,
+    buffers: Buffers,
+    /// Values of a tile, `[KEY_TILE, padded head_dim]`, where a head is not as long.
+    padded_values: Vec<f32>,
+}
+
+impl TileProducts for F32Products {
+    fn new(block: &QueryBlock<'_>) -> Self {
+        Self { queries: block.scaled_queries(), buffers: Buffers::default(), padded_values: vec![] }
+    }
+
+    #[inline(always)]
+    fn multiply_keys<S: Simd, L: Lanes>(
+        &mut self,
+        (simd, lanes): (S, L),
+        block: &QueryBlock<'_>,
+        span: &KeySpan<'_>,
+        tile: Tile,
+        scores: &mut [Line],
+    ) {
+        let scores = &mut bytemuck::cast_slice_mut(scores)[..block.len() * KEY_TILE];
+        block.multiply(simd, lanes, &self.queries, span, tile, &mut self.buffers, scores);
+    }
+
+    #[inline(always)]
+    fn add_values<S: Simd, L: Lanes>(
+        &mut self,
+        (simd, lanes): (S, L),
+        block: &QueryBlock<'_>,
+        span: &KeySpan<'_>,
+        tile: Tile,
+        weights: &[Line],
+        output: &mut [Line],
+    ) {
+        let (dim, padded) = (block.shape.head_dim, block.padded_dim());
+        let weights = &bytemuck::cast_slice(weights)[..block.len() * KEY_TILE];
+        let output = bytemuck::cast_slice_mut(output);
+        if block.is_few::<L>() {
+            return few::accumulate(
+                lanes,
+                weights,
+                span.values.within(tile.elements(dim)),
+                dim,
+                output,
+                padded,
+            );
+        }
+        let mut values = span.values.widened(lanes, tile.elements(dim), &mut self.buffers.widened);
+        if padded != dim {
+            self.padded_values.resize(KEY_TILE * padded, 0.0);
+            let rows = self.padded_values.chunks_exact_mut(padded).zip(values.chunks_exact(dim));
+            rows.for_each(|(to, from)| to[..dim].copy_from_slice(from));
+            values = &self.padded_values[..tile.len * padded];
+        }
+        accumulate(simd, (block.len(), tile.len, padded), weights, KEY_TILE, values, padded, output, padded);
+    }
+}
+
+pub(super) struct TilePass<'a, P> {
     block: &'a QueryBlock<'a>,
     spans: &'a [KeySpan<'a>],
     tiles: &'a [Tile],
     with_statistics: bool,
+    products: PhantomData<P>,
 }
 
-impl Operation for TilePass<'_> {
+impl<P: TileProducts> Operation for TilePass<'_, P> {
     type Output = Partial;
 
     #[inline(always)]
     fn run<S: Simd, L: Lanes>(self, simd: S, lanes: L) -> Partial {
-        let Self { block, spans, tiles, with_statistics } = self;
-        let (dim, padded) = (block.shape.head_dim, block.padded_dim());
-        let queries = block.scaled_queries();
+        let Self { block, spans, tiles, with_statistics, .. } = self;
+        let mut products = P::new(block);
         let mut state = Partial::empty(block);
-        let mut buffers = Buffers::default();
-        let mut scores = vec![0.0; block.len() * KEY_TILE];
-        let mut padded_values =
-            vec![0.0; if padded == dim || block.is_few::<L>() { 0 } else { KEY_TILE * padded }];
+        let mut scores = block.lines(KEY_TILE);
         for &tile in tiles {
-            block.score(simd, lanes, &queries, spans, tile, &mut buffers, &mut scores);
             let span = &spans[tile.span];
+            products.multiply_keys((simd, lanes), block, span, tile, &mut scores);
+            let rows = &mut bytemuck::cast_slice_mut(&mut scores)[..block.len() * KEY_TILE];
+            block.finish(tile, rows);
             let segment = span.segment as usize;
             // Keys far apart come in short tiles.
             let columns = tile.len.next_multiple_of(LANES);
-            for (entry, row) in scores.chunks_exact_mut(KEY_TILE).enumerate() {
-                let row = &mut row[..columns];
-                let max = row_max(row);
+            for (entry, row) in rows.chunks_exact_mut(KEY_TILE).enumerate() {
+                let (row, hidden) = row.split_at_mut(columns);
+                hidden.fill(0.0);
+                let max = largest(lanes, row);
                 if max == f32::NEG_INFINITY {
                     if row.iter().any(|score| score.is_nan()) {
                         state.sum[entry][segment] = f64::NAN;
@@ -332,39 +456,35 @@ impl Operation for TilePass<'_> {
                 }
                 state.raise_max(entry, max);
                 if with_statistics {
-                    let (sum, weighted) = exponentiate::<true>(row, state.max[entry]);
+                    let (sum, weighted) = exponentiate::<L, true>(lanes, row, state.max[entry]);
                     state.sum[entry][segment] += f64::from(sum);
                     state.weighted[entry][segment] += f64::from(weighted);
                 } else {
-                    let (sum, _) = exponentiate::<false>(row, state.max[entry]);
+                    let (sum, _) = exponentiate::<L, false>(lanes, row, state.max[entry]);
                     state.sum[entry][segment] += f64::from(sum);
                 }
             }
-            let start = tile.head_start + tile.start * dim;
-            if block.is_few::<L>() {
-                let values = span.values.within(start..start + tile.len * dim);
-                few::accumulate(lanes, &scores, values, dim, &mut state.output, padded);
-                continue;
-            }
-            let values = span.values.widened(lanes, start..start + tile.len * dim, &mut buffers.widened);
-            let values = if padded == dim {
-                values
-            } else {
-                for (to, from) in padded_values.chunks_exact_mut(padded).zip(values.chunks_exact(dim)) {
-                    to[..dim].copy_from_slice(from);
-                }
-                &padded_values[..tile.len * padded]
-            };
-            let shape = (block.len(), tile.len, padded);
-            accumulate(simd, shape, &scores, KEY_TILE, values, padded, &mut state.output, padded);
+            products.add_values((simd, lanes), block, span, tile, &scores, &mut state.output);
         }
         state
     }
 }
 
+/// The largest score; −∞ where all are NaN or −∞. Scores are whole vectors.
+#[inline(always)]
+fn largest<L: Lanes>(l: L, row: &[f32]) -> f32 {
+    let mut lanes = [f32::NEG_INFINITY; LANES];
+    for chunk in row.as_chunks::<LANES>().0 {
+        for lane in 0..LANES {
+            lanes[lane] = if chunk[lane] > lanes[lane] { chunk[lane] } else { lanes[lane] };
+        }
+    }
+    l.largest(l.load(&lanes))
+}
+
 /// Replaces scores by e^{s−max}; returns their sum, and Σ e^{s−max}(s−max) where asked for.
 #[inline(always)]
-fn exponentiate<const WEIGHTED: bool>(row: &mut [f32], max: f32) -> (f32, f32) {
+fn exponentiate<L: Lanes, const WEIGHTED: bool>(l: L, row: &mut [f32], max: f32) -> (f32, f32) {
     let (mut sum, mut weighted) = ([0f32; LANES], [0f32; LANES]);
     let (chunks, _) = row.as_chunks_mut::<LANES>();
     for chunk in chunks {
@@ -372,7 +492,7 @@ fn exponentiate<const WEIGHTED: bool>(row: &mut [f32], max: f32) -> (f32, f32) {
             // Keeps 0·(−∞) out of the weighted sum, but NaN in it.
             let shifted = chunk[lane] - max;
             let shifted = if shifted < -100.0 { -100.0 } else { shifted };
-            let p = exp_nonpositive(shifted);
+            let p = if L::FUSED { exp::<true>(shifted) } else { exp::<false>(shifted) };
             chunk[lane] = p;
             sum[lane] += p;
             if WEIGHTED {
@@ -380,5 +500,5 @@ fn exponentiate<const WEIGHTED: bool>(row: &mut [f32], max: f32) -> (f32, f32) {
             }
         }
     }
-    (sum.iter().sum(), weighted.iter().sum())
+    (l.sum(l.load(&sum)), if WEIGHTED { l.sum(l.load(&weighted)) } else { 0.0 })
 }

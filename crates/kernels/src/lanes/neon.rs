@@ -38,6 +38,7 @@ impl<const DOTPROD: bool> Lanes for Neon<DOTPROD> {
     type Words = [int16x8_t; 4];
 
     const ROWS: usize = 2;
+    const FUSED: bool = true;
 
     #[inline(always)]
     fn unsigned(self, bytes: &[u8; LANES]) -> [int32x4_t; 4] {
@@ -273,6 +274,12 @@ impl<const DOTPROD: bool> Lanes for Neon<DOTPROD> {
     fn sum(self, a: [float32x4_t; 4]) -> f32 {
         // SAFETY: the processor has NEON.
         unsafe { vaddvq_f32(four(a)) }
+    }
+
+    #[inline(always)]
+    fn largest(self, a: [float32x4_t; 4]) -> f32 {
+        // SAFETY: the processor has NEON.
+        unsafe { vmaxvq_f32(vmaxq_f32(vmaxq_f32(a[0], a[1]), vmaxq_f32(a[2], a[3]))) }
     }
 
     #[inline(always)]

@@ -13,6 +13,7 @@ impl<const VNNI: bool> Lanes for Avx512<VNNI> {
     type Words = __m512i;
 
     const ROWS: usize = 8;
+    const FUSED: bool = true;
 
     #[inline(always)]
     fn unsigned(self, bytes: &[u8; LANES]) -> __m512i {
@@ -214,6 +215,12 @@ impl<const VNNI: bool> Lanes for Avx512<VNNI> {
     }
 
     #[inline(always)]
+    fn largest(self, a: __m512) -> f32 {
+        // SAFETY: `self` proves AVX-512.
+        unsafe { _mm512_reduce_max_ps(a) }
+    }
+
+    #[inline(always)]
     fn sums(self, [a, b, c, d]: [__m512; 4]) -> [f32; 4] {
         // SAFETY: `self` proves AVX-512; `to` is as long as what is stored.
         unsafe {
@@ -288,6 +295,7 @@ impl<const VNNI: bool> Lanes for Avx2<VNNI> {
     type Words = [__m256i; 2];
 
     const ROWS: usize = 2;
+    const FUSED: bool = true;
 
     #[inline(always)]
     fn unsigned(self, bytes: &[u8; LANES]) -> [__m256i; 2] {
@@ -548,6 +556,17 @@ impl<const VNNI: bool> Lanes for Avx2<VNNI> {
             let four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
             let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
             _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)))
+        }
+    }
+
+    #[inline(always)]
+    fn largest(self, a: [__m256; 2]) -> f32 {
+        // SAFETY: `self` proves AVX2.
+        unsafe {
+            let eight = _mm256_max_ps(a[0], a[1]);
+            let four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
+            let two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+            _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)))
         }
     }
 

@@ -1,6 +1,8 @@
 //! Many rows of activations: W in panels of 32 rows, each dequantised once.
 
 #[cfg(target_arch = "x86_64")]
+mod amx;
+#[cfg(target_arch = "x86_64")]
 mod bf16;
 
 use super::dot::{Floats, Kind, Of32, Of256};
@@ -9,6 +11,7 @@ use super::{ComputeType, Product, WeightFormat, Weights};
 use crate::Instructions;
 use crate::instructions::Operation;
 use crate::lanes::{LANES, Lanes};
+use crate::line::{self, Line};
 use crate::tile::accumulate;
 use pulp::Simd;
 use rayon::prelude::*;
@@ -34,12 +37,12 @@ unsafe impl Send for Columns {}
 unsafe impl Sync for Columns {}
 
 impl Columns {
-    /// Writes `columns` columns from `first` on: `sums [rows, WIDTH]`.
+    /// Writes `columns` columns of rows, from a row and a column on: `sums [rows, width]`.
     ///
     /// # Safety
     /// The output is alive and has these rows and columns, and nothing else writes them or reads them meanwhile.
-    unsafe fn write(self, first: usize, columns: usize, sums: &[f32]) {
-        for (row, sums) in sums.chunks_exact(WIDTH).enumerate() {
+    unsafe fn write(self, (first_row, first): (usize, usize), columns: usize, sums: &[f32], width: usize) {
+        for (row, sums) in (first_row..).zip(sums.chunks_exact(width)) {
             // SAFETY: the caller's promise.
             let output = unsafe {
                 std::slice::from_raw_parts_mut(self.output.add(row * self.stride + first), columns)
@@ -55,9 +58,9 @@ struct Buffers {
     /// Rows of W, dequantised, `[WIDTH, depth]`.
     rows: Vec<f32>,
     /// The panel: `[depth, WIDTH]` in f32, or `[depth / 2, WIDTH]` pairs of bf16.
-    panel: Vec<f32>,
+    panel: Vec<Line>,
     /// Sums, `[rows of x, WIDTH]`.
-    sums: Vec<f32>,
+    sums: Vec<Line>,
 }
 
 thread_local! {
@@ -70,6 +73,20 @@ enum Activations<'a> {
     /// Pairs of bf16, `[rows, columns / 2]`.
     #[cfg(target_arch = "x86_64")]
     Bf16(Vec<u32>),
+    /// The same as tiles.
+    #[cfg(target_arch = "x86_64")]
+    Amx(Vec<Line>),
+}
+
+impl Activations<'_> {
+    /// Rows of W that a task multiplies, of all.
+    fn task_rows(&self, rows: usize) -> usize {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Self::Amx(_) => amx::task_rows(rows),
+            _ => WIDTH,
+        }
+    }
 }
 
 pub(super) fn multiply(
@@ -87,6 +104,7 @@ pub(super) fn multiply(
     let plain = Activations::F32(x);
     #[cfg(target_arch = "x86_64")]
     let rounded = match products.iter().any(|product| in_bf16(product.weights.format)) {
+        true if instructions.has_amx() => Activations::Amx(amx::rounded(x, rows)),
         true => Activations::Bf16(bf16::rounded(x, rows)),
         false => Activations::F32(x),
     };
@@ -96,15 +114,25 @@ pub(super) fn multiply(
     for Product { weights, output } in products {
         let columns = Columns { output: output.as_mut_ptr(), stride: weights.rows };
         let activations = if in_bf16(weights.format) { &rounded } else { &plain };
-        tasks.extend((0..weights.rows).step_by(WIDTH).map(|first| (*weights, columns, activations, first)));
+        let rows_of_task = activations.task_rows(weights.rows);
+        let panels = (0..weights.rows).step_by(rows_of_task).map(|first| {
+            let count = rows_of_task.min(weights.rows - first);
+            (Panel { weights: *weights, first, count }, columns, activations)
+        });
+        tasks.extend(panels);
     }
-    tasks.into_par_iter().with_max_len(1).for_each(|(weights, columns, activations, first)| {
+    tasks.into_par_iter().with_max_len(1).for_each(|(panel, columns, activations)| {
         BUFFERS.with_borrow_mut(|buffers| {
-            let count = WIDTH.min(weights.rows - first);
-            let panel = Panel { weights, first, count };
-            instructions.dispatch(PanelProduct { instructions, panel, activations, rows, buffers });
             // SAFETY: the outputs outlive the loop; no two tasks share columns of one of them.
-            unsafe { columns.write(first, count, &buffers.sums) };
+            unsafe {
+                instructions.dispatch(PanelProduct::new(
+                    instructions,
+                    panel,
+                    activations,
+                    (rows, columns),
+                    buffers,
+                ));
+            }
         });
     });
 }
@@ -173,9 +201,30 @@ impl<K: Kind> Operation for Unpack<'_, K> {
 
 #[cfg(target_arch = "x86_64")]
 impl Panel<'_> {
-    /// The same of weights in bf16 as pairs, `rows [WIDTH, ⌈depth / 2⌉]`.
+    /// Columns `start .. start + depth` as pairs of bf16, `[⌈depth / 2⌉, WIDTH]`, in rows of `width`.
     #[inline(always)]
-    fn pairs(&self, start: usize, depth: usize, rows: &mut Vec<f32>) {
+    fn pairs<L: Lanes>(
+        &self,
+        (instructions, lanes): (Instructions, L),
+        start: usize,
+        depth: usize,
+        rows: &mut Vec<f32>,
+        to: &mut [f32],
+        width: usize,
+    ) {
+        let pairs = depth.div_ceil(2);
+        if self.weights.format == WeightFormat::BF16 {
+            self.pairs_of_rows(start, depth, rows);
+        } else {
+            self.unpack(instructions, start, depth, rows);
+            bf16::round_rows(rows, depth);
+        }
+        interleave(lanes, &rows[..pairs * WIDTH], pairs, to, width);
+    }
+
+    /// The rows of weights in bf16 as pairs, `rows [WIDTH, ⌈depth / 2⌉]`.
+    #[inline(always)]
+    fn pairs_of_rows(&self, start: usize, depth: usize, rows: &mut Vec<f32>) {
         let pairs = depth.div_ceil(2);
         let format = self.weights.format;
         let bytes = format.bytes(start)..format.bytes(start + depth);
@@ -195,7 +244,22 @@ struct PanelProduct<'a> {
     panel: Panel<'a>,
     activations: &'a Activations<'a>,
     rows: usize,
+    output: Columns,
     buffers: &'a mut Buffers,
+}
+
+impl<'a> PanelProduct<'a> {
+    /// # Safety
+    /// The output has as many rows, and the panel's columns; nothing else reads or writes these before the product has run.
+    unsafe fn new(
+        instructions: Instructions,
+        panel: Panel<'a>,
+        activations: &'a Activations<'a>,
+        (rows, output): (usize, Columns),
+        buffers: &'a mut Buffers,
+    ) -> Self {
+        Self { instructions, panel, activations, rows, output, buffers }
+    }
 }
 
 impl Operation for PanelProduct<'_> {
@@ -203,51 +267,44 @@ impl Operation for PanelProduct<'_> {
 
     #[inline(always)]
     fn run<S: Simd, L: Lanes>(self, simd: S, lanes: L) {
-        let Self { instructions, panel, activations, rows, buffers } = self;
+        let Self { instructions, panel, activations, rows, output, buffers } = self;
         let columns = panel.weights.columns;
-        buffers.sums.clear();
-        buffers.sums.resize(rows * WIDTH, 0.0);
+        #[cfg(target_arch = "x86_64")]
+        if let Activations::Amx(x) = activations {
+            // SAFETY: what `new` was promised.
+            return unsafe { amx::products((instructions, lanes), panel, (x, rows), output, buffers) };
+        }
+        let sums = line::numbers(&mut buffers.sums, rows * WIDTH);
+        sums.fill(0.0);
         for start in (0..columns).step_by(DEPTH) {
             let depth = DEPTH.min(columns - start);
             match activations {
                 Activations::F32(x) => {
                     panel.unpack(instructions, start, depth, &mut buffers.rows);
-                    buffers.panel.resize(depth * WIDTH, 0.0);
-                    interleave(lanes, &buffers.rows, depth, &mut buffers.panel);
+                    let numbers = line::numbers(&mut buffers.panel, depth * WIDTH);
+                    interleave(lanes, &buffers.rows, depth, numbers, WIDTH);
                     let shape = (rows, depth, WIDTH);
-                    accumulate(
-                        simd,
-                        shape,
-                        &x[start..],
-                        columns,
-                        &buffers.panel,
-                        WIDTH,
-                        &mut buffers.sums,
-                        WIDTH,
-                    );
+                    accumulate(simd, shape, &x[start..], columns, numbers, WIDTH, sums, WIDTH);
                 }
                 #[cfg(target_arch = "x86_64")]
                 Activations::Bf16(x) => {
-                    let pairs = depth.div_ceil(2);
-                    if panel.weights.format == WeightFormat::BF16 {
-                        panel.pairs(start, depth, &mut buffers.rows);
-                    } else {
-                        panel.unpack(instructions, start, depth, &mut buffers.rows);
-                        bf16::round_rows(&mut buffers.rows, depth);
-                    }
-                    buffers.panel.resize(pairs * WIDTH, 0.0);
-                    interleave(lanes, &buffers.rows[..pairs * WIDTH], pairs, &mut buffers.panel);
+                    let pairs = line::numbers(&mut buffers.panel, depth.div_ceil(2) * WIDTH);
+                    panel.pairs((instructions, lanes), start, depth, &mut buffers.rows, pairs, WIDTH);
                     let x = bf16::PairRows { pairs: x, stride: columns.div_ceil(2), start: start / 2, rows };
-                    bf16::accumulate(x, pairs, &buffers.panel, &mut buffers.sums);
+                    bf16::accumulate(x, depth.div_ceil(2), pairs, sums);
                 }
+                #[cfg(target_arch = "x86_64")]
+                Activations::Amx(_) => {}
             }
         }
+        // SAFETY: what `new` was promised.
+        unsafe { output.write((0, panel.first), panel.count, sums, WIDTH) };
     }
 }
 
-/// `panel [depth, WIDTH]` from `rows [WIDTH, depth]`.
+/// `panel [depth, WIDTH]`, in rows of `width`, from `rows [WIDTH, depth]`.
 #[inline(always)]
-fn interleave<L: Lanes>(l: L, rows: &[f32], depth: usize, panel: &mut [f32]) {
+fn interleave<L: Lanes>(l: L, rows: &[f32], depth: usize, panel: &mut [f32], width: usize) {
     let whole = depth / LANES * LANES;
     for first in (0..WIDTH).step_by(LANES) {
         let rows = &rows[first * depth..][..LANES * depth];
@@ -260,13 +317,13 @@ fn interleave<L: Lanes>(l: L, rows: &[f32], depth: usize, panel: &mut [f32]) {
             }
             let columns = l.transposed(block);
             for (step, column) in columns.into_iter().enumerate() {
-                if let Some(to) = panel[(start + step) * WIDTH + first..].first_chunk_mut() {
+                if let Some(to) = panel[(start + step) * width + first..].first_chunk_mut() {
                     l.store(column, to);
                 }
             }
         }
         for step in whole..depth {
-            let to = &mut panel[step * WIDTH + first..][..LANES];
+            let to = &mut panel[step * width + first..][..LANES];
             for (row, to) in rows.chunks_exact(depth).zip(to) {
                 *to = row[step];
             }

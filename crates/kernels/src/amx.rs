@@ -1,0 +1,455 @@
+//! Products of bf16 on tiles (AMX): one instruction multiplies sixteen rows of 32 columns with 32 rows of sixteen columns, and adds
+//! the products to sums in f32. Numbers below the smallest normal one are taken as 0.
+//!
+//! A row of a tile is a [`Line`], of pairs of bf16 or of sums. Rust has no stable functions for these instructions; they are written as assembly.
+
+use crate::line::{Line, NUMBERS};
+use std::arch::asm;
+use std::marker::PhantomData;
+use std::sync::OnceLock;
+
+/// Rows of a tile.
+pub(crate) const ROWS: usize = 16;
+/// Columns of both factors that are multiplied at a time.
+pub(crate) const DEPTH: usize = 2 * NUMBERS;
+/// The product has a multiple of as many columns: two tiles.
+pub(crate) const WIDTH: usize = 2 * NUMBERS;
+
+/// Whether the processor multiplies tiles of bf16, beside all of AVX-512 that [`crate::Instructions`] knows, and the system lets it.
+pub(crate) fn are_available() -> bool {
+    static AVAILABLE: OnceLock<bool> = OnceLock::new();
+    *AVAILABLE.get_or_init(|| processor_has_amx() && system_grants_tiles())
+}
+
+fn processor_has_amx() -> bool {
+    use std::arch::x86_64::{__cpuid, __cpuid_count};
+    const BF16: u32 = 1 << 22;
+    const TILES: u32 = 1 << 24;
+    let features = if __cpuid(0).eax < 7 { 0 } else { __cpuid_count(7, 0).edx };
+    features & (BF16 | TILES) == BF16 | TILES
+}
+
+/// Asks Linux for the state of the tiles, which a process has to do once, and which fails where the system does not keep it. Other
+/// systems are not asked.
+fn system_grants_tiles() -> bool {
+    #[cfg(target_os = "linux")]
+    {
+        const ARCH_REQ_XCOMP_PERM: libc::c_int = 0x1023;
+        const TILE_DATA: libc::c_ulong = 18;
+        // SAFETY: asks for a permission, and reads and writes no memory.
+        unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, TILE_DATA) == 0 }
+    }
+    #[cfg(not(target_os = "linux"))]
+    false
+}
+
+/// What the tiles of this thread are set to: all of sixteen rows of 64 bytes. Dropped, the thread has no tiles any more.
+pub(crate) struct Amx {
+    of_thread: PhantomData<*const ()>,
+}
+
+/// What `ldtilecfg` reads.
+#[repr(C, align(64))]
+struct Setting {
+    palette: u8,
+    start_row: u8,
+    reserved: [u8; 14],
+    row_bytes: [u16; 16],
+    rows: [u8; 16],
+}
+
+impl Amx {
+    /// Sets the tiles of this thread.
+    ///
+    /// # Panics
+    /// If the processor has none.
+    pub(crate) fn new() -> Self {
+        assert!(are_available(), "tiles of bf16");
+        let mut setting =
+            Setting { palette: 1, start_row: 0, reserved: [0; 14], row_bytes: [0; 16], rows: [0; 16] };
+        setting.row_bytes[..8].fill(size_of::<Line>() as u16);
+        setting.rows[..8].fill(ROWS as u8);
+        // SAFETY: the processor has tiles; the setting is one of theirs, and Rust uses none of them.
+        unsafe {
+            asm!("ldtilecfg [{}]", in(reg) &raw const setting, options(nostack, preserves_flags, readonly))
+        };
+        Self { of_thread: PhantomData }
+    }
+
+    /// Sums `[16·blocks, columns]` of `a · b` over `steps` steps of [`DEPTH`] columns of `a`, `[blocks, of, ROWS]` lines of pairs, from
+    /// the one on that it begins with; `b` is `[16·steps, columns]` pairs. They are added to what is there, or take its place.
+    ///
+    /// # Panics
+    /// If sizes do not agree; columns are a multiple of [`WIDTH`].
+    pub(crate) fn multiply<const ADD: bool>(
+        &self,
+        columns: usize,
+        (steps, of): (usize, usize),
+        a: &[Line],
+        b: &[Line],
+        sums: &mut [Line],
+    ) {
+        let lines = columns / NUMBERS;
+        let blocks = sums.len() / (ROWS * lines).max(1);
+        assert!(sums.len() == blocks * ROWS * lines, "sums");
+        let rows = Rows { start: sums.as_mut_ptr().cast(), stride: columns };
+        // SAFETY: there are as many rows of as many columns.
+        unsafe { self.multiply_to(columns, (steps, of), a, b, blocks, (ADD.then_some(rows), rows)) };
+    }
+
+    /// The sums of what is in the first rows, if any, and `a · b`, into the second ones, anywhere in memory.
+    ///
+    /// # Safety
+    /// Both are `16·blocks` rows of `columns` numbers, and nobody else reads or writes them.
+    pub(crate) unsafe fn multiply_to(
+        &self,
+        columns: usize,
+        (steps, of): (usize, usize),
+        a: &[Line],
+        b: &[Line],
+        blocks: usize,
+        (from, to): (Option<Rows>, Rows),
+    ) {
+        let lines = columns / NUMBERS;
+        assert!(columns.is_multiple_of(WIDTH), "columns");
+        assert!(steps > 0 && b.len() >= steps * NUMBERS * lines, "b");
+        assert!(steps <= of && (blocks == 0 || a.len() >= ((blocks - 1) * of + steps) * ROWS), "a");
+        let mut line = 0;
+        while line < lines {
+            let tiles = if line + 4 <= lines { 4 } else { 2 };
+            for block in 0..blocks {
+                // SAFETY: the tiles are set; sizes are checked above, and those of the sums are the caller's promise.
+                unsafe {
+                    let at = |rows: Rows| Rows {
+                        start: rows.start.add(block * ROWS * rows.stride + line * NUMBERS),
+                        ..rows
+                    };
+                    let a = a.as_ptr().add(block * of * ROWS);
+                    let b = b.as_ptr().add(line);
+                    match tiles {
+                        4 => four_tiles(steps, lines, a, b, from.map(at), at(to)),
+                        _ => two_tiles(steps, lines, a, b, from.map(at), at(to)),
+                    }
+                }
+            }
+            line += tiles;
+        }
+    }
+}
+
+/// Rows of f32 in memory.
+#[derive(Clone, Copy)]
+pub(crate) struct Rows {
+    pub(crate) start: *mut f32,
+    /// Numbers between the beginnings of two rows.
+    pub(crate) stride: usize,
+}
+
+impl Rows {
+    /// Those from a row on.
+    ///
+    /// # Safety
+    /// There are as many.
+    pub(crate) unsafe fn from_row(self, row: usize) -> Self {
+        // SAFETY: the caller's promise.
+        Self { start: unsafe { self.start.add(row * self.stride) }, ..self }
+    }
+}
+
+impl Drop for Amx {
+    fn drop(&mut self) {
+        // SAFETY: the processor has tiles, or there would be no `Amx`.
+        unsafe { asm!("tilerelease", options(nomem, nostack, preserves_flags)) };
+    }
+}
+
+/// A tile of rows times four of columns, all of whose sums are in tiles; lines of `b` are `lines` apart.
+///
+/// # Safety
+/// The tiles are set; `a` has `steps` tiles, `b` as many times sixteen rows of at least four lines, the sums sixteen rows of as much.
+unsafe fn four_tiles(
+    steps: usize,
+    lines: usize,
+    a: *const Line,
+    b: *const Line,
+    from: Option<Rows>,
+    to: Rows,
+) {
+    let from = from.unwrap_or(Rows { start: std::ptr::null_mut(), stride: 0 });
+    // SAFETY: the caller's promise; Rust uses no tiles.
+    unsafe {
+        asm!(
+            "test {from}, {from}",
+            "jz 3f",
+            "tileloadd tmm0, [{from} + {from_row}]",
+            "tileloadd tmm1, [{from} + {from_row} + 64]",
+            "tileloadd tmm2, [{from} + {from_row} + 128]",
+            "tileloadd tmm3, [{from} + {from_row} + 192]",
+            "jmp 2f",
+            "3:",
+            "tilezero tmm0",
+            "tilezero tmm1",
+            "tilezero tmm2",
+            "tilezero tmm3",
+            "2:",
+            "tileloadd tmm4, [{a} + {line}]",
+            "tileloadd tmm5, [{b} + {row}]",
+            "tdpbf16ps tmm0, tmm4, tmm5",
+            "tileloadd tmm6, [{b} + {row} + 64]",
+            "tdpbf16ps tmm1, tmm4, tmm6",
+            "tileloadd tmm7, [{b} + {row} + 128]",
+            "tdpbf16ps tmm2, tmm4, tmm7",
+            "tileloadd tmm5, [{b} + {row} + 192]",
+            "tdpbf16ps tmm3, tmm4, tmm5",
+            "add {a}, 1024",
+            "add {b}, {tile}",
+            "dec {steps}",
+            "jnz 2b",
+            "tilestored [{to} + {to_row}], tmm0",
+            "tilestored [{to} + {to_row} + 64], tmm1",
+            "tilestored [{to} + {to_row} + 128], tmm2",
+            "tilestored [{to} + {to_row} + 192], tmm3",
+            steps = inout(reg) steps => _,
+            a = inout(reg) a => _,
+            b = inout(reg) b => _,
+            from = in(reg) from.start,
+            from_row = in(reg) from.stride * size_of::<f32>(),
+            to = in(reg) to.start,
+            to_row = in(reg) to.stride * size_of::<f32>(),
+            row = in(reg) lines * size_of::<Line>(),
+            tile = in(reg) ROWS * lines * size_of::<Line>(),
+            line = in(reg) size_of::<Line>(),
+            out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+            out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+            options(nostack),
+        );
+    }
+}
+
+/// A tile of rows times two of columns.
+///
+/// # Safety
+/// As [`four_tiles`], of two lines.
+unsafe fn two_tiles(
+    steps: usize,
+    lines: usize,
+    a: *const Line,
+    b: *const Line,
+    from: Option<Rows>,
+    to: Rows,
+) {
+    let from = from.unwrap_or(Rows { start: std::ptr::null_mut(), stride: 0 });
+    // SAFETY: the caller's promise; Rust uses no tiles.
+    unsafe {
+        asm!(
+            "test {from}, {from}",
+            "jz 3f",
+            "tileloadd tmm0, [{from} + {from_row}]",
+            "tileloadd tmm1, [{from} + {from_row} + 64]",
+            "jmp 2f",
+            "3:",
+            "tilezero tmm0",
+            "tilezero tmm1",
+            "2:",
+            "tileloadd tmm4, [{a} + {line}]",
+            "tileloadd tmm6, [{b} + {row}]",
+            "tdpbf16ps tmm0, tmm4, tmm6",
+            "tileloadd tmm7, [{b} + {row} + 64]",
+            "tdpbf16ps tmm1, tmm4, tmm7",
+            "add {a}, 1024",
+            "add {b}, {tile}",
+            "dec {steps}",
+            "jnz 2b",
+            "tilestored [{to} + {to_row}], tmm0",
+            "tilestored [{to} + {to_row} + 64], tmm1",
+            steps = inout(reg) steps => _,
+            a = inout(reg) a => _,
+            b = inout(reg) b => _,
+            from = in(reg) from.start,
+            from_row = in(reg) from.stride * size_of::<f32>(),
+            to = in(reg) to.start,
+            to_row = in(reg) to.stride * size_of::<f32>(),
+            row = in(reg) lines * size_of::<Line>(),
+            tile = in(reg) ROWS * lines * size_of::<Line>(),
+            line = in(reg) size_of::<Line>(),
+            out("tmm0") _, out("tmm1") _, out("tmm4") _, out("tmm6") _, out("tmm7") _,
+            options(nostack),
+        );
+    }
+}
+
+/// 32 numbers as pairs of the nearest bf16.
+///
+/// # Safety
+/// AVX-512 F and BF16.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bf16")]
+pub(crate) unsafe fn line_of(x: &[f32; DEPTH]) -> Line {
+    use std::arch::x86_64::{__m512bh, _mm512_cvtne2ps_pbh, _mm512_loadu_ps};
+    // SAFETY: both halves are within; a vector of pairs is as long as a line.
+    unsafe {
+        let x = x.as_ptr();
+        let pairs = _mm512_cvtne2ps_pbh(_mm512_loadu_ps(x.add(NUMBERS)), _mm512_loadu_ps(x));
+        std::mem::transmute::<__m512bh, Line>(pairs)
+    }
+}
+
+/// Rows `[rows, columns]` as `a` of [`Amx::multiply`], `[⌈rows / 16⌉, ⌈columns / 32⌉, ROWS]`; what is not there is 0.
+///
+/// # Safety
+/// AVX-512 F and BF16.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bf16")]
+pub(crate) unsafe fn round_rows(x: &[f32], columns: usize, to: &mut [Line]) {
+    let steps = columns.div_ceil(DEPTH);
+    for (block, x) in to.chunks_exact_mut(steps * ROWS).zip(x.chunks(ROWS * columns)) {
+        if x.len() < ROWS * columns {
+            block.fill(Line::default());
+        }
+        for (row, x) in x.chunks_exact(columns).enumerate() {
+            let (whole, rest) = x.as_chunks::<DEPTH>();
+            for (step, x) in whole.iter().enumerate() {
+                // SAFETY: the caller has the instructions.
+                block[step * ROWS + row] = unsafe { line_of(x) };
+            }
+            if !rest.is_empty() {
+                let mut last = [0.0; DEPTH];
+                last[..rest.len()].copy_from_slice(rest);
+                // SAFETY: as above.
+                block[whole.len() * ROWS + row] = unsafe { line_of(&last) };
+            }
+        }
+    }
+}
+
+/// Rows `[rows, columns]` as `b` of [`Amx::multiply`]: pairs of rows that follow each other, `[rows of `to`, padded]`; what is not
+/// there is 0.
+///
+/// # Safety
+/// AVX-512 F and BF16.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bf16")]
+pub(crate) unsafe fn pairs_of_rows(x: &[f32], columns: usize, to: &mut [Line], padded: usize) {
+    let lines = padded / NUMBERS;
+    let mut rows = x.chunks(2 * columns);
+    for to in to.chunks_exact_mut(lines) {
+        let (first, second) = rows.next().unwrap_or_default().split_at_checked(columns).unwrap_or_default();
+        for (line, to) in to.iter_mut().enumerate() {
+            let (first, second) = (part(first, line), part(second, line));
+            // SAFETY: the caller has the instructions.
+            *to = unsafe { line_of_two(first, second) };
+        }
+    }
+}
+
+/// The sixteen numbers of a line; what is not there is 0.
+#[inline(always)]
+fn part(x: &[f32], line: usize) -> [f32; NUMBERS] {
+    let rest = x.get(line * NUMBERS..).unwrap_or_default();
+    let mut part = [0.0; NUMBERS];
+    match rest.first_chunk() {
+        Some(whole) => part = *whole,
+        None => part[..rest.len()].copy_from_slice(rest),
+    }
+    part
+}
+
+/// Sixteen pairs of the nearest bf16, each of a number of both.
+///
+/// # Safety
+/// AVX-512 F and BF16.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bf16")]
+unsafe fn line_of_two(first: [f32; NUMBERS], second: [f32; NUMBERS]) -> Line {
+    use std::arch::x86_64::{__m512i, _mm512_or_si512, _mm512_slli_epi32};
+    // SAFETY: the caller has the instructions; a vector is as long as a line.
+    unsafe {
+        let pairs = _mm512_or_si512(words(&first), _mm512_slli_epi32::<16>(words(&second)));
+        std::mem::transmute::<__m512i, Line>(pairs)
+    }
+}
+
+/// The nearest bf16 of sixteen numbers, each in 32 bits.
+///
+/// # Safety
+/// AVX-512 F and BF16.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bf16")]
+unsafe fn words(x: &[f32; NUMBERS]) -> std::arch::x86_64::__m512i {
+    use std::arch::x86_64::{__m256bh, __m256i, _mm512_cvtepu16_epi32, _mm512_cvtneps_pbh, _mm512_loadu_ps};
+    // SAFETY: the numbers are as long as what is loaded.
+    unsafe {
+        let rounded = _mm512_cvtneps_pbh(_mm512_loadu_ps(x.as_ptr()));
+        _mm512_cvtepu16_epi32(std::mem::transmute::<__m256bh, __m256i>(rounded))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn number(i: usize) -> f32 {
+        // Eight bits each, so that bf16 has them and f32 their products.
+        ((i * 37 % 101) as f32 - 50.0) / 64.0
+    }
+
+    #[test]
+    fn sums_are_those_of_plain_products() {
+        if !are_available() {
+            return;
+        }
+        let amx = Amx::new();
+        for (rows, columns, depth) in [(16, 32, 32), (1, 32, 5), (33, 64, 70), (48, 96, 128), (7, 32, 256)] {
+            let (blocks, steps, lines) = (rows_of(rows), usize::div_ceil(depth, DEPTH), columns / NUMBERS);
+            let a: Vec<f32> = (0..rows * depth).map(number).collect();
+            let mut packed = vec![Line([f32::NAN; NUMBERS]); blocks * steps * ROWS];
+            // SAFETY: a processor with tiles has AVX-512 BF16.
+            unsafe { round_rows(&a, depth, &mut packed) };
+            let b = |k: usize, n: usize| if k < depth { number(7 * k + 3 * n) } else { 0.0 };
+            let pairs: Vec<Line> = (0..steps * NUMBERS * lines)
+                .map(|line| {
+                    let (pair, first) = (line / lines, line % lines * NUMBERS);
+                    Line(std::array::from_fn(|n| {
+                        let bits = |k| b(k, first + n).to_bits() >> 16;
+                        f32::from_bits(bits(2 * pair) | bits(2 * pair + 1) << 16)
+                    }))
+                })
+                .collect();
+            let one = Line([1.0; NUMBERS]);
+            let mut sums = vec![one; blocks * ROWS * lines];
+            amx.multiply::<true>(columns, (steps, steps), &packed, &pairs, &mut sums);
+            for row in 0..rows {
+                for n in 0..columns {
+                    let expected: f32 = 1.0 + (0..depth).map(|k| a[row * depth + k] * b(k, n)).sum::<f32>();
+                    let sum = sums[row * lines + n / NUMBERS].0[n % NUMBERS];
+                    assert!(
+                        (sum - expected).abs() < 1e-3,
+                        "{rows}×{columns}×{depth} {row},{n}: {sum} {expected}"
+                    );
+                }
+            }
+        }
+    }
+
+    fn rows_of(rows: usize) -> usize {
+        rows.div_ceil(ROWS)
+    }
+
+    #[test]
+    fn the_parts_of_a_sum_are_the_sum() {
+        if !are_available() {
+            return;
+        }
+        let a: Vec<f32> = (0..20 * 96).map(number).collect();
+        let mut packed = vec![Line::default(); 2 * 3 * ROWS];
+        // SAFETY: a processor with tiles has AVX-512 BF16.
+        unsafe { round_rows(&a, 96, &mut packed) };
+        let b: Vec<Line> = (0..48 * 2).map(|i| Line([f32::from_bits(0x3f80_3f80 + i); NUMBERS])).collect();
+        let (mut whole, mut parts) = (vec![Line([7.0; NUMBERS]); 64], vec![Line([7.0; NUMBERS]); 64]);
+        let amx = Amx::new();
+        amx.multiply::<false>(32, (3, 3), &packed, &b, &mut whole);
+        amx.multiply::<false>(32, (1, 3), &packed, &b, &mut parts);
+        amx.multiply::<true>(32, (2, 3), &packed[ROWS..], &b[32..], &mut parts);
+        assert_eq!(whole, parts);
+    }
+}
