@@ -1,5 +1,5 @@
 //! Speed of products with weights: arithmetic of many rows, bytes of one. `cargo bench --bench products [FORMAT…]`; `COLUMNS=i8`
-//! measures only columns whose names begin so.
+//! measures only columns whose names begin so, `REPEATS=100` more often than 7 times, `SHAPE=1536×576` only that one.
 
 #![allow(clippy::print_stdout)]
 
@@ -59,6 +59,8 @@ fn main() {
         Err(_) => None,
     };
     let instructions = instructions.unwrap_or(Instructions::best());
+    let repeats = std::env::var("REPEATS").ok().and_then(|repeats| repeats.parse().ok()).unwrap_or(7usize);
+    let shape = std::env::var("SHAPE");
     println!(
         "{} threads, {instructions:?}; 512 rows in GFLOP/s, few in µs and GB/s of weights",
         rayon::current_num_threads()
@@ -68,7 +70,8 @@ fn main() {
             continue;
         }
         for (n, k) in [(1536usize, 576usize), (576, 1536), (8192, 2048), (2048, 8192)] {
-            if !k.is_multiple_of(format.block().0) {
+            let is_wanted = shape.as_ref().map_or(true, |shape| *shape == format!("{n}×{k}"));
+            if !k.is_multiple_of(format.block().0) || !is_wanted {
                 continue;
             }
             let bytes = n * format.bytes(k);
@@ -87,7 +90,7 @@ fn main() {
                 let m = rows.count();
                 let (x, mut y) = (vec![0.1; m * k], vec![0.0; m * n]);
                 let copies = if m == 512 { 1 } else { copies };
-                let times = (0..7).map(|_| {
+                let times = (0..repeats).map(|_| {
                     let start = Instant::now();
                     for copy in 0..copies {
                         let mut products = [Product { weights: weights(copy), output: &mut y }];

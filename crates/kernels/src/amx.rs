@@ -15,6 +15,11 @@ pub(crate) const DEPTH: usize = 2 * NUMBERS;
 /// The product has a multiple of as many columns: two tiles.
 pub(crate) const WIDTH: usize = 2 * NUMBERS;
 
+/// Parts of an f32: three bf16 whose sum it is.
+pub(crate) const PARTS: usize = 3;
+/// Columns of a product of parts.
+pub(crate) const WIDTH_OF_PARTS: usize = 4 * NUMBERS;
+
 /// Whether the processor multiplies tiles of bf16, beside all of AVX-512 that [`crate::Instructions`] knows, and the system lets it.
 pub(crate) fn are_available() -> bool {
     static AVAILABLE: OnceLock<bool> = OnceLock::new();
@@ -135,6 +140,37 @@ impl Amx {
             line += tiles;
         }
     }
+
+    /// [`Self::multiply_to`] in f32, of [`WIDTH_OF_PARTS`] columns: `a` is `[blocks, of, PARTS, ROWS]` lines of pairs of parts, `b`
+    /// `[steps, PARTS, 16, WIDTH_OF_PARTS]` pairs. Of nine products of two parts, the three smallest are left out: together at most
+    /// 2⁻²⁵ of the product.
+    ///
+    /// # Safety
+    /// As [`Self::multiply_to`].
+    pub(crate) unsafe fn multiply_parts_to(
+        &self,
+        (steps, of): (usize, usize),
+        a: &[Line],
+        b: &[Line],
+        blocks: usize,
+        (from, to): (Option<Rows>, Rows),
+    ) {
+        assert!(steps > 0 && b.len() >= steps * PARTS * NUMBERS * WIDTH_OF_PARTS / NUMBERS, "b");
+        assert!(steps <= of && (blocks == 0 || a.len() >= ((blocks - 1) * of + steps) * PARTS * ROWS), "a");
+        for block in 0..blocks {
+            // SAFETY: the tiles are set; sizes are checked above, and those of the sums are the caller's promise.
+            unsafe {
+                let at = |rows: Rows| rows.from_row(block * ROWS);
+                four_tiles_of_parts(
+                    steps,
+                    a.as_ptr().add(block * of * PARTS * ROWS),
+                    b.as_ptr(),
+                    from.map(at),
+                    at(to),
+                );
+            }
+        }
+    }
 }
 
 /// Rows of f32 in memory.
@@ -226,6 +262,100 @@ unsafe fn four_tiles(
     }
 }
 
+/// [`four_tiles`] of parts: the smallest products come first. Those that follow each other go to different sums.
+///
+/// # Safety
+/// As [`four_tiles`], with [`PARTS`] tiles in `a` for each step, and as many times sixteen rows of four lines in `b`.
+unsafe fn four_tiles_of_parts(steps: usize, a: *const Line, b: *const Line, from: Option<Rows>, to: Rows) {
+    /// The products of the part of `a` in a tile and one of `b`, so many bytes behind the first one. Tiles of `b` take turns, so that
+    /// loads need not wait for products.
+    macro_rules! products {
+        ($at:literal, $b0:literal, $b1:literal, $b2:literal) => {
+            concat!(
+                "tileloadd ",
+                $b0,
+                ", [{b} + {row} + ",
+                $at,
+                "]\n",
+                "tileloadd ",
+                $b1,
+                ", [{b} + {row} + ",
+                $at,
+                " + 64]\n",
+                "tdpbf16ps tmm0, tmm4, ",
+                $b0,
+                "\n",
+                "tileloadd ",
+                $b2,
+                ", [{b} + {row} + ",
+                $at,
+                " + 128]\n",
+                "tdpbf16ps tmm1, tmm4, ",
+                $b1,
+                "\n",
+                "tileloadd ",
+                $b0,
+                ", [{b} + {row} + ",
+                $at,
+                " + 192]\n",
+                "tdpbf16ps tmm2, tmm4, ",
+                $b2,
+                "\n",
+                "tdpbf16ps tmm3, tmm4, ",
+                $b0,
+            )
+        };
+    }
+    let from = from.unwrap_or(Rows { start: std::ptr::null_mut(), stride: 0 });
+    // SAFETY: the caller's promise; Rust uses no tiles.
+    unsafe {
+        asm!(
+            "test {from}, {from}",
+            "jz 3f",
+            "tileloadd tmm0, [{from} + {from_row}]",
+            "tileloadd tmm1, [{from} + {from_row} + 64]",
+            "tileloadd tmm2, [{from} + {from_row} + 128]",
+            "tileloadd tmm3, [{from} + {from_row} + 192]",
+            "jmp 2f",
+            "3:",
+            "tilezero tmm0",
+            "tilezero tmm1",
+            "tilezero tmm2",
+            "tilezero tmm3",
+            "2:",
+            "tileloadd tmm4, [{a} + {line} + 2048]",
+            products!("0", "tmm5", "tmm6", "tmm7"),
+            "tileloadd tmm4, [{a} + {line} + 1024]",
+            products!("4096", "tmm6", "tmm7", "tmm5"),
+            products!("0", "tmm7", "tmm5", "tmm6"),
+            "tileloadd tmm4, [{a} + {line}]",
+            products!("8192", "tmm5", "tmm6", "tmm7"),
+            products!("4096", "tmm6", "tmm7", "tmm5"),
+            products!("0", "tmm7", "tmm5", "tmm6"),
+            "add {a}, 3072",
+            "add {b}, 12288",
+            "dec {steps}",
+            "jnz 2b",
+            "tilestored [{to} + {to_row}], tmm0",
+            "tilestored [{to} + {to_row} + 64], tmm1",
+            "tilestored [{to} + {to_row} + 128], tmm2",
+            "tilestored [{to} + {to_row} + 192], tmm3",
+            steps = inout(reg) steps => _,
+            a = inout(reg) a => _,
+            b = inout(reg) b => _,
+            from = in(reg) from.start,
+            from_row = in(reg) from.stride * size_of::<f32>(),
+            to = in(reg) to.start,
+            to_row = in(reg) to.stride * size_of::<f32>(),
+            row = in(reg) WIDTH_OF_PARTS * size_of::<f32>(),
+            line = in(reg) size_of::<Line>(),
+            out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+            out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+            options(nostack),
+        );
+    }
+}
+
 /// A tile of rows times two of columns.
 ///
 /// # Safety
@@ -291,6 +421,60 @@ pub(crate) unsafe fn line_of(x: &[f32; DEPTH]) -> Line {
         let x = x.as_ptr();
         let pairs = _mm512_cvtne2ps_pbh(_mm512_loadu_ps(x.add(NUMBERS)), _mm512_loadu_ps(x));
         std::mem::transmute::<__m512bh, Line>(pairs)
+    }
+}
+
+/// 32 numbers as pairs of their parts, the largest first. What is not finite is in the first one alone.
+///
+/// # Safety
+/// AVX-512 F and BF16.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bf16")]
+unsafe fn parts_of(x: &[f32; DEPTH]) -> [Line; PARTS] {
+    use std::arch::x86_64::*;
+    // SAFETY: both halves are within; a vector of pairs is as long as a line.
+    unsafe {
+        let x = x.as_ptr();
+        let (mut low, mut high) = (_mm512_loadu_ps(x), _mm512_loadu_ps(x.add(NUMBERS)));
+        let mut parts = [Line::default(); PARTS];
+        for part in &mut parts {
+            let pairs = std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(high, low));
+            *part = std::mem::transmute::<__m512i, Line>(pairs);
+            let of_low = _mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(_mm512_castsi512_si256(pairs)));
+            let of_high =
+                _mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(_mm512_extracti64x4_epi64::<1>(pairs)));
+            low = _mm512_sub_ps(low, _mm512_castsi512_ps(of_low));
+            high = _mm512_sub_ps(high, _mm512_castsi512_ps(of_high));
+            low = _mm512_maskz_mov_ps(_mm512_cmp_ps_mask::<_CMP_ORD_Q>(low, low), low);
+            high = _mm512_maskz_mov_ps(_mm512_cmp_ps_mask::<_CMP_ORD_Q>(high, high), high);
+        }
+        parts
+    }
+}
+
+/// Rows `[rows, columns]` as `a` of [`Amx::multiply_parts_to`], `[⌈rows / 16⌉, ⌈columns / 32⌉, PARTS, ROWS]`; what is not there is 0.
+///
+/// # Safety
+/// AVX-512 F and BF16.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bf16")]
+pub(crate) unsafe fn split_rows(x: &[f32], columns: usize, to: &mut [Line]) {
+    let steps = columns.div_ceil(DEPTH);
+    for (block, x) in to.chunks_exact_mut(steps * PARTS * ROWS).zip(x.chunks(ROWS * columns)) {
+        if x.len() < ROWS * columns {
+            block.fill(Line::default());
+        }
+        for (row, x) in x.chunks_exact(columns).enumerate() {
+            for (step, x) in x.chunks(DEPTH).enumerate() {
+                let mut numbers = [0.0; DEPTH];
+                numbers[..x.len()].copy_from_slice(x);
+                // SAFETY: the caller has the instructions.
+                let parts = unsafe { parts_of(&numbers) };
+                for (part, line) in parts.into_iter().enumerate() {
+                    block[(step * PARTS + part) * ROWS + row] = line;
+                }
+            }
+        }
     }
 }
 
@@ -433,6 +617,29 @@ mod tests {
 
     fn rows_of(rows: usize) -> usize {
         rows.div_ceil(ROWS)
+    }
+
+    #[test]
+    fn an_f32_is_the_sum_of_its_parts() {
+        if !are_available() {
+            return;
+        }
+        let mut x: [f32; DEPTH] = std::array::from_fn(|i| (i as f32 * 0.7).sin() * 10f32.powi(i as i32 - 16));
+        x[3] = f32::INFINITY;
+        x[5] = f32::NAN;
+        // SAFETY: a processor with tiles has AVX-512 BF16.
+        let parts = unsafe { parts_of(&x) };
+        for (i, x) in x.into_iter().enumerate() {
+            let of_part = |part: &Line| {
+                let bits = part.0[i / 2 % NUMBERS].to_bits();
+                f32::from_bits(if i % 2 == 0 { bits << 16 } else { bits & 0xffff_0000 })
+            };
+            let [first, second, third] = [&parts[0], &parts[1], &parts[2]].map(of_part);
+            assert!(
+                third + second + first == x || x.is_nan() && first.is_nan(),
+                "{x} {first} {second} {third}"
+            );
+        }
     }
 
     #[test]

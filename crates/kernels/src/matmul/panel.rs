@@ -76,6 +76,9 @@ enum Activations<'a> {
     /// The same as tiles.
     #[cfg(target_arch = "x86_64")]
     Amx(Vec<Line>),
+    /// f32 as tiles of their parts.
+    #[cfg(target_arch = "x86_64")]
+    AmxF32(Vec<Line>),
 }
 
 impl Activations<'_> {
@@ -83,7 +86,7 @@ impl Activations<'_> {
     fn task_rows(&self, rows: usize) -> usize {
         match self {
             #[cfg(target_arch = "x86_64")]
-            Self::Amx(_) => amx::task_rows(rows),
+            Self::Amx(_) | Self::AmxF32(_) => amx::task_rows(rows),
             _ => WIDTH,
         }
     }
@@ -101,6 +104,12 @@ pub(super) fn multiply(
             && compute != ComputeType::F32
             && (format.is_quantized() || format == WeightFormat::BF16)
     };
+    #[cfg(target_arch = "x86_64")]
+    let plain = match products.iter().all(|product| in_bf16(product.weights.format)) {
+        false if instructions.has_amx() => Activations::AmxF32(amx::split(x, rows)),
+        _ => Activations::F32(x),
+    };
+    #[cfg(not(target_arch = "x86_64"))]
     let plain = Activations::F32(x);
     #[cfg(target_arch = "x86_64")]
     let rounded = match products.iter().any(|product| in_bf16(product.weights.format)) {
@@ -269,10 +278,17 @@ impl Operation for PanelProduct<'_> {
     fn run<S: Simd, L: Lanes>(self, simd: S, lanes: L) {
         let Self { instructions, panel, activations, rows, output, buffers } = self;
         let columns = panel.weights.columns;
+        // SAFETY, of both: what `new` was promised.
         #[cfg(target_arch = "x86_64")]
-        if let Activations::Amx(x) = activations {
-            // SAFETY: what `new` was promised.
-            return unsafe { amx::products((instructions, lanes), panel, (x, rows), output, buffers) };
+        match activations {
+            Activations::Amx(x) => {
+                return unsafe { amx::products((instructions, lanes), panel, (x, rows), output, buffers) };
+            }
+            Activations::AmxF32(x) => {
+                let with = (instructions, lanes);
+                return unsafe { amx::products_of_parts(with, panel, (x, rows), output, buffers) };
+            }
+            _ => {}
         }
         let sums = line::numbers(&mut buffers.sums, rows * WIDTH);
         sums.fill(0.0);
@@ -294,7 +310,7 @@ impl Operation for PanelProduct<'_> {
                     bf16::accumulate(x, depth.div_ceil(2), pairs, sums);
                 }
                 #[cfg(target_arch = "x86_64")]
-                Activations::Amx(_) => {}
+                Activations::Amx(_) | Activations::AmxF32(_) => {}
             }
         }
         // SAFETY: what `new` was promised.

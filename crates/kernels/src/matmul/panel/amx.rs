@@ -2,7 +2,7 @@
 
 use super::{Buffers, Columns, Panel, WIDTH};
 use crate::Instructions;
-use crate::amx::{self, Amx, DEPTH, ROWS, Rows};
+use crate::amx::{self, Amx, DEPTH, PARTS, ROWS, Rows};
 use crate::lanes::Lanes;
 use crate::line::{self, Line, NUMBERS};
 use rayon::prelude::*;
@@ -13,14 +13,16 @@ const COLUMNS: usize = 256;
 /// Where columns are not whole blocks of the largest format, up to so many are unpacked at once.
 const MOST_COLUMNS: usize = 320;
 /// Rows of W whose sums are in tiles at the same time.
-const GROUP: usize = 64;
-/// Rows of W of a task: while they pass, what x has of the unpacked columns stays in a core's L2 cache.
-const TASK: [usize; 2] = [GROUP, 4 * GROUP];
+const GROUP: usize = amx::WIDTH_OF_PARTS;
+/// Tiles of parts, so many columns of each, that rows of x pass at a time: as much of [`GROUP`] rows of W stays in the L1 cache.
+const STEPS_OF_PARTS: usize = 2;
+/// Most rows of W of a task: while they pass, what x has of the unpacked columns stays in a core's L2 cache.
+const MOST_ROWS: usize = 5 * GROUP;
 
-/// Rows of W of a task.
+/// Rows of W of a task: as many tasks for each thread, of whole groups.
 pub(super) fn task_rows(rows: usize) -> usize {
-    let share = rows / (8 * rayon::current_num_threads());
-    (share / GROUP * GROUP).clamp(TASK[0], TASK[1])
+    let tasks = rows.div_ceil(MOST_ROWS).next_multiple_of(rayon::current_num_threads());
+    rows.div_ceil(tasks).next_multiple_of(GROUP)
 }
 
 /// Activations `[rows, columns]` as tiles, `[⌈rows / 16⌉, ⌈columns / 32⌉, 16]` lines.
@@ -31,6 +33,18 @@ pub(super) fn rounded(x: &[f32], rows: usize) -> Vec<Line> {
     tiles.par_chunks_exact_mut(block).zip(x.par_chunks(ROWS * columns)).for_each(|(tiles, x)| {
         // SAFETY: the processor has the instructions, or there would be no products on tiles.
         unsafe { amx::round_rows(x, columns, tiles) };
+    });
+    tiles
+}
+
+/// Activations `[rows, columns]` in f32, as tiles of their parts.
+pub(super) fn split(x: &[f32], rows: usize) -> Vec<Line> {
+    let columns = x.len() / rows;
+    let block = columns.div_ceil(DEPTH) * PARTS * ROWS;
+    let mut tiles = vec![Line::default(); rows.div_ceil(ROWS) * block];
+    tiles.par_chunks_exact_mut(block).zip(x.par_chunks(ROWS * columns)).for_each(|(tiles, x)| {
+        // SAFETY: the processor has the instructions, or there would be no products on tiles.
+        unsafe { amx::split_rows(x, columns, tiles) };
     });
     tiles
 }
@@ -52,7 +66,7 @@ pub(super) unsafe fn products<L: Lanes>(
     let amx = Amx::new();
     let Buffers { rows: unpacked, panel: pairs, sums } = buffers;
     let padded = rows.next_multiple_of(ROWS);
-    let sums = line::numbers(sums, padded * TASK[1]);
+    let sums = line::numbers(sums, padded * MOST_ROWS);
     let at_once = match columns.is_multiple_of(COLUMNS) {
         true => COLUMNS,
         false => columns.div_ceil(columns.div_ceil(MOST_COLUMNS)).next_multiple_of(DEPTH),
@@ -91,6 +105,68 @@ pub(super) unsafe fn products<L: Lanes>(
                 let rest = &sums[whole * ROWS * width..rows * width];
                 // SAFETY: the caller's promise.
                 unsafe { output.write((whole * ROWS, task.first + first), count, rest, width) };
+            }
+        }
+    }
+}
+
+/// [`products`] in f32.
+///
+/// # Safety
+/// As [`Columns::write`].
+#[inline(always)]
+pub(super) unsafe fn products_of_parts<L: Lanes>(
+    (instructions, lanes): (Instructions, L),
+    task: Panel<'_>,
+    (x, rows): (&[Line], usize),
+    output: Columns,
+    buffers: &mut Buffers,
+) {
+    let columns = task.weights.columns;
+    let of = columns.div_ceil(DEPTH);
+    let amx = Amx::new();
+    let Buffers { rows: unpacked, panel: pairs, sums } = buffers;
+    let padded = rows.next_multiple_of(ROWS);
+    let sums = line::numbers(sums, padded * MOST_ROWS);
+    let mut split = vec![];
+    for start in (0..columns).step_by(COLUMNS) {
+        let depth = COLUMNS.min(columns - start);
+        let steps = depth.div_ceil(DEPTH);
+        for first in (0..task.count).step_by(GROUP) {
+            let count = GROUP.min(task.count - first);
+            pairs.resize(pairs.len().max(steps * PARTS * GROUP), Line::default());
+            split.resize(2 * steps * PARTS * ROWS, Line::default());
+            for part in (0..GROUP).step_by(WIDTH) {
+                let (first, count) = (task.first + first + part, WIDTH.min(count.saturating_sub(part)));
+                let panel = Panel { first, count, ..task };
+                panel.unpack(instructions, start, depth, unpacked);
+                // SAFETY: the processor has the instructions, or there would be no products on tiles.
+                unsafe { amx::split_rows(unpacked, depth, &mut split) };
+                for (index, rows) in split.as_chunks::<ROWS>().0.iter().enumerate() {
+                    let (sixteen, tile) = (index / (steps * PARTS), index % (steps * PARTS));
+                    let mut columns = [lanes.splat(0.0); ROWS];
+                    for (column, row) in columns.iter_mut().zip(rows) {
+                        *column = lanes.load(&row.0);
+                    }
+                    let to = &mut pairs[tile * GROUP + part / NUMBERS + sixteen..];
+                    for (pair, column) in lanes.transposed(columns).into_iter().enumerate() {
+                        lanes.store(column, &mut to[pair * GROUP / NUMBERS].0);
+                    }
+                }
+            }
+            let sums = &mut sums[padded * first..][..padded * GROUP];
+            let of_group = Rows { start: sums.as_mut_ptr(), stride: GROUP };
+            for step in (0..steps).step_by(STEPS_OF_PARTS) {
+                let here = STEPS_OF_PARTS.min(steps - step);
+                let at = start / DEPTH + step;
+                let (x, w) = (&x[at * PARTS * ROWS..], &pairs[step * PARTS * GROUP..]);
+                let from = (at > 0).then_some(of_group);
+                // SAFETY: there are so many rows of sums.
+                unsafe { amx.multiply_parts_to((here, of), x, w, padded / ROWS, (from, of_group)) };
+            }
+            if start + depth == columns {
+                // SAFETY: the caller's promise.
+                unsafe { output.write((0, task.first + first), count, &sums[..rows * GROUP], GROUP) };
             }
         }
     }
