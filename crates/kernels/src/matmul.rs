@@ -1,6 +1,7 @@
 //! Products of activations with weight matrices in the formats of files: y = x·Wᵀ, W in any [`WeightFormat`].
 //!
 //! Many rows: 32 rows of W at a time are dequantised into a panel that stays in cache, which then multiplies all rows of x.
+//! Processors with tiles (AMX) multiply the panels as bf16, and as three bf16 of each factor in f32.
 //! Rows that are multiplied alone: each row of W is unpacked in registers, once for up to eight of them, and memory bandwidth
 //! is the limit of one. Where activations may be rounded, quants that fit bytes are multiplied as whole numbers, sixteen rows of W
 //! at a time. On a GPU ([`cuda`]) few rows are multiplied alone; for many, W is dequantised first.
@@ -66,7 +67,7 @@ pub struct Product<'a> {
 /// The type in which activations are multiplied; sums of products are in f32.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ComputeType {
-    /// f32; sixteen bits for single rows with blocks of 256 elements.
+    /// f32, or three bf16 whose sum it is; sixteen bits for single rows with blocks of 256 elements.
     F32,
     /// Several rows in bf16, where weights are quantised or bf16 and the processor multiplies bf16; all else as in [`Self::F32`].
     Bf16,

@@ -4,10 +4,13 @@
 //! A product of a query and a key has the same bits wherever the two stand.
 
 use super::{Elements, KEY_TILE, Q8Block};
-use crate::lanes::{LANES, Lanes};
+use crate::lanes::{LANES, Lanes, prefetch_at};
 
 /// Keys whose products are summed over lanes together.
 const KEYS: usize = 4;
+
+/// Keys and values are asked for so many of them ahead: the processor itself looks ahead only within a page of memory.
+const AHEAD: usize = 32;
 
 /// Numbers as they are stored, a few vectors in each.
 trait Stored: Copy {
@@ -98,6 +101,7 @@ fn scores_of_rows<L: Lanes, T: Stored, const M: usize>(
     let units = vectors / T::VECTORS;
     for (index, keys) in keys.chunks(KEYS * units).enumerate() {
         let count = keys.len() / units;
+        prefetch_at(keys.as_ptr().wrapping_add(AHEAD * units), size_of_val(keys));
         // Where fewer are left, the last one stands in for the others.
         let keys: [&[T]; KEYS] = std::array::from_fn(|key| &keys[key.min(count - 1) * units..][..units]);
         let mut sums = [[l.splat(0.0); KEYS]; M];
@@ -197,6 +201,8 @@ fn accumulate_columns<L: Lanes, T: Stored, const M: usize, const V: usize>(
     let mut sums = [[l.splat(0.0); V]; M];
     let at = column / LANES;
     for (key, value) in values.chunks_exact(dim / LANES / T::VECTORS).enumerate() {
+        let next = value[at / T::VECTORS..].as_ptr().wrapping_add(AHEAD * value.len());
+        prefetch_at(next, V.div_ceil(T::VECTORS) * size_of::<T>());
         for row in 0..M {
             let weight = l.splat(weights[row * KEY_TILE + key]);
             for (vector, sum) in sums[row].iter_mut().enumerate() {

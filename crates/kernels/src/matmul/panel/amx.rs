@@ -1,4 +1,4 @@
-//! Products of bf16 on tiles, summed in f32.
+//! Products on tiles, summed in f32: of bf16, and of f32 as three bf16 each.
 
 use super::{Buffers, Columns, Panel, WIDTH};
 use crate::Instructions;
@@ -21,6 +21,7 @@ const MOST_ROWS: usize = 5 * GROUP;
 
 /// Rows of W of a task: as many tasks for each thread, of whole groups.
 pub(super) fn task_rows(rows: usize) -> usize {
+    // A thread that had one more would keep all others waiting.
     let tasks = rows.div_ceil(MOST_ROWS).next_multiple_of(rayon::current_num_threads());
     rows.div_ceil(tasks).next_multiple_of(GROUP)
 }
