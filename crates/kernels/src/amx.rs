@@ -160,7 +160,7 @@ impl Amx {
         for block in 0..blocks {
             // SAFETY: the tiles are set; sizes are checked above, and those of the sums are the caller's promise.
             unsafe {
-                let at = |rows: Rows| rows.from_row(block * ROWS);
+                let at = |rows: Rows| rows.at_row(block * ROWS);
                 four_tiles_of_parts(
                     steps,
                     a.as_ptr().add(block * of * PARTS * ROWS),
@@ -186,7 +186,7 @@ impl Rows {
     ///
     /// # Safety
     /// There are as many.
-    pub(crate) unsafe fn from_row(self, row: usize) -> Self {
+    pub(crate) unsafe fn at_row(self, row: usize) -> Self {
         // SAFETY: the caller's promise.
         Self { start: unsafe { self.start.add(row * self.stride) }, ..self }
     }

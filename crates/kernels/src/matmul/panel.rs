@@ -278,14 +278,15 @@ impl Operation for PanelProduct<'_> {
     fn run<S: Simd, L: Lanes>(self, simd: S, lanes: L) {
         let Self { instructions, panel, activations, rows, output, buffers } = self;
         let columns = panel.weights.columns;
-        // SAFETY, of both: what `new` was promised.
         #[cfg(target_arch = "x86_64")]
         match activations {
             Activations::Amx(x) => {
+                // SAFETY: what `new` was promised.
                 return unsafe { amx::products((instructions, lanes), panel, (x, rows), output, buffers) };
             }
             Activations::AmxF32(x) => {
                 let with = (instructions, lanes);
+                // SAFETY: what `new` was promised.
                 return unsafe { amx::products_of_parts(with, panel, (x, rows), output, buffers) };
             }
             _ => {}

@@ -97,7 +97,7 @@ pub(super) unsafe fn products<L: Lanes>(
             unsafe {
                 let to = Rows { start: output.output.add(task.first + first), stride: output.stride };
                 amx.multiply_to(width, (steps, of), x, w, whole, (from, to));
-                let rest = |rows: Rows| rows.from_row(whole * ROWS);
+                let rest = |rows: Rows| rows.at_row(whole * ROWS);
                 let x = x.get(whole * of * ROWS..).unwrap_or_default();
                 let (from, to) = (from.map(rest), rest(of_group));
                 amx.multiply_to(width, (steps, of), x, w, padded / ROWS - whole, (from, to));
