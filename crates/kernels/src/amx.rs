@@ -424,13 +424,13 @@ pub(crate) unsafe fn line_of(x: &[f32; DEPTH]) -> Line {
     }
 }
 
-/// 32 numbers as pairs of their parts, the largest first. What is not finite is in the first one alone.
+/// 32 numbers as pairs of their parts, the largest first, and whether all of these are finite.
 ///
 /// # Safety
 /// AVX-512 F and BF16.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bf16")]
-unsafe fn parts_of(x: &[f32; DEPTH]) -> [Line; PARTS] {
+unsafe fn parts_of(x: &[f32; DEPTH]) -> ([Line; PARTS], bool) {
     use std::arch::x86_64::*;
     // SAFETY: both halves are within; a vector of pairs is as long as a line.
     unsafe {
@@ -445,20 +445,21 @@ unsafe fn parts_of(x: &[f32; DEPTH]) -> [Line; PARTS] {
                 _mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(_mm512_extracti64x4_epi64::<1>(pairs)));
             low = _mm512_sub_ps(low, _mm512_castsi512_ps(of_low));
             high = _mm512_sub_ps(high, _mm512_castsi512_ps(of_high));
-            low = _mm512_maskz_mov_ps(_mm512_cmp_ps_mask::<_CMP_ORD_Q>(low, low), low);
-            high = _mm512_maskz_mov_ps(_mm512_cmp_ps_mask::<_CMP_ORD_Q>(high, high), high);
         }
-        parts
+        // A number less its parts is 0, or NaN.
+        (parts, _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(low, high) == 0)
     }
 }
 
 /// Rows `[rows, columns]` as `a` of [`Amx::multiply_parts_to`], `[⌈rows / 16⌉, ⌈columns / 32⌉, PARTS, ROWS]`; what is not there is 0.
+/// Whether all parts are finite: if not, products of them are not those of the numbers.
 ///
 /// # Safety
 /// AVX-512 F and BF16.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bf16")]
-pub(crate) unsafe fn split_rows(x: &[f32], columns: usize, to: &mut [Line]) {
+pub(crate) unsafe fn split_rows(x: &[f32], columns: usize, to: &mut [Line]) -> bool {
+    let mut all_finite = true;
     let steps = columns.div_ceil(DEPTH);
     for (block, x) in to.chunks_exact_mut(steps * PARTS * ROWS).zip(x.chunks(ROWS * columns)) {
         if x.len() < ROWS * columns {
@@ -469,13 +470,15 @@ pub(crate) unsafe fn split_rows(x: &[f32], columns: usize, to: &mut [Line]) {
                 let mut numbers = [0.0; DEPTH];
                 numbers[..x.len()].copy_from_slice(x);
                 // SAFETY: the caller has the instructions.
-                let parts = unsafe { parts_of(&numbers) };
+                let (parts, finite) = unsafe { parts_of(&numbers) };
+                all_finite &= finite;
                 for (part, line) in parts.into_iter().enumerate() {
                     block[(step * PARTS + part) * ROWS + row] = line;
                 }
             }
         }
     }
+    all_finite
 }
 
 /// Rows `[rows, columns]` as `a` of [`Amx::multiply`], `[⌈rows / 16⌉, ⌈columns / 32⌉, ROWS]`; what is not there is 0.
@@ -625,20 +628,22 @@ mod tests {
             return;
         }
         let mut x: [f32; DEPTH] = std::array::from_fn(|i| (i as f32 * 0.7).sin() * 10f32.powi(i as i32 - 16));
-        x[3] = f32::INFINITY;
-        x[5] = f32::NAN;
         // SAFETY: a processor with tiles has AVX-512 BF16.
-        let parts = unsafe { parts_of(&x) };
+        let (parts, finite) = unsafe { parts_of(&x) };
+        assert!(finite);
         for (i, x) in x.into_iter().enumerate() {
             let of_part = |part: &Line| {
-                let bits = part.0[i / 2 % NUMBERS].to_bits();
+                let bits = part.0[i / 2].to_bits();
                 f32::from_bits(if i % 2 == 0 { bits << 16 } else { bits & 0xffff_0000 })
             };
             let [first, second, third] = [&parts[0], &parts[1], &parts[2]].map(of_part);
-            assert!(
-                third + second + first == x || x.is_nan() && first.is_nan(),
-                "{x} {first} {second} {third}"
-            );
+            assert_eq!(third + second + first, x, "{first} {second} {third}");
+        }
+        for (at, number) in [(3, f32::INFINITY), (17, f32::NEG_INFINITY), (31, f32::NAN), (0, f32::MAX)] {
+            let before = std::mem::replace(&mut x[at], number);
+            // SAFETY: as above.
+            assert!(!unsafe { parts_of(&x) }.1, "{number}");
+            x[at] = before;
         }
     }
 

@@ -76,17 +76,28 @@ enum Activations<'a> {
     /// The same as tiles.
     #[cfg(target_arch = "x86_64")]
     Amx(Vec<Line>),
-    /// f32 as tiles of their parts.
+    /// f32, and as tiles of their parts.
     #[cfg(target_arch = "x86_64")]
-    AmxF32(Vec<Line>),
+    AmxF32(&'a [f32], Vec<Line>),
 }
 
 impl Activations<'_> {
+    /// Where products are in f32, the numbers themselves.
+    fn in_f32(&self) -> &[f32] {
+        match self {
+            Self::F32(x) => x,
+            #[cfg(target_arch = "x86_64")]
+            Self::AmxF32(x, _) => x,
+            #[cfg(target_arch = "x86_64")]
+            Self::Bf16(_) | Self::Amx(_) => &[],
+        }
+    }
+
     /// Rows of W that a task multiplies, of all.
     fn task_rows(&self, rows: usize) -> usize {
         match self {
             #[cfg(target_arch = "x86_64")]
-            Self::Amx(_) | Self::AmxF32(_) => amx::task_rows(rows),
+            Self::Amx(_) | Self::AmxF32(..) => amx::task_rows(rows),
             _ => WIDTH,
         }
     }
@@ -106,7 +117,9 @@ pub(super) fn multiply(
     };
     #[cfg(target_arch = "x86_64")]
     let plain = match products.iter().all(|product| in_bf16(product.weights.format)) {
-        false if instructions.has_amx() => Activations::AmxF32(amx::split(x, rows)),
+        false if instructions.has_amx() => {
+            amx::split(x, rows).map_or(Activations::F32(x), |tiles| Activations::AmxF32(x, tiles))
+        }
         _ => Activations::F32(x),
     };
     #[cfg(not(target_arch = "x86_64"))]
@@ -276,46 +289,54 @@ impl Operation for PanelProduct<'_> {
 
     #[inline(always)]
     fn run<S: Simd, L: Lanes>(self, simd: S, lanes: L) {
-        let Self { instructions, panel, activations, rows, output, buffers } = self;
-        let columns = panel.weights.columns;
+        let Self { instructions, panel: task, activations, rows, output, buffers } = self;
+        let columns = task.weights.columns;
         #[cfg(target_arch = "x86_64")]
-        match activations {
-            Activations::Amx(x) => {
-                // SAFETY: what `new` was promised.
-                return unsafe { amx::products((instructions, lanes), panel, (x, rows), output, buffers) };
-            }
-            Activations::AmxF32(x) => {
-                let with = (instructions, lanes);
-                // SAFETY: what `new` was promised.
-                return unsafe { amx::products_of_parts(with, panel, (x, rows), output, buffers) };
-            }
-            _ => {}
-        }
-        let sums = line::numbers(&mut buffers.sums, rows * WIDTH);
-        sums.fill(0.0);
-        for start in (0..columns).step_by(DEPTH) {
-            let depth = DEPTH.min(columns - start);
-            match activations {
-                Activations::F32(x) => {
-                    panel.unpack(instructions, start, depth, &mut buffers.rows);
-                    let numbers = line::numbers(&mut buffers.panel, depth * WIDTH);
-                    interleave(lanes, &buffers.rows, depth, numbers, WIDTH);
-                    let shape = (rows, depth, WIDTH);
-                    accumulate(simd, shape, &x[start..], columns, numbers, WIDTH, sums, WIDTH);
+        {
+            let with = (instructions, lanes);
+            // SAFETY: what `new` was promised.
+            let done = match activations {
+                Activations::Amx(x) => {
+                    unsafe { amx::products(with, task, (x, rows), output, buffers) };
+                    true
                 }
-                #[cfg(target_arch = "x86_64")]
-                Activations::Bf16(x) => {
-                    let pairs = line::numbers(&mut buffers.panel, depth.div_ceil(2) * WIDTH);
-                    panel.pairs((instructions, lanes), start, depth, &mut buffers.rows, pairs, WIDTH);
-                    let x = bf16::PairRows { pairs: x, stride: columns.div_ceil(2), start: start / 2, rows };
-                    bf16::accumulate(x, depth.div_ceil(2), pairs, sums);
-                }
-                #[cfg(target_arch = "x86_64")]
-                Activations::Amx(_) | Activations::AmxF32(_) => {}
+                Activations::AmxF32(_, x) => unsafe {
+                    amx::products_of_parts(with, task, (x, rows), output, buffers)
+                },
+                _ => false,
+            };
+            if done {
+                return;
             }
         }
-        // SAFETY: what `new` was promised.
-        unsafe { output.write((0, panel.first), panel.count, sums, WIDTH) };
+        for first in (0..task.count).step_by(WIDTH) {
+            let panel = Panel { first: task.first + first, count: WIDTH.min(task.count - first), ..task };
+            let x = activations.in_f32();
+            let sums = line::numbers(&mut buffers.sums, rows * WIDTH);
+            sums.fill(0.0);
+            for start in (0..columns).step_by(DEPTH) {
+                let depth = DEPTH.min(columns - start);
+                match activations {
+                    #[cfg(target_arch = "x86_64")]
+                    Activations::Bf16(x) => {
+                        let pairs = line::numbers(&mut buffers.panel, depth.div_ceil(2) * WIDTH);
+                        panel.pairs((instructions, lanes), start, depth, &mut buffers.rows, pairs, WIDTH);
+                        let stride = columns.div_ceil(2);
+                        let x = bf16::PairRows { pairs: x, stride, start: start / 2, rows };
+                        bf16::accumulate(x, depth.div_ceil(2), pairs, sums);
+                    }
+                    _ => {
+                        panel.unpack(instructions, start, depth, &mut buffers.rows);
+                        let numbers = line::numbers(&mut buffers.panel, depth * WIDTH);
+                        interleave(lanes, &buffers.rows, depth, numbers, WIDTH);
+                        let shape = (rows, depth, WIDTH);
+                        accumulate(simd, shape, &x[start..], columns, numbers, WIDTH, sums, WIDTH);
+                    }
+                }
+            }
+            // SAFETY: what `new` was promised.
+            unsafe { output.write((0, panel.first), panel.count, sums, WIDTH) };
+        }
     }
 }
 

@@ -38,16 +38,14 @@ pub(super) fn rounded(x: &[f32], rows: usize) -> Vec<Line> {
     tiles
 }
 
-/// Activations `[rows, columns]` in f32, as tiles of their parts.
-pub(super) fn split(x: &[f32], rows: usize) -> Vec<Line> {
+/// Activations `[rows, columns]` in f32, as tiles of their parts; `None` where one is not finite.
+pub(super) fn split(x: &[f32], rows: usize) -> Option<Vec<Line>> {
     let columns = x.len() / rows;
     let block = columns.div_ceil(DEPTH) * PARTS * ROWS;
     let mut tiles = vec![Line::default(); rows.div_ceil(ROWS) * block];
-    tiles.par_chunks_exact_mut(block).zip(x.par_chunks(ROWS * columns)).for_each(|(tiles, x)| {
-        // SAFETY: the processor has the instructions, or there would be no products on tiles.
-        unsafe { amx::split_rows(x, columns, tiles) };
-    });
-    tiles
+    // SAFETY: the processor has the instructions, or there would be no products on tiles.
+    let split = |(tiles, x): (&mut [Line], &[f32])| unsafe { amx::split_rows(x, columns, tiles) };
+    tiles.par_chunks_exact_mut(block).zip(x.par_chunks(ROWS * columns)).all(split).then_some(tiles)
 }
 
 /// All rows of activations times the rows of a task, into its columns of the output.
@@ -111,7 +109,7 @@ pub(super) unsafe fn products<L: Lanes>(
     }
 }
 
-/// [`products`] in f32.
+/// [`products`] in f32; false where a weight is not finite.
 ///
 /// # Safety
 /// As [`Columns::write`].
@@ -122,7 +120,7 @@ pub(super) unsafe fn products_of_parts<L: Lanes>(
     (x, rows): (&[Line], usize),
     output: Columns,
     buffers: &mut Buffers,
-) {
+) -> bool {
     let columns = task.weights.columns;
     let of = columns.div_ceil(DEPTH);
     let amx = Amx::new();
@@ -142,7 +140,9 @@ pub(super) unsafe fn products_of_parts<L: Lanes>(
                 let panel = Panel { first, count, ..task };
                 panel.unpack(instructions, start, depth, unpacked);
                 // SAFETY: the processor has the instructions, or there would be no products on tiles.
-                unsafe { amx::split_rows(unpacked, depth, &mut split) };
+                if !unsafe { amx::split_rows(unpacked, depth, &mut split) } {
+                    return false;
+                }
                 for (index, rows) in split.as_chunks::<ROWS>().0.iter().enumerate() {
                     let (sixteen, tile) = (index / (steps * PARTS), index % (steps * PARTS));
                     let mut columns = [lanes.splat(0.0); ROWS];
@@ -171,4 +171,5 @@ pub(super) unsafe fn products_of_parts<L: Lanes>(
             }
         }
     }
+    true
 }
