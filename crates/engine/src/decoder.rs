@@ -80,8 +80,6 @@ pub struct Location<'a> {
     pub positions: &'a [usize],
     /// The same in a GPU's memory (i32), where the model runs on one.
     pub positions_on_device: Option<&'a Buffer>,
-    /// The type in which they are multiplied.
-    pub compute: ComputeType,
 }
 
 /// What a forward pass runs with.

@@ -82,27 +82,11 @@ impl Amx {
     }
 
     /// Sums `[16·blocks, columns]` of `a · b` over `steps` steps of [`DEPTH`] columns of `a`, `[blocks, of, ROWS]` lines of pairs, from
-    /// the one on that it begins with; `b` is `[16·steps, columns]` pairs. They are added to what is there, or take its place.
+    /// the one on that it begins with; `b` is `[16·steps, columns]` pairs. They are added to what is in the first rows, if any, and
+    /// written to the second ones, anywhere in memory.
     ///
     /// # Panics
     /// If sizes do not agree; columns are a multiple of [`WIDTH`].
-    pub(crate) fn multiply<const ADD: bool>(
-        &self,
-        columns: usize,
-        (steps, of): (usize, usize),
-        a: &[Line],
-        b: &[Line],
-        sums: &mut [Line],
-    ) {
-        let lines = columns / NUMBERS;
-        let blocks = sums.len() / (ROWS * lines).max(1);
-        assert!(sums.len() == blocks * ROWS * lines, "sums");
-        let rows = Rows { start: sums.as_mut_ptr().cast(), stride: columns };
-        // SAFETY: there are as many rows of as many columns.
-        unsafe { self.multiply_to(columns, (steps, of), a, b, blocks, (ADD.then_some(rows), rows)) };
-    }
-
-    /// The sums of what is in the first rows, if any, and `a · b`, into the second ones, anywhere in memory.
     ///
     /// # Safety
     /// Both are `16·blocks` rows of `columns` numbers, and nobody else reads or writes them.
@@ -481,7 +465,7 @@ pub(crate) unsafe fn split_rows(x: &[f32], columns: usize, to: &mut [Line]) -> b
     all_finite
 }
 
-/// Rows `[rows, columns]` as `a` of [`Amx::multiply`], `[⌈rows / 16⌉, ⌈columns / 32⌉, ROWS]`; what is not there is 0.
+/// Rows `[rows, columns]` as `a` of [`Amx::multiply_to`], `[⌈rows / 16⌉, ⌈columns / 32⌉, ROWS]`; what is not there is 0.
 ///
 /// # Safety
 /// AVX-512 F and BF16.
@@ -509,65 +493,59 @@ pub(crate) unsafe fn round_rows(x: &[f32], columns: usize, to: &mut [Line]) {
     }
 }
 
-/// Rows `[rows, columns]` as `b` of [`Amx::multiply`]: pairs of rows that follow each other, `[rows of `to`, padded]`; what is not
-/// there is 0.
+/// [`WIDTH_OF_PARTS`] columns of rows `[rows, columns]`, from the `first` on, as `b` of [`Amx::multiply_parts_to`]: pairs of rows that
+/// follow each other. What is not there is 0. Whether all parts are finite.
 ///
 /// # Safety
 /// AVX-512 F and BF16.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bf16")]
-pub(crate) unsafe fn pairs_of_rows(x: &[f32], columns: usize, to: &mut [Line], padded: usize) {
-    let lines = padded / NUMBERS;
+pub(crate) unsafe fn split_pairs_of_rows(x: &[f32], columns: usize, first: usize, to: &mut [Line]) -> bool {
+    const LINES: usize = WIDTH_OF_PARTS / NUMBERS;
+    let mut all_finite = true;
     let mut rows = x.chunks(2 * columns);
-    for to in to.chunks_exact_mut(lines) {
-        let (first, second) = rows.next().unwrap_or_default().split_at_checked(columns).unwrap_or_default();
-        for (line, to) in to.iter_mut().enumerate() {
-            let (first, second) = (part(first, line), part(second, line));
-            // SAFETY: the caller has the instructions.
-            *to = unsafe { line_of_two(first, second) };
+    for step in to.chunks_exact_mut(PARTS * NUMBERS * LINES) {
+        for pair in 0..NUMBERS {
+            let two = rows.next().unwrap_or_default();
+            for line in 0..LINES {
+                let of_row = |row: usize| {
+                    let at = row * columns + first + line * NUMBERS;
+                    two.get(at..).and_then(|rest| rest.first_chunk()).copied().unwrap_or_default()
+                };
+                // SAFETY: the caller has the instructions.
+                let (parts, finite) = unsafe { parts_of_two(&of_row(0), &of_row(1)) };
+                all_finite &= finite;
+                for (part, pairs) in parts.into_iter().enumerate() {
+                    step[(part * NUMBERS + pair) * LINES + line] = pairs;
+                }
+            }
         }
     }
+    all_finite
 }
 
-/// The sixteen numbers of a line; what is not there is 0.
-#[inline(always)]
-fn part(x: &[f32], line: usize) -> [f32; NUMBERS] {
-    let rest = x.get(line * NUMBERS..).unwrap_or_default();
-    let mut part = [0.0; NUMBERS];
-    match rest.first_chunk() {
-        Some(whole) => part = *whole,
-        None => part[..rest.len()].copy_from_slice(rest),
-    }
-    part
-}
-
-/// Sixteen pairs of the nearest bf16, each of a number of both.
+/// Sixteen pairs of parts, each of a number of both, the largest first, and whether all are finite.
 ///
 /// # Safety
 /// AVX-512 F and BF16.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bf16")]
-unsafe fn line_of_two(first: [f32; NUMBERS], second: [f32; NUMBERS]) -> Line {
-    use std::arch::x86_64::{__m512i, _mm512_or_si512, _mm512_slli_epi32};
-    // SAFETY: the caller has the instructions; a vector is as long as a line.
+unsafe fn parts_of_two(first: &[f32; NUMBERS], second: &[f32; NUMBERS]) -> ([Line; PARTS], bool) {
+    use std::arch::x86_64::*;
+    // SAFETY: the numbers are as long as what is loaded, and a vector as long as a line.
     unsafe {
-        let pairs = _mm512_or_si512(words(&first), _mm512_slli_epi32::<16>(words(&second)));
-        std::mem::transmute::<__m512i, Line>(pairs)
-    }
-}
-
-/// The nearest bf16 of sixteen numbers, each in 32 bits.
-///
-/// # Safety
-/// AVX-512 F and BF16.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bf16")]
-unsafe fn words(x: &[f32; NUMBERS]) -> std::arch::x86_64::__m512i {
-    use std::arch::x86_64::{__m256bh, __m256i, _mm512_cvtepu16_epi32, _mm512_cvtneps_pbh, _mm512_loadu_ps};
-    // SAFETY: the numbers are as long as what is loaded.
-    unsafe {
-        let rounded = _mm512_cvtneps_pbh(_mm512_loadu_ps(x.as_ptr()));
-        _mm512_cvtepu16_epi32(std::mem::transmute::<__m256bh, __m256i>(rounded))
+        let (mut first, mut second) = (_mm512_loadu_ps(first.as_ptr()), _mm512_loadu_ps(second.as_ptr()));
+        let mut parts = [Line::default(); PARTS];
+        for part in &mut parts {
+            let low = std::mem::transmute::<__m256bh, __m256i>(_mm512_cvtneps_pbh(first));
+            let high = std::mem::transmute::<__m256bh, __m256i>(_mm512_cvtneps_pbh(second));
+            let low = _mm512_cvtepu16_epi32(low);
+            let high = _mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(high));
+            *part = std::mem::transmute::<__m512i, Line>(_mm512_or_si512(low, high));
+            first = _mm512_sub_ps(first, _mm512_castsi512_ps(_mm512_slli_epi32::<16>(low)));
+            second = _mm512_sub_ps(second, _mm512_castsi512_ps(high));
+        }
+        (parts, _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(first, second) == 0)
     }
 }
 
@@ -578,6 +556,20 @@ mod tests {
     fn number(i: usize) -> f32 {
         // Eight bits each, so that bf16 has them and f32 their products.
         ((i * 37 % 101) as f32 - 50.0) / 64.0
+    }
+
+    fn multiply<const ADD: bool>(
+        amx: &Amx,
+        columns: usize,
+        steps: (usize, usize),
+        a: &[Line],
+        b: &[Line],
+        sums: &mut [Line],
+    ) {
+        let blocks = sums.len() * NUMBERS / (ROWS * columns);
+        let rows = Rows { start: sums.as_mut_ptr().cast(), stride: columns };
+        // SAFETY: there are so many rows.
+        unsafe { amx.multiply_to(columns, steps, a, b, blocks, (ADD.then_some(rows), rows)) };
     }
 
     #[test]
@@ -604,7 +596,7 @@ mod tests {
                 .collect();
             let one = Line([1.0; NUMBERS]);
             let mut sums = vec![one; blocks * ROWS * lines];
-            amx.multiply::<true>(columns, (steps, steps), &packed, &pairs, &mut sums);
+            multiply::<true>(&amx, columns, (steps, steps), &packed, &pairs, &mut sums);
             for row in 0..rows {
                 for n in 0..columns {
                     let expected: f32 = 1.0 + (0..depth).map(|k| a[row * depth + k] * b(k, n)).sum::<f32>();
@@ -659,9 +651,9 @@ mod tests {
         let b: Vec<Line> = (0..48 * 2).map(|i| Line([f32::from_bits(0x3f80_3f80 + i); NUMBERS])).collect();
         let (mut whole, mut parts) = (vec![Line([7.0; NUMBERS]); 64], vec![Line([7.0; NUMBERS]); 64]);
         let amx = Amx::new();
-        amx.multiply::<false>(32, (3, 3), &packed, &b, &mut whole);
-        amx.multiply::<false>(32, (1, 3), &packed, &b, &mut parts);
-        amx.multiply::<true>(32, (2, 3), &packed[ROWS..], &b[32..], &mut parts);
+        multiply::<false>(&amx, 32, (3, 3), &packed, &b, &mut whole);
+        multiply::<false>(&amx, 32, (1, 3), &packed, &b, &mut parts);
+        multiply::<true>(&amx, 32, (2, 3), &packed[ROWS..], &b[32..], &mut parts);
         assert_eq!(whole, parts);
     }
 }

@@ -21,7 +21,6 @@ pub use received::{Read, ReadLimits, Received, RowReads};
 pub use sparse::{KeySet, SPARSE_BLOCK, SparseKeys, sparse_attention};
 
 use crate::Instructions;
-use crate::matmul::ComputeType;
 use block::{F32Products, Partial, QueryBlock, Tile};
 use rayon::prelude::*;
 
@@ -125,24 +124,17 @@ pub struct AttentionStatistics {
     pub entropy: Vec<[f32; SEGMENTS]>,
 }
 
-/// softmax(q·kᵀ·scale)·v, `[rows, query_heads, head_dim]`, each query seeing the keys at or before its position. Except in f32, more than
-/// a few rows are multiplied in bf16 where the processor has products on tiles; softmax and sums are in f32 always.
+/// softmax(q·kᵀ·scale)·v, `[rows, query_heads, head_dim]`, each query seeing the keys at or before its position.
 ///
 /// NaN as PyTorch's softmax has it: a row yields NaN where a score is NaN or +∞, where all are −∞, and where it sees no key.
 ///
 /// # Panics
 /// If slices are shorter than the shape says, or heads do not divide evenly.
-pub fn attention(
-    shape: &AttentionShape,
-    queries: &Queries<'_>,
-    spans: &[KeySpan<'_>],
-    output: &mut [f32],
-    compute: ComputeType,
-) {
-    run((Instructions::best(), compute), shape, queries, spans, output, None, None);
+pub fn attention(shape: &AttentionShape, queries: &Queries<'_>, spans: &[KeySpan<'_>], output: &mut [f32]) {
+    run(Instructions::best(), shape, queries, spans, output, None, None);
 }
 
-/// [`attention`] in f32, with the mass and entropy of each row, head and segment, and, where asked for, the attention that
+/// [`attention`], with the mass and entropy of each row, head and segment, and, where asked for, the attention that
 /// each key position receives from these rows, with the positions that each row reads most.
 ///
 /// # Panics
@@ -159,14 +151,13 @@ pub fn attention_with_statistics(
         mass: vec![[0.0; SEGMENTS]; rows_and_heads],
         entropy: vec![[f32::NAN; SEGMENTS]; rows_and_heads],
     };
-    let with = (Instructions::best(), ComputeType::F32);
-    run(with, shape, queries, spans, output, Some(&mut statistics), received);
+    run(Instructions::best(), shape, queries, spans, output, Some(&mut statistics), received);
     statistics
 }
 
 #[allow(clippy::too_many_arguments)]
 fn run(
-    (instructions, compute): (Instructions, ComputeType),
+    instructions: Instructions,
     shape: &AttentionShape,
     queries: &Queries<'_>,
     spans: &[KeySpan<'_>],
@@ -177,14 +168,11 @@ fn run(
     check(shape, queries, spans, output);
     let blocks = blocks(shape, queries);
     let with_statistics = statistics.is_some();
-    let in_bf16 = compute != ComputeType::F32 && queries.rows > FEW_ROWS && instructions.has_amx();
     let pass = |block: &QueryBlock<'_>, tiles: &[Tile]| {
         #[cfg(target_arch = "x86_64")]
-        if in_bf16 {
+        if instructions.has_amx() && queries.rows > FEW_ROWS && amx::AmxProducts::has(shape.head_dim) {
             return instructions.dispatch(block.pass::<amx::AmxProducts>(spans, tiles, with_statistics));
         }
-        #[cfg(not(target_arch = "x86_64"))]
-        let _ = in_bf16;
         instructions.dispatch(block.pass::<F32Products>(spans, tiles, with_statistics))
     };
     let finished: Vec<Partial> = blocks

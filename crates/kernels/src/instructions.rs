@@ -119,11 +119,9 @@ impl Instructions {
     }
 
     /// Whether products of bf16 on tiles are there.
+    #[cfg(target_arch = "x86_64")]
     pub(crate) fn has_amx(self) -> bool {
-        #[cfg(target_arch = "x86_64")]
-        return self == Self::Amx;
-        #[cfg(not(target_arch = "x86_64"))]
-        false
+        self == Self::Amx
     }
 
     /// [`Self::dispatch`] of an operation on bytes; AVX-512 without products of bytes has no advantage over AVX2.

@@ -47,14 +47,14 @@ impl LayerAttention<'_> {
             };
             let Some(statistics) = &mut statistics else {
                 return outputs.into_par_iter().zip(&tasks).for_each(|(output, task)| {
-                    attention(&self.shape, &queries(task), &task.spans, output, self.at.compute);
+                    attention(&self.shape, &queries(task), &task.spans, output);
                 });
             };
             // In their order, so that sums do not depend on timing.
             for (output, task) in outputs.into_iter().zip(&tasks) {
                 let (queries, spans) = (queries(task), &task.spans);
                 if !task.measured {
-                    attention(&self.shape, &queries, spans, output, self.at.compute);
+                    attention(&self.shape, &queries, spans, output);
                     continue;
                 }
                 let received = Some(&mut statistics.received).filter(|received| !received.sum.is_empty());
@@ -74,7 +74,7 @@ impl LayerAttention<'_> {
         let mut output = vec![0.0; self.at.positions.len() * self.shape.query_heads * self.shape.head_dim];
         with_f32(q, |data| {
             let queries = Queries { data, rows: self.at.positions.len(), first_position: *first_position };
-            sparse_attention(&self.shape, &queries, keys, sparse, &mut output, self.at.compute);
+            sparse_attention(&self.shape, &queries, keys, sparse, &mut output);
         })?;
         Tensor::from_vec(output, q.dims())
     }

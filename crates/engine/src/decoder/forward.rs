@@ -48,12 +48,7 @@ impl Decoder {
         let rows = self.product_rows(pass.sequences, positions)?;
         for half in Depth::halves(depth) {
             let layer = half.layer();
-            let at = Location {
-                layer,
-                positions,
-                positions_on_device: on_device.as_deref(),
-                compute: pass.compute,
-            };
+            let at = Location { layer, positions, positions_on_device: on_device.as_deref() };
             let (weights, rotary) = (self.layer(layer)?, angles.of_layer(layer));
             let mut layer =
                 Layer { config: &self.config, weights, at, rotary, rows, adapted, pass: &mut *pass };
@@ -103,7 +98,7 @@ impl Decoder {
         mode: LinearMode<'_>,
     ) -> Result<Tensor> {
         self.check_residual(x, positions.len())?;
-        let at = Location { layer: 0, positions, positions_on_device: None, compute: ComputeType::F32 };
+        let at = Location { layer: 0, positions, positions_on_device: None };
         // Logits are f32, and so is what they are made from.
         let f32 = Some(ComputeType::F32);
         let normed = self.final_norm.forward_hooked(x, at, Site::FinalNormalized, hooks, f32)?;

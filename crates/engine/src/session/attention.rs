@@ -7,7 +7,7 @@ use crate::hooks::Hooks;
 use crate::kv::View;
 use crate::policy::PromptChunk;
 use crate::tensor::{Tensor, with_f32};
-use crate::{ComputeType, Error, Result};
+use crate::{Error, Result};
 use layerscope_kernels::{ReadLimits, SparseKeys};
 use rayon::prelude::*;
 use std::ops::Range;
@@ -222,12 +222,7 @@ impl Session {
         let queries = queries.ok_or_else(|| Error::failure("no row has attended yet; please report this"))?;
         let (last, positions) = (queries.narrow(queries.rows() - 1, 1)?, [self.len - 1]);
         let on_device = self.decoder.positions_on_device(&positions, None)?;
-        let at = Location {
-            layer,
-            positions: &positions,
-            positions_on_device: on_device.as_deref(),
-            compute: ComputeType::F32,
-        };
+        let at = Location { layer, positions: &positions, positions_on_device: on_device.as_deref() };
         let attention = self.layer_attention(at, Some(self.prompt_len));
         let (_, measured) = attention.attend(&last, &mut Hooks::none())?;
         Ok(measured.map_or(vec![], |measured| measured.received.sum))

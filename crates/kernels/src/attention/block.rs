@@ -366,6 +366,14 @@ pub(super) struct F32Products {
     padded_values: Vec<f32>,
 }
 
+impl F32Products {
+    /// Scaled queries, `[len, head_dim]`.
+    #[cfg(target_arch = "x86_64")]
+    pub(super) fn queries(&self) -> &[f32] {
+        &self.queries
+    }
+}
+
 impl TileProducts for F32Products {
     fn new(block: &QueryBlock<'_>) -> Self {
         Self { queries: block.scaled_queries(), buffers: Buffers::default(), padded_values: vec![] }

@@ -1,7 +1,6 @@
 //! Attention of prompt rows in which each block of rows reads, in each query head, some of the keys alone.
 
 use super::{AttentionShape, Elements, KeySpan, Queries, attention};
-use crate::matmul::ComputeType;
 use rayon::prelude::*;
 use std::ops::Range;
 
@@ -105,7 +104,6 @@ pub fn sparse_attention(
     keys: &KeySpan<'_>,
     sparse: &SparseKeys,
     output: &mut [f32],
-    compute: ComputeType,
 ) {
     assert!(shape.window.is_none() && keys.first_position == 0, "all rows see all keys from position 0 on");
     assert_eq!((sparse.first_position, sparse.rows), (queries.first_position, queries.rows), "rows");
@@ -119,7 +117,7 @@ pub fn sparse_attention(
             let rows = block * SPARSE_BLOCK..queries.rows.min((block + 1) * SPARSE_BLOCK);
             let of_head = rows.clone().flat_map(|row| &queries.data[row * row_len + head * dim..][..dim]);
             let of_head: Vec<f32> = of_head.copied().collect();
-            one_head(shape, head, &of_head, sparse.positions(block), keys, sparse.set(head, block), compute)
+            one_head(shape, head, &of_head, sparse.positions(block), keys, sparse.set(head, block))
         })
         .collect();
     for (&(head, block), rows) in units.iter().zip(&outputs) {
@@ -138,7 +136,6 @@ fn one_head(
     positions: Range<usize>,
     keys: &KeySpan<'_>,
     set: &KeySet,
-    compute: ComputeType,
 ) -> Vec<f32> {
     let dim = shape.head_dim;
     let kv_head = head / (shape.query_heads / shape.kv_heads);
@@ -172,8 +169,7 @@ fn one_head(
     }
     let mut output = vec![0.0; positions.len() * dim];
     let queries = Queries { data: queries, rows: positions.len(), first_position: positions.start };
-    let shape = AttentionShape { query_heads: 1, kv_heads: 1, ..*shape };
-    attention(&shape, &queries, &spans, &mut output, compute);
+    attention(&AttentionShape { query_heads: 1, kv_heads: 1, ..*shape }, &queries, &spans, &mut output);
     output
 }
 
@@ -246,7 +242,7 @@ pub(crate) mod tests {
             let all = shape.query_heads * seen;
             prop_assert!(sparse.pairs() as usize == all || shares != ALL);
             let mut output = vec![f32::NAN; queries.data.len()];
-            sparse_attention(&shape, &queries, &span, &sparse, &mut output, ComputeType::F32);
+            sparse_attention(&shape, &queries, &span, &sparse, &mut output);
             let expected = reference::sparse_attention(&shape, &queries, &span, &sparse);
             for (x, e) in output.iter().zip(&expected) {
                 prop_assert!((f64::from(*x) - e).abs() < 2e-5, "{x} {e}");
@@ -258,7 +254,7 @@ pub(crate) mod tests {
             prop_assert_eq!(sparse.pairs() as usize, pairs.sum::<usize>());
             if shares == ALL {
                 let mut all = vec![f32::NAN; queries.data.len()];
-                attention(&shape, &queries, &[span], &mut all, ComputeType::F32);
+                attention(&shape, &queries, &[span], &mut all);
                 prop_assert!(all.iter().zip(&output).all(|(a, b)| (a - b).abs() < 1e-5));
             }
         }

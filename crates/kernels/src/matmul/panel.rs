@@ -294,15 +294,16 @@ impl Operation for PanelProduct<'_> {
         #[cfg(target_arch = "x86_64")]
         {
             let with = (instructions, lanes);
-            // SAFETY: what `new` was promised.
             let done = match activations {
                 Activations::Amx(x) => {
+                    // SAFETY: what `new` was promised.
                     unsafe { amx::products(with, task, (x, rows), output, buffers) };
                     true
                 }
-                Activations::AmxF32(_, x) => unsafe {
-                    amx::products_of_parts(with, task, (x, rows), output, buffers)
-                },
+                Activations::AmxF32(_, x) => {
+                    // SAFETY: as above.
+                    unsafe { amx::products_of_parts(with, task, (x, rows), output, buffers) }
+                }
                 _ => false,
             };
             if done {
