@@ -14,6 +14,7 @@ use layerscope_app::state::View;
 use layerscope_app::{Launch, Open, Remembered, SeenModels, Viewer};
 use layerscope_diagnostics::prompts::{PromptFile, parse_prompts, prompts_sha256};
 use layerscope_engine::{DeviceChoice, ModelSource};
+use layerscope_kernels::Instructions;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -96,8 +97,18 @@ pub(crate) fn launch(path: &Path) -> Launch {
     }
 }
 
+/// Computes with vector instructions that all processors have on which pictures are compared: others round native weights otherwise,
+/// and a colour may be the next one.
+fn compute_alike() {
+    let available = Instructions::available();
+    if let Some(common) = available.into_iter().find(|instructions| instructions.name() == "avx2") {
+        common.choose();
+    }
+}
+
 /// A window of this size, after its first frames.
 pub(crate) fn window(launch: Launch, size: Vec2) -> Window {
+    compute_alike();
     let mut window = Harness::builder().with_size(size).with_max_steps(64).wgpu().build_ui_state(
         move |ui, viewer: &mut Option<Viewer>| {
             let make = || Viewer::new(ui.ctx(), launch.clone(), Remembered::default());
