@@ -398,7 +398,7 @@ unsafe fn two_tiles(
 /// AVX-512 F and BF16.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bf16")]
-pub(crate) unsafe fn line_of(x: &[f32; DEPTH]) -> Line {
+unsafe fn line_of(x: &[f32; DEPTH]) -> Line {
     use std::arch::x86_64::{__m512bh, _mm512_cvtne2ps_pbh, _mm512_loadu_ps};
     // SAFETY: both halves are within; a vector of pairs is as long as a line.
     unsafe {

@@ -101,7 +101,7 @@ fn scores_of_rows<L: Lanes, T: Stored, const M: usize>(
     let units = vectors / T::VECTORS;
     for (index, keys) in keys.chunks(KEYS * units).enumerate() {
         let count = keys.len() / units;
-        prefetch_at(keys.as_ptr().wrapping_add(AHEAD * units), size_of_val(keys));
+        prefetch_at::<false, T>(keys.as_ptr().wrapping_add(AHEAD * units), size_of_val(keys));
         // Where fewer are left, the last one stands in for the others.
         let keys: [&[T]; KEYS] = std::array::from_fn(|key| &keys[key.min(count - 1) * units..][..units]);
         let mut sums = [[l.splat(0.0); KEYS]; M];
@@ -202,7 +202,7 @@ fn accumulate_columns<L: Lanes, T: Stored, const M: usize, const V: usize>(
     let at = column / LANES;
     for (key, value) in values.chunks_exact(dim / LANES / T::VECTORS).enumerate() {
         let next = value[at / T::VECTORS..].as_ptr().wrapping_add(AHEAD * value.len());
-        prefetch_at(next, V.div_ceil(T::VECTORS) * size_of::<T>());
+        prefetch_at::<false, T>(next, V.div_ceil(T::VECTORS) * size_of::<T>());
         for row in 0..M {
             let weight = l.splat(weights[row * KEY_TILE + key]);
             for (vector, sum) in sums[row].iter_mut().enumerate() {

@@ -59,7 +59,7 @@ struct Buffers {
     rows: Vec<f32>,
     /// The panel: `[depth, WIDTH]` in f32, or `[depth / 2, WIDTH]` pairs of bf16.
     panel: Vec<Line>,
-    /// Sums, `[rows of x, WIDTH]`.
+    /// Sums, `[rows of x, WIDTH]`; on tiles, those of each group of rows of W.
     sums: Vec<Line>,
 }
 
