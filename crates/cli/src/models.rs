@@ -66,6 +66,19 @@ pub(crate) fn open(arguments: &ModelArguments, device: &Device) -> Result<Opened
     OpenedModel::open_to_load(&source, arguments.weights.into(), device)
 }
 
+/// [`open`] for sessions that round activations, unless they are to be exact.
+pub(crate) fn open_to_generate(
+    arguments: &ModelArguments,
+    device: &Device,
+    exact: bool,
+) -> Result<OpenedModel> {
+    if exact {
+        return open(arguments, device);
+    }
+    let source = resolve(&arguments.model)?.of_architecture(arguments.architecture.as_deref());
+    OpenedModel::open_to_round(&source, arguments.weights.into(), device)
+}
+
 /// Opens the model of a path, name or id without loading its weights.
 pub(crate) fn open_named(name: &str, architecture: Option<&str>) -> Result<OpenedModel> {
     OpenedModel::open(&resolve(name)?.of_architecture(architecture))

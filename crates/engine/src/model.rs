@@ -11,6 +11,7 @@ use crate::policy::{Policy, ZERO_SHOT};
 use crate::weights::{FileBytes, GgufFile, SafetensorsFiles, WeightsPrecision};
 use crate::{Decoder, Device, Error, KvPrecision, ModelConfig, Result, Tokenizer};
 use hash::FileHash;
+use layerscope_kernels::matmul::Layout;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::{slice, thread};
@@ -175,6 +176,14 @@ impl Model {
 }
 
 impl Files {
+    /// Reads the weight files into huge pages, where that can be.
+    fn reader(&self) -> Box<dyn FnOnce() + Send> {
+        match self {
+            Self::Gguf(file) => Box::new(file.reader()),
+            Self::Safetensors(_, files) => Box::new(files.reader()),
+        }
+    }
+
     /// The bytes of the weight files.
     fn bytes(&self) -> &[Arc<FileBytes>] {
         match self {
@@ -207,7 +216,7 @@ impl OpenedModel {
     /// # Errors
     /// [`Error::Io`], [`Error::MalformedFile`], [`Error::UnsupportedFamily`].
     pub fn open(source: &ModelSource) -> Result<Self> {
-        Self::opened(source, false)
+        Self::opened(source, None)
     }
 
     /// [`Self::open`] for a model that is about to be loaded in this precision onto this device: on a CPU in native precision a thread
@@ -216,28 +225,38 @@ impl OpenedModel {
     /// # Errors
     /// As [`Self::open`].
     pub fn open_to_load(source: &ModelSource, precision: WeightsPrecision, device: &Device) -> Result<Self> {
-        Self::opened(source, stay(precision, device))
+        Self::opened(source, stay(precision, device).then_some(Layout::Rows))
     }
 
-    fn opened(source: &ModelSource, read_weights: bool) -> Result<Self> {
+    /// [`Self::open_to_load`] for sessions that round ([`crate::Session::round_activations`]): quantised weights are brought into the order from
+    /// which their products are faster. Others get the same numbers, more slowly.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub fn open_to_round(source: &ModelSource, precision: WeightsPrecision, device: &Device) -> Result<Self> {
+        Self::opened(source, stay(precision, device).then_some(Layout::Sixteens))
+    }
+
+    /// `layout`: into which weights are read meanwhile, if they are.
+    fn opened(source: &ModelSource, layout: Option<Layout>) -> Result<Self> {
         let architecture = source.architecture.as_deref();
-        let begin = |files: &[Arc<FileBytes>]| {
-            if read_weights {
-                let files = files.to_vec();
+        let begin = |read: Box<dyn FnOnce() + Send>| {
+            if layout.is_some() {
                 // Where no thread can be started, `load` reads them.
-                let read = move || files.iter().for_each(|file| file.copy_to_huge_pages());
                 let _ = thread::Builder::new().name("weights".into()).spawn(read);
             }
         };
+        let in_layout = |file: GgufFile| file.in_layout(layout.unwrap_or(Layout::Rows));
         let (config, tokenizer, files) = match &source.files {
             ModelFiles::Path(path) if path.is_dir() => {
                 let (text, config, files) = folder_config(path, architecture)?;
-                begin(files.bytes());
+                begin(Box::new(files.reader()));
                 (config, Tokenizer::from_directory(path)?, Files::Safetensors(text, files))
             }
-            ModelFiles::Path(path) => Self::gguf(GgufFile::open(path)?, architecture, begin)?,
+            ModelFiles::Path(path) => Self::gguf(in_layout(GgufFile::open(path)?), architecture, begin)?,
             ModelFiles::Embedded(bytes) => {
-                Self::gguf(GgufFile::in_memory(&source.name, *bytes)?, architecture, begin)?
+                let file = GgufFile::in_memory(&source.name, *bytes)?;
+                Self::gguf(in_layout(file), architecture, begin)?
             }
         };
         let (known, rows) = (tokenizer.vocab_size(), config.vocab);
@@ -258,10 +277,10 @@ impl OpenedModel {
     fn gguf(
         mut file: GgufFile,
         architecture: Option<&str>,
-        begin: impl FnOnce(&[Arc<FileBytes>]),
+        begin: impl FnOnce(Box<dyn FnOnce() + Send>),
     ) -> Result<(ModelConfig, Tokenizer, Files)> {
         let config = gguf_config(&file, architecture)?;
-        begin(slice::from_ref(file.bytes()));
+        begin(Box::new(file.reader()));
         let tokenizer = Tokenizer::from_gguf(file.metadata(), file.path())?;
         file.forget_vocabulary();
         Ok((config, tokenizer, Files::Gguf(file)))
@@ -302,7 +321,7 @@ impl OpenedModel {
         let stays = stay(precision, device);
         // Of weights that are dequantised or that a GPU gets, the file is read only once.
         if stays {
-            files.bytes().iter().for_each(|file| file.copy_to_huge_pages());
+            files.reader()();
         }
         let decoder = match &files {
             Files::Gguf(file) => {

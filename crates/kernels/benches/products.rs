@@ -1,10 +1,13 @@
 //! Speed of products with weights: arithmetic of many rows, bytes of one. `cargo bench --bench products [FORMAT…]`; `COLUMNS=i8`
-//! measures only columns whose names begin so, `REPEATS=100` more often than 7 times, `SHAPE=1536×576` only that one.
+//! measures only columns whose names begin so, `REPEATS=100` more often than 7 times, `SHAPE=1536×576` only that one; `MIB=1` reads weights
+//! from cache rather than from 256 MiB of memory; `LAYOUT=rows` multiplies row-major weights.
 
 #![allow(clippy::print_stdout)]
 
 use layerscope_kernels::Instructions;
-use layerscope_kernels::matmul::{ComputeType, Product, ProductRows, WeightFormat, Weights, multiply_with};
+use layerscope_kernels::matmul::{
+    ComputeType, Layout, Product, ProductRows, WeightFormat, Weights, multiply_with,
+};
 use std::hint::black_box;
 use std::time::Instant;
 
@@ -52,6 +55,8 @@ const fn alone(alone: usize) -> ProductRows {
 }
 
 fn main() {
+    // As in the engine: handing out work then changes no thread.
+    let _ = rayon::ThreadPoolBuilder::new().use_current_thread().build_global();
     let wanted: Vec<String> = std::env::args().skip(1).filter(|name| !name.starts_with('-')).collect();
     let columns = std::env::var("COLUMNS").unwrap_or_default();
     let instructions = match std::env::var("INSTRUCTIONS") {
@@ -61,6 +66,12 @@ fn main() {
     let instructions = instructions.unwrap_or(Instructions::best());
     let repeats = std::env::var("REPEATS").ok().and_then(|repeats| repeats.parse().ok()).unwrap_or(7usize);
     let shape = std::env::var("SHAPE");
+    let layout = if std::env::var("LAYOUT").is_ok_and(|layout| layout == "rows") {
+        Layout::Rows
+    } else {
+        Layout::Sixteens
+    };
+    let mib = std::env::var("MIB").ok().and_then(|mib| mib.parse().ok()).unwrap_or(256);
     println!(
         "{} threads, {instructions:?}; 512 rows in GFLOP/s, few in µs and GB/s of weights",
         rayon::current_num_threads()
@@ -69,6 +80,7 @@ fn main() {
         if !wanted.is_empty() && !wanted.contains(&format!("{format:?}")) {
             continue;
         }
+        let layout = if format.likes_sixteens() { layout } else { Layout::Rows };
         for (n, k) in [(1536usize, 576usize), (576, 1536), (8192, 2048), (2048, 8192)] {
             let is_wanted = shape.as_ref().map_or(true, |shape| *shape == format!("{n}×{k}"));
             if !k.is_multiple_of(format.block().0) || !is_wanted {
@@ -76,12 +88,17 @@ fn main() {
             }
             let bytes = n * format.bytes(k);
             // Enough copies that a row's product reads from memory, as a decode step does.
-            let copies = ((256 << 20) / bytes).clamp(1, 512);
+            let copies = ((mib << 20) / bytes).clamp(1, 512);
             let mut data: Vec<u8> = Vec::with_capacity(copies * bytes);
             in_huge_pages(data.spare_capacity_mut());
             data.extend((0..copies * bytes).map(|i| (i * 31 % 61) as u8));
-            let weights =
-                |copy: usize| Weights { data: &data[copy * bytes..][..bytes], format, rows: n, columns: k };
+            let weights = |copy: usize| Weights {
+                data: &data[copy * bytes..][..bytes],
+                format,
+                rows: n,
+                columns: k,
+                layout,
+            };
             print!("{:>6} {:>10}", format!("{format:?}"), format!("{n}×{k}"));
             for (name, rows, compute) in COLUMNS {
                 if !name.starts_with(&columns) {

@@ -11,7 +11,9 @@ pub(crate) use neon::Neon;
 #[cfg(target_arch = "x86_64")]
 pub(crate) use x86::{Avx2, Avx512};
 
-pub(crate) use bytes::{BYTES, ByteLanes, Quants, SixteenRows};
+pub(crate) use bytes::{
+    BYTES, BlockWords, ByteLanes, MOST_BYTES, Quants, RowByRow, SixteenRows, WordByWord, WordOrder,
+};
 
 /// Numbers in a group.
 pub(crate) const LANES: usize = 16;

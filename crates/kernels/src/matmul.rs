@@ -11,15 +11,17 @@ pub mod cuda;
 mod dot;
 mod format;
 mod integer;
+mod layout;
 mod panel;
 mod row;
 
 pub use format::WeightFormat;
+pub use layout::Layout;
 
 use crate::Instructions;
 use std::ops::Range;
 
-/// A weight matrix, `[rows, columns]`, row-major in blocks along the columns.
+/// A weight matrix, `[rows, columns]`, in blocks along the columns.
 #[derive(Debug, Clone, Copy)]
 pub struct Weights<'a> {
     /// Bytes of all rows, at any alignment.
@@ -30,6 +32,8 @@ pub struct Weights<'a> {
     pub rows: usize,
     /// Inputs; whole blocks.
     pub columns: usize,
+    /// The order of the bytes.
+    pub layout: Layout,
 }
 
 impl<'a> Weights<'a> {
@@ -39,7 +43,7 @@ impl<'a> Weights<'a> {
         self.format.bytes(self.columns)
     }
 
-    /// The bytes of one row.
+    /// The bytes of one row, which must be together.
     #[inline(always)]
     fn row(&self, row: usize) -> &'a [u8] {
         &self.data[row * self.row_bytes()..][..self.row_bytes()]
@@ -51,7 +55,21 @@ impl<'a> Weights<'a> {
     /// If the row does not exist or the output is of another length.
     pub fn dequantize_row(&self, row: usize, output: &mut [f32]) {
         assert!(row < self.rows, "row {row} of {}", self.rows);
-        self.format.dequantize(self.row(row), output);
+        self.dequantize_rows(row..row + 1, output);
+    }
+
+    /// Some rows in f32, `[rows, columns]`.
+    ///
+    /// # Panics
+    /// If they do not exist or the output is of another length.
+    pub fn dequantize_rows(&self, rows: Range<usize>, output: &mut [f32]) {
+        assert_eq!(output.len(), rows.len() * self.columns, "elements of the rows");
+        let mut copy = vec![];
+        let blocks = 0..self.columns / self.format.block().0;
+        let bytes = self.blocks_of(Instructions::best(), rows, blocks, &mut copy);
+        for (row, output) in output.chunks_exact_mut(self.columns.max(1)).enumerate() {
+            self.format.dequantize(bytes.row(row), output);
+        }
     }
 }
 

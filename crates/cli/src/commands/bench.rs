@@ -12,8 +12,8 @@ use layerscope_diagnostics::needle::NeedlePrompt;
 use layerscope_diagnostics::prompts::{Prompt, parse_prompts};
 use layerscope_diagnostics::run::Run;
 use layerscope_engine::{
-    Decoder, Error, KvPrecision, Model, ModelConfig, Policy, Result, Shape, ShapeWeights, WeightsPrecision,
-    caveats, check_memory,
+    Decoder, Error, KvPrecision, Model, ModelConfig, OpenedModel, Policy, Result, Shape, ShapeWeights,
+    WeightsPrecision, caveats, check_memory,
 };
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -200,7 +200,9 @@ fn random_weights(arguments: &BenchArguments, name: &str) -> Result<Subject> {
 
 fn model(arguments: &BenchArguments) -> Result<Subject> {
     let name = arguments.model.as_deref().unwrap_or_default();
-    let opened = models::open_named(name, arguments.architecture.as_deref())?;
+    let device = models::device(arguments.device)?;
+    let source = models::resolve(name)?.of_architecture(arguments.architecture.as_deref());
+    let opened = OpenedModel::open_to_round(&source, arguments.weights.into(), &device)?;
     let plan = plan(arguments, &opened.config)?;
     let needles = match arguments.quality {
         Some(prompts) => {
@@ -214,7 +216,6 @@ fn model(arguments: &BenchArguments) -> Result<Subject> {
         let full = Policy::full(opened.config.layers).for_model(&opened.config);
         full.capacity(longest, plan.new_tokens)
     });
-    let device = models::device(arguments.device)?;
     let held = full.into_iter().chain([plan.most_in_memory(&device)]);
     let held = held.max_by_key(|held| held.iter().sum::<usize>()).unwrap_or_default();
     let need = models::memory_need(&opened, arguments.weights, &device, &arguments.kv, &held)?;

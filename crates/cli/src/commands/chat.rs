@@ -27,7 +27,7 @@ const COMMANDS: &str = "\
 pub(crate) fn run(arguments: &ChatArguments) -> Result<ExitCode> {
     let choice = choice(&arguments.sampling)?;
     let device = models::device(arguments.model.device)?;
-    let opened = models::open(&arguments.model, &device)?;
+    let opened = models::open_to_generate(&arguments.model, &device, arguments.exact)?;
     if !opened.tokenizer.has_chat_template() {
         return Err(Error::input(format!(
             "{} has no chat template, so it takes no turns; use `layerscope generate --raw`",

@@ -16,7 +16,7 @@ use std::process::ExitCode;
 pub(crate) fn run(arguments: &GenerateArguments) -> Result<ExitCode> {
     let choice = choice(&arguments.sampling)?;
     let device = models::device(arguments.model.device)?;
-    let opened = models::open(&arguments.model, &device)?;
+    let opened = models::open_to_generate(&arguments.model, &device, arguments.exact)?;
     let policy = Policy::parse_for(&arguments.policy, &opened.config)?;
     let prompt = models::prompt_tokens(&arguments.prompt, &opened.tokenizer)?;
     opened.config.check_sequence(prompt.len(), arguments.max_new_tokens)?;

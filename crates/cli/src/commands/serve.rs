@@ -52,7 +52,7 @@ pub(crate) fn run(arguments: ServeArguments) -> Result<ExitCode> {
 
 fn load(arguments: &ServeArguments) -> Result<Loaded> {
     let device = models::device(arguments.model.device)?;
-    let opened = models::open(&arguments.model, &device)?;
+    let opened = models::open_to_generate(&arguments.model, &device, arguments.exact)?;
     let config = opened.config.clone();
     let mut policies: Vec<Policy> = vec![];
     for name in &arguments.policies {

@@ -5,7 +5,7 @@ use half::slice::HalfFloatSliceExt;
 use half::vec::HalfFloatVecExt;
 use half::{bf16, f16};
 use layerscope_kernels::Instructions;
-use layerscope_kernels::matmul::{ComputeType, Product, WeightFormat, Weights, multiply};
+use layerscope_kernels::matmul::{ComputeType, Layout, Product, WeightFormat, Weights, multiply};
 use ndarray::{Array2, ArrayView2};
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -249,7 +249,7 @@ fn in_bf16(x: &ArrayView2<'_, f32>, data: &[u8], [rows, columns]: [usize; 2]) ->
     let x = x.as_standard_layout();
     let numbers = x.as_slice().unwrap_or_default();
     let mut output = vec![0.0; x.nrows() * rows];
-    let weights = Weights { data, format: WeightFormat::BF16, rows, columns };
+    let weights = Weights { data, format: WeightFormat::BF16, rows, columns, layout: Layout::Rows };
     multiply(numbers, x.nrows(), &mut [Product { weights, output: &mut output }], ComputeType::Bf16);
     Array2::from_shape_vec((x.nrows(), rows), output).expect("an output for each row of both")
 }

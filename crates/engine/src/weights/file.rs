@@ -7,7 +7,7 @@ use super::place::Place;
 use super::{Linear, Weight, WeightSource, WeightsPrecision};
 use crate::{Error, ModelConfig, Result};
 use candle_core::{Device, Tensor};
-use layerscope_kernels::matmul::WeightFormat;
+use layerscope_kernels::matmul::{Layout, WeightFormat};
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -41,6 +41,8 @@ pub(super) trait TensorFiles {
     fn tensor(&self, name: &str, wide: bool) -> Result<FileTensor>;
     /// The files that are mapped, as they were then.
     fn mapped(&self) -> Vec<FileState>;
+    /// The order into which rows in memory are brought, where products are faster from it.
+    fn layout(&self) -> Layout;
 }
 
 /// The weights of a model of a known family in a file.
@@ -156,7 +158,7 @@ impl<F: TensorFiles> WeightSource for FileWeights<'_, F> {
                 let rows = (0..shape.0).map(|row| place.rows.source(row, shape.0) * row_bytes);
                 let gathered: Vec<u8> =
                     rows.flat_map(|start| &bytes[start..start + row_bytes]).copied().collect();
-                Linear::from_blocks(&gathered, tensor.format, shape, keep)
+                Linear::from_blocks_in(self.files.layout(), &gathered, tensor.format, shape, keep)
             }
         })
     }

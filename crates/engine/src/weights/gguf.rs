@@ -7,6 +7,7 @@ use self::header::{Header, Problem};
 use super::WeightSource;
 use super::bytes::FileBytes;
 use super::file::{FileTensor, FileWeights, TensorBytes, TensorFiles};
+use super::huge_pages::FileMatrix;
 use super::linear::dequantized;
 use super::mapped::FileState;
 use crate::config::RopeFactors;
@@ -14,6 +15,7 @@ use crate::family::Family;
 use crate::model::WeightType;
 use crate::{Error, ModelConfig, Result};
 use candle_core::quantized::gguf_file::Value;
+use layerscope_kernels::matmul::Layout;
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -24,6 +26,7 @@ pub struct GgufFile {
     path: PathBuf,
     bytes: Arc<FileBytes>,
     header: Header,
+    layout: Layout,
 }
 
 impl GgufFile {
@@ -55,7 +58,33 @@ impl GgufFile {
             Problem::Unsupported(what) => Error::malformed(&path, what),
         })?;
         check_not_split(&path, &header.metadata)?;
-        Ok(Self { path, bytes: Arc::new(bytes), header })
+        Ok(Self { path, bytes: Arc::new(bytes), header, layout: Layout::Rows })
+    }
+
+    /// The file, whose matrices are to be brought into a layout in memory, where products are faster from it.
+    pub(crate) fn in_layout(self, layout: Layout) -> Self {
+        Self { layout, ..self }
+    }
+
+    /// Reads the file into huge pages, where that can be.
+    pub(crate) fn reader(&self) -> impl FnOnce() + Send + 'static {
+        let (file, matrices) = (Arc::clone(&self.bytes), self.matrices());
+        move || file.copy_to_huge_pages(matrices)
+    }
+
+    /// Matrices to bring into the layout.
+    fn matrices(&self) -> Vec<FileMatrix> {
+        if self.layout == Layout::Rows {
+            return vec![];
+        }
+        let tensors = self.header.tensors.keys().filter_map(|name| self.tensor(name, false).ok());
+        let matrix = |tensor: FileTensor| match (tensor.bytes, &tensor.shape[..]) {
+            (TensorBytes::InFile(_, range), &[_, .., columns]) if tensor.format.likes_sixteens() => {
+                Some(FileMatrix { range, format: tensor.format, columns })
+            }
+            _ => None,
+        };
+        tensors.filter_map(matrix).collect()
     }
 
     /// The file's key–value metadata.
@@ -156,6 +185,10 @@ const ROPE_FACTORS: [&str; 3] =
 impl TensorFiles for GgufFile {
     fn mapped(&self) -> Vec<FileState> {
         self.bytes.state().cloned().into_iter().collect()
+    }
+
+    fn layout(&self) -> Layout {
+        self.layout
     }
 
     fn path(&self) -> &Path {

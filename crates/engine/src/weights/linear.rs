@@ -1,7 +1,7 @@
 //! Weight matrices: floats, or block-quantised as in the file.
 
 use super::WeightsPrecision;
-use super::bytes::FileBytes;
+use super::bytes::{FileBytes, Where};
 use super::huge_pages::advise_for;
 use super::on_device::{DeviceLinearCall, DeviceMatrix};
 use crate::adapter::LowRank;
@@ -9,7 +9,9 @@ use crate::tensor::{Tensor, mixed, with_f32};
 use crate::{Device, Error, Result};
 use layerscope_kernels::Activation;
 use layerscope_kernels::cuda::Buffer;
-use layerscope_kernels::matmul::{ComputeType, Product, ProductRows, WeightFormat, Weights, multiply};
+use layerscope_kernels::matmul::{
+    ComputeType, Layout, Product, ProductRows, WeightFormat, Weights, multiply,
+};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -31,10 +33,10 @@ struct HostMatrix {
 
 /// Where a matrix's elements are on the host.
 enum Bytes {
-    /// In the file.
-    InFile(Arc<FileBytes>, Range<usize>),
+    /// In the file, or in memory that has its content.
+    InFile(Arc<FileBytes>, Range<usize>, Where),
     /// In memory, as in the file but with rows in another order.
-    Owned(Vec<u8>),
+    Owned(Vec<u8>, Layout),
     /// In memory, as f32.
     F32(Vec<f32>),
 }
@@ -49,7 +51,8 @@ impl Linear {
         keep: bool,
     ) -> Self {
         if keep || format == WeightFormat::F32 {
-            return Self::of(HostMatrix { bytes: Bytes::InFile(file, range), format, rows, columns });
+            let place = file.place(&range);
+            return Self::of(HostMatrix { bytes: Bytes::InFile(file, range, place), format, rows, columns });
         }
         Self::from_blocks(&(*file).as_ref()[range], format, (rows, columns), keep)
     }
@@ -59,6 +62,17 @@ impl Linear {
     pub(super) fn from_blocks(
         blocks: &[u8],
         format: WeightFormat,
+        shape: (usize, usize),
+        keep: bool,
+    ) -> Self {
+        Self::from_blocks_in(Layout::Rows, blocks, format, shape, keep)
+    }
+
+    /// [`Self::from_blocks`]; what stays is brought into a layout, where products are faster from it.
+    pub(super) fn from_blocks_in(
+        layout: Layout,
+        blocks: &[u8],
+        format: WeightFormat,
         (rows, columns): (usize, usize),
         keep: bool,
     ) -> Self {
@@ -66,8 +80,15 @@ impl Linear {
             true => {
                 let mut owned = Vec::with_capacity(blocks.len());
                 advise_for(&mut owned);
-                owned.extend_from_slice(blocks);
-                (Bytes::Owned(owned), format)
+                let layout = if format.likes_sixteens() { layout } else { Layout::Rows };
+                match layout {
+                    Layout::Rows => owned.extend_from_slice(blocks),
+                    Layout::Sixteens => {
+                        owned.resize(blocks.len(), 0);
+                        format.rows_to_sixteens(columns, blocks, &mut owned);
+                    }
+                }
+                (Bytes::Owned(owned, layout), format)
             }
             false => (Bytes::F32(dequantized(blocks, format, rows * columns)), WeightFormat::F32),
         };
@@ -241,9 +262,9 @@ impl Linear {
     /// [`Error::Device`].
     pub fn to_tensor(&self) -> Result<Tensor> {
         match &*self.0 {
-            Matrix::Host(HostMatrix { format, rows, columns, .. }) => {
+            Matrix::Host(HostMatrix { rows, columns, .. }) => {
                 let mut widened = vec![0.0; rows * columns];
-                format.dequantize(self.host()?.weights().data, &mut widened);
+                self.host()?.weights().dequantize_rows(0..*rows, &mut widened);
                 Tensor::from_vec(widened, &[*rows, *columns])
             }
             Matrix::Device(matrix) => Tensor::from(matrix.dequantized()?).to_device(&Device::Cpu),
@@ -321,12 +342,12 @@ impl HostMatrix {
     }
 
     fn weights(&self) -> Weights<'_> {
-        let data = match &self.bytes {
-            Bytes::InFile(file, range) => &(**file).as_ref()[range.clone()],
-            Bytes::Owned(bytes) => bytes,
-            Bytes::F32(numbers) => bytemuck::cast_slice(numbers),
+        let (data, layout) = match &self.bytes {
+            Bytes::InFile(file, range, place) => file.rows(range, *place),
+            Bytes::Owned(bytes, layout) => (&bytes[..], *layout),
+            Bytes::F32(numbers) => (bytemuck::cast_slice(numbers), Layout::Rows),
         };
-        Weights { data, format: self.format, rows: self.rows, columns: self.columns }
+        Weights { data, format: self.format, rows: self.rows, columns: self.columns, layout }
     }
 }
 

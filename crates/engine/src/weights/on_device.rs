@@ -25,7 +25,7 @@ pub(super) struct DeviceMatrix {
 impl DeviceMatrix {
     pub(super) fn upload(device: &Device, weights: &Weights<'_>) -> Result<Self> {
         let data = device.reserve(weights.data.len())?;
-        data.write(0, weights.data)?;
+        data.write(0, &weights.in_rows())?;
         let Weights { format, rows, columns, .. } = *weights;
         Ok(Self { data, format, rows, columns })
     }

@@ -7,7 +7,7 @@ use super::{Linear, Weight, WeightSource, WeightsPrecision};
 use crate::{Error, ModelConfig, Result};
 use candle_core::{DType, Device, Tensor};
 use half::f16;
-use layerscope_kernels::matmul::WeightFormat;
+use layerscope_kernels::matmul::{Layout, WeightFormat};
 use rayon::prelude::*;
 use std::fmt;
 
@@ -120,12 +120,18 @@ pub struct RandomWeights {
     config: ModelConfig,
     weights: ShapeWeights,
     seed: u64,
+    layout: Layout,
 }
 
 impl RandomWeights {
     /// Weights for a model of these numbers; the same seed gives the same weights.
     pub fn new(config: &ModelConfig, weights: ShapeWeights, seed: u64) -> Self {
-        Self { config: config.clone(), weights, seed }
+        Self { config: config.clone(), weights, seed, layout: Layout::Rows }
+    }
+
+    /// The same in the order from which a CPU multiplies them faster in eight bits.
+    pub(crate) fn to_round(self) -> Self {
+        Self { layout: Layout::Sixteens, ..self }
     }
 }
 
@@ -140,7 +146,8 @@ impl WeightSource for RandomWeights {
         let name = format!("{weight:?}");
         let seed = name.bytes().fold(self.seed, |seed, byte| Random(seed ^ u64::from(byte)).next());
         let blocks = random_blocks(format, rows * columns, (columns as f32).sqrt().recip(), seed);
-        Ok(Linear::from_blocks(&blocks, format, (rows, columns), precision == WeightsPrecision::Native))
+        let keep = precision == WeightsPrecision::Native;
+        Ok(Linear::from_blocks_in(self.layout, &blocks, format, (rows, columns), keep))
     }
 
     fn vector(&self, _: Weight, len: usize) -> Result<Tensor> {

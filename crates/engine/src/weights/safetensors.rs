@@ -7,7 +7,7 @@ use super::{Weight, WeightSource};
 use crate::family::Family;
 use crate::model::WeightType;
 use crate::{Error, ModelConfig, Result};
-use layerscope_kernels::matmul::WeightFormat;
+use layerscope_kernels::matmul::{Layout, WeightFormat};
 use safetensors::{Dtype, SafeTensors};
 use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
@@ -76,6 +76,12 @@ impl SafetensorsFiles {
         &self.mapped
     }
 
+    /// Reads the files into huge pages, where that can be.
+    pub(crate) fn reader(&self) -> impl FnOnce() + Send + 'static {
+        let files = self.mapped.clone();
+        move || files.iter().for_each(|file| file.copy_to_huge_pages(vec![]))
+    }
+
     /// Bytes and number of the weights, by type.
     pub(crate) fn weight_types(&self) -> Vec<WeightType> {
         let weights = self.tensors.iter().filter(|(name, _)| !is_no_weight(name));
@@ -105,6 +111,10 @@ impl SafetensorsFiles {
 impl TensorFiles for SafetensorsFiles {
     fn mapped(&self) -> Vec<FileState> {
         self.mapped.iter().filter_map(|file| file.state().cloned()).collect()
+    }
+
+    fn layout(&self) -> Layout {
+        Layout::Rows
     }
 
     fn path(&self) -> &Path {

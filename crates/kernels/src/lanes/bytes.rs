@@ -21,23 +21,50 @@ pub(crate) struct Quants {
     pub(crate) most: i32,
 }
 
-/// The same part of sixteen rows that follow each other.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct SixteenRows<'a> {
-    data: &'a [u8],
-    stride: usize,
-    bytes: usize,
+/// Blocks of sixteen rows; offsets are within a block.
+pub(crate) trait SixteenRows: Copy {
+    /// Whether the blocks of one row lie together, apart from those of the next.
+    const APART: bool;
+
+    /// From a block on.
+    fn from(self, block: usize) -> Self;
+    /// Sixteen bytes of each row from an offset on, four in each vector.
+    fn columns<L: ByteLanes>(self, l: L, block: usize, at: usize) -> [L::Bytes; 4];
+    /// Four bytes of each row, as a whole number.
+    fn words(self, block: usize, at: usize) -> [u32; LANES];
+    /// Two bytes of each row, as a whole number.
+    fn halves(self, block: usize, at: usize) -> [u32; LANES];
+    /// One byte of each row.
+    fn bytes(self, block: usize, at: usize) -> [u8; LANES];
+    /// The first block of one row; `copy` is for those that do not lie together.
+    fn block<'a>(self, row: usize, copy: &'a mut [u8; MOST_BYTES]) -> &'a [u8]
+    where
+        Self: 'a;
 }
 
-impl<'a> SixteenRows<'a> {
+/// Bytes of the largest block.
+pub(crate) const MOST_BYTES: usize = 256;
+
+/// Rows that follow each other.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct RowByRow<'a> {
+    data: &'a [u8],
+    stride: usize,
+    /// Bytes of a row.
+    bytes: usize,
+    /// Bytes of a block.
+    block_bytes: usize,
+}
+
+impl<'a> RowByRow<'a> {
     /// The first `bytes` of each row; rows begin `stride` bytes apart.
     ///
     /// # Panics
     /// If there are fewer bytes.
     #[inline(always)]
-    pub(crate) fn new(data: &'a [u8], stride: usize, bytes: usize) -> Self {
+    pub(crate) fn new(data: &'a [u8], stride: usize, bytes: usize, block_bytes: usize) -> Self {
         assert!(stride >= bytes && data.len() >= (LANES - 1) * stride + bytes, "sixteen rows");
-        Self { data, stride, bytes }
+        Self { data, stride, bytes, block_bytes }
     }
 
     /// N bytes of one row from an offset on.
@@ -47,31 +74,211 @@ impl<'a> SixteenRows<'a> {
         // SAFETY: `new` made sure of `bytes` bytes in each of the rows; these are among them.
         unsafe { &*self.data.as_ptr().add(row * self.stride + at).cast() }
     }
+}
 
-    /// The bytes of one row.
+impl SixteenRows for RowByRow<'_> {
+    const APART: bool = true;
+
     #[inline(always)]
-    pub(crate) fn row(self, row: usize) -> &'a [u8] {
-        &self.data[row * self.stride..][..self.bytes]
+    fn from(self, block: usize) -> Self {
+        let start = block * self.block_bytes;
+        Self { data: &self.data[start..], bytes: self.bytes - start, ..self }
     }
 
-    /// Four bytes of each row, as a whole number.
     #[inline(always)]
-    pub(crate) fn words(self, at: usize) -> [u32; LANES] {
+    fn columns<L: ByteLanes>(self, l: L, block: usize, at: usize) -> [L::Bytes; 4] {
+        l.columns(self, block * self.block_bytes + at)
+    }
+
+    #[inline(always)]
+    fn words(self, block: usize, at: usize) -> [u32; LANES] {
         let mut words = [0; LANES];
         for (row, word) in words.iter_mut().enumerate() {
-            *word = u32::from_le_bytes(*self.part(row, at));
+            *word = u32::from_le_bytes(*self.part(row, block * self.block_bytes + at));
         }
         words
     }
 
-    /// Two bytes of each row, as a whole number.
     #[inline(always)]
-    pub(crate) fn halves(self, at: usize) -> [u32; LANES] {
+    fn halves(self, block: usize, at: usize) -> [u32; LANES] {
         let mut halves = [0; LANES];
         for (row, half) in halves.iter_mut().enumerate() {
-            *half = u16::from_le_bytes(*self.part(row, at)).into();
+            *half = u16::from_le_bytes(*self.part(row, block * self.block_bytes + at)).into();
         }
         halves
+    }
+
+    #[inline(always)]
+    fn bytes(self, block: usize, at: usize) -> [u8; LANES] {
+        let mut bytes = [0; LANES];
+        for (row, byte) in bytes.iter_mut().enumerate() {
+            [*byte] = *self.part(row, block * self.block_bytes + at);
+        }
+        bytes
+    }
+
+    #[inline(always)]
+    fn block<'a>(self, row: usize, _: &'a mut [u8; MOST_BYTES]) -> &'a [u8]
+    where
+        Self: 'a,
+    {
+        &self.data[row * self.stride..][..self.block_bytes]
+    }
+}
+
+/// Rows whose bytes take turns, four at a time: the first four of a block of each row, then the next four. What makes blocks no whole
+/// number of fours is apart, block by block and row by row: the first bytes of a block of 32 elements, the last ones of one of 256.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct WordByWord<'a> {
+    /// `[blocks, block_bytes / 4, 16]` times four bytes.
+    words: &'a [u8],
+    /// `[blocks, 16]` times `block_bytes % 4` bytes.
+    rest: &'a [u8],
+    kind: BlockWords,
+}
+
+/// What of a block is in words, and in which order.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct BlockWords {
+    /// Whole words.
+    pub(crate) words: usize,
+    /// Bytes that are in none.
+    pub(crate) rest: usize,
+    /// Where the words begin: behind the rest, or before it.
+    pub(crate) first: usize,
+    pub(crate) order: WordOrder,
+}
+
+/// The order of the words of a block: that in which products read them, so that memory is read in its order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum WordOrder {
+    /// As in the file.
+    File,
+    /// That of Q6_K: scales, then each four words of high bits and the eight of low bits that belong to them.
+    Q6K,
+}
+
+impl BlockWords {
+    /// Of a block of so many elements and bytes.
+    #[inline(always)]
+    pub(crate) const fn new(elements: usize, bytes: usize, order: WordOrder) -> Self {
+        let rest = bytes % 4;
+        Self { words: bytes / 4, rest, first: if elements == 32 { rest } else { 0 }, order }
+    }
+
+    /// Where the rest begins.
+    #[inline(always)]
+    pub(crate) const fn rest_at(self) -> usize {
+        if self.first > 0 { 0 } else { 4 * self.words }
+    }
+
+    /// The place of a word of the file; four words from a multiple of four on stay together.
+    #[inline(always)]
+    pub(crate) const fn place(self, word: usize) -> usize {
+        match self.order {
+            WordOrder::File => word,
+            // Low bits of 128 columns: words 16·half + 8·behind + 4·part; high ones: 32 + 8·half + 4·part.
+            WordOrder::Q6K if word < 32 => {
+                let (half, part, behind) = (word / 16, word / 4 % 2, word / 8 % 2);
+                8 + 12 * (2 * half + part) + 4 * behind + word % 4
+            }
+            WordOrder::Q6K if word < 48 => 4 + 12 * ((word - 32) / 4) + word % 4,
+            WordOrder::Q6K => word - 48,
+        }
+    }
+
+    /// The word at a place: of which [`Self::place`] is the place.
+    pub(crate) const fn word(self, place: usize) -> usize {
+        match self.order {
+            WordOrder::File => place,
+            WordOrder::Q6K if place < 4 => 48 + place,
+            WordOrder::Q6K => {
+                let (group, at) = ((place - 4) / 12, (place - 4) % 12);
+                match at / 4 {
+                    0 => 32 + 4 * group + at,
+                    fours => 16 * (group / 2) + 8 * (fours - 1) + 4 * (group % 2) + at % 4,
+                }
+            }
+        }
+    }
+}
+
+impl<'a> WordByWord<'a> {
+    /// Sixteen rows of so many blocks each.
+    ///
+    /// # Panics
+    /// If there are fewer bytes.
+    #[inline(always)]
+    pub(crate) fn new(data: &'a [u8], blocks: usize, kind: BlockWords) -> Self {
+        let (words, rest) = data.split_at(blocks * kind.words * BYTES);
+        Self { words, rest: &rest[..blocks * kind.rest * LANES], kind }
+    }
+
+    /// Four bytes of each row, N times.
+    #[inline(always)]
+    fn vectors<const N: usize>(self, block: usize, at: usize) -> &'a [[u8; BYTES]] {
+        let start = (block * self.kind.words + self.kind.place((at - self.kind.first) / 4)) * BYTES;
+        self.words[start..start + N * BYTES].as_chunks().0
+    }
+
+    /// The rest of a block of each row.
+    #[inline(always)]
+    fn rest_of(self, block: usize) -> &'a [u8] {
+        let bytes = self.kind.rest * LANES;
+        &self.rest[block * bytes..][..bytes]
+    }
+}
+
+impl SixteenRows for WordByWord<'_> {
+    const APART: bool = false;
+
+    #[inline(always)]
+    fn from(self, block: usize) -> Self {
+        let Self { words, rest, kind } = self;
+        let (words, rest) = (&words[block * kind.words * BYTES..], &rest[block * kind.rest * LANES..]);
+        Self { words, rest, kind }
+    }
+
+    #[inline(always)]
+    fn columns<L: ByteLanes>(self, l: L, block: usize, at: usize) -> [L::Bytes; 4] {
+        let four = self.vectors::<4>(block, at);
+        [l.load_64(&four[0]), l.load_64(&four[1]), l.load_64(&four[2]), l.load_64(&four[3])]
+    }
+
+    #[inline(always)]
+    fn words(self, block: usize, at: usize) -> [u32; LANES] {
+        let mut words = [0; LANES];
+        for (word, bytes) in words.iter_mut().zip(self.vectors::<1>(block, at)[0].as_chunks().0) {
+            *word = u32::from_le_bytes(*bytes);
+        }
+        words
+    }
+
+    #[inline(always)]
+    fn halves(self, block: usize, _: usize) -> [u32; LANES] {
+        let mut halves = [0; LANES];
+        for (half, bytes) in halves.iter_mut().zip(self.rest_of(block).as_chunks().0) {
+            *half = u16::from_le_bytes(*bytes).into();
+        }
+        halves
+    }
+
+    #[inline(always)]
+    fn bytes(self, block: usize, _: usize) -> [u8; LANES] {
+        *self.rest_of(block).first_chunk().unwrap_or(&[0; LANES])
+    }
+
+    #[inline(always)]
+    fn block<'a>(self, row: usize, copy: &'a mut [u8; MOST_BYTES]) -> &'a [u8]
+    where
+        Self: 'a,
+    {
+        let BlockWords { words, rest, first, .. } = self.kind;
+        for (word, bytes) in copy[first..].as_chunks_mut::<4>().0[..words].iter_mut().enumerate() {
+            bytes.copy_from_slice(&self.words[self.kind.place(word) * BYTES + 4 * row..][..4]);
+        }
+        copy[self.kind.rest_at()..][..rest].copy_from_slice(&self.rest_of(0)[row * rest..][..rest]);
+        &copy[..4 * words + rest]
     }
 }
 
@@ -83,7 +290,7 @@ pub(crate) trait ByteLanes: Lanes {
     fn load_64(self, bytes: &[u8; BYTES]) -> Self::Bytes;
     fn store_64(self, bytes: Self::Bytes, to: &mut [u8; BYTES]);
     /// Sixteen bytes of each row from an offset on, four in each vector.
-    fn columns(self, rows: SixteenRows<'_>, at: usize) -> [Self::Bytes; 4];
+    fn columns(self, rows: RowByRow<'_>, at: usize) -> [Self::Bytes; 4];
     /// Each byte shifted right and masked; the mask has no bit that another byte's bits are shifted to.
     fn bits(self, a: Self::Bytes, right: u32, mask: u8) -> Self::Bytes;
     /// Of bytes that lose no bits.
@@ -99,6 +306,7 @@ pub(crate) trait ByteLanes: Lanes {
     fn signed_byte<const LEFT: u32>(self, a: Self::Integers) -> Self::Integers;
     /// The low and the high half of each number as f16.
     fn two_halves_each(self, numbers: &[u32; LANES]) -> [Self::Floats; 2];
+    fn plus(self, a: Self::Integers, b: Self::Integers) -> Self::Integers;
     /// Signed quants as [`Self::products`] takes them.
     fn signed_quants(self, w: Self::Bytes) -> Self::Bytes;
     /// Σ w·x of each row; x is −127 … 127.
@@ -125,7 +333,7 @@ impl ByteLanes for Plain {
     }
 
     #[inline(always)]
-    fn columns(self, rows: SixteenRows<'_>, at: usize) -> [[u8; BYTES]; 4] {
+    fn columns(self, rows: RowByRow<'_>, at: usize) -> [[u8; BYTES]; 4] {
         std::array::from_fn(|column| {
             std::array::from_fn(|i| rows.part::<1>(i / 4, at + 4 * column + i % 4)[0])
         })
@@ -172,6 +380,11 @@ impl ByteLanes for Plain {
             numbers.map(|number| super::half(number as u16)),
             numbers.map(|number| super::half((number >> 16) as u16)),
         ]
+    }
+
+    #[inline(always)]
+    fn plus(self, a: [i32; LANES], b: [i32; LANES]) -> [i32; LANES] {
+        std::array::from_fn(|i| a[i] + b[i])
     }
 
     #[inline(always)]
@@ -245,7 +458,7 @@ mod tests {
         let b: [u8; BYTES] = std::array::from_fn(|i| data[64 + i]);
         let numbers: [u32; LANES] =
             std::array::from_fn(|i| u32::from_le_bytes(std::array::from_fn(|j| data[128 + 4 * i + j])));
-        let rows = SixteenRows::new(data, 61, 40);
+        let rows = RowByRow::new(data, 61, 40, 40);
         macro_rules! same {
             ($lanes:ident, $of:ident => $made:expr) => {{
                 let actual = {
@@ -273,6 +486,7 @@ mod tests {
         }
         same!(p, floats => p.float(p.integers(p.load_64(&a))));
         same!(p, floats => p.float(p.signed_byte::<8>(p.integers(p.load_64(&a)))));
+        same!(p, floats => p.float(p.plus(p.integers(p.load_64(&a)), p.integers(p.bits(p.load_64(&b), 2, 1)))));
         let finite = numbers.map(|number| number & 0xbbff_bbff);
         same!(p, floats => p.two_halves_each(&finite)[0]);
         same!(p, floats => p.two_halves_each(&finite)[1]);
@@ -288,6 +502,17 @@ mod tests {
                 let x: &[_; 4] = x.first_chunk().expect("four of eight");
                 assert_eq!(products(l, quants, data, x), products(Plain, quants, data, x));
             }
+        }
+    }
+
+    #[test]
+    fn every_word_of_a_block_has_a_place_of_its_own() {
+        for (elements, bytes, order) in [(32, 34, WordOrder::File), (256, 210, WordOrder::Q6K)] {
+            let kind = BlockWords::new(elements, bytes, order);
+            let mut places: Vec<usize> = (0..kind.words).map(|word| kind.place(word)).collect();
+            assert!(places.iter().enumerate().all(|(word, &place)| kind.word(place) == word));
+            places.sort_unstable();
+            assert!(places.into_iter().eq(0..kind.words));
         }
     }
 

@@ -4,13 +4,13 @@
 //! over 16 or 32 columns are whole numbers and then meet the scales. The rows of activations share what is unpacked, and each of
 //! them gets the bits that it has alone.
 
-use super::blocks::{Ahead, ByteBlock, Span, Vector};
+use super::blocks::{Ahead, ByteBlock, Span, Unpacked, Vector};
 use super::format::by_byte_block;
 use super::row::in_tasks;
 use super::{Product, WeightFormat, Weights};
 use crate::Instructions;
 use crate::instructions::{ByteOperation, Operation};
-use crate::lanes::{ByteLanes, LANES, Lanes, SixteenRows};
+use crate::lanes::{ByteLanes, LANES, Lanes, RowByRow, SixteenRows, WordByWord};
 use pulp::Simd;
 use rayon::prelude::*;
 use std::marker::PhantomData;
@@ -20,15 +20,19 @@ use std::ops::Range;
 const SPAN: usize = 256;
 /// Columns that have a unit of activations in common.
 const GROUP: usize = 32;
+/// Their groups.
+const SPAN_GROUPS: usize = SPAN / GROUP;
 /// Rows of activations that meet unpacked columns before the next ones come, so that both stay in cache.
 const MOST_ROWS: usize = 128;
+/// Bytes ahead of those that are read which are asked for, where memory is read in its order.
+const SOON: usize = 8 << 10;
 /// Groups that a task rounds.
 const TASK_GROUPS: usize = 512;
 
 /// Activations in eight bits, in units that each 32 have in common. Σ x is that of rounded x, since the error is then that of Σ w·x
 /// for weights about zero.
 struct Rounded {
-    /// In units, `[rows, columns / 32]`.
+    /// In units, `[rows, columns / 32]`, and zeros for as many groups as a span has.
     x: Vec<[[i8; 4]; 8]>,
     /// What belongs to them, as often.
     sums: Vec<GroupSums>,
@@ -51,11 +55,8 @@ impl Rounded {
     /// Of rows `[rows, columns]`; columns are whole groups of 32.
     fn new(instructions: Instructions, x: &[f32], columns: usize) -> Self {
         let groups = columns / GROUP;
-        let mut rounded = Self {
-            x: vec![[[0; 4]; 8]; x.len() / GROUP],
-            sums: vec![GroupSums::default(); x.len() / GROUP],
-            groups,
-        };
+        let all = x.len() / GROUP + SPAN_GROUPS;
+        let mut rounded = Self { x: vec![[[0; 4]; 8]; all], sums: vec![GroupSums::default(); all], groups };
         let x = x.as_chunks::<GROUP>().0;
         let round = |((x, to), sums)| instructions.dispatch(Round { x, to, sums });
         if x.len() < 2 * TASK_GROUPS {
@@ -150,52 +151,66 @@ impl<B: ByteBlock> ByteOperation for IntegerProducts<'_, '_, B> {
         let mut span = Span::default();
         let mut sums = vec![Vector([0.0; LANES]); MOST_ROWS.min(self.outputs.len())];
         for first in (0..rows).step_by(LANES) {
-            let count = LANES.min(rows - first);
+            let asked = first..rows.min(first + LANES);
             let data = &behind[first * row_bytes..];
-            let sixteen = if count == LANES {
+            if let Some(sixteen) = self.weights.sixteen(self.first + first) {
+                let here = WordByWord::new(sixteen, row_bytes / B::BLOCK_BYTES, B::WORDS);
+                self.sixteen(l, here, data, asked, &mut span, &mut sums);
+                continue;
+            }
+            let sixteen = if asked.len() == LANES {
                 data
             } else {
                 // Rows that are not there are zeros, and nobody reads their sums.
-                filled.extend_from_slice(&data[..count * row_bytes]);
+                filled.extend_from_slice(&data[..asked.len() * row_bytes]);
                 filled.resize(LANES * row_bytes, 0);
                 &filled
             };
-            self.sixteen(l, sixteen, first..first + count, &mut span, &mut sums);
+            let here = RowByRow::new(sixteen, row_bytes, row_bytes, B::BLOCK_BYTES);
+            self.sixteen(l, here, sixteen, asked, &mut span, &mut sums);
         }
     }
 }
 
 impl<B: ByteBlock> IntegerProducts<'_, '_, B> {
-    /// The products with sixteen rows of W, of which `rows` are asked for.
+    /// The products with sixteen rows of W, of which `rows` are asked for. Bytes that will be needed next are those behind the sixteen
+    /// in `data`.
     #[inline(always)]
-    fn sixteen<L: ByteLanes>(
+    fn sixteen<L: ByteLanes, R: SixteenRows>(
         &mut self,
         l: L,
+        sixteen: R,
         data: &[u8],
         rows: Range<usize>,
         span: &mut Span,
         sums: &mut [Vector<f32, LANES>],
     ) {
-        let groups = self.x.groups;
         let row_bytes = self.weights.row_bytes();
         for first in (0..self.outputs.len()).step_by(MOST_ROWS) {
             let count = MOST_ROWS.min(self.outputs.len() - first);
             sums[..count].fill(Vector([0.0; LANES]));
-            for at in (0..groups).step_by(SPAN / GROUP) {
-                let here = (SPAN / GROUP).min(groups - at);
-                let bytes = here * GROUP / B::COLUMNS * B::BLOCK_BYTES;
-                let start = at * GROUP / B::COLUMNS * B::BLOCK_BYTES;
-                // The next sixteen rows follow.
-                let ahead = if first == 0 { LANES * (row_bytes + start) } else { data.len() };
-                let mut ahead = Ahead(data.get(ahead..).unwrap_or_default());
-                B::unpack(l, SixteenRows::new(&data[start..], row_bytes, bytes), here, &mut ahead, span);
+            for at in (0..self.x.groups).step_by(SPAN / GROUP) {
+                let groups = at..self.x.groups.min(at + SPAN / GROUP);
+                let block = at * GROUP / B::COLUMNS;
+                // Of rows apart, where the next sixteen follow; of those that take turns, soon.
+                let behind = if R::APART { LANES * row_bytes } else { SOON };
+                let mut ahead = Ahead::new(data, LANES * block * B::BLOCK_BYTES + behind);
+                let here = sixteen.from(block);
+                if !R::APART && count == 1 {
+                    let mut alone = Alone::new(l, self.x, first * self.x.groups + at, &sums[0]);
+                    B::unpack(l, here, groups.len(), &mut ahead, &mut alone);
+                    alone.finish::<B>(l, groups.len(), &mut sums[0]);
+                    continue;
+                }
+                B::unpack(l, here, groups.len(), &mut ahead, span);
                 let mut row = 0;
                 while row < count {
+                    let (groups, sums) = (groups.clone(), &mut sums[row..]);
                     row += match count - row {
-                        8.. => self.rows::<L, 8>(l, span, first + row, at..at + here, &mut sums[row..]),
-                        4.. => self.rows::<L, 4>(l, span, first + row, at..at + here, &mut sums[row..]),
-                        2.. => self.rows::<L, 2>(l, span, first + row, at..at + here, &mut sums[row..]),
-                        _ => self.rows::<L, 1>(l, span, first + row, at..at + here, &mut sums[row..]),
+                        8.. => self.rows::<L, 8>(l, span, first + row, groups, sums),
+                        4.. => self.rows::<L, 4>(l, span, first + row, groups, sums),
+                        2.. => self.rows::<L, 2>(l, span, first + row, groups, sums),
+                        _ => self.rows::<L, 1>(l, span, first + row, groups, sums),
                     };
                 }
             }
@@ -265,5 +280,93 @@ impl<B: ByteBlock> IntegerProducts<'_, '_, B> {
             l.store(totals_of[m], &mut totals[m].0);
         }
         M
+    }
+}
+
+/// The products of one row of activations with columns as they are unpacked, so that no quants go to memory. Sums are those of
+/// [`IntegerProducts::rows`], in their order.
+struct Alone<'a, L: ByteLanes> {
+    x: &'a [[[i8; 4]; 8]; SPAN_GROUPS],
+    sums_of: &'a [GroupSums; SPAN_GROUPS],
+    /// Of groups of columns that are not in the total yet.
+    products: [L::Integers; SPAN / 16],
+    scales: [L::Floats; SPAN / 16],
+    offsets: [L::Floats; SPAN / 16],
+    total: L::Floats,
+}
+
+impl<'a, L: ByteLanes> Alone<'a, L> {
+    /// With activations from a group on.
+    #[inline(always)]
+    fn new(l: L, x: &'a Rounded, group: usize, total: &Vector<f32, LANES>) -> Self {
+        let zeros = [l.splat(0.0); SPAN / 16];
+        let none = l.integers(l.load_64(&[0; 4 * LANES]));
+        Self {
+            x: first(&x.x[group..]),
+            sums_of: first(&x.sums[group..]),
+            products: [none; SPAN / 16],
+            scales: zeros,
+            offsets: zeros,
+            total: l.load(&total.0),
+        }
+    }
+
+    /// Adds the products of a group of columns.
+    #[inline(always)]
+    fn add<B: ByteBlock>(&mut self, l: L, group: usize) {
+        let of_32 = GROUP / B::GROUP;
+        let sums = &self.sums_of[group / of_32];
+        let scales = l.multiply(self.scales[group], l.splat(sums.unit));
+        self.total = l.multiply_add(l.float(self.products[group]), scales, self.total);
+        if B::OFFSETS {
+            let of_x = if of_32 == 1 { sums.of_32 } else { sums.of_16[group % 2] };
+            self.total = l.multiply_add(self.offsets[group], l.splat(of_x), self.total);
+        }
+    }
+
+    #[inline(always)]
+    fn finish<B: ByteBlock>(mut self, l: L, groups: usize, total: &mut Vector<f32, LANES>) {
+        if !B::IN_ORDER {
+            for group in 0..groups.min(SPAN_GROUPS) * GROUP / B::GROUP {
+                self.add::<B>(l, group);
+            }
+        }
+        l.store(self.total, &mut total.0);
+    }
+}
+
+/// The first groups of a span: [`Rounded`] has as many behind each.
+#[inline(always)]
+fn first<T>(groups: &[T]) -> &[T; SPAN_GROUPS] {
+    match groups.first_chunk() {
+        Some(groups) => groups,
+        None => unreachable!("zeros follow the activations"),
+    }
+}
+
+impl<L: ByteLanes> Unpacked<L> for Alone<'_, L> {
+    #[inline(always)]
+    fn quants<B: ByteBlock>(&mut self, l: L, column: usize, quants: [L::Bytes; 4]) {
+        let (group, half) = (column / GROUP, column % GROUP / 16);
+        let x = &self.x[group].as_chunks::<4>().0[half];
+        if B::GROUP < GROUP {
+            self.products[2 * group + half] = l.products(&quants, x, B::QUANTS, 0);
+            return;
+        }
+        if half == 0 {
+            self.products[group] = l.products(&quants, x, B::QUANTS, self.sums_of[group].start);
+            return;
+        }
+        let others = l.products(&quants, x, B::QUANTS, 0);
+        self.products[group] = l.plus(self.products[group], others);
+        if B::IN_ORDER {
+            self.add::<B>(l, group);
+        }
+    }
+
+    #[inline(always)]
+    fn scales(&mut self, _: L, group: usize, scales: L::Floats, offsets: L::Floats) {
+        self.scales[group] = scales;
+        self.offsets[group] = offsets;
     }
 }

@@ -7,6 +7,7 @@ mod bf16;
 
 use super::dot::{Floats, Kind, Of32, Of256};
 use super::format::by_block;
+use super::layout::RowBytes;
 use super::{ComputeType, Product, WeightFormat, Weights};
 use crate::Instructions;
 use crate::instructions::Operation;
@@ -17,7 +18,6 @@ use pulp::Simd;
 use rayon::prelude::*;
 use std::cell::RefCell;
 use std::marker::PhantomData;
-use std::ops::Range;
 
 /// Rows of W in a panel: columns of the output.
 const WIDTH: usize = 32;
@@ -55,12 +55,20 @@ impl Columns {
 /// Buffers of one thread, kept for the next panel.
 #[derive(Default)]
 struct Buffers {
-    /// Rows of W, dequantised, `[WIDTH, depth]`.
-    rows: Vec<f32>,
+    rows: UnpackedRows,
     /// The panel: `[depth, WIDTH]` in f32, or `[depth / 2, WIDTH]` pairs of bf16.
     panel: Vec<Line>,
     /// Sums, `[rows of x, WIDTH]`; on tiles, those of each group of rows of W.
     sums: Vec<Line>,
+}
+
+/// Rows of W.
+#[derive(Default)]
+struct UnpackedRows {
+    /// In f32, `[WIDTH, depth]`.
+    numbers: Vec<f32>,
+    /// Their bytes, where those of a row do not lie together.
+    bytes: Vec<u8>,
 }
 
 thread_local! {
@@ -170,24 +178,37 @@ struct Panel<'a> {
 impl Panel<'_> {
     /// Columns `start .. start + depth` of its rows in f32: `rows [WIDTH, depth]`, zeros below the last row.
     #[inline(always)]
-    fn unpack(&self, instructions: Instructions, start: usize, depth: usize, rows: &mut Vec<f32>) {
-        rows.resize(WIDTH * depth, 0.0);
+    fn unpack(&self, instructions: Instructions, start: usize, depth: usize, rows: &mut UnpackedRows) {
+        let UnpackedRows { numbers, bytes } = rows;
+        numbers.resize(WIDTH * depth, 0.0);
         let format = self.weights.format;
-        let columns = format.bytes(start)..format.bytes(start + depth);
+        let bytes = self.bytes(instructions, start, depth, bytes);
         by_block!(
             format,
-            floats => instructions.dispatch(Unpack::<Floats>::new(self, columns, depth, rows)),
-            B of 32 => instructions.dispatch(Unpack::<Of32<B>>::new(self, columns, depth, rows)),
-            of 256 => instructions.dispatch(Unpack::<Of256<B>>::new(self, columns, depth, rows))
+            floats => instructions.dispatch(Unpack::<Floats>::new(self, bytes, depth, numbers)),
+            B of 32 => instructions.dispatch(Unpack::<Of32<B>>::new(self, bytes, depth, numbers)),
+            of 256 => instructions.dispatch(Unpack::<Of256<B>>::new(self, bytes, depth, numbers))
         );
+    }
+
+    /// Bytes of columns `start .. start + depth` of its rows.
+    fn bytes<'b>(
+        &'b self,
+        instructions: Instructions,
+        start: usize,
+        depth: usize,
+        copy: &'b mut Vec<u8>,
+    ) -> RowBytes<'b> {
+        let elements = self.weights.format.block().0;
+        let blocks = start / elements..(start + depth) / elements;
+        self.weights.blocks_of(instructions, self.first..self.first + self.count, blocks, copy)
     }
 }
 
 /// The rows of a panel in f32.
 struct Unpack<'a, K> {
     panel: &'a Panel<'a>,
-    /// Bytes of a row.
-    columns: Range<usize>,
+    bytes: RowBytes<'a>,
     depth: usize,
     /// `[WIDTH, depth]`.
     rows: &'a mut [f32],
@@ -195,8 +216,8 @@ struct Unpack<'a, K> {
 }
 
 impl<'a, K: Kind> Unpack<'a, K> {
-    fn new(panel: &'a Panel<'a>, columns: Range<usize>, depth: usize, rows: &'a mut [f32]) -> Self {
-        Self { panel, columns, depth, rows, kind: PhantomData }
+    fn new(panel: &'a Panel<'a>, bytes: RowBytes<'a>, depth: usize, rows: &'a mut [f32]) -> Self {
+        Self { panel, bytes, depth, rows, kind: PhantomData }
     }
 }
 
@@ -205,15 +226,10 @@ impl<K: Kind> Operation for Unpack<'_, K> {
 
     #[inline(always)]
     fn run<S: Simd, L: Lanes>(self, _: S, lanes: L) {
-        let Panel { weights, first, count } = *self.panel;
+        let Panel { weights, count, .. } = *self.panel;
         for (row, unpacked) in self.rows.chunks_exact_mut(self.depth).enumerate() {
             if row < count {
-                K::dequantize(
-                    lanes,
-                    weights.format,
-                    &weights.row(first + row)[self.columns.clone()],
-                    unpacked,
-                );
+                K::dequantize(lanes, weights.format, self.bytes.row(row), unpacked);
             } else {
                 unpacked.fill(0.0);
             }
@@ -230,30 +246,30 @@ impl Panel<'_> {
         (instructions, lanes): (Instructions, L),
         start: usize,
         depth: usize,
-        rows: &mut Vec<f32>,
+        rows: &mut UnpackedRows,
         to: &mut [f32],
         width: usize,
     ) {
         let pairs = depth.div_ceil(2);
         if self.weights.format == WeightFormat::BF16 {
-            self.pairs_of_rows(start, depth, rows);
+            self.pairs_of_rows(instructions, start, depth, rows);
         } else {
             self.unpack(instructions, start, depth, rows);
-            bf16::round_rows(rows, depth);
+            bf16::round_rows(&mut rows.numbers, depth);
         }
-        interleave(lanes, &rows[..pairs * WIDTH], pairs, to, width);
+        interleave(lanes, &rows.numbers[..pairs * WIDTH], pairs, to, width);
     }
 
     /// The rows of weights in bf16 as pairs, `rows [WIDTH, ⌈depth / 2⌉]`.
     #[inline(always)]
-    fn pairs_of_rows(&self, start: usize, depth: usize, rows: &mut Vec<f32>) {
+    fn pairs_of_rows(&self, instructions: Instructions, start: usize, depth: usize, rows: &mut UnpackedRows) {
         let pairs = depth.div_ceil(2);
-        let format = self.weights.format;
-        let bytes = format.bytes(start)..format.bytes(start + depth);
-        rows.resize(WIDTH * pairs, 0.0);
-        for (row, rows) in rows.chunks_exact_mut(pairs).enumerate() {
+        let UnpackedRows { numbers, bytes } = rows;
+        let bytes = self.bytes(instructions, start, depth, bytes);
+        numbers.resize(WIDTH * pairs, 0.0);
+        for (row, rows) in numbers.chunks_exact_mut(pairs).enumerate() {
             if row < self.count {
-                bf16::pairs_of(&self.weights.row(self.first + row)[bytes.clone()], rows);
+                bf16::pairs_of(bytes.row(row), rows);
             } else {
                 rows.fill(0.0);
             }
@@ -329,7 +345,7 @@ impl Operation for PanelProduct<'_> {
                     _ => {
                         panel.unpack(instructions, start, depth, &mut buffers.rows);
                         let numbers = line::numbers(&mut buffers.panel, depth * WIDTH);
-                        interleave(lanes, &buffers.rows, depth, numbers, WIDTH);
+                        interleave(lanes, &buffers.rows.numbers, depth, numbers, WIDTH);
                         let shape = (rows, depth, WIDTH);
                         accumulate(simd, shape, &x[start..], columns, numbers, WIDTH, sums, WIDTH);
                     }

@@ -2,7 +2,7 @@
 
 use super::dot::{Activations, CACHED, Floats, Kind, Of32, Of256, Prepare, STRIP, Unpacked};
 use super::format::by_block;
-use super::{Product, WeightFormat, Weights};
+use super::{Layout, Product, WeightFormat, Weights};
 use crate::Instructions;
 use crate::instructions::Operation;
 use crate::lanes::{LANES, Lanes, prefetch};
@@ -24,14 +24,37 @@ pub(super) fn multiply(instructions: Instructions, x: &[f32], products: &mut [Pr
     let formats = products.iter().map(|product| product.weights.format);
     let rows = x.len() / columns;
     let x = &instructions.dispatch(Prepare { x, columns, formats });
-    in_tasks(products, rows, |weights, first, outputs| {
-        by_block!(
-            weights.format,
-            floats => instructions.dispatch(RowProducts::<Floats>::new(x, weights, first, outputs)),
-            B of 32 => instructions.dispatch(RowProducts::<Of32<B>>::new(x, weights, first, outputs)),
-            of 256 => instructions.dispatch(RowProducts::<Of256<B>>::new(x, weights, first, outputs))
-        );
+    in_tasks(products, rows, |weights, first, outputs| match weights.layout {
+        Layout::Rows => multiply_rows(instructions, x, weights, first, outputs),
+        Layout::Sixteens => {
+            let (mut copy, columns) = (vec![], weights.columns / weights.format.block().0);
+            let count = outputs.first().map_or(0, |output| output.len());
+            for at in (0..count).step_by(LANES) {
+                let here = at..count.min(at + LANES);
+                weights.blocks_of(instructions, first + here.start..first + here.end, 0..columns, &mut copy);
+                let rows = Weights { data: &copy, rows: here.len(), layout: Layout::Rows, ..weights };
+                let mut outputs: Vec<_> =
+                    outputs.iter_mut().map(|output| &mut output[here.clone()]).collect();
+                multiply_rows(instructions, x, rows, 0, &mut outputs);
+            }
+        }
     });
+}
+
+/// Some rows of W, one after the other.
+fn multiply_rows(
+    instructions: Instructions,
+    x: &[Activations<'_>],
+    weights: Weights<'_>,
+    first: usize,
+    outputs: &mut [&mut [f32]],
+) {
+    by_block!(
+        weights.format,
+        floats => instructions.dispatch(RowProducts::<Floats>::new(x, weights, first, outputs)),
+        B of 32 => instructions.dispatch(RowProducts::<Of32<B>>::new(x, weights, first, outputs)),
+        of 256 => instructions.dispatch(RowProducts::<Of256<B>>::new(x, weights, first, outputs))
+    );
 }
 
 /// Runs tasks of some rows of a matrix each: its first row, and their outputs, one slice for each of `rows` rows of activations. Tasks begin at

@@ -89,7 +89,7 @@ fn error(weights: Weights<'_>, x: &[f32], rows: usize, y: &[f32]) -> f64 {
 
 fn check(instructions: Instructions, format: WeightFormat, (m, n, k): (usize, usize, usize), seed: u64) {
     let data = random_weights(format, n, k, seed);
-    let weights = Weights { data: &data, format, rows: n, columns: k };
+    let weights = Weights { data: &data, format, rows: n, columns: k, layout: Layout::Rows };
     let x = noise(seed + 7, m * k);
     for compute in [ComputeType::F32, ComputeType::Bf16, ComputeType::Int8] {
         let mut y = vec![f32::NAN; m * n];
@@ -138,8 +138,8 @@ fn several_matrices_are_multiplied_at_once() {
     let data =
         [(WeightFormat::Q8_0, 40), (WeightFormat::F32, 7)].map(|(format, n)| random_weights(format, n, k, 5));
     let [a, b] = [
-        Weights { data: &data[0], format: WeightFormat::Q8_0, rows: 40, columns: k },
-        Weights { data: &data[1], format: WeightFormat::F32, rows: 7, columns: k },
+        Weights { data: &data[0], format: WeightFormat::Q8_0, rows: 40, columns: k, layout: Layout::Rows },
+        Weights { data: &data[1], format: WeightFormat::F32, rows: 7, columns: k, layout: Layout::Rows },
     ];
     for m in [1, 3] {
         let x = noise(1, m * k);
@@ -162,7 +162,7 @@ fn extreme_activations_stay_finite_and_nan_is_seen() {
     ];
     for (m, format) in formats.into_iter().flat_map(|format| [(1, format), (2, format)]) {
         let data = random_weights(format, 33, 256, 9);
-        let weights = Weights { data: &data, format, rows: 33, columns: 256 };
+        let weights = Weights { data: &data, format, rows: 33, columns: 256, layout: Layout::Rows };
         for (value, finite) in [(1e30, true), (1e-40, true), (f32::NAN, false), (f32::INFINITY, false)] {
             let mut x = noise(3, m * 256);
             x[5] = value;
@@ -180,7 +180,7 @@ fn rows_multiplied_alone_have_the_same_bits_however_many_they_are() {
             // More columns than a strip has, with a rest where there may be one.
             let (n, k) = (19, if format.is_quantized() { 1024 + 256 } else { 1024 + 21 });
             let data = random_weights(format, n, k, seed);
-            let weights = Weights { data: &data, format, rows: n, columns: k };
+            let weights = Weights { data: &data, format, rows: n, columns: k, layout: Layout::Rows };
             let x = noise(seed + 7, 15 * k);
             for compute in [ComputeType::F32, ComputeType::Bf16, ComputeType::Int8] {
                 let products = |x: &[f32]| alone(instructions, weights, x, compute);
@@ -220,7 +220,7 @@ fn products_of_bytes_are_the_same_with_any_instructions() {
         let blocks = if format.block().0 == 32 { 2 * 8 + 3 } else { 2 };
         let (n, k) = (11, blocks * format.block().0);
         let data = random_weights(format, n, k, seed);
-        let weights = Weights { data: &data, format, rows: n, columns: k };
+        let weights = Weights { data: &data, format, rows: n, columns: k, layout: Layout::Rows };
         let x = noise(seed + 7, 3 * k);
         let plain = alone(Instructions::Plain, weights, &x, ComputeType::Int8);
         for instructions in Instructions::available() {
@@ -228,6 +228,53 @@ fn products_of_bytes_are_the_same_with_any_instructions() {
             let size = plain.iter().fold(0f32, |most, y| most.max(y.abs()));
             for (y, plain) in y.iter().zip(&plain) {
                 assert!((y - plain).abs() < 1e-5 * size, "{instructions:?} {format:?}: {y} {plain}");
+            }
+        }
+    }
+}
+
+/// Rows that take turns are the same numbers, and products of them have the same bits.
+#[test]
+fn sixteen_rows_that_take_turns_give_what_rows_one_by_one_give() {
+    for (seed, format) in (130..).zip(WeightFormat::ALL) {
+        if !format.has_bytes() {
+            continue;
+        }
+        // Whole spans and a rest; whole sixteens and a rest.
+        let blocks = if format.block().0 == 32 { 2 * 8 + 3 } else { 2 };
+        let (n, k) = (16 * 5 + 3, blocks * format.block().0);
+        let data = random_weights(format, n, k, seed);
+        let mut turns = vec![0; data.len()];
+        format.rows_to_sixteens(k, &data, &mut turns);
+        let rows = Weights { data: &data, format, rows: n, columns: k, layout: Layout::Rows };
+        let sixteens = Weights { data: &turns, layout: Layout::Sixteens, ..rows };
+        assert!(turns != data && sixteens.in_rows() == data, "{format:?}");
+        let numbers = |weights: Weights<'_>, row| {
+            let mut numbers = vec![0.0; k];
+            weights.dequantize_row(row, &mut numbers);
+            numbers
+        };
+        assert!((0..n).all(|row| numbers(rows, row) == numbers(sixteens, row)), "{format:?}");
+        let x = noise(seed + 7, 15 * k);
+        for instructions in Instructions::available() {
+            for compute in [ComputeType::F32, ComputeType::Bf16, ComputeType::Int8] {
+                for count in [1, 2, 3, 15] {
+                    let x = &x[..count * k];
+                    let each = [rows, sixteens].map(|weights| alone(instructions, weights, x, compute));
+                    let together = [rows, sixteens].map(|weights| {
+                        let mut y = vec![f32::NAN; count * n];
+                        multiply_with(
+                            instructions,
+                            x,
+                            count,
+                            &mut [Product { weights, output: &mut y }],
+                            compute,
+                        );
+                        y
+                    });
+                    assert!(each[0] == each[1], "{instructions:?} {format:?} {compute:?} {count}");
+                    assert!(together[0] == together[1], "{instructions:?} {format:?} {compute:?} {count}");
+                }
             }
         }
     }

@@ -2,7 +2,7 @@
 
 use super::super::LANES;
 use super::super::neon::{Neon, each, four_halves, transposed_4};
-use super::{BYTES, ByteLanes, Quants, SixteenRows};
+use super::{BYTES, ByteLanes, Quants, RowByRow};
 use std::arch::aarch64::*;
 use std::arch::asm;
 
@@ -25,7 +25,7 @@ impl ByteLanes for Neon<true> {
     }
 
     #[inline(always)]
-    fn columns(self, rows: SixteenRows<'_>, at: usize) -> [[uint8x16_t; 4]; 4] {
+    fn columns(self, rows: RowByRow<'_>, at: usize) -> [[uint8x16_t; 4]; 4] {
         // SAFETY: parts are as long as what is loaded.
         unsafe {
             let parts = each!(four => {
@@ -106,6 +106,12 @@ impl ByteLanes for Neon<true> {
                 each!(i => four_halves(vshrn_n_u32::<16>(numbers[i]))),
             ]
         }
+    }
+
+    #[inline(always)]
+    fn plus(self, a: [int32x4_t; 4], b: [int32x4_t; 4]) -> [int32x4_t; 4] {
+        // SAFETY: the processor has NEON.
+        unsafe { each!(i => vaddq_s32(a[i], b[i])) }
     }
 
     #[inline(always)]

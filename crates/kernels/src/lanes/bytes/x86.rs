@@ -1,7 +1,7 @@
 //! AVX2 with F16C, with and without AVX-VNNI, and AVX-512 with VNNI.
 
 use super::super::{Avx2, Avx512, LANES};
-use super::{BYTES, ByteLanes, Quants, SixteenRows};
+use super::{BYTES, ByteLanes, Quants, RowByRow};
 use std::arch::x86_64::*;
 
 /// One of four bits for each byte of four.
@@ -23,7 +23,7 @@ impl ByteLanes for Avx512<true> {
     }
 
     #[inline(always)]
-    fn columns(self, rows: SixteenRows<'_>, at: usize) -> [__m512i; 4] {
+    fn columns(self, rows: RowByRow<'_>, at: usize) -> [__m512i; 4] {
         // SAFETY: `self` proves AVX-512; parts are as long as what is loaded.
         unsafe {
             let mut fours = [_mm512_setzero_si512(); 4];
@@ -114,6 +114,12 @@ impl ByteLanes for Avx512<true> {
                 _mm512_cvtph_ps(_mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(numbers))),
             ]
         }
+    }
+
+    #[inline(always)]
+    fn plus(self, a: __m512i, b: __m512i) -> __m512i {
+        // SAFETY: `self` proves AVX-512.
+        unsafe { _mm512_add_epi32(a, b) }
     }
 
     /// 128 more, which is unsigned.
@@ -209,7 +215,7 @@ impl<const VNNI: bool> ByteLanes for Avx2<VNNI> {
     // Indices: with iterators single rows took a third longer.
     #[allow(clippy::needless_range_loop)]
     #[inline(always)]
-    fn columns(self, rows: SixteenRows<'_>, at: usize) -> [[__m256i; 2]; 4] {
+    fn columns(self, rows: RowByRow<'_>, at: usize) -> [[__m256i; 2]; 4] {
         // SAFETY: `self` proves AVX2; parts are as long as what is loaded.
         unsafe {
             let mut columns = [[_mm256_setzero_si256(); 2]; 4];
@@ -321,6 +327,12 @@ impl<const VNNI: bool> ByteLanes for Avx2<VNNI> {
             let high = _mm256_packus_epi32(_mm256_srli_epi32::<16>(a), _mm256_srli_epi32::<16>(b));
             [sixteen_halves(low), sixteen_halves(high)]
         }
+    }
+
+    #[inline(always)]
+    fn plus(self, a: [__m256i; 2], b: [__m256i; 2]) -> [__m256i; 2] {
+        // SAFETY: `self` proves AVX2.
+        unsafe { [_mm256_add_epi32(a[0], b[0]), _mm256_add_epi32(a[1], b[1])] }
     }
 
     /// With VNNI 128 more, which is unsigned.

@@ -3,7 +3,10 @@
 use super::k::{Q2K, Q3K, Q4K, Q5K, Q6K};
 use super::nonlinear::{IQ4NL, IQ4XS, MXFP4, TWICE_E2M1, VALUES};
 use super::{Block32, Block256, Offset, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0};
-use crate::lanes::{BYTES, ByteLanes, LANES, Quants, SixteenRows, prefetch};
+use crate::lanes::{
+    BYTES, BlockWords, ByteLanes, LANES, MOST_BYTES, Quants, SixteenRows, WordOrder, prefetch_at,
+};
+use std::ops::Range;
 
 /// Numbers of one vector, where no load of it touches two cache lines.
 #[derive(Clone, Copy)]
@@ -26,32 +29,59 @@ impl Default for Span {
     }
 }
 
-impl Span {
+/// What is made of columns as they are unpacked.
+pub(in crate::matmul) trait Unpacked<L: ByteLanes> {
+    /// Takes sixteen columns from one on. The first sixteen of a group of 32 come before the others.
+    fn quants<B: ByteBlock>(&mut self, l: L, column: usize, quants: [L::Bytes; 4]);
+    /// Takes what a group of columns has in common; quants come later.
+    fn scales(&mut self, l: L, group: usize, scales: L::Floats, offsets: L::Floats);
+}
+
+impl<L: ByteLanes> Unpacked<L> for Span {
     #[inline(always)]
-    fn set_quants<L: ByteLanes, B: ByteBlock>(&mut self, l: L, column: usize, quants: [L::Bytes; 4]) {
-        for i in 0..4 {
-            let quants = if B::QUANTS.signed { l.signed_quants(quants[i]) } else { quants[i] };
+    fn quants<B: ByteBlock>(&mut self, l: L, column: usize, quants: [L::Bytes; 4]) {
+        for (i, quants) in quants.into_iter().enumerate() {
             l.store_64(quants, &mut self.quants[column / 4 + i].0);
         }
     }
 
     #[inline(always)]
-    fn set_scales<L: ByteLanes>(&mut self, l: L, group: usize, scales: L::Floats, offsets: L::Floats) {
+    fn scales(&mut self, l: L, group: usize, scales: L::Floats, offsets: L::Floats) {
         l.store(scales, &mut self.scales[group].0);
         l.store(offsets, &mut self.offsets[group].0);
     }
 }
 
-/// Bytes that are needed some time later: they are asked for a few at a time, in the order of memory.
-pub(in crate::matmul) struct Ahead<'a>(pub(in crate::matmul) &'a [u8]);
+/// Passes columns on as products take them.
+#[inline(always)]
+fn pass<L: ByteLanes, B: ByteBlock>(
+    l: L,
+    to: &mut impl Unpacked<L>,
+    column: usize,
+    mut quants: [L::Bytes; 4],
+) {
+    if B::QUANTS.signed {
+        for quants in &mut quants {
+            *quants = l.signed_quants(*quants);
+        }
+    }
+    to.quants::<B>(l, column, quants);
+}
 
-impl Ahead<'_> {
+/// Memory that is read some time later: it is asked for a few bytes at a time, in its order.
+pub(in crate::matmul) struct Ahead(*const u8);
+
+impl Ahead {
+    /// From so many bytes behind `data`'s start on; what lies behind its end is no error.
+    #[inline(always)]
+    pub(in crate::matmul) fn new(data: &[u8], behind: usize) -> Self {
+        Self(data.as_ptr().wrapping_add(behind))
+    }
+
     #[inline(always)]
     fn ask(&mut self, bytes: usize) {
-        // Where there are as many, their number is known when compiling, and nothing is left of the loop.
-        let (now, later) = self.0.split_at_checked(bytes).unwrap_or((self.0, &[]));
-        self.0 = later;
-        prefetch::<true>(now);
+        prefetch_at::<true, u8>(self.0, bytes);
+        self.0 = self.0.wrapping_add(bytes);
     }
 }
 
@@ -66,14 +96,18 @@ pub(in crate::matmul) trait ByteBlock {
     const QUANTS: Quants;
     /// Whether there are offsets.
     const OFFSETS: bool;
+    /// Whether columns of a group are unpacked before those of the next group are complete.
+    const IN_ORDER: bool;
+    /// Its words, where sixteen rows take turns.
+    const WORDS: BlockWords;
 
     /// Unpacks some groups of 32 columns, at most eight; `rows` has the bytes of these. As many bytes are asked for ahead.
-    fn unpack<L: ByteLanes>(
+    fn unpack<L: ByteLanes, R: SixteenRows>(
         l: L,
-        rows: SixteenRows<'_>,
+        rows: R,
         groups: usize,
-        ahead: &mut Ahead<'_>,
-        span: &mut Span,
+        ahead: &mut Ahead,
+        to: &mut impl Unpacked<L>,
     );
 }
 
@@ -81,27 +115,27 @@ pub(in crate::matmul) trait ByteBlock {
 trait Columns32: Block32 {
     const QUANTS: Quants;
 
-    /// Columns 4i … 4i + 3 and 16 + 4i … 16 + 4i + 3 of the block that begins at a byte.
-    fn columns<L: ByteLanes>(l: L, rows: SixteenRows<'_>, at: usize) -> [[L::Bytes; 4]; 2];
+    /// Columns 4i … 4i + 3 and 16 + 4i … 16 + 4i + 3 of a block.
+    fn columns<L: ByteLanes, R: SixteenRows>(l: L, rows: R, block: usize) -> [[L::Bytes; 4]; 2];
 
     /// Scales and offsets of some blocks. All bytes are gathered first, because numbers of four bytes cannot be read as vectors right
     /// behind.
     #[inline(always)]
-    fn scales<L: ByteLanes>(l: L, rows: SixteenRows<'_>, blocks: usize, span: &mut Span) {
+    fn scales<L: ByteLanes, R: SixteenRows>(l: L, rows: R, blocks: Range<usize>, to: &mut impl Unpacked<L>) {
         let mut numbers = [[0; LANES]; 8];
-        for (block, numbers) in numbers[..blocks].iter_mut().enumerate() {
+        for (block, numbers) in blocks.clone().zip(&mut numbers) {
             *numbers = match Self::OFFSET {
-                Offset::NextToScale => rows.words(block * Self::BYTES),
-                _ => rows.halves(block * Self::BYTES),
+                Offset::NextToScale => rows.words(block, 0),
+                _ => rows.halves(block, 0),
             };
         }
-        for (block, numbers) in numbers[..blocks].iter().enumerate() {
+        for (block, numbers) in blocks.zip(&numbers) {
             let [scales, next] = l.two_halves_each(numbers);
             let offsets = match Self::OFFSET {
                 Offset::OfScale(factor) => l.multiply(scales, l.splat(factor)),
                 _ => next,
             };
-            span.set_scales(l, block, scales, offsets);
+            to.scales(l, block, scales, offsets);
         }
     }
 }
@@ -112,21 +146,29 @@ impl<B: Columns32> ByteBlock for B {
     const GROUP: usize = 32;
     const QUANTS: Quants = <B as Columns32>::QUANTS;
     const OFFSETS: bool = !matches!(B::OFFSET, Offset::None);
+    const IN_ORDER: bool = true;
+    const WORDS: BlockWords = BlockWords::new(32, B::BYTES, WordOrder::File);
 
     #[inline(always)]
-    fn unpack<L: ByteLanes>(
+    fn unpack<L: ByteLanes, R: SixteenRows>(
         l: L,
-        rows: SixteenRows<'_>,
+        rows: R,
         groups: usize,
-        ahead: &mut Ahead<'_>,
-        span: &mut Span,
+        ahead: &mut Ahead,
+        to: &mut impl Unpacked<L>,
     ) {
-        B::scales(l, rows, groups, span);
+        let groups = groups.min(8);
+        if R::APART {
+            B::scales(l, rows, 0..groups, to);
+        }
         for group in 0..groups {
+            if !R::APART {
+                B::scales(l, rows, group..group + 1, to);
+            }
             ahead.ask(LANES * B::BYTES);
-            let [low, upper] = B::columns(l, rows, group * B::BYTES);
-            span.set_quants::<L, B>(l, 32 * group, low);
-            span.set_quants::<L, B>(l, 32 * group + 16, upper);
+            let [low, upper] = B::columns(l, rows, group);
+            pass::<L, B>(l, to, 32 * group, low);
+            pass::<L, B>(l, to, 32 * group + 16, upper);
         }
     }
 }
@@ -139,16 +181,21 @@ fn bits<L: ByteLanes>(l: L, [a, b, c, d]: [L::Bytes; 4], right: u32, mask: u8) -
 
 /// The low four bits of sixteen bytes, and the high ones.
 #[inline(always)]
-fn nibbles<L: ByteLanes>(l: L, rows: SixteenRows<'_>, at: usize) -> [[L::Bytes; 4]; 2] {
-    let packed = l.columns(rows, at);
+fn nibbles<L: ByteLanes, R: SixteenRows>(l: L, rows: R, block: usize, at: usize) -> [[L::Bytes; 4]; 2] {
+    let packed = rows.columns(l, block, at);
     [bits(l, packed, 0, 15), bits(l, packed, 4, 15)]
 }
 
 /// The same, with a fifth bit from a number of four bytes.
 #[inline(always)]
-fn five_bits<L: ByteLanes>(l: L, rows: SixteenRows<'_>, at: usize, high: usize) -> [[L::Bytes; 4]; 2] {
-    let mut quants = nibbles(l, rows, at);
-    let high = rows.words(high);
+fn five_bits<L: ByteLanes, R: SixteenRows>(
+    l: L,
+    rows: R,
+    block: usize,
+    [high, at]: [usize; 2],
+) -> [[L::Bytes; 4]; 2] {
+    let mut quants = nibbles(l, rows, block, at);
+    let high = rows.words(block, high);
     for (i, quants) in quants.as_flattened_mut().iter_mut().enumerate() {
         *quants = l.or_64(*quants, l.where_bits(&high, 4 * i as u32, 16));
     }
@@ -165,8 +212,8 @@ impl Columns32 for Q4_0 {
     const QUANTS: Quants = Quants { signed: false, most: 15 };
 
     #[inline(always)]
-    fn columns<L: ByteLanes>(l: L, rows: SixteenRows<'_>, at: usize) -> [[L::Bytes; 4]; 2] {
-        nibbles(l, rows, at + 2)
+    fn columns<L: ByteLanes, R: SixteenRows>(l: L, rows: R, block: usize) -> [[L::Bytes; 4]; 2] {
+        nibbles(l, rows, block, 2)
     }
 }
 
@@ -174,8 +221,8 @@ impl Columns32 for Q4_1 {
     const QUANTS: Quants = Quants { signed: false, most: 15 };
 
     #[inline(always)]
-    fn columns<L: ByteLanes>(l: L, rows: SixteenRows<'_>, at: usize) -> [[L::Bytes; 4]; 2] {
-        nibbles(l, rows, at + 4)
+    fn columns<L: ByteLanes, R: SixteenRows>(l: L, rows: R, block: usize) -> [[L::Bytes; 4]; 2] {
+        nibbles(l, rows, block, 4)
     }
 }
 
@@ -183,8 +230,8 @@ impl Columns32 for Q5_0 {
     const QUANTS: Quants = Quants { signed: false, most: 31 };
 
     #[inline(always)]
-    fn columns<L: ByteLanes>(l: L, rows: SixteenRows<'_>, at: usize) -> [[L::Bytes; 4]; 2] {
-        five_bits(l, rows, at + 6, at + 2)
+    fn columns<L: ByteLanes, R: SixteenRows>(l: L, rows: R, block: usize) -> [[L::Bytes; 4]; 2] {
+        five_bits(l, rows, block, [2, 6])
     }
 }
 
@@ -192,8 +239,8 @@ impl Columns32 for Q5_1 {
     const QUANTS: Quants = Quants { signed: false, most: 31 };
 
     #[inline(always)]
-    fn columns<L: ByteLanes>(l: L, rows: SixteenRows<'_>, at: usize) -> [[L::Bytes; 4]; 2] {
-        five_bits(l, rows, at + 8, at + 4)
+    fn columns<L: ByteLanes, R: SixteenRows>(l: L, rows: R, block: usize) -> [[L::Bytes; 4]; 2] {
+        five_bits(l, rows, block, [4, 8])
     }
 }
 
@@ -201,8 +248,8 @@ impl Columns32 for Q8_0 {
     const QUANTS: Quants = Quants { signed: true, most: 128 };
 
     #[inline(always)]
-    fn columns<L: ByteLanes>(l: L, rows: SixteenRows<'_>, at: usize) -> [[L::Bytes; 4]; 2] {
-        [l.columns(rows, at + 2), l.columns(rows, at + 18)]
+    fn columns<L: ByteLanes, R: SixteenRows>(l: L, rows: R, block: usize) -> [[L::Bytes; 4]; 2] {
+        [rows.columns(l, block, 2), rows.columns(l, block, 18)]
     }
 }
 
@@ -210,8 +257,8 @@ impl Columns32 for IQ4NL {
     const QUANTS: Quants = Quants { signed: true, most: 127 };
 
     #[inline(always)]
-    fn columns<L: ByteLanes>(l: L, rows: SixteenRows<'_>, at: usize) -> [[L::Bytes; 4]; 2] {
-        let [low, upper] = nibbles(l, rows, at + 2);
+    fn columns<L: ByteLanes, R: SixteenRows>(l: L, rows: R, block: usize) -> [[L::Bytes; 4]; 2] {
+        let [low, upper] = nibbles(l, rows, block, 2);
         [entries(l, &VALUES, low), entries(l, &VALUES, upper)]
     }
 }
@@ -220,20 +267,19 @@ impl Columns32 for MXFP4 {
     const QUANTS: Quants = Quants { signed: true, most: 12 };
 
     #[inline(always)]
-    fn columns<L: ByteLanes>(l: L, rows: SixteenRows<'_>, at: usize) -> [[L::Bytes; 4]; 2] {
-        let [low, upper] = nibbles(l, rows, at + 1);
+    fn columns<L: ByteLanes, R: SixteenRows>(l: L, rows: R, block: usize) -> [[L::Bytes; 4]; 2] {
+        let [low, upper] = nibbles(l, rows, block, 1);
         [entries(l, &TWICE_E2M1, low), entries(l, &TWICE_E2M1, upper)]
     }
 
     #[inline(always)]
-    fn scales<L: ByteLanes>(l: L, rows: SixteenRows<'_>, blocks: usize, span: &mut Span) {
-        for block in 0..blocks {
+    fn scales<L: ByteLanes, R: SixteenRows>(l: L, rows: R, blocks: Range<usize>, to: &mut impl Unpacked<L>) {
+        for block in blocks {
             let mut scales = [0.0; LANES];
-            for (row, scale) in scales.iter_mut().enumerate() {
-                let [exponent] = *rows.part(row, block * Self::BYTES);
+            for (scale, exponent) in scales.iter_mut().zip(rows.bytes(block, 0)) {
                 *scale = super::nonlinear::half_power_of_two(exponent);
             }
-            span.set_scales(l, block, l.load(&scales), l.splat(0.0));
+            to.scales(l, block, l.load(&scales), l.splat(0.0));
         }
     }
 }
@@ -242,21 +288,29 @@ impl Columns32 for MXFP4 {
 trait Columns256: Block256 {
     const QUANTS: Quants;
     const OFFSETS: bool;
+    const ORDER: WordOrder = WordOrder::File;
 
     /// Unpacks a quarter of the columns, those that share most bytes: of most types columns 128·half + 16·part + 32i … + 15, i from 0
     /// to 3; there are two halves of two parts.
-    fn quarter<L: ByteLanes>(l: L, rows: SixteenRows<'_>, half: usize, part: usize, span: &mut Span);
+    fn quarter<L: ByteLanes, R: SixteenRows>(
+        l: L,
+        rows: R,
+        half: usize,
+        part: usize,
+        to: &mut impl Unpacked<L>,
+    );
 
     /// Scales and offsets of all groups: row by row, and then those of all rows for each group.
     #[inline(always)]
-    fn scales_of_rows<L: ByteLanes>(l: L, rows: SixteenRows<'_>, span: &mut Span) {
+    fn scales_of_rows<L: ByteLanes, R: SixteenRows>(l: L, rows: R, to: &mut impl Unpacked<L>) {
+        let mut copy = [0; MOST_BYTES];
         let (mut scales, mut offsets) = ([l.splat(0.0); LANES], [l.splat(0.0); LANES]);
         for row in 0..LANES {
-            [scales[row], offsets[row]] = Self::scales(l, rows.row(row));
+            [scales[row], offsets[row]] = Self::scales(l, rows.block(row, &mut copy));
         }
         let (scales, offsets) = (l.transposed(scales), l.transposed(offsets));
         for group in 0..Self::GROUPS {
-            span.set_scales(l, group, scales[group], offsets[group]);
+            to.scales(l, group, scales[group], offsets[group]);
         }
     }
 }
@@ -270,21 +324,23 @@ macro_rules! byte_block {
             const GROUP: usize = 256 / <Self as Block256>::GROUPS;
             const QUANTS: Quants = <Self as Columns256>::QUANTS;
             const OFFSETS: bool = <Self as Columns256>::OFFSETS;
+            const IN_ORDER: bool = Self::GROUP == 32;
+            const WORDS: BlockWords = BlockWords::new(256, Self::BLOCK_BYTES, <Self as Columns256>::ORDER);
 
             #[inline(always)]
-            fn unpack<L: ByteLanes>(
+            fn unpack<L: ByteLanes, R: SixteenRows>(
                 l: L,
-                rows: SixteenRows<'_>,
+                rows: R,
                 _: usize,
-                ahead: &mut Ahead<'_>,
-                span: &mut Span,
+                ahead: &mut Ahead,
+                to: &mut impl Unpacked<L>,
             ) {
-                Self::scales_of_rows(l, rows, span);
+                Self::scales_of_rows(l, rows, to);
                 macro_rules! half {
                     ($half:literal) => {{
                         for part in 0..2 {
                             ahead.ask(LANES * Self::BLOCK_BYTES / 4);
-                            Self::quarter(l, rows, $half, part, span);
+                            Self::quarter(l, rows, $half, part, to);
                         }
                     }};
                 }
@@ -317,13 +373,19 @@ impl Columns256 for Q2K {
     const OFFSETS: bool = true;
 
     #[inline(always)]
-    fn quarter<L: ByteLanes>(l: L, rows: SixteenRows<'_>, half: usize, part: usize, span: &mut Span) {
-        let packed = l.columns(rows, 16 + 32 * half + 16 * part);
+    fn quarter<L: ByteLanes, R: SixteenRows>(
+        l: L,
+        rows: R,
+        half: usize,
+        part: usize,
+        to: &mut impl Unpacked<L>,
+    ) {
+        let packed = rows.columns(l, 0, 16 + 32 * half + 16 * part);
         let first = 128 * half + 16 * part;
-        span.set_quants::<L, Self>(l, first, bits(l, packed, 0, 3));
-        span.set_quants::<L, Self>(l, first + 32, bits(l, packed, 2, 3));
-        span.set_quants::<L, Self>(l, first + 64, bits(l, packed, 4, 3));
-        span.set_quants::<L, Self>(l, first + 96, bits(l, packed, 6, 3));
+        pass::<L, Self>(l, to, first, bits(l, packed, 0, 3));
+        pass::<L, Self>(l, to, first + 32, bits(l, packed, 2, 3));
+        pass::<L, Self>(l, to, first + 64, bits(l, packed, 4, 3));
+        pass::<L, Self>(l, to, first + 96, bits(l, packed, 6, 3));
     }
 }
 
@@ -332,14 +394,20 @@ impl Columns256 for Q3K {
     const OFFSETS: bool = true;
 
     #[inline(always)]
-    fn quarter<L: ByteLanes>(l: L, rows: SixteenRows<'_>, half: usize, part: usize, span: &mut Span) {
-        let (low, third) = (l.columns(rows, 32 + 32 * half + 16 * part), l.columns(rows, 16 * part));
+    fn quarter<L: ByteLanes, R: SixteenRows>(
+        l: L,
+        rows: R,
+        half: usize,
+        part: usize,
+        to: &mut impl Unpacked<L>,
+    ) {
+        let (low, third) = (rows.columns(l, 0, 32 + 32 * half + 16 * part), rows.columns(l, 0, 16 * part));
         let (first, bit) = (128 * half + 16 * part, 4 * half as u32);
         macro_rules! columns {
             ($i:literal) => {{
                 let third = bits(l, third, bit + $i, 1);
                 let quants = joined::<L, 2>(l, bits(l, low, 2 * $i, 3), third);
-                span.set_quants::<L, Self>(l, first + 32 * $i, quants);
+                pass::<L, Self>(l, to, first + 32 * $i, quants);
             }};
         }
         columns!(0);
@@ -351,17 +419,17 @@ impl Columns256 for Q3K {
 
 /// Scales and offsets of Q4_K and Q5_K, all rows at once: as [`Block256::scales`] of these.
 #[inline(always)]
-fn eight_scales<L: ByteLanes>(l: L, rows: SixteenRows<'_>, span: &mut Span) {
-    let [_, low, middle, high] = l.columns(rows, 0);
+fn eight_scales<L: ByteLanes, R: SixteenRows>(l: L, rows: R, to: &mut impl Unpacked<L>) {
+    let [_, low, middle, high] = rows.columns(l, 0, 0);
     let (low, middle, high) = (l.integers(low), l.integers(middle), l.integers(high));
-    let [d, minimum] = l.two_halves_each(&rows.words(0));
+    let [d, minimum] = l.two_halves_each(&rows.words(0, 0));
     let minimum = l.multiply(minimum, l.splat(-1.0));
     macro_rules! group {
         ($at:literal) => {{
             let whole = [l.shift_right::<{ 8 * $at }>(low), l.shift_right::<{ 8 * $at }>(middle)];
             let scales = l.multiply(l.float(l.and(whole[0], 63)), d);
             let offsets = l.multiply(l.float(l.and(whole[1], 63)), minimum);
-            span.set_scales(l, $at, scales, offsets);
+            to.scales(l, $at, scales, offsets);
             // Of group 4 + $at: four low bits and two high ones.
             let four = [
                 l.and(l.shift_right::<{ 8 * $at }>(high), 15),
@@ -370,7 +438,7 @@ fn eight_scales<L: ByteLanes>(l: L, rows: SixteenRows<'_>, span: &mut Span) {
             let two = [l.and(l.shift_right::<6>(whole[0]), 3), l.and(l.shift_right::<6>(whole[1]), 3)];
             let scales = l.multiply(l.float(l.or(four[0], l.shift_left::<4>(two[0]))), d);
             let offsets = l.multiply(l.float(l.or(four[1], l.shift_left::<4>(two[1]))), minimum);
-            span.set_scales(l, 4 + $at, scales, offsets);
+            to.scales(l, 4 + $at, scales, offsets);
         }};
     }
     group!(0);
@@ -384,17 +452,23 @@ impl Columns256 for Q4K {
     const OFFSETS: bool = true;
 
     #[inline(always)]
-    fn scales_of_rows<L: ByteLanes>(l: L, rows: SixteenRows<'_>, span: &mut Span) {
-        eight_scales(l, rows, span);
+    fn scales_of_rows<L: ByteLanes, R: SixteenRows>(l: L, rows: R, to: &mut impl Unpacked<L>) {
+        eight_scales(l, rows, to);
     }
 
     #[inline(always)]
-    fn quarter<L: ByteLanes>(l: L, rows: SixteenRows<'_>, half: usize, part: usize, span: &mut Span) {
+    fn quarter<L: ByteLanes, R: SixteenRows>(
+        l: L,
+        rows: R,
+        half: usize,
+        part: usize,
+        to: &mut impl Unpacked<L>,
+    ) {
         let first = 128 * half + 64 * part;
         for of_16 in [0, 16] {
-            let [low, upper] = nibbles(l, rows, 16 + first / 2 + of_16);
-            span.set_quants::<L, Self>(l, first + of_16, low);
-            span.set_quants::<L, Self>(l, first + of_16 + 32, upper);
+            let [low, upper] = nibbles(l, rows, 0, 16 + first / 2 + of_16);
+            pass::<L, Self>(l, to, first + of_16, low);
+            pass::<L, Self>(l, to, first + of_16 + 32, upper);
         }
     }
 }
@@ -404,21 +478,27 @@ impl Columns256 for Q5K {
     const OFFSETS: bool = true;
 
     #[inline(always)]
-    fn scales_of_rows<L: ByteLanes>(l: L, rows: SixteenRows<'_>, span: &mut Span) {
-        eight_scales(l, rows, span);
+    fn scales_of_rows<L: ByteLanes, R: SixteenRows>(l: L, rows: R, to: &mut impl Unpacked<L>) {
+        eight_scales(l, rows, to);
     }
 
     #[inline(always)]
-    fn quarter<L: ByteLanes>(l: L, rows: SixteenRows<'_>, half: usize, part: usize, span: &mut Span) {
-        let fifth = l.columns(rows, 16 + 16 * part);
+    fn quarter<L: ByteLanes, R: SixteenRows>(
+        l: L,
+        rows: R,
+        half: usize,
+        part: usize,
+        to: &mut impl Unpacked<L>,
+    ) {
+        let fifth = rows.columns(l, 0, 16 + 16 * part);
         let (first, bit) = (128 * half + 16 * part, 4 * half as u32);
         macro_rules! columns {
             ($of_64:literal) => {{
-                let [low, upper] = nibbles(l, rows, 48 + 64 * half + 32 * $of_64 + 16 * part);
+                let [low, upper] = nibbles(l, rows, 0, 48 + 64 * half + 32 * $of_64 + 16 * part);
                 let low = joined::<L, 4>(l, low, bits(l, fifth, bit + 2 * $of_64, 1));
                 let upper = joined::<L, 4>(l, upper, bits(l, fifth, bit + 2 * $of_64 + 1, 1));
-                span.set_quants::<L, Self>(l, first + 64 * $of_64, low);
-                span.set_quants::<L, Self>(l, first + 64 * $of_64 + 32, upper);
+                pass::<L, Self>(l, to, first + 64 * $of_64, low);
+                pass::<L, Self>(l, to, first + 64 * $of_64 + 32, upper);
             }};
         }
         columns!(0);
@@ -429,17 +509,18 @@ impl Columns256 for Q5K {
 impl Columns256 for Q6K {
     const QUANTS: Quants = Quants { signed: false, most: 63 };
     const OFFSETS: bool = true;
+    const ORDER: WordOrder = WordOrder::Q6K;
 
     /// As [`Block256::scales`], all rows at once.
     #[inline(always)]
-    fn scales_of_rows<L: ByteLanes>(l: L, rows: SixteenRows<'_>, span: &mut Span) {
-        let [d, _] = l.two_halves_each(&rows.halves(208));
-        for (four, scales) in l.columns(rows, 192).into_iter().enumerate() {
+    fn scales_of_rows<L: ByteLanes, R: SixteenRows>(l: L, rows: R, to: &mut impl Unpacked<L>) {
+        let [d, _] = l.two_halves_each(&rows.halves(0, 208));
+        for (four, scales) in rows.columns(l, 0, 192).into_iter().enumerate() {
             let scales = l.integers(scales);
             macro_rules! group {
                 ($at:literal) => {{
                     let scales = l.multiply(l.float(l.signed_byte::<{ 24 - 8 * $at }>(scales)), d);
-                    span.set_scales(l, 4 * four + $at, scales, l.multiply(scales, l.splat(-32.0)));
+                    to.scales(l, 4 * four + $at, scales, l.multiply(scales, l.splat(-32.0)));
                 }};
             }
             group!(0);
@@ -450,16 +531,22 @@ impl Columns256 for Q6K {
     }
 
     #[inline(always)]
-    fn quarter<L: ByteLanes>(l: L, rows: SixteenRows<'_>, half: usize, part: usize, span: &mut Span) {
+    fn quarter<L: ByteLanes, R: SixteenRows>(
+        l: L,
+        rows: R,
+        half: usize,
+        part: usize,
+        to: &mut impl Unpacked<L>,
+    ) {
         // Two high bits of four columns lie in one byte, four low ones of two.
-        let high = l.columns(rows, 128 + 32 * half + 16 * part);
+        let high = rows.columns(l, 0, 128 + 32 * half + 16 * part);
         let first = 128 * half + 16 * part;
         for (behind, right) in [(0, 0), (32, 2)] {
-            let low = l.columns(rows, 64 * half + 16 * part + behind);
+            let low = rows.columns(l, 0, 64 * half + 16 * part + behind);
             let quants = joined::<L, 4>(l, bits(l, low, 0, 15), bits(l, high, right, 3));
             let upper = joined::<L, 4>(l, bits(l, low, 4, 15), bits(l, high, right + 4, 3));
-            span.set_quants::<L, Self>(l, first + behind, quants);
-            span.set_quants::<L, Self>(l, first + behind + 64, upper);
+            pass::<L, Self>(l, to, first + behind, quants);
+            pass::<L, Self>(l, to, first + behind + 64, upper);
         }
     }
 }
@@ -469,13 +556,19 @@ impl Columns256 for IQ4XS {
     const OFFSETS: bool = false;
 
     #[inline(always)]
-    fn quarter<L: ByteLanes>(l: L, rows: SixteenRows<'_>, half: usize, part: usize, span: &mut Span) {
+    fn quarter<L: ByteLanes, R: SixteenRows>(
+        l: L,
+        rows: R,
+        half: usize,
+        part: usize,
+        to: &mut impl Unpacked<L>,
+    ) {
         let first = 128 * half + 64 * part;
         for of_32 in 0..2 {
             // Low and high four bits of sixteen bytes are 32 columns that follow each other.
-            let [low, upper] = nibbles(l, rows, 8 + first / 2 + 16 * of_32);
-            span.set_quants::<L, Self>(l, first + 32 * of_32, entries(l, &VALUES, low));
-            span.set_quants::<L, Self>(l, first + 32 * of_32 + 16, entries(l, &VALUES, upper));
+            let [low, upper] = nibbles(l, rows, 0, 8 + first / 2 + 16 * of_32);
+            pass::<L, Self>(l, to, first + 32 * of_32, entries(l, &VALUES, low));
+            pass::<L, Self>(l, to, first + 32 * of_32 + 16, entries(l, &VALUES, upper));
         }
     }
 }

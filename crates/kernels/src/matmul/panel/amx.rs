@@ -140,7 +140,7 @@ pub(super) unsafe fn products_of_parts<L: Lanes>(
                 let panel = Panel { first, count, ..task };
                 panel.unpack(instructions, start, depth, unpacked);
                 // SAFETY: the processor has the instructions, or there would be no products on tiles.
-                if !unsafe { amx::split_rows(unpacked, depth, &mut split) } {
+                if !unsafe { amx::split_rows(&unpacked.numbers, depth, &mut split) } {
                     return false;
                 }
                 for (index, rows) in split.as_chunks::<ROWS>().0.iter().enumerate() {
