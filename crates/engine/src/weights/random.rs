@@ -130,7 +130,7 @@ impl RandomWeights {
     }
 
     /// The same in the order from which a CPU multiplies them faster in eight bits.
-    pub(crate) fn to_round(self) -> Self {
+    pub(crate) fn rounded(self) -> Self {
         Self { layout: Layout::Sixteens, ..self }
     }
 }

@@ -150,12 +150,13 @@ impl<B: ByteBlock> ByteOperation for IntegerProducts<'_, '_, B> {
         let mut filled = vec![];
         let mut span = Span::default();
         let mut sums = vec![Vector([0.0; LANES]); MOST_ROWS.min(self.outputs.len())];
+        let mut alone = Alone::new(l, self.x);
         for first in (0..rows).step_by(LANES) {
             let asked = first..rows.min(first + LANES);
             let data = &behind[first * row_bytes..];
             if let Some(sixteen) = self.weights.sixteen(self.first + first) {
                 let here = WordByWord::new(sixteen, row_bytes / B::BLOCK_BYTES, B::WORDS);
-                self.sixteen(l, here, data, asked, &mut span, &mut sums);
+                self.sixteen(l, here, data, asked, (&mut span, &mut alone), &mut sums);
                 continue;
             }
             let sixteen = if asked.len() == LANES {
@@ -167,12 +168,12 @@ impl<B: ByteBlock> ByteOperation for IntegerProducts<'_, '_, B> {
                 &filled
             };
             let here = RowByRow::new(sixteen, row_bytes, row_bytes, B::BLOCK_BYTES);
-            self.sixteen(l, here, sixteen, asked, &mut span, &mut sums);
+            self.sixteen(l, here, sixteen, asked, (&mut span, &mut alone), &mut sums);
         }
     }
 }
 
-impl<B: ByteBlock> IntegerProducts<'_, '_, B> {
+impl<'a, B: ByteBlock> IntegerProducts<'a, '_, B> {
     /// The products with sixteen rows of W, of which `rows` are asked for. Bytes that will be needed next are those behind the sixteen
     /// in `data`.
     #[inline(always)]
@@ -182,7 +183,7 @@ impl<B: ByteBlock> IntegerProducts<'_, '_, B> {
         sixteen: R,
         data: &[u8],
         rows: Range<usize>,
-        span: &mut Span,
+        (span, alone): (&mut Span, &mut Alone<'a, L>),
         sums: &mut [Vector<f32, LANES>],
     ) {
         let row_bytes = self.weights.row_bytes();
@@ -197,9 +198,9 @@ impl<B: ByteBlock> IntegerProducts<'_, '_, B> {
                 let mut ahead = Ahead::new(data, LANES * block * B::BLOCK_BYTES + behind);
                 let here = sixteen.from(block);
                 if !R::APART && count == 1 {
-                    let mut alone = Alone::new(l, self.x, first * self.x.groups + at, &sums[0]);
-                    B::unpack(l, here, groups.len(), &mut ahead, &mut alone);
-                    alone.finish::<B>(l, groups.len(), &mut sums[0]);
+                    alone.begin(l, self.x, first * self.x.groups + at, &sums[0]);
+                    B::unpack(l, here, groups.len(), &mut ahead, alone);
+                    sums[0] = alone.total::<B>(l, groups.len());
                     continue;
                 }
                 B::unpack(l, here, groups.len(), &mut ahead, span);
@@ -288,7 +289,7 @@ impl<B: ByteBlock> IntegerProducts<'_, '_, B> {
 struct Alone<'a, L: ByteLanes> {
     x: &'a [[[i8; 4]; 8]; SPAN_GROUPS],
     sums_of: &'a [GroupSums; SPAN_GROUPS],
-    /// Of groups of columns that are not in the total yet.
+    /// Of each group of columns.
     products: [L::Integers; SPAN / 16],
     scales: [L::Floats; SPAN / 16],
     offsets: [L::Floats; SPAN / 16],
@@ -296,42 +297,47 @@ struct Alone<'a, L: ByteLanes> {
 }
 
 impl<'a, L: ByteLanes> Alone<'a, L> {
-    /// With activations from a group on.
     #[inline(always)]
-    fn new(l: L, x: &'a Rounded, group: usize, total: &Vector<f32, LANES>) -> Self {
+    fn new(l: L, x: &'a Rounded) -> Self {
         let zeros = [l.splat(0.0); SPAN / 16];
         let none = l.integers(l.load_64(&[0; 4 * LANES]));
-        Self {
-            x: first(&x.x[group..]),
-            sums_of: first(&x.sums[group..]),
-            products: [none; SPAN / 16],
-            scales: zeros,
-            offsets: zeros,
-            total: l.load(&total.0),
-        }
+        let (x, sums_of) = (first(&x.x), first(&x.sums));
+        Self { x, sums_of, products: [none; SPAN / 16], scales: zeros, offsets: zeros, total: l.splat(0.0) }
+    }
+
+    /// Takes activations from a group on.
+    #[inline(always)]
+    fn begin(&mut self, l: L, x: &'a Rounded, group: usize, total: &Vector<f32, LANES>) {
+        (self.x, self.sums_of) = (first(&x.x[group..]), first(&x.sums[group..]));
+        self.total = l.load(&total.0);
     }
 
     /// Adds the products of a group of columns.
     #[inline(always)]
-    fn add<B: ByteBlock>(&mut self, l: L, group: usize) {
+    fn add<B: ByteBlock>(&self, l: L, group: usize, total: L::Floats) -> L::Floats {
         let of_32 = GROUP / B::GROUP;
         let sums = &self.sums_of[group / of_32];
         let scales = l.multiply(self.scales[group], l.splat(sums.unit));
-        self.total = l.multiply_add(l.float(self.products[group]), scales, self.total);
-        if B::OFFSETS {
-            let of_x = if of_32 == 1 { sums.of_32 } else { sums.of_16[group % 2] };
-            self.total = l.multiply_add(self.offsets[group], l.splat(of_x), self.total);
+        let total = l.multiply_add(l.float(self.products[group]), scales, total);
+        if !B::OFFSETS {
+            return total;
         }
+        let of_x = if of_32 == 1 { sums.of_32 } else { sums.of_16[group % 2] };
+        l.multiply_add(self.offsets[group], l.splat(of_x), total)
     }
 
+    /// The total with so many groups of 32 columns.
     #[inline(always)]
-    fn finish<B: ByteBlock>(mut self, l: L, groups: usize, total: &mut Vector<f32, LANES>) {
+    fn total<B: ByteBlock>(&self, l: L, groups: usize) -> Vector<f32, LANES> {
+        let mut total = self.total;
         if !B::IN_ORDER {
-            for group in 0..groups.min(SPAN_GROUPS) * GROUP / B::GROUP {
-                self.add::<B>(l, group);
+            for group in 0..groups.min(SPAN_GROUPS) * (GROUP / B::GROUP) {
+                total = self.add::<B>(l, group, total);
             }
         }
-        l.store(self.total, &mut total.0);
+        let mut stored = Vector([0.0; LANES]);
+        l.store(total, &mut stored.0);
+        stored
     }
 }
 
@@ -360,7 +366,7 @@ impl<L: ByteLanes> Unpacked<L> for Alone<'_, L> {
         let others = l.products(&quants, x, B::QUANTS, 0);
         self.products[group] = l.plus(self.products[group], others);
         if B::IN_ORDER {
-            self.add::<B>(l, group);
+            self.total = self.add::<B>(l, group, self.total);
         }
     }
 
