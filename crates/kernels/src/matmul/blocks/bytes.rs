@@ -6,6 +6,7 @@ use super::{Block32, Block256, Offset, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0};
 use crate::lanes::{
     BYTES, BlockWords, ByteLanes, LANES, MOST_BYTES, Quants, SixteenRows, WordOrder, prefetch_at,
 };
+use std::hint::black_box;
 use std::ops::Range;
 
 /// Numbers of one vector, where no load of it touches two cache lines.
@@ -78,12 +79,26 @@ impl Ahead {
         Self(data.as_ptr().wrapping_add(behind))
     }
 
+    /// Asks for each cache line once, and for one at a time: products from memory are 1.15 to 1.25 times as fast as with an unrolled
+    /// loop (Xeon with AMX, 8192×2048, two threads).
     #[inline(always)]
     fn ask(&mut self, bytes: usize) {
-        prefetch_at::<true, u8>(self.0, bytes);
-        self.0 = self.0.wrapping_add(bytes);
+        let end = self.0.wrapping_add(bytes);
+        if cfg!(target_arch = "x86_64") {
+            // The compiler does not know this number, and so does not unroll the loop.
+            let step = black_box(CACHE_LINE);
+            let mut line = self.0.map_addr(|address| address.next_multiple_of(CACHE_LINE));
+            while line < end {
+                prefetch_at::<true, u8>(line, 1);
+                line = line.wrapping_add(step);
+            }
+        }
+        self.0 = end;
     }
 }
+
+/// Bytes.
+const CACHE_LINE: usize = 64;
 
 /// A block type with quants of at most eight bits.
 pub(in crate::matmul) trait ByteBlock {
