@@ -91,7 +91,11 @@ fn main() {
             let copies = ((mib << 20) / bytes).clamp(1, 512);
             let mut data: Vec<u8> = Vec::with_capacity(copies * bytes);
             in_huge_pages(data.spare_capacity_mut());
-            data.extend((0..copies * bytes).map(|i| (i * 31 % 61) as u8));
+            // High bytes of floats are those of normal numbers.
+            let float = if format.block().0 == 1 { format.block().1 } else { usize::MAX };
+            data.extend(
+                (1..=copies * bytes).map(|i| if i % float == 0 { 0x3c } else { (i * 31 % 61) as u8 }),
+            );
             let weights = |copy: usize| Weights {
                 data: &data[copy * bytes..][..bytes],
                 format,

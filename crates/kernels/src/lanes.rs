@@ -83,32 +83,6 @@ pub(crate) trait Lanes: Copy {
     fn transposed(self, rows: [Self::Floats; LANES]) -> [Self::Floats; LANES];
 }
 
-/// Asks for bytes ahead of their use; into the L2 cache if that is `FAR` away.
-#[inline(always)]
-pub(crate) fn prefetch<const FAR: bool>(bytes: &[u8]) {
-    prefetch_at::<FAR, u8>(bytes.as_ptr(), bytes.len());
-}
-
-/// [`prefetch`] of bytes from an address on, wherever that is: where there is no memory, nothing happens.
-#[inline(always)]
-pub(crate) fn prefetch_at<const FAR: bool, T>(start: *const T, bytes: usize) {
-    #[cfg(target_arch = "x86_64")]
-    for at in (0..bytes).step_by(64) {
-        use std::arch::x86_64::{_MM_HINT_T0, _MM_HINT_T1, _mm_prefetch};
-        let line = start.cast::<i8>().wrapping_add(at);
-        // SAFETY: every x86-64 processor has SSE; a prefetch reads nothing that the program sees, and no address is wrong.
-        unsafe {
-            if FAR {
-                _mm_prefetch::<_MM_HINT_T1>(line);
-            } else {
-                _mm_prefetch::<_MM_HINT_T0>(line);
-            }
-        }
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = (start, bytes);
-}
-
 /// Loops over arrays, for any processor.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Plain;

@@ -3,6 +3,7 @@
 //!
 //! All data are row-major `f32` slices. Vector width is chosen at run time (AVX-512, AVX2 with FMA, NEON or plain).
 
+mod ahead;
 #[cfg(target_arch = "x86_64")]
 mod amx;
 pub mod attention;

@@ -4,7 +4,8 @@
 //! A product of a query and a key has the same bits wherever the two stand.
 
 use super::{Elements, KEY_TILE, Q8Block};
-use crate::lanes::{LANES, Lanes, prefetch_at};
+use crate::ahead::prefetch;
+use crate::lanes::{LANES, Lanes};
 
 /// Keys whose products are summed over lanes together.
 const KEYS: usize = 4;
@@ -101,7 +102,7 @@ fn scores_of_rows<L: Lanes, T: Stored, const M: usize>(
     let units = vectors / T::VECTORS;
     for (index, keys) in keys.chunks(KEYS * units).enumerate() {
         let count = keys.len() / units;
-        prefetch_at::<false, T>(keys.as_ptr().wrapping_add(AHEAD * units), size_of_val(keys));
+        prefetch::<false, T>(keys.as_ptr().wrapping_add(AHEAD * units), size_of_val(keys));
         // Where fewer are left, the last one stands in for the others.
         let keys: [&[T]; KEYS] = std::array::from_fn(|key| &keys[key.min(count - 1) * units..][..units]);
         let mut sums = [[l.splat(0.0); KEYS]; M];
@@ -202,7 +203,7 @@ fn accumulate_columns<L: Lanes, T: Stored, const M: usize, const V: usize>(
     let at = column / LANES;
     for (key, value) in values.chunks_exact(dim / LANES / T::VECTORS).enumerate() {
         let next = value[at / T::VECTORS..].as_ptr().wrapping_add(AHEAD * value.len());
-        prefetch_at::<false, T>(next, V.div_ceil(T::VECTORS) * size_of::<T>());
+        prefetch::<false, T>(next, V.div_ceil(T::VECTORS) * size_of::<T>());
         for row in 0..M {
             let weight = l.splat(weights[row * KEY_TILE + key]);
             for (vector, sum) in sums[row].iter_mut().enumerate() {

@@ -4,11 +4,12 @@
 //! over 16 or 32 columns are whole numbers and then meet the scales. The rows of activations share what is unpacked, and each of
 //! them gets the bits that it has alone.
 
-use super::blocks::{Ahead, ByteBlock, Span, Unpacked, Vector};
+use super::blocks::{ByteBlock, Span, Unpacked, Vector};
 use super::format::by_byte_block;
 use super::row::in_tasks;
 use super::{Product, WeightFormat, Weights};
 use crate::Instructions;
+use crate::ahead::{Ahead, SOON};
 use crate::instructions::{ByteOperation, Operation};
 use crate::lanes::{ByteLanes, LANES, Lanes, RowByRow, SixteenRows, WordByWord};
 use pulp::Simd;
@@ -24,8 +25,6 @@ const GROUP: usize = 32;
 const SPAN_GROUPS: usize = SPAN / GROUP;
 /// Rows of activations that meet unpacked columns before the next ones come, so that both stay in cache.
 const MOST_ROWS: usize = 128;
-/// Bytes ahead of those that are read which are asked for, where memory is read in its order.
-const SOON: usize = 8 << 10;
 /// Groups that a task rounds.
 const TASK_GROUPS: usize = 512;
 

@@ -4,8 +4,9 @@ use super::dot::{Activations, CACHED, Floats, Kind, Of32, Of256, Prepare, STRIP,
 use super::format::by_block;
 use super::{Layout, Product, WeightFormat, Weights};
 use crate::Instructions;
+use crate::ahead::{Ahead, SOON, prefetch};
 use crate::instructions::Operation;
-use crate::lanes::{LANES, Lanes, prefetch};
+use crate::lanes::{LANES, Lanes};
 use pulp::Simd;
 use rayon::prelude::*;
 use std::marker::PhantomData;
@@ -133,7 +134,7 @@ impl<'a, 'o, K: Kind> RowProducts<'a, 'o, K> {
         let rows = outputs.first().map_or(0, |output| output.len());
         let data = &data[self.first * row_bytes..][..rows * row_bytes];
         let strips = columns.div_ceil(STRIP);
-        let at_once = if M * columns <= CACHED { 1 } else { CACHED_ROWS };
+        let at_once = if M == 1 || M * columns <= CACHED { 1 } else { CACHED_ROWS };
         let mut unpacked = Unpacked::default();
         let mut first = 0;
         while first < rows {
@@ -143,10 +144,10 @@ impl<'a, 'o, K: Kind> RowProducts<'a, 'o, K> {
                 let ahead = if strip + 1 < strips { strip_bytes } else { at_once * row_bytes - bytes.start };
                 for row in first..rows.min(first + at_once) {
                     let start = row * row_bytes + bytes.start;
-                    if at_once > 1
-                        && let Some(next) = data.get(start + ahead..start + ahead + bytes.len())
-                    {
-                        prefetch::<false>(next);
+                    if at_once == 1 {
+                        Ahead::new(data, start + SOON).ask(bytes.len());
+                    } else if let Some(next) = data.get(start + ahead..start + ahead + bytes.len()) {
+                        prefetch::<false, u8>(next.as_ptr(), next.len());
                     }
                     let weights = &data[start..][..bytes.len()];
                     let products: [f32; M] = K::dots(lanes, format, weights, x, strip * STRIP, &mut unpacked);
