@@ -234,7 +234,7 @@ impl OpenedModel {
     /// # Errors
     /// As [`Self::open`].
     pub fn open_to_round(source: &ModelSource, precision: WeightsPrecision, device: &Device) -> Result<Self> {
-        Self::opened(source, stay(precision, device).then_some(Layout::Sixteens))
+        Self::opened(source, stay(precision, device).then_some(Layout::Interleaved))
     }
 
     /// `layout`: into which weights are read meanwhile, if they are.

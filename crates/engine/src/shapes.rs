@@ -194,7 +194,7 @@ impl Shape {
         progress: &mut dyn FnMut(usize, usize) -> Result<()>,
     ) -> Result<Decoder> {
         let source = RandomWeights::new(&self.config, weights, seed);
-        let source = if matches!(device, Device::Cpu) { source.rounded() } else { source };
+        let source = if matches!(device, Device::Cpu) { source.interleaved() } else { source };
         Decoder::load(self.config.clone(), &source, precision, device, progress)
     }
 }

@@ -69,7 +69,7 @@ fn main() {
     let layout = if std::env::var("LAYOUT").is_ok_and(|layout| layout == "rows") {
         Layout::Rows
     } else {
-        Layout::Sixteens
+        Layout::Interleaved
     };
     let mib = std::env::var("MIB").ok().and_then(|mib| mib.parse().ok()).unwrap_or(256);
     println!(
@@ -80,7 +80,7 @@ fn main() {
         if !wanted.is_empty() && !wanted.contains(&format!("{format:?}")) {
             continue;
         }
-        let layout = if format.likes_sixteens() { layout } else { Layout::Rows };
+        let layout = if format.prefers_interleaved() { layout } else { Layout::Rows };
         for (n, k) in [(1536usize, 576usize), (576, 1536), (8192, 2048), (2048, 8192)] {
             let is_wanted = shape.as_ref().map_or(true, |shape| *shape == format!("{n}×{k}"));
             if !k.is_multiple_of(format.block().0) || !is_wanted {

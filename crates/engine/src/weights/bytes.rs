@@ -31,8 +31,8 @@ impl FileBytes {
         Ok(Self::Mapped(MappedFile::map(path, file)?, OnceLock::new()))
     }
 
-    /// Reads a mapped file into huge pages, where that can be, so that each decode step reads it faster; rows of these matrices then take
-    /// turns ([`Layout::Sixteens`]). Only the first call reads; others wait for it.
+    /// Reads a mapped file into huge pages, where that can be, so that each decode step reads it faster; rows of these matrices are then
+    /// interleaved ([`Layout::Interleaved`]). Only the first call reads; others wait for it.
     pub(crate) fn copy_to_huge_pages(&self, matrices: Vec<FileMatrix>) {
         if let Self::Mapped(file, pages) = self {
             pages.get_or_init(|| HugePages::read(file.file(), file.as_ref().len(), matrices));

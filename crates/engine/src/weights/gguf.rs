@@ -79,7 +79,7 @@ impl GgufFile {
         }
         let tensors = self.header.tensors.keys().filter_map(|name| self.tensor(name, false).ok());
         let matrix = |tensor: FileTensor| match (tensor.bytes, &tensor.shape[..]) {
-            (TensorBytes::InFile(_, range), &[_, .., columns]) if tensor.format.likes_sixteens() => {
+            (TensorBytes::InFile(_, range), &[_, .., columns]) if tensor.format.prefers_interleaved() => {
                 Some(FileMatrix { range, format: tensor.format, columns })
             }
             _ => None,

@@ -14,7 +14,7 @@ const LEAST: usize = 32 << 20;
 const HUGE_PAGE: usize = 2 << 20;
 /// Bytes of a file that are read at a time.
 const PIECE: usize = 1 << 20;
-/// Rows that take turns.
+/// Rows that are interleaved.
 const SIXTEEN: usize = 16;
 /// Bytes of a cache line, at which matrices best begin.
 const LINE: usize = 64;
@@ -25,7 +25,7 @@ pub(crate) struct HugePages {
     /// Where the content begins.
     start: usize,
     len: usize,
-    /// Those whose rows take turns, in the order of the file.
+    /// Those whose rows are interleaved, in the order of the file.
     matrices: Vec<FileMatrix>,
 }
 
@@ -46,7 +46,7 @@ impl FileMatrix {
 }
 
 impl HugePages {
-    /// Reads a file of `len` bytes, and brings some of its matrices into [`Layout::Sixteens`]; `None` where it is small, the system has no
+    /// Reads a file of `len` bytes, and brings some of its matrices into [`Layout::Interleaved`]; `None` where it is small, the system has no
     /// such pages to give, less than twice the memory is free, or the file cannot be read. `LAYERSCOPE_HUGE_PAGES=off` leaves
     /// every file where it is.
     pub(super) fn read(file: &File, len: usize, mut matrices: Vec<FileMatrix>) -> Option<Self> {
@@ -73,7 +73,7 @@ impl HugePages {
         Some(pages)
     }
 
-    /// Bytes of the file, and their order; `None` where they are not whole rows that take turns, so that they must be read from the file.
+    /// Bytes of the file, and their order; `None` where they are part of interleaved rows, so that they must be read from the file.
     pub(super) fn layout(&self, range: &Range<usize>) -> Option<Layout> {
         let behind = self.matrices.partition_point(|matrix| matrix.range.end <= range.start);
         match self.matrices.get(behind).filter(|matrix| matrix.range.start < range.end) {
@@ -83,7 +83,7 @@ impl HugePages {
                 let whole = range.start >= start && (range.start - start).is_multiple_of(sixteen);
                 let to_the_end = range.end == matrix.range.end;
                 let ends = to_the_end || range.end < matrix.range.end && range.len().is_multiple_of(sixteen);
-                (whole && ends).then_some(Layout::Sixteens)
+                (whole && ends).then_some(Layout::Interleaved)
             }
         }
     }
@@ -120,7 +120,7 @@ fn read_pieces(file: &File, matrices: &[FileMatrix], to: &mut [u8]) -> io::Resul
             };
             rows.resize(to.len(), 0);
             read_at(file, &mut rows, start)?;
-            format.rows_to_sixteens(*columns, &rows, to);
+            format.interleave(*columns, &rows, to);
         }
         Ok(())
     };
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_of_matrices_take_turns_and_all_else_stays() {
+    fn rows_of_matrices_are_interleaved_and_all_else_stays() {
         let (file, content) = file(LEAST + 12_345);
         if !available() {
             return;
@@ -252,13 +252,13 @@ mod tests {
         let mut expected = content;
         for FileMatrix { range, .. } in [&first, &second, &third] {
             let rows = expected[range.clone()].to_vec();
-            format.rows_to_sixteens(columns, &rows, &mut expected[range.clone()]);
+            format.interleave(columns, &rows, &mut expected[range.clone()]);
         }
         assert!(pages.bytes() == expected && pages.as_file().is_none());
         assert_eq!(pages.bytes()[first.range.start..].as_ptr().align_offset(LINE), 0);
         let Range { start, end } = first.range;
-        let taking_turns = [start..end, start + SIXTEEN * row..end, start..start + 2 * SIXTEEN * row];
-        assert!(taking_turns.iter().all(|range| pages.layout(range) == Some(Layout::Sixteens)));
+        let interleaved = [start..end, start + SIXTEEN * row..end, start..start + 2 * SIXTEEN * row];
+        assert!(interleaved.iter().all(|range| pages.layout(range) == Some(Layout::Interleaved)));
         let cut = [start..end - row, start + row..end, start - 1..end, start..end + 1];
         assert!(cut.iter().all(|range| pages.layout(range).is_none()));
         assert_eq!(pages.layout(&(0..start)), Some(Layout::Rows));

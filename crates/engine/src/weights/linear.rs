@@ -80,12 +80,12 @@ impl Linear {
             true => {
                 let mut owned = Vec::with_capacity(blocks.len());
                 advise_for(&mut owned);
-                let layout = if format.likes_sixteens() { layout } else { Layout::Rows };
+                let layout = if format.prefers_interleaved() { layout } else { Layout::Rows };
                 match layout {
                     Layout::Rows => owned.extend_from_slice(blocks),
-                    Layout::Sixteens => {
+                    Layout::Interleaved => {
                         owned.resize(blocks.len(), 0);
-                        format.rows_to_sixteens(columns, blocks, &mut owned);
+                        format.interleave(columns, blocks, &mut owned);
                     }
                 }
                 (Bytes::Owned(owned, layout), format)

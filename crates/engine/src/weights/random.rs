@@ -130,8 +130,8 @@ impl RandomWeights {
     }
 
     /// The same in the order from which a CPU multiplies them faster in eight bits.
-    pub(crate) fn rounded(self) -> Self {
-        Self { layout: Layout::Sixteens, ..self }
+    pub(crate) fn interleaved(self) -> Self {
+        Self { layout: Layout::Interleaved, ..self }
     }
 }
 

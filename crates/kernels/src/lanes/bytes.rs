@@ -126,7 +126,7 @@ impl SixteenRows for RowByRow<'_> {
     }
 }
 
-/// Rows whose bytes take turns, four at a time: the first four of a block of each row, then the next four. What makes blocks no whole
+/// Rows that are interleaved, four bytes at a time: the first four of a block of each row, then the next four. What makes blocks no whole
 /// number of fours is apart, block by block and row by row: the first bytes of a block of 32 elements, the last ones of one of 256.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct WordByWord<'a> {

@@ -18,8 +18,8 @@ pub(super) const CACHED: usize = 6 << 10;
 
 type Floats16 = Vector<f32, LANES>;
 
-/// Up to eight rows of activations that meet each row of W at the same time, with what products with some formats need beside. The
-/// rows take turns: sixteen elements of each, or what belongs to them, then the next sixteen.
+/// Up to eight rows of activations that meet each row of W at the same time, with what products with some formats need beside. They
+/// are interleaved: sixteen elements of each, or what belongs to them, then the next sixteen.
 pub(super) struct Activations<'a> {
     /// How many rows.
     pub(super) count: usize,

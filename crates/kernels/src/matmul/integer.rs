@@ -192,7 +192,7 @@ impl<'a, B: ByteBlock> IntegerProducts<'a, '_, B> {
             for at in (0..self.x.groups).step_by(SPAN / GROUP) {
                 let groups = at..self.x.groups.min(at + SPAN / GROUP);
                 let block = at * GROUP / B::COLUMNS;
-                // Of rows apart, where the next sixteen follow; of those that take turns, soon.
+                // Of rows apart, where the next sixteen follow; of interleaved ones, soon.
                 let behind = if R::APART { LANES * row_bytes } else { SOON };
                 let mut ahead = Ahead::new(data, LANES * block * B::BLOCK_BYTES + behind);
                 let here = sixteen.from(block);

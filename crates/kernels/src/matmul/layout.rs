@@ -14,15 +14,15 @@ use std::ops::Range;
 pub enum Layout {
     /// One row after the other.
     Rows,
-    /// Each sixteen rows that follow each other take turns: the first four bytes of a block of each of them, then the next four. Bytes of
+    /// Each sixteen rows that follow each other: the first four bytes of a block of each of them, then the next four of each. Bytes of
     /// blocks that are no whole fours follow behind these. Rows behind the last sixteen are one after the other. Reading it, a decode step
     /// moves no bytes between vectors, and memory is read in its order.
-    Sixteens,
+    Interleaved,
 }
 
 impl WeightFormat {
-    /// Whether products in whole numbers are faster from [`Layout::Sixteens`].
-    pub const fn likes_sixteens(self) -> bool {
+    /// Whether products in whole numbers are faster from [`Layout::Interleaved`].
+    pub const fn prefers_interleaved(self) -> bool {
         matches!(
             self,
             Self::Q4_0
@@ -47,23 +47,23 @@ impl WeightFormat {
         )
     }
 
-    /// Brings rows of so many columns from [`Layout::Rows`] into [`Layout::Sixteens`].
+    /// Brings rows of so many columns from [`Layout::Rows`] into [`Layout::Interleaved`].
     ///
     /// # Panics
     /// If these are not whole rows, or `to` is not as long.
-    pub fn rows_to_sixteens(self, columns: usize, rows: &[u8], to: &mut [u8]) {
+    pub fn interleave(self, columns: usize, rows: &[u8], to: &mut [u8]) {
         assert_eq!(rows.len(), to.len(), "as many bytes");
         assert!(rows.len().is_multiple_of(self.bytes(columns)), "whole rows");
         let sixteen = LANES * self.bytes(columns);
         let (mut from, mut to) = (rows.chunks_exact(sixteen), to.chunks_exact_mut(sixteen));
         for (from, to) in from.by_ref().zip(to.by_ref()) {
-            self.take_turns(from, to);
+            self.interleave_sixteen(from, to);
         }
         to.into_remainder().copy_from_slice(from.remainder());
     }
 
     /// Sixteen rows.
-    fn take_turns(self, rows: &[u8], to: &mut [u8]) {
+    fn interleave_sixteen(self, rows: &[u8], to: &mut [u8]) {
         let kind = self.words();
         let (row_bytes, block_bytes) = (rows.len() / LANES, self.block().1);
         let (words, rests) = to.split_at_mut(row_bytes / block_bytes * kind.words * BYTES);
@@ -97,13 +97,13 @@ impl<'a> Weights<'a> {
         Cow::Owned(copy)
     }
 
-    /// The sixteen rows from one on, where they take turns; `first` is a multiple of sixteen.
+    /// The sixteen rows from one on, where they are interleaved; `first` is a multiple of sixteen.
     pub(super) fn sixteen(&self, first: usize) -> Option<&'a [u8]> {
-        let is_whole = self.layout == Layout::Sixteens && first + LANES <= self.rows;
+        let is_whole = self.layout == Layout::Interleaved && first + LANES <= self.rows;
         is_whole.then(|| &self.data[first * self.row_bytes()..][..LANES * self.row_bytes()])
     }
 
-    /// Some blocks of rows, one row after the other; `copy` is for rows that take turns.
+    /// Some blocks of rows, one row after the other; `copy` is for interleaved rows.
     ///
     /// # Panics
     /// If there are no such rows or blocks.
@@ -153,7 +153,7 @@ impl<'a> Weights<'a> {
     }
 }
 
-/// Blocks of sixteen rows that take turns.
+/// Blocks of sixteen interleaved rows.
 struct Sixteen<'a> {
     /// `[blocks, words, 16]` times four bytes.
     words: &'a [[u8; BYTES]],

@@ -27,7 +27,7 @@ pub(super) fn multiply(instructions: Instructions, x: &[f32], products: &mut [Pr
     let x = &instructions.dispatch(Prepare { x, columns, formats });
     in_tasks(products, rows, |weights, first, outputs| match weights.layout {
         Layout::Rows => multiply_rows(instructions, x, weights, first, outputs),
-        Layout::Sixteens => {
+        Layout::Interleaved => {
             let (mut copy, columns) = (vec![], weights.columns / weights.format.block().0);
             let count = outputs.first().map_or(0, |output| output.len());
             for at in (0..count).step_by(LANES) {

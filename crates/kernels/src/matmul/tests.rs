@@ -233,9 +233,9 @@ fn products_of_bytes_are_the_same_with_any_instructions() {
     }
 }
 
-/// Rows that take turns are the same numbers, and products of them have the same bits.
+/// Interleaved rows are the same numbers, and products of them have the same bits.
 #[test]
-fn sixteen_rows_that_take_turns_give_what_rows_one_by_one_give() {
+fn interleaved_rows_give_what_rows_one_by_one_give() {
     for (seed, format) in (130..).zip(WeightFormat::ALL) {
         if !format.has_bytes() {
             continue;
@@ -244,11 +244,11 @@ fn sixteen_rows_that_take_turns_give_what_rows_one_by_one_give() {
         let blocks = if format.block().0 == 32 { 2 * 8 + 3 } else { 2 };
         let (n, k) = (16 * 5 + 3, blocks * format.block().0);
         let data = random_weights(format, n, k, seed);
-        let mut turns = vec![0; data.len()];
-        format.rows_to_sixteens(k, &data, &mut turns);
+        let mut interleaved = vec![0; data.len()];
+        format.interleave(k, &data, &mut interleaved);
         let rows = Weights { data: &data, format, rows: n, columns: k, layout: Layout::Rows };
-        let sixteens = Weights { data: &turns, layout: Layout::Sixteens, ..rows };
-        assert!(turns != data && sixteens.in_rows() == data, "{format:?}");
+        let sixteens = Weights { data: &interleaved, layout: Layout::Interleaved, ..rows };
+        assert!(interleaved != data && sixteens.in_rows() == data, "{format:?}");
         let numbers = |weights: Weights<'_>, row| {
             let mut numbers = vec![0.0; k];
             weights.dequantize_row(row, &mut numbers);

@@ -80,7 +80,7 @@ pub(in crate::matmul) trait ByteBlock {
     const OFFSETS: bool;
     /// Whether columns of a group are unpacked before those of the next group are complete.
     const IN_ORDER: bool;
-    /// Its words, where sixteen rows take turns.
+    /// Its words, where sixteen rows are interleaved.
     const WORDS: BlockWords;
 
     /// Unpacks some groups of 32 columns, at most eight; `rows` has the bytes of these. As many bytes are asked for ahead.
