@@ -3,7 +3,7 @@
 use super::huge_pages::{FileMatrix, HugePages};
 use super::mapped::{FileState, MappedFile};
 use crate::{Error, Result};
-use layerscope_kernels::matmul::Layout;
+use layerscope_kernels::matmul::{Layout, WeightFormat, Weights};
 use std::borrow::Cow;
 use std::ops::Range;
 use std::path::Path;
@@ -59,6 +59,18 @@ impl FileBytes {
         }
     }
 
+    /// Rows of so many columns, as the file has them; from memory where they are there, so that they are not read from the file again.
+    pub(super) fn as_in_file(
+        &self,
+        rows: &Range<usize>,
+        format: WeightFormat,
+        columns: usize,
+    ) -> Cow<'_, [u8]> {
+        let (data, layout) = self.rows(rows, self.place(rows));
+        let rows = data.len().checked_div(format.bytes(columns)).unwrap_or(0);
+        Weights { data, format, rows, columns, layout }.in_rows()
+    }
+
     /// The file as it was when it was mapped.
     pub(super) fn state(&self) -> Option<&FileState> {
         match self {
@@ -76,5 +88,28 @@ impl AsRef<[u8]> for FileBytes {
             }
             Self::InMemory(bytes) => bytes,
         }
+    }
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn interleaved_rows_are_given_as_in_the_file() {
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        let content: Vec<u8> = (0..33 << 20).map(|i| (i * 31 % 251) as u8).collect();
+        std::fs::write(file.path(), &content).expect("written");
+        let bytes = FileBytes::map(file.path()).expect("mapped");
+        let (format, columns) = (WeightFormat::Q4_1, 576);
+        let range = 4096..4096 + 3 * 16 * format.bytes(columns) + 5 * format.bytes(columns);
+        bytes.copy_to_huge_pages(vec![FileMatrix { range: range.clone(), format, columns }]);
+        let inside = range.start + 16 * format.bytes(columns)..range.start + 32 * format.bytes(columns);
+        let cut = range.start + format.bytes(columns)..range.end;
+        for rows in [range, inside, cut] {
+            assert!(*bytes.as_in_file(&rows, format, columns) == content[rows.clone()], "{rows:?}");
+        }
+        let others = 100..1000;
+        assert!(*bytes.as_in_file(&others, WeightFormat::F32, 225) == content[others.clone()]);
     }
 }

@@ -8,6 +8,7 @@ use super::{Linear, Weight, WeightSource, WeightsPrecision};
 use crate::{Error, ModelConfig, Result};
 use candle_core::{Device, Tensor};
 use layerscope_kernels::matmul::{Layout, WeightFormat};
+use std::borrow::Cow;
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -123,17 +124,26 @@ impl<'a, F: TensorFiles> FileWeights<'a, F> {
     /// The place's rows of a vector, in f32.
     fn read_vector(&self, place: &Place, len: usize) -> Result<Vec<f32>> {
         let tensor = self.tensor(place, (len, 1), true)?;
-        let all = dequantized(tensor.bytes(), tensor.format, place.rows.of(len));
+        let all = dequantized(&tensor.bytes(), tensor.format, place.rows.of(len));
         let offset = if place.plus_one { 1.0 } else { 0.0 };
         Ok((0..len).map(|row| all[place.rows.source(row, len)] + offset).collect())
     }
 }
 
 impl FileTensor {
-    pub(super) fn bytes(&self) -> &[u8] {
+    pub(super) fn bytes(&self) -> Cow<'_, [u8]> {
         match &self.bytes {
-            TensorBytes::InFile(file, range) => &(**file).as_ref()[range.clone()],
-            TensorBytes::Owned(bytes) => bytes,
+            TensorBytes::InFile(file, range) => {
+                file.as_in_file(range, self.format, self.shape.last().copied().unwrap_or(0))
+            }
+            TensorBytes::Owned(bytes) => Cow::Borrowed(bytes),
+        }
+    }
+
+    fn len(&self) -> usize {
+        match &self.bytes {
+            TensorBytes::InFile(_, range) => range.len(),
+            TensorBytes::Owned(bytes) => bytes.len(),
         }
     }
 }
@@ -143,7 +153,7 @@ impl<F: TensorFiles> WeightSource for FileWeights<'_, F> {
         let place = (self.place)(weight, self.config);
         let keep = precision == WeightsPrecision::Native;
         let tensor = self.tensor(&place, shape, !keep)?;
-        let row_bytes = tensor.bytes().len() / place.rows.of(shape.0);
+        let row_bytes = tensor.len() / place.rows.of(shape.0);
         let part = |range: Range<usize>| match &tensor.bytes {
             TensorBytes::InFile(file, whole) => {
                 let range = whole.start + range.start..whole.start + range.end;

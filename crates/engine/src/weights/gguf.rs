@@ -132,7 +132,7 @@ impl GgufFile {
     pub(crate) fn numbers(&self, name: &str) -> Result<(Vec<usize>, Vec<f32>)> {
         let tensor = self.tensor(name, true)?;
         let elements = tensor.shape.iter().product();
-        let numbers = dequantized(tensor.bytes(), tensor.format, elements);
+        let numbers = dequantized(&tensor.bytes(), tensor.format, elements);
         Ok((tensor.shape, numbers))
     }
 
@@ -159,7 +159,7 @@ impl GgufFile {
             let &[len] = tensor.shape.as_slice() else {
                 return Err(damaged(&self.path, &format!("`{name}` is not a vector")));
             };
-            Ok(Some(dequantized(tensor.bytes(), tensor.format, len)))
+            Ok(Some(dequantized(&tensor.bytes(), tensor.format, len)))
         };
         let [all, short, long] = ROPE_FACTORS;
         let short_and_long = match (vector(short)?, vector(long)?) {

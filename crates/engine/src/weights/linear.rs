@@ -399,8 +399,8 @@ mod tests {
         let (tensor, expected) =
             (file.tensor(name, false).unwrap(), file.tensor(&format!("{name}.f32"), true).unwrap());
         let &[rows, columns] = tensor.shape.as_slice() else { unreachable!("a matrix") };
-        let linear = Linear::from_blocks(tensor.bytes(), tensor.format, (rows, columns), keep);
-        (linear, dequantized(expected.bytes(), expected.format, rows * columns))
+        let linear = Linear::from_blocks(&tensor.bytes(), tensor.format, (rows, columns), keep);
+        (linear, dequantized(&expected.bytes(), expected.format, rows * columns))
     }
 
     #[test]

@@ -384,7 +384,7 @@ impl ByteLanes for Plain {
 
     #[inline(always)]
     fn plus(self, a: [i32; LANES], b: [i32; LANES]) -> [i32; LANES] {
-        std::array::from_fn(|i| a[i] + b[i])
+        std::array::from_fn(|i| a[i].wrapping_add(b[i]))
     }
 
     #[inline(always)]
