@@ -317,6 +317,21 @@ pub(crate) trait ByteLanes: Lanes {
         quants: Quants,
         start: i32,
     ) -> Self::Integers;
+    /// [`Self::products`] of the same w with M rows of activations, with a start of each.
+    #[inline(always)]
+    fn products_of_rows<const M: usize, const N: usize>(
+        self,
+        w: &[Self::Bytes; N],
+        x: [&[[i8; 4]; N]; M],
+        quants: Quants,
+        starts: [i32; M],
+    ) -> [Self::Integers; M] {
+        let mut products = [self.products(w, x[0], quants, starts[0]); M];
+        for m in 1..M {
+            products[m] = self.products(w, x[m], quants, starts[m]);
+        }
+        products
+    }
 }
 
 impl ByteLanes for Plain {
@@ -437,7 +452,7 @@ mod tests {
         data: &[u8],
         x: &[[i8; 4]; N],
     ) -> [u32; LANES] {
-        let start = -128 * x.iter().flatten().map(|&x| i32::from(x)).sum::<i32>();
+        let start = |x: &[[i8; 4]; N]| -128 * x.iter().flatten().map(|&x| i32::from(x)).sum::<i32>();
         let mut w = [l.load_64(&[0; BYTES]); N];
         for (w, bytes) in w.iter_mut().zip(data.as_chunks::<BYTES>().0) {
             let bytes = bytes.map(|byte| match quants.signed {
@@ -449,7 +464,26 @@ mod tests {
                 *w = l.signed_quants(*w);
             }
         }
-        floats(l, l.float(l.products(&w, x, quants, start)))
+        let alone = |x| floats(l, l.float(l.products(&w, x, quants, start(x))));
+        let others: [[[i8; 4]; N]; 8] =
+            std::array::from_fn(|m| x.map(|x| x.map(|x| x / (m as i8 + 1) * [1, -1][m % 2])));
+        macro_rules! together {
+            ($M:literal) => {{
+                let x: [&[[i8; 4]; N]; $M] = std::array::from_fn(|m| &others[m]);
+                let products = l.products_of_rows(&w, x, quants, x.map(start));
+                assert_eq!(
+                    products.map(|products| floats(l, l.float(products))),
+                    x.map(alone),
+                    "{} rows",
+                    $M
+                );
+            }};
+        }
+        together!(1);
+        together!(2);
+        together!(4);
+        together!(8);
+        alone(x)
     }
 
     /// Every operation yields the same bits as the plain one.

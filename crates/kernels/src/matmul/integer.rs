@@ -25,18 +25,20 @@ const GROUP: usize = 32;
 const SPAN_GROUPS: usize = SPAN / GROUP;
 /// Rows of activations that meet unpacked columns before the next ones come, so that both stay in cache.
 const MOST_ROWS: usize = 128;
-/// Groups that a task rounds.
-const TASK_GROUPS: usize = 512;
+/// Spans that a task rounds.
+const TASK_SPANS: usize = 64;
 
 /// Activations in eight bits, in units that each 32 have in common. Σ x is that of rounded x, since the error is then that of Σ w·x
 /// for weights about zero.
 struct Rounded {
-    /// In units, `[rows, columns / 32]`, and zeros for as many groups as a span has.
-    x: Vec<[[i8; 4]; 8]>,
+    /// In units, `[spans, rows]`: what meets the same columns of W lies together, also where rows are a power of two apart, whose
+    /// bytes share sets of the cache. The last span of each row ends in zeros.
+    x: Vec<[[[i8; 4]; 8]; SPAN_GROUPS]>,
     /// What belongs to them, as often.
-    sums: Vec<GroupSums>,
+    sums: Vec<[GroupSums; SPAN_GROUPS]>,
     /// `columns / 32`.
     groups: usize,
+    rows: usize,
 }
 
 #[derive(Clone, Copy, Default)]
@@ -53,27 +55,45 @@ struct GroupSums {
 impl Rounded {
     /// Of rows `[rows, columns]`; columns are whole groups of 32.
     fn new(instructions: Instructions, x: &[f32], columns: usize) -> Self {
-        let groups = columns / GROUP;
-        let all = x.len() / GROUP + SPAN_GROUPS;
-        let mut rounded = Self { x: vec![[[0; 4]; 8]; all], sums: vec![GroupSums::default(); all], groups };
-        let x = x.as_chunks::<GROUP>().0;
-        let round = |((x, to), sums)| instructions.dispatch(Round { x, to, sums });
-        if x.len() < 2 * TASK_GROUPS {
-            round(((x, &mut rounded.x[..]), &mut rounded.sums[..]));
+        let (rows, groups) = (x.len() / columns.max(1), columns / GROUP);
+        let spans = (groups.div_ceil(SPAN_GROUPS) * rows).max(1);
+        let mut rounded =
+            Self { x: vec![Default::default(); spans], sums: vec![Default::default(); spans], groups, rows };
+        if x.is_empty() {
+            return rounded;
+        }
+        let round = |(task, (to, sums))| {
+            instructions.dispatch(Round { x, columns, rows, first: task * TASK_SPANS, to, sums });
+        };
+        if spans < 2 * TASK_SPANS {
+            round((0, (&mut rounded.x[..], &mut rounded.sums[..])));
         } else {
-            x.par_chunks(TASK_GROUPS)
-                .zip(rounded.x.par_chunks_mut(TASK_GROUPS))
-                .zip(rounded.sums.par_chunks_mut(TASK_GROUPS))
-                .for_each(round);
+            let to = rounded.x.par_chunks_mut(TASK_SPANS);
+            to.zip(rounded.sums.par_chunks_mut(TASK_SPANS)).enumerate().for_each(round);
         }
         rounded
     }
+
+    /// A span of a row.
+    #[inline(always)]
+    fn span(&self, span: usize, row: usize) -> SpanOf<'_> {
+        let index = span * self.rows + row;
+        (&self.x[index], &self.sums[index])
+    }
 }
 
+/// Activations, and what belongs to them.
+type SpanOf<'a> = (&'a [[[i8; 4]; 8]; SPAN_GROUPS], &'a [GroupSums; SPAN_GROUPS]);
+
 struct Round<'a> {
-    x: &'a [[f32; GROUP]],
-    to: &'a mut [[[i8; 4]; 8]],
-    sums: &'a mut [GroupSums],
+    /// All rows.
+    x: &'a [f32],
+    columns: usize,
+    rows: usize,
+    /// The first of the spans.
+    first: usize,
+    to: &'a mut [[[[i8; 4]; 8]; SPAN_GROUPS]],
+    sums: &'a mut [[GroupSums; SPAN_GROUPS]],
 }
 
 impl Operation for Round<'_> {
@@ -81,20 +101,24 @@ impl Operation for Round<'_> {
 
     #[inline(always)]
     fn run<S: Simd, L: Lanes>(self, _: S, _: L) {
-        for ((x, to), sums) in self.x.iter().zip(self.to).zip(self.sums) {
-            let bytes: &mut [i8; GROUP] = bytemuck::cast_mut(to);
-            let unit = round_to_bytes(x, bytes);
-            let (mut first, mut second) = (0, 0);
-            for i in 0..GROUP / 2 {
-                first += i32::from(bytes[i]);
-                second += i32::from(bytes[GROUP / 2 + i]);
+        for (index, (to, sums)) in (self.first..).zip(self.to.iter_mut().zip(self.sums)) {
+            let (span, row) = (index / self.rows, index % self.rows);
+            let x = &self.x[row * self.columns..][..self.columns][span * SPAN..];
+            for ((x, to), sums) in x.as_chunks::<GROUP>().0.iter().zip(to).zip(sums) {
+                let bytes: &mut [i8; GROUP] = bytemuck::cast_mut(to);
+                let unit = round_to_bytes(x, bytes);
+                let (mut first, mut second) = (0, 0);
+                for i in 0..GROUP / 2 {
+                    first += i32::from(bytes[i]);
+                    second += i32::from(bytes[GROUP / 2 + i]);
+                }
+                *sums = GroupSums {
+                    unit,
+                    of_16: [unit * first as f32, unit * second as f32],
+                    of_32: unit * (first + second) as f32,
+                    start: -128 * (first + second),
+                };
             }
-            *sums = GroupSums {
-                unit,
-                of_16: [unit * first as f32, unit * second as f32],
-                of_32: unit * (first + second) as f32,
-                start: -128 * (first + second),
-            };
         }
     }
 }
@@ -189,28 +213,28 @@ impl<'a, B: ByteBlock> IntegerProducts<'a, '_, B> {
         for first in (0..self.outputs.len()).step_by(MOST_ROWS) {
             let count = MOST_ROWS.min(self.outputs.len() - first);
             sums[..count].fill(Vector([0.0; LANES]));
-            for at in (0..self.x.groups).step_by(SPAN / GROUP) {
-                let groups = at..self.x.groups.min(at + SPAN / GROUP);
-                let block = at * GROUP / B::COLUMNS;
+            for at in 0..self.x.groups.div_ceil(SPAN_GROUPS) {
+                let groups = SPAN_GROUPS.min(self.x.groups - at * SPAN_GROUPS);
+                let block = at * SPAN / B::COLUMNS;
                 // Of rows apart, where the next sixteen follow; of interleaved ones, soon.
                 let behind = if R::APART { LANES * row_bytes } else { SOON };
                 let mut ahead = Ahead::new(data, LANES * block * B::BLOCK_BYTES + behind);
                 let here = sixteen.from(block);
                 if !R::APART && count == 1 {
-                    alone.begin(l, self.x, first * self.x.groups + at, &sums[0]);
-                    B::unpack(l, here, groups.len(), &mut ahead, alone);
-                    sums[0] = alone.total::<B>(l, groups.len());
+                    alone.begin(l, self.x.span(at, first), &sums[0]);
+                    B::unpack(l, here, groups, &mut ahead, alone);
+                    sums[0] = alone.total::<B>(l, groups);
                     continue;
                 }
-                B::unpack(l, here, groups.len(), &mut ahead, span);
+                B::unpack(l, here, groups, &mut ahead, span);
                 let mut row = 0;
                 while row < count {
-                    let (groups, sums) = (groups.clone(), &mut sums[row..]);
+                    let (here, sums) = ((at, groups), &mut sums[row..]);
                     row += match count - row {
-                        8.. => self.rows::<L, 8>(l, span, first + row, groups, sums),
-                        4.. => self.rows::<L, 4>(l, span, first + row, groups, sums),
-                        2.. => self.rows::<L, 2>(l, span, first + row, groups, sums),
-                        _ => self.rows::<L, 1>(l, span, first + row, groups, sums),
+                        8.. => self.rows::<L, 8>(l, span, first + row, here, sums),
+                        4.. => self.rows::<L, 4>(l, span, first + row, here, sums),
+                        2.. => self.rows::<L, 2>(l, span, first + row, here, sums),
+                        _ => self.rows::<L, 1>(l, span, first + row, here, sums),
                     };
                 }
             }
@@ -227,30 +251,32 @@ impl<'a, B: ByteBlock> IntegerProducts<'a, '_, B> {
         l: L,
         span: &Span,
         first: usize,
-        groups: Range<usize>,
+        (at, groups): (usize, usize),
         totals: &mut [Vector<f32, LANES>],
     ) -> usize {
-        let mut x: [&[[[i8; 4]; 8]]; M] = [&[]; M];
-        let mut sums_of: [&[GroupSums]; M] = [&[]; M];
+        let (x, sums_of) = self.x.span(at, first);
+        let (mut x, mut sums_of) = ([x; M], [sums_of; M]);
         let mut totals_of = [l.splat(0.0); M];
         for m in 0..M {
-            let of_row = (first + m) * self.x.groups;
-            x[m] = &self.x.x[of_row + groups.start..of_row + groups.end];
-            sums_of[m] = &self.x.sums[of_row + groups.start..of_row + groups.end];
+            (x[m], sums_of[m]) = self.x.span(at, first + m);
             totals_of[m] = l.load(&totals[m].0);
         }
-        for (group, quants) in span.quants.as_chunks::<8>().0[..groups.len()].iter().enumerate() {
+        for (group, quants) in span.quants.as_chunks::<8>().0[..groups].iter().enumerate() {
             if B::GROUP == GROUP {
                 let mut w = [l.load_64(&quants[0].0); 8];
                 for i in 1..8 {
                     w[i] = l.load_64(&quants[i].0);
                 }
                 let (scales, offsets) = (l.load(&span.scales[group].0), l.load(&span.offsets[group].0));
+                let (mut here, mut starts) = ([&x[0][group]; M], [0; M]);
+                for m in 0..M {
+                    (here[m], starts[m]) = (&x[m][group], sums_of[m][group].start);
+                }
+                let products = l.products_of_rows(&w, here, B::QUANTS, starts);
                 for m in 0..M {
                     let sums = &sums_of[m][group];
-                    let products = l.products(&w, &x[m][group], B::QUANTS, sums.start);
                     let scales = l.multiply(scales, l.splat(sums.unit));
-                    totals_of[m] = l.multiply_add(l.float(products), scales, totals_of[m]);
+                    totals_of[m] = l.multiply_add(l.float(products[m]), scales, totals_of[m]);
                     if B::OFFSETS {
                         totals_of[m] = l.multiply_add(offsets, l.splat(sums.of_32), totals_of[m]);
                     }
@@ -300,14 +326,14 @@ impl<'a, L: ByteLanes> Alone<'a, L> {
     fn new(l: L, x: &'a Rounded) -> Self {
         let zeros = [l.splat(0.0); SPAN / 16];
         let none = l.integers(l.load_64(&[0; 4 * LANES]));
-        let (x, sums_of) = (first(&x.x), first(&x.sums));
+        let (x, sums_of) = x.span(0, 0);
         Self { x, sums_of, products: [none; SPAN / 16], scales: zeros, offsets: zeros, total: l.splat(0.0) }
     }
 
-    /// Takes activations from a group on.
+    /// Takes the activations of a span.
     #[inline(always)]
-    fn begin(&mut self, l: L, x: &'a Rounded, group: usize, total: &Vector<f32, LANES>) {
-        (self.x, self.sums_of) = (first(&x.x[group..]), first(&x.sums[group..]));
+    fn begin(&mut self, l: L, (x, sums_of): SpanOf<'a>, total: &Vector<f32, LANES>) {
+        (self.x, self.sums_of) = (x, sums_of);
         self.total = l.load(&total.0);
     }
 
@@ -337,15 +363,6 @@ impl<'a, L: ByteLanes> Alone<'a, L> {
         let mut stored = Vector([0.0; LANES]);
         l.store(total, &mut stored.0);
         stored
-    }
-}
-
-/// The first groups of a span: [`Rounded`] has as many behind each.
-#[inline(always)]
-fn first<T>(groups: &[T]) -> &[T; SPAN_GROUPS] {
-    match groups.first_chunk() {
-        Some(groups) => groups,
-        None => unreachable!("zeros follow the activations"),
     }
 }
 

@@ -356,38 +356,88 @@ impl<const VNNI: bool> ByteLanes for Avx2<VNNI> {
         quants: Quants,
         start: i32,
     ) -> [__m256i; 2] {
-        if VNNI {
-            // SAFETY: `self` proves AVX-VNNI; where tests have none, they have AVX2.
-            return unsafe {
-                let mut sums =
-                    [if quants.signed { _mm256_set1_epi32(start) } else { _mm256_setzero_si256() }; 2];
-                for i in 0..N {
-                    let x = _mm256_set1_epi32(word(x[i]));
-                    sums[0] = plus_products(sums[0], w[i][0], x);
-                    sums[1] = plus_products(sums[1], w[i][1], x);
-                }
-                sums
-            };
+        self.few_rows(w, &[x], quants, &[start])[0]
+    }
+
+    #[inline(always)]
+    fn products_of_rows<const M: usize, const N: usize>(
+        self,
+        w: &[[__m256i; 2]; N],
+        x: [&[[i8; 4]; N]; M],
+        quants: Quants,
+        starts: [i32; M],
+    ) -> [[__m256i; 2]; M] {
+        let mut products = [w[0]; M];
+        // As many rows as registers hold the sums of, in 32 bits and where need be in sixteen.
+        let one_sum = VNNI || pairs_at_once(quants) == 1 || pairs_at_once(quants) >= N;
+        if M < 2 {
+            products[0] = self.products(w, x[0], quants, starts[0]);
+        } else if M >= 4 && one_sum {
+            let parts = products.as_chunks_mut::<4>().0.iter_mut();
+            for (to, (x, starts)) in parts.zip(x.as_chunks::<4>().0.iter().zip(starts.as_chunks::<4>().0)) {
+                *to = self.few_rows(w, x, quants, starts);
+            }
+        } else {
+            let parts = products.as_chunks_mut::<2>().0.iter_mut();
+            for (to, (x, starts)) in parts.zip(x.as_chunks::<2>().0.iter().zip(starts.as_chunks::<2>().0)) {
+                *to = self.few_rows(w, x, quants, starts);
+            }
         }
-        // Products of two pairs are added in sixteen bits as long as these suffice.
-        let at_once = (i16::MAX as i32 / (2 * 127 * quants.most)) as usize;
-        // SAFETY: `self` proves AVX2.
+        products
+    }
+}
+
+/// How many products of two pairs sixteen bits hold the sum of.
+#[inline(always)]
+const fn pairs_at_once(quants: Quants) -> usize {
+    (i16::MAX as i32 / (2 * 127 * quants.most)) as usize
+}
+
+impl<const VNNI: bool> Avx2<VNNI> {
+    /// The products with M rows, each vector of w loaded once for them.
+    #[inline(always)]
+    fn few_rows<const M: usize, const N: usize>(
+        self,
+        w: &[[__m256i; 2]; N],
+        x: &[&[[i8; 4]; N]; M],
+        quants: Quants,
+        starts: &[i32; M],
+    ) -> [[__m256i; 2]; M] {
+        // SAFETY: `self` proves AVX2, and with `VNNI` AVX-VNNI; where tests have none, they have AVX2.
         unsafe {
-            let ones = _mm256_set1_epi16(1);
-            let mut sums = [_mm256_setzero_si256(); 2];
-            for half in 0..2 {
-                let mut few = _mm256_setzero_si256();
+            let mut sums = [[_mm256_setzero_si256(); 2]; M];
+            if VNNI {
+                for m in 0..M {
+                    sums[m] = [_mm256_set1_epi32(if quants.signed { starts[m] } else { 0 }); 2];
+                }
                 for i in 0..N {
-                    let x = _mm256_set1_epi32(word(x[i]));
-                    let w = w[i][half];
-                    let products = match quants.signed {
-                        // |w|·(x with the sign of w).
-                        true => _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w)),
-                        false => _mm256_maddubs_epi16(w, x),
-                    };
-                    few = if i % at_once == 0 { products } else { _mm256_add_epi16(few, products) };
-                    if i % at_once + 1 == at_once || i + 1 == N {
-                        sums[half] = _mm256_add_epi32(sums[half], _mm256_madd_epi16(few, ones));
+                    for m in 0..M {
+                        let x = _mm256_set1_epi32(word(x[m][i]));
+                        sums[m][0] = plus_products(sums[m][0], w[i][0], x);
+                        sums[m][1] = plus_products(sums[m][1], w[i][1], x);
+                    }
+                }
+                return sums;
+            }
+            let (ones, at_once) = (_mm256_set1_epi16(1), pairs_at_once(quants));
+            let mut few = sums;
+            for i in 0..N {
+                for m in 0..M {
+                    let x = _mm256_set1_epi32(word(x[m][i]));
+                    for half in 0..2 {
+                        let w = w[i][half];
+                        let products = match quants.signed {
+                            // |w|·(x with the sign of w).
+                            true => _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w)),
+                            false => _mm256_maddubs_epi16(w, x),
+                        };
+                        let first = i % at_once == 0;
+                        few[m][half] =
+                            if first { products } else { _mm256_add_epi16(few[m][half], products) };
+                        if i % at_once + 1 == at_once || i + 1 == N {
+                            let pairs = _mm256_madd_epi16(few[m][half], ones);
+                            sums[m][half] = _mm256_add_epi32(sums[m][half], pairs);
+                        }
                     }
                 }
             }
