@@ -2,7 +2,7 @@
 
 use std::hint::black_box;
 
-/// Bytes ahead of those that are read which are asked for, where memory is read in its order.
+/// How many bytes ahead of a read memory is asked for, where it is read in its order.
 pub(crate) const SOON: usize = 8 << 10;
 
 const CACHE_LINE: usize = 64;

@@ -59,7 +59,7 @@ impl FileBytes {
         }
     }
 
-    /// Rows of so many columns, as the file has them; from memory where they are there, so that they are not read from the file again.
+    /// Rows of so many columns in the file's order, from huge pages where they are there.
     pub(super) fn as_in_file(
         &self,
         rows: &Range<usize>,

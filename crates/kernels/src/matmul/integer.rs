@@ -31,8 +31,8 @@ const TASK_SPANS: usize = 64;
 /// Activations in eight bits, in units that each 32 have in common. Σ x is that of rounded x, since the error is then that of Σ w·x
 /// for weights about zero.
 struct Rounded {
-    /// In units, `[spans, rows]`: what meets the same columns of W lies together, also where rows are a power of two apart, whose
-    /// bytes share sets of the cache. The last span of each row ends in zeros.
+    /// In units, `[spans, rows]`: what meets the same columns of W lies together. Row by row, widths that are a power of two would put
+    /// it into the same few sets of the cache. The last span of each row may end in zeros.
     x: Vec<[[[i8; 4]; 8]; SPAN_GROUPS]>,
     /// What belongs to them, as often.
     sums: Vec<[GroupSums; SPAN_GROUPS]>,

@@ -14,7 +14,7 @@ use std::ops::Range;
 pub enum Layout {
     /// One row after the other.
     Rows,
-    /// Each sixteen rows that follow each other: the first four bytes of a block of each of them, then the next four of each. Bytes of
+    /// Sixteen rows at a time: the first four bytes of a block of each of them, then the next four of each. Bytes of
     /// blocks that are no whole fours follow behind these. Rows behind the last sixteen are one after the other. Reading it, a decode step
     /// moves no bytes between vectors, and memory is read in its order.
     Interleaved,

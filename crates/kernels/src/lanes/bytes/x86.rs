@@ -367,23 +367,13 @@ impl<const VNNI: bool> ByteLanes for Avx2<VNNI> {
         quants: Quants,
         starts: [i32; M],
     ) -> [[__m256i; 2]; M] {
-        let mut products = [w[0]; M];
         // As many rows as registers hold the sums of, in 32 bits and where need be in sixteen.
         let one_sum = VNNI || pairs_at_once(quants) == 1 || pairs_at_once(quants) >= N;
-        if M < 2 {
-            products[0] = self.products(w, x[0], quants, starts[0]);
-        } else if M >= 4 && one_sum {
-            let parts = products.as_chunks_mut::<4>().0.iter_mut();
-            for (to, (x, starts)) in parts.zip(x.as_chunks::<4>().0.iter().zip(starts.as_chunks::<4>().0)) {
-                *to = self.few_rows(w, x, quants, starts);
-            }
-        } else {
-            let parts = products.as_chunks_mut::<2>().0.iter_mut();
-            for (to, (x, starts)) in parts.zip(x.as_chunks::<2>().0.iter().zip(starts.as_chunks::<2>().0)) {
-                *to = self.few_rows(w, x, quants, starts);
-            }
+        match M {
+            4.. if one_sum => self.rows_at_a_time::<4, M, N>(w, &x, quants, &starts),
+            2.. => self.rows_at_a_time::<2, M, N>(w, &x, quants, &starts),
+            _ => self.rows_at_a_time::<1, M, N>(w, &x, quants, &starts),
         }
-        products
     }
 }
 
@@ -394,6 +384,23 @@ const fn pairs_at_once(quants: Quants) -> usize {
 }
 
 impl<const VNNI: bool> Avx2<VNNI> {
+    /// The products with M rows, a multiple of AT, so many at a time.
+    #[inline(always)]
+    fn rows_at_a_time<const AT: usize, const M: usize, const N: usize>(
+        self,
+        w: &[[__m256i; 2]; N],
+        x: &[&[[i8; 4]; N]; M],
+        quants: Quants,
+        starts: &[i32; M],
+    ) -> [[__m256i; 2]; M] {
+        let mut products = [w[0]; M];
+        let rows = x.as_chunks::<AT>().0.iter().zip(starts.as_chunks::<AT>().0);
+        for (to, (x, starts)) in products.as_chunks_mut::<AT>().0.iter_mut().zip(rows) {
+            *to = self.few_rows(w, x, quants, starts);
+        }
+        products
+    }
+
     /// The products with M rows, each vector of w loaded once for them.
     #[inline(always)]
     fn few_rows<const M: usize, const N: usize>(
