@@ -11,6 +11,11 @@ use super::{LANES, Lanes, Plain};
 /// Bytes of a vector: four of each of [`LANES`] rows.
 pub(crate) const BYTES: usize = 4 * LANES;
 
+/// Numbers of one vector, where no load of it touches two cache lines.
+#[derive(Clone, Copy)]
+#[repr(align(64))]
+pub(crate) struct Vector<T, const N: usize>(pub(crate) [T; N]);
+
 /// What the quants of a format are.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Quants {
@@ -317,18 +322,27 @@ pub(crate) trait ByteLanes: Lanes {
         quants: Quants,
         start: i32,
     ) -> Self::Integers;
+    /// How many rows of activations to multiply together: as many as registers hold the sums of; 2, 4 or 8.
+    #[inline(always)]
+    fn rows_at_once(self, _: Quants) -> usize {
+        8
+    }
     /// [`Self::products`] of the same w with M rows of activations, with a start of each.
     #[inline(always)]
     fn products_of_rows<const M: usize, const N: usize>(
         self,
-        w: &[Self::Bytes; N],
+        w: &[Vector<u8, BYTES>; N],
         x: [&[[i8; 4]; N]; M],
         quants: Quants,
         starts: [i32; M],
     ) -> [Self::Integers; M] {
-        let mut products = [self.products(w, x[0], quants, starts[0]); M];
+        let mut loaded = [self.load_64(&w[0].0); N];
+        for i in 1..N {
+            loaded[i] = self.load_64(&w[i].0);
+        }
+        let mut products = [self.products(&loaded, x[0], quants, starts[0]); M];
         for m in 1..M {
-            products[m] = self.products(w, x[m], quants, starts[m]);
+            products[m] = self.products(&loaded, x[m], quants, starts[m]);
         }
         products
     }
@@ -464,13 +478,14 @@ mod tests {
                 *w = l.signed_quants(*w);
             }
         }
+        let stored = w.map(|w| Vector(stored(l, w)));
         let alone = |x| floats(l, l.float(l.products(&w, x, quants, start(x))));
         let others: [[[i8; 4]; N]; 8] =
             std::array::from_fn(|m| x.map(|x| x.map(|x| x / (m as i8 + 1) * [1, -1][m % 2])));
         macro_rules! together {
             ($M:literal) => {{
                 let x: [&[[i8; 4]; N]; $M] = std::array::from_fn(|m| &others[m]);
-                let products = l.products_of_rows(&w, x, quants, x.map(start));
+                let products = l.products_of_rows(&stored, x, quants, x.map(start));
                 assert_eq!(
                     products.map(|products| floats(l, l.float(products))),
                     x.map(alone),

@@ -10,7 +10,7 @@ mod k;
 mod nonlinear;
 mod ternary;
 
-pub(super) use bytes::{ByteBlock, Span, Unpacked, Vector};
+pub(super) use bytes::{ByteBlock, Span, Unpacked};
 pub(super) use grid::{IQ1M, IQ1S, IQ2S, IQ2XS, IQ2XXS, IQ3S, IQ3XXS};
 pub(super) use k::{Q2K, Q3K, Q4K, Q5K, Q6K, Q8K};
 pub(super) use nonlinear::{IQ4NL, IQ4XS, MXFP4};

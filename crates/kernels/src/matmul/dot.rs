@@ -5,9 +5,9 @@
 //! the registers, quants go to memory, and a few rows of activations at a time meet them there.
 
 use super::WeightFormat;
-use super::blocks::{Block32, Block256, Offset, Vector, dequantize_32, dequantize_256};
+use super::blocks::{Block32, Block256, Offset, dequantize_32, dequantize_256};
 use crate::instructions::Operation;
-use crate::lanes::{LANES, Lanes};
+use crate::lanes::{LANES, Lanes, Vector};
 use pulp::Simd;
 use std::marker::PhantomData;
 

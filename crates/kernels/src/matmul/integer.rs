@@ -4,14 +4,14 @@
 //! over 16 or 32 columns are whole numbers and then meet the scales. The rows of activations share what is unpacked, and each of
 //! them gets the bits that it has alone.
 
-use super::blocks::{ByteBlock, Span, Unpacked, Vector};
+use super::blocks::{ByteBlock, Span, Unpacked};
 use super::format::by_byte_block;
 use super::row::in_tasks;
 use super::{Product, WeightFormat, Weights};
 use crate::Instructions;
 use crate::ahead::{Ahead, SOON};
 use crate::instructions::{ByteOperation, Operation};
-use crate::lanes::{ByteLanes, LANES, Lanes, RowByRow, SixteenRows, WordByWord};
+use crate::lanes::{ByteLanes, LANES, Lanes, RowByRow, SixteenRows, Vector, WordByWord};
 use pulp::Simd;
 use rayon::prelude::*;
 use std::marker::PhantomData;
@@ -25,6 +25,8 @@ const GROUP: usize = 32;
 const SPAN_GROUPS: usize = SPAN / GROUP;
 /// Rows of activations that meet unpacked columns before the next ones come, so that both stay in cache.
 const MOST_ROWS: usize = 128;
+/// Rows of W whose products go to the outputs together: their rows lie in pages of their own.
+const WIDE: usize = 4 * LANES;
 /// Spans that a task rounds.
 const TASK_SPANS: usize = 64;
 
@@ -74,13 +76,26 @@ impl Rounded {
         rounded
     }
 
+    /// A span of M rows.
+    ///
+    /// # Panics
+    /// If there are fewer rows.
+    #[inline(always)]
+    fn spans<const M: usize>(&self, span: usize, first: usize) -> SpansOf<'_, M> {
+        let index = span * self.rows + first;
+        (&self.x[index..].as_chunks().0[0], &self.sums[index..].as_chunks().0[0])
+    }
+
     /// A span of a row.
     #[inline(always)]
     fn span(&self, span: usize, row: usize) -> SpanOf<'_> {
-        let index = span * self.rows + row;
-        (&self.x[index], &self.sums[index])
+        let ([x], [sums]) = self.spans(span, row);
+        (x, sums)
     }
 }
+
+/// Activations of M rows, and what belongs to them.
+type SpansOf<'a, const M: usize> = (&'a [[[[i8; 4]; 8]; SPAN_GROUPS]; M], &'a [[GroupSums; SPAN_GROUPS]; M]);
 
 /// Activations, and what belongs to them.
 type SpanOf<'a> = (&'a [[[i8; 4]; 8]; SPAN_GROUPS], &'a [GroupSums; SPAN_GROUPS]);
@@ -166,80 +181,98 @@ impl<B: ByteBlock> ByteOperation for IntegerProducts<'_, '_, B> {
     type Output = ();
 
     #[inline(always)]
-    fn run<L: ByteLanes>(mut self, l: L) {
+    fn run<L: ByteLanes>(self, l: L) {
         let rows = self.outputs.first().map_or(0, |output| output.len());
-        let row_bytes = self.weights.row_bytes();
-        let behind = &self.weights.data[self.first * row_bytes..];
-        let mut filled = vec![];
-        let mut span = Span::default();
-        let mut sums = vec![Vector([0.0; LANES]); MOST_ROWS.min(self.outputs.len())];
-        let mut alone = Alone::new(l, self.x);
-        for first in (0..rows).step_by(LANES) {
-            let asked = first..rows.min(first + LANES);
-            let data = &behind[first * row_bytes..];
-            if let Some(sixteen) = self.weights.sixteen(self.first + first) {
-                let here = WordByWord::new(sixteen, row_bytes / B::BLOCK_BYTES, B::WORDS);
-                self.sixteen(l, here, data, asked, (&mut span, &mut alone), &mut sums);
-                continue;
+        let most = MOST_ROWS.min(self.outputs.len());
+        let mut sums = vec![Vector([0.0; LANES]); most * WIDE / LANES];
+        let mut unpacked = (Span::default(), Alone::new(l, self.x));
+        for first in (0..rows).step_by(WIDE) {
+            let wide = first..rows.min(first + WIDE);
+            for first in (0..self.outputs.len()).step_by(MOST_ROWS) {
+                let count = most.min(self.outputs.len() - first);
+                for (row, sums) in wide.clone().step_by(LANES).zip(sums.chunks_mut(most)) {
+                    let asked = row..wide.end.min(row + LANES);
+                    self.some_rows(l, asked, first, &mut unpacked, &mut sums[..count]);
+                }
+                for (row, output) in self.outputs[first..][..count].iter_mut().enumerate() {
+                    for (to, sums) in output[wide.clone()].chunks_mut(LANES).zip(sums.chunks(most)) {
+                        match to.as_mut_array() {
+                            Some(to) => *to = sums[row].0,
+                            None => to.copy_from_slice(&sums[row].0[..to.len()]),
+                        }
+                    }
+                }
             }
-            let sixteen = if asked.len() == LANES {
-                data
-            } else {
-                // Rows that are not there are zeros, and nobody reads their sums.
-                filled.extend_from_slice(&data[..asked.len() * row_bytes]);
-                filled.resize(LANES * row_bytes, 0);
-                &filled
-            };
-            let here = RowByRow::new(sixteen, row_bytes, row_bytes, B::BLOCK_BYTES);
-            self.sixteen(l, here, sixteen, asked, (&mut span, &mut alone), &mut sums);
         }
     }
 }
 
 impl<'a, B: ByteBlock> IntegerProducts<'a, '_, B> {
-    /// The products with sixteen rows of W, of which `rows` are asked for. Bytes that will be needed next are those behind the sixteen
-    /// in `data`.
+    /// The products of some rows of activations, one for each of `sums`, with at most sixteen rows of W.
     #[inline(always)]
-    fn sixteen<L: ByteLanes, R: SixteenRows>(
-        &mut self,
+    fn some_rows<L: ByteLanes>(
+        &self,
         l: L,
-        sixteen: R,
-        data: &[u8],
-        rows: Range<usize>,
-        (span, alone): (&mut Span, &mut Alone<'a, L>),
+        asked: Range<usize>,
+        first: usize,
+        unpacked: &mut (Span, Alone<'a, L>),
         sums: &mut [Vector<f32, LANES>],
     ) {
         let row_bytes = self.weights.row_bytes();
-        for first in (0..self.outputs.len()).step_by(MOST_ROWS) {
-            let count = MOST_ROWS.min(self.outputs.len() - first);
-            sums[..count].fill(Vector([0.0; LANES]));
-            for at in 0..self.x.groups.div_ceil(SPAN_GROUPS) {
-                let groups = SPAN_GROUPS.min(self.x.groups - at * SPAN_GROUPS);
-                let block = at * SPAN / B::COLUMNS;
-                // Of rows apart, where the next sixteen follow; of interleaved ones, soon.
-                let behind = if R::APART { LANES * row_bytes } else { SOON };
-                let mut ahead = Ahead::new(data, LANES * block * B::BLOCK_BYTES + behind);
-                let here = sixteen.from(block);
-                if !R::APART && count == 1 {
-                    alone.begin(l, self.x.span(at, first), &sums[0]);
-                    B::unpack(l, here, groups, &mut ahead, alone);
-                    sums[0] = alone.total::<B>(l, groups);
-                    continue;
-                }
-                B::unpack(l, here, groups, &mut ahead, span);
-                let mut row = 0;
-                while row < count {
-                    let (here, sums) = ((at, groups), &mut sums[row..]);
-                    row += match count - row {
-                        8.. => self.rows::<L, 8>(l, span, first + row, here, sums),
-                        4.. => self.rows::<L, 4>(l, span, first + row, here, sums),
-                        2.. => self.rows::<L, 2>(l, span, first + row, here, sums),
-                        _ => self.rows::<L, 1>(l, span, first + row, here, sums),
-                    };
-                }
+        let data = &self.weights.data[(self.first + asked.start) * row_bytes..];
+        if let Some(sixteen) = self.weights.sixteen(self.first + asked.start) {
+            let here = WordByWord::new(sixteen, row_bytes / B::BLOCK_BYTES, B::WORDS);
+            return self.sixteen(l, here, data, first, unpacked, sums);
+        }
+        let mut filled = vec![];
+        let sixteen = if asked.len() == LANES {
+            data
+        } else {
+            // Rows that are not there are zeros, and nobody reads their sums.
+            filled.extend_from_slice(&data[..asked.len() * row_bytes]);
+            filled.resize(LANES * row_bytes, 0);
+            &filled
+        };
+        let here = RowByRow::new(sixteen, row_bytes, row_bytes, B::BLOCK_BYTES);
+        self.sixteen(l, here, sixteen, first, unpacked, sums);
+    }
+
+    /// The products with sixteen rows of W. Bytes that will be needed next are those behind the sixteen in `data`.
+    #[inline(always)]
+    fn sixteen<L: ByteLanes, R: SixteenRows>(
+        &self,
+        l: L,
+        sixteen: R,
+        data: &[u8],
+        first: usize,
+        (span, alone): &mut (Span, Alone<'a, L>),
+        sums: &mut [Vector<f32, LANES>],
+    ) {
+        let row_bytes = self.weights.row_bytes();
+        sums.fill(Vector([0.0; LANES]));
+        for at in 0..self.x.groups.div_ceil(SPAN_GROUPS) {
+            let groups = SPAN_GROUPS.min(self.x.groups - at * SPAN_GROUPS);
+            let block = at * SPAN / B::COLUMNS;
+            // Of rows apart, where the next sixteen follow; of interleaved ones, soon.
+            let behind = if R::APART { LANES * row_bytes } else { SOON };
+            let mut ahead = Ahead::new(data, LANES * block * B::BLOCK_BYTES + behind);
+            let here = sixteen.from(block);
+            if !R::APART && sums.len() == 1 {
+                alone.begin(l, self.x.span(at, first), &sums[0]);
+                B::unpack(l, here, groups, &mut ahead, alone);
+                sums[0] = alone.total::<B>(l, groups);
+                continue;
             }
-            for (output, sums) in self.outputs[first..].iter_mut().zip(&sums[..count]) {
-                output[rows.clone()].copy_from_slice(&sums.0[..rows.len()]);
+            B::unpack(l, here, groups, &mut ahead, span);
+            let mut row = 0;
+            while row < sums.len() {
+                let (here, sums) = ((at, groups), &mut sums[row..]);
+                row += match sums.len().min(l.rows_at_once(B::QUANTS)) {
+                    8.. => self.rows::<L, 8>(l, span, first + row, here, sums),
+                    4.. => self.rows::<L, 4>(l, span, first + row, here, sums),
+                    2.. => self.rows::<L, 2>(l, span, first + row, here, sums),
+                    _ => self.rows::<L, 1>(l, span, first + row, here, sums),
+                };
             }
         }
     }
@@ -254,25 +287,19 @@ impl<'a, B: ByteBlock> IntegerProducts<'a, '_, B> {
         (at, groups): (usize, usize),
         totals: &mut [Vector<f32, LANES>],
     ) -> usize {
-        let (x, sums_of) = self.x.span(at, first);
-        let (mut x, mut sums_of) = ([x; M], [sums_of; M]);
+        let (x, sums_of) = self.x.spans::<M>(at, first);
         let mut totals_of = [l.splat(0.0); M];
         for m in 0..M {
-            (x[m], sums_of[m]) = self.x.span(at, first + m);
             totals_of[m] = l.load(&totals[m].0);
         }
         for (group, quants) in span.quants.as_chunks::<8>().0[..groups].iter().enumerate() {
             if B::GROUP == GROUP {
-                let mut w = [l.load_64(&quants[0].0); 8];
-                for i in 1..8 {
-                    w[i] = l.load_64(&quants[i].0);
-                }
                 let (scales, offsets) = (l.load(&span.scales[group].0), l.load(&span.offsets[group].0));
                 let (mut here, mut starts) = ([&x[0][group]; M], [0; M]);
                 for m in 0..M {
                     (here[m], starts[m]) = (&x[m][group], sums_of[m][group].start);
                 }
-                let products = l.products_of_rows(&w, here, B::QUANTS, starts);
+                let products = l.products_of_rows(quants, here, B::QUANTS, starts);
                 for m in 0..M {
                     let sums = &sums_of[m][group];
                     let scales = l.multiply(scales, l.splat(sums.unit));
@@ -283,18 +310,18 @@ impl<'a, B: ByteBlock> IntegerProducts<'a, '_, B> {
                 }
             } else {
                 for half in 0..2 {
-                    let mut w = [l.load_64(&quants[4 * half].0); 4];
-                    for i in 1..4 {
-                        w[i] = l.load_64(&quants[4 * half + i].0);
-                    }
+                    let w: &[_; 4] = &quants.as_chunks().0[half];
                     let scales = l.load(&span.scales[2 * group + half].0);
                     let offsets = l.load(&span.offsets[2 * group + half].0);
+                    let mut here = [&x[0][group].as_chunks::<4>().0[half]; M];
+                    for m in 0..M {
+                        here[m] = &x[m][group].as_chunks().0[half];
+                    }
+                    let products = l.products_of_rows(w, here, B::QUANTS, [0; M]);
                     for m in 0..M {
                         let sums = &sums_of[m][group];
-                        let x = &x[m][group].as_chunks::<4>().0[half];
-                        let products = l.products(&w, x, B::QUANTS, 0);
                         let scales = l.multiply(scales, l.splat(sums.unit));
-                        totals_of[m] = l.multiply_add(l.float(products), scales, totals_of[m]);
+                        totals_of[m] = l.multiply_add(l.float(products[m]), scales, totals_of[m]);
                         if B::OFFSETS {
                             totals_of[m] = l.multiply_add(offsets, l.splat(sums.of_16[half]), totals_of[m]);
                         }

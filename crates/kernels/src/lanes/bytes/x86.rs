@@ -1,7 +1,7 @@
 //! AVX2 with F16C, with and without AVX-VNNI, and AVX-512 with VNNI.
 
 use super::super::{Avx2, Avx512, LANES};
-use super::{BYTES, ByteLanes, Quants, RowByRow};
+use super::{BYTES, ByteLanes, Quants, RowByRow, Vector};
 use std::arch::x86_64::*;
 
 /// One of four bits for each byte of four.
@@ -356,24 +356,24 @@ impl<const VNNI: bool> ByteLanes for Avx2<VNNI> {
         quants: Quants,
         start: i32,
     ) -> [__m256i; 2] {
-        self.few_rows(w, &[x], quants, &[start])[0]
+        self.few_rows(|i| w[i], &[x], quants, &[start])[0]
+    }
+
+    #[inline(always)]
+    fn rows_at_once(self, quants: Quants) -> usize {
+        // As many as registers hold the sums of, in 32 bits and where need be in sixteen.
+        if !VNNI && (2..4).contains(&pairs_at_once(quants)) { 2 } else { 4 }
     }
 
     #[inline(always)]
     fn products_of_rows<const M: usize, const N: usize>(
         self,
-        w: &[[__m256i; 2]; N],
+        w: &[Vector<u8, BYTES>; N],
         x: [&[[i8; 4]; N]; M],
         quants: Quants,
         starts: [i32; M],
     ) -> [[__m256i; 2]; M] {
-        // As many rows as registers hold the sums of, in 32 bits and where need be in sixteen.
-        let one_sum = VNNI || pairs_at_once(quants) == 1 || pairs_at_once(quants) >= N;
-        match M {
-            4.. if one_sum => self.rows_at_a_time::<4, M, N>(w, &x, quants, &starts),
-            2.. => self.rows_at_a_time::<2, M, N>(w, &x, quants, &starts),
-            _ => self.rows_at_a_time::<1, M, N>(w, &x, quants, &starts),
-        }
+        self.few_rows(|i| self.load_64(&w[i].0), &x, quants, &starts)
     }
 }
 
@@ -383,29 +383,23 @@ const fn pairs_at_once(quants: Quants) -> usize {
     (i16::MAX as i32 / (2 * 127 * quants.most)) as usize
 }
 
-impl<const VNNI: bool> Avx2<VNNI> {
-    /// The products with M rows, a multiple of AT, so many at a time.
-    #[inline(always)]
-    fn rows_at_a_time<const AT: usize, const M: usize, const N: usize>(
-        self,
-        w: &[[__m256i; 2]; N],
-        x: &[&[[i8; 4]; N]; M],
-        quants: Quants,
-        starts: &[i32; M],
-    ) -> [[__m256i; 2]; M] {
-        let mut products = [w[0]; M];
-        let rows = x.as_chunks::<AT>().0.iter().zip(starts.as_chunks::<AT>().0);
-        for (to, (x, starts)) in products.as_chunks_mut::<AT>().0.iter_mut().zip(rows) {
-            *to = self.few_rows(w, x, quants, starts);
-        }
-        products
+/// The same sums. The compiler knows nothing of them, and so adds to them in the order that is written, in as many registers.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn in_order(mut sums: __m256i) -> __m256i {
+    // SAFETY: nothing is executed.
+    unsafe {
+        std::arch::asm!("/* {0} */", inout(ymm_reg) sums, options(nomem, nostack, preserves_flags));
     }
+    sums
+}
 
+impl<const VNNI: bool> Avx2<VNNI> {
     /// The products with M rows, each vector of w loaded once for them.
     #[inline(always)]
     fn few_rows<const M: usize, const N: usize>(
         self,
-        w: &[[__m256i; 2]; N],
+        w: impl Fn(usize) -> [__m256i; 2],
         x: &[&[[i8; 4]; N]; M],
         quants: Quants,
         starts: &[i32; M],
@@ -418,10 +412,11 @@ impl<const VNNI: bool> Avx2<VNNI> {
                     sums[m] = [_mm256_set1_epi32(if quants.signed { starts[m] } else { 0 }); 2];
                 }
                 for i in 0..N {
+                    let w = w(i);
                     for m in 0..M {
                         let x = _mm256_set1_epi32(word(x[m][i]));
-                        sums[m][0] = plus_products(sums[m][0], w[i][0], x);
-                        sums[m][1] = plus_products(sums[m][1], w[i][1], x);
+                        sums[m][0] = plus_products(sums[m][0], w[0], x);
+                        sums[m][1] = plus_products(sums[m][1], w[1], x);
                     }
                 }
                 return sums;
@@ -429,18 +424,25 @@ impl<const VNNI: bool> Avx2<VNNI> {
             let (ones, at_once) = (_mm256_set1_epi16(1), pairs_at_once(quants));
             let mut few = sums;
             for i in 0..N {
+                let w = w(i);
                 for m in 0..M {
                     let x = _mm256_set1_epi32(word(x[m][i]));
                     for half in 0..2 {
-                        let w = w[i][half];
+                        let w = w[half];
                         let products = match quants.signed {
                             // |w|·(x with the sign of w).
                             true => _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w)),
                             false => _mm256_maddubs_epi16(w, x),
                         };
                         let first = i % at_once == 0;
-                        few[m][half] =
-                            if first { products } else { _mm256_add_epi16(few[m][half], products) };
+                        if first {
+                            few[m][half] = products;
+                        } else {
+                            few[m][half] = _mm256_add_epi16(few[m][half], products);
+                            if at_once >= N {
+                                few[m][half] = in_order(few[m][half]);
+                            }
+                        }
                         if i % at_once + 1 == at_once || i + 1 == N {
                             let pairs = _mm256_madd_epi16(few[m][half], ones);
                             sums[m][half] = _mm256_add_epi32(sums[m][half], pairs);

@@ -4,13 +4,8 @@ use super::k::{Q2K, Q3K, Q4K, Q5K, Q6K};
 use super::nonlinear::{IQ4NL, IQ4XS, MXFP4, TWICE_E2M1, VALUES};
 use super::{Block32, Block256, Offset, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0};
 use crate::ahead::Ahead;
-use crate::lanes::{BYTES, BlockWords, ByteLanes, LANES, MOST_BYTES, Quants, SixteenRows, WordOrder};
+use crate::lanes::{BYTES, BlockWords, ByteLanes, LANES, MOST_BYTES, Quants, SixteenRows, Vector, WordOrder};
 use std::ops::Range;
-
-/// Numbers of one vector, where no load of it touches two cache lines.
-#[derive(Clone, Copy)]
-#[repr(align(64))]
-pub(in crate::matmul) struct Vector<T, const N: usize>(pub(in crate::matmul) [T; N]);
 
 /// 256 columns of sixteen rows, unpacked.
 pub(in crate::matmul) struct Span {
