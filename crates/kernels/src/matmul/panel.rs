@@ -4,6 +4,7 @@
 mod amx;
 #[cfg(target_arch = "x86_64")]
 mod bf16;
+mod packed;
 
 use super::dot::{Floats, Kind, Of32, Of256};
 use super::format::by_block;
@@ -13,16 +14,18 @@ use crate::Instructions;
 use crate::instructions::Operation;
 use crate::lanes::{LANES, Lanes};
 use crate::line::{self, Line};
-use crate::tile::accumulate;
+use packed::Packed;
 use pulp::Simd;
 use rayon::prelude::*;
-use std::cell::RefCell;
+use std::cell::{OnceCell, RefCell};
 use std::marker::PhantomData;
 
 /// Rows of W in a panel: columns of the output.
 const WIDTH: usize = 32;
-/// Columns of W dequantised at once, whole blocks of every format: a panel of them fits a core's L2 cache.
-const DEPTH: usize = 1024;
+/// Columns of W dequantised at once, whole blocks of every format: a panel of them fits a core's L1 cache.
+const DEPTH: usize = 256;
+/// Most rows of W of a task: while its panels pass, what x has of these columns stays in a core's L2 cache.
+const TASK_ROWS: usize = 4 * WIDTH;
 
 /// An output `[rows, columns]`, whose columns tasks write.
 #[derive(Clone, Copy)]
@@ -58,7 +61,7 @@ struct Buffers {
     rows: UnpackedRows,
     /// The panel: `[depth, WIDTH]` in f32, or `[depth / 2, WIDTH]` pairs of bf16.
     panel: Vec<Line>,
-    /// Sums, `[rows of x, WIDTH]`; on tiles, those of each group of rows of W.
+    /// Sums, `[rows of x, WIDTH]` of each panel; on tiles, those of each group of rows of W.
     sums: Vec<Line>,
 }
 
@@ -76,38 +79,30 @@ thread_local! {
 }
 
 /// Activations as a panel multiplies them.
-enum Activations<'a> {
-    F32(&'a [f32]),
-    /// Pairs of bf16, `[rows, columns / 2]`.
+enum Activations {
+    F32(Packed),
+    /// Pairs of bf16, in the bits of f32.
     #[cfg(target_arch = "x86_64")]
-    Bf16(Vec<u32>),
+    Bf16(Packed),
     /// The same as tiles.
     #[cfg(target_arch = "x86_64")]
     Amx(Vec<Line>),
-    /// f32, and as tiles of their parts.
+    /// f32, as tiles of their parts.
     #[cfg(target_arch = "x86_64")]
-    AmxF32(&'a [f32], Vec<Line>),
+    AmxF32(Vec<Line>),
 }
 
-impl Activations<'_> {
-    /// Where products are in f32, the numbers themselves.
-    fn in_f32(&self) -> &[f32] {
-        match self {
-            Self::F32(x) => x,
-            #[cfg(target_arch = "x86_64")]
-            Self::AmxF32(x, _) => x,
-            #[cfg(target_arch = "x86_64")]
-            Self::Bf16(_) | Self::Amx(_) => &[],
-        }
-    }
-
-    /// Rows of W that a task multiplies, of all.
+impl Activations {
+    /// Rows of W that a task multiplies, of all: as many tasks for each thread, of whole panels.
     fn task_rows(&self, rows: usize) -> usize {
-        match self {
+        let (most, group) = match self {
             #[cfg(target_arch = "x86_64")]
-            Self::Amx(_) | Self::AmxF32(..) => amx::task_rows(rows),
-            _ => WIDTH,
-        }
+            Self::Amx(_) | Self::AmxF32(_) => (amx::TASK_ROWS, amx::GROUP),
+            _ => (TASK_ROWS, WIDTH),
+        };
+        // A thread that had one more would keep all others waiting.
+        let tasks = rows.div_ceil(most).next_multiple_of(rayon::current_num_threads());
+        rows.div_ceil(tasks).next_multiple_of(group)
     }
 }
 
@@ -123,27 +118,30 @@ pub(super) fn multiply(
             && compute != ComputeType::F32
             && (format.is_quantized() || format == WeightFormat::BF16)
     };
+    let in_f32 = || Activations::F32(Packed::new(x, rows, DEPTH));
     #[cfg(target_arch = "x86_64")]
-    let plain = match products.iter().all(|product| in_bf16(product.weights.format)) {
-        false if instructions.has_amx() => {
-            amx::split(x, rows).map_or(Activations::F32(x), |tiles| Activations::AmxF32(x, tiles))
-        }
-        _ => Activations::F32(x),
+    let in_f32 = || match instructions.has_amx() {
+        true => amx::split(x, rows).map_or_else(in_f32, Activations::AmxF32),
+        false => in_f32(),
     };
-    #[cfg(not(target_arch = "x86_64"))]
-    let plain = Activations::F32(x);
-    #[cfg(target_arch = "x86_64")]
-    let rounded = match products.iter().any(|product| in_bf16(product.weights.format)) {
-        true if instructions.has_amx() => Activations::Amx(amx::rounded(x, rows)),
-        true => Activations::Bf16(bf16::rounded(x, rows)),
-        false => Activations::F32(x),
+    let pairs = || {
+        #[cfg(target_arch = "x86_64")]
+        return match instructions.has_amx() {
+            true => Activations::Amx(amx::rounded(x, rows)),
+            false => Activations::Bf16(bf16::rounded(x, rows)),
+        };
+        #[cfg(not(target_arch = "x86_64"))]
+        in_f32()
     };
-    #[cfg(not(target_arch = "x86_64"))]
-    let rounded = Activations::F32(x);
+    // Each is made where a product needs it.
+    let (plain, rounded) = (OnceCell::new(), OnceCell::new());
     let mut tasks = vec![];
     for Product { weights, output } in products {
         let columns = Columns { output: output.as_mut_ptr(), stride: weights.rows };
-        let activations = if in_bf16(weights.format) { &rounded } else { &plain };
+        let activations = match in_bf16(weights.format) {
+            true => rounded.get_or_init(pairs),
+            false => plain.get_or_init(in_f32),
+        };
         let rows_of_task = activations.task_rows(weights.rows);
         let panels = (0..weights.rows).step_by(rows_of_task).map(|first| {
             let count = rows_of_task.min(weights.rows - first);
@@ -152,18 +150,17 @@ pub(super) fn multiply(
         tasks.extend(panels);
     }
     tasks.into_par_iter().with_max_len(1).for_each(|(panel, columns, activations)| {
-        BUFFERS.with_borrow_mut(|buffers| {
-            // SAFETY: the outputs outlive the loop; no two tasks share columns of one of them.
-            unsafe {
-                instructions.dispatch(PanelProduct::new(
-                    instructions,
-                    panel,
-                    activations,
-                    (rows, columns),
-                    buffers,
-                ));
-            }
-        });
+        let product = |activations| {
+            BUFFERS.with_borrow_mut(|buffers| {
+                // SAFETY: the outputs outlive the loop; no two tasks share columns of one of them.
+                instructions.dispatch(unsafe {
+                    PanelProduct::new(instructions, panel, activations, (rows, columns), buffers)
+                })
+            })
+        };
+        if !product(activations) {
+            product(&Activations::F32(Packed::new(x, rows, DEPTH)));
+        }
     });
 }
 
@@ -280,7 +277,7 @@ impl Panel<'_> {
 struct PanelProduct<'a> {
     instructions: Instructions,
     panel: Panel<'a>,
-    activations: &'a Activations<'a>,
+    activations: &'a Activations,
     rows: usize,
     output: Columns,
     buffers: &'a mut Buffers,
@@ -292,7 +289,7 @@ impl<'a> PanelProduct<'a> {
     unsafe fn new(
         instructions: Instructions,
         panel: Panel<'a>,
-        activations: &'a Activations<'a>,
+        activations: &'a Activations,
         (rows, output): (usize, Columns),
         buffers: &'a mut Buffers,
     ) -> Self {
@@ -301,59 +298,61 @@ impl<'a> PanelProduct<'a> {
 }
 
 impl Operation for PanelProduct<'_> {
-    type Output = ();
+    /// Whether the product is done: on tiles of parts, where all weights are finite.
+    type Output = bool;
 
     #[inline(always)]
-    fn run<S: Simd, L: Lanes>(self, simd: S, lanes: L) {
+    fn run<S: Simd, L: Lanes>(self, simd: S, lanes: L) -> bool {
         let Self { instructions, panel: task, activations, rows, output, buffers } = self;
         let columns = task.weights.columns;
-        #[cfg(target_arch = "x86_64")]
-        {
-            let with = (instructions, lanes);
-            let done = match activations {
-                Activations::Amx(x) => {
-                    // SAFETY: what `new` was promised.
-                    unsafe { amx::products(with, task, (x, rows), output, buffers) };
-                    true
+        let (x, of_pairs) = match activations {
+            Activations::F32(x) => (x, false),
+            #[cfg(target_arch = "x86_64")]
+            Activations::Bf16(x) => (x, true),
+            #[cfg(target_arch = "x86_64")]
+            Activations::Amx(x) => {
+                // SAFETY: what `new` was promised.
+                unsafe { amx::products((instructions, lanes), task, (x, rows), output, buffers) };
+                return true;
+            }
+            #[cfg(target_arch = "x86_64")]
+            Activations::AmxF32(x) => {
+                // SAFETY: as above.
+                return unsafe {
+                    amx::products_of_parts((instructions, lanes), task, (x, rows), output, buffers)
+                };
+            }
+        };
+        let panels = (task.first..task.first + task.count).step_by(WIDTH);
+        let panels =
+            panels.map(|first| Panel { first, count: WIDTH.min(task.first + task.count - first), ..task });
+        let sums = line::numbers(&mut buffers.sums, panels.len() * rows * WIDTH);
+        sums.fill(0.0);
+        let sums = sums.as_chunks_mut::<WIDTH>().0;
+        for start in (0..columns).step_by(DEPTH) {
+            let depth = DEPTH.min(columns - start);
+            for (panel, sums) in panels.clone().zip(sums.chunks_exact_mut(rows)) {
+                #[cfg(target_arch = "x86_64")]
+                if of_pairs {
+                    let pairs = line::numbers(&mut buffers.panel, depth.div_ceil(2) * WIDTH);
+                    panel.pairs((instructions, lanes), start, depth, &mut buffers.rows, pairs, WIDTH);
+                    let x = x.columns(start / 2, depth.div_ceil(2));
+                    bf16::accumulate(x, pairs.as_chunks().0, sums);
+                    continue;
                 }
-                Activations::AmxF32(_, x) => {
-                    // SAFETY: as above.
-                    unsafe { amx::products_of_parts(with, task, (x, rows), output, buffers) }
-                }
-                _ => false,
-            };
-            if done {
-                return;
+                panel.unpack(instructions, start, depth, &mut buffers.rows);
+                let numbers = line::numbers(&mut buffers.panel, depth * WIDTH);
+                interleave(lanes, &buffers.rows.numbers, depth, numbers, WIDTH);
+                packed::accumulate(simd, x.columns(start, depth), numbers.as_chunks().0, sums);
             }
         }
-        for first in (0..task.count).step_by(WIDTH) {
-            let panel = Panel { first: task.first + first, count: WIDTH.min(task.count - first), ..task };
-            let x = activations.in_f32();
-            let sums = line::numbers(&mut buffers.sums, rows * WIDTH);
-            sums.fill(0.0);
-            for start in (0..columns).step_by(DEPTH) {
-                let depth = DEPTH.min(columns - start);
-                match activations {
-                    #[cfg(target_arch = "x86_64")]
-                    Activations::Bf16(x) => {
-                        let pairs = line::numbers(&mut buffers.panel, depth.div_ceil(2) * WIDTH);
-                        panel.pairs((instructions, lanes), start, depth, &mut buffers.rows, pairs, WIDTH);
-                        let stride = columns.div_ceil(2);
-                        let x = bf16::PairRows { pairs: x, stride, start: start / 2, rows };
-                        bf16::accumulate(x, depth.div_ceil(2), pairs, sums);
-                    }
-                    _ => {
-                        panel.unpack(instructions, start, depth, &mut buffers.rows);
-                        let numbers = line::numbers(&mut buffers.panel, depth * WIDTH);
-                        interleave(lanes, &buffers.rows.numbers, depth, numbers, WIDTH);
-                        let shape = (rows, depth, WIDTH);
-                        accumulate(simd, shape, &x[start..], columns, numbers, WIDTH, sums, WIDTH);
-                    }
-                }
+        for row in 0..rows {
+            for (panel, sums) in panels.clone().zip(sums.chunks_exact(rows)) {
+                // SAFETY: what `new` was promised.
+                unsafe { output.write((row, panel.first), panel.count, &sums[row], WIDTH) };
             }
-            // SAFETY: what `new` was promised.
-            unsafe { output.write((0, panel.first), panel.count, sums, WIDTH) };
         }
+        true
     }
 }
 

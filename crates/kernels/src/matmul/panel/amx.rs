@@ -13,18 +13,11 @@ const COLUMNS: usize = 256;
 /// Where columns are not whole blocks of the largest format, up to so many are unpacked at once.
 const MOST_COLUMNS: usize = 320;
 /// Rows of W whose sums are in tiles at the same time.
-const GROUP: usize = amx::WIDTH_OF_PARTS;
+pub(super) const GROUP: usize = amx::WIDTH_OF_PARTS;
 /// Tiles of parts, so many columns of each, that rows of x pass at a time: as much of [`GROUP`] rows of W stays in the L1 cache.
 const STEPS_OF_PARTS: usize = 2;
 /// Most rows of W of a task: while they pass, what x has of the unpacked columns stays in a core's L2 cache.
-const MOST_ROWS: usize = 5 * GROUP;
-
-/// Rows of W of a task: as many tasks for each thread, of whole groups.
-pub(super) fn task_rows(rows: usize) -> usize {
-    // A thread that had one more would keep all others waiting.
-    let tasks = rows.div_ceil(MOST_ROWS).next_multiple_of(rayon::current_num_threads());
-    rows.div_ceil(tasks).next_multiple_of(GROUP)
-}
+pub(super) const TASK_ROWS: usize = 5 * GROUP;
 
 /// Activations `[rows, columns]` as tiles, `[⌈rows / 16⌉, ⌈columns / 32⌉, 16]` lines.
 pub(super) fn rounded(x: &[f32], rows: usize) -> Vec<Line> {
@@ -65,7 +58,7 @@ pub(super) unsafe fn products<L: Lanes>(
     let amx = Amx::new();
     let Buffers { rows: unpacked, panel: pairs, sums } = buffers;
     let padded = rows.next_multiple_of(ROWS);
-    let sums = line::numbers(sums, padded * MOST_ROWS);
+    let sums = line::numbers(sums, padded * TASK_ROWS);
     let at_once = match columns.is_multiple_of(COLUMNS) {
         true => COLUMNS,
         false => columns.div_ceil(columns.div_ceil(MOST_COLUMNS)).next_multiple_of(DEPTH),
@@ -126,7 +119,7 @@ pub(super) unsafe fn products_of_parts<L: Lanes>(
     let amx = Amx::new();
     let Buffers { rows: unpacked, panel: pairs, sums } = buffers;
     let padded = rows.next_multiple_of(ROWS);
-    let sums = line::numbers(sums, padded * MOST_ROWS);
+    let sums = line::numbers(sums, padded * TASK_ROWS);
     let mut split = vec![];
     for start in (0..columns).step_by(COLUMNS) {
         let depth = COLUMNS.min(columns - start);

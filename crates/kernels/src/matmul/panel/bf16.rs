@@ -1,14 +1,13 @@
 //! Products of bf16 pairs, summed in f32: twice as many multiplications per instruction as in f32.
 
-use super::WIDTH;
+use super::packed::{Packed, ROWS};
+use super::{DEPTH, WIDTH};
 use rayon::prelude::*;
 use std::arch::x86_64::{
     __m512, __m512bh, __m512i, _mm512_add_ps, _mm512_cvtne2ps_pbh, _mm512_dpbf16_ps, _mm512_loadu_ps,
     _mm512_loadu_si512, _mm512_set1_epi32, _mm512_setzero_ps, _mm512_storeu_ps, _mm512_storeu_si512,
 };
 
-/// Rows of x handled at once; 16 sums stay in registers.
-const ROWS: usize = 8;
 const LANES: usize = 16;
 
 /// The nearest bf16, the even one of two; NaN stays NaN.
@@ -24,8 +23,8 @@ fn round_pair(pair: &[f32]) -> u32 {
     round(pair[0]) | pair.get(1).map_or(0, |&second| round(second)) << 16
 }
 
-/// Activations `[rows, columns]` as pairs, `[rows, ⌈columns / 2⌉]`.
-pub(super) fn rounded(x: &[f32], rows: usize) -> Vec<u32> {
+/// Activations `[rows, columns]` as pairs, packed.
+pub(super) fn rounded(x: &[f32], rows: usize) -> Packed {
     let columns = x.len() / rows;
     let mut pairs = vec![0; rows * columns.div_ceil(2)];
     let each_row = pairs.par_chunks_exact_mut(columns.div_ceil(2)).zip(x.par_chunks_exact(columns));
@@ -36,7 +35,7 @@ pub(super) fn rounded(x: &[f32], rows: usize) -> Vec<u32> {
             *pair = round_pair(x);
         }
     });
-    pairs
+    Packed::new(bytemuck::cast_slice(&pairs), rows, DEPTH / 2)
 }
 
 /// Rounds numbers to pairs, as many as fit into whole vectors; how many pairs that are.
@@ -110,77 +109,65 @@ pub(super) fn pairs_of(row: &[u8], pairs: &mut [f32]) {
     }
 }
 
-/// Rows of activations, of which the pairs from `start` on are multiplied.
-#[derive(Clone, Copy)]
-pub(super) struct PairRows<'a> {
-    pub(super) pairs: &'a [u32],
-    pub(super) stride: usize,
-    pub(super) start: usize,
-    pub(super) rows: usize,
-}
-
-/// `sums [rows, WIDTH] += x [rows, pairs] · panel [pairs, WIDTH]`, pairs of bf16 in the bits of f32.
-pub(super) fn accumulate(x: PairRows<'_>, pairs: usize, panel: &[f32], sums: &mut [f32]) {
-    assert!(panel.len() >= pairs * WIDTH && sums.len() >= x.rows * WIDTH, "panel and sums");
-    assert!(x.pairs.len() >= x.rows * x.stride && x.start + pairs <= x.stride, "activations");
+/// `sums [rows, WIDTH] += x · panel [pairs, WIDTH]`, with all groups of `x`; pairs of bf16 in the bits of f32.
+pub(super) fn accumulate(x: &[[f32; ROWS]], panel: &[[f32; WIDTH]], sums: &mut [[f32; WIDTH]]) {
     assert!(is_x86_feature_detected!("avx512bf16") && is_x86_feature_detected!("avx512f"), "bf16 products");
-    for first in (0..x.rows).step_by(ROWS) {
-        let count = ROWS.min(x.rows - first);
-        let a = &x.pairs[first * x.stride + x.start..];
-        let sums = &mut sums[first * WIDTH..][..count * WIDTH];
-        // SAFETY: the processor has the instructions; sizes are checked above.
-        unsafe {
-            match count {
-                1 => multiply_rows::<1>(a, x.stride, pairs, panel, sums),
-                2 => multiply_rows::<2>(a, x.stride, pairs, panel, sums),
-                3 => multiply_rows::<3>(a, x.stride, pairs, panel, sums),
-                4 => multiply_rows::<4>(a, x.stride, pairs, panel, sums),
-                5 => multiply_rows::<5>(a, x.stride, pairs, panel, sums),
-                6 => multiply_rows::<6>(a, x.stride, pairs, panel, sums),
-                7 => multiply_rows::<7>(a, x.stride, pairs, panel, sums),
-                _ => multiply_rows::<ROWS>(a, x.stride, pairs, panel, sums),
-            }
+    for (x, sums) in x.chunks_exact(panel.len()).zip(sums.chunks_mut(ROWS)) {
+        let mut row = 0;
+        while row < sums.len() {
+            // SAFETY: the processor has the instructions.
+            row += unsafe {
+                match sums.len() - row {
+                    12.. => tile::<12>(x, row, panel, sums),
+                    8.. => tile::<8>(x, row, panel, sums),
+                    4.. => tile::<4>(x, row, panel, sums),
+                    2.. => tile::<2>(x, row, panel, sums),
+                    _ => tile::<1>(x, row, panel, sums),
+                }
+            };
         }
     }
 }
 
+/// M rows of a group from one on; M.
+///
 /// # Safety
-/// AVX-512 F and BF16; `a` has M rows of `pairs`, `stride` apart; `panel [pairs, WIDTH]`; `sums [M, WIDTH]`.
+/// AVX-512 F and BF16.
 #[target_feature(enable = "avx512f,avx512bf16")]
-unsafe fn multiply_rows<const M: usize>(
-    a: &[u32],
-    stride: usize,
-    pairs: usize,
-    panel: &[f32],
-    sums: &mut [f32],
-) {
-    let (a, panel, sums) = (a.as_ptr(), panel.as_ptr(), sums.as_mut_ptr());
+unsafe fn tile<const M: usize>(
+    x: &[[f32; ROWS]],
+    row: usize,
+    panel: &[[f32; WIDTH]],
+    sums: &mut [[f32; WIDTH]],
+) -> usize {
+    // Outside the loop, where the compiler then checks nothing.
+    assert!(row + M <= ROWS);
     let mut totals: [[__m512; 2]; M] = [[_mm512_setzero_ps(); 2]; M];
-    for step in 0..pairs {
+    for (x, panel) in x.iter().zip(panel) {
         // SAFETY: within the panel, and an integer vector is as good a vector of bf16. (A closure would not be inlined: it would
         // run without the instructions that this function may use.)
         let b: [__m512bh; 2] = unsafe {
-            let at = panel.add(step * WIDTH);
+            let at = panel.as_ptr();
             [
                 std::mem::transmute::<__m512i, __m512bh>(_mm512_loadu_si512(at.cast())),
                 std::mem::transmute::<__m512i, __m512bh>(_mm512_loadu_si512(at.add(LANES).cast())),
             ]
         };
-        for (row, totals) in totals.iter_mut().enumerate() {
-            // SAFETY: within the activations; as above.
-            let x: __m512bh =
-                unsafe { std::mem::transmute(_mm512_set1_epi32(*a.add(row * stride + step) as i32)) };
+        for (x, totals) in x[row..row + M].iter().zip(&mut totals) {
+            // SAFETY: as above.
+            let x: __m512bh = unsafe { std::mem::transmute(_mm512_set1_epi32(x.to_bits() as i32)) };
             totals[0] = _mm512_dpbf16_ps(totals[0], x, b[0]);
             totals[1] = _mm512_dpbf16_ps(totals[1], x, b[1]);
         }
     }
-    for (row, totals) in totals.iter().enumerate() {
-        for (half, total) in totals.iter().enumerate() {
-            // SAFETY: within the sums.
+    for (sums, totals) in sums[row..].iter_mut().zip(&totals) {
+        for (sums, total) in sums.as_chunks_mut::<LANES>().0.iter_mut().zip(totals) {
+            // SAFETY: as long as what is loaded and stored.
             unsafe {
-                let at = sums.add(row * WIDTH + half * LANES);
+                let at = sums.as_mut_ptr();
                 _mm512_storeu_ps(at, _mm512_add_ps(_mm512_loadu_ps(at), *total));
             }
         }
     }
+    M
 }
