@@ -2,9 +2,10 @@
 
 use crate::engine::message::{Event, Training};
 use layerscope_diagnostics::prompts::PromptFile;
-use layerscope_engine::{AdapterTraining, HeldOutFigures, Result};
-use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use layerscope_engine::{AdapterTraining, HeldOutFigures};
+use std::path::PathBuf;
+use std::time::Duration;
+use web_time::Instant;
 
 /// The training form and the training's progress.
 #[derive(Debug, Clone, Default)]
@@ -94,15 +95,9 @@ impl Adapting {
         }
     }
 
-    /// The prompts of the file, which `read` reads, or the bundled ones.
-    ///
-    /// # Errors
-    /// Those of `read`.
-    pub fn prompt_file(&self, read: &dyn Fn(&Path) -> Result<PromptFile>) -> Result<PromptFile> {
-        match (self.prompts.trim(), &self.bundled) {
-            ("", Some(bundled)) => Ok(bundled.clone()),
-            (path, _) => read(Path::new(path)),
-        }
+    /// The bundled prompts, where they are to be taken; else those of the file are.
+    pub fn bundled_prompts(&self) -> Option<PromptFile> {
+        self.bundled.clone().filter(|_| self.prompts.trim().is_empty())
     }
 
     /// How to train for a policy.

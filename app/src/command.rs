@@ -90,6 +90,8 @@ impl Order {
         ];
         let last = [Self::Theme, Self::Palette, Self::Help, Self::Quit];
         let views = View::ALL.map(Self::Show);
+        // A page of a browser closes with its tab.
+        let last = last.into_iter().filter(|order| *order != Self::Quit || !cfg!(target_arch = "wasm32"));
         first.into_iter().chain(views).chain(rest).chain(ExportFormat::all().map(Self::Export)).chain(last)
     }
 

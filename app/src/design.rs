@@ -7,7 +7,6 @@ use eframe::egui::{
 };
 pub use layerscope_figures::ColourMap;
 use layerscope_figures::{Colour, Ink, colour};
-use std::sync::Arc;
 
 /// Spaces, in points.
 pub mod space {
@@ -225,8 +224,9 @@ pub fn apply(ctx: &egui::Context) {
 
 /// Adds the system's fonts to a context without a window, for glyphs that the built-in fonts lack (CJK,
 /// Arabic, emoji). Windows do this by themselves.
+#[cfg(not(target_arch = "wasm32"))]
 pub fn use_system_fonts(ctx: &egui::Context) {
-    ctx.add_font_provider(Arc::new(egui_system_font_provider::SystemFontProvider::new()));
+    ctx.add_font_provider(std::sync::Arc::new(egui_system_font_provider::SystemFontProvider::new()));
 }
 
 fn visuals(theme: Theme) -> Visuals {

@@ -13,9 +13,14 @@ pub mod recorder;
 pub mod state;
 pub mod viewer;
 pub mod views;
+#[cfg(target_arch = "wasm32")]
+pub mod web;
 pub mod widgets;
 mod window;
 
 pub use eframe::egui::{Theme, vec2};
-pub use viewer::{Host, Launch, Open, Remembered, SeenModels, Viewer, screenshot};
+#[cfg(not(target_arch = "wasm32"))]
+pub use viewer::screenshot;
+pub use viewer::{Host, Launch, Open, Remembered, SeenModels, Viewer};
+#[cfg(not(target_arch = "wasm32"))]
 pub use window::open_window;

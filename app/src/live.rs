@@ -41,7 +41,7 @@ pub struct Side {
     /// The rest of the text after the last token.
     pub text_rest: String,
     /// Bytes of KV.
-    pub kv_bytes: usize,
+    pub kv_bytes: u64,
     /// Time to first token, seconds.
     pub ttft_s: Option<f64>,
     /// Time per output token after the first, seconds; provisional until the end.

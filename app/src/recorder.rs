@@ -4,7 +4,8 @@ use crate::engine::message::{Event, RecordingStage};
 use layerscope_diagnostics::prompts::{PromptFile, parse_prompts, prompts_sha256};
 use layerscope_engine::Result;
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+use web_time::Instant;
 
 /// The recording form and the recording's progress.
 #[derive(Debug, Default)]

@@ -31,6 +31,7 @@ use crate::views::{Action, Patching, Removing, Scene, SharedTiles};
 use comparing::{Compared, Second};
 use dialogs::Dialogs;
 use eframe::egui::{Context, Theme, ViewportCommand};
+#[cfg(not(target_arch = "wasm32"))]
 pub use export::screenshot;
 use fetching::Fetching;
 use files::Files;
@@ -367,7 +368,7 @@ impl Viewer {
         };
         let (ctx, folder) = (self.ctx.clone(), folder.to_owned());
         let read = folder.clone();
-        let task = Task::start(move || ctx.request_repaint(), move || files.run(&read));
+        let task = Task::run(move || ctx.request_repaint(), async move { files.run(&read).await });
         self.opening = Some((folder, task));
     }
 
@@ -393,13 +394,13 @@ impl Viewer {
             self.adapting.prompts = path.display().to_string();
             return;
         }
-        let files = match self.files() {
-            Ok(Files::Here) => Files::Here,
+        match self.files() {
+            Ok(Files::Here) => {}
             Ok(there) => return self.load_prompts_there(there, path),
             Err(error) => return self.say_error(error.to_string()),
-        };
+        }
         // Parsed as prompts first, so that an invalid file does not replace the typed text.
-        match files.prompt_text(path) {
+        match files::prompt_text(path) {
             Ok(_) if self.state.view == View::Adapt => self.adapting.prompts = path.display().to_string(),
             Ok(text) => {
                 self.recorder.text = text;

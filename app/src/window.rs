@@ -1,25 +1,35 @@
-//! The window on the screen.
+//! The window on the screen, or in a page of a browser.
 
-use crate::viewer::{Launch, Remembered, Viewer};
-use eframe::egui::{Context, Ui, ViewportBuilder, ViewportCommand, vec2};
-use layerscope_engine::{Error, Result};
-use std::sync::{Arc, OnceLock};
+use crate::viewer::Viewer;
+use eframe::egui::{Context, Ui};
+#[cfg(not(target_arch = "wasm32"))]
+use {
+    crate::viewer::{Launch, Remembered},
+    eframe::egui::{ViewportBuilder, ViewportCommand, vec2},
+    layerscope_engine::{Error, Result},
+    std::sync::{Arc, OnceLock},
+};
 
 /// Key of the window's saved state.
+#[cfg(not(target_arch = "wasm32"))]
 const NAME: &str = "layerscope";
 
-struct Window {
-    viewer: Viewer,
+pub(crate) struct Window {
+    pub(crate) viewer: Viewer,
     /// Why it was started in vain, for [`open_window`].
+    #[cfg(not(target_arch = "wasm32"))]
     in_vain: Arc<OnceLock<String>>,
 }
 
 impl eframe::App for Window {
-    fn logic(&mut self, ctx: &Context, _: &mut eframe::Frame) {
+    fn logic(&mut self, _ctx: &Context, _: &mut eframe::Frame) {
         self.viewer.progress();
+        #[cfg(target_arch = "wasm32")]
+        crate::web::mark(self.viewer.is_waiting());
+        #[cfg(not(target_arch = "wasm32"))]
         if let Some(reason) = self.viewer.started_in_vain() {
             self.in_vain.get_or_init(|| reason.to_owned());
-            ctx.send_viewport_cmd(ViewportCommand::Close);
+            _ctx.send_viewport_cmd(ViewportCommand::Close);
         }
     }
 
@@ -37,6 +47,7 @@ impl eframe::App for Window {
 /// # Errors
 /// [`Error::Failure`] if no window can be opened; [`Error::Input`] if the other machine that it is to be on cannot be reached, or has
 /// nothing at the path.
+#[cfg(not(target_arch = "wasm32"))]
 pub fn open_window(launch: Launch) -> Result<()> {
     let options = eframe::NativeOptions {
         viewport: ViewportBuilder::default()

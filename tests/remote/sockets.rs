@@ -113,6 +113,12 @@ fn upgrade(more: &str) -> String {
     )
 }
 
+/// The headers of a page, which names the key in base64 among protocols.
+fn by_protocol(key: &str) -> String {
+    upgrade(&format!("Sec-WebSocket-Protocol: layerscope, key.{key}\r\n"))
+        .replace(&format!("Authorization: Bearer {KEY}\r\n"), "")
+}
+
 #[test]
 fn a_run_over_a_websocket_is_drawn_as_here() {
     let server = Server::with_viewers();
@@ -214,7 +220,10 @@ fn pages_and_what_is_no_viewer_are_not_let_in() {
     let path = "/viewer/engine";
     for (headers, status) in [
         (upgrade("Origin: https://evil.example\r\n"), 403),
+        // A page of its own it has only where it is built in.
         (upgrade(&format!("Origin: http://{}\r\n", server.address)), 403),
+        (by_protocol("YSBrZXkgb2Ygb3Vycw"), 101),
+        (by_protocol("YSBrZXkgb2YgdGhlaXJz"), 401),
         (upgrade("").replace(KEY, "wrong"), 401),
         (upgrade("").replace("Version: 13", "Version: 8"), 400),
         (format!("Authorization: Bearer {KEY}\r\n"), 400),

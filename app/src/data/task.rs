@@ -1,9 +1,9 @@
-//! Background work: one thread, one result.
+//! Background work with one result.
 
-use layerscope_engine::{Error, Result, guarded};
+use layerscope_engine::{Error, Result};
 use std::sync::mpsc::{Receiver, TryRecvError, sync_channel};
 
-/// A computation in a background thread.
+/// A computation in the background.
 #[derive(Debug)]
 pub struct Task<T> {
     result: Receiver<Result<T>>,
@@ -16,14 +16,23 @@ impl<T: Send + 'static> Task<T> {
         wake: impl FnOnce() + Send + 'static,
         work: impl FnOnce() -> Result<T> + Send + 'static,
     ) -> Self {
+        Self::run(wake, async { work() })
+    }
+
+    /// The same with what may wait: for answers of another machine.
+    pub fn run(
+        wake: impl FnOnce() + Send + 'static,
+        work: impl Future<Output = Result<T>> + Send + 'static,
+    ) -> Self {
         let (sender, result) = sync_channel(1);
-        std::thread::spawn(move || {
-            let done: std::result::Result<_, String> = guarded(|| Ok::<_, String>(work()));
-            let done = done.unwrap_or_else(|problem| Err(Error::failure(problem)));
-            // The task may have been dropped.
-            let _ = sender.send(done);
-            wake();
-        });
+        in_background(
+            move |done| {
+                // The task may have been dropped.
+                let _ = sender.send(done);
+                wake();
+            },
+            work,
+        );
         Self { result }
     }
 
@@ -37,9 +46,32 @@ impl<T: Send + 'static> Task<T> {
     }
 
     /// Waits for the result.
+    #[cfg(not(target_arch = "wasm32"))]
     pub fn wait(&self) -> Result<T> {
         self.result.recv().unwrap_or_else(|_| Err(Error::failure("a task ended without a result")))
     }
+}
+
+/// Works in a thread; a panic is an error of its own.
+#[cfg(not(target_arch = "wasm32"))]
+fn in_background<T: Send + 'static>(
+    done: impl FnOnce(Result<T>) + Send + 'static,
+    work: impl Future<Output = Result<T>> + Send + 'static,
+) {
+    std::thread::spawn(move || {
+        let result: std::result::Result<_, String> =
+            layerscope_engine::guarded(|| Ok::<_, String>(pollster::block_on(work)));
+        done(result.unwrap_or_else(|problem| Err(Error::failure(problem))));
+    });
+}
+
+/// Works when the browser has time: it has no threads.
+#[cfg(target_arch = "wasm32")]
+fn in_background<T: Send + 'static>(
+    done: impl FnOnce(Result<T>) + Send + 'static,
+    work: impl Future<Output = Result<T>> + Send + 'static,
+) {
+    wasm_bindgen_futures::spawn_local(async { done(work.await) });
 }
 
 #[cfg(test)]

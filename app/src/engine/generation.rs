@@ -59,7 +59,7 @@ fn generate_side(
     let decoder = &model.decoder;
     decoder.config().check_sequence(prompt.len(), max_new_tokens)?;
     let held = policy.most_held(prompt.len(), max_new_tokens, decoder.device());
-    let kv_bytes = decoder.sequence_need(&held).kv as usize;
+    let kv_bytes = decoder.sequence_need(&held).kv;
     let (name, caveat, prompt_tokens) =
         (policy.to_string(), model.caveat(&policy).map(str::to_owned), prompt.len());
     let adapter = model.adapter.as_ref().map(|adapter| adapter.name.clone());
@@ -90,7 +90,7 @@ fn generate_side(
     let (ttft_s, tpot_s, cancelled) = match generated {
         Ok(generated) => {
             // KV after prefill.
-            kv_bytes = generated.kv_bytes;
+            kv_bytes = generated.kv_bytes as u64;
             let ttft_s = (max_new_tokens > 0).then_some(generated.ttft_s);
             let cut_short = generated.tokens.len() < max_new_tokens;
             (ttft_s, generated.tpot_s, cut_short && check_interrupt(interrupt).is_err())

@@ -8,6 +8,7 @@ use std::sync::mpsc::{Receiver, TryRecvError};
 /// Commands that may wait.
 pub(super) const COMMANDS: usize = 16;
 /// Capacity for events.
+#[cfg(not(target_arch = "wasm32"))]
 pub(super) const EVENTS: usize = 1024;
 
 /// Events as they come.

@@ -259,7 +259,7 @@ pub enum Event {
         /// Prompt tokens p.
         prompt_tokens: usize,
         /// Bytes of KV that it will hold.
-        kv_bytes: usize,
+        kv_bytes: u64,
         /// A caveat to show with the output.
         caveat: Option<String>,
     },
@@ -283,7 +283,7 @@ pub enum Event {
         /// Mean time per output token after the first, seconds; `None` for fewer than two tokens.
         tpot_s: Option<f64>,
         /// Bytes of KV allocated.
-        kv_bytes: usize,
+        kv_bytes: u64,
         /// The rest of the text: an incomplete character as U+FFFD, or empty.
         text_rest: String,
         /// Whether the user stopped it.

@@ -5,24 +5,36 @@
 //! other shared state is a cancel flag. With an engine on another machine they cross two pipes or a WebSocket
 //! ([`remote`]).
 
+#[cfg(not(target_arch = "wasm32"))]
 mod adapting;
+#[cfg(not(target_arch = "wasm32"))]
 mod candidates;
+#[cfg(not(target_arch = "wasm32"))]
 mod events;
+#[cfg(not(target_arch = "wasm32"))]
 mod generation;
+#[cfg(not(target_arch = "wasm32"))]
 mod handle;
 mod inbox;
 pub mod message;
+#[cfg(not(target_arch = "wasm32"))]
 mod patching;
+#[cfg(not(target_arch = "wasm32"))]
 mod pattern;
+#[cfg(not(target_arch = "wasm32"))]
 mod recording;
 pub mod remote;
+#[cfg(not(target_arch = "wasm32"))]
 mod span;
+#[cfg(not(target_arch = "wasm32"))]
 mod tiles;
+#[cfg(not(target_arch = "wasm32"))]
 mod worker;
 
 #[cfg(test)]
 mod tests;
 
+#[cfg(not(target_arch = "wasm32"))]
 pub use handle::LocalEngine;
 pub use message::{Command, Event};
 
@@ -32,6 +44,7 @@ use remote::RemoteEngine;
 /// An engine, here or on another machine.
 pub enum Engine {
     /// On a thread of this program.
+    #[cfg(not(target_arch = "wasm32"))]
     Here(LocalEngine),
     /// At the other end of a connection.
     There(RemoteEngine),
@@ -41,9 +54,10 @@ impl Engine {
     /// Queues a command; [`Command::Cancel`] takes effect at once.
     ///
     /// # Errors
-    /// As [`LocalEngine::send`] and [`RemoteEngine::send`].
+    /// As [`RemoteEngine::send`].
     pub fn send(&self, command: Command) -> Result<()> {
         match self {
+            #[cfg(not(target_arch = "wasm32"))]
             Self::Here(engine) => engine.send(command),
             Self::There(engine) => engine.send(command),
         }
@@ -52,6 +66,7 @@ impl Engine {
     /// The next event, if any.
     pub fn try_event(&self) -> Option<Event> {
         match self {
+            #[cfg(not(target_arch = "wasm32"))]
             Self::Here(engine) => engine.try_event(),
             Self::There(engine) => engine.try_event(),
         }
@@ -60,6 +75,7 @@ impl Engine {
     /// Whether a command is running or queued, according to the events received so far.
     pub fn is_busy(&self) -> bool {
         match self {
+            #[cfg(not(target_arch = "wasm32"))]
             Self::Here(engine) => engine.is_busy(),
             Self::There(engine) => engine.is_busy(),
         }

@@ -1,13 +1,14 @@
 //! Records the drawing of a user interface instead of displaying it.
 
-use super::{paint, svg};
-use eframe::egui::epaint::{ClippedPrimitive, ClippedShape, ImageData};
+use super::svg;
+use eframe::egui::epaint::{ClippedShape, ImageData};
 use eframe::egui::{
     Color32, ColorImage, Context, Pos2, RawInput, Rect, TextureId, TextureOptions, Ui, Vec2, ViewportId,
 };
-use layerscope_engine::{Error, Result};
+#[cfg(not(target_arch = "wasm32"))]
+use layerscope_engine::Error;
+use layerscope_engine::Result;
 use std::collections::BTreeMap;
-use std::io::Cursor;
 
 /// Texture size that current graphics drivers support.
 const WIDEST_TEXTURE: usize = 8_192;
@@ -89,7 +90,8 @@ impl Drawing {
     }
 
     /// Tessellated triangles.
-    pub(super) fn tessellated(&self) -> Vec<ClippedPrimitive> {
+    #[cfg(not(target_arch = "wasm32"))]
+    pub(super) fn tessellated(&self) -> Vec<eframe::egui::epaint::ClippedPrimitive> {
         self.ctx.tessellate(self.shapes.clone(), self.pixels_per_point)
     }
 
@@ -97,13 +99,23 @@ impl Drawing {
     ///
     /// # Errors
     /// [`Error::Failure`] if the machine has no graphics driver, not even a software renderer.
+    #[cfg(not(target_arch = "wasm32"))]
     pub fn to_png(&self, background: Color32) -> Result<Vec<u8>> {
-        let image = paint::paint(self, background)?;
-        let mut bytes = Cursor::new(vec![]);
+        let image = super::paint::paint(self, background)?;
+        let mut bytes = std::io::Cursor::new(vec![]);
         image
             .write_to(&mut bytes, image::ImageFormat::Png)
             .map_err(|error| Error::failure(format!("the picture cannot be encoded: {error}")))?;
         Ok(bytes.into_inner())
+    }
+
+    /// As PNG on a background colour, drawn from its SVG: a browser lets no graphics driver draw off screen.
+    ///
+    /// # Errors
+    /// As [`super::png`].
+    #[cfg(target_arch = "wasm32")]
+    pub fn to_png(&self, background: Color32) -> Result<Vec<u8>> {
+        super::png(&self.to_svg(background), self.pixels_per_point)
     }
 
     /// As SVG on a background colour; text stays text.

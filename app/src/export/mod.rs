@@ -2,6 +2,7 @@
 
 mod drawing;
 mod format;
+#[cfg(not(target_arch = "wasm32"))]
 mod paint;
 mod raster;
 mod svg;

@@ -53,7 +53,7 @@ impl Viewer {
             Err(error) => return self.say_error(error.to_string()),
         };
         let (ctx, read) = (self.ctx.clone(), folder.to_owned());
-        let task = Task::start(move || ctx.request_repaint(), move || files.run(&read));
+        let task = Task::run(move || ctx.request_repaint(), async move { files.run(&read).await });
         self.second.opening = Some((folder.to_owned(), task));
     }
 

@@ -8,7 +8,7 @@ use crate::design::space;
 use crate::export::ExportFormat;
 use eframe::egui::{Grid, Id, Key, Modal, RichText, ScrollArea, TextEdit, Ui};
 use layerscope_diagnostics::run::MANIFEST;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 /// Which dialog is open.
 #[derive(Debug, Default)]
@@ -108,10 +108,13 @@ impl Viewer {
             if ready && (open || entered) {
                 outcome = Outcome::Open(PathBuf::from(path.trim()));
             }
+            #[cfg(not(target_arch = "wasm32"))]
             let is_here = self.there.is_none();
+            #[cfg(not(target_arch = "wasm32"))]
             if is_here && ui.button("Browse for a folder …").clicked() {
                 self.browse(ui, rfd::AsyncFileDialog::new().pick_folder());
             }
+            #[cfg(not(target_arch = "wasm32"))]
             if is_here && ui.button("Browse for a file …").clicked() {
                 let dialog = rfd::AsyncFileDialog::new()
                     .add_filter("Models and prompts", &["gguf", "jsonl", "json"])
@@ -160,6 +163,7 @@ impl Viewer {
             if ready && (compare || entered) {
                 outcome = Outcome::Compare(PathBuf::from(path.trim()));
             }
+            #[cfg(not(target_arch = "wasm32"))]
             if self.there.is_none() && ui.button("Browse …").clicked() {
                 self.browse(ui, rfd::AsyncFileDialog::new().pick_folder());
             }
@@ -198,9 +202,13 @@ impl Viewer {
             if ui.button("Export").clicked() || entered {
                 outcome = Outcome::Export(format, PathBuf::from(path.trim()));
             }
+            #[cfg(not(target_arch = "wasm32"))]
             if ui.button("Browse …").clicked() {
-                let name =
-                    Path::new(path.as_str()).file_name().unwrap_or_default().to_string_lossy().into_owned();
+                let name = std::path::Path::new(path.as_str())
+                    .file_name()
+                    .unwrap_or_default()
+                    .to_string_lossy()
+                    .into_owned();
                 self.browse(ui, rfd::AsyncFileDialog::new().set_file_name(name).save_file());
             }
             if ui.button("Cancel").clicked() {
@@ -210,6 +218,7 @@ impl Viewer {
         outcome
     }
 
+    #[cfg(not(target_arch = "wasm32"))]
     fn browse(&mut self, ui: &Ui, dialog: impl Future<Output = Option<rfd::FileHandle>> + Send + 'static) {
         let ctx = ui.ctx().clone();
         let wait = move || Ok(pollster::block_on(dialog).map(|handle| handle.path().to_owned()));

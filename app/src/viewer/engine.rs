@@ -2,7 +2,6 @@
 
 use super::Viewer;
 use crate::engine::message::{Command, LoadedModel, Under};
-use crate::engine::{Engine, LocalEngine};
 use crate::live::{Live, side_name};
 use crate::state::View;
 use crate::views::Removing;
@@ -11,14 +10,17 @@ use layerscope_diagnostics::record::Anchor;
 use layerscope_engine::{ModelSource, Policy, PromptText, Result, WeightsPrecision};
 use ndarray::Array2;
 use std::ops::Range;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
+#[cfg(not(target_arch = "wasm32"))]
 use std::time::Duration;
 
 /// Delay of a redraw after an engine event. Drawing takes CPU time from the engine, which would distort its
 /// measured times.
+#[cfg(not(target_arch = "wasm32"))]
 const PACE: Duration = Duration::from_millis(80);
 /// The same with software rendering.
+#[cfg(not(target_arch = "wasm32"))]
 const PACE_IN_SOFTWARE: Duration = Duration::from_millis(500);
 impl Viewer {
     pub(super) fn load(&mut self, source: ModelSource) {
@@ -36,11 +38,16 @@ impl Viewer {
         if let Err(error) = self.files() {
             return self.say_error(error.to_string());
         }
-        let ctx = self.ctx.clone();
-        let pace = if self.launch.drawn_in_software { PACE_IN_SOFTWARE } else { PACE };
-        let wake = move || ctx.request_repaint_after(pace);
-        let engine = self.engine.get_or_insert_with(|| Engine::Here(LocalEngine::start(wake)));
-        if let Err(error) = engine.send(command) {
+        #[cfg(not(target_arch = "wasm32"))]
+        if self.engine.is_none() {
+            let ctx = self.ctx.clone();
+            let pace = if self.launch.drawn_in_software { PACE_IN_SOFTWARE } else { PACE };
+            let wake = move || ctx.request_repaint_after(pace);
+            self.engine = Some(crate::engine::Engine::Here(crate::engine::LocalEngine::start(wake)));
+        }
+        if let Some(engine) = &self.engine
+            && let Err(error) = engine.send(command)
+        {
             self.say_error(error.to_string());
         }
     }
@@ -238,17 +245,18 @@ impl Viewer {
             (Err(error), _) | (_, Err(error)) => return self.say_error(error.to_string()),
         };
         let adapting = self.adapting.clone();
-        let command = move || {
-            Ok(Command::Adapt {
-                prompts: adapting.prompt_file(&|path| files.prompts(path))?,
-                training,
-                folder: PathBuf::from(adapting.folder.trim()),
-            })
+        let command = async move {
+            let prompts = match adapting.bundled_prompts() {
+                Some(bundled) => bundled,
+                None => files.prompts(Path::new(adapting.prompts.trim())).await?,
+            };
+            Ok(Command::Adapt { prompts, training, folder: PathBuf::from(adapting.folder.trim()) })
         };
         if self.there.is_some() {
             return self.prepare(command);
         }
-        match command() {
+        #[cfg(not(target_arch = "wasm32"))]
+        match pollster::block_on(command) {
             Ok(command) => self.send(command),
             Err(error) => self.say_error(error.to_string()),
         }

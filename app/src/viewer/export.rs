@@ -12,9 +12,11 @@ use crate::views::Sought;
 use crate::views::adapt;
 use crate::views::generate::{self, Form, LiveScene};
 use eframe::egui::{CentralPanel, Context, Frame, Theme, Ui, Vec2, vec2};
-use layerscope_engine::{Error, Result, write_file};
-use layerscope_report::ReportFormat;
-use std::path::{Path, PathBuf};
+use layerscope_engine::{Error, Result};
+use layerscope_report::{File, ReportFormat};
+#[cfg(not(target_arch = "wasm32"))]
+use std::path::Path;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 /// Pixels per point of exported pictures.
@@ -75,11 +77,11 @@ impl Viewer {
         let size = self.view_size.max(LEAST);
         let mut subject = Subject { content, state: self.state.clone(), theme: self.ctx.theme(), size };
         let ctx = self.ctx.clone();
-        let work = move || {
-            subject.complete(&files, format)?;
-            write(path, &subject.file(format)?)
+        let work = async move {
+            subject.complete(&files, format).await?;
+            save(File { path, bytes: subject.file(format)? })
         };
-        self.exporting = Some(Task::start(move || ctx.request_repaint(), work));
+        self.exporting = Some(Task::run(move || ctx.request_repaint(), work));
     }
 
     fn export_report(&mut self, format: ReportFormat, path: PathBuf) {
@@ -94,17 +96,19 @@ impl Viewer {
         };
         let options = self.state.options();
         let ctx = self.ctx.clone();
-        let work = move || {
+        let work = async move {
             // The extension must match the format.
             let path = if ReportFormat::of(&path).ok() == Some(format) {
                 path
             } else {
                 path.with_added_extension(format.extension())
             };
-            layerscope_report::write(&files.report(folders, options, &path)?)?;
+            for file in files.report(folders, options, &path).await? {
+                save(file)?;
+            }
             Ok(path)
         };
-        self.exporting = Some(Task::start(move || ctx.request_repaint(), work));
+        self.exporting = Some(Task::run(move || ctx.request_repaint(), work));
     }
 }
 
@@ -124,7 +128,7 @@ enum Content {
 
 impl Subject {
     /// Fetches what the file needs and what has not come yet.
-    fn complete(&mut self, files: &Files, format: ExportFormat) -> Result<()> {
+    async fn complete(&mut self, files: &Files, format: ExportFormat) -> Result<()> {
         let Content::Run(shared) = &mut self.content else { return Ok(()) };
         let (mut readout, mut actions) = (None, vec![]);
         let look = match format {
@@ -138,7 +142,7 @@ impl Subject {
         if let (Some(maps), Some(id)) = (&mut shared.maps, prompt)
             && !wants.is_empty()
         {
-            files.complete(&shared.run, Arc::make_mut(maps), &id, wants)?;
+            files.complete(&shared.run, Arc::make_mut(maps), &id, wants).await?;
         }
         Ok(())
     }
@@ -182,6 +186,7 @@ impl Subject {
     fn drawing(&mut self) -> Drawing {
         let quiet = Context::default();
         design::apply(&quiet);
+        #[cfg(not(target_arch = "wasm32"))]
         design::use_system_fonts(&quiet);
         quiet.set_theme(self.theme);
         let background = design::palette_of(self.theme).background;
@@ -210,15 +215,27 @@ impl Subject {
     }
 }
 
-fn write(path: PathBuf, bytes: &[u8]) -> Result<PathBuf> {
-    write_file(&path, bytes)?;
+/// Writes a file; its path.
+#[cfg(not(target_arch = "wasm32"))]
+fn save(file: File) -> Result<PathBuf> {
+    let path = file.path.clone();
+    layerscope_report::write(&[file])?;
     Ok(path)
+}
+
+/// Gives a file to the browser, which keeps it where its user wants; its name.
+#[cfg(target_arch = "wasm32")]
+fn save(file: File) -> Result<PathBuf> {
+    let name = PathBuf::from(file.path.file_name().unwrap_or_default());
+    crate::web::download(&name.to_string_lossy(), &file.bytes)?;
+    Ok(name)
 }
 
 /// The whole window as PNG, `size` points at one pixel a point; nothing is shown on a screen.
 ///
 /// # Errors
 /// If the run cannot be shown, drawing fails or the file cannot be written.
+#[cfg(not(target_arch = "wasm32"))]
 pub fn screenshot(launch: super::Launch, size: Vec2, pixels_per_point: f32, path: &Path) -> Result<()> {
     let ctx = Context::default();
     design::use_system_fonts(&ctx);
@@ -232,5 +249,6 @@ pub fn screenshot(launch: super::Launch, size: Vec2, pixels_per_point: f32, path
         viewer.settle()?;
         drawing.go_on(PASSES, |ui| viewer.frame(ui));
     }
-    write(path.to_owned(), &drawing.to_png(design::palette_of(theme).background)?).map(drop)
+    let bytes = drawing.to_png(design::palette_of(theme).background)?;
+    save(File { path: path.to_owned(), bytes }).map(drop)
 }

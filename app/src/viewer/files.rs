@@ -4,7 +4,7 @@ use crate::data::{PromptMaps, RunData, Want};
 use crate::engine::remote::{Answer, Answered, Link, MapPart, OTHERS, PromptOf, Question, is_relative};
 use layerscope_cutoff::recommend::Options;
 use layerscope_diagnostics::prompts::{PromptFile, parse_prompts, prompts_sha256, read_prompts};
-use layerscope_diagnostics::run::{SmallFile, write_mirror};
+use layerscope_diagnostics::run::{SmallFile, mirror};
 use layerscope_engine::{Error, Result};
 use layerscope_report::{File, Report, render};
 use std::path::{Path, PathBuf};
@@ -28,30 +28,20 @@ impl Files {
     ///
     /// # Errors
     /// As [`RunData::read`]; errors of the connection.
-    pub(super) fn run(&self, folder: &Path) -> Result<RunData> {
+    pub(super) async fn run(&self, folder: &Path) -> Result<RunData> {
         let Self::There(link) = self else { return RunData::read(folder) };
         let Answered { answer: Answer::Files { files, model }, bytes } =
-            link.ask(Question::Run { folder: folder.to_owned() })?
+            link.answer(Question::Run { folder: folder.to_owned() }).await?
         else {
             return other_answer();
         };
         let files = split(files, bytes)?;
         let files: Vec<_> = files.into_iter().map(|(name, bytes)| SmallFile { name, bytes }).collect();
-        let mirror = tempfile::Builder::new().prefix("layerscope-run-").tempdir();
-        let mirror =
-            mirror.map_err(|error| Error::io("create a folder in", &std::env::temp_dir(), &error))?;
-        write_mirror(mirror.path(), &files, &OTHERS)?;
         // Sentences name the folder there.
-        let named = |text: String| {
-            let there = format!("{}:{}", link.host(), folder.display());
-            text.replace(&mirror.path().display().to_string(), &there)
-        };
-        let mut run = RunData::read(mirror.path()).map_err(|error| Error::input(named(error.to_string())))?;
+        let there = PathBuf::from(format!("{}:{}", link.host(), folder.display()));
+        let _mirror = mirror(there.clone(), files, &OTHERS)?;
+        let mut run = RunData::read(&there)?;
         (run.folder, run.model) = (folder.to_owned(), model);
-        run.budgets = run.budgets.map_err(named);
-        run.bench = run.bench.map_err(named);
-        run.patches = run.patches.map_err(named);
-        run.evaluations = run.evaluations.map_err(named);
         Ok(run)
     }
 
@@ -59,9 +49,9 @@ impl Files {
     ///
     /// # Errors
     /// As [`PromptMaps::read`]; errors of the connection.
-    pub(super) fn maps(&self, run: &RunData, prompt: usize, id: &str) -> Result<PromptMaps> {
+    pub(super) async fn maps(&self, run: &RunData, prompt: usize, id: &str) -> Result<PromptMaps> {
         let Self::There(link) = self else { return PromptMaps::read(&run.folder, prompt, id) };
-        match link.ask(Question::Maps { of: prompt_of(run, id) })?.answer {
+        match link.answer(Question::Maps { of: prompt_of(run, id) }).await?.answer {
             Answer::Maps(tops) => PromptMaps::from_tops(prompt, tops).ok_or_else(|| {
                 Error::failure(format!("{} sent maps that contradict themselves", link.host()))
             }),
@@ -73,7 +63,7 @@ impl Files {
     ///
     /// # Errors
     /// Errors of the connection.
-    pub(super) fn complete(
+    pub(super) async fn complete(
         &self,
         run: &RunData,
         maps: &mut PromptMaps,
@@ -82,7 +72,7 @@ impl Files {
     ) -> Result<()> {
         let Self::There(link) = self else { return Ok(()) };
         for want in wants {
-            let part = link.ask(Question::Part { of: prompt_of(run, id), want: want.clone() })?;
+            let part = link.answer(Question::Part { of: prompt_of(run, id), want: want.clone() }).await?;
             let Answer::Part(part) = part.answer else { return other_answer() };
             if !maps.put(want, part) {
                 return Err(unfit(link));
@@ -110,14 +100,11 @@ impl Files {
     ///
     /// # Errors
     /// As [`read_prompts`]; errors of the connection.
-    pub(super) fn prompt_text(&self, path: &Path) -> Result<String> {
+    pub(super) async fn prompt_text(&self, path: &Path) -> Result<String> {
         match self {
-            Self::Here => {
-                read_prompts(path)?;
-                layerscope_files::read_text(path).map_err(|error| Error::io("read", path, &error))
-            }
+            Self::Here => prompt_text(path),
             Self::There(link) => {
-                let bytes = link.ask(Question::Prompts { path: path.to_owned() })?.bytes;
+                let bytes = link.answer(Question::Prompts { path: path.to_owned() }).await?.bytes;
                 String::from_utf8(bytes)
                     .map_err(|_| Error::input(format!("{} is no UTF-8 text", path.display())))
             }
@@ -128,9 +115,9 @@ impl Files {
     ///
     /// # Errors
     /// As [`Self::prompt_text`].
-    pub(super) fn prompts(&self, path: &Path) -> Result<PromptFile> {
+    pub(super) async fn prompts(&self, path: &Path) -> Result<PromptFile> {
         let Self::There(link) = self else { return read_prompts(path) };
-        let bytes = link.ask(Question::Prompts { path: path.to_owned() })?.bytes;
+        let bytes = link.answer(Question::Prompts { path: path.to_owned() }).await?.bytes;
         let name = path.file_name().unwrap_or(path.as_os_str());
         Ok(PromptFile {
             name: name.to_string_lossy().into_owned(),
@@ -143,11 +130,16 @@ impl Files {
     ///
     /// # Errors
     /// As [`Report::read`] and [`render`]; errors of the connection.
-    pub(super) fn report(&self, folders: Vec<PathBuf>, options: Options, path: &Path) -> Result<Vec<File>> {
+    pub(super) async fn report(
+        &self,
+        folders: Vec<PathBuf>,
+        options: Options,
+        path: &Path,
+    ) -> Result<Vec<File>> {
         let Self::There(link) = self else { return render(&Report::read(&folders, options)?, path) };
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let Answered { answer: Answer::Files { files, .. }, bytes } =
-            link.ask(Question::Report { folders, options, name })?
+            link.answer(Question::Report { folders, options, name }).await?
         else {
             return other_answer();
         };
@@ -158,6 +150,15 @@ impl Files {
         };
         split(files, bytes)?.into_iter().map(file).collect()
     }
+}
+
+/// The text of a prompt file of this machine, which has been parsed once.
+///
+/// # Errors
+/// As [`read_prompts`].
+pub(super) fn prompt_text(path: &Path) -> Result<String> {
+    read_prompts(path)?;
+    layerscope_files::read_text(path).map_err(|error| Error::io("read", path, &error))
 }
 
 /// The prompt of a run, for questions.

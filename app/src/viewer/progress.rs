@@ -7,9 +7,7 @@ use crate::engine::message::Event;
 use crate::state::{PatchState, Selection, View};
 use layerscope_cutoff::diffusion::DiffusionEvent;
 use layerscope_diagnostics::record::SpanRecord;
-use layerscope_engine::Result;
 use std::sync::Arc;
-use std::time::Duration;
 
 /// Cache size of recently shown maps, bytes.
 const MAPS_KEPT: usize = 512 << 20;
@@ -118,7 +116,8 @@ impl Viewer {
         {
             let Ok(files) = self.files() else { return };
             let (ctx, id) = (self.ctx.clone(), summary.id.clone());
-            let task = Task::start(move || ctx.request_repaint(), move || files.maps(&run, prompt, &id));
+            let task =
+                Task::run(move || ctx.request_repaint(), async move { files.maps(&run, prompt, &id).await });
             self.reading = Some((prompt, task));
         }
     }
@@ -251,7 +250,8 @@ impl Viewer {
     ///
     /// # Errors
     /// The first error shown in the window.
-    pub fn settle(&mut self) -> Result<()> {
+    #[cfg(not(target_arch = "wasm32"))]
+    pub fn settle(&mut self) -> layerscope_engine::Result<()> {
         loop {
             self.progress();
             if let Some(error) = self.errors().next() {
@@ -260,7 +260,7 @@ impl Viewer {
             if !self.is_waiting() {
                 return Ok(());
             }
-            std::thread::sleep(Duration::from_millis(5));
+            std::thread::sleep(std::time::Duration::from_millis(5));
         }
     }
 

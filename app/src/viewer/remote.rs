@@ -1,6 +1,6 @@
 //! A window on another machine: its connection, and what is read there.
 
-use super::files::Files;
+use super::files::{Files, prompt_text};
 use super::{Open, Viewer};
 use crate::data::{Found, Task, look};
 use crate::engine::Engine;
@@ -112,10 +112,9 @@ impl There {
 
 fn connect(host: &Host, ctx: &eframe::egui::Context) -> Task<(Link, RemoteEngine)> {
     let (host, redraw, wake) = (host.clone(), ctx.clone(), ctx.clone());
-    Task::start(
-        move || redraw.request_repaint(),
-        move || Link::connect(&host.name, (host.reach)()?, move || wake.request_repaint()),
-    )
+    Task::run(move || redraw.request_repaint(), async move {
+        Link::reach(&host.name, (host.reach)()?, move || wake.request_repaint()).await
+    })
 }
 
 impl Viewer {
@@ -226,15 +225,14 @@ impl Viewer {
         let (open, reload) = (there.open.take(), there.reload.take());
         there.is_started |= !matches!(open, Some(Open::Path(_)));
         let ctx = self.ctx.clone();
-        there.models = Some(Task::start(
-            move || ctx.request_repaint(),
-            move || match link.ask(Question::Models)?.answer {
+        there.models = Some(Task::run(move || ctx.request_repaint(), async move {
+            match link.answer(Question::Models).await?.answer {
                 Answer::Models(names) => {
                     Ok(names.into_iter().map(|name| ModelSource::named(name.clone(), name)).collect())
                 }
                 _ => Err(Error::failure("another answer than was asked for")),
-            },
-        ));
+            }
+        }));
         self.engine = Some(Engine::There(engine));
         if let Some(source) = reload {
             self.load(source);
@@ -273,13 +271,12 @@ impl Viewer {
     /// Looks at what is at a path of the other machine, and opens it.
     pub(super) fn look_there(&mut self, link: Arc<Link>, path: &Path) {
         let (ctx, asked) = (self.ctx.clone(), path.to_owned());
-        let task = Task::start(
-            move || ctx.request_repaint(),
-            move || match link.ask(Question::Look { path: asked })?.answer {
+        let task = Task::run(move || ctx.request_repaint(), async move {
+            match link.answer(Question::Look { path: asked }).await?.answer {
                 Answer::Found { found, model } => Ok((found, model)),
                 _ => Err(Error::failure("another answer than was asked for")),
-            },
-        );
+            }
+        });
         if let Some(there) = &mut self.there {
             there.looking = Some((path.to_owned(), task));
         }
@@ -288,17 +285,17 @@ impl Viewer {
     /// Reads a prompt file of the other machine into the recording form.
     pub(super) fn load_prompts_there(&mut self, files: Files, path: &Path) {
         let (ctx, path) = (self.ctx.clone(), path.to_owned());
-        let task = Task::start(move || ctx.request_repaint(), move || files.prompt_text(&path));
+        let task = Task::run(move || ctx.request_repaint(), async move { files.prompt_text(&path).await });
         if let Some(there) = &mut self.there {
             there.text = Some(task);
         }
     }
 
     /// Sends a command once what it needs has come.
-    pub(super) fn prepare(&mut self, command: impl FnOnce() -> Result<Command> + Send + 'static) {
+    pub(super) fn prepare(&mut self, command: impl Future<Output = Result<Command>> + Send + 'static) {
         let ctx = self.ctx.clone();
         if let Some(there) = &mut self.there {
-            there.preparing = Some(Task::start(move || ctx.request_repaint(), command));
+            there.preparing = Some(Task::run(move || ctx.request_repaint(), command));
         }
     }
 
@@ -306,7 +303,7 @@ impl Viewer {
     pub(super) fn take_dropped_here(&mut self, path: &Path) {
         let host = self.there.as_ref().map_or("another machine", |there| there.host());
         match look(path) {
-            Found::Prompts if self.state.view != View::Adapt => match Files::Here.prompt_text(path) {
+            Found::Prompts if self.state.view != View::Adapt => match prompt_text(path) {
                 Ok(text) => (self.recorder.text, self.state.view) = (text, View::Record),
                 Err(error) => self.say_error(error.to_string()),
             },

@@ -115,7 +115,7 @@ impl Evaluation {
     /// As [`Self::read`].
     pub fn read_of_run(folder: &Path) -> Result<Option<Self>> {
         let path = folder.join(EVAL);
-        if path.exists() { Self::read(&path).map(Some) } else { Ok(None) }
+        if layerscope_files::exists(&path) { Self::read(&path).map(Some) } else { Ok(None) }
     }
 
     /// The scores of each item under each policy.

@@ -71,7 +71,7 @@ impl EvaluationSummary {
             )));
         }
         let path = folder.join(HARNESS);
-        let harness = if path.exists() { Some(HarnessScores::read(&path)?) } else { None };
+        let harness = if layerscope_files::exists(&path) { Some(HarnessScores::read(&path)?) } else { None };
         let all = own.map(Self::from).into_iter().chain(harness.map(Self::from));
         Ok(all.filter(|summary| !summary.rows.is_empty()).collect())
     }

@@ -1,9 +1,15 @@
 //! Files that users and run folders name. Only regular files are opened: a pipe waits for its other end, a device may never
-//! end.
+//! end. Folders can be in memory ([`InMemory`]).
 
+mod memory;
+
+pub use memory::InMemory;
+
+use std::ffi::OsString;
 use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, ErrorKind, Read};
 use std::path::Path;
+use std::sync::Arc;
 
 /// Opens a regular file for reading.
 ///
@@ -32,11 +38,93 @@ pub fn open_with(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
     Ok(file)
 }
 
+/// A file that is read in parts, on a disk or in memory.
+#[derive(Debug)]
+pub enum Source {
+    /// On a disk.
+    Disk(File),
+    /// In a folder in memory.
+    Memory(Arc<[u8]>),
+}
+
+impl Source {
+    /// Its bytes.
+    ///
+    /// # Errors
+    /// The system's error.
+    pub fn size(&self) -> io::Result<u64> {
+        match self {
+            Self::Disk(file) => Ok(file.metadata()?.len()),
+            Self::Memory(bytes) => Ok(bytes.len() as u64),
+        }
+    }
+
+    /// Reads bytes from a position on; how many, none at its end.
+    ///
+    /// # Errors
+    /// The system's error.
+    pub fn read_at(&self, buffer: &mut [u8], position: u64) -> io::Result<usize> {
+        match self {
+            Self::Disk(file) => read_at(file, buffer, position),
+            Self::Memory(bytes) => {
+                let start = usize::try_from(position).map_or(bytes.len(), |start| start.min(bytes.len()));
+                (&bytes[start..]).read(buffer)
+            }
+        }
+    }
+}
+
+#[cfg(unix)]
+fn read_at(file: &File, buffer: &mut [u8], position: u64) -> io::Result<usize> {
+    std::os::unix::fs::FileExt::read_at(file, buffer, position)
+}
+
+#[cfg(windows)]
+fn read_at(file: &File, buffer: &mut [u8], position: u64) -> io::Result<usize> {
+    std::os::windows::fs::FileExt::seek_read(file, buffer, position)
+}
+
+/// In a browser nothing is on a disk.
+#[cfg(not(any(unix, windows)))]
+fn read_at(_: &File, _: &mut [u8], _: u64) -> io::Result<usize> {
+    Err(ErrorKind::Unsupported.into())
+}
+
+/// A regular file that is read in parts.
+///
+/// # Errors
+/// As [`open`].
+pub fn source(path: &Path) -> io::Result<Source> {
+    match memory::file(path) {
+        Some(bytes) => Ok(Source::Memory(bytes.ok_or(ErrorKind::NotFound)?)),
+        None => open(path).map(Source::Disk),
+    }
+}
+
+/// Whether there is a file or a folder.
+pub fn exists(path: &Path) -> bool {
+    memory::exists(path).unwrap_or_else(|| path.exists())
+}
+
+/// Names of the files and folders in a folder, in no order.
+///
+/// # Errors
+/// The system's error.
+pub fn names(folder: &Path) -> io::Result<Vec<OsString>> {
+    match memory::names(folder) {
+        Some(names) => Ok(names),
+        None => std::fs::read_dir(folder)?.map(|entry| Ok(entry?.file_name())).collect(),
+    }
+}
+
 /// The bytes of a regular file.
 ///
 /// # Errors
 /// As [`open`].
 pub fn read(path: &Path) -> io::Result<Vec<u8>> {
+    if let Some(bytes) = memory::file(path) {
+        return Ok(bytes.ok_or(ErrorKind::NotFound)?.to_vec());
+    }
     let mut bytes = vec![];
     open(path)?.read_to_end(&mut bytes)?;
     Ok(bytes)
@@ -119,6 +207,7 @@ fn special(_: &Metadata) -> &'static str {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+    use std::path::PathBuf;
 
     #[test]
     fn regular_files_are_read() {
@@ -129,6 +218,31 @@ mod tests {
         assert_eq!(read_text(&path).unwrap(), "naïve");
         assert_eq!(open(&folder.path().join("absent")).unwrap_err().kind(), ErrorKind::NotFound);
         assert_eq!(open(folder.path()).unwrap_err().kind(), ErrorKind::IsADirectory);
+    }
+
+    #[test]
+    fn a_folder_in_memory_is_read_as_one_on_a_disk() {
+        let folder = PathBuf::from("elsewhere:/data/run");
+        let files = [("manifest.json", "{}"), ("parts/00007/heads", "abc"), ("parts/00007/steps", "")];
+        let files = files.map(|(name, text)| (PathBuf::from(name), text.as_bytes().to_vec()));
+        let first = InMemory::new(folder.clone(), files.clone());
+        let second = InMemory::new(folder.clone(), files);
+        drop(first);
+        assert_eq!(second.path(), folder);
+        assert_eq!(read(&folder.join("manifest.json")).unwrap(), b"{}");
+        assert_eq!(read(&folder.join("absent")).unwrap_err().kind(), ErrorKind::NotFound);
+        assert!(exists(&folder.join("parts")) && !exists(&folder.join("merged")));
+        assert_eq!(names(&folder.join("parts")).unwrap(), ["00007"]);
+        assert_eq!(names(&folder.join("parts/00007")).unwrap(), ["heads", "steps"]);
+        let part = source(&folder.join("parts/00007/heads")).unwrap();
+        let mut bytes = [0; 8];
+        assert_eq!((part.size().unwrap(), part.read_at(&mut bytes, 1).unwrap()), (3, 2));
+        assert_eq!(&bytes[..2], b"bc");
+        assert_eq!(part.read_at(&mut bytes, u64::MAX).unwrap(), 0);
+        drop(second);
+        assert!(!exists(&folder));
+        // What was opened stays.
+        assert_eq!(part.read_at(&mut bytes, 0).unwrap(), 3);
     }
 
     #[cfg(unix)]

@@ -43,6 +43,8 @@ static BEST: OnceLock<Instructions> = OnceLock::new();
 
 impl Instructions {
     /// All that this processor has, plain first and best last.
+    // Some processors have no others.
+    #[allow(unused_mut)]
     pub fn available() -> Vec<Self> {
         let mut available = vec![Self::Plain];
         #[cfg(target_arch = "x86_64")]

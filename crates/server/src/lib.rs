@@ -56,6 +56,17 @@ pub struct Options {
     pub timeout: Duration,
     /// Serves viewers at `/viewer/engine`, a WebSocket; `None` lets none in. It needs a key.
     pub viewer: Option<Viewer>,
+    /// The viewer as a page of a browser, served at `/viewer/` beside `viewer`; empty where it is not built in.
+    pub page: &'static [PageFile],
+}
+
+/// A file of a page.
+#[derive(Debug, Clone, Copy)]
+pub struct PageFile {
+    /// Its name, with its extension; `index.html` is the page.
+    pub name: &'static str,
+    /// Its bytes, compressed by gzip.
+    pub gzip: &'static [u8],
 }
 
 /// A model and the policies it is served under.

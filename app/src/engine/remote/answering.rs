@@ -1,13 +1,13 @@
 //! Answers questions about files of this machine.
 
-use super::question::{Answer, OTHERS, PromptOf, Question};
+use super::question::{Answer, OTHERS, PromptOf, Question, is_relative};
 use super::service::Machine;
 use crate::data::{Found, PromptMaps, look};
 use layerscope_diagnostics::prompts::read_prompts;
 use layerscope_diagnostics::run::{Run, SmallFile, small_files};
 use layerscope_engine::{Error, ModelSource, Result};
 use layerscope_report::{Report, render};
-use std::path::{Component, Path};
+use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Bytes of maps that are kept for questions about their parts.
@@ -119,9 +119,4 @@ impl Answering {
         }
         Ok(maps)
     }
-}
-
-/// Whether a path stays below the folder that it is joined to.
-pub(crate) fn is_relative(path: &Path) -> bool {
-    path.components().all(|part| matches!(part, Component::Normal(_))) && path.file_name().is_some()
 }

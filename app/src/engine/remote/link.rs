@@ -1,54 +1,32 @@
 //! The window's side: a connection to an engine elsewhere, over which commands, events, questions and answers go.
 
-use super::outbox::{Next, Outbox};
+#[cfg(not(target_arch = "wasm32"))]
+#[path = "link/pipes.rs"]
+mod way;
+#[cfg(target_arch = "wasm32")]
+#[path = "link/socket.rs"]
+mod way;
+
 use super::question::{Answered, Question};
 use super::wire::{self, NotGreeted, PROTOCOL, ToEngine, ToWindow};
-use super::{BEAT, MOST_FRAME, WINDOW_PATIENCE};
-use crate::engine::inbox::{EVENTS, Inbox, full};
+use super::{MOST_FRAME, WINDOW_PATIENCE};
+use crate::engine::inbox::{Inbox, full};
 use crate::engine::message::{Command, Event, Pattern};
 use layerscope_engine::{Error, Result};
 use std::collections::HashMap;
 use std::fmt;
-use std::io::{self, BufReader, Read, Write};
-use std::process::{Child, ExitStatus};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::mpsc::{SyncSender, sync_channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::thread::{self, Builder, JoinHandle};
-use std::time::{Duration, Instant};
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use way::Way;
+use web_time::Instant;
+
+pub use way::*;
 
 /// Most bytes of an answer.
 const MOST_ANSWER: usize = 1 << 30;
 /// Most layers, and heads of a layer, of a model elsewhere.
 const MOST_LAYERS: usize = 1 << 16;
-/// How long a program is waited for that has closed its output.
-const ENDING: Duration = Duration::from_secs(3);
-
-/// Both ways to an engine elsewhere.
-pub struct Pipes {
-    /// What it says.
-    pub input: Box<dyn Read + Send>,
-    /// What it is told.
-    pub output: Box<dyn Write + Send>,
-    /// The program that leads there, such as ssh.
-    pub program: Option<Program>,
-}
-
-/// A program that leads to an engine.
-pub struct Program {
-    /// It.
-    pub child: Child,
-    /// The end of what it wrote to its standard error.
-    pub said: Arc<Mutex<String>>,
-    /// The thread that reads it; it ends when standard error is closed.
-    pub listener: JoinHandle<()>,
-    /// Why it ended, in a sentence.
-    pub explain: Explain,
-}
-
-/// Says in a sentence why a program ended, from its status and what it wrote to its standard error.
-pub(super) type Explain = Box<dyn Fn(Option<ExitStatus>, &str) -> String + Send + Sync>;
-
 /// Bytes that crossed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Traffic {
@@ -73,12 +51,9 @@ type Done = Box<dyn FnOnce(Result<Answered>) + Send>;
 
 struct Shared {
     host: String,
-    outbox: Outbox,
+    way: Way,
     state: Mutex<State>,
-    program: Mutex<Option<Program>>,
     heard: Mutex<Instant>,
-    /// Whether the window has yet to take what was heard.
-    is_delivering: AtomicBool,
     received: AtomicU64,
     sent: AtomicU64,
     wake: Box<dyn Fn() + Send + Sync>,
@@ -104,66 +79,6 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Link {
-    /// Greets the engine at the other end of two pipes; `host` is its name in sentences. Waits for its greeting. `wake` is called
-    /// after each event, and when the connection breaks.
-    ///
-    /// # Errors
-    /// [`Error::Failure`] if there is no engine of this protocol, in a sentence that says what is there instead.
-    pub fn connect(
-        host: &str,
-        pipes: Pipes,
-        wake: impl Fn() + Send + Sync + 'static,
-    ) -> Result<(Self, RemoteEngine)> {
-        let Pipes { input, mut output, program } = pipes;
-        let shared = Arc::new(Shared {
-            host: host.to_owned(),
-            outbox: Outbox::default(),
-            state: Mutex::default(),
-            program: Mutex::new(program),
-            heard: Mutex::new(Instant::now()),
-            is_delivering: AtomicBool::new(false),
-            received: AtomicU64::new(0),
-            sent: AtomicU64::new(0),
-            wake: Box::new(wake),
-        });
-        let (events, come) = sync_channel(EVENTS);
-        let (greeted, greeting) = sync_channel(1);
-        let ours = wire::greeting(PROTOCOL, env!("CARGO_PKG_VERSION"));
-        let writer = Arc::clone(&shared);
-        spawn("to the engine", move || {
-            if wire::write(&mut output, &ours).is_ok() {
-                writer.sent.fetch_add(ours.len() as u64, Ordering::Relaxed);
-                writer.write(&mut output);
-            }
-        })?;
-        let reader = Arc::clone(&shared);
-        spawn("from the engine", move || {
-            let mut input = BufReader::with_capacity(1 << 16, Counted { input, shared: Arc::clone(&reader) });
-            let version = wire::read_greeting(&mut input);
-            let is_greeted = version.is_ok();
-            let _ = greeted.send(version);
-            if is_greeted {
-                let reason = reader.read(&mut input, &events);
-                drop(events);
-                reader.break_off(&reason);
-            }
-        })?;
-        let version = greeting.recv().unwrap_or(Err(NotGreeted::Silent));
-        match version {
-            Ok(version) => lock(&shared.state).version = version,
-            Err(problem) => {
-                let sentence = shared.not_greeted(problem);
-                shared.break_off(&sentence);
-                return Err(Error::failure(sentence));
-            }
-        }
-        *lock(&shared.heard) = Instant::now();
-        let watched = Arc::downgrade(&shared);
-        spawn("watch over the engine", move || watch(&watched))?;
-        let engine = RemoteEngine { shared: Arc::clone(&shared), inbox: Inbox::new(come) };
-        Ok((Self { shared }, engine))
-    }
-
     /// The other machine's name.
     pub fn host(&self) -> &str {
         &self.shared.host
@@ -187,16 +102,6 @@ impl Link {
         }
     }
 
-    /// Asks, and waits for the answer.
-    ///
-    /// # Errors
-    /// The other side's, or [`Error::Failure`] if the connection is gone.
-    pub fn ask(&self, question: Question) -> Result<Answered> {
-        let (sender, answer) = sync_channel(1);
-        self.ask_then(question, move |answered| drop(sender.send(answered)));
-        answer.recv().unwrap_or_else(|_| Err(Error::failure(format!("{} gave no answer", self.host()))))
-    }
-
     /// Asks, and gives the answer to `done`, on another thread.
     pub fn ask_then(&self, question: Question, done: impl FnOnce(Result<Answered>) + Send + 'static) {
         let shared = &self.shared;
@@ -211,29 +116,13 @@ impl Link {
                 state.asked += 1;
                 state.waiting.insert(id, Waiting { bytes: vec![], done: Box::new(done) });
                 drop(state);
-                shared.outbox.put(frame);
+                shared.way.put(frame);
             }
             Err(error) => {
                 drop(state);
                 done(Err(error));
             }
         }
-    }
-}
-
-impl Drop for Link {
-    fn drop(&mut self) {
-        // The engine finds its input closed and stops; the program that leads to it then ends by itself.
-        self.shared.outbox.close();
-        let shared = Arc::clone(&self.shared);
-        let _ = spawn("end of the connection", move || {
-            if let Some(mut program) = lock(&shared.program).take()
-                && program.ended().is_none()
-            {
-                let _ = program.child.kill();
-                let _ = program.child.wait();
-            }
-        });
     }
 }
 
@@ -257,7 +146,7 @@ impl RemoteEngine {
         if counts && self.inbox.is_full() {
             return Err(full());
         }
-        self.shared.outbox.put(wire::frame(&ToEngine::Command(command))?);
+        self.shared.way.put(wire::frame(&ToEngine::Command(command))?);
         if counts {
             self.inbox.expect_idle();
         }
@@ -276,98 +165,90 @@ impl RemoteEngine {
 }
 
 impl Shared {
-    /// Writes frames, and a sign of life where there are none for a while.
-    fn write(&self, output: &mut dyn Write) {
-        let beat = wire::frame(&ToEngine::Beat).unwrap_or_default();
-        loop {
-            let frame = match self.outbox.next(BEAT) {
-                Next::Frame(frame) => frame,
-                Next::Nothing => beat.clone(),
-                Next::Closed => break,
-            };
-            let mut output = &mut *output;
-            if wire::write(&mut output, &frame).is_err() {
-                break;
-            }
-            self.sent.fetch_add(frame.len() as u64, Ordering::Relaxed);
-        }
+    fn new(host: &str, way: Way, wake: impl Fn() + Send + Sync + 'static) -> Arc<Self> {
+        Arc::new(Self {
+            host: host.to_owned(),
+            way,
+            state: Mutex::default(),
+            heard: Mutex::new(Instant::now()),
+            received: AtomicU64::new(0),
+            sent: AtomicU64::new(0),
+            wake: Box::new(wake),
+        })
     }
 
-    /// Reads messages until there are none; returns why.
-    fn read(&self, input: &mut impl Read, events: &SyncSender<Event>) -> String {
-        loop {
-            let message = match wire::read(input) {
-                Ok(Some(message)) => message,
-                Ok(None) => return self.ended(),
-                Err(error) if error.kind() == io::ErrorKind::InvalidData => {
-                    return format!("{} sends what cannot be read: {error}", self.host);
-                }
-                Err(_) => return self.ended(),
-            };
-            match message {
-                ToWindow::Event(event) if !is_sound(&event) => {
-                    return format!("{} sends what contradicts itself", self.host);
-                }
-                ToWindow::Event(event) => {
-                    self.is_delivering.store(true, Ordering::Release);
-                    let sent = events.send(event);
-                    *lock(&self.heard) = Instant::now();
-                    self.is_delivering.store(false, Ordering::Release);
-                    if sent.is_err() {
-                        return "the window is closed".into();
+    /// Takes a message; `deliver` passes events on.
+    ///
+    /// # Errors
+    /// Why the connection ends with it.
+    fn take(
+        &self,
+        message: ToWindow,
+        deliver: impl FnOnce(Event) -> std::result::Result<(), String>,
+    ) -> std::result::Result<(), String> {
+        match message {
+            ToWindow::Event(event) if !is_sound(&event) => {
+                return Err(format!("{} sends what contradicts itself", self.host));
+            }
+            ToWindow::Event(event) => {
+                deliver(event)?;
+                (self.wake)();
+            }
+            ToWindow::Piece { id, bytes } => {
+                if let Some(waiting) = lock(&self.state).waiting.get_mut(&id) {
+                    if waiting.bytes.len() + bytes.len() > MOST_ANSWER {
+                        return Err(format!(
+                            "{} answers with more than {} MiB",
+                            self.host,
+                            MOST_ANSWER >> 20
+                        ));
                     }
+                    waiting.bytes.extend(bytes);
+                }
+            }
+            ToWindow::Answer { id, answer } => {
+                let waiting = lock(&self.state).waiting.remove(&id);
+                if let Some(Waiting { bytes, done }) = waiting {
+                    done(answer.map(|answer| Answered { answer, bytes }).map_err(Error::input));
                     (self.wake)();
                 }
-                ToWindow::Piece { id, bytes } => {
-                    if let Some(waiting) = lock(&self.state).waiting.get_mut(&id) {
-                        if waiting.bytes.len() + bytes.len() > MOST_ANSWER {
-                            return format!("{} answers with more than {} MiB", self.host, MOST_ANSWER >> 20);
-                        }
-                        waiting.bytes.extend(bytes);
-                    }
-                }
-                ToWindow::Answer { id, answer } => {
-                    let waiting = lock(&self.state).waiting.remove(&id);
-                    if let Some(Waiting { bytes, done }) = waiting {
-                        done(answer.map(|answer| Answered { answer, bytes }).map_err(Error::input));
-                        (self.wake)();
-                    }
-                }
-                ToWindow::Beat => {}
             }
+            ToWindow::Beat => {}
         }
+        Ok(())
+    }
+
+    /// Why a connection is given up on which nothing was heard for too long; `None` while it was.
+    fn silence(&self) -> Option<String> {
+        let seconds = WINDOW_PATIENCE.as_secs();
+        let is_silent = lock(&self.heard).elapsed() > WINDOW_PATIENCE;
+        is_silent.then(|| format!("nothing was heard from {} for {seconds} seconds", self.host))
+    }
+
+    /// What is wrong with what the other side sends.
+    fn unreadable(&self, error: &io::Error) -> String {
+        format!("{} sends what cannot be read: {error}", self.host)
     }
 
     /// Ends the connection, for a reason that is then told to all who wait for an answer.
     fn break_off(&self, reason: &str) {
-        self.outbox.close();
+        self.way.close();
         let mut state = lock(&self.state);
         let reason = state.broken.get_or_insert_with(|| reason.to_owned()).clone();
         let waiting = std::mem::take(&mut state.waiting);
         drop(state);
-        if let Some(mut program) = lock(&self.program).take() {
-            let _ = program.child.kill();
-            let _ = program.child.wait();
-        }
+        self.way.end();
         for (_, Waiting { done, .. }) in waiting {
             done(Err(Error::failure(reason.clone())));
         }
         (self.wake)();
     }
 
-    /// Why the other side has closed its output.
-    fn ended(&self) -> String {
-        match &mut *lock(&self.program) {
-            Some(program) => program.explained(),
-            None => format!("the connection to {} is closed", self.host),
-        }
-    }
-
     fn not_greeted(&self, problem: NotGreeted) -> String {
         let host = &self.host;
         match problem {
-            NotGreeted::Silent => self.ended(),
-            NotGreeted::Other(text) if lock(&self.program).is_none() => {
+            NotGreeted::Silent => self.way.ended(host),
+            NotGreeted::Other(text) if self.way.is_direct() => {
                 format!("{host} began with “{text}” rather than as an engine does")
             }
             NotGreeted::Other(text) => format!(
@@ -380,22 +261,6 @@ impl Shared {
                 env!("CARGO_PKG_VERSION")
             ),
         }
-    }
-}
-
-impl Program {
-    /// Why it ended.
-    pub(super) fn explained(&mut self) -> String {
-        let status = self.ended();
-        // Its last words may still be in the pipe; a process that it has left behind may never close that.
-        wait(ENDING, || self.listener.is_finished().then_some(()));
-        let said = lock(&self.said).clone();
-        (self.explain)(status, &said)
-    }
-
-    /// How it ended, if it does within [`ENDING`].
-    fn ended(&mut self) -> Option<ExitStatus> {
-        wait(ENDING, || self.child.try_wait().transpose()).and_then(io::Result::ok)
     }
 }
 
@@ -414,52 +279,4 @@ pub(super) fn is_sound(event: &Event) -> bool {
         }
         _ => true,
     }
-}
-
-/// Asks every five milliseconds until there is an answer, at most so long.
-fn wait<T>(patience: Duration, mut ask: impl FnMut() -> Option<T>) -> Option<T> {
-    let start = Instant::now();
-    loop {
-        match ask() {
-            None if start.elapsed() < patience => thread::sleep(Duration::from_millis(5)),
-            answer => return answer,
-        }
-    }
-}
-
-/// Gives a connection up on which nothing is heard.
-fn watch(shared: &Weak<Shared>) {
-    loop {
-        thread::sleep(Duration::from_secs(1));
-        let Some(shared) = shared.upgrade() else { return };
-        if lock(&shared.state).broken.is_some() {
-            return;
-        }
-        let is_silent = lock(&shared.heard).elapsed() > WINDOW_PATIENCE;
-        if is_silent && !shared.is_delivering.load(Ordering::Acquire) {
-            let seconds = WINDOW_PATIENCE.as_secs();
-            return shared
-                .break_off(&format!("nothing was heard from {} for {seconds} seconds", shared.host));
-        }
-    }
-}
-
-/// Counts what is read, and notes when.
-struct Counted {
-    input: Box<dyn Read + Send>,
-    shared: Arc<Shared>,
-}
-
-impl Read for Counted {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let read = self.input.read(buffer)?;
-        self.shared.received.fetch_add(read as u64, Ordering::Relaxed);
-        *lock(&self.shared.heard) = Instant::now();
-        Ok(read)
-    }
-}
-
-fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<()> {
-    let spawned = Builder::new().name(name.into()).spawn(work);
-    spawned.map(drop).map_err(|error| Error::failure(format!("cannot start a thread ({error})")))
 }

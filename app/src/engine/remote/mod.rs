@@ -5,13 +5,18 @@
 //! ways. What is live goes before what is bulk ([`outbox`]). A pipe on which nothing is heard for a while counts as broken.
 
 mod address;
+#[cfg(not(target_arch = "wasm32"))]
 mod answering;
 mod link;
+#[cfg(not(target_arch = "wasm32"))]
 mod outbox;
 pub(super) mod plain;
 mod question;
+#[cfg(not(target_arch = "wasm32"))]
 mod service;
+#[cfg(not(target_arch = "wasm32"))]
 mod ssh;
+#[cfg(not(target_arch = "wasm32"))]
 mod websocket;
 mod wire;
 
@@ -19,12 +24,16 @@ mod wire;
 mod tests;
 
 pub use address::{Address, Scheme};
-pub(crate) use answering::is_relative;
-pub use link::{Link, Pipes, Program, RemoteEngine, Traffic};
-pub(crate) use question::OTHERS;
+#[cfg(not(target_arch = "wasm32"))]
+pub use link::Program;
+pub use link::{Link, Pipes, RemoteEngine, Traffic};
 pub use question::{Answer, Answered, MapPart, MapTops, PromptOf, Question};
+pub(crate) use question::{OTHERS, is_relative};
+#[cfg(not(target_arch = "wasm32"))]
 pub use service::{Machine, serve};
+#[cfg(not(target_arch = "wasm32"))]
 pub use ssh::Ssh;
+#[cfg(not(target_arch = "wasm32"))]
 pub use websocket::WebSocket;
 #[doc(hidden)]
 pub use wire::reread;
@@ -37,4 +46,5 @@ const BEAT: Duration = Duration::from_secs(5);
 /// Silence after which a window gives the connection up.
 const WINDOW_PATIENCE: Duration = Duration::from_secs(30);
 /// Silence after which an engine stops: longer, so that a window that was halted for a moment finds it again.
+#[cfg(not(target_arch = "wasm32"))]
 const ENGINE_PATIENCE: Duration = Duration::from_secs(120);

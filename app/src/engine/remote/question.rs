@@ -6,7 +6,7 @@ pub use crate::data::{MapPart, MapTops};
 use layerscope_cutoff::recommend::Options;
 use layerscope_engine::ModelSource;
 use serde::{Deserialize, Serialize};
-use std::path::PathBuf;
+use std::path::{Component, Path, PathBuf};
 
 /// Files beside a run's own that views show.
 pub(crate) const OTHERS: [&str; 3] =
@@ -102,4 +102,9 @@ pub struct Answered {
     pub answer: Answer,
     /// The bytes.
     pub bytes: Vec<u8>,
+}
+
+/// Whether a path stays below the folder that it is joined to.
+pub(crate) fn is_relative(path: &Path) -> bool {
+    path.components().all(|part| matches!(part, Component::Normal(_))) && path.file_name().is_some()
 }

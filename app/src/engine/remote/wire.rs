@@ -6,7 +6,7 @@ use crate::engine::message::{Command, Event};
 use layerscope_engine::{Error, Result};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use std::io::{self, BufRead, ErrorKind, Read, Write};
+use std::io::{self, BufRead, ErrorKind, Read};
 
 /// Number of the protocol, which is raised with every change of a message; it is no version of the program.
 pub const PROTOCOL: u32 = 1;
@@ -156,7 +156,8 @@ pub(super) fn read<T: DeserializeOwned>(input: &mut impl Read) -> io::Result<Opt
 }
 
 /// Writes bytes and sees to it that they go.
-pub(super) fn write(output: &mut impl Write, bytes: &[u8]) -> io::Result<()> {
+#[cfg(not(target_arch = "wasm32"))]
+pub(super) fn write(output: &mut impl io::Write, bytes: &[u8]) -> io::Result<()> {
     output.write_all(bytes)?;
     output.flush()
 }

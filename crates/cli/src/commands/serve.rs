@@ -5,9 +5,12 @@ use crate::args::ServeArguments;
 use crate::interrupt::heeded;
 use crate::{models, output, terminal};
 use layerscope_engine::{Policy, Result};
-use layerscope_server::{Event, Loaded, Options, serve};
+use layerscope_server::{Event, Loaded, Options, PageFile, serve};
 use std::process::ExitCode;
 use std::time::Duration;
+
+/// The viewer for browsers, where it is built in.
+const PAGE: &[PageFile] = include!(concat!(env!("OUT_DIR"), "/page.rs"));
 
 pub(crate) fn run(arguments: ServeArguments) -> Result<ExitCode> {
     let options = Options {
@@ -24,6 +27,7 @@ pub(crate) fn run(arguments: ServeArguments) -> Result<ExitCode> {
         default_max_tokens: arguments.default_max_tokens as usize,
         timeout: Duration::from_secs(arguments.timeout.into()),
         viewer: arguments.viewer.then(engine::viewer).transpose()?,
+        page: PAGE,
     };
     let lets_viewers_in = arguments.viewer;
     let load = move || load(&arguments);
@@ -36,6 +40,11 @@ pub(crate) fn run(arguments: ServeArguments) -> Result<ExitCode> {
                     terminal::say(&format!(
                         "layerscope: viewers connect by `layerscope view ws://{address}/RUN`"
                     ));
+                    if !PAGE.is_empty() {
+                        terminal::say(&format!(
+                            "layerscope: or in a browser, http://{address}/viewer/?run=/RUN#key=KEY"
+                        ));
+                    }
                 }
             }
             Event::Ready { id, kv_memory } => terminal::say(&format!(

@@ -18,7 +18,6 @@
 //! undone: by the same recording, or by the next one to open the folder. Readers take each file from `merged`
 //! if it is still there. The manifest moves last, so a manifest with `complete` implies complete tables.
 
-use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
@@ -59,17 +58,16 @@ pub(super) fn merged(run: &Path) -> PathBuf {
 /// Indices of the finished parts, ascending.
 pub(super) fn part_indices(run: &Path) -> Result<Vec<usize>> {
     let folder = parts(run);
-    let entries = match fs::read_dir(&folder) {
-        Ok(entries) => entries,
+    let names = match layerscope_files::names(&folder) {
+        Ok(names) => names,
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
         Err(error) => return Err(Error::io("read", &folder, &error)),
     };
     let mut indices = Vec::new();
-    for entry in entries {
-        let entry = entry.map_err(|error| Error::io("read", &folder, &error))?;
-        let index = entry.file_name().to_str().and_then(|name| name.parse().ok());
+    for name in names {
+        let index = name.to_str().and_then(|name| name.parse().ok());
         // Only names in our format: `7` is not a part.
-        indices.extend(index.filter(|index| part(run, *index) == entry.path()));
+        indices.extend(index.filter(|index| part(run, *index) == folder.join(&name)));
     }
     indices.sort_unstable();
     Ok(indices)
@@ -91,7 +89,7 @@ pub(super) fn open_table(run: &Path, table: Table) -> Result<Option<TableFile>> 
 /// The current manifest.
 pub(super) fn manifest(run: &Path) -> PathBuf {
     let moving = merged(run).join(MANIFEST);
-    if moving.exists() { moving } else { run.join(MANIFEST) }
+    if layerscope_files::exists(&moving) { moving } else { run.join(MANIFEST) }
 }
 
 /// Commits the content of `merging`, which must be complete and synced.

@@ -1,14 +1,15 @@
-//! A run folder without its long tables, for a reader on another machine: its small files, and a folder that can be opened with
-//! them.
+//! A run folder without its long tables, for a reader on another machine: its small files, and a folder in memory that can be
+//! opened with them.
 //!
 //! The long tables of the mirror have no rows. Of an unfinished run the small tables of its parts are there, too.
 
-use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use layerscope_engine::{Error, Result};
+use layerscope_files::InMemory;
 
+use super::layout;
 use super::manifest::MANIFEST;
 use super::parquet_file;
 use super::patches::PATCHES;
@@ -17,7 +18,6 @@ use super::reader::{PAUSE, Run, TRIES, state};
 use super::schema::Table;
 use super::sets::SETS;
 use super::spans::SPANS;
-use super::{durable, layout};
 
 /// The tables whose rows grow with prompt or text.
 const LONG: [Table; 2] = [Table::Steps, Table::Tokens];
@@ -82,28 +82,23 @@ fn read(folder: &Path, others: &[&str]) -> Result<Vec<SmallFile>> {
     Ok(files)
 }
 
-/// Writes small files of a run into an empty folder, which [`Run::open`] then opens.
+/// A folder in memory of small files of a run, which [`Run::open`] opens by `path` until it is dropped.
 ///
 /// # Errors
-/// [`Error::Input`] on a file that is none of a run's and none of `others`; [`Error::Failure`] if the folder cannot be written.
-pub fn write_mirror(folder: &Path, files: &[SmallFile], others: &[&str]) -> Result<()> {
-    for SmallFile { name, bytes } in files {
-        if !is_known(name, others) {
-            return Err(Error::input(format!("{name:?} is no small file of a run")));
-        }
-        let path = folder.join(name);
-        if let Some(parent) = path.parent() {
-            fs::create_dir_all(parent).map_err(|error| durable::write_error(parent, &error))?;
-        }
-        fs::write(&path, bytes).map_err(|error| durable::write_error(&path, &error))?;
+/// [`Error::Input`] on a file that is none of a run's and none of `others`.
+pub fn mirror(path: PathBuf, files: Vec<SmallFile>, others: &[&str]) -> Result<InMemory> {
+    if let Some(file) = files.iter().find(|file| !is_known(&file.name, others)) {
+        return Err(Error::input(format!("{:?} is no small file of a run", file.name)));
     }
     // A run has all tables or none.
-    if files.iter().any(|file| file.name == Table::Prompts.file_name()) {
-        for table in LONG {
-            parquet_file::write(&folder.join(table.file_name()), &table.columns(), |_| Ok(()))?;
-        }
-    }
-    Ok(())
+    let long = match files.iter().any(|file| file.name == Table::Prompts.file_name()) {
+        true => &LONG[..],
+        false => &[],
+    };
+    let empty = |table: &Table| Ok((table.file_name().into(), parquet_file::empty(&table.columns())?));
+    let long = long.iter().map(empty).collect::<Result<Vec<_>>>()?;
+    let files = files.into_iter().map(|SmallFile { name, bytes }| (name.into(), bytes));
+    Ok(InMemory::new(path, files.chain(long)))
 }
 
 fn short() -> impl Iterator<Item = Table> {
@@ -114,7 +109,7 @@ fn part_name(index: usize, table: Table) -> String {
     format!("parts/{index:05}/{}", table.file_name())
 }
 
-/// Whether a run has such a small file. Nothing else may be written, whoever names it.
+/// Whether a run has such a small file. Nothing else is taken, whoever names it.
 fn is_known(name: &str, others: &[&str]) -> bool {
     let of_part = || {
         let (index, _) = name.strip_prefix("parts/")?.split_once('/')?;
@@ -131,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_files_of_runs_are_written() {
+    fn only_files_of_runs_are_taken() {
         for name in [MANIFEST, "prompts.parquet", "parts/00007/heads.parquet", "bench.json", SPANS] {
             assert!(is_known(name, &["bench.json"]), "{name}");
         }
@@ -147,8 +142,7 @@ mod tests {
         ] {
             assert!(!is_known(name, &[]), "{name}");
         }
-        let folder = tempfile::tempdir().expect("a folder");
         let file = SmallFile { name: "../out".into(), bytes: vec![] };
-        assert!(write_mirror(folder.path(), &[file], &[]).is_err());
+        assert!(mirror("elsewhere:/run".into(), vec![file], &[]).is_err());
     }
 }

@@ -37,7 +37,7 @@ pub use manifest::{
     AdapterRecord, BosToken, FailedPrompt, MANIFEST, Manifest, ModelInfo, PromptStates, SCHEMA_VERSION,
     Settings, Status, TrainingRecord,
 };
-pub use mirror::{SmallFile, small_files, write_mirror};
+pub use mirror::{SmallFile, mirror, small_files};
 pub use patches::{PATCHES, PatchesWriter, write_patching};
 pub use policies::{POLICIES, PoliciesWriter};
 pub use reader::Run;

@@ -76,6 +76,15 @@ pub(super) fn write(
     writer.inner().sync_all().map_err(|error| write_error(path, &error))
 }
 
+/// The bytes of a table without rows.
+pub(super) fn empty(columns: &[Column]) -> Result<Vec<u8>> {
+    let mut bytes = vec![];
+    let written = ArrowWriter::try_new(&mut bytes, schema_of(columns), Some(properties(columns)));
+    let finished = written.and_then(|mut writer| writer.finish().map(drop));
+    finished.map_err(|error| Error::failure(format!("cannot write an empty table: {error}")))?;
+    Ok(bytes)
+}
+
 /// Assembles a table from row groups of other files, copied unchanged.
 pub(super) struct Merger {
     path: PathBuf,

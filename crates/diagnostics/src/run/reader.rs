@@ -255,7 +255,7 @@ impl Source<'_> {
 /// Changes whenever a recording changes the folder's tables: the manifest's revision, and whether a move is
 /// in progress.
 pub(super) fn state(folder: &Path) -> Result<(u64, bool)> {
-    let moving = layout::merged(folder).exists();
+    let moving = layerscope_files::exists(&layout::merged(folder));
     let manifest = Manifest::read(folder, &layout::manifest(folder));
     // The manifest may have moved between the check and the read.
     let manifest = manifest.or_else(|_| Manifest::read(folder, &layout::manifest(folder)))?;

@@ -1,10 +1,10 @@
 //! The bytes of a table for the Parquet reader, which turns errors of the system into words: they are kept here.
 
-use std::fs::File;
 use std::io::{self, BufReader, Read};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
+use layerscope_files::Source;
 use parquet::errors::{ParquetError, Result};
 use parquet::file::reader::{ChunkReader, Length};
 
@@ -14,14 +14,14 @@ pub(super) struct TableBytes(Arc<Shared>);
 
 #[derive(Debug)]
 struct Shared {
-    file: File,
+    file: Source,
     length: u64,
     failure: Mutex<Option<io::Error>>,
 }
 
 impl TableBytes {
-    pub(super) fn new(file: File) -> io::Result<Self> {
-        let length = file.metadata()?.len();
+    pub(super) fn new(file: Source) -> io::Result<Self> {
+        let length = file.size()?;
         Ok(Self(Arc::new(Shared { file, length, failure: Mutex::default() })))
     }
 
@@ -63,7 +63,7 @@ pub(super) struct Reader {
 impl Read for Reader {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let Shared { file, failure, .. } = &*self.bytes.0;
-        let read = read_at(file, buffer, self.position).inspect_err(|error| {
+        let read = file.read_at(buffer, self.position).inspect_err(|error| {
             *failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(copy(error));
         })?;
         self.position += read as u64;
@@ -76,25 +76,17 @@ fn copy(error: &io::Error) -> io::Error {
     error.raw_os_error().map_or_else(|| error.kind().into(), io::Error::from_raw_os_error)
 }
 
-#[cfg(unix)]
-fn read_at(file: &File, buffer: &mut [u8], position: u64) -> io::Result<usize> {
-    std::os::unix::fs::FileExt::read_at(file, buffer, position)
-}
-
-#[cfg(windows)]
-fn read_at(file: &File, buffer: &mut [u8], position: u64) -> io::Result<usize> {
-    std::os::windows::fs::FileExt::seek_read(file, buffer, position)
-}
-
 #[cfg(all(test, unix))]
 mod tests {
     use super::*;
+    use std::fs::File;
 
     #[test]
     fn the_error_of_the_system_is_kept() {
         // A folder opens and cannot be read.
         let folder = tempfile::tempdir().expect("a folder");
-        let bytes = TableBytes::new(File::open(folder.path()).expect("open")).expect("a length");
+        let bytes =
+            TableBytes::new(Source::Disk(File::open(folder.path()).expect("open"))).expect("a length");
         assert!(bytes.take_failure().is_none());
         assert!(bytes.get_bytes(0, 4).is_err());
         assert_eq!(bytes.take_failure().map(|error| error.kind()), Some(io::ErrorKind::IsADirectory));

@@ -35,7 +35,7 @@ pub(super) struct TableFile {
 impl TableFile {
     /// Opens a table and checks its columns; `None` if there is no such file.
     pub(super) fn open(path: PathBuf, columns: &[Column]) -> Result<Option<Self>> {
-        let bytes = match layerscope_files::open(&path).and_then(TableBytes::new) {
+        let bytes = match layerscope_files::source(&path).and_then(TableBytes::new) {
             Ok(bytes) => bytes,
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(Error::io("read", &path, &error)),

@@ -53,7 +53,7 @@ impl Tables {
                 let missing: Vec<&str> = Table::ALL
                     .iter()
                     .map(|table| table.file_name())
-                    .filter(|name| !run.join(name).exists())
+                    .filter(|name| !layerscope_files::exists(&run.join(name)))
                     .collect();
                 Err(Error::input(format!(
                     "{} lacks {}; restore what is missing or record the run again",

@@ -305,10 +305,10 @@ impl Operation for PanelProduct<'_> {
     fn run<S: Simd, L: Lanes>(self, simd: S, lanes: L) -> bool {
         let Self { instructions, panel: task, activations, rows, output, buffers } = self;
         let columns = task.weights.columns;
-        let (x, of_pairs) = match activations {
-            Activations::F32(x) => (x, false),
+        let x = match activations {
+            Activations::F32(x) => x,
             #[cfg(target_arch = "x86_64")]
-            Activations::Bf16(x) => (x, true),
+            Activations::Bf16(x) => x,
             #[cfg(target_arch = "x86_64")]
             Activations::Amx(x) => {
                 // SAFETY: what `new` was promised.
@@ -333,7 +333,7 @@ impl Operation for PanelProduct<'_> {
             let depth = DEPTH.min(columns - start);
             for (panel, sums) in panels.clone().zip(sums.chunks_exact_mut(rows)) {
                 #[cfg(target_arch = "x86_64")]
-                if of_pairs {
+                if matches!(activations, Activations::Bf16(_)) {
                     let pairs = line::numbers(&mut buffers.panel, depth.div_ceil(2) * WIDTH);
                     panel.pairs((instructions, lanes), start, depth, &mut buffers.rows, pairs, WIDTH);
                     let x = x.columns(start / 2, depth.div_ceil(2));

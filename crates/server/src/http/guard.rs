@@ -1,24 +1,36 @@
 //! Who may send requests: those with the key, and no web page that was not allowed to.
 
-use super::State;
 use super::error::Refused;
+use super::{State, VIEWER};
 use axum::extract::{Request, State as Extracted};
 use axum::http::{HeaderMap, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
+use base64::Engine as _;
+use base64::prelude::BASE64_URL_SAFE_NO_PAD;
 use std::net::IpAddr;
 
 /// Refuses requests without the key, where the server has one.
 pub(super) async fn key(Extracted(state): Extracted<State>, request: Request, next: Next) -> Response {
     let Some(key) = &state.options.api_key else { return next.run(request).await };
     let sent = text(request.headers(), header::AUTHORIZATION.as_str());
-    let sent = sent
+    let bearer = sent
         .and_then(|sent| sent.split_once(' '))
-        .filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"));
+        .filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"))
+        .map(|(_, sent)| sent.trim().as_bytes().to_vec());
+    let sent = bearer.or_else(|| key_of_page(request.headers()).filter(|_| request.uri().path() == VIEWER));
     match sent {
-        Some((_, sent)) if are_equal(sent.trim().as_bytes(), key.as_bytes()) => next.run(request).await,
+        Some(sent) if are_equal(&sent, key.as_bytes()) => next.run(request).await,
         _ => Refused::key().into_response(),
     }
+}
+
+/// The key that a page sends with a WebSocket, to which browsers let it add no header: as the name of a protocol, `key.` and the key in
+/// base64 for addresses.
+fn key_of_page(headers: &HeaderMap) -> Option<Vec<u8>> {
+    let offered = text(headers, header::SEC_WEBSOCKET_PROTOCOL.as_str())?.split(',');
+    let encoded = offered.map(str::trim).find_map(|name| name.strip_prefix("key."))?;
+    BASE64_URL_SAFE_NO_PAD.decode(encoded).ok()
 }
 
 /// Refuses what a web page sends from elsewhere, and names under which only such a page would know this server.
@@ -35,13 +47,23 @@ pub(super) async fn place(Extracted(state): Extracted<State>, request: Request, 
         .into_response();
     }
     let origin = text(request.headers(), header::ORIGIN.as_str());
-    if origin.is_some_and(|origin| !options.allow_origins.iter().any(|allowed| allowed == origin)) {
+    // The page of this server may connect to its viewers' WebSocket; the key is what lets it in.
+    let is_page =
+        |origin: &str| !options.page.is_empty() && request.uri().path() == VIEWER && is_of(origin, host);
+    let is_allowed = |origin: &str| options.allow_origins.iter().any(|allowed| allowed == origin);
+    if origin.is_some_and(|origin| !is_allowed(origin) && !is_page(origin)) {
         return Refused::place(
             "a web page sent this from an origin that is not allowed; start the server with --allow-origin",
         )
         .into_response();
     }
     next.run(request).await
+}
+
+/// Whether a page is from a host.
+fn is_of(origin: &str, host: Option<&str>) -> bool {
+    let place = origin.split_once("://").map(|(_, place)| place);
+    place.is_some() && place == host
 }
 
 fn text<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
@@ -82,6 +104,13 @@ mod tests {
         {
             assert!(!is_own(name_of(host), "127.0.0.1"), "{host}");
         }
+        let headers =
+            |names: &str| HeaderMap::from_iter([(header::SEC_WEBSOCKET_PROTOCOL, names.parse().unwrap())]);
+        assert_eq!(key_of_page(&headers("layerscope, key.YSBrZXkgw6k")), Some("a key é".into()));
+        assert_eq!(key_of_page(&headers("layerscope, key.!")), None);
+        assert_eq!(key_of_page(&headers("layerscope")), None);
+        assert!(is_of("http://box:8080", Some("box:8080")) && is_of("https://box", Some("box")));
+        assert!(!is_of("http://box", Some("box:8080")) && !is_of("null", None) && !is_of("box", Some("box")));
         assert!(are_equal(b"key", b"key") && !are_equal(b"key", b"kez") && !are_equal(b"ke", b"key"));
     }
 }

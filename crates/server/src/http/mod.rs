@@ -8,6 +8,7 @@ mod connections;
 mod error;
 mod guard;
 mod models;
+mod page;
 mod score;
 mod stream;
 mod tokens;
@@ -30,6 +31,9 @@ use std::sync::{Arc, OnceLock};
 use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::cors::{AllowHeaders, AllowMethods, CorsLayer};
 use viewers::Viewers;
+
+/// The WebSocket of viewers.
+const VIEWER: &str = "/viewer/engine";
 
 /// A request's body has at most so many bytes.
 const MOST_BODY_BYTES: usize = 32 << 20;
@@ -76,12 +80,20 @@ fn router(state: State) -> Router {
                         upgrade: Result<WebSocketUpgrade, WebSocketUpgradeRejection>| {
                 state.viewers.connect(viewer, upgrade)
             };
-        router = router.route("/viewer/engine", get(connect));
+        router = router.route(VIEWER, get(connect));
     }
-    router
+    let mut router = router
         .layer(from_fn_with_state(state.clone(), guard::key))
         // Says nothing that a key should keep.
-        .route("/health", get(health))
+        .route("/health", get(health));
+    if state.options.viewer.is_some() {
+        // Nor does the page: what it shows, it asks for with the key.
+        router = router
+            .route("/viewer", get(page::redirect))
+            .route("/viewer/", get(page::index))
+            .route("/viewer/{name}", get(page::file));
+    }
+    router
         .fallback(async || Refused::not_found("there is no such path; see docs/serving.md"))
         .method_not_allowed_fallback(async || Refused::method())
         .layer(from_fn_with_state(state.clone(), guard::place))

@@ -51,6 +51,8 @@ impl Viewers {
         let place = place.map_err(|_| Refused::viewers(MOST_VIEWERS))?;
         let stop = Arc::clone(&self.stop);
         let upgrade = upgrade.max_message_size(MOST_MESSAGE).max_frame_size(MOST_MESSAGE);
+        // A browser breaks a connection off on which none of the names that it offers is chosen.
+        let upgrade = upgrade.protocols(["layerscope"]);
         Ok(upgrade.on_upgrade(move |socket| carry(socket, viewer, place, stop)))
     }
 

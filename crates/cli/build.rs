@@ -1,0 +1,32 @@
+//! Builds the viewer for browsers in, where LAYERSCOPE_WEB names the folder that app/web/build.sh has made.
+
+// Cargo reads what is printed.
+#![allow(clippy::print_stdout)]
+
+use std::path::{Path, PathBuf};
+use std::{env, fs, io};
+
+fn main() -> io::Result<()> {
+    println!("cargo::rerun-if-env-changed=LAYERSCOPE_WEB");
+    let mut page = String::from("&[\n");
+    if let Some(folder) = env::var_os("LAYERSCOPE_WEB").filter(|folder| !folder.is_empty()) {
+        let Ok(folder) = fs::canonicalize(Path::new(&folder)) else {
+            println!(
+                "cargo::error=LAYERSCOPE_WEB names {folder:?}, and there is no such folder; name it from / on"
+            );
+            return Ok(());
+        };
+        println!("cargo::rerun-if-changed={}", folder.display());
+        let mut files: Vec<PathBuf> = vec![];
+        for entry in fs::read_dir(folder)? {
+            files.push(entry?.path());
+        }
+        files.sort();
+        for path in files.iter().filter(|path| path.extension().is_some_and(|extension| extension == "gz")) {
+            let name = path.file_stem().unwrap_or_default();
+            page += &format!("    PageFile {{ name: {name:?}, gzip: include_bytes!({path:?}) }},\n");
+        }
+    }
+    page += "]\n";
+    fs::write(PathBuf::from(env::var_os("OUT_DIR").unwrap_or_default()).join("page.rs"), page)
+}
