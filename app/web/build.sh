@@ -22,7 +22,7 @@ target=${CARGO_TARGET_DIR:-target}
 "${CARGO:-cargo}" build --locked --profile web --target wasm32-unknown-unknown -p layerscope-app --features web --bin layerscope-web
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-wasm-bindgen --target web --no-typescript --out-dir "$work" "$target/wasm32-unknown-unknown/web/layerscope-web.wasm"
+wasm-bindgen --target web --no-typescript --remove-name-section --out-dir "$work" "$target/wasm32-unknown-unknown/web/layerscope-web.wasm"
 if command -v wasm-opt > /dev/null; then
     wasm-opt -Os --all-features -o "$work/small.wasm" "$work/layerscope-web_bg.wasm"
     mv "$work/small.wasm" "$work/layerscope-web_bg.wasm"

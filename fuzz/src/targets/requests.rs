@@ -77,6 +77,7 @@ fn start() -> String {
         default_max_tokens: 4,
         timeout: Duration::from_secs(2),
         viewer: None,
+        page: &[],
     };
     let load = || {
         let source = ModelSource::embedded("layerscope-tiny", MODEL);

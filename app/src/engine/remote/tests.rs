@@ -364,7 +364,7 @@ fn live_event() -> impl Strategy<Value = Event> {
                 policy,
                 adapter,
                 prompt_tokens: n[1],
-                kv_bytes: n[2],
+                kv_bytes: n[2] as u64,
                 caveat,
             }
         }),
@@ -375,7 +375,7 @@ fn live_event() -> impl Strategy<Value = Event> {
                 side,
                 ttft_s,
                 tpot_s,
-                kv_bytes,
+                kv_bytes: kv_bytes as u64,
                 text_rest,
                 cancelled
             }
