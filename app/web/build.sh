@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds the viewer as a page of a browser into a folder, compressed as it is served. What is built with that folder serves the page:
 #
-#     app/web/build.sh target/web && LAYERSCOPE_WEB=$PWD/target/web cargo build --release --features full
+#     app/web/build.sh target/web && LAYERSCOPE_WEB=target/web cargo build --release --features full
 #
 # It needs Rust's standard library for browsers (`rustup target add wasm32-unknown-unknown`) and wasm-bindgen of the version in Cargo.lock
 # (`cargo install wasm-bindgen-cli --version …`). wasm-opt (npm: binaryen) makes the page smaller where it is there.

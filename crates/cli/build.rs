@@ -1,4 +1,5 @@
-//! Builds the viewer for browsers in, where LAYERSCOPE_WEB names the folder that app/web/build.sh has made.
+//! Builds the viewer for browsers in, where LAYERSCOPE_WEB names the folder that app/web/build.sh has made, from the root of the sources
+//! on.
 
 // Cargo reads what is printed.
 #![allow(clippy::print_stdout)]
@@ -10,10 +11,9 @@ fn main() -> io::Result<()> {
     println!("cargo::rerun-if-env-changed=LAYERSCOPE_WEB");
     let mut page = String::from("&[\n");
     if let Some(folder) = env::var_os("LAYERSCOPE_WEB").filter(|folder| !folder.is_empty()) {
-        let Ok(folder) = fs::canonicalize(Path::new(&folder)) else {
-            println!(
-                "cargo::error=LAYERSCOPE_WEB names {folder:?}, and there is no such folder; name it from / on"
-            );
+        let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let Ok(folder) = fs::canonicalize(sources.join(&folder)) else {
+            println!("cargo::error=LAYERSCOPE_WEB names {folder:?}, and the sources have no such folder");
             return Ok(());
         };
         println!("cargo::rerun-if-changed={}", folder.display());
