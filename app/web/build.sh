@@ -4,7 +4,7 @@
 #     app/web/build.sh target/web && LAYERSCOPE_WEB=target/web cargo build --release --features full
 #
 # It needs Rust's standard library for browsers (`rustup target add wasm32-unknown-unknown`) and wasm-bindgen of the version in Cargo.lock
-# (`cargo install wasm-bindgen-cli --version …`). wasm-opt (npm: binaryen) makes the page smaller where it is there.
+# (`cargo install wasm-bindgen-cli --version …`). (wasm-opt would make the page 2 % smaller.)
 set -eu
 if [ $# -ne 1 ]; then
     echo "give the folder to write to: app/web/build.sh target/web" >&2
@@ -23,10 +23,6 @@ target=${CARGO_TARGET_DIR:-target}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 wasm-bindgen --target web --no-typescript --remove-name-section --out-dir "$work" "$target/wasm32-unknown-unknown/web/layerscope-web.wasm"
-if command -v wasm-opt > /dev/null; then
-    wasm-opt -Os --all-features -o "$work/small.wasm" "$work/layerscope-web_bg.wasm"
-    mv "$work/small.wasm" "$work/layerscope-web_bg.wasm"
-fi
 cp app/web/index.html app/web/start.js "$work"
 rm -f "$folder"/*.gz
 for file in index.html start.js layerscope-web.js layerscope-web_bg.wasm; do

@@ -1,7 +1,7 @@
 //! Who may send requests: those with the key, and no web page that was not allowed to.
 
 use super::error::Refused;
-use super::{State, VIEWER};
+use super::{PAGE, State, VIEWER};
 use axum::extract::{Request, State as Extracted};
 use axum::http::{HeaderMap, header};
 use axum::middleware::Next;
@@ -47,8 +47,9 @@ pub(super) async fn place(Extracted(state): Extracted<State>, request: Request, 
         .into_response();
     }
     let allowed = text(request.headers(), header::ORIGIN.as_str()).is_none_or(|origin| {
-        // The page of this server may connect to its viewers' WebSocket; the key is what lets it in.
-        let is_page = !options.page.is_empty() && request.uri().path() == VIEWER && is_of(origin, host);
+        // The page of this server may load its files, and connect to the viewers' WebSocket: there the key is what lets it in.
+        let is_page =
+            !options.page.is_empty() && request.uri().path().starts_with(PAGE) && is_of(origin, host);
         is_page || options.allow_origins.iter().any(|allowed| allowed == origin)
     });
     if !allowed {

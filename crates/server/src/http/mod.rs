@@ -32,6 +32,8 @@ use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::cors::{AllowHeaders, AllowMethods, CorsLayer};
 use viewers::Viewers;
 
+/// What the viewer's page has is below this.
+const PAGE: &str = "/viewer/";
 /// The WebSocket of viewers.
 const VIEWER: &str = "/viewer/engine";
 
@@ -90,7 +92,7 @@ fn router(state: State) -> Router {
         // Nor does the page: what it shows, it asks for with the key.
         router = router
             .route("/viewer", get(page::redirect))
-            .route("/viewer/", get(page::index))
+            .route(PAGE, get(page::index))
             .route("/viewer/{name}", get(page::file));
     }
     router
