@@ -106,14 +106,19 @@ fn say(problem: &str) {
     }
 }
 
-/// Marks the page as waiting for something, or not.
-pub(crate) fn mark(is_waiting: bool) {
-    let body = web_sys::window().and_then(|window| window.document()?.body());
-    let state = if is_waiting { "waiting" } else { "ready" };
-    if let Some(body) = body
-        && body.get_attribute("data-viewer").as_deref() != Some(state)
-    {
-        let _ = body.set_attribute("data-viewer", state);
+/// Marks the page with what the viewer is at, for programs that operate it: whether it waits, the cutoff, and tokens generated.
+pub(crate) fn mark(viewer: &Viewer) {
+    let Some(body) = web_sys::window().and_then(|window| window.document()?.body()) else { return };
+    let tokens: usize = viewer.live().sides.iter().map(|side| side.tokens.len()).sum();
+    for (name, state) in [
+        ("data-viewer", (if viewer.is_waiting() { "waiting" } else { "ready" }).to_owned()),
+        ("data-cutoff", viewer.state().cutoff.to_string()),
+        ("data-tokens", tokens.to_string()),
+        ("data-problem", viewer.errors().next().unwrap_or_default().to_owned()),
+    ] {
+        if body.get_attribute(name).as_deref() != Some(&state) {
+            let _ = body.set_attribute(name, &state);
+        }
     }
 }
 

@@ -25,7 +25,7 @@ impl eframe::App for Window {
     fn logic(&mut self, _ctx: &Context, _: &mut eframe::Frame) {
         self.viewer.progress();
         #[cfg(target_arch = "wasm32")]
-        crate::web::mark(self.viewer.is_waiting());
+        crate::web::mark(&self.viewer);
         #[cfg(not(target_arch = "wasm32"))]
         if let Some(reason) = self.viewer.started_in_vain() {
             self.in_vain.get_or_init(|| reason.to_owned());

@@ -31,6 +31,8 @@ page.on("response", async (response) => {
   received += Number(response.headers()["content-length"] ?? 0);
 });
 
+/** What the page is marked with. */
+const marked = (name) => page.evaluate((name) => document.body.dataset[name], name);
 /** Waits until nothing is on its way. */
 const ready = () => page.waitForSelector('body[data-viewer="ready"]', { timeout: 60_000, state: "attached" });
 /** Takes a picture once two are the same. */
@@ -56,14 +58,42 @@ try {
   const opened = await picture("opened");
   if (page.url().includes("#")) faults.push("the key stays in the address");
   console.log(`first picture after ${first} ms; ${(received / 2 ** 20).toFixed(2)} MiB of files`);
-  // Zoom at the middle, and the cutoff a layer up.
+  // The cutoff's line, dragged two layers up; each step takes a frame.
+  const cutoff = await marked("cutoff");
+  for (const [step, y] of [578, 578, 560, 520, 480, 440, 440].entries()) {
+    await page.mouse.move(480, y);
+    await page.waitForTimeout(100);
+    if (step === 1) await page.mouse.down();
+  }
+  await page.mouse.up();
+  await page.waitForTimeout(100);
+  await ready();
+  if ((await marked("cutoff")) === cutoff) faults.push(`dragging the cutoff leaves it at ${cutoff}`);
+  await picture("dragged");
+  // Zoom at the middle.
   await page.mouse.move(640, 400);
-  await page.keyboard.down("Control");
   await page.mouse.wheel(0, -400);
-  await page.keyboard.up("Control");
   await page.waitForTimeout(300);
   await ready();
   if ((await picture("zoomed")).equals(opened)) faults.push("zooming shows nothing else");
+  // Tokens of the server's engine, under the full model and the policy.
+  await page.keyboard.press("Control+6");
+  await page.waitForTimeout(300);
+  await page.mouse.click(500, 90);
+  await page.keyboard.type("The capital of France is");
+  await page.keyboard.press("Control+Enter");
+  await page.waitForFunction(() => Number(document.body.dataset.tokens) >= 8, undefined, { timeout: 60_000 });
+  await ready();
+  await picture("generated");
+  // The view as a file.
+  const download = page.waitForEvent("download", { timeout: 30_000 });
+  await page.keyboard.press("Control+Shift+E");
+  await page.waitForTimeout(300);
+  await page.keyboard.press("Enter");
+  const name = (await download).suggestedFilename();
+  if (!name.endsWith(".svg")) faults.push(`a picture is called ${name}`);
+  const problem = await marked("problem");
+  if (problem !== "") faults.push(`the viewer says: ${problem}`);
 } catch (problem) {
   faults.push(`${problem}`);
   await picture("failed").catch(() => {});
