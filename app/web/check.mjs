@@ -81,6 +81,8 @@ try {
   await page.waitForTimeout(300);
   await page.mouse.click(500, 90);
   await page.keyboard.type("The capital of France is");
+  // Keys of commands count before what is typed in the same frame.
+  await page.waitForTimeout(300);
   await page.keyboard.press("Control+Enter");
   await page.waitForFunction(() => Number(document.body.dataset.tokens) >= 8, undefined, { timeout: 60_000 });
   await ready();

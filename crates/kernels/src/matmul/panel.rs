@@ -305,6 +305,8 @@ impl Operation for PanelProduct<'_> {
     fn run<S: Simd, L: Lanes>(self, simd: S, lanes: L) -> bool {
         let Self { instructions, panel: task, activations, rows, output, buffers } = self;
         let columns = task.weights.columns;
+        // Some processors have one kind alone.
+        #[allow(clippy::infallible_destructuring_match)]
         let x = match activations {
             Activations::F32(x) => x,
             #[cfg(target_arch = "x86_64")]
