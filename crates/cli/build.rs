@@ -21,8 +21,14 @@ fn main() -> io::Result<()> {
         for entry in fs::read_dir(folder)? {
             files.push(entry?.path());
         }
+        files.retain(|path| path.extension().is_some_and(|extension| extension == "gz"));
         files.sort();
-        for path in files.iter().filter(|path| path.extension().is_some_and(|extension| extension == "gz")) {
+        if files.is_empty() {
+            println!(
+                "cargo::error=the folder that LAYERSCOPE_WEB names holds no page; make it with app/web/build.sh"
+            );
+        }
+        for path in &files {
             let name = path.file_stem().unwrap_or_default();
             page += &format!("    PageFile {{ name: {name:?}, gzip: include_bytes!({path:?}) }},\n");
         }
