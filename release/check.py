@@ -10,12 +10,15 @@ both out, `--no-window` the window. A fault is a sentence, and the exit code 1.
 """
 
 import argparse
+import atexit
 import csv
+import functools
 import io
 import json
 import os
 import platform
 import re
+import shutil
 import statistics
 import subprocess
 import sys
@@ -124,10 +127,23 @@ def clean(variables):
     """The environment of a user who has just Python."""
     kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "CUDA_HOME")
             and not name.startswith(("CARGO", "RUST", "LAYERSCOPE", "PIPX"))}
-    tools = ["cargo", "rustc", "layerscope"]
-    folders = [folder for folder in kept.get("PATH", "").split(os.pathsep)
-               if not any((Path(folder) / (tool + end)).exists() for tool in tools for end in ("", ".exe"))]
+    folders = [without_rust(folder) for folder in kept.get("PATH", "").split(os.pathsep) if folder]
     return {**kept, "PATH": os.pathsep.join(folders), **{name: str(value) for name, value in variables.items()}}
+
+
+@functools.cache
+def without_rust(folder):
+    """A folder of `PATH`, or, where Rust or layerscope is in it, a new one with links to all the rest: a distribution's Rust is in `/usr/bin`."""
+    hidden = {tool + end for tool in ("cargo", "rustc", "layerscope") for end in ("", ".exe")}
+    if not any((Path(folder) / name).exists() for name in hidden):
+        return folder
+    links = tempfile.mkdtemp(prefix="layerscope-path-")
+    atexit.register(shutil.rmtree, links, ignore_errors=True)
+    if not WINDOWS:  # where links need a privilege, and no system folder has a Rust
+        for entry in Path(folder).resolve().iterdir():
+            if entry.name not in hidden:
+                (Path(links) / entry.name).symlink_to(entry)
+    return links
 
 
 def run(command, **variables):
