@@ -7,10 +7,11 @@ use layerscope_engine::{
     Pass, Policy, Result, RowGroup, SequenceRows, Tensor,
 };
 use layerscope_kernels::Segment;
+use rayon::prelude::*;
 use std::ops::Range;
 
 /// A copy of the rows.
-pub(crate) trait RowCopy {
+pub(crate) trait RowCopy: Send {
     /// What of some of the prompt's stored keys it sees at a layer.
     fn sees(&self, layer: usize, keys: &KeyRange) -> Vec<KeyRange>;
 }
@@ -43,6 +44,15 @@ pub(crate) fn rows_at_once(device: &Device) -> usize {
     }
 }
 
+/// Groups of rows that go through a layer side by side: alone, a group leaves threads idle between its products.
+pub(crate) fn groups_side_by_side(device: &Device) -> usize {
+    const MOST: usize = 4;
+    match device {
+        Device::Cpu => rayon::current_num_threads().min(MOST),
+        Device::Cuda(_) => 1,
+    }
+}
+
 impl CopiedRows<'_> {
     /// Copies that go through a layer at once.
     pub(crate) fn at_once(self) -> usize {
@@ -58,17 +68,52 @@ impl CopiedRows<'_> {
         copies: Vec<(C, Tensor)>,
         layer: usize,
     ) -> Result<Vec<(C, Tensor)>> {
-        let mut after = Vec::with_capacity(copies.len());
-        let mut copies = copies.into_iter().peekable();
-        while copies.peek().is_some() {
-            let (group, rows): (Vec<C>, Vec<Tensor>) = copies.by_ref().take(self.at_once()).unzip();
-            let rows = Tensor::cat(&rows.iter().collect::<Vec<_>>())?;
+        self.in_groups(copies, |group, rows| {
             let x = self.through(&group, rows, Depth::of_layers(layer..layer + 1), &mut Hooks::none())?;
-            for (index, copy) in group.into_iter().enumerate() {
-                after.push((copy, x.narrow(index * self.rows, self.rows)?));
-            }
+            let of_copy = |(index, copy)| Ok((copy, x.narrow(index * self.rows, self.rows)?));
+            group.into_iter().enumerate().map(of_copy).collect()
+        })
+    }
+
+    /// Runs `pass` on as many copies as go through a layer at once, and on the rows of all of them, until all copies have run; on a CPU
+    /// several groups side by side.
+    ///
+    /// # Errors
+    /// Whatever fails beneath.
+    pub(crate) fn in_groups<C: Send, R: Send>(
+        self,
+        copies: Vec<(C, Tensor)>,
+        pass: impl Fn(Vec<C>, Tensor) -> Result<Vec<R>> + Sync,
+    ) -> Result<Vec<R>> {
+        let side_by_side = groups_side_by_side(self.decoder.device());
+        let in_group = self.in_group(copies.len(), side_by_side);
+        let (mut copies, mut after) = (copies.into_iter().peekable(), vec![]);
+        while copies.peek().is_some() {
+            let take = |_| copies.by_ref().take(in_group).unzip();
+            let groups: Vec<(Vec<C>, Vec<Tensor>)> = (0..side_by_side).map(take).collect();
+            let pass = |(group, rows): (Vec<C>, Vec<Tensor>)| match rows.is_empty() {
+                true => Ok(vec![]),
+                false => pass(group, Tensor::cat(&rows.iter().collect::<Vec<_>>())?),
+            };
+            let passed: Result<Vec<Vec<R>>> = match side_by_side {
+                1 => groups.into_iter().map(pass).collect(),
+                _ => groups.into_par_iter().with_max_len(1).map(pass).collect(),
+            };
+            after.extend(passed?.into_iter().flatten());
         }
         Ok(after)
+    }
+
+    /// Copies of a group: as many as go through a layer at once, or fewer, so that no thread waits for the last group.
+    fn in_group(self, copies: usize, side_by_side: usize) -> usize {
+        /// With fewer rows, unpacking the weights once more takes longer than threads are idle.
+        const LEAST_ROWS: usize = 256;
+        let groups = copies.div_ceil(self.at_once()).max(1);
+        let groups = match copies * self.rows >= side_by_side * LEAST_ROWS {
+            true => groups.next_multiple_of(side_by_side),
+            false => groups,
+        };
+        copies.div_ceil(groups)
     }
 
     /// The rows of copies, one copy after the other in `x [copies · rows, d]`, through half-layers, all at once.

@@ -211,14 +211,6 @@ impl Tensor {
         if factor == 1.0 { Ok(self) } else { self.here().scale(factor as f32) }
     }
 
-    /// Rows `[rows, d]` + `bias [d]`, if there is one.
-    pub(crate) fn with_bias(mut self, bias: Option<&Self>) -> Result<Self> {
-        if let Some(bias) = bias {
-            self.here_mut().add_bias(bias)?;
-        }
-        Ok(self)
-    }
-
     /// Adds row i of `x`, times `weights[i]`, to row `ids[i]`; ids are distinct, and this tensor comes from [`Self::zeros`].
     pub(crate) fn add_weighted_rows(&mut self, x: &Self, ids: &[u32], weights: &[f32]) -> Result<()> {
         self.here_mut().add_weighted_rows(x, ids, weights)

@@ -6,6 +6,7 @@
 use crate::line::{Line, NUMBERS};
 use std::arch::asm;
 use std::marker::PhantomData;
+use std::mem::MaybeUninit;
 use std::sync::OnceLock;
 
 /// Rows of a tile.
@@ -465,29 +466,30 @@ pub(crate) unsafe fn split_rows(x: &[f32], columns: usize, to: &mut [Line]) -> b
     all_finite
 }
 
-/// Rows `[rows, columns]` as `a` of [`Amx::multiply_to`], `[⌈rows / 16⌉, ⌈columns / 32⌉, ROWS]`; what is not there is 0.
+/// Rows `[rows, columns]` as `a` of [`Amx::multiply_to`], `[⌈rows / 16⌉, ⌈columns / 32⌉, ROWS]`; what is not there is 0. Every line is
+/// written.
 ///
 /// # Safety
 /// AVX-512 F and BF16.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bf16")]
-pub(crate) unsafe fn round_rows(x: &[f32], columns: usize, to: &mut [Line]) {
+pub(crate) unsafe fn round_rows(x: &[f32], columns: usize, to: &mut [MaybeUninit<Line>]) {
     let steps = columns.div_ceil(DEPTH);
     for (block, x) in to.chunks_exact_mut(steps * ROWS).zip(x.chunks(ROWS * columns)) {
         if x.len() < ROWS * columns {
-            block.fill(Line::default());
+            block.fill(MaybeUninit::new(Line::default()));
         }
         for (row, x) in x.chunks_exact(columns).enumerate() {
             let (whole, rest) = x.as_chunks::<DEPTH>();
             for (step, x) in whole.iter().enumerate() {
                 // SAFETY: the caller has the instructions.
-                block[step * ROWS + row] = unsafe { line_of(x) };
+                block[step * ROWS + row].write(unsafe { line_of(x) });
             }
             if !rest.is_empty() {
                 let mut last = [0.0; DEPTH];
                 last[..rest.len()].copy_from_slice(rest);
                 // SAFETY: as above.
-                block[whole.len() * ROWS + row] = unsafe { line_of(&last) };
+                block[whole.len() * ROWS + row].write(unsafe { line_of(&last) });
             }
         }
     }
@@ -581,9 +583,7 @@ mod tests {
         for (rows, columns, depth) in [(16, 32, 32), (1, 32, 5), (33, 64, 70), (48, 96, 128), (7, 32, 256)] {
             let (blocks, steps, lines) = (rows_of(rows), usize::div_ceil(depth, DEPTH), columns / NUMBERS);
             let a: Vec<f32> = (0..rows * depth).map(number).collect();
-            let mut packed = vec![Line([f32::NAN; NUMBERS]); blocks * steps * ROWS];
-            // SAFETY: a processor with tiles has AVX-512 BF16.
-            unsafe { round_rows(&a, depth, &mut packed) };
+            let packed = rounded(&a, depth, blocks * steps * ROWS);
             let b = |k: usize, n: usize| if k < depth { number(7 * k + 3 * n) } else { 0.0 };
             let pairs: Vec<Line> = (0..steps * NUMBERS * lines)
                 .map(|line| {
@@ -608,6 +608,14 @@ mod tests {
                 }
             }
         }
+    }
+
+    fn rounded(a: &[f32], columns: usize, lines: usize) -> Vec<Line> {
+        let mut packed = vec![MaybeUninit::new(Line([f32::NAN; NUMBERS])); lines];
+        // SAFETY: a processor with tiles has AVX-512 BF16.
+        unsafe { round_rows(a, columns, &mut packed) };
+        // SAFETY: there was a line in each place before.
+        packed.into_iter().map(|line| unsafe { line.assume_init() }).collect()
     }
 
     fn rows_of(rows: usize) -> usize {
@@ -645,9 +653,7 @@ mod tests {
             return;
         }
         let a: Vec<f32> = (0..20 * 96).map(number).collect();
-        let mut packed = vec![Line::default(); 2 * 3 * ROWS];
-        // SAFETY: a processor with tiles has AVX-512 BF16.
-        unsafe { round_rows(&a, 96, &mut packed) };
+        let packed = rounded(&a, 96, 2 * 3 * ROWS);
         let b: Vec<Line> = (0..48 * 2).map(|i| Line([f32::from_bits(0x3f80_3f80 + i); NUMBERS])).collect();
         let (mut whole, mut parts) = (vec![Line([7.0; NUMBERS]); 64], vec![Line([7.0; NUMBERS]); 64]);
         let amx = Amx::new();

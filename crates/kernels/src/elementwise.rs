@@ -93,24 +93,22 @@ pub enum Activation {
     GeluTanh,
 }
 
-/// f(gate) · up (Shazeer 2020).
+/// f(gate) · up (Shazeer 2020), in the place of the gate.
 ///
 /// # Panics
 /// If sizes do not agree.
-pub fn gate(activation: Activation, gate: &[f32], up: &[f32], output: &mut [f32]) {
-    assert!(gate.len() == output.len() && up.len() == output.len(), "gate, up and output");
-    by_rows(output, 1, |first, output| {
-        let part = first..first + output.len();
-        let (gate, up) = (&gate[part.clone()], &up[part]);
-        Instructions::best().dispatch(Gate { activation, gate, up, output });
+pub fn gate(activation: Activation, gate: &mut [f32], up: &[f32]) {
+    assert_eq!(gate.len(), up.len(), "gate and up");
+    by_rows(gate, 1, |first, gate| {
+        let up = &up[first..first + gate.len()];
+        Instructions::best().dispatch(Gate { activation, gate, up });
     });
 }
 
 struct Gate<'a> {
     activation: Activation,
-    gate: &'a [f32],
+    gate: &'a mut [f32],
     up: &'a [f32],
-    output: &'a mut [f32],
 }
 
 impl Operation for Gate<'_> {
@@ -118,22 +116,22 @@ impl Operation for Gate<'_> {
 
     #[inline(always)]
     fn run<S: Simd, L: Lanes>(self, _: S, _: L) {
-        let each = self.output.iter_mut().zip(self.gate).zip(self.up);
+        let each = self.gate.iter_mut().zip(self.up);
         // A loop for each, so that each vectorises.
         match self.activation {
             Activation::Silu => {
-                for ((y, &gate), &up) in each {
-                    *y = silu(gate) * up;
+                for (gate, &up) in each {
+                    *gate = silu(*gate) * up;
                 }
             }
             Activation::Gelu => {
-                for ((y, &gate), &up) in each {
-                    *y = gelu(gate) * up;
+                for (gate, &up) in each {
+                    *gate = gelu(*gate) * up;
                 }
             }
             Activation::GeluTanh => {
-                for ((y, &gate), &up) in each {
-                    *y = gelu_tanh(gate) * up;
+                for (gate, &up) in each {
+                    *gate = gelu_tanh(*gate) * up;
                 }
             }
         }
@@ -285,15 +283,15 @@ pub(crate) fn softly_capped(x: f32, cap: f32) -> f32 {
     cap * ((1.0 - e) / (1.0 + e)).copysign(ratio)
 }
 
-/// a + b.
+/// Adds `x` to `sum`.
 ///
 /// # Panics
 /// If sizes do not agree.
-pub fn add(a: &[f32], b: &[f32], output: &mut [f32]) {
-    assert!(a.len() == output.len() && b.len() == output.len(), "summands and sum");
-    by_rows(output, 1, |first, output| {
-        for ((y, a), b) in output.iter_mut().zip(&a[first..]).zip(&b[first..]) {
-            *y = a + b;
+pub fn add(sum: &mut [f32], x: &[f32]) {
+    assert_eq!(sum.len(), x.len(), "summands");
+    by_rows(sum, 1, |first, sum| {
+        for (sum, x) in sum.iter_mut().zip(&x[first..]) {
+            *sum += x;
         }
     });
 }
@@ -428,9 +426,10 @@ mod tests {
                 }
             }
             for activation in [Activation::Silu, Activation::Gelu, Activation::GeluTanh] {
-                gate(activation, &b, &a, &mut y);
+                let mut gated = b.clone();
+                gate(activation, &mut gated, &a);
                 for i in 0..y.len() {
-                    prop_assert!(close(y[i], plain(activation, f64::from(b[i])) * f64::from(a[i])), "{activation:?}");
+                    prop_assert!(close(gated[i], plain(activation, f64::from(b[i])) * f64::from(a[i])), "{activation:?}");
                 }
                 activate(activation, &b, &mut y);
                 prop_assert!((0..y.len()).all(|i| close(y[i], plain(activation, f64::from(b[i])))));
@@ -443,8 +442,9 @@ mod tests {
             let mut with_bias = a.clone();
             add_bias(&mut with_bias, &bias);
             prop_assert!((0..y.len()).all(|i| with_bias[i] == a[i] + bias[i % width]));
-            add(&a, &b, &mut y);
-            prop_assert!((0..y.len()).all(|i| y[i] == a[i] + b[i]));
+            let mut sum = a.clone();
+            add(&mut sum, &b);
+            prop_assert!((0..y.len()).all(|i| sum[i] == a[i] + b[i]));
         }
 
         #[test]
@@ -472,12 +472,12 @@ mod tests {
     fn long_inputs_are_shared_out_and_extremes_stay_finite() {
         let n = 3 * TASK + 5;
         let a: Vec<f32> = (0..n).map(|i| i as f32 % 17.0 - 8.0).collect();
-        let mut y = vec![0.0; n];
-        add(&a, &a, &mut y);
-        assert!((0..n).all(|i| y[i] == 2.0 * a[i]));
-        let mut gated = [0.0; 4];
+        let mut sum = a.clone();
+        add(&mut sum, &a);
+        assert!((0..n).all(|i| sum[i] == 2.0 * a[i]));
         for activation in [Activation::Silu, Activation::Gelu, Activation::GeluTanh] {
-            gate(activation, &[-1e12, 1e12, -90.0, f32::NAN], &[1.0; 4], &mut gated);
+            let mut gated = [-1e12, 1e12, -90.0, f32::NAN];
+            gate(activation, &mut gated, &[1.0; 4]);
             assert_eq!(gated[..2], [0.0, 1e12], "{activation:?}");
             assert!(gated[2].abs() < 1e-30 && gated[3].is_nan(), "{activation:?}");
         }

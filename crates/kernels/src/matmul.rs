@@ -150,11 +150,8 @@ pub fn multiply_with(
     let counts = rows.into();
     let rows = counts.count();
     let Some(columns) = products.first().map(|product| product.weights.columns) else { return };
-    assert_eq!(x.len(), rows * columns, "activations");
+    check(x, rows, products.iter().map(|product| product.weights));
     for Product { weights, output } in &*products {
-        assert_eq!(weights.columns, columns, "columns of every matrix");
-        assert!(columns.is_multiple_of(weights.format.block().0), "whole blocks");
-        assert_eq!(weights.data.len(), weights.rows * weights.row_bytes(), "bytes of the matrix");
         assert_eq!(output.len(), rows * weights.rows, "output");
     }
     for (rows, alone) in [(0..counts.together, false), (counts.together..rows, true)] {
@@ -172,10 +169,61 @@ pub fn multiply_with(
             continue;
         }
         let products = &mut parts(&mut others, rows.clone());
-        match alone {
-            true => row::multiply(instructions, x, products),
-            false => panel::multiply(instructions, x, rows.len(), products, compute),
+        if alone {
+            row::multiply(instructions, x, products);
+            continue;
         }
+        let products: Vec<_> =
+            products.iter_mut().map(|product| (product.weights, product.output.as_mut_ptr())).collect();
+        // SAFETY: outputs have as many rows, and nobody else has them.
+        unsafe { panel::multiply(instructions, x, rows.len(), &products, compute) };
+    }
+}
+
+/// x `[rows, columns]` times each of some matrices, which all have as many columns: `[rows of x, rows of W]` each.
+///
+/// # Panics
+/// As [`multiply`].
+pub fn products(
+    x: &[f32],
+    rows: impl Into<ProductRows>,
+    matrices: &[Weights<'_>],
+    compute: ComputeType,
+) -> Vec<Vec<f32>> {
+    let (instructions, counts) = (Instructions::best(), rows.into());
+    let rows = counts.count();
+    let is_empty = rows == 0 || matrices.iter().any(|weights| weights.columns == 0);
+    if is_empty || counts.alone > 0 || compute.rounds_many(instructions) {
+        let mut outputs: Vec<_> = matrices.iter().map(|weights| vec![0.0; rows * weights.rows]).collect();
+        let mut products: Vec<_> =
+            matrices.iter().zip(&mut outputs).map(|(&weights, output)| Product { weights, output }).collect();
+        multiply_with(instructions, x, counts, &mut products, compute);
+        return outputs;
+    }
+    check(x, rows, matrices.iter().copied());
+    // Of many rows, zeroing the outputs first takes a tenth of the time.
+    let mut outputs: Vec<Vec<f32>> =
+        matrices.iter().map(|weights| Vec::with_capacity(rows * weights.rows)).collect();
+    let products: Vec<_> =
+        matrices.iter().zip(&mut outputs).map(|(&weights, output)| (weights, output.as_mut_ptr())).collect();
+    // SAFETY: there is space for as many numbers, and all of them are written.
+    unsafe {
+        panel::multiply(instructions, x, rows, &products, compute);
+        for (weights, output) in matrices.iter().zip(&mut outputs) {
+            output.set_len(rows * weights.rows);
+        }
+    }
+    outputs
+}
+
+/// # Panics
+/// If sizes do not agree.
+fn check<'a>(x: &[f32], rows: usize, matrices: impl Iterator<Item = Weights<'a>>) {
+    for weights in matrices {
+        let columns = weights.columns;
+        assert_eq!(x.len(), rows * columns, "activations, and columns of every matrix");
+        assert!(columns.is_multiple_of(weights.format.block().0), "whole blocks");
+        assert_eq!(weights.data.len(), weights.rows * weights.row_bytes(), "bytes of the matrix");
     }
 }
 

@@ -1,7 +1,7 @@
 //! What is asked, and what it takes: checks, the cells that run, memory.
 
 use super::{PatchDirection, PatchMetric, PatchSite};
-use crate::copies::rows_at_once;
+use crate::copies::{groups_side_by_side, rows_at_once};
 use layerscope_engine::{Decoder, Error, ModelConfig, Policy, Result, check_memory};
 
 /// What is asked.
@@ -105,6 +105,7 @@ impl Plan {
             decoder.sequence_need(&sequence).with_residuals(config, streams.saturating_add(copies));
         // Of a copy that alone has more rows than go through the layers at once.
         let times = rows.div_ceil(rows_at_once(decoder.device())).max(1) as u64;
+        let times = times.saturating_mul(groups_side_by_side(decoder.device()) as u64);
         need.activations = need.activations.saturating_mul(times);
         // The logits of cells and the clean distribution.
         need.probes = need.probes.saturating_add(80 * config.vocab as u64 * size_of::<f32>() as u64);
@@ -121,7 +122,7 @@ impl Plan {
 
 /// Cells of `rows` rows each that go up through the layers together, in groups of as many as go through a layer at once.
 pub(super) fn cells_at_once(decoder: &Decoder, rows: usize) -> usize {
-    const GROUPS: usize = 4;
+    const GROUPS: usize = 16;
     (GROUPS * rows_at_once(decoder.device()) / rows.max(1)).max(1)
 }
 

@@ -305,16 +305,10 @@ fn last_rows_through(
 ) -> Result<Vec<(Patched, Tensor)>> {
     let halves = [Depth::entering(layer), Depth::after_attention(layer), Depth::entering(layer + 1)];
     let one_row = CopiedRows { first: copied.first + copied.rows - 1, rows: 1, ..copied };
-    let mut after = vec![];
-    for group in copies.chunks(copied.at_once()) {
-        let (patched, x): (Vec<Patched>, Vec<&Tensor>) =
-            group.iter().map(|(patched, x)| (*patched, x)).unzip();
-        let x = copied.through(&patched, Tensor::cat(&x)?, halves[0]..halves[1], &mut Hooks::none())?;
+    copied.in_groups(copies, |patched, x| {
+        let x = copied.through(&patched, x, halves[0]..halves[1], &mut Hooks::none())?;
         let last: Vec<u32> = (1..=patched.len()).map(|copy| (copy * copied.rows - 1) as u32).collect();
         let x = one_row.through(&patched, x.select(&last)?, halves[1]..halves[2], &mut Hooks::none())?;
-        for (copy, patched) in patched.into_iter().enumerate() {
-            after.push((patched, x.narrow(copy, 1)?));
-        }
-    }
-    Ok(after)
+        patched.into_iter().enumerate().map(|(copy, patched)| Ok((patched, x.narrow(copy, 1)?))).collect()
+    })
 }

@@ -122,8 +122,12 @@ impl LayerAttention<'_> {
         let width = self.shape.kv_heads * self.shape.head_dim;
         let by_head = |rows: &[f32]| {
             let (heads, dim) = (self.shape.kv_heads, self.shape.head_dim);
-            let of_head = |head| rows.chunks_exact(width).flat_map(move |row| &row[head * dim..][..dim]);
-            let numbers: Vec<f32> = (0..heads).flat_map(of_head).copied().collect();
+            let mut numbers = Vec::with_capacity(rows.len());
+            for head in 0..heads {
+                for row in rows.chunks_exact(width) {
+                    numbers.extend_from_slice(&row[head * dim..][..dim]);
+                }
+            }
             KvBuffer::rounded(self.store.precision(), &numbers)
         };
         with_f32(keys, |keys| {

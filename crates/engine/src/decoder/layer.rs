@@ -159,7 +159,7 @@ impl Projection {
     ) -> Result<Tensor> {
         let is_plain = |projection: &Self| projection.bias.is_none() && projection.addition.is_none();
         if is_plain(gate) && is_plain(up) {
-            let fused = Linear::multiply_gated(activation, [&gate.weight, &up.weight], x)?;
+            let fused = Linear::multiply_gated(activation, [&gate.weight, &up.weight], x, mode)?;
             if let Some(gated) = fused {
                 return Ok(gated);
             }

@@ -13,8 +13,18 @@ pub(super) struct RotaryTables {
     distinct: Vec<RopeConfig>,
     /// Index into `distinct` of each layer; `None` where a layer has none.
     of_layer: Vec<Option<usize>>,
+    /// Angles that are known, for each distinct embedding.
+    known: Vec<Mutex<KnownAngles>>,
     /// Frequencies that are on a GPU already.
     on_device: Mutex<Vec<(Vec<f32>, Arc<Buffer>)>>,
+}
+
+/// cos and sin of the positions from 0 on, `[positions, half]`. Copies of the same rows go through one layer at a time and ask for the
+/// same angles each time.
+#[derive(Default)]
+struct KnownAngles {
+    frequencies: Vec<f32>,
+    cos_sin: [Vec<f32>; 2],
 }
 
 /// Angles of some positions.
@@ -84,29 +94,23 @@ impl RotaryTables {
             })
         };
         let of_layer = config.rope.iter().map(|rope| rope.as_ref().map(&mut index)).collect();
-        Self { distinct, of_layer, on_device: Mutex::default() }
+        let known = distinct.iter().map(|_| Mutex::default()).collect();
+        Self { distinct, of_layer, known, on_device: Mutex::default() }
     }
 
     /// Angles of rows at `positions`, those of one sequence after the other.
     pub(super) fn angles(&self, positions: &[usize], sequences: &[SequenceRows]) -> Angles<'_> {
-        let of_config = self.distinct.iter().map(|rope| {
-            let magnitude = rope.magnitude();
-            let mut angles = vec![];
+        let of_config = self.distinct.iter().zip(&self.known).map(|(rope, known)| {
+            let mut known = known.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut cos_sin = [vec![], vec![]];
             let mut rest = positions;
             for sequence in sequences {
                 let frequencies = rounded_frequencies(rope, sequence.sequence_len);
                 let (own, others) = rest.split_at(sequence.rows.min(rest.len()));
-                angles.extend(own.iter().flat_map(|&p| frequencies.iter().map(move |f| p as f32 * f)));
+                known.append(own, frequencies, rope.magnitude(), &mut cos_sin);
                 rest = others;
             }
-            let (cos, sin) = angles
-                .into_iter()
-                .map(|angle| {
-                    let (sin, cos) = f64::from(angle).sin_cos();
-                    ((magnitude * cos) as f32, (magnitude * sin) as f32)
-                })
-                .unzip();
-            Angle::Host([cos, sin])
+            Angle::Host(cos_sin)
         });
         Angles { tables: self, of_config: of_config.collect() }
     }
@@ -146,6 +150,48 @@ impl RotaryTables {
     }
 }
 
+impl KnownAngles {
+    /// Positions below this are kept: a few MiB.
+    const POSITIONS: usize = 16_384;
+
+    /// Appends cos and sin of some positions.
+    fn append(&mut self, positions: &[usize], frequencies: Vec<f32>, magnitude: f64, to: &mut [Vec<f32>; 2]) {
+        let end = positions.iter().max().map_or(0, |last| last + 1);
+        // A decode step asks for a position once.
+        if positions.len() == 1 || end > Self::POSITIONS {
+            for &position in positions {
+                append_angles(position, &frequencies, magnitude, to);
+            }
+            return;
+        }
+        if self.frequencies != frequencies {
+            *self = Self { frequencies, ..Self::default() };
+        }
+        let half = self.frequencies.len();
+        let known = self.cos_sin[0].len() / half.max(1);
+        if known < end {
+            for position in known..end.next_power_of_two().min(Self::POSITIONS) {
+                append_angles(position, &self.frequencies, magnitude, &mut self.cos_sin);
+            }
+        }
+        for (to, known) in to.iter_mut().zip(&self.cos_sin) {
+            to.reserve(positions.len() * half);
+            for position in positions {
+                to.extend_from_slice(&known[position * half..][..half]);
+            }
+        }
+    }
+}
+
+/// Appends cos and sin of a position.
+fn append_angles(position: usize, frequencies: &[f32], magnitude: f64, [cos, sin]: &mut [Vec<f32>; 2]) {
+    for frequency in frequencies {
+        let (of_sin, of_cos) = f64::from(position as f32 * frequency).sin_cos();
+        cos.push((magnitude * of_cos) as f32);
+        sin.push((magnitude * of_sin) as f32);
+    }
+}
+
 /// Frequencies and angles are rounded to f32, as the models were trained with.
 fn rounded_frequencies(rope: &RopeConfig, sequence_len: usize) -> Vec<f32> {
     rope.frequencies(sequence_len).iter().map(|&f| f as f32).collect()
@@ -173,5 +219,30 @@ impl Rotary<'_> {
     /// Rotates pairs (i, i + half) of `x [rows, heads, head_dim]`.
     pub(super) fn apply(&self, x: &Tensor) -> Result<Tensor> {
         x.rotated(self.angle, self.half)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn known_angles_are_those_of_each_position() {
+        let frequencies = vec![1.0f32, 0.25, 0.003];
+        let far = KnownAngles::POSITIONS;
+        let mut known = KnownAngles::default();
+        for positions in [vec![2, 3, 2, 3], vec![700, 0, 5], vec![9], vec![far - 1, 1], vec![far + 5, 4]] {
+            let (mut found, mut expected) = ([vec![7.0], vec![8.0]], [vec![7.0], vec![8.0]]);
+            known.append(&positions, frequencies.clone(), 1.5, &mut found);
+            for position in positions {
+                append_angles(position, &frequencies, 1.5, &mut expected);
+            }
+            assert_eq!(found, expected);
+        }
+        // Other frequencies, as of a longer sequence under LongRoPE.
+        let (mut found, mut expected) = ([vec![], vec![]], [vec![], vec![]]);
+        known.append(&[6, 2], vec![0.5], 1.0, &mut found);
+        [6, 2].into_iter().for_each(|position| append_angles(position, &[0.5], 1.0, &mut expected));
+        assert_eq!(found, expected);
     }
 }

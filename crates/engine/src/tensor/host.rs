@@ -51,18 +51,11 @@ impl Operations for HostTensor {
     }
 
     fn add(&self, other: &Tensor) -> Result<Tensor> {
-        filled_from_two(self, other.on_host()?, elementwise::add)
+        changed_by(self, other.on_host()?, elementwise::add)
     }
 
     fn scale(&self, factor: f32) -> Result<Tensor> {
         filled(self, |x, output| elementwise::scale(x, factor, output))
-    }
-
-    fn add_bias(&mut self, bias: &Tensor) -> Result<()> {
-        *self = with_numbers(bias.on_host()?, |bias| {
-            changed(self, |numbers| elementwise::add_bias(numbers, bias))
-        })??;
-        Ok(())
     }
 
     fn add_weighted_rows(&mut self, x: &Tensor, ids: &[u32], weights: &[f32]) -> Result<()> {
@@ -80,9 +73,7 @@ impl Operations for HostTensor {
     }
 
     fn gate(&self, activation: Activation, up: &Tensor) -> Result<Tensor> {
-        filled_from_two(self, up.on_host()?, |gate, up, output| {
-            elementwise::gate(activation, gate, up, output);
-        })
+        changed_by(self, up.on_host()?, |gate, up| elementwise::gate(activation, gate, up))
     }
 
     fn norm(
@@ -149,18 +140,12 @@ fn filled(x: &HostTensor, f: impl FnOnce(&[f32], &mut [f32])) -> Result<Tensor> 
     Tensor::from_vec(output, x.dims())
 }
 
-/// [`filled`] from two tensors of one shape.
-fn filled_from_two(
-    a: &HostTensor,
-    b: &HostTensor,
-    f: impl FnOnce(&[f32], &[f32], &mut [f32]),
-) -> Result<Tensor> {
-    if a.shape() != b.shape() {
+/// A copy that `f` changes by another tensor of its shape.
+fn changed_by(x: &HostTensor, by: &HostTensor, f: impl FnOnce(&mut [f32], &[f32])) -> Result<Tensor> {
+    if x.shape() != by.shape() {
         return Err(Error::misuse("two activations differ in shape"));
     }
-    let mut output = vec![0.0; a.elem_count()];
-    with_numbers(a, |a| with_numbers(b, |b| f(a, b, &mut output)))??;
-    Tensor::from_vec(output, a.dims())
+    Ok(with_numbers(by, |by| changed(x, |numbers| f(numbers, by)))??.into())
 }
 
 /// A copy that `f` changes.

@@ -231,11 +231,6 @@ impl Operations for DeviceTensor {
         Ok(output.into())
     }
 
-    fn add_bias(&mut self, bias: &Tensor) -> Result<()> {
-        self.unshare()?;
-        Ok(elementwise::cuda::add_bias(self.numbers(), bias.on_gpu()?.numbers())?)
-    }
-
     fn add_weighted_rows(&mut self, x: &Tensor, ids: &[u32], weights: &[f32]) -> Result<()> {
         self.unshare()?;
         let (ids, weights) = (self.device().upload(ids)?, self.device().upload(weights)?);

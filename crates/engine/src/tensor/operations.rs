@@ -36,9 +36,6 @@ pub(super) trait Operations {
 
     fn scale(&self, factor: f32) -> Result<Tensor>;
 
-    /// Adds `bias [d]` to each row, in place.
-    fn add_bias(&mut self, bias: &Tensor) -> Result<()>;
-
     /// Adds row i of `x`, times `weights[i]`, to row `ids[i]`, in place; ids are distinct.
     fn add_weighted_rows(&mut self, x: &Tensor, ids: &[u32], weights: &[f32]) -> Result<()>;
 

@@ -7,11 +7,9 @@ use super::on_device::{DeviceLinearCall, DeviceMatrix};
 use crate::adapter::LowRank;
 use crate::tensor::{Tensor, mixed, with_f32};
 use crate::{Device, Error, Result};
-use layerscope_kernels::Activation;
 use layerscope_kernels::cuda::Buffer;
-use layerscope_kernels::matmul::{
-    ComputeType, Layout, Product, ProductRows, WeightFormat, Weights, multiply,
-};
+use layerscope_kernels::matmul::{ComputeType, Layout, ProductRows, WeightFormat, Weights, products};
+use layerscope_kernels::{Activation, elementwise};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -145,15 +143,7 @@ impl Linear {
         mode: LinearMode<'_>,
     ) -> Result<[Tensor; N]> {
         let matrices = calls.each_ref().map(|call| call.weight);
-        let &[_, columns] = x.dims() else {
-            return Err(Error::misuse("what is multiplied has no rows"));
-        };
-        if let Some(other) = matrices.iter().find(|matrix| matrix.rows_and_columns().1 != columns) {
-            return Err(Error::misuse(format!(
-                "rows of {columns} elements are multiplied by a matrix of {} columns",
-                other.rows_and_columns().1
-            )));
-        }
+        Self::check_columns(&matrices, x)?;
         let tensors = match x.on_device() {
             Some(x) => {
                 let calls = calls.iter().map(LinearCall::on_device).collect::<Result<Vec<_>>>()?;
@@ -162,24 +152,48 @@ impl Linear {
             None => {
                 let on_host = matrices.iter().map(|matrix| matrix.host()).collect::<Result<Vec<_>>>()?;
                 let products = HostMatrix::multiply(&on_host, x, mode)?;
-                let finished = products.into_iter().zip(&calls).map(|(product, call)| call.finish(product));
+                let finished =
+                    products.into_iter().zip(&calls).map(|(product, call)| call.finish(product, x.rows()));
                 finished.collect::<Result<Vec<_>>>()?
             }
         };
         tensors.try_into().map_err(|_| Error::misuse("a product is missing"))
     }
 
-    /// f(x·Gᵀ) · (x·Uᵀ) in one operation, where there is one.
+    fn check_columns(matrices: &[&Self], x: &Tensor) -> Result<()> {
+        let &[_, columns] = x.dims() else {
+            return Err(Error::misuse("what is multiplied has no rows"));
+        };
+        match matrices.iter().find(|matrix| matrix.rows_and_columns().1 != columns) {
+            None => Ok(()),
+            Some(other) => Err(Error::misuse(format!(
+                "rows of {columns} elements are multiplied by a matrix of {} columns",
+                other.rows_and_columns().1
+            ))),
+        }
+    }
+
+    /// f(x·Gᵀ) · (x·Uᵀ) without the products as tensors of their own, where that can be.
     pub(crate) fn multiply_gated(
         activation: Activation,
         [gate, up]: [&Self; 2],
         x: &Tensor,
+        mode: LinearMode<'_>,
     ) -> Result<Option<Tensor>> {
+        Self::check_columns(&[gate, up], x)?;
         match (x.on_device(), &*gate.0, &*up.0) {
             (Some(x), Matrix::Device(gate), Matrix::Device(up)) => {
                 DeviceMatrix::multiply_gated(activation, [gate, up], x)
             }
-            _ => Ok(None),
+            (None, Matrix::Host(gate), Matrix::Host(up)) => {
+                let mut products = HostMatrix::multiply(&[gate, up], x, mode)?.into_iter();
+                let (Some(mut gated), Some(of_up)) = (products.next(), products.next()) else {
+                    return Err(Error::misuse("a product is missing"));
+                };
+                elementwise::gate(activation, &mut gated, &of_up);
+                Tensor::from_vec(gated, &[x.rows(), gate.rows]).map(Some)
+            }
+            _ => Err(mixed()),
         }
     }
 
@@ -304,12 +318,15 @@ impl<'a> LinearCall<'a> {
         Self { weight, bias: None, residual: None }
     }
 
-    fn finish(&self, product: Tensor) -> Result<Tensor> {
-        let product = product.with_bias(self.bias)?;
-        match self.residual {
-            Some(residual) => residual.add(&product),
-            None => Ok(product),
+    /// What is made of the product on the CPU, in its place.
+    fn finish(&self, mut product: Vec<f32>, rows: usize) -> Result<Tensor> {
+        if let Some(bias) = self.bias {
+            with_f32(bias, |bias| elementwise::add_bias(&mut product, bias))?;
         }
+        if let Some(residual) = self.residual {
+            with_f32(residual, |residual| elementwise::add(&mut product, residual))?;
+        }
+        Tensor::from_vec(product, &[rows, self.weight.rows_and_columns().0])
     }
 
     fn on_device(&self) -> Result<DeviceLinearCall<'a>> {
@@ -324,21 +341,11 @@ impl<'a> LinearCall<'a> {
 }
 
 impl HostMatrix {
-    /// The products of several matrices with the same rows.
-    fn multiply(matrices: &[&Self], x: &Tensor, mode: LinearMode<'_>) -> Result<Vec<Tensor>> {
-        let rows = x.rows();
-        let mut outputs: Vec<Vec<f32>> =
-            matrices.iter().map(|matrix| vec![0.0; rows * matrix.rows]).collect();
-        with_f32(x, |x| {
-            let mut products: Vec<Product<'_>> = matrices
-                .iter()
-                .zip(&mut outputs)
-                .map(|(matrix, output)| Product { weights: matrix.weights(), output })
-                .collect();
-            multiply(x, mode.rows.unwrap_or(rows.into()), &mut products, mode.compute);
-        })?;
-        let shaped = outputs.into_iter().zip(matrices);
-        shaped.map(|(output, matrix)| Tensor::from_vec(output, &[rows, matrix.rows])).collect()
+    /// The products of several matrices with the same rows, `[rows, out]` each.
+    fn multiply(matrices: &[&Self], x: &Tensor, mode: LinearMode<'_>) -> Result<Vec<Vec<f32>>> {
+        let rows = mode.rows.unwrap_or(x.rows().into());
+        let weights: Vec<_> = matrices.iter().map(|matrix| matrix.weights()).collect();
+        with_f32(x, |x| products(x, rows, &weights, mode.compute))
     }
 
     fn weights(&self) -> Weights<'_> {

@@ -9,7 +9,7 @@ mod packed;
 use super::dot::{Floats, Kind, Of32, Of256};
 use super::format::by_block;
 use super::layout::RowBytes;
-use super::{ComputeType, Product, WeightFormat, Weights};
+use super::{ComputeType, WeightFormat, Weights};
 use crate::Instructions;
 use crate::instructions::Operation;
 use crate::lanes::{LANES, Lanes};
@@ -106,11 +106,15 @@ impl Activations {
     }
 }
 
-pub(super) fn multiply(
+/// Writes every number of the outputs, and reads none before.
+///
+/// # Safety
+/// Each output has `rows` times as many numbers as its matrix has rows, and nothing else reads or writes them.
+pub(super) unsafe fn multiply(
     instructions: Instructions,
     x: &[f32],
     rows: usize,
-    products: &mut [Product<'_>],
+    products: &[(Weights<'_>, *mut f32)],
     compute: ComputeType,
 ) {
     let in_bf16 = |format: WeightFormat| {
@@ -136,8 +140,8 @@ pub(super) fn multiply(
     // Each is made where a product needs it.
     let (plain, rounded) = (OnceCell::new(), OnceCell::new());
     let mut tasks = vec![];
-    for Product { weights, output } in products {
-        let columns = Columns { output: output.as_mut_ptr(), stride: weights.rows };
+    for &(weights, output) in products {
+        let columns = Columns { output, stride: weights.rows };
         let activations = match in_bf16(weights.format) {
             true => rounded.get_or_init(pairs),
             false => plain.get_or_init(in_f32),
@@ -145,14 +149,14 @@ pub(super) fn multiply(
         let rows_of_task = activations.task_rows(weights.rows);
         let panels = (0..weights.rows).step_by(rows_of_task).map(|first| {
             let count = rows_of_task.min(weights.rows - first);
-            (Panel { weights: *weights, first, count }, columns, activations)
+            (Panel { weights, first, count }, columns, activations)
         });
         tasks.extend(panels);
     }
     tasks.into_par_iter().with_max_len(1).for_each(|(panel, columns, activations)| {
         let product = |activations| {
             BUFFERS.with_borrow_mut(|buffers| {
-                // SAFETY: the outputs outlive the loop; no two tasks share columns of one of them.
+                // SAFETY: the caller's promise; no two tasks share columns of an output.
                 instructions.dispatch(unsafe {
                     PanelProduct::new(instructions, panel, activations, (rows, columns), buffers)
                 })

@@ -106,6 +106,9 @@ fn check(instructions: Instructions, format: WeightFormat, (m, n, k): (usize, us
         };
         let error = error(weights, &x, m, &y);
         assert!(error < tolerance, "{instructions:?} {format:?} {m}×{n}×{k} {compute:?}: {error:e}");
+        if instructions == Instructions::best() {
+            assert_eq!(products(&x, m, &[weights], compute), [y], "{format:?} {m}×{n}×{k} {compute:?}");
+        }
     }
 }
 

@@ -23,11 +23,15 @@ pub(super) const TASK_ROWS: usize = 5 * GROUP;
 pub(super) fn rounded(x: &[f32], rows: usize) -> Vec<Line> {
     let columns = x.len() / rows;
     let block = columns.div_ceil(DEPTH) * ROWS;
-    let mut tiles = vec![Line::default(); rows.div_ceil(ROWS) * block];
-    tiles.par_chunks_exact_mut(block).zip(x.par_chunks(ROWS * columns)).for_each(|(tiles, x)| {
+    let lines = rows.div_ceil(ROWS) * block;
+    let mut tiles: Vec<Line> = Vec::with_capacity(lines);
+    let each = tiles.spare_capacity_mut()[..lines].par_chunks_exact_mut(block);
+    each.zip(x.par_chunks(ROWS * columns)).for_each(|(tiles, x)| {
         // SAFETY: the processor has the instructions, or there would be no products on tiles.
         unsafe { amx::round_rows(x, columns, tiles) };
     });
+    // SAFETY: every line is written.
+    unsafe { tiles.set_len(lines) };
     tiles
 }
 
