@@ -21,7 +21,7 @@ pub use received::{Read, ReadLimits, Received, RowReads};
 pub use sparse::{KeySet, SPARSE_BLOCK, SparseKeys, sparse_attention};
 
 use crate::Instructions;
-use block::{F32Products, Partial, QueryBlock, Tile};
+use block::{F32Products, Partial, QueryBlock, Tile, TileProducts};
 use rayon::prelude::*;
 
 /// Number of [`Segment`]s.
@@ -162,18 +162,32 @@ fn run(
     queries: &Queries<'_>,
     spans: &[KeySpan<'_>],
     output: &mut [f32],
-    mut statistics: Option<&mut AttentionStatistics>,
+    statistics: Option<&mut AttentionStatistics>,
     received: Option<&mut Received>,
 ) {
     check(shape, queries, spans, output);
+    #[cfg(target_arch = "x86_64")]
+    if instructions.has_amx() && queries.rows > FEW_ROWS && amx::AmxProducts::has(shape.head_dim) {
+        return run_by::<amx::AmxProducts>(instructions, shape, queries, spans, output, statistics, received);
+    }
+    run_by::<F32Products>(instructions, shape, queries, spans, output, statistics, received);
+}
+
+/// [`run`] with some products.
+#[allow(clippy::too_many_arguments)]
+fn run_by<P: TileProducts>(
+    instructions: Instructions,
+    shape: &AttentionShape,
+    queries: &Queries<'_>,
+    spans: &[KeySpan<'_>],
+    output: &mut [f32],
+    mut statistics: Option<&mut AttentionStatistics>,
+    received: Option<&mut Received>,
+) {
     let blocks = blocks(shape, queries);
     let with_statistics = statistics.is_some();
     let pass = |block: &QueryBlock<'_>, tiles: &[Tile]| {
-        #[cfg(target_arch = "x86_64")]
-        if instructions.has_amx() && queries.rows > FEW_ROWS && amx::AmxProducts::has(shape.head_dim) {
-            return instructions.dispatch(block.pass::<amx::AmxProducts>(spans, tiles, with_statistics));
-        }
-        instructions.dispatch(block.pass::<F32Products>(spans, tiles, with_statistics))
+        instructions.dispatch(block.pass::<P>(spans, tiles, with_statistics))
     };
     let finished: Vec<Partial> = blocks
         .par_iter()
@@ -198,7 +212,7 @@ fn run(
         }
     }
     if let Some(received) = received {
-        received::add(instructions, (&blocks, &finished), spans, received);
+        received::add::<P>(instructions, (&blocks, &finished), spans, received);
     }
 }
 

@@ -97,7 +97,7 @@ impl<'a> QueryBlock<'a> {
     }
 
     /// Zeros for a row of so many columns of each entry, whole lines each, and of rows that fill the last block of [`ROWS`].
-    fn lines(&self, columns: usize) -> Vec<Line> {
+    pub(super) fn lines(&self, columns: usize) -> Vec<Line> {
         vec![Line::default(); self.len().next_multiple_of(ROWS) * columns / LANES]
     }
 
@@ -152,21 +152,21 @@ impl<'a> QueryBlock<'a> {
         TilePass { block: self, spans, tiles, with_statistics, products: PhantomData }
     }
 
-    /// Scores of all entries against a tile into `scores[len, KEY_TILE]`; −∞ where hidden.
+    /// Scores of all entries against a tile, `[len, KEY_TILE]`, in `scores`, whole blocks of rows; −∞ where hidden. Products of the same kind
+    /// give the same bits each time.
     #[inline(always)]
-    #[allow(clippy::too_many_arguments)]
-    pub(super) fn score<S: Simd, L: Lanes>(
+    pub(super) fn score<'s, S: Simd, L: Lanes, P: TileProducts>(
         &self,
-        simd: S,
-        lanes: L,
-        queries: &[f32],
+        with: (S, L),
+        products: &mut P,
         spans: &[KeySpan<'_>],
         tile: Tile,
-        buffers: &mut Buffers,
-        scores: &mut [f32],
-    ) {
-        self.multiply(simd, lanes, queries, &spans[tile.span], tile, buffers, scores);
+        scores: &'s mut [Line],
+    ) -> &'s mut [f32] {
+        products.multiply_keys(with, self, &spans[tile.span], tile, scores);
+        let scores = &mut bytemuck::cast_slice_mut(scores)[..self.len() * KEY_TILE];
         self.finish(tile, scores);
+        scores
     }
 
     /// q·k of all entries and the keys of a tile.
@@ -220,7 +220,7 @@ impl<'a> QueryBlock<'a> {
 
 /// A tile's keys or values in f32 where they are stored otherwise, and its keys transposed.
 #[derive(Default)]
-pub(super) struct Buffers {
+struct Buffers {
     widened: Vec<f32>,
     /// `[head_dim, KEY_TILE]`.
     transposed: Vec<f32>,
@@ -445,9 +445,7 @@ impl<P: TileProducts> Operation for TilePass<'_, P> {
         let mut scores = block.lines(KEY_TILE);
         for &tile in tiles {
             let span = &spans[tile.span];
-            products.multiply_keys((simd, lanes), block, span, tile, &mut scores);
-            let rows = &mut bytemuck::cast_slice_mut(&mut scores)[..block.len() * KEY_TILE];
-            block.finish(tile, rows);
+            let rows = block.score((simd, lanes), &mut products, spans, tile, &mut scores);
             let segment = span.segment as usize;
             // Keys far apart come in short tiles.
             let columns = tile.len.next_multiple_of(LANES);

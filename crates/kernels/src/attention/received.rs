@@ -1,7 +1,7 @@
 //! What queries read, position by position: a second pass over the keys, once the maximum and sum of each softmax are known. It goes
 //! chunk by chunk of positions, so that no row of probabilities is ever whole.
 
-use super::block::{Buffers, Partial, QueryBlock, Tile};
+use super::block::{Partial, QueryBlock, Tile, TileProducts};
 use super::{KEY_TILE, KeySpan};
 use crate::Instructions;
 use crate::exp::exp_nonpositive;
@@ -9,6 +9,7 @@ use crate::instructions::Operation;
 use crate::lanes::Lanes;
 use pulp::Simd;
 use rayon::prelude::*;
+use std::marker::PhantomData;
 use std::ops::Range;
 
 /// Positions of a chunk, at least and at most.
@@ -182,8 +183,9 @@ impl Lists {
     }
 }
 
-/// Adds what all rows of `blocks`, whose softmax is `finished`, give to positions, and lists what they read.
-pub(super) fn add(
+/// Adds what all rows of `blocks`, whose softmax is `finished`, give to positions, and lists what they read. `P` multiplied them: other
+/// products differ in the last bits, which in large scores are many hundredths.
+pub(super) fn add<P: TileProducts>(
     instructions: Instructions,
     (blocks, finished): (&[QueryBlock<'_>], &[Partial]),
     spans: &[KeySpan<'_>],
@@ -192,7 +194,6 @@ pub(super) fn add(
     let Some(shape) = blocks.first().map(|block| block.shape) else { return };
     let rows = blocks[0].queries.rows;
     let Received { sum, max, limits, reads } = received;
-    let scaled: Vec<Vec<f32>> = blocks.par_iter().map(QueryBlock::scaled_queries).collect();
     let chunk = sum.len().div_ceil(MOST_CHUNKS).next_multiple_of(KEY_TILE).clamp(CHUNK[0], CHUNK[1]);
     let pass = |(index, (sum, max)): (usize, (&mut [f32], &mut [f32]))| {
         let first = index * chunk;
@@ -200,7 +201,8 @@ pub(super) fn add(
             let listed = limits.positions.start.max(first)..limits.positions.end.min(first + sum.len());
             (Lists::new(limits, rows, shape.query_heads), listed)
         });
-        instructions.dispatch(ChunkPass { blocks, finished, scaled: &scaled, spans, first, sum, max, lists })
+        let products = PhantomData::<P>;
+        instructions.dispatch(ChunkPass { blocks, finished, spans, first, sum, max, lists, products })
     };
     let parts: Vec<Option<Lists>> =
         sum.par_chunks_mut(chunk).zip(max.par_chunks_mut(chunk)).enumerate().map(pass).collect();
@@ -211,10 +213,9 @@ pub(super) fn add(
 }
 
 /// All rows against the keys of one chunk of positions.
-struct ChunkPass<'a> {
+struct ChunkPass<'a, P> {
     blocks: &'a [QueryBlock<'a>],
     finished: &'a [Partial],
-    scaled: &'a [Vec<f32>],
     spans: &'a [KeySpan<'a>],
     /// First position of the chunk.
     first: usize,
@@ -223,29 +224,29 @@ struct ChunkPass<'a> {
     max: &'a mut [f32],
     /// With the positions that may be listed.
     lists: Option<(Lists, Range<usize>)>,
+    products: PhantomData<P>,
 }
 
-impl Operation for ChunkPass<'_> {
+impl<P: TileProducts> Operation for ChunkPass<'_, P> {
     type Output = Option<Lists>;
 
     #[inline(always)]
     fn run<S: Simd, L: Lanes>(self, simd: S, lanes: L) -> Option<Lists> {
-        let Self { blocks, finished, scaled, spans, first, sum, max, mut lists } = self;
+        let Self { blocks, finished, spans, first, sum, max, mut lists, .. } = self;
         let positions = sum.len();
-        let mut buffers = Buffers::default();
-        let mut scores = vec![];
         let mut of_block = vec![0.0; positions];
         // Sums over heads, `[rows, positions]`.
         let rows = blocks.first().map_or(0, |block| block.queries.rows);
         let mut over_heads = vec![0.0; if lists.is_some() { rows * positions } else { 0 }];
-        for ((block, finished), queries) in blocks.iter().zip(finished).zip(scaled) {
+        for (block, finished) in blocks.iter().zip(finished) {
             of_block.fill(0.0);
-            scores.resize(block.len() * KEY_TILE, 0.0);
+            let mut products = P::new(block);
+            let mut scores = block.lines(KEY_TILE);
             let scale: Vec<f32> =
                 (0..block.len()).map(|entry| (1.0 / finished.total(entry)) as f32).collect();
             for tile in block.tiles(spans) {
                 let Some(tile) = tile.within(first..first + positions) else { continue };
-                block.score(simd, lanes, queries, spans, tile, &mut buffers, &mut scores);
+                let scores = block.score((simd, lanes), &mut products, spans, tile, &mut scores);
                 let columns = tile.first_position - first..tile.first_position - first + tile.len;
                 let sums = &mut of_block[columns.clone()];
                 let maxima = &mut max[columns.clone()];
