@@ -68,36 +68,36 @@ impl CopiedRows<'_> {
         copies: Vec<(C, Tensor)>,
         layer: usize,
     ) -> Result<Vec<(C, Tensor)>> {
-        self.in_groups(copies, |group, rows| {
-            let x = self.through(&group, rows, Depth::of_layers(layer..layer + 1), &mut Hooks::none())?;
-            let of_copy = |(index, copy)| Ok((copy, x.narrow(index * self.rows, self.rows)?));
-            group.into_iter().enumerate().map(of_copy).collect()
-        })
+        let depth = Depth::of_layers(layer..layer + 1);
+        self.in_groups(copies, |group, x| self.through(group, x, depth.clone(), &mut Hooks::none()))
     }
 
-    /// Runs `pass` on as many copies as go through a layer at once, and on the rows of all of them, until all copies have run; on a CPU
-    /// several groups side by side.
+    /// Runs `pass` on as many copies as go through a layer at once and on their rows, one copy after the other, until all copies have run; on
+    /// a CPU on several groups side by side. It returns as many rows of each copy.
     ///
     /// # Errors
     /// Whatever fails beneath.
-    pub(crate) fn in_groups<C: Send, R: Send>(
+    pub(crate) fn in_groups<C: Send>(
         self,
         copies: Vec<(C, Tensor)>,
-        pass: impl Fn(Vec<C>, Tensor) -> Result<Vec<R>> + Sync,
-    ) -> Result<Vec<R>> {
+        pass: impl Fn(&[C], Tensor) -> Result<Tensor> + Sync,
+    ) -> Result<Vec<(C, Tensor)>> {
+        let pass = |(group, rows): (Vec<C>, Vec<Tensor>)| {
+            let x = pass(&group, Tensor::cat(&rows.iter().collect::<Vec<_>>())?)?;
+            let rows = x.rows() / group.len();
+            let of_copy = |(index, copy)| Ok((copy, x.narrow(index * rows, rows)?));
+            group.into_iter().enumerate().map(of_copy).collect::<Result<Vec<_>>>()
+        };
         let side_by_side = groups_side_by_side(self.decoder.device());
         let in_group = self.in_group(copies.len(), side_by_side);
         let (mut copies, mut after) = (copies.into_iter().peekable(), vec![]);
         while copies.peek().is_some() {
-            let take = |_| copies.by_ref().take(in_group).unzip();
-            let groups: Vec<(Vec<C>, Vec<Tensor>)> = (0..side_by_side).map(take).collect();
-            let pass = |(group, rows): (Vec<C>, Vec<Tensor>)| match rows.is_empty() {
-                true => Ok(vec![]),
-                false => pass(group, Tensor::cat(&rows.iter().collect::<Vec<_>>())?),
-            };
-            let passed: Result<Vec<Vec<R>>> = match side_by_side {
-                1 => groups.into_iter().map(pass).collect(),
-                _ => groups.into_par_iter().with_max_len(1).map(pass).collect(),
+            let groups = (0..side_by_side).map(|_| copies.by_ref().take(in_group).unzip());
+            let groups: Vec<(Vec<C>, Vec<Tensor>)> =
+                groups.filter(|(group, _): &(Vec<C>, Vec<Tensor>)| !group.is_empty()).collect();
+            let passed: Result<Vec<_>> = match side_by_side {
+                1 => groups.into_iter().map(&pass).collect(),
+                _ => groups.into_par_iter().with_max_len(1).map(&pass).collect(),
             };
             after.extend(passed?.into_iter().flatten());
         }

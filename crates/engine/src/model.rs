@@ -8,7 +8,6 @@ pub use source::{ModelFiles, ModelSource};
 use crate::adapter::{Adapter, AdapterInfo, AdapterRows};
 use crate::memory::{self, MemoryNeed};
 use crate::policy::{Policy, ZERO_SHOT};
-use crate::threads::return_freed_memory;
 use crate::weights::{FileBytes, GgufFile, SafetensorsFiles, WeightsPrecision};
 use crate::{Decoder, Device, Error, KvPrecision, ModelConfig, Result, Tokenizer};
 use hash::FileHash;
@@ -268,8 +267,6 @@ impl OpenedModel {
             )));
         }
         let tokenizer = tokenizer.within(config.context);
-        // Building a tokenizer frees as much as it keeps.
-        return_freed_memory();
         let path = match &source.files {
             ModelFiles::Path(path) => std::path::absolute(path).ok(),
             ModelFiles::Embedded(_) => None,

@@ -149,8 +149,7 @@ pub fn multiply_with(
 ) {
     let counts = rows.into();
     let rows = counts.count();
-    let Some(columns) = products.first().map(|product| product.weights.columns) else { return };
-    check(x, rows, products.iter().map(|product| product.weights));
+    let Some(columns) = check(x, rows, products.iter().map(|product| product.weights)) else { return };
     for Product { weights, output } in &*products {
         assert_eq!(output.len(), rows * weights.rows, "output");
     }
@@ -192,16 +191,15 @@ pub fn products(
 ) -> Vec<Vec<f32>> {
     let (instructions, counts) = (Instructions::best(), rows.into());
     let rows = counts.count();
-    let is_empty = rows == 0 || matrices.iter().any(|weights| weights.columns == 0);
-    if is_empty || counts.alone > 0 || compute.rounds_many(instructions) {
+    let columns = check(x, rows, matrices.iter().copied());
+    if rows == 0 || columns == Some(0) || counts.alone > 0 || compute.rounds_many(instructions) {
         let mut outputs: Vec<_> = matrices.iter().map(|weights| vec![0.0; rows * weights.rows]).collect();
         let mut products: Vec<_> =
             matrices.iter().zip(&mut outputs).map(|(&weights, output)| Product { weights, output }).collect();
         multiply_with(instructions, x, counts, &mut products, compute);
         return outputs;
     }
-    check(x, rows, matrices.iter().copied());
-    // Of many rows, zeroing the outputs first takes a tenth of the time.
+    // Zeroing outputs of many rows first would take several percent of a prefill.
     let mut outputs: Vec<Vec<f32>> =
         matrices.iter().map(|weights| Vec::with_capacity(rows * weights.rows)).collect();
     let products: Vec<_> =
@@ -216,15 +214,19 @@ pub fn products(
     outputs
 }
 
+/// The columns of all matrices, if there is one.
+///
 /// # Panics
 /// If sizes do not agree.
-fn check<'a>(x: &[f32], rows: usize, matrices: impl Iterator<Item = Weights<'a>>) {
-    for weights in matrices {
-        let columns = weights.columns;
-        assert_eq!(x.len(), rows * columns, "activations, and columns of every matrix");
+fn check<'a>(x: &[f32], rows: usize, matrices: impl Iterator<Item = Weights<'a>> + Clone) -> Option<usize> {
+    let columns = matrices.clone().next()?.columns;
+    assert_eq!(x.len(), rows * columns, "activations");
+    matrices.for_each(|weights| {
+        assert_eq!(weights.columns, columns, "columns of every matrix");
         assert!(columns.is_multiple_of(weights.format.block().0), "whole blocks");
         assert_eq!(weights.data.len(), weights.rows * weights.row_bytes(), "bytes of the matrix");
-    }
+    });
+    Some(columns)
 }
 
 /// The products of some of the rows.

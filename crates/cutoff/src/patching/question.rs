@@ -100,13 +100,17 @@ impl Plan {
         let rows = self.kept();
         let widest = config.hidden.max(config.query_width()).div_ceil(config.hidden);
         let streams = rows.saturating_mul(self.depth + 1).saturating_mul(1 + widest);
-        let copies = cells_at_once(decoder, rows).saturating_mul(rows).saturating_mul(4);
+        let of_column = if self.head_positions.is_empty() { self.layers.len() } else { self.columns.len() };
+        let cells = cells_at_once(decoder, rows).min(of_column);
+        // Of later positions there are more cells at once.
+        let copies =
+            cells_at_once(decoder, 1).max(rows).min(of_column.saturating_mul(rows)).saturating_mul(4);
         let mut need =
             decoder.sequence_need(&sequence).with_residuals(config, streams.saturating_add(copies));
-        // Of a copy that alone has more rows than go through the layers at once.
-        let times = rows.div_ceil(rows_at_once(decoder.device())).max(1) as u64;
-        let times = times.saturating_mul(groups_side_by_side(decoder.device()) as u64);
-        need.activations = need.activations.saturating_mul(times);
+        // Of a copy that alone has more rows than go through the layers at once, and of groups side by side.
+        let times = rows.div_ceil(rows_at_once(decoder.device())).max(1);
+        let groups = groups_side_by_side(decoder.device()).min(cells);
+        need.activations = need.activations.saturating_mul((times * groups) as u64);
         // The logits of cells and the clean distribution.
         need.probes = need.probes.saturating_add(80 * config.vocab as u64 * size_of::<f32>() as u64);
         let name = format!("patching a prompt of {} tokens", self.len);

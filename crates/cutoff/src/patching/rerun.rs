@@ -143,12 +143,9 @@ impl<'a> Rerun<'a> {
             let copies: Vec<Patched> =
                 (0..heads).map(|head| Patched { cell: row * heads + head, first }).collect();
             for batch in copies.chunks(cells_at_once(self.decoder, plan.kept())) {
-                let mut waiting = vec![];
-                for group in batch.chunks(self.copied(first).at_once()) {
-                    check_interrupt(interrupt)?;
-                    waiting.extend(self.with_heads(group, layer, &replaced)?);
-                    self.progress(group.len() * plan.kept(), observe);
-                }
+                check_interrupt(interrupt)?;
+                let waiting = self.with_heads(batch, layer, &replaced)?;
+                self.progress(batch.len() * plan.kept(), observe);
                 self.measured(first, waiting, interrupt, observe)?;
             }
         }
@@ -158,26 +155,26 @@ impl<'a> Rerun<'a> {
     /// Copies of the base's rows through a layer, in each of which one head has the source's output at some rows.
     fn with_heads(&self, copies: &[Patched], layer: usize, replaced: &[usize]) -> Result<Vec<Waiting>> {
         let (rows, heads) = (self.plan.kept(), self.plan.columns.len());
-        let source = self.source(layer)?.to_array()?;
-        let mut hooks = Hooks::none();
-        hooks.add(HookPoint { layer, site: Site::WeightedValues }, |_, z| {
-            let mut z = z.to_owned();
-            for (copy, patched) in copies.iter().enumerate() {
-                let head = patched.cell % heads;
-                for &row in replaced {
-                    let of_source = source.slice(s![row, head, ..]);
-                    z.slice_mut(s![copy * rows + row, head, ..]).assign(&of_source);
+        let (source, base) = (self.source(layer)?.to_array()?, self.stream(layer)?);
+        let copies = copies.iter().map(|&patched| (patched, base.clone())).collect();
+        let copied = self.copied(self.plan.from);
+        let through = |copies: &[Patched], x: Tensor| {
+            let mut hooks = Hooks::none();
+            hooks.add(HookPoint { layer, site: Site::WeightedValues }, |_, z| {
+                let mut z = z.to_owned();
+                for (copy, patched) in copies.iter().enumerate() {
+                    let head = patched.cell % heads;
+                    for &row in replaced {
+                        let of_source = source.slice(s![row, head, ..]);
+                        z.slice_mut(s![copy * rows + row, head, ..]).assign(&of_source);
+                    }
                 }
-            }
-            Ok(Some(z))
-        });
-        let base = vec![self.stream(layer)?; copies.len()];
-        let depth = Depth::of_layers(layer..layer + 1);
-        let x = self.copied(self.plan.from).through(copies, Tensor::cat(&base)?, depth, &mut hooks)?;
-        let of_copy = |(copy, &patched): (usize, &Patched)| {
-            Ok(Waiting { entrance: layer + 1, patched, x: x.narrow(copy * rows, rows)? })
+                Ok(Some(z))
+            });
+            copied.through(copies, x, Depth::of_layers(layer..layer + 1), &mut hooks)
         };
-        copies.iter().enumerate().map(of_copy).collect()
+        let after = copied.in_groups(copies, through)?.into_iter();
+        Ok(after.map(|(patched, x)| Waiting { entrance: layer + 1, patched, x }).collect())
     }
 
     /// The rows `[rows, d]` of every position, each patched, where they go on: at the entrance of the layer or of the next.
@@ -306,9 +303,8 @@ fn last_rows_through(
     let halves = [Depth::entering(layer), Depth::after_attention(layer), Depth::entering(layer + 1)];
     let one_row = CopiedRows { first: copied.first + copied.rows - 1, rows: 1, ..copied };
     copied.in_groups(copies, |patched, x| {
-        let x = copied.through(&patched, x, halves[0]..halves[1], &mut Hooks::none())?;
+        let x = copied.through(patched, x, halves[0]..halves[1], &mut Hooks::none())?;
         let last: Vec<u32> = (1..=patched.len()).map(|copy| (copy * copied.rows - 1) as u32).collect();
-        let x = one_row.through(&patched, x.select(&last)?, halves[1]..halves[2], &mut Hooks::none())?;
-        patched.into_iter().enumerate().map(|(copy, patched)| Ok((patched, x.narrow(copy, 1)?))).collect()
+        one_row.through(patched, x.select(&last)?, halves[1]..halves[2], &mut Hooks::none())
     })
 }

@@ -183,8 +183,8 @@ impl Lists {
     }
 }
 
-/// Adds what all rows of `blocks`, whose softmax is `finished`, give to positions, and lists what they read. `P` multiplied them: other
-/// products differ in the last bits, which in large scores are many hundredths.
+/// Adds what all rows of `blocks`, whose softmax is `finished`, give to positions, and lists what they read. `P` multiplies queries and keys as
+/// for the softmax: other products round otherwise, which moves probabilities by thousandths where scores are in the thousands.
 pub(super) fn add<P: TileProducts>(
     instructions: Instructions,
     (blocks, finished): (&[QueryBlock<'_>], &[Partial]),
