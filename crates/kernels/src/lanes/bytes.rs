@@ -41,14 +41,7 @@ pub(crate) trait SixteenRows: Copy {
     fn halves(self, block: usize, at: usize) -> [u32; LANES];
     /// One byte of each row.
     fn bytes(self, block: usize, at: usize) -> [u8; LANES];
-    /// The first block of one row; `copy` is for those that do not lie together.
-    fn block<'a>(self, row: usize, copy: &'a mut [u8; MOST_BYTES]) -> &'a [u8]
-    where
-        Self: 'a;
 }
-
-/// Bytes of the largest block.
-pub(crate) const MOST_BYTES: usize = 256;
 
 /// Rows that follow each other.
 #[derive(Debug, Clone, Copy)]
@@ -120,14 +113,6 @@ impl SixteenRows for RowByRow<'_> {
             [*byte] = *self.part(row, block * self.block_bytes + at);
         }
         bytes
-    }
-
-    #[inline(always)]
-    fn block<'a>(self, row: usize, _: &'a mut [u8; MOST_BYTES]) -> &'a [u8]
-    where
-        Self: 'a,
-    {
-        &self.data[row * self.stride..][..self.block_bytes]
     }
 }
 
@@ -271,19 +256,6 @@ impl SixteenRows for WordByWord<'_> {
     #[inline(always)]
     fn bytes(self, block: usize, _: usize) -> [u8; LANES] {
         *self.rest_of(block).first_chunk().unwrap_or(&[0; LANES])
-    }
-
-    #[inline(always)]
-    fn block<'a>(self, row: usize, copy: &'a mut [u8; MOST_BYTES]) -> &'a [u8]
-    where
-        Self: 'a,
-    {
-        let BlockWords { words, rest, first, .. } = self.kind;
-        for (word, bytes) in copy[first..].as_chunks_mut::<4>().0[..words].iter_mut().enumerate() {
-            bytes.copy_from_slice(&self.words[self.kind.place(word) * BYTES + 4 * row..][..4]);
-        }
-        copy[self.kind.rest_at()..][..rest].copy_from_slice(&self.rest_of(0)[row * rest..][..rest]);
-        &copy[..4 * words + rest]
     }
 }
 

@@ -31,7 +31,10 @@ impl WeightFormat {
                 | Self::Q5_1
                 | Self::Q8_0
                 | Self::IQ4NL
+                | Self::IQ4XS
                 | Self::MXFP4
+                | Self::Q2K
+                | Self::Q3K
                 | Self::Q4K
                 | Self::Q5K
                 | Self::Q6K

@@ -4,7 +4,7 @@ use super::k::{Q2K, Q3K, Q4K, Q5K, Q6K};
 use super::nonlinear::{IQ4NL, IQ4XS, MXFP4, TWICE_E2M1, VALUES};
 use super::{Block32, Block256, Offset, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0};
 use crate::ahead::Ahead;
-use crate::lanes::{BYTES, BlockWords, ByteLanes, LANES, MOST_BYTES, Quants, SixteenRows, Vector, WordOrder};
+use crate::lanes::{BYTES, BlockWords, ByteLanes, LANES, Quants, SixteenRows, Vector, WordOrder};
 use std::ops::Range;
 
 /// 256 columns of sixteen rows, unpacked.
@@ -277,19 +277,8 @@ trait Columns256: Block256 {
         to: &mut impl Unpacked<L>,
     );
 
-    /// Scales and offsets of all groups: row by row, and then those of all rows for each group.
-    #[inline(always)]
-    fn scales_of_rows<L: ByteLanes, R: SixteenRows>(l: L, rows: R, to: &mut impl Unpacked<L>) {
-        let mut copy = [0; MOST_BYTES];
-        let (mut scales, mut offsets) = ([l.splat(0.0); LANES], [l.splat(0.0); LANES]);
-        for row in 0..LANES {
-            [scales[row], offsets[row]] = Self::scales(l, rows.block(row, &mut copy));
-        }
-        let (scales, offsets) = (l.transposed(scales), l.transposed(offsets));
-        for group in 0..Self::GROUPS {
-            to.scales(l, group, scales[group], offsets[group]);
-        }
-    }
+    /// Scales and offsets of all groups of the first block, as [`Block256::scales`] of each row.
+    fn scales_of_rows<L: ByteLanes, R: SixteenRows>(l: L, rows: R, to: &mut impl Unpacked<L>);
 }
 
 /// What is the same for each block of 256.
@@ -336,6 +325,12 @@ byte_block!(Q5K);
 byte_block!(Q6K);
 byte_block!(IQ4XS);
 
+/// Four bytes of each row of the first block, as a number.
+#[inline(always)]
+fn word_of_each<L: ByteLanes, R: SixteenRows>(l: L, rows: R, at: usize) -> L::Integers {
+    l.integers(l.load_64(bytemuck::cast_ref(&rows.words(0, at))))
+}
+
 /// Low bits, and high ones shifted left.
 #[inline(always)]
 fn joined<L: ByteLanes, const BITS: u32>(l: L, mut low: [L::Bytes; 4], high: [L::Bytes; 4]) -> [L::Bytes; 4] {
@@ -348,6 +343,26 @@ fn joined<L: ByteLanes, const BITS: u32>(l: L, mut low: [L::Bytes; 4], high: [L:
 impl Columns256 for Q2K {
     const QUANTS: Quants = Quants { signed: false, most: 3 };
     const OFFSETS: bool = true;
+
+    #[inline(always)]
+    fn scales_of_rows<L: ByteLanes, R: SixteenRows>(l: L, rows: R, to: &mut impl Unpacked<L>) {
+        let [d, minimum] = l.two_halves_each(&rows.words(0, 80));
+        let minimum = l.multiply(minimum, l.splat(-1.0));
+        for (four, both) in rows.columns(l, 0, 0).into_iter().enumerate() {
+            let both = l.integers(both);
+            macro_rules! group {
+                ($at:literal) => {{
+                    let scales = l.float(l.and(l.shift_right::<{ 8 * $at }>(both), 15));
+                    let minima = l.float(l.and(l.shift_right::<{ 8 * $at + 4 }>(both), 15));
+                    to.scales(l, 4 * four + $at, l.multiply(scales, d), l.multiply(minima, minimum));
+                }};
+            }
+            group!(0);
+            group!(1);
+            group!(2);
+            group!(3);
+        }
+    }
 
     #[inline(always)]
     fn quarter<L: ByteLanes, R: SixteenRows>(
@@ -369,6 +384,35 @@ impl Columns256 for Q2K {
 impl Columns256 for Q3K {
     const QUANTS: Quants = Quants { signed: false, most: 7 };
     const OFFSETS: bool = true;
+
+    #[inline(always)]
+    fn scales_of_rows<L: ByteLanes, R: SixteenRows>(l: L, rows: R, to: &mut impl Unpacked<L>) {
+        let [d, _] = l.two_halves_each(&rows.halves(0, 108));
+        // Sixteen scales of six bits: four low ones of two in each of eight bytes, two high ones of four in each of four.
+        let low = [word_of_each(l, rows, 96), word_of_each(l, rows, 100)];
+        let high = word_of_each(l, rows, 104);
+        macro_rules! group {
+            ($four:literal, $at:literal) => {{
+                let low = l.shift_right::<{ 8 * $at + 4 * ($four / 2) }>(low[$four % 2]);
+                let high = l.and(l.shift_right::<{ 8 * $at + 2 * $four }>(high), 3);
+                let scales = l.float(l.or(l.and(low, 15), l.shift_left::<4>(high)));
+                let scales = l.multiply(l.add(scales, l.splat(-32.0)), d);
+                to.scales(l, 4 * $four + $at, scales, l.multiply(scales, l.splat(-4.0)));
+            }};
+        }
+        macro_rules! four {
+            ($four:literal) => {{
+                group!($four, 0);
+                group!($four, 1);
+                group!($four, 2);
+                group!($four, 3);
+            }};
+        }
+        four!(0);
+        four!(1);
+        four!(2);
+        four!(3);
+    }
 
     #[inline(always)]
     fn quarter<L: ByteLanes, R: SixteenRows>(
@@ -394,7 +438,7 @@ impl Columns256 for Q3K {
     }
 }
 
-/// Scales and offsets of Q4_K and Q5_K, all rows at once: as [`Block256::scales`] of these.
+/// Scales and offsets of Q4_K and Q5_K.
 #[inline(always)]
 fn eight_scales<L: ByteLanes, R: SixteenRows>(l: L, rows: R, to: &mut impl Unpacked<L>) {
     let [_, low, middle, high] = rows.columns(l, 0, 0);
@@ -488,7 +532,6 @@ impl Columns256 for Q6K {
     const OFFSETS: bool = true;
     const ORDER: WordOrder = WordOrder::Q6K;
 
-    /// As [`Block256::scales`], all rows at once.
     #[inline(always)]
     fn scales_of_rows<L: ByteLanes, R: SixteenRows>(l: L, rows: R, to: &mut impl Unpacked<L>) {
         let [d, _] = l.two_halves_each(&rows.halves(0, 208));
@@ -531,6 +574,30 @@ impl Columns256 for Q6K {
 impl Columns256 for IQ4XS {
     const QUANTS: Quants = Quants { signed: true, most: 127 };
     const OFFSETS: bool = false;
+
+    #[inline(always)]
+    fn scales_of_rows<L: ByteLanes, R: SixteenRows>(l: L, rows: R, to: &mut impl Unpacked<L>) {
+        // Eight scales of six bits: four low ones in four bytes, two high ones in the two behind d.
+        let first = rows.words(0, 0);
+        let [d, _] = l.two_halves_each(&first);
+        let (high, low) = (l.integers(l.load_64(bytemuck::cast_ref(&first))), word_of_each(l, rows, 4));
+        macro_rules! group {
+            ($at:literal) => {{
+                let low = l.and(l.shift_right::<{ 4 * $at }>(low), 15);
+                let high = l.and(l.shift_right::<{ 16 + 2 * $at }>(high), 3);
+                let scales = l.add(l.float(l.or(low, l.shift_left::<4>(high))), l.splat(-32.0));
+                to.scales(l, $at, l.multiply(scales, d), l.splat(0.0));
+            }};
+        }
+        group!(0);
+        group!(1);
+        group!(2);
+        group!(3);
+        group!(4);
+        group!(5);
+        group!(6);
+        group!(7);
+    }
 
     #[inline(always)]
     fn quarter<L: ByteLanes, R: SixteenRows>(
