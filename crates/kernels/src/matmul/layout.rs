@@ -23,22 +23,7 @@ pub enum Layout {
 impl WeightFormat {
     /// Whether products in whole numbers are faster from [`Layout::Interleaved`].
     pub const fn prefers_interleaved(self) -> bool {
-        matches!(
-            self,
-            Self::Q4_0
-                | Self::Q4_1
-                | Self::Q5_0
-                | Self::Q5_1
-                | Self::Q8_0
-                | Self::IQ4NL
-                | Self::IQ4XS
-                | Self::MXFP4
-                | Self::Q2K
-                | Self::Q3K
-                | Self::Q4K
-                | Self::Q5K
-                | Self::Q6K
-        )
+        self.has_bytes()
     }
 
     const fn words(self) -> BlockWords {
