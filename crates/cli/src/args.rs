@@ -34,6 +34,9 @@ pub(crate) struct Arguments {
     /// Threads that compute; one per physical core where none are given
     #[arg(long, global = true, value_name = "N", value_parser = clap::value_parser!(u16).range(1..), help_heading = "For every command")]
     pub(crate) threads: Option<u16>,
+    /// Keep each of them on a physical core of its own, on a Linux machine that does nothing else
+    #[arg(long, global = true, help_heading = "For every command")]
+    pub(crate) pin: bool,
     /// Show no progress; warnings and errors are told
     #[arg(long, short, global = true, help_heading = "For every command")]
     pub(crate) quiet: bool,

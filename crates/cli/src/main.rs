@@ -43,6 +43,9 @@ fn run(arguments: Arguments) -> Result<ExitCode> {
     if let Some(threads) = arguments.threads {
         layerscope_engine::use_threads(threads.into());
     }
+    if arguments.pin {
+        layerscope_engine::pin_threads();
+    }
     if arguments.quiet {
         progress::be_quiet();
     }

@@ -17,6 +17,7 @@ mod kv;
 mod memory;
 mod model;
 mod pattern;
+mod placement;
 mod policy;
 mod product;
 mod repetition;
@@ -70,7 +71,8 @@ pub use session::{BranchToken, Branches, Interrupt, Sees, Session, Turn, advance
 pub use shapes::Shape;
 pub use tensor::{DeviceTensor, Tensor, with_f32};
 pub use threads::{
-    choose_instructions, keep_freed_memory, one_pool, pool_for_several, return_freed_memory, use_threads,
+    choose_instructions, keep_freed_memory, one_pool, pin_threads, pool_for_several, return_freed_memory,
+    use_threads,
 };
 pub use tokenizer::{Message, PromptText, StopTexts, TokenStream, Tokenizer};
 pub use undefined::UndefinedFrom;

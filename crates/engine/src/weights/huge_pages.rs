@@ -66,6 +66,7 @@ impl HugePages {
         });
         let map = MmapMut::map_anon(len.checked_add(HUGE_PAGE + LINE)?).ok()?;
         advise(&map).ok()?;
+        crate::placement::interleave_over_nodes(&map);
         let first = matrices.first().map_or(0, |matrix| matrix.range.start);
         let start = map.as_ptr().align_offset(HUGE_PAGE) + first.next_multiple_of(LINE) - first;
         let mut pages = Self { map, start, len, matrices };
