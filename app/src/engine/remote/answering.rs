@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// Bytes of maps that are kept for questions about their parts.
 const MAPS_KEPT: usize = 1 << 30;
 /// Bytes of a piece: few enough that a token does not wait long behind one.
-const PIECE: usize = 128 << 10;
+const PIECE: usize = 16 << 10;
 
 /// What is known of this machine, and maps that were asked for.
 #[derive(Debug)]

@@ -116,7 +116,7 @@ impl Link {
                 state.asked += 1;
                 state.waiting.insert(id, Waiting { bytes: vec![], done: Box::new(done) });
                 drop(state);
-                shared.way.put(frame);
+                shared.send(frame);
             }
             Err(error) => {
                 drop(state);
@@ -146,7 +146,7 @@ impl RemoteEngine {
         if counts && self.inbox.is_full() {
             return Err(full());
         }
-        self.shared.way.put(wire::frame(&ToEngine::Command(command))?);
+        self.shared.send(wire::frame(&ToEngine::Command(command))?);
         if counts {
             self.inbox.expect_idle();
         }
@@ -186,6 +186,9 @@ impl Shared {
         message: ToWindow,
         deliver: impl FnOnce(Event) -> std::result::Result<(), String>,
     ) -> std::result::Result<(), String> {
+        if matches!(message, ToWindow::Piece { .. } | ToWindow::Answer { .. }) {
+            self.send(wire::frame(&ToEngine::Taken).unwrap_or_default());
+        }
         match message {
             ToWindow::Event(event) if !is_sound(&event) => {
                 return Err(format!("{} sends what contradicts itself", self.host));

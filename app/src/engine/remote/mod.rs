@@ -2,7 +2,7 @@
 //! runs there, such as `ssh HOST layerscope engine --stdio`, or a WebSocket of `layerscope serve --viewer`.
 //!
 //! [`Link`] and [`RemoteEngine`] are the window's side, [`serve`] is the other. Both greet first ([`wire`]); then frames go both
-//! ways. What is live goes before what is bulk ([`outbox`]). A pipe on which nothing is heard for a while counts as broken.
+//! ways. What is live goes before what is bulk ([`outbox`]), of which little is on its way at once ([`pace`]). A pipe on which nothing is heard for a while counts as broken.
 
 mod address;
 #[cfg(not(target_arch = "wasm32"))]
@@ -10,6 +10,8 @@ mod answering;
 mod link;
 #[cfg(not(target_arch = "wasm32"))]
 mod outbox;
+#[cfg(not(target_arch = "wasm32"))]
+mod pace;
 pub(super) mod plain;
 mod question;
 #[cfg(not(target_arch = "wasm32"))]

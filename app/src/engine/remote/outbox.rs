@@ -1,15 +1,16 @@
 //! Frames on their way out: live ones before bulk, which waits while there is too much of it.
 
+use super::pace::Pace;
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Bytes of bulk that wait at most, besides one frame.
 const MOST_BULK: usize = 1 << 20;
 /// Live frames, and bytes of them, after which there is no room for more.
 const MOST_LIVE: usize = 256;
 const MOST_LIVE_BYTES: usize = 16 << 20;
-/// Live frames that are put although there is no room, after which the other side counts as gone: it asks, and does not listen.
+/// Frames of a kind that are put although there is no room, after which the other side counts as gone: it asks, and does not listen.
 const MOST_UNHEARD: usize = 4096;
 
 /// Frames that wait to be written.
@@ -25,7 +26,16 @@ struct Waiting {
     live_bytes: usize,
     bulk: VecDeque<Vec<u8>>,
     bulk_bytes: usize,
+    /// How much bulk is on its way.
+    pace: Pace,
     is_closed: bool,
+}
+
+impl Waiting {
+    /// Whether a frame of bulk is next, if no live one is. What there is when the box is closed goes at once.
+    fn has_bulk(&self) -> bool {
+        !self.bulk.is_empty() && (self.is_closed || self.pace.has_room())
+    }
 }
 
 /// What there is to write.
@@ -67,6 +77,19 @@ impl Outbox {
         while waiting.bulk_bytes > MOST_BULK && !waiting.is_closed {
             waiting = self.changed.wait(waiting).unwrap_or_else(PoisonError::into_inner);
         }
+        self.push_bulk(waiting, frame)
+    }
+
+    /// Puts a small frame of bulk; never waits.
+    pub(super) fn put_small(&self, frame: Vec<u8>) {
+        let mut waiting = self.lock();
+        if waiting.bulk.len() >= MOST_UNHEARD {
+            *waiting = Waiting { is_closed: true, ..Waiting::default() };
+        }
+        self.push_bulk(waiting, frame);
+    }
+
+    fn push_bulk(&self, mut waiting: MutexGuard<'_, Waiting>, frame: Vec<u8>) -> bool {
         if !waiting.is_closed {
             waiting.bulk_bytes += frame.len();
             waiting.bulk.push_back(frame);
@@ -75,11 +98,17 @@ impl Outbox {
         !waiting.is_closed
     }
 
+    /// Notes that the other side has taken a frame of bulk.
+    pub(super) fn taken(&self) {
+        self.lock().pace.taken(Instant::now());
+        self.changed.notify_all();
+    }
+
     /// Takes the next frame; waits at most so long. What was put before the box was closed is still given.
     pub(super) fn next(&self, patience: Duration) -> Next {
         let waiting = self.lock();
         let is_idle =
-            |waiting: &mut Waiting| waiting.live.is_empty() && waiting.bulk.is_empty() && !waiting.is_closed;
+            |waiting: &mut Waiting| waiting.live.is_empty() && !waiting.has_bulk() && !waiting.is_closed;
         let waited = self.changed.wait_timeout_while(waiting, patience, is_idle);
         let (mut waiting, _) = waited.unwrap_or_else(PoisonError::into_inner);
         let next = match waiting.live.pop_front() {
@@ -87,11 +116,14 @@ impl Outbox {
                 waiting.live_bytes -= frame.len();
                 Some(frame)
             }
-            None => {
+            None if waiting.has_bulk() => {
                 let frame = waiting.bulk.pop_front();
-                waiting.bulk_bytes -= frame.as_ref().map_or(0, Vec::len);
+                let bytes = frame.as_ref().map_or(0, Vec::len);
+                waiting.bulk_bytes -= bytes;
+                waiting.pace.sent(bytes, Instant::now());
                 frame
             }
+            None => None,
         };
         self.changed.notify_all();
         match next {
@@ -128,6 +160,11 @@ mod tests {
         assert_eq!(outbox.next(PATIENCE), Next::Frame(vec![1]));
         for _ in 0..4 {
             assert_eq!(outbox.next(PATIENCE), Next::Frame(vec![7; MOST_BULK]));
+            // The next one waits until this one was taken; what is live does not.
+            assert_eq!(outbox.next(Duration::ZERO), Next::Nothing);
+            outbox.put(vec![1]);
+            assert_eq!(outbox.next(PATIENCE), Next::Frame(vec![1]));
+            outbox.taken();
         }
         assert!(bulk.join().expect("a thread"));
         assert_eq!(outbox.next(Duration::ZERO), Next::Nothing);

@@ -165,6 +165,7 @@ impl Service {
                     match *message {
                         ToEngine::Command(command) => self.command(command),
                         ToEngine::Question { id, question } => self.question(id, question),
+                        ToEngine::Taken => self.outbox.taken(),
                         ToEngine::Beat => {}
                     }
                 }
@@ -220,7 +221,7 @@ impl Service {
             let answer = Err(sentence.to_owned());
             wire::frame(&ToWindow::Answer { id, answer })
                 .into_iter()
-                .for_each(|frame| self.outbox.put(frame));
+                .for_each(|frame| self.outbox.put_small(frame));
         };
         if asked.fetch_add(1, Ordering::AcqRel) >= MOST_QUESTIONS {
             asked.fetch_sub(1, Ordering::AcqRel);

@@ -490,6 +490,7 @@ proptest! {
         crosses(&ToEngine::Question { id, question });
         crosses(&ToWindow::Answer { id, answer });
         crosses(&ToWindow::Piece { id, bytes });
+        crosses(&ToEngine::Taken);
     }
 
     #[test]

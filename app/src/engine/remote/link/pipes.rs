@@ -53,11 +53,6 @@ pub(super) struct Way {
 }
 
 impl Way {
-    /// Sends a frame, sooner or later.
-    pub(super) fn put(&self, frame: Vec<u8>) {
-        self.outbox.put(frame);
-    }
-
     /// Sends nothing more.
     pub(super) fn close(&self) {
         self.outbox.close();
@@ -180,6 +175,11 @@ impl Drop for Link {
 }
 
 impl Shared {
+    /// Sends a frame, sooner or later.
+    pub(super) fn send(&self, frame: Vec<u8>) {
+        self.way.outbox.put(frame);
+    }
+
     /// Writes frames, and a sign of life where there are none for a while.
     fn write(&self, output: &mut dyn Write) {
         let beat = wire::frame(&ToEngine::Beat).unwrap_or_default();

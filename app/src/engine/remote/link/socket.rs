@@ -68,13 +68,6 @@ impl Drop for Calls {
 }
 
 impl Way {
-    /// Sends a frame; before the connection stands and after it has ended, nothing.
-    pub(super) fn put(&self, frame: Vec<u8>) {
-        for part in frame.chunks(MOST_MESSAGE) {
-            let _ = self.socket.send_with_u8_array(part);
-        }
-    }
-
     /// Sends nothing more.
     pub(super) fn close(&self) {
         let _ = self.socket.close();
@@ -100,6 +93,16 @@ impl Drop for Way {
         self.socket.set_onmessage(None);
         self.socket.set_onclose(None);
         let _ = self.socket.close();
+    }
+}
+
+impl Shared {
+    /// Sends a frame; before the connection stands and after it has ended, nothing.
+    pub(super) fn send(&self, frame: Vec<u8>) {
+        self.sent.fetch_add(frame.len() as u64, Ordering::Relaxed);
+        for part in frame.chunks(MOST_MESSAGE) {
+            let _ = self.way.socket.send_with_u8_array(part);
+        }
     }
 }
 
@@ -216,9 +219,7 @@ fn calls(socket: &WebSocket, shared: &Arc<Shared>, reader: Reader) -> Result<Cal
     let here = weak.clone();
     let open = Closure::<dyn FnMut()>::new(move || {
         if let Some(shared) = of(&here) {
-            let ours = wire::greeting(PROTOCOL, env!("CARGO_PKG_VERSION"));
-            shared.sent.fetch_add(ours.len() as u64, Ordering::Relaxed);
-            shared.way.put(ours);
+            shared.send(wire::greeting(PROTOCOL, env!("CARGO_PKG_VERSION")));
         }
     });
     let (here, come) = (weak.clone(), Arc::clone(&reader));
@@ -253,7 +254,7 @@ fn calls(socket: &WebSocket, shared: &Arc<Shared>, reader: Reader) -> Result<Cal
         if let Some(reason) = shared.silence() {
             return shared.break_off(&reason);
         }
-        shared.way.put(wire::frame(&ToEngine::Beat).unwrap_or_default());
+        shared.send(wire::frame(&ToEngine::Beat).unwrap_or_default());
     });
     socket.set_onopen(Some(open.as_ref().unchecked_ref()));
     socket.set_onmessage(Some(message.as_ref().unchecked_ref()));
