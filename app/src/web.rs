@@ -3,6 +3,8 @@
 //! The page's address says what to show: `/viewer?run=FOLDER&view=map&theme=light#key=KEY`. Browsers do not send what follows `#` to a
 //! server; the key is removed from the address at once, and kept until the tab is closed.
 
+mod reader;
+
 use crate::engine::remote::Pipes;
 use crate::state::View;
 use crate::viewer::{Host, Launch, Open, SeenModels, Viewer};
@@ -27,7 +29,7 @@ const PROTOCOL: &str = "layerscope";
 pub fn start() {
     wasm_bindgen_futures::spawn_local(async {
         if let Err(problem) = show().await {
-            say(&problem.as_string().unwrap_or_else(|| format!("{problem:?}")));
+            say(&said(problem));
         }
     });
 }
@@ -35,19 +37,28 @@ pub fn start() {
 async fn show() -> std::result::Result<(), JsValue> {
     let window = web_sys::window().ok_or("there is no window")?;
     let document = window.document().ok_or("there is no page")?;
+    let page = document.clone();
     let canvas = document.get_element_by_id("viewer").ok_or("the page has no canvas")?;
     let canvas: HtmlCanvasElement = canvas.dyn_into().map_err(|_| "the page has no canvas")?;
     let launch = launch(&window)?;
-    let create = |creation: &eframe::CreationContext<'_>| -> std::result::Result<Box<dyn eframe::App>, _> {
-        let remembered = creation.storage.and_then(|storage| eframe::get_value(storage, eframe::APP_KEY));
-        let viewer = Viewer::new(&creation.egui_ctx, launch, remembered.unwrap_or_default());
-        Ok(Box::new(Window { viewer }))
-    };
+    let beneath = canvas.clone();
+    let create =
+        move |creation: &eframe::CreationContext<'_>| -> std::result::Result<Box<dyn eframe::App>, _> {
+            reader::offer(&document, &beneath, &creation.egui_ctx).map_err(said)?;
+            let remembered = creation.storage.and_then(|storage| eframe::get_value(storage, eframe::APP_KEY));
+            let viewer = Viewer::new(&creation.egui_ctx, launch, remembered.unwrap_or_default());
+            Ok(Box::new(Window { viewer }))
+        };
     eframe::WebRunner::new().start(canvas, eframe::WebOptions::default(), Box::new(create)).await?;
-    if let Some(loading) = document.get_element_by_id("loading") {
+    if let Some(loading) = page.get_element_by_id("loading") {
         loading.remove();
     }
     Ok(())
+}
+
+/// What a browser says of a failure.
+fn said(problem: JsValue) -> String {
+    problem.as_string().unwrap_or_else(|| format!("{problem:?}"))
 }
 
 /// What the page's address says.
