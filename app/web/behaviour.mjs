@@ -148,6 +148,12 @@ async function exported(shortcut, name) {
   return readFileSync(await download.path());
 }
 const nothingFailed = async () => assert.equal(await marked("problem"), "");
+/** Waits until all sides are generated. */
+async function generated() {
+  await page.waitForFunction(() => Number(document.body.dataset.tokens) >= 8, undefined, { timeout: 60_000 });
+  await ready();
+  await nothingFailed();
+}
 
 test("the first picture comes without a click, and the key does not stay in the address", async () => {
   let received = 0;
@@ -200,7 +206,7 @@ test("the cutoff is dragged, moved with keys and put back", async () => {
   await page.mouse.up();
   await ready();
   assert.equal(Number(await marked("cutoff")), start - 2);
-  await there(page.locator("#elements").getByText(`KL at cutoff ${start - 2}: `));
+  await there(text(`KL at cutoff ${start - 2}: `));
   await click(role("button", "Put the marker there"));
   assert.equal(Number(await marked("cutoff")), start);
   await keys("[");
@@ -310,9 +316,9 @@ test("a generated token lights what it reads", async () => {
   const answer = await text(/^Answer:/).first().boundingBox();
   const lines = await text(/^ ?The lake of/).all();
   const boxes = await Promise.all(lines.map((line) => line.boundingBox()));
-  const generated = boxes.find((box) => box.y > answer.y);
-  assert(generated !== undefined, "there is a generated line");
-  await page.mouse.move(generated.x + 20, generated.y + generated.height / 2);
+  const below = boxes.find((box) => box.y > answer.y);
+  assert(below !== undefined, "there is a generated line");
+  await page.mouse.move(below.x + 20, below.y + below.height / 2);
   await ready();
   await there(text("Reads most"));
   await page.mouse.move(answer.x + 20, answer.y + answer.height / 2);
@@ -324,9 +330,7 @@ test("both sides are generated one after the other", async () => {
   await open({ run, view: "generate" });
   await fill("Prompt", PROMPT);
   await keys("Control+Enter");
-  await page.waitForFunction(() => Number(document.body.dataset.tokens) >= 2);
-  await ready();
-  await nothingFailed();
+  await generated();
   await there(text(/^Generated, full:/));
   await there(text(/^Generated, speed:/));
 });
@@ -338,10 +342,8 @@ test("another policy is chosen", async () => {
   await click(role("button", "pop"));
   await there(role("combobox", "Policy: pop"));
   await click(role("button", "Generate").last());
-  await page.waitForFunction(() => Number(document.body.dataset.tokens) >= 2);
-  await ready();
+  await generated();
   await there(text(/^Generated, pop:/));
-  await nothingFailed();
 });
 
 test("prompts typed are recorded on the server and the run opens; a pair of them is patched", async () => {
@@ -371,7 +373,7 @@ test("prompts typed are recorded on the server and the run opens; a pair of them
 
 test("selected tokens vanish from each layer on", async () => {
   await open({ run: join(scratch, "recorded"), view: "reading" });
-  const line = page.locator("#elements").getByText("Anna has a red box").first();
+  const line = text("Anna has a red box").first();
   await there(line);
   await press(await place(line, 0.1));
   await press(await place(line, 0.3), ["Shift"]);

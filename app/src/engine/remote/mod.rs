@@ -2,7 +2,8 @@
 //! runs there, such as `ssh HOST layerscope engine --stdio`, or a WebSocket of `layerscope serve --viewer`.
 //!
 //! [`Link`] and [`RemoteEngine`] are the window's side, [`serve`] is the other. Both greet first ([`wire`]); then frames go both
-//! ways. What is live goes before what is bulk ([`outbox`]), of which little is on its way at once ([`pace`]). A pipe on which nothing is heard for a while counts as broken.
+//! ways. What is live goes before what is bulk ([`outbox`]), of which little is on its way at once ([`pace`]). A pipe on which nothing
+//! is heard for a while counts as broken.
 
 mod address;
 #[cfg(not(target_arch = "wasm32"))]
