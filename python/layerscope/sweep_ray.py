@@ -1,10 +1,10 @@
-"""Runs the jobs of a sweep on a Ray cluster: an actor per GPU or group of cores calls the program.
+"""Runs the jobs of a sweep on a Ray cluster: a task per job, each with a GPU or a group of cores, calls the program.
 
     python -m layerscope.sweep_ray sweep.toml --out sweep
     python -m layerscope.sweep_ray sweep.toml --out sweep --address auto --workers 8 --gpus 1
 
-The folder, the models and the prompt files must be where every node sees them. A job whose actor or node is lost runs again and goes on
-where it stopped, since every finished prompt is kept; so does the same command after an interruption.
+The folder, the models and the prompt files must be where every node sees them. A job whose worker or node is lost runs again, wherever
+there is room, and goes on where it stopped, since every finished prompt is kept; so does the same command after an interruption.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from typing import Any
 
 from ._binary import LayerscopeNotFound, find_binary
 
-# Times that a job is tried anew after its actor was lost. Nodes that are preempted do not count.
+# Times that a job is tried anew after its worker was lost.
 RETRIES = 5
 INTERRUPTED = 130
 
@@ -60,9 +60,9 @@ def _asked(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("file", help="sweep.toml")
     parser.add_argument("--out", metavar="FOLDER", help="folder that every node sees; what the file says where none is given")
     parser.add_argument("--address", help="address of the cluster, e.g. auto; one on this machine where none is given")
-    parser.add_argument("--workers", type=int, metavar="N", help="actors; one per GPU, or else one per node")
-    parser.add_argument("--cpus", type=float, metavar="N", help="cores of each actor; all, shared evenly, where nothing is said")
-    parser.add_argument("--gpus", type=float, metavar="N", help="GPUs of each actor; 1 where the cluster has any")
+    parser.add_argument("--workers", type=int, metavar="N", help="jobs at once; one per GPU, or else one per node")
+    parser.add_argument("--cpus", type=float, metavar="N", help="cores of each job; all, shared evenly, where nothing is said")
+    parser.add_argument("--gpus", type=float, metavar="N", help="GPUs of each job; 1 where the cluster has any")
     parser.add_argument("--device", help="where jobs run, as layerscope record takes it")
     parser.add_argument("--json", action="store_true", help="print one JSON object: the ranking")
     return parser.parse_args(arguments)
@@ -86,20 +86,14 @@ def _interrupt(*_: object) -> None:
     raise KeyboardInterrupt
 
 
-class Worker:
-    """Does one job at a time. Ray starts it anew where it is lost, and calls it again with the same job."""
-
-    def __init__(self, command: list[str], threads: int) -> None:
-        self.command, self.threads = command, threads
-
-    def do(self, job: int, log: str) -> int:
-        """The exit code of the job."""
-        Path(log).parent.mkdir(parents=True, exist_ok=True)
-        with open(log, "ab") as output:
-            # The program ends with this process, so that no lost actor's job goes on beside its repetition.
-            options = ["--job", str(job), "--with-parent", str(os.getpid())]
-            command = [self.command[0], "--threads", str(self.threads), *self.command[1:], *options]
-            return subprocess.run(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output).returncode
+def _do(command: list[str], threads: int, job: int, log: str) -> int:
+    """Does one job; its exit code. Ray calls it again, perhaps on another node, where its worker is lost."""
+    Path(log).parent.mkdir(parents=True, exist_ok=True)
+    with open(log, "ab") as output:
+        # The program ends with this process, so that no lost worker's job goes on beside its repetition.
+        options = ["--job", str(job), "--with-parent", str(os.getpid())]
+        command = [command[0], "--threads", str(threads), *command[1:], *options]
+        return subprocess.run(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output).returncode
 
 
 def _run(ray: Any, binary: str, asked: argparse.Namespace, plan: dict[str, Any]) -> dict[str, str]:
@@ -114,28 +108,27 @@ def _run(ray: Any, binary: str, asked: argparse.Namespace, plan: dict[str, Any])
         # Nobody looks at the dashboard of a cluster that ends with this process.
         alone = {"include_dashboard": False} if address == "local" else {}
         ray.init(address=address, log_to_driver=False, configure_logging=False, **alone)
-    workers, cpus, gpus = _shares(ray, asked, plan["ray"], total)
+    at_once, cpus, gpus = _shares(ray, asked, plan["ray"], total)
     command = _sweep(binary, asked, plan["out"]) + (["--device", asked.device] if asked.device else [])
-    actor = ray.remote(Worker).options(num_cpus=cpus, num_gpus=gpus, max_restarts=-1, max_task_retries=RETRIES)
-    idle = [actor.remote(command, max(1, int(cpus))) for _ in range(workers)]
-    running: dict[Any, tuple[Any, dict[str, Any]]] = {}
+    # A task holds its cores and GPUs while it runs alone, so that one that was lost with its node always finds room.
+    do = ray.remote(_do).options(num_cpus=cpus, num_gpus=gpus, max_retries=RETRIES)
+    running: dict[Any, dict[str, Any]] = {}
     failed: dict[str, str] = {}
     try:
         while jobs or running:
-            while jobs and idle:
-                worker, job = idle.pop(), jobs.popleft()
-                running[worker.do.remote(job["job"], job["log"])] = (worker, job)
+            while jobs and len(running) < at_once:
+                job = jobs.popleft()
+                running[do.remote(command, max(1, int(cpus)), job["job"], job["log"])] = job
             for reference in ray.wait(list(running))[0]:
-                worker, job = running.pop(reference)
+                job = running.pop(reference)
                 reason = _outcome(ray, reference, job)
                 if reason:
                     failed[job["name"]] = reason
-                idle.append(worker)
                 done = total - len(jobs) - len(running)
                 print(f"layerscope: {done} of {total}: {job['name']}: {reason or 'done'}", file=sys.stderr, flush=True)
     finally:
-        for worker in [*idle, *(worker for worker, _ in running.values())]:
-            ray.kill(worker)
+        for reference in running:
+            ray.cancel(reference, force=True)
         if mine:
             ray.shutdown()
     return failed
@@ -151,15 +144,15 @@ def _outcome(ray: Any, reference: Any, job: dict[str, Any]) -> str | None:
 
 
 def _shares(ray: Any, asked: argparse.Namespace, said: dict[str, Any], jobs: int) -> tuple[int, float, float]:
-    """Number of actors, and cores and GPUs of each."""
+    """Number of jobs at once, and cores and GPUs of each."""
     has = ray.cluster_resources()
     all_cpus, all_gpus = has.get("CPU", 1.0), has.get("GPU", 0.0)
     nodes = sum(1 for node in ray.nodes() if node["Alive"])
     gpus = next((number for number in (asked.gpus, said["gpus"]) if number is not None), 1.0 if all_gpus else 0.0)
     by_resource = int(all_gpus // gpus) if gpus else nodes
-    workers = max(1, min(asked.workers or said["workers"] or by_resource, jobs))
-    cpus = next((number for number in (asked.cpus, said["cpus"]) if number is not None), max(1.0, all_cpus // workers))
-    return workers, float(cpus), float(gpus)
+    at_once = max(1, min(asked.workers or said["workers"] or by_resource, jobs))
+    cpus = next((number for number in (asked.cpus, said["cpus"]) if number is not None), max(1.0, all_cpus // at_once))
+    return at_once, float(cpus), float(gpus)
 
 
 if __name__ == "__main__":

@@ -48,8 +48,8 @@ class OnTwoWorkers(unittest.TestCase):
             command = [PROGRAM, "record", model, "--prompts", "prompts.jsonl", *RECORDED, "--out", f"whole-{model}"]
             subprocess.run(command, cwd=cls.folder, check=True, capture_output=True)
 
-    def sweep(self, out: str) -> "subprocess.Popen[str]":
-        command = [sys.executable, "-m", "layerscope.sweep_ray", "sweep.toml", "--out", out]
+    def sweep(self, out: str, *options: str) -> "subprocess.Popen[str]":
+        command = [sys.executable, "-m", "layerscope.sweep_ray", "sweep.toml", "--out", out, *options]
         return subprocess.Popen(command, cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8")
 
     def finished(self, process: "subprocess.Popen[str]", out: str) -> str:
@@ -74,13 +74,28 @@ class OnTwoWorkers(unittest.TestCase):
     @unittest.skipUnless(sys.platform == "linux", "processes are found in /proc")
     def test_a_worker_killed_midway(self):
         process = self.sweep("stormy")
-        worker = self.worker(process)
+        worker = self.worker(process, "stormy")
         os.kill(worker, signal.SIGKILL)
         self.finished(process, "stormy")
 
-    def worker(self, process: "subprocess.Popen[str]") -> int:
-        """The process of an actor whose job has recorded a prompt."""
-        out = self.folder / "stormy"
+    @unittest.skipUnless(sys.platform == "linux", "processes are found in /proc")
+    def test_a_node_lost_midway(self):
+        from ray.cluster_utils import Cluster
+
+        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+        try:
+            lost = cluster.add_node(num_cpus=1)
+            process = self.sweep("nodes", "--address", cluster.address)
+            self.worker(process, "nodes")
+            # The node that is left has room for one job at a time.
+            cluster.remove_node(lost, allow_graceful=False)
+            self.finished(process, "nodes")
+        finally:
+            cluster.shutdown()
+
+    def worker(self, process: "subprocess.Popen[str]", out: str) -> int:
+        """The process of a worker whose job has recorded a prompt."""
+        out = self.folder / out
         while process.poll() is None:
             for found in Path("/proc").glob("[0-9]*/cmdline"):
                 try:

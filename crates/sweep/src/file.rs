@@ -31,7 +31,7 @@ pub struct Sweep {
     pub local: Local,
     /// A Slurm array.
     pub slurm: Slurm,
-    /// Actors of Ray.
+    /// Tasks of Ray.
     pub ray: Ray,
 }
 
@@ -88,7 +88,7 @@ pub enum Runner {
     Local,
     /// A Slurm array.
     Slurm,
-    /// Actors of Ray.
+    /// Tasks of Ray.
     Ray,
 }
 
@@ -116,13 +116,13 @@ pub struct Slurm {
     pub jobs: Option<u16>,
 }
 
-/// Actors of Ray.
+/// Tasks of Ray.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize, Serialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Ray {
     /// Address of the cluster; one on this machine where nothing is said.
     pub address: Option<String>,
-    /// Actors; one per GPU, or else one per node, where nothing is said.
+    /// Jobs at once; one per GPU, or else one per node, where nothing is said.
     pub workers: Option<u16>,
     /// Cores of each.
     pub cpus: Option<f64>,

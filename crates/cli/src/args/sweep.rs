@@ -33,7 +33,7 @@ pub(crate) struct SweepArguments {
     /// Folder for run folders, table and report; what the file says where none is given
     #[arg(long, value_name = "FOLDER")]
     pub(crate) out: Option<PathBuf>,
-    /// Who records: processes on this machine, a Slurm array, or actors of Ray; what the file says, or else local
+    /// Who records: processes on this machine, a Slurm array, or tasks of Ray; what the file says, or else local
     #[arg(long, value_enum)]
     pub(crate) runner: Option<RunnerArgument>,
     /// Processes at once, or tasks of the Slurm array; what the file says, or else one, or one per device

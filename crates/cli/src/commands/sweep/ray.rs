@@ -1,4 +1,4 @@
-//! Jobs as calls of Ray's actors, which the Python package makes.
+//! Jobs as tasks of Ray, which the Python package submits.
 
 use super::Planned;
 use crate::args::SweepArguments;
