@@ -7,10 +7,10 @@
 use crate::curvature::Curvature;
 use crate::reads::{self, RowReads};
 use crate::record::{AttentionFigures, LensFigures, ProbedFigures, ReceivedFigures, Timings};
-use crate::reference_distributions::{LOGIT_ROWS, ReferenceDistributions};
+use crate::reference_distributions::ReferenceDistributions;
 use layerscope_engine::{
     Decoder, Error, HookPoint, Hooks, Interrupt, LayerStatistics, Policy, Result, Session, Site, Tensor,
-    argmax, check_interrupt,
+    argmax, check_interrupt, logit_rows,
 };
 use layerscope_kernels::{ReadLimits, Segment};
 use ndarray::{Array2, Array3};
@@ -340,7 +340,7 @@ fn logit_lens(
     if inner.is_empty() {
         return Ok(lens);
     }
-    let per_batch = (LOGIT_ROWS / steps).max(1);
+    let per_batch = (logit_rows(decoder.config().vocab) / steps).max(1);
     for (batch, boundaries) in inner.chunks(per_batch).enumerate() {
         check_interrupt(interrupt)?;
         let rows = Tensor::cat(&boundaries.iter().collect::<Vec<_>>())?;

@@ -1,13 +1,12 @@
 //! The full model's next-token distributions, and comparisons with them, computed on the model's device.
 
 use crate::record::Divergence;
-use layerscope_engine::{ComputeType, Decoder, Error, Hooks, Result, Tensor, argmax, with_f32};
+use layerscope_engine::{ComputeType, Decoder, Error, Hooks, Result, Tensor, argmax, logit_rows, with_f32};
 use layerscope_kernels::cuda::Buffer;
 use layerscope_kernels::distribution::cuda::{self, ComparisonOnDevice, DistributionSummary};
 use layerscope_kernels::distribution::{Distribution, DistributionComparison};
-
-/// Rows unembedded at once; bounds the memory of logits.
-pub(crate) const LOGIT_ROWS: usize = 64;
+use rayon::prelude::*;
+use std::ops::Range;
 
 /// The distribution at each of N decode steps.
 pub struct ReferenceDistributions {
@@ -63,10 +62,8 @@ impl ReferenceDistributions {
         check_tokens(tokens, decoder.config().vocab)?;
         let (numbers, nll) = match x.on_device() {
             None => {
-                let (mut distributions, mut nll) = (vec![], vec![]);
-                for_each_logits(decoder, x, |row, logits| {
-                    add(&mut distributions, &mut nll, logits, tokens[row]);
-                })?;
+                let steps = map_logits(decoder, x, |row, logits| distribution(logits, tokens[row]))?;
+                let (distributions, nll) = steps.into_iter().unzip();
                 (Numbers::Host(distributions), nll)
             }
             Some(_) => {
@@ -88,10 +85,9 @@ impl ReferenceDistributions {
             let rows = logits.iter().map(|logits| logits.reshape(&[1, logits.elements()]));
             device_distributions(&rows.collect::<Result<Vec<_>>>()?, tokens)?
         } else {
-            let (mut distributions, mut nll) = (vec![], vec![]);
-            for (logits, &token) in logits.into_iter().zip(tokens) {
-                with_f32(&logits, |logits| add(&mut distributions, &mut nll, logits, token))?;
-            }
+            let steps = logits.into_iter().zip(tokens);
+            let steps = steps.map(|(logits, &token)| with_f32(&logits, |logits| distribution(logits, token)));
+            let (distributions, nll) = steps.collect::<Result<Vec<_>>>()?.into_iter().unzip();
             (Numbers::Host(distributions), nll)
         };
         Self::checked(numbers, tokens, nll)
@@ -138,21 +134,20 @@ impl ReferenceDistributions {
     /// Whatever fails beneath.
     pub fn compare(&self, decoder: &Decoder, x: &Tensor) -> Result<Vec<StepComparison>> {
         let steps = self.steps();
-        let mut compared = Vec::with_capacity(x.rows());
         match &self.numbers {
-            Numbers::Host(distributions) => for_each_logits(decoder, x, |row, logits| {
+            Numbers::Host(distributions) => map_logits(decoder, x, |row, logits| {
                 let step = row % steps;
-                compared.push(self.compare_on_host(step, &distributions[step], logits));
-            })?,
+                self.compare_on_host(step, &distributions[step], logits)
+            }),
             Numbers::Device { .. } => {
-                for (first, logits) in logits_of(decoder, x) {
-                    let of: Vec<u32> =
-                        (first..first + logits_rows(x, first)).map(|row| (row % steps) as u32).collect();
+                let mut compared = Vec::with_capacity(x.rows());
+                for (rows, logits) in logits_of(decoder, x) {
+                    let of: Vec<u32> = rows.map(|row| (row % steps) as u32).collect();
                     compared.extend(self.compare_on_device(&logits?, &of)?);
                 }
+                Ok(compared)
             }
         }
-        Ok(compared)
     }
 
     /// Compares logits `[V]` with a step's distribution.
@@ -233,11 +228,11 @@ fn check_tokens(tokens: &[u32], vocab: usize) -> Result<()> {
     if tokens.iter().any(|&token| token as usize >= vocab) { Err(Error::UNDEFINED_LOGITS) } else { Ok(()) }
 }
 
-/// Adds a step's distribution and the NLL of its token.
-fn add(distributions: &mut Vec<Distribution>, nll: &mut Vec<f64>, logits: &[f32], token: u32) {
+/// A step's distribution and the NLL of its token.
+fn distribution(logits: &[f32], token: u32) -> (Distribution, f64) {
     let distribution = Distribution::new(logits);
-    nll.push(distribution.nll(logits[token as usize]));
-    distributions.push(distribution);
+    let nll = distribution.nll(logits[token as usize]);
+    (distribution, nll)
 }
 
 /// Computes normalisers and NLLs of rows of logits `[rows, V]`, one per token.
@@ -263,34 +258,38 @@ fn device_distributions(pieces: &[Tensor], tokens: &[u32]) -> Result<(Numbers, V
     Ok((unknown.numbers, nll))
 }
 
-fn logits_rows(x: &Tensor, first: usize) -> usize {
-    LOGIT_ROWS.min(x.rows() - first)
-}
-
-/// Logits of residual rows `[rows, d]` in f32, in blocks of rows, each with the index of its first row.
-fn logits_of<'a>(decoder: &'a Decoder, x: &'a Tensor) -> impl Iterator<Item = (usize, Result<Tensor>)> + 'a {
-    (0..x.rows()).step_by(LOGIT_ROWS).map(move |first| {
-        let len = logits_rows(x, first);
+/// Logits of residual rows `[rows, d]` in f32, in blocks of rows, each with the indices of its rows.
+fn logits_of<'a>(
+    decoder: &'a Decoder,
+    x: &'a Tensor,
+) -> impl Iterator<Item = (Range<usize>, Result<Tensor>)> + 'a {
+    let blocks = x.rows().div_ceil(logit_rows(decoder.config().vocab)).max(1);
+    let at_once = x.rows().div_ceil(blocks).max(1);
+    (0..x.rows()).step_by(at_once).map(move |first| {
+        let len = at_once.min(x.rows() - first);
         let rows = x.narrow(first, len);
         let logits =
             rows.and_then(|rows| decoder.unembed(&rows, &vec![0; len], &mut Hooks::none(), ComputeType::F32));
-        (first, logits)
+        (first..first + len, logits)
     })
 }
 
-/// Logits of residual rows `[rows, d]` in f32, passed row by row with the row's index.
+/// What `f` makes of the logits of each residual row of `[rows, d]`, in f32, with the row's index; of several rows side by side.
 ///
 /// # Errors
 /// Whatever fails beneath.
-pub fn for_each_logits(decoder: &Decoder, x: &Tensor, mut f: impl FnMut(usize, &[f32])) -> Result<()> {
-    for (first, logits) in logits_of(decoder, x) {
-        let logits = logits?;
+pub fn map_logits<T: Send>(
+    decoder: &Decoder,
+    x: &Tensor,
+    f: impl Fn(usize, &[f32]) -> T + Sync,
+) -> Result<Vec<T>> {
+    let mut mapped = Vec::with_capacity(x.rows());
+    for (rows, logits) in logits_of(decoder, x) {
         let vocab = decoder.config().vocab;
-        with_f32(&logits, |logits| {
-            for (row, logits) in logits.chunks_exact(vocab).enumerate() {
-                f(first + row, logits);
-            }
+        with_f32(&logits?, |logits| {
+            let rows = rows.into_par_iter().zip(logits.par_chunks_exact(vocab));
+            mapped.par_extend(rows.map(|(row, logits)| f(row, logits)));
         })?;
     }
-    Ok(())
+    Ok(mapped)
 }

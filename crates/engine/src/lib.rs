@@ -51,7 +51,7 @@ pub use guard::{guarded, is_guarded};
 pub use hooks::{Hook, HookContext, HookPoint, Hooks, Observer, Site};
 pub use kv::{KeyRange, KvBuffer, KvPrecision, KvStore};
 pub use layerscope_kernels::matmul::ComputeType;
-pub use memory::{MemoryNeed, available_memory, check as check_memory, readable_bytes};
+pub use memory::{MemoryNeed, available_memory, check as check_memory, logit_rows, readable_bytes};
 pub use model::{
     Model, ModelAdapter, ModelFiles, ModelSource, OpenedModel, WeightType, folder_config, gguf_config,
 };

@@ -13,6 +13,13 @@ pub(crate) fn rows_at_once(device: &Device) -> usize {
     }
 }
 
+/// Rows that are unembedded at once: many, so that unpacking the weights is a small part of the product, within the bytes of logits that
+/// an allocator keeps for the next ones.
+pub fn logit_rows(vocab: usize) -> usize {
+    const BYTES: usize = 24 << 20;
+    (BYTES / size_of::<f32>() / vocab.max(1)).clamp(64, 512)
+}
+
 /// What a model, and perhaps a sequence, take. All in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 pub struct MemoryNeed {
@@ -92,7 +99,9 @@ impl MemoryNeed {
         let row = steps.saturating_mul(config.hidden as u64 * float);
         // The residual stream at each boundary, and as many again for each kind of cutoff, for knockouts and for each KV head's.
         let streams = row.saturating_mul((4 + config.kv_heads as u64) * (layers + 1));
-        let distributions = steps.saturating_mul(3 * config.vocab as u64 * float);
+        let logits = logit_rows(config.vocab) as u64;
+        let distributions =
+            steps.saturating_mul(2).saturating_add(logits).saturating_mul(config.vocab as u64 * float);
         let received = prompt_len.saturating_mul(layers * 4 * float);
         let probes = streams.saturating_add(distributions).saturating_add(received);
         Self { probes, ..self }

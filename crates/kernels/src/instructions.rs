@@ -13,10 +13,10 @@ use std::sync::OnceLock;
 pub enum Instructions {
     /// None beyond what the target always has.
     Plain,
-    /// AVX2 and FMA.
+    /// AVX2, FMA and F16C.
     #[cfg(target_arch = "x86_64")]
     Avx2,
-    /// AVX2 and FMA with products of bytes (AVX-VNNI).
+    /// The same with products of bytes (AVX-VNNI).
     #[cfg(target_arch = "x86_64")]
     Avx2Vnni,
     /// AVX-512 F, BW, CD, DQ and VL.
@@ -49,12 +49,8 @@ impl Instructions {
         let mut available = vec![Self::Plain];
         #[cfg(target_arch = "x86_64")]
         {
-            if pulp::x86::V3::is_available() {
-                available.push(Self::Avx2);
-                if std::arch::is_x86_feature_detected!("avxvnni") {
-                    available.push(Self::Avx2Vnni);
-                }
-            }
+            available.extend(Avx2::<false>::try_new().map(|_| Self::Avx2));
+            available.extend(Avx2::<true>::try_new().map(|_| Self::Avx2Vnni));
             if pulp::x86::V4::is_available() {
                 available.push(Self::Avx512);
                 if std::arch::is_x86_feature_detected!("avx512vnni") {
@@ -140,20 +136,17 @@ impl Instructions {
                 }
             }
             #[cfg(target_arch = "x86_64")]
-            Self::Avx2Vnni
-                if std::arch::is_x86_feature_detected!("avxvnni")
-                    && std::arch::is_x86_feature_detected!("f16c") =>
-            {
-                if let Some(simd) = pulp::x86::V3::try_new() {
-                    // SAFETY: the processor has AVX2, F16C and AVX-VNNI.
-                    return unsafe { with_avx_vnni(simd, operation) };
+            Self::Avx2Vnni => {
+                if let Some(lanes) = Avx2::<true>::try_new() {
+                    // SAFETY: `lanes` proves these instructions.
+                    return unsafe { with_avx_vnni(lanes.simd(), WithBytes { operation, lanes }) };
                 }
             }
             #[cfg(target_arch = "x86_64")]
-            Self::Avx2 | Self::Avx512 if std::arch::is_x86_feature_detected!("f16c") => {
-                if let Some(simd) = pulp::x86::V3::try_new() {
-                    // SAFETY: the processor has AVX2 and F16C.
-                    return unsafe { with_f16c(simd, operation) };
+            Self::Avx2 | Self::Avx512 => {
+                if let Some(lanes) = Avx2::<false>::try_new() {
+                    // SAFETY: as above.
+                    return unsafe { with_avx2(lanes.simd(), WithBytes { operation, lanes }) };
                 }
             }
             #[cfg(target_arch = "aarch64")]
@@ -178,8 +171,9 @@ impl Instructions {
         match self {
             #[cfg(target_arch = "x86_64")]
             Self::Avx2 | Self::Avx2Vnni => {
-                if let Some(simd) = pulp::x86::V3::try_new() {
-                    return Simd::vectorize(simd, With { operation, lanes: Avx2::<false>(simd) });
+                if let Some(lanes) = Avx2::<false>::try_new() {
+                    // SAFETY: `lanes` proves these instructions.
+                    return unsafe { with_avx2(lanes.simd(), With { operation, lanes }) };
                 }
             }
             #[cfg(target_arch = "x86_64")]
@@ -224,14 +218,14 @@ unsafe fn with_vnni<Op: ByteOperation>(simd: pulp::x86::V4, operation: Op) -> Op
     operation.run(Avx512::<true>(simd))
 }
 
-/// Runs an operation compiled for AVX2 and F16C, which every processor with AVX2 has, but AVX2 does not prove.
+/// Runs an operation compiled for AVX2 and F16C, which pulp's own `vectorize` leaves out: there, each conversion of f16 would be a call.
 ///
 /// # Safety
 /// The processor has F16C.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "sse3,ssse3,sse4.1,sse4.2,popcnt,avx,avx2,bmi1,bmi2,f16c,fma,lzcnt")]
-unsafe fn with_f16c<Op: ByteOperation>(simd: pulp::x86::V3, operation: Op) -> Op::Output {
-    operation.run(Avx2::<false>(simd))
+unsafe fn with_avx2<W: WithSimd>(simd: pulp::x86::V3, operation: W) -> W::Output {
+    operation.with_simd(simd)
 }
 
 /// The same with AVX-VNNI.
@@ -240,8 +234,8 @@ unsafe fn with_f16c<Op: ByteOperation>(simd: pulp::x86::V3, operation: Op) -> Op
 /// The processor has F16C and AVX-VNNI.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "sse3,ssse3,sse4.1,sse4.2,popcnt,avx,avx2,bmi1,bmi2,f16c,fma,lzcnt,avxvnni")]
-unsafe fn with_avx_vnni<Op: ByteOperation>(simd: pulp::x86::V3, operation: Op) -> Op::Output {
-    operation.run(Avx2::<true>(simd))
+unsafe fn with_avx_vnni<W: WithSimd>(simd: pulp::x86::V3, operation: W) -> W::Output {
+    operation.with_simd(simd)
 }
 
 /// Runs an operation compiled for NEON with products of bytes.

@@ -29,6 +29,8 @@ pub(crate) trait Lanes: Copy {
 
     /// Rows of activations whose sums fit the registers beside weights that are being unpacked: a power of two, eight at most.
     const ROWS: usize;
+    /// Vectors of sixteen numbers that registers hold.
+    const REGISTERS: usize;
     /// Whether a·b + c is one instruction.
     const FUSED: bool;
 
@@ -81,6 +83,33 @@ pub(crate) trait Lanes: Copy {
     fn two_halves(self, bytes: &[u8; 4]) -> (Self::Floats, [f32; 2]);
     /// The columns of sixteen rows.
     fn transposed(self, rows: [Self::Floats; LANES]) -> [Self::Floats; LANES];
+
+    /// Stores the columns of sixteen rows, `from` and `to` in rows of so many numbers.
+    ///
+    /// # Panics
+    /// If sixteen rows of sixteen are not there.
+    #[inline(always)]
+    fn transpose(self, from: &[f32], from_stride: usize, to: &mut [f32], to_stride: usize) {
+        let mut rows = [self.splat(0.0); LANES];
+        for (index, row) in rows.iter_mut().enumerate() {
+            *row = self.load(sixteen(from, index * from_stride));
+        }
+        for (index, column) in self.transposed(rows).into_iter().enumerate() {
+            self.store(column, sixteen_mut(to, index * to_stride));
+        }
+    }
+}
+
+/// The sixteen numbers from an index on.
+#[inline(always)]
+fn sixteen(numbers: &[f32], index: usize) -> &[f32; LANES] {
+    numbers[index..].first_chunk().expect("sixteen numbers in a row")
+}
+
+/// [`sixteen`], to be written.
+#[inline(always)]
+fn sixteen_mut(numbers: &mut [f32], index: usize) -> &mut [f32; LANES] {
+    numbers[index..].first_chunk_mut().expect("sixteen numbers in a row")
 }
 
 /// Loops over arrays, for any processor.
@@ -93,6 +122,7 @@ impl Lanes for Plain {
     type Words = [i16; 2 * LANES];
 
     const ROWS: usize = 2;
+    const REGISTERS: usize = 4;
     const FUSED: bool = false;
 
     #[inline(always)]
@@ -408,6 +438,15 @@ mod tests {
             for (actual, expected) in columns.into_iter().zip(Plain.transposed(rows)) {
                 assert_eq!(floats(actual), bits(expected));
             }
+            const STRIDES: [usize; 2] = [LANES + 3, LANES + 5];
+            let from: Vec<f32> = (0..LANES * STRIDES[0]).map(|i| i as f32).collect();
+            let mut to = [f32::NAN; LANES * STRIDES[1]];
+            lanes.transpose(&from, STRIDES[0], &mut to, STRIDES[1]);
+            for (index, number) in to.into_iter().enumerate() {
+                let (column, row) = (index / STRIDES[1], index % STRIDES[1]);
+                let written = row < LANES;
+                assert!(if written { number == from[row * STRIDES[0] + column] } else { number.is_nan() });
+            }
         }
     }
 
@@ -417,8 +456,8 @@ mod tests {
         equals_plain(Neon::<false>);
         #[cfg(target_arch = "x86_64")]
         {
-            if let Some(simd) = pulp::x86::V3::try_new() {
-                equals_plain(Avx2::<false>(simd));
+            if let Some(lanes) = Avx2::<false>::try_new() {
+                equals_plain(lanes);
             }
             if let Some(simd) = pulp::x86::V4::try_new() {
                 equals_plain(Avx512::<false>(simd));

@@ -22,6 +22,9 @@ pub(crate) fn accumulate<S: Simd>(
     ldc: usize,
 ) {
     debug_assert_eq!(n % COLUMN_ALIGNMENT, 0);
+    if k == 0 {
+        return;
+    }
     let width = VECTORS * S::F32_LANES;
     for column in (0..n).step_by(width) {
         let mut row = 0;
@@ -59,13 +62,17 @@ fn rows<S: Simd, const M: usize>(
 ) {
     let lanes = S::F32_LANES;
     let mut sums = [[simd.splat_f32s(0.0); VECTORS]; M];
-    // Rows as slices of one length, so that the bounds checks leave the loop.
-    let a: [&[f32]; M] = std::array::from_fn(|row| &a[row * lda..][..k]);
+    // Checked here: in the loop, checks take more instructions than products.
+    assert!(k > 0 && (M - 1) * lda + k <= a.len() && (k - 1) * ldb + VECTORS * lanes <= b.len());
+    let a: [*const f32; M] = std::array::from_fn(|row| a[row * lda..].as_ptr());
     for step in 0..k {
-        let (vectors, _) = S::as_simd_f32s(&b[step * ldb..][..VECTORS * lanes]);
-        let (b0, b1) = (vectors[0], vectors[1]);
+        // SAFETY: within `b`, as checked; vectors are plain numbers.
+        let [b0, b1] = [0, 1].map(|vector| unsafe {
+            b.as_ptr().add(step * ldb + vector * lanes).cast::<S::f32s>().read_unaligned()
+        });
         for row in 0..M {
-            let scale = simd.splat_f32s(a[row][step]);
+            // SAFETY: within the row, as checked.
+            let scale = simd.splat_f32s(unsafe { *a[row].add(step) });
             sums[row][0] = simd.mul_add_e_f32s(scale, b0, sums[row][0]);
             sums[row][1] = simd.mul_add_e_f32s(scale, b1, sums[row][1]);
         }

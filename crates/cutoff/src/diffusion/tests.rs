@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 use super::*;
-use layerscope_diagnostics::reference_distributions::for_each_logits;
+use layerscope_diagnostics::reference_distributions::map_logits;
 use layerscope_engine::{
     Arrived, Depth, Device, GenerationSettings, ModelSource, PolicyRules, Reach, Sampling, WeightsPrecision,
     generate,
@@ -105,8 +105,7 @@ fn assert_logits_equal_the_policys(
             (sum - 1.0).abs() < 1e-4 && masses.span_full >= 0.0 && masses.rest_full > -1e-6,
             "{masses:?}"
         );
-        let mut found = vec![];
-        for_each_logits(&MODEL.decoder, &x, |_, logits| found.push(logits.to_vec())).unwrap();
+        let found = map_logits(&MODEL.decoder, &x, |_, logits| logits.to_vec()).unwrap();
         let expected = fed(policy(layer, &question.span), prompt, continuation);
         for (step, (found, expected)) in found.iter().zip(&expected).enumerate() {
             let most = found.iter().zip(expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);

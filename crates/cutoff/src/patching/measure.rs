@@ -3,7 +3,7 @@
 use super::runs::Runs;
 use super::{PatchMetric, PatchQuestion, PatchToken};
 use layerscope_diagnostics::patching::{PatchFigures, PatchedPrompt};
-use layerscope_diagnostics::reference_distributions::for_each_logits;
+use layerscope_diagnostics::reference_distributions::map_logits;
 use layerscope_engine::{Decoder, Error, Result, Tensor};
 use layerscope_kernels::distribution::Distribution;
 
@@ -68,9 +68,7 @@ impl Measure {
     /// # Errors
     /// Whatever fails beneath.
     pub(super) fn of_streams(&self, decoder: &Decoder, x: &Tensor) -> Result<Vec<PatchFigures>> {
-        let mut figures = Vec::with_capacity(x.rows());
-        for_each_logits(decoder, x, |_, logits| figures.push(self.figures_of(logits)))?;
-        Ok(figures)
+        map_logits(decoder, x, |_, logits| self.figures_of(logits))
     }
 
     /// Figures of the clean and of the corrupted run.

@@ -2,7 +2,7 @@
 
 use super::{PatchDirection, PatchMetric, PatchSite};
 use crate::copies::{groups_side_by_side, rows_at_once};
-use layerscope_engine::{Decoder, Error, ModelConfig, Policy, Result, check_memory};
+use layerscope_engine::{Decoder, Error, ModelConfig, Policy, Result, check_memory, logit_rows};
 
 /// What is asked.
 #[derive(Debug, Clone)]
@@ -112,7 +112,8 @@ impl Plan {
         let groups = groups_side_by_side(decoder.device()).min(cells);
         need.activations = need.activations.saturating_mul((times * groups) as u64);
         // The logits of cells and the clean distribution.
-        need.probes = need.probes.saturating_add(80 * config.vocab as u64 * size_of::<f32>() as u64);
+        let logits = (16 + logit_rows(config.vocab)).saturating_mul(config.vocab);
+        need.probes = need.probes.saturating_add((logits * size_of::<f32>()) as u64);
         let name = format!("patching a prompt of {} tokens", self.len);
         check_memory(&name, &need, decoder.device()).map_err(|error| match error {
             Error::OutOfMemory { needed, free, sentence } => {

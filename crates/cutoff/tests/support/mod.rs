@@ -2,7 +2,7 @@
 
 #![allow(dead_code, clippy::unwrap_used, missing_docs, unreachable_pub)]
 
-use layerscope_diagnostics::reference_distributions::for_each_logits;
+use layerscope_diagnostics::reference_distributions::map_logits;
 use layerscope_engine::{
     Attend, ComputeType, Decoder, Depth, Device, Hooks, Location, Model, ModelSource, Pass, Result,
     SequenceRows, Tensor, WeightsPrecision, folder_config, with_f32,
@@ -140,8 +140,6 @@ fn whole_run_with_hooks(
         rows_on_device: None,
     };
     let x = decoder.forward(x, &positions, Depth::of_layers(0..decoder.config().layers), &mut pass).unwrap();
-    let mut rows = vec![];
     let decode = x.narrow(p - 1, sequence.len() + 1 - p).unwrap();
-    for_each_logits(decoder, &decode, |_, logits| rows.push(logits.to_vec())).unwrap();
-    rows
+    map_logits(decoder, &decode, |_, logits| logits.to_vec()).unwrap()
 }

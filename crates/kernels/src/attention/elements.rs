@@ -44,7 +44,8 @@ impl Q8Block {
     #[inline(always)]
     pub(super) fn vector<L: Lanes>(&self, l: L, index: usize) -> L::Floats {
         let quants = bytemuck::cast_ref::<[i8; Self::ELEMENTS], [[u8; LANES]; 2]>(&self.quants);
-        l.multiply(l.float(l.signed(&quants[index])), l.splat(half(self.scale)))
+        let scale = l.two_halves(&u32::from(self.scale).to_le_bytes()).0;
+        l.multiply(l.float(l.signed(&quants[index])), scale)
     }
 }
 

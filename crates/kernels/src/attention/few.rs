@@ -56,10 +56,16 @@ pub(super) fn most<L: Lanes>() -> usize {
     if L::ROWS == 8 { 32 } else { 7 }
 }
 
-/// Queries that the registers have room for.
+/// Queries that meet a key while it is in registers.
 #[inline(always)]
 fn at_once<L: Lanes>() -> usize {
-    if L::ROWS == 8 { 4 } else { 1 }
+    if L::REGISTERS >= 8 { 4 } else { 1 }
+}
+
+/// Whether registers have room for the sums of four queries with four keys.
+#[inline(always)]
+fn has_room<L: Lanes>() -> bool {
+    L::REGISTERS >= 24
 }
 
 /// q·k of queries `[n, dim]` and keys `[k, dim]` into `scores[n, KEY_TILE]`, `dim` a multiple of [`LANES`].
@@ -78,18 +84,22 @@ fn scores_of<L: Lanes, T: Stored>(l: L, queries: &[f32], keys: &[T], dim: usize,
     for queries in queries.chunks(at_once::<L>() * dim) {
         let Some(scores) = scores.next() else { return };
         match queries.len() / dim {
-            1 => scores_of_rows::<L, T, 1>(l, queries, keys, dim, scores),
-            2 => scores_of_rows::<L, T, 2>(l, queries, keys, dim, scores),
-            3 => scores_of_rows::<L, T, 3>(l, queries, keys, dim, scores),
-            _ => scores_of_rows::<L, T, 4>(l, queries, keys, dim, scores),
+            1 => scores_of_rows::<L, T, 1, KEYS>(l, queries, keys, dim, scores),
+            2 if has_room::<L>() => scores_of_rows::<L, T, 2, KEYS>(l, queries, keys, dim, scores),
+            2 => scores_of_rows::<L, T, 2, 2>(l, queries, keys, dim, scores),
+            3 if has_room::<L>() => scores_of_rows::<L, T, 3, KEYS>(l, queries, keys, dim, scores),
+            3 => scores_of_rows::<L, T, 3, 1>(l, queries, keys, dim, scores),
+            _ if has_room::<L>() => scores_of_rows::<L, T, 4, KEYS>(l, queries, keys, dim, scores),
+            _ => scores_of_rows::<L, T, 4, 1>(l, queries, keys, dim, scores),
         }
     }
 }
 
+/// M queries, K keys at a time.
 // Queries and keys have the same index.
 #[allow(clippy::needless_range_loop)]
 #[inline(always)]
-fn scores_of_rows<L: Lanes, T: Stored, const M: usize>(
+fn scores_of_rows<L: Lanes, T: Stored, const M: usize, const K: usize>(
     l: L,
     queries: &[f32],
     keys: &[T],
@@ -106,16 +116,22 @@ fn scores_of_rows<L: Lanes, T: Stored, const M: usize>(
         // Where fewer are left, the last one stands in for the others.
         let keys: [&[T]; KEYS] = std::array::from_fn(|key| &keys[key.min(count - 1) * units..][..units]);
         let mut sums = [[l.splat(0.0); KEYS]; M];
-        for at in 0..vectors {
-            let mut of_keys = [l.splat(0.0); KEYS];
-            for key in 0..KEYS {
-                of_keys[key] = T::load(l, keys[key], at);
+        for first in (0..KEYS).step_by(K) {
+            let mut of_these = [[l.splat(0.0); K]; M];
+            for at in 0..vectors {
+                let mut of_keys = [l.splat(0.0); K];
+                for key in 0..K {
+                    of_keys[key] = T::load(l, keys[first + key], at);
+                }
+                for row in 0..M {
+                    let query = l.load(&queries[row][at]);
+                    for key in 0..K {
+                        of_these[row][key] = l.multiply_add(query, of_keys[key], of_these[row][key]);
+                    }
+                }
             }
             for row in 0..M {
-                let query = l.load(&queries[row][at]);
-                for key in 0..KEYS {
-                    sums[row][key] = l.multiply_add(query, of_keys[key], sums[row][key]);
-                }
+                sums[row][first..first + K].copy_from_slice(&of_these[row]);
             }
         }
         for row in 0..M {
@@ -160,16 +176,20 @@ fn accumulate_of<L: Lanes, T: Stored>(
     for weights in weights.chunks(at_once::<L>() * KEY_TILE) {
         let Some(output) = output.next() else { return };
         match weights.len() / KEY_TILE {
-            1 => accumulate_rows::<L, T, 1>(l, weights, values, dim, output, stride),
-            2 => accumulate_rows::<L, T, 2>(l, weights, values, dim, output, stride),
-            3 => accumulate_rows::<L, T, 3>(l, weights, values, dim, output, stride),
-            _ => accumulate_rows::<L, T, 4>(l, weights, values, dim, output, stride),
+            1 => accumulate_rows::<L, T, 1, 4>(l, weights, values, dim, output, stride),
+            2 if has_room::<L>() => accumulate_rows::<L, T, 2, 4>(l, weights, values, dim, output, stride),
+            2 => accumulate_rows::<L, T, 2, 2>(l, weights, values, dim, output, stride),
+            3 if has_room::<L>() => accumulate_rows::<L, T, 3, 4>(l, weights, values, dim, output, stride),
+            3 => accumulate_rows::<L, T, 3, 2>(l, weights, values, dim, output, stride),
+            _ if has_room::<L>() => accumulate_rows::<L, T, 4, 4>(l, weights, values, dim, output, stride),
+            _ => accumulate_rows::<L, T, 4, 1>(l, weights, values, dim, output, stride),
         }
     }
 }
 
+/// M rows of weights, V vectors of columns at a time.
 #[inline(always)]
-fn accumulate_rows<L: Lanes, T: Stored, const M: usize>(
+fn accumulate_rows<L: Lanes, T: Stored, const M: usize, const V: usize>(
     l: L,
     weights: &[f32],
     values: &[T],
@@ -178,9 +198,9 @@ fn accumulate_rows<L: Lanes, T: Stored, const M: usize>(
     stride: usize,
 ) {
     let mut column = 0;
-    while column + 4 * LANES <= dim {
-        accumulate_columns::<L, T, M, 4>(l, weights, values, dim, column, output, stride);
-        column += 4 * LANES;
+    while column + V * LANES <= dim {
+        accumulate_columns::<L, T, M, V>(l, weights, values, dim, column, output, stride);
+        column += V * LANES;
     }
     while column < dim {
         accumulate_columns::<L, T, M, 1>(l, weights, values, dim, column, output, stride);
@@ -204,10 +224,11 @@ fn accumulate_columns<L: Lanes, T: Stored, const M: usize, const V: usize>(
     for (key, value) in values.chunks_exact(dim / LANES / T::VECTORS).enumerate() {
         let next = value[at / T::VECTORS..].as_ptr().wrapping_add(AHEAD * value.len());
         prefetch::<false, T>(next, V.div_ceil(T::VECTORS) * size_of::<T>());
-        for row in 0..M {
-            let weight = l.splat(weights[row * KEY_TILE + key]);
-            for (vector, sum) in sums[row].iter_mut().enumerate() {
-                *sum = l.multiply_add(weight, T::load(l, value, at + vector), *sum);
+        for vector in 0..V {
+            let value = T::load(l, value, at + vector);
+            for row in 0..M {
+                let weight = l.splat(weights[row * KEY_TILE + key]);
+                sums[row][vector] = l.multiply_add(weight, value, sums[row][vector]);
             }
         }
     }

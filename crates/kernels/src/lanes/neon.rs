@@ -38,6 +38,7 @@ impl<const DOTPROD: bool> Lanes for Neon<DOTPROD> {
     type Words = [int16x8_t; 4];
 
     const ROWS: usize = 2;
+    const REGISTERS: usize = 8;
     const FUSED: bool = true;
 
     #[inline(always)]

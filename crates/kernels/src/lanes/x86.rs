@@ -13,6 +13,7 @@ impl<const VNNI: bool> Lanes for Avx512<VNNI> {
     type Words = __m512i;
 
     const ROWS: usize = 8;
+    const REGISTERS: usize = 32;
     const FUSED: bool = true;
 
     #[inline(always)]
@@ -285,9 +286,23 @@ impl<const VNNI: bool> Lanes for Avx512<VNNI> {
     }
 }
 
-/// AVX2 and FMA: two registers for sixteen numbers. Whoever makes one with `VNNI` has made sure of AVX-VNNI, too.
+/// AVX2, FMA and F16C: two registers for sixteen numbers.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Avx2<const VNNI: bool = false>(pub(crate) pulp::x86::V3);
+pub(crate) struct Avx2<const VNNI: bool = false>(pulp::x86::V3);
+
+impl<const VNNI: bool> Avx2<VNNI> {
+    /// Where the processor has these instructions, and AVX-VNNI where that is asked for.
+    pub(crate) fn try_new() -> Option<Self> {
+        // Every processor with AVX2 has F16C, but AVX2 does not prove it.
+        let has_all = std::arch::is_x86_feature_detected!("f16c")
+            && (!VNNI || std::arch::is_x86_feature_detected!("avxvnni"));
+        pulp::x86::V3::try_new().filter(|_| has_all).map(Self)
+    }
+
+    pub(crate) fn simd(self) -> pulp::x86::V3 {
+        self.0
+    }
+}
 
 impl<const VNNI: bool> Lanes for Avx2<VNNI> {
     type Floats = [__m256; 2];
@@ -295,6 +310,7 @@ impl<const VNNI: bool> Lanes for Avx2<VNNI> {
     type Words = [__m256i; 2];
 
     const ROWS: usize = 2;
+    const REGISTERS: usize = 8;
     const FUSED: bool = true;
 
     #[inline(always)]
@@ -514,8 +530,8 @@ impl<const VNNI: bool> Lanes for Avx2<VNNI> {
 
     #[inline(always)]
     fn widen_f16(self, bytes: &[u8; 2 * LANES]) -> [__m256; 2] {
-        // SAFETY: `self` proves AVX2; `bytes` is as long as what is loaded.
-        unsafe { [eight_halves(bytes.as_ptr()), eight_halves(bytes.as_ptr().add(16))] }
+        // SAFETY: `self` proves F16C; `bytes` is as long as what is loaded.
+        unsafe { [0, 16].map(|at| _mm256_cvtph_ps(_mm_loadu_si128(bytes.as_ptr().add(at).cast()))) }
     }
 
     #[inline(always)]
@@ -585,8 +601,12 @@ impl<const VNNI: bool> Lanes for Avx2<VNNI> {
 
     #[inline(always)]
     fn two_halves(self, bytes: &[u8; 4]) -> ([__m256; 2], [f32; 2]) {
-        let two = super::two_halves(bytes);
-        (self.splat(two[0]), two)
+        // SAFETY: `self` proves AVX2 and F16C.
+        unsafe {
+            let two = _mm_cvtph_ps(_mm_cvtsi32_si128(i32::from_le_bytes(*bytes)));
+            let both = [_mm_cvtss_f32(two), _mm_cvtss_f32(_mm_movehdup_ps(two))];
+            ([_mm256_broadcastss_ps(two); 2], both)
+        }
     }
 
     #[inline(always)]
@@ -606,6 +626,25 @@ impl<const VNNI: bool> Lanes for Avx2<VNNI> {
             }
         }
         columns
+    }
+
+    /// Eight rows of eight at a time: registers hold no more.
+    #[inline(always)]
+    fn transpose(self, from: &[f32], from_stride: usize, to: &mut [f32], to_stride: usize) {
+        for (row, column) in [(0, 0), (8, 0), (0, 8), (8, 8)] {
+            let from = &from[row * from_stride + column..][..7 * from_stride + 8];
+            let to = &mut to[column * to_stride + row..][..7 * to_stride + 8];
+            // SAFETY: `self` proves AVX2; both slices have eight rows of eight.
+            unsafe {
+                let mut eight = [_mm256_setzero_ps(); 8];
+                for (index, row) in eight.iter_mut().enumerate() {
+                    *row = _mm256_loadu_ps(from.as_ptr().add(index * from_stride));
+                }
+                for (index, column) in eight_transposed(eight).into_iter().enumerate() {
+                    _mm256_storeu_ps(to.as_mut_ptr().add(index * to_stride), column);
+                }
+            }
+        }
     }
 }
 
@@ -686,25 +725,5 @@ unsafe fn eight_bf16(bytes: *const u8) -> __m256 {
     unsafe {
         let bits = _mm256_cvtepu16_epi32(_mm_loadu_si128(bytes.cast()));
         _mm256_castsi256_ps(_mm256_slli_epi32::<16>(bits))
-    }
-}
-
-/// As the plain `half`: F16C is not among what [`Avx2`] proves.
-///
-/// # Safety
-/// AVX2; sixteen bytes.
-#[inline(always)]
-unsafe fn eight_halves(bytes: *const u8) -> __m256 {
-    // SAFETY: the caller has AVX2 and gives sixteen bytes.
-    unsafe {
-        let bits = _mm256_cvtepu16_epi32(_mm_loadu_si128(bytes.cast()));
-        let moved = _mm256_slli_epi32::<13>(_mm256_and_si256(bits, _mm256_set1_epi32(0x7fff)));
-        let scale = _mm256_castsi256_ps(_mm256_set1_epi32((254 - 15) << 23));
-        let magnitude = _mm256_castps_si256(_mm256_mul_ps(_mm256_castsi256_ps(moved), scale));
-        let highest = _mm256_set1_epi32(0x7c00);
-        let is_special = _mm256_cmpeq_epi32(_mm256_and_si256(bits, highest), highest);
-        let special = _mm256_and_si256(is_special, _mm256_set1_epi32(0x7f80_0000));
-        let sign = _mm256_slli_epi32::<16>(_mm256_and_si256(bits, _mm256_set1_epi32(0x8000)));
-        _mm256_castsi256_ps(_mm256_or_si256(_mm256_or_si256(magnitude, special), sign))
     }
 }

@@ -369,18 +369,7 @@ fn interleave<L: Lanes>(l: L, rows: &[f32], depth: usize, panel: &mut [f32], wid
     for first in (0..WIDTH).step_by(LANES) {
         let rows = &rows[first * depth..][..LANES * depth];
         for start in (0..whole).step_by(LANES) {
-            let mut block = [l.splat(0.0); LANES];
-            for (row, block) in rows.chunks_exact(depth).zip(&mut block) {
-                if let Some(row) = row[start..].first_chunk() {
-                    *block = l.load(row);
-                }
-            }
-            let columns = l.transposed(block);
-            for (step, column) in columns.into_iter().enumerate() {
-                if let Some(to) = panel[(start + step) * width + first..].first_chunk_mut() {
-                    l.store(column, to);
-                }
-            }
+            l.transpose(&rows[start..], depth, &mut panel[start * width + first..], width);
         }
         for step in whole..depth {
             let to = &mut panel[step * width + first..][..LANES];

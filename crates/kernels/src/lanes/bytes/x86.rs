@@ -318,7 +318,7 @@ impl<const VNNI: bool> ByteLanes for Avx2<VNNI> {
 
     #[inline(always)]
     fn two_halves_each(self, numbers: &[u32; LANES]) -> [[__m256; 2]; 2] {
-        // SAFETY: `self` proves AVX2, with F16C where bytes are multiplied; `numbers` are as long as what is loaded.
+        // SAFETY: `self` proves AVX2, with F16C; `numbers` are as long as what is loaded.
         unsafe {
             let a = _mm256_loadu_si256(numbers.as_ptr().cast());
             let b = _mm256_loadu_si256(numbers.as_ptr().add(8).cast());
