@@ -13,13 +13,13 @@ import os
 import signal
 import subprocess
 import sys
-from collections import deque
+from collections import Counter, deque
 from pathlib import Path
 from typing import Any
 
 from ._binary import LayerscopeNotFound, find_binary
 
-# Times that a job is tried anew after its worker was lost.
+# Times that a job is tried anew after its worker was lost; each goes on where the one before stopped.
 RETRIES = 5
 INTERRUPTED = 130
 
@@ -87,7 +87,7 @@ def _interrupt(*_: object) -> None:
 
 
 def _do(command: list[str], threads: int, job: int, log: str) -> int:
-    """Does one job; its exit code. Ray calls it again, perhaps on another node, where its worker is lost."""
+    """Does one job; its exit code."""
     Path(log).parent.mkdir(parents=True, exist_ok=True)
     with open(log, "ab") as output:
         # The program ends with this process, so that no lost worker's job goes on beside its repetition.
@@ -110,10 +110,13 @@ def _run(ray: Any, binary: str, asked: argparse.Namespace, plan: dict[str, Any])
         ray.init(address=address, log_to_driver=False, configure_logging=False, **alone)
     at_once, cpus, gpus = _shares(ray, asked, plan["ray"], total)
     command = _sweep(binary, asked, plan["out"]) + (["--device", asked.device] if asked.device else [])
-    # A task holds its cores and GPUs while it runs alone, so that one that was lost with its node always finds room.
-    do = ray.remote(_do).options(num_cpus=cpus, num_gpus=gpus, max_retries=RETRIES)
+    # A task holds its cores and GPUs only while it runs, so that a job that was lost with its node finds room on the others.
+    do = ray.remote(_do).options(num_cpus=cpus, num_gpus=gpus, max_retries=0, scheduling_strategy="SPREAD")
+    if not any(node["Resources"].get("CPU", 0.0) >= cpus and node["Resources"].get("GPU", 0.0) >= gpus for node in _alive(ray)):
+        print(f"layerscope: no node has {cpus:g} cores and {gpus:g} GPUs; jobs wait for one that has", file=sys.stderr, flush=True)
     running: dict[Any, dict[str, Any]] = {}
     failed: dict[str, str] = {}
+    losses: Counter[str] = Counter()
     try:
         while jobs or running:
             while jobs and len(running) < at_once:
@@ -121,11 +124,18 @@ def _run(ray: Any, binary: str, asked: argparse.Namespace, plan: dict[str, Any])
                 running[do.remote(command, max(1, int(cpus)), job["job"], job["log"])] = job
             for reference in ray.wait(list(running))[0]:
                 job = running.pop(reference)
-                reason = _outcome(ray, reference, job)
+                name = job["name"]
+                reason, is_lost = _outcome(ray, reference, job)
+                if is_lost:
+                    losses[name] += 1
+                    if losses[name] <= RETRIES:
+                        print(f"layerscope: {name}: its worker was lost; it runs again", file=sys.stderr, flush=True)
+                        jobs.append(job)
+                        continue
                 if reason:
-                    failed[job["name"]] = reason
+                    failed[name] = reason
                 done = total - len(jobs) - len(running)
-                print(f"layerscope: {done} of {total}: {job['name']}: {reason or 'done'}", file=sys.stderr, flush=True)
+                print(f"layerscope: {done} of {total}: {name}: {reason or 'done'}", file=sys.stderr, flush=True)
     finally:
         for reference in running:
             ray.cancel(reference, force=True)
@@ -134,24 +144,33 @@ def _run(ray: Any, binary: str, asked: argparse.Namespace, plan: dict[str, Any])
     return failed
 
 
-def _outcome(ray: Any, reference: Any, job: dict[str, Any]) -> str | None:
-    """Why a job failed; none where it is done."""
+def _outcome(ray: Any, reference: Any, job: dict[str, Any]) -> tuple[str | None, bool]:
+    """Why a job failed, none where it is done; and whether its worker was lost."""
     try:
         code = ray.get(reference)
+    except ray.exceptions.RayTaskError as error:
+        return f"{error.cause}; its log is {job['log']}", False
     except ray.exceptions.RayError as error:
-        return f"its worker was lost {RETRIES + 1} times ({type(error).__name__}); its log is {job['log']}"
-    return f"it ended with exit code {code}; its log is {job['log']}" if code else None
+        return f"its worker was lost {RETRIES + 1} times ({type(error).__name__}); its log is {job['log']}", True
+    return (f"it ended with exit code {code}; its log is {job['log']}" if code else None), False
+
+
+def _alive(ray: Any) -> list[dict[str, Any]]:
+    return [node for node in ray.nodes() if node["Alive"]]
 
 
 def _shares(ray: Any, asked: argparse.Namespace, said: dict[str, Any], jobs: int) -> tuple[int, float, float]:
     """Number of jobs at once, and cores and GPUs of each."""
-    has = ray.cluster_resources()
-    all_cpus, all_gpus = has.get("CPU", 1.0), has.get("GPU", 0.0)
-    nodes = sum(1 for node in ray.nodes() if node["Alive"])
+    nodes = [node["Resources"] for node in _alive(ray)]
+    all_cpus, all_gpus = (sum(node.get(kind, 0.0) for node in nodes) for kind in ("CPU", "GPU"))
     gpus = next((number for number in (asked.gpus, said["gpus"]) if number is not None), 1.0 if all_gpus else 0.0)
-    by_resource = int(all_gpus // gpus) if gpus else nodes
-    at_once = max(1, min(asked.workers or said["workers"] or by_resource, jobs))
-    cpus = next((number for number in (asked.cpus, said["cpus"]) if number is not None), max(1.0, all_cpus // at_once))
+    # Jobs that each node has GPUs for, or one; nodes without are left out.
+    places = {index: int(node.get("GPU", 0.0) // gpus) if gpus else 1 for index, node in enumerate(nodes)}
+    hosts = [(nodes[index].get("CPU", 1.0), count) for index, count in places.items() if count] or [(1.0, 1)]
+    at_once = max(1, min(asked.workers or said["workers"] or sum(count for _, count in hosts), jobs))
+    # No more than any of these nodes has, so that a job finds room on each.
+    even = min(all_cpus // at_once, *(cores // count for cores, count in hosts))
+    cpus = next((number for number in (asked.cpus, said["cpus"]) if number is not None), max(1.0, even))
     return at_once, float(cpus), float(gpus)
 
 

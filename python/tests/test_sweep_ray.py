@@ -85,16 +85,17 @@ class OnTwoWorkers(unittest.TestCase):
         cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
         try:
             lost = cluster.add_node(num_cpus=1)
+            raylets = {started.process.pid for started in lost.all_processes["raylet"]}
             process = self.sweep("nodes", "--address", cluster.address)
-            self.worker(process, "nodes")
+            self.worker(process, "nodes", raylets)
             # The node that is left has room for one job at a time.
             cluster.remove_node(lost, allow_graceful=False)
-            self.finished(process, "nodes")
+            self.assertIn("its worker was lost; it runs again", self.finished(process, "nodes"))
         finally:
             cluster.shutdown()
 
-    def worker(self, process: "subprocess.Popen[str]", out: str) -> int:
-        """The process of a worker whose job has recorded a prompt."""
+    def worker(self, process: "subprocess.Popen[str]", out: str, raylets: "set[int] | None" = None) -> int:
+        """The process of a worker, of one of these raylets where any are given, after a job has recorded a prompt."""
         out = self.folder / out
         while process.poll() is None:
             for found in Path("/proc").glob("[0-9]*/cmdline"):
@@ -103,9 +104,19 @@ class OnTwoWorkers(unittest.TestCase):
                 except OSError:
                     continue
                 if "--with-parent" in words and str(out.resolve()) in words and any(out.glob("shards/*/*/manifest.json")):
-                    return int(words[words.index("--with-parent") + 1])
+                    worker = int(words[words.index("--with-parent") + 1])
+                    if raylets is None or parent(worker) in raylets:
+                        return worker
             time.sleep(0.005)
         self.fail(f"no worker was seen: {process.communicate()}")
+
+
+def parent(process: int) -> "int | None":
+    try:
+        status = Path(f"/proc/{process}/stat").read_text()
+    except OSError:
+        return None
+    return int(status.rsplit(")", 1)[1].split()[1])
 
 
 def shown(run: Path) -> object:

@@ -14,7 +14,7 @@ pub(crate) fn rows_at_once(device: &Device) -> usize {
 }
 
 /// Rows that are unembedded at once: many, so that unpacking the weights is a small part of the product, within the bytes of logits that
-/// an allocator keeps for the next ones.
+/// an allocator keeps for the next ones; 64 where a vocabulary is so large that fewer would fit.
 pub fn logit_rows(vocab: usize) -> usize {
     const BYTES: usize = 24 << 20;
     (BYTES / size_of::<f32>() / vocab.max(1)).clamp(64, 512)
@@ -99,9 +99,10 @@ impl MemoryNeed {
         let row = steps.saturating_mul(config.hidden as u64 * float);
         // The residual stream at each boundary, and as many again for each kind of cutoff, for knockouts and for each KV head's.
         let streams = row.saturating_mul((4 + config.kv_heads as u64) * (layers + 1));
-        let logits = logit_rows(config.vocab) as u64;
-        let distributions =
-            steps.saturating_mul(2).saturating_add(logits).saturating_mul(config.vocab as u64 * float);
+        // Logits and their distributions, and a block that is compared with them or, on a GPU, joined to them.
+        let block = steps.max(logit_rows(config.vocab) as u64);
+        let rows = steps.saturating_mul(2).saturating_add(block);
+        let distributions = rows.saturating_mul(config.vocab as u64 * float);
         let received = prompt_len.saturating_mul(layers * 4 * float);
         let probes = streams.saturating_add(distributions).saturating_add(received);
         Self { probes, ..self }

@@ -1,5 +1,5 @@
 //! Speed of attention of one decode row: `cargo bench --bench attention [SHAPE…]`. Each call reads other keys and values, of 256 MiB in f32, as layers do;
-//! `MIB=1` reads them from cache, `REPEATS=30` measures more often than 7 times.
+//! `MIB=1` reads those of small shapes from cache, `REPEATS=30` measures more often than 7 times.
 
 #![allow(clippy::print_stdout)]
 

@@ -63,8 +63,8 @@ fn rows<S: Simd, const M: usize>(
     let lanes = S::F32_LANES;
     let mut sums = [[simd.splat_f32s(0.0); VECTORS]; M];
     // Checked here: in the loop, checks take more instructions than products.
-    assert!(k > 0 && (M - 1) * lda + k <= a.len() && (k - 1) * ldb + VECTORS * lanes <= b.len());
-    let a: [*const f32; M] = std::array::from_fn(|row| a[row * lda..].as_ptr());
+    assert!(k > 0 && (k - 1).saturating_mul(ldb).saturating_add(VECTORS * lanes) <= b.len());
+    let a: [*const f32; M] = std::array::from_fn(|row| a[row * lda..][..k].as_ptr());
     for step in 0..k {
         // SAFETY: within `b`, as checked; vectors are plain numbers.
         let [b0, b1] = [0, 1].map(|vector| unsafe {

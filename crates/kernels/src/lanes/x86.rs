@@ -632,8 +632,9 @@ impl<const VNNI: bool> Lanes for Avx2<VNNI> {
     #[inline(always)]
     fn transpose(self, from: &[f32], from_stride: usize, to: &mut [f32], to_stride: usize) {
         for (row, column) in [(0, 0), (8, 0), (0, 8), (8, 8)] {
-            let from = &from[row * from_stride + column..][..7 * from_stride + 8];
-            let to = &mut to[column * to_stride + row..][..7 * to_stride + 8];
+            let eight_rows = |stride: usize| stride.saturating_mul(7).saturating_add(8);
+            let from = &from[row * from_stride + column..][..eight_rows(from_stride)];
+            let to = &mut to[column * to_stride + row..][..eight_rows(to_stride)];
             // SAFETY: `self` proves AVX2; both slices have eight rows of eight.
             unsafe {
                 let mut eight = [_mm256_setzero_ps(); 8];
