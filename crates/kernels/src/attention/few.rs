@@ -209,6 +209,8 @@ fn accumulate_rows<L: Lanes, T: Stored, const M: usize, const V: usize>(
 }
 
 /// V vectors of columns, whose sums stay in registers.
+// A vector of values has an index of its own in each row's sums.
+#[allow(clippy::needless_range_loop)]
 #[inline(always)]
 fn accumulate_columns<L: Lanes, T: Stored, const M: usize, const V: usize>(
     l: L,
