@@ -99,6 +99,8 @@ fn from_a_run_to_a_live_generation_with_mouse_and_keys() {
     let mut viewer = layerscope()
         .args(["view", "--view", "map"])
         .arg(at("run"))
+        // Where a busy machine loses a key, a path that is typed is taken as relative to it.
+        .current_dir(folder.path())
         .env("DISPLAY", &display.name)
         .env_remove("WAYLAND_DISPLAY")
         .env("XDG_RUNTIME_DIR", &runtime)
