@@ -9,11 +9,13 @@ there is room, and goes on where it stopped, since every finished prompt is kept
 
 import argparse
 import json
+import math
 import os
 import signal
 import subprocess
 import sys
 from collections import Counter, deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -60,12 +62,25 @@ def _asked(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("file", help="sweep.toml")
     parser.add_argument("--out", metavar="FOLDER", help="folder that every node sees; what the file says where none is given")
     parser.add_argument("--address", help="address of the cluster, e.g. auto; one on this machine where none is given")
-    parser.add_argument("--workers", type=int, metavar="N", help="jobs at once; one per GPU, or else one per node")
-    parser.add_argument("--cpus", type=float, metavar="N", help="cores of each job; all, shared evenly, where nothing is said")
-    parser.add_argument("--gpus", type=float, metavar="N", help="GPUs of each job; 1 where the cluster has any")
+    parser.add_argument("--workers", type=_at_least(1, int), metavar="N", help="jobs at once; one per GPU, or else one per node")
+    parser.add_argument("--cpus", type=_at_least(0, float), metavar="N", help="cores of each job; all, shared evenly, where nothing is said")
+    parser.add_argument("--gpus", type=_at_least(0, float), metavar="N", help="GPUs of each job; 1 where the cluster has any")
     parser.add_argument("--device", help="where jobs run, as layerscope record takes it")
     parser.add_argument("--json", action="store_true", help="print one JSON object: the ranking")
     return parser.parse_args(arguments)
+
+
+def _at_least(least: int, kind: Callable[[str], float]) -> Callable[[str], float]:
+    """What argparse reads numbers with, within the bounds that `[ray]` of the file has."""
+
+    def number(text: str) -> float:
+        value = kind(text)
+        if not least <= value < math.inf:
+            raise argparse.ArgumentTypeError(f"must be at least {least}, not {text}")
+        return value
+
+    number.__name__ = kind.__name__
+    return number
 
 
 def _sweep(binary: str, asked: argparse.Namespace, out: str | None) -> list[str]:
@@ -164,9 +179,9 @@ def _shares(ray: Any, asked: argparse.Namespace, said: dict[str, Any], jobs: int
     nodes = [node["Resources"] for node in _alive(ray)]
     all_cpus, all_gpus = (sum(node.get(kind, 0.0) for node in nodes) for kind in ("CPU", "GPU"))
     gpus = next((number for number in (asked.gpus, said["gpus"]) if number is not None), 1.0 if all_gpus else 0.0)
-    # Jobs that each node has GPUs for, or one; nodes without are left out.
-    places = {index: int(node.get("GPU", 0.0) // gpus) if gpus else 1 for index, node in enumerate(nodes)}
-    hosts = [(nodes[index].get("CPU", 1.0), count) for index, count in places.items() if count] or [(1.0, 1)]
+    # Cores of each node, and the jobs that it has GPUs for, or one; nodes that have none are left out.
+    hosts = [(node.get("CPU", 1.0), int(node.get("GPU", 0.0) // gpus) if gpus else 1) for node in nodes]
+    hosts = [(cores, count) for cores, count in hosts if count] or [(1.0, 1)]
     at_once = max(1, min(asked.workers or said["workers"] or sum(count for _, count in hosts), jobs))
     # No more than any of these nodes has, so that a job finds room on each.
     even = min(all_cpus // at_once, *(cores // count for cores, count in hosts))
