@@ -13,6 +13,26 @@ use std::time::Instant;
 const SHAPES: [(&str, usize, usize, usize); 4] =
     [("smollm2", 9, 3, 64), ("llama-1b", 32, 8, 64), ("llama-8b", 32, 8, 128), ("gemma-270m", 4, 1, 256)];
 const KEYS: [usize; 3] = [512, 2_048, 8_192];
+
+fn median(mut times: Vec<f64>) -> f64 {
+    times.sort_by(f64::total_cmp);
+    times[times.len() / 2]
+}
+
+/// All keys and values of a layer.
+fn span<'a>(shape: &AttentionShape, keys: Elements<'a>, values: Elements<'a>, len: usize) -> KeySpan<'a> {
+    KeySpan {
+        first_head: 0,
+        heads: shape.kv_heads,
+        keys,
+        values,
+        head_stride: len * shape.head_dim,
+        len,
+        first_position: 0,
+        segment: Segment::Prompt,
+    }
+}
+
 /// Keys or values as they are stored.
 enum Stored {
     F32(Vec<f32>),
@@ -56,16 +76,7 @@ fn prompt_speed(shape: &AttentionShape, len: usize, repeats: usize) -> f64 {
     let data: Vec<f32> =
         (0..ROWS * shape.query_heads * shape.head_dim).map(|i| (i * 13 % 29) as f32 / 16.0).collect();
     let mut output = vec![0.0; data.len()];
-    let span = KeySpan {
-        first_head: 0,
-        heads: shape.kv_heads,
-        keys: Elements::F16(&keys),
-        values: Elements::F16(&keys),
-        head_stride: len * shape.head_dim,
-        len,
-        first_position: 0,
-        segment: Segment::Prompt,
-    };
+    let span = span(shape, Elements::F16(&keys), Elements::F16(&keys), len);
     let queries = Queries { data: &data, rows: ROWS, first_position: len - ROWS };
     let mut times = vec![];
     for _ in 0..repeats {
@@ -74,9 +85,8 @@ fn prompt_speed(shape: &AttentionShape, len: usize, repeats: usize) -> f64 {
         times.push(start.elapsed().as_secs_f64());
         black_box(&mut output);
     }
-    times.sort_by(f64::total_cmp);
     let pairs: usize = (len - ROWS + 1..=len).sum();
-    (4 * pairs * shape.query_heads * shape.head_dim) as f64 / times[times.len() / 2] / 1e9
+    (4 * pairs * shape.query_heads * shape.head_dim) as f64 / median(times) / 1e9
 }
 
 fn main() {
@@ -117,24 +127,14 @@ fn main() {
                     let start = Instant::now();
                     for at in 0..layers {
                         let keys = stored.elements().from_index(2 * at * layer);
-                        let span = KeySpan {
-                            first_head: 0,
-                            heads: kv_heads,
-                            keys,
-                            values: keys.from_index(layer),
-                            head_stride: len * head_dim,
-                            len,
-                            first_position: 0,
-                            segment: Segment::Prompt,
-                        };
+                        let span = span(&shape, keys, keys.from_index(layer), len);
                         let queries = Queries { data: &query, rows: 1, first_position: len - 1 };
                         attention(&shape, &queries, &[span], &mut output);
                         black_box(&mut output);
                     }
                     times.push(start.elapsed().as_secs_f64() / layers as f64);
                 }
-                times.sort_by(f64::total_cmp);
-                let median = times[times.len() / 2];
+                let median = median(times);
                 print!("  {kind}: {:.1} {:.1}", median * 1e6, bytes as f64 / median / 1e9);
             }
             println!("  prompt: {:.1}", prompt_speed(&shape, len, repeats));

@@ -302,7 +302,7 @@ impl Lanes for Plain {
 
     #[inline(always)]
     fn two_halves(self, bytes: &[u8; 4]) -> ([f32; LANES], [f32; 2]) {
-        let two = two_halves(bytes);
+        let two = [[bytes[0], bytes[1]], [bytes[2], bytes[3]]].map(|bytes| half(u16::from_le_bytes(bytes)));
         ([two[0]; LANES], two)
     }
 
@@ -310,11 +310,6 @@ impl Lanes for Plain {
     fn transposed(self, rows: [[f32; LANES]; LANES]) -> [[f32; LANES]; LANES] {
         std::array::from_fn(|column| rows.map(|row| row[column]))
     }
-}
-
-#[inline(always)]
-fn two_halves(bytes: &[u8; 4]) -> [f32; 2] {
-    [half(u16::from_le_bytes([bytes[0], bytes[1]])), half(u16::from_le_bytes([bytes[2], bytes[3]]))]
 }
 
 /// The f16 of these bits, by arithmetic that needs no instructions of its own.

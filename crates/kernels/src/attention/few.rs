@@ -53,7 +53,7 @@ impl Stored for Q8Block {
 /// Most entries of a block for which this is faster than transposed keys.
 #[inline(always)]
 pub(super) fn most<L: Lanes>() -> usize {
-    if L::ROWS == 8 { 32 } else { 7 }
+    if has_room::<L>() { 32 } else { 7 }
 }
 
 /// Queries that meet a key while it is in registers.

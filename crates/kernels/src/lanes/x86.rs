@@ -241,12 +241,9 @@ impl<const VNNI: bool> Lanes for Avx512<VNNI> {
 
     #[inline(always)]
     fn two_halves(self, bytes: &[u8; 4]) -> (__m512, [f32; 2]) {
-        // Both are loaded though often one is wanted: inserting a single f16 into a register that holds a sum would make
-        // each block wait for the one before.
         // SAFETY: `self` proves AVX-512, and every processor that has it has F16C.
         unsafe {
-            let two = _mm_cvtph_ps(_mm_cvtsi32_si128(i32::from_le_bytes(*bytes)));
-            let both = [_mm_cvtss_f32(two), _mm_cvtss_f32(_mm_movehdup_ps(two))];
+            let (two, both) = two_halves(bytes);
             (_mm512_broadcastss_ps(two), both)
         }
     }
@@ -603,8 +600,7 @@ impl<const VNNI: bool> Lanes for Avx2<VNNI> {
     fn two_halves(self, bytes: &[u8; 4]) -> ([__m256; 2], [f32; 2]) {
         // SAFETY: `self` proves AVX2 and F16C.
         unsafe {
-            let two = _mm_cvtph_ps(_mm_cvtsi32_si128(i32::from_le_bytes(*bytes)));
-            let both = [_mm_cvtss_f32(two), _mm_cvtss_f32(_mm_movehdup_ps(two))];
+            let (two, both) = two_halves(bytes);
             ([_mm256_broadcastss_ps(two); 2], both)
         }
     }
@@ -646,6 +642,20 @@ impl<const VNNI: bool> Lanes for Avx2<VNNI> {
                 }
             }
         }
+    }
+}
+
+/// Two f16, in the first two lanes and as numbers. Both are loaded though often one is wanted: inserting a single f16 into a register that
+/// holds a sum would make each block wait for the one before.
+///
+/// # Safety
+/// F16C.
+#[inline(always)]
+unsafe fn two_halves(bytes: &[u8; 4]) -> (__m128, [f32; 2]) {
+    // SAFETY: the caller has F16C.
+    unsafe {
+        let two = _mm_cvtph_ps(_mm_cvtsi32_si128(i32::from_le_bytes(*bytes)));
+        (two, [_mm_cvtss_f32(two), _mm_cvtss_f32(_mm_movehdup_ps(two))])
     }
 }
 
