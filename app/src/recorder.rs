@@ -35,6 +35,8 @@ pub struct Progress {
     pub share: f32,
     /// Its current step.
     pub stage: Option<RecordingStage>,
+    /// What will be recommended, once that is known.
+    pub recommended: Option<String>,
     /// Prompts that failed, with the reason.
     pub failed: Vec<(String, String)>,
     /// Whether it ended.
@@ -95,6 +97,7 @@ impl Recorder {
                 prompt: String::new(),
                 share: 0.0,
                 stage: None,
+                recommended: None,
                 failed: vec![],
                 ended: false,
                 started: Instant::now(),
@@ -110,6 +113,7 @@ impl Recorder {
             Event::PromptProgress { share, stage } => {
                 (progress.share, progress.stage) = (*share, Some(*stage));
             }
+            Event::Recommended { headline } => progress.recommended = Some(headline.clone()),
             Event::PromptFinished { .. } => {
                 progress.done += 1;
                 progress.share = 0.0;
@@ -136,11 +140,11 @@ impl Progress {
         ((self.done as f32 + self.share) / self.all.max(1) as f32).min(1.0)
     }
 
-    /// Estimated remaining time; `None` before there is a rate.
+    /// Estimated remaining time; `None` before there is a rate: all prompts may run, which is half of each, before the first is done.
     pub fn left(&self) -> Option<Duration> {
         let done = (self.done - self.earlier) as f32 + self.share;
         let left = self.all as f32 - self.done as f32 - self.share;
-        (done > 0.05).then(|| self.started.elapsed().mul_f32((left / done).max(0.0)))
+        (done > 0.5).then(|| self.started.elapsed().mul_f32((left / done).max(0.0)))
     }
 }
 

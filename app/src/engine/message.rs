@@ -175,6 +175,11 @@ pub enum Event {
         /// The current step.
         stage: RecordingStage,
     },
+    /// All prompts ran and what will be recommended is known; the rest of what is recorded follows.
+    Recommended {
+        /// One line.
+        headline: String,
+    },
     /// A prompt is recorded and durable in the run folder.
     PromptFinished {
         /// Its id.
@@ -342,6 +347,13 @@ pub enum RecordingStage {
         /// Tokens done.
         done: usize,
         /// p + N.
+        all: usize,
+    },
+    /// The largest cutoffs of all prompts, from which the recommendation follows.
+    LargestCutoffs {
+        /// Prompts done.
+        done: usize,
+        /// Prompts of the run.
         all: usize,
     },
     /// The exact frontier.

@@ -29,7 +29,7 @@ pub(super) fn record(
     let recorded = layerscope_recording::record(
         model,
         prompts,
-        Recorded::steps(max_new_tokens),
+        Recorded { ahead: true, ..Recorded::steps(max_new_tokens) },
         &folder,
         &[],
         interrupt,
@@ -48,6 +48,10 @@ pub(super) fn record(
             RecordingEvent::Texts { done, all } => {
                 events.progress(progress(RecordingStage::Texts { done, all }));
             }
+            RecordingEvent::LargestCutoffs { done, all } => {
+                events.progress(progress(RecordingStage::LargestCutoffs { done, all }));
+            }
+            RecordingEvent::Recommended(ahead) => send(Event::Recommended { headline: ahead.headline() }),
             RecordingEvent::Finished(record) => send(Event::PromptFinished { id: record.summary.id.clone() }),
             RecordingEvent::Failed { id, reason } => {
                 send(Event::PromptFailed { id: id.to_owned(), reason: reason.to_owned() });
@@ -67,6 +71,7 @@ pub(super) fn record(
 fn progress(stage: RecordingStage) -> Event {
     let share = match stage {
         RecordingStage::Tokens { done, all } => half(done, all),
+        RecordingStage::LargestCutoffs { .. } => 0.5,
         RecordingStage::Frontier { done, all } => 0.5 + half(done, all),
         RecordingStage::Texts { done, all } => 0.5 + half(done, all),
     };

@@ -110,6 +110,9 @@ fn show_progress(ui: &mut Ui, progress: &Progress) {
     if !progress.ended {
         let stage = match progress.stage {
             Some(RecordingStage::Tokens { done, all }) => format!("{done} of {all} tokens"),
+            Some(RecordingStage::LargestCutoffs { done, all }) => {
+                format!("largest cutoffs, prompt {} of {all}", done + 1)
+            }
             Some(RecordingStage::Frontier { done, all }) => format!("frontier, layer {done} of {all}"),
             Some(RecordingStage::Texts { done, all }) => {
                 format!("texts under cutoffs, token {done} of {all}")
@@ -117,6 +120,9 @@ fn show_progress(ui: &mut Ui, progress: &Progress) {
             None => "starting".into(),
         };
         ui.add(ProgressBar::new(progress.share).text(format!("{}: {stage}", progress.prompt)));
+    }
+    if let Some(recommended) = &progress.recommended {
+        ui.label(recommended);
     }
     for (id, reason) in &progress.failed {
         ui.colored_label(palette.error, format!("prompt {id}: {reason}"));

@@ -57,7 +57,7 @@ fn run(arguments: Arguments) -> Result<ExitCode> {
     tell_panics();
     match arguments.command {
         Command::Demo(arguments) => commands::demo::run(&arguments),
-        Command::Record(arguments) => commands::record::run(&arguments),
+        Command::Record(arguments) => commands::record::run(&arguments, true),
         Command::MergeRuns(arguments) => commands::merge_runs::run(&arguments),
         Command::Sweep(arguments) => commands::sweep::run(&arguments),
         Command::Show(arguments) => commands::show::run(&arguments),

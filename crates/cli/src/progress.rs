@@ -573,6 +573,17 @@ impl RecordingBars {
                 self.present.set_position(done as u64);
                 show(&self.present, &format!("texts under cutoffs, token {done}/{all}"));
             }
+            RecordingEvent::LargestCutoffs { done, all } => {
+                self.present.set_length(all as u64);
+                self.present.set_position(done as u64);
+                name(&self.present, "all prompts");
+                show(&self.present, &format!("largest cutoffs, prompt {}/{all}", done + 1));
+            }
+            RecordingEvent::Recommended(ahead) => {
+                self.prompts.reset_eta();
+                let rest = "the rest of the frontier and attention knockout follow";
+                self.say(&format!("layerscope: {}; {rest}", ahead.headline()));
+            }
             RecordingEvent::Finished(_) => self.prompts.inc(1),
             RecordingEvent::Failed { id, reason } => {
                 self.prompts.inc(1);

@@ -15,6 +15,7 @@ use layerscope_diagnostics::reference_distributions::StepComparison;
 use layerscope_engine::{Decoder, Interrupt, KeyRange, ModelConfig, Result, Tensor, check_interrupt};
 use layerscope_kernels::Segment;
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 /// What a copy of the decode rows sees of the prompt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -74,18 +75,44 @@ pub enum CausalMap {
 impl CausalMap {
     /// With heads where they take no more multiplications than all else that is recorded of prompts of so many tokens.
     pub fn affordable(config: &ModelConfig, prompt_lens: &[usize], steps: usize) -> Self {
-        let (layers, heads, steps) = (config.layers as f64, config.kv_heads as f64, steps as f64);
-        let layer = config.row_weights().map(|weights| weights as f64).iter().sum::<f64>();
-        let unembedding = (config.vocab * config.hidden) as f64;
-        // A kind of variant that starts at every layer: the rows of the layers above, and their logits.
-        let variants = steps * layers * ((layers + 1.0) / 2.0 * layer + unembedding);
-        let tokens: f64 = prompt_lens.iter().map(|&len| len as f64 + steps).sum();
-        let prompts = prompt_lens.len() as f64;
-        let run = tokens * layers * layer + prompts * steps * (layers + 1.0) * unembedding;
-        match heads * variants * prompts <= run + 3.0 * variants * prompts {
+        let work = Work::of(config, prompt_lens, steps);
+        match config.kv_heads as f64 * work.variants <= work.run + work.frontier(Self::Layers, config) {
             true => Self::Heads,
             false => Self::Layers,
         }
+    }
+}
+
+/// Multiplications by weights that a recording takes.
+#[derive(Debug, Clone, Copy)]
+pub struct Work {
+    /// Of the recorded runs, logit lens included.
+    pub run: f64,
+    /// Of one kind of variant, which starts at every layer: the rows of the layers above, and their logits.
+    variants: f64,
+}
+
+impl Work {
+    /// Of prompts of so many tokens with so many decode steps each.
+    pub fn of(config: &ModelConfig, prompt_lens: &[usize], steps: usize) -> Self {
+        let (layers, steps, prompts) = (config.layers as f64, steps as f64, prompt_lens.len() as f64);
+        let layer = config.row_weights().map(|weights| weights as f64).iter().sum::<f64>();
+        let unembedding = (config.vocab * config.hidden) as f64;
+        let tokens: f64 = prompt_lens.iter().map(|&len| len as f64 + steps).sum();
+        Self {
+            run: tokens * layers * layer + prompts * steps * (layers + 1.0) * unembedding,
+            variants: prompts * steps * layers * ((layers + 1.0) / 2.0 * layer + unembedding),
+        }
+    }
+
+    /// Of cutoffs with both anchors and attention knockout.
+    pub fn frontier(&self, map: CausalMap, config: &ModelConfig) -> f64 {
+        let kinds = match map {
+            CausalMap::Layers => 3,
+            CausalMap::Heads if config.kv_heads == 1 => 3,
+            CausalMap::Heads => 3 + config.kv_heads,
+        };
+        kinds as f64 * self.variants
     }
 }
 
@@ -103,7 +130,7 @@ pub fn frontier(
     progress: &mut dyn FnMut(usize),
 ) -> Result<PromptFrontier> {
     let recorded = Recorded::new(decoder, run)?;
-    let (layers, steps) = (decoder.config().layers, recorded.steps());
+    let layers = decoder.config().layers;
     // A layer's only KV head is the layer.
     let heads = match (map, decoder.config().kv_heads) {
         (CausalMap::Layers, _) | (CausalMap::Heads, 1) => 0,
@@ -130,28 +157,15 @@ pub fn frontier(
         progress(layer + 1);
     }
     let (mut rows, mut knockout, mut by_head) = (vec![], vec![], BTreeMap::new());
-    for batch in active.chunks(recorded.at_once()) {
-        check_interrupt(interrupt)?;
-        let x: Vec<&Tensor> = batch.iter().map(|(_, x)| x).collect();
-        let compared = run.distributions.compare(decoder, &Tensor::cat(&x)?)?;
-        for ((variant, _), compared) in batch.iter().zip(compared.chunks(steps)) {
-            let divergence = StepComparison::mean(compared);
-            match *variant {
-                Variant::Cutoff { anchor, cutoff } => {
-                    let text = text(run, compared);
-                    let most_likely = compared.iter().map(|step| step.argmax).collect();
-                    rows.push((FrontierRow { anchor, cutoff, divergence, text }, most_likely));
-                }
-                Variant::Knockout { layer } => knockout.push((layer, divergence)),
-                Variant::HeadKnockout { layer, kv_head } => _ = by_head.insert((layer, kv_head), divergence),
-            }
+    compare(recorded, &active, interrupt, &mut |variant, compared| match variant {
+        Variant::Cutoff { anchor, cutoff } => rows.push(row(run, anchor, cutoff, compared)),
+        Variant::Knockout { layer } => knockout.push((layer, StepComparison::mean(compared))),
+        Variant::HeadKnockout { layer, kv_head } => {
+            by_head.insert((layer, kv_head), StepComparison::mean(compared));
         }
-    }
-    let (divergence, text, most_likely) = at_full_depth(decoder, run)?;
-    rows.extend(
-        Anchor::ALL
-            .map(|anchor| (FrontierRow { anchor, cutoff: layers, divergence, text }, most_likely.clone())),
-    );
+    })?;
+    let at_full_depth = at_full_depth(decoder, run)?;
+    rows.extend(Anchor::ALL.map(|anchor| at_full_depth.row(anchor, layers)));
     rows.sort_by_key(|(row, _)| (row.anchor, row.cutoff));
     knockout.sort_by_key(|(layer, _)| *layer);
     let knockout = knockout.into_iter().map(|(layer, divergence)| {
@@ -164,16 +178,96 @@ pub fn frontier(
     Ok(PromptFrontier { rows, most_likely, knockout })
 }
 
+/// Some cutoffs of 1 … L−1, and L, with one anchor and without knockout: what [`frontier`] says of them, up to rounding.
+///
+/// # Errors
+/// As [`frontier`].
+pub fn part_of_frontier(
+    decoder: &Decoder,
+    run: &ProbedRun,
+    anchor: Anchor,
+    cutoffs: Range<usize>,
+    interrupt: &Interrupt,
+) -> Result<PromptFrontier> {
+    let recorded = Recorded::new(decoder, run)?;
+    let layers = decoder.config().layers;
+    let mut active: Vec<(Variant, Tensor)> = vec![];
+    for layer in cutoffs.start..layers {
+        check_interrupt(interrupt)?;
+        if cutoffs.contains(&layer) {
+            active.push((Variant::Cutoff { anchor, cutoff: layer }, run.residuals[layer].clone()));
+        }
+        active = recorded.through_layer(active, layer)?;
+    }
+    let mut rows = vec![];
+    compare(recorded, &active, interrupt, &mut |variant, compared| {
+        if let Variant::Cutoff { anchor, cutoff } = variant {
+            rows.push(row(run, anchor, cutoff, compared));
+        }
+    })?;
+    rows.push(at_full_depth(decoder, run)?.row(anchor, layers));
+    let (rows, most_likely) = rows.into_iter().unzip();
+    Ok(PromptFrontier { rows, most_likely, knockout: vec![] })
+}
+
+/// Compares each copy's steps with the full model's.
+fn compare(
+    recorded: Recorded<'_>,
+    copies: &[(Variant, Tensor)],
+    interrupt: &Interrupt,
+    take: &mut dyn FnMut(Variant, &[StepComparison]),
+) -> Result<()> {
+    for batch in copies.chunks(recorded.at_once()) {
+        check_interrupt(interrupt)?;
+        let x: Vec<&Tensor> = batch.iter().map(|(_, x)| x).collect();
+        let compared = recorded.run.distributions.compare(recorded.decoder, &Tensor::cat(&x)?)?;
+        for ((variant, _), compared) in batch.iter().zip(compared.chunks(recorded.steps())) {
+            take(*variant, compared);
+        }
+    }
+    Ok(())
+}
+
+/// A row, and the most likely token at each step.
+fn row(
+    run: &ProbedRun,
+    anchor: Anchor,
+    cutoff: usize,
+    compared: &[StepComparison],
+) -> (FrontierRow, Vec<u32>) {
+    let divergence = StepComparison::mean(compared);
+    let most_likely = compared.iter().map(|step| step.argmax).collect();
+    (FrontierRow { anchor, cutoff, divergence, text: text(run, compared) }, most_likely)
+}
+
+/// What a cutoff of L comes to, with any anchor.
+struct FullDepth {
+    divergence: Divergence,
+    text: TextUnderCutoff,
+    most_likely: Vec<u32>,
+}
+
+impl FullDepth {
+    fn row(&self, anchor: Anchor, cutoff: usize) -> (FrontierRow, Vec<u32>) {
+        let Self { divergence, text, .. } = *self;
+        (FrontierRow { anchor, cutoff, divergence, text }, self.most_likely.clone())
+    }
+}
+
 /// A cutoff of L hides nothing: it is the full model, or, with an adapter, what the adapter makes of it.
-fn at_full_depth(decoder: &Decoder, run: &ProbedRun) -> Result<(Divergence, TextUnderCutoff, Vec<u32>)> {
+fn at_full_depth(decoder: &Decoder, run: &ProbedRun) -> Result<FullDepth> {
     if run.refers_to_another {
         let compared = run.distributions.compare(decoder, &run.residuals[decoder.config().layers])?;
         let most_likely = compared.iter().map(|step| step.argmax).collect();
-        return Ok((StepComparison::mean(&compared), text(run, &compared), most_likely));
+        return Ok(FullDepth {
+            divergence: StepComparison::mean(&compared),
+            text: text(run, &compared),
+            most_likely,
+        });
     }
     let most_likely = (0..run.continuation.len()).map(|step| run.distributions.argmax(step)).collect();
     let text = if run.greedy { TextUnderCutoff::SAME } else { TextUnderCutoff::UNKNOWN };
-    Ok((Divergence::ZERO, text, most_likely))
+    Ok(FullDepth { divergence: Divergence::ZERO, text, most_likely })
 }
 
 /// What becomes of the continuation where the steps compare like this.

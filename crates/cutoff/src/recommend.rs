@@ -208,10 +208,23 @@ impl Recommendation {
         sentence + "."
     }
 
+    /// What is recommended, in one line.
+    pub fn headline(&self) -> String {
+        headline(self.point(), self.layers, self.kv_saved)
+    }
+
     /// Name of the policy that cuts there, e.g. `speed:24+bos`; `None` where full depth is to be kept.
     pub fn policy_name(&self) -> Option<String> {
         self.point().and_then(|point| point.policy(self.layers).ok()).map(|policy| policy.to_string())
     }
+}
+
+/// What is recommended for a model of so many layers, with the share of the KV bytes saved, in one line.
+pub fn headline(point: Option<FrontierPoint>, layers: usize, kv_saved: f64) -> String {
+    let Some(point) = point else { return format!("Recommended: keep full depth, all {layers} layers") };
+    let policy = point.policy(layers).map_or_else(|_| String::new(), |policy| policy.to_string());
+    let less = kv_saved * 100.0;
+    format!("Recommended L_cut: {} of {layers} layers (policy {policy}), {less:.1} % less KV", point.cutoff)
 }
 
 /// A category at the recommended cutoff.

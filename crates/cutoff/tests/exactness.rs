@@ -5,7 +5,7 @@
 mod support;
 
 use layerscope_cutoff::cost::bytes_per_layer_token;
-use layerscope_cutoff::frontier::{CausalMap, frontier};
+use layerscope_cutoff::frontier::{CausalMap, frontier, part_of_frontier};
 use layerscope_diagnostics::probe::{self, Decoding};
 use layerscope_diagnostics::record::{Anchor, Divergence};
 use layerscope_engine::{Decoder, Hooks, Interrupt, Policy, Session};
@@ -112,6 +112,17 @@ fn every_cutoff_of_every_family_equals_a_whole_rerun_and_a_session() {
         let layers = decoder.config().layers;
         let run = probe::run(&decoder, &prompt, &Decoding::Given(&answer), &interrupt, &mut |_| {}).unwrap();
         let actual = frontier(&decoder, &run, CausalMap::Heads, &interrupt, &mut |_| {}).unwrap();
+        for anchor in Anchor::ALL {
+            let part = part_of_frontier(&decoder, &run, anchor, 1..layers, &interrupt).unwrap();
+            let whole: Vec<_> = actual.rows.iter().filter(|row| row.anchor == anchor).collect();
+            assert_eq!((part.rows.len(), part.most_likely.len()), (layers, layers));
+            for (part, whole) in part.rows.iter().zip(whole) {
+                assert_eq!((part.anchor, part.cutoff), (anchor, whole.cutoff), "{name}");
+                // An expert's only row is multiplied otherwise than several.
+                let off = (part.divergence.kl - whole.divergence.kl).abs();
+                assert!(off < 1e-6, "{name}, {anchor:?}, cutoff {}: {off}", part.cutoff);
+            }
+        }
         let full = fed(&decoder, Policy::full(layers), &prompt, &answer);
         for row in &actual.rows {
             let policy = Policy::speed(row.cutoff, row.anchor == Anchor::Bos, layers).unwrap();

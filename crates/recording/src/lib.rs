@@ -1,31 +1,30 @@
 //! Recording: measures every prompt of a file with probes and frontier, and writes the run folder.
 
 pub mod continuations;
+mod knee;
 pub mod patching;
 pub mod policies;
+mod prompt;
 mod recorded_with;
 pub mod sets;
 mod shard;
 pub mod spans;
 
+pub use knee::Ahead;
+pub use prompt::record_prompt;
 pub use shard::Shard;
 
-use layerscope_cutoff::Answer;
-use layerscope_cutoff::answers::judge_answers;
-use layerscope_cutoff::frontier::{CausalMap, PromptFrontier, frontier};
+use layerscope_cutoff::frontier::CausalMap;
 use layerscope_diagnostics::machine::Machine;
-use layerscope_diagnostics::probe::{self, Decoding};
 use layerscope_diagnostics::prompts::{Prompt, PromptFile};
-use layerscope_diagnostics::record::{Anchor, PromptRecord, PromptSummary};
+use layerscope_diagnostics::record::{Anchor, PromptRecord};
 use layerscope_diagnostics::run::{
     AdapterRecord, BosToken, Manifest, ModelInfo, RunWriter, Settings, TrainingRecord,
 };
-use layerscope_engine::{
-    Error, ErrorKind, Interrupt, Model, ModelAdapter, Result, WeightsPrecision, check_interrupt,
-};
+use layerscope_engine::{Error, ErrorKind, Interrupt, Model, ModelAdapter, Result, check_interrupt};
+use prompt::BegunPrompt;
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::time::Instant;
 
 /// Progress of a recording.
 #[derive(Debug)]
@@ -60,6 +59,16 @@ pub enum RecordingEvent<'a> {
         /// Most tokens that they can have.
         all: usize,
     },
+    /// The largest cutoffs of so many prompts are computed.
+    LargestCutoffs {
+        /// Prompts done.
+        done: usize,
+        /// Prompts of the run.
+        all: usize,
+    },
+    /// What will be recommended by default, known from the largest cutoffs of all prompts; the rest of what is recorded follows. It holds
+    /// up to rounding, unless that turns out to have undefined figures or a prompt fails.
+    Recommended(Ahead),
     /// The prompt is recorded and durable.
     Finished(&'a PromptRecord),
     /// The prompt failed; recording continues with the others.
@@ -80,106 +89,32 @@ pub struct Recorded {
     pub heads: Option<bool>,
     /// The share of the prompts that is recorded; all where there is none.
     pub shard: Option<Shard>,
+    /// Whether a new run runs all prompts first where the frontier is most of the work: what is recommended is known early then
+    /// ([`RecordingEvent::Recommended`]).
+    pub ahead: bool,
 }
 
 impl Recorded {
     /// So many decode steps; heads where they are affordable.
     pub fn steps(max_new_tokens: usize) -> Self {
-        Self { max_new_tokens, heads: None, shard: None }
+        Self { max_new_tokens, heads: None, shard: None, ahead: false }
     }
 
-    /// Attention knockout of some prompts.
-    fn map(self, model: &Model, prompts: &[Prompt]) -> CausalMap {
-        let encoded = prompts.iter().filter_map(|prompt| model.tokenizer.encode_prompt(&prompt.content).ok());
+    /// Attention knockout of prompts of so many tokens.
+    fn map(self, model: &Model, lengths: &[usize]) -> CausalMap {
         match self.heads {
             Some(true) => CausalMap::Heads,
             Some(false) => CausalMap::Layers,
-            None => {
-                let lengths: Vec<usize> = encoded.map(|tokens| tokens.len()).collect();
-                CausalMap::affordable(model.config(), &lengths, self.max_new_tokens)
-            }
+            None => CausalMap::affordable(model.config(), lengths, self.max_new_tokens),
         }
     }
 }
 
-/// Records one prompt.
-///
-/// # Errors
-/// [`Error::Input`] on a prompt that cannot be run; [`Error::Interrupted`].
-pub fn record_prompt(
-    model: &Model,
-    prompt: &Prompt,
-    recorded: Recorded,
-    interrupt: &Interrupt,
-    observe: &mut dyn FnMut(RecordingEvent<'_>),
-) -> Result<PromptRecord> {
-    let map = recorded.map(model, std::slice::from_ref(prompt));
-    let max_new_tokens = recorded.max_new_tokens;
-    let tokenizer = &model.tokenizer;
-    let prompt_tokens = tokenizer.encode_prompt(&prompt.content)?;
-    let answer = match &prompt.answer {
-        None => None,
-        Some(answer) => {
-            let mut tokens = tokenizer.encode_fitting(answer)?;
-            tokens.truncate(max_new_tokens);
-            Some(tokens)
-        }
-    };
-    let continuation = match &answer {
-        Some(tokens) => Decoding::Given(tokens),
-        None => Decoding::Greedy { tokens: max_new_tokens, excluded: tokenizer.eos_ids() },
-    };
-    let steps = answer.as_ref().map_or(max_new_tokens, Vec::len);
-    let runs = if model.adapter.is_some() { 2 } else { 1 };
-    observe(RecordingEvent::Started { id: &prompt.id, tokens: runs * (prompt_tokens.len() + steps) });
-    let mut run = probe::run(&model.reference()?, &prompt_tokens, &continuation, interrupt, &mut |done| {
-        observe(RecordingEvent::Tokens(done));
-    })?;
-    if model.adapter.is_some() {
-        let before = prompt_tokens.len() + steps;
-        run = probe::run_adapted(&model.decoder, &prompt_tokens, run, interrupt, &mut |done| {
-            observe(RecordingEvent::Tokens(before + done));
-        })?;
-    }
-    let start = Instant::now();
-    let layers = model.config().layers;
-    let mut frontier = frontier(&model.decoder, &run, map, interrupt, &mut |done| {
-        observe(RecordingEvent::FrontierLayers { done, all: layers });
-    })?;
-    let expected = prompt.expected();
-    if let (Some(text), Some(&last)) = (expected, prompt_tokens.last()) {
-        let room = (model.config().context + 1).saturating_sub(prompt_tokens.len());
-        let answer = Answer { text, max_new_tokens: max_new_tokens.min(room) };
-        judge_answers(model, &mut run, last, &mut frontier, &answer, interrupt, &mut |done, all| {
-            observe(RecordingEvent::Texts { done, all });
-        })?;
-    }
-    let PromptFrontier { rows, knockout, .. } = frontier;
-    run.timings.frontier_s = start.elapsed().as_secs_f64();
-    let shown = |tokens: &[u32]| tokens.iter().map(|&id| tokenizer.token_text(id)).collect();
-    let figures = run.figures;
-    let by_step = figures.by_step(prompt_tokens.len(), &run.continuation);
-    let summary = PromptSummary {
-        id: prompt.id.clone(),
-        category: prompt.category.clone(),
-        text: prompt.text(),
-        p: prompt_tokens.len(),
-        steps: run.continuation.len(),
-        prompt_token_text: shown(&prompt_tokens),
-        prompt_tokens,
-        generated_token_text: shown(&run.continuation),
-        generated_text: tokenizer.decode(&run.continuation)?,
-        generated: run.continuation,
-        answer_given: answer.is_some(),
-        expected: expected.map(str::to_owned),
-        native_kl: run.generation_kl.filter(|_| model.precision == WeightsPrecision::Native),
-        timings: run.timings,
-        layers: figures.by_layer(),
-        heads: figures.by_head(),
-        frontier: rows,
-        knockout,
-    };
-    Ok(PromptRecord { summary, steps: by_step, received: figures.received, reads: figures.reads })
+/// Tokens of each prompt that can be run.
+fn lengths(model: &Model, prompts: &[Prompt], max_new_tokens: usize) -> Vec<usize> {
+    let encoded = prompts.iter().filter_map(|prompt| model.tokenizer.encode_prompt(&prompt.content).ok());
+    let most = (model.config().context + 1).saturating_sub(max_new_tokens);
+    encoded.map(|tokens| tokens.len()).filter(|&length| length <= most).collect()
 }
 
 /// Records every prompt of a file into a run folder, except those that the folder already has. `command` is
@@ -202,37 +137,85 @@ pub fn record(
     if recorded.max_new_tokens == 0 {
         return Err(Error::input("--max-new-tokens must be at least 1"));
     }
-    let map = recorded.map(model, &prompts.prompts);
-    let each = Recorded { heads: Some(map == CausalMap::Heads), ..recorded };
+    let steps = recorded.max_new_tokens;
+    let lengths = lengths(model, &prompts.prompts, steps);
+    let map = recorded.map(model, &lengths);
     let wanted = Manifest {
         machine: Some(Machine::with(model.decoder.device())),
         command: command.to_vec(),
-        ..manifest(model, prompts, each.max_new_tokens, map)?
+        ..manifest(model, prompts, steps, map)?
     };
     let mut writer = RunWriter::create_or_resume(folder, wanted)?;
     let own = prompts.prompts.iter().filter(|p| recorded.shard.is_none_or(|shard| shard.has(&p.id)));
     let all = own.clone().count();
     let pending: Vec<&Prompt> = own.filter(|p| !writer.is_done(&p.id)).collect();
     observe(RecordingEvent::Resumed { done: all - pending.len(), all });
-    for prompt in pending {
-        let recorded =
-            check_interrupt(interrupt).and_then(|()| record_prompt(model, prompt, each, interrupt, observe));
-        match recorded {
-            Ok(record) => {
-                writer.append(&record)?;
-                observe(RecordingEvent::Finished(&record));
-            }
-            Err(error) if error.kind() == ErrorKind::Input => {
-                writer.fail(&prompt.id, &error)?;
-                observe(RecordingEvent::Failed { id: &prompt.id, reason: &error.to_string() });
-            }
+    // What is recommended depends on all prompts. A run that was interrupted goes prompt by prompt, so that it gets on even if it is
+    // interrupted often.
+    let ahead = recorded.ahead && recorded.shard.is_none() && writer.is_new();
+    let ahead = ahead && knee::is_worthwhile(model, &lengths, steps, map)?;
+    let run = |prompt, observe: &mut dyn FnMut(RecordingEvent<'_>)| {
+        check_interrupt(interrupt)?;
+        BegunPrompt::run(model, prompt, steps, interrupt, observe)
+    };
+    let mut queue: Vec<(&Prompt, Option<BegunPrompt<'_>>)> = vec![];
+    if ahead {
+        let mut begun = vec![];
+        for prompt in pending {
+            let ran = run(prompt, observe);
+            begun.extend(kept(ran, prompt, &mut writer, observe)?);
+        }
+        match knee::recommended(model, &mut begun, writer.manifest(), interrupt, observe) {
+            Ok(Some(recommended)) => observe(RecordingEvent::Recommended(recommended)),
+            Ok(None) => {}
+            // The prompt's own recording fails likewise, and is noted.
+            Err(error) if error.kind() == ErrorKind::Input => {}
             Err(error) => {
                 writer.finish()?;
                 return Err(error);
             }
         }
+        queue.extend(begun.into_iter().map(|begun| (begun.prompt, Some(begun))));
+    } else {
+        queue.extend(pending.into_iter().map(|prompt| (prompt, None)));
+    }
+    for (prompt, begun) in queue {
+        let begun = match begun {
+            Some(begun) => check_interrupt(interrupt).map(|()| {
+                observe(RecordingEvent::Started { id: &prompt.id, tokens: begun.tokens });
+                observe(RecordingEvent::Tokens(begun.tokens));
+                begun
+            }),
+            None => run(prompt, observe),
+        };
+        let record = begun.and_then(|begun| begun.finish(map, interrupt, observe));
+        if let Some(record) = kept(record, prompt, &mut writer, observe)? {
+            writer.append(&record)?;
+            observe(RecordingEvent::Finished(&record));
+        }
     }
     writer.finish().cloned()
+}
+
+/// What came of a prompt; `None` where it cannot be run, which the folder notes.
+fn kept<T>(
+    came: Result<T>,
+    prompt: &Prompt,
+    writer: &mut RunWriter,
+    observe: &mut dyn FnMut(RecordingEvent<'_>),
+) -> Result<Option<T>> {
+    match came {
+        Ok(came) => Ok(Some(came)),
+        Err(error) if error.kind() == ErrorKind::Input => {
+            writer.fail(&prompt.id, &error)?;
+            observe(RecordingEvent::Failed { id: &prompt.id, reason: &error.to_string() });
+            Ok(None)
+        }
+        Err(error) => {
+            writer.finish()?;
+            Err(error)
+        }
+    }
 }
 
 fn adapter_record(adapter: &ModelAdapter) -> AdapterRecord {

@@ -278,6 +278,7 @@ fn recording_event() -> impl Strategy<Value = Event> {
     let pair = || (count(), count());
     let stage = prop_oneof![
         pair().prop_map(|(done, all)| RecordingStage::Tokens { done, all }),
+        pair().prop_map(|(done, all)| RecordingStage::LargestCutoffs { done, all }),
         pair().prop_map(|(done, all)| RecordingStage::Frontier { done, all }),
         pair().prop_map(|(done, all)| RecordingStage::Texts { done, all }),
     ];
@@ -285,6 +286,7 @@ fn recording_event() -> impl Strategy<Value = Event> {
         pair().prop_map(|(done, all)| Event::RecordingStarted { done, all }),
         (text(), count()).prop_map(|(id, tokens)| Event::PromptStarted { id, tokens }),
         (single(), stage).prop_map(|(share, stage)| Event::PromptProgress { share, stage }),
+        text().prop_map(|headline| Event::Recommended { headline }),
         text().prop_map(|id| Event::PromptFinished { id }),
         (text(), text()).prop_map(|(id, reason)| Event::PromptFailed { id, reason }),
         (path(), any::<bool>()).prop_map(|(folder, cancelled)| Event::RecordingEnded { folder, cancelled }),

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use std::io::{self, BufRead, ErrorKind, Read};
 
 /// Number of the protocol, which is raised with every change of a message; it is no version of the program.
-pub const PROTOCOL: u32 = 2;
+pub const PROTOCOL: u32 = 3;
 /// Most bytes of a frame.
 pub const MOST_FRAME: usize = 64 << 20;
 /// What a greeting begins with.

@@ -209,18 +209,7 @@ pub(crate) fn of_run(run: &Run, options: Options) -> Result<Recommendation> {
 
 /// The answer at a glance: what is recommended, what it costs each category, and what to beware of.
 pub(crate) fn text(recommendation: &Recommendation) -> String {
-    let headline = match recommendation.verdict {
-        Verdict::Cut => format!(
-            "Recommended L_cut: {} of {} layers (policy {}), {:.1} % less KV",
-            recommendation.l_cut,
-            recommendation.layers,
-            recommendation.policy_name().unwrap_or_default(),
-            recommendation.kv_saved * 100.0
-        ),
-        Verdict::KeepFullDepth => {
-            format!("Recommended: keep full depth, all {} layers", recommendation.layers)
-        }
-    };
+    let headline = recommendation.headline();
     format!("\n{headline}\n\n{}\n\n{}", by_category(recommendation), terminal::line(&recommendation.caveat()))
 }
 

@@ -34,7 +34,8 @@ pub(crate) struct Recording<'a> {
     pub(crate) json: bool,
 }
 
-pub(crate) fn run(arguments: &RecordArguments) -> Result<ExitCode> {
+/// Records; `ahead` as in [`Recorded`].
+pub(crate) fn run(arguments: &RecordArguments, ahead: bool) -> Result<ExitCode> {
     let prompts = read_prompts(&arguments.prompts)?;
     let device = models::device(arguments.model.device)?;
     let opened = models::open(&arguments.model, &device)?;
@@ -57,6 +58,7 @@ pub(crate) fn run(arguments: &RecordArguments) -> Result<ExitCode> {
             max_new_tokens: arguments.max_new_tokens as usize,
             heads: arguments.heads.wanted(),
             shard: arguments.shard,
+            ahead,
         },
         failure_cases: arguments.failure_cases,
         out: &out,

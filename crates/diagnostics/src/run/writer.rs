@@ -24,6 +24,8 @@ use crate::record::PromptRecord;
 pub struct RunWriter {
     run: PathBuf,
     manifest: Manifest,
+    /// Whether the folder had no run.
+    new: bool,
     /// The device of this recording.
     device: String,
     /// By index in the manifest's list of prompts.
@@ -80,6 +82,7 @@ impl RunWriter {
         let mut writer = Self {
             run: run.to_owned(),
             manifest,
+            new: !resumed,
             device,
             done: BTreeMap::new(),
             failed: BTreeMap::new(),
@@ -101,6 +104,11 @@ impl RunWriter {
     /// The run folder.
     pub fn folder(&self) -> &Path {
         &self.run
+    }
+
+    /// Whether the run was created, not resumed.
+    pub fn is_new(&self) -> bool {
+        self.new
     }
 
     /// The current manifest.

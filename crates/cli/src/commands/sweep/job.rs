@@ -31,7 +31,7 @@ pub(super) fn run(planned: &Planned, number: usize, with_parent: Option<u32>) ->
         std::fs::create_dir_all(&shards).map_err(|error| Error::io("create", &shards, &error))?;
     }
     let recorded = sweep.recorded(job)?;
-    let code = record::run(&arguments)?;
+    let code = record::run(&arguments, false)?;
     if code == ExitCode::SUCCESS {
         sweep.note_done(job, layout, recorded)?;
     }
