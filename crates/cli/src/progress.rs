@@ -555,6 +555,8 @@ impl RecordingBars {
             RecordingEvent::Started { id, tokens } => {
                 self.present.set_length(tokens as u64);
                 self.present.set_position(0);
+                // Its time is that of its last change, and while all prompts run first none is finished.
+                self.prompts.tick();
                 name(&self.present, id);
                 show(&self.present, &format!("0/{tokens} tokens"));
             }
@@ -576,6 +578,7 @@ impl RecordingBars {
             RecordingEvent::LargestCutoffs { done, all } => {
                 self.present.set_length(all as u64);
                 self.present.set_position(done as u64);
+                self.prompts.tick();
                 name(&self.present, "all prompts");
                 show(&self.present, &format!("largest cutoffs, prompt {}/{all}", done + 1));
             }
