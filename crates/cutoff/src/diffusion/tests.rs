@@ -93,7 +93,8 @@ fn assert_logits_equal_the_policys(
             .chain(&continuation[..continuation.len() - 1])
             .copied()
             .collect();
-        session.teacher_forced(&rows, &mut Hooks::none(), &mut expected).unwrap();
+        let together = session.teacher_forced(&rows, &mut Hooks::none(), &mut expected).unwrap();
+        let together = map_logits(&MODEL.decoder, &together, |_, logits| logits.to_vec()).unwrap();
         for (without, expected) in without.iter().zip(&expected[layer..]) {
             let masses = without.rows.mass.iter().flatten().zip(expected.rows.mass.iter().flatten());
             assert!(masses.into_iter().all(|(a, b)| (a - b).abs() < 1e-4), "masses from layer {layer} on");
@@ -106,16 +107,21 @@ fn assert_logits_equal_the_policys(
             "{masses:?}"
         );
         let found = map_logits(&MODEL.decoder, &x, |_, logits| logits.to_vec()).unwrap();
-        let expected = fed(policy(layer, &question.span), prompt, continuation);
-        for (step, (found, expected)) in found.iter().zip(&expected).enumerate() {
-            let most = found.iter().zip(expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        let one_by_one = fed(policy(layer, &question.span), prompt, continuation);
+        let most = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        for step in 0..found.len() {
+            let off = most(&found[step], &together[step]);
+            // The policy's own logits depend on whether its rows run together: of some prompts by more than 1e-4.
+            let rounding = most(&together[step], &one_by_one[step]);
+            let off_by_step = most(&found[step], &one_by_one[step]);
             assert!(
-                most < 1e-4,
-                "p {}, {:?}, layer {layer}, step {step}: {most}",
+                off < 1e-4 && off_by_step < 1e-4 + rounding && rounding < 1e-3,
+                "p {}, {:?}, layer {layer}, step {step}: {off}, {off_by_step}, rounding {rounding}",
                 prompt.len(),
                 question.span
             );
         }
+        assert_eq!(found.len(), one_by_one.len());
     }
 }
 
