@@ -81,7 +81,8 @@ fn it_is_what_the_whole_run_recommends() {
         assert_eq!(told[1..], vec![None; prompts.prompts.len()]);
         let whole = of_run(folder.path());
         assert_eq!((ahead.point, ahead.layers), (whole.point(), whole.layers), "expecting {expecting}");
-        assert_eq!((ahead.kl, ahead.kv_saved), (whole.kl, whole.kv_saved));
+        assert!((ahead.kl - whole.kl).abs() < 1e-7, "{} {}", ahead.kl, whole.kl);
+        assert_eq!(ahead.kv_saved, whole.kv_saved);
         assert!(ahead.headline().starts_with(&whole.headline()));
         // A recommendation of full depth would leave the search for the cutoff untested.
         assert!(whole.exact_l_cut < whole.layers);
