@@ -26,6 +26,15 @@ const BEFORE_A_BAR: Duration = Duration::from_secs(1);
 /// Whether `--quiet` was given.
 static QUIET: AtomicBool = AtomicBool::new(false);
 
+/// How long something takes before progress is shown, in lines where standard error is no terminal.
+fn patience() -> Duration {
+    match (QUIET.load(Ordering::Relaxed), terminal::is_there()) {
+        (true, _) => Duration::MAX,
+        (false, true) => BEFORE_A_BAR,
+        (false, false) => log::EVERY,
+    }
+}
+
 /// Shows no progress from now on.
 pub(crate) fn be_quiet() {
     QUIET.store(true, Ordering::Relaxed);
@@ -528,6 +537,7 @@ pub(crate) struct RecordingBars {
     prompts: ProgressBar,
     present: ProgressBar,
     failures: usize,
+    begun: Instant,
 }
 
 impl RecordingBars {
@@ -536,7 +546,7 @@ impl RecordingBars {
         let prompts =
             bars.add(bar(prompts, "recording {bar:30} {pos}/{len} prompts, {elapsed} elapsed, {eta} left"));
         let present = bars.add(bar(0, "  {prefix} {bar:20} {msg}"));
-        Self { bars, prompts, present, failures: 0 }
+        Self { bars, prompts, present, failures: 0, begun: Instant::now() }
     }
 
     pub(crate) fn failures(&self) -> usize {
@@ -584,8 +594,11 @@ impl RecordingBars {
             }
             RecordingEvent::Recommended(ahead) => {
                 self.prompts.reset_eta();
-                let rest = "the rest of the frontier and attention knockout follow";
-                self.say(&format!("layerscope: {}; {rest}", ahead.headline()));
+                // Of a short recording the recommendation itself comes as soon.
+                if self.begun.elapsed() >= patience() {
+                    let rest = "the rest of the frontier and attention knockout follow";
+                    self.say(&format!("layerscope: {}; {rest}", ahead.headline()));
+                }
             }
             RecordingEvent::Finished(_) => self.prompts.inc(1),
             RecordingEvent::Failed { id, reason } => {
