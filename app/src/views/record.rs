@@ -108,9 +108,11 @@ fn show_progress(ui: &mut Ui, progress: &Progress) {
     };
     ui.add(ProgressBar::new(progress.overall()).text(text));
     if !progress.ended {
+        let mut of = progress.prompt.as_str();
         let stage = match progress.stage {
             Some(RecordingStage::Tokens { done, all }) => format!("{done} of {all} tokens"),
             Some(RecordingStage::LargestCutoffs { done, all }) => {
+                of = "all prompts";
                 format!("largest cutoffs, prompt {} of {all}", done + 1)
             }
             Some(RecordingStage::Frontier { done, all }) => format!("frontier, layer {done} of {all}"),
@@ -119,7 +121,7 @@ fn show_progress(ui: &mut Ui, progress: &Progress) {
             }
             None => "starting".into(),
         };
-        ui.add(ProgressBar::new(progress.share).text(format!("{}: {stage}", progress.prompt)));
+        ui.add(ProgressBar::new(progress.share).text(format!("{of}: {stage}")));
     }
     if let Some(recommended) = &progress.recommended {
         ui.label(recommended);

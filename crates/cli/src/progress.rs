@@ -594,7 +594,7 @@ impl RecordingBars {
             }
             RecordingEvent::Recommended(ahead) => {
                 self.prompts.reset_eta();
-                // Of a short recording the recommendation itself comes as soon.
+                // A short recording recommends at its end, soon enough.
                 if self.begun.elapsed() >= patience() {
                     let rest = "the rest of the frontier and attention knockout follow";
                     self.say(&format!("layerscope: {}; {rest}", ahead.headline()));

@@ -1,7 +1,7 @@
 //! The recommendation ahead of everything else: the frontier from the largest cutoff down, of all prompts, until one fails.
 //!
 //! A cutoff qualifies only with all larger ones ([`layerscope_cutoff::recommend`]), so what lies below the largest that fails changes nothing,
-//! unless it is undefined: then nothing is recommended from the run.
+//! unless it is undefined: then nothing is recommended from the run. The few cutoffs that are computed here are computed again with the rest.
 
 use crate::RecordingEvent;
 use crate::prompt::BegunPrompt;

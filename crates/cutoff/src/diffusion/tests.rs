@@ -111,12 +111,11 @@ fn assert_logits_equal_the_policys(
         let most = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
         for step in 0..found.len() {
             let off = most(&found[step], &together[step]);
-            // The policy's own logits depend on whether its rows run together: of some prompts by more than 1e-4.
+            // Rows one by one are rounded otherwise: the policy's own logits then differ by up to 1.1e-4 (a saved case).
             let rounding = most(&together[step], &one_by_one[step]);
-            let off_by_step = most(&found[step], &one_by_one[step]);
             assert!(
-                off < 1e-4 && off_by_step < 1e-4 + rounding && rounding < 1e-3,
-                "p {}, {:?}, layer {layer}, step {step}: {off}, {off_by_step}, rounding {rounding}",
+                off < 1e-4 && rounding < 2e-4,
+                "p {}, {:?}, layer {layer}, step {step}: {off}, rounding {rounding}",
                 prompt.len(),
                 question.span
             );
