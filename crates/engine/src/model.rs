@@ -177,9 +177,9 @@ impl Model {
 
 impl Files {
     /// Reads the weight files into huge pages, where that can be.
-    fn reader(&self) -> Box<dyn FnOnce() + Send> {
+    fn reader(&self, config: &ModelConfig) -> Box<dyn FnOnce() + Send> {
         match self {
-            Self::Gguf(file) => Box::new(file.reader()),
+            Self::Gguf(file) => Box::new(file.reader(config)),
             Self::Safetensors(_, files) => Box::new(files.reader()),
         }
     }
@@ -200,7 +200,10 @@ impl Files {
         };
         let files = self.bytes().to_vec();
         FileHash::later(move || {
-            hash::of([text.as_bytes()].into_iter().chain(files.iter().map(|file| (**file).as_ref())))
+            hash::of(|take| {
+                take(text.as_bytes());
+                files.iter().for_each(|file| file.for_each_piece(&mut *take));
+            })
         })
     }
 }
@@ -280,7 +283,7 @@ impl OpenedModel {
         begin: impl FnOnce(Box<dyn FnOnce() + Send>),
     ) -> Result<(ModelConfig, Tokenizer, Files)> {
         let config = gguf_config(&file, architecture)?;
-        begin(Box::new(file.reader()));
+        begin(Box::new(file.reader(&config)));
         let tokenizer = Tokenizer::from_gguf(file.metadata(), file.path())?;
         file.forget_vocabulary();
         Ok((config, tokenizer, Files::Gguf(file)))
@@ -321,7 +324,7 @@ impl OpenedModel {
         let stays = stay(precision, device);
         // Of weights that are dequantised or that a GPU gets, the file is read only once.
         if stays {
-            files.reader()();
+            files.reader(&config)();
         }
         let decoder = match &files {
             Files::Gguf(file) => {

@@ -21,10 +21,10 @@ impl FileHash {
     }
 }
 
-/// Of bytes one after the other.
-pub(super) fn of<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> String {
+/// Of pieces, one after the other, that are given to what it is called with.
+pub(super) fn of(pieces: impl FnOnce(&mut dyn FnMut(&[u8]))) -> String {
     let mut digest = Sha256::new();
-    parts.into_iter().for_each(|part| digest.update(part));
+    pieces(&mut |piece| digest.update(piece));
     hexadecimal(digest)
 }
 

@@ -2,6 +2,7 @@
 
 use super::huge_pages::{FileMatrix, HugePages};
 use super::mapped::{FileState, MappedFile};
+use super::place::RowOrder;
 use crate::{Error, Result};
 use layerscope_kernels::matmul::{Layout, WeightFormat, Weights};
 use std::borrow::Cow;
@@ -31,8 +32,8 @@ impl FileBytes {
         Ok(Self::Mapped(MappedFile::map(path, file)?, OnceLock::new()))
     }
 
-    /// Reads a mapped file into huge pages, where that can be, so that each decode step reads it faster; rows of these matrices are then
-    /// interleaved ([`Layout::Interleaved`]). Only the first call reads; others wait for it.
+    /// Reads a mapped file into huge pages, where that can be, so that each decode step reads it faster; these matrices are then in the
+    /// order that they name. Only the first call reads; others wait for it.
     pub(crate) fn copy_to_huge_pages(&self, matrices: Vec<FileMatrix>) {
         if let Self::Mapped(file, pages) = self {
             pages.get_or_init(|| HugePages::read(file.file(), file.as_ref().len(), matrices));
@@ -46,9 +47,9 @@ impl FileBytes {
         }
     }
 
-    /// Where rows are best read, as of now.
-    pub(super) fn place(&self, rows: &Range<usize>) -> Where {
-        self.pages().and_then(|pages| pages.layout(rows)).map_or(Where::File, Where::HugePages)
+    /// Where rows are best read in an order, as of now. The file has them in its own.
+    pub(super) fn place(&self, rows: &Range<usize>, order: RowOrder) -> Where {
+        self.pages().and_then(|pages| pages.layout(rows, order)).map_or(Where::File, Where::HugePages)
     }
 
     /// Rows at a place, and their order.
@@ -66,9 +67,20 @@ impl FileBytes {
         format: WeightFormat,
         columns: usize,
     ) -> Cow<'_, [u8]> {
-        let (data, layout) = self.rows(rows, self.place(rows));
+        let (data, layout) = self.rows(rows, self.place(rows, RowOrder::All));
         let rows = data.len().checked_div(format.bytes(columns)).unwrap_or(0);
         Weights { data, format, rows, columns, layout }.in_rows()
+    }
+
+    /// Takes the whole file, piece by piece, without what is mapped becoming resident.
+    pub(crate) fn for_each_piece(&self, mut take: impl FnMut(&[u8])) {
+        match self {
+            Self::Mapped(file, _) => match self.pages().and_then(HugePages::as_file) {
+                Some(bytes) => take(bytes),
+                None => file.for_each_piece(take),
+            },
+            Self::InMemory(bytes) => take(bytes),
+        }
     }
 
     /// The file as it was when it was mapped.
@@ -103,12 +115,22 @@ mod tests {
         let bytes = FileBytes::map(file.path()).expect("mapped");
         let (format, columns) = (WeightFormat::Q4_1, 576);
         let range = 4096..4096 + 3 * 16 * format.bytes(columns) + 5 * format.bytes(columns);
-        bytes.copy_to_huge_pages(vec![FileMatrix { range: range.clone(), format, columns }]);
+        let (order, layout) = (RowOrder::All, Layout::Interleaved);
+        bytes.copy_to_huge_pages(vec![FileMatrix {
+            range: range.clone(),
+            format,
+            columns,
+            rows: order,
+            layout,
+        }]);
         let inside = range.start + 16 * format.bytes(columns)..range.start + 32 * format.bytes(columns);
         let cut = range.start + format.bytes(columns)..range.end;
         for rows in [range, inside, cut] {
             assert!(*bytes.as_in_file(&rows, format, columns) == content[rows.clone()], "{rows:?}");
         }
+        let mut read = vec![];
+        bytes.for_each_piece(|piece| read.extend_from_slice(piece));
+        assert!(read == content);
         let others = 100..1000;
         assert!(*bytes.as_in_file(&others, WeightFormat::F32, 225) == content[others.clone()]);
     }

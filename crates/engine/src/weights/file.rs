@@ -1,9 +1,9 @@
 //! Weights from a file: its tensors, at the places where a family keeps them.
 
-use super::bytes::FileBytes;
+use super::bytes::{FileBytes, Where};
 use super::linear::dequantized;
 use super::mapped::FileState;
-use super::place::Place;
+use super::place::{Place, RowOrder};
 use super::{Linear, Weight, WeightSource, WeightsPrecision};
 use crate::{Error, ModelConfig, Result};
 use candle_core::{Device, Tensor};
@@ -140,6 +140,16 @@ impl FileTensor {
         }
     }
 
+    /// The file and its bytes, where memory has its rows in an order.
+    fn in_memory(&self, order: RowOrder) -> Option<(Arc<FileBytes>, Range<usize>)> {
+        match &self.bytes {
+            TensorBytes::InFile(file, range) if matches!(file.place(range, order), Where::HugePages(_)) => {
+                Some((Arc::clone(file), range.clone()))
+            }
+            _ => None,
+        }
+    }
+
     fn len(&self) -> usize {
         match &self.bytes {
             TensorBytes::InFile(_, range) => range.len(),
@@ -157,13 +167,16 @@ impl<F: TensorFiles> WeightSource for FileWeights<'_, F> {
         let part = |range: Range<usize>| match &tensor.bytes {
             TensorBytes::InFile(file, whole) => {
                 let range = whole.start + range.start..whole.start + range.end;
-                Linear::in_file(Arc::clone(file), range, tensor.format, shape, keep)
+                Linear::in_file(Arc::clone(file), range, RowOrder::All, tensor.format, shape, keep)
             }
             TensorBytes::Owned(bytes) => Linear::from_blocks(&bytes[range], tensor.format, shape, keep),
         };
         Ok(match place.rows.start() {
             Some(start) => part(start * row_bytes..(start + shape.0) * row_bytes),
             None => {
+                if let Some((file, range)) = tensor.in_memory(place.rows).filter(|_| keep) {
+                    return Ok(Linear::in_file(file, range, place.rows, tensor.format, shape, keep));
+                }
                 let bytes = tensor.bytes();
                 let rows = (0..shape.0).map(|row| place.rows.source(row, shape.0) * row_bytes);
                 let gathered: Vec<u8> =

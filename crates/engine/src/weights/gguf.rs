@@ -4,12 +4,13 @@ mod header;
 mod tensor_type;
 
 use self::header::{Header, Problem};
-use super::WeightSource;
 use super::bytes::FileBytes;
 use super::file::{FileTensor, FileWeights, TensorBytes, TensorFiles};
 use super::huge_pages::FileMatrix;
 use super::linear::dequantized;
 use super::mapped::FileState;
+use super::place::{Place, RowOrder};
+use super::{Weight, WeightSource};
 use crate::config::RopeFactors;
 use crate::family::Family;
 use crate::model::WeightType;
@@ -66,25 +67,33 @@ impl GgufFile {
         Self { layout, ..self }
     }
 
-    /// Reads the file into huge pages, where that can be.
-    pub(crate) fn reader(&self) -> impl FnOnce() + Send + 'static {
-        let (file, matrices) = (Arc::clone(&self.bytes), self.matrices());
+    /// Reads the file into huge pages, where that can be, for a model of this config.
+    pub(crate) fn reader(&self, config: &ModelConfig) -> impl FnOnce() + Send + 'static {
+        let (file, matrices) = (Arc::clone(&self.bytes), self.matrices(config));
         move || file.copy_to_huge_pages(matrices)
     }
 
-    /// Matrices to bring into the layout.
-    fn matrices(&self) -> Vec<FileMatrix> {
-        if self.layout == Layout::Rows {
-            return vec![];
-        }
-        let tensors = self.header.tensors.keys().filter_map(|name| self.tensor(name, false).ok());
-        let matrix = |tensor: FileTensor| match (tensor.bytes, &tensor.shape[..]) {
-            (TensorBytes::InFile(_, range), &[_, .., columns]) if tensor.format.prefers_interleaved() => {
-                Some(FileMatrix { range, format: tensor.format, columns })
-            }
-            _ => None,
+    /// Matrices that products want in another order.
+    fn matrices(&self, config: &ModelConfig) -> Vec<FileMatrix> {
+        let reordered = reordered(config);
+        let matrix = |name: &String| {
+            let FileTensor { bytes, format, shape } = self.tensor(name, false).ok()?;
+            let (TensorBytes::InFile(_, range), &[outer, .., columns]) = (bytes, &shape[..]) else {
+                return None;
+            };
+            let rows = match reordered.get(name) {
+                Some(&RowOrder::InPairs { heads })
+                    if shape.len() == 2 && outer > 0 && outer.is_multiple_of(2 * heads) =>
+                {
+                    RowOrder::InPairs { heads }
+                }
+                _ => RowOrder::All,
+            };
+            let layout = if format.prefers_interleaved() { self.layout } else { Layout::Rows };
+            let as_in_file = rows == RowOrder::All && layout == Layout::Rows;
+            (!as_in_file).then_some(FileMatrix { range, format, columns, rows, layout })
         };
-        tensors.filter_map(matrix).collect()
+        self.header.tensors.keys().filter_map(matrix).collect()
     }
 
     /// The file's key–value metadata.
@@ -176,6 +185,15 @@ impl GgufFile {
     pub fn weights<'a>(&'a self, config: &'a ModelConfig) -> Result<impl WeightSource + 'a> {
         Ok(FileWeights::new(self, config, Family::named(config.family)?.in_gguf))
     }
+}
+
+/// The tensors that are read whole but in another order of rows.
+fn reordered(config: &ModelConfig) -> HashMap<String, RowOrder> {
+    let Ok(family) = Family::named(config.family) else { return HashMap::new() };
+    let weights = (0..config.layers).flat_map(|layer| [Weight::Query(layer), Weight::Key(layer)]);
+    let places = weights.map(|weight| (family.in_gguf)(weight, config));
+    let in_pairs = |place: &Place| !place.transposed && matches!(place.rows, RowOrder::InPairs { .. });
+    places.filter(in_pairs).map(|place| (place.name, place.rows)).collect()
 }
 
 /// For all sequences, short ones and long ones.

@@ -1,6 +1,8 @@
 //! Memory in huge pages. A decode step reads all weights once; from pages of 4 KiB, as the system maps files, it waits for the
 //! translation of their addresses.
 
+use super::mapped::read_at;
+use super::place::RowOrder;
 use layerscope_kernels::matmul::{Layout, WeightFormat};
 use memmap2::MmapMut;
 use std::fs::File;
@@ -25,17 +27,20 @@ pub(crate) struct HugePages {
     /// Where the content begins.
     start: usize,
     len: usize,
-    /// Those whose rows are interleaved, in the order of the file.
+    /// Those that are not as in the file, in the order of the file.
     matrices: Vec<FileMatrix>,
 }
 
-/// A matrix in a file, row by row.
+/// A matrix in a file, row by row, and what it becomes in memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct FileMatrix {
     /// Its bytes.
     pub(crate) range: Range<usize>,
     pub(crate) format: WeightFormat,
     pub(crate) columns: usize,
+    /// The order of its rows: [`RowOrder::All`], or [`RowOrder::InPairs`] of which each head is a whole number of rows.
+    pub(crate) rows: RowOrder,
+    pub(crate) layout: Layout,
 }
 
 impl FileMatrix {
@@ -43,10 +48,54 @@ impl FileMatrix {
     fn sixteen(&self) -> usize {
         SIXTEEN * self.format.bytes(self.columns)
     }
+
+    /// Bytes of the rows of one of `heads` heads.
+    fn head(&self, heads: usize) -> usize {
+        self.range.len() / heads
+    }
+
+    /// Bytes that are brought into their order by themselves.
+    fn unit(&self) -> usize {
+        let interleaved = match self.layout {
+            Layout::Rows => self.format.bytes(self.columns),
+            Layout::Interleaved => self.sixteen(),
+        };
+        match self.rows {
+            RowOrder::InPairs { heads } => least_common_multiple(self.head(heads), interleaved),
+            _ => interleaved,
+        }
+    }
+
+    /// Brings whole units, or the last rows, into their order.
+    fn arrange(&self, from: &[u8], ordered: &mut Vec<u8>, to: &mut [u8]) {
+        let row = self.format.bytes(self.columns);
+        let from = match self.rows {
+            RowOrder::InPairs { heads } => {
+                let (rows, heads) = (from.len() / row, from.len() / self.head(heads));
+                let sources = (0..rows).map(|at| RowOrder::InPairs { heads }.source(at, rows));
+                ordered.clear();
+                sources.for_each(|source| ordered.extend_from_slice(&from[source * row..][..row]));
+                &ordered[..]
+            }
+            _ => from,
+        };
+        match self.layout {
+            Layout::Rows => to.copy_from_slice(from),
+            Layout::Interleaved => self.format.interleave(self.columns, from, to),
+        }
+    }
+}
+
+fn least_common_multiple(a: usize, b: usize) -> usize {
+    let (mut divisor, mut rest) = (a, b);
+    while rest > 0 {
+        (divisor, rest) = (rest, divisor % rest);
+    }
+    a / divisor * b
 }
 
 impl HugePages {
-    /// Reads a file of `len` bytes, and brings some of its matrices into [`Layout::Interleaved`]; `None` where it is small, the system has no
+    /// Reads a file of `len` bytes, and brings some of its matrices into another order; `None` where it is small, the system has no
     /// such pages to give, less than twice the memory is free, or the file cannot be read. `LAYERSCOPE_HUGE_PAGES=off` leaves
     /// every file where it is.
     pub(super) fn read(file: &File, len: usize, mut matrices: Vec<FileMatrix>) -> Option<Self> {
@@ -74,11 +123,14 @@ impl HugePages {
         Some(pages)
     }
 
-    /// Bytes of the file, and their order; `None` where they are part of interleaved rows, so that they must be read from the file.
-    pub(super) fn layout(&self, range: &Range<usize>) -> Option<Layout> {
+    /// The layout of these bytes of the file, whose rows are wanted in an order; `None` where they are not there so, and must be read
+    /// from the file.
+    pub(super) fn layout(&self, range: &Range<usize>, rows: RowOrder) -> Option<Layout> {
         let behind = self.matrices.partition_point(|matrix| matrix.range.end <= range.start);
         match self.matrices.get(behind).filter(|matrix| matrix.range.start < range.end) {
-            None => Some(Layout::Rows),
+            None => (rows == RowOrder::All).then_some(Layout::Rows),
+            Some(matrix) if matrix.rows != rows => None,
+            Some(matrix) if rows != RowOrder::All => (matrix.range == *range).then_some(matrix.layout),
             Some(matrix) => {
                 let (start, sixteen) = (matrix.range.start, matrix.sixteen());
                 let whole = range.start >= start && (range.start - start).is_multiple_of(sixteen);
@@ -113,15 +165,15 @@ fn read_pieces(file: &File, matrices: &[FileMatrix], to: &mut [u8]) -> io::Resul
     let pieces = Mutex::new(pieces(matrices, to).into_iter());
     let next = || pieces.lock().unwrap_or_else(PoisonError::into_inner).next();
     let read = || {
-        let mut rows = vec![];
+        let (mut rows, mut ordered) = (vec![], vec![]);
         while let Some(Piece { start, to, matrix }) = next() {
-            let Some(FileMatrix { format, columns, .. }) = matrix else {
+            let Some(matrix) = matrix else {
                 read_at(file, to, start)?;
                 continue;
             };
             rows.resize(to.len(), 0);
             read_at(file, &mut rows, start)?;
-            format.interleave(*columns, &rows, to);
+            matrix.arrange(&rows, &mut ordered, to);
         }
         Ok(())
     };
@@ -135,7 +187,7 @@ fn read_pieces(file: &File, matrices: &[FileMatrix], to: &mut [u8]) -> io::Resul
     })
 }
 
-/// All of a file: matrices in pieces of whole sixteens of rows, with the rest of rows in the last one, and what is between them.
+/// All of a file: matrices in pieces of whole units, with the rest of rows in the last one, and what is between them.
 fn pieces<'a>(matrices: &'a [FileMatrix], mut to: &'a mut [u8]) -> Vec<Piece<'a>> {
     let (mut pieces, mut start, all) = (vec![], 0, to.len());
     let mut cut = |len: usize, matrix: Option<&'a FileMatrix>, at_once: usize| {
@@ -153,8 +205,8 @@ fn pieces<'a>(matrices: &'a [FileMatrix], mut to: &'a mut [u8]) -> Vec<Piece<'a>
     let mut end = 0;
     for matrix in matrices {
         cut(matrix.range.start - end, None, PIECE);
-        let sixteen = matrix.sixteen();
-        end = cut(matrix.range.len(), Some(matrix), (PIECE / sixteen).max(1) * sixteen);
+        let unit = matrix.unit();
+        end = cut(matrix.range.len(), Some(matrix), (PIECE / unit).max(1) * unit);
     }
     cut(all - end, None, PIECE);
     pieces
@@ -197,16 +249,6 @@ fn advise(_: &MmapMut) -> io::Result<()> {
     Err(io::ErrorKind::Unsupported.into())
 }
 
-#[cfg(unix)]
-fn read_at(file: &File, to: &mut [u8], offset: usize) -> io::Result<()> {
-    std::os::unix::fs::FileExt::read_exact_at(file, to, offset as u64)
-}
-
-#[cfg(not(unix))]
-fn read_at(_: &File, _: &mut [u8], _: usize) -> io::Result<()> {
-    Err(io::ErrorKind::Unsupported.into())
-}
-
 #[cfg(all(test, target_os = "linux"))]
 mod tests {
     use super::*;
@@ -234,14 +276,20 @@ mod tests {
 
     #[test]
     fn rows_of_matrices_are_interleaved_and_all_else_stays() {
+        let (rows, layout) = (RowOrder::All, Layout::Interleaved);
         let (file, content) = file(LEAST + 12_345);
         if !available() {
             return;
         }
         let (format, columns) = (WeightFormat::Q8_0, 1024);
         let row = format.bytes(columns);
-        let matrix =
-            |start: usize, rows: usize| FileMatrix { range: start..start + rows * row, format, columns };
+        let matrix = |start: usize, count: usize| FileMatrix {
+            range: start..start + count * row,
+            format,
+            columns,
+            rows,
+            layout,
+        };
         let first = matrix(1_000_032, 5 * SIXTEEN + 3);
         let second = matrix(first.range.end, 1234 * SIXTEEN);
         let third = matrix(second.range.end + 320, 5);
@@ -259,11 +307,50 @@ mod tests {
         assert_eq!(pages.bytes()[first.range.start..].as_ptr().align_offset(LINE), 0);
         let Range { start, end } = first.range;
         let interleaved = [start..end, start + SIXTEEN * row..end, start..start + 2 * SIXTEEN * row];
-        assert!(interleaved.iter().all(|range| pages.layout(range) == Some(Layout::Interleaved)));
+        assert!(interleaved.iter().all(|range| pages.layout(range, rows) == Some(Layout::Interleaved)));
         let cut = [start..end - row, start + row..end, start - 1..end, start..end + 1];
-        assert!(cut.iter().all(|range| pages.layout(range).is_none()));
-        assert_eq!(pages.layout(&(0..start)), Some(Layout::Rows));
-        assert_eq!(pages.layout(&(second.range.end..third.range.start)), Some(Layout::Rows));
+        assert!(cut.iter().all(|range| pages.layout(range, rows).is_none()));
+        assert_eq!(pages.layout(&(0..start), rows), Some(Layout::Rows));
+        assert_eq!(pages.layout(&(second.range.end..third.range.start), rows), Some(Layout::Rows));
+    }
+
+    #[test]
+    fn rows_in_pairs_come_out_in_rotate_half_order() {
+        let (file, content) = file(LEAST + 12_345);
+        if !available() {
+            return;
+        }
+        let (format, columns) = (WeightFormat::Q8_0, 512);
+        let row = format.bytes(columns);
+        // Heads of whole sixteens of rows, of others, and more of them than are read at a time.
+        let shapes = [(4, 64, Layout::Interleaved), (3, 10, Layout::Interleaved), (70, 128, Layout::Rows)];
+        let mut start = 4096;
+        let matrices = shapes.map(|(heads, head_dim, layout)| {
+            let range = start..start + heads * head_dim * row;
+            start = range.end + 64;
+            FileMatrix { range, format, columns, rows: RowOrder::InPairs { heads }, layout }
+        });
+        let pages = HugePages::read(&file, content.len(), matrices.to_vec()).expect("huge pages");
+        let mut expected = content.clone();
+        for (FileMatrix { range, rows, layout, .. }, (heads, head_dim, _)) in matrices.iter().zip(shapes) {
+            let count = heads * head_dim;
+            let ordered: Vec<u8> = (0..count)
+                .flat_map(|at| &content[range.start + rows.source(at, count) * row..][..row])
+                .copied()
+                .collect();
+            match layout {
+                Layout::Rows => expected[range.clone()].copy_from_slice(&ordered),
+                Layout::Interleaved => format.interleave(columns, &ordered, &mut expected[range.clone()]),
+            }
+            assert_eq!(pages.layout(range, *rows), Some(*layout));
+            let others = [RowOrder::All, RowOrder::InPairs { heads: heads + 1 }];
+            assert!(others.iter().all(|rows| pages.layout(range, *rows).is_none()));
+            assert!(pages.layout(&(range.start..range.end - row), *rows).is_none());
+        }
+        assert!(pages.bytes() == expected && pages.as_file().is_none());
+        let between = matrices[0].range.end..matrices[1].range.start;
+        assert_eq!(pages.layout(&between, RowOrder::All), Some(Layout::Rows));
+        assert_eq!(pages.layout(&between, RowOrder::InPairs { heads: 1 }), None);
     }
 
     #[test]

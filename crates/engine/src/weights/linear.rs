@@ -4,6 +4,7 @@ use super::WeightsPrecision;
 use super::bytes::{FileBytes, Where};
 use super::huge_pages::advise_for;
 use super::on_device::{DeviceLinearCall, DeviceMatrix};
+use super::place::RowOrder;
 use crate::adapter::LowRank;
 use crate::tensor::{Tensor, mixed, with_f32};
 use crate::{Device, Error, Result};
@@ -40,16 +41,17 @@ enum Bytes {
 }
 
 impl Linear {
-    /// Weights `[rows, columns]` where they are in a file.
+    /// Weights `[rows, columns]` where they are in a file, or in an order in which memory has them.
     pub(super) fn in_file(
         file: Arc<FileBytes>,
         range: Range<usize>,
+        order: RowOrder,
         format: WeightFormat,
         (rows, columns): (usize, usize),
         keep: bool,
     ) -> Self {
         if keep || format == WeightFormat::F32 {
-            let place = file.place(&range);
+            let place = file.place(&range, order);
             return Self::of(HostMatrix { bytes: Bytes::InFile(file, range, place), format, rows, columns });
         }
         Self::from_blocks(&(*file).as_ref()[range], format, (rows, columns), keep)

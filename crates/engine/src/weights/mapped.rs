@@ -3,6 +3,7 @@
 use crate::{Error, Result};
 use memmap2::Mmap;
 use std::fs::File;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
@@ -67,12 +68,38 @@ impl MappedFile {
     pub(super) fn file(&self) -> &File {
         &self.file
     }
+
+    /// Takes the file's bytes piece by piece, read rather than mapped: pages of a map that are touched count as memory of the program.
+    pub(super) fn for_each_piece(&self, mut take: impl FnMut(&[u8])) {
+        let mut buffer = vec![0; 1 << 20];
+        let mut start = 0;
+        while start < self.map.len() {
+            let piece = &mut buffer[..(self.map.len() - start).min(1 << 20)];
+            match read_at(&self.file, piece, start) {
+                Ok(()) => take(piece),
+                // The map says what is wrong, or is all there is.
+                Err(_) => return take(&self.map[start..]),
+            }
+            start += piece.len();
+        }
+    }
 }
 
 impl AsRef<[u8]> for MappedFile {
     fn as_ref(&self) -> &[u8] {
         &self.map
     }
+}
+
+/// Reads so many bytes of a file from an offset on.
+#[cfg(unix)]
+pub(super) fn read_at(file: &File, to: &mut [u8], offset: usize) -> io::Result<()> {
+    std::os::unix::fs::FileExt::read_exact_at(file, to, offset as u64)
+}
+
+#[cfg(not(unix))]
+pub(super) fn read_at(_: &File, _: &mut [u8], _: usize) -> io::Result<()> {
+    Err(io::ErrorKind::Unsupported.into())
 }
 
 #[cfg(unix)]
