@@ -21,7 +21,7 @@ impl FileHash {
     }
 }
 
-/// Of pieces, one after the other, that are given to what it is called with.
+/// Of the pieces that `pieces` passes to its argument, one after the other.
 pub(super) fn of(pieces: impl FnOnce(&mut dyn FnMut(&[u8]))) -> String {
     let mut digest = Sha256::new();
     pieces(&mut |piece| digest.update(piece));

@@ -47,7 +47,7 @@ impl FileBytes {
         }
     }
 
-    /// Where rows are best read in an order, as of now. The file has them in its own.
+    /// Where rows are best read, as of now, if they are wanted in this order. [`Where::File`] has them in the file's order.
     pub(super) fn place(&self, rows: &Range<usize>, order: RowOrder) -> Where {
         self.pages().and_then(|pages| pages.layout(rows, order)).map_or(Where::File, Where::HugePages)
     }
@@ -72,7 +72,7 @@ impl FileBytes {
         Weights { data, format, rows, columns, layout }.in_rows()
     }
 
-    /// Takes the whole file, piece by piece, without what is mapped becoming resident.
+    /// Passes the whole file to `take`, piece by piece, without touching the map's pages.
     pub(crate) fn for_each_piece(&self, mut take: impl FnMut(&[u8])) {
         match self {
             Self::Mapped(file, _) => match self.pages().and_then(HugePages::as_file) {

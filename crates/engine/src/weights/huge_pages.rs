@@ -38,7 +38,7 @@ pub(crate) struct FileMatrix {
     pub(crate) range: Range<usize>,
     pub(crate) format: WeightFormat,
     pub(crate) columns: usize,
-    /// The order of its rows: [`RowOrder::All`], or [`RowOrder::InPairs`] of which each head is a whole number of rows.
+    /// The order of its rows in the file: [`RowOrder::All`], or [`RowOrder::InPairs`] with an even number of rows for each head.
     pub(crate) rows: RowOrder,
     pub(crate) layout: Layout,
 }
@@ -54,7 +54,7 @@ impl FileMatrix {
         self.range.len() / heads
     }
 
-    /// Bytes that are brought into their order by themselves.
+    /// The fewest bytes that can be reordered without the others: whole heads, and whole sixteens of interleaved rows.
     fn unit(&self) -> usize {
         let interleaved = match self.layout {
             Layout::Rows => self.format.bytes(self.columns),
@@ -123,8 +123,8 @@ impl HugePages {
         Some(pages)
     }
 
-    /// The layout of these bytes of the file, whose rows are wanted in an order; `None` where they are not there so, and must be read
-    /// from the file.
+    /// The layout of these bytes of the file, if their rows are here in the order that is wanted; `None` where they must be read from the
+    /// file.
     pub(super) fn layout(&self, range: &Range<usize>, rows: RowOrder) -> Option<Layout> {
         let behind = self.matrices.partition_point(|matrix| matrix.range.end <= range.start);
         match self.matrices.get(behind).filter(|matrix| matrix.range.start < range.end) {

@@ -69,7 +69,7 @@ impl MappedFile {
         &self.file
     }
 
-    /// Takes the file's bytes piece by piece, read rather than mapped: pages of a map that are touched count as memory of the program.
+    /// Passes the file's bytes to `take`, piece by piece. They are read, because pages of a map that were touched count as the program's memory.
     pub(super) fn for_each_piece(&self, mut take: impl FnMut(&[u8])) {
         let mut buffer = vec![0; 1 << 20];
         let mut start = 0;
@@ -77,7 +77,7 @@ impl MappedFile {
             let piece = &mut buffer[..(self.map.len() - start).min(1 << 20)];
             match read_at(&self.file, piece, start) {
                 Ok(()) => take(piece),
-                // The map says what is wrong, or is all there is.
+                // Reading from the map ends with a sentence where the file is cut short.
                 Err(_) => return take(&self.map[start..]),
             }
             start += piece.len();
