@@ -12,7 +12,7 @@ pub(crate) use neon::Neon;
 pub(crate) use x86::{Avx2, Avx512};
 
 pub(crate) use bytes::{
-    BYTES, BlockWords, ByteLanes, Quants, RowByRow, SixteenRows, Vector, WordByWord, WordOrder,
+    BYTES, BlockWords, ByteLanes, Quants, RowByRow, SixteenRows, Start, Vector, WordByWord, WordOrder,
 };
 
 /// Numbers in a group.

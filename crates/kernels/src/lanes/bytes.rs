@@ -7,6 +7,7 @@ mod neon;
 mod x86;
 
 use super::{LANES, Lanes, Plain};
+use crate::ahead::prefetch;
 
 /// Bytes of a vector: four of each of [`LANES`] rows.
 pub(crate) const BYTES: usize = 4 * LANES;
@@ -24,6 +25,34 @@ pub(crate) struct Quants {
     /// The largest magnitude; other processors have no use for it.
     #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
     pub(crate) most: i32,
+}
+
+impl Quants {
+    /// Six bits; 32 is taken from each.
+    pub(crate) const SIX_BITS: Self = Self { signed: false, most: 63 };
+}
+
+/// −32·Σ x of sixteen activations: what products with [`Quants::SIX_BITS`] begin with, so that 32 is taken from each quant.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Start {
+    whole: i32,
+    /// Over the first two of each four, and over the others.
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+    pairs: [i16; 2],
+}
+
+impl Start {
+    /// Of activations −127 … 127.
+    #[inline(always)]
+    pub(crate) fn of(x: &[[i8; 4]; 4]) -> Self {
+        let mut pairs = [0i16; 2];
+        for [a, b, c, d] in *x {
+            pairs[0] += i16::from(a) + i16::from(b);
+            pairs[1] += i16::from(c) + i16::from(d);
+        }
+        let pairs = pairs.map(|sum| -32 * sum);
+        Self { whole: i32::from(pairs[0]) + i32::from(pairs[1]), pairs }
+    }
 }
 
 /// Blocks of sixteen rows; offsets are within a block.
@@ -211,6 +240,13 @@ impl<'a> WordByWord<'a> {
         self.words[start..start + N * BYTES].as_chunks().0
     }
 
+    /// Asks for the rest of the blocks of rows that begin so many bytes behind these: it is needed from their first block on, before what
+    /// is asked for in order gets there.
+    #[inline(always)]
+    pub(crate) fn ask_rest(self, behind: usize) {
+        prefetch::<true, u8>(self.rest.as_ptr().wrapping_add(behind), self.rest.len());
+    }
+
     /// The rest of a block of each row.
     #[inline(always)]
     fn rest_of(self, block: usize) -> &'a [u8] {
@@ -294,6 +330,50 @@ pub(crate) trait ByteLanes: Lanes {
         quants: Quants,
         start: i32,
     ) -> Self::Integers;
+    /// A number's bytes, row by row.
+    fn bytes(self, a: Self::Integers) -> Self::Bytes;
+    /// sums + scales·(products + start).
+    fn plus_scaled(
+        self,
+        sums: Self::Integers,
+        scales: Self::Integers,
+        products: Self::Integers,
+        start: i32,
+    ) -> Self::Integers;
+    /// [`Self::signed_byte`] as [`Self::scaled_products`] takes it.
+    #[inline(always)]
+    fn scale_byte<const LEFT: u32>(self, a: Self::Integers) -> Self::Integers {
+        self.signed_byte::<LEFT>(a)
+    }
+    /// Adds scale·Σ (w − 32)·x of each row, of [`Quants::SIX_BITS`].
+    #[inline(always)]
+    fn scaled_products(
+        self,
+        sums: Self::Integers,
+        scales: Self::Integers,
+        w: &[Self::Bytes; 4],
+        x: &[[i8; 4]; 4],
+        start: Start,
+    ) -> Self::Integers {
+        let products = self.products(w, x, Quants::SIX_BITS, 0);
+        self.plus_scaled(sums, scales, products, start.whole)
+    }
+    /// [`Self::scaled_products`] of the same w with M rows of activations.
+    #[inline(always)]
+    fn scaled_products_of_rows<const M: usize>(
+        self,
+        mut sums: [Self::Integers; M],
+        scales: Self::Integers,
+        w: &[Vector<u8, BYTES>; 4],
+        x: [&[[i8; 4]; 4]; M],
+        starts: [Start; M],
+    ) -> [Self::Integers; M] {
+        let products = self.products_of_rows(w, x, Quants::SIX_BITS, [0; M]);
+        for m in 0..M {
+            sums[m] = self.plus_scaled(sums[m], scales, products[m], starts[m].whole);
+        }
+        sums
+    }
     /// How many rows of activations to multiply together: as many as registers hold the sums of; 2, 4 or 8.
     #[inline(always)]
     fn rows_at_once(self, _: Quants) -> usize {
@@ -308,16 +388,28 @@ pub(crate) trait ByteLanes: Lanes {
         quants: Quants,
         starts: [i32; M],
     ) -> [Self::Integers; M] {
-        let mut loaded = [self.load_64(&w[0].0); N];
-        for i in 1..N {
-            loaded[i] = self.load_64(&w[i].0);
-        }
-        let mut products = [self.products(&loaded, x[0], quants, starts[0]); M];
-        for m in 1..M {
-            products[m] = self.products(&loaded, x[m], quants, starts[m]);
-        }
-        products
+        row_by_row(self, w, x, quants, starts)
     }
+}
+
+/// [`ByteLanes::products_of_rows`] by [`ByteLanes::products`].
+#[inline(always)]
+fn row_by_row<L: ByteLanes, const M: usize, const N: usize>(
+    l: L,
+    w: &[Vector<u8, BYTES>; N],
+    x: [&[[i8; 4]; N]; M],
+    quants: Quants,
+    starts: [i32; M],
+) -> [L::Integers; M] {
+    let mut loaded = [l.load_64(&w[0].0); N];
+    for i in 1..N {
+        loaded[i] = l.load_64(&w[i].0);
+    }
+    let mut products = [l.products(&loaded, x[0], quants, starts[0]); M];
+    for m in 1..M {
+        products[m] = l.products(&loaded, x[m], quants, starts[m]);
+    }
+    products
 }
 
 impl ByteLanes for Plain {
@@ -386,6 +478,22 @@ impl ByteLanes for Plain {
     #[inline(always)]
     fn plus(self, a: [i32; LANES], b: [i32; LANES]) -> [i32; LANES] {
         std::array::from_fn(|i| a[i].wrapping_add(b[i]))
+    }
+
+    #[inline(always)]
+    fn bytes(self, a: [i32; LANES]) -> [u8; BYTES] {
+        bytemuck::cast(a.map(i32::to_le))
+    }
+
+    #[inline(always)]
+    fn plus_scaled(
+        self,
+        sums: [i32; LANES],
+        scales: [i32; LANES],
+        products: [i32; LANES],
+        start: i32,
+    ) -> [i32; LANES] {
+        std::array::from_fn(|i| sums[i].wrapping_add(scales[i].wrapping_mul(products[i].wrapping_add(start))))
     }
 
     #[inline(always)]
@@ -473,6 +581,38 @@ mod tests {
         alone(x)
     }
 
+    /// Sums of [`ByteLanes::scaled_products`], with bytes of `data` as quants and scales.
+    fn scaled<L: ByteLanes>(l: L, data: &[u8], x: &[[i8; 4]; 4]) -> [u32; LANES] {
+        let mut w = [l.load_64(&[0; BYTES]); 4];
+        for (w, bytes) in w.iter_mut().zip(data.as_chunks::<BYTES>().0) {
+            *w = l.load_64(&bytes.map(|byte| byte % 64));
+        }
+        let scales = l.integers(l.load_64(data[333..].first_chunk().expect("a vector")));
+        let (first, second) = (l.scale_byte::<16>(scales), l.scale_byte::<0>(scales));
+        let alone = |x: &[[i8; 4]; 4]| {
+            let sums = l.integers(l.load_64(&[0; BYTES]));
+            let sums = l.scaled_products(sums, first, &w, x, Start::of(x));
+            stored(l, l.bytes(l.scaled_products(sums, second, &w, x, Start::of(x))))
+        };
+        let vectors = w.map(|w| Vector(stored(l, w)));
+        let others: [[[i8; 4]; 4]; 8] =
+            std::array::from_fn(|m| x.map(|x| x.map(|x| x / (m as i8 + 1) * [1, -1][m % 2])));
+        macro_rules! together {
+            ($M:literal) => {{
+                let x: [&[[i8; 4]; 4]; $M] = std::array::from_fn(|m| &others[m]);
+                let sums = [l.integers(l.load_64(&[0; BYTES])); $M];
+                let sums = l.scaled_products_of_rows(sums, first, &vectors, x, x.map(Start::of));
+                let sums = l.scaled_products_of_rows(sums, second, &vectors, x, x.map(Start::of));
+                assert_eq!(sums.map(|sums| stored(l, l.bytes(sums))), x.map(alone), "{} rows", $M);
+            }};
+        }
+        together!(1);
+        together!(2);
+        together!(4);
+        together!(8);
+        bytemuck::cast(alone(x))
+    }
+
     /// Every operation yields the same bits as the plain one.
     fn equals_plain<L: ByteLanes>(l: L, data: &[u8; 1024]) {
         let a: [u8; BYTES] = std::array::from_fn(|i| data[i]);
@@ -523,6 +663,10 @@ mod tests {
                 let x: &[_; 4] = x.first_chunk().expect("four of eight");
                 assert_eq!(products(l, quants, data, x), products(Plain, quants, data, x));
             }
+            let x: &[_; 4] = x.first_chunk().expect("four of eight");
+            for data in [data, &[0; 1024], &[63; 1024]] {
+                assert_eq!(scaled(l, data, x), scaled(Plain, data, x));
+            }
         }
     }
 
@@ -546,6 +690,9 @@ mod tests {
             #[cfg(target_arch = "aarch64")]
             if std::arch::is_aarch64_feature_detected!("dotprod") {
                 equals_plain(super::super::Neon::<true>, &data);
+                if std::arch::is_aarch64_feature_detected!("i8mm") {
+                    equals_plain(super::super::Neon::<true, true>, &data);
+                }
             }
             #[cfg(target_arch = "x86_64")]
             {

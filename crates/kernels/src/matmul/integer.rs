@@ -11,7 +11,7 @@ use super::{Product, WeightFormat, Weights};
 use crate::Instructions;
 use crate::ahead::{Ahead, SOON};
 use crate::instructions::{ByteOperation, Operation};
-use crate::lanes::{ByteLanes, LANES, Lanes, RowByRow, SixteenRows, Vector, WordByWord};
+use crate::lanes::{ByteLanes, LANES, Lanes, RowByRow, SixteenRows, Start, Vector, WordByWord};
 use pulp::Simd;
 use rayon::prelude::*;
 use std::marker::PhantomData;
@@ -52,6 +52,8 @@ struct GroupSums {
     of_32: f32,
     /// −128·Σ x in units.
     start: i32,
+    /// −32·Σ x in units over each 16 columns.
+    starts: [Start; 2],
 }
 
 impl Rounded {
@@ -127,11 +129,14 @@ impl Operation for Round<'_> {
                     first += i32::from(bytes[i]);
                     second += i32::from(bytes[GROUP / 2 + i]);
                 }
+                let halves: &[[[i8; 4]; 4]; 2] = bytemuck::cast_ref(to);
+                let starts = [Start::of(&halves[0]), Start::of(&halves[1])];
                 *sums = GroupSums {
                     unit,
                     of_16: [unit * first as f32, unit * second as f32],
                     of_32: unit * (first + second) as f32,
                     start: -128 * (first + second),
+                    starts,
                 };
             }
         }
@@ -222,6 +227,9 @@ impl<'a, B: ByteBlock> IntegerProducts<'a, '_, B> {
         let data = &self.weights.data[(self.first + asked.start) * row_bytes..];
         if let Some(sixteen) = self.weights.sixteen(self.first + asked.start) {
             let here = WordByWord::new(sixteen, row_bytes / B::BLOCK_BYTES, B::WORDS);
+            if sums.len() == 1 {
+                here.ask_rest(LANES * row_bytes);
+            }
             return self.sixteen(l, here, data, first, unpacked, sums);
         }
         let mut filled = vec![];
@@ -287,6 +295,9 @@ impl<'a, B: ByteBlock> IntegerProducts<'a, '_, B> {
         (at, groups): (usize, usize),
         totals: &mut [Vector<f32, LANES>],
     ) -> usize {
+        if B::WHOLE_SCALES {
+            return self.rows_with_whole_scales::<L, M>(l, span, first, (at, groups), totals);
+        }
         let (x, sums_of) = self.x.spans::<M>(at, first);
         let mut totals_of = [l.splat(0.0); M];
         for m in 0..M {
@@ -334,6 +345,49 @@ impl<'a, B: ByteBlock> IntegerProducts<'a, '_, B> {
         }
         M
     }
+
+    /// [`Self::rows`] of [`ByteBlock::WHOLE_SCALES`].
+    #[inline(always)]
+    fn rows_with_whole_scales<L: ByteLanes, const M: usize>(
+        &self,
+        l: L,
+        span: &Span,
+        first: usize,
+        (at, groups): (usize, usize),
+        totals: &mut [Vector<f32, LANES>],
+    ) -> usize {
+        let (x, sums_of) = self.x.spans::<M>(at, first);
+        let mut of_span = [l.splat(0.0); M];
+        for (group, quants) in span.quants.as_chunks::<8>().0[..groups].iter().enumerate() {
+            let mut products = [none(l); M];
+            for half in 0..2 {
+                let scales = l.integers(l.load_64(&span.whole_scales[2 * group + half].0));
+                let (mut here, mut starts) =
+                    ([&x[0][group].as_chunks::<4>().0[half]; M], [Start::default(); M]);
+                for m in 0..M {
+                    (here[m], starts[m]) = (&x[m][group].as_chunks().0[half], sums_of[m][group].starts[half]);
+                }
+                let w = &quants.as_chunks().0[half];
+                products = l.scaled_products_of_rows(products, scales, w, here, starts);
+            }
+            for m in 0..M {
+                let unit = l.splat(sums_of[m][group].unit);
+                of_span[m] = l.multiply_add(l.float(products[m]), unit, of_span[m]);
+            }
+        }
+        let unit = l.load(&span.unit.0);
+        for m in 0..M {
+            let total = l.multiply_add(of_span[m], unit, l.load(&totals[m].0));
+            l.store(total, &mut totals[m].0);
+        }
+        M
+    }
+}
+
+/// Zeros.
+#[inline(always)]
+fn none<L: ByteLanes>(l: L) -> L::Integers {
+    l.integers(l.load_64(&[0; 4 * LANES]))
 }
 
 /// The products of one row of activations with columns as they are unpacked, so that no quants go to memory. Sums are those of
@@ -345,16 +399,27 @@ struct Alone<'a, L: ByteLanes> {
     products: [L::Integers; SPAN / 16],
     scales: [L::Floats; SPAN / 16],
     offsets: [L::Floats; SPAN / 16],
+    /// Of [`ByteBlock::WHOLE_SCALES`], instead.
+    whole_scales: [L::Integers; SPAN / 16],
+    unit: L::Floats,
     total: L::Floats,
 }
 
 impl<'a, L: ByteLanes> Alone<'a, L> {
     #[inline(always)]
     fn new(l: L, x: &'a Rounded) -> Self {
-        let zeros = [l.splat(0.0); SPAN / 16];
-        let none = l.integers(l.load_64(&[0; 4 * LANES]));
+        let (zero, none) = (l.splat(0.0), none(l));
         let (x, sums_of) = x.span(0, 0);
-        Self { x, sums_of, products: [none; SPAN / 16], scales: zeros, offsets: zeros, total: l.splat(0.0) }
+        Self {
+            x,
+            sums_of,
+            products: [none; SPAN / 16],
+            scales: [zero; SPAN / 16],
+            offsets: [zero; SPAN / 16],
+            whole_scales: [none; SPAN / 16],
+            unit: zero,
+            total: zero,
+        }
     }
 
     /// Takes the activations of a span.
@@ -382,7 +447,14 @@ impl<'a, L: ByteLanes> Alone<'a, L> {
     #[inline(always)]
     fn total<B: ByteBlock>(&self, l: L, groups: usize) -> Vector<f32, LANES> {
         let mut total = self.total;
-        if !B::IN_ORDER {
+        if B::WHOLE_SCALES {
+            let mut of_span = l.splat(0.0);
+            for group in 0..groups.min(SPAN_GROUPS) {
+                let unit = l.splat(self.sums_of[group].unit);
+                of_span = l.multiply_add(l.float(self.products[group]), unit, of_span);
+            }
+            total = l.multiply_add(of_span, self.unit, total);
+        } else if !B::IN_ORDER {
             for group in 0..groups.min(SPAN_GROUPS) * (GROUP / B::GROUP) {
                 total = self.add::<B>(l, group, total);
             }
@@ -398,6 +470,13 @@ impl<L: ByteLanes> Unpacked<L> for Alone<'_, L> {
     fn quants<B: ByteBlock>(&mut self, l: L, column: usize, quants: [L::Bytes; 4]) {
         let (group, half) = (column / GROUP, column % GROUP / 16);
         let x = &self.x[group].as_chunks::<4>().0[half];
+        if B::WHOLE_SCALES {
+            let before = if half == 0 { none(l) } else { self.products[group] };
+            let scales = self.whole_scales[2 * group + half];
+            let start = self.sums_of[group].starts[half];
+            self.products[group] = l.scaled_products(before, scales, &quants, x, start);
+            return;
+        }
         if B::GROUP < GROUP {
             self.products[2 * group + half] = l.products(&quants, x, B::QUANTS, 0);
             return;
@@ -417,5 +496,15 @@ impl<L: ByteLanes> Unpacked<L> for Alone<'_, L> {
     fn scales(&mut self, _: L, group: usize, scales: L::Floats, offsets: L::Floats) {
         self.scales[group] = scales;
         self.offsets[group] = offsets;
+    }
+
+    #[inline(always)]
+    fn whole_scales(&mut self, _: L, group: usize, scales: L::Integers) {
+        self.whole_scales[group] = scales;
+    }
+
+    #[inline(always)]
+    fn unit(&mut self, _: L, unit: L::Floats) {
+        self.unit = unit;
     }
 }

@@ -1,7 +1,7 @@
 //! AVX2 with F16C, with and without AVX-VNNI, and AVX-512 with VNNI.
 
 use super::super::{Avx2, Avx512, LANES};
-use super::{BYTES, ByteLanes, Quants, RowByRow, Vector};
+use super::{BYTES, ByteLanes, Quants, RowByRow, Start, Vector};
 use std::arch::x86_64::*;
 
 /// One of four bits for each byte of four.
@@ -120,6 +120,20 @@ impl ByteLanes for Avx512<true> {
     fn plus(self, a: __m512i, b: __m512i) -> __m512i {
         // SAFETY: `self` proves AVX-512.
         unsafe { _mm512_add_epi32(a, b) }
+    }
+
+    #[inline(always)]
+    fn bytes(self, a: __m512i) -> __m512i {
+        a
+    }
+
+    #[inline(always)]
+    fn plus_scaled(self, sums: __m512i, scales: __m512i, products: __m512i, start: i32) -> __m512i {
+        // SAFETY: `self` proves AVX-512.
+        unsafe {
+            let products = _mm512_add_epi32(products, _mm512_set1_epi32(start));
+            _mm512_add_epi32(sums, _mm512_mullo_epi32(scales, products))
+        }
     }
 
     /// 128 more, which is unsigned.
@@ -335,6 +349,90 @@ impl<const VNNI: bool> ByteLanes for Avx2<VNNI> {
         unsafe { [_mm256_add_epi32(a[0], b[0]), _mm256_add_epi32(a[1], b[1])] }
     }
 
+    #[inline(always)]
+    fn bytes(self, a: [__m256i; 2]) -> [__m256i; 2] {
+        a
+    }
+
+    #[inline(always)]
+    fn plus_scaled(
+        self,
+        sums: [__m256i; 2],
+        scales: [__m256i; 2],
+        products: [__m256i; 2],
+        start: i32,
+    ) -> [__m256i; 2] {
+        // SAFETY: `self` proves AVX2.
+        unsafe {
+            let start = _mm256_set1_epi32(start);
+            let scaled = |i: usize| _mm256_mullo_epi32(scales[i], _mm256_add_epi32(products[i], start));
+            [_mm256_add_epi32(sums[0], scaled(0)), _mm256_add_epi32(sums[1], scaled(1))]
+        }
+    }
+
+    /// Without VNNI twice, as numbers of sixteen bits: one for each two products.
+    #[inline(always)]
+    fn scale_byte<const LEFT: u32>(self, a: [__m256i; 2]) -> [__m256i; 2] {
+        if VNNI {
+            return self.signed_byte::<LEFT>(a);
+        }
+        // SAFETY: `self` proves AVX2.
+        unsafe {
+            // The byte goes into the upper one of each number, and zeros below it.
+            let of_row = |row: i32| {
+                let byte = 4 * row + 3 - LEFT as i32 / 8;
+                byte << 8 | byte << 24 | 0x0080_0080
+            };
+            let upper = _mm256_setr_epi32(
+                of_row(0),
+                of_row(1),
+                of_row(2),
+                of_row(3),
+                of_row(0),
+                of_row(1),
+                of_row(2),
+                of_row(3),
+            );
+            let number = |a| _mm256_srai_epi16::<8>(_mm256_shuffle_epi8(a, upper));
+            [number(a[0]), number(a[1])]
+        }
+    }
+
+    #[inline(always)]
+    fn scaled_products(
+        self,
+        sums: [__m256i; 2],
+        scales: [__m256i; 2],
+        w: &[[__m256i; 2]; 4],
+        x: &[[i8; 4]; 4],
+        start: Start,
+    ) -> [__m256i; 2] {
+        if VNNI {
+            let products = self.products(w, x, Quants::SIX_BITS, 0);
+            return self.plus_scaled(sums, scales, products, start.whole);
+        }
+        self.few_scaled([sums], scales, |i| w[i], [x], [start])[0]
+    }
+
+    #[inline(always)]
+    fn scaled_products_of_rows<const M: usize>(
+        self,
+        mut sums: [[__m256i; 2]; M],
+        scales: [__m256i; 2],
+        w: &[Vector<u8, BYTES>; 4],
+        x: [&[[i8; 4]; 4]; M],
+        starts: [Start; M],
+    ) -> [[__m256i; 2]; M] {
+        if VNNI {
+            let products = self.products_of_rows(w, x, Quants::SIX_BITS, [0; M]);
+            for m in 0..M {
+                sums[m] = self.plus_scaled(sums[m], scales, products[m], starts[m].whole);
+            }
+            return sums;
+        }
+        self.few_scaled(sums, scales, |i| self.load_64(&w[i].0), x, starts)
+    }
+
     /// With VNNI 128 more, which is unsigned.
     #[inline(always)]
     fn signed_quants(self, w: [__m256i; 2]) -> [__m256i; 2] {
@@ -395,6 +493,42 @@ fn in_order(mut sums: __m256i) -> __m256i {
 }
 
 impl<const VNNI: bool> Avx2<VNNI> {
+    /// [`ByteLanes::scaled_products`] with M rows without VNNI. Sixteen bits hold the sum of eight products: (w − 32)·x is at most 32·127.
+    #[inline(always)]
+    fn few_scaled<const M: usize>(
+        self,
+        mut sums: [[__m256i; 2]; M],
+        scales: [__m256i; 2],
+        w: impl Fn(usize) -> [__m256i; 2],
+        x: [&[[i8; 4]; 4]; M],
+        starts: [Start; M],
+    ) -> [[__m256i; 2]; M] {
+        // SAFETY: `self` proves AVX2.
+        unsafe {
+            let mut few = [[_mm256_setzero_si256(); 2]; M];
+            for m in 0..M {
+                few[m] = [_mm256_set1_epi32(bytemuck::cast(starts[m].pairs)); 2];
+            }
+            for i in 0..4 {
+                let w = w(i);
+                for m in 0..M {
+                    let x = _mm256_set1_epi32(word(x[m][i]));
+                    for half in 0..2 {
+                        let products = _mm256_maddubs_epi16(w[half], x);
+                        few[m][half] = _mm256_add_epi16(few[m][half], products);
+                    }
+                }
+            }
+            for m in 0..M {
+                for half in 0..2 {
+                    let scaled = _mm256_madd_epi16(few[m][half], scales[half]);
+                    sums[m][half] = _mm256_add_epi32(sums[m][half], scaled);
+                }
+            }
+            sums
+        }
+    }
+
     /// The products with M rows, each vector of w loaded once for them.
     #[inline(always)]
     fn few_rows<const M: usize, const N: usize>(

@@ -14,12 +14,16 @@ pub(in crate::matmul) struct Span {
     /// Those of each group of columns, of each row.
     pub(in crate::matmul) scales: [Vector<f32, LANES>; 16],
     pub(in crate::matmul) offsets: [Vector<f32, LANES>; 16],
+    /// Of [`ByteBlock::WHOLE_SCALES`], instead: those of each group, as whole numbers, and what multiplies all of them.
+    pub(in crate::matmul) whole_scales: [Vector<u8, BYTES>; 16],
+    pub(in crate::matmul) unit: Vector<f32, LANES>,
 }
 
 impl Default for Span {
     fn default() -> Self {
         let zeros = [Vector([0.0; LANES]); 16];
-        Self { quants: [Vector([0; BYTES]); 64], scales: zeros, offsets: zeros }
+        let none = Vector([0; BYTES]);
+        Self { quants: [none; 64], scales: zeros, offsets: zeros, whole_scales: [none; 16], unit: zeros[0] }
     }
 }
 
@@ -29,6 +33,10 @@ pub(in crate::matmul) trait Unpacked<L: ByteLanes> {
     fn quants<B: ByteBlock>(&mut self, l: L, column: usize, quants: [L::Bytes; 4]);
     /// Takes what a group of columns has in common; quants come later.
     fn scales(&mut self, l: L, group: usize, scales: L::Floats, offsets: L::Floats);
+    /// The same of [`ByteBlock::WHOLE_SCALES`], from [`ByteLanes::scale_byte`].
+    fn whole_scales(&mut self, l: L, group: usize, scales: L::Integers);
+    /// Takes what multiplies all of these; quants come later.
+    fn unit(&mut self, l: L, unit: L::Floats);
 }
 
 impl<L: ByteLanes> Unpacked<L> for Span {
@@ -43,6 +51,16 @@ impl<L: ByteLanes> Unpacked<L> for Span {
     fn scales(&mut self, l: L, group: usize, scales: L::Floats, offsets: L::Floats) {
         l.store(scales, &mut self.scales[group].0);
         l.store(offsets, &mut self.offsets[group].0);
+    }
+
+    #[inline(always)]
+    fn whole_scales(&mut self, l: L, group: usize, scales: L::Integers) {
+        l.store_64(l.bytes(scales), &mut self.whole_scales[group].0);
+    }
+
+    #[inline(always)]
+    fn unit(&mut self, l: L, unit: L::Floats) {
+        l.store(unit, &mut self.unit.0);
     }
 }
 
@@ -73,6 +91,8 @@ pub(in crate::matmul) trait ByteBlock {
     const QUANTS: Quants;
     /// Whether there are offsets.
     const OFFSETS: bool;
+    /// Whether scales are signed bytes of sixteen columns each, which a number of the block multiplies, and quants of six bits less 32.
+    const WHOLE_SCALES: bool = false;
     /// Whether columns of a group are unpacked before those of the next group are complete.
     const IN_ORDER: bool;
     /// Its words, where sixteen rows are interleaved.
@@ -265,6 +285,7 @@ impl Columns32 for MXFP4 {
 trait Columns256: Block256 {
     const QUANTS: Quants;
     const OFFSETS: bool;
+    const WHOLE_SCALES: bool = false;
     const ORDER: WordOrder = WordOrder::File;
 
     /// Unpacks a quarter of the columns, those that share most bytes: of most types columns 128·half + 16·part + 32i … + 15, i from 0
@@ -290,6 +311,7 @@ macro_rules! byte_block {
             const GROUP: usize = 256 / <Self as Block256>::GROUPS;
             const QUANTS: Quants = <Self as Columns256>::QUANTS;
             const OFFSETS: bool = <Self as Columns256>::OFFSETS;
+            const WHOLE_SCALES: bool = <Self as Columns256>::WHOLE_SCALES;
             const IN_ORDER: bool = Self::GROUP == 32;
             const WORDS: BlockWords = BlockWords::new(256, Self::BLOCK_BYTES, <Self as Columns256>::ORDER);
 
@@ -302,17 +324,17 @@ macro_rules! byte_block {
                 to: &mut impl Unpacked<L>,
             ) {
                 Self::scales_of_rows(l, rows, to);
-                macro_rules! half {
-                    ($half:literal) => {{
-                        for part in 0..2 {
-                            ahead.ask(LANES * Self::BLOCK_BYTES / 4);
-                            Self::quarter(l, rows, $half, part, to);
-                        }
+                macro_rules! quarter {
+                    ($half:literal, $part:literal) => {{
+                        ahead.ask(LANES * Self::BLOCK_BYTES / 4);
+                        Self::quarter(l, rows, $half, $part, to);
                     }};
                 }
-                // Written out, so that the shifts of each half are known when compiling.
-                half!(0);
-                half!(1);
+                // Written out, so that shifts and offsets are known when compiling.
+                quarter!(0, 0);
+                quarter!(0, 1);
+                quarter!(1, 0);
+                quarter!(1, 1);
             }
         }
     };
@@ -486,11 +508,15 @@ impl Columns256 for Q4K {
         to: &mut impl Unpacked<L>,
     ) {
         let first = 128 * half + 64 * part;
-        for of_16 in [0, 16] {
-            let [low, upper] = nibbles(l, rows, 0, 16 + first / 2 + of_16);
-            pass::<L, Self>(l, to, first + of_16, low);
-            pass::<L, Self>(l, to, first + of_16 + 32, upper);
+        macro_rules! columns {
+            ($of_16:literal) => {{
+                let [low, upper] = nibbles(l, rows, 0, 16 + first / 2 + $of_16);
+                pass::<L, Self>(l, to, first + $of_16, low);
+                pass::<L, Self>(l, to, first + $of_16 + 32, upper);
+            }};
         }
+        columns!(0);
+        columns!(16);
     }
 }
 
@@ -528,26 +554,29 @@ impl Columns256 for Q5K {
 }
 
 impl Columns256 for Q6K {
-    const QUANTS: Quants = Quants { signed: false, most: 63 };
-    const OFFSETS: bool = true;
+    const QUANTS: Quants = Quants::SIX_BITS;
+    const OFFSETS: bool = false;
+    const WHOLE_SCALES: bool = true;
     const ORDER: WordOrder = WordOrder::Q6K;
 
     #[inline(always)]
     fn scales_of_rows<L: ByteLanes, R: SixteenRows>(l: L, rows: R, to: &mut impl Unpacked<L>) {
         let [d, _] = l.two_halves_each(&rows.halves(0, 208));
-        for (four, scales) in rows.columns(l, 0, 192).into_iter().enumerate() {
-            let scales = l.integers(scales);
-            macro_rules! group {
-                ($at:literal) => {{
-                    let scales = l.multiply(l.float(l.signed_byte::<{ 24 - 8 * $at }>(scales)), d);
-                    to.scales(l, 4 * four + $at, scales, l.multiply(scales, l.splat(-32.0)));
-                }};
-            }
-            group!(0);
-            group!(1);
-            group!(2);
-            group!(3);
+        to.unit(l, d);
+        let scales = rows.columns(l, 0, 192);
+        macro_rules! four {
+            ($four:literal) => {{
+                let scales = l.integers(scales[$four]);
+                to.whole_scales(l, 4 * $four, l.scale_byte::<24>(scales));
+                to.whole_scales(l, 4 * $four + 1, l.scale_byte::<16>(scales));
+                to.whole_scales(l, 4 * $four + 2, l.scale_byte::<8>(scales));
+                to.whole_scales(l, 4 * $four + 3, l.scale_byte::<0>(scales));
+            }};
         }
+        four!(0);
+        four!(1);
+        four!(2);
+        four!(3);
     }
 
     #[inline(always)]
@@ -561,13 +590,17 @@ impl Columns256 for Q6K {
         // Two high bits of four columns lie in one byte, four low ones of two.
         let high = rows.columns(l, 0, 128 + 32 * half + 16 * part);
         let first = 128 * half + 16 * part;
-        for (behind, right) in [(0, 0), (32, 2)] {
-            let low = rows.columns(l, 0, 64 * half + 16 * part + behind);
-            let quants = joined::<L, 4>(l, bits(l, low, 0, 15), bits(l, high, right, 3));
-            let upper = joined::<L, 4>(l, bits(l, low, 4, 15), bits(l, high, right + 4, 3));
-            pass::<L, Self>(l, to, first + behind, quants);
-            pass::<L, Self>(l, to, first + behind + 64, upper);
+        macro_rules! columns {
+            ($behind:literal, $right:literal) => {{
+                let low = rows.columns(l, 0, 64 * half + 16 * part + $behind);
+                let quants = joined::<L, 4>(l, bits(l, low, 0, 15), bits(l, high, $right, 3));
+                let upper = joined::<L, 4>(l, bits(l, low, 4, 15), bits(l, high, $right + 4, 3));
+                pass::<L, Self>(l, to, first + $behind, quants);
+                pass::<L, Self>(l, to, first + $behind + 64, upper);
+            }};
         }
+        columns!(0, 0);
+        columns!(32, 2);
     }
 }
 
@@ -608,11 +641,15 @@ impl Columns256 for IQ4XS {
         to: &mut impl Unpacked<L>,
     ) {
         let first = 128 * half + 64 * part;
-        for of_32 in 0..2 {
-            // Low and high four bits of sixteen bytes are 32 columns that follow each other.
-            let [low, upper] = nibbles(l, rows, 0, 8 + first / 2 + 16 * of_32);
-            pass::<L, Self>(l, to, first + 32 * of_32, entries(l, &VALUES, low));
-            pass::<L, Self>(l, to, first + 32 * of_32 + 16, entries(l, &VALUES, upper));
+        macro_rules! columns {
+            ($of_32:literal) => {{
+                // Low and high four bits of sixteen bytes are 32 columns that follow each other.
+                let [low, upper] = nibbles(l, rows, 0, 8 + first / 2 + 16 * $of_32);
+                pass::<L, Self>(l, to, first + 32 * $of_32, entries(l, &VALUES, low));
+                pass::<L, Self>(l, to, first + 32 * $of_32 + 16, entries(l, &VALUES, upper));
+            }};
         }
+        columns!(0);
+        columns!(1);
     }
 }
