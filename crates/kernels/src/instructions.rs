@@ -37,6 +37,9 @@ pub enum Instructions {
     /// NEON with products of bytes.
     #[cfg(target_arch = "aarch64")]
     NeonDotprod,
+    /// The same with products of small matrices of bytes (I8MM).
+    #[cfg(target_arch = "aarch64")]
+    NeonI8mm,
 }
 
 static BEST: OnceLock<Instructions> = OnceLock::new();
@@ -70,6 +73,9 @@ impl Instructions {
             available.push(Self::Neon);
             if std::arch::is_aarch64_feature_detected!("dotprod") {
                 available.push(Self::NeonDotprod);
+                if std::arch::is_aarch64_feature_detected!("i8mm") {
+                    available.push(Self::NeonI8mm);
+                }
             }
         }
         available
@@ -105,6 +111,8 @@ impl Instructions {
             Self::Neon => "neon",
             #[cfg(target_arch = "aarch64")]
             Self::NeonDotprod => "neondotprod",
+            #[cfg(target_arch = "aarch64")]
+            Self::NeonI8mm => "neoni8mm",
         }
     }
 
@@ -150,6 +158,14 @@ impl Instructions {
                 }
             }
             #[cfg(target_arch = "aarch64")]
+            Self::NeonI8mm
+                if std::arch::is_aarch64_feature_detected!("dotprod")
+                    && std::arch::is_aarch64_feature_detected!("i8mm") =>
+            {
+                // SAFETY: the processor has products of bytes and of matrices of them.
+                return unsafe { with_i8mm(operation) };
+            }
+            #[cfg(target_arch = "aarch64")]
             Self::NeonDotprod if std::arch::is_aarch64_feature_detected!("dotprod") => {
                 // SAFETY: the processor has products of bytes.
                 return unsafe { with_dotprod(operation) };
@@ -183,7 +199,7 @@ impl Instructions {
                 }
             }
             #[cfg(target_arch = "aarch64")]
-            Self::Neon | Self::NeonDotprod => {
+            Self::Neon | Self::NeonDotprod | Self::NeonI8mm => {
                 if let Some(simd) = pulp::aarch64::Neon::try_new() {
                     return Simd::vectorize(simd, With { operation, lanes: Neon::<false> });
                 }
@@ -246,6 +262,16 @@ unsafe fn with_avx_vnni<W: WithSimd>(simd: pulp::x86::V3, operation: W) -> W::Ou
 #[target_feature(enable = "neon,dotprod")]
 unsafe fn with_dotprod<Op: ByteOperation>(operation: Op) -> Op::Output {
     operation.run(Neon::<true>)
+}
+
+/// The same with products of matrices of bytes.
+///
+/// # Safety
+/// The processor has these.
+#[cfg(target_arch = "aarch64")]
+#[target_feature(enable = "neon,dotprod,i8mm")]
+unsafe fn with_i8mm<Op: ByteOperation>(operation: Op) -> Op::Output {
+    operation.run(Neon::<true, true>)
 }
 
 struct With<Op, L> {

@@ -690,6 +690,9 @@ mod tests {
             #[cfg(target_arch = "aarch64")]
             if std::arch::is_aarch64_feature_detected!("dotprod") {
                 equals_plain(super::super::Neon::<true>, &data);
+                if std::arch::is_aarch64_feature_detected!("i8mm") {
+                    equals_plain(super::super::Neon::<true, true>, &data);
+                }
             }
             #[cfg(target_arch = "x86_64")]
             {

@@ -28,11 +28,12 @@ macro_rules! each {
 }
 pub(super) use each;
 
-/// NEON. Whoever makes one with `DOTPROD` has made sure that the processor has products of bytes (`sdot`), too.
+/// NEON. Whoever makes one with `DOTPROD` has made sure that the processor has products of bytes (`sdot`), too, and with `I8MM` those of
+/// matrices of two rows of eight bytes (`smmla`).
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Neon<const DOTPROD: bool = false>;
+pub(crate) struct Neon<const DOTPROD: bool = false, const I8MM: bool = false>;
 
-impl<const DOTPROD: bool> Lanes for Neon<DOTPROD> {
+impl<const DOTPROD: bool, const I8MM: bool> Lanes for Neon<DOTPROD, I8MM> {
     type Floats = [float32x4_t; 4];
     type Integers = [int32x4_t; 4];
     type Words = [int16x8_t; 4];

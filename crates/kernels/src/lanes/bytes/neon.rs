@@ -1,12 +1,12 @@
-//! NEON with products of bytes.
+//! NEON with products of bytes, and with those of matrices of bytes.
 
 use super::super::LANES;
 use super::super::neon::{Neon, each, four_halves, transposed_4};
-use super::{BYTES, ByteLanes, Quants, RowByRow};
+use super::{BYTES, ByteLanes, Quants, RowByRow, Vector, row_by_row};
 use std::arch::aarch64::*;
 use std::arch::asm;
 
-impl ByteLanes for Neon<true> {
+impl<const I8MM: bool> ByteLanes for Neon<true, I8MM> {
     /// Four rows each.
     type Bytes = [uint8x16_t; 4];
 
@@ -162,6 +162,84 @@ impl ByteLanes for Neon<true> {
             sums
         }
     }
+
+    #[inline(always)]
+    fn products_of_rows<const M: usize, const N: usize>(
+        self,
+        w: &[Vector<u8, BYTES>; N],
+        x: [&[[i8; 4]; N]; M],
+        quants: Quants,
+        starts: [i32; M],
+    ) -> [[int32x4_t; 4]; M] {
+        if I8MM && M > 1 {
+            // SAFETY: `self` proves products of matrices.
+            return unsafe { products_of_matrices(w, x) };
+        }
+        row_by_row(self, w, x, quants, starts)
+    }
+}
+
+/// Σ w·x of each row of w with M rows of activations, an even number of at most eight: two rows of each and eight columns at a time.
+///
+/// # Safety
+/// The processor has products of matrices.
+#[inline]
+#[target_feature(enable = "neon,i8mm")]
+unsafe fn products_of_matrices<const M: usize, const N: usize>(
+    w: &[Vector<u8, BYTES>; N],
+    x: [&[[i8; 4]; N]; M],
+) -> [[int32x4_t; 4]; M] {
+    const { assert!(M <= 8 && N <= 8 && N.is_multiple_of(2), "activations and sums fill registers") };
+    // SAFETY: eight of 4·N activations and sixteen of 64 bytes are loaded at a time.
+    unsafe {
+        let mut pairs = [[vdupq_n_s8(0); 4]; 4];
+        for two in 0..M / 2 {
+            for eight in 0..N / 2 {
+                let first = vld1_s8(x[2 * two].as_ptr().add(2 * eight).cast());
+                let second = vld1_s8(x[2 * two + 1].as_ptr().add(2 * eight).cast());
+                pairs[two][eight] = vcombine_s8(first, second);
+            }
+        }
+        let mut products = [[vdupq_n_s32(0); 4]; M];
+        for four in 0..4 {
+            // Of each two rows of w; of each two of x the products of the first row of w, then of the second.
+            let mut sums = [[vdupq_n_s32(0); 4]; 2];
+            for eight in 0..N / 2 {
+                let low = vreinterpretq_u32_u8(vld1q_u8(w[2 * eight].0.as_ptr().add(16 * four)));
+                let high = vreinterpretq_u32_u8(vld1q_u8(w[2 * eight + 1].0.as_ptr().add(16 * four)));
+                let rows = [vzip1q_u32(low, high), vzip2q_u32(low, high)];
+                for two in 0..M / 2 {
+                    sums[0][two] = smmla(sums[0][two], rows[0], pairs[two][eight]);
+                    sums[1][two] = smmla(sums[1][two], rows[1], pairs[two][eight]);
+                }
+            }
+            for two in 0..M / 2 {
+                products[2 * two][four] = vuzp1q_s32(sums[0][two], sums[1][two]);
+                products[2 * two + 1][four] = vuzp2q_s32(sums[0][two], sums[1][two]);
+            }
+        }
+        products
+    }
+}
+
+/// Adds the products of two rows of eight signed bytes with two others. The library's function for it is not stable yet.
+///
+/// # Safety
+/// The processor has products of matrices.
+#[inline]
+#[target_feature(enable = "neon,i8mm")]
+unsafe fn smmla(mut sums: int32x4_t, w: uint32x4_t, x: int8x16_t) -> int32x4_t {
+    // SAFETY: the caller has the instruction, which touches nothing but these registers.
+    unsafe {
+        asm!(
+            "smmla {0:v}.4s, {1:v}.16b, {2:v}.16b",
+            inout(vreg) sums,
+            in(vreg) w,
+            in(vreg) x,
+            options(pure, nomem, nostack, preserves_flags),
+        );
+    }
+    sums
 }
 
 /// Adds the products of four signed bytes of each number with the four at a place of x. The library's function for it is not
