@@ -7,6 +7,8 @@ pub(crate) const COLUMN_ALIGNMENT: usize = 32;
 
 const ROWS: usize = 6;
 const VECTORS: usize = 2;
+/// Columns of `a` that the loop takes at a time: with one, AVX2 spends a seventh of its time on the loop itself.
+const STEPS: usize = 4;
 
 /// `c[m, n] += a[m, k] · b[k, n]`, rows `lda`, `ldb`, `ldc` elements apart; `n` a multiple of [`COLUMN_ALIGNMENT`].
 #[inline(always)]
@@ -65,22 +67,45 @@ fn rows<S: Simd, const M: usize>(
     // Checked here: in the loop, checks take more instructions than products.
     assert!(k > 0 && (k - 1).saturating_mul(ldb).saturating_add(VECTORS * lanes) <= b.len());
     let a: [*const f32; M] = std::array::from_fn(|row| a[row * lda..][..k].as_ptr());
-    for step in 0..k {
-        // SAFETY: within `b`, as checked; vectors are plain numbers.
-        let [b0, b1] = [0, 1].map(|vector| unsafe {
-            b.as_ptr().add(step * ldb + vector * lanes).cast::<S::f32s>().read_unaligned()
-        });
-        for row in 0..M {
-            // SAFETY: within the row, as checked.
-            let scale = simd.splat_f32s(unsafe { *a[row].add(step) });
-            sums[row][0] = simd.mul_add_e_f32s(scale, b0, sums[row][0]);
-            sums[row][1] = simd.mul_add_e_f32s(scale, b1, sums[row][1]);
+    let whole = k - k % STEPS;
+    for first in (0..whole).step_by(STEPS) {
+        for step in first..first + STEPS {
+            // SAFETY: within `b` and the rows, as checked.
+            unsafe { add_products(simd, &a, step, b.as_ptr().add(step * ldb), &mut sums) };
         }
+    }
+    for step in whole..k {
+        // SAFETY: as above.
+        unsafe { add_products(simd, &a, step, b.as_ptr().add(step * ldb), &mut sums) };
     }
     for (row, sum) in sums.iter().enumerate() {
         let (vectors, _) = S::as_mut_simd_f32s(&mut c[row * ldc..][..VECTORS * lanes]);
         vectors[0] = simd.add_f32s(vectors[0], sum[0]);
         vectors[1] = simd.add_f32s(vectors[1], sum[1]);
+    }
+}
+
+/// A number of each row times two vectors.
+///
+/// # Safety
+/// The numbers are there.
+#[inline(always)]
+unsafe fn add_products<S: Simd, const M: usize>(
+    simd: S,
+    a: &[*const f32; M],
+    step: usize,
+    b: *const f32,
+    sums: &mut [[S::f32s; VECTORS]; M],
+) {
+    // SAFETY: the caller's promise; vectors are plain numbers.
+    let (b0, b1) = unsafe {
+        (b.cast::<S::f32s>().read_unaligned(), b.add(S::F32_LANES).cast::<S::f32s>().read_unaligned())
+    };
+    for row in 0..M {
+        // SAFETY: the caller's promise.
+        let scale = simd.splat_f32s(unsafe { *a[row].add(step) });
+        sums[row][0] = simd.mul_add_e_f32s(scale, b0, sums[row][0]);
+        sums[row][1] = simd.mul_add_e_f32s(scale, b1, sums[row][1]);
     }
 }
 

@@ -6,6 +6,8 @@ use rayon::prelude::*;
 
 /// Rows of activations that lie together, and most rows of a tile.
 pub(super) const ROWS: usize = 12;
+/// Columns of x that a tile's loop takes at a time: with one, AVX2 spends a seventh of its time on the loop itself.
+const STEPS: usize = 4;
 
 /// Rows of activations in groups of twelve, some columns at a time: `[columns / depth, rows / 12, depth, 12]`, where the last columns are
 /// fewer and rows that are not there are zeros. Row by row, widths that are a power of two would put all rows into the same few sets of
@@ -79,14 +81,14 @@ fn tile<S: Simd, const M: usize>(
     // Outside the loop, where the compiler then checks nothing.
     assert!(row + M <= ROWS && column + width <= WIDTH);
     let mut totals = [[simd.splat_f32s(0.0); 2]; M];
+    let ((x, last_x), (panel, last_panel)) = (x.as_chunks::<STEPS>(), panel.as_chunks::<STEPS>());
     for (x, panel) in x.iter().zip(panel) {
-        let (vectors, _) = S::as_simd_f32s(&panel[column..column + width]);
-        let (low, high) = (vectors[0], vectors[1]);
-        for (x, totals) in x[row..row + M].iter().zip(&mut totals) {
-            let x = simd.splat_f32s(*x);
-            totals[0] = simd.mul_add_e_f32s(x, low, totals[0]);
-            totals[1] = simd.mul_add_e_f32s(x, high, totals[1]);
+        for step in 0..STEPS {
+            add_products(simd, &x[step], row, &panel[step], column, &mut totals);
         }
+    }
+    for (x, panel) in last_x.iter().zip(last_panel) {
+        add_products(simd, x, row, panel, column, &mut totals);
     }
     for (sums, totals) in sums[row..].iter_mut().zip(&totals) {
         let (vectors, _) = S::as_mut_simd_f32s(&mut sums[column..column + width]);
@@ -94,6 +96,25 @@ fn tile<S: Simd, const M: usize>(
         vectors[1] = simd.add_f32s(vectors[1], totals[1]);
     }
     M
+}
+
+/// One column of x times one of W.
+#[inline(always)]
+fn add_products<S: Simd, const M: usize>(
+    simd: S,
+    x: &[f32; ROWS],
+    row: usize,
+    panel: &[f32; WIDTH],
+    column: usize,
+    totals: &mut [[S::f32s; 2]; M],
+) {
+    let (vectors, _) = S::as_simd_f32s(&panel[column..column + 2 * S::F32_LANES]);
+    let (low, high) = (vectors[0], vectors[1]);
+    for (x, totals) in x[row..row + M].iter().zip(totals) {
+        let x = simd.splat_f32s(*x);
+        totals[0] = simd.mul_add_e_f32s(x, low, totals[0]);
+        totals[1] = simd.mul_add_e_f32s(x, high, totals[1]);
+    }
 }
 
 #[cfg(test)]
