@@ -7,6 +7,25 @@ pub(crate) const SOON: usize = 8 << 10;
 
 const CACHE_LINE: usize = 64;
 
+/// Whether the processor reads further ahead by itself, in several places at the same time, than it does on request: AMD's. One row of
+/// activations times float weights in memory takes a tenth to a quarter less time then if rows in three places are read in turn
+/// without requests (EPYC with AVX2, two threads). Each place is read on in its order, since the processor finds a new one only after a
+/// few reads. Quants that are unpacked are slower so: too few reads are under way at the same time.
+pub(crate) fn by_itself() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::x86_64::__cpuid;
+        use std::sync::LazyLock;
+        static IS_AMD: LazyLock<bool> = LazyLock::new(|| {
+            let vendor = __cpuid(0);
+            [vendor.ebx, vendor.edx, vendor.ecx].map(u32::to_le_bytes).as_flattened() == b"AuthenticAMD"
+        });
+        *IS_AMD
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    false
+}
+
 /// Asks for bytes, into the L2 cache if they are used `FAR` from now. Where there is no memory, nothing happens.
 #[inline(always)]
 pub(crate) fn prefetch<const FAR: bool, T>(start: *const T, bytes: usize) {

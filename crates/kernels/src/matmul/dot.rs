@@ -293,6 +293,72 @@ fn sums_of_floats<L: Lanes, const M: usize>(
     sums
 }
 
+/// Σ w·x over even and over odd groups of sixteen of R rows of W, with one row of activations.
+macro_rules! sums_of_rows {
+    ($l:ident, $from:ident, $bytes:literal, $strips:ident, $x:ident) => {{
+        let (mut even, mut odd) = ([$l.splat(0.0); R], [$l.splat(0.0); R]);
+        let mut rows = [$strips[0].as_chunks::<$bytes>().0; R];
+        for row in 0..R {
+            rows[row] = $strips[row].as_chunks().0;
+        }
+        let count = rows[0].len();
+        let (twos, last) = $x[..count].as_chunks::<2>();
+        for (at, [first, second]) in twos.iter().enumerate() {
+            let (first, second) = ($l.load(&first.0), $l.load(&second.0));
+            for row in 0..R {
+                even[row] = $l.multiply_add($l.$from(&rows[row][2 * at]), first, even[row]);
+            }
+            for row in 0..R {
+                odd[row] = $l.multiply_add($l.$from(&rows[row][2 * at + 1]), second, odd[row]);
+            }
+        }
+        for x in last {
+            for row in 0..R {
+                let w = $l.$from(&rows[row][count - 1]);
+                even[row] = $l.multiply_add(w, $l.load(&x.0), even[row]);
+            }
+        }
+        (even, odd)
+    }};
+}
+
+impl Floats {
+    /// Σ w·x over all columns of R rows of W, which are read at the same time; one row of activations. Each has the bits that it has
+    /// alone.
+    #[inline(always)]
+    pub(super) fn dots_of_rows<L: Lanes, const R: usize>(
+        l: L,
+        format: WeightFormat,
+        rows: [&[u8]; R],
+        x: &Activations<'_>,
+    ) -> [f32; R] {
+        let mut totals = [0.0; R];
+        for start in (0..x.columns).step_by(STRIP) {
+            let bytes = format.bytes(start)..format.bytes(x.columns.min(start + STRIP));
+            let groups = &x.x[start / LANES..];
+            let mut strips = rows;
+            for row in 0..R {
+                strips[row] = &rows[row][bytes.clone()];
+            }
+            let (even, odd) = match format {
+                WeightFormat::F32 => sums_of_rows!(l, load_bytes, 64, strips, groups),
+                WeightFormat::F16 => sums_of_rows!(l, widen_f16, 32, strips, groups),
+                _ => sums_of_rows!(l, widen_bf16, 32, strips, groups),
+            };
+            for row in 0..R {
+                let mut total = l.sum(l.add(even[row], odd[row]));
+                let rest = strips[row].len() % format.bytes(LANES);
+                let rest = &strips[row][strips[row].len() - rest..];
+                for (bytes, x) in rest.chunks(format.block().1).zip(x.rest(0)) {
+                    total += x * format.float(bytes);
+                }
+                totals[row] = if start == 0 { total } else { totals[row] + total };
+            }
+        }
+        totals
+    }
+}
+
 impl Kind for Floats {
     #[inline(always)]
     fn dequantize<L: Lanes>(l: L, format: WeightFormat, blocks: &[u8], output: &mut [f32]) {

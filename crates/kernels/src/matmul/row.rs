@@ -4,7 +4,7 @@ use super::dot::{Activations, CACHED, Floats, Kind, Of32, Of256, Prepare, STRIP,
 use super::format::by_block;
 use super::{Layout, Product, WeightFormat, Weights};
 use crate::Instructions;
-use crate::ahead::{Ahead, SOON, prefetch};
+use crate::ahead::{self, Ahead, SOON, prefetch};
 use crate::instructions::Operation;
 use crate::lanes::{LANES, Lanes};
 use pulp::Simd;
@@ -15,6 +15,9 @@ use std::marker::PhantomData;
 const TASK_BYTES: usize = 32 << 10;
 /// Tasks for each thread, so that a delayed thread does not delay the others.
 const TASKS_PER_THREAD: usize = 2;
+
+/// Places that rows of floats are read from at the same time where the processor reads ahead by itself; their sums fit the registers.
+const PLACES: usize = 3;
 
 /// Rows of W that a strip of activations meets before the next strip comes, where all strips together do not fit the L1 cache.
 const CACHED_ROWS: usize = 16;
@@ -52,7 +55,12 @@ fn multiply_rows(
 ) {
     by_block!(
         weights.format,
-        floats => instructions.dispatch(RowProducts::<Floats>::new(x, weights, first, outputs)),
+        floats => match outputs {
+            [output] if ahead::by_itself() => {
+                instructions.dispatch(RowsInPlaces { x: &x[0], weights, first, output });
+            }
+            _ => instructions.dispatch(RowProducts::<Floats>::new(x, weights, first, outputs)),
+        },
         B of 32 => instructions.dispatch(RowProducts::<Of32<B>>::new(x, weights, first, outputs)),
         of 256 => instructions.dispatch(RowProducts::<Of256<B>>::new(x, weights, first, outputs))
     );
@@ -85,6 +93,41 @@ pub(super) fn in_tasks(
         tasks.iter().zip(outputs.chunks_mut(rows)).for_each(run);
     } else {
         tasks.par_iter().zip(outputs.par_chunks_mut(rows)).with_max_len(1).for_each(run);
+    }
+}
+
+/// One row of activations times rows of floats in several places at the same time.
+struct RowsInPlaces<'a, 'o> {
+    x: &'a Activations<'a>,
+    weights: Weights<'a>,
+    /// The first of the rows.
+    first: usize,
+    output: &'o mut [f32],
+}
+
+impl Operation for RowsInPlaces<'_, '_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd, L: Lanes>(self, _: S, lanes: L) {
+        let Weights { format, .. } = self.weights;
+        let row_bytes = self.weights.row_bytes();
+        let data = &self.weights.data[self.first * row_bytes..][..self.output.len() * row_bytes];
+        let each = self.output.len() / PLACES;
+        for row in 0..each {
+            let mut rows = [&data[..0]; PLACES];
+            for place in 0..PLACES {
+                rows[place] = &data[(place * each + row) * row_bytes..][..row_bytes];
+            }
+            let products: [f32; PLACES] = Floats::dots_of_rows(lanes, format, rows, self.x);
+            for place in 0..PLACES {
+                self.output[place * each + row] = products[place];
+            }
+        }
+        for row in PLACES * each..self.output.len() {
+            let rows = [&data[row * row_bytes..][..row_bytes]];
+            [self.output[row]] = Floats::dots_of_rows(lanes, format, rows, self.x);
+        }
     }
 }
 
@@ -159,5 +202,31 @@ impl<'a, 'o, K: Kind> RowProducts<'a, 'o, K> {
             first += at_once;
         }
         M
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{noise, random_weights};
+    use super::*;
+
+    #[test]
+    fn rows_in_places_have_the_bits_of_rows_one_by_one() {
+        let shapes = [(1, 5), (2, 16), (3, 48), (4, 1024), (7, 1039), (37, 2100), (48, 576)];
+        for (instructions, format, (rows, columns)) in Instructions::available().into_iter().flat_map(|i| {
+            let formats = [WeightFormat::F32, WeightFormat::F16, WeightFormat::BF16];
+            formats.into_iter().flat_map(move |format| shapes.map(|shape| (i, format, shape)))
+        }) {
+            let data = random_weights(format, rows + 2, columns, 3);
+            let weights = Weights { data: &data, format, rows: rows + 2, columns, layout: Layout::Rows };
+            let x = noise(4, columns);
+            let x = &instructions.dispatch(Prepare { x: &x, columns, formats: [format].into_iter() });
+            let (mut in_places, mut one_by_one) = (vec![f32::NAN; rows], vec![f32::NAN; rows]);
+            let output = &mut in_places[..];
+            instructions.dispatch(RowsInPlaces { x: &x[0], weights, first: 1, output });
+            let outputs = &mut [&mut one_by_one[..]];
+            instructions.dispatch(RowProducts::<Floats>::new(x, weights, 1, outputs));
+            assert_eq!(in_places, one_by_one, "{instructions:?} {format:?} {rows}×{columns}");
+        }
     }
 }
