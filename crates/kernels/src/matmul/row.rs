@@ -120,8 +120,8 @@ impl Operation for RowsInPlaces<'_, '_> {
                 rows[place] = &data[(place * each + row) * row_bytes..][..row_bytes];
             }
             let products: [f32; PLACES] = Floats::dots_of_rows(lanes, format, rows, self.x);
-            for place in 0..PLACES {
-                self.output[place * each + row] = products[place];
+            for (place, product) in products.into_iter().enumerate() {
+                self.output[place * each + row] = product;
             }
         }
         for row in PLACES * each..self.output.len() {
