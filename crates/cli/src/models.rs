@@ -12,6 +12,7 @@ use layerscope_engine::{
 use layerscope_models::{LocalModel, Places, Reference, fetch};
 use std::io::Read;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// The embedded model's name.
 pub(crate) const EMBEDDED_NAME: &str = "layerscope-tiny";
@@ -134,6 +135,8 @@ pub(crate) fn load(
 ) -> Result<Model> {
     check_memory(&opened.name, need, device)?;
     let model = progress::loading(|progress| opened.load(weights.into(), device, progress))?;
+    // The process ends with its use. To free the tables of a vocabulary of 262,144 tokens would take a fifth of a second.
+    std::mem::forget(Arc::clone(&model.tokenizer));
     // Hashing a large file takes seconds, so a known path is not hashed again; `record` always hashes its model.
     if let Some(path) = &model.path
         && !layerscope_models::is_known(&Places::from_environment(), path)
