@@ -215,6 +215,11 @@ impl<'a> Hooks<'a> {
         self.hooks.is_empty()
     }
 
+    /// Whether anything listens at a layer.
+    pub(crate) fn wants_of_layer(&self, layer: usize) -> bool {
+        self.hooks.iter().any(|(at, _)| at.layer == layer)
+    }
+
     /// Whether anything listens there.
     pub fn wants(&self, layer: usize, site: Site) -> bool {
         let point = HookPoint { layer, site };

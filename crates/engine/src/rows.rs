@@ -22,6 +22,11 @@ impl ResidualRows {
         Ok(Self { x: self.x.narrow(first, len)?, positions: self.positions[first..first + len].to_vec() })
     }
 
+    /// So many of the first, and the others.
+    pub(crate) fn split(&self, first: usize) -> Result<(Self, Self)> {
+        Ok((self.narrow(0, first)?, self.narrow(first, self.len() - first)?))
+    }
+
     /// Those for which `wanted` has a true; `None` where it has none.
     pub(crate) fn select(&self, wanted: &[bool]) -> Result<Option<Self>> {
         if wanted.iter().all(|wanted| *wanted) {

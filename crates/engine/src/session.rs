@@ -381,7 +381,7 @@ impl Session {
             )));
         }
         if together {
-            let Work { rows, depth } = self.begin_step(tokens, hooks)?;
+            let Work { rows, depth, .. } = self.begin_step(tokens, hooks)?;
             let collected = Collected { layers: statistics, received: true, reads };
             return Ok(self.forward(rows, depth, hooks, Some(collected), ComputeType::F32)?.x);
         }
@@ -416,7 +416,7 @@ impl Session {
             selection.begin_step();
             first_choice = selection.choice_points().first().copied().unwrap_or(end);
         }
-        Ok(Work { rows, depth: Depth::entering(0)..first_choice })
+        Ok(Work::new(rows, Depth::entering(0)..first_choice))
     }
 
     /// The prompt's last token, the first decode row, where all others have run before.
@@ -431,10 +431,10 @@ impl Session {
     fn choose(&mut self, rows: ResidualRows, point: Depth) -> Result<Work> {
         let received = self.received_from_last(point.layer())?;
         let end = Depth::entering(self.decoder.config().layers);
-        let Some(selection) = &mut self.selection else { return Ok(Work { rows, depth: point..end }) };
+        let Some(selection) = &mut self.selection else { return Ok(Work::new(rows, point..end)) };
         let rows = selection.choose(point, rows, &received, &self.decoder, &mut self.store)?;
         let next = selection.choice_points().into_iter().find(|&next| next > point);
-        Ok(Work { rows, depth: point..next.unwrap_or(end) })
+        Ok(Work::new(rows, point..next.unwrap_or(end)))
     }
 
     /// The next tokens as rows at the entrance of layer 0.

@@ -124,6 +124,45 @@ fn hooks_read_and_change_what_they_name() {
     assert!(error.to_string().contains("hook_embed"), "{error}");
 }
 
+/// Without a hook at the last layer, prompt rows leave nothing but keys and values there.
+#[test]
+fn what_is_read_of_the_last_layer_is_the_same_whether_prompt_rows_run_through_it() {
+    let decoder = decoder();
+    let layers = decoder.config().layers;
+    let full = [1, 2, 16, 17, 40, 511, 520, 700].map(|p| (p, "full"));
+    for (p, policy) in full.into_iter().chain([(600, "streaming:40+sinks=2"), (90, "speed:3+bos")]) {
+        let prompt = tokens(p);
+        let run = |hooks: &mut Hooks<'_>| {
+            let policy = Policy::parse(policy, layers).unwrap();
+            let mut session = Session::new(&decoder, policy, prompt.len(), 2).unwrap();
+            let mut logits = session
+                .prefill(&prompt, hooks, &Interrupt::new(false), &mut |_| {})
+                .unwrap()
+                .to_vec()
+                .unwrap();
+            let keys: Vec<Vec<f32>> =
+                (0..layers).map(|layer| session.store().keys_by_head(layer).unwrap()).collect();
+            logits.extend(session.step(5, hooks).unwrap().to_vec().unwrap());
+            (keys, logits)
+        };
+        let (keys, logits) = run(&mut Hooks::none());
+        let rows = std::cell::Cell::new(0);
+        let mut hooks = Hooks::none();
+        let point = HookPoint::parse("blocks.*.hook_resid_post", layers).unwrap()[layers - 1];
+        hooks.add(point, |_, x| {
+            rows.set(rows.get() + x.len_of(Axis(0)));
+            Ok(None)
+        });
+        let (hooked_keys, hooked_logits) = run(&mut hooks);
+        drop(hooks);
+        // Not `assert_eq`, which would print both.
+        assert!(keys == hooked_keys && logits == hooked_logits, "{policy}, p {p}");
+        // The hook saw all of them, and one decode step.
+        let expected = if policy.starts_with("speed") { 3 } else { p as usize + 1 };
+        assert_eq!(rows.get(), expected, "{policy}, p {p}");
+    }
+}
+
 #[test]
 fn misuse_is_an_error_that_a_program_can_match_on() {
     struct Nothing;

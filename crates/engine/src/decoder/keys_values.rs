@@ -59,6 +59,8 @@ impl Decoder {
         let adapted = self.adapted_rows(positions, &sequence);
         let angles = self.angles(positions, on_device.as_ref(), &sequence)?;
         let compute = self.compute_type(of.compute);
+        // A single prompt row gets the bits that it gets among others.
+        let rows = Some(self.product_rows(&sequence, positions)?);
         let shape = [positions.len(), self.config.kv_heads, self.config.head_dim];
         let shared = of.shared_norm.map(|layer| self.attention_norm(layer, x, compute)).transpose()?;
         for layer in of.layers {
@@ -67,7 +69,7 @@ impl Decoder {
                 Some(shared) => shared,
                 None => &self.attention_norm(layer, x, compute)?,
             };
-            let mode = LinearMode { adapted: adapted.as_deref(), ..compute.into() };
+            let mode = LinearMode { compute, rows, adapted: adapted.as_deref() };
             let [k, v] = Projection::forward_together([&weights.key, &weights.value], normed, mode)?;
             let k = hooks.visit(layer, Site::Key, positions, k.reshape(&shape)?)?;
             let v = hooks.visit(layer, Site::Value, positions, v.reshape(&shape)?)?;

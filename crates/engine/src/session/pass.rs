@@ -1,6 +1,7 @@
 //! Forward passes: rows of one sequence or of several, through ranges of depth.
 
 use super::attention::{Collected, Part, StoredAttention};
+use super::prefix::FEWEST_ROWS;
 use super::{Session, flattened};
 use crate::decoder::{KeysValuesOf, Pass, SequenceRows};
 use crate::hooks::Hooks;
@@ -16,6 +17,16 @@ use std::sync::Arc;
 pub(super) struct Work {
     pub(super) rows: ResidualRows,
     pub(super) depth: Range<Depth>,
+    /// Rows of the same chunk that go through a range after them.
+    pub(super) next: Option<(ResidualRows, Range<Depth>)>,
+    /// Those before them, which are done with it.
+    pub(super) done: Vec<ResidualRows>,
+}
+
+impl Work {
+    pub(super) fn new(rows: ResidualRows, depth: Range<Depth>) -> Self {
+        Self { rows, depth, next: None, done: vec![] }
+    }
 }
 
 /// What a sequence does in a forward pass that it shares with others.
@@ -128,6 +139,45 @@ impl<'a, 's> Sequence<'a, 's> {
         Ok(work)
     }
 
+    /// What is left to do with rows that enter a layer. Of those of which nothing else is read there, keys and values are stored; rows
+    /// before these run first, rows behind them afterwards.
+    fn enter(&mut self, work: Work, hooks: &mut Hooks<'_>, compute: ComputeType) -> Result<Option<Work>> {
+        let ending = self.session.rows_ending_with(&work.rows, &work.depth, hooks);
+        if ending.is_empty() {
+            return Ok(Some(work));
+        }
+        let Work { rows, depth, next, mut done } = work;
+        if ending.start > 0 {
+            let (before, rest) = rows.split(ending.start)?;
+            return Ok(Some(Work { rows: before, next: Some((rest, depth.clone())), depth, done }));
+        }
+        let (ending, rest) = match ending.end < rows.len() {
+            true => rows.split(ending.end).map(|(ending, rest)| (ending, Some(rest)))?,
+            false => (rows, None),
+        };
+        let layer = depth.start.layer();
+        self.session.store_keys_values(&ending, layer..layer + 1, None, hooks, compute)?;
+        done.push(ending);
+        match rest {
+            Some(rows) => Ok(Some(Work { rows, depth, next, done })),
+            None => self.passed(done, next, depth.end, hooks),
+        }
+    }
+
+    /// Rows are done with their range; what is left to do in this pass.
+    fn passed(
+        &mut self,
+        done: Vec<ResidualRows>,
+        next: Option<(ResidualRows, Range<Depth>)>,
+        at: Depth,
+        hooks: &mut Hooks<'_>,
+    ) -> Result<Option<Work>> {
+        match next {
+            Some((rows, depth)) => Ok(Some(Work { rows, depth, next: None, done })),
+            None => self.arrived(ResidualRows::joined(done)?, at, hooks),
+        }
+    }
+
     /// Rows have come to the end of their range; what is left to do with them in this pass.
     fn arrived(&mut self, rows: ResidualRows, at: Depth, hooks: &mut Hooks<'_>) -> Result<Option<Work>> {
         if self.session.is_prefilling() {
@@ -164,8 +214,17 @@ fn run(sequences: &mut [Sequence<'_, '_>], hooks: &mut Hooks<'_>, compute: Compu
     for sequence in &mut *sequences {
         work.push(Some(sequence.begin(hooks)?));
     }
+    let least_deep = |work: &[Option<Work>]| work.iter().flatten().map(|work| work.depth.start).min();
     // The least deep rows run together, down to where some of them end or others begin.
-    while let Some(start) = work.iter().flatten().map(|work| work.depth.start).min() {
+    while let Some(start) = least_deep(&work) {
+        for (sequence, work) in sequences.iter_mut().zip(&mut work) {
+            if let Some(here) = work.take_if(|work| work.depth.start == start) {
+                *work = sequence.enter(here, hooks, compute)?;
+            }
+        }
+        if least_deep(&work) != Some(start) {
+            continue;
+        }
         let nearest = |(sequence, work): (&Sequence<'_, '_>, &Work)| match work.depth.start == start {
             true => sequence.session.whole_range(&work.depth),
             false => work.depth.start,
@@ -193,10 +252,12 @@ fn run(sequences: &mut [Sequence<'_, '_>], hooks: &mut Hooks<'_>, compute: Compu
         let passed = through(&mut parts, rows, start..end, hooks, compute)?;
         drop(parts);
         for (index, rows) in at.into_iter().zip(passed) {
-            let depth = work[index].as_ref().map_or(end..end, |work| end..work.depth.end);
-            work[index] = match depth.is_empty() {
-                true => sequences[index].arrived(rows, end, hooks)?,
-                false => Some(Work { rows, depth }),
+            let Some(Work { depth, next, mut done, .. }) = work[index].take() else { continue };
+            work[index] = if depth.end == end {
+                done.push(rows);
+                sequences[index].passed(done, next, end, hooks)?
+            } else {
+                Some(Work { rows, depth: end..depth.end, next, done })
             };
         }
     }
@@ -285,14 +346,55 @@ impl Session {
         Ok(rows)
     }
 
-    /// How far rows go into a range before K and V of the layers above are projected from them.
+    /// How far rows go into a range before K and V of the layers above are projected from them, or those of the layer that is the last
+    /// for some of them.
     fn whole_range(&self, depth: &Range<Depth>) -> Depth {
-        match self.policy.rules().cross_layer_kv() {
-            Some(CrossLayerKv::SharedNorm(layer)) => {
-                let entrance = Depth::entering(layer);
-                if depth.start < entrance && depth.contains(&entrance) { entrance } else { depth.end }
-            }
-            _ => depth.end,
+        let shared = match self.policy.rules().cross_layer_kv() {
+            Some(CrossLayerKv::SharedNorm(layer)) => Some(layer),
+            _ => None,
+        };
+        let lasts = self.is_prefilling().then(|| self.prompt_ends().map(|end| end - 1));
+        let entrances = shared.into_iter().chain(lasts.into_iter().flatten()).map(Depth::entering);
+        let within = |entrance: &Depth| depth.start < *entrance && depth.contains(entrance);
+        entrances.filter(within).min().unwrap_or(depth.end)
+    }
+
+    /// The layers at whose entrance prompt rows end, that of the logits among them.
+    fn prompt_ends(&self) -> impl Iterator<Item = usize> + use<> {
+        let cutoff = self.policy.rules().reach().cutoff().map(|cutoff| cutoff.layer);
+        cutoff.into_iter().chain([self.decoder.config().layers]).filter(|end| *end > 0)
+    }
+
+    /// Of which rows that enter a range of depth nothing is read but their keys and values: prompt rows that end with it, where it is a
+    /// layer and nothing looks at their queries, their attention or what becomes of them. None, if these do not follow each other.
+    ///
+    /// The prompt's last row and those just before it run, so that it has the bits that it has among all.
+    fn rows_ending_with(&self, rows: &ResidualRows, depth: &Range<Depth>, hooks: &Hooks<'_>) -> Range<usize> {
+        let (rules, layer) = (self.policy.rules(), depth.start.layer());
+        let is_end = || self.prompt_ends().any(|end| *depth == Depth::of_layers(end - 1..end));
+        let is_seen = || {
+            hooks.wants_of_layer(layer)
+                || self.watch.is_some()
+                || self.selection.is_some()
+                || self.reads_again(rows)
+                || rules.retention().observed_rows() > 0
+                || rules.prefill_pattern().is_some()
+                || rules.cross_layer_kv().is_some()
+        };
+        if !self.is_prefilling() || !is_end() || is_seen() {
+            return 0..0;
+        }
+        let cutoff = rules.reach().cutoff().filter(|_| layer + 1 < self.decoder.config().layers);
+        let is_anchor = |position| cutoff.is_some_and(|cutoff| cutoff.anchors.contains(position));
+        let has_last = rows.positions.last().is_some_and(|&position| position + 1 == self.prompt_len);
+        let most = rows.len().saturating_sub(if has_last { FEWEST_ROWS } else { 0 });
+        let candidates = &rows.positions[..most];
+        let ends = |position: &usize| !is_anchor(*position);
+        let start = candidates.iter().position(ends).unwrap_or(most);
+        let count = candidates[start..].iter().take_while(|position| ends(position)).count();
+        match candidates[start + count..].iter().any(ends) {
+            true => 0..0,
+            false => start..start + count,
         }
     }
 
@@ -316,7 +418,7 @@ impl Session {
     /// stream.
     pub(super) fn project_keys_values(
         &mut self,
-        ResidualRows { x, positions }: &ResidualRows,
+        rows: &ResidualRows,
         first: usize,
         hooks: &mut Hooks<'_>,
         compute: ComputeType,
@@ -326,8 +428,21 @@ impl Session {
             Some(CrossLayerKv::OwnNorms) => None,
             Some(CrossLayerKv::SharedNorm(layer)) => Some(layer),
         };
+        let layers = first..self.decoder.config().layers;
+        self.store_keys_values(rows, layers, shared_norm, hooks, compute)
+    }
+
+    /// Stores K and V of rows at some layers, projected from their residual stream; `shared_norm` as in [`KeysValuesOf`].
+    fn store_keys_values(
+        &mut self,
+        ResidualRows { x, positions }: &ResidualRows,
+        layers: Range<usize>,
+        shared_norm: Option<usize>,
+        hooks: &mut Hooks<'_>,
+        compute: ComputeType,
+    ) -> Result<()> {
         let of = KeysValuesOf {
-            layers: first..self.decoder.config().layers,
+            layers,
             shared_norm,
             first_decode: self.prompt_len - 1,
             sequence_len: self.sequence_len,

@@ -195,7 +195,7 @@ impl Session {
             }
             _ => prefill.next_rows(at_once)?,
         };
-        Ok(Some(Work { rows, depth }))
+        Ok(Some(Work::new(rows, depth)))
     }
 
     /// A chunk has come to the end of its stage. The last prompt token's row, once that has run through all layers.

@@ -8,8 +8,9 @@ use layerscope_kernels::matmul::ComputeType;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Rows that are left to run of the chunk in which a prompt goes on: attention adds fewer in another order.
-const FEWEST_ROWS: usize = 16;
+/// Rows that are left to run of the chunk in which a prompt goes on, and of a chunk whose other rows end: attention adds fewer in
+/// another order.
+pub(super) const FEWEST_ROWS: usize = 16;
 
 impl Session {
     /// How many of the first `alike` tokens of this session's prompt, which are those of another's, have the keys and values that
