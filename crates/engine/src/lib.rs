@@ -77,6 +77,6 @@ pub use threads::{
 pub use tokenizer::{Message, PromptText, StopTexts, TokenStream, Tokenizer};
 pub use undefined::UndefinedFrom;
 pub use weights::{
-    Embedding, FileState, GgufFile, Linear, RandomWeights, SafetensorsFiles, ShapeWeights, Weight,
-    WeightSource, WeightsPrecision, explain_bus_errors,
+    Embedding, FileState, GgufArray, GgufFile, GgufValue, Linear, RandomWeights, SafetensorsFiles,
+    ShapeWeights, Weight, WeightSource, WeightsPrecision, explain_bus_errors,
 };

@@ -59,11 +59,9 @@ impl MemoryNeed {
         }
     }
 
-    /// With the tables of a tokenizer of `vocab` tokens.
-    pub(crate) fn with_tokenizer(self, vocab: usize) -> Self {
-        // Texts, ids and merges both ways, as measured on vocabularies of 49,152 and 262,144 tokens.
-        const TOKEN_BYTES: u64 = 340;
-        Self { tokenizer: TOKEN_BYTES.saturating_mul(vocab as u64), ..self }
+    /// With a tokenizer whose tables take so many bytes.
+    pub(crate) fn with_tokenizer(self, bytes: u64) -> Self {
+        Self { tokenizer: bytes, ..self }
     }
 
     /// With a sequence that keeps `kept` tokens at each layer.

@@ -306,7 +306,7 @@ impl OpenedModel {
         });
         let bytes = bytes.fold(0, u64::saturating_add);
         MemoryNeed::of_weights(&self.config, KvPrecision::with(precision, device), bytes, device)
-            .with_tokenizer(self.tokenizer.vocab_size())
+            .with_tokenizer(self.tokenizer.bytes())
             .with_sequence(&self.config, kept)
     }
 

@@ -5,8 +5,7 @@
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
-use candle_core::quantized::gguf_file::{Content, Value};
-use layerscope_engine::{Message, PromptText, Result, Tokenizer};
+use layerscope_engine::{GgufFile, GgufValue as Value, Message, PromptText, Result, Tokenizer};
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 
 type Metadata = HashMap<String, Value>;
@@ -56,8 +55,12 @@ const SPECIAL_TOKENS: [&str; 9] = [
 ];
 const MERGES: [&str; 10] = ["1 2", "12 3", "h e", "l l", "he ll", "hell o", "Ġ h", "Ġh e", "Ã ¤", "ä ½"];
 
+fn array(items: impl IntoIterator<Item = Value>) -> Value {
+    Value::from(items.into_iter().collect::<Vec<_>>())
+}
+
 fn strings<S: AsRef<str>>(items: impl IntoIterator<Item = S>) -> Value {
-    Value::Array(items.into_iter().map(|s| Value::String(s.as_ref().to_owned())).collect())
+    array(items.into_iter().map(|s| Value::String(s.as_ref().to_owned())))
 }
 
 /// A small vocabulary: the 256 bytes, a few merges, control tokens, one user-defined and one unused token.
@@ -81,12 +84,12 @@ fn id_of(token: &str) -> u32 {
 
 fn metadata(pre: &str) -> Metadata {
     let (tokens, types) = vocabulary();
-    let types = types.into_iter().map(Value::I32).collect();
+    let types = types.into_iter().map(Value::I32);
     Metadata::from([
         ("tokenizer.ggml.model".into(), Value::String("gpt2".into())),
         ("tokenizer.ggml.pre".into(), Value::String(pre.into())),
         ("tokenizer.ggml.tokens".into(), strings(&tokens)),
-        ("tokenizer.ggml.token_type".into(), Value::Array(types)),
+        ("tokenizer.ggml.token_type".into(), array(types)),
         ("tokenizer.ggml.merges".into(), strings(MERGES)),
         ("tokenizer.ggml.bos_token_id".into(), Value::U32(id_of("<|begin_of_text|>"))),
     ])
@@ -162,9 +165,9 @@ fn merges_are_ignored_where_a_piece_is_a_token() {
         let (mut tokens, mut types) = vocabulary();
         tokens.push("Ġhello".into());
         types.push(1);
-        let types = types.into_iter().map(Value::I32).collect();
+        let types = types.into_iter().map(Value::I32);
         let metadata = with(metadata(pre), "ggml.tokens", strings(&tokens));
-        let metadata = with(metadata, "ggml.token_type", Value::Array(types));
+        let metadata = with(metadata, "ggml.token_type", array(types));
         load(&metadata).unwrap().encode(" hello").unwrap().len()
     };
     assert_eq!(add("llama-bpe"), 1);
@@ -410,7 +413,7 @@ fn damaged_metadata_is_refused() {
         tokens[5] = String::new();
         strings(tokens)
     };
-    let types_of = |types: &[i32]| Value::Array(types.iter().copied().map(Value::I32).collect());
+    let types_of = |types: &[i32]| array(types.iter().copied().map(Value::I32));
     let cases = [
         ("ggml.model", string("t5"), "\"t5\""),
         ("ggml.model", string("gemma4"), "\"gemma4\""),
@@ -420,15 +423,15 @@ fn damaged_metadata_is_refused() {
         ("ggml.pre", string("bloom"), "gpt-2, phi-2, smollm"),
         ("ggml.pre", Value::Bool(true), "tokenizer.ggml.pre"),
         ("ggml.tokens", string("a"), "not an array"),
-        ("ggml.tokens", Value::Array(vec![Value::U8(1); size]), "not a string"),
-        ("ggml.tokens", Value::Array(Vec::new()), "it is empty"),
+        ("ggml.tokens", Value::from(vec![Value::U8(1); size]), "not a string"),
+        ("ggml.tokens", Value::from(Vec::new()), "it is empty"),
         ("ggml.tokens", strings(&tokens[..size - 1]), "types for"),
         ("ggml.tokens", twice, "tokens 4 and 5 are both"),
         ("ggml.tokens", empty_token, "token 5 is empty"),
         ("ggml.token_type", types_of(&types[1..]), "types for"),
         ("ggml.token_type", types_of(&vec![7; size]), "no token type 7"),
         ("ggml.token_type", types_of(&vec![-1; size]), "no token type -1"),
-        ("ggml.token_type", Value::Array(vec![Value::F32(1.0); size]), "not an integer"),
+        ("ggml.token_type", Value::from(vec![Value::F32(1.0); size]), "not an integer"),
         ("ggml.token_type", types_of(&vec![5; size]), "not in the vocabulary"),
         ("ggml.merges", Value::F64(0.0), "not an array"),
         ("ggml.merges", strings(["a"]), "is not two tokens"),
@@ -655,8 +658,14 @@ fn golden(name: &str) -> (Vec<Vec<u32>>, Vec<String>) {
     (ids, decoded)
 }
 
+/// The elements of an array, each as a value.
+fn elements(value: &Value) -> Vec<Value> {
+    let Value::Array(array) = value else { panic!("{value:?}") };
+    array.iter().map(|value| value.into_owned()).collect()
+}
+
 fn read_metadata(path: &Path) -> Metadata {
-    Content::read(&mut std::fs::File::open(path).unwrap()).unwrap().metadata
+    GgufFile::open(path).unwrap().metadata().clone()
 }
 
 fn load_file(path: &Path) -> Tokenizer {
@@ -897,12 +906,14 @@ fn any_ids_of_a_sentencepiece_vocabulary_stream() {
 fn runs_of_spaces_may_be_written_as_in_the_sentencepiece_model() {
     let path = fixture("gemma-spm.gguf");
     let mut metadata = read_metadata(&path);
-    let Some(Value::Array(tokens)) = metadata.get_mut("tokenizer.ggml.tokens") else { panic!("no tokens") };
-    for token in tokens {
+    let key = "tokenizer.ggml.tokens";
+    let mut tokens = elements(&metadata[key]);
+    for token in &mut tokens {
         if let Value::String(text) = token {
             *text = text.replace(' ', "\u{2581}");
         }
     }
+    metadata.insert(key.into(), Value::from(tokens));
     check_hostile(&Tokenizer::from_gguf(&metadata, &path).unwrap(), "gemma-spm");
 }
 
@@ -910,7 +921,7 @@ fn runs_of_spaces_may_be_written_as_in_the_sentencepiece_model() {
 fn without_scores_worth_the_name_pieces_are_merged_in_their_order() {
     // As files have it that were made from a tokenizer.json alone.
     let path = fixture("llama-spm.gguf");
-    let scores = Value::Array(vec![Value::F32(-1000.0); 1500]);
+    let scores = Value::from(vec![Value::F32(-1000.0); 1500]);
     let metadata = with(read_metadata(&path), "ggml.scores", scores);
     check_hostile(&Tokenizer::from_gguf(&metadata, &path).unwrap(), "llama-spm");
 }
@@ -937,7 +948,7 @@ fn no_metadata_makes_it_panic() {
         Value::I32(4),
         Value::I32(5),
         Value::Bool(true),
-        Value::Array(Vec::new()),
+        Value::from(Vec::new()),
     ];
     let (mut opened, mut refused) = (0, 0);
     for name in ["llama-spm", "gemma-spm", "byte-level"] {
@@ -948,20 +959,28 @@ fn no_metadata_makes_it_panic() {
         for _ in 0..150 {
             let mut metadata = good.clone();
             for _ in 0..1 + below(3) {
-                let place = match metadata.get_mut(keys[below(keys.len())]).unwrap() {
-                    Value::Array(values) if !values.is_empty() && below(8) > 0 => {
-                        let index = below(values.len());
-                        &mut values[index]
-                    }
-                    place => place,
-                };
+                let value = metadata.get_mut(keys[below(keys.len())]).unwrap();
+                let (within, place) = (below(8) > 0, below(1 << 30));
                 // Most often something of the right type.
-                let kind = (below(8) > 0).then(|| place.value_type());
-                let fitting = |value: &&Value| kind.is_none_or(|kind| value.value_type() == kind);
-                let choices: Vec<&Value> = odd.iter().filter(fitting).collect();
-                if !choices.is_empty() {
-                    *place = choices[below(choices.len())].clone();
-                }
+                let mut odd_for = |place: &Value| {
+                    let kind = (below(8) > 0).then(|| place.type_name());
+                    let choices: Vec<&Value> = odd
+                        .iter()
+                        .filter(|value| kind.is_none_or(|kind| value.type_name() == kind))
+                        .collect();
+                    (!choices.is_empty()).then(|| choices[below(choices.len())].clone())
+                };
+                *value = match &*value {
+                    Value::Array(array) if within && !array.is_empty() => {
+                        let mut elements = elements(value);
+                        let index = place % elements.len();
+                        if let Some(other) = odd_for(&elements[index]) {
+                            elements[index] = other;
+                        }
+                        Value::from(elements)
+                    }
+                    other => odd_for(other).unwrap_or_else(|| other.clone()),
+                };
             }
             match Tokenizer::from_gguf(&metadata, &path) {
                 Ok(tokenizer) => {
@@ -987,9 +1006,9 @@ fn damaged_sentencepiece_metadata_is_refused() {
     let path = fixture("llama-spm.gguf");
     let good = read_metadata(&path);
     let changed = |key: &str, change: &dyn Fn(&mut Vec<Value>)| {
-        let Value::Array(mut values) = good[&format!("tokenizer.{key}")].clone() else { panic!("{key}") };
+        let mut values = elements(&good[&format!("tokenizer.{key}")]);
         change(&mut values);
-        Value::Array(values)
+        Value::from(values)
     };
     let string = |text: &str| Value::String(text.into());
     // Ids 0, 1 and 2 are special, then come the bytes.
@@ -1010,7 +1029,7 @@ fn damaged_sentencepiece_metadata_is_refused() {
         ("ggml.unknown_token_id", Value::U32(1500), "is outside its vocabulary"),
         ("ggml.add_space_prefix", Value::U8(1), "not a boolean"),
         ("ggml.remove_extra_whitespaces", Value::Bool(true), "removes extra white space"),
-        ("ggml.precompiled_charsmap", Value::Array(vec![Value::U8(0)]), "normalises text by a table"),
+        ("ggml.precompiled_charsmap", Value::from(vec![Value::U8(0)]), "normalises text by a table"),
     ];
     for (key, value, part) in cases {
         let sentence =

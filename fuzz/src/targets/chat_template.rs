@@ -37,7 +37,7 @@ fn seeds() -> Vec<Vec<u8>> {
     let of_models =
         ["mistral-spm", "gemma-spm", "llama-bpe", "qwen2", "smollm"].into_iter().filter_map(|name| {
             let file = GgufFile::in_memory(name, fixture(&format!("tokenizer/{name}.gguf"))).ok()?;
-            Some(file.metadata().get(KEY)?.to_string().ok()?.clone().into_bytes())
+            Some(file.metadata().get(KEY)?.as_str()?.as_bytes().to_vec())
         });
     let own = [
         "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message['content']|trim }}<|im_end|>\n{% endfor %}",

@@ -2,9 +2,8 @@
 
 use super::peft::Places;
 use super::{Adapter, AdapterRows, LowRank};
-use crate::weights::GgufFile;
+use crate::weights::{GgufFile, GgufValue};
 use crate::{Error, ModelConfig, Result};
-use candle_core::quantized::gguf_file::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
@@ -19,10 +18,7 @@ impl Adapter {
     pub(super) fn read_gguf(path: &Path, config: &ModelConfig) -> Result<Self> {
         let file = GgufFile::open(path)?;
         let refuse = |what: &str| Err(Error::malformed(path, what));
-        let text = |key: &str| match file.metadata().get(key) {
-            Some(Value::String(text)) => Some(text.as_str()),
-            _ => None,
-        };
+        let text = |key: &str| file.metadata().get(key).and_then(GgufValue::as_str);
         if text("general.type") != Some("adapter") || text("adapter.type") != Some("lora") {
             return refuse(
                 "it is no LoRA adapter; give a folder of PEFT's or a GGUF file that convert_lora_to_gguf.py wrote",
@@ -31,7 +27,7 @@ impl Adapter {
         if file.metadata().contains_key("adapter.alora.invocation_tokens") {
             return refuse("an activated LoRA, which begins at certain tokens, is not supported");
         }
-        let Some(alpha) = file.metadata().get(ALPHA).and_then(|alpha| alpha.to_f32().ok()) else {
+        let Some(&GgufValue::F32(alpha)) = file.metadata().get(ALPHA) else {
             return refuse("`adapter.lora.alpha` is missing");
         };
         let all: BTreeSet<String> = file.tensor_names().map(str::to_owned).collect();

@@ -1,7 +1,7 @@
 //! Fields of a model's config by name, from the metadata of a GGUF file or from `config.json`.
 
+use crate::weights::GgufValue as Value;
 use crate::{Error, Result};
-use candle_core::quantized::gguf_file::Value;
 use serde_json::Value as Json;
 use std::collections::HashMap;
 use std::path::Path;
@@ -98,13 +98,13 @@ impl<'a> Fields<'a> {
         let Some(field) = self.find(key) else { return Ok(None) };
         let count = match &field {
             FieldValue::Gguf(_, Value::Array(values)) => {
-                let counts: Vec<Option<u64>> = values.iter().map(unsigned).collect();
+                let counts: Vec<Option<u64>> = values.iter().map(|value| value.as_u64()).collect();
                 match counts.split_first() {
                     Some((first, rest)) if rest.iter().all(|count| count == first) => *first,
                     _ => return Err(self.wrong(&field, "the same for every layer, which is not supported")),
                 }
             }
-            FieldValue::Gguf(_, value) => unsigned(value),
+            FieldValue::Gguf(_, value) => value.as_u64(),
             FieldValue::Json(_, value) => value.as_u64(),
         };
         match count.and_then(|count| usize::try_from(count).ok()) {
@@ -129,7 +129,7 @@ impl<'a> Fields<'a> {
         let number = match &field {
             FieldValue::Gguf(_, Value::F32(number)) => Some(f64::from(*number)),
             FieldValue::Gguf(_, Value::F64(number)) => Some(*number),
-            FieldValue::Gguf(_, value) => unsigned(value).map(|number| number as f64),
+            FieldValue::Gguf(_, value) => value.as_u64().map(|number| number as f64),
             FieldValue::Json(_, value) => value.as_f64(),
         };
         match number.filter(|number| number.is_finite()) {
@@ -173,9 +173,9 @@ impl<'a> Fields<'a> {
             FieldValue::Json(_, Json::Array(values)) => values.iter().map(Json::as_f64).collect(),
             FieldValue::Gguf(_, Value::Array(values)) => values
                 .iter()
-                .map(|value| match value {
-                    Value::Bool(value) => Some(f64::from(u8::from(*value))),
-                    value => unsigned(value).map(|number| number as f64),
+                .map(|value| match *value {
+                    Value::Bool(value) => Some(f64::from(u8::from(value))),
+                    ref value => value.as_u64().map(|number| number as f64),
                 })
                 .collect(),
             _ => None,
@@ -201,15 +201,5 @@ impl<'a> Fields<'a> {
             }
             _ => None,
         }
-    }
-}
-
-fn unsigned(value: &Value) -> Option<u64> {
-    match value {
-        Value::I8(v) => u64::try_from(*v).ok(),
-        Value::I16(v) => u64::try_from(*v).ok(),
-        Value::I32(v) => u64::try_from(*v).ok(),
-        Value::I64(v) => u64::try_from(*v).ok(),
-        value => value.to_u64().ok(),
     }
 }

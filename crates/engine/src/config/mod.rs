@@ -12,8 +12,8 @@ pub use layerscope_kernels::Activation;
 pub use rope::{RopeConfig, RopeScaling};
 
 use crate::family::Family;
+use crate::weights::GgufValue;
 use crate::{Error, Result};
-use candle_core::quantized::gguf_file::Value;
 use fields::FieldSource;
 use serde::Serialize;
 use serde_json::Value as Json;
@@ -146,7 +146,7 @@ impl ModelConfig {
     /// # Errors
     /// [`Error::MalformedFile`] naming the missing, impossible or unsupported value; [`Error::UnsupportedFamily`].
     pub fn from_gguf(
-        metadata: &HashMap<String, Value>,
+        metadata: &HashMap<String, GgufValue>,
         vocab: usize,
         tied_embeddings: bool,
         rope_factors: &RopeFactors,
@@ -155,7 +155,7 @@ impl ModelConfig {
     ) -> Result<Self> {
         const ARCHITECTURE: &str = "general.architecture";
         let architecture = match metadata.get(ARCHITECTURE) {
-            Some(Value::String(architecture)) => architecture.as_str(),
+            Some(GgufValue::String(architecture)) => architecture.as_str(),
             Some(_) => {
                 return Err(Error::malformed(
                     source,

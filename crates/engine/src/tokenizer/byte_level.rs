@@ -1,30 +1,32 @@
 //! Byte-level vocabularies (`tokenizer.ggml.model` = `gpt2`): BPE over bytes, with the merges in the file.
 
+use std::collections::HashMap;
+
 use tokenizers::AddedToken;
-use tokenizers::models::bpe::{BPE, Vocab};
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 
+use super::byte_pairs::{BytePairs, Merges, Outside};
 use super::gguf::{Metadata, Vocabulary};
+use super::model::Model;
 use super::pre_tokenizer::PreTokenizer;
-use super::{guarded, shorten};
+use super::texts::Texts;
+use super::{Inner, guarded, shorten};
 use crate::Result;
 
 /// The tokenizer, and whether a prompt starts with BoS where the file does not say.
-pub(super) fn build(file: &Metadata, vocabulary: &Vocabulary) -> Result<(tokenizers::Tokenizer, bool)> {
+pub(super) fn build(file: &Metadata, vocabulary: &Vocabulary) -> Result<(Inner, bool)> {
     let pre_tokenizer = pre_tokenizer(file)?;
-    let vocab = vocabulary.by_token(file)?;
-    let merges = merges(file, &vocab)?;
+    let texts = vocabulary.texts(file)?;
+    let merges = merges(file, &texts)?;
     // Matched in the text as it is given, before normalisation, as the families have them in their tokenizer.json.
     let added: Vec<AddedToken> = vocabulary
         .added()
         .map(|(token, special)| AddedToken::from(token, special).normalized(false))
         .collect();
     let inner = guarded(file.source, "build", || {
-        let model = BPE::builder()
-            .vocab_and_merges(vocab, merges)
-            .ignore_merges(pre_tokenizer.ignores_merges)
-            .build()?;
-        let mut inner = tokenizers::Tokenizer::new(model);
+        let whole_words = pre_tokenizer.ignores_merges;
+        let model = BytePairs { texts, merges, outside: Outside::Dropped, whole_words };
+        let mut inner = Inner::new(Model::BytePairs(model));
         inner.with_normalizer(pre_tokenizer.normalizer())?;
         inner.with_pre_tokenizer(Some(pre_tokenizer.splitter()?));
         inner.with_decoder(Some(ByteLevel::default()));
@@ -51,27 +53,27 @@ fn pre_tokenizer(file: &Metadata) -> Result<&'static PreTokenizer> {
     })
 }
 
-fn merges(file: &Metadata, vocab: &Vocab) -> Result<Vec<(String, String)>> {
+fn merges(file: &Metadata, texts: &Texts) -> Result<Merges> {
     let key = "tokenizer.ggml.merges";
-    file.strings(key)?
-        .into_iter()
-        .map(|merge| {
-            let Some((left, right)) = merge.split_once(' ') else {
-                return Err(
-                    file.error(format_args!("has a damaged {key}: {:?} is not two tokens", shorten(merge)))
-                );
-            };
-            let whole = [left, right].concat();
-            for token in [left, right, &whole] {
-                if !vocab.contains_key(token) {
-                    return Err(file.error(format_args!(
-                        "has a damaged {key}: {:?} needs the token {:?}, which is not in the vocabulary",
-                        shorten(merge),
-                        shorten(token)
-                    )));
-                }
-            }
-            Ok((left.to_owned(), right.to_owned()))
-        })
-        .collect()
+    let listed = file.strings(key)?;
+    let mut merges = HashMap::with_capacity(listed.len());
+    for (merge, rank) in listed.into_iter().zip(0..) {
+        let Some((left, right)) = merge.split_once(' ') else {
+            return Err(
+                file.error(format_args!("has a damaged {key}: {:?} is not two tokens", shorten(merge)))
+            );
+        };
+        let id = |token: &str| {
+            texts.id(token).ok_or_else(|| {
+                file.error(format_args!(
+                    "has a damaged {key}: {:?} needs the token {:?}, which is not in the vocabulary",
+                    shorten(merge),
+                    shorten(token)
+                ))
+            })
+        };
+        let pair = (id(left)?, id(right)?);
+        merges.insert(pair, (rank, id(&[left, right].concat())?));
+    }
+    Ok(Merges::Listed(merges))
 }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::{Parts, Tokenizer, encode_with, guarded, shorten};
+use super::{Inner, Parts, Tokenizer, encode_with, guarded, shorten};
 use crate::{Error, Result};
 
 /// The part of `tokenizer.json` that is checked against what the tokenizers crate made of it.
@@ -80,8 +80,8 @@ fn read(path: &Path) -> Result<Option<String>> {
     }
 }
 
-fn load(path: &Path, text: &str) -> Result<tokenizers::Tokenizer> {
-    let mut inner = guarded(path, "load", || tokenizers::Tokenizer::from_bytes(text))?;
+fn load(path: &Path, text: &str) -> Result<Inner> {
+    let mut inner = guarded(path, "load", || Inner::from_bytes(text))?;
     // transformers pads and cuts only when it is asked to, whatever the file was saved with.
     inner.with_padding(None);
     guarded(path, "load", || inner.with_truncation(None).map(|_| ()))?;
@@ -164,7 +164,7 @@ struct Folder<'a> {
     generation_config: JsonFile,
     config: JsonFile,
     tokenizer_path: &'a Path,
-    inner: &'a tokenizers::Tokenizer,
+    inner: &'a Inner,
     vocab_size: usize,
 }
 

@@ -4,10 +4,9 @@ use std::borrow::Cow;
 use std::collections::HashMap;
 use std::path::Path;
 
-use candle_core::quantized::gguf_file::Value;
-use tokenizers::models::bpe::Vocab;
-
+use super::texts::Texts;
 use super::{Parts, Tokenizer, byte_level, sentencepiece, shorten};
+use crate::weights::{GgufArray as Array, GgufValue as Value};
 use crate::{Error, Result};
 
 /// What kind of token an id stands for: `llama_token_type` of llama.cpp.
@@ -87,27 +86,25 @@ pub(super) struct Vocabulary<'a> {
 }
 
 impl Vocabulary<'_> {
-    /// The ids of all tokens but the unused ones, which need not differ.
-    pub(super) fn by_token(&self, file: &Metadata) -> Result<Vocab> {
-        let key = "tokenizer.ggml.tokens";
-        let mut vocab = Vocab::with_capacity(self.tokens.len());
-        for (index, (token, &kind)) in self.tokens.iter().zip(&self.types).enumerate() {
-            if kind == TokenType::Unused {
-                continue;
-            }
-            let id = u32::try_from(index)
-                .map_err(|_| file.error(format_args!("has a damaged {key}: it is too long")))?;
-            if token.is_empty() {
-                return Err(file.error(format_args!("has a damaged {key}: token {id} is empty")));
-            }
-            if let Some(first) = vocab.insert(token.to_string(), id) {
-                return Err(file.error(format_args!(
-                    "has a damaged {key}: tokens {first} and {id} are both {:?}",
-                    shorten(token)
-                )));
-            }
+    /// The texts of all tokens but the unused ones, which need not differ.
+    pub(super) fn texts(&self, file: &Metadata) -> Result<Texts> {
+        let damaged = |what: std::fmt::Arguments| {
+            file.error(format_args!("has a damaged tokenizer.ggml.tokens: {what}"))
+        };
+        if u32::try_from(self.tokens.len()).is_err() {
+            return Err(damaged(format_args!("it is too long")));
         }
-        Ok(vocab)
+        let mut texts = Texts::with_capacity(self.tokens.len());
+        for (id, (token, &kind)) in self.tokens.iter().zip(&self.types).enumerate() {
+            let is_used = kind != TokenType::Unused;
+            if is_used && token.is_empty() {
+                return Err(damaged(format_args!("token {id} is empty")));
+            }
+            texts.push(if is_used { token } else { "" }).map_err(|first| {
+                damaged(format_args!("tokens {first} and {id} are both {:?}", shorten(token)))
+            })?;
+        }
+        Ok(texts)
     }
 
     /// The tokens that are matched before ordinary text is split, and whether they are special: all but the
@@ -145,36 +142,22 @@ impl<'a> Metadata<'a> {
     }
 
     fn wrong_type(&self, key: &str, value: &Value, wanted: &str) -> Error {
-        self.error(format_args!("has a damaged {key}: it is of type {:?}, not {wanted}", value.value_type()))
+        self.error(format_args!("has a damaged {key}: it is of type {}, not {wanted}", value.type_name()))
     }
 
     fn as_str(&self, key: &str, value: &'a Value) -> Result<&'a str> {
-        match value {
-            Value::String(text) => Ok(text),
-            other => Err(self.wrong_type(key, other, "a string")),
-        }
+        value.as_str().ok_or_else(|| self.wrong_type(key, value, "a string"))
     }
 
-    pub(super) fn array(&self, key: &str) -> Result<&'a [Value]> {
+    pub(super) fn array(&self, key: &str) -> Result<&'a Array> {
         match self.required(key)? {
             Value::Array(values) => Ok(values),
             other => Err(self.wrong_type(key, other, "an array")),
         }
     }
 
-    fn integer(&self, key: &str, value: &Value) -> Result<i64> {
-        match *value {
-            Value::U8(v) => Ok(v.into()),
-            Value::I8(v) => Ok(v.into()),
-            Value::U16(v) => Ok(v.into()),
-            Value::I16(v) => Ok(v.into()),
-            Value::U32(v) => Ok(v.into()),
-            Value::I32(v) => Ok(v.into()),
-            Value::I64(v) => Ok(v),
-            // Too large for any id or type: refused by the caller's range check.
-            Value::U64(v) => Ok(i64::try_from(v).unwrap_or(i64::MAX)),
-            ref other => Err(self.wrong_type(key, other, "an integer")),
-        }
+    fn integer(&self, key: &str, value: &Value) -> Result<i128> {
+        value.as_i128().ok_or_else(|| self.wrong_type(key, value, "an integer"))
     }
 
     /// A score.
@@ -194,7 +177,8 @@ impl<'a> Metadata<'a> {
     }
 
     pub(super) fn strings(&self, key: &str) -> Result<Vec<&'a str>> {
-        self.array(key)?.iter().map(|value| self.as_str(key, value)).collect()
+        let texts = self.array(key)?.strings();
+        texts.map_err(|other| self.wrong_type(key, &other, "a string"))
     }
 
     pub(super) fn boolean(&self, key: &str) -> Result<Option<bool>> {
@@ -231,23 +215,21 @@ impl<'a> Metadata<'a> {
     fn token_types(&self, vocab_size: usize) -> Result<Vec<TokenType>> {
         // Without them special tokens could not be told from text.
         let key = "tokenizer.ggml.token_type";
-        let values = self.array(key)?;
-        if values.len() != vocab_size {
-            return Err(self
-                .error(format_args!("has a damaged {key}: {} types for {vocab_size} tokens", values.len())));
+        let types = self.array(key)?.iter().map(|value| match self.integer(key, &value)? {
+            0 => Ok(TokenType::Undefined),
+            1 => Ok(TokenType::Normal),
+            2 => Ok(TokenType::Unknown),
+            3 => Ok(TokenType::Control),
+            4 => Ok(TokenType::UserDefined),
+            5 => Ok(TokenType::Unused),
+            6 => Ok(TokenType::Byte),
+            kind => Err(self.error(format_args!("has a damaged {key}: there is no token type {kind}"))),
+        });
+        let types = types.collect::<Result<Vec<TokenType>>>()?;
+        match types.len() == vocab_size {
+            true => Ok(types),
+            false => Err(self
+                .error(format_args!("has a damaged {key}: {} types for {vocab_size} tokens", types.len()))),
         }
-        values
-            .iter()
-            .map(|value| match self.integer(key, value)? {
-                0 => Ok(TokenType::Undefined),
-                1 => Ok(TokenType::Normal),
-                2 => Ok(TokenType::Unknown),
-                3 => Ok(TokenType::Control),
-                4 => Ok(TokenType::UserDefined),
-                5 => Ok(TokenType::Unused),
-                6 => Ok(TokenType::Byte),
-                kind => Err(self.error(format_args!("has a damaged {key}: there is no token type {kind}"))),
-            })
-            .collect()
     }
 }

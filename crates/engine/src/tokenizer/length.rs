@@ -13,11 +13,11 @@
 //! There is no bound for tokenizers that shorten text in other ways (`Lowercase`, `Strip`, a regular expression, unknown
 //! tokens that stand for stretches of any length).
 
-use tokenizers::models::bpe::BPE;
 use tokenizers::normalizers::Replace;
 use tokenizers::{ModelWrapper, NormalizerWrapper, PreTokenizerWrapper, SplitDelimiterBehavior};
 
-use super::bytes;
+use super::model::Model;
+use super::{Inner, bytes};
 
 /// 1/L of each byte, or 0 for one that may vanish.
 #[derive(Debug)]
@@ -29,20 +29,22 @@ pub(super) struct TokenLengths {
 
 impl TokenLengths {
     /// The bound of a tokenizer; none where text may become fewer tokens than its bytes tell.
-    pub(super) fn of(inner: &tokenizers::Tokenizer, byte_level: bool) -> Option<Self> {
+    pub(super) fn of(inner: &Inner, byte_level: bool) -> Option<Self> {
         let composes = match inner.get_normalizer() {
             None => false,
             Some(normalizer) => composes(normalizer)?,
         };
-        let ModelWrapper::BPE(model) = inner.get_model() else { return None };
+        let falls_back_on_bytes = match inner.get_model() {
+            Model::BytePairs(model) => model.falls_back_on_bytes(),
+            Model::Published(model) => falls_back_on_bytes(model)?,
+        };
         let pre_tokenizer = inner.get_pre_tokenizer();
         let is_kept = pre_tokenizer.is_none_or(keeps_text);
-        let has_affixes = model.continuing_subword_prefix.is_some() || model.end_of_word_suffix.is_some();
         let spells_bytes = match byte_level {
             true => pre_tokenizer.is_some_and(spells_bytes),
-            false => has_every_byte(model),
+            false => falls_back_on_bytes,
         };
-        if !is_kept || has_affixes || !spells_bytes || (composes && !byte_level) {
+        if !is_kept || !spells_bytes || (composes && !byte_level) {
             return None;
         }
         let added = inner.get_added_tokens_decoder();
@@ -134,10 +136,15 @@ fn spells_bytes(pre_tokenizer: &PreTokenizerWrapper) -> bool {
     }
 }
 
-/// Whether a character outside the vocabulary becomes tokens of its bytes.
-fn has_every_byte(model: &BPE) -> bool {
+/// Whether a character outside the vocabulary becomes tokens of its bytes, for byte-pair encoding that adds nothing to words.
+fn falls_back_on_bytes(model: &ModelWrapper) -> Option<bool> {
     use tokenizers::Model;
-    model.byte_fallback && (0..=u8::MAX).all(|byte| model.token_to_id(&format!("<0x{byte:02X}>")).is_some())
+    let ModelWrapper::BPE(model) = model else { return None };
+    if model.continuing_subword_prefix.is_some() || model.end_of_word_suffix.is_some() {
+        return None;
+    }
+    let has = |byte: u8| model.token_to_id(&format!("<0x{byte:02X}>")).is_some();
+    Some(model.byte_fallback && (0..=u8::MAX).all(has))
 }
 
 #[cfg(test)]
@@ -146,7 +153,7 @@ mod tests {
     use proptest::prelude::*;
     use std::path::Path;
     use std::sync::LazyLock;
-    use tokenizers::{AddedToken, DecoderWrapper, Tokenizer};
+    use tokenizers::{AddedToken, DecoderWrapper};
 
     const NAMES: [&str; 7] =
         ["gpt-2", "llama-bpe", "qwen2", "smollm", "gemma-spm", "llama-spm", "mistral-spm"];
@@ -157,17 +164,16 @@ mod tests {
     }
 
     /// The tokenizers of the goldens, and one whose added tokens swallow white space.
-    static TOKENIZERS: LazyLock<Vec<(String, Tokenizer, TokenLengths)>> = LazyLock::new(|| {
-        let load = |name: &str| -> Tokenizer {
-            read(&format!("{name}.tokenizer.json")).parse().expect("a tokenizer")
-        };
-        let mut all: Vec<(String, Tokenizer)> =
+    static TOKENIZERS: LazyLock<Vec<(String, Inner, TokenLengths)>> = LazyLock::new(|| {
+        let load =
+            |name: &str| -> Inner { read(&format!("{name}.tokenizer.json")).parse().expect("a tokenizer") };
+        let mut all: Vec<(String, Inner)> =
             NAMES.iter().map(|name| ((*name).to_owned(), load(name))).collect();
         let mut swallowing = load("gpt-2");
         let token = AddedToken::from("<sep>", true).lstrip(true).rstrip(true);
         swallowing.add_special_tokens([token]).expect("added");
         all.push(("swallowing".to_owned(), swallowing));
-        let with_bound = |(name, inner): (String, Tokenizer)| {
+        let with_bound = |(name, inner): (String, Inner)| {
             let byte_level = matches!(inner.get_decoder(), Some(DecoderWrapper::ByteLevel(_)));
             let lengths = TokenLengths::of(&inner, byte_level)?;
             Some((name, inner, lengths))
@@ -234,7 +240,7 @@ mod tests {
             let mut tokenizer: serde_json::Value =
                 serde_json::from_str(&read("gpt-2.tokenizer.json")).expect("JSON");
             tokenizer[field] = serde_json::from_str(value).expect("JSON");
-            let inner: Tokenizer = tokenizer.to_string().parse().expect("a tokenizer");
+            let inner: Inner = tokenizer.to_string().parse().expect("a tokenizer");
             assert!(TokenLengths::of(&inner, true).is_none(), "{value}");
         }
     }

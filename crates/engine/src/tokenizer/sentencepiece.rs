@@ -2,31 +2,32 @@
 //! instead of merges, and a token for each byte of a character that is no piece.
 //!
 //! The published `tokenizer.json` of these families has merges all the same, which `transformers` made from the pieces
-//! (`generate_merges` in its `tokenization_utils_base.py`); here they are made in the same way.
+//! (`generate_merges` in its `tokenization_utils_base.py`). Pieces merge here in the order of that list.
 
 use std::cmp::Ordering;
 use std::collections::HashSet;
 
-use rayon::prelude::*;
 use tokenizers::decoders::byte_fallback::ByteFallback;
 use tokenizers::decoders::fuse::Fuse;
 use tokenizers::decoders::sequence::Sequence as DecoderSequence;
 use tokenizers::decoders::strip::Strip;
-use tokenizers::models::bpe::{BPE, Vocab};
 use tokenizers::normalizers::prepend::Prepend;
 use tokenizers::normalizers::replace::Replace;
 use tokenizers::normalizers::utils::Sequence as NormalizerSequence;
 use tokenizers::pre_tokenizers::metaspace::{Metaspace, PrependScheme};
 use tokenizers::{AddedToken, DecoderWrapper, NormalizerWrapper, PreTokenizerWrapper};
 
+use super::byte_pairs::{BytePairs, Merges, NO_PIECE, Outside};
 use super::gguf::{Metadata, TokenType, Vocabulary};
-use super::guarded;
+use super::model::Model;
+use super::texts::Texts;
+use super::{Inner, guarded};
 use crate::Result;
 
 /// How SentencePiece writes a space.
 const SPACE: &str = "\u{2581}";
 
-/// No piece of a real vocabulary is nearly as long, in bytes. To find the merges of one takes the square of its length.
+/// No piece of a real vocabulary is nearly as long, in bytes. Each merge of two is looked up by its text.
 const LONGEST_PIECE: usize = 1024;
 
 /// The tokens of Phi-3 that leave the white space after them in the text.
@@ -45,29 +46,27 @@ enum SpaceBefore {
     EachStretch,
 }
 
-pub(super) fn build(file: &Metadata, mut vocabulary: Vocabulary) -> Result<tokenizers::Tokenizer> {
+pub(super) fn build(file: &Metadata, mut vocabulary: Vocabulary) -> Result<Inner> {
     refuse_other_normalisation(file)?;
     let scores = scores(file, vocabulary.tokens.len())?;
     refuse_long_pieces(file, &vocabulary)?;
     let runs_of_spaces = respell_runs_of_spaces(&mut vocabulary);
-    let vocab = vocabulary.by_token(file)?;
-    let byte_fallback = has_byte_tokens(file, &vocab)?;
-    let unknown = unknown_token(file, &vocabulary)?;
-    if !byte_fallback && unknown.is_none() {
-        return Err(file.error(
-            "has neither byte tokens nor an unknown token, so text outside its vocabulary cannot be tokenized",
-        ));
-    }
-    let merges = merges(&vocabulary, &vocab, &scores, &runs_of_spaces);
+    let texts = vocabulary.texts(file)?;
+    let outside = match (byte_tokens(file, &texts)?, unknown_token(file, &vocabulary)?) {
+        (Some(ids), _) => Outside::Bytes(ids),
+        (None, Some(id)) => Outside::Unknown(id),
+        (None, None) => {
+            return Err(file.error(
+                "has neither byte tokens nor an unknown token, so text outside its vocabulary cannot be tokenized",
+            ));
+        }
+    };
+    let merges = Merges::Scored(ranks(&vocabulary, &scores, &runs_of_spaces));
     let added = added_tokens(file, &vocabulary)?;
     let space_before = space_before(file, &vocabulary)?;
     guarded(file.source, "build", || {
-        let mut model =
-            BPE::builder().vocab_and_merges(vocab, merges).byte_fallback(byte_fallback).fuse_unk(true);
-        if let Some(unknown) = unknown {
-            model = model.unk_token(unknown);
-        }
-        let mut inner = tokenizers::Tokenizer::new(model.build()?);
+        let model = BytePairs { texts, merges, outside, whole_words: false };
+        let mut inner = Inner::new(Model::BytePairs(model));
         inner.with_normalizer(normalizer(space_before)?)?;
         inner.with_pre_tokenizer(pre_tokenizer(space_before));
         inner.with_decoder(Some(decoder(space_before)?));
@@ -129,7 +128,7 @@ fn refuse_other_normalisation(file: &Metadata) -> Result<()> {
 
 fn scores(file: &Metadata, vocab_size: usize) -> Result<Vec<f32>> {
     let key = "tokenizer.ggml.scores";
-    let scores = file.array(key)?.iter().map(|value| file.float(key, value)).collect::<Result<Vec<_>>>()?;
+    let scores = file.array(key)?.iter().map(|value| file.float(key, &value)).collect::<Result<Vec<_>>>()?;
     if scores.len() != vocab_size {
         return Err(
             file.error(format_args!("has a damaged {key}: {} scores for {vocab_size} tokens", scores.len()))
@@ -182,59 +181,49 @@ fn respell_runs_of_spaces(vocabulary: &mut Vocabulary) -> Vec<usize> {
     runs
 }
 
-/// Whether there is a token for each byte; some, but not all, is damage.
-fn has_byte_tokens(file: &Metadata, vocab: &Vocab) -> Result<bool> {
-    let absent: Vec<String> = (0..=u8::MAX)
-        .map(|byte| format!("<0x{byte:02X}>"))
-        .filter(|token| !vocab.contains_key(token))
-        .collect();
+/// The token of each byte, if there are such; some, but not all, is damage.
+fn byte_tokens(file: &Metadata, texts: &Texts) -> Result<Option<Box<[u32; 256]>>> {
+    let mut ids = Box::new([0; 256]);
+    let mut absent = Vec::new();
+    for (byte, id) in ids.iter_mut().enumerate() {
+        let token = format!("<0x{byte:02X}>");
+        match texts.id(&token) {
+            Some(known) => *id = known,
+            None => absent.push(token),
+        }
+    }
     match absent.as_slice() {
-        [] => Ok(true),
+        [] => Ok(Some(ids)),
         [first, ..] if absent.len() < 256 => Err(file.error(format_args!(
             "has a damaged tokenizer.ggml.tokens: {} of the 256 byte tokens are missing, {first} among them",
             absent.len()
         ))),
-        _ => Ok(false),
+        _ => Ok(None),
     }
 }
 
 /// The token for what no piece stands for: the one that is named, or else marked as such.
-fn unknown_token(file: &Metadata, vocabulary: &Vocabulary) -> Result<Option<String>> {
-    let named = file.token_id("tokenizer.ggml.unknown_token_id", vocabulary.tokens.len())?;
-    let id = match named {
-        Some(id) => Some(id as usize),
-        None => vocabulary.types.iter().position(|&kind| kind == TokenType::Unknown),
-    };
-    Ok(id.filter(|&id| vocabulary.types[id] != TokenType::Unused).map(|id| vocabulary.tokens[id].to_string()))
+fn unknown_token(file: &Metadata, vocabulary: &Vocabulary) -> Result<Option<u32>> {
+    let types = &vocabulary.types;
+    let named = file.token_id("tokenizer.ggml.unknown_token_id", types.len())?;
+    let marked = || types.iter().zip(0..).find_map(|(&kind, id)| (kind == TokenType::Unknown).then_some(id));
+    Ok(named.or_else(marked).filter(|&id| types[id as usize] != TokenType::Unused))
 }
 
-/// Every cut of a piece into two others, the best piece first: SentencePiece merges whatever has the highest score.
+/// The place of each id among the pieces, the best first: SentencePiece merges whatever has the highest score.
 ///
 /// Pieces of one score are taken in the order of their ids, which is that in which they were learnt. (Files made without
 /// the SentencePiece model have the same score everywhere.)
-fn merges(
-    vocabulary: &Vocabulary,
-    vocab: &Vocab,
-    scores: &[f32],
-    runs_of_spaces: &[usize],
-) -> Vec<(String, String)> {
-    let mut pieces: Vec<usize> = (0..vocabulary.tokens.len())
-        .filter(|&id| matches!(vocabulary.types[id], TokenType::Normal | TokenType::Undefined))
-        .collect();
+fn ranks(vocabulary: &Vocabulary, scores: &[f32], runs_of_spaces: &[usize]) -> Vec<u32> {
+    let is_piece = |id: usize| matches!(vocabulary.types[id], TokenType::Normal | TokenType::Undefined);
+    let mut pieces: Vec<usize> = (0..vocabulary.tokens.len()).filter(|&id| is_piece(id)).collect();
     pieces.sort_by(|&a, &b| scores[b].partial_cmp(&scores[a]).unwrap_or(Ordering::Equal));
+    let mut ranks = vec![NO_PIECE; vocabulary.tokens.len()];
     // User-defined tokens come before all others.
-    pieces.splice(0..0, runs_of_spaces.iter().copied());
-
-    let mut is_piece = vec![false; vocabulary.tokens.len()];
-    pieces.iter().for_each(|&id| is_piece[id] = true);
-    let known = |text: &str| vocab.get(text).is_some_and(|&id| is_piece[id as usize]);
-    let cuts = |id: usize| {
-        let piece = vocabulary.tokens[id].as_ref();
-        let cuts = piece.char_indices().rev().map(|(cut, _)| piece.split_at(cut));
-        cuts.filter(|(left, right)| known(left) && known(right))
-    };
-    let merges = pieces.into_par_iter().flat_map_iter(cuts);
-    merges.map(|(left, right)| (left.to_owned(), right.to_owned())).collect()
+    for (&id, rank) in runs_of_spaces.iter().chain(&pieces).zip(0..) {
+        ranks[id] = rank;
+    }
+    ranks
 }
 
 /// The control, user-defined and unknown tokens, matched in the text as it is given.

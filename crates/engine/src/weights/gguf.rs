@@ -2,6 +2,7 @@
 
 mod header;
 mod tensor_type;
+mod value;
 
 use self::header::{Header, Problem};
 use super::bytes::FileBytes;
@@ -15,12 +16,14 @@ use crate::config::RopeFactors;
 use crate::family::Family;
 use crate::model::WeightType;
 use crate::{Error, ModelConfig, Result};
-use candle_core::quantized::gguf_file::Value;
 use layerscope_kernels::matmul::Layout;
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+
+pub(crate) use value::Strings;
+pub use value::{Array, Value};
 
 /// An opened GGUF file.
 pub struct GgufFile {
@@ -258,7 +261,7 @@ fn damaged(path: &Path, what: &str) -> Error {
 
 /// That a file is whole rather than one of several parts, which say so themselves or by their names.
 fn check_not_split(path: &Path, metadata: &HashMap<String, Value>) -> Result<()> {
-    let stated = metadata.get("split.count").and_then(|count| count.to_u64().ok());
+    let stated = metadata.get("split.count").and_then(|count| count.as_u64());
     let name = path.file_name().map(|name| name.to_string_lossy()).unwrap_or_default();
     let parts = stated.or_else(|| parts_in_name(&name)).unwrap_or(1);
     if parts <= 1 {

@@ -13,7 +13,8 @@ mod random;
 mod safetensors;
 
 pub(crate) use bytes::FileBytes;
-pub use gguf::GgufFile;
+pub(crate) use gguf::Strings;
+pub use gguf::{Array as GgufArray, GgufFile, Value as GgufValue};
 pub use linear::{Embedding, Linear};
 pub(crate) use linear::{LinearCall, LinearMode};
 pub use mapped::{FileState, explain_bus_errors};

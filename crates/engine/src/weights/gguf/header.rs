@@ -2,7 +2,8 @@
 //! is left of the file before anything is made of that length.
 
 use super::tensor_type::TensorType;
-use candle_core::quantized::gguf_file::Value;
+use super::value::{Array, Strings, Value};
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
@@ -42,7 +43,7 @@ fn damaged<T>(what: impl Into<String>) -> Result<T> {
 
 /// As `ggml.h` has it.
 const MOST_DIMENSIONS: u32 = 4;
-/// Far beyond any vocabulary; each element takes 32 bytes of memory.
+/// Far beyond any vocabulary; an element takes up to 32 bytes of memory.
 const MOST_ELEMENTS: usize = 1 << 24;
 /// How deep arrays may lie in arrays.
 const MOST_NESTED: usize = 8;
@@ -96,7 +97,7 @@ impl Header {
 /// Tensors' bytes begin at a multiple of this.
 fn alignment(metadata: &HashMap<String, Value>) -> Result<usize> {
     let Some(value) = metadata.get("general.alignment") else { return Ok(32) };
-    let alignment = value.to_u64().ok().and_then(|alignment| usize::try_from(alignment).ok());
+    let alignment = value.as_u64().and_then(|alignment| usize::try_from(alignment).ok());
     match alignment.filter(|alignment| alignment.is_power_of_two()) {
         Some(alignment) => Ok(alignment),
         None => damaged("its alignment is no power of two"),
@@ -148,11 +149,15 @@ impl<'a> Reader<'a> {
     }
 
     /// Some files have strings that end in 0, or that are not UTF-8.
-    fn string(&mut self) -> Result<String> {
+    fn text(&mut self) -> Result<Cow<'a, str>> {
         let length = self.length()?;
         let bytes = self.take(length)?;
         let end = bytes.iter().rposition(|&byte| byte != 0).map_or(0, |last| last + 1);
-        Ok(String::from_utf8_lossy(&bytes[..end]).into_owned())
+        Ok(String::from_utf8_lossy(&bytes[..end]))
+    }
+
+    fn string(&mut self) -> Result<String> {
+        self.text().map(Cow::into_owned)
     }
 
     fn value(&mut self, kind: u32, depth: usize) -> Result<Value> {
@@ -179,14 +184,29 @@ impl<'a> Reader<'a> {
         })
     }
 
-    fn array(&mut self, depth: usize) -> Result<Vec<Value>> {
+    fn array(&mut self, depth: usize) -> Result<Array> {
         let kind = self.u32()?;
         let length = self.length()?;
         // No element takes less than a byte.
         if length > self.rest.len().min(MOST_ELEMENTS) {
             return damaged(format!("an array is of {length} elements"));
         }
-        (0..length).map(|_| self.value(kind, depth + 1)).collect()
+        Ok(match kind {
+            5 => {
+                Array::I32((0..length).map(|_| Ok(i32::from_le_bytes(self.bytes()?))).collect::<Result<_>>()?)
+            }
+            6 => {
+                Array::F32((0..length).map(|_| Ok(f32::from_le_bytes(self.bytes()?))).collect::<Result<_>>()?)
+            }
+            8 => {
+                let mut texts = Strings::with_capacity(length);
+                for _ in 0..length {
+                    texts.push(&self.text()?);
+                }
+                Array::Strings(texts)
+            }
+            _ => Array::Values((0..length).map(|_| self.value(kind, depth + 1)).collect::<Result<_>>()?),
+        })
     }
 
     fn tensor_info(&mut self, name: &str) -> Result<TensorInfo> {
@@ -259,12 +279,14 @@ pub(super) mod tests {
     fn metadata_and_tensors_are_read() {
         let bytes = small();
         let header = Header::read(&bytes).unwrap();
-        assert_eq!(header.metadata["general.architecture"].to_string().unwrap(), "llama");
-        assert_eq!(header.metadata["a.float"].to_f64().unwrap(), 1.5);
-        assert!(header.metadata["a.truth"].to_bool().unwrap());
-        let nested = header.metadata["nested"].to_vec().unwrap();
-        assert_eq!(nested[0].to_vec().unwrap()[2].to_u8().unwrap(), 9);
-        assert_eq!(nested[1].to_vec().unwrap()[0].to_string().unwrap(), "x");
+        assert_eq!(header.metadata["general.architecture"].as_str(), Some("llama"));
+        assert_eq!(header.metadata["a.float"], Value::F64(1.5));
+        assert_eq!(header.metadata["a.truth"], Value::Bool(true));
+        let bytes_of_it = [7, 8, 9].map(Value::U8).to_vec();
+        let mut text = Strings::default();
+        text.push("x");
+        let nested = vec![Value::from(bytes_of_it), Value::Array(Array::Strings(text))];
+        assert_eq!(header.metadata["nested"], Value::from(nested));
         let (w, ids) = (&header.tensors["w"], &header.tensors["ids"]);
         assert_eq!((w.kind.name, w.shape.as_slice(), w.offset), ("IQ4_XS", [3, 256].as_slice(), 0));
         assert_eq!((ids.kind.format(), ids.kind.block(), ids.offset), (None, (1, 4), 448));
