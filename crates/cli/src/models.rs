@@ -135,7 +135,7 @@ pub(crate) fn load(
 ) -> Result<Model> {
     check_memory(&opened.name, need, device)?;
     let model = progress::loading(|progress| opened.load(weights.into(), device, progress))?;
-    // The process ends with its use. To free the tables of a vocabulary of 262,144 tokens would take a fifth of a second.
+    // The process ends with its use. To free the tables of a tokenizer.json of 262,144 tokens would take a fifth of a second.
     std::mem::forget(Arc::clone(&model.tokenizer));
     // Hashing a large file takes seconds, so a known path is not hashed again; `record` always hashes its model.
     if let Some(path) = &model.path

@@ -32,11 +32,18 @@ impl FileBytes {
         Ok(Self::Mapped(MappedFile::map(path, file)?, OnceLock::new()))
     }
 
-    /// Reads a mapped file into huge pages, where that can be, so that each decode step reads it faster; these matrices are then in the
-    /// order that they name. Only the first call reads; others wait for it.
-    pub(crate) fn copy_to_huge_pages(&self, matrices: Vec<FileMatrix>) {
+    /// Reads a mapped file, whose first `header` bytes hold no weights, into huge pages, where that can be, so that each decode step
+    /// reads it faster; these matrices are then in the order that they name. Only the first call reads; others wait for it.
+    pub(crate) fn copy_to_huge_pages(&self, header: usize, matrices: Vec<FileMatrix>) {
         if let Self::Mapped(file, pages) = self {
-            pages.get_or_init(|| HugePages::read(file.file(), file.as_ref().len(), matrices));
+            pages.get_or_init(|| HugePages::read(file.file(), file.as_ref().len(), header, matrices));
+        }
+    }
+
+    /// Gives back the memory of so many bytes of a map, from the first on; when they are read again, they come from the file.
+    pub(super) fn release(&self, header: usize) {
+        if let Self::Mapped(file, _) = self {
+            file.release(header);
         }
     }
 
@@ -116,13 +123,10 @@ mod tests {
         let (format, columns) = (WeightFormat::Q4_1, 576);
         let range = 4096..4096 + 3 * 16 * format.bytes(columns) + 5 * format.bytes(columns);
         let (order, layout) = (RowOrder::All, Layout::Interleaved);
-        bytes.copy_to_huge_pages(vec![FileMatrix {
-            range: range.clone(),
-            format,
-            columns,
-            rows: order,
-            layout,
-        }]);
+        bytes.copy_to_huge_pages(
+            4096,
+            vec![FileMatrix { range: range.clone(), format, columns, rows: order, layout }],
+        );
         let inside = range.start + 16 * format.bytes(columns)..range.start + 32 * format.bytes(columns);
         let cut = range.start + format.bytes(columns)..range.end;
         for rows in [range, inside, cut] {

@@ -73,7 +73,8 @@ impl GgufFile {
     /// Reads the file into huge pages, where that can be, for a model of this config.
     pub(crate) fn reader(&self, config: &ModelConfig) -> impl FnOnce() + Send + 'static {
         let (file, matrices) = (Arc::clone(&self.bytes), self.matrices(config));
-        move || file.copy_to_huge_pages(matrices)
+        let header = self.header.data_start;
+        move || file.copy_to_huge_pages(header, matrices)
     }
 
     /// Matrices that products want in another order.
@@ -109,11 +110,13 @@ impl GgufFile {
         &self.bytes
     }
 
-    /// Drops the arrays that only the tokenizer is built from.
+    /// Drops the arrays that only the tokenizer is built from, and what they were read from.
     pub(crate) fn forget_vocabulary(&mut self) {
         self.header
             .metadata
             .retain(|key, value| !(key.starts_with("tokenizer.") && matches!(value, Value::Array(_))));
+        self.bytes.release(self.header.data_start);
+        crate::return_freed_memory();
     }
 
     /// The file's path, for messages.

@@ -24,8 +24,10 @@ const LINE: usize = 64;
 /// A file's content in huge pages.
 pub(crate) struct HugePages {
     map: MmapMut,
-    /// Where the content begins.
+    /// Where the content would begin, were it all here.
     start: usize,
+    /// Bytes of the file that are not here, before all others.
+    skipped: usize,
     len: usize,
     /// Those that are not as in the file, in the order of the file.
     matrices: Vec<FileMatrix>,
@@ -98,14 +100,22 @@ impl HugePages {
     /// Reads a file of `len` bytes, and brings some of its matrices into another order; `None` where it is small, the system has no
     /// such pages to give, less than twice the memory is free, or the file cannot be read. `LAYERSCOPE_HUGE_PAGES=off` leaves
     /// every file where it is.
-    pub(super) fn read(file: &File, len: usize, mut matrices: Vec<FileMatrix>) -> Option<Self> {
+    ///
+    /// The first `header` bytes hold no weights. They are read only where the whole file stays as it is.
+    pub(super) fn read(
+        file: &File,
+        len: usize,
+        header: usize,
+        mut matrices: Vec<FileMatrix>,
+    ) -> Option<Self> {
         let free = crate::memory::available_memory()?;
         if len < LEAST || !available() || free / 2 < len as u64 {
             return None;
         }
         matrices.sort_unstable_by_key(|matrix| matrix.range.start);
+        let skipped = if matrices.is_empty() { 0 } else { header.min(len) };
         // A damaged file may have them one in another.
-        let mut end = 0;
+        let mut end = skipped;
         matrices.retain(|matrix| {
             let follows = matrix.range.start >= end && matrix.range.end <= len;
             if follows {
@@ -118,14 +128,17 @@ impl HugePages {
         crate::placement::interleave_over_nodes(&map);
         let first = matrices.first().map_or(0, |matrix| matrix.range.start);
         let start = map.as_ptr().align_offset(HUGE_PAGE) + first.next_multiple_of(LINE) - first;
-        let mut pages = Self { map, start, len, matrices };
-        read_pieces(file, &pages.matrices, &mut pages.map[start..][..len]).ok()?;
+        let mut pages = Self { map, start, skipped, len, matrices };
+        read_pieces(file, &pages.matrices, skipped, &mut pages.map[start + skipped..start + len]).ok()?;
         Some(pages)
     }
 
     /// The layout of these bytes of the file, if their rows are here in the order that is wanted; `None` where they must be read from the
     /// file.
     pub(super) fn layout(&self, range: &Range<usize>, rows: RowOrder) -> Option<Layout> {
+        if range.start < self.skipped {
+            return None;
+        }
         let behind = self.matrices.partition_point(|matrix| matrix.range.end <= range.start);
         match self.matrices.get(behind).filter(|matrix| matrix.range.start < range.end) {
             None => (rows == RowOrder::All).then_some(Layout::Rows),
@@ -141,14 +154,14 @@ impl HugePages {
         }
     }
 
-    /// The bytes of the file, each matrix in its order.
+    /// The bytes of the file, each matrix in its order; zeros for those that were not read.
     pub(super) fn bytes(&self) -> &[u8] {
         &self.map[self.start..][..self.len]
     }
 
-    /// The file as it is, where no matrix is in another order.
+    /// The file as it is, where all of it was read and no matrix is in another order.
     pub(super) fn as_file(&self) -> Option<&[u8]> {
-        self.matrices.is_empty().then(|| self.bytes())
+        (self.skipped == 0 && self.matrices.is_empty()).then(|| self.bytes())
     }
 }
 
@@ -159,10 +172,10 @@ struct Piece<'a> {
     matrix: Option<&'a FileMatrix>,
 }
 
-/// Reads a file with as many threads as the pool has, but outside the pool: its only thread may be waiting for this file. The system
+/// Reads a file from `start` on with as many threads as the pool has, but outside the pool: its only thread may be waiting for this file. The system
 /// zeroes a huge page when it is first written, so several threads are faster.
-fn read_pieces(file: &File, matrices: &[FileMatrix], to: &mut [u8]) -> io::Result<()> {
-    let pieces = Mutex::new(pieces(matrices, to).into_iter());
+fn read_pieces(file: &File, matrices: &[FileMatrix], start: usize, to: &mut [u8]) -> io::Result<()> {
+    let pieces = Mutex::new(pieces(matrices, start, to).into_iter());
     let next = || pieces.lock().unwrap_or_else(PoisonError::into_inner).next();
     let read = || {
         let (mut rows, mut ordered) = (vec![], vec![]);
@@ -187,9 +200,9 @@ fn read_pieces(file: &File, matrices: &[FileMatrix], to: &mut [u8]) -> io::Resul
     })
 }
 
-/// All of a file: matrices in pieces of whole units, with the rest of rows in the last one, and what is between them.
-fn pieces<'a>(matrices: &'a [FileMatrix], mut to: &'a mut [u8]) -> Vec<Piece<'a>> {
-    let (mut pieces, mut start, all) = (vec![], 0, to.len());
+/// All of a file from `start` on: matrices in pieces of whole units, with the rest of rows in the last one, and what is between them.
+fn pieces<'a>(matrices: &'a [FileMatrix], mut start: usize, mut to: &'a mut [u8]) -> Vec<Piece<'a>> {
+    let (mut pieces, mut end, all) = (vec![], start, start + to.len());
     let mut cut = |len: usize, matrix: Option<&'a FileMatrix>, at_once: usize| {
         let end = start + len;
         while start < end {
@@ -202,7 +215,6 @@ fn pieces<'a>(matrices: &'a [FileMatrix], mut to: &'a mut [u8]) -> Vec<Piece<'a>
         }
         start
     };
-    let mut end = 0;
     for matrix in matrices {
         cut(matrix.range.start - end, None, PIECE);
         let unit = matrix.unit();
@@ -266,12 +278,12 @@ mod tests {
     fn a_large_file_is_read_whole_and_a_small_one_is_left() {
         let (file, content) = file(LEAST + 12_345);
         if available() {
-            let pages = HugePages::read(&file, content.len(), vec![]).expect("huge pages");
+            let pages = HugePages::read(&file, content.len(), 4096, vec![]).expect("huge pages");
             assert!(pages.as_file() == Some(&content[..]));
             assert_eq!(pages.bytes().as_ptr().align_offset(HUGE_PAGE), 0);
         }
-        assert!(HugePages::read(&file, LEAST - 1, vec![]).is_none(), "small");
-        assert!(HugePages::read(&file, content.len() + 1, vec![]).is_none(), "longer than the file");
+        assert!(HugePages::read(&file, LEAST - 1, 0, vec![]).is_none(), "small");
+        assert!(HugePages::read(&file, content.len() + 1, 0, vec![]).is_none(), "longer than the file");
     }
 
     #[test]
@@ -295,10 +307,12 @@ mod tests {
         let third = matrix(second.range.end + 320, 5);
         // One within another, and one beyond the end, are left.
         let damaged = [matrix(first.range.start + row, SIXTEEN), matrix(content.len() - row, SIXTEEN)];
+        let header = 12_321;
         let mut matrices = vec![third.clone(), second.clone(), first.clone()];
         matrices.extend(damaged);
-        let pages = HugePages::read(&file, content.len(), matrices).expect("huge pages");
+        let pages = HugePages::read(&file, content.len(), header, matrices).expect("huge pages");
         let mut expected = content;
+        expected[..header].fill(0);
         for FileMatrix { range, .. } in [&first, &second, &third] {
             let rows = expected[range.clone()].to_vec();
             format.interleave(columns, &rows, &mut expected[range.clone()]);
@@ -310,7 +324,8 @@ mod tests {
         assert!(interleaved.iter().all(|range| pages.layout(range, rows) == Some(Layout::Interleaved)));
         let cut = [start..end - row, start + row..end, start - 1..end, start..end + 1];
         assert!(cut.iter().all(|range| pages.layout(range, rows).is_none()));
-        assert_eq!(pages.layout(&(0..start), rows), Some(Layout::Rows));
+        assert_eq!(pages.layout(&(header..start), rows), Some(Layout::Rows));
+        assert_eq!(pages.layout(&(header - 1..start), rows), None);
         assert_eq!(pages.layout(&(second.range.end..third.range.start), rows), Some(Layout::Rows));
     }
 
@@ -330,7 +345,7 @@ mod tests {
             start = range.end + 64;
             FileMatrix { range, format, columns, rows: RowOrder::InPairs { heads }, layout }
         });
-        let pages = HugePages::read(&file, content.len(), matrices.to_vec()).expect("huge pages");
+        let pages = HugePages::read(&file, content.len(), 0, matrices.to_vec()).expect("huge pages");
         let mut expected = content.clone();
         for (FileMatrix { range, rows, layout, .. }, (heads, head_dim, _)) in matrices.iter().zip(shapes) {
             let count = heads * head_dim;

@@ -69,6 +69,21 @@ impl MappedFile {
         &self.file
     }
 
+    /// Gives back the memory of so many bytes, from the first on; when they are read again, they come from the file.
+    pub(super) fn release(&self, bytes: usize) {
+        #[cfg(unix)]
+        // SAFETY: the map is of a file and only read, so its pages keep nothing that the file has not. Where it fails, they stay.
+        unsafe {
+            let _ = self.map.unchecked_advise_range(
+                memmap2::UncheckedAdvice::DontNeed,
+                0,
+                bytes.min(self.map.len()),
+            );
+        }
+        #[cfg(not(unix))]
+        let _ = bytes;
+    }
+
     /// Passes the file's bytes to `take`, piece by piece. They are read, because pages of a map that were touched count as the program's memory.
     pub(super) fn for_each_piece(&self, mut take: impl FnMut(&[u8])) {
         let mut buffer = vec![0; 1 << 20];

@@ -79,7 +79,7 @@ impl SafetensorsFiles {
     /// Reads the files into huge pages, where that can be.
     pub(crate) fn reader(&self) -> impl FnOnce() + Send + 'static {
         let files = self.mapped.clone();
-        move || files.iter().for_each(|file| file.copy_to_huge_pages(vec![]))
+        move || files.iter().for_each(|file| file.copy_to_huge_pages(0, vec![]))
     }
 
     /// Bytes and number of the weights, by type.
