@@ -2,7 +2,7 @@
 //!
 //! It makes the tokens that `tokenizers::models::bpe::BPE` makes, with which the tests compare it. That model is built from
 //! two strings for each merge, of which SentencePiece vocabularies have two for each token: for Gemma's 262,144 tokens this
-//! is most of the time and of the memory of a start. Here the merges of scored pieces are found as text needs them.
+//! took half of a start. Here the merges of scored pieces are found as text needs them.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
@@ -21,7 +21,7 @@ pub(super) struct BytePairs {
     pub(super) whole_words: bool,
 }
 
-/// Which two tokens become one, and which of several do first.
+/// Which two tokens become one, and which of several pairs merges first.
 #[derive(Debug)]
 pub(super) enum Merges {
     /// The rank of each pair of ids, and the id that it becomes; the lowest rank first.
@@ -58,8 +58,8 @@ struct Symbol {
     after: usize,
 }
 
-/// Merges that may be next: the rank, the index of the left symbol, and the id that both become.
-type Queue = BinaryHeap<Reverse<(u64, usize, u32)>>;
+/// A merge that may be next: its rank, the index of the left symbol, and the id that both become.
+type Candidate = Reverse<(u64, usize, u32)>;
 
 impl BytePairs {
     /// The tokens of a word, with their places in it in bytes.
@@ -127,13 +127,9 @@ impl BytePairs {
     fn merge(&self, symbols: &mut [Symbol]) {
         let mut room = String::new();
         let mut queue = BinaryHeap::with_capacity(symbols.len());
-        let mut consider = |queue: &mut Queue, left: usize, [first, second]: [u32; 2]| {
-            queue.extend(self.merged(first, second, &mut room).map(|(rank, id)| Reverse((rank, left, id))));
-        };
-        for (left, pair) in symbols.windows(2).enumerate() {
-            consider(&mut queue, left, [pair[0].id, pair[1].id]);
-        }
-        let mut room = String::new();
+        let pairs = symbols.windows(2).enumerate();
+        queue
+            .extend(pairs.filter_map(|(left, pair)| self.candidate(left, pair[0].id, pair[1].id, &mut room)));
         while let Some(Reverse((_, left, id))) = queue.pop() {
             let first = symbols[left];
             let Some(&second) = symbols.get(first.after) else { continue };
@@ -146,12 +142,17 @@ impl BytePairs {
             symbols[left] = Symbol { id, length: first.length + second.length, after: second.after, ..first };
             if let Some(next) = symbols.get_mut(second.after) {
                 next.before = left;
-                consider(&mut queue, left, [id, next.id]);
+                queue.extend(self.candidate(left, id, next.id, &mut room));
             }
             if let Some(previous) = symbols.get(first.before) {
-                consider(&mut queue, first.before, [previous.id, id]);
+                queue.extend(self.candidate(first.before, previous.id, id, &mut room));
             }
         }
+    }
+
+    /// The merge of two ids, the first of them at the index `left`, if they merge. `room` is memory to work in.
+    fn candidate(&self, left: usize, first: u32, second: u32, room: &mut String) -> Option<Candidate> {
+        self.merged(first, second, room).map(|(rank, id)| Reverse((rank, left, id)))
     }
 
     /// The rank of a merge of two ids, and the id that they become, if they merge. `room` is memory to work in.

@@ -24,9 +24,9 @@ const LINE: usize = 64;
 /// A file's content in huge pages.
 pub(crate) struct HugePages {
     map: MmapMut,
-    /// Where the content would begin, were it all here.
+    /// The place of the file's first byte.
     start: usize,
-    /// Bytes of the file that are not here, before all others.
+    /// So many first bytes of the file were not read.
     skipped: usize,
     len: usize,
     /// Those that are not as in the file, in the order of the file.

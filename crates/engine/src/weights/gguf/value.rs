@@ -118,12 +118,7 @@ impl Array {
 
     /// Whether it has no elements.
     pub fn is_empty(&self) -> bool {
-        match self {
-            Self::I32(values) => values.is_empty(),
-            Self::F32(values) => values.is_empty(),
-            Self::Strings(texts) => texts.len() == 0,
-            Self::Values(values) => values.is_empty(),
-        }
+        self.iter().next().is_none()
     }
 }
 
